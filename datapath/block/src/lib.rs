@@ -1,0 +1,36 @@
+//! The words between the steps of the data path: units, ranges, errors and the [`Device`] trait.
+//!
+//! ```text
+//!   front-end  --Op-->  Device::try_now  --Done-------->  reply (same thread)
+//!                          |
+//!                          +--MustWait--> Device::submit(Request, Completion) --> reply (any thread)
+//! ```
+//!
+//! # Guarantees
+//! - A front-end checks ranges with [`Geometry::check`] before it calls a device; a device checks again
+//!   only where a wrong range would be unsound.
+//! - What can be finished without I/O and without waiting is finished by [`Device::try_now`] on the
+//!   caller's thread. Everything else goes through [`Device::submit`] and is completed exactly once.
+//! - [`Completion`] cannot be lost: dropping one unanswered answers it with an error.
+//!
+//! # Limits
+//! - [`BLOCK_BYTES`] is 4096; offsets and lengths of requests are multiples of the device's logical
+//!   block (512 or 4096 bytes); a request is at most [`MAX_REQUEST_BYTES`] long.
+//!
+//! # Not here
+//! No I/O, no threads, no runtime, no protocol. Management (limits, statistics, sealing) is not part of
+//! `Device`: each implementation offers its own.
+//!
+//! Start reading at [`device`].
+
+pub mod blocking;
+pub mod completion;
+pub mod device;
+pub mod error;
+pub mod range;
+pub mod size;
+
+pub use completion::{Completion, Outcome};
+pub use device::{Attempt, Device, Extent, ExtentKind, Geometry, Op, Request};
+pub use error::{IoError, IoErrorKind};
+pub use range::{BLOCK_BYTES, BLOCK_SHIFT, ByteRange, MAX_REQUEST_BYTES};
