@@ -1,1 +1,31 @@
-//! Placeholder.
+//! What the tests of all crates share: a reference disk, a conformance suite for devices, seeded randomness.
+//!
+//! ```text
+//!   Rng(seed) --> conformance::check(device)      every Device passes it: volume, image reader, NBD client
+//!                       |  random reads, writes, discards, zero writes, flushes, extents
+//!                       v
+//!                 model: Vec<u8> beside the device, compared byte by byte
+//!
+//!   ReferenceDisk         the simplest correct Device; delays, reorders and fails requests on demand
+//! ```
+//!
+//! # Guarantees
+//! - The same seed gives the same operations on each thread. What differs between two runs is only the
+//!   interleaving of threads.
+//! - A failed check panics with the seed, the operation's number, the operation and the first byte that differs.
+//!
+//! # Limits
+//! - [`ReferenceDisk`] holds its size in memory, twice at most while it is created.
+//! - [`conformance::Options::span_bytes`] bounds what the suite touches, so that it also fits large devices.
+//!
+//! # Not here
+//! No clocks, no benchmarks, and nothing that production code links: crates use it as a dev-dependency.
+//!
+//! Start reading at [`conformance`].
+
+pub mod conformance;
+pub mod random;
+pub mod reference;
+
+pub use random::Rng;
+pub use reference::{Counts, ReferenceDisk, ReferenceOptions, Waits};
