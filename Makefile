@@ -1,0 +1,52 @@
+# The commands of this project. `make help` lists them.
+
+GUEST_TOOLS := qemu-img=qemu-utils mmdebstrap=mmdebstrap mke2fs=e2fsprogs
+MACHINE_TOOLS := qemu-system-x86_64=qemu-system-x86
+TEST_TOOLS := nbdkit=nbdkit nbdinfo=libnbd-bin nbdcopy=libnbd-bin fio=fio curl=curl
+PEERS := qemu-nbd=qemu-utils qemu-storage-daemon=qemu-system-common nbdkit=nbdkit fio=fio
+
+.DEFAULT_GOAL := help
+.PHONY: help rust build guest demo test compare bench soak conformance clean
+
+help: ## list these commands
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 22
+
+rust:
+	@xtask/need-rust
+
+build: rust ## build the optimised binary, target/release/headwater
+	cargo build --release --locked --package headwater
+
+guest: ## build the Debian guest that demo and tests boot, into build/guest (kept for the next time)
+	@xtask/need $(GUEST_TOOLS)
+	guest/build
+
+demo: rust ## boot three machines from one image, overflow their RAM caches, reset one
+	@xtask/need $(MACHINE_TOOLS) $(GUEST_TOOLS)
+	cargo build --release --locked --package headwater
+	guest/build
+	demo/run
+
+test: rust ## check everything: formatting, house rules, clippy, all tests, real guests
+	@xtask/need $(MACHINE_TOOLS) $(GUEST_TOOLS) $(TEST_TOOLS)
+	guest/build
+	cargo xtask test
+
+compare: rust ## measure beside nbdkit, QEMU and the raw disk; table, JSON and plots in build/compare
+	@xtask/need $(PEERS)
+	cargo build --release --locked --package headwater --package headwater-measure
+	target/release/headwater-measure $(ARGS)
+
+bench: rust ## measure the write cache alone, without any protocol
+	cargo bench --locked --package headwater-writecache $(ARGS)
+
+soak: rust ## half an hour of mixed load with limits changed at random
+	cargo test --release --locked --package headwater-volume --test soak -- --ignored --nocapture $(ARGS)
+
+conformance: rust ## real NBD clients and the Device conformance suite only
+	@xtask/need $(TEST_TOOLS) qemu-img=qemu-utils
+	cargo test --locked --package headwater-nbd --package headwater-testkit
+
+clean: ## remove what was built, except the guest
+	cargo clean
+	rm -rf build/compare

@@ -1,0 +1,117 @@
+//! Which package may depend on which: the picture of ARCHITECTURE.md as a table.
+
+use super::Rule;
+use crate::source::SourceFile;
+use crate::tidy::Finding;
+
+pub const RULE: Rule = Rule {
+    name: "dependencies",
+    why: "the layers stay exchangeable and testable alone only while dependencies point down: \
+          the data path never knows the control plane, and only headwater/ sees both",
+    instead: "define a trait in the lower layer (or a type in headwater-block) and implement or wire it in headwater/",
+    check,
+};
+
+/// Folder of a package (`*`: any one name), and the packages of this workspace it may depend on.
+/// In `[dev-dependencies]` everybody may also use headwater-testkit.
+const LAYERS: &[(&str, &[&str])] = &[
+    ("datapath/block", &[]),
+    ("datapath/frontend/*", &["headwater-block"]),
+    ("datapath/volume", &["headwater-writecache", "headwater-image", "headwater-block"]),
+    ("datapath/writecache", &["headwater-block"]),
+    ("datapath/image", &["headwater-store", "headwater-block"]),
+    ("datapath/store", &["headwater-block"]),
+    ("control/api", &[]),
+    ("control/db", &["headwater-api"]),
+    ("control/service", &["headwater-api", "headwater-db"]),
+    ("hosting/*", &[]),
+    ("boot", &[]),
+    ("testkit", &["headwater-block"]),
+    ("measure", &["headwater-block"]),
+    ("fuzz", &["*"]),
+    ("headwater", &["*"]),
+    ("xtask", &[]),
+];
+
+fn check(files: &[SourceFile]) -> Vec<Finding> {
+    let mut findings = Vec::new();
+    for file in files.iter() {
+        let Some(folder) = file.path.strip_suffix("/Cargo.toml") else { continue };
+        let Some((_, allowed)) = LAYERS.iter().find(|(pattern, _)| matches(pattern, folder)) else {
+            let what =
+                format!("package {folder} has no place in the layers; give it one in this rule's table");
+            findings.push(Finding::error(&file.path, 1, what));
+            continue;
+        };
+        for (line, name, is_dev) in local_dependencies(&file.text) {
+            let fits = allowed.contains(&name.as_str()) || allowed == &["*"];
+            let is_test_aid = is_dev && name == "headwater-testkit";
+            if !fits && !is_test_aid {
+                let may =
+                    if allowed.is_empty() { "none of this workspace".into() } else { allowed.join(", ") };
+                let what = format!("{folder} depends on {name}; it may depend on {may}");
+                findings.push(Finding::error(&file.path, line, what));
+            }
+        }
+    }
+    findings
+}
+
+fn matches(pattern: &str, folder: &str) -> bool {
+    match pattern.strip_suffix("/*") {
+        Some(parent) => folder.strip_prefix(parent).is_some_and(|rest| rest.starts_with('/')),
+        None => pattern == folder,
+    }
+}
+
+/// Dependencies on this workspace's packages: line, name, and whether for tests only.
+fn local_dependencies(manifest: &str) -> Vec<(usize, String, bool)> {
+    let mut found = Vec::new();
+    let mut section = String::new();
+    for (index, line) in manifest.lines().enumerate() {
+        let line = line.trim();
+        if let Some(header) = line.strip_prefix('[') {
+            section = header.trim_matches(['[', ']']).to_owned();
+            // The long form: `[dependencies.NAME]`.
+            if let Some((table, name)) = section.rsplit_once('.').filter(|(t, _)| t.ends_with("dependencies"))
+            {
+                found.push((index + 1, name.to_owned(), table.ends_with("dev-dependencies")));
+            }
+        } else if section.ends_with("dependencies") {
+            let name: String =
+                line.chars().take_while(|c| c.is_alphanumeric() || matches!(c, '-' | '_')).collect();
+            found.push((index + 1, name, section.ends_with("dev-dependencies")));
+        }
+    }
+    found.retain(|(_, name, _)| name == "headwater" || name.starts_with("headwater-") || name == "xtask");
+    found
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{super::lines_found, RULE};
+
+    #[test]
+    fn dependencies_point_down() {
+        let manifest = "[dependencies]\nheadwater-block.workspace = true\nheadwater-api = { path = \"x\" }\n\
+                        [dev-dependencies]\nheadwater-testkit.workspace = true\nheadwater-image.workspace = true\n";
+        assert_eq!(lines_found(&RULE, "datapath/frontend/nbd/Cargo.toml", manifest), [3, 6]);
+        assert_eq!(lines_found(&RULE, "datapath/volume/Cargo.toml", manifest), [3]);
+        assert_eq!(lines_found(&RULE, "headwater/Cargo.toml", manifest), []);
+    }
+
+    #[test]
+    fn test_aids_are_for_tests_and_planes_do_not_mix() {
+        let manifest = "[dependencies]\nheadwater-testkit.workspace = true\n";
+        assert_eq!(lines_found(&RULE, "datapath/store/Cargo.toml", manifest), [2]);
+        let long = "[target.'cfg(unix)'.dependencies.headwater-volume]\nworkspace = true\n";
+        assert_eq!(lines_found(&RULE, "control/service/Cargo.toml", long), [1]);
+        assert_eq!(lines_found(&RULE, "hosting/qemu/Cargo.toml", long), [1]);
+    }
+
+    #[test]
+    fn a_new_package_needs_a_place() {
+        assert_eq!(lines_found(&RULE, "datapath/extra/Cargo.toml", "[package]\n"), [1]);
+        assert_eq!(lines_found(&RULE, "Cargo.toml", "[workspace.dependencies]\nheadwater-api = \"1\"\n"), []);
+    }
+}

@@ -1,0 +1,120 @@
+//! The whole test suite in one command, with one last line that sums it up.
+//!
+//! All steps run even if one fails, so that one run shows everything. A failed check (formatting, tidy,
+//! clippy, or a build that does not compile) counts as one failure in the sum.
+
+use std::io::{BufRead, BufReader};
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::time::Instant;
+
+/// What the tests said.
+#[derive(Debug, Default, PartialEq, Eq)]
+struct Tally {
+    passed: u64,
+    failed: u64,
+    ignored: u64,
+}
+
+impl Tally {
+    /// Adds a line of the form `test result: ok. 3 passed; 0 failed; 1 ignored; ...`.
+    fn add_line(&mut self, line: &str) {
+        let Some(counts) = line.trim().strip_prefix("test result:") else { return };
+        for part in counts.split([';', '.']) {
+            let mut words = part.split_whitespace();
+            let (Some(number), Some(what)) = (words.next(), words.next()) else { continue };
+            let Ok(number) = number.parse::<u64>() else { continue };
+            match what {
+                "passed" => self.passed += number,
+                "failed" => self.failed += number,
+                "ignored" => self.ignored += number,
+                _ => {}
+            }
+        }
+    }
+}
+
+/// Runs everything; `Ok(false)` where something failed. `filter` goes to the tests.
+pub fn run(root: &Path, filter: &[&str]) -> Result<bool, String> {
+    let mut failed_checks = Vec::new();
+    let mut check = |name: &'static str, step: &mut dyn FnMut() -> Result<bool, String>| {
+        println!("== {name}");
+        let start = Instant::now();
+        let good = step()?;
+        println!("== {name}: {} in {} s", if good { "ok" } else { "FAILED" }, start.elapsed().as_secs());
+        if !good {
+            failed_checks.push(name);
+        }
+        Ok::<(), String>(())
+    };
+    check("formatting", &mut || cargo(root, &["fmt", "--all", "--check"]))?;
+    check("tidy", &mut || crate::tidy::run(root))?;
+    let clippy = ["clippy", "--workspace", "--all-targets", "--locked", "--", "-D", "warnings"];
+    check("clippy", &mut || cargo(root, &clippy))?;
+    let mut tally = Tally::default();
+    let start = Instant::now();
+    println!("== tests");
+    let good = cargo_test(root, filter, &mut tally)?;
+    println!("== tests: {} in {} s", if good { "ok" } else { "FAILED" }, start.elapsed().as_secs());
+    if !good && tally.failed == 0 {
+        failed_checks.push("tests (they did not build, or one of them was killed)");
+    }
+    if !failed_checks.is_empty() {
+        println!("failed: {}", failed_checks.join(", "));
+    }
+    if tally.ignored > 0 {
+        println!("{} ignored", tally.ignored);
+    }
+    let failed = tally.failed + failed_checks.len() as u64;
+    println!("{} passed, {failed} failed", tally.passed);
+    Ok(failed == 0)
+}
+
+fn command(root: &Path) -> Command {
+    let mut command = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+    command.current_dir(root);
+    command
+}
+
+fn cargo(root: &Path, arguments: &[&str]) -> Result<bool, String> {
+    let status = command(root).args(arguments).status();
+    status.map(|s| s.success()).map_err(|error| format!("cannot run cargo {}: {error}", arguments.join(" ")))
+}
+
+fn cargo_test(root: &Path, filter: &[&str], tally: &mut Tally) -> Result<bool, String> {
+    let fail = |error: std::io::Error| format!("cannot run cargo test: {error}");
+    let mut child = command(root)
+        .args(["test", "--workspace", "--locked", "--no-fail-fast"])
+        .args(filter)
+        .stdout(Stdio::piped())
+        .spawn()
+        .map_err(fail)?;
+    if let Some(stdout) = child.stdout.take() {
+        for line in BufReader::new(stdout).split(b'\n') {
+            let line = line.map_err(fail)?;
+            let line = String::from_utf8_lossy(&line);
+            println!("{line}");
+            tally.add_line(&line);
+        }
+    }
+    child.wait().map(|status| status.success()).map_err(fail)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn result_lines_are_summed_and_others_are_not() {
+        let mut tally = Tally::default();
+        for line in [
+            "test result: ok. 12 passed; 0 failed; 1 ignored; 0 measured; 0 filtered out; finished in 0.02s",
+            "test a::b ... ok",
+            "test result: FAILED. 3 passed; 2 failed; 0 ignored; 0 measured; 4 filtered out; finished in 1.20s",
+            "5 passed; 5 failed",
+        ] {
+            tally.add_line(line);
+        }
+        assert_eq!(tally, Tally { passed: 15, failed: 2, ignored: 1 });
+    }
+}
