@@ -1,1 +1,56 @@
-//! Placeholder.
+//! Starts machines under QEMU on this host, watches them, and tells each guest who it is.
+//!
+//! ```text
+//!   GuestSpec --check, arguments--> QEMU (child process)
+//!                                    |  qmp.sock      Qmp: orders, events        <- Supervisor -> GuestState
+//!                                    |  agent.sock    Agent: ping, exec          <- wait_booted, callers
+//!                                    |  console.sock  a terminal                 <- callers
+//!                                    |  console.log   "login:"                   <- Supervisor
+//!                                    +- disk: NBD over a unix socket; seed disk: Identity as NoCloud (seed)
+//! ```
+//!
+//! # Guarantees
+//! - KVM is used only after a guest was seen running on it ([`probe_acceleration`]); otherwise the reason
+//!   why not is part of the answer.
+//! - [`Guest::start`] leaves nothing running when it fails, and says what QEMU said.
+//! - An end of QEMU that nobody asked for is [`ExitReason::Crashed`], with QEMU's last lines.
+//! - A write that finds no room on the disk pauses the machine, which tries again until there is some.
+//! - [`sweep_orphans`] ends the QEMU processes of a daemon that was killed, and no others.
+//!
+//! # Limits
+//! - 1 to [`spec::MAX_CPUS`] processors, [`spec::MIN_MEMORY_BYTES`] to the host's memory; socket paths up
+//!   to 107 bytes; user data up to [`seed::MAX_USER_DATA_BYTES`]; output of a command in the guest up to
+//!   16 MiB each way; a console log is cut off at 16 MiB and the part before is kept once.
+//! - x86-64 guests that boot with BIOS from a virtio disk.
+//!
+//! # Errors
+//! [`Error`]: a kind where a caller may act differently, and a message that says what to do.
+//!
+//! # Not here
+//! No image, no write cache, no NBD server: the disk is somebody's socket. No database and no policy:
+//! whether a crashed machine is started again is for the control plane to say. No migration, no UEFI.
+//!
+//! Start reading at [`guest`].
+
+pub mod agent;
+mod binary;
+mod console_log;
+pub mod error;
+pub mod guest;
+mod host_memory;
+pub mod orphan;
+pub mod probe;
+mod process;
+pub mod qmp;
+pub mod seed;
+pub mod spec;
+mod supervise;
+
+pub use agent::{Agent, Exec, ExecOutput};
+pub use error::{Error, Result};
+pub use guest::{Boot, BootSign, Exit, ExitReason, Guest, GuestState, MonitorStatus, Phase};
+pub use orphan::{Orphan, sweep_orphans};
+pub use probe::{Acceleration, probe_acceleration};
+pub use qmp::{Event, Qmp};
+pub use seed::{Identity, SshHostKey};
+pub use spec::{Disk, GuestSpec, MacAddress, Network, OnReboot, RunFiles};

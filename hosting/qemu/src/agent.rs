@@ -1,0 +1,311 @@
+//! A client of the QEMU guest agent (qemu-ga), over the unix socket of its virtio-serial port.
+//!
+//! The port carries one conversation. A request that the guest never read stays in the pipe, so each
+//! connection starts with `guest-sync-delimited`: everything before the marked answer is stale and is
+//! dropped. After a time-out the connection is given up, and the next call makes a new one.
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD as BASE64;
+use serde_json::{Value, json};
+use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
+use tokio::net::UnixStream;
+use tokio::sync::Mutex;
+use tokio::time::{Instant, timeout_at};
+
+use crate::error::{Error, Result};
+use crate::qmp::read_message;
+
+/// How long the agent may take for one answer. Generous: an emulated guest under load is slow.
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(30);
+
+/// First and longest pause between two looks at a command that runs in the guest.
+const POLL_FIRST: Duration = Duration::from_millis(20);
+const POLL_LONGEST: Duration = Duration::from_millis(500);
+
+/// The longest stale data that is skipped while synchronising, in bytes.
+const MAX_STALE_BYTES: u64 = 64 << 20;
+
+const PEER: &str = "the guest agent";
+
+/// A command to run in the guest.
+#[derive(Clone, Debug)]
+pub struct Exec {
+    /// Program (looked up in the guest's `PATH`) and its arguments.
+    pub command: Vec<String>,
+    /// What the command reads from its standard input.
+    pub input: Vec<u8>,
+    /// How long it may run. The command is killed in the guest afterwards.
+    pub timeout: Duration,
+}
+
+/// What a command in the guest did.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ExecOutput {
+    /// Exit code; 128 + the signal's number where a signal ended it, as shells report it.
+    pub exit_code: i32,
+    /// Standard output, at most 16 MiB.
+    pub stdout: Vec<u8>,
+    /// Standard error, at most 16 MiB.
+    pub stderr: Vec<u8>,
+    /// Whether the agent cut the output off.
+    pub truncated: bool,
+}
+
+/// The agent of one guest. Calls may come from many tasks; they take turns, and a running command does
+/// not hold the others up.
+#[derive(Debug)]
+pub struct Agent {
+    socket: PathBuf,
+    connection: Mutex<Option<Connection>>,
+}
+
+#[derive(Debug)]
+struct Connection {
+    stream: BufReader<UnixStream>,
+}
+
+impl Agent {
+    /// The agent behind `socket`. Connects at the first call.
+    pub fn new(socket: &Path) -> Self {
+        Self { socket: socket.to_path_buf(), connection: Mutex::new(None) }
+    }
+
+    /// Whether the agent answers, within `patience`.
+    pub async fn ping(&self, patience: Duration) -> Result<()> {
+        self.call_within("guest-ping", json!({}), patience).await.map(drop)
+    }
+
+    /// Asks the guest's operating system to power off. Answers when the request was handed over.
+    pub async fn shutdown(&self) -> Result<()> {
+        // The agent does not answer this one when it succeeds, so silence is success.
+        match self.call_within("guest-shutdown", json!({}), Duration::from_secs(2)).await {
+            Ok(_) | Err(Error::Timeout { .. } | Error::Gone(_)) => Ok(()),
+            Err(other) => Err(other),
+        }
+    }
+
+    /// Runs a command in the guest and waits for its end.
+    pub async fn exec(&self, exec: &Exec) -> Result<ExecOutput> {
+        let Some((program, arguments)) = exec.command.split_first() else {
+            return Err(Error::Agent {
+                command: "guest-exec".into(),
+                description: "no command given".into(),
+            });
+        };
+        let mut request = json!({ "path": program, "arg": arguments, "capture-output": true });
+        if let (false, Some(map)) = (exec.input.is_empty(), request.as_object_mut()) {
+            map.insert("input-data".into(), BASE64.encode(&exec.input).into());
+        }
+        let answer = self.call("guest-exec", request).await?;
+        let pid =
+            answer.get("pid").and_then(Value::as_i64).ok_or_else(|| unexpected("guest-exec", &answer))?;
+        let deadline = Instant::now() + exec.timeout;
+        let mut pause = POLL_FIRST;
+        loop {
+            let status = self.call("guest-exec-status", json!({ "pid": pid })).await?;
+            if status
+                .get("exited")
+                .and_then(Value::as_bool)
+                .ok_or_else(|| unexpected("guest-exec-status", &status))?
+            {
+                return output(&status);
+            }
+            if Instant::now() >= deadline {
+                self.kill_in_guest(pid).await;
+                return Err(Error::Timeout {
+                    what: format!("command '{program}' in the guest"),
+                    after: exec.timeout,
+                });
+            }
+            tokio::time::sleep_until((Instant::now() + pause).min(deadline)).await;
+            pause = (pause * 2).min(POLL_LONGEST);
+        }
+    }
+
+    async fn kill_in_guest(&self, pid: i64) {
+        let request = json!({ "path": "kill", "arg": ["-KILL", pid.to_string()] });
+        if let Err(error) = self.call("guest-exec", request).await {
+            tracing::warn!(%error, pid, "a command that took too long could not be killed in the guest");
+        }
+    }
+
+    /// One command of the agent.
+    pub async fn call(&self, command: &str, arguments: Value) -> Result<Value> {
+        self.call_within(command, arguments, ANSWER_TIMEOUT).await
+    }
+
+    async fn call_within(&self, command: &str, arguments: Value, patience: Duration) -> Result<Value> {
+        let deadline = Instant::now() + patience;
+        let timed_out =
+            || Error::Timeout { what: format!("guest agent command '{command}'"), after: patience };
+        let mut slot = timeout_at(deadline, self.connection.lock()).await.map_err(|_| timed_out())?;
+        // Taken out while in use: a call that is cancelled or fails half-way leaves no connection behind
+        // whose next answer would belong to somebody else.
+        let mut connection = match slot.take() {
+            Some(connection) => connection,
+            None => timeout_at(deadline, Connection::open(&self.socket)).await.map_err(|_| timed_out())??,
+        };
+        let answer = timeout_at(deadline, connection.request(&self.socket, command, arguments))
+            .await
+            .map_err(|_| timed_out())??;
+        *slot = Some(connection);
+        interpret(command, answer)
+    }
+}
+
+impl Connection {
+    async fn open(socket: &Path) -> Result<Self> {
+        let stream = UnixStream::connect(socket)
+            .await
+            .map_err(Error::io("connect to the guest agent's socket", socket))?;
+        let mut connection = Self { stream: BufReader::new(stream) };
+        connection.synchronise(socket).await?;
+        Ok(connection)
+    }
+
+    /// `0xFF` resets the agent's parser, and the agent puts one before its answer.
+    async fn synchronise(&mut self, socket: &Path) -> Result<()> {
+        // A connection is used by one caller and each has its own first answer, so a fixed number will
+        // do to recognise it, together with the marker.
+        const ID: u64 = 0x6865_6164;
+        let request = json!({ "execute": "guest-sync-delimited", "arguments": { "id": ID } });
+        let mut bytes = vec![0xFF];
+        bytes.extend_from_slice(request.to_string().as_bytes());
+        bytes.push(b'\n');
+        self.stream
+            .write_all(&bytes)
+            .await
+            .map_err(Error::io("write to the guest agent's socket", socket))?;
+        loop {
+            let mut stale = Vec::new();
+            (&mut self.stream)
+                .take(MAX_STALE_BYTES)
+                .read_until(0xFF, &mut stale)
+                .await
+                .map_err(Error::io("read from the guest agent's socket", socket))?;
+            if stale.last() != Some(&0xFF) {
+                return Err(Error::Gone("the guest agent's port was closed".into()));
+            }
+            let answer = self.read(socket).await?;
+            if answer.get("return").and_then(Value::as_u64) == Some(ID) {
+                return Ok(());
+            }
+        }
+    }
+
+    async fn request(&mut self, socket: &Path, command: &str, arguments: Value) -> Result<Value> {
+        let mut line = json!({ "execute": command, "arguments": arguments }).to_string();
+        line.push('\n');
+        self.stream
+            .write_all(line.as_bytes())
+            .await
+            .map_err(Error::io("write to the guest agent's socket", socket))?;
+        self.read(socket).await
+    }
+
+    async fn read(&mut self, socket: &Path) -> Result<Value> {
+        read_message(&mut self.stream)
+            .await
+            .map_err(Error::io("read from the guest agent's socket", socket))?
+            .ok_or_else(|| Error::Gone("the guest agent's port was closed".into()))
+    }
+}
+
+fn interpret(command: &str, mut answer: Value) -> Result<Value> {
+    if let Some(error) = answer.get("error") {
+        let description = error.get("desc").and_then(Value::as_str).unwrap_or("no reason given").to_owned();
+        return Err(Error::Agent { command: command.to_owned(), description });
+    }
+    answer.get_mut("return").map(Value::take).ok_or_else(|| unexpected(command, &answer))
+}
+
+fn unexpected(command: &str, answer: &Value) -> Error {
+    Error::Protocol { peer: PEER, detail: format!("answer to '{command}': {answer}") }
+}
+
+fn output(status: &Value) -> Result<ExecOutput> {
+    let text = |key: &str| -> Result<Vec<u8>> {
+        match status.get(key).and_then(Value::as_str) {
+            None => Ok(Vec::new()),
+            Some(encoded) => BASE64
+                .decode(encoded)
+                .map_err(|error| Error::Protocol { peer: PEER, detail: format!("field '{key}': {error}") }),
+        }
+    };
+    let number = |key: &str| status.get(key).and_then(Value::as_i64).and_then(|n| i32::try_from(n).ok());
+    let flag = |key: &str| status.get(key).and_then(Value::as_bool).unwrap_or(false);
+    let exit_code = match (number("exitcode"), number("signal")) {
+        (Some(code), _) => code,
+        (None, Some(signal)) => 128 + signal,
+        (None, None) => return Err(unexpected("guest-exec-status", status)),
+    };
+    Ok(ExecOutput {
+        exit_code,
+        stdout: text("out-data")?,
+        stderr: text("err-data")?,
+        truncated: flag("out-truncated") || flag("err-truncated"),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tokio::net::UnixListener;
+
+    /// Plays an agent that first sends what an earlier conversation left behind.
+    async fn play(listener: UnixListener, answers: Vec<&'static str>) {
+        let (stream, _) = listener.accept().await.unwrap();
+        let mut stream = BufReader::new(stream);
+        stream.write_all(b"{\"return\": {\"stale\": 1}}\n{\"ret").await.unwrap();
+        let mut sync = Vec::new();
+        stream.read_until(b'\n', &mut sync).await.unwrap();
+        assert_eq!(sync.first(), Some(&0xFF));
+        stream.write_all(b"\xFF{\"return\": 1751474532}\n").await.unwrap();
+        for answer in answers {
+            let mut line = String::new();
+            stream.read_line(&mut line).await.unwrap();
+            stream.write_all(answer.as_bytes()).await.unwrap();
+            stream.write_all(b"\n").await.unwrap();
+        }
+    }
+
+    #[tokio::test]
+    async fn stale_answers_are_skipped_and_a_command_runs_to_its_end() {
+        let dir = tempfile::tempdir().unwrap();
+        let socket = dir.path().join("agent.sock");
+        let listener = UnixListener::bind(&socket).unwrap();
+        let player = tokio::spawn(play(
+            listener,
+            vec![
+                r#"{"return": {"pid": 7}}"#,
+                r#"{"return": {"exited": false}}"#,
+                r#"{"return": {"exited": true, "signal": 9, "out-data": "aGk=", "err-truncated": true}}"#,
+                r#"{"error": {"class": "GenericError", "desc": "no such file"}}"#,
+            ],
+        ));
+        let agent = Agent::new(&socket);
+        let exec = |program: &str| Exec {
+            command: vec![program.to_owned(), "x".to_owned()],
+            input: b"in".to_vec(),
+            timeout: Duration::from_secs(60),
+        };
+        let done = agent.exec(&exec("true")).await.unwrap();
+        let want = ExecOutput { exit_code: 137, stdout: b"hi".to_vec(), stderr: Vec::new(), truncated: true };
+        assert_eq!(done, want);
+        let error = agent.exec(&exec("nothing")).await.unwrap_err();
+        assert!(error.to_string().contains("no such file"), "{error}");
+        player.await.unwrap();
+    }
+
+    #[tokio::test]
+    async fn a_silent_agent_is_a_time_out() {
+        let dir = tempfile::tempdir().unwrap();
+        let socket = dir.path().join("agent.sock");
+        let _listener = UnixListener::bind(&socket).unwrap();
+        let error = Agent::new(&socket).ping(Duration::from_millis(50)).await.unwrap_err();
+        assert!(matches!(error, Error::Timeout { .. }), "{error}");
+    }
+}

@@ -1,0 +1,106 @@
+//! Following the log of a serial console: is there a login prompt, and does the log stay small?
+
+use std::fs::File;
+use std::io::{Read, Seek, SeekFrom};
+use std::path::{Path, PathBuf};
+
+/// What a text console prints when the system is up.
+const PROMPT: &[u8] = b"login:";
+
+/// When the log is longer than this it is moved to `console.log.old`, in bytes. A guest that prints
+/// without end must not fill the host's disk.
+const MAX_LOG_BYTES: u64 = 16 << 20;
+
+/// The most that is read at one look, in bytes.
+const MAX_LOOK_BYTES: u64 = 1 << 20;
+
+/// Reads what was added to a console log since the last look.
+#[derive(Debug)]
+pub(crate) struct ConsoleLog {
+    path: PathBuf,
+    offset: u64,
+    /// The end of the last look: the prompt may be cut in two.
+    tail: Vec<u8>,
+}
+
+impl ConsoleLog {
+    pub(crate) fn new(path: &Path) -> Self {
+        Self { path: path.to_path_buf(), offset: 0, tail: Vec::new() }
+    }
+
+    /// Forgets what was printed so far.
+    pub(crate) fn skip_to_end(&mut self) {
+        self.offset = self.path.metadata().map_or(self.offset, |meta| meta.len());
+        self.tail.clear();
+    }
+
+    /// Whether a login prompt was printed since the last look.
+    pub(crate) fn look(&mut self) -> std::io::Result<bool> {
+        let mut file = File::open(&self.path)?;
+        let len = file.metadata()?.len();
+        if len < self.offset {
+            self.offset = 0;
+        }
+        if len == self.offset {
+            return Ok(false);
+        }
+        file.seek(SeekFrom::Start(self.offset))?;
+        let mut seen = std::mem::take(&mut self.tail);
+        let read = (&mut file).take(MAX_LOOK_BYTES).read_to_end(&mut seen)?;
+        self.offset += u64::try_from(read).unwrap_or(0);
+        let found = seen.windows(PROMPT.len()).any(|window| window == PROMPT);
+        if !found {
+            self.tail = seen.split_off(seen.len().saturating_sub(PROMPT.len() - 1));
+        }
+        if self.offset > MAX_LOG_BYTES {
+            self.rotate()?;
+        }
+        Ok(found)
+    }
+
+    /// QEMU keeps the file open for appending, so it is copied and cut, not renamed. What is printed
+    /// between the two is lost.
+    fn rotate(&mut self) -> std::io::Result<()> {
+        std::fs::copy(&self.path, self.path.with_extension("log.old"))?;
+        File::options().write(true).open(&self.path)?.set_len(0)?;
+        self.offset = 0;
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::Write;
+
+    #[test]
+    fn a_prompt_is_found_once_even_in_two_pieces() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("console.log");
+        let mut log = File::create(&path).unwrap();
+        let mut console = ConsoleLog::new(&path);
+        assert!(!console.look().unwrap());
+        log.write_all(b"Debian 12\nlab1 log").unwrap();
+        assert!(!console.look().unwrap());
+        log.write_all(b"in: ").unwrap();
+        assert!(console.look().unwrap());
+        assert!(!console.look().unwrap());
+    }
+
+    #[test]
+    fn a_log_without_end_is_cut_off() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("console.log");
+        let mut log = File::options().create(true).append(true).open(&path).unwrap();
+        let mut console = ConsoleLog::new(&path);
+        let noise = vec![b'x'; 1 << 20];
+        for _ in 0..40 {
+            log.write_all(&noise).unwrap();
+            assert!(!console.look().unwrap());
+            assert!(path.metadata().unwrap().len() <= MAX_LOG_BYTES + MAX_LOOK_BYTES);
+        }
+        assert!(dir.path().join("console.log.old").exists());
+        log.write_all(b"login: ").unwrap();
+        assert!(console.look().unwrap());
+    }
+}

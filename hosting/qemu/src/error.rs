@@ -1,0 +1,94 @@
+//! What can go wrong when machines are started: few kinds, and messages that say what to do.
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+/// An error of this crate.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// The QEMU binary is not on this host.
+    #[error(
+        "cannot start machines: '{binary}' is not installed; install it (Debian and Ubuntu: \
+         'apt-get install qemu-system-x86', Fedora: 'dnf install qemu-system-x86-core')"
+    )]
+    NotInstalled {
+        /// What was looked for in `PATH`.
+        binary: String,
+    },
+    /// The description of the guest cannot be met. Nothing was started.
+    #[error("cannot start machine '{machine}': {reason}")]
+    Spec {
+        /// Name of the machine.
+        machine: String,
+        /// What is wrong, and what would be right.
+        reason: String,
+    },
+    /// QEMU ended before it was ready.
+    #[error("QEMU for machine '{machine}' ended at its start ({status}): {stderr}")]
+    StartFailed {
+        /// Name of the machine.
+        machine: String,
+        /// Exit status, as text.
+        status: String,
+        /// What QEMU printed last.
+        stderr: String,
+    },
+    /// A file or socket could not be used.
+    #[error("cannot {what} {path}: {source}")]
+    Io {
+        /// Verb and object, for instance "create the seed disk".
+        what: &'static str,
+        /// The file.
+        path: PathBuf,
+        /// Why not.
+        source: std::io::Error,
+    },
+    /// QEMU's monitor refused a command.
+    #[error("QEMU refused '{command}': {description} ({class})")]
+    Monitor {
+        /// The QMP command.
+        command: String,
+        /// QEMU's class of the error.
+        class: String,
+        /// QEMU's description.
+        description: String,
+    },
+    /// The guest agent refused a command, for instance because the program to run does not exist.
+    #[error("the guest agent refused '{command}': {description}")]
+    Agent {
+        /// The agent's command.
+        command: String,
+        /// The agent's description.
+        description: String,
+    },
+    /// The other side sent something that is not its protocol.
+    #[error("{peer} sent something unexpected: {detail}")]
+    Protocol {
+        /// Who: the monitor or the agent.
+        peer: &'static str,
+        /// What.
+        detail: String,
+    },
+    /// No answer in time.
+    #[error("{what}: no answer within {} s", .after.as_secs_f64())]
+    Timeout {
+        /// What was waited for.
+        what: String,
+        /// How long.
+        after: Duration,
+    },
+    /// QEMU is not running any more.
+    #[error("the machine is not running: {0}")]
+    Gone(String),
+}
+
+impl Error {
+    /// For `map_err` on an I/O result that concerns `path`.
+    pub(crate) fn io(what: &'static str, path: &Path) -> impl FnOnce(std::io::Error) -> Self + use<> {
+        let path = path.to_path_buf();
+        move |source| Self::Io { what, path, source }
+    }
+}
+
+/// Shorthand for this crate's results.
+pub type Result<T> = std::result::Result<T, Error>;

@@ -1,0 +1,347 @@
+//! One running machine: start it, watch it, stop it.
+//!
+//! ```text
+//!   start --> Booting --agent answers or "login:" on the console--> Up
+//!                ^  |                                               | |
+//!                |  +----------------- stop() -----------------+----+ |
+//!                +------- the guest restarted (Continue) ------|------+
+//!                                                              v
+//!                                                          Stopping --> Exited(reason)
+//!   QEMU ends without being asked, from any phase: Exited(Crashed, PoweredOff or Rebooted)
+//! ```
+
+use std::path::Path;
+use std::process::Stdio;
+use std::sync::Arc;
+use std::time::Duration;
+
+use serde::Serialize;
+use serde_json::json;
+use tokio::process::{Child, Command};
+use tokio::sync::{mpsc, watch};
+use tokio::time::Instant;
+
+use crate::agent::Agent;
+use crate::binary;
+use crate::error::{Error, Result};
+use crate::orphan;
+use crate::probe;
+use crate::process::ProcessId;
+use crate::qmp::Qmp;
+use crate::spec::{GuestSpec, RunFiles};
+use crate::supervise::{self, Order, Supervisor};
+
+/// How long QEMU may take to open its monitor. Generous for hosts under load.
+const START_TIMEOUT: Duration = Duration::from_secs(60);
+
+/// How long QEMU may take to end after `quit`.
+const QUIT_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// Where a machine is in its life.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Phase {
+    /// QEMU runs; the guest's system is not up yet.
+    Booting,
+    /// The guest's system answered.
+    Up,
+    /// It was asked to stop.
+    Stopping,
+    /// QEMU has ended.
+    Exited,
+}
+
+/// How it was seen that the guest's system is up.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum BootSign {
+    /// The guest agent answered.
+    Agent,
+    /// The serial console asked for a login.
+    LoginPrompt,
+}
+
+/// A finished boot.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct Boot {
+    /// Seconds from the start of QEMU, or from the guest's restart.
+    pub seconds: f64,
+    /// How it was seen.
+    pub sign: BootSign,
+}
+
+/// Why QEMU ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum ExitReason {
+    /// The guest powered off by itself.
+    PoweredOff,
+    /// The guest restarted, and the machine is set up to end then.
+    Rebooted,
+    /// It was asked to stop, and the guest powered off.
+    Stopped,
+    /// It was asked to stop, did not do so in time, and was ended; or it was killed on request.
+    Killed,
+    /// Nobody asked for it: QEMU failed, or somebody else ended it.
+    Crashed,
+}
+
+/// How QEMU ended.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Exit {
+    /// Why.
+    pub reason: ExitReason,
+    /// Exit code or signal, as text.
+    pub status: String,
+    /// The last lines that QEMU printed, at most 20.
+    pub last_output: Vec<String>,
+}
+
+impl std::fmt::Display for Exit {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let what = match self.reason {
+            ExitReason::PoweredOff => "the guest powered off",
+            ExitReason::Rebooted => "the guest restarted",
+            ExitReason::Stopped => "stopped",
+            ExitReason::Killed => "killed",
+            ExitReason::Crashed => "QEMU ended unexpectedly",
+        };
+        write!(f, "{what} ({})", self.status)?;
+        if let (ExitReason::Crashed, Some(last)) = (self.reason, self.last_output.last()) {
+            write!(f, ": {last}")?;
+        }
+        Ok(())
+    }
+}
+
+/// What is known about a machine at a moment.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct GuestState {
+    /// Where it is in its life.
+    pub phase: Phase,
+    /// Its last finished boot; `None` while booting.
+    pub boot: Option<Boot>,
+    /// Set while the machine stands still because its disk has no room; it goes on by itself.
+    pub out_of_space: bool,
+    /// How it ended.
+    pub exit: Option<Exit>,
+}
+
+/// What QEMU's monitor says about a machine.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct MonitorStatus {
+    /// Whether the guest's processors run.
+    pub running: bool,
+    /// QEMU's word for the state: `running`, `paused`, `io-error`, ...
+    pub status: String,
+}
+
+/// A handle to a running machine. Clones refer to the same machine. The machine goes on when all handles
+/// are dropped; it is killed when the tokio runtime that started it ends.
+#[derive(Clone, Debug)]
+pub struct Guest {
+    name: Arc<str>,
+    process: ProcessId,
+    files: RunFiles,
+    monitor: Arc<Qmp>,
+    agent: Arc<Agent>,
+    state: watch::Receiver<GuestState>,
+    orders: mpsc::UnboundedSender<Order>,
+}
+
+impl Guest {
+    /// Starts a machine and returns when QEMU runs. On an error nothing is left running, and no file but
+    /// the logs.
+    pub async fn start(spec: &GuestSpec) -> Result<Self> {
+        spec.check()?;
+        let qemu = binary::find()?;
+        let sandbox = probe::probe().await?.sandbox;
+        let files = spec.files();
+        prepare(&files)?;
+        let started = Instant::now();
+        let mut child = spawn(&qemu, spec, sandbox, &files)?;
+        // Between here and the return, dropping `child` kills QEMU.
+        let outcome = Self::finish_start(spec, &mut child, &files).await;
+        let (process, monitor) = match outcome {
+            Ok(ready) => ready,
+            Err(error) => {
+                // A child that has ended already gives an error that says nothing new.
+                let _ = child.kill().await;
+                let _ = orphan::remove_leftovers(&files);
+                return Err(error);
+            }
+        };
+        let monitor = Arc::new(monitor);
+        let agent = Arc::new(Agent::new(&files.agent_socket()));
+        let (orders, order_queue) = mpsc::unbounded_channel();
+        let state = Supervisor::spawn(supervise::Parts {
+            name: spec.name.clone(),
+            child,
+            started,
+            files: files.clone(),
+            monitor: Arc::clone(&monitor),
+            agent: Arc::clone(&agent),
+            orders: order_queue,
+        });
+        Ok(Self { name: spec.name.as_str().into(), process, files, monitor, agent, state, orders })
+    }
+
+    async fn finish_start(spec: &GuestSpec, child: &mut Child, files: &RunFiles) -> Result<(ProcessId, Qmp)> {
+        let pid_file = files.pid_file();
+        if let Some(process) = child.id().and_then(ProcessId::of) {
+            std::fs::write(&pid_file, process.to_line())
+                .map_err(Error::io("write the pid file", &pid_file))?;
+            tokio::select! {
+                monitor = connect(files) => return Ok((process, monitor?)),
+                _ = child.wait() => {}
+            }
+        }
+        let status = child.wait().await.map_err(Error::io("wait for the process of", &files.dir))?;
+        let stderr = supervise::last_lines(&files.qemu_log()).join("; ");
+        Err(Error::StartFailed { machine: spec.name.clone(), status: status.to_string(), stderr })
+    }
+
+    /// The machine's name.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// QEMU's process number.
+    pub fn pid(&self) -> u32 {
+        self.process.pid
+    }
+
+    /// Its sockets and logs. The console socket is free for a terminal.
+    pub fn files(&self) -> &RunFiles {
+        &self.files
+    }
+
+    /// The agent in the guest.
+    pub fn agent(&self) -> &Agent {
+        &self.agent
+    }
+
+    /// QEMU's monitor.
+    pub fn monitor(&self) -> &Qmp {
+        &self.monitor
+    }
+
+    /// What is known now.
+    pub fn state(&self) -> GuestState {
+        self.state.borrow().clone()
+    }
+
+    /// The same, to be told of changes.
+    pub fn watch(&self) -> watch::Receiver<GuestState> {
+        self.state.clone()
+    }
+
+    /// What QEMU says about the machine.
+    pub async fn status(&self) -> Result<MonitorStatus> {
+        let answer = self.monitor.execute("query-status", json!({})).await?;
+        let running = answer.get("running").and_then(serde_json::Value::as_bool).unwrap_or(false);
+        let status = answer.get("status").and_then(serde_json::Value::as_str).unwrap_or("unknown").to_owned();
+        Ok(MonitorStatus { running, status })
+    }
+
+    /// Waits until the guest's system is up.
+    pub async fn wait_booted(&self, patience: Duration) -> Result<Boot> {
+        let mut state = self.state.clone();
+        let ready = state.wait_for(|state| state.boot.is_some() || state.exit.is_some());
+        let timed_out =
+            || Error::Timeout { what: format!("boot of machine '{}'", self.name), after: patience };
+        let seen = tokio::time::timeout(patience, ready).await.map_err(|_| timed_out())?;
+        let state = seen.map_err(|_| unsupervised())?;
+        match (&state.exit, state.boot) {
+            (Some(exit), _) => Err(Error::Gone(exit.to_string())),
+            (None, Some(boot)) => Ok(boot),
+            (None, None) => Err(timed_out()),
+        }
+    }
+
+    /// Waits until QEMU has ended.
+    pub async fn wait_exit(&self) -> Result<Exit> {
+        let mut state = self.state.clone();
+        let ended = state.wait_for(|state| state.exit.is_some()).await.map_err(|_| unsupervised())?;
+        ended.exit.clone().ok_or_else(unsupervised)
+    }
+
+    /// Stops the machine: presses its power button (ACPI), and ends QEMU if the guest has not powered
+    /// off within `grace`. With no grace it is ended at once.
+    pub async fn stop(&self, grace: Duration) -> Result<Exit> {
+        if !grace.is_zero() {
+            self.order(Order::PowerButton);
+            if let Ok(exit) = tokio::time::timeout(grace, self.wait_exit()).await {
+                return exit;
+            }
+            tracing::warn!(
+                machine = &*self.name,
+                grace_s = grace.as_secs(),
+                "the guest did not power off in time"
+            );
+        }
+        self.order(Order::Quit);
+        match tokio::time::timeout(QUIT_TIMEOUT, self.wait_exit()).await {
+            Ok(exit) => exit,
+            Err(_) => self.kill().await,
+        }
+    }
+
+    /// Ends QEMU at once.
+    pub async fn kill(&self) -> Result<Exit> {
+        self.order(Order::Kill);
+        self.wait_exit().await
+    }
+
+    fn order(&self, order: Order) {
+        // The supervisor takes orders until it has published the exit, which callers wait for anyway.
+        let _ = self.orders.send(order);
+    }
+}
+
+fn unsupervised() -> Error {
+    Error::Gone("the runtime that watched it has ended".into())
+}
+
+/// Makes the run directory, without what an earlier run left in it.
+fn prepare(files: &RunFiles) -> Result<()> {
+    std::fs::create_dir_all(&files.dir).map_err(Error::io("create the run directory", &files.dir))?;
+    orphan::remove_leftovers(files).map_err(Error::io("clear the run directory", &files.dir))?;
+    for log in [files.console_log(), files.qemu_log()] {
+        std::fs::write(&log, "").map_err(Error::io("create the log", &log))?;
+    }
+    Ok(())
+}
+
+fn spawn(qemu: &Path, spec: &GuestSpec, sandbox: bool, files: &RunFiles) -> Result<Child> {
+    let log_path = files.qemu_log();
+    let log = std::fs::File::options()
+        .append(true)
+        .open(&log_path)
+        .map_err(Error::io("open the log", &log_path))?;
+    let stdout = log.try_clone().map_err(Error::io("open the log", &log_path))?;
+    Command::new(qemu)
+        .args(spec.arguments(sandbox))
+        .stdin(Stdio::null())
+        .stdout(stdout)
+        .stderr(log)
+        // Not in the terminal's process group: Ctrl-C is for us, and we stop the machine in order.
+        .process_group(0)
+        .kill_on_drop(true)
+        .spawn()
+        .map_err(Error::io("run", qemu))
+}
+
+/// Connects to the monitor as soon as QEMU has opened it.
+async fn connect(files: &RunFiles) -> Result<Qmp> {
+    let socket = files.monitor_socket();
+    let deadline = Instant::now() + START_TIMEOUT;
+    loop {
+        match Qmp::connect(&socket).await {
+            Err(Error::Io { .. }) if Instant::now() < deadline => {
+                tokio::time::sleep(Duration::from_millis(20)).await;
+            }
+            other => return other,
+        }
+    }
+}

@@ -1,0 +1,192 @@
+//! Whether hardware acceleration works here, found out by running a guest.
+//!
+//! On some hosts `/dev/kvm` opens and makes virtual machines, and yet QEMU aborts when it sets up the
+//! processor, or the guest makes no progress. So the probe runs a real one: a boot sector that counts
+//! for a moment and then writes to QEMU's `isa-debug-exit` port. QEMU then ends with a code that
+//! nothing else produces.
+
+use std::path::Path;
+use std::process::Stdio;
+use std::time::Duration;
+
+use tokio::io::AsyncReadExt;
+use tokio::process::Command;
+use tokio::sync::OnceCell;
+
+use crate::binary;
+use crate::error::{Error, Result};
+
+/// How machines are run.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Acceleration {
+    /// By the processor, through KVM.
+    Kvm,
+    /// By QEMU's emulation (TCG).
+    Tcg {
+        /// Why not by KVM.
+        reason: String,
+    },
+}
+
+impl std::fmt::Display for Acceleration {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Kvm => f.write_str("KVM"),
+            Self::Tcg { reason } => write!(f, "emulation (TCG): {reason}"),
+        }
+    }
+}
+
+/// How long the probe guest may take; with working KVM it needs less than a tenth of a second.
+const KVM_TIMEOUT: Duration = Duration::from_secs(2);
+
+/// As [`KVM_TIMEOUT`], for the emulated run, which only fails where QEMU itself is broken.
+const TCG_TIMEOUT: Duration = Duration::from_secs(20);
+
+/// What the boot sector writes to the exit port; QEMU exits with `value * 2 + 1`.
+const EXIT_VALUE: u8 = 0x2a;
+const EXIT_CODE: i32 = (EXIT_VALUE as i32) * 2 + 1;
+const EXIT_PORT: u8 = 0xf4;
+
+/// The smallest disk that SeaBIOS takes to be one with a boot sector.
+const DISK_BYTES: u64 = 1 << 20;
+
+/// The filter that keeps a compromised QEMU from doing what it never needs.
+pub(crate) const SANDBOX: &str = "on,obsolete=deny,elevateprivileges=deny,spawn=deny,resourcecontrol=deny";
+
+/// What QEMU can do on this host.
+#[derive(Clone, Debug)]
+pub struct Probe {
+    /// How to run machines.
+    pub acceleration: Acceleration,
+    /// Whether QEMU runs with its system-call filter on.
+    pub sandbox: bool,
+}
+
+/// Finds out how machines can be run here. The first call takes up to about two seconds; its result is
+/// kept for the life of the process. An error (QEMU is missing or does not run at all) is not kept.
+pub async fn probe() -> Result<Probe> {
+    static RESULT: OnceCell<Probe> = OnceCell::const_new();
+    RESULT.get_or_try_init(run_probe).await.cloned()
+}
+
+/// The acceleration part of [`probe`].
+pub async fn probe_acceleration() -> Result<Acceleration> {
+    probe().await.map(|probe| probe.acceleration)
+}
+
+async fn run_probe() -> Result<Probe> {
+    let qemu = binary::find()?;
+    let tcg = Trial { accelerator: "tcg", cpu: "max", timeout: TCG_TIMEOUT };
+    // The emulated run tells what is wrong with QEMU from what is wrong with KVM, and whether the
+    // system-call filter works (it does not where seccomp itself is forbidden).
+    let sandbox = match tcg.run(&qemu, true).await? {
+        Ok(()) => true,
+        Err(with_filter) => match tcg.run(&qemu, false).await? {
+            Ok(()) => {
+                tracing::warn!(reason = with_filter, "QEMU runs without its system-call filter");
+                false
+            }
+            Err(reason) => {
+                return Err(Error::StartFailed {
+                    machine: "probe".into(),
+                    status: reason,
+                    stderr: String::new(),
+                });
+            }
+        },
+    };
+    let acceleration = match std::fs::File::options().read(true).write(true).open("/dev/kvm") {
+        Err(error) => Acceleration::Tcg { reason: format!("/dev/kvm cannot be opened: {error}") },
+        Ok(_) => {
+            let kvm = Trial { accelerator: "kvm", cpu: "host", timeout: KVM_TIMEOUT };
+            match kvm.run(&qemu, sandbox).await? {
+                Ok(()) => Acceleration::Kvm,
+                Err(reason) => Acceleration::Tcg {
+                    reason: format!("/dev/kvm opens, but a guest does not run: {reason}"),
+                },
+            }
+        }
+    };
+    tracing::info!(%acceleration, sandbox, "how machines are run");
+    Ok(Probe { acceleration, sandbox })
+}
+
+struct Trial {
+    accelerator: &'static str,
+    cpu: &'static str,
+    timeout: Duration,
+}
+
+impl Trial {
+    /// The outer error is one of this host (no room for the boot sector); the inner says why the guest
+    /// did not run.
+    async fn run(&self, qemu: &Path, sandbox: bool) -> Result<std::result::Result<(), String>> {
+        let disk = boot_disk()?;
+        // The disk has no name: QEMU reaches it through this process, and nothing is left behind.
+        let path = format!("/proc/{}/fd/{}", std::process::id(), std::os::fd::AsRawFd::as_raw_fd(&disk));
+        let mut command = Command::new(qemu);
+        command
+            .args(["-nodefaults", "-no-user-config", "-display", "none", "-no-reboot", "-m", "64"])
+            .args(["-machine", "q35,graphics=off", "-accel", self.accelerator, "-cpu", self.cpu])
+            .args(["-device", &format!("isa-debug-exit,iobase={EXIT_PORT:#x},iosize=4")])
+            .args(["-drive", &format!("if=none,id=boot,format=raw,readonly=on,file={path}")])
+            .args(["-device", "virtio-blk-pci,drive=boot,bootindex=0"])
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(Stdio::piped())
+            .kill_on_drop(true);
+        if sandbox {
+            command.args(["-sandbox", SANDBOX]);
+        }
+        let mut child = command.spawn().map_err(Error::io("run", qemu))?;
+        let mut stderr = child.stderr.take();
+        let collected = async {
+            let mut text = Vec::new();
+            if let Some(stderr) = stderr.as_mut() {
+                // What cannot be read is only missing from the reason.
+                let _ = stderr.take(64 << 10).read_to_end(&mut text).await;
+            }
+            (child.wait().await, text)
+        };
+        let outcome = tokio::time::timeout(self.timeout, collected).await;
+        Ok(match outcome {
+            Err(_) => {
+                // Dropping would kill it too; waiting leaves no zombie.
+                let _ = child.kill().await;
+                Err(format!("it made no progress within {} s", self.timeout.as_secs()))
+            }
+            Ok((Err(error), _)) => Err(format!("QEMU could not be waited for: {error}")),
+            Ok((Ok(status), _)) if status.code() == Some(EXIT_CODE) => Ok(()),
+            Ok((Ok(status), text)) => {
+                let text = String::from_utf8_lossy(&text);
+                let last = text.lines().rev().find(|line| !line.trim().is_empty()).unwrap_or("no message");
+                Err(format!("QEMU ended with {status}: {}", last.trim()))
+            }
+        })
+    }
+}
+
+/// A disk whose boot sector counts to a million, writes [`EXIT_VALUE`] to the exit port and halts.
+fn boot_disk() -> Result<std::fs::File> {
+    #[rustfmt::skip]
+    const CODE: [u8; 18] = [
+        0x66, 0xb9, 0x40, 0x42, 0x0f, 0x00, // mov ecx, 1_000_000
+        0x66, 0x49,                         // dec ecx
+        0x75, 0xfc,                         // jnz back to dec
+        0xb0, EXIT_VALUE,                   // mov al, EXIT_VALUE
+        0xe6, EXIT_PORT,                    // out EXIT_PORT, al
+        0xfa, 0xf4,                         // cli; hlt
+        0xeb, 0xfc,                         // jmp back to cli
+    ];
+    let describe = || Error::io("create the probe's boot disk in", Path::new("memory"));
+    let file = rustix::fs::memfd_create("headwater-probe", rustix::fs::MemfdFlags::CLOEXEC)
+        .map(std::fs::File::from)
+        .map_err(|error| describe()(error.into()))?;
+    let mut sector = CODE.to_vec();
+    sector.resize(510, 0);
+    sector.extend_from_slice(&[0x55, 0xaa]);
+    std::os::unix::fs::FileExt::write_all_at(&file, &sector, 0).map_err(describe())?;
+    file.set_len(DISK_BYTES).map_err(describe())?;
+    Ok(file)
+}

@@ -1,0 +1,112 @@
+//! Naming a process so that it cannot be mistaken for another one with the same number.
+
+use std::ffi::OsString;
+use std::os::fd::OwnedFd;
+use std::os::unix::ffi::OsStringExt;
+use std::time::Duration;
+
+use rustix::event::{PollFd, PollFlags};
+use rustix::process::{Pid, PidfdFlags, Signal};
+
+/// A process number together with the time when that process started, in clock ticks since boot.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ProcessId {
+    /// The number, which the system gives out again later.
+    pub pid: u32,
+    /// Field 22 of `/proc/PID/stat`.
+    pub start_ticks: u64,
+}
+
+impl ProcessId {
+    /// The process that has this number now.
+    pub fn of(pid: u32) -> Option<Self> {
+        let stat = std::fs::read(format!("/proc/{pid}/stat")).ok()?;
+        Some(Self { pid, start_ticks: parse_start_ticks(&stat)? })
+    }
+
+    /// Its command line; `None` when the process is gone or is another one by now.
+    pub fn command_line(&self) -> Option<Vec<OsString>> {
+        let bytes = std::fs::read(format!("/proc/{}/cmdline", self.pid)).ok()?;
+        // Looked at after reading, so the line belongs to the right process.
+        (Self::of(self.pid)? == *self)
+            .then(|| bytes.split(|&b| b == 0).map(|part| OsString::from_vec(part.to_vec())).collect())
+    }
+
+    /// As a line of a pid file.
+    pub fn to_line(self) -> String {
+        format!("{} {}\n", self.pid, self.start_ticks)
+    }
+
+    /// From a line of a pid file.
+    pub fn from_line(line: &str) -> Option<Self> {
+        let (pid, start_ticks) = line.trim().split_once(' ')?;
+        Some(Self { pid: pid.parse().ok()?, start_ticks: start_ticks.parse().ok()? })
+    }
+
+    /// Ends the process: `SIGTERM`, then `SIGKILL` after `grace`. Returns whether it is gone. Blocks.
+    pub fn end(&self, grace: Duration) -> std::io::Result<bool> {
+        let Some(handle) = self.open()? else { return Ok(true) };
+        for (signal, patience) in [(Signal::TERM, grace), (Signal::KILL, Duration::from_secs(10))] {
+            match rustix::process::pidfd_send_signal(&handle, signal) {
+                Err(rustix::io::Errno::SRCH) => return Ok(true),
+                other => other?,
+            }
+            let limit = rustix::event::Timespec {
+                tv_sec: i64::try_from(patience.as_secs()).unwrap_or(i64::MAX),
+                tv_nsec: patience.subsec_nanos().into(),
+            };
+            // The handle becomes readable when the process ends.
+            let mut fds = [PollFd::new(&handle, PollFlags::IN)];
+            if rustix::event::poll(&mut fds, Some(&limit))? > 0 {
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+
+    /// A handle that stays with this process; `None` if it is gone. Opened before the identity is
+    /// checked: a number that is given out again in between fails the check.
+    fn open(&self) -> std::io::Result<Option<OwnedFd>> {
+        let Some(pid) = i32::try_from(self.pid).ok().and_then(Pid::from_raw) else { return Ok(None) };
+        let handle = match rustix::process::pidfd_open(pid, PidfdFlags::empty()) {
+            Err(rustix::io::Errno::SRCH) => return Ok(None),
+            other => other?,
+        };
+        Ok((Self::of(self.pid) == Some(*self)).then_some(handle))
+    }
+}
+
+/// The command name, in parentheses, may itself hold spaces and parentheses: count from the last one.
+fn parse_start_ticks(stat: &[u8]) -> Option<u64> {
+    let end = stat.iter().rposition(|&b| b == b')')?;
+    let rest = std::str::from_utf8(stat.get(end + 1..)?).ok()?;
+    // The first field after the name is number 3.
+    rest.split_ascii_whitespace().nth(22 - 3)?.parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn odd_process_names_do_not_confuse() {
+        let mut stat = b"7 (a) b (c) S".to_vec();
+        for field in 4..=22 {
+            stat.extend_from_slice(format!(" {field}00").as_bytes());
+        }
+        assert_eq!(parse_start_ticks(&stat), Some(2200));
+    }
+
+    #[test]
+    fn a_process_is_ended_and_another_with_its_number_is_not() {
+        let mut child = std::process::Command::new("sleep").arg("600").spawn().unwrap();
+        let real = ProcessId::of(child.id()).unwrap();
+        assert_eq!(ProcessId::from_line(&real.to_line()), Some(real));
+        let earlier = ProcessId { start_ticks: real.start_ticks - 1, ..real };
+        assert!(earlier.command_line().is_none());
+        assert!(earlier.end(Duration::ZERO).unwrap(), "the earlier process is gone");
+        assert!(child.try_wait().unwrap().is_none(), "the other process was left alone");
+        assert!(real.end(Duration::from_secs(5)).unwrap());
+        assert!(child.wait().unwrap().code().is_none());
+    }
+}

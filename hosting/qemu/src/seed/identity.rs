@@ -1,0 +1,148 @@
+//! Who a machine is, as its guest sees it.
+
+use serde::{Deserialize, Serialize};
+use uuid::Uuid;
+
+use super::ssh_key::SshHostKey;
+use crate::error::{Error, Result};
+
+/// The longest user data, in bytes.
+pub const MAX_USER_DATA_BYTES: usize = 4 << 20;
+
+/// How user data that cloud-init understands may start.
+const USER_DATA_STARTS: [&[u8]; 9] = [
+    b"#!",
+    b"#cloud-config",
+    b"#cloud-boothook",
+    b"#include",
+    b"#part-handler",
+    b"## template: jinja",
+    b"Content-Type:",
+    b"MIME-Version:",
+    // gzip
+    b"\x1f\x8b",
+];
+
+/// What a guest is told about itself.
+#[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Identity {
+    /// Its host name: letters, digits and hyphens.
+    pub hostname: String,
+    /// cloud-init sets a guest up again when this changes.
+    pub instance_id: String,
+    /// 32 hexadecimal digits, for `/etc/machine-id`.
+    pub machine_id: String,
+    /// At most one of each type.
+    pub ssh_host_keys: Vec<SshHostKey>,
+    /// What the user wants done in the guest: a script (`#!`) or anything else that cloud-init takes.
+    pub user_data: Option<Vec<u8>>,
+}
+
+impl Identity {
+    /// The identity that belongs to a UUID, with one Ed25519 host key made from `key_seed`: 32 random
+    /// bytes that are to be kept as secret as the key. The machine-id is the UUID, which is also what
+    /// systemd derives from the firmware under KVM.
+    pub fn new(hostname: &str, uuid: Uuid, key_seed: &[u8; 32]) -> Self {
+        Self {
+            hostname: hostname.to_owned(),
+            instance_id: uuid.to_string(),
+            machine_id: uuid.simple().to_string(),
+            ssh_host_keys: vec![SshHostKey::ed25519(key_seed, hostname)],
+            user_data: None,
+        }
+    }
+
+    /// Whether a guest could use it; the error says what is wrong.
+    pub fn check(&self) -> Result<()> {
+        let refuse = |reason: String| Err(Error::Spec { machine: self.hostname.clone(), reason });
+        let plain = |c: char| c.is_ascii_alphanumeric() || c == '-';
+        let name = &self.hostname;
+        if name.is_empty()
+            || name.len() > 63
+            || !name.chars().all(plain)
+            || name.starts_with('-')
+            || name.ends_with('-')
+        {
+            return refuse(format!(
+                "'{name}' is no host name: it takes 1 to 63 letters, digits and hyphens, no hyphen at the ends"
+            ));
+        }
+        if self.machine_id.len() != 32 || !self.machine_id.chars().all(|c| matches!(c, '0'..='9' | 'a'..='f'))
+        {
+            return refuse(format!(
+                "the machine-id '{}' is not 32 lower-case hexadecimal digits",
+                self.machine_id
+            ));
+        }
+        for key in &self.ssh_host_keys {
+            if key.kind.is_empty() || !key.kind.chars().all(|c| c.is_ascii_lowercase() || c.is_ascii_digit())
+            {
+                return refuse(format!(
+                    "'{}' is no type of SSH host key; one is for instance ed25519",
+                    key.kind
+                ));
+            }
+        }
+        if let Some(data) = &self.user_data {
+            if data.len() > MAX_USER_DATA_BYTES {
+                let len = data.len();
+                return refuse(format!("the user data has {len} bytes; possible are {MAX_USER_DATA_BYTES}"));
+            }
+            if !USER_DATA_STARTS.iter().any(|start| data.starts_with(start)) {
+                return refuse(
+                    "the user data is neither a script (first line '#!...') nor anything else that cloud-init \
+                     takes (first line '#cloud-config', '#include', 'Content-Type: multipart/...', ...)"
+                        .into(),
+                );
+            }
+        }
+        Ok(())
+    }
+
+    /// The serial number of the seed's file system: the first digits of the machine-id.
+    pub(super) fn volume_id(&self) -> u32 {
+        self.machine_id.get(..8).and_then(|digits| u32::from_str_radix(digits, 16).ok()).unwrap_or(0)
+    }
+}
+
+/// Without the user data and the keys, which may be secret.
+impl std::fmt::Debug for Identity {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Identity")
+            .field("hostname", &self.hostname)
+            .field("instance_id", &self.instance_id)
+            .field("machine_id", &self.machine_id)
+            .finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn identities_that_no_guest_could_use_are_refused() {
+        let good = Identity::new("lab-1", Uuid::from_u128(5), &[7; 32]);
+        assert!(good.check().is_ok());
+        let refused = |change: &dyn Fn(&mut Identity), words: &str| {
+            let mut identity = good.clone();
+            change(&mut identity);
+            let error = identity.check().unwrap_err().to_string();
+            assert!(error.contains(words), "{error}");
+        };
+        for name in ["", "-a", "a-", "a b", "a.b", "a/b", &"x".repeat(64)] {
+            refused(&|i| i.hostname = name.to_owned(), "host name");
+        }
+        refused(&|i| i.machine_id = "7".into(), "machine-id");
+        refused(&|i| i.user_data = Some(b"hello".to_vec()), "neither a script");
+        refused(&|i| i.user_data = Some(vec![b'#'; MAX_USER_DATA_BYTES + 1]), "bytes");
+    }
+
+    #[test]
+    fn secrets_are_not_printed() {
+        let mut identity = Identity::new("lab-1", Uuid::from_u128(5), &[7; 32]);
+        identity.user_data = Some(b"#!secret".to_vec());
+        let text = format!("{identity:?} {:?}", identity.ssh_host_keys);
+        assert!(!text.contains("PRIVATE") && !text.contains("secret"), "{text}");
+    }
+}

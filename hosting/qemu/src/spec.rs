@@ -1,0 +1,389 @@
+//! What a machine is made of, and the command line of QEMU that makes it.
+
+use std::ffi::OsString;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+use std::str::FromStr;
+
+use serde_json::json;
+use uuid::Uuid;
+
+use crate::error::{Error, Result};
+use crate::host_memory;
+use crate::probe::{Acceleration, SANDBOX};
+
+/// The longest path of a unix socket on Linux, in bytes, without the closing NUL.
+const MAX_SOCKET_PATH_BYTES: usize = 107;
+
+/// The least memory that a guest gets.
+pub const MIN_MEMORY_BYTES: u64 = 64 << 20;
+
+/// The most processors that a guest gets.
+pub const MAX_CPUS: u32 = 255;
+
+/// Memory for translated code of an emulated guest, in MiB. QEMU's own default is up to 1 GiB a guest.
+const TCG_CODE_MIB: u32 = 256;
+
+/// A network card's address.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct MacAddress(pub [u8; 6]);
+
+impl std::fmt::Display for MacAddress {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let [a, b, c, d, e, g] = self.0;
+        write!(f, "{a:02x}:{b:02x}:{c:02x}:{d:02x}:{e:02x}:{g:02x}")
+    }
+}
+
+impl FromStr for MacAddress {
+    type Err = String;
+
+    fn from_str(text: &str) -> std::result::Result<Self, String> {
+        let bad = || format!("'{text}' is not a MAC address; write for instance 52:54:00:12:34:56");
+        let mut bytes = [0; 6];
+        let mut parts = text.split(':');
+        for byte in &mut bytes {
+            let part = parts.next().filter(|part| part.len() == 2).ok_or_else(bad)?;
+            *byte = u8::from_str_radix(part, 16).map_err(|_| bad())?;
+        }
+        if parts.next().is_some() {
+            return Err(bad());
+        }
+        Ok(Self(bytes))
+    }
+}
+
+/// The disk of a machine: an NBD export on a unix socket.
+#[derive(Clone, Debug)]
+pub struct Disk {
+    /// Socket of the NBD server.
+    pub socket: PathBuf,
+    /// Name of the export.
+    pub export: String,
+}
+
+/// How a machine is connected.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Network {
+    /// No network card.
+    #[default]
+    None,
+    /// QEMU's user-mode network: out through the host with address translation, nothing in.
+    User,
+}
+
+/// What happens when the guest's operating system restarts.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum OnReboot {
+    /// The machine goes on with the same disk.
+    #[default]
+    Continue,
+    /// QEMU ends, and the exit is [`crate::ExitReason::Rebooted`]: whoever owns the disk can make it
+    /// pristine before the next boot.
+    Exit,
+}
+
+/// A machine to start.
+#[derive(Clone, Debug)]
+pub struct GuestSpec {
+    /// Its name; shows up in errors, in the process list and as SMBIOS serial number.
+    pub name: String,
+    /// Its identity for the firmware (SMBIOS); Linux derives the machine-id of a fresh image from it.
+    pub uuid: Uuid,
+    /// Address of its network card, where it has one.
+    pub mac: MacAddress,
+    /// Memory; at least [`MIN_MEMORY_BYTES`].
+    pub memory_bytes: u64,
+    /// Processors: 1 to [`MAX_CPUS`].
+    pub cpus: u32,
+    /// Its disk, which it boots from.
+    pub disk: Disk,
+    /// The NoCloud disk with its identity, see [`crate::seed`].
+    pub seed: Option<PathBuf>,
+    /// Directory of its own for sockets, logs and the pid file, see [`RunFiles`]. Created if missing.
+    pub run_dir: PathBuf,
+    /// How it is connected.
+    pub network: Network,
+    /// How it is run; normally what [`crate::probe_acceleration`] said.
+    pub acceleration: Acceleration,
+    /// What a restart from inside does.
+    pub on_reboot: OnReboot,
+}
+
+/// Where the files of a running machine are.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RunFiles {
+    /// The directory.
+    pub dir: PathBuf,
+}
+
+impl RunFiles {
+    /// The files under `dir`.
+    pub fn new(dir: &Path) -> Self {
+        Self { dir: dir.to_path_buf() }
+    }
+
+    /// Socket of QEMU's monitor; taken while the machine runs.
+    pub fn monitor_socket(&self) -> PathBuf {
+        self.dir.join("qmp.sock")
+    }
+
+    /// Socket of the guest agent; taken while the machine runs.
+    pub fn agent_socket(&self) -> PathBuf {
+        self.dir.join("agent.sock")
+    }
+
+    /// Socket of the serial console: what is written goes to the guest, one client at a time.
+    pub fn console_socket(&self) -> PathBuf {
+        self.dir.join("console.sock")
+    }
+
+    /// What the serial console printed since the start.
+    pub fn console_log(&self) -> PathBuf {
+        self.dir.join("console.log")
+    }
+
+    /// What QEMU printed.
+    pub fn qemu_log(&self) -> PathBuf {
+        self.dir.join("qemu.log")
+    }
+
+    /// Process number and start time of QEMU.
+    pub fn pid_file(&self) -> PathBuf {
+        self.dir.join("qemu.pid")
+    }
+
+    /// The usual place of the seed disk.
+    pub fn seed_disk(&self) -> PathBuf {
+        self.dir.join("seed.img")
+    }
+}
+
+impl GuestSpec {
+    /// The files of this machine.
+    pub fn files(&self) -> RunFiles {
+        RunFiles::new(&self.run_dir)
+    }
+
+    fn error(&self, reason: String) -> Error {
+        Error::Spec { machine: self.name.clone(), reason }
+    }
+
+    /// Checks what can be known before QEMU runs.
+    pub fn check(&self) -> Result<()> {
+        if self.name.is_empty() || self.name.chars().any(|c| c.is_control()) {
+            return Err(self.error("its name is empty or has control characters".into()));
+        }
+        if self.cpus == 0 || self.cpus > MAX_CPUS {
+            return Err(self.error(format!("{} processors; possible are 1 to {MAX_CPUS}", self.cpus)));
+        }
+        let mib = |bytes: u64| bytes >> 20;
+        if self.memory_bytes < MIN_MEMORY_BYTES {
+            let least = mib(MIN_MEMORY_BYTES);
+            return Err(
+                self.error(format!("{} bytes of memory; it needs {least} MiB or more", self.memory_bytes))
+            );
+        }
+        if let Some(host) = host_memory::total_bytes()
+            && self.memory_bytes > host
+        {
+            return Err(self.error(format!(
+                "{} MiB of memory, but this host has {} MiB in all; give the machine less memory",
+                mib(self.memory_bytes),
+                mib(host)
+            )));
+        }
+        let files = self.files();
+        let sockets =
+            [files.monitor_socket(), files.agent_socket(), files.console_socket(), self.disk.socket.clone()];
+        for socket in sockets {
+            let len = socket.as_os_str().as_bytes().len();
+            if len > MAX_SOCKET_PATH_BYTES {
+                return Err(self.error(format!(
+                    "the socket path {} has {len} bytes, and Linux allows {MAX_SOCKET_PATH_BYTES}; use a data \
+                     directory with a shorter path",
+                    socket.display()
+                )));
+            }
+        }
+        Ok(())
+    }
+
+    /// QEMU's arguments. `sandbox` tells whether the system-call filter works here.
+    pub fn arguments(&self, sandbox: bool) -> Vec<OsString> {
+        let mut line = CommandLine::default();
+        self.machine(&mut line, sandbox);
+        self.disks(&mut line);
+        self.channels(&mut line);
+        match self.network {
+            // Without `-nic none` QEMU 7.2 warns about nothing and adds nothing, thanks to -nodefaults.
+            Network::None => {}
+            Network::User => {
+                line.option("-netdev", "user,id=net0");
+                line.option("-device", format!("virtio-net-pci,netdev=net0,mac={},romfile=", self.mac));
+            }
+        }
+        line.0
+    }
+
+    fn machine(&self, line: &mut CommandLine, sandbox: bool) {
+        line.flag("-nodefaults");
+        line.flag("-no-user-config");
+        line.option("-name", format!("guest={},debug-threads=on", escape(&self.name)));
+        line.option("-uuid", self.uuid.to_string());
+        let serial = escape(&self.name);
+        line.option(
+            "-smbios",
+            format!("type=1,manufacturer=QEMU,product=Headwater machine,serial={serial},uuid={}", self.uuid),
+        );
+        // Graphics off makes the firmware talk on the serial line, so "no bootable device" is in its log.
+        line.option("-machine", "q35,graphics=off,vmport=off,smm=off,sata=off,hpet=off");
+        line.option("-display", "none");
+        match self.acceleration {
+            Acceleration::Kvm => {
+                line.option("-accel", "kvm");
+                line.option("-cpu", "host");
+            }
+            Acceleration::Tcg { .. } => {
+                line.option("-accel", format!("tcg,thread=multi,tb-size={TCG_CODE_MIB}"));
+                line.option("-cpu", "max");
+            }
+        }
+        line.option("-smp", self.cpus.to_string());
+        line.option("-m", format!("size={}k", self.memory_bytes >> 10));
+        line.option("-rtc", "base=utc");
+        line.option("-msg", "timestamp=on");
+        line.option("-object", "rng-builtin,id=rng0");
+        line.option("-device", "virtio-rng-pci,rng=rng0");
+        if self.on_reboot == OnReboot::Exit {
+            line.flag("-no-reboot");
+        }
+        if sandbox {
+            line.option("-sandbox", SANDBOX);
+        }
+    }
+
+    fn disks(&self, line: &mut CommandLine) {
+        // JSON, because paths and export names may hold commas.
+        let disk = json!({
+            "driver": "nbd",
+            "node-name": "disk0",
+            "server": { "type": "unix", "path": self.disk.socket.to_string_lossy() },
+            "export": self.disk.export,
+            "discard": "unmap",
+            "detect-zeroes": "off",
+        });
+        line.option("-blockdev", disk.to_string());
+        line.option("-object", "iothread,id=disk-thread");
+        // A write that finds no room pauses the machine (werror=enospc) instead of damaging its file
+        // system; the supervisor lets it go on and try again.
+        line.option(
+            "-device",
+            "virtio-blk-pci,drive=disk0,id=disk0,bootindex=0,iothread=disk-thread,serial=headwater,\
+             discard=on,write-zeroes=on,werror=enospc,rerror=report",
+        );
+        if let Some(seed) = &self.seed {
+            let seed = json!({
+                "driver": "raw",
+                "node-name": "seed0",
+                "read-only": true,
+                "file": { "driver": "file", "filename": seed.to_string_lossy() },
+            });
+            line.option("-blockdev", seed.to_string());
+            line.option("-device", "virtio-blk-pci,drive=seed0,id=seed0,serial=headwater-seed");
+        }
+    }
+
+    fn channels(&self, line: &mut CommandLine) {
+        let files = self.files();
+        line.option("-chardev", socket_chardev("qmp", &files.monitor_socket()));
+        line.option("-mon", "chardev=qmp,mode=control");
+        // Appending lets the supervisor cut the log off while QEMU has it open.
+        let log = escape(&files.console_log().to_string_lossy());
+        let console = socket_chardev("console", &files.console_socket());
+        line.option("-chardev", format!("{console},logfile={log},logappend=on"));
+        line.option("-serial", "chardev:console");
+        line.option("-chardev", socket_chardev("agent", &files.agent_socket()));
+        line.option("-device", "virtio-serial-pci");
+        line.option("-device", "virtserialport,chardev=agent,name=org.qemu.guest_agent.0");
+    }
+}
+
+/// The argument that opens a listening socket. Also how an orphan is recognised, see [`crate::orphan`].
+pub(crate) fn socket_chardev(id: &str, path: &Path) -> String {
+    format!("socket,id={id},path={},server=on,wait=off", escape(&path.to_string_lossy()))
+}
+
+/// QEMU's options are divided by commas; one inside a value is written twice.
+fn escape(value: &str) -> String {
+    value.replace(',', ",,")
+}
+
+#[derive(Default)]
+struct CommandLine(Vec<OsString>);
+
+impl CommandLine {
+    fn flag(&mut self, flag: &str) {
+        self.0.push(flag.into());
+    }
+
+    fn option(&mut self, option: &str, value: impl Into<OsString>) {
+        self.0.push(option.into());
+        self.0.push(value.into());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn spec() -> GuestSpec {
+        GuestSpec {
+            name: "lab,1".into(),
+            uuid: Uuid::from_u128(7),
+            mac: MacAddress([0x52, 0x54, 0, 1, 2, 3]),
+            memory_bytes: 256 << 20,
+            cpus: 1,
+            disk: Disk { socket: "/run/a,b/nbd.sock".into(), export: "x".into() },
+            seed: None,
+            run_dir: "/run/a,b".into(),
+            network: Network::None,
+            acceleration: Acceleration::Kvm,
+            on_reboot: OnReboot::Continue,
+        }
+    }
+
+    #[test]
+    fn mac_addresses_are_parsed_and_printed() {
+        let mac: MacAddress = "52:54:00:12:34:aB".parse().unwrap();
+        assert_eq!(mac.to_string(), "52:54:00:12:34:ab");
+        for bad in ["", "52:54:00:12:34", "52:54:00:12:34:56:78", "52:54:00:12:34:5", "zz:54:00:12:34:56"] {
+            assert!(bad.parse::<MacAddress>().is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn what_cannot_run_is_refused_with_the_reason() {
+        assert!(spec().check().is_ok());
+        let refused = |change: fn(&mut GuestSpec), words: &str| {
+            let mut spec = spec();
+            change(&mut spec);
+            let error = spec.check().unwrap_err().to_string();
+            assert!(error.contains(words), "{error}");
+        };
+        refused(|s| s.cpus = 0, "1 to 255");
+        refused(|s| s.memory_bytes = 1 << 20, "64 MiB or more");
+        refused(|s| s.memory_bytes = 1 << 60, "this host has");
+        refused(|s| s.run_dir = format!("/{}", "x".repeat(120)).into(), "Linux allows 107");
+        refused(|s| s.name.clear(), "empty");
+    }
+
+    #[test]
+    fn commas_in_names_and_paths_reach_qemu_unchanged() {
+        let arguments: Vec<String> =
+            spec().arguments(true).into_iter().map(|a| a.into_string().unwrap()).collect();
+        assert!(arguments.iter().any(|a| a == "guest=lab,,1,debug-threads=on"));
+        assert!(arguments.iter().any(|a| a.contains("path=/run/a,,b/qmp.sock,server")));
+        assert!(arguments.iter().any(|a| a.contains(r#""path":"/run/a,b/nbd.sock""#)));
+    }
+}

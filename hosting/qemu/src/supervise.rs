@@ -1,0 +1,345 @@
+//! The task that owns a QEMU process: it hears its events, carries out orders and publishes the state.
+
+use std::io::{Read, Seek, SeekFrom};
+use std::path::Path;
+use std::process::ExitStatus;
+use std::sync::Arc;
+use std::time::Duration;
+
+use serde_json::{Value, json};
+use tokio::process::Child;
+use tokio::sync::{broadcast, mpsc, watch};
+use tokio::task::JoinHandle;
+use tokio::time::{Instant, MissedTickBehavior};
+
+use crate::agent::Agent;
+use crate::console_log::ConsoleLog;
+use crate::guest::{Boot, BootSign, Exit, ExitReason, GuestState, Phase};
+use crate::orphan;
+use crate::qmp::{Event, Qmp};
+use crate::spec::RunFiles;
+
+/// How often the console log is looked at.
+const TICK: Duration = Duration::from_millis(200);
+
+/// After how long a machine that ran out of space tries again.
+const SPACE_RETRY: Duration = Duration::from_secs(2);
+
+/// How long one ping of the agent may take while booting.
+const PING_PATIENCE: Duration = Duration::from_secs(5);
+
+/// Pause between two pings.
+const PING_PAUSE: Duration = Duration::from_millis(500);
+
+/// Lines of QEMU's output that are kept with the exit.
+const LAST_LINES: usize = 20;
+
+/// How much of the end of QEMU's log is looked at for those, in bytes.
+const LAST_BYTES: u64 = 16 << 10;
+
+/// What the handle asks for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Order {
+    /// Press the power button.
+    PowerButton,
+    /// Let QEMU end itself.
+    Quit,
+    /// End it with a signal.
+    Kill,
+}
+
+/// What a supervisor is made of.
+pub(crate) struct Parts {
+    pub name: String,
+    pub child: Child,
+    pub started: Instant,
+    pub files: RunFiles,
+    pub monitor: Arc<Qmp>,
+    pub agent: Arc<Agent>,
+    pub orders: mpsc::UnboundedReceiver<Order>,
+}
+
+pub(crate) struct Supervisor {
+    name: String,
+    files: RunFiles,
+    monitor: Arc<Qmp>,
+    agent: Arc<Agent>,
+    state: watch::Sender<GuestState>,
+    console: ConsoleLog,
+    /// Start of the current boot.
+    boot_started: Instant,
+    agent_answers: JoinHandle<()>,
+    /// Orders so far; they tell a stop from a crash.
+    asked_to_stop: bool,
+    asked_to_end: bool,
+    /// Why the guest stopped, as QEMU's `SHUTDOWN` event said.
+    shutdown_reason: Option<String>,
+    retry_at: Option<Instant>,
+}
+
+impl Supervisor {
+    /// Starts the task.
+    pub(crate) fn spawn(parts: Parts) -> watch::Receiver<GuestState> {
+        let initial = GuestState { phase: Phase::Booting, boot: None, out_of_space: false, exit: None };
+        let (state, receiver) = watch::channel(initial);
+        let events = parts.monitor.events();
+        let supervisor = Self {
+            agent_answers: wait_for_agent(&parts.agent),
+            console: ConsoleLog::new(&parts.files.console_log()),
+            name: parts.name,
+            files: parts.files,
+            monitor: parts.monitor,
+            agent: parts.agent,
+            state,
+            boot_started: parts.started,
+            asked_to_stop: false,
+            asked_to_end: false,
+            shutdown_reason: None,
+            retry_at: None,
+        };
+        tokio::spawn(supervisor.run(parts.child, parts.orders, events));
+        receiver
+    }
+
+    async fn run(
+        mut self,
+        mut child: Child,
+        mut orders: mpsc::UnboundedReceiver<Order>,
+        mut events: broadcast::Receiver<Event>,
+    ) {
+        let mut tick = tokio::time::interval(TICK);
+        tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let mut listening = true;
+        let mut handles = true;
+        let status = loop {
+            tokio::select! {
+                status = child.wait() => break status,
+                event = events.recv(), if listening => match event {
+                    Ok(event) => self.hear(&event),
+                    Err(broadcast::error::RecvError::Lagged(_)) => {}
+                    Err(broadcast::error::RecvError::Closed) => listening = false,
+                },
+                order = orders.recv(), if handles => match order {
+                    Some(order) => self.obey(order, &mut child),
+                    None => handles = false,
+                },
+                _ = tick.tick() => self.tick(),
+            }
+        };
+        // The reason of the shutdown may have arrived together with the end.
+        while let Ok(event) = events.try_recv() {
+            self.hear(&event);
+        }
+        self.agent_answers.abort();
+        self.finish(status);
+    }
+
+    fn hear(&mut self, event: &Event) {
+        let text = |key: &str| event.data.get(key).and_then(Value::as_str).unwrap_or("");
+        let flag = |key: &str| event.data.get(key).and_then(Value::as_bool).unwrap_or(false);
+        match event.name.as_str() {
+            "SHUTDOWN" => {
+                self.shutdown_reason = Some(text("reason").to_owned());
+                self.state.send_if_modified(|state| enter(state, Phase::Stopping));
+            }
+            "RESET" if flag("guest") => self.guest_restarted(),
+            "BLOCK_IO_ERROR" if flag("nospace") && text("action") == "stop" => {
+                if self.retry_at.is_none() {
+                    tracing::warn!(
+                        machine = self.name,
+                        "paused: its disk has no room; it goes on when there is some"
+                    );
+                }
+                self.retry_at = Some(Instant::now() + SPACE_RETRY);
+                self.state.send_if_modified(|state| !std::mem::replace(&mut state.out_of_space, true));
+            }
+            "BLOCK_IO_ERROR" => {
+                tracing::warn!(
+                    machine = self.name,
+                    operation = text("operation"),
+                    reason = text("reason"),
+                    "disk error"
+                );
+            }
+            _ => {}
+        }
+    }
+
+    fn guest_restarted(&mut self) {
+        tracing::info!(machine = self.name, "the guest restarts");
+        self.boot_started = Instant::now();
+        self.console.skip_to_end();
+        self.agent_answers.abort();
+        self.agent_answers = wait_for_agent(&self.agent);
+        self.state.send_if_modified(|state| {
+            state.boot = None;
+            enter(state, Phase::Booting)
+        });
+    }
+
+    fn obey(&mut self, order: Order, child: &mut Child) {
+        self.state.send_if_modified(|state| enter(state, Phase::Stopping));
+        let command = match order {
+            Order::PowerButton => {
+                self.asked_to_stop = true;
+                "system_powerdown"
+            }
+            Order::Quit => {
+                self.asked_to_end = true;
+                "quit"
+            }
+            Order::Kill => {
+                self.asked_to_end = true;
+                if let Err(error) = child.start_kill() {
+                    tracing::warn!(machine = self.name, %error, "QEMU could not be killed");
+                }
+                return;
+            }
+        };
+        self.send(command);
+    }
+
+    /// Sends a command without waiting for the answer here: the loop must go on hearing events.
+    fn send(&self, command: &'static str) {
+        let monitor = Arc::clone(&self.monitor);
+        let name = self.name.clone();
+        tokio::spawn(async move {
+            match monitor.execute(command, json!({})).await {
+                // QEMU may end before it answers.
+                Ok(_) | Err(crate::Error::Gone(_)) => {}
+                Err(error) => tracing::warn!(machine = name, %error, "QEMU did not carry out an order"),
+            }
+        });
+    }
+
+    fn tick(&mut self) {
+        let log = self.console.look();
+        match log {
+            Ok(login) => {
+                let booting = self.state.borrow().boot.is_none();
+                if booting && self.agent_answers.is_finished() {
+                    self.booted(BootSign::Agent);
+                } else if booting && login {
+                    self.booted(BootSign::LoginPrompt);
+                }
+            }
+            Err(error) => tracing::warn!(machine = self.name, %error, "the console log cannot be read"),
+        }
+        if self.retry_at.is_some_and(|at| Instant::now() >= at) {
+            // If there is still no room, the next error sets the flag again.
+            self.retry_at = None;
+            self.state.send_if_modified(|state| std::mem::replace(&mut state.out_of_space, false));
+            self.send("cont");
+        }
+    }
+
+    fn booted(&self, sign: BootSign) {
+        let seconds = self.boot_started.elapsed().as_secs_f64();
+        tracing::info!(machine = self.name, seconds, ?sign, "booted");
+        self.state.send_modify(|state| {
+            state.boot = Some(Boot { seconds, sign });
+            if state.phase == Phase::Booting {
+                state.phase = Phase::Up;
+            }
+        });
+    }
+
+    fn finish(self, status: std::io::Result<ExitStatus>) {
+        let clean = status.as_ref().is_ok_and(ExitStatus::success);
+        let reason =
+            exit_reason(clean, self.asked_to_stop, self.asked_to_end, self.shutdown_reason.as_deref());
+        let exit = Exit {
+            reason,
+            status: status.map_or_else(|error| format!("unknown: {error}"), |status| status.to_string()),
+            last_output: last_lines(&self.files.qemu_log()),
+        };
+        if reason == ExitReason::Crashed {
+            tracing::error!(machine = self.name, %exit, "a machine crashed");
+        } else {
+            tracing::info!(machine = self.name, %exit, "a machine ended");
+        }
+        if let Err(error) = orphan::remove_leftovers(&self.files) {
+            tracing::warn!(machine = self.name, %error, "its run directory could not be cleared");
+        }
+        self.state.send_modify(|state| {
+            state.phase = Phase::Exited;
+            state.out_of_space = false;
+            state.exit = Some(exit);
+        });
+    }
+}
+
+/// Moves to a phase, unless that would go back from stopping. Returns whether something changed.
+fn enter(state: &mut GuestState, phase: Phase) -> bool {
+    let stays = state.phase == phase || state.phase == Phase::Exited;
+    if !stays {
+        state.phase = phase;
+    }
+    !stays
+}
+
+fn exit_reason(clean: bool, stop: bool, end: bool, shutdown: Option<&str>) -> ExitReason {
+    match shutdown {
+        _ if end => ExitReason::Killed,
+        Some("guest-shutdown") if clean && stop => ExitReason::Stopped,
+        Some("guest-shutdown") if clean => ExitReason::PoweredOff,
+        Some("guest-reset") if clean => ExitReason::Rebooted,
+        _ => ExitReason::Crashed,
+    }
+}
+
+/// A task that ends when the agent answers.
+fn wait_for_agent(agent: &Arc<Agent>) -> JoinHandle<()> {
+    let agent = Arc::clone(agent);
+    tokio::spawn(async move {
+        while agent.ping(PING_PATIENCE).await.is_err() {
+            tokio::time::sleep(PING_PAUSE).await;
+        }
+    })
+}
+
+/// The last lines of QEMU's log, without the empty ones.
+pub(crate) fn last_lines(log: &Path) -> Vec<String> {
+    let read = || -> std::io::Result<Vec<u8>> {
+        let mut file = std::fs::File::open(log)?;
+        let len = file.metadata()?.len();
+        file.seek(SeekFrom::Start(len.saturating_sub(LAST_BYTES)))?;
+        let mut bytes = Vec::new();
+        file.take(LAST_BYTES).read_to_end(&mut bytes)?;
+        Ok(bytes)
+    };
+    let bytes = read().unwrap_or_default();
+    let text = String::from_utf8_lossy(&bytes);
+    let lines: Vec<&str> = text.lines().map(str::trim).filter(|line| !line.is_empty()).collect();
+    lines.iter().skip(lines.len().saturating_sub(LAST_LINES)).map(|&line| line.to_owned()).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_end_that_nobody_asked_for_is_a_crash() {
+        use ExitReason::*;
+        assert_eq!(exit_reason(true, true, false, Some("guest-shutdown")), Stopped);
+        assert_eq!(exit_reason(true, false, false, Some("guest-shutdown")), PoweredOff);
+        assert_eq!(exit_reason(true, false, false, Some("guest-reset")), Rebooted);
+        assert_eq!(exit_reason(true, true, true, Some("host-qmp-quit")), Killed);
+        assert_eq!(exit_reason(false, false, true, None), Killed);
+        assert_eq!(exit_reason(false, true, false, None), Crashed);
+        assert_eq!(exit_reason(true, false, false, Some("host-signal")), Crashed);
+        assert_eq!(exit_reason(true, false, false, None), Crashed);
+    }
+
+    #[test]
+    fn the_last_lines_are_kept() {
+        let dir = tempfile::tempdir().unwrap();
+        let log = dir.path().join("log");
+        let text: String = (0..5000).map(|n| format!("line {n}\n\n")).collect();
+        std::fs::write(&log, text).unwrap();
+        let lines = last_lines(&log);
+        assert_eq!(lines.len(), LAST_LINES);
+        assert_eq!(lines.last().unwrap(), "line 4999");
+        assert!(last_lines(&dir.path().join("missing")).is_empty());
+    }
+}

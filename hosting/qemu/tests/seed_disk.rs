@@ -1,0 +1,104 @@
+//! The seed disk, read back with the tools that others read it with.
+
+use std::path::Path;
+use std::process::Command;
+
+use headwater_qemu::{Identity, MacAddress, Network, seed};
+use uuid::Uuid;
+
+const UUID: Uuid = Uuid::from_u128(0x0123_4567_89ab_cdef_0123_4567_89ab_cdef);
+const MAC: MacAddress = MacAddress([0x52, 0x54, 0, 1, 2, 3]);
+
+/// Runs a tool and returns what it printed; says what to install where it is missing.
+fn run(program: &str, package: &str, arguments: &[&str]) -> String {
+    let output = Command::new(program)
+        .args(arguments)
+        .output()
+        .unwrap_or_else(|error| panic!("cannot run {program}: {error}; apt-get install {package}"));
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{program} {arguments:?}: {}\n{stderr}", output.status);
+    String::from_utf8(output.stdout).unwrap()
+}
+
+fn file(disk: &Path, name: &str) -> String {
+    run("mtype", "mtools", &["-i", disk.to_str().unwrap(), &format!("::{name}")])
+}
+
+#[test]
+fn the_disk_is_sound_and_holds_the_identity() {
+    let dir = tempfile::tempdir().unwrap();
+    let disk = dir.path().join("seed.img");
+    let mut identity = Identity::new("lab-1", UUID, &[7; 32]);
+    identity.user_data = Some(b"#!/bin/sh\necho \"done\" >/tmp/it\n".to_vec());
+    seed::write(&disk, &identity, Network::User, MAC).unwrap();
+
+    let path = disk.to_str().unwrap();
+    run("fsck.vfat", "dosfstools", &["-n", path]);
+    let found = run("blkid", "util-linux", &["-p", "-o", "export", path]);
+    assert!(found.contains("LABEL=CIDATA\n") && found.contains("TYPE=vfat\n"), "{found}");
+
+    assert_eq!(file(&disk, "user-data"), "#!/bin/sh\necho \"done\" >/tmp/it\n");
+    assert_eq!(file(&disk, "hostname"), "lab-1\n");
+    assert_eq!(file(&disk, "machine-id"), "0123456789abcdef0123456789abcdef\n");
+    let meta: serde_json::Value = serde_json::from_str(&file(&disk, "meta-data")).unwrap();
+    assert_eq!(meta["local-hostname"], "lab-1");
+    assert_eq!(meta["instance-id"], UUID.to_string());
+    let network: serde_json::Value = serde_json::from_str(&file(&disk, "network-config")).unwrap();
+    assert_eq!(network["ethernets"]["net0"]["match"]["macaddress"], "52:54:00:01:02:03");
+    let vendor = file(&disk, "vendor-data");
+    let vendor: serde_json::Value =
+        serde_json::from_str(vendor.strip_prefix("#cloud-config\n").unwrap()).unwrap();
+    let key = file(&disk, "ssh_host_ed25519_key");
+    assert_eq!(vendor["ssh_keys"]["ed25519_private"], *key);
+    assert_eq!(vendor["ssh_keys"]["ed25519_public"], *file(&disk, "ssh_host_ed25519_key.pub"));
+}
+
+#[test]
+fn the_machine_id_command_does_what_it_says() {
+    let dir = tempfile::tempdir().unwrap();
+    let disk = dir.path().join("seed.img");
+    seed::write(&disk, &Identity::new("lab-1", UUID, &[7; 32]), Network::None, MAC).unwrap();
+    assert_eq!(file(&disk, "user-data"), "#cloud-config\n{}\n");
+    let vendor = file(&disk, "vendor-data");
+    let vendor: serde_json::Value =
+        serde_json::from_str(vendor.strip_prefix("#cloud-config\n").unwrap()).unwrap();
+    let target = dir.path().join("machine-id");
+    let command = vendor["bootcmd"][0][2].as_str().unwrap().replace("/etc/machine-id", target.to_str().unwrap());
+    for before in [None, Some("other\n")] {
+        let _ = std::fs::remove_file(&target);
+        if let Some(before) = before {
+            std::fs::write(&target, before).unwrap();
+        }
+        run("sh", "dash", &["-c", &command]);
+        assert_eq!(std::fs::read_to_string(&target).unwrap(), format!("{}\n", UUID.simple()));
+    }
+}
+
+#[test]
+fn the_host_key_is_one_for_openssh() {
+    let dir = tempfile::tempdir().unwrap();
+    let identity = Identity::new("lab-1", UUID, &[7; 32]);
+    let key = &identity.ssh_host_keys[0];
+    let path = dir.path().join("key");
+    std::fs::write(&path, &key.private).unwrap();
+    std::fs::set_permissions(&path, std::os::unix::fs::PermissionsExt::from_mode(0o600)).unwrap();
+    // Derives the public key from the private one, so both are right.
+    let public = run("ssh-keygen", "openssh-client", &["-y", "-f", path.to_str().unwrap()]);
+    assert_eq!(public.trim(), key.public.trim());
+}
+
+#[test]
+fn equal_identities_give_equal_disks_that_only_the_owner_reads() {
+    let dir = tempfile::tempdir().unwrap();
+    let (a, b) = (dir.path().join("a"), dir.path().join("b"));
+    let identity = Identity::new("lab-1", UUID, &[7; 32]);
+    seed::write(&a, &identity, Network::None, MAC).unwrap();
+    std::fs::write(&b, "something that was there").unwrap();
+    seed::write(&b, &identity, Network::None, MAC).unwrap();
+    assert!(std::fs::read(&a).unwrap() == std::fs::read(&b).unwrap());
+    let mode = std::os::unix::fs::PermissionsExt::mode(&b.metadata().unwrap().permissions());
+    assert_eq!(mode & 0o777, 0o600);
+    let missing = dir.path().join("missing/seed.img");
+    let error = seed::write(&missing, &identity, Network::None, MAC).unwrap_err().to_string();
+    assert!(error.contains("missing/seed.img"), "{error}");
+}
