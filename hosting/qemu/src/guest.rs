@@ -270,7 +270,7 @@ impl Guest {
     /// off within `grace`. With no grace it is ended at once.
     pub async fn stop(&self, grace: Duration) -> Result<Exit> {
         if !grace.is_zero() {
-            self.order(Order::PowerButton);
+            self.power_down();
             if let Ok(exit) = tokio::time::timeout(grace, self.wait_exit()).await {
                 return exit;
             }
@@ -285,6 +285,11 @@ impl Guest {
             Ok(exit) => exit,
             Err(_) => self.kill().await,
         }
+    }
+
+    /// Presses the power button (ACPI) and returns at once.
+    pub fn power_down(&self) {
+        self.order(Order::PowerButton);
     }
 
     /// Ends QEMU at once.

@@ -159,6 +159,28 @@ impl RunFiles {
     }
 }
 
+/// Whether this host can run a machine of that size; if not, the reason and what would be possible.
+pub fn check_size(memory_bytes: u64, cpus: u32) -> std::result::Result<(), String> {
+    let mib = |bytes: u64| bytes >> 20;
+    if cpus == 0 || cpus > MAX_CPUS {
+        return Err(format!("{cpus} processors; possible are 1 to {MAX_CPUS}"));
+    }
+    if memory_bytes < MIN_MEMORY_BYTES {
+        return Err(format!(
+            "{memory_bytes} bytes of memory; it needs {} MiB or more",
+            mib(MIN_MEMORY_BYTES)
+        ));
+    }
+    match host_memory::total_bytes() {
+        Some(host) if memory_bytes > host => Err(format!(
+            "{} MiB of memory, but this host has {} MiB in all; give the machine less memory",
+            mib(memory_bytes),
+            mib(host)
+        )),
+        _ => Ok(()),
+    }
+}
+
 impl GuestSpec {
     /// The files of this machine.
     pub fn files(&self) -> RunFiles {
@@ -174,25 +196,7 @@ impl GuestSpec {
         if self.name.is_empty() || self.name.chars().any(|c| c.is_control()) {
             return Err(self.error("its name is empty or has control characters".into()));
         }
-        if self.cpus == 0 || self.cpus > MAX_CPUS {
-            return Err(self.error(format!("{} processors; possible are 1 to {MAX_CPUS}", self.cpus)));
-        }
-        let mib = |bytes: u64| bytes >> 20;
-        if self.memory_bytes < MIN_MEMORY_BYTES {
-            let least = mib(MIN_MEMORY_BYTES);
-            return Err(
-                self.error(format!("{} bytes of memory; it needs {least} MiB or more", self.memory_bytes))
-            );
-        }
-        if let Some(host) = host_memory::total_bytes()
-            && self.memory_bytes > host
-        {
-            return Err(self.error(format!(
-                "{} MiB of memory, but this host has {} MiB in all; give the machine less memory",
-                mib(self.memory_bytes),
-                mib(host)
-            )));
-        }
+        check_size(self.memory_bytes, self.cpus).map_err(|reason| self.error(reason))?;
         let files = self.files();
         let sockets =
             [files.monitor_socket(), files.agent_socket(), files.console_socket(), self.disk.socket.clone()];

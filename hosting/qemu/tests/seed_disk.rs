@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::process::Command;
 
-use headwater_qemu::{Identity, MacAddress, Network, seed};
+use headwater_qemu::{Identity, MacAddress, Network, SshHostKey, seed};
 use uuid::Uuid;
 
 const UUID: Uuid = Uuid::from_u128(0x0123_4567_89ab_cdef_0123_4567_89ab_cdef);
@@ -28,8 +28,10 @@ fn file(disk: &Path, name: &str) -> String {
 fn the_disk_is_sound_and_holds_the_identity() {
     let dir = tempfile::tempdir().unwrap();
     let disk = dir.path().join("seed.img");
-    let mut identity = Identity::new("lab-1", UUID, &[7; 32]);
+    let mut identity = Identity::new("lab-1", UUID);
     identity.user_data = Some(b"#!/bin/sh\necho \"done\" >/tmp/it\n".to_vec());
+    let (private, public) = ("-----BEGIN x\nfoo\n-----END x\n".to_owned(), "ssh-ed25519 bar\n".to_owned());
+    identity.ssh_host_keys.push(SshHostKey { kind: "ed25519".into(), private, public });
     seed::write(&disk, &identity, Network::User, MAC).unwrap();
 
     let path = disk.to_str().unwrap();
@@ -57,13 +59,14 @@ fn the_disk_is_sound_and_holds_the_identity() {
 fn the_machine_id_command_does_what_it_says() {
     let dir = tempfile::tempdir().unwrap();
     let disk = dir.path().join("seed.img");
-    seed::write(&disk, &Identity::new("lab-1", UUID, &[7; 32]), Network::None, MAC).unwrap();
+    seed::write(&disk, &Identity::new("lab-1", UUID), Network::None, MAC).unwrap();
     assert_eq!(file(&disk, "user-data"), "#cloud-config\n{}\n");
     let vendor = file(&disk, "vendor-data");
     let vendor: serde_json::Value =
         serde_json::from_str(vendor.strip_prefix("#cloud-config\n").unwrap()).unwrap();
     let target = dir.path().join("machine-id");
-    let command = vendor["bootcmd"][0][2].as_str().unwrap().replace("/etc/machine-id", target.to_str().unwrap());
+    let command =
+        vendor["bootcmd"][0][2].as_str().unwrap().replace("/etc/machine-id", target.to_str().unwrap());
     for before in [None, Some("other\n")] {
         let _ = std::fs::remove_file(&target);
         if let Some(before) = before {
@@ -75,23 +78,10 @@ fn the_machine_id_command_does_what_it_says() {
 }
 
 #[test]
-fn the_host_key_is_one_for_openssh() {
-    let dir = tempfile::tempdir().unwrap();
-    let identity = Identity::new("lab-1", UUID, &[7; 32]);
-    let key = &identity.ssh_host_keys[0];
-    let path = dir.path().join("key");
-    std::fs::write(&path, &key.private).unwrap();
-    std::fs::set_permissions(&path, std::os::unix::fs::PermissionsExt::from_mode(0o600)).unwrap();
-    // Derives the public key from the private one, so both are right.
-    let public = run("ssh-keygen", "openssh-client", &["-y", "-f", path.to_str().unwrap()]);
-    assert_eq!(public.trim(), key.public.trim());
-}
-
-#[test]
 fn equal_identities_give_equal_disks_that_only_the_owner_reads() {
     let dir = tempfile::tempdir().unwrap();
     let (a, b) = (dir.path().join("a"), dir.path().join("b"));
-    let identity = Identity::new("lab-1", UUID, &[7; 32]);
+    let identity = Identity::new("lab-1", UUID);
     seed::write(&a, &identity, Network::None, MAC).unwrap();
     std::fs::write(&b, "something that was there").unwrap();
     seed::write(&b, &identity, Network::None, MAC).unwrap();

@@ -3,7 +3,6 @@
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
-use super::ssh_key::SshHostKey;
 use crate::error::{Error, Result};
 
 /// The longest user data, in bytes.
@@ -23,6 +22,24 @@ const USER_DATA_STARTS: [&[u8]; 9] = [
     b"\x1f\x8b",
 ];
 
+/// An SSH host key, in the form that OpenSSH keeps in files.
+#[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SshHostKey {
+    /// Its type as in the name of the file: `ed25519`, `rsa`, `ecdsa`.
+    pub kind: String,
+    /// Content of the file `ssh_host_TYPE_key`.
+    pub private: String,
+    /// Content of the file `ssh_host_TYPE_key.pub`.
+    pub public: String,
+}
+
+/// Without the private part.
+impl std::fmt::Debug for SshHostKey {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("SshHostKey").field("public", &self.public).finish_non_exhaustive()
+    }
+}
+
 /// What a guest is told about itself.
 #[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Identity {
@@ -39,15 +56,14 @@ pub struct Identity {
 }
 
 impl Identity {
-    /// The identity that belongs to a UUID, with one Ed25519 host key made from `key_seed`: 32 random
-    /// bytes that are to be kept as secret as the key. The machine-id is the UUID, which is also what
-    /// systemd derives from the firmware under KVM.
-    pub fn new(hostname: &str, uuid: Uuid, key_seed: &[u8; 32]) -> Self {
+    /// The identity that belongs to a UUID, without SSH host keys: the guest makes its own. The machine-id
+    /// is the UUID, which is also what systemd derives from the firmware under KVM.
+    pub fn new(hostname: &str, uuid: Uuid) -> Self {
         Self {
             hostname: hostname.to_owned(),
             instance_id: uuid.to_string(),
             machine_id: uuid.simple().to_string(),
-            ssh_host_keys: vec![SshHostKey::ed25519(key_seed, hostname)],
+            ssh_host_keys: Vec::new(),
             user_data: None,
         }
     }
@@ -122,7 +138,7 @@ mod tests {
 
     #[test]
     fn identities_that_no_guest_could_use_are_refused() {
-        let good = Identity::new("lab-1", Uuid::from_u128(5), &[7; 32]);
+        let good = Identity::new("lab-1", Uuid::from_u128(5));
         assert!(good.check().is_ok());
         let refused = |change: &dyn Fn(&mut Identity), words: &str| {
             let mut identity = good.clone();
@@ -140,8 +156,10 @@ mod tests {
 
     #[test]
     fn secrets_are_not_printed() {
-        let mut identity = Identity::new("lab-1", Uuid::from_u128(5), &[7; 32]);
+        let mut identity = Identity::new("lab-1", Uuid::from_u128(5));
         identity.user_data = Some(b"#!secret".to_vec());
+        let private = "PRIVATE".to_owned();
+        identity.ssh_host_keys.push(SshHostKey { kind: "rsa".into(), private, public: "public".into() });
         let text = format!("{identity:?} {:?}", identity.ssh_host_keys);
         assert!(!text.contains("PRIVATE") && !text.contains("secret"), "{text}");
     }

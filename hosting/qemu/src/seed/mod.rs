@@ -17,14 +17,12 @@
 
 mod fat;
 mod identity;
-mod ssh_key;
 
 use std::path::Path;
 
 use serde_json::{Map, Value, json};
 
-pub use identity::{Identity, MAX_USER_DATA_BYTES};
-pub use ssh_key::SshHostKey;
+pub use identity::{Identity, MAX_USER_DATA_BYTES, SshHostKey};
 
 use crate::error::{Error, Result};
 use crate::spec::{MacAddress, Network};
