@@ -1,2 +1,186 @@
-//! Placeholder.
-fn main() {}
+//! `headwater-measure`: Headwater and its peers on the same work, in the same minutes.
+//!
+//! ```text
+//!   cases --> bench: start systems -> fill -> rounds of fio, alternating -> stop --> samples
+//!                                                                                      |
+//!   targets: medians, ratios, reached or not  <----------------------------------------+
+//!      |
+//!      +--> report: table, results.json, index.html with plots
+//! ```
+//!
+//! # Guarantees
+//! - Systems of a case run in turn, in every round, in rotated order; a figure is the median of the rounds,
+//!   and a ratio compares only figures of the same run.
+//! - Data is incompressible. Sets are written once before they are measured, unless a case says "fresh".
+//! - Only processes that were started here are ended, and the work directory is removed, also on Ctrl-C.
+//!
+//! # Not here
+//! The engine without a protocol (`make bench`), and tests: a slow machine makes a row say "no", not fail.
+//!
+//! Start reading at [`cases`].
+
+mod bench;
+mod cases;
+mod fio;
+mod images;
+mod interrupt;
+mod machine;
+mod memory;
+mod process;
+mod report;
+mod statistics;
+mod systems;
+mod targets;
+
+use std::path::PathBuf;
+
+use anyhow::{Context, Result, bail};
+use clap::Parser;
+
+use crate::targets::{Results, Row};
+
+/// Measure Headwater beside nbdkit, QEMU and the raw disk.
+#[derive(Parser, Debug)]
+#[command(name = "headwater-measure", version)]
+struct Arguments {
+    /// Rounds of each case; figures are medians over them.
+    #[arg(long, default_value_t = 5)]
+    rounds: usize,
+    /// Seconds of each measurement.
+    #[arg(long, default_value_t = 10)]
+    seconds: u32,
+    /// One round of three seconds on sets of 256 MiB and 1 GiB: shows that everything runs, not how fast.
+    #[arg(long)]
+    quick: bool,
+    /// Only cases whose name contains this; may be given several times. `--list` shows the names.
+    #[arg(long)]
+    only: Vec<String>,
+    /// List the cases and stop.
+    #[arg(long)]
+    list: bool,
+    /// The headwater program to measure [default: the one beside this program].
+    #[arg(long)]
+    headwater: Option<PathBuf>,
+    /// Directory on the disk to measure; needs about 40 GiB free for all cases.
+    #[arg(long, default_value = "build/compare/work")]
+    work_dir: PathBuf,
+    /// Where the results go.
+    #[arg(long, default_value = "build/compare")]
+    out: PathBuf,
+    /// Raw image for the import comparison; without one that comparison is left out, and says so.
+    #[arg(long, default_value = "build/guest/disk.raw")]
+    image: PathBuf,
+}
+
+/// What every measurement needs to know.
+struct Plan {
+    rounds: usize,
+    seconds: u32,
+    quick: bool,
+    headwater: PathBuf,
+    work_dir: PathBuf,
+    /// Short path for sockets, which may have at most 107 bytes.
+    sockets: PathBuf,
+    image: PathBuf,
+    only: Vec<String>,
+}
+
+impl Plan {
+    /// Whether a case was asked for.
+    fn wants(&self, name: &str) -> bool {
+        self.only.is_empty() || self.only.iter().any(|part| name.contains(part.as_str()))
+    }
+}
+
+fn main() -> Result<()> {
+    let arguments = Arguments::parse();
+    if arguments.list {
+        print_list();
+        return Ok(());
+    }
+    let plan = plan(&arguments)?;
+    let _folders = interrupt::WorkDir::create(&plan.work_dir, &plan.sockets)?;
+    std::fs::create_dir_all(&arguments.out)
+        .with_context(|| format!("cannot create the output directory {}", arguments.out.display()))?;
+    let mut results = Results { machine: machine::describe(), ..Results::default() };
+    println!("{}", results.machine.summary());
+    if plan.quick {
+        println!("quick: one short round on small sets; the figures show that it runs, not how fast it is");
+    }
+    for case in cases::all(plan.quick).iter().filter(|case| plan.wants(case.name)) {
+        results.cases.push(bench::run(&plan, case).with_context(|| format!("case {}", case.name))?);
+        save(&arguments, &mut results)?;
+    }
+    for case in memory::cases(plan.quick).iter().filter(|case| plan.wants(case.name)) {
+        results.memory.push(memory::run(&plan, case).with_context(|| format!("case {}", case.name))?);
+    }
+    if plan.wants(images::NAME) {
+        results.import = images::run(&plan).context("case import")?;
+    }
+    save(&arguments, &mut results)?;
+    println!("\n{}", report::table::render(&results));
+    println!("wrote {0}/results.json and {0}/index.html", arguments.out.display());
+    let missed: Vec<&Row> = results.rows.iter().filter(|row| row.is_missed()).collect();
+    if !missed.is_empty() {
+        println!("{} of {} targets not reached", missed.len(), results.rows.len());
+    }
+    Ok(())
+}
+
+fn plan(arguments: &Arguments) -> Result<Plan> {
+    let beside = std::env::current_exe().ok().and_then(|path| Some(path.parent()?.join("headwater")));
+    let headwater = arguments.headwater.clone().or(beside).context("cannot tell where this program lies")?;
+    if !headwater.is_file() {
+        bail!(
+            "there is no program {}; build it with `cargo build --release -p headwater`, or name one with \
+             --headwater",
+            headwater.display()
+        );
+    }
+    if arguments.rounds == 0 || arguments.seconds == 0 {
+        bail!("--rounds and --seconds must be at least 1");
+    }
+    for (program, package) in [("fio", "fio"), ("nbdkit", "nbdkit"), ("qemu-nbd", "qemu-utils")] {
+        if !process::is_installed(program) {
+            bail!("{program} is not installed; `make compare` installs it, or: apt-get install {package}");
+        }
+    }
+    let plan = Plan {
+        rounds: if arguments.quick { 1 } else { arguments.rounds },
+        seconds: if arguments.quick { 3 } else { arguments.seconds },
+        quick: arguments.quick,
+        headwater,
+        work_dir: arguments.work_dir.clone(),
+        sockets: std::env::temp_dir().join(format!("headwater-measure-{}", std::process::id())),
+        image: arguments.image.clone(),
+        only: arguments.only.clone(),
+    };
+    let known = cases::all(plan.quick).iter().any(|case| plan.wants(case.name))
+        || memory::cases(plan.quick).iter().any(|case| plan.wants(case.name))
+        || plan.wants(images::NAME);
+    if !known {
+        bail!("no case has '{}' in its name; --list shows them", plan.only.join("' or '"));
+    }
+    Ok(plan)
+}
+
+fn print_list() {
+    for case in cases::all(false) {
+        println!("{:<22} {}", case.name, case.title);
+    }
+    for case in memory::cases(false) {
+        println!("{:<22} {}", case.name, case.title);
+    }
+    println!("{:<22} {}", images::NAME, images::TITLE);
+}
+
+fn save(arguments: &Arguments, results: &mut Results) -> Result<()> {
+    results.rows = targets::rows(results);
+    let json = serde_json::to_string_pretty(results)?;
+    let html = report::html::render(results);
+    for (name, text) in [("results.json", json), ("index.html", html)] {
+        let path = arguments.out.join(name);
+        std::fs::write(&path, text).with_context(|| format!("cannot write {}", path.display()))?;
+    }
+    Ok(())
+}

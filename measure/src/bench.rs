@@ -1,0 +1,236 @@
+//! Runs one case: start, fill, rounds in rotated order, stop.
+
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+use serde::Serialize;
+
+use crate::cases::{Case, State, device_bytes};
+use crate::fio::{self, Job, Measured};
+use crate::systems::{Running, System};
+use crate::{Plan, process, statistics};
+
+/// One measurement of one system.
+#[derive(Clone, Debug, Serialize)]
+pub struct Sample {
+    /// What fio saw.
+    pub fio: Measured,
+    /// CPU seconds of the serving process, user and system.
+    pub cpu_seconds: Option<f64>,
+    /// Bytes that the serving process had written to disks, where the kernel counts them.
+    pub disk_written_bytes: Option<u64>,
+}
+
+impl Sample {
+    /// CPU of the server for each operation: fair also where one system did more of them.
+    pub fn cpu_us_per_operation(&self) -> Option<f64> {
+        let operations = u32::try_from(self.fio.operations).ok().filter(|count| *count > 0)?;
+        self.cpu_seconds.map(|seconds| seconds * 1e6 / f64::from(operations))
+    }
+
+    /// Bytes that reached the disk for each byte that was written to the volume.
+    pub fn write_amplification(&self) -> Option<f64> {
+        let mib = |bytes: u64| u32::try_from(bytes >> 20).ok().map(f64::from);
+        statistics::ratio(mib(self.disk_written_bytes?), mib(self.fio.written_bytes))
+    }
+}
+
+/// All measurements of one system in one case.
+#[derive(Clone, Debug, Serialize)]
+pub struct SystemResult {
+    /// Its name.
+    pub system: &'static str,
+    /// One for each round.
+    pub samples: Vec<Sample>,
+    /// The most memory that the server had resident.
+    pub peak_resident_bytes: Option<u64>,
+}
+
+impl SystemResult {
+    /// Median over the rounds of what `figure` takes from a sample.
+    pub fn median(&self, figure: impl Fn(&Sample) -> Option<f64>) -> Option<f64> {
+        statistics::median(&self.samples.iter().filter_map(figure).collect::<Vec<f64>>())
+    }
+
+    /// Median of reads and writes a second.
+    pub fn iops(&self) -> Option<f64> {
+        self.median(|sample| Some(sample.fio.iops))
+    }
+}
+
+/// All measurements of one case.
+#[derive(Clone, Debug, Serialize)]
+pub struct CaseResult {
+    /// Its name.
+    pub name: &'static str,
+    /// What it shows.
+    pub title: &'static str,
+    /// Bytes that were read and written.
+    pub set_bytes: u64,
+    /// Requests in flight.
+    pub depth: u32,
+    /// Share of random offsets.
+    pub percentage_random: u8,
+    /// Ours first.
+    pub systems: Vec<SystemResult>,
+}
+
+impl CaseResult {
+    /// The figures of one system.
+    pub fn system(&self, name: &str) -> Option<&SystemResult> {
+        self.systems.iter().find(|system| system.system == name)
+    }
+}
+
+/// Measures a case.
+pub fn run(plan: &Plan, case: &Case) -> Result<CaseResult> {
+    println!("\n{}: {}", case.name, case.title);
+    // What earlier cases left in the page cache must not be written back during this one.
+    rustix::fs::sync();
+    check_space(plan, case)?;
+    let mut results: Vec<SystemResult> = Vec::new();
+    for system in &case.systems {
+        results.push(SystemResult { system: system.name(), samples: Vec::new(), peak_resident_bytes: None });
+    }
+    let mut running: Vec<Option<Running>> = case.systems.iter().map(|_| None).collect();
+    for round in 0..plan.rounds {
+        for turn in 0..case.systems.len() {
+            let index = (round + turn) % case.systems.len();
+            let (system, slot) = (case.systems[index], &mut running[index]);
+            let measured = measure(plan, case, system, slot, round);
+            let sample = measured.with_context(|| format!("measuring {}", system.name()))?;
+            print_sample(round, plan.rounds, system, &sample);
+            let result = &mut results[index];
+            if let Some(process) = slot.as_ref().and_then(|running| running.process.as_ref()) {
+                result.peak_resident_bytes =
+                    result.peak_resident_bytes.max(Some(process::peak_resident_bytes(process.pid())?));
+            }
+            result.samples.push(sample);
+            if case.state == State::Fresh {
+                *slot = None;
+            }
+        }
+    }
+    let Case { name, title, set_bytes, depth, percentage_random, .. } = *case;
+    Ok(CaseResult { name, title, set_bytes, depth, percentage_random, systems: results })
+}
+
+/// One measurement; starts and fills the system first where `slot` is empty.
+fn measure(
+    plan: &Plan,
+    case: &Case,
+    system: System,
+    slot: &mut Option<Running>,
+    round: usize,
+) -> Result<Sample> {
+    let running = match slot {
+        Some(running) => running,
+        None => slot.insert(start(plan, case, system)?),
+    };
+    let pid = running.process.as_ref().map(crate::systems::Process::pid);
+    settle(pid)?;
+    let cpu_before = pid.map(process::cpu_seconds).transpose()?;
+    let disk_before = pid.and_then(process::disk_written_bytes);
+    let fio = fio::run(&running.target, case.set_bytes, case.job(plan.seconds), round)?;
+    let cpu_after = pid.map(process::cpu_seconds).transpose()?;
+    let disk_after = pid.and_then(process::disk_written_bytes);
+    Ok(Sample {
+        fio,
+        cpu_seconds: cpu_after.zip(cpu_before).map(|(after, before)| after - before),
+        disk_written_bytes: disk_after.zip(disk_before).map(|(after, before)| after.saturating_sub(before)),
+    })
+}
+
+fn start(plan: &Plan, case: &Case, system: System) -> Result<Running> {
+    let running = system.start(plan, device_bytes(plan.quick))?;
+    let is_raw = system == System::RawDisk;
+    if !running.is_filled && (case.state == State::Filled || is_raw) {
+        println!("  writing the set once: {}", system.name());
+        // The raw file serves later cases too, so all of it is written.
+        let bytes = if is_raw { device_bytes(plan.quick) } else { case.set_bytes };
+        fio::run(&running.target, bytes, Job::Fill, 0).context("writing the set")?;
+    }
+    Ok(running)
+}
+
+/// Waits until a server has finished what it does in the background, for ten seconds at most.
+fn settle(pid: Option<u32>) -> Result<()> {
+    const STEP: Duration = Duration::from_millis(250);
+    let Some(pid) = pid else { return Ok(()) };
+    let start = Instant::now();
+    let mut before = process::cpu_seconds(pid)?;
+    while start.elapsed() < Duration::from_secs(10) {
+        std::thread::sleep(STEP);
+        let now = process::cpu_seconds(pid)?;
+        if now - before < 0.02 {
+            break;
+        }
+        before = now;
+    }
+    Ok(())
+}
+
+/// Refuses to start what would fill the disk.
+fn check_space(plan: &Plan, case: &Case) -> Result<()> {
+    let space = rustix::fs::statvfs(&plan.work_dir).context("cannot ask for the free space")?;
+    let free_bytes = space.f_bavail.saturating_mul(space.f_frsize);
+    let mut wanted_bytes: u64 = 1 << 30;
+    for system in &case.systems {
+        wanted_bytes += match system {
+            System::Headwater(cache) => cache.disk_bytes.min(case.set_bytes * 2),
+            System::NbdkitCow | System::QemuNbdWriteback | System::QemuNbdDirect => case.set_bytes,
+            System::RawDisk if plan.work_dir.join("raw.img").exists() => 0,
+            System::RawDisk => device_bytes(plan.quick),
+            System::NbdkitNull | System::NbdkitMemory => 0,
+        };
+    }
+    if free_bytes < wanted_bytes {
+        bail!(
+            "{} has {} free and this case may need {}; free some, name another disk with --work-dir, or try --quick",
+            plan.work_dir.display(),
+            headwater_block::size::format(free_bytes),
+            headwater_block::size::format(wanted_bytes)
+        );
+    }
+    Ok(())
+}
+
+fn print_sample(round: usize, rounds: usize, system: System, sample: &Sample) {
+    let cpu =
+        sample.cpu_us_per_operation().map_or_else(String::new, |us| format!("{us:7.2} us CPU an operation"));
+    let round = round + 1;
+    println!("  round {round}/{rounds}  {:<26}{:>10.0} IOPS  {cpu}", system.name(), sample.fio.iops);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn sample(operations: u64, cpu_seconds: f64, disk_mib: u64) -> Sample {
+        let fio = Measured {
+            iops: 100.0,
+            operations,
+            written_bytes: 100 << 20,
+            seconds: 10.0,
+            write_mean_us: 1.0,
+            write_p99_us: 2.0,
+            read_p99_us: 3.0,
+        };
+        Sample { fio, cpu_seconds: Some(cpu_seconds), disk_written_bytes: Some(disk_mib << 20) }
+    }
+
+    #[test]
+    fn cpu_is_counted_by_operation_and_amplification_by_byte() {
+        let sample = sample(2_000_000, 4.0, 105);
+        assert_eq!(sample.cpu_us_per_operation(), Some(2.0));
+        assert_eq!(sample.write_amplification(), Some(1.05));
+    }
+
+    #[test]
+    fn a_result_is_the_median_of_its_rounds() {
+        let samples = vec![sample(100, 3.0, 1), sample(100, 1.0, 1), sample(100, 2.0, 1)];
+        let result = SystemResult { system: "x", samples, peak_resident_bytes: None };
+        assert_eq!(result.median(|s| s.cpu_seconds), Some(2.0));
+        assert_eq!(result.median(|_| None), None);
+    }
+}

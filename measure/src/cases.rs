@@ -1,0 +1,130 @@
+//! What is measured: each case is one piece of work and the systems that do it in turn.
+
+use crate::fio::Job;
+use crate::systems::{Cache, System};
+
+const MIB: u64 = 1 << 20;
+const GIB: u64 = 1 << 30;
+
+/// What a system holds when it is measured.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum State {
+    /// The whole set has been written once. Systems run from the first round to the last.
+    Filled,
+    /// Nothing has been written: a machine that just booted. Each round starts the systems again.
+    Fresh,
+}
+
+/// One piece of work.
+#[derive(Clone, Debug)]
+pub struct Case {
+    /// Name for `--only` and for results.
+    pub name: &'static str,
+    /// What it shows, for people.
+    pub title: &'static str,
+    /// Bytes that are read and written.
+    pub set_bytes: u64,
+    /// Requests in flight.
+    pub depth: u32,
+    /// 80: the VDI mix; 100: its random variant.
+    pub percentage_random: u8,
+    /// What the systems hold beforehand.
+    pub state: State,
+    /// Ours first, then the peers.
+    pub systems: Vec<System>,
+}
+
+impl Case {
+    /// The case as a job of fio.
+    pub fn job(&self, seconds: u32) -> Job {
+        Job::Mix { percentage_random: self.percentage_random, depth: self.depth, seconds }
+    }
+}
+
+/// Bytes of the disk that systems offer, of which a case may use a part.
+pub fn device_bytes(quick: bool) -> u64 {
+    if quick { GIB } else { 10 * GIB }
+}
+
+/// All cases that fio measures.
+pub fn all(quick: bool) -> Vec<Case> {
+    let mut all = vec![
+        fits("fits-qd1", "VDI mix, set fits in RAM, depth 1", 1, quick),
+        fits("fits-qd16", "VDI mix, set fits in RAM, depth 16", 16, quick),
+        fits("fits-qd64", "VDI mix, set fits in RAM, depth 64", 64, quick),
+    ];
+    let device = device_bytes(quick);
+    let (small, large) = if quick { (16 * MIB, 410 * MIB) } else { (64 * MIB, 4 * GIB) };
+    let with = |ram_bytes| Cache { mode: "ram+disk", ram_bytes: Some(ram_bytes), disk_bytes: 2 * device };
+    let on_disk = Cache { mode: "disk", ram_bytes: None, disk_bytes: 2 * device };
+    let tight = Cache { disk_bytes: device / 4 * 5, ..with(small) };
+    let mut against_disk = |name, title, cache, percentage_random, state| {
+        let systems = vec![System::Headwater(cache), System::RawDisk];
+        let (set_bytes, depth) = (device, 16);
+        all.push(Case { name, title, set_bytes, depth, percentage_random, state, systems });
+    };
+    let title = "VDI mix, 64 MB RAM, 10 GB set, depth 16";
+    against_disk("overflow-64m", title, with(small), 80, State::Filled);
+    let title = "VDI mix, 64 MB RAM, 10 GB set, depth 16, cache empty at the start";
+    against_disk("overflow-64m-fresh", title, with(small), 80, State::Fresh);
+    let title = "random mix, 64 MB RAM, 10 GB set, depth 16";
+    against_disk("overflow-64m-random", title, with(small), 100, State::Filled);
+    let title = "random mix, 64 MB RAM, 10 GB set, depth 16, overflow disk 80 % full";
+    against_disk("overflow-64m-tight", title, tight, 100, State::Filled);
+    let title = "VDI mix, 4 GB RAM, 10 GB set, depth 16";
+    against_disk("overflow-4g", title, with(large), 80, State::Filled);
+    let title = "random mix, 4 GB RAM, 10 GB set, depth 16";
+    against_disk("overflow-4g-random", title, with(large), 100, State::Filled);
+    let title = "VDI mix, disk mode, 10 GB set, depth 16";
+    against_disk("disk", title, on_disk, 80, State::Filled);
+    let title = "random mix, disk mode, 10 GB set, depth 16";
+    against_disk("disk-random", title, on_disk, 100, State::Filled);
+    all
+}
+
+fn fits(name: &'static str, title: &'static str, depth: u32, quick: bool) -> Case {
+    let (set_bytes, ram_bytes) = if quick { (256 * MIB, 512 * MIB) } else { (GIB, 2 * GIB) };
+    let cache = Cache { mode: "ram+disk", ram_bytes: Some(ram_bytes), disk_bytes: device_bytes(quick) };
+    Case {
+        name,
+        title,
+        set_bytes,
+        depth,
+        percentage_random: 80,
+        state: State::Filled,
+        systems: vec![
+            System::Headwater(cache),
+            System::NbdkitNull,
+            System::NbdkitMemory,
+            System::NbdkitCow,
+            System::QemuNbdWriteback,
+            System::QemuNbdDirect,
+        ],
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_unique_and_every_case_has_ours_first() {
+        for quick in [false, true] {
+            let all = all(quick);
+            for (index, case) in all.iter().enumerate() {
+                assert!(matches!(case.systems[0], System::Headwater(_)), "{}", case.name);
+                assert!(all[..index].iter().all(|other| other.name != case.name), "{}", case.name);
+                assert!(case.set_bytes <= device_bytes(quick), "{}", case.name);
+            }
+        }
+    }
+
+    #[test]
+    fn a_set_fits_or_overflows_as_the_name_says() {
+        for case in all(false) {
+            let System::Headwater(cache) = case.systems[0] else { panic!("ours is first") };
+            let ram = cache.ram_bytes.unwrap_or(0);
+            assert_eq!(ram > case.set_bytes, case.name.starts_with("fits"), "{}", case.name);
+        }
+    }
+}

@@ -1,0 +1,263 @@
+//! fio: the command line of a job, and what its JSON says.
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use anyhow::{Context, Result, bail};
+use serde::{Deserialize, Serialize};
+
+/// Where fio sends its requests.
+#[derive(Clone, Debug)]
+pub enum Target {
+    /// An NBD server on a unix socket.
+    Nbd(PathBuf),
+    /// A file, past the page cache.
+    File(PathBuf),
+}
+
+/// What fio does.
+#[derive(Clone, Copy, Debug)]
+pub enum Job {
+    /// The VDI mix: 4 KiB, 80 % writes, `percentage_random` of all at random offsets.
+    Mix {
+        /// 80 for the VDI mix, 100 for its random variant.
+        percentage_random: u8,
+        /// Requests in flight.
+        depth: u32,
+        /// How long.
+        seconds: u32,
+    },
+    /// Writes every block of the set once, in order.
+    Fill,
+    /// Writes `total_bytes` in 4 KiB blocks at random offsets.
+    RandomWrites {
+        /// How much in all.
+        total_bytes: u64,
+    },
+}
+
+/// One fio run, summed over reads and writes.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct Measured {
+    /// Reads and writes a second.
+    pub iops: f64,
+    /// Reads and writes in all.
+    pub operations: u64,
+    /// Bytes written.
+    pub written_bytes: u64,
+    /// Seconds of the run.
+    pub seconds: f64,
+    /// Mean latency of a write, microseconds.
+    pub write_mean_us: f64,
+    /// 99 % of the writes were faster, microseconds.
+    pub write_p99_us: f64,
+    /// 99 % of the reads were faster, microseconds.
+    pub read_p99_us: f64,
+}
+
+/// Runs a job on the first `set_bytes` of the target. `seed` makes the offsets repeatable.
+pub fn run(target: &Target, set_bytes: u64, job: Job, seed: usize) -> Result<Measured> {
+    let output = Command::new("fio")
+        .args(arguments(target, set_bytes, job, seed))
+        .stdin(Stdio::null())
+        .output()
+        .context("cannot run fio; is it installed?")?;
+    let stdout = String::from_utf8_lossy(&output.stdout);
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    if !output.status.success() {
+        bail!("fio failed ({}): {}", output.status, last_words(&stderr, &stdout));
+    }
+    parse(&stdout).with_context(|| format!("fio said: {}", last_words(&stderr, &stdout)))
+}
+
+/// Which engine works for files here: io_uring, or libaio where containers forbid the former.
+pub fn file_engine(probe: &Path) -> &'static str {
+    static ENGINE: std::sync::OnceLock<&str> = std::sync::OnceLock::new();
+    ENGINE.get_or_init(|| {
+        let status = Command::new("fio")
+            .args([
+                "--name=probe",
+                "--ioengine=io_uring",
+                "--rw=write",
+                "--bs=4k",
+                "--size=64k",
+                "--direct=1",
+            ])
+            .arg(format!("--filename={}", probe.display()))
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .status();
+        let works = status.is_ok_and(|status| status.success());
+        // A probe that cannot be removed goes with the work directory.
+        let _ = std::fs::remove_file(probe);
+        if works { "io_uring" } else { "libaio" }
+    })
+}
+
+fn last_words<'a>(stderr: &'a str, stdout: &'a str) -> &'a str {
+    let said = |text: &'a str| text.lines().rev().find(|line| !line.trim().is_empty());
+    said(stderr).or_else(|| said(stdout)).unwrap_or("nothing")
+}
+
+fn arguments(target: &Target, set_bytes: u64, job: Job, seed: usize) -> Vec<String> {
+    let mut all = vec!["--name=measure".to_owned(), "--output-format=json".to_owned()];
+    let mut add = |text: String| all.push(text);
+    match target {
+        Target::Nbd(socket) => {
+            add("--ioengine=nbd".into());
+            add(format!("--uri=nbd+unix:///?socket={}", socket.display()));
+        }
+        Target::File(path) => {
+            add(format!("--ioengine={}", file_engine(&path.with_extension("probe"))));
+            add("--direct=1".into());
+            add("--allow_file_create=0".into());
+            add(format!("--filename={}", path.display()));
+        }
+    }
+    add(format!("--size={set_bytes}"));
+    add(format!("--randseed={}", seed + 1));
+    // New random data in each buffer: nothing in it for a packer.
+    add("--refill_buffers=1".into());
+    match job {
+        Job::Mix { percentage_random, depth, seconds } => {
+            add("--bs=4k".into());
+            add("--rw=randrw".into());
+            add("--rwmixwrite=80".into());
+            add(format!("--percentage_random={percentage_random}"));
+            add("--norandommap=1".into());
+            add(format!("--iodepth={depth}"));
+            add("--time_based=1".into());
+            add(format!("--runtime={seconds}"));
+        }
+        Job::Fill => {
+            add("--bs=256k".into());
+            add("--rw=write".into());
+            add("--iodepth=8".into());
+        }
+        Job::RandomWrites { total_bytes } => {
+            add("--bs=4k".into());
+            add("--rw=randwrite".into());
+            add("--norandommap=1".into());
+            add("--iodepth=16".into());
+            add(format!("--io_size={total_bytes}"));
+        }
+    }
+    all
+}
+
+#[derive(Deserialize)]
+struct Report {
+    jobs: Vec<JobReport>,
+}
+
+#[derive(Deserialize)]
+struct JobReport {
+    error: i64,
+    read: Direction,
+    write: Direction,
+}
+
+#[derive(Deserialize)]
+struct Direction {
+    io_bytes: u64,
+    iops: f64,
+    runtime: u64,
+    total_ios: u64,
+    clat_ns: Latency,
+}
+
+#[derive(Deserialize)]
+struct Latency {
+    mean: f64,
+    #[serde(default)]
+    percentile: std::collections::BTreeMap<String, f64>,
+}
+
+impl Latency {
+    fn p99_us(&self) -> f64 {
+        let p99 = self.percentile.iter().find(|(name, _)| name.starts_with("99.00"));
+        p99.map_or(0.0, |(_, ns)| ns / 1000.0)
+    }
+}
+
+/// Reads fio's JSON, which may stand behind lines of chatter.
+fn parse(output: &str) -> Result<Measured> {
+    let start = output.find("\n{").map(|at| at + 1).or_else(|| output.starts_with('{').then_some(0));
+    let json = &output[start.context("fio printed no JSON")?..];
+    let mut documents = serde_json::Deserializer::from_str(json).into_iter::<Report>();
+    let report = documents.next().context("fio printed no JSON")?.context("fio's JSON has another form")?;
+    let [job] = report.jobs.as_slice() else { bail!("fio reported {} jobs, not 1", report.jobs.len()) };
+    if job.error != 0 {
+        bail!("fio reports error {}", job.error);
+    }
+    let operations = job.read.total_ios + job.write.total_ios;
+    if operations == 0 {
+        bail!("fio did no operation");
+    }
+    let runtime_ms = job.read.runtime.max(job.write.runtime);
+    Ok(Measured {
+        iops: job.read.iops + job.write.iops,
+        operations,
+        written_bytes: job.write.io_bytes,
+        seconds: std::time::Duration::from_millis(runtime_ms).as_secs_f64(),
+        write_mean_us: job.write.clat_ns.mean / 1000.0,
+        write_p99_us: job.write.clat_ns.p99_us(),
+        read_p99_us: job.read.clat_ns.p99_us(),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SAMPLE: &str = r#"fio: connected to NBD server
+{
+  "fio version" : "fio-3.33",
+  "jobs" : [ { "jobname" : "measure", "error" : 0,
+    "read"  : { "io_bytes" : 409600, "iops" : 33.5, "runtime" : 3000, "total_ios" : 100,
+                "clat_ns" : { "mean" : 1500.0, "percentile" : { "50.000000" : 1000, "99.000000" : 9000 } } },
+    "write" : { "io_bytes" : 1638400, "iops" : 133.5, "runtime" : 3001, "total_ios" : 400,
+                "clat_ns" : { "mean" : 2500.0, "percentile" : { "99.000000" : 12000, "99.900000" : 90000 } } },
+    "trim"  : { "io_bytes" : 0, "iops" : 0.0, "runtime" : 0, "total_ios" : 0, "clat_ns" : { "mean" : 0.0 } } } ]
+}
+"#;
+
+    #[test]
+    fn reads_and_writes_are_summed() {
+        let measured = parse(SAMPLE).unwrap();
+        assert_eq!(measured.iops, 167.0);
+        assert_eq!(measured.operations, 500);
+        assert_eq!(measured.written_bytes, 1_638_400);
+        assert_eq!(measured.seconds, 3.001);
+        assert_eq!((measured.write_mean_us, measured.write_p99_us, measured.read_p99_us), (2.5, 12.0, 9.0));
+    }
+
+    #[test]
+    fn a_job_that_failed_or_did_nothing_is_no_result() {
+        let failed = SAMPLE.replace("\"error\" : 0", "\"error\" : 5");
+        assert!(parse(&failed).unwrap_err().to_string().contains("error 5"));
+        let idle = SAMPLE.replace("\"total_ios\" : 100", "\"total_ios\" : 0").replace(": 400,", ": 0,");
+        assert!(parse(&idle).unwrap_err().to_string().contains("no operation"));
+        assert!(parse("fio: nothing").is_err());
+        assert!(parse("{ \"jobs\" : [] }").unwrap_err().to_string().contains("0 jobs"));
+    }
+
+    #[test]
+    fn the_mix_is_the_one_of_the_studies() {
+        let job = Job::Mix { percentage_random: 80, depth: 16, seconds: 10 };
+        let all = arguments(&Target::Nbd("/x/s".into()), 1 << 30, job, 0);
+        for wanted in [
+            "--bs=4k",
+            "--rw=randrw",
+            "--rwmixwrite=80",
+            "--percentage_random=80",
+            "--refill_buffers=1",
+            "--iodepth=16",
+            "--size=1073741824",
+            "--uri=nbd+unix:///?socket=/x/s",
+        ] {
+            assert!(all.iter().any(|argument| argument == wanted), "{wanted}");
+        }
+    }
+}

@@ -1,0 +1,291 @@
+//! The systems: how each is started, and how it is ended.
+
+use std::io::{BufRead, BufReader, Read};
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+use rustix::process::{Pid, Signal, kill_process};
+
+use crate::fio::Target;
+use crate::{Plan, interrupt};
+
+const START_TIMEOUT: Duration = Duration::from_secs(30);
+const STOP_TIMEOUT: Duration = Duration::from_secs(20);
+
+/// Settings of Headwater's write cache.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Cache {
+    /// `ram`, `ram+disk` or `disk`.
+    pub mode: &'static str,
+    /// RAM limit; the mode's own default where there is none.
+    pub ram_bytes: Option<u64>,
+    /// Limit of the overflow disk.
+    pub disk_bytes: u64,
+}
+
+/// Something that offers a disk.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum System {
+    /// `headwater export`.
+    Headwater(Cache),
+    /// Throws writes away: the limit of fio's NBD path.
+    NbdkitNull,
+    /// A sparse array in memory.
+    NbdkitMemory,
+    /// A file below an overlay of changed blocks.
+    NbdkitCow,
+    /// A qcow2 overlay in the page cache.
+    QemuNbdWriteback,
+    /// A qcow2 overlay past the page cache.
+    QemuNbdDirect,
+    /// A file by fio itself, past the page cache.
+    RawDisk,
+}
+
+impl System {
+    /// Name in results.
+    pub fn name(self) -> &'static str {
+        match self {
+            System::Headwater(_) => "headwater",
+            System::NbdkitNull => "nbdkit null",
+            System::NbdkitMemory => "nbdkit memory",
+            System::NbdkitCow => "nbdkit file+cow",
+            System::QemuNbdWriteback => "qemu-nbd qcow2 writeback",
+            System::QemuNbdDirect => "qemu-nbd qcow2 direct",
+            System::RawDisk => "raw disk",
+        }
+    }
+
+    /// Starts it with a disk of `device_bytes`; ready for requests when this returns.
+    pub fn start(self, plan: &Plan, device_bytes: u64) -> Result<Running> {
+        let name = self.name();
+        if self == System::RawDisk {
+            let path = plan.work_dir.join("raw.img");
+            let is_filled = path.exists();
+            make_file(&path, device_bytes, true)?;
+            return Ok(Running { target: Target::File(path), process: None, folder: None, is_filled });
+        }
+        let folder = plan.work_dir.join(name.replace([' ', '+'], "-"));
+        std::fs::create_dir_all(&folder).with_context(|| format!("cannot create {}", folder.display()))?;
+        let socket = plan.sockets.join(format!("{}.sock", name.replace([' ', '+'], "-")));
+        // One left by a process that was killed keeps the next from binding.
+        let _ = std::fs::remove_file(&socket);
+        let mut command = self.command(plan, &folder, &socket, device_bytes)?;
+        let process = Process::start(&mut command, name)?;
+        // Kept from here on, so that a failure below ends the process and removes its files.
+        let target = Target::Nbd(socket.clone());
+        let mut running = Running { target, process: Some(process), folder: Some(folder), is_filled: false };
+        running.wait_until_ready(&socket)?;
+        Ok(running)
+    }
+
+    fn command(self, plan: &Plan, folder: &Path, socket: &Path, device_bytes: u64) -> Result<Command> {
+        let mut command = match self {
+            System::Headwater(_) => Command::new(&plan.headwater),
+            System::NbdkitNull | System::NbdkitMemory | System::NbdkitCow => Command::new("nbdkit"),
+            System::QemuNbdWriteback | System::QemuNbdDirect => Command::new("qemu-nbd"),
+            System::RawDisk => bail!("the raw disk has no server"),
+        };
+        match self {
+            System::Headwater(cache) => {
+                command.args(["export", &format!("null:{device_bytes}"), "--cache", cache.mode]);
+                command.args(["--disk", &cache.disk_bytes.to_string()]).arg("--cache-dir").arg(folder);
+                if let Some(ram_bytes) = cache.ram_bytes {
+                    command.args(["--ram", &ram_bytes.to_string()]);
+                }
+                command.arg("--nbd").arg(format!("unix:{}", socket.display()));
+            }
+            System::NbdkitNull | System::NbdkitMemory => {
+                let plugin = if self == System::NbdkitNull { "null" } else { "memory" };
+                command.args(["--exit-with-parent", "-U"]).arg(socket);
+                command.arg(plugin).arg(format!("size={device_bytes}"));
+            }
+            System::NbdkitCow => {
+                let base = folder.join("base.raw");
+                make_file(&base, device_bytes, false)?;
+                command.args(["--exit-with-parent", "--filter=cow", "-U"]).arg(socket);
+                command.arg("file").arg(base.canonicalize()?);
+                // Where the overlay goes.
+                command.env("TMPDIR", folder.canonicalize()?);
+            }
+            System::QemuNbdWriteback | System::QemuNbdDirect => {
+                let overlay = qcow2_overlay(folder, device_bytes)?;
+                let cache: &[&str] = match self {
+                    System::QemuNbdWriteback => &["--cache=writeback"],
+                    _ => &["--cache=none", "--aio=native"],
+                };
+                command.args(["-f", "qcow2", "-t", "-e", "0"]).args(cache).arg("-k").arg(socket).arg(overlay);
+            }
+            System::RawDisk => {}
+        }
+        Ok(command)
+    }
+}
+
+fn make_file(path: &Path, bytes: u64, is_allocated: bool) -> Result<()> {
+    let open = std::fs::OpenOptions::new().create(true).truncate(false).write(true).open(path);
+    let made = open.and_then(|file| {
+        if is_allocated {
+            rustix::fs::fallocate(&file, rustix::fs::FallocateFlags::empty(), 0, bytes)?;
+        }
+        file.set_len(bytes)
+    });
+    made.with_context(|| format!("cannot make {} of {bytes} bytes", path.display()))
+}
+
+fn qcow2_overlay(folder: &Path, device_bytes: u64) -> Result<PathBuf> {
+    let base = folder.join("base.raw");
+    make_file(&base, device_bytes, false)?;
+    let overlay = folder.join("overlay.qcow2");
+    let output = Command::new("qemu-img")
+        .args(["create", "-q", "-f", "qcow2", "-F", "raw", "-b"])
+        .arg(base.canonicalize()?)
+        .arg(&overlay)
+        .output()
+        .context("cannot run qemu-img; apt-get install qemu-utils")?;
+    if !output.status.success() {
+        bail!("qemu-img create failed: {}", String::from_utf8_lossy(&output.stderr).trim());
+    }
+    Ok(overlay)
+}
+
+/// A system that is ready for requests. Dropping it ends its process and removes its files.
+pub struct Running {
+    /// Where to send requests.
+    pub target: Target,
+    /// The serving process; the raw disk has none.
+    pub process: Option<Process>,
+    /// Whether the set has been written before, by an earlier case.
+    pub is_filled: bool,
+    folder: Option<PathBuf>,
+}
+
+impl Running {
+    fn wait_until_ready(&mut self, socket: &Path) -> Result<()> {
+        let Some(process) = &mut self.process else { return Ok(()) };
+        let start = Instant::now();
+        while UnixStream::connect(socket).is_err() {
+            if let Some(status) = process.child.try_wait()? {
+                bail!("{} ended ({status}) before it was ready: {}", process.name, process.last_words());
+            }
+            if start.elapsed() > START_TIMEOUT {
+                bail!("{} was not ready after {} s", process.name, START_TIMEOUT.as_secs());
+            }
+            std::thread::sleep(Duration::from_millis(50));
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        drop(self.process.take());
+        if let Some(folder) = self.folder.take()
+            && let Err(error) = std::fs::remove_dir_all(&folder)
+        {
+            eprintln!("cannot remove {}: {error}", folder.display());
+        }
+    }
+}
+
+/// A process started here, ended when dropped: SIGTERM, then SIGKILL.
+pub struct Process {
+    name: &'static str,
+    child: Child,
+    output: std::sync::Arc<std::sync::Mutex<Vec<String>>>,
+}
+
+impl Process {
+    /// Starts it; what it prints is kept for error messages.
+    pub fn start(command: &mut Command, name: &'static str) -> Result<Self> {
+        let mut child = command
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .with_context(|| format!("cannot start {name} ({})", command.get_program().display()))?;
+        interrupt::note_started(child.id());
+        let output = std::sync::Arc::default();
+        if let Some(stdout) = child.stdout.take() {
+            keep_lines(stdout, &output);
+        }
+        if let Some(stderr) = child.stderr.take() {
+            keep_lines(stderr, &output);
+        }
+        Ok(Self { name, child, output })
+    }
+
+    /// Its number.
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// The last line that it printed.
+    pub fn last_words(&self) -> String {
+        // Its pipes may still hold what it said.
+        std::thread::sleep(Duration::from_millis(100));
+        let lines = self.output.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        lines.last().cloned().unwrap_or_else(|| "it said nothing".into())
+    }
+}
+
+/// Reads to the end, so that the process never waits for its reader; keeps the last lines.
+fn keep_lines(from: impl Read + Send + 'static, into: &std::sync::Arc<std::sync::Mutex<Vec<String>>>) {
+    const KEPT_LINES: usize = 20;
+    let into = into.clone();
+    std::thread::spawn(move || {
+        for line in BufReader::new(from).lines().map_while(std::result::Result::ok) {
+            let mut lines = into.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+            if lines.len() == KEPT_LINES {
+                lines.remove(0);
+            }
+            lines.push(line);
+        }
+    });
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        let pid = i32::try_from(self.child.id()).ok().and_then(Pid::from_raw);
+        // Not waited for yet, so the number cannot belong to another process.
+        let _ = pid.map(|pid| kill_process(pid, Signal::TERM));
+        let start = Instant::now();
+        while matches!(self.child.try_wait(), Ok(None)) {
+            if start.elapsed() > STOP_TIMEOUT {
+                eprintln!("{} did not end {} s after SIGTERM; killing it", self.name, STOP_TIMEOUT.as_secs());
+                let _ = self.child.kill();
+                let _ = self.child.wait();
+                break;
+            }
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        interrupt::note_ended(self.child.id());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_process_is_ended_and_its_last_words_are_kept() {
+        let mut command = Command::new("sh");
+        command.args(["-c", "echo first; echo last; exec sleep 60"]);
+        let process = Process::start(&mut command, "sh").unwrap();
+        let pid = process.pid();
+        let start = Instant::now();
+        while process.last_words() != "last" && start.elapsed() < Duration::from_secs(20) {}
+        assert_eq!(process.last_words(), "last");
+        drop(process);
+        assert!(!Path::new(&format!("/proc/{pid}")).exists());
+    }
+
+    #[test]
+    fn a_program_that_is_missing_is_named() {
+        let error = Process::start(&mut Command::new("no-such-program"), "peer").err().unwrap();
+        assert!(error.to_string().contains("no-such-program"), "{error}");
+    }
+}

@@ -1,0 +1,274 @@
+//! What is to be reached, and whether it was: one row for each promise.
+
+use serde::Serialize;
+
+use crate::bench::CaseResult;
+use crate::images::ImportResult;
+use crate::machine::Machine;
+use crate::memory::MemoryResult;
+use crate::statistics;
+
+/// Everything that one run found out; `results.json` is this.
+#[derive(Debug, Default, Serialize)]
+pub struct Results {
+    /// What it ran on.
+    pub machine: Machine,
+    /// Ours beside the peers.
+    pub rows: Vec<Row>,
+    /// The samples behind the rows.
+    pub cases: Vec<CaseResult>,
+    /// Resident memory.
+    pub memory: Vec<MemoryResult>,
+    /// Imports; empty where there was no image.
+    pub import: Vec<ImportResult>,
+}
+
+impl Results {
+    fn case(&self, name: &str) -> Option<&CaseResult> {
+        self.cases.iter().find(|case| case.name == name)
+    }
+}
+
+/// What a ratio `ours / peer` has to be.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Goal {
+    /// At least this; more is better.
+    AtLeast(f64),
+    /// At most this; less is better.
+    AtMost(f64),
+    /// Reported only.
+    None,
+}
+
+impl Goal {
+    fn is_reached(self, ratio: f64) -> Option<bool> {
+        match self {
+            Goal::AtLeast(goal) => Some(ratio >= goal),
+            Goal::AtMost(goal) => Some(ratio <= goal),
+            Goal::None => None,
+        }
+    }
+}
+
+impl std::fmt::Display for Goal {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Goal::AtLeast(goal) => write!(f, ">= {goal:.2}"),
+            Goal::AtMost(goal) => write!(f, "<= {goal:.2}"),
+            Goal::None => f.write_str("-"),
+        }
+    }
+}
+
+/// One comparison.
+#[derive(Clone, Debug, Serialize)]
+pub struct Row {
+    /// The case.
+    pub case: String,
+    /// What is compared, with its unit.
+    pub figure: &'static str,
+    /// Our median.
+    pub ours: Option<f64>,
+    /// With whom.
+    pub peer: String,
+    /// Their median.
+    pub theirs: Option<f64>,
+    /// `ours / theirs`.
+    pub ratio: Option<f64>,
+    /// What the ratio has to be.
+    pub goal: Goal,
+    /// Whether it is.
+    pub reached: Option<bool>,
+}
+
+impl Row {
+    fn new(
+        case: &str,
+        figure: &'static str,
+        ours: Option<f64>,
+        peer: &str,
+        theirs: Option<f64>,
+        goal: Goal,
+    ) -> Self {
+        let ratio = statistics::ratio(ours, theirs);
+        let reached = ratio.and_then(|ratio| goal.is_reached(ratio));
+        Self { case: case.into(), figure, ours, peer: peer.into(), theirs, ratio, goal, reached }
+    }
+
+    /// Whether this was measured and is short of its goal.
+    pub fn is_missed(&self) -> bool {
+        self.reached == Some(false)
+    }
+}
+
+const OURS: &str = "headwater";
+const IOPS: &str = "IOPS";
+const CPU: &str = "us CPU/op";
+
+/// Rows of everything that was measured.
+pub fn rows(results: &Results) -> Vec<Row> {
+    let mut rows = Vec::new();
+    for case in &results.cases {
+        if case.name.starts_with("fits-") {
+            fits_rows(case, &mut rows);
+        } else {
+            disk_rows(case, &mut rows);
+        }
+    }
+    large_ram_row(results, &mut rows);
+    for memory in &results.memory {
+        memory_row(memory, &mut rows);
+    }
+    import_rows(&results.import, &mut rows);
+    rows
+}
+
+fn fits_rows(case: &CaseResult, rows: &mut Vec<Row>) {
+    let Some(ours) = case.system(OURS) else { return };
+    for peer in case.systems.iter().filter(|system| system.system != OURS) {
+        let is_limit = peer.system == "nbdkit null";
+        let goal = if is_limit { Goal::AtLeast(1.0) } else { Goal::None };
+        rows.push(Row::new(case.name, IOPS, ours.iops(), peer.system, peer.iops(), goal));
+        if is_limit {
+            let cpu = |system: &crate::bench::SystemResult| system.median(|s| s.cpu_us_per_operation());
+            rows.push(Row::new(case.name, CPU, cpu(ours), peer.system, cpu(peer), Goal::AtMost(0.6)));
+        }
+    }
+}
+
+fn disk_rows(case: &CaseResult, rows: &mut Vec<Row>) {
+    let (Some(ours), Some(raw)) = (case.system(OURS), case.system("raw disk")) else { return };
+    let goal = match case.name {
+        "overflow-64m" | "overflow-64m-fresh" => 1.3,
+        "disk" => 1.2,
+        _ => 1.0,
+    };
+    rows.push(Row::new(case.name, IOPS, ours.iops(), raw.system, raw.iops(), Goal::AtLeast(goal)));
+    // In a cache with room, a block is written to the disk once; a nearly full one has to clean.
+    let amplification = match case.name {
+        "overflow-64m" | "overflow-64m-random" => Goal::AtMost(1.1),
+        "overflow-64m-tight" => Goal::AtMost(2.0),
+        _ => return,
+    };
+    let written = ours.median(|sample| sample.write_amplification());
+    rows.push(Row::new(case.name, "bytes to disk/byte", written, "written once", Some(1.0), amplification));
+}
+
+/// A large RAM cache that does not hold everything, beside one that does.
+fn large_ram_row(results: &Results, rows: &mut Vec<Row>) {
+    let (Some(large), Some(fits)) = (results.case("overflow-4g"), results.case("fits-qd16")) else { return };
+    let iops = |case: &CaseResult| case.system(OURS).and_then(crate::bench::SystemResult::iops);
+    rows.push(Row::new(
+        large.name,
+        IOPS,
+        iops(large),
+        "headwater, fits-qd16",
+        iops(fits),
+        Goal::AtLeast(0.8),
+    ));
+}
+
+fn memory_row(memory: &MemoryResult, rows: &mut Vec<Row>) {
+    let mib = |bytes: u64| u32::try_from(bytes >> 20).ok().map(f64::from);
+    let limit = mib(memory.ram_bytes).map(|ram| ram * 1.03 + 32.0);
+    let ours = mib(memory.peak_resident_bytes);
+    rows.push(Row::new(memory.name, "MiB resident", ours, "RAM x 1.03 + 32 MiB", limit, Goal::AtMost(1.0)));
+}
+
+fn import_rows(import: &[ImportResult], rows: &mut Vec<Row>) {
+    let Some((ours, peers)) = import.split_first() else { return };
+    let mib = |bytes: u64| u32::try_from(bytes >> 20).ok().map(f64::from);
+    for peer in peers {
+        let (mine, theirs) = (statistics::median(&ours.seconds), statistics::median(&peer.seconds));
+        rows.push(Row::new("import", "seconds", mine, peer.system, theirs, Goal::AtMost(1.0)));
+        let goal = Goal::AtMost(1.1);
+        rows.push(Row::new("import", "MiB", mib(ours.size_bytes), peer.system, mib(peer.size_bytes), goal));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::bench::{Sample, SystemResult};
+    use crate::fio::Measured;
+
+    /// A system with these IOPS in its rounds, each operation taking a microsecond of CPU.
+    pub fn system(name: &'static str, iops: &[f64]) -> SystemResult {
+        let sample = |iops: &f64| Sample {
+            fio: Measured {
+                iops: *iops,
+                operations: 1_000_000,
+                written_bytes: 100 << 20,
+                seconds: 10.0,
+                write_mean_us: 1.0,
+                write_p99_us: 2.0,
+                read_p99_us: 3.0,
+            },
+            cpu_seconds: Some(1.0),
+            disk_written_bytes: Some(150 << 20),
+        };
+        SystemResult { system: name, samples: iops.iter().map(sample).collect(), peak_resident_bytes: None }
+    }
+
+    fn case(name: &'static str, systems: Vec<SystemResult>) -> CaseResult {
+        CaseResult { name, title: "t", set_bytes: 1, depth: 16, percentage_random: 80, systems }
+    }
+
+    fn verdict(results: &Results, case: &str, figure: &str) -> Vec<(Option<f64>, Option<bool>)> {
+        let rows = rows(results);
+        let wanted = rows.iter().filter(|row| row.case == case && row.figure == figure);
+        wanted.map(|row| (row.ratio, row.reached)).collect()
+    }
+
+    #[test]
+    fn medians_are_compared_and_judged() {
+        let ours = system("headwater", &[90.0, 130.0, 100.0]);
+        let null = system("nbdkit null", &[100.0, 80.0, 500.0]);
+        let cow = system("nbdkit file+cow", &[50.0]);
+        let results = Results { cases: vec![case("fits-qd16", vec![ours, null, cow])], ..Results::default() };
+        assert_eq!(verdict(&results, "fits-qd16", IOPS), [(Some(1.0), Some(true)), (Some(2.0), None)]);
+        assert_eq!(verdict(&results, "fits-qd16", CPU), [(Some(1.0), Some(false))]);
+    }
+
+    #[test]
+    fn overflow_is_compared_with_the_disk_and_with_what_fits() {
+        let overflow = case("overflow-4g", vec![system("headwater", &[70.0]), system("raw disk", &[50.0])]);
+        let fits = case("fits-qd16", vec![system("headwater", &[100.0])]);
+        let results = Results { cases: vec![fits, overflow], ..Results::default() };
+        assert_eq!(
+            verdict(&results, "overflow-4g", IOPS),
+            [(Some(1.4), Some(true)), (Some(0.7), Some(false))]
+        );
+    }
+
+    #[test]
+    fn write_amplification_has_a_goal_that_depends_on_the_room() {
+        let pair = || vec![system("headwater", &[70.0]), system("raw disk", &[50.0])];
+        let cases = vec![case("overflow-64m", pair()), case("overflow-64m-tight", pair())];
+        let results = Results { cases, ..Results::default() };
+        assert_eq!(verdict(&results, "overflow-64m", "bytes to disk/byte"), [(Some(1.5), Some(false))]);
+        assert_eq!(verdict(&results, "overflow-64m-tight", "bytes to disk/byte"), [(Some(1.5), Some(true))]);
+    }
+
+    #[test]
+    fn memory_and_imports_are_judged() {
+        let memory = MemoryResult {
+            name: "memory-64m",
+            title: "t",
+            ram_bytes: 64 << 20,
+            written_bytes: 1,
+            peak_resident_bytes: 97 << 20,
+        };
+        let import = |system, seconds, size_mib: u64| ImportResult {
+            system,
+            seconds: vec![seconds],
+            size_bytes: size_mib << 20,
+        };
+        let import = vec![import("headwater", 2.0, 110), import("qemu-img", 4.0, 100)];
+        let results = Results { memory: vec![memory], import, ..Results::default() };
+        assert_eq!(verdict(&results, "memory-64m", "MiB resident")[0].1, Some(true));
+        assert_eq!(verdict(&results, "import", "seconds"), [(Some(0.5), Some(true))]);
+        assert_eq!(verdict(&results, "import", "MiB"), [(Some(1.1), Some(true))]);
+    }
+}
