@@ -1,1 +1,39 @@
-//! Placeholder.
+//! The words that the daemon and its clients exchange: requests, answers, errors and their schemas.
+//!
+//! ```text
+//!   CLI, console, scripts --JSON over HTTP--> control/service
+//!            \___________ both sides use these types ___________/
+//! ```
+//!
+//! # Guarantees
+//! - Every type is (de)serialisable and has an OpenAPI schema; unknown fields of a request are refused, so
+//!   that a misspelt option is an error and never silently ignored.
+//! - Every failed request is answered with a [`Problem`]: its [`ProblemKind`] says what a program may do, the
+//!   message and causes tell a person what was tried, on what, why it failed and what to do.
+//! - Units are in the names: `_bytes`, `_ms`; times are milliseconds since 1970 UTC.
+//!
+//! # Limits
+//! - Names of machines and images have at most [`name::MAX_NAME_BYTES`] bytes.
+//!
+//! # Not here
+//! No I/O and no HTTP: paths and handlers are in `control/service`.
+//!
+//! Start reading at [`machine`].
+
+pub mod event;
+pub mod image;
+pub mod job;
+pub mod machine;
+pub mod name;
+pub mod problem;
+pub mod status;
+
+pub use event::{Event, EventList};
+pub use image::{ExportRequest, Image, ImageList, ImageVersion, ImportRequest, Removed, VerifyReport};
+pub use job::{JobEvent, JobResult, Progress};
+pub use machine::{
+    CacheMode, CacheSettings, CreateMachine, DiskCounters, ExecRequest, ExecResult, Identity, Machine,
+    MachineList, MachineState, Wanted,
+};
+pub use problem::{Problem, ProblemKind};
+pub use status::Status;

@@ -1,1 +1,41 @@
-//! Placeholder.
+//! What the control plane remembers: machines and the history of changes, behind traits.
+//!
+//! ```text
+//!   control/service --> Database --read()/write()--> Repository --machines()--> MachineRepository
+//!                           ^                            |    \---events()----> EventRepository
+//!                           |                            +--save()   (or drop: nothing happened)
+//!                        sqlite/
+//! ```
+//!
+//! # How to add an entity
+//! 1. A record in [`record`] and a trait in [`repository`].
+//! 2. A migration in `migrations/sqlite/` and the implementation in `sqlite/`.
+//! 3. Its cases in `tests/suite/`, which every database passes.
+//!
+//! # Guarantees
+//! - What one [`Repository`] wrote becomes visible and durable as a whole at [`Repository::save`], or not at
+//!   all: a change and its event are never apart.
+//! - Absent is `Ok(None)`, never an error.
+//! - Writers are serialised; readers see one state of the database and never wait for a writer.
+//!
+//! # Limits
+//! - SQLite: one writer at a time, which waits at most [`sqlite::BUSY_TIMEOUT_MS`] for another process's lock.
+//! - Sizes and times are stored as signed 64-bit numbers.
+//!
+//! # Errors
+//! [`DbError`]: `Taken` for a name that exists, everything else failed.
+//!
+//! # Not here
+//! No rules (who may do what, which state follows which): they are in `control/service`. No clock and no
+//! randomness: callers pass times and keys in.
+//!
+//! Start reading at [`repository`].
+
+pub mod error;
+pub mod record;
+pub mod repository;
+pub mod sqlite;
+
+pub use error::DbError;
+pub use record::{MachineRecord, NewEvent, Secret};
+pub use repository::{Database, EventRepository, MachineRepository, Repository};

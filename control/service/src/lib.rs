@@ -1,1 +1,48 @@
-//! Placeholder.
+//! The control plane of one host: who boots what, as an HTTP API over a database and three backends.
+//!
+//! ```text
+//!   client --HTTP, unix socket--> server --> operations/  (one file each: errors, OpenAPI text, handler)
+//!                                               |
+//!                                life/  start, stop, reset, watch, reconcile
+//!                                 |            |            |            |
+//!                              Database      Images       Disks     Hypervisor       (backend/: traits)
+//! ```
+//!
+//! # How to add an operation
+//! 1. A file in `operations/`: its errors with [`answer::Explain`], a handler of a dozen lines with its
+//!    `#[utoipa::path]`.
+//! 2. One line in [`operations::router`].
+//! 3. `HEADWATER_BLESS=1 cargo test -p headwater-service --test openapi` writes `docs/openapi.json` anew.
+//!
+//! # Guarantees
+//! - What is wanted of a machine and every change of its state are in the database, together with an event
+//!   that says who, what and when, before the change is answered.
+//! - One machine's changes happen one after the other; a client that hangs up does not leave one half done.
+//! - A machine changes its image version only when it starts.
+//! - After a daemon that died, [`Service::recover`] ends what it left, and says `lost` of what ran.
+//! - A long operation whose client is gone is cancelled and leaves nothing behind.
+//!
+//! # Limits
+//! - [`job::MAX_JOBS`] long operations at once, [`life::STOP_GRACE_MS`] for a guest to switch itself off,
+//!   [`server::MAX_SOCKET_PATH_BYTES`] for a socket's path.
+//!
+//! # Errors
+//! Every failure is a [`headwater_api::Problem`]; operations keep enums of their own and map them once.
+//!
+//! # Not here
+//! No disk request passes through this crate, and it knows neither the data path nor QEMU. No authentication
+//! yet: the socket belongs to its owner, TCP is for loopback only.
+//!
+//! Start reading at [`life`].
+
+mod answer;
+pub mod backend;
+mod extract;
+mod identity;
+pub mod job;
+pub mod life;
+pub mod operations;
+pub mod server;
+mod state;
+
+pub use state::{Parts, Service};

@@ -1,0 +1,28 @@
+//! The history: who changed what, and when.
+
+use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
+
+/// One change.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct Event {
+    /// Counts up; the order of events.
+    pub id: i64,
+    /// When.
+    pub at_ms: u64,
+    /// Who: `uid 1000` for a client of the socket, `tcp 127.0.0.1:5000`, or `daemon`.
+    pub actor: String,
+    /// On what: `machine web-1`, `image debian`.
+    pub subject: String,
+    /// What happened: `created`, `start`, `state`, ...
+    pub action: String,
+    /// In words.
+    pub detail: String,
+}
+
+/// The newest events.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct EventList {
+    /// Newest first.
+    pub events: Vec<Event>,
+}

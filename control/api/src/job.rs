@@ -1,0 +1,60 @@
+//! Long operations: one JSON object a line while they go on.
+//!
+//! Import, verify and export answer with `application/x-ndjson`: any number of `progress` lines, then
+//! exactly one `done` or `failed` line. A client that hangs up cancels the operation, which then leaves
+//! nothing behind.
+
+use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
+
+use crate::image::{ImageVersion, VerifyReport};
+use crate::problem::Problem;
+
+/// How far an operation is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct Progress {
+    /// Bytes done.
+    pub done_bytes: u64,
+    /// Bytes in all; 0 while that is unknown.
+    pub total_bytes: u64,
+}
+
+/// What an operation ended with.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(tag = "kind", rename_all = "snake_case")]
+pub enum JobResult {
+    /// The version that the import made, or the one that already held the same bytes.
+    Imported {
+        /// It.
+        version: ImageVersion,
+        /// Whether the import made it.
+        created: bool,
+    },
+    /// What the verification found.
+    Verified(VerifyReport),
+    /// The version that was written out.
+    Exported {
+        /// It.
+        version: ImageVersion,
+        /// The file's size.
+        size_bytes: u64,
+    },
+}
+
+/// One line of the answer.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(tag = "event", rename_all = "snake_case")]
+pub enum JobEvent {
+    /// It goes on.
+    Progress(Progress),
+    /// It is over, and went well.
+    Done {
+        /// What came of it.
+        result: JobResult,
+    },
+    /// It is over, and failed.
+    Failed {
+        /// Why.
+        problem: Problem,
+    },
+}

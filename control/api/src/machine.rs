@@ -1,0 +1,376 @@
+//! Machines: what they are, what they should do and what they do.
+
+use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
+use uuid::Uuid;
+
+/// Where a machine's writes go.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, ToSchema)]
+pub enum CacheMode {
+    /// Memory only; when it is full, writes pause and then fail with "no space".
+    #[serde(rename = "ram")]
+    Ram,
+    /// Memory first, overflowing to disk.
+    #[serde(rename = "ram+disk")]
+    RamDisk,
+    /// Disk, with a little memory as buffer.
+    #[serde(rename = "disk")]
+    Disk,
+}
+
+impl CacheMode {
+    /// All modes, as written.
+    pub const NAMES: [&str; 3] = ["ram", "ram+disk", "disk"];
+
+    /// The mode as written.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Ram => "ram",
+            Self::RamDisk => "ram+disk",
+            Self::Disk => "disk",
+        }
+    }
+
+    /// Reads a mode.
+    pub fn parse(text: &str) -> Result<Self, String> {
+        match text {
+            "ram" => Ok(Self::Ram),
+            "ram+disk" => Ok(Self::RamDisk),
+            "disk" => Ok(Self::Disk),
+            _ => Err(format!("'{text}' is not a cache mode; write one of {}", Self::NAMES.join(", "))),
+        }
+    }
+}
+
+impl std::fmt::Display for CacheMode {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// A machine's write cache.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct CacheSettings {
+    /// Where writes go.
+    #[serde(default = "CacheSettings::default_mode")]
+    pub mode: CacheMode,
+    /// The most memory it may take.
+    #[serde(default = "CacheSettings::default_ram_bytes")]
+    pub ram_bytes: u64,
+    /// The most disk space it may take; not used by `ram`.
+    #[serde(default = "CacheSettings::default_disk_bytes")]
+    pub disk_bytes: u64,
+}
+
+impl CacheSettings {
+    /// `ram+disk`.
+    pub const fn default_mode() -> CacheMode {
+        CacheMode::RamDisk
+    }
+
+    /// 64 MiB.
+    pub const fn default_ram_bytes() -> u64 {
+        64 << 20
+    }
+
+    /// 10 GiB.
+    pub const fn default_disk_bytes() -> u64 {
+        10 << 30
+    }
+}
+
+impl Default for CacheSettings {
+    fn default() -> Self {
+        Self {
+            mode: Self::default_mode(),
+            ram_bytes: Self::default_ram_bytes(),
+            disk_bytes: Self::default_disk_bytes(),
+        }
+    }
+}
+
+/// What a machine should do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum Wanted {
+    /// Run.
+    Running,
+    /// Be off.
+    Stopped,
+}
+
+impl Wanted {
+    /// As stored and shown.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Running => "running",
+            Self::Stopped => "stopped",
+        }
+    }
+
+    /// Reads what [`Wanted::name`] gave.
+    pub fn parse(text: &str) -> Option<Self> {
+        [Self::Running, Self::Stopped].into_iter().find(|wanted| wanted.name() == text)
+    }
+}
+
+/// What a machine does.
+///
+/// ```text
+///   created --start--> starting --> booting --> running --stop--> stopping --> stopped
+///                         |            |           |                              |
+///                         +------------+-----------+--> crashed                   +--start--> ...
+///   any of starting..stopping, when the daemon died: lost      crashed, lost --start--> starting
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum MachineState {
+    /// Never started.
+    Created,
+    /// Its disk is being opened and QEMU launched.
+    Starting,
+    /// QEMU runs; the guest has not said yet that it is up.
+    Booting,
+    /// The guest is up.
+    Running,
+    /// It was asked to shut down.
+    Stopping,
+    /// Off; what it wrote is forgotten.
+    Stopped,
+    /// QEMU ended by itself with an error; what the machine wrote is forgotten.
+    Crashed,
+    /// The daemon died while it ran; what it wrote is gone. Start it to boot it afresh.
+    Lost,
+}
+
+impl MachineState {
+    const ALL: [Self; 8] = [
+        Self::Created,
+        Self::Starting,
+        Self::Booting,
+        Self::Running,
+        Self::Stopping,
+        Self::Stopped,
+        Self::Crashed,
+        Self::Lost,
+    ];
+
+    /// As stored and shown.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Created => "created",
+            Self::Starting => "starting",
+            Self::Booting => "booting",
+            Self::Running => "running",
+            Self::Stopping => "stopping",
+            Self::Stopped => "stopped",
+            Self::Crashed => "crashed",
+            Self::Lost => "lost",
+        }
+    }
+
+    /// Reads what [`MachineState::name`] gave.
+    pub fn parse(text: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|state| state.name() == text)
+    }
+
+    /// Whether a QEMU and a volume belong to the state.
+    pub const fn is_active(self) -> bool {
+        matches!(self, Self::Starting | Self::Booting | Self::Running | Self::Stopping)
+    }
+}
+
+impl std::fmt::Display for MachineState {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// What makes a guest a machine of its own. Given to it on the seed disk at every start.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct Identity {
+    /// Its host name.
+    pub host_name: String,
+    /// Its machine-id: 32 hexadecimal digits.
+    pub machine_id: String,
+    /// The public half of its SSH host key, as in `known_hosts`.
+    pub ssh_host_key_public: String,
+    /// Cloud-init user data (`#cloud-config ...`) that was given when it was created.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub user_data: Option<String>,
+}
+
+/// What a machine's disk did since it started.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct DiskCounters {
+    /// Reads answered.
+    pub reads: u64,
+    /// Writes answered.
+    pub writes: u64,
+    /// Bytes read by the machine.
+    pub read_bytes: u64,
+    /// Bytes written by the machine.
+    pub written_bytes: u64,
+    /// Bytes that were read from the image, as opposed to the write cache.
+    pub image_read_bytes: u64,
+    /// Memory that the write cache takes now.
+    pub ram_used_bytes: u64,
+    /// Overflow disk space that the write cache takes now.
+    pub disk_used_bytes: u64,
+    /// Bytes that moved from memory to the overflow disk, in all.
+    pub spilled_bytes: u64,
+    /// How often a write had to wait for room.
+    pub pauses: u64,
+    /// Reads and writes a second, over the last second or so.
+    pub iops: u64,
+}
+
+/// A machine, its settings and its present state.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct Machine {
+    /// Its name.
+    pub name: String,
+    /// Its identity for good.
+    pub uuid: Uuid,
+    /// The address of its network card.
+    pub mac: String,
+    /// The image it boots, as given: resolved to a version at every start.
+    pub image: String,
+    /// The version it runs, or ran last.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub version: Option<String>,
+    /// Its write cache.
+    pub cache: CacheSettings,
+    /// The guest's memory.
+    pub memory_bytes: u64,
+    /// The guest's processors.
+    pub cpus: u32,
+    /// What it should do.
+    pub wanted: Wanted,
+    /// What it does.
+    pub state: MachineState,
+    /// Why it is in that state, where that needs saying.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub reason: Option<String>,
+    /// How long the last boot took, until the guest said that it is up.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub boot_ms: Option<u64>,
+    /// When it was started last.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub started_at_ms: Option<u64>,
+    /// When it was created.
+    pub created_at_ms: u64,
+    /// What it tells its guest.
+    pub identity: Identity,
+    /// Its disk's counters, while it is active.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub disk: Option<DiskCounters>,
+    /// The process that runs it, while it is active.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pid: Option<u32>,
+    /// How it is run (`kvm`, `tcg`), while it is active.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub accelerator: Option<String>,
+}
+
+/// All machines.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct MachineList {
+    /// Ordered by name.
+    pub machines: Vec<Machine>,
+}
+
+/// A machine to create.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct CreateMachine {
+    /// 1 to 63 of a-z, 0-9 and '-'.
+    pub name: String,
+    /// `IMAGE`, `IMAGE@NUMBER` or `IMAGE@HASH`.
+    pub image: String,
+    /// Its write cache.
+    #[serde(default)]
+    pub cache: CacheSettings,
+    /// The guest's memory.
+    #[serde(default = "CreateMachine::default_memory_bytes")]
+    pub memory_bytes: u64,
+    /// The guest's processors.
+    #[serde(default = "CreateMachine::default_cpus")]
+    pub cpus: u32,
+    /// The guest's host name; the machine's name where absent.
+    #[serde(default)]
+    pub host_name: Option<String>,
+    /// Cloud-init user data.
+    #[serde(default)]
+    pub user_data: Option<String>,
+}
+
+impl CreateMachine {
+    /// 512 MiB.
+    pub const fn default_memory_bytes() -> u64 {
+        512 << 20
+    }
+
+    /// 1.
+    pub const fn default_cpus() -> u32 {
+        1
+    }
+}
+
+/// A command to run in a guest.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct ExecRequest {
+    /// The program (an absolute path, or found by the guest agent's search path) and its arguments.
+    pub argv: Vec<String>,
+    /// How long to wait for it.
+    #[serde(default = "ExecRequest::default_timeout_ms")]
+    pub timeout_ms: u64,
+}
+
+impl ExecRequest {
+    /// Ten minutes.
+    pub const fn default_timeout_ms() -> u64 {
+        600_000
+    }
+}
+
+/// What a command in a guest gave.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct ExecResult {
+    /// Its exit code, or 128 + the signal that ended it.
+    pub exit_code: i32,
+    /// Its standard output, in base64.
+    pub stdout_base64: String,
+    /// Its standard error, in base64.
+    pub stderr_base64: String,
+    /// Whether the guest agent cut the output off.
+    pub truncated: bool,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn states_and_modes_survive_their_names() {
+        for state in MachineState::ALL {
+            assert_eq!(MachineState::parse(state.name()), Some(state));
+            assert_eq!(serde_json::to_value(state).unwrap(), state.name());
+        }
+        for name in CacheMode::NAMES {
+            assert_eq!(CacheMode::parse(name).unwrap().name(), name);
+            assert_eq!(serde_json::to_value(CacheMode::parse(name).unwrap()).unwrap(), name);
+        }
+    }
+
+    #[test]
+    fn a_machine_needs_only_name_and_image() {
+        let create: CreateMachine = serde_json::from_str(r#"{"name":"a","image":"b"}"#).unwrap();
+        assert_eq!(create.cache, CacheSettings::default());
+        assert_eq!((create.memory_bytes, create.cpus), (512 << 20, 1));
+        let misspelt = r#"{"name":"a","image":"b","memroy_bytes":1}"#;
+        assert!(serde_json::from_str::<CreateMachine>(misspelt).unwrap_err().to_string().contains("memroy"));
+    }
+}

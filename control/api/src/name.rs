@@ -1,0 +1,137 @@
+//! Names of machines and images, and references to versions.
+
+use serde::{Deserialize, Serialize};
+
+use crate::problem::{Problem, ProblemKind};
+
+/// The longest name of a machine or an image.
+pub const MAX_NAME_BYTES: usize = 63;
+
+/// Checks the name of a machine: it is also a host name and a directory.
+pub fn check_machine(name: &str) -> Result<(), Problem> {
+    let edge = |b: Option<&u8>| b.is_some_and(|b| b.is_ascii_lowercase() || b.is_ascii_digit());
+    let bytes = name.as_bytes();
+    let good = bytes.len() <= MAX_NAME_BYTES
+        && bytes.iter().all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || *b == b'-')
+        && edge(bytes.first())
+        && edge(bytes.last());
+    if good {
+        return Ok(());
+    }
+    Err(Problem::new(ProblemKind::Invalid, format!("'{}' is not a machine name", name.escape_debug())).advise(
+        format!(
+            "use 1 to {MAX_NAME_BYTES} of a-z, 0-9 and '-', with a letter or digit at the beginning and the end"
+        ),
+    ))
+}
+
+/// Checks the name of an image.
+pub fn check_image(name: &str) -> Result<(), Problem> {
+    let bytes = name.as_bytes();
+    let good = bytes.len() <= MAX_NAME_BYTES
+        && bytes.first().is_some_and(|b| b.is_ascii_lowercase() || b.is_ascii_digit())
+        && bytes
+            .iter()
+            .all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || matches!(b, b'-' | b'_' | b'.'));
+    if good {
+        return Ok(());
+    }
+    Err(Problem::new(ProblemKind::Invalid, format!("'{}' is not an image name", name.escape_debug())).advise(
+        format!("use 1 to {MAX_NAME_BYTES} of a-z, 0-9, '-', '_' and '.', beginning with a letter or digit"),
+    ))
+}
+
+/// A version of an image as people write it: `debian`, `debian@3` or `debian@9f2c` (the beginning of its
+/// hash).
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct ImageRef {
+    /// The image.
+    pub image: String,
+    /// What follows the `@`: a number or the beginning of a hash. Absent: the newest version.
+    pub version: Option<String>,
+}
+
+impl ImageRef {
+    /// Reads and checks a reference.
+    pub fn parse(text: &str) -> Result<Self, Problem> {
+        let (image, version) = match text.split_once('@') {
+            Some((image, version)) => (image, Some(version)),
+            None => (text, None),
+        };
+        check_image(image)?;
+        if let Some(version) = version
+            && (version.is_empty() || version.len() > 64 || !version.bytes().all(|b| b.is_ascii_hexdigit()))
+        {
+            let message = format!("'{}' is not a version of an image", text.escape_debug());
+            return Err(Problem::new(ProblemKind::Invalid, message)
+                .advise("write IMAGE, IMAGE@NUMBER or IMAGE@HASH with the first digits of its hash"));
+        }
+        Ok(Self { image: image.to_owned(), version: version.map(str::to_owned) })
+    }
+}
+
+impl std::fmt::Display for ImageRef {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&self.image)?;
+        self.version.as_ref().map_or(Ok(()), |version| write!(f, "@{version}"))
+    }
+}
+
+/// Makes a legal image name of a file name: `My Disk.qcow2` becomes `my-disk`.
+pub fn image_name_of(file_name: &str) -> String {
+    let stem = file_name.rsplit_once('.').map_or(file_name, |(stem, _)| stem);
+    let mut name = String::new();
+    for c in stem.chars() {
+        let c = c.to_ascii_lowercase();
+        if c.is_ascii_lowercase() || c.is_ascii_digit() || (matches!(c, '_' | '.') && !name.is_empty()) {
+            name.push(c);
+        } else if !name.is_empty() && !name.ends_with('-') {
+            name.push('-');
+        }
+        if name.len() == MAX_NAME_BYTES {
+            break;
+        }
+    }
+    let name = name.trim_end_matches(['-', '.', '_']);
+    if name.is_empty() { "image".to_owned() } else { name.to_owned() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn machine_names_are_host_names() {
+        for good in ["a", "web-1", "0", &"a".repeat(63)] {
+            assert!(check_machine(good).is_ok(), "{good}");
+        }
+        for bad in ["", "-a", "a-", "A", "a.b", "a/b", "..", "a b", "a\n", "\u{e4}", &"a".repeat(64)] {
+            assert_eq!(check_machine(bad).unwrap_err().kind, ProblemKind::Invalid, "{bad}");
+        }
+    }
+
+    #[test]
+    fn image_references_have_a_name_and_a_version() {
+        let parsed = ImageRef::parse("debian@9f2c").unwrap();
+        assert_eq!((parsed.image.as_str(), parsed.version.as_deref()), ("debian", Some("9f2c")));
+        assert_eq!(ImageRef::parse("debian").unwrap().to_string(), "debian");
+        for bad in ["", "@1", "a@", "a@x", "a@1@2", "../a", "a/b", ".a", "A"] {
+            assert!(ImageRef::parse(bad).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn file_names_become_image_names() {
+        for (file, name) in [
+            ("debian-12.qcow2", "debian-12"),
+            ("My Disk.img", "my-disk"),
+            ("...", "image"),
+            ("\u{fc}ber.raw", "ber"),
+            ("--x--.raw", "x"),
+        ] {
+            assert_eq!(image_name_of(file), name);
+            assert!(check_image(&image_name_of(file)).is_ok());
+        }
+        assert!(check_image(&image_name_of(&"x".repeat(200))).is_ok());
+    }
+}

@@ -1,0 +1,32 @@
+//! How the database fails.
+
+/// A failed operation on the database.
+#[derive(Debug, thiserror::Error)]
+pub enum DbError {
+    /// Something with that name, MAC or UUID exists already.
+    #[error("{what} exists already")]
+    Taken {
+        /// What was to be added.
+        what: String,
+    },
+    /// A row holds something that this version does not understand.
+    #[error("the database holds {found:?} as {column} of a machine, which this version does not know")]
+    Unreadable {
+        /// The column.
+        column: &'static str,
+        /// What it holds.
+        found: String,
+    },
+    /// The database could not be opened or brought up to date.
+    #[error("cannot open the database {path}")]
+    Open {
+        /// The file.
+        path: String,
+        /// Why.
+        #[source]
+        source: Box<dyn std::error::Error + Send + Sync>,
+    },
+    /// A statement failed.
+    #[error("the database failed")]
+    Failed(#[from] sqlx::Error),
+}

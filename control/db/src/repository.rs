@@ -1,0 +1,67 @@
+//! The traits that a database implements.
+
+use async_trait::async_trait;
+use headwater_api::Event;
+use uuid::Uuid;
+
+use crate::error::DbError;
+use crate::record::{MachineRecord, NewEvent};
+
+/// A database.
+#[async_trait]
+pub trait Database: Send + Sync + 'static {
+    /// Begins to read: sees one state of the database until it is dropped.
+    async fn read(&self) -> Result<Box<dyn Repository>, DbError>;
+
+    /// Begins to write: waits for other writers, so that what it reads stays true until it saves.
+    async fn write(&self) -> Result<Box<dyn Repository>, DbError>;
+
+    /// Closes every connection; later calls fail.
+    async fn close(&self);
+}
+
+/// A unit of work. Dropped without [`Repository::save`], nothing happened.
+#[async_trait]
+pub trait Repository: Send {
+    /// The machines.
+    fn machines(&mut self) -> Box<dyn MachineRepository + '_>;
+
+    /// The history.
+    fn events(&mut self) -> Box<dyn EventRepository + '_>;
+
+    /// Makes all changes durable and visible, together.
+    async fn save(self: Box<Self>) -> Result<(), DbError>;
+}
+
+/// Machines, by name or UUID.
+#[async_trait]
+pub trait MachineRepository: Send {
+    /// Adds a machine. Its name, MAC and UUID must be new.
+    async fn add(&mut self, machine: &MachineRecord) -> Result<(), DbError>;
+
+    /// The machine of that name.
+    async fn by_name(&mut self, name: &str) -> Result<Option<MachineRecord>, DbError>;
+
+    /// The machine of that UUID.
+    async fn by_uuid(&mut self, uuid: Uuid) -> Result<Option<MachineRecord>, DbError>;
+
+    /// All machines, by name.
+    async fn list(&mut self) -> Result<Vec<MachineRecord>, DbError>;
+
+    /// Stores what may change in a machine's life: wanted, state, reason, version, boot time and start time.
+    /// Returns whether the machine exists.
+    async fn update_state(&mut self, machine: &MachineRecord) -> Result<bool, DbError>;
+
+    /// Removes a machine. Returns whether it existed.
+    async fn remove(&mut self, uuid: Uuid) -> Result<bool, DbError>;
+}
+
+/// The history. Rows are only ever added.
+#[async_trait]
+pub trait EventRepository: Send {
+    /// Appends an event.
+    async fn append(&mut self, event: NewEvent) -> Result<(), DbError>;
+
+    /// The newest `limit` events, newest first, of one subject or of all.
+    async fn newest(&mut self, subject: Option<&str>, limit: u32) -> Result<Vec<Event>, DbError>;
+}

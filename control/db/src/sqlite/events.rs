@@ -1,0 +1,59 @@
+//! The history in SQLite.
+
+use async_trait::async_trait;
+use headwater_api::Event;
+use sqlx::{FromRow, SqliteConnection};
+
+use crate::error::DbError;
+use crate::record::NewEvent;
+use crate::repository::EventRepository;
+use crate::sqlite::{loaded, stored};
+
+pub(super) struct SqliteEvents<'a> {
+    pub(super) connection: &'a mut SqliteConnection,
+}
+
+#[derive(FromRow)]
+struct Row {
+    id: i64,
+    at_ms: i64,
+    actor: String,
+    subject: String,
+    action: String,
+    detail: String,
+}
+
+#[async_trait]
+impl EventRepository for SqliteEvents<'_> {
+    async fn append(&mut self, event: NewEvent) -> Result<(), DbError> {
+        sqlx::query("INSERT INTO events (at_ms, actor, subject, action, detail) VALUES (?, ?, ?, ?, ?)")
+            .bind(stored(event.at_ms))
+            .bind(event.actor)
+            .bind(event.subject)
+            .bind(event.action)
+            .bind(event.detail)
+            .execute(&mut *self.connection)
+            .await?;
+        Ok(())
+    }
+
+    async fn newest(&mut self, subject: Option<&str>, limit: u32) -> Result<Vec<Event>, DbError> {
+        let rows: Vec<Row> = sqlx::query_as(
+            "SELECT id, at_ms, actor, subject, action, detail FROM events
+             WHERE ?1 IS NULL OR subject = ?1 ORDER BY id DESC LIMIT ?2",
+        )
+        .bind(subject)
+        .bind(i64::from(limit))
+        .fetch_all(&mut *self.connection)
+        .await?;
+        let event = |row: Row| Event {
+            id: row.id,
+            at_ms: loaded(row.at_ms),
+            actor: row.actor,
+            subject: row.subject,
+            action: row.action,
+            detail: row.detail,
+        };
+        Ok(rows.into_iter().map(event).collect())
+    }
+}

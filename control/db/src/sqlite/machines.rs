@@ -1,0 +1,165 @@
+//! Machines in SQLite.
+
+use async_trait::async_trait;
+use headwater_api::{CacheMode, CacheSettings, Identity, MachineState, Wanted};
+use sqlx::{FromRow, SqliteConnection};
+use uuid::Uuid;
+
+use crate::error::DbError;
+use crate::record::{MachineRecord, Secret};
+use crate::repository::MachineRepository;
+use crate::sqlite::{loaded, stored};
+
+pub(super) struct SqliteMachines<'a> {
+    pub(super) connection: &'a mut SqliteConnection,
+}
+
+#[derive(FromRow)]
+struct Row {
+    uuid: String,
+    name: String,
+    mac: String,
+    image: String,
+    cache_mode: String,
+    cache_ram_bytes: i64,
+    cache_disk_bytes: i64,
+    memory_bytes: i64,
+    cpus: i64,
+    host_name: String,
+    machine_id: String,
+    ssh_host_key_public: String,
+    ssh_host_key_private: String,
+    user_data: Option<String>,
+    wanted: String,
+    state: String,
+    reason: Option<String>,
+    version: Option<String>,
+    boot_ms: Option<i64>,
+    started_at_ms: Option<i64>,
+    created_at_ms: i64,
+}
+
+impl TryFrom<Row> for MachineRecord {
+    type Error = DbError;
+
+    fn try_from(row: Row) -> Result<Self, DbError> {
+        let unreadable = |column, found: &str| DbError::Unreadable { column, found: found.to_owned() };
+        Ok(Self {
+            uuid: Uuid::parse_str(&row.uuid).map_err(|_| unreadable("uuid", &row.uuid))?,
+            cache: CacheSettings {
+                mode: CacheMode::parse(&row.cache_mode)
+                    .map_err(|_| unreadable("cache_mode", &row.cache_mode))?,
+                ram_bytes: loaded(row.cache_ram_bytes),
+                disk_bytes: loaded(row.cache_disk_bytes),
+            },
+            memory_bytes: loaded(row.memory_bytes),
+            cpus: u32::try_from(row.cpus).map_err(|_| unreadable("cpus", &row.cpus.to_string()))?,
+            wanted: Wanted::parse(&row.wanted).ok_or_else(|| unreadable("wanted", &row.wanted))?,
+            state: MachineState::parse(&row.state).ok_or_else(|| unreadable("state", &row.state))?,
+            name: row.name,
+            mac: row.mac,
+            image: row.image,
+            identity: Identity {
+                host_name: row.host_name,
+                machine_id: row.machine_id,
+                ssh_host_key_public: row.ssh_host_key_public,
+                user_data: row.user_data,
+            },
+            ssh_host_key_private: Secret::new(row.ssh_host_key_private),
+            reason: row.reason,
+            version: row.version,
+            boot_ms: row.boot_ms.map(loaded),
+            started_at_ms: row.started_at_ms.map(loaded),
+            created_at_ms: loaded(row.created_at_ms),
+        })
+    }
+}
+
+#[async_trait]
+impl MachineRepository for SqliteMachines<'_> {
+    async fn add(&mut self, machine: &MachineRecord) -> Result<(), DbError> {
+        let added = sqlx::query(
+            "INSERT INTO machines (uuid, name, mac, image, cache_mode, cache_ram_bytes, cache_disk_bytes,
+               memory_bytes, cpus, host_name, machine_id, ssh_host_key_public, ssh_host_key_private, user_data,
+               wanted, state, reason, version, boot_ms, started_at_ms, created_at_ms)
+             VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+        )
+        .bind(machine.uuid.to_string())
+        .bind(&machine.name)
+        .bind(&machine.mac)
+        .bind(&machine.image)
+        .bind(machine.cache.mode.name())
+        .bind(stored(machine.cache.ram_bytes))
+        .bind(stored(machine.cache.disk_bytes))
+        .bind(stored(machine.memory_bytes))
+        .bind(i64::from(machine.cpus))
+        .bind(&machine.identity.host_name)
+        .bind(&machine.identity.machine_id)
+        .bind(&machine.identity.ssh_host_key_public)
+        .bind(machine.ssh_host_key_private.reveal())
+        .bind(&machine.identity.user_data)
+        .bind(machine.wanted.name())
+        .bind(machine.state.name())
+        .bind(&machine.reason)
+        .bind(&machine.version)
+        .bind(machine.boot_ms.map(stored))
+        .bind(machine.started_at_ms.map(stored))
+        .bind(stored(machine.created_at_ms))
+        .execute(&mut *self.connection)
+        .await;
+        match added {
+            Ok(_) => Ok(()),
+            Err(e) if e.as_database_error().is_some_and(|e| e.is_unique_violation()) => {
+                Err(DbError::Taken { what: format!("machine '{}'", machine.name) })
+            }
+            Err(e) => Err(e.into()),
+        }
+    }
+
+    async fn by_name(&mut self, name: &str) -> Result<Option<MachineRecord>, DbError> {
+        let row: Option<Row> = sqlx::query_as("SELECT * FROM machines WHERE name = ?")
+            .bind(name)
+            .fetch_optional(&mut *self.connection)
+            .await?;
+        row.map(MachineRecord::try_from).transpose()
+    }
+
+    async fn by_uuid(&mut self, uuid: Uuid) -> Result<Option<MachineRecord>, DbError> {
+        let row: Option<Row> = sqlx::query_as("SELECT * FROM machines WHERE uuid = ?")
+            .bind(uuid.to_string())
+            .fetch_optional(&mut *self.connection)
+            .await?;
+        row.map(MachineRecord::try_from).transpose()
+    }
+
+    async fn list(&mut self) -> Result<Vec<MachineRecord>, DbError> {
+        let rows: Vec<Row> =
+            sqlx::query_as("SELECT * FROM machines ORDER BY name").fetch_all(&mut *self.connection).await?;
+        rows.into_iter().map(MachineRecord::try_from).collect()
+    }
+
+    async fn update_state(&mut self, machine: &MachineRecord) -> Result<bool, DbError> {
+        let done = sqlx::query(
+            "UPDATE machines SET wanted = ?, state = ?, reason = ?, version = ?, boot_ms = ?, started_at_ms = ?
+             WHERE uuid = ?",
+        )
+        .bind(machine.wanted.name())
+        .bind(machine.state.name())
+        .bind(&machine.reason)
+        .bind(&machine.version)
+        .bind(machine.boot_ms.map(stored))
+        .bind(machine.started_at_ms.map(stored))
+        .bind(machine.uuid.to_string())
+        .execute(&mut *self.connection)
+        .await?;
+        Ok(done.rows_affected() == 1)
+    }
+
+    async fn remove(&mut self, uuid: Uuid) -> Result<bool, DbError> {
+        let done = sqlx::query("DELETE FROM machines WHERE uuid = ?")
+            .bind(uuid.to_string())
+            .execute(&mut *self.connection)
+            .await?;
+        Ok(done.rows_affected() == 1)
+    }
+}

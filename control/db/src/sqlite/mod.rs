@@ -1,0 +1,107 @@
+//! SQLite: one file, write-ahead log, one writer.
+
+mod events;
+mod machines;
+
+use std::path::Path;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use sqlx::sqlite::{
+    SqliteConnectOptions, SqliteJournalMode, SqlitePool, SqlitePoolOptions, SqliteSynchronous,
+};
+use sqlx::{Sqlite, Transaction};
+
+use crate::error::DbError;
+use crate::repository::{Database, EventRepository, MachineRepository, Repository};
+
+/// How long a statement waits for a lock that another process holds (a backup, a shell).
+pub const BUSY_TIMEOUT_MS: u64 = 10_000;
+
+/// How many readers work at once; further ones wait.
+pub const MAX_READERS: u32 = 4;
+
+/// A SQLite database file.
+///
+/// Writers take turns on one connection and begin with `BEGIN IMMEDIATE`: a transaction that reads first and
+/// writes later would otherwise fail with `SQLITE_BUSY` where another one wrote in between.
+#[derive(Clone, Debug)]
+pub struct SqliteDatabase {
+    readers: SqlitePool,
+    writer: SqlitePool,
+}
+
+impl SqliteDatabase {
+    /// Opens or creates the file and brings its tables up to date.
+    pub async fn open(path: &Path) -> Result<Self, DbError> {
+        let failed = |source: Box<dyn std::error::Error + Send + Sync>| DbError::Open {
+            path: path.display().to_string(),
+            source,
+        };
+        let options = SqliteConnectOptions::new()
+            .filename(path)
+            .create_if_missing(true)
+            .journal_mode(SqliteJournalMode::Wal)
+            // A machine's state must survive a power cut once an operation was answered.
+            .synchronous(SqliteSynchronous::Full)
+            .foreign_keys(true)
+            .busy_timeout(Duration::from_millis(BUSY_TIMEOUT_MS));
+        let writer = SqlitePoolOptions::new()
+            .max_connections(1)
+            .connect_with(options.clone())
+            .await
+            .map_err(|e| failed(Box::new(e)))?;
+        sqlx::migrate!("migrations/sqlite").run(&writer).await.map_err(|e| failed(Box::new(e)))?;
+        let readers = SqlitePoolOptions::new()
+            .max_connections(MAX_READERS)
+            .connect_with(options)
+            .await
+            .map_err(|e| failed(Box::new(e)))?;
+        Ok(Self { readers, writer })
+    }
+}
+
+#[async_trait]
+impl Database for SqliteDatabase {
+    async fn read(&self) -> Result<Box<dyn Repository>, DbError> {
+        Ok(Box::new(SqliteRepository { transaction: self.readers.begin().await? }))
+    }
+
+    async fn write(&self) -> Result<Box<dyn Repository>, DbError> {
+        Ok(Box::new(SqliteRepository { transaction: self.writer.begin_with("BEGIN IMMEDIATE").await? }))
+    }
+
+    async fn close(&self) {
+        self.readers.close().await;
+        self.writer.close().await;
+    }
+}
+
+struct SqliteRepository {
+    transaction: Transaction<'static, Sqlite>,
+}
+
+#[async_trait]
+impl Repository for SqliteRepository {
+    fn machines(&mut self) -> Box<dyn MachineRepository + '_> {
+        Box::new(machines::SqliteMachines { connection: &mut self.transaction })
+    }
+
+    fn events(&mut self) -> Box<dyn EventRepository + '_> {
+        Box::new(events::SqliteEvents { connection: &mut self.transaction })
+    }
+
+    async fn save(self: Box<Self>) -> Result<(), DbError> {
+        Ok(self.transaction.commit().await?)
+    }
+}
+
+/// SQLite's integers are signed; every size and time of ours is far below its limit, and one above it is
+/// stored as the limit.
+fn stored(number: u64) -> i64 {
+    i64::try_from(number).unwrap_or(i64::MAX)
+}
+
+fn loaded(number: i64) -> u64 {
+    u64::try_from(number).unwrap_or(0)
+}

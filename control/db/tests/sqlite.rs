@@ -1,0 +1,67 @@
+//! The suite on SQLite, and what is particular to its file.
+
+mod suite;
+
+use std::sync::Arc;
+
+use headwater_db::sqlite::SqliteDatabase;
+use headwater_db::{Database, DbError};
+
+async fn fresh() -> (tempfile::TempDir, SqliteDatabase) {
+    let dir = tempfile::tempdir().unwrap();
+    let db = SqliteDatabase::open(&dir.path().join("headwater.db")).await.unwrap();
+    (dir, db)
+}
+
+macro_rules! on_sqlite {
+    ($($case:ident),* $(,)?) => {$(
+        #[tokio::test]
+        async fn $case() {
+            let (_dir, db) = fresh().await;
+            suite::$case(&db).await;
+        }
+    )*};
+}
+
+on_sqlite!(
+    machines_are_stored_whole,
+    a_name_is_given_once,
+    state_is_updated,
+    a_dropped_unit_of_work_did_nothing,
+    events_are_numbered_and_filtered,
+);
+
+#[tokio::test(flavor = "multi_thread")]
+async fn writers_take_turns() {
+    let (_dir, db) = fresh().await;
+    suite::writers_take_turns(Arc::new(db)).await;
+}
+
+#[tokio::test]
+async fn what_was_saved_is_there_after_reopening() {
+    let (dir, db) = fresh().await;
+    let mut repo = db.write().await.unwrap();
+    repo.machines().add(&suite::machine("kept")).await.unwrap();
+    repo.save().await.unwrap();
+    db.close().await;
+    let db = SqliteDatabase::open(&dir.path().join("headwater.db")).await.unwrap();
+    let kept = db.read().await.unwrap().machines().by_name("kept").await.unwrap();
+    assert_eq!(kept, Some(suite::machine("kept")));
+}
+
+#[tokio::test]
+async fn a_file_that_is_no_database_is_an_error_that_names_it() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("headwater.db");
+    std::fs::write(&path, "this is no database, and longer than a header of one hundred bytes".repeat(20))
+        .unwrap();
+    let error = SqliteDatabase::open(&path).await.unwrap_err();
+    assert!(matches!(error, DbError::Open { .. }));
+    assert!(error.to_string().contains("headwater.db"), "{error}");
+    assert!(std::fs::read(&path).unwrap().starts_with(b"this is no database"));
+}
+
+#[test]
+fn a_private_key_does_not_reach_a_log() {
+    assert!(!format!("{:?}", suite::machine("m")).contains("private\""));
+}

@@ -1,0 +1,153 @@
+//! What every database must do, written against the traits: `tests/sqlite.rs` runs it, others can join.
+
+use headwater_api::{CacheMode, CacheSettings, Identity, MachineState, Wanted};
+use headwater_db::{Database, DbError, MachineRecord, NewEvent, Secret};
+use uuid::Uuid;
+
+pub fn machine(name: &str) -> MachineRecord {
+    let seed = name.bytes().fold(7u128, |n, b| n.wrapping_mul(1_000_003).wrapping_add(u128::from(b)));
+    MachineRecord {
+        uuid: Uuid::from_u128(seed),
+        name: name.to_owned(),
+        mac: format!("52:54:00:{:02x}:{:02x}:{:02x}", seed & 255, (seed >> 8) & 255, (seed >> 16) & 255),
+        image: "debian@3".to_owned(),
+        cache: CacheSettings { mode: CacheMode::RamDisk, ram_bytes: 64 << 20, disk_bytes: 10 << 30 },
+        memory_bytes: 512 << 20,
+        cpus: 2,
+        identity: Identity {
+            host_name: name.to_owned(),
+            machine_id: "00112233445566778899aabbccddeeff".to_owned(),
+            ssh_host_key_public: "ssh-ed25519 AAAA".to_owned(),
+            user_data: Some("#cloud-config\n".to_owned()),
+        },
+        ssh_host_key_private: Secret::new("private".to_owned()),
+        wanted: Wanted::Stopped,
+        state: MachineState::Created,
+        reason: None,
+        version: None,
+        boot_ms: None,
+        started_at_ms: None,
+        created_at_ms: 1_700_000_000_000,
+    }
+}
+
+fn event(subject: &str, detail: &str) -> NewEvent {
+    NewEvent {
+        at_ms: 5,
+        actor: "uid 0".to_owned(),
+        subject: subject.to_owned(),
+        action: "created",
+        detail: detail.to_owned(),
+    }
+}
+
+/// A machine comes back as it was stored; absent is `None`; the list is ordered by name.
+pub async fn machines_are_stored_whole(db: &dyn Database) {
+    let (b, a) = (machine("b"), machine("a"));
+    let mut repo = db.write().await.unwrap();
+    repo.machines().add(&b).await.unwrap();
+    repo.machines().add(&a).await.unwrap();
+    repo.save().await.unwrap();
+
+    let mut repo = db.read().await.unwrap();
+    assert_eq!(repo.machines().by_name("a").await.unwrap().as_ref(), Some(&a));
+    assert_eq!(repo.machines().by_uuid(b.uuid).await.unwrap().as_ref(), Some(&b));
+    assert_eq!(repo.machines().by_name("c").await.unwrap(), None);
+    assert_eq!(repo.machines().by_uuid(Uuid::nil()).await.unwrap(), None);
+    assert_eq!(repo.machines().list().await.unwrap(), [a, b]);
+}
+
+/// A second machine of one name is refused, and the transaction can go on.
+pub async fn a_name_is_given_once(db: &dyn Database) {
+    let first = machine("twin");
+    let mut second = machine("other");
+    second.name = "twin".to_owned();
+    let mut repo = db.write().await.unwrap();
+    repo.machines().add(&first).await.unwrap();
+    let refused = repo.machines().add(&second).await.unwrap_err();
+    assert!(matches!(refused, DbError::Taken { .. }), "{refused:?}");
+    repo.save().await.unwrap();
+    let stored = db.read().await.unwrap().machines().by_name("twin").await.unwrap().unwrap();
+    assert_eq!(stored.uuid, first.uuid);
+}
+
+/// What may change is updated; what may not stays; an unknown machine is told.
+pub async fn state_is_updated(db: &dyn Database) {
+    let mut changed = machine("m");
+    let mut repo = db.write().await.unwrap();
+    repo.machines().add(&changed).await.unwrap();
+    changed.state = MachineState::Crashed;
+    changed.wanted = Wanted::Running;
+    changed.reason = Some("exit status 1".to_owned());
+    changed.version = Some("debian@3".to_owned());
+    changed.boot_ms = Some(1234);
+    changed.started_at_ms = Some(u64::from(u32::MAX) * 1000);
+    assert!(repo.machines().update_state(&changed).await.unwrap());
+    assert!(!repo.machines().update_state(&machine("nobody")).await.unwrap());
+    repo.save().await.unwrap();
+    let stored = db.read().await.unwrap().machines().by_name("m").await.unwrap();
+    assert_eq!(stored, Some(changed.clone()));
+
+    let mut repo = db.write().await.unwrap();
+    assert!(repo.machines().remove(changed.uuid).await.unwrap());
+    assert!(!repo.machines().remove(changed.uuid).await.unwrap());
+    repo.save().await.unwrap();
+    assert_eq!(db.read().await.unwrap().machines().by_name("m").await.unwrap(), None);
+}
+
+/// A unit of work that is dropped leaves no trace, neither the machine nor its event.
+pub async fn a_dropped_unit_of_work_did_nothing(db: &dyn Database) {
+    let mut repo = db.write().await.unwrap();
+    repo.machines().add(&machine("ghost")).await.unwrap();
+    repo.events().append(event("machine ghost", "x")).await.unwrap();
+    drop(repo);
+    let mut repo = db.read().await.unwrap();
+    assert_eq!(repo.machines().by_name("ghost").await.unwrap(), None);
+    assert_eq!(repo.events().newest(None, 10).await.unwrap(), []);
+}
+
+/// Events come newest first, by subject where asked, and never more than asked for.
+pub async fn events_are_numbered_and_filtered(db: &dyn Database) {
+    let mut repo = db.write().await.unwrap();
+    for n in 0..5 {
+        repo.events()
+            .append(event(if n % 2 == 0 { "machine a" } else { "machine b" }, &n.to_string()))
+            .await
+            .unwrap();
+    }
+    repo.save().await.unwrap();
+    let mut repo = db.read().await.unwrap();
+    let details =
+        |events: Vec<headwater_api::Event>| events.into_iter().map(|e| e.detail).collect::<Vec<_>>();
+    assert_eq!(details(repo.events().newest(None, 3).await.unwrap()), ["4", "3", "2"]);
+    assert_eq!(details(repo.events().newest(Some("machine b"), 9).await.unwrap()), ["3", "1"]);
+    let ids: Vec<i64> = repo.events().newest(None, 9).await.unwrap().iter().map(|e| e.id).collect();
+    assert!(ids.is_sorted_by(|a, b| a > b));
+}
+
+/// Many writers at once all succeed, and a reader is not kept waiting by one.
+pub async fn writers_take_turns(db: std::sync::Arc<dyn Database>) {
+    let tasks: Vec<_> = (0..16)
+        .map(|n| {
+            let db = db.clone();
+            tokio::spawn(async move {
+                let mut repo = db.write().await.unwrap();
+                let seen = repo.machines().list().await.unwrap().len();
+                repo.machines().add(&machine(&format!("w{n}"))).await.unwrap();
+                repo.events().append(event("machine w", &seen.to_string())).await.unwrap();
+                repo.save().await.unwrap();
+            })
+        })
+        .collect();
+    for task in tasks {
+        task.await.unwrap();
+    }
+    let mut writer = db.write().await.unwrap();
+    writer.machines().add(&machine("open")).await.unwrap();
+    let mut repo = db.read().await.unwrap();
+    assert_eq!(repo.machines().list().await.unwrap().len(), 16);
+    // Each writer saw exactly what the ones before it had saved: they were serialised.
+    let seen: std::collections::BTreeSet<String> =
+        repo.events().newest(None, 99).await.unwrap().into_iter().map(|e| e.detail).collect();
+    assert_eq!(seen.len(), 16);
+}

@@ -1,0 +1,69 @@
+//! How a backend fails: a kind for control flow, a message, the source chain and advice for people.
+
+use headwater_api::ProblemKind;
+
+type Source = Box<dyn std::error::Error + Send + Sync>;
+
+/// A failed call of a backend.
+#[derive(Debug)]
+pub struct BackendError {
+    kind: ProblemKind,
+    message: String,
+    advice: Option<String>,
+    source: Option<Source>,
+}
+
+impl BackendError {
+    /// An error with a message that says what was tried, on what.
+    pub fn new(kind: ProblemKind, message: impl Into<String>) -> Self {
+        Self { kind, message: message.into(), advice: None, source: None }
+    }
+
+    /// The same, with the error that caused it.
+    #[must_use]
+    pub fn because(mut self, source: impl Into<Source>) -> Self {
+        self.source = Some(source.into());
+        self
+    }
+
+    /// The same, with what to do.
+    #[must_use]
+    pub fn advise(mut self, advice: impl Into<String>) -> Self {
+        self.advice = Some(advice.into());
+        self
+    }
+
+    /// An operating-system error; a full disk becomes [`ProblemKind::NoSpace`].
+    pub fn from_io(message: impl Into<String>, error: std::io::Error) -> Self {
+        use std::io::ErrorKind;
+        let kind = match error.kind() {
+            ErrorKind::StorageFull | ErrorKind::QuotaExceeded => ProblemKind::NoSpace,
+            ErrorKind::NotFound => ProblemKind::NotFound,
+            ErrorKind::AlreadyExists => ProblemKind::Conflict,
+            _ => ProblemKind::Failed,
+        };
+        Self::new(kind, message).because(error)
+    }
+
+    /// The kind, for control flow.
+    pub fn kind(&self) -> ProblemKind {
+        self.kind
+    }
+
+    /// What to do about it.
+    pub fn advice(&self) -> Option<&str> {
+        self.advice.as_deref()
+    }
+}
+
+impl std::fmt::Display for BackendError {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&self.message)
+    }
+}
+
+impl std::error::Error for BackendError {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        self.source.as_ref().map(|s| &**s as &(dyn std::error::Error + 'static))
+    }
+}

@@ -1,0 +1,110 @@
+//! Running machines, as the service needs it.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use headwater_api::Identity;
+use headwater_db::Secret;
+use uuid::Uuid;
+
+use crate::backend::BackendError;
+
+/// A virtual machine to start.
+#[derive(Clone, Debug)]
+pub struct VmRequest {
+    /// The machine's name.
+    pub name: String,
+    /// Its UUID.
+    pub uuid: Uuid,
+    /// Its network address.
+    pub mac: String,
+    /// Its directory: sockets, console log and seed disk go there.
+    pub run_dir: PathBuf,
+    /// The guest's memory.
+    pub memory_bytes: u64,
+    /// The guest's processors.
+    pub cpus: u32,
+    /// Where its disk is served by NBD.
+    pub disk_socket: PathBuf,
+    /// What the guest is told about itself.
+    pub identity: Identity,
+    /// The private half of its SSH host key.
+    pub ssh_host_key_private: Secret,
+}
+
+/// How a virtual machine ended.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum VmExit {
+    /// The guest switched itself off, or was asked to.
+    PoweredOff,
+    /// The guest restarted itself; its next boot is to be given a pristine disk.
+    Rebooted,
+    /// The process ended with an error or by a signal.
+    Crashed {
+        /// Exit status and last words.
+        reason: String,
+    },
+}
+
+/// What a command in a guest gave.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ExecOutput {
+    /// Its exit code, or 128 + the signal that ended it.
+    pub exit_code: i32,
+    /// Its standard output.
+    pub stdout: Vec<u8>,
+    /// Its standard error.
+    pub stderr: Vec<u8>,
+    /// Whether output was cut off.
+    pub truncated: bool,
+}
+
+/// Starts virtual machines.
+#[async_trait]
+pub trait Hypervisor: Send + Sync + 'static {
+    /// How machines run on this host (`KVM`, `TCG: reason`), or why they cannot.
+    async fn describe(&self) -> Result<String, BackendError>;
+
+    /// Whether this host can run a machine of that size.
+    async fn check(&self, memory_bytes: u64, cpus: u32) -> Result<(), BackendError>;
+
+    /// Starts one. Returns when its process runs and answers.
+    async fn start(&self, request: VmRequest) -> Result<Arc<dyn Vm>, BackendError>;
+
+    /// Ends the processes that an earlier daemon left, after making sure that they are what they seem.
+    /// Returns the names of the machines concerned. Called once, before the first start.
+    async fn sweep_orphans(&self, run_root: &Path) -> Result<Vec<String>, BackendError>;
+
+    /// Where a machine's console log is, given its directory.
+    fn console_log(&self, run_dir: &Path) -> PathBuf;
+
+    /// Where a machine's console takes input while it is on, given its directory.
+    fn console_socket(&self, run_dir: &Path) -> PathBuf;
+}
+
+/// A virtual machine that was started.
+#[async_trait]
+pub trait Vm: Send + Sync + 'static {
+    /// Its process.
+    fn pid(&self) -> u32;
+
+    /// How it is run: `kvm`, `tcg`.
+    fn accelerator(&self) -> String;
+
+    /// Waits until the guest says that it is up. Never returns where it does not.
+    async fn booted(&self);
+
+    /// Waits for its end. May be called by several, and after it ended.
+    async fn exited(&self) -> VmExit;
+
+    /// Asks the guest to switch itself off (ACPI). Returns at once.
+    async fn power_down(&self) -> Result<(), BackendError>;
+
+    /// Ends the process at once.
+    async fn kill(&self) -> Result<(), BackendError>;
+
+    /// Runs a command in the guest, through its agent.
+    async fn exec(&self, argv: &[String], timeout: Duration) -> Result<ExecOutput, BackendError>;
+}

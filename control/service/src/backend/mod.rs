@@ -1,0 +1,18 @@
+//! What the service needs from the other plane, as traits: images, disks, a hypervisor, a clock, randomness.
+//!
+//! The adapters that implement them with the real crates live in `headwater/`, the only crate that sees both
+//! planes.
+
+mod disks;
+mod error;
+mod hypervisor;
+mod images;
+mod job;
+mod surroundings;
+
+pub use disks::{Disk, DiskRequest, Disks};
+pub use error::BackendError;
+pub use hypervisor::{ExecOutput, Hypervisor, Vm, VmExit, VmRequest};
+pub use images::{Images, ImportOutcome};
+pub use job::JobControl;
+pub use surroundings::{Clock, Random, SystemClock, SystemRandom};

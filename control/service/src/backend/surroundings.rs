@@ -1,0 +1,37 @@
+//! The clock and the source of randomness, passed in so that tests can decide them.
+
+use std::time::{SystemTime, UNIX_EPOCH};
+
+/// Tells the time.
+pub trait Clock: Send + Sync + 'static {
+    /// Milliseconds since 1970 UTC.
+    fn now_ms(&self) -> u64;
+}
+
+/// Gives random bytes.
+pub trait Random: Send + Sync + 'static {
+    /// Fills `bytes` with what nobody can guess.
+    fn fill(&self, bytes: &mut [u8]) -> std::io::Result<()>;
+}
+
+/// The host's clock.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct SystemClock;
+
+impl Clock for SystemClock {
+    fn now_ms(&self) -> u64 {
+        let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
+    }
+}
+
+/// The kernel's random numbers.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct SystemRandom;
+
+impl Random for SystemRandom {
+    fn fill(&self, bytes: &mut [u8]) -> std::io::Result<()> {
+        use std::io::Read;
+        std::fs::File::open("/dev/urandom")?.read_exact(bytes)
+    }
+}

@@ -1,0 +1,96 @@
+//! Reading requests: axum's extractors, with our errors instead of plain text.
+
+use std::convert::Infallible;
+use std::net::SocketAddr;
+
+use axum::Json;
+use axum::extract::connect_info::ConnectInfo;
+use axum::extract::rejection::{JsonRejection, PathRejection, QueryRejection};
+use axum::extract::{FromRequest, FromRequestParts, Path, Query, Request};
+use axum::http::request::Parts;
+use headwater_api::{Problem, ProblemKind};
+use serde::de::DeserializeOwned;
+
+use crate::answer::Failure;
+
+/// A JSON body.
+pub(crate) struct Body<T>(pub(crate) T);
+
+impl<T: DeserializeOwned, S: Send + Sync> FromRequest<S> for Body<T> {
+    type Rejection = Failure;
+
+    async fn from_request(request: Request, state: &S) -> Result<Self, Failure> {
+        let Json(value) = Json::from_request(request, state)
+            .await
+            .map_err(|e: JsonRejection| refused("the request's body", e.body_text()))?;
+        Ok(Self(value))
+    }
+}
+
+/// Parameters after the `?`.
+pub(crate) struct Parameters<T>(pub(crate) T);
+
+impl<T: DeserializeOwned, S: Send + Sync> FromRequestParts<S> for Parameters<T> {
+    type Rejection = Failure;
+
+    async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, Failure> {
+        let Query(value) = Query::from_request_parts(parts, state)
+            .await
+            .map_err(|e: QueryRejection| refused("the request's parameters", e.body_text()))?;
+        Ok(Self(value))
+    }
+}
+
+/// The name in the path.
+pub(crate) struct Name(pub(crate) String);
+
+impl<S: Send + Sync> FromRequestParts<S> for Name {
+    type Rejection = Failure;
+
+    async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, Failure> {
+        let Path(name) = Path::from_request_parts(parts, state)
+            .await
+            .map_err(|e: PathRejection| refused("the request's path", e.body_text()))?;
+        Ok(Self(name))
+    }
+}
+
+fn refused(what: &str, why: String) -> Failure {
+    Failure(Problem::new(ProblemKind::Invalid, why).during(format!("cannot read {what}")))
+}
+
+/// The other end of a connection.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Peer {
+    /// A process on this host, through the socket.
+    Unix {
+        /// Its user, where the kernel said so.
+        uid: Option<u32>,
+    },
+    /// A client of the TCP port.
+    Tcp(SocketAddr),
+}
+
+/// Who asks, as the history names them.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Actor(pub(crate) String);
+
+impl Actor {
+    /// The daemon itself.
+    pub(crate) fn daemon() -> Self {
+        Self("daemon".to_owned())
+    }
+}
+
+impl<S: Send + Sync> FromRequestParts<S> for Actor {
+    type Rejection = Infallible;
+
+    async fn from_request_parts(parts: &mut Parts, _state: &S) -> Result<Self, Infallible> {
+        let name = match parts.extensions.get::<ConnectInfo<Peer>>() {
+            Some(ConnectInfo(Peer::Unix { uid: Some(uid) })) => format!("uid {uid}"),
+            Some(ConnectInfo(Peer::Tcp(address))) => format!("tcp {address}"),
+            Some(ConnectInfo(Peer::Unix { uid: None })) | None => "unknown".to_owned(),
+        };
+        Ok(Self(name))
+    }
+}

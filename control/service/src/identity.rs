@@ -1,0 +1,85 @@
+//! What makes a machine itself: UUID, MAC, machine-id and SSH host key, made once when it is created.
+
+use headwater_api::Identity;
+use headwater_db::Secret;
+use ssh_key::private::{Ed25519Keypair, KeypairData};
+use ssh_key::{LineEnding, PrivateKey};
+use uuid::Uuid;
+
+use crate::backend::Random;
+
+/// A new machine's identity.
+#[derive(Debug)]
+pub(crate) struct NewIdentity {
+    pub(crate) uuid: Uuid,
+    pub(crate) mac: String,
+    pub(crate) identity: Identity,
+    pub(crate) ssh_host_key_private: Secret,
+}
+
+/// Why an identity could not be made.
+#[derive(Debug, thiserror::Error)]
+pub enum IdentityError {
+    /// No random numbers.
+    #[error("cannot get random numbers from the system")]
+    Random(#[source] std::io::Error),
+    /// The key could not be put into its file format.
+    #[error("cannot write an SSH host key")]
+    Key(#[source] ssh_key::Error),
+}
+
+/// Makes an identity of random bytes.
+pub(crate) fn make(
+    random: &dyn Random,
+    host_name: &str,
+    user_data: Option<String>,
+) -> Result<NewIdentity, IdentityError> {
+    let mut uuid_bytes = [0; 16];
+    random.fill(&mut uuid_bytes).map_err(IdentityError::Random)?;
+    let uuid = uuid::Builder::from_random_bytes(uuid_bytes).into_uuid();
+    let mut machine_id = [0; 16];
+    random.fill(&mut machine_id).map_err(IdentityError::Random)?;
+    let mut seed = [0; 32];
+    random.fill(&mut seed).map_err(IdentityError::Random)?;
+    let pair = KeypairData::from(Ed25519Keypair::from_seed(&seed));
+    let key = PrivateKey::new(pair, format!("root@{host_name}")).map_err(IdentityError::Key)?;
+    Ok(NewIdentity {
+        uuid,
+        mac: mac_of(uuid),
+        identity: Identity {
+            host_name: host_name.to_owned(),
+            machine_id: uuid::Builder::from_random_bytes(machine_id).into_uuid().simple().to_string(),
+            ssh_host_key_public: key.public_key().to_openssh().map_err(IdentityError::Key)?,
+            user_data,
+        },
+        ssh_host_key_private: Secret::new(
+            key.to_openssh(LineEnding::LF).map_err(IdentityError::Key)?.to_string(),
+        ),
+    })
+}
+
+/// The MAC that belongs to a UUID: QEMU's prefix, then bytes of the UUID that are random in version 4.
+pub(crate) fn mac_of(uuid: Uuid) -> String {
+    let [.., a, b, c] = *uuid.as_bytes();
+    format!("52:54:00:{a:02x}:{b:02x}:{c:02x}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::backend::SystemRandom;
+
+    #[test]
+    fn an_identity_is_complete_and_its_own() {
+        let one = make(&SystemRandom, "web-1", None).unwrap();
+        let two = make(&SystemRandom, "web-1", None).unwrap();
+        assert_ne!(one.uuid, two.uuid);
+        assert_ne!(one.identity.machine_id, two.identity.machine_id);
+        assert_ne!(one.identity.ssh_host_key_public, two.identity.ssh_host_key_public);
+        assert!(one.identity.ssh_host_key_public.starts_with("ssh-ed25519 "));
+        assert_eq!(one.identity.machine_id.len(), 32);
+        assert_eq!(one.mac, mac_of(one.uuid));
+        let key = PrivateKey::from_openssh(one.ssh_host_key_private.reveal()).unwrap();
+        assert_eq!(key.public_key().to_openssh().unwrap(), one.identity.ssh_host_key_public);
+    }
+}

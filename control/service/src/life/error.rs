@@ -1,0 +1,91 @@
+//! Why a machine's state could not be changed.
+
+use headwater_api::{Problem, ProblemKind};
+use headwater_db::DbError;
+
+use crate::answer::Explain;
+use crate::backend::BackendError;
+
+/// A failed change of a machine's state.
+#[derive(Debug, thiserror::Error)]
+pub enum LifeError {
+    /// No machine of that name.
+    #[error("there is no machine '{0}'")]
+    Unknown(String),
+    /// Its image reference is no longer legal.
+    #[error("cannot start machine '{machine}'")]
+    Reference {
+        /// The machine.
+        machine: String,
+        /// Why.
+        #[source]
+        source: Problem,
+    },
+    /// It must be off for that.
+    #[error("cannot remove machine '{machine}': it is {state}")]
+    NotOff {
+        /// The machine.
+        machine: String,
+        /// What it does.
+        state: &'static str,
+    },
+    /// It must be on for that.
+    #[error("cannot {what} machine '{machine}': it is {state}")]
+    NotOn {
+        /// What was to be done.
+        what: &'static str,
+        /// The machine.
+        machine: String,
+        /// What it does.
+        state: &'static str,
+    },
+    /// The daemon stops and starts nothing any more.
+    #[error("cannot start machine '{0}': the daemon is stopping")]
+    Stopping(String),
+    /// A disk, an image or the hypervisor failed.
+    #[error("cannot {what} machine '{machine}'")]
+    Backend {
+        /// What was to be done.
+        what: &'static str,
+        /// The machine.
+        machine: String,
+        /// Why.
+        #[source]
+        source: BackendError,
+    },
+    /// The database failed.
+    #[error(transparent)]
+    Db(#[from] DbError),
+}
+
+impl LifeError {
+    pub(crate) fn backend(what: &'static str, machine: &str) -> impl FnOnce(BackendError) -> Self {
+        let machine = machine.to_owned();
+        move |source| Self::Backend { what, machine, source }
+    }
+}
+
+impl Explain for LifeError {
+    fn kind(&self) -> ProblemKind {
+        match self {
+            Self::Unknown(_) => ProblemKind::NotFound,
+            Self::Reference { source, .. } => source.kind,
+            Self::NotOff { .. } | Self::NotOn { .. } => ProblemKind::Conflict,
+            Self::Stopping(_) => ProblemKind::Unavailable,
+            Self::Backend { source, .. } => source.kind(),
+            Self::Db(e) => e.kind(),
+        }
+    }
+
+    fn advice(&self) -> Option<String> {
+        match self {
+            Self::Unknown(_) => Some("'headwater machine list' shows all".to_owned()),
+            Self::NotOff { machine, .. } => {
+                Some(format!("stop it first ('headwater machine stop {machine}'), or use --force"))
+            }
+            Self::NotOn { machine, .. } => Some(format!("start it: 'headwater machine start {machine}'")),
+            Self::Backend { source, .. } => source.advice().map(str::to_owned),
+            Self::Reference { .. } | Self::Stopping(_) | Self::Db(_) => None,
+        }
+    }
+}

@@ -1,0 +1,106 @@
+//! Reading and saving a machine's record together with the event that says what happened.
+
+use std::time::Instant;
+
+use headwater_api::{Machine, MachineState};
+use headwater_db::MachineRecord;
+
+use crate::Service;
+use crate::extract::Actor;
+use crate::life::LifeError;
+
+impl Service {
+    /// The record of a machine that must exist.
+    pub(crate) async fn record(&self, name: &str) -> Result<MachineRecord, LifeError> {
+        let found = self.db().read().await?.machines().by_name(name).await?;
+        found.ok_or_else(|| LifeError::Unknown(name.to_owned()))
+    }
+
+    /// Saves the changed state and its event, together.
+    pub(crate) async fn save(
+        &self,
+        record: &MachineRecord,
+        actor: &Actor,
+        action: &'static str,
+        detail: impl Into<String>,
+    ) -> Result<(), LifeError> {
+        let detail = detail.into();
+        tracing::info!(machine = %record.name, state = %record.state, actor = %actor.0, action, "{detail}");
+        let event = self.event(actor, format!("machine {}", record.name), action, detail);
+        let mut repo = self.db().write().await?;
+        if !repo.machines().update_state(record).await? {
+            return Err(LifeError::Unknown(record.name.clone()));
+        }
+        repo.events().append(event).await?;
+        Ok(repo.save().await?)
+    }
+
+    /// A machine as clients see it.
+    pub(crate) fn view(&self, record: MachineRecord) -> Machine {
+        let active = self.active(record.uuid);
+        Machine {
+            disk: active.as_ref().map(|active| active.counters()),
+            pid: active.as_ref().map(|active| active.vm.pid()),
+            accelerator: active.as_ref().map(|active| active.vm.accelerator()),
+            name: record.name,
+            uuid: record.uuid,
+            mac: record.mac,
+            image: record.image,
+            version: record.version,
+            cache: record.cache,
+            memory_bytes: record.memory_bytes,
+            cpus: record.cpus,
+            wanted: record.wanted,
+            state: record.state,
+            reason: record.reason,
+            boot_ms: record.boot_ms,
+            started_at_ms: record.started_at_ms,
+            created_at_ms: record.created_at_ms,
+            identity: record.identity,
+        }
+    }
+
+    /// Closes the disk of a machine whose VM ended, and saves the state that follows.
+    pub(crate) async fn switched_off(
+        &self,
+        record: &mut MachineRecord,
+        actor: &Actor,
+        state: MachineState,
+        reason: Option<String>,
+        detail: impl Into<String>,
+    ) -> Result<(), LifeError> {
+        let active = self.active_map().remove(&record.uuid);
+        if let Some(active) = active
+            && let Err(e) = active.disk.close().await
+        {
+            // The machine is off all the same, and its writes were to be forgotten.
+            tracing::warn!(machine = %record.name, "cannot close its disk cleanly: {e}");
+        }
+        self.remove_sockets(&record.name).await;
+        record.state = state;
+        record.reason = reason;
+        self.save(record, actor, "state", detail).await
+    }
+
+    /// Removes all that a machine's directory holds but its console log.
+    pub(crate) async fn remove_sockets(&self, machine: &str) {
+        let dir = self.run_dir(machine);
+        let log = self.hypervisor().console_log(&dir);
+        let Ok(mut entries) = tokio::fs::read_dir(&dir).await else { return };
+        while let Ok(Some(entry)) = entries.next_entry().await {
+            if entry.path() != log {
+                // What cannot be removed now is replaced at the next start.
+                let _ = tokio::fs::remove_file(entry.path()).await;
+            }
+        }
+    }
+
+    /// Takes a sample of every active disk's counters.
+    pub(crate) fn sample_rates(&self) {
+        let now = Instant::now();
+        let all: Vec<_> = self.active_map().values().cloned().collect();
+        for active in all {
+            active.sample(now);
+        }
+    }
+}

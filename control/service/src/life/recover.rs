@@ -1,0 +1,129 @@
+//! Comparing what the database says with what is there: after a daemon that died, and now and then.
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use headwater_api::{MachineState, Wanted};
+use headwater_db::MachineRecord;
+
+use crate::Service;
+use crate::extract::Actor;
+use crate::life::{LifeError, TICK_MS};
+
+/// What to do about a machine.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Verdict {
+    /// Nothing: the database and the facts agree.
+    Fine,
+    /// The database says that it is on, and it is not: its disk is gone, so it is not restarted silently.
+    Lost,
+    /// It is on although it should be off: a stop did not come to its end.
+    StopIt,
+}
+
+/// Compares what is wanted and what was noted last with whether the machine is on.
+pub const fn verdict(wanted: Wanted, state: MachineState, is_on: bool) -> Verdict {
+    match (state.is_active(), is_on, wanted) {
+        (true, false, _) => Verdict::Lost,
+        (_, true, Wanted::Stopped) => Verdict::StopIt,
+        (true, true, Wanted::Running) | (false, false, _) | (false, true, Wanted::Running) => Verdict::Fine,
+    }
+}
+
+impl Service {
+    /// Tells the truth after a daemon that died: ends the VMs it left, cleans its overflow files and run
+    /// directories, and marks what ran as lost. Call it before serving; nothing is on yet.
+    pub async fn recover(&self) -> Result<(), LifeError> {
+        let run_root = self.run_root();
+        let orphans = self
+            .hypervisor()
+            .sweep_orphans(&run_root)
+            .await
+            .map_err(LifeError::backend("end an orphaned process of", "(any)"))?;
+        for name in self.disks().sweep().await.map_err(LifeError::backend("clean up the disk of", "(any)"))? {
+            tracing::warn!("removed what an earlier daemon left: {name}");
+        }
+        let orphans: BTreeSet<String> = orphans.into_iter().collect();
+        let machines = self.db().read().await?.machines().list().await?;
+        for record in machines {
+            self.remove_sockets(&record.name).await;
+            if verdict(record.wanted, record.state, false) == Verdict::Lost {
+                let ended = orphans.contains(&record.name);
+                self.mark_lost(record, ended).await?;
+            }
+        }
+        Ok(())
+    }
+
+    async fn mark_lost(&self, mut record: MachineRecord, process_ended: bool) -> Result<(), LifeError> {
+        let was = record.state;
+        let process =
+            if process_ended { "its process was still there and was ended" } else { "its process was gone" };
+        let reason = format!(
+            "the daemon ended while it was {was}; {process}; what it wrote is gone; start it to boot it afresh"
+        );
+        record.state = MachineState::Lost;
+        record.reason = Some(reason.clone());
+        self.save(&record, &Actor::daemon(), "state", reason).await
+    }
+
+    /// Compares wanted and actual state, and samples counters, until the service is dropped by all others.
+    pub async fn keep_reconciling(&self) {
+        let mut tick = tokio::time::interval(Duration::from_millis(TICK_MS));
+        tick.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+        loop {
+            tick.tick().await;
+            self.sample_rates();
+            if let Err(e) = self.reconcile().await {
+                tracing::error!("cannot compare wanted and actual state: {e}");
+            }
+        }
+    }
+
+    async fn reconcile(&self) -> Result<(), LifeError> {
+        let machines = self.db().read().await?.machines().list().await?;
+        for seen in machines {
+            if verdict(seen.wanted, seen.state, self.active(seen.uuid).is_some()) == Verdict::Fine {
+                continue;
+            }
+            // Somebody who holds the lock is changing the machine right now: look again at the next tick.
+            let Some(turn) = self.try_lock(seen.uuid) else { continue };
+            let Ok(record) = self.record(&seen.name).await else { continue };
+            match verdict(record.wanted, record.state, self.active(record.uuid).is_some()) {
+                Verdict::Fine => {}
+                Verdict::Lost => {
+                    tracing::error!(machine = %record.name, "it is noted as {} and is not on", record.state);
+                    self.mark_lost(record, false).await?;
+                }
+                Verdict::StopIt => {
+                    drop(turn);
+                    tracing::warn!(machine = %record.name, "it is on and should be off; stopping it");
+                    self.stop(&record.name, true, &Actor::daemon()).await?;
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_truth_wins_over_the_database() {
+        use MachineState::{Booting, Crashed, Created, Lost, Running, Starting, Stopped, Stopping};
+        for state in [Starting, Booting, Running, Stopping] {
+            assert_eq!(verdict(Wanted::Running, state, false), Verdict::Lost);
+            assert_eq!(verdict(Wanted::Stopped, state, false), Verdict::Lost);
+            assert_eq!(verdict(Wanted::Running, state, true), Verdict::Fine);
+            assert_eq!(verdict(Wanted::Stopped, state, true), Verdict::StopIt);
+        }
+        for state in [Created, Stopped, Crashed, Lost] {
+            // Wanted and not on: said, and never restarted silently.
+            assert_eq!(verdict(Wanted::Running, state, false), Verdict::Fine);
+            assert_eq!(verdict(Wanted::Stopped, state, false), Verdict::Fine);
+            assert_eq!(verdict(Wanted::Stopped, state, true), Verdict::StopIt);
+        }
+    }
+}

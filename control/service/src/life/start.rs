@@ -1,0 +1,111 @@
+//! Starting a machine.
+
+use std::sync::Arc;
+
+use headwater_api::name::ImageRef;
+use headwater_api::{ImageVersion, MachineState, Wanted};
+use headwater_db::MachineRecord;
+
+use crate::Service;
+use crate::backend::{Disk, DiskRequest, Vm, VmRequest};
+use crate::extract::Actor;
+use crate::life::{Active, LifeError};
+
+impl Service {
+    /// Starts a machine; one that is on already stays as it is. Returns once its VM runs.
+    pub(crate) async fn start(&self, name: &str, actor: &Actor) -> Result<MachineRecord, LifeError> {
+        let uuid = self.record(name).await?.uuid;
+        let _turn = self.lock(uuid).await;
+        let record = self.record(name).await?;
+        if self.active(uuid).is_some() {
+            return Ok(record);
+        }
+        self.start_locked(record, actor).await
+    }
+
+    /// Starts a machine that is off; the caller holds its lock.
+    pub(crate) async fn start_locked(
+        &self,
+        mut record: MachineRecord,
+        actor: &Actor,
+    ) -> Result<MachineRecord, LifeError> {
+        if self.is_stopping() {
+            return Err(LifeError::Stopping(record.name));
+        }
+        let version = self.version_for(&record).await?;
+        record.wanted = Wanted::Running;
+        record.state = MachineState::Starting;
+        record.reason = None;
+        record.boot_ms = None;
+        record.started_at_ms = Some(self.now_ms());
+        record.version = Some(format!("{}@{}", version.image, version.number));
+        let detail = format!("{}@{}, {}", version.image, version.number, version.hash);
+        self.save(&record, actor, "start", detail).await?;
+
+        match self.bring_up(&record, version).await {
+            Ok(active) => {
+                self.active_map().insert(record.uuid, active.clone());
+                record.state = MachineState::Booting;
+                let detail = format!("{} with process {}", active.vm.accelerator(), active.vm.pid());
+                let saved = self.save(&record, actor, "state", detail).await;
+                self.watch(record.uuid, record.name.clone(), active);
+                saved.map(|()| record)
+            }
+            Err(e) => {
+                record.state = MachineState::Stopped;
+                record.wanted = Wanted::Stopped;
+                record.reason = Some(crate::answer::problem(&e).to_string());
+                self.remove_sockets(&record.name).await;
+                self.save(&record, actor, "state", format!("the start failed: {e}")).await?;
+                Err(e)
+            }
+        }
+    }
+
+    async fn version_for(&self, record: &MachineRecord) -> Result<ImageVersion, LifeError> {
+        let reference = ImageRef::parse(&record.image)
+            .map_err(|source| LifeError::Reference { machine: record.name.clone(), source })?;
+        self.images().resolve(&reference).await.map_err(LifeError::backend("start", &record.name))
+    }
+
+    /// Opens the disk and starts the VM on it; where the second fails, the first is undone.
+    async fn bring_up(
+        &self,
+        record: &MachineRecord,
+        version: ImageVersion,
+    ) -> Result<Arc<Active>, LifeError> {
+        let failed = || LifeError::backend("start", &record.name);
+        let run_dir = self.run_dir(&record.name);
+        tokio::fs::create_dir_all(&run_dir).await.map_err(|e| {
+            let message = format!("cannot create the directory {}", run_dir.display());
+            failed()(crate::backend::BackendError::from_io(message, e))
+        })?;
+        let version_hash = version.hash.clone();
+        let request = DiskRequest { machine: record.name.clone(), run_dir, version, cache: record.cache };
+        let disk = self.disks().open(request).await.map_err(failed())?;
+        match self.start_vm(record, &*disk).await {
+            Ok(vm) => Ok(Arc::new(Active::new(disk, vm, version_hash))),
+            Err(e) => {
+                if let Err(close) = disk.close().await {
+                    tracing::warn!(machine = %record.name, "cannot close its disk cleanly: {close}");
+                }
+                Err(e)
+            }
+        }
+    }
+
+    async fn start_vm(&self, record: &MachineRecord, disk: &dyn Disk) -> Result<Arc<dyn Vm>, LifeError> {
+        let request = VmRequest {
+            name: record.name.clone(),
+            uuid: record.uuid,
+            mac: record.mac.clone(),
+            run_dir: self.run_dir(&record.name),
+            memory_bytes: record.memory_bytes,
+            cpus: record.cpus,
+            disk_socket: disk.socket().to_owned(),
+            identity: record.identity.clone(),
+            ssh_host_key_private: record.ssh_host_key_private.clone(),
+        };
+        self.hypervisor().start(request).await.map_err(LifeError::backend("start", &record.name))
+    }
+}

@@ -1,0 +1,166 @@
+//! Stopping, resetting and removing a machine.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use headwater_api::{MachineState, Wanted};
+use headwater_db::MachineRecord;
+use tokio::time::{Instant, timeout};
+
+use crate::Service;
+use crate::backend::{BackendError, Vm};
+use crate::extract::Actor;
+use crate::life::{Active, KILL_GRACE_MS, LifeError, POWER_DOWN_INTERVAL_MS, STOP_GRACE_MS};
+
+impl Service {
+    /// Stops a machine: asks the guest, and kills it after the grace time, or at once with `force`. One that
+    /// is off stays off. What it wrote is forgotten.
+    pub(crate) async fn stop(
+        &self,
+        name: &str,
+        force: bool,
+        actor: &Actor,
+    ) -> Result<MachineRecord, LifeError> {
+        let uuid = self.record(name).await?.uuid;
+        if force && let Some(active) = self.active(uuid) {
+            // Before waiting for the machine's turn: a graceful stop may be under way.
+            active.vm.kill().await.map_err(LifeError::backend("stop", name))?;
+        }
+        let _turn = self.lock(uuid).await;
+        let mut record = self.record(name).await?;
+        let Some(active) = self.active(uuid) else {
+            if record.wanted != Wanted::Stopped {
+                record.wanted = Wanted::Stopped;
+                self.save(&record, actor, "stop", "it was off already").await?;
+            }
+            return Ok(record);
+        };
+        record.wanted = Wanted::Stopped;
+        record.state = MachineState::Stopping;
+        self.save(&record, actor, "stop", if force { "by force" } else { "by ACPI" }).await?;
+        let grace = if force { Duration::ZERO } else { Duration::from_millis(STOP_GRACE_MS) };
+        let how = switch_off(&active.vm, grace).await.map_err(LifeError::backend("stop", name))?;
+        let reason = (how == Ending::Killed && !force).then(|| {
+            format!("it did not switch itself off within {} s and was killed", STOP_GRACE_MS / 1000)
+        });
+        let detail = reason.clone().unwrap_or_else(|| "it is off".to_owned());
+        self.switched_off(&mut record, actor, MachineState::Stopped, reason, detail).await?;
+        Ok(record)
+    }
+
+    /// Gives a machine its pristine disk: one that is on is switched off like by its reset button, and started
+    /// again.
+    pub(crate) async fn reset(&self, name: &str, actor: &Actor) -> Result<MachineRecord, LifeError> {
+        let uuid = self.record(name).await?.uuid;
+        let _turn = self.lock(uuid).await;
+        let mut record = self.record(name).await?;
+        let Some(active) = self.active(uuid) else {
+            record.state =
+                if record.state == MachineState::Created { record.state } else { MachineState::Stopped };
+            record.wanted = Wanted::Stopped;
+            record.reason = None;
+            self.save(&record, actor, "reset", "its disk is pristine at its next start").await?;
+            return Ok(record);
+        };
+        self.save(&record, actor, "reset", "its disk is forgotten and it starts again").await?;
+        self.kill_locked(&active, &mut record, actor, "reset").await?;
+        self.start_locked(record, actor).await
+    }
+
+    /// Removes a machine that is off; with `force` also one that is on.
+    pub(crate) async fn remove(&self, name: &str, force: bool, actor: &Actor) -> Result<(), LifeError> {
+        let uuid = self.record(name).await?.uuid;
+        if force && let Some(active) = self.active(uuid) {
+            active.vm.kill().await.map_err(LifeError::backend("remove", name))?;
+        }
+        let _turn = self.lock(uuid).await;
+        let mut record = self.record(name).await?;
+        if let Some(active) = self.active(uuid) {
+            if !force {
+                return Err(LifeError::NotOff { machine: record.name, state: record.state.name() });
+            }
+            self.kill_locked(&active, &mut record, actor, "remove").await?;
+        }
+        let mut repo = self.db().write().await?;
+        repo.machines().remove(uuid).await?;
+        let event = self.event(actor, format!("machine {name}"), "removed", format!("{uuid}"));
+        repo.events().append(event).await?;
+        repo.save().await?;
+        tracing::info!(machine = %name, actor = %actor.0, "removed");
+        match tokio::fs::remove_dir_all(self.run_dir(name)).await {
+            Err(e) if e.kind() != std::io::ErrorKind::NotFound => {
+                tracing::warn!(machine = %name, "cannot remove its directory: {e}");
+            }
+            _ => {}
+        }
+        self.forget_lock(uuid);
+        Ok(())
+    }
+
+    async fn kill_locked(
+        &self,
+        active: &Arc<Active>,
+        record: &mut MachineRecord,
+        actor: &Actor,
+        what: &'static str,
+    ) -> Result<(), LifeError> {
+        switch_off(&active.vm, Duration::ZERO).await.map_err(LifeError::backend(what, &record.name))?;
+        self.switched_off(record, actor, MachineState::Stopped, None, format!("killed to {what}")).await
+    }
+
+    /// Stops all machines, at the same time. Called when the daemon ends: their disks live in it.
+    pub async fn stop_all(&self) {
+        let machines = match self.db().read().await {
+            Ok(mut repo) => repo.machines().list().await,
+            Err(e) => Err(e),
+        };
+        let machines = machines.unwrap_or_else(|e| {
+            tracing::error!("cannot list the machines to stop: {e}");
+            Vec::new()
+        });
+        let stops: Vec<_> = machines
+            .into_iter()
+            .filter(|machine| self.active(machine.uuid).is_some())
+            .map(|machine| {
+                let service = self.clone();
+                tokio::spawn(async move {
+                    if let Err(e) = service.stop(&machine.name, false, &Actor::daemon()).await {
+                        tracing::error!(machine = %machine.name, "{e}");
+                    }
+                })
+            })
+            .collect();
+        for stop in stops {
+            // A panic there was reported by its own thread.
+            let _ = stop.await;
+        }
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Ending {
+    Itself,
+    Killed,
+}
+
+/// Asks a VM to end, again and again for `grace`, then kills it.
+async fn switch_off(vm: &Arc<dyn Vm>, grace: Duration) -> Result<Ending, BackendError> {
+    let deadline = Instant::now() + grace;
+    let interval = Duration::from_millis(POWER_DOWN_INTERVAL_MS);
+    while Instant::now() < deadline {
+        // A VM that cannot be asked any more has ended, or is killed below.
+        let _ = vm.power_down().await;
+        let wait = interval.min(deadline.saturating_duration_since(Instant::now()));
+        if timeout(wait, vm.exited()).await.is_ok() {
+            return Ok(Ending::Itself);
+        }
+    }
+    vm.kill().await?;
+    match timeout(Duration::from_millis(KILL_GRACE_MS), vm.exited()).await {
+        Ok(_) => Ok(Ending::Killed),
+        Err(_) => Err(BackendError::new(
+            headwater_api::ProblemKind::Failed,
+            format!("process {} was killed and does not end within {} s", vm.pid(), KILL_GRACE_MS / 1000),
+        )),
+    }
+}

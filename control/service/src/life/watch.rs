@@ -1,0 +1,86 @@
+//! Watching a machine that is on: the guest is up, the VM ended.
+
+use std::sync::Arc;
+
+use headwater_api::{MachineState, Wanted};
+use uuid::Uuid;
+
+use crate::Service;
+use crate::backend::VmExit;
+use crate::extract::Actor;
+use crate::life::{Active, LifeError};
+
+impl Service {
+    /// Watches until the VM ends.
+    pub(crate) fn watch(&self, uuid: Uuid, name: String, active: Arc<Active>) {
+        let service = self.clone();
+        tokio::spawn(async move {
+            let exit = tokio::select! {
+                exit = active.vm.exited() => exit,
+                () = active.vm.booted() => {
+                    if let Err(e) = service.has_booted(uuid, &name, &active).await {
+                        tracing::error!(machine = %name, "cannot note that it has booted: {e}");
+                    }
+                    active.vm.exited().await
+                }
+            };
+            if let Err(e) = service.has_ended(uuid, &name, &active, exit).await {
+                tracing::error!(machine = %name, "cannot note that it ended: {e}");
+            }
+        });
+    }
+
+    async fn has_booted(&self, uuid: Uuid, name: &str, active: &Arc<Active>) -> Result<(), LifeError> {
+        // The time is taken now: the machine's turn may come late.
+        let now_ms = self.now_ms();
+        let _turn = self.lock(uuid).await;
+        if !self.is_present(uuid, active) {
+            return Ok(());
+        }
+        let mut record = self.record(name).await?;
+        if record.state != MachineState::Booting {
+            return Ok(());
+        }
+        let boot_ms = now_ms.saturating_sub(record.started_at_ms.unwrap_or(now_ms));
+        record.state = MachineState::Running;
+        record.boot_ms = Some(boot_ms);
+        let detail = format!("booted in {}.{:03} s", boot_ms / 1000, boot_ms % 1000);
+        self.save(&record, &Actor::daemon(), "state", detail).await
+    }
+
+    async fn has_ended(
+        &self,
+        uuid: Uuid,
+        name: &str,
+        active: &Arc<Active>,
+        exit: VmExit,
+    ) -> Result<(), LifeError> {
+        let _turn = self.lock(uuid).await;
+        if !self.is_present(uuid, active) {
+            // Whoever stopped it has cleaned up.
+            return Ok(());
+        }
+        let mut record = self.record(name).await?;
+        let daemon = Actor::daemon();
+        match exit {
+            VmExit::PoweredOff => {
+                record.wanted = Wanted::Stopped;
+                let detail = "the guest switched itself off";
+                self.switched_off(&mut record, &daemon, MachineState::Stopped, None, detail).await
+            }
+            VmExit::Rebooted => {
+                let detail = "the guest restarted; what it wrote is forgotten";
+                self.switched_off(&mut record, &daemon, MachineState::Stopped, None, detail).await?;
+                self.start_locked(record, &daemon).await.map(drop)
+            }
+            VmExit::Crashed { reason } => {
+                let detail = reason.clone();
+                self.switched_off(&mut record, &daemon, MachineState::Crashed, Some(reason), detail).await
+            }
+        }
+    }
+
+    fn is_present(&self, uuid: Uuid, active: &Arc<Active>) -> bool {
+        self.active(uuid).is_some_and(|present| Arc::ptr_eq(&present, active))
+    }
+}

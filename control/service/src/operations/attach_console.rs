@@ -1,0 +1,75 @@
+//! `GET /api/v1/machines/{machine}/console/attach`: a terminal on a machine's console.
+
+use axum::body::Body;
+use axum::extract::{Request, State};
+use axum::http::{HeaderValue, StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use headwater_api::{Problem, ProblemKind};
+use hyper_util::rt::TokioIo;
+use tokio::net::UnixStream;
+
+use crate::Service;
+use crate::answer::{Explain, Failure};
+use crate::backend::BackendError;
+use crate::extract::Name;
+use crate::life::LifeError;
+
+/// The protocol that the connection is changed to: the console's bytes, both ways.
+pub const PROTOCOL: &str = "headwater-console";
+
+#[derive(Debug, thiserror::Error)]
+enum Error {
+    #[error("a console is attached to by changing the connection's protocol to {PROTOCOL}")]
+    NoUpgrade,
+}
+
+impl Explain for Error {
+    fn kind(&self) -> ProblemKind {
+        ProblemKind::Invalid
+    }
+}
+
+/// Connects to the serial console, both ways: the connection carries its bytes once it was upgraded to
+/// `headwater-console`. One client at a time.
+#[utoipa::path(
+    get,
+    path = "/api/v1/machines/{machine}/console/attach",
+    tag = "machines",
+    params(("machine" = String, Path, description = "Its name")),
+    responses(
+        (status = 101, description = "The connection carries the console's bytes from here on"),
+        (status = 400, description = "No upgrade was asked for", body = Problem),
+        (status = 404, description = "No such machine", body = Problem),
+        (status = 409, description = "It is off", body = Problem),
+    ),
+)]
+pub(super) async fn attach_console(
+    State(service): State<Service>,
+    Name(name): Name,
+    mut request: Request,
+) -> Result<Response, Failure> {
+    if request.headers().get(header::UPGRADE) != Some(&HeaderValue::from_static(PROTOCOL)) {
+        return Err(Error::NoUpgrade.into());
+    }
+    let record = service.record(&name).await?;
+    if service.active(record.uuid).is_none() {
+        let state = record.state.name();
+        return Err(LifeError::NotOn { what: "attach to the console of", machine: name, state }.into());
+    }
+    let path = service.hypervisor().console_socket(&service.run_dir(&name));
+    let mut console = UnixStream::connect(&path).await.map_err(|e| {
+        BackendError::from_io(format!("cannot connect to the console at {}", path.display()), e)
+    })?;
+    let upgrade = hyper::upgrade::on(&mut request);
+    tokio::spawn(async move {
+        match upgrade.await {
+            // Either side hanging up ends it; there is nobody left to tell.
+            Ok(client) => {
+                let _ = tokio::io::copy_bidirectional(&mut TokioIo::new(client), &mut console).await;
+            }
+            Err(e) => tracing::debug!(machine = %name, "a client did not take its console: {e}"),
+        }
+    });
+    let headers = [(header::CONNECTION, "upgrade"), (header::UPGRADE, PROTOCOL)];
+    Ok((StatusCode::SWITCHING_PROTOCOLS, headers, Body::empty()).into_response())
+}

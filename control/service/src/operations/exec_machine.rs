@@ -1,0 +1,74 @@
+//! `POST /api/v1/machines/{machine}/exec`: run a command in a guest.
+
+use std::time::Duration;
+
+use axum::Json;
+use axum::extract::State;
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD;
+use headwater_api::{ExecRequest, ExecResult, Problem, ProblemKind};
+
+use crate::Service;
+use crate::answer::{Explain, Failure};
+use crate::extract::{Actor, Body, Name};
+use crate::life::LifeError;
+
+#[derive(Debug, thiserror::Error)]
+enum Error {
+    #[error("cannot run a command in machine '{0}': no command was given")]
+    Empty(String),
+}
+
+impl Explain for Error {
+    fn kind(&self) -> ProblemKind {
+        ProblemKind::Invalid
+    }
+}
+
+/// Runs a command in the guest through its agent and waits for it. A command that fails is a result with its
+/// exit code, not a failed request.
+#[utoipa::path(
+    post,
+    path = "/api/v1/machines/{machine}/exec",
+    tag = "machines",
+    params(("machine" = String, Path, description = "Its name")),
+    request_body = ExecRequest,
+    responses(
+        (status = 200, body = ExecResult),
+        (status = 404, description = "No such machine", body = Problem),
+        (status = 409, description = "It is off", body = Problem),
+        (status = 500, description = "The guest agent does not answer", body = Problem),
+    ),
+)]
+pub(super) async fn exec_machine(
+    State(service): State<Service>,
+    actor: Actor,
+    Name(name): Name,
+    Body(request): Body<ExecRequest>,
+) -> Result<Json<ExecResult>, Failure> {
+    if request.argv.is_empty() {
+        return Err(Error::Empty(name).into());
+    }
+    let record = service.record(&name).await?;
+    let Some(active) = service.active(record.uuid) else {
+        let state = record.state.name();
+        return Err(LifeError::NotOn { what: "run a command in", machine: name, state }.into());
+    };
+    // Arguments may hold secrets: the history names the program only.
+    let program = request.argv.first().cloned().unwrap_or_default();
+    let event = service.event(&actor, format!("machine {name}"), "exec", program);
+    let mut repo = service.db().write().await?;
+    repo.events().append(event).await?;
+    repo.save().await?;
+    let output = active
+        .vm
+        .exec(&request.argv, Duration::from_millis(request.timeout_ms))
+        .await
+        .map_err(LifeError::backend("run a command in", &name))?;
+    Ok(Json(ExecResult {
+        exit_code: output.exit_code,
+        stdout_base64: STANDARD.encode(output.stdout),
+        stderr_base64: STANDARD.encode(output.stderr),
+        truncated: output.truncated,
+    }))
+}

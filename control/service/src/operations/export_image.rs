@@ -1,0 +1,72 @@
+//! `POST /api/v1/images/{image}/export`: write a version out as a raw disk.
+
+use std::path::PathBuf;
+
+use axum::extract::State;
+use axum::response::Response;
+use headwater_api::name::ImageRef;
+use headwater_api::{ExportRequest, JobEvent, JobResult, Problem, ProblemKind};
+
+use crate::Service;
+use crate::answer::{Explain, Failure, problem};
+use crate::extract::{Body, Name};
+use crate::job;
+
+#[derive(Debug, thiserror::Error)]
+enum Error {
+    #[error("cannot export to '{0}': it is not an absolute path")]
+    Relative(String),
+    #[error("cannot export to '{0}': it exists already")]
+    Exists(String),
+}
+
+impl Explain for Error {
+    fn kind(&self) -> ProblemKind {
+        match self {
+            Self::Relative(_) => ProblemKind::Invalid,
+            Self::Exists(_) => ProblemKind::Conflict,
+        }
+    }
+
+    fn advice(&self) -> Option<String> {
+        Some("name a new file on the daemon's host, beginning with '/'".to_owned())
+    }
+}
+
+/// Writes a version to a new file, byte for byte the disk that was imported; zeroes become holes.
+#[utoipa::path(
+    post,
+    path = "/api/v1/images/{image}/export",
+    tag = "images",
+    params(("image" = String, Path, description = "`IMAGE`, `IMAGE@NUMBER` or `IMAGE@HASH`")),
+    request_body = ExportRequest,
+    responses(
+        (status = 200, description = "Progress, then the size", body = JobEvent, content_type = "application/x-ndjson"),
+        (status = 400, description = "Not an absolute path", body = Problem),
+        (status = 404, description = "No such image or version", body = Problem),
+        (status = 409, description = "The file exists", body = Problem),
+        (status = 507, description = "The target's disk is full", body = Problem),
+    ),
+)]
+pub(super) async fn export_image(
+    State(service): State<Service>,
+    Name(name): Name,
+    Body(request): Body<ExportRequest>,
+) -> Result<Response, Failure> {
+    let reference = ImageRef::parse(&name).map_err(Failure)?;
+    let target = PathBuf::from(&request.target);
+    if !target.is_absolute() {
+        return Err(Error::Relative(request.target).into());
+    }
+    if std::fs::symlink_metadata(&target).is_ok() {
+        return Err(Error::Exists(request.target).into());
+    }
+    let version = service.images().resolve(&reference).await?;
+    let images = service.images().clone();
+    let work = async move |control| {
+        let written = images.export(&version, &target, control).await;
+        let failed = |e| problem(&e).during(format!("cannot export '{name}' to '{}'", target.display()));
+        written.map(|size_bytes| JobResult::Exported { version, size_bytes }).map_err(failed)
+    };
+    Ok(job::run(&service, work).await)
+}

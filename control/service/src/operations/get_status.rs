@@ -1,0 +1,47 @@
+//! `GET /api/v1/status`: the daemon and its host.
+
+use axum::Json;
+use axum::extract::State;
+use headwater_api::{DiskCounters, Problem, Status};
+
+use crate::Service;
+use crate::answer::{Failure, problem};
+use crate::backend::BackendError;
+
+/// What the daemon, its store and its machines do, in one object.
+#[utoipa::path(
+    get,
+    path = "/api/v1/status",
+    tag = "daemon",
+    responses((status = 200, body = Status), (status = 500, description = "Database or store failed", body = Problem)),
+)]
+pub(super) async fn get_status(State(service): State<Service>) -> Result<Json<Status>, Failure> {
+    let machines = service.db().read().await?.machines().list().await?;
+    let counters: Vec<DiskCounters> = service.active_map().values().map(|active| active.counters()).collect();
+    let hypervisor = match service.hypervisor().describe().await {
+        Ok(text) => text,
+        Err(e) => problem(&e).to_string(),
+    };
+    let count = |n: usize| u64::try_from(n).unwrap_or(u64::MAX);
+    Ok(Json(Status {
+        version: env!("CARGO_PKG_VERSION").to_owned(),
+        pid: std::process::id(),
+        data_dir: service.data_dir().display().to_string(),
+        started_at_ms: service.started_at_ms(),
+        images: count(service.images().list().await?.len()),
+        store_bytes: service.images().stored_bytes().await?,
+        machines: count(machines.len()),
+        machines_active: count(machines.iter().filter(|machine| machine.state.is_active()).count()),
+        ram_used_bytes: counters.iter().map(|disk| disk.ram_used_bytes).sum(),
+        disk_used_bytes: counters.iter().map(|disk| disk.disk_used_bytes).sum(),
+        free_bytes: free_bytes(service.data_dir())?,
+        hypervisor,
+    }))
+}
+
+fn free_bytes(path: &std::path::Path) -> Result<u64, BackendError> {
+    let told = rustix::fs::statvfs(path).map_err(|e| {
+        BackendError::from_io(format!("cannot ask for the free space of {}", path.display()), e.into())
+    })?;
+    Ok(told.f_bavail.saturating_mul(told.f_frsize))
+}

@@ -1,0 +1,76 @@
+//! `POST /api/v1/images`: make a version of a file or an NBD export.
+
+use axum::extract::State;
+use axum::response::Response;
+use headwater_api::{ImportRequest, JobEvent, JobResult, Problem, ProblemKind, name};
+
+use crate::Service;
+use crate::answer::{Explain, Failure, problem};
+use crate::extract::{Actor, Body};
+use crate::job;
+
+#[derive(Debug, thiserror::Error)]
+enum Error {
+    #[error("cannot import '{0}': the source is neither an absolute path nor an NBD URI")]
+    Source(String),
+}
+
+impl Explain for Error {
+    fn kind(&self) -> ProblemKind {
+        ProblemKind::Invalid
+    }
+
+    fn advice(&self) -> Option<String> {
+        Some(
+            "write /path/to/disk.qcow2, nbd://127.0.0.1:10809/name or nbd+unix:///name?socket=/path"
+                .to_owned(),
+        )
+    }
+}
+
+/// Imports a disk as the next version of an image. The same bytes as the newest version make no new one.
+#[utoipa::path(
+    post,
+    path = "/api/v1/images",
+    tag = "images",
+    request_body = ImportRequest,
+    responses(
+        (status = 200, description = "Progress, then the version", body = JobEvent, content_type = "application/x-ndjson"),
+        (status = 400, description = "Not an image name, or not a source", body = Problem),
+        (status = 404, description = "No such source", body = Problem),
+        (status = 422, description = "The source is damaged or is no disk image", body = Problem),
+        (status = 507, description = "The store's disk is full", body = Problem),
+    ),
+)]
+pub(super) async fn import_image(
+    State(service): State<Service>,
+    actor: Actor,
+    Body(request): Body<ImportRequest>,
+) -> Result<Response, Failure> {
+    name::check_image(&request.name).map_err(Failure)?;
+    if !request.source.starts_with('/') && !request.source.starts_with("nbd") {
+        return Err(Error::Source(request.source).into());
+    }
+    let handle = service.clone();
+    let work = async move |control| {
+        let outcome = handle
+            .images()
+            .import(&request.name, &request.source, control)
+            .await
+            .map_err(|e| problem(&e).during(format!("cannot import '{}'", request.source)))?;
+        let version = outcome.version;
+        if outcome.created {
+            let detail = format!("version {} of {}, {}", version.number, request.source, version.hash);
+            let event = handle.event(&actor, format!("image {}", version.image), "imported", detail);
+            append(&handle, event).await.map_err(|e| problem(&e))?;
+        }
+        Ok(JobResult::Imported { version, created: outcome.created })
+    };
+    Ok(job::run(&service, work).await)
+}
+
+async fn append(service: &Service, event: headwater_db::NewEvent) -> Result<(), headwater_db::DbError> {
+    let mut repo = service.db().write().await?;
+    repo.events().append(event).await?;
+    repo.save().await
+}

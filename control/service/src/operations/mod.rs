@@ -1,0 +1,108 @@
+//! The operations of the API: one file each, with its errors, its OpenAPI text and a short handler.
+
+mod attach_console;
+mod create_machine;
+mod exec_machine;
+mod export_image;
+mod get_openapi;
+mod get_status;
+mod import_image;
+mod list_events;
+mod list_images;
+mod list_machines;
+mod read_console;
+mod remove_image;
+mod remove_machine;
+mod reset_machine;
+mod show_image;
+mod show_machine;
+mod start_machine;
+mod stop_machine;
+mod verify_image;
+
+use axum::Router;
+use axum::extract::{DefaultBodyLimit, Request};
+use axum::http::{Method, Uri};
+use axum::middleware::{self, Next};
+use axum::response::Response;
+use headwater_api::{JobEvent, Problem, ProblemKind};
+use utoipa::OpenApi;
+use utoipa_axum::router::OpenApiRouter;
+use utoipa_axum::routes;
+
+use crate::Service;
+use crate::answer::Failure;
+
+/// The longest request body: user data is the largest thing that clients send.
+pub const MAX_BODY_BYTES: usize = 8 << 20;
+
+#[derive(OpenApi)]
+#[openapi(
+    info(
+        title = "Headwater",
+        description = "Images, machines and their write caches on one host. Every failed request is answered with \
+                       a Problem. Long operations answer with one JSON object a line (application/x-ndjson).",
+        license(name = "Apache-2.0", identifier = "Apache-2.0"),
+    ),
+    tags(
+        (name = "images", description = "Golden images and their versions"),
+        (name = "machines", description = "Machines that boot them"),
+        (name = "daemon", description = "The daemon and its history"),
+    ),
+    components(schemas(JobEvent, Problem)),
+)]
+struct Description;
+
+fn routes() -> OpenApiRouter<Service> {
+    OpenApiRouter::with_openapi(Description::openapi())
+        .routes(routes!(get_status::get_status))
+        .routes(routes!(get_openapi::get_openapi))
+        .routes(routes!(list_events::list_events))
+        .routes(routes!(list_images::list_images, import_image::import_image))
+        .routes(routes!(show_image::show_image, remove_image::remove_image))
+        .routes(routes!(verify_image::verify_image))
+        .routes(routes!(export_image::export_image))
+        .routes(routes!(list_machines::list_machines, create_machine::create_machine))
+        .routes(routes!(show_machine::show_machine, remove_machine::remove_machine))
+        .routes(routes!(start_machine::start_machine))
+        .routes(routes!(stop_machine::stop_machine))
+        .routes(routes!(reset_machine::reset_machine))
+        .routes(routes!(exec_machine::exec_machine))
+        .routes(routes!(read_console::read_console))
+        .routes(routes!(attach_console::attach_console))
+}
+
+/// The description of all operations.
+pub fn openapi() -> utoipa::openapi::OpenApi {
+    routes().into_openapi()
+}
+
+/// All operations over a service.
+pub fn router(service: Service) -> Router {
+    let (router, _description) = routes().split_for_parts();
+    router
+        .fallback(no_such_path)
+        .method_not_allowed_fallback(no_such_method)
+        .layer(DefaultBodyLimit::max(MAX_BODY_BYTES))
+        .layer(middleware::from_fn(log))
+        .with_state(service)
+}
+
+async fn no_such_path(uri: Uri) -> Failure {
+    let problem = Problem::new(ProblemKind::NotFound, format!("there is nothing at {}", uri.path()));
+    Failure(problem.advise("/api/v1/openapi.json describes what there is"))
+}
+
+async fn no_such_method(method: Method, uri: Uri) -> Failure {
+    let problem = Problem::new(ProblemKind::Invalid, format!("{} does not know {method}", uri.path()));
+    Failure(problem.advise("/api/v1/openapi.json describes what there is"))
+}
+
+async fn log(request: Request, next: Next) -> Response {
+    let (method, path) = (request.method().clone(), request.uri().path().to_owned());
+    let started = std::time::Instant::now();
+    let response = next.run(request).await;
+    let took_ms = started.elapsed().as_millis();
+    tracing::debug!(%method, path, status = response.status().as_u16(), took_ms, "request");
+    response
+}

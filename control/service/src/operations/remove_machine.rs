@@ -1,0 +1,43 @@
+//! `DELETE /api/v1/machines/{machine}`: remove a machine.
+
+use axum::extract::State;
+use axum::http::StatusCode;
+use headwater_api::Problem;
+use serde::Deserialize;
+use utoipa::IntoParams;
+
+use crate::Service;
+use crate::answer::Failure;
+use crate::extract::{Actor, Name, Parameters};
+
+/// How.
+#[derive(Debug, Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
+pub(super) struct How {
+    /// End it first where it is on.
+    #[serde(default)]
+    force: bool,
+}
+
+/// Removes a machine that is off, with its identity and its console log. Its image stays.
+#[utoipa::path(
+    delete,
+    path = "/api/v1/machines/{machine}",
+    tag = "machines",
+    params(("machine" = String, Path, description = "Its name"), How),
+    responses(
+        (status = 204, description = "It is gone"),
+        (status = 404, description = "No such machine", body = Problem),
+        (status = 409, description = "It is on", body = Problem),
+    ),
+)]
+pub(super) async fn remove_machine(
+    State(service): State<Service>,
+    actor: Actor,
+    Name(name): Name,
+    Parameters(how): Parameters<How>,
+) -> Result<StatusCode, Failure> {
+    let handle = service.clone();
+    service.to_the_end(async move { handle.remove(&name, how.force, &actor).await }).await?;
+    Ok(StatusCode::NO_CONTENT)
+}

@@ -1,0 +1,32 @@
+//! `POST /api/v1/machines/{machine}/reset`: give a machine its pristine disk.
+
+use axum::Json;
+use axum::extract::State;
+use headwater_api::{Machine, Problem};
+
+use crate::Service;
+use crate::answer::Failure;
+use crate::extract::{Actor, Name};
+
+/// Forgets what a machine wrote. One that is on is switched off at once and started again.
+#[utoipa::path(
+    post,
+    path = "/api/v1/machines/{machine}/reset",
+    tag = "machines",
+    params(("machine" = String, Path, description = "Its name")),
+    responses(
+        (status = 200, body = Machine),
+        (status = 404, description = "No such machine, image or version", body = Problem),
+        (status = 503, description = "QEMU is not installed, or the daemon is stopping", body = Problem),
+        (status = 507, description = "Not enough memory or disk", body = Problem),
+    ),
+)]
+pub(super) async fn reset_machine(
+    State(service): State<Service>,
+    actor: Actor,
+    Name(name): Name,
+) -> Result<Json<Machine>, Failure> {
+    let handle = service.clone();
+    let record = service.to_the_end(async move { handle.reset(&name, &actor).await }).await?;
+    Ok(Json(service.view(record)))
+}

@@ -1,0 +1,51 @@
+//! `GET /api/v1/images/{image}`: one image, or one version of it.
+
+use axum::Json;
+use axum::extract::State;
+use headwater_api::name::ImageRef;
+use headwater_api::{Image, Problem, ProblemKind};
+
+use crate::Service;
+use crate::answer::{Explain, Failure};
+use crate::extract::Name;
+
+#[derive(Debug, thiserror::Error)]
+enum Error {
+    #[error("there is no image '{0}'")]
+    Unknown(String),
+}
+
+impl Explain for Error {
+    fn kind(&self) -> ProblemKind {
+        ProblemKind::NotFound
+    }
+
+    fn advice(&self) -> Option<String> {
+        Some("'headwater image list' shows all".to_owned())
+    }
+}
+
+/// One image with all its versions, or with the one version that the reference names.
+#[utoipa::path(
+    get,
+    path = "/api/v1/images/{image}",
+    tag = "images",
+    params(("image" = String, Path, description = "`IMAGE`, `IMAGE@NUMBER` or `IMAGE@HASH`")),
+    responses(
+        (status = 200, body = Image),
+        (status = 400, description = "Not a reference", body = Problem),
+        (status = 404, description = "No such image or version", body = Problem),
+    ),
+)]
+pub(super) async fn show_image(
+    State(service): State<Service>,
+    Name(name): Name,
+) -> Result<Json<Image>, Failure> {
+    let reference = ImageRef::parse(&name).map_err(Failure)?;
+    if reference.version.is_some() {
+        let version = service.images().resolve(&reference).await?;
+        return Ok(Json(Image { name: version.image.clone(), versions: vec![version] }));
+    }
+    let found = service.images().list().await?.into_iter().find(|image| image.name == reference.image);
+    Ok(Json(found.ok_or(Error::Unknown(reference.image))?))
+}

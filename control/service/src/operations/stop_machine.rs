@@ -1,0 +1,40 @@
+//! `POST /api/v1/machines/{machine}/stop`: switch a machine off.
+
+use axum::Json;
+use axum::extract::State;
+use headwater_api::{Machine, Problem};
+use serde::Deserialize;
+use utoipa::IntoParams;
+
+use crate::Service;
+use crate::answer::Failure;
+use crate::extract::{Actor, Name, Parameters};
+
+/// How.
+#[derive(Debug, Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
+pub(super) struct How {
+    /// End it at once instead of asking the guest first.
+    #[serde(default)]
+    force: bool,
+}
+
+/// Asks the guest to switch itself off, ends it after 30 seconds, and forgets what it wrote. Returns when it
+/// is off; a machine that is off stays off.
+#[utoipa::path(
+    post,
+    path = "/api/v1/machines/{machine}/stop",
+    tag = "machines",
+    params(("machine" = String, Path, description = "Its name"), How),
+    responses((status = 200, body = Machine), (status = 404, description = "No such machine", body = Problem)),
+)]
+pub(super) async fn stop_machine(
+    State(service): State<Service>,
+    actor: Actor,
+    Name(name): Name,
+    Parameters(how): Parameters<How>,
+) -> Result<Json<Machine>, Failure> {
+    let handle = service.clone();
+    let record = service.to_the_end(async move { handle.stop(&name, how.force, &actor).await }).await?;
+    Ok(Json(service.view(record)))
+}

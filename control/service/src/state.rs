@@ -1,0 +1,192 @@
+//! What all operations share.
+
+use std::collections::HashMap;
+use std::future::Future;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use headwater_db::{Database, NewEvent};
+use tokio::sync::{OwnedMutexGuard, Semaphore};
+use uuid::Uuid;
+
+use crate::backend::{Clock, Disks, Hypervisor, Images, Random};
+use crate::extract::Actor;
+use crate::job::MAX_JOBS;
+use crate::life::Active;
+
+/// What a service is made of.
+pub struct Parts {
+    /// What it remembers.
+    pub db: Arc<dyn Database>,
+    /// The store of images.
+    pub images: Arc<dyn Images>,
+    /// Machines' disks.
+    pub disks: Arc<dyn Disks>,
+    /// What runs machines.
+    pub hypervisor: Arc<dyn Hypervisor>,
+    /// The time.
+    pub clock: Arc<dyn Clock>,
+    /// Randomness for identities.
+    pub random: Arc<dyn Random>,
+    /// The data directory.
+    pub data_dir: PathBuf,
+}
+
+/// The control plane of one host. Cloning is cheap; all clones are one service.
+#[derive(Clone)]
+pub struct Service(Arc<Inner>);
+
+struct Inner {
+    parts: Parts,
+    started_at_ms: u64,
+    active: Mutex<HashMap<Uuid, Arc<Active>>>,
+    locks: Mutex<HashMap<Uuid, Arc<tokio::sync::Mutex<()>>>>,
+    stopping: Arc<AtomicBool>,
+    job_slots: Arc<Semaphore>,
+}
+
+impl Service {
+    /// A service over its parts. Call [`Service::recover`] before it serves anyone.
+    pub fn new(parts: Parts) -> Self {
+        let started_at_ms = parts.clock.now_ms();
+        Self(Arc::new(Inner {
+            parts,
+            started_at_ms,
+            active: Mutex::default(),
+            locks: Mutex::default(),
+            stopping: Arc::default(),
+            job_slots: Arc::new(Semaphore::new(MAX_JOBS)),
+        }))
+    }
+
+    pub(crate) fn db(&self) -> &dyn Database {
+        &*self.0.parts.db
+    }
+
+    pub(crate) fn images(&self) -> &Arc<dyn Images> {
+        &self.0.parts.images
+    }
+
+    pub(crate) fn disks(&self) -> &dyn Disks {
+        &*self.0.parts.disks
+    }
+
+    pub(crate) fn hypervisor(&self) -> &dyn Hypervisor {
+        &*self.0.parts.hypervisor
+    }
+
+    pub(crate) fn random(&self) -> &dyn Random {
+        &*self.0.parts.random
+    }
+
+    pub(crate) fn now_ms(&self) -> u64 {
+        self.0.parts.clock.now_ms()
+    }
+
+    pub(crate) fn started_at_ms(&self) -> u64 {
+        self.0.started_at_ms
+    }
+
+    /// The data directory.
+    pub fn data_dir(&self) -> &Path {
+        &self.0.parts.data_dir
+    }
+
+    /// The directory of all machines' sockets, logs and seed disks.
+    pub fn run_root(&self) -> PathBuf {
+        self.data_dir().join("run")
+    }
+
+    /// One machine's directory.
+    pub fn run_dir(&self, machine: &str) -> PathBuf {
+        self.run_root().join(machine)
+    }
+
+    /// Set when the daemon stops: long operations give up.
+    pub(crate) fn stopping_flag(&self) -> Arc<AtomicBool> {
+        self.0.stopping.clone()
+    }
+
+    pub(crate) fn is_stopping(&self) -> bool {
+        self.0.stopping.load(Ordering::SeqCst)
+    }
+
+    pub(crate) fn job_slots(&self) -> Arc<Semaphore> {
+        self.0.job_slots.clone()
+    }
+
+    /// Refuses new starts and cancels long operations, which then clean up after themselves.
+    pub fn begin_stop(&self) {
+        self.0.stopping.store(true, Ordering::SeqCst);
+    }
+
+    /// Waits until all long operations ended, at most `limit`. Returns whether they did.
+    pub async fn jobs_ended(&self, limit: Duration) -> bool {
+        let all = u32::try_from(MAX_JOBS).unwrap_or(u32::MAX);
+        tokio::time::timeout(limit, self.0.job_slots.acquire_many(all)).await.is_ok()
+    }
+
+    pub(crate) fn active_map(&self) -> MutexGuard<'_, HashMap<Uuid, Arc<Active>>> {
+        // The map is whole between any two statements, so a panic elsewhere does not spoil it.
+        self.0.active.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) fn active(&self, uuid: Uuid) -> Option<Arc<Active>> {
+        self.active_map().get(&uuid).cloned()
+    }
+
+    /// Waits for the machine's turn. Changes of one machine's state are made only by who holds this.
+    pub(crate) async fn lock(&self, uuid: Uuid) -> OwnedMutexGuard<()> {
+        self.machine_lock(uuid).lock_owned().await
+    }
+
+    /// The same, where nobody else has it.
+    pub(crate) fn try_lock(&self, uuid: Uuid) -> Option<OwnedMutexGuard<()>> {
+        self.machine_lock(uuid).try_lock_owned().ok()
+    }
+
+    fn machine_lock(&self, uuid: Uuid) -> Arc<tokio::sync::Mutex<()>> {
+        self.0.locks.lock().unwrap_or_else(PoisonError::into_inner).entry(uuid).or_default().clone()
+    }
+
+    pub(crate) fn forget_lock(&self, uuid: Uuid) {
+        self.0.locks.lock().unwrap_or_else(PoisonError::into_inner).remove(&uuid);
+    }
+
+    pub(crate) fn event(
+        &self,
+        actor: &Actor,
+        subject: String,
+        action: &'static str,
+        detail: impl Into<String>,
+    ) -> NewEvent {
+        NewEvent { at_ms: self.now_ms(), actor: actor.0.clone(), subject, action, detail: detail.into() }
+    }
+
+    /// Runs an operation to its end even where the client that asked for it hangs up.
+    pub(crate) async fn to_the_end<T, E>(
+        &self,
+        work: impl Future<Output = Result<T, E>> + Send + 'static,
+    ) -> Result<T, E>
+    where
+        T: Send + 'static,
+        E: Send + 'static,
+    {
+        match tokio::spawn(work).await {
+            Ok(outcome) => outcome,
+            Err(e) => match e.try_into_panic() {
+                Ok(panic) => std::panic::resume_unwind(panic),
+                // The runtime is going down, and this task with it.
+                Err(_) => std::future::pending().await,
+            },
+        }
+    }
+}
+
+impl std::fmt::Debug for Service {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Service").field("data_dir", &self.0.parts.data_dir).finish_non_exhaustive()
+    }
+}
