@@ -102,7 +102,7 @@ fn main() -> Result<()> {
     let _folders = interrupt::WorkDir::create(&plan.work_dir, &plan.sockets)?;
     std::fs::create_dir_all(&arguments.out)
         .with_context(|| format!("cannot create the output directory {}", arguments.out.display()))?;
-    let mut results = Results { machine: machine::describe(), ..Results::default() };
+    let mut results = Results { machine: machine::describe(), quick: plan.quick, ..Results::default() };
     println!("{}", results.machine.summary());
     if plan.quick {
         println!("quick: one short round on small sets; the figures show that it runs, not how fast it is");

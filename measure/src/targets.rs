@@ -13,6 +13,8 @@ use crate::statistics;
 pub struct Results {
     /// What it ran on.
     pub machine: Machine,
+    /// Whether this was one short round on small sets, whose figures say nothing about speed.
+    pub quick: bool,
     /// Ours beside the peers.
     pub rows: Vec<Row>,
     /// The samples behind the rows.

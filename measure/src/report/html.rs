@@ -29,6 +29,11 @@ pub fn render(results: &Results) -> String {
          incompressible. Lines in the bars go from the least to the greatest round.</p>\n",
         escape(&results.machine.summary())
     );
+    if results.quick {
+        page.push_str(
+            "<p><b>Quick run: one short round on small sets. The figures say nothing about speed.</b></p>\n",
+        );
+    }
     page.push_str(&rows(results));
     for case in &results.cases {
         page.push_str(&chart(case));
