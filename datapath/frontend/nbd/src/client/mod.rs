@@ -1,0 +1,5 @@
+//! Placeholder.
+pub mod uri;
+pub use uri::NbdUri;
+/// Placeholder.
+pub struct Client;

@@ -1,0 +1,187 @@
+//! NBD URIs: `nbd://host:port/name` and `nbd+unix:///name?socket=PATH`, with percent-encoding.
+
+use std::os::unix::ffi::OsStringExt;
+use std::path::PathBuf;
+use std::str::FromStr;
+
+use crate::address::{DEFAULT_PORT, split_host_port};
+
+/// Where an export is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NbdUri {
+    /// How to reach the server.
+    pub server: ServerAddress,
+    /// The export's name; empty for the default one.
+    pub export: String,
+}
+
+/// How to reach a server.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum ServerAddress {
+    /// By TCP.
+    Tcp {
+        /// Name or address.
+        host: String,
+        /// Port.
+        port: u16,
+    },
+    /// By unix socket.
+    Unix(PathBuf),
+}
+
+/// A text that is no NBD URI.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("'{uri}' is not an NBD URI: {why}; write nbd://HOST[:PORT]/NAME or nbd+unix:///NAME?socket=PATH")]
+pub struct UriError {
+    uri: String,
+    why: &'static str,
+}
+
+impl NbdUri {
+    /// Whether a text looks like an NBD URI rather than like a file name.
+    pub fn is_uri(text: &str) -> bool {
+        ["nbd:", "nbds:", "nbd+unix:", "nbds+unix:"].iter().any(|scheme| text.starts_with(scheme))
+    }
+}
+
+impl FromStr for NbdUri {
+    type Err = UriError;
+
+    fn from_str(text: &str) -> Result<Self, UriError> {
+        let fail = |why| UriError { uri: text.to_string(), why };
+        let Some((scheme, rest)) = text.split_once("://") else {
+            return Err(fail("it has no ://"));
+        };
+        let rest = rest.split_once('#').map_or(rest, |(before, _)| before);
+        let (place, query) = rest.split_once('?').unwrap_or((rest, ""));
+        let (authority, path) = place.split_once('/').unwrap_or((place, ""));
+        let export = unescape(path)
+            .and_then(|bytes| String::from_utf8(bytes).ok())
+            .ok_or_else(|| fail("its export name is not valid percent-encoded UTF-8"))?;
+        let server = match scheme {
+            "nbd" => {
+                let (host, port) =
+                    split_host_port(authority).ok_or_else(|| fail("its port is not a number below 65536"))?;
+                let host = if host.is_empty() { "localhost" } else { host };
+                ServerAddress::Tcp { host: host.to_string(), port: port.unwrap_or(DEFAULT_PORT) }
+            }
+            "nbd+unix" => {
+                if !authority.is_empty() {
+                    return Err(fail("a unix socket has no host: three slashes come before the name"));
+                }
+                let socket = query
+                    .split('&')
+                    .find_map(|pair| pair.strip_prefix("socket="))
+                    .filter(|path| !path.is_empty())
+                    .ok_or_else(|| fail("?socket=PATH is missing"))?;
+                let path =
+                    unescape(socket).ok_or_else(|| fail("its socket path is not percent-encoded well"))?;
+                ServerAddress::Unix(PathBuf::from(std::ffi::OsString::from_vec(path)))
+            }
+            "nbds" | "nbds+unix" => return Err(fail("TLS is not supported")),
+            _ => return Err(fail("its scheme is neither nbd nor nbd+unix")),
+        };
+        Ok(Self { server, export })
+    }
+}
+
+impl std::fmt::Display for NbdUri {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let name = escape(self.export.as_bytes(), false);
+        match &self.server {
+            ServerAddress::Tcp { host, port } if host.contains(':') => {
+                write!(f, "nbd://[{host}]:{port}/{name}")
+            }
+            ServerAddress::Tcp { host, port } => write!(f, "nbd://{host}:{port}/{name}"),
+            ServerAddress::Unix(path) => {
+                use std::os::unix::ffi::OsStrExt;
+                write!(f, "nbd+unix:///{name}?socket={}", escape(path.as_os_str().as_bytes(), true))
+            }
+        }
+    }
+}
+
+/// Percent-encodes what is not unreserved; keeps slashes if asked.
+pub(crate) fn escape(bytes: &[u8], keep_slashes: bool) -> String {
+    use std::fmt::Write;
+    let mut out = String::with_capacity(bytes.len());
+    for byte in bytes {
+        let plain = byte.is_ascii_alphanumeric() || b"-._~".contains(byte) || (keep_slashes && *byte == b'/');
+        if plain {
+            out.push(char::from(*byte));
+        } else {
+            let _ = write!(out, "%{byte:02X}");
+        }
+    }
+    out
+}
+
+fn unescape(text: &str) -> Option<Vec<u8>> {
+    let mut out = Vec::with_capacity(text.len());
+    let mut bytes = text.bytes();
+    while let Some(byte) = bytes.next() {
+        if byte != b'%' {
+            out.push(byte);
+            continue;
+        }
+        let high = char::from(bytes.next()?).to_digit(16)?;
+        let low = char::from(bytes.next()?).to_digit(16)?;
+        out.push(u8::try_from(high.wrapping_mul(16).wrapping_add(low)).ok()?);
+    }
+    Some(out)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn uris_of_other_tools_are_understood() {
+        let tcp = |host: &str, port, export: &str| NbdUri {
+            server: ServerAddress::Tcp { host: host.into(), port },
+            export: export.into(),
+        };
+        assert_eq!("nbd://localhost".parse(), Ok(tcp("localhost", 10809, "")));
+        assert_eq!("nbd://10.0.0.1:99/a%20b".parse(), Ok(tcp("10.0.0.1", 99, "a b")));
+        assert_eq!("nbd://[::1]:99/x".parse(), Ok(tcp("::1", 99, "x")));
+        let unix: NbdUri = "nbd+unix:///disk?socket=/tmp/a%20b.sock".parse().unwrap();
+        assert_eq!(unix.server, ServerAddress::Unix("/tmp/a b.sock".into()));
+        assert_eq!(unix.export, "disk");
+    }
+
+    #[test]
+    fn what_is_no_uri_is_refused_with_a_reason() {
+        for (bad, why) in [
+            ("disk.img", "://"),
+            ("http://x/y", "scheme"),
+            ("nbds://x/y", "TLS"),
+            ("nbd+unix:///x", "socket"),
+            ("nbd+unix://host/x?socket=/s", "host"),
+            ("nbd://host:99999/", "port"),
+            ("nbd://host/%zz", "name"),
+        ] {
+            let error = bad.parse::<NbdUri>().unwrap_err().to_string();
+            assert!(error.contains(why), "{error}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn printed_uris_are_parsed_back(export in "\\PC{0,20}", path in "/\\PC{1,30}", port: u16, unix: bool) {
+            let server = if unix {
+                ServerAddress::Unix(path.into())
+            } else {
+                ServerAddress::Tcp { host: "h".into(), port }
+            };
+            let uri = NbdUri { server, export };
+            prop_assert_eq!(uri.to_string().parse(), Ok(uri));
+        }
+
+        #[test]
+        fn random_text_does_not_panic(text in "\\PC{0,60}") {
+            let _ = text.parse::<NbdUri>();
+            let _ = format!("nbd+unix:///{text}").parse::<NbdUri>();
+        }
+    }
+}

@@ -1,0 +1,73 @@
+//! All limits of the server, with names, units and defaults.
+
+use headwater_block::MAX_REQUEST_BYTES;
+
+/// What one client, and all together, may cost.
+///
+/// Memory of one connection is at most `receive_buffer_bytes + 2 * batch_bytes + bytes_in_flight` and one request more.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Limits {
+    /// Connections at the same time, half-open ones included. More are closed at once.
+    pub connections: usize,
+    /// From accepting a connection to the end of its handshake, in milliseconds. Then it is closed.
+    pub handshake_timeout_ms: u64,
+    /// Options in one handshake. Then it is closed.
+    pub handshake_options: u32,
+    /// Data of one option, in bytes. A longer one is answered `TOO_BIG` and the connection is closed.
+    pub option_bytes: u32,
+    /// Name of an export or of a metadata context, in bytes.
+    pub name_bytes: u32,
+    /// One read, write or cache request, in bytes; told to clients as the maximum block size. A longer write drops the
+    /// connection, since its payload cannot be taken; a longer read or cache request is an error.
+    pub request_bytes: u32,
+    /// Requests of one connection that wait for the device. Then no more are taken.
+    pub requests_in_flight: usize,
+    /// Payload of such requests, in bytes. One more request than fits is taken, so that any legal one can be.
+    pub bytes_in_flight: usize,
+    /// Extents in one answer to block status.
+    pub extents_per_reply: usize,
+    /// What one receive takes at most, in bytes; at least 192 KiB.
+    pub receive_buffer_bytes: usize,
+    /// Replies are sent when this much is collected, in bytes, if not earlier; at least 128 KiB.
+    pub batch_bytes: usize,
+    /// How long [`crate::Server::stop`] waits for requests in flight and for clients to take
+    /// their replies, in milliseconds. Then connections are cut.
+    pub stop_timeout_ms: u64,
+    /// Warnings about clients in ten seconds; further ones are counted and told later.
+    pub warnings_per_10_s: u32,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self {
+            connections: 1024,
+            handshake_timeout_ms: 10_000,
+            handshake_options: 64,
+            option_bytes: 64 << 10,
+            name_bytes: 4096,
+            request_bytes: MAX_REQUEST_BYTES,
+            requests_in_flight: 128,
+            bytes_in_flight: 64 << 20,
+            extents_per_reply: 4096,
+            receive_buffer_bytes: 256 << 10,
+            batch_bytes: 256 << 10,
+            stop_timeout_ms: 10_000,
+            warnings_per_10_s: 20,
+        }
+    }
+}
+
+impl Limits {
+    /// The same, with values that cannot work raised or lowered to those that can.
+    pub(crate) fn sane(mut self) -> Self {
+        self.connections = self.connections.max(1);
+        self.name_bytes = self.name_bytes.min(crate::wire::handshake::STRING_BYTES);
+        self.request_bytes = self.request_bytes.clamp(1 << 16, MAX_REQUEST_BYTES);
+        self.requests_in_flight = self.requests_in_flight.max(1);
+        self.bytes_in_flight = self.bytes_in_flight.max(1);
+        self.extents_per_reply = self.extents_per_reply.clamp(1, 1 << 16);
+        self.receive_buffer_bytes = self.receive_buffer_bytes.max(192 << 10);
+        self.batch_bytes = self.batch_bytes.max(128 << 10);
+        self
+    }
+}

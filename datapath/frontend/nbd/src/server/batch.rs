@@ -1,0 +1,58 @@
+//! Replies that are collected and sent with one system call.
+
+use crate::socket::Socket;
+
+/// Where a read of at most this length goes, instead of into a buffer of its own.
+pub(super) const INLINE_BYTES: usize = 64 << 10;
+
+/// Room that each reply may count on: an inline read and the longest head or error.
+const REPLY_ROOM_BYTES: usize = INLINE_BYTES + 1024;
+
+/// Bytes to send; fixed size, initialised once.
+pub(super) struct Batch {
+    bytes: Box<[u8]>,
+    used: usize,
+}
+
+impl Batch {
+    pub(super) fn new(size_bytes: usize) -> Self {
+        Self { bytes: vec![0; size_bytes].into_boxed_slice(), used: 0 }
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.used == 0
+    }
+
+    /// Whether it must be sent before another reply of any inline kind is added.
+    pub(super) fn is_full(&self) -> bool {
+        self.bytes.len().saturating_sub(self.used) < REPLY_ROOM_BYTES
+    }
+
+    /// The next `len` bytes, to be filled and then counted by [`Batch::advance`].
+    #[inline]
+    pub(super) fn room(&mut self, len: usize) -> Option<&mut [u8]> {
+        self.bytes.get_mut(self.used..self.used.checked_add(len)?)
+    }
+
+    #[inline]
+    pub(super) fn advance(&mut self, len: usize) {
+        self.used = self.used.saturating_add(len).min(self.bytes.len());
+    }
+
+    /// Adds bytes. `false`: no room.
+    #[inline]
+    pub(super) fn put(&mut self, bytes: &[u8]) -> bool {
+        let Some(room) = self.room(bytes.len()) else { return false };
+        room.copy_from_slice(bytes);
+        self.advance(bytes.len());
+        true
+    }
+
+    /// Sends all, followed by `more`.
+    pub(super) fn send(&mut self, socket: &Socket, more: &[u8]) -> std::io::Result<()> {
+        let bytes = self.bytes.get(..self.used).unwrap_or_default();
+        let sent = socket.send_all(bytes, more);
+        self.used = 0;
+        sent
+    }
+}

@@ -1,0 +1,235 @@
+//! The handshake as a state machine without a socket: options in, replies and a decision out.
+//!
+//! ```text
+//! greeting -> client flags -> option* -> GO or EXPORT_NAME -> transmission
+//!                               \-> ABORT, garbage, too many or too long options -> end
+//! ```
+
+use headwater_block::Geometry;
+
+use super::{Export, Exports};
+use crate::limits::Limits;
+use crate::wire::WireError;
+use crate::wire::handshake::{
+    BASE_ALLOCATION, EXPORT_NAME_PADDING_BYTES, GoData, InfoItem, MetaContextData, encode_option_reply,
+    handshake_flag, info, meta_context_reply, option, reply, server_reply, transmission_flag,
+};
+
+/// The id of `base:allocation` in block status replies.
+pub(super) const BASE_ALLOCATION_ID: u32 = 1;
+
+/// What the client chose.
+pub(super) struct Chosen {
+    pub(super) name: String,
+    pub(super) export: Export,
+    pub(super) structured: bool,
+    /// Whether `base:allocation` was chosen for this export.
+    pub(super) base_allocation: bool,
+}
+
+/// What follows an option.
+pub(super) enum Step {
+    /// Another option.
+    More,
+    /// The transmission phase.
+    Start(Chosen),
+    /// The end, as the client wished.
+    Abort,
+    /// The end, because of this.
+    Fault(String),
+}
+
+pub(super) struct Handshake<'a> {
+    exports: &'a dyn Exports,
+    limits: &'a Limits,
+    no_zeroes: bool,
+    structured: bool,
+    /// The export that `base:allocation` was chosen for.
+    context_of: Option<String>,
+    options: u32,
+}
+
+impl<'a> Handshake<'a> {
+    /// Starts with the client's flags.
+    pub(super) fn new(
+        exports: &'a dyn Exports,
+        limits: &'a Limits,
+        client_flags: u32,
+    ) -> Result<Self, String> {
+        let fixed = u32::from(handshake_flag::FIXED_NEWSTYLE);
+        let no_zeroes = u32::from(handshake_flag::NO_ZEROES);
+        if client_flags & !(fixed | no_zeroes) != 0 {
+            return Err(format!("it sent unknown handshake flags {client_flags:#x}"));
+        }
+        Ok(Self {
+            exports,
+            limits,
+            no_zeroes: client_flags & no_zeroes != 0,
+            structured: false,
+            context_of: None,
+            options: 0,
+        })
+    }
+
+    /// Handles one option; replies are appended to `out`, and sent whatever the step.
+    pub(super) fn option(&mut self, number: u32, data: &[u8], out: &mut Vec<u8>) -> Step {
+        self.options = self.options.saturating_add(1);
+        if self.options > self.limits.handshake_options {
+            return Step::Fault(format!("it sent more than {} options", self.limits.handshake_options));
+        }
+        match number {
+            option::EXPORT_NAME => return self.export_name(data, out),
+            option::ABORT => {
+                encode_option_reply(out, number, reply::ACK, &[]);
+                return Step::Abort;
+            }
+            option::LIST => self.list(data, out),
+            option::INFO | option::GO => return self.go(number, data, out),
+            option::STRUCTURED_REPLY if data.is_empty() => {
+                self.structured = true;
+                encode_option_reply(out, number, reply::ACK, &[]);
+            }
+            option::STRUCTURED_REPLY => refuse(out, number, "STRUCTURED_REPLY takes no data"),
+            option::LIST_META_CONTEXT | option::SET_META_CONTEXT => self.meta_context(number, data, out),
+            _ => encode_option_reply(out, number, reply::ERR_UNSUP, b"this option is not supported"),
+        }
+        Step::More
+    }
+
+    fn export_name(&mut self, data: &[u8], out: &mut Vec<u8>) -> Step {
+        // This option has no error replies: the protocol says to close.
+        if data.len() > usize::try_from(self.limits.name_bytes).unwrap_or(usize::MAX) {
+            return Step::Fault(format!("it asked for an export by a name of {} bytes", data.len()));
+        }
+        let Ok(name) = std::str::from_utf8(data) else {
+            return Step::Fault("it asked for an export by a name that is not UTF-8".into());
+        };
+        let Some(export) = self.exports.open(name) else {
+            return Step::Fault(format!(
+                "it asked for the export '{}', which does not exist",
+                name.escape_debug()
+            ));
+        };
+        let geometry = export.device.geometry();
+        out.extend_from_slice(&geometry.size_bytes.to_be_bytes());
+        out.extend_from_slice(&transmission_flags(&geometry, self.structured).to_be_bytes());
+        if !self.no_zeroes {
+            out.extend_from_slice(&[0; EXPORT_NAME_PADDING_BYTES]);
+        }
+        Step::Start(self.chosen(name, export))
+    }
+
+    fn list(&self, data: &[u8], out: &mut Vec<u8>) {
+        if !data.is_empty() {
+            return refuse(out, option::LIST, "LIST takes no data");
+        }
+        for export in self.exports.list() {
+            let line = server_reply(&export.name, &export.description);
+            encode_option_reply(out, option::LIST, reply::SERVER, &line);
+        }
+        encode_option_reply(out, option::LIST, reply::ACK, &[]);
+    }
+
+    fn go(&mut self, number: u32, data: &[u8], out: &mut Vec<u8>) -> Step {
+        let go = match GoData::decode(data, self.limits.name_bytes) {
+            Ok(go) => go,
+            Err(error) => {
+                refuse_malformed(out, number, &error);
+                return Step::More;
+            }
+        };
+        let Some(export) = self.exports.open(go.name) else {
+            encode_option_reply(out, number, reply::ERR_UNKNOWN, b"no export has this name");
+            return Step::More;
+        };
+        let geometry = export.device.geometry();
+        let mut items = vec![InfoItem::Export {
+            size_bytes: geometry.size_bytes,
+            flags: transmission_flags(&geometry, self.structured),
+        }];
+        // Block sizes are told unasked too: clients that do not know them skip the item.
+        items.push(InfoItem::BlockSize {
+            minimum: geometry.logical_block_bytes,
+            preferred: geometry.physical_block_bytes.max(geometry.logical_block_bytes),
+            maximum: self.limits.request_bytes,
+        });
+        if go.wanted.contains(&info::NAME) {
+            items.push(InfoItem::Name(go.name.to_string()));
+        }
+        if go.wanted.contains(&info::DESCRIPTION) && !export.description.is_empty() {
+            items.push(InfoItem::Description(export.description.clone()));
+        }
+        for item in items {
+            encode_option_reply(out, number, reply::INFO, &item.encode());
+        }
+        encode_option_reply(out, number, reply::ACK, &[]);
+        if number == option::INFO {
+            return Step::More;
+        }
+        Step::Start(self.chosen(go.name, export))
+    }
+
+    fn meta_context(&mut self, number: u32, data: &[u8], out: &mut Vec<u8>) {
+        let setting = number == option::SET_META_CONTEXT;
+        if setting {
+            // Each SET replaces the one before, even where it fails.
+            self.context_of = None;
+        }
+        if !self.structured {
+            return refuse(out, number, "metadata contexts need STRUCTURED_REPLY first");
+        }
+        let query = match MetaContextData::decode(data, self.limits.name_bytes) {
+            Ok(query) => query,
+            Err(error) => return refuse_malformed(out, number, &error),
+        };
+        if self.exports.open(query.name).is_none() {
+            return encode_option_reply(out, number, reply::ERR_UNKNOWN, b"no export has this name");
+        }
+        let named = query.queries.contains(&BASE_ALLOCATION);
+        let listed = !setting && (query.queries.is_empty() || query.queries.contains(&"base:"));
+        if named || listed {
+            let id = if setting { BASE_ALLOCATION_ID } else { 0 };
+            encode_option_reply(out, number, reply::META_CONTEXT, &meta_context_reply(id, BASE_ALLOCATION));
+        }
+        if setting && named {
+            self.context_of = Some(query.name.to_string());
+        }
+        encode_option_reply(out, number, reply::ACK, &[]);
+    }
+
+    fn chosen(&self, name: &str, export: Export) -> Chosen {
+        Chosen {
+            name: name.to_string(),
+            export,
+            structured: self.structured,
+            base_allocation: self.context_of.as_deref() == Some(name),
+        }
+    }
+}
+
+fn transmission_flags(geometry: &Geometry, structured: bool) -> u16 {
+    use transmission_flag as flag;
+    let mut flags =
+        flag::HAS_FLAGS | flag::SEND_FLUSH | flag::SEND_FUA | flag::CAN_MULTI_CONN | flag::SEND_CACHE;
+    if geometry.read_only {
+        flags |= flag::READ_ONLY;
+    } else {
+        flags |= flag::SEND_TRIM | flag::SEND_WRITE_ZEROES | flag::SEND_FAST_ZERO;
+    }
+    if structured {
+        flags |= flag::SEND_DF;
+    }
+    flags
+}
+
+fn refuse(out: &mut Vec<u8>, number: u32, why: &str) {
+    encode_option_reply(out, number, reply::ERR_INVALID, why.as_bytes());
+}
+
+fn refuse_malformed(out: &mut Vec<u8>, number: u32, error: &WireError) {
+    let code = match error {
+        WireError::TooLong { .. } => reply::ERR_TOO_BIG,
+        _ => reply::ERR_INVALID,
+    };
+    encode_option_reply(out, number, code, error.to_string().as_bytes());
+}

@@ -1,0 +1,288 @@
+//! The server: listening, accepting, the register of connections, and stopping.
+//!
+//! - `listener`: binding, with clear errors and stale sockets removed.
+//! - `handshake`: options, until an export is chosen.
+//! - `connection`: the transmission phase, one thread for each connection.
+//! - `inbound`, `batch`, `outbox`, `pool`: the four buffers of a connection.
+//! - `fault_log`: warnings at a bounded rate.
+
+mod batch;
+mod connection;
+mod fault_log;
+mod handshake;
+mod inbound;
+mod listener;
+mod outbox;
+mod pool;
+mod serve;
+
+use std::collections::HashMap;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use headwater_block::Device;
+use parking_lot::{Condvar, Mutex};
+use rustix::event::{EventfdFlags, PollFd, PollFlags};
+
+use crate::{Address, Limits};
+use fault_log::FaultLog;
+pub use listener::BindError;
+use listener::{Listener, Peer};
+
+/// One export: a device and a text for people.
+#[derive(Clone)]
+pub struct Export {
+    /// What is served.
+    pub device: Arc<dyn Device>,
+    /// Shown by clients; may be empty.
+    pub description: String,
+}
+
+/// A line in the list of exports.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ExportInfo {
+    /// The name to open it by.
+    pub name: String,
+    /// Shown by clients; may be empty.
+    pub description: String,
+}
+
+/// What a server offers. Called on connections' threads, in the handshake.
+pub trait Exports: Send + Sync + 'static {
+    /// All that a client may see.
+    fn list(&self) -> Vec<ExportInfo>;
+
+    /// The export of that name. The empty name asks for the default one.
+    fn open(&self, name: &str) -> Option<Export>;
+}
+
+/// One export, whatever name the client asks for.
+pub struct SingleExport(Export);
+
+impl SingleExport {
+    /// An export for `device`.
+    pub fn new(device: Arc<dyn Device>, description: impl Into<String>) -> Arc<Self> {
+        Arc::new(Self(Export { device, description: description.into() }))
+    }
+}
+
+impl Exports for SingleExport {
+    fn list(&self) -> Vec<ExportInfo> {
+        vec![ExportInfo { name: String::new(), description: self.0.description.clone() }]
+    }
+
+    fn open(&self, _name: &str) -> Option<Export> {
+        Some(self.0.clone())
+    }
+}
+
+/// A running server. Dropping it stops it.
+pub struct Server {
+    shared: Arc<Shared>,
+    uri: UriBase,
+    acceptor: Mutex<Option<JoinHandle<Listener>>>,
+}
+
+enum UriBase {
+    Unix(std::path::PathBuf),
+    Tcp { host: String, port: u16 },
+}
+
+struct Shared {
+    exports: Arc<dyn Exports>,
+    limits: Limits,
+    faults: FaultLog,
+    register: Mutex<Register>,
+    emptied: Condvar,
+    stopping: AtomicBool,
+    stop_event: OwnedFd,
+}
+
+#[derive(Default)]
+struct Register {
+    next: u64,
+    sockets: HashMap<u64, Arc<crate::socket::Socket>>,
+}
+
+impl Server {
+    /// Listens and serves until [`Server::stop`]. Clients can connect when this returns.
+    pub fn bind(address: Address, exports: Arc<dyn Exports>, limits: Limits) -> Result<Self, BindError> {
+        let listener = Listener::bind(&address)?;
+        let uri = listener.uri_base(&address);
+        let fail = |source: std::io::Error| BindError::System { address: address.to_string(), source };
+        let stop_event = rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
+            .map_err(|errno| fail(errno.into()))?;
+        let limits = limits.sane();
+        let shared = Arc::new(Shared {
+            faults: FaultLog::new(limits.warnings_per_10_s),
+            exports,
+            limits,
+            register: Mutex::default(),
+            emptied: Condvar::new(),
+            stopping: AtomicBool::new(false),
+            stop_event,
+        });
+        let acceptor = std::thread::Builder::new()
+            .name("nbd-accept".into())
+            .spawn({
+                let shared = Arc::clone(&shared);
+                move || {
+                    shared.accept(&listener);
+                    listener
+                }
+            })
+            .map_err(fail)?;
+        Ok(Self { shared, uri, acceptor: Mutex::new(Some(acceptor)) })
+    }
+
+    /// The URI of the default export, as clients take it.
+    pub fn uri(&self) -> String {
+        self.uri_of("")
+    }
+
+    /// The URI of an export.
+    pub fn uri_of(&self, export: &str) -> String {
+        let name = crate::client::uri::escape(export.as_bytes(), false);
+        match &self.uri {
+            UriBase::Unix(path) => {
+                use std::os::unix::ffi::OsStrExt;
+                let path = crate::client::uri::escape(path.as_os_str().as_bytes(), true);
+                format!("nbd+unix:///{name}?socket={path}")
+            }
+            UriBase::Tcp { host, port } if host.contains(':') => format!("nbd://[{host}]:{port}/{name}"),
+            UriBase::Tcp { host, port } => format!("nbd://{host}:{port}/{name}"),
+        }
+    }
+
+    /// How many clients are connected now, half-open handshakes included.
+    pub fn connections(&self) -> usize {
+        self.shared.register.lock().sockets.len()
+    }
+
+    /// Stops: no new connections or requests; requests in flight are finished and answered, then connections
+    /// close and the socket file is removed. Takes at most [`Limits::stop_timeout_ms`] and a second. Harmless when repeated.
+    pub fn stop(&self) {
+        let Some(acceptor) = self.acceptor.lock().take() else { return };
+        self.shared.stopping.store(true, Ordering::SeqCst);
+        let _ = rustix::io::write(&self.shared.stop_event, &1_u64.to_ne_bytes());
+        if let Ok(listener) = acceptor.join() {
+            listener.close();
+        }
+        for socket in self.shared.register.lock().sockets.values() {
+            socket.stop_receiving();
+        }
+        let patience = Duration::from_millis(self.shared.limits.stop_timeout_ms);
+        if !self.shared.wait_until_empty(patience) {
+            let register = self.shared.register.lock();
+            tracing::warn!(
+                connections = register.sockets.len(),
+                "NBD clients did not take their replies within {} ms, or the device did not answer; cutting them off",
+                self.shared.limits.stop_timeout_ms
+            );
+            for socket in register.sockets.values() {
+                socket.cut();
+            }
+            drop(register);
+            self.shared.wait_until_empty(Duration::from_secs(1));
+        }
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        self.stop();
+    }
+}
+
+impl Shared {
+    fn wait_until_empty(&self, patience: Duration) -> bool {
+        let deadline = Instant::now().checked_add(patience);
+        let mut register = self.register.lock();
+        while !register.sockets.is_empty() {
+            let timed_out = match deadline {
+                Some(deadline) => self.emptied.wait_until(&mut register, deadline).timed_out(),
+                None => {
+                    self.emptied.wait(&mut register);
+                    false
+                }
+            };
+            if timed_out {
+                return register.sockets.is_empty();
+            }
+        }
+        true
+    }
+
+    fn accept(self: &Arc<Self>, listener: &Listener) {
+        loop {
+            let mut fds = [
+                PollFd::from_borrowed_fd(listener.fd(), PollFlags::IN),
+                PollFd::new(&self.stop_event, PollFlags::IN),
+            ];
+            let polled = rustix::event::poll(&mut fds, None);
+            if self.stopping.load(Ordering::SeqCst) {
+                return;
+            }
+            let accepted = match polled {
+                Ok(_) => listener.accept(),
+                Err(errno) => Err(errno.into()),
+            };
+            match accepted {
+                Ok(Some((socket, peer))) => self.admit(socket, peer),
+                Ok(None) => {}
+                Err(error) => {
+                    // Out of descriptors or memory: connections that end make room again.
+                    self.faults.warn(&"NBD listener", &format_args!("cannot accept a connection: {error}"));
+                    std::thread::sleep(Duration::from_millis(100));
+                }
+            }
+        }
+    }
+
+    fn admit(self: &Arc<Self>, socket: crate::socket::Socket, peer: Peer) {
+        let socket = Arc::new(socket);
+        let id = {
+            let mut register = self.register.lock();
+            if register.sockets.len() >= self.limits.connections {
+                drop(register);
+                let limit = self.limits.connections;
+                self.faults
+                    .warn(&peer, &format_args!("refused: {limit} clients are connected, which is the limit"));
+                return;
+            }
+            register.next = register.next.wrapping_add(1);
+            let id = register.next;
+            register.sockets.insert(id, Arc::clone(&socket));
+            id
+        };
+        let seat = Seat { shared: Arc::clone(self), id };
+        let spawned = std::thread::Builder::new().name(format!("nbd-{id}")).spawn(move || {
+            serve::serve(&seat.shared, &socket, &peer);
+            drop(socket);
+            drop(seat);
+        });
+        if let Err(error) = spawned {
+            self.faults
+                .warn(&"NBD listener", &format_args!("cannot start a thread for a connection: {error}"));
+        }
+    }
+}
+
+/// A connection's place in the register; leaves it when dropped, also by a panic.
+struct Seat {
+    shared: Arc<Shared>,
+    id: u64,
+}
+
+impl Drop for Seat {
+    fn drop(&mut self) {
+        let mut register = self.shared.register.lock();
+        register.sockets.remove(&self.id);
+        if register.sockets.is_empty() {
+            self.shared.emptied.notify_all();
+        }
+    }
+}

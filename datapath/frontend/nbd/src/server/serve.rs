@@ -1,0 +1,104 @@
+//! One connection from its first byte to its last: handshake with a deadline, then transmission.
+
+use std::io::ErrorKind;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use super::Shared;
+use super::connection::Connection;
+use super::handshake::{Chosen, Handshake, Step};
+use super::listener::Peer;
+use crate::socket::Socket;
+use crate::wire::handshake::{OPTION_BYTES, decode_option, encode_option_reply, greeting, reply};
+
+/// Why a connection ended.
+pub(super) enum End {
+    /// The client wished it, or hung up between requests, or the server stops.
+    Orderly(&'static str),
+    /// The client broke the protocol, or the connection broke.
+    Fault(String),
+}
+
+pub(super) fn serve(shared: &Shared, socket: &Socket, peer: &Peer) {
+    tracing::debug!("NBD: {peer} connected");
+    let end = match shake_hands(shared, socket) {
+        Ok(chosen) => {
+            tracing::debug!(
+                "NBD: {peer} opened the export '{}', structured replies: {}, base:allocation: {}",
+                chosen.name.escape_debug(),
+                chosen.structured,
+                chosen.base_allocation
+            );
+            match Connection::new(shared, socket, peer, chosen) {
+                Ok(mut connection) => connection.run(),
+                Err(error) => End::Fault(format!("no resources for the connection: {error}")),
+            }
+        }
+        Err(end) => end,
+    };
+    match end {
+        End::Orderly(why) => tracing::debug!("NBD: {peer} disconnected: {why}"),
+        End::Fault(why) => {
+            shared.faults.warn(peer, &format_args!("the connection was closed: {why}"));
+        }
+    }
+}
+
+fn shake_hands(shared: &Shared, socket: &Socket) -> Result<Chosen, End> {
+    let limits = &shared.limits;
+    let patience = Duration::from_millis(limits.handshake_timeout_ms);
+    let Some(deadline) = Instant::now().checked_add(patience) else {
+        return Err(End::Fault("the handshake time-out is past the end of time".into()));
+    };
+    let failed = |error: std::io::Error| match error.kind() {
+        ErrorKind::TimedOut => {
+            End::Fault(format!("its handshake took more than {} ms", limits.handshake_timeout_ms))
+        }
+        ErrorKind::UnexpectedEof => End::Fault("it hung up in the middle of its handshake".into()),
+        _ => End::Fault(format!("in the handshake: {error}")),
+    };
+    let receive = |into: &mut [u8]| match socket.receive_exact(into, Some(deadline)) {
+        Ok(true) => Ok(()),
+        Ok(false) if shared.stopping.load(Ordering::SeqCst) => Err(End::Orderly("the server stops")),
+        Ok(false) => Err(End::Orderly("it hung up in the handshake")),
+        Err(error) => Err(failed(error)),
+    };
+    socket.send_before(&greeting(), deadline).map_err(failed)?;
+    let mut flags = [0; 4];
+    receive(&mut flags)?;
+    let mut handshake =
+        Handshake::new(&*shared.exports, limits, u32::from_be_bytes(flags)).map_err(End::Fault)?;
+    let mut data = Vec::new();
+    let mut out = Vec::new();
+    loop {
+        let mut head = [0; OPTION_BYTES];
+        receive(&mut head)?;
+        let (number, length) = decode_option(&head).map_err(|error| End::Fault(error.to_string()))?;
+        out.clear();
+        if length > limits.option_bytes {
+            encode_option_reply(&mut out, number, reply::ERR_TOO_BIG, b"the option is too long");
+            socket.send_before(&out, deadline).map_err(failed)?;
+            return Err(End::Fault(format!(
+                "it sent option {number} with {length} bytes, the limit is {}",
+                limits.option_bytes
+            )));
+        }
+        data.clear();
+        data.resize(usize::try_from(length).unwrap_or(0), 0);
+        if !data.is_empty() {
+            receive(&mut data)?;
+        }
+        let step = handshake.option(number, &data, &mut out);
+        let sent = socket.send_before(&out, deadline);
+        match step {
+            Step::More => sent.map_err(failed)?,
+            Step::Start(chosen) => {
+                sent.map_err(failed)?;
+                return Ok(chosen);
+            }
+            // A client may close without waiting for the answer.
+            Step::Abort => return Err(End::Orderly("it aborted the handshake")),
+            Step::Fault(why) => return Err(End::Fault(why)),
+        }
+    }
+}
