@@ -1,9 +1,8 @@
 # The commands of this project. `make help` lists them.
 
-GUEST_TOOLS := qemu-img=qemu-utils mmdebstrap=mmdebstrap mke2fs=e2fsprogs
-MACHINE_TOOLS := qemu-system-x86_64=qemu-system-x86
+MACHINE_TOOLS := qemu-system-x86_64=qemu-system-x86 qemu-img=qemu-utils
 TEST_TOOLS := nbdkit=nbdkit nbdinfo=libnbd-bin nbdcopy=libnbd-bin fio=fio curl=curl
-PEERS := qemu-nbd=qemu-utils qemu-storage-daemon=qemu-system-common nbdkit=nbdkit fio=fio
+PEERS := qemu-nbd=qemu-utils nbdkit=nbdkit fio=fio
 
 .DEFAULT_GOAL := help
 .PHONY: help rust build guest demo test compare bench soak conformance clean
@@ -18,17 +17,16 @@ build: rust ## build the optimised binary, target/release/headwater
 	cargo build --release --locked --package headwater
 
 guest: ## build the Debian guest that demo and tests boot, into build/guest (kept for the next time)
-	@xtask/need $(GUEST_TOOLS)
 	guest/build
 
 demo: rust ## boot three machines from one image, overflow their RAM caches, reset one
-	@xtask/need $(MACHINE_TOOLS) $(GUEST_TOOLS)
+	@xtask/need $(MACHINE_TOOLS)
 	cargo build --release --locked --package headwater
 	guest/build
 	demo/run
 
 test: rust ## check everything: formatting, house rules, clippy, all tests, real guests
-	@xtask/need $(MACHINE_TOOLS) $(GUEST_TOOLS) $(TEST_TOOLS)
+	@xtask/need $(MACHINE_TOOLS) $(TEST_TOOLS)
 	guest/build
 	cargo xtask test
 

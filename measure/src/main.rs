@@ -68,7 +68,7 @@ struct Arguments {
     #[arg(long, default_value = "build/compare")]
     out: PathBuf,
     /// Raw image for the import comparison; without one that comparison is left out, and says so.
-    #[arg(long, default_value = "build/guest/disk.raw")]
+    #[arg(long, default_value = "build/guest/guest.raw")]
     image: PathBuf,
 }
 

@@ -41,7 +41,8 @@ fn check(files: &[SourceFile]) -> Vec<Finding> {
         let missing: Vec<&str> =
             LINTS.iter().filter(|lint| !crate::source::has_word(attribute, lint)).copied().collect();
         if !missing.is_empty() {
-            let what = format!("the crate root lacks #![cfg_attr(not(test), warn({}))]", missing.join(", "));
+            let which = if missing.len() == LINTS.len() { "all of them".into() } else { missing.join(", ") };
+            let what = format!("the lints of #![cfg_attr(not(test), warn(..))] are missing: {which}");
             findings.push(Finding::error(&file.path, 1, what));
         }
     }
