@@ -1,1 +1,58 @@
-//! Placeholder.
+//! Step 4 of the data path: golden images. Import, verified reading, export.
+//!
+//! ```text
+//!   file, NBD server --open_file / any Device--> import --chunks--> store        verify, export <-- store
+//!
+//!   volume --Op--> VersionReader --hit--> copy from ChunkCache         (the caller's thread)
+//!                      |
+//!                      +--miss--> fetch pool: read, unpack, check --> ChunkCache --> all who wait
+//! ```
+//!
+//! # Guarantees
+//! - A version is a [`Manifest`], identified by the BLAKE3 of its bytes, and data objects of zstd chunks. The
+//!   chunk map is flat: finding a chunk never walks a chain. Zero chunks take nothing, equal chunks are stored
+//!   once across the store.
+//! - Every chunk is checked against its hash when it enters memory, once; damage becomes an error that names
+//!   the object and the place, and concerns only the requests that need that chunk.
+//! - A chunk is fetched once however many machines wait for it.
+//! - An import that fails, is cancelled or is killed leaves nothing behind; so does an export.
+//! - One content imported into one store is one version hash, whatever the number of threads.
+//!
+//! # Limits
+//! - Images: at most [`manifest::IMAGE_MAX_BYTES`], in multiples of 512 bytes.
+//! - [`ChunkCache`]: the bytes it was made with. [`FETCH_THREADS`] reads at a time, [`FETCH_QUEUE_MAX`] waiting.
+//! - Import: [`import::IMPORT_THREADS_MAX`] threads with 8 MiB each, and 64 bytes for each distinct chunk of
+//!   the store.
+//!
+//! # Errors
+//! [`ImageError`] for operations, [`headwater_block::IoError`] for disk requests.
+//!
+//! # Not here
+//! Writing to an image (volumes do, sealing makes versions of that), networks (an NBD client is a `Device`
+//! like any other), readahead and boot traces, remote stores.
+//!
+//! Start reading at [`reader`] for the life of a read, at [`import`] for how versions come about.
+
+pub mod chunk_cache;
+pub mod error;
+pub mod import;
+pub mod manifest;
+pub mod null_device;
+pub mod progress;
+pub mod raw_file;
+pub mod reader;
+
+mod chunk;
+mod fetch_pool;
+mod index;
+mod units;
+
+pub use chunk_cache::{ChunkCache, ChunkCacheCounters};
+pub use error::{ImageError, ImageErrorKind};
+pub use fetch_pool::{FETCH_QUEUE_MAX, FETCH_THREADS};
+pub use import::{ImportOptions, Imported, import};
+pub use manifest::Manifest;
+pub use null_device::null_device;
+pub use progress::{Cancel, Progress};
+pub use raw_file::raw_file;
+pub use reader::VersionReader;

@@ -1,1 +1,50 @@
-//! Placeholder.
+//! Step 5 of the data path: where the bytes of images live, and which versions there are.
+//!
+//! ```text
+//!   image name --refs--> version 1, 2, 3 ...        images/NAME      replaced as a whole, by rename
+//!                           |
+//!                           +--BLAKE3--> manifest    manifests/HASH   immutable
+//!                                          |
+//!                                          +-------> data objects     objects/HASH     immutable
+//! ```
+//!
+//! # Guarantees
+//! - Objects and manifests are immutable and named by the BLAKE3 of their bytes. They are written under a
+//!   temporary name, synced and renamed, the data object before the manifest and the manifest before the
+//!   reference; whatever stops a [`Publication`] leaves the store as it was, apart from leftovers that the next
+//!   [`LocalDir::open`] removes.
+//! - One process writes at a time; any number read. A version that somebody holds with [`Store::pin`], in
+//!   any process, cannot be removed.
+//! - Removing a version frees exactly the objects that no other version needs, and none while a publication
+//!   that may refer to them is under way.
+//! - Every file says what it is and in which format version; an unknown one is refused, never guessed at.
+//! - No clock: times come from the caller.
+//!
+//! # Limits
+//! - Image name: 1 to 63 characters of `[a-z0-9._-]`, starting with a letter or digit.
+//! - [`NOTE_MAX_BYTES`], [`MANIFEST_MAX_BYTES`], [`VERSIONS_MAX`] versions of an image, [`VERSION_OBJECTS_MAX`]
+//!   objects of a version.
+//!
+//! # Errors
+//! [`StoreError`]: a kind for programs, a message and a source for people.
+//!
+//! # Not here
+//! What a manifest says, chunks, compression, hashing of chunks: that is `headwater-image`. The store counts
+//! references with the list of objects that [`NewVersion`] gives it. No caching, no channels, no remote
+//! stores yet.
+//!
+//! Start reading at [`store`], then [`local_dir`]. The files are described byte by byte in `docs/format.md`.
+
+pub mod error;
+pub mod hash;
+pub mod local_dir;
+pub mod name;
+pub mod refs;
+pub mod store;
+
+pub use error::{StoreError, StoreErrorKind};
+pub use hash::Hash;
+pub use local_dir::{Access, CHUNK_BYTES_DEFAULT, CHUNK_BYTES_MAX, CHUNK_BYTES_MIN, LocalDir};
+pub use name::{ImageName, ImageReference, Selector};
+pub use refs::{Image, NOTE_MAX_BYTES, VERSION_OBJECTS_MAX, VERSIONS_MAX, Version};
+pub use store::{MANIFEST_MAX_BYTES, NewVersion, Object, Pin, Publication, Removed, Store};

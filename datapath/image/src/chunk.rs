@@ -1,0 +1,133 @@
+//! One chunk: is it zero, what is its hash, packing and unpacking it.
+
+use std::cell::RefCell;
+
+use headwater_store::Hash;
+
+use crate::error::{ImageError, ImageErrorKind};
+
+/// The start of every data object: magic, format version, chunk size.
+pub(crate) fn object_header(chunk_bytes: u32) -> [u8; 16] {
+    let mut out = [0; 16];
+    let parts = [&b"HWDATA\n\0"[..], &1u32.to_le_bytes(), &chunk_bytes.to_le_bytes()];
+    for (to, from) in out.iter_mut().zip(parts.into_iter().flatten()) {
+        *to = *from;
+    }
+    out
+}
+
+/// Whether all bytes are zero. Stops at the first 128 that are not.
+pub(crate) fn is_zero(bytes: &[u8]) -> bool {
+    let (groups, rest) = bytes.as_chunks::<128>();
+    // A whole group is folded before it is looked at, so that the compiler can use wide registers.
+    groups.iter().all(|group| group.iter().fold(0, |all, byte| all | byte) == 0)
+        && rest.iter().all(|byte| *byte == 0)
+}
+
+/// Compresses chunks one after another with one context.
+pub(crate) struct Packer(zstd::bulk::Compressor<'static>);
+
+impl Packer {
+    pub(crate) fn new(level: i32) -> Result<Self, ImageError> {
+        zstd::bulk::Compressor::new(level)
+            .map(Self)
+            .map_err(|e| ImageError::from_os(format!("cannot set up compression at level {level}"), &e))
+    }
+
+    /// Packs `chunk` into the start of `into`, which is at least as long. Returns the packed length; that
+    /// of the chunk means that it is stored as it is.
+    pub(crate) fn pack(&mut self, chunk: &[u8], into: &mut [u8]) -> usize {
+        let shorter = chunk.len().saturating_sub(1).min(into.len());
+        let (target, _) = into.split_at_mut(shorter);
+        // The only error for a sound context is that it does not get shorter.
+        if let Ok(len) = self.0.compress_to_buffer(chunk, target) {
+            return len;
+        }
+        if let Some(target) = into.get_mut(..chunk.len()) {
+            target.copy_from_slice(chunk);
+        }
+        chunk.len()
+    }
+}
+
+thread_local! {
+    /// A context takes some 160 KiB; the threads that unpack are few and live long.
+    static UNPACKER: RefCell<Option<zstd::bulk::Decompressor<'static>>> = const { RefCell::new(None) };
+}
+
+/// Unpacks a chunk and checks its hash. `into` has the size of a chunk.
+pub(crate) fn unpack(stored: &[u8], into: &mut [u8], hash: &Hash) -> Result<(), ImageError> {
+    let damaged = |why: &str| ImageError::new(ImageErrorKind::Damaged, why);
+    if stored.len() == into.len() {
+        into.copy_from_slice(stored);
+    } else {
+        let len = UNPACKER.with_borrow_mut(|context| {
+            let context = match context {
+                Some(context) => context,
+                None => context.insert(
+                    zstd::bulk::Decompressor::new()
+                        .map_err(|e| ImageError::from_os("cannot set up decompression", &e))?,
+                ),
+            };
+            context
+                .decompress_to_buffer(stored, into)
+                .map_err(|e| damaged(&format!("it cannot be unpacked ({e})")))
+        })?;
+        if len != into.len() {
+            return Err(damaged("it is too short when unpacked"));
+        }
+    }
+    if Hash::of(into) != *hash {
+        return Err(damaged("its bytes do not have the hash that the manifest says"));
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn zero_detection_sees_every_byte() {
+        for len in [0, 1, 127, 128, 129, 1000] {
+            let mut bytes = vec![0; len];
+            assert!(is_zero(&bytes));
+            for at in 0..len {
+                bytes[at] = 1;
+                assert!(!is_zero(&bytes), "byte {at} of {len}");
+                bytes[at] = 0;
+            }
+        }
+    }
+
+    #[test]
+    fn golden_object_header() {
+        assert_eq!(&object_header(65_536), b"HWDATA\n\0\x01\0\0\0\0\0\x01\0");
+    }
+
+    proptest! {
+        #[test]
+        fn packing_round_trips_and_damage_is_noticed(
+            seed in any::<u64>(), random in 0usize..4096, flip in 1u8.., at in any::<usize>(),
+        ) {
+            // From all random (stored as it is) to all equal.
+            let mut state = seed | 1;
+            let chunk: Vec<u8> = (0..4096).map(|i| {
+                state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+                if i < random { (state >> 56) as u8 } else { 7 }
+            }).collect();
+            let mut packed = vec![0; 4096];
+            let len = Packer::new(3).unwrap().pack(&chunk, &mut packed);
+            packed.truncate(len);
+            let mut out = vec![0; 4096];
+            unpack(&packed, &mut out, &Hash::of(&chunk)).unwrap();
+            prop_assert_eq!(&out, &chunk);
+            let at = at % len;
+            packed[at] ^= flip;
+            let unpacked = unpack(&packed, &mut out, &Hash::of(&chunk));
+            // A bit that zstd ignores gives the right bytes; anything else is an error.
+            prop_assert!(unpacked.is_err() || out == chunk);
+        }
+    }
+}

@@ -1,0 +1,329 @@
+//! The chunks of images in memory, once for all machines of the host.
+//!
+//! | state of a chunk | lookup | fetch ends well | fetch fails |
+//! |---|---|---|---|
+//! | absent | becomes *fetching*; the caller fetches | | |
+//! | fetching | the caller is added to those who wait | becomes *ready*; all who wait get it | becomes absent; all who wait get the error |
+//! | ready | hit | | |
+//!
+//! So each chunk is fetched once however many wait for it, and it is checked once, before it becomes *ready*.
+//! Chunks are found by hash: two versions with an equal chunk share it.
+//!
+//! When a part is full, the chunk that came first goes, unless it was used since it was last looked at:
+//! then it gets another round (second chance).
+//!
+//! # Lock order
+//! One part's lock at a time; it is never held while somebody who waits is called, nor across I/O.
+
+use std::collections::VecDeque;
+use std::collections::hash_map::Entry;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use headwater_block::IoError;
+use headwater_store::Hash;
+use parking_lot::Mutex;
+
+use crate::index::HashTable;
+use crate::units::{u64_of, usize_of};
+
+/// The most parts with a lock of their own.
+const SHARDS_MAX: usize = 64;
+/// A part is not made smaller than this, so that a small cache does not turn into many tiny ones.
+const SHARD_MIN_BYTES: u64 = 4 << 20;
+/// Buffers of dropped chunks that are kept for the next fetches.
+const SPARE_BUFFERS: usize = 8;
+
+/// A checked chunk.
+pub(crate) type Chunk = Arc<Vec<u8>>;
+
+/// Called once with the chunk, or with why there is none.
+pub(crate) type Waiter = Box<dyn FnOnce(Result<&[u8], &IoError>) + Send>;
+
+enum Slot {
+    Ready { chunk: Chunk, used: bool },
+    Fetching(Vec<Waiter>),
+}
+
+#[derive(Default)]
+struct Shard {
+    slots: HashTable<Slot>,
+    /// Ready chunks, those that came first in front.
+    order: VecDeque<Hash>,
+    bytes: u64,
+}
+
+/// What a chunk cache did since it was made.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ChunkCacheCounters {
+    /// Lookups that found the chunk.
+    pub hits: u64,
+    /// Chunks fetched, each time one was needed and absent.
+    pub fetches: u64,
+    /// Requests that joined a fetch that was under way already.
+    pub joined: u64,
+    /// Fetches that failed, for instance because the chunk is damaged.
+    pub failures: u64,
+    /// Chunks dropped to make room.
+    pub evictions: u64,
+    /// Bytes of chunks held now.
+    pub held_bytes: u64,
+    /// The most bytes of chunks that are held.
+    pub capacity_bytes: u64,
+}
+
+#[derive(Default)]
+struct Counters {
+    hits: AtomicU64,
+    fetches: AtomicU64,
+    joined: AtomicU64,
+    failures: AtomicU64,
+    evictions: AtomicU64,
+}
+
+/// A cache of chunks, bounded in bytes, shared by all readers of the host.
+///
+/// Holds at most its capacity (or one chunk a part, if the capacity is smaller than that), and beyond it the
+/// chunks being fetched: at most one for each of [`crate::FETCH_THREADS`].
+pub struct ChunkCache {
+    shards: Vec<Mutex<Shard>>,
+    shard_bytes: u64,
+    spare: Mutex<Vec<Vec<u8>>>,
+    counters: Counters,
+}
+
+/// What [`ChunkCache::join`] found.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Joined {
+    /// The waiter was called, or will be by whoever fetches the chunk.
+    Waiting,
+    /// The waiter waits for the caller, who has to fetch the chunk and to call [`ChunkCache::fetched`].
+    MustFetch,
+}
+
+impl ChunkCache {
+    /// A cache that holds at most `capacity_bytes` of chunks.
+    pub fn new(capacity_bytes: u64) -> Arc<Self> {
+        let shards = usize_of((capacity_bytes / SHARD_MIN_BYTES).max(1)).min(SHARDS_MAX);
+        Arc::new(Self {
+            shards: (0..shards).map(|_| Mutex::default()).collect(),
+            shard_bytes: capacity_bytes / u64_of(shards),
+            spare: Mutex::default(),
+            counters: Counters::default(),
+        })
+    }
+
+    /// What it did, and how full it is.
+    pub fn counters(&self) -> ChunkCacheCounters {
+        let value = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        ChunkCacheCounters {
+            hits: value(&self.counters.hits),
+            fetches: value(&self.counters.fetches),
+            joined: value(&self.counters.joined),
+            failures: value(&self.counters.failures),
+            evictions: value(&self.counters.evictions),
+            held_bytes: self.shards.iter().map(|shard| shard.lock().bytes).sum(),
+            capacity_bytes: self.shard_bytes * u64_of(self.shards.len()),
+        }
+    }
+
+    fn shard(&self, hash: &Hash) -> Option<&Mutex<Shard>> {
+        // The table inside uses the first bytes of the hash, so take the last.
+        let [.., last] = hash.0;
+        self.shards.get(usize::from(last) % self.shards.len())
+    }
+
+    /// The chunk, if it is here. Allocates nothing.
+    pub(crate) fn get(&self, hash: &Hash) -> Option<Chunk> {
+        let mut shard = self.shard(hash)?.lock();
+        match shard.slots.get_mut(hash) {
+            Some(Slot::Ready { chunk, used }) => {
+                *used = true;
+                let chunk = Arc::clone(chunk);
+                drop(shard);
+                self.counters.hits.fetch_add(1, Ordering::Relaxed);
+                Some(chunk)
+            }
+            _ => None,
+        }
+    }
+
+    /// Has `waiter` called with the chunk, at once or when it was fetched.
+    pub(crate) fn join(&self, hash: &Hash, waiter: Waiter) -> Joined {
+        let Some(shard) = self.shard(hash) else {
+            return Joined::MustFetch;
+        };
+        let mut shard = shard.lock();
+        let chunk = match shard.slots.entry(*hash) {
+            Entry::Vacant(absent) => {
+                absent.insert(Slot::Fetching(vec![waiter]));
+                self.counters.fetches.fetch_add(1, Ordering::Relaxed);
+                return Joined::MustFetch;
+            }
+            Entry::Occupied(mut slot) => match slot.get_mut() {
+                Slot::Fetching(waiters) => {
+                    waiters.push(waiter);
+                    self.counters.joined.fetch_add(1, Ordering::Relaxed);
+                    return Joined::Waiting;
+                }
+                // It came between the caller's lookup and now.
+                Slot::Ready { chunk, used } => {
+                    *used = true;
+                    Arc::clone(chunk)
+                }
+            },
+        };
+        drop(shard);
+        self.counters.hits.fetch_add(1, Ordering::Relaxed);
+        waiter(Ok(&chunk));
+        Joined::Waiting
+    }
+
+    /// Ends a fetch: keeps the chunk, makes room, and tells all who wait.
+    pub(crate) fn fetched(&self, hash: &Hash, outcome: Result<Vec<u8>, IoError>) {
+        let outcome = outcome.map(Arc::new);
+        let mut evicted = Vec::new();
+        let mut waiters = Vec::new();
+        if let Some(shard) = self.shard(hash) {
+            let mut shard = shard.lock();
+            if let Some(Slot::Fetching(waiting)) = shard.slots.remove(hash) {
+                waiters = waiting;
+            }
+            if let Ok(chunk) = &outcome {
+                shard.bytes += u64_of(chunk.len());
+                shard.order.push_back(*hash);
+                shard.slots.insert(*hash, Slot::Ready { chunk: Arc::clone(chunk), used: false });
+                shard.make_room(self.shard_bytes, &mut evicted);
+            }
+        }
+        self.counters.evictions.fetch_add(u64_of(evicted.len()), Ordering::Relaxed);
+        self.keep_spare(evicted);
+        match &outcome {
+            Ok(chunk) => waiters.into_iter().for_each(|waiter| waiter(Ok(chunk))),
+            Err(e) => {
+                self.counters.failures.fetch_add(1, Ordering::Relaxed);
+                waiters.into_iter().for_each(|waiter| waiter(Err(e)));
+            }
+        }
+    }
+
+    /// A buffer of `len` bytes with any content, from a dropped chunk if there is one.
+    pub(crate) fn buffer(&self, len: usize) -> Vec<u8> {
+        let mut buffer = self.spare.lock().pop().unwrap_or_default();
+        buffer.resize(len, 0);
+        buffer
+    }
+
+    fn keep_spare(&self, evicted: Vec<Chunk>) {
+        if evicted.is_empty() {
+            return;
+        }
+        let mut spare = self.spare.lock();
+        // A chunk that somebody is still copying from is not reused.
+        let unused = evicted.into_iter().filter_map(|chunk| Arc::try_unwrap(chunk).ok());
+        let room = SPARE_BUFFERS.saturating_sub(spare.len());
+        spare.extend(unused.take(room));
+    }
+}
+
+impl Shard {
+    /// Drops chunks until the part fits, but never the newest.
+    fn make_room(&mut self, limit_bytes: u64, evicted: &mut Vec<Chunk>) {
+        while self.bytes > limit_bytes && self.order.len() > 1 {
+            let Some(hash) = self.order.pop_front() else {
+                return;
+            };
+            match self.slots.entry(hash) {
+                Entry::Occupied(mut slot) => {
+                    if let Slot::Ready { used, .. } = slot.get_mut()
+                        && std::mem::take(used)
+                    {
+                        self.order.push_back(hash);
+                        continue;
+                    }
+                    if let Slot::Ready { chunk, .. } = slot.remove() {
+                        self.bytes = self.bytes.saturating_sub(u64_of(chunk.len()));
+                        evicted.push(chunk);
+                    }
+                }
+                Entry::Vacant(_) => {}
+            }
+        }
+    }
+}
+
+impl std::fmt::Debug for ChunkCache {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("ChunkCache").field("counters", &self.counters()).finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use headwater_block::IoErrorKind;
+    use std::sync::mpsc;
+
+    fn hash(n: u8) -> Hash {
+        Hash::of(&[n])
+    }
+
+    fn fill(cache: &ChunkCache, n: u8, len: usize) {
+        assert_eq!(cache.join(&hash(n), Box::new(|_| {})), Joined::MustFetch);
+        cache.fetched(&hash(n), Ok(vec![n; len]));
+    }
+
+    #[test]
+    fn a_chunk_is_fetched_once_and_all_who_wait_get_it() {
+        let cache = ChunkCache::new(1 << 20);
+        let (tx, rx) = mpsc::channel();
+        let waiter = |tx: &mpsc::Sender<usize>| -> Waiter {
+            let tx = tx.clone();
+            Box::new(move |chunk| tx.send(chunk.unwrap().len()).unwrap())
+        };
+        assert_eq!(cache.join(&hash(1), waiter(&tx)), Joined::MustFetch);
+        for _ in 0..5 {
+            assert_eq!(cache.join(&hash(1), waiter(&tx)), Joined::Waiting);
+        }
+        assert!(rx.try_recv().is_err());
+        cache.fetched(&hash(1), Ok(vec![1; 4096]));
+        assert_eq!(rx.try_iter().collect::<Vec<_>>(), [4096; 6]);
+        assert_eq!(cache.join(&hash(1), waiter(&tx)), Joined::Waiting);
+        assert_eq!(rx.try_iter().count(), 1);
+        let counters = cache.counters();
+        assert_eq!((counters.fetches, counters.joined, counters.hits), (1, 5, 1));
+    }
+
+    #[test]
+    fn a_failed_fetch_is_told_to_all_and_tried_again() {
+        let cache = ChunkCache::new(1 << 20);
+        let (tx, rx) = mpsc::channel();
+        let waiter: Waiter = Box::new(move |chunk| tx.send(chunk.unwrap_err().kind()).unwrap());
+        assert_eq!(cache.join(&hash(1), waiter), Joined::MustFetch);
+        cache.fetched(&hash(1), Err(IoError::new(IoErrorKind::Corrupt, "bad")));
+        assert_eq!(rx.recv().unwrap(), IoErrorKind::Corrupt);
+        assert!(cache.get(&hash(1)).is_none());
+        fill(&cache, 1, 4096);
+        assert!(cache.get(&hash(1)).is_some());
+        assert_eq!(cache.counters().failures, 1);
+    }
+
+    #[test]
+    fn the_cache_stays_in_its_bounds_and_keeps_what_is_used() {
+        let cache = ChunkCache::new(10 * 4096);
+        fill(&cache, 0, 4096);
+        for n in 1..100 {
+            assert!(cache.get(&hash(0)).is_some(), "before {n}");
+            fill(&cache, n, 4096);
+            assert!(cache.counters().held_bytes <= 10 * 4096);
+        }
+        assert!(cache.get(&hash(98)).is_some());
+        assert!(cache.get(&hash(50)).is_none());
+        assert_eq!(cache.counters().evictions, 90);
+        // A cache without room for anything still holds what came last.
+        let none = ChunkCache::new(0);
+        fill(&none, 1, 4096);
+        fill(&none, 2, 4096);
+        assert_eq!(none.counters().held_bytes, 4096);
+    }
+}

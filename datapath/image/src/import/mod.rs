@@ -1,0 +1,185 @@
+//! Import: from any device to a version in the store.
+//!
+//! ```text
+//!   planner --ranges with data, in order--> worker 1..n: read, zero? hash, known? pack --+
+//!      ^                                                                                 v
+//!      +-- a free `Work` is needed to start, which bounds memory ---------- writer: in order, to the store
+//! ```
+//! The workers finish in any order, but the data object and the manifest come out the same for one source
+//! and store, whatever their number: the writer puts each distinct chunk where the image has it first. So the
+//! version of one content is one hash.
+//!
+//! Nothing is visible before the last step, and an error, a cancellation or a crash before it leaves the
+//! store as it was (see [`headwater_store::Publication`]).
+
+mod plan;
+mod worker;
+mod writer;
+
+use std::sync::{Arc, mpsc};
+
+use headwater_block::Device;
+use headwater_store::{ImageName, NewVersion, Store, Version};
+use parking_lot::Mutex;
+
+use crate::error::{ImageError, ImageErrorKind};
+use crate::import::plan::Planner;
+use crate::import::worker::{Claims, Shared, Work};
+use crate::import::writer::Writer;
+use crate::index::ChunkIndex;
+use crate::manifest::{IMAGE_MAX_BYTES, ManifestBuilder};
+use crate::progress::{Cancel, Progress};
+use crate::units::{u64_of, usize_of, usize_of_u32};
+
+/// The zstd level of imports unless said otherwise.
+pub const LEVEL_DEFAULT: i32 = 3;
+/// The most worker threads of an import.
+pub const IMPORT_THREADS_MAX: usize = 64;
+/// How much of the image a worker takes at a time, unless a chunk is larger.
+const WORK_BYTES: u32 = 1 << 20;
+/// `Work`s for each worker: one in its hands, the others on their way to the writer or waiting for their
+/// turn. An import takes at most `2 * WORK_BYTES * WORKS_PER_THREAD` bytes a thread.
+const WORKS_PER_THREAD: usize = 4;
+
+/// What to import as, and how.
+#[derive(Clone, Debug)]
+pub struct ImportOptions {
+    /// The image that gets a new version.
+    pub name: ImageName,
+    /// Now, in seconds since 1970.
+    pub created_at_s: u64,
+    /// A line for people, such as the path of the source.
+    pub note: String,
+    /// zstd level.
+    pub level: i32,
+    /// Worker threads; `None` for one a core.
+    pub threads: Option<usize>,
+    /// To stop it.
+    pub cancel: Cancel,
+}
+
+impl ImportOptions {
+    /// The usual way, with no note.
+    pub fn new(name: ImageName, created_at_s: u64) -> Self {
+        let (note, threads, cancel) = (String::new(), None, Cancel::new());
+        Self { name, created_at_s, note, level: LEVEL_DEFAULT, threads, cancel }
+    }
+}
+
+/// What an import did.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Imported {
+    /// The new version.
+    pub version: Version,
+    /// Bytes of the image that are not zero, in whole chunks.
+    pub data_bytes: u64,
+    /// Of these, bytes that the store had already or that the image has more than once.
+    pub shared_bytes: u64,
+}
+
+/// Imports `source` as a new version. `progress` is called on this thread, about once a MiB.
+pub fn import(
+    source: Arc<dyn Device>,
+    store: &dyn Store,
+    options: &ImportOptions,
+    progress: &mut dyn FnMut(Progress),
+) -> Result<Imported, ImageError> {
+    let size_bytes = check_size(source.geometry().size_bytes)?;
+    check_note(&options.note)?;
+    let chunk_bytes = store.chunk_bytes();
+    // Before the index is built, because from now on nothing that it finds is reclaimed.
+    let mut publication = store.publish()?;
+    let index = ChunkIndex::build(store)?;
+
+    let threads = options
+        .threads
+        .unwrap_or_else(|| std::thread::available_parallelism().map_or(1, usize::from))
+        .clamp(1, IMPORT_THREADS_MAX);
+    let work_bytes = usize_of_u32(WORK_BYTES.max(chunk_bytes));
+    let (free_tx, free_rx) = mpsc::channel();
+    for _ in 0..threads * WORKS_PER_THREAD {
+        // The receiver is right here.
+        let _ = free_tx.send(Box::new(Work::new(work_bytes)));
+    }
+    let (done_tx, done_rx) = mpsc::channel();
+    let shared = Shared {
+        planner: Mutex::new(Planner::new(Arc::clone(&source), chunk_bytes, u64_of(work_bytes))),
+        source,
+        chunk_bytes: usize_of_u32(chunk_bytes),
+        level: options.level,
+        index: &index,
+        claims: Claims::default(),
+        free: Mutex::new(free_rx),
+    };
+    let builder = ManifestBuilder::new(size_bytes, chunk_bytes, None);
+    let own_object = u32::try_from(index.objects().len()).unwrap_or(u32::MAX);
+    let mut writer = Writer::new(publication.as_mut(), builder, chunk_bytes, own_object);
+    std::thread::scope(|scope| {
+        for number in 0..threads {
+            let (shared, done) = (&shared, done_tx.clone());
+            std::thread::Builder::new()
+                .name(format!("import-{number}"))
+                .spawn_scoped(scope, move || shared.run(&done))
+                .map_err(|e| ImageError::from_os("cannot start a thread for the import", &e))?;
+        }
+        drop(done_tx);
+        // On the way out both channels close, which ends the workers wherever they are.
+        let (free, done) = (free_tx, done_rx);
+        writer.run(&done, &free, &options.cancel, &mut |done_bytes| {
+            progress(Progress { done_bytes, total_bytes: size_bytes });
+        })
+    })?;
+    let (builder, written) = writer.finish()?;
+
+    let mut objects = index.objects().to_vec();
+    objects.extend(
+        publication.finish_object()?.map(|(id, len_bytes)| crate::manifest::ObjectRef { id, len_bytes }),
+    );
+    let manifest = builder.finish(&objects)?;
+    let needed: Vec<_> = manifest.objects().iter().map(|object| object.id).collect();
+    options.cancel.check("the import")?;
+    let version = publication.commit(NewVersion {
+        name: &options.name,
+        manifest: &manifest.encode(),
+        objects: &needed,
+        size_bytes,
+        created_at_s: options.created_at_s,
+        note: &options.note,
+    })?;
+    progress(Progress { done_bytes: size_bytes, total_bytes: size_bytes });
+    let data_bytes = manifest.data_chunks() * u64::from(chunk_bytes);
+    let new_bytes = written * u64::from(chunk_bytes);
+    Ok(Imported { version, data_bytes, shared_bytes: data_bytes.saturating_sub(new_bytes) })
+}
+
+fn check_size(size_bytes: u64) -> Result<u64, ImageError> {
+    let why = if size_bytes == 0 {
+        "it is empty".to_owned()
+    } else if !size_bytes.is_multiple_of(512) {
+        format!("its size of {size_bytes} bytes is not a multiple of 512")
+    } else if size_bytes > IMAGE_MAX_BYTES {
+        format!("it has {size_bytes} bytes, and an image has at most {IMAGE_MAX_BYTES}")
+    } else {
+        return Ok(size_bytes);
+    };
+    Err(ImageError::new(ImageErrorKind::Invalid, format!("cannot import this disk: {why}")))
+}
+
+fn check_note(note: &str) -> Result<(), ImageError> {
+    if note.len() <= headwater_store::NOTE_MAX_BYTES {
+        return Ok(());
+    }
+    Err(ImageError::new(
+        ImageErrorKind::Invalid,
+        format!(
+            "the note has {} bytes, and at most {} are allowed",
+            note.len(),
+            headwater_store::NOTE_MAX_BYTES
+        ),
+    ))
+}
+
+/// How many whole chunks a range of bytes touches from its start.
+fn chunks_of(bytes: u64, chunk_bytes: u32) -> usize {
+    usize_of(bytes.div_ceil(u64::from(chunk_bytes)))
+}

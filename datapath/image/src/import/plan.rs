@@ -1,0 +1,99 @@
+//! Which parts of the source are to be read, in order: those that are not known to be zero.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use headwater_block::{ByteRange, Device, ExtentKind};
+
+use crate::error::{ImageError, ImageErrorKind};
+
+/// How much of the source is asked for its extents at a time.
+const ASK_BYTES: u64 = 1 << 30;
+/// How many extents at a time.
+const ASK_EXTENTS: usize = 256;
+
+/// A range to read: whole chunks from `offset`, in the `sequence` in which they are to be written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Batch {
+    pub(super) sequence: u64,
+    pub(super) offset: u64,
+    pub(super) len: u64,
+}
+
+pub(super) struct Planner {
+    source: Arc<dyn Device>,
+    size_bytes: u64,
+    chunk_bytes: u64,
+    batch_bytes: u64,
+    sequence: u64,
+    /// Where the next batch may start: the start of a chunk.
+    at: u64,
+    /// What is known about the source from `at` on: where each extent ends, and whether it has to be read.
+    known: VecDeque<(u64, bool)>,
+}
+
+impl Planner {
+    pub(super) fn new(source: Arc<dyn Device>, chunk_bytes: u32, batch_bytes: u64) -> Self {
+        let size_bytes = source.geometry().size_bytes;
+        let chunk_bytes = u64::from(chunk_bytes);
+        Self { source, size_bytes, chunk_bytes, batch_bytes, sequence: 0, at: 0, known: VecDeque::new() }
+    }
+
+    /// The next range, or `None` at the end. Holes are skipped in whole chunks.
+    pub(super) fn next(&mut self) -> Result<Option<Batch>, ImageError> {
+        while self.at < self.size_bytes {
+            let (end, data) = self.extent()?;
+            if data {
+                let whole = end.next_multiple_of(self.chunk_bytes).min(self.size_bytes);
+                let batch_end = whole.min(self.at.saturating_add(self.batch_bytes));
+                let batch = Batch {
+                    sequence: self.sequence,
+                    offset: self.at,
+                    len: batch_end.saturating_sub(self.at),
+                };
+                self.sequence += 1;
+                self.at = batch_end;
+                return Ok(Some(batch));
+            }
+            if end >= self.size_bytes {
+                self.at = self.size_bytes;
+                break;
+            }
+            let skip_to = end - end % self.chunk_bytes;
+            if skip_to > self.at {
+                self.at = skip_to;
+                continue;
+            }
+            // The hole ends inside this chunk, so data follows in it: read the chunk.
+            let chunk_end = self.at.saturating_add(self.chunk_bytes).min(self.size_bytes);
+            self.known.push_front((chunk_end, true));
+        }
+        Ok(None)
+    }
+
+    /// The extent that covers `at`: where it ends, and whether it has to be read.
+    fn extent(&mut self) -> Result<(u64, bool), ImageError> {
+        loop {
+            while self.known.front().is_some_and(|(end, _)| *end <= self.at) {
+                self.known.pop_front();
+            }
+            if let Some(extent) = self.known.front() {
+                return Ok(*extent);
+            }
+            let len = ASK_BYTES.min(self.size_bytes.saturating_sub(self.at));
+            let range = ByteRange::new(self.at, len).ok_or_else(nonsense)?;
+            let mut end = self.at;
+            for extent in self.source.extents(range, ASK_EXTENTS)? {
+                end = end.checked_add(extent.len).ok_or_else(nonsense)?;
+                self.known.push_back((end, extent.kind == ExtentKind::Data));
+            }
+            if end <= self.at {
+                return Err(nonsense());
+            }
+        }
+    }
+}
+
+fn nonsense() -> ImageError {
+    ImageError::new(ImageErrorKind::Io, "the source of the import gives no sensible extents")
+}

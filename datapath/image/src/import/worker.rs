@@ -1,0 +1,145 @@
+//! The parallel part of an import: read, look for zeroes, hash, look the hash up, pack what is new.
+
+use std::collections::hash_map::Entry;
+use std::sync::{Arc, mpsc};
+
+use headwater_block::{Attempt, ByteRange, Device, Op, Request, blocking};
+use headwater_store::Hash;
+use parking_lot::Mutex;
+
+use crate::chunk::{Packer, is_zero};
+use crate::error::{ImageError, ImageErrorKind};
+use crate::import::plan::{Batch, Planner};
+use crate::index::{ChunkIndex, HashTable};
+use crate::manifest::ChunkRef;
+use crate::units::usize_of;
+
+/// What became of one chunk of a [`Work`].
+pub(super) enum Found {
+    /// It is zero.
+    Zero,
+    /// The store has it.
+    Known(ChunkRef),
+    /// It is new, and packed here: `start .. start + len` of [`Work::output`].
+    Packed { hash: Hash, start: usize, len: usize },
+    /// It is new, and this or another `Work` of this import has it packed.
+    Elsewhere(Hash),
+}
+
+/// A range of the image on its way from the source to the store. Used again and again.
+pub(super) struct Work {
+    pub(super) batch: Batch,
+    input: Vec<u8>,
+    pub(super) found: Vec<Found>,
+    pub(super) output: Vec<u8>,
+}
+
+impl Work {
+    pub(super) fn new(work_bytes: usize) -> Self {
+        let batch = Batch { sequence: 0, offset: 0, len: 0 };
+        Self { batch, input: Vec::with_capacity(work_bytes), found: Vec::new(), output: vec![0; work_bytes] }
+    }
+}
+
+/// The new chunks of this import that somebody packs or has packed.
+#[derive(Default)]
+pub(super) struct Claims([Mutex<HashTable<()>>; 16]);
+
+impl Claims {
+    /// Whether the caller is the first with this hash, and therefore has to pack it.
+    fn claim(&self, hash: Hash) -> bool {
+        let [.., last] = hash.0;
+        match self.0.get(usize::from(last) % self.0.len()) {
+            Some(part) => match part.lock().entry(hash) {
+                Entry::Occupied(_) => false,
+                Entry::Vacant(new) => {
+                    new.insert(());
+                    true
+                }
+            },
+            None => true,
+        }
+    }
+}
+
+pub(super) type Done = Result<Box<Work>, ImageError>;
+
+pub(super) struct Shared<'a> {
+    pub(super) source: Arc<dyn Device>,
+    pub(super) planner: Mutex<Planner>,
+    pub(super) chunk_bytes: usize,
+    pub(super) level: i32,
+    pub(super) index: &'a ChunkIndex,
+    pub(super) claims: Claims,
+    pub(super) free: Mutex<mpsc::Receiver<Box<Work>>>,
+}
+
+impl Shared<'_> {
+    /// One worker: until the plan is at its end, or the writer is gone.
+    pub(super) fn run(&self, done: &mpsc::Sender<Done>) {
+        if let Err(e) = self.work(done) {
+            // Nobody listens if another worker failed first.
+            let _ = done.send(Err(e));
+        }
+    }
+
+    fn work(&self, done: &mpsc::Sender<Done>) -> Result<(), ImageError> {
+        let mut packer = Packer::new(self.level)?;
+        loop {
+            // First a free `Work`, then the next batch: so the batch that the writer waits for always has
+            // one, and a slow worker cannot be starved by the others.
+            let Ok(mut work) = self.free.lock().recv() else {
+                return Ok(());
+            };
+            let Some(batch) = self.planner.lock().next()? else {
+                return Ok(());
+            };
+            work.batch = batch;
+            self.read(&mut work)?;
+            self.process(&mut work, &mut packer)?;
+            if done.send(Ok(work)).is_err() {
+                return Ok(());
+            }
+        }
+    }
+
+    /// Fills `work.input` with the batch, zeroes after the end of the image.
+    fn read(&self, work: &mut Work) -> Result<(), ImageError> {
+        let Batch { offset, len, .. } = work.batch;
+        let range = ByteRange::new(offset, len)
+            .ok_or_else(|| ImageError::new(ImageErrorKind::Invalid, "the source is too large"))?;
+        work.input.resize(usize_of(len), 0);
+        let attempt = self.source.try_now(Op::Read { range, into: &mut work.input });
+        if attempt? == Attempt::MustWait {
+            let buffer = std::mem::take(&mut work.input);
+            work.input = blocking::wait(self.source.as_ref(), Request::Read { range, buffer })?;
+        }
+        work.input.resize(work.input.len().next_multiple_of(self.chunk_bytes), 0);
+        Ok(())
+    }
+
+    fn process(&self, work: &mut Work, packer: &mut Packer) -> Result<(), ImageError> {
+        work.found.clear();
+        let mut used = 0;
+        for chunk in work.input.chunks_exact(self.chunk_bytes) {
+            if is_zero(chunk) {
+                work.found.push(Found::Zero);
+                continue;
+            }
+            let hash = Hash::of(chunk);
+            let found = if let Some(known) = self.index.find(&hash) {
+                Found::Known(known)
+            } else if self.claims.claim(hash) {
+                let target = work.output.get_mut(used..).unwrap_or_default();
+                let len = packer.pack(chunk, target);
+                let start = used;
+                used += len;
+                Found::Packed { hash, start, len }
+            } else {
+                Found::Elsewhere(hash)
+            };
+            work.found.push(found);
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,173 @@
+//! The ordered part of an import: each distinct chunk goes to the data object where the image has it first.
+
+use std::collections::BTreeMap;
+use std::sync::mpsc;
+
+use headwater_store::{Hash, Publication};
+
+use crate::chunk::object_header;
+use crate::error::{ImageError, ImageErrorKind};
+use crate::import::chunks_of;
+use crate::import::worker::{Done, Found, Work};
+use crate::index::HashTable;
+use crate::manifest::{ChunkRef, ManifestBuilder};
+use crate::progress::Cancel;
+use crate::units::u64_of;
+
+/// Packed chunks are handed to the store in pieces of about this size.
+const WRITE_BYTES: usize = 1 << 20;
+
+pub(super) struct Writer<'a> {
+    publication: &'a mut dyn Publication,
+    builder: ManifestBuilder,
+    chunk_bytes: u32,
+    /// The number that the new data object has in the manifest.
+    own_object: u32,
+    /// What is not handed to the store yet.
+    buffer: Vec<u8>,
+    /// Where the next chunk starts in the data object.
+    offset: u64,
+    /// Chunks in the data object.
+    written: HashTable<ChunkRef>,
+    /// Works that came before their turn, by sequence.
+    early: BTreeMap<u64, Box<Work>>,
+    /// Where packed chunks are in `early`: sequence, start and length.
+    early_chunks: HashTable<(u64, usize, usize)>,
+}
+
+impl<'a> Writer<'a> {
+    pub(super) fn new(
+        publication: &'a mut dyn Publication,
+        builder: ManifestBuilder,
+        chunk_bytes: u32,
+        own_object: u32,
+    ) -> Self {
+        Self {
+            publication,
+            builder,
+            chunk_bytes,
+            own_object,
+            buffer: Vec::with_capacity(WRITE_BYTES * 2),
+            offset: 0,
+            written: HashTable::default(),
+            early: BTreeMap::new(),
+            early_chunks: HashTable::default(),
+        }
+    }
+
+    /// Writes what arrives until the workers are through.
+    pub(super) fn run(
+        &mut self,
+        done: &mpsc::Receiver<Done>,
+        free: &mpsc::Sender<Box<Work>>,
+        cancel: &Cancel,
+        progress: &mut dyn FnMut(u64),
+    ) -> Result<(), ImageError> {
+        let mut turn = 0;
+        loop {
+            cancel.check("the import")?;
+            while !self.early.contains_key(&turn) {
+                if !self.receive(done)? {
+                    // All workers are through, so nothing is missing before what came.
+                    return if self.early.is_empty() { Ok(()) } else { Err(lost()) };
+                }
+            }
+            let Some(work) = self.early.remove(&turn) else {
+                return Err(lost());
+            };
+            self.write(&work, done)?;
+            progress(work.batch.offset.saturating_add(work.batch.len));
+            turn += 1;
+            // If the workers are through, nobody needs it any more.
+            let _ = free.send(work);
+        }
+    }
+
+    /// Takes one more `Work` in. `false` if there will be none.
+    fn receive(&mut self, done: &mpsc::Receiver<Done>) -> Result<bool, ImageError> {
+        let Ok(work) = done.recv() else {
+            return Ok(false);
+        };
+        let work = work?;
+        for found in &work.found {
+            if let Found::Packed { hash, start, len } = found {
+                self.early_chunks.insert(*hash, (work.batch.sequence, *start, *len));
+            }
+        }
+        self.early.insert(work.batch.sequence, work);
+        Ok(true)
+    }
+
+    fn write(&mut self, work: &Work, done: &mpsc::Receiver<Done>) -> Result<(), ImageError> {
+        debug_assert_eq!(work.found.len(), chunks_of(work.batch.len, self.chunk_bytes));
+        let first = work.batch.offset / u64::from(self.chunk_bytes);
+        for (index, found) in (first..).zip(&work.found) {
+            let chunk = match found {
+                Found::Zero => continue,
+                Found::Known(known) => *known,
+                Found::Packed { hash, start, len } => {
+                    self.early_chunks.remove(hash);
+                    match self.written.get(hash) {
+                        Some(written) => *written,
+                        None => self.append(*hash, work.output.get(*start..start + len).ok_or_else(lost)?)?,
+                    }
+                }
+                Found::Elsewhere(hash) => match self.written.get(hash) {
+                    Some(written) => *written,
+                    None => self.fetch_early(*hash, done)?,
+                },
+            };
+            self.builder.push(index, chunk);
+        }
+        Ok(())
+    }
+
+    /// A chunk that the image has here for the first time, but that a worker met later in the image first.
+    fn fetch_early(&mut self, hash: Hash, done: &mpsc::Receiver<Done>) -> Result<ChunkRef, ImageError> {
+        loop {
+            if let Some((sequence, start, len)) = self.early_chunks.get(&hash).copied() {
+                // Taken out while its bytes are copied, because `append` needs all of `self`.
+                let work = self.early.remove(&sequence).ok_or_else(lost)?;
+                let chunk = self.append(hash, work.output.get(start..start + len).ok_or_else(lost)?)?;
+                self.early.insert(sequence, work);
+                return Ok(chunk);
+            }
+            if !self.receive(done)? {
+                return Err(lost());
+            }
+        }
+    }
+
+    fn append(&mut self, hash: Hash, packed: &[u8]) -> Result<ChunkRef, ImageError> {
+        if self.offset == 0 {
+            let header = object_header(self.chunk_bytes);
+            self.buffer.extend_from_slice(&header);
+            self.offset = u64_of(header.len());
+        }
+        let stored_bytes = u32::try_from(packed.len()).map_err(|_| lost())?;
+        let chunk = ChunkRef { hash, object: self.own_object, stored_bytes, offset: self.offset };
+        self.offset += u64::from(stored_bytes);
+        self.buffer.extend_from_slice(packed);
+        self.written.insert(hash, chunk);
+        if self.buffer.len() >= WRITE_BYTES {
+            self.publication.append(&self.buffer)?;
+            self.buffer.clear();
+        }
+        Ok(chunk)
+    }
+
+    /// Hands the rest over. Returns the chunk map and the number of chunks in the data object.
+    pub(super) fn finish(self) -> Result<(ManifestBuilder, u64), ImageError> {
+        if !self.buffer.is_empty() {
+            self.publication.append(&self.buffer)?;
+        }
+        Ok((self.builder, u64_of(self.written.len())))
+    }
+}
+
+fn lost() -> ImageError {
+    ImageError::new(
+        ImageErrorKind::Io,
+        "the import lost a part of the image; this is a bug, please report it",
+    )
+}

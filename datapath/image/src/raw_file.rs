@@ -1,0 +1,202 @@
+//! A raw image file or block device as a read-only disk, used as it is.
+
+use std::fs::File;
+use std::io::{Seek, SeekFrom};
+use std::os::unix::fs::{FileExt, FileTypeExt};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use headwater_block::{
+    Attempt, ByteRange, Completion, Device, Extent, ExtentKind, Geometry, IoError, Op, Request,
+};
+use rustix::fs::SeekFrom as RawSeek;
+use rustix::io::Errno;
+
+use crate::error::{ImageError, ImageErrorKind};
+use crate::fetch_pool::{FetchPool, read_only};
+use crate::reader::read_only_geometry;
+
+/// Opens a file or block device whose bytes are the disk, whatever they look like. The file must not change
+/// while it is used.
+pub fn raw_file(path: &Path) -> Result<Arc<dyn Device>, ImageError> {
+    let (file, size_bytes) = open_disk_file(path)?;
+    if !size_bytes.is_multiple_of(512) {
+        return Err(ImageError::new(
+            ImageErrorKind::Invalid,
+            format!(
+                "cannot use {} as a raw disk: its size of {size_bytes} bytes is not a multiple of 512. If it is \
+                 a disk image all the same, fill it up: truncate --size=%512 FILE",
+                path.display()
+            ),
+        ));
+    }
+    let pool = FetchPool::shared()?;
+    let file = Arc::new(RawFile { path: path.to_owned(), file, size_bytes });
+    Ok(Arc::new(RawDisk { file, pool }))
+}
+
+/// Opens what may be a disk: a regular file or a block device, not empty. Returns its size too.
+pub(crate) fn open_disk_file(path: &Path) -> Result<(File, u64), ImageError> {
+    let shown = path.display();
+    let refuse = |why: &str| ImageError::new(ImageErrorKind::Invalid, format!("cannot use {shown}: {why}"));
+    let failed = |e: std::io::Error| ImageError::from_os(format!("cannot open {shown}"), &e);
+    // Looked at before it is opened, because opening a FIFO waits for a writer.
+    let kind = std::fs::metadata(path).map_err(failed)?.file_type();
+    if kind.is_dir() {
+        return Err(refuse("it is a directory, not a disk image"));
+    }
+    if !kind.is_file() && !kind.is_block_device() {
+        return Err(refuse("it is neither a file nor a block device"));
+    }
+    let mut file = File::open(path).map_err(failed)?;
+    // The length in the metadata of a block device is 0, so ask for its end.
+    let size_bytes = file.seek(SeekFrom::End(0)).map_err(failed)?;
+    if size_bytes == 0 {
+        return Err(refuse("it is empty"));
+    }
+    Ok((file, size_bytes))
+}
+
+struct RawFile {
+    path: PathBuf,
+    file: File,
+    size_bytes: u64,
+}
+
+struct RawDisk {
+    file: Arc<RawFile>,
+    pool: Arc<FetchPool>,
+}
+
+impl RawFile {
+    fn read(&self, range: ByteRange, buffer: &mut [u8]) -> Result<(), IoError> {
+        self.file
+            .read_exact_at(buffer, range.offset())
+            .map_err(|e| IoError::from_os(format!("cannot read {range} of {}", self.path.display()), e))
+    }
+
+    /// Where data or a hole next starts, at `from` or after it.
+    fn next(&self, seek: RawSeek) -> Result<u64, IoError> {
+        match rustix::fs::seek(&self.file, seek) {
+            Ok(at) => Ok(at.min(self.size_bytes)),
+            // Nothing of the kind up to the end of the file.
+            Err(Errno::NXIO) => Ok(self.size_bytes),
+            Err(e) => {
+                let tried = format!("cannot find the holes of {}", self.path.display());
+                Err(IoError::from_os(tried, e.into()))
+            }
+        }
+    }
+
+    fn extents(&self, range: ByteRange, max_extents: usize) -> Result<Vec<Extent>, IoError> {
+        let mut out: Vec<Extent> = Vec::new();
+        let mut at = range.offset();
+        while at < range.end() && out.len() < max_extents.max(1) {
+            // Block devices and some file systems do not know: then it is all data.
+            let data = match self.next(RawSeek::Data(at)) {
+                Ok(data) => data,
+                Err(_) => at,
+            };
+            let (end, kind) = if data > at {
+                (data, ExtentKind::Hole)
+            } else {
+                match self.next(RawSeek::Hole(at)) {
+                    Ok(hole) if hole > at => (hole, ExtentKind::Data),
+                    _ => (range.end(), ExtentKind::Data),
+                }
+            };
+            let end = end.min(range.end());
+            out.push(Extent { len: end - at, kind });
+            at = end;
+        }
+        Ok(out)
+    }
+}
+
+impl Device for RawDisk {
+    fn geometry(&self) -> Geometry {
+        read_only_geometry(self.file.size_bytes)
+    }
+
+    fn try_now(&self, op: Op<'_>) -> Result<Attempt, IoError> {
+        match op {
+            // The page cache may have it or not; nobody can tell without a system call.
+            Op::Read { .. } => Ok(Attempt::MustWait),
+            Op::Flush => Ok(Attempt::Done),
+            Op::Write { .. } | Op::WriteZeroes { .. } | Op::Discard { .. } => Err(read_only()),
+        }
+    }
+
+    fn submit(&self, request: Request, done: Completion) {
+        match request {
+            Request::Read { range, mut buffer } => {
+                let file = Arc::clone(&self.file);
+                self.pool.push(move || {
+                    let result = file.read(range, &mut buffer);
+                    done.complete(result, buffer);
+                });
+            }
+            Request::Prefetch { range } => {
+                let len = std::num::NonZeroU64::new(range.len());
+                let advice = rustix::fs::Advice::WillNeed;
+                if let Err(e) = rustix::fs::fadvise(&self.file.file, range.offset(), len, advice) {
+                    tracing::debug!(path = %self.file.path.display(), error = %e, "no readahead");
+                }
+                done.complete(Ok(()), Vec::new());
+            }
+            Request::Flush => done.complete(Ok(()), Vec::new()),
+            other => done.complete(Err(read_only()), other.into_buffer()),
+        }
+    }
+
+    fn extents(&self, range: ByteRange, max_extents: usize) -> Result<Vec<Extent>, IoError> {
+        self.file.extents(range, max_extents)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use headwater_block::{IoErrorKind, blocking};
+
+    fn sparse_file() -> (tempfile::TempDir, PathBuf) {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("disk.raw");
+        let file = File::create(&path).unwrap();
+        file.set_len(1 << 20).unwrap();
+        file.write_all_at(&[7; 65_536], 131_072).unwrap();
+        (dir, path)
+    }
+
+    #[test]
+    fn a_sparse_file_is_read_and_its_holes_are_seen() {
+        let (_dir, path) = sparse_file();
+        let disk = raw_file(&path).unwrap();
+        assert_eq!(disk.geometry().size_bytes, 1 << 20);
+        let mut bytes = vec![1; 8192];
+        blocking::read(disk.as_ref(), 131_072 - 4096, &mut bytes).unwrap();
+        assert_eq!((bytes[0], bytes[4095], bytes[4096], bytes[8191]), (0, 0, 7, 7));
+        assert_eq!(blocking::write(disk.as_ref(), 0, &bytes).unwrap_err().kind(), IoErrorKind::ReadOnly);
+        let extents = disk.extents(ByteRange::new(512, (1 << 20) - 512).unwrap(), 16).unwrap();
+        assert_eq!(extents.iter().map(|e| e.len).sum::<u64>(), (1 << 20) - 512);
+        assert_eq!(
+            extents.iter().map(|e| e.kind).collect::<Vec<_>>(),
+            [ExtentKind::Hole, ExtentKind::Data, ExtentKind::Hole]
+        );
+        let one = disk.extents(ByteRange::new(0, 1 << 20).unwrap(), 1).unwrap();
+        assert_eq!(one, [Extent { len: 131_072, kind: ExtentKind::Hole }]);
+    }
+
+    #[test]
+    fn what_is_no_disk_is_refused_with_the_reason() {
+        let (dir, path) = sparse_file();
+        let error = |path: &Path| raw_file(path).map(drop).unwrap_err().to_string();
+        File::options().write(true).open(&path).unwrap().set_len(1000).unwrap();
+        assert!(error(&path).contains("not a multiple of 512"), "{}", error(&path));
+        File::create(&path).unwrap();
+        assert!(error(&path).contains("it is empty"));
+        assert!(error(dir.path()).contains("directory"));
+        assert!(error(Path::new("/dev/zero")).contains("neither a file nor a block device"));
+        assert!(error(&dir.path().join("none")).contains("No such file"));
+    }
+}

@@ -1,0 +1,76 @@
+//! What can go wrong in a store.
+
+use std::sync::Arc;
+
+/// What went wrong, as far as a program needs to know.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum StoreErrorKind {
+    /// No such store, image, version, manifest or object.
+    NotFound,
+    /// A name, number, note or setting that is not allowed.
+    Invalid,
+    /// The version is pinned by a running machine or an export.
+    InUse,
+    /// Another process is writing to the store.
+    Locked,
+    /// The store was opened for reading only.
+    ReadOnly,
+    /// Bytes are not what was written.
+    Damaged,
+    /// Written by a later release, or not a store at all.
+    UnknownFormat,
+    /// No room on the disk.
+    NoSpace,
+    /// The disk or file system failed.
+    Io,
+}
+
+/// A failed operation: the kind for programs, a message and a source for people.
+#[derive(Clone, Debug)]
+pub struct StoreError {
+    kind: StoreErrorKind,
+    message: String,
+    source: Option<Arc<std::io::Error>>,
+}
+
+impl StoreError {
+    /// An error with a message that says what was tried, on what, and why it failed.
+    pub fn new(kind: StoreErrorKind, message: impl Into<String>) -> Self {
+        Self { kind, message: message.into(), source: None }
+    }
+
+    /// An operating-system error. The message says what was tried and on what; the reason is appended.
+    pub fn from_os(tried: impl std::fmt::Display, error: std::io::Error) -> Self {
+        use std::io::ErrorKind;
+        let kind = match error.kind() {
+            ErrorKind::StorageFull | ErrorKind::QuotaExceeded | ErrorKind::FileTooLarge => {
+                StoreErrorKind::NoSpace
+            }
+            ErrorKind::NotFound => StoreErrorKind::NotFound,
+            ErrorKind::UnexpectedEof => StoreErrorKind::Damaged,
+            _ => StoreErrorKind::Io,
+        };
+        Self { kind, message: format!("{tried}: {error}"), source: Some(Arc::new(error)) }
+    }
+
+    /// The kind, for control flow.
+    pub fn kind(&self) -> StoreErrorKind {
+        self.kind
+    }
+}
+
+impl std::fmt::Display for StoreError {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&self.message)
+    }
+}
+
+// The reason is part of the message already, so there is no source to print a second time.
+impl std::error::Error for StoreError {}
+
+impl StoreError {
+    /// The operating-system error below, if that was the cause.
+    pub fn os_error(&self) -> Option<&std::io::Error> {
+        self.source.as_deref()
+    }
+}

@@ -1,0 +1,55 @@
+//! Writing and reading whole files so that a crash never leaves half of one.
+
+use std::fs::{self, File};
+use std::io::{Error, ErrorKind, Read, Write};
+use std::path::Path;
+
+use crate::error::StoreError;
+
+/// Reads a file of at most `max_bytes`.
+pub(super) fn read_small(path: &Path, max_bytes: u64) -> Result<Vec<u8>, Error> {
+    let file = File::open(path)?;
+    let mut bytes = Vec::new();
+    file.take(max_bytes.saturating_add(1)).read_to_end(&mut bytes)?;
+    if u64::try_from(bytes.len()).unwrap_or(u64::MAX) > max_bytes {
+        return Err(Error::new(ErrorKind::InvalidData, format!("it is larger than {max_bytes} bytes")));
+    }
+    Ok(bytes)
+}
+
+/// Puts `bytes` at `path`, durably, by way of `temporary` on the same file system. After an error `path` is
+/// as it was and `temporary` is gone.
+pub(super) fn replace_file(temporary: &Path, path: &Path, bytes: &[u8]) -> Result<(), StoreError> {
+    let written = write_synced(temporary, bytes).and_then(|()| fs::rename(temporary, path));
+    if let Err(e) = written {
+        remove_quietly(temporary);
+        return Err(StoreError::from_os(format!("cannot write {}", path.display()), e));
+    }
+    match path.parent() {
+        Some(dir) => sync_dir(dir),
+        None => Ok(()),
+    }
+}
+
+fn write_synced(path: &Path, bytes: &[u8]) -> Result<(), Error> {
+    let mut file = File::create(path)?;
+    file.write_all(bytes)?;
+    file.sync_all()
+}
+
+/// Makes renames and removals in a directory durable.
+pub(super) fn sync_dir(dir: &Path) -> Result<(), StoreError> {
+    File::open(dir)
+        .and_then(|dir| dir.sync_all())
+        .map_err(|e| StoreError::from_os(format!("cannot sync the directory {}", dir.display()), e))
+}
+
+/// Removes a temporary file in a path that reports another error already.
+pub(super) fn remove_quietly(path: &Path) {
+    match fs::remove_file(path) {
+        Err(e) if e.kind() != ErrorKind::NotFound => {
+            tracing::warn!(path = %path.display(), error = %e, "cannot remove a temporary file");
+        }
+        _ => {}
+    }
+}

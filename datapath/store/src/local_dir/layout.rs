@@ -1,0 +1,205 @@
+//! Which file is where, and the file that says what the directory is.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use crate::error::{StoreError, StoreErrorKind};
+use crate::hash::Hash;
+use crate::local_dir::files::{read_small, replace_file, sync_dir};
+use crate::name::ImageName;
+
+/// Smallest chunk size of a store.
+pub const CHUNK_BYTES_MIN: u32 = 4096;
+/// Largest chunk size of a store.
+pub const CHUNK_BYTES_MAX: u32 = 4 << 20;
+/// The chunk size of a new store unless said otherwise.
+pub const CHUNK_BYTES_DEFAULT: u32 = 64 << 10;
+
+const MAGIC: [u8; 8] = *b"HWSTORE\n";
+const FORMAT: u32 = 1;
+const SETTINGS_BYTES: usize = 64;
+const DIRS: [&str; 4] = ["images", "manifests", "objects", "tmp"];
+
+#[derive(Debug)]
+pub(super) struct Layout {
+    pub(super) root: PathBuf,
+}
+
+impl Layout {
+    pub(super) fn new(root: &Path) -> Self {
+        Self { root: root.to_owned() }
+    }
+
+    pub(super) fn lock(&self) -> PathBuf {
+        self.root.join("lock")
+    }
+
+    pub(super) fn images(&self) -> PathBuf {
+        self.root.join("images")
+    }
+
+    pub(super) fn image(&self, name: &ImageName) -> PathBuf {
+        self.images().join(name.as_str())
+    }
+
+    pub(super) fn manifests(&self) -> PathBuf {
+        self.root.join("manifests")
+    }
+
+    pub(super) fn manifest(&self, id: Hash) -> PathBuf {
+        self.manifests().join(id.to_string())
+    }
+
+    pub(super) fn objects(&self) -> PathBuf {
+        self.root.join("objects")
+    }
+
+    pub(super) fn object(&self, id: Hash) -> PathBuf {
+        self.objects().join(id.to_string())
+    }
+
+    pub(super) fn tmp(&self) -> PathBuf {
+        self.root.join("tmp")
+    }
+
+    fn settings(&self) -> PathBuf {
+        self.root.join("store")
+    }
+
+    /// The chunk size of an existing store.
+    pub(super) fn read_settings(&self) -> Result<u32, StoreError> {
+        match read_small(&self.settings(), 4096) {
+            Ok(bytes) => decode_settings(&self.root, &bytes),
+            Err(e) if e.kind() == std::io::ErrorKind::NotFound => Err(StoreError::new(
+                StoreErrorKind::NotFound,
+                format!("there is no image store in {}", self.root.display()),
+            )),
+            Err(e) => Err(StoreError::from_os(format!("cannot read the store {}", self.root.display()), e)),
+        }
+    }
+
+    /// The chunk size of the store, which is made if there is none. The caller holds the writer's lock.
+    pub(super) fn read_or_make_settings(&self, new_chunk_bytes: u32) -> Result<u32, StoreError> {
+        match self.read_settings() {
+            Err(e) if e.kind() == StoreErrorKind::NotFound => {}
+            settled => return settled,
+        }
+        if !new_chunk_bytes.is_power_of_two()
+            || !(CHUNK_BYTES_MIN..=CHUNK_BYTES_MAX).contains(&new_chunk_bytes)
+        {
+            return Err(StoreError::new(
+                StoreErrorKind::Invalid,
+                format!(
+                    "{new_chunk_bytes} bytes is not a chunk size: it must be a power of two from \
+                     {CHUNK_BYTES_MIN} to {CHUNK_BYTES_MAX}"
+                ),
+            ));
+        }
+        self.refuse_foreign_files()?;
+        let failed = |e| StoreError::from_os(format!("cannot make the store {}", self.root.display()), e);
+        for dir in DIRS {
+            fs::create_dir_all(self.root.join(dir)).map_err(failed)?;
+        }
+        sync_dir(&self.root)?;
+        // Last: a store without this file is one whose making was interrupted, and is made again.
+        let temporary = self.tmp().join("store");
+        replace_file(&temporary, &self.settings(), &encode_settings(new_chunk_bytes))?;
+        Ok(new_chunk_bytes)
+    }
+
+    /// A directory with other files in it is not taken over: somebody may have mistyped its name.
+    fn refuse_foreign_files(&self) -> Result<(), StoreError> {
+        let failed = |e| StoreError::from_os(format!("cannot make the store {}", self.root.display()), e);
+        for entry in fs::read_dir(&self.root).map_err(failed)? {
+            let name = entry.map_err(failed)?.file_name();
+            let ours = name.to_str().is_some_and(|name| name == "lock" || DIRS.contains(&name));
+            if !ours {
+                return Err(StoreError::new(
+                    StoreErrorKind::UnknownFormat,
+                    format!(
+                        "{} is not an image store, and is not empty (it holds {}): choose another directory",
+                        self.root.display(),
+                        name.display()
+                    ),
+                ));
+            }
+        }
+        Ok(())
+    }
+}
+
+fn encode_settings(chunk_bytes: u32) -> Vec<u8> {
+    let mut out = Vec::with_capacity(SETTINGS_BYTES);
+    out.extend_from_slice(&MAGIC);
+    out.extend_from_slice(&FORMAT.to_le_bytes());
+    out.extend_from_slice(&chunk_bytes.to_le_bytes());
+    out.extend_from_slice(&[0; 16]);
+    let sum = Hash::of(&out);
+    out.extend_from_slice(&sum.0);
+    out
+}
+
+fn decode_settings(root: &Path, bytes: &[u8]) -> Result<u32, StoreError> {
+    let damaged = |why: &str| {
+        StoreError::new(
+            StoreErrorKind::Damaged,
+            format!("the file 'store' in {} is damaged: {why}", root.display()),
+        )
+    };
+    let Some((magic, rest)) = bytes.split_first_chunk::<8>() else {
+        return Err(damaged("it is cut short"));
+    };
+    let Some((format, rest)) = rest.split_first_chunk::<4>() else {
+        return Err(damaged("it is cut short"));
+    };
+    if *magic != MAGIC {
+        return Err(damaged("it does not start as such a file does"));
+    }
+    let format = u32::from_le_bytes(*format);
+    if format != FORMAT {
+        return Err(StoreError::new(
+            StoreErrorKind::UnknownFormat,
+            format!(
+                "the store {} has format {format}; this release reads format {FORMAT}: use the release that made \
+                 it, or a later one",
+                root.display()
+            ),
+        ));
+    }
+    let Some((chunk_bytes, _)) = rest.split_first_chunk::<4>() else {
+        return Err(damaged("it is cut short"));
+    };
+    let chunk_bytes = u32::from_le_bytes(*chunk_bytes);
+    // One comparison for all that is fixed: length, reserved bytes and checksum.
+    if bytes != encode_settings(chunk_bytes) {
+        return Err(damaged("its checksum does not match"));
+    }
+    if !chunk_bytes.is_power_of_two() || !(CHUNK_BYTES_MIN..=CHUNK_BYTES_MAX).contains(&chunk_bytes) {
+        return Err(damaged("it has an odd chunk size"));
+    }
+    Ok(chunk_bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn golden_bytes() {
+        let bytes = encode_settings(65_536);
+        assert_eq!(bytes.len(), SETTINGS_BYTES);
+        assert_eq!(&bytes[..16], b"HWSTORE\n\x01\0\0\0\0\0\x01\0");
+        assert_eq!(bytes[16..32], [0; 16]);
+        assert_eq!(Hash(bytes[32..].try_into().unwrap()), Hash::of(&bytes[..32]));
+        assert_eq!(decode_settings(Path::new("x"), &bytes).unwrap(), 65_536);
+    }
+
+    #[test]
+    fn any_changed_byte_is_noticed() {
+        for at in 0..SETTINGS_BYTES {
+            let mut bytes = encode_settings(65_536);
+            bytes[at] ^= 1;
+            assert!(decode_settings(Path::new("x"), &bytes).is_err(), "byte {at}");
+        }
+    }
+}

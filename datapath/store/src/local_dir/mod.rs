@@ -1,0 +1,439 @@
+//! A store in a local directory.
+//!
+//! ```text
+//!   DIR/store          what this is: format version, chunk size
+//!   DIR/lock           locked by the one process that writes
+//!   DIR/images/NAME    the versions of an image
+//!   DIR/manifests/HASH immutable; a shared lock on it is a pin
+//!   DIR/objects/HASH   immutable
+//!   DIR/tmp/           being written; emptied when a writer opens the store
+//! ```
+//!
+//! # After a crash
+//! A publication that was stopped anywhere leaves {nothing}, {files in `tmp`}, {an object nobody needs}, {an
+//! object and a manifest nobody needs} or {the whole version}. A removal that was stopped leaves {everything}
+//! or {files nobody needs}. The next writer removes what nobody needs before it does anything else.
+//!
+//! # Lock order
+//! `Inner::state`, then the lock of a manifest. Neither is held while bytes of objects are read or written.
+
+mod files;
+mod layout;
+mod publication;
+
+use std::collections::HashSet;
+use std::fs::{self, File, TryLockError};
+use std::io::{Seek, SeekFrom, Write};
+use std::os::unix::fs::{FileExt, MetadataExt};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use parking_lot::Mutex;
+
+use crate::error::{StoreError, StoreErrorKind};
+use crate::hash::Hash;
+use crate::local_dir::files::{read_small, replace_file, sync_dir};
+use crate::local_dir::layout::Layout;
+use crate::local_dir::publication::LocalPublication;
+use crate::name::ImageName;
+use crate::refs::{self, Image};
+use crate::store::{MANIFEST_MAX_BYTES, Object, Pin, Publication, Removed, Store};
+
+pub use crate::local_dir::layout::{CHUNK_BYTES_DEFAULT, CHUNK_BYTES_MAX, CHUNK_BYTES_MIN};
+
+/// The largest file in `images/`: far more than [`refs::VERSIONS_MAX`] versions of a few objects need.
+const REFS_MAX_BYTES: u64 = 1 << 30;
+
+/// What a store is opened for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Access {
+    /// Reading. The store must exist; another process may write to it.
+    Read,
+    /// Reading and writing, as the only writer. The store is made if it does not exist, with this chunk
+    /// size, which an existing one ignores.
+    Write {
+        /// Chunk size of a new store: a power of two from [`CHUNK_BYTES_MIN`] to [`CHUNK_BYTES_MAX`].
+        new_chunk_bytes: u32,
+    },
+}
+
+impl Access {
+    /// Writing; a new store gets the chunk size that suits most.
+    pub const WRITE: Self = Self::Write { new_chunk_bytes: CHUNK_BYTES_DEFAULT };
+}
+
+/// A store in a local directory, open for reading or writing. Cloning is cheap.
+#[derive(Clone, Debug)]
+pub struct LocalDir {
+    inner: Arc<Inner>,
+}
+
+#[derive(Debug)]
+struct Inner {
+    layout: Layout,
+    chunk_bytes: u32,
+    /// Held locked while this process writes; `None` when reading.
+    writer_lock: Option<File>,
+    state: Mutex<State>,
+    next_temporary: AtomicU64,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    /// Publications under way: while there are any, no object may be reclaimed, because they may refer to it.
+    publications: usize,
+    /// Whether somebody wanted to reclaim in the meantime.
+    sweep_wanted: bool,
+}
+
+impl LocalDir {
+    /// Opens, and for writing makes, the store in `dir`.
+    pub fn open(dir: &Path, access: Access) -> Result<Self, StoreError> {
+        let layout = Layout::new(dir);
+        let (writer_lock, chunk_bytes) = match access {
+            Access::Read => (None, layout.read_settings()?),
+            Access::Write { new_chunk_bytes } => {
+                fs::create_dir_all(dir).map_err(|e| {
+                    StoreError::from_os(format!("cannot make the store {}", dir.display()), e)
+                })?;
+                let lock = lock_for_writing(&layout)?;
+                let chunk_bytes = layout.read_or_make_settings(new_chunk_bytes)?;
+                (Some(lock), chunk_bytes)
+            }
+        };
+        let inner = Inner {
+            layout,
+            chunk_bytes,
+            writer_lock,
+            state: Mutex::new(State::default()),
+            next_temporary: AtomicU64::new(1),
+        };
+        if inner.writer_lock.is_some() {
+            inner.sweep_leftovers()?;
+        }
+        Ok(Self { inner: Arc::new(inner) })
+    }
+
+    /// The directory.
+    pub fn path(&self) -> &Path {
+        &self.inner.layout.root
+    }
+
+    /// Whether this process may write.
+    pub fn is_writable(&self) -> bool {
+        self.inner.writer_lock.is_some()
+    }
+}
+
+/// Takes the lock that only one writer can have. It goes with the process, however that ends.
+fn lock_for_writing(layout: &Layout) -> Result<File, StoreError> {
+    let path = layout.lock();
+    let tried = || format!("cannot lock the store {}", layout.root.display());
+    let mut file = File::options()
+        .read(true)
+        .write(true)
+        .create(true)
+        .truncate(false)
+        .open(&path)
+        .map_err(|e| StoreError::from_os(tried(), e))?;
+    match file.try_lock() {
+        Ok(()) => {}
+        Err(TryLockError::WouldBlock) => {
+            let holder = read_small(&path, 64).ok().and_then(|b| String::from_utf8(b).ok());
+            let holder = holder.as_deref().map(str::trim).filter(|h| !h.is_empty()).unwrap_or("unknown");
+            return Err(StoreError::new(
+                StoreErrorKind::Locked,
+                format!(
+                    "the store {} is in use by another process (pid {holder}), and only one may write to it: \
+                     stop that one, or go through its API",
+                    layout.root.display()
+                ),
+            ));
+        }
+        Err(TryLockError::Error(e)) => return Err(StoreError::from_os(tried(), e)),
+    }
+    // Only for the message above; the lock itself is what counts.
+    let note = file
+        .set_len(0)
+        .and_then(|()| file.seek(SeekFrom::Start(0)))
+        .and_then(|_| writeln!(file, "{}", std::process::id()));
+    note.map_err(|e| StoreError::from_os(tried(), e))?;
+    Ok(file)
+}
+
+impl Inner {
+    fn must_be_writable(&self) -> Result<(), StoreError> {
+        if self.writer_lock.is_some() {
+            return Ok(());
+        }
+        Err(StoreError::new(
+            StoreErrorKind::ReadOnly,
+            format!("the store {} was opened for reading only", self.layout.root.display()),
+        ))
+    }
+
+    fn temporary(&self, what: &str) -> PathBuf {
+        let number = self.next_temporary.fetch_add(1, Ordering::Relaxed);
+        self.layout.tmp().join(format!("{what}-{number}"))
+    }
+
+    fn image(&self, name: &ImageName) -> Result<Option<Image>, StoreError> {
+        let path = self.layout.image(name);
+        match read_small(&path, REFS_MAX_BYTES) {
+            Ok(bytes) => Image::decode(name, &bytes).map(Some),
+            Err(e) if e.kind() == std::io::ErrorKind::NotFound => Ok(None),
+            Err(e) => Err(StoreError::from_os(format!("cannot read {}", path.display()), e)),
+        }
+    }
+
+    fn images(&self) -> Result<Vec<Image>, StoreError> {
+        let dir = self.layout.images();
+        let failed = |e| StoreError::from_os(format!("cannot list {}", dir.display()), e);
+        let mut names: Vec<ImageName> = Vec::new();
+        for entry in fs::read_dir(&dir).map_err(failed)? {
+            let file_name = entry.map_err(failed)?.file_name();
+            match file_name.to_str().map(str::parse) {
+                Some(Ok(name)) => names.push(name),
+                _ => tracing::warn!(file = ?file_name, dir = %dir.display(), "not an image; ignored"),
+            }
+        }
+        names.sort_unstable();
+        let images = names.iter().map(|name| self.image(name));
+        // One that was removed since the directory was read is not there, and that is no error.
+        images.filter_map(Result::transpose).collect()
+    }
+
+    /// Puts a new list of versions in place, durably; an image without versions goes away.
+    fn put_image(&self, image: &Image) -> Result<(), StoreError> {
+        let path = self.layout.image(&image.name);
+        if image.versions.is_empty() {
+            fs::remove_file(&path)
+                .map_err(|e| StoreError::from_os(format!("cannot remove {}", path.display()), e))?;
+            return sync_dir(&self.layout.images());
+        }
+        replace_file(&self.temporary("image"), &path, &image.encode()?)
+    }
+
+    /// Empties `tmp` and removes what no version needs.
+    fn sweep_leftovers(&self) -> Result<(), StoreError> {
+        let tmp = self.layout.tmp();
+        let failed = |e| StoreError::from_os(format!("cannot clean up {}", tmp.display()), e);
+        for entry in fs::read_dir(&tmp).map_err(failed)? {
+            let path = entry.map_err(failed)?.path();
+            tracing::info!(path = %path.display(), "removing what an interrupted import left");
+            fs::remove_file(&path).map_err(failed)?;
+        }
+        match self.reclaim() {
+            Ok(_) => Ok(()),
+            // Without every list nobody can tell what is needed, so nothing is removed.
+            Err(e) if e.kind() == StoreErrorKind::Damaged || e.kind() == StoreErrorKind::UnknownFormat => {
+                tracing::warn!(error = %e, "not cleaning up the store");
+                Ok(())
+            }
+            Err(e) => Err(e),
+        }
+    }
+
+    /// Removes manifests and objects that no version needs. Returns the bytes freed. The caller holds
+    /// `state`, or is alone.
+    fn reclaim(&self) -> Result<u64, StoreError> {
+        let mut needed: HashSet<Hash> = HashSet::new();
+        for image in self.images()? {
+            for version in image.versions {
+                needed.insert(version.manifest);
+                needed.extend(version.objects);
+            }
+        }
+        let mut freed_bytes = 0u64;
+        for dir in [self.layout.manifests(), self.layout.objects()] {
+            let failed = |e| StoreError::from_os(format!("cannot clean up {}", dir.display()), e);
+            for entry in fs::read_dir(&dir).map_err(failed)? {
+                let entry = entry.map_err(failed)?;
+                let hash = entry.file_name().to_str().and_then(|name| name.parse::<Hash>().ok());
+                if hash.is_some_and(|hash| !needed.contains(&hash)) {
+                    let len = entry.metadata().map(|m| m.len()).unwrap_or(0);
+                    fs::remove_file(entry.path()).map_err(failed)?;
+                    freed_bytes = freed_bytes.saturating_add(len);
+                }
+            }
+        }
+        Ok(freed_bytes)
+    }
+
+    /// Called when a publication is over. `left_something` if an object without a version may be there.
+    fn publication_over(&self, left_something: bool) {
+        let mut state = self.state.lock();
+        state.publications = state.publications.saturating_sub(1);
+        state.sweep_wanted |= left_something;
+        if state.publications == 0 && state.sweep_wanted {
+            state.sweep_wanted = false;
+            if let Err(e) = self.reclaim() {
+                tracing::warn!(error = %e, "space is not reclaimed now; it will be when the store is next opened");
+            }
+        }
+    }
+
+    fn pin(&self, manifest: Hash) -> Result<File, StoreError> {
+        let path = self.layout.manifest(manifest);
+        let gone = || {
+            StoreError::new(
+                StoreErrorKind::NotFound,
+                format!("version {} is not in the store {}", manifest.short(), self.layout.root.display()),
+            )
+        };
+        let tried = || format!("cannot pin {}", path.display());
+        let file = match File::open(&path) {
+            Ok(file) => file,
+            Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Err(gone()),
+            Err(e) => return Err(StoreError::from_os(tried(), e)),
+        };
+        match file.try_lock_shared() {
+            Ok(()) => {}
+            // Only a removal locks it for itself.
+            Err(TryLockError::WouldBlock) => return Err(gone()),
+            Err(TryLockError::Error(e)) => return Err(StoreError::from_os(tried(), e)),
+        }
+        // A removal may have come between the opening and the lock: then the lock is on a file that has no
+        // name any more, and protects nothing.
+        let locked = file.metadata().map_err(|e| StoreError::from_os(tried(), e))?;
+        match fs::metadata(&path) {
+            Ok(named) if (named.dev(), named.ino()) == (locked.dev(), locked.ino()) => Ok(file),
+            _ => Err(gone()),
+        }
+    }
+
+    fn remove(&self, name: &ImageName, number: Option<u32>) -> Result<Removed, StoreError> {
+        self.must_be_writable()?;
+        let mut state = self.state.lock();
+        let mut image = self.image(name)?.ok_or_else(|| refs::no_such_image(name))?;
+        if let Some(number) = number {
+            image.select(&crate::name::Selector::Number(number))?;
+        }
+        let (going, staying): (Vec<_>, Vec<_>) =
+            image.versions.into_iter().partition(|v| number.is_none_or(|n| v.number == n));
+        image.versions = staying;
+
+        let mut still_needed: HashSet<Hash> = image.versions.iter().map(|v| v.manifest).collect();
+        for other in self.images()?.into_iter().filter(|other| other.name != *name) {
+            still_needed.extend(other.versions.iter().map(|v| v.manifest));
+        }
+        // Held until the files are gone, so that nobody pins a version on its way out.
+        let mut locks = Vec::new();
+        for version in going.iter().filter(|v| !still_needed.contains(&v.manifest)) {
+            locks.extend(self.lock_manifest_for_removal(name, version.number, version.manifest)?);
+        }
+        self.put_image(&image)?;
+        let freed_bytes = if state.publications == 0 {
+            self.reclaim()?
+        } else {
+            state.sweep_wanted = true;
+            0
+        };
+        drop(locks);
+        Ok(Removed { versions: going.iter().map(|v| v.number).collect(), freed_bytes })
+    }
+
+    fn lock_manifest_for_removal(
+        &self,
+        name: &ImageName,
+        number: u32,
+        manifest: Hash,
+    ) -> Result<Option<File>, StoreError> {
+        let path = self.layout.manifest(manifest);
+        let file = match File::open(&path) {
+            Ok(file) => file,
+            // A version whose manifest is lost can be removed all the same, and twice the same one too.
+            Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(None),
+            Err(e) => return Err(StoreError::from_os(format!("cannot remove {name}@{number}"), e)),
+        };
+        match file.try_lock() {
+            Ok(()) => Ok(Some(file)),
+            Err(TryLockError::WouldBlock) => Err(StoreError::new(
+                StoreErrorKind::InUse,
+                format!("cannot remove {name}@{number}: a machine or an export is using it; stop that first"),
+            )),
+            Err(TryLockError::Error(e)) => {
+                Err(StoreError::from_os(format!("cannot remove {name}@{number}"), e))
+            }
+        }
+    }
+}
+
+impl Store for LocalDir {
+    fn chunk_bytes(&self) -> u32 {
+        self.inner.chunk_bytes
+    }
+
+    fn images(&self) -> Result<Vec<Image>, StoreError> {
+        self.inner.images()
+    }
+
+    fn image(&self, name: &ImageName) -> Result<Option<Image>, StoreError> {
+        self.inner.image(name)
+    }
+
+    fn manifest(&self, id: Hash) -> Result<Vec<u8>, StoreError> {
+        let path = self.inner.layout.manifest(id);
+        let bytes = read_small(&path, MANIFEST_MAX_BYTES)
+            .map_err(|e| StoreError::from_os(format!("cannot read the manifest {}", path.display()), e))?;
+        if Hash::of(&bytes) != id {
+            return Err(StoreError::new(
+                StoreErrorKind::Damaged,
+                format!(
+                    "the manifest {} is damaged: its bytes do not have the hash that is its name",
+                    path.display()
+                ),
+            ));
+        }
+        Ok(bytes)
+    }
+
+    fn open_object(&self, id: Hash) -> Result<Arc<dyn Object>, StoreError> {
+        let path = self.inner.layout.object(id);
+        let failed = |e| StoreError::from_os(format!("cannot open the data object {}", path.display()), e);
+        let file = File::open(&path).map_err(failed)?;
+        let len_bytes = file.metadata().map_err(failed)?.len();
+        Ok(Arc::new(LocalObject { id, path, file, len_bytes }))
+    }
+
+    fn pin(&self, manifest: Hash) -> Result<Pin, StoreError> {
+        self.inner.pin(manifest).map(Pin::new)
+    }
+
+    fn publish(&self) -> Result<Box<dyn Publication>, StoreError> {
+        self.inner.must_be_writable()?;
+        self.inner.state.lock().publications += 1;
+        Ok(Box::new(LocalPublication::new(Arc::clone(&self.inner))))
+    }
+
+    fn remove(&self, name: &ImageName, number: Option<u32>) -> Result<Removed, StoreError> {
+        self.inner.remove(name, number)
+    }
+}
+
+struct LocalObject {
+    id: Hash,
+    path: PathBuf,
+    file: File,
+    len_bytes: u64,
+}
+
+impl Object for LocalObject {
+    fn id(&self) -> Hash {
+        self.id
+    }
+
+    fn len_bytes(&self) -> u64 {
+        self.len_bytes
+    }
+
+    fn read_range(&self, offset: u64, into: &mut [u8]) -> Result<(), StoreError> {
+        self.file.read_exact_at(into, offset).map_err(|e| {
+            StoreError::from_os(
+                format!("cannot read {} bytes at {offset} of {}", into.len(), self.path.display()),
+                e,
+            )
+        })
+    }
+}

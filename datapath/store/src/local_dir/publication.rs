@@ -1,0 +1,141 @@
+//! Writing a version: data object, manifest, reference, in that order.
+
+use std::fs::{self, File};
+use std::io::Write;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use crate::error::{StoreError, StoreErrorKind};
+use crate::hash::Hash;
+use crate::local_dir::Inner;
+use crate::local_dir::files::{read_small, remove_quietly, replace_file, sync_dir};
+use crate::refs::{Image, Version};
+use crate::store::{MANIFEST_MAX_BYTES, NewVersion, Publication};
+
+pub(super) struct LocalPublication {
+    store: Arc<Inner>,
+    writing: Option<Writing>,
+    /// The data object, once it is in place.
+    finished: Option<(Hash, u64)>,
+    /// Whether something is in place that only a commit makes needed.
+    left_something: bool,
+}
+
+/// The data object while it grows.
+struct Writing {
+    path: PathBuf,
+    file: File,
+    hasher: blake3::Hasher,
+    len_bytes: u64,
+}
+
+impl LocalPublication {
+    pub(super) fn new(store: Arc<Inner>) -> Self {
+        Self { store, writing: None, finished: None, left_something: false }
+    }
+
+    fn start(&self) -> Result<Writing, StoreError> {
+        let path = self.store.temporary("object");
+        let file = File::create_new(&path)
+            .map_err(|e| StoreError::from_os(format!("cannot create {}", path.display()), e))?;
+        Ok(Writing { path, file, hasher: blake3::Hasher::new(), len_bytes: 0 })
+    }
+
+    /// Writes the manifest unless it is there. Replacing a good one would take the pins on it away.
+    fn put_manifest(&mut self, id: Hash, bytes: &[u8]) -> Result<u64, StoreError> {
+        let path = self.store.layout.manifest(id);
+        match read_small(&path, MANIFEST_MAX_BYTES) {
+            Ok(there) if there == bytes => return Ok(0),
+            _ => {}
+        }
+        self.left_something = true;
+        replace_file(&self.store.temporary("manifest"), &path, bytes)?;
+        Ok(len_u64(bytes))
+    }
+}
+
+fn len_u64(bytes: &[u8]) -> u64 {
+    u64::try_from(bytes.len()).unwrap_or(u64::MAX)
+}
+
+impl Publication for LocalPublication {
+    fn append(&mut self, bytes: &[u8]) -> Result<(), StoreError> {
+        let mut writing = match self.writing.take() {
+            Some(writing) => writing,
+            None => self.start()?,
+        };
+        let written = writing.file.write_all(bytes);
+        writing.hasher.update(bytes);
+        writing.len_bytes = writing.len_bytes.saturating_add(len_u64(bytes));
+        let result =
+            written.map_err(|e| StoreError::from_os(format!("cannot write {}", writing.path.display()), e));
+        self.writing = Some(writing);
+        result
+    }
+
+    fn finish_object(&mut self) -> Result<Option<(Hash, u64)>, StoreError> {
+        let Some(writing) = self.writing.take() else {
+            return Ok(self.finished);
+        };
+        let id = Hash::from(writing.hasher.finalize());
+        let path = self.store.layout.object(id);
+        self.left_something = true;
+        if let Err(e) = writing.file.sync_all().and_then(|()| fs::rename(&writing.path, &path)) {
+            remove_quietly(&writing.path);
+            return Err(StoreError::from_os(format!("cannot write {}", path.display()), e));
+        }
+        sync_dir(&self.store.layout.objects())?;
+        self.finished = Some((id, writing.len_bytes));
+        Ok(self.finished)
+    }
+
+    fn commit(mut self: Box<Self>, new: NewVersion<'_>) -> Result<Version, StoreError> {
+        if len_u64(new.manifest) > MANIFEST_MAX_BYTES {
+            return Err(StoreError::new(
+                StoreErrorKind::Invalid,
+                format!(
+                    "the manifest of '{}' would have {} bytes, and at most {MANIFEST_MAX_BYTES} are allowed",
+                    new.name,
+                    new.manifest.len()
+                ),
+            ));
+        }
+        let object_bytes = self.finish_object()?.map_or(0, |(_, len_bytes)| len_bytes);
+        let id = Hash::of(new.manifest);
+
+        let store = Arc::clone(&self.store);
+        // Numbers are given out under the lock, and a removal must not run between manifest and reference.
+        // (Dropped before `self`, whose drop takes the same lock.)
+        let _giving_out_numbers = store.state.lock();
+        let manifest_bytes = self.put_manifest(id, new.manifest)?;
+        let mut image = store.image(new.name)?.unwrap_or_else(|| Image::empty(new.name.clone()));
+        let version = Version {
+            number: image.next_number,
+            manifest: id,
+            created_at_s: new.created_at_s,
+            size_bytes: new.size_bytes,
+            stored_bytes: object_bytes.saturating_add(manifest_bytes),
+            note: new.note.to_owned(),
+            objects: new.objects.to_vec(),
+        };
+        image.next_number = image.next_number.checked_add(1).ok_or_else(|| {
+            StoreError::new(
+                StoreErrorKind::Invalid,
+                format!("image '{}' is out of version numbers", new.name),
+            )
+        })?;
+        image.versions.push(version.clone());
+        store.put_image(&image)?;
+        self.left_something = false;
+        Ok(version)
+    }
+}
+
+impl Drop for LocalPublication {
+    fn drop(&mut self) {
+        if let Some(writing) = self.writing.take() {
+            remove_quietly(&writing.path);
+        }
+        self.store.publication_over(self.left_something);
+    }
+}

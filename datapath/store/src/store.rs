@@ -1,0 +1,118 @@
+//! The trait that every store implements.
+
+use std::sync::Arc;
+
+use crate::error::StoreError;
+use crate::hash::Hash;
+use crate::name::{ImageName, ImageReference};
+use crate::refs::{Image, Version};
+
+/// The largest manifest: enough for 20 million distinct chunks, or 1.2 TiB of data at 64 KiB.
+pub const MANIFEST_MAX_BYTES: u64 = 1 << 30;
+
+/// A place that keeps versions of images. Every call may block on I/O.
+///
+/// # Contract
+/// - What [`Store::manifest`] returns has been checked against its hash. What [`Object::read_range`] returns
+///   has not: the reader checks chunks, once, when they enter memory.
+/// - A handle stays readable while its version is removed by somebody else, but a version in use should be
+///   pinned, so that the removal fails and says why.
+pub trait Store: Send + Sync + 'static {
+    /// Size of a chunk of every image in this store, in bytes; fixed when the store was made.
+    fn chunk_bytes(&self) -> u32;
+
+    /// All images, by name.
+    fn images(&self) -> Result<Vec<Image>, StoreError>;
+
+    /// One image; `None` if there is none of that name.
+    fn image(&self, name: &ImageName) -> Result<Option<Image>, StoreError>;
+
+    /// The bytes of a manifest, checked against `id`.
+    fn manifest(&self, id: Hash) -> Result<Vec<u8>, StoreError>;
+
+    /// A data object, ready for reading.
+    fn open_object(&self, id: Hash) -> Result<Arc<dyn Object>, StoreError>;
+
+    /// Keeps the version with this manifest from being removed, by any process, until the pin is dropped.
+    fn pin(&self, manifest: Hash) -> Result<Pin, StoreError>;
+
+    /// Starts a new version. While a publication is under way no object is reclaimed.
+    fn publish(&self) -> Result<Box<dyn Publication>, StoreError>;
+
+    /// Removes one version, or with `None` the whole image, and frees the objects nobody else needs.
+    fn remove(&self, name: &ImageName, number: Option<u32>) -> Result<Removed, StoreError>;
+
+    /// Finds the version that a reference means. An error says which versions there are.
+    fn resolve(&self, reference: &ImageReference) -> Result<Version, StoreError> {
+        match self.image(&reference.name)? {
+            Some(image) => image.select(&reference.selector).cloned(),
+            None => Err(crate::refs::no_such_image(&reference.name)),
+        }
+    }
+}
+
+/// An immutable data object that is open for reading.
+pub trait Object: Send + Sync + 'static {
+    /// Its hash, which is its name.
+    fn id(&self) -> Hash;
+
+    /// Its length.
+    fn len_bytes(&self) -> u64;
+
+    /// Fills `into` from `offset`. An object that ends before is an error.
+    fn read_range(&self, offset: u64, into: &mut [u8]) -> Result<(), StoreError>;
+}
+
+/// A version being written. Dropping it takes everything back.
+pub trait Publication: Send {
+    /// Appends to the version's data object. The object exists only if something was appended.
+    fn append(&mut self, bytes: &[u8]) -> Result<(), StoreError>;
+
+    /// Ends the data object, durably. Returns its name and length, or `None` if nothing was appended.
+    fn finish_object(&mut self) -> Result<Option<(Hash, u64)>, StoreError>;
+
+    /// Adds the version to the image, durably. After an error nothing of it remains.
+    fn commit(self: Box<Self>, version: NewVersion<'_>) -> Result<Version, StoreError>;
+}
+
+/// What [`Publication::commit`] needs to know.
+#[derive(Clone, Copy, Debug)]
+pub struct NewVersion<'a> {
+    /// The image; made if there is none of that name.
+    pub name: &'a ImageName,
+    /// The manifest's bytes.
+    pub manifest: &'a [u8],
+    /// Every object the manifest refers to, own and older.
+    pub objects: &'a [Hash],
+    /// Size of the image in bytes.
+    pub size_bytes: u64,
+    /// When, in seconds since 1970, as the caller's clock says.
+    pub created_at_s: u64,
+    /// A line for people, at most [`crate::NOTE_MAX_BYTES`].
+    pub note: &'a str,
+}
+
+/// What a removal did.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Removed {
+    /// Numbers of the versions that are gone.
+    pub versions: Vec<u32>,
+    /// Bytes given back. Zero while a publication is under way: the space follows when that ends.
+    pub freed_bytes: u64,
+}
+
+/// Keeps a version from being removed while it lives.
+pub struct Pin(#[expect(dead_code, reason = "held only to be dropped")] Box<dyn Send + Sync>);
+
+impl Pin {
+    /// Wraps whatever holds the version: an open locked file, a lease.
+    pub fn new(holder: impl Send + Sync + 'static) -> Self {
+        Self(Box::new(holder))
+    }
+}
+
+impl std::fmt::Debug for Pin {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Pin")
+    }
+}
