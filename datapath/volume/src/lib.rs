@@ -1,1 +1,35 @@
-//! Placeholder.
+//! One machine's disk while in use: a write cache over a base (an image version, a raw file, or nothing).
+//!
+//! ```text
+//!  Device::try_now / submit
+//!     read:  1 write cache, RAM   2 write cache, zero   3 write cache, overflow disk   4 base
+//!     write: the write cache, always; the base is never written
+//! ```
+//!
+//! # Guarantees
+//! - Two volumes over one base share nothing that can be written.
+//! - A read or write of whole blocks that finds them in RAM is finished by `try_now`.
+//! - A partial write fetches the other part of its block first, and merges under the block's lock, so that
+//!   two writes to different sectors of one block both survive.
+//!
+//! # Limits
+//! - Volumes up to 16 TiB; the size is the base's size; logical blocks of 512 bytes.
+//!
+//! # Errors
+//! Those of the write cache and of the base, unchanged.
+//!
+//! # Not here
+//! No protocol, no machine, no life cycle beyond open and close.
+//!
+//! Start reading at [`volume`], then [`read`] and [`write`] for what cannot be finished at once.
+
+pub mod counters;
+pub mod options;
+pub mod pieces;
+pub mod read;
+pub mod volume;
+pub mod write;
+
+pub use counters::VolumeCounters;
+pub use options::{CacheMode, VolumeOptions};
+pub use volume::Volume;

@@ -1,1 +1,52 @@
-//! Placeholder.
+//! The write cache: what one machine changed, in RAM with overflow to disk.
+//!
+//! ```text
+//!  write -> [filling segment] -> RAM (dirty) -> RAM + disk (clean) -> overflow disk (sequential, sealed)
+//!            the (segment, slot) of a block does not change when its segment moves:
+//!            spilling 512 blocks changes one segment record, not 512 map entries
+//! ```
+//!
+//! # Guarantees
+//! - A hit in RAM is finished on the caller's thread: one leaf lock, one copy.
+//! - No lock is held across I/O. A write that finds no room is parked, tried again as space comes back,
+//!   and refused with `NoSpace` after the pause limit; reads always go on.
+//! - Blocks on the overflow disk are sealed with AES-GCM under a key that lives only in this process; a
+//!   block that was changed on disk is reported, alone, as `Corrupt`.
+//! - RAM in use, index and buffers included, stays within `ram_bytes`, except that four segments (8 MiB)
+//!   are always allowed beside an index that has outgrown the limit.
+//!
+//! # Limits
+//! - Volumes up to 16 TiB; 2^23 - 1 segments of 2 MiB; at least 16 MiB of RAM a cache.
+//! - Three staging buffers (6 MiB) for all caches of a host; 64 blocks in one overflow read.
+//!
+//! # Errors
+//! [`headwater_block::IoError`]: `NoSpace`, `Corrupt`, `Device`, `Closed`.
+//!
+//! # Not here
+//! The image below and the front-ends above: the volume puts them together. Packing, persistence and
+//! sealing of a cache into a version are not built yet.
+//!
+//! Start reading at [`cache`], then [`map`] (whose lock rule the rest relies on), [`segment`], [`spill`].
+
+pub mod cache;
+mod clean;
+pub mod counters;
+pub mod fetch;
+pub mod host;
+mod log;
+pub mod map;
+mod memory;
+pub mod overflow;
+pub mod park;
+pub mod segment;
+pub mod spill;
+pub mod units;
+
+pub use cache::{
+    CacheOptions, Found, Kind, MIN_RAM_BYTES, Old, OverflowOptions, Ticket, Turn, WriteCache, Wrote,
+};
+pub use counters::Snapshot;
+pub use fetch::Fetched;
+pub use host::Host;
+pub use park::Parked;
+pub use units::{BlockNumber, Location};

@@ -1,0 +1,83 @@
+//! How a volume is opened.
+
+use std::path::PathBuf;
+use std::str::FromStr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use headwater_block::Device;
+use headwater_writecache::MIN_RAM_BYTES;
+use serde::{Deserialize, Serialize};
+
+/// Where a machine's writes go.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub enum CacheMode {
+    /// RAM only: when it is full, writes wait, then fail with "no space".
+    #[serde(rename = "ram")]
+    Ram,
+    /// RAM first, cold segments to the overflow disk.
+    #[serde(rename = "ram+disk")]
+    RamDisk,
+    /// The overflow disk, with a few MiB of RAM as buffer.
+    #[serde(rename = "disk")]
+    Disk,
+}
+
+impl CacheMode {
+    /// All modes, for help texts.
+    pub const ALL: [Self; 3] = [Self::RamDisk, Self::Ram, Self::Disk];
+
+    /// The name on the command line and in the API.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Ram => "ram",
+            Self::RamDisk => "ram+disk",
+            Self::Disk => "disk",
+        }
+    }
+
+    /// Whether the mode needs an overflow disk.
+    pub fn has_disk(self) -> bool {
+        self != Self::Ram
+    }
+}
+
+impl std::fmt::Display for CacheMode {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(self.as_str())
+    }
+}
+
+impl FromStr for CacheMode {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        Self::ALL
+            .into_iter()
+            .find(|mode| mode.as_str() == text)
+            .ok_or_else(|| format!("'{text}' is not a cache mode; there are ram+disk, ram and disk"))
+    }
+}
+
+/// RAM that mode `disk` uses as its buffer, whatever limit is given.
+pub const DISK_MODE_RAM_BYTES: u64 = MIN_RAM_BYTES;
+
+/// How long a write waits for space before it is refused, unless told otherwise.
+pub const DEFAULT_PAUSE_LIMIT: Duration = Duration::from_secs(30);
+
+/// What a volume is made of.
+#[derive(Clone)]
+pub struct VolumeOptions {
+    /// What lies below: its size is the volume's. Never written.
+    pub base: Arc<dyn Device>,
+    /// Where writes go.
+    pub mode: CacheMode,
+    /// RAM limit, index and buffers included.
+    pub ram_bytes: u64,
+    /// Disk limit; ignored by mode `ram`.
+    pub disk_bytes: u64,
+    /// Directory or block device of the overflow; ignored by mode `ram`.
+    pub cache_dir: PathBuf,
+    /// How long a write waits for space before it is refused.
+    pub pause_limit: Duration,
+}

@@ -1,0 +1,149 @@
+//! Reads that miss RAM: the parts are fetched side by side into one buffer.
+
+use std::sync::Arc;
+
+use headwater_block::{Attempt, BLOCK_BYTES, ByteRange, Completion, IoError, Request};
+use headwater_writecache::{Fetched, Found, Ticket};
+use parking_lot::Mutex;
+
+use crate::counters::Own;
+use crate::pieces::{Piece, pieces};
+use crate::volume::{Inner, bad_buffer, extend};
+
+struct State {
+    buffer: Vec<u8>,
+    /// Parts under way, and one for the one who starts them.
+    parts: usize,
+    error: Option<IoError>,
+    done: Option<Completion>,
+}
+
+/// A read under way.
+struct Gather {
+    inner: Arc<Inner>,
+    range: ByteRange,
+    state: Mutex<State>,
+}
+
+/// Starts a read.
+pub(crate) fn start(inner: &Arc<Inner>, range: ByteRange, buffer: Vec<u8>, done: Completion) {
+    let state = Mutex::new(State { buffer, parts: 1, error: None, done: Some(done) });
+    let gather = Arc::new(Gather { inner: Arc::clone(inner), range, state });
+    gather.look_up(pieces(range));
+    gather.part_done(Ok(()));
+}
+
+impl Gather {
+    /// Looks pieces up: copies what is in RAM, and starts fetching the rest.
+    fn look_up(self: &Arc<Self>, wanted: impl Iterator<Item = Piece>) {
+        let mut absent: Vec<ByteRange> = Vec::new();
+        let mut spilled: Vec<(Piece, Ticket)> = Vec::new();
+        {
+            let mut state = self.state.lock();
+            for piece in wanted {
+                let Some(part) = state.buffer.get_mut(piece.start..piece.start + piece.len) else {
+                    state.error.get_or_insert(bad_buffer());
+                    return;
+                };
+                match self.inner.cache.read(piece.block, piece.skip, part) {
+                    Found::Done => {}
+                    Found::Spilled(ticket) => spilled.push((piece, ticket)),
+                    Found::Absent => {
+                        let adjoins =
+                            absent.last().is_some_and(|r| Some(r.end()) == piece.range().map(|p| p.offset()));
+                        let run = if adjoins { absent.pop() } else { None };
+                        absent.extend(extend(run, piece));
+                    }
+                }
+            }
+            state.parts += absent.len();
+        }
+        absent.into_iter().for_each(|run| self.read_base(run));
+        self.read_spilled(spilled);
+    }
+
+    fn read_base(self: &Arc<Self>, run: ByteRange) {
+        let attempt = {
+            let mut state = self.state.lock();
+            self.inner.read_base_now(self.range, run, &mut state.buffer)
+        };
+        match attempt {
+            Ok(Attempt::Done) => return self.part_done(Ok(())),
+            Err(error) => return self.part_done(Err(error)),
+            Ok(Attempt::MustWait) => {}
+        }
+        let this = Arc::clone(self);
+        let buffer = vec![0; usize::try_from(run.len()).unwrap_or(0)];
+        let done = Completion::new(move |outcome| {
+            let result = outcome.result.and_then(|()| this.put(run, &outcome.buffer));
+            this.inner.counters.add(Own::ImageBytes, run.len());
+            this.part_done(result);
+        });
+        self.inner.base.submit(Request::Read { range: run, buffer }, done);
+    }
+
+    fn put(&self, run: ByteRange, bytes: &[u8]) -> Result<(), IoError> {
+        let start = usize::try_from(run.offset() - self.range.offset()).map_err(|_| bad_buffer())?;
+        let mut state = self.state.lock();
+        let part = state.buffer.get_mut(start..start + bytes.len()).ok_or_else(bad_buffer)?;
+        part.copy_from_slice(bytes);
+        Ok(())
+    }
+
+    fn read_spilled(self: &Arc<Self>, spilled: Vec<(Piece, Ticket)>) {
+        let mut rest = spilled.as_slice();
+        while let Some((_, first)) = rest.first() {
+            let count = 1 + rest
+                .iter()
+                .skip(1)
+                .zip(1..)
+                .take_while(|((_, t), n)| first.is_followed_by(t, *n))
+                .count();
+            let Some((run, others)) = rest.split_at_checked(count) else { return };
+            rest = others;
+            self.fetch(run.to_vec());
+        }
+    }
+
+    fn fetch(self: &Arc<Self>, run: Vec<(Piece, Ticket)>) {
+        self.state.lock().parts += run.len();
+        let tickets = run.iter().map(|(_, ticket)| *ticket).collect();
+        let this = Arc::clone(self);
+        self.inner.cache.fetch(tickets, move |index, fetched| {
+            let Some((piece, _)) = run.get(index).copied() else { return };
+            match fetched {
+                Fetched::Data(block) => this.part_done(this.put_piece(&piece, block)),
+                Fetched::Failed(error) => this.part_done(Err(error)),
+                Fetched::Moved => {
+                    this.look_up(std::iter::once(piece));
+                    this.part_done(Ok(()));
+                }
+            }
+        });
+    }
+
+    fn put_piece(&self, piece: &Piece, block: &[u8; BLOCK_BYTES as usize]) -> Result<(), IoError> {
+        let mut state = self.state.lock();
+        let to = state.buffer.get_mut(piece.start..piece.start + piece.len);
+        let from = block.get(piece.skip..piece.skip + piece.len);
+        let (Some(to), Some(from)) = (to, from) else { return Err(bad_buffer()) };
+        to.copy_from_slice(from);
+        Ok(())
+    }
+
+    fn part_done(&self, result: Result<(), IoError>) {
+        let mut state = self.state.lock();
+        if let Err(error) = result {
+            state.error.get_or_insert(error);
+        }
+        state.parts -= 1;
+        if state.parts > 0 {
+            return;
+        }
+        let Some(done) = state.done.take() else { return };
+        let buffer = std::mem::take(&mut state.buffer);
+        let result = state.error.take().map_or(Ok(()), Err);
+        drop(state);
+        done.complete(result, buffer);
+    }
+}

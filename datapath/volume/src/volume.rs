@@ -1,0 +1,319 @@
+//! The volume as a [`Device`]: what can be finished at once, and where the rest goes.
+
+use std::sync::Arc;
+
+use headwater_block::{
+    Attempt, BLOCK_BYTES, ByteRange, Completion, Device, Extent, ExtentKind, Geometry, IoError, IoErrorKind,
+    Op, Request,
+};
+use headwater_writecache::{
+    BlockNumber, CacheOptions, Found, Host, Kind, Location, OverflowOptions, Turn, WriteCache, Wrote,
+};
+
+use crate::counters::{Own, OwnCounters, VolumeCounters};
+use crate::options::{CacheMode, DISK_MODE_RAM_BYTES, VolumeOptions};
+use crate::pieces::{Piece, pieces};
+use crate::{read, write};
+
+/// Discards and zero writes longer than this are carried out on a thread of their own.
+const LONG_CLEAR_BYTES: u64 = 1 << 30;
+
+/// Zeroes for the ends of a zero write.
+static ZEROES: [u8; BLOCK_BYTES as usize] = [0; BLOCK_BYTES as usize];
+
+/// One machine's disk.
+pub struct Volume {
+    pub(crate) inner: Arc<Inner>,
+}
+
+pub(crate) struct Inner {
+    pub(crate) cache: Arc<WriteCache>,
+    pub(crate) base: Arc<dyn Device>,
+    pub(crate) geometry: Geometry,
+    pub(crate) counters: OwnCounters,
+    /// What a cleared block becomes: absent over an empty base, zero over an image.
+    cleared: Location,
+}
+
+impl Volume {
+    /// Opens a volume with an empty write cache.
+    pub fn open(options: &VolumeOptions, host: &Host) -> Result<Arc<Self>, IoError> {
+        let base = options.base.geometry();
+        let ram_bytes = if options.mode == CacheMode::Disk { DISK_MODE_RAM_BYTES } else { options.ram_bytes };
+        let overflow = options
+            .mode
+            .has_disk()
+            .then(|| OverflowOptions { at: options.cache_dir.clone(), limit_bytes: options.disk_bytes });
+        let cache_options = CacheOptions {
+            size_bytes: base.size_bytes,
+            ram_bytes,
+            overflow,
+            pause_limit: options.pause_limit,
+        };
+        let cache = WriteCache::open(&cache_options, &host.shared())?;
+        let whole = ByteRange::new(0, base.size_bytes)
+            .ok_or_else(|| IoError::new(IoErrorKind::Invalid, "the image is too large"))?;
+        let first = if whole.is_empty() { None } else { options.base.extents(whole, 1)?.first().copied() };
+        let is_empty = first.is_some_and(|e| e.kind == ExtentKind::Hole && e.len >= whole.len());
+        let geometry = Geometry {
+            size_bytes: base.size_bytes,
+            logical_block_bytes: base.logical_block_bytes.min(BLOCK_BYTES),
+            physical_block_bytes: BLOCK_BYTES,
+            read_only: false,
+            volatile_cache: false,
+        };
+        let inner = Inner {
+            cache,
+            base: Arc::clone(&options.base),
+            geometry,
+            counters: OwnCounters::default(),
+            cleared: if is_empty { Location::ABSENT } else { Location::ZERO },
+        };
+        Ok(Arc::new(Self { inner: Arc::new(inner) }))
+    }
+
+    /// The counters at this moment.
+    pub fn counters(&self) -> VolumeCounters {
+        self.inner.counters.view(self.inner.cache.snapshot())
+    }
+
+    /// Changes the RAM limit; takes effect at once.
+    pub fn set_ram_bytes(&self, ram_bytes: u64) {
+        self.inner.cache.set_ram_bytes(ram_bytes);
+    }
+
+    /// Changes the disk limit; takes effect at once.
+    pub fn set_disk_bytes(&self, disk_bytes: u64) {
+        self.inner.cache.set_disk_bytes(disk_bytes);
+    }
+
+    /// Refuses writes that wait for space, now and from now on. RAM, overflow and key go when the last
+    /// user of the volume does.
+    pub fn close(&self) {
+        self.inner.cache.close();
+    }
+}
+
+impl Inner {
+    fn read_now(&self, range: ByteRange, into: &mut [u8]) -> Result<Attempt, IoError> {
+        let mut absent: Option<ByteRange> = None;
+        for piece in pieces(range) {
+            let Some(part) = into.get_mut(piece.start..piece.start + piece.len) else {
+                return Err(bad_buffer());
+            };
+            match self.cache.read(piece.block, piece.skip, part) {
+                Found::Done => {
+                    if let Some(run) = absent.take()
+                        && self.read_base_now(range, run, into)? == Attempt::MustWait
+                    {
+                        return Ok(Attempt::MustWait);
+                    }
+                }
+                Found::Absent => absent = extend(absent, piece),
+                Found::Spilled(_) => return Ok(Attempt::MustWait),
+            }
+        }
+        match absent {
+            Some(run) => self.read_base_now(range, run, into),
+            None => Ok(Attempt::Done),
+        }
+    }
+
+    /// Reads the part `run` of the request `range` from the base, if that needs no waiting.
+    pub(crate) fn read_base_now(
+        &self,
+        range: ByteRange,
+        run: ByteRange,
+        into: &mut [u8],
+    ) -> Result<Attempt, IoError> {
+        let part = usize::try_from(run.offset() - range.offset())
+            .ok()
+            .zip(usize::try_from(run.len()).ok())
+            .and_then(|(start, len)| into.get_mut(start..start + len))
+            .ok_or_else(bad_buffer)?;
+        let attempt = self.base.try_now(Op::Read { range: run, into: part })?;
+        if attempt == Attempt::Done {
+            self.counters.add(Own::ImageBytes, run.len());
+        }
+        Ok(attempt)
+    }
+
+    fn write_now(&self, range: ByteRange, from: &[u8]) -> Result<Attempt, IoError> {
+        for piece in pieces(range) {
+            let Some(part) = from.get(piece.start..piece.start + piece.len) else { return Err(bad_buffer()) };
+            if !self.write_piece_now(&piece, part) {
+                return Ok(Attempt::MustWait);
+            }
+        }
+        Ok(Attempt::Done)
+    }
+
+    fn write_piece_now(&self, piece: &Piece, data: &[u8]) -> bool {
+        loop {
+            let wrote = if piece.is_whole() {
+                self.cache.write(piece.block, data, Turn::New)
+            } else {
+                self.cache.write_part(piece.block, piece.skip, data, Turn::New)
+            };
+            match wrote {
+                Wrote::Done => return true,
+                Wrote::NeedOld(_) => return false,
+                // Dropping a clean copy frees RAM without I/O; no new slot is taken before waiting writes.
+                Wrote::NoRoom if self.cache.has_waiting() || !self.cache.make_room() => return false,
+                Wrote::NoRoom => {}
+            }
+        }
+    }
+
+    fn clear_now(&self, range: ByteRange, to: Location) -> Attempt {
+        let (head, whole, tail) = split(range, self.geometry.size_bytes);
+        for edge in pieces(head).chain(pieces(tail)) {
+            let Some(zeroes) = ZEROES.get(..edge.len) else { return Attempt::MustWait };
+            if !self.write_piece_now(&edge, zeroes) {
+                return Attempt::MustWait;
+            }
+        }
+        self.clear_blocks(whole, to);
+        Attempt::Done
+    }
+
+    pub(crate) fn clear_blocks(&self, whole: ByteRange, to: Location) {
+        let number = |block| BlockNumber(u32::try_from(block).unwrap_or(u32::MAX));
+        self.cache.clear(number(whole.first_block()), number(whole.end_block()), to);
+    }
+}
+
+/// Adds a piece to a run of absent ones.
+pub(crate) fn extend(run: Option<ByteRange>, piece: Piece) -> Option<ByteRange> {
+    let piece = piece.range()?;
+    match run {
+        Some(run) => ByteRange::new(run.offset(), run.len() + piece.len()),
+        None => Some(piece),
+    }
+}
+
+pub(crate) fn bad_buffer() -> IoError {
+    IoError::new(IoErrorKind::Invalid, "the request's buffer does not fit its range")
+}
+
+/// Cuts a range into a partial head, whole blocks, and a partial tail. A last block that the volume's end
+/// cuts counts as whole.
+pub(crate) fn split(range: ByteRange, size_bytes: u64) -> (ByteRange, ByteRange, ByteRange) {
+    let block = u64::from(BLOCK_BYTES);
+    let first = range.offset().next_multiple_of(block).min(range.end());
+    let last = if range.end() == size_bytes { range.end() } else { range.end() - range.end() % block };
+    let last = last.max(first);
+    let part = |from: u64, to: u64| ByteRange::new(from, to - from).unwrap_or(range);
+    (part(range.offset(), first), part(first, last), part(last, range.end()))
+}
+
+impl Device for Volume {
+    fn geometry(&self) -> Geometry {
+        self.inner.geometry
+    }
+
+    #[inline]
+    fn try_now(&self, op: Op<'_>) -> Result<Attempt, IoError> {
+        let inner = &*self.inner;
+        match op {
+            Op::Read { range, into } => {
+                let attempt = inner.read_now(range, into)?;
+                if attempt == Attempt::Done {
+                    inner.counters.add(Own::ReadOps, 1);
+                    inner.counters.add(Own::ReadBytes, range.len());
+                }
+                Ok(attempt)
+            }
+            Op::Write { range, from, .. } => {
+                let attempt = inner.write_now(range, from)?;
+                if attempt == Attempt::Done {
+                    inner.counters.add(Own::WriteOps, 1);
+                    inner.counters.add(Own::WriteBytes, range.len());
+                }
+                Ok(attempt)
+            }
+            Op::WriteZeroes { range, .. } if range.len() <= LONG_CLEAR_BYTES => {
+                inner.counters.add(Own::DiscardOps, 1);
+                Ok(inner.clear_now(range, inner.cleared))
+            }
+            Op::Discard { range } if range.len() <= LONG_CLEAR_BYTES => {
+                inner.counters.add(Own::DiscardOps, 1);
+                Ok(inner.clear_now(range, inner.cleared))
+            }
+            Op::WriteZeroes { .. } | Op::Discard { .. } => Ok(Attempt::MustWait),
+            // What a machine writes is forgotten at its next boot, so nothing has to become durable.
+            Op::Flush => Ok(Attempt::Done),
+        }
+    }
+
+    fn submit(&self, request: Request, done: Completion) {
+        let inner = &self.inner;
+        match request {
+            Request::Read { range, buffer } => {
+                inner.counters.add(Own::ReadOps, 1);
+                inner.counters.add(Own::ReadBytes, range.len());
+                read::start(inner, range, buffer, done);
+            }
+            Request::Write { range, buffer, .. } => {
+                inner.counters.add(Own::WriteOps, 1);
+                inner.counters.add(Own::WriteBytes, range.len());
+                write::start(inner, range, buffer, done);
+            }
+            Request::WriteZeroes { range, .. } => write::start_clear(inner, range, inner.cleared, done),
+            Request::Discard { range } => write::start_clear(inner, range, inner.cleared, done),
+            Request::Flush => done.complete(Ok(()), Vec::new()),
+            Request::Prefetch { range } => inner.base.submit(Request::Prefetch { range }, done),
+        }
+    }
+
+    fn extents(&self, range: ByteRange, max_extents: usize) -> Result<Vec<Extent>, IoError> {
+        let mut found: Vec<Extent> = Vec::new();
+        let mut at = range.offset();
+        while at < range.end() && found.len() < max_extents.max(1) {
+            let rest = ByteRange::new(at, range.end() - at).ok_or_else(bad_buffer)?;
+            let number = |block: u64| BlockNumber(u32::try_from(block).unwrap_or(u32::MAX));
+            let (kind, blocks) =
+                self.inner.cache.run_at(number(rest.first_block()), number(rest.end_block()));
+            let run_end = (rest.first_block() + u64::from(blocks)) * u64::from(BLOCK_BYTES);
+            let run = rest.clipped_to(run_end.max(at + 1).min(range.end()));
+            match kind {
+                Kind::Data => push(&mut found, Extent { len: run.len(), kind: ExtentKind::Data }),
+                Kind::Zero => push(&mut found, Extent { len: run.len(), kind: ExtentKind::Hole }),
+                Kind::Absent => {
+                    let below = self.inner.base.extents(run, max_extents)?;
+                    let covered: u64 = below.iter().map(|e| e.len).sum();
+                    below.into_iter().for_each(|extent| push(&mut found, extent));
+                    at += covered.clamp(1, run.len());
+                    continue;
+                }
+            }
+            at += run.len();
+        }
+        found.truncate(max_extents.max(1));
+        Ok(found)
+    }
+}
+
+/// Appends an extent, joined with the last one where both are of one kind.
+fn push(found: &mut Vec<Extent>, extent: Extent) {
+    match found.last_mut() {
+        Some(last) if last.kind == extent.kind => last.len += extent.len,
+        _ => found.push(extent),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_range_is_split_into_edges_and_whole_blocks() {
+        let cut = |offset, len| {
+            let (a, b, c) = split(ByteRange::new(offset, len).unwrap(), 100 * 512);
+            ((a.offset(), a.len()), (b.offset(), b.len()), (c.offset(), c.len()))
+        };
+        assert_eq!(cut(512, 512), ((512, 512), (1024, 0), (1024, 0)));
+        assert_eq!(cut(512, 8192), ((512, 3584), (4096, 4096), (8192, 512)));
+        assert_eq!(cut(49152, 2048), ((49152, 0), (49152, 2048), (51200, 0)));
+    }
+}

@@ -1,0 +1,221 @@
+//! Writes that cannot be finished at once: they fetch the rest of a block, or wait for room.
+
+use std::sync::Arc;
+
+use headwater_block::{
+    Attempt, BLOCK_BYTES, ByteRange, Completion, IoError, IoErrorKind, Op, Outcome, Request,
+};
+use headwater_writecache::{Fetched, Location, Old, Parked, Turn, Wrote};
+use parking_lot::Mutex;
+
+use crate::counters::Own;
+use crate::pieces::{Piece, piece_at};
+use crate::volume::{Inner, bad_buffer, split};
+
+const BLOCK: usize = BLOCK_BYTES as usize;
+
+/// A write under way.
+struct Task {
+    inner: Arc<Inner>,
+    range: ByteRange,
+    buffer: Vec<u8>,
+    /// Bytes of the request that are stored.
+    stored: usize,
+    /// The old contents of the block at `stored`, fetched.
+    fetched: Option<(Old, Vec<u8>)>,
+    done: Completion,
+}
+
+enum Step {
+    Finished,
+    NoRoom,
+    Fetch(Piece, Old),
+    Failed(IoError),
+}
+
+/// Starts a write.
+pub(crate) fn start(inner: &Arc<Inner>, range: ByteRange, buffer: Vec<u8>, done: Completion) {
+    let task = Task { inner: Arc::clone(inner), range, buffer, stored: 0, fetched: None, done };
+    Box::new(task).go_on();
+}
+
+/// Starts a discard or zero write.
+pub(crate) fn start_clear(inner: &Arc<Inner>, range: ByteRange, to: Location, done: Completion) {
+    let (head, whole, tail) = split(range, inner.geometry.size_bytes);
+    let this = Arc::clone(inner);
+    let work = move || {
+        this.clear_blocks(whole, to);
+        let edges: Vec<ByteRange> = [head, tail].into_iter().filter(|edge| !edge.is_empty()).collect();
+        let joined = Join::new(edges.len(), done);
+        for edge in edges {
+            let zeroes = vec![0; usize::try_from(edge.len()).unwrap_or(0)];
+            let joined = Arc::clone(&joined);
+            start(
+                &this,
+                edge,
+                zeroes,
+                Completion::new(move |outcome: Outcome| joined.part_done(outcome.result)),
+            );
+        }
+        joined.part_done(Ok(()));
+    };
+    if whole.len() < 1 << 30 {
+        return work();
+    }
+    // A long one would hold up its caller's other requests. Where no thread can be had, dropping `work`
+    // answers with an error.
+    if let Err(error) = std::thread::Builder::new().name("hw-clear".into()).spawn(work) {
+        tracing::error!(%error, "no thread for a long discard");
+    }
+}
+
+/// Answers once all parts are done.
+struct Join(Mutex<JoinState>);
+
+struct JoinState {
+    parts: usize,
+    error: Option<IoError>,
+    done: Option<Completion>,
+}
+
+impl Join {
+    fn new(parts: usize, done: Completion) -> Arc<Self> {
+        Arc::new(Self(Mutex::new(JoinState { parts: parts + 1, error: None, done: Some(done) })))
+    }
+
+    fn part_done(&self, result: Result<(), IoError>) {
+        let mut state = self.0.lock();
+        if let Err(error) = result {
+            state.error.get_or_insert(error);
+        }
+        state.parts -= 1;
+        if state.parts == 0
+            && let Some(done) = state.done.take()
+        {
+            let result = state.error.take().map_or(Ok(()), Err);
+            drop(state);
+            done.complete(result, Vec::new());
+        }
+    }
+}
+
+impl Task {
+    /// Stores as much as there is room for.
+    fn step(&mut self, turn: Turn) -> Step {
+        while let Some(piece) = piece_at(self.range, self.stored) {
+            let Some(data) = self.buffer.get(piece.start..piece.start + piece.len) else {
+                return Step::Failed(bad_buffer());
+            };
+            let cache = &self.inner.cache;
+            let wrote = match &self.fetched {
+                _ if piece.is_whole() => cache.write(piece.block, data, turn),
+                None => cache.write_part(piece.block, piece.skip, data, turn),
+                Some((old, block)) => cache.merge(piece.block, piece.skip, data, (*old, block), turn),
+            };
+            match wrote {
+                Wrote::Done => {
+                    self.stored += piece.len;
+                    self.fetched = None;
+                }
+                Wrote::NeedOld(old) => return Step::Fetch(piece, old),
+                Wrote::NoRoom => {
+                    let may_take = turn == Turn::Waited || !cache.has_waiting();
+                    if !(may_take && cache.make_room()) {
+                        return Step::NoRoom;
+                    }
+                }
+            }
+        }
+        Step::Finished
+    }
+
+    fn go_on(mut self: Box<Self>) {
+        match self.step(Turn::New) {
+            Step::NoRoom => {
+                let cache = Arc::clone(&self.inner.cache);
+                cache.park(self);
+            }
+            step => self.after(step),
+        }
+    }
+
+    fn after(self: Box<Self>, step: Step) {
+        match step {
+            Step::Finished => self.end(Ok(())),
+            Step::Failed(error) => self.end(Err(error)),
+            Step::Fetch(piece, old) => self.fetch(piece, old),
+            Step::NoRoom => self.end(Err(IoError::new(IoErrorKind::NoSpace, "the write cache is full"))),
+        }
+    }
+
+    fn end(self, result: Result<(), IoError>) {
+        self.done.complete(result, self.buffer);
+    }
+
+    fn fetch(self: Box<Self>, piece: Piece, old: Old) {
+        match old {
+            Old::Spilled(ticket) => {
+                let cache = Arc::clone(&self.inner.cache);
+                let mut task = Some(self);
+                cache.fetch(vec![ticket], move |_, fetched| {
+                    let Some(mut task) = task.take() else { return };
+                    match fetched {
+                        Fetched::Data(block) => task.fetched = Some((old, block.to_vec())),
+                        Fetched::Moved => task.fetched = None,
+                        Fetched::Failed(error) => return task.end(Err(error)),
+                    }
+                    task.go_on();
+                });
+            }
+            Old::Absent => self.fetch_base(piece, old),
+        }
+    }
+
+    fn fetch_base(mut self: Box<Self>, piece: Piece, old: Old) {
+        let offset = u64::from(piece.block.0) * BLOCK as u64;
+        let len = (self.inner.geometry.size_bytes - offset).min(BLOCK as u64);
+        let Some(range) = ByteRange::new(offset, len) else { return self.end(Err(bad_buffer())) };
+        let mut block = vec![0; usize::try_from(len).unwrap_or(0)];
+        self.inner.counters.add(Own::ImageBytes, len);
+        match self.inner.base.try_now(Op::Read { range, into: &mut block }) {
+            Ok(Attempt::Done) => {
+                block.resize(BLOCK, 0);
+                self.fetched = Some((old, block));
+                self.go_on();
+            }
+            Err(error) => self.end(Err(error)),
+            Ok(Attempt::MustWait) => {
+                let base = Arc::clone(&self.inner.base);
+                let done = Completion::new(move |outcome| {
+                    let mut task = self;
+                    match outcome.result {
+                        Err(error) => task.end(Err(error)),
+                        Ok(()) => {
+                            let mut block = outcome.buffer;
+                            block.resize(BLOCK, 0);
+                            task.fetched = Some((old, block));
+                            task.go_on();
+                        }
+                    }
+                });
+                base.submit(Request::Read { range, buffer: block }, done);
+            }
+        }
+    }
+}
+
+impl Parked for Task {
+    fn retry(mut self: Box<Self>) -> Result<(), Box<dyn Parked>> {
+        match self.step(Turn::Waited) {
+            Step::NoRoom => Err(self),
+            step => {
+                self.after(step);
+                Ok(())
+            }
+        }
+    }
+
+    fn refuse(self: Box<Self>, error: IoError) {
+        self.end(Err(error));
+    }
+}

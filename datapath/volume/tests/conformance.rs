@@ -1,0 +1,151 @@
+//! Every cache mode passes the conformance suite, with budgets so small that each residence is visited.
+
+mod setup;
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use headwater_block::{Device, blocking};
+use headwater_testkit::conformance::{self, Options};
+use headwater_testkit::{ReferenceDisk, ReferenceOptions, Rng};
+use headwater_volume::CacheMode;
+
+const MIB: u64 = 1 << 20;
+
+/// A base with random contents and a hole at its end, some of whose reads wait.
+fn base(size_bytes: u64, seed: u64) -> Arc<dyn Device> {
+    let mut contents = Rng::new(seed).bytes(size_bytes as usize);
+    let hole = contents.len() / 8 * 7;
+    contents[hole..].fill(0);
+    Arc::new(ReferenceDisk::with_contents(
+        contents,
+        ReferenceOptions { read_only: true, ..Default::default() },
+    ))
+}
+
+fn suite(seed: u64, span_mib: u64) -> Options {
+    Options {
+        operations: 2500,
+        span_bytes: span_mib * MIB,
+        max_request_bytes: 512 << 10,
+        ..Options::seeded(seed)
+    }
+}
+
+#[test]
+fn ram_mode_over_an_image() {
+    let dir = tempfile::tempdir().unwrap();
+    let (host, _) = setup::host(u64::MAX);
+    let image = base(24 * MIB + 512, 5);
+    let (volume, device) = setup::open(&setup::options(&image, CacheMode::Ram, 64, 0, dir.path()), &host);
+    conformance::check(&device, &suite(11, 24));
+    let counters = volume.counters();
+    assert_eq!(counters.cache.spilled_segments, 0);
+    assert!(counters.cache.write_in_place_blocks > 0 && counters.cache.read_ram_blocks > 0);
+    assert!(counters.image_read_bytes > 0 && counters.cache.elided_zero_blocks > 0);
+}
+
+#[test]
+fn small_ram_with_overflow_spills_cleans_and_stays_correct() {
+    let dir = tempfile::tempdir().unwrap();
+    for seed in [1, 2, 3] {
+        let (host, _) = setup::host(u64::MAX);
+        let image = base(48 * MIB, seed);
+        // 48 MiB of blocks in 16 MiB of RAM (of which 6 are buffers) and 60 MiB of disk: cleaning has to work.
+        let (volume, device) =
+            setup::open(&setup::options(&image, CacheMode::RamDisk, 16, 60, dir.path()), &host);
+        conformance::check(&device, &suite(seed, 48));
+        let cache = volume.counters().cache;
+        assert!(cache.spilled_segments > 20, "{cache:?}");
+        assert!(cache.evicted_segments > 0 && cache.read_disk_blocks > 0, "{cache:?}");
+        assert!(cache.cleaned_segments > 0 && cache.cleaned_blocks > 0, "{cache:?}");
+        assert_eq!((cache.corrupt_blocks, cache.disk_errors, cache.refused_writes), (0, 0, 0));
+    }
+}
+
+#[test]
+fn disk_mode_stays_correct_on_an_empty_image() {
+    let dir = tempfile::tempdir().unwrap();
+    let (host, _) = setup::host(u64::MAX);
+    let image: Arc<dyn Device> = Arc::new(ReferenceDisk::new(64 * MIB));
+    let (volume, device) =
+        setup::open(&setup::options(&image, CacheMode::Disk, 1024, 256, dir.path()), &host);
+    conformance::check(&device, &suite(21, 64));
+    let cache = volume.counters().cache;
+    assert!(cache.spilled_segments > 0);
+    assert!(cache.ram_used_bytes <= cache.ram_target_bytes, "{cache:?}");
+}
+
+#[test]
+fn disk_writes_that_fail_lose_nothing() {
+    let dir = tempfile::tempdir().unwrap();
+    let (host, faults) = setup::host(u64::MAX);
+    faults.write_error_every.store(7, Ordering::Relaxed);
+    let image = base(40 * MIB, 8);
+    let (volume, device) =
+        setup::open(&setup::options(&image, CacheMode::RamDisk, 16, 256, dir.path()), &host);
+    conformance::check(&device, &suite(31, 40));
+    let cache = volume.counters().cache;
+    assert!(cache.disk_errors > 0 && cache.spilled_segments > 0, "{cache:?}");
+}
+
+#[test]
+fn limits_change_while_it_runs() {
+    let dir = tempfile::tempdir().unwrap();
+    let (host, _) = setup::host(u64::MAX);
+    let image = base(48 * MIB, 9);
+    let (volume, device) =
+        setup::open(&setup::options(&image, CacheMode::RamDisk, 64, 128, dir.path()), &host);
+    let stop = std::sync::atomic::AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let mut rng = Rng::new(4);
+            while !stop.load(Ordering::Relaxed) {
+                volume.set_ram_bytes(rng.between(16, 96) << 20);
+                volume.set_disk_bytes(rng.between(72, 256) << 20);
+                std::thread::sleep(std::time::Duration::from_millis(3));
+            }
+        });
+        conformance::check(&device, &suite(41, 48));
+        stop.store(true, Ordering::Relaxed);
+    });
+}
+
+#[test]
+fn volumes_over_one_base_share_nothing() {
+    let dir = tempfile::tempdir().unwrap();
+    let (host, _) = setup::host(u64::MAX);
+    let image = base(24 * MIB, 10);
+    let options = setup::options(&image, CacheMode::RamDisk, 16, 64, dir.path());
+    let ((_a, first), (_b, second)) = (setup::open(&options, &host), setup::open(&options, &host));
+    let untouched = conformance::Model::read(&*second, 24 * MIB);
+    let model = conformance::check(&first, &suite(51, 24));
+    conformance::verify(&*second, &untouched);
+    conformance::check(&second, &suite(52, 24));
+    conformance::verify(&*first, &model);
+}
+
+#[test]
+fn two_sectors_of_one_block_written_at_once_both_survive() {
+    let dir = tempfile::tempdir().unwrap();
+    let (host, _) = setup::host(u64::MAX);
+    let image = base(8 * MIB, 12);
+    let (_volume, device) =
+        setup::open(&setup::options(&image, CacheMode::RamDisk, 16, 64, dir.path()), &host);
+    for round in 1..=200u8 {
+        let block = u64::from(round) * 4096;
+        std::thread::scope(|scope| {
+            for sector in 0..8u64 {
+                let device = &device;
+                scope.spawn(move || {
+                    blocking::write(&**device, block + sector * 512, &[round ^ sector as u8; 512]).unwrap();
+                });
+            }
+        });
+        let mut read = vec![0; 4096];
+        blocking::read(&*device, block, &mut read).unwrap();
+        for sector in 0..8usize {
+            assert!(read[sector * 512..][..512].iter().all(|b| *b == round ^ sector as u8));
+        }
+    }
+}

@@ -1,0 +1,100 @@
+//! Volumes for tests, on a host whose disk engine can be told to fail.
+
+use std::io;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
+
+use headwater_block::Device;
+use headwater_volume::{CacheMode, Volume, VolumeOptions};
+use headwater_writecache::Host;
+use headwater_writecache::overflow::io::{Direction, IoEngine, IoOp, open_engine};
+
+/// What the disk does wrong.
+#[derive(Default)]
+pub struct Faults {
+    /// Writes say "no space".
+    pub full: AtomicBool,
+    /// Every so many-th write fails with EIO; 0: none.
+    pub write_error_every: AtomicU64,
+    /// Every so many-th read fails with EIO; 0: none.
+    pub read_error_every: AtomicU64,
+    /// Reads give one flipped bit.
+    pub flip: AtomicBool,
+    count: AtomicU64,
+}
+
+/// The real engine, with faults.
+pub struct FaultyEngine {
+    real: Arc<dyn IoEngine>,
+    pub faults: Arc<Faults>,
+}
+
+impl IoEngine for FaultyEngine {
+    fn submit(&self, mut op: IoOp) {
+        let count = self.faults.count.fetch_add(1, Ordering::Relaxed) + 1;
+        let due = |every: &AtomicU64| {
+            let every = every.load(Ordering::Relaxed);
+            every != 0 && count.is_multiple_of(every)
+        };
+        let error = match op.direction {
+            Direction::Write if self.faults.full.load(Ordering::Relaxed) => {
+                Some(io::Error::from_raw_os_error(28))
+            }
+            Direction::Write if due(&self.faults.write_error_every) => Some(io::Error::from_raw_os_error(5)),
+            Direction::Read if due(&self.faults.read_error_every) => Some(io::Error::from_raw_os_error(5)),
+            _ => None,
+        };
+        if let Some(error) = error {
+            // Completed from another thread, as a disk does.
+            std::thread::spawn(move || (op.done)(Err(error), op.buffer));
+            return;
+        }
+        if op.direction == Direction::Read && self.faults.flip.load(Ordering::Relaxed) {
+            let done = op.done;
+            op.done = Box::new(move |result, mut buffer| {
+                let middle = buffer.len() / 4;
+                buffer[middle] ^= 0x10;
+                done(result, buffer);
+            });
+        }
+        self.real.submit(op);
+    }
+
+    fn name(&self) -> &'static str {
+        "faulty"
+    }
+}
+
+/// A host with faults to switch on.
+pub fn host(limit_bytes: u64) -> (Host, Arc<Faults>) {
+    let faults = Arc::new(Faults::default());
+    let engine = FaultyEngine { real: open_engine().unwrap(), faults: Arc::clone(&faults) };
+    (Host::with_engine(limit_bytes, Arc::new(engine)).unwrap(), faults)
+}
+
+/// Options for a volume with the given limits in MiB.
+pub fn options(
+    base: &Arc<dyn Device>,
+    mode: CacheMode,
+    ram_mib: u64,
+    disk_mib: u64,
+    at: &Path,
+) -> VolumeOptions {
+    VolumeOptions {
+        base: Arc::clone(base),
+        mode,
+        ram_bytes: ram_mib << 20,
+        disk_bytes: disk_mib << 20,
+        cache_dir: at.to_path_buf(),
+        pause_limit: Duration::from_millis(300),
+    }
+}
+
+/// Opens it.
+pub fn open(options: &VolumeOptions, host: &Host) -> (Arc<Volume>, Arc<dyn Device>) {
+    let volume = Volume::open(options, host).unwrap();
+    let device: Arc<dyn Device> = Arc::clone(&volume) as Arc<dyn Device>;
+    (volume, device)
+}

@@ -1,0 +1,176 @@
+//! Cleaning: when positions on the overflow disk run short, the emptiest segment's live blocks are moved to
+//! a segment of the cleaned stream, and its position is free again.
+//!
+//! Cleaning always gets on: one segment of RAM and [`crate::spill::RESERVED_POSITIONS`] positions are kept
+//! for it, and a victim has at least [`MIN_GAIN`] dead slots.
+
+use std::collections::HashSet;
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use headwater_block::BLOCK_BYTES;
+use parking_lot::Mutex;
+
+use crate::cache::{Ticket, WriteCache};
+use crate::counters::count;
+use crate::log::Stream;
+use crate::map::split;
+use crate::memory::{AlignedBuffer, copy_in};
+use crate::overflow::Overflow;
+use crate::overflow::seal::SEALED_SLOT_BYTES;
+use crate::segment::State;
+use crate::units::{BlockNumber, Location, SLOTS, SegmentId, Slot};
+
+/// Dead slots that make cleaning a segment worth its reading and writing.
+const MIN_GAIN: u32 = 16;
+
+/// Cleaning begins when this part of the positions, or fewer, is free.
+const LOW_POSITIONS_DIVISOR: u32 = 32;
+
+/// Cleaning begins at this many free positions at the latest.
+const LOW_POSITIONS: u32 = 6;
+
+struct Job {
+    id: SegmentId,
+    position: u32,
+    generation: u64,
+    buffer: AlignedBuffer,
+    next: u16,
+}
+
+/// The state of cleaning of one cache: at most one segment at a time.
+#[derive(Default)]
+pub struct Cleaner {
+    busy: AtomicBool,
+    read: Mutex<Option<Job>>,
+    /// Segments with blocks that cannot be read: left alone.
+    damaged: Mutex<HashSet<SegmentId>>,
+}
+
+impl Cleaner {
+    /// Whether a segment is being cleaned.
+    pub(crate) fn is_busy(&self) -> bool {
+        self.busy.load(Ordering::Acquire)
+    }
+}
+
+impl WriteCache {
+    fn wants_clean(&self, overflow: &Overflow) -> bool {
+        let low = (overflow.limit_positions() / LOW_POSITIONS_DIVISOR).max(LOW_POSITIONS);
+        overflow.free_positions() <= low || self.disk_full.load(Ordering::Relaxed)
+    }
+
+    /// Begins to clean a segment, where that is due and none is being cleaned.
+    pub(crate) fn clean(self: &Arc<Self>, overflow: &Arc<Overflow>) {
+        if !self.wants_clean(overflow) || self.cleaner.busy.swap(true, Ordering::AcqRel) {
+            return;
+        }
+        if !self.begin_clean(overflow) {
+            self.cleaner.busy.store(false, Ordering::Release);
+        }
+    }
+
+    fn begin_clean(self: &Arc<Self>, overflow: &Arc<Overflow>) -> bool {
+        let Some(id) = self.emptiest() else { return false };
+        let Some(segment) = self.segments.get(id) else { return false };
+        let Some(buffer) = self.host.take_staging() else { return false };
+        let evicted = self.log.lock().evict(segment, id);
+        if let Some((id, memory)) = evicted {
+            self.forget_ram(id, memory);
+        }
+        let (state, position, generation) =
+            (segment.word().state(), segment.position(), segment.generation());
+        let (State::Spilled, Some(position)) = (state, position) else {
+            self.host.give_staging(buffer);
+            return false;
+        };
+        let this = Arc::clone(self);
+        overflow.read_segment(position, buffer, move |result, buffer| {
+            this.read_for_cleaning(Job { id, position, generation, buffer, next: 0 }, result);
+        });
+        true
+    }
+
+    fn emptiest(&self) -> Option<SegmentId> {
+        let numbers = self.log.lock().numbers_used();
+        let damaged = self.cleaner.damaged.lock();
+        (0..numbers)
+            .map(SegmentId)
+            .filter_map(|id| {
+                let segment = self.segments.get(id)?;
+                let state = segment.word().state();
+                (matches!(state, State::Spilled | State::Clean) && !damaged.contains(&id))
+                    .then_some((segment.live(), id))
+            })
+            .filter(|(live, _)| live + MIN_GAIN <= SLOTS as u32)
+            .min_by_key(|(live, _)| *live)
+            .map(|(_, id)| id)
+    }
+
+    fn read_for_cleaning(&self, job: Job, result: io::Result<()>) {
+        match result {
+            Ok(()) => *self.cleaner.read.lock() = Some(job),
+            Err(error) => {
+                count(&self.counters.disk_errors, 1);
+                tracing::warn!(%error, "a segment of the overflow disk could not be read for cleaning");
+                self.cleaner.damaged.lock().insert(job.id);
+                self.host.give_staging(job.buffer);
+                self.cleaner.busy.store(false, Ordering::Release);
+            }
+        }
+        self.host.signal();
+    }
+
+    /// Moves the live blocks of the segment that was read, as far as there is room.
+    pub(crate) fn move_cleaned(&self, overflow: &Overflow) {
+        let Some(mut job) = self.cleaner.read.lock().take() else { return };
+        while usize::from(job.next) < SLOTS {
+            if !self.move_slot(overflow, &mut job) {
+                *self.cleaner.read.lock() = Some(job);
+                return;
+            }
+            job.next += 1;
+        }
+        count(&self.counters.cleaned_segments, 1);
+        self.host.give_staging(job.buffer);
+        self.cleaner.busy.store(false, Ordering::Release);
+    }
+
+    /// Moves one slot, where it is live. `false`: no room now.
+    fn move_slot(&self, overflow: &Overflow, job: &mut Job) -> bool {
+        let slot = Slot(job.next);
+        let Some(segment) = self.segments.get(job.id) else { return true };
+        let Some(block) = segment.owner(slot) else { return true };
+        let ticket = Ticket { block, id: job.id, slot, position: job.position, generation: job.generation };
+        if !self.is_current(&ticket) {
+            return true;
+        }
+        let start = usize::from(slot.0) * SEALED_SLOT_BYTES;
+        let mut plain = [0u8; BLOCK_BYTES as usize];
+        let opened = job
+            .buffer
+            .get(start..start + SEALED_SLOT_BYTES)
+            .is_some_and(|sealed| overflow.open_slot(job.generation, slot, sealed, &mut plain));
+        if !opened {
+            if self.is_current(&ticket) {
+                self.cleaner.damaged.lock().insert(job.id);
+            }
+            return true;
+        }
+        self.move_block(block, &ticket, &plain)
+    }
+
+    fn move_block(&self, block: BlockNumber, ticket: &Ticket, plain: &[u8]) -> bool {
+        let (leaf, index) = split(block);
+        let Some(mut leaf) = self.map.write(leaf) else { return true };
+        if !self.holds(ticket, leaf.get(index)) {
+            return true;
+        }
+        let Some(new) = self.take_slot(Stream::Cleaned, block) else { return false };
+        copy_in(new.address, new.slot, 0, plain, &leaf);
+        self.replace(&mut leaf, index, Location::at(new.id, new.slot));
+        count(&self.counters.cleaned_blocks, 1);
+        true
+    }
+}

@@ -1,0 +1,108 @@
+//! Reading spilled blocks back, for requests that missed RAM.
+
+use std::io;
+use std::sync::Arc;
+
+use headwater_block::{BLOCK_BYTES, IoError, IoErrorKind};
+
+use crate::cache::{Ticket, WriteCache};
+use crate::counters::count;
+use crate::overflow::{MAX_READ_SLOTS, SealedRun};
+use crate::units::Slot;
+
+/// What became of one block of a fetch.
+#[derive(Debug)]
+pub enum Fetched<'a> {
+    /// The plain contents.
+    Data(&'a [u8; BLOCK_BYTES as usize]),
+    /// The block is somewhere else by now: look it up again.
+    Moved,
+    /// It cannot be read.
+    Failed(IoError),
+}
+
+/// Longest run for one [`WriteCache::fetch`].
+pub const MAX_FETCH_BLOCKS: usize = MAX_READ_SLOTS;
+
+impl Ticket {
+    /// Whether `next` is the slot right behind the `count` slots that begin with this one.
+    pub fn is_followed_by(&self, next: &Ticket, count: usize) -> bool {
+        self.id == next.id
+            && self.position == next.position
+            && self.generation == next.generation
+            && usize::from(self.slot.0) + count == usize::from(next.slot.0)
+            && count < MAX_FETCH_BLOCKS
+    }
+}
+
+impl WriteCache {
+    /// Reads a run of tickets, each in the slot behind the one before, with one disk read. `each` is called
+    /// for every ticket of the run, in order, on a disk thread; `done` after the last.
+    pub fn fetch(
+        self: &Arc<Self>,
+        run: Vec<Ticket>,
+        mut each: impl FnMut(usize, Fetched<'_>) + Send + 'static,
+    ) {
+        let (Some(overflow), Some(first)) = (&self.overflow, run.first().copied()) else {
+            for index in 0..run.len() {
+                each(index, Fetched::Moved);
+            }
+            return;
+        };
+        let this = Arc::clone(self);
+        let slots = run.len();
+        overflow.read_slots(first.position, first.slot, slots, move |result| {
+            count(&this.counters.read_disk_blocks, run.len() as u64);
+            let mut plain = [0u8; BLOCK_BYTES as usize];
+            for (index, ticket) in run.iter().enumerate() {
+                each(index, this.opened(ticket, index, &result, &mut plain));
+            }
+        });
+    }
+
+    fn opened<'a>(
+        &self,
+        ticket: &Ticket,
+        index: usize,
+        result: &io::Result<SealedRun<'_>>,
+        plain: &'a mut [u8; BLOCK_BYTES as usize],
+    ) -> Fetched<'a> {
+        let Some(overflow) = &self.overflow else { return Fetched::Moved };
+        let failed = match result {
+            Ok(run) => {
+                let sealed = run.slot(index);
+                if sealed.is_some_and(|s| overflow.open_slot(ticket.generation, ticket.slot, s, plain)) {
+                    return Fetched::Data(plain);
+                }
+                None
+            }
+            Err(error) => Some(error.to_string()),
+        };
+        // A slot that was given up while it was read may hold anything; that is no damage.
+        if !self.is_current(ticket) {
+            return Fetched::Moved;
+        }
+        let Slot(slot) = ticket.slot;
+        let place = format!(
+            "block {} of the volume (overflow position {}, slot {slot})",
+            ticket.block.0, ticket.position
+        );
+        Fetched::Failed(match failed {
+            None => {
+                count(&self.counters.corrupt_blocks, 1);
+                tracing::error!(
+                    "{place} is damaged on the overflow disk; check that disk and reset the machine"
+                );
+                IoError::new(
+                    IoErrorKind::Corrupt,
+                    format!("{place} is damaged on the overflow disk: its authentication tag does not match"),
+                )
+            }
+            Some(error) => {
+                count(&self.counters.disk_errors, 1);
+                tracing::error!(error, "{place} cannot be read from the overflow disk");
+                IoError::new(IoErrorKind::Device, format!("{place} cannot be read: {error}"))
+            }
+        })
+    }
+}

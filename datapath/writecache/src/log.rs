@@ -1,0 +1,286 @@
+//! The log of a cache: which segment is filled next, which are full, clean, free. Bookkeeping only.
+//!
+//! Everything here happens under one lock, held for some tens of nanoseconds, never across I/O. The
+//! queues may hold entries that are out of date (the segment was freed or has another state by now):
+//! whoever takes an entry checks the segment's state.
+
+use std::collections::VecDeque;
+
+use crate::memory::{MemoryPool, SegmentMemory};
+use crate::segment::{Segment, SegmentTable, State, Word};
+use crate::units::{BlockNumber, SLOTS, SegmentId, Slot};
+
+/// A dirty segment with at most this many live slots is filled again instead of being spilled.
+pub const REFILL_LIVE: u32 = (SLOTS as u32 / 4) * 3;
+
+/// Which blocks go together: those written by the machine, and those moved by cleaning, which are older.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Stream {
+    /// Written by the machine.
+    Fresh,
+    /// Moved by cleaning.
+    Cleaned,
+}
+
+/// A segment that takes blocks, and where to look for its next dead slot.
+#[derive(Clone, Copy, Debug)]
+struct Filling {
+    id: SegmentId,
+    next: usize,
+}
+
+/// Where a new block goes.
+#[derive(Clone, Copy, Debug)]
+pub struct NewSlot {
+    /// The segment.
+    pub id: SegmentId,
+    /// The slot.
+    pub slot: Slot,
+    /// The segment's RAM.
+    pub address: usize,
+}
+
+/// What freeing a segment gave back.
+#[derive(Debug, Default)]
+pub struct Released {
+    /// Its RAM.
+    pub memory: Option<SegmentMemory>,
+    /// Its place on disk.
+    pub position: Option<u32>,
+}
+
+/// See the file's head.
+#[derive(Debug, Default)]
+pub struct Log {
+    fresh: Option<Filling>,
+    cleaned: Option<Filling>,
+    dirty: VecDeque<SegmentId>,
+    /// Full segments of the cleaned stream: spilled first, because cleaning waits for their RAM.
+    dirty_cleaned: VecDeque<SegmentId>,
+    clean: VecDeque<SegmentId>,
+    refill: VecDeque<SegmentId>,
+    free_ids: Vec<SegmentId>,
+    next_id: u32,
+    /// Segments with RAM.
+    pub ram_segments: u32,
+    /// Segments in state `Dirty`.
+    pub dirty_segments: u32,
+    /// Segments in state `Frozen`.
+    pub frozen_segments: u32,
+    /// Segments in state `Clean`.
+    pub clean_segments: u32,
+}
+
+impl Log {
+    /// Numbers ever used: what the records cost.
+    pub fn numbers_used(&self) -> u32 {
+        self.next_id
+    }
+
+    /// A slot in the segment being filled, claimed for `block`; `None` when a new segment is needed.
+    pub fn claim(&mut self, table: &SegmentTable, stream: Stream, block: BlockNumber) -> Option<NewSlot> {
+        let place = match stream {
+            Stream::Fresh => &mut self.fresh,
+            Stream::Cleaned => &mut self.cleaned,
+        };
+        let filling = place.as_mut()?;
+        let id = filling.id;
+        let segment = table.get(id)?;
+        if let Some(slot) = segment.next_dead(filling.next) {
+            filling.next = usize::from(slot.0) + 1;
+            segment.claim(slot, block);
+            return Some(NewSlot { id, slot, address: segment.word().ram()? });
+        }
+        if segment.live() == 0 {
+            // All that was put in died again: begin anew.
+            filling.next = 1;
+            segment.claim(Slot(0), block);
+            return Some(NewSlot { id, slot: Slot(0), address: segment.word().ram()? });
+        }
+        *place = None;
+        self.close(segment, id, stream);
+        None
+    }
+
+    fn close(&mut self, segment: &Segment, id: SegmentId, stream: Stream) {
+        segment.set_word(Word::new(State::Dirty, segment.word().ram().unwrap_or(0)));
+        self.dirty_segments += 1;
+        match stream {
+            Stream::Fresh => self.dirty.push_back(id),
+            Stream::Cleaned => self.dirty_cleaned.push_back(id),
+        }
+        if segment.live() <= REFILL_LIVE {
+            self.refill.push_back(id);
+        }
+    }
+
+    /// Goes on filling a dirty segment that has many dead slots. Whether there was one.
+    pub fn refill(&mut self, table: &SegmentTable, stream: Stream) -> bool {
+        while let Some(id) = self.refill.pop_front() {
+            let Some(segment) = table.get(id) else { continue };
+            if segment.word().state() != State::Dirty || segment.live() > REFILL_LIVE {
+                continue;
+            }
+            self.dirty_segments -= 1;
+            self.open(segment, id, stream, segment.word().ram().unwrap_or(0));
+            return true;
+        }
+        false
+    }
+
+    /// Remembers that a dirty segment has room again.
+    pub fn has_room(&mut self, id: SegmentId) {
+        self.refill.push_back(id);
+    }
+
+    /// Begins to fill a new segment in `memory`; gives it back where no number is left.
+    pub fn begin(
+        &mut self,
+        table: &SegmentTable,
+        stream: Stream,
+        memory: SegmentMemory,
+    ) -> Result<(), SegmentMemory> {
+        let id = match self.free_ids.pop() {
+            Some(id) => id,
+            None if self.next_id < SegmentId::LIMIT => {
+                self.next_id += 1;
+                SegmentId(self.next_id - 1)
+            }
+            None => return Err(memory),
+        };
+        let Some(segment) = table.get(id) else { return Err(memory) };
+        segment.take_touch();
+        self.ram_segments += 1;
+        self.open(segment, id, stream, memory.address());
+        Ok(())
+    }
+
+    fn open(&mut self, segment: &Segment, id: SegmentId, stream: Stream, address: usize) {
+        segment.set_word(Word::new(State::Filling, address));
+        let filling = Some(Filling { id, next: 0 });
+        match stream {
+            Stream::Fresh => self.fresh = filling,
+            Stream::Cleaned => self.cleaned = filling,
+        }
+    }
+
+    /// Whether full segments of the cleaned stream wait.
+    pub fn has_dirty_cleaned(&self) -> bool {
+        !self.dirty_cleaned.is_empty()
+    }
+
+    /// The coldest dirty segment, now `Frozen`: cleaned ones first, then by second chance.
+    pub fn freeze_victim(&mut self, table: &SegmentTable, cleaned_only: bool) -> Option<SegmentId> {
+        while let Some(id) = self.dirty_cleaned.pop_front() {
+            if self.freeze(table, id) {
+                return Some(id);
+            }
+        }
+        if cleaned_only {
+            return None;
+        }
+        let mut chances = self.dirty.len();
+        while let Some(id) = self.dirty.pop_front() {
+            let Some(segment) = table.get(id) else { continue };
+            if segment.word().state() != State::Dirty {
+                continue;
+            }
+            if chances > 0 && segment.take_touch() {
+                chances -= 1;
+                self.dirty.push_back(id);
+                continue;
+            }
+            if self.freeze(table, id) {
+                return Some(id);
+            }
+        }
+        None
+    }
+
+    fn freeze(&mut self, table: &SegmentTable, id: SegmentId) -> bool {
+        let Some(segment) = table.get(id) else { return false };
+        let word = segment.word();
+        if word.state() != State::Dirty {
+            return false;
+        }
+        segment.set_word(Word::new(State::Frozen, word.ram().unwrap_or(0)));
+        self.dirty_segments -= 1;
+        self.frozen_segments += 1;
+        true
+    }
+
+    /// The write of a frozen segment is over. Frees it where nothing in it lives any more.
+    pub fn thaw(&mut self, segment: &Segment, id: SegmentId, written: bool) -> Option<Released> {
+        self.frozen_segments -= 1;
+        let address = segment.word().ram().unwrap_or(0);
+        if written {
+            segment.set_word(Word::new(State::Clean, address));
+            self.clean_segments += 1;
+            self.clean.push_back(id);
+        } else {
+            segment.set_word(Word::new(State::Dirty, address));
+            segment.set_position(None);
+            self.dirty_segments += 1;
+            self.dirty.push_front(id);
+            if segment.live() <= REFILL_LIVE {
+                self.refill.push_back(id);
+            }
+        }
+        (segment.live() == 0).then(|| self.release(segment, id)).flatten()
+    }
+
+    /// Frees a segment without live slots, unless its state forbids that for now.
+    pub fn release(&mut self, segment: &Segment, id: SegmentId) -> Option<Released> {
+        let word = segment.word();
+        if segment.live() != 0 {
+            return None;
+        }
+        match word.state() {
+            State::Dirty => self.dirty_segments -= 1,
+            State::Clean => self.clean_segments -= 1,
+            State::Spilled => {}
+            State::Free | State::Filling | State::Frozen => return None,
+        }
+        let memory = word.ram().and_then(MemoryPool::reclaim);
+        if memory.is_some() {
+            self.ram_segments -= 1;
+        }
+        let position = segment.position();
+        segment.set_position(None);
+        segment.set_word(Word::new(State::Free, 0));
+        self.free_ids.push(id);
+        Some(Released { memory, position })
+    }
+
+    /// The coldest clean segment, now `Spilled`, with the RAM that it had. The caller sweeps its leaves
+    /// before anybody else gets that RAM.
+    pub fn evict_victim(&mut self, table: &SegmentTable) -> Option<(SegmentId, SegmentMemory)> {
+        let mut chances = self.clean.len();
+        while let Some(id) = self.clean.pop_front() {
+            let Some(segment) = table.get(id) else { continue };
+            if segment.word().state() != State::Clean {
+                continue;
+            }
+            if chances > 0 && segment.take_touch() {
+                chances -= 1;
+                self.clean.push_back(id);
+                continue;
+            }
+            return self.evict(segment, id);
+        }
+        None
+    }
+
+    /// Takes the RAM of one clean segment.
+    pub fn evict(&mut self, segment: &Segment, id: SegmentId) -> Option<(SegmentId, SegmentMemory)> {
+        let word = segment.word();
+        if word.state() != State::Clean {
+            return None;
+        }
+        let memory = word.ram().and_then(MemoryPool::reclaim)?;
+        segment.set_word(Word::new(State::Spilled, 0));
+        self.clean_segments -= 1;
+        self.ram_segments -= 1;
+        Some((id, memory))
+    }
+}

@@ -1,0 +1,285 @@
+//! RAM for segments: 2 MiB pieces taken from the operating system and given back.
+//!
+//! Page data stays off the heap, so that it is counted exactly, returned at once, left out of core dumps,
+//! and backed by huge pages where the kernel has them (a random access costs one TLB miss less).
+//!
+//! `unsafe` here: mapping memory, and touching slots through raw pointers. A slot's bytes are guarded by
+//! the lock of the leaf whose block lives in it (see [`crate::map`]), which the type system cannot see;
+//! the callers pass the lock as a [`LeafHeld`] proof.
+#![expect(unsafe_code, reason = "memory is mapped and slots are reached through raw pointers; see above")]
+
+use std::ptr::NonNull;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use headwater_block::BLOCK_BYTES;
+use parking_lot::Mutex;
+use rustix::mm::{Advice, MapFlags, ProtFlags};
+
+use crate::map::LeafHeld;
+use crate::units::{SEGMENT_BYTES, SLOTS, Slot};
+
+/// Segments in one mapping: address space is taken in pieces of 128 MiB, memory only as it is touched.
+const SEGMENTS_PER_MAPPING: usize = 64;
+
+const BLOCK: usize = BLOCK_BYTES as usize;
+
+/// The RAM of one segment. Its address is a multiple of 2 MiB.
+///
+/// Dropping it does not give the memory back: return it with [`MemoryPool::give`].
+#[derive(Debug, PartialEq, Eq)]
+pub struct SegmentMemory(NonNull<u8>);
+
+// SAFETY: the memory is owned by this value; all access goes through the locks described above.
+unsafe impl Send for SegmentMemory {}
+// SAFETY: as above.
+unsafe impl Sync for SegmentMemory {}
+
+impl SegmentMemory {
+    /// The address, for packing into a segment's word.
+    pub fn address(&self) -> usize {
+        self.0.as_ptr().expose_provenance()
+    }
+
+    /// Takes ownership back from an address that came from [`SegmentMemory::address`].
+    ///
+    /// # Safety
+    /// The address belongs to a live piece of a pool, and nobody else takes it back.
+    pub unsafe fn from_address(address: usize) -> Option<Self> {
+        NonNull::new(std::ptr::with_exposed_provenance_mut(address)).map(Self)
+    }
+}
+
+fn slot_pointer(address: usize, slot: Slot) -> *mut u8 {
+    std::ptr::with_exposed_provenance_mut::<u8>(address).wrapping_add((slot.0 as usize % SLOTS) * BLOCK)
+}
+
+/// Copies bytes of a slot out. `address` is that of memory which stays mapped while `_held` is locked.
+#[inline]
+pub fn copy_out(address: usize, slot: Slot, skip: usize, into: &mut [u8], _held: &impl LeafHeld) {
+    if skip.saturating_add(into.len()) > BLOCK {
+        return;
+    }
+    // SAFETY: in bounds by the check above; the leaf's lock keeps the memory mapped and unwritten.
+    unsafe {
+        std::ptr::copy_nonoverlapping(slot_pointer(address, slot).add(skip), into.as_mut_ptr(), into.len());
+    }
+}
+
+/// Copies bytes into a slot. The leaf must be locked for writing.
+#[inline]
+pub fn copy_in(address: usize, slot: Slot, skip: usize, from: &[u8], _held: &crate::map::LeafWrite<'_>) {
+    if skip.saturating_add(from.len()) > BLOCK {
+        return;
+    }
+    // SAFETY: in bounds by the check above; the leaf's write lock excludes readers and writers of the slot.
+    unsafe {
+        std::ptr::copy_nonoverlapping(from.as_ptr(), slot_pointer(address, slot).add(skip), from.len());
+    }
+}
+
+/// Copies a whole slot of a frozen segment out, without a lock: nobody writes a frozen segment, and its
+/// memory stays until the one who froze it lets it go.
+pub fn copy_frozen(address: usize, slot: Slot, into: &mut [u8]) {
+    if into.len() != BLOCK {
+        return;
+    }
+    // SAFETY: as said above; the caller froze the segment and swept the leaves.
+    unsafe {
+        std::ptr::copy_nonoverlapping(slot_pointer(address, slot), into.as_mut_ptr(), BLOCK);
+    }
+}
+
+#[derive(Debug, Default)]
+struct Free {
+    /// Given back by a segment a moment ago, still backed by RAM.
+    warm: Vec<SegmentMemory>,
+    /// Address space only.
+    cold: Vec<SegmentMemory>,
+    /// Mappings to be undone when the pool goes: address and length.
+    mappings: Vec<(usize, usize)>,
+}
+
+/// Where segments' RAM comes from; one for all volumes of a host.
+#[derive(Debug, Default)]
+pub struct MemoryPool {
+    free: Mutex<Free>,
+    /// Bytes of warm pieces: RAM that no segment uses, until [`MemoryPool::trim`].
+    warm_bytes: AtomicU64,
+}
+
+impl MemoryPool {
+    /// An empty pool.
+    pub fn new() -> Arc<Self> {
+        Arc::new(Self::default())
+    }
+
+    /// Bytes that are resident but free.
+    pub fn warm_bytes(&self) -> u64 {
+        self.warm_bytes.load(Ordering::Relaxed)
+    }
+
+    /// A piece of 2 MiB, or `None` where the system has no address space or memory left.
+    pub fn take(&self) -> Option<SegmentMemory> {
+        let mut free = self.free.lock();
+        if let Some(memory) = free.warm.pop() {
+            self.warm_bytes.fetch_sub(SEGMENT_BYTES as u64, Ordering::Relaxed);
+            return Some(memory);
+        }
+        if free.cold.is_empty() {
+            Self::map_more(&mut free)?;
+        }
+        free.cold.pop()
+    }
+
+    /// Gives a piece back. Its RAM is returned to the system by the next [`MemoryPool::trim`], unless
+    /// somebody takes it before.
+    pub fn give(&self, memory: SegmentMemory) {
+        self.warm_bytes.fetch_add(SEGMENT_BYTES as u64, Ordering::Relaxed);
+        self.free.lock().warm.push(memory);
+    }
+
+    /// Returns the RAM of free pieces to the system.
+    pub fn trim(&self) {
+        let warm = {
+            let mut free = self.free.lock();
+            let warm = std::mem::take(&mut free.warm);
+            self.warm_bytes.fetch_sub((warm.len() * SEGMENT_BYTES) as u64, Ordering::Relaxed);
+            warm
+        };
+        for memory in &warm {
+            // SAFETY: the piece is ours and nobody uses it; its contents may go.
+            let done = unsafe {
+                rustix::mm::madvise(memory.0.as_ptr().cast(), SEGMENT_BYTES, Advice::LinuxDontNeed)
+            };
+            if let Err(error) = done {
+                tracing::warn!(%error, "free cache memory could not be returned to the system");
+            }
+        }
+        self.free.lock().cold.extend(warm);
+    }
+
+    /// The RAM of a segment whose last user is leaving, from the address in its word. To be called once,
+    /// by the one who takes the address out of the word, under the log's lock.
+    pub fn reclaim(address: usize) -> Option<SegmentMemory> {
+        // SAFETY: the address is that of a piece which a segment owned until now; see above.
+        unsafe { SegmentMemory::from_address(address) }
+    }
+
+    fn map_more(free: &mut Free) -> Option<()> {
+        let wanted = (SEGMENTS_PER_MAPPING + 1) * SEGMENT_BYTES;
+        let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
+        // SAFETY: a new anonymous mapping at an address of the kernel's choice.
+        let start = unsafe {
+            rustix::mm::mmap_anonymous(
+                std::ptr::null_mut(),
+                wanted,
+                ProtFlags::READ | ProtFlags::WRITE,
+                flags,
+            )
+        }
+        .ok()?;
+        for advice in [Advice::LinuxHugepage, Advice::LinuxDontDump] {
+            // SAFETY: advice on our own new mapping; it changes no contents. A kernel without it says no.
+            let _ = unsafe { rustix::mm::madvise(start, wanted, advice) };
+        }
+        let address = start.expose_provenance();
+        free.mappings.push((address, wanted));
+        let first = address.next_multiple_of(SEGMENT_BYTES);
+        for piece in (0..SEGMENTS_PER_MAPPING).rev() {
+            // SAFETY: inside the new mapping, each piece once.
+            let memory = unsafe { SegmentMemory::from_address(first + piece * SEGMENT_BYTES) };
+            free.cold.extend(memory);
+        }
+        Some(())
+    }
+}
+
+impl Drop for MemoryPool {
+    fn drop(&mut self) {
+        for (address, len) in self.free.get_mut().mappings.drain(..) {
+            // SAFETY: every segment holds the pool alive, so none is left; the mapping is ours.
+            let _ = unsafe { rustix::mm::munmap(std::ptr::with_exposed_provenance_mut(address), len) };
+        }
+    }
+}
+
+/// A page-aligned buffer for direct I/O. Locked into no pool: made once and reused by its owner.
+#[derive(Debug)]
+pub struct AlignedBuffer {
+    start: NonNull<u8>,
+    len: usize,
+}
+
+// SAFETY: plain owned memory.
+unsafe impl Send for AlignedBuffer {}
+
+impl AlignedBuffer {
+    /// Zeroed memory of `len` bytes, rounded up to pages. `None`: no memory.
+    pub fn new(len: usize) -> Option<Self> {
+        let len = len.max(1).next_multiple_of(4096);
+        // SAFETY: a new anonymous mapping.
+        let start = unsafe {
+            rustix::mm::mmap_anonymous(
+                std::ptr::null_mut(),
+                len,
+                ProtFlags::READ | ProtFlags::WRITE,
+                MapFlags::PRIVATE,
+            )
+        }
+        .ok()?;
+        // SAFETY: advice on our own mapping.
+        let _ = unsafe { rustix::mm::madvise(start, len, Advice::LinuxDontDump) };
+        Some(Self { start: NonNull::new(start.cast())?, len })
+    }
+
+    /// The first byte, for I/O that the kernel does later.
+    pub fn as_mut_ptr(&mut self) -> *mut u8 {
+        self.start.as_ptr()
+    }
+}
+
+impl std::ops::Deref for AlignedBuffer {
+    type Target = [u8];
+    fn deref(&self) -> &[u8] {
+        // SAFETY: mapped for the life of `self`, initialised by the kernel.
+        unsafe { std::slice::from_raw_parts(self.start.as_ptr(), self.len) }
+    }
+}
+
+impl std::ops::DerefMut for AlignedBuffer {
+    fn deref_mut(&mut self) -> &mut [u8] {
+        // SAFETY: as above, and `self` is borrowed mutably.
+        unsafe { std::slice::from_raw_parts_mut(self.start.as_ptr(), self.len) }
+    }
+}
+
+impl Drop for AlignedBuffer {
+    fn drop(&mut self) {
+        // SAFETY: our own mapping.
+        let _ = unsafe { rustix::mm::munmap(self.start.as_ptr().cast(), self.len) };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pieces_are_aligned_distinct_and_reused() {
+        let pool = MemoryPool::new();
+        let pieces: Vec<_> = (0..SEGMENTS_PER_MAPPING + 1).map(|_| pool.take().unwrap()).collect();
+        let mut addresses: Vec<_> = pieces.iter().map(SegmentMemory::address).collect();
+        assert!(addresses.iter().all(|a| a % SEGMENT_BYTES == 0));
+        addresses.sort_unstable();
+        addresses.dedup();
+        assert_eq!(addresses.len(), SEGMENTS_PER_MAPPING + 1);
+        for piece in pieces {
+            pool.give(piece);
+        }
+        assert_eq!(pool.warm_bytes(), ((SEGMENTS_PER_MAPPING + 1) * SEGMENT_BYTES) as u64);
+        pool.trim();
+        assert_eq!(pool.warm_bytes(), 0);
+        assert!(addresses.contains(&pool.take().unwrap().address()));
+    }
+}

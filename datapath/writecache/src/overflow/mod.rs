@@ -1,0 +1,406 @@
+//! The overflow disk of one volume: positions for spilled segments, sealed and read with direct I/O.
+//!
+//! A position is [`seal::SEALED_SEGMENT_BYTES`] long. Space is claimed with `fallocate` before a segment
+//! is written there, so that a full host file system is found before data is accepted, and returned with a
+//! punched hole. The file of an ephemeral cache has no name: it is gone with the process, however that ends.
+
+pub mod io;
+pub mod seal;
+pub mod uring;
+
+use std::fs::{File, OpenOptions};
+use std::io as stdio;
+use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use parking_lot::Mutex;
+use rustix::fs::{FallocateFlags, OFlags};
+
+use self::io::{Direction, IoEngine, IoOp};
+use self::seal::{SEALED_SEGMENT_BYTES, SEALED_SLOT_BYTES, SealKey};
+use crate::memory::AlignedBuffer;
+use crate::units::Slot;
+
+/// Positions claimed at once, while there is room: fewer, larger extents.
+const GROW_POSITIONS: u32 = 16;
+
+/// Free positions that stay claimed for the next spills; what is beyond is punched out.
+const KEEP_POSITIONS: usize = 16;
+
+/// Slots read at once at most (264 KiB).
+pub const MAX_READ_SLOTS: usize = 64;
+
+/// Small read buffers kept for reuse.
+const KEEP_BUFFERS: usize = 64;
+
+/// Why there is no position.
+#[derive(Debug)]
+pub enum NoPosition {
+    /// The volume's disk limit is reached.
+    Limit,
+    /// The file system is full, or refused.
+    Disk(stdio::Error),
+}
+
+#[derive(Debug, Default)]
+struct Positions {
+    limit: u32,
+    /// In use by segments.
+    used: u32,
+    /// Claimed and free.
+    ready: Vec<u32>,
+    /// Given back to the file system.
+    punched: Vec<u32>,
+    /// One past the highest position ever claimed.
+    end: u32,
+}
+
+/// One volume's overflow.
+pub struct Overflow {
+    file: Arc<File>,
+    engine: Arc<dyn IoEngine>,
+    key: SealKey,
+    align: usize,
+    direct: bool,
+    is_device: bool,
+    positions: Mutex<Positions>,
+    generation: AtomicU64,
+    buffers: Mutex<Vec<AlignedBuffer>>,
+    no_fallocate: AtomicBool,
+}
+
+/// Slots as they came from the disk, not yet opened.
+pub struct SealedRun<'a> {
+    /// Consecutive sealed slots.
+    pub bytes: &'a [u8],
+}
+
+impl SealedRun<'_> {
+    /// The sealed slot with this index in the run.
+    pub fn slot(&self, index: usize) -> Option<&[u8]> {
+        self.bytes.get(index * SEALED_SLOT_BYTES..(index + 1) * SEALED_SLOT_BYTES)
+    }
+}
+
+/// How to open an overflow file or device without a name of its own.
+fn open_file(at: &Path, direct: bool) -> stdio::Result<File> {
+    let flag = |flags: OFlags| i32::try_from(flags.bits()).unwrap_or(0);
+    let direct_flag = if direct { flag(OFlags::DIRECT) } else { 0 };
+    let kind = std::fs::metadata(at)?.file_type();
+    if kind.is_block_device() {
+        let exclusive = flag(OFlags::EXCL);
+        return OpenOptions::new().read(true).write(true).custom_flags(direct_flag | exclusive).open(at);
+    }
+    if !kind.is_dir() {
+        return Err(stdio::Error::new(stdio::ErrorKind::NotADirectory, "not a directory or block device"));
+    }
+    let unnamed = OpenOptions::new()
+        .read(true)
+        .write(true)
+        .mode(0o600)
+        .custom_flags(flag(OFlags::TMPFILE) | direct_flag)
+        .open(at);
+    match unnamed {
+        // File systems without O_TMPFILE: make a name and take it away at once.
+        Err(error) if matches!(error.raw_os_error(), Some(libc::EOPNOTSUPP | libc::EISDIR)) => {
+            let name = at.join(format!(".headwater-overflow-{}", std::process::id()));
+            let file = OpenOptions::new()
+                .read(true)
+                .write(true)
+                .create_new(true)
+                .mode(0o600)
+                .custom_flags(direct_flag)
+                .open(&name)?;
+            std::fs::remove_file(&name)?;
+            Ok(file)
+        }
+        other => other,
+    }
+}
+
+impl Overflow {
+    /// Opens the overflow: a directory, in which an unnamed file is made, or a block device.
+    pub fn open(at: &Path, limit_bytes: u64, engine: Arc<dyn IoEngine>) -> Result<Self, String> {
+        let tried = |e: stdio::Error| format!("cannot make an overflow file in {}: {e}", at.display());
+        let (file, direct) = match open_file(at, true) {
+            Ok(file) => (file, true),
+            Err(error) if error.kind() == stdio::ErrorKind::InvalidInput => {
+                tracing::warn!(
+                    path = %at.display(),
+                    "the file system has no direct I/O; the overflow goes through the page cache"
+                );
+                (open_file(at, false).map_err(tried)?, false)
+            }
+            Err(error) => return Err(tried(error)),
+        };
+        let is_device = file.metadata().map_err(tried)?.file_type().is_block_device();
+        let align = if direct { direct_alignment(&file) } else { 1 };
+        let overflow = Self {
+            file: Arc::new(file),
+            engine,
+            key: SealKey::random()?,
+            align,
+            direct,
+            is_device,
+            positions: Mutex::default(),
+            generation: AtomicU64::new(1),
+            buffers: Mutex::default(),
+            no_fallocate: AtomicBool::new(is_device),
+        };
+        overflow.set_limit_bytes(limit_bytes);
+        Ok(overflow)
+    }
+
+    /// Whether reads and writes go past the page cache.
+    pub fn is_direct(&self) -> bool {
+        self.direct
+    }
+
+    /// Changes how much disk the volume may use. What is over a lower limit is not taken away.
+    pub fn set_limit_bytes(&self, limit_bytes: u64) {
+        let mut bytes = limit_bytes;
+        if self.is_device {
+            let size = std::io::Seek::seek(&mut &*self.file, stdio::SeekFrom::End(0)).unwrap_or(0);
+            bytes = bytes.min(size);
+        }
+        let limit = bytes / SEALED_SEGMENT_BYTES as u64;
+        self.positions.lock().limit = u32::try_from(limit).unwrap_or(u32::MAX - 1);
+    }
+
+    /// Disk limit in positions.
+    pub fn limit_positions(&self) -> u32 {
+        self.positions.lock().limit
+    }
+
+    /// Positions left below the limit.
+    pub fn free_positions(&self) -> u32 {
+        let positions = self.positions.lock();
+        positions.limit.saturating_sub(positions.used)
+    }
+
+    /// Bytes of disk that hold segments.
+    pub fn used_bytes(&self) -> u64 {
+        u64::from(self.positions.lock().used) * SEALED_SEGMENT_BYTES as u64
+    }
+
+    /// Claims a position. Blocks for the file system; called by the host's thread only.
+    pub fn take_position(&self) -> Result<u32, NoPosition> {
+        let (position, grow) = {
+            let mut positions = self.positions.lock();
+            if positions.used >= positions.limit {
+                return Err(NoPosition::Limit);
+            }
+            positions.used += 1;
+            if let Some(position) = positions.ready.pop() {
+                return Ok(position);
+            }
+            match positions.punched.pop() {
+                Some(position) => (position, 1),
+                None => {
+                    let room = positions.limit.saturating_sub(positions.used).saturating_add(1);
+                    (positions.end, GROW_POSITIONS.min(room).max(1))
+                }
+            }
+        };
+        let mut claimed = grow;
+        let mut result = self.claim(position, grow);
+        if result.is_err() && grow > 1 {
+            claimed = 1;
+            result = self.claim(position, 1);
+        }
+        let mut positions = self.positions.lock();
+        match result {
+            Ok(()) => {
+                positions.end = positions.end.max(position.saturating_add(claimed));
+                positions.ready.extend((position + 1..position + claimed).rev());
+                Ok(position)
+            }
+            Err(error) => {
+                positions.used -= 1;
+                if position < positions.end {
+                    positions.punched.push(position);
+                }
+                Err(NoPosition::Disk(error))
+            }
+        }
+    }
+
+    fn claim(&self, position: u32, count: u32) -> stdio::Result<()> {
+        if self.no_fallocate.load(Ordering::Relaxed) {
+            return Ok(());
+        }
+        let offset = Self::offset_of(position);
+        let len = u64::from(count) * SEALED_SEGMENT_BYTES as u64;
+        match rustix::fs::fallocate(&*self.file, FallocateFlags::empty(), offset, len) {
+            Ok(()) => Ok(()),
+            Err(rustix::io::Errno::OPNOTSUPP) => {
+                tracing::warn!(
+                    "the file system of the overflow cannot reserve space; it is found full only when written"
+                );
+                self.no_fallocate.store(true, Ordering::Relaxed);
+                Ok(())
+            }
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    /// Gives a position back.
+    pub fn give_position(&self, position: u32) {
+        let mut positions = self.positions.lock();
+        positions.used = positions.used.saturating_sub(1);
+        positions.ready.push(position);
+    }
+
+    /// A position that failed: it is not used again, and counts no longer as used.
+    pub fn retire_position(&self, position: u32) {
+        tracing::warn!(position, "a place on the overflow disk cannot be written; it is not used again");
+        let mut positions = self.positions.lock();
+        positions.used = positions.used.saturating_sub(1);
+        positions.limit = positions.limit.saturating_sub(1);
+    }
+
+    /// Whether [`Overflow::trim`] has something to do.
+    pub fn wants_trim(&self) -> bool {
+        self.positions.lock().ready.len() > KEEP_POSITIONS
+    }
+
+    /// Returns the space of free positions to the file system.
+    pub fn trim(&self) {
+        let surplus: Vec<u32> = {
+            let mut positions = self.positions.lock();
+            let count = positions.ready.len().saturating_sub(KEEP_POSITIONS);
+            positions.ready.drain(..count).collect()
+        };
+        let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+        for position in &surplus {
+            let offset = Self::offset_of(*position);
+            if let Err(error) = rustix::fs::fallocate(&*self.file, flags, offset, SEALED_SEGMENT_BYTES as u64)
+            {
+                tracing::debug!(%error, "overflow space could not be punched out");
+            }
+        }
+        self.positions.lock().punched.extend(surplus);
+    }
+
+    fn offset_of(position: u32) -> u64 {
+        u64::from(position) * SEALED_SEGMENT_BYTES as u64
+    }
+
+    /// The number for the next write of a segment.
+    pub fn next_generation(&self) -> u64 {
+        self.generation.fetch_add(1, Ordering::Relaxed)
+    }
+
+    /// Seals one slot's plain bytes, already in place at `sealed[..4096]`.
+    pub fn seal(&self, generation: u64, slot: Slot, sealed: &mut [u8]) -> bool {
+        self.key.seal(generation, slot, sealed)
+    }
+
+    /// Opens one sealed slot. `false`: damaged, or not the one that was asked for.
+    pub fn open_slot(&self, generation: u64, slot: Slot, sealed: &[u8], into: &mut [u8]) -> bool {
+        self.key.open(generation, slot, sealed, into)
+    }
+
+    /// Writes a whole sealed segment.
+    pub fn write_segment(
+        &self,
+        position: u32,
+        buffer: AlignedBuffer,
+        done: impl FnOnce(stdio::Result<()>, AlignedBuffer) + Send + 'static,
+    ) {
+        self.engine.submit(IoOp {
+            file: Arc::clone(&self.file),
+            direction: Direction::Write,
+            offset: Self::offset_of(position),
+            buffer,
+            len: SEALED_SEGMENT_BYTES,
+            done: Box::new(done),
+        });
+    }
+
+    /// Reads a whole sealed segment into `buffer`.
+    pub fn read_segment(
+        &self,
+        position: u32,
+        buffer: AlignedBuffer,
+        done: impl FnOnce(stdio::Result<()>, AlignedBuffer) + Send + 'static,
+    ) {
+        self.engine.submit(IoOp {
+            file: Arc::clone(&self.file),
+            direction: Direction::Read,
+            offset: Self::offset_of(position),
+            buffer,
+            len: SEALED_SEGMENT_BYTES,
+            done: Box::new(done),
+        });
+    }
+
+    /// Reads `count` consecutive slots and gives them, still sealed, to `done` on a disk thread.
+    pub fn read_slots(
+        self: &Arc<Self>,
+        position: u32,
+        first: Slot,
+        count: usize,
+        done: impl FnOnce(stdio::Result<SealedRun<'_>>) + Send + 'static,
+    ) {
+        let start = usize::from(first.0) * SEALED_SLOT_BYTES;
+        let end = (start + count.min(MAX_READ_SLOTS) * SEALED_SLOT_BYTES).min(SEALED_SEGMENT_BYTES);
+        let aligned = start - start % self.align;
+        let len = (end - aligned).next_multiple_of(self.align).min(SEALED_SEGMENT_BYTES - aligned);
+        let Some(buffer) = self.take_buffer(len) else {
+            done(Err(stdio::ErrorKind::OutOfMemory.into()));
+            return;
+        };
+        let this = Arc::clone(self);
+        self.engine.submit(IoOp {
+            file: Arc::clone(&self.file),
+            direction: Direction::Read,
+            offset: Self::offset_of(position) + aligned as u64,
+            buffer,
+            len,
+            done: Box::new(move |result, buffer| {
+                match (result, buffer.get(start - aligned..end - aligned)) {
+                    (Ok(()), Some(bytes)) => done(Ok(SealedRun { bytes })),
+                    (Ok(()), None) => done(Err(stdio::ErrorKind::UnexpectedEof.into())),
+                    (Err(error), _) => done(Err(error)),
+                }
+                this.give_buffer(buffer);
+            }),
+        });
+    }
+
+    fn take_buffer(&self, len: usize) -> Option<AlignedBuffer> {
+        if len <= SMALL_BUFFER_BYTES {
+            let kept = self.buffers.lock().pop();
+            return kept.or_else(|| AlignedBuffer::new(SMALL_BUFFER_BYTES));
+        }
+        AlignedBuffer::new(len)
+    }
+
+    fn give_buffer(&self, buffer: AlignedBuffer) {
+        if buffer.len() == SMALL_BUFFER_BYTES {
+            let mut buffers = self.buffers.lock();
+            if buffers.len() < KEEP_BUFFERS {
+                buffers.push(buffer);
+            }
+        }
+    }
+}
+
+/// Enough for one slot at any alignment.
+const SMALL_BUFFER_BYTES: usize = 8192;
+
+/// What direct I/O wants offsets and lengths to be multiples of: asked from the kernel, 4096 where it does
+/// not say.
+fn direct_alignment(file: &File) -> usize {
+    use rustix::fs::{AtFlags, StatxFlags};
+    let asked = rustix::fs::statx(file, "", AtFlags::EMPTY_PATH, StatxFlags::DIOALIGN);
+    match asked {
+        Ok(answer) if answer.stx_dio_offset_align != 0 => {
+            usize::try_from(answer.stx_dio_offset_align).unwrap_or(4096).clamp(512, 4096)
+        }
+        _ => 4096,
+    }
+}

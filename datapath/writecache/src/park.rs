@@ -1,0 +1,134 @@
+//! Writes that wait for space: the last steps of the ladder before "no space".
+//!
+//! A write that finds no slot is parked, in order of arrival. The host's thread tries the parked ones again
+//! whenever space may have come back; one that has waited for the cache's pause limit is refused. From then
+//! on the cache counts as full: a write that finds no slot is refused as soon as it is clear that nothing is
+//! on its way that would free one, until a write succeeds or a limit is changed.
+
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::time::Instant;
+
+use headwater_block::{IoError, IoErrorKind};
+use parking_lot::Mutex;
+
+use crate::cache::WriteCache;
+use crate::counters::count;
+
+/// A write that can be tried again.
+pub trait Parked: Send {
+    /// Tries again; gives itself back where there is still no room.
+    fn retry(self: Box<Self>) -> Result<(), Box<dyn Parked>>;
+
+    /// Ends with an error.
+    fn refuse(self: Box<Self>, error: IoError);
+}
+
+struct Entry {
+    write: Box<dyn Parked>,
+    since: Instant,
+}
+
+/// The parked writes of one cache.
+#[derive(Default)]
+pub struct Waiting {
+    queue: Mutex<VecDeque<Entry>>,
+    count: AtomicUsize,
+    full: AtomicBool,
+    closed: AtomicBool,
+}
+
+impl Waiting {
+    /// Whether any write waits.
+    #[inline]
+    pub fn any(&self) -> bool {
+        self.count.load(Ordering::Acquire) != 0
+    }
+
+    fn pop(&self) -> Option<Entry> {
+        self.queue.lock().pop_front()
+    }
+}
+
+impl WriteCache {
+    /// Whether writes wait for space; new ones then queue behind them.
+    pub fn has_waiting(&self) -> bool {
+        self.waiting.any()
+    }
+
+    /// Parks a write until there is room for it.
+    pub fn park(&self, write: Box<dyn Parked>) {
+        if self.waiting.closed.load(Ordering::Acquire) {
+            write.refuse(IoError::new(IoErrorKind::Closed, "the volume is closed"));
+            return;
+        }
+        count(&self.counters.paused_writes, 1);
+        let mut queue = self.waiting.queue.lock();
+        self.waiting.count.fetch_add(1, Ordering::AcqRel);
+        queue.push_back(Entry { write, since: Instant::now() });
+        drop(queue);
+        self.host.signal();
+    }
+
+    fn refuse(&self, write: Box<dyn Parked>) {
+        count(&self.counters.refused_writes, 1);
+        write.refuse(IoError::new(
+            IoErrorKind::NoSpace,
+            "the write cache is full: raise its RAM or disk limit, or free space in the machine",
+        ));
+    }
+
+    /// A limit was changed: what waits gets its whole time again.
+    pub(crate) fn not_full(&self) {
+        self.waiting.full.store(false, Ordering::Release);
+    }
+
+    /// Tries the parked writes again. `hopeless`: nothing is on its way that would free space. Returns when
+    /// the next one is to be refused.
+    pub(crate) fn serve_waiting(&self, now: Instant, hopeless: bool) -> Option<Instant> {
+        while let Some(entry) = self.waiting.pop() {
+            match entry.write.retry() {
+                Ok(()) => {
+                    self.waited(entry.since, now);
+                    if self.waiting.full.swap(false, Ordering::AcqRel) {
+                        tracing::info!("the write cache has room again");
+                    }
+                }
+                Err(write)
+                    if now.saturating_duration_since(entry.since) >= self.pause_limit
+                        || (hopeless && self.waiting.full.load(Ordering::Acquire)) =>
+                {
+                    self.waited(entry.since, now);
+                    if !self.waiting.full.swap(true, Ordering::AcqRel) {
+                        tracing::error!(
+                            pause_s = self.pause_limit.as_secs_f64(),
+                            "the write cache is full; writes are refused until space is there"
+                        );
+                    }
+                    self.refuse(write);
+                }
+                Err(write) => {
+                    let deadline = entry.since.checked_add(self.pause_limit);
+                    self.waiting.queue.lock().push_front(Entry { write, since: entry.since });
+                    return deadline;
+                }
+            }
+        }
+        None
+    }
+
+    fn waited(&self, since: Instant, now: Instant) {
+        self.waiting.count.fetch_sub(1, Ordering::AcqRel);
+        let ns = u64::try_from(now.saturating_duration_since(since).as_nanos()).unwrap_or(u64::MAX);
+        count(&self.counters.paused_ns, ns);
+    }
+
+    /// Refuses what waits, now and from now on: the volume is closing.
+    pub fn close(&self) {
+        self.waiting.closed.store(true, Ordering::Release);
+        while let Some(entry) = self.waiting.pop() {
+            self.waiting.count.fetch_sub(1, Ordering::AcqRel);
+            entry.write.refuse(IoError::new(IoErrorKind::Closed, "the volume is closed"));
+        }
+    }
+}

@@ -1,0 +1,260 @@
+//! A segment: 512 slots that move together between RAM and the overflow disk.
+//!
+//! | state | RAM | disk | overwritten in place | next |
+//! |---|---|---|---|---|
+//! | `Free` | - | - | - | `Filling` |
+//! | `Filling` | yes | - | yes | `Dirty` when no slot is left |
+//! | `Dirty` | yes | - | yes | `Frozen`; `Filling` again when it has many dead slots; `Free` |
+//! | `Frozen` | yes | being written | no | `Clean`; `Dirty` when the write failed |
+//! | `Clean` | yes | yes | no | `Spilled`; `Free` |
+//! | `Spilled` | - | yes | no | `Free` |
+//!
+//! Every state goes to `Free` when its last live slot dies, except `Filling` and `Frozen`, which do so
+//! when they leave that state. State and RAM address share one word, so that the hit path loads both at
+//! once. States change under the log's lock; see [`crate::map`] for what a change must do afterwards.
+
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
+
+use crate::units::{BlockNumber, SEGMENT_BYTES, SLOTS, SegmentId, Slot};
+
+/// See the table at the top of this file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum State {
+    /// Not in use.
+    Free = 0,
+    /// Taking new blocks.
+    Filling = 1,
+    /// Full, in RAM only.
+    Dirty = 2,
+    /// Being written to the overflow disk.
+    Frozen = 3,
+    /// On disk, with a copy in RAM.
+    Clean = 4,
+    /// On disk only.
+    Spilled = 5,
+}
+
+/// State and RAM address, as loaded at one moment.
+#[derive(Clone, Copy, Debug)]
+pub struct Word(usize);
+
+const STATE_MASK: usize = 7;
+
+impl Word {
+    /// A word with the given parts; `address` is 0 or a multiple of 2 MiB.
+    pub fn new(state: State, address: usize) -> Self {
+        debug_assert_eq!(address % SEGMENT_BYTES, 0);
+        Self(address | state as usize)
+    }
+
+    /// The state.
+    #[inline]
+    pub fn state(self) -> State {
+        match self.0 & STATE_MASK {
+            1 => State::Filling,
+            2 => State::Dirty,
+            3 => State::Frozen,
+            4 => State::Clean,
+            5 => State::Spilled,
+            _ => State::Free,
+        }
+    }
+
+    /// The address of the segment's RAM, where it has any.
+    #[inline]
+    pub fn ram(self) -> Option<usize> {
+        let address = self.0 & !STATE_MASK;
+        (address != 0).then_some(address)
+    }
+
+    /// The address, where slots may be overwritten in place.
+    #[inline]
+    pub fn writable(self) -> Option<usize> {
+        matches!(self.state(), State::Filling | State::Dirty).then(|| self.ram()).flatten()
+    }
+}
+
+/// In `owners`: the slot is dead.
+const DEAD: u32 = u32::MAX;
+
+/// In `position`: not on disk.
+const NOWHERE: u32 = u32::MAX;
+
+type Owners = Box<[AtomicU32]>;
+
+/// The record of one segment.
+#[derive(Debug)]
+pub struct Segment {
+    word: AtomicUsize,
+    live: AtomicU32,
+    /// Set by a hit, cleared by the clock that looks for cold segments.
+    touched: AtomicBool,
+    /// Position on the overflow disk.
+    position: AtomicU32,
+    /// Number of the write that put it there; part of the nonce.
+    generation: AtomicU64,
+    /// The block in each slot. Kept when the segment is freed: the next user needs it too.
+    owners: OnceLock<Owners>,
+}
+
+impl Default for Segment {
+    fn default() -> Self {
+        Self {
+            word: AtomicUsize::new(0),
+            live: AtomicU32::new(0),
+            touched: AtomicBool::new(false),
+            position: AtomicU32::new(NOWHERE),
+            generation: AtomicU64::new(0),
+            owners: OnceLock::new(),
+        }
+    }
+}
+
+impl Segment {
+    /// State and address.
+    #[inline]
+    pub fn word(&self) -> Word {
+        Word(self.word.load(Ordering::Acquire))
+    }
+
+    /// Changes state and address. Under the log's lock only.
+    pub fn set_word(&self, word: Word) {
+        self.word.store(word.0, Ordering::Release);
+    }
+
+    /// Live slots.
+    pub fn live(&self) -> u32 {
+        self.live.load(Ordering::Acquire)
+    }
+
+    /// Marks the segment as used lately.
+    #[inline]
+    pub fn touch(&self) {
+        if !self.touched.load(Ordering::Relaxed) {
+            self.touched.store(true, Ordering::Relaxed);
+        }
+    }
+
+    /// Clears the mark; whether it was set.
+    pub fn take_touch(&self) -> bool {
+        self.touched.swap(false, Ordering::Relaxed)
+    }
+
+    /// Position on the overflow disk.
+    pub fn position(&self) -> Option<u32> {
+        Some(self.position.load(Ordering::Acquire)).filter(|p| *p != NOWHERE)
+    }
+
+    /// Sets or clears the position.
+    pub fn set_position(&self, position: Option<u32>) {
+        self.position.store(position.unwrap_or(NOWHERE), Ordering::Release);
+    }
+
+    /// Generation of what is on disk.
+    pub fn generation(&self) -> u64 {
+        self.generation.load(Ordering::Acquire)
+    }
+
+    /// Sets the generation before a write to disk begins.
+    pub fn set_generation(&self, generation: u64) {
+        self.generation.store(generation, Ordering::Release);
+    }
+
+    fn owners(&self) -> &Owners {
+        self.owners.get_or_init(|| (0..SLOTS).map(|_| AtomicU32::new(DEAD)).collect())
+    }
+
+    /// Gives a slot to a block. Under the log's lock, in state `Filling`.
+    pub fn claim(&self, slot: Slot, block: BlockNumber) {
+        if let Some(owner) = self.owners().get(slot.0 as usize) {
+            owner.store(block.0, Ordering::Release);
+            self.live.fetch_add(1, Ordering::AcqRel);
+        }
+    }
+
+    /// The block moved or went: its slot is dead. Under the leaf's write lock. Returns how many slots are
+    /// still live.
+    #[inline]
+    pub fn kill(&self, slot: Slot) -> u32 {
+        if let Some(owner) = self.owners().get(slot.0 as usize) {
+            owner.store(DEAD, Ordering::Release);
+        }
+        self.live.fetch_sub(1, Ordering::AcqRel).saturating_sub(1)
+    }
+
+    /// The block in a slot, where it is live.
+    pub fn owner(&self, slot: Slot) -> Option<BlockNumber> {
+        let owner = self.owners.get()?.get(slot.0 as usize)?.load(Ordering::Acquire);
+        (owner != DEAD).then_some(BlockNumber(owner))
+    }
+
+    /// The live slots with their blocks, in order of slots.
+    pub fn live_slots(&self) -> impl Iterator<Item = (Slot, BlockNumber)> + '_ {
+        (0..SLOTS as u16).filter_map(|slot| Some((Slot(slot), self.owner(Slot(slot))?)))
+    }
+
+    /// The first dead slot at or after `from`.
+    pub fn next_dead(&self, from: usize) -> Option<Slot> {
+        let owners = self.owners();
+        (from..SLOTS)
+            .find(|index| owners.get(*index).is_some_and(|o| o.load(Ordering::Acquire) == DEAD))
+            .and_then(|index| u16::try_from(index).ok())
+            .map(Slot)
+    }
+}
+
+/// All segments of a volume, by number; records are made as numbers are first used and never move.
+#[derive(Debug)]
+pub struct SegmentTable {
+    groups: Box<[OnceLock<Box<[Segment]>>]>,
+}
+
+const GROUP: usize = 512;
+
+/// Bytes that a segment's record and owners take, for the budget.
+pub const RECORD_BYTES: u64 = (size_of::<Segment>() + SLOTS * size_of::<AtomicU32>()) as u64;
+
+impl SegmentTable {
+    /// A table for up to `limit` segments.
+    pub fn new(limit: u32) -> Self {
+        let groups = (limit as usize).div_ceil(GROUP);
+        Self { groups: (0..groups).map(|_| OnceLock::new()).collect() }
+    }
+
+    /// The record, or `None` past the limit.
+    #[inline]
+    pub fn get(&self, id: SegmentId) -> Option<&Segment> {
+        let id = id.0 as usize;
+        let group = self.groups.get(id / GROUP)?;
+        let group = group.get_or_init(|| (0..GROUP).map(|_| Segment::default()).collect());
+        group.get(id % GROUP)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_word_keeps_state_and_address() {
+        let word = Word::new(State::Clean, 6 * SEGMENT_BYTES);
+        assert_eq!(word.state(), State::Clean);
+        assert_eq!(word.ram(), Some(6 * SEGMENT_BYTES));
+        assert_eq!(word.writable(), None);
+        assert_eq!(Word::new(State::Dirty, SEGMENT_BYTES).writable(), Some(SEGMENT_BYTES));
+        assert_eq!(Word::new(State::Spilled, 0).ram(), None);
+    }
+
+    #[test]
+    fn slots_live_and_die() {
+        let segment = Segment::default();
+        segment.claim(Slot(0), BlockNumber(9));
+        segment.claim(Slot(1), BlockNumber(8));
+        assert_eq!(segment.live(), 2);
+        assert_eq!(segment.kill(Slot(0)), 1);
+        assert_eq!(segment.next_dead(0), Some(Slot(0)));
+        assert_eq!(segment.next_dead(1), Some(Slot(2)));
+        assert_eq!(segment.live_slots().collect::<Vec<_>>(), vec![(Slot(1), BlockNumber(8))]);
+    }
+}

@@ -1,0 +1,185 @@
+//! Spilling: cold dirty segments go to the overflow disk, early, and stay in RAM as clean copies.
+//!
+//! ```text
+//!  Dirty --freeze, sweep--> Frozen --seal into a staging buffer, write--> Clean --evict, sweep--> Spilled
+//! ```
+//! All but the end of a write happens on the host's thread.
+
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Instant;
+
+use headwater_block::BLOCK_BYTES;
+
+use crate::cache::WriteCache;
+use crate::counters::count;
+use crate::memory::{AlignedBuffer, copy_frozen};
+use crate::overflow::seal::{SEALED_SEGMENT_BYTES, SEALED_SLOT_BYTES};
+use crate::overflow::{NoPosition, Overflow};
+use crate::segment::Segment;
+use crate::units::SegmentId;
+
+/// Positions that only cleaning may use: what it writes frees more than it takes.
+pub const RESERVED_POSITIONS: u32 = 2;
+
+/// What a turn of the host's thread left behind.
+#[derive(Debug, Default)]
+pub struct Turned {
+    /// When a waiting write is to be refused.
+    pub deadline: Option<Instant>,
+    /// The disk failed: try again after a while.
+    pub disk_failed: bool,
+}
+
+impl WriteCache {
+    /// Does what there is to do for this cache, as far as it goes without waiting for the disk.
+    pub(crate) fn work(self: &Arc<Self>, now: Instant) -> Turned {
+        self.serve_waiting(now, false);
+        let mut disk_failed = false;
+        if let Some(overflow) = &self.overflow {
+            self.move_cleaned(overflow);
+            disk_failed = self.destage(overflow);
+            self.clean(overflow);
+        }
+        self.shrink();
+        // Room may have come up meanwhile.
+        let hopeless = self.log.lock().frozen_segments == 0 && !self.cleaner.is_busy();
+        let deadline = self.serve_waiting(now, hopeless);
+        Turned { deadline, disk_failed }
+    }
+
+    /// Gives RAM back after the limit was lowered.
+    fn shrink(&self) {
+        loop {
+            let log = self.log.lock();
+            let over = log.ram_segments > self.allowed_segments(&log);
+            drop(log);
+            if !over || !self.make_room() {
+                return;
+            }
+        }
+    }
+
+    fn wants_spill(&self) -> bool {
+        let log = self.log.lock();
+        log.has_dirty_cleaned()
+            || log.dirty_segments > self.dirty_limit()
+            || (self.waiting.any() && log.clean_segments == 0 && log.dirty_segments > 0)
+    }
+
+    /// Starts writes of cold segments. Whether the disk refused.
+    fn destage(self: &Arc<Self>, overflow: &Arc<Overflow>) -> bool {
+        while self.wants_spill() {
+            let cleaned_only = overflow.free_positions() <= RESERVED_POSITIONS;
+            if cleaned_only && !self.log.lock().has_dirty_cleaned() {
+                return false;
+            }
+            let Some(buffer) = self.host.take_staging() else { return false };
+            let position = match overflow.take_position() {
+                Ok(position) => position,
+                Err(why) => {
+                    self.host.give_staging(buffer);
+                    return self.no_position(why);
+                }
+            };
+            self.disk_full.store(false, Ordering::Relaxed);
+            let victim = self.log.lock().freeze_victim(&self.segments, cleaned_only);
+            match victim.and_then(|id| Some((id, self.segments.get(id)?))) {
+                Some((id, segment)) => self.write_out(overflow, id, segment, position, buffer),
+                None => {
+                    overflow.give_position(position);
+                    self.host.give_staging(buffer);
+                    return false;
+                }
+            }
+        }
+        false
+    }
+
+    fn no_position(&self, why: NoPosition) -> bool {
+        let NoPosition::Disk(error) = why else { return false };
+        count(&self.counters.disk_errors, 1);
+        if !self.disk_full.swap(true, Ordering::Relaxed) {
+            tracing::warn!(%error, "the overflow disk gives no more space; cleaning, then writers wait");
+        }
+        true
+    }
+
+    fn write_out(
+        self: &Arc<Self>,
+        overflow: &Arc<Overflow>,
+        id: SegmentId,
+        segment: &Segment,
+        position: u32,
+        mut buffer: AlignedBuffer,
+    ) {
+        // Those who saw the segment as writable have left once each of its leaves was locked again.
+        self.map.sweep(segment.live_slots().map(|(_, block)| block));
+        let generation = overflow.next_generation();
+        segment.set_generation(generation);
+        segment.set_position(Some(position));
+        let address = segment.word().ram().unwrap_or(0);
+        let mut blocks = 0;
+        for (slot, _) in segment.live_slots() {
+            let start = usize::from(slot.0) * SEALED_SLOT_BYTES;
+            let Some(sealed) = buffer.get_mut(start..start + SEALED_SLOT_BYTES) else { continue };
+            if let Some(plain) = sealed.get_mut(..BLOCK_BYTES as usize) {
+                copy_frozen(address, slot, plain);
+            }
+            if !overflow.seal(generation, slot, sealed) {
+                tracing::error!("a block could not be sealed");
+            }
+            blocks += 1;
+        }
+        let this = Arc::clone(self);
+        overflow.write_segment(position, buffer, move |result, buffer| {
+            this.written(id, position, blocks, result, buffer);
+        });
+    }
+
+    /// The end of a write, on a disk thread.
+    fn written(
+        &self,
+        id: SegmentId,
+        position: u32,
+        blocks: u64,
+        result: io::Result<()>,
+        buffer: AlignedBuffer,
+    ) {
+        self.host.give_staging(buffer);
+        let (Some(segment), Some(overflow)) = (self.segments.get(id), &self.overflow) else { return };
+        match &result {
+            Ok(()) => {
+                count(&self.counters.spilled_segments, 1);
+                count(&self.counters.spilled_blocks, blocks);
+                count(&self.counters.spilled_bytes, SEALED_SEGMENT_BYTES as u64);
+            }
+            Err(error) => {
+                count(&self.counters.disk_errors, 1);
+                tracing::warn!(%error, position, "a segment could not be written to the overflow disk; it stays in RAM");
+                if error.kind() == io::ErrorKind::StorageFull {
+                    self.disk_full.store(true, Ordering::Relaxed);
+                    overflow.give_position(position);
+                } else {
+                    overflow.retire_position(position);
+                }
+            }
+        }
+        let released = self.log.lock().thaw(segment, id, result.is_ok());
+        self.take_back(released);
+        self.host.signal();
+    }
+
+    /// Whether the overflow has surplus space to punch out.
+    pub(crate) fn wants_trim(&self) -> bool {
+        self.overflow.as_ref().is_some_and(|o| o.wants_trim())
+    }
+
+    /// Punches it out.
+    pub(crate) fn trim(&self) {
+        if let Some(overflow) = &self.overflow {
+            overflow.trim();
+        }
+    }
+}

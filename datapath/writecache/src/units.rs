@@ -1,0 +1,66 @@
+//! Numbers that must not be mixed up: blocks, segments, slots and where a block is.
+
+use headwater_block::BLOCK_BYTES;
+
+/// Slots in a segment.
+pub const SLOTS: usize = 512;
+
+/// Bytes of a segment's slots in RAM: 2 MiB.
+pub const SEGMENT_BYTES: usize = SLOTS * BLOCK_BYTES as usize;
+
+/// Number of a 4 KiB block of the volume. 32 bits cover 16 TiB.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct BlockNumber(pub u32);
+
+/// Number of a segment, 23 bits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct SegmentId(pub u32);
+
+impl SegmentId {
+    /// One past the highest usable number: the last one would collide with the reserved locations.
+    pub const LIMIT: u32 = (1 << 23) - 1;
+}
+
+/// A place in a segment, 0 to 511.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Slot(pub u16);
+
+/// Where the newest contents of a block are, in the 4 bytes that the map holds for it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Location(u32);
+
+impl Location {
+    /// The block was not changed: the image has it.
+    pub const ABSENT: Self = Self(u32::MAX);
+    /// The block reads as zeroes.
+    pub const ZERO: Self = Self(u32::MAX - 1);
+
+    /// A slot of a segment.
+    pub const fn at(segment: SegmentId, slot: Slot) -> Self {
+        Self((segment.0 << 9) | (slot.0 as u32 & 511))
+    }
+
+    /// The segment and slot, or `None` for the reserved values.
+    pub fn place(self) -> Option<(SegmentId, Slot)> {
+        if self.0 >= Self::ZERO.0 {
+            return None;
+        }
+        let slot = u16::try_from(self.0 & 511).unwrap_or(0);
+        Some((SegmentId(self.0 >> 9), Slot(slot)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_location_keeps_segment_and_slot() {
+        for (segment, slot) in [(0, 0), (0, 511), (77, 3), (SegmentId::LIMIT - 1, 511)] {
+            let location = Location::at(SegmentId(segment), Slot(slot));
+            assert_eq!(location.place(), Some((SegmentId(segment), Slot(slot))));
+        }
+        assert_eq!(Location::ABSENT.place(), None);
+        assert_eq!(Location::ZERO.place(), None);
+    }
+}
