@@ -36,7 +36,7 @@ compare: rust ## measure beside nbdkit, QEMU and the raw disk; table, JSON and p
 	target/release/headwater-measure $(ARGS)
 
 bench: rust ## measure the write cache alone, without any protocol
-	cargo bench --locked --package headwater-writecache $(ARGS)
+	cargo bench --locked --package headwater-measure --bench engine $(ARGS)
 
 soak: rust ## half an hour of mixed load with limits changed at random
 	cargo test --release --locked --package headwater-volume --test soak -- --ignored --nocapture $(ARGS)
