@@ -35,6 +35,24 @@
 //!
 //! Start reading at [`store`], then [`local_dir`]. The files are described byte by byte in `docs/format.md`.
 
+#![cfg_attr(
+    not(test),
+    warn(
+        clippy::unwrap_used,
+        clippy::expect_used,
+        clippy::panic,
+        clippy::todo,
+        clippy::unimplemented,
+        clippy::indexing_slicing,
+        clippy::string_slice,
+        clippy::get_unwrap,
+        clippy::cast_possible_truncation,
+        clippy::cast_possible_wrap,
+        clippy::cast_sign_loss,
+        clippy::cast_precision_loss
+    )
+)]
+
 pub mod error;
 pub mod hash;
 pub mod local_dir;

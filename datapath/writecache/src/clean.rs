@@ -20,7 +20,7 @@ use crate::memory::{AlignedBuffer, copy_in};
 use crate::overflow::Overflow;
 use crate::overflow::seal::SEALED_SLOT_BYTES;
 use crate::segment::State;
-use crate::units::{BlockNumber, Location, SLOTS, SegmentId, Slot};
+use crate::units::{BlockNumber, Location, SLOT_COUNT, SLOTS, SegmentId, Slot};
 
 /// Dead slots that make cleaning a segment worth its reading and writing.
 const MIN_GAIN: u32 = 16;
@@ -103,7 +103,7 @@ impl WriteCache {
                 (matches!(state, State::Spilled | State::Clean) && !damaged.contains(&id))
                     .then_some((segment.live(), id))
             })
-            .filter(|(live, _)| live + MIN_GAIN <= SLOTS as u32)
+            .filter(|(live, _)| live + MIN_GAIN <= u32::from(SLOT_COUNT))
             .min_by_key(|(live, _)| *live)
             .map(|(_, id)| id)
     }

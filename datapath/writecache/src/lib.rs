@@ -28,6 +28,24 @@
 //!
 //! Start reading at [`cache`], then [`map`] (whose lock rule the rest relies on), [`segment`], [`spill`].
 
+#![cfg_attr(
+    not(test),
+    warn(
+        clippy::unwrap_used,
+        clippy::expect_used,
+        clippy::panic,
+        clippy::todo,
+        clippy::unimplemented,
+        clippy::indexing_slicing,
+        clippy::string_slice,
+        clippy::get_unwrap,
+        clippy::cast_possible_truncation,
+        clippy::cast_possible_wrap,
+        clippy::cast_sign_loss,
+        clippy::cast_precision_loss
+    )
+)]
+
 pub mod cache;
 mod clean;
 pub mod counters;

@@ -8,10 +8,10 @@ use std::collections::VecDeque;
 
 use crate::memory::{MemoryPool, SegmentMemory};
 use crate::segment::{Segment, SegmentTable, State, Word};
-use crate::units::{BlockNumber, SLOTS, SegmentId, Slot};
+use crate::units::{BlockNumber, SLOT_COUNT, SegmentId, Slot};
 
 /// A dirty segment with at most this many live slots is filled again instead of being spilled.
-pub const REFILL_LIVE: u32 = (SLOTS as u32 / 4) * 3;
+pub const REFILL_LIVE: u32 = (SLOT_COUNT as u32 / 4) * 3;
 
 /// Which blocks go together: those written by the machine, and those moved by cleaning, which are older.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

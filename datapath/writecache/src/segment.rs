@@ -16,7 +16,7 @@
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
-use crate::units::{BlockNumber, SEGMENT_BYTES, SLOTS, SegmentId, Slot};
+use crate::units::{BlockNumber, SEGMENT_BYTES, SLOT_COUNT, SLOTS, SegmentId, Slot};
 
 /// See the table at the top of this file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -191,7 +191,7 @@ impl Segment {
 
     /// The live slots with their blocks, in order of slots.
     pub fn live_slots(&self) -> impl Iterator<Item = (Slot, BlockNumber)> + '_ {
-        (0..SLOTS as u16).filter_map(|slot| Some((Slot(slot), self.owner(Slot(slot))?)))
+        (0..SLOT_COUNT).filter_map(|slot| Some((Slot(slot), self.owner(Slot(slot))?)))
     }
 
     /// The first dead slot at or after `from`.

@@ -3,7 +3,10 @@
 use headwater_block::BLOCK_BYTES;
 
 /// Slots in a segment.
-pub const SLOTS: usize = 512;
+pub const SLOTS: usize = SLOT_COUNT as usize;
+
+/// The same, as narrow as it is.
+pub const SLOT_COUNT: u16 = 512;
 
 /// Bytes of a segment's slots in RAM: 2 MiB.
 pub const SEGMENT_BYTES: usize = SLOTS * BLOCK_BYTES as usize;

@@ -102,6 +102,7 @@ impl Shared {
         if user_data == STOP {
             return false;
         }
+        #[expect(clippy::cast_possible_truncation, reason = "it was an address, and so fits in one")]
         let address = std::ptr::with_exposed_provenance_mut::<Flight>(user_data as usize);
         // SAFETY: the address came from `Box::into_raw` in `launch`, and its one completion is here.
         let mut flight = unsafe { Box::from_raw(address) };
