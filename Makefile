@@ -35,8 +35,9 @@ compare: rust ## measure beside nbdkit, QEMU and the raw disk; table, JSON and p
 	cargo build --release --locked --package headwater --package headwater-measure
 	target/release/headwater-measure $(ARGS)
 
-bench: rust ## measure the write cache alone, without any protocol
-	cargo bench --locked --package headwater-measure --bench engine $(ARGS)
+bench: rust ## measure a volume alone, without any protocol, beside bare memory and the bare disk
+	@mkdir -p build/bench
+	HEADWATER_BENCH_DIR=$(CURDIR)/build/bench cargo bench --locked --package headwater-volume --bench engine $(ARGS)
 
 soak: rust ## half an hour of mixed load with limits changed at random
 	cargo test --release --locked --package headwater-volume --test soak -- --ignored --nocapture $(ARGS)

@@ -27,7 +27,7 @@ const LAYERS: &[(&str, &[&str])] = &[
     ("hosting/*", &[]),
     ("boot", &[]),
     ("testkit", &["headwater-block"]),
-    ("measure", &["headwater-block", "headwater-image", "headwater-volume", "headwater-writecache"]),
+    ("measure", &["headwater-block"]),
     ("fuzz", &["*"]),
     ("headwater", &["*"]),
     ("xtask", &[]),
