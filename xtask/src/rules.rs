@@ -7,6 +7,7 @@ mod banned_crates;
 mod dependencies;
 mod file_length;
 mod function_length;
+mod links;
 mod machine_paths;
 mod module_docs;
 mod names;
@@ -14,6 +15,7 @@ mod no_allow;
 mod no_clock;
 mod no_panics;
 mod reexports;
+mod units;
 mod unsafe_reason;
 
 use crate::source::SourceFile;
@@ -38,6 +40,7 @@ pub const ALL: &[Rule] = &[
     dependencies::RULE,
     file_length::RULE,
     function_length::RULE,
+    links::RULE,
     machine_paths::RULE,
     module_docs::RULE,
     names::RULE,
@@ -45,6 +48,7 @@ pub const ALL: &[Rule] = &[
     no_clock::RULE,
     no_panics::RULE,
     reexports::RULE,
+    units::RULE,
     unsafe_reason::RULE,
 ];
 
