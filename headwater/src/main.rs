@@ -1,2 +1,47 @@
-//! Placeholder.
-fn main() {}
+//! The one binary: the command line and the daemon. Wiring only.
+//!
+//! ```text
+//!   cmd/  one file a command --> client/ --HTTP, unix socket--> daemon/ (serve; run starts one in-process)
+//!   cmd/export: one volume in the foreground, no daemon            |
+//!                                                    control/service over adapters/ (images, disks, QEMU)
+//! ```
+//!
+//! # Guarantees
+//! - Every command ends with an exit code of `docs/exit-codes.md`; an error is one line that says what was
+//!   tried, on what, why it failed and what to do.
+//! - Results go to the standard output, everything else to the standard error.
+//!
+//! # Not here
+//! No rule of the control plane and no byte of a disk: those are in `control/` and `datapath/`.
+//!
+//! Start reading at `cli.rs`, then `daemon/mod.rs`.
+
+mod adapters;
+mod cli;
+mod client;
+mod cmd;
+mod daemon;
+mod data_dir;
+mod failure;
+mod logging;
+mod show;
+
+use std::process::ExitCode;
+
+use clap::Parser;
+
+fn main() -> ExitCode {
+    let cli = match cli::Cli::try_parse() {
+        Ok(cli) => cli,
+        Err(e) => {
+            // A reader that is gone needs no usage text.
+            let _ = e.print();
+            return if e.use_stderr() { ExitCode::from(failure::USAGE) } else { ExitCode::SUCCESS };
+        }
+    };
+    let json = cli.json;
+    match cmd::run(cli) {
+        Ok(code) => ExitCode::from(code),
+        Err(error) => failure::report(&error, json),
+    }
+}

@@ -41,6 +41,8 @@ pub enum VmExit {
     PoweredOff,
     /// The guest restarted itself; its next boot is to be given a pristine disk.
     Rebooted,
+    /// It was ended: on request, or because the guest did not switch itself off in time.
+    Killed,
     /// The process ended with an error or by a signal.
     Crashed {
         /// Exit status and last words.
@@ -68,7 +70,7 @@ pub trait Hypervisor: Send + Sync + 'static {
     async fn describe(&self) -> Result<String, BackendError>;
 
     /// Whether this host can run a machine of that size.
-    async fn check(&self, memory_bytes: u64, cpus: u32) -> Result<(), BackendError>;
+    async fn check(&self, machine: &str, memory_bytes: u64, cpus: u32) -> Result<(), BackendError>;
 
     /// Starts one. Returns when its process runs and answers.
     async fn start(&self, request: VmRequest) -> Result<Arc<dyn Vm>, BackendError>;
@@ -99,10 +101,11 @@ pub trait Vm: Send + Sync + 'static {
     /// Waits for its end. May be called by several, and after it ended.
     async fn exited(&self) -> VmExit;
 
-    /// Asks the guest to switch itself off (ACPI). Returns at once.
-    async fn power_down(&self) -> Result<(), BackendError>;
+    /// Asks the guest to switch itself off (ACPI) and waits; ends the process where it has not done so within
+    /// `grace`.
+    async fn stop(&self, grace: Duration) -> Result<VmExit, BackendError>;
 
-    /// Ends the process at once.
+    /// Ends the process at once, also while somebody waits in [`Vm::stop`], which then returns.
     async fn kill(&self) -> Result<(), BackendError>;
 
     /// Runs a command in the guest, through its agent.

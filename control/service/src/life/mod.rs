@@ -2,8 +2,9 @@
 //!
 //! ```text
 //!   start   resolve version -> open disk -> start VM -> booting    (failure: closed again, state stopped)
-//!   watch   guest is up -> running; VM ended -> disk closed, stopped or crashed
-//!   stop    stopping -> ACPI, again every few seconds -> after the grace time kill -> disk closed, stopped
+//!   watch   guest is up -> running; VM ended -> disk closed, stopped or crashed;
+//!           guest restarted -> disk forgotten, started again
+//!   stop    stopping -> ACPI -> after the grace time kill -> disk closed, stopped
 //!   reset   kill, disk forgotten; a machine that ran is started again on a pristine disk
 //!   recover after a daemon that died: orphans ended, what ran is lost
 //! ```
@@ -29,12 +30,6 @@ pub use recover::{Verdict, verdict};
 
 /// How long a guest may take to switch itself off before it is killed.
 pub const STOP_GRACE_MS: u64 = 30_000;
-
-/// How often a guest is asked again to switch itself off: one that still boots misses the first request.
-pub const POWER_DOWN_INTERVAL_MS: u64 = 3_000;
-
-/// How long the process may take to end once it was killed.
-pub const KILL_GRACE_MS: u64 = 10_000;
 
 /// How often counters are sampled for the rate of requests, and wanted and actual state are compared.
 pub const TICK_MS: u64 = 1_000;

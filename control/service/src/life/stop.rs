@@ -5,12 +5,11 @@ use std::time::Duration;
 
 use headwater_api::{MachineState, Wanted};
 use headwater_db::MachineRecord;
-use tokio::time::{Instant, timeout};
 
 use crate::Service;
-use crate::backend::{BackendError, Vm};
+use crate::backend::VmExit;
 use crate::extract::Actor;
-use crate::life::{Active, KILL_GRACE_MS, LifeError, POWER_DOWN_INTERVAL_MS, STOP_GRACE_MS};
+use crate::life::{Active, LifeError, STOP_GRACE_MS};
 
 impl Service {
     /// Stops a machine: asks the guest, and kills it after the grace time, or at once with `force`. One that
@@ -39,8 +38,8 @@ impl Service {
         record.state = MachineState::Stopping;
         self.save(&record, actor, "stop", if force { "by force" } else { "by ACPI" }).await?;
         let grace = if force { Duration::ZERO } else { Duration::from_millis(STOP_GRACE_MS) };
-        let how = switch_off(&active.vm, grace).await.map_err(LifeError::backend("stop", name))?;
-        let reason = (how == Ending::Killed && !force).then(|| {
+        let exit = active.vm.stop(grace).await.map_err(LifeError::backend("stop", name))?;
+        let reason = (exit == VmExit::Killed && !force).then(|| {
             format!("it did not switch itself off within {} s and was killed", STOP_GRACE_MS / 1000)
         });
         let detail = reason.clone().unwrap_or_else(|| "it is off".to_owned());
@@ -104,12 +103,13 @@ impl Service {
         actor: &Actor,
         what: &'static str,
     ) -> Result<(), LifeError> {
-        switch_off(&active.vm, Duration::ZERO).await.map_err(LifeError::backend(what, &record.name))?;
+        active.vm.stop(Duration::ZERO).await.map_err(LifeError::backend(what, &record.name))?;
         self.switched_off(record, actor, MachineState::Stopped, None, format!("killed to {what}")).await
     }
 
-    /// Stops all machines, at the same time. Called when the daemon ends: their disks live in it.
-    pub async fn stop_all(&self) {
+    /// Stops all machines, at the same time. Called when the daemon ends: their disks live in it. With `force`
+    /// also while another call waits for guests that take their time.
+    pub async fn stop_all(&self, force: bool) {
         let machines = match self.db().read().await {
             Ok(mut repo) => repo.machines().list().await,
             Err(e) => Err(e),
@@ -124,7 +124,7 @@ impl Service {
             .map(|machine| {
                 let service = self.clone();
                 tokio::spawn(async move {
-                    if let Err(e) = service.stop(&machine.name, false, &Actor::daemon()).await {
+                    if let Err(e) = service.stop(&machine.name, force, &Actor::daemon()).await {
                         tracing::error!(machine = %machine.name, "{e}");
                     }
                 })
@@ -134,33 +134,5 @@ impl Service {
             // A panic there was reported by its own thread.
             let _ = stop.await;
         }
-    }
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Ending {
-    Itself,
-    Killed,
-}
-
-/// Asks a VM to end, again and again for `grace`, then kills it.
-async fn switch_off(vm: &Arc<dyn Vm>, grace: Duration) -> Result<Ending, BackendError> {
-    let deadline = Instant::now() + grace;
-    let interval = Duration::from_millis(POWER_DOWN_INTERVAL_MS);
-    while Instant::now() < deadline {
-        // A VM that cannot be asked any more has ended, or is killed below.
-        let _ = vm.power_down().await;
-        let wait = interval.min(deadline.saturating_duration_since(Instant::now()));
-        if timeout(wait, vm.exited()).await.is_ok() {
-            return Ok(Ending::Itself);
-        }
-    }
-    vm.kill().await?;
-    match timeout(Duration::from_millis(KILL_GRACE_MS), vm.exited()).await {
-        Ok(_) => Ok(Ending::Killed),
-        Err(_) => Err(BackendError::new(
-            headwater_api::ProblemKind::Failed,
-            format!("process {} was killed and does not end within {} s", vm.pid(), KILL_GRACE_MS / 1000),
-        )),
     }
 }

@@ -73,6 +73,10 @@ impl Service {
                 self.switched_off(&mut record, &daemon, MachineState::Stopped, None, detail).await?;
                 self.start_locked(record, &daemon).await.map(drop)
             }
+            VmExit::Killed => {
+                let reason = Some("it was ended".to_owned());
+                self.switched_off(&mut record, &daemon, MachineState::Stopped, reason, "it was ended").await
+            }
             VmExit::Crashed { reason } => {
                 let detail = reason.clone();
                 self.switched_off(&mut record, &daemon, MachineState::Crashed, Some(reason), detail).await

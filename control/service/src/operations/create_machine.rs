@@ -113,7 +113,7 @@ async fn check(service: &Service, request: &CreateMachine) -> Result<(), Failure
         return Err(Error::PathTooLong { machine, run_dir, len }.into());
     }
     let failed = |source| Error::Backend { machine: request.name.clone(), source };
-    service.hypervisor().check(request.memory_bytes, request.cpus).await.map_err(failed)?;
+    service.hypervisor().check(&request.name, request.memory_bytes, request.cpus).await.map_err(failed)?;
     service.disks().check(&request.cache).await.map_err(failed)?;
     resolve(service, &request.name, &request.image).await
 }

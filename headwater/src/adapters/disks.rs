@@ -1,0 +1,206 @@
+//! Machines' disks: a volume over a version of an image, served by NBD on a unix socket.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use async_trait::async_trait;
+use headwater_api::{CacheMode, CacheSettings, DiskCounters, ProblemKind};
+use headwater_block::{Device, IoError, IoErrorKind, size};
+use headwater_image::{ChunkCache, VersionReader};
+use headwater_nbd::{Address, Limits, Server, SingleExport};
+use headwater_service::backend::{BackendError, Disk, DiskRequest, Disks};
+use headwater_store::{Hash, LocalDir, Pin, Store};
+use headwater_volume::options::DEFAULT_PAUSE_LIMIT;
+use headwater_volume::{Volume, VolumeOptions};
+use headwater_writecache::{Host, MIN_RAM_BYTES};
+use parking_lot::Mutex;
+
+use crate::adapters::images::store_failed;
+
+/// The most memory for chunks of images, for all machines together, as a share of the host's memory.
+const CHUNK_CACHE_SHARE: u64 = 8;
+
+/// Bounds of the same, in bytes.
+const CHUNK_CACHE_MIN_BYTES: u64 = 32 << 20;
+const CHUNK_CACHE_MAX_BYTES: u64 = 1 << 30;
+
+/// The disks of one data directory.
+pub struct Volumes {
+    store: LocalDir,
+    cache_dir: PathBuf,
+    chunks: Arc<ChunkCache>,
+    host: Arc<Host>,
+    host_memory_bytes: u64,
+}
+
+impl Volumes {
+    /// Disks over the images of `store`, overflowing to `cache_dir`.
+    pub fn new(store: LocalDir, cache_dir: PathBuf) -> Result<Self, BackendError> {
+        let host_memory_bytes = host_memory_bytes();
+        let chunks_bytes =
+            (host_memory_bytes / CHUNK_CACHE_SHARE).clamp(CHUNK_CACHE_MIN_BYTES, CHUNK_CACHE_MAX_BYTES);
+        let host = Host::start(host_memory_bytes).map_err(|e| BackendError::new(ProblemKind::Failed, e))?;
+        let chunks = ChunkCache::new(chunks_bytes);
+        Ok(Self { store, cache_dir, chunks, host: Arc::new(host), host_memory_bytes })
+    }
+}
+
+#[async_trait]
+impl Disks for Volumes {
+    async fn check(&self, cache: &CacheSettings) -> Result<(), BackendError> {
+        let invalid = |message: String| Err(BackendError::new(ProblemKind::Invalid, message));
+        if cache.mode != CacheMode::Disk && cache.ram_bytes < MIN_RAM_BYTES {
+            return invalid(format!(
+                "a write cache of {} of memory is too small; it takes {} or more",
+                size::format(cache.ram_bytes),
+                size::format(MIN_RAM_BYTES)
+            ));
+        }
+        if cache.mode != CacheMode::Disk && cache.ram_bytes > self.host_memory_bytes {
+            return invalid(format!(
+                "a write cache of {} of memory is larger than this host's {}",
+                size::format(cache.ram_bytes),
+                size::format(self.host_memory_bytes)
+            ));
+        }
+        if cache.mode != CacheMode::Ram && cache.disk_bytes == 0 {
+            return invalid(format!("the cache mode '{}' needs disk space, and was given none", cache.mode));
+        }
+        Ok(())
+    }
+
+    async fn open(&self, request: DiskRequest) -> Result<Arc<dyn Disk>, BackendError> {
+        self.check(&request.cache).await?;
+        let (store, chunks, host) = (self.store.clone(), self.chunks.clone(), self.host.clone());
+        let cache_dir = self.cache_dir.clone();
+        blocking("open the disk", move || open(&store, chunks, &host, cache_dir, request)).await
+    }
+
+    async fn sweep(&self) -> Result<Vec<String>, BackendError> {
+        let dir = self.cache_dir.clone();
+        blocking("clean up the overflow directory", move || sweep(&dir)).await
+    }
+}
+
+fn open(
+    store: &LocalDir,
+    chunks: Arc<ChunkCache>,
+    host: &Host,
+    cache_dir: PathBuf,
+    request: DiskRequest,
+) -> Result<Arc<dyn Disk>, BackendError> {
+    let manifest: Hash = request.version.hash.parse().map_err(|_| {
+        BackendError::new(ProblemKind::Failed, format!("'{}' is no hash", request.version.hash))
+    })?;
+    // First, so that the version cannot be removed between here and the end of the disk.
+    let pin = store.pin(manifest).map_err(store_failed)?;
+    let reader = VersionReader::open(store, manifest, chunks).map_err(super::images::image_failed)?;
+    let options = VolumeOptions {
+        base: reader,
+        mode: match request.cache.mode {
+            CacheMode::Ram => headwater_volume::CacheMode::Ram,
+            CacheMode::RamDisk => headwater_volume::CacheMode::RamDisk,
+            CacheMode::Disk => headwater_volume::CacheMode::Disk,
+        },
+        ram_bytes: request.cache.ram_bytes,
+        disk_bytes: request.cache.disk_bytes,
+        cache_dir,
+        pause_limit: DEFAULT_PAUSE_LIMIT,
+    };
+    let volume = Volume::open(&options, host).map_err(volume_failed)?;
+    let socket = request.run_dir.join("disk.sock");
+    let export = SingleExport::new(volume.clone() as Arc<dyn Device>, format!("machine {}", request.machine));
+    let server = Server::bind(Address::Unix(socket.clone()), export, Limits::default()).map_err(|e| {
+        BackendError::new(ProblemKind::Failed, "cannot serve the machine's disk".to_owned()).because(e)
+    })?;
+    Ok(Arc::new(ServedVolume { socket, volume, parts: Arc::new(Mutex::new(Some((server, pin)))) }))
+}
+
+struct ServedVolume {
+    socket: PathBuf,
+    volume: Arc<Volume>,
+    /// Gone once the disk is closed.
+    parts: Arc<Mutex<Option<(Server, Pin)>>>,
+}
+
+#[async_trait]
+impl Disk for ServedVolume {
+    fn socket(&self) -> &Path {
+        &self.socket
+    }
+
+    fn counters(&self) -> DiskCounters {
+        let volume = self.volume.counters();
+        DiskCounters {
+            reads: volume.read_ops,
+            writes: volume.write_ops,
+            read_bytes: volume.read_bytes,
+            written_bytes: volume.write_bytes,
+            image_read_bytes: volume.image_read_bytes,
+            ram_used_bytes: volume.cache.ram_used_bytes,
+            disk_used_bytes: volume.cache.disk_used_bytes,
+            spilled_bytes: volume.cache.spilled_bytes,
+            pauses: volume.cache.paused_writes,
+            iops: 0,
+        }
+    }
+
+    async fn close(&self) -> Result<(), BackendError> {
+        let (volume, parts) = (self.volume.clone(), self.parts.clone());
+        blocking("close the disk", move || {
+            let parts = parts.lock().take();
+            // Writes that wait for space give up, or the server would wait for them.
+            volume.close();
+            if let Some((server, _pin)) = parts {
+                server.stop();
+            }
+            Ok(())
+        })
+        .await
+    }
+}
+
+/// Overflow files have no name from their birth on, so nothing should be here: what is here was left by
+/// something that died between making a file and unlinking it.
+fn sweep(dir: &Path) -> Result<Vec<String>, BackendError> {
+    let failed = |e| BackendError::from_io(format!("cannot clean up {}", dir.display()), e);
+    let mut removed = Vec::new();
+    for entry in std::fs::read_dir(dir).map_err(failed)? {
+        let entry = entry.map_err(failed)?;
+        if entry.file_type().map_err(failed)?.is_file() {
+            std::fs::remove_file(entry.path()).map_err(failed)?;
+            removed.push(entry.path().display().to_string());
+        }
+    }
+    Ok(removed)
+}
+
+fn volume_failed(error: IoError) -> BackendError {
+    let kind = match error.kind() {
+        IoErrorKind::Invalid => ProblemKind::Invalid,
+        IoErrorKind::NoSpace => ProblemKind::NoSpace,
+        IoErrorKind::Corrupt => ProblemKind::Damaged,
+        _ => ProblemKind::Failed,
+    };
+    BackendError::new(kind, "cannot open the machine's disk").because(error)
+}
+
+/// Runs what blocks on a thread of its own.
+pub async fn blocking<T: Send + 'static>(
+    what: &'static str,
+    work: impl FnOnce() -> Result<T, BackendError> + Send + 'static,
+) -> Result<T, BackendError> {
+    match tokio::task::spawn_blocking(work).await {
+        Ok(outcome) => outcome,
+        Err(e) => Err(BackendError::new(ProblemKind::Failed, format!("cannot {what}")).because(e)),
+    }
+}
+
+/// The memory that this host, or the container it is, has.
+pub fn host_memory_bytes() -> u64 {
+    let info = rustix::system::sysinfo();
+    let installed = u64::try_from(info.totalram).unwrap_or(0).saturating_mul(u64::from(info.mem_unit));
+    let limits = ["/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"];
+    let limit = limits.iter().find_map(|path| std::fs::read_to_string(path).ok()?.trim().parse().ok());
+    limit.map_or(installed, |limit: u64| limit.min(installed))
+}

@@ -1,0 +1,200 @@
+//! Machines under QEMU.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use headwater_api::ProblemKind;
+use headwater_qemu::{
+    Acceleration, Disk, Error, Exec, Exit, ExitReason, Guest, GuestSpec, Identity, MacAddress, Network,
+    OnReboot, RunFiles, SshHostKey, probe_acceleration, seed,
+};
+use headwater_service::backend::{BackendError, ExecOutput, Hypervisor, Vm, VmExit, VmRequest};
+
+/// A guest that still boots misses the power button, so it is pressed again this often.
+const POWER_BUTTON_INTERVAL: Duration = Duration::from_secs(3);
+
+/// How long one wait for the end of a boot lasts; waits follow each other until the guest is up or gone.
+const BOOT_PATIENCE: Duration = Duration::from_secs(3600);
+
+/// QEMU on this host.
+#[derive(Debug, Default)]
+pub struct Qemu;
+
+#[async_trait]
+impl Hypervisor for Qemu {
+    async fn describe(&self) -> Result<String, BackendError> {
+        probe_acceleration().await.map(|how| how.to_string()).map_err(failed)
+    }
+
+    async fn check(&self, machine: &str, memory_bytes: u64, cpus: u32) -> Result<(), BackendError> {
+        let spec = GuestSpec {
+            name: machine.to_owned(),
+            uuid: uuid::Uuid::nil(),
+            mac: MacAddress([0; 6]),
+            memory_bytes,
+            cpus,
+            disk: Disk { socket: PathBuf::from("/"), export: String::new() },
+            seed: None,
+            run_dir: PathBuf::from("/"),
+            network: Network::User,
+            acceleration: Acceleration::Kvm,
+            on_reboot: OnReboot::Exit,
+        };
+        spec.check().map_err(failed)
+    }
+
+    async fn start(&self, request: VmRequest) -> Result<Arc<dyn Vm>, BackendError> {
+        let acceleration = probe_acceleration().await.map_err(failed)?;
+        let mac: MacAddress = request.mac.parse().map_err(|e| BackendError::new(ProblemKind::Failed, e))?;
+        let files = RunFiles::new(&request.run_dir);
+        write_seed(&request, &files, mac)?;
+        let accelerator = match acceleration {
+            Acceleration::Kvm => "kvm",
+            Acceleration::Tcg { .. } => "tcg",
+        };
+        let spec = GuestSpec {
+            name: request.name,
+            uuid: request.uuid,
+            mac,
+            memory_bytes: request.memory_bytes,
+            cpus: request.cpus,
+            disk: Disk { socket: request.disk_socket, export: String::new() },
+            seed: Some(files.seed_disk()),
+            run_dir: request.run_dir,
+            network: Network::User,
+            acceleration,
+            on_reboot: OnReboot::Exit,
+        };
+        let guest = Guest::start(&spec).await.map_err(failed)?;
+        Ok(Arc::new(QemuVm { guest, accelerator }))
+    }
+
+    async fn sweep_orphans(&self, run_root: &Path) -> Result<Vec<String>, BackendError> {
+        let orphans = headwater_qemu::sweep_orphans(run_root).await.map_err(failed)?;
+        if let Some(stuck) = orphans.iter().find(|orphan| !orphan.ended) {
+            let message = format!("process {} of {} cannot be ended", stuck.pid, stuck.run_dir.display());
+            return Err(BackendError::new(ProblemKind::Failed, message)
+                .advise("an earlier daemon left it and it hangs in the kernel: restart the host"));
+        }
+        let name = |dir: &Path| dir.file_name().map(|name| name.to_string_lossy().into_owned());
+        Ok(orphans.iter().filter_map(|orphan| name(&orphan.run_dir)).collect())
+    }
+
+    fn console_log(&self, run_dir: &Path) -> PathBuf {
+        RunFiles::new(run_dir).console_log()
+    }
+
+    fn console_socket(&self, run_dir: &Path) -> PathBuf {
+        RunFiles::new(run_dir).console_socket()
+    }
+}
+
+fn write_seed(request: &VmRequest, files: &RunFiles, mac: MacAddress) -> Result<(), BackendError> {
+    let identity = Identity {
+        hostname: request.identity.host_name.clone(),
+        instance_id: request.uuid.to_string(),
+        machine_id: request.identity.machine_id.clone(),
+        ssh_host_keys: vec![SshHostKey {
+            kind: "ed25519".to_owned(),
+            private: request.ssh_host_key_private.reveal().to_owned(),
+            public: format!("{}\n", request.identity.ssh_host_key_public),
+        }],
+        user_data: request.identity.user_data.clone().map(String::into_bytes),
+    };
+    seed::write(&files.seed_disk(), &identity, Network::User, mac).map_err(failed)
+}
+
+struct QemuVm {
+    guest: Guest,
+    accelerator: &'static str,
+}
+
+#[async_trait]
+impl Vm for QemuVm {
+    fn pid(&self) -> u32 {
+        self.guest.pid()
+    }
+
+    fn accelerator(&self) -> String {
+        self.accelerator.to_owned()
+    }
+
+    async fn booted(&self) {
+        loop {
+            match self.guest.wait_booted(BOOT_PATIENCE).await {
+                Ok(_) => return,
+                Err(Error::Timeout { .. }) => {}
+                // It ended, and never will have booted.
+                Err(_) => std::future::pending().await,
+            }
+        }
+    }
+
+    async fn exited(&self) -> VmExit {
+        match self.guest.wait_exit().await {
+            Ok(exit) => vm_exit(&exit),
+            Err(e) => VmExit::Crashed { reason: e.to_string() },
+        }
+    }
+
+    async fn stop(&self, grace: Duration) -> Result<VmExit, BackendError> {
+        let again = async {
+            loop {
+                tokio::time::sleep(POWER_BUTTON_INTERVAL).await;
+                // Where QEMU is gone there is no button to press, and the other branch knows.
+                let _ = self.guest.monitor().execute("system_powerdown", serde_json::json!({})).await;
+            }
+        };
+        tokio::select! {
+            exit = self.guest.stop(grace) => exit.map(|exit| vm_exit(&exit)).map_err(failed),
+            () = again => Ok(VmExit::Killed),
+        }
+    }
+
+    async fn kill(&self) -> Result<(), BackendError> {
+        self.guest.kill().await.map(drop).map_err(failed)
+    }
+
+    async fn exec(&self, argv: &[String], timeout: Duration) -> Result<ExecOutput, BackendError> {
+        let exec = Exec { command: argv.to_vec(), input: Vec::new(), timeout };
+        let output = self.guest.agent().exec(&exec).await.map_err(failed)?;
+        Ok(ExecOutput {
+            exit_code: output.exit_code,
+            stdout: output.stdout,
+            stderr: output.stderr,
+            truncated: output.truncated,
+        })
+    }
+}
+
+fn vm_exit(exit: &Exit) -> VmExit {
+    match exit.reason {
+        ExitReason::PoweredOff | ExitReason::Stopped => VmExit::PoweredOff,
+        ExitReason::Rebooted => VmExit::Rebooted,
+        ExitReason::Killed => VmExit::Killed,
+        ExitReason::Crashed => {
+            let last: Vec<&str> = exit.last_output.iter().rev().take(3).rev().map(String::as_str).collect();
+            let said = if last.is_empty() { String::new() } else { format!(": {}", last.join("; ")) };
+            VmExit::Crashed { reason: format!("QEMU ended unexpectedly ({}){said}", exit.status) }
+        }
+    }
+}
+
+fn failed(error: Error) -> BackendError {
+    let kind = match &error {
+        Error::NotInstalled { .. } => ProblemKind::Unavailable,
+        Error::Spec { .. } => ProblemKind::Invalid,
+        Error::Io { source, .. } if source.kind() == std::io::ErrorKind::StorageFull => ProblemKind::NoSpace,
+        Error::Gone(_) => ProblemKind::Conflict,
+        Error::Io { .. }
+        | Error::StartFailed { .. }
+        | Error::Monitor { .. }
+        | Error::Agent { .. }
+        | Error::Protocol { .. }
+        | Error::Timeout { .. } => ProblemKind::Failed,
+    };
+    // Its message holds its causes already.
+    BackendError::new(kind, error.to_string())
+}

@@ -1,0 +1,5 @@
+//! The service's traits, implemented with the crates of the data path and of hosting.
+
+pub mod disks;
+pub mod hypervisor;
+pub mod images;

@@ -1,0 +1,64 @@
+//! Long operations: reading the daemon's progress lines until the last one.
+
+use anyhow::Context;
+use headwater_api::{ExportRequest, ImportRequest, JobEvent, JobResult, Problem, ProblemKind, Progress};
+use http_body_util::BodyExt;
+use hyper::Method;
+
+use crate::client::{Client, escape};
+
+/// The longest line that the daemon may send, in bytes: a report can name many damaged places.
+const MAX_LINE_BYTES: usize = 64 << 20;
+
+impl Client {
+    /// Imports a disk. Dropping the future cancels the import.
+    pub async fn import(
+        &self,
+        request: &ImportRequest,
+        progress: impl FnMut(Progress),
+    ) -> anyhow::Result<JobResult> {
+        self.job("/api/v1/images", Some(serde_json::to_vec(request)?), progress).await
+    }
+
+    /// Verifies a version.
+    pub async fn verify(&self, reference: &str, progress: impl FnMut(Progress)) -> anyhow::Result<JobResult> {
+        self.job(&format!("/api/v1/images/{}/verify", escape(reference)), None, progress).await
+    }
+
+    /// Writes a version to a file on the daemon's host.
+    pub async fn export(
+        &self,
+        reference: &str,
+        request: &ExportRequest,
+        progress: impl FnMut(Progress),
+    ) -> anyhow::Result<JobResult> {
+        let path = format!("/api/v1/images/{}/export", escape(reference));
+        self.job(&path, Some(serde_json::to_vec(request)?), progress).await
+    }
+
+    async fn job(
+        &self,
+        path: &str,
+        body: Option<Vec<u8>>,
+        mut progress: impl FnMut(Progress),
+    ) -> anyhow::Result<JobResult> {
+        let mut answer = self.send(Method::POST, path, body).await?.into_body();
+        let mut pending = Vec::new();
+        while let Some(frame) = answer.frame().await {
+            let frame = frame.context("the daemon ended in the middle of the operation")?;
+            pending.extend_from_slice(frame.data_ref().map(|data| &data[..]).unwrap_or_default());
+            while let Some(end) = pending.iter().position(|byte| *byte == b'\n') {
+                let line: Vec<u8> = pending.drain(..=end).collect();
+                match serde_json::from_slice(&line).context("cannot understand the daemon's progress")? {
+                    JobEvent::Progress(now) => progress(now),
+                    JobEvent::Done { result } => return Ok(result),
+                    JobEvent::Failed { problem } => return Err(problem.into()),
+                }
+            }
+            if pending.len() > MAX_LINE_BYTES {
+                break;
+            }
+        }
+        Err(Problem::new(ProblemKind::Failed, "the daemon ended in the middle of the operation").into())
+    }
+}

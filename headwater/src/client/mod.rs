@@ -1,0 +1,182 @@
+//! A client of the daemon: HTTP/1 over its unix socket, one connection a request.
+
+mod console;
+mod jobs;
+
+use std::path::PathBuf;
+
+use anyhow::Context;
+use headwater_api::{
+    CreateMachine, EventList, ExecRequest, ExecResult, Image, ImageList, Machine, MachineList, Problem,
+    ProblemKind, Removed, Status,
+};
+use http_body_util::{BodyExt, Full};
+use hyper::body::{Bytes, Incoming};
+use hyper::{Method, Request, Response, header};
+use hyper_util::rt::TokioIo;
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use tokio::net::UnixStream;
+
+use crate::failure::Unreachable;
+
+pub use console::Console;
+
+/// Talks to the daemon of one data directory.
+#[derive(Clone, Debug)]
+pub struct Client {
+    socket: PathBuf,
+}
+
+impl Client {
+    /// A client of the daemon that listens on `socket`. Nothing is connected yet.
+    pub fn new(socket: PathBuf) -> Self {
+        Self { socket }
+    }
+
+    /// What the daemon does.
+    pub async fn status(&self) -> anyhow::Result<Status> {
+        self.get("/api/v1/status").await
+    }
+
+    /// All images.
+    pub async fn images(&self) -> anyhow::Result<ImageList> {
+        self.get("/api/v1/images").await
+    }
+
+    /// One image, or one version of it.
+    pub async fn image(&self, reference: &str) -> anyhow::Result<Image> {
+        self.get(&format!("/api/v1/images/{}", escape(reference))).await
+    }
+
+    /// Removes an image or one version of it.
+    pub async fn remove_image(&self, reference: &str) -> anyhow::Result<Removed> {
+        let path = format!("/api/v1/images/{}", escape(reference));
+        json(self.send(Method::DELETE, &path, None).await?).await
+    }
+
+    /// All machines.
+    pub async fn machines(&self) -> anyhow::Result<MachineList> {
+        self.get("/api/v1/machines").await
+    }
+
+    /// One machine.
+    pub async fn machine(&self, name: &str) -> anyhow::Result<Machine> {
+        self.get(&format!("/api/v1/machines/{}", escape(name))).await
+    }
+
+    /// Creates a machine.
+    pub async fn create_machine(&self, request: &CreateMachine) -> anyhow::Result<Machine> {
+        self.post("/api/v1/machines", request).await
+    }
+
+    /// `start`, `stop`, `stop?force=true` or `reset`.
+    pub async fn change_machine(&self, name: &str, verb: &str) -> anyhow::Result<Machine> {
+        let path = format!("/api/v1/machines/{}/{verb}", escape(name));
+        json(self.send(Method::POST, &path, None).await?).await
+    }
+
+    /// Removes a machine.
+    pub async fn remove_machine(&self, name: &str, force: bool) -> anyhow::Result<()> {
+        let path = format!("/api/v1/machines/{}?force={force}", escape(name));
+        self.send(Method::DELETE, &path, None).await.map(drop)
+    }
+
+    /// Runs a command in a guest.
+    pub async fn exec(&self, name: &str, request: &ExecRequest) -> anyhow::Result<ExecResult> {
+        self.post(&format!("/api/v1/machines/{}/exec", escape(name)), request).await
+    }
+
+    /// The newest events.
+    pub async fn events(&self, subject: Option<&str>, limit: u32) -> anyhow::Result<EventList> {
+        let subject = subject.map(|subject| format!("&subject={}", escape(subject))).unwrap_or_default();
+        self.get(&format!("/api/v1/events?limit={limit}{subject}")).await
+    }
+
+    async fn get<T: DeserializeOwned>(&self, path: &str) -> anyhow::Result<T> {
+        json(self.send(Method::GET, path, None).await?).await
+    }
+
+    async fn post<T: DeserializeOwned>(&self, path: &str, body: &impl Serialize) -> anyhow::Result<T> {
+        json(self.send(Method::POST, path, Some(serde_json::to_vec(body)?)).await?).await
+    }
+
+    /// Sends a request; an answer that says "failed" becomes its problem.
+    async fn send(
+        &self,
+        method: Method,
+        path: &str,
+        body: Option<Vec<u8>>,
+    ) -> anyhow::Result<Response<Incoming>> {
+        let mut request = Request::builder().method(method).uri(path).header(header::HOST, "localhost");
+        if body.is_some() {
+            request = request.header(header::CONTENT_TYPE, "application/json");
+        }
+        let request = request.body(Full::new(Bytes::from(body.unwrap_or_default())))?;
+        let response = self.exchange(request).await?;
+        if response.status().is_success() { Ok(response) } else { Err(refused(response).await) }
+    }
+
+    async fn exchange(&self, request: Request<Full<Bytes>>) -> anyhow::Result<Response<Incoming>> {
+        let unreachable = |e: std::io::Error| {
+            let reason = match e.kind() {
+                std::io::ErrorKind::NotFound => "there is no such socket".to_owned(),
+                std::io::ErrorKind::ConnectionRefused => "nobody listens there".to_owned(),
+                _ => e.to_string(),
+            };
+            Unreachable { socket: self.socket.display().to_string(), reason }
+        };
+        let stream = UnixStream::connect(&self.socket).await.map_err(unreachable)?;
+        let (mut sender, connection) = hyper::client::conn::http1::handshake(TokioIo::new(stream))
+            .await
+            .context("cannot speak HTTP with the daemon")?;
+        tokio::spawn(async move {
+            // What breaks the connection also breaks the answer, where it is told.
+            let _ = connection.with_upgrades().await;
+        });
+        let sent = sender.send_request(request).await;
+        sent.with_context(|| format!("the daemon at {} hung up before it answered", self.socket.display()))
+    }
+}
+
+/// The problem that an answer tells of.
+async fn refused(response: Response<Incoming>) -> anyhow::Error {
+    let status = response.status();
+    let Ok(body) = response.into_body().collect().await else {
+        return anyhow::anyhow!("the daemon broke its answer off");
+    };
+    serde_json::from_slice::<Problem>(&body.to_bytes())
+        .unwrap_or_else(|_| Problem::new(ProblemKind::Failed, format!("the daemon answered {status}")))
+        .into()
+}
+
+async fn json<T: DeserializeOwned>(response: Response<Incoming>) -> anyhow::Result<T> {
+    let bytes = response.into_body().collect().await.context("the daemon broke its answer off")?.to_bytes();
+    serde_json::from_slice(&bytes).context("cannot understand the daemon's answer: is it of another version?")
+}
+
+/// A name as part of a path or a parameter.
+fn escape(text: &str) -> String {
+    let mut out = String::new();
+    for byte in text.bytes() {
+        if byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'.' | b'_' | b'~' | b'@') {
+            out.push(char::from(byte));
+        } else {
+            out.push_str(&format!("%{byte:02X}"));
+        }
+    }
+    // Alone these would be steps in the path, whatever follows.
+    if matches!(out.as_str(), "." | "..") { out.replace('.', "%2E") } else { out }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn odd_names_stay_one_part_of_the_path() {
+        assert_eq!(escape("debian-12.x@3"), "debian-12.x@3");
+        assert_eq!(escape("a/b c?d#e%"), "a%2Fb%20c%3Fd%23e%25");
+        assert_eq!(escape(".."), "%2E%2E");
+    }
+}

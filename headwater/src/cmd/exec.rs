@@ -1,0 +1,36 @@
+//! `headwater machine exec`: run a command in a guest.
+
+use std::io::Write;
+
+use anyhow::Context;
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD;
+use headwater_api::ExecRequest;
+
+use crate::client::Client;
+use crate::show;
+
+/// Runs the command; its output becomes ours, and its exit code too.
+pub async fn run(
+    client: &Client,
+    name: &str,
+    timeout_s: u64,
+    argv: Vec<String>,
+    json: bool,
+) -> anyhow::Result<u8> {
+    let request = ExecRequest { argv, timeout_ms: timeout_s.saturating_mul(1000) };
+    let result = client.exec(name, &request).await?;
+    let code = u8::try_from(result.exit_code.clamp(0, 255)).unwrap_or(1);
+    if json {
+        show::json(&result)?;
+        return Ok(code);
+    }
+    let decode = |text: &str| STANDARD.decode(text).context("cannot understand the daemon's answer");
+    show::bytes(&decode(&result.stdout_base64)?)?;
+    // Where standard error is closed, its reader wants none of it.
+    let _ = std::io::stderr().write_all(&decode(&result.stderr_base64)?);
+    if result.truncated {
+        eprintln!("headwater: the guest agent cut the output off");
+    }
+    Ok(code)
+}

@@ -1,0 +1,219 @@
+//! `headwater export`: serve one volume over NBD in the foreground, without a daemon.
+
+use std::fmt::Write as _;
+use std::io::Write as _;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use anyhow::Context;
+use clap::{Args, ValueHint};
+use headwater_api::CacheMode;
+use headwater_block::{Device, size};
+use headwater_image::{ChunkCache, VersionReader};
+use headwater_nbd::{Address, Limits, Server, SingleExport};
+use headwater_store::{Access, ImageReference, LocalDir, Store};
+use headwater_volume::{DEFAULT_PAUSE_LIMIT, Volume, VolumeCounters, VolumeOptions};
+use headwater_writecache::Host;
+use tokio::signal::unix::{SignalKind, signal};
+
+use crate::adapters::volumes::{host_memory_bytes, volume_mode};
+use crate::cli::LogFormat;
+use crate::cmd::signals::EndSignals;
+use crate::data_dir::DataDir;
+use crate::logging;
+
+/// Unpacked chunks of an image that are kept in memory, beside the write cache.
+const CHUNK_CACHE_BYTES: u64 = 64 << 20;
+
+/// Where the overflow goes unless `--cache-dir` says otherwise: on disk, unlike `/tmp` on many systems.
+const DEFAULT_CACHE_DIR: &str = "/var/tmp";
+
+/// `headwater export`.
+#[derive(Debug, Args)]
+pub struct ExportArgs {
+    /// IMAGE[@VERSION] of the store, a raw or qcow2 file, or null:SIZE for an empty disk
+    #[arg(value_name = "IMAGE|FILE|null:SIZE", value_hint = ValueHint::FilePath)]
+    pub source: String,
+    /// Where writes go: ram, ram+disk or disk
+    #[arg(long, value_name = "MODE", default_value = "ram+disk", value_parser = CacheMode::parse)]
+    pub cache: CacheMode,
+    /// The most memory that the write cache takes
+    #[arg(long, value_name = "SIZE", default_value = "64M", value_parser = size::parse)]
+    pub ram: u64,
+    /// The most disk space that the write cache takes
+    #[arg(long, value_name = "SIZE", default_value = "10G", value_parser = size::parse)]
+    pub disk: u64,
+    /// Directory or block device of the overflow
+    #[arg(long, value_name = "DIR", default_value = DEFAULT_CACHE_DIR, value_hint = ValueHint::AnyPath)]
+    pub cache_dir: PathBuf,
+    /// Where to listen: unix:PATH or tcp:HOST[:PORT]
+    #[arg(long, value_name = "ADDRESS")]
+    pub nbd: Address,
+    /// Write the counters to this file, as JSON, at the end and on SIGUSR1
+    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
+    pub stats: Option<PathBuf>,
+    /// What is logged to standard error: error, warn, info, debug, trace, or a filter
+    #[arg(long, value_name = "FILTER", default_value = "warn", env = "HEADWATER_LOG")]
+    pub log: String,
+}
+
+/// Serves until SIGINT or SIGTERM. Ready when it has printed the export's URI.
+pub fn run(data_dir: impl FnOnce() -> anyhow::Result<DataDir>, args: ExportArgs) -> anyhow::Result<()> {
+    logging::to_stderr(&args.log, LogFormat::Text)?;
+    check_ram(&args)?;
+    if let Some(file) = &args.stats {
+        // Found now rather than after hours.
+        write_stats(file, &VolumeCounters::default())?;
+    }
+    let base = open_base(&args.source, data_dir)?;
+    let host = Host::start(u64::MAX).map_err(anyhow::Error::msg)?;
+    let options = VolumeOptions {
+        base,
+        mode: volume_mode(args.cache),
+        ram_bytes: args.ram,
+        disk_bytes: args.disk,
+        cache_dir: args.cache_dir.clone(),
+        pause_limit: DEFAULT_PAUSE_LIMIT,
+    };
+    let volume = Volume::open(&options, &host)
+        .with_context(|| format!("cannot open a volume over '{}'", args.source))?;
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().context("cannot start")?;
+    runtime.block_on(serve(&args, &volume))
+}
+
+async fn serve(args: &ExportArgs, volume: &Arc<Volume>) -> anyhow::Result<()> {
+    let mut end = EndSignals::catch()?;
+    let mut ask = signal(SignalKind::user_defined1()).context("cannot catch SIGUSR1")?;
+    let export = SingleExport::new(Arc::clone(volume) as Arc<dyn Device>, args.source.clone());
+    let server = Server::bind(args.nbd.clone(), export, Limits::default())
+        .with_context(|| format!("cannot serve '{}'", args.source))?;
+    say(&format!("{}\n", server.uri()));
+    loop {
+        tokio::select! {
+            _ = end.next() => break,
+            _ = ask.recv() => report(args, volume)?,
+        }
+    }
+    server.stop();
+    volume.close();
+    report(args, volume)
+}
+
+fn check_ram(args: &ExportArgs) -> anyhow::Result<()> {
+    let total = host_memory_bytes();
+    anyhow::ensure!(
+        args.cache == CacheMode::Disk || args.ram <= total,
+        "a write cache of {} of memory was asked for, and this machine has {}: give a smaller --ram",
+        size::format(args.ram),
+        size::format(total)
+    );
+    Ok(())
+}
+
+fn open_base(
+    source: &str,
+    data_dir: impl FnOnce() -> anyhow::Result<DataDir>,
+) -> anyhow::Result<Arc<dyn Device>> {
+    if let Some(text) = source.strip_prefix("null:") {
+        let bytes = size::parse(text).map_err(anyhow::Error::msg)?;
+        return Ok(headwater_image::null_device(bytes)?);
+    }
+    if source.contains('/') || Path::new(source).exists() {
+        return Ok(headwater_image::open_file(Path::new(source))?);
+    }
+    let failed = || format!("cannot export '{source}', which is no file here and was looked up as an image");
+    let reference: ImageReference = source.parse().with_context(failed)?;
+    let dir = data_dir()?.store();
+    let store = LocalDir::open(&dir, Access::Read).with_context(failed)?;
+    let image = store.image(&reference.name).with_context(failed)?;
+    let version = image.select(&reference.selector).with_context(failed)?;
+    let reader = VersionReader::open(&store, version.manifest, ChunkCache::new(CHUNK_CACHE_BYTES));
+    Ok(reader.with_context(failed)?)
+}
+
+fn report(args: &ExportArgs, volume: &Volume) -> anyhow::Result<()> {
+    let counters = volume.counters();
+    say(&table(&counters));
+    match &args.stats {
+        Some(file) => write_stats(file, &counters),
+        None => Ok(()),
+    }
+}
+
+/// Prints to standard output; a reader that has gone is no reason to stop serving.
+fn say(text: &str) {
+    let mut out = std::io::stdout().lock();
+    let _ = out.write_all(text.as_bytes()).and_then(|()| out.flush());
+}
+
+/// Replaces the file as a whole, so that a reader never sees half of it.
+fn write_stats(file: &Path, counters: &VolumeCounters) -> anyhow::Result<()> {
+    let failed = || format!("cannot write the counters to {}", file.display());
+    let mut name = file.file_name().unwrap_or_default().to_owned();
+    name.push(".part");
+    let part = file.with_file_name(name);
+    let json = serde_json::to_vec_pretty(counters).with_context(failed)?;
+    std::fs::write(&part, json).and_then(|()| std::fs::rename(&part, file)).with_context(failed)
+}
+
+fn table(counters: &VolumeCounters) -> String {
+    let cache = &counters.cache;
+    let blocks = |count: u64| size::format(count * u64::from(headwater_block::BLOCK_BYTES));
+    let of = |used: u64, limit: u64| format!("{} of {}", size::format(used), size::format(limit));
+    let rows = [
+        ("reads", format!("{} requests, {}", counters.read_ops, size::format(counters.read_bytes))),
+        ("  from RAM", blocks(cache.read_ram_blocks)),
+        ("  from the overflow disk", blocks(cache.read_disk_blocks)),
+        ("  from the image", size::format(counters.image_read_bytes)),
+        ("  zeroes", blocks(cache.read_zero_blocks)),
+        ("writes", format!("{} requests, {}", counters.write_ops, size::format(counters.write_bytes))),
+        ("  over their own place in RAM", blocks(cache.write_in_place_blocks)),
+        ("  to a new place", blocks(cache.write_new_blocks)),
+        ("  zeroes, not stored", blocks(cache.elided_zero_blocks)),
+        ("discards", format!("{} requests, {}", counters.discard_ops, blocks(cache.discarded_blocks))),
+        ("cache memory", of(cache.ram_used_bytes, cache.ram_target_bytes)),
+        ("  of which index", size::format(cache.index_bytes)),
+        ("cache disk", of(cache.disk_used_bytes, cache.disk_limit_bytes)),
+        (
+            "spilled",
+            format!("{} in {} segments", size::format(cache.spilled_bytes), cache.spilled_segments),
+        ),
+        (
+            "cleaned",
+            format!("{} in {} segments", blocks(cache.cleaned_blocks), cache.cleaned_segments),
+        ),
+        (
+            "writes paused",
+            format!("{}, {:.3} s in all", cache.paused_writes, cache.paused_ns as f64 / 1e9),
+        ),
+        ("writes refused", cache.refused_writes.to_string()),
+        (
+            "overflow disk errors",
+            format!("{}, damaged blocks {}", cache.disk_errors, cache.corrupt_blocks),
+        ),
+    ];
+    let mut text = String::new();
+    for (name, value) in rows {
+        // Writing to a string does not fail.
+        let _ = writeln!(text, "{name:<32}{value}");
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_counters_are_a_table_and_a_file_that_is_replaced_as_a_whole() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("stats.json");
+        let counters = VolumeCounters { read_ops: 7, read_bytes: 28 << 10, ..Default::default() };
+        write_stats(&file, &VolumeCounters::default()).unwrap();
+        write_stats(&file, &counters).unwrap();
+        let back: VolumeCounters = serde_json::from_slice(&std::fs::read(&file).unwrap()).unwrap();
+        assert_eq!(back, counters);
+        assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 1);
+        assert!(table(&counters).contains("7 requests, 28.0 KiB"));
+    }
+}

@@ -1,0 +1,23 @@
+//! `headwater completions` and `headwater man`: files for shells and for `man`.
+
+use std::path::Path;
+
+use anyhow::Context;
+use clap::CommandFactory;
+
+use crate::cli::Cli;
+use crate::show;
+
+/// Prints the completions for a shell.
+pub fn completions(shell: clap_complete::Shell) -> anyhow::Result<()> {
+    let mut script = Vec::new();
+    clap_complete::generate(shell, &mut Cli::command(), "headwater", &mut script);
+    show::bytes(&script)
+}
+
+/// Writes one manual page for each command.
+pub fn manual(dir: &Path) -> anyhow::Result<()> {
+    let failed = || format!("cannot write the manual to {}", dir.display());
+    std::fs::create_dir_all(dir).with_context(failed)?;
+    clap_mangen::generate_to(Cli::command(), dir).with_context(failed)
+}

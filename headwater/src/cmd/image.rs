@@ -1,0 +1,185 @@
+//! `headwater image`: the store of images, through the daemon.
+
+use std::path::Path;
+
+use anyhow::Context;
+use headwater_api::name::{check_image, image_name_of};
+use headwater_api::{ExportRequest, Image, ImageVersion, ImportRequest, JobResult, VerifyReport};
+use headwater_block::size;
+
+use crate::cli::ImageCommand;
+use crate::client::Client;
+use crate::failure::DAMAGED;
+use crate::show::{self, progress::Shown};
+
+/// Carries out one of the image commands.
+pub async fn run(client: Client, command: ImageCommand, json: bool) -> anyhow::Result<u8> {
+    match command {
+        ImageCommand::Import { source, name } => {
+            let result = import(&client, &source, name, json).await?;
+            if json {
+                show::json(&result)?;
+            }
+        }
+        ImageCommand::List => {
+            let list = client.images().await?;
+            if json { show::json(&list)? } else { show_list(&list.images)? }
+        }
+        ImageCommand::Show { image } => {
+            let image = client.image(&image).await?;
+            if json { show::json(&image)? } else { show_versions(&image)? }
+        }
+        ImageCommand::Verify { image } => return verify(&client, &image, json).await,
+        ImageCommand::Export { image, file } => export(&client, &image, &file, json).await?,
+        ImageCommand::Remove { image } => {
+            let removed = client.remove_image(&image).await?;
+            if json {
+                show::json(&removed)?;
+            } else {
+                let freed = size::format(removed.freed_bytes);
+                show::line(&format!("removed {}; {freed} freed", removed.removed.join(", ")))?;
+            }
+        }
+    }
+    Ok(0)
+}
+
+/// Imports a file or an NBD export; `headwater run` does it too. Prints what came of it unless `quiet`.
+pub async fn import(
+    client: &Client,
+    source: &str,
+    name: Option<String>,
+    quiet: bool,
+) -> anyhow::Result<JobResult> {
+    let name = name.unwrap_or_else(|| name_of(source));
+    check_image(&name)?;
+    let source = absolute(source)?;
+    let mut shown = Shown::begin(&format!("import {name}"), quiet);
+    let request = ImportRequest { name, source };
+    let result = client.import(&request, |progress| shown.update(progress)).await;
+    shown.end();
+    let result = result?;
+    if let JobResult::Imported { version, created } = &result
+        && !quiet
+    {
+        let what = if *created { "imported as" } else { "unchanged; it is" };
+        let (whole, stored) = (size::format(version.size_bytes), size::format(version.stored_bytes));
+        let place = format!("{}@{}", version.image, version.number);
+        show::line(&format!("{what} {place}, {whole}, {stored} stored, {}", version.hash))?;
+    }
+    Ok(result)
+}
+
+/// Whether a text means a disk to import, rather than an image of the store.
+pub fn is_source(text: &str) -> bool {
+    headwater_nbd::NbdUri::is_uri(text) || text.contains('/') || Path::new(text).exists()
+}
+
+fn name_of(source: &str) -> String {
+    let path = source.split('?').next().unwrap_or(source);
+    let last = path.trim_end_matches('/').rsplit('/').next().unwrap_or(path);
+    image_name_of(last)
+}
+
+/// The daemon's working directory is not ours.
+fn absolute(source: &str) -> anyhow::Result<String> {
+    if headwater_nbd::NbdUri::is_uri(source) {
+        return Ok(source.to_owned());
+    }
+    absolute_path(Path::new(source))
+}
+
+fn absolute_path(path: &Path) -> anyhow::Result<String> {
+    let absolute =
+        std::path::absolute(path).with_context(|| format!("'{}' is not a file name", path.display()))?;
+    let text = absolute.into_os_string().into_string();
+    text.map_err(|odd| anyhow::anyhow!("the path {} is not UTF-8, which the API cannot carry", odd.display()))
+}
+
+async fn verify(client: &Client, image: &str, json: bool) -> anyhow::Result<u8> {
+    let mut shown = Shown::begin(&format!("verify {image}"), json);
+    let result = client.verify(image, |progress| shown.update(progress)).await;
+    shown.end();
+    let JobResult::Verified(report) = result? else {
+        anyhow::bail!("the daemon answered something else than a report: is it of another version?");
+    };
+    let code = if report.damage.is_empty() { 0 } else { DAMAGED };
+    if json {
+        show::json(&report)?
+    } else {
+        show_report(&report)?
+    }
+    Ok(code)
+}
+
+fn show_report(report: &VerifyReport) -> anyhow::Result<()> {
+    let VerifyReport { version, checked_bytes, damage } = report;
+    let place = format!("{}@{}", version.image, version.number);
+    for line in damage {
+        show::line(&format!("{place}: {}", show::printable(line)))?;
+    }
+    let checked = size::format(*checked_bytes);
+    if damage.is_empty() {
+        show::line(&format!("{place} is sound: {checked} read and compared with their hashes"))
+    } else {
+        show::line(&format!("{place} is damaged in {} places; {checked} read", damage.len()))
+    }
+}
+
+async fn export(client: &Client, image: &str, file: &Path, json: bool) -> anyhow::Result<()> {
+    let request = ExportRequest { target: absolute_path(file)? };
+    let mut shown = Shown::begin(&format!("export {image}"), json);
+    let result = client.export(image, &request, |progress| shown.update(progress)).await;
+    shown.end();
+    let result = result?;
+    if json {
+        return show::json(&result);
+    }
+    if let JobResult::Exported { version, size_bytes } = result {
+        let place = format!("{}@{}", version.image, version.number);
+        show::line(&format!("{place} written to {}, {}", request.target, size::format(size_bytes)))?;
+    }
+    Ok(())
+}
+
+fn show_list(images: &[Image]) -> anyhow::Result<()> {
+    let row = |image: &Image| {
+        let newest = image.versions.last();
+        let stored: u64 = image.versions.iter().map(|version| version.stored_bytes).sum();
+        vec![
+            image.name.clone(),
+            image.versions.len().to_string(),
+            newest.map(|version| version.number.to_string()).unwrap_or_default(),
+            newest.map(|version| size::format(version.size_bytes)).unwrap_or_default(),
+            size::format(stored),
+            newest.map(|version| show::time(version.created_at_ms)).unwrap_or_default(),
+        ]
+    };
+    show::table(&["IMAGE", "VERSIONS", "NEWEST", "SIZE", "STORED", "NEWEST SINCE"], images.iter().map(row))
+}
+
+fn show_versions(image: &Image) -> anyhow::Result<()> {
+    let row = |version: &ImageVersion| {
+        vec![
+            format!("{}@{}", version.image, version.number),
+            version.hash.clone(),
+            size::format(version.size_bytes),
+            size::format(version.stored_bytes),
+            show::time(version.created_at_ms),
+            version.source.clone(),
+        ]
+    };
+    show::table(&["VERSION", "HASH", "SIZE", "STORED", "SINCE", "SOURCE"], image.versions.iter().map(row))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn images_are_named_after_their_source() {
+        assert_eq!(name_of("/disks/Debian 12.qcow2"), "debian-12");
+        assert_eq!(name_of("nbd+unix:///lab?socket=/tmp/x.sock"), "lab");
+        assert_eq!(name_of("nbd://127.0.0.1:10809/"), "127.0.0");
+    }
+}

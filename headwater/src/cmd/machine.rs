@@ -1,0 +1,199 @@
+//! `headwater machine`: machines, through the daemon.
+
+use std::time::Duration;
+
+use anyhow::Context;
+use headwater_api::{CreateMachine, Machine, MachineState, Problem, ProblemKind};
+use headwater_block::size;
+
+use crate::cli::{MachineArgs, MachineCommand};
+use crate::client::Client;
+use crate::cmd::{console, exec};
+use crate::show;
+
+/// How often a boot that is waited for is looked at.
+const WAIT_INTERVAL: Duration = Duration::from_millis(500);
+
+/// Carries out one of the machine commands.
+pub async fn run(client: Client, command: MachineCommand, json: bool) -> anyhow::Result<u8> {
+    match command {
+        MachineCommand::Create { name, image, host_name, machine } => {
+            let request = CreateMachine { host_name, ..creation(name, image, &machine)? };
+            let machine = client.create_machine(&request).await?;
+            if json {
+                show::json(&machine)?;
+            } else {
+                show::line(&format!("created {}, {}", machine.name, machine.uuid))?;
+            }
+        }
+        MachineCommand::List => {
+            let list = client.machines().await?;
+            if json { show::json(&list)? } else { show::line(&show::machines::machines(&list.machines))? }
+        }
+        MachineCommand::Show { name } => show_one(&client, &name, json).await?,
+        MachineCommand::Start { names, wait } => change(&client, &names, "start", wait, json).await?,
+        MachineCommand::Reset { names, wait } => change(&client, &names, "reset", wait, json).await?,
+        MachineCommand::Stop { names, force } => {
+            let verb = if force { "stop?force=true" } else { "stop" };
+            change(&client, &names, verb, None, json).await?;
+        }
+        MachineCommand::Remove { names, force } => {
+            for name in names {
+                client.remove_machine(&name, force).await?;
+                if !json {
+                    show::line(&format!("removed {name}"))?;
+                }
+            }
+        }
+        MachineCommand::Console { name, log, follow } => console::run(&client, &name, log, follow).await?,
+        MachineCommand::Exec { name, timeout, command } => {
+            return exec::run(&client, &name, timeout, command, json).await;
+        }
+    }
+    Ok(0)
+}
+
+/// A machine to create, of what the command line says.
+pub fn creation(name: String, image: String, args: &MachineArgs) -> anyhow::Result<CreateMachine> {
+    let read = |path: &std::path::PathBuf| {
+        std::fs::read_to_string(path).with_context(|| format!("cannot read the user data {}", path.display()))
+    };
+    Ok(CreateMachine {
+        name,
+        image,
+        cache: args.cache_settings(),
+        memory_bytes: args.memory,
+        cpus: args.cpus,
+        host_name: None,
+        user_data: args.user_data.as_ref().map(read).transpose()?,
+    })
+}
+
+/// Changes all machines at the same time; the first failure is ours, once all are done.
+async fn change(
+    client: &Client,
+    names: &[String],
+    verb: &'static str,
+    wait: Option<u64>,
+    json: bool,
+) -> anyhow::Result<()> {
+    let tasks: Vec<_> = names
+        .iter()
+        .map(|name| {
+            let (client, name) = (client.clone(), name.clone());
+            tokio::spawn(async move {
+                let machine = client.change_machine(&name, verb).await?;
+                match wait {
+                    Some(seconds) => wait_until_up(&client, machine, Duration::from_secs(seconds)).await,
+                    None => Ok(machine),
+                }
+            })
+        })
+        .collect();
+    let mut changed = Vec::new();
+    let mut failure: Option<anyhow::Error> = None;
+    for task in tasks {
+        match task.await.context("a request did not end")? {
+            Ok(machine) => changed.push(machine),
+            // All are told; the last word is the first failure's, with its exit code.
+            Err(e) if failure.is_some() => eprintln!("headwater: {}", crate::failure::one_line(&e)),
+            Err(e) => failure = Some(e),
+        }
+    }
+    if json {
+        show::json(&changed)?;
+    } else {
+        for machine in &changed {
+            show::line(&sentence(machine))?;
+        }
+    }
+    failure.map_or(Ok(()), Err)
+}
+
+/// A machine's state in a line.
+pub fn sentence(machine: &Machine) -> String {
+    let mut text = format!("{} is {}", machine.name, machine.state);
+    if let (MachineState::Running, Some(boot_ms)) = (machine.state, machine.boot_ms) {
+        text.push_str(&format!(", booted in {} s", show::seconds(boot_ms)));
+    }
+    if let Some(reason) = &machine.reason {
+        text.push_str(&format!(": {}", show::printable(reason)));
+    }
+    text
+}
+
+async fn wait_until_up(client: &Client, mut machine: Machine, limit: Duration) -> anyhow::Result<Machine> {
+    let deadline = tokio::time::Instant::now() + limit;
+    loop {
+        match machine.state {
+            MachineState::Running => return Ok(machine),
+            state if !state.is_active() => {
+                let problem = Problem::new(ProblemKind::Failed, sentence(&machine));
+                return Err(problem.advise("'headwater machine console --log' shows what it printed").into());
+            }
+            _ if tokio::time::Instant::now() >= deadline => {
+                let message = format!("machine '{}' is not up after {} s", machine.name, limit.as_secs());
+                let problem = Problem::new(ProblemKind::Failed, message);
+                return Err(problem.advise("'headwater machine console --log' shows what it printed").into());
+            }
+            _ => {}
+        }
+        tokio::time::sleep(WAIT_INTERVAL).await;
+        machine = client.machine(&machine.name).await?;
+    }
+}
+
+async fn show_one(client: &Client, name: &str, json: bool) -> anyhow::Result<()> {
+    let machine = client.machine(name).await?;
+    if json {
+        return show::json(&machine);
+    }
+    let or_dash = |text: Option<String>| text.unwrap_or_else(|| "-".to_owned());
+    let cache = machine.cache;
+    let mut pairs = vec![
+        ("machine", machine.name.clone()),
+        ("state", sentence(&machine)),
+        ("image", machine.image.clone()),
+        ("version", or_dash(machine.version.clone())),
+        ("uuid", machine.uuid.to_string()),
+        ("mac", machine.mac.clone()),
+        ("host name", machine.identity.host_name.clone()),
+        ("machine-id", machine.identity.machine_id.clone()),
+        ("ssh host key", machine.identity.ssh_host_key_public.clone()),
+        ("memory", size::format(machine.memory_bytes)),
+        ("processors", machine.cpus.to_string()),
+        (
+            "write cache",
+            format!(
+                "{}, RAM {}, disk {}",
+                cache.mode,
+                size::format(cache.ram_bytes),
+                size::format(cache.disk_bytes)
+            ),
+        ),
+        ("created", show::time(machine.created_at_ms)),
+        ("started", or_dash(machine.started_at_ms.map(show::time))),
+        ("process", or_dash(machine.pid.map(|pid| pid.to_string()))),
+        ("run by", or_dash(machine.accelerator.clone())),
+    ];
+    if let Some(disk) = machine.disk {
+        pairs.extend([
+            ("reads", format!("{}, {}", disk.reads, size::format(disk.read_bytes))),
+            ("writes", format!("{}, {}", disk.writes, size::format(disk.written_bytes))),
+            ("read from image", size::format(disk.image_read_bytes)),
+            ("RAM used", size::format(disk.ram_used_bytes)),
+            ("disk used", size::format(disk.disk_used_bytes)),
+            ("spilled", size::format(disk.spilled_bytes)),
+            ("pauses", disk.pauses.to_string()),
+            ("IOPS", disk.iops.to_string()),
+        ]);
+    }
+    show::pairs(&pairs)?;
+    let events = client.events(Some(&format!("machine {name}")), 10).await?.events;
+    let rows = events
+        .into_iter()
+        .rev()
+        .map(|event| vec![show::time(event.at_ms), event.actor, event.action, event.detail]);
+    show::line("")?;
+    show::table(&["TIME", "WHO", "ACTION", "DETAIL"], rows)
+}

@@ -1,0 +1,54 @@
+//! The commands, one file each.
+
+mod console;
+mod events;
+mod exec;
+pub mod export;
+mod generate;
+mod image;
+mod machine;
+mod run;
+mod serve;
+mod signals;
+mod status;
+
+use std::future::Future;
+
+use anyhow::Context;
+
+use crate::cli::{Cli, Command};
+use crate::client::Client;
+use crate::data_dir::DataDir;
+
+/// Carries a command out. Returns the exit code of one that did not fail.
+pub fn run(cli: Cli) -> anyhow::Result<u8> {
+    let json = cli.json;
+    let data_dir = || DataDir::locate(cli.data_dir.clone());
+    let client = || Ok::<_, anyhow::Error>(Client::new(data_dir()?.socket()));
+    match cli.command {
+        Command::Run(args) => on_all_cores(run::run(data_dir()?, args)),
+        Command::Serve(args) => on_all_cores(serve::run(data_dir()?, args)),
+        Command::Image(command) => on_one_core(image::run(client()?, command, json)),
+        Command::Machine(command) => on_one_core(machine::run(client()?, command, json)),
+        Command::Status => on_one_core(status::run(client()?, json)),
+        Command::Events(args) => on_one_core(events::run(client()?, args, json)),
+        Command::Export(args) => {
+            export::run(export::ExportArgs { data_dir: cli.data_dir.clone(), ..args }).map(|()| 0)
+        }
+        Command::Completions { shell } => generate::completions(shell).map(|()| 0),
+        Command::Man { dir } => generate::manual(&dir).map(|()| 0),
+    }
+}
+
+fn on_one_core(work: impl Future<Output = anyhow::Result<u8>>) -> anyhow::Result<u8> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+    let runtime = runtime.context("cannot start")?;
+    let outcome = runtime.block_on(work);
+    // A thread that still waits for the terminal's next key must not keep us.
+    runtime.shutdown_background();
+    outcome
+}
+
+fn on_all_cores(work: impl Future<Output = anyhow::Result<u8>>) -> anyhow::Result<u8> {
+    tokio::runtime::Builder::new_multi_thread().enable_all().build().context("cannot start")?.block_on(work)
+}

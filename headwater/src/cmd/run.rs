@@ -1,0 +1,202 @@
+//! `headwater run`: a daemon in this process, machines on it, and a table until Ctrl-C.
+//!
+//! It drives the daemon through its socket like any other client, so `headwater machine list` from another
+//! terminal shows the same machines, and there is no second way of doing things.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::io::{IsTerminal, Write};
+use std::time::Duration;
+
+use anyhow::Context;
+use headwater_api::name::ImageRef;
+use headwater_api::{JobResult, Machine, MachineState, Problem, ProblemKind};
+
+use crate::cli::{MachineArgs, RunArgs};
+use crate::client::Client;
+use crate::cmd::signals::EndSignals;
+use crate::cmd::{image, machine};
+use crate::daemon::Daemon;
+use crate::data_dir::DataDir;
+use crate::{logging, show};
+
+/// How often the table is drawn, and states are looked at.
+const INTERVAL: Duration = Duration::from_secs(1);
+
+/// The longest beginning of a machine's name; its number follows.
+const MAX_STEM_BYTES: usize = 56;
+
+/// Runs machines until a signal comes, or until all of them are off.
+pub async fn run(data_dir: DataDir, args: RunArgs) -> anyhow::Result<u8> {
+    let mut signals = EndSignals::catch()?;
+    let daemon = Daemon::start(data_dir, None).await?;
+    logging::to_file(&daemon.data_dir().path().join("run.log"))?;
+    let client = Client::new(daemon.data_dir().socket());
+    let mut created = Vec::new();
+    let outcome = tokio::select! {
+        outcome = bring_up_and_watch(&client, &args, &mut created) => outcome,
+        _ = signals.next() => Ok(0),
+    };
+    if !created.is_empty() {
+        note("stopping; Ctrl-C again ends the machines at once");
+    }
+    let hurry = daemon.hurry();
+    tokio::spawn(async move {
+        signals.next().await;
+        hurry.await;
+    });
+    let cleaned = clean_up(&client, &created).await;
+    daemon.stop().await;
+    let code = outcome?;
+    cleaned.map(|()| code)
+}
+
+async fn bring_up_and_watch(
+    client: &Client,
+    args: &RunArgs,
+    created: &mut Vec<String>,
+) -> anyhow::Result<u8> {
+    let image = image_of(client, &args.source).await?;
+    let names = free_names(client, &image, args.count).await?;
+    create(client, names, &image, &args.machine, created).await?;
+    for name in created.iter() {
+        client.change_machine(name, "start").await?;
+    }
+    watch(client, created).await
+}
+
+/// Imports a file or an NBD export; anything else is an image of the store.
+async fn image_of(client: &Client, source: &str) -> anyhow::Result<String> {
+    if image::is_source(source) {
+        let result = image::import(client, source, None, false).await?;
+        let JobResult::Imported { version, .. } = result else {
+            anyhow::bail!("the import ended as something else");
+        };
+        return Ok(format!("{}@{}", version.image, version.number));
+    }
+    let missing = |problem: Problem| problem.during(format!("'{source}' is neither a file nor an image"));
+    ImageRef::parse(source).map_err(missing)?;
+    match client.image(source).await {
+        Ok(_) => Ok(source.to_owned()),
+        Err(e) => match e.downcast::<Problem>() {
+            Ok(problem) if problem.kind == ProblemKind::NotFound => Err(missing(problem).into()),
+            Ok(problem) => Err(problem.into()),
+            Err(e) => Err(e),
+        },
+    }
+}
+
+/// `IMAGE-1`, `IMAGE-2`, ...: those that are free.
+async fn free_names(client: &Client, image: &str, count: u32) -> anyhow::Result<Vec<String>> {
+    let image = image.split('@').next().unwrap_or(image);
+    let stem: String = image.replace(['.', '_'], "-").chars().take(MAX_STEM_BYTES).collect();
+    let stem = stem.trim_matches('-');
+    let taken: BTreeSet<String> =
+        client.machines().await?.machines.into_iter().map(|machine| machine.name).collect();
+    let names = (1u32..).map(|number| format!("{stem}-{number}")).filter(|name| !taken.contains(name));
+    Ok(names.take(usize::try_from(count)?).collect())
+}
+
+async fn create(
+    client: &Client,
+    names: Vec<String>,
+    image: &str,
+    args: &MachineArgs,
+    created: &mut Vec<String>,
+) -> anyhow::Result<()> {
+    for name in names {
+        client.create_machine(&machine::creation(name.clone(), image.to_owned(), args)?).await?;
+        created.push(name);
+    }
+    Ok(())
+}
+
+/// Shows the machines until all are off. A machine that crashed makes it a failure.
+async fn watch(client: &Client, names: &[String]) -> anyhow::Result<u8> {
+    let mut screen = Screen::new();
+    let mut tick = tokio::time::interval(INTERVAL);
+    loop {
+        tick.tick().await;
+        let all = client.machines().await?.machines;
+        let ours: Vec<Machine> = all.into_iter().filter(|machine| names.contains(&machine.name)).collect();
+        screen.show(&ours)?;
+        if ours.iter().all(|machine| !machine.state.is_active()) {
+            let crashed = ours.iter().any(|machine| machine.state == MachineState::Crashed);
+            note(if crashed { "all machines are off, not all of them well" } else { "all machines are off" });
+            return Ok(u8::from(crashed));
+        }
+    }
+}
+
+async fn clean_up(client: &Client, created: &[String]) -> anyhow::Result<()> {
+    let tasks: Vec<_> = created
+        .iter()
+        .map(|name| {
+            let (client, name) = (client.clone(), name.clone());
+            tokio::spawn(async move {
+                client.change_machine(&name, "stop").await?;
+                client.remove_machine(&name, true).await
+            })
+        })
+        .collect();
+    let mut outcome = Ok(());
+    for task in tasks {
+        let done = task.await.context("a request did not end")?;
+        outcome = outcome.and(done);
+    }
+    outcome.context("cannot clean up")
+}
+
+/// For people, beside the results.
+fn note(text: &str) {
+    // Where standard error is closed there is nobody to tell.
+    let _ = writeln!(std::io::stderr(), "{text}");
+}
+
+/// A table that is drawn over itself on a terminal; elsewhere, a line for each change of a state.
+struct Screen {
+    is_terminal: bool,
+    drawn_lines: usize,
+    said: BTreeMap<String, String>,
+}
+
+impl Screen {
+    fn new() -> Self {
+        Self { is_terminal: std::io::stdout().is_terminal(), drawn_lines: 0, said: BTreeMap::new() }
+    }
+
+    fn show(&mut self, machines: &[Machine]) -> anyhow::Result<()> {
+        if self.is_terminal { self.redraw(machines) } else { self.say(machines) }
+    }
+
+    fn redraw(&mut self, machines: &[Machine]) -> anyhow::Result<()> {
+        let table = show::machines::machines(machines);
+        let width = terminal_columns();
+        let mut text = String::new();
+        if self.drawn_lines > 0 {
+            text.push_str(&format!("\u{1b}[{}A\u{1b}[J", self.drawn_lines));
+        }
+        self.drawn_lines = table.lines().count();
+        for line in table.lines() {
+            // A line that wraps would make the next drawing begin too low.
+            text.extend(line.chars().take(width));
+            text.push('\n');
+        }
+        show::bytes(text.as_bytes())
+    }
+
+    fn say(&mut self, machines: &[Machine]) -> anyhow::Result<()> {
+        for machine in machines {
+            let sentence = machine::sentence(machine);
+            if self.said.get(&machine.name) != Some(&sentence) {
+                show::line(&sentence)?;
+                self.said.insert(machine.name.clone(), sentence);
+            }
+        }
+        Ok(())
+    }
+}
+
+fn terminal_columns() -> usize {
+    let size = rustix::termios::tcgetwinsize(std::io::stdout());
+    size.map(|size| usize::from(size.ws_col)).ok().filter(|columns| *columns > 0).unwrap_or(80)
+}

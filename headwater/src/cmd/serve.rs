@@ -1,0 +1,42 @@
+//! `headwater serve`: the daemon.
+
+use sd_notify::NotifyState;
+
+use crate::cli::ServeArgs;
+use crate::cmd::signals::EndSignals;
+use crate::daemon::Daemon;
+use crate::data_dir::DataDir;
+use crate::logging;
+
+/// Serves until SIGTERM or SIGINT; a second one ends machines that take their time.
+pub async fn run(data_dir: DataDir, args: ServeArgs) -> anyhow::Result<u8> {
+    logging::to_stderr(&args.log, args.log_format)?;
+    let mut signals = EndSignals::catch()?;
+    let daemon = Daemon::start(data_dir, args.listen).await?;
+    tracing::info!(
+        version = env!("CARGO_PKG_VERSION"),
+        pid = std::process::id(),
+        socket = %daemon.data_dir().socket().display(),
+        tcp = daemon.tcp().map(tracing::field::display),
+        "ready"
+    );
+    tell(NotifyState::Ready);
+    let signal = signals.next().await;
+    tracing::info!(signal, "stopping: requests in flight are finished, then machines are stopped");
+    tell(NotifyState::Stopping);
+    let hurry = daemon.hurry();
+    tokio::spawn(async move {
+        signals.next().await;
+        tracing::warn!("told twice: machines are ended at once");
+        hurry.await;
+    });
+    daemon.stop().await;
+    tracing::info!("stopped");
+    Ok(0)
+}
+
+fn tell(state: NotifyState<'_>) {
+    if let Err(e) = sd_notify::notify(&[state]) {
+        tracing::warn!("cannot tell the service manager: {e}");
+    }
+}

@@ -1,0 +1,29 @@
+//! `headwater status`: the daemon and its host.
+
+use headwater_block::size;
+
+use crate::client::Client;
+use crate::show;
+
+/// Shows what the daemon does.
+pub async fn run(client: Client, json: bool) -> anyhow::Result<u8> {
+    let status = client.status().await?;
+    if json {
+        return show::json(&status).map(|()| 0);
+    }
+    let active = format!("{}, {} of them on", status.machines, status.machines_active);
+    show::pairs(&[
+        ("version", status.version),
+        ("process", status.pid.to_string()),
+        ("running since", show::time(status.started_at_ms)),
+        ("data directory", status.data_dir),
+        ("free there", size::format(status.free_bytes)),
+        ("machines run by", status.hypervisor),
+        ("images", status.images.to_string()),
+        ("store takes", size::format(status.store_bytes)),
+        ("machines", active),
+        ("write caches in RAM", size::format(status.ram_used_bytes)),
+        ("write caches on disk", size::format(status.disk_used_bytes)),
+    ])?;
+    Ok(0)
+}

@@ -1,0 +1,134 @@
+//! The daemon: lock, store, database, service and sockets, put together; `serve` and `run` both use it.
+//!
+//! ```text
+//!   start: lock the data directory -> store, database -> service -> recover -> sockets
+//!   stop:  no new requests, long operations cancelled, requests in flight finished
+//!          -> machines stopped (their disks live here) -> database closed -> socket removed
+//! ```
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::Context;
+use headwater_db::Database;
+use headwater_db::sqlite::SqliteDatabase;
+use headwater_service::backend::{SystemClock, SystemRandom};
+use headwater_service::life::STOP_GRACE_MS;
+use headwater_service::{Parts, Service, operations, server};
+use headwater_store::{Access, LocalDir};
+use tokio::sync::watch;
+use tokio::task::JoinHandle;
+
+use crate::adapters::disks::Volumes;
+use crate::adapters::hypervisor::Qemu;
+use crate::adapters::images::StoredImages;
+use crate::data_dir::{DataDir, DataDirLock};
+
+/// How long requests in flight may take once the daemon stops. The longest is a stop of a machine.
+const REQUESTS_GRACE: Duration = Duration::from_millis(STOP_GRACE_MS + 15_000);
+
+/// How long cancelled operations may take to clean up.
+const JOBS_GRACE: Duration = Duration::from_secs(30);
+
+/// A daemon that serves.
+pub struct Daemon {
+    data_dir: DataDir,
+    _lock: DataDirLock,
+    service: Service,
+    database: Arc<SqliteDatabase>,
+    stop: watch::Sender<bool>,
+    servers: Vec<JoinHandle<std::io::Result<()>>>,
+    ticker: JoinHandle<()>,
+    tcp: Option<SocketAddr>,
+}
+
+impl Daemon {
+    /// Starts on a data directory, and on a TCP address where one is given. Serves when it returns.
+    pub async fn start(data_dir: DataDir, listen: Option<SocketAddr>) -> anyhow::Result<Self> {
+        let lock = data_dir.lock()?;
+        // Before anything is changed: most mistakes in an invocation are here.
+        let unix = server::bind_unix(&data_dir.socket()).await?;
+        let tcp = match listen {
+            Some(address) => Some(server::bind_tcp(address).await?),
+            None => None,
+        };
+        let tcp_address = tcp.as_ref().map(tokio::net::TcpListener::local_addr).transpose()?;
+        let database = Arc::new(SqliteDatabase::open(&data_dir.database()).await?);
+        let service = service(&data_dir, database.clone()).await?;
+        service.recover().await.context("cannot clean up after an earlier daemon")?;
+
+        let router = operations::router(service.clone());
+        let (stop, stopped) = watch::channel(false);
+        let mut servers = vec![tokio::spawn(server::serve_unix(unix, router.clone(), stopped.clone()))];
+        if let Some(tcp) = tcp {
+            servers.push(tokio::spawn(server::serve_tcp(tcp, router, stopped)));
+        }
+        let ticking = service.clone();
+        let ticker = tokio::spawn(async move { ticking.keep_reconciling().await });
+        Ok(Self { data_dir, _lock: lock, service, database, stop, servers, ticker, tcp: tcp_address })
+    }
+
+    /// The TCP address that it listens on, with the port that it got.
+    pub fn tcp(&self) -> Option<SocketAddr> {
+        self.tcp
+    }
+
+    /// Where it is.
+    pub fn data_dir(&self) -> &DataDir {
+        &self.data_dir
+    }
+
+    /// Ends all machines at once, also while [`Daemon::stop`] waits for their guests.
+    pub fn hurry(&self) -> impl Future<Output = ()> + Send + 'static {
+        let service = self.service.clone();
+        async move { service.stop_all(true).await }
+    }
+
+    /// Finishes what is in flight, stops all machines, and ends.
+    pub async fn stop(self) {
+        self.service.begin_stop();
+        // Where all servers have ended there is nobody to tell.
+        let _ = self.stop.send(true);
+        let finish = async {
+            for server in self.servers {
+                match server.await {
+                    Ok(Ok(())) => {}
+                    Ok(Err(e)) => tracing::error!("a listener failed: {e}"),
+                    Err(e) => tracing::error!("a listener failed: {e}"),
+                }
+            }
+        };
+        if tokio::time::timeout(REQUESTS_GRACE, finish).await.is_err() {
+            tracing::warn!("some requests did not end within {} s and are cut off", REQUESTS_GRACE.as_secs());
+        }
+        if !self.service.jobs_ended(JOBS_GRACE).await {
+            tracing::warn!("a long operation did not end within {} s", JOBS_GRACE.as_secs());
+        }
+        self.service.stop_all(false).await;
+        self.ticker.abort();
+        self.database.close().await;
+        if let Err(e) = std::fs::remove_file(self.data_dir.socket()) {
+            tracing::warn!("cannot remove the socket: {e}");
+        }
+    }
+}
+
+async fn service(data_dir: &DataDir, db: Arc<SqliteDatabase>) -> anyhow::Result<Service> {
+    let (store_dir, cache_dir) = (data_dir.store(), data_dir.cache());
+    let opened = tokio::task::spawn_blocking(move || -> anyhow::Result<_> {
+        let store = LocalDir::open(&store_dir, Access::WRITE)?;
+        let disks = Volumes::new(store.clone(), cache_dir)?;
+        Ok((store, disks))
+    });
+    let (store, disks) = opened.await.context("cannot open the store")??;
+    Ok(Service::new(Parts {
+        db,
+        images: Arc::new(StoredImages::new(store)),
+        disks: Arc::new(disks),
+        hypervisor: Arc::new(Qemu),
+        clock: Arc::new(SystemClock),
+        random: Arc::new(SystemRandom),
+        data_dir: data_dir.path().to_owned(),
+    }))
+}

@@ -1,0 +1,118 @@
+//! The data directory: where everything is, and the lock that makes its owner the only one.
+
+use std::fs::{File, TryLockError};
+use std::io::{Read, Seek, SeekFrom, Write};
+use std::os::unix::fs::DirBuilderExt;
+use std::path::{Path, PathBuf};
+
+use anyhow::Context;
+
+use crate::failure::Locked;
+
+/// The layout of a data directory.
+#[derive(Clone, Debug)]
+pub struct DataDir(PathBuf);
+
+impl DataDir {
+    /// The given directory, or the usual one. A relative one is taken from the present directory.
+    pub fn locate(given: Option<PathBuf>) -> anyhow::Result<Self> {
+        let dir = match given {
+            Some(dir) => dir,
+            None if rustix::process::geteuid().is_root() => PathBuf::from("/var/lib/headwater"),
+            None => user_data_home()?.join("headwater"),
+        };
+        let absolute = std::path::absolute(&dir)
+            .with_context(|| format!("cannot use '{}' as the data directory", dir.display()))?;
+        Ok(Self(absolute))
+    }
+
+    /// The directory.
+    pub fn path(&self) -> &Path {
+        &self.0
+    }
+
+    /// The daemon's socket.
+    pub fn socket(&self) -> PathBuf {
+        self.0.join("api.sock")
+    }
+
+    /// The database.
+    pub fn database(&self) -> PathBuf {
+        self.0.join("headwater.db")
+    }
+
+    /// The store of images.
+    pub fn store(&self) -> PathBuf {
+        self.0.join("store")
+    }
+
+    /// Overflow files of write caches.
+    pub fn cache(&self) -> PathBuf {
+        self.0.join("cache")
+    }
+
+    /// Machines' sockets, logs and seed disks.
+    pub fn run(&self) -> PathBuf {
+        self.0.join("run")
+    }
+
+    /// Makes the directory where it is missing, for its owner only, and takes its lock.
+    pub fn lock(&self) -> anyhow::Result<DataDirLock> {
+        let failed = || format!("cannot use the data directory {}", self.0.display());
+        let mut builder = std::fs::DirBuilder::new();
+        builder.recursive(true).mode(0o700);
+        builder.create(&self.0).with_context(failed)?;
+        let path = self.0.join("lock");
+        let mut options = File::options();
+        let mut file =
+            options.read(true).write(true).create(true).truncate(false).open(&path).with_context(failed)?;
+        match file.try_lock() {
+            Ok(()) => {}
+            Err(TryLockError::WouldBlock) => {
+                let mut holder = String::new();
+                // Who holds it is only for the message.
+                let _ = file.read_to_string(&mut holder);
+                let data_dir = self.0.display().to_string();
+                return Err(Locked { data_dir, holder: holder.trim().to_owned() }.into());
+            }
+            Err(TryLockError::Error(e)) => return Err(e).with_context(failed),
+        }
+        file.set_len(0)
+            .and_then(|()| file.seek(SeekFrom::Start(0)))
+            .and_then(|_| write!(file, "{}", std::process::id()))
+            .with_context(failed)?;
+        for dir in [self.store(), self.cache(), self.run()] {
+            builder.create(&dir).with_context(failed)?;
+        }
+        Ok(DataDirLock { _file: file })
+    }
+}
+
+/// Held as long as the data directory is ours; it goes with the process, however that ends.
+#[derive(Debug)]
+pub struct DataDirLock {
+    _file: File,
+}
+
+fn user_data_home() -> anyhow::Result<PathBuf> {
+    let set = |name| std::env::var_os(name).map(PathBuf::from).filter(|path| path.is_absolute());
+    set("XDG_DATA_HOME")
+        .or_else(|| set("HOME").map(|home| home.join(".local/share")))
+        .context("neither XDG_DATA_HOME nor HOME is set: name a data directory with --data-dir")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_second_owner_is_told_who_the_first_is() {
+        let dir = tempfile::tempdir().unwrap();
+        let data_dir = DataDir::locate(Some(dir.path().join("deep/data"))).unwrap();
+        let held = data_dir.lock().unwrap();
+        let error = data_dir.lock().unwrap_err();
+        assert!(error.to_string().contains(&format!("process {}", std::process::id())), "{error}");
+        drop(held);
+        data_dir.lock().unwrap();
+    }
+}

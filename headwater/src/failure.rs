@@ -1,0 +1,170 @@
+//! How a command fails: one line for people, a problem for programs, an exit code for scripts.
+
+use std::io::{ErrorKind, Write};
+use std::process::ExitCode;
+
+use headwater_api::{Problem, ProblemKind};
+use headwater_block::{IoError, IoErrorKind};
+use headwater_image::{ImageError, ImageErrorKind};
+use headwater_store::{StoreError, StoreErrorKind};
+
+/// The command line could not be understood.
+pub const USAGE: u8 = 2;
+
+/// No daemon answers.
+pub const UNREACHABLE: u8 = 7;
+
+/// What was read is damaged.
+pub const DAMAGED: u8 = 6;
+
+/// No daemon answers on its socket.
+#[derive(Debug, thiserror::Error)]
+#[error(
+    "cannot reach the daemon at {socket}: {reason} (start it with 'headwater serve', or name its --data-dir)"
+)]
+pub struct Unreachable {
+    /// The socket.
+    pub socket: String,
+    /// Why.
+    pub reason: String,
+}
+
+/// Another daemon has the data directory.
+#[derive(Debug, thiserror::Error)]
+#[error(
+    "the data directory {data_dir} is in use by process {holder} (stop that one, use its socket, or choose \
+     another directory with --data-dir)"
+)]
+pub struct Locked {
+    /// The directory.
+    pub data_dir: String,
+    /// The process that holds it, as it wrote itself.
+    pub holder: String,
+}
+
+/// Prints an error, and returns the exit code that goes with it.
+pub fn report(error: &anyhow::Error, json: bool) -> ExitCode {
+    if is_closed_output(error) {
+        // Somebody like `head` has seen enough.
+        return ExitCode::SUCCESS;
+    }
+    let code = exit_code(error);
+    let text = if json {
+        let problem = error.downcast_ref::<Problem>().cloned().unwrap_or_else(|| as_problem(error, code));
+        serde_json::to_string(&problem).unwrap_or_default()
+    } else {
+        format!("headwater: {}", one_line(error))
+    };
+    // Where standard error is closed, only the exit code is left.
+    let _ = writeln!(std::io::stderr(), "{text}");
+    ExitCode::from(code)
+}
+
+/// The error and its causes in one line, without links that only repeat the one before.
+pub fn one_line(error: &anyhow::Error) -> String {
+    let mut line = String::new();
+    for link in error.chain() {
+        let text = link.to_string();
+        if line.is_empty() {
+            line = text;
+        } else if !line.ends_with(&text) {
+            line = format!("{line}: {text}");
+        }
+    }
+    line.replace('\n', " ")
+}
+
+fn as_problem(error: &anyhow::Error, code: u8) -> Problem {
+    use ProblemKind::{Conflict, Damaged, Failed, Invalid, NoSpace, NotFound, Unavailable};
+    let kinds = [Invalid, NotFound, Conflict, NoSpace, Damaged];
+    let kind = kinds.into_iter().find(|kind| kind.exit_code() == code);
+    let fallback = if code == UNREACHABLE { Unavailable } else { Failed };
+    Problem::new(kind.unwrap_or(fallback), one_line(error))
+}
+
+fn is_closed_output(error: &anyhow::Error) -> bool {
+    error.downcast_ref::<crate::show::OutputClosed>().is_some()
+}
+
+/// The code of the first link of the chain that has one.
+fn exit_code(error: &anyhow::Error) -> u8 {
+    error.chain().find_map(code_of_link).unwrap_or(1)
+}
+
+fn code_of_link(link: &(dyn std::error::Error + 'static)) -> Option<u8> {
+    if let Some(problem) = link.downcast_ref::<Problem>() {
+        return Some(problem.kind.exit_code());
+    }
+    if link.is::<Unreachable>() {
+        return Some(UNREACHABLE);
+    }
+    if link.is::<Locked>() {
+        return Some(ProblemKind::Conflict.exit_code());
+    }
+    if let Some(error) = link.downcast_ref::<StoreError>() {
+        return Some(store_kind(error.kind()).exit_code());
+    }
+    if let Some(error) = link.downcast_ref::<ImageError>() {
+        return Some(image_kind(error.kind()).exit_code());
+    }
+    if let Some(error) = link.downcast_ref::<IoError>() {
+        return match error.kind() {
+            IoErrorKind::NoSpace => Some(ProblemKind::NoSpace.exit_code()),
+            IoErrorKind::Corrupt => Some(ProblemKind::Damaged.exit_code()),
+            _ => None,
+        };
+    }
+    match link.downcast_ref::<std::io::Error>()?.kind() {
+        ErrorKind::StorageFull | ErrorKind::QuotaExceeded => Some(ProblemKind::NoSpace.exit_code()),
+        ErrorKind::NotFound => Some(ProblemKind::NotFound.exit_code()),
+        ErrorKind::AddrInUse | ErrorKind::AlreadyExists => Some(ProblemKind::Conflict.exit_code()),
+        _ => None,
+    }
+}
+
+/// The store's kinds in the words of the API.
+pub fn store_kind(kind: StoreErrorKind) -> ProblemKind {
+    match kind {
+        StoreErrorKind::NotFound => ProblemKind::NotFound,
+        StoreErrorKind::Invalid => ProblemKind::Invalid,
+        StoreErrorKind::InUse | StoreErrorKind::Locked => ProblemKind::Conflict,
+        StoreErrorKind::Damaged | StoreErrorKind::UnknownFormat => ProblemKind::Damaged,
+        StoreErrorKind::NoSpace => ProblemKind::NoSpace,
+        StoreErrorKind::ReadOnly | StoreErrorKind::Io => ProblemKind::Failed,
+    }
+}
+
+/// The images' kinds in the words of the API.
+pub fn image_kind(kind: ImageErrorKind) -> ProblemKind {
+    match kind {
+        ImageErrorKind::NotFound => ProblemKind::NotFound,
+        ImageErrorKind::Invalid => ProblemKind::Invalid,
+        ImageErrorKind::Unsupported | ImageErrorKind::Damaged => ProblemKind::Damaged,
+        ImageErrorKind::Busy => ProblemKind::Conflict,
+        ImageErrorKind::NoSpace => ProblemKind::NoSpace,
+        ImageErrorKind::Cancelled => ProblemKind::Cancelled,
+        ImageErrorKind::Io => ProblemKind::Failed,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use anyhow::Context;
+
+    #[test]
+    fn the_first_link_that_has_a_code_decides() {
+        let full = std::io::Error::from(ErrorKind::StorageFull);
+        let error = Err::<(), _>(full).context("cannot write x").unwrap_err();
+        assert_eq!(exit_code(&error), 5);
+        assert_eq!(exit_code(&anyhow::anyhow!("odd")), 1);
+        let problem = Problem::new(ProblemKind::Conflict, "in use");
+        assert_eq!(exit_code(&anyhow::Error::new(problem).context("cannot remove")), 4);
+    }
+
+    #[test]
+    fn an_error_is_one_line_without_repetition() {
+        let error = anyhow::anyhow!("reason").context("cannot open x: reason").context("cannot\nrun");
+        assert_eq!(one_line(&error), "cannot run: cannot open x: reason");
+    }
+}

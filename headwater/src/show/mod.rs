@@ -1,0 +1,111 @@
+//! Printing: tables for people, JSON for programs.
+
+pub mod machines;
+pub mod progress;
+
+use std::io::{ErrorKind, Write};
+
+use comfy_table::{ContentArrangement, Table, presets};
+use serde::Serialize;
+
+/// Whoever reads our output has gone; that is no failure.
+#[derive(Debug, thiserror::Error)]
+#[error("the standard output was closed")]
+pub struct OutputClosed;
+
+/// Writes to the standard output, which may be closed.
+pub fn bytes(bytes: &[u8]) -> anyhow::Result<()> {
+    let mut out = std::io::stdout().lock();
+    match out.write_all(bytes).and_then(|()| out.flush()) {
+        Ok(()) => Ok(()),
+        Err(e) if e.kind() == ErrorKind::BrokenPipe => Err(OutputClosed.into()),
+        Err(e) => Err(anyhow::Error::new(e).context("cannot write to the standard output")),
+    }
+}
+
+/// Writes a line.
+pub fn line(text: &str) -> anyhow::Result<()> {
+    bytes(format!("{text}\n").as_bytes())
+}
+
+/// Writes a value as JSON.
+pub fn json(value: &impl Serialize) -> anyhow::Result<()> {
+    line(&serde_json::to_string_pretty(value)?)
+}
+
+/// Writes a table with a line of headings.
+pub fn table(headings: &[&str], rows: impl IntoIterator<Item = Vec<String>>) -> anyhow::Result<()> {
+    line(&table_text(headings, rows))
+}
+
+/// The same as text, without blanks at the ends of lines.
+pub fn table_text(headings: &[&str], rows: impl IntoIterator<Item = Vec<String>>) -> String {
+    let mut table = Table::new();
+    // Never wrapped: a script cuts columns, a person scrolls.
+    table.load_style(presets::NOTHING).set_content_arrangement(ContentArrangement::Disabled);
+    table.set_header(headings.iter().copied());
+    for row in rows {
+        table.add_row(row.into_iter().map(|cell| printable(&cell)));
+    }
+    for column in table.column_iter_mut() {
+        column.set_padding((0, 2));
+    }
+    let lines: Vec<String> = table.lines().map(|line| line.trim_end().to_owned()).collect();
+    lines.join("\n")
+}
+
+/// Writes names with their values.
+pub fn pairs(pairs: &[(&str, String)]) -> anyhow::Result<()> {
+    let width = pairs.iter().map(|(name, _)| name.len()).max().unwrap_or(0);
+    let lines: Vec<String> =
+        pairs.iter().map(|(name, value)| format!("{name:width$}  {}", printable(value))).collect();
+    line(&lines.join("\n"))
+}
+
+/// Text that came from elsewhere, without what could steer a terminal.
+pub fn printable(text: &str) -> String {
+    text.chars().map(|c| if c.is_control() { ' ' } else { c }).collect()
+}
+
+/// Seconds with one decimal.
+pub fn seconds(ms: u64) -> String {
+    format!("{}.{}", ms / 1000, ms % 1000 / 100)
+}
+
+/// A time as `2026-11-20 11:34:29Z`.
+pub fn time(ms: u64) -> String {
+    let seconds = ms / 1000;
+    let (days, in_day) = (seconds / 86_400, seconds % 86_400);
+    // Days are counted in eras of 400 years that begin on 1 March, so that leap days come last.
+    let shifted = days + 719_468;
+    let (era, day_of_era) = (shifted / 146_097, shifted % 146_097);
+    let year_of_era = (day_of_era - day_of_era / 1460 + day_of_era / 36_524 - day_of_era / 146_096) / 365;
+    let day_of_year = day_of_era - (365 * year_of_era + year_of_era / 4 - year_of_era / 100);
+    let shifted_month = (5 * day_of_year + 2) / 153;
+    let day = day_of_year - (153 * shifted_month + 2) / 5 + 1;
+    let month = if shifted_month < 10 { shifted_month + 3 } else { shifted_month - 9 };
+    let year = year_of_era + era * 400 + u64::from(month <= 2);
+    let (hour, minute, second) = (in_day / 3600, in_day / 60 % 60, in_day % 60);
+    format!("{year:04}-{month:02}-{day:02} {hour:02}:{minute:02}:{second:02}Z")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_are_calendar_times() {
+        assert_eq!(time(0), "1970-01-01 00:00:00Z");
+        assert_eq!(time(951_827_696_000), "2000-02-29 12:34:56Z");
+        assert_eq!(time(1_795_174_469_999), "2026-11-20 11:34:29Z");
+        assert_eq!(time(4_107_542_399_000), "2100-02-28 23:59:59Z");
+    }
+
+    #[test]
+    fn tables_have_no_blanks_at_the_end_and_no_control_characters() {
+        let text = table_text(&["A", "B"], [vec!["x\u{1b}[2J".to_owned(), String::new()]]);
+        assert_eq!(text.lines().count(), 2);
+        assert!(text.lines().all(|line| !line.ends_with(' ')), "{text:?}");
+        assert!(!text.contains('\u{1b}'));
+    }
+}

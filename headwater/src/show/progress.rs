@@ -1,0 +1,101 @@
+//! How far a long operation is: a bar with rate and time left on a terminal, plain lines elsewhere.
+
+use std::io::{IsTerminal, Write};
+use std::time::{Duration, Instant};
+
+use headwater_api::Progress;
+use headwater_block::size;
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+
+/// Elsewhere than on a terminal a line is printed this often at most.
+const LINE_INTERVAL: Duration = Duration::from_secs(5);
+
+/// Shows the progress of one operation on the standard error.
+pub enum Shown {
+    /// A bar.
+    Bar(ProgressBar),
+    /// Lines.
+    Lines {
+        /// What is done.
+        what: String,
+        /// When it began.
+        began: Instant,
+        /// When a line was printed last.
+        last: Instant,
+    },
+    /// Nothing: a program reads along.
+    Silent,
+}
+
+impl Shown {
+    /// Begins to show; `quiet` shows nothing.
+    pub fn begin(what: &str, quiet: bool) -> Self {
+        if quiet {
+            return Self::Silent;
+        }
+        if !std::io::stderr().is_terminal() {
+            return Self::Lines { what: what.to_owned(), began: Instant::now(), last: Instant::now() };
+        }
+        let template = "{msg} {wide_bar} {percent:>3}% {bytes}/{total_bytes} {bytes_per_sec} left {eta}";
+        let bar = ProgressBar::with_draw_target(Some(0), ProgressDrawTarget::stderr());
+        if let Ok(style) = ProgressStyle::with_template(template) {
+            bar.set_style(style.progress_chars("=> "));
+        }
+        bar.set_message(what.to_owned());
+        Self::Bar(bar)
+    }
+
+    /// It is that far now.
+    pub fn update(&mut self, progress: Progress) {
+        match self {
+            Self::Silent => {}
+            Self::Bar(bar) => {
+                bar.set_length(progress.total_bytes);
+                bar.set_position(progress.done_bytes);
+            }
+            Self::Lines { what, began, last } => {
+                let now = Instant::now();
+                if now.duration_since(*last) < LINE_INTERVAL {
+                    return;
+                }
+                *last = now;
+                let text = text(what, progress, now.duration_since(*began));
+                // Where standard error is closed there is nobody to tell.
+                let _ = writeln!(std::io::stderr(), "{text}");
+            }
+        }
+    }
+
+    /// It is over.
+    pub fn end(self) {
+        if let Self::Bar(bar) = self {
+            bar.finish_and_clear();
+        }
+    }
+}
+
+fn text(what: &str, progress: Progress, passed: Duration) -> String {
+    let Progress { done_bytes, total_bytes } = progress;
+    let passed_ms = u64::try_from(passed.as_millis()).unwrap_or(u64::MAX).max(1);
+    let rate = u128::from(done_bytes) * 1000 / u128::from(passed_ms);
+    let rate = u64::try_from(rate).unwrap_or(u64::MAX);
+    let percent = (u128::from(done_bytes) * 100).checked_div(u128::from(total_bytes)).unwrap_or(0);
+    let left = total_bytes.saturating_sub(done_bytes).checked_div(rate);
+    let left = left.map_or_else(|| "unknown".to_owned(), |left| format!("{left} s"));
+    let (done, total, rate) = (size::format(done_bytes), size::format(total_bytes), size::format(rate));
+    format!("{what}: {percent}%, {done} of {total}, {rate}/s, left {left}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_line_tells_rate_and_time_left() {
+        let progress = Progress { done_bytes: 100 << 20, total_bytes: 400 << 20 };
+        let line = text("import x", progress, Duration::from_secs(2));
+        assert_eq!(line, "import x: 25%, 100.0 MiB of 400.0 MiB, 50.0 MiB/s, left 6 s");
+        let unknown = text("x", Progress::default(), Duration::ZERO);
+        assert_eq!(unknown, "x: 0%, 0 B of 0 B, 0 B/s, left unknown");
+    }
+}
