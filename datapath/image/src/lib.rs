@@ -53,24 +53,33 @@
 
 pub mod chunk_cache;
 pub mod error;
+pub mod export;
 pub mod import;
 pub mod manifest;
 pub mod null_device;
+pub mod open;
 pub mod progress;
 pub mod raw_file;
 pub mod reader;
+pub mod verify;
 
 mod chunk;
 mod fetch_pool;
+mod file_disk;
 mod index;
+mod qcow2;
 mod units;
+mod walk;
 
 pub use chunk_cache::{ChunkCache, ChunkCacheCounters};
 pub use error::{ImageError, ImageErrorKind};
+pub use export::export_raw;
 pub use fetch_pool::{FETCH_QUEUE_MAX, FETCH_THREADS};
 pub use import::{ImportOptions, Imported, import};
 pub use manifest::Manifest;
 pub use null_device::null_device;
+pub use open::{FileFormat, open_file, open_file_as};
 pub use progress::{Cancel, Progress};
 pub use raw_file::raw_file;
 pub use reader::VersionReader;
+pub use verify::{DamagedChunk, DamagedObject, Verified, verify};

@@ -6,19 +6,20 @@ use std::os::unix::fs::{FileExt, FileTypeExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use headwater_block::{
-    Attempt, ByteRange, Completion, Device, Extent, ExtentKind, Geometry, IoError, Op, Request,
-};
+use headwater_block::{ByteRange, Device, Extent, ExtentKind, IoError};
 use rustix::fs::SeekFrom as RawSeek;
 use rustix::io::Errno;
 
 use crate::error::{ImageError, ImageErrorKind};
-use crate::fetch_pool::{FetchPool, read_only};
-use crate::reader::read_only_geometry;
+use crate::file_disk::{FileDisk, PooledDisk};
 
 /// Opens a file or block device whose bytes are the disk, whatever they look like. The file must not change
 /// while it is used.
 pub fn raw_file(path: &Path) -> Result<Arc<dyn Device>, ImageError> {
+    Ok(PooledDisk::open(open_raw(path)?)?)
+}
+
+pub(crate) fn open_raw(path: &Path) -> Result<Arc<dyn FileDisk>, ImageError> {
     let (file, size_bytes) = open_disk_file(path)?;
     if !size_bytes.is_multiple_of(512) {
         return Err(ImageError::new(
@@ -30,9 +31,7 @@ pub fn raw_file(path: &Path) -> Result<Arc<dyn Device>, ImageError> {
             ),
         ));
     }
-    let pool = FetchPool::shared()?;
-    let file = Arc::new(RawFile { path: path.to_owned(), file, size_bytes });
-    Ok(Arc::new(RawDisk { file, pool }))
+    Ok(Arc::new(RawFile { path: path.to_owned(), file, size_bytes }))
 }
 
 /// Opens what may be a disk: a regular file or a block device, not empty. Returns its size too.
@@ -63,18 +62,7 @@ struct RawFile {
     size_bytes: u64,
 }
 
-struct RawDisk {
-    file: Arc<RawFile>,
-    pool: Arc<FetchPool>,
-}
-
 impl RawFile {
-    fn read(&self, range: ByteRange, buffer: &mut [u8]) -> Result<(), IoError> {
-        self.file
-            .read_exact_at(buffer, range.offset())
-            .map_err(|e| IoError::from_os(format!("cannot read {range} of {}", self.path.display()), e))
-    }
-
     /// Where data or a hole next starts, at `from` or after it.
     fn next(&self, seek: RawSeek) -> Result<u64, IoError> {
         match rustix::fs::seek(&self.file, seek) {
@@ -85,6 +73,27 @@ impl RawFile {
                 let tried = format!("cannot find the holes of {}", self.path.display());
                 Err(IoError::from_os(tried, e.into()))
             }
+        }
+    }
+}
+
+impl FileDisk for RawFile {
+    fn size_bytes(&self) -> u64 {
+        self.size_bytes
+    }
+
+    fn read(&self, offset: u64, into: &mut [u8]) -> Result<(), IoError> {
+        let len = into.len();
+        self.file.read_exact_at(into, offset).map_err(|e| {
+            IoError::from_os(format!("cannot read {len} bytes at {offset} of {}", self.path.display()), e)
+        })
+    }
+
+    fn will_read(&self, range: ByteRange) {
+        let len = std::num::NonZeroU64::new(range.len());
+        let advice = rustix::fs::Advice::WillNeed;
+        if let Err(e) = rustix::fs::fadvise(&self.file, range.offset(), len, advice) {
+            tracing::debug!(path = %self.path.display(), error = %e, "no readahead");
         }
     }
 
@@ -110,47 +119,6 @@ impl RawFile {
             at = end;
         }
         Ok(out)
-    }
-}
-
-impl Device for RawDisk {
-    fn geometry(&self) -> Geometry {
-        read_only_geometry(self.file.size_bytes)
-    }
-
-    fn try_now(&self, op: Op<'_>) -> Result<Attempt, IoError> {
-        match op {
-            // The page cache may have it or not; nobody can tell without a system call.
-            Op::Read { .. } => Ok(Attempt::MustWait),
-            Op::Flush => Ok(Attempt::Done),
-            Op::Write { .. } | Op::WriteZeroes { .. } | Op::Discard { .. } => Err(read_only()),
-        }
-    }
-
-    fn submit(&self, request: Request, done: Completion) {
-        match request {
-            Request::Read { range, mut buffer } => {
-                let file = Arc::clone(&self.file);
-                self.pool.push(move || {
-                    let result = file.read(range, &mut buffer);
-                    done.complete(result, buffer);
-                });
-            }
-            Request::Prefetch { range } => {
-                let len = std::num::NonZeroU64::new(range.len());
-                let advice = rustix::fs::Advice::WillNeed;
-                if let Err(e) = rustix::fs::fadvise(&self.file.file, range.offset(), len, advice) {
-                    tracing::debug!(path = %self.file.path.display(), error = %e, "no readahead");
-                }
-                done.complete(Ok(()), Vec::new());
-            }
-            Request::Flush => done.complete(Ok(()), Vec::new()),
-            other => done.complete(Err(read_only()), other.into_buffer()),
-        }
-    }
-
-    fn extents(&self, range: ByteRange, max_extents: usize) -> Result<Vec<Extent>, IoError> {
-        self.file.extents(range, max_extents)
     }
 }
 

@@ -1,0 +1,245 @@
+//! Opening a disk image of unknown format: raw and qcow2 are read, everything else is refused by name.
+
+use std::fs::File;
+use std::os::unix::fs::{FileExt, MetadataExt};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use headwater_block::Device;
+
+use crate::error::{ImageError, ImageErrorKind};
+use crate::file_disk::{FileDisk, PooledDisk};
+use crate::qcow2::disk::Qcow2Disk;
+use crate::qcow2::header::{self, Header, Refusal};
+use crate::raw_file::{open_disk_file, open_raw};
+use crate::units::{u64_of, usize_of};
+
+/// The most files in a chain of qcow2 images.
+pub const BACKING_CHAIN_MAX: usize = 64;
+
+/// The format of an image file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FileFormat {
+    /// The bytes of the file are the disk.
+    Raw,
+    /// QEMU's format, with backing files.
+    Qcow2,
+}
+
+/// Opens an image file for reading, whatever its format: qcow2 is known by its first bytes, and what is
+/// known to be something else is refused. The files of the chain must not change while it is used.
+///
+/// A raw disk that an untrusted guest has written could pass itself off as a qcow2 image that names a file
+/// of the host as its backing file; open such a disk with [`open_file_as`].
+pub fn open_file(path: &Path) -> Result<Arc<dyn Device>, ImageError> {
+    Ok(PooledDisk::open(open_layer(path, None, &mut Vec::new())?)?)
+}
+
+/// Opens an image file for reading that is known to have this format.
+pub fn open_file_as(path: &Path, format: FileFormat) -> Result<Arc<dyn Device>, ImageError> {
+    Ok(PooledDisk::open(open_layer(path, Some(format), &mut Vec::new())?)?)
+}
+
+/// Opens a file and those below it. `chain` holds device and inode of the files above.
+fn open_layer(
+    path: &Path,
+    format: Option<FileFormat>,
+    chain: &mut Vec<(u64, u64)>,
+) -> Result<Arc<dyn FileDisk>, ImageError> {
+    let (file, file_bytes) = open_disk_file(path)?;
+    let start = read_start(&file, file_bytes).map_err(|e| cannot_open(path, &e))?;
+    let qcow2 = match format {
+        Some(format) => format == FileFormat::Qcow2,
+        None => start.starts_with(&header::MAGIC),
+    };
+    if !qcow2 {
+        if format.is_none() {
+            refuse_known_formats(path, &file, file_bytes, &start)?;
+        }
+        return open_raw(path);
+    }
+    let metadata = file.metadata().map_err(|e| cannot_open(path, &e))?;
+    let identity = (metadata.dev(), metadata.ino());
+    if chain.contains(&identity) || chain.len() >= BACKING_CHAIN_MAX {
+        let why = if chain.contains(&identity) { "goes in a circle" } else { "is too long" };
+        return Err(ImageError::new(
+            ImageErrorKind::Invalid,
+            format!("cannot open {}: the chain of its backing files {why}", path.display()),
+        ));
+    }
+    chain.push(identity);
+    let header = Header::decode(&start).map_err(|refusal| refused(path, refusal))?;
+    let backing = match &header.backing {
+        Some(name) => Some(open_backing(path, name, header.backing_format.as_deref(), chain)?),
+        None => None,
+    };
+    let disk = Qcow2Disk::open(path, file, file_bytes, header, backing).map_err(|e| {
+        ImageError::from(e).context(format!("cannot open the qcow2 image {}", path.display()))
+    })?;
+    Ok(Arc::new(disk))
+}
+
+fn open_backing(
+    above: &Path,
+    name: &str,
+    format: Option<&str>,
+    chain: &mut Vec<(u64, u64)>,
+) -> Result<Arc<dyn FileDisk>, ImageError> {
+    let unsupported = |what: String| {
+        ImageError::new(
+            ImageErrorKind::Unsupported,
+            format!("cannot open {}: {what}. {}", above.display(), via_qemu(above)),
+        )
+    };
+    let format = match format {
+        Some("raw") => Some(FileFormat::Raw),
+        Some("qcow2") => Some(FileFormat::Qcow2),
+        None => None,
+        Some(other) => return Err(unsupported(format!("its backing file '{name}' has the format {other}"))),
+    };
+    let plain = name.strip_prefix("file:").unwrap_or(name);
+    // As in QEMU, a colon before the first slash makes it a protocol.
+    if plain.split('/').next().is_some_and(|first| first.contains(':')) {
+        return Err(unsupported(format!("its backing file '{name}' is not a local file")));
+    }
+    let path = match above.parent() {
+        Some(dir) => dir.join(plain),
+        None => PathBuf::from(plain),
+    };
+    open_layer(&path, format, chain).map_err(|e| {
+        let hint = if e.kind() == ImageErrorKind::NotFound {
+            ". Put it there, or join both into one image where both are: qemu-img convert"
+        } else {
+            ""
+        };
+        let kind = if e.kind() == ImageErrorKind::NotFound { ImageErrorKind::Invalid } else { e.kind() };
+        ImageError::new(
+            kind,
+            format!("cannot use {} without its backing file '{name}': {e}{hint}", above.display()),
+        )
+    })
+}
+
+fn read_start(file: &File, file_bytes: u64) -> Result<Vec<u8>, std::io::Error> {
+    let mut start = vec![0; usize_of(file_bytes.min(Header::MAX_BYTES))];
+    file.read_exact_at(&mut start, 0)?;
+    Ok(start)
+}
+
+fn cannot_open(path: &Path, error: &std::io::Error) -> ImageError {
+    ImageError::from_os(format!("cannot open {}", path.display()), error)
+}
+
+fn via_qemu(path: &Path) -> String {
+    format!(
+        "Let QEMU read it: run 'qemu-nbd --read-only --persistent --socket=/tmp/disk.sock {}' and use \
+         nbd+unix:///?socket=/tmp/disk.sock in place of the file",
+        path.display()
+    )
+}
+
+fn refused(path: &Path, refusal: Refusal) -> ImageError {
+    let shown = path.display();
+    match refusal {
+        Refusal::Damaged(why) => {
+            ImageError::new(ImageErrorKind::Damaged, format!("cannot open the qcow2 image {shown}: {why}"))
+        }
+        Refusal::Unsupported(why) => ImageError::new(
+            ImageErrorKind::Unsupported,
+            format!("cannot open the qcow2 image {shown}: {why}. {}", via_qemu(path)),
+        ),
+        Refusal::Encrypted => ImageError::new(
+            ImageErrorKind::Unsupported,
+            format!(
+                "cannot open the qcow2 image {shown}: it is encrypted. Decrypt it with 'qemu-img convert', or let \
+                 qemu-nbd serve it with its key and use the NBD URI in place of the file"
+            ),
+        ),
+    }
+}
+
+/// What to do about a file of another format.
+enum Advice {
+    Qemu,
+    Unpack(&'static str),
+    None,
+}
+
+/// Files that are no raw disks: where their mark is, the mark, what they are, what to do.
+const KNOWN: &[(usize, &[u8], &str, Advice)] = &[
+    (0, b"KDMV", "a VMDK image", Advice::Qemu),
+    (0, b"COWD", "a VMDK image", Advice::Qemu),
+    (0, b"# Disk DescriptorFile", "the description of a VMDK image", Advice::Qemu),
+    (0, b"vhdxfile", "a VHDX image", Advice::Qemu),
+    (0, b"conectix", "a VHD image", Advice::Qemu),
+    (64, b"\x7f\x10\xda\xbe", "a VDI image", Advice::Qemu),
+    (0, b"QED\0", "a QED image", Advice::Qemu),
+    (0, b"WithoutFreeSpace", "a Parallels image", Advice::Qemu),
+    (0, b"WithouFreSpacExt", "a Parallels image", Advice::Qemu),
+    (0, b"LUKS\xba\xbe", "an encrypted LUKS container", Advice::None),
+    (0, b"\x1f\x8b", "compressed with gzip", Advice::Unpack("gunzip --keep")),
+    (0, b"\xfd7zXZ\0", "compressed with xz", Advice::Unpack("unxz --keep")),
+    (0, b"\x28\xb5\x2f\xfd", "compressed with zstd", Advice::Unpack("unzstd")),
+    (0, b"BZh", "compressed with bzip2", Advice::Unpack("bunzip2 --keep")),
+    (0, b"\x04\x22\x4d\x18", "compressed with lz4", Advice::Unpack("unlz4")),
+    (0, b"PK\x03\x04", "a zip archive", Advice::Unpack("unzip")),
+    (0, b"7z\xbc\xaf\x27\x1c", "a 7-Zip archive", Advice::Unpack("7z x")),
+    (257, b"ustar", "a tar archive", Advice::Unpack("tar --extract --file")),
+    (0, b"\x7fELF", "an ELF program", Advice::None),
+    (0, b"%PDF", "a PDF document", Advice::None),
+    (0, b"\x89PNG", "a picture", Advice::None),
+    (0, b"SQLite format 3\0", "an SQLite database", Advice::None),
+];
+
+fn refuse_known_formats(path: &Path, file: &File, file_bytes: u64, start: &[u8]) -> Result<(), ImageError> {
+    let shown = path.display();
+    let refuse = |what: &str, advice: &Advice| {
+        let advice = match advice {
+            Advice::Qemu => format!(". {}", via_qemu(path)),
+            Advice::Unpack(tool) => format!(". Unpack it first: {tool} {shown}"),
+            Advice::None => String::new(),
+        };
+        let why = format!("cannot use {shown} as a disk image: it is {what}, not raw or qcow2{advice}");
+        ImageError::new(ImageErrorKind::Unsupported, why)
+    };
+    for (at, mark, what, advice) in KNOWN {
+        if start.get(*at..).is_some_and(|tail| tail.starts_with(mark)) {
+            return Err(refuse(what, advice));
+        }
+    }
+    // A VHD of fixed size is a raw disk with a footer.
+    let mut footer = [0; 8];
+    if file_bytes >= 512 {
+        file.read_exact_at(&mut footer, file_bytes - 512).map_err(|e| cannot_open(path, &e))?;
+    }
+    if footer == *b"conectix" {
+        return Err(refuse("a VHD image", &Advice::Qemu));
+    }
+    let first = start.get(..start.len().min(512)).unwrap_or_default();
+    if looks_like_text(first) {
+        return Err(refuse("text", &Advice::None));
+    }
+    if !u64_of(start.len()).is_multiple_of(512) || !file_bytes.is_multiple_of(512) {
+        return Err(ImageError::new(
+            ImageErrorKind::Invalid,
+            format!(
+                "cannot use {shown} as a disk image: it is not qcow2, and its size of {file_bytes} bytes is not a \
+                 multiple of 512, so it is no raw disk either"
+            ),
+        ));
+    }
+    Ok(())
+}
+
+/// Whether a first sector is text, which no boot sector, partition table or file system has there.
+fn looks_like_text(first: &[u8]) -> bool {
+    let text = match std::str::from_utf8(first) {
+        Ok(text) => text,
+        // A character may be cut at the end of the sector.
+        Err(e) if first.len().saturating_sub(e.valid_up_to()) < 4 => {
+            std::str::from_utf8(first.get(..e.valid_up_to()).unwrap_or_default()).unwrap_or_default()
+        }
+        Err(_) => return false,
+    };
+    !text.is_empty() && text.chars().all(|c| !c.is_control() || matches!(c, '\n' | '\r' | '\t' | '\u{c}'))
+}

@@ -1,0 +1,171 @@
+//! Verify: read everything that a version needs, and name what is damaged.
+
+use std::sync::Arc;
+
+use headwater_store::{Hash, Object, Store};
+
+use crate::chunk::object_header;
+use crate::error::{ImageError, ImageErrorKind};
+use crate::manifest::{ChunkRef, Manifest, ObjectRef};
+use crate::progress::{Cancel, Progress};
+use crate::reader::fetch_chunk;
+use crate::units::usize_of_u32;
+use crate::walk::walk;
+
+/// The most damaged chunks that are listed; more are counted.
+pub const DAMAGED_LISTED_MAX: usize = 10_000;
+
+/// What a verification found.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Verified {
+    /// Chunks that were read and checked, whatever came out.
+    pub chunks: u64,
+    /// Chunks that are damaged.
+    pub damaged_chunks: u64,
+    /// The first [`DAMAGED_LISTED_MAX`] of them, by their place in the image.
+    pub damaged: Vec<DamagedChunk>,
+    /// Data objects that are lost or damaged as a whole.
+    pub objects: Vec<DamagedObject>,
+}
+
+impl Verified {
+    /// Whether all is as it was written.
+    pub fn is_sound(&self) -> bool {
+        self.damaged_chunks == 0 && self.objects.is_empty()
+    }
+}
+
+/// A chunk whose bytes are not what was written.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DamagedChunk {
+    /// Where it starts in the image.
+    pub image_offset: u64,
+    /// How many bytes of the image are concerned.
+    pub image_bytes: u64,
+    /// The data object it is in.
+    pub object: Hash,
+    /// Where it starts there.
+    pub object_offset: u64,
+    /// How long it is there.
+    pub stored_bytes: u32,
+    /// What is wrong with it.
+    pub reason: String,
+}
+
+/// A data object that is lost or damaged as a whole.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DamagedObject {
+    /// Its name.
+    pub object: Hash,
+    /// What is wrong with it.
+    pub reason: String,
+}
+
+impl std::fmt::Display for DamagedChunk {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(
+            f,
+            "bytes {}+{} of the image (at {}+{} of object {}): {}",
+            self.image_offset,
+            self.image_bytes,
+            self.object_offset,
+            self.stored_bytes,
+            self.object,
+            self.reason
+        )
+    }
+}
+
+/// Reads the whole version with this manifest and checks all of it. Damage is part of the answer and does not
+/// end it; an error means that the manifest itself cannot be read, or that it was cancelled.
+pub fn verify(
+    store: &dyn Store,
+    manifest: Hash,
+    cancel: &Cancel,
+    progress: &mut dyn FnMut(Progress),
+) -> Result<Verified, ImageError> {
+    let _pin = store.pin(manifest)?;
+    let parsed = Manifest::decode(&store.manifest(manifest)?)?;
+    let mut result = Verified::default();
+    let mut objects: Vec<Option<Arc<dyn Object>>> = Vec::new();
+    for object in parsed.objects() {
+        let (opened, reason) = open_object(store, object, parsed.chunk_bytes());
+        result.objects.extend(reason.map(|reason| DamagedObject { object: object.id, reason }));
+        objects.push(opened);
+    }
+
+    let chunk_bytes = u64::from(parsed.chunk_bytes());
+    let total_bytes = parsed.size_bytes();
+    let data_bytes = parsed.data_chunks() * chunk_bytes;
+    let mut done_bytes = total_bytes.saturating_sub(data_bytes);
+    progress(Progress { done_bytes, total_bytes });
+    walk(
+        &parsed,
+        cancel,
+        "verification",
+        |index, chunk, buffer| {
+            let e = match check_chunk(&objects, chunk, buffer) {
+                Ok(buffer) => return Ok((buffer, None)),
+                Err(e) => e,
+            };
+            let image_offset = index * chunk_bytes;
+            let object = parsed.objects().get(usize_of_u32(chunk.object)).map_or(Hash([0; 32]), |o| o.id);
+            let found = DamagedChunk {
+                image_offset,
+                image_bytes: chunk_bytes.min(total_bytes - image_offset),
+                object,
+                object_offset: chunk.offset,
+                stored_bytes: chunk.stored_bytes,
+                reason: e.to_string(),
+            };
+            Ok((Vec::new(), Some(found)))
+        },
+        |chunks, found| {
+            result.chunks += chunks;
+            for damaged in found {
+                result.damaged_chunks += 1;
+                if result.damaged.len() < DAMAGED_LISTED_MAX {
+                    result.damaged.push(damaged);
+                }
+            }
+            done_bytes = done_bytes.saturating_add(chunks * chunk_bytes).min(total_bytes);
+            progress(Progress { done_bytes, total_bytes });
+        },
+    )?;
+    result.damaged.sort_by_key(|damaged| damaged.image_offset);
+    Ok(result)
+}
+
+/// Opens a data object if that is possible at all, and says what is wrong with it as a whole.
+fn open_object(
+    store: &dyn Store,
+    object: &ObjectRef,
+    chunk_bytes: u32,
+) -> (Option<Arc<dyn Object>>, Option<String>) {
+    let opened = match store.open_object(object.id) {
+        Ok(opened) => opened,
+        Err(e) => return (None, Some(e.to_string())),
+    };
+    let mut header = object_header(0);
+    let reason = if opened.len_bytes() != object.len_bytes {
+        Some(format!("it has {} bytes instead of {}", opened.len_bytes(), object.len_bytes))
+    } else if let Err(e) = opened.read_range(0, &mut header) {
+        Some(e.to_string())
+    } else if header != object_header(chunk_bytes) {
+        Some("its header is damaged".to_owned())
+    } else {
+        None
+    };
+    (Some(opened), reason)
+}
+
+fn check_chunk(
+    objects: &[Option<Arc<dyn Object>>],
+    chunk: &ChunkRef,
+    buffer: Vec<u8>,
+) -> Result<Vec<u8>, ImageError> {
+    let Some(Some(object)) = objects.get(usize_of_u32(chunk.object)) else {
+        return Err(ImageError::new(ImageErrorKind::Damaged, "its data object is lost"));
+    };
+    fetch_chunk(object.as_ref(), chunk, buffer)
+}

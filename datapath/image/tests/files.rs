@@ -1,0 +1,327 @@
+//! Opening image files, with qemu-img and qemu-io as the other side.
+
+mod fixture;
+
+use std::fs::{self, File};
+use std::os::unix::fs::{FileExt, symlink};
+use std::path::{Path, PathBuf};
+
+use fixture::{files, noise, read_all, run, run_ok, store};
+use headwater_block::{ByteRange, ExtentKind, blocking};
+use headwater_image::{
+    Cancel, FileFormat, ImageErrorKind, ImportOptions, export_raw, import, open_file, open_file_as,
+};
+
+struct Dir(tempfile::TempDir);
+
+impl Dir {
+    fn new() -> Self {
+        Self(tempfile::tempdir().unwrap())
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.0.path().join(name)
+    }
+
+    fn text(&self, name: &str) -> String {
+        self.path(name).to_str().unwrap().to_owned()
+    }
+
+    /// A raw disk with data that packs, data that does not, and holes.
+    fn raw(&self, name: &str) -> Vec<u8> {
+        let mut disk = vec![0; (9 << 20) + 512];
+        noise(&mut disk[65_536 + 1000..2 << 20], 1);
+        disk[3 << 20..4 << 20].fill(0x5a);
+        noise(&mut disk[9 << 20..], 2);
+        fs::write(self.path(name), &disk).unwrap();
+        disk
+    }
+
+    fn qemu_img(&self, arguments: &[&str]) {
+        let here = self.0.path().to_str().unwrap();
+        let arguments: Vec<String> = arguments.iter().map(|a| a.replace("DIR", here)).collect();
+        run_ok("qemu-img", &arguments.iter().map(String::as_str).collect::<Vec<_>>());
+    }
+}
+
+fn error(path: &Path) -> (ImageErrorKind, String) {
+    let error = open_file(path).map(drop).unwrap_err();
+    (error.kind(), error.to_string())
+}
+
+#[test]
+fn qcow2_in_all_its_forms_reads_as_the_raw_disk_it_was_made_from() {
+    let dir = Dir::new();
+    let disk = dir.raw("disk.raw");
+    for (n, options) in [
+        &["-o", "compat=0.10"][..],
+        &["-o", "compat=1.1"],
+        &["-o", "cluster_size=512"],
+        &["-o", "cluster_size=2M"],
+        &["-c"],
+        &["-c", "-o", "cluster_size=4k"],
+        &["-c", "-o", "compression_type=zstd"],
+        &["-c", "-o", "compression_type=zstd,cluster_size=2M"],
+        &["-o", "extended_l2=on"],
+        &["-c", "-o", "extended_l2=on,cluster_size=128k"],
+        &["-o", "preallocation=metadata"],
+    ]
+    .iter()
+    .enumerate()
+    {
+        let name = format!("{n}.qcow2");
+        let mut arguments = vec!["convert", "-O", "qcow2"];
+        arguments.extend_from_slice(options);
+        arguments.extend_from_slice(&["DIR/disk.raw", "DIR/NAME"]);
+        let last = format!("DIR/{name}");
+        *arguments.last_mut().unwrap() = &last;
+        dir.qemu_img(&arguments);
+        let image = open_file(&dir.path(&name)).unwrap();
+        assert!(read_all(image.as_ref()) == disk, "{options:?}");
+        // Odd places and lengths too.
+        for (offset, len) in [(512, 512), (65_024, 1024), (2_000_384, 200_192), (9 << 20, 512)] {
+            let mut part = vec![1; len];
+            blocking::read(image.as_ref(), offset, &mut part).unwrap();
+            assert!(part == disk[offset as usize..offset as usize + len], "{options:?} at {offset}");
+        }
+        let mut at = 0;
+        while at < disk.len() as u64 {
+            let rest = ByteRange::new(at, disk.len() as u64 - at).unwrap();
+            let extents = image.extents(rest, 3).unwrap();
+            assert!((1..=3).contains(&extents.len()));
+            for extent in extents {
+                let range = at as usize..(at + extent.len) as usize;
+                let zero = disk[range].iter().all(|byte| *byte == 0);
+                assert!(extent.kind == ExtentKind::Data || zero, "{options:?} at {at}");
+                at += extent.len;
+            }
+        }
+        assert_eq!(at, disk.len() as u64);
+    }
+}
+
+#[test]
+fn a_chain_of_backing_files_is_imported_and_exported_bit_for_bit() {
+    let dir = Dir::new();
+    dir.raw("base.raw");
+    fs::create_dir(dir.path("sub")).unwrap();
+    dir.qemu_img(&["create", "-q", "-f", "qcow2", "-F", "raw", "-b", "../base.raw", "DIR/sub/a.qcow2"]);
+    dir.qemu_img(&["create", "-q", "-f", "qcow2", "-F", "qcow2", "-b", "sub/a.qcow2", "DIR/b.qcow2", "12M"]);
+    dir.qemu_img(&[
+        "create",
+        "-q",
+        "-f",
+        "qcow2",
+        "-o",
+        "extended_l2=on",
+        "-F",
+        "qcow2",
+        "-b",
+        "b.qcow2",
+        "DIR/c.qcow2",
+    ]);
+    for (name, commands) in [
+        ("sub/a.qcow2", &["write -P 1 100k 300k", "write -z 3500k 100k"][..]),
+        ("b.qcow2", &["write -P 2 1M 512", "discard 200k 64k", "write -P 3 11M 64k"]),
+        ("c.qcow2", &["write -P 4 6k 2k", "write -z 1M 4k"]),
+    ] {
+        for command in commands {
+            run_ok("qemu-io", &["-c", command, &dir.text(name)]);
+        }
+    }
+    let (_store_dir, store) = store();
+    let image = open_file(&dir.path("c.qcow2")).unwrap();
+    assert_eq!(image.geometry().size_bytes, 12 << 20);
+    let options = ImportOptions::new("chain".parse().unwrap(), 0);
+    let version = import(image, &store, &options, &mut |_| {}).unwrap().version;
+    let out = dir.path("out.raw");
+    let mut last = 0;
+    export_raw(&store, version.manifest, &out, &Cancel::new(), &mut |p| last = p.done_bytes).unwrap();
+    assert_eq!(last, 12 << 20);
+    run_ok("qemu-img", &["compare", &dir.text("c.qcow2"), &dir.text("out.raw")]);
+    let blocks = std::os::unix::fs::MetadataExt::blocks(&fs::metadata(&out).unwrap());
+    assert!(blocks * 512 < 5 << 20, "the export has no holes: {blocks} sectors");
+}
+
+#[test]
+fn a_truncated_qcow2_is_refused_wherever_it_ends() {
+    let dir = Dir::new();
+    dir.raw("disk.raw");
+    dir.qemu_img(&["convert", "-O", "qcow2", "DIR/disk.raw", "DIR/good.qcow2"]);
+    let good = fs::read(dir.path("good.qcow2")).unwrap();
+    let cut = dir.path("cut.qcow2");
+    for len in [4, 71, 100, 1000, 65_536, 200_000, 300_000, good.len() / 2, good.len() - 65_536] {
+        fs::write(&cut, &good[..len]).unwrap();
+        let (kind, message) = error(&cut);
+        assert_eq!(kind, ImageErrorKind::Damaged, "{len}: {message}");
+        assert!(message.contains("cut.qcow2"), "{len}: {message}");
+    }
+}
+
+#[test]
+fn a_missing_or_circular_backing_file_is_named() {
+    let dir = Dir::new();
+    dir.raw("base.raw");
+    dir.qemu_img(&["create", "-q", "-f", "qcow2", "-F", "raw", "-b", "base.raw", "DIR/a.qcow2"]);
+    fs::rename(dir.path("base.raw"), dir.path("moved.raw")).unwrap();
+    let (kind, message) = error(&dir.path("a.qcow2"));
+    assert_eq!(kind, ImageErrorKind::Invalid);
+    assert!(message.contains("backing file 'base.raw'") && message.contains("No such file"), "{message}");
+
+    dir.qemu_img(&["create", "-q", "-u", "-f", "qcow2", "-F", "qcow2", "-b", "b.qcow2", "DIR/b.qcow2", "1M"]);
+    assert!(error(&dir.path("b.qcow2")).1.contains("circle"));
+    dir.qemu_img(&[
+        "create",
+        "-q",
+        "-u",
+        "-f",
+        "qcow2",
+        "-F",
+        "raw",
+        "-b",
+        "nbd://host/x",
+        "DIR/n.qcow2",
+        "1M",
+    ]);
+    let (kind, message) = error(&dir.path("n.qcow2"));
+    assert_eq!(kind, ImageErrorKind::Unsupported);
+    assert!(message.contains("not a local file") && message.contains("qemu-nbd"), "{message}");
+}
+
+#[test]
+fn encrypted_images_are_refused_at_every_place_of_a_chain() {
+    let dir = Dir::new();
+    let secret = "secret,id=s,data=geheim";
+    let luks = "encrypt.format=luks,encrypt.key-secret=s,encrypt.iter-time=10";
+    dir.qemu_img(&["create", "-q", "--object", secret, "-f", "qcow2", "-o", luks, "DIR/luks.qcow2", "1M"]);
+    dir.qemu_img(&[
+        "create",
+        "-q",
+        "-u",
+        "-f",
+        "qcow2",
+        "-F",
+        "qcow2",
+        "-b",
+        "luks.qcow2",
+        "DIR/top.qcow2",
+        "1M",
+    ]);
+    for name in ["luks.qcow2", "top.qcow2"] {
+        let (kind, message) = error(&dir.path(name));
+        assert_eq!(kind, ImageErrorKind::Unsupported);
+        assert!(message.contains("luks.qcow2") && message.contains("encrypted"), "{message}");
+    }
+}
+
+#[test]
+fn a_data_file_and_a_corrupt_mark_are_refused() {
+    let dir = Dir::new();
+    dir.qemu_img(&["create", "-q", "-f", "qcow2", "-o", "data_file=DIR/data", "DIR/ext.qcow2", "1M"]);
+    let (kind, message) = error(&dir.path("ext.qcow2"));
+    assert_eq!(kind, ImageErrorKind::Unsupported);
+    assert!(message.contains("another file"), "{message}");
+    dir.qemu_img(&["create", "-q", "-f", "qcow2", "DIR/bad.qcow2", "1M"]);
+    let file = File::options().write(true).open(dir.path("bad.qcow2")).unwrap();
+    file.write_all_at(&[2], 79).unwrap();
+    assert!(error(&dir.path("bad.qcow2")).1.contains("corrupt"));
+}
+
+#[test]
+fn a_damaged_compressed_cluster_is_an_error_and_the_rest_is_read() {
+    let dir = Dir::new();
+    let mut disk = vec![0; 1 << 20];
+    for (n, part) in disk.chunks_mut(64).enumerate() {
+        part[..8].copy_from_slice(&(n as u64).to_le_bytes());
+    }
+    fs::write(dir.path("disk.raw"), &disk).unwrap();
+    for kind in ["zlib", "zstd"] {
+        let option = format!("compression_type={kind}");
+        dir.qemu_img(&["convert", "-c", "-O", "qcow2", "-o", &option, "DIR/disk.raw", "DIR/c.qcow2"]);
+        let path = dir.path("c.qcow2");
+        let len = fs::metadata(&path).unwrap().len();
+        File::options().write(true).open(&path).unwrap().set_len(len - 4096).unwrap();
+        let outcome = open_file(&path).and_then(|image| {
+            let mut out = vec![0; 1 << 20];
+            blocking::read(image.as_ref(), 0, &mut out[..65_536])?;
+            assert!(out[..65_536] == disk[..65_536]);
+            Ok(blocking::read(image.as_ref(), 0, &mut out)?)
+        });
+        assert_eq!(outcome.unwrap_err().kind(), ImageErrorKind::Damaged, "{kind}");
+    }
+}
+
+#[test]
+fn other_formats_are_refused_by_name_and_with_what_to_do() {
+    let dir = Dir::new();
+    dir.raw("disk.raw");
+    for (format, says) in [("vmdk", "VMDK"), ("vhdx", "VHDX"), ("vpc", "VHD"), ("vdi", "VDI"), ("qed", "QED")]
+    {
+        let name = format!("disk.{format}");
+        dir.qemu_img(&["convert", "-O", format, "DIR/disk.raw", &format!("DIR/{name}")]);
+        let (kind, message) = error(&dir.path(&name));
+        assert_eq!(kind, ImageErrorKind::Unsupported);
+        assert!(message.contains(says) && message.contains("qemu-nbd"), "{message}");
+    }
+    dir.qemu_img(&["convert", "-O", "vpc", "-o", "subformat=fixed", "DIR/disk.raw", "DIR/fixed.vhd"]);
+    assert!(error(&dir.path("fixed.vhd")).1.contains("VHD"));
+    run_ok("gzip", &["--keep", &dir.text("disk.raw")]);
+    assert!(error(&dir.path("disk.raw.gz")).1.contains("gunzip"));
+    run_ok("tar", &["-cf", &dir.text("x.tar"), "-C", &dir.text(""), "disk.raw"]);
+    assert!(error(&dir.path("x.tar")).1.contains("tar archive"));
+    let text = "#!/bin/sh\n# No disk at all, although of a good size.\n".repeat(512);
+    fs::write(dir.path("text"), &text[..512 * 20]).unwrap();
+    assert!(error(&dir.path("text")).1.contains("it is text"));
+    // Said to be raw, it is used as it is.
+    assert!(open_file_as(&dir.path("text"), FileFormat::Raw).is_ok());
+    assert!(open_file_as(&dir.path("text"), FileFormat::Qcow2).is_err());
+}
+
+#[test]
+fn files_that_cannot_be_disks_are_refused_with_the_reason() {
+    let dir = Dir::new();
+    let mut odd = vec![0; 1000];
+    noise(&mut odd, 1);
+    fs::write(dir.path("odd"), &odd).unwrap();
+    File::create(dir.path("empty")).unwrap();
+    symlink("nowhere", dir.path("dangling")).unwrap();
+    run("mkfifo", &[&dir.text("fifo")]);
+    for (name, says) in [
+        ("odd", "not a multiple of 512"),
+        ("empty", "it is empty"),
+        ("", "it is a directory"),
+        ("dangling", "No such file"),
+        ("fifo", "neither a file nor a block device"),
+    ] {
+        let (_, message) = error(&dir.path(name));
+        assert!(message.contains(says), "{name}: {message}");
+    }
+}
+
+#[test]
+fn a_failed_export_leaves_what_was_there() {
+    let dir = Dir::new();
+    let disk = dir.raw("disk.raw");
+    let (store_dir, store) = store();
+    let before = files(store_dir.path());
+    let options = ImportOptions::new("disk".parse().unwrap(), 0);
+    let version =
+        import(open_file(&dir.path("disk.raw")).unwrap(), &store, &options, &mut |_| {}).unwrap().version;
+    assert_ne!(files(store_dir.path()), before);
+    fs::write(dir.path("out"), b"old").unwrap();
+    let cancel = Cancel::new();
+    let stop = cancel.clone();
+    let error = export_raw(&store, version.manifest, &dir.path("out"), &cancel, &mut |_| stop.cancel());
+    assert_eq!(error.unwrap_err().kind(), ImageErrorKind::Cancelled);
+    assert_eq!(fs::read(dir.path("out")).unwrap(), b"old");
+    assert!(!dir.path(".out.partial").exists());
+    // What an export that was killed left does not shine through.
+    fs::write(dir.path(".out.partial"), vec![1; 10 << 20]).unwrap();
+    export_raw(&store, version.manifest, &dir.path("out"), &Cancel::new(), &mut |_| {}).unwrap();
+    assert!(fs::read(dir.path("out")).unwrap() == disk);
+    assert!(!dir.path(".out.partial").exists());
+    let bad = export_raw(&store, version.manifest, &dir.path(""), &Cancel::new(), &mut |_| {});
+    assert!(bad.unwrap_err().to_string().contains("directory"));
+    let bad = export_raw(&store, version.manifest, &dir.path("no/such"), &Cancel::new(), &mut |_| {});
+    assert_eq!(bad.unwrap_err().kind(), ImageErrorKind::NotFound);
+}
