@@ -97,11 +97,7 @@ fn open(
     let reader = VersionReader::open(store, manifest, chunks).map_err(super::images::image_failed)?;
     let options = VolumeOptions {
         base: reader,
-        mode: match request.cache.mode {
-            CacheMode::Ram => headwater_volume::CacheMode::Ram,
-            CacheMode::RamDisk => headwater_volume::CacheMode::RamDisk,
-            CacheMode::Disk => headwater_volume::CacheMode::Disk,
-        },
+        mode: volume_mode(request.cache.mode),
         ram_bytes: request.cache.ram_bytes,
         disk_bytes: request.cache.disk_bytes,
         cache_dir,
@@ -193,6 +189,15 @@ pub async fn blocking<T: Send + 'static>(
     match tokio::task::spawn_blocking(work).await {
         Ok(outcome) => outcome,
         Err(e) => Err(BackendError::new(ProblemKind::Failed, format!("cannot {what}")).because(e)),
+    }
+}
+
+/// The API's mode in the words of the data path.
+pub fn volume_mode(mode: CacheMode) -> headwater_volume::CacheMode {
+    match mode {
+        CacheMode::Ram => headwater_volume::CacheMode::Ram,
+        CacheMode::RamDisk => headwater_volume::CacheMode::RamDisk,
+        CacheMode::Disk => headwater_volume::CacheMode::Disk,
     }
 }
 

@@ -11,12 +11,12 @@ use headwater_api::CacheMode;
 use headwater_block::{Device, size};
 use headwater_image::{ChunkCache, VersionReader};
 use headwater_nbd::{Address, Limits, Server, SingleExport};
-use headwater_store::{Access, ImageReference, LocalDir, Store};
+use headwater_store::{Access, ImageReference, LocalDir, Store, StoreError, StoreErrorKind};
 use headwater_volume::{DEFAULT_PAUSE_LIMIT, Volume, VolumeCounters, VolumeOptions};
 use headwater_writecache::Host;
 use tokio::signal::unix::{SignalKind, signal};
 
-use crate::adapters::volumes::{host_memory_bytes, volume_mode};
+use crate::adapters::disks::{host_memory_bytes, volume_mode};
 use crate::cli::LogFormat;
 use crate::cmd::signals::EndSignals;
 use crate::data_dir::DataDir;
@@ -77,7 +77,8 @@ pub fn run(data_dir: impl FnOnce() -> anyhow::Result<DataDir>, args: ExportArgs)
     };
     let volume = Volume::open(&options, &host)
         .with_context(|| format!("cannot open a volume over '{}'", args.source))?;
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().context("cannot start")?;
+    let runtime =
+        tokio::runtime::Builder::new_current_thread().enable_all().build().context("cannot start")?;
     runtime.block_on(serve(&args, &volume))
 }
 
@@ -126,6 +127,11 @@ fn open_base(
     let dir = data_dir()?.store();
     let store = LocalDir::open(&dir, Access::Read).with_context(failed)?;
     let image = store.image(&reference.name).with_context(failed)?;
+    let image = image.ok_or_else(|| {
+        let why = format!("the store {} has no image '{}'", dir.display(), reference.name);
+        StoreError::new(StoreErrorKind::NotFound, why)
+    });
+    let image = image.with_context(failed)?;
     let version = image.select(&reference.selector).with_context(failed)?;
     let reader = VersionReader::open(&store, version.manifest, ChunkCache::new(CHUNK_CACHE_BYTES));
     Ok(reader.with_context(failed)?)
@@ -174,23 +180,11 @@ fn table(counters: &VolumeCounters) -> String {
         ("cache memory", of(cache.ram_used_bytes, cache.ram_target_bytes)),
         ("  of which index", size::format(cache.index_bytes)),
         ("cache disk", of(cache.disk_used_bytes, cache.disk_limit_bytes)),
-        (
-            "spilled",
-            format!("{} in {} segments", size::format(cache.spilled_bytes), cache.spilled_segments),
-        ),
-        (
-            "cleaned",
-            format!("{} in {} segments", blocks(cache.cleaned_blocks), cache.cleaned_segments),
-        ),
-        (
-            "writes paused",
-            format!("{}, {:.3} s in all", cache.paused_writes, cache.paused_ns as f64 / 1e9),
-        ),
+        ("spilled", format!("{} in {} segments", size::format(cache.spilled_bytes), cache.spilled_segments)),
+        ("cleaned", format!("{} in {} segments", blocks(cache.cleaned_blocks), cache.cleaned_segments)),
+        ("writes paused", format!("{}, {:.3} s in all", cache.paused_writes, cache.paused_ns as f64 / 1e9)),
         ("writes refused", cache.refused_writes.to_string()),
-        (
-            "overflow disk errors",
-            format!("{}, damaged blocks {}", cache.disk_errors, cache.corrupt_blocks),
-        ),
+        ("overflow disk errors", format!("{}, damaged blocks {}", cache.disk_errors, cache.corrupt_blocks)),
     ];
     let mut text = String::new();
     for (name, value) in rows {

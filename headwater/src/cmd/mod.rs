@@ -32,9 +32,7 @@ pub fn run(cli: Cli) -> anyhow::Result<u8> {
         Command::Machine(command) => on_one_core(machine::run(client()?, command, json)),
         Command::Status => on_one_core(status::run(client()?, json)),
         Command::Events(args) => on_one_core(events::run(client()?, args, json)),
-        Command::Export(args) => {
-            export::run(export::ExportArgs { data_dir: cli.data_dir.clone(), ..args }).map(|()| 0)
-        }
+        Command::Export(args) => export::run(data_dir, args).map(|()| 0),
         Command::Completions { shell } => generate::completions(shell).map(|()| 0),
         Command::Man { dir } => generate::manual(&dir).map(|()| 0),
     }

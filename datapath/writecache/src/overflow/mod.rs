@@ -135,6 +135,7 @@ impl Overflow {
             }
             Err(error) => return Err(tried(error)),
         };
+        check_space(&file, at, limit_bytes)?;
         let is_device = file.metadata().map_err(tried)?.file_type().is_block_device();
         let align = if direct { direct_alignment(&file) } else { 1 };
         let overflow = Self {
@@ -387,6 +388,22 @@ impl Overflow {
             }
         }
     }
+}
+
+/// Refuses a limit that the file system cannot hold now: better before a machine runs than in its middle.
+fn check_space(file: &File, at: &Path, limit_bytes: u64) -> Result<(), String> {
+    let Ok(space) = rustix::fs::fstatvfs(file) else { return Ok(()) };
+    let free = space.f_bavail.saturating_mul(space.f_frsize);
+    let is_file = file.metadata().is_ok_and(|m| m.is_file());
+    if is_file && free < limit_bytes {
+        return Err(format!(
+            "the write cache may take {} on disk, and {} has only {} free: choose another directory or a lower limit",
+            headwater_block::size::format(limit_bytes),
+            at.display(),
+            headwater_block::size::format(free),
+        ));
+    }
+    Ok(())
 }
 
 /// Enough for one slot at any alignment.
