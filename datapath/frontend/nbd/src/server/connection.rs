@@ -81,7 +81,7 @@ impl Refusal {
     }
 }
 
-/// Whether the receive buffer has more to give.
+/// Whether the receive buffer may have more to give.
 enum Progress {
     Again,
     NeedBytes,
@@ -139,21 +139,21 @@ impl<'a> Connection<'a> {
 
     fn round(&mut self) -> Result<(), End> {
         self.send_answers()?;
-        self.take_requests()?;
+        let progress = self.take_requests()?;
         self.send_answers()?;
         if !self.batch.is_empty() {
             self.flush_batch(&[])?;
         }
-        if let Stage::Closing(why) = self.stage {
-            if self.requests_in_flight == 0 {
-                return Err(End::Orderly(why));
+        match (progress, &self.stage) {
+            (Progress::NeedBytes, Stage::Closing(why)) if self.requests_in_flight == 0 => {
+                Err(End::Orderly(why))
             }
-            return self.sleep(false).map(drop);
+            (Progress::NeedBytes, Stage::Closing(_)) => self.sleep(false).map(drop),
+            (Progress::NeedBytes, _) => self.receive(),
+            // Answers that came since may have made room for requests that are here.
+            (Progress::Again, _) if !self.is_throttled() => Ok(()),
+            (Progress::Again, _) => self.sleep(false).map(drop),
         }
-        if self.is_throttled() {
-            return self.sleep(false).map(drop);
-        }
-        self.receive()
     }
 
     fn is_throttled(&self) -> bool {
@@ -225,7 +225,8 @@ impl<'a> Connection<'a> {
         }
     }
 
-    fn take_requests(&mut self) -> Result<(), End> {
+    /// Takes whole requests until there is none (`NeedBytes`) or a limit is reached (`Again`).
+    fn take_requests(&mut self) -> Result<Progress, End> {
         while !self.is_throttled() {
             if self.batch.is_full() {
                 self.flush_batch(&[])?;
@@ -258,10 +259,10 @@ impl<'a> Connection<'a> {
                 }
             };
             if matches!(progress, Progress::NeedBytes) {
-                break;
+                return Ok(progress);
             }
         }
-        Ok(())
+        Ok(Progress::Again)
     }
 
     /// Takes one request from the receive buffer, if it is whole.

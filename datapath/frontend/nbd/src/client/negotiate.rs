@@ -1,0 +1,360 @@
+//! Connecting and the client's side of the handshake.
+
+use std::net::{TcpStream, ToSocketAddrs};
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream;
+use std::time::{Duration, Instant};
+
+use headwater_block::MAX_REQUEST_BYTES;
+
+use super::ClientOptions;
+use super::uri::{NbdUri, ServerAddress, UriError};
+use crate::socket::Socket;
+use crate::wire::WireError;
+use crate::wire::handshake::{
+    BASE_ALLOCATION, GREETING_BYTES, GoData, InfoItem, MetaContextData, OPTION_REPLY_BYTES, OptionReplyHead,
+    decode_greeting, decode_meta_context, encode_option, handshake_flag, info, option, reply,
+};
+
+/// Longest answer to an option, in bytes.
+const ANSWER_BYTES: u32 = 64 << 10;
+/// Most answers to one option.
+const ANSWERS: u32 = 10_000;
+const ERR_TLS_REQUIRED: u32 = reply::ERROR_BIT | 5;
+
+/// Why an export could not be opened.
+#[derive(Debug, thiserror::Error)]
+pub enum ConnectError {
+    /// The text is no URI.
+    #[error(transparent)]
+    Uri(#[from] UriError),
+    /// Nobody answers there.
+    #[error("cannot connect to {uri}: {source}; is the server running, and is the address right?")]
+    Unreachable {
+        /// Where.
+        uri: String,
+        /// Why.
+        source: std::io::Error,
+    },
+    /// The handshake took too long.
+    #[error(
+        "{uri} did not finish the handshake within {timeout_ms} ms; it may be overloaded, or no NBD server"
+    )]
+    TimedOut {
+        /// Where.
+        uri: String,
+        /// The limit.
+        timeout_ms: u64,
+    },
+    /// The server speaks something else, or breaks the protocol.
+    #[error("{uri} is not a fixed newstyle NBD server: {source}")]
+    Protocol {
+        /// Where.
+        uri: String,
+        /// What is wrong.
+        source: WireError,
+    },
+    /// The export does not exist.
+    #[error("{uri} has no export '{export}'{}", listed(.available))]
+    UnknownExport {
+        /// Where.
+        uri: String,
+        /// What was asked for.
+        export: String,
+        /// What there is, as far as the server tells.
+        available: Vec<String>,
+    },
+    /// The server refuses.
+    #[error("{uri} refused to open the export: {why}")]
+    Refused {
+        /// Where.
+        uri: String,
+        /// The server's words.
+        why: String,
+    },
+    /// The export cannot be a device.
+    #[error("{uri} cannot be used as a disk: {why}")]
+    Unusable {
+        /// Where.
+        uri: String,
+        /// What does not fit.
+        why: String,
+    },
+    /// The connection broke in the handshake, or this machine is out of something.
+    #[error("opening {uri} failed: {source}")]
+    System {
+        /// Where.
+        uri: String,
+        /// Why.
+        source: std::io::Error,
+    },
+}
+
+fn listed(available: &[String]) -> String {
+    if available.is_empty() {
+        return String::new();
+    }
+    let names: Vec<String> =
+        available.iter().take(20).map(|name| format!("'{}'", name.escape_debug())).collect();
+    format!("; it has {}", names.join(", "))
+}
+
+/// What the handshake gave.
+pub(super) struct Negotiated {
+    pub(super) size_bytes: u64,
+    pub(super) flags: u16,
+    pub(super) logical_block_bytes: u32,
+    pub(super) physical_block_bytes: u32,
+    pub(super) maximum_bytes: u64,
+    pub(super) structured: bool,
+    /// The id of the context, if it was granted.
+    pub(super) base_allocation: Option<u32>,
+    pub(super) description: String,
+}
+
+pub(super) fn connect(uri: &NbdUri, options: &ClientOptions) -> Result<(Socket, Negotiated), ConnectError> {
+    let timeout = Duration::from_millis(options.connect_timeout_ms);
+    let text = uri.to_string();
+    let unreachable = |source| ConnectError::Unreachable { uri: text.clone(), source };
+    let Some(deadline) = Instant::now().checked_add(timeout) else {
+        return Err(ConnectError::Unusable { uri: text, why: "the time-out is past the end of time".into() });
+    };
+    let socket = match &uri.server {
+        ServerAddress::Unix(path) => {
+            Socket::new(OwnedFd::from(UnixStream::connect(path).map_err(unreachable)?))
+        }
+        ServerAddress::Tcp { host, port } => {
+            let stream = connect_tcp(host, *port, timeout).map_err(unreachable)?;
+            let socket = Socket::new(OwnedFd::from(stream));
+            socket.tune_tcp();
+            socket
+        }
+    };
+    let mut session =
+        Session { socket: &socket, uri: &text, deadline, timeout_ms: options.connect_timeout_ms };
+    let negotiated = session.negotiate(&uri.export)?;
+    Ok((socket, negotiated))
+}
+
+fn connect_tcp(host: &str, port: u16, timeout: Duration) -> std::io::Result<TcpStream> {
+    let mut last = std::io::Error::new(std::io::ErrorKind::NotFound, "the host has no address");
+    for address in (host, port).to_socket_addrs()? {
+        match TcpStream::connect_timeout(&address, timeout) {
+            Ok(stream) => return Ok(stream),
+            Err(error) => last = error,
+        }
+    }
+    Err(last)
+}
+
+struct Session<'a> {
+    socket: &'a Socket,
+    uri: &'a str,
+    deadline: Instant,
+    timeout_ms: u64,
+}
+
+/// An answer that ends an option.
+enum Answer {
+    Ack,
+    Error { code: u32, message: String },
+}
+
+impl Session<'_> {
+    fn negotiate(&mut self, export: &str) -> Result<Negotiated, ConnectError> {
+        let mut greeting = [0; GREETING_BYTES];
+        self.receive(&mut greeting)?;
+        let server = decode_greeting(&greeting).map_err(|e| self.protocol(e))?;
+        if server & handshake_flag::FIXED_NEWSTYLE == 0 {
+            return Err(self.unusable("the server is too old: it does not speak fixed newstyle"));
+        }
+        let flags = handshake_flag::FIXED_NEWSTYLE | (server & handshake_flag::NO_ZEROES);
+        self.send(&u32::from(flags).to_be_bytes())?;
+        let structured = matches!(self.ask(option::STRUCTURED_REPLY, &[], |_, _| Ok(()))?, Answer::Ack);
+        let mut base_allocation = None;
+        if structured {
+            base_allocation = self.ask_for_extents(export)?;
+        }
+        let mut items = Vec::new();
+        let mut data = Vec::new();
+        GoData { name: export, wanted: vec![info::BLOCK_SIZE, info::DESCRIPTION] }.encode(&mut data);
+        let answer = self.ask(option::GO, &data, |kind, data| {
+            if kind == reply::INFO {
+                items.push(InfoItem::decode(data)?);
+            }
+            Ok(())
+        })?;
+        match answer {
+            Answer::Ack => self.conclude(items, structured, base_allocation),
+            Answer::Error { code: reply::ERR_UNKNOWN, .. } => Err(ConnectError::UnknownExport {
+                uri: self.uri.to_string(),
+                export: export.to_string(),
+                available: self.list().unwrap_or_default(),
+            }),
+            Answer::Error { code, message } => {
+                let why = match code {
+                    reply::ERR_UNSUP => "it does not know the option GO, which it should since 2016".into(),
+                    ERR_TLS_REQUIRED => "it demands TLS, which is not supported".into(),
+                    _ if message.is_empty() => format!("error {code:#x}"),
+                    _ => format!("{} (error {code:#x})", message.escape_debug()),
+                };
+                Err(ConnectError::Refused { uri: self.uri.to_string(), why })
+            }
+        }
+    }
+
+    fn ask_for_extents(&mut self, export: &str) -> Result<Option<u32>, ConnectError> {
+        let mut granted = None;
+        let mut data = Vec::new();
+        MetaContextData { name: export, queries: vec![BASE_ALLOCATION] }.encode(&mut data);
+        let answer = self.ask(option::SET_META_CONTEXT, &data, |kind, data| {
+            if kind == reply::META_CONTEXT {
+                let (id, name) = decode_meta_context(data)?;
+                if name == BASE_ALLOCATION {
+                    granted = Some(id);
+                }
+            }
+            Ok(())
+        })?;
+        Ok(granted.filter(|_| matches!(answer, Answer::Ack)))
+    }
+
+    fn list(&mut self) -> Result<Vec<String>, ConnectError> {
+        let mut names = Vec::new();
+        self.ask(option::LIST, &[], |kind, data| {
+            if kind == reply::SERVER
+                && let Some((length, rest)) = data.split_first_chunk()
+                && let Some(name) =
+                    usize::try_from(u32::from_be_bytes(*length)).ok().and_then(|length| rest.get(..length))
+            {
+                names.push(String::from_utf8_lossy(name).into_owned());
+            }
+            Ok(())
+        })?;
+        Ok(names)
+    }
+
+    fn conclude(
+        &self,
+        items: Vec<InfoItem>,
+        structured: bool,
+        base_allocation: Option<u32>,
+    ) -> Result<Negotiated, ConnectError> {
+        let mut out = Negotiated {
+            size_bytes: 0,
+            flags: 0,
+            logical_block_bytes: 512,
+            physical_block_bytes: 4096,
+            maximum_bytes: MAX_REQUEST_BYTES.into(),
+            structured,
+            base_allocation,
+            description: String::new(),
+        };
+        let mut told = false;
+        for item in items {
+            match item {
+                InfoItem::Export { size_bytes, flags } => {
+                    told = true;
+                    out.size_bytes = size_bytes;
+                    out.flags = flags;
+                }
+                InfoItem::Description(text) => out.description = text,
+                InfoItem::BlockSize { minimum, preferred, maximum } => {
+                    if !minimum.is_power_of_two() || minimum > 4096 {
+                        return Err(
+                            self.unusable(format!("its block size of {minimum} bytes is not supported"))
+                        );
+                    }
+                    out.logical_block_bytes = if minimum <= 512 { 512 } else { 4096 };
+                    out.physical_block_bytes = preferred.clamp(out.logical_block_bytes, 1 << 20);
+                    let block = out.logical_block_bytes;
+                    let usable = maximum.min(MAX_REQUEST_BYTES);
+                    let maximum = usable.saturating_sub(usable.checked_rem(block).unwrap_or(0)).max(block);
+                    out.maximum_bytes = maximum.into();
+                }
+                InfoItem::Name(_) | InfoItem::Other(_) => {}
+            }
+        }
+        if !told {
+            return Err(self.unusable("the server did not tell its size"));
+        }
+        let block = u64::from(out.logical_block_bytes);
+        if !out.size_bytes.is_multiple_of(block) {
+            return Err(self.unusable(format!(
+                "its size of {} bytes is not a multiple of {block}; pad it, for instance with 'truncate' or 'qemu-img resize'",
+                out.size_bytes
+            )));
+        }
+        Ok(out)
+    }
+
+    /// Sends an option and passes its answers on until the last.
+    fn ask(
+        &mut self,
+        number: u32,
+        data: &[u8],
+        mut each: impl FnMut(u32, &[u8]) -> Result<(), WireError>,
+    ) -> Result<Answer, ConnectError> {
+        let mut out = Vec::new();
+        encode_option(&mut out, number, data);
+        self.send(&out)?;
+        for _ in 0..ANSWERS {
+            let mut head = [0; OPTION_REPLY_BYTES];
+            self.receive(&mut head)?;
+            let head = OptionReplyHead::decode(&head).map_err(|e| self.protocol(e))?;
+            if head.length > ANSWER_BYTES {
+                let (found, limit) = (head.length.into(), ANSWER_BYTES.into());
+                return Err(self.protocol(WireError::TooLong { what: "option reply", found, limit }));
+            }
+            if head.option != number {
+                let why = "it answers another option than was asked";
+                return Err(self.protocol(WireError::Malformed { what: "option reply", why }));
+            }
+            let mut data = vec![0; usize::try_from(head.length).unwrap_or(0)];
+            self.receive(&mut data)?;
+            if head.reply == reply::ACK {
+                return Ok(Answer::Ack);
+            }
+            if head.reply & reply::ERROR_BIT != 0 {
+                let message = String::from_utf8_lossy(&data).into_owned();
+                return Ok(Answer::Error { code: head.reply, message });
+            }
+            each(head.reply, &data).map_err(|e| self.protocol(e))?;
+        }
+        Err(self.protocol(WireError::Malformed { what: "option reply", why: "there is no end of them" }))
+    }
+
+    fn send(&self, bytes: &[u8]) -> Result<(), ConnectError> {
+        self.socket.send_before(bytes, self.deadline).map_err(|e| self.broken(e))
+    }
+
+    fn receive(&self, into: &mut [u8]) -> Result<(), ConnectError> {
+        if into.is_empty() {
+            return Ok(());
+        }
+        match self.socket.receive_exact(into, Some(self.deadline)) {
+            Ok(true) => Ok(()),
+            Ok(false) => Err(self.broken(std::io::Error::new(
+                std::io::ErrorKind::UnexpectedEof,
+                "the server closed the connection in the handshake",
+            ))),
+            Err(error) => Err(self.broken(error)),
+        }
+    }
+
+    fn broken(&self, source: std::io::Error) -> ConnectError {
+        let uri = self.uri.to_string();
+        if source.kind() == std::io::ErrorKind::TimedOut {
+            return ConnectError::TimedOut { uri, timeout_ms: self.timeout_ms };
+        }
+        ConnectError::System { uri, source }
+    }
+
+    fn protocol(&self, source: WireError) -> ConnectError {
+        ConnectError::Protocol { uri: self.uri.to_string(), source }
+    }
+
+    fn unusable(&self, why: impl Into<String>) -> ConnectError {
+        ConnectError::Unusable { uri: self.uri.to_string(), why: why.into() }
+    }
+}

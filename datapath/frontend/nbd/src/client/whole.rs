@@ -1,0 +1,82 @@
+//! One request of the caller, of which one or more commands are the parts.
+
+use std::sync::Arc;
+
+use headwater_block::{Completion, IoError};
+use parking_lot::Mutex;
+
+/// Collects the ends of parts and answers after the last. The first error wins.
+pub(super) struct Whole(Mutex<Collected>);
+
+struct Collected {
+    left: usize,
+    error: Option<IoError>,
+    buffer: Vec<u8>,
+    payload: Option<Arc<Vec<u8>>>,
+    extents: Vec<(u32, Vec<(u32, u32)>)>,
+    done: Option<Completion>,
+}
+
+impl Whole {
+    pub(super) fn new(parts: usize, done: Completion) -> Arc<Self> {
+        Self::build(parts, Vec::new(), None, done)
+    }
+
+    /// For a read in several parts: they are collected in `buffer`.
+    pub(super) fn with_buffer(parts: usize, buffer: Vec<u8>, done: Completion) -> Arc<Self> {
+        Self::build(parts, buffer, None, done)
+    }
+
+    /// For a write: `payload` is handed back at the end.
+    pub(super) fn with_payload(parts: usize, payload: Arc<Vec<u8>>, done: Completion) -> Arc<Self> {
+        Self::build(parts, Vec::new(), Some(payload), done)
+    }
+
+    fn build(parts: usize, buffer: Vec<u8>, payload: Option<Arc<Vec<u8>>>, done: Completion) -> Arc<Self> {
+        let collected =
+            Collected { left: parts, error: None, buffer, payload, extents: Vec::new(), done: Some(done) };
+        Arc::new(Self(Mutex::new(collected)))
+    }
+
+    /// A part is over. `data` is what it read, and where it belongs if it is not all.
+    pub(super) fn part_done(&self, result: Result<(), IoError>, data: Vec<u8>, at: Option<usize>) {
+        let mut collected = self.0.lock();
+        match at {
+            None if !data.is_empty() => collected.buffer = data,
+            None => {}
+            Some(at) => {
+                let end = at.saturating_add(data.len());
+                if let Some(place) = collected.buffer.get_mut(at..end) {
+                    place.copy_from_slice(&data);
+                }
+            }
+        }
+        if let Err(error) = result {
+            collected.error.get_or_insert(error);
+        }
+        collected.left = collected.left.saturating_sub(1);
+        if collected.left > 0 {
+            return;
+        }
+        let Some(done) = collected.done.take() else { return };
+        let result = collected.error.take().map_or(Ok(()), Err);
+        let buffer = match collected.payload.take() {
+            // The writer thread may still hold it for a moment after it was sent.
+            Some(payload) => Arc::try_unwrap(payload).unwrap_or_else(|shared| shared.as_ref().clone()),
+            None => std::mem::take(&mut collected.buffer),
+        };
+        drop(collected);
+        done.complete(result, buffer);
+    }
+
+    pub(super) fn add_extents(&self, context: u32, extents: Vec<(u32, u32)>) {
+        self.0.lock().extents.push((context, extents));
+    }
+
+    /// The extents of a context; empty if there were none.
+    pub(super) fn extents(&self, context: u32) -> Vec<(u32, u32)> {
+        let collected = self.0.lock();
+        let found = collected.extents.iter().find(|(id, _)| *id == context);
+        found.map(|(_, extents)| extents.clone()).unwrap_or_default()
+    }
+}
