@@ -26,8 +26,8 @@ pub fn run(cli: Cli) -> anyhow::Result<u8> {
     let data_dir = || DataDir::locate(cli.data_dir.clone());
     let client = || Ok::<_, anyhow::Error>(Client::new(data_dir()?.socket()));
     match cli.command {
-        Command::Run(args) => on_all_cores(run::run(data_dir()?, args)),
-        Command::Serve(args) => on_all_cores(serve::run(data_dir()?, args)),
+        Command::Run(args) => as_daemon(run::run(data_dir()?, args)),
+        Command::Serve(args) => as_daemon(serve::run(data_dir()?, args)),
         Command::Image(command) => on_one_core(image::run(client()?, command, json)),
         Command::Machine(command) => on_one_core(machine::run(client()?, command, json)),
         Command::Status => on_one_core(status::run(client()?, json)),
@@ -47,6 +47,8 @@ fn on_one_core(work: impl Future<Output = anyhow::Result<u8>>) -> anyhow::Result
     outcome
 }
 
-fn on_all_cores(work: impl Future<Output = anyhow::Result<u8>>) -> anyhow::Result<u8> {
+fn as_daemon(work: impl Future<Output = anyhow::Result<u8>>) -> anyhow::Result<u8> {
+    // Keys, disks and consoles of machines are their owner's only.
+    rustix::process::umask(rustix::fs::Mode::from_raw_mode(0o077));
     tokio::runtime::Builder::new_multi_thread().enable_all().build().context("cannot start")?.block_on(work)
 }

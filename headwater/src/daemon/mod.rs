@@ -64,6 +64,9 @@ impl Daemon {
         if let Some(tcp) = tcp {
             servers.push(tokio::spawn(server::serve_tcp(tcp, router, stopped)));
         }
+        // The first look at the hypervisor takes seconds: not when the first machine starts.
+        let looking = service.clone();
+        tokio::spawn(async move { looking.look_at_hypervisor().await });
         let ticking = service.clone();
         let ticker = tokio::spawn(async move { ticking.keep_reconciling().await });
         Ok(Self { data_dir, _lock: lock, service, database, stop, servers, ticker, tcp: tcp_address })

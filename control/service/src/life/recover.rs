@@ -67,6 +67,14 @@ impl Service {
         self.save(&record, &Actor::daemon(), "state", reason).await
     }
 
+    /// Finds out how machines run on this host, and logs it. The hypervisor remembers the answer.
+    pub async fn look_at_hypervisor(&self) {
+        match self.hypervisor().describe().await {
+            Ok(how) => tracing::info!("machines are run by {how}"),
+            Err(e) => tracing::warn!("machines cannot be run: {e}"),
+        }
+    }
+
     /// Compares wanted and actual state, and samples counters, until the service is dropped by all others.
     pub async fn keep_reconciling(&self) {
         let mut tick = tokio::time::interval(Duration::from_millis(TICK_MS));

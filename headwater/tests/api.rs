@@ -1,0 +1,119 @@
+//! The API by an HTTP client over the real daemon's socket.
+
+mod support;
+
+use serde_json::{Value, json};
+use support::{Daemon, http};
+
+fn parse(answer: &str) -> Value {
+    serde_json::from_str(answer).unwrap_or_else(|e| panic!("{answer:?} is no JSON: {e}"))
+}
+
+#[test]
+fn every_failure_is_a_problem_with_the_right_status() {
+    let daemon = Daemon::start();
+    daemon.with_tiny_machine("lab");
+    let create = |change: Value| {
+        let mut body = json!({"name": "new", "image": "tiny"});
+        body.as_object_mut().unwrap().extend(change.as_object().unwrap().clone());
+        ("POST", "/api/v1/machines", Some(body.to_string()))
+    };
+    let cases = [
+        (("GET", "/api/v1/nothing", None), 404, "not_found"),
+        (("PUT", "/api/v1/machines", None), 400, "invalid"),
+        (("GET", "/api/v1/machines/nobody", None), 404, "not_found"),
+        (("GET", "/api/v1/images/none", None), 404, "not_found"),
+        (("GET", "/api/v1/images/tiny@9", None), 404, "not_found"),
+        (("GET", "/api/v1/images/tiny@zz", None), 400, "invalid"),
+        (("GET", "/api/v1/images/..%2F..%2Fetc", None), 400, "invalid"),
+        (("POST", "/api/v1/images/none/verify", None), 404, "not_found"),
+        (("POST", "/api/v1/machines", Some("{".to_owned())), 400, "invalid"),
+        (create(json!({"name": "Odd_Name"})), 400, "invalid"),
+        (create(json!({"name": "lab"})), 409, "conflict"),
+        (create(json!({"image": "none"})), 404, "not_found"),
+        (create(json!({"memroy_bytes": 1})), 400, "invalid"),
+        (create(json!({"memory_bytes": 1u64 << 60})), 400, "invalid"),
+        (create(json!({"cpus": 0})), 400, "invalid"),
+        (create(json!({"cache": {"mode": "tape"}})), 400, "invalid"),
+        (create(json!({"cache": {"ram_bytes": 1u64 << 60}})), 400, "invalid"),
+        (create(json!({"cache": {"ram_bytes": 1}})), 400, "invalid"),
+        (create(json!({"cache": {"disk_bytes": 0}})), 400, "invalid"),
+        (create(json!({"host_name": "a b"})), 400, "invalid"),
+        (("POST", "/api/v1/machines/lab/stop?forse=true", None), 400, "invalid"),
+        (("POST", "/api/v1/machines/nobody/start", None), 404, "not_found"),
+        (("GET", "/api/v1/machines/lab/console/attach", None), 400, "invalid"),
+        (("POST", "/api/v1/machines/lab/exec", Some(r#"{"argv":["true"]}"#.to_owned())), 409, "conflict"),
+        (("POST", "/api/v1/machines/lab/exec", Some(r#"{"argv":[]}"#.to_owned())), 400, "invalid"),
+    ];
+    for ((method, path, body), status, kind) in cases {
+        let (got, answer) = http(&daemon.socket(), method, path, body.as_deref());
+        let problem = parse(&answer);
+        assert_eq!((got, &problem["kind"]), (status, &kind.into()), "{method} {path} {body:?}: {answer}");
+        assert!(!problem["message"].as_str().unwrap().is_empty());
+    }
+    let (_, machines) = http(&daemon.socket(), "GET", "/api/v1/machines", None);
+    assert_eq!(parse(&machines)["machines"].as_array().unwrap().len(), 1, "a refused machine was created");
+}
+
+#[test]
+fn a_machine_has_an_identity_of_its_own_and_a_history() {
+    let daemon = Daemon::start();
+    daemon.with_tiny_machine("one");
+    let body = json!({"name": "two", "image": "tiny@1", "host_name": "web", "user_data": "#cloud-config\n"});
+    let (status, answer) = http(&daemon.socket(), "POST", "/api/v1/machines", Some(&body.to_string()));
+    assert_eq!(status, 201, "{answer}");
+    let (one, two) = (daemon.machine("one"), parse(&answer));
+    assert!(one["mac"].as_str().unwrap().starts_with("52:54:00:"));
+    for field in ["uuid", "mac"] {
+        assert_ne!(one[field], two[field]);
+    }
+    assert_ne!(one["identity"]["machine_id"], two["identity"]["machine_id"]);
+    assert_eq!(
+        (&two["identity"]["host_name"], &one["identity"]["host_name"]),
+        (&"web".into(), &"one".into())
+    );
+    assert!(!answer.contains("PRIVATE KEY"));
+    // Stopping what is off changes nothing.
+    let (status, answer) = http(&daemon.socket(), "POST", "/api/v1/machines/two/stop", None);
+    assert_eq!((status, &parse(&answer)["state"]), (200, &"created".into()));
+    let (status, _) = http(&daemon.socket(), "DELETE", "/api/v1/machines/two", None);
+    assert_eq!(status, 204);
+    let (_, events) = http(&daemon.socket(), "GET", "/api/v1/events?subject=machine%20two", None);
+    let events = parse(&events)["events"].clone();
+    let actions: Vec<&str> =
+        events.as_array().unwrap().iter().map(|event| event["action"].as_str().unwrap()).collect();
+    assert_eq!(actions, ["removed", "created"]);
+    assert!(events[0]["actor"].as_str().unwrap().starts_with("uid "));
+}
+
+#[test]
+fn the_daemon_describes_itself() {
+    let daemon = Daemon::start();
+    let (status, served) = http(&daemon.socket(), "GET", "/api/v1/openapi.json", None);
+    assert_eq!(status, 200);
+    let checked_in = include_str!("../../docs/openapi.json");
+    assert_eq!(parse(&served), parse(checked_in), "docs/openapi.json is not what the daemon serves");
+    let (_, status) = http(&daemon.socket(), "GET", "/api/v1/status", None);
+    assert_eq!(parse(&status)["pid"], daemon.pid());
+}
+
+#[test]
+fn tcp_is_served_on_request_but_not_to_web_pages() {
+    use std::io::{Read, Write};
+    let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    let address = format!("127.0.0.1:{port}");
+    let _daemon = Daemon::start_in(support::short_dir(), |command| {
+        command.args(["--listen", &address]);
+    });
+    let ask = |headers: &str| {
+        let mut stream = std::net::TcpStream::connect(&address).unwrap();
+        let request = format!("GET /api/v1/machines HTTP/1.1\r\nconnection: close\r\n{headers}\r\n");
+        stream.write_all(request.as_bytes()).unwrap();
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).unwrap();
+        answer
+    };
+    assert!(ask(&format!("host: {address}\r\n")).starts_with("HTTP/1.1 200"));
+    assert!(ask("host: evil.example\r\n").starts_with("HTTP/1.1 400"));
+    assert!(ask(&format!("host: {address}\r\norigin: http://evil.example\r\n")).starts_with("HTTP/1.1 400"));
+}

@@ -1,0 +1,184 @@
+//! The command line: usage, exit codes, output for people and for programs.
+
+mod support;
+
+use std::process::{Command, Stdio};
+
+use support::{Daemon, headwater, run, short_dir, signal, tiny_disk};
+
+#[test]
+fn usage_errors_are_2_and_help_is_0() {
+    for args in [
+        &["frobnicate"][..],
+        &["machine"],
+        &["image", "import"],
+        &["run", "x", "-n", "0"],
+        &["run", "x", "--ram", "64X"],
+        &["run", "x", "--cache", "tape"],
+        &["machine", "create", "a", "b", "--cpus", "0"],
+        &["serve", "--listen", "nonsense"],
+        &[],
+    ] {
+        assert_eq!(run(headwater().args(args)).code, 2, "{args:?}");
+    }
+    assert!(run(headwater().arg("--help")).ok().contains("Exit codes"));
+    assert!(run(headwater().arg("--version")).ok().contains(env!("CARGO_PKG_VERSION")));
+}
+
+#[test]
+fn without_a_daemon_every_client_says_so() {
+    let dir = short_dir();
+    for args in [&["status"][..], &["image", "list"], &["machine", "start", "a"], &["events"]] {
+        let ran = run(headwater().arg("--data-dir").arg(dir.path()).args(args));
+        ran.fails(7, &["cannot reach the daemon", "api.sock", "headwater serve"]);
+    }
+    let json = run(headwater().arg("--data-dir").arg(dir.path()).args(["status", "--json"]));
+    let problem: serde_json::Value = serde_json::from_str(&json.err).unwrap();
+    assert_eq!((json.code, &problem["kind"]), (7, &"unavailable".into()));
+}
+
+#[test]
+fn bad_names_and_sizes_are_refused_with_advice() {
+    let daemon = Daemon::start();
+    daemon.with_tiny_machine("lab");
+    let create = |name: &str, image: &str, more: &[&str]| {
+        daemon.cli(&[&["machine", "create", name, image], more].concat())
+    };
+    create("Odd Name", "tiny", &[]).fails(2, &["'Odd Name'", "a-z, 0-9"]);
+    create("../up", "tiny", &[]).fails(2, &["'../up'"]);
+    create("a\u{1b}[2J", "tiny", &[]).fails(2, &["\\u{1b}"]);
+    create("new", "none", &[]).fails(3, &["no image 'none'"]);
+    create("new", "tiny@7", &[]).fails(3, &["no version 7"]);
+    create("lab", "tiny", &[]).fails(4, &["there is one already"]);
+    create("new", "tiny", &["--ram", "900T"]).fails(2, &["larger than this host's"]);
+    create("new", "tiny", &["--memory", "900T"]).fails(2, &["this host has"]);
+    create("new", "tiny", &["--user-data", "/nowhere"]).fails(3, &["/nowhere"]);
+    daemon.cli(&["machine", "show", "nobody"]).fails(3, &["no machine 'nobody'"]);
+    daemon.cli(&["machine", "start", "nobody", "lab-2"]);
+    daemon.cli(&["image", "show", "none@1"]).fails(3, &["no image 'none'"]);
+    daemon.cli(&["image", "remove", "none"]).fails(3, &["no image 'none'"]);
+    daemon.cli(&["machine", "exec", "lab", "--", "true"]).fails(4, &["'lab'", "it is created"]);
+}
+
+#[test]
+fn a_name_whose_sockets_would_be_too_long_is_refused_when_it_is_created() {
+    let parent = short_dir();
+    let deep = tempfile::Builder::new().prefix(&"d".repeat(50)).tempdir_in(parent.path()).unwrap();
+    let daemon = Daemon::start_in(deep, |_| {});
+    daemon.with_tiny_machine("ok");
+    let long = "m".repeat(60);
+    daemon.cli(&["machine", "create", &long, "tiny"]).fails(2, &["at most 107", "shorter"]);
+}
+
+#[test]
+fn a_reader_that_goes_away_is_no_failure() {
+    let daemon = Daemon::start();
+    let mut child = headwater()
+        .arg("--data-dir")
+        .arg(daemon.path())
+        .args(["image", "list"])
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    drop(child.stdout.take());
+    let output = child.wait_with_output().unwrap();
+    assert_eq!(output.status.code(), Some(0), "{output:?}");
+    assert!(output.stderr.is_empty(), "{output:?}");
+}
+
+#[test]
+fn completions_and_manual_are_generated() {
+    for shell in ["bash", "zsh", "fish"] {
+        let script = run(headwater().args(["completions", shell])).ok();
+        assert!(script.contains("headwater") && script.contains("machine"), "{shell}");
+    }
+    let dir = short_dir();
+    run(headwater().arg("man").arg(dir.path())).ok();
+    for page in ["headwater.1", "headwater-run.1", "headwater-machine-create.1"] {
+        assert!(std::fs::read_to_string(dir.path().join(page)).unwrap().contains(".TH"), "{page}");
+    }
+}
+
+/// `run` in the foreground, until it has said something.
+struct Running {
+    child: std::process::Child,
+    out: std::io::BufReader<std::process::ChildStdout>,
+    said: String,
+}
+
+impl Running {
+    fn start(dir: &std::path::Path, source: &str, more: &[&str]) -> Self {
+        let mut child = headwater()
+            .args(["run", source, "--memory", "64M", "--data-dir"])
+            .arg(dir)
+            .args(more)
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::null())
+            .spawn()
+            .unwrap();
+        let out = std::io::BufReader::new(child.stdout.take().unwrap());
+        Self { child, out, said: String::new() }
+    }
+
+    fn until(&mut self, words: &str) {
+        while !self.said.contains(words) {
+            let n = std::io::BufRead::read_line(&mut self.out, &mut self.said).unwrap();
+            assert!(n > 0, "it ended after {:?}", self.said);
+        }
+    }
+}
+
+#[test]
+fn run_imports_boots_shows_and_cleans_up() {
+    let dir = short_dir();
+    let disk = dir.path().join("My Disk.raw");
+    std::fs::write(&disk, tiny_disk()).unwrap();
+    let data = dir.path().join("data");
+    let mut running = Running::start(&data, disk.to_str().unwrap(), &["-n", "2"]);
+    running.until("imported as my-disk@1");
+    running.until("my-disk-1 is running, booted in");
+    running.until("my-disk-2 is running, booted in");
+    // It is a daemon like any other.
+    let list = run(headwater().arg("--data-dir").arg(&data).args(["machine", "list"])).ok();
+    assert!(list.contains("my-disk-1") && list.contains("my-disk-2"), "{list}");
+    // The boot sector knows no ACPI: the second signal ends it.
+    signal(running.child.id(), "INT");
+    std::thread::sleep(std::time::Duration::from_millis(500));
+    signal(running.child.id(), "INT");
+    assert_eq!(running.child.wait().unwrap().code(), Some(0));
+    assert_eq!(std::fs::read_dir(data.join("run")).unwrap().count(), 0);
+    assert!(!data.join("api.sock").exists());
+
+    // The image stays; a second run of it needs no file.
+    std::fs::remove_file(&disk).unwrap();
+    let mut again = Running::start(&data, "my-disk", &[]);
+    again.until("my-disk-1 is running");
+    signal(again.child.id(), "TERM");
+    std::thread::sleep(std::time::Duration::from_millis(500));
+    signal(again.child.id(), "TERM");
+    assert_eq!(again.child.wait().unwrap().code(), Some(0));
+}
+
+#[test]
+fn run_of_what_does_not_exist_or_cannot_be_says_so() {
+    let dir = short_dir();
+    let data = dir.path().join("data");
+    let ran = |args: &[&str]| run(headwater().arg("run").args(args).arg("--data-dir").arg(&data));
+    ran(&["none"]).fails(3, &["'none' is neither a file nor an image"]);
+    ran(&["./none.qcow2"]).fails(3, &["none.qcow2"]);
+    let disk = dir.path().join("d.raw");
+    std::fs::write(&disk, tiny_disk()).unwrap();
+    let disk = disk.to_str().unwrap();
+    let too_large = ran(&[disk, "--ram", "900T"]);
+    assert_eq!(too_large.code, 2, "{too_large:?}");
+    assert!(too_large.err.contains("larger than this host's"), "{too_large:?}");
+    let empty = short_dir();
+    let mut command: Command = headwater();
+    command.args(["run", disk, "--data-dir"]).arg(&data).env("PATH", empty.path());
+    let no_qemu = run(&mut command);
+    assert_eq!(no_qemu.code, 1, "{no_qemu:?}");
+    assert!(no_qemu.err.contains("not installed"), "{no_qemu:?}");
+    assert_eq!(std::fs::read_dir(data.join("run")).unwrap().count(), 0, "machines are left");
+}

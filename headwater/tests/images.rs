@@ -1,0 +1,206 @@
+//! Images through the command line and the API: what goes in comes out, and what is no image leaves nothing.
+
+mod support;
+
+use std::path::Path;
+use std::process::Command;
+
+use support::{Daemon, begin, http, wait_until};
+
+fn pseudo_random(len: usize, mut state: u64) -> Vec<u8> {
+    let mut bytes = Vec::with_capacity(len + 8);
+    while bytes.len() < len {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        bytes.extend_from_slice(&state.to_le_bytes());
+    }
+    bytes.truncate(len);
+    bytes
+}
+
+fn qemu_img(args: &[&str]) {
+    let status = Command::new("qemu-img").args(args).output();
+    let output = status.expect("qemu-img is needed: apt-get install qemu-utils");
+    assert!(output.status.success(), "{output:?}");
+}
+
+fn files_in(dir: &Path) -> usize {
+    let count = |sub: &str| std::fs::read_dir(dir.join(sub)).map_or(0, Iterator::count);
+    count("objects") + count("manifests") + count("images") + count("tmp")
+}
+
+#[test]
+fn an_image_comes_out_as_it_went_in() {
+    let daemon = Daemon::start();
+    let dir = support::short_dir();
+    let (raw, qcow2, out) =
+        (dir.path().join("a.raw"), dir.path().join("b.qcow2"), dir.path().join("out.raw"));
+    let mut disk = pseudo_random(3 << 20, 1);
+    disk.extend(vec![0; 5 << 20]);
+    disk.extend(pseudo_random(512, 2));
+    std::fs::write(&raw, &disk).unwrap();
+    let text = |path: &Path| path.to_str().unwrap().to_owned();
+    qemu_img(&["convert", "-f", "raw", "-O", "qcow2", &text(&raw), &text(&qcow2)]);
+
+    assert!(daemon.cli(&["image", "import", &text(&raw), "--name", "disk"]).ok().contains("disk@1"));
+    // The same bytes by another way are the same version.
+    assert!(
+        daemon
+            .cli(&["image", "import", &text(&qcow2), "--name", "disk"])
+            .ok()
+            .contains("unchanged; it is disk@1")
+    );
+    assert!(daemon.cli(&["image", "verify", "disk"]).ok().contains("disk@1 is sound"));
+    daemon.cli(&["image", "export", "disk@1", &text(&out)]).ok();
+    assert!(std::fs::read(&out).unwrap() == disk, "the export differs");
+    daemon.cli(&["image", "export", "disk", &text(&out)]).fails(4, &["exists already"]);
+
+    let shown: serde_json::Value =
+        serde_json::from_str(&daemon.cli(&["image", "show", "disk", "--json"]).ok()).unwrap();
+    let hash = shown["versions"][0]["hash"].as_str().unwrap();
+    assert_eq!(shown["versions"][0]["size_bytes"], disk.len());
+    daemon.cli(&["image", "show", &format!("disk@{}", &hash[..12])]).ok();
+}
+
+#[test]
+fn damage_is_named_and_has_its_own_exit_code() {
+    let daemon = Daemon::start();
+    let raw = daemon.path().join("d.raw");
+    std::fs::write(&raw, pseudo_random(2 << 20, 3)).unwrap();
+    daemon.cli(&["image", "import", raw.to_str().unwrap()]).ok();
+    let objects = daemon.path().join("store/objects");
+    let object = std::fs::read_dir(&objects).unwrap().next().unwrap().unwrap().path();
+    let mut bytes = std::fs::read(&object).unwrap();
+    let middle = bytes.len() / 2;
+    bytes[middle] ^= 1;
+    let mut permissions = std::fs::metadata(&object).unwrap().permissions();
+    std::os::unix::fs::PermissionsExt::set_mode(&mut permissions, 0o600);
+    std::fs::set_permissions(&object, permissions).unwrap();
+    std::fs::write(&object, bytes).unwrap();
+    let verified = daemon.cli(&["image", "verify", "d"]);
+    assert_eq!(verified.code, 6, "{verified:?}");
+    assert!(verified.out.contains("of the image") && verified.out.contains("damaged in"), "{verified:?}");
+    let json = daemon.cli(&["--json", "image", "verify", "d"]);
+    assert_eq!(json.code, 6);
+    let report: serde_json::Value = serde_json::from_str(&json.out).unwrap();
+    assert!(!report["damage"].as_array().unwrap().is_empty());
+}
+
+#[test]
+fn what_is_no_image_is_refused_and_leaves_nothing() {
+    let daemon = Daemon::start();
+    let dir = support::short_dir();
+    let path = |name: &str| dir.path().join(name).to_str().unwrap().to_owned();
+    let store = daemon.path().join("store");
+    let before = files_in(&store);
+    let refused = |name: &str, code: i32, words: &[&str]| {
+        let file = path(name);
+        let mut words = words.to_vec();
+        words.extend(["cannot import", &file]);
+        daemon.cli(&["image", "import", &file, "--name", "x"]).fails(code, &words);
+        assert_eq!(files_in(&store), before, "{name} left something");
+    };
+    refused("missing.raw", 3, &[]);
+    std::fs::write(path("odd.raw"), [1; 1000]).unwrap();
+    refused("odd.raw", 2, &["512"]);
+    std::fs::write(path("empty.raw"), []).unwrap();
+    refused("empty.raw", 2, &["empty"]);
+    std::fs::create_dir(path("dir")).unwrap();
+    refused("dir", 2, &["directory"]);
+
+    std::fs::write(path("data.raw"), pseudo_random(1 << 20, 4)).unwrap();
+    qemu_img(&["convert", "-f", "raw", "-O", "qcow2", &path("data.raw"), &path("cut.qcow2")]);
+    let whole = std::fs::read(path("cut.qcow2")).unwrap();
+    std::fs::write(path("cut.qcow2"), &whole[..whole.len() / 2]).unwrap();
+    refused("cut.qcow2", 6, &[]);
+    std::fs::write(path("head.qcow2"), &whole[..50]).unwrap();
+    refused("head.qcow2", 6, &[]);
+
+    qemu_img(&["create", "-q", "-f", "qcow2", &path("base.qcow2"), "1M"]);
+    qemu_img(&[
+        "create",
+        "-q",
+        "-f",
+        "qcow2",
+        "-b",
+        &path("base.qcow2"),
+        "-F",
+        "qcow2",
+        &path("child.qcow2"),
+    ]);
+    std::fs::remove_file(path("base.qcow2")).unwrap();
+    let child = path("child.qcow2");
+    let ran = daemon.cli(&["image", "import", &child, "--name", "x"]);
+    assert!([3, 6].contains(&ran.code), "{ran:?}");
+    assert!(ran.err.contains("base.qcow2"), "{ran:?}");
+    let secret = "--object=secret,id=s,data=abc";
+    let luks = path("luks.qcow2");
+    qemu_img(&[
+        "create",
+        "-q",
+        secret,
+        "-f",
+        "qcow2",
+        "-o",
+        "encrypt.format=luks,encrypt.key-secret=s",
+        &luks,
+        "1M",
+    ]);
+    refused("luks.qcow2", 6, &["ncrypt"]);
+    assert!(daemon.cli(&["image", "list", "--json"]).ok().contains("\"images\": []"));
+}
+
+#[test]
+fn a_client_that_hangs_up_cancels_the_import_and_nothing_is_left() {
+    let daemon = Daemon::start();
+    let raw = daemon.path().join("big.raw");
+    std::fs::write(&raw, pseudo_random(512 << 20, 5)).unwrap();
+    let store = daemon.path().join("store");
+    let before = files_in(&store);
+    let body = format!(r#"{{"name":"big","source":"{}"}}"#, raw.display());
+    let (connection, first) = begin(&daemon.socket(), "POST", "/api/v1/images", &body);
+    assert!(first.contains("200 OK") && first.contains("application/x-ndjson"), "{first}");
+    drop(connection);
+    wait_until("the import is gone", || files_in(&store) == before);
+    assert!(daemon.cli(&["image", "list", "--json"]).ok().contains("\"images\": []"));
+}
+
+#[test]
+fn a_daemon_that_ends_cancels_the_import_and_nothing_is_left() {
+    let daemon = Daemon::start();
+    let raw = daemon.path().join("big.raw");
+    std::fs::write(&raw, pseudo_random(512 << 20, 6)).unwrap();
+    let before = files_in(&daemon.path().join("store"));
+    let body = format!(r#"{{"name":"big","source":"{}"}}"#, raw.display());
+    let (mut connection, mut answer) = begin(&daemon.socket(), "POST", "/api/v1/images", &body);
+    let (code, dir) = daemon.terminate();
+    assert_eq!(code, Some(0));
+    // The request in flight was answered all the same.
+    std::io::Read::read_to_string(&mut connection, &mut answer).unwrap();
+    assert!(answer.contains("\"failed\"") && answer.contains("\"cancelled\""), "{answer}");
+    assert_eq!(files_in(&dir.path().join("store")), before);
+}
+
+#[test]
+fn an_nbd_export_is_imported_like_a_file() {
+    let daemon = Daemon::start();
+    let dir = support::short_dir();
+    let (raw, socket) = (dir.path().join("n.raw"), dir.path().join("n.sock"));
+    std::fs::write(&raw, pseudo_random(1 << 20, 7)).unwrap();
+    let mut server = Command::new("qemu-nbd")
+        .args(["-r", "-f", "raw", "-k"])
+        .args([&socket, &raw])
+        .spawn()
+        .expect("qemu-nbd is needed: apt-get install qemu-utils");
+    wait_until("qemu-nbd listens", || socket.exists());
+    let uri = format!("nbd+unix:///?socket={}", socket.display());
+    daemon.cli(&["image", "import", &uri, "--name", "n"]).ok();
+    // It ends with its last client.
+    server.wait().unwrap();
+    daemon.cli(&["image", "import", raw.to_str().unwrap(), "--name", "n"]).ok().contains("unchanged");
+    daemon.cli(&["image", "import", &uri, "--name", "n"]).fails(1, &["cannot import", "NBD"]);
+    let (status, answer) =
+        http(&daemon.socket(), "POST", "/api/v1/images", Some(r#"{"name":"n","source":"rel.raw"}"#));
+    assert_eq!(status, 400, "{answer}");
+}

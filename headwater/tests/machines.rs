@@ -1,0 +1,141 @@
+//! Machines under the real QEMU, through the real daemon: a boot sector stands in for a guest.
+
+mod support;
+
+use support::{Daemon, is_alive, signal};
+
+#[test]
+fn a_machine_boots_writes_and_is_pristine_after_a_reset() {
+    let daemon = Daemon::start();
+    daemon.with_tiny_machine("lab");
+    assert_eq!(daemon.machine("lab")["state"], "created");
+    daemon.cli(&["machine", "start", "lab", "--wait"]).ok();
+    let up = daemon.machine("lab");
+    assert_eq!((&up["state"], &up["version"]), (&"running".into(), &"tiny@1".into()));
+    assert!(up["boot_ms"].as_u64().unwrap() > 0 && up["disk"]["image_read_bytes"].as_u64().unwrap() > 0);
+
+    daemon.console("lab", "ww", "WW");
+    assert_eq!(daemon.machine("lab")["disk"]["writes"], 2);
+    assert!(daemon.cli(&["machine", "console", "lab", "--log"]).ok().contains("0 writes"));
+
+    let before = daemon.machine("lab")["pid"].clone();
+    daemon.cli(&["machine", "reset", "lab", "--wait"]).ok();
+    let after = daemon.machine("lab");
+    assert_ne!(after["pid"], before);
+    assert_eq!(after["disk"]["writes"], 0);
+    // Had the write survived, this would be "2 writes".
+    assert!(daemon.cli(&["machine", "console", "lab", "--log"]).ok().contains("0 writes"));
+    assert!(daemon.cli(&["image", "verify", "tiny"]).ok().contains("sound"));
+}
+
+#[test]
+fn a_guest_that_restarts_gets_a_pristine_disk_and_one_that_powers_off_is_stopped() {
+    let daemon = Daemon::start();
+    daemon.with_tiny_machine("lab");
+    daemon.cli(&["machine", "start", "lab", "--wait"]).ok();
+    let first = daemon.machine("lab")["pid"].clone();
+    daemon.console("lab", "w", "W");
+    daemon.console("lab", "r", "");
+    support::wait_until("it has started again", || {
+        let now = daemon.machine("lab");
+        now["state"] == "running" && now["pid"] != first
+    });
+    assert!(daemon.cli(&["machine", "console", "lab", "--log"]).ok().contains("0 writes"));
+
+    daemon.console("lab", "p", "");
+    let off = daemon.wait_for("lab", "stopped");
+    assert_eq!((&off["wanted"], off.get("pid")), (&"stopped".into(), None));
+    let events = daemon.cli(&["events"]).ok();
+    assert!(
+        events.contains("the guest restarted") && events.contains("the guest switched itself off"),
+        "{events}"
+    );
+}
+
+#[test]
+fn a_crash_of_qemu_is_noticed_and_said() {
+    let daemon = Daemon::start();
+    daemon.with_tiny_machine("lab");
+    daemon.cli(&["machine", "start", "lab", "--wait"]).ok();
+    let pid = daemon.machine("lab")["pid"].as_u64().unwrap();
+    signal(u32::try_from(pid).unwrap(), "KILL");
+    let crashed = daemon.wait_for("lab", "crashed");
+    assert!(crashed["reason"].as_str().unwrap().contains("signal: 9"), "{crashed}");
+    assert!(daemon.cli(&["machine", "list"]).ok().contains("crashed"));
+    daemon.cli(&["machine", "start", "lab", "--wait"]).ok();
+}
+
+#[test]
+fn what_is_in_use_stays() {
+    let daemon = Daemon::start();
+    daemon.with_tiny_machine("lab");
+    daemon
+        .cli(&["image", "remove", "tiny"])
+        .fails(4, &["'tiny'", "machine 'lab' boots it", "remove the machine"]);
+    daemon.cli(&["machine", "start", "lab"]).ok();
+    daemon.cli(&["machine", "remove", "lab"]).fails(4, &["'lab'", "stop it first"]);
+    daemon.cli(&["image", "remove", "tiny@1"]).fails(4, &["machine 'lab' runs it"]);
+    let pid = daemon.machine("lab")["pid"].as_u64().unwrap();
+    daemon.cli(&["machine", "stop", "lab", "--force"]).ok();
+    assert!(!is_alive(pid));
+    daemon.cli(&["machine", "remove", "lab"]).ok();
+    assert!(!daemon.path().join("run/lab").exists());
+    daemon.cli(&["image", "remove", "tiny"]).ok();
+    assert!(daemon.cli(&["image", "list", "--json"]).ok().contains("\"images\": []"));
+}
+
+#[test]
+fn a_running_machine_changes_its_version_at_its_next_start_only() {
+    let daemon = Daemon::start();
+    daemon.with_tiny_machine("lab");
+    daemon.cli(&["machine", "start", "lab", "--wait"]).ok();
+    let disk = daemon.path().join("tiny.raw");
+    let mut changed = support::tiny_disk();
+    changed[512] = 5;
+    std::fs::write(&disk, changed).unwrap();
+    assert!(daemon.cli(&["image", "import", disk.to_str().unwrap()]).ok().contains("tiny@2"));
+    assert_eq!(daemon.machine("lab")["version"], "tiny@1");
+    daemon.cli(&["machine", "reset", "lab", "--wait"]).ok();
+    assert_eq!(daemon.machine("lab")["version"], "tiny@2");
+    assert!(daemon.cli(&["machine", "console", "lab", "--log"]).ok().contains("5 writes"));
+    // The first version is free now; the second is not.
+    daemon.cli(&["image", "remove", "tiny@1"]).ok();
+    daemon.cli(&["image", "remove", "tiny@2"]).fails(4, &["runs it"]);
+}
+
+#[test]
+fn qemu_that_is_not_installed_is_said_and_leaves_nothing() {
+    let empty = support::short_dir();
+    let daemon = Daemon::start_in(support::short_dir(), |command| {
+        command.env("PATH", empty.path());
+    });
+    daemon.with_tiny_machine("lab");
+    daemon
+        .cli(&["machine", "start", "lab"])
+        .fails(1, &["cannot start machine 'lab'", "not installed", "install"]);
+    let machine = daemon.machine("lab");
+    assert_eq!((&machine["state"], &machine["wanted"]), (&"stopped".into(), &"stopped".into()));
+    assert!(!daemon.path().join("run/lab/disk.sock").exists());
+    assert!(daemon.cli(&["status"]).ok().contains("not installed"));
+}
+
+#[test]
+fn the_daemon_stops_its_machines_when_it_ends() {
+    let daemon = Daemon::start();
+    daemon.with_tiny_machine("lab");
+    daemon.cli(&["machine", "start", "lab", "--wait"]).ok();
+    let pid = daemon.machine("lab")["pid"].as_u64().unwrap();
+    let daemon_pid = daemon.pid();
+    // The boot sector knows no ACPI; being told twice, the daemon does not wait for it.
+    let told_twice = std::thread::spawn(move || {
+        std::thread::sleep(std::time::Duration::from_secs(1));
+        signal(daemon_pid, "TERM");
+    });
+    let (code, dir) = daemon.terminate();
+    told_twice.join().unwrap();
+    assert_eq!(code, Some(0));
+    assert!(!is_alive(pid));
+    assert!(!dir.path().join("api.sock").exists());
+    let daemon = Daemon::start_in(dir, |_| {});
+    assert_eq!(daemon.machine("lab")["state"], "stopped");
+}

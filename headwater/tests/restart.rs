@@ -1,0 +1,125 @@
+//! A daemon that is killed, and what the next one makes of it.
+
+mod support;
+
+use support::{Daemon, headwater, is_alive, run, short_dir};
+
+#[test]
+fn after_kill_9_the_next_daemon_tells_the_truth_and_cleans_up() {
+    let daemon = Daemon::start();
+    daemon.with_tiny_machine("ran");
+    daemon.cli(&["machine", "create", "idle", "tiny", "--memory", "64M"]).ok();
+    daemon.cli(&["machine", "start", "ran", "--wait"]).ok();
+    daemon.console("ran", "w", "W");
+    let orphan = daemon.machine("ran")["pid"].as_u64().unwrap();
+    let dir = daemon.kill();
+    assert!(is_alive(orphan), "QEMU is to outlive the daemon, or this tests nothing");
+    run(headwater().arg("--data-dir").arg(dir.path()).args(["machine", "list"]))
+        .fails(7, &["cannot reach the daemon"]);
+
+    let daemon = Daemon::start_in(dir, |_| {});
+    assert!(!is_alive(orphan));
+    let lost = daemon.machine("ran");
+    assert_eq!((&lost["state"], &lost["wanted"]), (&"lost".into(), &"running".into()));
+    assert!(lost["reason"].as_str().unwrap().contains("was ended"), "{lost}");
+    assert_eq!(lost.get("disk"), None);
+    assert_eq!(daemon.machine("idle")["state"], "created");
+    assert!(daemon.cli(&["machine", "list"]).ok().contains("lost"));
+    assert!(
+        daemon
+            .cli(&["events", "--subject", "machine ran"])
+            .ok()
+            .contains("the daemon ended while it was running")
+    );
+    assert_eq!(std::fs::read_dir(daemon.path().join("cache")).unwrap().count(), 0);
+    let left: Vec<_> = std::fs::read_dir(daemon.path().join("run/ran"))
+        .unwrap()
+        .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+        .collect();
+    assert_eq!(left, ["console.log"]);
+
+    daemon.cli(&["machine", "start", "ran", "--wait"]).ok();
+    assert!(daemon.cli(&["machine", "console", "ran", "--log"]).ok().contains("0 writes"));
+}
+
+#[test]
+fn a_machine_whose_process_went_with_the_daemon_is_lost_too() {
+    let daemon = Daemon::start();
+    daemon.with_tiny_machine("ran");
+    daemon.cli(&["machine", "start", "ran"]).ok();
+    let pid = daemon.machine("ran")["pid"].as_u64().unwrap();
+    let dir = daemon.kill();
+    support::signal(u32::try_from(pid).unwrap(), "KILL");
+    support::wait_until("QEMU is gone", || !is_alive(pid));
+    let daemon = Daemon::start_in(dir, |_| {});
+    let lost = daemon.machine("ran");
+    assert_eq!(lost["state"], "lost");
+    assert!(lost["reason"].as_str().unwrap().contains("its process was gone"), "{lost}");
+}
+
+#[test]
+fn a_second_daemon_is_refused_and_the_first_goes_on() {
+    let daemon = Daemon::start();
+    let second = run(headwater().args(["serve", "--data-dir"]).arg(daemon.path()));
+    let pid = daemon.pid().to_string();
+    second.fails(4, &["in use by process", &pid]);
+    run(headwater().args(["run", "x", "--data-dir"]).arg(daemon.path()))
+        .fails(4, &["in use by process", &pid]);
+    daemon.cli(&["status"]).ok();
+}
+
+#[test]
+fn a_socket_that_cannot_be_is_refused() {
+    let dir = short_dir();
+    let deep = dir.path().join("x".repeat(120));
+    run(headwater().args(["serve", "--data-dir"]).arg(&deep)).fails(1, &["at most 107", "shorter path"]);
+    std::fs::write(dir.path().join("api.sock"), "precious").unwrap();
+    run(headwater().args(["serve", "--data-dir"]).arg(dir.path())).fails(1, &["api.sock", "not a socket"]);
+    assert_eq!(std::fs::read(dir.path().join("api.sock")).unwrap(), b"precious");
+}
+
+#[test]
+fn tcp_is_for_loopback_and_a_port_in_use_is_said() {
+    let dir = short_dir();
+    let serve =
+        |address: &str| run(headwater().args(["serve", "--listen", address, "--data-dir"]).arg(dir.path()));
+    serve("0.0.0.0:0").fails(1, &["only loopback"]);
+    let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = taken.local_addr().unwrap().to_string();
+    serve(&address).fails(4, &[&address, "in use"]);
+    // Nothing is left that would keep the next one from starting.
+    assert!(!dir.path().join("api.sock").exists());
+    Daemon::start_in(dir, |_| {});
+}
+
+#[test]
+fn a_data_directory_that_cannot_be_made_is_said() {
+    let dir = short_dir();
+    let file = dir.path().join("file");
+    std::fs::write(&file, "").unwrap();
+    let inside = file.join("data");
+    run(headwater().args(["serve", "--data-dir"]).arg(&inside)).fails(1, &["cannot use the data directory"]);
+    let db = short_dir();
+    std::fs::write(db.path().join("headwater.db"), "no database, ".repeat(100)).unwrap();
+    run(headwater().args(["serve", "--data-dir"]).arg(db.path()))
+        .fails(1, &["headwater.db", "not a database"]);
+}
+
+#[test]
+fn the_service_manager_is_told() {
+    let dir = short_dir();
+    let path = dir.path().join("notify");
+    let notify = std::os::unix::net::UnixDatagram::bind(&path).unwrap();
+    let told = || {
+        let mut message = [0; 200];
+        let n = notify.recv(&mut message).unwrap();
+        String::from_utf8_lossy(&message[..n]).into_owned()
+    };
+    let daemon = Daemon::start_in(short_dir(), |command| {
+        command.env("NOTIFY_SOCKET", &path);
+    });
+    assert!(told().contains("READY=1"));
+    let (code, _dir) = daemon.terminate();
+    assert_eq!(code, Some(0));
+    assert!(told().contains("STOPPING=1"));
+}
