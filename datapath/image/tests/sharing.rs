@@ -1,0 +1,186 @@
+//! Many machines on one image: single flight, bounds, what needs no thread.
+
+mod fixture;
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Barrier, mpsc};
+use std::time::Duration;
+
+use fixture::{import_bytes, noise, read_all, store};
+use headwater_block::{Attempt, ByteRange, Completion, Device, Op, Request, blocking};
+use headwater_image::{ChunkCache, VersionReader};
+use headwater_store::{
+    Hash, Image, ImageName, LocalDir, Object, Pin, Publication, Removed, Store, StoreError,
+};
+
+/// A store whose objects count reads, and take their time.
+struct SlowStore {
+    store: LocalDir,
+    reads: Arc<AtomicU64>,
+    delay: Duration,
+}
+
+struct SlowObject {
+    object: Arc<dyn Object>,
+    reads: Arc<AtomicU64>,
+    delay: Duration,
+}
+
+impl Object for SlowObject {
+    fn id(&self) -> Hash {
+        self.object.id()
+    }
+
+    fn len_bytes(&self) -> u64 {
+        self.object.len_bytes()
+    }
+
+    fn read_range(&self, offset: u64, into: &mut [u8]) -> Result<(), StoreError> {
+        self.reads.fetch_add(1, Ordering::SeqCst);
+        std::thread::sleep(self.delay);
+        self.object.read_range(offset, into)
+    }
+}
+
+impl Store for SlowStore {
+    fn chunk_bytes(&self) -> u32 {
+        self.store.chunk_bytes()
+    }
+
+    fn images(&self) -> Result<Vec<Image>, StoreError> {
+        self.store.images()
+    }
+
+    fn image(&self, name: &ImageName) -> Result<Option<Image>, StoreError> {
+        self.store.image(name)
+    }
+
+    fn manifest(&self, id: Hash) -> Result<Vec<u8>, StoreError> {
+        self.store.manifest(id)
+    }
+
+    fn open_object(&self, id: Hash) -> Result<Arc<dyn Object>, StoreError> {
+        let object = self.store.open_object(id)?;
+        Ok(Arc::new(SlowObject { object, reads: Arc::clone(&self.reads), delay: self.delay }))
+    }
+
+    fn pin(&self, manifest: Hash) -> Result<Pin, StoreError> {
+        self.store.pin(manifest)
+    }
+
+    fn publish(&self) -> Result<Box<dyn Publication>, StoreError> {
+        self.store.publish()
+    }
+
+    fn remove(&self, name: &ImageName, number: Option<u32>) -> Result<Removed, StoreError> {
+        self.store.remove(name, number)
+    }
+}
+
+fn slow(store: LocalDir, delay_ms: u64) -> SlowStore {
+    SlowStore { store, reads: Arc::default(), delay: Duration::from_millis(delay_ms) }
+}
+
+#[test]
+fn thirty_two_machines_booting_read_each_chunk_once() {
+    let (_dir, store) = store();
+    let mut disk = vec![0; 6 << 20];
+    noise(&mut disk, 1);
+    let version = import_bytes(&store, "disk", &disk).version;
+    let store = slow(store, 1);
+    let cache = ChunkCache::new(64 << 20);
+    let readers: Vec<_> =
+        (0..32).map(|_| VersionReader::open(&store, version.manifest, Arc::clone(&cache)).unwrap()).collect();
+    let start = Barrier::new(readers.len());
+    std::thread::scope(|scope| {
+        for reader in &readers {
+            scope.spawn(|| {
+                start.wait();
+                let mut part = vec![0; 40_960];
+                for offset in (0..disk.len() - part.len()).step_by(part.len()) {
+                    blocking::read(reader.as_ref(), offset as u64, &mut part).unwrap();
+                    assert!(part == disk[offset..offset + part.len()]);
+                }
+            });
+        }
+    });
+    assert_eq!(store.reads.load(Ordering::SeqCst), 96);
+    let counters = cache.counters();
+    assert_eq!((counters.fetches, counters.evictions, counters.failures), (96, 0, 0));
+    assert!(counters.joined > 0, "nobody ever waited for somebody else's fetch");
+    assert_eq!(counters.held_bytes, 6 << 20);
+}
+
+#[test]
+fn a_cache_smaller_than_the_image_stays_in_its_bounds_and_gives_the_right_bytes() {
+    let (_dir, store) = store();
+    let mut disk = vec![0; 8 << 20];
+    noise(&mut disk, 2);
+    let version = import_bytes(&store, "disk", &disk).version;
+    let cache = ChunkCache::new(1 << 20);
+    let reader = VersionReader::open(&store, version.manifest, Arc::clone(&cache)).unwrap();
+    std::thread::scope(|scope| {
+        for _ in 0..4 {
+            scope.spawn(|| {
+                for _ in 0..3 {
+                    assert!(read_all(reader.as_ref()) == disk);
+                    assert!(cache.counters().held_bytes <= 1 << 20);
+                }
+            });
+        }
+    });
+    assert!(cache.counters().evictions > 0);
+}
+
+#[test]
+fn what_is_in_memory_needs_no_other_thread() {
+    let (_dir, store) = store();
+    let mut disk = vec![0; 1 << 20];
+    noise(&mut disk[..512 << 10], 3);
+    let version = import_bytes(&store, "disk", &disk).version;
+    let store = slow(store, 0);
+    let reader = VersionReader::open(&store, version.manifest, ChunkCache::new(8 << 20)).unwrap();
+    let mut into = vec![1; 8192];
+    let mut now = |offset| {
+        let range = ByteRange::new(offset, 8192).unwrap();
+        let attempt = reader.try_now(Op::Read { range, into: &mut into }).unwrap();
+        (attempt, into == disk[offset as usize..offset as usize + 8192])
+    };
+    assert_eq!(now(65_536 - 4096).0, Attempt::MustWait);
+    assert_eq!(now(768 << 10), (Attempt::Done, true), "zeroes need no fetch");
+    let (tx, rx) = mpsc::channel();
+    let range = ByteRange::new(65_536 - 4096, 8192).unwrap();
+    reader.submit(Request::Prefetch { range }, Completion::new(move |o| tx.send(o.result.is_ok()).unwrap()));
+    assert!(rx.recv().unwrap());
+    assert_eq!(store.reads.load(Ordering::SeqCst), 2);
+    assert_eq!(now(65_536 - 4096), (Attempt::Done, true));
+    assert_eq!(now(0), (Attempt::Done, true));
+    assert_eq!(store.reads.load(Ordering::SeqCst), 2);
+}
+
+#[test]
+fn more_requests_than_the_queue_holds_are_all_answered() {
+    let (_dir, store) = store();
+    let mut disk = vec![0; 16 << 20];
+    noise(&mut disk, 4);
+    let version = import_bytes(&store, "disk", &disk).version;
+    let path = tempfile::NamedTempFile::new().unwrap();
+    std::fs::write(path.path(), &disk).unwrap();
+    let raw = headwater_image::raw_file(path.path()).unwrap();
+    let reader = VersionReader::open(&store, version.manifest, ChunkCache::new(0)).unwrap();
+    let devices: [Arc<dyn Device>; 2] = [raw, reader];
+    let (tx, rx) = mpsc::channel();
+    let requests = 10_000u64;
+    for n in 0..requests {
+        let offset = (n * 7919 % 4096) * 4096;
+        let range = ByteRange::new(offset, 4096).unwrap();
+        let tx = tx.clone();
+        let request = Request::Read { range, buffer: vec![0; 4096] };
+        let done = Completion::new(move |o| tx.send((offset, o.result.is_ok(), o.buffer)).unwrap());
+        devices[n as usize % 2].submit(request, done);
+    }
+    for _ in 0..requests {
+        let (offset, good, buffer) = rx.recv().unwrap();
+        assert!(good && buffer == disk[offset as usize..offset as usize + 4096]);
+    }
+}
