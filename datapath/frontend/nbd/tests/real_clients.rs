@@ -146,7 +146,7 @@ fn fio_verifies_checksums_with_many_requests_in_flight() {
             "--verify_backlog=256",
             "--serialize_overlap=1",
             "--randrepeat=1",
-            "--runtime=4",
+            "--loops=4",
         ],
     );
     assert!(text.contains("err= 0"), "{text}");

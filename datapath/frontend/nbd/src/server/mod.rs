@@ -2,11 +2,12 @@
 //!
 //! - `listener`: binding, with clear errors and stale sockets removed.
 //! - `handshake`: options, until an export is chosen.
-//! - `connection`: the transmission phase, one thread for each connection.
+//! - `connection`: the transmission phase, one thread for each connection; `commands`: what each request does.
 //! - `inbound`, `batch`, `outbox`, `pool`: the four buffers of a connection.
 //! - `fault_log`: warnings at a bounded rate.
 
 mod batch;
+mod commands;
 mod connection;
 mod fault_log;
 mod handshake;

@@ -1,0 +1,364 @@
+//! What each request does: checked, tried at once, else submitted.
+//!
+//! A request that does not fit is answered here ([`Refusal`]); the device sees only those that keep its contract. A
+//! refused write still has its payload taken, so that the stream stays in step.
+
+use headwater_block::{Attempt, ByteRange, ExtentKind, Op, Request};
+
+use super::batch::INLINE_BYTES;
+use super::connection::{Connection, Progress, Stage, is_zero};
+use super::handshake::BASE_ALLOCATION_ID;
+use super::inbound::LARGE_BYTES;
+use super::serve::End;
+use crate::error::NbdError;
+use crate::wire::transmission::{
+    DATA_HEAD_BYTES, REPLY_BYTES, REQUEST_BYTES, RequestHead, block_status_chunk, command, command_flag,
+    data_chunk_head, hole_chunk, simple_reply, state,
+};
+
+/// Why a request is answered with an error before the device saw it.
+pub(super) struct Refusal {
+    pub(super) code: NbdError,
+    pub(super) why: String,
+}
+
+impl Refusal {
+    pub(super) fn invalid(why: impl Into<String>) -> Self {
+        Self { code: NbdError::EINVAL, why: why.into() }
+    }
+}
+
+impl Connection<'_> {
+    /// Takes one request from the receive buffer, if it is whole.
+    pub(super) fn take_head(&mut self) -> Result<Progress, End> {
+        let Some(bytes) = self.inbound.head() else { return Ok(Progress::NeedBytes) };
+        let head = RequestHead::decode(bytes).map_err(|error| End::Fault(error.to_string()))?;
+        if head.command == command::WRITE {
+            return self.take_write(&head);
+        }
+        self.inbound.consume(REQUEST_BYTES);
+        let Some(range) = ByteRange::new(head.offset, u64::from(head.length)) else {
+            let error = Refusal::invalid("the request ends past 64 bits");
+            return self.refuse(&head, &error).map(|()| Progress::Again);
+        };
+        match head.command {
+            command::READ => self.read(&head, range)?,
+            command::FLUSH => self.flush(&head)?,
+            command::TRIM => self.trim(&head, range)?,
+            command::WRITE_ZEROES => self.write_zeroes(&head, range)?,
+            command::CACHE => self.cache(&head, range)?,
+            command::BLOCK_STATUS => self.block_status(&head, range)?,
+            command::DISC => self.stage = Stage::Closing("it said so"),
+            other => self.refuse(&head, &Refusal::invalid(format!("unknown command {other}")))?,
+        }
+        Ok(Progress::Again)
+    }
+
+    fn take_write(&mut self, head: &RequestHead) -> Result<Progress, End> {
+        let len = length(head);
+        let range = match self.check_write(head) {
+            Ok(range) => range,
+            Err(error) => {
+                if head.length > self.limits.request_bytes {
+                    return Err(End::Fault(format!(
+                        "it sent a write of {} bytes to the export '{}', the limit is {}",
+                        head.length,
+                        self.name.escape_debug(),
+                        self.limits.request_bytes
+                    )));
+                }
+                self.inbound.consume(REQUEST_BYTES);
+                self.stage = Stage::Drain { head: *head, left: len, error };
+                return Ok(Progress::Again);
+            }
+        };
+        if len >= LARGE_BYTES {
+            self.inbound.consume(REQUEST_BYTES);
+            let mut buffer = self.pool.take(len);
+            let here = self.inbound.available(len);
+            let have = here.len();
+            if let Some(place) = buffer.get_mut(..have) {
+                place.copy_from_slice(here);
+            }
+            self.inbound.consume(have);
+            self.stage = Stage::Payload { head: *head, range, buffer, have };
+            return Ok(Progress::Again);
+        }
+        let Some(payload) = self.inbound.payload(len) else { return Ok(Progress::NeedBytes) };
+        let fua = has(head, command_flag::FUA);
+        let attempt = self.device.try_now(Op::Write { range, from: payload, fua });
+        if matches!(attempt, Ok(Attempt::MustWait)) {
+            let buffer = self.pool.copy_of(payload);
+            self.inbound.consume(REQUEST_BYTES.saturating_add(len));
+            self.submit(head, len, Request::Write { range, buffer, fua });
+            return Ok(Progress::Again);
+        }
+        self.inbound.consume(REQUEST_BYTES.saturating_add(len));
+        self.settle(head, attempt.map(drop))?;
+        Ok(Progress::Again)
+    }
+
+    /// A write whose payload has a buffer of its own.
+    pub(super) fn write_owned(
+        &mut self,
+        head: &RequestHead,
+        range: ByteRange,
+        buffer: Vec<u8>,
+    ) -> Result<(), End> {
+        let fua = has(head, command_flag::FUA);
+        match self.device.try_now(Op::Write { range, from: &buffer, fua }) {
+            Ok(Attempt::MustWait) => {
+                let bytes = buffer.len();
+                self.submit(head, bytes, Request::Write { range, buffer, fua });
+                Ok(())
+            }
+            attempt => {
+                self.pool.give(buffer);
+                self.settle(head, attempt.map(drop))
+            }
+        }
+    }
+
+    fn check_write(&self, head: &RequestHead) -> Result<ByteRange, Refusal> {
+        self.check_flags(head, command_flag::FUA)?;
+        let range = self.check_change(head)?;
+        if head.length > self.limits.request_bytes {
+            return Err(Refusal { code: NbdError::EOVERFLOW, why: "the write is too long".into() });
+        }
+        Ok(range)
+    }
+
+    /// Checks what all requests that change something have in common.
+    fn check_change(&self, head: &RequestHead) -> Result<ByteRange, Refusal> {
+        if self.geometry.read_only {
+            return Err(Refusal { code: NbdError::EPERM, why: "the export is read-only".into() });
+        }
+        let past_end = |why: String| Refusal { code: NbdError::ENOSPC, why };
+        let range = ByteRange::new(head.offset, u64::from(head.length))
+            .ok_or_else(|| past_end("the request ends past 64 bits".into()))?;
+        if range.end() > self.geometry.size_bytes {
+            return Err(past_end(format!(
+                "request {range} ends past the export, which has {} bytes",
+                self.geometry.size_bytes
+            )));
+        }
+        self.check_range(range)?;
+        Ok(range)
+    }
+
+    fn check_range(&self, range: ByteRange) -> Result<(), Refusal> {
+        if range.is_empty() {
+            return Err(Refusal::invalid("the request has no length"));
+        }
+        self.geometry.check(range).map_err(|error| Refusal::invalid(error.to_string()))
+    }
+
+    fn check_flags(&self, head: &RequestHead, legal: u16) -> Result<(), Refusal> {
+        // FUA is legal with all commands once it was announced, and means nothing for those that read.
+        let unknown = head.flags & !(legal | command_flag::FUA);
+        if unknown != 0 {
+            return Err(Refusal::invalid(format!(
+                "flags {unknown:#x} do not belong to command {}",
+                head.command
+            )));
+        }
+        Ok(())
+    }
+
+    fn read(&mut self, head: &RequestHead, range: ByteRange) -> Result<(), End> {
+        let legal = if self.structured { command_flag::DF } else { 0 };
+        let checked = self.check_flags(head, legal).and_then(|()| self.check_range(range)).and_then(|()| {
+            if head.length > self.limits.request_bytes {
+                let limit = self.limits.request_bytes;
+                return Err(Refusal::invalid(format!(
+                    "a read of {} bytes, the limit is {limit}",
+                    head.length
+                )));
+            }
+            Ok(())
+        });
+        if let Err(error) = checked {
+            return self.refuse(head, &error);
+        }
+        let len = length(head);
+        if len > INLINE_BYTES {
+            return self.read_large(head, range, len);
+        }
+        let head_bytes = if self.structured { DATA_HEAD_BYTES } else { REPLY_BYTES };
+        let attempt = {
+            let Some((_, into)) = self
+                .batch
+                .room(head_bytes.saturating_add(len))
+                .and_then(|r| r.split_at_mut_checked(head_bytes))
+            else {
+                return Err(End::Fault("a reply does not fit the batch".into()));
+            };
+            self.device.try_now(Op::Read { range, into })
+        };
+        match attempt {
+            Ok(Attempt::Done) => {
+                self.finish_inline_read(head, head_bytes, len);
+                Ok(())
+            }
+            Ok(Attempt::MustWait) => {
+                let buffer = self.pool.take(len);
+                self.submit(head, len, Request::Read { range, buffer });
+                Ok(())
+            }
+            Err(error) => self.fail(head.cookie, head.command, &error),
+        }
+    }
+
+    /// Puts the head before data that is in the batch's room already.
+    fn finish_inline_read(&mut self, head: &RequestHead, head_bytes: usize, len: usize) {
+        let Some((place, data)) =
+            self.batch.room(head_bytes.saturating_add(len)).and_then(|r| r.split_at_mut_checked(head_bytes))
+        else {
+            return;
+        };
+        if !self.structured {
+            place.copy_from_slice(&simple_reply(0, head.cookie));
+        } else if is_zero(data) {
+            self.batch.put(&hole_chunk(head.cookie, head.offset, head.length));
+            return;
+        } else if let Some(bytes) = data_chunk_head(head.cookie, head.offset, len) {
+            place.copy_from_slice(&bytes);
+        }
+        self.batch.advance(head_bytes.saturating_add(len));
+    }
+
+    fn read_large(&mut self, head: &RequestHead, range: ByteRange, len: usize) -> Result<(), End> {
+        let mut buffer = self.pool.take(len);
+        match self.device.try_now(Op::Read { range, into: &mut buffer }) {
+            Ok(Attempt::Done) => {
+                let sent = self.reply_data(head.cookie, head.offset, &buffer);
+                self.pool.give(buffer);
+                sent
+            }
+            Ok(Attempt::MustWait) => {
+                self.submit(head, len, Request::Read { range, buffer });
+                Ok(())
+            }
+            Err(error) => {
+                self.pool.give(buffer);
+                self.fail(head.cookie, head.command, &error)
+            }
+        }
+    }
+
+    fn flush(&mut self, head: &RequestHead) -> Result<(), End> {
+        if let Err(error) = self.check_flags(head, 0) {
+            return self.refuse(head, &error);
+        }
+        match self.device.try_now(Op::Flush) {
+            Ok(Attempt::MustWait) => {
+                self.submit(head, 0, Request::Flush);
+                Ok(())
+            }
+            attempt => self.settle(head, attempt.map(drop)),
+        }
+    }
+
+    fn trim(&mut self, head: &RequestHead, range: ByteRange) -> Result<(), End> {
+        if let Err(error) = self.check_flags(head, 0).and_then(|()| self.check_change(head).map(drop)) {
+            return self.refuse(head, &error);
+        }
+        // A discard has no FUA in the device's contract: a zero write that may unmap is the same, with it.
+        if has(head, command_flag::FUA) {
+            return self.change(head, Request::WriteZeroes { range, may_unmap: true, fua: true });
+        }
+        self.change(head, Request::Discard { range })
+    }
+
+    fn write_zeroes(&mut self, head: &RequestHead, range: ByteRange) -> Result<(), End> {
+        let legal = command_flag::NO_HOLE | command_flag::FAST_ZERO;
+        if let Err(error) = self.check_flags(head, legal).and_then(|()| self.check_change(head).map(drop)) {
+            return self.refuse(head, &error);
+        }
+        let may_unmap = !has(head, command_flag::NO_HOLE);
+        let fua = has(head, command_flag::FUA);
+        if has(head, command_flag::FAST_ZERO) {
+            // Fast is what needs no waiting. A part may be zero already when it turns out not to be, which
+            // the client is about to overwrite with zeroes anyway.
+            return match self.device.try_now(Op::WriteZeroes { range, may_unmap, fua }) {
+                Ok(Attempt::MustWait) => self.refuse(
+                    head,
+                    &Refusal { code: NbdError::ENOTSUP, why: "zeroing this range is not fast".into() },
+                ),
+                attempt => self.settle(head, attempt.map(drop)),
+            };
+        }
+        self.change(head, Request::WriteZeroes { range, may_unmap, fua })
+    }
+
+    /// Carries out a request without data.
+    fn change(&mut self, head: &RequestHead, request: Request) -> Result<(), End> {
+        let op = match &request {
+            Request::Discard { range } => Op::Discard { range: *range },
+            Request::WriteZeroes { range, may_unmap, fua } => {
+                Op::WriteZeroes { range: *range, may_unmap: *may_unmap, fua: *fua }
+            }
+            _ => Op::Flush,
+        };
+        match self.device.try_now(op) {
+            Ok(Attempt::MustWait) => {
+                self.submit(head, 0, request);
+                Ok(())
+            }
+            attempt => self.settle(head, attempt.map(drop)),
+        }
+    }
+
+    fn cache(&mut self, head: &RequestHead, range: ByteRange) -> Result<(), End> {
+        if let Err(error) = self.check_flags(head, 0).and_then(|()| self.check_range(range)) {
+            return self.refuse(head, &error);
+        }
+        self.submit(head, 0, Request::Prefetch { range });
+        Ok(())
+    }
+
+    fn block_status(&mut self, head: &RequestHead, range: ByteRange) -> Result<(), End> {
+        if !self.base_allocation {
+            let error = Refusal::invalid("block status needs SET_META_CONTEXT with base:allocation");
+            return self.refuse(head, &error);
+        }
+        let checked = self.check_flags(head, command_flag::REQ_ONE).and_then(|()| self.check_range(range));
+        if let Err(error) = checked {
+            return self.refuse(head, &error);
+        }
+        let one = has(head, command_flag::REQ_ONE);
+        let max = if one { 1 } else { self.limits.extents_per_reply };
+        let extents = match self.device.extents(range, max) {
+            Ok(extents) => extents,
+            Err(error) => return self.fail(head.cookie, head.command, &error),
+        };
+        let mut left = range.len();
+        let mut pairs: Vec<(u32, u32)> = Vec::with_capacity(extents.len());
+        for extent in extents.iter().take(max) {
+            let len = extent.len.min(left);
+            left = left.saturating_sub(len);
+            let flags = match extent.kind {
+                ExtentKind::Data => 0,
+                ExtentKind::Hole => state::HOLE | state::ZERO,
+                ExtentKind::Zero => state::ZERO,
+            };
+            // It fits: it is no longer than the request.
+            pairs.push((u32::try_from(len).unwrap_or(u32::MAX), flags));
+        }
+        if pairs.is_empty() {
+            let error = Refusal { code: NbdError::EIO, why: "the device told no extents".into() };
+            return self.refuse(head, &error);
+        }
+        self.scratch.clear();
+        block_status_chunk(&mut self.scratch, head.cookie, BASE_ALLOCATION_ID, &pairs);
+        self.put_scratch()
+    }
+}
+
+fn has(head: &RequestHead, flag: u16) -> bool {
+    head.flags & flag != 0
+}
+
+fn length(head: &RequestHead) -> usize {
+    usize::try_from(head.length).unwrap_or(usize::MAX)
+}
