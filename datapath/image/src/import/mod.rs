@@ -91,16 +91,9 @@ pub fn import(
     let mut publication = store.publish()?;
     let index = ChunkIndex::build(store)?;
 
-    let threads = options
-        .threads
-        .unwrap_or_else(|| std::thread::available_parallelism().map_or(1, usize::from))
-        .clamp(1, IMPORT_THREADS_MAX);
+    let threads = thread_count(options);
     let work_bytes = usize_of_u32(WORK_BYTES.max(chunk_bytes));
-    let (free_tx, free_rx) = mpsc::channel();
-    for _ in 0..threads * WORKS_PER_THREAD {
-        // The receiver is right here.
-        let _ = free_tx.send(Box::new(Work::new(work_bytes)));
-    }
+    let (free_tx, free_rx) = free_works(threads * WORKS_PER_THREAD, work_bytes);
     let (done_tx, done_rx) = mpsc::channel();
     let shared = Shared {
         planner: Mutex::new(Planner::new(Arc::clone(&source), chunk_bytes, u64_of(work_bytes))),
@@ -150,6 +143,22 @@ pub fn import(
     let data_bytes = manifest.data_chunks() * u64::from(chunk_bytes);
     let new_bytes = written * u64::from(chunk_bytes);
     Ok(Imported { version, data_bytes, shared_bytes: data_bytes.saturating_sub(new_bytes) })
+}
+
+fn thread_count(options: &ImportOptions) -> usize {
+    let wanted = options.threads;
+    let threads = wanted.unwrap_or_else(|| std::thread::available_parallelism().map_or(1, usize::from));
+    threads.clamp(1, IMPORT_THREADS_MAX)
+}
+
+/// The channel of `Work`s that nobody uses, filled with all there are.
+fn free_works(count: usize, work_bytes: usize) -> (mpsc::Sender<Box<Work>>, mpsc::Receiver<Box<Work>>) {
+    let (tx, rx) = mpsc::channel();
+    for _ in 0..count {
+        // The receiver is right here.
+        let _ = tx.send(Box::new(Work::new(work_bytes)));
+    }
+    (tx, rx)
 }
 
 fn check_size(size_bytes: u64) -> Result<u64, ImageError> {
