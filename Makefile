@@ -39,8 +39,8 @@ bench: rust ## measure a volume alone, without any protocol, beside bare memory 
 	@mkdir -p build/bench
 	HEADWATER_BENCH_DIR=$(CURDIR)/build/bench cargo bench --locked --package headwater-volume --bench engine $(ARGS)
 
-soak: rust ## half an hour of mixed load with limits changed at random
-	cargo test --release --locked --package headwater-volume --test soak -- --ignored --nocapture $(ARGS)
+soak: rust ## half an hour of load on eight volumes, with limits changed at random and a disk that fails
+	HEADWATER_SOAK_SECONDS=$${SECONDS_TO_RUN:-1800} cargo test --release --locked --package headwater-volume --test soak -- --nocapture $(ARGS)
 
 conformance: rust ## real NBD clients and the Device conformance suite only
 	@xtask/need $(TEST_TOOLS) qemu-img=qemu-utils
