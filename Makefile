@@ -45,6 +45,7 @@ soak: rust ## half an hour of load on eight volumes, with limits changed at rand
 conformance: rust ## real NBD clients and the Device conformance suite only
 	@xtask/need $(TEST_TOOLS) qemu-img=qemu-utils
 	cargo test --locked --package headwater-nbd --package headwater-testkit
+	cargo test --locked --package headwater-volume --test conformance
 
 clean: ## remove what was built, except the guest
 	cargo clean
