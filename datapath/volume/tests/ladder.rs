@@ -38,6 +38,46 @@ fn assert_holds(device: &dyn Device, count_mib: u64) {
     }
 }
 
+/// Like text: a quarter of its size when packed.
+fn compressible(seed: u64) -> Vec<u8> {
+    Rng::new(seed).bytes(MIB as usize / 8).iter().flat_map(|b| [*b; 8]).collect()
+}
+
+#[test]
+fn compressible_data_is_packed_and_ram_holds_twice_as_much() {
+    let dir = tempfile::tempdir().unwrap();
+    for (mode, disk_mib) in [(CacheMode::Ram, 0), (CacheMode::RamDisk, 256)] {
+        let (host, _) = setup::host(u64::MAX);
+        let (volume, device) =
+            setup::open(&setup::options(&empty(256), mode, 64, disk_mib, dir.path()), &host);
+        let count = if mode == CacheMode::Ram { 120 } else { 240 };
+        for round in 0..2 {
+            for number in 0..count {
+                blocking::write(&*device, number * MIB, &compressible(number + round)).unwrap();
+            }
+        }
+        // Parts of blocks, wherever the rest is.
+        for number in 0..count {
+            blocking::write(&*device, number * MIB + 512, &[7; 512]).unwrap();
+        }
+        let mut read = vec![0; MIB as usize];
+        for number in 0..count {
+            blocking::read(&*device, number * MIB, &mut read).unwrap();
+            let mut expected = compressible(number + 1);
+            expected[512..1024].fill(7);
+            assert!(read == expected, "MiB {number} was lost in mode {mode}");
+        }
+        let cache = volume.counters().cache;
+        assert!(cache.packed_segments > 0 && cache.read_packed_blocks > 0, "{cache:?}");
+        assert!(cache.ram_used_bytes <= cache.ram_target_bytes, "{cache:?}");
+        assert_eq!(cache.spilled_segments > 0, mode == CacheMode::RamDisk, "{cache:?}");
+        blocking::discard(&*device, 0, 256 * MIB).unwrap();
+        eventually("packed RAM is given back", || volume.counters().cache.packed_bytes == 0);
+        drop((volume, device));
+        eventually("the budget is given back", || host.used_bytes() == 0);
+    }
+}
+
 fn eventually(what: &str, mut check: impl FnMut() -> bool) {
     for _ in 0..500 {
         if check() {

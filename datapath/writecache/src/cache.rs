@@ -19,8 +19,9 @@ use crate::map::{Leaf, LeafWrite, Map, split};
 use crate::memory::{copy_in, copy_out};
 use crate::overflow::Overflow;
 use crate::overflow::seal::SEALED_SEGMENT_BYTES;
+use crate::packed::PackedTable;
 use crate::park::Waiting;
-use crate::segment::{RECORD_BYTES, SegmentTable, State};
+use crate::segment::{RECORD_BYTES, Segment, SegmentTable, State};
 use crate::units::{BlockNumber, Location, SEGMENT_BYTES, SLOTS, SegmentId, Slot};
 
 const BLOCK: usize = BLOCK_BYTES as usize;
@@ -134,6 +135,7 @@ pub struct WriteCache {
     pub(crate) overflow: Option<Arc<Overflow>>,
     pub(crate) waiting: Waiting,
     pub(crate) cleaner: Cleaner,
+    pub(crate) packed: PackedTable,
     pub(crate) counters: Counters,
     ram_bytes: AtomicU64,
     disk_bytes: AtomicU64,
@@ -175,6 +177,7 @@ impl WriteCache {
             overflow,
             waiting: Waiting::default(),
             cleaner: Cleaner::default(),
+            packed: PackedTable::default(),
             counters: Counters::default(),
             ram_bytes: AtomicU64::new(options.ram_bytes),
             disk_bytes: AtomicU64::new(options.overflow.as_ref().map_or(0, |o| o.limit_bytes)),
@@ -208,7 +211,18 @@ impl WriteCache {
             self.counters.hot(Hot::ReadRam, 1);
             return Found::Done;
         }
+        let mut whole = [0u8; BLOCK];
+        if word.is_packed() && self.unpack(id, slot, &mut whole) {
+            let Some(part) = whole.get(skip..skip.saturating_add(into.len())) else { return Found::Absent };
+            into.copy_from_slice(part);
+            self.counters.hot(Hot::ReadPacked, 1);
+            return Found::Done;
+        }
         Found::Spilled(self.ticket(block, id, slot))
+    }
+
+    fn unpack(&self, id: SegmentId, slot: Slot, into: &mut [u8; BLOCK]) -> bool {
+        self.packed.get(id).is_some_and(|packed| packed.unpack(slot, into))
     }
 
     fn ticket(&self, block: BlockNumber, id: SegmentId, slot: Slot) -> Ticket {
@@ -260,10 +274,11 @@ impl WriteCache {
                 self.counters.hot(Hot::WriteInPlace, 1);
                 return Wrote::Done;
             }
-            let Some(address) = word.ram() else {
+            if let Some(address) = word.ram() {
+                copy_out(address, slot, 0, &mut whole, &leaf);
+            } else if !(word.is_packed() && self.unpack(id, slot, &mut whole)) {
                 return Wrote::NeedOld(Old::Spilled(self.ticket(block, id, slot)));
-            };
-            copy_out(address, slot, 0, &mut whole, &leaf);
+            }
         } else if old == Location::ABSENT {
             return Wrote::NeedOld(Old::Absent);
         }
@@ -399,11 +414,22 @@ impl WriteCache {
         let Some(segment) = self.segments.get(id) else { return };
         let live = segment.kill(slot);
         if live == 0 {
-            let released = self.log.lock().release(segment, id);
-            self.take_back(released);
+            self.release(segment, id);
         } else if live == REFILL_LIVE && segment.word().state() == State::Dirty {
             self.log.lock().has_room(id);
         }
+    }
+
+    /// Frees a segment whose last block has gone.
+    pub(crate) fn release(&self, segment: &Segment, id: SegmentId) {
+        let mut log = self.log.lock();
+        let released = log.release(segment, id);
+        if released.as_ref().is_some_and(|r| r.packed) {
+            // Before the number can be used again.
+            self.host.give_ram(self.packed.remove(id));
+        }
+        drop(log);
+        self.take_back(released);
     }
 
     pub(crate) fn take_back(&self, released: Option<Released>) {
@@ -437,14 +463,17 @@ impl WriteCache {
 
     fn begin_segment(&self, log: &mut Log, stream: Stream) -> bool {
         self.report_index(log);
-        let reserve = u32::from(self.overflow.is_some() && stream == Stream::Fresh);
-        if log.ram_segments.saturating_add(reserve) >= self.allowed_segments(log) {
+        // What cleaning fills makes room for more than it takes, so it is not bound by limits that may have
+        // been lowered under what is in use: one segment at a time.
+        let cleaning = stream == Stream::Cleaned && !log.has_dirty_cleaned();
+        let reserve = u32::from(self.overflow.is_some());
+        if !cleaning && log.ram_segments.saturating_add(reserve) >= self.allowed_segments(log) {
             return false;
         }
         // The segments without which nothing moves are taken even where the host's budget is used up.
         let bytes = SEGMENT_BYTES as u64;
         if !self.host.take_ram(bytes) {
-            if u64::from(log.ram_segments) >= MIN_SEGMENTS {
+            if !cleaning && u64::from(log.ram_segments) >= MIN_SEGMENTS {
                 return false;
             }
             self.host.add_ram(bytes);
@@ -480,19 +509,31 @@ impl WriteCache {
     /// How many segments may be in RAM.
     pub(crate) fn allowed_segments(&self, log: &Log) -> u32 {
         let buffers = if self.overflow.is_some() { STAGING_BUFFERS * SEALED_SEGMENT_BYTES } else { 0 };
-        let fixed = self.index_bytes(log) + buffers as u64;
+        let fixed = self.index_bytes(log) + self.packed.bytes() + buffers as u64;
         let left = self.ram_bytes.load(Ordering::Relaxed).saturating_sub(fixed) / SEGMENT_BYTES as u64;
         u32::try_from(left.max(MIN_SEGMENTS)).unwrap_or(u32::MAX)
     }
 
-    /// Above this many dirty segments, cold ones are written out.
+    /// Above this many dirty segments, cold ones are packed or written out.
     pub(crate) fn dirty_limit(&self) -> u32 {
-        if self.overflow.is_none() {
-            return u32::MAX;
-        }
         let allowed = self.ram_bytes.load(Ordering::Relaxed) / SEGMENT_BYTES as u64;
-        let fixed = (STAGING_BUFFERS as u64 + 1) + self.map.table_bytes() * 2 / SEGMENT_BYTES as u64;
-        u32::try_from(allowed.saturating_sub(fixed).max(MIN_SEGMENTS) * 7 / 10).unwrap_or(u32::MAX)
+        let index = self.map.table_bytes() * 2;
+        let taken = (index + self.packed.bytes()).div_ceil(SEGMENT_BYTES as u64);
+        let left = |reserve: u64| allowed.saturating_sub(taken + reserve).max(MIN_SEGMENTS);
+        let limit = match self.overflow {
+            Some(_) => left(STAGING_BUFFERS as u64 + 1) * 7 / 10,
+            None => left(1).saturating_sub(2),
+        };
+        u32::try_from(limit).unwrap_or(u32::MAX)
+    }
+
+    /// Packed segments may take so much of the RAM.
+    pub(crate) fn packed_limit_bytes(&self) -> u64 {
+        let ram = self.ram_bytes.load(Ordering::Relaxed);
+        match self.overflow {
+            Some(_) => ram / 2,
+            None => ram.saturating_sub((MIN_SEGMENTS + 1) * SEGMENT_BYTES as u64),
+        }
     }
 
     /// Frees RAM without I/O, by dropping the coldest clean copy. Whether there was one. To be called
@@ -541,17 +582,21 @@ impl WriteCache {
         let c = &self.counters;
         Snapshot {
             ram_target_bytes: load(&self.ram_bytes),
-            ram_used_bytes: segments * SEGMENT_BYTES as u64 + index_bytes,
+            ram_used_bytes: segments * SEGMENT_BYTES as u64 + index_bytes + self.packed.bytes(),
+            packed_bytes: self.packed.bytes(),
             index_bytes,
             disk_limit_bytes: load(&self.disk_bytes),
             disk_used_bytes: self.overflow.as_ref().map_or(0, |o| o.used_bytes()),
             read_ram_blocks: c.total(Hot::ReadRam),
+            read_packed_blocks: c.total(Hot::ReadPacked),
             read_zero_blocks: c.total(Hot::ReadZero),
             read_disk_blocks: load(&c.read_disk_blocks),
             write_in_place_blocks: c.total(Hot::WriteInPlace),
             write_new_blocks: c.total(Hot::WriteNew),
             elided_zero_blocks: c.total(Hot::ElidedZero),
             discarded_blocks: c.total(Hot::Discarded),
+            packed_segments: load(&c.packed_segments),
+            packed_blocks: load(&c.packed_blocks),
             spilled_segments: load(&c.spilled_segments),
             spilled_blocks: load(&c.spilled_blocks),
             spilled_bytes: load(&c.spilled_bytes),
@@ -571,7 +616,7 @@ impl Drop for WriteCache {
     fn drop(&mut self) {
         // The disk threads hold the cache while a segment is on its way, so nothing is in flight here.
         let mut log = self.log.lock();
-        let mut bytes = self.reported_index.load(Ordering::Relaxed);
+        let mut bytes = self.reported_index.load(Ordering::Relaxed) + self.packed.bytes();
         for number in 0..log.numbers_used() {
             let Some(segment) = self.segments.get(SegmentId(number)) else { continue };
             if let Some(memory) = segment.word().ram().and_then(crate::memory::MemoryPool::reclaim) {

@@ -1,8 +1,9 @@
 //! Cleaning: when positions on the overflow disk run short, the emptiest segment's live blocks are moved to
 //! a segment of the cleaned stream, and its position is free again.
 //!
-//! Cleaning always gets on: one segment of RAM and [`crate::spill::RESERVED_POSITIONS`] positions are kept
-//! for it, and a victim has at least [`MIN_GAIN`] dead slots.
+//! Cleaning always gets on: it may always fill one segment of RAM, whatever the limits say by now,
+//! [`crate::spill::RESERVED_POSITIONS`] positions are kept for it, and a victim has at least [`MIN_GAIN`]
+//! dead slots.
 
 use std::collections::HashSet;
 use std::io;
@@ -63,7 +64,7 @@ impl WriteCache {
 
     /// Begins to clean a segment, where that is due and none is being cleaned.
     pub(crate) fn clean(self: &Arc<Self>, overflow: &Arc<Overflow>) {
-        if !self.wants_clean(overflow) || self.cleaner.busy.swap(true, Ordering::AcqRel) {
+        if !self.wants_clean(overflow) || self.log.lock().has_dirty_cleaned() || self.cleaner.busy.swap(true, Ordering::AcqRel) {
             return;
         }
         if !self.begin_clean(overflow) {
@@ -125,14 +126,16 @@ impl WriteCache {
     /// Moves the live blocks of the segment that was read, as far as there is room.
     pub(crate) fn move_cleaned(&self, overflow: &Overflow) {
         let Some(mut job) = self.cleaner.read.lock().take() else { return };
-        while usize::from(job.next) < SLOTS {
-            if !self.move_slot(overflow, &mut job) {
-                *self.cleaner.read.lock() = Some(job);
-                return;
-            }
+        let mut whole = true;
+        while whole && usize::from(job.next) < SLOTS {
+            whole = self.move_slot(overflow, &mut job);
             job.next += 1;
         }
-        count(&self.counters.cleaned_segments, 1);
+        // Without room the rest stays where it is: a job that waited for room would keep a staging buffer
+        // that spilling needs to make that room.
+        if whole {
+            count(&self.counters.cleaned_segments, 1);
+        }
         self.host.give_staging(job.buffer);
         self.cleaner.busy.store(false, Ordering::Release);
     }

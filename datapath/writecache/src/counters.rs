@@ -22,9 +22,11 @@ pub enum Hot {
     ElidedZero,
     /// Blocks freed by a discard or zero write.
     Discarded,
+    /// Blocks read from packed RAM.
+    ReadPacked,
 }
 
-const HOT: usize = 6;
+const HOT: usize = 7;
 
 #[derive(Debug)]
 #[repr(align(128))]
@@ -62,6 +64,10 @@ pub struct Counters {
     hot: Sharded<HOT>,
     /// Blocks read from the overflow disk.
     pub read_disk_blocks: AtomicU64,
+    /// Segments packed.
+    pub packed_segments: AtomicU64,
+    /// Live blocks in them.
+    pub packed_blocks: AtomicU64,
     /// Segments written to the overflow disk.
     pub spilled_segments: AtomicU64,
     /// Live blocks in them.
@@ -123,16 +129,20 @@ pub fn count(counter: &AtomicU64, by: u64) {
 pub struct Snapshot {
     /// RAM that the cache may use.
     pub ram_target_bytes: u64,
-    /// RAM in use: segments, and index.
+    /// RAM in use: segments, packed segments, and index.
     pub ram_used_bytes: u64,
     /// Of which: map and segment records.
     pub index_bytes: u64,
+    /// Of which: packed segments.
+    pub packed_bytes: u64,
     /// Disk that the cache may use.
     pub disk_limit_bytes: u64,
     /// Disk in use.
     pub disk_used_bytes: u64,
     /// Blocks read from RAM.
     pub read_ram_blocks: u64,
+    /// Blocks read from packed RAM.
+    pub read_packed_blocks: u64,
     /// Blocks read as zeroes from the map.
     pub read_zero_blocks: u64,
     /// Blocks read from the overflow disk.
@@ -145,6 +155,10 @@ pub struct Snapshot {
     pub elided_zero_blocks: u64,
     /// Blocks freed by a discard or zero write.
     pub discarded_blocks: u64,
+    /// Segments packed.
+    pub packed_segments: u64,
+    /// Live blocks in them.
+    pub packed_blocks: u64,
     /// Segments written to the overflow disk.
     pub spilled_segments: u64,
     /// Live blocks in them.

@@ -12,6 +12,7 @@ use crate::cache::WriteCache;
 use crate::memory::{AlignedBuffer, MemoryPool};
 use crate::overflow::io::{IoEngine, open_engine};
 use crate::overflow::seal::SEALED_SEGMENT_BYTES;
+use crate::packed::Packer;
 
 /// Buffers for segments on their way to or from the disk, for all caches together.
 pub const STAGING_BUFFERS: usize = 3;
@@ -26,6 +27,7 @@ const RETRY_INTERVAL: Duration = Duration::from_millis(100);
 pub struct HostShared {
     pub(crate) pool: Arc<MemoryPool>,
     pub(crate) engine: Arc<dyn IoEngine>,
+    pub(crate) packer: Mutex<Packer>,
     staging: Mutex<Staging>,
     signal: Mutex<bool>,
     wake: Condvar,
@@ -58,6 +60,7 @@ impl Host {
         let shared = Arc::new(HostShared {
             pool: MemoryPool::new(),
             engine,
+            packer: Mutex::default(),
             staging: Mutex::default(),
             signal: Mutex::new(false),
             wake: Condvar::new(),

@@ -1,7 +1,8 @@
 //! The write cache: what one machine changed, in RAM with overflow to disk.
 //!
 //! ```text
-//!  write -> [filling segment] -> RAM (dirty) -> RAM + disk (clean) -> overflow disk (sequential, sealed)
+//!  write -> [filling segment] -> RAM (dirty) -> packed RAM (LZ4) --------\
+//!                                     \--> RAM + disk (clean) -----------> overflow disk (sequential, sealed)
 //!            the (segment, slot) of a block does not change when its segment moves:
 //!            spilling 512 blocks changes one segment record, not 512 map entries
 //! ```
@@ -23,7 +24,7 @@
 //! [`headwater_block::IoError`]: `NoSpace`, `Corrupt`, `Device`, `Closed`.
 //!
 //! # Not here
-//! The image below and the front-ends above: the volume puts them together. Packing, persistence and
+//! The image below and the front-ends above: the volume puts them together. Persistence and
 //! sealing of a cache into a version are not built yet.
 //!
 //! Start reading at [`cache`], then [`map`] (whose lock rule the rest relies on), [`segment`], [`spill`].
@@ -55,6 +56,7 @@ mod log;
 pub mod map;
 mod memory;
 pub mod overflow;
+mod packed;
 pub mod park;
 pub mod segment;
 pub mod spill;

@@ -47,6 +47,8 @@ pub struct Released {
     pub memory: Option<SegmentMemory>,
     /// Its place on disk.
     pub position: Option<u32>,
+    /// It was packed.
+    pub packed: bool,
 }
 
 /// See the file's head.
@@ -57,6 +59,9 @@ pub struct Log {
     dirty: VecDeque<SegmentId>,
     /// Full segments of the cleaned stream: spilled first, because cleaning waits for their RAM.
     dirty_cleaned: VecDeque<SegmentId>,
+    /// Dirty segments that do not pack: spilled before the others.
+    dirty_unpackable: VecDeque<SegmentId>,
+    packed: VecDeque<SegmentId>,
     clean: VecDeque<SegmentId>,
     refill: VecDeque<SegmentId>,
     free_ids: Vec<SegmentId>,
@@ -156,6 +161,7 @@ impl Log {
     }
 
     fn open(&mut self, segment: &Segment, id: SegmentId, stream: Stream, address: usize) {
+        segment.set_unpackable(false);
         segment.set_word(Word::new(State::Filling, address));
         let filling = Some(Filling { id, next: 0 });
         match stream {
@@ -179,10 +185,20 @@ impl Log {
         if cleaned_only {
             return None;
         }
+        while let Some(id) = self.dirty_unpackable.pop_front() {
+            if self.freeze(table, id) {
+                return Some(id);
+            }
+        }
+        self.freeze_coldest(table)
+    }
+
+    /// The coldest dirty segment that packing was not tried on in vain, now `Frozen`.
+    pub fn freeze_coldest(&mut self, table: &SegmentTable) -> Option<SegmentId> {
         let mut chances = self.dirty.len();
         while let Some(id) = self.dirty.pop_front() {
             let Some(segment) = table.get(id) else { continue };
-            if segment.word().state() != State::Dirty {
+            if segment.word().state() != State::Dirty || segment.is_unpackable() {
                 continue;
             }
             if chances > 0 && segment.take_touch() {
@@ -195,6 +211,41 @@ impl Log {
             }
         }
         None
+    }
+
+    /// The oldest packed segment, now `PackedFrozen`.
+    pub fn freeze_packed(&mut self, table: &SegmentTable) -> Option<SegmentId> {
+        while let Some(id) = self.packed.pop_front() {
+            let Some(segment) = table.get(id) else { continue };
+            if segment.word().state() == State::Packed {
+                segment.set_word(Word::new(State::PackedFrozen, 0));
+                self.frozen_segments += 1;
+                return Some(id);
+            }
+        }
+        None
+    }
+
+    /// The write of a packed segment is over.
+    pub fn thaw_packed(&mut self, segment: &Segment, id: SegmentId, written: bool) {
+        self.frozen_segments -= 1;
+        if written {
+            segment.set_word(Word::new(State::Spilled, 0));
+        } else {
+            segment.set_word(Word::new(State::Packed, 0));
+            segment.set_position(None);
+            self.packed.push_front(id);
+        }
+    }
+
+    /// A frozen segment was packed. Returns its RAM; the caller sweeps its leaves before anybody else gets it.
+    pub fn pack(&mut self, segment: &Segment, id: SegmentId) -> Option<SegmentMemory> {
+        let memory = segment.word().ram().and_then(MemoryPool::reclaim)?;
+        segment.set_word(Word::new(State::Packed, 0));
+        self.frozen_segments -= 1;
+        self.ram_segments -= 1;
+        self.packed.push_back(id);
+        Some(memory)
     }
 
     fn freeze(&mut self, table: &SegmentTable, id: SegmentId) -> bool {
@@ -221,7 +272,11 @@ impl Log {
             segment.set_word(Word::new(State::Dirty, address));
             segment.set_position(None);
             self.dirty_segments += 1;
-            self.dirty.push_front(id);
+            if segment.is_unpackable() {
+                self.dirty_unpackable.push_back(id);
+            } else {
+                self.dirty.push_front(id);
+            }
             if segment.live() <= REFILL_LIVE {
                 self.refill.push_back(id);
             }
@@ -238,8 +293,8 @@ impl Log {
         match word.state() {
             State::Dirty => self.dirty_segments -= 1,
             State::Clean => self.clean_segments -= 1,
-            State::Spilled => {}
-            State::Free | State::Filling | State::Frozen => return None,
+            State::Spilled | State::Packed => {}
+            State::Free | State::Filling | State::Frozen | State::PackedFrozen => return None,
         }
         let memory = word.ram().and_then(MemoryPool::reclaim);
         if memory.is_some() {
@@ -249,7 +304,7 @@ impl Log {
         segment.set_position(None);
         segment.set_word(Word::new(State::Free, 0));
         self.free_ids.push(id);
-        Some(Released { memory, position })
+        Some(Released { memory, position, packed: word.is_packed() })
     }
 
     /// The coldest clean segment, now `Spilled`, with the RAM that it had. The caller sweeps its leaves

@@ -213,6 +213,8 @@ pub struct AlignedBuffer {
 
 // SAFETY: plain owned memory.
 unsafe impl Send for AlignedBuffer {}
+// SAFETY: a shared reference only reads.
+unsafe impl Sync for AlignedBuffer {}
 
 impl AlignedBuffer {
     /// Zeroed memory of `len` bytes, rounded up to pages. `None`: no memory.

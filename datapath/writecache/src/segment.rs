@@ -5,12 +5,14 @@
 //! | `Free` | - | - | - | `Filling` |
 //! | `Filling` | yes | - | yes | `Dirty` when no slot is left |
 //! | `Dirty` | yes | - | yes | `Frozen`; `Filling` again when it has many dead slots; `Free` |
-//! | `Frozen` | yes | being written | no | `Clean`; `Dirty` when the write failed |
+//! | `Frozen` | yes | being written | no | `Clean`; `Packed`; `Dirty` when neither worked |
+//! | `Packed` | packed | - | no | `PackedFrozen`; `Free` |
+//! | `PackedFrozen` | packed | being written | no | `Spilled`; `Packed` when the write failed |
 //! | `Clean` | yes | yes | no | `Spilled`; `Free` |
 //! | `Spilled` | - | yes | no | `Free` |
 //!
-//! Every state goes to `Free` when its last live slot dies, except `Filling` and `Frozen`, which do so
-//! when they leave that state. State and RAM address share one word, so that the hit path loads both at
+//! Every state goes to `Free` when its last live slot dies, except `Filling` and the frozen
+//! ones, which do so when they leave that state. State and RAM address share one word, so that the hit path loads both at
 //! once. States change under the log's lock; see [`crate::map`] for what a change must do afterwards.
 
 use std::sync::OnceLock;
@@ -33,6 +35,10 @@ pub enum State {
     Clean = 4,
     /// On disk only.
     Spilled = 5,
+    /// Compressed in RAM.
+    Packed = 6,
+    /// Compressed in RAM, and being written to the overflow disk.
+    PackedFrozen = 7,
 }
 
 /// State and RAM address, as loaded at one moment.
@@ -57,6 +63,8 @@ impl Word {
             3 => State::Frozen,
             4 => State::Clean,
             5 => State::Spilled,
+            6 => State::Packed,
+            7 => State::PackedFrozen,
             _ => State::Free,
         }
     }
@@ -66,6 +74,12 @@ impl Word {
     pub fn ram(self) -> Option<usize> {
         let address = self.0 & !STATE_MASK;
         (address != 0).then_some(address)
+    }
+
+    /// Whether the slots are in the packed form.
+    #[inline]
+    pub fn is_packed(self) -> bool {
+        matches!(self.state(), State::Packed | State::PackedFrozen)
     }
 
     /// The address, where slots may be overwritten in place.
@@ -90,6 +104,8 @@ pub struct Segment {
     live: AtomicU32,
     /// Set by a hit, cleared by the clock that looks for cold segments.
     touched: AtomicBool,
+    /// Packing was tried and does not pay. Cleared when the segment is filled again.
+    unpackable: AtomicBool,
     /// Position on the overflow disk.
     position: AtomicU32,
     /// Number of the write that put it there; part of the nonce.
@@ -104,6 +120,7 @@ impl Default for Segment {
             word: AtomicUsize::new(0),
             live: AtomicU32::new(0),
             touched: AtomicBool::new(false),
+            unpackable: AtomicBool::new(false),
             position: AtomicU32::new(NOWHERE),
             generation: AtomicU64::new(0),
             owners: OnceLock::new(),
@@ -139,6 +156,16 @@ impl Segment {
     /// Clears the mark; whether it was set.
     pub fn take_touch(&self) -> bool {
         self.touched.swap(false, Ordering::Relaxed)
+    }
+
+    /// Whether packing was tried in vain.
+    pub fn is_unpackable(&self) -> bool {
+        self.unpackable.load(Ordering::Relaxed)
+    }
+
+    /// Remembers that, or forgets it.
+    pub fn set_unpackable(&self, unpackable: bool) {
+        self.unpackable.store(unpackable, Ordering::Relaxed);
     }
 
     /// Position on the overflow disk.

@@ -3,7 +3,7 @@
 //! ```text
 //!  Dirty --freeze, sweep--> Frozen --seal into a staging buffer, write--> Clean --evict, sweep--> Spilled
 //! ```
-//! All but the end of a write happens on the host's thread.
+//! A packed segment goes `Packed -> PackedFrozen -> Spilled`, without a copy that stays. All but the end of a write happens on the host's thread.
 
 use std::io;
 use std::sync::Arc;
@@ -17,6 +17,7 @@ use crate::counters::count;
 use crate::memory::{AlignedBuffer, copy_frozen};
 use crate::overflow::seal::{SEALED_SEGMENT_BYTES, SEALED_SLOT_BYTES};
 use crate::overflow::{NoPosition, Overflow};
+use crate::packed::Packed;
 use crate::segment::Segment;
 use crate::units::SegmentId;
 
@@ -39,6 +40,13 @@ impl WriteCache {
         let mut disk_failed = false;
         if let Some(overflow) = &self.overflow {
             self.move_cleaned(overflow);
+        }
+        // The ladder: pack what gets smaller, then spill, then clean. A writer that waits is better served
+        // by the disk, which is faster.
+        if self.overflow.is_none() || !self.waiting.any() {
+            self.pack_cold();
+        }
+        if let Some(overflow) = &self.overflow {
             disk_failed = self.destage(overflow);
             self.clean(overflow);
         }
@@ -65,7 +73,44 @@ impl WriteCache {
         let log = self.log.lock();
         log.has_dirty_cleaned()
             || log.dirty_segments > self.dirty_limit()
+            || self.packed.bytes() > self.packed_limit_bytes()
             || (self.waiting.any() && log.clean_segments == 0 && log.dirty_segments > 0)
+    }
+
+    /// Packs cold segments, while that pays and there is room for packed ones.
+    fn pack_cold(&self) {
+        let mut packer = self.host.packer.lock();
+        while self.log.lock().dirty_segments > self.dirty_limit()
+            && self.packed.bytes() < self.packed_limit_bytes()
+        {
+            let victim = self.log.lock().freeze_coldest(&self.segments);
+            let Some((id, segment)) = victim.and_then(|id| Some((id, self.segments.get(id)?))) else {
+                return;
+            };
+            self.map.sweep(segment.live_slots().map(|(_, block)| block));
+            match packer.pack(segment, segment.word().ram().unwrap_or(0)) {
+                Some(packed) => self.swap_for_packed(id, segment, packed),
+                None => {
+                    segment.set_unpackable(true);
+                    let released = self.log.lock().thaw(segment, id, false);
+                    self.take_back(released);
+                }
+            }
+        }
+    }
+
+    fn swap_for_packed(&self, id: SegmentId, segment: &Segment, packed: Packed) {
+        count(&self.counters.packed_segments, 1);
+        count(&self.counters.packed_blocks, u64::from(segment.live()));
+        self.host.add_ram(packed.bytes());
+        self.packed.insert(id, packed);
+        let memory = self.log.lock().pack(segment, id);
+        if let Some(memory) = memory {
+            self.forget_ram(id, memory);
+        }
+        if segment.live() == 0 {
+            self.release(segment, id);
+        }
     }
 
     /// Starts writes of cold segments. Whether the disk refused.
@@ -84,7 +129,12 @@ impl WriteCache {
                 }
             };
             self.disk_full.store(false, Ordering::Relaxed);
-            let victim = self.log.lock().freeze_victim(&self.segments, cleaned_only);
+            let packed = !cleaned_only && self.packed.bytes() >= self.packed_limit_bytes();
+            let victim = {
+                let mut log = self.log.lock();
+                let oldest = if packed { log.freeze_packed(&self.segments) } else { None };
+                oldest.or_else(|| log.freeze_victim(&self.segments, cleaned_only))
+            };
             match victim.and_then(|id| Some((id, self.segments.get(id)?))) {
                 Some((id, segment)) => self.write_out(overflow, id, segment, position, buffer),
                 None => {
@@ -119,13 +169,18 @@ impl WriteCache {
         let generation = overflow.next_generation();
         segment.set_generation(generation);
         segment.set_position(Some(position));
-        let address = segment.word().ram().unwrap_or(0);
+        let ram = segment.word().ram();
+        let packed = if ram.is_none() { self.packed.get(id) } else { None };
         let mut blocks = 0;
         for (slot, _) in segment.live_slots() {
             let start = usize::from(slot.0) * SEALED_SLOT_BYTES;
             let Some(sealed) = buffer.get_mut(start..start + SEALED_SLOT_BYTES) else { continue };
-            if let Some(plain) = sealed.get_mut(..BLOCK_BYTES as usize) {
+            let Some(plain) = sealed.first_chunk_mut::<{ BLOCK_BYTES as usize }>() else { continue };
+            if let Some(address) = ram {
                 copy_frozen(address, slot, plain);
+            } else if !packed.as_ref().is_some_and(|packed| packed.unpack(slot, plain)) {
+                tracing::error!("a packed block could not be unpacked");
+                continue;
             }
             if !overflow.seal(generation, slot, sealed) {
                 tracing::error!("a block could not be sealed");
@@ -166,8 +221,18 @@ impl WriteCache {
                 }
             }
         }
-        let released = self.log.lock().thaw(segment, id, result.is_ok());
-        self.take_back(released);
+        if segment.word().is_packed() {
+            self.log.lock().thaw_packed(segment, id, result.is_ok());
+            if result.is_ok() {
+                self.host.give_ram(self.packed.remove(id));
+            }
+            if segment.live() == 0 {
+                self.release(segment, id);
+            }
+        } else {
+            let released = self.log.lock().thaw(segment, id, result.is_ok());
+            self.take_back(released);
+        }
         self.host.signal();
     }
 

@@ -169,6 +169,7 @@ fn table(counters: &VolumeCounters) -> String {
     let rows = [
         ("reads", format!("{} requests, {}", counters.read_ops, size::format(counters.read_bytes))),
         ("  from RAM", blocks(cache.read_ram_blocks)),
+        ("  from packed RAM", blocks(cache.read_packed_blocks)),
         ("  from the overflow disk", blocks(cache.read_disk_blocks)),
         ("  from the image", size::format(counters.image_read_bytes)),
         ("  zeroes", blocks(cache.read_zero_blocks)),
@@ -179,6 +180,7 @@ fn table(counters: &VolumeCounters) -> String {
         ("discards", format!("{} requests, {}", counters.discard_ops, blocks(cache.discarded_blocks))),
         ("cache memory", of(cache.ram_used_bytes, cache.ram_target_bytes)),
         ("  of which index", size::format(cache.index_bytes)),
+        ("  of which packed", size::format(cache.packed_bytes)),
         ("cache disk", of(cache.disk_used_bytes, cache.disk_limit_bytes)),
         ("spilled", format!("{} in {} segments", size::format(cache.spilled_bytes), cache.spilled_segments)),
         ("cleaned", format!("{} in {} segments", blocks(cache.cleaned_blocks), cache.cleaned_segments)),
