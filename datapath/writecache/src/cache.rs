@@ -615,6 +615,9 @@ impl WriteCache {
 impl Drop for WriteCache {
     fn drop(&mut self) {
         // The disk threads hold the cache while a segment is on its way, so nothing is in flight here.
+        if let Some(buffer) = self.cleaner.take_buffer() {
+            self.host.give_staging(buffer);
+        }
         let mut log = self.log.lock();
         let mut bytes = self.reported_index.load(Ordering::Relaxed) + self.packed.bytes();
         for number in 0..log.numbers_used() {

@@ -45,11 +45,16 @@ struct Job {
 pub struct Cleaner {
     busy: AtomicBool,
     read: Mutex<Option<Job>>,
-    /// Segments with blocks that cannot be read: left alone.
-    damaged: Mutex<HashSet<SegmentId>>,
+    /// Writes of segments (by generation) with blocks that cannot be read: left alone.
+    damaged: Mutex<HashSet<u64>>,
 }
 
 impl Cleaner {
+    /// The staging buffer of a segment that was read and not moved yet.
+    pub(crate) fn take_buffer(&self) -> Option<AlignedBuffer> {
+        self.read.lock().take().map(|job| job.buffer)
+    }
+
     /// Whether a segment is being cleaned.
     pub(crate) fn is_busy(&self) -> bool {
         self.busy.load(Ordering::Acquire)
@@ -101,7 +106,7 @@ impl WriteCache {
             .filter_map(|id| {
                 let segment = self.segments.get(id)?;
                 let state = segment.word().state();
-                (matches!(state, State::Spilled | State::Clean) && !damaged.contains(&id))
+                (matches!(state, State::Spilled | State::Clean) && !damaged.contains(&segment.generation()))
                     .then_some((segment.live(), id))
             })
             .filter(|(live, _)| live + MIN_GAIN <= u32::from(SLOT_COUNT))
@@ -115,7 +120,7 @@ impl WriteCache {
             Err(error) => {
                 count(&self.counters.disk_errors, 1);
                 tracing::warn!(%error, "a segment of the overflow disk could not be read for cleaning");
-                self.cleaner.damaged.lock().insert(job.id);
+                self.cleaner.damaged.lock().insert(job.generation);
                 self.host.give_staging(job.buffer);
                 self.cleaner.busy.store(false, Ordering::Release);
             }
@@ -157,7 +162,7 @@ impl WriteCache {
             .is_some_and(|sealed| overflow.open_slot(job.generation, slot, sealed, &mut plain));
         if !opened {
             if self.is_current(&ticket) {
-                self.cleaner.damaged.lock().insert(job.id);
+                self.cleaner.damaged.lock().insert(job.generation);
             }
             return true;
         }
