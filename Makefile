@@ -1,7 +1,7 @@
 # The commands of this project. `make help` lists them.
 
 MACHINE_TOOLS := qemu-system-x86_64=qemu-system-x86 qemu-img=qemu-utils
-TEST_TOOLS := nbdkit=nbdkit nbdinfo=libnbd-bin nbdcopy=libnbd-bin fio=fio curl=curl
+TEST_TOOLS := nbdkit=nbdkit nbdinfo=libnbd-bin nbdcopy=libnbd-bin fio=fio curl=curl mtype=mtools fsck.vfat=dosfstools
 PEERS := qemu-nbd=qemu-utils nbdkit=nbdkit fio=fio
 
 .DEFAULT_GOAL := help
