@@ -123,6 +123,7 @@ impl Running {
     }
 
     fn until(&mut self, words: &str) {
+        let _watchdog = support::Watchdog::on(self.child.id());
         while !self.said.contains(words) {
             let n = std::io::BufRead::read_line(&mut self.out, &mut self.said).unwrap();
             assert!(n > 0, "it ended after {:?}", self.said);

@@ -10,7 +10,7 @@ fn after_kill_9_the_next_daemon_tells_the_truth_and_cleans_up() {
     daemon.with_tiny_machine("ran");
     daemon.cli(&["machine", "create", "idle", "tiny", "--memory", "64M"]).ok();
     daemon.cli(&["machine", "start", "ran", "--wait"]).ok();
-    daemon.console("ran", "w", "W");
+    daemon.console("ran", "w", Some("W"));
     let orphan = daemon.machine("ran")["pid"].as_u64().unwrap();
     let dir = daemon.kill();
     assert!(is_alive(orphan), "QEMU is to outlive the daemon, or this tests nothing");

@@ -77,7 +77,8 @@ pub fn is_source(text: &str) -> bool {
 
 fn name_of(source: &str) -> String {
     let path = source.split('?').next().unwrap_or(source);
-    let last = path.trim_end_matches('/').rsplit('/').next().unwrap_or(path);
+    // An NBD URI without a name has nothing after its last slash, and becomes "image".
+    let last = path.rsplit('/').next().unwrap_or(path);
     image_name_of(last)
 }
 
@@ -180,6 +181,6 @@ mod tests {
     fn images_are_named_after_their_source() {
         assert_eq!(name_of("/disks/Debian 12.qcow2"), "debian-12");
         assert_eq!(name_of("nbd+unix:///lab?socket=/tmp/x.sock"), "lab");
-        assert_eq!(name_of("nbd://127.0.0.1:10809/"), "127.0.0");
+        assert_eq!(name_of("nbd://127.0.0.1:10809/"), "image");
     }
 }

@@ -7,6 +7,7 @@
 //! ```
 
 use std::net::SocketAddr;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -34,6 +35,7 @@ const JOBS_GRACE: Duration = Duration::from_secs(30);
 /// A daemon that serves.
 pub struct Daemon {
     data_dir: DataDir,
+    _socket_file: SocketFile,
     _lock: DataDirLock,
     service: Service,
     database: Arc<SqliteDatabase>,
@@ -48,11 +50,12 @@ impl Daemon {
     pub async fn start(data_dir: DataDir, listen: Option<SocketAddr>) -> anyhow::Result<Self> {
         let lock = data_dir.lock()?;
         // Before anything is changed: most mistakes in an invocation are here.
-        let unix = server::bind_unix(&data_dir.socket()).await?;
         let tcp = match listen {
             Some(address) => Some(server::bind_tcp(address).await?),
             None => None,
         };
+        let unix = server::bind_unix(&data_dir.socket()).await?;
+        let socket_file = SocketFile(data_dir.socket());
         let tcp_address = tcp.as_ref().map(tokio::net::TcpListener::local_addr).transpose()?;
         let database = Arc::new(SqliteDatabase::open(&data_dir.database()).await?);
         let service = service(&data_dir, database.clone()).await?;
@@ -69,7 +72,17 @@ impl Daemon {
         tokio::spawn(async move { looking.look_at_hypervisor().await });
         let ticking = service.clone();
         let ticker = tokio::spawn(async move { ticking.keep_reconciling().await });
-        Ok(Self { data_dir, _lock: lock, service, database, stop, servers, ticker, tcp: tcp_address })
+        Ok(Self {
+            data_dir,
+            _socket_file: socket_file,
+            _lock: lock,
+            service,
+            database,
+            stop,
+            servers,
+            ticker,
+            tcp: tcp_address,
+        })
     }
 
     /// The TCP address that it listens on, with the port that it got.
@@ -111,8 +124,16 @@ impl Daemon {
         self.service.stop_all(false).await;
         self.ticker.abort();
         self.database.close().await;
-        if let Err(e) = std::fs::remove_file(self.data_dir.socket()) {
-            tracing::warn!("cannot remove the socket: {e}");
+    }
+}
+
+/// The socket's file; it goes with this, while the lock is still held.
+struct SocketFile(PathBuf);
+
+impl Drop for SocketFile {
+    fn drop(&mut self) {
+        if let Err(e) = std::fs::remove_file(&self.0) {
+            tracing::warn!("cannot remove the socket {}: {e}", self.0.display());
         }
     }
 }

@@ -136,8 +136,8 @@ impl Daemon {
         self.cli(&["machine", "create", name, "tiny", "--memory", "64M"]).ok();
     }
 
-    /// Types on a machine's console, and reads until `expected` was printed.
-    pub fn console(&self, name: &str, keys: &str, expected: &str) {
+    /// Types on a machine's console, and reads until `expected` was printed, or with `None` until the machine ends.
+    pub fn console(&self, name: &str, keys: &str, expected: Option<&str>) {
         let mut client = headwater()
             .arg("--data-dir")
             .arg(self.path())
@@ -148,13 +148,34 @@ impl Daemon {
             .expect("the client starts");
         client.stdin.as_mut().expect("piped").write_all(keys.as_bytes()).expect("it reads");
         let mut out = client.stdout.take().expect("piped");
+        let watchdog = Watchdog::on(client.id());
         let (mut seen, mut byte) = (String::new(), [0]);
-        while !seen.contains(expected) {
-            assert_eq!(out.read(&mut byte).expect("it prints"), 1, "the console ended after {seen:?}");
+        while expected.is_none_or(|expected| !seen.contains(expected)) {
+            if out.read(&mut byte).expect("it prints") == 0 {
+                assert_eq!(expected, None, "the console ended after {seen:?}");
+                break;
+            }
             seen.push(char::from(byte[0]));
         }
+        drop(watchdog);
         client.kill().expect("it can be killed");
         client.wait().expect("it ends");
+    }
+}
+
+/// Kills a process that a test would else wait for for ever.
+pub struct Watchdog(std::sync::mpsc::Sender<()>);
+
+impl Watchdog {
+    pub fn on(pid: u32) -> Self {
+        let (alive, gone) = std::sync::mpsc::channel();
+        std::thread::spawn(move || {
+            if gone.recv_timeout(Duration::from_secs(120)) == Err(std::sync::mpsc::RecvTimeoutError::Timeout)
+            {
+                signal(pid, "KILL");
+            }
+        });
+        Self(alive)
     }
 }
 
@@ -231,14 +252,16 @@ pub fn begin(socket: &Path, method: &str, path: &str, body: &str) -> (UnixStream
 /// the keys on the serial console say: `w` writes (and prints `W`), `r` restarts, `p` powers off, others echo.
 pub fn tiny_disk() -> Vec<u8> {
     #[rustfmt::skip]
-    const CODE: [u8; 160] = [
+    const CODE: [u8; 161] = [
+        // The firmware's timer interrupt reads the serial line too: without it the keys are ours.
+        0xfa,                               // cli
         0x31, 0xc0, 0x8e, 0xd8, 0x8e, 0xd0, // xor ax, ax; mov ds, ax; mov ss, ax
         0xbc, 0x00, 0x7c,                   // mov sp, 0x7c00
         0x88, 0x16, 0x00, 0x7e,             // mov [0x7e00], dl: the boot drive
         0xb4, 0x42, 0xe8, 0x51, 0x00,       // mov ah, 0x42; call disk: read sector 1 to 0x8000
         0xa0, 0x00, 0x80, 0x04, 0x30,       // mov al, [0x8000]; add al, '0'
         0xe8, 0x55, 0x00,                   // call put
-        0xbe, 0x90, 0x7c,                   // mov si, text
+        0xbe, 0x91, 0x7c,                   // mov si, text
         0xac, 0x84, 0xc0, 0x74, 0x05,       // next: lodsb; test al, al; jz keys
         0xe8, 0x4a, 0x00, 0xeb, 0xf6,       // call put; jmp next
         0xba, 0xfd, 0x03, 0xec, 0xa8, 0x01, // keys: in al, 0x3fd; test al, 1
@@ -255,7 +278,7 @@ pub fn tiny_disk() -> Vec<u8> {
         0xba, 0xf9, 0x0c, 0xb0, 0x06, 0xee, 0xf4, // reset: out 0xcf9, 6; hlt
         0xba, 0x04, 0x06, 0xb8, 0x00, 0x20, 0xef, 0xf4, // power: out 0x604, 0x2000 (ACPI S5); hlt
         0x8a, 0x16, 0x00, 0x7e,             // disk: mov dl, [0x7e00]
-        0xbe, 0x80, 0x7c, 0x30, 0xc0,       // mov si, packet; xor al, al
+        0xbe, 0x81, 0x7c, 0x30, 0xc0,       // mov si, packet; xor al, al
         0xcd, 0x13, 0xc3,                   // int 0x13; ret
         0x88, 0xc4,                         // put: mov ah, al
         0xba, 0xfd, 0x03, 0xec, 0xa8, 0x20, // in al, 0x3fd; test al, 0x20
