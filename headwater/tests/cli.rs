@@ -156,10 +156,12 @@ fn run_imports_boots_shows_and_cleans_up() {
     std::fs::remove_file(&disk).unwrap();
     let mut again = Running::start(&data, "my-disk", &[]);
     again.until("my-disk-1 is running");
-    signal(again.child.id(), "TERM");
+    // As when the terminal is closed.
+    signal(again.child.id(), "HUP");
     std::thread::sleep(std::time::Duration::from_millis(500));
-    signal(again.child.id(), "TERM");
+    signal(again.child.id(), "HUP");
     assert_eq!(again.child.wait().unwrap().code(), Some(0));
+    assert_eq!(std::fs::read_dir(data.join("run")).unwrap().count(), 0);
 }
 
 #[test]

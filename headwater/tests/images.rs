@@ -152,6 +152,21 @@ fn what_is_no_image_is_refused_and_leaves_nothing() {
 }
 
 #[test]
+fn an_import_into_a_full_disk_fails_as_such_and_leaves_nothing() {
+    let daemon = Daemon::start_on_full_disk(4 << 20);
+    let dir = support::short_dir();
+    let raw = dir.path().join("large.raw");
+    std::fs::write(&raw, pseudo_random(16 << 20, 8)).unwrap();
+    let store = daemon.path().join("store");
+    let before = files_in(&store);
+    daemon.cli(&["image", "import", raw.to_str().unwrap()]).fails(5, &["cannot import"]);
+    assert_eq!(files_in(&store), before);
+    // Room for something smaller is there, and the daemon goes on.
+    std::fs::write(&raw, pseudo_random(1 << 20, 9)).unwrap();
+    daemon.cli(&["image", "import", raw.to_str().unwrap()]).ok();
+}
+
+#[test]
 fn a_client_that_hangs_up_cancels_the_import_and_nothing_is_left() {
     let daemon = Daemon::start();
     let raw = daemon.path().join("big.raw");

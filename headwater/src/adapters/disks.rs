@@ -204,7 +204,7 @@ pub fn volume_mode(mode: CacheMode) -> headwater_volume::CacheMode {
 /// The memory that this host, or the container it is, has.
 pub fn host_memory_bytes() -> u64 {
     let info = rustix::system::sysinfo();
-    let installed = u64::try_from(info.totalram).unwrap_or(0).saturating_mul(u64::from(info.mem_unit));
+    let installed = info.totalram.saturating_mul(u64::from(info.mem_unit));
     let limits = ["/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"];
     let limit = limits.iter().find_map(|path| std::fs::read_to_string(path).ok()?.trim().parse().ok());
     limit.map_or(installed, |limit: u64| limit.min(installed))

@@ -169,7 +169,7 @@ impl Screen {
     }
 
     fn redraw(&mut self, machines: &[Machine]) -> anyhow::Result<()> {
-        let table = show::machines::machines(machines);
+        let table = show::machines::live(machines);
         let width = terminal_columns();
         let mut text = String::new();
         if self.drawn_lines > 0 {

@@ -3,24 +3,46 @@
 use anyhow::Context;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
-/// Ctrl-C and SIGTERM. While this lives, neither ends the process by itself.
+/// Ctrl-C, SIGTERM, and the end of the terminal. While this lives, none ends the process by itself: machines
+/// would go on without their disks.
 pub struct EndSignals {
     interrupt: Signal,
     terminate: Signal,
+    /// Absent where it was ignored from the beginning, as by `nohup`.
+    hang_up: Option<Signal>,
 }
 
 impl EndSignals {
     /// Begins to catch them.
     pub fn catch() -> anyhow::Result<Self> {
         let catch = |kind| signal(kind).context("cannot catch signals");
-        Ok(Self { interrupt: catch(SignalKind::interrupt())?, terminate: catch(SignalKind::terminate())? })
+        let hang_up = if is_hang_up_ignored() { None } else { Some(catch(SignalKind::hangup())?) };
+        Ok(Self {
+            interrupt: catch(SignalKind::interrupt())?,
+            terminate: catch(SignalKind::terminate())?,
+            hang_up,
+        })
     }
 
     /// Waits for the next one, and returns its name.
     pub async fn next(&mut self) -> &'static str {
+        let hang_up = async {
+            match &mut self.hang_up {
+                Some(signal) => signal.recv().await,
+                None => std::future::pending().await,
+            }
+        };
         tokio::select! {
             _ = self.interrupt.recv() => "SIGINT",
             _ = self.terminate.recv() => "SIGTERM",
+            _ = hang_up => "SIGHUP",
         }
     }
+}
+
+/// SIGHUP is the first bit of the mask of ignored signals.
+fn is_hang_up_ignored() -> bool {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
+    mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok()).is_some_and(|mask| mask & 1 == 1)
 }

@@ -5,23 +5,22 @@ use headwater_block::size;
 
 use crate::show::{seconds, table_text};
 
-const HEADINGS: [&str; 11] = [
-    "MACHINE",
-    "STATE",
-    "VERSION",
-    "BOOT S",
-    "IMAGE READ",
-    "RAM USED",
-    "OF",
-    "DISK USED",
-    "SPILLED",
-    "IOPS",
-    "REASON",
-];
+/// What a row begins with, and all of what is shown while it runs: it fits on a terminal of 80 columns.
+const LIVE: [&str; 8] =
+    ["MACHINE", "STATE", "BOOT S", "IMAGE READ", "RAM USED", "DISK USED", "SPILLED", "IOPS"];
+
+/// What a full row has besides.
+const MORE: [&str; 3] = ["RAM LIMIT", "VERSION", "REASON"];
 
 /// The table of machines.
 pub fn machines(machines: &[Machine]) -> String {
-    table_text(&HEADINGS, machines.iter().map(row))
+    let headings: Vec<&str> = LIVE.into_iter().chain(MORE).collect();
+    table_text(&headings, machines.iter().map(row))
+}
+
+/// The same without what does not change from second to second.
+pub fn live(machines: &[Machine]) -> String {
+    table_text(&LIVE, machines.iter().map(|machine| row(machine).into_iter().take(LIVE.len()).collect()))
 }
 
 fn row(machine: &Machine) -> Vec<String> {
@@ -31,14 +30,14 @@ fn row(machine: &Machine) -> Vec<String> {
     vec![
         machine.name.clone(),
         machine.state.to_string(),
-        machine.version.clone().unwrap_or_else(|| machine.image.clone()),
         machine.boot_ms.map_or_else(|| "-".to_owned(), seconds),
         counter(|disk| disk.image_read_bytes),
         counter(|disk| disk.ram_used_bytes),
-        size::format(machine.cache.ram_bytes),
         counter(|disk| disk.disk_used_bytes),
         counter(|disk| disk.spilled_bytes),
         machine.disk.as_ref().map_or_else(|| "-".to_owned(), |disk| disk.iops.to_string()),
+        size::format(machine.cache.ram_bytes),
+        machine.version.clone().unwrap_or_else(|| machine.image.clone()),
         machine.reason.clone().unwrap_or_default(),
     ]
 }

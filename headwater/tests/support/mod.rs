@@ -68,7 +68,19 @@ impl Daemon {
     }
 
     pub fn start_in(dir: tempfile::TempDir, change: impl FnOnce(&mut Command)) -> Self {
-        let mut command = headwater();
+        Self::start_as(headwater(), dir, change)
+    }
+
+    /// A daemon whose files can have `limit_bytes` each, as on a disk that is full then.
+    pub fn start_on_full_disk(limit_bytes: u64) -> Self {
+        let mut shell = Command::new("sh");
+        // The signal of the limit is ignored across exec, and writes fail instead.
+        let script = format!("trap '' XFSZ; ulimit -f {}; exec \"$0\" \"$@\"", limit_bytes / 512);
+        shell.args(["-c", &script, env!("CARGO_BIN_EXE_headwater")]);
+        Self::start_as(shell, short_dir(), |_| {})
+    }
+
+    fn start_as(mut command: Command, dir: tempfile::TempDir, change: impl FnOnce(&mut Command)) -> Self {
         command.args(["serve", "--data-dir"]).arg(dir.path()).stdin(Stdio::null()).stderr(Stdio::piped());
         change(&mut command);
         let mut child = command.spawn().expect("the daemon starts");

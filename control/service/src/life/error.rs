@@ -53,6 +53,9 @@ pub enum LifeError {
         #[source]
         source: BackendError,
     },
+    /// What an earlier daemon left could not be cleaned up.
+    #[error("cannot {0}")]
+    Leftovers(&'static str, #[source] BackendError),
     /// The database failed.
     #[error(transparent)]
     Db(#[from] DbError),
@@ -72,7 +75,7 @@ impl Explain for LifeError {
             Self::Reference { source, .. } => source.kind,
             Self::NotOff { .. } | Self::NotOn { .. } => ProblemKind::Conflict,
             Self::Stopping(_) => ProblemKind::Unavailable,
-            Self::Backend { source, .. } => source.kind(),
+            Self::Backend { source, .. } | Self::Leftovers(_, source) => source.kind(),
             Self::Db(e) => e.kind(),
         }
     }
@@ -84,7 +87,7 @@ impl Explain for LifeError {
                 Some(format!("stop it first ('headwater machine stop {machine}'), or use --force"))
             }
             Self::NotOn { machine, .. } => Some(format!("start it: 'headwater machine start {machine}'")),
-            Self::Backend { source, .. } => source.advice().map(str::to_owned),
+            Self::Backend { source, .. } | Self::Leftovers(_, source) => source.advice().map(str::to_owned),
             Self::Reference { .. } | Self::Stopping(_) | Self::Db(_) => None,
         }
     }

@@ -39,8 +39,13 @@ impl Service {
             .hypervisor()
             .sweep_orphans(&run_root)
             .await
-            .map_err(LifeError::backend("end an orphaned process of", "(any)"))?;
-        for name in self.disks().sweep().await.map_err(LifeError::backend("clean up the disk of", "(any)"))? {
+            .map_err(|e| LifeError::Leftovers("end the machines that it left", e))?;
+        for name in self
+            .disks()
+            .sweep()
+            .await
+            .map_err(|e| LifeError::Leftovers("remove the overflow files that it left", e))?
+        {
             tracing::warn!("removed what an earlier daemon left: {name}");
         }
         let orphans: BTreeSet<String> = orphans.into_iter().collect();
