@@ -49,5 +49,5 @@ pub mod volume;
 pub mod write;
 
 pub use counters::VolumeCounters;
-pub use options::{CacheMode, DEFAULT_PAUSE_LIMIT, VolumeOptions};
+pub use options::{CacheMode, DEFAULT_PAUSE_LIMIT, DEFAULT_WEIGHT, VolumeOptions};
 pub use volume::Volume;

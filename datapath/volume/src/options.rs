@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use headwater_block::Device;
+pub use headwater_writecache::DEFAULT_WEIGHT;
 use headwater_writecache::MIN_RAM_BYTES;
 use serde::{Deserialize, Serialize};
 
@@ -74,6 +75,8 @@ pub struct VolumeOptions {
     pub mode: CacheMode,
     /// RAM limit, index and buffers included.
     pub ram_bytes: u64,
+    /// Weight among the host's volumes while the host's RAM limit is short; [`DEFAULT_WEIGHT`].
+    pub weight: u32,
     /// Disk limit; ignored by mode `ram`.
     pub disk_bytes: u64,
     /// Directory or block device of the overflow; ignored by mode `ram`.

@@ -47,6 +47,7 @@ impl Volume {
         let cache_options = CacheOptions {
             size_bytes: base.size_bytes,
             ram_bytes,
+            weight: options.weight,
             overflow,
             pause_limit: options.pause_limit,
         };
@@ -80,6 +81,11 @@ impl Volume {
     /// Changes the RAM limit; takes effect at once.
     pub fn set_ram_bytes(&self, ram_bytes: u64) {
         self.inner.cache.set_ram_bytes(ram_bytes);
+    }
+
+    /// Changes the weight among the volumes of the host.
+    pub fn set_weight(&self, weight: u32) {
+        self.inner.cache.set_weight(weight);
     }
 
     /// Changes the disk limit; takes effect at once.

@@ -110,6 +110,62 @@ fn a_full_ram_cache_refuses_writes_keeps_what_it_has_and_recovers() {
 }
 
 #[test]
+fn a_few_dead_blocks_in_each_segment_are_space_too() {
+    let dir = tempfile::tempdir().unwrap();
+    let (host, _) = setup::host(u64::MAX);
+    let (_volume, device) =
+        setup::open(&setup::options(&empty(128), CacheMode::Ram, 32, 0, dir.path()), &host);
+    let (taken, why) = fill(&*device, 64);
+    assert_eq!(why, Some(IoErrorKind::NoSpace));
+    // A tenth of each MiB is discarded; as much fits again elsewhere.
+    for number in 0..taken {
+        blocking::discard(&*device, number * MIB, MIB / 10 / 4096 * 4096).unwrap();
+    }
+    for number in 0..2 {
+        blocking::write(&*device, (100 + number) * MIB, &pattern(number)).unwrap();
+    }
+    let mut read = vec![0; MIB as usize];
+    for number in 0..2 {
+        blocking::read(&*device, (100 + number) * MIB, &mut read).unwrap();
+        assert!(read == pattern(number));
+    }
+}
+
+#[test]
+fn a_disk_that_fails_for_a_while_is_used_again() {
+    let dir = tempfile::tempdir().unwrap();
+    let (host, faults) = setup::host(u64::MAX);
+    let mut options = setup::options(&empty(256), CacheMode::RamDisk, 16, 256, dir.path());
+    options.pause_limit = Duration::from_secs(60);
+    let (volume, device) = setup::open(&options, &host);
+    faults.write_error_every.store(1, Ordering::Relaxed);
+    let writer = std::thread::spawn({
+        let device = Arc::clone(&device);
+        move || fill(&*device, 200)
+    });
+    eventually("the disk fails", || volume.counters().cache.disk_errors > 3);
+    std::thread::sleep(Duration::from_millis(500));
+    let errors = volume.counters().cache.disk_errors;
+    assert!(errors < 100, "the disk was tried {errors} times in vain");
+    faults.write_error_every.store(0, Ordering::Relaxed);
+    assert_eq!(writer.join().unwrap(), (200, None));
+    assert_holds(&*device, 200);
+}
+
+#[test]
+fn a_write_that_waits_is_refused_when_the_volume_closes() {
+    let dir = tempfile::tempdir().unwrap();
+    let (host, _) = setup::host(u64::MAX);
+    let mut options = setup::options(&empty(128), CacheMode::Ram, 32, 0, dir.path());
+    options.pause_limit = Duration::from_secs(600);
+    let (volume, device) = setup::open(&options, &host);
+    let writer = std::thread::spawn(move || fill(&*device, 64).1);
+    eventually("a write waits", || volume.counters().cache.paused_writes > 0);
+    volume.close();
+    assert_eq!(writer.join().unwrap(), Some(IoErrorKind::Closed));
+}
+
+#[test]
 fn a_full_overflow_disk_pauses_then_refuses_and_recovers() {
     let dir = tempfile::tempdir().unwrap();
     let (host, _) = setup::host(u64::MAX);

@@ -11,17 +11,18 @@ use std::time::Duration;
 use headwater_block::{BLOCK_BYTES, IoError, IoErrorKind};
 use parking_lot::Mutex;
 
+use crate::budget::{Holding, Share};
 use crate::clean::Cleaner;
 use crate::counters::{Counters, Hot, Snapshot, count};
-use crate::host::{HostShared, STAGING_BUFFERS};
+use crate::host::HostShared;
 use crate::log::{Log, NewSlot, REFILL_LIVE, Released, Stream};
 use crate::map::{Leaf, LeafWrite, Map, split};
 use crate::memory::{copy_in, copy_out};
 use crate::overflow::Overflow;
-use crate::overflow::seal::SEALED_SEGMENT_BYTES;
 use crate::packed::PackedTable;
 use crate::park::Waiting;
 use crate::segment::{RECORD_BYTES, Segment, SegmentTable, State};
+use crate::spill::RESERVED_POSITIONS;
 use crate::units::{BlockNumber, Location, SEGMENT_BYTES, SLOTS, SegmentId, Slot};
 
 const BLOCK: usize = BLOCK_BYTES as usize;
@@ -49,6 +50,8 @@ pub struct CacheOptions {
     pub size_bytes: u64,
     /// RAM that the cache may use, index and buffers included; at least [`MIN_RAM_BYTES`].
     pub ram_bytes: u64,
+    /// Its weight among the caches of the host while the host's limit is short; see [`crate::budget`].
+    pub weight: u32,
     /// Where it overflows to; `None`: RAM only.
     pub overflow: Option<OverflowOptions>,
     /// How long a write waits for space before it is refused.
@@ -138,6 +141,8 @@ pub struct WriteCache {
     pub(crate) packed: PackedTable,
     pub(crate) counters: Counters,
     ram_bytes: AtomicU64,
+    /// Its part of the host's budget.
+    pub(crate) share: Share,
     disk_bytes: AtomicU64,
     pub(crate) pause_limit: Duration,
     /// Index bytes that the host's budget knows of.
@@ -180,11 +185,15 @@ impl WriteCache {
             packed: PackedTable::default(),
             counters: Counters::default(),
             ram_bytes: AtomicU64::new(options.ram_bytes),
+            share: Share::new(options.weight),
             disk_bytes: AtomicU64::new(options.overflow.as_ref().map_or(0, |o| o.limit_bytes)),
             pause_limit: options.pause_limit,
             reported_index: AtomicU64::new(0),
             disk_full: AtomicBool::new(false),
         });
+        if cache.overflow.is_some() {
+            host.budget.join_spilling();
+        }
         host.register(&cache);
         Ok(cache)
     }
@@ -327,7 +336,10 @@ impl WriteCache {
     /// Whether the block is still where the ticket says.
     pub(crate) fn holds(&self, ticket: &Ticket, location: Location) -> bool {
         location == Location::at(ticket.id, ticket.slot)
-            && self.segments.get(ticket.id).is_some_and(|s| s.generation() == ticket.generation)
+            && self
+                .segments
+                .get(ticket.id)
+                .is_some_and(|s| s.position() == Some(ticket.position) && s.generation() == ticket.generation)
     }
 
     /// Whether the block is still where the ticket says.
@@ -417,6 +429,9 @@ impl WriteCache {
             self.release(segment, id);
         } else if live == REFILL_LIVE && segment.word().state() == State::Dirty {
             self.log.lock().has_room(id);
+            if self.waiting.any() {
+                self.host.signal();
+            }
         }
     }
 
@@ -450,8 +465,10 @@ impl WriteCache {
         if let Some(new) = log.claim(&self.segments, stream, block) {
             return Some(new);
         }
-        let opened = (stream == Stream::Fresh && log.refill(&self.segments, stream))
-            || self.begin_segment(&mut log, stream);
+        let fresh = stream == Stream::Fresh;
+        let opened = (fresh && log.refill(&self.segments, stream))
+            || self.begin_segment(&mut log, stream)
+            || (fresh && self.cannot_spill() && log.refill_emptiest(&self.segments));
         if log.dirty_segments > self.dirty_limit() || log.has_dirty_cleaned() {
             self.host.signal();
         }
@@ -461,6 +478,11 @@ impl WriteCache {
         log.claim(&self.segments, stream, block)
     }
 
+    /// Whether no dirty segment can go to a disk now.
+    fn cannot_spill(&self) -> bool {
+        self.overflow.as_ref().is_none_or(|o| o.free_positions() <= RESERVED_POSITIONS)
+    }
+
     fn begin_segment(&self, log: &mut Log, stream: Stream) -> bool {
         self.report_index(log);
         // What cleaning fills makes room for more than it takes, so it is not bound by limits that may have
@@ -468,11 +490,15 @@ impl WriteCache {
         let cleaning = stream == Stream::Cleaned && !log.has_dirty_cleaned();
         let reserve = u32::from(self.overflow.is_some());
         if !cleaning && log.ram_segments.saturating_add(reserve) >= self.allowed_segments(log) {
+            if self.share.bytes() < self.ram_bytes.load(Ordering::Relaxed) {
+                self.ask_for_more();
+            }
             return false;
         }
         // The segments without which nothing moves are taken even where the host's budget is used up.
         let bytes = SEGMENT_BYTES as u64;
         if !self.host.take_ram(bytes) {
+            self.ask_for_more();
             if !cleaning && u64::from(log.ram_segments) >= MIN_SEGMENTS {
                 return false;
             }
@@ -483,12 +509,52 @@ impl WriteCache {
             return false;
         };
         match log.begin(&self.segments, stream, memory) {
-            Ok(()) => true,
+            Ok(()) => {
+                if log.ram_segments == 1 {
+                    // From now on the host's thread looks for memory pressure.
+                    self.host.signal();
+                }
+                true
+            }
             Err(memory) => {
                 self.host.pool.give(memory);
                 self.host.give_ram(bytes);
                 false
             }
+        }
+    }
+
+    /// The host's limit keeps this cache from what its own would allow.
+    fn ask_for_more(&self) {
+        self.share.ask();
+        if self.host.budget.refused() {
+            self.host.signal();
+        }
+    }
+
+    /// RAM that the cache may use now: its own limit, or its share of the host's where that is less.
+    fn ram_limit_bytes(&self) -> u64 {
+        self.ram_bytes.load(Ordering::Relaxed).min(self.share.bytes())
+    }
+
+    /// Its part of the host's staging buffers.
+    fn staging_bytes(&self) -> u64 {
+        if self.overflow.is_some() { self.host.budget.staging_part_bytes() } else { 0 }
+    }
+
+    /// What the host's thread needs to know to divide the budget.
+    pub(crate) fn holding(&self) -> Holding {
+        let (segments, index_bytes) = {
+            let log = self.log.lock();
+            (u64::from(log.ram_segments), self.index_bytes(&log))
+        };
+        let fixed = index_bytes + self.staging_bytes();
+        let hits = [Hot::ReadRam, Hot::ReadPacked, Hot::WriteInPlace, Hot::WriteNew];
+        Holding {
+            max_bytes: self.ram_bytes.load(Ordering::Relaxed),
+            least_bytes: fixed + MIN_SEGMENTS * SEGMENT_BYTES as u64,
+            used_bytes: fixed + self.packed.bytes() + segments * SEGMENT_BYTES as u64,
+            hits: hits.into_iter().map(|which| self.counters.total(which)).sum(),
         }
     }
 
@@ -508,20 +574,19 @@ impl WriteCache {
 
     /// How many segments may be in RAM.
     pub(crate) fn allowed_segments(&self, log: &Log) -> u32 {
-        let buffers = if self.overflow.is_some() { STAGING_BUFFERS * SEALED_SEGMENT_BYTES } else { 0 };
-        let fixed = self.index_bytes(log) + self.packed.bytes() + buffers as u64;
-        let left = self.ram_bytes.load(Ordering::Relaxed).saturating_sub(fixed) / SEGMENT_BYTES as u64;
+        let fixed = self.index_bytes(log) + self.packed.bytes() + self.staging_bytes();
+        let left = self.ram_limit_bytes().saturating_sub(fixed) / SEGMENT_BYTES as u64;
         u32::try_from(left.max(MIN_SEGMENTS)).unwrap_or(u32::MAX)
     }
 
     /// Above this many dirty segments, cold ones are packed or written out.
     pub(crate) fn dirty_limit(&self) -> u32 {
-        let allowed = self.ram_bytes.load(Ordering::Relaxed) / SEGMENT_BYTES as u64;
+        let allowed = self.ram_limit_bytes() / SEGMENT_BYTES as u64;
         let index = self.map.table_bytes() * 2;
-        let taken = (index + self.packed.bytes()).div_ceil(SEGMENT_BYTES as u64);
+        let taken = (index + self.packed.bytes() + self.staging_bytes()).div_ceil(SEGMENT_BYTES as u64);
         let left = |reserve: u64| allowed.saturating_sub(taken + reserve).max(MIN_SEGMENTS);
         let limit = match self.overflow {
-            Some(_) => left(STAGING_BUFFERS as u64 + 1) * 7 / 10,
+            Some(_) => left(1) * 7 / 10,
             None => left(1).saturating_sub(2),
         };
         u32::try_from(limit).unwrap_or(u32::MAX)
@@ -529,7 +594,7 @@ impl WriteCache {
 
     /// Packed segments may take so much of the RAM.
     pub(crate) fn packed_limit_bytes(&self) -> u64 {
-        let ram = self.ram_bytes.load(Ordering::Relaxed);
+        let ram = self.ram_limit_bytes();
         match self.overflow {
             Some(_) => ram / 2,
             None => ram.saturating_sub((MIN_SEGMENTS + 1) * SEGMENT_BYTES as u64),
@@ -553,12 +618,21 @@ impl WriteCache {
         }
         self.host.pool.give(memory);
         self.host.give_ram(SEGMENT_BYTES as u64);
+        // Another cache of the host may wait for it.
+        self.host.signal_if_waiting();
     }
 
     /// Changes the RAM limit; takes effect at once.
     pub fn set_ram_bytes(&self, ram_bytes: u64) {
         self.ram_bytes.store(ram_bytes.max(MIN_RAM_BYTES), Ordering::Relaxed);
         self.not_full();
+        self.host.signal();
+    }
+
+    /// Changes the weight among the caches of the host.
+    pub fn set_weight(&self, weight: u32) {
+        self.share.set_weight(weight);
+        self.host.budget.refused();
         self.host.signal();
     }
 
@@ -582,6 +656,9 @@ impl WriteCache {
         let c = &self.counters;
         Snapshot {
             ram_target_bytes: load(&self.ram_bytes),
+            ram_share_bytes: self.ram_limit_bytes(),
+            host_limit_bytes: self.host.budget.limit_bytes(),
+            pressure_shrinks: self.host.pressure_shrinks(),
             ram_used_bytes: segments * SEGMENT_BYTES as u64 + index_bytes + self.packed.bytes(),
             packed_bytes: self.packed.bytes(),
             index_bytes,
@@ -629,6 +706,9 @@ impl Drop for WriteCache {
         }
         log.ram_segments = 0;
         self.host.give_ram(bytes);
+        if self.overflow.is_some() {
+            self.host.budget.leave_spilling();
+        }
         self.host.signal();
     }
 }

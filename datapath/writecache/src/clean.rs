@@ -24,7 +24,7 @@ use crate::segment::State;
 use crate::units::{BlockNumber, Location, SLOT_COUNT, SLOTS, SegmentId, Slot};
 
 /// Dead slots that make cleaning a segment worth its reading and writing.
-const MIN_GAIN: u32 = 16;
+pub const MIN_GAIN: u32 = 16;
 
 /// Cleaning begins when this part of the positions, or fewer, is free.
 const LOW_POSITIONS_DIVISOR: u32 = 32;
@@ -69,7 +69,10 @@ impl WriteCache {
 
     /// Begins to clean a segment, where that is due and none is being cleaned.
     pub(crate) fn clean(self: &Arc<Self>, overflow: &Arc<Overflow>) {
-        if !self.wants_clean(overflow) || self.log.lock().has_dirty_cleaned() || self.cleaner.busy.swap(true, Ordering::AcqRel) {
+        if !self.wants_clean(overflow)
+            || self.log.lock().has_dirty_cleaned()
+            || self.cleaner.busy.swap(true, Ordering::AcqRel)
+        {
             return;
         }
         if !self.begin_clean(overflow) {

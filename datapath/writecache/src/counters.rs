@@ -129,6 +129,12 @@ pub fn count(counter: &AtomicU64, by: u64) {
 pub struct Snapshot {
     /// RAM that the cache may use.
     pub ram_target_bytes: u64,
+    /// Of which it may use so much now: less where the host's limit is short.
+    pub ram_share_bytes: u64,
+    /// What all caches of the host together may use now.
+    pub host_limit_bytes: u64,
+    /// How often memory pressure lowered that.
+    pub pressure_shrinks: u64,
     /// RAM in use: segments, packed segments, and index.
     pub ram_used_bytes: u64,
     /// Of which: map and segment records.

@@ -1,6 +1,7 @@
 //! What all caches of a process share: memory, the disk engine, one thread that spills, cleans and wakes.
 //!
-//! The thread sleeps without a time-out while there is nothing to do, so an idle host costs no CPU.
+//! The thread sleeps without a time-out while there is nothing to do, so an idle host costs no CPU; while
+//! caches have RAM in use it looks for memory pressure once a second.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
@@ -8,11 +9,13 @@ use std::time::{Duration, Instant};
 
 use parking_lot::{Condvar, Mutex};
 
+use crate::budget::{Budget, Divider};
 use crate::cache::WriteCache;
 use crate::memory::{AlignedBuffer, MemoryPool};
 use crate::overflow::io::{IoEngine, open_engine};
 use crate::overflow::seal::SEALED_SEGMENT_BYTES;
 use crate::packed::Packer;
+use crate::pressure::{Extent, Monitor, NoPressure, PressureSource, SystemPressure};
 
 /// Buffers for segments on their way to or from the disk, for all caches together.
 pub const STAGING_BUFFERS: usize = 3;
@@ -33,14 +36,33 @@ pub struct HostShared {
     wake: Condvar,
     stop: AtomicBool,
     caches: Mutex<Vec<Weak<WriteCache>>>,
-    limit_bytes: AtomicU64,
-    used_bytes: AtomicU64,
+    pub(crate) budget: Budget,
+    pressure_shrinks: AtomicU64,
+    /// Parked writes of all caches.
+    pub(crate) waiting_writes: AtomicU64,
 }
 
 #[derive(Default)]
 struct Staging {
     free: Vec<AlignedBuffer>,
     made: usize,
+    /// One was taken since the last trim.
+    taken: bool,
+}
+
+/// A moment's view of a host's memory, in plain numbers.
+#[derive(Clone, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+pub struct HostSnapshot {
+    /// RAM that all caches together may use, as configured.
+    pub configured_limit_bytes: u64,
+    /// The limit now: as configured, or less under memory pressure.
+    pub limit_bytes: u64,
+    /// RAM in use by all caches, staging buffers included.
+    pub used_bytes: u64,
+    /// How often memory pressure lowered the limit.
+    pub pressure_shrinks: u64,
+    /// Open caches.
+    pub caches: u64,
 }
 
 /// The host's side of all caches. Dropping it ends the thread, once the caches are gone.
@@ -52,11 +74,21 @@ impl Host {
     /// Starts the host. `limit_bytes` bounds the RAM of all its caches together.
     pub fn start(limit_bytes: u64) -> Result<Self, String> {
         let engine = open_engine().map_err(|e| format!("cannot start disk I/O: {e}"))?;
-        Self::with_engine(limit_bytes, engine)
+        Self::with_parts(limit_bytes, engine, SystemPressure::new())
     }
 
-    /// As [`Host::start`], with a given disk engine: for tests that inject faults.
+    /// As [`Host::start`], with a given disk engine and without a look at memory pressure: for tests that
+    /// inject faults.
     pub fn with_engine(limit_bytes: u64, engine: Arc<dyn IoEngine>) -> Result<Self, String> {
+        Self::with_parts(limit_bytes, engine, NoPressure)
+    }
+
+    /// As [`Host::start`], with a given disk engine and a given source of memory pressure.
+    pub fn with_parts(
+        limit_bytes: u64,
+        engine: Arc<dyn IoEngine>,
+        pressure: impl PressureSource,
+    ) -> Result<Self, String> {
         let shared = Arc::new(HostShared {
             pool: MemoryPool::new(),
             engine,
@@ -66,13 +98,15 @@ impl Host {
             wake: Condvar::new(),
             stop: AtomicBool::new(false),
             caches: Mutex::default(),
-            limit_bytes: AtomicU64::new(limit_bytes),
-            used_bytes: AtomicU64::new(0),
+            budget: Budget::new(limit_bytes),
+            pressure_shrinks: AtomicU64::new(0),
+            waiting_writes: AtomicU64::new(0),
         });
         let worker = Arc::clone(&shared);
+        let monitor = Monitor::new(Box::new(pressure));
         std::thread::Builder::new()
             .name("hw-cache".into())
-            .spawn(move || worker.run())
+            .spawn(move || worker.run(monitor))
             .map_err(|e| format!("cannot start the cache thread: {e}"))?;
         Ok(Self { shared })
     }
@@ -84,13 +118,26 @@ impl Host {
 
     /// Changes the bound of all caches together.
     pub fn set_limit_bytes(&self, limit_bytes: u64) {
-        self.shared.limit_bytes.store(limit_bytes, Ordering::Relaxed);
+        self.shared.budget.set_configured_bytes(limit_bytes);
         self.shared.signal();
     }
 
     /// RAM in use by all caches.
     pub fn used_bytes(&self) -> u64 {
-        self.shared.used_bytes.load(Ordering::Relaxed)
+        self.shared.budget.used_bytes()
+    }
+
+    /// The counters at this moment.
+    pub fn snapshot(&self) -> HostSnapshot {
+        let budget = &self.shared.budget;
+        let caches = self.shared.caches.lock().iter().filter(|c| c.strong_count() > 0).count();
+        HostSnapshot {
+            configured_limit_bytes: budget.configured_bytes(),
+            limit_bytes: budget.limit_bytes(),
+            used_bytes: budget.used_bytes(),
+            pressure_shrinks: self.shared.pressure_shrinks(),
+            caches: caches as u64,
+        }
     }
 
     /// The disk engine's name.
@@ -106,6 +153,12 @@ impl Drop for Host {
     }
 }
 
+/// What the host's thread keeps for itself.
+struct Parts {
+    monitor: Monitor,
+    divider: Divider,
+}
+
 impl HostShared {
     /// Wakes the host's thread.
     pub fn signal(&self) {
@@ -113,6 +166,13 @@ impl HostShared {
         if !*pending {
             *pending = true;
             self.wake.notify_one();
+        }
+    }
+
+    /// Wakes the host's thread, where a write of any cache waits for space.
+    pub(crate) fn signal_if_waiting(&self) {
+        if self.waiting_writes.load(Ordering::Acquire) != 0 {
+            self.signal();
         }
     }
 
@@ -124,26 +184,22 @@ impl HostShared {
 
     /// Whether `bytes` more fit under the host's limit; if so they are counted.
     pub(crate) fn take_ram(&self, bytes: u64) -> bool {
-        let limit = self.limit_bytes.load(Ordering::Relaxed);
-        self.used_bytes
-            .fetch_update(Ordering::AcqRel, Ordering::Relaxed, |used| {
-                used.checked_add(bytes).filter(|total| *total <= limit)
-            })
-            .is_ok()
+        self.budget.take(bytes)
     }
 
     /// Counts RAM that is taken in any case (index).
     pub(crate) fn add_ram(&self, bytes: u64) {
-        self.used_bytes.fetch_add(bytes, Ordering::AcqRel);
+        self.budget.add(bytes);
     }
 
     pub(crate) fn give_ram(&self, bytes: u64) {
-        self.used_bytes.fetch_sub(bytes, Ordering::AcqRel);
+        self.budget.give(bytes);
     }
 
     /// A staging buffer, while there is one.
     pub(crate) fn take_staging(&self) -> Option<AlignedBuffer> {
         let mut staging = self.staging.lock();
+        staging.taken = true;
         if let Some(buffer) = staging.free.pop() {
             return Some(buffer);
         }
@@ -152,7 +208,25 @@ impl HostShared {
         }
         let buffer = AlignedBuffer::new(SEALED_SEGMENT_BYTES)?;
         staging.made += 1;
+        // Whatever the limit says: without staging nothing moves. Shares leave room for it.
+        self.budget.add(SEALED_SEGMENT_BYTES as u64);
         Some(buffer)
+    }
+
+    /// Whether there are staging buffers that nobody uses.
+    fn has_spare_staging(&self) -> bool {
+        !self.staging.lock().free.is_empty()
+    }
+
+    /// Gives the staging buffers back to the system, where none was taken since the last call.
+    fn trim_staging(&self) {
+        let mut staging = self.staging.lock();
+        if std::mem::take(&mut staging.taken) {
+            return;
+        }
+        let spare = std::mem::take(&mut staging.free);
+        staging.made = staging.made.saturating_sub(spare.len());
+        self.budget.give((spare.len() * SEALED_SEGMENT_BYTES) as u64);
     }
 
     pub(crate) fn give_staging(&self, buffer: AlignedBuffer) {
@@ -163,7 +237,34 @@ impl HostShared {
         self.caches.lock().iter().filter_map(Weak::upgrade).collect()
     }
 
-    fn run(&self) {
+    /// How often memory pressure lowered the limit.
+    pub(crate) fn pressure_shrinks(&self) -> u64 {
+        self.pressure_shrinks.load(Ordering::Relaxed)
+    }
+
+    /// Looks for memory pressure and divides the limit, where either is due. Returns when one will be.
+    fn divide(&self, caches: &[Arc<WriteCache>], parts: &mut Parts, now: Instant) -> Option<Instant> {
+        let look = parts.monitor.turn(&self.budget, now, || Extent {
+            least_bytes: caches.iter().map(|c| c.holding().least_bytes).sum(),
+            most_bytes: caches.iter().fold(0, |sum: u64, c| sum.saturating_add(c.holding().max_bytes)),
+        });
+        self.pressure_shrinks.store(parts.monitor.shrinks(), Ordering::Relaxed);
+        if !parts.divider.is_due(&self.budget) {
+            return look;
+        }
+        let holdings: Vec<_> = caches.iter().map(|c| (&c.share, c.holding())).collect();
+        let before: Vec<u64> = caches.iter().map(|c| c.share.bytes()).collect();
+        let due = parts.divider.turn(&self.budget, now, &holdings);
+        for (cache, before) in caches.iter().zip(before) {
+            if cache.share.bytes() > before {
+                cache.not_full();
+            }
+        }
+        look.into_iter().chain(due).min()
+    }
+
+    fn run(&self, monitor: Monitor) {
+        let mut parts = Parts { monitor, divider: Divider::default() };
         let mut last_trim = Instant::now();
         let mut first = 0usize;
         loop {
@@ -175,16 +276,19 @@ impl HostShared {
             // Each round begins with another cache, so that the staging buffers go round.
             first = first.wrapping_add(1);
             let (before, after) = caches.split_at(first % caches.len().max(1));
-            let mut deadline: Option<Instant> = None;
+            let mut deadline = self.divide(&caches, &mut parts, now);
             let mut failed = false;
             for cache in after.iter().chain(before) {
                 let turn = cache.work(now);
                 failed |= turn.disk_failed;
                 deadline = deadline.into_iter().chain(turn.deadline).min();
             }
-            let trim_due = self.pool.warm_bytes() > 0 || caches.iter().any(|c| c.wants_trim());
+            let trim_due = self.pool.warm_bytes() > 0
+                || self.has_spare_staging()
+                || caches.iter().any(|c| c.wants_trim());
             if trim_due && now.duration_since(last_trim) >= TRIM_INTERVAL {
                 self.pool.trim();
+                self.trim_staging();
                 caches.iter().for_each(|c| c.trim());
                 last_trim = now;
             }

@@ -13,7 +13,9 @@
 //!   and refused with `NoSpace` after the pause limit; reads always go on.
 //! - Blocks on the overflow disk are sealed with AES-GCM under a key that lives only in this process; a
 //!   block that was changed on disk is reported, alone, as `Corrupt`.
-//! - RAM in use, index and buffers included, stays within `ram_bytes`, except that four segments (8 MiB)
+//! - RAM in use, index and buffers included, stays within `ram_bytes`, and that of all caches within the
+//!   host's limit, which is shared by weight ([`budget`]) and lowered under memory pressure ([`pressure`]).
+//!   Only four segments (8 MiB) of each cache
 //!   are always allowed beside an index that has outgrown the limit.
 //!
 //! # Limits
@@ -47,6 +49,7 @@
     )
 )]
 
+pub mod budget;
 pub mod cache;
 mod clean;
 pub mod counters;
@@ -58,15 +61,17 @@ mod memory;
 pub mod overflow;
 mod packed;
 pub mod park;
+pub mod pressure;
 pub mod segment;
 pub mod spill;
 pub mod units;
 
+pub use budget::{DEFAULT_WEIGHT, MAX_WEIGHT};
 pub use cache::{
     CacheOptions, Found, Kind, MIN_RAM_BYTES, Old, OverflowOptions, Ticket, Turn, WriteCache, Wrote,
 };
 pub use counters::Snapshot;
 pub use fetch::Fetched;
-pub use host::Host;
+pub use host::{Host, HostSnapshot};
 pub use park::Parked;
 pub use units::{BlockNumber, Location};

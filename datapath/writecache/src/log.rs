@@ -6,6 +6,7 @@
 
 use std::collections::VecDeque;
 
+use crate::clean::MIN_GAIN;
 use crate::memory::{MemoryPool, SegmentMemory};
 use crate::segment::{Segment, SegmentTable, State, Word};
 use crate::units::{BlockNumber, SLOT_COUNT, SegmentId, Slot};
@@ -131,6 +132,24 @@ impl Log {
             return true;
         }
         false
+    }
+
+    /// Goes on filling the dirty segment with the most dead slots, few as they may be: for a cache that has no
+    /// other way to get room. Whether there was one.
+    pub fn refill_emptiest(&mut self, table: &SegmentTable) -> bool {
+        let emptiest = (0..self.next_id)
+            .map(SegmentId)
+            .filter_map(|id| {
+                let segment = table.get(id)?;
+                (segment.word().state() == State::Dirty).then_some((segment.live(), id))
+            })
+            .filter(|(live, _)| live + MIN_GAIN <= u32::from(SLOT_COUNT))
+            .min_by_key(|(live, _)| *live);
+        let Some((_, id)) = emptiest else { return false };
+        let Some(segment) = table.get(id) else { return false };
+        self.dirty_segments -= 1;
+        self.open(segment, id, Stream::Fresh, segment.word().ram().unwrap_or(0));
+        true
     }
 
     /// Remembers that a dirty segment has room again.
@@ -302,6 +321,9 @@ impl Log {
         }
         let position = segment.position();
         segment.set_position(None);
+        // Tickets of what was here hold no more, also when the number and the place are soon used again for
+        // the same block.
+        segment.set_generation(0);
         segment.set_word(Word::new(State::Free, 0));
         self.free_ids.push(id);
         Some(Released { memory, position, packed: word.is_packed() })

@@ -45,6 +45,21 @@ impl Waiting {
         self.count.load(Ordering::Acquire) != 0
     }
 
+    /// Adds an entry, in front where it was there before; gives it back once the volume is closed. The flag
+    /// is looked at under the queue's lock, so that nothing is added after the last ones were refused.
+    fn enqueue(&self, entry: Entry, in_front: bool) -> Result<(), Entry> {
+        let mut queue = self.queue.lock();
+        if self.closed.load(Ordering::Acquire) {
+            return Err(entry);
+        }
+        if in_front {
+            queue.push_front(entry);
+        } else {
+            queue.push_back(entry);
+        }
+        Ok(())
+    }
+
     fn pop(&self) -> Option<Entry> {
         self.queue.lock().pop_front()
     }
@@ -58,16 +73,20 @@ impl WriteCache {
 
     /// Parks a write until there is room for it.
     pub fn park(&self, write: Box<dyn Parked>) {
-        if self.waiting.closed.load(Ordering::Acquire) {
-            write.refuse(IoError::new(IoErrorKind::Closed, "the volume is closed"));
-            return;
-        }
         count(&self.counters.paused_writes, 1);
-        let mut queue = self.waiting.queue.lock();
         self.waiting.count.fetch_add(1, Ordering::AcqRel);
-        queue.push_back(Entry { write, since: Instant::now() });
-        drop(queue);
+        self.host.waiting_writes.fetch_add(1, Ordering::AcqRel);
+        let entry = Entry { write, since: Instant::now() };
+        if let Err(entry) = self.waiting.enqueue(entry, false) {
+            self.leave(entry);
+        }
         self.host.signal();
+    }
+
+    /// Refuses a write because the volume is closed.
+    fn leave(&self, entry: Entry) {
+        self.waited(entry.since, entry.since);
+        entry.write.refuse(IoError::new(IoErrorKind::Closed, "the volume is closed"));
     }
 
     fn refuse(&self, write: Box<dyn Parked>) {
@@ -109,8 +128,11 @@ impl WriteCache {
                 }
                 Err(write) => {
                     let deadline = entry.since.checked_add(self.pause_limit);
-                    self.waiting.queue.lock().push_front(Entry { write, since: entry.since });
-                    return deadline;
+                    let entry = Entry { write, since: entry.since };
+                    match self.waiting.enqueue(entry, true) {
+                        Ok(()) => return deadline,
+                        Err(entry) => self.leave(entry),
+                    }
                 }
             }
         }
@@ -119,16 +141,18 @@ impl WriteCache {
 
     fn waited(&self, since: Instant, now: Instant) {
         self.waiting.count.fetch_sub(1, Ordering::AcqRel);
+        self.host.waiting_writes.fetch_sub(1, Ordering::AcqRel);
         let ns = u64::try_from(now.saturating_duration_since(since).as_nanos()).unwrap_or(u64::MAX);
         count(&self.counters.paused_ns, ns);
     }
 
     /// Refuses what waits, now and from now on: the volume is closing.
     pub fn close(&self) {
-        self.waiting.closed.store(true, Ordering::Release);
-        while let Some(entry) = self.waiting.pop() {
-            self.waiting.count.fetch_sub(1, Ordering::AcqRel);
-            entry.write.refuse(IoError::new(IoErrorKind::Closed, "the volume is closed"));
-        }
+        let left = {
+            let mut queue = self.waiting.queue.lock();
+            self.waiting.closed.store(true, Ordering::Release);
+            std::mem::take(&mut *queue)
+        };
+        left.into_iter().for_each(|entry| self.leave(entry));
     }
 }

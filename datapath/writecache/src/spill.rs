@@ -115,6 +115,9 @@ impl WriteCache {
 
     /// Starts writes of cold segments. Whether the disk refused.
     fn destage(self: &Arc<Self>, overflow: &Arc<Overflow>) -> bool {
+        if overflow.is_resting() && self.wants_spill() {
+            return true;
+        }
         while self.wants_spill() {
             let cleaned_only = overflow.free_positions() <= RESERVED_POSITIONS;
             if cleaned_only && !self.log.lock().has_dirty_cleaned() {
@@ -180,10 +183,12 @@ impl WriteCache {
                 copy_frozen(address, slot, plain);
             } else if !packed.as_ref().is_some_and(|packed| packed.unpack(slot, plain)) {
                 tracing::error!("a packed block could not be unpacked");
+                sealed.fill(0);
                 continue;
             }
             if !overflow.seal(generation, slot, sealed) {
                 tracing::error!("a block could not be sealed");
+                sealed.fill(0);
             }
             blocks += 1;
         }
@@ -213,19 +218,19 @@ impl WriteCache {
             Err(error) => {
                 count(&self.counters.disk_errors, 1);
                 tracing::warn!(%error, position, "a segment could not be written to the overflow disk; it stays in RAM");
-                if error.kind() == io::ErrorKind::StorageFull {
-                    self.disk_full.store(true, Ordering::Relaxed);
-                    overflow.give_position(position);
-                } else {
-                    overflow.retire_position(position);
-                }
+                self.disk_full.store(true, Ordering::Relaxed);
+                overflow.failed();
+                overflow.give_position_last(position);
             }
         }
         if segment.word().is_packed() {
-            self.log.lock().thaw_packed(segment, id, result.is_ok());
+            let mut log = self.log.lock();
+            log.thaw_packed(segment, id, result.is_ok());
             if result.is_ok() {
+                // Before the number can be used again.
                 self.host.give_ram(self.packed.remove(id));
             }
+            drop(log);
             if segment.live() == 0 {
                 self.release(segment, id);
             }

@@ -11,7 +11,7 @@ use headwater_nbd::{Address, Limits, Server, SingleExport};
 use headwater_service::backend::{BackendError, Disk, DiskRequest, Disks};
 use headwater_store::{Hash, LocalDir, Pin, Store};
 use headwater_volume::options::DEFAULT_PAUSE_LIMIT;
-use headwater_volume::{Volume, VolumeOptions};
+use headwater_volume::{DEFAULT_WEIGHT, Volume, VolumeOptions};
 use headwater_writecache::{Host, MIN_RAM_BYTES};
 use parking_lot::Mutex;
 
@@ -99,6 +99,7 @@ fn open(
         base: reader,
         mode: volume_mode(request.cache.mode),
         ram_bytes: request.cache.ram_bytes,
+        weight: DEFAULT_WEIGHT,
         disk_bytes: request.cache.disk_bytes,
         cache_dir,
         pause_limit: DEFAULT_PAUSE_LIMIT,

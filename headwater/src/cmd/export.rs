@@ -12,7 +12,7 @@ use headwater_block::{Device, size};
 use headwater_image::{ChunkCache, VersionReader};
 use headwater_nbd::{Address, Limits, Server, SingleExport};
 use headwater_store::{Access, ImageReference, LocalDir, Store, StoreError, StoreErrorKind};
-use headwater_volume::{DEFAULT_PAUSE_LIMIT, Volume, VolumeCounters, VolumeOptions};
+use headwater_volume::{DEFAULT_PAUSE_LIMIT, DEFAULT_WEIGHT, Volume, VolumeCounters, VolumeOptions};
 use headwater_writecache::Host;
 use tokio::signal::unix::{SignalKind, signal};
 
@@ -71,6 +71,7 @@ pub fn run(data_dir: impl FnOnce() -> anyhow::Result<DataDir>, args: ExportArgs)
         base,
         mode: volume_mode(args.cache),
         ram_bytes: args.ram,
+        weight: DEFAULT_WEIGHT,
         disk_bytes: args.disk,
         cache_dir: args.cache_dir.clone(),
         pause_limit: DEFAULT_PAUSE_LIMIT,

@@ -14,6 +14,7 @@ use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 use rustix::fs::{FallocateFlags, OFlags};
@@ -25,6 +26,9 @@ use crate::units::Slot;
 
 /// Positions claimed at once, while there is room: fewer, larger extents.
 const GROW_POSITIONS: u32 = 16;
+
+/// After a failed write the disk is left alone so long: it may come back, and is not asked in vain.
+const REST: Duration = Duration::from_millis(50);
 
 /// Free positions that stay claimed for the next spills; what is beyond is punched out.
 const KEEP_POSITIONS: usize = 16;
@@ -66,6 +70,7 @@ pub struct Overflow {
     direct: bool,
     is_device: bool,
     positions: Mutex<Positions>,
+    failed_at: Mutex<Option<Instant>>,
     generation: AtomicU64,
     buffers: Mutex<Vec<AlignedBuffer>>,
     no_fallocate: AtomicBool,
@@ -105,7 +110,9 @@ fn open_file(at: &Path, direct: bool) -> stdio::Result<File> {
     match unnamed {
         // File systems without O_TMPFILE: make a name and take it away at once.
         Err(error) if matches!(error.raw_os_error(), Some(libc::EOPNOTSUPP | libc::EISDIR)) => {
-            let name = at.join(format!(".headwater-overflow-{}", std::process::id()));
+            static NEXT: AtomicU64 = AtomicU64::new(0);
+            let number = NEXT.fetch_add(1, Ordering::Relaxed);
+            let name = at.join(format!(".headwater-overflow-{}-{number}", std::process::id()));
             let file = OpenOptions::new()
                 .read(true)
                 .write(true)
@@ -146,6 +153,7 @@ impl Overflow {
             direct,
             is_device,
             positions: Mutex::default(),
+            failed_at: Mutex::default(),
             generation: AtomicU64::new(1),
             buffers: Mutex::default(),
             no_fallocate: AtomicBool::new(is_device),
@@ -254,12 +262,21 @@ impl Overflow {
         positions.ready.push(position);
     }
 
-    /// A position that failed: it is not used again, and counts no longer as used.
-    pub fn retire_position(&self, position: u32) {
-        tracing::warn!(position, "a place on the overflow disk cannot be written; it is not used again");
+    /// Gives back a position that could not be written: others are tried before it.
+    pub fn give_position_last(&self, position: u32) {
         let mut positions = self.positions.lock();
         positions.used = positions.used.saturating_sub(1);
-        positions.limit = positions.limit.saturating_sub(1);
+        positions.ready.insert(0, position);
+    }
+
+    /// A write failed: the disk is left alone for a while.
+    pub fn failed(&self) {
+        *self.failed_at.lock() = Some(Instant::now());
+    }
+
+    /// Whether a write failed a moment ago.
+    pub fn is_resting(&self) -> bool {
+        self.failed_at.lock().is_some_and(|at| at.elapsed() < REST)
     }
 
     /// Whether [`Overflow::trim`] has something to do.

@@ -16,6 +16,11 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use io_uring::{IoUring, opcode, squeue, types};
 use parking_lot::{Condvar, Mutex};
 
+thread_local! {
+    /// Whether this is the thread that waits for completions: it must not wait for itself.
+    static REAPER: std::cell::Cell<bool> = const { std::cell::Cell::new(false) };
+}
+
 use super::io::{Direction, IoEngine, IoOp};
 
 /// Entries of the ring, and operations in flight at most.
@@ -159,6 +164,7 @@ impl UringEngine {
 }
 
 fn reap(shared: &Shared) {
+    REAPER.set(true);
     loop {
         match shared.ring.submitter().submit_and_wait(1) {
             Ok(_) => {}
@@ -198,7 +204,8 @@ impl IoEngine for UringEngine {
             (op.done)(Err(error), op.buffer);
             return;
         }
-        if self.shared.in_flight.fetch_add(1, Ordering::AcqRel) >= DEPTH {
+        // What a completion submits in its turn goes over the limit by one, and the ring has room for that.
+        if self.shared.in_flight.fetch_add(1, Ordering::AcqRel) >= DEPTH && !REAPER.get() {
             let mut guard = self.shared.slow.lock();
             while self.shared.in_flight.load(Ordering::Acquire) > DEPTH {
                 self.shared.room.wait(&mut guard);

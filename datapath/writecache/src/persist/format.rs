@@ -1,0 +1,501 @@
+//! The bytes of a persistent cache's `map` file: pure coding, no files. `docs/format-cache.md` describes them.
+//!
+//! A map is a [`Header`] and records. Each record has a checksum and a sequence number, and the records up
+//! to a [`Record::Commit`] count together or not at all.
+
+use crate::overflow::seal::TAG_BYTES;
+use crate::units::SLOT_COUNT;
+
+/// The first bytes of the file.
+pub const MAGIC: [u8; 8] = *b"HWCACHE\n";
+
+/// The format's version.
+pub const VERSION: u32 = 1;
+
+/// Bytes of the header.
+pub const HEADER_BYTES: usize = 128;
+
+/// Bytes in front of each record's body.
+pub const RECORD_HEADER_BYTES: usize = 16;
+
+/// In an extent: the slot holds no block.
+pub const NO_BLOCK: u32 = u32::MAX;
+
+/// Ranges in one record at most.
+pub const MAX_RANGES: usize = 1024;
+
+const KIND_EXTENT: u8 = 1;
+const KIND_ABSENT: u8 = 2;
+const KIND_ZERO: u8 = 3;
+const KIND_COMMIT: u8 = 4;
+
+/// Header bytes that the key check vouches for.
+pub const CHECKED_BYTES: usize = 56;
+
+/// What the cache is, for whom, and under which key.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Header {
+    /// Size of the volume.
+    pub size_bytes: u64,
+    /// Identity of the base that the cache was made over.
+    pub base_id: [u8; 32],
+    /// Authentication tag over the bytes before it, under the cache's key.
+    pub key_check: [u8; TAG_BYTES],
+    /// Sequence number of the first record.
+    pub first_sequence: u64,
+}
+
+/// Why a header cannot be used.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum HeaderFault {
+    /// Not a map, or only a part of one.
+    NotAMap,
+    /// A version that this program does not know.
+    Version(u32),
+    /// The checksum does not match.
+    Damaged,
+}
+
+/// One record.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Record<'a> {
+    /// Slots of one write generation of a position, and the blocks in them.
+    Extent {
+        /// Position in the `data` file.
+        position: u32,
+        /// Generation under which the slots are sealed.
+        generation: u64,
+        /// Slot of the first block.
+        first_slot: u16,
+        /// The blocks, in order of slots; [`NO_BLOCK`] where there is none.
+        blocks: Words<'a>,
+    },
+    /// Ranges of blocks (first, count) that the image has again.
+    Absent(Words<'a>),
+    /// Ranges of blocks (first, count) that read as zeroes.
+    Zero(Words<'a>),
+    /// Everything before counts.
+    Commit {
+        /// Number of the commit: one more than that of the commit before.
+        epoch: u64,
+        /// Generations from here on were never used.
+        generation_limit: u64,
+    },
+}
+
+/// Little-endian 32-bit numbers, as they lie in the file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Words<'a>(&'a [u8]);
+
+impl<'a> Words<'a> {
+    /// The numbers in order.
+    pub fn iter(self) -> impl Iterator<Item = u32> + 'a {
+        self.0.chunks_exact(4).map(|b| b.try_into().map_or(0, u32::from_le_bytes))
+    }
+
+    /// The numbers in pairs.
+    pub fn pairs(self) -> impl Iterator<Item = (u32, u32)> + 'a {
+        let half = |b: &[u8]| b.try_into().map_or(0, u32::from_le_bytes);
+        self.0.chunks_exact(8).map(move |pair| {
+            let (first, second) = pair.split_at(4);
+            (half(first), half(second))
+        })
+    }
+
+    /// How many there are.
+    pub fn len(self) -> usize {
+        self.0.len() / 4
+    }
+
+    /// Whether there is none.
+    pub fn is_empty(self) -> bool {
+        self.0.is_empty()
+    }
+}
+
+fn put(into: &mut [u8], at: usize, bytes: &[u8]) {
+    if let Some(place) = into.get_mut(at..at + bytes.len()) {
+        place.copy_from_slice(bytes);
+    }
+}
+
+fn array<const N: usize>(bytes: &[u8], at: usize) -> Option<[u8; N]> {
+    bytes.get(at..at.checked_add(N)?)?.try_into().ok()
+}
+
+fn u16_at(bytes: &[u8], at: usize) -> Option<u16> {
+    array(bytes, at).map(u16::from_le_bytes)
+}
+
+fn u32_at(bytes: &[u8], at: usize) -> Option<u32> {
+    array(bytes, at).map(u32::from_le_bytes)
+}
+
+fn u64_at(bytes: &[u8], at: usize) -> Option<u64> {
+    array(bytes, at).map(u64::from_le_bytes)
+}
+
+impl Header {
+    /// The part of the header that identifies the cache: what the key check is made over.
+    pub fn checked_part(size_bytes: u64, base_id: &[u8; 32]) -> [u8; CHECKED_BYTES] {
+        let mut bytes = [0; CHECKED_BYTES];
+        put(&mut bytes, 0, &MAGIC);
+        put(&mut bytes, 8, &VERSION.to_le_bytes());
+        put(&mut bytes, 12, &128u32.to_le_bytes());
+        put(&mut bytes, 16, &size_bytes.to_le_bytes());
+        put(&mut bytes, 24, base_id);
+        bytes
+    }
+
+    /// The header's bytes.
+    pub fn encode(&self) -> [u8; HEADER_BYTES] {
+        let mut bytes = [0; HEADER_BYTES];
+        put(&mut bytes, 0, &Self::checked_part(self.size_bytes, &self.base_id));
+        put(&mut bytes, CHECKED_BYTES, &self.key_check);
+        put(&mut bytes, 72, &self.first_sequence.to_le_bytes());
+        let sum = crc32c::crc32c(bytes.get(..124).unwrap_or_default());
+        put(&mut bytes, 124, &sum.to_le_bytes());
+        bytes
+    }
+
+    /// Reads a header.
+    pub fn decode(bytes: &[u8]) -> Result<Self, HeaderFault> {
+        if array::<8>(bytes, 0) != Some(MAGIC) {
+            return Err(HeaderFault::NotAMap);
+        }
+        let version = u32_at(bytes, 8).ok_or(HeaderFault::NotAMap)?;
+        if version != VERSION {
+            return Err(HeaderFault::Version(version));
+        }
+        let head = bytes.get(..124).ok_or(HeaderFault::NotAMap)?;
+        if u32_at(bytes, 124) != Some(crc32c::crc32c(head)) || u32_at(bytes, 12) != Some(128) {
+            return Err(HeaderFault::Damaged);
+        }
+        let part = || {
+            Some(Self {
+                size_bytes: u64_at(bytes, 16)?,
+                base_id: array(bytes, 24)?,
+                key_check: array(bytes, CHECKED_BYTES)?,
+                first_sequence: u64_at(bytes, 72)?,
+            })
+        };
+        part().ok_or(HeaderFault::NotAMap)
+    }
+}
+
+/// Appends records to a buffer, each with the next sequence number.
+#[derive(Debug)]
+pub struct Encoder {
+    bytes: Vec<u8>,
+    sequence: u64,
+}
+
+impl Encoder {
+    /// Begins with this sequence number.
+    pub fn new(sequence: u64) -> Self {
+        Self { bytes: Vec::new(), sequence }
+    }
+
+    /// The bytes, and the sequence number of the record after them.
+    pub fn finish(self) -> (Vec<u8>, u64) {
+        (self.bytes, self.sequence)
+    }
+
+    fn record(&mut self, kind: u8, count: usize, head: &[u8], words: &[u32]) {
+        let start = self.bytes.len();
+        let count = u16::try_from(count).unwrap_or(u16::MAX);
+        self.bytes.extend([0, 0, 0, 0, kind, 0]);
+        self.bytes.extend(count.to_le_bytes());
+        self.bytes.extend(self.sequence.to_le_bytes());
+        self.bytes.extend(head);
+        words.iter().for_each(|word| self.bytes.extend(word.to_le_bytes()));
+        self.bytes.resize(self.bytes.len().next_multiple_of(8), 0);
+        let sum = crc32c::crc32c(self.bytes.get(start + 4..).unwrap_or_default());
+        put(&mut self.bytes, start, &sum.to_le_bytes());
+        self.sequence += 1;
+    }
+
+    /// Blocks in consecutive slots, at most a segment's.
+    pub fn extent(&mut self, position: u32, generation: u64, first_slot: u16, blocks: &[u32]) {
+        let mut head = [0; 16];
+        put(&mut head, 0, &position.to_le_bytes());
+        put(&mut head, 4, &first_slot.to_le_bytes());
+        put(&mut head, 8, &generation.to_le_bytes());
+        self.record(KIND_EXTENT, blocks.len(), &head, blocks);
+    }
+
+    /// Ranges of blocks that are absent, or zero.
+    pub fn ranges(&mut self, zero: bool, ranges: &[(u32, u32)]) {
+        let kind = if zero { KIND_ZERO } else { KIND_ABSENT };
+        for some in ranges.chunks(MAX_RANGES) {
+            let words: Vec<u32> = some.iter().flat_map(|(first, count)| [*first, *count]).collect();
+            self.record(kind, some.len(), &[], &words);
+        }
+    }
+
+    /// The end of an epoch.
+    pub fn commit(&mut self, epoch: u64, generation_limit: u64) {
+        let mut head = [0; 16];
+        put(&mut head, 0, &epoch.to_le_bytes());
+        put(&mut head, 8, &generation_limit.to_le_bytes());
+        self.record(KIND_COMMIT, 0, &head, &[]);
+    }
+}
+
+/// Reads the record at `at`: its sequence number, the record, and where the next one begins. `None`: there
+/// is no whole and undamaged record.
+pub fn decode(bytes: &[u8], at: usize) -> Option<(u64, Record<'_>, usize)> {
+    let rest = bytes.get(at..)?;
+    let kind = *rest.get(4)?;
+    let count = usize::from(u16_at(rest, 6)?);
+    let body_bytes = match kind {
+        KIND_EXTENT if count <= usize::from(SLOT_COUNT) => 16 + (count * 4).next_multiple_of(8),
+        KIND_ABSENT | KIND_ZERO if count <= MAX_RANGES => count * 8,
+        KIND_COMMIT if count == 0 => 16,
+        _ => return None,
+    };
+    let end = RECORD_HEADER_BYTES + body_bytes;
+    if u32_at(rest, 0)? != crc32c::crc32c(rest.get(4..end)?) {
+        return None;
+    }
+    let body = rest.get(RECORD_HEADER_BYTES..end)?;
+    let record = match kind {
+        KIND_EXTENT => {
+            let first_slot = u16_at(body, 4)?;
+            if usize::from(first_slot) + count > usize::from(SLOT_COUNT) {
+                return None;
+            }
+            Record::Extent {
+                position: u32_at(body, 0)?,
+                generation: u64_at(body, 8)?,
+                first_slot,
+                blocks: Words(body.get(16..16 + count * 4)?),
+            }
+        }
+        KIND_ABSENT => Record::Absent(Words(body)),
+        KIND_ZERO => Record::Zero(Words(body)),
+        _ => Record::Commit { epoch: u64_at(body, 0)?, generation_limit: u64_at(body, 8)? },
+    };
+    Some((u64_at(rest, 8)?, record, at + end))
+}
+
+/// What a walk over a map's records found.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Scan {
+    /// Where the last commit that counts ends.
+    pub end: usize,
+    /// Sequence number of the record to be written there.
+    pub next_sequence: u64,
+    /// Number of that commit.
+    pub epoch: u64,
+    /// Its generation limit.
+    pub generation_limit: u64,
+}
+
+/// Why a map cannot be used.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ScanFault {
+    /// No commit is whole.
+    NoCommit,
+    /// The records at this byte are damaged, and later ones prove that they were whole once.
+    Damaged(usize),
+}
+
+/// Walks over the records behind the header, to the last commit that counts.
+///
+/// What follows it is what a crash left of one commit that was never answered, and is dropped. Only one
+/// commit can be lost like that: the next is not begun before the last one is durable. So a commit that is
+/// further on proves damage, and the map is refused rather than cut back to before answered flushes.
+pub fn scan(bytes: &[u8], first_sequence: u64) -> Result<Scan, ScanFault> {
+    let mut found: Option<Scan> = None;
+    let (mut at, mut sequence) = (HEADER_BYTES, first_sequence);
+    while let Some((number, record, next)) = decode(bytes, at) {
+        if number != sequence {
+            break;
+        }
+        (at, sequence) = (next, sequence.wrapping_add(1));
+        if let Record::Commit { epoch, generation_limit } = record {
+            if found.is_some_and(|last| epoch != last.epoch.wrapping_add(1)) {
+                return Err(ScanFault::Damaged(at));
+            }
+            found = Some(Scan { end: at, next_sequence: sequence, epoch, generation_limit });
+        }
+    }
+    let last_epoch = found.map_or(0, |scan| scan.epoch);
+    let later = (at.saturating_add(1)..bytes.len()).filter_map(|at| {
+        // Records begin at multiples of 8.
+        if at % 8 != 0 || *bytes.get(at + 4)? != KIND_COMMIT {
+            return None;
+        }
+        match decode(bytes, at)? {
+            (number, Record::Commit { epoch, .. }, _) if number > sequence => Some(epoch),
+            _ => None,
+        }
+    });
+    match (found, later.max()) {
+        (_, Some(epoch)) if epoch > last_epoch.saturating_add(1) => Err(ScanFault::Damaged(at)),
+        (Some(scan), _) => Ok(scan),
+        (None, _) => Err(ScanFault::NoCommit),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn header() -> Header {
+        Header { size_bytes: 1 << 30, base_id: [0xab; 32], key_check: [0xcd; 16], first_sequence: 7 }
+    }
+
+    fn hex(bytes: &[u8]) -> String {
+        bytes.iter().map(|b| format!("{b:02x}")).collect()
+    }
+
+    #[test]
+    fn the_bytes_are_those_of_the_document() {
+        let expected = format!(
+            "{}{}{}{}{}{}{}{}{}",
+            "485743414348450a",
+            "01000000",
+            "80000000",
+            "0000004000000000",
+            "ab".repeat(32),
+            "cd".repeat(16),
+            "0700000000000000",
+            "00".repeat(44),
+            hex(&crc32c::crc32c(&header().encode()[..124]).to_le_bytes()),
+        );
+        assert_eq!(hex(&header().encode()), expected);
+        let mut encoder = Encoder::new(7);
+        encoder.extent(3, 0x1122, 5, &[9, NO_BLOCK, 11]);
+        encoder.ranges(false, &[(1, 2)]);
+        encoder.ranges(true, &[(3, 4), (5, 6)]);
+        encoder.commit(8, 99);
+        let (bytes, next) = encoder.finish();
+        assert_eq!(next, 11);
+        let body = concat!(
+            "........01000300070000000000000003000000050000002211000000000000",
+            "09000000ffffffff0b00000000000000",
+            "........020001000800000000000000",
+            "0100000002000000",
+            "........030002000900000000000000",
+            "03000000040000000500000006000000",
+            "........040000000a00000000000000",
+            "08000000000000006300000000000000",
+        );
+        let got = hex(&bytes);
+        assert_eq!(got.len(), body.len());
+        for (at, (got, expected)) in got.chars().zip(body.chars()).enumerate() {
+            assert!(expected == '.' || got == expected, "digit {at} of {}", hex(&bytes));
+        }
+        // CRC32C of the last record, so that the polynomial is pinned too.
+        assert_eq!(crc32c::crc32c(b"123456789"), 0xe306_9283);
+        assert_eq!(u32_at(&bytes, bytes.len() - 32), Some(crc32c::crc32c(&bytes[bytes.len() - 28..])));
+    }
+
+    #[test]
+    fn what_was_encoded_is_decoded() {
+        assert_eq!(Header::decode(&header().encode()), Ok(header()));
+        let mut encoder = Encoder::new(1);
+        encoder.extent(4, 77, 509, &[1, 2, 3]);
+        encoder.commit(1, 2);
+        let (bytes, _) = encoder.finish();
+        let (sequence, record, next) = decode(&bytes, 0).unwrap();
+        let Record::Extent { position, generation, first_slot, blocks } = record else { panic!() };
+        assert_eq!((sequence, position, generation, first_slot), (1, 4, 77, 509));
+        assert_eq!(blocks.iter().collect::<Vec<_>>(), vec![1, 2, 3]);
+        assert_eq!(
+            decode(&bytes, next),
+            Some((2, Record::Commit { epoch: 1, generation_limit: 2 }, bytes.len()))
+        );
+    }
+
+    #[test]
+    fn other_versions_and_damaged_headers_are_told_apart() {
+        let mut bytes = header().encode();
+        bytes[8] = 2;
+        assert_eq!(Header::decode(&bytes), Err(HeaderFault::Version(2)));
+        bytes[8] = 1;
+        bytes[30] ^= 1;
+        assert_eq!(Header::decode(&bytes), Err(HeaderFault::Damaged));
+        assert_eq!(Header::decode(b"HWCA"), Err(HeaderFault::NotAMap));
+        assert_eq!(Header::decode(&header().encode()[..100]), Err(HeaderFault::NotAMap));
+    }
+
+    /// Three commits; where each ends.
+    fn map() -> (Vec<u8>, Vec<usize>) {
+        let mut bytes = header().encode().to_vec();
+        let mut ends = Vec::new();
+        let mut sequence = 7;
+        for epoch in 1..=3u64 {
+            let mut encoder = Encoder::new(sequence);
+            encoder.extent(epoch as u32, epoch, 0, &[1, 2, 3, 4, 5]);
+            encoder.ranges(true, &[(10, 20)]);
+            encoder.commit(epoch, 100);
+            let (more, next) = encoder.finish();
+            bytes.extend(more);
+            sequence = next;
+            ends.push(bytes.len());
+        }
+        (bytes, ends)
+    }
+
+    #[test]
+    fn a_map_cut_anywhere_is_recovered_to_the_last_commit_before() {
+        let (bytes, ends) = map();
+        for len in HEADER_BYTES..=bytes.len() {
+            let whole = ends.iter().filter(|end| **end <= len).count();
+            let found = scan(&bytes[..len], 7);
+            if whole == 0 {
+                assert_eq!(found, Err(ScanFault::NoCommit));
+            } else {
+                let scan = found.unwrap();
+                assert_eq!((scan.epoch, scan.end), (whole as u64, ends[whole - 1]), "cut at {len}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_flipped_byte_is_refused_or_costs_the_last_commit_only() {
+        let (bytes, ends) = map();
+        for at in HEADER_BYTES..bytes.len() {
+            let mut flipped = bytes.clone();
+            flipped[at] ^= 0x40;
+            match scan(&flipped, 7) {
+                Ok(scan) => assert!(at >= ends[1] && scan.epoch == 2, "byte {at}: {scan:?}"),
+                Err(ScanFault::Damaged(place)) => assert!(at < ends[1] && place <= at + 1, "byte {at}"),
+                Err(ScanFault::NoCommit) => panic!("byte {at}: two commits are whole"),
+            }
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn any_bytes_are_read_without_a_panic(bytes in proptest::collection::vec(any::<u8>(), 0..4096)) {
+            let _ = Header::decode(&bytes);
+            let _ = scan(&bytes, 0);
+            for at in 0..bytes.len() {
+                if let Some((_, _, next)) = decode(&bytes, at) {
+                    prop_assert!(next > at && next <= bytes.len());
+                }
+            }
+        }
+
+        #[test]
+        fn damage_never_adds_commits(
+            places in proptest::collection::vec((0usize..10_000, any::<u8>()), 1..6),
+        ) {
+            let (mut bytes, ends) = map();
+            let len = bytes.len();
+            for (at, value) in places {
+                bytes[HEADER_BYTES + at % (len - HEADER_BYTES)] = value;
+            }
+            if let Ok(scan) = scan(&bytes, 7) {
+                prop_assert!(ends.contains(&scan.end));
+                prop_assert_eq!(ends[scan.epoch as usize - 1], scan.end);
+            }
+        }
+    }
+}

@@ -1,0 +1,350 @@
+//! The directory of a persistent cache: its lock, its `data` file, and the `map` to which commits are added.
+//!
+//! ```text
+//!  CACHE-DIR/NAME/lock       locked (flock) by the process that has the cache open
+//!                 data       slots, sealed; see [`crate::overflow`]
+//!                 map        header, then records up to the last commit; see [`super::format`]
+//!                 map.new    the next map while it is written; renamed over `map`
+//! ```
+//! Legal outcomes of a crash while a commit is added: {without it, with it}. Of one while a checkpoint
+//! replaces the map: {the old map, the new one}, and both are true.
+
+use std::fs::{DirBuilder, File, OpenOptions};
+use std::io;
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use headwater_block::{IoError, IoErrorKind};
+
+use super::PersistentOptions;
+use super::format::{Encoder, HEADER_BYTES, Header, HeaderFault, Scan, ScanFault, scan};
+use crate::overflow::io::IoEngine;
+use crate::overflow::seal::SealKey;
+
+/// Generations that a commit reserves ahead: so many segments may be begun before the next one.
+pub const GENERATION_STEP: u64 = 1 << 20;
+
+/// A map is not replaced by a checkpoint while it is shorter than this.
+const MIN_CHECKPOINT_BYTES: u64 = 64 << 10;
+
+/// A map longer than this many checkpoints is replaced by one.
+const CHECKPOINT_RATIO: u64 = 4;
+
+/// Longest name of a cache.
+const MAX_NAME_BYTES: usize = 64;
+
+/// The open map of a cache.
+pub struct Journal {
+    engine: Arc<dyn IoEngine>,
+    dir: PathBuf,
+    dir_file: File,
+    file: Arc<File>,
+    header: Header,
+    /// Where the next commit goes.
+    tail: u64,
+    sequence: u64,
+    epoch: u64,
+    /// Generations below this are reserved by what is durable.
+    generation_limit: u64,
+    /// Something failed after which nobody knows what is on disk.
+    broken: bool,
+}
+
+/// What opening a journal gave.
+pub struct Opened {
+    /// The journal.
+    pub journal: Journal,
+    /// Held while the cache is open.
+    pub lock: File,
+    /// Where the slots are.
+    pub data: PathBuf,
+    /// The map's bytes and where the commits in it end; `None`: the cache is new.
+    pub recovered: Option<(Vec<u8>, Scan)>,
+    /// The first generation that may be used.
+    pub first_generation: u64,
+}
+
+fn invalid(why: String) -> IoError {
+    IoError::new(IoErrorKind::Invalid, why)
+}
+
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|b| format!("{b:02x}")).collect()
+}
+
+/// Refuses names that are not plain file names.
+fn check_name(name: &str) -> Result<(), IoError> {
+    let plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
+    if name.is_empty() || name.len() > MAX_NAME_BYTES || name.starts_with('.') || !name.chars().all(plain) {
+        return Err(invalid(format!(
+            "'{name}' is no name for a persistent cache: use up to {MAX_NAME_BYTES} letters, digits, '-', '_' and '.', not beginning with '.'"
+        )));
+    }
+    Ok(())
+}
+
+fn open_rw(path: &Path) -> io::Result<File> {
+    OpenOptions::new().read(true).write(true).create(true).truncate(false).mode(0o600).open(path)
+}
+
+/// Makes the cache's directory where it is missing.
+fn make_dir(parent: &Path, dir: &Path) -> Result<(), IoError> {
+    let failed = |e| IoError::from_os(format!("cannot make the persistent cache {}", dir.display()), e);
+    match DirBuilder::new().mode(0o700).create(dir) {
+        Ok(()) => File::open(parent).and_then(|p| p.sync_all()).map_err(failed),
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(()),
+        Err(error) => Err(failed(error)),
+    }
+}
+
+fn lock(dir: &Path) -> Result<File, IoError> {
+    use rustix::fs::FlockOperation;
+    let path = dir.join("lock");
+    let file = open_rw(&path).map_err(|e| IoError::from_os(format!("cannot open {}", path.display()), e))?;
+    match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
+        Ok(()) => Ok(file),
+        Err(rustix::io::Errno::WOULDBLOCK) => Err(invalid(format!(
+            "the persistent cache {} is in use: a volume has it open already; close that one first",
+            dir.display()
+        ))),
+        Err(error) => Err(IoError::from_os(format!("cannot lock {}", path.display()), error.into())),
+    }
+}
+
+impl Journal {
+    /// Opens the cache, or makes it where there is none.
+    pub fn open(
+        parent: &Path,
+        options: &PersistentOptions,
+        size_bytes: u64,
+        key: &SealKey,
+        engine: &Arc<dyn IoEngine>,
+    ) -> Result<Opened, IoError> {
+        check_name(&options.name)?;
+        if !parent.is_dir() {
+            return Err(invalid(format!(
+                "a persistent cache needs a directory, and {} is none",
+                parent.display()
+            )));
+        }
+        let dir = parent.join(&options.name);
+        make_dir(parent, &dir)?;
+        let lock = lock(&dir)?;
+        let failed = |e| IoError::from_os(format!("cannot open the persistent cache {}", dir.display()), e);
+        let dir_file = File::open(&dir).map_err(failed)?;
+        let key_check = key
+            .check(&Header::checked_part(size_bytes, &options.base_id))
+            .ok_or_else(|| IoError::new(IoErrorKind::Device, "the key check could not be made"))?;
+        let header = Header { size_bytes, base_id: options.base_id, key_check, first_sequence: 1 };
+        let map = dir.join("map");
+        let bytes = match std::fs::read(&map) {
+            Ok(bytes) => Some(bytes),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => None,
+            Err(error) => return Err(failed(error)),
+        };
+        let recovered = match bytes {
+            None => None,
+            Some(bytes) => {
+                let found = check_header(&dir, &bytes, &header)?;
+                let scan = check_records(&dir, &bytes, found.first_sequence)?;
+                Some((bytes, scan))
+            }
+        };
+        let file = match &recovered {
+            Some(_) => open_rw(&map).map_err(failed)?,
+            None => lock.try_clone().map_err(failed)?,
+        };
+        let mut journal = Self {
+            engine: Arc::clone(engine),
+            dir: dir.clone(),
+            dir_file,
+            file: Arc::new(file),
+            header,
+            tail: 0,
+            sequence: 1,
+            epoch: 0,
+            generation_limit: 1,
+            broken: false,
+        };
+        // Begun by a session that crashed, at most one commit beyond the last whole one: it may have
+        // reserved one more step.
+        let mut first_generation = 1;
+        if let Some((bytes, scan)) = &recovered {
+            first_generation = scan.generation_limit.saturating_add(GENERATION_STEP);
+            journal.resume(scan, bytes.len()).map_err(failed)?;
+        }
+        Ok(Opened { journal, lock, data: dir.join("data"), recovered, first_generation })
+    }
+
+    /// Goes on behind the last commit that counts.
+    fn resume(&mut self, scan: &Scan, len: usize) -> io::Result<()> {
+        self.tail = scan.end as u64;
+        self.sequence = scan.next_sequence;
+        self.epoch = scan.epoch;
+        if scan.end < len {
+            tracing::info!(bytes = len - scan.end, "dropping what a crash left of an unfinished commit");
+            self.engine.set_len(&self.file, self.tail)?;
+            self.engine.sync(&self.file)?;
+        }
+        Ok(())
+    }
+
+    /// Writes the first commit of a session, which reserves its generations.
+    pub fn begin(&mut self, is_new: bool, first_generation: u64) -> Result<(), IoError> {
+        self.generation_limit = first_generation;
+        let done = if is_new { self.checkpoint(|_| {}) } else { self.append(|_| {}) };
+        done.map_err(|e| self.error(e))
+    }
+
+    /// Generations below this may be used.
+    pub fn generation_limit(&self) -> u64 {
+        self.generation_limit
+    }
+
+    /// Whether the map is so long that the next commit should be a checkpoint of about so many bytes.
+    pub fn wants_checkpoint(&self, checkpoint_bytes: u64) -> bool {
+        self.tail > (checkpoint_bytes * CHECKPOINT_RATIO).max(MIN_CHECKPOINT_BYTES)
+    }
+
+    /// Number of the last commit.
+    pub fn epoch(&self) -> u64 {
+        self.epoch
+    }
+
+    /// Whether only opening the cache again helps.
+    pub fn is_broken(&self) -> bool {
+        self.broken
+    }
+
+    /// A sync of the data failed, or one here: what is on disk is not known any more.
+    pub fn set_broken(&mut self) {
+        self.broken = true;
+    }
+
+    fn next_limit(&self) -> u64 {
+        self.generation_limit.saturating_add(GENERATION_STEP)
+    }
+
+    /// Adds a commit with the records that `fill` gives, and makes it durable. `reserve`: with new
+    /// generations.
+    pub fn append_reserving(&mut self, reserve: bool, fill: impl FnOnce(&mut Encoder)) -> io::Result<()> {
+        let limit = if reserve { self.next_limit() } else { self.generation_limit };
+        let mut encoder = Encoder::new(self.sequence);
+        fill(&mut encoder);
+        encoder.commit(self.epoch + 1, limit);
+        let (bytes, sequence) = encoder.finish();
+        if let Err(error) = self.engine.write_at(&self.file, &bytes, self.tail) {
+            // Records that were half written must not be taken for the end of a later commit.
+            self.broken |= self.engine.set_len(&self.file, self.tail).is_err();
+            return Err(error);
+        }
+        if let Err(error) = self.engine.sync(&self.file) {
+            self.broken = true;
+            return Err(error);
+        }
+        self.tail += bytes.len() as u64;
+        (self.sequence, self.epoch, self.generation_limit) = (sequence, self.epoch + 1, limit);
+        Ok(())
+    }
+
+    fn append(&mut self, fill: impl FnOnce(&mut Encoder)) -> io::Result<()> {
+        self.append_reserving(true, fill)
+    }
+
+    /// Replaces the map by one commit with the records that `fill` gives, which are all there are.
+    pub fn checkpoint(&mut self, fill: impl FnOnce(&mut Encoder)) -> io::Result<()> {
+        let header = Header { first_sequence: self.sequence, ..self.header.clone() };
+        let limit = self.next_limit();
+        let mut encoder = Encoder::new(self.sequence);
+        fill(&mut encoder);
+        encoder.commit(self.epoch + 1, limit);
+        let (records, sequence) = encoder.finish();
+        let (new, map) = (self.dir.join("map.new"), self.dir.join("map"));
+        let _ = std::fs::remove_file(&new);
+        let file = open_rw(&new)?;
+        self.engine.write_at(&file, &header.encode(), 0)?;
+        self.engine.write_at(&file, &records, HEADER_BYTES as u64)?;
+        self.engine.sync(&file)?;
+        // From here on nobody knows which of the two a crash leaves, so nothing may fail.
+        let renamed = self.engine.rename(&new, &map).and_then(|()| self.engine.sync_dir(&self.dir_file));
+        if let Err(error) = renamed {
+            self.broken = true;
+            return Err(error);
+        }
+        self.file = Arc::new(file);
+        self.tail = (HEADER_BYTES + records.len()) as u64;
+        (self.sequence, self.epoch, self.generation_limit) = (sequence, self.epoch + 1, limit);
+        Ok(())
+    }
+
+    /// The error for a commit that failed.
+    pub fn error(&self, error: io::Error) -> IoError {
+        let place = self.dir.display();
+        if self.broken {
+            return IoError::with_source(
+                IoErrorKind::Device,
+                format!("the persistent cache {place} cannot be made durable any more: close the volume, check that disk, and open it again"),
+                error,
+            );
+        }
+        IoError::from_os(format!("cannot write the persistent cache {place}; what was flushed before is safe"), error)
+    }
+}
+
+fn check_header(dir: &Path, bytes: &[u8], expected: &Header) -> Result<Header, IoError> {
+    let place = dir.join("map");
+    let place = place.display();
+    let found = Header::decode(bytes).map_err(|fault| match fault {
+        HeaderFault::NotAMap => invalid(format!(
+            "{place} is not the map of a persistent cache; remove {} to begin with an empty cache",
+            dir.display()
+        )),
+        HeaderFault::Version(version) => invalid(format!(
+            "{place} has format version {version}, and this program knows version 1 only: open it with a newer one"
+        )),
+        HeaderFault::Damaged => damaged(dir, 0),
+    })?;
+    if found.base_id != expected.base_id {
+        return Err(invalid(format!(
+            "the persistent cache {} belongs to base {}, and this volume lies over base {}: give the right base, or another name",
+            dir.display(),
+            hex(&found.base_id),
+            hex(&expected.base_id)
+        )));
+    }
+    if found.size_bytes != expected.size_bytes {
+        return Err(invalid(format!(
+            "the persistent cache {} belongs to a base of {} bytes, and this one ({}) has {} bytes",
+            dir.display(),
+            found.size_bytes,
+            hex(&expected.base_id),
+            expected.size_bytes
+        )));
+    }
+    if found.key_check != expected.key_check {
+        return Err(invalid(format!(
+            "the key given is not the one of the persistent cache {}: give the key file it was made with",
+            dir.display()
+        )));
+    }
+    Ok(found)
+}
+
+fn check_records(dir: &Path, bytes: &[u8], first_sequence: u64) -> Result<Scan, IoError> {
+    scan(bytes, first_sequence).map_err(|fault| match fault {
+        ScanFault::NoCommit => damaged(dir, HEADER_BYTES),
+        ScanFault::Damaged(at) => damaged(dir, at),
+    })
+}
+
+/// The error for a map that was changed behind our back.
+pub fn damaged(dir: &Path, at: usize) -> IoError {
+    IoError::new(
+        IoErrorKind::Corrupt,
+        format!(
+            "the map of the persistent cache {} is damaged near byte {at}: check that disk; what was written since cannot be read back, remove the directory to begin with an empty cache",
+            dir.display()
+        ),
+    )
+}

@@ -1,0 +1,466 @@
+//! Memory pressure: when the machine runs short, the caches' limit goes down in steps, and up again later.
+//!
+//! ```text
+//!  tight: limit = 7/8 of what is in use     critical: 3/4     ample for 5 s: limit + 1/8 each second,
+//!  (not again before that is reached)       (every second)    until it is as configured
+//! ```
+//!
+//! Where the kernel offers PSI (`/proc/pressure/memory`), pressure is the time that tasks stood still for
+//! want of memory since the last look. Elsewhere it is how little the cgroup's limit (v2 or v1) and
+//! `MemAvailable` leave. Because a cgroup's limit may be hit without any stall before, hardly anything
+//! left is critical on every machine.
+
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use crate::budget::Budget;
+
+/// Pressure is looked at once in so long, while caches have RAM in use.
+pub const INTERVAL: Duration = Duration::from_secs(1);
+
+/// Looks without pressure before the limit goes up.
+const CALM_LOOKS: u32 = 5;
+
+/// The least that a step changes.
+const STEP_BYTES: u64 = 2 << 20;
+
+/// How short memory is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Level {
+    /// There is enough.
+    Ample,
+    /// Less would be better.
+    Tight,
+    /// Somebody is about to be killed.
+    Critical,
+}
+
+/// Something that knows how short memory is.
+pub trait PressureSource: Send + 'static {
+    /// The level at this moment.
+    fn level(&mut self, now: Instant) -> Level;
+
+    /// What it looks at, for logs.
+    fn name(&self) -> &'static str;
+}
+
+/// A source for hosts that are not to react: never any pressure.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct NoPressure;
+
+impl PressureSource for NoPressure {
+    fn level(&mut self, _now: Instant) -> Level {
+        Level::Ample
+    }
+
+    fn name(&self) -> &'static str {
+        "none"
+    }
+}
+
+/// The state of the monitor, on the host's thread.
+pub(crate) struct Monitor {
+    source: Box<dyn PressureSource>,
+    next: Option<Instant>,
+    calm: u32,
+    bound: Option<u64>,
+    shrinks: u64,
+}
+
+/// What the caches together need to know about, for one look.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Extent {
+    /// The limit never goes below this: what the caches use in any case.
+    pub(crate) least_bytes: u64,
+    /// Sum of the caches' maxima: a higher limit has no effect.
+    pub(crate) most_bytes: u64,
+}
+
+impl Monitor {
+    pub(crate) fn new(source: Box<dyn PressureSource>) -> Self {
+        Self { source, next: None, calm: 0, bound: None, shrinks: 0 }
+    }
+
+    /// How often the limit was lowered.
+    pub(crate) fn shrinks(&self) -> u64 {
+        self.shrinks
+    }
+
+    /// Whether it is time to look.
+    pub(crate) fn is_due(&self, now: Instant) -> bool {
+        self.next.is_none_or(|next| next <= now)
+    }
+
+    /// Looks, where it is time, and moves the limit. Returns when to look next: never while nothing is in use.
+    pub(crate) fn turn(
+        &mut self,
+        budget: &Budget,
+        now: Instant,
+        extent: impl Fn() -> Extent,
+    ) -> Option<Instant> {
+        if budget.used_bytes() == 0 {
+            if self.bound.take().is_some() {
+                budget.set_pressure_bytes(None);
+            }
+            return None;
+        }
+        if !self.is_due(now) {
+            return self.next;
+        }
+        self.next = now.checked_add(INTERVAL);
+        match self.source.level(now) {
+            Level::Ample => self.calm = self.calm.saturating_add(1),
+            level => {
+                self.calm = 0;
+                self.shrink(budget, level, extent().least_bytes);
+            }
+        }
+        if self.calm >= CALM_LOOKS && self.bound.is_some() {
+            self.restore(budget, extent().most_bytes);
+        }
+        self.next
+    }
+
+    fn shrink(&mut self, budget: &Budget, level: Level, least_bytes: u64) {
+        let (limit, used) = (budget.limit_bytes(), budget.used_bytes());
+        let under_way = self.bound.is_some() && used > limit;
+        if under_way && level < Level::Critical {
+            return;
+        }
+        let from = limit.min(used);
+        let part = if level == Level::Critical { from / 4 } else { from / 8 };
+        let to = (from - part).max(least_bytes);
+        if to.saturating_add(STEP_BYTES) > limit {
+            return;
+        }
+        self.bound = Some(to);
+        self.shrinks += 1;
+        budget.set_pressure_bytes(self.bound);
+        tracing::warn!(
+            source = self.source.name(),
+            ?level,
+            limit_bytes = to,
+            used_bytes = used,
+            "memory is short on this machine; the write caches give some back"
+        );
+    }
+
+    fn restore(&mut self, budget: &Budget, most_bytes: u64) {
+        let Some(bound) = self.bound else { return };
+        let wider = bound.saturating_add((bound / 8).max(STEP_BYTES));
+        self.bound = (wider < budget.configured_bytes().min(most_bytes)).then_some(wider);
+        budget.set_pressure_bytes(self.bound);
+        if self.bound.is_none() {
+            tracing::info!("memory is no longer short; the write caches have their whole limit again");
+        }
+    }
+}
+
+/// The machine's own sources.
+pub struct SystemPressure {
+    root: PathBuf,
+    last: Option<(Stalls, Instant)>,
+    has_psi: bool,
+}
+
+/// Microseconds that tasks stood still, since the machine was started.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Stalls {
+    some_us: u64,
+    full_us: u64,
+}
+
+/// What is left of a limit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Left {
+    free: u64,
+    limit: u64,
+}
+
+/// Some task stood still for a tenth of the time.
+const TIGHT_SOME_PERCENT: u64 = 10;
+
+/// All tasks did so for a tenth of the time.
+const CRITICAL_FULL_PERCENT: u64 = 10;
+
+/// Less than this part of a limit is left.
+const TIGHT_DIVISOR: u64 = 16;
+
+/// Less than this part.
+const CRITICAL_DIVISOR: u64 = 50;
+
+impl SystemPressure {
+    /// The sources of this machine.
+    pub fn new() -> Self {
+        Self::under(Path::new("/"))
+    }
+
+    /// The sources in the files of another root directory.
+    pub fn under(root: &Path) -> Self {
+        let has_psi = read_stalls(root).is_some();
+        Self { root: root.to_path_buf(), last: None, has_psi }
+    }
+
+    fn stalled(&mut self, now: Instant) -> Level {
+        let Some(stalls) = read_stalls(&self.root) else { return Level::Ample };
+        let before = self.last.replace((stalls, now));
+        let Some((before, then)) = before else { return Level::Ample };
+        let elapsed_us = u64::try_from(now.saturating_duration_since(then).as_micros()).unwrap_or(u64::MAX);
+        let reached = |now_us: u64, before_us: u64, percent: u64| {
+            let stalled = now_us.saturating_sub(before_us).saturating_mul(100);
+            stalled > 0 && stalled >= elapsed_us.saturating_mul(percent)
+        };
+        if reached(stalls.full_us, before.full_us, CRITICAL_FULL_PERCENT) {
+            Level::Critical
+        } else if reached(stalls.some_us, before.some_us, TIGHT_SOME_PERCENT) {
+            Level::Tight
+        } else {
+            Level::Ample
+        }
+    }
+
+    fn left(&self) -> Level {
+        let all = cgroup_left(&self.root).into_iter().chain(machine_left(&self.root));
+        all.map(|left| {
+            if left.free < left.limit / CRITICAL_DIVISOR {
+                Level::Critical
+            } else if left.free < left.limit / TIGHT_DIVISOR {
+                Level::Tight
+            } else {
+                Level::Ample
+            }
+        })
+        .max()
+        .unwrap_or(Level::Ample)
+    }
+}
+
+impl Default for SystemPressure {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl PressureSource for SystemPressure {
+    fn level(&mut self, now: Instant) -> Level {
+        let left = self.left();
+        if !self.has_psi || left == Level::Critical {
+            return left;
+        }
+        self.stalled(now)
+    }
+
+    fn name(&self) -> &'static str {
+        if self.has_psi { "PSI" } else { "cgroup limit and MemAvailable" }
+    }
+}
+
+fn read(path: &Path) -> Option<String> {
+    std::fs::read_to_string(path).ok()
+}
+
+fn read_number(path: &Path) -> Option<u64> {
+    read(path)?.trim().parse().ok()
+}
+
+/// The value of `key` in a file of lines "key value".
+fn field(text: &str, key: &str) -> Option<u64> {
+    let line = text.lines().find_map(|line| line.strip_prefix(key))?;
+    line.split_whitespace().next()?.parse().ok()
+}
+
+fn read_stalls(root: &Path) -> Option<Stalls> {
+    let text = read(&root.join("proc/pressure/memory"))?;
+    let total = |kind: &str| {
+        let line = text.lines().find(|line| line.starts_with(kind))?;
+        line.split("total=").nth(1)?.trim().parse().ok()
+    };
+    Some(Stalls { some_us: total("some ")?, full_us: total("full ").unwrap_or(0) })
+}
+
+fn machine_left(root: &Path) -> Option<Left> {
+    let text = read(&root.join("proc/meminfo"))?;
+    let kib = |key: &str| field(&text, key).map(|kib| kib.saturating_mul(1024));
+    Some(Left { free: kib("MemAvailable:")?, limit: kib("MemTotal:")? })
+}
+
+/// What the limits of this process's cgroup and of those above it leave, the tightest first.
+fn cgroup_left(root: &Path) -> Option<Left> {
+    let text = read(&root.join("proc/self/cgroup"))?;
+    let lefts = text.lines().filter_map(|line| {
+        let mut parts = line.splitn(3, ':').skip(1);
+        let (controllers, group) = (parts.next()?, parts.next()?.trim_start_matches('/'));
+        if controllers.is_empty() {
+            let files = ["memory.max", "memory.current", "inactive_file "];
+            return tightest(&root.join("sys/fs/cgroup"), group, files);
+        }
+        let files = ["memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file "];
+        let is_memory = controllers.split(',').any(|name| name == "memory");
+        is_memory.then(|| tightest(&root.join("sys/fs/cgroup/memory"), group, files)).flatten()
+    });
+    lefts.min_by_key(Left::per_mille)
+}
+
+/// From the group up to the mount: the tightest limit. A container sees its own group at the mount.
+fn tightest(mount: &Path, group: &str, files: [&str; 3]) -> Option<Left> {
+    let groups = Path::new(group).ancestors().map(|part| mount.join(part));
+    groups.filter_map(|dir| left_in(&dir, files)).min_by_key(Left::per_mille)
+}
+
+fn left_in(dir: &Path, [limit, usage, cache]: [&str; 3]) -> Option<Left> {
+    // "max" is no number, and so no limit; v1 says a number near 2^63 instead.
+    let limit = read_number(&dir.join(limit)).filter(|limit| *limit < 1 << 60 && *limit > 0)?;
+    let usage = read_number(&dir.join(usage))?;
+    let given_back = read(&dir.join("memory.stat")).and_then(|text| field(&text, cache)).unwrap_or(0);
+    Some(Left { free: limit.saturating_sub(usage.saturating_sub(given_back)), limit })
+}
+
+impl Left {
+    fn per_mille(&self) -> u128 {
+        u128::from(self.free) * 1000 / u128::from(self.limit.max(1))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MIB: u64 = 1 << 20;
+
+    struct Script(Vec<Level>);
+
+    impl PressureSource for Script {
+        fn level(&mut self, _now: Instant) -> Level {
+            if self.0.is_empty() { Level::Ample } else { self.0.remove(0) }
+        }
+
+        fn name(&self) -> &'static str {
+            "script"
+        }
+    }
+
+    fn look(monitor: &mut Monitor, budget: &Budget, now: Instant) -> Option<Instant> {
+        monitor.turn(budget, now, || Extent { least_bytes: 20 * MIB, most_bytes: 200 * MIB })
+    }
+
+    #[test]
+    fn the_limit_goes_down_in_steps_and_up_again() {
+        let budget = Budget::new(u64::MAX);
+        let levels = vec![Level::Tight, Level::Tight, Level::Critical];
+        let mut monitor = Monitor::new(Box::new(Script(levels)));
+        let start = Instant::now();
+        let at = |second: u64| start + Duration::from_secs(second);
+        assert_eq!(look(&mut monitor, &budget, at(0)), None, "nothing in use, nothing to look at");
+        budget.add(160 * MIB);
+        assert_eq!(look(&mut monitor, &budget, at(0)), Some(at(1)));
+        assert_eq!(budget.limit_bytes(), 140 * MIB);
+        // The caches are not there yet, so no further step; and no look before its time.
+        assert_eq!(look(&mut monitor, &budget, at(0)), Some(at(1)));
+        look(&mut monitor, &budget, at(1));
+        assert_eq!((budget.limit_bytes(), monitor.shrinks()), (140 * MIB, 1));
+        look(&mut monitor, &budget, at(2));
+        assert_eq!((budget.limit_bytes(), monitor.shrinks()), (105 * MIB, 2));
+        budget.give(60 * MIB);
+        for second in 3..7 {
+            look(&mut monitor, &budget, at(second));
+            assert_eq!(budget.limit_bytes(), 105 * MIB);
+        }
+        look(&mut monitor, &budget, at(7));
+        assert!(budget.limit_bytes() > 115 * MIB);
+        for second in 8..30 {
+            look(&mut monitor, &budget, at(second));
+        }
+        assert_eq!(budget.limit_bytes(), u64::MAX);
+    }
+
+    #[test]
+    fn the_limit_never_goes_below_what_always_goes() {
+        let budget = Budget::new(u64::MAX);
+        budget.add(24 * MIB);
+        let mut monitor = Monitor::new(Box::new(Script(vec![Level::Critical; 20])));
+        let start = Instant::now();
+        for second in 0..20 {
+            look(&mut monitor, &budget, start + Duration::from_secs(second));
+        }
+        assert_eq!((budget.limit_bytes(), monitor.shrinks()), (20 * MIB, 1));
+    }
+
+    fn machine(files: &[(&str, &str)]) -> tempfile::TempDir {
+        let root = tempfile::tempdir().unwrap();
+        for (path, text) in files {
+            let path = root.path().join(path);
+            std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+            std::fs::write(path, text).unwrap();
+        }
+        root
+    }
+
+    fn level(files: &[(&str, &str)]) -> Level {
+        SystemPressure::under(machine(files).path()).level(Instant::now())
+    }
+
+    #[test]
+    fn stalls_since_the_last_look_count() {
+        let psi = |some: u64, full: u64| {
+            format!(
+                "some avg10=90.00 avg60=0 avg300=0 total={some}\nfull avg10=90.00 avg60=0 avg300=0 total={full}\n"
+            )
+        };
+        let root = machine(&[("proc/pressure/memory", &psi(5_000_000, 5_000_000))]);
+        let mut source = SystemPressure::under(root.path());
+        assert_eq!(source.name(), "PSI");
+        let start = Instant::now();
+        let mut look = |second: u64, some, full| {
+            std::fs::write(root.path().join("proc/pressure/memory"), psi(some, full)).unwrap();
+            source.level(start + Duration::from_secs(second))
+        };
+        assert_eq!(look(0, 5_000_000, 5_000_000), Level::Ample);
+        assert_eq!(look(1, 5_050_000, 5_000_000), Level::Ample);
+        assert_eq!(look(2, 5_200_000, 5_050_000), Level::Tight);
+        assert_eq!(look(3, 5_500_000, 5_300_000), Level::Critical);
+        assert_eq!(look(4, 5_500_000, 5_300_000), Level::Ample);
+    }
+
+    #[test]
+    fn without_psi_the_cgroup_and_the_machine_count() {
+        let meminfo =
+            |available: u64| format!("MemTotal: 1000000 kB\nMemFree: 1 kB\nMemAvailable: {available} kB\n");
+        assert_eq!(level(&[("proc/meminfo", &meminfo(500_000))]), Level::Ample);
+        assert_eq!(level(&[("proc/meminfo", &meminfo(50_000))]), Level::Tight);
+        assert_eq!(level(&[("proc/meminfo", &meminfo(10_000))]), Level::Critical);
+        let v2 = |current: &str| {
+            level(&[
+                ("proc/meminfo", &meminfo(900_000)),
+                ("proc/self/cgroup", "0::/outer/inner\n"),
+                ("sys/fs/cgroup/outer/memory.max", "1000000000\n"),
+                ("sys/fs/cgroup/outer/memory.current", current),
+                ("sys/fs/cgroup/outer/memory.stat", "anon 5\ninactive_file 200000000\n"),
+                ("sys/fs/cgroup/outer/inner/memory.max", "max\n"),
+                ("sys/fs/cgroup/outer/inner/memory.current", current),
+            ])
+        };
+        assert_eq!(v2("990000000\n"), Level::Ample);
+        assert_eq!(v2("1160000000\n"), Level::Tight);
+        assert_eq!(v2("1190000000\n"), Level::Critical);
+        let v1 = |usage: &str| {
+            level(&[
+                ("proc/self/cgroup", "5:cpu,cpuacct:/x\n4:memory:/gone\n"),
+                ("sys/fs/cgroup/memory/memory.limit_in_bytes", "1000000000\n"),
+                ("sys/fs/cgroup/memory/memory.usage_in_bytes", usage),
+                ("sys/fs/cgroup/memory/memory.stat", "cache 9\ntotal_inactive_file 0\n"),
+            ])
+        };
+        assert_eq!(v1("500000000\n"), Level::Ample);
+        assert_eq!(v1("990000000\n"), Level::Critical);
+        assert_eq!(level(&[]), Level::Ample);
+    }
+
+    #[test]
+    fn hardly_anything_left_is_critical_with_psi_too() {
+        let files = [
+            ("proc/pressure/memory", "some avg10=0 avg60=0 avg300=0 total=0\n"),
+            ("proc/meminfo", "MemTotal: 1000000 kB\nMemAvailable: 10000 kB\n"),
+        ];
+        assert_eq!(level(&files), Level::Critical);
+    }
+}
