@@ -15,12 +15,11 @@
 //!   block that was changed on disk is reported, alone, as `Corrupt`.
 //! - RAM in use, index and buffers included, stays within `ram_bytes`, and that of all caches within the
 //!   host's limit, which is shared by weight ([`budget`]) and lowered under memory pressure ([`pressure`]).
-//!   Only four segments (8 MiB) of each cache
-//!   are always allowed beside an index that has outgrown the limit.
+//!   Only four segments (8 MiB) of each cache are always allowed beside an index that has outgrown either.
 //!
 //! # Limits
 //! - Volumes up to 16 TiB; 2^23 - 1 segments of 2 MiB; at least 16 MiB of RAM a cache.
-//! - Three staging buffers (6 MiB) for all caches of a host; 64 blocks in one overflow read.
+//! - Three staging buffers (6 MiB) for all caches of a host, which bear them in equal parts; 64 blocks in one overflow read.
 //!
 //! # Errors
 //! [`headwater_block::IoError`]: `NoSpace`, `Corrupt`, `Device`, `Closed`.
