@@ -5,6 +5,7 @@
 //! dropped. After a time-out the connection is given up, and the next call makes a new one.
 
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use base64::Engine;
@@ -27,6 +28,15 @@ const POLL_LONGEST: Duration = Duration::from_millis(500);
 
 /// The longest stale data that is skipped while synchronising, in bytes.
 const MAX_STALE_BYTES: u64 = 64 << 20;
+
+/// The longest answer that is accepted, in bytes. The agent gives 16 MiB each of a command's standard output
+/// and standard error, in base64 and in one line: 43 MiB.
+const MAX_ANSWER_BYTES: usize = 48 << 20;
+
+/// Numbers for `guest-sync-delimited`, each used once in this process. After a time-out the port may hold
+/// answers to several syncs of connections that were given up; a number that they shared would let the first of
+/// them pass for the answer to the last, and all later answers would belong to the question before.
+static NEXT_SYNC: AtomicU64 = AtomicU64::new(0x6865_6164);
 
 const PEER: &str = "the guest agent";
 
@@ -168,10 +178,8 @@ impl Connection {
 
     /// `0xFF` resets the agent's parser, and the agent puts one before its answer.
     async fn synchronise(&mut self, socket: &Path) -> Result<()> {
-        // A connection is used by one caller and each has its own first answer, so a fixed number will
-        // do to recognise it, together with the marker.
-        const ID: u64 = 0x6865_6164;
-        let request = json!({ "execute": "guest-sync-delimited", "arguments": { "id": ID } });
+        let id = NEXT_SYNC.fetch_add(1, Ordering::Relaxed);
+        let request = json!({ "execute": "guest-sync-delimited", "arguments": { "id": id } });
         let mut bytes = vec![0xFF];
         bytes.extend_from_slice(request.to_string().as_bytes());
         bytes.push(b'\n');
@@ -190,7 +198,7 @@ impl Connection {
                 return Err(Error::Gone("the guest agent's port was closed".into()));
             }
             let answer = self.read(socket).await?;
-            if answer.get("return").and_then(Value::as_u64) == Some(ID) {
+            if answer.get("return").and_then(Value::as_u64) == Some(id) {
                 return Ok(());
             }
         }
@@ -207,7 +215,7 @@ impl Connection {
     }
 
     async fn read(&mut self, socket: &Path) -> Result<Value> {
-        read_message(&mut self.stream)
+        read_message(&mut self.stream, MAX_ANSWER_BYTES)
             .await
             .map_err(Error::io("read from the guest agent's socket", socket))?
             .ok_or_else(|| Error::Gone("the guest agent's port was closed".into()))
@@ -255,21 +263,91 @@ mod tests {
     use super::*;
     use tokio::net::UnixListener;
 
-    /// Plays an agent that first sends what an earlier conversation left behind.
-    async fn play(listener: UnixListener, answers: Vec<&'static str>) {
+    /// Takes a connection and its sync, and gives the number that it asks for.
+    async fn accept(listener: &UnixListener) -> (BufReader<UnixStream>, u64) {
         let (stream, _) = listener.accept().await.unwrap();
         let mut stream = BufReader::new(stream);
-        stream.write_all(b"{\"return\": {\"stale\": 1}}\n{\"ret").await.unwrap();
         let mut sync = Vec::new();
         stream.read_until(b'\n', &mut sync).await.unwrap();
         assert_eq!(sync.first(), Some(&0xFF));
-        stream.write_all(b"\xFF{\"return\": 1751474532}\n").await.unwrap();
+        let sync: Value = serde_json::from_slice(&sync[1..]).unwrap();
+        let id = sync["arguments"]["id"].as_u64().unwrap();
+        (stream, id)
+    }
+
+    fn answer_to_sync(id: u64) -> Vec<u8> {
+        let mut bytes = vec![0xFF];
+        bytes.extend_from_slice(json!({ "return": id }).to_string().as_bytes());
+        bytes.push(b'\n');
+        bytes
+    }
+
+    async fn answer(stream: &mut BufReader<UnixStream>, answers: &[&str]) {
         for answer in answers {
             let mut line = String::new();
             stream.read_line(&mut line).await.unwrap();
             stream.write_all(answer.as_bytes()).await.unwrap();
             stream.write_all(b"\n").await.unwrap();
         }
+    }
+
+    /// Plays an agent that first sends what an earlier conversation left behind.
+    async fn play(listener: UnixListener, answers: Vec<&'static str>) {
+        let (mut stream, id) = accept(&listener).await;
+        stream.write_all(b"{\"return\": {\"stale\": 1}}\n{\"ret").await.unwrap();
+        stream.write_all(&answer_to_sync(id)).await.unwrap();
+        answer(&mut stream, &answers).await;
+    }
+
+    fn command(program: &str) -> Exec {
+        let command = vec![program.to_owned(), "x".to_owned()];
+        Exec { command, input: b"in".to_vec(), timeout: Duration::from_secs(60) }
+    }
+
+    #[tokio::test]
+    async fn all_output_that_the_agent_gives_arrives() {
+        let dir = tempfile::tempdir().unwrap();
+        let socket = dir.path().join("agent.sock");
+        let listener = UnixListener::bind(&socket).unwrap();
+        let full: Vec<u8> = (0..16_u32 << 20).map(|at| (at % 251) as u8).collect();
+        let text = BASE64.encode(&full);
+        let player = tokio::spawn(async move {
+            let (mut stream, id) = accept(&listener).await;
+            stream.write_all(&answer_to_sync(id)).await.unwrap();
+            let status = json!({ "return": { "exited": true, "exitcode": 0, "out-data": text, "err-data": text } });
+            answer(&mut stream, &[r#"{"return": {"pid": 7}}"#, &status.to_string()]).await;
+        });
+        let done = Agent::new(&socket).exec(&command("cat")).await.unwrap();
+        assert!(done.stdout == full && done.stderr == full);
+        player.await.unwrap();
+    }
+
+    #[tokio::test]
+    async fn answers_to_the_syncs_of_earlier_connections_are_stale() {
+        let dir = tempfile::tempdir().unwrap();
+        let socket = dir.path().join("agent.sock");
+        let listener = UnixListener::bind(&socket).unwrap();
+        let player = tokio::spawn(async move {
+            // A guest that boots: the pings time out, and their syncs stay in the port.
+            let mut stale = Vec::new();
+            for _ in 0..2 {
+                let (stream, id) = accept(&listener).await;
+                stale.push(id);
+                drop(stream);
+            }
+            let (mut stream, id) = accept(&listener).await;
+            for id in stale.into_iter().chain([id]) {
+                stream.write_all(&answer_to_sync(id)).await.unwrap();
+            }
+            let ended = r#"{"return": {"exited": true, "exitcode": 3}}"#;
+            answer(&mut stream, &[r#"{"return": {"pid": 7}}"#, ended]).await;
+        });
+        let agent = Agent::new(&socket);
+        for _ in 0..2 {
+            agent.ping(Duration::from_secs(60)).await.unwrap_err();
+        }
+        assert_eq!(agent.exec(&command("true")).await.unwrap().exit_code, 3);
+        player.await.unwrap();
     }
 
     #[tokio::test]
@@ -287,15 +365,10 @@ mod tests {
             ],
         ));
         let agent = Agent::new(&socket);
-        let exec = |program: &str| Exec {
-            command: vec![program.to_owned(), "x".to_owned()],
-            input: b"in".to_vec(),
-            timeout: Duration::from_secs(60),
-        };
-        let done = agent.exec(&exec("true")).await.unwrap();
+        let done = agent.exec(&command("true")).await.unwrap();
         let want = ExecOutput { exit_code: 137, stdout: b"hi".to_vec(), stderr: Vec::new(), truncated: true };
         assert_eq!(done, want);
-        let error = agent.exec(&exec("nothing")).await.unwrap_err();
+        let error = agent.exec(&command("nothing")).await.unwrap_err();
         assert!(error.to_string().contains("no such file"), "{error}");
         player.await.unwrap();
     }

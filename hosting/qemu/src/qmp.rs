@@ -21,7 +21,7 @@ use crate::error::{Error, Result};
 /// Events kept for a slow receiver.
 pub const EVENT_BACKLOG: usize = 64;
 
-/// The longest message that is accepted, in bytes.
+/// The longest message that is accepted from a monitor, in bytes.
 const MAX_MESSAGE_BYTES: usize = 4 << 20;
 
 /// How long QEMU may take to answer a command.
@@ -58,7 +58,7 @@ impl Qmp {
             UnixStream::connect(socket).await.map_err(Error::io("connect to the monitor socket", socket))?;
         let (read, write) = stream.into_split();
         let mut read = BufReader::new(read);
-        let greeting = tokio::time::timeout(COMMAND_TIMEOUT, read_message(&mut read))
+        let greeting = tokio::time::timeout(COMMAND_TIMEOUT, read_message(&mut read, MAX_MESSAGE_BYTES))
             .await
             .map_err(|_| Error::Timeout {
                 what: "greeting of QEMU's monitor".into(),
@@ -142,7 +142,7 @@ async fn dispatch(
     events: broadcast::Sender<Event>,
 ) {
     loop {
-        let mut message = match read_message(&mut read).await {
+        let mut message = match read_message(&mut read, MAX_MESSAGE_BYTES).await {
             Ok(Some(message)) => message,
             Ok(None) => break,
             Err(error) => {
@@ -167,8 +167,11 @@ async fn dispatch(
     waiting.lock().unwrap_or_else(PoisonError::into_inner).take();
 }
 
-/// Reads one line and parses it; `None` at the end of the stream.
-pub(crate) async fn read_message(read: &mut (impl AsyncBufRead + Unpin)) -> std::io::Result<Option<Value>> {
+/// Reads one line of at most `max_bytes` and parses it; `None` at the end of the stream.
+pub(crate) async fn read_message(
+    read: &mut (impl AsyncBufRead + Unpin),
+    max_bytes: usize,
+) -> std::io::Result<Option<Value>> {
     let mut line = Vec::new();
     loop {
         let available = read.fill_buf().await?;
@@ -181,8 +184,8 @@ pub(crate) async fn read_message(read: &mut (impl AsyncBufRead + Unpin)) -> std:
         };
         line.extend_from_slice(available.get(..part).unwrap_or(available));
         read.consume(part);
-        if line.len() > MAX_MESSAGE_BYTES {
-            return Err(std::io::Error::other(format!("message longer than {MAX_MESSAGE_BYTES} bytes")));
+        if line.len() > max_bytes {
+            return Err(std::io::Error::other(format!("message longer than {max_bytes} bytes")));
         }
         if ended && line.iter().any(|byte| !byte.is_ascii_whitespace()) {
             return serde_json::from_slice(&line).map(Some).map_err(std::io::Error::other);

@@ -31,6 +31,9 @@ const PING_PATIENCE: Duration = Duration::from_secs(5);
 /// Pause between two pings.
 const PING_PAUSE: Duration = Duration::from_millis(500);
 
+/// How often a machine's disk errors are logged. A guest retries a bad block for ever.
+const DISK_ERROR_INTERVAL: Duration = Duration::from_secs(10);
+
 /// Lines of QEMU's output that are kept with the exit.
 const LAST_LINES: usize = 20;
 
@@ -75,6 +78,27 @@ pub(crate) struct Supervisor {
     /// Why the guest stopped, as QEMU's `SHUTDOWN` event said.
     shutdown_reason: Option<String>,
     retry_at: Option<Instant>,
+    disk_errors: DiskErrors,
+}
+
+/// Counts disk errors, so that one line stands for many.
+#[derive(Debug, Default)]
+struct DiskErrors {
+    /// Since the last line.
+    unsaid: u64,
+    said_at: Option<Instant>,
+}
+
+impl DiskErrors {
+    /// Counts one. Returns how many a line now stands for, where it is time for one.
+    fn count(&mut self, now: Instant) -> Option<u64> {
+        self.unsaid += 1;
+        let due = self.said_at.is_none_or(|at| now.saturating_duration_since(at) >= DISK_ERROR_INTERVAL);
+        due.then(|| {
+            self.said_at = Some(now);
+            std::mem::take(&mut self.unsaid)
+        })
+    }
 }
 
 impl Supervisor {
@@ -96,6 +120,7 @@ impl Supervisor {
             asked_to_end: false,
             shutdown_reason: None,
             retry_at: None,
+            disk_errors: DiskErrors::default(),
         };
         tokio::spawn(supervisor.run(parts.child, parts.orders, events));
         receiver
@@ -154,12 +179,15 @@ impl Supervisor {
                 self.state.send_if_modified(|state| !std::mem::replace(&mut state.out_of_space, true));
             }
             "BLOCK_IO_ERROR" => {
-                tracing::warn!(
-                    machine = self.name,
-                    operation = text("operation"),
-                    reason = text("reason"),
-                    "disk error"
-                );
+                if let Some(errors) = self.disk_errors.count(Instant::now()) {
+                    tracing::warn!(
+                        machine = self.name,
+                        operation = text("operation"),
+                        reason = text("reason"),
+                        errors,
+                        "disk error"
+                    );
+                }
             }
             _ => {}
         }
@@ -253,6 +281,9 @@ impl Supervisor {
             status: status.map_or_else(|error| format!("unknown: {error}"), |status| status.to_string()),
             last_output: last_lines(&self.files.qemu_log()),
         };
+        if self.disk_errors.unsaid > 0 {
+            tracing::warn!(machine = self.name, errors = self.disk_errors.unsaid, "more disk errors until its end");
+        }
         if reason == ExitReason::Crashed {
             tracing::error!(machine = self.name, %exit, "a machine crashed");
         } else {
@@ -329,6 +360,16 @@ mod tests {
         assert_eq!(exit_reason(false, true, false, None), Crashed);
         assert_eq!(exit_reason(true, false, false, Some("host-signal")), Crashed);
         assert_eq!(exit_reason(true, false, false, None), Crashed);
+    }
+
+    #[test]
+    fn one_line_stands_for_many_disk_errors() {
+        let start = Instant::now();
+        let mut errors = DiskErrors::default();
+        assert_eq!(errors.count(start), Some(1));
+        let said = (1..25_000).filter_map(|ms| errors.count(start + Duration::from_millis(ms)));
+        assert_eq!(said.collect::<Vec<_>>(), [10_000, 10_000]);
+        assert_eq!(errors.unsaid, 4_999);
     }
 
     #[test]
