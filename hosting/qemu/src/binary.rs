@@ -14,7 +14,7 @@ pub fn find() -> Result<PathBuf> {
     find_in(QEMU, &std::env::var_os("PATH").unwrap_or_default())
 }
 
-fn find_in(binary: &str, path: &OsStr) -> Result<PathBuf> {
+pub(crate) fn find_in(binary: &str, path: &OsStr) -> Result<PathBuf> {
     std::env::split_paths(path)
         .map(|dir| dir.join(binary))
         .find(|file| is_executable(file))

@@ -17,13 +17,14 @@ use std::time::Duration;
 
 use serde::Serialize;
 use serde_json::json;
-use tokio::process::{Child, Command};
+use tokio::process::Child;
 use tokio::sync::{mpsc, watch};
 use tokio::time::Instant;
 
 use crate::agent::Agent;
 use crate::binary;
 use crate::error::{Error, Result};
+use crate::launch;
 use crate::orphan;
 use crate::probe;
 use crate::process::ProcessId;
@@ -159,7 +160,7 @@ impl Guest {
         let files = spec.files();
         prepare(&files)?;
         let started = Instant::now();
-        let mut child = spawn(&qemu, spec, sandbox, &files)?;
+        let mut child = spawn(&qemu, spec, sandbox, &files).await?;
         // Between here and the return, dropping `child` kills QEMU.
         let outcome = Self::finish_start(spec, &mut child, &files).await;
         let (process, monitor) = match outcome {
@@ -318,23 +319,23 @@ fn prepare(files: &RunFiles) -> Result<()> {
     Ok(())
 }
 
-fn spawn(qemu: &Path, spec: &GuestSpec, sandbox: bool, files: &RunFiles) -> Result<Child> {
+async fn spawn(qemu: &Path, spec: &GuestSpec, sandbox: bool, files: &RunFiles) -> Result<Child> {
     let log_path = files.qemu_log();
     let log = std::fs::File::options()
         .append(true)
         .open(&log_path)
         .map_err(Error::io("open the log", &log_path))?;
     let stdout = log.try_clone().map_err(Error::io("open the log", &log_path))?;
-    Command::new(qemu)
+    let mut command = launch::command(qemu).await;
+    command
         .args(spec.arguments(sandbox))
         .stdin(Stdio::null())
         .stdout(stdout)
         .stderr(log)
         // Not in the terminal's process group: Ctrl-C is for us, and we stop the machine in order.
         .process_group(0)
-        .kill_on_drop(true)
-        .spawn()
-        .map_err(Error::io("run", qemu))
+        .kill_on_drop(true);
+    launch::spawn(command).await.map_err(Error::io("run", qemu))
 }
 
 /// Connects to the monitor as soon as QEMU has opened it.

@@ -15,6 +15,7 @@
 //! - [`Guest::start`] leaves nothing running when it fails, and says what QEMU said.
 //! - An end of QEMU that nobody asked for is [`ExitReason::Crashed`], with QEMU's last lines.
 //! - A write that finds no room on the disk pauses the machine, which tries again until there is some.
+//! - QEMU ends with the process that started it, even if that is killed, where the host has util-linux.
 //! - [`sweep_orphans`] ends the QEMU processes of a daemon that was killed, and no others.
 //!
 //! # Limits
@@ -38,6 +39,7 @@ mod console_log;
 pub mod error;
 pub mod guest;
 mod host_memory;
+mod launch;
 pub mod orphan;
 pub mod probe;
 mod process;

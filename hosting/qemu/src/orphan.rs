@@ -1,4 +1,4 @@
-//! QEMU processes that outlived the daemon that started them.
+//! QEMU processes that outlived the daemon that started them: those that `launch` could not tie to it.
 //!
 //! An orphan is known by its pid file (process number and start time) and by its command line, which
 //! holds the path of its monitor socket in the run directory. A process for which either does not fit is

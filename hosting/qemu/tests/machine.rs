@@ -190,6 +190,19 @@ async fn a_crash_of_qemu_is_noticed() {
     assert!(!guest.files().pid_file().exists());
 }
 
+/// The kernel takes the thread that launched a process for its parent.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_machine_outlives_the_thread_that_asked_for_it() {
+    let setup = Setup::new(LOGIN);
+    let spec = setup.spec("thread");
+    let runtime = tokio::runtime::Handle::current();
+    let start = std::thread::spawn(move || runtime.block_on(Guest::start(&spec)));
+    let guest = tokio::task::spawn_blocking(|| start.join().unwrap()).await.unwrap().unwrap();
+    guest.wait_booted(PATIENCE).await.unwrap();
+    assert!(guest.status().await.unwrap().running);
+    guest.kill().await.unwrap();
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_start_that_fails_says_why_and_leaves_nothing_running() {
     let setup = Setup::new(LOGIN);
