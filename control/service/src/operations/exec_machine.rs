@@ -10,6 +10,7 @@ use headwater_api::{ExecRequest, ExecResult, Problem, ProblemKind};
 
 use crate::Service;
 use crate::answer::{Explain, Failure};
+use crate::backend::Vm;
 use crate::extract::{Actor, Body, Name};
 use crate::life::LifeError;
 
@@ -17,15 +18,23 @@ use crate::life::LifeError;
 enum Error {
     #[error("cannot run a command in machine '{0}': no command was given")]
     Empty(String),
+    #[error("cannot run a command in machine '{machine}': it is not up after {waited_s} s")]
+    NotUp { machine: String, waited_s: u64 },
+    #[error("cannot run a command in machine '{0}': it ended before it was up")]
+    Ended(String),
 }
 
 impl Explain for Error {
     fn kind(&self) -> ProblemKind {
-        ProblemKind::Invalid
+        match self {
+            Self::Empty(_) => ProblemKind::Invalid,
+            Self::NotUp { .. } => ProblemKind::Failed,
+            Self::Ended(_) => ProblemKind::Conflict,
+        }
     }
 }
 
-/// Runs a command in the guest through its agent and waits for it. A command that fails is a result with its
+/// Runs a command in the guest through its agent and waits for it, first until the guest is up where it still boots. A command that fails is a result with its
 /// exit code, not a failed request.
 #[utoipa::path(
     post,
@@ -36,7 +45,7 @@ impl Explain for Error {
     responses(
         (status = 200, body = ExecResult),
         (status = 404, description = "No such machine", body = Problem),
-        (status = 409, description = "It is off", body = Problem),
+        (status = 409, description = "It is off, or ends meanwhile", body = Problem),
         (status = 500, description = "The guest agent does not answer", body = Problem),
     ),
 )]
@@ -60,9 +69,11 @@ pub(super) async fn exec_machine(
     let mut repo = service.db().write().await?;
     repo.events().append(event).await?;
     repo.save().await?;
+    let timeout = Duration::from_millis(request.timeout_ms);
+    wait_until_up(&*active.vm, &name, timeout).await?;
     let output = active
         .vm
-        .exec(&request.argv, Duration::from_millis(request.timeout_ms))
+        .exec(&request.argv, timeout)
         .await
         .map_err(LifeError::backend("run a command in", &name))?;
     Ok(Json(ExecResult {
@@ -71,4 +82,16 @@ pub(super) async fn exec_machine(
         stderr_base64: STANDARD.encode(output.stderr),
         truncated: output.truncated,
     }))
+}
+
+/// A guest that still boots has not applied its identity: no command is to find it half made.
+async fn wait_until_up(vm: &dyn Vm, name: &str, limit: Duration) -> Result<(), Error> {
+    tokio::select! {
+        biased;
+        () = vm.booted() => Ok(()),
+        _ = vm.exited() => Err(Error::Ended(name.to_owned())),
+        () = tokio::time::sleep(limit) => {
+            Err(Error::NotUp { machine: name.to_owned(), waited_s: limit.as_secs() })
+        }
+    }
 }

@@ -1,0 +1,125 @@
+//! End to end with real guests: two Debian machines on one image, through the real daemon and QEMU, under
+//! whatever acceleration this host has.
+//!
+//! One test, because booting is what costs: both machines boot at once, one writes more than its RAM holds, the
+//! other does not notice; a reset, a daemon that is killed, and a fresh start.
+
+mod support;
+
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+use support::{Daemon, is_alive, wait_until};
+
+/// How much of random data is written; the write cache has 64 MiB of RAM.
+const FILE_MB: u64 = 100;
+
+/// The machine's cache in RAM.
+const RAM_BYTES: u64 = 64 << 20;
+
+/// Takes its time and leaves its mark: who runs a command in the guest is to find it.
+const USER_DATA: &str = "#!/bin/sh\nsleep 3\nhostname >/var/tmp/applied\n";
+
+/// The Debian guest, built unless it is there.
+fn guest() -> String {
+    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../guest/build");
+    let output = Command::new(&script).stdin(Stdio::null()).stderr(Stdio::inherit()).output();
+    let output = output.unwrap_or_else(|e| panic!("cannot run {}: {e}", script.display()));
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert!(output.status.success(), "{} failed; its messages are above", script.display());
+    text.lines().last().expect("it prints the image's path").to_owned()
+}
+
+/// Runs a script in a guest and returns what it printed.
+fn sh(daemon: &Daemon, machine: &str, script: &str) -> String {
+    daemon.cli(&["machine", "exec", machine, "--", "sh", "-c", script]).ok().trim().to_owned()
+}
+
+fn pid(daemon: &Daemon, machine: &str) -> u64 {
+    daemon.machine(machine)["pid"].as_u64().unwrap_or_else(|| panic!("{machine} is not on"))
+}
+
+fn hash_of(daemon: &Daemon, image: &str) -> serde_json::Value {
+    let json = daemon.cli(&["--json", "image", "show", image]).ok();
+    let image: serde_json::Value = serde_json::from_str(&json).expect("JSON");
+    image["versions"][0]["hash"].clone()
+}
+
+#[test]
+fn two_guests_share_an_image_and_nothing_else_overflow_reset_and_survive_a_dead_daemon() {
+    let daemon = Daemon::start();
+    let user_data = daemon.path().join("user-data");
+    std::fs::write(&user_data, USER_DATA).expect("the user data can be written");
+    daemon.cli(&["image", "import", &guest(), "--name", "debian"]).ok();
+    let hash = hash_of(&daemon, "debian");
+    assert!(hash.is_string(), "the image has no hash: {hash}");
+    daemon.cli(&["machine", "create", "one", "debian", "--ram", "64M", "--host-name", "desk-one"]).ok();
+    let user_data = user_data.to_str().expect("UTF-8");
+    daemon.cli(&["machine", "create", "two", "debian", "--ram", "64M", "--user-data", user_data]).ok();
+    daemon.cli(&["machine", "start", "one", "two", "--wait"]).ok();
+
+    each_guest_is_itself(&daemon);
+    what_one_writes_overflows_and_is_its_own(&daemon);
+
+    // A reset forgets it, for this machine only.
+    daemon.cli(&["machine", "reset", "one", "--wait"]).ok();
+    assert_eq!(sh(&daemon, "one", "test -e /var/tmp/random.bin || echo gone; hostname"), "gone\ndesk-one");
+    assert_eq!(sh(&daemon, "two", "cat /var/tmp/mark"), "two was here");
+    assert!(daemon.cli(&["image", "verify", "debian"]).ok().contains("sound"));
+    assert_eq!(hash_of(&daemon, "debian"), hash, "the image has changed");
+
+    // A daemon that is killed while machines run.
+    let pids = [pid(&daemon, "one"), pid(&daemon, "two")];
+    let dir = daemon.kill();
+    // Before another daemon can clean up.
+    wait_until("QEMU ends with the daemon", || !pids.iter().any(|pid| is_alive(*pid)));
+    let daemon = Daemon::start_in(dir, |_| {});
+    for machine in ["one", "two"] {
+        let lost = daemon.machine(machine);
+        assert_eq!((&lost["state"], &lost["wanted"]), (&"lost".into(), &"running".into()), "{lost}");
+    }
+    assert_eq!(std::fs::read_dir(daemon.path().join("cache")).expect("a directory").count(), 0);
+    // A command for a guest that still boots waits for it.
+    daemon.cli(&["machine", "start", "two"]).ok();
+    assert_eq!(sh(&daemon, "two", "test -e /var/tmp/mark || echo pristine"), "pristine");
+    assert_eq!(sh(&daemon, "two", "cat /var/tmp/applied"), "two");
+    daemon.cli(&["machine", "stop", "two"]).ok();
+    assert_eq!(daemon.machine("two").get("reason"), None, "the guest did not switch itself off");
+}
+
+/// Its host name, machine-id and host key are its own, and were there before the first command could run.
+fn each_guest_is_itself(daemon: &Daemon) {
+    for (machine, host_name) in [("one", "desk-one"), ("two", "two")] {
+        let identity = daemon.machine(machine)["identity"].clone();
+        let said = sh(daemon, machine, "hostname; cat /etc/machine-id /etc/ssh/ssh_host_ed25519_key.pub");
+        let lines: Vec<&str> = said.lines().collect();
+        let key = identity["ssh_host_key_public"].as_str().expect("a key");
+        assert_eq!(lines.first(), Some(&host_name), "{said}");
+        assert_eq!(lines.get(1).copied(), identity["machine_id"].as_str(), "{said}");
+        assert!(lines.get(2).is_some_and(|line| line.starts_with(key)), "{said} does not hold {key}");
+    }
+    assert_eq!(sh(daemon, "two", "cat /var/tmp/applied"), "two", "it ran before the user data had");
+    assert_eq!(sh(daemon, "one", "test -e /var/tmp/applied || echo none"), "none");
+}
+
+fn what_one_writes_overflows_and_is_its_own(daemon: &Daemon) {
+    sh(daemon, "two", "echo two was here >/var/tmp/mark; sync");
+    let before = daemon.machine("two")["disk"]["written_bytes"].as_u64().expect("counters");
+    // The checksum is of the stream as it was made, not of the file, so that a wrong write shows too.
+    let script = format!(
+        "set -e; cd /var/tmp; head -c {FILE_MB}000000 /dev/urandom | tee random.bin | b2sum >random.sum; \
+         sed -i 's/-$/random.bin/' random.sum; sync; echo 3 >/proc/sys/vm/drop_caches; b2sum --check random.sum"
+    );
+    assert_eq!(sh(daemon, "one", &script), "random.bin: OK");
+    let disk = daemon.machine("one")["disk"].clone();
+    let counter = |name: &str| disk[name].as_u64().unwrap_or_else(|| panic!("no {name} in {disk}"));
+    assert!(counter("ram_used_bytes") <= RAM_BYTES, "{disk}");
+    assert!(counter("spilled_bytes") >= FILE_MB * 1_000_000 - RAM_BYTES, "{disk}");
+    // What is in RAM no more came from the overflow disk, not from the image.
+    assert!(counter("written_bytes") >= FILE_MB * 1_000_000, "{disk}");
+
+    let said = sh(daemon, "two", "cat /var/tmp/mark; test -e /var/tmp/random.bin || echo nothing else");
+    assert_eq!(said, "two was here\nnothing else");
+    let after = daemon.machine("two")["disk"]["written_bytes"].as_u64().expect("counters");
+    assert!(after - before < FILE_MB * 100_000, "the other machine's disk was written: {before} -> {after}");
+}
