@@ -45,23 +45,36 @@ impl Waiting {
         self.count.load(Ordering::Acquire) != 0
     }
 
-    /// Adds an entry, in front where it was there before; gives it back once the volume is closed. The flag
-    /// is looked at under the queue's lock, so that nothing is added after the last ones were refused.
-    fn enqueue(&self, entry: Entry, in_front: bool) -> Result<(), Entry> {
+    /// Adds an entry at the end; gives it back once the volume is closed. The flag is looked at under the
+    /// queue's lock, so that nothing is added after the last ones were refused.
+    fn enqueue(&self, entry: Entry) -> Result<(), Entry> {
         let mut queue = self.queue.lock();
         if self.closed.load(Ordering::Acquire) {
             return Err(entry);
         }
-        if in_front {
-            queue.push_front(entry);
-        } else {
-            queue.push_back(entry);
-        }
+        queue.push_back(entry);
+        self.count.store(queue.len(), Ordering::Release);
         Ok(())
     }
 
-    fn pop(&self) -> Option<Entry> {
-        self.queue.lock().pop_front()
+    /// Takes all that wait. Until some are put back, new writes do not queue: they would all go through the
+    /// host's thread, one by one, as long as there is always another that waits.
+    fn take_all(&self) -> VecDeque<Entry> {
+        let mut queue = self.queue.lock();
+        self.count.store(0, Ordering::Release);
+        std::mem::take(&mut *queue)
+    }
+
+    /// Puts those that found no room back, before what came meanwhile.
+    fn put_back(&self, mut entries: VecDeque<Entry>) -> Result<(), VecDeque<Entry>> {
+        let mut queue = self.queue.lock();
+        if self.closed.load(Ordering::Acquire) {
+            return Err(entries);
+        }
+        entries.append(&mut queue);
+        *queue = entries;
+        self.count.store(queue.len(), Ordering::Release);
+        Ok(())
     }
 }
 
@@ -74,10 +87,9 @@ impl WriteCache {
     /// Parks a write until there is room for it.
     pub fn park(&self, write: Box<dyn Parked>) {
         count(&self.counters.paused_writes, 1);
-        self.waiting.count.fetch_add(1, Ordering::AcqRel);
         self.host.waiting_writes.fetch_add(1, Ordering::AcqRel);
         let entry = Entry { write, since: Instant::now() };
-        if let Err(entry) = self.waiting.enqueue(entry, false) {
+        if let Err(entry) = self.waiting.enqueue(entry) {
             self.leave(entry);
         }
         self.host.signal();
@@ -85,7 +97,7 @@ impl WriteCache {
 
     /// Refuses a write because the volume is closed.
     fn leave(&self, entry: Entry) {
-        self.waited(entry.since, entry.since);
+        self.waited(entry.since);
         entry.write.refuse(IoError::new(IoErrorKind::Closed, "the volume is closed"));
     }
 
@@ -105,10 +117,14 @@ impl WriteCache {
     /// Tries the parked writes again. `hopeless`: nothing is on its way that would free space. Returns when
     /// the next one is to be refused.
     pub(crate) fn serve_waiting(&self, now: Instant, hopeless: bool) -> Option<Instant> {
-        while let Some(entry) = self.waiting.pop() {
+        if !self.waiting.any() {
+            return None;
+        }
+        let mut entries = self.waiting.take_all();
+        while let Some(entry) = entries.pop_front() {
             match entry.write.retry() {
                 Ok(()) => {
-                    self.waited(entry.since, now);
+                    self.waited(entry.since);
                     if self.waiting.full.swap(false, Ordering::AcqRel) {
                         tracing::info!("the write cache has room again");
                     }
@@ -117,7 +133,7 @@ impl WriteCache {
                     if now.saturating_duration_since(entry.since) >= self.pause_limit
                         || (hopeless && self.waiting.full.load(Ordering::Acquire)) =>
                 {
-                    self.waited(entry.since, now);
+                    self.waited(entry.since);
                     if !self.waiting.full.swap(true, Ordering::AcqRel) {
                         tracing::error!(
                             pause_s = self.pause_limit.as_secs_f64(),
@@ -128,10 +144,13 @@ impl WriteCache {
                 }
                 Err(write) => {
                     let deadline = entry.since.checked_add(self.pause_limit);
-                    let entry = Entry { write, since: entry.since };
-                    match self.waiting.enqueue(entry, true) {
+                    entries.push_front(Entry { write, since: entry.since });
+                    match self.waiting.put_back(entries) {
                         Ok(()) => return deadline,
-                        Err(entry) => self.leave(entry),
+                        Err(left) => {
+                            left.into_iter().for_each(|entry| self.leave(entry));
+                            return None;
+                        }
                     }
                 }
             }
@@ -139,20 +158,23 @@ impl WriteCache {
         None
     }
 
-    fn waited(&self, since: Instant, now: Instant) {
-        self.waiting.count.fetch_sub(1, Ordering::AcqRel);
+    fn waited(&self, since: Instant) {
         self.host.waiting_writes.fetch_sub(1, Ordering::AcqRel);
-        let ns = u64::try_from(now.saturating_duration_since(since).as_nanos()).unwrap_or(u64::MAX);
+        let ns = u64::try_from(since.elapsed().as_nanos()).unwrap_or(u64::MAX);
         count(&self.counters.paused_ns, ns);
     }
 
-    /// Refuses what waits, now and from now on: the volume is closing.
+    /// Refuses what waits, now and from now on: the volume is closing. A persistent cache is flushed.
     pub fn close(&self) {
         let left = {
             let mut queue = self.waiting.queue.lock();
             self.waiting.closed.store(true, Ordering::Release);
+            self.waiting.count.store(0, Ordering::Release);
             std::mem::take(&mut *queue)
         };
         left.into_iter().for_each(|entry| self.leave(entry));
+        if let Some(persist) = &self.persist {
+            persist.close();
+        }
     }
 }
