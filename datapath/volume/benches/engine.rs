@@ -35,6 +35,7 @@ fn volume(host: &Host, mode: CacheMode, size_bytes: u64, ram_bytes: u64, disk_by
         disk_bytes,
         cache_dir: disk_dir(),
         pause_limit: Duration::from_secs(60),
+        persistent: None,
     };
     Volume::open(&options, host).expect("the volume opens")
 }

@@ -9,8 +9,12 @@
 //! # Guarantees
 //! - Two volumes over one base share nothing that can be written.
 //! - A read or write of whole blocks that finds them in RAM is finished by `try_now`.
+//! - A whole block equal to what the image has in memory takes no space and frees what the block took
+//!   (where the block is overwritten in place, that is noticed in a sample and in runs).
 //! - A partial write fetches the other part of its block first, and merges under the block's lock, so that
 //!   two writes to different sectors of one block both survive.
+//! - Over a persistent write cache, a flush and a write with FUA are answered when they are durable; elsewhere
+//!   a flush is a no-op, because what a machine writes is forgotten at its next boot.
 //!
 //! # Limits
 //! - Volumes up to 16 TiB; the size is the base's size; logical blocks of 512 bytes.
@@ -42,6 +46,7 @@
 )]
 
 pub mod counters;
+mod elide;
 pub mod options;
 pub mod pieces;
 pub mod read;
@@ -49,5 +54,5 @@ pub mod volume;
 pub mod write;
 
 pub use counters::VolumeCounters;
-pub use options::{CacheMode, DEFAULT_PAUSE_LIMIT, DEFAULT_WEIGHT, VolumeOptions};
+pub use options::{CacheMode, DEFAULT_PAUSE_LIMIT, DEFAULT_WEIGHT, PersistentOptions, VolumeOptions};
 pub use volume::Volume;

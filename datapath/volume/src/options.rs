@@ -8,6 +8,7 @@ use std::time::Duration;
 use headwater_block::Device;
 pub use headwater_writecache::DEFAULT_WEIGHT;
 use headwater_writecache::MIN_RAM_BYTES;
+pub use headwater_writecache::PersistentOptions;
 use serde::{Deserialize, Serialize};
 
 /// Where a machine's writes go.
@@ -83,4 +84,6 @@ pub struct VolumeOptions {
     pub cache_dir: PathBuf,
     /// How long a write waits for space before it is refused.
     pub pause_limit: Duration,
+    /// What makes the write cache survive the volume; `None`: it is forgotten. Not for mode `ram`.
+    pub persistent: Option<PersistentOptions>,
 }

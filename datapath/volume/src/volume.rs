@@ -11,6 +11,7 @@ use headwater_writecache::{
 };
 
 use crate::counters::{Own, OwnCounters, VolumeCounters};
+use crate::elide::Elision;
 use crate::options::{CacheMode, DISK_MODE_RAM_BYTES, VolumeOptions};
 use crate::pieces::{Piece, pieces};
 use crate::{read, write};
@@ -33,10 +34,11 @@ pub(crate) struct Inner {
     pub(crate) counters: OwnCounters,
     /// What a cleared block becomes: absent over an empty base, zero over an image.
     cleared: Location,
+    elision: Elision,
 }
 
 impl Volume {
-    /// Opens a volume with an empty write cache.
+    /// Opens a volume: with an empty write cache, or with a persistent one as it was left.
     pub fn open(options: &VolumeOptions, host: &Host) -> Result<Arc<Self>, IoError> {
         let base = options.base.geometry();
         let ram_bytes = if options.mode == CacheMode::Disk { DISK_MODE_RAM_BYTES } else { options.ram_bytes };
@@ -50,6 +52,7 @@ impl Volume {
             weight: options.weight,
             overflow,
             pause_limit: options.pause_limit,
+            persistent: options.persistent.clone(),
         };
         let cache = WriteCache::open(&cache_options, &host.shared())?;
         let whole = ByteRange::new(0, base.size_bytes)
@@ -61,13 +64,14 @@ impl Volume {
             logical_block_bytes: base.logical_block_bytes.min(BLOCK_BYTES),
             physical_block_bytes: BLOCK_BYTES,
             read_only: false,
-            volatile_cache: false,
+            volatile_cache: cache.is_persistent(),
         };
         let inner = Inner {
             cache,
             base: Arc::clone(&options.base),
             geometry,
             counters: OwnCounters::default(),
+            elision: Elision::new(&*options.base, is_empty),
             cleared: if is_empty { Location::ABSENT } else { Location::ZERO },
         };
         Ok(Arc::new(Self { inner: Arc::new(inner) }))
@@ -94,7 +98,8 @@ impl Volume {
     }
 
     /// Refuses writes that wait for space, now and from now on. RAM, overflow and key go when the last
-    /// user of the volume does.
+    /// user of the volume does. A persistent write cache is flushed first, and can be opened again when this
+    /// returns; what is written to this volume afterwards is lost.
     pub fn close(&self) {
         self.inner.cache.close();
     }
@@ -157,7 +162,7 @@ impl Inner {
     fn write_piece_now(&self, piece: &Piece, data: &[u8]) -> bool {
         loop {
             let wrote = if piece.is_whole() {
-                self.cache.write(piece.block, data, Turn::New)
+                self.write_whole(piece.block, data, Turn::New)
             } else {
                 self.cache.write_part(piece.block, piece.skip, data, Turn::New)
             };
@@ -171,6 +176,13 @@ impl Inner {
         }
     }
 
+    /// Stores a whole block, unless the image is known to hold the same.
+    #[inline]
+    pub(crate) fn write_whole(&self, block: BlockNumber, data: &[u8], turn: Turn) -> Wrote {
+        let same = |now| self.elision.is_same(&*self.base, block, data, now);
+        self.cache.write_unless(block, data, turn, same)
+    }
+
     fn clear_now(&self, range: ByteRange, to: Location) -> Attempt {
         let (head, whole, tail) = split(range, self.geometry.size_bytes);
         for edge in pieces(head).chain(pieces(tail)) {
@@ -181,6 +193,21 @@ impl Inner {
         }
         self.clear_blocks(whole, to);
         Attempt::Done
+    }
+
+    /// The completion of a write with FUA: what was written is flushed before it is answered.
+    fn then_flush(&self, done: Completion) -> Completion {
+        if !self.cache.is_persistent() {
+            return done;
+        }
+        let cache = Arc::clone(&self.cache);
+        Completion::new(move |outcome| match outcome.result {
+            Err(error) => done.complete(Err(error), outcome.buffer),
+            Ok(()) => {
+                let buffer = outcome.buffer;
+                cache.flush(Box::new(move |result| done.complete(result, buffer)));
+            }
+        })
     }
 
     pub(crate) fn clear_blocks(&self, whole: ByteRange, to: Location) {
@@ -230,6 +257,11 @@ impl Device for Volume {
                 }
                 Ok(attempt)
             }
+            Op::Write { fua: true, .. } | Op::WriteZeroes { fua: true, .. }
+                if inner.geometry.volatile_cache =>
+            {
+                Ok(Attempt::MustWait)
+            }
             Op::Write { range, from, .. } => {
                 let attempt = inner.write_now(range, from)?;
                 if attempt == Attempt::Done {
@@ -247,13 +279,17 @@ impl Device for Volume {
                 Ok(inner.clear_now(range, inner.cleared))
             }
             Op::WriteZeroes { .. } | Op::Discard { .. } => Ok(Attempt::MustWait),
-            // What a machine writes is forgotten at its next boot, so nothing has to become durable.
-            Op::Flush => Ok(Attempt::Done),
+            // In an ephemeral cache nothing has to become durable.
+            Op::Flush if inner.cache.is_durable() => Ok(Attempt::Done),
+            Op::Flush => Ok(Attempt::MustWait),
         }
     }
 
     fn submit(&self, request: Request, done: Completion) {
         let inner = &self.inner;
+        let fua =
+            matches!(request, Request::Write { fua: true, .. } | Request::WriteZeroes { fua: true, .. });
+        let done = if fua { inner.then_flush(done) } else { done };
         match request {
             Request::Read { range, buffer } => {
                 inner.counters.add(Own::ReadOps, 1);
@@ -267,7 +303,7 @@ impl Device for Volume {
             }
             Request::WriteZeroes { range, .. } => write::start_clear(inner, range, inner.cleared, done),
             Request::Discard { range } => write::start_clear(inner, range, inner.cleared, done),
-            Request::Flush => done.complete(Ok(()), Vec::new()),
+            Request::Flush => inner.cache.flush(Box::new(move |result| done.complete(result, Vec::new()))),
             Request::Prefetch { range } => inner.base.submit(Request::Prefetch { range }, done),
         }
     }

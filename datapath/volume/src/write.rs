@@ -108,7 +108,7 @@ impl Task {
             };
             let cache = &self.inner.cache;
             let wrote = match &self.fetched {
-                _ if piece.is_whole() => cache.write(piece.block, data, turn),
+                _ if piece.is_whole() => self.inner.write_whole(piece.block, data, turn),
                 None => cache.write_part(piece.block, piece.skip, data, turn),
                 Some((old, block)) => cache.merge(piece.block, piece.skip, data, (*old, block), turn),
             };

@@ -78,6 +78,47 @@ fn compressible_data_is_packed_and_ram_holds_twice_as_much() {
     }
 }
 
+#[test]
+fn overwritten_packed_blocks_are_space_again() {
+    let dir = tempfile::tempdir().unwrap();
+    let (host, _) = setup::host(u64::MAX);
+    let (volume, device) =
+        setup::open(&setup::options(&empty(128), CacheMode::Ram, 48, 0, dir.path()), &host);
+    let mut rng = Rng::new(77);
+    let mut newest = vec![0u64; 80 * 256];
+    // 80 MiB that pack to a quarter, overwritten ten times over, block by block, in random order.
+    for write in 1..=200_000u64 {
+        let block = rng.index(newest.len());
+        newest[block] = write;
+        blocking::write(&*device, block as u64 * 4096, &block_of(write)).unwrap();
+    }
+    let mut read = vec![0; 4096];
+    for (block, write) in newest.iter().enumerate() {
+        blocking::read(&*device, block as u64 * 4096, &mut read).unwrap();
+        let expected = if *write == 0 { vec![0; 4096] } else { block_of(*write) };
+        assert!(read == expected, "block {block}");
+    }
+    assert_eq!(volume.counters().cache.refused_writes, 0);
+}
+
+fn block_of(seed: u64) -> Vec<u8> {
+    Rng::new(seed).bytes(512).iter().flat_map(|b| [*b; 8]).collect()
+}
+
+#[test]
+fn zeroing_a_whole_disk_takes_no_index() {
+    let dir = tempfile::tempdir().unwrap();
+    let (host, _) = setup::host(u64::MAX);
+    let (volume, device) =
+        setup::open(&setup::options(&empty(4096), CacheMode::Ram, 16, 0, dir.path()), &host);
+    let zeroes = vec![0; 4 << 20];
+    for number in 0..1024 {
+        blocking::write(&*device, number * 4 * MIB, &zeroes).unwrap();
+    }
+    let cache = volume.counters().cache;
+    assert!(cache.index_bytes < 64 << 10, "{cache:?}");
+}
+
 fn eventually(what: &str, mut check: impl FnMut() -> bool) {
     for _ in 0..500 {
         if check() {

@@ -21,6 +21,7 @@ use crate::memory::{copy_in, copy_out};
 use crate::overflow::Overflow;
 use crate::packed::PackedTable;
 use crate::park::Waiting;
+use crate::persist::{self, Persist, PersistentOptions};
 use crate::segment::{RECORD_BYTES, Segment, SegmentTable, State};
 use crate::spill::RESERVED_POSITIONS;
 use crate::units::{BlockNumber, Location, SEGMENT_BYTES, SLOTS, SegmentId, Slot};
@@ -56,6 +57,8 @@ pub struct CacheOptions {
     pub overflow: Option<OverflowOptions>,
     /// How long a write waits for space before it is refused.
     pub pause_limit: Duration,
+    /// Whether the cache survives; then it has an overflow in a directory. `None`: it is forgotten.
+    pub persistent: Option<PersistentOptions>,
 }
 
 /// Which write goes first when space is short.
@@ -99,6 +102,15 @@ pub enum Wrote {
     NeedOld(Old),
 }
 
+/// What is known of a block before a write to it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Now {
+    /// It would be overwritten where it is.
+    InPlace,
+    /// It would take a new slot.
+    Elsewhere,
+}
+
 /// What the cache holds of a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
@@ -139,6 +151,7 @@ pub struct WriteCache {
     pub(crate) waiting: Waiting,
     pub(crate) cleaner: Cleaner,
     pub(crate) packed: PackedTable,
+    pub(crate) persist: Option<Arc<Persist>>,
     pub(crate) counters: Counters,
     ram_bytes: AtomicU64,
     /// Its part of the host's budget.
@@ -152,7 +165,7 @@ pub struct WriteCache {
 }
 
 impl WriteCache {
-    /// Opens an empty cache.
+    /// Opens a cache: an empty one, or a persistent one as it was left.
     pub fn open(options: &CacheOptions, host: &Arc<HostShared>) -> Result<Arc<Self>, IoError> {
         let invalid = |why: String| IoError::new(IoErrorKind::Invalid, why);
         if options.ram_bytes < MIN_RAM_BYTES {
@@ -166,23 +179,38 @@ impl WriteCache {
         if blocks > u64::from(u32::MAX - 1) {
             return Err(invalid(format!("the volume has {} bytes; at most 16 TiB work", options.size_bytes)));
         }
-        let overflow = match &options.overflow {
-            None => None,
-            Some(place) => {
+        let map = Map::new(blocks);
+        let segments = SegmentTable::new(SegmentId::LIMIT);
+        let mut log = Log::default();
+        let mut persist = None;
+        let overflow = match (&options.overflow, &options.persistent) {
+            (None, None) => None,
+            (None, Some(_)) => return Err(invalid("a persistent cache needs a disk to be on".into())),
+            (Some(place), None) => {
                 let opened = Overflow::open(&place.at, place.limit_bytes, Arc::clone(&host.engine))
                     .map_err(|why| IoError::new(IoErrorKind::Device, why))?;
-                Some(Arc::new(opened))
+                Some(opened)
+            }
+            (Some(place), Some(how)) => {
+                let into = (&map, &segments);
+                let size = options.size_bytes;
+                let opened = persist::open(&place.at, place.limit_bytes, how, size, &host.engine, into)?;
+                log.restore(&opened.recovered.used);
+                persist = Some(opened.persist);
+                Some(opened.overflow)
             }
         };
+        let overflow = overflow.map(Arc::new);
         let cache = Arc::new(Self {
-            map: Map::new(blocks),
-            segments: SegmentTable::new(SegmentId::LIMIT),
-            log: Mutex::default(),
+            map,
+            segments,
+            log: Mutex::new(log),
             host: Arc::clone(host),
             overflow,
             waiting: Waiting::default(),
             cleaner: Cleaner::default(),
             packed: PackedTable::default(),
+            persist,
             counters: Counters::default(),
             ram_bytes: AtomicU64::new(options.ram_bytes),
             share: Share::new(options.weight),
@@ -193,6 +221,9 @@ impl WriteCache {
         });
         if cache.overflow.is_some() {
             host.budget.join_spilling();
+        }
+        if let Some(persist) = &cache.persist {
+            persist.start(&cache)?;
         }
         host.register(&cache);
         Ok(cache)
@@ -248,28 +279,70 @@ impl WriteCache {
     /// Stores a whole block.
     #[inline]
     pub fn write(&self, block: BlockNumber, data: &[u8], turn: Turn) -> Wrote {
+        self.write_unless(block, data, turn, |_| false)
+    }
+
+    /// Stores a whole block, unless the image holds the same: then the block becomes absent, takes no space,
+    /// and what it took is free. `same` is told what the block is now, before anything is copied; it runs
+    /// under the block's lock, and so must neither wait nor use the cache.
+    #[inline]
+    pub fn write_unless(
+        &self,
+        block: BlockNumber,
+        data: &[u8],
+        turn: Turn,
+        same: impl FnOnce(Now) -> bool,
+    ) -> Wrote {
+        let _entered = self.enter();
         let (leaf, index) = split(block);
         let Some(mut leaf) = self.map.write(leaf) else { return Wrote::NoRoom };
         if is_zero(data) {
+            if leaf.get(index) != Location::ZERO {
+                self.note(block, 1, Location::ZERO);
+            }
             self.replace(&mut leaf, index, Location::ZERO);
+            // A disk that is zeroed from one end to the other must not fill the index.
+            leaf.fold();
             self.counters.hot(Hot::ElidedZero, 1);
             return Wrote::Done;
         }
         let old = leaf.get(index);
         if let Some((id, slot)) = old.place()
             && let Some(segment) = self.segments.get(id)
-            && let Some(address) = segment.word().writable()
+            && let Some(address) = segment.writable(slot)
         {
+            if same(Now::InPlace) {
+                return self.elide(&mut leaf, index, block);
+            }
             segment.touch();
             copy_in(address, slot, 0, data, &leaf);
             self.counters.hot(Hot::WriteInPlace, 1);
             return Wrote::Done;
         }
+        if same(Now::Elsewhere) {
+            return self.elide(&mut leaf, index, block);
+        }
         self.store(&mut leaf, index, block, data, turn)
+    }
+
+    /// The image holds what is written: the block is as if it had never been changed.
+    #[cold]
+    fn elide(&self, leaf: &mut LeafWrite<'_>, index: usize, block: BlockNumber) -> Wrote {
+        if leaf.get(index) != Location::ABSENT {
+            self.note(block, 1, Location::ABSENT);
+            self.replace(leaf, index, Location::ABSENT);
+        }
+        if index == SLOTS - 1 {
+            // Where a whole leaf was written, its table goes too; looking at each block would cost too much.
+            leaf.fold();
+        }
+        self.counters.hot(Hot::ElidedEqual, 1);
+        Wrote::Done
     }
 
     /// Stores a part of a block.
     pub fn write_part(&self, block: BlockNumber, skip: usize, data: &[u8], turn: Turn) -> Wrote {
+        let _entered = self.enter();
         let (leaf, index) = split(block);
         let Some(mut leaf) = self.map.write(leaf) else { return Wrote::NoRoom };
         let old = leaf.get(index);
@@ -277,7 +350,7 @@ impl WriteCache {
         if let Some((id, slot)) = old.place() {
             let Some(segment) = self.segments.get(id) else { return Wrote::NoRoom };
             let word = segment.word();
-            if let Some(address) = word.writable() {
+            if let Some(address) = segment.writable(slot) {
                 segment.touch();
                 copy_in(address, slot, skip, data, &leaf);
                 self.counters.hot(Hot::WriteInPlace, 1);
@@ -305,6 +378,7 @@ impl WriteCache {
         turn: Turn,
     ) -> Wrote {
         {
+            let _entered = self.enter();
             let (leaf, index) = split(block);
             let Some(mut leaf) = self.map.write(leaf) else { return Wrote::NoRoom };
             let same = match fetched.0 {
@@ -359,8 +433,13 @@ impl WriteCache {
             if to == Location::ABSENT && self.map.group_is_untouched(leaf_number) {
                 continue;
             }
+            let _entered = self.enter();
             let Some(mut leaf) = self.map.write(leaf_number) else { break };
-            for index in start..start + count as usize {
+            let range = start..start + count as usize;
+            if self.persist.is_some() && range.clone().any(|index| leaf.get(index) != to) {
+                self.note(BlockNumber(block - count), count, to);
+            }
+            for index in range {
                 if leaf.get(index) != to {
                     self.replace(&mut leaf, index, to);
                     cleared += 1;
@@ -414,8 +493,15 @@ impl WriteCache {
         let Some(new) = self.take_slot(Stream::Fresh, block) else { return Wrote::NoRoom };
         copy_in(new.address, new.slot, 0, data, leaf);
         self.replace(leaf, index, Location::at(new.id, new.slot));
+        self.note(block, 1, Location::at(new.id, new.slot));
         self.counters.hot(Hot::WriteNew, 1);
         Wrote::Done
+    }
+
+    /// Keeps an epoch of a persistent cache from ending while the map is changed.
+    #[inline]
+    pub(crate) fn enter(&self) -> Option<parking_lot::RwLockReadGuard<'_, ()>> {
+        self.persist.as_ref().map(|persist| persist.enter())
     }
 
     /// Points a block somewhere else and gives its old slot back.
@@ -450,7 +536,10 @@ impl WriteCache {
     pub(crate) fn take_back(&self, released: Option<Released>) {
         let Some(released) = released else { return };
         if let (Some(position), Some(overflow)) = (released.position, &self.overflow) {
-            overflow.give_position(position);
+            match &self.persist {
+                Some(persist) => persist.freed(position),
+                None => overflow.give_position(position),
+            }
         }
         if let Some(memory) = released.memory {
             self.host.pool.give(memory);
@@ -469,21 +558,44 @@ impl WriteCache {
         let opened = (fresh && log.refill(&self.segments, stream))
             || self.begin_segment(&mut log, stream)
             || (fresh && self.cannot_spill() && log.refill_emptiest(&self.segments));
+        if !opened {
+            // No signal here: who finds no room parks, which signals. One from the host's thread itself,
+            // trying parked writes in vain, would keep it going round until the disk is done.
+            return None;
+        }
         if log.dirty_segments > self.dirty_limit() || log.has_dirty_cleaned() {
             self.host.signal();
-        }
-        if !opened {
-            return None;
         }
         log.claim(&self.segments, stream, block)
     }
 
     /// Whether no dirty segment can go to a disk now.
-    fn cannot_spill(&self) -> bool {
+    pub(crate) fn cannot_spill(&self) -> bool {
         self.overflow.as_ref().is_none_or(|o| o.free_positions() <= RESERVED_POSITIONS)
     }
 
     fn begin_segment(&self, log: &mut Log, stream: Stream) -> bool {
+        let (Some(persist), Some(overflow)) = (&self.persist, &self.overflow) else {
+            return self.begin_in_ram(log, stream);
+        };
+        let keep = if stream == Stream::Fresh { RESERVED_POSITIONS } else { 0 };
+        let reserved = persist.reserve(overflow, keep);
+        if overflow.ready_positions() <= persist::READY_POSITIONS / 2 {
+            self.host.signal();
+        }
+        let Some(reserved) = reserved else { return false };
+        if !self.begin_in_ram(log, stream) {
+            overflow.give_position(reserved.position);
+            return false;
+        }
+        if let Some(segment) = log.filling(stream).and_then(|id| self.segments.get(id)) {
+            segment.set_position(Some(reserved.position));
+            segment.set_generation(reserved.generation);
+        }
+        true
+    }
+
+    fn begin_in_ram(&self, log: &mut Log, stream: Stream) -> bool {
         self.report_index(log);
         // What cleaning fills makes room for more than it takes, so it is not bound by limits that may have
         // been lowered under what is in use: one segment at a time.
@@ -671,6 +783,7 @@ impl WriteCache {
             write_in_place_blocks: c.total(Hot::WriteInPlace),
             write_new_blocks: c.total(Hot::WriteNew),
             elided_zero_blocks: c.total(Hot::ElidedZero),
+            elided_equal_blocks: c.total(Hot::ElidedEqual),
             discarded_blocks: c.total(Hot::Discarded),
             packed_segments: load(&c.packed_segments),
             packed_blocks: load(&c.packed_blocks),
@@ -705,6 +818,10 @@ impl Drop for WriteCache {
             }
         }
         log.ram_segments = 0;
+        if let Some(persist) = &self.persist {
+            persist.stop();
+            bytes += persist.buffer_bytes();
+        }
         self.host.give_ram(bytes);
         if self.overflow.is_some() {
             self.host.budget.leave_spilling();

@@ -173,6 +173,7 @@ impl WriteCache {
     }
 
     fn move_block(&self, block: BlockNumber, ticket: &Ticket, plain: &[u8]) -> bool {
+        let _entered = self.enter();
         let (leaf, index) = split(block);
         let Some(mut leaf) = self.map.write(leaf) else { return true };
         if !self.holds(ticket, leaf.get(index)) {
@@ -181,6 +182,7 @@ impl WriteCache {
         let Some(new) = self.take_slot(Stream::Cleaned, block) else { return false };
         copy_in(new.address, new.slot, 0, plain, &leaf);
         self.replace(&mut leaf, index, Location::at(new.id, new.slot));
+        self.note(block, 1, Location::at(new.id, new.slot));
         count(&self.counters.cleaned_blocks, 1);
         true
     }

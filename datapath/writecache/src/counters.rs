@@ -24,9 +24,11 @@ pub enum Hot {
     Discarded,
     /// Blocks read from packed RAM.
     ReadPacked,
+    /// Blocks not stored because the image holds the same.
+    ElidedEqual,
 }
 
-const HOT: usize = 7;
+const HOT: usize = 8;
 
 #[derive(Debug)]
 #[repr(align(128))]
@@ -159,6 +161,8 @@ pub struct Snapshot {
     pub write_new_blocks: u64,
     /// Blocks not stored because they were all zero.
     pub elided_zero_blocks: u64,
+    /// Blocks not stored because the image holds the same.
+    pub elided_equal_blocks: u64,
     /// Blocks freed by a discard or zero write.
     pub discarded_blocks: u64,
     /// Segments packed.

@@ -60,6 +60,7 @@ mod memory;
 pub mod overflow;
 mod packed;
 pub mod park;
+pub mod persist;
 pub mod pressure;
 pub mod segment;
 pub mod spill;
@@ -67,10 +68,11 @@ pub mod units;
 
 pub use budget::{DEFAULT_WEIGHT, MAX_WEIGHT};
 pub use cache::{
-    CacheOptions, Found, Kind, MIN_RAM_BYTES, Old, OverflowOptions, Ticket, Turn, WriteCache, Wrote,
+    CacheOptions, Found, Kind, MIN_RAM_BYTES, Now, Old, OverflowOptions, Ticket, Turn, WriteCache, Wrote,
 };
 pub use counters::Snapshot;
 pub use fetch::Fetched;
 pub use host::{Host, HostSnapshot};
 pub use park::Parked;
+pub use persist::PersistentOptions;
 pub use units::{BlockNumber, Location};

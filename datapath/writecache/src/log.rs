@@ -65,6 +65,12 @@ pub struct Log {
     packed: VecDeque<SegmentId>,
     clean: VecDeque<SegmentId>,
     refill: VecDeque<SegmentId>,
+    /// Persistent: slots are claimed in order and never again.
+    append_only: bool,
+    /// Persistent: segments with RAM that may have slots which are not on disk.
+    unsaved: Vec<SegmentId>,
+    /// Persistent: segments that were full and dead at once.
+    emptied: Vec<SegmentId>,
     free_ids: Vec<SegmentId>,
     next_id: u32,
     /// Segments with RAM.
@@ -97,7 +103,7 @@ impl Log {
             segment.claim(slot, block);
             return Some(NewSlot { id, slot, address: segment.word().ram()? });
         }
-        if segment.live() == 0 {
+        if segment.live() == 0 && !self.append_only {
             // All that was put in died again: begin anew.
             filling.next = 1;
             segment.claim(Slot(0), block);
@@ -115,7 +121,11 @@ impl Log {
             Stream::Fresh => self.dirty.push_back(id),
             Stream::Cleaned => self.dirty_cleaned.push_back(id),
         }
-        if segment.live() <= REFILL_LIVE {
+        if self.append_only {
+            if segment.live() == 0 {
+                self.emptied.push(id);
+            }
+        } else if segment.live() <= REFILL_LIVE {
             self.refill.push_back(id);
         }
     }
@@ -137,6 +147,9 @@ impl Log {
     /// Goes on filling the dirty segment with the most dead slots, few as they may be: for a cache that has no
     /// other way to get room. Whether there was one.
     pub fn refill_emptiest(&mut self, table: &SegmentTable) -> bool {
+        if self.append_only {
+            return false;
+        }
         let emptiest = (0..self.next_id)
             .map(SegmentId)
             .filter_map(|id| {
@@ -154,7 +167,9 @@ impl Log {
 
     /// Remembers that a dirty segment has room again.
     pub fn has_room(&mut self, id: SegmentId) {
-        self.refill.push_back(id);
+        if !self.append_only {
+            self.refill.push_back(id);
+        }
     }
 
     /// Begins to fill a new segment in `memory`; gives it back where no number is left.
@@ -174,6 +189,11 @@ impl Log {
         };
         let Some(segment) = table.get(id) else { return Err(memory) };
         segment.take_touch();
+        segment.set_stable(0);
+        segment.set_saved(0);
+        if self.append_only {
+            self.unsaved.push(id);
+        }
         self.ram_segments += 1;
         self.open(segment, id, stream, memory.address());
         Ok(())
@@ -306,7 +326,7 @@ impl Log {
     /// Frees a segment without live slots, unless its state forbids that for now.
     pub fn release(&mut self, segment: &Segment, id: SegmentId) -> Option<Released> {
         let word = segment.word();
-        if segment.live() != 0 {
+        if segment.live() != 0 || segment.is_pinned() {
             return None;
         }
         match word.state() {
@@ -359,5 +379,81 @@ impl Log {
         self.clean_segments -= 1;
         self.ram_segments -= 1;
         Some((id, memory))
+    }
+
+    /// The segment being filled.
+    pub fn filling(&self, stream: Stream) -> Option<SegmentId> {
+        let filling = match stream {
+            Stream::Fresh => self.fresh,
+            Stream::Cleaned => self.cleaned,
+        };
+        filling.map(|f| f.id)
+    }
+
+    /// Persistent caches: the segments with these numbers are in use, on disk, and slots are never claimed twice.
+    pub fn restore(&mut self, used: &[u32]) {
+        self.append_only = true;
+        self.next_id = used.last().map_or(0, |last| last + 1);
+        let mut used = used.iter().copied().peekable();
+        for number in 0..self.next_id {
+            if used.next_if_eq(&number).is_none() {
+                self.free_ids.push(SegmentId(number));
+            }
+        }
+    }
+
+    /// Segments that were full and dead at once, to be freed.
+    pub fn take_emptied(&mut self) -> Vec<SegmentId> {
+        std::mem::take(&mut self.emptied)
+    }
+
+    /// Closes an epoch: every slot claimed so far is closed to overwriting. Returns the segments with slots
+    /// that are not on disk, pinned, and up to which slot they have to be written. With the gate closed.
+    pub fn close_epoch(&mut self, table: &SegmentTable) -> Vec<(SegmentId, u16)> {
+        let mut due = Vec::new();
+        let claimed = |filling: Option<Filling>, id| {
+            filling.filter(|f| f.id == id).and_then(|f| u16::try_from(f.next).ok())
+        };
+        let (fresh, cleaned) = (self.fresh, self.cleaned);
+        // A number may be there twice, when it was freed and used again.
+        self.unsaved.sort_unstable();
+        self.unsaved.dedup();
+        self.unsaved.retain(|id| {
+            let Some(segment) = table.get(*id) else { return false };
+            let state = segment.word().state();
+            if !matches!(state, State::Filling | State::Dirty) || segment.saved() == SLOT_COUNT {
+                return false;
+            }
+            let end = claimed(fresh, *id).or(claimed(cleaned, *id)).unwrap_or(SLOT_COUNT);
+            segment.set_stable(end);
+            if end > segment.saved() {
+                segment.set_pinned(true);
+                due.push((*id, end));
+            }
+            true
+        });
+        due
+    }
+
+    /// A commit has written the segment's slots up to `saved`, or failed to. What is whole on disk is clean
+    /// from now on; what died meanwhile is freed.
+    pub fn unpin(&mut self, segment: &Segment, id: SegmentId) -> Option<Released> {
+        segment.set_pinned(false);
+        if segment.word().state() == State::Dirty && segment.saved() == SLOT_COUNT {
+            self.dirty_segments -= 1;
+            self.clean_segments += 1;
+            segment.set_word(Word::new(State::Clean, segment.word().ram().unwrap_or(0)));
+            self.clean.push_back(id);
+        }
+        self.release(segment, id)
+    }
+
+    /// The write of a frozen segment of a persistent cache failed: it is dirty again, and keeps its place.
+    pub fn thaw_unsaved(&mut self, segment: &Segment, id: SegmentId) -> Option<Released> {
+        self.frozen_segments -= 1;
+        self.dirty_segments += 1;
+        segment.set_word(Word::new(State::Dirty, segment.word().ram().unwrap_or(0)));
+        self.dirty.push_front(id);
+        self.release(segment, id)
     }
 }

@@ -127,6 +127,38 @@ impl Map {
         self.groups.get(leaf / LEAVES_PER_GROUP).is_none_or(|g| g.get().is_none())
     }
 
+    /// The ranges of blocks (first, count) that read as zeroes, ascending. For a checkpoint, while nobody
+    /// changes the map.
+    pub fn zero_ranges(&self) -> Vec<(u32, u32)> {
+        let mut ranges: Vec<(u32, u32)> = Vec::new();
+        let mut push = |first: usize, count: usize| {
+            let (Ok(first), Ok(count)) = (u32::try_from(first), u32::try_from(count)) else { return };
+            match ranges.last_mut() {
+                Some((start, len)) if *start + *len == first => *len += count,
+                _ => ranges.push((first, count)),
+            }
+        };
+        for (number, group) in self.groups.iter().enumerate() {
+            let Some(group) = group.get() else { continue };
+            for (index, leaf) in group.iter().enumerate() {
+                let first = (number * LEAVES_PER_GROUP + index) * SLOTS;
+                match &*leaf.read() {
+                    Leaf::Absent => {}
+                    // The last leaf may be longer than the volume.
+                    Leaf::Zero => {
+                        let end = usize::try_from(self.blocks).unwrap_or(usize::MAX);
+                        push(first, SLOTS.min(end.saturating_sub(first)));
+                    }
+                    Leaf::Table(table) => {
+                        let zero = table.iter().enumerate().filter(|(_, l)| **l == Location::ZERO);
+                        zero.for_each(|(index, _)| push(first + index, 1));
+                    }
+                }
+            }
+        }
+        ranges
+    }
+
     /// Waits until everybody who locked the leaf of one of these blocks before this call has unlocked it.
     pub fn sweep(&self, blocks: impl Iterator<Item = BlockNumber>) {
         let mut last = usize::MAX;

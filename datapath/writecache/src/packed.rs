@@ -1,7 +1,7 @@
 //! Packed segments: each live slot compressed with LZ4, in RAM, between the dirty segments and the disk.
 //!
-//! A packed segment is immutable: its slots are read, or die, until it is spilled or freed. Whether packing
-//! pays is tried on a few slots first; a slot that does not get smaller is kept as it is.
+//! A packed segment is immutable: its slots are read, or die, until it is spilled or freed. Where many have
+//! died it is replaced by a smaller one, with the same slots ([`PackedTable::shrink`]). Whether packing pays is tried on a few slots first; a slot that does not get smaller is kept as it is.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -13,7 +13,7 @@ use parking_lot::RwLock;
 
 use crate::memory::{AlignedBuffer, copy_frozen};
 use crate::segment::Segment;
-use crate::units::{SLOTS, SegmentId, Slot};
+use crate::units::{SLOT_COUNT, SLOTS, SegmentId, Slot};
 
 const BLOCK: usize = BLOCK_BYTES as usize;
 
@@ -31,6 +31,8 @@ pub struct Packed {
     blob: AlignedBuffer,
     /// Where each slot begins and ends, in units; equal for a slot that was dead.
     starts: Box<[u16]>,
+    /// Slots that were live when it was made.
+    live: u32,
     /// Bytes that it takes, for the budget.
     bytes: u64,
 }
@@ -41,14 +43,41 @@ impl Packed {
         self.bytes
     }
 
+    fn new(scratch: &[u8], starts: Vec<u16>, live: u32) -> Option<Self> {
+        let mut blob = AlignedBuffer::new(scratch.len())?;
+        blob.get_mut(..scratch.len())?.copy_from_slice(scratch);
+        let bytes = (blob.len() + starts.len() * 2 + size_of::<Self>()) as u64;
+        Some(Self { blob, starts: starts.into_boxed_slice(), live, bytes })
+    }
+
+    /// Where a slot's entry is in the blob; empty for a slot that was dead.
+    fn entry(&self, slot: Slot) -> Option<&[u8]> {
+        let index = usize::from(slot.0);
+        let (start, end) = (self.starts.get(index)?, self.starts.get(index + 1)?);
+        self.blob.get(usize::from(*start) * UNIT..usize::from(*end) * UNIT)
+    }
+
+    /// The same without the slots that died since, where enough of them did.
+    fn without_dead(&self, segment: &Segment) -> Option<Self> {
+        let live = segment.live();
+        if live == 0 || live > self.live / 4 * 3 {
+            return None;
+        }
+        let mut scratch = Vec::new();
+        let mut starts = Vec::with_capacity(SLOTS + 1);
+        for slot in 0..SLOT_COUNT {
+            starts.push(u16::try_from(scratch.len() / UNIT).ok()?);
+            if segment.owner(Slot(slot)).is_some() {
+                scratch.extend_from_slice(self.entry(Slot(slot))?);
+            }
+        }
+        starts.push(u16::try_from(scratch.len() / UNIT).ok()?);
+        Self::new(&scratch, starts, live).filter(|smaller| smaller.bytes < self.bytes)
+    }
+
     /// Unpacks a slot. `false`: it was dead when the segment was packed.
     pub fn unpack(&self, slot: Slot, into: &mut [u8; BLOCK]) -> bool {
-        let index = usize::from(slot.0);
-        let (Some(start), Some(end)) = (self.starts.get(index), self.starts.get(index + 1)) else {
-            return false;
-        };
-        let range = usize::from(*start) * UNIT..usize::from(*end) * UNIT;
-        let Some(entry) = self.blob.get(range) else { return false };
+        let Some(entry) = self.entry(slot) else { return false };
         let Some((head, body)) = entry.split_at_checked(2) else { return false };
         let len = usize::from(u16::from_le_bytes([
             head.first().copied().unwrap_or(0),
@@ -93,10 +122,7 @@ impl Packer {
             }
         }
         starts.push(u16::try_from(self.scratch.len() / UNIT).ok()?);
-        let mut blob = AlignedBuffer::new(self.scratch.len())?;
-        blob.get_mut(..self.scratch.len())?.copy_from_slice(&self.scratch);
-        let bytes = (blob.len() + starts.len() * 2 + size_of::<Packed>()) as u64;
-        Some(Packed { blob, starts: starts.into_boxed_slice(), bytes })
+        Packed::new(&self.scratch, starts, segment.live())
     }
 
     fn append(&mut self, plain: &[u8; BLOCK]) -> Option<()> {
@@ -153,6 +179,26 @@ impl PackedTable {
         self.segments.write().insert(id, Arc::new(packed));
     }
 
+    /// Replaces those that lost a quarter of their slots or more by smaller ones. Returns the bytes that
+    /// this freed.
+    pub fn shrink<'a>(&self, record: impl Fn(SegmentId) -> Option<&'a Segment>) -> u64 {
+        let ids: Vec<SegmentId> = self.segments.read().keys().copied().collect();
+        let mut freed = 0;
+        for id in ids {
+            let (Some(packed), Some(segment)) = (self.get(id), record(id)) else { continue };
+            let Some(smaller) = packed.without_dead(segment) else { continue };
+            let mut segments = self.segments.write();
+            // It may have been freed, and its number used again, meanwhile.
+            let Some(place) = segments.get_mut(&id).filter(|place| Arc::ptr_eq(place, &packed)) else {
+                continue;
+            };
+            freed += packed.bytes.saturating_sub(smaller.bytes);
+            *place = Arc::new(smaller);
+        }
+        self.bytes.fetch_sub(freed, Ordering::Relaxed);
+        freed
+    }
+
     /// Takes one out; its memory goes with its last reader. Returns its bytes.
     pub fn remove(&self, id: SegmentId) -> u64 {
         let bytes = self.segments.write().remove(&id).map_or(0, |packed| packed.bytes);
@@ -205,6 +251,13 @@ mod tests {
             assert_eq!(packed.unpack(Slot(slot), &mut out), live, "slot {slot}");
             assert!(!live || out[..] == mixed(slot)[..], "slot {slot}");
         }
+        for slot in 0..200 {
+            segment.kill(Slot(slot));
+        }
+        let smaller = packed.without_dead(&segment).unwrap();
+        assert!(smaller.bytes() < packed.bytes() * 2 / 3);
+        assert!(smaller.unpack(Slot(300), &mut out) && out[..] == mixed(300)[..]);
+        assert!(!smaller.unpack(Slot(100), &mut out));
         let table = PackedTable::default();
         let bytes = packed.bytes();
         table.insert(SegmentId(3), packed);

@@ -14,9 +14,13 @@
 //! Every state goes to `Free` when its last live slot dies, except `Filling` and the frozen
 //! ones, which do so when they leave that state. State and RAM address share one word, so that the hit path loads both at
 //! once. States change under the log's lock; see [`crate::map`] for what a change must do afterwards.
+//!
+//! In a persistent cache slots are claimed in order and never again; those below [`Segment::stable`] belong
+//! to a closed epoch and are not overwritten in place, and those below [`Segment::saved`] are on disk, also
+//! while the segment is still `Filling` or `Dirty`. A pinned segment is not freed: a commit reads it.
 
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU16, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
 use crate::units::{BlockNumber, SEGMENT_BYTES, SLOT_COUNT, SLOTS, SegmentId, Slot};
 
@@ -106,6 +110,12 @@ pub struct Segment {
     touched: AtomicBool,
     /// Packing was tried and does not pay. Cleared when the segment is filled again.
     unpackable: AtomicBool,
+    /// A commit is reading it.
+    pinned: AtomicBool,
+    /// Slots below this are not overwritten in place.
+    stable: AtomicU16,
+    /// Slots below this are on disk.
+    saved: AtomicU16,
     /// Position on the overflow disk.
     position: AtomicU32,
     /// Number of the write that put it there; part of the nonce.
@@ -121,6 +131,9 @@ impl Default for Segment {
             live: AtomicU32::new(0),
             touched: AtomicBool::new(false),
             unpackable: AtomicBool::new(false),
+            pinned: AtomicBool::new(false),
+            stable: AtomicU16::new(0),
+            saved: AtomicU16::new(0),
             position: AtomicU32::new(NOWHERE),
             generation: AtomicU64::new(0),
             owners: OnceLock::new(),
@@ -166,6 +179,37 @@ impl Segment {
     /// Remembers that, or forgets it.
     pub fn set_unpackable(&self, unpackable: bool) {
         self.unpackable.store(unpackable, Ordering::Relaxed);
+    }
+
+    /// The address of the segment's RAM, where this slot may be overwritten in place.
+    #[inline]
+    pub fn writable(&self, slot: Slot) -> Option<usize> {
+        self.word().writable().filter(|_| slot.0 >= self.stable.load(Ordering::Acquire))
+    }
+
+    /// Closes slots below this to overwriting. In a persistent cache, with its gate closed.
+    pub fn set_stable(&self, slots: u16) {
+        self.stable.store(slots, Ordering::Release);
+    }
+
+    /// Slots below this are on disk, in a persistent cache.
+    pub fn saved(&self) -> u16 {
+        self.saved.load(Ordering::Acquire)
+    }
+
+    /// Sets that.
+    pub fn set_saved(&self, slots: u16) {
+        self.saved.store(slots, Ordering::Release);
+    }
+
+    /// Whether a commit reads it, so that it must not be freed.
+    pub fn is_pinned(&self) -> bool {
+        self.pinned.load(Ordering::Acquire)
+    }
+
+    /// Sets that. Under the log's lock.
+    pub fn set_pinned(&self, pinned: bool) {
+        self.pinned.store(pinned, Ordering::Release);
     }
 
     /// Position on the overflow disk.

@@ -18,6 +18,7 @@ use crate::memory::{AlignedBuffer, copy_frozen};
 use crate::overflow::seal::{SEALED_SEGMENT_BYTES, SEALED_SLOT_BYTES};
 use crate::overflow::{NoPosition, Overflow};
 use crate::packed::Packed;
+use crate::persist::{Persist, READY_POSITIONS};
 use crate::segment::Segment;
 use crate::units::SegmentId;
 
@@ -36,14 +37,17 @@ pub struct Turned {
 impl WriteCache {
     /// Does what there is to do for this cache, as far as it goes without waiting for the disk.
     pub(crate) fn work(self: &Arc<Self>, now: Instant) -> Turned {
+        if let (Some(persist), Some(overflow)) = (&self.persist, &self.overflow) {
+            return self.work_persistent(now, persist, overflow);
+        }
         self.serve_waiting(now, false);
         let mut disk_failed = false;
         if let Some(overflow) = &self.overflow {
             self.move_cleaned(overflow);
         }
         // The ladder: pack what gets smaller, then spill, then clean. A writer that waits is better served
-        // by the disk, which is faster.
-        if self.overflow.is_none() || !self.waiting.any() {
+        // by the disk, which is faster, where that takes anything.
+        if !self.waiting.any() || self.cannot_spill() {
             self.pack_cold();
         }
         if let Some(overflow) = &self.overflow {
@@ -53,6 +57,42 @@ impl WriteCache {
         self.shrink();
         // Room may have come up meanwhile.
         let hopeless = self.log.lock().frozen_segments == 0 && !self.cleaner.is_busy();
+        let deadline = self.serve_waiting(now, hopeless);
+        Turned { deadline, disk_failed }
+    }
+
+    /// As [`WriteCache::work`] for a persistent cache, whose own thread does the writing: nothing is packed,
+    /// and positions come back with commits.
+    fn work_persistent(
+        self: &Arc<Self>,
+        now: Instant,
+        persist: &Persist,
+        overflow: &Arc<Overflow>,
+    ) -> Turned {
+        let emptied = self.log.lock().take_emptied();
+        for id in emptied {
+            if let Some(segment) = self.segments.get(id) {
+                self.release(segment, id);
+            }
+        }
+        let mut disk_failed = persist.has_failed();
+        match overflow.prepare(READY_POSITIONS) {
+            Ok(()) => self.disk_full.store(false, Ordering::Relaxed),
+            Err(why) => disk_failed |= self.no_position(why),
+        }
+        self.serve_waiting(now, false);
+        self.move_cleaned(overflow);
+        self.clean(overflow);
+        if !overflow.is_resting() {
+            if self.wants_spill() {
+                persist.ask_spill();
+            }
+            let short = overflow.free_positions() <= 2 * RESERVED_POSITIONS;
+            persist.ask_for_room(short || disk_failed || self.waiting.any());
+        }
+        self.shrink();
+        let hopeless =
+            self.log.lock().frozen_segments == 0 && !self.cleaner.is_busy() && !persist.brings_room();
         let deadline = self.serve_waiting(now, hopeless);
         Turned { deadline, disk_failed }
     }
@@ -69,7 +109,7 @@ impl WriteCache {
         }
     }
 
-    fn wants_spill(&self) -> bool {
+    pub(crate) fn wants_spill(&self) -> bool {
         let log = self.log.lock();
         log.has_dirty_cleaned()
             || log.dirty_segments > self.dirty_limit()
@@ -79,6 +119,12 @@ impl WriteCache {
 
     /// Packs cold segments, while that pays and there is room for packed ones.
     fn pack_cold(&self) {
+        if self.packed.bytes() >= self.packed_limit_bytes() || (self.packed.bytes() > 0 && self.waiting.any())
+        {
+            // Dead slots of packed segments first: that costs a copy of what is alive, and no I/O.
+            let freed = self.packed.shrink(|id| self.segments.get(id));
+            self.host.give_ram(freed);
+        }
         let mut packer = self.host.packer.lock();
         while self.log.lock().dirty_segments > self.dirty_limit()
             && self.packed.bytes() < self.packed_limit_bytes()

@@ -103,6 +103,7 @@ fn open(
         disk_bytes: request.cache.disk_bytes,
         cache_dir,
         pause_limit: DEFAULT_PAUSE_LIMIT,
+        persistent: None,
     };
     let volume = Volume::open(&options, host).map_err(volume_failed)?;
     let socket = request.run_dir.join("disk.sock");

@@ -90,6 +90,7 @@ pub fn options(
         disk_bytes: disk_mib << 20,
         cache_dir: at.to_path_buf(),
         pause_limit: Duration::from_millis(300),
+        persistent: None,
     }
 }
 

@@ -3,6 +3,7 @@
 use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::mpsc;
 
@@ -46,6 +47,32 @@ pub trait IoEngine: Send + Sync + 'static {
 
     /// What it is, for statistics and logs.
     fn name(&self) -> &'static str;
+
+    /// Makes what was written to the file durable. This and the following are what a persistent cache needs
+    /// beside reading and writing; they block, and are called on its own thread. Tests replace them.
+    fn sync(&self, file: &File) -> io::Result<()> {
+        file.sync_data()
+    }
+
+    /// Writes through the page cache.
+    fn write_at(&self, file: &File, bytes: &[u8], offset: u64) -> io::Result<()> {
+        file.write_all_at(bytes, offset)
+    }
+
+    /// Cuts the file.
+    fn set_len(&self, file: &File, len: u64) -> io::Result<()> {
+        file.set_len(len)
+    }
+
+    /// Gives a file another name, in place of the one that has it.
+    fn rename(&self, from: &Path, to: &Path) -> io::Result<()> {
+        std::fs::rename(from, to)
+    }
+
+    /// Makes names in a directory durable.
+    fn sync_dir(&self, dir: &File) -> io::Result<()> {
+        dir.sync_all()
+    }
 }
 
 /// The best engine that works here.

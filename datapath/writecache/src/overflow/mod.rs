@@ -3,14 +3,16 @@
 //! A position is [`seal::SEALED_SEGMENT_BYTES`] long. Space is claimed with `fallocate` before a segment
 //! is written there, so that a full host file system is found before data is accepted, and returned with a
 //! punched hole. The file of an ephemeral cache has no name: it is gone with the process, however that ends.
+//! That of a persistent cache has one, and [`crate::persist`] says what of it counts.
 
 pub mod io;
 pub mod seal;
 pub mod uring;
 
+use std::collections::VecDeque;
 use std::fs::{File, OpenOptions};
 use std::io as stdio;
-use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
+use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -22,10 +24,13 @@ use rustix::fs::{FallocateFlags, OFlags};
 use self::io::{Direction, IoEngine, IoOp};
 use self::seal::{SEALED_SEGMENT_BYTES, SEALED_SLOT_BYTES, SealKey};
 use crate::memory::AlignedBuffer;
-use crate::units::Slot;
+use crate::units::{SegmentId, Slot};
 
 /// Positions claimed at once, while there is room: fewer, larger extents.
 const GROW_POSITIONS: u32 = 16;
+
+/// Positions punched out in one go: the thread that does it also serves writers.
+const TRIM_POSITIONS: usize = 64;
 
 /// After a failed write the disk is left alone so long: it may come back, and is not asked in vain.
 const REST: Duration = Duration::from_millis(50);
@@ -57,8 +62,20 @@ struct Positions {
     ready: Vec<u32>,
     /// Given back to the file system.
     punched: Vec<u32>,
+    /// Could not be written the last time: tried again when there is no other.
+    doubtful: VecDeque<u32>,
     /// One past the highest position ever claimed.
     end: u32,
+}
+
+impl Positions {
+    /// The last resort of a claim that was counted already: a place that failed the last time.
+    fn take_doubtful(&mut self, otherwise: NoPosition) -> Result<u32, NoPosition> {
+        self.doubtful.pop_front().ok_or_else(|| {
+            self.used = self.used.saturating_sub(1);
+            otherwise
+        })
+    }
 }
 
 /// One volume's overflow.
@@ -127,9 +144,42 @@ fn open_file(at: &Path, direct: bool) -> stdio::Result<File> {
     }
 }
 
+fn open_named_file(at: &Path, direct: bool) -> stdio::Result<File> {
+    let flags = if direct { i32::try_from(OFlags::DIRECT.bits()).unwrap_or(0) } else { 0 };
+    OpenOptions::new()
+        .read(true)
+        .write(true)
+        .create(true)
+        .truncate(false)
+        .mode(0o600)
+        .custom_flags(flags)
+        .open(at)
+}
+
 impl Overflow {
-    /// Opens the overflow: a directory, in which an unnamed file is made, or a block device.
+    /// Opens the overflow of an ephemeral cache: a directory, in which an unnamed file is made, or a block
+    /// device.
     pub fn open(at: &Path, limit_bytes: u64, engine: Arc<dyn IoEngine>) -> Result<Self, String> {
+        Self::open_with(at, limit_bytes, engine, SealKey::random()?, open_file)
+    }
+
+    /// Opens the overflow of a persistent cache: a file with a name.
+    pub fn open_named(
+        at: &Path,
+        limit_bytes: u64,
+        engine: Arc<dyn IoEngine>,
+        key: SealKey,
+    ) -> Result<Self, String> {
+        Self::open_with(at, limit_bytes, engine, key, open_named_file)
+    }
+
+    fn open_with(
+        at: &Path,
+        limit_bytes: u64,
+        engine: Arc<dyn IoEngine>,
+        key: SealKey,
+        open_file: fn(&Path, bool) -> stdio::Result<File>,
+    ) -> Result<Self, String> {
         let tried = |e: stdio::Error| format!("cannot make an overflow file in {}: {e}", at.display());
         let (file, direct) = match open_file(at, true) {
             Ok(file) => (file, true),
@@ -148,7 +198,7 @@ impl Overflow {
         let overflow = Self {
             file: Arc::new(file),
             engine,
-            key: SealKey::random()?,
+            key,
             align,
             direct,
             is_device,
@@ -175,7 +225,9 @@ impl Overflow {
             bytes = bytes.min(size);
         }
         let limit = bytes / SEALED_SEGMENT_BYTES as u64;
-        self.positions.lock().limit = u32::try_from(limit).unwrap_or(u32::MAX - 1);
+        // There are not more segments.
+        self.positions.lock().limit =
+            u32::try_from(limit).map_or(SegmentId::LIMIT, |n| n.min(SegmentId::LIMIT));
     }
 
     /// Disk limit in positions.
@@ -205,8 +257,12 @@ impl Overflow {
             if let Some(position) = positions.ready.pop() {
                 return Ok(position);
             }
+            let doubtful = u32::try_from(positions.doubtful.len()).unwrap_or(u32::MAX);
             match positions.punched.pop() {
                 Some(position) => (position, 1),
+                None if positions.used.saturating_add(doubtful) > positions.limit => {
+                    return positions.take_doubtful(NoPosition::Limit);
+                }
                 None => {
                     let room = positions.limit.saturating_sub(positions.used).saturating_add(1);
                     (positions.end, GROW_POSITIONS.min(room).max(1))
@@ -227,11 +283,10 @@ impl Overflow {
                 Ok(position)
             }
             Err(error) => {
-                positions.used -= 1;
                 if position < positions.end {
                     positions.punched.push(position);
                 }
-                Err(NoPosition::Disk(error))
+                positions.take_doubtful(NoPosition::Disk(error))
             }
         }
     }
@@ -255,6 +310,92 @@ impl Overflow {
         }
     }
 
+    /// After a restart: these positions (ascending) are in use, and no other is. What the others hold goes.
+    pub fn restore(&self, used: &[u32]) {
+        let in_file =
+            u32::try_from(self.file_bytes().div_ceil(SEALED_SEGMENT_BYTES as u64)).unwrap_or(u32::MAX);
+        let end = used.last().map_or(0, |last| last + 1).max(in_file.min(SegmentId::LIMIT));
+        let mut taken = used.iter().copied().peekable();
+        let free: Vec<u32> = (0..end).filter(|position| taken.next_if_eq(position).is_none()).collect();
+        self.punch(&free);
+        let mut positions = self.positions.lock();
+        positions.used = u32::try_from(used.len()).unwrap_or(u32::MAX);
+        positions.end = end;
+        positions.punched = free;
+    }
+
+    /// A position that is claimed already, where `keep` more are left below the limit: no I/O.
+    pub fn take_ready(&self, keep: u32) -> Option<u32> {
+        let mut positions = self.positions.lock();
+        if positions.used.saturating_add(keep) >= positions.limit {
+            return None;
+        }
+        let position = positions.ready.pop()?;
+        positions.used += 1;
+        Some(position)
+    }
+
+    /// How long the file is.
+    pub fn file_bytes(&self) -> u64 {
+        self.file.metadata().map_or(0, |m| m.len())
+    }
+
+    /// Where a position begins in the file.
+    pub fn offset_of(position: u32) -> u64 {
+        u64::from(position) * SEALED_SEGMENT_BYTES as u64
+    }
+
+    /// Positions that [`Overflow::take_ready`] can give.
+    pub fn ready_positions(&self) -> usize {
+        self.positions.lock().ready.len()
+    }
+
+    /// Claims positions until so many are ready, or no more are to be had. Blocks for the file system.
+    pub fn prepare(&self, wanted: usize) -> Result<(), NoPosition> {
+        let mut claimed = Vec::new();
+        let mut result = Ok(());
+        while self.ready_positions() + claimed.len() < wanted {
+            match self.take_position() {
+                Ok(position) => claimed.push(position),
+                Err(NoPosition::Limit) => break,
+                Err(error) => {
+                    result = Err(error);
+                    break;
+                }
+            }
+        }
+        claimed.into_iter().for_each(|position| self.give_position(position));
+        result
+    }
+
+    /// Makes everything written durable. Blocks.
+    pub fn sync(&self) -> stdio::Result<()> {
+        self.engine.sync(&self.file)
+    }
+
+    /// What offsets and lengths of reads and writes must be multiples of.
+    pub fn align(&self) -> usize {
+        self.align
+    }
+
+    /// Writes `buffer[..len]` at `start` bytes into a position; both are multiples of the alignment.
+    pub fn write_range(
+        &self,
+        position: u32,
+        (start, len): (usize, usize),
+        buffer: AlignedBuffer,
+        done: impl FnOnce(stdio::Result<()>, AlignedBuffer) + Send + 'static,
+    ) {
+        self.engine.submit(IoOp {
+            file: Arc::clone(&self.file),
+            direction: Direction::Write,
+            offset: Self::offset_of(position) + start as u64,
+            buffer,
+            len,
+            done: Box::new(done),
+        });
+    }
+
     /// Gives a position back.
     pub fn give_position(&self, position: u32) {
         let mut positions = self.positions.lock();
@@ -266,7 +407,7 @@ impl Overflow {
     pub fn give_position_last(&self, position: u32) {
         let mut positions = self.positions.lock();
         positions.used = positions.used.saturating_sub(1);
-        positions.ready.insert(0, position);
+        positions.doubtful.push_back(position);
     }
 
     /// A write failed: the disk is left alone for a while.
@@ -288,22 +429,22 @@ impl Overflow {
     pub fn trim(&self) {
         let surplus: Vec<u32> = {
             let mut positions = self.positions.lock();
-            let count = positions.ready.len().saturating_sub(KEEP_POSITIONS);
+            let count = positions.ready.len().saturating_sub(KEEP_POSITIONS).min(TRIM_POSITIONS);
             positions.ready.drain(..count).collect()
         };
+        self.punch(&surplus);
+        self.positions.lock().punched.extend(surplus);
+    }
+
+    fn punch(&self, positions: &[u32]) {
         let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
-        for position in &surplus {
+        for position in positions {
             let offset = Self::offset_of(*position);
             if let Err(error) = rustix::fs::fallocate(&*self.file, flags, offset, SEALED_SEGMENT_BYTES as u64)
             {
                 tracing::debug!(%error, "overflow space could not be punched out");
             }
         }
-        self.positions.lock().punched.extend(surplus);
-    }
-
-    fn offset_of(position: u32) -> u64 {
-        u64::from(position) * SEALED_SEGMENT_BYTES as u64
     }
 
     /// The number for the next write of a segment.
@@ -410,8 +551,11 @@ impl Overflow {
 /// Refuses a limit that the file system cannot hold now: better before a machine runs than in its middle.
 fn check_space(file: &File, at: &Path, limit_bytes: u64) -> Result<(), String> {
     let Ok(space) = rustix::fs::fstatvfs(file) else { return Ok(()) };
-    let free = space.f_bavail.saturating_mul(space.f_frsize);
-    let is_file = file.metadata().is_ok_and(|m| m.is_file());
+    let metadata = file.metadata();
+    let is_file = metadata.as_ref().is_ok_and(|m| m.is_file());
+    // What a persistent cache has already is its own.
+    let own = metadata.map_or(0, |m| m.blocks().saturating_mul(512));
+    let free = space.f_bavail.saturating_mul(space.f_frsize).saturating_add(own);
     if is_file && free < limit_bytes {
         return Err(format!(
             "the write cache may take {} on disk, and {} has only {} free: choose another directory or a lower limit",

@@ -3,8 +3,9 @@
 //! On disk a slot is its ciphertext followed by its tag, [`SEALED_SLOT_BYTES`] in all, packed without
 //! padding: 512 of them take exactly 514 pages. The nonce is the segment's generation (8 bytes, little
 //! endian) and the slot (4 bytes); a generation is used for one write of one segment and never again
-//! under the same key. The key is made from the system's random source when the volume is opened, is never
-//! written anywhere, and goes with the volume.
+//! under the same key. The key of an ephemeral cache is made from the system's random source when the volume
+//! is opened, is never written anywhere, and goes with the volume; that of a persistent cache is its owner's.
+//! The slots of one generation may be written at several times, and again, but always with the same contents.
 
 use aws_lc_rs::aead::{AES_128_GCM, Aad, LessSafeKey, Nonce, UnboundKey};
 use headwater_block::BLOCK_BYTES;
@@ -44,9 +45,23 @@ impl SealKey {
     pub fn random() -> Result<Self, String> {
         let mut key = [0u8; 16];
         aws_lc_rs::rand::fill(&mut key).map_err(|e| format!("no random bytes for the key: {e}"))?;
-        let bound = UnboundKey::new(&AES_128_GCM, &key).map_err(|e| format!("the key was refused: {e}"));
+        let made = Self::from_bytes(&key);
         key.fill(0);
+        made
+    }
+
+    /// The key of a persistent cache, which its owner keeps.
+    pub fn from_bytes(key: &[u8; 16]) -> Result<Self, String> {
+        let bound = UnboundKey::new(&AES_128_GCM, key).map_err(|e| format!("the key was refused: {e}"));
         Ok(Self(LessSafeKey::new(bound?)))
+    }
+
+    /// A tag over `identity` that only this key gives: generation 0, which no slot is sealed with.
+    pub fn check(&self, identity: &[u8]) -> Option<[u8; TAG_BYTES]> {
+        let mut nothing = [0u8; 0];
+        let nonce = nonce(0, Slot(0));
+        let tag = self.0.seal_in_place_separate_tag(nonce, Aad::from(identity), &mut nothing).ok()?;
+        tag.as_ref().try_into().ok()
     }
 
     /// Seals `sealed[..4096]` in place and puts the tag behind it. Whether that worked: it does, unless the

@@ -8,22 +8,20 @@
 //! kernel says that the operation is over.
 #![expect(unsafe_code, reason = "the kernel uses the buffers of submitted entries; see above")]
 
+use std::collections::VecDeque;
 use std::io;
 use std::os::fd::AsRawFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use io_uring::{IoUring, opcode, squeue, types};
-use parking_lot::{Condvar, Mutex};
-
-thread_local! {
-    /// Whether this is the thread that waits for completions: it must not wait for itself.
-    static REAPER: std::cell::Cell<bool> = const { std::cell::Cell::new(false) };
-}
+use parking_lot::Mutex;
 
 use super::io::{Direction, IoEngine, IoOp};
 
-/// Entries of the ring, and operations in flight at most.
+/// Entries of the ring, and operations in flight at most. More of them queue up here, without anybody
+/// waiting: a thread that completes one operation may submit the next, and would wait for itself. How many
+/// there can be is bounded by what the front-ends take in.
 const DEPTH: u32 = 256;
 
 /// `user_data` of the entry that ends the completion thread.
@@ -53,8 +51,7 @@ struct Shared {
     ring: IoUring,
     submit: Mutex<()>,
     in_flight: AtomicU32,
-    slow: Mutex<()>,
-    room: Condvar,
+    queued: Mutex<VecDeque<Box<Flight>>>,
 }
 
 impl Shared {
@@ -95,10 +92,31 @@ impl Shared {
         }
     }
 
+    /// Starts an operation, or queues it behind those in flight.
+    fn start(&self, flight: Box<Flight>) {
+        {
+            let mut queued = self.queued.lock();
+            if self.in_flight.load(Ordering::Acquire) >= DEPTH {
+                queued.push_back(flight);
+                return;
+            }
+            self.in_flight.fetch_add(1, Ordering::AcqRel);
+        }
+        self.launch(flight);
+    }
+
+    /// An operation is over: the next one takes its place.
     fn land(&self) {
-        if self.in_flight.fetch_sub(1, Ordering::AcqRel) >= DEPTH {
-            let _guard = self.slow.lock();
-            self.room.notify_all();
+        let next = {
+            let mut queued = self.queued.lock();
+            let next = queued.pop_front();
+            if next.is_none() {
+                self.in_flight.fetch_sub(1, Ordering::AcqRel);
+            }
+            next
+        };
+        if let Some(flight) = next {
+            self.launch(flight);
         }
     }
 
@@ -154,8 +172,7 @@ impl UringEngine {
             ring,
             submit: Mutex::new(()),
             in_flight: AtomicU32::new(0),
-            slow: Mutex::new(()),
-            room: Condvar::new(),
+            queued: Mutex::default(),
         });
         let reaper = Arc::clone(&shared);
         std::thread::Builder::new().name("hw-disk".into()).spawn(move || reap(&reaper))?;
@@ -164,7 +181,6 @@ impl UringEngine {
 }
 
 fn reap(shared: &Shared) {
-    REAPER.set(true);
     loop {
         match shared.ring.submitter().submit_and_wait(1) {
             Ok(_) => {}
@@ -204,14 +220,7 @@ impl IoEngine for UringEngine {
             (op.done)(Err(error), op.buffer);
             return;
         }
-        // What a completion submits in its turn goes over the limit by one, and the ring has room for that.
-        if self.shared.in_flight.fetch_add(1, Ordering::AcqRel) >= DEPTH && !REAPER.get() {
-            let mut guard = self.shared.slow.lock();
-            while self.shared.in_flight.load(Ordering::Acquire) > DEPTH {
-                self.shared.room.wait(&mut guard);
-            }
-        }
-        self.shared.launch(Box::new(Flight { op, moved: 0 }));
+        self.shared.start(Box::new(Flight { op, moved: 0 }));
     }
 
     fn name(&self) -> &'static str {
@@ -232,6 +241,35 @@ impl Drop for UringEngine {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn completions_may_submit_while_the_ring_is_full() {
+        // Where containers forbid io_uring there is no ring to fill.
+        let Ok(engine) = UringEngine::open() else { return };
+        let file = Arc::new(tempfile::tempfile().unwrap());
+        file.set_len(4096).unwrap();
+        let (tx, rx) = std::sync::mpsc::channel();
+        let read = |file: &Arc<std::fs::File>, done: super::super::io::IoDone| IoOp {
+            file: Arc::clone(file),
+            direction: Direction::Read,
+            offset: 0,
+            buffer: crate::memory::AlignedBuffer::new(4096).unwrap(),
+            len: 4096,
+            done,
+        };
+        for _ in 0..4 * DEPTH {
+            let (again, second, tx) = (Arc::clone(&engine), Arc::clone(&file), tx.clone());
+            engine.submit(read(
+                &file,
+                Box::new(move |_, _| {
+                    again.submit(read(&second, Box::new(move |result, _| tx.send(result).unwrap())));
+                }),
+            ));
+        }
+        for _ in 0..4 * DEPTH {
+            rx.recv_timeout(std::time::Duration::from_secs(60)).unwrap().unwrap();
+        }
+    }
 
     #[test]
     fn the_ring_reads_what_it_wrote() {

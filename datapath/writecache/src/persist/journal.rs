@@ -284,11 +284,16 @@ impl Journal {
         if self.broken {
             return IoError::with_source(
                 IoErrorKind::Device,
-                format!("the persistent cache {place} cannot be made durable any more: close the volume, check that disk, and open it again"),
+                format!(
+                    "the persistent cache {place} cannot be made durable any more: close the volume, check that disk, and open it again"
+                ),
                 error,
             );
         }
-        IoError::from_os(format!("cannot write the persistent cache {place}; what was flushed before is safe"), error)
+        IoError::from_os(
+            format!("cannot write the persistent cache {place}; what was flushed before is safe"),
+            error,
+        )
     }
 }
 

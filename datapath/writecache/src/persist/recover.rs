@@ -106,12 +106,7 @@ fn kill(segments: &SegmentTable, old: Location) {
     }
 }
 
-fn clear(
-    map: &Map,
-    segments: &SegmentTable,
-    ranges: format::Words<'_>,
-    to: Location,
-) -> ControlFlow<()> {
+fn clear(map: &Map, segments: &SegmentTable, ranges: format::Words<'_>, to: Location) -> ControlFlow<()> {
     for (first, count) in ranges.pairs() {
         let end = u64::from(first) + u64::from(count);
         if end > map.blocks() {

@@ -1,0 +1,88 @@
+//! How evenly writes are slowed down: latencies of 4 KiB random writes that come faster than the overflow
+//! disk takes them, with 64 MiB of RAM.
+//!
+//! `cargo run --release -p headwater-volume --example overload_latency -- DIR [THREADS] [MIB] [ROUNDS]`
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use headwater_block::{Device, blocking};
+use headwater_testkit::{ReferenceDisk, ReferenceOptions, Rng};
+use headwater_volume::{CacheMode, DEFAULT_WEIGHT, Volume, VolumeOptions};
+use headwater_writecache::Host;
+
+const BLOCK: usize = 4096;
+const SPAN_BYTES: u64 = 4 << 30;
+
+fn main() {
+    let mut args = std::env::args().skip(1);
+    let dir = args.next().map_or_else(std::env::temp_dir, PathBuf::from);
+    let mut number = |default: u64| args.next().and_then(|text| text.parse().ok()).unwrap_or(default);
+    let (threads, mib, rounds) = (number(4), number(2048), number(5));
+    println!(
+        "{:>8} {:>9} {:>9} {:>9} {:>9} {:>9}",
+        "MiB/s", "p50 us", "p99 us", "p99.9 us", "p99.99", "max us"
+    );
+    for round in 0..rounds {
+        let (elapsed, mut ns) = run(&dir, threads, mib, round);
+        ns.sort_unstable();
+        let at = |per_mille: f64| {
+            let index = (ns.len() as f64 * per_mille / 1000.0) as usize;
+            f64::from(ns[index.min(ns.len() - 1)]) / 1000.0
+        };
+        println!(
+            "{:>8.0} {:>9.1} {:>9.1} {:>9.1} {:>9.1} {:>9.1}",
+            mib as f64 / elapsed.as_secs_f64(),
+            at(500.0),
+            at(990.0),
+            at(999.0),
+            at(999.9),
+            at(1000.0)
+        );
+    }
+}
+
+/// One round on a new volume: how long it took, and each write's nanoseconds.
+fn run(dir: &std::path::Path, threads: u64, mib: u64, round: u64) -> (Duration, Vec<u32>) {
+    let host = Host::start(u64::MAX).expect("the host starts");
+    let read_only = ReferenceOptions { read_only: true, ..ReferenceOptions::default() };
+    let base: Arc<dyn Device> = Arc::new(ReferenceDisk::with_options(SPAN_BYTES, read_only));
+    let options = VolumeOptions {
+        base,
+        mode: CacheMode::RamDisk,
+        ram_bytes: 64 << 20,
+        weight: DEFAULT_WEIGHT,
+        persistent: None,
+        disk_bytes: 3 * SPAN_BYTES,
+        cache_dir: dir.to_path_buf(),
+        pause_limit: Duration::from_secs(60),
+    };
+    let volume = Volume::open(&options, &host).expect("the volume opens");
+    let writes = (mib << 20) / BLOCK as u64 / threads;
+    let start = Instant::now();
+    let all = std::thread::scope(|scope| {
+        let writers: Vec<_> = (0..threads)
+            .map(|thread| {
+                let volume = &*volume;
+                scope.spawn(move || writer(volume, round * threads + thread, writes))
+            })
+            .collect();
+        writers.into_iter().flat_map(|w| w.join().expect("it writes")).collect()
+    });
+    (start.elapsed(), all)
+}
+
+fn writer(volume: &Volume, seed: u64, writes: u64) -> Vec<u32> {
+    let mut rng = Rng::new(seed);
+    let data = rng.bytes(1 << 20);
+    (0..writes)
+        .map(|_| {
+            let from = rng.index(255) * BLOCK;
+            let offset = rng.below(SPAN_BYTES / BLOCK as u64) * BLOCK as u64;
+            let start = Instant::now();
+            blocking::write(volume, offset, &data[from..from + BLOCK]).expect("the write is taken");
+            u32::try_from(start.elapsed().as_nanos()).unwrap_or(u32::MAX)
+        })
+        .collect()
+}

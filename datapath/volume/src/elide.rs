@@ -1,0 +1,87 @@
+//! Writes equal to the image: they take no space, and free what the block took.
+//!
+//! | the block | the image is looked at |
+//! |---|---|
+//! | would take a new slot (absent, or its segment is not in RAM to be written) | one of 32 |
+//! | is overwritten where it is | one of 64 |
+//! | either, up to 64 differing ones after an equal one, or after the volume was opened | always |
+//!
+//! Looking means [`Device::try_now`] for one logical block, and for the rest only where that is equal; where
+//! the image has it not in memory, the write is stored like any other. Equal writes come in runs (a file is
+//! put back, a package installed again), so one hit makes the next ones likely; and a look costs about as
+//! much as half a write, for a cache line of the image that nobody else needs.
+
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use headwater_block::{Attempt, BLOCK_BYTES, ByteRange, Device, Op};
+use headwater_writecache::{BlockNumber, Now};
+
+const BLOCK: usize = BLOCK_BYTES as usize;
+
+/// Looks in vain after a hit, before only some writes are looked at again.
+const EAGER_LOOKS: u32 = 64;
+
+/// One of so many writes that would take a slot is looked at.
+const SAMPLE_NEW: u32 = 32;
+
+/// One of so many overwrites in place is looked at.
+const SAMPLE_IN_PLACE: u32 = 64;
+
+/// Compared before anything else: the usual logical block.
+const PROBE_BYTES: usize = 512;
+
+/// Looks for writes equal to the image of one volume.
+#[derive(Debug)]
+pub(crate) struct Elision {
+    /// Whether there is anything in the image to be equal to, in pieces small enough to look at.
+    is_possible: bool,
+    /// Looks that are left of a run. Written seldom, so that its cache line stays shared.
+    eager: AtomicU32,
+}
+
+impl Elision {
+    pub(crate) fn new(base: &dyn Device, base_is_empty: bool) -> Self {
+        let small = usize::try_from(base.geometry().logical_block_bytes).is_ok_and(|b| b <= PROBE_BYTES);
+        Self { is_possible: small && !base_is_empty, eager: AtomicU32::new(EAGER_LOOKS) }
+    }
+
+    /// Whether the image holds `data`, a whole block, as far as that is known without waiting.
+    #[inline]
+    pub(crate) fn is_same(&self, base: &dyn Device, block: BlockNumber, data: &[u8], now: Now) -> bool {
+        self.is_possible && self.is_due(block, data, now) && self.look(base, block, data)
+    }
+
+    #[inline]
+    fn is_due(&self, block: BlockNumber, data: &[u8], now: Now) -> bool {
+        if self.eager.load(Ordering::Relaxed) > 0 {
+            return true;
+        }
+        let head = data.first_chunk::<4>().map_or(0, |head| u32::from_le_bytes(*head));
+        let sample = if now == Now::InPlace { SAMPLE_IN_PLACE } else { SAMPLE_NEW };
+        (head ^ block.0).wrapping_mul(0x9E37_79B9) < u32::MAX / sample
+    }
+
+    /// Out of line: most writes never come here, and need not pay for its stack.
+    #[cold]
+    #[inline(never)]
+    fn look(&self, base: &dyn Device, block: BlockNumber, data: &[u8]) -> bool {
+        let same = equals::<PROBE_BYTES>(base, block, data) && equals::<BLOCK>(base, block, data);
+        let eager = self.eager.load(Ordering::Relaxed);
+        if same && eager != EAGER_LOOKS {
+            self.eager.store(EAGER_LOOKS, Ordering::Relaxed);
+        } else if !same && eager > 0 {
+            self.eager.store(eager - 1, Ordering::Relaxed);
+        }
+        same
+    }
+}
+
+/// Whether the first `N` bytes of the block are known to be those of the image.
+fn equals<const N: usize>(base: &dyn Device, block: BlockNumber, data: &[u8]) -> bool {
+    let mut image = [0u8; N];
+    let Some(range) = ByteRange::new(u64::from(block.0) * u64::from(BLOCK_BYTES), N as u64) else {
+        return false;
+    };
+    let read = base.try_now(Op::Read { range, into: &mut image });
+    matches!(read, Ok(Attempt::Done)) && data.get(..N) == Some(&image)
+}

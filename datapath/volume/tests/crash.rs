@@ -1,0 +1,275 @@
+//! A persistent volume loses power at random points, hundreds of times, while it is written, flushed,
+//! discarded and cleaned: each time it comes back as it was at some moment at or after the last answered
+//! flush, exactly.
+
+#[path = "setup/crash.rs"]
+mod crash;
+mod setup;
+
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use headwater_block::{Attempt, ByteRange, Device, IoErrorKind, Op, Request, blocking};
+use headwater_testkit::{ReferenceDisk, ReferenceOptions, Rng};
+use headwater_volume::{CacheMode, PersistentOptions, Volume, VolumeOptions};
+use headwater_writecache::Host;
+
+use crash::CrashEngine;
+
+const MIB: u64 = 1 << 20;
+const BLOCK: usize = 4096;
+const SIZE_MIB: u64 = 20;
+const BLOCKS: usize = (SIZE_MIB * MIB) as usize / BLOCK;
+
+/// What every block held, and when: step 0 is the state at opening, and each change of one block is a step.
+struct Oracle {
+    contents: Vec<u8>,
+    /// For each block, ascending: from which step on it had contents with this checksum.
+    history: Vec<Vec<(usize, u32)>>,
+    steps: usize,
+    /// The last step that an answered flush covers.
+    flushed: usize,
+}
+
+impl Oracle {
+    fn new(contents: Vec<u8>) -> Self {
+        let history = contents.chunks(BLOCK).map(|block| vec![(0, crc32c::crc32c(block))]).collect();
+        Self { contents, history, steps: 0, flushed: 0 }
+    }
+
+    /// Bytes of one request, block by block, in order.
+    fn write(&mut self, offset: usize, bytes: &[u8]) {
+        self.contents[offset..offset + bytes.len()].copy_from_slice(bytes);
+        for block in offset / BLOCK..(offset + bytes.len()).div_ceil(BLOCK) {
+            self.steps += 1;
+            let sum = crc32c::crc32c(&self.contents[block * BLOCK..][..BLOCK]);
+            self.history[block].push((self.steps, sum));
+        }
+    }
+
+    /// The latest step at which the whole disk was as it is now.
+    fn step_of(&self, found: &[u8]) -> Option<usize> {
+        // At each step: how many blocks begin, less how many cease, to be as found.
+        let mut change = vec![0i64; self.steps + 2];
+        for (block, history) in found.chunks(BLOCK).zip(&self.history) {
+            let sum = crc32c::crc32c(block);
+            for (index, (from, _)) in history.iter().enumerate().filter(|(_, (_, s))| *s == sum) {
+                let end = history.get(index + 1).map_or(self.steps + 1, |(next, _)| *next);
+                change[*from] += 1;
+                change[end] -= 1;
+            }
+        }
+        let mut same = 0;
+        let mut last = None;
+        for (step, change) in change.iter().enumerate().take(self.steps + 1) {
+            same += change;
+            if same == BLOCKS as i64 {
+                last = Some(step);
+            }
+        }
+        last
+    }
+}
+
+struct Life {
+    seed: u64,
+    base: Arc<dyn Device>,
+    mode: CacheMode,
+    oracle: Oracle,
+    rng: Rng,
+    cleaned: u64,
+    spilled: u64,
+    crashes: u64,
+}
+
+impl Life {
+    fn options(&self, at: &Path) -> VolumeOptions {
+        // 20 MiB of blocks in a disk of 15 segments: cleaning has to work, and positions come back by commits.
+        VolumeOptions {
+            persistent: Some(PersistentOptions { name: "life".into(), key: [7; 16], base_id: [9; 32] }),
+            pause_limit: Duration::from_secs(20),
+            ..setup::options(&self.base, self.mode, 16, 31, at)
+        }
+    }
+
+    /// From opening to a crash, or a clean end.
+    fn session(&mut self, at: &Path) {
+        let engine = CrashEngine::new();
+        let clean = self.rng.chance(1, 8);
+        let early = self.rng.chance(1, 10);
+        if !clean {
+            let most = if self.rng.chance(1, 2) { 12 } else { 120 };
+            engine.crash_after(self.rng.between(if early { 1 } else { 6 }, most));
+        }
+        let host = Host::with_engine(u64::MAX, Arc::clone(&engine) as _).unwrap();
+        match Volume::open(&self.options(at), &host) {
+            Err(error) => assert!(engine.is_gone(), "seed {}: cannot open: {error}", self.seed),
+            Ok(volume) => {
+                self.check(&*volume);
+                let over = AtomicBool::new(false);
+                std::thread::scope(|scope| {
+                    // Writes that wait for a disk that is gone would wait for long.
+                    scope.spawn(|| {
+                        while !over.load(Ordering::Relaxed) && !engine.is_gone() {
+                            std::thread::sleep(Duration::from_millis(2));
+                        }
+                        if engine.is_gone() {
+                            volume.close();
+                        }
+                    });
+                    let operations = self.rng.between(1, 120);
+                    for _ in 0..operations {
+                        if engine.is_gone() || !self.operation(&*volume, &engine) {
+                            break;
+                        }
+                    }
+                    over.store(true, Ordering::Relaxed);
+                });
+                let cache = volume.counters().cache;
+                self.cleaned += cache.cleaned_segments;
+                self.spilled += cache.spilled_segments;
+                volume.close();
+                if clean {
+                    self.oracle.flushed = self.oracle.steps;
+                }
+            }
+        }
+        if !clean {
+            self.crashes += 1;
+            engine.crash(&mut self.rng);
+        }
+    }
+
+    /// What is there after opening must be what was there at some step; it becomes the new beginning.
+    fn check(&mut self, device: &dyn Device) {
+        let mut found = vec![0; BLOCKS * BLOCK];
+        for (number, chunk) in found.chunks_mut(1 << 20).enumerate() {
+            if let Err(error) = blocking::read(device, number as u64 * MIB, chunk) {
+                // The power may be gone by now; then this life says nothing about what is on disk.
+                assert_eq!(error.kind(), IoErrorKind::Device, "seed {}: {error}", self.seed);
+                return;
+            }
+        }
+        let Oracle { steps, flushed, .. } = self.oracle;
+        let Some(step) = self.oracle.step_of(&found) else {
+            panic!(
+                "seed {}, crash {}: not a state of {steps} steps ({flushed} flushed)",
+                self.seed, self.crashes
+            )
+        };
+        assert!(
+            step >= flushed,
+            "seed {}, crash {}: step {step} of {steps}, but {flushed} were flushed",
+            self.seed,
+            self.crashes
+        );
+        self.oracle = Oracle::new(found);
+    }
+
+    /// One request. `false`: it failed, because the power went.
+    fn operation(&mut self, device: &dyn Device, engine: &CrashEngine) -> bool {
+        let count = if self.rng.chance(1, 4) { self.rng.between(1, 256) } else { self.rng.between(1, 24) };
+        let first = self.rng.below(BLOCKS as u64 - count);
+        let (offset, len) = (first as usize * BLOCK, count as usize * BLOCK);
+        let range = ByteRange::new(offset as u64, len as u64).unwrap();
+        let done = match self.rng.below(20) {
+            0..9 => self.write(device, offset, len, false),
+            9 => self.write(device, offset, len.min(4 * BLOCK), true),
+            // Parts of blocks.
+            10 | 11 => self.write(device, offset + 512, 1024, false),
+            12 => {
+                self.oracle.write(offset, &vec![0; len]);
+                blocking::discard(device, offset as u64, len as u64)
+            }
+            13 => {
+                self.oracle.write(offset, &vec![0; len]);
+                let fua = self.rng.chance(1, 3);
+                let step = self.oracle.steps;
+                let request = Request::WriteZeroes { range, may_unmap: true, fua };
+                let now = device.try_now(Op::WriteZeroes { range, may_unmap: true, fua });
+                let done = match now {
+                    Ok(Attempt::Done) => Ok(()),
+                    Ok(Attempt::MustWait) => blocking::wait(device, request).map(drop),
+                    Err(error) => Err(error),
+                };
+                if fua && done.is_ok() {
+                    self.oracle.flushed = step;
+                }
+                done
+            }
+            14..17 => {
+                let step = self.oracle.steps;
+                let done = blocking::flush(device);
+                if done.is_ok() {
+                    self.oracle.flushed = step;
+                }
+                done
+            }
+            _ => {
+                let mut found = vec![0; len];
+                let done = blocking::read(device, offset as u64, &mut found);
+                assert!(
+                    done.is_err() || found == self.oracle.contents[offset..offset + len],
+                    "seed {}: a read differs",
+                    self.seed
+                );
+                done
+            }
+        };
+        if let Err(error) = &done {
+            assert!(engine.is_gone(), "seed {}: {error}", self.seed);
+        }
+        done.is_ok()
+    }
+
+    fn write(
+        &mut self,
+        device: &dyn Device,
+        offset: usize,
+        len: usize,
+        fua: bool,
+    ) -> Result<(), headwater_block::IoError> {
+        let bytes = self.rng.bytes(len);
+        self.oracle.write(offset, &bytes);
+        if !fua {
+            return blocking::write(device, offset as u64, &bytes);
+        }
+        let step = self.oracle.steps;
+        let range = ByteRange::new(offset as u64, len as u64).unwrap();
+        blocking::wait(device, Request::Write { range, buffer: bytes, fua })?;
+        self.oracle.flushed = step;
+        Ok(())
+    }
+}
+
+fn live(seed: u64, mode: CacheMode, image: bool, crashes: u64) {
+    let dir = tempfile::tempdir().unwrap();
+    let mut rng = Rng::new(seed);
+    let contents = if image { rng.bytes(BLOCKS * BLOCK) } else { vec![0; BLOCKS * BLOCK] };
+    let options = ReferenceOptions { read_only: true, ..Default::default() };
+    let base: Arc<dyn Device> = Arc::new(ReferenceDisk::with_contents(contents.clone(), options));
+    let oracle = Oracle::new(contents);
+    let mut life = Life { seed, base, mode, oracle, rng, cleaned: 0, spilled: 0, crashes: 0 };
+    while life.crashes < crashes {
+        life.session(dir.path());
+    }
+    println!("{crashes} crashes, {} segments written, {} cleaned", life.spilled, life.cleaned);
+    assert!(life.spilled > 20 && life.cleaned > 5, "{} written, {} cleaned", life.spilled, life.cleaned);
+}
+
+#[test]
+fn over_an_image() {
+    live(1, CacheMode::RamDisk, true, 150);
+}
+
+#[test]
+fn over_nothing() {
+    live(2, CacheMode::RamDisk, false, 150);
+}
+
+#[test]
+fn in_disk_mode() {
+    live(3, CacheMode::Disk, true, 150);
+}

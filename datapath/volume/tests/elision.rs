@@ -1,0 +1,116 @@
+//! Writes equal to the image take no space and free what was there, wherever that was.
+
+mod setup;
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use headwater_block::{Device, blocking};
+use headwater_testkit::{ReferenceDisk, ReferenceOptions, Rng, Waits};
+use headwater_volume::{CacheMode, Volume};
+
+const MIB: u64 = 1 << 20;
+const BLOCK: u64 = 4096;
+
+fn image(size_mib: u64) -> (Vec<u8>, Arc<dyn Device>) {
+    let bytes = Rng::new(8).bytes((size_mib * MIB) as usize);
+    let disk = ReferenceDisk::new(size_mib * MIB);
+    (0..size_mib).for_each(|mib| {
+        let part = &bytes[(mib * MIB) as usize..((mib + 1) * MIB) as usize];
+        blocking::write(&disk, mib * MIB, part).unwrap();
+    });
+    (bytes, Arc::new(disk))
+}
+
+fn eventually(what: &str, mut check: impl FnMut() -> bool) {
+    let start = Instant::now();
+    while !check() {
+        assert!(start.elapsed() < Duration::from_secs(10), "not within 10 s: {what}");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
+fn assert_is_image(device: &dyn Device, image: &[u8]) {
+    let mut read = vec![0; MIB as usize];
+    for (mib, expected) in (0..).zip(image.chunks(MIB as usize)) {
+        blocking::read(device, mib * MIB, &mut read).unwrap();
+        assert!(read == expected, "MiB {mib} differs");
+    }
+}
+
+#[test]
+fn writing_the_image_over_an_untouched_volume_takes_nothing() {
+    let dir = tempfile::tempdir().unwrap();
+    let (host, _) = setup::host(u64::MAX);
+    let (bytes, base) = image(16);
+    let (volume, device) = setup::open(&setup::options(&base, CacheMode::Ram, 16, 0, dir.path()), &host);
+    // More than RAM would hold, twice.
+    for _ in 0..2 {
+        for (mib, part) in (0..).zip(bytes.chunks(MIB as usize)) {
+            blocking::write(&*device, mib * MIB, part).unwrap();
+        }
+    }
+    let cache = volume.counters().cache;
+    assert_eq!(cache.elided_equal_blocks, 2 * 16 * MIB / BLOCK);
+    assert_eq!((cache.ram_used_bytes, cache.write_new_blocks), (0, 0), "{cache:?}");
+    assert_is_image(&*device, &bytes);
+}
+
+#[test]
+fn putting_the_image_back_frees_ram_and_disk() {
+    let dir = tempfile::tempdir().unwrap();
+    let (host, _) = setup::host(u64::MAX);
+    let (bytes, base) = image(96);
+    let (volume, device) =
+        setup::open(&setup::options(&base, CacheMode::RamDisk, 24, 256, dir.path()), &host);
+    let mut rng = Rng::new(9);
+    for mib in 0..96 {
+        // Half of it packs, so that every residence has some.
+        let data = if mib % 2 == 0 { rng.bytes(MIB as usize) } else { vec![mib as u8 | 1; MIB as usize] };
+        blocking::write(&*device, mib * MIB, &data).unwrap();
+    }
+    let full = volume.counters().cache;
+    assert!(full.disk_used_bytes > 40 * MIB && full.packed_bytes > 0, "{full:?}");
+    for (mib, part) in (0..).zip(bytes.chunks(MIB as usize)) {
+        blocking::write(&*device, mib * MIB, part).unwrap();
+    }
+    assert_is_image(&*device, &bytes);
+    // Overwrites in RAM are looked at in runs only: a few blocks may have been stored before a run began.
+    let blocks = 96 * MIB / BLOCK;
+    let elided = volume.counters().cache.elided_equal_blocks;
+    assert!(elided > blocks - 256, "{elided} of {blocks}");
+    eventually("space is given back", || {
+        let cache = volume.counters().cache;
+        cache.disk_used_bytes <= 8 * MIB && cache.ram_used_bytes - cache.index_bytes <= 12 * MIB
+    });
+}
+
+#[test]
+fn what_differs_in_one_byte_is_stored() {
+    let dir = tempfile::tempdir().unwrap();
+    let (host, _) = setup::host(u64::MAX);
+    let (mut bytes, base) = image(2);
+    let (volume, device) = setup::open(&setup::options(&base, CacheMode::Ram, 16, 0, dir.path()), &host);
+    for (block, at) in [(0usize, 0usize), (1, 511), (2, 512), (3, 4095)] {
+        bytes[block * BLOCK as usize + at] ^= 1;
+        let part = &bytes[block * BLOCK as usize..(block + 1) * BLOCK as usize];
+        blocking::write(&*device, block as u64 * BLOCK, part).unwrap();
+    }
+    assert_eq!(volume.counters().cache.elided_equal_blocks, 0);
+    assert_is_image(&*device, &bytes);
+}
+
+#[test]
+fn an_image_that_is_not_in_memory_is_not_waited_for() {
+    let dir = tempfile::tempdir().unwrap();
+    let (host, _) = setup::host(u64::MAX);
+    let slow = ReferenceOptions { waits: Waits::Always, ..ReferenceOptions::default() };
+    let base: Arc<dyn Device> = Arc::new(ReferenceDisk::with_options(4 * MIB, slow));
+    let data = Rng::new(3).bytes(MIB as usize);
+    blocking::write(&*base, 0, &data).unwrap();
+    let volume: Arc<Volume> = setup::open(&setup::options(&base, CacheMode::Ram, 16, 0, dir.path()), &host).0;
+    blocking::write(&*volume, 0, &data).unwrap();
+    let cache = volume.counters().cache;
+    assert_eq!((cache.elided_equal_blocks, cache.write_new_blocks), (0, MIB / BLOCK));
+    assert_is_image(&*volume, &data);
+}

@@ -1,0 +1,218 @@
+//! A disk that loses power: what was not synced is kept or dropped at random, sector by sector.
+//!
+//! The files hold what was written ("live"); beside them the engine keeps, for each sector written since the
+//! last sync, what was there before ("durable"). A crash puts a random part of the latter back.
+
+use std::collections::{BTreeMap, HashMap};
+use std::fs::{File, OpenOptions};
+use std::io;
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::{FileExt, MetadataExt};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex};
+
+use headwater_testkit::Rng;
+use headwater_writecache::overflow::io::{Direction, IoEngine, IoOp, open_engine};
+
+const SECTOR: u64 = 512;
+
+/// What a file was before it was written to without a sync.
+struct Undo {
+    /// The same file, through the page cache.
+    file: File,
+    durable_len: u64,
+    sectors: BTreeMap<u64, Vec<u8>>,
+}
+
+impl Undo {
+    fn of(file: &File) -> Self {
+        let path = format!("/proc/self/fd/{}", file.as_raw_fd());
+        let file = OpenOptions::new().read(true).write(true).open(path).expect("the file is there");
+        let durable_len = file.metadata().expect("it is open").len();
+        Self { file, durable_len, sectors: BTreeMap::new() }
+    }
+
+    fn remember(&mut self, offset: u64, len: u64) {
+        let missing: Vec<u64> = (offset / SECTOR..(offset + len).div_ceil(SECTOR))
+            .filter(|sector| !self.sectors.contains_key(sector))
+            .collect();
+        for sector in missing {
+            let mut old = vec![0; SECTOR as usize];
+            let mut read = 0;
+            while read < old.len() {
+                match self.file.read_at(&mut old[read..], sector * SECTOR + read as u64).expect("it reads") {
+                    0 => break,
+                    n => read += n,
+                }
+            }
+            self.sectors.insert(sector, old);
+        }
+    }
+
+    fn crash(self, rng: &mut Rng) {
+        let live_len = self.file.metadata().expect("it is open").len();
+        // Nothing, everything, or a part gets lost.
+        let keep_of_4 = rng.below(5);
+        for (sector, old) in &self.sectors {
+            if !rng.chance(keep_of_4, 4) {
+                self.file.write_all_at(old, sector * SECTOR).expect("it writes");
+            }
+        }
+        let len = match live_len.checked_sub(self.durable_len) {
+            // The end may not have moved yet, or not as far.
+            Some(grown) if rng.chance(1, 2) => self.durable_len + rng.between(0, grown),
+            Some(_) => live_len,
+            None => self.durable_len,
+        };
+        self.file.set_len(len).expect("it can be cut");
+    }
+}
+
+#[derive(Default)]
+struct State {
+    undo: HashMap<u64, Undo>,
+    /// A name whose change was not synced, and what it named before.
+    renamed: Option<(PathBuf, Option<Vec<u8>>)>,
+    /// Operations until the power goes; 0: it is gone; `None`: it stays.
+    left: Option<u64>,
+}
+
+/// See the file's head.
+pub struct CrashEngine {
+    real: Arc<dyn IoEngine>,
+    state: Mutex<State>,
+}
+
+fn gone() -> io::Error {
+    io::Error::other("the power is gone")
+}
+
+impl State {
+    /// Counts an operation. Whether there is power for it, and whether it is the one in which it goes.
+    fn step(&mut self) -> io::Result<bool> {
+        match &mut self.left {
+            None => Ok(false),
+            Some(0) => Err(gone()),
+            Some(left) => {
+                *left -= 1;
+                Ok(*left == 0)
+            }
+        }
+    }
+
+    fn undo(&mut self, file: &File) -> &mut Undo {
+        let number = file.metadata().expect("it is open").ino();
+        self.undo.entry(number).or_insert_with(|| Undo::of(file))
+    }
+}
+
+impl CrashEngine {
+    pub fn new() -> Arc<Self> {
+        Arc::new(Self { real: open_engine().expect("an engine"), state: Mutex::default() })
+    }
+
+    /// The power goes in the operation with this number from now, from 1.
+    pub fn crash_after(&self, operations: u64) {
+        self.state.lock().unwrap().left = Some(operations);
+    }
+
+    /// Whether it is gone.
+    pub fn is_gone(&self) -> bool {
+        self.state.lock().unwrap().left == Some(0)
+    }
+
+    /// Puts on disk what a crash leaves.
+    pub fn crash(&self, rng: &mut Rng) {
+        let mut state = self.state.lock().unwrap();
+        state.left = Some(0);
+        if let Some((path, old)) = state.renamed.take()
+            && rng.chance(1, 2)
+        {
+            match old {
+                Some(bytes) => std::fs::write(&path, bytes).expect("it writes"),
+                None => std::fs::remove_file(&path).expect("it is there"),
+            }
+        }
+        let mut files: Vec<(u64, Undo)> = state.undo.drain().collect();
+        files.sort_by_key(|(number, _)| *number);
+        files.into_iter().for_each(|(_, undo)| undo.crash(rng));
+    }
+}
+
+impl IoEngine for CrashEngine {
+    fn submit(&self, op: IoOp) {
+        {
+            let mut state = self.state.lock().unwrap();
+            let power = match op.direction {
+                Direction::Read if state.left == Some(0) => Err(gone()),
+                Direction::Read => Ok(false),
+                Direction::Write => state.step(),
+            };
+            if power.is_ok() && op.direction == Direction::Write {
+                state.undo(&op.file).remember(op.offset, op.len as u64);
+            }
+            match power {
+                Ok(false) => {}
+                Ok(true) => {
+                    // Written, as far as the crash leaves it, and never answered with success.
+                    op.file.write_all_at(&op.buffer[..op.len], op.offset).expect("it writes");
+                    std::thread::spawn(move || (op.done)(Err(gone()), op.buffer));
+                    return;
+                }
+                Err(error) => {
+                    std::thread::spawn(move || (op.done)(Err(error), op.buffer));
+                    return;
+                }
+            }
+        }
+        self.real.submit(op);
+    }
+
+    fn name(&self) -> &'static str {
+        "crash"
+    }
+
+    fn sync(&self, file: &File) -> io::Result<()> {
+        let mut state = self.state.lock().unwrap();
+        if state.step()? {
+            return Err(gone());
+        }
+        let number = file.metadata()?.ino();
+        state.undo.remove(&number);
+        Ok(())
+    }
+
+    fn write_at(&self, file: &File, bytes: &[u8], offset: u64) -> io::Result<()> {
+        let mut state = self.state.lock().unwrap();
+        let last = state.step()?;
+        state.undo(file).remember(offset, bytes.len() as u64);
+        file.write_all_at(bytes, offset)?;
+        if last { Err(gone()) } else { Ok(()) }
+    }
+
+    fn set_len(&self, file: &File, len: u64) -> io::Result<()> {
+        let mut state = self.state.lock().unwrap();
+        let last = state.step()?;
+        let now = file.metadata()?.len();
+        state.undo(file).remember(len, now.saturating_sub(len));
+        file.set_len(len)?;
+        if last { Err(gone()) } else { Ok(()) }
+    }
+
+    fn rename(&self, from: &Path, to: &Path) -> io::Result<()> {
+        let mut state = self.state.lock().unwrap();
+        let last = state.step()?;
+        state.renamed = Some((to.to_path_buf(), std::fs::read(to).ok()));
+        std::fs::rename(from, to)?;
+        if last { Err(gone()) } else { Ok(()) }
+    }
+
+    fn sync_dir(&self, _: &File) -> io::Result<()> {
+        let mut state = self.state.lock().unwrap();
+        if state.step()? {
+            return Err(gone());
+        }
+        state.renamed = None;
+        Ok(())
+    }
+}

@@ -1,0 +1,492 @@
+//! The thread of a persistent cache: writing segments, and committing epochs.
+
+use std::io;
+use std::sync::atomic::Ordering;
+use std::sync::mpsc;
+use std::sync::{Arc, Weak};
+
+use headwater_block::{BLOCK_BYTES, IoError, IoErrorKind};
+
+use super::format::{Encoder, NO_BLOCK};
+use super::{Change, FlushDone, LOW_GENERATIONS, Persist};
+use crate::cache::WriteCache;
+use crate::counters::count;
+use crate::memory::{AlignedBuffer, copy_frozen};
+use crate::overflow::Overflow;
+use crate::overflow::seal::{SEALED_SEGMENT_BYTES, SEALED_SLOT_BYTES};
+use crate::segment::State;
+use crate::units::{BlockNumber, Location, SLOT_COUNT, SegmentId, Slot};
+
+/// Segments on their way to the disk at once.
+const DEPTH: usize = 2;
+
+/// Bytes of a full segment's record in a checkpoint, about.
+const CHECKPOINT_SEGMENT_BYTES: u64 = 2080;
+
+/// Slots of a segment that are to be written: from the first that is not on disk up to `end`.
+#[derive(Clone, Copy, Debug)]
+struct Job {
+    id: SegmentId,
+    end: u16,
+}
+
+/// A closed epoch.
+struct Epoch {
+    changes: Vec<Change>,
+    freed: Vec<u32>,
+    jobs: Vec<Job>,
+    /// Everything that is live, where the map is to be replaced.
+    checkpoint: Option<Everything>,
+    waiters: Vec<FlushDone>,
+}
+
+/// What a checkpoint holds.
+struct Everything {
+    extents: Vec<(u32, u64, u16, Vec<u32>)>,
+    zero: Vec<(u32, u32)>,
+}
+
+impl Persist {
+    /// Starts the thread.
+    pub fn start(self: &Arc<Self>, cache: &Arc<WriteCache>) -> Result<(), IoError> {
+        let persist = Arc::clone(self);
+        let cache = Arc::downgrade(cache);
+        let thread = std::thread::Builder::new()
+            .name("hw-persist".into())
+            .spawn(move || persist.run(&cache))
+            .map_err(|e| IoError::from_os("cannot start the thread of a persistent cache", e))?;
+        *self.thread.lock() = Some(thread);
+        Ok(())
+    }
+
+    fn run(&self, cache: &Weak<WriteCache>) {
+        loop {
+            let (commit, spill) = {
+                let mut asked = self.asked.lock();
+                while !(asked.stop || asked.commit || asked.spill || !asked.waiters.is_empty()) {
+                    self.wake.wait(&mut asked);
+                }
+                if asked.stop && asked.waiters.is_empty() {
+                    return;
+                }
+                let commit = std::mem::take(&mut asked.commit) || !asked.waiters.is_empty();
+                (commit, std::mem::take(&mut asked.spill))
+            };
+            let Some(cache) = cache.upgrade() else { return self.refuse_waiters() };
+            let Some(overflow) = cache.overflow.clone() else { return self.refuse_waiters() };
+            if commit {
+                cache.commit(self, &overflow);
+            }
+            if spill {
+                cache.save_cold(self, &overflow);
+            }
+            cache.host.signal();
+        }
+    }
+
+    fn refuse_waiters(&self) {
+        let waiters = std::mem::take(&mut self.asked.lock().waiters);
+        for done in waiters {
+            done(Err(IoError::new(IoErrorKind::Closed, "the volume is closed")));
+        }
+    }
+
+    /// Flushes, ends the thread and lets others open the cache. What is written from now on is lost.
+    pub fn close(&self) {
+        self.closed.store(true, Ordering::Release);
+        let Some(thread) = self.thread.lock().take() else { return };
+        let (tx, rx) = mpsc::channel();
+        self.flush(Box::new(move |result| {
+            // The receiver waits for it.
+            let _ = tx.send(result);
+        }));
+        match rx.recv() {
+            Ok(Ok(())) => {}
+            Ok(Err(error)) => {
+                tracing::error!(%error, "a persistent cache was closed without its last writes");
+            }
+            Err(_) => tracing::error!("a persistent cache was closed without its last writes"),
+        }
+        self.stop();
+        if thread.join().is_err() {
+            tracing::error!("the thread of a persistent cache has failed");
+        }
+        if let Err(error) = rustix::fs::flock(&self.lock, rustix::fs::FlockOperation::Unlock) {
+            tracing::debug!(%error, "the lock of a persistent cache goes with its file");
+        }
+    }
+}
+
+impl WriteCache {
+    /// Writes cold segments until there is enough room, or a flush waits.
+    fn save_cold(&self, persist: &Persist, overflow: &Overflow) {
+        let mut failed = false;
+        let mut next = || {
+            if persist.flush_waits() || !self.wants_spill() {
+                return None;
+            }
+            let id = self.log.lock().freeze_victim(&self.segments, false)?;
+            let segment = self.segments.get(id)?;
+            // Those who saw the segment as writable have left once each of its leaves was locked again.
+            self.map.sweep(segment.live_slots().map(|(_, block)| block));
+            Some(Job { id, end: SLOT_COUNT })
+        };
+        let mut over = |job: Job, saved: bool| {
+            failed |= !saved;
+            let Some(segment) = self.segments.get(job.id) else { return };
+            let released = {
+                let mut log = self.log.lock();
+                if saved { log.thaw(segment, job.id, true) } else { log.thaw_unsaved(segment, job.id) }
+            };
+            self.take_back(released);
+        };
+        self.save(persist, overflow, &mut next, &mut over);
+        self.set_failed(persist, overflow, failed);
+    }
+
+    fn set_failed(&self, persist: &Persist, overflow: &Overflow, failed: bool) {
+        persist.failed.store(failed, Ordering::Release);
+        if failed {
+            // Not tried again at once.
+            overflow.failed();
+        }
+    }
+
+    /// Seals and writes the jobs that `next` gives, a few at a time, and says of each whether it worked.
+    fn save(
+        &self,
+        persist: &Persist,
+        overflow: &Overflow,
+        next: &mut dyn FnMut() -> Option<Job>,
+        over: &mut dyn FnMut(Job, bool),
+    ) -> bool {
+        let (tx, rx) = mpsc::channel::<(Job, io::Result<()>, AlignedBuffer)>();
+        let mut all = true;
+        let mut flying = 0;
+        let mut buffers = persist.buffers.lock();
+        let mut land = |(job, result, buffer): (Job, io::Result<()>, AlignedBuffer)| {
+            let saved = self.landed(job, &result);
+            all &= saved;
+            over(job, saved);
+            buffer
+        };
+        loop {
+            if buffers.is_empty() && flying < DEPTH {
+                let made = AlignedBuffer::new(SEALED_SEGMENT_BYTES);
+                self.host.add_ram(made.as_ref().map_or(0, |_| SEALED_SEGMENT_BYTES as u64));
+                buffers.extend(made);
+            }
+            let buffer = match buffers.pop() {
+                Some(buffer) => buffer,
+                None => {
+                    // One is in flight, or there is no memory at all.
+                    if flying == 0 {
+                        std::thread::sleep(std::time::Duration::from_millis(10));
+                        continue;
+                    }
+                    let Ok(landed) = rx.recv() else { break };
+                    flying -= 1;
+                    land(landed)
+                }
+            };
+            let Some(job) = next() else {
+                buffers.push(buffer);
+                break;
+            };
+            flying += 1;
+            persist.unsynced.store(true, Ordering::Release);
+            self.launch(overflow, job, buffer, tx.clone());
+        }
+        drop(tx);
+        while let Ok(landed) = rx.recv() {
+            buffers.push(land(landed));
+        }
+        all
+    }
+
+    fn launch(
+        &self,
+        overflow: &Overflow,
+        job: Job,
+        mut buffer: AlignedBuffer,
+        tx: mpsc::Sender<(Job, io::Result<()>, AlignedBuffer)>,
+    ) {
+        let done = move |job, result, buffer| {
+            // The receiver waits for all that were sent.
+            let _ = tx.send((job, result, buffer));
+        };
+        let Some(segment) = self.segments.get(job.id) else {
+            return done(job, Err(io::ErrorKind::NotFound.into()), buffer);
+        };
+        let (Some(address), Some(position)) = (segment.word().ram(), segment.position()) else {
+            return done(job, Err(io::ErrorKind::NotFound.into()), buffer);
+        };
+        let generation = segment.generation();
+        let align = overflow.align();
+        let from = usize::from(segment.saved()) * SEALED_SLOT_BYTES;
+        let start = from - from % align;
+        let end =
+            (usize::from(job.end) * SEALED_SLOT_BYTES).next_multiple_of(align).min(SEALED_SEGMENT_BYTES);
+        // The sector where the last increment ended is written again, with the same bytes.
+        let first = segment.saved().saturating_sub(1);
+        let mut sealed = [0u8; SEALED_SLOT_BYTES];
+        for slot in first..job.end {
+            let at = usize::from(slot) * SEALED_SLOT_BYTES;
+            let Some(plain) = sealed.get_mut(..BLOCK_BYTES as usize) else { continue };
+            copy_frozen(address, Slot(slot), plain);
+            if !overflow.seal(generation, Slot(slot), &mut sealed) {
+                return done(job, Err(io::Error::other("a block could not be sealed")), buffer);
+            }
+            let skip = start.saturating_sub(at);
+            let into = (at + skip).saturating_sub(start);
+            if let (Some(from), Some(into)) =
+                (sealed.get(skip..), buffer.get_mut(into..into + SEALED_SLOT_BYTES.saturating_sub(skip)))
+            {
+                into.copy_from_slice(from);
+            }
+        }
+        // Nothing of what the buffer held before goes out.
+        let used = usize::from(job.end) * SEALED_SLOT_BYTES - start;
+        if let Some(rest) = buffer.get_mut(used..end - start) {
+            rest.fill(0);
+        }
+        overflow.write_range(position, (start, end - start), buffer, move |result, buffer| {
+            done(job, result, buffer);
+        });
+    }
+
+    fn landed(&self, job: Job, result: &io::Result<()>) -> bool {
+        let Some(segment) = self.segments.get(job.id) else { return false };
+        match result {
+            Ok(()) => {
+                let slots = u64::from(job.end.saturating_sub(segment.saved()));
+                segment.set_saved(job.end);
+                count(&self.counters.spilled_segments, u64::from(job.end == SLOT_COUNT));
+                count(&self.counters.spilled_blocks, slots);
+                count(&self.counters.spilled_bytes, slots * SEALED_SLOT_BYTES as u64);
+                true
+            }
+            Err(error) => {
+                count(&self.counters.disk_errors, 1);
+                tracing::warn!(%error, "a segment could not be written to the persistent cache; it stays in RAM");
+                false
+            }
+        }
+    }
+
+    /// Commits what was written up to now.
+    fn commit(&self, persist: &Persist, overflow: &Overflow) {
+        let epoch = self.close_epoch(persist, overflow);
+        let result = self.write_epoch(persist, overflow, &epoch);
+        self.set_failed(persist, overflow, result.is_err());
+        let Epoch { mut changes, mut freed, waiters, .. } = epoch;
+        match &result {
+            Ok(()) => {
+                // In this order: whoever finds the room knows that nothing of it is needed any more.
+                persist.pending.lock().committing = false;
+                freed.into_iter().for_each(|position| overflow.give_position(position));
+                count(&persist.commits, 1);
+            }
+            Err(error) => {
+                tracing::warn!(%error, "a flush of a persistent cache failed; it is tried again with the next");
+                let mut pending = persist.pending.lock();
+                changes.append(&mut pending.changes);
+                freed.append(&mut pending.freed);
+                pending.changes = changes;
+                pending.freed = freed;
+                pending.committing = false;
+            }
+        }
+        waiters.into_iter().for_each(|done| done(result.clone()));
+    }
+
+    /// Ends the epoch between two writes.
+    fn close_epoch(&self, persist: &Persist, overflow: &Overflow) -> Epoch {
+        // First the flushes, then the epoch: what was answered before them is in it.
+        let waiters = std::mem::take(&mut persist.asked.lock().waiters);
+        let due = {
+            let used = overflow.used_bytes() / SEALED_SEGMENT_BYTES as u64;
+            persist.journal.lock().wants_checkpoint(used * CHECKPOINT_SEGMENT_BYTES)
+        };
+        let gate = persist.gate.write();
+        let mut pending = persist.pending.lock();
+        let changes = std::mem::take(&mut pending.changes);
+        let freed = std::mem::take(&mut pending.freed);
+        pending.committing = true;
+        drop(pending);
+        let jobs = self.log.lock().close_epoch(&self.segments);
+        let checkpoint = (due && !changes.is_empty()).then(|| self.whole_state());
+        drop(gate);
+        let jobs = jobs.into_iter().map(|(id, end)| Job { id, end }).collect();
+        Epoch { changes, freed, jobs, checkpoint, waiters }
+    }
+
+    /// Everything that the map names. With the gate closed.
+    fn whole_state(&self) -> Everything {
+        let mut extents = Vec::new();
+        let numbers = self.log.lock().numbers_used();
+        for number in 0..numbers {
+            let Some(segment) = self.segments.get(SegmentId(number)) else { continue };
+            let Some(position) = segment.position() else { continue };
+            if segment.live() == 0 || segment.word().state() == State::Free {
+                continue;
+            }
+            let owner = |slot| segment.owner(Slot(slot)).map(|b| b.0);
+            let Some(first) = (0..SLOT_COUNT).find(|slot| owner(*slot).is_some()) else { continue };
+            let mut blocks: Vec<u32> =
+                (first..SLOT_COUNT).map(|slot| owner(slot).unwrap_or(NO_BLOCK)).collect();
+            while blocks.last() == Some(&NO_BLOCK) {
+                blocks.pop();
+            }
+            extents.push((position, segment.generation(), first, blocks));
+        }
+        Everything { extents, zero: self.map.zero_ranges() }
+    }
+
+    fn write_epoch(&self, persist: &Persist, overflow: &Overflow, epoch: &Epoch) -> Result<(), IoError> {
+        let mut journal = persist.journal.lock();
+        if journal.is_broken() {
+            self.unpin(&epoch.jobs);
+            return Err(journal.error(io::Error::other("an earlier write or sync failed")));
+        }
+        let mut jobs = epoch.jobs.iter().copied();
+        let saved = self.save(persist, overflow, &mut || jobs.next(), &mut |_, _| {});
+        self.unpin(&epoch.jobs);
+        if !saved {
+            let why = io::Error::other("blocks could not be written to the data file");
+            return Err(journal.error(why));
+        }
+        let next = persist.next_generation.load(Ordering::Relaxed);
+        let reserve = next + LOW_GENERATIONS > journal.generation_limit();
+        if epoch.changes.is_empty() && !reserve {
+            return Ok(());
+        }
+        if persist.unsynced.swap(false, Ordering::AcqRel)
+            && let Err(error) = overflow.sync()
+        {
+            // The kernel may have dropped what it could not write, and forgets that it did.
+            journal.set_broken();
+            return Err(journal.error(error));
+        }
+        let done = match &epoch.checkpoint {
+            Some(state) => journal.checkpoint(|encoder| state.encode(encoder)),
+            None => journal.append_reserving(reserve, |encoder| encode(&epoch.changes, encoder)),
+        };
+        done.map_err(|e| journal.error(e))?;
+        persist.generation_limit.store(journal.generation_limit(), Ordering::Release);
+        Ok(())
+    }
+
+    fn unpin(&self, jobs: &[Job]) {
+        for job in jobs {
+            let Some(segment) = self.segments.get(job.id) else { continue };
+            let released = self.log.lock().unpin(segment, job.id);
+            self.take_back(released);
+        }
+    }
+
+    /// Notes in the open epoch where blocks are now.
+    pub(crate) fn note(&self, first: BlockNumber, blocks: u32, to: Location) {
+        let Some(persist) = &self.persist else { return };
+        let change = match to.place() {
+            None => Change::Range { first: first.0, count: blocks, zero: to == Location::ZERO },
+            Some((id, slot)) => {
+                let Some(segment) = self.segments.get(id) else { return };
+                let Some(position) = segment.position() else { return };
+                Change::Slot { block: first.0, position, slot: slot.0, generation: segment.generation() }
+            }
+        };
+        persist.note(change);
+    }
+
+    /// Whether a flush has nothing to do.
+    pub fn is_durable(&self) -> bool {
+        self.persist.as_ref().is_none_or(|persist| persist.is_durable())
+    }
+
+    /// Makes what was written before durable. `done` is called on the cache's own thread, or at once for a
+    /// cache that is not persistent.
+    pub fn flush(&self, done: FlushDone) {
+        match &self.persist {
+            Some(persist) => persist.flush(done),
+            None => done(Ok(())),
+        }
+    }
+
+    /// Whether what is flushed survives.
+    pub fn is_persistent(&self) -> bool {
+        self.persist.is_some()
+    }
+}
+
+impl Everything {
+    fn encode(&self, encoder: &mut Encoder) {
+        for (position, generation, first, blocks) in &self.extents {
+            encoder.extent(*position, *generation, *first, blocks);
+        }
+        encoder.ranges(true, &self.zero);
+    }
+}
+
+/// Changes in order, those in slots side by side as one record.
+fn encode(changes: &[Change], encoder: &mut Encoder) {
+    let mut blocks: Vec<u32> = Vec::new();
+    let mut ranges: Vec<(u32, u32)> = Vec::new();
+    let mut rest = changes.iter().copied().peekable();
+    while let Some(change) = rest.next() {
+        match change {
+            Change::Slot { block, position, slot, generation } => {
+                blocks.clear();
+                blocks.push(block);
+                let mut last = slot;
+                while let Some(Change::Slot { block, slot, .. }) = rest.next_if(|next| {
+                    matches!(next, Change::Slot { position: p, slot: s, generation: g, .. }
+                        if *p == position && *g == generation && last.checked_add(1) == Some(*s))
+                }) {
+                    blocks.push(block);
+                    last = slot;
+                }
+                encoder.extent(position, generation, slot, &blocks);
+            }
+            Change::Range { first, count, zero } => {
+                ranges.clear();
+                ranges.push((first, count));
+                while let Some(Change::Range { first, count, .. }) =
+                    rest.next_if(|next| matches!(next, Change::Range { zero: z, .. } if *z == zero))
+                {
+                    ranges.push((first, count));
+                }
+                encoder.ranges(zero, &ranges);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::persist::format::{Record, decode};
+
+    #[test]
+    fn neighbours_share_a_record_and_order_is_kept() {
+        let slot = |block, position, slot| Change::Slot { block, position, slot, generation: 9 };
+        let range = |first, zero| Change::Range { first, count: 1, zero };
+        let changes =
+            [slot(5, 1, 0), slot(6, 1, 1), slot(7, 1, 3), range(5, true), range(6, true), range(7, false)];
+        let mut encoder = Encoder::new(1);
+        encode(&changes, &mut encoder);
+        let (bytes, _) = encoder.finish();
+        let mut seen = Vec::new();
+        let mut at = 0;
+        while let Some((_, record, next)) = decode(&bytes, at) {
+            seen.push(match record {
+                Record::Extent { first_slot, blocks, .. } => (u32::from(first_slot), blocks.len()),
+                Record::Zero(ranges) => (100, ranges.len()),
+                Record::Absent(ranges) => (200, ranges.len()),
+                Record::Commit { .. } => (300, 0),
+            });
+            at = next;
+        }
+        assert_eq!(seen, vec![(0, 2), (3, 1), (100, 4), (200, 2)]);
+    }
+}

@@ -1,0 +1,335 @@
+//! Persistent caches: what a volume flushed is there after a restart, a crash or a power cut.
+//!
+//! ```text
+//!   write -> slot in RAM, change noted in the open epoch
+//!                                |
+//!   FLUSH -> close the epoch -> seal and write its slots -> sync data -> add a commit to the map -> sync -> answer
+//!            (gate: no write       \______________ the cache's own thread; writes go on ______________/
+//!             is half done)
+//! ```
+//! An **epoch** is what was written between two commits. Legal outcomes of a crash: the state at the end of a
+//! committed epoch, at or after the last answered flush; since the gate closes an epoch between two writes,
+//! that is a prefix of the writes.
+//!
+//! What makes it so:
+//! - A slot that belongs to a closed epoch is not overwritten in place: the block takes a new slot, in order
+//!   of claiming, and a slot is claimed once in the life of its segment. So nothing that a commit names
+//!   changes afterwards.
+//! - A segment gets its position and generation when it is begun, and only as many are begun as there are
+//!   positions: whatever was accepted can be flushed. Increments of a segment are written at its slots'
+//!   places; the sector that two increments share is written again with the same bytes.
+//! - A position that was freed is used again only after a commit that knows that it is free.
+//! - Generations are reserved ahead by commits, so that no nonce is used twice, whatever a crash drops.
+//!
+//! Commits also happen without a flush: when positions wait to be free, or many changes were noted. The
+//! cache's thread alone writes segments, so a commit and spilling never meet.
+//!
+//! Lock order: the gate before a leaf, and what is pending after everything else.
+
+pub mod commit;
+pub mod format;
+pub mod journal;
+pub mod recover;
+
+use std::fs::File;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use headwater_block::{IoError, IoErrorKind};
+use parking_lot::{Condvar, Mutex, RwLock, RwLockReadGuard};
+
+use self::journal::{Journal, Opened};
+use self::recover::{Contradiction, Recovered};
+use crate::map::Map;
+use crate::memory::AlignedBuffer;
+use crate::overflow::Overflow;
+use crate::overflow::io::IoEngine;
+use crate::overflow::seal::SealKey;
+use crate::segment::SegmentTable;
+
+/// What makes a cache persistent.
+#[derive(Clone, PartialEq, Eq)]
+pub struct PersistentOptions {
+    /// Name of the cache: a directory of this name under the overflow's directory.
+    pub name: String,
+    /// The key that its blocks are sealed with. The caller keeps it, not beside the cache.
+    pub key: [u8; 16],
+    /// Identity of the base: a cache is opened over the base it was made over, and no other.
+    pub base_id: [u8; 32],
+}
+
+impl std::fmt::Debug for PersistentOptions {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("PersistentOptions").field("name", &self.name).finish_non_exhaustive()
+    }
+}
+
+/// Changes noted in an epoch before it is committed without a flush: 6 MiB of memory, 1 GiB of blocks.
+const MAX_CHANGES: usize = 256 << 10;
+
+/// Segments that may be begun before the map has to reserve more generations.
+const LOW_GENERATIONS: u64 = 1 << 16;
+
+/// Positions kept claimed for the segments to be begun next.
+pub const READY_POSITIONS: usize = 6;
+
+/// Freed positions that wait for a commit, at most.
+const MAX_FREED: usize = 64;
+
+/// The answer to a flush.
+pub type FlushDone = Box<dyn FnOnce(Result<(), IoError>) + Send>;
+
+/// One change of the map.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Change {
+    /// The block is in this slot now.
+    Slot {
+        /// The block.
+        block: u32,
+        /// Position of its segment.
+        position: u32,
+        /// The slot.
+        slot: u16,
+        /// Generation of the segment.
+        generation: u64,
+    },
+    /// The blocks are absent, or zero.
+    Range {
+        /// First block.
+        first: u32,
+        /// How many.
+        count: u32,
+        /// Zero rather than absent.
+        zero: bool,
+    },
+}
+
+/// What the open epoch has brought so far.
+#[derive(Default)]
+struct Pending {
+    changes: Vec<Change>,
+    /// Positions that are free once this epoch is committed.
+    freed: Vec<u32>,
+    /// A closed epoch is being committed.
+    committing: bool,
+}
+
+/// What the cache's thread was asked to do.
+#[derive(Default)]
+struct Asked {
+    waiters: Vec<FlushDone>,
+    commit: bool,
+    spill: bool,
+    stop: bool,
+}
+
+/// What a segment gets when it is begun.
+#[derive(Clone, Copy, Debug)]
+pub struct Reserved {
+    /// Its place on disk.
+    pub position: u32,
+    /// What its slots are sealed with.
+    pub generation: u64,
+}
+
+/// The persistent side of a cache.
+pub struct Persist {
+    gate: RwLock<()>,
+    pending: Mutex<Pending>,
+    asked: Mutex<Asked>,
+    wake: Condvar,
+    journal: Mutex<Journal>,
+    /// Buffers of the thread, made when first needed.
+    buffers: Mutex<Vec<AlignedBuffer>>,
+    next_generation: AtomicU64,
+    generation_limit: AtomicU64,
+    /// Slots were written since the data was last synced.
+    unsynced: AtomicBool,
+    /// The last commit or spill failed.
+    failed: AtomicBool,
+    closed: AtomicBool,
+    commits: AtomicU64,
+    thread: Mutex<Option<std::thread::JoinHandle<()>>>,
+    lock: File,
+}
+
+/// A persistent cache's parts, as they are after opening.
+pub struct Recovery {
+    /// The persistent side.
+    pub persist: Arc<Persist>,
+    /// The data file.
+    pub overflow: Overflow,
+    /// What was found.
+    pub recovered: Recovered,
+}
+
+/// Opens or makes a persistent cache, and replays its map into `map` and `segments`.
+pub fn open(
+    parent: &Path,
+    limit_bytes: u64,
+    options: &PersistentOptions,
+    size_bytes: u64,
+    engine: &Arc<dyn IoEngine>,
+    (map, segments): (&Map, &SegmentTable),
+) -> Result<Recovery, IoError> {
+    let device = |why: String| IoError::new(IoErrorKind::Device, why);
+    let key = SealKey::from_bytes(&options.key).map_err(device)?;
+    let Opened { mut journal, lock, data, recovered: found, first_generation } =
+        Journal::open(parent, options, size_bytes, &key, engine)?;
+    let overflow = Overflow::open_named(&data, limit_bytes, Arc::clone(engine), key).map_err(device)?;
+    let dir = parent.join(&options.name);
+    let recovered = match &found {
+        None => Recovered::default(),
+        Some((bytes, scan)) => recover::replay(bytes, scan, map, segments)
+            .map_err(|Contradiction(at)| journal::damaged(&dir, at))?,
+    };
+    if recovered.used.last().is_some_and(|last| Overflow::offset_of(*last) >= overflow.file_bytes()) {
+        return Err(IoError::new(
+            IoErrorKind::Corrupt,
+            format!(
+                "{} is shorter than its map says: blocks of the cache are missing; check that disk, or remove {} to begin with an empty cache",
+                data.display(),
+                dir.display()
+            ),
+        ));
+    }
+    overflow.restore(&recovered.used);
+    // A failure here is no matter: the first write finds out.
+    let _ = overflow.prepare(READY_POSITIONS);
+    journal.begin(found.is_none(), first_generation)?;
+    let limit = journal.generation_limit();
+    let persist = Persist {
+        gate: RwLock::new(()),
+        pending: Mutex::default(),
+        asked: Mutex::default(),
+        wake: Condvar::new(),
+        journal: Mutex::new(journal),
+        buffers: Mutex::default(),
+        next_generation: AtomicU64::new(first_generation),
+        generation_limit: AtomicU64::new(limit),
+        unsynced: AtomicBool::new(false),
+        failed: AtomicBool::new(false),
+        closed: AtomicBool::new(false),
+        commits: AtomicU64::new(0),
+        thread: Mutex::default(),
+        lock,
+    };
+    Ok(Recovery { persist: Arc::new(persist), overflow, recovered })
+}
+
+impl Persist {
+    /// To be held while the map is changed: an epoch does not end meanwhile.
+    #[inline]
+    pub fn enter(&self) -> RwLockReadGuard<'_, ()> {
+        self.gate.read()
+    }
+
+    /// Notes a change in the open epoch. The gate is entered.
+    pub fn note(&self, change: Change) {
+        let mut pending = self.pending.lock();
+        pending.changes.push(change);
+        let many = pending.changes.len() == MAX_CHANGES;
+        drop(pending);
+        if many {
+            self.ask(|asked| asked.commit = true);
+        }
+    }
+
+    /// A position is free, once a commit knows it.
+    pub fn freed(&self, position: u32) {
+        self.pending.lock().freed.push(position);
+    }
+
+    /// Position and generation for a new segment, `keep` positions being left for others.
+    pub fn reserve(&self, overflow: &Overflow, keep: u32) -> Option<Reserved> {
+        if self.closed.load(Ordering::Acquire) {
+            return None;
+        }
+        let limit = self.generation_limit.load(Ordering::Acquire);
+        if self.next_generation.load(Ordering::Relaxed) >= limit {
+            return None;
+        }
+        let position = overflow.take_ready(keep)?;
+        // Called under the log's lock, so that nobody else takes the last one.
+        let generation = self.next_generation.fetch_add(1, Ordering::Relaxed);
+        Some(Reserved { position, generation })
+    }
+
+    /// RAM of the thread's buffers.
+    pub fn buffer_bytes(&self) -> u64 {
+        self.buffers.lock().iter().map(|buffer| buffer.len() as u64).sum()
+    }
+
+    fn ask(&self, change: impl FnOnce(&mut Asked)) {
+        change(&mut self.asked.lock());
+        self.wake.notify_one();
+    }
+
+    /// Asks for cold segments to be written.
+    pub fn ask_spill(&self) {
+        self.ask(|asked| asked.spill = true);
+    }
+
+    /// Asks for a commit, where one would make room: positions wait for it, and they are wanted.
+    pub fn ask_for_room(&self, wanted: bool) {
+        let low = self.next_generation.load(Ordering::Relaxed) + LOW_GENERATIONS
+            > self.generation_limit.load(Ordering::Relaxed);
+        let due = {
+            let pending = self.pending.lock();
+            !pending.committing
+                && ((wanted && !pending.freed.is_empty())
+                    || pending.freed.len() >= MAX_FREED
+                    || pending.changes.len() >= MAX_CHANGES)
+        };
+        if due || low {
+            self.ask(|asked| asked.commit = true);
+        }
+    }
+
+    /// Whether positions are on their way back.
+    pub fn brings_room(&self) -> bool {
+        let pending = self.pending.lock();
+        pending.committing || !pending.freed.is_empty()
+    }
+
+    /// Whether everything written so far is durable.
+    pub fn is_durable(&self) -> bool {
+        let pending = self.pending.lock();
+        pending.changes.is_empty() && !pending.committing && !self.failed.load(Ordering::Acquire)
+    }
+
+    /// Whether the disk failed at the last try.
+    pub fn has_failed(&self) -> bool {
+        self.failed.load(Ordering::Acquire)
+    }
+
+    /// Commits since the cache was opened.
+    pub fn commits(&self) -> u64 {
+        self.commits.load(Ordering::Relaxed)
+    }
+
+    /// Makes what was written before durable; `done` is called on the cache's thread.
+    pub fn flush(&self, done: FlushDone) {
+        let mut asked = self.asked.lock();
+        if asked.stop {
+            drop(asked);
+            return done(Err(IoError::new(IoErrorKind::Closed, "the volume is closed")));
+        }
+        asked.waiters.push(done);
+        drop(asked);
+        self.wake.notify_one();
+    }
+
+    /// Ends the thread; what was not flushed may be lost.
+    pub fn stop(&self) {
+        self.closed.store(true, Ordering::Release);
+        self.ask(|asked| asked.stop = true);
+    }
+
+    /// Whether a flush waits that the thread does not work on yet.
+    fn flush_waits(&self) -> bool {
+        let asked = self.asked.lock();
+        asked.stop || asked.commit || !asked.waiters.is_empty()
+    }
+}
