@@ -93,7 +93,8 @@ impl Header {
         };
         check_features(features)?;
         let (compression, extended_l2) = features_of(&fields, features, header_bytes)?;
-        let (backing_format, backing) = (fields.backing_format(header_bytes)?, fields.backing()?);
+        let backing = fields.backing()?;
+        let backing_format = fields.backing_format(header_bytes, 1 << cluster_bits)?;
         let header = Self {
             version,
             size_bytes: fields.u64(24).ok_or_else(short)?,
@@ -201,9 +202,12 @@ impl Fields<'_> {
         }
     }
 
-    fn backing_format(&self, header_bytes: u32) -> Result<Option<String>, Refusal> {
+    /// Extensions lie between the header and the name of the backing file, or the end of the first cluster. An
+    /// image of version 2 may have no room for any, and then has no mark of their end either.
+    fn backing_format(&self, header_bytes: u32, cluster_bytes: u64) -> Result<Option<String>, Refusal> {
+        let end = self.u64(8).filter(|offset| *offset != 0).unwrap_or(cluster_bytes);
         let mut at = usize_of_u32(header_bytes);
-        loop {
+        while u64_of(at) < end {
             let (Some(kind), Some(len)) = (self.u32(at), self.u32(at.saturating_add(4))) else {
                 return Err(Refusal::Damaged("it ends inside its header".into()));
             };
@@ -214,5 +218,45 @@ impl Fields<'_> {
             }
             at = usize_of_u32(len).saturating_add(8).saturating_add(at).next_multiple_of(8);
         }
+        Ok(None)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The header of an image of version 2 that has nothing but what follows it.
+    fn version_2(backing_offset: u64, backing_bytes: u32, after: &[u8]) -> Vec<u8> {
+        let mut bytes = MAGIC.to_vec();
+        bytes.extend_from_slice(&2_u32.to_be_bytes());
+        bytes.extend_from_slice(&backing_offset.to_be_bytes());
+        bytes.extend_from_slice(&backing_bytes.to_be_bytes());
+        bytes.extend_from_slice(&16_u32.to_be_bytes());
+        bytes.extend_from_slice(&(1_u64 << 20).to_be_bytes());
+        bytes.extend_from_slice(&0_u32.to_be_bytes());
+        bytes.extend_from_slice(&1_u32.to_be_bytes());
+        bytes.extend_from_slice(&0x30000_u64.to_be_bytes());
+        bytes.extend_from_slice(&0x10000_u64.to_be_bytes());
+        bytes.resize(72, 0);
+        bytes.extend_from_slice(after);
+        bytes.resize(1 << 16, 0);
+        bytes
+    }
+
+    #[test]
+    fn a_name_right_after_the_header_is_no_extension() {
+        let header = Header::decode(&version_2(72, 9, b"/base.raw")).unwrap();
+        assert_eq!((header.backing.as_deref(), header.backing_format), (Some("/base.raw"), None));
+    }
+
+    #[test]
+    fn the_format_of_the_backing_file_is_read_where_there_is_one() {
+        let mut after = BACKING_FORMAT.to_be_bytes().to_vec();
+        after.extend_from_slice(&3_u32.to_be_bytes());
+        after.extend_from_slice(b"raw\0\0\0\0\0/base.img");
+        let header = Header::decode(&version_2(88, 9, &after)).unwrap();
+        assert_eq!(header.backing_format.as_deref(), Some("raw"));
+        assert_eq!(header.backing.as_deref(), Some("/base.img"));
     }
 }
