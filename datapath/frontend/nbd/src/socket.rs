@@ -2,7 +2,7 @@
 
 use std::io::IoSlice;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::io::Errno;
@@ -33,6 +33,12 @@ impl Socket {
         // Failures cost latency or the detection of dead peers, never correctness.
         let _ = rustix::net::sockopt::set_tcp_nodelay(&self.0, true);
         let _ = rustix::net::sockopt::set_socket_keepalive(&self.0, true);
+    }
+
+    /// Bounds how long one receive that waits does so; it says [`Received::Nothing`] then.
+    pub(crate) fn limit_wait(&self, limit: Duration) -> std::io::Result<()> {
+        let which = rustix::net::sockopt::Timeout::Recv;
+        Ok(rustix::net::sockopt::set_socket_timeout(&self.0, which, Some(limit))?)
     }
 
     /// Receives what is there, at most `into.len()`; waits for the first byte if `wait`.

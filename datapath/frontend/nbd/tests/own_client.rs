@@ -248,6 +248,41 @@ fn a_lost_server_fails_requests_in_flight_and_later_ones() {
 }
 
 #[test]
+fn a_server_that_hangs_fails_requests_after_a_while_and_an_idle_one_does_not() {
+    let options = ReferenceOptions { waits: Waits::Always, ..Default::default() };
+    let fixture = Fixture::new(ReferenceDisk::with_options(MIB, options));
+    let options = ClientOptions { silence_limit_ms: Some(200), ..Default::default() };
+    let client = Client::connect(&fixture.server.uri().parse().unwrap(), &options).unwrap();
+    // Silence while nothing is asked for is fine.
+    std::thread::sleep(Duration::from_millis(500));
+    blocking::read(&*client, 0, &mut [0; 512]).unwrap();
+    fixture.disk.hold();
+    let error = blocking::read(&*client, 0, &mut [0; 512]).unwrap_err();
+    assert_eq!(error.kind(), IoErrorKind::Device);
+    let source = std::error::Error::source(&error).map(ToString::to_string).unwrap_or_default();
+    assert!(source.contains("nothing came from the server for 0.2 s"), "{error}: {source}");
+    fixture.disk.release();
+}
+
+#[test]
+fn closing_fails_requests_in_flight_at_once() {
+    let options = ReferenceOptions { waits: Waits::Always, ..Default::default() };
+    let fixture = Fixture::new(ReferenceDisk::with_options(MIB, options));
+    let client = Client::open(&fixture.server.uri()).unwrap();
+    fixture.disk.hold();
+    let (tx, rx) = mpsc::channel();
+    client.submit(
+        Request::Read { range: range(0, 4096), buffer: vec![0; 4096] },
+        Completion::new(move |outcome| tx.send(outcome.result).unwrap()),
+    );
+    wait_for("the read", || fixture.disk.waiting() == 1);
+    client.close();
+    assert_eq!(rx.recv().unwrap().unwrap_err().kind(), IoErrorKind::Closed);
+    assert!(blocking::read(&*client, 0, &mut [0; 512]).is_err());
+    fixture.disk.release();
+}
+
+#[test]
 fn stopping_finishes_requests_in_flight_and_removes_the_socket() {
     let options = ReferenceOptions { waits: Waits::Always, ..Default::default() };
     let fixture = Fixture::new(ReferenceDisk::with_options(MIB, options));

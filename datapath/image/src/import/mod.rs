@@ -25,7 +25,7 @@ use parking_lot::Mutex;
 use crate::error::{ImageError, ImageErrorKind};
 use crate::import::plan::Planner;
 use crate::import::worker::{Claims, Shared, Work};
-use crate::import::writer::Writer;
+use crate::import::writer::{Feed, Writer};
 use crate::index::ChunkIndex;
 use crate::manifest::{IMAGE_MAX_BYTES, ManifestBuilder};
 use crate::progress::{Cancel, Progress};
@@ -48,8 +48,14 @@ pub struct ImportOptions {
     pub name: ImageName,
     /// Now, in seconds since 1970.
     pub created_at_s: u64,
-    /// A line for people, such as the path of the source.
+    /// Where it comes from: a path, a URI.
+    pub source: String,
+    /// A line for people.
     pub note: String,
+    /// Who wants it.
+    pub author: String,
+    /// Whether no version is made where the newest one has the same bytes already.
+    pub unless_newest: bool,
     /// zstd level.
     pub level: i32,
     /// Worker threads; `None` for one a core.
@@ -59,10 +65,19 @@ pub struct ImportOptions {
 }
 
 impl ImportOptions {
-    /// The usual way, with no note.
+    /// The usual way, with nothing said about it.
     pub fn new(name: ImageName, created_at_s: u64) -> Self {
-        let (note, threads, cancel) = (String::new(), None, Cancel::new());
-        Self { name, created_at_s, note, level: LEVEL_DEFAULT, threads, cancel }
+        Self {
+            name,
+            created_at_s,
+            source: String::new(),
+            note: String::new(),
+            author: String::new(),
+            unless_newest: false,
+            level: LEVEL_DEFAULT,
+            threads: None,
+            cancel: Cancel::new(),
+        }
     }
 }
 
@@ -77,7 +92,9 @@ pub struct Imported {
     pub shared_bytes: u64,
 }
 
-/// Imports `source` as a new version. `progress` is called on this thread, about once a MiB.
+/// Imports `source` as a new version. `progress` is called on this thread, about once a MiB,
+/// and several times a second while the source says nothing. A source that hangs holds a cancelled import up until
+/// its reads end: whoever cancels one cuts the source off too.
 pub fn import(
     source: Arc<dyn Device>,
     store: &dyn Store,
@@ -85,7 +102,9 @@ pub fn import(
     progress: &mut dyn FnMut(Progress),
 ) -> Result<Imported, ImageError> {
     let size_bytes = check_size(source.geometry().size_bytes)?;
-    check_note(&options.note)?;
+    check_text("note", &options.note, headwater_store::NOTE_MAX_BYTES)?;
+    check_text("source", &options.source, headwater_store::NOTE_MAX_BYTES)?;
+    check_text("author", &options.author, headwater_store::AUTHOR_MAX_BYTES)?;
     let chunk_bytes = store.chunk_bytes();
     // Before the index is built, because from now on nothing that it finds is reclaimed.
     let mut publication = store.publish()?;
@@ -118,9 +137,8 @@ pub fn import(
         drop(done_tx);
         // On the way out both channels close, which ends the workers wherever they are.
         let (free, done) = (free_tx, done_rx);
-        writer.run(&done, &free, &options.cancel, &mut |done_bytes| {
-            progress(Progress { done_bytes, total_bytes: size_bytes });
-        })
+        let progress = &mut |done_bytes| progress(Progress { done_bytes, total_bytes: size_bytes });
+        writer.run(&mut Feed { done: &done, cancel: &options.cancel, progress, done_bytes: 0 }, &free)
     })?;
     let (builder, written) = writer.finish()?;
 
@@ -137,7 +155,10 @@ pub fn import(
         objects: &needed,
         size_bytes,
         created_at_s: options.created_at_s,
+        source: &options.source,
         note: &options.note,
+        author: &options.author,
+        unless_newest: options.unless_newest,
     })?;
     progress(Progress { done_bytes: size_bytes, total_bytes: size_bytes });
     let data_bytes = manifest.data_chunks() * u64::from(chunk_bytes);
@@ -174,18 +195,13 @@ fn check_size(size_bytes: u64) -> Result<u64, ImageError> {
     Err(ImageError::new(ImageErrorKind::Invalid, format!("cannot import this disk: {why}")))
 }
 
-fn check_note(note: &str) -> Result<(), ImageError> {
-    if note.len() <= headwater_store::NOTE_MAX_BYTES {
+fn check_text(what: &str, text: &str, max_bytes: usize) -> Result<(), ImageError> {
+    let len = text.len();
+    if len <= max_bytes {
         return Ok(());
     }
-    Err(ImageError::new(
-        ImageErrorKind::Invalid,
-        format!(
-            "the note has {} bytes, and at most {} are allowed",
-            note.len(),
-            headwater_store::NOTE_MAX_BYTES
-        ),
-    ))
+    let message = format!("the {what} has {len} bytes, and at most {max_bytes} are allowed");
+    Err(ImageError::new(ImageErrorKind::Invalid, message))
 }
 
 /// How many whole chunks a range of bytes touches from its start.

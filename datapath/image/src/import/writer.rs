@@ -1,7 +1,8 @@
 //! The ordered part of an import: each distinct chunk goes to the data object where the image has it first.
 
 use std::collections::BTreeMap;
-use std::sync::mpsc;
+use std::sync::mpsc::{self, RecvTimeoutError};
+use std::time::Duration;
 
 use headwater_store::{Hash, Publication};
 
@@ -16,6 +17,36 @@ use crate::units::u64_of;
 
 /// Packed chunks are handed to the store in pieces of about this size.
 const WRITE_BYTES: usize = 1 << 20;
+/// How long the writer waits for the workers before it looks whether it is to stop: a source may hang.
+const LOOK_INTERVAL: Duration = Duration::from_millis(200);
+
+/// What the workers send, with a look at the switch while there is nothing.
+pub(super) struct Feed<'a> {
+    pub(super) done: &'a mpsc::Receiver<Done>,
+    pub(super) cancel: &'a Cancel,
+    /// Told how much of the image is dealt with.
+    pub(super) progress: &'a mut dyn FnMut(u64),
+    pub(super) done_bytes: u64,
+}
+
+impl Feed<'_> {
+    /// The next `Work` to arrive, in any order. `None` if there will be none.
+    fn next(&mut self) -> Result<Option<Box<Work>>, ImageError> {
+        loop {
+            match self.done.recv_timeout(LOOK_INTERVAL) {
+                Ok(work) => return work.map(Some),
+                Err(RecvTimeoutError::Disconnected) => return Ok(None),
+                Err(RecvTimeoutError::Timeout) => self.look()?,
+            }
+        }
+    }
+
+    /// Whoever follows the progress may throw the switch there.
+    fn look(&mut self) -> Result<(), ImageError> {
+        (self.progress)(self.done_bytes);
+        self.cancel.check("the import")
+    }
+}
 
 pub(super) struct Writer<'a> {
     publication: &'a mut dyn Publication,
@@ -58,16 +89,13 @@ impl<'a> Writer<'a> {
     /// Writes what arrives until the workers are through.
     pub(super) fn run(
         &mut self,
-        done: &mpsc::Receiver<Done>,
+        feed: &mut Feed<'_>,
         free: &mpsc::Sender<Box<Work>>,
-        cancel: &Cancel,
-        progress: &mut dyn FnMut(u64),
     ) -> Result<(), ImageError> {
         let mut turn = 0;
         loop {
-            cancel.check("the import")?;
             while !self.early.contains_key(&turn) {
-                if !self.receive(done)? {
+                if !self.receive(feed)? {
                     // All workers are through, so nothing is missing before what came.
                     return if self.early.is_empty() { Ok(()) } else { Err(lost()) };
                 }
@@ -75,8 +103,9 @@ impl<'a> Writer<'a> {
             let Some(work) = self.early.remove(&turn) else {
                 return Err(lost());
             };
-            self.write(&work, done)?;
-            progress(work.batch.offset.saturating_add(work.batch.len));
+            self.write(&work, feed)?;
+            feed.done_bytes = work.batch.offset.saturating_add(work.batch.len);
+            feed.look()?;
             turn += 1;
             // If the workers are through, nobody needs it any more.
             let _ = free.send(work);
@@ -84,11 +113,10 @@ impl<'a> Writer<'a> {
     }
 
     /// Takes one more `Work` in. `false` if there will be none.
-    fn receive(&mut self, done: &mpsc::Receiver<Done>) -> Result<bool, ImageError> {
-        let Ok(work) = done.recv() else {
+    fn receive(&mut self, feed: &mut Feed<'_>) -> Result<bool, ImageError> {
+        let Some(work) = feed.next()? else {
             return Ok(false);
         };
-        let work = work?;
         for found in &work.found {
             if let Found::Packed { hash, start, len } = found {
                 self.early_chunks.insert(*hash, (work.batch.sequence, *start, *len));
@@ -98,7 +126,7 @@ impl<'a> Writer<'a> {
         Ok(true)
     }
 
-    fn write(&mut self, work: &Work, done: &mpsc::Receiver<Done>) -> Result<(), ImageError> {
+    fn write(&mut self, work: &Work, feed: &mut Feed<'_>) -> Result<(), ImageError> {
         debug_assert_eq!(work.found.len(), chunks_of(work.batch.len, self.chunk_bytes));
         let first = work.batch.offset / u64::from(self.chunk_bytes);
         for (index, found) in (first..).zip(&work.found) {
@@ -114,7 +142,7 @@ impl<'a> Writer<'a> {
                 }
                 Found::Elsewhere(hash) => match self.written.get(hash) {
                     Some(written) => *written,
-                    None => self.fetch_early(*hash, done)?,
+                    None => self.fetch_early(*hash, feed)?,
                 },
             };
             self.builder.push(index, chunk);
@@ -123,7 +151,7 @@ impl<'a> Writer<'a> {
     }
 
     /// A chunk that the image has here for the first time, but that a worker met later in the image first.
-    fn fetch_early(&mut self, hash: Hash, done: &mpsc::Receiver<Done>) -> Result<ChunkRef, ImageError> {
+    fn fetch_early(&mut self, hash: Hash, feed: &mut Feed<'_>) -> Result<ChunkRef, ImageError> {
         loop {
             if let Some((sequence, start, len)) = self.early_chunks.get(&hash).copied() {
                 // Taken out while its bytes are copied, because `append` needs all of `self`.
@@ -132,7 +160,7 @@ impl<'a> Writer<'a> {
                 self.early.insert(sequence, work);
                 return Ok(chunk);
             }
-            if !self.receive(done)? {
+            if !self.receive(feed)? {
                 return Err(lost());
             }
         }

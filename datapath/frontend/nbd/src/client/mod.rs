@@ -10,6 +10,8 @@
 //!   takes is cut into parts, which are in flight together.
 //! - What a server does not offer is done otherwise: zero writes by writing zeroes, FUA by a flush, extents by calling
 //!   everything data. `Discard` is sent as a zero write that may unmap, since NBD's trim promises no zeroes.
+//! - A server that hangs breaks the connection too: nothing may come from it for
+//!   [`ClientOptions::silence_limit_ms`] while commands are in flight.
 //! - When the connection breaks, all requests fail, those in flight and later ones, with an error that says so.
 //!   There is no reconnecting.
 //!
@@ -42,6 +44,9 @@ use whole::Whole;
 pub struct ClientOptions {
     /// Time for connecting and the handshake, in milliseconds.
     pub connect_timeout_ms: u64,
+    /// How long nothing may come from the server while commands are in flight, in milliseconds; the connection
+    /// breaks then. `None` for ever.
+    pub silence_limit_ms: Option<u64>,
     /// Commands in flight. `submit` waits for room.
     pub commands_in_flight: usize,
     /// Payload in flight, in bytes. `submit` waits for room; one command more than fits is sent.
@@ -50,7 +55,12 @@ pub struct ClientOptions {
 
 impl Default for ClientOptions {
     fn default() -> Self {
-        Self { connect_timeout_ms: 10_000, commands_in_flight: 64, bytes_in_flight: 64 << 20 }
+        Self {
+            connect_timeout_ms: 10_000,
+            silence_limit_ms: Some(60_000),
+            commands_in_flight: 64,
+            bytes_in_flight: 64 << 20,
+        }
     }
 }
 
@@ -85,6 +95,12 @@ impl Client {
     /// What the server says about the export, for people. May be empty.
     pub fn description(&self) -> &str {
         &self.export.description
+    }
+
+    /// Closes the connection: what is in flight fails at once, whatever the server does, and so does what is
+    /// submitted later.
+    pub fn close(&self) {
+        self.transfer.disconnect();
     }
 
     fn has(&self, flag: u16) -> bool {

@@ -6,6 +6,7 @@
 use std::collections::HashMap;
 use std::sync::{Arc, OnceLock, mpsc};
 use std::thread::{JoinHandle, ThreadId};
+use std::time::{Duration, Instant};
 
 use headwater_block::{ByteRange, IoError, IoErrorKind};
 use parking_lot::{Condvar, Mutex};
@@ -25,6 +26,8 @@ const SEND_LARGE_BYTES: usize = 16 << 10;
 const RECEIVE_BUFFER_BYTES: usize = 64 << 10;
 /// Longest chunk that is neither data nor a hole.
 const CHUNK_LIMIT_BYTES: usize = 1 << 20;
+/// How often the reader looks whether the server is silent for too long, at least.
+const SILENCE_CHECK: Duration = Duration::from_secs(1);
 
 pub(super) struct Transfer {
     socket: Arc<Socket>,
@@ -32,6 +35,7 @@ pub(super) struct Transfer {
     structured: bool,
     commands_limit: usize,
     bytes_limit: usize,
+    silence_limit: Option<Duration>,
     state: Mutex<State>,
     room: Condvar,
     queue: Mutex<Option<mpsc::Sender<Command>>>,
@@ -45,6 +49,8 @@ struct State {
     /// Commands and bytes in flight; `pending` alone lacks the one that the reader works on.
     commands: usize,
     bytes: usize,
+    /// Since when there has been at least one.
+    busy_since: Option<Instant>,
     broken: Option<IoError>,
 }
 
@@ -82,6 +88,12 @@ impl Transfer {
         options: &ClientOptions,
     ) -> std::io::Result<(Arc<Self>, Vec<JoinHandle<()>>)> {
         let (sender, receiver) = mpsc::channel();
+        let silence_limit = options.silence_limit_ms.map(Duration::from_millis);
+        if let Some(limit) = silence_limit {
+            // Zero would mean for ever.
+            let check = limit.checked_div(4).unwrap_or(limit).clamp(Duration::from_millis(1), SILENCE_CHECK);
+            socket.limit_wait(check)?;
+        }
         let socket = Arc::new(socket);
         let transfer = Arc::new(Self {
             socket: Arc::clone(&socket),
@@ -89,6 +101,7 @@ impl Transfer {
             structured,
             commands_limit: options.commands_in_flight.max(1),
             bytes_limit: options.bytes_in_flight.max(1),
+            silence_limit,
             state: Mutex::default(),
             room: Condvar::new(),
             queue: Mutex::new(Some(sender)),
@@ -210,6 +223,9 @@ impl Transfer {
             return pending.whole.part_done(Err(error), pending.buffer, pending.at);
         }
         state.next_cookie = state.next_cookie.wrapping_add(1);
+        if state.commands == 0 {
+            state.busy_since = Some(Instant::now());
+        }
         state.commands = state.commands.saturating_add(1);
         state.bytes = state.bytes.saturating_add(bytes);
         let cookie = state.next_cookie;
@@ -256,7 +272,7 @@ impl Transfer {
     fn read_replies(&self) {
         // It is set once, here.
         let _ = self.reader.set(std::thread::current().id());
-        let mut input = Input::new(&self.socket);
+        let mut input = Input::new(self);
         let error = loop {
             match self.read_reply(&mut input) {
                 Ok(true) => {}
@@ -268,6 +284,20 @@ impl Transfer {
         // Ends the writer.
         self.queue.lock().take();
         self.break_off(error);
+    }
+
+    /// Fails where commands have been in flight and nothing has come since `heard_at` for longer than allowed.
+    fn check_silence(&self, heard_at: Instant) -> std::io::Result<()> {
+        let Some(limit) = self.silence_limit else { return Ok(()) };
+        let state = self.state.lock();
+        let (true, Some(busy_since)) = (state.commands > 0, state.busy_since) else { return Ok(()) };
+        drop(state);
+        let silent = Instant::now().saturating_duration_since(heard_at.max(busy_since));
+        if silent < limit {
+            return Ok(());
+        }
+        let message = format!("nothing came from the server for {} s", limit.as_secs_f32());
+        Err(std::io::Error::new(std::io::ErrorKind::TimedOut, message))
     }
 
     /// `Ok(false)`: the server closed between replies.
@@ -453,15 +483,18 @@ fn write_commands(socket: &Socket, queue: &mpsc::Receiver<Command>) -> std::io::
 
 /// Buffered receiving; long data goes past the buffer.
 struct Input<'a> {
-    socket: &'a Socket,
+    transfer: &'a Transfer,
+    /// When something came last.
+    heard_at: Instant,
     buffer: Box<[u8]>,
     start: usize,
     end: usize,
 }
 
 impl<'a> Input<'a> {
-    fn new(socket: &'a Socket) -> Self {
-        Self { socket, buffer: vec![0; RECEIVE_BUFFER_BYTES].into_boxed_slice(), start: 0, end: 0 }
+    fn new(transfer: &'a Transfer) -> Self {
+        let buffer = vec![0; RECEIVE_BUFFER_BYTES].into_boxed_slice();
+        Self { transfer, heard_at: Instant::now(), buffer, start: 0, end: 0 }
     }
 
     /// Fills `into`. `Ok(false)`: the server closed before its first byte.
@@ -482,17 +515,21 @@ impl<'a> Input<'a> {
             }
             let direct = rest.len() >= RECEIVE_BUFFER_BYTES / 2;
             let received = if direct {
-                self.socket.receive(rest, true)?
+                self.transfer.socket.receive(rest, true)?
             } else {
-                self.socket.receive(&mut self.buffer, true)?
+                self.transfer.socket.receive(&mut self.buffer, true)?
             };
             match received {
+                Received::Nothing => {
+                    self.transfer.check_silence(self.heard_at)?;
+                    continue;
+                }
                 Received::Bytes(count) if direct => have = have.saturating_add(count),
                 Received::Bytes(count) => (self.start, self.end) = (0, count),
-                Received::Nothing => {}
                 Received::End if have == 0 => return Ok(false),
                 Received::End => return Err(std::io::ErrorKind::UnexpectedEof.into()),
             }
+            self.heard_at = Instant::now();
         }
         Ok(true)
     }
