@@ -1,0 +1,67 @@
+//! vhost-user-blk: a machine's disk through shared memory, with hits served in the queue's own thread.
+//!
+//! ```text
+//!  QEMU --messages over a unix socket--> [control thread] --memory, rings, start, stop--+
+//!                                                                                       v
+//!  guest --available ring (shared memory)--> [queue thread] --Device::try_now on guest memory--Done--> used ring
+//!            kick only if it sleeps             |       ^                                               one interrupt
+//!                                            MustWait   | post box: next round, or eventfd              a batch
+//!                                               v       | when the thread sleeps
+//!                                       Device::submit -+
+//! ```
+//!
+//! # Guarantees
+//! - A hit costs no system call, task, lock or allocation of this crate; data moves once, between guest memory
+//!   and the device.
+//! - A request that must wait does not hold up those behind it: requests are answered in the order of completion.
+//! - A queue is stopped cleanly: what was taken is finished and answered before the front-end learns where it stands.
+//! - Whatever a guest puts into its rings costs its own disk at most; a request that can be answered is answered
+//!   with an error, and a queue that cannot be understood is stopped until the machine resets its disk. Others go on.
+//! - Lack of room is no error here, because guests take any error for a broken disk: such a write waits.
+//! - An idle machine costs no processor time: threads sleep in the kernel.
+//!
+//! # Limits
+//! [`Limits`], with units. Queues have up to 1024 entries, requests up to 126 buffers of 256 KiB. One front-end at a time
+//! for each server; as many servers in a process as there are descriptors and threads for.
+//!
+//! # Errors
+//! [`BindError`] says what was tried and what to do. Device errors become `VIRTIO_BLK_S_IOERR`, or
+//! `VIRTIO_BLK_S_UNSUPP`, the only two that the protocol has; faults are logged with who and why, at a bounded rate.
+//!
+//! # Not here
+//! No packed rings, no live migration (logging of changed memory), no tracking of requests in flight across a crash of
+//! this process (a clean restart needs none), no resize.
+//!
+//! Start reading at [`Server`], then `queue/thread.rs`. What is supported of the protocol is in `docs/vhost-user.md`.
+
+#![cfg_attr(
+    not(test),
+    warn(
+        clippy::unwrap_used,
+        clippy::expect_used,
+        clippy::panic,
+        clippy::todo,
+        clippy::unimplemented,
+        clippy::indexing_slicing,
+        clippy::string_slice,
+        clippy::get_unwrap,
+        clippy::cast_possible_truncation,
+        clippy::cast_possible_wrap,
+        clippy::cast_sign_loss,
+        clippy::cast_precision_loss
+    )
+)]
+
+mod config_space;
+mod control;
+mod disk;
+mod fault;
+mod limits;
+mod listener;
+mod memory;
+mod queue;
+mod server;
+
+pub use limits::Limits;
+pub use listener::{BindError, SOCKET_PATH_BYTES};
+pub use server::{Options, Server};

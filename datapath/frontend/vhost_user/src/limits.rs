@@ -1,0 +1,44 @@
+//! All limits of a server, with names, units and defaults.
+
+/// What one machine may cost.
+///
+/// Memory of one machine besides its rings, which lie in its own memory: for each queue at most
+/// `bytes_in_flight` and one request (32 MiB) more, and 4 MiB of buffers for later.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Limits {
+    /// Queues that a machine may use, 1 to 256; each that it uses has a thread.
+    pub queues: u16,
+    /// Data of one queue's requests that wait for the device, in bytes. Then no more requests are taken.
+    pub bytes_in_flight: usize,
+    /// How long an idle queue is watched at most before its thread sleeps, in microseconds; 0 never watches.
+    pub polling_us: u64,
+    /// After what time a write that found no room is tried again, in milliseconds.
+    pub no_space_retry_ms: u64,
+    /// How long [`crate::Server::stop`] waits for requests that the device has, in milliseconds.
+    pub stop_timeout_ms: u64,
+    /// Warnings about a machine in ten seconds; further ones are counted and told later.
+    pub warnings_per_10_s: u32,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self {
+            queues: 64,
+            bytes_in_flight: 64 << 20,
+            polling_us: 32,
+            no_space_retry_ms: 1000,
+            stop_timeout_ms: 10_000,
+            warnings_per_10_s: 20,
+        }
+    }
+}
+
+impl Limits {
+    /// The same, with values that cannot work replaced by the nearest that can.
+    pub(crate) fn sane(mut self) -> Self {
+        self.queues = self.queues.clamp(1, 256);
+        self.bytes_in_flight = self.bytes_in_flight.max(1);
+        self.no_space_retry_ms = self.no_space_retry_ms.max(1);
+        self
+    }
+}

@@ -1,0 +1,307 @@
+//! The machine's memory, mapped here: the one place where guest addresses become bytes.
+//!
+//! The front-end (QEMU) sends files and says which guest addresses lie where in them; each is mapped whole, so
+//! that requests move bytes between the machine's memory and the device without a copy in between.
+//!
+//! # Why `unsafe`
+//! Mapping files, and slices over mapped memory. Addresses and lengths come from the guest; nothing becomes a
+//! pointer before [`GuestMemory::segment`] has found it inside one mapped region, and a [`Segment`] borrows the
+//! memory that keeps the region mapped.
+//!
+//! The guest's processors, and other queues, may change these bytes at any time, which no lock here can prevent. That is
+//! harmless as long as nothing is decided from bytes read twice: header, descriptors and status are copied out
+//! once before they are looked at, and a `Device` treats data as opaque bytes, so a guest that changes a buffer
+//! in flight damages only what it stores there itself. Slices live no longer than one call of the device.
+//!
+//! A file that its owner truncates while it is mapped would end this process with SIGBUS. The file is therefore
+//! sealed against shrinking where it can be (`memory-backend-memfd` of QEMU allows it), and its length is
+//! checked first.
+#![expect(unsafe_code, reason = "memory of another process is mapped and seen as slices; see above")]
+
+use std::fs::File;
+use std::marker::PhantomData;
+use std::os::unix::fs::MetadataExt;
+use std::ptr::NonNull;
+use std::sync::Arc;
+
+use rustix::fs::SealFlags;
+use rustix::mm::{MapFlags, ProtFlags};
+
+/// Most regions that a front-end may have mapped at the same time.
+pub(crate) const REGIONS: usize = 256;
+
+/// What the front-end says about a region.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct RegionSpec {
+    /// Address in the guest.
+    pub(crate) guest: u64,
+    /// Address in the front-end's process, which rings are given by.
+    pub(crate) user: u64,
+    /// Length in bytes.
+    pub(crate) len: u64,
+    /// Where it starts in its file.
+    pub(crate) file_offset: u64,
+}
+
+/// Why a region cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum MapError {
+    #[error("memory region {0:?} is empty or passes the end of the address space")]
+    BadRange(RegionSpec),
+    #[error("memory region {0:?} overlaps another one")]
+    Overlap(RegionSpec),
+    #[error("more than {REGIONS} memory regions")]
+    TooMany,
+    #[error(
+        "memory region {spec:?} lies in a file of {file_bytes} bytes: shorter than the region, or no regular file; \
+         use memory-backend-memfd or memory-backend-file with share=on"
+    )]
+    BadFile { spec: RegionSpec, file_bytes: u64 },
+    #[error("cannot map memory region {spec:?}: {source}")]
+    Map { spec: RegionSpec, source: std::io::Error },
+    #[error("there is no memory region {0:?}")]
+    Unknown(RegionSpec),
+}
+
+/// A file mapped into this process; unmapped when the last region in it goes.
+struct Mapping {
+    first: NonNull<u8>,
+    len: usize,
+}
+
+// SAFETY: a mapping is plain memory, valid on every thread until it is dropped.
+unsafe impl Send for Mapping {}
+// SAFETY: as above.
+unsafe impl Sync for Mapping {}
+
+impl Mapping {
+    fn new(file: &File, len: u64, granule: u64) -> std::io::Result<Self> {
+        let len = len
+            .checked_next_multiple_of(granule)
+            .and_then(|len| usize::try_from(len).ok())
+            .ok_or(std::io::ErrorKind::OutOfMemory)?;
+        let protection = ProtFlags::READ | ProtFlags::WRITE;
+        let flags = MapFlags::SHARED | MapFlags::NORESERVE;
+        // SAFETY: the kernel chooses an unused address, so no memory of this process is touched.
+        let first = unsafe { rustix::mm::mmap(std::ptr::null_mut(), len, protection, flags, file, 0) }?;
+        let first = NonNull::new(first.cast()).ok_or(std::io::ErrorKind::OutOfMemory)?;
+        let mapping = Self { first, len };
+        // SAFETY: the range was mapped just now. Guest memory is big and none of a core dump's business.
+        let _ = unsafe { rustix::mm::madvise(first.as_ptr().cast(), len, rustix::mm::Advice::LinuxDontDump) };
+        Ok(mapping)
+    }
+}
+
+impl Drop for Mapping {
+    fn drop(&mut self) {
+        // SAFETY: mapped in `new` with this length; segments borrow the memory that holds this mapping.
+        if let Err(error) = unsafe { rustix::mm::munmap(self.first.as_ptr().cast(), self.len) } {
+            tracing::error!("cannot unmap guest memory: {error}");
+        }
+    }
+}
+
+#[derive(Clone)]
+struct Region {
+    spec: RegionSpec,
+    /// Address of the region's first byte in this process.
+    first: NonNull<u8>,
+    /// Keeps `first` valid.
+    _mapping: Arc<Mapping>,
+}
+
+// SAFETY: the pointer goes into the mapping that the region keeps.
+unsafe impl Send for Region {}
+// SAFETY: as above.
+unsafe impl Sync for Region {}
+
+/// All memory that the front-end has shared; never changed, but replaced as a whole.
+#[derive(Clone, Default)]
+pub(crate) struct GuestMemory {
+    regions: Vec<Region>,
+}
+
+impl GuestMemory {
+    /// This memory and one region more.
+    pub(crate) fn with(&self, spec: RegionSpec, file: &File) -> Result<Self, MapError> {
+        if self.regions.len() >= REGIONS {
+            return Err(MapError::TooMany);
+        }
+        let ends = [spec.guest, spec.user, spec.file_offset].map(|start| start.checked_add(spec.len));
+        let [Some(guest_end), Some(_), Some(file_end)] = ends else { return Err(MapError::BadRange(spec)) };
+        if spec.len == 0 {
+            return Err(MapError::BadRange(spec));
+        }
+        let overlaps = |other: &Region| {
+            spec.guest < other.spec.guest.saturating_add(other.spec.len) && other.spec.guest < guest_end
+        };
+        if self.regions.iter().any(overlaps) {
+            return Err(MapError::Overlap(spec));
+        }
+        // Fails for files that are no memfd or do not allow it; then their owner is trusted.
+        let _ = rustix::fs::fcntl_add_seals(file, SealFlags::SHRINK);
+        let metadata = file.metadata().map_err(|source| MapError::Map { spec, source })?;
+        if !metadata.is_file() || metadata.len() < file_end {
+            return Err(MapError::BadFile { spec, file_bytes: metadata.len() });
+        }
+        // On hugetlbfs the block size is the page size, which lengths must be multiples of.
+        let granule = metadata.blksize().max(4096);
+        // From the file's start, because an offset need not be a multiple of the page size; this costs
+        // addresses, not memory.
+        let mapping =
+            Mapping::new(file, file_end, granule).map_err(|source| MapError::Map { spec, source })?;
+        let offset = usize::try_from(spec.file_offset).map_err(|_| MapError::BadRange(spec))?;
+        // SAFETY: offset + len was found to be inside the file, and the mapping covers all of that.
+        let first = unsafe { mapping.first.add(offset) };
+        let mut regions = self.regions.clone();
+        regions.push(Region { spec, first, _mapping: Arc::new(mapping) });
+        Ok(Self { regions })
+    }
+
+    /// This memory without a region. It stays mapped as long as a request uses it.
+    pub(crate) fn without(&self, spec: RegionSpec) -> Result<Self, MapError> {
+        let same = |region: &Region| {
+            region.spec.guest == spec.guest && region.spec.user == spec.user && region.spec.len == spec.len
+        };
+        let regions: Vec<Region> = self.regions.iter().filter(|r| !same(r)).cloned().collect();
+        if regions.len() == self.regions.len() {
+            return Err(MapError::Unknown(spec));
+        }
+        Ok(Self { regions })
+    }
+
+    /// The bytes at a guest address; `None` unless all of them lie in one region.
+    pub(crate) fn segment(&self, guest: u64, len: u64) -> Option<Segment<'_>> {
+        self.find(guest, len, |spec| spec.guest)
+    }
+
+    /// The bytes at an address of the front-end's process.
+    pub(crate) fn segment_of_user(&self, user: u64, len: u64) -> Option<Segment<'_>> {
+        self.find(user, len, |spec| spec.user)
+    }
+
+    fn find(&self, start: u64, len: u64, base: impl Fn(&RegionSpec) -> u64) -> Option<Segment<'_>> {
+        for region in &self.regions {
+            let Some(offset) = start.checked_sub(base(&region.spec)) else { continue };
+            if offset < region.spec.len {
+                if len > region.spec.len.wrapping_sub(offset) {
+                    return None;
+                }
+                let (offset, len) = (usize::try_from(offset).ok()?, usize::try_from(len).ok()?);
+                // SAFETY: offset + len <= the region's length, all of which is mapped.
+                let first = unsafe { region.first.add(offset) };
+                return Some(Segment { first, len, memory: PhantomData });
+            }
+        }
+        None
+    }
+}
+
+/// Bytes of guest memory that are known to be mapped while `'m` lasts.
+pub(crate) struct Segment<'m> {
+    first: NonNull<u8>,
+    len: usize,
+    memory: PhantomData<&'m GuestMemory>,
+}
+
+impl Segment<'_> {
+    /// The address in this process, for rings.
+    pub(crate) fn first(&self) -> NonNull<u8> {
+        self.first
+    }
+
+    /// Length in bytes.
+    pub(crate) fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Lends the bytes to a device that stores them.
+    pub(crate) fn lend<R>(&self, to: impl FnOnce(&[u8]) -> R) -> R {
+        // SAFETY: mapped for 'm; concurrent changes by the guest are harmless as the module's text explains.
+        to(unsafe { std::slice::from_raw_parts(self.first.as_ptr(), self.len) })
+    }
+
+    /// Lends the bytes to a device that fills them.
+    pub(crate) fn lend_mut<R>(&mut self, to: impl FnOnce(&mut [u8]) -> R) -> R {
+        // SAFETY: as above.
+        to(unsafe { std::slice::from_raw_parts_mut(self.first.as_ptr(), self.len) })
+    }
+
+    /// Copies out, as much as both have.
+    pub(crate) fn copy_to(&self, into: &mut [u8]) {
+        let len = self.len.min(into.len());
+        // SAFETY: both are valid for `len`; a buffer of ours is not guest memory, so they do not overlap.
+        unsafe { std::ptr::copy_nonoverlapping(self.first.as_ptr(), into.as_mut_ptr(), len) }
+    }
+
+    /// Copies in, as much as both have.
+    pub(crate) fn copy_from(&mut self, from: &[u8]) {
+        let len = self.len.min(from.len());
+        // SAFETY: as above.
+        unsafe { std::ptr::copy_nonoverlapping(from.as_ptr(), self.first.as_ptr(), len) }
+    }
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use super::*;
+    use rustix::fs::MemfdFlags;
+
+    pub(crate) fn memfd(bytes: u64) -> File {
+        let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+        let file: File = rustix::fs::memfd_create("guest", flags).unwrap().into();
+        file.set_len(bytes).unwrap();
+        file
+    }
+
+    fn spec(guest: u64, len: u64, file_offset: u64) -> RegionSpec {
+        RegionSpec { guest, user: 0x7000_0000_u64.wrapping_add(guest), len, file_offset }
+    }
+
+    #[test]
+    fn only_whole_ranges_of_one_region_are_found() {
+        let file = memfd(3 << 20);
+        let memory = GuestMemory::default().with(spec(0, 1 << 20, 0), &file).unwrap();
+        let memory = memory.with(spec(1 << 20, 1 << 20, 2 << 20), &file).unwrap();
+        memory.segment(0, 16).unwrap().copy_from(&[7; 16]);
+        let mut back = [0; 16];
+        memory.segment_of_user(0x7000_0000, 16).unwrap().copy_to(&mut back);
+        assert_eq!(back, [7; 16]);
+        assert_eq!(memory.segment((1 << 20) - 1, 1).unwrap().len(), 1);
+        for (guest, len) in
+            [((1 << 20) - 1, 2), (2 << 20, 1), (0, 1 << 21), (u64::MAX, 1), (u64::MAX, u64::MAX)]
+        {
+            assert!(memory.segment(guest, len).is_none(), "{guest:#x}+{len:#x}");
+        }
+        // What was written through the second region is in its place of the file.
+        memory.segment(1 << 20, 3).unwrap().copy_from(b"abc");
+        let mut bytes = [0; 3];
+        std::os::unix::fs::FileExt::read_exact_at(&file, &mut bytes, 2 << 20).unwrap();
+        assert_eq!(&bytes, b"abc");
+    }
+
+    #[test]
+    fn regions_that_lie_are_refused() {
+        let file = memfd(1 << 20);
+        let none = GuestMemory::default();
+        let refused = |spec| none.with(spec, &file).err().unwrap().to_string();
+        assert!(refused(spec(0, 2 << 20, 0)).contains("shorter than the region"));
+        assert!(refused(spec(0, 1 << 20, 4096)).contains("shorter than the region"));
+        assert!(refused(spec(0, 0, 0)).contains("empty"));
+        assert!(refused(spec(u64::MAX - 10, 4096, 0)).contains("passes the end"));
+        let one = none.with(spec(4096, 8192, 0), &file).unwrap();
+        assert!(matches!(one.with(spec(0, 4097, 0), &file), Err(MapError::Overlap(_))));
+        assert!(matches!(one.without(spec(0, 8192, 0)), Err(MapError::Unknown(_))));
+        assert!(one.without(spec(4096, 8192, 0)).unwrap().segment(4096, 1).is_none());
+        let zero = File::open("/dev/zero").unwrap();
+        assert!(matches!(none.with(spec(0, 4096, 0), &zero), Err(MapError::BadFile { .. })));
+    }
+
+    #[test]
+    fn memory_cannot_be_taken_away_while_it_is_used() {
+        let file = memfd(1 << 20);
+        let memory = GuestMemory::default().with(spec(0, 1 << 20, 0), &file).unwrap();
+        file.set_len(0).unwrap_err();
+        memory.segment((1 << 20) - 1, 1).unwrap().copy_from(&[1]);
+    }
+}

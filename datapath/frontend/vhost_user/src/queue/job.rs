@@ -1,0 +1,101 @@
+//! A request that could not be finished at once: what is left of it, and how it becomes a request of the device.
+
+use std::sync::Arc;
+
+use headwater_block::{IoError, IoErrorKind, Request};
+
+use super::chain::{Buffer, total_bytes};
+use super::request::Piece;
+use super::transfer::{Direction, Transfer};
+use crate::memory::GuestMemory;
+
+/// What is left to do.
+#[derive(Debug)]
+pub(crate) enum Work {
+    /// A read or write of these buffers from this offset.
+    Transfer { direction: Direction, at: u64, buffers: Vec<Buffer> },
+    /// Discards or zero writes; the first is the one to do next.
+    Ranges { pieces: std::collections::VecDeque<Piece>, discard: bool, fua: bool },
+    /// A flush.
+    Flush,
+}
+
+/// A request on its way through the device.
+pub(crate) struct Job {
+    /// The chain to give back.
+    pub(crate) head: u16,
+    /// Guest address of the status byte.
+    pub(crate) status: u64,
+    /// What the device will have written into the chain on success, the status included.
+    pub(crate) written: u32,
+    /// Where the request's addresses are valid, even if the machine's memory changes meanwhile.
+    pub(crate) memory: Arc<GuestMemory>,
+    pub(crate) work: Work,
+}
+
+impl Job {
+    /// Data in flight for this request.
+    pub(crate) fn bytes(&self) -> usize {
+        match &self.work {
+            Work::Transfer { buffers, .. } => usize::try_from(total_bytes(buffers)).unwrap_or(usize::MAX),
+            Work::Ranges { .. } | Work::Flush => 0,
+        }
+    }
+
+    /// Whether it needs room on the device, so that lack of it is a reason to wait.
+    pub(crate) fn needs_room(&self) -> bool {
+        match &self.work {
+            Work::Transfer { direction, .. } => *direction != Direction::Read,
+            Work::Ranges { .. } => true,
+            Work::Flush => false,
+        }
+    }
+
+    /// The request for the device, with a buffer from `buffer_of` where it carries data.
+    pub(crate) fn request(&self, buffer_of: impl FnOnce(usize) -> Vec<u8>) -> Result<Request, IoError> {
+        match &self.work {
+            Work::Transfer { direction, at, buffers } => {
+                let transfer = Transfer { memory: &self.memory, direction: *direction, at: *at, buffers };
+                let range = headwater_block::ByteRange::new(*at, total_bytes(buffers))
+                    .ok_or_else(|| IoError::new(IoErrorKind::Invalid, "a range past 64 bits"))?;
+                let mut buffer = buffer_of(self.bytes());
+                match *direction {
+                    Direction::Read => Ok(Request::Read { range, buffer }),
+                    Direction::Write { fua } => {
+                        transfer.gather(&mut buffer)?;
+                        Ok(Request::Write { range, buffer, fua })
+                    }
+                }
+            }
+            Work::Ranges { pieces, discard, fua } => {
+                let piece = pieces
+                    .front()
+                    .ok_or_else(|| IoError::new(IoErrorKind::Device, "a discard without ranges"))?;
+                Ok(match discard {
+                    true => Request::Discard { range: piece.range },
+                    false => {
+                        Request::WriteZeroes { range: piece.range, may_unmap: piece.may_unmap, fua: *fua }
+                    }
+                })
+            }
+            Work::Flush => Ok(Request::Flush),
+        }
+    }
+
+    /// Uses a good answer. `true`: the request is done; `false`: there is more to do.
+    pub(crate) fn answered(&mut self, buffer: &[u8]) -> Result<bool, IoError> {
+        match &mut self.work {
+            Work::Transfer { direction: Direction::Read, at, buffers } => {
+                let transfer =
+                    Transfer { memory: &self.memory, direction: Direction::Read, at: *at, buffers };
+                transfer.scatter(buffer)?;
+                Ok(true)
+            }
+            Work::Ranges { pieces, .. } => {
+                pieces.pop_front();
+                Ok(pieces.is_empty())
+            }
+            Work::Transfer { .. } | Work::Flush => Ok(true),
+        }
+    }
+}

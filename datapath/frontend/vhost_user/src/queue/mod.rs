@@ -1,0 +1,118 @@
+//! One queue: its rings, and the thread that serves them.
+//!
+//! - `rings`: the rings in guest memory. `chain`: descriptors of one request. `request`: what they mean.
+//! - `thread`: the loop. `serve`: one request. `transfer`: data of reads and writes. `job`: what must wait.
+//! - `post`: what other threads tell this one. `polling`: how long it looks before it sleeps.
+
+mod chain;
+mod job;
+mod polling;
+mod post;
+pub(crate) mod request;
+mod rings;
+mod serve;
+mod thread;
+mod transfer;
+
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, RecvTimeoutError, sync_channel};
+use std::time::Duration;
+
+use crate::disk::Disk;
+use crate::fault::RingFault;
+use crate::memory::GuestMemory;
+use post::{Post, PostBox};
+use rings::Rings;
+pub(crate) use rings::{QUEUE_SIZE, RingAddresses};
+
+/// Everything that a queue is started with.
+pub(crate) struct Setup {
+    pub(crate) disk: Arc<Disk>,
+    pub(crate) memory: Arc<GuestMemory>,
+    pub(crate) number: usize,
+    pub(crate) entries: u16,
+    pub(crate) addresses: RingAddresses,
+    /// The first available entry to take.
+    pub(crate) base: u16,
+    pub(crate) event_idx: bool,
+    pub(crate) indirect: bool,
+    pub(crate) kick: OwnedFd,
+    pub(crate) call: Option<OwnedFd>,
+    pub(crate) error: Option<OwnedFd>,
+}
+
+/// Why a queue does not start.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum StartError {
+    #[error(transparent)]
+    Rings(#[from] RingFault),
+    #[error("cannot start its thread: {0}")]
+    System(#[from] std::io::Error),
+}
+
+/// How often a wait for a queue's thread looks whether to give up.
+const LOOK: Duration = Duration::from_millis(50);
+
+/// A queue that is being served.
+pub(crate) struct Queue {
+    posts: Arc<PostBox>,
+    ended: Receiver<u16>,
+}
+
+impl Queue {
+    /// Starts the thread.
+    pub(crate) fn start(setup: Setup) -> Result<Self, StartError> {
+        let rings = Rings::new(&setup.memory, setup.entries, setup.addresses, setup.event_idx)?;
+        let posts = Arc::new(PostBox::new()?);
+        let (end, ended) = sync_channel(1);
+        let name = format!("vhost-queue-{}", setup.number);
+        let builder = std::thread::Builder::new().name(name).stack_size(256 << 10);
+        builder.spawn({
+            let posts = Arc::clone(&posts);
+            move || {
+                let position = thread::QueueThread::new(setup, rings, posts).run();
+                // Nobody waits where stopping was given up.
+                let _ = end.send(position);
+            }
+        })?;
+        Ok(Self { posts, ended })
+    }
+
+    /// Changes where interrupts go.
+    pub(crate) fn set_call(&self, call: Option<OwnedFd>) {
+        self.posts.post(Post::Call(call));
+    }
+
+    /// Changes where faults are told.
+    pub(crate) fn set_error(&self, error: Option<OwnedFd>) {
+        self.posts.post(Post::Error(error));
+    }
+
+    /// Replaces the machine's memory; returns when new requests use it.
+    pub(crate) fn set_memory(&self, memory: Arc<GuestMemory>, give_up: &dyn Fn() -> bool) {
+        let (done, seen) = sync_channel(1);
+        self.posts.post(Post::Memory(memory, done));
+        wait(&seen, give_up);
+    }
+
+    /// Tells the thread to end; [`Queue::wait_end`] waits for it.
+    pub(crate) fn stop(&self) {
+        self.posts.post(Post::Stop);
+    }
+
+    /// The next available entry, when all requests taken are answered; `None` if that was given up.
+    pub(crate) fn wait_end(self, give_up: &dyn Fn() -> bool) -> Option<u16> {
+        wait(&self.ended, give_up)
+    }
+}
+
+fn wait<T>(receiver: &Receiver<T>, give_up: &dyn Fn() -> bool) -> Option<T> {
+    loop {
+        match receiver.recv_timeout(LOOK) {
+            Ok(value) => return Some(value),
+            Err(RecvTimeoutError::Timeout) if !give_up() => {}
+            Err(_) => return None,
+        }
+    }
+}

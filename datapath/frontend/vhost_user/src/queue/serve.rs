@@ -1,0 +1,235 @@
+//! One request: decoding, carrying out what needs no waiting, handing the rest to the device, and answers.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use headwater_block::{Attempt, Completion, IoError, IoErrorKind, Op, Outcome};
+
+use super::chain::total_bytes;
+use super::job::{Job, Work};
+use super::post::Post;
+use super::request::{Command, Header, Piece, RANGE_BYTES, RANGES, Status, decode_ranges};
+use super::thread::QueueThread;
+use super::transfer::{self, Direction, Progress, Transfer};
+use crate::fault::RingFault;
+use crate::memory::GuestMemory;
+
+/// Most bytes in buffers kept for requests that must wait, and the longest of them.
+const KEPT_BUFFERS: usize = 16;
+const KEPT_BUFFER_BYTES: usize = 128 << 10;
+
+/// How a request ended, where it did not have to wait.
+type Finished = Result<Status, (Status, String)>;
+
+enum Step {
+    /// Done; this much was written besides the status.
+    Done(Finished, u64),
+    Wait(Work, u64),
+    /// As `Wait`, after the device said that there is no room.
+    Starve(Work),
+}
+
+/// Serves the request in the queue's chain. Returns the bytes of data it moved.
+pub(super) fn request(
+    queue: &mut QueueThread,
+    head: u16,
+    memory: &Arc<GuestMemory>,
+) -> Result<u64, RingFault> {
+    let status = queue.chain.take_status().ok_or(RingFault::NoStatus)?;
+    if memory.segment(status, 1).is_none() {
+        return Err(RingFault::NoStatus);
+    }
+    let step = match queue.chain.take_header(memory) {
+        Some(bytes) => step(queue, Header::decode(bytes), memory),
+        None => Step::Done(Err((Status::IoError, "a request without a header in memory".into())), 0),
+    };
+    let job = |work, written: u64| {
+        let written = u32::try_from(written).unwrap_or(u32::MAX).saturating_add(1);
+        Job { head, status, written, memory: Arc::clone(memory), work }
+    };
+    let moved = total_bytes(&queue.chain.readable).max(total_bytes(&queue.chain.writable));
+    match step {
+        Step::Done(Ok(code), written) => {
+            let written = u32::try_from(written).unwrap_or(u32::MAX).saturating_add(1);
+            queue.finish(head, status, code, written, memory);
+        }
+        Step::Done(Err((code, why)), _) => {
+            queue.warn(&format_args!("a request failed: {why}"));
+            queue.finish(head, status, code, 1, memory);
+        }
+        Step::Wait(work, written) => queue.submit(job(work, written)),
+        Step::Starve(work) => queue.starve(job(work, 0)),
+    }
+    Ok(moved)
+}
+
+fn step(queue: &mut QueueThread, header: Header, memory: &GuestMemory) -> Step {
+    match header.command {
+        Command::Read => transfer(queue, Direction::Read, header.offset, memory),
+        Command::Write => {
+            let fua = queue.disk.write_through();
+            transfer(queue, Direction::Write { fua }, header.offset, memory)
+        }
+        Command::Flush => match queue.disk.device.try_now(Op::Flush) {
+            Ok(Attempt::Done) => Step::Done(Ok(Status::Ok), 0),
+            Ok(Attempt::MustWait) => Step::Wait(Work::Flush, 0),
+            Err(error) => failed("a flush", &error),
+        },
+        Command::Id => {
+            let mut rest = &queue.disk.serial[..];
+            let mut written = 0_u64;
+            for buffer in &queue.chain.writable {
+                let Some(mut segment) = memory.segment(buffer.addr, u64::from(buffer.len)) else {
+                    return Step::Done(Err((Status::IoError, "a buffer outside of memory".into())), 0);
+                };
+                segment.copy_from(rest);
+                let copied = rest.len().min(segment.len());
+                rest = rest.get(copied..).unwrap_or_default();
+                written = written.saturating_add(u64::try_from(copied).unwrap_or(0));
+            }
+            Step::Done(Ok(Status::Ok), written)
+        }
+        Command::Discard | Command::WriteZeroes => ranges(queue, header.command, memory),
+        // No fault: a driver may ask for what other devices have.
+        Command::Unknown(_) => Step::Done(Ok(Status::Unsupported), 0),
+    }
+}
+
+fn failed(what: &str, error: &IoError) -> Step {
+    let mut why = format!("{what}: {error}");
+    let mut source = std::error::Error::source(error);
+    while let Some(cause) = source {
+        why.push_str(": ");
+        why.push_str(&cause.to_string());
+        source = cause.source();
+    }
+    Step::Done(Err((Status::from_kind(error.kind()), why)), 0)
+}
+
+fn transfer(queue: &mut QueueThread, direction: Direction, at: Option<u64>, memory: &GuestMemory) -> Step {
+    let Some(at) = at else {
+        return Step::Done(Err((Status::IoError, "a sector past 64 bits".into())), 0);
+    };
+    let buffers = match direction {
+        Direction::Read => &queue.chain.writable,
+        Direction::Write { .. } => &queue.chain.readable,
+    };
+    let written = if direction == Direction::Read { total_bytes(buffers) } else { 0 };
+    let transfer = Transfer { memory, direction, at, buffers };
+    match transfer::attempt(&*queue.disk.device, &queue.disk.geometry, &transfer, &mut queue.scratch) {
+        Ok(Progress::Done) => Step::Done(Ok(Status::Ok), written),
+        Ok(Progress::Until(index, at)) => {
+            let buffers = buffers.get(index..).unwrap_or_default().to_vec();
+            Step::Wait(Work::Transfer { direction, at, buffers }, written)
+        }
+        Err(error) if error.kind() == IoErrorKind::NoSpace && direction != Direction::Read => {
+            Step::Starve(Work::Transfer { direction, at, buffers: buffers.clone() })
+        }
+        Err(error) => {
+            let name = if direction == Direction::Read { "a read" } else { "a write" };
+            failed(&format!("{name} at byte {at}"), &error)
+        }
+    }
+}
+
+fn ranges(queue: &mut QueueThread, command: Command, memory: &GuestMemory) -> Step {
+    let discard = command == Command::Discard;
+    let mut bytes = [0_u8; RANGE_BYTES * RANGES as usize];
+    let total = total_bytes(&queue.chain.readable);
+    let Some(bytes) = usize::try_from(total).ok().and_then(|total| bytes.get_mut(..total)) else {
+        return Step::Done(
+            Err((Status::IoError, format!("{total} bytes of ranges; {RANGES} are possible"))),
+            0,
+        );
+    };
+    let list = Transfer { memory, direction: Direction::Read, at: 0, buffers: &queue.chain.readable };
+    if let Err(error) = list.gather(bytes) {
+        return failed("a list of ranges", &error);
+    }
+    let pieces = match decode_ranges(bytes, command) {
+        Ok(pieces) => pieces,
+        Err(refused) => return Step::Done(Err(refused), 0),
+    };
+    for piece in &pieces {
+        if let Err(error) = queue.disk.geometry.check(piece.range) {
+            return failed("a discard or zero write", &error);
+        }
+    }
+    let work = Work::Ranges { pieces: pieces.into(), discard, fua: !discard && queue.disk.write_through() };
+    go_on(queue, work)
+}
+
+/// Carries out ranges until one has to wait.
+fn go_on(queue: &QueueThread, mut work: Work) -> Step {
+    while let Work::Ranges { pieces, discard, fua } = &mut work {
+        let Some(&Piece { range, may_unmap }) = pieces.front() else { break };
+        let op =
+            if *discard { Op::Discard { range } } else { Op::WriteZeroes { range, may_unmap, fua: *fua } };
+        match queue.disk.device.try_now(op) {
+            Ok(Attempt::Done) => drop(pieces.pop_front()),
+            Ok(Attempt::MustWait) => return Step::Wait(work, 0),
+            Err(error) if error.kind() == IoErrorKind::NoSpace => return Step::Starve(work),
+            Err(error) => return failed(&format!("a discard or zero write of {range}"), &error),
+        }
+    }
+    Step::Done(Ok(Status::Ok), 0)
+}
+
+impl QueueThread {
+    /// Hands a request to the device; its answer comes as a post.
+    pub(super) fn submit(&mut self, job: Job) {
+        let free = &mut self.free;
+        let request = job.request(|len| {
+            let mut buffer = free.pop().unwrap_or_default();
+            buffer.resize(len, 0);
+            buffer
+        });
+        let request = match request {
+            Ok(request) => request,
+            Err(error) => return self.fail(&job, &error),
+        };
+        self.in_flight = self.in_flight.saturating_add(1);
+        self.bytes_in_flight = self.bytes_in_flight.saturating_add(job.bytes());
+        let posts = Arc::clone(&self.posts);
+        let done = Completion::new(move |outcome| posts.post(Post::Answer(job, outcome)));
+        self.disk.device.submit(request, done);
+    }
+
+    /// Uses an answer of the device.
+    pub(super) fn answer(&mut self, mut job: Job, outcome: Outcome) {
+        self.in_flight = self.in_flight.saturating_sub(1);
+        self.bytes_in_flight = self.bytes_in_flight.saturating_sub(job.bytes());
+        let answered = outcome.result.and_then(|()| job.answered(&outcome.buffer));
+        if self.free.len() < KEPT_BUFFERS && outcome.buffer.capacity() <= KEPT_BUFFER_BYTES {
+            self.free.push(outcome.buffer);
+        }
+        match answered {
+            Ok(true) => self.finish(job.head, job.status, Status::Ok, job.written, &job.memory),
+            Ok(false) => self.go_on_with(job),
+            Err(error) if error.kind() == IoErrorKind::NoSpace && job.needs_room() && !self.stopping => {
+                self.starve(job);
+            }
+            Err(error) => self.fail(&job, &error),
+        }
+    }
+
+    fn go_on_with(&mut self, mut job: Job) {
+        let empty = Work::Ranges { pieces: VecDeque::new(), discard: false, fua: false };
+        match go_on(self, std::mem::replace(&mut job.work, empty)) {
+            Step::Done(Ok(status), _) => self.finish(job.head, job.status, status, job.written, &job.memory),
+            Step::Done(Err((status, why)), _) => {
+                self.warn(&format_args!("a request failed: {why}"));
+                self.finish(job.head, job.status, status, 1, &job.memory);
+            }
+            Step::Wait(work, _) => self.submit(Job { work, ..job }),
+            Step::Starve(work) => self.starve(Job { work, ..job }),
+        }
+    }
+
+    fn fail(&mut self, job: &Job, error: &IoError) {
+        if let Step::Done(Err((status, why)), _) = failed("a request", error) {
+            self.warn(&why);
+            self.finish(job.head, job.status, status, 1, &job.memory);
+        }
+    }
+}

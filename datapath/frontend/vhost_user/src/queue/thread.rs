@@ -1,0 +1,340 @@
+//! The loop of a queue's thread.
+//!
+//! ```text
+//!   +--> posts: answers of the device become used entries, orders are followed
+//!   |    available requests: served, or submitted to the device
+//!   |    used entries are shown to the driver together, with one interrupt if it wants one
+//!   +--- something was done?
+//!   |    no: look again for as long as it paid off lately
+//!   +--- still nothing: ask for a kick, look once more, sleep until a kick or a post
+//! ```
+
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags, Timespec};
+use rustix::io::Errno;
+
+use super::chain::Chain;
+use super::job::Job;
+use super::polling::Polling;
+use super::post::{Post, PostBox};
+use super::request::Status;
+use super::rings::{RingAddresses, Rings};
+use super::{Setup, serve};
+use crate::disk::Disk;
+use crate::fault::RingFault;
+use crate::memory::GuestMemory;
+
+/// Requests served before posts are looked at and the driver is interrupted.
+const BATCH: u16 = 64;
+/// Data moved before the same.
+const BATCH_BYTES: u64 = 512 << 10;
+/// Used entries shown to the driver at a time, so that it goes on while the rest of the batch is served.
+const SHOWN_TOGETHER: u16 = 8;
+
+const NO_ROOM_AT_STOP: &str = "no room came before the machine stopped its disk; a write is failed";
+
+/// A queue in service.
+pub(super) struct QueueThread {
+    pub(super) disk: Arc<Disk>,
+    pub(super) rings: Rings,
+    pub(super) posts: Arc<PostBox>,
+    pub(super) chain: Chain,
+    pub(super) scratch: Vec<u8>,
+    pub(super) free: Vec<Vec<u8>>,
+    /// Requests that the device has.
+    pub(super) in_flight: usize,
+    pub(super) bytes_in_flight: usize,
+    /// Requests that found no room, to be tried again.
+    pub(super) starved: Vec<Job>,
+    pub(super) stopping: bool,
+    number: usize,
+    addresses: RingAddresses,
+    event_idx: bool,
+    indirect: bool,
+    kick: OwnedFd,
+    call: Option<OwnedFd>,
+    error: Option<OwnedFd>,
+    broken: bool,
+    next_available: u16,
+    next_used: u16,
+    shown: u16,
+    /// Where the used index was when the driver was last asked whether it wants an interrupt.
+    signalled: u16,
+    retry_at: Option<Instant>,
+    polling: Polling,
+    inbox: Vec<Post>,
+}
+
+impl QueueThread {
+    pub(super) fn new(setup: Setup, rings: Rings, posts: Arc<PostBox>) -> Self {
+        let used = rings.used_index();
+        let polling = Polling::new(Duration::from_micros(setup.disk.limits.polling_us));
+        Self {
+            disk: setup.disk,
+            rings,
+            posts,
+            chain: Chain::default(),
+            scratch: Vec::new(),
+            free: Vec::new(),
+            in_flight: 0,
+            bytes_in_flight: 0,
+            starved: Vec::new(),
+            stopping: false,
+            number: setup.number,
+            addresses: setup.addresses,
+            event_idx: setup.event_idx,
+            indirect: setup.indirect,
+            kick: setup.kick,
+            call: setup.call,
+            error: setup.error,
+            broken: false,
+            next_available: setup.base,
+            next_used: used,
+            shown: used,
+            signalled: used,
+            retry_at: None,
+            polling,
+            inbox: Vec::new(),
+        }
+    }
+
+    /// Serves until told to stop; returns the next available entry.
+    pub(super) fn run(mut self) -> u16 {
+        self.rings.ask_for_silence();
+        loop {
+            let mut worked = self.read_posts();
+            worked |= self.retry_starved();
+            worked |= self.take_available();
+            self.show_used();
+            self.interrupt();
+            if self.stopping && self.in_flight == 0 && self.starved.is_empty() {
+                return self.next_available;
+            }
+            if !worked {
+                self.idle();
+            }
+        }
+    }
+
+    fn read_posts(&mut self) -> bool {
+        if !self.posts.is_filled() {
+            return false;
+        }
+        let mut inbox = std::mem::take(&mut self.inbox);
+        self.posts.take(&mut inbox);
+        for post in inbox.drain(..) {
+            match post {
+                Post::Answer(job, outcome) => self.answer(job, outcome),
+                Post::Memory(memory, done) => {
+                    self.use_memory(&memory);
+                    // The control thread may have given up waiting.
+                    let _ = done.send(());
+                }
+                Post::Call(call) => {
+                    self.call = call;
+                    // What was signalled to the old one may not have been seen; one too many does no harm.
+                    signal(self.call.as_ref());
+                }
+                Post::Error(error) => self.error = error,
+                Post::Stop => self.stop(),
+            }
+        }
+        self.inbox = inbox;
+        true
+    }
+
+    fn use_memory(&mut self, memory: &Arc<GuestMemory>) {
+        match Rings::new(memory, self.rings.entries(), self.addresses, self.event_idx) {
+            Ok(rings) => self.rings = rings,
+            Err(fault) => self.break_down(fault),
+        }
+    }
+
+    fn stop(&mut self) {
+        self.stopping = true;
+        for job in std::mem::take(&mut self.starved) {
+            self.warn(&NO_ROOM_AT_STOP);
+            self.finish(job.head, job.status, Status::IoError, 1, &job.memory);
+        }
+    }
+
+    /// Whether another request may be taken.
+    fn has_room(&self) -> bool {
+        !self.stopping
+            && !self.broken
+            && self.in_flight.saturating_add(self.starved.len()) < usize::from(self.rings.entries())
+            && self.bytes_in_flight < self.disk.limits.bytes_in_flight
+    }
+
+    fn take_available(&mut self) -> bool {
+        if !self.has_room() {
+            return false;
+        }
+        let available = self.rings.available_index();
+        let ahead = available.wrapping_sub(self.next_available);
+        if ahead == 0 {
+            return false;
+        }
+        if ahead > self.rings.entries() {
+            self.break_down(RingFault::IndexJump(ahead));
+            return true;
+        }
+        let memory = Arc::clone(self.rings.memory());
+        let mut bytes = 0_u64;
+        for _ in 0..ahead.min(BATCH) {
+            let head = self.rings.available_head(self.next_available);
+            self.next_available = self.next_available.wrapping_add(1);
+            let served = self
+                .chain
+                .load(&self.rings, head, self.indirect)
+                .and_then(|()| serve::request(self, head, &memory));
+            match served {
+                Ok(moved) => bytes = bytes.saturating_add(moved),
+                Err(fault) => self.break_down(fault),
+            }
+            if self.next_used.wrapping_sub(self.shown) >= SHOWN_TOGETHER {
+                self.show_used();
+            }
+            if bytes >= BATCH_BYTES || !self.has_room() {
+                break;
+            }
+        }
+        true
+    }
+
+    /// Writes the status and gives the chain back; the driver sees it with the next [`Self::show_used`].
+    pub(super) fn finish(&mut self, head: u16, at: u64, status: Status, written: u32, memory: &GuestMemory) {
+        // It was found when the request was taken, in the same memory.
+        if let Some(mut segment) = memory.segment(at, 1) {
+            segment.copy_from(&[status.byte()]);
+        }
+        self.rings.set_used(self.next_used, head, written);
+        self.next_used = self.next_used.wrapping_add(1);
+    }
+
+    fn show_used(&mut self) {
+        if self.shown != self.next_used {
+            self.rings.publish(self.next_used);
+            self.shown = self.next_used;
+        }
+    }
+
+    fn interrupt(&mut self) {
+        if self.signalled == self.shown {
+            return;
+        }
+        if self.rings.interrupt_wanted(self.signalled, self.shown) {
+            signal(self.call.as_ref());
+        }
+        self.signalled = self.shown;
+    }
+
+    fn break_down(&mut self, fault: RingFault) {
+        if self.broken {
+            return;
+        }
+        self.broken = true;
+        self.warn(&format_args!(
+            "the queue is stopped until the machine resets its disk: the guest gave {fault}"
+        ));
+        signal(self.error.as_ref());
+    }
+
+    pub(super) fn warn(&self, what: &dyn std::fmt::Display) {
+        self.disk.faults.warn(&format_args!("{} queue {}", self.disk.name, self.number), what);
+    }
+
+    /// Keeps a write that found no room, and tries again later: the protocol has no such error, and the
+    /// guest would take any other one for a broken disk.
+    pub(super) fn starve(&mut self, job: Job) {
+        if self.stopping {
+            self.warn(&NO_ROOM_AT_STOP);
+            return self.finish(job.head, job.status, Status::IoError, 1, &job.memory);
+        }
+        if self.starved.is_empty() {
+            self.warn(&"there is no room for a write; the machine waits until there is");
+        }
+        self.starved.push(job);
+        if self.retry_at.is_none() {
+            self.retry_at =
+                Instant::now().checked_add(Duration::from_millis(self.disk.limits.no_space_retry_ms));
+        }
+    }
+
+    fn retry_starved(&mut self) -> bool {
+        let Some(at) = self.retry_at else { return false };
+        if Instant::now() < at {
+            return false;
+        }
+        self.retry_at = None;
+        for job in std::mem::take(&mut self.starved) {
+            self.submit(job);
+        }
+        true
+    }
+
+    fn something_new(&self, take: bool) -> bool {
+        self.posts.is_filled() || (take && self.rings.available_index() != self.next_available)
+    }
+
+    fn idle(&mut self) {
+        let started = Instant::now();
+        let take = self.has_room();
+        let window = self.polling.window();
+        while started.elapsed() < window {
+            if self.something_new(take) {
+                return;
+            }
+            std::hint::spin_loop();
+        }
+        if take && !self.rings.ask_for_kick(self.next_available) {
+            self.rings.ask_for_silence();
+            return;
+        }
+        if self.posts.fall_asleep() {
+            self.sleep(take);
+        }
+        self.rings.ask_for_silence();
+        self.polling.was_idle(started.elapsed());
+    }
+
+    fn sleep(&mut self, take: bool) {
+        let timeout = self.retry_at.map(|at| at.saturating_duration_since(Instant::now()));
+        let timeout = timeout.and_then(|left| Timespec::try_from(left).ok());
+        let posts = Arc::clone(&self.posts);
+        let mut fds = [
+            PollFd::from_borrowed_fd(posts.event(), PollFlags::IN),
+            // Without room for requests kicks are left alone, or they would wake us for nothing.
+            PollFd::new(&self.kick, if take { PollFlags::IN } else { PollFlags::empty() }),
+        ];
+        let polled = rustix::event::poll(&mut fds, timeout.as_ref());
+        let [event, kick] = &fds;
+        let (event, kick) = (event.revents(), kick.revents());
+        posts.wake_up(event.contains(PollFlags::IN));
+        match polled {
+            Ok(_) | Err(Errno::INTR) => {}
+            // Out of memory: slow, but it goes on.
+            Err(_) => std::thread::sleep(Duration::from_millis(1)),
+        }
+        if !take {
+            return;
+        }
+        let read = || rustix::io::read(&self.kick, &mut [0_u8; 8]);
+        let gone = kick.intersects(PollFlags::ERR | PollFlags::HUP | PollFlags::NVAL);
+        if gone
+            || (kick.contains(PollFlags::IN) && !matches!(read(), Ok(8) | Err(Errno::AGAIN | Errno::INTR)))
+        {
+            self.break_down(RingFault::Kick);
+        }
+    }
+}
+
+fn signal(event: Option<&OwnedFd>) {
+    if let Some(event) = event {
+        // A counter at its limit is an interrupt that nobody took yet.
+        let _ = rustix::io::write(event, &1_u64.to_ne_bytes());
+    }
+}

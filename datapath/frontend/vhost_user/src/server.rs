@@ -1,0 +1,221 @@
+//! The server of one volume: a listener, and the thread that accepts a front-end and follows its messages.
+
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex as StdMutex};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use headwater_block::Device;
+use parking_lot::Mutex;
+use rustix::event::{EventfdFlags, PollFd, PollFlags};
+use vhost::vhost_user::{BackendReqHandler, Error};
+
+use crate::control::Control;
+use crate::disk::Disk;
+use crate::limits::Limits;
+use crate::listener::{BindError, Listener};
+
+/// What a guest sees besides the device's geometry, and what it may cost.
+#[derive(Clone, Debug, Default)]
+pub struct Options {
+    /// Name for logs: the machine, or what is served.
+    pub name: String,
+    /// Serial number, as the guest shows it in `/dev/disk/by-id`; at most 20 bytes are used.
+    pub serial: String,
+    /// Limits.
+    pub limits: Limits,
+}
+
+/// A running server. Dropping it stops it.
+pub struct Server {
+    shared: Arc<Shared>,
+    path: PathBuf,
+    thread: Mutex<Option<JoinHandle<()>>>,
+}
+
+struct Shared {
+    disk: Arc<Disk>,
+    stop_event: OwnedFd,
+    /// Set when the server is told to stop: when waiting for the device ends.
+    deadline: Arc<Mutex<Option<Instant>>>,
+    /// The front-end's connection, to wake a thread that waits for the rest of a message.
+    connection: Mutex<Option<UnixStream>>,
+    connected: AtomicBool,
+}
+
+impl Server {
+    /// Listens at `path` and serves one front-end at a time, one after the other, until [`Server::stop`].
+    pub fn bind(path: &Path, device: Arc<dyn Device>, options: Options) -> Result<Self, BindError> {
+        let listener = Listener::bind(path)?;
+        let fail = |source: std::io::Error| BindError::System { path: path.into(), source };
+        let stop_event = rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
+            .map_err(|errno| fail(errno.into()))?;
+        let disk = Disk::new(device, options.name, &options.serial, options.limits.sane());
+        let shared = Arc::new(Shared {
+            disk: Arc::new(disk),
+            stop_event,
+            deadline: Arc::default(),
+            connection: Mutex::default(),
+            connected: AtomicBool::new(false),
+        });
+        let thread = std::thread::Builder::new()
+            .name("vhost-control".into())
+            .stack_size(256 << 10)
+            .spawn({
+                let shared = Arc::clone(&shared);
+                move || shared.serve(&listener)
+            })
+            .map_err(fail)?;
+        let path = std::path::absolute(path).unwrap_or_else(|_| path.into());
+        Ok(Self { shared, path, thread: Mutex::new(Some(thread)) })
+    }
+
+    /// Where it listens.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Whether a front-end is connected.
+    pub fn is_connected(&self) -> bool {
+        self.shared.connected.load(Ordering::Relaxed)
+    }
+
+    /// Stops: no new requests are taken, those taken are finished and answered, then the connection is closed
+    /// and the socket removed. Takes at most [`Limits::stop_timeout_ms`] and a moment. Harmless when repeated.
+    pub fn stop(&self) {
+        let Some(thread) = self.thread.lock().take() else { return };
+        let patience = Duration::from_millis(self.shared.disk.limits.stop_timeout_ms);
+        *self.shared.deadline.lock() =
+            Some(Instant::now().checked_add(patience).unwrap_or_else(Instant::now));
+        let _ = rustix::io::write(&self.shared.stop_event, &1_u64.to_ne_bytes());
+        if let Some(connection) = &*self.shared.connection.lock() {
+            // Only for reading: the thread may be in the middle of a message, and ends at its end.
+            let _ = connection.shutdown(std::net::Shutdown::Read);
+        }
+        if thread.join().is_err() {
+            tracing::error!("vhost-user: the control thread of {} has panicked", self.shared.disk.name);
+        }
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        self.stop();
+    }
+}
+
+/// What a wait found.
+enum Event {
+    Stop,
+    Message,
+    Connection,
+}
+
+impl Shared {
+    fn is_stopping(&self) -> bool {
+        self.deadline.lock().is_some()
+    }
+
+    fn serve(&self, listener: &Listener) {
+        loop {
+            if matches!(self.wait(listener, None), Event::Stop) {
+                return;
+            }
+            match listener.accept() {
+                Ok(Some(stream)) => self.session(listener, stream),
+                Ok(None) => {}
+                Err(error) => {
+                    // Out of descriptors or memory, which others may give back.
+                    self.disk
+                        .faults
+                        .warn(&self.disk.name, &format_args!("cannot accept a front-end: {error}"));
+                    std::thread::sleep(Duration::from_millis(100));
+                }
+            }
+        }
+    }
+
+    fn wait(&self, listener: &Listener, stream: Option<&UnixStream>) -> Event {
+        loop {
+            let connection = stream.map_or(listener.socket.as_fd(), AsFd::as_fd);
+            let mut fds = [
+                PollFd::from_borrowed_fd(connection, PollFlags::IN),
+                PollFd::new(&listener.socket, PollFlags::IN),
+                PollFd::new(&self.stop_event, PollFlags::IN),
+            ];
+            let polled = rustix::event::poll(&mut fds, None);
+            if self.is_stopping() {
+                return Event::Stop;
+            }
+            if polled.is_err() {
+                std::thread::sleep(Duration::from_millis(1));
+                continue;
+            }
+            let [first, second, _] = &fds;
+            // The connection first: a front-end that has ended makes place for the next one.
+            if stream.is_some() && !first.revents().is_empty() {
+                return Event::Message;
+            }
+            if !second.revents().is_empty() {
+                return Event::Connection;
+            }
+        }
+    }
+
+    fn session(&self, listener: &Listener, stream: UnixStream) {
+        let peer =
+            rustix::net::sockopt::socket_peercred(&stream).map_or(0, |peer| peer.pid.as_raw_nonzero().get());
+        tracing::info!("vhost-user: {}: front-end process {peer} connected", self.disk.name);
+        let (Ok(watched), Ok(kept)) = (stream.try_clone(), stream.try_clone()) else {
+            self.disk.faults.warn(&self.disk.name, &"out of file descriptors; a front-end was turned away");
+            return;
+        };
+        *self.connection.lock() = Some(kept);
+        self.connected.store(true, Ordering::Relaxed);
+        let deadline = Arc::clone(&self.deadline);
+        let give_up = move || deadline.lock().is_some_and(|deadline| Instant::now() >= deadline);
+        let control = Arc::new(StdMutex::new(Control::new(Arc::clone(&self.disk), Box::new(give_up))));
+        let mut messages = BackendReqHandler::from_stream(stream, Arc::clone(&control));
+        loop {
+            match self.wait(listener, Some(&watched)) {
+                Event::Stop => break,
+                Event::Connection => self.turn_away(listener),
+                Event::Message => match messages.handle_request() {
+                    Ok(()) | Err(Error::SocketRetry(_)) => {}
+                    Err(Error::Disconnected) => break,
+                    Err(error) => {
+                        if !self.is_stopping() {
+                            let why = format_args!("front-end process {peer} is disconnected: {error}");
+                            self.disk.faults.warn(&self.disk.name, &why);
+                        }
+                        break;
+                    }
+                },
+            }
+        }
+        // A poisoned lock means a panic in a message; its queues must end all the same.
+        let mut control = control.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        if !control.stop_all() {
+            tracing::warn!(
+                "vhost-user: {}: the device did not answer within {} ms of being told to stop",
+                self.disk.name,
+                self.disk.limits.stop_timeout_ms
+            );
+        }
+        *self.connection.lock() = None;
+        self.connected.store(false, Ordering::Relaxed);
+        tracing::info!("vhost-user: {}: front-end process {peer} is gone", self.disk.name);
+    }
+
+    fn turn_away(&self, listener: &Listener) {
+        if let Ok(Some(stream)) = listener.accept() {
+            let peer = rustix::net::sockopt::socket_peercred(&stream);
+            let peer = peer.map_or(0, |peer| peer.pid.as_raw_nonzero().get());
+            let why = format_args!("process {peer} was turned away: a machine uses this disk already");
+            self.disk.faults.warn(&self.disk.name, &why);
+        }
+    }
+}
