@@ -86,7 +86,7 @@ fn overwritten_packed_blocks_are_space_again() {
         setup::open(&setup::options(&empty(128), CacheMode::Ram, 48, 0, dir.path()), &host);
     let mut rng = Rng::new(77);
     let mut newest = vec![0u64; 80 * 256];
-    // 80 MiB that pack to a quarter, overwritten ten times over, block by block, in random order.
+    // 80 MiB that pack to a tenth, overwritten ten times over, block by block, in random order.
     for write in 1..=200_000u64 {
         let block = rng.index(newest.len());
         newest[block] = write;
@@ -102,7 +102,7 @@ fn overwritten_packed_blocks_are_space_again() {
 }
 
 fn block_of(seed: u64) -> Vec<u8> {
-    Rng::new(seed).bytes(512).iter().flat_map(|b| [*b; 8]).collect()
+    Rng::new(seed).bytes(64).iter().flat_map(|b| [*b; 64]).collect()
 }
 
 #[test]

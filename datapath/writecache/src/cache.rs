@@ -19,6 +19,7 @@ use crate::log::{Log, NewSlot, REFILL_LIVE, Released, Stream};
 use crate::map::{Leaf, LeafWrite, Map, split};
 use crate::memory::{copy_in, copy_out};
 use crate::overflow::Overflow;
+use crate::overflow::buffering::Buffering;
 use crate::packed::PackedTable;
 use crate::park::Waiting;
 use crate::persist::{self, Persist, PersistentOptions};
@@ -42,6 +43,8 @@ pub struct OverflowOptions {
     pub at: PathBuf,
     /// Disk that the cache may use.
     pub limit_bytes: u64,
+    /// Whether it goes past the page cache.
+    pub buffering: Buffering,
 }
 
 /// What a cache is made of.
@@ -187,14 +190,14 @@ impl WriteCache {
             (None, None) => None,
             (None, Some(_)) => return Err(invalid("a persistent cache needs a disk to be on".into())),
             (Some(place), None) => {
-                let opened = Overflow::open(&place.at, place.limit_bytes, Arc::clone(&host.engine))
+                let opened = Overflow::open(place, Arc::clone(&host.engine))
                     .map_err(|why| IoError::new(IoErrorKind::Device, why))?;
                 Some(opened)
             }
             (Some(place), Some(how)) => {
                 let into = (&map, &segments);
                 let size = options.size_bytes;
-                let opened = persist::open(&place.at, place.limit_bytes, how, size, &host.engine, into)?;
+                let opened = persist::open(place, how, size, &host.engine, into)?;
                 log.restore(&opened.recovered.used);
                 persist = Some(opened.persist);
                 Some(opened.overflow)
@@ -775,6 +778,7 @@ impl WriteCache {
             packed_bytes: self.packed.bytes(),
             index_bytes,
             disk_limit_bytes: load(&self.disk_bytes),
+            buffering: self.overflow.as_ref().map_or_else(String::new, |o| o.buffering().to_owned()),
             disk_used_bytes: self.overflow.as_ref().map_or(0, |o| o.used_bytes()),
             read_ram_blocks: c.total(Hot::ReadRam),
             read_packed_blocks: c.total(Hot::ReadPacked),

@@ -145,6 +145,8 @@ pub struct Snapshot {
     pub packed_bytes: u64,
     /// Disk that the cache may use.
     pub disk_limit_bytes: u64,
+    /// How the overflow is written and read (`direct`, `buffered`, or what `auto` found); empty without one.
+    pub buffering: String,
     /// Disk in use.
     pub disk_used_bytes: u64,
     /// Blocks read from RAM.

@@ -73,6 +73,7 @@ pub use cache::{
 pub use counters::Snapshot;
 pub use fetch::Fetched;
 pub use host::{Host, HostSnapshot};
+pub use overflow::buffering::Buffering;
 pub use park::Parked;
 pub use persist::PersistentOptions;
 pub use units::{BlockNumber, Location};

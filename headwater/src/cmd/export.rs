@@ -1,4 +1,4 @@
-//! `headwater export`: serve one volume over NBD in the foreground, without a daemon.
+//! `headwater export`: serve one volume over NBD or vhost-user in the foreground, without a daemon.
 
 use std::fmt::Write as _;
 use std::io::Write as _;
@@ -6,13 +6,15 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use anyhow::Context;
-use clap::{Args, ValueHint};
+use clap::{ArgGroup, Args, ValueHint};
 use headwater_api::CacheMode;
 use headwater_block::{Device, size};
 use headwater_image::{ChunkCache, VersionReader};
 use headwater_nbd::{Address, Limits, Server, SingleExport};
 use headwater_store::{Access, ImageReference, LocalDir, Store, StoreError, StoreErrorKind};
-use headwater_volume::{DEFAULT_PAUSE_LIMIT, DEFAULT_WEIGHT, Volume, VolumeCounters, VolumeOptions};
+use headwater_volume::{
+    Buffering, DEFAULT_PAUSE_LIMIT, DEFAULT_WEIGHT, Volume, VolumeCounters, VolumeOptions,
+};
 use headwater_writecache::Host;
 use tokio::signal::unix::{SignalKind, signal};
 
@@ -30,6 +32,7 @@ const DEFAULT_CACHE_DIR: &str = "/var/tmp";
 
 /// `headwater export`.
 #[derive(Debug, Args)]
+#[command(group(ArgGroup::new("front-end").args(["nbd", "vhost_user"]).required(true).multiple(true)))]
 pub struct ExportArgs {
     /// IMAGE[@VERSION] of the store, a raw or qcow2 file, or null:SIZE for an empty disk
     #[arg(value_name = "IMAGE|FILE|null:SIZE", value_hint = ValueHint::FilePath)]
@@ -46,9 +49,15 @@ pub struct ExportArgs {
     /// Directory or block device of the overflow
     #[arg(long, value_name = "DIR", default_value = DEFAULT_CACHE_DIR, value_hint = ValueHint::AnyPath)]
     pub cache_dir: PathBuf,
-    /// Where to listen: unix:PATH or tcp:HOST[:PORT]
+    /// How the overflow is written: direct (past the page cache), buffered, or auto (measured once)
+    #[arg(long, value_name = "HOW", default_value_t = Buffering::Direct)]
+    pub buffering: Buffering,
+    /// Where to listen for NBD clients: unix:PATH or tcp:HOST[:PORT]
     #[arg(long, value_name = "ADDRESS")]
-    pub nbd: Address,
+    pub nbd: Option<Address>,
+    /// Socket for a virtual machine with shared memory (vhost-user-blk)
+    #[arg(long, value_name = "PATH", value_hint = ValueHint::FilePath)]
+    pub vhost_user: Option<PathBuf>,
     /// Write the counters to this file, as JSON, at the end and on SIGUSR1
     #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
     pub stats: Option<PathBuf>,
@@ -57,7 +66,7 @@ pub struct ExportArgs {
     pub log: String,
 }
 
-/// Serves until SIGINT or SIGTERM. Ready when it has printed the export's URI.
+/// Serves until SIGINT or SIGTERM. Ready when it has printed a line for each front-end.
 pub fn run(data_dir: impl FnOnce() -> anyhow::Result<DataDir>, args: ExportArgs) -> anyhow::Result<()> {
     logging::to_stderr(&args.log, LogFormat::Text)?;
     check_ram(&args)?;
@@ -72,9 +81,11 @@ pub fn run(data_dir: impl FnOnce() -> anyhow::Result<DataDir>, args: ExportArgs)
         mode: volume_mode(args.cache),
         ram_bytes: args.ram,
         weight: DEFAULT_WEIGHT,
+        buffering: args.buffering,
         disk_bytes: args.disk,
         cache_dir: args.cache_dir.clone(),
         pause_limit: DEFAULT_PAUSE_LIMIT,
+        persistent: None,
     };
     let volume = Volume::open(&options, &host)
         .with_context(|| format!("cannot open a volume over '{}'", args.source))?;
@@ -86,19 +97,47 @@ pub fn run(data_dir: impl FnOnce() -> anyhow::Result<DataDir>, args: ExportArgs)
 async fn serve(args: &ExportArgs, volume: &Arc<Volume>) -> anyhow::Result<()> {
     let mut end = EndSignals::catch()?;
     let mut ask = signal(SignalKind::user_defined1()).context("cannot catch SIGUSR1")?;
-    let export = SingleExport::new(Arc::clone(volume) as Arc<dyn Device>, args.source.clone());
-    let server = Server::bind(args.nbd.clone(), export, Limits::default())
-        .with_context(|| format!("cannot serve '{}'", args.source))?;
-    say(&format!("{}\n", server.uri()));
+    let nbd = args.nbd.as_ref().map(|address| serve_nbd(args, address, volume)).transpose()?;
+    let vhost_user = args.vhost_user.as_ref().map(|path| serve_vhost_user(args, path, volume)).transpose()?;
+    if let Some(nbd) = &nbd {
+        say(&format!("{}\n", nbd.uri()));
+    }
+    if let Some(vhost_user) = &vhost_user {
+        say(&format!("vhost-user:{}\n", vhost_user.path().display()));
+    }
     loop {
         tokio::select! {
             _ = end.next() => break,
-            _ = ask.recv() => report(args, volume)?,
+            // Somebody who asks for figures must not end the disk of a machine.
+            _ = ask.recv() => report(args, volume).unwrap_or_else(|e| tracing::error!("{e:#}")),
         }
     }
-    server.stop();
+    // Before the volume closes: what the machine has under way is answered, so that another server can go on.
+    drop(vhost_user);
+    // Before NBD, so that requests which wait for space do not hold the server up.
     volume.close();
+    drop(nbd);
     report(args, volume)
+}
+
+fn serve_nbd(args: &ExportArgs, address: &Address, volume: &Arc<Volume>) -> anyhow::Result<Server> {
+    let export = SingleExport::new(Arc::clone(volume) as Arc<dyn Device>, args.source.clone());
+    Server::bind(address.clone(), export, Limits::default())
+        .with_context(|| format!("cannot serve '{}'", args.source))
+}
+
+fn serve_vhost_user(
+    args: &ExportArgs,
+    path: &Path,
+    volume: &Arc<Volume>,
+) -> anyhow::Result<headwater_vhost_user::Server> {
+    let options = headwater_vhost_user::Options {
+        name: args.source.clone(),
+        serial: "headwater".into(),
+        limits: headwater_vhost_user::Limits::default(),
+    };
+    headwater_vhost_user::Server::bind(path, Arc::clone(volume) as Arc<dyn Device>, options)
+        .with_context(|| format!("cannot serve '{}'", args.source))
 }
 
 fn check_ram(args: &ExportArgs) -> anyhow::Result<()> {

@@ -5,6 +5,7 @@
 //! punched hole. The file of an ephemeral cache has no name: it is gone with the process, however that ends.
 //! That of a persistent cache has one, and [`crate::persist`] says what of it counts.
 
+pub mod buffering;
 pub mod io;
 pub mod seal;
 pub mod uring;
@@ -21,8 +22,10 @@ use std::time::{Duration, Instant};
 use parking_lot::Mutex;
 use rustix::fs::{FallocateFlags, OFlags};
 
+use self::buffering::{Chosen, OpenFile};
 use self::io::{Direction, IoEngine, IoOp};
 use self::seal::{SEALED_SEGMENT_BYTES, SEALED_SLOT_BYTES, SealKey};
+use crate::cache::OverflowOptions;
 use crate::memory::AlignedBuffer;
 use crate::units::{SegmentId, Slot};
 
@@ -84,7 +87,7 @@ pub struct Overflow {
     engine: Arc<dyn IoEngine>,
     key: SealKey,
     align: usize,
-    direct: bool,
+    buffering: Chosen,
     is_device: bool,
     positions: Mutex<Positions>,
     failed_at: Mutex<Option<Instant>>,
@@ -159,48 +162,47 @@ fn open_named_file(at: &Path, direct: bool) -> stdio::Result<File> {
 impl Overflow {
     /// Opens the overflow of an ephemeral cache: a directory, in which an unnamed file is made, or a block
     /// device.
-    pub fn open(at: &Path, limit_bytes: u64, engine: Arc<dyn IoEngine>) -> Result<Self, String> {
-        Self::open_with(at, limit_bytes, engine, SealKey::random()?, open_file)
+    pub fn open(place: &OverflowOptions, engine: Arc<dyn IoEngine>) -> Result<Self, String> {
+        let at = &place.at;
+        let open = |direct| open_file(at, direct);
+        let chosen = buffering::choose(place.buffering, at, &open)?;
+        Self::open_with(place, chosen, engine, SealKey::random()?, &open)
     }
 
     /// Opens the overflow of a persistent cache: a file with a name.
     pub fn open_named(
-        at: &Path,
-        limit_bytes: u64,
+        place: &OverflowOptions,
+        data: &Path,
         engine: Arc<dyn IoEngine>,
         key: SealKey,
     ) -> Result<Self, String> {
-        Self::open_with(at, limit_bytes, engine, key, open_named_file)
+        // What is measured is written to a file beside it.
+        let chosen = buffering::choose(place.buffering, &place.at, &|direct| open_file(&place.at, direct))?;
+        Self::open_with(place, chosen, engine, key, &|direct| open_named_file(data, direct))
     }
 
     fn open_with(
-        at: &Path,
-        limit_bytes: u64,
+        place: &OverflowOptions,
+        buffering: Chosen,
         engine: Arc<dyn IoEngine>,
         key: SealKey,
-        open_file: fn(&Path, bool) -> stdio::Result<File>,
+        open_file: OpenFile<'_>,
     ) -> Result<Self, String> {
+        let (at, limit_bytes) = (&place.at, place.limit_bytes);
         let tried = |e: stdio::Error| format!("cannot make an overflow file in {}: {e}", at.display());
-        let (file, direct) = match open_file(at, true) {
-            Ok(file) => (file, true),
-            Err(error) if error.kind() == stdio::ErrorKind::InvalidInput => {
-                tracing::warn!(
-                    path = %at.display(),
-                    "the file system has no direct I/O; the overflow goes through the page cache"
-                );
-                (open_file(at, false).map_err(tried)?, false)
-            }
-            Err(error) => return Err(tried(error)),
-        };
+        let file = open_file(buffering.direct).map_err(|error| match error.kind() {
+            stdio::ErrorKind::InvalidInput if buffering.direct => buffering::no_direct(at),
+            _ => tried(error),
+        })?;
         check_space(&file, at, limit_bytes)?;
         let is_device = file.metadata().map_err(tried)?.file_type().is_block_device();
-        let align = if direct { direct_alignment(&file) } else { 1 };
+        let align = if buffering.direct { direct_alignment(&file) } else { 1 };
         let overflow = Self {
             file: Arc::new(file),
             engine,
             key,
             align,
-            direct,
+            buffering,
             is_device,
             positions: Mutex::default(),
             failed_at: Mutex::default(),
@@ -212,9 +214,9 @@ impl Overflow {
         Ok(overflow)
     }
 
-    /// Whether reads and writes go past the page cache.
-    pub fn is_direct(&self) -> bool {
-        self.direct
+    /// How it is written and read, and for `auto` why.
+    pub fn buffering(&self) -> &str {
+        &self.buffering.text
     }
 
     /// Changes how much disk the volume may use. What is over a lower limit is not taken away.

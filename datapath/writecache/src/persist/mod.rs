@@ -32,7 +32,6 @@ pub mod journal;
 pub mod recover;
 
 use std::fs::File;
-use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
@@ -41,6 +40,7 @@ use parking_lot::{Condvar, Mutex, RwLock, RwLockReadGuard};
 
 use self::journal::{Journal, Opened};
 use self::recover::{Contradiction, Recovered};
+use crate::cache::OverflowOptions;
 use crate::map::Map;
 use crate::memory::AlignedBuffer;
 use crate::overflow::Overflow;
@@ -166,18 +166,18 @@ pub struct Recovery {
 
 /// Opens or makes a persistent cache, and replays its map into `map` and `segments`.
 pub fn open(
-    parent: &Path,
-    limit_bytes: u64,
+    place: &OverflowOptions,
     options: &PersistentOptions,
     size_bytes: u64,
     engine: &Arc<dyn IoEngine>,
     (map, segments): (&Map, &SegmentTable),
 ) -> Result<Recovery, IoError> {
+    let parent = place.at.as_path();
     let device = |why: String| IoError::new(IoErrorKind::Device, why);
     let key = SealKey::from_bytes(&options.key).map_err(device)?;
     let Opened { mut journal, lock, data, recovered: found, first_generation } =
         Journal::open(parent, options, size_bytes, &key, engine)?;
-    let overflow = Overflow::open_named(&data, limit_bytes, Arc::clone(engine), key).map_err(device)?;
+    let overflow = Overflow::open_named(place, &data, Arc::clone(engine), key).map_err(device)?;
     let dir = parent.join(&options.name);
     let recovered = match &found {
         None => Recovered::default(),
