@@ -113,6 +113,9 @@ pub struct ServeArgs {
     /// Also listen on a TCP address of the loopback interface, for instance 127.0.0.1:8080
     #[arg(long, value_name = "ADDR")]
     pub listen: Option<SocketAddr>,
+    /// How long a write waits for room in its write cache before the machine is told that there is none
+    #[arg(long, value_name = "SECONDS", default_value_t = 30)]
+    pub pause: u64,
     /// How the log is written
     #[arg(long, value_enum, default_value_t = LogFormat::Text)]
     pub log_format: LogFormat,
@@ -191,6 +194,18 @@ pub enum MachineCommand {
     Show {
         /// Its name
         name: String,
+    },
+    /// Change the limits of a machine's write cache: at once where it is on, and for its later starts
+    #[command(group = clap::ArgGroup::new("limits").required(true).multiple(true))]
+    Set {
+        /// Its name
+        name: String,
+        /// The most memory that the write cache takes
+        #[arg(long, value_name = "SIZE", value_parser = size, group = "limits")]
+        ram: Option<u64>,
+        /// The most disk space that the write cache takes
+        #[arg(long, value_name = "SIZE", value_parser = size, group = "limits")]
+        disk: Option<u64>,
     },
     /// Start machines, each on a pristine disk
     Start {

@@ -5,19 +5,7 @@ mod support;
 use std::path::Path;
 use std::process::Command;
 
-use support::{Daemon, begin, http, wait_until};
-
-fn pseudo_random(len: usize, mut state: u64) -> Vec<u8> {
-    let mut bytes = Vec::with_capacity(len + 8);
-    while bytes.len() < len {
-        state ^= state << 13;
-        state ^= state >> 7;
-        state ^= state << 17;
-        bytes.extend_from_slice(&state.to_le_bytes());
-    }
-    bytes.truncate(len);
-    bytes
-}
+use support::{Daemon, begin, http, pseudo_random, wait_until};
 
 fn qemu_img(args: &[&str]) {
     let status = Command::new("qemu-img").args(args).output();

@@ -32,8 +32,8 @@ pub use event::{Event, EventList};
 pub use image::{ExportRequest, Image, ImageList, ImageVersion, ImportRequest, Removed, VerifyReport};
 pub use job::{JobEvent, JobResult, Progress};
 pub use machine::{
-    CacheMode, CacheSettings, CreateMachine, DiskCounters, ExecRequest, ExecResult, Identity, Machine,
-    MachineList, MachineState, Wanted,
+    Alarm, CacheMode, CacheSettings, CreateMachine, DiskCounters, ExecRequest, ExecResult, Identity, Machine,
+    MachineList, MachineState, SetMachine, Wanted,
 };
 pub use problem::{Problem, ProblemKind};
 pub use status::Status;

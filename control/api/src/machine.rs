@@ -226,6 +226,25 @@ pub struct DiskCounters {
     pub iops: u64,
 }
 
+/// Something that stands in a machine's way and that a person can do something about.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct Alarm {
+    /// On what: `machine web-1`.
+    pub subject: String,
+    /// Since when.
+    pub since_ms: u64,
+    /// What is wrong.
+    pub message: String,
+    /// What to do.
+    pub advice: String,
+}
+
+impl std::fmt::Display for Alarm {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}; {}", self.message, self.advice)
+    }
+}
+
 /// A machine, its settings and its present state.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Machine {
@@ -263,6 +282,9 @@ pub struct Machine {
     pub created_at_ms: u64,
     /// What it tells its guest.
     pub identity: Identity,
+    /// What stands in its way, while it is active.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub alarm: Option<Alarm>,
     /// Its disk's counters, while it is active.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub disk: Option<DiskCounters>,
@@ -316,6 +338,18 @@ impl CreateMachine {
     pub const fn default_cpus() -> u32 {
         1
     }
+}
+
+/// New limits of a machine's write cache. What is absent stays as it is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct SetMachine {
+    /// The most memory it may take.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ram_bytes: Option<u64>,
+    /// The most disk space it may take.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub disk_bytes: Option<u64>,
 }
 
 /// A command to run in a guest.

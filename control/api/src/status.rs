@@ -3,6 +3,8 @@
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
+use crate::machine::Alarm;
+
 /// What `headwater status` shows.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Status {
@@ -22,6 +24,8 @@ pub struct Status {
     pub machines: u64,
     /// How many of them are starting, booting, running or stopping.
     pub machines_active: u64,
+    /// What stands in machines' way.
+    pub alarms: Vec<Alarm>,
     /// Memory of the write caches in use, in all.
     pub ram_used_bytes: u64,
     /// Disk space of the write caches in use, in all.

@@ -54,5 +54,6 @@ pub mod volume;
 pub mod write;
 
 pub use counters::VolumeCounters;
+pub use headwater_writecache::Shortage;
 pub use options::{CacheMode, DEFAULT_PAUSE_LIMIT, DEFAULT_WEIGHT, PersistentOptions, VolumeOptions};
 pub use volume::Volume;

@@ -7,7 +7,7 @@ use headwater_block::{
     Op, Request,
 };
 use headwater_writecache::{
-    BlockNumber, CacheOptions, Found, Host, Kind, Location, OverflowOptions, Turn, WriteCache, Wrote,
+    BlockNumber, CacheOptions, Found, Host, Kind, Location, OverflowOptions, Shortage, Turn, WriteCache, Wrote,
 };
 
 use crate::counters::{Own, OwnCounters, VolumeCounters};
@@ -95,6 +95,11 @@ impl Volume {
     /// Changes the disk limit; takes effect at once.
     pub fn set_disk_bytes(&self, disk_bytes: u64) {
         self.inner.cache.set_disk_bytes(disk_bytes);
+    }
+
+    /// How writes that find no room fare at this moment.
+    pub fn shortage(&self) -> Shortage {
+        self.inner.cache.shortage()
     }
 
     /// Refuses writes that wait for space, now and from now on. RAM, overflow and key go when the last

@@ -74,6 +74,6 @@ pub use counters::Snapshot;
 pub use fetch::Fetched;
 pub use host::{Host, HostSnapshot};
 pub use overflow::buffering::Buffering;
-pub use park::Parked;
+pub use park::{Parked, Shortage};
 pub use persist::PersistentOptions;
 pub use units::{BlockNumber, Location};

@@ -7,7 +7,7 @@
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use headwater_block::{IoError, IoErrorKind};
 use parking_lot::Mutex;
@@ -27,6 +27,15 @@ pub trait Parked: Send {
 struct Entry {
     write: Box<dyn Parked>,
     since: Instant,
+}
+
+/// How writes fare that find no room.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Shortage {
+    /// Writes are refused: one waited for the whole of the pause limit, and nothing frees space.
+    pub refusing: bool,
+    /// How long the write that came first has waited.
+    pub waited: Duration,
 }
 
 /// The parked writes of one cache.
@@ -82,6 +91,15 @@ impl WriteCache {
     /// Whether writes wait for space; new ones then queue behind them.
     pub fn has_waiting(&self) -> bool {
         self.waiting.any()
+    }
+
+    /// How writes that find no room fare at this moment.
+    pub fn shortage(&self) -> Shortage {
+        let first = self.waiting.queue.lock().front().map(|entry| entry.since);
+        Shortage {
+            refusing: self.waiting.full.load(Ordering::Acquire),
+            waited: first.map_or(Duration::ZERO, |since| since.elapsed()),
+        }
     }
 
     /// Parks a write until there is room for it.

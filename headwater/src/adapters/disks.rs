@@ -2,15 +2,15 @@
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 
 use async_trait::async_trait;
 use headwater_api::{CacheMode, CacheSettings, DiskCounters, ProblemKind};
 use headwater_block::{Device, IoError, IoErrorKind, size};
 use headwater_image::{ChunkCache, VersionReader};
 use headwater_nbd::{Address, Limits, Server, SingleExport};
-use headwater_service::backend::{BackendError, Disk, DiskRequest, Disks};
+use headwater_service::backend::{BackendError, Disk, DiskRequest, Disks, Shortage};
 use headwater_store::{Hash, LocalDir, Pin, Store};
-use headwater_volume::options::DEFAULT_PAUSE_LIMIT;
 use headwater_volume::{DEFAULT_WEIGHT, Volume, VolumeOptions};
 use headwater_writecache::{Host, MIN_RAM_BYTES};
 use parking_lot::Mutex;
@@ -24,6 +24,12 @@ const CHUNK_CACHE_SHARE: u64 = 8;
 const CHUNK_CACHE_MIN_BYTES: u64 = 32 << 20;
 const CHUNK_CACHE_MAX_BYTES: u64 = 1 << 30;
 
+/// A write that waited so long found no room; shorter waits are a disk that is slower than its machine.
+const SHORTAGE_AFTER: Duration = Duration::from_secs(2);
+
+/// An overflow file that has less than so many bytes left below its limit is full: it grows by segments.
+const DISK_FULL_MARGIN_BYTES: u64 = 8 << 20;
+
 /// The disks of one data directory.
 pub struct Volumes {
     store: LocalDir,
@@ -31,17 +37,18 @@ pub struct Volumes {
     chunks: Arc<ChunkCache>,
     host: Arc<Host>,
     host_memory_bytes: u64,
+    pause_limit: Duration,
 }
 
 impl Volumes {
-    /// Disks over the images of `store`, overflowing to `cache_dir`.
-    pub fn new(store: LocalDir, cache_dir: PathBuf) -> Result<Self, BackendError> {
+    /// Disks over the images of `store`, overflowing to `cache_dir`. A write waits `pause_limit` for room.
+    pub fn new(store: LocalDir, cache_dir: PathBuf, pause_limit: Duration) -> Result<Self, BackendError> {
         let host_memory_bytes = host_memory_bytes();
         let chunks_bytes =
             (host_memory_bytes / CHUNK_CACHE_SHARE).clamp(CHUNK_CACHE_MIN_BYTES, CHUNK_CACHE_MAX_BYTES);
         let host = Host::start(host_memory_bytes).map_err(|e| BackendError::new(ProblemKind::Failed, e))?;
         let chunks = ChunkCache::new(chunks_bytes);
-        Ok(Self { store, cache_dir, chunks, host: Arc::new(host), host_memory_bytes })
+        Ok(Self { store, cache_dir, chunks, host: Arc::new(host), host_memory_bytes, pause_limit })
     }
 }
 
@@ -72,8 +79,8 @@ impl Disks for Volumes {
     async fn open(&self, request: DiskRequest) -> Result<Arc<dyn Disk>, BackendError> {
         self.check(&request.cache).await?;
         let (store, chunks, host) = (self.store.clone(), self.chunks.clone(), self.host.clone());
-        let cache_dir = self.cache_dir.clone();
-        blocking("open the disk", move || open(&store, chunks, &host, cache_dir, request)).await
+        let overflow = Overflow { dir: self.cache_dir.clone(), pause_limit: self.pause_limit };
+        blocking("open the disk", move || open(&store, chunks, &host, overflow, request)).await
     }
 
     async fn sweep(&self) -> Result<Vec<String>, BackendError> {
@@ -82,11 +89,17 @@ impl Disks for Volumes {
     }
 }
 
+/// What happens to writes that RAM does not hold.
+struct Overflow {
+    dir: PathBuf,
+    pause_limit: Duration,
+}
+
 fn open(
     store: &LocalDir,
     chunks: Arc<ChunkCache>,
     host: &Host,
-    cache_dir: PathBuf,
+    overflow: Overflow,
     request: DiskRequest,
 ) -> Result<Arc<dyn Disk>, BackendError> {
     let manifest: Hash = request.version.hash.parse().map_err(|_| {
@@ -101,8 +114,8 @@ fn open(
         ram_bytes: request.cache.ram_bytes,
         weight: DEFAULT_WEIGHT,
         disk_bytes: request.cache.disk_bytes,
-        cache_dir,
-        pause_limit: DEFAULT_PAUSE_LIMIT,
+        cache_dir: overflow.dir,
+        pause_limit: overflow.pause_limit,
         persistent: None,
     };
     let volume = Volume::open(&options, host).map_err(volume_failed)?;
@@ -111,10 +124,20 @@ fn open(
     let server = Server::bind(Address::Unix(socket.clone()), export, Limits::default()).map_err(|e| {
         BackendError::new(ProblemKind::Failed, "cannot serve the machine's disk".to_owned()).because(e)
     })?;
-    Ok(Arc::new(ServedVolume { socket, volume, parts: Arc::new(Mutex::new(Some((server, pin)))) }))
+    Ok(Arc::new(ServedVolume {
+        machine: request.machine,
+        mode: request.cache.mode,
+        cache_dir: options.cache_dir,
+        socket,
+        volume,
+        parts: Arc::new(Mutex::new(Some((server, pin)))),
+    }))
 }
 
 struct ServedVolume {
+    machine: String,
+    mode: CacheMode,
+    cache_dir: PathBuf,
     socket: PathBuf,
     volume: Arc<Volume>,
     /// Gone once the disk is closed.
@@ -141,6 +164,47 @@ impl Disk for ServedVolume {
             pauses: volume.cache.paused_writes,
             iops: 0,
         }
+    }
+
+    fn set_limits(&self, cache: &CacheSettings) {
+        // The buffer of mode `disk` has a size of its own, and mode `ram` no disk.
+        if self.mode != CacheMode::Disk {
+            self.volume.set_ram_bytes(cache.ram_bytes);
+        }
+        if self.mode != CacheMode::Ram {
+            self.volume.set_disk_bytes(cache.disk_bytes);
+        }
+    }
+
+    fn shortage(&self) -> Option<Shortage> {
+        let shortage = self.volume.shortage();
+        if !shortage.refusing && shortage.waited < SHORTAGE_AFTER {
+            return None;
+        }
+        let cache = self.volume.counters().cache;
+        let fare = if shortage.refusing { "are refused" } else { "wait" };
+        let ram =
+            format!("{} of {} RAM", size::format(cache.ram_used_bytes), size::format(cache.ram_target_bytes));
+        let disk = format!(
+            "{} of {} disk",
+            size::format(cache.disk_used_bytes),
+            size::format(cache.disk_limit_bytes)
+        );
+        let used = match self.mode {
+            CacheMode::Ram => ram,
+            CacheMode::Disk => disk,
+            CacheMode::RamDisk => format!("{ram}, {disk}"),
+        };
+        let set = format!("headwater machine set {}", self.machine);
+        let is_disk_full =
+            cache.disk_used_bytes.saturating_add(DISK_FULL_MARGIN_BYTES) > cache.disk_limit_bytes;
+        let advice = match self.mode {
+            CacheMode::Ram => format!("'{set} --ram SIZE' gives it more memory at once"),
+            _ if is_disk_full => format!("'{set} --disk SIZE' gives it more disk at once"),
+            _ => format!("free space on the file system of {}", self.cache_dir.display()),
+        };
+        let message = format!("its write cache is full and writes {fare}: {used} in use");
+        Some(Shortage { message, advice: format!("{advice}; files deleted in the guest free some, too") })
     }
 
     async fn close(&self) -> Result<(), BackendError> {

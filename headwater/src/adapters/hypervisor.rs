@@ -121,6 +121,10 @@ impl Vm for QemuVm {
         self.accelerator.to_owned()
     }
 
+    fn is_out_of_space(&self) -> bool {
+        self.guest.state().out_of_space
+    }
+
     async fn booted(&self) {
         loop {
             match self.guest.wait_booted(BOOT_PATIENCE).await {

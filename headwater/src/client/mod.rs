@@ -8,7 +8,7 @@ use std::path::PathBuf;
 use anyhow::Context;
 use headwater_api::{
     CreateMachine, EventList, ExecRequest, ExecResult, Image, ImageList, Machine, MachineList, Problem,
-    ProblemKind, Removed, Status,
+    ProblemKind, Removed, SetMachine, Status,
 };
 use http_body_util::{BodyExt, Full};
 use hyper::body::{Bytes, Incoming};
@@ -68,6 +68,12 @@ impl Client {
     /// Creates a machine.
     pub async fn create_machine(&self, request: &CreateMachine) -> anyhow::Result<Machine> {
         self.post("/api/v1/machines", request).await
+    }
+
+    /// Changes the limits of a machine's write cache.
+    pub async fn set_machine(&self, name: &str, limits: &SetMachine) -> anyhow::Result<Machine> {
+        let path = format!("/api/v1/machines/{}", escape(name));
+        json(self.send(Method::PATCH, &path, Some(serde_json::to_vec(limits)?)).await?).await
     }
 
     /// `start`, `stop`, `stop?force=true` or `reset`.

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use anyhow::Context;
-use headwater_api::{CreateMachine, Machine, MachineState, Problem, ProblemKind};
+use headwater_api::{CacheSettings, CreateMachine, Machine, MachineState, Problem, ProblemKind, SetMachine};
 use headwater_block::size;
 
 use crate::cli::{MachineArgs, MachineCommand};
@@ -31,6 +31,12 @@ pub async fn run(client: Client, command: MachineCommand, json: bool) -> anyhow:
             if json { show::json(&list)? } else { show::line(&show::machines::machines(&list.machines))? }
         }
         MachineCommand::Show { name } => show_one(&client, &name, json).await?,
+        MachineCommand::Set { name, ram, disk } => {
+            let limits = SetMachine { ram_bytes: ram, disk_bytes: disk };
+            let machine = client.set_machine(&name, &limits).await?;
+            let text = format!("{name} has a write cache of {}", cache_text(&machine.cache));
+            if json { show::json(&machine)? } else { show::line(&text)? }
+        }
         MachineCommand::Start { names, wait } => change(&client, &names, "start", wait, json).await?,
         MachineCommand::Reset { names, wait } => change(&client, &names, "reset", wait, json).await?,
         MachineCommand::Stop { names, force } => {
@@ -119,7 +125,16 @@ pub fn sentence(machine: &Machine) -> String {
     if let Some(reason) = &machine.reason {
         text.push_str(&format!(": {}", show::printable(reason)));
     }
+    if let Some(alarm) = &machine.alarm {
+        text.push_str(&format!("; ALARM: {}", show::printable(&alarm.to_string())));
+    }
     text
+}
+
+/// A write cache in words.
+fn cache_text(cache: &CacheSettings) -> String {
+    let (ram, disk) = (size::format(cache.ram_bytes), size::format(cache.disk_bytes));
+    format!("{}, RAM {ram}, disk {disk}", cache.mode)
 }
 
 async fn wait_until_up(client: &Client, mut machine: Machine, limit: Duration) -> anyhow::Result<Machine> {
@@ -162,15 +177,7 @@ async fn show_one(client: &Client, name: &str, json: bool) -> anyhow::Result<()>
         ("ssh host key", machine.identity.ssh_host_key_public.clone()),
         ("memory", size::format(machine.memory_bytes)),
         ("processors", machine.cpus.to_string()),
-        (
-            "write cache",
-            format!(
-                "{}, RAM {}, disk {}",
-                cache.mode,
-                size::format(cache.ram_bytes),
-                size::format(cache.disk_bytes)
-            ),
-        ),
+        ("write cache", cache_text(&cache)),
         ("created", show::time(machine.created_at_ms)),
         ("started", or_dash(machine.started_at_ms.map(show::time))),
         ("process", or_dash(machine.pid.map(|pid| pid.to_string()))),

@@ -15,7 +15,7 @@ use crate::cli::{MachineArgs, RunArgs};
 use crate::client::Client;
 use crate::cmd::signals::EndSignals;
 use crate::cmd::{image, machine};
-use crate::daemon::Daemon;
+use crate::daemon::{Daemon, Options};
 use crate::data_dir::DataDir;
 use crate::{logging, show};
 
@@ -28,7 +28,7 @@ const MAX_STEM_BYTES: usize = 56;
 /// Runs machines until a signal comes, or until all of them are off.
 pub async fn run(data_dir: DataDir, args: RunArgs) -> anyhow::Result<u8> {
     let mut signals = EndSignals::catch()?;
-    let daemon = Daemon::start(data_dir, None).await?;
+    let daemon = Daemon::start(data_dir, Options::default()).await?;
     logging::to_file(&daemon.data_dir().path().join("run.log"))?;
     let client = Client::new(daemon.data_dir().socket());
     let mut created = Vec::new();

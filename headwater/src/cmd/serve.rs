@@ -1,10 +1,12 @@
 //! `headwater serve`: the daemon.
 
+use std::time::Duration;
+
 use sd_notify::NotifyState;
 
 use crate::cli::ServeArgs;
 use crate::cmd::signals::EndSignals;
-use crate::daemon::Daemon;
+use crate::daemon::{Daemon, Options};
 use crate::data_dir::DataDir;
 use crate::logging;
 
@@ -12,7 +14,8 @@ use crate::logging;
 pub async fn run(data_dir: DataDir, args: ServeArgs) -> anyhow::Result<u8> {
     logging::to_stderr(&args.log, args.log_format)?;
     let mut signals = EndSignals::catch()?;
-    let daemon = Daemon::start(data_dir, args.listen).await?;
+    let options = Options { listen: args.listen, pause_limit: Duration::from_secs(args.pause) };
+    let daemon = Daemon::start(data_dir, options).await?;
     tracing::info!(
         version = env!("CARGO_PKG_VERSION"),
         pid = std::process::id(),

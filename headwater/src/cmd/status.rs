@@ -24,6 +24,14 @@ pub async fn run(client: Client, json: bool) -> anyhow::Result<u8> {
         ("machines", active),
         ("write caches in RAM", size::format(status.ram_used_bytes)),
         ("write caches on disk", size::format(status.disk_used_bytes)),
+        (
+            "alarms",
+            if status.alarms.is_empty() { "none".to_owned() } else { status.alarms.len().to_string() },
+        ),
     ])?;
+    for alarm in status.alarms {
+        let (since, text) = (show::time(alarm.since_ms), show::printable(&alarm.to_string()));
+        show::line(&format!("ALARM: {} since {since}: {text}", alarm.subject))?;
+    }
     Ok(0)
 }

@@ -18,6 +18,7 @@ use headwater_service::backend::{SystemClock, SystemRandom};
 use headwater_service::life::STOP_GRACE_MS;
 use headwater_service::{Parts, Service, operations, server};
 use headwater_store::{Access, LocalDir};
+use headwater_volume::DEFAULT_PAUSE_LIMIT;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
@@ -31,6 +32,21 @@ const REQUESTS_GRACE: Duration = Duration::from_millis(STOP_GRACE_MS + 15_000);
 
 /// How long cancelled operations may take to clean up.
 const JOBS_GRACE: Duration = Duration::from_secs(30);
+
+/// How it serves.
+#[derive(Clone, Copy, Debug)]
+pub struct Options {
+    /// A TCP address to listen on besides the socket.
+    pub listen: Option<SocketAddr>,
+    /// How long a write waits for room before it is refused.
+    pub pause_limit: Duration,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self { listen: None, pause_limit: DEFAULT_PAUSE_LIMIT }
+    }
+}
 
 /// A daemon that serves.
 pub struct Daemon {
@@ -46,11 +62,11 @@ pub struct Daemon {
 }
 
 impl Daemon {
-    /// Starts on a data directory, and on a TCP address where one is given. Serves when it returns.
-    pub async fn start(data_dir: DataDir, listen: Option<SocketAddr>) -> anyhow::Result<Self> {
+    /// Starts on a data directory. Serves when it returns.
+    pub async fn start(data_dir: DataDir, options: Options) -> anyhow::Result<Self> {
         let lock = data_dir.lock()?;
         // Before anything is changed: most mistakes in an invocation are here.
-        let tcp = match listen {
+        let tcp = match options.listen {
             Some(address) => Some(server::bind_tcp(address).await?),
             None => None,
         };
@@ -58,7 +74,7 @@ impl Daemon {
         let socket_file = SocketFile(data_dir.socket());
         let tcp_address = tcp.as_ref().map(tokio::net::TcpListener::local_addr).transpose()?;
         let database = Arc::new(SqliteDatabase::open(&data_dir.database()).await?);
-        let service = service(&data_dir, database.clone()).await?;
+        let service = service(&data_dir, database.clone(), options.pause_limit).await?;
         service.recover().await.context("cannot clean up after an earlier daemon")?;
 
         let router = operations::router(service.clone());
@@ -138,11 +154,15 @@ impl Drop for SocketFile {
     }
 }
 
-async fn service(data_dir: &DataDir, db: Arc<SqliteDatabase>) -> anyhow::Result<Service> {
+async fn service(
+    data_dir: &DataDir,
+    db: Arc<SqliteDatabase>,
+    pause_limit: Duration,
+) -> anyhow::Result<Service> {
     let (store_dir, cache_dir) = (data_dir.store(), data_dir.cache());
     let opened = tokio::task::spawn_blocking(move || -> anyhow::Result<_> {
         let store = LocalDir::open(&store_dir, Access::WRITE)?;
-        let disks = Volumes::new(store.clone(), cache_dir)?;
+        let disks = Volumes::new(store.clone(), cache_dir, pause_limit)?;
         Ok((store, disks))
     });
     let (store, disks) = opened.await.context("cannot open the store")??;

@@ -3,7 +3,7 @@
 use headwater_api::Machine;
 use headwater_block::size;
 
-use crate::show::{seconds, table_text};
+use crate::show::{printable, seconds, table_text};
 
 /// What a row begins with, and all of what is shown while it runs: it fits on a terminal of 80 columns.
 const LIVE: [&str; 8] =
@@ -20,7 +20,18 @@ pub fn machines(machines: &[Machine]) -> String {
 
 /// The same without what does not change from second to second.
 pub fn live(machines: &[Machine]) -> String {
-    table_text(&LIVE, machines.iter().map(|machine| row(machine).into_iter().take(LIVE.len()).collect()))
+    let rows = machines.iter().map(|machine| row(machine).into_iter().take(LIVE.len()).collect());
+    let mut text = table_text(&LIVE, rows);
+    for alarm in machines.iter().filter_map(|machine| machine.alarm.as_ref()) {
+        text.push_str(&format!("\n(!) {}: {}", alarm.subject, printable(&alarm.to_string())));
+    }
+    text
+}
+
+/// The state, with a mark where something is wrong: the last column may be out of sight.
+fn state(machine: &Machine) -> String {
+    let mark = if machine.alarm.is_some() { " (!)" } else { "" };
+    format!("{}{mark}", machine.state)
 }
 
 fn row(machine: &Machine) -> Vec<String> {
@@ -29,7 +40,7 @@ fn row(machine: &Machine) -> Vec<String> {
     };
     vec![
         machine.name.clone(),
-        machine.state.to_string(),
+        state(machine),
         machine.boot_ms.map_or_else(|| "-".to_owned(), seconds),
         counter(|disk| disk.image_read_bytes),
         counter(|disk| disk.ram_used_bytes),
@@ -38,6 +49,9 @@ fn row(machine: &Machine) -> Vec<String> {
         machine.disk.as_ref().map_or_else(|| "-".to_owned(), |disk| disk.iops.to_string()),
         size::format(machine.cache.ram_bytes),
         machine.version.clone().unwrap_or_else(|| machine.image.clone()),
-        machine.reason.clone().unwrap_or_default(),
+        machine
+            .alarm
+            .as_ref()
+            .map_or_else(|| machine.reason.clone().unwrap_or_default(), |alarm| format!("ALARM: {alarm}")),
     ]
 }

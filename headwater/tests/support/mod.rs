@@ -148,6 +148,11 @@ impl Daemon {
         self.cli(&["machine", "create", name, "tiny", "--memory", "64M"]).ok();
     }
 
+    /// The history of a machine, as people see it.
+    pub fn history(&self, machine: &str) -> String {
+        self.cli(&["events", "--subject", &format!("machine {machine}")]).ok()
+    }
+
     /// Types on a machine's console, and reads until `expected` was printed, or with `None` until the machine ends.
     pub fn console(&self, name: &str, keys: &str, expected: Option<&str>) {
         let mut client = headwater()
@@ -221,6 +226,19 @@ pub fn wait_until(what: &str, mut is_true: impl FnMut() -> bool) {
         assert!(Instant::now() < deadline, "waited in vain until {what}");
         std::thread::sleep(Duration::from_millis(100));
     }
+}
+
+/// Bytes that nothing makes smaller.
+pub fn pseudo_random(len: usize, mut state: u64) -> Vec<u8> {
+    let mut bytes = Vec::with_capacity(len + 8);
+    while bytes.len() < len {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        bytes.extend_from_slice(&state.to_le_bytes());
+    }
+    bytes.truncate(len);
+    bytes
 }
 
 /// A plain HTTP exchange over the socket. Returns status and body.

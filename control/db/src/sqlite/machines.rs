@@ -155,6 +155,17 @@ impl MachineRepository for SqliteMachines<'_> {
         Ok(done.rows_affected() == 1)
     }
 
+    async fn set_limits(&mut self, uuid: Uuid, ram_bytes: u64, disk_bytes: u64) -> Result<bool, DbError> {
+        let done =
+            sqlx::query("UPDATE machines SET cache_ram_bytes = ?, cache_disk_bytes = ? WHERE uuid = ?")
+                .bind(stored(ram_bytes))
+                .bind(stored(disk_bytes))
+                .bind(uuid.to_string())
+                .execute(&mut *self.connection)
+                .await?;
+        Ok(done.rows_affected() == 1)
+    }
+
     async fn remove(&mut self, uuid: Uuid) -> Result<bool, DbError> {
         let done = sqlx::query("DELETE FROM machines WHERE uuid = ?")
             .bind(uuid.to_string())

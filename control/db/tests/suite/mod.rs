@@ -89,6 +89,15 @@ pub async fn state_is_updated(db: &dyn Database) {
     assert_eq!(stored, Some(changed.clone()));
 
     let mut repo = db.write().await.unwrap();
+    assert!(repo.machines().set_limits(changed.uuid, 1 << 40, 7).await.unwrap());
+    assert!(!repo.machines().set_limits(machine("nobody").uuid, 1, 1).await.unwrap());
+    repo.save().await.unwrap();
+    changed.cache.ram_bytes = 1 << 40;
+    changed.cache.disk_bytes = 7;
+    let stored = db.read().await.unwrap().machines().by_name("m").await.unwrap();
+    assert_eq!(stored, Some(changed.clone()));
+
+    let mut repo = db.write().await.unwrap();
     assert!(repo.machines().remove(changed.uuid).await.unwrap());
     assert!(!repo.machines().remove(changed.uuid).await.unwrap());
     repo.save().await.unwrap();

@@ -21,6 +21,15 @@ pub struct DiskRequest {
     pub cache: CacheSettings,
 }
 
+/// A disk whose writes find no room.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Shortage {
+    /// What is full.
+    pub message: String,
+    /// What to do.
+    pub advice: String,
+}
+
 /// Opens disks.
 #[async_trait]
 pub trait Disks: Send + Sync + 'static {
@@ -43,6 +52,12 @@ pub trait Disk: Send + Sync + 'static {
 
     /// What it did so far; `iops` is left 0.
     fn counters(&self) -> DiskCounters;
+
+    /// Changes its limits; takes effect at once. The mode stays.
+    fn set_limits(&self, cache: &CacheSettings);
+
+    /// Whether writes find no room: not the short waits of a disk that is slower than its machine.
+    fn shortage(&self) -> Option<Shortage>;
 
     /// Ends it: no further requests, all space given back. Closing twice is harmless.
     async fn close(&self) -> Result<(), BackendError>;

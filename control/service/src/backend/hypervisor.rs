@@ -95,6 +95,9 @@ pub trait Vm: Send + Sync + 'static {
     /// How it is run: `kvm`, `tcg`.
     fn accelerator(&self) -> String;
 
+    /// Whether it stands still because its disk has no room. It goes on by itself when there is some.
+    fn is_out_of_space(&self) -> bool;
+
     /// Waits until the guest says that it is up. Never returns where it does not.
     async fn booted(&self);
 

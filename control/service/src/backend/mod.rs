@@ -10,7 +10,7 @@ mod images;
 mod job;
 mod surroundings;
 
-pub use disks::{Disk, DiskRequest, Disks};
+pub use disks::{Disk, DiskRequest, Disks, Shortage};
 pub use error::BackendError;
 pub use hypervisor::{ExecOutput, Hypervisor, Vm, VmExit, VmRequest};
 pub use images::{Images, ImportOutcome};

@@ -1,12 +1,13 @@
 //! A machine that is on: its disk, its VM, and its rate of requests.
 
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
 use headwater_api::DiskCounters;
 
 use crate::backend::{Disk, Vm};
+use crate::life::alarm::Raised;
 
 /// What belongs to a machine while it is on.
 pub struct Active {
@@ -15,6 +16,7 @@ pub struct Active {
     pub(crate) version_hash: String,
     rate: Mutex<Option<Sample>>,
     iops: AtomicU64,
+    alarm: Mutex<Option<Raised>>,
 }
 
 struct Sample {
@@ -24,12 +26,24 @@ struct Sample {
 
 impl Active {
     pub(crate) fn new(disk: Arc<dyn Disk>, vm: Arc<dyn Vm>, version_hash: String) -> Self {
-        Self { disk, vm, version_hash, rate: Mutex::new(None), iops: AtomicU64::new(0) }
+        Self {
+            disk,
+            vm,
+            version_hash,
+            rate: Mutex::new(None),
+            iops: AtomicU64::new(0),
+            alarm: Mutex::new(None),
+        }
     }
 
     /// The disk's counters, with the rate of the last sample.
     pub(crate) fn counters(&self) -> DiskCounters {
         DiskCounters { iops: self.iops.load(Ordering::Relaxed), ..self.disk.counters() }
+    }
+
+    /// What stands in its way.
+    pub(crate) fn alarm(&self) -> MutexGuard<'_, Option<Raised>> {
+        self.alarm.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Takes a sample. The rate is that between this one and the one before.

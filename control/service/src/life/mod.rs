@@ -6,6 +6,8 @@
 //!           guest restarted -> disk forgotten, started again
 //!   stop    stopping -> ACPI -> after the grace time kill -> disk closed, stopped
 //!   reset   kill, disk forgotten; a machine that ran is started again on a pristine disk
+//!   limits  in the database and in the open disk, at once
+//!   alarm   its disk has no room: shown, and in the history
 //!   recover after a daemon that died: orphans ended, what ran is lost
 //! ```
 //!
@@ -17,7 +19,9 @@
 //! Killing needs no lock: `stop --force` breaks into a graceful stop that waits.
 
 mod active;
+mod alarm;
 mod error;
+mod limits;
 mod record;
 mod recover;
 mod start;

@@ -95,6 +95,7 @@ impl Service {
 
     async fn reconcile(&self) -> Result<(), LifeError> {
         let machines = self.db().read().await?.machines().list().await?;
+        self.look_for_alarms(&machines).await?;
         for seen in machines {
             if verdict(seen.wanted, seen.state, self.active(seen.uuid).is_some()) == Verdict::Fine {
                 continue;

@@ -18,6 +18,11 @@ use crate::backend::BackendError;
 pub(super) async fn get_status(State(service): State<Service>) -> Result<Json<Status>, Failure> {
     let machines = service.db().read().await?.machines().list().await?;
     let counters: Vec<DiskCounters> = service.active_map().values().map(|active| active.counters()).collect();
+    let alarms = machines
+        .iter()
+        .filter_map(|machine| service.active(machine.uuid))
+        .filter_map(|active| active.alarm().as_ref().map(|raised| raised.alarm.clone()))
+        .collect();
     let hypervisor = match service.hypervisor().describe().await {
         Ok(text) => text,
         Err(e) => problem(&e).to_string(),
@@ -32,6 +37,7 @@ pub(super) async fn get_status(State(service): State<Service>) -> Result<Json<St
         store_bytes: service.images().stored_bytes().await?,
         machines: count(machines.len()),
         machines_active: count(machines.iter().filter(|machine| machine.state.is_active()).count()),
+        alarms,
         ram_used_bytes: counters.iter().map(|disk| disk.ram_used_bytes).sum(),
         disk_used_bytes: counters.iter().map(|disk| disk.disk_used_bytes).sum(),
         free_bytes: free_bytes(service.data_dir())?,

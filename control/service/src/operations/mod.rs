@@ -14,6 +14,7 @@ mod read_console;
 mod remove_image;
 mod remove_machine;
 mod reset_machine;
+mod set_machine;
 mod show_image;
 mod show_machine;
 mod start_machine;
@@ -63,7 +64,7 @@ fn routes() -> OpenApiRouter<Service> {
         .routes(routes!(verify_image::verify_image))
         .routes(routes!(export_image::export_image))
         .routes(routes!(list_machines::list_machines, create_machine::create_machine))
-        .routes(routes!(show_machine::show_machine, remove_machine::remove_machine))
+        .routes(routes!(show_machine::show_machine, set_machine::set_machine, remove_machine::remove_machine))
         .routes(routes!(start_machine::start_machine))
         .routes(routes!(stop_machine::stop_machine))
         .routes(routes!(reset_machine::reset_machine))

@@ -1,0 +1,140 @@
+//! What stands in a machine's way: looked for at every tick, shown with the machine, and noted in the history.
+//!
+//! ```text
+//!   no alarm --its disk has no room--> alarm, event "alarm"
+//!   alarm    --room for ALARM_LINGER_MS--> no alarm, event "alarm over"
+//! ```
+//! A machine that stands still tries again every few seconds, and looks well for a moment whenever it does: an
+//! alarm ends only when nothing was wrong for a while.
+
+use std::sync::Arc;
+
+use headwater_api::Alarm;
+use headwater_db::MachineRecord;
+
+use crate::Service;
+use crate::backend::Shortage;
+use crate::extract::Actor;
+use crate::life::{Active, LifeError};
+
+/// How long all must be well before an alarm ends.
+const ALARM_LINGER_MS: u64 = 4_000;
+
+/// An alarm, and when its cause was seen last.
+#[derive(Clone, Debug)]
+pub(crate) struct Raised {
+    pub(crate) alarm: Alarm,
+    seen_ms: u64,
+}
+
+/// What a look changed.
+#[derive(Debug, PartialEq, Eq)]
+enum Change {
+    None,
+    Raised,
+    Over { lasted_ms: u64 },
+}
+
+/// Updates what is raised after a look that found `cause`.
+fn look(
+    raised: &mut Option<Raised>,
+    subject: impl FnOnce() -> String,
+    cause: Option<Shortage>,
+    now_ms: u64,
+) -> Change {
+    match (raised.as_mut(), cause) {
+        (Some(raised), Some(cause)) => {
+            raised.seen_ms = now_ms;
+            raised.alarm.message = cause.message;
+            raised.alarm.advice = cause.advice;
+            Change::None
+        }
+        (None, Some(Shortage { message, advice })) => {
+            let alarm = Alarm { subject: subject(), since_ms: now_ms, message, advice };
+            *raised = Some(Raised { alarm, seen_ms: now_ms });
+            Change::Raised
+        }
+        (Some(over), None) if now_ms.saturating_sub(over.seen_ms) >= ALARM_LINGER_MS => {
+            let lasted_ms = over.seen_ms.saturating_sub(over.alarm.since_ms);
+            *raised = None;
+            Change::Over { lasted_ms }
+        }
+        (_, None) => Change::None,
+    }
+}
+
+/// Why a machine's disk takes no writes.
+fn cause(active: &Active) -> Option<Shortage> {
+    let stands_still = active.vm.is_out_of_space();
+    let shortage = active.disk.shortage().or_else(|| {
+        // It is about to try again, and will be told why not.
+        stands_still.then(|| Shortage {
+            message: "its disk had no room for a write".to_owned(),
+            advice: "it tries again by itself".to_owned(),
+        })
+    })?;
+    let message = if stands_still {
+        format!("it stands still, and goes on by itself when there is room: {}", shortage.message)
+    } else {
+        shortage.message
+    };
+    Some(Shortage { message, advice: shortage.advice })
+}
+
+impl Service {
+    /// Looks at all machines that are on.
+    pub(crate) async fn look_for_alarms(&self, machines: &[MachineRecord]) -> Result<(), LifeError> {
+        for machine in machines {
+            let Some(active) = self.active(machine.uuid) else { continue };
+            self.look_for_alarm(&machine.name, &active).await?;
+        }
+        Ok(())
+    }
+
+    async fn look_for_alarm(&self, name: &str, active: &Arc<Active>) -> Result<(), LifeError> {
+        let subject = format!("machine {name}");
+        let found = cause(active);
+        let (change, alarm) = {
+            let mut raised = active.alarm();
+            let change = look(&mut raised, || subject.clone(), found, self.now_ms());
+            (change, raised.as_ref().map(|raised| raised.alarm.to_string()))
+        };
+        let event = match change {
+            Change::None => return Ok(()),
+            Change::Raised => {
+                let text = alarm.unwrap_or_default();
+                tracing::warn!(machine = name, "alarm: {text}");
+                self.event(&Actor::daemon(), subject, "alarm", text)
+            }
+            Change::Over { lasted_ms } => {
+                tracing::info!(machine = name, lasted_ms, "the alarm is over");
+                let text = format!("its writes find room again, after {} s", lasted_ms / 1000);
+                self.event(&Actor::daemon(), subject, "alarm over", text)
+            }
+        };
+        let mut repo = self.db().write().await?;
+        repo.events().append(event).await?;
+        Ok(repo.save().await?)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_alarm_ends_only_after_a_while_without_its_cause() {
+        let full = |message: &str| Some(Shortage { message: message.to_owned(), advice: "more".to_owned() });
+        let subject = || "machine a".to_owned();
+        let mut raised = None;
+        assert_eq!(look(&mut raised, subject, None, 0), Change::None);
+        assert_eq!(look(&mut raised, subject, full("RAM"), 1_000), Change::Raised);
+        assert_eq!(look(&mut raised, subject, None, 2_000), Change::None);
+        assert_eq!(look(&mut raised, subject, full("disk"), 3_000), Change::None);
+        let alarm = raised.as_ref().map(|raised| raised.alarm.clone()).unwrap();
+        assert_eq!((alarm.since_ms, alarm.to_string().as_str()), (1_000, "disk; more"));
+        assert_eq!(look(&mut raised, subject, None, 6_999), Change::None);
+        assert_eq!(look(&mut raised, subject, None, 7_000), Change::Over { lasted_ms: 2_000 });
+        assert!(raised.is_none());
+    }
+}

@@ -1,0 +1,42 @@
+//! Changing the limits of a machine's write cache.
+
+use headwater_api::SetMachine;
+use headwater_db::MachineRecord;
+
+use crate::Service;
+use crate::extract::Actor;
+use crate::life::LifeError;
+
+impl Service {
+    /// Notes new limits, and gives them to the disk of a machine that is on.
+    pub(crate) async fn set_limits(
+        &self,
+        name: &str,
+        limits: SetMachine,
+        actor: &Actor,
+    ) -> Result<MachineRecord, LifeError> {
+        let uuid = self.record(name).await?.uuid;
+        let _turn = self.lock(uuid).await;
+        let mut record = self.record(name).await?;
+        let before = record.cache;
+        record.cache.ram_bytes = limits.ram_bytes.unwrap_or(before.ram_bytes);
+        record.cache.disk_bytes = limits.disk_bytes.unwrap_or(before.disk_bytes);
+        self.disks().check(&record.cache).await.map_err(LifeError::backend("change", name))?;
+        let detail = format!(
+            "RAM {} -> {} bytes, disk {} -> {} bytes",
+            before.ram_bytes, record.cache.ram_bytes, before.disk_bytes, record.cache.disk_bytes
+        );
+        let event = self.event(actor, format!("machine {name}"), "set", detail);
+        let mut repo = self.db().write().await?;
+        if !repo.machines().set_limits(uuid, record.cache.ram_bytes, record.cache.disk_bytes).await? {
+            return Err(LifeError::Unknown(name.to_owned()));
+        }
+        repo.events().append(event).await?;
+        repo.save().await?;
+        if let Some(active) = self.active(uuid) {
+            active.disk.set_limits(&record.cache);
+        }
+        tracing::info!(machine = name, actor = %actor.0, ?limits, "new limits");
+        Ok(record)
+    }
+}

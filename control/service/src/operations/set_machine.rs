@@ -1,0 +1,62 @@
+//! `PATCH /api/v1/machines/{machine}`: new limits of a machine's write cache.
+
+use axum::Json;
+use axum::extract::State;
+use headwater_api::{CacheMode, Machine, Problem, ProblemKind, SetMachine};
+
+use crate::Service;
+use crate::answer::{Explain, Failure};
+use crate::extract::{Actor, Body, Name};
+
+#[derive(Debug, thiserror::Error)]
+enum Error {
+    #[error("cannot change machine '{0}': no limit was given")]
+    Nothing(String),
+    #[error("cannot change machine '{machine}': its cache mode '{mode}' has no limit of its own for {what}")]
+    NoSuchLimit { machine: String, mode: CacheMode, what: &'static str },
+}
+
+impl Explain for Error {
+    fn kind(&self) -> ProblemKind {
+        ProblemKind::Invalid
+    }
+}
+
+/// Changes the limits of a machine's write cache, at once where it is on, and for its later starts. A write
+/// cache that holds more than a lower limit shrinks as fast as its disk takes what it must spill.
+#[utoipa::path(
+    patch,
+    path = "/api/v1/machines/{machine}",
+    tag = "machines",
+    params(("machine" = String, Path, description = "Its name")),
+    request_body = SetMachine,
+    responses(
+        (status = 200, body = Machine),
+        (status = 400, description = "Limits that this host or its cache mode cannot have", body = Problem),
+        (status = 404, description = "No such machine", body = Problem),
+    ),
+)]
+pub(super) async fn set_machine(
+    State(service): State<Service>,
+    actor: Actor,
+    Name(name): Name,
+    Body(limits): Body<SetMachine>,
+) -> Result<Json<Machine>, Failure> {
+    check(&service, &name, limits).await?;
+    let handle = service.clone();
+    let record = service.to_the_end(async move { handle.set_limits(&name, limits, &actor).await }).await?;
+    Ok(Json(service.view(record)))
+}
+
+async fn check(service: &Service, name: &str, limits: SetMachine) -> Result<(), Failure> {
+    if limits == SetMachine::default() {
+        return Err(Error::Nothing(name.to_owned()).into());
+    }
+    let mode = service.record(name).await?.cache.mode;
+    let what = match (mode, limits.ram_bytes, limits.disk_bytes) {
+        (CacheMode::Disk, Some(_), _) => "memory",
+        (CacheMode::Ram, _, Some(_)) => "disk",
+        _ => return Ok(()),
+    };
+    Err(Error::NoSuchLimit { machine: name.to_owned(), mode, what }.into())
+}

@@ -1,0 +1,134 @@
+//! A machine whose write cache is full: it stands still with an alarm, loses nothing, and goes on when a limit is
+//! raised.
+
+mod support;
+
+use std::process::Command;
+
+use support::{Daemon, pseudo_random, short_dir, wait_until};
+
+/// The machine's disk, and what is written to it at most.
+const DISK_BYTES: usize = 96 << 20;
+
+/// Not written there: what the guest writes is to need room of its own.
+const SKIP_BYTES: usize = 1 << 20;
+
+/// A daemon that lets writes wait a second, with the boot sector on a disk of [`DISK_BYTES`].
+fn daemon() -> Daemon {
+    let daemon = Daemon::start_in(short_dir(), |command| {
+        command.args(["--pause", "1"]);
+    });
+    let path = daemon.path().join("tiny.raw");
+    std::fs::write(&path, support::tiny_disk()).unwrap();
+    std::fs::File::options().write(true).open(&path).unwrap().set_len(DISK_BYTES as u64).unwrap();
+    daemon.cli(&["image", "import", path.to_str().unwrap()]).ok();
+    daemon
+}
+
+fn create_and_start(daemon: &Daemon, limits: &[&str]) {
+    let create = ["machine", "create", "lab", "tiny", "--memory", "64M"];
+    daemon.cli(&[&create[..], limits].concat()).ok();
+    daemon.cli(&["machine", "start", "lab", "--wait"]).ok();
+}
+
+/// Writes what no packing makes smaller to the machine's disk, beside its guest, until it is refused.
+fn fill(daemon: &Daemon) {
+    let random = daemon.path().join("random.raw");
+    std::fs::write(&random, pseudo_random(DISK_BYTES - SKIP_BYTES, 7)).unwrap();
+    let socket = daemon.path().join("run/lab/disk.sock");
+    let server = format!("file.driver=nbd,file.server.type=unix,file.server.path={}", socket.display());
+    let output = Command::new("qemu-img")
+        .args(["convert", "-n", "-f", "raw", "--target-image-opts"])
+        .arg(&random)
+        .arg(format!("driver=raw,offset={SKIP_BYTES},{server}"))
+        .output()
+        .expect("qemu-img is needed: apt-get install qemu-utils");
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(!output.status.success() && said.contains("No space left"), "{said}");
+}
+
+/// The guest writes once into a full cache. Returns what then was to be seen; `raise` makes room.
+fn stands_still_until(daemon: &Daemon, raise: &[&str]) -> serde_json::Value {
+    let before = daemon.machine("lab");
+    fill(daemon);
+    let (alarmed, after) = std::thread::scope(|scope| {
+        // `W` is printed when the write is done: not before there is room.
+        let guest = scope.spawn(|| daemon.console("lab", "w", Some("W")));
+        let mut seen = serde_json::Value::Null;
+        wait_until("the machine stands still and says so", || {
+            seen = daemon.machine("lab");
+            seen["alarm"]["message"].as_str().is_some_and(|text| text.contains("stands still"))
+        });
+        assert!(!guest.is_finished(), "the guest's write was done although there was no room");
+        let list = daemon.cli(&["machine", "list"]).ok();
+        assert!(list.contains("running (!)") && list.contains("ALARM: it stands still"), "{list}");
+        assert!(daemon.cli(&["machine", "show", "lab"]).ok().contains("ALARM: it stands still"));
+        let status = daemon.cli(&["status"]).ok();
+        assert!(status.contains("ALARM: machine lab since 20"), "{status}");
+        daemon.cli(&[&["machine", "set", "lab"], raise].concat()).ok();
+        guest.join().unwrap();
+        wait_until("the alarm is over", || {
+            let machine = daemon.machine("lab");
+            machine.get("alarm").is_none() && machine["state"] == "running"
+        });
+        (seen, daemon.machine("lab"))
+    });
+    assert_eq!(after["pid"], before["pid"], "the machine did not survive");
+    let history = daemon.history("lab");
+    for words in ["alarm", "writes are refused", "alarm over", "find room again"] {
+        assert!(history.contains(words), "{words:?} is not in {history}");
+    }
+    assert!(daemon.cli(&["status"]).ok().contains("alarms                none"));
+    alarmed
+}
+
+#[test]
+fn a_full_cache_in_ram_is_an_alarm_and_more_ram_ends_it() {
+    let daemon = daemon();
+    create_and_start(&daemon, &["--cache", "ram", "--ram", "16M"]);
+    let alarmed = stands_still_until(&daemon, &["--ram", "256M"]);
+    let alarm = &alarmed["alarm"];
+    assert!(alarm["message"].as_str().unwrap().contains("of 16.0 MiB RAM in use"), "{alarm}");
+    assert!(alarm["advice"].as_str().unwrap().contains("'headwater machine set lab --ram SIZE'"), "{alarm}");
+    assert_eq!(
+        (&alarm["subject"], alarmed["disk"]["spilled_bytes"].as_u64()),
+        (&"machine lab".into(), Some(0))
+    );
+
+    // The new limit is for later starts, too, and survives the daemon.
+    daemon.cli(&["machine", "stop", "lab", "--force"]).ok();
+    let (_, dir) = daemon.terminate();
+    let daemon = Daemon::start_in(dir, |_| {});
+    assert_eq!(daemon.machine("lab")["cache"]["ram_bytes"], 256 << 20);
+}
+
+#[test]
+fn a_full_overflow_is_an_alarm_and_more_disk_ends_it() {
+    let daemon = daemon();
+    create_and_start(&daemon, &["--cache", "ram+disk", "--ram", "16M", "--disk", "32M"]);
+    let alarmed = stands_still_until(&daemon, &["--disk", "1G"]);
+    let alarm = &alarmed["alarm"];
+    assert!(alarm["message"].as_str().unwrap().contains("of 32.0 MiB disk in use"), "{alarm}");
+    assert!(alarm["advice"].as_str().unwrap().contains("'headwater machine set lab --disk SIZE'"), "{alarm}");
+}
+
+#[test]
+fn limits_that_cannot_be_are_refused_and_change_nothing() {
+    let daemon = Daemon::start();
+    daemon.with_tiny_machine("lab");
+    daemon.cli(&["machine", "create", "ram", "tiny", "--cache", "ram", "--memory", "64M"]).ok();
+    daemon.cli(&["machine", "create", "disk", "tiny", "--cache", "disk", "--memory", "64M"]).ok();
+    let before = daemon.cli(&["machine", "list", "--json"]).ok();
+    let set = |name: &str, limits: &[&str]| daemon.cli(&[&["machine", "set", name], limits].concat());
+    assert_eq!(set("lab", &[]).code, 2);
+    set("lab", &["--ram", "1M"]).fails(2, &["cannot change machine 'lab'", "too small", "16.0 MiB or more"]);
+    set("lab", &["--ram", "900T"]).fails(2, &["larger than this host's"]);
+    set("lab", &["--disk", "0"]).fails(2, &["needs disk space"]);
+    set("ram", &["--disk", "1G"]).fails(2, &["'ram' has no limit of its own for disk"]);
+    set("disk", &["--ram", "64M"]).fails(2, &["'disk' has no limit of its own for memory"]);
+    set("nobody", &["--ram", "64M"]).fails(3, &["no machine 'nobody'"]);
+    assert_eq!(daemon.cli(&["machine", "list", "--json"]).ok(), before);
+    let said = set("lab", &["--ram", "128M", "--disk", "2G"]).ok();
+    assert_eq!(said, "lab has a write cache of ram+disk, RAM 128.0 MiB, disk 2.0 GiB\n");
+    assert!(daemon.history("lab").contains("RAM 67108864 -> 134217728 bytes"));
+}
