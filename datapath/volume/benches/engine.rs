@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use criterion::{Criterion, Throughput, criterion_group, criterion_main};
 use headwater_block::{Attempt, ByteRange, Device, Op, blocking};
 use headwater_testkit::{ReferenceDisk, ReferenceOptions, Rng};
-use headwater_volume::{CacheMode, DEFAULT_WEIGHT, Volume, VolumeOptions};
+use headwater_volume::{Buffering, CacheMode, DEFAULT_WEIGHT, Volume, VolumeOptions};
 use headwater_writecache::Host;
 
 const BLOCK: usize = 4096;
@@ -32,6 +32,7 @@ fn volume(host: &Host, mode: CacheMode, size_bytes: u64, ram_bytes: u64, disk_by
         mode,
         ram_bytes,
         weight: DEFAULT_WEIGHT,
+        buffering: Buffering::Direct,
         disk_bytes,
         cache_dir: disk_dir(),
         pause_limit: Duration::from_secs(60),

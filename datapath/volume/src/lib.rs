@@ -55,5 +55,7 @@ pub mod write;
 
 pub use counters::VolumeCounters;
 pub use headwater_writecache::Shortage;
-pub use options::{CacheMode, DEFAULT_PAUSE_LIMIT, DEFAULT_WEIGHT, PersistentOptions, VolumeOptions};
+pub use options::{
+    Buffering, CacheMode, DEFAULT_PAUSE_LIMIT, DEFAULT_WEIGHT, PersistentOptions, VolumeOptions,
+};
 pub use volume::Volume;

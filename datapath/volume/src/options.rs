@@ -6,9 +6,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use headwater_block::Device;
-pub use headwater_writecache::DEFAULT_WEIGHT;
 use headwater_writecache::MIN_RAM_BYTES;
 pub use headwater_writecache::PersistentOptions;
+pub use headwater_writecache::{Buffering, DEFAULT_WEIGHT};
 use serde::{Deserialize, Serialize};
 
 /// Where a machine's writes go.
@@ -82,6 +82,8 @@ pub struct VolumeOptions {
     pub disk_bytes: u64,
     /// Directory or block device of the overflow; ignored by mode `ram`.
     pub cache_dir: PathBuf,
+    /// Whether the overflow goes past the page cache; ignored by mode `ram`.
+    pub buffering: Buffering,
     /// How long a write waits for space before it is refused.
     pub pause_limit: Duration,
     /// What makes the write cache survive the volume; `None`: it is forgotten. Not for mode `ram`.

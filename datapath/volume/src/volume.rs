@@ -7,7 +7,8 @@ use headwater_block::{
     Op, Request,
 };
 use headwater_writecache::{
-    BlockNumber, CacheOptions, Found, Host, Kind, Location, OverflowOptions, Shortage, Turn, WriteCache, Wrote,
+    BlockNumber, CacheOptions, Found, Host, Kind, Location, OverflowOptions, Shortage, Turn, WriteCache,
+    Wrote,
 };
 
 use crate::counters::{Own, OwnCounters, VolumeCounters};
@@ -42,10 +43,11 @@ impl Volume {
     pub fn open(options: &VolumeOptions, host: &Host) -> Result<Arc<Self>, IoError> {
         let base = options.base.geometry();
         let ram_bytes = if options.mode == CacheMode::Disk { DISK_MODE_RAM_BYTES } else { options.ram_bytes };
-        let overflow = options
-            .mode
-            .has_disk()
-            .then(|| OverflowOptions { at: options.cache_dir.clone(), limit_bytes: options.disk_bytes });
+        let overflow = options.mode.has_disk().then(|| OverflowOptions {
+            at: options.cache_dir.clone(),
+            limit_bytes: options.disk_bytes,
+            buffering: options.buffering,
+        });
         let cache_options = CacheOptions {
             size_bytes: base.size_bytes,
             ram_bytes,

@@ -11,7 +11,7 @@ use headwater_image::{ChunkCache, VersionReader};
 use headwater_nbd::{Address, Limits, Server, SingleExport};
 use headwater_service::backend::{BackendError, Disk, DiskRequest, Disks, Shortage};
 use headwater_store::{Hash, LocalDir, Pin, Store};
-use headwater_volume::{DEFAULT_WEIGHT, Volume, VolumeOptions};
+use headwater_volume::{Buffering, DEFAULT_WEIGHT, Volume, VolumeOptions};
 use headwater_writecache::{Host, MIN_RAM_BYTES};
 use parking_lot::Mutex;
 
@@ -113,6 +113,7 @@ fn open(
         mode: volume_mode(request.cache.mode),
         ram_bytes: request.cache.ram_bytes,
         weight: DEFAULT_WEIGHT,
+        buffering: Buffering::Direct,
         disk_bytes: request.cache.disk_bytes,
         cache_dir: overflow.dir,
         pause_limit: overflow.pause_limit,

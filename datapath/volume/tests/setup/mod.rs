@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use headwater_block::Device;
-use headwater_volume::{CacheMode, DEFAULT_WEIGHT, Volume, VolumeOptions};
+use headwater_volume::{Buffering, CacheMode, DEFAULT_WEIGHT, Volume, VolumeOptions};
 use headwater_writecache::Host;
 use headwater_writecache::overflow::io::{Direction, IoEngine, IoOp, open_engine};
 
@@ -87,6 +87,7 @@ pub fn options(
         mode,
         ram_bytes: ram_mib << 20,
         weight: DEFAULT_WEIGHT,
+        buffering: Buffering::Direct,
         disk_bytes: disk_mib << 20,
         cache_dir: at.to_path_buf(),
         pause_limit: Duration::from_millis(300),

@@ -166,7 +166,7 @@ fn timed(mut step: impl FnMut() -> io::Result<bool>) -> io::Result<u64> {
         }
     }
     let us = u64::try_from(start.elapsed().as_micros()).unwrap_or(u64::MAX).max(1);
-    Ok(bytes.saturating_mul(1_000_000) / us >> 20)
+    Ok((bytes.saturating_mul(1_000_000) / us) >> 20)
 }
 
 #[cfg(test)]
