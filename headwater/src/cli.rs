@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum, ValueHint};
-use headwater_api::{CacheMode, CacheSettings};
+use headwater_api::{CacheMode, CacheSettings, Channel};
 
 use crate::cmd::export::ExportArgs;
 
@@ -37,7 +37,7 @@ pub enum Command {
     Run(RunArgs),
     /// Run the daemon
     Serve(ServeArgs),
-    /// Import, list, show, verify, export and remove images
+    /// Import, promote, verify, export and remove images and their versions
     #[command(subcommand)]
     Image(ImageCommand),
     /// Create, start, stop, reset and remove machines
@@ -145,21 +145,79 @@ pub enum ImageCommand {
         #[arg(long)]
         name: Option<String>,
     },
+        /// A line about the version, for people
+        #[arg(long)]
+        note: Option<String>,
     /// List all images
     List,
     /// Show an image and its versions
+    /// List an image's versions: channels, state, author, machines that run them
+    Versions {
+        /// IMAGE
+        image: String,
+    },
+    /// Have a channel point to a version; machines get it at their next boot
+    Promote {
+        /// IMAGE@NUMBER or IMAGE@HASH; with --cancel IMAGE
+        image: String,
+        /// test or production
+        #[arg(value_parser = Channel::parse)]
+        channel: Channel,
+        /// When: 2026-12-24T03:00Z (UTC), or +90m, +12h, +7d from now
+        #[arg(long, value_name = "TIME", conflicts_with = "cancel")]
+        at: Option<String>,
+        /// Forget the promotion to come of this channel
+        #[arg(long)]
+        cancel: bool,
+    },
+    /// Have a channel point where it pointed before
+    Revert {
+        /// IMAGE
+        image: String,
+        /// test or production
+        #[arg(value_parser = Channel::parse)]
+        channel: Channel,
+    },
+    /// Have a machine boot one version, whatever the channels say
+    Pin {
+        /// The machine
+        machine: String,
+        /// IMAGE@NUMBER or IMAGE@HASH
+        image: String,
+    },
+    /// Let a machine follow its image again
+    Unpin {
+        /// The machine
+        machine: String,
+    },
+    /// Take a version out of use: it is not the newest any more and cannot be promoted
+    Retire {
+        /// IMAGE@NUMBER or IMAGE@HASH
+        image: String,
+        /// Bring it back
+        #[arg(long)]
+        undo: bool,
+    },
+    /// Show who changed an image, and when
+    History {
+        /// IMAGE
+        image: String,
+        /// At most so many changes
+        #[arg(long, default_value_t = 100)]
+        limit: u32,
+    },
     Show {
-        /// IMAGE, IMAGE@NUMBER or IMAGE@HASH
+        /// IMAGE, IMAGE:CHANNEL, IMAGE@NUMBER or IMAGE@HASH
         image: String,
     },
     /// Read all of a version and compare it with its hashes
     Verify {
-        /// IMAGE, IMAGE@NUMBER or IMAGE@HASH
+        /// IMAGE, IMAGE:CHANNEL, IMAGE@NUMBER or IMAGE@HASH
         image: String,
     },
     /// Write a version to a new raw file
     Export {
-        /// IMAGE, IMAGE@NUMBER or IMAGE@HASH
+        /// IMAGE, IMAGE:CHANNEL, IMAGE@NUMBER or IMAGE@HASH
         image: String,
         /// The file; it must not exist
         #[arg(value_hint = ValueHint::FilePath)]
@@ -167,7 +225,7 @@ pub enum ImageCommand {
     },
     /// Remove an image, or one of its versions
     Remove {
-        /// IMAGE, IMAGE@NUMBER or IMAGE@HASH
+        /// IMAGE, IMAGE:CHANNEL, IMAGE@NUMBER or IMAGE@HASH
         image: String,
     },
 }
@@ -179,7 +237,7 @@ pub enum MachineCommand {
     Create {
         /// Its name: 1 to 63 of a-z, 0-9 and '-'
         name: String,
-        /// IMAGE, IMAGE@NUMBER or IMAGE@HASH
+        /// IMAGE, IMAGE:CHANNEL, IMAGE@NUMBER or IMAGE@HASH
         image: String,
         /// The guest's host name [default: the machine's name]
         #[arg(long)]

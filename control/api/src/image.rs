@@ -20,6 +20,95 @@ pub struct ImageVersion {
     pub created_at_ms: u64,
     /// Where it came from.
     pub source: String,
+    /// What people say about it.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub note: String,
+    /// Who made it.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub author: String,
+    /// Whether it was taken out of use.
+    #[serde(default)]
+    pub retired: bool,
+    /// The channels that point to it now.
+    #[serde(default)]
+    pub channels: Vec<Channel>,
+}
+
+/// A role that machines have, and the version that it boots.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum Channel {
+    /// The newest version that is not retired; cannot be set.
+    Maintenance,
+    /// What is tried before everybody gets it.
+    Test,
+    /// What everybody gets who asks for the image and no more.
+    Production,
+}
+
+impl Channel {
+    /// As written.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Maintenance => "maintenance",
+            Self::Test => "test",
+            Self::Production => "production",
+        }
+    }
+
+    /// Reads a channel.
+    pub fn parse(text: &str) -> Result<Self, String> {
+        [Self::Maintenance, Self::Test, Self::Production].into_iter().find(|it| it.name() == text).ok_or_else(
+            || format!("'{}' is not a channel; there are maintenance, test, production", text.escape_debug()),
+        )
+    }
+}
+
+impl std::fmt::Display for Channel {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// Where a channel points, pointed, or will point.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct ChannelPointer {
+    /// The channel.
+    pub channel: Channel,
+    /// The version's number.
+    pub version: u64,
+    /// Since when, or from when on.
+    pub at_ms: u64,
+    /// Who asked for it.
+    pub author: String,
+}
+
+/// A version to promote: the one that the path names.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct PromoteRequest {
+    /// Where to.
+    pub channel: Channel,
+    /// When; absent: now. A promotion to come is carried out when the daemon's clock has reached that time,
+    /// or when the daemon starts after it.
+    #[serde(default)]
+    pub at_ms: Option<u64>,
+}
+
+/// A channel of the image that the path names.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct ChannelRequest {
+    /// It.
+    pub channel: Channel,
+}
+
+/// Whether a version is taken out of use, or brought back.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct RetireRequest {
+    /// `false` brings it back.
+    pub retired: bool,
 }
 
 /// A named golden disk.
@@ -29,6 +118,12 @@ pub struct Image {
     pub name: String,
     /// Its versions, oldest first.
     pub versions: Vec<ImageVersion>,
+    /// Where its channels pointed, oldest first; the last one of a channel is where it points.
+    #[serde(default)]
+    pub pointers: Vec<ChannelPointer>,
+    /// Promotions to come.
+    #[serde(default)]
+    pub scheduled: Vec<ChannelPointer>,
 }
 
 /// All images.
@@ -47,6 +142,9 @@ pub struct ImportRequest {
     /// An absolute path on the daemon's host (raw or qcow2), or an NBD URI such as
     /// `nbd+unix:///name?socket=/path` or `nbd://127.0.0.1:10809/name`.
     pub source: String,
+    /// A line for people about the version.
+    #[serde(default)]
+    pub note: String,
 }
 
 /// Where to write a version as a raw disk.

@@ -29,11 +29,14 @@ pub mod problem;
 pub mod status;
 
 pub use event::{Event, EventList};
-pub use image::{ExportRequest, Image, ImageList, ImageVersion, ImportRequest, Removed, VerifyReport};
+pub use image::{
+    Channel, ChannelPointer, ChannelRequest, ExportRequest, Image, ImageList, ImageVersion, ImportRequest,
+    PromoteRequest, Removed, RetireRequest, VerifyReport,
+};
 pub use job::{JobEvent, JobResult, Progress};
 pub use machine::{
     Alarm, CacheMode, CacheSettings, CreateMachine, DiskCounters, ExecRequest, ExecResult, Identity, Machine,
-    MachineList, MachineState, SetMachine, Wanted,
+    MachineList, MachineState, PinRequest, SetMachine, Wanted,
 };
 pub use problem::{Problem, ProblemKind};
 pub use status::Status;

@@ -254,11 +254,21 @@ pub struct Machine {
     pub uuid: Uuid,
     /// The address of its network card.
     pub mac: String,
-    /// The image it boots, as given: resolved to a version at every start.
+    /// The image it boots, as given (`IMAGE`, `IMAGE:CHANNEL`, `IMAGE@NUMBER`): resolved to a version at every
+    /// start.
     pub image: String,
+    /// The version that it boots whatever the channels of its image say, as `IMAGE@NUMBER`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pin: Option<String>,
     /// The version it runs, or ran last.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub version: Option<String>,
+    /// The version that it would boot now. Absent where there is none, and in answers to changes.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub next_version: Option<String>,
+    /// Whether it runs another version than it would boot now: it changes at its next boot.
+    #[serde(default)]
+    pub old: bool,
     /// Its write cache.
     pub cache: CacheSettings,
     /// The guest's memory.
@@ -303,13 +313,21 @@ pub struct MachineList {
     pub machines: Vec<Machine>,
 }
 
+/// The version to pin a machine to.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct PinRequest {
+    /// `IMAGE@NUMBER` or `IMAGE@HASH`, of the machine's image.
+    pub version: String,
+}
+
 /// A machine to create.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct CreateMachine {
     /// 1 to 63 of a-z, 0-9 and '-'.
     pub name: String,
-    /// `IMAGE`, `IMAGE@NUMBER` or `IMAGE@HASH`.
+    /// `IMAGE`, `IMAGE:CHANNEL`, `IMAGE@NUMBER` or `IMAGE@HASH`.
     pub image: String,
     /// Its write cache.
     #[serde(default)]

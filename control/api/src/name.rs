@@ -2,6 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
+use crate::image::Channel;
 use crate::problem::{Problem, ProblemKind};
 
 /// The longest name of a machine or an image.
@@ -41,39 +42,48 @@ pub fn check_image(name: &str) -> Result<(), Problem> {
     ))
 }
 
-/// A version of an image as people write it: `debian`, `debian@3` or `debian@9f2c` (the beginning of its
-/// hash).
+/// A version of an image as people write it: `debian`, `debian:test`, `debian@3` or `debian@9f2c...` (the
+/// beginning of its hash).
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct ImageRef {
     /// The image.
     pub image: String,
-    /// What follows the `@`: a number or the beginning of a hash. Absent: the newest version.
+    /// What follows the `@`: a number or the beginning of a hash.
     pub version: Option<String>,
+    /// What follows the `:`. Without either: `production` where it is set, else the newest version.
+    pub channel: Option<Channel>,
 }
 
 impl ImageRef {
     /// Reads and checks a reference.
     pub fn parse(text: &str) -> Result<Self, Problem> {
-        let (image, version) = match text.split_once('@') {
-            Some((image, version)) => (image, Some(version)),
-            None => (text, None),
+        let (image, version, channel) = match (text.split_once('@'), text.split_once(':')) {
+            (Some((image, version)), _) => (image, Some(version), None),
+            (None, Some((image, channel))) => (image, None, Some(channel)),
+            (None, None) => (text, None, None),
         };
         check_image(image)?;
         if let Some(version) = version
             && (version.is_empty() || version.len() > 64 || !version.bytes().all(|b| b.is_ascii_hexdigit()))
         {
             let message = format!("'{}' is not a version of an image", text.escape_debug());
-            return Err(Problem::new(ProblemKind::Invalid, message)
-                .advise("write IMAGE, IMAGE@NUMBER or IMAGE@HASH with the first digits of its hash"));
+            return Err(Problem::new(ProblemKind::Invalid, message).advise(
+                "write IMAGE, IMAGE:CHANNEL, IMAGE@NUMBER or IMAGE@HASH with the first digits of its hash",
+            ));
         }
-        Ok(Self { image: image.to_owned(), version: version.map(str::to_owned) })
+        let channel =
+            channel.map(Channel::parse).transpose().map_err(|why| Problem::new(ProblemKind::Invalid, why))?;
+        Ok(Self { image: image.to_owned(), version: version.map(str::to_owned), channel })
     }
 }
 
 impl std::fmt::Display for ImageRef {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str(&self.image)?;
-        self.version.as_ref().map_or(Ok(()), |version| write!(f, "@{version}"))
+        if let Some(version) = &self.version {
+            write!(f, "@{version}")?;
+        }
+        self.channel.map_or(Ok(()), |channel| write!(f, ":{channel}"))
     }
 }
 
@@ -115,7 +125,9 @@ mod tests {
         let parsed = ImageRef::parse("debian@9f2c").unwrap();
         assert_eq!((parsed.image.as_str(), parsed.version.as_deref()), ("debian", Some("9f2c")));
         assert_eq!(ImageRef::parse("debian").unwrap().to_string(), "debian");
-        for bad in ["", "@1", "a@", "a@x", "a@1@2", "../a", "a/b", ".a", "A"] {
+        let tested = ImageRef::parse("debian:test").unwrap();
+        assert_eq!((tested.channel, tested.to_string().as_str()), (Some(Channel::Test), "debian:test"));
+        for bad in ["", "@1", "a@", "a@x", "a@1@2", "a:", "a:x", "a:test@1", "../a", "a/b", ".a", "A"] {
             assert!(ImageRef::parse(bad).is_err(), "{bad}");
         }
     }

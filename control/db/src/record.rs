@@ -36,6 +36,8 @@ pub struct MachineRecord {
     pub mac: String,
     /// The image reference as given.
     pub image: String,
+    /// The version that it boots in place of that, as `IMAGE@NUMBER`.
+    pub pin: Option<String>,
     /// Its write cache.
     pub cache: CacheSettings,
     /// The guest's memory.
@@ -60,6 +62,13 @@ pub struct MachineRecord {
     pub started_at_ms: Option<u64>,
     /// When it was created.
     pub created_at_ms: u64,
+}
+
+impl MachineRecord {
+    /// What it boots: its pin, else its image.
+    pub fn reference(&self) -> &str {
+        self.pin.as_ref().unwrap_or(&self.image)
+    }
 }
 
 /// An event to append; the database numbers it.

@@ -52,6 +52,9 @@ pub trait MachineRepository: Send {
     /// Returns whether the machine exists.
     async fn update_state(&mut self, machine: &MachineRecord) -> Result<bool, DbError>;
 
+    /// Sets or takes away a machine's pin. Returns whether the machine exists.
+    async fn set_pin(&mut self, uuid: Uuid, pin: Option<&str>) -> Result<bool, DbError>;
+
     /// Stores new limits of its write cache. Returns whether the machine exists.
     async fn set_limits(&mut self, uuid: Uuid, ram_bytes: u64, disk_bytes: u64) -> Result<bool, DbError>;
 

@@ -27,6 +27,7 @@ on_sqlite!(
     machines_are_stored_whole,
     a_name_is_given_once,
     state_is_updated,
+    pins_are_set_and_taken_away,
     a_dropped_unit_of_work_did_nothing,
     events_are_numbered_and_filtered,
 );

@@ -19,6 +19,8 @@
 //!   that says who, what and when, before the change is answered.
 //! - One machine's changes happen one after the other; a client that hangs up does not leave one half done.
 //! - A machine changes its image version only when it starts.
+//! - A promotion to come is carried out once, when the clock has reached its time, also after a restart and
+//!   whatever the clock does.
 //! - After a daemon that died, [`Service::recover`] ends what it left, and says `lost` of what ran.
 //! - A long operation whose client is gone is cancelled and leaves nothing behind.
 //!
@@ -42,6 +44,7 @@ mod identity;
 pub mod job;
 pub mod life;
 pub mod operations;
+mod promotions;
 pub mod server;
 mod state;
 

@@ -165,6 +165,13 @@ impl Service {
         NewEvent { at_ms: self.now_ms(), actor: actor.0.clone(), subject, action, detail: detail.into() }
     }
 
+    /// Writes an event of its own to the history.
+    pub(crate) async fn append(&self, event: NewEvent) -> Result<(), headwater_db::DbError> {
+        let mut repo = self.db().write().await?;
+        repo.events().append(event).await?;
+        repo.save().await
+    }
+
     /// Runs an operation to its end even where the client that asked for it hangs up.
     pub(crate) async fn to_the_end<T, E>(
         &self,

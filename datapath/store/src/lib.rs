@@ -1,7 +1,9 @@
 //! Step 5 of the data path: where the bytes of images live, and which versions there are.
 //!
 //! ```text
-//!   image name --refs--> version 1, 2, 3 ...        images/NAME      replaced as a whole, by rename
+//!   image name --refs--> channel test, production   images/NAME      replaced as a whole, by rename
+//!                           |
+//!                        version 1, 2, 3 ...
 //!                           |
 //!                           +--BLAKE3--> manifest    manifests/HASH   immutable
 //!                                          |
@@ -15,6 +17,8 @@
 //!   [`LocalDir::open`] removes.
 //! - One process writes at a time; any number read. A version that somebody holds with [`Store::pin`], in
 //!   any process, cannot be removed.
+//! - Version numbers count up and are not used again while the image exists, even without versions. What a
+//!   channel points to, or will, cannot be removed.
 //! - Removing a version frees exactly the objects that no other version needs, and none while a publication
 //!   that may refer to them is under way.
 //! - Every file says what it is and in which format version; an unknown one is refused, never guessed at.
@@ -22,7 +26,7 @@
 //!
 //! # Limits
 //! - Image name: 1 to 63 characters of `[a-z0-9._-]`, starting with a letter or digit.
-//! - [`NOTE_MAX_BYTES`], [`MANIFEST_MAX_BYTES`], [`VERSIONS_MAX`] versions of an image, [`VERSION_OBJECTS_MAX`]
+//! - [`CHANNEL_PAST_MAX`] places that a channel remembers, [`AUTHOR_MAX_BYTES`], [`NOTE_MAX_BYTES`], [`MANIFEST_MAX_BYTES`], [`VERSIONS_MAX`] versions of an image, [`VERSION_OBJECTS_MAX`]
 //!   objects of a version.
 //!
 //! # Errors
@@ -30,8 +34,8 @@
 //!
 //! # Not here
 //! What a manifest says, chunks, compression, hashing of chunks: that is `headwater-image`. The store counts
-//! references with the list of objects that [`NewVersion`] gives it. No caching, no channels, no remote
-//! stores yet.
+//! references with the list of objects that [`NewVersion`] gives it. No caching, no remote stores. Who
+//! carries out scheduled promotions is the caller: there is no clock here.
 //!
 //! Start reading at [`store`], then [`local_dir`]. The files are described byte by byte in `docs/format.md`.
 
@@ -64,5 +68,8 @@ pub use error::{StoreError, StoreErrorKind};
 pub use hash::Hash;
 pub use local_dir::{Access, CHUNK_BYTES_DEFAULT, CHUNK_BYTES_MAX, CHUNK_BYTES_MIN, LocalDir};
 pub use name::{ImageName, ImageReference, Selector};
-pub use refs::{Image, NOTE_MAX_BYTES, VERSION_OBJECTS_MAX, VERSIONS_MAX, Version};
+pub use refs::{
+    AUTHOR_MAX_BYTES, CHANNEL_PAST_MAX, Channel, Image, NOTE_MAX_BYTES, Pointer, VERSION_OBJECTS_MAX,
+    VERSIONS_MAX, Version,
+};
 pub use store::{MANIFEST_MAX_BYTES, NewVersion, Object, Pin, Publication, Removed, Store};

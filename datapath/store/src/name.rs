@@ -1,6 +1,7 @@
 //! Names of images, and how people point at one of their versions.
 
 use crate::error::{StoreError, StoreErrorKind};
+use crate::refs::Channel;
 
 /// The longest image name, in characters.
 pub const NAME_MAX: usize = 63;
@@ -57,8 +58,10 @@ impl std::str::FromStr for ImageName {
 /// Which version of an image is meant.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Selector {
-    /// The one with the highest number.
-    Newest,
+    /// What the channel `production` points to; where that was never set, the newest that is not retired.
+    Default,
+    /// What this channel points to.
+    Channel(Channel),
     /// The one with this number.
     Number(u32),
     /// The one whose hash starts with these hexadecimal digits (at least [`HASH_PREFIX_MIN`]).
@@ -68,7 +71,7 @@ pub enum Selector {
 /// The shortest hash prefix that selects a version, in digits. Shorter ones would be taken for numbers.
 pub const HASH_PREFIX_MIN: usize = 8;
 
-/// `IMAGE`, `IMAGE@3` or `IMAGE@0123abcd`.
+/// `IMAGE`, `IMAGE:test`, `IMAGE@3` or `IMAGE@0123abcd`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ImageReference {
     /// The image.
@@ -81,10 +84,13 @@ impl std::str::FromStr for ImageReference {
     type Err = StoreError;
 
     fn from_str(text: &str) -> Result<Self, StoreError> {
-        let Some((name, version)) = text.split_once('@') else {
-            return Ok(Self { name: text.parse()?, selector: Selector::Newest });
-        };
-        Ok(Self { name: name.parse()?, selector: version.parse()? })
+        if let Some((name, version)) = text.split_once('@') {
+            return Ok(Self { name: name.parse()?, selector: version.parse()? });
+        }
+        if let Some((name, channel)) = text.split_once(':') {
+            return Ok(Self { name: name.parse()?, selector: Selector::Channel(channel.parse()?) });
+        }
+        Ok(Self { name: text.parse()?, selector: Selector::Default })
     }
 }
 
@@ -117,7 +123,8 @@ impl std::str::FromStr for Selector {
 impl std::fmt::Display for Selector {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
-            Self::Newest => f.write_str("newest"),
+            Self::Default => f.write_str("default"),
+            Self::Channel(channel) => write!(f, "{channel}"),
             Self::Number(number) => write!(f, "{number}"),
             Self::HashPrefix(prefix) => f.write_str(prefix),
         }
@@ -127,7 +134,8 @@ impl std::fmt::Display for Selector {
 impl std::fmt::Display for ImageReference {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match &self.selector {
-            Selector::Newest => write!(f, "{}", self.name),
+            Selector::Default => write!(f, "{}", self.name),
+            Selector::Channel(channel) => write!(f, "{}:{channel}", self.name),
             other => write!(f, "{}@{other}", self.name),
         }
     }
@@ -166,10 +174,23 @@ mod tests {
     #[test]
     fn references_select_by_number_and_by_hash() {
         let parse = |text: &str| text.parse::<ImageReference>().map(|r| r.selector);
-        assert_eq!(parse("deb").unwrap(), Selector::Newest);
+        assert_eq!(parse("deb").unwrap(), Selector::Default);
+        assert_eq!(parse("deb:test").unwrap(), Selector::Channel(Channel::Test));
         assert_eq!(parse("deb@3").unwrap(), Selector::Number(3));
         assert_eq!(parse("deb@01234567").unwrap(), Selector::HashPrefix("01234567".into()));
-        for bad in ["deb@", "deb@0", "deb@-1", "deb@abc", "deb@0123456G", "@3", "deb@3@4"] {
+        for bad in [
+            "deb@",
+            "deb@0",
+            "deb@-1",
+            "deb@abc",
+            "deb@0123456G",
+            "@3",
+            "deb@3@4",
+            "deb:",
+            "deb:x",
+            "deb:test@1",
+            ":test",
+        ] {
             assert!(parse(bad).is_err(), "{bad}");
         }
     }

@@ -39,7 +39,18 @@ pub trait Store: Send + Sync + 'static {
     /// Starts a new version. While a publication is under way no object is reclaimed.
     fn publish(&self) -> Result<Box<dyn Publication>, StoreError>;
 
-    /// Removes one version, or with `None` the whole image, and frees the objects nobody else needs.
+    /// Changes the channels or the flags of an image: `change` gets what is stored, and what it leaves is
+    /// stored in its place, durably, unless it fails. Nobody else changes the image meanwhile. It must leave
+    /// the versions as they are but for [`Image::retire`].
+    fn change(
+        &self,
+        name: &ImageName,
+        change: &mut dyn FnMut(&mut Image) -> Result<(), StoreError>,
+    ) -> Result<(), StoreError>;
+
+    /// Removes one version, or with `None` the whole image with its channels, and frees the objects nobody
+    /// else needs. A version that a channel points to, or will, is not removed alone. The image stays when its
+    /// last version is removed, so that numbers go on.
     fn remove(&self, name: &ImageName, number: Option<u32>) -> Result<Removed, StoreError>;
 
     /// Finds the version that a reference means. An error says which versions there are.
@@ -71,7 +82,8 @@ pub trait Publication: Send {
     /// Ends the data object, durably. Returns its name and length, or `None` if nothing was appended.
     fn finish_object(&mut self) -> Result<Option<(Hash, u64)>, StoreError>;
 
-    /// Adds the version to the image, durably. After an error nothing of it remains.
+    /// Adds the version to the image, durably, and returns it; with [`NewVersion::unless_newest`] it may be
+    /// the one that was there. After an error nothing of it remains.
     fn commit(self: Box<Self>, version: NewVersion<'_>) -> Result<Version, StoreError>;
 }
 
@@ -88,8 +100,14 @@ pub struct NewVersion<'a> {
     pub size_bytes: u64,
     /// When, in seconds since 1970, as the caller's clock says.
     pub created_at_s: u64,
+    /// Where it came from, at most [`crate::NOTE_MAX_BYTES`].
+    pub source: &'a str,
     /// A line for people, at most [`crate::NOTE_MAX_BYTES`].
     pub note: &'a str,
+    /// Who made it, at most [`crate::AUTHOR_MAX_BYTES`].
+    pub author: &'a str,
+    /// Whether nothing is added where the newest version that is not retired has this manifest already.
+    pub unless_newest: bool,
 }
 
 /// What a removal did.

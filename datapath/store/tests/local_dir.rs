@@ -4,7 +4,8 @@ use std::fs;
 use std::path::Path;
 
 use headwater_store::{
-    Access, Hash, ImageName, LocalDir, NewVersion, Store, StoreError, StoreErrorKind, Version,
+    Access, Channel, Hash, ImageName, LocalDir, NewVersion, Pointer, Store, StoreError, StoreErrorKind,
+    Version,
 };
 
 fn name(text: &str) -> ImageName {
@@ -39,7 +40,10 @@ fn publish(
         objects: &objects,
         size_bytes: 4096,
         created_at_s: 1_700_000_000,
+        source: "/disk.raw",
         note: "a note",
+        author: "anna",
+        unless_newest: false,
     })
 }
 
@@ -126,7 +130,8 @@ fn a_pinned_version_is_not_removed_and_nothing_is_lost_in_the_attempt() {
     assert_eq!(files(dir.path()), before);
     drop(pin);
     store.remove(&name("a"), Some(1)).unwrap();
-    assert_eq!(files(dir.path()), []);
+    let left: Vec<String> = files(dir.path()).into_iter().map(|(file, _)| file).collect();
+    assert_eq!(left, ["images/a"]);
     assert_eq!(kind(reader.pin(version.manifest)), StoreErrorKind::NotFound);
 }
 
@@ -155,7 +160,10 @@ fn a_dropped_publication_leaves_nothing() {
         objects: &[],
         size_bytes: 512,
         created_at_s: 0,
+        source: "",
         note: &long,
+        author: "",
+        unless_newest: false,
     });
     assert_eq!(kind(refused), StoreErrorKind::Invalid);
     assert_eq!(files(dir.path()), []);
@@ -175,7 +183,10 @@ fn nothing_is_reclaimed_while_a_publication_may_refer_to_it() {
         objects: &objects,
         size_bytes: 512,
         created_at_s: 0,
+        source: "",
         note: "",
+        author: "",
+        unless_newest: false,
     };
     publication.commit(new).unwrap();
     // The object stays for b@1; the manifest of a@1 is gone, late.
@@ -270,4 +281,83 @@ fn an_interrupted_making_is_finished_and_the_chunk_size_stays() {
     let error = LocalDir::open(dir.path(), Access::Read).unwrap_err();
     assert_eq!(error.kind(), StoreErrorKind::UnknownFormat);
     assert!(error.to_string().contains("format 2"), "{error}");
+}
+
+#[test]
+fn numbers_are_not_used_again_while_the_image_exists() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = writable(dir.path());
+    publish(&store, "a", b"one", &[], b"m1").unwrap();
+    publish(&store, "a", b"two", &[], b"m2").unwrap();
+    store.remove(&name("a"), Some(2)).unwrap();
+    store.remove(&name("a"), Some(1)).unwrap();
+    assert!(store.image(&name("a")).unwrap().unwrap().versions.is_empty());
+    assert_eq!(kind(store.resolve(&"a".parse().unwrap())), StoreErrorKind::NotFound);
+    drop(store);
+    let store = writable(dir.path());
+    assert_eq!(publish(&store, "a", b"one", &[], b"m1").unwrap().number, 3);
+    // The image goes, and another one of its name begins at 1.
+    store.remove(&name("a"), None).unwrap();
+    assert_eq!(files(dir.path()), []);
+    assert_eq!(publish(&store, "a", b"one", &[], b"m1").unwrap().number, 1);
+}
+
+#[test]
+fn a_channel_is_durable_and_holds_its_version() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = writable(dir.path());
+    publish(&store, "a", b"one", &[], b"m1").unwrap();
+    publish(&store, "a", b"two", &[], b"m2").unwrap();
+    let to = |channel, version, at_s| Pointer { channel, version, at_s, author: "anna".into() };
+    let promoted = to(Channel::Production, 1, 5);
+    store.change(&name("a"), &mut |image| image.promote(promoted.clone()).map(drop)).unwrap();
+    store.change(&name("a"), &mut |image| image.schedule(to(Channel::Test, 2, 9))).unwrap();
+    let reader = LocalDir::open(dir.path(), Access::Read).unwrap();
+    assert_eq!(reader.resolve(&"a".parse().unwrap()).unwrap().number, 1);
+    assert_eq!(kind(reader.change(&name("a"), &mut |_| Ok(()))), StoreErrorKind::ReadOnly);
+    for (number, word) in [(1, "production"), (2, "promoted to test")] {
+        let error = store.remove(&name("a"), Some(number)).unwrap_err();
+        assert_eq!(error.kind(), StoreErrorKind::InUse);
+        assert!(error.to_string().contains(word), "{error}");
+    }
+    // A change that fails half way is no change.
+    let refused = store.change(&name("a"), &mut |image| {
+        image.promote(to(Channel::Production, 2, 6))?;
+        image.cancel(Channel::Production).map(drop)
+    });
+    assert_eq!(kind(refused), StoreErrorKind::NotFound);
+    drop(store);
+    let store = writable(dir.path());
+    let image = store.image(&name("a")).unwrap().unwrap();
+    assert_eq!(image.pointers(), [promoted]);
+    assert_eq!(image.scheduled(), [to(Channel::Test, 2, 9)]);
+    assert_eq!(kind(store.change(&name("b"), &mut |_| Ok(()))), StoreErrorKind::NotFound);
+    // The whole image goes with its channels.
+    store.remove(&name("a"), None).unwrap();
+    assert_eq!(files(dir.path()), []);
+}
+
+#[test]
+fn the_same_content_again_is_the_version_that_is_there_where_that_is_wanted() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = writable(dir.path());
+    let first = publish(&store, "a", b"one", &[], b"m1").unwrap();
+    let again = |objects: &[Hash]| {
+        let new = NewVersion {
+            name: &name("a"),
+            manifest: b"m1",
+            objects,
+            size_bytes: 4096,
+            created_at_s: 9,
+            source: "",
+            note: "",
+            author: "",
+            unless_newest: true,
+        };
+        store.publish().unwrap().commit(new).unwrap()
+    };
+    assert_eq!(again(&first.objects), first);
+    store.change(&name("a"), &mut |image| image.retire(1, true)).unwrap();
+    // What was taken out of use does not come back by itself.
+    assert_eq!(again(&first.objects).number, 2);
 }

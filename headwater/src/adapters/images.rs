@@ -6,13 +6,16 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use async_trait::async_trait;
 use headwater_api::name::ImageRef;
-use headwater_api::{Image, ImageVersion, ProblemKind, Removed, VerifyReport};
+use headwater_api::{Channel, ChannelPointer, Image, ImageVersion, ProblemKind, Removed, VerifyReport};
 use headwater_block::Device;
 use headwater_image::{Cancel, ImageError, ImportOptions, Verified};
-use headwater_nbd::NbdUri;
+use headwater_nbd::{Client, NbdUri};
 use headwater_nbd::client::ClientOptions;
-use headwater_service::backend::{BackendError, Images, ImportOutcome, JobControl};
-use headwater_store::{Hash, ImageName, ImageReference, LocalDir, Selector, Store, StoreError, Version};
+use headwater_service::backend::{BackendError, Images, ImportOrder, ImportOutcome, JobControl, Promotion};
+use headwater_store::{
+    Hash, ImageName, ImageReference, LocalDir, Pointer, Selector, Store, StoreError, StoreErrorKind, Version,
+};
+use parking_lot::Mutex;
 
 use crate::adapters::disks::blocking;
 use crate::failure::{image_kind, store_kind};
@@ -21,12 +24,14 @@ use crate::failure::{image_kind, store_kind};
 #[derive(Debug)]
 pub struct StoredImages {
     store: LocalDir,
+    /// When the next promotion is due, in seconds since 1970, at the earliest: until then nobody looks.
+    next_due_s: Mutex<u64>,
 }
 
 impl StoredImages {
     /// The images of `store`.
     pub fn new(store: LocalDir) -> Self {
-        Self { store }
+        Self { store, next_due_s: Mutex::new(0) }
     }
 }
 
@@ -36,11 +41,7 @@ impl Images for StoredImages {
         let store = self.store.clone();
         blocking("list the images", move || {
             let images = store.images().map_err(store_failed)?;
-            let image = |image: headwater_store::Image| Image {
-                versions: image.versions.iter().map(|version| version_of(&image.name, version)).collect(),
-                name: image.name.to_string(),
-            };
-            Ok(images.into_iter().map(image).collect())
+            Ok(images.iter().map(image_of).collect())
         })
         .await
     }
@@ -48,21 +49,73 @@ impl Images for StoredImages {
     async fn resolve(&self, reference: &ImageRef) -> Result<ImageVersion, BackendError> {
         let (store, reference) = (self.store.clone(), parse(reference)?);
         blocking("look an image up", move || {
-            let version = store.resolve(&reference).map_err(store_failed)?;
-            Ok(version_of(&reference.name, &version))
+            let image = store.image(&reference.name).map_err(store_failed)?;
+            let image = match image {
+                Some(image) => image,
+                None => return Err(store_failed(store.resolve(&reference).err().unwrap_or_else(gone))),
+            };
+            let version = image.select(&reference.selector).map_err(store_failed)?;
+            Ok(version_of(&image, version))
         })
         .await
     }
 
-    async fn import(
-        &self,
-        name: &str,
-        source: &str,
-        job: Arc<JobControl>,
-    ) -> Result<ImportOutcome, BackendError> {
-        let name: ImageName = name.parse().map_err(store_failed)?;
-        let (store, source) = (self.store.clone(), source.to_owned());
-        blocking("import an image", move || import(&store, name, &source, &job)).await
+    async fn import(&self, order: ImportOrder, job: Arc<JobControl>) -> Result<ImportOutcome, BackendError> {
+        let store = self.store.clone();
+        blocking("import an image", move || import(&store, &order, &job)).await
+    }
+
+    async fn promote(&self, promotion: &Promotion) -> Result<Option<u64>, BackendError> {
+        let pointer = pointer_of(promotion)?;
+        let before = self.change(&promotion.image, move |image| image.promote(pointer.clone())).await?;
+        Ok(before.map(u64::from))
+    }
+
+    async fn schedule(&self, promotion: &Promotion) -> Result<(), BackendError> {
+        let pointer = pointer_of(promotion)?;
+        let at_s = pointer.at_s;
+        self.change(&promotion.image, move |image| image.schedule(pointer.clone())).await?;
+        let mut next_due_s = self.next_due_s.lock();
+        *next_due_s = at_s.min(*next_due_s);
+        Ok(())
+    }
+
+    async fn cancel_promotion(&self, image: &str, channel: Channel) -> Result<Promotion, BackendError> {
+        let pointer = self.change(image, move |image| image.cancel(stored_channel(channel))).await?;
+        Ok(promotion_of(image, pointer))
+    }
+
+    async fn promote_due(&self, now_ms: u64) -> Result<Vec<(Promotion, Option<u64>)>, BackendError> {
+        let now_s = now_ms / 1000;
+        if *self.next_due_s.lock() > now_s {
+            return Ok(Vec::new());
+        }
+        // Before looking, so that what is scheduled meanwhile is not overlooked.
+        *self.next_due_s.lock() = u64::MAX;
+        let store = self.store.clone();
+        let found = blocking("carry out promotions", move || promote_due(&store, now_s)).await;
+        let mut next_due_s = self.next_due_s.lock();
+        match found {
+            Ok((done, next)) => {
+                *next_due_s = next.min(*next_due_s);
+                Ok(done)
+            }
+            Err(e) => {
+                // A minute later: a store that cannot be read or written is not asked each second.
+                *next_due_s = now_s.saturating_add(60);
+                Err(e)
+            }
+        }
+    }
+
+    async fn revert(&self, image: &str, channel: Channel) -> Result<(u64, u64), BackendError> {
+        let (from, to) = self.change(image, move |image| image.revert(stored_channel(channel))).await?;
+        Ok((u64::from(from), u64::from(to)))
+    }
+
+    async fn retire(&self, version: &ImageVersion, retired: bool) -> Result<(), BackendError> {
+        let number = number_of(version.number)?;
+        self.change(&version.image, move |image| image.retire(number, retired)).await
     }
 
     async fn verify(
@@ -96,8 +149,8 @@ impl Images for StoredImages {
         let (store, reference) = (self.store.clone(), parse(reference)?);
         blocking("remove an image", move || {
             let number = match reference.selector {
-                Selector::Newest => None,
-                Selector::Number(_) | Selector::HashPrefix(_) => {
+                Selector::Default => None,
+                Selector::Channel(_) | Selector::Number(_) | Selector::HashPrefix(_) => {
                     Some(store.resolve(&reference).map_err(store_failed)?.number)
                 }
             };
@@ -118,40 +171,98 @@ impl Images for StoredImages {
     }
 }
 
-fn import(
-    store: &LocalDir,
-    name: ImageName,
-    source: &str,
-    job: &JobControl,
-) -> Result<ImportOutcome, BackendError> {
-    let device = open_source(source)?;
-    let before = store.image(&name).map_err(store_failed)?;
-    let newest = before.as_ref().and_then(|image| image.newest().cloned());
-    let since_1970 = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-    let mut options = ImportOptions::new(name.clone(), since_1970.as_secs());
-    options.note = note_of(source);
-    let cancel = options.cancel.clone();
-    let imported =
-        headwater_image::import(device, store, &options, &mut forward(job, &cancel)).map_err(image_failed)?;
-    if let Some(newest) = newest.filter(|newest| newest.manifest == imported.version.manifest) {
-        // The same bytes: a second version would only be a second name for the first.
-        store.remove(&name, Some(imported.version.number)).map_err(store_failed)?;
-        return Ok(ImportOutcome { version: version_of(&name, &newest), created: false });
+impl StoredImages {
+    /// Changes an image's channels or flags.
+    async fn change<T: Send + 'static>(
+        &self,
+        image: &str,
+        mut change: impl FnMut(&mut headwater_store::Image) -> Result<T, StoreError> + Send + 'static,
+    ) -> Result<T, BackendError> {
+        let name: ImageName = image.parse().map_err(store_failed)?;
+        let store = self.store.clone();
+        blocking("change an image", move || {
+            let mut outcome = None;
+            let changed = store.change(&name, &mut |image| {
+                outcome = Some(change(image)?);
+                Ok(())
+            });
+            changed.map_err(store_failed)?;
+            outcome.ok_or_else(|| store_failed(gone()))
+        })
+        .await
     }
-    Ok(ImportOutcome { version: version_of(&name, &imported.version), created: true })
 }
 
-/// Any device is a source: a file, or what an NBD server serves.
-fn open_source(source: &str) -> Result<Arc<dyn Device>, BackendError> {
+/// What was done, and when there is more to do: `u64::MAX` for never.
+type Due = (Vec<(Promotion, Option<u64>)>, u64);
+
+fn promote_due(store: &LocalDir, now_s: u64) -> Result<Due, BackendError> {
+    let (mut done, mut next_due_s) = (Vec::new(), u64::MAX);
+    for image in store.images().map_err(store_failed)? {
+        if image.scheduled().iter().any(|pointer| pointer.at_s <= now_s) {
+            let mut of_image = Vec::new();
+            let changed = store.change(&image.name, &mut |image| {
+                of_image = image.promote_due(now_s);
+                Ok(())
+            });
+            changed.map_err(store_failed)?;
+            let name = image.name.as_str();
+            let tell = |(pointer, before): (Pointer, Option<u32>)| {
+                (promotion_of(name, pointer), before.map(u64::from))
+            };
+            done.extend(of_image.into_iter().map(tell));
+        }
+        let later = image.scheduled().iter().map(|pointer| pointer.at_s).filter(|at_s| *at_s > now_s);
+        next_due_s = later.fold(next_due_s, u64::min);
+    }
+    Ok((done, next_due_s))
+}
+
+fn import(store: &LocalDir, order: &ImportOrder, job: &JobControl) -> Result<ImportOutcome, BackendError> {
+    let name: ImageName = order.name.parse().map_err(store_failed)?;
+    let (device, connection) = open_source(&order.source)?;
+    let before = store.image(&name).map_err(store_failed)?;
+    let newest = before.as_ref().and_then(|image| image.newest().map(|version| version.number));
+    let since_1970 = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    let mut options = ImportOptions::new(name.clone(), since_1970.as_secs());
+    options.source = end_of(order.source_name.as_ref().unwrap_or(&order.source));
+    options.note.clone_from(&order.note);
+    options.author.clone_from(&order.author);
+    // The same bytes: a second version would only be a second name for the first.
+    options.unless_newest = true;
+    let cancel = options.cancel.clone();
+    let mut forward = forward(job, &cancel);
+    let mut progress = |progress| {
+        forward(progress);
+        // A server that hangs would hold the import's readers, and so its end, up.
+        if let (true, Some(connection)) = (cancel.is_cancelled(), &connection) {
+            connection.close();
+        }
+    };
+    let imported =
+        headwater_image::import(device, store, &options, &mut progress).map_err(image_failed)?;
+    let image = store.image(&name).map_err(store_failed)?.ok_or_else(|| store_failed(gone()))?;
+    let created = newest != Some(imported.version.number);
+    Ok(ImportOutcome { version: version_of(&image, &imported.version), created })
+}
+
+/// Somebody else removed it in this moment.
+fn gone() -> StoreError {
+    StoreError::new(StoreErrorKind::NotFound, "the image was removed meanwhile")
+}
+
+/// Any device is a source: a file, or what an NBD server serves, then with its connection.
+fn open_source(source: &str) -> Result<(Arc<dyn Device>, Option<Arc<Client>>), BackendError> {
     if NbdUri::is_uri(source) {
         let uri: NbdUri =
             source.parse().map_err(|e| BackendError::new(ProblemKind::Invalid, format!("{e}")))?;
-        let client = headwater_nbd::Client::connect(&uri, &ClientOptions::default()).map_err(|e| {
+        let client = Client::connect(&uri, &ClientOptions::default()).map_err(|e| {
             BackendError::new(ProblemKind::Failed, "cannot read from the NBD server").because(e)
         })?;
-        return Ok(client);
+        return Ok((client.clone(), Some(client)));
     }
-    headwater_image::open_file(Path::new(source)).map_err(image_failed)
+    let file = headwater_image::open_file(Path::new(source)).map_err(image_failed)?;
+    Ok((file, None))
 }
 
 fn export(
@@ -199,20 +310,84 @@ fn hash_of(version: &ImageVersion) -> Result<Hash, BackendError> {
     version.hash.parse().map_err(|_| odd())
 }
 
-fn version_of(name: &ImageName, version: &Version) -> ImageVersion {
+fn image_of(image: &headwater_store::Image) -> Image {
+    let told = |pointer: &Pointer| ChannelPointer {
+        channel: told_channel(pointer.channel),
+        version: u64::from(pointer.version),
+        at_ms: pointer.at_s.saturating_mul(1000),
+        author: pointer.author.clone(),
+    };
+    Image {
+        name: image.name.to_string(),
+        versions: image.versions.iter().map(|version| version_of(image, version)).collect(),
+        pointers: image.pointers().iter().map(told).collect(),
+        scheduled: image.scheduled().iter().map(told).collect(),
+    }
+}
+
+fn version_of(image: &headwater_store::Image, version: &Version) -> ImageVersion {
+    let points_here = |channel: &headwater_store::Channel| {
+        let selected = image.select(&Selector::Channel(*channel));
+        selected.is_ok_and(|selected| selected.number == version.number)
+    };
     ImageVersion {
-        image: name.to_string(),
+        image: image.name.to_string(),
         number: u64::from(version.number),
         hash: version.manifest.to_string(),
         size_bytes: version.size_bytes,
         stored_bytes: version.stored_bytes,
         created_at_ms: version.created_at_s.saturating_mul(1000),
-        source: version.note.clone(),
+        source: version.source.clone(),
+        note: version.note.clone(),
+        author: version.author.clone(),
+        retired: version.retired,
+        channels: headwater_store::Channel::ALL.into_iter().filter(points_here).map(told_channel).collect(),
     }
 }
 
-/// The source as a note: its end, where it is longer than a note may be.
-fn note_of(source: &str) -> String {
+fn told_channel(channel: headwater_store::Channel) -> Channel {
+    match channel {
+        headwater_store::Channel::Maintenance => Channel::Maintenance,
+        headwater_store::Channel::Test => Channel::Test,
+        headwater_store::Channel::Production => Channel::Production,
+    }
+}
+
+fn stored_channel(channel: Channel) -> headwater_store::Channel {
+    match channel {
+        Channel::Maintenance => headwater_store::Channel::Maintenance,
+        Channel::Test => headwater_store::Channel::Test,
+        Channel::Production => headwater_store::Channel::Production,
+    }
+}
+
+fn number_of(number: u64) -> Result<u32, BackendError> {
+    let odd = || BackendError::new(ProblemKind::NotFound, format!("there is no version {number}"));
+    u32::try_from(number).map_err(|_| odd())
+}
+
+fn pointer_of(promotion: &Promotion) -> Result<Pointer, BackendError> {
+    Ok(Pointer {
+        channel: stored_channel(promotion.channel),
+        version: number_of(promotion.version)?,
+        // Never earlier than asked for.
+        at_s: promotion.at_ms.div_ceil(1000),
+        author: promotion.author.clone(),
+    })
+}
+
+fn promotion_of(image: &str, pointer: Pointer) -> Promotion {
+    Promotion {
+        image: image.to_owned(),
+        version: u64::from(pointer.version),
+        channel: told_channel(pointer.channel),
+        at_ms: pointer.at_s.saturating_mul(1000),
+        author: pointer.author,
+    }
+}
+
+/// A source's name: its end, where it is longer than one may be.
+fn end_of(source: &str) -> String {
     let mut start = source.len().saturating_sub(headwater_store::NOTE_MAX_BYTES);
     while !source.is_char_boundary(start) {
         start += 1;

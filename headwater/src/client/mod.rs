@@ -7,8 +7,9 @@ use std::path::PathBuf;
 
 use anyhow::Context;
 use headwater_api::{
-    CreateMachine, EventList, ExecRequest, ExecResult, Image, ImageList, Machine, MachineList, Problem,
-    ProblemKind, Removed, SetMachine, Status,
+    Channel, ChannelPointer, ChannelRequest, CreateMachine, EventList, ExecRequest, ExecResult, Image,
+    ImageList, ImageVersion, Machine, MachineList, PinRequest, Problem, ProblemKind, PromoteRequest, Removed,
+    RetireRequest, SetMachine, Status,
 };
 use http_body_util::{BodyExt, Full};
 use hyper::body::{Bytes, Incoming};
@@ -52,6 +53,39 @@ impl Client {
     /// Removes an image or one version of it.
     pub async fn remove_image(&self, reference: &str) -> anyhow::Result<Removed> {
         let path = format!("/api/v1/images/{}", escape(reference));
+        json(self.send(Method::DELETE, &path, None).await?).await
+    }
+
+    /// Points a channel to a version, now or later.
+    pub async fn promote(&self, reference: &str, request: &PromoteRequest) -> anyhow::Result<ChannelPointer> {
+        self.post(&format!("/api/v1/images/{}/promotion", escape(reference)), request).await
+    }
+
+    /// Forgets a promotion to come.
+    pub async fn cancel_promotion(&self, image: &str, channel: Channel) -> anyhow::Result<ChannelPointer> {
+        let path = format!("/api/v1/images/{}/promotion?channel={channel}", escape(image));
+        json(self.send(Method::DELETE, &path, None).await?).await
+    }
+
+    /// Points a channel where it pointed before.
+    pub async fn revert(&self, image: &str, request: &ChannelRequest) -> anyhow::Result<ChannelPointer> {
+        self.post(&format!("/api/v1/images/{}/revert", escape(image)), request).await
+    }
+
+    /// Takes a version out of use, or brings it back.
+    pub async fn retire(&self, reference: &str, request: &RetireRequest) -> anyhow::Result<ImageVersion> {
+        self.post(&format!("/api/v1/images/{}/retire", escape(reference)), request).await
+    }
+
+    /// Has a machine boot one version.
+    pub async fn pin(&self, machine: &str, request: &PinRequest) -> anyhow::Result<Machine> {
+        let path = format!("/api/v1/machines/{}/pin", escape(machine));
+        json(self.send(Method::PUT, &path, Some(serde_json::to_vec(request)?)).await?).await
+    }
+
+    /// Lets a machine follow its image again.
+    pub async fn unpin(&self, machine: &str) -> anyhow::Result<Machine> {
+        let path = format!("/api/v1/machines/{}/pin", escape(machine));
         json(self.send(Method::DELETE, &path, None).await?).await
     }
 

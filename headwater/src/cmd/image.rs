@@ -9,14 +9,16 @@ use headwater_block::size;
 
 use crate::cli::ImageCommand;
 use crate::client::Client;
+use crate::cmd::channels;
 use crate::failure::DAMAGED;
 use crate::show::{self, progress::Shown};
 
 /// Carries out one of the image commands.
 pub async fn run(client: Client, command: ImageCommand, json: bool) -> anyhow::Result<u8> {
     match command {
-        ImageCommand::Import { source, name } => {
-            let result = import(&client, &source, name, json).await?;
+        ImageCommand::Import { source, name, note } => {
+            let named = Named { name, note: note.unwrap_or_default() };
+            let result = import(&client, &source, named, json).await?;
             if json {
                 show::json(&result)?;
             }
@@ -29,6 +31,18 @@ pub async fn run(client: Client, command: ImageCommand, json: bool) -> anyhow::R
             let image = client.image(&image).await?;
             if json { show::json(&image)? } else { show_versions(&image)? }
         }
+        ImageCommand::Versions { image } => channels::versions(&client, &image, json).await?,
+        ImageCommand::Promote { image, channel, cancel: true, .. } => {
+            channels::cancel(&client, &image, channel, json).await?;
+        }
+        ImageCommand::Promote { image, channel, at, .. } => {
+            channels::promote(&client, &image, channel, at, json).await?;
+        }
+        ImageCommand::Revert { image, channel } => channels::revert(&client, &image, channel, json).await?,
+        ImageCommand::Pin { machine, image } => channels::pin(&client, &machine, image, json).await?,
+        ImageCommand::Unpin { machine } => channels::unpin(&client, &machine, json).await?,
+        ImageCommand::Retire { image, undo } => channels::retire(&client, &image, undo, json).await?,
+        ImageCommand::History { image, limit } => channels::history(&client, &image, limit, json).await?,
         ImageCommand::Verify { image } => return verify(&client, &image, json).await,
         ImageCommand::Export { image, file } => export(&client, &image, &file, json).await?,
         ImageCommand::Remove { image } => {
@@ -44,18 +58,22 @@ pub async fn run(client: Client, command: ImageCommand, json: bool) -> anyhow::R
     Ok(0)
 }
 
+/// What a version is called.
+#[derive(Debug, Default)]
+pub struct Named {
+    /// The image; where absent, after the source.
+    pub name: Option<String>,
+    /// A line about the version.
+    pub note: String,
+}
+
 /// Imports a file or an NBD export; `headwater run` does it too. Prints what came of it unless `quiet`.
-pub async fn import(
-    client: &Client,
-    source: &str,
-    name: Option<String>,
-    quiet: bool,
-) -> anyhow::Result<JobResult> {
-    let name = name.unwrap_or_else(|| name_of(source));
+pub async fn import(client: &Client, source: &str, named: Named, quiet: bool) -> anyhow::Result<JobResult> {
+    let name = named.name.unwrap_or_else(|| name_of(source));
     check_image(&name)?;
     let source = absolute(source)?;
     let mut shown = Shown::begin(&format!("import {name}"), quiet);
-    let request = ImportRequest { name, source };
+    let request = ImportRequest { name, source, note: named.note };
     let result = client.import(&request, |progress| shown.update(progress)).await;
     shown.end();
     let result = result?;
@@ -150,13 +168,17 @@ fn show_list(images: &[Image]) -> anyhow::Result<()> {
         vec![
             image.name.clone(),
             image.versions.len().to_string(),
+            channels::summary(image),
             newest.map(|version| version.number.to_string()).unwrap_or_default(),
             newest.map(|version| size::format(version.size_bytes)).unwrap_or_default(),
             size::format(stored),
             newest.map(|version| show::time(version.created_at_ms)).unwrap_or_default(),
         ]
     };
-    show::table(&["IMAGE", "VERSIONS", "NEWEST", "SIZE", "STORED", "NEWEST SINCE"], images.iter().map(row))
+    show::table(
+        &["IMAGE", "VERSIONS", "CHANNELS", "NEWEST", "SIZE", "STORED", "NEWEST SINCE"],
+        images.iter().map(row),
+    )
 }
 
 fn show_versions(image: &Image) -> anyhow::Result<()> {

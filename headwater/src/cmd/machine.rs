@@ -170,6 +170,8 @@ async fn show_one(client: &Client, name: &str, json: bool) -> anyhow::Result<()>
         ("state", sentence(&machine)),
         ("image", machine.image.clone()),
         ("version", or_dash(machine.version.clone())),
+        ("at its next boot", or_dash(machine.next_version.clone())),
+        ("pinned to", or_dash(machine.pin.clone())),
         ("uuid", machine.uuid.to_string()),
         ("mac", machine.mac.clone()),
         ("host name", machine.identity.host_name.clone()),

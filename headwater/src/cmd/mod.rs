@@ -1,5 +1,6 @@
 //! The commands, one file each.
 
+mod channels;
 mod console;
 mod events;
 mod exec;
@@ -12,6 +13,7 @@ mod serve;
 mod signals;
 mod status;
 
+mod when;
 use std::future::Future;
 
 use anyhow::Context;

@@ -67,7 +67,7 @@ async fn bring_up_and_watch(
 /// Imports a file or an NBD export; anything else is an image of the store.
 async fn image_of(client: &Client, source: &str) -> anyhow::Result<String> {
     if image::is_source(source) {
-        let result = image::import(client, source, None, false).await?;
+        let result = image::import(client, source, image::Named::default(), false).await?;
         let JobResult::Imported { version, .. } = result else {
             anyhow::bail!("the import ended as something else");
         };
@@ -87,7 +87,7 @@ async fn image_of(client: &Client, source: &str) -> anyhow::Result<String> {
 
 /// `IMAGE-1`, `IMAGE-2`, ...: those that are free.
 async fn free_names(client: &Client, image: &str, count: u32) -> anyhow::Result<Vec<String>> {
-    let image = image.split('@').next().unwrap_or(image);
+    let image = image.split(['@', ':']).next().unwrap_or(image);
     let stem: String = image.replace(['.', '_'], "-").chars().take(MAX_STEM_BYTES).collect();
     let stem = stem.trim_matches('-');
     let taken: BTreeSet<String> =

@@ -48,10 +48,22 @@ fn row(machine: &Machine) -> Vec<String> {
         counter(|disk| disk.spilled_bytes),
         machine.disk.as_ref().map_or_else(|| "-".to_owned(), |disk| disk.iops.to_string()),
         size::format(machine.cache.ram_bytes),
-        machine.version.clone().unwrap_or_else(|| machine.image.clone()),
+        version(machine),
         machine
             .alarm
             .as_ref()
             .map_or_else(|| machine.reason.clone().unwrap_or_default(), |alarm| format!("ALARM: {alarm}")),
     ]
+}
+
+/// The version that it runs or ran last, with what is to be known about it.
+fn version(machine: &Machine) -> String {
+    let mut text = machine.version.clone().unwrap_or_else(|| machine.image.clone());
+    if machine.old {
+        text.push_str(" (old)");
+    }
+    if machine.pin.is_some() {
+        text.push_str(" (pinned)");
+    }
+    text
 }

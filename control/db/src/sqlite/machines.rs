@@ -20,6 +20,7 @@ struct Row {
     name: String,
     mac: String,
     image: String,
+    pin: Option<String>,
     cache_mode: String,
     cache_ram_bytes: i64,
     cache_disk_bytes: i64,
@@ -59,6 +60,7 @@ impl TryFrom<Row> for MachineRecord {
             name: row.name,
             mac: row.mac,
             image: row.image,
+            pin: row.pin,
             identity: Identity {
                 host_name: row.host_name,
                 machine_id: row.machine_id,
@@ -79,15 +81,16 @@ impl TryFrom<Row> for MachineRecord {
 impl MachineRepository for SqliteMachines<'_> {
     async fn add(&mut self, machine: &MachineRecord) -> Result<(), DbError> {
         let added = sqlx::query(
-            "INSERT INTO machines (uuid, name, mac, image, cache_mode, cache_ram_bytes, cache_disk_bytes,
+            "INSERT INTO machines (uuid, name, mac, image, pin, cache_mode, cache_ram_bytes, cache_disk_bytes,
                memory_bytes, cpus, host_name, machine_id, ssh_host_key_public, ssh_host_key_private, user_data,
                wanted, state, reason, version, boot_ms, started_at_ms, created_at_ms)
-             VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+             VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
         )
         .bind(machine.uuid.to_string())
         .bind(&machine.name)
         .bind(&machine.mac)
         .bind(&machine.image)
+        .bind(&machine.pin)
         .bind(machine.cache.mode.name())
         .bind(stored(machine.cache.ram_bytes))
         .bind(stored(machine.cache.disk_bytes))
@@ -152,6 +155,15 @@ impl MachineRepository for SqliteMachines<'_> {
         .bind(machine.uuid.to_string())
         .execute(&mut *self.connection)
         .await?;
+        Ok(done.rows_affected() == 1)
+    }
+
+    async fn set_pin(&mut self, uuid: Uuid, pin: Option<&str>) -> Result<bool, DbError> {
+        let done = sqlx::query("UPDATE machines SET pin = ? WHERE uuid = ?")
+            .bind(pin)
+            .bind(uuid.to_string())
+            .execute(&mut *self.connection)
+            .await?;
         Ok(done.rows_affected() == 1)
     }
 

@@ -11,6 +11,7 @@ pub fn machine(name: &str) -> MachineRecord {
         name: name.to_owned(),
         mac: format!("52:54:00:{:02x}:{:02x}:{:02x}", seed & 255, (seed >> 8) & 255, (seed >> 16) & 255),
         image: "debian@3".to_owned(),
+        pin: Some("debian@2".to_owned()),
         cache: CacheSettings { mode: CacheMode::RamDisk, ram_bytes: 64 << 20, disk_bytes: 10 << 30 },
         memory_bytes: 512 << 20,
         cpus: 2,
@@ -102,6 +103,22 @@ pub async fn state_is_updated(db: &dyn Database) {
     assert!(!repo.machines().remove(changed.uuid).await.unwrap());
     repo.save().await.unwrap();
     assert_eq!(db.read().await.unwrap().machines().by_name("m").await.unwrap(), None);
+}
+
+/// A pin is set and taken away, and nothing else changes.
+pub async fn pins_are_set_and_taken_away(db: &dyn Database) {
+    let mut pinned = machine("m");
+    let mut repo = db.write().await.unwrap();
+    repo.machines().add(&pinned).await.unwrap();
+    assert!(repo.machines().set_pin(pinned.uuid, Some("debian@1")).await.unwrap());
+    assert!(!repo.machines().set_pin(Uuid::nil(), None).await.unwrap());
+    pinned.pin = Some("debian@1".to_owned());
+    assert_eq!(repo.machines().by_name("m").await.unwrap(), Some(pinned.clone()));
+    repo.machines().set_pin(pinned.uuid, None).await.unwrap();
+    // A change of the state does not bring it back.
+    repo.machines().update_state(&pinned).await.unwrap();
+    pinned.pin = None;
+    assert_eq!(repo.machines().by_name("m").await.unwrap(), Some(pinned));
 }
 
 /// A unit of work that is dropped leaves no trace, neither the machine nor its event.

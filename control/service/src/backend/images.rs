@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use async_trait::async_trait;
 use headwater_api::name::ImageRef;
-use headwater_api::{Image, ImageVersion, Removed, VerifyReport};
+use headwater_api::{Channel, Image, ImageVersion, Removed, VerifyReport};
 
 use crate::backend::{BackendError, JobControl};
 
@@ -16,6 +16,36 @@ pub struct ImportOutcome {
     pub version: ImageVersion,
     /// Whether the import made it; `false` where the newest version held the same bytes already.
     pub created: bool,
+}
+
+/// What to import, and as what.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ImportOrder {
+    /// The image.
+    pub name: String,
+    /// An absolute path, or an NBD URI.
+    pub source: String,
+    /// What the version's source is called, where that is something else.
+    pub source_name: Option<String>,
+    /// A line for people.
+    pub note: String,
+    /// Who wants it.
+    pub author: String,
+}
+
+/// A channel that is to point, or points now, to a version.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Promotion {
+    /// The image.
+    pub image: String,
+    /// The version's number.
+    pub version: u64,
+    /// The channel.
+    pub channel: Channel,
+    /// When.
+    pub at_ms: u64,
+    /// Who asked for it.
+    pub author: String,
 }
 
 /// The store of images.
@@ -32,13 +62,27 @@ pub trait Images: Send + Sync + 'static {
     /// The version that a reference means now. An error of kind `NotFound` says which there are.
     async fn resolve(&self, reference: &ImageRef) -> Result<ImageVersion, BackendError>;
 
-    /// Makes a version of what `source` holds: an absolute path, or an NBD URI.
-    async fn import(
-        &self,
-        name: &str,
-        source: &str,
-        job: Arc<JobControl>,
-    ) -> Result<ImportOutcome, BackendError>;
+    /// Makes a version of what a source holds.
+    async fn import(&self, order: ImportOrder, job: Arc<JobControl>) -> Result<ImportOutcome, BackendError>;
+
+    /// Points a channel to a version now. Returns where it pointed before.
+    async fn promote(&self, promotion: &Promotion) -> Result<Option<u64>, BackendError>;
+
+    /// Keeps a promotion for later, in the place of an earlier one to the same channel.
+    async fn schedule(&self, promotion: &Promotion) -> Result<(), BackendError>;
+
+    /// Forgets the promotion to come of a channel, and returns it.
+    async fn cancel_promotion(&self, image: &str, channel: Channel) -> Result<Promotion, BackendError>;
+
+    /// Carries out the promotions whose time has come. Returns them, each with where its channel pointed before.
+    /// Cheap when there are none.
+    async fn promote_due(&self, now_ms: u64) -> Result<Vec<(Promotion, Option<u64>)>, BackendError>;
+
+    /// Points a channel where it pointed before. Returns from where and to where.
+    async fn revert(&self, image: &str, channel: Channel) -> Result<(u64, u64), BackendError>;
+
+    /// Takes a version out of use, or brings it back.
+    async fn retire(&self, version: &ImageVersion, retired: bool) -> Result<(), BackendError>;
 
     /// Reads all of a version and compares it with its hashes.
     async fn verify(

@@ -12,7 +12,7 @@ mod surroundings;
 
 pub use disks::{Disk, DiskRequest, Disks, Shortage};
 pub use error::BackendError;
-pub use hypervisor::{ExecOutput, Hypervisor, Vm, VmExit, VmRequest};
-pub use images::{Images, ImportOutcome};
+pub use hypervisor::{ExecOutput, Hypervisor, Vm, VmExit, VmPlan, VmRequest};
+pub use images::{Images, ImportOrder, ImportOutcome, Promotion};
 pub use job::JobControl;
 pub use surroundings::{Clock, Random, SystemClock, SystemRandom};

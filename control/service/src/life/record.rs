@@ -1,8 +1,10 @@
 //! Reading and saving a machine's record together with the event that says what happened.
 
+use std::collections::HashMap;
 use std::time::Instant;
 
-use headwater_api::{Machine, MachineState};
+use headwater_api::name::ImageRef;
+use headwater_api::{ImageVersion, Machine, MachineState};
 use headwater_db::MachineRecord;
 
 use crate::Service;
@@ -50,7 +52,10 @@ impl Service {
             mac: record.mac,
             image: record.image,
             version: record.version,
+            pin: record.pin,
             cache: record.cache,
+            next_version: None,
+            old: false,
             memory_bytes: record.memory_bytes,
             cpus: record.cpus,
             wanted: record.wanted,
@@ -64,6 +69,34 @@ impl Service {
     }
 
     /// Closes the disk of a machine whose VM ended, and saves the state that follows.
+    /// Machines as clients see them, with what each would boot now.
+    pub(crate) async fn views(&self, records: Vec<MachineRecord>) -> Vec<Machine> {
+        let mut known: HashMap<String, Option<ImageVersion>> = HashMap::new();
+        let mut views = Vec::new();
+        for record in records {
+            let reference = record.reference().to_owned();
+            let next = match known.get(&reference) {
+                Some(next) => next.clone(),
+                None => {
+                    // What cannot be resolved is told when the machine is started.
+                    let next = match ImageRef::parse(&reference) {
+                        Ok(parsed) => self.images().resolve(&parsed).await.ok(),
+                        Err(_) => None,
+                    };
+                    known.entry(reference).or_insert(next).clone()
+                }
+            };
+            let running = self.active(record.uuid).map(|active| active.version_hash.clone());
+            let mut view = self.view(record);
+            if let Some(next) = next {
+                view.old = running.is_some_and(|running| running != next.hash);
+                view.next_version = Some(format!("{}@{}", next.image, next.number));
+            }
+            views.push(view);
+        }
+        views
+    }
+
     pub(crate) async fn switched_off(
         &self,
         record: &mut MachineRecord,

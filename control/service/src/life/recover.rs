@@ -87,6 +87,7 @@ impl Service {
         loop {
             tick.tick().await;
             self.sample_rates();
+            self.promote_due().await;
             if let Err(e) = self.reconcile().await {
                 tracing::error!("cannot compare wanted and actual state: {e}");
             }

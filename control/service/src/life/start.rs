@@ -63,7 +63,7 @@ impl Service {
     }
 
     async fn version_for(&self, record: &MachineRecord) -> Result<ImageVersion, LifeError> {
-        let reference = ImageRef::parse(&record.image)
+        let reference = ImageRef::parse(record.reference())
             .map_err(|source| LifeError::Reference { machine: record.name.clone(), source })?;
         self.images().resolve(&reference).await.map_err(LifeError::backend("start", &record.name))
     }

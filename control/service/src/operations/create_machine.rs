@@ -144,6 +144,7 @@ fn record(service: &Service, request: CreateMachine) -> Result<MachineRecord, Er
         reason: None,
         version: None,
         boot_ms: None,
+        pin: None,
         started_at_ms: None,
         created_at_ms: service.now_ms(),
     })

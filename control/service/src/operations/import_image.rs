@@ -6,6 +6,7 @@ use headwater_api::{ImportRequest, JobEvent, JobResult, Problem, ProblemKind, na
 
 use crate::Service;
 use crate::answer::{Explain, Failure, problem};
+use crate::backend::ImportOrder;
 use crate::extract::{Actor, Body};
 use crate::job;
 
@@ -53,24 +54,22 @@ pub(super) async fn import_image(
     }
     let handle = service.clone();
     let work = async move |control| {
-        let outcome = handle
-            .images()
-            .import(&request.name, &request.source, control)
-            .await
-            .map_err(|e| problem(&e).during(format!("cannot import '{}'", request.source)))?;
+        let order = ImportOrder {
+            name: request.name,
+            source: request.source.clone(),
+            source_name: None,
+            note: request.note,
+            author: actor.0.clone(),
+        };
+        let failed = |e| problem(&e).during(format!("cannot import '{}'", request.source));
+        let outcome = handle.images().import(order, control).await.map_err(failed)?;
         let version = outcome.version;
         if outcome.created {
             let detail = format!("version {} of {}, {}", version.number, request.source, version.hash);
             let event = handle.event(&actor, format!("image {}", version.image), "imported", detail);
-            append(&handle, event).await.map_err(|e| problem(&e))?;
+            handle.append(event).await.map_err(|e| problem(&e))?;
         }
         Ok(JobResult::Imported { version, created: outcome.created })
     };
     Ok(job::run(&service, work).await)
-}
-
-async fn append(service: &Service, event: headwater_db::NewEvent) -> Result<(), headwater_db::DbError> {
-    let mut repo = service.db().write().await?;
-    repo.events().append(event).await?;
-    repo.save().await
 }

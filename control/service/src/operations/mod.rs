@@ -1,6 +1,7 @@
 //! The operations of the API: one file each, with its errors, its OpenAPI text and a short handler.
 
 mod attach_console;
+mod cancel_promotion;
 mod create_machine;
 mod exec_machine;
 mod export_image;
@@ -10,15 +11,20 @@ mod import_image;
 mod list_events;
 mod list_images;
 mod list_machines;
+mod pin_machine;
+mod promote_image;
 mod read_console;
 mod remove_image;
 mod remove_machine;
 mod reset_machine;
+mod retire_image;
+mod revert_image;
 mod set_machine;
 mod show_image;
 mod show_machine;
 mod start_machine;
 mod stop_machine;
+mod unpin_machine;
 mod verify_image;
 
 use axum::Router;
@@ -64,6 +70,10 @@ fn routes() -> OpenApiRouter<Service> {
         .routes(routes!(verify_image::verify_image))
         .routes(routes!(export_image::export_image))
         .routes(routes!(list_machines::list_machines, create_machine::create_machine))
+        .routes(routes!(promote_image::promote_image, cancel_promotion::cancel_promotion))
+        .routes(routes!(revert_image::revert_image))
+        .routes(routes!(retire_image::retire_image))
+        .routes(routes!(pin_machine::pin_machine, unpin_machine::unpin_machine))
         .routes(routes!(show_machine::show_machine, set_machine::set_machine, remove_machine::remove_machine))
         .routes(routes!(start_machine::start_machine))
         .routes(routes!(stop_machine::stop_machine))

@@ -3,17 +3,18 @@
 use axum::Json;
 use axum::extract::State;
 use headwater_api::name::ImageRef;
-use headwater_api::{ImageVersion, Problem, ProblemKind, Removed};
+use headwater_api::{Channel, ImageVersion, Problem, ProblemKind, Removed};
 use headwater_db::MachineRecord;
 
 use crate::Service;
 use crate::answer::{Explain, Failure};
+use crate::backend::BackendError;
 use crate::extract::{Actor, Name};
 
 #[derive(Debug, thiserror::Error)]
 enum Error {
-    #[error("cannot remove '{what}': machine '{machine}' {how}")]
-    InUse { what: String, machine: String, how: &'static str },
+    #[error("cannot remove '{what}': {}", .uses.join("; "))]
+    InUse { what: String, uses: Vec<String> },
 }
 
 impl Explain for Error {
@@ -22,12 +23,14 @@ impl Explain for Error {
     }
 
     fn advice(&self) -> Option<String> {
-        let Self::InUse { machine, .. } = self;
-        Some(format!("remove the machine first: 'headwater machine remove {machine}'"))
+        Some(
+            "promote another version, unpin or remove the machines; 'headwater machine list' shows them"
+                .to_owned(),
+        )
     }
 }
 
-/// Removes an image with all its versions, or one version. What a machine uses or refers to stays.
+/// Removes an image with all its versions and channels, or one version. What a machine, a pin or a channel uses stays, and the answer says who that is.
 #[utoipa::path(
     delete,
     path = "/api/v1/images/{image}",
@@ -36,7 +39,7 @@ impl Explain for Error {
     responses(
         (status = 200, body = Removed),
         (status = 404, description = "No such image or version", body = Problem),
-        (status = 409, description = "A machine uses it", body = Problem),
+        (status = 409, description = "A machine, a pin or a channel uses it", body = Problem),
     ),
 )]
 pub(super) async fn remove_image(
@@ -45,17 +48,28 @@ pub(super) async fn remove_image(
     Name(name): Name,
 ) -> Result<Json<Removed>, Failure> {
     let mut reference = ImageRef::parse(&name).map_err(Failure)?;
-    let version = service.images().resolve(&reference).await?;
-    if reference.version.is_some() {
-        // What the beginning of a hash means must not change between the check and the removal.
+    let version = if reference.version.is_some() || reference.channel.is_some() {
+        let version = service.images().resolve(&reference).await?;
+        // What a channel or the beginning of a hash means must not change between the check and the removal.
         reference.version = Some(version.number.to_string());
-    }
-    // Machines are added and started in write transactions, so none can begin to use it meanwhile.
+        reference.channel = None;
+        Some(version)
+    } else {
+        None
+    };
+    // Machines are added, started and pinned in write transactions, so none can begin to use it meanwhile.
     let mut repo = service.db().write().await?;
+    let mut uses = match &version {
+        Some(version) => channels_of(&service, version).await?,
+        None => Vec::new(),
+    };
     for machine in repo.machines().list().await? {
-        if let Some(how) = use_of(&service, &machine, &reference, &version).await {
-            return Err(Error::InUse { what: name, machine: machine.name, how }.into());
+        if let Some(how) = use_of(&service, &machine, &reference, version.as_ref()).await {
+            uses.push(format!("machine '{}' {how}", machine.name));
         }
+    }
+    if !uses.is_empty() {
+        return Err(Error::InUse { what: name, uses }.into());
     }
     let removed = service.images().remove(&reference).await?;
     let event =
@@ -65,20 +79,42 @@ pub(super) async fn remove_image(
     Ok(Json(removed))
 }
 
-/// How a machine uses what is to be removed, if it does.
+/// The channels that point, or will point, to a version.
+async fn channels_of(service: &Service, version: &ImageVersion) -> Result<Vec<String>, BackendError> {
+    let images = service.images().list().await?;
+    let image = images.into_iter().find(|image| image.name == version.image);
+    let now = version.channels.iter().filter(|channel| **channel != Channel::Maintenance);
+    let now = now.map(|channel| format!("channel {channel} points to it"));
+    let later = image.into_iter().flat_map(|image| image.scheduled);
+    let later = later.filter(|pointer| pointer.version == version.number);
+    let later = later.map(|pointer| format!("it will be promoted to {}", pointer.channel));
+    Ok(now.chain(later).collect())
+}
+
+/// How a machine uses what is to be removed, if it does. Without a version the whole image is.
 async fn use_of(
     service: &Service,
     machine: &MachineRecord,
     reference: &ImageRef,
-    version: &ImageVersion,
+    version: Option<&ImageVersion>,
 ) -> Option<&'static str> {
-    let theirs = ImageRef::parse(&machine.image).ok().filter(|theirs| theirs.image == reference.image)?;
-    if reference.version.is_none() {
-        return Some("boots it");
-    }
+    let of_image = |text: &str| ImageRef::parse(text).ok().filter(|theirs| theirs.image == reference.image);
+    let follows = of_image(&machine.image);
+    let pinned = machine.pin.as_deref().and_then(of_image);
+    let Some(version) = version else {
+        return (follows.is_some() || pinned.is_some()).then_some("boots it");
+    };
     if service.active(machine.uuid).is_some_and(|active| active.version_hash == version.hash) {
         return Some("runs it");
     }
-    let next = service.images().resolve(&theirs).await.ok()?;
+    if let Some(pinned) = pinned {
+        let to = service.images().resolve(&pinned).await.ok()?;
+        if to.number == version.number {
+            return Some("is pinned to it");
+        }
+        // What it boots when the pin is taken away can move on to another version, unless it is a number.
+        follows.as_ref()?.version.as_ref()?;
+    }
+    let next = service.images().resolve(&follows?).await.ok()?;
     (next.number == version.number).then_some("boots it")
 }

@@ -42,10 +42,11 @@ pub(super) async fn show_image(
     Name(name): Name,
 ) -> Result<Json<Image>, Failure> {
     let reference = ImageRef::parse(&name).map_err(Failure)?;
-    if reference.version.is_some() {
-        let version = service.images().resolve(&reference).await?;
-        return Ok(Json(Image { name: version.image.clone(), versions: vec![version] }));
-    }
     let found = service.images().list().await?.into_iter().find(|image| image.name == reference.image);
-    Ok(Json(found.ok_or(Error::Unknown(reference.image))?))
+    let mut image = found.ok_or_else(|| Error::Unknown(reference.image.clone()))?;
+    if reference.version.is_some() || reference.channel.is_some() {
+        let wanted = service.images().resolve(&reference).await?;
+        image.versions.retain(|version| version.number == wanted.number);
+    }
+    Ok(Json(image))
 }

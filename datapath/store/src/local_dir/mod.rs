@@ -37,7 +37,7 @@ use crate::local_dir::files::{read_small, replace_file, sync_dir};
 use crate::local_dir::layout::Layout;
 use crate::local_dir::publication::LocalPublication;
 use crate::name::ImageName;
-use crate::refs::{self, Image};
+use crate::refs::{self, Image, Version};
 use crate::store::{MANIFEST_MAX_BYTES, Object, Pin, Publication, Removed, Store};
 
 pub use crate::local_dir::layout::{CHUNK_BYTES_DEFAULT, CHUNK_BYTES_MAX, CHUNK_BYTES_MIN};
@@ -204,14 +204,17 @@ impl Inner {
         images.filter_map(Result::transpose).collect()
     }
 
-    /// Puts a new list of versions in place, durably; an image without versions goes away.
+    /// Removes the list of versions, durably.
+    fn remove_image(&self, name: &ImageName) -> Result<(), StoreError> {
+        let path = self.layout.image(name);
+        fs::remove_file(&path)
+            .map_err(|e| StoreError::from_os(format!("cannot remove {}", path.display()), e))?;
+        sync_dir(&self.layout.images())
+    }
+
+    /// Puts a new list of versions in place, durably.
     fn put_image(&self, image: &Image) -> Result<(), StoreError> {
         let path = self.layout.image(&image.name);
-        if image.versions.is_empty() {
-            fs::remove_file(&path)
-                .map_err(|e| StoreError::from_os(format!("cannot remove {}", path.display()), e))?;
-            return sync_dir(&self.layout.images());
-        }
         replace_file(&self.temporary("image"), &path, &image.encode()?)
     }
 
@@ -309,10 +312,16 @@ impl Inner {
         let mut image = self.image(name)?.ok_or_else(|| refs::no_such_image(name))?;
         if let Some(number) = number {
             image.select(&crate::name::Selector::Number(number))?;
+            if let Some(holder) = image.held_by(number) {
+                let message = format!("cannot remove {name}@{number}: {holder}");
+                return Err(StoreError::new(StoreErrorKind::InUse, message));
+            }
         }
-        let (going, staying): (Vec<_>, Vec<_>) =
-            image.versions.into_iter().partition(|v| number.is_none_or(|n| v.number == n));
-        image.versions = staying;
+        let going: Vec<Version> =
+            image.versions.iter().filter(|v| number.is_none_or(|n| v.number == n)).cloned().collect();
+        for version in &going {
+            image.forget(version.number);
+        }
 
         let mut still_needed: HashSet<Hash> = image.versions.iter().map(|v| v.manifest).collect();
         for other in self.images()?.into_iter().filter(|other| other.name != *name) {
@@ -323,7 +332,10 @@ impl Inner {
         for version in going.iter().filter(|v| !still_needed.contains(&v.manifest)) {
             locks.extend(self.lock_manifest_for_removal(name, version.number, version.manifest)?);
         }
-        self.put_image(&image)?;
+        match number {
+            Some(_) => self.put_image(&image)?,
+            None => self.remove_image(name)?,
+        }
         let freed_bytes = if state.publications == 0 {
             self.reclaim()?
         } else {
@@ -405,6 +417,22 @@ impl Store for LocalDir {
         self.inner.must_be_writable()?;
         self.inner.state.lock().publications += 1;
         Ok(Box::new(LocalPublication::new(Arc::clone(&self.inner))))
+    }
+
+    fn change(
+        &self,
+        name: &ImageName,
+        change: &mut dyn FnMut(&mut Image) -> Result<(), StoreError>,
+    ) -> Result<(), StoreError> {
+        self.inner.must_be_writable()?;
+        let _alone = self.inner.state.lock();
+        let mut image = self.inner.image(name)?.ok_or_else(|| refs::no_such_image(name))?;
+        let before = image.clone();
+        change(&mut image)?;
+        if image == before {
+            return Ok(());
+        }
+        self.inner.put_image(&image)
     }
 
     fn remove(&self, name: &ImageName, number: Option<u32>) -> Result<Removed, StoreError> {

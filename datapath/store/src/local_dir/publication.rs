@@ -107,15 +107,23 @@ impl Publication for LocalPublication {
         // Numbers are given out under the lock, and a removal must not run between manifest and reference.
         // (Dropped before `self`, whose drop takes the same lock.)
         let _giving_out_numbers = store.state.lock();
-        let manifest_bytes = self.put_manifest(id, new.manifest)?;
         let mut image = store.image(new.name)?.unwrap_or_else(|| Image::empty(new.name.clone()));
+        if new.unless_newest
+            && let Some(newest) = image.newest().filter(|newest| newest.manifest == id)
+        {
+            return Ok(newest.clone());
+        }
+        let manifest_bytes = self.put_manifest(id, new.manifest)?;
         let version = Version {
             number: image.next_number,
             manifest: id,
             created_at_s: new.created_at_s,
             size_bytes: new.size_bytes,
             stored_bytes: object_bytes.saturating_add(manifest_bytes),
+            source: new.source.to_owned(),
             note: new.note.to_owned(),
+            author: new.author.to_owned(),
+            retired: false,
             objects: new.objects.to_vec(),
         };
         image.next_number = image.next_number.checked_add(1).ok_or_else(|| {

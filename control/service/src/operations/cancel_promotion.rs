@@ -1,0 +1,46 @@
+//! `DELETE /api/v1/images/{image}/promotion?channel=`: forget a promotion to come.
+
+use axum::Json;
+use axum::extract::State;
+use headwater_api::{Channel, ChannelPointer, Problem};
+use serde::Deserialize;
+use utoipa::IntoParams;
+
+use crate::Service;
+use crate::answer::Failure;
+use crate::backend::Promotion;
+use crate::extract::{Actor, Name, Parameters};
+use crate::promotions::named_image;
+
+/// Which one.
+#[derive(Debug, Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Which {
+    /// The channel that it is for.
+    channel: Channel,
+}
+
+/// Forgets the promotion to come of a channel.
+#[utoipa::path(
+    delete,
+    path = "/api/v1/images/{image}/promotion",
+    tag = "images",
+    params(("image" = String, Path, description = "`IMAGE`"), Which),
+    responses(
+        (status = 200, description = "What will not happen", body = ChannelPointer),
+        (status = 404, description = "No such image, or nothing to come", body = Problem),
+    ),
+)]
+pub(super) async fn cancel_promotion(
+    State(service): State<Service>,
+    actor: Actor,
+    Name(name): Name,
+    Parameters(which): Parameters<Which>,
+) -> Result<Json<ChannelPointer>, Failure> {
+    let image = named_image(&name).map_err(Failure)?;
+    let Promotion { channel, version, at_ms, author, .. } =
+        service.images().cancel_promotion(&image, which.channel).await?;
+    let detail = format!("{channel} to version {version} at {at_ms} ms");
+    service.append(service.event(&actor, format!("image {image}"), "promotion cancelled", detail)).await?;
+    Ok(Json(ChannelPointer { channel, version, at_ms, author }))
+}

@@ -1,0 +1,65 @@
+//! `PUT /api/v1/machines/{machine}/pin`: have a machine boot one version, whatever the channels say.
+
+use axum::Json;
+use axum::extract::State;
+use headwater_api::name::ImageRef;
+use headwater_api::{Machine, PinRequest, Problem, ProblemKind};
+
+use crate::Service;
+use crate::answer::{Explain, Failure};
+use crate::extract::{Actor, Body, Name};
+use crate::life::LifeError;
+use crate::promotions::named_version;
+
+#[derive(Debug, thiserror::Error)]
+enum Error {
+    #[error("cannot pin machine '{machine}' to '{version}': it boots image '{image}'")]
+    OtherImage { machine: String, version: String, image: String },
+}
+
+impl Explain for Error {
+    fn kind(&self) -> ProblemKind {
+        ProblemKind::Invalid
+    }
+
+    fn advice(&self) -> Option<String> {
+        let Self::OtherImage { image, .. } = self;
+        Some(format!("'headwater image versions {image}' shows what it can be pinned to"))
+    }
+}
+
+/// Pins a machine to a version of its image. It boots that version from its next boot on, and while it is pinned the version is not removed.
+#[utoipa::path(
+    put,
+    path = "/api/v1/machines/{machine}/pin",
+    tag = "machines",
+    params(("machine" = String, Path, description = "Its name")),
+    request_body = PinRequest,
+    responses(
+        (status = 200, body = Machine),
+        (status = 400, description = "No version, or one of another image", body = Problem),
+        (status = 404, description = "No such machine, image or version", body = Problem),
+    ),
+)]
+pub(super) async fn pin_machine(
+    State(service): State<Service>,
+    actor: Actor,
+    Name(name): Name,
+    Body(request): Body<PinRequest>,
+) -> Result<Json<Machine>, Failure> {
+    // Versions are removed in write transactions, so this one cannot go meanwhile.
+    let mut repo = service.db().write().await?;
+    let found = repo.machines().by_name(&name).await?;
+    let mut record = found.ok_or_else(|| LifeError::Unknown(name.clone()))?;
+    let version = named_version(&service, &request.version).await.map_err(Failure)?;
+    let image = ImageRef::parse(&record.image).map_err(Failure)?.image;
+    if image != version.image {
+        return Err(Error::OtherImage { machine: name, version: request.version, image }.into());
+    }
+    let pin = format!("{}@{}", version.image, version.number);
+    repo.machines().set_pin(record.uuid, Some(&pin)).await?;
+    repo.events().append(service.event(&actor, format!("machine {name}"), "pinned", pin.clone())).await?;
+    repo.save().await?;
+    record.pin = Some(pin);
+    service.views(vec![record]).await.pop().map(Json).ok_or_else(|| LifeError::Unknown(name).into())
+}

@@ -1,0 +1,74 @@
+//! `POST /api/v1/images/{image}/promotion`: point a channel to a version, now or later.
+
+use axum::Json;
+use axum::extract::State;
+use headwater_api::{ChannelPointer, Problem, ProblemKind, PromoteRequest};
+
+use crate::Service;
+use crate::answer::{Explain, Failure};
+use crate::backend::Promotion;
+use crate::extract::{Actor, Body, Name};
+use crate::promotions::{can_be_set, moved, named_version};
+
+#[derive(Debug, thiserror::Error)]
+enum Error {
+    #[error("cannot promote '{name}' at {at_ms} ms since 1970: that is {ago_s} s ago")]
+    Past { name: String, at_ms: u64, ago_s: u64 },
+}
+
+impl Explain for Error {
+    fn kind(&self) -> ProblemKind {
+        ProblemKind::Invalid
+    }
+
+    fn advice(&self) -> Option<String> {
+        Some("leave the time out to promote it now".to_owned())
+    }
+}
+
+/// Points a channel to a version, now or at a time to come. Machines that run are left alone: they boot the version at their next boot.
+#[utoipa::path(
+    post,
+    path = "/api/v1/images/{image}/promotion",
+    tag = "images",
+    params(("image" = String, Path, description = "`IMAGE@NUMBER` or `IMAGE@HASH`")),
+    request_body = PromoteRequest,
+    responses(
+        (status = 200, description = "Where the channel points, or from when on it will", body = ChannelPointer),
+        (status = 400, description = "No version, a channel that cannot be set, or a time in the past", body = Problem),
+        (status = 404, description = "No such image or version", body = Problem),
+    ),
+)]
+pub(super) async fn promote_image(
+    State(service): State<Service>,
+    actor: Actor,
+    Name(name): Name,
+    Body(request): Body<PromoteRequest>,
+) -> Result<Json<ChannelPointer>, Failure> {
+    can_be_set(request.channel).map_err(Failure)?;
+    let version = named_version(&service, &name).await.map_err(Failure)?;
+    let now_ms = service.now_ms();
+    let at_ms = request.at_ms.unwrap_or(now_ms);
+    if at_ms < now_ms {
+        return Err(Error::Past { name, at_ms, ago_s: (now_ms - at_ms).div_ceil(1000) }.into());
+    }
+    let promotion = Promotion {
+        image: version.image,
+        version: version.number,
+        channel: request.channel,
+        at_ms,
+        author: actor.0.clone(),
+    };
+    let (action, detail) = if request.at_ms.is_some() {
+        service.images().schedule(&promotion).await?;
+        let detail = format!("{} to version {} at {at_ms} ms", promotion.channel, promotion.version);
+        ("promotion scheduled", detail)
+    } else {
+        let before = service.images().promote(&promotion).await?;
+        ("promoted", moved(&promotion, before))
+    };
+    tracing::info!(image = %promotion.image, actor = %actor.0, action, "{detail}");
+    service.append(service.event(&actor, format!("image {}", promotion.image), action, detail)).await?;
+    let Promotion { channel, version, at_ms, author, .. } = promotion;
+    Ok(Json(ChannelPointer { channel, version, at_ms, author }))
+}

@@ -1,0 +1,38 @@
+//! `POST /api/v1/images/{image}/retire`: take a version out of use, or bring it back.
+
+use axum::Json;
+use axum::extract::State;
+use headwater_api::{ImageVersion, Problem, RetireRequest};
+
+use crate::Service;
+use crate::answer::Failure;
+use crate::extract::{Actor, Body, Name};
+use crate::promotions::named_version;
+
+/// Takes a version out of use: it is not the newest any more, and no channel can point to it. Machines that name it by number still boot it. Nothing is removed.
+#[utoipa::path(
+    post,
+    path = "/api/v1/images/{image}/retire",
+    tag = "images",
+    params(("image" = String, Path, description = "`IMAGE@NUMBER` or `IMAGE@HASH`")),
+    request_body = RetireRequest,
+    responses(
+        (status = 200, body = ImageVersion),
+        (status = 404, description = "No such image or version", body = Problem),
+        (status = 409, description = "A channel points to it, or will", body = Problem),
+    ),
+)]
+pub(super) async fn retire_image(
+    State(service): State<Service>,
+    actor: Actor,
+    Name(name): Name,
+    Body(request): Body<RetireRequest>,
+) -> Result<Json<ImageVersion>, Failure> {
+    let mut version = named_version(&service, &name).await.map_err(Failure)?;
+    service.images().retire(&version, request.retired).await?;
+    let action = if request.retired { "retired" } else { "brought back" };
+    let detail = format!("version {}, {}", version.number, version.hash);
+    service.append(service.event(&actor, format!("image {}", version.image), action, detail)).await?;
+    version.retired = request.retired;
+    Ok(Json(version))
+}

@@ -1,0 +1,39 @@
+//! `POST /api/v1/images/{image}/revert`: point a channel where it pointed before.
+
+use axum::Json;
+use axum::extract::State;
+use headwater_api::{ChannelPointer, ChannelRequest, Problem};
+
+use crate::Service;
+use crate::answer::Failure;
+use crate::extract::{Actor, Body, Name};
+use crate::promotions::{can_be_set, named_image};
+
+/// Points a channel where it pointed before its last promotion, step by step. Versions that are removed or retired meanwhile are left out.
+#[utoipa::path(
+    post,
+    path = "/api/v1/images/{image}/revert",
+    tag = "images",
+    params(("image" = String, Path, description = "`IMAGE`")),
+    request_body = ChannelRequest,
+    responses(
+        (status = 200, description = "Where the channel points now", body = ChannelPointer),
+        (status = 400, description = "There is nothing to go back to", body = Problem),
+        (status = 404, description = "No such image, or the channel is not set", body = Problem),
+    ),
+)]
+pub(super) async fn revert_image(
+    State(service): State<Service>,
+    actor: Actor,
+    Name(name): Name,
+    Body(request): Body<ChannelRequest>,
+) -> Result<Json<ChannelPointer>, Failure> {
+    let image = named_image(&name).map_err(Failure)?;
+    let channel = request.channel;
+    can_be_set(channel).map_err(Failure)?;
+    let (from, to) = service.images().revert(&image, channel).await?;
+    let detail = format!("{channel} from version {from} back to {to}");
+    tracing::info!(%image, actor = %actor.0, "{detail}");
+    service.append(service.event(&actor, format!("image {image}"), "reverted", detail)).await?;
+    Ok(Json(ChannelPointer { channel, version: to, at_ms: service.now_ms(), author: actor.0 }))
+}

@@ -1,0 +1,36 @@
+//! `DELETE /api/v1/machines/{machine}/pin`: let a machine follow its image again.
+
+use axum::Json;
+use axum::extract::State;
+use headwater_api::{Machine, Problem};
+
+use crate::Service;
+use crate::answer::Failure;
+use crate::extract::{Actor, Name};
+use crate::life::LifeError;
+
+/// Takes a machine's pin away: from its next boot on it boots what its image says. One without a pin stays as it is.
+#[utoipa::path(
+    delete,
+    path = "/api/v1/machines/{machine}/pin",
+    tag = "machines",
+    params(("machine" = String, Path, description = "Its name")),
+    responses((status = 200, body = Machine), (status = 404, description = "No such machine", body = Problem)),
+)]
+pub(super) async fn unpin_machine(
+    State(service): State<Service>,
+    actor: Actor,
+    Name(name): Name,
+) -> Result<Json<Machine>, Failure> {
+    let mut repo = service.db().write().await?;
+    let found = repo.machines().by_name(&name).await?;
+    let mut record = found.ok_or_else(|| LifeError::Unknown(name.clone()))?;
+    if let Some(pin) = record.pin.take() {
+        repo.machines().set_pin(record.uuid, None).await?;
+        repo.events().append(service.event(&actor, format!("machine {name}"), "unpinned", pin)).await?;
+        repo.save().await?;
+    } else {
+        drop(repo);
+    }
+    service.views(vec![record]).await.pop().map(Json).ok_or_else(|| LifeError::Unknown(name).into())
+}

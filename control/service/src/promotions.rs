@@ -1,0 +1,70 @@
+//! Carrying out promotions whose time has come.
+
+use headwater_api::{Channel, ImageVersion, Problem, ProblemKind};
+
+use crate::Service;
+use crate::answer::problem;
+use crate::backend::Promotion;
+use crate::extract::Actor;
+
+impl Service {
+    /// Carries out the promotions whose time has come, by the clock as it is now: one whose time passed while
+    /// no daemon ran is made up for, and a clock that is set back undoes nothing.
+    pub(crate) async fn promote_due(&self) {
+        let done = match self.images().promote_due(self.now_ms()).await {
+            Ok(done) => done,
+            Err(e) => {
+                tracing::error!("cannot carry out the promotions that are due: {}", problem(&e));
+                return;
+            }
+        };
+        for (promotion, before) in done {
+            let detail = format!("{}, as {} asked", moved(&promotion, before), promotion.author);
+            tracing::info!(image = %promotion.image, "{detail}");
+            let event =
+                self.event(&Actor::daemon(), format!("image {}", promotion.image), "promoted", detail);
+            if let Err(e) = self.append(event).await {
+                tracing::error!(image = %promotion.image, "cannot note a promotion in the history: {e}");
+            }
+        }
+    }
+}
+
+/// What a promotion did, in words.
+pub(crate) fn moved(promotion: &Promotion, before: Option<u64>) -> String {
+    let Promotion { channel, version, .. } = promotion;
+    match before {
+        Some(before) if before == *version => format!("{channel} stays at version {version}"),
+        Some(before) => format!("{channel} from version {before} to {version}"),
+        None => format!("{channel} to version {version}"),
+    }
+}
+
+/// The version that a reference must name by number or hash: what a channel means may change meanwhile.
+pub(crate) async fn named_version(service: &Service, text: &str) -> Result<ImageVersion, Problem> {
+    let reference = headwater_api::name::ImageRef::parse(text)?;
+    if reference.version.is_none() {
+        let message = format!("'{text}' does not say which version");
+        return Err(Problem::new(ProblemKind::Invalid, message).advise("write IMAGE@NUMBER or IMAGE@HASH"));
+    }
+    service.images().resolve(&reference).await.map_err(|e| problem(&e))
+}
+
+/// The image that a reference names, which must not name a version.
+pub(crate) fn named_image(text: &str) -> Result<String, Problem> {
+    let reference = headwater_api::name::ImageRef::parse(text)?;
+    if reference.version.is_some() || reference.channel.is_some() {
+        let message = format!("'{text}' names a version, and the whole image is meant");
+        return Err(Problem::new(ProblemKind::Invalid, message).advise("write IMAGE"));
+    }
+    Ok(reference.image)
+}
+
+/// Refuses the channel that nobody sets.
+pub(crate) fn can_be_set(channel: Channel) -> Result<(), Problem> {
+    if channel != Channel::Maintenance {
+        return Ok(());
+    }
+    let message = "channel maintenance is always the newest version and cannot be set";
+    Err(Problem::new(ProblemKind::Invalid, message).advise("promote to test or production"))
+}

@@ -1,0 +1,408 @@
+//! Channels: which version each role boots, where it pointed before, and promotions to come.
+//!
+//! ```text
+//!   maintenance   the newest version that is not retired; nobody sets it
+//!   test          where a promotion pointed it
+//!   production    the same; until the first promotion, what asks for the image gets the newest version
+//!
+//!   promote  pushes a pointer, and forgets a promotion to come to the same channel
+//!   schedule keeps a promotion for later; `promote_due` carries it out
+//!   revert   pops: the channel points where it pointed before
+//! ```
+//! A version that a channel points to, or will, can be neither retired nor removed. One that a channel pointed
+//! to in the past can: it is left out of what the channel can go back to.
+
+use crate::error::{StoreError, StoreErrorKind};
+use crate::refs::Image;
+
+/// How many places a channel remembers, the present one included. The oldest are forgotten.
+pub const CHANNEL_PAST_MAX: usize = 32;
+
+/// A role that machines have.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Channel {
+    /// The newest version.
+    Maintenance,
+    /// What is tried before everybody gets it.
+    Test,
+    /// What everybody gets.
+    Production,
+}
+
+impl Channel {
+    /// All channels.
+    pub const ALL: [Self; 3] = [Self::Maintenance, Self::Test, Self::Production];
+
+    /// As written.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Maintenance => "maintenance",
+            Self::Test => "test",
+            Self::Production => "production",
+        }
+    }
+
+    /// As stored.
+    pub(crate) const fn code(self) -> u32 {
+        match self {
+            Self::Maintenance => 0,
+            Self::Test => 1,
+            Self::Production => 2,
+        }
+    }
+
+    /// What [`Channel::code`] gave, of a channel that can be set.
+    pub(crate) const fn from_code(code: u32) -> Option<Self> {
+        match code {
+            1 => Some(Self::Test),
+            2 => Some(Self::Production),
+            _ => None,
+        }
+    }
+}
+
+impl std::fmt::Display for Channel {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+impl std::str::FromStr for Channel {
+    type Err = StoreError;
+
+    fn from_str(text: &str) -> Result<Self, StoreError> {
+        Self::ALL.into_iter().find(|channel| channel.name() == text).ok_or_else(|| {
+            let names = Self::ALL.map(Self::name).join(", ");
+            StoreError::new(
+                StoreErrorKind::Invalid,
+                format!("'{}' is not a channel; there are {names}", text.escape_debug()),
+            )
+        })
+    }
+}
+
+/// Where a channel points, pointed, or will point.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Pointer {
+    /// The channel.
+    pub channel: Channel,
+    /// Number of the version.
+    pub version: u32,
+    /// Since when, or from when on, in seconds since 1970.
+    pub at_s: u64,
+    /// Who asked for it.
+    pub author: String,
+}
+
+impl Image {
+    /// Where a channel points, unless it was never set. `maintenance` is never set.
+    pub fn channel(&self, channel: Channel) -> Option<&Pointer> {
+        self.pointers.iter().rev().find(|pointer| pointer.channel == channel)
+    }
+
+    /// Where all channels point and pointed, in the order in which that happened.
+    pub fn pointers(&self) -> &[Pointer] {
+        &self.pointers
+    }
+
+    /// The promotions to come.
+    pub fn scheduled(&self) -> &[Pointer] {
+        &self.scheduled
+    }
+
+    /// Points a channel to a version, now. A promotion to come to the same channel is forgotten. Returns where
+    /// the channel pointed.
+    pub fn promote(&mut self, pointer: Pointer) -> Result<Option<u32>, StoreError> {
+        self.check_target(&pointer)?;
+        self.scheduled.retain(|other| other.channel != pointer.channel);
+        let before = self.channel(pointer.channel).map(|before| before.version);
+        if before != Some(pointer.version) {
+            self.push(pointer);
+        }
+        Ok(before)
+    }
+
+    /// Keeps a promotion for later. It takes the place of an earlier one to the same channel.
+    pub fn schedule(&mut self, pointer: Pointer) -> Result<(), StoreError> {
+        self.check_target(&pointer)?;
+        self.scheduled.retain(|other| other.channel != pointer.channel);
+        self.scheduled.push(pointer);
+        Ok(())
+    }
+
+    /// Forgets the promotion to come of a channel.
+    pub fn cancel(&mut self, channel: Channel) -> Result<Pointer, StoreError> {
+        let at = self.scheduled.iter().position(|pointer| pointer.channel == channel);
+        at.map(|at| self.scheduled.remove(at)).ok_or_else(|| {
+            StoreError::new(
+                StoreErrorKind::NotFound,
+                format!("image '{}' has no promotion to {channel} to come", self.name),
+            )
+        })
+    }
+
+    /// Carries out the promotions whose time has come. Returns them, with where the channels pointed before.
+    pub fn promote_due(&mut self, now_s: u64) -> Vec<(Pointer, Option<u32>)> {
+        let (mut due, later): (Vec<_>, Vec<_>) =
+            std::mem::take(&mut self.scheduled).into_iter().partition(|pointer| pointer.at_s <= now_s);
+        self.scheduled = later;
+        due.sort_by_key(|pointer| pointer.at_s);
+        let mut done = Vec::new();
+        for pointer in due {
+            let before = self.channel(pointer.channel).map(|before| before.version);
+            if before != Some(pointer.version) {
+                self.push(pointer.clone());
+            }
+            done.push((pointer, before));
+        }
+        done
+    }
+
+    /// Points a channel where it pointed before. Returns from where and to where.
+    pub fn revert(&mut self, channel: Channel) -> Result<(u32, u32), StoreError> {
+        if channel == Channel::Maintenance {
+            return Err(self.maintenance_is_not_set());
+        }
+        let now = self.channel(channel).ok_or_else(|| self.channel_not_set(channel))?.version;
+        let mut rest = self.pointers.clone();
+        while let Some(at) = rest.iter().rposition(|pointer| pointer.channel == channel) {
+            let can_go = rest
+                .get(at)
+                .is_some_and(|pointer| pointer.version != now && self.usable(pointer.version).is_some());
+            if can_go {
+                break;
+            }
+            rest.remove(at);
+        }
+        let Some(before) = rest.iter().rev().find(|pointer| pointer.channel == channel) else {
+            return Err(StoreError::new(
+                StoreErrorKind::Invalid,
+                format!(
+                    "image '{}' has nothing to which {channel} could go back from version {now}: promote the \
+                     version that you want",
+                    self.name
+                ),
+            ));
+        };
+        let before = before.version;
+        self.pointers = rest;
+        Ok((now, before))
+    }
+
+    /// Takes a version out of use, or brings it back.
+    pub fn retire(&mut self, number: u32, retired: bool) -> Result<(), StoreError> {
+        self.select(&crate::name::Selector::Number(number))?;
+        if let (true, Some(holder)) = (retired, self.held_by(number)) {
+            return Err(StoreError::new(
+                StoreErrorKind::InUse,
+                format!("cannot retire {}@{number}: {holder}", self.name),
+            ));
+        }
+        for version in self.versions.iter_mut().filter(|version| version.number == number) {
+            version.retired = retired;
+        }
+        Ok(())
+    }
+
+    /// Which channel points, or will point, to a version, as a sentence about it.
+    pub fn held_by(&self, number: u32) -> Option<String> {
+        let now = Channel::ALL
+            .into_iter()
+            .find(|channel| self.channel(*channel).is_some_and(|pointer| pointer.version == number));
+        if let Some(channel) = now {
+            return Some(format!("{channel} points to it; promote another version first"));
+        }
+        let later = self.scheduled.iter().find(|pointer| pointer.version == number)?;
+        let channel = later.channel;
+        Some(format!(
+            "it will be promoted to {channel}; cancel that first ('headwater image promote --cancel')"
+        ))
+    }
+
+    /// Forgets a version: also as one that a channel pointed to.
+    pub(crate) fn forget(&mut self, number: u32) {
+        self.versions.retain(|version| version.number != number);
+        self.pointers.retain(|pointer| pointer.version != number);
+        self.scheduled.retain(|pointer| pointer.version != number);
+    }
+
+    pub(super) fn channel_not_set(&self, channel: Channel) -> StoreError {
+        StoreError::new(
+            StoreErrorKind::NotFound,
+            format!(
+                "channel {channel} of image '{0}' is not set; set it with 'headwater image promote {0}@NUMBER \
+                 {channel}'",
+                self.name
+            ),
+        )
+    }
+
+    fn maintenance_is_not_set(&self) -> StoreError {
+        StoreError::new(
+            StoreErrorKind::Invalid,
+            format!("maintenance of image '{}' is always its newest version and cannot be set", self.name),
+        )
+    }
+
+    fn usable(&self, number: u32) -> Option<&super::Version> {
+        self.versions.iter().find(|version| version.number == number && !version.retired)
+    }
+
+    fn check_target(&self, pointer: &Pointer) -> Result<(), StoreError> {
+        if pointer.channel == Channel::Maintenance {
+            return Err(self.maintenance_is_not_set());
+        }
+        let version = self.select(&crate::name::Selector::Number(pointer.version))?;
+        if version.retired {
+            return Err(StoreError::new(
+                StoreErrorKind::Invalid,
+                format!(
+                    "cannot promote {0}@{1}: it is retired; bring it back first ('headwater image retire {0}@{1} \
+                     --undo')",
+                    self.name, pointer.version
+                ),
+            ));
+        }
+        Ok(())
+    }
+
+    fn push(&mut self, pointer: Pointer) {
+        let channel = pointer.channel;
+        self.pointers.push(pointer);
+        let of_channel = self.pointers.iter().filter(|pointer| pointer.channel == channel).count();
+        if of_channel > CHANNEL_PAST_MAX
+            && let Some(oldest) = self.pointers.iter().position(|pointer| pointer.channel == channel)
+        {
+            self.pointers.remove(oldest);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::hash::Hash;
+    use crate::name::Selector;
+    use crate::refs::Version;
+
+    fn image(versions: u32) -> Image {
+        let mut image = Image::empty("deb".parse().unwrap());
+        for number in 1..=versions {
+            image.versions.push(Version {
+                number,
+                manifest: Hash::of(&number.to_le_bytes()),
+                created_at_s: 0,
+                size_bytes: 512,
+                stored_bytes: 0,
+                source: String::new(),
+                note: String::new(),
+                author: String::new(),
+                retired: false,
+                objects: Vec::new(),
+            });
+        }
+        image.next_number = versions + 1;
+        image
+    }
+
+    fn to(channel: Channel, version: u32, at_s: u64) -> Pointer {
+        Pointer { channel, version, at_s, author: "anna".into() }
+    }
+
+    fn at(image: &Image, selector: &Selector) -> u32 {
+        image.select(selector).unwrap().number
+    }
+
+    #[test]
+    fn what_asks_for_the_image_gets_production_once_it_is_set() {
+        use Channel::{Maintenance, Production, Test};
+        let mut image = image(3);
+        assert_eq!(at(&image, &Selector::Default), 3);
+        let unset = image.select(&Selector::Channel(Test)).unwrap_err();
+        assert_eq!(unset.kind(), StoreErrorKind::NotFound);
+        assert_eq!(image.promote(to(Production, 1, 5)).unwrap(), None);
+        assert_eq!(image.promote(to(Test, 2, 6)).unwrap(), None);
+        assert_eq!(at(&image, &Selector::Default), 1);
+        assert_eq!(at(&image, &Selector::Channel(Test)), 2);
+        assert_eq!(at(&image, &Selector::Channel(Maintenance)), 3);
+        assert!(image.promote(to(Maintenance, 1, 5)).is_err());
+        assert!(image.promote(to(Production, 9, 5)).unwrap_err().to_string().contains("it has 1, 2, 3"));
+    }
+
+    #[test]
+    fn reverting_goes_back_step_by_step_and_skips_what_is_gone() {
+        use Channel::{Production, Test};
+        let mut image = image(4);
+        assert_eq!(image.revert(Test).unwrap_err().kind(), StoreErrorKind::NotFound);
+        for (version, before) in [(1, None), (2, Some(1)), (3, Some(2)), (4, Some(3))] {
+            assert_eq!(image.promote(to(Production, version, 5)).unwrap(), before);
+        }
+        image.promote(to(Test, 4, 5)).unwrap();
+        image.retire(3, true).unwrap();
+        assert_eq!(image.revert(Production).unwrap(), (4, 2));
+        image.forget(3);
+        assert_eq!(image.revert(Production).unwrap(), (2, 1));
+        let end = image.revert(Production).unwrap_err();
+        assert_eq!(end.kind(), StoreErrorKind::Invalid);
+        assert_eq!(at(&image, &Selector::Default), 1);
+        // The other channel did not move.
+        assert_eq!(at(&image, &Selector::Channel(Test)), 4);
+    }
+
+    #[test]
+    fn a_scheduled_promotion_happens_once_whatever_the_clock_does() {
+        use Channel::Production;
+        let mut image = image(2);
+        image.promote(to(Production, 1, 10)).unwrap();
+        image.schedule(to(Production, 2, 100)).unwrap();
+        assert!(image.retire(2, true).unwrap_err().to_string().contains("will be promoted"));
+        assert_eq!(image.promote_due(99), []);
+        let done = image.promote_due(5000);
+        assert_eq!((done[0].0.version, done[0].1), (2, Some(1)));
+        assert_eq!(at(&image, &Selector::Default), 2);
+        // The clock is set back: nothing is undone, nothing happens twice.
+        image.revert(Production).unwrap();
+        assert_eq!(image.promote_due(50), []);
+        assert_eq!(image.promote_due(6000), []);
+        assert_eq!(at(&image, &Selector::Default), 1);
+    }
+
+    #[test]
+    fn a_promotion_replaces_and_a_cancellation_forgets_what_was_to_come() {
+        use Channel::{Production, Test};
+        let mut image = image(3);
+        image.schedule(to(Production, 2, 100)).unwrap();
+        image.schedule(to(Production, 3, 200)).unwrap();
+        image.schedule(to(Test, 2, 100)).unwrap();
+        assert_eq!(image.scheduled().len(), 2);
+        image.promote(to(Production, 1, 5)).unwrap();
+        assert_eq!(image.scheduled().len(), 1);
+        assert_eq!(image.cancel(Test).unwrap().version, 2);
+        assert_eq!(image.cancel(Test).unwrap_err().kind(), StoreErrorKind::NotFound);
+        assert_eq!(image.promote_due(u64::MAX), []);
+    }
+
+    #[test]
+    fn a_retired_version_is_not_chosen_and_comes_back() {
+        let mut image = image(2);
+        image.retire(2, true).unwrap();
+        assert_eq!(at(&image, &Selector::Default), 1);
+        assert_eq!(at(&image, &Selector::Number(2)), 2);
+        assert!(image.promote(to(Channel::Test, 2, 0)).unwrap_err().to_string().contains("retired"));
+        image.retire(1, true).unwrap();
+        assert!(image.select(&Selector::Default).unwrap_err().to_string().contains("only retired"));
+        image.retire(2, false).unwrap();
+        image.promote(to(Channel::Production, 2, 0)).unwrap();
+        assert_eq!(image.retire(2, true).unwrap_err().kind(), StoreErrorKind::InUse);
+    }
+
+    #[test]
+    fn the_past_is_bounded() {
+        let mut image = image(2);
+        for round in 0..100 {
+            image.promote(to(Channel::Test, 1 + round % 2, u64::from(round))).unwrap();
+        }
+        assert_eq!(image.pointers().len(), CHANNEL_PAST_MAX);
+        assert_eq!(image.channel(Channel::Test).unwrap().at_s, 99);
+    }
+}

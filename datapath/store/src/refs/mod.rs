@@ -1,0 +1,139 @@
+//! The versions of an image, its channels, and the file that lists them.
+//!
+//! Pure: values in, values out; `codec` makes bytes of them. The layout is in `docs/format.md`.
+
+mod channel;
+mod codec;
+
+use crate::error::{StoreError, StoreErrorKind};
+use crate::hash::Hash;
+use crate::name::{ImageName, Selector};
+
+pub use channel::{CHANNEL_PAST_MAX, Channel, Pointer};
+
+/// The longest note and the longest source, in bytes of UTF-8.
+pub const NOTE_MAX_BYTES: usize = 1024;
+/// The longest name of who made a version or moved a channel, in bytes of UTF-8.
+pub const AUTHOR_MAX_BYTES: usize = 256;
+/// The most versions that an image can have at a time.
+pub const VERSIONS_MAX: usize = 65_536;
+/// The most data objects that a version can refer to.
+pub const VERSION_OBJECTS_MAX: usize = 65_536;
+
+/// One version of an image.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Version {
+    /// 1, 2, 3 ...; a number is not used again while the image exists, even without versions.
+    pub number: u32,
+    /// BLAKE3 of the manifest: the version's identity.
+    pub manifest: Hash,
+    /// When it was made, in seconds since 1970.
+    pub created_at_s: u64,
+    /// Size of the image, in bytes.
+    pub size_bytes: u64,
+    /// What this version added to the store, in bytes.
+    pub stored_bytes: u64,
+    /// Where it came from: a path, a URI.
+    pub source: String,
+    /// What people say about it.
+    pub note: String,
+    /// Who made it.
+    pub author: String,
+    /// Whether it was taken out of use: it is not chosen by itself any more, and no channel can point to it.
+    pub retired: bool,
+    /// The data objects it needs, its own and older ones.
+    pub objects: Vec<Hash>,
+}
+
+/// An image: its versions, oldest first, and its channels. There may be no versions left; the name and the
+/// count of numbers stay until the image itself is removed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Image {
+    /// Its name.
+    pub name: ImageName,
+    /// By number, ascending.
+    pub versions: Vec<Version>,
+    /// For each channel, where it pointed: the last of a channel is where it points now.
+    pointers: Vec<Pointer>,
+    /// Promotions to come, at most one for a channel.
+    scheduled: Vec<Pointer>,
+    pub(crate) next_number: u32,
+}
+
+pub(crate) fn no_such_image(name: &ImageName) -> StoreError {
+    StoreError::new(
+        StoreErrorKind::NotFound,
+        format!("there is no image '{name}'; 'headwater image list' shows those that there are"),
+    )
+}
+
+impl Image {
+    pub(crate) fn empty(name: ImageName) -> Self {
+        Self { name, versions: Vec::new(), pointers: Vec::new(), scheduled: Vec::new(), next_number: 1 }
+    }
+
+    /// The newest version that is not retired.
+    pub fn newest(&self) -> Option<&Version> {
+        self.versions.iter().rev().find(|version| !version.retired)
+    }
+
+    /// The version that is meant, or an error that says what there is.
+    pub fn select(&self, selector: &Selector) -> Result<&Version, StoreError> {
+        match selector {
+            Selector::Default => match self.channel(Channel::Production) {
+                Some(pointer) => self.numbered(pointer.version),
+                None => self.newest().ok_or_else(|| self.without_versions()),
+            },
+            Selector::Channel(Channel::Maintenance) => self.newest().ok_or_else(|| self.without_versions()),
+            Selector::Channel(channel) => match self.channel(*channel) {
+                Some(pointer) => self.numbered(pointer.version),
+                None => Err(self.channel_not_set(*channel)),
+            },
+            Selector::Number(number) => self.numbered(*number),
+            Selector::HashPrefix(prefix) => self.by_hash(prefix),
+        }
+    }
+
+    fn numbered(&self, number: u32) -> Result<&Version, StoreError> {
+        let found = self.versions.iter().find(|version| version.number == number);
+        found.ok_or_else(|| self.missing(&number.to_string()))
+    }
+
+    fn by_hash(&self, prefix: &str) -> Result<&Version, StoreError> {
+        let mut found: Option<&Version> = None;
+        for version in &self.versions {
+            if !version.manifest.to_string().starts_with(prefix) {
+                continue;
+            }
+            // The same content imported twice has one hash: either number will do.
+            if found.is_some_and(|other| other.manifest != version.manifest) {
+                return Err(StoreError::new(
+                    StoreErrorKind::Invalid,
+                    format!("more than one version of '{}' starts with {prefix}", self.name),
+                ));
+            }
+            found = Some(version);
+        }
+        found.ok_or_else(|| self.missing(prefix))
+    }
+
+    fn missing(&self, what: &str) -> StoreError {
+        let numbers: Vec<String> = self.versions.iter().map(|v| v.number.to_string()).collect();
+        let has = if numbers.is_empty() { "none".to_owned() } else { numbers.join(", ") };
+        StoreError::new(
+            StoreErrorKind::NotFound,
+            format!("image '{}' has no version {what}; it has {has}", self.name),
+        )
+    }
+
+    fn without_versions(&self) -> StoreError {
+        let why = if self.versions.is_empty() { "has no versions" } else { "has only retired versions" };
+        StoreError::new(
+            StoreErrorKind::NotFound,
+            format!(
+                "image '{}' {why}: import one, or bring one back ('headwater image retire --undo')",
+                self.name
+            ),
+        )
+    }
+}

@@ -1,0 +1,155 @@
+//! `headwater image versions|promote|revert|pin|unpin|retire|history`: which version each role boots.
+
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use headwater_api::{
+    Channel, ChannelPointer, ChannelRequest, Image, ImageVersion, Machine, PinRequest, PromoteRequest,
+    RetireRequest,
+};
+use headwater_block::size;
+
+use crate::client::Client;
+use crate::cmd::{events, when};
+use crate::show;
+
+/// Lists an image's versions and what is to come.
+pub async fn versions(client: &Client, image: &str, json: bool) -> anyhow::Result<()> {
+    let image = client.image(image).await?;
+    if json {
+        return show::json(&image);
+    }
+    let machines = client.machines().await?.machines;
+    let headings =
+        ["VERSION", "CHANNELS", "STATE", "CREATED", "AUTHOR", "SIZE", "STORED", "MACHINES", "NOTE"];
+    show::table(&headings, image.versions.iter().map(|version| row(version, &machines)))?;
+    for pointer in &image.scheduled {
+        let ChannelPointer { channel, version, at_ms, author } = pointer;
+        let at = show::time(*at_ms);
+        show::line(&format!("{channel} will be version {version} at {at}, as {author} asked"))?;
+    }
+    Ok(())
+}
+
+fn row(version: &ImageVersion, machines: &[Machine]) -> Vec<String> {
+    let name = format!("{}@{}", version.image, version.number);
+    let running = machines
+        .iter()
+        .filter(|machine| machine.state.is_active() && machine.version.as_ref() == Some(&name));
+    let channels: Vec<&str> = version.channels.iter().map(|channel| channel.name()).collect();
+    vec![
+        version.number.to_string(),
+        if channels.is_empty() { "-".to_owned() } else { channels.join(", ") },
+        if version.retired { "retired" } else { "in use" }.to_owned(),
+        show::time(version.created_at_ms),
+        if version.author.is_empty() { "-".to_owned() } else { version.author.clone() },
+        size::format(version.size_bytes),
+        size::format(version.stored_bytes),
+        running.count().to_string(),
+        version.note.clone(),
+    ]
+}
+
+/// Points a channel to a version, now or later.
+pub async fn promote(
+    client: &Client,
+    image: &str,
+    channel: Channel,
+    at: Option<String>,
+    json: bool,
+) -> anyhow::Result<()> {
+    let now_ms = u64::try_from(SystemTime::now().duration_since(UNIX_EPOCH)?.as_millis())?;
+    let at_ms = at.map(|text| when::parse(&text, now_ms)).transpose()?;
+    let pointer = client.promote(image, &PromoteRequest { channel, at_ms }).await?;
+    if json {
+        return show::json(&pointer);
+    }
+    let name = image.split('@').next().unwrap_or(image);
+    let version = pointer.version;
+    if at_ms.is_some() {
+        let at = show::time(pointer.at_ms);
+        return show::line(&format!("{channel} of {name} will be version {version} at {at}"));
+    }
+    show::line(&format!("{channel} of {name} is version {version}"))?;
+    told_old(client, name).await
+}
+
+/// Says which machines change at their next boot.
+async fn told_old(client: &Client, image: &str) -> anyhow::Result<()> {
+    let machines = client.machines().await?.machines;
+    let of_image = |machine: &&Machine| machine.image.split(['@', ':']).next() == Some(image);
+    let old: Vec<String> =
+        machines.iter().filter(|machine| machine.old).filter(of_image).map(|it| it.name.clone()).collect();
+    if old.is_empty() {
+        return Ok(());
+    }
+    show::line(&format!("still on another version until their next boot: {}", old.join(", ")))
+}
+
+/// Forgets a promotion to come.
+pub async fn cancel(client: &Client, image: &str, channel: Channel, json: bool) -> anyhow::Result<()> {
+    let pointer = client.cancel_promotion(image, channel).await?;
+    if json {
+        return show::json(&pointer);
+    }
+    show::line(&format!("{channel} of {image} will not become version {}", pointer.version))
+}
+
+/// Points a channel where it pointed before.
+pub async fn revert(client: &Client, image: &str, channel: Channel, json: bool) -> anyhow::Result<()> {
+    let pointer = client.revert(image, &ChannelRequest { channel }).await?;
+    if json {
+        return show::json(&pointer);
+    }
+    show::line(&format!("{channel} of {image} is version {} again", pointer.version))?;
+    told_old(client, image).await
+}
+
+/// Has a machine boot one version.
+pub async fn pin(client: &Client, machine: &str, version: String, json: bool) -> anyhow::Result<()> {
+    let machine = client.pin(machine, &PinRequest { version }).await?;
+    if json {
+        return show::json(&machine);
+    }
+    let pin = machine.pin.unwrap_or_default();
+    show::line(&format!("{} boots {pin} from its next boot on", machine.name))
+}
+
+/// Lets a machine follow its image again.
+pub async fn unpin(client: &Client, machine: &str, json: bool) -> anyhow::Result<()> {
+    let machine = client.unpin(machine).await?;
+    if json {
+        return show::json(&machine);
+    }
+    let next = machine.next_version.as_deref().unwrap_or("nothing: its image has no such version");
+    show::line(&format!("{} follows {}, which is {next}", machine.name, machine.image))
+}
+
+/// Takes a version out of use, or brings it back.
+pub async fn retire(client: &Client, image: &str, undo: bool, json: bool) -> anyhow::Result<()> {
+    let version = client.retire(image, &RetireRequest { retired: !undo }).await?;
+    if json {
+        return show::json(&version);
+    }
+    let state = if version.retired { "retired" } else { "in use again" };
+    show::line(&format!("{}@{} is {state}", version.image, version.number))
+}
+
+/// Shows who changed an image, and when.
+pub async fn history(client: &Client, image: &str, limit: u32, json: bool) -> anyhow::Result<()> {
+    let list = client.events(Some(&format!("image {image}")), limit).await?;
+    if list.events.is_empty() {
+        // An image that is gone has a history; one that never was is an error.
+        client.image(image).await?;
+    }
+    events::show(list, json)
+}
+
+/// Where the channels of an image point, for a table.
+pub fn summary(image: &Image) -> String {
+    let of = |channel: Channel| {
+        let version = image.versions.iter().find(|version| version.channels.contains(&channel))?;
+        Some(format!("{channel} {}", version.number))
+    };
+    let set: Vec<String> = [Channel::Test, Channel::Production].into_iter().filter_map(of).collect();
+    if set.is_empty() { "-".to_owned() } else { set.join(", ") }
+}

@@ -1,0 +1,158 @@
+//! Channels, pins and retired versions through the command line: who boots what, when it changes, what is held.
+
+mod support;
+
+use std::path::Path;
+
+use support::{Daemon, http, wait_until};
+
+/// Imports one more version of `tiny`: its boot sector prints `writes`.
+fn import(daemon: &Daemon, writes: u8, note: &str) {
+    let path = daemon.path().join("tiny.raw");
+    let mut disk = support::tiny_disk();
+    disk[512] = writes;
+    std::fs::write(&path, disk).unwrap();
+    daemon.cli(&["image", "import", text(&path), "--note", note]).ok();
+}
+
+fn text(path: &Path) -> &str {
+    path.to_str().unwrap()
+}
+
+fn image(daemon: &Daemon, reference: &str) -> serde_json::Value {
+    serde_json::from_str(&daemon.cli(&["--json", "image", "versions", reference]).ok()).unwrap()
+}
+
+/// The version that a machine would boot.
+fn number(daemon: &Daemon, reference: &str) -> u64 {
+    let shown = image(daemon, reference);
+    let versions = shown["versions"].as_array().unwrap();
+    let with = |channel: &str| {
+        let points = |it: &&serde_json::Value| it["channels"].as_array().unwrap().contains(&channel.into());
+        versions.iter().find(points)
+    };
+    let one = if versions.len() == 1 { versions.first() } else { with("production").or(with("maintenance")) };
+    one.unwrap_or_else(|| panic!("{shown}"))["number"].as_u64().unwrap()
+}
+
+#[test]
+fn a_promotion_reaches_a_running_machine_at_its_next_boot_only() {
+    let daemon = Daemon::start();
+    import(&daemon, 1, "the first");
+    import(&daemon, 2, "");
+    daemon.cli(&["image", "promote", "tiny@1", "production"]).ok();
+    daemon.cli(&["machine", "create", "lab", "tiny", "--memory", "64M"]).ok();
+    daemon.cli(&["machine", "start", "lab", "--wait"]).ok();
+    let lab = daemon.machine("lab");
+    assert_eq!((&lab["version"], &lab["old"]), (&"tiny@1".into(), &false.into()));
+    assert!(!daemon.cli(&["machine", "list"]).ok().contains("(old)"));
+
+    let said = daemon.cli(&["image", "promote", "tiny@2", "production"]).ok();
+    assert!(said.contains("production of tiny is version 2") && said.contains("next boot: lab"), "{said}");
+    let lab = daemon.machine("lab");
+    assert_eq!((&lab["version"], &lab["next_version"]), (&"tiny@1".into(), &"tiny@2".into()));
+    assert!(daemon.cli(&["machine", "list"]).ok().contains("tiny@1 (old)"));
+    daemon.cli(&["image", "remove", "tiny@1"]).fails(4, &["machine 'lab' runs it"]);
+
+    daemon.cli(&["machine", "reset", "lab", "--wait"]).ok();
+    assert_eq!(daemon.machine("lab")["version"], "tiny@2");
+    assert!(daemon.cli(&["machine", "console", "lab", "--log"]).ok().contains("2 writes"));
+
+    // Back, and a pin wins over any channel.
+    assert!(daemon.cli(&["image", "revert", "tiny", "production"]).ok().contains("version 1 again"));
+    daemon.cli(&["image", "revert", "tiny", "production"]).fails(2, &["nothing to which production"]);
+    daemon.cli(&["image", "pin", "lab", "tiny@2"]).ok();
+    assert_eq!(daemon.machine("lab")["next_version"], "tiny@2");
+    let versions = daemon.cli(&["image", "versions", "tiny"]).ok();
+    assert!(versions.contains("production") && versions.contains("the first"), "{versions}");
+    assert!(versions.contains("uid "), "the author is told: {versions}");
+    daemon.cli(&["machine", "stop", "lab", "--force"]).ok();
+    daemon.cli(&["image", "remove", "tiny@2"]).fails(4, &["machine 'lab' is pinned to it"]);
+    assert!(daemon.cli(&["image", "unpin", "lab"]).ok().contains("tiny@1"));
+    daemon.cli(&["image", "remove", "tiny@2"]).ok();
+    let refused = daemon.cli(&["image", "remove", "tiny@1"]);
+    refused.fails(4, &["channel production points to it", "machine 'lab' boots it"]);
+    let history = daemon.cli(&["image", "history", "tiny"]).ok();
+    for word in ["imported", "promoted", "production from version 1 to 2", "reverted", "removed"] {
+        assert!(history.contains(word), "{word}: {history}");
+    }
+}
+
+#[test]
+fn a_channel_is_chosen_by_name_and_what_cannot_be_is_said() {
+    let daemon = Daemon::start();
+    for writes in 1..=3 {
+        import(&daemon, writes, "");
+    }
+    assert_eq!(number(&daemon, "tiny:maintenance"), 3);
+    daemon.cli(&["image", "show", "tiny:test"]).fails(3, &["channel test", "not set", "image promote tiny@"]);
+    daemon.cli(&["machine", "create", "a", "tiny:test"]).fails(3, &["channel test"]);
+    daemon.cli(&["image", "promote", "tiny@2", "test"]).ok();
+    assert_eq!(number(&daemon, "tiny:test"), 2);
+    daemon.cli(&["machine", "create", "a", "tiny:test", "--memory", "64M"]).ok();
+    assert_eq!(daemon.machine("a")["next_version"], "tiny@2");
+
+    daemon.cli(&["image", "promote", "tiny", "test"]).fails(2, &["does not say which version"]);
+    daemon.cli(&["image", "promote", "tiny@9", "test"]).fails(3, &["no version 9", "1, 2, 3"]);
+    daemon.cli(&["image", "promote", "tiny@1", "maintenance"]).fails(2, &["cannot be set"]);
+    daemon.cli(&["image", "revert", "tiny", "production"]).fails(3, &["not set"]);
+    daemon.cli(&["image", "pin", "a", "other@1"]).fails(3, &["no image 'other'"]);
+    daemon.cli(&["image", "pin", "b", "tiny@1"]).fails(3, &["no machine 'b'"]);
+    daemon.cli(&["image", "history", "other"]).fails(3, &["no image 'other'"]);
+
+    daemon.cli(&["image", "retire", "tiny@2"]).fails(4, &["test points to it"]);
+    daemon.cli(&["image", "retire", "tiny@3"]).ok();
+    assert_eq!(number(&daemon, "tiny"), 2);
+    daemon.cli(&["image", "promote", "tiny@3", "test"]).fails(2, &["retired", "--undo"]);
+    daemon.cli(&["image", "retire", "tiny@3", "--undo"]).ok();
+    assert_eq!(number(&daemon, "tiny"), 3);
+
+    // Numbers go on, also after the last version.
+    daemon.cli(&["machine", "remove", "a"]).ok();
+    for reference in ["tiny@1", "tiny@3"] {
+        daemon.cli(&["image", "remove", reference]).ok();
+    }
+    import(&daemon, 4, "");
+    assert_eq!(number(&daemon, "tiny"), 4);
+}
+
+#[test]
+fn a_scheduled_promotion_survives_the_daemon_and_happens_once() {
+    let daemon = Daemon::start();
+    import(&daemon, 1, "");
+    import(&daemon, 2, "");
+    daemon.cli(&["image", "promote", "tiny@1", "production"]).ok();
+    daemon
+        .cli(&["image", "promote", "tiny@2", "production", "--at", "1999-01-01T00:00Z"])
+        .fails(2, &["s ago"]);
+    daemon.cli(&["image", "promote", "tiny@2", "production", "--at", "soon"]).fails(2, &["+90m"]);
+    daemon.cli(&["image", "promote", "tiny@2", "test", "--at", "+1d"]).ok();
+    let said = daemon.cli(&["image", "promote", "tiny@2", "production", "--at", "+3s"]).ok();
+    assert!(said.contains("will be version 2 at 20"), "{said}");
+    assert_eq!(number(&daemon, "tiny"), 1);
+    assert!(daemon.cli(&["image", "versions", "tiny"]).ok().contains("production will be version 2"));
+    daemon.cli(&["image", "remove", "tiny@2"]).fails(4, &["will be promoted to production", "to test"]);
+
+    // Nobody is there when its time comes.
+    let dir = daemon.kill();
+    std::thread::sleep(std::time::Duration::from_secs(4));
+    let daemon = Daemon::start_in(dir, |_| {});
+    wait_until("the promotion is made up for", || number(&daemon, "tiny") == 2);
+    daemon.cli(&["image", "revert", "tiny", "production"]).ok();
+    let left = image(&daemon, "tiny");
+    assert_eq!(left["scheduled"].as_array().unwrap().len(), 1, "{left}");
+    daemon.cli(&["image", "promote", "tiny", "test", "--cancel"]).ok();
+    daemon.cli(&["image", "promote", "tiny", "test", "--cancel"]).fails(3, &["no promotion to test"]);
+
+    // And while one runs.
+    daemon.cli(&["image", "promote", "tiny@2", "production", "--at", "+1s"]).ok();
+    wait_until("the promotion happens", || number(&daemon, "tiny") == 2);
+    assert!(daemon.cli(&["image", "history", "tiny"]).ok().contains("as uid"));
+    let (status, answer) = http(
+        &daemon.socket(),
+        "POST",
+        "/api/v1/images/tiny@1/promotion",
+        Some(r#"{"channel":"test","at":5}"#),
+    );
+    assert!(status == 400 && answer.contains("unknown field"), "{status} {answer}");
+}
