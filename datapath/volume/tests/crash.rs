@@ -4,6 +4,7 @@
 
 #[path = "setup/crash.rs"]
 mod crash;
+#[expect(dead_code, reason = "its faults are for other tests")]
 mod setup;
 
 use std::path::Path;
@@ -79,6 +80,8 @@ struct Life {
     mode: CacheMode,
     oracle: Oracle,
     rng: Rng,
+    /// The disk does not keep what it says it has synced.
+    lies: bool,
     cleaned: u64,
     spilled: u64,
     crashes: u64,
@@ -102,6 +105,9 @@ impl Life {
         if !clean {
             let most = if self.rng.chance(1, 2) { 12 } else { 120 };
             engine.crash_after(self.rng.between(if early { 1 } else { 6 }, most));
+        }
+        if self.lies {
+            engine.lie();
         }
         let host = Host::with_engine(u64::MAX, Arc::clone(&engine) as _).unwrap();
         match Volume::open(&self.options(at), &host) {
@@ -246,17 +252,21 @@ impl Life {
 
 fn live(seed: u64, mode: CacheMode, image: bool, crashes: u64) {
     let dir = tempfile::tempdir().unwrap();
-    let mut rng = Rng::new(seed);
-    let contents = if image { rng.bytes(BLOCKS * BLOCK) } else { vec![0; BLOCKS * BLOCK] };
-    let options = ReferenceOptions { read_only: true, ..Default::default() };
-    let base: Arc<dyn Device> = Arc::new(ReferenceDisk::with_contents(contents.clone(), options));
-    let oracle = Oracle::new(contents);
-    let mut life = Life { seed, base, mode, oracle, rng, cleaned: 0, spilled: 0, crashes: 0 };
+    let mut life = born(seed, mode, image);
     while life.crashes < crashes {
         life.session(dir.path());
     }
     println!("{crashes} crashes, {} segments written, {} cleaned", life.spilled, life.cleaned);
     assert!(life.spilled > 20 && life.cleaned > 5, "{} written, {} cleaned", life.spilled, life.cleaned);
+}
+
+fn born(seed: u64, mode: CacheMode, image: bool) -> Life {
+    let mut rng = Rng::new(seed);
+    let contents = if image { rng.bytes(BLOCKS * BLOCK) } else { vec![0; BLOCKS * BLOCK] };
+    let options = ReferenceOptions { read_only: true, ..Default::default() };
+    let base: Arc<dyn Device> = Arc::new(ReferenceDisk::with_contents(contents.clone(), options));
+    let oracle = Oracle::new(contents);
+    Life { seed, base, mode, oracle, rng, lies: false, cleaned: 0, spilled: 0, crashes: 0 }
 }
 
 #[test]
@@ -272,4 +282,18 @@ fn over_nothing() {
 #[test]
 fn in_disk_mode() {
     live(3, CacheMode::Disk, true, 150);
+}
+
+/// The oracle is no good if it finds nothing wrong with a disk that loses what it synced.
+#[test]
+fn a_disk_that_lies_about_syncs_is_found_out() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut life = born(4, CacheMode::RamDisk, false);
+    life.lies = true;
+    let honest = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+        while life.crashes < 60 {
+            life.session(dir.path());
+        }
+    }));
+    assert!(honest.is_err(), "60 crashes lost nothing that was flushed");
 }

@@ -11,22 +11,27 @@
 //! - A hit in RAM is finished on the caller's thread: one leaf lock, one copy.
 //! - No lock is held across I/O. A write that finds no room is parked, tried again as space comes back,
 //!   and refused with `NoSpace` after the pause limit; reads always go on.
-//! - Blocks on the overflow disk are sealed with AES-GCM under a key that lives only in this process; a
-//!   block that was changed on disk is reported, alone, as `Corrupt`.
+//! - Blocks on the overflow disk are sealed with AES-GCM under a key that lives only in this process
+//!   (a persistent cache's key is its owner's); a block that was changed on disk is reported, alone, as `Corrupt`.
 //! - RAM in use, index and buffers included, stays within `ram_bytes`, and that of all caches within the
 //!   host's limit, which is shared by weight ([`budget`]) and lowered under memory pressure ([`pressure`]).
 //!   Only four segments (8 MiB) of each cache are always allowed beside an index that has outgrown either.
+//! - A persistent cache ([`persist`]) comes back after a crash as it was at some moment at or after the last
+//!   answered flush: a prefix of the writes.
 //!
 //! # Limits
 //! - Volumes up to 16 TiB; 2^23 - 1 segments of 2 MiB; at least 16 MiB of RAM a cache.
+//! - A persistent cache has two buffers (4 MiB) of its own once it has written, keeps every segment's place on
+//!   disk from the moment it is begun, and packs nothing.
 //! - Three staging buffers (6 MiB) for all caches of a host, which bear them in equal parts; 64 blocks in one overflow read.
 //!
 //! # Errors
 //! [`headwater_block::IoError`]: `NoSpace`, `Corrupt`, `Device`, `Closed`.
 //!
 //! # Not here
-//! The image below and the front-ends above: the volume puts them together. Persistence and
-//! sealing of a cache into a version are not built yet.
+//! The image below and the front-ends above: the volume puts them together. Sealing of a cache into a
+//! version is not built yet. The map of a persistent cache is checked against accidents, not signed: who can
+//! write to its directory can put an older state back, or exchange blocks.
 //!
 //! Start reading at [`cache`], then [`map`] (whose lock rule the rest relies on), [`segment`], [`spill`].
 

@@ -73,6 +73,8 @@ struct State {
     undo: HashMap<u64, Undo>,
     /// A name whose change was not synced, and what it named before.
     renamed: Option<(PathBuf, Option<Vec<u8>>)>,
+    /// Syncs do nothing, and say that they did.
+    lies: bool,
     /// Operations until the power goes; 0: it is gone; `None`: it stays.
     left: Option<u64>,
 }
@@ -114,6 +116,11 @@ impl CrashEngine {
     /// The power goes in the operation with this number from now, from 1.
     pub fn crash_after(&self, operations: u64) {
         self.state.lock().unwrap().left = Some(operations);
+    }
+
+    /// From now on syncs do nothing, and say that they did.
+    pub fn lie(&self) {
+        self.state.lock().unwrap().lies = true;
     }
 
     /// Whether it is gone.
@@ -178,7 +185,9 @@ impl IoEngine for CrashEngine {
             return Err(gone());
         }
         let number = file.metadata()?.ino();
-        state.undo.remove(&number);
+        if !state.lies {
+            state.undo.remove(&number);
+        }
         Ok(())
     }
 

@@ -69,6 +69,15 @@ fn invalid(why: String) -> IoError {
     IoError::new(IoErrorKind::Invalid, why)
 }
 
+/// Where the generations of a new cache begin: at random, so that a cache that is removed and made anew under
+/// the same key repeats no nonce. Never 0, and far from the end.
+fn random_generation() -> Result<u64, IoError> {
+    let mut bytes = [0u8; 8];
+    aws_lc_rs::rand::fill(&mut bytes)
+        .map_err(|e| IoError::new(IoErrorKind::Device, format!("no random bytes for a new cache: {e}")))?;
+    Ok((u64::from_le_bytes(bytes) >> 2) | 1)
+}
+
 fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|b| format!("{b:02x}")).collect()
 }
@@ -167,9 +176,9 @@ impl Journal {
             generation_limit: 1,
             broken: false,
         };
-        // Begun by a session that crashed, at most one commit beyond the last whole one: it may have
+        // A session that crashed has begun at most one commit beyond the last whole one, and that may have
         // reserved one more step.
-        let mut first_generation = 1;
+        let mut first_generation = random_generation()?;
         if let Some((bytes, scan)) = &recovered {
             first_generation = scan.generation_limit.saturating_add(GENERATION_STEP);
             journal.resume(scan, bytes.len()).map_err(failed)?;

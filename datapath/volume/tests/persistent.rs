@@ -1,0 +1,405 @@
+//! Persistent volumes: the conformance suite, opening again, what is refused, and damage.
+
+mod setup;
+
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use headwater_block::{Attempt, ByteRange, Device, IoErrorKind, Op, Request, blocking};
+use headwater_testkit::conformance::{self, Options};
+use headwater_testkit::{ReferenceDisk, ReferenceOptions, Rng};
+use headwater_volume::{CacheMode, PersistentOptions, Volume, VolumeOptions};
+
+const MIB: u64 = 1 << 20;
+
+fn image(size_bytes: u64, seed: u64) -> Arc<dyn Device> {
+    let options = ReferenceOptions { read_only: true, ..Default::default() };
+    Arc::new(ReferenceDisk::with_contents(Rng::new(seed).bytes(size_bytes as usize), options))
+}
+
+fn empty(size_mib: u64) -> Arc<dyn Device> {
+    Arc::new(ReferenceDisk::new(size_mib * MIB))
+}
+
+fn persistent(name: &str) -> PersistentOptions {
+    PersistentOptions { name: name.into(), key: [3; 16], base_id: [5; 32] }
+}
+
+fn options(base: &Arc<dyn Device>, mode: CacheMode, disk_mib: u64, at: &Path) -> VolumeOptions {
+    VolumeOptions {
+        persistent: Some(persistent("disk1")),
+        pause_limit: Duration::from_secs(10),
+        ..setup::options(base, mode, 16, disk_mib, at)
+    }
+}
+
+fn suite(seed: u64, span_mib: u64) -> Options {
+    Options {
+        operations: 2500,
+        span_bytes: span_mib * MIB,
+        max_request_bytes: 512 << 10,
+        ..Options::seeded(seed)
+    }
+}
+
+fn refusal(options: &VolumeOptions) -> (IoErrorKind, String) {
+    let (host, _) = setup::host(u64::MAX);
+    let error = Volume::open(options, &host).err().expect("it was accepted");
+    (error.kind(), error.to_string())
+}
+
+#[test]
+fn the_suite_passes_and_its_end_is_there_after_reopening() {
+    for (mode, seed) in [(CacheMode::RamDisk, 1), (CacheMode::Disk, 2)] {
+        let dir = tempfile::tempdir().unwrap();
+        let base = image(40 * MIB + 512, seed);
+        // 40 MiB of blocks in 16 MiB of RAM and 52 MiB of disk: cleaning has to work.
+        let options = options(&base, mode, 52, dir.path());
+        let (host, _) = setup::host(u64::MAX);
+        let (volume, device) = setup::open(&options, &host);
+        assert!(device.geometry().volatile_cache);
+        let model = conformance::check(&device, &suite(seed, 40));
+        let cache = volume.counters().cache;
+        assert!(cache.spilled_segments > 10 && cache.cleaned_segments > 0, "{cache:?}");
+        assert_eq!(
+            (cache.packed_segments, cache.corrupt_blocks, cache.refused_writes),
+            (0, 0, 0),
+            "{cache:?}"
+        );
+        volume.close();
+        drop((volume, device));
+        let (volume, device) = setup::open(&options, &host);
+        conformance::verify(&*device, &model);
+        let model = conformance::check(&device, &suite(seed + 10, 40));
+        volume.close();
+        drop((volume, device, host));
+        let (host, _) = setup::host(u64::MAX);
+        let (_volume, device) = setup::open(&options, &host);
+        conformance::verify(&*device, &model);
+    }
+}
+
+#[test]
+fn flushing_is_a_no_op_only_while_nothing_was_written() {
+    let dir = tempfile::tempdir().unwrap();
+    let (host, _) = setup::host(u64::MAX);
+    let (volume, device) = setup::open(&options(&empty(8), CacheMode::RamDisk, 64, dir.path()), &host);
+    assert_eq!(device.try_now(Op::Flush).unwrap(), Attempt::Done);
+    blocking::write(&*device, 0, &[1; 4096]).unwrap();
+    assert_eq!(device.try_now(Op::Flush).unwrap(), Attempt::MustWait);
+    blocking::flush(&*device).unwrap();
+    assert_eq!(device.try_now(Op::Flush).unwrap(), Attempt::Done);
+    // In place, once more: a new slot, as the old one was flushed.
+    blocking::write(&*device, 0, &[2; 4096]).unwrap();
+    assert_eq!(device.try_now(Op::Flush).unwrap(), Attempt::MustWait);
+    assert_eq!(volume.counters().cache.write_new_blocks, 2);
+    let range = ByteRange::new(4096, 4096).unwrap();
+    assert_eq!(device.try_now(Op::Write { range, from: &[3; 4096], fua: true }).unwrap(), Attempt::MustWait);
+    blocking::wait(&*device, Request::Write { range, buffer: vec![3; 4096], fua: true }).unwrap();
+    assert_eq!(device.try_now(Op::Flush).unwrap(), Attempt::Done);
+}
+
+#[test]
+fn many_flushes_at_once_share_commits() {
+    let dir = tempfile::tempdir().unwrap();
+    let (host, _) = setup::host(u64::MAX);
+    let options = options(&empty(32), CacheMode::RamDisk, 64, dir.path());
+    let (volume, device) = setup::open(&options, &host);
+    std::thread::scope(|scope| {
+        for thread in 0..8u64 {
+            let device = &device;
+            scope.spawn(move || {
+                for round in 0..20u64 {
+                    let data = [(thread + round) as u8 + 1; 4096];
+                    blocking::write(&**device, (thread * 20 + round) * 4096, &data).unwrap();
+                    blocking::flush(&**device).unwrap();
+                }
+            });
+        }
+    });
+    volume.close();
+    drop((volume, device));
+    let (_volume, device) = setup::open(&options, &host);
+    let mut read = vec![0; 4096];
+    for block in 0..160u64 {
+        blocking::read(&*device, block * 4096, &mut read).unwrap();
+        assert_eq!(read, vec![(block / 20 + block % 20) as u8 + 1; 4096]);
+    }
+}
+
+#[test]
+fn a_cache_belongs_to_one_base_one_key_and_one_volume() {
+    let dir = tempfile::tempdir().unwrap();
+    let right = options(&empty(16), CacheMode::RamDisk, 64, dir.path());
+    let (host, _) = setup::host(u64::MAX);
+    let (volume, device) = setup::open(&right, &host);
+    blocking::write(&*device, 0, &[1; 4096]).unwrap();
+
+    let (kind, text) = refusal(&right);
+    assert!(kind == IoErrorKind::Invalid && text.contains("in use"), "{text}");
+    volume.close();
+
+    let mut other = right.clone();
+    other.persistent = Some(PersistentOptions { base_id: [0xee; 32], ..persistent("disk1") });
+    let (kind, text) = refusal(&other);
+    let both = [&"05".repeat(32), &"ee".repeat(32)];
+    assert!(kind == IoErrorKind::Invalid && both.iter().all(|id| text.contains(*id)), "{text}");
+
+    other.persistent = Some(PersistentOptions { key: [4; 16], ..persistent("disk1") });
+    let (kind, text) = refusal(&other);
+    assert!(kind == IoErrorKind::Invalid && text.contains("key"), "{text}");
+
+    let (kind, text) = refusal(&VolumeOptions { base: empty(17), ..right.clone() });
+    assert!(kind == IoErrorKind::Invalid && text.contains("16777216 bytes"), "{text}");
+
+    for name in ["", ".", "..", "a/b", ".hidden", "a b"] {
+        other.persistent = Some(persistent(name));
+        let (kind, text) = refusal(&other);
+        assert!(kind == IoErrorKind::Invalid && text.contains("no name"), "{text}");
+    }
+    let (kind, text) = refusal(&VolumeOptions { mode: CacheMode::Ram, ..right.clone() });
+    assert!(kind == IoErrorKind::Invalid && text.contains("needs a disk"), "{text}");
+    let (kind, text) = refusal(&VolumeOptions { cache_dir: dir.path().join("missing"), ..right.clone() });
+    assert!(kind == IoErrorKind::Invalid && text.contains("needs a directory"), "{text}");
+
+    // Nothing of that did any harm.
+    let (_volume, device) = setup::open(&right, &host);
+    let mut read = [0; 4096];
+    blocking::read(&*device, 0, &mut read).unwrap();
+    assert_eq!(read, [1; 4096]);
+}
+
+/// A closed cache with a few commits; the contents after each, and the base.
+fn with_commits(at: &Path) -> (VolumeOptions, Vec<Vec<u8>>) {
+    let options = options(&image(MIB, 7), CacheMode::RamDisk, 64, at);
+    let (host, _) = setup::host(u64::MAX);
+    let (volume, device) = setup::open(&options, &host);
+    let mut contents = vec![0; MIB as usize];
+    blocking::read(&*device, 0, &mut contents).unwrap();
+    let mut states = vec![contents.clone()];
+    for round in 1..=5u8 {
+        for block in 0..4usize {
+            let at = (block * usize::from(round) * 3 % 256) * 4096;
+            contents[at..at + 4096].fill(round * 8 + block as u8);
+            blocking::write(&*device, at as u64, &contents[at..at + 4096]).unwrap();
+        }
+        let at = usize::from(round) * 40 * 4096;
+        contents[at..at + 8192].fill(0);
+        blocking::discard(&*device, at as u64, 8192).unwrap();
+        blocking::flush(&*device).unwrap();
+        states.push(contents.clone());
+    }
+    volume.close();
+    (options, states)
+}
+
+fn contents(options: &VolumeOptions) -> Result<Vec<u8>, headwater_block::IoError> {
+    let (host, _) = setup::host(u64::MAX);
+    let volume = Volume::open(options, &host)?;
+    let mut read = vec![0; MIB as usize];
+    let result = blocking::read(&*volume, 0, &mut read);
+    volume.close();
+    result.map(|()| read)
+}
+
+#[test]
+fn a_map_that_is_cut_short_gives_a_state_that_was_committed() {
+    let dir = tempfile::tempdir().unwrap();
+    let (options, states) = with_commits(dir.path());
+    let map = dir.path().join("disk1/map");
+    let bytes = std::fs::read(&map).unwrap();
+    let mut seen = std::collections::BTreeSet::new();
+    for len in (0..=bytes.len()).rev().step_by(13) {
+        std::fs::write(&map, &bytes[..len]).unwrap();
+        match contents(&options) {
+            Ok(found) => {
+                let state = states.iter().position(|s| *s == found);
+                seen.insert(state.unwrap_or_else(|| panic!("cut at {len}: no committed state")));
+            }
+            Err(error) => {
+                assert!(matches!(error.kind(), IoErrorKind::Invalid | IoErrorKind::Corrupt), "{error}");
+                assert!(len < 128 + 32, "cut at {len}: {error}");
+            }
+        }
+    }
+    assert_eq!(seen.len(), states.len(), "{seen:?}");
+}
+
+#[test]
+fn a_map_with_a_flipped_byte_is_refused_or_gives_the_commit_before_the_last() {
+    let dir = tempfile::tempdir().unwrap();
+    let (options, states) = with_commits(dir.path());
+    let map = dir.path().join("disk1/map");
+    let bytes = std::fs::read(&map).unwrap();
+    let mut refused = 0;
+    for at in (0..bytes.len()).step_by(11) {
+        let mut flipped = bytes.clone();
+        flipped[at] ^= 1 << (at % 8);
+        std::fs::write(&map, &flipped).unwrap();
+        match contents(&options) {
+            Ok(found) => {
+                assert!(at > bytes.len() / 2, "byte {at}");
+                assert!(found == states[4] || found == states[5], "byte {at}: not the last states");
+            }
+            Err(error) => {
+                refused += 1;
+                assert!(matches!(error.kind(), IoErrorKind::Invalid | IoErrorKind::Corrupt), "{error}");
+                assert!(error.to_string().contains("disk1"), "{error}");
+            }
+        }
+    }
+    assert!(refused > 10);
+    std::fs::write(&map, &bytes).unwrap();
+    assert!(contents(&options).unwrap() == states[5]);
+    // Another version is no damage.
+    let mut newer = bytes;
+    newer[8] = 2;
+    std::fs::write(&map, &newer).unwrap();
+    assert!(contents(&options).unwrap_err().to_string().contains("version 2"));
+}
+
+#[test]
+fn damage_to_the_data_is_an_error_on_that_block_only() {
+    let dir = tempfile::tempdir().unwrap();
+    let options = options(&empty(8), CacheMode::RamDisk, 64, dir.path());
+    let (host, _) = setup::host(u64::MAX);
+    let (volume, device) = setup::open(&options, &host);
+    let data = Rng::new(4).bytes(64 * 4096);
+    blocking::write(&*device, 0, &data).unwrap();
+    volume.close();
+    drop((volume, device));
+    let file =
+        std::fs::OpenOptions::new().read(true).write(true).open(dir.path().join("disk1/data")).unwrap();
+    // Which position was used is not ours to know: look for it.
+    let mut head = [0; 16];
+    let position = (0..64u64)
+        .map(|position| position * 514 * 4096)
+        .find(|at| file.read_at(&mut head, *at).is_ok_and(|n| n == 16) && head != [0; 16])
+        .expect("a slot was written");
+    let at = position + 20 * 4112 + 100;
+    let mut byte = [0];
+    file.read_exact_at(&mut byte, at).unwrap();
+    file.write_all_at(&[byte[0] ^ 1], at).unwrap();
+    file.sync_all().unwrap();
+    let (volume, device) = setup::open(&options, &host);
+    let mut read = vec![0; 4096];
+    for block in 0..64usize {
+        let result = blocking::read(&*device, block as u64 * 4096, &mut read);
+        if block == 20 {
+            assert_eq!(result.unwrap_err().kind(), IoErrorKind::Corrupt);
+        } else {
+            result.unwrap();
+            assert!(read == data[block * 4096..][..4096], "block {block}");
+        }
+    }
+    // Written anew, it is well again.
+    blocking::write(&*device, 20 * 4096, &data[20 * 4096..21 * 4096]).unwrap();
+    blocking::flush(&*device).unwrap();
+    blocking::read(&*device, 20 * 4096, &mut read).unwrap();
+    assert_eq!(volume.counters().cache.corrupt_blocks, 1);
+    drop((volume, device));
+    std::fs::write(dir.path().join("disk1/data"), b"").unwrap();
+    let (host, _) = setup::host(u64::MAX);
+    let mut last = String::new();
+    // The volume that was dropped without closing lets go in a moment.
+    for _ in 0..500 {
+        let error = Volume::open(&options, &host).err().expect("it was accepted");
+        last = error.to_string();
+        if error.kind() == IoErrorKind::Corrupt {
+            break;
+        }
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    assert!(last.contains("shorter"), "{last}");
+}
+
+#[test]
+fn a_full_disk_pauses_then_refuses_keeps_everything_and_recovers() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut options = options(&empty(128), CacheMode::RamDisk, 40, dir.path());
+    options.pause_limit = Duration::from_millis(300);
+    let (host, _) = setup::host(u64::MAX);
+    let (volume, device) = setup::open(&options, &host);
+    let pattern = |number: u64| Rng::new(number).bytes(MIB as usize);
+    let fill = |device: &dyn Device, limit: u64| {
+        (0..limit).find_map(|n| blocking::write(device, n * MIB, &pattern(n)).err().map(|e| (n, e.kind())))
+    };
+    let (taken, why) = fill(&*device, 128).expect("40 MiB are full before 128 were written");
+    assert_eq!(why, IoErrorKind::NoSpace);
+    assert!((28..=38).contains(&taken), "{taken} MiB were taken");
+    // All of what was accepted can be flushed.
+    blocking::flush(&*device).unwrap();
+    // A discard gives space back, without a flush; so does a higher limit.
+    blocking::discard(&*device, 0, 8 * MIB).unwrap();
+    let again = (0..100).any(|_| blocking::write(&*device, 100 * MIB, &pattern(100)).is_ok());
+    assert!(again, "{:?}", volume.counters().cache);
+    volume.set_disk_bytes(300 * MIB);
+    assert_eq!(fill(&*device, 100), None);
+    volume.close();
+    drop((volume, device));
+    options.disk_bytes = 300 * MIB;
+    let (_volume, device) = setup::open(&options, &host);
+    let mut read = vec![0; MIB as usize];
+    for number in 0..=100 {
+        blocking::read(&*device, number * MIB, &mut read).unwrap();
+        assert!(read == pattern(number), "MiB {number} was lost");
+    }
+}
+
+#[test]
+fn a_disk_that_fails_fails_flushes_and_loses_nothing() {
+    let dir = tempfile::tempdir().unwrap();
+    let options = options(&empty(64), CacheMode::RamDisk, 200, dir.path());
+    let (host, faults) = setup::host(u64::MAX);
+    let (volume, device) = setup::open(&options, &host);
+    let data = Rng::new(8).bytes(4 * MIB as usize);
+    blocking::write(&*device, 0, &data).unwrap();
+    faults.full.store(true, Ordering::Relaxed);
+    assert!(blocking::flush(&*device).is_err());
+    blocking::write(&*device, 4 * MIB, &data[..8192]).unwrap();
+    faults.full.store(false, Ordering::Relaxed);
+    blocking::flush(&*device).unwrap();
+    faults.write_error_every.store(3, Ordering::Relaxed);
+    for number in 0..24u64 {
+        blocking::write(&*device, 8 * MIB + number * MIB, &data[..MIB as usize]).unwrap();
+    }
+    faults.write_error_every.store(0, Ordering::Relaxed);
+    blocking::flush(&*device).unwrap();
+    volume.close();
+    drop((volume, device));
+    let (_volume, device) = setup::open(&options, &host);
+    let mut read = vec![0; 4 * MIB as usize + 8192];
+    blocking::read(&*device, 0, &mut read).unwrap();
+    assert!(read[..data.len()] == data && read[data.len()..] == data[..8192]);
+    let mut read = vec![0; MIB as usize];
+    for number in 0..24u64 {
+        blocking::read(&*device, 8 * MIB + number * MIB, &mut read).unwrap();
+        assert!(read == data[..MIB as usize], "MiB {number}");
+    }
+}
+
+#[test]
+fn a_volume_that_is_dropped_gives_its_memory_and_its_lock_back() {
+    let dir = tempfile::tempdir().unwrap();
+    let options = options(&empty(64), CacheMode::RamDisk, 200, dir.path());
+    let (host, _) = setup::host(u64::MAX);
+    let (volume, device) = setup::open(&options, &host);
+    let data = Rng::new(8).bytes(MIB as usize);
+    for number in 0..24u64 {
+        blocking::write(&*device, number * MIB, &data).unwrap();
+    }
+    blocking::flush(&*device).unwrap();
+    drop((volume, device));
+    let free = (0..500).any(|_| {
+        std::thread::sleep(Duration::from_millis(10));
+        host.used_bytes() == 0
+    });
+    assert!(free, "{} bytes are in use", host.used_bytes());
+    let (_volume, device) = setup::open(&options, &host);
+    let mut read = vec![0; MIB as usize];
+    blocking::read(&*device, 23 * MIB, &mut read).unwrap();
+    assert!(read == data);
+}
