@@ -1,0 +1,329 @@
+//! Guests and front-ends that break the rules: their own disk suffers, the process and other machines go on.
+
+mod guest;
+
+use std::io::Write as _;
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::sync::Arc;
+
+use guest::{FREE, GUEST, Guest, INDIRECT, MEMORY_BYTES, NEXT, SIZE, WRITE, encode};
+use headwater_testkit::{ReferenceDisk, ReferenceOptions, Rng, Waits};
+use headwater_vhost_user::{Options, Server};
+use vhost::VhostBackend;
+use vhost::vhost_user::VhostUserFrontend;
+
+const OK: u8 = 0;
+const IOERR: u8 = 1;
+const UNSUPP: u8 = 2;
+
+/// Two machines in one process: one breaks the rules, and the other one must not notice.
+struct Two {
+    _dir: tempfile::TempDir,
+    bad: Server,
+    good: Server,
+}
+
+impl Two {
+    fn start() -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        let bind = |name: &str| {
+            let disk = Arc::new(ReferenceDisk::new(1 << 20));
+            let options = Options { name: name.into(), ..Options::default() };
+            Server::bind(&dir.path().join(name), disk, options).unwrap()
+        };
+        Self { bad: bind("bad"), good: bind("good"), _dir: dir }
+    }
+}
+
+fn works(guest: &mut Guest) {
+    assert_eq!(guest.request(1, 8, &[7; 512], 0).0, OK);
+    assert_eq!(guest.request(0, 8, &[], 512), (OK, vec![7; 512]));
+}
+
+/// A header of a read at sector 0.
+fn read_header(guest: &Guest) -> (u64, u32, u16) {
+    guest.write(FREE, &[0; 16]);
+    (FREE, 16, 0)
+}
+
+const STATUS: (u64, u32, u16) = (FREE + 0x1000, 1, WRITE);
+const DATA: (u64, u32, u16) = (FREE + 0x2000, 512, WRITE);
+const OUTSIDE: u64 = GUEST + MEMORY_BYTES;
+
+/// Lets the guest do something that breaks its queue; then the queue can be reset and works again.
+fn breaks(what: &str, act: impl Fn(&mut Guest)) {
+    let two = Two::start();
+    let mut good = Guest::start(two.good.path());
+    let mut bad = Guest::start(two.bad.path());
+    works(&mut bad);
+    println!("{what}");
+    act(&mut bad);
+    bad.kick();
+    bad.wait_broken();
+    works(&mut good);
+    let used = bad.used_index();
+    bad.offer(0);
+    bad.kick();
+    // A broken queue takes nothing; it says where it stands, and starts anew.
+    bad.stop_queue();
+    assert_eq!(bad.used_index(), used, "{what}");
+    bad.start_queue(0);
+    works(&mut bad);
+    works(&mut good);
+}
+
+#[test]
+fn chains_that_loop_or_leave_the_table_stop_the_queue() {
+    breaks("a loop", |guest| {
+        guest.descriptor(0, (FREE, 16, NEXT, 1));
+        guest.descriptor(1, (FREE, 16, NEXT, 0));
+        guest.offer(0);
+    });
+    breaks("a descriptor that is its own successor", |guest| {
+        guest.descriptor(3, (FREE, 16, NEXT | WRITE, 3));
+        guest.offer(3);
+    });
+    breaks("a head outside of the table", |guest| guest.offer(SIZE));
+    breaks("a successor outside of the table", |guest| {
+        guest.descriptor(0, (FREE, 16, NEXT, 0xffff));
+        guest.offer(0);
+    });
+    breaks("an available index far ahead", |guest| guest.set_available_index(1000));
+}
+
+#[test]
+fn indirect_tables_that_are_wrong_stop_the_queue() {
+    let with_table = |len: u32, flags: u16, table: &'static [(u64, u32, u16, u16)]| {
+        move |guest: &mut Guest| {
+            guest.write(FREE + 0x8000, &encode(table));
+            guest.descriptor(0, (FREE + 0x8000, len, INDIRECT | flags, 1));
+            guest.offer(0);
+        }
+    };
+    breaks("an empty table", with_table(0, 0, &[]));
+    breaks("a table of 17 bytes", with_table(17, 0, &[]));
+    breaks("a huge table", with_table(0xffff_fff0, 0, &[]));
+    breaks("a table that goes on", with_table(16, NEXT, &[]));
+    breaks("a table in a table", with_table(32, 0, &[(FREE, 16, INDIRECT, 0)]));
+    breaks("a loop in a table", with_table(32, 0, &[(FREE, 16, NEXT, 1), (FREE, 16, NEXT, 0)]));
+    breaks("a successor outside of a table", with_table(32, 0, &[(FREE, 16, NEXT, 2)]));
+    breaks("a table outside of memory", |guest| {
+        guest.descriptor(0, (OUTSIDE, 64, INDIRECT, 0));
+        guest.offer(0);
+    });
+    breaks("a table that ends outside of memory", |guest| {
+        guest.write(OUTSIDE - 16, &encode(&[(FREE, 16, NEXT, 1)]));
+        guest.descriptor(0, (OUTSIDE - 16, 64, INDIRECT, 0));
+        guest.offer(0);
+    });
+    breaks("a table at the end of all addresses", |guest| {
+        guest.descriptor(0, (u64::MAX - 15, 64, INDIRECT, 0));
+        guest.offer(0);
+    });
+}
+
+#[test]
+fn requests_that_cannot_be_answered_stop_the_queue() {
+    let offers = |parts: Vec<(u64, u32, u16)>| {
+        move |guest: &mut Guest| {
+            read_header(guest);
+            guest.chain(0, &parts);
+            guest.offer(0);
+        }
+    };
+    breaks("no status byte", offers(vec![(FREE, 16, 0)]));
+    breaks("an empty status", offers(vec![(FREE, 16, 0), (FREE + 64, 0, WRITE)]));
+    breaks("a status outside of memory", offers(vec![(FREE, 16, 0), (OUTSIDE, 1, WRITE)]));
+    breaks("a status at the end of all addresses", offers(vec![(FREE, 16, 0), (u64::MAX, 2, WRITE)]));
+    breaks("to read behind to write", offers(vec![(FREE, 16, 0), STATUS, (FREE, 16, 0)]));
+}
+
+#[test]
+fn requests_that_cannot_be_carried_out_are_answered_with_an_error() {
+    let two = Two::start();
+    let mut guest = Guest::start(two.bad.path());
+    let sectors = (1_u64 << 20) / 512;
+    assert_eq!(guest.request(0, sectors, &[], 512).0, IOERR, "past the end");
+    assert_eq!(guest.request(0, sectors - 1, &[], 1024).0, IOERR, "over the end");
+    assert_eq!(guest.request(0, u64::MAX, &[], 512).0, IOERR, "past 64 bits");
+    assert_eq!(guest.request(0, 0, &[], 511).0, IOERR, "unaligned");
+    assert_eq!(guest.request(1, 0, &[1; 513], 0).0, IOERR, "unaligned");
+    assert_eq!(guest.request(1, u64::MAX / 512, &[1; 512], 0).0, IOERR, "past 64 bits");
+    assert_eq!(guest.request(77, 0, &[], 0).0, UNSUPP, "unknown");
+    assert_eq!(guest.request(11, 0, &[0; 15], 0).0, IOERR, "half a range");
+    assert_eq!(guest.request(11, 0, &[], 0).0, IOERR, "no range");
+    assert_eq!(guest.request(11, 0, &[0; 16 * 17], 0).0, IOERR, "too many ranges");
+    assert_eq!(guest.request(13, 0, &[0xff; 16], 0).0, UNSUPP, "unknown flags");
+    let past = [&sectors.to_le_bytes()[..], &8_u32.to_le_bytes(), &0_u32.to_le_bytes()].concat();
+    assert_eq!(guest.request(11, 0, &past, 0).0, IOERR, "a discard past the end");
+    works(&mut guest);
+
+    let mut odd = |what: &str, parts: &[(u64, u32, u16)]| {
+        read_header(&guest);
+        guest.write(STATUS.0, &[0xee]);
+        guest.chain(0, parts);
+        guest.offer(0);
+        guest.kick();
+        guest.next_used();
+        assert_eq!(guest.read(STATUS.0, 1), [IOERR], "{what}");
+    };
+    let header = (FREE, 16, 0);
+    odd("no header", &[STATUS]);
+    odd("half a header", &[(FREE, 8, 0), STATUS]);
+    odd("a header outside of memory", &[(OUTSIDE - 8, 16, 0), STATUS]);
+    odd("data outside of memory", &[header, (OUTSIDE, 512, WRITE), STATUS]);
+    odd("data over the end of memory", &[header, (OUTSIDE - 256, 512, WRITE), STATUS]);
+    odd("data at the end of all addresses", &[header, (u64::MAX - 10, 512, WRITE), STATUS]);
+    odd("some data outside of memory", &[header, DATA, (OUTSIDE, 512, WRITE), STATUS]);
+    odd("4 GiB", &[header, (FREE, 0xffff_fe00, WRITE), STATUS]);
+    odd("36 GiB", &{
+        let mut parts = vec![header];
+        parts.extend([(FREE, 0xffff_fe00, WRITE); 9]);
+        parts.push(STATUS);
+        parts
+    });
+    works(&mut guest);
+}
+
+#[test]
+fn rings_full_of_garbage_harm_nobody_else() {
+    let two = Two::start();
+    let mut good = Guest::start(two.good.path());
+    for seed in 0..150 {
+        let mut rng = Rng::new(seed);
+        let mut bad = Guest::with_features(two.bad.path(), guest::F_INDIRECT | guest::F_EVENT_IDX);
+        // Addresses and lengths that are sometimes right, so that all of the code is reached.
+        for index in 0..SIZE {
+            let addr = match rng.below(4) {
+                0 => rng.next_u64(),
+                1 => OUTSIDE - rng.below(64),
+                _ => FREE + rng.below(0x8000),
+            };
+            let len = if rng.chance(1, 4) { rng.next_u64() as u32 } else { 1 + rng.below(1024) as u32 };
+            let len = if rng.chance(1, 2) { len & !511 } else { len };
+            let flags = (rng.below(8) as u16) & if rng.chance(1, 8) { 7 } else { 3 };
+            bad.descriptor(index, (addr, len, flags, rng.below(u64::from(SIZE) + 1) as u16));
+        }
+        for at in (0..0x8000).step_by(16) {
+            let kind = [0, 1, 4, 8, 11, 13, 99][rng.below(7) as usize];
+            bad.write(FREE + at, &encode(&[(kind, rng.below(3) as u32, 0, 0)]));
+        }
+        for _ in 0..SIZE {
+            let heads = u64::from(SIZE) + u64::from(rng.chance(1, 16));
+            bad.offer(rng.below(heads) as u16);
+        }
+        bad.kick();
+        if rng.chance(1, 2) {
+            bad.stop_queue();
+        }
+    }
+    works(&mut good);
+    let mut again = Guest::start(two.bad.path());
+    works(&mut again);
+}
+
+#[test]
+fn memory_that_goes_away_under_a_running_queue_breaks_that_queue_only() {
+    let dir = tempfile::tempdir().unwrap();
+    let options = ReferenceOptions { waits: Waits::Always, ..Default::default() };
+    let disk = Arc::new(ReferenceDisk::with_options(1 << 20, options));
+    disk.hold();
+    let server = Server::bind(&dir.path().join("s"), Arc::clone(&disk) as _, Options::default()).unwrap();
+    let mut guest = Guest::start(server.path());
+    let header = read_header(&guest);
+    guest.chain(0, &[header, DATA, STATUS]);
+    guest.offer(0);
+    guest.kick();
+    while disk.waiting() == 0 {
+        std::thread::yield_now();
+    }
+    guest.frontend.remove_mem_region(&guest::region(&guest.memory)).unwrap();
+    guest.wait_broken();
+    // The request in flight still finds its buffers.
+    disk.release();
+    guest.stop_queue();
+    let memory = guest.memory.try_clone().unwrap();
+    guest.frontend.add_mem_region(&guest::region(&memory)).unwrap();
+    guest.start_queue(0);
+    works(&mut guest);
+    server.stop();
+}
+
+#[test]
+fn a_front_end_that_vanishes_in_the_middle_leaves_a_disk_that_goes_on() {
+    let dir = tempfile::tempdir().unwrap();
+    let options = ReferenceOptions { waits: Waits::Always, ..Default::default() };
+    let disk = Arc::new(ReferenceDisk::with_options(1 << 20, options));
+    let server = Server::bind(&dir.path().join("s"), Arc::clone(&disk) as _, Options::default()).unwrap();
+    disk.hold();
+    let mut guest = Guest::start(server.path());
+    guest.write(FREE, &[&1_u32.to_le_bytes()[..], &[0; 12], &[9; 512]].concat());
+    guest.chain(0, &[(FREE, 16 + 512, 0), STATUS]);
+    guest.offer(0);
+    guest.kick();
+    while disk.waiting() == 0 {
+        std::thread::yield_now();
+    }
+    drop(guest);
+    disk.release();
+    // What was taken is carried out, and the next one is served.
+    let mut next = Guest::start(server.path());
+    assert_eq!(next.request(0, 0, &[], 512), (OK, vec![9; 512]));
+}
+
+#[test]
+fn a_second_front_end_is_turned_away_while_the_first_one_is_served() {
+    let two = Two::start();
+    let mut guest = Guest::start(two.bad.path());
+    let mut second = UnixStream::connect(two.bad.path()).unwrap();
+    assert_eq!(std::io::Read::read(&mut second, &mut [0; 1]).unwrap(), 0);
+    works(&mut guest);
+    assert!(two.bad.is_connected());
+}
+
+#[test]
+fn messages_that_are_none_cost_the_connection() {
+    let two = Two::start();
+    let mut rng = Rng::new(5);
+    let send = |path: &Path, bytes: &[u8]| {
+        let mut stream = UnixStream::connect(path).unwrap();
+        // It may be closed before it has taken all.
+        let _ = stream.write_all(bytes);
+        let _ = stream.shutdown(std::net::Shutdown::Write);
+        let _ = std::io::Read::read_to_end(&mut stream, &mut Vec::new());
+    };
+    for len in [1, 11, 12, 13, 64, 4096, 100_000] {
+        send(two.bad.path(), &rng.bytes(len));
+    }
+    // A legal header with a length that is none, and each message with a short body.
+    send(two.bad.path(), &[1, 0, 0, 0, 1, 0, 0, 0, 0xff, 0xff, 0xff, 0xff]);
+    for request in 0..48 {
+        send(two.bad.path(), &[request, 0, 0, 0, 1, 0, 0, 0, 4, 0, 0, 0, 1, 2, 3, 4]);
+        send(two.bad.path(), &[request, 0, 0, 0, 9, 0, 0, 0, 0, 0, 0, 0]);
+    }
+    let mut guest = Guest::start(two.bad.path());
+    works(&mut guest);
+}
+
+#[test]
+fn wishes_that_cannot_be_granted_are_refused() {
+    let two = Two::start();
+    let guest = Guest::start(two.bad.path());
+    for size in [0, 3, 2048] {
+        assert!(guest.frontend.set_vring_num(1, size).is_err(), "{size} entries");
+    }
+    drop(guest);
+    let guest = Guest::start(two.bad.path());
+    assert!(guest.frontend.set_vring_num(0, 32).is_err(), "a running queue");
+    drop(guest);
+    let guest = Guest::connect(two.bad.path(), 0);
+    assert!(guest.frontend.set_features(1 << 34).is_err(), "packed rings");
+    drop(guest);
+    let guest = Guest::connect(two.bad.path(), 0);
+    let mut region = guest::region(&guest.memory);
+    region.memory_size += 4096;
+    assert!(guest.frontend.set_mem_table(&[region]).is_err(), "more memory than the file has");
+    drop(guest);
+    works(&mut Guest::start(two.bad.path()));
+}

@@ -1,0 +1,350 @@
+//! What a well-behaved guest sees: requests in all shapes, interrupts, stopping, and the rest of the device.
+
+mod guest;
+
+use std::path::Path;
+use std::sync::Arc;
+
+use guest::{
+    F_CONFIG_WCE, F_EVENT_IDX, F_FLUSH, F_INDIRECT, FREE, Guest, INDIRECT, NEXT, SIZE, WRITE, encode,
+};
+use headwater_block::{ByteRange, IoErrorKind};
+use headwater_testkit::{ReferenceDisk, ReferenceOptions, Waits};
+use headwater_vhost_user::{BindError, Limits, Options, Server};
+use vhost::vhost_user::VhostUserFrontend;
+use vhost::vhost_user::message::VhostUserConfigFlags;
+
+const OK: u8 = 0;
+const IOERR: u8 = 1;
+
+struct Bench {
+    _dir: tempfile::TempDir,
+    disk: Arc<ReferenceDisk>,
+    server: Server,
+}
+
+impl Bench {
+    fn new(options: ReferenceOptions) -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        let disk = Arc::new(ReferenceDisk::with_options(1 << 20, options));
+        let options = Options {
+            name: "lab-1".into(),
+            serial: "a serial number that is too long".into(),
+            limits: Limits { no_space_retry_ms: 5, ..Limits::default() },
+        };
+        let server = Server::bind(&dir.path().join("disk"), Arc::clone(&disk) as _, options).unwrap();
+        Self { _dir: dir, disk, server }
+    }
+
+    fn path(&self) -> &Path {
+        self.server.path()
+    }
+}
+
+fn late() -> ReferenceOptions {
+    ReferenceOptions { waits: Waits::Always, ..Default::default() }
+}
+
+/// Offers a write of one sector full of `byte`, with chain and buffers of its own.
+fn offer_write(guest: &mut Guest, number: u16, sector: u64, byte: u8) {
+    let at = FREE + 0x1000 * u64::from(number);
+    guest.write(at, &[&1_u32.to_le_bytes()[..], &[0; 4], &sector.to_le_bytes(), &[byte; 512]].concat());
+    guest.write(at + 0x800, &[0xee]);
+    guest.chain(number * 2, &[(at, 16 + 512, 0), (at + 0x800, 1, WRITE)]);
+    guest.offer(number * 2);
+}
+
+fn status_of(guest: &Guest, number: u16) -> u8 {
+    guest.read(FREE + 0x1000 * u64::from(number) + 0x800, 1)[0]
+}
+
+#[test]
+fn requests_may_be_divided_in_any_way() {
+    let bench = Bench::new(ReferenceOptions::default());
+    let mut guest = Guest::start(bench.path());
+    let data: Vec<u8> = (0..8192_u32).map(|i| (i * 31 / 7) as u8).collect();
+    assert_eq!(guest.request(1, 8, &data, 0).0, OK);
+    assert_eq!(&bench.disk.contents()[4096..][..8192], data);
+    assert_eq!(guest.request(0, 8, &[], 8192), (OK, data.clone()));
+
+    // Header in three parts, with an empty one; data in odd parts, the last one with the status behind it.
+    guest.write(FREE, &[&0_u32.to_le_bytes()[..], &[0; 4], &8_u64.to_le_bytes()].concat());
+    let out = FREE + 0x2000;
+    let parts = [
+        (FREE, 3, 0),
+        (FREE, 0, 0),
+        (FREE + 3, 12, 0),
+        (FREE + 15, 1, 0),
+        (out, 1000, WRITE),
+        (out + 1000, 5, WRITE),
+        (out + 1005, 8192 - 1005 + 1, WRITE),
+    ];
+    guest.chain(5, &parts);
+    guest.offer(5);
+    guest.kick();
+    assert_eq!(guest.next_used(), (5, 8193));
+    assert_eq!(guest.read(out, 8193), [&data[..], &[OK]].concat());
+
+    // The same in an indirect table.
+    guest.write(out, &[0xee; 8193]);
+    let mut table: Vec<_> = Vec::new();
+    for (number, (addr, len, flags)) in parts.iter().enumerate() {
+        table.push((*addr, *len, flags | NEXT, number as u16 + 1));
+    }
+    table.last_mut().unwrap().2 = WRITE;
+    guest.write(FREE + 0x1000, &encode(&table));
+    guest.descriptor(1, (FREE + 0x1000, 16 * table.len() as u32, INDIRECT, 0));
+    guest.offer(1);
+    guest.kick();
+    assert_eq!(guest.next_used(), (1, 8193));
+    assert_eq!(guest.read(out, 8193), [&data[..], &[OK]].concat());
+}
+
+#[test]
+fn flushes_discards_zero_writes_and_the_serial_number() {
+    for options in [ReferenceOptions::default(), late()] {
+        let bench = Bench::new(options);
+        let mut guest = Guest::start(bench.path());
+        assert_eq!(guest.request(1, 0, &[5; 16384], 0).0, OK);
+        let range = |sector: u64, sectors: u32, flags: u32| {
+            [&sector.to_le_bytes()[..], &sectors.to_le_bytes(), &flags.to_le_bytes()].concat()
+        };
+        let discard = [range(0, 1, 0), range(2, 2, 0), range(8, 8, 0)].concat();
+        assert_eq!(guest.request(11, 0, &discard, 0).0, OK);
+        assert_eq!(guest.request(13, 0, &[range(16, 4, 0), range(24, 4, 1)].concat(), 0).0, OK);
+        assert_eq!(guest.request(4, 0, &[], 0).0, OK);
+        let contents = bench.disk.contents();
+        let zero: Vec<bool> = (0..32).map(|sector| contents[sector * 512] == 0).collect();
+        let expected: Vec<bool> =
+            (0..32).map(|s| matches!(s, 0 | 2 | 3 | 8..=15 | 16..=19 | 24..=27)).collect();
+        assert_eq!(zero, expected);
+        let counts = bench.disk.counts();
+        assert_eq!((counts.discards, counts.zeroes, counts.unmapping_zeroes, counts.flushes), (3, 2, 1, 1));
+        let (status, id) = guest.request(8, 0, &[], 20);
+        assert_eq!((status, &id[..]), (OK, &b"a serial number that"[..]));
+        assert_eq!(guest.request(8, 0, &[], 8).1, b"a serial");
+    }
+}
+
+#[test]
+fn a_failing_device_gives_errors_and_goes_on() {
+    for options in [ReferenceOptions::default(), late()] {
+        let bench = Bench::new(options);
+        let mut guest = Guest::start(bench.path());
+        bench.disk.fail(ByteRange::new(4096, 4096).unwrap(), IoErrorKind::Device);
+        assert_eq!(guest.request(0, 8, &[], 512).0, IOERR);
+        assert_eq!(guest.request(1, 8, &[1; 512], 0).0, IOERR);
+        assert_eq!(guest.request(1, 0, &[1; 512], 0).0, OK);
+        bench.disk.heal();
+        assert_eq!(guest.request(0, 8, &[], 512), (OK, vec![0; 512]));
+    }
+}
+
+#[test]
+fn a_write_that_finds_no_room_waits_until_there_is_and_holds_nobody_up() {
+    for options in [ReferenceOptions::default(), late()] {
+        let bench = Bench::new(options);
+        let mut guest = Guest::start(bench.path());
+        bench.disk.fail(ByteRange::new(4096, 4096).unwrap(), IoErrorKind::NoSpace);
+        offer_write(&mut guest, 0, 8, 1);
+        offer_write(&mut guest, 1, 0, 2);
+        guest.kick();
+        assert_eq!(guest.next_used().0, 2, "the write that needs no room is answered first");
+        let tries = bench.disk.counts().writes;
+        while bench.disk.counts().writes < tries + 3 {
+            std::thread::yield_now();
+        }
+        assert_eq!(status_of(&guest, 0), 0xee);
+        bench.disk.heal();
+        assert_eq!(guest.next_used().0, 0);
+        assert_eq!(status_of(&guest, 0), OK);
+        assert_eq!(bench.disk.contents()[4096], 1);
+
+        // If the machine stops its disk meanwhile, the write fails, and stopping does not hang.
+        bench.disk.fail(ByteRange::new(4096, 4096).unwrap(), IoErrorKind::NoSpace);
+        offer_write(&mut guest, 2, 8, 3);
+        guest.kick();
+        let tries = bench.disk.counts().writes;
+        while bench.disk.counts().writes < tries + 2 {
+            std::thread::yield_now();
+        }
+        assert_eq!(guest.stop_queue(), 3);
+        assert_eq!(status_of(&guest, 2), IOERR);
+    }
+}
+
+#[test]
+fn stopping_a_queue_finishes_what_was_taken_and_leaves_the_rest() {
+    let bench = Bench::new(late());
+    let mut guest = Guest::start(bench.path());
+    bench.disk.hold();
+    for number in 0..5 {
+        offer_write(&mut guest, number, u64::from(number), 1);
+    }
+    guest.kick();
+    while bench.disk.waiting() < 5 {
+        std::thread::yield_now();
+    }
+    let disk = Arc::clone(&bench.disk);
+    let releaser = std::thread::spawn(move || {
+        std::thread::sleep(std::time::Duration::from_millis(100));
+        disk.release();
+    });
+    assert_eq!(guest.stop_queue(), 5);
+    releaser.join().unwrap();
+    assert_eq!(guest.used_index(), 5);
+    assert!((0..5).all(|number| status_of(&guest, number) == OK));
+    assert_eq!(bench.disk.waiting(), 0);
+
+    // Offered while it is stopped: taken when it starts again, without a kick.
+    offer_write(&mut guest, 5, 9, 4);
+    assert_eq!(guest.used_index(), 5);
+    guest.continue_queue(5);
+    for _ in 0..6 {
+        guest.next_used();
+    }
+    assert_eq!(status_of(&guest, 5), OK);
+    assert_eq!(bench.disk.contents()[9 * 512], 4);
+
+    // Disabling stops it in the same way, and enabling goes on.
+    guest.frontend.set_vring_enable(0, false).unwrap();
+    offer_write(&mut guest, 6, 10, 5);
+    guest.kick();
+    assert_eq!(guest.used_index(), 6);
+    guest.frontend.set_vring_enable(0, true).unwrap();
+    assert_eq!(guest.next_used().0, 12);
+}
+
+#[test]
+fn interrupts_come_once_a_batch_and_only_when_they_are_wanted() {
+    let bench = Bench::new(ReferenceOptions::default());
+    let mut guest = Guest::connect(bench.path(), F_FLUSH | F_INDIRECT | F_EVENT_IDX);
+    // All there before the queue starts, so that they are one batch; an interrupt is wanted after the third.
+    guest.start_queue(0);
+    assert_eq!(guest.stop_queue(), 0);
+    guest.set_used_event(2);
+    for number in 0..6 {
+        offer_write(&mut guest, number, 0, 1);
+    }
+    guest::taken(&guest.call);
+    guest.continue_queue(0);
+    for _ in 0..6 {
+        guest.next_used();
+    }
+    guest.stop_queue();
+    assert_eq!(guest.call.read().unwrap(), 1, "one for all");
+
+    guest.set_used_event(100);
+    offer_write(&mut guest, 0, 0, 1);
+    guest.continue_queue(6);
+    guest.next_used();
+    guest.stop_queue();
+    assert!(!guest::taken(&guest.call), "not wanted");
+}
+
+#[test]
+fn indices_wrap_around() {
+    let bench = Bench::new(ReferenceOptions::default());
+    for features in [0, F_EVENT_IDX] {
+        let mut guest = Guest::connect(bench.path(), features);
+        guest.start_queue(u16::MAX - 20);
+        for count in 0..50_u8 {
+            assert_eq!(guest.request(1, 0, &[count; 512], 0).0, OK);
+            assert_eq!(guest.request(0, 0, &[], 512), (OK, vec![count; 512]));
+        }
+        assert_eq!(guest.stop_queue(), (u16::MAX - 20).wrapping_add(100));
+    }
+}
+
+#[test]
+fn a_guest_without_flush_or_with_write_through_gets_durable_writes() {
+    let bench = Bench::new(ReferenceOptions::default());
+    let mut guest = Guest::with_features(bench.path(), 0);
+    guest.request(1, 0, &[1; 512], 0);
+    assert_eq!(bench.disk.counts().fua, 1);
+    drop(guest);
+    let mut guest = Guest::with_features(bench.path(), F_FLUSH | F_CONFIG_WCE);
+    guest.request(1, 0, &[1; 512], 0);
+    assert_eq!(bench.disk.counts().fua, 1);
+    assert_eq!(guest.config(32, 1), [1]);
+    guest.frontend.set_config(32, VhostUserConfigFlags::WRITABLE, &[0]).unwrap();
+    assert_eq!(guest.config(32, 1), [0]);
+    guest.request(1, 0, &[1; 512], 0);
+    assert_eq!(bench.disk.counts().fua, 2);
+    // No other field can be written.
+    assert!(guest.frontend.set_config(0, VhostUserConfigFlags::WRITABLE, &[0]).is_err());
+}
+
+#[test]
+fn the_configuration_space_is_as_long_as_it_is_asked_for() {
+    let bench = Bench::new(ReferenceOptions::default());
+    let mut guest = Guest::start(bench.path());
+    let space = guest.config(0, 100);
+    assert_eq!(space[..8], (2048_u64).to_le_bytes());
+    assert_eq!(space[34..36], 64_u16.to_le_bytes());
+    assert!(space[60..].iter().all(|byte| *byte == 0));
+    assert_eq!(guest.frontend.get_queue_num().unwrap(), 64);
+}
+
+#[test]
+fn stopping_the_server_answers_what_was_taken_and_removes_the_socket() {
+    let bench = Bench::new(late());
+    let mut guest = Guest::start(bench.path());
+    bench.disk.hold();
+    for number in 0..SIZE / 2 {
+        offer_write(&mut guest, number, u64::from(number), 1);
+    }
+    guest.kick();
+    while bench.disk.waiting() < usize::from(SIZE / 2) {
+        std::thread::yield_now();
+    }
+    std::thread::scope(|scope| {
+        scope.spawn(|| bench.server.stop());
+        std::thread::sleep(std::time::Duration::from_millis(50));
+        bench.disk.release();
+    });
+    assert_eq!(guest.used_index(), SIZE / 2);
+    assert!(!bench.path().exists());
+    bench.server.stop();
+}
+
+#[test]
+fn a_device_that_never_answers_does_not_keep_the_server_from_stopping() {
+    let dir = tempfile::tempdir().unwrap();
+    let disk = Arc::new(ReferenceDisk::with_options(1 << 20, late()));
+    disk.hold();
+    let limits = Limits { stop_timeout_ms: 50, ..Limits::default() };
+    let options = Options { limits, ..Options::default() };
+    let server = Server::bind(&dir.path().join("s"), Arc::clone(&disk) as _, options).unwrap();
+    let mut guest = Guest::start(server.path());
+    offer_write(&mut guest, 0, 0, 1);
+    guest.kick();
+    while disk.waiting() == 0 {
+        std::thread::yield_now();
+    }
+    server.stop();
+    assert_eq!(guest.used_index(), 0);
+    disk.release();
+    assert_eq!(guest.next_used().0, 0, "the queue ends by itself later");
+}
+
+#[test]
+fn each_way_in_which_listening_fails_has_its_message() {
+    let dir = tempfile::tempdir().unwrap();
+    let bind = |path: &Path| Server::bind(path, Arc::new(ReferenceDisk::new(4096)), Options::default());
+    let path = dir.path().join("s");
+    let first = bind(&path).unwrap();
+    assert!(matches!(bind(&path), Err(BindError::InUse { .. })));
+    drop(first);
+    // Left behind by a process that died.
+    drop(std::os::unix::net::UnixListener::bind(&path).unwrap());
+    assert!(path.exists());
+    drop(bind(&path).unwrap());
+    std::fs::write(&path, "precious").unwrap();
+    assert!(matches!(bind(&path), Err(BindError::NotASocket { .. })));
+    assert_eq!(std::fs::read(&path).unwrap(), b"precious");
+    assert!(matches!(bind(&dir.path().join("none/s")), Err(BindError::NoDirectory { .. })));
+    let long = dir.path().join("x".repeat(120));
+    let error = bind(&long).err().unwrap().to_string();
+    assert!(error.contains("107") && error.contains("shorter"), "{error}");
+}
