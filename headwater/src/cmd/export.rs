@@ -20,6 +20,7 @@ use tokio::signal::unix::{SignalKind, signal};
 
 use crate::adapters::disks::{host_memory_bytes, volume_mode};
 use crate::cli::LogFormat;
+use crate::cmd::persistent;
 use crate::cmd::signals::EndSignals;
 use crate::data_dir::DataDir;
 use crate::logging;
@@ -58,6 +59,13 @@ pub struct ExportArgs {
     /// Socket for a virtual machine with shared memory (vhost-user-blk)
     #[arg(long, value_name = "PATH", value_hint = ValueHint::FilePath)]
     pub vhost_user: Option<PathBuf>,
+    /// Keep what is written, in a cache of this name in the cache directory: flushes become durable, and
+    /// another export of the same source with the same name goes on where this one ended
+    #[arg(long, value_name = "NAME")]
+    pub persistent: Option<String>,
+    /// Where the persistent cache's key is kept; keys/NAME in the data directory unless given, made if missing
+    #[arg(long, value_name = "FILE", requires = "persistent", value_hint = ValueHint::FilePath)]
+    pub key_file: Option<PathBuf>,
     /// Write the counters to this file, as JSON, at the end and on SIGUSR1
     #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
     pub stats: Option<PathBuf>,
@@ -67,14 +75,24 @@ pub struct ExportArgs {
 }
 
 /// Serves until SIGINT or SIGTERM. Ready when it has printed a line for each front-end.
-pub fn run(data_dir: impl FnOnce() -> anyhow::Result<DataDir>, args: ExportArgs) -> anyhow::Result<()> {
+pub fn run(data_dir: impl Fn() -> anyhow::Result<DataDir>, args: ExportArgs) -> anyhow::Result<()> {
     logging::to_stderr(&args.log, LogFormat::Text)?;
     check_ram(&args)?;
     if let Some(file) = &args.stats {
         // Found now rather than after hours.
         write_stats(file, &VolumeCounters::default())?;
     }
-    let base = open_base(&args.source, data_dir)?;
+    let (base, base_id) = open_base(&args.source, &data_dir)?;
+    let persistent = match &args.persistent {
+        None => None,
+        Some(_) if args.cache == CacheMode::Ram => {
+            anyhow::bail!("a persistent cache needs a disk to be on: give --cache ram+disk or --cache disk")
+        }
+        Some(name) => {
+            let (key, cache_dir) = (args.key_file.as_deref(), args.cache_dir.as_path());
+            Some(persistent::options(name, key, cache_dir, base_id, &data_dir)?)
+        }
+    };
     let host = Host::start(u64::MAX).map_err(anyhow::Error::msg)?;
     let options = VolumeOptions {
         base,
@@ -85,7 +103,7 @@ pub fn run(data_dir: impl FnOnce() -> anyhow::Result<DataDir>, args: ExportArgs)
         disk_bytes: args.disk,
         cache_dir: args.cache_dir.clone(),
         pause_limit: DEFAULT_PAUSE_LIMIT,
-        persistent: None,
+        persistent,
     };
     let volume = Volume::open(&options, &host)
         .with_context(|| format!("cannot open a volume over '{}'", args.source))?;
@@ -154,13 +172,15 @@ fn check_ram(args: &ExportArgs) -> anyhow::Result<()> {
 fn open_base(
     source: &str,
     data_dir: impl FnOnce() -> anyhow::Result<DataDir>,
-) -> anyhow::Result<Arc<dyn Device>> {
+) -> anyhow::Result<(Arc<dyn Device>, [u8; 32])> {
     if let Some(text) = source.strip_prefix("null:") {
         let bytes = size::parse(text).map_err(anyhow::Error::msg)?;
-        return Ok(headwater_image::null_device(bytes)?);
+        return Ok((headwater_image::null_device(bytes)?, persistent::null_id(bytes)));
     }
     if source.contains('/') || Path::new(source).exists() {
-        return Ok(headwater_image::open_file(Path::new(source))?);
+        let base = headwater_image::open_file(Path::new(source))?;
+        let id = persistent::file_id(Path::new(source), base.geometry().size_bytes)?;
+        return Ok((base, id));
     }
     let failed = || format!("cannot export '{source}', which is no file here and was looked up as an image");
     let reference: ImageReference = source.parse().with_context(failed)?;
@@ -174,7 +194,9 @@ fn open_base(
     let image = image.with_context(failed)?;
     let version = image.select(&reference.selector).with_context(failed)?;
     let reader = VersionReader::open(&store, version.manifest, ChunkCache::new(CHUNK_CACHE_BYTES));
-    Ok(reader.with_context(failed)?)
+    let reader = reader.with_context(failed)?;
+    let id = reader.id().0;
+    Ok((reader, id))
 }
 
 fn report(args: &ExportArgs, volume: &Volume) -> anyhow::Result<()> {

@@ -8,12 +8,13 @@ pub mod export;
 mod generate;
 mod image;
 mod machine;
+mod persistent;
 mod run;
 mod serve;
 mod signals;
 mod status;
-
 mod when;
+
 use std::future::Future;
 
 use anyhow::Context;

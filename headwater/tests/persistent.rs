@@ -1,0 +1,150 @@
+//! `headwater export --persistent`: killed in the middle of writing, it goes on from a state that it was in at or
+//! after the last flush; ended in order, from the last one.
+
+mod support;
+
+use std::io::{BufRead, BufReader};
+use std::path::Path;
+use std::process::{Child, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use headwater_block::{Device, blocking};
+use headwater_nbd::client::Client;
+use support::{headwater, run, short_dir, signal};
+
+const BLOCK: usize = 4096;
+const BLOCKS: usize = 4096;
+
+fn export(dir: &Path, source: &str, more: &[&str]) -> std::process::Command {
+    let mut command = headwater();
+    let address = format!("unix:{}", dir.join("nbd").display());
+    command.arg("--data-dir").arg(dir.join("data")).args(["export", source, "--nbd", &address]);
+    command
+        .args(["--ram", "16M", "--disk", "64M", "--persistent", "work", "--cache-dir"])
+        .arg(dir.join("cache"));
+    command.args(more).stdin(Stdio::null());
+    command
+}
+
+/// Starts it and waits until it listens. Returns its URI too.
+fn start(dir: &Path) -> (Child, String) {
+    let _ = std::fs::remove_file(dir.join("nbd"));
+    let mut child = export(dir, "null:16M", &[]).stdout(Stdio::piped()).spawn().expect("it starts");
+    let mut uri = String::new();
+    BufReader::new(child.stdout.as_mut().expect("piped")).read_line(&mut uri).expect("it prints");
+    assert!(uri.starts_with("nbd"), "it printed {uri:?}");
+    (child, uri.trim().to_owned())
+}
+
+/// Which write the block holds the whole of; 0: none.
+fn version_in(block: &[u8]) -> u64 {
+    let word = |chunk: &[u8]| u64::from_le_bytes(chunk.try_into().expect("8 bytes"));
+    let version = word(&block[..8]);
+    assert!(block.chunks(8).all(|chunk| word(chunk) == version), "a block is torn");
+    version
+}
+
+/// The writes of all lives: entry `n` is the block that write `n + 1` went to.
+#[derive(Default)]
+struct Oracle {
+    writes: Vec<usize>,
+    flushed: u64,
+}
+
+impl Oracle {
+    /// What is there must be the first so many writes; the others are forgotten.
+    fn check(&mut self, device: &dyn Device) {
+        let mut disk = vec![0; BLOCKS * BLOCK];
+        blocking::read(device, 0, &mut disk).expect("it reads");
+        let found: Vec<u64> = disk.chunks(BLOCK).map(version_in).collect();
+        let last = found.iter().copied().max().unwrap_or(0);
+        assert!(last >= self.flushed, "write {} was flushed, and {last} is the last there", self.flushed);
+        let mut expected = vec![0; BLOCKS];
+        for (version, block) in (1..=last).zip(&self.writes) {
+            expected[*block] = version;
+        }
+        assert!(found == expected, "not the first {last} writes");
+        self.writes.truncate(last as usize);
+        self.flushed = last;
+    }
+
+    /// Writes until it fails, with a flush now and then.
+    fn write(&mut self, device: &dyn Device, stop: &AtomicBool, seed: usize) {
+        let mut at = seed;
+        while !stop.load(Ordering::Relaxed) {
+            at = (at * 1_103_515_245 + 12_345) % (1 << 31);
+            let block = (at >> 8) % BLOCKS;
+            self.writes.push(block);
+            let version = self.writes.len() as u64;
+            let data = version.to_le_bytes().repeat(BLOCK / 8);
+            if blocking::write(device, (block * BLOCK) as u64, &data).is_err() {
+                return;
+            }
+            if at % 67 == 0 {
+                if blocking::flush(device).is_err() {
+                    return;
+                }
+                self.flushed = version;
+            }
+        }
+    }
+}
+
+#[test]
+fn what_was_flushed_survives_kill_9_and_everything_survives_an_orderly_end() {
+    let dir = short_dir();
+    std::fs::create_dir(dir.path().join("cache")).unwrap();
+    let mut oracle = Oracle::default();
+    for round in 0..6usize {
+        let (mut child, uri) = start(dir.path());
+        let client: Arc<Client> = Client::open(&uri).expect("it listens");
+        assert!(client.geometry().volatile_cache);
+        oracle.check(&*client);
+        let stop = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            let writer = scope.spawn(|| oracle.write(&*client, &stop, round + 1));
+            std::thread::sleep(Duration::from_millis(200 + 150 * round as u64));
+            if round == 4 {
+                stop.store(true, Ordering::Relaxed);
+                writer.join().unwrap();
+                signal(child.id(), "TERM");
+            } else {
+                child.kill().unwrap();
+                writer.join().unwrap();
+            }
+        });
+        let status = child.wait().unwrap();
+        if round == 4 {
+            assert!(status.success(), "{status}");
+            oracle.flushed = oracle.writes.len() as u64;
+        }
+    }
+    assert!(oracle.flushed > 100, "{} writes in all", oracle.flushed);
+}
+
+#[test]
+fn what_does_not_fit_is_refused_in_one_line() {
+    let dir = short_dir();
+    std::fs::create_dir(dir.path().join("cache")).unwrap();
+    let (mut child, _) = start(dir.path());
+    let key = dir.path().join("data/keys/work");
+    assert!(key.is_file());
+    let fails_with = |code: i32, source: &str, more: &[&str], words: &[&str]| {
+        let mut command = export(dir.path(), source, more);
+        run(&mut command).fails(code, words);
+    };
+    let fails = |source: &str, more: &[&str], words: &[&str]| fails_with(1, source, more, words);
+    fails("null:16M", &[], &["in use"]);
+    signal(child.id(), "TERM");
+    assert!(child.wait().unwrap().success());
+    fails("null:32M", &[], &["belongs to base"]);
+    std::fs::rename(&key, dir.path().join("data/keys/other")).unwrap();
+    fails_with(3, "null:16M", &[], &["cannot use the key", "keys/work", "--key-file"]);
+    std::fs::write(&key, "00112233445566778899aabbccddeeff\n").unwrap();
+    fails("null:16M", &[], &["chmod 600"]);
+    std::fs::remove_file(&key).unwrap();
+    let other = dir.path().join("data/keys/other");
+    fails("null:16M", &["--key-file", other.to_str().unwrap(), "--cache", "ram"], &["needs a disk"]);
+}
