@@ -314,7 +314,8 @@ mod tests {
         let player = tokio::spawn(async move {
             let (mut stream, id) = accept(&listener).await;
             stream.write_all(&answer_to_sync(id)).await.unwrap();
-            let status = json!({ "return": { "exited": true, "exitcode": 0, "out-data": text, "err-data": text } });
+            let status =
+                json!({ "return": { "exited": true, "exitcode": 0, "out-data": text, "err-data": text } });
             answer(&mut stream, &[r#"{"return": {"pid": 7}}"#, &status.to_string()]).await;
         });
         let done = Agent::new(&socket).exec(&command("cat")).await.unwrap();

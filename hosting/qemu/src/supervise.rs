@@ -282,7 +282,11 @@ impl Supervisor {
             last_output: last_lines(&self.files.qemu_log()),
         };
         if self.disk_errors.unsaid > 0 {
-            tracing::warn!(machine = self.name, errors = self.disk_errors.unsaid, "more disk errors until its end");
+            tracing::warn!(
+                machine = self.name,
+                errors = self.disk_errors.unsaid,
+                "more disk errors until its end"
+            );
         }
         if reason == ExitReason::Crashed {
             tracing::error!(machine = self.name, %exit, "a machine crashed");
