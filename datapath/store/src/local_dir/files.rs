@@ -20,7 +20,7 @@ pub(super) fn read_small(path: &Path, max_bytes: u64) -> Result<Vec<u8>, Error> 
 /// Puts `bytes` at `path`, durably, by way of `temporary` on the same file system. After an error `path` is
 /// as it was and `temporary` is gone.
 pub(super) fn replace_file(temporary: &Path, path: &Path, bytes: &[u8]) -> Result<(), StoreError> {
-    let written = write_synced(temporary, bytes).and_then(|()| fs::rename(temporary, path));
+    let written = write_synced(temporary, bytes).and_then(|()| rename(temporary, path));
     if let Err(e) = written {
         remove_quietly(temporary);
         return Err(StoreError::from_os(format!("cannot write {}", path.display()), e));
@@ -32,21 +32,58 @@ pub(super) fn replace_file(temporary: &Path, path: &Path, bytes: &[u8]) -> Resul
 }
 
 fn write_synced(path: &Path, bytes: &[u8]) -> Result<(), Error> {
+    step()?;
     let mut file = File::create(path)?;
-    file.write_all(bytes)?;
+    write(&mut file, bytes)?;
+    step()?;
     file.sync_all()
+}
+
+/// Every change on disk begins with this. It does nothing but in tests, where the process can end before any
+/// of them.
+#[cfg(not(test))]
+#[expect(clippy::unnecessary_wraps, reason = "in tests it can fail")]
+pub(super) fn step() -> Result<(), Error> {
+    Ok(())
+}
+
+#[cfg(test)]
+pub(super) use crate::local_dir::crash_tests::step;
+
+/// Appends to a file. A crash can leave a part of it.
+pub(super) fn write(file: &mut File, bytes: &[u8]) -> Result<(), Error> {
+    step()?;
+    let (head, tail) = bytes.split_at(bytes.len() / 2);
+    file.write_all(head)?;
+    if cfg!(test) {
+        step()?;
+    }
+    file.write_all(tail)
+}
+
+/// Gives a file another name.
+pub(super) fn rename(from: &Path, to: &Path) -> Result<(), Error> {
+    step()?;
+    fs::rename(from, to)
+}
+
+/// Removes a file.
+pub(super) fn remove(path: &Path) -> Result<(), Error> {
+    step()?;
+    fs::remove_file(path)
 }
 
 /// Makes renames and removals in a directory durable.
 pub(super) fn sync_dir(dir: &Path) -> Result<(), StoreError> {
-    File::open(dir)
+    step()
+        .and_then(|()| File::open(dir))
         .and_then(|dir| dir.sync_all())
         .map_err(|e| StoreError::from_os(format!("cannot sync the directory {}", dir.display()), e))
 }
 
 /// Removes a temporary file in a path that reports another error already.
 pub(super) fn remove_quietly(path: &Path) {
-    match fs::remove_file(path) {
+    match remove(path) {
         Err(e) if e.kind() != ErrorKind::NotFound => {
             tracing::warn!(path = %path.display(), error = %e, "cannot remove a temporary file");
         }

@@ -17,6 +17,8 @@
 //! # Lock order
 //! `Inner::state`, then the lock of a manifest. Neither is held while bytes of objects are read or written.
 
+#[cfg(test)]
+mod crash_tests;
 mod files;
 mod layout;
 mod publication;
@@ -33,7 +35,7 @@ use parking_lot::Mutex;
 
 use crate::error::{StoreError, StoreErrorKind};
 use crate::hash::Hash;
-use crate::local_dir::files::{read_small, replace_file, sync_dir};
+use crate::local_dir::files::{read_small, remove, replace_file, sync_dir};
 use crate::local_dir::layout::Layout;
 use crate::local_dir::publication::LocalPublication;
 use crate::name::ImageName;
@@ -207,8 +209,7 @@ impl Inner {
     /// Removes the list of versions, durably.
     fn remove_image(&self, name: &ImageName) -> Result<(), StoreError> {
         let path = self.layout.image(name);
-        fs::remove_file(&path)
-            .map_err(|e| StoreError::from_os(format!("cannot remove {}", path.display()), e))?;
+        remove(&path).map_err(|e| StoreError::from_os(format!("cannot remove {}", path.display()), e))?;
         sync_dir(&self.layout.images())
     }
 
@@ -225,7 +226,7 @@ impl Inner {
         for entry in fs::read_dir(&tmp).map_err(failed)? {
             let path = entry.map_err(failed)?.path();
             tracing::info!(path = %path.display(), "removing what an interrupted import left");
-            fs::remove_file(&path).map_err(failed)?;
+            remove(&path).map_err(failed)?;
         }
         match self.reclaim() {
             Ok(_) => Ok(()),
@@ -256,7 +257,7 @@ impl Inner {
                 let hash = entry.file_name().to_str().and_then(|name| name.parse::<Hash>().ok());
                 if hash.is_some_and(|hash| !needed.contains(&hash)) {
                     let len = entry.metadata().map(|m| m.len()).unwrap_or(0);
-                    fs::remove_file(entry.path()).map_err(failed)?;
+                    remove(&entry.path()).map_err(failed)?;
                     freed_bytes = freed_bytes.saturating_add(len);
                 }
             }

@@ -1,14 +1,13 @@
 //! Writing a version: data object, manifest, reference, in that order.
 
-use std::fs::{self, File};
-use std::io::Write;
+use std::fs::File;
 use std::path::PathBuf;
 use std::sync::Arc;
 
 use crate::error::{StoreError, StoreErrorKind};
 use crate::hash::Hash;
 use crate::local_dir::Inner;
-use crate::local_dir::files::{read_small, remove_quietly, replace_file, sync_dir};
+use crate::local_dir::files::{read_small, remove_quietly, rename, replace_file, step, sync_dir, write};
 use crate::refs::{Image, Version};
 use crate::store::{MANIFEST_MAX_BYTES, NewVersion, Publication};
 
@@ -36,7 +35,8 @@ impl LocalPublication {
 
     fn start(&self) -> Result<Writing, StoreError> {
         let path = self.store.temporary("object");
-        let file = File::create_new(&path)
+        let file = step()
+            .and_then(|()| File::create_new(&path))
             .map_err(|e| StoreError::from_os(format!("cannot create {}", path.display()), e))?;
         Ok(Writing { path, file, hasher: blake3::Hasher::new(), len_bytes: 0 })
     }
@@ -64,7 +64,7 @@ impl Publication for LocalPublication {
             Some(writing) => writing,
             None => self.start()?,
         };
-        let written = writing.file.write_all(bytes);
+        let written = write(&mut writing.file, bytes);
         writing.hasher.update(bytes);
         writing.len_bytes = writing.len_bytes.saturating_add(len_u64(bytes));
         let result =
@@ -80,7 +80,8 @@ impl Publication for LocalPublication {
         let id = Hash::from(writing.hasher.finalize());
         let path = self.store.layout.object(id);
         self.left_something = true;
-        if let Err(e) = writing.file.sync_all().and_then(|()| fs::rename(&writing.path, &path)) {
+        let synced = step().and_then(|()| writing.file.sync_all());
+        if let Err(e) = synced.and_then(|()| rename(&writing.path, &path)) {
             remove_quietly(&writing.path);
             return Err(StoreError::from_os(format!("cannot write {}", path.display()), e));
         }

@@ -1,0 +1,369 @@
+//! The process ends before any change on disk: nothing that somebody uses is lost, nothing is left behind.
+//!
+//! A history of random operations runs until the step where the process "ends": from then on no change reaches
+//! the disk. Then a new process opens the store, and what it finds is compared with a model: all operations
+//! that were answered happened, and the one that was not happened whole or not at all.
+
+use std::cell::Cell;
+use std::collections::BTreeMap;
+use std::io::Error;
+use std::path::Path;
+
+use proptest::prelude::*;
+
+use crate::hash::Hash;
+use crate::local_dir::{Access, LocalDir};
+use crate::name::ImageName;
+use crate::refs::{Channel, Image, Pointer};
+use crate::store::{NewVersion, Pin, Store};
+use crate::{StoreError, StoreErrorKind};
+
+thread_local! {
+    /// Changes on disk that this thread may still make.
+    static LEFT: Cell<u64> = const { Cell::new(u64::MAX) };
+}
+
+pub(super) fn step() -> Result<(), Error> {
+    LEFT.with(|left| match left.get() {
+        0 => Err(Error::other("the process ended")),
+        u64::MAX => Ok(()),
+        count => {
+            left.set(count - 1);
+            Ok(())
+        }
+    })
+}
+
+fn ended() -> bool {
+    LEFT.with(|left| left.get() == 0)
+}
+
+#[derive(Clone, Debug)]
+enum Operation {
+    /// Imports content into an image: its own object, and one that other contents share.
+    Publish {
+        image: usize,
+        content: u8,
+    },
+    /// Starts a publication and drops it after its object is in place.
+    GiveUp {
+        content: u8,
+    },
+    Promote {
+        image: usize,
+        version: u32,
+        channel: bool,
+    },
+    Schedule {
+        image: usize,
+        version: u32,
+    },
+    PromoteDue {
+        image: usize,
+    },
+    Revert {
+        image: usize,
+        channel: bool,
+    },
+    Retire {
+        image: usize,
+        version: u32,
+        retired: bool,
+    },
+    /// A machine runs the version: a pin in the store.
+    Run {
+        image: usize,
+        version: u32,
+    },
+    Stop,
+    RemoveVersion {
+        image: usize,
+        version: u32,
+    },
+    RemoveImage {
+        image: usize,
+    },
+}
+
+fn operation() -> impl Strategy<Value = Operation> {
+    use Operation::{
+        GiveUp, Promote, PromoteDue, Publish, RemoveImage, RemoveVersion, Retire, Revert, Run, Schedule, Stop,
+    };
+    let (image, version) = (0..2usize, 1..6u32);
+    prop_oneof![
+        6 => (image.clone(), 0..6u8).prop_map(|(image, content)| Publish { image, content }),
+        1 => (0..6u8).prop_map(|content| GiveUp { content }),
+        2 => (image.clone(), version.clone(), any::<bool>())
+            .prop_map(|(image, version, channel)| Promote { image, version, channel }),
+        1 => (image.clone(), version.clone()).prop_map(|(image, version)| Schedule { image, version }),
+        1 => image.clone().prop_map(|image| PromoteDue { image }),
+        1 => (image.clone(), any::<bool>()).prop_map(|(image, channel)| Revert { image, channel }),
+        1 => (image.clone(), version.clone(), any::<bool>())
+            .prop_map(|(image, version, retired)| Retire { image, version, retired }),
+        2 => (image.clone(), version.clone()).prop_map(|(image, version)| Run { image, version }),
+        1 => Just(Stop),
+        4 => (image.clone(), version).prop_map(|(image, version)| RemoveVersion { image, version }),
+        1 => image.prop_map(|image| RemoveImage { image }),
+    ]
+}
+
+fn name(image: usize) -> ImageName {
+    format!("image-{image}").parse().unwrap()
+}
+
+fn own_object(content: u8) -> Vec<u8> {
+    vec![content; 40]
+}
+
+/// Shared by the contents with the same remainder.
+fn shared_object(content: u8) -> Vec<u8> {
+    vec![200 + content % 2; 30]
+}
+
+fn manifest(content: u8) -> Vec<u8> {
+    vec![100 + content; 20]
+}
+
+fn pointer(channel: bool, version: u32) -> Pointer {
+    let channel = if channel { Channel::Production } else { Channel::Test };
+    Pointer { channel, version, at_s: 7, author: "anna".into() }
+}
+
+fn publish(store: &LocalDir, image: usize, content: u8) -> Result<(), StoreError> {
+    let mut objects = Vec::new();
+    for bytes in [shared_object(content), own_object(content)] {
+        // Each is the own object of a version of its own, as an import makes them.
+        if store.open_object(Hash::of(&bytes)).is_ok() {
+            objects.push(Hash::of(&bytes));
+            continue;
+        }
+        let mut publication = store.publish()?;
+        publication.append(&bytes)?;
+        let (id, _) = publication.finish_object()?.unwrap();
+        objects.push(id);
+        commit(publication, image, content, &objects)?;
+        if objects.len() == 2 {
+            return Ok(());
+        }
+    }
+    commit(store.publish()?, image, content, &objects)
+}
+
+fn commit(
+    publication: Box<dyn crate::Publication>,
+    image: usize,
+    content: u8,
+    objects: &[Hash],
+) -> Result<(), StoreError> {
+    // With one object only, it is another content.
+    let mut manifest = manifest(content);
+    manifest.push(u8::try_from(objects.len()).unwrap());
+    let version = NewVersion {
+        name: &name(image),
+        manifest: &manifest,
+        objects,
+        size_bytes: 4096,
+        created_at_s: 5,
+        source: "",
+        note: "",
+        author: "",
+        unless_newest: false,
+    };
+    publication.commit(version).map(drop)
+}
+
+fn apply(store: &LocalDir, operation: &Operation, pins: &mut Vec<(Hash, Pin)>) -> Result<(), StoreError> {
+    let change = |image: usize, change: &mut dyn FnMut(&mut Image) -> Result<(), StoreError>| {
+        store.change(&name(image), change)
+    };
+    match *operation {
+        Operation::Publish { image, content } => publish(store, image, content),
+        Operation::GiveUp { content } => {
+            let mut publication = store.publish()?;
+            publication.append(&[content, 1, 2])?;
+            publication.finish_object().map(drop)
+        }
+        Operation::Promote { image, version, channel } => {
+            change(image, &mut |image| image.promote(pointer(channel, version)).map(drop))
+        }
+        Operation::Schedule { image, version } => {
+            change(image, &mut |image| image.schedule(pointer(true, version)))
+        }
+        Operation::PromoteDue { image } => change(image, &mut |image| {
+            image.promote_due(9);
+            Ok(())
+        }),
+        Operation::Revert { image, channel } => {
+            change(image, &mut |image| image.revert(pointer(channel, 0).channel).map(drop))
+        }
+        Operation::Retire { image, version, retired } => {
+            change(image, &mut |image| image.retire(version, retired))
+        }
+        Operation::Run { image, version } => {
+            let version = store.resolve(&format!("{}@{version}", name(image)).parse()?)?;
+            pins.push((version.manifest, store.pin(version.manifest)?));
+            Ok(())
+        }
+        Operation::Stop => {
+            pins.clear();
+            Ok(())
+        }
+        Operation::RemoveVersion { image, version } => store.remove(&name(image), Some(version)).map(drop),
+        Operation::RemoveImage { image } => store.remove(&name(image), None).map(drop),
+    }
+}
+
+type Lists = BTreeMap<String, Image>;
+
+fn lists(store: &LocalDir) -> Lists {
+    store.images().unwrap().into_iter().map(|image| (image.name.to_string(), image)).collect()
+}
+
+/// Everything that is listed is there and whole, channels point to what is there, and nothing else is there.
+fn check(dir: &Path, store: &LocalDir, nothing_else: bool) {
+    let mut needed = std::collections::BTreeSet::new();
+    for image in lists(store).values() {
+        for version in &image.versions {
+            assert_eq!(Hash::of(&store.manifest(version.manifest).unwrap()), version.manifest);
+            needed.insert(version.manifest.to_string());
+            for id in &version.objects {
+                let object = store.open_object(*id).unwrap();
+                let mut bytes = vec![0; usize::try_from(object.len_bytes()).unwrap()];
+                object.read_range(0, &mut bytes).unwrap();
+                assert_eq!(Hash::of(&bytes), *id);
+                needed.insert(id.to_string());
+            }
+        }
+        for pointer in image.pointers().iter().chain(image.scheduled()) {
+            assert!(image.versions.iter().any(|version| version.number == pointer.version), "{pointer:?}");
+        }
+    }
+    if nothing_else {
+        for sub in ["manifests", "objects", "tmp"] {
+            for entry in std::fs::read_dir(dir.join(sub)).unwrap() {
+                let file = entry.unwrap().file_name().into_string().unwrap();
+                assert!(needed.contains(&file), "{sub}/{file} is left");
+            }
+        }
+    }
+}
+
+/// Runs a history until the end of the process at `steps`.
+fn run(history: &[Operation], steps: u64) {
+    let dir = tempfile::tempdir().unwrap();
+    let store = LocalDir::open(dir.path(), Access::WRITE).unwrap();
+    let mut pins = Vec::new();
+    // What the model allows: how the lists were before the operation that was not answered, and what it may
+    // have made of them.
+    let mut before = lists(&store);
+    let mut cut_short = None;
+    LEFT.with(|left| left.set(steps));
+    for operation in history {
+        let outcome = apply(&store, operation, &mut pins);
+        for (manifest, _) in &pins {
+            assert!(store.manifest(*manifest).is_ok(), "what a machine runs is gone after {operation:?}");
+        }
+        if ended() {
+            cut_short = Some((operation.clone(), outcome.is_ok()));
+            break;
+        }
+        if let Err(e) = outcome {
+            let expected = [StoreErrorKind::NotFound, StoreErrorKind::Invalid, StoreErrorKind::InUse];
+            assert!(expected.contains(&e.kind()), "{operation:?}: {e}");
+            assert_eq!(lists(&store), before, "{operation:?} failed and changed something");
+        }
+        before = lists(&store);
+        check(dir.path(), &store, false);
+    }
+    // The process ends: its pins and its lock go, and what it had in hand does not reach the disk.
+    drop((pins, store));
+    LEFT.with(|left| left.set(u64::MAX));
+
+    let store = LocalDir::open(dir.path(), Access::WRITE).unwrap();
+    check(dir.path(), &store, true);
+    let after = lists(&store);
+    match cut_short {
+        None => assert_eq!(after, before, "something changed although all was answered"),
+        Some((operation, _)) => {
+            let touched = match operation {
+                Operation::GiveUp { .. } | Operation::Run { .. } | Operation::Stop => None,
+                Operation::Publish { image, .. }
+                | Operation::Promote { image, .. }
+                | Operation::Schedule { image, .. }
+                | Operation::PromoteDue { image }
+                | Operation::Revert { image, .. }
+                | Operation::Retire { image, .. }
+                | Operation::RemoveVersion { image, .. }
+                | Operation::RemoveImage { image } => Some(name(image).to_string()),
+            };
+            let others = |lists: &Lists| -> Lists {
+                lists
+                    .iter()
+                    .filter(|(name, _)| Some(*name) != touched.as_ref())
+                    .map(|(n, i)| (n.clone(), i.clone()))
+                    .collect()
+            };
+            assert_eq!(others(&after), others(&before), "{operation:?} touched another image");
+            // The store goes on, and numbers never go back while the image is there.
+            if let Some(name) = touched
+                && let (Some(was), Some(is)) = (before.get(&name), after.get(&name))
+            {
+                assert!(is.next_number >= was.next_number);
+            }
+        }
+    }
+    publish(&store, 0, 9).unwrap();
+    check(dir.path(), &store, true);
+}
+
+/// How many changes on disk a history makes.
+fn count_steps(history: &[Operation]) -> u64 {
+    let dir = tempfile::tempdir().unwrap();
+    let store = LocalDir::open(dir.path(), Access::WRITE).unwrap();
+    LEFT.with(|left| left.set(u64::MAX - 1));
+    let mut pins = Vec::new();
+    for operation in history {
+        let _ = apply(&store, operation, &mut pins);
+    }
+    let left = LEFT.with(|left| left.replace(u64::MAX));
+    u64::MAX - 1 - left
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 48, ..ProptestConfig::default() })]
+    #[test]
+    fn a_process_that_ends_anywhere_loses_nothing_and_leaves_nothing(
+        history in proptest::collection::vec(operation(), 1..14), at in any::<prop::sample::Index>(),
+    ) {
+        let steps = count_steps(&history);
+        run(&history, at.index(usize::try_from(steps).unwrap() + 1) as u64);
+    }
+}
+
+/// One history, ended before each of its changes in turn.
+#[test]
+fn a_process_that_ends_before_each_change_in_turn_loses_nothing() {
+    use Operation::{Promote, Publish, RemoveImage, RemoveVersion, Revert, Run, Schedule, Stop};
+    let history = [
+        Publish { image: 0, content: 1 },
+        Publish { image: 0, content: 3 },
+        Publish { image: 1, content: 1 },
+        Promote { image: 0, version: 1, channel: true },
+        Promote { image: 0, version: 2, channel: true },
+        Revert { image: 0, channel: true },
+        Schedule { image: 0, version: 3 },
+        Operation::PromoteDue { image: 0 },
+        Run { image: 0, version: 2 },
+        RemoveVersion { image: 0, version: 2 },
+        Operation::GiveUp { content: 5 },
+        Stop,
+        RemoveVersion { image: 0, version: 2 },
+        RemoveImage { image: 1 },
+        RemoveImage { image: 0 },
+    ];
+    let steps = count_steps(&history);
+    assert!(steps > 60, "{steps}");
+    for at in 0..=steps {
+        run(&history, at);
+    }
+}
