@@ -711,7 +711,11 @@ impl WriteCache {
     pub(crate) fn packed_limit_bytes(&self) -> u64 {
         let ram = self.ram_limit_bytes();
         match self.overflow {
-            Some(_) => ram / 2,
+            Some(_) => {
+                let segments = MIN_SEGMENTS * SEGMENT_BYTES as u64;
+                let others = self.map.table_bytes() * 2 + self.staging_bytes() + segments;
+                (ram / 2).min(ram.saturating_sub(others))
+            }
             None => ram.saturating_sub((MIN_SEGMENTS + 1) * SEGMENT_BYTES as u64),
         }
     }
@@ -802,6 +806,7 @@ impl WriteCache {
             refused_writes: load(&c.refused_writes),
             disk_errors: load(&c.disk_errors),
             corrupt_blocks: load(&c.corrupt_blocks),
+            commits: self.persist.as_ref().map_or(0, |persist| persist.commits()),
         }
     }
 }
