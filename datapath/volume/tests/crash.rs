@@ -9,7 +9,7 @@ mod setup;
 
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use headwater_block::{Attempt, ByteRange, Device, IoErrorKind, Op, Request, blocking};
@@ -271,17 +271,17 @@ fn born(seed: u64, mode: CacheMode, image: bool) -> Life {
 
 #[test]
 fn over_an_image() {
-    live(1, CacheMode::RamDisk, true, 150);
+    live(1, CacheMode::RamDisk, true, 120);
 }
 
 #[test]
 fn over_nothing() {
-    live(2, CacheMode::RamDisk, false, 150);
+    live(2, CacheMode::RamDisk, false, 120);
 }
 
 #[test]
 fn in_disk_mode() {
-    live(3, CacheMode::Disk, true, 150);
+    live(3, CacheMode::Disk, true, 120);
 }
 
 /// The oracle is no good if it finds nothing wrong with a disk that loses what it synced.
@@ -296,4 +296,113 @@ fn a_disk_that_lies_about_syncs_is_found_out() {
         }
     }));
     assert!(honest.is_err(), "60 crashes lost nothing that was flushed");
+}
+
+/// What one of several writers did: writes of one block each, in order, and when each began and ended.
+struct Track {
+    blocks: Vec<usize>,
+    began: Vec<u64>,
+    ended: Vec<u64>,
+}
+
+/// Blocks of each writer.
+const OWN: usize = 1200;
+const WRITERS: usize = 4;
+
+impl Track {
+    fn run(
+        &mut self,
+        device: &dyn Device,
+        writer: usize,
+        clock: &AtomicU64,
+        flushed: &AtomicU64,
+        rng: &mut Rng,
+    ) {
+        loop {
+            if rng.chance(1, 60) {
+                let before = clock.fetch_add(1, Ordering::SeqCst);
+                if blocking::flush(device).is_err() {
+                    return;
+                }
+                flushed.fetch_max(before, Ordering::SeqCst);
+            }
+            let block = writer * OWN + rng.index(OWN);
+            self.blocks.push(block);
+            self.began.push(clock.fetch_add(1, Ordering::SeqCst));
+            let data = (self.blocks.len() as u64).to_le_bytes().repeat(BLOCK / 8);
+            if blocking::write(device, (block * BLOCK) as u64, &data).is_err() {
+                return;
+            }
+            self.ended.push(clock.fetch_add(1, Ordering::SeqCst));
+        }
+    }
+
+    /// How many of the writes are there: all of a beginning, and nothing else.
+    fn recovered(&self, writer: usize, found: &[u8]) -> usize {
+        let word =
+            |block: usize| u64::from_le_bytes(found[block * BLOCK..][..8].try_into().unwrap()) as usize;
+        let own = writer * OWN..(writer + 1) * OWN;
+        let count = own.clone().map(word).max().unwrap();
+        let mut expected = vec![0; OWN];
+        for (number, block) in (1..=count).zip(&self.blocks) {
+            expected[block - own.start] = number;
+        }
+        assert!(own.map(word).eq(expected), "writer {writer}: not its first {count} writes");
+        count
+    }
+}
+
+/// Writes of several threads: what is recovered is a cut through all of them. Where a write is there, all that
+/// ended before it began are there, whoever wrote them.
+#[test]
+fn writers_side_by_side_are_cut_at_one_moment() {
+    let mut rng = Rng::new(77);
+    let base: Arc<dyn Device> = Arc::new(ReferenceDisk::new(SIZE_MIB * MIB));
+    let life = Life { base, ..born(5, CacheMode::RamDisk, false) };
+    let mut written = 0;
+    for round in 0..60 {
+        let dir = tempfile::tempdir().unwrap();
+        let engine = CrashEngine::new();
+        let host = Host::with_engine(u64::MAX, Arc::clone(&engine) as _).unwrap();
+        let volume = Volume::open(&life.options(dir.path()), &host).unwrap();
+        engine.crash_after(rng.between(1, 60));
+        let (clock, flushed) = (AtomicU64::new(1), AtomicU64::new(0));
+        let mut tracks: Vec<Track> = (0..WRITERS)
+            .map(|_| Track { blocks: Vec::new(), began: Vec::new(), ended: Vec::new() })
+            .collect();
+        std::thread::scope(|scope| {
+            for (writer, track) in tracks.iter_mut().enumerate() {
+                let (volume, clock, flushed, mut rng) = (&volume, &clock, &flushed, rng.fork());
+                scope.spawn(move || track.run(&**volume, writer, clock, flushed, &mut rng));
+            }
+            scope.spawn(|| {
+                while !engine.is_gone() {
+                    std::thread::sleep(Duration::from_millis(1));
+                }
+                volume.close();
+            });
+        });
+        drop(volume);
+        engine.crash(&mut rng);
+        let host = Host::with_engine(u64::MAX, CrashEngine::new()).unwrap();
+        let volume = Volume::open(&life.options(dir.path()), &host).unwrap();
+        let mut found = vec![0; BLOCKS * BLOCK];
+        blocking::read(&*volume, 0, &mut found).unwrap();
+        volume.close();
+        let counts: Vec<usize> =
+            tracks.iter().enumerate().map(|(writer, track)| track.recovered(writer, &found)).collect();
+        written += counts.iter().sum::<usize>();
+        // When the last of what is there began, and when the first of what is missing ended.
+        let last = tracks.iter().zip(&counts).filter_map(|(t, n)| t.began.get(n.checked_sub(1)?)).max();
+        let missing = tracks.iter().zip(&counts).filter_map(|(t, n)| t.ended.get(*n)).min();
+        if let (Some(last), Some(missing)) = (last, missing) {
+            assert!(
+                missing > last,
+                "round {round}: a write that ended at {missing} is missing, one of {last} is there"
+            );
+        }
+        let flushed = flushed.load(Ordering::SeqCst);
+        assert!(missing.is_none_or(|m| *m > flushed), "round {round}: {missing:?} was flushed at {flushed}");
+    }
+    assert!(written > 1000, "{written} writes were recovered in all");
 }

@@ -120,6 +120,8 @@ fn many_flushes_at_once_share_commits() {
             });
         }
     });
+    let commits = volume.counters().cache.commits;
+    assert!((20..160).contains(&commits), "{commits} commits for 160 flushes");
     volume.close();
     drop((volume, device));
     let (_volume, device) = setup::open(&options, &host);

@@ -193,6 +193,9 @@ pub struct Snapshot {
     pub disk_errors: u64,
     /// Slots whose authentication failed.
     pub corrupt_blocks: u64,
+    /// Commits of a persistent cache: flushes that arrive together share one, and some are made for room.
+    #[serde(default)]
+    pub commits: u64,
 }
 
 #[cfg(test)]
