@@ -152,6 +152,8 @@ fn serve_vhost_user(
     let options = headwater_vhost_user::Options {
         name: args.source.clone(),
         serial: "headwater".into(),
+        // What a persistent cache holds survives its server; any other one starts empty.
+        resume: args.persistent.is_some(),
         limits: headwater_vhost_user::Limits::default(),
     };
     headwater_vhost_user::Server::bind(path, Arc::clone(volume) as Arc<dyn Device>, options)

@@ -53,14 +53,42 @@ impl FromStr for MacAddress {
     }
 }
 
-/// The disk of a machine: an NBD export on a unix socket.
+/// How a machine reaches its disk.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum DiskTransport {
+    /// vhost-user-blk: rings and buffers are shared memory, so the machine's memory is a shared memfd. The
+    /// fastest; QEMU reconnects if the server restarts.
+    VhostUser,
+    /// NBD: for servers that do not share memory with the machine. A write that finds no room pauses the machine.
+    Nbd {
+        /// Name of the export.
+        export: String,
+    },
+}
+
+/// The disk of a machine, served on a unix socket.
 #[derive(Clone, Debug)]
 pub struct Disk {
-    /// Socket of the NBD server.
+    /// Socket of the server.
     pub socket: PathBuf,
-    /// Name of the export.
-    pub export: String,
+    /// What is spoken there.
+    pub transport: DiskTransport,
 }
+
+impl Disk {
+    /// A disk over vhost-user-blk.
+    pub fn vhost_user(socket: impl Into<PathBuf>) -> Self {
+        Self { socket: socket.into(), transport: DiskTransport::VhostUser }
+    }
+
+    /// A disk over NBD.
+    pub fn nbd(socket: impl Into<PathBuf>, export: impl Into<String>) -> Self {
+        Self { socket: socket.into(), transport: DiskTransport::Nbd { export: export.into() } }
+    }
+}
+
+/// Most queues of a disk over vhost-user; the server has a thread for each.
+const MAX_DISK_QUEUES: u32 = 8;
 
 /// How a machine is connected.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -241,7 +269,15 @@ impl GuestSpec {
             format!("type=1,manufacturer=QEMU,product=Headwater machine,serial={serial},uuid={}", self.uuid),
         );
         // Graphics off makes the firmware talk on the serial line, so "no bootable device" is in its log.
-        line.option("-machine", "q35,graphics=off,vmport=off,smm=off,sata=off,hpet=off");
+        let machine = "q35,graphics=off,vmport=off,smm=off,sata=off,hpet=off";
+        match self.disk.transport {
+            DiskTransport::VhostUser => {
+                let bytes = self.memory_bytes >> 10 << 10;
+                line.option("-object", format!("memory-backend-memfd,id=ram0,size={bytes},share=on"));
+                line.option("-machine", format!("{machine},memory-backend=ram0"));
+            }
+            DiskTransport::Nbd { .. } => line.option("-machine", machine),
+        }
         line.option("-display", "none");
         match self.acceleration {
             Acceleration::Kvm => {
@@ -268,12 +304,39 @@ impl GuestSpec {
     }
 
     fn disks(&self, line: &mut CommandLine) {
+        match &self.disk.transport {
+            DiskTransport::VhostUser => self.vhost_user_disk(line),
+            DiskTransport::Nbd { export } => self.nbd_disk(line, export),
+        }
+        if let Some(seed) = &self.seed {
+            let seed = json!({
+                "driver": "raw",
+                "node-name": "seed0",
+                "read-only": true,
+                "file": { "driver": "file", "filename": seed.to_string_lossy() },
+            });
+            line.option("-blockdev", seed.to_string());
+            line.option("-device", "virtio-blk-pci,drive=seed0,id=seed0,serial=headwater-seed");
+        }
+    }
+
+    fn vhost_user_disk(&self, line: &mut CommandLine) {
+        let path = escape(&self.disk.socket.to_string_lossy());
+        line.option("-chardev", format!("socket,id=disk-socket,path={path},reconnect=1"));
+        let queues = self.cpus.min(MAX_DISK_QUEUES);
+        line.option(
+            "-device",
+            format!("vhost-user-blk-pci,chardev=disk-socket,id=disk0,bootindex=0,num-queues={queues}"),
+        );
+    }
+
+    fn nbd_disk(&self, line: &mut CommandLine, export: &str) {
         // JSON, because paths and export names may hold commas.
         let disk = json!({
             "driver": "nbd",
             "node-name": "disk0",
             "server": { "type": "unix", "path": self.disk.socket.to_string_lossy() },
-            "export": self.disk.export,
+            "export": export,
             "discard": "unmap",
             "detect-zeroes": "off",
         });
@@ -286,16 +349,6 @@ impl GuestSpec {
             "virtio-blk-pci,drive=disk0,id=disk0,bootindex=0,iothread=disk-thread,serial=headwater,\
              discard=on,write-zeroes=on,werror=enospc,rerror=report",
         );
-        if let Some(seed) = &self.seed {
-            let seed = json!({
-                "driver": "raw",
-                "node-name": "seed0",
-                "read-only": true,
-                "file": { "driver": "file", "filename": seed.to_string_lossy() },
-            });
-            line.option("-blockdev", seed.to_string());
-            line.option("-device", "virtio-blk-pci,drive=seed0,id=seed0,serial=headwater-seed");
-        }
     }
 
     fn channels(&self, line: &mut CommandLine) {
@@ -348,7 +401,7 @@ mod tests {
             mac: MacAddress([0x52, 0x54, 0, 1, 2, 3]),
             memory_bytes: 256 << 20,
             cpus: 1,
-            disk: Disk { socket: "/run/a,b/nbd.sock".into(), export: "x".into() },
+            disk: Disk::nbd("/run/a,b/nbd.sock", "x"),
             seed: None,
             run_dir: "/run/a,b".into(),
             network: Network::None,
@@ -389,5 +442,20 @@ mod tests {
         assert!(arguments.iter().any(|a| a == "guest=lab,,1,debug-threads=on"));
         assert!(arguments.iter().any(|a| a.contains("path=/run/a,,b/qmp.sock,server")));
         assert!(arguments.iter().any(|a| a.contains(r#""path":"/run/a,b/nbd.sock""#)));
+    }
+
+    #[test]
+    fn a_disk_over_vhost_user_shares_the_memory_and_has_a_queue_for_each_processor() {
+        for (cpus, queues) in [(1, 1), (3, 3), (64, 8)] {
+            let spec = GuestSpec { cpus, disk: Disk::vhost_user("/run/a,b/disk.sock"), ..spec() };
+            let arguments: Vec<String> =
+                spec.arguments(true).into_iter().map(|a| a.into_string().unwrap()).collect();
+            let has = |text: &str| arguments.iter().any(|a| a.contains(text));
+            assert!(has("memory-backend-memfd,id=ram0,size=268435456,share=on"));
+            assert!(has("hpet=off,memory-backend=ram0"));
+            assert!(has("socket,id=disk-socket,path=/run/a,,b/disk.sock,reconnect=1"));
+            assert!(has(&format!("chardev=disk-socket,id=disk0,bootindex=0,num-queues={queues}")));
+            assert!(!has("nbd"));
+        }
     }
 }

@@ -68,7 +68,7 @@ fn spec(dir: &Path) -> GuestSpec {
         mac: "52:54:00:00:00:07".parse().unwrap(),
         memory_bytes: 512 << 20,
         cpus: 1,
-        disk: Disk { socket: dir.join("nbd.sock"), export: "disk".into() },
+        disk: Disk::nbd(dir.join("nbd.sock"), "disk"),
         seed: Some(dir.join("seed.img")),
         run_dir: dir.join("run"),
         network: Network::User,

@@ -79,7 +79,7 @@ impl Setup {
             mac: "52:54:00:00:00:07".parse().unwrap(),
             memory_bytes: 64 << 20,
             cpus: 1,
-            disk: Disk { socket: self.dir.path().join("nbd.sock"), export: "disk".into() },
+            disk: Disk::nbd(self.dir.path().join("nbd.sock"), "disk"),
             seed: None,
             run_dir: self.run_root().join(name),
             network: Network::None,
@@ -207,7 +207,7 @@ async fn a_machine_outlives_the_thread_that_asked_for_it() {
 async fn a_start_that_fails_says_why_and_leaves_nothing_running() {
     let setup = Setup::new(LOGIN);
     let mut spec = setup.spec("no-disk");
-    spec.disk.export = "other".into();
+    spec.disk = Disk::nbd(spec.disk.socket.clone(), "other");
     let error = Guest::start(&spec).await.unwrap_err();
     assert!(matches!(error, Error::StartFailed { .. }), "{error}");
     assert!(error.to_string().contains("other"), "{error}");

@@ -25,6 +25,10 @@ pub struct Options {
     pub name: String,
     /// Serial number, as the guest shows it in `/dev/disk/by-id`; at most 20 bytes are used.
     pub serial: String,
+    /// Whether a machine that runs already, and used this disk through another server, may go on here. Only
+    /// right if nothing that the other one answered is lost; otherwise such a machine is refused, because it would go
+    /// on with a disk that is not its own.
+    pub resume: bool,
     /// Limits.
     pub limits: Limits,
 }
@@ -53,7 +57,7 @@ impl Server {
         let fail = |source: std::io::Error| BindError::System { path: path.into(), source };
         let stop_event = rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
             .map_err(|errno| fail(errno.into()))?;
-        let disk = Disk::new(device, options.name, &options.serial, options.limits.sane());
+        let disk = Disk::new(device, options);
         let shared = Arc::new(Shared {
             disk: Arc::new(disk),
             stop_event,

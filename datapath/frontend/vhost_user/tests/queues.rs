@@ -30,6 +30,7 @@ impl Bench {
         let options = Options {
             name: "lab-1".into(),
             serial: "a serial number that is too long".into(),
+            resume: true,
             limits: Limits { no_space_retry_ms: 5, ..Limits::default() },
         };
         let server = Server::bind(&dir.path().join("disk"), Arc::clone(&disk) as _, options).unwrap();
@@ -326,6 +327,26 @@ fn a_device_that_never_answers_does_not_keep_the_server_from_stopping() {
     assert_eq!(guest.used_index(), 0);
     disk.release();
     assert_eq!(guest.next_used().0, 0, "the queue ends by itself later");
+}
+
+#[test]
+fn a_running_machine_goes_on_only_where_it_may() {
+    let dir = tempfile::tempdir().unwrap();
+    let disk = Arc::new(ReferenceDisk::new(1 << 20));
+    let path = dir.path().join("s");
+    let bind = |resume| Server::bind(&path, Arc::clone(&disk) as _, Options { resume, ..Options::default() });
+    let server = bind(false).unwrap();
+    let guest = Guest::connect(server.path(), 0);
+    assert!(!guest.try_start(7), "it has used another server");
+    // A machine that starts anew is welcome, and then it may stop and go on.
+    let mut guest = Guest::start(server.path());
+    assert_eq!(guest.request(1, 0, &[1; 512], 0).0, OK);
+    assert_eq!(guest.stop_queue(), 1);
+    guest.continue_queue(1);
+    assert_eq!(guest.request(0, 0, &[], 512), (OK, vec![1; 512]));
+    drop((guest, server));
+    let server = bind(true).unwrap();
+    assert!(Guest::connect(server.path(), 0).try_start(7));
 }
 
 #[test]

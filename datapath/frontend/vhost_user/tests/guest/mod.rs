@@ -92,6 +92,19 @@ impl Guest {
 
     /// (Re)starts queue 0 on the rings as they are.
     pub fn continue_queue(&mut self, base: u16) {
+        self.set_up_queue(base);
+        self.frontend.set_vring_enable(0, true).unwrap();
+    }
+
+    /// Whether queue 0 may start at `base`.
+    pub fn try_start(mut self, base: u16) -> bool {
+        self.set_available_index(base);
+        self.set_used_index(base);
+        self.set_up_queue(base);
+        self.frontend.set_vring_enable(0, true).is_ok()
+    }
+
+    fn set_up_queue(&mut self, base: u16) {
         let rings = VringConfigData {
             queue_max_size: SIZE,
             queue_size: SIZE,
@@ -107,7 +120,6 @@ impl Guest {
         self.frontend.set_vring_call(0, &self.call).unwrap();
         self.frontend.set_vring_err(0, &self.error).unwrap();
         self.frontend.set_vring_kick(0, &self.kick).unwrap();
-        self.frontend.set_vring_enable(0, true).unwrap();
     }
 
     pub fn config(&mut self, offset: u32, len: u32) -> Vec<u8> {

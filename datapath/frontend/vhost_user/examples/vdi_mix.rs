@@ -1,0 +1,172 @@
+//! A driver that measures any vhost-user-blk server: the VDI mix (4 KiB, 80 % writes, 80 % random) on one queue.
+//!
+//! `vdi_mix SOCKET DEPTH SECONDS [SPAN [PID]]` prints one line: requests a second, mean and 99th percentile of
+//! the latency in microseconds, and, with the server's process id, its processor time per request. The span (1G) is written
+//! once beforehand, so that all of it is there.
+#![expect(unsafe_code, reason = "buffers are shared with the server by address, as a guest does")]
+
+use std::error::Error;
+use std::fs::File;
+use std::os::fd::AsRawFd;
+use std::time::{Duration, Instant};
+
+use headwater_block::size;
+use rustix::mm::{MapFlags, ProtFlags};
+use virtio_driver::{QueueNotifier, VhostUser, VirtioBlkQueue, VirtioBlkTransport, VirtioFeatureFlags};
+
+const BLOCK_BYTES: usize = 4096;
+const FILL_BYTES: usize = 128 << 10;
+const QUEUE_SIZE: u16 = 256;
+
+struct Rng(u64);
+
+impl Rng {
+    fn next(&mut self) -> u64 {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        self.0
+    }
+}
+
+struct Driver {
+    queue: VirtioBlkQueue<'static, usize>,
+    notifier: Box<dyn QueueNotifier>,
+    memory: *mut u8,
+    _transport: Box<VirtioBlkTransport>,
+}
+
+impl Driver {
+    fn connect(path: &str, memory_bytes: usize) -> Result<Self, Box<dyn Error>> {
+        let features = VirtioFeatureFlags::VERSION_1 | VirtioFeatureFlags::RING_EVENT_IDX;
+        let mut transport: Box<VirtioBlkTransport> = Box::new(VhostUser::new(path, features.bits())?);
+        let mut queues = VirtioBlkQueue::setup_queues(&mut *transport, 1, QUEUE_SIZE)?;
+        let file: File = rustix::fs::memfd_create("buffers", rustix::fs::MemfdFlags::CLOEXEC)?.into();
+        file.set_len(memory_bytes as u64)?;
+        let (protection, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED);
+        // SAFETY: a new mapping at an address of the kernel's choice, kept to the end.
+        let memory =
+            unsafe { rustix::mm::mmap(std::ptr::null_mut(), memory_bytes, protection, flags, &file, 0)? };
+        transport.map_mem_region(memory as usize, memory_bytes, file.as_raw_fd(), 0)?;
+        let mut queue = queues.pop().ok_or("no queue")?;
+        // The driver looks itself; interrupts would measure the client.
+        queue.set_used_notif_enabled(false);
+        let notifier = transport.get_submission_notifier(0);
+        Ok(Self { queue, notifier, memory: memory.cast(), _transport: transport })
+    }
+
+    fn add(&mut self, write: bool, offset: u64, slot: usize, bytes: usize) -> Result<(), Box<dyn Error>> {
+        // SAFETY: each slot has its own bytes in the mapping.
+        unsafe {
+            let buffer = self.memory.add(slot * FILL_BYTES);
+            match write {
+                true => self.queue.write_raw(offset, buffer, bytes, slot)?,
+                false => self.queue.read_raw(offset, buffer, bytes, slot)?,
+            }
+        }
+        Ok(())
+    }
+
+    fn kick(&mut self) -> Result<(), Box<dyn Error>> {
+        if self.queue.avail_notif_needed() {
+            self.notifier.notify()?;
+        }
+        Ok(())
+    }
+
+    /// At least one completion, into `slots`.
+    fn wait(&mut self, slots: &mut Vec<usize>) -> Result<(), Box<dyn Error>> {
+        while slots.is_empty() {
+            for completion in self.queue.completions() {
+                if completion.ret != 0 {
+                    return Err(format!("a request failed: {}", completion.ret).into());
+                }
+                slots.push(completion.context);
+            }
+            std::hint::spin_loop();
+        }
+        Ok(())
+    }
+
+    fn fill(&mut self, span: u64, rng: &mut Rng) -> Result<(), Box<dyn Error>> {
+        let mut free: Vec<usize> = (0..8).collect();
+        for at in (0..span).step_by(FILL_BYTES) {
+            if free.is_empty() {
+                self.wait(&mut free)?;
+            }
+            let slot = free.pop().ok_or("no slot")?;
+            for word in 0..FILL_BYTES / 8 {
+                // SAFETY: inside of the slot, which no request uses now.
+                unsafe { self.memory.add(slot * FILL_BYTES).cast::<u64>().add(word).write(rng.next()) };
+            }
+            self.add(true, at, slot, FILL_BYTES)?;
+            self.kick()?;
+        }
+        let mut pending = 8 - free.len();
+        while pending > 0 {
+            let mut done = Vec::new();
+            self.wait(&mut done)?;
+            pending -= done.len();
+        }
+        Ok(())
+    }
+}
+
+fn processor_seconds(pid: Option<&str>) -> Option<f64> {
+    let stat = std::fs::read_to_string(format!("/proc/{}/stat", pid?)).ok()?;
+    let fields: Vec<&str> = stat.rsplit_once(')')?.1.split_whitespace().collect();
+    let ticks: u64 = fields.get(11)?.parse::<u64>().ok()? + fields.get(12)?.parse::<u64>().ok()?;
+    Some(ticks as f64 / rustix::param::clock_ticks_per_second() as f64)
+}
+
+fn main() -> Result<(), Box<dyn Error>> {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let [path, depth, seconds, rest @ ..] = &arguments[..] else {
+        return Err("usage: vdi_mix SOCKET DEPTH SECONDS [SPAN [PID]]".into());
+    };
+    let (depth, seconds): (usize, u64) = (depth.parse()?, seconds.parse()?);
+    if depth == 0 || depth > usize::from(QUEUE_SIZE) / 3 {
+        return Err(format!("a depth of {depth}; possible are 1 to {}", QUEUE_SIZE / 3).into());
+    }
+    let span = size::parse(rest.first().map_or("1G", String::as_str))?;
+    let pid = rest.get(1).map(String::as_str);
+    let mut driver = Driver::connect(path, depth.max(8) * FILL_BYTES)?;
+    let mut rng = Rng(0x9e37_79b9_7f4a_7c15);
+    driver.fill(span, &mut rng)?;
+
+    let blocks = span / BLOCK_BYTES as u64;
+    let mut next_block = 0;
+    let mut started = vec![Instant::now(); depth];
+    let mut latencies_ns: Vec<u32> = Vec::with_capacity(1 << 25);
+    let mut free: Vec<usize> = (0..depth).collect();
+    let processor = processor_seconds(pid);
+    let begin = Instant::now();
+    let end = begin + Duration::from_secs(seconds);
+    let mut now = begin;
+    while now < end {
+        for slot in free.drain(..) {
+            let roll = rng.next();
+            next_block = if roll % 5 < 4 { rng.next() % blocks } else { (next_block + 1) % blocks };
+            started[slot] = now;
+            driver.add(roll / 5 % 5 < 4, next_block * BLOCK_BYTES as u64, slot, BLOCK_BYTES)?;
+        }
+        driver.kick()?;
+        driver.wait(&mut free)?;
+        now = Instant::now();
+        for slot in &free {
+            latencies_ns.push(u32::try_from((now - started[*slot]).as_nanos()).unwrap_or(u32::MAX));
+        }
+    }
+    let elapsed = begin.elapsed().as_secs_f64();
+    let count = latencies_ns.len();
+    let spent = processor_seconds(pid).zip(processor).map(|(after, before)| after - before);
+    let mean = latencies_ns.iter().map(|ns| u64::from(*ns)).sum::<u64>() as f64 / count as f64 / 1e3;
+    latencies_ns.sort_unstable();
+    let p99 = f64::from(latencies_ns[count * 99 / 100]) / 1e3;
+    print!("depth {depth}: {:.0} requests/s, mean {mean:.2} us, p99 {p99:.2} us", count as f64 / elapsed);
+    match spent {
+        Some(spent) => println!(", {:.2} us of the server's processors each", spent * 1e6 / count as f64),
+        None => println!(),
+    }
+    Ok(())
+}

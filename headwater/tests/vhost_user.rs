@@ -1,0 +1,168 @@
+//! `headwater export --vhost-user` under a real guest: QEMU boots Debian from it, the disk keeps what is written, trimming
+//! frees the write cache, and a restart of the server is a pause for the guest and no error.
+//!
+//! One test, because booting is what costs.
+
+mod support;
+
+use std::io::{BufRead, BufReader};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
+
+use headwater_qemu::{Acceleration, Disk, Exec, ExitReason, Guest, GuestSpec, Network, OnReboot};
+use support::{headwater, run, short_dir, signal, wait_until};
+
+/// Emulation on a busy host is slow; a boot takes ten seconds on an idle one.
+const PATIENCE: Duration = Duration::from_secs(300);
+
+/// The Debian guest, built unless it is there.
+fn image() -> String {
+    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../guest/build");
+    let output = Command::new(&script).stdin(Stdio::null()).stderr(Stdio::inherit()).output();
+    let output = output.unwrap_or_else(|e| panic!("cannot run {}: {e}", script.display()));
+    assert!(output.status.success(), "{} failed; its messages are above", script.display());
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    text.lines().last().expect("it prints the image's path").to_owned()
+}
+
+/// A running export, over both front-ends.
+struct Export {
+    child: Child,
+    stats: PathBuf,
+}
+
+impl Export {
+    fn start(dir: &Path, image: &str) -> Self {
+        let stats = dir.join("stats.json");
+        let mut child = headwater()
+            .arg("--data-dir")
+            .arg(dir.join("data"))
+            .args(["export", image, "--ram", "64M", "--disk", "4G", "--persistent", "lab", "--cache-dir"])
+            .arg(dir.join("cache"))
+            .arg("--vhost-user")
+            .arg(dir.join("disk.sock"))
+            .arg(format!("--nbd=unix:{}", dir.join("nbd.sock").display()))
+            .arg("--stats")
+            .arg(&stats)
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .spawn()
+            .expect("it starts");
+        let mut lines = BufReader::new(child.stdout.take().expect("piped")).lines();
+        let mut line = || lines.next().expect("a line for each front-end").expect("text");
+        assert!(line().starts_with("nbd+unix:"));
+        assert_eq!(line(), format!("vhost-user:{}", dir.join("disk.sock").display()));
+        std::thread::spawn(move || lines.for_each(drop));
+        Self { child, stats }
+    }
+
+    /// The counters as they are now.
+    fn counters(&self) -> serde_json::Value {
+        std::fs::remove_file(&self.stats).expect("there were counters before");
+        signal(self.child.id(), "USR1");
+        wait_until("the counters are written", || self.stats.exists());
+        serde_json::from_slice(&std::fs::read(&self.stats).expect("it can be read")).expect("JSON")
+    }
+
+    fn stop(mut self) {
+        signal(self.child.id(), "TERM");
+        let status = self.child.wait().expect("it ends");
+        assert!(status.success(), "{status}");
+    }
+}
+
+impl Drop for Export {
+    fn drop(&mut self) {
+        // Only after a failed test is it still there.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+fn spec(dir: &Path) -> GuestSpec {
+    GuestSpec {
+        name: "lab-1".into(),
+        uuid: uuid::Uuid::from_u128(0x0123_4567_89ab_cdef),
+        mac: "52:54:00:00:00:08".parse().expect("an address"),
+        memory_bytes: 512 << 20,
+        cpus: 2,
+        disk: Disk::vhost_user(dir.join("disk.sock")),
+        seed: None,
+        run_dir: dir.join("run"),
+        network: Network::None,
+        acceleration: Acceleration::Tcg { reason: "it is a test".into() },
+        on_reboot: OnReboot::Continue,
+    }
+}
+
+async fn sh(guest: &Guest, script: &str) -> String {
+    let command = ["sh", "-c", script].map(str::to_owned).into();
+    let exec = Exec { command, input: Vec::new(), timeout: PATIENCE };
+    let output = guest.agent().exec(&exec).await.unwrap_or_else(|e| panic!("{script}: {e}"));
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert_eq!(output.exit_code, 0, "{script}: {text}{}", String::from_utf8_lossy(&output.stderr));
+    text.trim().to_owned()
+}
+
+const WRITE: &str = "dd if=/dev/urandom of=/root/data bs=1M count=100 2>/dev/null; sync; \
+                     md5sum /root/data >/root/sum; sync; echo 3 >/proc/sys/vm/drop_caches";
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_debian_guest_boots_from_it_trims_it_and_survives_a_restart_of_the_server() {
+    let dir = short_dir();
+    let dir = dir.path();
+    std::fs::create_dir(dir.join("cache")).expect("a directory");
+    let image = image();
+    let export = Export::start(dir, &image);
+    let guest = Guest::start(&spec(dir)).await.expect("it starts");
+    guest.wait_booted(PATIENCE).await.expect("it boots");
+    guest.agent().ping(PATIENCE).await.expect("its agent answers");
+    assert_eq!(sh(&guest, "cat /sys/block/vda/serial; echo; ls /sys/block/vda/mq").await, "headwater\n0\n1");
+
+    sh(&guest, WRITE).await;
+    sh(&guest, "md5sum -c /root/sum").await;
+    sh(&guest, "rm /root/data; sync; fstrim /").await;
+    let counters = export.counters();
+    let discarded = counters["cache"]["discarded_blocks"].as_u64().expect("a number");
+    assert!(discarded >= 100 << 8, "{discarded} blocks of the write cache were freed");
+
+    // While the guest writes, the server ends and another one takes its place.
+    sh(&guest, &format!("({WRITE}; touch /root/done) >/dev/null 2>&1 &")).await;
+    let writes = || export.counters()["write_bytes"].as_u64();
+    let before = writes();
+    wait_until("the guest writes", || writes() > before);
+    export.stop();
+    let export = Export::start(dir, &image);
+    let wait = "for i in $(seq 600); do test -e /root/done && break; sleep 0.5; done; cat /root/done";
+    sh(&guest, wait).await;
+    sh(&guest, "md5sum -c /root/sum").await;
+    assert_eq!(sh(&guest, "dmesg | grep -i 'i/o error\\|ext4.*error' || echo none").await, "none");
+
+    // The guest's operating system restarts on the same disk.
+    sh(&guest, "sync; systemctl reboot").await;
+    let mut state = guest.watch();
+    let restarted = state.wait_for(|state| state.boot.is_none());
+    tokio::time::timeout(PATIENCE, restarted).await.expect("it restarts").expect("it runs");
+    guest.wait_booted(PATIENCE).await.expect("it boots again");
+    guest.agent().ping(PATIENCE).await.expect("its agent answers");
+    sh(&guest, "md5sum -c /root/sum").await;
+    let exit = guest.stop(PATIENCE).await.expect("it stops");
+    assert_eq!(exit.reason, ExitReason::Stopped, "{exit}");
+    export.stop();
+    assert!(!dir.join("disk.sock").exists());
+}
+
+#[test]
+fn a_front_end_is_needed_and_a_path_in_use_is_an_error() {
+    let none = run(headwater().args(["export", "null:1M", "--cache", "ram"]));
+    assert!(none.code == 2 && none.err.contains("--vhost-user"), "{none:?}");
+    let dir = short_dir();
+    let socket = dir.path().join("s");
+    let _other = std::os::unix::net::UnixListener::bind(&socket).expect("a socket");
+    let export = |path: &Path| {
+        run(headwater().args(["export", "null:1M", "--cache", "ram", "--vhost-user"]).arg(path))
+    };
+    export(&socket).fails(1, &["another process listens"]);
+    export(&dir.path().join("no/s")).fails(1, &["directory does not exist"]);
+}
