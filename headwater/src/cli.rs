@@ -110,7 +110,8 @@ pub struct RunArgs {
 /// `headwater serve`.
 #[derive(Debug, Args)]
 pub struct ServeArgs {
-    /// Also listen on a TCP address of the loopback interface, for instance 127.0.0.1:8080
+    /// Also listen on a TCP address of the loopback interface, for instance 127.0.0.1:8080; its clients send
+    /// 'Authorization: Bearer TOKEN' with the token of the file DIR/api.token, which is made for it
     #[arg(long, value_name = "ADDR")]
     pub listen: Option<SocketAddr>,
     /// How long a write waits for room in its write cache before the machine is told that there is none
@@ -144,13 +145,12 @@ pub enum ImageCommand {
         /// The image's name [default: the file's name without its extension]
         #[arg(long)]
         name: Option<String>,
-    },
         /// A line about the version, for people
         #[arg(long)]
         note: Option<String>,
+    },
     /// List all images
     List,
-    /// Show an image and its versions
     /// List an image's versions: channels, state, author, machines that run them
     Versions {
         /// IMAGE
@@ -206,6 +206,7 @@ pub enum ImageCommand {
         #[arg(long, default_value_t = 100)]
         limit: u32,
     },
+    /// Show an image and its versions
     Show {
         /// IMAGE, IMAGE:CHANNEL, IMAGE@NUMBER or IMAGE@HASH
         image: String,

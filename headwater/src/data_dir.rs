@@ -36,6 +36,11 @@ impl DataDir {
         self.0.join("api.sock")
     }
 
+    /// The token of clients over TCP.
+    pub fn token(&self) -> PathBuf {
+        self.0.join("api.token")
+    }
+
     /// The database.
     pub fn database(&self) -> PathBuf {
         self.0.join("headwater.db")

@@ -39,6 +39,7 @@ fn every_failure_is_a_problem_with_the_right_status() {
         (create(json!({"cache": {"ram_bytes": 1}})), 400, "invalid"),
         (create(json!({"cache": {"disk_bytes": 0}})), 400, "invalid"),
         (create(json!({"host_name": "a b"})), 400, "invalid"),
+        (create(json!({"user_data": "hello"})), 400, "invalid"),
         (("POST", "/api/v1/machines/lab/stop?forse=true", None), 400, "invalid"),
         (("POST", "/api/v1/machines/nobody/start", None), 404, "not_found"),
         (("GET", "/api/v1/machines/lab/console/attach", None), 400, "invalid"),
@@ -98,11 +99,11 @@ fn the_daemon_describes_itself() {
 }
 
 #[test]
-fn tcp_is_served_on_request_but_not_to_web_pages() {
+fn tcp_is_served_on_request_to_who_has_the_token_but_not_to_web_pages() {
     use std::io::{Read, Write};
     let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
     let address = format!("127.0.0.1:{port}");
-    let _daemon = Daemon::start_in(support::short_dir(), |command| {
+    let daemon = Daemon::start_in(support::short_dir(), |command| {
         command.args(["--listen", &address]);
     });
     let ask = |headers: &str| {
@@ -113,7 +114,21 @@ fn tcp_is_served_on_request_but_not_to_web_pages() {
         stream.read_to_string(&mut answer).unwrap();
         answer
     };
-    assert!(ask(&format!("host: {address}\r\n")).starts_with("HTTP/1.1 200"));
-    assert!(ask("host: evil.example\r\n").starts_with("HTTP/1.1 400"));
-    assert!(ask(&format!("host: {address}\r\norigin: http://evil.example\r\n")).starts_with("HTTP/1.1 400"));
+    let token_file = daemon.path().join("api.token");
+    let token = std::fs::read_to_string(&token_file).unwrap();
+    let mode = std::os::unix::fs::PermissionsExt::mode(&std::fs::metadata(token_file).unwrap().permissions());
+    assert_eq!((mode & 0o777, token.trim_end().len()), (0o600, 64));
+    let token = format!("authorization: Bearer {}\r\n", token.trim_end());
+    assert!(ask(&format!("host: {address}\r\n{token}")).starts_with("HTTP/1.1 200"));
+    for wrong in ["", "authorization: Bearer 0123\r\n", "authorization: Basic cm9vdDpyb290\r\n"] {
+        let refused = ask(&format!("host: {address}\r\n{wrong}"));
+        assert!(
+            refused.starts_with("HTTP/1.1 401") && refused.contains("www-authenticate: Bearer"),
+            "{refused}"
+        );
+        assert!(refused.contains("\"unauthorized\"") && refused.contains("api.token"), "{refused}");
+    }
+    assert!(ask(&format!("host: evil.example\r\n{token}")).starts_with("HTTP/1.1 400"));
+    let with_origin = ask(&format!("host: {address}\r\norigin: http://evil.example\r\n{token}"));
+    assert!(with_origin.starts_with("HTTP/1.1 400"));
 }

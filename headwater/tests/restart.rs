@@ -46,11 +46,12 @@ fn after_kill_9_the_next_daemon_tells_the_truth_and_cleans_up() {
             .contains("the daemon ended while it was running")
     );
     assert_eq!(std::fs::read_dir(daemon.path().join("cache")).unwrap().count(), 0);
-    let left: Vec<_> = std::fs::read_dir(daemon.path().join("run/ran"))
+    let mut left: Vec<_> = std::fs::read_dir(daemon.path().join("run/ran"))
         .unwrap()
         .map(|entry| entry.unwrap().file_name().into_string().unwrap())
         .collect();
-    assert_eq!(left, ["console.log"]);
+    left.sort();
+    assert_eq!(left, ["console.log", "qemu.log"]);
 
     daemon.cli(&["machine", "start", "ran", "--wait"]).ok();
     assert!(daemon.cli(&["machine", "console", "ran", "--log"]).ok().contains("0 writes"));

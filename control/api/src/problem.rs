@@ -9,6 +9,8 @@ use utoipa::ToSchema;
 pub enum ProblemKind {
     /// The request makes no sense as it stands: fix it and ask again.
     Invalid,
+    /// The request does not say who sends it, or nobody who may: present the token.
+    Unauthorized,
     /// What the request names does not exist.
     NotFound,
     /// The request does not fit the present state: in use, already there, running.
@@ -30,6 +32,7 @@ impl ProblemKind {
     pub const fn http_status(self) -> u16 {
         match self {
             Self::Invalid => 400,
+            Self::Unauthorized => 401,
             Self::NotFound => 404,
             Self::Conflict => 409,
             Self::NoSpace => 507,
@@ -43,7 +46,7 @@ impl ProblemKind {
     /// The exit code of the command line (`docs/exit-codes.md`).
     pub const fn exit_code(self) -> u8 {
         match self {
-            Self::Failed | Self::Unavailable => 1,
+            Self::Failed | Self::Unavailable | Self::Unauthorized => 1,
             Self::Invalid => 2,
             Self::NotFound => 3,
             Self::Conflict => 4,

@@ -32,8 +32,8 @@
 //! Every failure is a [`headwater_api::Problem`]; operations keep enums of their own and map them once.
 //!
 //! # Not here
-//! No disk request passes through this crate, and it knows neither the data path nor QEMU. No authentication
-//! yet: the socket belongs to its owner, TCP is for loopback only.
+//! No disk request passes through this crate, and it knows neither the data path nor QEMU. No users and no
+//! encryption: the socket belongs to its owner, and TCP is for loopback only and takes a [`token::Token`].
 //!
 //! Start reading at [`life`].
 
@@ -47,5 +47,7 @@ pub mod operations;
 mod promotions;
 pub mod server;
 mod state;
+pub mod token;
 
 pub use state::{Parts, Service};
+pub use token::Token;

@@ -6,8 +6,8 @@ use std::os::unix::fs::{FileTypeExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
 use axum::Router;
-use axum::extract::Request;
 use axum::extract::connect_info::Connected;
+use axum::extract::{Request, State};
 use axum::http::{HeaderMap, header};
 use axum::middleware::{self, Next};
 use axum::response::{IntoResponse, Response};
@@ -18,6 +18,7 @@ use tokio::sync::watch;
 
 use crate::answer::Failure;
 use crate::extract::Peer;
+use crate::token::Token;
 
 /// The longest path of a unix socket on Linux, without its closing zero.
 pub const MAX_SOCKET_PATH_BYTES: usize = 107;
@@ -52,7 +53,7 @@ pub enum ListenError {
     },
     /// A TCP address that others can reach.
     #[error(
-        "cannot listen on {address}: TCP clients are not authenticated yet, so only loopback addresses are \
+        "cannot listen on {address}: TCP connections are not encrypted, so only loopback addresses are \
          allowed (listen on 127.0.0.1 and forward it, for instance with ssh -L)"
     )]
     NotLoopback {
@@ -120,10 +121,18 @@ pub async fn serve_unix(
     axum::serve(listener, service).with_graceful_shutdown(stopped(stop)).await
 }
 
-/// Serves a TCP port, likewise. Requests that a web page could have caused are refused.
-pub async fn serve_tcp(listener: TcpListener, router: Router, stop: watch::Receiver<bool>) -> io::Result<()> {
-    let service =
-        router.layer(middleware::from_fn(refuse_browsers)).into_make_service_with_connect_info::<Peer>();
+/// Serves a TCP port, likewise. Requests without the token, and those that a web page could have caused, are
+/// refused: every process of every user of this host can connect.
+pub async fn serve_tcp(
+    listener: TcpListener,
+    router: Router,
+    token: Token,
+    stop: watch::Receiver<bool>,
+) -> io::Result<()> {
+    let service = router
+        .layer(middleware::from_fn_with_state(token, require_token))
+        .layer(middleware::from_fn(refuse_browsers))
+        .into_make_service_with_connect_info::<Peer>();
     axum::serve(listener, service).with_graceful_shutdown(stopped(stop)).await
 }
 
@@ -140,6 +149,18 @@ async fn refuse_browsers(request: Request, next: Next) -> Response {
         return Failure(problem).into_response();
     }
     next.run(request).await
+}
+
+async fn require_token(State(token): State<Token>, request: Request, next: Next) -> Response {
+    if token.is_in(request.headers()) {
+        return next.run(request).await;
+    }
+    let what = if request.headers().contains_key(header::AUTHORIZATION) { "another" } else { "none" };
+    let message = format!("requests over TCP must present the daemon's token, and this one has {what}");
+    let problem = Problem::new(ProblemKind::Unauthorized, message).advise(
+        "send 'Authorization: Bearer TOKEN'; the token is in the file api.token of the data directory",
+    );
+    ([(header::WWW_AUTHENTICATE, "Bearer")], Failure(problem)).into_response()
 }
 
 fn is_foreign(headers: &HeaderMap) -> bool {

@@ -10,7 +10,7 @@ use headwater_qemu::{
     Acceleration, Disk, Error, Exec, Exit, ExitReason, Guest, GuestSpec, Identity, MacAddress, Network,
     OnReboot, RunFiles, SshHostKey, probe_acceleration, seed,
 };
-use headwater_service::backend::{BackendError, ExecOutput, Hypervisor, Vm, VmExit, VmRequest};
+use headwater_service::backend::{BackendError, ExecOutput, Hypervisor, Vm, VmExit, VmPlan, VmRequest};
 
 /// A guest that still boots misses the power button, so it is pressed again this often.
 const POWER_BUTTON_INTERVAL: Duration = Duration::from_secs(3);
@@ -28,13 +28,13 @@ impl Hypervisor for Qemu {
         probe_acceleration().await.map(|how| how.to_string()).map_err(failed)
     }
 
-    async fn check(&self, machine: &str, memory_bytes: u64, cpus: u32) -> Result<(), BackendError> {
+    async fn check(&self, plan: VmPlan<'_>) -> Result<(), BackendError> {
         let spec = GuestSpec {
-            name: machine.to_owned(),
+            name: plan.name.to_owned(),
             uuid: uuid::Uuid::nil(),
             mac: MacAddress([0; 6]),
-            memory_bytes,
-            cpus,
+            memory_bytes: plan.memory_bytes,
+            cpus: plan.cpus,
             disk: Disk::nbd("/", ""),
             seed: None,
             run_dir: PathBuf::from("/"),
@@ -42,7 +42,12 @@ impl Hypervisor for Qemu {
             acceleration: Acceleration::Kvm,
             on_reboot: OnReboot::Exit,
         };
-        spec.check().map_err(failed)
+        spec.check().map_err(failed)?;
+        let identity = Identity {
+            user_data: plan.user_data.map(|data| data.as_bytes().to_vec()),
+            ..Identity::new(plan.host_name, uuid::Uuid::nil())
+        };
+        identity.check().map_err(failed)
     }
 
     async fn start(&self, request: VmRequest) -> Result<Arc<dyn Vm>, BackendError> {

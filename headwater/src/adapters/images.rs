@@ -9,8 +9,8 @@ use headwater_api::name::ImageRef;
 use headwater_api::{Channel, ChannelPointer, Image, ImageVersion, ProblemKind, Removed, VerifyReport};
 use headwater_block::Device;
 use headwater_image::{Cancel, ImageError, ImportOptions, Verified};
-use headwater_nbd::{Client, NbdUri};
 use headwater_nbd::client::ClientOptions;
+use headwater_nbd::{Client, NbdUri};
 use headwater_service::backend::{BackendError, Images, ImportOrder, ImportOutcome, JobControl, Promotion};
 use headwater_store::{
     Hash, ImageName, ImageReference, LocalDir, Pointer, Selector, Store, StoreError, StoreErrorKind, Version,
@@ -239,8 +239,7 @@ fn import(store: &LocalDir, order: &ImportOrder, job: &JobControl) -> Result<Imp
             connection.close();
         }
     };
-    let imported =
-        headwater_image::import(device, store, &options, &mut progress).map_err(image_failed)?;
+    let imported = headwater_image::import(device, store, &options, &mut progress).map_err(image_failed)?;
     let image = store.image(&name).map_err(store_failed)?.ok_or_else(|| store_failed(gone()))?;
     let created = newest != Some(imported.version.number);
     Ok(ImportOutcome { version: version_of(&image, &imported.version), created })

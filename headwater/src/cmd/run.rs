@@ -5,11 +5,13 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::{IsTerminal, Write};
+use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context;
 use headwater_api::name::ImageRef;
 use headwater_api::{JobResult, Machine, MachineState, Problem, ProblemKind};
+use tokio::sync::Mutex;
 
 use crate::cli::{MachineArgs, RunArgs};
 use crate::client::Client;
@@ -25,18 +27,27 @@ const INTERVAL: Duration = Duration::from_secs(1);
 /// The longest beginning of a machine's name; its number follows.
 const MAX_STEM_BYTES: usize = 56;
 
+/// The machines that are ours to remove.
+#[derive(Default)]
+struct Created {
+    /// Their names; of the last one perhaps only asked for.
+    names: Vec<String>,
+    /// Held while one is being made.
+    making: Arc<Mutex<()>>,
+}
+
 /// Runs machines until a signal comes, or until all of them are off.
 pub async fn run(data_dir: DataDir, args: RunArgs) -> anyhow::Result<u8> {
     let mut signals = EndSignals::catch()?;
     let daemon = Daemon::start(data_dir, Options::default()).await?;
     logging::to_file(&daemon.data_dir().path().join("run.log"))?;
     let client = Client::new(daemon.data_dir().socket());
-    let mut created = Vec::new();
+    let mut created = Created::default();
     let outcome = tokio::select! {
         outcome = bring_up_and_watch(&client, &args, &mut created) => outcome,
         _ = signals.next() => Ok(0),
     };
-    if !created.is_empty() {
+    if !created.names.is_empty() {
         note("stopping; Ctrl-C again ends the machines at once");
     }
     let hurry = daemon.hurry();
@@ -50,18 +61,14 @@ pub async fn run(data_dir: DataDir, args: RunArgs) -> anyhow::Result<u8> {
     cleaned.map(|()| code)
 }
 
-async fn bring_up_and_watch(
-    client: &Client,
-    args: &RunArgs,
-    created: &mut Vec<String>,
-) -> anyhow::Result<u8> {
+async fn bring_up_and_watch(client: &Client, args: &RunArgs, created: &mut Created) -> anyhow::Result<u8> {
     let image = image_of(client, &args.source).await?;
     let names = free_names(client, &image, args.count).await?;
     create(client, names, &image, &args.machine, created).await?;
-    for name in created.iter() {
+    for name in &created.names {
         client.change_machine(name, "start").await?;
     }
-    watch(client, created).await
+    watch(client, &created.names).await
 }
 
 /// Imports a file or an NBD export; anything else is an image of the store.
@@ -101,11 +108,27 @@ async fn create(
     names: Vec<String>,
     image: &str,
     args: &MachineArgs,
-    created: &mut Vec<String>,
+    created: &mut Created,
 ) -> anyhow::Result<()> {
     for name in names {
-        client.create_machine(&machine::creation(name.clone(), image.to_owned(), args)?).await?;
-        created.push(name);
+        let request = machine::creation(name.clone(), image.to_owned(), args)?;
+        // A signal may cut us off before the answer. The request goes on then, and is waited for before its
+        // machine is removed.
+        created.names.push(name);
+        let turn = created.making.clone().lock_owned().await;
+        let client = client.clone();
+        let made = tokio::spawn(async move {
+            let made = client.create_machine(&request).await;
+            drop(turn);
+            made
+        });
+        if let Err(e) = made.await.context("a request did not end")? {
+            // Refused, so there is none of ours. Where the answer was lost, there may be.
+            if e.is::<Problem>() {
+                created.names.pop();
+            }
+            return Err(e);
+        }
     }
     Ok(())
 }
@@ -127,14 +150,19 @@ async fn watch(client: &Client, names: &[String]) -> anyhow::Result<u8> {
     }
 }
 
-async fn clean_up(client: &Client, created: &[String]) -> anyhow::Result<()> {
+async fn clean_up(client: &Client, created: &Created) -> anyhow::Result<()> {
+    let _all_made = created.making.lock().await;
     let tasks: Vec<_> = created
+        .names
         .iter()
         .map(|name| {
             let (client, name) = (client.clone(), name.clone());
             tokio::spawn(async move {
-                client.change_machine(&name, "stop").await?;
-                client.remove_machine(&name, true).await
+                let done = async {
+                    client.change_machine(&name, "stop").await?;
+                    client.remove_machine(&name, true).await
+                };
+                done.await.or_else(unless_gone)
             })
         })
         .collect();
@@ -144,6 +172,14 @@ async fn clean_up(client: &Client, created: &[String]) -> anyhow::Result<()> {
         outcome = outcome.and(done);
     }
     outcome.context("cannot clean up")
+}
+
+/// A machine that there is not needs no cleaning up: the signal came before it was made.
+fn unless_gone(error: anyhow::Error) -> anyhow::Result<()> {
+    match error.downcast_ref::<Problem>() {
+        Some(problem) if problem.kind == ProblemKind::NotFound => Ok(()),
+        _ => Err(error),
+    }
 }
 
 /// For people, beside the results.

@@ -16,7 +16,7 @@ use headwater_db::Database;
 use headwater_db::sqlite::SqliteDatabase;
 use headwater_service::backend::{SystemClock, SystemRandom};
 use headwater_service::life::STOP_GRACE_MS;
-use headwater_service::{Parts, Service, operations, server};
+use headwater_service::{Parts, Service, Token, operations, server};
 use headwater_store::{Access, LocalDir};
 use headwater_volume::DEFAULT_PAUSE_LIMIT;
 use tokio::sync::watch;
@@ -67,12 +67,15 @@ impl Daemon {
         let lock = data_dir.lock()?;
         // Before anything is changed: most mistakes in an invocation are here.
         let tcp = match options.listen {
-            Some(address) => Some(server::bind_tcp(address).await?),
+            Some(address) => {
+                let token = Token::load_or_make(&data_dir.token(), &SystemRandom)?;
+                Some((server::bind_tcp(address).await?, token))
+            }
             None => None,
         };
         let unix = server::bind_unix(&data_dir.socket()).await?;
         let socket_file = SocketFile(data_dir.socket());
-        let tcp_address = tcp.as_ref().map(tokio::net::TcpListener::local_addr).transpose()?;
+        let tcp_address = tcp.as_ref().map(|(listener, _)| listener.local_addr()).transpose()?;
         let database = Arc::new(SqliteDatabase::open(&data_dir.database()).await?);
         let service = service(&data_dir, database.clone(), options.pause_limit).await?;
         service.recover().await.context("cannot clean up after an earlier daemon")?;
@@ -80,8 +83,8 @@ impl Daemon {
         let router = operations::router(service.clone());
         let (stop, stopped) = watch::channel(false);
         let mut servers = vec![tokio::spawn(server::serve_unix(unix, router.clone(), stopped.clone()))];
-        if let Some(tcp) = tcp {
-            servers.push(tokio::spawn(server::serve_tcp(tcp, router, stopped)));
+        if let Some((listener, token)) = tcp {
+            servers.push(tokio::spawn(server::serve_tcp(listener, router, token, stopped)));
         }
         // The first look at the hypervisor takes seconds: not when the first machine starts.
         let looking = service.clone();

@@ -11,6 +11,21 @@ use uuid::Uuid;
 
 use crate::backend::BackendError;
 
+/// What is known of a machine before it is made.
+#[derive(Clone, Copy, Debug)]
+pub struct VmPlan<'a> {
+    /// Its name.
+    pub name: &'a str,
+    /// The guest's memory.
+    pub memory_bytes: u64,
+    /// The guest's processors.
+    pub cpus: u32,
+    /// The guest's host name.
+    pub host_name: &'a str,
+    /// What is to be done in the guest.
+    pub user_data: Option<&'a str>,
+}
+
 /// A virtual machine to start.
 #[derive(Clone, Debug)]
 pub struct VmRequest {
@@ -69,8 +84,8 @@ pub trait Hypervisor: Send + Sync + 'static {
     /// How machines run on this host (`KVM`, `TCG: reason`), or why they cannot.
     async fn describe(&self) -> Result<String, BackendError>;
 
-    /// Whether this host can run a machine of that size.
-    async fn check(&self, machine: &str, memory_bytes: u64, cpus: u32) -> Result<(), BackendError>;
+    /// Whether this host can run such a machine, and a guest understand what it is told.
+    async fn check(&self, plan: VmPlan<'_>) -> Result<(), BackendError>;
 
     /// Starts one. Returns when its process runs and answers.
     async fn start(&self, request: VmRequest) -> Result<Arc<dyn Vm>, BackendError>;

@@ -26,6 +26,8 @@ mod record;
 mod recover;
 mod start;
 mod stop;
+#[cfg(test)]
+mod tests;
 mod watch;
 
 pub use active::Active;

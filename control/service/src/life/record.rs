@@ -6,6 +6,7 @@ use std::time::Instant;
 use headwater_api::name::ImageRef;
 use headwater_api::{ImageVersion, Machine, MachineState};
 use headwater_db::MachineRecord;
+use uuid::Uuid;
 
 use crate::Service;
 use crate::extract::Actor;
@@ -51,11 +52,11 @@ impl Service {
             uuid: record.uuid,
             mac: record.mac,
             image: record.image,
-            version: record.version,
             pin: record.pin,
-            cache: record.cache,
+            version: record.version,
             next_version: None,
             old: false,
+            cache: record.cache,
             memory_bytes: record.memory_bytes,
             cpus: record.cpus,
             wanted: record.wanted,
@@ -68,7 +69,6 @@ impl Service {
         }
     }
 
-    /// Closes the disk of a machine whose VM ended, and saves the state that follows.
     /// Machines as clients see them, with what each would boot now.
     pub(crate) async fn views(&self, records: Vec<MachineRecord>) -> Vec<Machine> {
         let mut known: HashMap<String, Option<ImageVersion>> = HashMap::new();
@@ -97,6 +97,7 @@ impl Service {
         views
     }
 
+    /// Closes the disk of a machine whose VM ended, and saves the state that follows.
     pub(crate) async fn switched_off(
         &self,
         record: &mut MachineRecord,
@@ -105,26 +106,31 @@ impl Service {
         reason: Option<String>,
         detail: impl Into<String>,
     ) -> Result<(), LifeError> {
-        let active = self.active_map().remove(&record.uuid);
-        if let Some(active) = active
-            && let Err(e) = active.disk.close().await
-        {
-            // The machine is off all the same, and its writes were to be forgotten.
-            tracing::warn!(machine = %record.name, "cannot close its disk cleanly: {e}");
-        }
-        self.remove_sockets(&record.name).await;
+        self.put_away(record.uuid, &record.name).await;
         record.state = state;
         record.reason = reason;
         self.save(record, actor, "state", detail).await
     }
 
-    /// Removes all that a machine's directory holds but its console log.
+    /// Forgets that a machine is on, closes its disk and removes its sockets. Its VM has ended.
+    pub(crate) async fn put_away(&self, uuid: Uuid, name: &str) {
+        let active = self.active_map().remove(&uuid);
+        if let Some(active) = active
+            && let Err(e) = active.disk.close().await
+        {
+            // The machine is off all the same, and its writes were to be forgotten.
+            tracing::warn!(machine = %name, "cannot close its disk cleanly: {e}");
+        }
+        self.remove_sockets(name).await;
+    }
+
+    /// Removes all that a machine's directory holds but the logs, which are for whoever asks what happened.
     pub(crate) async fn remove_sockets(&self, machine: &str) {
-        let dir = self.run_dir(machine);
-        let log = self.hypervisor().console_log(&dir);
-        let Ok(mut entries) = tokio::fs::read_dir(&dir).await else { return };
+        let Ok(mut entries) = tokio::fs::read_dir(self.run_dir(machine)).await else { return };
         while let Ok(Some(entry)) = entries.next_entry().await {
-            if entry.path() != log {
+            let name = entry.file_name();
+            let is_log = [&b".log"[..], b".log.old"].iter().any(|end| name.as_encoded_bytes().ends_with(end));
+            if !is_log {
                 // What cannot be removed now is replaced at the next start.
                 let _ = tokio::fs::remove_file(entry.path()).await;
             }

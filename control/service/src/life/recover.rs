@@ -53,20 +53,20 @@ impl Service {
         for record in machines {
             self.remove_sockets(&record.name).await;
             if verdict(record.wanted, record.state, false) == Verdict::Lost {
-                let ended = orphans.contains(&record.name);
-                self.mark_lost(record, ended).await?;
+                let process = if orphans.contains(&record.name) {
+                    "its process was still there and was ended"
+                } else {
+                    "its process was gone"
+                };
+                let how = format!("the daemon ended while it was {}; {process}", record.state);
+                self.mark_lost(record, &how).await?;
             }
         }
         Ok(())
     }
 
-    async fn mark_lost(&self, mut record: MachineRecord, process_ended: bool) -> Result<(), LifeError> {
-        let was = record.state;
-        let process =
-            if process_ended { "its process was still there and was ended" } else { "its process was gone" };
-        let reason = format!(
-            "the daemon ended while it was {was}; {process}; what it wrote is gone; start it to boot it afresh"
-        );
+    async fn mark_lost(&self, mut record: MachineRecord, how: &str) -> Result<(), LifeError> {
+        let reason = format!("{how}; what it wrote is gone; start it to boot it afresh");
         record.state = MachineState::Lost;
         record.reason = Some(reason.clone());
         self.save(&record, &Actor::daemon(), "state", reason).await
@@ -108,7 +108,8 @@ impl Service {
                 Verdict::Fine => {}
                 Verdict::Lost => {
                     tracing::error!(machine = %record.name, "it is noted as {} and is not on", record.state);
-                    self.mark_lost(record, false).await?;
+                    let how = format!("it ended while it was {}, and that could not be noted", record.state);
+                    self.mark_lost(record, &how).await?;
                 }
                 Verdict::StopIt => {
                     drop(turn);

@@ -1,6 +1,7 @@
 //! Starting a machine.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use headwater_api::name::ImageRef;
 use headwater_api::{ImageVersion, MachineState, Wanted};
@@ -43,6 +44,11 @@ impl Service {
         self.save(&record, actor, "start", detail).await?;
 
         match self.bring_up(&record, version).await {
+            // It takes seconds, and the daemon may have begun to stop meanwhile.
+            Ok(active) if self.is_stopping() => {
+                let reason = self.take_down(&record, &active).await;
+                self.start_failed(record, actor, reason).await
+            }
             Ok(active) => {
                 self.active_map().insert(record.uuid, active.clone());
                 record.state = MachineState::Booting;
@@ -51,14 +57,33 @@ impl Service {
                 self.watch(record.uuid, record.name.clone(), active);
                 saved.map(|()| record)
             }
-            Err(e) => {
-                record.state = MachineState::Stopped;
-                record.wanted = Wanted::Stopped;
-                record.reason = Some(crate::answer::problem(&e).to_string());
-                self.remove_sockets(&record.name).await;
-                self.save(&record, actor, "state", format!("the start failed: {e}")).await?;
-                Err(e)
-            }
+            Err(e) => self.start_failed(record, actor, e).await,
+        }
+    }
+
+    async fn start_failed(
+        &self,
+        mut record: MachineRecord,
+        actor: &Actor,
+        error: LifeError,
+    ) -> Result<MachineRecord, LifeError> {
+        record.state = MachineState::Stopped;
+        record.wanted = Wanted::Stopped;
+        record.reason = Some(crate::answer::problem(&error).to_string());
+        self.remove_sockets(&record.name).await;
+        self.save(&record, actor, "state", format!("the start failed: {error}")).await?;
+        Err(error)
+    }
+
+    /// Undoes [`Service::bring_up`]. Returns why: the daemon stops, and the VM perhaps did not.
+    async fn take_down(&self, record: &MachineRecord, active: &Active) -> LifeError {
+        let ended = active.vm.stop(Duration::ZERO).await;
+        if let Err(close) = active.disk.close().await {
+            tracing::warn!(machine = %record.name, "cannot close its disk cleanly: {close}");
+        }
+        match ended {
+            Ok(_) => LifeError::Stopping(record.name.clone()),
+            Err(e) => LifeError::backend("end", &record.name)(e),
         }
     }
 

@@ -107,8 +107,8 @@ impl Service {
         self.switched_off(record, actor, MachineState::Stopped, None, format!("killed to {what}")).await
     }
 
-    /// Stops all machines, at the same time. Called when the daemon ends: their disks live in it. With `force`
-    /// also while another call waits for guests that take their time.
+    /// Stops all machines, at the same time, and those that are being started too. Called when the daemon ends:
+    /// their disks live in it. With `force` also while another call waits for guests that take their time.
     pub async fn stop_all(&self, force: bool) {
         let machines = match self.db().read().await {
             Ok(mut repo) => repo.machines().list().await,
@@ -120,10 +120,17 @@ impl Service {
         });
         let stops: Vec<_> = machines
             .into_iter()
-            .filter(|machine| self.active(machine.uuid).is_some())
             .map(|machine| {
                 let service = self.clone();
                 tokio::spawn(async move {
+                    if service.active(machine.uuid).is_none() {
+                        // Somebody who has its turn may be starting it. Once the daemon stops, nobody does so
+                        // after that.
+                        drop(service.lock(machine.uuid).await);
+                    }
+                    if service.active(machine.uuid).is_none() {
+                        return;
+                    }
                     if let Err(e) = service.stop(&machine.name, force, &Actor::daemon()).await {
                         tracing::error!(machine = %machine.name, "{e}");
                     }

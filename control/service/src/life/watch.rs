@@ -60,6 +60,9 @@ impl Service {
             // Whoever stopped it has cleaned up.
             return Ok(());
         }
+        // Whatever the database says, or fails to say: where it cannot be read or written now, the record goes on
+        // saying that the machine is on, and the next comparison with the facts finds that it is lost.
+        self.put_away(uuid, name).await;
         let mut record = self.record(name).await?;
         let daemon = Actor::daemon();
         match exit {

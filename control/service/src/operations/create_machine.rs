@@ -9,7 +9,7 @@ use headwater_db::{DbError, MachineRecord};
 
 use crate::Service;
 use crate::answer::{Explain, Failure};
-use crate::backend::BackendError;
+use crate::backend::{BackendError, VmPlan};
 use crate::extract::{Actor, Body};
 use crate::identity::{self, IdentityError};
 use crate::server::MAX_SOCKET_PATH_BYTES;
@@ -113,7 +113,14 @@ async fn check(service: &Service, request: &CreateMachine) -> Result<(), Failure
         return Err(Error::PathTooLong { machine, run_dir, len }.into());
     }
     let failed = |source| Error::Backend { machine: request.name.clone(), source };
-    service.hypervisor().check(&request.name, request.memory_bytes, request.cpus).await.map_err(failed)?;
+    let plan = VmPlan {
+        name: &request.name,
+        memory_bytes: request.memory_bytes,
+        cpus: request.cpus,
+        host_name: host_name(request),
+        user_data: request.user_data.as_deref(),
+    };
+    service.hypervisor().check(plan).await.map_err(failed)?;
     service.disks().check(&request.cache).await.map_err(failed)?;
     resolve(service, &request.name, &request.image).await
 }
@@ -125,15 +132,19 @@ async fn resolve(service: &Service, machine: &str, image: &str) -> Result<(), Fa
     Ok(())
 }
 
+fn host_name(request: &CreateMachine) -> &str {
+    request.host_name.as_ref().unwrap_or(&request.name)
+}
+
 fn record(service: &Service, request: CreateMachine) -> Result<MachineRecord, Error> {
-    let host_name = request.host_name.unwrap_or_else(|| request.name.clone());
-    let new = identity::make(service.random(), &host_name, request.user_data)
+    let new = identity::make(service.random(), host_name(&request), request.user_data.clone())
         .map_err(|source| Error::Identity { machine: request.name.clone(), source })?;
     Ok(MachineRecord {
         uuid: new.uuid,
         name: request.name,
         mac: new.mac,
         image: request.image,
+        pin: None,
         cache: request.cache,
         memory_bytes: request.memory_bytes,
         cpus: request.cpus,
@@ -144,7 +155,6 @@ fn record(service: &Service, request: CreateMachine) -> Result<MachineRecord, Er
         reason: None,
         version: None,
         boot_ms: None,
-        pin: None,
         started_at_ms: None,
         created_at_ms: service.now_ms(),
     })

@@ -48,7 +48,8 @@ pub const MAX_BODY_BYTES: usize = 8 << 20;
     info(
         title = "Headwater",
         description = "Images, machines and their write caches on one host. Every failed request is answered with \
-                       a Problem. Long operations answer with one JSON object a line (application/x-ndjson).",
+                       a Problem. Long operations answer with one JSON object a line (application/x-ndjson). Over TCP, every \
+                       request has the header 'Authorization: Bearer TOKEN'.",
         license(name = "Apache-2.0", identifier = "Apache-2.0"),
     ),
     tags(
@@ -69,11 +70,11 @@ fn routes() -> OpenApiRouter<Service> {
         .routes(routes!(show_image::show_image, remove_image::remove_image))
         .routes(routes!(verify_image::verify_image))
         .routes(routes!(export_image::export_image))
-        .routes(routes!(list_machines::list_machines, create_machine::create_machine))
         .routes(routes!(promote_image::promote_image, cancel_promotion::cancel_promotion))
         .routes(routes!(revert_image::revert_image))
         .routes(routes!(retire_image::retire_image))
         .routes(routes!(pin_machine::pin_machine, unpin_machine::unpin_machine))
+        .routes(routes!(list_machines::list_machines, create_machine::create_machine))
         .routes(routes!(show_machine::show_machine, set_machine::set_machine, remove_machine::remove_machine))
         .routes(routes!(start_machine::start_machine))
         .routes(routes!(stop_machine::stop_machine))

@@ -1,0 +1,389 @@
+//! Lives that go wrong, with backends that the tests steer.
+
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use async_trait::async_trait;
+use headwater_api::name::ImageRef;
+use headwater_api::{
+    CacheSettings, Channel, DiskCounters, Image, ImageVersion, MachineState, ProblemKind, Removed,
+    VerifyReport, Wanted,
+};
+use headwater_db::sqlite::SqliteDatabase;
+use headwater_db::{Database, DbError, MachineRecord, Repository};
+use tokio::sync::{Notify, watch};
+
+use crate::backend::{
+    BackendError, Disk, DiskRequest, Disks, ExecOutput, Hypervisor, Images, ImportOrder, ImportOutcome,
+    JobControl, Promotion, Shortage, SystemClock, SystemRandom, Vm, VmExit, VmPlan, VmRequest,
+};
+use crate::extract::Actor;
+use crate::life::LifeError;
+use crate::{Parts, Service};
+
+/// A database that can be made to fail.
+struct FragileDatabase {
+    inner: SqliteDatabase,
+    fails: AtomicBool,
+}
+
+impl FragileDatabase {
+    fn check(&self) -> Result<(), DbError> {
+        let failed = || DbError::Unreadable { column: "state", found: "nonsense".to_owned() };
+        if self.fails.load(Ordering::SeqCst) { Err(failed()) } else { Ok(()) }
+    }
+}
+
+#[async_trait]
+impl Database for FragileDatabase {
+    async fn read(&self) -> Result<Box<dyn Repository>, DbError> {
+        self.check()?;
+        self.inner.read().await
+    }
+
+    async fn write(&self) -> Result<Box<dyn Repository>, DbError> {
+        self.check()?;
+        self.inner.write().await
+    }
+
+    async fn close(&self) {
+        self.inner.close().await;
+    }
+}
+
+/// One image, of which nothing but its version is ever asked.
+struct OneImage;
+
+fn unused<T>() -> Result<T, BackendError> {
+    Err(BackendError::new(ProblemKind::Failed, "not in this test"))
+}
+
+#[async_trait]
+impl Images for OneImage {
+    async fn list(&self) -> Result<Vec<Image>, BackendError> {
+        unused()
+    }
+    async fn resolve(&self, _: &ImageRef) -> Result<ImageVersion, BackendError> {
+        Ok(ImageVersion {
+            image: "image".to_owned(),
+            number: 1,
+            hash: "0".repeat(64),
+            size_bytes: 4096,
+            stored_bytes: 0,
+            created_at_ms: 0,
+            source: String::new(),
+            note: String::new(),
+            author: String::new(),
+            retired: false,
+            channels: Vec::new(),
+        })
+    }
+    async fn import(&self, _: ImportOrder, _: Arc<JobControl>) -> Result<ImportOutcome, BackendError> {
+        unused()
+    }
+    async fn promote(&self, _: &Promotion) -> Result<Option<u64>, BackendError> {
+        unused()
+    }
+    async fn schedule(&self, _: &Promotion) -> Result<(), BackendError> {
+        unused()
+    }
+    async fn cancel_promotion(&self, _: &str, _: Channel) -> Result<Promotion, BackendError> {
+        unused()
+    }
+    async fn promote_due(&self, _: u64) -> Result<Vec<(Promotion, Option<u64>)>, BackendError> {
+        Ok(Vec::new())
+    }
+    async fn revert(&self, _: &str, _: Channel) -> Result<(u64, u64), BackendError> {
+        unused()
+    }
+    async fn retire(&self, _: &ImageVersion, _: bool) -> Result<(), BackendError> {
+        unused()
+    }
+    async fn verify(&self, _: &ImageVersion, _: Arc<JobControl>) -> Result<VerifyReport, BackendError> {
+        unused()
+    }
+    async fn export(&self, _: &ImageVersion, _: &Path, _: Arc<JobControl>) -> Result<u64, BackendError> {
+        unused()
+    }
+    async fn remove(&self, _: &ImageRef) -> Result<Removed, BackendError> {
+        unused()
+    }
+    async fn stored_bytes(&self) -> Result<u64, BackendError> {
+        unused()
+    }
+}
+
+/// Disks and VMs that only remember what became of them.
+#[derive(Default)]
+struct Host {
+    open_disks: Mutex<usize>,
+    vms: Mutex<Vec<Arc<FakeVm>>>,
+    /// A start waits while this is set.
+    starts_wait: AtomicBool,
+    start_waits: Notify,
+    go_on: Notify,
+}
+
+struct FakeDisk(Arc<Host>, AtomicBool);
+
+#[async_trait]
+impl Disk for FakeDisk {
+    fn socket(&self) -> &Path {
+        Path::new("/disk.sock")
+    }
+    fn counters(&self) -> DiskCounters {
+        DiskCounters::default()
+    }
+    fn set_limits(&self, _: &CacheSettings) {}
+    fn shortage(&self) -> Option<Shortage> {
+        None
+    }
+    async fn close(&self) -> Result<(), BackendError> {
+        if !self.1.swap(true, Ordering::SeqCst) {
+            *self.0.open_disks.lock().unwrap() -= 1;
+        }
+        Ok(())
+    }
+}
+
+struct FakeDisks(Arc<Host>);
+
+#[async_trait]
+impl Disks for FakeDisks {
+    async fn check(&self, _: &CacheSettings) -> Result<(), BackendError> {
+        Ok(())
+    }
+    async fn open(&self, _: DiskRequest) -> Result<Arc<dyn Disk>, BackendError> {
+        *self.0.open_disks.lock().unwrap() += 1;
+        Ok(Arc::new(FakeDisk(self.0.clone(), AtomicBool::new(false))))
+    }
+    async fn sweep(&self) -> Result<Vec<String>, BackendError> {
+        Ok(Vec::new())
+    }
+}
+
+struct FakeVm(watch::Sender<Option<VmExit>>);
+
+impl FakeVm {
+    fn end(&self, exit: VmExit) {
+        self.0.send_if_modified(|ended| {
+            let first = ended.is_none();
+            if first {
+                *ended = Some(exit);
+            }
+            first
+        });
+    }
+}
+
+#[async_trait]
+impl Vm for FakeVm {
+    fn pid(&self) -> u32 {
+        1
+    }
+    fn accelerator(&self) -> String {
+        "none".to_owned()
+    }
+    fn is_out_of_space(&self) -> bool {
+        false
+    }
+    async fn booted(&self) {
+        std::future::pending().await
+    }
+    async fn exited(&self) -> VmExit {
+        let mut ended = self.0.subscribe();
+        let exit = ended.wait_for(Option::is_some).await.unwrap();
+        exit.clone().unwrap()
+    }
+    async fn stop(&self, _: Duration) -> Result<VmExit, BackendError> {
+        self.end(VmExit::PoweredOff);
+        Ok(self.exited().await)
+    }
+    async fn kill(&self) -> Result<(), BackendError> {
+        self.end(VmExit::Killed);
+        Ok(())
+    }
+    async fn exec(&self, _: &[String], _: Duration) -> Result<ExecOutput, BackendError> {
+        unused()
+    }
+}
+
+struct FakeHypervisor(Arc<Host>);
+
+#[async_trait]
+impl Hypervisor for FakeHypervisor {
+    async fn describe(&self) -> Result<String, BackendError> {
+        unused()
+    }
+    async fn check(&self, _: VmPlan<'_>) -> Result<(), BackendError> {
+        Ok(())
+    }
+    async fn start(&self, request: VmRequest) -> Result<Arc<dyn Vm>, BackendError> {
+        for name in ["console.log", "console.log.old", "qemu.log", "seed.img", "qemu.pid"] {
+            std::fs::write(request.run_dir.join(name), name).unwrap();
+        }
+        if self.0.starts_wait.load(Ordering::SeqCst) {
+            self.0.start_waits.notify_one();
+            self.0.go_on.notified().await;
+        }
+        let vm = Arc::new(FakeVm(watch::Sender::new(None)));
+        self.0.vms.lock().unwrap().push(vm.clone());
+        Ok(vm)
+    }
+    async fn sweep_orphans(&self, _: &Path) -> Result<Vec<String>, BackendError> {
+        Ok(Vec::new())
+    }
+    fn console_log(&self, run_dir: &Path) -> PathBuf {
+        run_dir.join("console.log")
+    }
+    fn console_socket(&self, run_dir: &Path) -> PathBuf {
+        run_dir.join("console.sock")
+    }
+}
+
+struct Fixture {
+    dir: tempfile::TempDir,
+    db: Arc<FragileDatabase>,
+    host: Arc<Host>,
+    service: Service,
+}
+
+impl Fixture {
+    /// A service with the machine `lab`.
+    async fn new() -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        let inner = SqliteDatabase::open(&dir.path().join("db")).await.unwrap();
+        let db = Arc::new(FragileDatabase { inner, fails: AtomicBool::new(false) });
+        let host = Arc::new(Host::default());
+        let service = Service::new(Parts {
+            db: db.clone(),
+            images: Arc::new(OneImage),
+            disks: Arc::new(FakeDisks(host.clone())),
+            hypervisor: Arc::new(FakeHypervisor(host.clone())),
+            clock: Arc::new(SystemClock),
+            random: Arc::new(SystemRandom),
+            data_dir: dir.path().to_owned(),
+        });
+        let new = crate::identity::make(&SystemRandom, "lab", None).unwrap();
+        let record = MachineRecord {
+            uuid: new.uuid,
+            name: "lab".to_owned(),
+            mac: new.mac,
+            image: "image".to_owned(),
+            pin: None,
+            cache: CacheSettings::default(),
+            memory_bytes: 1 << 29,
+            cpus: 1,
+            identity: new.identity,
+            ssh_host_key_private: new.ssh_host_key_private,
+            wanted: Wanted::Stopped,
+            state: MachineState::Created,
+            reason: None,
+            version: None,
+            boot_ms: None,
+            started_at_ms: None,
+            created_at_ms: 0,
+        };
+        let mut repo = db.write().await.unwrap();
+        repo.machines().add(&record).await.unwrap();
+        repo.save().await.unwrap();
+        Self { dir, db, host, service }
+    }
+
+    async fn start(&self) -> Result<MachineRecord, LifeError> {
+        self.service.start("lab", &Actor::daemon()).await
+    }
+
+    async fn record(&self) -> MachineRecord {
+        self.service.record("lab").await.unwrap()
+    }
+
+    fn open_disks(&self) -> usize {
+        *self.host.open_disks.lock().unwrap()
+    }
+
+    fn vm(&self) -> Arc<FakeVm> {
+        self.host.vms.lock().unwrap().last().unwrap().clone()
+    }
+}
+
+async fn until(what: &str, mut is_so: impl AsyncFnMut() -> bool) {
+    for _ in 0..6_000 {
+        if is_so().await {
+            return;
+        }
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    panic!("a minute passed, and not yet: {what}");
+}
+
+#[tokio::test]
+async fn a_machine_that_ends_while_the_database_fails_is_not_on_for_ever() {
+    let fixture = Fixture::new().await;
+    fixture.start().await.unwrap();
+    assert_eq!((fixture.record().await.state, fixture.open_disks()), (MachineState::Booting, 1));
+    fixture.db.fails.store(true, Ordering::SeqCst);
+    fixture.vm().end(VmExit::PoweredOff);
+    until("its disk is closed", async || fixture.open_disks() == 0).await;
+    fixture.db.fails.store(false, Ordering::SeqCst);
+    let reconciling = tokio::spawn({
+        let service = fixture.service.clone();
+        async move { service.keep_reconciling().await }
+    });
+    until("it is lost", async || fixture.record().await.state == MachineState::Lost).await;
+    reconciling.abort();
+    let reason = fixture.record().await.reason.unwrap();
+    assert!(reason.contains("could not be noted"), "{reason}");
+    fixture.start().await.unwrap();
+    assert_eq!((fixture.record().await.state, fixture.open_disks()), (MachineState::Booting, 1));
+}
+
+#[tokio::test]
+async fn a_start_that_a_stop_of_the_daemon_overtakes_is_undone() {
+    let fixture = Fixture::new().await;
+    fixture.start().await.unwrap();
+    // The guest restarts, which starts it again.
+    fixture.host.starts_wait.store(true, Ordering::SeqCst);
+    fixture.vm().end(VmExit::Rebooted);
+    fixture.host.start_waits.notified().await;
+    fixture.service.begin_stop();
+    let stopping = tokio::spawn({
+        let service = fixture.service.clone();
+        async move { service.stop_all(false).await }
+    });
+    tokio::time::sleep(Duration::from_millis(50)).await;
+    assert!(!stopping.is_finished(), "the machine that is being started was not waited for");
+    fixture.host.go_on.notify_one();
+    stopping.await.unwrap();
+    let record = fixture.record().await;
+    assert_eq!((record.state, record.wanted), (MachineState::Stopped, Wanted::Stopped));
+    assert!(record.reason.unwrap().contains("the daemon is stopping"));
+    assert_eq!(fixture.open_disks(), 0);
+    assert!(fixture.vm().0.borrow().is_some(), "its VM was not ended");
+    assert!(matches!(fixture.start().await, Err(LifeError::Stopping(_))));
+}
+
+#[tokio::test]
+async fn stopping_the_daemon_leaves_machines_alone_that_are_off() {
+    let fixture = Fixture::new().await;
+    fixture.start().await.unwrap();
+    fixture.vm().end(VmExit::Crashed { reason: "it fell over".to_owned() });
+    until("it is crashed", async || fixture.record().await.state == MachineState::Crashed).await;
+    fixture.service.begin_stop();
+    fixture.service.stop_all(false).await;
+    let record = fixture.record().await;
+    assert_eq!((record.state, record.wanted), (MachineState::Crashed, Wanted::Running));
+}
+
+#[tokio::test]
+async fn the_logs_of_a_machine_stay_when_it_is_off_and_its_secrets_do_not() {
+    let fixture = Fixture::new().await;
+    fixture.start().await.unwrap();
+    fixture.service.stop("lab", false, &Actor::daemon()).await.unwrap();
+    let entries = std::fs::read_dir(fixture.dir.path().join("run/lab")).unwrap();
+    let mut left: Vec<_> = entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
+    left.sort();
+    assert_eq!(left, ["console.log", "console.log.old", "qemu.log"]);
+}

@@ -1,0 +1,144 @@
+//! The token that clients over TCP present: whoever can read its file may use the API.
+
+use std::io::{self, Write};
+use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+
+use axum::http::{HeaderMap, header};
+
+use crate::backend::Random;
+
+/// Random bytes of a token; its file holds them as twice as many hexadecimal digits.
+const TOKEN_BYTES: usize = 32;
+
+/// A secret that its file's readers and the daemon share. Its `Debug` says nothing.
+#[derive(Clone)]
+pub struct Token(String);
+
+/// Why there is no token.
+#[derive(Debug, thiserror::Error)]
+pub enum TokenError {
+    /// The file could not be read or written.
+    #[error("cannot {what} {path}")]
+    File {
+        /// What was to be done.
+        what: &'static str,
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        #[source]
+        source: io::Error,
+    },
+    /// It holds something else.
+    #[error("{path} does not hold a token of 64 hexadecimal digits (remove it, and a new one is made)")]
+    Odd {
+        /// The file.
+        path: PathBuf,
+    },
+    /// No random numbers.
+    #[error("cannot get random numbers for {path}")]
+    Random {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        #[source]
+        source: io::Error,
+    },
+}
+
+impl Token {
+    /// The token of a file, which is made with a random one where it is missing. Only its owner may read it: an
+    /// existing file is made so too. Callers hold the lock of the directory.
+    pub fn load_or_make(path: &Path, random: &dyn Random) -> Result<Self, TokenError> {
+        let failed = |what| move |source| TokenError::File { what, path: path.to_owned(), source };
+        match std::fs::read_to_string(path) {
+            Ok(text) => {
+                let only_owner = std::fs::Permissions::from_mode(0o600);
+                std::fs::set_permissions(path, only_owner).map_err(failed("protect the token file"))?;
+                let digits = text.trim_end();
+                let sound = digits.len() == 2 * TOKEN_BYTES && digits.bytes().all(|c| c.is_ascii_hexdigit());
+                if sound {
+                    Ok(Self(digits.to_owned()))
+                } else {
+                    Err(TokenError::Odd { path: path.to_owned() })
+                }
+            }
+            Err(e) if e.kind() == io::ErrorKind::NotFound => {
+                let mut bytes = [0; TOKEN_BYTES];
+                let no_random = |source| TokenError::Random { path: path.to_owned(), source };
+                random.fill(&mut bytes).map_err(no_random)?;
+                let token = Self(bytes.iter().map(|byte| format!("{byte:02x}")).collect());
+                token.write(path).map_err(failed("make the token file"))?;
+                Ok(token)
+            }
+            Err(e) => Err(failed("read the token file")(e)),
+        }
+    }
+
+    /// Under another name first, so that the file is whole or not there.
+    fn write(&self, path: &Path) -> io::Result<()> {
+        let unfinished = path.with_extension("token.new");
+        match std::fs::remove_file(&unfinished) {
+            Err(e) if e.kind() != io::ErrorKind::NotFound => return Err(e),
+            _ => {}
+        }
+        let mut options = std::fs::File::options();
+        let mut file = options.write(true).create_new(true).mode(0o600).open(&unfinished)?;
+        writeln!(file, "{}", self.0)?;
+        file.sync_all()?;
+        std::fs::rename(&unfinished, path)
+    }
+
+    /// Whether a request presents it, as `Authorization: Bearer TOKEN`.
+    pub(crate) fn is_in(&self, headers: &HeaderMap) -> bool {
+        let given = headers.get(header::AUTHORIZATION).and_then(|value| value.to_str().ok());
+        let Some((scheme, given)) = given.and_then(|value| value.split_once(' ')) else { return false };
+        let (given, own) = (given.trim().as_bytes(), self.0.as_bytes());
+        // All bytes are compared, so that the time taken does not tell how many were right.
+        let difference = given.iter().zip(own).fold(0, |all, (a, b)| all | (a ^ b));
+        scheme.eq_ignore_ascii_case("bearer") && given.len() == own.len() && difference == 0
+    }
+}
+
+impl std::fmt::Debug for Token {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Token(..)")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::backend::SystemRandom;
+
+    #[test]
+    fn a_token_is_made_once_and_for_its_owner_only() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("api.token");
+        std::fs::write(dir.path().join("api.token.new"), "of a daemon that died").unwrap();
+        let made = Token::load_or_make(&path, &SystemRandom).unwrap();
+        let mode = || std::fs::metadata(&path).unwrap().permissions().mode() & 0o777;
+        assert_eq!((made.0.len(), mode()), (64, 0o600));
+        std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o644)).unwrap();
+        assert_eq!(Token::load_or_make(&path, &SystemRandom).unwrap().0, made.0);
+        assert_eq!(mode(), 0o600);
+        let other = Token::load_or_make(&dir.path().join("other.token"), &SystemRandom).unwrap();
+        assert_ne!(other.0, made.0);
+        std::fs::write(&path, "").unwrap();
+        assert!(matches!(Token::load_or_make(&path, &SystemRandom), Err(TokenError::Odd { .. })));
+        assert_eq!(format!("{made:?}"), "Token(..)");
+    }
+
+    #[test]
+    fn only_the_whole_token_as_bearer_counts() {
+        let token = Token("ab".repeat(32));
+        let has = |value: String| {
+            let headers: HeaderMap = [(header::AUTHORIZATION, value.parse().unwrap())].into_iter().collect();
+            token.is_in(&headers)
+        };
+        assert!(has(format!("Bearer {}", token.0)) && has(format!("bearer  {}", token.0)));
+        assert!(!has(format!("Basic {}", token.0)) && !has(token.0.clone()) && !has("Bearer ".into()));
+        assert!(!has(format!("Bearer {}", "ab".repeat(31))) && !has(format!("Bearer {}00", token.0)));
+        assert!(!token.is_in(&HeaderMap::new()));
+    }
+}
