@@ -405,3 +405,26 @@ fn a_volume_that_is_dropped_gives_its_memory_and_its_lock_back() {
     blocking::read(&*device, 23 * MIB, &mut read).unwrap();
     assert!(read == data);
 }
+
+#[test]
+fn a_flush_that_falls_on_the_end_of_a_segment_is_no_special_case() {
+    let dir = tempfile::tempdir().unwrap();
+    let options = options(&empty(64), CacheMode::RamDisk, 200, dir.path());
+    let (host, _) = setup::host(u64::MAX);
+    let (volume, device) = setup::open(&options, &host);
+    let data = |number: u64| Rng::new(number).bytes(2 * MIB as usize);
+    for number in 0..30 {
+        blocking::write(&*device, number * 2 * MIB, &data(number)).unwrap();
+        blocking::flush(&*device).unwrap();
+    }
+    let cache = volume.counters().cache;
+    assert!(cache.disk_errors == 0 && cache.evicted_segments > 0, "{cache:?}");
+    volume.close();
+    drop((volume, device));
+    let (_volume, device) = setup::open(&options, &host);
+    let mut read = vec![0; 2 * MIB as usize];
+    for number in 0..30 {
+        blocking::read(&*device, number * 2 * MIB, &mut read).unwrap();
+        assert!(read == data(number), "segment {number}");
+    }
+}

@@ -1,5 +1,6 @@
 //! The thread of a persistent cache: writing segments, and committing epochs.
 
+use std::cell::Cell;
 use std::io;
 use std::sync::atomic::Ordering;
 use std::sync::mpsc;
@@ -120,9 +121,9 @@ impl Persist {
 impl WriteCache {
     /// Writes cold segments until there is enough room, or a flush waits.
     fn save_cold(&self, persist: &Persist, overflow: &Overflow) {
-        let mut failed = false;
+        let failed = Cell::new(false);
         let mut next = || {
-            if persist.flush_waits() || !self.wants_spill() {
+            if failed.get() || persist.flush_waits() || !self.wants_spill() {
                 return None;
             }
             let id = self.log.lock().freeze_victim(&self.segments, false)?;
@@ -132,7 +133,7 @@ impl WriteCache {
             Some(Job { id, end: SLOT_COUNT })
         };
         let mut over = |job: Job, saved: bool| {
-            failed |= !saved;
+            failed.set(failed.get() || !saved);
             let Some(segment) = self.segments.get(job.id) else { return };
             let released = {
                 let mut log = self.log.lock();
@@ -141,7 +142,7 @@ impl WriteCache {
             self.take_back(released);
         };
         self.save(persist, overflow, &mut next, &mut over);
-        self.set_failed(persist, overflow, failed);
+        self.set_failed(persist, overflow, failed.get());
     }
 
     fn set_failed(&self, persist: &Persist, overflow: &Overflow, failed: bool) {
@@ -221,6 +222,10 @@ impl WriteCache {
         let (Some(address), Some(position)) = (segment.word().ram(), segment.position()) else {
             return done(job, Err(io::ErrorKind::NotFound.into()), buffer);
         };
+        if segment.saved() >= job.end {
+            // A commit wrote its last slots just before it was closed.
+            return done(job, Ok(()), buffer);
+        }
         let generation = segment.generation();
         let align = overflow.align();
         let from = usize::from(segment.saved()) * SEALED_SLOT_BYTES;
