@@ -138,6 +138,7 @@ impl Life {
                 self.spilled += cache.spilled_segments;
                 volume.close();
                 if clean {
+                    assert_eq!(cache.disk_errors, 0, "seed {}: {cache:?}", self.seed);
                     self.oracle.flushed = self.oracle.steps;
                 }
             }

@@ -248,6 +248,7 @@ fn table(counters: &VolumeCounters) -> String {
         ("cache disk", of(cache.disk_used_bytes, cache.disk_limit_bytes)),
         ("spilled", format!("{} in {} segments", size::format(cache.spilled_bytes), cache.spilled_segments)),
         ("cleaned", format!("{} in {} segments", blocks(cache.cleaned_blocks), cache.cleaned_segments)),
+        ("commits of a persistent cache", cache.commits.to_string()),
         ("writes paused", format!("{}, {:.3} s in all", cache.paused_writes, cache.paused_ns as f64 / 1e9)),
         ("writes refused", cache.refused_writes.to_string()),
         ("overflow disk errors", format!("{}, damaged blocks {}", cache.disk_errors, cache.corrupt_blocks)),
