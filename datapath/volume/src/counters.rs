@@ -4,6 +4,8 @@ use headwater_writecache::Snapshot;
 use headwater_writecache::counters::Sharded;
 use serde::{Deserialize, Serialize};
 
+use crate::latency::LatencySnapshot;
+
 /// Indexes of the volume's own counters.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Own {
@@ -25,7 +27,7 @@ impl OwnCounters {
         self.0.add(which as usize, count);
     }
 
-    pub(crate) fn view(&self, cache: Snapshot) -> VolumeCounters {
+    pub(crate) fn view(&self, latency: LatencySnapshot, cache: Snapshot) -> VolumeCounters {
         let total = |which: Own| self.0.total(which as usize);
         VolumeCounters {
             read_ops: total(Own::ReadOps),
@@ -34,6 +36,7 @@ impl OwnCounters {
             write_bytes: total(Own::WriteBytes),
             discard_ops: total(Own::DiscardOps),
             image_read_bytes: total(Own::ImageBytes),
+            latency,
             cache,
         }
     }
@@ -54,6 +57,8 @@ pub struct VolumeCounters {
     pub discard_ops: u64,
     /// Bytes read from the image.
     pub image_read_bytes: u64,
+    /// How long requests took.
+    pub latency: LatencySnapshot,
     /// The write cache's own counters.
     pub cache: Snapshot,
 }

@@ -47,6 +47,7 @@
 
 pub mod counters;
 mod elide;
+pub mod latency;
 pub mod options;
 pub mod pieces;
 pub mod read;
@@ -55,6 +56,7 @@ pub mod write;
 
 pub use counters::VolumeCounters;
 pub use headwater_writecache::Shortage;
+pub use latency::{Latency, LatencySnapshot};
 pub use options::{
     Buffering, CacheMode, DEFAULT_PAUSE_LIMIT, DEFAULT_WEIGHT, PersistentOptions, VolumeOptions,
 };

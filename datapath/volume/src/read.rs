@@ -1,12 +1,14 @@
 //! Reads that miss RAM: the parts are fetched side by side into one buffer.
 
 use std::sync::Arc;
+use std::time::Instant;
 
 use headwater_block::{Attempt, BLOCK_BYTES, ByteRange, Completion, IoError, Request};
 use headwater_writecache::{Fetched, Found, Ticket};
 use parking_lot::Mutex;
 
 use crate::counters::Own;
+use crate::latency::Class;
 use crate::pieces::{Piece, pieces};
 use crate::volume::{Inner, bad_buffer, extend};
 
@@ -15,6 +17,8 @@ struct State {
     /// Parts under way, and one for the one who starts them.
     parts: usize,
     error: Option<IoError>,
+    /// The slowest place that a part came from.
+    class: Class,
     done: Option<Completion>,
 }
 
@@ -22,13 +26,14 @@ struct State {
 struct Gather {
     inner: Arc<Inner>,
     range: ByteRange,
+    since: Instant,
     state: Mutex<State>,
 }
 
 /// Starts a read.
 pub(crate) fn start(inner: &Arc<Inner>, range: ByteRange, buffer: Vec<u8>, done: Completion) {
-    let state = Mutex::new(State { buffer, parts: 1, error: None, done: Some(done) });
-    let gather = Arc::new(Gather { inner: Arc::clone(inner), range, state });
+    let state = Mutex::new(State { buffer, parts: 1, error: None, class: Class::ReadRam, done: Some(done) });
+    let gather = Arc::new(Gather { inner: Arc::clone(inner), range, since: Instant::now(), state });
     gather.look_up(pieces(range));
     gather.part_done(Ok(()));
 }
@@ -57,6 +62,11 @@ impl Gather {
                 }
             }
             state.parts += absent.len();
+            if !absent.is_empty() {
+                state.class = Class::ReadImage;
+            } else if !spilled.is_empty() && state.class != Class::ReadImage {
+                state.class = Class::ReadDisk;
+            }
         }
         absent.into_iter().for_each(|run| self.read_base(run));
         self.read_spilled(spilled);
@@ -141,6 +151,7 @@ impl Gather {
             return;
         }
         let Some(done) = state.done.take() else { return };
+        self.inner.latencies.waited(state.class, self.since);
         let buffer = std::mem::take(&mut state.buffer);
         let result = state.error.take().map_or(Ok(()), Err);
         drop(state);

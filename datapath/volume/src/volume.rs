@@ -1,6 +1,7 @@
 //! The volume as a [`Device`]: what can be finished at once, and where the rest goes.
 
 use std::sync::Arc;
+use std::time::Instant;
 
 use headwater_block::{
     Attempt, BLOCK_BYTES, ByteRange, Completion, Device, Extent, ExtentKind, Geometry, IoError, IoErrorKind,
@@ -13,9 +14,10 @@ use headwater_writecache::{
 
 use crate::counters::{Own, OwnCounters, VolumeCounters};
 use crate::elide::Elision;
+use crate::latency::{Class, Latencies};
 use crate::options::{CacheMode, DISK_MODE_RAM_BYTES, VolumeOptions};
 use crate::pieces::{Piece, pieces};
-use crate::{read, write};
+use crate::{latency, read, write};
 
 /// Discards and zero writes longer than this are carried out on a thread of their own.
 const LONG_CLEAR_BYTES: u64 = 1 << 30;
@@ -33,6 +35,7 @@ pub(crate) struct Inner {
     pub(crate) base: Arc<dyn Device>,
     pub(crate) geometry: Geometry,
     pub(crate) counters: OwnCounters,
+    pub(crate) latencies: Latencies,
     /// What a cleared block becomes: absent over an empty base, zero over an image.
     cleared: Location,
     elision: Elision,
@@ -73,6 +76,7 @@ impl Volume {
             base: Arc::clone(&options.base),
             geometry,
             counters: OwnCounters::default(),
+            latencies: Latencies::default(),
             elision: Elision::new(&*options.base, is_empty),
             cleared: if is_empty { Location::ABSENT } else { Location::ZERO },
         };
@@ -81,7 +85,7 @@ impl Volume {
 
     /// The counters at this moment.
     pub fn counters(&self) -> VolumeCounters {
-        self.inner.counters.view(self.inner.cache.snapshot())
+        self.inner.counters.view(self.inner.latencies.view(), self.inner.cache.snapshot())
     }
 
     /// Changes the RAM limit; takes effect at once.
@@ -154,6 +158,12 @@ impl Inner {
             self.counters.add(Own::ImageBytes, run.len());
         }
         Ok(attempt)
+    }
+
+    /// What a read that was finished at once counts as: its first block stands for all.
+    fn class_of_read(&self, range: ByteRange) -> Class {
+        let first = u32::try_from(range.first_block()).unwrap_or(u32::MAX);
+        Class::read(self.cache.residence(BlockNumber(first)))
     }
 
     fn write_now(&self, range: ByteRange, from: &[u8]) -> Result<Attempt, IoError> {
@@ -257,8 +267,12 @@ impl Device for Volume {
         let inner = &*self.inner;
         match op {
             Op::Read { range, into } => {
+                let sampled = latency::sample();
                 let attempt = inner.read_now(range, into)?;
                 if attempt == Attempt::Done {
+                    if let Some(since) = sampled {
+                        inner.latencies.sampled(inner.class_of_read(range), since);
+                    }
                     inner.counters.add(Own::ReadOps, 1);
                     inner.counters.add(Own::ReadBytes, range.len());
                 }
@@ -270,8 +284,12 @@ impl Device for Volume {
                 Ok(Attempt::MustWait)
             }
             Op::Write { range, from, .. } => {
+                let sampled = latency::sample();
                 let attempt = inner.write_now(range, from)?;
                 if attempt == Attempt::Done {
+                    if let Some(since) = sampled {
+                        inner.latencies.sampled(Class::Write, since);
+                    }
                     inner.counters.add(Own::WriteOps, 1);
                     inner.counters.add(Own::WriteBytes, range.len());
                 }
@@ -306,7 +324,7 @@ impl Device for Volume {
             Request::Write { range, buffer, .. } => {
                 inner.counters.add(Own::WriteOps, 1);
                 inner.counters.add(Own::WriteBytes, range.len());
-                write::start(inner, range, buffer, done);
+                write::start(inner, range, buffer, Some(Instant::now()), done);
             }
             Request::WriteZeroes { range, .. } => write::start_clear(inner, range, inner.cleared, done),
             Request::Discard { range } => write::start_clear(inner, range, inner.cleared, done),

@@ -1,6 +1,7 @@
 //! Writes that cannot be finished at once: they fetch the rest of a block, or wait for room.
 
 use std::sync::Arc;
+use std::time::Instant;
 
 use headwater_block::{
     Attempt, BLOCK_BYTES, ByteRange, Completion, IoError, IoErrorKind, Op, Outcome, Request,
@@ -9,6 +10,7 @@ use headwater_writecache::{Fetched, Location, Old, Parked, Turn, Wrote};
 use parking_lot::Mutex;
 
 use crate::counters::Own;
+use crate::latency::Class;
 use crate::pieces::{Piece, piece_at};
 use crate::volume::{Inner, bad_buffer, split};
 
@@ -23,6 +25,8 @@ struct Task {
     stored: usize,
     /// The old contents of the block at `stored`, fetched.
     fetched: Option<(Old, Vec<u8>)>,
+    /// When it began, where it is a machine's.
+    since: Option<Instant>,
     done: Completion,
 }
 
@@ -34,8 +38,14 @@ enum Step {
 }
 
 /// Starts a write.
-pub(crate) fn start(inner: &Arc<Inner>, range: ByteRange, buffer: Vec<u8>, done: Completion) {
-    let task = Task { inner: Arc::clone(inner), range, buffer, stored: 0, fetched: None, done };
+pub(crate) fn start(
+    inner: &Arc<Inner>,
+    range: ByteRange,
+    buffer: Vec<u8>,
+    since: Option<Instant>,
+    done: Completion,
+) {
+    let task = Task { inner: Arc::clone(inner), range, buffer, stored: 0, fetched: None, since, done };
     Box::new(task).go_on();
 }
 
@@ -54,6 +64,7 @@ pub(crate) fn start_clear(inner: &Arc<Inner>, range: ByteRange, to: Location, do
                 &this,
                 edge,
                 zeroes,
+                None,
                 Completion::new(move |outcome: Outcome| joined.part_done(outcome.result)),
             );
         }
@@ -149,6 +160,9 @@ impl Task {
     }
 
     fn end(self, result: Result<(), IoError>) {
+        if let Some(since) = self.since {
+            self.inner.latencies.waited(Class::WriteWaited, since);
+        }
         self.done.complete(result, self.buffer);
     }
 

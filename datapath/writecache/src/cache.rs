@@ -84,6 +84,21 @@ pub enum Found {
     Spilled(Ticket),
 }
 
+/// Where a block is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Residence {
+    /// In RAM.
+    Ram,
+    /// In RAM, packed.
+    Packed,
+    /// Nowhere: it is all zero.
+    Zero,
+    /// On the overflow disk only.
+    Disk,
+    /// Not in the cache: it is as in the image.
+    Absent,
+}
+
 /// Where on the overflow disk a block was when it was looked up.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Ticket {
@@ -262,6 +277,22 @@ impl WriteCache {
             return Found::Done;
         }
         Found::Spilled(self.ticket(block, id, slot))
+    }
+
+    /// Where a block is at this moment, for statistics: it may move in the next.
+    pub fn residence(&self, block: BlockNumber) -> Residence {
+        let (leaf, index) = split(block);
+        let Some(leaf) = self.map.read(leaf) else { return Residence::Absent };
+        let location = leaf.get(index);
+        let Some((id, _)) = location.place() else {
+            return if location == Location::ABSENT { Residence::Absent } else { Residence::Zero };
+        };
+        match self.segments.get(id).map(|segment| segment.word()) {
+            Some(word) if word.ram().is_some() => Residence::Ram,
+            Some(word) if word.is_packed() => Residence::Packed,
+            Some(_) => Residence::Disk,
+            None => Residence::Absent,
+        }
     }
 
     fn unpack(&self, id: SegmentId, slot: Slot, into: &mut [u8; BLOCK]) -> bool {
