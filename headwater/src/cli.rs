@@ -45,6 +45,8 @@ pub enum Command {
     Machine(MachineCommand),
     /// Show what the daemon and its host do
     Status,
+    /// Show the metrics of the host and of machines that are on
+    Stats(StatsArgs),
     /// Show who changed what, and when
     Events(EventsArgs),
     /// Serve one volume over NBD in the foreground, without a daemon
@@ -324,6 +326,16 @@ pub enum MachineCommand {
         #[arg(last = true, required = true)]
         command: Vec<String>,
     },
+}
+
+/// `headwater stats`.
+#[derive(Debug, Args)]
+pub struct StatsArgs {
+    /// Only those of this machine
+    pub machine: Option<String>,
+    /// Again each second, with the rates of counters, until Ctrl-C
+    #[arg(long)]
+    pub watch: bool,
 }
 
 /// `headwater events`.

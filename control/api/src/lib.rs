@@ -24,6 +24,7 @@ pub mod event;
 pub mod image;
 pub mod job;
 pub mod machine;
+pub mod metrics;
 pub mod name;
 pub mod problem;
 pub mod status;
@@ -38,5 +39,6 @@ pub use machine::{
     Alarm, CacheMode, CacheSettings, CreateMachine, DiskCounters, ExecRequest, ExecResult, Identity, Machine,
     MachineList, MachineState, PinRequest, SetMachine, Wanted,
 };
+pub use metrics::{Sample, Stats};
 pub use problem::{Problem, ProblemKind};
 pub use status::Status;

@@ -145,7 +145,8 @@ pub enum MachineState {
 }
 
 impl MachineState {
-    const ALL: [Self; 8] = [
+    /// All states.
+    pub const ALL: [Self; 8] = [
         Self::Created,
         Self::Starting,
         Self::Booting,

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
-use headwater_api::{CacheMode, CacheSettings, DiskCounters, ProblemKind};
+use headwater_api::{CacheMode, CacheSettings, DiskCounters, ProblemKind, Sample};
 use headwater_block::{Device, IoError, IoErrorKind, size};
 use headwater_image::{ChunkCache, VersionReader};
 use headwater_nbd::{Address, Limits, Server, SingleExport};
@@ -81,6 +81,10 @@ impl Disks for Volumes {
         let (store, chunks, host) = (self.store.clone(), self.chunks.clone(), self.host.clone());
         let overflow = Overflow { dir: self.cache_dir.clone(), pause_limit: self.pause_limit };
         blocking("open the disk", move || open(&store, chunks, &host, overflow, request)).await
+    }
+
+    fn metrics(&self) -> Vec<Sample> {
+        super::metrics::host(&self.host.snapshot(), &self.chunks.counters())
     }
 
     async fn sweep(&self) -> Result<Vec<String>, BackendError> {
@@ -165,6 +169,10 @@ impl Disk for ServedVolume {
             pauses: volume.cache.paused_writes,
             iops: 0,
         }
+    }
+
+    fn metrics(&self) -> Vec<Sample> {
+        super::metrics::volume(&self.volume.counters())
     }
 
     fn set_limits(&self, cache: &CacheSettings) {

@@ -3,3 +3,4 @@
 pub mod disks;
 pub mod hypervisor;
 pub mod images;
+mod metrics;

@@ -9,7 +9,7 @@ use anyhow::Context;
 use headwater_api::{
     Channel, ChannelPointer, ChannelRequest, CreateMachine, EventList, ExecRequest, ExecResult, Image,
     ImageList, ImageVersion, Machine, MachineList, PinRequest, Problem, ProblemKind, PromoteRequest, Removed,
-    RetireRequest, SetMachine, Status,
+    RetireRequest, SetMachine, Stats, Status,
 };
 use http_body_util::{BodyExt, Full};
 use hyper::body::{Bytes, Incoming};
@@ -38,6 +38,12 @@ impl Client {
     /// What the daemon does.
     pub async fn status(&self) -> anyhow::Result<Status> {
         self.get("/api/v1/status").await
+    }
+
+    /// The metrics of the host and of machines that are on, or of one machine.
+    pub async fn stats(&self, machine: Option<&str>) -> anyhow::Result<Stats> {
+        let machine = machine.map(|name| format!("?machine={}", escape(name))).unwrap_or_default();
+        self.get(&format!("/api/v1/stats{machine}")).await
     }
 
     /// All images.

@@ -12,6 +12,7 @@ mod persistent;
 mod run;
 mod serve;
 mod signals;
+mod stats;
 mod status;
 mod when;
 
@@ -34,6 +35,7 @@ pub fn run(cli: Cli) -> anyhow::Result<u8> {
         Command::Image(command) => on_one_core(image::run(client()?, command, json)),
         Command::Machine(command) => on_one_core(machine::run(client()?, command, json)),
         Command::Status => on_one_core(status::run(client()?, json)),
+        Command::Stats(args) => on_one_core(stats::run(client()?, args, json)),
         Command::Events(args) => on_one_core(events::run(client()?, args, json)),
         Command::Export(args) => export::run(data_dir, args).map(|()| 0),
         Command::Completions { shell } => generate::completions(shell).map(|()| 0),

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use async_trait::async_trait;
-use headwater_api::{CacheSettings, DiskCounters, ImageVersion};
+use headwater_api::{CacheSettings, DiskCounters, ImageVersion, Sample};
 
 use crate::backend::BackendError;
 
@@ -39,6 +39,9 @@ pub trait Disks: Send + Sync + 'static {
     /// Opens a fresh, ephemeral disk and serves it on a socket in the machine's directory.
     async fn open(&self, request: DiskRequest) -> Result<Arc<dyn Disk>, BackendError>;
 
+    /// What all disks together use.
+    fn metrics(&self) -> Vec<Sample>;
+
     /// Cleans what a daemon that died left in its overflow directory. Returns what was removed. Called once,
     /// before the first disk is opened.
     async fn sweep(&self) -> Result<Vec<String>, BackendError>;
@@ -52,6 +55,9 @@ pub trait Disk: Send + Sync + 'static {
 
     /// What it did so far; `iops` is left 0.
     fn counters(&self) -> DiskCounters;
+
+    /// Its metrics. The machine is not named yet.
+    fn metrics(&self) -> Vec<Sample>;
 
     /// Changes its limits; takes effect at once. The mode stays.
     fn set_limits(&self, cache: &CacheSettings);

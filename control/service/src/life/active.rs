@@ -1,7 +1,7 @@
 //! A machine that is on: its disk, its VM, and its rate of requests.
 
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Instant;
 
 use headwater_api::DiskCounters;
@@ -17,6 +17,7 @@ pub struct Active {
     rate: Mutex<Option<Sample>>,
     iops: AtomicU64,
     alarm: Mutex<Option<Raised>>,
+    boot_bytes: OnceLock<u64>,
 }
 
 struct Sample {
@@ -33,12 +34,23 @@ impl Active {
             rate: Mutex::new(None),
             iops: AtomicU64::new(0),
             alarm: Mutex::new(None),
+            boot_bytes: OnceLock::new(),
         }
     }
 
     /// The disk's counters, with the rate of the last sample.
     pub(crate) fn counters(&self) -> DiskCounters {
         DiskCounters { iops: self.iops.load(Ordering::Relaxed), ..self.disk.counters() }
+    }
+
+    /// The guest is up: notes what was read from the image until now.
+    pub(crate) fn has_booted(&self) {
+        self.boot_bytes.get_or_init(|| self.disk.counters().image_read_bytes);
+    }
+
+    /// Bytes that were read from the image until the guest was up.
+    pub(crate) fn boot_bytes(&self) -> Option<u64> {
+        self.boot_bytes.get().copied()
     }
 
     /// What stands in its way.

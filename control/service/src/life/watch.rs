@@ -33,6 +33,7 @@ impl Service {
     async fn has_booted(&self, uuid: Uuid, name: &str, active: &Arc<Active>) -> Result<(), LifeError> {
         // The time is taken now: the machine's turn may come late.
         let now_ms = self.now_ms();
+        active.has_booted();
         let _turn = self.lock(uuid).await;
         if !self.is_present(uuid, active) {
             return Ok(());

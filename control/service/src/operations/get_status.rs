@@ -45,7 +45,7 @@ pub(super) async fn get_status(State(service): State<Service>) -> Result<Json<St
     }))
 }
 
-fn free_bytes(path: &std::path::Path) -> Result<u64, BackendError> {
+pub(super) fn free_bytes(path: &std::path::Path) -> Result<u64, BackendError> {
     let told = rustix::fs::statvfs(path).map_err(|e| {
         BackendError::from_io(format!("cannot ask for the free space of {}", path.display()), e.into())
     })?;

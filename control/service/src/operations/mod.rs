@@ -6,6 +6,7 @@ mod create_machine;
 mod exec_machine;
 mod export_image;
 mod get_openapi;
+mod get_stats;
 mod get_status;
 mod import_image;
 mod list_events;
@@ -65,6 +66,8 @@ fn routes() -> OpenApiRouter<Service> {
     OpenApiRouter::with_openapi(Description::openapi())
         .routes(routes!(get_status::get_status))
         .routes(routes!(get_openapi::get_openapi))
+        .routes(routes!(get_stats::get_stats))
+        .routes(routes!(get_stats::get_metrics))
         .routes(routes!(list_events::list_events))
         .routes(routes!(list_images::list_images, import_image::import_image))
         .routes(routes!(show_image::show_image, remove_image::remove_image))

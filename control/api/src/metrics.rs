@@ -1,0 +1,249 @@
+//! Metrics: what is counted, under which name, and as Prometheus text.
+//!
+//! Each metric has one [`Family`] in [`FAMILIES`]: its name with the unit at the end, its kind and its meaning.
+//! `docs/metrics.md` lists the same, and a test compares the two.
+
+use std::collections::BTreeMap;
+use std::fmt::Write;
+
+use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
+
+/// How a metric behaves.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// Only grows, until what it counts ends.
+    Counter,
+    /// Goes up and down.
+    Gauge,
+    /// Quantiles, a sum and a count.
+    Summary,
+}
+
+impl Kind {
+    /// The word in Prometheus text.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Counter => "counter",
+            Self::Gauge => "gauge",
+            Self::Summary => "summary",
+        }
+    }
+}
+
+/// A metric.
+#[derive(Clone, Copy, Debug)]
+pub struct Family {
+    /// Its name.
+    pub name: &'static str,
+    /// How it behaves.
+    pub kind: Kind,
+    /// The names of its labels.
+    pub labels: &'static [&'static str],
+    /// What it means.
+    pub help: &'static str,
+}
+
+/// One value of a metric.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct Sample {
+    /// The metric's name; for a summary also with `_sum` or `_count` at its end.
+    pub metric: String,
+    /// Which one: `machine`, `served`, ...
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub labels: BTreeMap<String, String>,
+    /// The value.
+    pub value: f64,
+}
+
+impl Sample {
+    /// A value without labels. Above 2^53 it is rounded.
+    pub fn new(metric: impl Into<String>, value: u64) -> Self {
+        Self::real(metric, value as f64)
+    }
+
+    /// A value that is no whole number.
+    pub fn real(metric: impl Into<String>, value: f64) -> Self {
+        Self { metric: metric.into(), labels: BTreeMap::new(), value }
+    }
+
+    /// The same, with a label.
+    #[must_use]
+    pub fn with(mut self, label: &str, value: impl Into<String>) -> Self {
+        self.labels.insert(label.to_owned(), value.into());
+        self
+    }
+}
+
+/// All metrics at a moment.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct Stats {
+    /// When.
+    pub at_ms: u64,
+    /// In the order of [`FAMILIES`], then by labels.
+    pub samples: Vec<Sample>,
+}
+
+impl Stats {
+    /// Sorts the samples.
+    pub fn new(at_ms: u64, mut samples: Vec<Sample>) -> Self {
+        samples.sort_by(|a, b| {
+            let key = |sample: &Sample| {
+                let place = FAMILIES.iter().position(|family| belongs(family, &sample.metric));
+                (place, sample.labels.get("machine").cloned())
+            };
+            key(a).cmp(&key(b))
+        });
+        Self { at_ms, samples }
+    }
+
+    /// In Prometheus' text format, version 0.0.4.
+    pub fn to_prometheus(&self) -> String {
+        let mut text = String::new();
+        for family in FAMILIES {
+            let mut samples = self.samples.iter().filter(|sample| belongs(family, &sample.metric)).peekable();
+            if samples.peek().is_none() {
+                continue;
+            }
+            // Writing to a string does not fail.
+            let _ = writeln!(text, "# HELP {} {}", family.name, family.help);
+            let _ = writeln!(text, "# TYPE {} {}", family.name, family.kind.name());
+            for sample in samples {
+                let labels: Vec<String> = sample
+                    .labels
+                    .iter()
+                    .map(|(name, value)| format!("{name}=\"{}\"", escape(value)))
+                    .collect();
+                let labels =
+                    if labels.is_empty() { String::new() } else { format!("{{{}}}", labels.join(",")) };
+                let _ = writeln!(text, "{}{labels} {}", sample.metric, sample.value);
+            }
+        }
+        text
+    }
+}
+
+/// The family of a sample's metric.
+pub fn family(metric: &str) -> Option<&'static Family> {
+    FAMILIES.iter().find(|family| belongs(family, metric))
+}
+
+fn belongs(family: &Family, metric: &str) -> bool {
+    match metric.strip_prefix(family.name) {
+        Some("") => true,
+        Some("_sum" | "_count") => family.kind == Kind::Summary,
+        _ => false,
+    }
+}
+
+fn escape(value: &str) -> String {
+    value.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n")
+}
+
+const MACHINE: &[&str] = &["machine"];
+
+const fn counter(name: &'static str, labels: &'static [&'static str], help: &'static str) -> Family {
+    Family { name, kind: Kind::Counter, labels, help }
+}
+
+const fn gauge(name: &'static str, labels: &'static [&'static str], help: &'static str) -> Family {
+    Family { name, kind: Kind::Gauge, labels, help }
+}
+
+/// All metrics. A machine's begin when it starts and end when it is off.
+#[rustfmt::skip]
+pub const FAMILIES: &[Family] = &[
+    gauge("headwater_build_info", &["version"], "Always 1; the label is the daemon's version."),
+    gauge("headwater_start_time_seconds", &[], "When the daemon started, in seconds since 1970."),
+    gauge("headwater_machines", &["state"], "Machines in a state."),
+    gauge("headwater_alarms", &[], "Alarms of machines at this moment."),
+    gauge("headwater_images", &[], "Images in the store."),
+    gauge("headwater_store_bytes", &[], "Bytes that the store's files take."),
+    gauge("headwater_free_bytes", &[], "Free bytes on the file system of the data directory."),
+    gauge("headwater_host_ram_configured_bytes", &[], "RAM that all write caches together may use, as configured."),
+    gauge("headwater_host_ram_limit_bytes", &[], "The same now: less under memory pressure."),
+    gauge("headwater_host_ram_used_bytes", &[], "RAM that all write caches use, their index and buffers included."),
+    counter("headwater_host_pressure_shrinks_total", &[], "How often memory pressure lowered the limit."),
+    gauge("headwater_chunk_cache_limit_bytes", &[], "RAM that chunks of images may use, for all machines together."),
+    gauge("headwater_chunk_cache_used_bytes", &[], "RAM that chunks of images use."),
+    counter("headwater_chunk_cache_hits_total", &[], "Lookups of a chunk that found it in RAM."),
+    counter("headwater_chunk_cache_misses_total", &[], "Chunks fetched from the store, because they were needed and not in RAM."),
+    counter("headwater_chunk_cache_joined_total", &[], "Requests that joined a fetch that was under way."),
+    counter("headwater_chunk_cache_failures_total", &[], "Fetches that failed, for instance because the chunk is damaged."),
+    counter("headwater_chunk_cache_evictions_total", &[], "Chunks dropped from RAM to make room."),
+    gauge("headwater_machine_alarm", MACHINE, "1 while the machine's disk has no room for its writes, else 0."),
+    gauge("headwater_boot_seconds", MACHINE, "How long the last boot took, until the guest was up."),
+    gauge("headwater_boot_bytes", MACHINE, "Bytes that were read from the image until the guest was up."),
+    gauge("headwater_cache_ram_target_bytes", MACHINE, "RAM that the write cache may use."),
+    gauge("headwater_cache_ram_share_bytes", MACHINE, "The same now: less where the host's limit is short."),
+    gauge("headwater_cache_ram_used_bytes", MACHINE, "RAM that the write cache uses, index and packed blocks included."),
+    gauge("headwater_cache_index_bytes", MACHINE, "Of which: the map of blocks and the records of segments."),
+    gauge("headwater_cache_packed_bytes", MACHINE, "Of which: packed segments."),
+    gauge("headwater_cache_disk_limit_bytes", MACHINE, "Overflow disk that the write cache may use."),
+    gauge("headwater_cache_disk_used_bytes", MACHINE, "Overflow disk that the write cache uses."),
+    counter("headwater_reads_total", MACHINE, "Read requests answered."),
+    counter("headwater_read_bytes_total", MACHINE, "Bytes that they asked for."),
+    counter("headwater_read_blocks_total", &["machine", "served"], "4 KiB blocks read from the write cache, by where they were: ram, packed (RAM), zero, disk (overflow)."),
+    counter("headwater_image_read_bytes_total", MACHINE, "Bytes read from the image."),
+    counter("headwater_writes_total", MACHINE, "Write requests answered."),
+    counter("headwater_written_bytes_total", MACHINE, "Bytes that they brought."),
+    counter("headwater_written_blocks_total", &["machine", "stored"], "4 KiB blocks stored: in_place, or in a new slot."),
+    counter("headwater_discards_total", MACHINE, "Discards and zero writes answered."),
+    counter("headwater_elided_blocks_total", &["machine", "reason"], "4 KiB blocks that take no space: written as zero, written equal to the image, or discarded."),
+    counter("headwater_packed_segments_total", MACHINE, "2 MiB segments that were packed."),
+    counter("headwater_packed_blocks_total", MACHINE, "Live blocks in them."),
+    counter("headwater_spilled_segments_total", MACHINE, "2 MiB segments written to the overflow disk."),
+    counter("headwater_spilled_blocks_total", MACHINE, "Live blocks in them."),
+    counter("headwater_spilled_bytes_total", MACHINE, "Bytes written to the overflow disk."),
+    counter("headwater_cleaned_segments_total", MACHINE, "Segments on the overflow disk that were cleaned."),
+    counter("headwater_cleaned_blocks_total", MACHINE, "Live blocks that cleaning moved."),
+    counter("headwater_evicted_segments_total", MACHINE, "Segments whose copy in RAM was dropped, because the disk has them too."),
+    counter("headwater_paused_writes_total", MACHINE, "Writes that had to wait for room."),
+    counter("headwater_paused_seconds_total", MACHINE, "How long they waited, in all."),
+    counter("headwater_refused_writes_total", MACHINE, "Writes refused for lack of room."),
+    counter("headwater_disk_errors_total", MACHINE, "Reads and writes of the overflow disk that failed."),
+    counter("headwater_corrupt_blocks_total", MACHINE, "Blocks on the overflow disk that were not what was written."),
+    Family {
+        name: "headwater_latency_seconds",
+        kind: Kind::Summary,
+        labels: &["machine", "operation", "served", "quantile"],
+        help: "How long requests took, since the machine started: read from ram, packed, zero, disk or image, the slowest where there were several; write at once (ram) or after a wait (waited). One of 64 that were finished at once is timed.",
+    },
+];
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_say_unit_and_kind() {
+        for (index, family) in FAMILIES.iter().enumerate() {
+            assert!(family.name.starts_with("headwater_"), "{}", family.name);
+            assert_eq!(family.kind == Kind::Counter, family.name.ends_with("_total"), "{}", family.name);
+            assert!(family.help.ends_with('.') && !family.help.contains('\n'), "{}", family.name);
+            assert!(FAMILIES[..index].iter().all(|other| other.name != family.name), "{} twice", family.name);
+        }
+    }
+
+    #[test]
+    fn text_is_grouped_and_escaped() {
+        let stats = Stats::new(
+            1,
+            vec![
+                Sample::new("headwater_reads_total", 3).with("machine", "b"),
+                Sample::real("headwater_latency_seconds_sum", 0.5).with("machine", "a\"\\"),
+                Sample::new("headwater_reads_total", 1 << 40).with("machine", "a"),
+                Sample::new("headwater_images", 2),
+            ],
+        );
+        let text = stats.to_prometheus();
+        let lines: Vec<&str> = text.lines().collect();
+        assert_eq!(lines[0], "# HELP headwater_images Images in the store.");
+        assert_eq!(lines[1..3], ["# TYPE headwater_images gauge", "headwater_images 2"]);
+        assert_eq!(
+            lines[5..7],
+            ["headwater_reads_total{machine=\"a\"} 1099511627776", "headwater_reads_total{machine=\"b\"} 3"]
+        );
+        assert_eq!(lines[9], "headwater_latency_seconds_sum{machine=\"a\\\"\\\\\"} 0.5");
+    }
+}

@@ -1,0 +1,107 @@
+//! `GET /api/v1/stats` and `GET /metrics`: all metrics.
+
+use axum::Json;
+use axum::extract::State;
+use axum::http::header;
+use axum::response::{IntoResponse, Response};
+use headwater_api::metrics::{Sample, Stats};
+use headwater_api::{MachineState, Problem, ProblemKind};
+use headwater_db::MachineRecord;
+use serde::Deserialize;
+use utoipa::IntoParams;
+
+use crate::Service;
+use crate::answer::Failure;
+use crate::extract::Parameters;
+use crate::life::Active;
+
+/// The media type of Prometheus' text format.
+const PROMETHEUS: &str = "text/plain; version=0.0.4; charset=utf-8";
+
+/// Which metrics.
+#[derive(Debug, Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Wanted {
+    /// Only those of this machine; without it, those of the host and of all machines.
+    machine: Option<String>,
+}
+
+/// All metrics of the host and of machines that are on. docs/metrics.md says what they mean.
+#[utoipa::path(
+    get,
+    path = "/api/v1/stats",
+    tag = "daemon",
+    params(Wanted),
+    responses(
+        (status = 200, body = Stats),
+        (status = 404, description = "No such machine", body = Problem),
+        (status = 409, description = "The machine is off", body = Problem),
+    ),
+)]
+pub(super) async fn get_stats(
+    State(service): State<Service>,
+    Parameters(wanted): Parameters<Wanted>,
+) -> Result<Json<Stats>, Failure> {
+    let samples = match wanted.machine {
+        None => all(&service).await?,
+        Some(name) => {
+            let record = service.record(&name).await?;
+            let Some(active) = service.active(record.uuid) else {
+                let message = format!("machine '{name}' has no metrics: it is {}", record.state);
+                let problem = Problem::new(ProblemKind::Conflict, message);
+                return Err(Failure(problem.advise(format!("start it: 'headwater machine start {name}'"))));
+            };
+            of_machine(&record, &active)
+        }
+    };
+    Ok(Json(Stats::new(service.now_ms(), samples)))
+}
+
+/// The same as text for Prometheus.
+#[utoipa::path(
+    get,
+    path = "/metrics",
+    tag = "daemon",
+    responses((status = 200, description = "Prometheus' text format", body = String, content_type = "text/plain")),
+)]
+pub(super) async fn get_metrics(State(service): State<Service>) -> Result<Response, Failure> {
+    let stats = Stats::new(service.now_ms(), all(&service).await?);
+    Ok(([(header::CONTENT_TYPE, PROMETHEUS)], stats.to_prometheus()).into_response())
+}
+
+async fn all(service: &Service) -> Result<Vec<Sample>, Failure> {
+    let machines = service.db().read().await?.machines().list().await?;
+    let mut samples = service.disks().metrics();
+    let mut alarms = 0;
+    for machine in &machines {
+        let Some(active) = service.active(machine.uuid) else { continue };
+        alarms += u64::from(active.alarm().is_some());
+        samples.extend(of_machine(machine, &active));
+    }
+    let count = |n: usize| u64::try_from(n).unwrap_or(u64::MAX);
+    for state in MachineState::ALL {
+        let n = count(machines.iter().filter(|machine| machine.state == state).count());
+        samples.push(Sample::new("headwater_machines", n).with("state", state.name()));
+    }
+    samples.extend([
+        Sample::new("headwater_build_info", 1).with("version", env!("CARGO_PKG_VERSION")),
+        Sample::real("headwater_start_time_seconds", service.started_at_ms() as f64 / 1e3),
+        Sample::new("headwater_alarms", alarms),
+        Sample::new("headwater_images", count(service.images().list().await?.len())),
+        Sample::new("headwater_store_bytes", service.images().stored_bytes().await?),
+        Sample::new("headwater_free_bytes", super::get_status::free_bytes(service.data_dir())?),
+    ]);
+    Ok(samples)
+}
+
+fn of_machine(machine: &MachineRecord, active: &Active) -> Vec<Sample> {
+    let mut samples = active.disk.metrics();
+    samples.push(Sample::new("headwater_machine_alarm", u64::from(active.alarm().is_some())));
+    if let Some(boot_ms) = machine.boot_ms {
+        samples.push(Sample::real("headwater_boot_seconds", boot_ms as f64 / 1e3));
+    }
+    if let Some(boot_bytes) = active.boot_bytes() {
+        samples.push(Sample::new("headwater_boot_bytes", boot_bytes));
+    }
+    samples.into_iter().map(|sample| sample.with("machine", machine.name.clone())).collect()
+}

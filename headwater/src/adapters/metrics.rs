@@ -1,0 +1,118 @@
+//! The data path's counters as metrics.
+
+use headwater_api::metrics::Sample;
+use headwater_image::ChunkCacheCounters;
+use headwater_volume::{Latency, VolumeCounters};
+use headwater_writecache::HostSnapshot;
+
+/// Those of a volume. The machine is not named yet.
+pub fn volume(counters: &VolumeCounters) -> Vec<Sample> {
+    let mut samples = requests(counters);
+    samples.extend(cache(counters));
+    let latency = &counters.latency;
+    let all = [
+        ("read", "ram", &latency.read_ram),
+        ("read", "packed", &latency.read_packed),
+        ("read", "zero", &latency.read_zero),
+        ("read", "disk", &latency.read_disk),
+        ("read", "image", &latency.read_image),
+        ("write", "ram", &latency.write),
+        ("write", "waited", &latency.write_waited),
+    ];
+    for (operation, served, latency) in all {
+        samples.extend(
+            summary(latency).into_iter().map(|s| s.with("operation", operation).with("served", served)),
+        );
+    }
+    samples
+}
+
+fn requests(counters: &VolumeCounters) -> Vec<Sample> {
+    let cache = &counters.cache;
+    let read = |served, blocks| Sample::new("headwater_read_blocks_total", blocks).with("served", served);
+    let stored = |how, blocks| Sample::new("headwater_written_blocks_total", blocks).with("stored", how);
+    let elided = |reason, blocks| Sample::new("headwater_elided_blocks_total", blocks).with("reason", reason);
+    vec![
+        Sample::new("headwater_reads_total", counters.read_ops),
+        Sample::new("headwater_read_bytes_total", counters.read_bytes),
+        read("ram", cache.read_ram_blocks),
+        read("packed", cache.read_packed_blocks),
+        read("zero", cache.read_zero_blocks),
+        read("disk", cache.read_disk_blocks),
+        Sample::new("headwater_image_read_bytes_total", counters.image_read_bytes),
+        Sample::new("headwater_writes_total", counters.write_ops),
+        Sample::new("headwater_written_bytes_total", counters.write_bytes),
+        stored("in_place", cache.write_in_place_blocks),
+        stored("new", cache.write_new_blocks),
+        Sample::new("headwater_discards_total", counters.discard_ops),
+        elided("zero", cache.elided_zero_blocks),
+        elided("equal", cache.elided_equal_blocks),
+        elided("discarded", cache.discarded_blocks),
+    ]
+}
+
+fn cache(counters: &VolumeCounters) -> Vec<Sample> {
+    let cache = &counters.cache;
+    vec![
+        Sample::new("headwater_cache_ram_target_bytes", cache.ram_target_bytes),
+        Sample::new("headwater_cache_ram_share_bytes", cache.ram_share_bytes),
+        Sample::new("headwater_cache_ram_used_bytes", cache.ram_used_bytes),
+        Sample::new("headwater_cache_index_bytes", cache.index_bytes),
+        Sample::new("headwater_cache_packed_bytes", cache.packed_bytes),
+        Sample::new("headwater_cache_disk_limit_bytes", cache.disk_limit_bytes),
+        Sample::new("headwater_cache_disk_used_bytes", cache.disk_used_bytes),
+        Sample::new("headwater_packed_segments_total", cache.packed_segments),
+        Sample::new("headwater_packed_blocks_total", cache.packed_blocks),
+        Sample::new("headwater_spilled_segments_total", cache.spilled_segments),
+        Sample::new("headwater_spilled_blocks_total", cache.spilled_blocks),
+        Sample::new("headwater_spilled_bytes_total", cache.spilled_bytes),
+        Sample::new("headwater_cleaned_segments_total", cache.cleaned_segments),
+        Sample::new("headwater_cleaned_blocks_total", cache.cleaned_blocks),
+        Sample::new("headwater_evicted_segments_total", cache.evicted_segments),
+        Sample::new("headwater_paused_writes_total", cache.paused_writes),
+        Sample::real("headwater_paused_seconds_total", seconds(cache.paused_ns)),
+        Sample::new("headwater_refused_writes_total", cache.refused_writes),
+        Sample::new("headwater_disk_errors_total", cache.disk_errors),
+        Sample::new("headwater_corrupt_blocks_total", cache.corrupt_blocks),
+    ]
+}
+
+/// Without quantiles where nothing was counted: there is no such time.
+fn summary(latency: &Latency) -> Vec<Sample> {
+    let name = "headwater_latency_seconds";
+    let quantile = |q: &str, ns| Sample::real(name, seconds(ns)).with("quantile", q);
+    let mut samples = Vec::new();
+    if latency.count > 0 {
+        samples.extend([
+            quantile("0.5", latency.p50_ns),
+            quantile("0.99", latency.p99_ns),
+            quantile("0.999", latency.p999_ns),
+        ]);
+    }
+    samples.extend([
+        Sample::real(format!("{name}_sum"), seconds(latency.sum_ns)),
+        Sample::new(format!("{name}_count"), latency.count),
+    ]);
+    samples
+}
+
+/// Those of the host.
+pub fn host(host: &HostSnapshot, chunks: &ChunkCacheCounters) -> Vec<Sample> {
+    vec![
+        Sample::new("headwater_host_ram_configured_bytes", host.configured_limit_bytes),
+        Sample::new("headwater_host_ram_limit_bytes", host.limit_bytes),
+        Sample::new("headwater_host_ram_used_bytes", host.used_bytes),
+        Sample::new("headwater_host_pressure_shrinks_total", host.pressure_shrinks),
+        Sample::new("headwater_chunk_cache_limit_bytes", chunks.capacity_bytes),
+        Sample::new("headwater_chunk_cache_used_bytes", chunks.held_bytes),
+        Sample::new("headwater_chunk_cache_hits_total", chunks.hits),
+        Sample::new("headwater_chunk_cache_misses_total", chunks.fetches),
+        Sample::new("headwater_chunk_cache_joined_total", chunks.joined),
+        Sample::new("headwater_chunk_cache_failures_total", chunks.failures),
+        Sample::new("headwater_chunk_cache_evictions_total", chunks.evictions),
+    ]
+}
+
+fn seconds(ns: u64) -> f64 {
+    ns as f64 / 1e9
+}
