@@ -97,7 +97,7 @@ impl MachineArgs {
 /// `headwater run`.
 #[derive(Debug, Args)]
 pub struct RunArgs {
-    /// A raw or qcow2 file, an NBD URI, or an image of the store (IMAGE, IMAGE@VERSION)
+    /// A raw, qcow2, VHD, VHDX or VMDK file, an NBD URI, or an image of the store (IMAGE, IMAGE@VERSION)
     #[arg(value_name = "FILE|IMAGE", value_hint = ValueHint::FilePath)]
     pub source: String,
     /// How many machines
@@ -139,7 +139,7 @@ pub enum LogFormat {
 /// `headwater image ...`.
 #[derive(Debug, Subcommand)]
 pub enum ImageCommand {
-    /// Make a version of a raw or qcow2 file, or of an NBD export
+    /// Make a version of a raw, qcow2, VHD, VHDX or VMDK file, or of an NBD export
     Import {
         /// A file, or nbd://HOST[:PORT]/NAME or nbd+unix:///NAME?socket=PATH
         #[arg(value_name = "FILE|URI", value_hint = ValueHint::FilePath)]
@@ -199,6 +199,13 @@ pub enum ImageCommand {
         /// Bring it back
         #[arg(long)]
         undo: bool,
+    },
+    /// Show what changed between two versions: bytes, and files of ext2, ext3 and ext4 file systems
+    Diff {
+        /// The older one: IMAGE, IMAGE:CHANNEL, IMAGE@NUMBER or IMAGE@HASH
+        from: String,
+        /// The newer one
+        to: String,
     },
     /// Show who changed an image, and when
     History {

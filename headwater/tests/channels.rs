@@ -156,3 +156,17 @@ fn a_scheduled_promotion_survives_the_daemon_and_happens_once() {
     );
     assert!(status == 400 && answer.contains("unknown field"), "{status} {answer}");
 }
+
+#[test]
+fn a_comparison_says_what_changed() {
+    let daemon = Daemon::start();
+    import(&daemon, 1, "");
+    import(&daemon, 2, "");
+    assert!(daemon.cli(&["image", "diff", "tiny@1", "tiny@1"]).ok().contains("are the same"));
+    let told = daemon.cli(&["image", "diff", "tiny@1", "tiny@2"]).ok();
+    assert!(told.contains("differ in 4.0 KiB, in 1 chunks") && told.contains("the whole disk"), "{told}");
+    let json = daemon.cli(&["--json", "image", "diff", "tiny@1", "tiny"]).ok();
+    let report: serde_json::Value = serde_json::from_str(&json).unwrap();
+    assert_eq!((&report["changed_bytes"], &report["to"]["number"]), (&4096.into(), &2.into()));
+    daemon.cli(&["image", "diff", "tiny@1", "tiny@7"]).fails(3, &["no version 7"]);
+}

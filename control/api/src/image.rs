@@ -139,7 +139,7 @@ pub struct ImageList {
 pub struct ImportRequest {
     /// The image's name. An image that exists gets a new version.
     pub name: String,
-    /// An absolute path on the daemon's host (raw or qcow2), or an NBD URI such as
+    /// An absolute path on the daemon's host (raw, qcow2, VHD, VHDX, VMDK), or an NBD URI such as
     /// `nbd+unix:///name?socket=/path` or `nbd://127.0.0.1:10809/name`.
     pub source: String,
     /// A line for people about the version.
@@ -164,6 +164,73 @@ pub struct VerifyReport {
     pub checked_bytes: u64,
     /// What is damaged, one line each: where in the disk, and what is wrong. Empty: all is well.
     pub damage: Vec<String>,
+}
+
+/// The version to compare with.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct DiffRequest {
+    /// `IMAGE@NUMBER` or `IMAGE@HASH`, also of another image.
+    pub with: String,
+}
+
+/// What happened to a file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum FileChange {
+    /// It is new.
+    Added,
+    /// It is gone.
+    Removed,
+    /// Its content, type or link target is another.
+    Changed,
+    /// Owner, mode or time is another; the content is the same.
+    Attributes,
+}
+
+/// A file that changed.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct ChangedFile {
+    /// Its path in the file system.
+    pub path: String,
+    /// What happened to it.
+    pub change: FileChange,
+    /// Its size now, or before it was removed.
+    pub size_bytes: u64,
+}
+
+/// What changed in a partition.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct PartitionDifference {
+    /// Its number, from 1; 0 is the whole disk.
+    pub number: u32,
+    /// Where it starts.
+    pub offset_bytes: u64,
+    /// Its length.
+    pub len_bytes: u64,
+    /// Bytes in it that changed, in blocks of 4 KiB.
+    pub changed_bytes: u64,
+    /// Changed files by path; absent where nothing changed, or no file system could be read.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub files: Option<Vec<ChangedFile>>,
+    /// Why files are missing.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub remark: Option<String>,
+}
+
+/// What changed between two versions.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct DiffReport {
+    /// The older one: that of the path.
+    pub from: ImageVersion,
+    /// The newer one.
+    pub to: ImageVersion,
+    /// Chunks that differ.
+    pub changed_chunks: u64,
+    /// Bytes in blocks of 4 KiB that differ.
+    pub changed_bytes: u64,
+    /// By partition of the newer one.
+    pub partitions: Vec<PartitionDifference>,
 }
 
 /// What was removed.

@@ -7,7 +7,7 @@
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-use crate::image::{ImageVersion, VerifyReport};
+use crate::image::{DiffReport, ImageVersion, VerifyReport};
 use crate::problem::Problem;
 
 /// How far an operation is.
@@ -32,6 +32,8 @@ pub enum JobResult {
     },
     /// What the verification found.
     Verified(VerifyReport),
+    /// What the comparison found.
+    Compared(DiffReport),
     /// The version that was written out.
     Exported {
         /// It.

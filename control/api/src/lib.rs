@@ -31,8 +31,9 @@ pub mod status;
 
 pub use event::{Event, EventList};
 pub use image::{
-    Channel, ChannelPointer, ChannelRequest, ExportRequest, Image, ImageList, ImageVersion, ImportRequest,
-    PromoteRequest, Removed, RetireRequest, VerifyReport,
+    ChangedFile, Channel, ChannelPointer, ChannelRequest, DiffReport, DiffRequest, ExportRequest, FileChange,
+    Image, ImageList, ImageVersion, ImportRequest, PartitionDifference, PromoteRequest, Removed,
+    RetireRequest, VerifyReport,
 };
 pub use job::{JobEvent, JobResult, Progress};
 pub use machine::{

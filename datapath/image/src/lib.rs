@@ -19,6 +19,7 @@
 //! - One content imported into one store is one version hash, whatever the number of threads.
 //!
 //! # Limits
+//! - [`diff`](mod@diff): [`diff::CHANGED_FILES_MAX`] files and [`diff::PARTITIONS_MAX`] partitions.
 //! - Images: at most [`manifest::IMAGE_MAX_BYTES`], in multiples of 512 bytes.
 //! - [`ChunkCache`]: the bytes it was made with. [`FETCH_THREADS`] reads at a time, [`FETCH_QUEUE_MAX`] waiting.
 //! - Import: [`import::IMPORT_THREADS_MAX`] threads with 8 MiB each, and 64 bytes for each distinct chunk of
@@ -52,6 +53,7 @@
 )]
 
 pub mod chunk_cache;
+pub mod diff;
 pub mod error;
 pub mod export;
 pub mod import;
@@ -66,12 +68,14 @@ pub mod verify;
 mod chunk;
 mod fetch_pool;
 mod file_disk;
+mod foreign;
 mod index;
 mod qcow2;
 mod units;
 mod walk;
 
 pub use chunk_cache::{ChunkCache, ChunkCacheCounters};
+pub use diff::{ChangedFile, Difference, FileChange, PartitionDifference, diff};
 pub use error::{ImageError, ImageErrorKind};
 pub use export::export_raw;
 pub use fetch_pool::{FETCH_QUEUE_MAX, FETCH_THREADS};

@@ -1,4 +1,5 @@
-//! Opening a disk image of unknown format: raw and qcow2 are read, everything else is refused by name.
+//! Opening a disk image of unknown format: raw, qcow2, VHD, VHDX and VMDK are read, everything else is refused
+//! by name.
 
 use std::fs::File;
 use std::os::unix::fs::{FileExt, MetadataExt};
@@ -9,6 +10,7 @@ use headwater_block::Device;
 
 use crate::error::{ImageError, ImageErrorKind};
 use crate::file_disk::{FileDisk, PooledDisk};
+use crate::foreign::Foreign;
 use crate::qcow2::disk::Qcow2Disk;
 use crate::qcow2::header::{self, Header, Refusal};
 use crate::raw_file::{open_disk_file, open_raw};
@@ -26,7 +28,7 @@ pub enum FileFormat {
     Qcow2,
 }
 
-/// Opens an image file for reading, whatever its format: qcow2 is known by its first bytes, and what is
+/// Opens an image file for reading, whatever its format: all but raw are known by their bytes, and what is
 /// known to be something else is refused. The files of the chain must not change while it is used.
 ///
 /// A raw disk that an untrusted guest has written could pass itself off as a qcow2 image that names a file
@@ -54,7 +56,10 @@ fn open_layer(
     };
     if !qcow2 {
         if format.is_none() {
-            refuse_known_formats(path, &file, file_bytes, &start)?;
+            if let Some(foreign) = foreign(path, &file, file_bytes, &start)? {
+                return foreign.open(path, &via_qemu(path));
+            }
+            refuse_known_formats(path, file_bytes, &start)?;
         }
         return open_raw(path);
     }
@@ -126,6 +131,16 @@ fn read_start(file: &File, file_bytes: u64) -> Result<Vec<u8>, std::io::Error> {
     Ok(start)
 }
 
+/// The format that another crate reads, if the file has one.
+fn foreign(path: &Path, file: &File, file_bytes: u64, start: &[u8]) -> Result<Option<Foreign>, ImageError> {
+    // A VHD of fixed size is a raw disk with a footer.
+    let mut footer = [0; 8];
+    if file_bytes >= 512 {
+        file.read_exact_at(&mut footer, file_bytes - 512).map_err(|e| cannot_open(path, &e))?;
+    }
+    Ok(Foreign::detect(start, &footer))
+}
+
 fn cannot_open(path: &Path, error: &std::io::Error) -> ImageError {
     ImageError::from_os(format!("cannot open {}", path.display()), error)
 }
@@ -167,11 +182,8 @@ enum Advice {
 
 /// Files that are no raw disks: where their mark is, the mark, what they are, what to do.
 const KNOWN: &[(usize, &[u8], &str, Advice)] = &[
-    (0, b"KDMV", "a VMDK image", Advice::Qemu),
     (0, b"COWD", "a VMDK image", Advice::Qemu),
     (0, b"# Disk DescriptorFile", "the description of a VMDK image", Advice::Qemu),
-    (0, b"vhdxfile", "a VHDX image", Advice::Qemu),
-    (0, b"conectix", "a VHD image", Advice::Qemu),
     (64, b"\x7f\x10\xda\xbe", "a VDI image", Advice::Qemu),
     (0, b"QED\0", "a QED image", Advice::Qemu),
     (0, b"WithoutFreeSpace", "a Parallels image", Advice::Qemu),
@@ -191,7 +203,7 @@ const KNOWN: &[(usize, &[u8], &str, Advice)] = &[
     (0, b"SQLite format 3\0", "an SQLite database", Advice::None),
 ];
 
-fn refuse_known_formats(path: &Path, file: &File, file_bytes: u64, start: &[u8]) -> Result<(), ImageError> {
+fn refuse_known_formats(path: &Path, file_bytes: u64, start: &[u8]) -> Result<(), ImageError> {
     let shown = path.display();
     let refuse = |what: &str, advice: &Advice| {
         let advice = match advice {
@@ -206,14 +218,6 @@ fn refuse_known_formats(path: &Path, file: &File, file_bytes: u64, start: &[u8])
         if start.get(*at..).is_some_and(|tail| tail.starts_with(mark)) {
             return Err(refuse(what, advice));
         }
-    }
-    // A VHD of fixed size is a raw disk with a footer.
-    let mut footer = [0; 8];
-    if file_bytes >= 512 {
-        file.read_exact_at(&mut footer, file_bytes - 512).map_err(|e| cannot_open(path, &e))?;
-    }
-    if footer == *b"conectix" {
-        return Err(refuse("a VHD image", &Advice::Qemu));
     }
     let first = start.get(..start.len().min(512)).unwrap_or_default();
     if looks_like_text(first) {

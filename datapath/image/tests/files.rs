@@ -255,16 +255,13 @@ fn a_damaged_compressed_cluster_is_an_error_and_the_rest_is_read() {
 fn other_formats_are_refused_by_name_and_with_what_to_do() {
     let dir = Dir::new();
     dir.raw("disk.raw");
-    for (format, says) in [("vmdk", "VMDK"), ("vhdx", "VHDX"), ("vpc", "VHD"), ("vdi", "VDI"), ("qed", "QED")]
-    {
+    for (format, says) in [("vdi", "VDI"), ("qed", "QED")] {
         let name = format!("disk.{format}");
         dir.qemu_img(&["convert", "-O", format, "DIR/disk.raw", &format!("DIR/{name}")]);
         let (kind, message) = error(&dir.path(&name));
         assert_eq!(kind, ImageErrorKind::Unsupported);
         assert!(message.contains(says) && message.contains("qemu-nbd"), "{message}");
     }
-    dir.qemu_img(&["convert", "-O", "vpc", "-o", "subformat=fixed", "DIR/disk.raw", "DIR/fixed.vhd"]);
-    assert!(error(&dir.path("fixed.vhd")).1.contains("VHD"));
     run_ok("gzip", &["--keep", &dir.text("disk.raw")]);
     assert!(error(&dir.path("disk.raw.gz")).1.contains("gunzip"));
     run_ok("tar", &["-cf", &dir.text("x.tar"), "-C", &dir.text(""), "disk.raw"]);

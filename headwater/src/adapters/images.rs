@@ -6,9 +6,12 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use async_trait::async_trait;
 use headwater_api::name::ImageRef;
-use headwater_api::{Channel, ChannelPointer, Image, ImageVersion, ProblemKind, Removed, VerifyReport};
+use headwater_api::{
+    ChangedFile, Channel, ChannelPointer, DiffReport, FileChange, Image, ImageVersion, PartitionDifference,
+    ProblemKind, Removed, VerifyReport,
+};
 use headwater_block::Device;
-use headwater_image::{Cancel, ImageError, ImportOptions, Verified};
+use headwater_image::{Cancel, Difference, ImageError, ImportOptions, Verified};
 use headwater_nbd::client::ClientOptions;
 use headwater_nbd::{Client, NbdUri};
 use headwater_service::backend::{BackendError, Images, ImportOrder, ImportOutcome, JobControl, Promotion};
@@ -131,6 +134,22 @@ impl Images for StoredImages {
                     .map_err(image_failed)?;
             let checked_bytes = found.chunks.saturating_mul(u64::from(store.chunk_bytes()));
             Ok(VerifyReport { version, checked_bytes, damage: damage_of(&found) })
+        })
+        .await
+    }
+
+    async fn diff(
+        &self,
+        from: &ImageVersion,
+        to: &ImageVersion,
+        job: Arc<JobControl>,
+    ) -> Result<DiffReport, BackendError> {
+        let (store, from, to) = (self.store.clone(), from.clone(), to.clone());
+        blocking("compare versions", move || {
+            let cancel = Cancel::new();
+            let mut progress = forward(&job, &cancel);
+            let found = headwater_image::diff(&store, hash_of(&from)?, hash_of(&to)?, &cancel, &mut progress);
+            found.map(|found| diff_report(from, to, found)).map_err(image_failed)
         })
         .await
     }
@@ -275,6 +294,35 @@ fn export(
     headwater_image::export_raw(store, hash_of(version)?, target, &cancel, &mut progress)
         .map_err(image_failed)?;
     Ok(version.size_bytes)
+}
+
+fn diff_report(from: ImageVersion, to: ImageVersion, found: Difference) -> DiffReport {
+    let change = |change| match change {
+        headwater_image::FileChange::Added => FileChange::Added,
+        headwater_image::FileChange::Removed => FileChange::Removed,
+        headwater_image::FileChange::Changed => FileChange::Changed,
+        headwater_image::FileChange::Attributes => FileChange::Attributes,
+    };
+    let file = |file: headwater_image::ChangedFile| ChangedFile {
+        path: file.path,
+        change: change(file.change),
+        size_bytes: file.size_bytes,
+    };
+    let partition = |partition: headwater_image::PartitionDifference| PartitionDifference {
+        number: partition.number,
+        offset_bytes: partition.offset_bytes,
+        len_bytes: partition.len_bytes,
+        changed_bytes: partition.changed_bytes,
+        files: partition.files.map(|files| files.into_iter().map(file).collect()),
+        remark: partition.remark,
+    };
+    DiffReport {
+        from,
+        to,
+        changed_chunks: found.changed_chunks,
+        changed_bytes: found.changed_bytes,
+        partitions: found.partitions.into_iter().map(partition).collect(),
+    }
 }
 
 /// What is damaged, a line each. Only the first places are named where there are very many.

@@ -1,7 +1,9 @@
 //! Long operations: reading the daemon's progress lines until the last one.
 
 use anyhow::Context;
-use headwater_api::{ExportRequest, ImportRequest, JobEvent, JobResult, Problem, ProblemKind, Progress};
+use headwater_api::{
+    DiffRequest, ExportRequest, ImportRequest, JobEvent, JobResult, Problem, ProblemKind, Progress,
+};
 use http_body_util::BodyExt;
 use hyper::Method;
 
@@ -23,6 +25,18 @@ impl Client {
     /// Verifies a version.
     pub async fn verify(&self, reference: &str, progress: impl FnMut(Progress)) -> anyhow::Result<JobResult> {
         self.job(&format!("/api/v1/images/{}/verify", escape(reference)), None, progress).await
+    }
+
+    /// Compares two versions.
+    pub async fn diff(
+        &self,
+        from: &str,
+        to: &str,
+        progress: impl FnMut(Progress),
+    ) -> anyhow::Result<JobResult> {
+        let path = format!("/api/v1/images/{}/diff", escape(from));
+        let request = DiffRequest { with: to.to_owned() };
+        self.job(&path, Some(serde_json::to_vec(&request)?), progress).await
     }
 
     /// Writes a version to a file on the daemon's host.

@@ -9,7 +9,7 @@ use headwater_block::size;
 
 use crate::cli::ImageCommand;
 use crate::client::Client;
-use crate::cmd::channels;
+use crate::cmd::{channels, diff};
 use crate::failure::DAMAGED;
 use crate::show::{self, progress::Shown};
 
@@ -42,6 +42,7 @@ pub async fn run(client: Client, command: ImageCommand, json: bool) -> anyhow::R
         ImageCommand::Pin { machine, image } => channels::pin(&client, &machine, image, json).await?,
         ImageCommand::Unpin { machine } => channels::unpin(&client, &machine, json).await?,
         ImageCommand::Retire { image, undo } => channels::retire(&client, &image, undo, json).await?,
+        ImageCommand::Diff { from, to } => diff::run(&client, &from, &to, json).await?,
         ImageCommand::History { image, limit } => channels::history(&client, &image, limit, json).await?,
         ImageCommand::Verify { image } => return verify(&client, &image, json).await,
         ImageCommand::Export { image, file } => export(&client, &image, &file, json).await?,

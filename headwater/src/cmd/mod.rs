@@ -2,6 +2,7 @@
 
 mod channels;
 mod console;
+mod diff;
 mod events;
 mod exec;
 pub mod export;

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use async_trait::async_trait;
 use headwater_api::name::ImageRef;
-use headwater_api::{Channel, Image, ImageVersion, Removed, VerifyReport};
+use headwater_api::{Channel, DiffReport, Image, ImageVersion, Removed, VerifyReport};
 
 use crate::backend::{BackendError, JobControl};
 
@@ -90,6 +90,14 @@ pub trait Images: Send + Sync + 'static {
         version: &ImageVersion,
         job: Arc<JobControl>,
     ) -> Result<VerifyReport, BackendError>;
+
+    /// Says what changed between two versions.
+    async fn diff(
+        &self,
+        from: &ImageVersion,
+        to: &ImageVersion,
+        job: Arc<JobControl>,
+    ) -> Result<DiffReport, BackendError>;
 
     /// Writes a version as a raw disk to a new file. Returns the file's size.
     async fn export(

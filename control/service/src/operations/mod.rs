@@ -3,6 +3,7 @@
 mod attach_console;
 mod cancel_promotion;
 mod create_machine;
+mod diff_images;
 mod exec_machine;
 mod export_image;
 mod get_openapi;
@@ -72,6 +73,7 @@ fn routes() -> OpenApiRouter<Service> {
         .routes(routes!(list_images::list_images, import_image::import_image))
         .routes(routes!(show_image::show_image, remove_image::remove_image))
         .routes(routes!(verify_image::verify_image))
+        .routes(routes!(diff_images::diff_images))
         .routes(routes!(export_image::export_image))
         .routes(routes!(promote_image::promote_image, cancel_promotion::cancel_promotion))
         .routes(routes!(revert_image::revert_image))

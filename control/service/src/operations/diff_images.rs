@@ -1,0 +1,40 @@
+//! `POST /api/v1/images/{image}/diff`: what changed between two versions.
+
+use axum::extract::State;
+use axum::response::Response;
+use headwater_api::name::ImageRef;
+use headwater_api::{DiffRequest, JobEvent, JobResult, Problem};
+
+use crate::Service;
+use crate::answer::{Failure, problem};
+use crate::extract::{Body, Name};
+use crate::job;
+
+/// Compares two versions: changed chunks and bytes, and changed files of ext2, ext3 and ext4 file systems.
+#[utoipa::path(
+    post,
+    path = "/api/v1/images/{image}/diff",
+    tag = "images",
+    params(("image" = String, Path, description = "The older one: `IMAGE`, `IMAGE:CHANNEL`, `IMAGE@NUMBER` or `IMAGE@HASH`")),
+    request_body = DiffRequest,
+    responses(
+        (status = 200, description = "Progress, then the report", body = JobEvent, content_type = "application/x-ndjson"),
+        (status = 404, description = "No such image or version", body = Problem),
+    ),
+)]
+pub(super) async fn diff_images(
+    State(service): State<Service>,
+    Name(name): Name,
+    Body(request): Body<DiffRequest>,
+) -> Result<Response, Failure> {
+    let from = ImageRef::parse(&name).map_err(Failure)?;
+    let to = ImageRef::parse(&request.with).map_err(Failure)?;
+    let from = service.images().resolve(&from).await?;
+    let to = service.images().resolve(&to).await?;
+    let images = service.images().clone();
+    let work = async move |control| {
+        let failed = |e| problem(&e).during(format!("cannot compare '{name}' with '{}'", request.with));
+        images.diff(&from, &to, control).await.map(JobResult::Compared).map_err(failed)
+    };
+    Ok(job::run(&service, work).await)
+}

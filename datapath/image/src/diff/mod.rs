@@ -1,0 +1,185 @@
+//! What changed between two versions: chunks, 4 KiB blocks, and files where a file system can be read.
+//!
+//! ```text
+//!   manifests --hashes differ--> chunks --both read and compared--> 4 KiB blocks
+//!   partitions (GPT, MBR, or the whole disk) --ext4 in both, and blocks changed--> files
+//! ```
+//! Only chunks whose hashes differ are read for the count of blocks. File systems are read where the partition
+//! changed and is ext2, ext3 or ext4 in both versions; others are named and not looked into.
+
+mod files;
+mod partitions;
+
+use std::sync::Arc;
+
+use headwater_block::blocking;
+use headwater_store::{Hash, Store};
+
+use crate::chunk_cache::ChunkCache;
+use crate::error::ImageError;
+use crate::manifest::Manifest;
+use crate::progress::{Cancel, Progress};
+use crate::reader::VersionReader;
+use crate::units::{usize_of, usize_of_u32};
+
+pub use files::{CHANGED_FILES_MAX, ChangedFile, FileChange};
+pub use partitions::PARTITIONS_MAX;
+
+/// The unit in which changed bytes are counted.
+pub const DIFF_BLOCK_BYTES: usize = 4096;
+/// Memory for chunks while files are compared.
+const CHUNKS_BYTES: u64 = 64 << 20;
+
+/// What changed from one version to another.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Difference {
+    /// Size of the older image.
+    pub from_bytes: u64,
+    /// Size of the newer image.
+    pub to_bytes: u64,
+    /// Chunks that differ, of the larger image.
+    pub changed_chunks: u64,
+    /// Bytes in blocks of [`DIFF_BLOCK_BYTES`] that differ.
+    pub changed_bytes: u64,
+    /// The partitions of the newer image.
+    pub partitions: Vec<PartitionDifference>,
+}
+
+/// What changed in a partition.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PartitionDifference {
+    /// Its number, from 1; 0 is the whole disk.
+    pub number: u32,
+    /// Where it starts, in bytes.
+    pub offset_bytes: u64,
+    /// Its length, in bytes.
+    pub len_bytes: u64,
+    /// Bytes in it that changed.
+    pub changed_bytes: u64,
+    /// Changed files, by path; `None` where nothing changed or no file system could be read.
+    pub files: Option<Vec<ChangedFile>>,
+    /// Why files are missing, or not all are listed.
+    pub remark: Option<String>,
+}
+
+/// Compares two versions of one store.
+pub fn diff(
+    store: &dyn Store,
+    from: Hash,
+    to: Hash,
+    cancel: &Cancel,
+    progress: &mut dyn FnMut(Progress),
+) -> Result<Difference, ImageError> {
+    let cache = ChunkCache::new(CHUNKS_BYTES);
+    let from = VersionReader::open(store, from, Arc::clone(&cache))?;
+    let to = VersionReader::open(store, to, cache)?;
+    let mut found = Difference {
+        from_bytes: from.manifest().size_bytes(),
+        to_bytes: to.manifest().size_bytes(),
+        ..Difference::default()
+    };
+    let changed = changed_blocks(&from, &to, &mut found, cancel, progress)?;
+    found.changed_bytes = changed.iter().map(|(start, end)| end - start).sum();
+    for partition in partitions::find(&to)? {
+        cancel.check("the comparison")?;
+        let inside = |(start, end): &(u64, u64)| {
+            let last = partition.offset_bytes.saturating_add(partition.len_bytes);
+            (*end).min(last).saturating_sub((*start).max(partition.offset_bytes))
+        };
+        let changed_bytes = changed.iter().map(inside).sum();
+        let (files, remark) =
+            if changed_bytes == 0 { (None, None) } else { files::compare(&from, &to, &partition, cancel)? };
+        found.partitions.push(PartitionDifference {
+            number: partition.number,
+            offset_bytes: partition.offset_bytes,
+            len_bytes: partition.len_bytes,
+            changed_bytes,
+            files,
+            remark,
+        });
+    }
+    Ok(found)
+}
+
+/// The stretches of changed blocks, ascending. Where the images have different sizes, what only one of them has
+/// counts as changed unless it is zero.
+fn changed_blocks(
+    from: &VersionReader,
+    to: &VersionReader,
+    found: &mut Difference,
+    cancel: &Cancel,
+    progress: &mut dyn FnMut(Progress),
+) -> Result<Vec<(u64, u64)>, ImageError> {
+    let indices = changed_chunks(from.manifest(), to.manifest());
+    let chunk_bytes = u64::from(to.manifest().chunk_bytes());
+    found.changed_chunks = u64::try_from(indices.len()).unwrap_or(u64::MAX);
+    let total_bytes = found.changed_chunks.saturating_mul(chunk_bytes);
+    let (mut old, mut new) = (chunk_buffer(to), chunk_buffer(to));
+    let mut changed: Vec<(u64, u64)> = Vec::new();
+    for (done, index) in (0u64..).zip(indices) {
+        cancel.check("the comparison")?;
+        let offset = index.saturating_mul(chunk_bytes);
+        read_padded(from, offset, &mut old)?;
+        read_padded(to, offset, &mut new)?;
+        let blocks = old.chunks(DIFF_BLOCK_BYTES).zip(new.chunks(DIFF_BLOCK_BYTES));
+        let mut at = offset;
+        for (before, after) in blocks {
+            let end = at.saturating_add(u64::try_from(after.len()).unwrap_or(0));
+            if before != after {
+                match changed.last_mut() {
+                    Some(last) if last.1 == at => last.1 = end,
+                    _ => changed.push((at, end)),
+                }
+            }
+            at = end;
+        }
+        progress(Progress { done_bytes: (done + 1).saturating_mul(chunk_bytes), total_bytes });
+    }
+    Ok(changed)
+}
+
+fn chunk_buffer(version: &VersionReader) -> Vec<u8> {
+    vec![0; usize_of_u32(version.manifest().chunk_bytes())]
+}
+
+/// Reads a chunk; what lies after the end of the image is zero.
+fn read_padded(version: &VersionReader, offset: u64, into: &mut [u8]) -> Result<(), ImageError> {
+    let size_bytes = version.manifest().size_bytes();
+    let len = usize_of(size_bytes.saturating_sub(offset)).min(into.len());
+    let (inside, after) = into.split_at_mut(len);
+    after.fill(0);
+    if !inside.is_empty() {
+        blocking::read(version, offset, inside)?;
+    }
+    Ok(())
+}
+
+/// Numbers of the chunks whose content differs.
+fn changed_chunks(from: &Manifest, to: &Manifest) -> Vec<u64> {
+    let (mut old, mut new) = (from.data().peekable(), to.data().peekable());
+    let mut out = Vec::new();
+    loop {
+        match (old.peek(), new.peek()) {
+            (Some((a, before)), Some((b, after))) if a == b => {
+                if before.hash != after.hash {
+                    out.push(*a);
+                }
+                old.next();
+                new.next();
+            }
+            (Some((a, _)), Some((b, _))) if a < b => {
+                out.push(*a);
+                old.next();
+            }
+            (Some((a, _)), None) => {
+                out.push(*a);
+                old.next();
+            }
+            (_, Some((b, _))) => {
+                out.push(*b);
+                new.next();
+            }
+            (None, None) => return out,
+        }
+    }
+}

@@ -1,0 +1,133 @@
+//! Images of other virtual machines: VHD, VHDX and VMDK in one file, read by crates made for that.
+//!
+//! The crates read like files do, one caller at a time; several workers of an import take turns. They are young,
+//! so a panic in one of them, which hostile bytes may cause, becomes an error of the request.
+//!
+//! Not read: disks that only hold the difference to a parent, and VMDK descriptions with their extents in other
+//! files. QEMU can serve those (`qemu-nbd`).
+
+use std::fs::File;
+use std::io::{Read, Seek, SeekFrom};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use headwater_block::{ByteRange, Extent, ExtentKind, IoError, IoErrorKind};
+use parking_lot::Mutex;
+
+use crate::error::{ImageError, ImageErrorKind};
+use crate::file_disk::FileDisk;
+
+/// A format that a crate reads.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Foreign {
+    Vhd,
+    Vhdx,
+    Vmdk,
+}
+
+impl Foreign {
+    /// The format of a file, by its first bytes and, for a VHD of fixed size, the start of its last sector.
+    pub(crate) fn detect(start: &[u8], last_sector: &[u8]) -> Option<Self> {
+        if start.starts_with(b"vhdxfile") {
+            Some(Self::Vhdx)
+        } else if start.starts_with(b"KDMV") {
+            Some(Self::Vmdk)
+        } else if start.starts_with(b"conectix") || last_sector.starts_with(b"conectix") {
+            Some(Self::Vhd)
+        } else {
+            None
+        }
+    }
+
+    const fn name(self) -> &'static str {
+        match self {
+            Self::Vhd => "VHD",
+            Self::Vhdx => "VHDX",
+            Self::Vmdk => "VMDK",
+        }
+    }
+
+    /// Opens the disk in a file. `hint` says what else can be done.
+    pub(crate) fn open(self, path: &Path, hint: &str) -> Result<Arc<dyn FileDisk>, ImageError> {
+        let refuse = |kind: ImageErrorKind, why: &str| {
+            let name = self.name();
+            ImageError::new(kind, format!("cannot open the {name} image {}: {why}. {hint}", path.display()))
+        };
+        let damaged = |why: String| refuse(ImageErrorKind::Damaged, &why);
+        let opened = catch_unwind(|| self.open_reader(path)).map_err(|_| damaged("it is damaged".into()))?;
+        let (reader, size_bytes) = opened.map_err(damaged)?;
+        if size_bytes == 0 || !size_bytes.is_multiple_of(512) {
+            return Err(damaged(format!("it says that its disk has {size_bytes} bytes")));
+        }
+        let (path, name) = (path.to_owned(), self.name());
+        Ok(Arc::new(ForeignDisk { path, name, size_bytes, reader: Mutex::new(reader) }))
+    }
+
+    fn open_reader(self, path: &Path) -> Result<(Box<dyn ReadSeek>, u64), String> {
+        match self {
+            Self::Vhd => {
+                let reader = vhd::VhdReader::open(path).map_err(|e| e.to_string())?;
+                let size_bytes = reader.virtual_disk_size();
+                Ok((Box::new(reader), size_bytes))
+            }
+            Self::Vhdx => {
+                let reader = vhdx::VhdxReader::open(path).map_err(|e| e.to_string())?;
+                let size_bytes = reader.virtual_disk_size();
+                Ok((Box::new(reader), size_bytes))
+            }
+            Self::Vmdk => {
+                let file = File::open(path).map_err(|e| e.to_string())?;
+                let reader = vmdk::VmdkReader::open(file).map_err(|e| e.to_string())?;
+                // A delta disk would read as holes where its parent has data.
+                if !matches!(reader.parent_cid(), 0 | u32::MAX) {
+                    return Err("it holds only the difference to a parent".to_owned());
+                }
+                let size_bytes = reader.virtual_disk_size();
+                Ok((Box::new(reader), size_bytes))
+            }
+        }
+    }
+}
+
+trait ReadSeek: Read + Seek + Send {}
+
+impl<T: Read + Seek + Send> ReadSeek for T {}
+
+struct ForeignDisk {
+    path: PathBuf,
+    name: &'static str,
+    size_bytes: u64,
+    reader: Mutex<Box<dyn ReadSeek>>,
+}
+
+impl FileDisk for ForeignDisk {
+    fn size_bytes(&self) -> u64 {
+        self.size_bytes
+    }
+
+    fn read(&self, offset: u64, into: &mut [u8]) -> Result<(), IoError> {
+        let len = into.len();
+        let tried = || {
+            format!("cannot read {len} bytes at {offset} of the {} image {}", self.name, self.path.display())
+        };
+        let mut reader = self.reader.lock();
+        let read = catch_unwind(AssertUnwindSafe(|| {
+            reader.seek(SeekFrom::Start(offset))?;
+            reader.read_exact(into)
+        }));
+        match read {
+            Ok(Ok(())) => Ok(()),
+            Ok(Err(e)) if e.raw_os_error().is_some() => Err(IoError::from_os(tried(), e)),
+            Ok(Err(e)) => Err(IoError::new(IoErrorKind::Corrupt, format!("{}: {e}", tried()))),
+            Err(_) => Err(IoError::new(IoErrorKind::Corrupt, format!("{}: it is damaged", tried()))),
+        }
+    }
+
+    fn extents(&self, range: ByteRange, _max_extents: usize) -> Result<Vec<Extent>, IoError> {
+        // The crates do not say what is a hole; who reads it finds zeroes.
+        Ok(vec![Extent { len: range.len(), kind: ExtentKind::Data }])
+    }
+
+    fn will_read(&self, _range: ByteRange) {}
+}

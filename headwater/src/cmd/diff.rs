@@ -1,0 +1,52 @@
+//! `headwater image diff`: what changed between two versions.
+
+use headwater_api::{DiffReport, FileChange, JobResult, PartitionDifference};
+use headwater_block::size;
+
+use crate::client::Client;
+use crate::show::{self, progress::Shown};
+
+/// Compares two versions and prints what changed.
+pub async fn run(client: &Client, from: &str, to: &str, json: bool) -> anyhow::Result<()> {
+    let mut shown = Shown::begin(&format!("diff {from} {to}"), json);
+    let result = client.diff(from, to, |progress| shown.update(progress)).await;
+    shown.end();
+    let JobResult::Compared(report) = result? else {
+        anyhow::bail!("the daemon answered something else than a comparison: is it of another version?");
+    };
+    if json { show::json(&report) } else { show_report(&report) }
+}
+
+fn show_report(report: &DiffReport) -> anyhow::Result<()> {
+    let DiffReport { from, to, changed_chunks, changed_bytes, partitions } = report;
+    let places = format!("{}@{} and {}@{}", from.image, from.number, to.image, to.number);
+    if *changed_chunks == 0 && from.size_bytes == to.size_bytes {
+        return show::line(&format!("{places} are the same"));
+    }
+    if from.size_bytes != to.size_bytes {
+        let (old, new) = (size::format(from.size_bytes), size::format(to.size_bytes));
+        show::line(&format!("the size was {old} and is {new}"))?;
+    }
+    let bytes = size::format(*changed_bytes);
+    show::line(&format!("{places} differ in {bytes}, in {changed_chunks} chunks"))?;
+    partitions.iter().filter(|partition| partition.changed_bytes > 0).try_for_each(show_partition)
+}
+
+fn show_partition(partition: &PartitionDifference) -> anyhow::Result<()> {
+    let name = match partition.number {
+        0 => "the whole disk".to_owned(),
+        number => format!("partition {number}"),
+    };
+    let files = partition.files.as_ref().map(|files| format!(", {} files", files.len())).unwrap_or_default();
+    show::line(&format!("{name}: {} changed{files}", size::format(partition.changed_bytes)))?;
+    for file in partition.files.iter().flatten() {
+        let sign = match file.change {
+            FileChange::Added => '+',
+            FileChange::Removed => '-',
+            FileChange::Changed => 'M',
+            FileChange::Attributes => 'a',
+        };
+        show::line(&format!("  {sign} {} ({})", show::printable(&file.path), size::format(file.size_bytes)))?;
+    }
+    partition.remark.iter().try_for_each(|remark| show::line(&format!("  {}", show::printable(remark))))
+}
