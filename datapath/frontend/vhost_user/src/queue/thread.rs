@@ -305,12 +305,11 @@ impl QueueThread {
         let timeout = self.retry_at.map(|at| at.saturating_duration_since(Instant::now()));
         let timeout = timeout.and_then(|left| Timespec::try_from(left).ok());
         let posts = Arc::clone(&self.posts);
-        let mut fds = [
-            PollFd::from_borrowed_fd(posts.event(), PollFlags::IN),
-            // Without room for requests kicks are left alone, or they would wake us for nothing.
-            PollFd::new(&self.kick, if take { PollFlags::IN } else { PollFlags::empty() }),
-        ];
-        let polled = rustix::event::poll(&mut fds, timeout.as_ref());
+        let mut fds =
+            [PollFd::from_borrowed_fd(posts.event(), PollFlags::IN), PollFd::new(&self.kick, PollFlags::IN)];
+        // Without room for requests kicks are left alone, or they would wake us for nothing.
+        let watched = if take { fds.as_mut_slice() } else { fds.split_at_mut(1).0 };
+        let polled = rustix::event::poll(watched, timeout.as_ref());
         let [event, kick] = &fds;
         let (event, kick) = (event.revents(), kick.revents());
         posts.wake_up(event.contains(PollFlags::IN));

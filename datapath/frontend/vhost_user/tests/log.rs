@@ -1,0 +1,54 @@
+//! The log says which machine did what wrong, and a machine that does it all the time does not fill it.
+
+mod guest;
+
+use std::io::Write;
+use std::sync::{Arc, Mutex};
+
+use guest::{FREE, Guest, NEXT};
+use headwater_testkit::ReferenceDisk;
+use headwater_vhost_user::{Limits, Options, Server};
+
+#[derive(Clone, Default)]
+struct Log(Arc<Mutex<Vec<u8>>>);
+
+impl Write for Log {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        self.0.lock().unwrap().write(bytes)
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        Ok(())
+    }
+}
+
+#[test]
+fn faults_are_told_with_name_and_reason_and_only_so_often() {
+    let log = Log::default();
+    let writer = log.clone();
+    tracing_subscriber::fmt()
+        .with_writer(move || writer.clone())
+        .with_max_level(tracing::Level::WARN)
+        .with_ansi(false)
+        .init();
+    let dir = tempfile::tempdir().unwrap();
+    let limits = Limits { warnings_per_10_s: 5, ..Limits::default() };
+    let options = Options { name: "lab-7".into(), limits, ..Options::default() };
+    let server = Server::bind(&dir.path().join("s"), Arc::new(ReferenceDisk::new(1 << 20)), options).unwrap();
+    let mut guest = Guest::start(server.path());
+    guest.descriptor(0, (FREE, 16, NEXT, 0));
+    guest.offer(0);
+    guest.kick();
+    guest.wait_broken();
+    guest.stop_queue();
+    guest.start_queue(0);
+    for _ in 0..500 {
+        assert_eq!(guest.request(0, 1 << 40, &[], 512).0, 1);
+    }
+    let text = String::from_utf8(log.0.lock().unwrap().clone()).unwrap();
+    let lines: Vec<&str> = text.lines().collect();
+    assert!(lines[0].contains("lab-7 queue 0") && lines[0].contains("loop"), "{}", lines[0]);
+    assert!(lines[1].contains("lab-7 queue 0") && lines[1].contains("ends past the device"), "{}", lines[1]);
+    // A busy host may take longer than one window of ten seconds.
+    assert!(lines.len() <= 50, "{} lines", lines.len());
+}
