@@ -1,0 +1,81 @@
+//! Bad input ends in a clear error and a non-zero exit, and leaves nothing behind: where each kind is tested, and
+//! tests of those of `export` on the command line.
+//!
+//! | bad input | test |
+//! |---|---|
+//! | truncated qcow2 | `images.rs`: what_is_no_image_is_refused_and_leaves_nothing |
+//! | qcow2 with a missing backing file | the same; image `files.rs`: a_missing_or_circular_backing_file_is_named |
+//! | LUKS-encrypted qcow2 | the same; image `files.rs`: encrypted_images_are_refused_at_every_place_of_a_chain |
+//! | file that is no image | the same; image `files.rs`: files_that_cannot_be_disks_are_refused_with_the_reason |
+//! | size not a multiple of 512 | the same; here: a_disk_of_an_odd_size |
+//! | import into a full disk | `images.rs`: an_import_into_a_full_disk_fails_as_such_and_leaves_nothing |
+//! | unknown image or version | `cli.rs`: bad_names_and_sizes_are_refused_with_advice; `api.rs`: every_failure_is_a_problem_with_the_right_status |
+//! | name with odd characters | the same two |
+//! | second daemon on one data directory | `restart.rs`: a_second_daemon_is_refused_and_the_first_goes_on |
+//! | socket path in use or too long | `restart.rs`: a_socket_that_cannot_be_is_refused; here: a_socket_that_cannot_be; nbd `addresses.rs` |
+//! | port in use | `restart.rs`: tcp_is_for_loopback_and_a_port_in_use_is_said; here: a_port_in_use |
+//! | RAM larger than the machine | `cli.rs`: bad_names_and_sizes_are_refused_with_advice, run_of_what_does_not_exist_or_cannot_be_says_so |
+//! | overflow directory missing, read-only or too small | here: an_overflow_directory_that_cannot_be_used; full later: volume `ladder.rs`, `space.rs` |
+//! | QEMU not installed | `machines.rs`: qemu_that_is_not_installed_is_said_and_leaves_nothing |
+//! | NBD client that sends garbage, huge lengths, past the end | nbd `hostile.rs`: a_handshake_of_garbage_ends_the_connection, a_huge_option_is_refused_without_taking_it, requests_that_do_not_fit_are_answered_and_leave_the_stream_in_step, a_write_longer_than_the_limit_ends_the_connection |
+//! | NBD client that hangs up in the middle of a write | nbd `hostile.rs`: hanging_up_in_the_middle_of_a_write_writes_nothing |
+
+mod support;
+
+use std::path::Path;
+
+use support::{Ran, headwater, run, short_dir};
+
+fn export(dir: &Path, source: &str, more: &[&str]) -> Ran {
+    run(headwater().current_dir(dir).args(["export", source]).args(more))
+}
+
+fn names(dir: &Path) -> Vec<String> {
+    let entries = std::fs::read_dir(dir).unwrap().map(|entry| entry.unwrap().file_name());
+    entries.map(|name| name.into_string().unwrap()).collect()
+}
+
+#[test]
+fn an_overflow_directory_that_cannot_be_used() {
+    let dir = short_dir();
+    let with = |cache_dir: &str| {
+        let args = ["--cache", "ram+disk", "--disk", "1G", "--nbd", "unix:x.sock", "--cache-dir", cache_dir];
+        export(dir.path(), "null:1G", &args)
+    };
+    with("/nowhere/cache")
+        .fails(1, &["cannot open a volume over 'null:1G'", "/nowhere/cache", "No such file"]);
+    // No file can be made there, whoever asks.
+    with("/proc").fails(1, &["cannot make an overflow file in /proc"]);
+    assert!(names(dir.path()).is_empty(), "{:?}", names(dir.path()));
+}
+
+#[test]
+fn a_socket_that_cannot_be() {
+    let dir = short_dir();
+    let long = format!("unix:/tmp/{}", "x".repeat(120));
+    export(dir.path(), "null:1G", &["--cache", "ram", "--nbd", &long])
+        .fails(1, &["107", "choose a shorter one"]);
+    std::fs::write(dir.path().join("file"), "precious").unwrap();
+    export(dir.path(), "null:1G", &["--cache", "ram", "--nbd", "unix:file"])
+        .fails(1, &["no socket is in the way"]);
+    assert_eq!(std::fs::read(dir.path().join("file")).unwrap(), b"precious");
+    assert_eq!(names(dir.path()), ["file"]);
+}
+
+#[test]
+fn a_port_in_use() {
+    let dir = short_dir();
+    let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = taken.local_addr().unwrap().to_string();
+    let ran = export(dir.path(), "null:1G", &["--cache", "ram", "--nbd", &format!("tcp:{address}")]);
+    assert!(ran.code != 0 && ran.err.contains(&address) && ran.err.contains("in use"), "{ran:?}");
+}
+
+#[test]
+fn a_disk_of_an_odd_size() {
+    let dir = short_dir();
+    std::fs::write(dir.path().join("odd.raw"), [1; 1000]).unwrap();
+    export(dir.path(), "./odd.raw", &["--cache", "ram", "--nbd", "unix:x.sock"])
+        .fails(2, &["odd.raw", "1000 bytes", "not a multiple of 512"]);
+    assert_eq!(names(dir.path()), ["odd.raw"]);
+}
