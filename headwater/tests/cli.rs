@@ -109,7 +109,12 @@ struct Running {
 
 impl Running {
     fn start(dir: &std::path::Path, source: &str, more: &[&str]) -> Self {
-        let mut child = headwater()
+        // A hang-up that is ignored when a program starts stays ignored, and whoever runs these tests may do
+        // so under nohup.
+        let mut command = Command::new("env");
+        command.arg("--default-signal=HUP").arg(headwater().get_program());
+        command.env_remove("HEADWATER_DATA_DIR").env_remove("HEADWATER_LOG");
+        let mut child = command
             .args(["run", source, "--memory", "64M", "--data-dir"])
             .arg(dir)
             .args(more)
