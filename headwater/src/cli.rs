@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum, ValueHint};
-use headwater_api::{CacheMode, CacheSettings, Channel};
+use headwater_api::{CacheMode, CacheSettings, Channel, ExportFormat};
 
 use crate::cmd::export::ExportArgs;
 
@@ -141,7 +141,7 @@ pub enum LogFormat {
 pub enum ImageCommand {
     /// Make a version of a raw, qcow2, VHD, VHDX or VMDK file, or of an NBD export
     Import {
-        /// A file, or nbd://HOST[:PORT]/NAME or nbd+unix:///NAME?socket=PATH
+        /// A file, - for standard input, or nbd://HOST[:PORT]/NAME or nbd+unix:///NAME?socket=PATH
         #[arg(value_name = "FILE|URI", value_hint = ValueHint::FilePath)]
         source: String,
         /// The image's name [default: the file's name without its extension]
@@ -225,13 +225,16 @@ pub enum ImageCommand {
         /// IMAGE, IMAGE:CHANNEL, IMAGE@NUMBER or IMAGE@HASH
         image: String,
     },
-    /// Write a version to a new raw file
+    /// Write a version to a new file
     Export {
         /// IMAGE, IMAGE:CHANNEL, IMAGE@NUMBER or IMAGE@HASH
         image: String,
         /// The file; it must not exist
         #[arg(value_hint = ValueHint::FilePath)]
         file: PathBuf,
+        /// raw, qcow2, vhdx or vmdk; all but raw need qemu-img
+        #[arg(long, default_value = "raw", value_parser = ExportFormat::parse)]
+        format: ExportFormat,
     },
     /// Remove an image, or one of its versions
     Remove {

@@ -270,3 +270,71 @@ fn an_import_from_a_server_that_hangs_ends_with_its_client() {
         done.complete(Ok(()), request.into_buffer());
     }
 }
+
+#[test]
+fn an_export_to_other_formats_is_what_qemu_reads_as_the_disk() {
+    let daemon = Daemon::start();
+    let dir = support::short_dir();
+    let path = |name: &str| dir.path().join(name).to_str().unwrap().to_owned();
+    let mut disk = pseudo_random(3 << 20, 1);
+    disk.extend(vec![0; 5 << 20]);
+    disk.extend(pseudo_random(1 << 20, 2));
+    std::fs::write(path("a.raw"), &disk).unwrap();
+    daemon.cli(&["image", "import", &path("a.raw"), "--name", "disk"]).ok();
+    for format in ["qcow2", "vhdx", "vmdk"] {
+        let out = path(&format!("out.{format}"));
+        let said = daemon.cli(&["image", "export", "disk", &out, "--format", format]).ok();
+        assert!(said.contains("disk@1 written to"), "{said}");
+        qemu_img(&["compare", "-f", "raw", "-F", format, &path("a.raw"), &out]);
+        // And in again: the same content is the same version.
+        let again = daemon.cli(&["image", "import", &out, "--name", "disk"]).ok();
+        assert!(again.contains("unchanged; it is disk@1"), "{format}: {again}");
+    }
+    let left: Vec<_> =
+        std::fs::read_dir(dir.path()).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+    assert_eq!(left.len(), 4, "{left:?}");
+    assert_eq!(std::fs::read_dir(daemon.path().join("store/tmp")).unwrap().count(), 0);
+    daemon
+        .cli(&["image", "export", "disk", &path("nowhere/x"), "--format", "vhdx"])
+        .fails(1, &["qemu-img", "nowhere"]);
+}
+
+#[test]
+fn a_format_that_needs_qemu_img_says_so_where_there_is_none() {
+    let empty = support::short_dir();
+    let daemon = Daemon::start_in(support::short_dir(), |command| {
+        command.env("PATH", empty.path());
+    });
+    let raw = daemon.path().join("d.raw");
+    std::fs::write(&raw, pseudo_random(1 << 20, 3)).unwrap();
+    daemon.cli(&["image", "import", raw.to_str().unwrap()]).ok();
+    let out = daemon.path().join("out.qcow2");
+    let ran = daemon.cli(&["image", "export", "d", out.to_str().unwrap(), "--format", "qcow2"]);
+    ran.fails(1, &["qemu-img", "not installed", "apt-get install qemu-utils"]);
+    assert!(!out.exists());
+    assert_eq!(std::fs::read_dir(daemon.path().join("store/tmp")).unwrap().count(), 0);
+}
+
+#[test]
+fn standard_input_is_imported_like_a_file_and_leaves_nothing() {
+    let daemon = Daemon::start();
+    let disk = daemon.path().join("d.raw");
+    let mut bytes = pseudo_random(1 << 20, 3);
+    bytes.extend(vec![0; 3 << 20]);
+    std::fs::write(&disk, bytes).unwrap();
+    let qcow2 = daemon.path().join("d.qcow2");
+    qemu_img(&["convert", "-f", "raw", "-O", "qcow2", disk.to_str().unwrap(), qcow2.to_str().unwrap()]);
+    let import = |file: &Path, more: &[&str]| {
+        let mut command = support::headwater();
+        command.arg("--data-dir").arg(daemon.path()).args(["image", "import", "-"]).args(more);
+        let output = command.stdin(std::fs::File::open(file).unwrap()).output().unwrap();
+        support::Ran::from(output)
+    };
+    let before = std::fs::read_dir(daemon.path()).unwrap().count();
+    assert!(import(&disk, &["--name", "d"]).ok().contains("imported as d@1"));
+    assert!(import(&qcow2, &["--name", "d"]).ok().contains("unchanged; it is d@1"));
+    assert!(daemon.cli(&["image", "show", "d"]).ok().contains("standard input"));
+    import(&disk, &[]).fails(1, &["--name"]);
+    import(Path::new("/dev/null"), &["--name", "e"]).fails(2, &["cannot import 'standard input'", "empty"]);
+    assert_eq!(std::fs::read_dir(daemon.path()).unwrap().count(), before);
+}

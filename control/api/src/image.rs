@@ -142,17 +142,58 @@ pub struct ImportRequest {
     /// An absolute path on the daemon's host (raw, qcow2, VHD, VHDX, VMDK), or an NBD URI such as
     /// `nbd+unix:///name?socket=/path` or `nbd://127.0.0.1:10809/name`.
     pub source: String,
+    /// What the source is called in the version and in errors, where that is something else.
+    #[serde(default)]
+    pub source_name: Option<String>,
     /// A line for people about the version.
     #[serde(default)]
     pub note: String,
 }
 
-/// Where to write a version as a raw disk.
+/// The format of an exported disk.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum ExportFormat {
+    /// The bytes of the disk, zeroes as holes.
+    #[default]
+    Raw,
+    /// QEMU's; written by qemu-img.
+    Qcow2,
+    /// Hyper-V's; written by qemu-img.
+    Vhdx,
+    /// VMware's, in one sparse file; written by qemu-img.
+    Vmdk,
+}
+
+impl ExportFormat {
+    /// As written, also for qemu-img.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Raw => "raw",
+            Self::Qcow2 => "qcow2",
+            Self::Vhdx => "vhdx",
+            Self::Vmdk => "vmdk",
+        }
+    }
+
+    /// Reads a format.
+    pub fn parse(text: &str) -> Result<Self, String> {
+        [Self::Raw, Self::Qcow2, Self::Vhdx, Self::Vmdk]
+            .into_iter()
+            .find(|it| it.name() == text)
+            .ok_or_else(|| format!("'{text}' is not a format; there are raw, qcow2, vhdx, vmdk"))
+    }
+}
+
+/// Where to write a version, and how.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct ExportRequest {
     /// An absolute path on the daemon's host. It must not exist yet.
     pub target: String,
+    /// The format; raw where absent.
+    #[serde(default)]
+    pub format: ExportFormat,
 }
 
 /// What a verification found.

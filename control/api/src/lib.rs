@@ -31,9 +31,9 @@ pub mod status;
 
 pub use event::{Event, EventList};
 pub use image::{
-    ChangedFile, Channel, ChannelPointer, ChannelRequest, DiffReport, DiffRequest, ExportRequest, FileChange,
-    Image, ImageList, ImageVersion, ImportRequest, PartitionDifference, PromoteRequest, Removed,
-    RetireRequest, VerifyReport,
+    ChangedFile, Channel, ChannelPointer, ChannelRequest, DiffReport, DiffRequest, ExportFormat,
+    ExportRequest, FileChange, Image, ImageList, ImageVersion, ImportRequest, PartitionDifference,
+    PromoteRequest, Removed, RetireRequest, VerifyReport,
 };
 pub use job::{JobEvent, JobResult, Progress};
 pub use machine::{

@@ -7,8 +7,8 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use async_trait::async_trait;
 use headwater_api::name::ImageRef;
 use headwater_api::{
-    ChangedFile, Channel, ChannelPointer, DiffReport, FileChange, Image, ImageVersion, PartitionDifference,
-    ProblemKind, Removed, VerifyReport,
+    ChangedFile, Channel, ChannelPointer, DiffReport, ExportFormat, FileChange, Image, ImageVersion,
+    PartitionDifference, ProblemKind, Removed, VerifyReport,
 };
 use headwater_block::Device;
 use headwater_image::{Cancel, Difference, ImageError, ImportOptions, Verified};
@@ -20,6 +20,7 @@ use headwater_store::{
 };
 use parking_lot::Mutex;
 
+use crate::adapters::convert;
 use crate::adapters::disks::blocking;
 use crate::failure::{image_kind, store_kind};
 
@@ -158,10 +159,15 @@ impl Images for StoredImages {
         &self,
         version: &ImageVersion,
         target: &Path,
+        format: ExportFormat,
         job: Arc<JobControl>,
     ) -> Result<u64, BackendError> {
         let (store, version, target) = (self.store.clone(), version.clone(), target.to_owned());
-        blocking("export an image", move || export(&store, &version, &target, &job)).await
+        blocking("export an image", move || match format {
+            ExportFormat::Raw => export(&store, &version, &target, &job),
+            other => convert::export(&store, &version, hash_of(&version)?, &target, other, &job),
+        })
+        .await
     }
 
     async fn remove(&self, reference: &ImageRef) -> Result<Removed, BackendError> {

@@ -3,7 +3,7 @@
 mod console;
 mod jobs;
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use anyhow::Context;
 use headwater_api::{
@@ -33,6 +33,11 @@ impl Client {
     /// A client of the daemon that listens on `socket`. Nothing is connected yet.
     pub fn new(socket: PathBuf) -> Self {
         Self { socket }
+    }
+
+    /// The daemon's data directory: its socket lies there.
+    pub fn data_dir(&self) -> &Path {
+        self.socket.parent().unwrap_or(Path::new("."))
     }
 
     /// What the daemon does.

@@ -9,6 +9,7 @@ use headwater_block::size;
 
 use crate::cli::ImageCommand;
 use crate::client::Client;
+use crate::cmd::spool::Spooled;
 use crate::cmd::{channels, diff};
 use crate::failure::DAMAGED;
 use crate::show::{self, progress::Shown};
@@ -45,7 +46,9 @@ pub async fn run(client: Client, command: ImageCommand, json: bool) -> anyhow::R
         ImageCommand::Diff { from, to } => diff::run(&client, &from, &to, json).await?,
         ImageCommand::History { image, limit } => channels::history(&client, &image, limit, json).await?,
         ImageCommand::Verify { image } => return verify(&client, &image, json).await,
-        ImageCommand::Export { image, file } => export(&client, &image, &file, json).await?,
+        ImageCommand::Export { image, file, format } => {
+            export(&client, &image, ExportRequest { target: absolute_path(&file)?, format }, json).await?;
+        }
         ImageCommand::Remove { image } => {
             let removed = client.remove_image(&image).await?;
             if json {
@@ -59,6 +62,11 @@ pub async fn run(client: Client, command: ImageCommand, json: bool) -> anyhow::R
     Ok(0)
 }
 
+/// The source that means the standard input.
+const STANDARD_INPUT: &str = "-";
+
+const NO_NAME: &str = "cannot import the standard input without a name for the image: give --name";
+
 /// What a version is called.
 #[derive(Debug, Default)]
 pub struct Named {
@@ -70,11 +78,19 @@ pub struct Named {
 
 /// Imports a file or an NBD export; `headwater run` does it too. Prints what came of it unless `quiet`.
 pub async fn import(client: &Client, source: &str, named: Named, quiet: bool) -> anyhow::Result<JobResult> {
+    let spooled = match source {
+        STANDARD_INPUT => {
+            anyhow::ensure!(named.name.is_some(), NO_NAME);
+            Some(Spooled::standard_input(client.data_dir())?)
+        }
+        _ => None,
+    };
     let name = named.name.unwrap_or_else(|| name_of(source));
     check_image(&name)?;
-    let source = absolute(source)?;
+    let source_name = spooled.is_some().then(|| "standard input".to_owned());
+    let source = spooled.as_ref().map_or_else(|| absolute(source), |spooled| Ok(spooled.path()))?;
     let mut shown = Shown::begin(&format!("import {name}"), quiet);
-    let request = ImportRequest { name, source, note: named.note };
+    let request = ImportRequest { name, source, source_name, note: named.note };
     let result = client.import(&request, |progress| shown.update(progress)).await;
     shown.end();
     let result = result?;
@@ -146,8 +162,7 @@ fn show_report(report: &VerifyReport) -> anyhow::Result<()> {
     }
 }
 
-async fn export(client: &Client, image: &str, file: &Path, json: bool) -> anyhow::Result<()> {
-    let request = ExportRequest { target: absolute_path(file)? };
+async fn export(client: &Client, image: &str, request: ExportRequest, json: bool) -> anyhow::Result<()> {
     let mut shown = Shown::begin(&format!("export {image}"), json);
     let result = client.export(image, &request, |progress| shown.update(progress)).await;
     shown.end();

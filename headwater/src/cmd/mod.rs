@@ -13,6 +13,7 @@ mod persistent;
 mod run;
 mod serve;
 mod signals;
+mod spool;
 mod stats;
 mod status;
 mod when;

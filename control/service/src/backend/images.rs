@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use async_trait::async_trait;
 use headwater_api::name::ImageRef;
-use headwater_api::{Channel, DiffReport, Image, ImageVersion, Removed, VerifyReport};
+use headwater_api::{Channel, DiffReport, ExportFormat, Image, ImageVersion, Removed, VerifyReport};
 
 use crate::backend::{BackendError, JobControl};
 
@@ -99,11 +99,12 @@ pub trait Images: Send + Sync + 'static {
         job: Arc<JobControl>,
     ) -> Result<DiffReport, BackendError>;
 
-    /// Writes a version as a raw disk to a new file. Returns the file's size.
+    /// Writes a version to a new file in a format. Returns the file's size.
     async fn export(
         &self,
         version: &ImageVersion,
         target: &Path,
+        format: ExportFormat,
         job: Arc<JobControl>,
     ) -> Result<u64, BackendError>;
 

@@ -1,4 +1,4 @@
-//! `POST /api/v1/images/{image}/export`: write a version out as a raw disk.
+//! `POST /api/v1/images/{image}/export`: write a version out as a disk.
 
 use std::path::PathBuf;
 
@@ -33,7 +33,7 @@ impl Explain for Error {
     }
 }
 
-/// Writes a version to a new file, byte for byte the disk that was imported; zeroes become holes.
+/// Writes a version to a new file, byte for byte the disk that was imported; zeroes become holes. Other formats than raw are written by qemu-img.
 #[utoipa::path(
     post,
     path = "/api/v1/images/{image}/export",
@@ -45,6 +45,7 @@ impl Explain for Error {
         (status = 400, description = "Not an absolute path", body = Problem),
         (status = 404, description = "No such image or version", body = Problem),
         (status = 409, description = "The file exists", body = Problem),
+        (status = 503, description = "qemu-img is needed for the format and not installed", body = Problem),
         (status = 507, description = "The target's disk is full", body = Problem),
     ),
 )]
@@ -64,7 +65,7 @@ pub(super) async fn export_image(
     let version = service.images().resolve(&reference).await?;
     let images = service.images().clone();
     let work = async move |control| {
-        let written = images.export(&version, &target, control).await;
+        let written = images.export(&version, &target, request.format, control).await;
         let failed = |e| problem(&e).during(format!("cannot export '{name}' to '{}'", target.display()));
         written.map(|size_bytes| JobResult::Exported { version, size_bytes }).map_err(failed)
     };

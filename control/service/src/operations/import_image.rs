@@ -57,15 +57,16 @@ pub(super) async fn import_image(
         let order = ImportOrder {
             name: request.name,
             source: request.source.clone(),
-            source_name: None,
+            source_name: request.source_name.clone(),
             note: request.note,
             author: actor.0.clone(),
         };
-        let failed = |e| problem(&e).during(format!("cannot import '{}'", request.source));
+        let called = request.source_name.unwrap_or(request.source);
+        let failed = |e| problem(&e).during(format!("cannot import '{called}'"));
         let outcome = handle.images().import(order, control).await.map_err(failed)?;
         let version = outcome.version;
         if outcome.created {
-            let detail = format!("version {} of {}, {}", version.number, request.source, version.hash);
+            let detail = format!("version {} of {}, {}", version.number, version.source, version.hash);
             let event = handle.event(&actor, format!("image {}", version.image), "imported", detail);
             handle.append(event).await.map_err(|e| problem(&e))?;
         }

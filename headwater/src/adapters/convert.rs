@@ -1,0 +1,173 @@
+//! Exports to formats of other programs: qemu-img writes them, and reads the version over NBD.
+//!
+//! The version is served on a socket in the store's directory of temporary files, so no raw copy is needed. What
+//! qemu-img writes gets its name when it is whole and durable.
+
+use std::fs::{self, File};
+use std::io::Read;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use headwater_api::{ExportFormat, ImageVersion, ProblemKind};
+use headwater_block::Device;
+use headwater_image::{ChunkCache, VersionReader};
+use headwater_nbd::{Address, Limits, Server, SingleExport};
+use headwater_service::backend::{BackendError, JobControl};
+use headwater_store::{Hash, LocalDir};
+
+use crate::adapters::images::image_failed;
+
+/// Memory for chunks during one export.
+const CHUNKS_BYTES: u64 = 32 << 20;
+/// How often qemu-img is looked after.
+const LOOK_INTERVAL: Duration = Duration::from_millis(50);
+/// The most of qemu-img's complaints that is told.
+const COMPLAINT_MAX_BYTES: u64 = 4096;
+
+static NEXT_SOCKET: AtomicU64 = AtomicU64::new(1);
+
+/// Writes a version to `target` in a format. Returns the file's size.
+pub fn export(
+    store: &LocalDir,
+    version: &ImageVersion,
+    manifest: Hash,
+    target: &Path,
+    format: ExportFormat,
+    job: &JobControl,
+) -> Result<u64, BackendError> {
+    let reader = VersionReader::open(store, manifest, ChunkCache::new(CHUNKS_BYTES)).map_err(image_failed)?;
+    let number = NEXT_SOCKET.fetch_add(1, Ordering::Relaxed);
+    let socket = store.path().join(format!("tmp/export-{number}.sock"));
+    let device: Arc<dyn Device> = reader;
+    let server = Server::bind(
+        Address::Unix(socket.clone()),
+        SingleExport::new(device, version.image.clone()),
+        Limits::default(),
+    );
+    let server = server.map_err(|e| {
+        BackendError::new(ProblemKind::Failed, format!("cannot serve the version on {}", socket.display()))
+            .because(e)
+    })?;
+    let partial = Partial::beside(target);
+    let written = convert(&server.uri().to_string(), &partial.0, version.size_bytes, format, job);
+    server.stop();
+    // The server removes it too; a socket that stays is swept with the store's other temporary files.
+    let _ = fs::remove_file(&socket);
+    written?;
+    let failed = |e| BackendError::from_io(format!("cannot write {}", target.display()), e);
+    let file = File::open(&partial.0).map_err(failed)?;
+    file.sync_all().map_err(failed)?;
+    let size_bytes = file.metadata().map_err(failed)?.len();
+    fs::rename(&partial.0, target).map_err(failed)?;
+    if let Some(dir) = target.parent() {
+        File::open(dir).and_then(|dir| dir.sync_all()).map_err(failed)?;
+    }
+    Ok(size_bytes)
+}
+
+/// What is being written; removed unless it got its name.
+struct Partial(PathBuf);
+
+impl Partial {
+    fn beside(target: &Path) -> Self {
+        let mut name = std::ffi::OsString::from(".");
+        name.push(target.file_name().unwrap_or_default());
+        name.push(".partial");
+        Self(target.with_file_name(name))
+    }
+}
+
+impl Drop for Partial {
+    fn drop(&mut self) {
+        // Gone where it got its name.
+        let _ = fs::remove_file(&self.0);
+    }
+}
+
+/// Ended with the export, however that ends.
+struct Running(Child);
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        // Both fail where it has ended.
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+fn convert(
+    uri: &str,
+    to: &Path,
+    size_bytes: u64,
+    format: ExportFormat,
+    job: &JobControl,
+) -> Result<(), BackendError> {
+    let child = Command::new("qemu-img")
+        .args(["convert", "-p", "-f", "raw", "-O", format.name(), uri])
+        .arg(to)
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn();
+    let mut running = Running(child.map_err(|e| missing(format, e))?);
+    let permille = Arc::new(AtomicU64::new(0));
+    let shown = Arc::clone(&permille);
+    let progress = running.0.stdout.take();
+    let complaints = running.0.stderr.take();
+    let follow = std::thread::spawn(move || progress.into_iter().for_each(|out| follow(out, &shown)));
+    let listen = std::thread::spawn(move || {
+        let mut text = String::new();
+        // What is no text is not told.
+        let _ = complaints.map(|pipe| pipe.take(COMPLAINT_MAX_BYTES).read_to_string(&mut text));
+        text
+    });
+    let status = loop {
+        if job.is_cancelled() {
+            return Err(BackendError::new(ProblemKind::Cancelled, "the export was cancelled"));
+        }
+        job.report(size_bytes / 1000 * permille.load(Ordering::Relaxed), size_bytes);
+        match running.0.try_wait() {
+            Ok(Some(status)) => break status,
+            Ok(None) => std::thread::sleep(LOOK_INTERVAL),
+            Err(e) => return Err(BackendError::from_io("cannot wait for qemu-img", e)),
+        }
+    };
+    // Both end with the process, and a panic there was reported by its own thread.
+    let _ = follow.join();
+    let complaint = listen.join().unwrap_or_default();
+    if status.success() {
+        job.report(size_bytes, size_bytes);
+        return Ok(());
+    }
+    let full = complaint.contains("No space left") || complaint.contains("File too large");
+    let kind = if full { ProblemKind::NoSpace } else { ProblemKind::Failed };
+    let why = complaint.trim().replace('\n', "; ");
+    Err(BackendError::new(kind, format!("qemu-img could not write it ({status}): {why}")))
+}
+
+/// Reads `    (12.34/100%)` again and again.
+fn follow(mut out: impl Read, permille: &AtomicU64) {
+    let mut piece = [0; 256];
+    while let Ok(len @ 1..) = out.read(&mut piece) {
+        let text = String::from_utf8_lossy(piece.get(..len).unwrap_or_default()).into_owned();
+        let percent = text.rsplit('(').next().and_then(|tail| tail.split('/').next());
+        if let Some((whole, rest)) = percent.and_then(|percent| percent.split_once('.'))
+            && let (Ok(whole), Ok(tenth)) =
+                (whole.parse::<u64>(), rest.get(..1).unwrap_or("x").parse::<u64>())
+        {
+            permille.store(whole.saturating_mul(10).saturating_add(tenth), Ordering::Relaxed);
+        }
+    }
+}
+
+fn missing(format: ExportFormat, error: std::io::Error) -> BackendError {
+    if error.kind() != std::io::ErrorKind::NotFound {
+        return BackendError::from_io("cannot run qemu-img", error);
+    }
+    let message = format!("{} is written by qemu-img, which is not installed", format.name());
+    BackendError::new(ProblemKind::Unavailable, message)
+        .advise("install it ('apt-get install qemu-utils'), or export a raw disk")
+}
