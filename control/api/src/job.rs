@@ -33,7 +33,7 @@ pub enum JobResult {
     /// What the verification found.
     Verified(VerifyReport),
     /// What the comparison found.
-    Compared(DiffReport),
+    Compared(Box<DiffReport>),
     /// The version that was written out.
     Exported {
         /// It.

@@ -72,6 +72,14 @@ impl Store for SlowStore {
         self.store.publish()
     }
 
+    fn change(
+        &self,
+        name: &ImageName,
+        change: &mut dyn FnMut(&mut Image) -> Result<(), StoreError>,
+    ) -> Result<(), StoreError> {
+        self.store.change(name, change)
+    }
+
     fn remove(&self, name: &ImageName, number: Option<u32>) -> Result<Removed, StoreError> {
         self.store.remove(name, number)
     }

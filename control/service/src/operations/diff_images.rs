@@ -34,7 +34,8 @@ pub(super) async fn diff_images(
     let images = service.images().clone();
     let work = async move |control| {
         let failed = |e| problem(&e).during(format!("cannot compare '{name}' with '{}'", request.with));
-        images.diff(&from, &to, control).await.map(JobResult::Compared).map_err(failed)
+        let report = images.diff(&from, &to, control).await.map_err(failed)?;
+        Ok(JobResult::Compared(Box::new(report)))
     };
     Ok(job::run(&service, work).await)
 }
