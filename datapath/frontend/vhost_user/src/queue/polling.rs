@@ -1,30 +1,41 @@
 //! How long a queue's thread looks for requests before it sleeps.
 //!
-//! A kick and a wake-up cost more than a request that is served from RAM, so a busy queue looks for a while. How
-//! long is learnt from how long the queue was idle each time:
+//! A kick and a wake-up cost many times what a request costs that is served from RAM, so a busy queue looks for a while
+//! first. Whether that pays off is learnt from how long the queue was idle each time:
 //!
-//! | the queue was idle | the next window |
-//! |---|---|
-//! | no longer than the window: looking paid off | stays |
-//! | longer than the window, but no longer than the longest one | doubles, from 4 us |
-//! | longer than the longest window | none: an idle queue sleeps at once |
+//! | the thread | the queue was idle | then |
+//! |---|---|---|
+//! | looked, and found something | | it goes on looking, and earlier failures are forgotten |
+//! | looked in vain | | it sleeps at once for the next 1, 3, 7 .. 255 times: each failure in a row doubles them |
+//! | slept at once | so shortly that looking might have found it | it looks the next time, unless it still has to sleep |
+//! | slept at once | longer | it sleeps at once again: an idle machine costs nothing |
+//!
+//! What a thread that slept sees as idle time has its own wake-up in it, which is often longer than the window: without
+//! room for that, a queue that once slept would never look again.
 
 use std::time::Duration;
 
-/// The first window after none.
-const SHORTEST: Duration = Duration::from_micros(4);
+/// What a wake-up may take, on a host that is itself a virtual machine.
+const WAKE_UP: Duration = Duration::from_micros(60);
 
-/// The window of one queue.
+/// Most sleeps in a row after a failure.
+const MOST_SLEEPS: u32 = 255;
+
+/// What one queue has learnt.
 #[derive(Debug)]
 pub(crate) struct Polling {
     window: Duration,
     longest: Duration,
+    /// Sleeps still to be done after failures.
+    sleeps: u32,
+    /// Sleeps that the last failure cost.
+    penalty: u32,
 }
 
 impl Polling {
-    /// Starts without a window. `longest` zero never looks.
+    /// Starts without looking. `longest` zero never looks.
     pub(crate) fn new(longest: Duration) -> Self {
-        Self { window: Duration::ZERO, longest }
+        Self { window: Duration::ZERO, longest, sleeps: 0, penalty: 0 }
     }
 
     /// How long to look now.
@@ -32,16 +43,22 @@ impl Polling {
         self.window
     }
 
-    /// Learns from one idle time, from the last request done to the next one found.
-    pub(crate) fn was_idle(&mut self, idle: Duration) {
-        if idle <= self.window {
-            return;
+    /// Looking has found something.
+    pub(crate) fn found(&mut self) {
+        self.penalty = 0;
+    }
+
+    /// The thread slept, and something came after this time, the window included.
+    pub(crate) fn slept(&mut self, idle: Duration) {
+        if !self.window.is_zero() {
+            self.window = Duration::ZERO;
+            self.penalty = self.penalty.saturating_mul(2).saturating_add(1).min(MOST_SLEEPS);
+            self.sleeps = self.penalty;
+        } else if self.sleeps > 0 {
+            self.sleeps = self.sleeps.saturating_sub(1);
+        } else if idle <= self.longest.saturating_add(WAKE_UP) {
+            self.window = self.longest;
         }
-        self.window = if idle > self.longest {
-            Duration::ZERO
-        } else {
-            self.window.saturating_mul(2).max(SHORTEST).min(self.longest)
-        };
     }
 }
 
@@ -49,18 +66,45 @@ impl Polling {
 mod tests {
     use super::*;
 
+    const LONGEST: Duration = Duration::from_micros(32);
+    const SHORT: Duration = Duration::from_micros(50);
+    const LONG: Duration = Duration::from_millis(5);
+
     #[test]
-    fn the_window_grows_to_its_limit_while_it_pays_off_and_goes_when_idle() {
-        let us = Duration::from_micros;
-        let mut polling = Polling::new(us(32));
-        let mut windows = Vec::new();
-        for idle in [20, 20, 20, 20, 20, 30, 32, 5000, 5000] {
-            polling.was_idle(us(idle));
-            windows.push(polling.window());
+    fn a_busy_queue_is_watched_and_an_idle_one_is_not() {
+        let mut polling = Polling::new(LONGEST);
+        polling.slept(LONG);
+        assert!(polling.window().is_zero());
+        polling.slept(SHORT);
+        assert_eq!(polling.window(), LONGEST);
+        polling.found();
+        assert_eq!(polling.window(), LONGEST);
+        for _ in 0..100 {
+            polling.slept(LONG);
+            assert!(polling.window().is_zero());
         }
-        assert_eq!(windows, [4, 8, 16, 32, 32, 32, 32, 0, 0].map(us));
         let mut never = Polling::new(Duration::ZERO);
-        never.was_idle(us(1));
-        assert_eq!(never.window(), Duration::ZERO);
+        never.slept(Duration::from_micros(1));
+        assert!(never.window().is_zero());
+    }
+
+    /// Of a thousand requests that always come a little too late, how many are watched for in vain?
+    #[test]
+    fn looking_in_vain_becomes_rare_and_success_forgives() {
+        let mut polling = Polling::new(LONGEST);
+        let mut vain = 0;
+        for _ in 0..1000 {
+            vain += u32::from(!polling.window().is_zero());
+            polling.slept(SHORT);
+        }
+        assert!((5..15).contains(&vain), "{vain} times");
+        while polling.window().is_zero() {
+            polling.slept(SHORT);
+        }
+        polling.found();
+        polling.slept(LONG);
+        polling.slept(SHORT);
+        polling.slept(SHORT);
+        assert_eq!(polling.window(), LONGEST, "one sleep after the first failure");
     }
 }

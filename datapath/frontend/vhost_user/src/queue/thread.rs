@@ -286,6 +286,7 @@ impl QueueThread {
         let window = self.polling.window();
         while started.elapsed() < window {
             if self.something_new(take) {
+                self.polling.found();
                 return;
             }
             std::hint::spin_loop();
@@ -298,7 +299,7 @@ impl QueueThread {
             self.sleep(take);
         }
         self.rings.ask_for_silence();
-        self.polling.was_idle(started.elapsed());
+        self.polling.slept(started.elapsed());
     }
 
     fn sleep(&mut self, take: bool) {
