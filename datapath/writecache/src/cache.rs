@@ -9,7 +9,6 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use headwater_block::{BLOCK_BYTES, IoError, IoErrorKind};
-use parking_lot::Mutex;
 
 use crate::budget::{Holding, Share};
 use crate::clean::Cleaner;
@@ -25,6 +24,7 @@ use crate::park::Waiting;
 use crate::persist::{self, Persist, PersistentOptions};
 use crate::segment::{RECORD_BYTES, Segment, SegmentTable, State};
 use crate::spill::RESERVED_POSITIONS;
+use crate::sync::Mutex;
 use crate::units::{BlockNumber, Location, SEGMENT_BYTES, SLOTS, SegmentId, Slot};
 
 const BLOCK: usize = BLOCK_BYTES as usize;
@@ -34,7 +34,7 @@ const BLOCK: usize = BLOCK_BYTES as usize;
 const MIN_SEGMENTS: u64 = 4;
 
 /// The least RAM that makes a cache: below it the fixed buffers would not fit.
-pub const MIN_RAM_BYTES: u64 = 16 << 20;
+pub const MIN_RAM_BYTES: u64 = 8 * SEGMENT_BYTES as u64;
 
 /// Where a cache overflows to.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -8,10 +8,8 @@
 use std::collections::HashSet;
 use std::io;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 
 use headwater_block::BLOCK_BYTES;
-use parking_lot::Mutex;
 
 use crate::cache::{Ticket, WriteCache};
 use crate::counters::count;
@@ -21,10 +19,12 @@ use crate::memory::{AlignedBuffer, copy_in};
 use crate::overflow::Overflow;
 use crate::overflow::seal::SEALED_SLOT_BYTES;
 use crate::segment::State;
+use crate::sync::atomic::{AtomicBool, Ordering};
+use crate::sync::{EXPLORED, Mutex};
 use crate::units::{BlockNumber, Location, SLOT_COUNT, SLOTS, SegmentId, Slot};
 
 /// Dead slots that make cleaning a segment worth its reading and writing.
-pub const MIN_GAIN: u32 = 16;
+pub const MIN_GAIN: u32 = if EXPLORED { 1 } else { 16 };
 
 /// Cleaning begins when this part of the positions, or fewer, is free.
 const LOW_POSITIONS_DIVISOR: u32 = 32;

@@ -3,11 +3,8 @@
 //! The thread sleeps without a time-out while there is nothing to do, so an idle host costs no CPU; while
 //! caches have RAM in use it looks for memory pressure once a second.
 
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
-
-use parking_lot::{Condvar, Mutex};
 
 use crate::budget::{Budget, Divider};
 use crate::cache::WriteCache;
@@ -16,12 +13,14 @@ use crate::overflow::io::{IoEngine, open_engine};
 use crate::overflow::seal::SEALED_SEGMENT_BYTES;
 use crate::packed::Packer;
 use crate::pressure::{Extent, Monitor, NoPressure, PressureSource, SystemPressure};
+use crate::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use crate::sync::{Condvar, EXPLORED, Mutex};
 
 /// Buffers for segments on their way to or from the disk, for all caches together.
 pub const STAGING_BUFFERS: usize = 3;
 
 /// Free memory goes back to the system, and surplus overflow space is punched out, this often.
-const TRIM_INTERVAL: Duration = Duration::from_millis(300);
+const TRIM_INTERVAL: Duration = Duration::from_millis(if EXPLORED { 0 } else { 300 });
 
 /// A cache whose disk failed is tried again after this.
 const RETRY_INTERVAL: Duration = Duration::from_millis(100);
@@ -89,6 +88,26 @@ impl Host {
         engine: Arc<dyn IoEngine>,
         pressure: impl PressureSource,
     ) -> Result<Self, String> {
+        let (host, run) = Self::prepare(limit_bytes, engine, pressure);
+        std::thread::Builder::new()
+            .name("hw-cache".into())
+            .spawn(run)
+            .map_err(|e| format!("cannot start the cache thread: {e}"))?;
+        Ok(host)
+    }
+
+    /// As [`Host::with_engine`]; the caller runs what its thread does, on a thread of the schedule explorer.
+    #[cfg(feature = "shuttle")]
+    pub fn without_thread(limit_bytes: u64, engine: Arc<dyn IoEngine>) -> (Self, impl FnOnce() + Send) {
+        Self::prepare(limit_bytes, engine, NoPressure)
+    }
+
+    /// A host, and what its thread has to do.
+    fn prepare(
+        limit_bytes: u64,
+        engine: Arc<dyn IoEngine>,
+        pressure: impl PressureSource,
+    ) -> (Self, impl FnOnce() + Send + 'static) {
         let shared = Arc::new(HostShared {
             pool: MemoryPool::new(),
             engine,
@@ -104,11 +123,7 @@ impl Host {
         });
         let worker = Arc::clone(&shared);
         let monitor = Monitor::new(Box::new(pressure));
-        std::thread::Builder::new()
-            .name("hw-cache".into())
-            .spawn(move || worker.run(monitor))
-            .map_err(|e| format!("cannot start the cache thread: {e}"))?;
-        Ok(Self { shared })
+        (Self { shared }, move || worker.run(monitor))
     }
 
     /// What caches need to know of their host.

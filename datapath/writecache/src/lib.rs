@@ -69,11 +69,13 @@ pub mod persist;
 pub mod pressure;
 pub mod segment;
 pub mod spill;
+mod sync;
 pub mod units;
 
 pub use budget::{DEFAULT_WEIGHT, MAX_WEIGHT};
 pub use cache::{
-    CacheOptions, Found, Kind, MIN_RAM_BYTES, Now, Old, Residence, OverflowOptions, Ticket, Turn, WriteCache, Wrote,
+    CacheOptions, Found, Kind, MIN_RAM_BYTES, Now, Old, OverflowOptions, Residence, Ticket, Turn, WriteCache,
+    Wrote,
 };
 pub use counters::Snapshot;
 pub use fetch::Fetched;

@@ -14,11 +14,10 @@
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use parking_lot::{RwLock, RwLockReadGuard, RwLockWriteGuard};
-
+use crate::sync::{RwLock, RwLockReadGuard, RwLockWriteGuard};
 use crate::units::{BlockNumber, Location, SLOTS};
 
-const LEAVES_PER_GROUP: usize = 512;
+const LEAVES_PER_GROUP: usize = SLOTS;
 
 /// 512 locations.
 type Table = [Location; SLOTS];

@@ -13,10 +13,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use headwater_block::BLOCK_BYTES;
-use parking_lot::Mutex;
 use rustix::mm::{Advice, MapFlags, ProtFlags};
 
 use crate::map::LeafHeld;
+use crate::sync::{EXPLORED, Mutex, point};
 use crate::units::{SEGMENT_BYTES, SLOTS, Slot};
 
 /// Segments in one mapping: address space is taken in pieces of 128 MiB, memory only as it is touched.
@@ -54,6 +54,24 @@ fn slot_pointer(address: usize, slot: Slot) -> *mut u8 {
     std::ptr::with_exposed_provenance_mut::<u8>(address).wrapping_add((slot.0 as usize % SLOTS) * BLOCK)
 }
 
+/// Copies bytes. Under the schedule explorer in two halves, with others let in before each: so a copy from or
+/// to memory that somebody else uses meanwhile can be seen.
+///
+/// # Safety
+/// As [`std::ptr::copy_nonoverlapping`].
+#[inline(always)]
+unsafe fn copy_bytes(from: *const u8, to: *mut u8, len: usize) {
+    let first = if EXPLORED { len / 2 } else { len };
+    point();
+    // SAFETY: the first part of what the caller vouches for.
+    unsafe { std::ptr::copy_nonoverlapping(from, to, first) };
+    if EXPLORED {
+        point();
+        // SAFETY: the rest of it.
+        unsafe { std::ptr::copy_nonoverlapping(from.add(first), to.add(first), len - first) };
+    }
+}
+
 /// Copies bytes of a slot out. `address` is that of memory which stays mapped while `_held` is locked.
 #[inline]
 pub fn copy_out(address: usize, slot: Slot, skip: usize, into: &mut [u8], _held: &impl LeafHeld) {
@@ -62,7 +80,7 @@ pub fn copy_out(address: usize, slot: Slot, skip: usize, into: &mut [u8], _held:
     }
     // SAFETY: in bounds by the check above; the leaf's lock keeps the memory mapped and unwritten.
     unsafe {
-        std::ptr::copy_nonoverlapping(slot_pointer(address, slot).add(skip), into.as_mut_ptr(), into.len());
+        copy_bytes(slot_pointer(address, slot).add(skip), into.as_mut_ptr(), into.len());
     }
 }
 
@@ -74,7 +92,7 @@ pub fn copy_in(address: usize, slot: Slot, skip: usize, from: &[u8], _held: &cra
     }
     // SAFETY: in bounds by the check above; the leaf's write lock excludes readers and writers of the slot.
     unsafe {
-        std::ptr::copy_nonoverlapping(from.as_ptr(), slot_pointer(address, slot).add(skip), from.len());
+        copy_bytes(from.as_ptr(), slot_pointer(address, slot).add(skip), from.len());
     }
 }
 
@@ -86,7 +104,7 @@ pub fn copy_frozen(address: usize, slot: Slot, into: &mut [u8]) {
     }
     // SAFETY: as said above; the caller froze the segment and swept the leaves.
     unsafe {
-        std::ptr::copy_nonoverlapping(slot_pointer(address, slot), into.as_mut_ptr(), BLOCK);
+        copy_bytes(slot_pointer(address, slot), into.as_mut_ptr(), BLOCK);
     }
 }
 

@@ -7,13 +7,12 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use headwater_block::BLOCK_BYTES;
-use lz4_flex::block::{CompressTable, compress_into_with_table, decompress_into, get_maximum_output_size};
-use parking_lot::RwLock;
-
 use crate::memory::{AlignedBuffer, copy_frozen};
 use crate::segment::Segment;
+use crate::sync::RwLock;
 use crate::units::{SLOT_COUNT, SLOTS, SegmentId, Slot};
+use headwater_block::BLOCK_BYTES;
+use lz4_flex::block::{CompressTable, compress_into_with_table, decompress_into, get_maximum_output_size};
 
 const BLOCK: usize = BLOCK_BYTES as usize;
 
@@ -182,7 +181,9 @@ impl PackedTable {
     /// Replaces those that lost a quarter of their slots or more by smaller ones. Returns the bytes that
     /// this freed.
     pub fn shrink<'a>(&self, record: impl Fn(SegmentId) -> Option<&'a Segment>) -> u64 {
-        let ids: Vec<SegmentId> = self.segments.read().keys().copied().collect();
+        let mut ids: Vec<SegmentId> = self.segments.read().keys().copied().collect();
+        // In the same order each time, so that a schedule can be explored again.
+        ids.sort_unstable_by_key(|id| id.0);
         let mut freed = 0;
         for id in ids {
             let (Some(packed), Some(segment)) = (self.get(id), record(id)) else { continue };

@@ -6,14 +6,14 @@
 //! on its way that would free one, until a write succeeds or a limit is changed.
 
 use std::collections::VecDeque;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use headwater_block::{IoError, IoErrorKind};
-use parking_lot::Mutex;
 
 use crate::cache::WriteCache;
 use crate::counters::count;
+use crate::sync::Mutex;
+use crate::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 /// A write that can be tried again.
 pub trait Parked: Send {

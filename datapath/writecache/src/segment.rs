@@ -20,8 +20,8 @@
 //! while the segment is still `Filling` or `Dirty`. A pinned segment is not freed: a commit reads it.
 
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicBool, AtomicU16, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
+use crate::sync::atomic::{AtomicBool, AtomicU16, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use crate::units::{BlockNumber, SEGMENT_BYTES, SLOT_COUNT, SLOTS, SegmentId, Slot};
 
 /// See the table at the top of this file.
@@ -281,7 +281,7 @@ pub struct SegmentTable {
     groups: Box<[OnceLock<Box<[Segment]>>]>,
 }
 
-const GROUP: usize = 512;
+const GROUP: usize = SLOTS;
 
 /// Bytes that a segment's record and owners take, for the budget.
 pub const RECORD_BYTES: u64 = (size_of::<Segment>() + SLOTS * size_of::<AtomicU32>()) as u64;

@@ -1,0 +1,135 @@
+//! The locks and atomics whose order of use matters: parking_lot's and std's, or under the feature `shuttle`
+//! those of a schedule explorer, which runs one thread at a time and chooses at each of them who goes on.
+//!
+//! Only what `tests/schedules.rs` explores comes from here. Counters and settings stay std's: they order
+//! nothing, and each would double the schedules. The explorer takes every ordering for `SeqCst`, so it finds
+//! wrong orders of steps, not orderings that are too weak.
+
+#[cfg(not(feature = "shuttle"))]
+pub(crate) use parking_lot::{Condvar, Mutex, RwLock, RwLockReadGuard, RwLockWriteGuard};
+#[cfg(not(feature = "shuttle"))]
+pub(crate) use std::sync::atomic;
+
+#[cfg(feature = "shuttle")]
+pub(crate) use explored::{Condvar, Mutex, RwLock, RwLockReadGuard, RwLockWriteGuard};
+#[cfg(feature = "shuttle")]
+pub(crate) use shuttle::sync::atomic;
+
+/// Whether schedules are explored: then segments are tiny, and nothing waits for time to pass.
+pub(crate) const EXPLORED: bool = cfg!(feature = "shuttle");
+
+#[cfg(all(feature = "shuttle", not(debug_assertions)))]
+compile_error!(
+    "the feature `shuttle` is for the tests in tests/schedules.rs, in the dev profile: it makes segments tiny"
+);
+
+/// Lets the explorer choose here who goes on.
+#[inline(always)]
+pub(crate) fn point() {
+    #[cfg(feature = "shuttle")]
+    atomic::AtomicBool::new(false).load(atomic::Ordering::SeqCst);
+}
+
+/// parking_lot's API over the explorer's types. A thread that panics ends the exploration, so nothing is
+/// ever poisoned.
+#[cfg(feature = "shuttle")]
+mod explored {
+    use std::fmt;
+    use std::ops::{Deref, DerefMut};
+    use std::sync::PoisonError;
+    use std::time::Duration;
+
+    use shuttle::sync as explorer;
+    pub(crate) use shuttle::sync::{RwLockReadGuard, RwLockWriteGuard};
+
+    /// Time stands still while schedules are explored: waits as short as this end by themselves, longer
+    /// ones do not. So a missed wake-up that a later look would repair shows as a deadlock.
+    const SHORT: Duration = Duration::from_millis(500);
+
+    #[derive(Default)]
+    pub(crate) struct Mutex<T>(explorer::Mutex<T>);
+
+    /// The inner guard is away only while a condition variable waits.
+    pub(crate) struct MutexGuard<'a, T> {
+        guard: Option<explorer::MutexGuard<'a, T>>,
+        mutex: &'a Mutex<T>,
+    }
+
+    impl<T> Mutex<T> {
+        pub(crate) fn new(value: T) -> Self {
+            Self(explorer::Mutex::new(value))
+        }
+
+        pub(crate) fn lock(&self) -> MutexGuard<'_, T> {
+            MutexGuard { guard: Some(self.inner()), mutex: self }
+        }
+
+        pub(crate) fn get_mut(&mut self) -> &mut T {
+            self.0.get_mut().unwrap_or_else(PoisonError::into_inner)
+        }
+
+        fn inner(&self) -> explorer::MutexGuard<'_, T> {
+            self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        }
+    }
+
+    impl<T> fmt::Debug for Mutex<T> {
+        fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+            f.write_str("Mutex(..)")
+        }
+    }
+
+    #[expect(clippy::expect_used, reason = "only the explorer's tests run this")]
+    impl<T> Deref for MutexGuard<'_, T> {
+        type Target = T;
+        fn deref(&self) -> &T {
+            self.guard.as_ref().expect("locked")
+        }
+    }
+
+    #[expect(clippy::expect_used, reason = "only the explorer's tests run this")]
+    impl<T> DerefMut for MutexGuard<'_, T> {
+        fn deref_mut(&mut self) -> &mut T {
+            self.guard.as_mut().expect("locked")
+        }
+    }
+
+    #[derive(Default)]
+    pub(crate) struct RwLock<T>(explorer::RwLock<T>);
+
+    impl<T> RwLock<T> {
+        pub(crate) fn read(&self) -> RwLockReadGuard<'_, T> {
+            self.0.read().unwrap_or_else(PoisonError::into_inner)
+        }
+
+        pub(crate) fn write(&self) -> RwLockWriteGuard<'_, T> {
+            self.0.write().unwrap_or_else(PoisonError::into_inner)
+        }
+    }
+
+    pub(crate) struct Condvar(explorer::Condvar);
+
+    impl Condvar {
+        pub(crate) fn new() -> Self {
+            Self(explorer::Condvar::new())
+        }
+
+        pub(crate) fn notify_one(&self) {
+            self.0.notify_one();
+        }
+
+        pub(crate) fn wait<T>(&self, guard: &mut MutexGuard<'_, T>) {
+            let inner = guard.guard.take();
+            guard.guard = inner.map(|inner| self.0.wait(inner).unwrap_or_else(PoisonError::into_inner));
+        }
+
+        pub(crate) fn wait_for<T>(&self, guard: &mut MutexGuard<'_, T>, limit: Duration) {
+            if limit > SHORT {
+                return self.wait(guard);
+            }
+            drop(guard.guard.take());
+            shuttle::thread::yield_now();
+            guard.guard = Some(guard.mutex.inner());
+        }
+    }
+}

@@ -1,0 +1,226 @@
+//! Requests to the cache, made as the volume makes them: with the image below, fetches of what is on disk,
+//! and waiting where there is no room.
+
+use std::sync::Arc;
+
+use headwater_block::{IoError, IoErrorKind};
+use headwater_writecache::{
+    BlockNumber, Fetched, Found, Location, Old, Parked, Ticket, Turn, WriteCache, Wrote,
+};
+use shuttle::rand::Rng;
+use shuttle::sync::mpsc;
+
+use super::oracle::{BLOCK, HALF, Oracle, Value};
+
+/// One who makes requests, one after the other.
+#[derive(Clone)]
+pub struct Client {
+    cache: Arc<WriteCache>,
+    oracle: Arc<Oracle>,
+}
+
+fn random(below: u32) -> u32 {
+    shuttle::rand::thread_rng().gen_range(0..below)
+}
+
+fn image(block: u32) -> Vec<u8> {
+    [Value::Image.bytes(block, 0), Value::Image.bytes(block, 1)].concat()
+}
+
+impl Client {
+    /// For a cache and what is known of it.
+    pub fn new(cache: &Arc<WriteCache>, oracle: Oracle) -> Self {
+        Self { cache: Arc::clone(cache), oracle: Arc::new(oracle) }
+    }
+
+    fn some_block(&self) -> u32 {
+        random(self.oracle.blocks())
+    }
+
+    /// Writes of all kinds, and a read now and then.
+    pub fn write_some(&self, steps: usize) {
+        for _ in 0..steps {
+            let block = self.some_block();
+            match random(20) {
+                0 => self.write(block, Value::Zero, [true; 2]),
+                1 => self.write(block, Value::Image, [true; 2]),
+                2..=4 => {
+                    let first = random(2) == 0;
+                    self.write(block, self.oracle.fresh(), [first, !first]);
+                }
+                5..=6 => self.read(block),
+                _ => self.write_whole(block),
+            }
+        }
+    }
+
+    /// Reads, twice as many.
+    pub fn read_some(&self, steps: usize) {
+        (0..2 * steps).for_each(|_| self.read(self.some_block()));
+    }
+
+    /// Discards and zeroes, and writes after some of them.
+    pub fn clear_some(&self, steps: usize) {
+        for _ in 0..steps {
+            let first = self.some_block();
+            let end = (first + 1 + random(6)).min(self.oracle.blocks());
+            let to = if random(2) == 0 { Location::ABSENT } else { Location::ZERO };
+            self.clear(first..end, to);
+            if random(2) == 0 {
+                self.write_whole(first);
+            }
+        }
+    }
+
+    /// Makes blocks zero or absent.
+    pub fn clear(&self, blocks: std::ops::Range<u32>, to: Location) {
+        let value = if to == Location::ZERO { Value::Zero } else { Value::Image };
+        let begun: Vec<_> =
+            blocks.clone().map(|block| (block, self.oracle.begin(block, value, [true; 2]))).collect();
+        self.cache.clear(BlockNumber(blocks.start), BlockNumber(blocks.end), to);
+        begun.into_iter().for_each(|(block, number)| self.oracle.end(block, number));
+    }
+
+    /// Reads a block and has it checked.
+    pub fn read(&self, block: u32) {
+        let begun = self.oracle.tick();
+        let mut bytes = vec![0xee; BLOCK];
+        loop {
+            match self.cache.read(BlockNumber(block), 0, &mut bytes) {
+                Found::Done => break,
+                Found::Absent => {
+                    bytes = image(block);
+                    break;
+                }
+                Found::Spilled(ticket) => {
+                    if let Some(fetched) = self.fetch(ticket) {
+                        bytes = fetched;
+                        break;
+                    }
+                }
+            }
+        }
+        self.oracle.check(block, begun, &bytes);
+    }
+
+    /// `None`: it is somewhere else by now, or the disk failed this time.
+    fn fetch(&self, ticket: Ticket) -> Option<Vec<u8>> {
+        let (sender, receiver) = mpsc::channel();
+        self.cache.fetch(vec![ticket], move |_, fetched| {
+            let answer = match fetched {
+                Fetched::Data(bytes) => Some(bytes.to_vec()),
+                Fetched::Moved => None,
+                Fetched::Failed(error) => {
+                    assert_eq!(error.kind(), IoErrorKind::Device, "{error}");
+                    None
+                }
+            };
+            sender.send(answer).unwrap();
+        });
+        receiver.recv().unwrap()
+    }
+
+    /// Writes a whole block with new contents.
+    pub fn write_whole(&self, block: u32) {
+        self.write(block, self.oracle.fresh(), [true; 2]);
+    }
+
+    fn write(&self, block: u32, value: Value, halves: [bool; 2]) {
+        let data: Vec<u8> =
+            (0..2).filter(|half| halves[*half]).flat_map(|half| value.bytes(block, half)).collect();
+        let skip = if halves[0] { 0 } else { HALF };
+        let number = self.oracle.begin(block, value, halves);
+        let (answer, answers) = mpsc::channel();
+        let mut fetched = None;
+        loop {
+            let task = Task {
+                client: self.clone(),
+                block,
+                number,
+                skip,
+                data: data.clone(),
+                same: value == Value::Image,
+                fetched: fetched.take(),
+                answer: answer.clone(),
+            };
+            let stepped = match task.step(Turn::New) {
+                Some(stepped) => stepped,
+                None => {
+                    self.cache.park(Box::new(task));
+                    answers.recv().unwrap()
+                }
+            };
+            match stepped {
+                Stepped::Done => return,
+                Stepped::Fetch(old) => {
+                    let bytes = match old {
+                        Old::Absent => Some(image(block)),
+                        Old::Spilled(ticket) => self.fetch(ticket),
+                    };
+                    fetched = bytes.map(|bytes| (old, bytes));
+                }
+            }
+        }
+    }
+}
+
+/// What became of a write.
+enum Stepped {
+    Done,
+    Fetch(Old),
+}
+
+/// A write under way.
+struct Task {
+    client: Client,
+    block: u32,
+    number: usize,
+    skip: usize,
+    data: Vec<u8>,
+    same: bool,
+    fetched: Option<(Old, Vec<u8>)>,
+    answer: mpsc::Sender<Stepped>,
+}
+
+impl Task {
+    /// `None`: there is no room.
+    fn step(&self, turn: Turn) -> Option<Stepped> {
+        let (cache, block) = (&self.client.cache, BlockNumber(self.block));
+        loop {
+            let wrote = match &self.fetched {
+                _ if self.data.len() == BLOCK => cache.write_unless(block, &self.data, turn, |_| self.same),
+                None => cache.write_part(block, self.skip, &self.data, turn),
+                Some((old, bytes)) => cache.merge(block, self.skip, &self.data, (*old, bytes), turn),
+            };
+            match wrote {
+                Wrote::Done => {
+                    self.client.oracle.end(self.block, self.number);
+                    return Some(Stepped::Done);
+                }
+                Wrote::NeedOld(old) => return Some(Stepped::Fetch(old)),
+                Wrote::NoRoom => {
+                    let may_take = turn == Turn::Waited || !cache.has_waiting();
+                    if !(may_take && cache.make_room()) {
+                        return None;
+                    }
+                }
+            }
+        }
+    }
+}
+
+impl Parked for Task {
+    fn retry(self: Box<Self>) -> Result<(), Box<dyn Parked>> {
+        match self.step(Turn::Waited) {
+            Some(stepped) => {
+                self.answer.send(stepped).unwrap();
+                Ok(())
+            }
+            None => Err(self),
+        }
+    }
+
+    fn refuse(self: Box<Self>, error: IoError) {
+        panic!("a write was refused: {error}");
+    }
+}

@@ -1,0 +1,163 @@
+//! What a read may return: the half blocks that were written, each recognisable, and when.
+//!
+//! It knows no schedule, only the order of beginnings and ends. A change is over for a read, when another one
+//! of the same half began after its end, and had taken effect before the read began: because it was answered,
+//! or because somebody had read it.
+
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+
+pub const BLOCK: usize = 4096;
+pub const HALF: usize = BLOCK / 2;
+
+/// The contents of half a block.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Value {
+    /// As in the image.
+    Image,
+    /// Zeroes.
+    Zero,
+    /// Written; each write has its own number.
+    Written(u32),
+}
+
+impl Value {
+    /// What it looks like.
+    pub fn bytes(self, block: u32, half: usize) -> Vec<u8> {
+        let number = match self {
+            Value::Zero => return vec![0; HALF],
+            Value::Image => 0,
+            Value::Written(number) => number,
+        };
+        let first = (u64::from(number) << 32) | (u64::from(block) << 8) | (half as u64 + 1);
+        // One in four does not get smaller by packing.
+        let packs = !number.is_multiple_of(4) || number == 0;
+        let mut word = first;
+        let mut bytes = Vec::with_capacity(HALF);
+        while bytes.len() < HALF {
+            bytes.extend_from_slice(&word.to_le_bytes());
+            if !packs {
+                word = word.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+                word ^= word >> 29;
+            }
+        }
+        bytes
+    }
+
+    /// What it was, from what it looks like.
+    fn of(block: u32, half: usize, bytes: &[u8]) -> Self {
+        let first = u64::from_le_bytes(bytes[..8].try_into().unwrap());
+        let place = (u32::try_from((first >> 8) & 0xff_ffff).unwrap(), (first & 0xff) as usize);
+        assert!(
+            first == 0 || place == (block, half + 1),
+            "half {half} of block {block} holds what belongs to block {}",
+            place.0
+        );
+        let value = match u32::try_from(first >> 32).unwrap() {
+            _ if first == 0 => Value::Zero,
+            0 => Value::Image,
+            number => Value::Written(number),
+        };
+        assert!(
+            bytes == value.bytes(block, half),
+            "half {half} of block {block} is torn; it begins as {value:?}"
+        );
+        value
+    }
+}
+
+struct Change {
+    value: Value,
+    halves: [bool; 2],
+    begun: u64,
+    /// When it had been answered.
+    ended: u64,
+    /// When it was known to have taken effect, for each half.
+    seen: [u64; 2],
+}
+
+/// All changes of all blocks.
+pub struct Oracle {
+    clock: AtomicU64,
+    numbers: AtomicU32,
+    blocks: Vec<Mutex<Vec<Change>>>,
+}
+
+impl Oracle {
+    /// A volume that is as the image.
+    pub fn new(blocks: u32) -> Self {
+        let image = || Change { value: Value::Image, halves: [true; 2], begun: 0, ended: 0, seen: [0; 2] };
+        Self {
+            clock: AtomicU64::new(1),
+            numbers: AtomicU32::new(1),
+            blocks: (0..blocks).map(|_| Mutex::new(vec![image()])).collect(),
+        }
+    }
+
+    /// A value that nobody wrote yet.
+    pub fn fresh(&self) -> Value {
+        Value::Written(self.numbers.fetch_add(1, Ordering::Relaxed))
+    }
+
+    /// How many blocks there are.
+    pub fn blocks(&self) -> u32 {
+        u32::try_from(self.blocks.len()).unwrap()
+    }
+
+    /// The next moment.
+    pub fn tick(&self) -> u64 {
+        self.clock.fetch_add(1, Ordering::Relaxed)
+    }
+
+    /// A change begins. Returns its number among those of its block.
+    pub fn begin(&self, block: u32, value: Value, halves: [bool; 2]) -> usize {
+        let mut changes = self.blocks[block as usize].lock().unwrap();
+        changes.push(Change { value, halves, begun: self.tick(), ended: u64::MAX, seen: [u64::MAX; 2] });
+        changes.len() - 1
+    }
+
+    /// A change was answered.
+    pub fn end(&self, block: u32, number: usize) {
+        let now = self.tick();
+        let mut changes = self.blocks[block as usize].lock().unwrap();
+        let change = &mut changes[number];
+        change.ended = now;
+        change.seen = change.seen.map(|seen| seen.min(now));
+    }
+
+    /// A read that began at `begun` returned this.
+    pub fn check(&self, block: u32, begun: u64, bytes: &[u8]) {
+        let values = [0, 1].map(|half| Value::of(block, half, &bytes[half * HALF..(half + 1) * HALF]));
+        let now = self.tick();
+        let mut changes = self.blocks[block as usize].lock().unwrap();
+        let possible = [0, 1].map(|half| {
+            let found = possible(&changes, half, values[half], begun);
+            assert!(
+                !found.is_empty(),
+                "half {half} of block {block} is {:?}, which was overwritten before the read began",
+                values[half]
+            );
+            found
+        });
+        let whole = |change: usize| changes[change].halves == [true; 2];
+        let fit = possible[0].iter().any(|a| possible[1].iter().any(|b| a == b || !whole(*a) || !whole(*b)));
+        assert!(fit, "block {block} is half {:?} and half {:?}", values[0], values[1]);
+        for (half, found) in possible.iter().enumerate() {
+            if let [change] = found[..] {
+                changes[change].seen[half] = changes[change].seen[half].min(now);
+            }
+        }
+    }
+}
+
+/// The changes that a read may have seen.
+fn possible(changes: &[Change], half: usize, value: Value, begun: u64) -> Vec<usize> {
+    let touching = || changes.iter().enumerate().filter(|(_, change)| change.halves[half]);
+    touching()
+        .filter(|(_, change)| change.value == value)
+        .filter(|(_, change)| {
+            !touching().any(|(_, later)| change.ended < later.begun && later.seen[half] < begun)
+        })
+        .map(|(number, _)| number)
+        .collect()
+}

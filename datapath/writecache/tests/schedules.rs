@@ -1,0 +1,227 @@
+//! The real cache under a schedule explorer: map, segments, slots in RAM, packing, spilling, cleaning and
+//! waiting, with a disk that answers late, out of order, and sometimes with an error.
+//!
+//! Writers, a reader, one that discards and one that changes limits work on the same few blocks, beside the
+//! host's own loop and two disk threads. The explorer lets one of them go on at a time, changes at every lock
+//! and atomic, and in the middle of every copy. Whatever the order:
+//! - a read returns a whole block that somebody wrote, never one that was overwritten before the read began;
+//! - nobody waits for ever: a missed wake-up is a deadlock here, which the explorer reports;
+//! - when all is over, every byte of RAM and every position of the disk has been given back.
+//!
+//! Each run explores other schedules. On failure the explorer prints the seed or the schedule: run the test
+//! again with `SHUTTLE_RANDOM_SEED` set to that seed.
+
+mod schedule;
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use headwater_writecache::overflow::seal::SEALED_SEGMENT_BYTES;
+use headwater_writecache::units::SEGMENT_BYTES;
+use headwater_writecache::{
+    Buffering, CacheOptions, DEFAULT_WEIGHT, Host, Location, OverflowOptions, Snapshot, WriteCache,
+};
+use schedule::client::Client;
+use schedule::disk::Disk;
+use schedule::oracle::Oracle;
+use shuttle::rand::Rng;
+use shuttle::scheduler::{PctScheduler, RandomScheduler, Scheduler};
+use shuttle::{Config, MaxSteps, Runner, thread};
+
+/// Blocks of a volume with a disk: five leaves, and as many segments when each is there once.
+const BLOCKS_WITH_DISK: u32 = 20;
+
+/// Blocks of a volume in RAM alone: as many as fit when some are packed.
+const BLOCKS_IN_RAM: u32 = 28;
+
+const BLOCK_BYTES: u64 = 4096;
+
+/// RAM in segments, its index included, of a volume in RAM alone.
+const RAM_ALONE: std::ops::Range<u64> = 9..12;
+
+/// What each of the threads does, so many times.
+const STEPS: usize = 8;
+
+/// After so many turns what is not given back will not be.
+const PATIENCE: usize = 20_000;
+
+fn random(range: std::ops::Range<u64>) -> u64 {
+    shuttle::rand::thread_rng().gen_range(range)
+}
+
+fn options(overflow: Option<PathBuf>, blocks: u32) -> CacheOptions {
+    // Less than what is written, so that segments move on to the disk, or are packed.
+    let ram_segments = if overflow.is_some() { random(8..14) } else { random(RAM_ALONE) };
+    CacheOptions {
+        size_bytes: u64::from(blocks) * BLOCK_BYTES,
+        ram_bytes: ram_segments * SEGMENT_BYTES as u64,
+        weight: DEFAULT_WEIGHT,
+        overflow: overflow.map(|at| OverflowOptions {
+            at,
+            limit_bytes: random(10..14) * SEALED_SEGMENT_BYTES as u64,
+            buffering: Buffering::Buffered,
+        }),
+        pause_limit: Duration::from_secs(3600),
+        persistent: None,
+    }
+}
+
+/// Waits until something is so; the explorer lets all others go on meanwhile.
+fn settle(what: &str, is_so: impl Fn() -> bool) {
+    for _ in 0..PATIENCE {
+        if is_so() {
+            return;
+        }
+        thread::yield_now();
+    }
+    panic!("not so after {PATIENCE} turns: {what}");
+}
+
+fn change_limits(cache: &WriteCache, has_disk: bool) {
+    for _ in 0..STEPS / 2 {
+        let range = if has_disk { 8..16 } else { RAM_ALONE };
+        cache.set_ram_bytes(random(range) * SEGMENT_BYTES as u64);
+        if has_disk {
+            cache.set_disk_bytes(random(10..16) * SEALED_SEGMENT_BYTES as u64);
+        }
+    }
+}
+
+/// What all executions together went through.
+#[derive(Default)]
+struct Reached(BTreeMap<&'static str, u64>);
+
+impl Reached {
+    fn add(&mut self, now: &Snapshot) {
+        for (what, count) in [
+            ("overwritten in place", now.write_in_place_blocks),
+            ("equal to the image", now.elided_equal_blocks),
+            ("read from RAM", now.read_ram_blocks),
+            ("read as zeroes", now.read_zero_blocks),
+            ("packed", now.packed_segments),
+            ("read from packed RAM", now.read_packed_blocks),
+        ] {
+            *self.0.entry(what).or_default() += count;
+        }
+    }
+
+    fn add_disk(&mut self, now: &Snapshot) {
+        for (what, count) in [
+            ("spilled", now.spilled_segments),
+            ("read from disk", now.read_disk_blocks),
+            ("evicted", now.evicted_segments),
+            ("cleaned", now.cleaned_blocks),
+            ("failed", now.disk_errors),
+            ("waited", now.paused_writes),
+        ] {
+            *self.0.entry(what).or_default() += count;
+        }
+    }
+}
+
+/// One execution, from the opening of a cache to its end.
+fn execution(overflow: Option<PathBuf>, reached: &std::sync::Mutex<Reached>) {
+    let has_disk = overflow.is_some();
+    let blocks = if has_disk { BLOCKS_WITH_DISK } else { BLOCKS_IN_RAM };
+    let disk = Arc::new(Disk::new(u32::try_from(random(0..4)).unwrap()));
+    let (host, run) = Host::without_thread(1 << 30, disk.clone());
+    let mut machinery = vec![thread::spawn(run)];
+    for _ in 0..2 {
+        let disk = Arc::clone(&disk);
+        machinery.push(thread::spawn(move || disk.run()));
+    }
+    let cache = WriteCache::open(&options(overflow, blocks), &host.shared()).unwrap();
+    let client = Client::new(&cache, Oracle::new(blocks));
+    for block in 0..blocks {
+        client.write_whole(block);
+    }
+    let mut workers = Vec::new();
+    for work in [Client::write_some, Client::write_some, Client::read_some, Client::clear_some] {
+        let client = client.clone();
+        workers.push(thread::spawn(move || work(&client, STEPS)));
+    }
+    let limited = Arc::clone(&cache);
+    workers.push(thread::spawn(move || change_limits(&limited, has_disk)));
+    for worker in workers {
+        worker.join().unwrap();
+    }
+    for block in 0..blocks {
+        client.read(block);
+    }
+    client.clear(0..blocks, Location::ABSENT);
+    settle("no block is left, so no packed segment and no position", || {
+        let now = cache.snapshot();
+        now.packed_bytes == 0 && now.disk_used_bytes == 0
+    });
+    let now = cache.snapshot();
+    {
+        let mut reached = reached.lock().unwrap();
+        reached.add(&now);
+        if has_disk {
+            reached.add_disk(&now);
+        }
+    }
+    drop(client);
+    drop(cache);
+    settle("no cache is left, so no memory is in use", || host.used_bytes() == 0);
+    drop(host);
+    disk.stop();
+    for thread in machinery {
+        thread.join().unwrap();
+    }
+}
+
+/// Runs executions with a scheduler until that has enough.
+fn explore(scheduler: impl Scheduler + 'static, has_disk: bool) {
+    let mut config = Config::new();
+    config.stack_size = 1 << 18;
+    config.silence_warnings = true;
+    config.max_steps = MaxSteps::FailAfter(400_000);
+    let dir = tempfile::tempdir().unwrap();
+    let at = has_disk.then(|| dir.path().to_owned());
+    let reached = Arc::new(std::sync::Mutex::new(Reached::default()));
+    let seen = Arc::clone(&reached);
+    Runner::new(scheduler, config).run(move || execution(at.clone(), &seen));
+    let reached = reached.lock().unwrap();
+    println!("{:?}", reached.0);
+    assert!(reached.0.values().all(|count| *count > 0), "something was never reached: {:?}", reached.0);
+}
+
+/// Says how to explore the same again.
+struct Seed(u64);
+
+impl Drop for Seed {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            eprintln!("SHUTTLE_RANDOM_SEED={} explores the same schedules again", self.0);
+        }
+    }
+}
+
+fn explore_with_few_preemptions(depth: usize, executions: usize, has_disk: bool) {
+    let clock = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap();
+    let seed = Seed(clock.as_nanos() as u64);
+    explore(PctScheduler::new_from_seed(seed.0, depth, executions), has_disk);
+}
+
+#[test]
+fn ram_and_disk_at_random() {
+    explore(RandomScheduler::new(5_000), true);
+}
+
+#[test]
+fn ram_and_disk_with_few_preemptions() {
+    explore_with_few_preemptions(5, 5_000, true);
+}
+
+#[test]
+fn ram_alone_at_random() {
+    explore(RandomScheduler::new(2_000), false);
+}
+
+#[test]
+fn ram_alone_with_few_preemptions() {
+    explore_with_few_preemptions(5, 2_000, false);
+}
