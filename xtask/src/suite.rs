@@ -11,8 +11,8 @@ use std::time::Instant;
 /// All tests but those below.
 const TESTS: &[&str] = &["--workspace"];
 
-/// The write cache under a schedule explorer, whose locks and atomics take the place of the real ones: one
-/// crate is built for it once more.
+/// The write cache under a schedule explorer, whose locks and atomics take the place of the real ones. That
+/// crate is built once more for it, and the few below it that have fewer features without the rest.
 const SCHEDULES: &[&str] =
     &["--package", "headwater-writecache", "--features", "shuttle", "--test", "schedules"];
 
