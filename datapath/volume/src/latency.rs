@@ -18,8 +18,8 @@ use serde::{Deserialize, Serialize};
 pub const SAMPLE_EVERY: u64 = 64;
 
 /// Buckets for each doubling of the time.
-const STEPS: u64 = 8;
-const STEP_BITS: u32 = STEPS.trailing_zeros();
+const STEP_BITS: u32 = 3;
+const STEPS: u64 = 1 << STEP_BITS;
 
 /// Times up to `2^LEAST_BITS` ns share the first bucket.
 const LEAST_BITS: u32 = 5;
@@ -27,7 +27,7 @@ const LEAST_BITS: u32 = 5;
 /// Times from `2^MOST_BITS` ns (about 137 s) on share the last bucket.
 const MOST_BITS: u32 = 37;
 
-const BUCKETS: usize = ((MOST_BITS - LEAST_BITS) as usize) * (STEPS as usize) + 1;
+const BUCKETS: usize = ((MOST_BITS - LEAST_BITS) as usize) * (1 << STEP_BITS) + 1;
 
 /// What is timed, and where it was served. A request that is served from several places counts for the slowest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

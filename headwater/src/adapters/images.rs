@@ -275,8 +275,11 @@ fn gone() -> StoreError {
     StoreError::new(StoreErrorKind::NotFound, "the image was removed meanwhile")
 }
 
+/// What an image is made of, and the connection that brings it, where there is one to cut.
+type Source = (Arc<dyn Device>, Option<Arc<Client>>);
+
 /// Any device is a source: a file, or what an NBD server serves, then with its connection.
-fn open_source(source: &str) -> Result<(Arc<dyn Device>, Option<Arc<Client>>), BackendError> {
+fn open_source(source: &str) -> Result<Source, BackendError> {
     if NbdUri::is_uri(source) {
         let uri: NbdUri =
             source.parse().map_err(|e| BackendError::new(ProblemKind::Invalid, format!("{e}")))?;

@@ -6,10 +6,11 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use async_trait::async_trait;
+use headwater_api::metrics::Sample;
 use headwater_api::name::ImageRef;
 use headwater_api::{
-    CacheSettings, Channel, DiskCounters, Image, ImageVersion, MachineState, ProblemKind, Removed,
-    VerifyReport, Wanted,
+    CacheSettings, Channel, DiffReport, DiskCounters, ExportFormat, Image, ImageVersion, MachineState,
+    ProblemKind, Removed, VerifyReport, Wanted,
 };
 use headwater_db::sqlite::SqliteDatabase;
 use headwater_db::{Database, DbError, MachineRecord, Repository};
@@ -104,7 +105,21 @@ impl Images for OneImage {
     async fn verify(&self, _: &ImageVersion, _: Arc<JobControl>) -> Result<VerifyReport, BackendError> {
         unused()
     }
-    async fn export(&self, _: &ImageVersion, _: &Path, _: Arc<JobControl>) -> Result<u64, BackendError> {
+    async fn diff(
+        &self,
+        _: &ImageVersion,
+        _: &ImageVersion,
+        _: Arc<JobControl>,
+    ) -> Result<DiffReport, BackendError> {
+        unused()
+    }
+    async fn export(
+        &self,
+        _: &ImageVersion,
+        _: &Path,
+        _: ExportFormat,
+        _: Arc<JobControl>,
+    ) -> Result<u64, BackendError> {
         unused()
     }
     async fn remove(&self, _: &ImageRef) -> Result<Removed, BackendError> {
@@ -136,6 +151,9 @@ impl Disk for FakeDisk {
     fn counters(&self) -> DiskCounters {
         DiskCounters::default()
     }
+    fn metrics(&self) -> Vec<Sample> {
+        Vec::new()
+    }
     fn set_limits(&self, _: &CacheSettings) {}
     fn shortage(&self) -> Option<Shortage> {
         None
@@ -158,6 +176,9 @@ impl Disks for FakeDisks {
     async fn open(&self, _: DiskRequest) -> Result<Arc<dyn Disk>, BackendError> {
         *self.0.open_disks.lock().unwrap() += 1;
         Ok(Arc::new(FakeDisk(self.0.clone(), AtomicBool::new(false))))
+    }
+    fn metrics(&self) -> Vec<Sample> {
+        Vec::new()
     }
     async fn sweep(&self) -> Result<Vec<String>, BackendError> {
         Ok(Vec::new())

@@ -1,6 +1,6 @@
 //! Serves a disk in memory until it is killed: what the front-end itself costs, without a volume behind it.
 //!
-//! `cargo run --release -p headwater-nbd --example serve_memory unix:/tmp/x.sock 1G`
+//! `cargo run --release -p headwater-nbd --example nbd_memory unix:/tmp/x.sock 1G`
 
 use headwater_block::{
     Attempt, ByteRange, Completion, Device, Extent, ExtentKind, Geometry, IoError, Op, Request, size,
@@ -53,7 +53,7 @@ impl Device for Memory {
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let mut arguments = std::env::args().skip(1);
     let (Some(address), Some(size)) = (arguments.next(), arguments.next()) else {
-        return Err("usage: serve_memory unix:PATH|tcp:HOST:PORT SIZE".into());
+        return Err("usage: nbd_memory unix:PATH|tcp:HOST:PORT SIZE".into());
     };
     // Ones, not zeroes, so that all pages are there before the first request.
     let memory = vec![1; usize::try_from(size::parse(&size)?)?];

@@ -1,6 +1,6 @@
 //! Serves a disk in memory until it is killed: what the front-end itself costs, without a volume behind it.
 //!
-//! `cargo run --release -p headwater-vhost-user --example serve_memory /tmp/x.sock 1G`
+//! `cargo run --release -p headwater-vhost-user --example vhost_user_memory /tmp/x.sock 1G`
 
 use std::path::Path;
 use std::sync::Arc;
@@ -52,7 +52,7 @@ impl Device for Memory {
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let mut arguments = std::env::args().skip(1);
     let (Some(path), Some(size)) = (arguments.next(), arguments.next()) else {
-        return Err("usage: serve_memory PATH SIZE".into());
+        return Err("usage: vhost_user_memory PATH SIZE".into());
     };
     // Ones, not zeroes, so that all pages are there before the first request.
     let memory = vec![1; usize::try_from(size::parse(&size)?)?];
