@@ -82,7 +82,7 @@ impl Oracle {
             if blocking::write(device, (block * BLOCK) as u64, &data).is_err() {
                 return;
             }
-            if at % 67 == 0 {
+            if at.is_multiple_of(67) {
                 if blocking::flush(device).is_err() {
                     return;
                 }
