@@ -140,7 +140,7 @@ async fn a_debian_guest_boots_from_it_trims_it_and_survives_a_restart_of_the_ser
     assert_eq!(sh(&guest, "dmesg | grep -i 'i/o error\\|ext4.*error' || echo none").await, "none");
 
     // The guest's operating system restarts on the same disk.
-    sh(&guest, "sync; systemctl reboot").await;
+    sh(&guest, "sync; (sleep 1; systemctl reboot) >/dev/null 2>&1 &").await;
     let mut state = guest.watch();
     let restarted = state.wait_for(|state| state.boot.is_none());
     tokio::time::timeout(PATIENCE, restarted).await.expect("it restarts").expect("it runs");

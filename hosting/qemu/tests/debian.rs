@@ -119,7 +119,7 @@ async fn a_debian_guest_knows_who_it_is_runs_commands_and_stops() {
 
     commands(&guest).await;
 
-    sh(&guest, "touch /root/here; sync; systemctl reboot").await;
+    sh(&guest, "touch /root/here; sync; (sleep 1; systemctl reboot) >/dev/null 2>&1 &").await;
     let mut state = guest.watch();
     let restarted = state.wait_for(|state| state.boot.is_none());
     tokio::time::timeout(PATIENCE, restarted).await.unwrap().unwrap();
