@@ -161,10 +161,11 @@ impl WriteCache {
 
     /// Starts writes of cold segments. Whether the disk refused.
     fn destage(self: &Arc<Self>, overflow: &Arc<Overflow>) -> bool {
-        if overflow.is_resting() && self.wants_spill() {
-            return true;
-        }
         while self.wants_spill() {
+            // Looked at each time: a write that was started here may have failed by now.
+            if overflow.is_resting() {
+                return true;
+            }
             let cleaned_only = overflow.free_positions() <= RESERVED_POSITIONS;
             if cleaned_only && !self.log.lock().has_dirty_cleaned() {
                 return false;
