@@ -46,6 +46,8 @@ fn an_overflow_directory_that_cannot_be_used() {
         .fails(1, &["cannot open a volume over 'null:1G'", "/nowhere/cache", "No such file"]);
     // No file can be made there, whoever asks.
     with("/proc").fails(1, &["cannot make an overflow file in /proc"]);
+    let args = ["--disk", "9000T", "--nbd", "unix:x.sock", "--cache-dir", "/var/tmp"];
+    export(dir.path(), "null:1G", &args).fails(1, &["8.7 PiB on disk", "/var/tmp has only", "lower limit"]);
     assert!(names(dir.path()).is_empty(), "{:?}", names(dir.path()));
 }
 
