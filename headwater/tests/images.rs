@@ -128,7 +128,7 @@ fn what_is_no_image_is_refused_and_leaves_nothing() {
     assert!(ran.code != 0 && ran.err.contains("base.qcow2"), "{ran:?}");
     assert_eq!(files_in(&store), before);
     let secret = "--object=secret,id=s,data=abc";
-    let luks = path("luks.qcow2");
+    let aes = path("aes.qcow2");
     qemu_img(&[
         "create",
         "-q",
@@ -136,11 +136,11 @@ fn what_is_no_image_is_refused_and_leaves_nothing() {
         "-f",
         "qcow2",
         "-o",
-        "encrypt.format=luks,encrypt.key-secret=s",
-        &luks,
+        "encrypt.format=aes,encrypt.key-secret=s",
+        &aes,
         "1M",
     ]);
-    refused("luks.qcow2", 6, &["ncrypt"]);
+    refused("aes.qcow2", 6, &["ncrypt"]);
     assert!(daemon.cli(&["image", "list", "--json"]).ok().contains("\"images\": []"));
 }
 
