@@ -1,0 +1,98 @@
+//! What the hit path asks and answers: where a block is, what a write did.
+
+use crate::units::{BlockNumber, Location, SegmentId, Slot};
+
+/// Which write goes first when space is short.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Turn {
+    /// A new request: it queues behind those that wait for space.
+    New,
+    /// One of those that waited.
+    Waited,
+}
+
+/// What [`WriteCache::read`] found.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Found {
+    /// The bytes were copied (or zeroes filled in).
+    Done,
+    /// The block was not changed: read the image.
+    Absent,
+    /// The block is on the overflow disk.
+    Spilled(Ticket),
+}
+
+/// Where a block is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Residence {
+    /// In RAM.
+    Ram,
+    /// In RAM, packed.
+    Packed,
+    /// Nowhere: it is all zero.
+    Zero,
+    /// On the overflow disk only.
+    Disk,
+    /// Not in the cache: it is as in the image.
+    Absent,
+}
+
+/// Where on the overflow disk a block was when it was looked up.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Ticket {
+    pub(crate) block: BlockNumber,
+    pub(crate) id: SegmentId,
+    pub(crate) slot: Slot,
+    pub(crate) position: u32,
+    pub(crate) generation: u64,
+}
+
+/// What a write did.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Wrote {
+    /// Stored.
+    Done,
+    /// There is no slot now: make room, or wait.
+    NoRoom,
+    /// Part of a block whose other part has to be fetched first.
+    NeedOld(Old),
+}
+
+/// What is known of a block before a write to it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Now {
+    /// It would be overwritten where it is.
+    InPlace,
+    /// It would take a new slot.
+    Elsewhere,
+}
+
+/// What the cache holds of a block.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// Nothing: the image has it.
+    Absent,
+    /// It reads as zeroes.
+    Zero,
+    /// Data.
+    Data,
+}
+
+impl Kind {
+    pub(super) fn of(location: Location) -> Self {
+        match location {
+            Location::ABSENT => Kind::Absent,
+            Location::ZERO => Kind::Zero,
+            _ => Kind::Data,
+        }
+    }
+}
+
+/// Where the rest of a partly written block is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Old {
+    /// In the image.
+    Absent,
+    /// On the overflow disk.
+    Spilled(Ticket),
+}

@@ -1,0 +1,109 @@
+//! The limits of a cache, what it takes of them, and how they are changed while it runs.
+
+use std::sync::atomic::Ordering;
+
+use super::{MIN_RAM_BYTES, MIN_SEGMENTS, WriteCache};
+use crate::budget::Holding;
+use crate::counters::Hot;
+use crate::log::Log;
+use crate::segment::RECORD_BYTES;
+use crate::units::SEGMENT_BYTES;
+
+impl WriteCache {
+    /// RAM that the cache may use now: its own limit, or its share of the host's where that is less.
+    pub(super) fn ram_limit_bytes(&self) -> u64 {
+        self.ram_bytes.load(Ordering::Relaxed).min(self.share.bytes())
+    }
+
+    /// Its part of the host's staging buffers.
+    fn staging_bytes(&self) -> u64 {
+        if self.overflow.is_some() { self.host.budget.staging_part_bytes() } else { 0 }
+    }
+
+    /// What the host's thread needs to know to divide the budget.
+    pub(crate) fn holding(&self) -> Holding {
+        let (segments, index_bytes) = {
+            let log = self.log.lock();
+            (u64::from(log.ram_segments), self.index_bytes(&log))
+        };
+        let fixed = index_bytes + self.staging_bytes();
+        let hits = [Hot::ReadRam, Hot::ReadPacked, Hot::WriteInPlace, Hot::WriteNew];
+        Holding {
+            max_bytes: self.ram_bytes.load(Ordering::Relaxed),
+            least_bytes: fixed + MIN_SEGMENTS * SEGMENT_BYTES as u64,
+            used_bytes: fixed + self.packed.bytes() + segments * SEGMENT_BYTES as u64,
+            hits: hits.into_iter().map(|which| self.counters.total(which)).sum(),
+        }
+    }
+
+    pub(super) fn index_bytes(&self, log: &Log) -> u64 {
+        self.map.table_bytes() + u64::from(log.numbers_used()) * RECORD_BYTES
+    }
+
+    pub(super) fn report_index(&self, log: &Log) {
+        let now = self.index_bytes(log);
+        let before = self.reported_index.swap(now, Ordering::Relaxed);
+        if now >= before {
+            self.host.add_ram(now - before);
+        } else {
+            self.host.give_ram(before - now);
+        }
+    }
+
+    /// How many segments may be in RAM.
+    pub(crate) fn allowed_segments(&self, log: &Log) -> u32 {
+        let fixed = self.index_bytes(log) + self.packed.bytes() + self.staging_bytes();
+        let left = self.ram_limit_bytes().saturating_sub(fixed) / SEGMENT_BYTES as u64;
+        u32::try_from(left.max(MIN_SEGMENTS)).unwrap_or(u32::MAX)
+    }
+
+    /// Above this many dirty segments, cold ones are packed or written out.
+    pub(crate) fn dirty_limit(&self) -> u32 {
+        let allowed = self.ram_limit_bytes() / SEGMENT_BYTES as u64;
+        let index = self.map.table_bytes() * 2;
+        let taken = (index + self.packed.bytes() + self.staging_bytes()).div_ceil(SEGMENT_BYTES as u64);
+        let left = |reserve: u64| allowed.saturating_sub(taken + reserve).max(MIN_SEGMENTS);
+        let limit = match self.overflow {
+            Some(_) => left(1) * 7 / 10,
+            None => left(1).saturating_sub(2),
+        };
+        u32::try_from(limit).unwrap_or(u32::MAX)
+    }
+
+    /// Packed segments may take so much of the RAM.
+    pub(crate) fn packed_limit_bytes(&self) -> u64 {
+        let ram = self.ram_limit_bytes();
+        match self.overflow {
+            Some(_) => {
+                let segments = MIN_SEGMENTS * SEGMENT_BYTES as u64;
+                let others = self.map.table_bytes() * 2 + self.staging_bytes() + segments;
+                (ram / 2).min(ram.saturating_sub(others))
+            }
+            None => ram.saturating_sub((MIN_SEGMENTS + 1) * SEGMENT_BYTES as u64),
+        }
+    }
+
+    /// Changes the RAM limit; takes effect at once.
+    pub fn set_ram_bytes(&self, ram_bytes: u64) {
+        self.ram_bytes.store(ram_bytes.max(MIN_RAM_BYTES), Ordering::Relaxed);
+        self.not_full();
+        self.host.signal();
+    }
+
+    /// Changes the weight among the caches of the host.
+    pub fn set_weight(&self, weight: u32) {
+        self.share.set_weight(weight);
+        self.host.budget.refused();
+        self.host.signal();
+    }
+
+    /// Changes the disk limit; takes effect at once.
+    pub fn set_disk_bytes(&self, disk_bytes: u64) {
+        self.disk_bytes.store(disk_bytes, Ordering::Relaxed);
+        if let Some(overflow) = &self.overflow {
+            overflow.set_limit_bytes(disk_bytes);
+        }
+        self.not_full();
+        self.host.signal();
+    }
+}

@@ -1,0 +1,167 @@
+//! The write cache of one volume: the hit path.
+//!
+//! What a request needs ([`read`](WriteCache::read), [`write`](WriteCache::write), [`clear`](WriteCache::clear))
+//! is done on the thread that took it, holding one leaf's lock and at most the log's lock inside it; no I/O,
+//! and no allocation but a leaf's first table.
+//!
+//! | file | what |
+//! |---|---|
+//! | `options` | what a cache is made of |
+//! | `answers` | the words between the cache and who uses it |
+//! | `read`, `write` | the hit path |
+//! | `room` | slots and RAM: begun, given back |
+//! | `limits` | what the cache may take, and takes |
+//! | `statistics` | the counters |
+
+mod answers;
+mod limits;
+mod options;
+mod read;
+mod room;
+mod statistics;
+mod write;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
+
+use headwater_block::{BLOCK_BYTES, IoError, IoErrorKind};
+
+pub use self::answers::{Found, Kind, Now, Old, Residence, Ticket, Turn, Wrote};
+pub use self::options::{CacheOptions, MIN_RAM_BYTES, OverflowOptions};
+use crate::budget::Share;
+use crate::clean::Cleaner;
+use crate::counters::Counters;
+use crate::host::HostShared;
+use crate::log::Log;
+use crate::map::Map;
+use crate::overflow::Overflow;
+use crate::packed::PackedTable;
+use crate::park::Waiting;
+use crate::persist::{self, Persist};
+use crate::segment::SegmentTable;
+use crate::sync::Mutex;
+use crate::units::{SEGMENT_BYTES, SegmentId};
+
+const BLOCK: usize = BLOCK_BYTES as usize;
+
+/// Segments that a cache may always have in RAM, however large its index grows: one to fill, one on its
+/// way to the disk, one for cleaning, and one more.
+const MIN_SEGMENTS: u64 = 4;
+
+/// The write cache of one volume. See the crate's documentation.
+pub struct WriteCache {
+    pub(crate) map: Map,
+    pub(crate) segments: SegmentTable,
+    pub(crate) log: Mutex<Log>,
+    pub(crate) host: Arc<HostShared>,
+    pub(crate) overflow: Option<Arc<Overflow>>,
+    pub(crate) waiting: Waiting,
+    pub(crate) cleaner: Cleaner,
+    pub(crate) packed: PackedTable,
+    pub(crate) persist: Option<Arc<Persist>>,
+    pub(crate) counters: Counters,
+    ram_bytes: AtomicU64,
+    /// Its part of the host's budget.
+    pub(crate) share: Share,
+    disk_bytes: AtomicU64,
+    pub(crate) pause_limit: Duration,
+    /// Index bytes that the host's budget knows of.
+    reported_index: AtomicU64,
+    /// The overflow disk failed or was full at the last try.
+    pub(crate) disk_full: AtomicBool,
+}
+
+impl WriteCache {
+    /// Opens a cache: an empty one, or a persistent one as it was left.
+    pub fn open(options: &CacheOptions, host: &Arc<HostShared>) -> Result<Arc<Self>, IoError> {
+        let invalid = |why: String| IoError::new(IoErrorKind::Invalid, why);
+        if options.ram_bytes < MIN_RAM_BYTES {
+            return Err(invalid(format!(
+                "a write cache needs at least {} of RAM, and {} were asked for",
+                headwater_block::size::format(MIN_RAM_BYTES),
+                headwater_block::size::format(options.ram_bytes),
+            )));
+        }
+        let blocks = options.size_bytes.div_ceil(u64::from(BLOCK_BYTES));
+        if blocks > u64::from(u32::MAX - 1) {
+            return Err(invalid(format!("the volume has {} bytes; at most 16 TiB work", options.size_bytes)));
+        }
+        let map = Map::new(blocks);
+        let segments = SegmentTable::new(SegmentId::LIMIT);
+        let mut log = Log::default();
+        let mut persist = None;
+        let overflow = match (&options.overflow, &options.persistent) {
+            (None, None) => None,
+            (None, Some(_)) => return Err(invalid("a persistent cache needs a disk to be on".into())),
+            (Some(place), None) => {
+                let opened = Overflow::open(place, Arc::clone(&host.engine))
+                    .map_err(|why| IoError::new(IoErrorKind::Device, why))?;
+                Some(opened)
+            }
+            (Some(place), Some(how)) => {
+                let into = (&map, &segments);
+                let size = options.size_bytes;
+                let opened = persist::open(place, how, size, &host.engine, into)?;
+                log.restore(&opened.recovered.used);
+                persist = Some(opened.persist);
+                Some(opened.overflow)
+            }
+        };
+        let overflow = overflow.map(Arc::new);
+        let cache = Arc::new(Self {
+            map,
+            segments,
+            log: Mutex::new(log),
+            host: Arc::clone(host),
+            overflow,
+            waiting: Waiting::default(),
+            cleaner: Cleaner::default(),
+            packed: PackedTable::default(),
+            persist,
+            counters: Counters::default(),
+            ram_bytes: AtomicU64::new(options.ram_bytes),
+            share: Share::new(options.weight),
+            disk_bytes: AtomicU64::new(options.overflow.as_ref().map_or(0, |o| o.limit_bytes)),
+            pause_limit: options.pause_limit,
+            reported_index: AtomicU64::new(0),
+            disk_full: AtomicBool::new(false),
+        });
+        if cache.overflow.is_some() {
+            host.budget.join_spilling();
+        }
+        if let Some(persist) = &cache.persist {
+            persist.start(&cache)?;
+        }
+        host.register(&cache);
+        Ok(cache)
+    }
+}
+
+impl Drop for WriteCache {
+    fn drop(&mut self) {
+        // The disk threads hold the cache while a segment is on its way, so nothing is in flight here.
+        if let Some(buffer) = self.cleaner.take_buffer() {
+            self.host.give_staging(buffer);
+        }
+        let mut log = self.log.lock();
+        let mut bytes = self.reported_index.load(Ordering::Relaxed) + self.packed.bytes();
+        for number in 0..log.numbers_used() {
+            let Some(segment) = self.segments.get(SegmentId(number)) else { continue };
+            if let Some(memory) = segment.word().ram().and_then(crate::memory::MemoryPool::reclaim) {
+                self.host.pool.give(memory);
+                bytes += SEGMENT_BYTES as u64;
+            }
+        }
+        log.ram_segments = 0;
+        if let Some(persist) = &self.persist {
+            persist.stop();
+            bytes += persist.buffer_bytes();
+        }
+        self.host.give_ram(bytes);
+        if self.overflow.is_some() {
+            self.host.budget.leave_spilling();
+        }
+        self.host.signal();
+    }
+}

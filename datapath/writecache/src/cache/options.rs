@@ -1,0 +1,39 @@
+//! What a cache is made of, as its owner says.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use crate::overflow::buffering::Buffering;
+use crate::persist::PersistentOptions;
+use crate::units::SEGMENT_BYTES;
+
+/// The least RAM that makes a cache: below it the fixed buffers would not fit.
+pub const MIN_RAM_BYTES: u64 = 8 * SEGMENT_BYTES as u64;
+
+/// Where a cache overflows to.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct OverflowOptions {
+    /// A directory, or a block device.
+    pub at: PathBuf,
+    /// Disk that the cache may use.
+    pub limit_bytes: u64,
+    /// Whether it goes past the page cache.
+    pub buffering: Buffering,
+}
+
+/// What a cache is made of.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CacheOptions {
+    /// Size of the volume.
+    pub size_bytes: u64,
+    /// RAM that the cache may use, index and buffers included; at least [`MIN_RAM_BYTES`].
+    pub ram_bytes: u64,
+    /// Its weight among the caches of the host while the host's limit is short; see [`crate::budget`].
+    pub weight: u32,
+    /// Where it overflows to; `None`: RAM only.
+    pub overflow: Option<OverflowOptions>,
+    /// How long a write waits for space before it is refused.
+    pub pause_limit: Duration,
+    /// Whether the cache survives; then it has an overflow in a directory. `None`: it is forgotten.
+    pub persistent: Option<PersistentOptions>,
+}

@@ -1,0 +1,113 @@
+//! Reads, and questions about blocks.
+
+use super::{BLOCK, Found, Kind, Residence, Ticket, WriteCache};
+use crate::counters::Hot;
+use crate::map::{Leaf, split};
+use crate::memory::copy_out;
+use crate::units::{BlockNumber, Location, SLOTS, SegmentId, Slot};
+
+impl WriteCache {
+    /// Copies `into.len()` bytes of a block, beginning `skip` bytes into it.
+    #[inline]
+    pub fn read(&self, block: BlockNumber, skip: usize, into: &mut [u8]) -> Found {
+        let (leaf, index) = split(block);
+        let Some(leaf) = self.map.read(leaf) else { return Found::Absent };
+        let location = leaf.get(index);
+        let Some((id, slot)) = location.place() else {
+            if location == Location::ABSENT {
+                return Found::Absent;
+            }
+            into.fill(0);
+            self.counters.hot(Hot::ReadZero, 1);
+            return Found::Done;
+        };
+        let Some(segment) = self.segments.get(id) else { return Found::Absent };
+        let word = segment.word();
+        if let Some(address) = word.ram() {
+            segment.touch();
+            copy_out(address, slot, skip, into, &leaf);
+            self.counters.hot(Hot::ReadRam, 1);
+            return Found::Done;
+        }
+        let mut whole = [0u8; BLOCK];
+        if word.is_packed() && self.unpack(id, slot, &mut whole) {
+            let Some(part) = whole.get(skip..skip.saturating_add(into.len())) else { return Found::Absent };
+            into.copy_from_slice(part);
+            self.counters.hot(Hot::ReadPacked, 1);
+            return Found::Done;
+        }
+        Found::Spilled(self.ticket(block, id, slot))
+    }
+
+    /// Where a block is at this moment, for statistics: it may move in the next.
+    pub fn residence(&self, block: BlockNumber) -> Residence {
+        let (leaf, index) = split(block);
+        let Some(leaf) = self.map.read(leaf) else { return Residence::Absent };
+        let location = leaf.get(index);
+        let Some((id, _)) = location.place() else {
+            return if location == Location::ABSENT { Residence::Absent } else { Residence::Zero };
+        };
+        match self.segments.get(id).map(|segment| segment.word()) {
+            Some(word) if word.ram().is_some() => Residence::Ram,
+            Some(word) if word.is_packed() => Residence::Packed,
+            Some(_) => Residence::Disk,
+            None => Residence::Absent,
+        }
+    }
+
+    pub(super) fn unpack(&self, id: SegmentId, slot: Slot, into: &mut [u8; BLOCK]) -> bool {
+        self.packed.get(id).is_some_and(|packed| packed.unpack(slot, into))
+    }
+
+    pub(super) fn ticket(&self, block: BlockNumber, id: SegmentId, slot: Slot) -> Ticket {
+        let segment = self.segments.get(id);
+        Ticket {
+            block,
+            id,
+            slot,
+            position: segment.and_then(|s| s.position()).unwrap_or(u32::MAX),
+            generation: segment.map_or(0, |s| s.generation()),
+        }
+    }
+
+    /// Whether the block is still where the ticket says.
+    pub(crate) fn holds(&self, ticket: &Ticket, location: Location) -> bool {
+        location == Location::at(ticket.id, ticket.slot)
+            && self
+                .segments
+                .get(ticket.id)
+                .is_some_and(|s| s.position() == Some(ticket.position) && s.generation() == ticket.generation)
+    }
+
+    /// Whether the block is still where the ticket says.
+    pub fn is_current(&self, ticket: &Ticket) -> bool {
+        let (leaf, index) = split(ticket.block);
+        self.map.read(leaf).is_some_and(|leaf| self.holds(ticket, leaf.get(index)))
+    }
+
+    /// What the block `first` holds, and how many blocks from there, below `end`, hold the same kind.
+    pub fn run_at(&self, first: BlockNumber, end: BlockNumber) -> (Kind, u32) {
+        let mut block = first.0;
+        let mut found = None;
+        while block < end.0 {
+            let (leaf_number, start) = split(BlockNumber(block));
+            let rest = u32::try_from(SLOTS - start).unwrap_or(1).min(end.0 - block);
+            let leaf = self.map.read(leaf_number);
+            let of = |index: usize| Kind::of(leaf.as_ref().map_or(Location::ABSENT, |l| l.get(index)));
+            let kind = *found.get_or_insert_with(|| of(start));
+            let same = match leaf.as_deref() {
+                Some(Leaf::Table(_)) => {
+                    (start..start + rest as usize).take_while(|index| of(*index) == kind).count()
+                }
+                _ if of(start) == kind => rest as usize,
+                _ => 0,
+            };
+            let same = u32::try_from(same).unwrap_or(rest);
+            block += same;
+            if same < rest {
+                break;
+            }
+        }
+        (found.unwrap_or(Kind::Absent), block - first.0)
+    }
+}

@@ -1,0 +1,158 @@
+//! Slots and RAM: how a segment is begun, and where the space of one that is not needed goes.
+
+use std::sync::atomic::Ordering;
+
+use super::{MIN_SEGMENTS, WriteCache};
+use crate::counters::count;
+use crate::log::{Log, NewSlot, Released, Stream};
+use crate::memory::SegmentMemory;
+use crate::persist;
+use crate::segment::Segment;
+use crate::spill::RESERVED_POSITIONS;
+use crate::units::{BlockNumber, SEGMENT_BYTES, SegmentId};
+
+impl WriteCache {
+    /// Frees a segment whose last block has gone.
+    pub(crate) fn release(&self, segment: &Segment, id: SegmentId) {
+        let mut log = self.log.lock();
+        let released = log.release(segment, id);
+        if released.as_ref().is_some_and(|r| r.packed) {
+            // Before the number can be used again.
+            self.host.give_ram(self.packed.remove(id));
+        }
+        drop(log);
+        self.take_back(released);
+    }
+
+    pub(crate) fn take_back(&self, released: Option<Released>) {
+        let Some(released) = released else { return };
+        if let (Some(position), Some(overflow)) = (released.position, &self.overflow) {
+            match &self.persist {
+                Some(persist) => persist.freed(position),
+                None => overflow.give_position(position),
+            }
+        }
+        if let Some(memory) = released.memory {
+            self.host.pool.give(memory);
+            self.host.give_ram(SEGMENT_BYTES as u64);
+        }
+        self.host.signal();
+    }
+
+    /// A slot for a block, in the segment being filled or a new one.
+    pub(crate) fn take_slot(&self, stream: Stream, block: BlockNumber) -> Option<NewSlot> {
+        let mut log = self.log.lock();
+        if let Some(new) = log.claim(&self.segments, stream, block) {
+            return Some(new);
+        }
+        let fresh = stream == Stream::Fresh;
+        let opened = (fresh && log.refill(&self.segments, stream))
+            || self.begin_segment(&mut log, stream)
+            || (fresh && self.cannot_spill() && log.refill_emptiest(&self.segments));
+        if !opened {
+            // No signal here: who finds no room parks, which signals. One from the host's thread itself,
+            // trying parked writes in vain, would keep it going round until the disk is done.
+            return None;
+        }
+        if log.dirty_segments > self.dirty_limit() || log.has_dirty_cleaned() {
+            self.host.signal();
+        }
+        log.claim(&self.segments, stream, block)
+    }
+
+    /// Whether no dirty segment can go to a disk now.
+    pub(crate) fn cannot_spill(&self) -> bool {
+        self.overflow.as_ref().is_none_or(|o| o.free_positions() <= RESERVED_POSITIONS)
+    }
+
+    fn begin_segment(&self, log: &mut Log, stream: Stream) -> bool {
+        let (Some(persist), Some(overflow)) = (&self.persist, &self.overflow) else {
+            return self.begin_in_ram(log, stream);
+        };
+        let keep = if stream == Stream::Fresh { RESERVED_POSITIONS } else { 0 };
+        let reserved = persist.reserve(overflow, keep);
+        if overflow.ready_positions() <= persist::READY_POSITIONS / 2 {
+            self.host.signal();
+        }
+        let Some(reserved) = reserved else { return false };
+        if !self.begin_in_ram(log, stream) {
+            overflow.give_position(reserved.position);
+            return false;
+        }
+        if let Some(segment) = log.filling(stream).and_then(|id| self.segments.get(id)) {
+            segment.set_position(Some(reserved.position));
+            segment.set_generation(reserved.generation);
+        }
+        true
+    }
+
+    fn begin_in_ram(&self, log: &mut Log, stream: Stream) -> bool {
+        self.report_index(log);
+        // What cleaning fills makes room for more than it takes, so it is not bound by limits that may have
+        // been lowered under what is in use: one segment at a time.
+        let cleaning = stream == Stream::Cleaned && !log.has_dirty_cleaned();
+        let reserve = u32::from(self.overflow.is_some());
+        if !cleaning && log.ram_segments.saturating_add(reserve) >= self.allowed_segments(log) {
+            if self.share.bytes() < self.ram_bytes.load(Ordering::Relaxed) {
+                self.ask_for_more();
+            }
+            return false;
+        }
+        // The segments without which nothing moves are taken even where the host's budget is used up.
+        let bytes = SEGMENT_BYTES as u64;
+        if !self.host.take_ram(bytes) {
+            self.ask_for_more();
+            if !cleaning && u64::from(log.ram_segments) >= MIN_SEGMENTS {
+                return false;
+            }
+            self.host.add_ram(bytes);
+        }
+        let Some(memory) = self.host.pool.take() else {
+            self.host.give_ram(bytes);
+            return false;
+        };
+        match log.begin(&self.segments, stream, memory) {
+            Ok(()) => {
+                if log.ram_segments == 1 {
+                    // From now on the host's thread looks for memory pressure.
+                    self.host.signal();
+                }
+                true
+            }
+            Err(memory) => {
+                self.host.pool.give(memory);
+                self.host.give_ram(bytes);
+                false
+            }
+        }
+    }
+
+    /// The host's limit keeps this cache from what its own would allow.
+    fn ask_for_more(&self) {
+        self.share.ask();
+        if self.host.budget.refused() {
+            self.host.signal();
+        }
+    }
+
+    /// Frees RAM without I/O, by dropping the coldest clean copy. Whether there was one. To be called
+    /// without any leaf's lock.
+    pub fn make_room(&self) -> bool {
+        let victim = self.log.lock().evict_victim(&self.segments);
+        let Some((id, memory)) = victim else { return false };
+        self.forget_ram(id, memory);
+        count(&self.counters.evicted_segments, 1);
+        true
+    }
+
+    /// After the RAM address was taken out of a segment's word: waits for those who still copy from there.
+    pub(crate) fn forget_ram(&self, id: SegmentId, memory: SegmentMemory) {
+        if let Some(segment) = self.segments.get(id) {
+            self.map.sweep(segment.live_slots().map(|(_, block)| block));
+        }
+        self.host.pool.give(memory);
+        self.host.give_ram(SEGMENT_BYTES as u64);
+        // Another cache of the host may wait for it.
+        self.host.signal_if_waiting();
+    }
+}

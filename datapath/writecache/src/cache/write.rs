@@ -1,0 +1,237 @@
+//! Writes of whole blocks and of parts, discards, and what becomes of a block's old slot.
+
+use super::{BLOCK, Now, Old, Turn, WriteCache, Wrote};
+use crate::counters::Hot;
+use crate::log::{REFILL_LIVE, Stream};
+use crate::map::{LeafWrite, split};
+use crate::memory::{copy_in, copy_out};
+use crate::segment::State;
+use crate::units::{BlockNumber, Location, SLOTS};
+
+impl WriteCache {
+    /// Stores a whole block.
+    #[inline]
+    pub fn write(&self, block: BlockNumber, data: &[u8], turn: Turn) -> Wrote {
+        self.write_unless(block, data, turn, |_| false)
+    }
+
+    /// Stores a whole block, unless the image holds the same: then the block becomes absent, takes no space,
+    /// and what it took is free. `same` is told what the block is now, before anything is copied; it runs
+    /// under the block's lock, and so must neither wait nor use the cache.
+    #[inline]
+    pub fn write_unless(
+        &self,
+        block: BlockNumber,
+        data: &[u8],
+        turn: Turn,
+        same: impl FnOnce(Now) -> bool,
+    ) -> Wrote {
+        let _entered = self.enter();
+        let (leaf, index) = split(block);
+        let Some(mut leaf) = self.map.write(leaf) else { return Wrote::NoRoom };
+        if is_zero(data) {
+            if leaf.get(index) != Location::ZERO {
+                self.note(block, 1, Location::ZERO);
+            }
+            self.replace(&mut leaf, index, Location::ZERO);
+            // A disk that is zeroed from one end to the other must not fill the index.
+            leaf.fold();
+            self.counters.hot(Hot::ElidedZero, 1);
+            return Wrote::Done;
+        }
+        let old = leaf.get(index);
+        if let Some((id, slot)) = old.place()
+            && let Some(segment) = self.segments.get(id)
+            && let Some(address) = segment.writable(slot)
+        {
+            if same(Now::InPlace) {
+                return self.elide(&mut leaf, index, block);
+            }
+            segment.touch();
+            copy_in(address, slot, 0, data, &leaf);
+            self.counters.hot(Hot::WriteInPlace, 1);
+            return Wrote::Done;
+        }
+        if same(Now::Elsewhere) {
+            return self.elide(&mut leaf, index, block);
+        }
+        self.store(&mut leaf, index, block, data, turn)
+    }
+
+    /// The image holds what is written: the block is as if it had never been changed.
+    #[cold]
+    fn elide(&self, leaf: &mut LeafWrite<'_>, index: usize, block: BlockNumber) -> Wrote {
+        if leaf.get(index) != Location::ABSENT {
+            self.note(block, 1, Location::ABSENT);
+            self.replace(leaf, index, Location::ABSENT);
+        }
+        if index == SLOTS - 1 {
+            // Where a whole leaf was written, its table goes too; looking at each block would cost too much.
+            leaf.fold();
+        }
+        self.counters.hot(Hot::ElidedEqual, 1);
+        Wrote::Done
+    }
+
+    /// Stores a part of a block.
+    pub fn write_part(&self, block: BlockNumber, skip: usize, data: &[u8], turn: Turn) -> Wrote {
+        let _entered = self.enter();
+        let (leaf, index) = split(block);
+        let Some(mut leaf) = self.map.write(leaf) else { return Wrote::NoRoom };
+        let old = leaf.get(index);
+        let mut whole = [0u8; BLOCK];
+        if let Some((id, slot)) = old.place() {
+            let Some(segment) = self.segments.get(id) else { return Wrote::NoRoom };
+            let word = segment.word();
+            if let Some(address) = segment.writable(slot) {
+                segment.touch();
+                copy_in(address, slot, skip, data, &leaf);
+                self.counters.hot(Hot::WriteInPlace, 1);
+                return Wrote::Done;
+            }
+            if let Some(address) = word.ram() {
+                copy_out(address, slot, 0, &mut whole, &leaf);
+            } else if !(word.is_packed() && self.unpack(id, slot, &mut whole)) {
+                return Wrote::NeedOld(Old::Spilled(self.ticket(block, id, slot)));
+            }
+        } else if old == Location::ABSENT {
+            return Wrote::NeedOld(Old::Absent);
+        }
+        self.overlay(&mut leaf, index, block, (whole, skip, data), turn)
+    }
+
+    /// Stores a part of a block whose other part was fetched. Where the block changed meanwhile, this is
+    /// as [`WriteCache::write_part`], and may ask for the old contents again.
+    pub fn merge(
+        &self,
+        block: BlockNumber,
+        skip: usize,
+        data: &[u8],
+        fetched: (Old, &[u8]),
+        turn: Turn,
+    ) -> Wrote {
+        {
+            let _entered = self.enter();
+            let (leaf, index) = split(block);
+            let Some(mut leaf) = self.map.write(leaf) else { return Wrote::NoRoom };
+            let same = match fetched.0 {
+                Old::Absent => leaf.get(index) == Location::ABSENT,
+                Old::Spilled(ticket) => self.holds(&ticket, leaf.get(index)),
+            };
+            let mut whole = [0u8; BLOCK];
+            if same && fetched.1.len() == BLOCK {
+                whole.copy_from_slice(fetched.1);
+                return self.overlay(&mut leaf, index, block, (whole, skip, data), turn);
+            }
+        }
+        self.write_part(block, skip, data, turn)
+    }
+
+    fn overlay(
+        &self,
+        leaf: &mut LeafWrite<'_>,
+        index: usize,
+        block: BlockNumber,
+        (mut whole, skip, data): ([u8; BLOCK], usize, &[u8]),
+        turn: Turn,
+    ) -> Wrote {
+        let Some(part) = whole.get_mut(skip..skip.saturating_add(data.len())) else { return Wrote::NoRoom };
+        part.copy_from_slice(data);
+        self.store(leaf, index, block, &whole, turn)
+    }
+
+    /// Makes the whole blocks `first..end` absent or zero.
+    pub fn clear(&self, first: BlockNumber, end: BlockNumber, to: Location) {
+        let mut block = first.0;
+        let mut cleared = 0;
+        while block < end.0 {
+            let (leaf_number, start) = split(BlockNumber(block));
+            let count = u32::try_from(SLOTS - start).unwrap_or(1).min(end.0 - block);
+            block += count;
+            if to == Location::ABSENT && self.map.group_is_untouched(leaf_number) {
+                continue;
+            }
+            let _entered = self.enter();
+            let Some(mut leaf) = self.map.write(leaf_number) else { break };
+            let range = start..start + count as usize;
+            if self.persist.is_some() && range.clone().any(|index| leaf.get(index) != to) {
+                self.note(BlockNumber(block - count), count, to);
+            }
+            for index in range {
+                if leaf.get(index) != to {
+                    self.replace(&mut leaf, index, to);
+                    cleared += 1;
+                }
+            }
+            leaf.fold();
+        }
+        self.counters.hot(Hot::Discarded, cleared);
+        if self.waiting.any() || self.host.pool.warm_bytes() > 0 {
+            self.host.signal();
+        }
+    }
+
+    fn store(
+        &self,
+        leaf: &mut LeafWrite<'_>,
+        index: usize,
+        block: BlockNumber,
+        data: &[u8],
+        turn: Turn,
+    ) -> Wrote {
+        if turn == Turn::New && self.waiting.any() {
+            return Wrote::NoRoom;
+        }
+        let Some(new) = self.take_slot(Stream::Fresh, block) else { return Wrote::NoRoom };
+        copy_in(new.address, new.slot, 0, data, leaf);
+        self.replace(leaf, index, Location::at(new.id, new.slot));
+        self.note(block, 1, Location::at(new.id, new.slot));
+        self.counters.hot(Hot::WriteNew, 1);
+        Wrote::Done
+    }
+
+    /// Keeps an epoch of a persistent cache from ending while the map is changed.
+    #[inline]
+    pub(crate) fn enter(&self) -> Option<parking_lot::RwLockReadGuard<'_, ()>> {
+        self.persist.as_ref().map(|persist| persist.enter())
+    }
+
+    /// Points a block somewhere else and gives its old slot back.
+    pub(crate) fn replace(&self, leaf: &mut LeafWrite<'_>, index: usize, to: Location) {
+        let old = leaf.get(index);
+        leaf.set(index, to);
+        let Some((id, slot)) = old.place() else { return };
+        let Some(segment) = self.segments.get(id) else { return };
+        let live = segment.kill(slot);
+        if live == 0 {
+            self.release(segment, id);
+        } else if live == REFILL_LIVE && segment.word().state() == State::Dirty {
+            self.log.lock().has_room(id);
+            if self.waiting.any() {
+                self.host.signal();
+            }
+        }
+    }
+}
+
+/// Whether all bytes are zero. Data that is not zero shows it in its first words, nearly always.
+fn is_zero(data: &[u8]) -> bool {
+    let (head, rest) = data.split_at(data.len().min(64));
+    head.iter().all(|b| *b == 0) && rest.chunks(256).all(|c| c.iter().fold(0, |sum, b| sum | b) == 0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::is_zero;
+
+    #[test]
+    fn zero_blocks_are_recognised() {
+        let mut block = vec![0u8; 4096];
+        assert!(is_zero(&block));
+        for at in [0, 63, 64, 255, 256, 4095] {
+            block[at] = 1;
+            assert!(!is_zero(&block), "byte {at}");
+            block[at] = 0;
+        }
+    }
+}
