@@ -16,7 +16,8 @@ pub const RULE: Rule = Rule {
 /// In `[dev-dependencies]` everybody may also use headwater-testkit.
 const LAYERS: &[(&str, &[&str])] = &[
     ("datapath/block", &[]),
-    ("datapath/frontend/*", &["headwater-block"]),
+    ("datapath/frontend/*", &["headwater-block", "headwater-scsi"]),
+    ("datapath/scsi", &["headwater-block"]),
     ("datapath/volume", &["headwater-writecache", "headwater-image", "headwater-block"]),
     ("datapath/writecache", &["headwater-block"]),
     ("datapath/image", &["headwater-store", "headwater-block"]),

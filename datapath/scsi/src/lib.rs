@@ -1,0 +1,57 @@
+//! SCSI block devices (SPC-4, SBC-3, SAM-5) over [`headwater_block::Device`], for any transport.
+//!
+//! ```text
+//!   transport --Command--> Nexus::try_now -----Done-----> reply (same thread, data in the transport's buffer)
+//!      |                      |
+//!      |                      +--MustWait--> Nexus::execute(Task, done) --> Outcome (any thread)
+//!      +------Function------> Nexus::manage (aborts and resets)
+//!
+//!   Target ----- Nexus (one I_T nexus: an initiator port's session)
+//!      |           |  unit attentions
+//!      +-- LUN -- LogicalUnit ----- Device
+//!                  mode pages, reservations, tasks in flight
+//! ```
+//!
+//! # Guarantees
+//! - Each task is answered exactly once. An aborted one is answered without a [`Reply`]: the transport sends nothing.
+//! - A device sees only requests that keep its contract; no CDB and no parameter list makes this crate panic.
+//! - [`Nexus::try_now`] neither waits nor allocates for reads and writes that the device can carry out at once.
+//! - A management function is answered after the tasks that it aborts have ended.
+//!
+//! # Limits
+//! - CDBs of 6, 10, 12 and 16 bytes; transfers up to [`Options::transfer_bytes`].
+//!
+//! # Not here
+//! No sockets, no threads, and nothing of iSCSI: names and TransportIDs are bytes that the transport gives.
+//!
+//! Start reading at [`target`].
+
+#![cfg_attr(
+    not(test),
+    warn(
+        clippy::unwrap_used,
+        clippy::expect_used,
+        clippy::panic,
+        clippy::todo,
+        clippy::unimplemented,
+        clippy::indexing_slicing,
+        clippy::string_slice,
+        clippy::get_unwrap,
+        clippy::cast_possible_truncation,
+        clippy::cast_possible_wrap,
+        clippy::cast_sign_loss,
+        clippy::cast_precision_loss
+    )
+)]
+
+pub mod identity;
+pub mod sense;
+pub mod target;
+pub mod task;
+pub mod unit;
+
+pub use identity::{Identity, Initiator};
+pub use sense::{Sense, SenseKey, Status};
+pub use target::{Nexus, Target};
+pub use task::{Attribute, Cdb, Command, Expected, Function, FunctionResult, Lun, Now, Outcome, Reply, Task};
+pub use unit::{LogicalUnit, Options};

@@ -1,0 +1,206 @@
+//! What a transport hands over, and what it gets back.
+
+use crate::sense::{Sense, Status};
+
+/// A command descriptor block, padded with zeroes to 16 bytes.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub struct Cdb([u8; 16]);
+
+impl Cdb {
+    /// From the bytes of a transport; what is beyond 16 is ignored (no command that is supported has it).
+    pub fn new(bytes: &[u8]) -> Self {
+        let mut cdb = [0; 16];
+        for (to, from) in cdb.iter_mut().zip(bytes) {
+            *to = *from;
+        }
+        Self(cdb)
+    }
+
+    /// The bytes.
+    pub fn bytes(&self) -> &[u8; 16] {
+        &self.0
+    }
+
+    /// The operation code.
+    pub fn opcode(&self) -> u8 {
+        let [opcode, ..] = self.0;
+        opcode
+    }
+}
+
+impl From<[u8; 16]> for Cdb {
+    fn from(bytes: [u8; 16]) -> Self {
+        Self(bytes)
+    }
+}
+
+impl std::fmt::Debug for Cdb {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Cdb(")?;
+        for byte in self.0 {
+            write!(f, "{byte:02x}")?;
+        }
+        f.write_str(")")
+    }
+}
+
+/// The 8-byte LUN of SAM, as on the wire.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Lun(pub [u8; 8]);
+
+impl Lun {
+    /// A single-level LUN: peripheral device addressing below 256, flat space above (at most 16383).
+    pub fn single(number: u16) -> Self {
+        let [high, low] = number.to_be_bytes();
+        let high = if number < 256 { 0 } else { 0x40 | (high & 0x3f) };
+        Self([high, low, 0, 0, 0, 0, 0, 0])
+    }
+
+    /// The number of a single-level LUN; `None` for all others.
+    pub fn number(self) -> Option<u16> {
+        let [high, low, rest @ ..] = self.0;
+        if rest != [0; 6] {
+            return None;
+        }
+        match high >> 6 {
+            0 if high == 0 => Some(u16::from(low)),
+            1 => Some(u16::from_be_bytes([high & 0x3f, low])),
+            _ => None,
+        }
+    }
+}
+
+/// Task attribute (SAM-5, 8.6).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Attribute {
+    /// May run beside others.
+    #[default]
+    Simple,
+    /// Runs after all earlier tasks and before all later ones.
+    Ordered,
+    /// Runs as soon as it can.
+    HeadOfQueue,
+    /// Asks for an auto-contingent allegiance, which no logical unit here establishes.
+    Aca,
+}
+
+/// A command with borrowed buffers, for [`crate::Nexus::try_now`].
+#[derive(Clone, Copy, Debug)]
+pub struct Command<'a> {
+    /// Addressed logical unit.
+    pub lun: Lun,
+    /// Its place among other tasks.
+    pub attribute: Attribute,
+    /// What to do.
+    pub cdb: &'a Cdb,
+    /// All data-out that was received; shorter than [`Expected::data_out_bytes`] only if the initiator announced less.
+    pub data_out: &'a [u8],
+}
+
+/// A command that owns its buffers, for [`crate::Nexus::execute`].
+#[derive(Debug)]
+pub struct Task {
+    /// Addressed logical unit.
+    pub lun: Lun,
+    /// Its place among other tasks.
+    pub attribute: Attribute,
+    /// The transport's name of the task, unique in the nexus while it runs ([`Function::AbortTask`]).
+    pub tag: u64,
+    /// What to do.
+    pub cdb: Cdb,
+    /// As [`Command::data_out`]; handed back in [`Outcome::data_out`].
+    pub data_out: Vec<u8>,
+    /// Memory for data-in, used as it is where its capacity suffices; its contents do not matter.
+    pub data_in: Vec<u8>,
+}
+
+/// How much data a command moves, as far as its CDB tells.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Expected {
+    /// Bytes of data-out that the command takes.
+    pub data_out_bytes: u64,
+    /// Most bytes of data-in that the command gives.
+    pub data_in_bytes: u64,
+}
+
+/// What [`crate::Nexus::try_now`] did.
+#[derive(Debug)]
+pub enum Now {
+    /// The command is finished; the first `data_in_bytes` of the buffer are its data-in.
+    Done {
+        /// Status and sense.
+        reply: Reply,
+        /// Length of the data-in.
+        data_in_bytes: usize,
+    },
+    /// It needs I/O, has to wait, or its data-in does not fit the buffer: give the same command to
+    /// [`crate::Nexus::execute`].
+    MustWait,
+}
+
+/// How a command ended.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Reply {
+    /// Status.
+    pub status: Status,
+    /// Sense data; with CHECK CONDITION only.
+    pub sense: Option<Sense>,
+}
+
+impl Reply {
+    /// GOOD.
+    pub const GOOD: Reply = Reply { status: Status::Good, sense: None };
+}
+
+/// The answer to a [`Task`].
+#[derive(Debug)]
+pub struct Outcome {
+    /// How it ended; `None`: it was aborted, and the initiator is told nothing.
+    pub reply: Option<Reply>,
+    /// All data-in, whatever the initiator announced: the transport cuts it and tells the residual.
+    pub data_in: Vec<u8>,
+    /// The task's buffer, handed back (empty where it was lost).
+    pub data_out: Vec<u8>,
+}
+
+/// Task management functions (SAM-5, 7).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Function {
+    /// Ends one task of this nexus.
+    AbortTask {
+        /// Its logical unit.
+        lun: Lun,
+        /// Its [`Task::tag`].
+        tag: u64,
+    },
+    /// Ends all tasks of this nexus on a logical unit.
+    AbortTaskSet {
+        /// The logical unit.
+        lun: Lun,
+    },
+    /// Ends all tasks of all nexuses on a logical unit.
+    ClearTaskSet {
+        /// The logical unit.
+        lun: Lun,
+    },
+    /// Ends all tasks of a logical unit, and takes it back to how it started.
+    LogicalUnitReset {
+        /// The logical unit.
+        lun: Lun,
+    },
+    /// [`Function::LogicalUnitReset`] of all logical units.
+    TargetWarmReset,
+    /// As [`Function::TargetWarmReset`]; the transport ends all sessions of the target as well.
+    TargetColdReset,
+}
+
+/// The answer to a [`Function`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FunctionResult {
+    /// Done. Also for a task that has ended already, where the transport knows the tag.
+    Complete,
+    /// No task of this nexus has the tag.
+    TaskDoesNotExist,
+    /// There is no such logical unit.
+    LunDoesNotExist,
+}
