@@ -93,8 +93,12 @@ pub struct Command<'a> {
     pub attribute: Attribute,
     /// What to do.
     pub cdb: &'a Cdb,
-    /// All data-out that was received; shorter than [`Expected::data_out_bytes`] only if the initiator announced less.
+    /// The data-out: [`Expected::data_out_bytes`], or all that the initiator announced if that is less. More does no
+    /// harm and is ignored.
     pub data_out: &'a [u8],
+    /// How much data-out the initiator announced (iSCSI: the expected data transfer length of a write, else 0). Some
+    /// commands are refused when it is not what the CDB says.
+    pub announced_bytes: u64,
 }
 
 /// A command that owns its buffers, for [`crate::Nexus::execute`].
@@ -110,6 +114,8 @@ pub struct Task {
     pub cdb: Cdb,
     /// As [`Command::data_out`]; handed back in [`Outcome::data_out`].
     pub data_out: Vec<u8>,
+    /// As [`Command::announced_bytes`].
+    pub announced_bytes: u64,
     /// Memory for data-in, used as it is where its capacity suffices; its contents do not matter.
     pub data_in: Vec<u8>,
 }
