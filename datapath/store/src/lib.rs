@@ -8,6 +8,7 @@
 //!                           +--BLAKE3--> manifest    manifests/HASH   immutable
 //!                                          |
 //!                                          +-------> data objects     objects/HASH     immutable
+//!                                          +- - - -  boot trace       traces/HASH      advice, replaced as a whole
 //! ```
 //!
 //! # Guarantees
@@ -66,10 +67,14 @@ pub mod store;
 
 pub use error::{StoreError, StoreErrorKind};
 pub use hash::Hash;
-pub use local_dir::{Access, CHUNK_BYTES_DEFAULT, CHUNK_BYTES_MAX, CHUNK_BYTES_MIN, LocalDir};
+pub use local_dir::{
+    Access, CHUNK_BYTES_DEFAULT, CHUNK_BYTES_MAX, CHUNK_BYTES_MIN, LocalDir, chunk_bytes_of,
+};
 pub use name::{ImageName, ImageReference, Selector};
 pub use refs::{
     AUTHOR_MAX_BYTES, CHANNEL_PAST_MAX, Channel, Image, NOTE_MAX_BYTES, Pointer, VERSION_OBJECTS_MAX,
     VERSIONS_MAX, Version,
 };
-pub use store::{MANIFEST_MAX_BYTES, NewVersion, Object, Pin, Publication, Removed, Store};
+pub use store::{
+    Check, MANIFEST_MAX_BYTES, NewVersion, Object, Pin, Publication, Removed, Store, TRACE_MAX_BYTES,
+};

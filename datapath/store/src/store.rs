@@ -2,13 +2,16 @@
 
 use std::sync::Arc;
 
-use crate::error::StoreError;
+use crate::error::{StoreError, StoreErrorKind};
 use crate::hash::Hash;
 use crate::name::{ImageName, ImageReference};
 use crate::refs::{Image, Version};
 
 /// The largest manifest: enough for 20 million distinct chunks, or 1.2 TiB of data at 64 KiB.
 pub const MANIFEST_MAX_BYTES: u64 = 1 << 30;
+
+/// The largest boot trace: enough for four million chunks, or 256 GiB at 64 KiB.
+pub const TRACE_MAX_BYTES: u64 = 64 << 20;
 
 /// A place that keeps versions of images. Every call may block on I/O.
 ///
@@ -21,6 +24,11 @@ pub trait Store: Send + Sync + 'static {
     /// Size of a chunk of every image in this store, in bytes; fixed when the store was made.
     fn chunk_bytes(&self) -> u32;
 
+    /// Whether a read crosses a network: then readers fetch ahead of their clients and keep what they fetched.
+    fn is_remote(&self) -> bool {
+        false
+    }
+
     /// All images, by name.
     fn images(&self) -> Result<Vec<Image>, StoreError>;
 
@@ -32,6 +40,33 @@ pub trait Store: Send + Sync + 'static {
 
     /// A data object, ready for reading.
     fn open_object(&self, id: Hash) -> Result<Arc<dyn Object>, StoreError>;
+
+    /// A data object that must have this length, which a manifest says. A store that would have to ask for
+    /// the length may leave that to the first read.
+    fn open_object_of(&self, id: Hash, len_bytes: u64) -> Result<Arc<dyn Object>, StoreError> {
+        let opened = self.open_object(id)?;
+        if opened.len_bytes() == len_bytes {
+            return Ok(opened);
+        }
+        Err(StoreError::new(
+            StoreErrorKind::Damaged,
+            format!("the data object {id} has {} bytes instead of {len_bytes}", opened.len_bytes()),
+        ))
+    }
+
+    /// The boot trace of the version with this manifest, at most [`TRACE_MAX_BYTES`]; `None` if none was
+    /// recorded, or if the store keeps none. It is advice, and not checked here.
+    fn trace(&self, manifest: Hash) -> Result<Option<Vec<u8>>, StoreError> {
+        let _ = manifest;
+        Ok(None)
+    }
+
+    /// Keeps `trace` with the version in place of what was there, or with `None` removes it. Readers may do
+    /// this too: whoever comes last wins, and a trace that is lost costs a slower boot.
+    fn set_trace(&self, manifest: Hash, trace: Option<&[u8]>) -> Result<(), StoreError> {
+        let _ = (manifest, trace);
+        Err(StoreError::new(StoreErrorKind::ReadOnly, "this store keeps no boot traces"))
+    }
 
     /// Keeps the version with this manifest from being removed, by any process, until the pin is dropped.
     fn pin(&self, manifest: Hash) -> Result<Pin, StoreError>;
@@ -72,7 +107,18 @@ pub trait Object: Send + Sync + 'static {
 
     /// Fills `into` from `offset`. An object that ends before is an error.
     fn read_range(&self, offset: u64, into: &mut [u8]) -> Result<(), StoreError>;
+
+    /// As [`Object::read_range`], for a caller that can tell right bytes from wrong ones. A store that has the
+    /// object in several places reads it elsewhere when `check` refuses the bytes; the error is that of
+    /// `check` when no place has better ones.
+    fn read_checked(&self, offset: u64, into: &mut [u8], check: &mut Check<'_>) -> Result<(), StoreError> {
+        self.read_range(offset, into)?;
+        check(into)
+    }
 }
+
+/// Says whether bytes are those that were asked for; see [`Object::read_checked`].
+pub type Check<'a> = dyn FnMut(&[u8]) -> Result<(), StoreError> + 'a;
 
 /// A version being written. Dropping it takes everything back.
 pub trait Publication: Send {

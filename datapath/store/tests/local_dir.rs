@@ -361,3 +361,29 @@ fn the_same_content_again_is_the_version_that_is_there_where_that_is_wanted() {
     // What was taken out of use does not come back by itself.
     assert_eq!(again(&first.objects).number, 2);
 }
+
+#[test]
+fn a_boot_trace_is_kept_by_readers_too_and_goes_with_its_version() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = writable(dir.path());
+    let version = publish(&store, "debian", b"object", &[], b"manifest").unwrap();
+    // As a store of an earlier release is.
+    fs::remove_dir(dir.path().join("traces")).unwrap();
+    assert_eq!(store.trace(version.manifest).unwrap(), None);
+    store.set_trace(version.manifest, None).unwrap();
+    assert_eq!(kind(store.set_trace(Hash::of(b"other"), Some(b"x"))), StoreErrorKind::NotFound);
+
+    let reader = LocalDir::open(dir.path(), Access::Read).unwrap();
+    reader.set_trace(version.manifest, Some(b"first")).unwrap();
+    reader.set_trace(version.manifest, Some(b"second")).unwrap();
+    assert_eq!(store.trace(version.manifest).unwrap().as_deref(), Some(&b"second"[..]));
+    let left = dir.path().join("traces").join(format!("{}.1-1.part", version.manifest));
+    fs::write(left, b"half").unwrap();
+    store.remove(&name("debian"), Some(1)).unwrap();
+    assert_eq!(fs::read_dir(dir.path().join("traces")).unwrap().count(), 0);
+
+    let version = publish(&store, "debian", b"object", &[], b"manifest").unwrap();
+    store.set_trace(version.manifest, Some(b"third")).unwrap();
+    store.set_trace(version.manifest, None).unwrap();
+    assert_eq!(store.trace(version.manifest).unwrap(), None);
+}

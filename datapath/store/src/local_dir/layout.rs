@@ -18,7 +18,7 @@ pub const CHUNK_BYTES_DEFAULT: u32 = 64 << 10;
 const MAGIC: [u8; 8] = *b"HWSTORE\n";
 const FORMAT: u32 = 1;
 const SETTINGS_BYTES: usize = 64;
-const DIRS: [&str; 4] = ["images", "manifests", "objects", "tmp"];
+const DIRS: [&str; 5] = ["images", "manifests", "objects", "traces", "tmp"];
 
 #[derive(Debug)]
 pub(super) struct Layout {
@@ -58,6 +58,14 @@ impl Layout {
         self.objects().join(id.to_string())
     }
 
+    pub(super) fn traces(&self) -> PathBuf {
+        self.root.join("traces")
+    }
+
+    pub(super) fn trace(&self, manifest: Hash) -> PathBuf {
+        self.traces().join(manifest.to_string())
+    }
+
     pub(super) fn tmp(&self) -> PathBuf {
         self.root.join("tmp")
     }
@@ -69,7 +77,7 @@ impl Layout {
     /// The chunk size of an existing store.
     pub(super) fn read_settings(&self) -> Result<u32, StoreError> {
         match read_small(&self.settings(), 4096) {
-            Ok(bytes) => decode_settings(&self.root, &bytes),
+            Ok(bytes) => chunk_bytes_of(&self.root.display().to_string(), &bytes),
             Err(e) if e.kind() == std::io::ErrorKind::NotFound => Err(StoreError::new(
                 StoreErrorKind::NotFound,
                 format!("there is no image store in {}", self.root.display()),
@@ -139,12 +147,10 @@ fn encode_settings(chunk_bytes: u32) -> Vec<u8> {
     out
 }
 
-fn decode_settings(root: &Path, bytes: &[u8]) -> Result<u32, StoreError> {
+/// The chunk size of a store, from the bytes of its file `store`. `place` is where that was read from.
+pub fn chunk_bytes_of(place: &str, bytes: &[u8]) -> Result<u32, StoreError> {
     let damaged = |why: &str| {
-        StoreError::new(
-            StoreErrorKind::Damaged,
-            format!("the file 'store' in {} is damaged: {why}", root.display()),
-        )
+        StoreError::new(StoreErrorKind::Damaged, format!("the file 'store' in {place} is damaged: {why}"))
     };
     let Some((magic, rest)) = bytes.split_first_chunk::<8>() else {
         return Err(damaged("it is cut short"));
@@ -160,9 +166,8 @@ fn decode_settings(root: &Path, bytes: &[u8]) -> Result<u32, StoreError> {
         return Err(StoreError::new(
             StoreErrorKind::UnknownFormat,
             format!(
-                "the store {} has format {format}; this release reads format {FORMAT}: use the release that made \
-                 it, or a later one",
-                root.display()
+                "the store {place} has format {format}; this release reads format {FORMAT}: use the release that \
+                 made it, or a later one"
             ),
         ));
     }
@@ -191,7 +196,7 @@ mod tests {
         assert_eq!(&bytes[..16], b"HWSTORE\n\x01\0\0\0\0\0\x01\0");
         assert_eq!(bytes[16..32], [0; 16]);
         assert_eq!(Hash(bytes[32..].try_into().unwrap()), Hash::of(&bytes[..32]));
-        assert_eq!(decode_settings(Path::new("x"), &bytes).unwrap(), 65_536);
+        assert_eq!(chunk_bytes_of("x", &bytes).unwrap(), 65_536);
     }
 
     #[test]
@@ -199,7 +204,7 @@ mod tests {
         for at in 0..SETTINGS_BYTES {
             let mut bytes = encode_settings(65_536);
             bytes[at] ^= 1;
-            assert!(decode_settings(Path::new("x"), &bytes).is_err(), "byte {at}");
+            assert!(chunk_bytes_of("x", &bytes).is_err(), "byte {at}");
         }
     }
 }

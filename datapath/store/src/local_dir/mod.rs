@@ -6,6 +6,7 @@
 //!   DIR/images/NAME    the versions of an image
 //!   DIR/manifests/HASH immutable; a shared lock on it is a pin
 //!   DIR/objects/HASH   immutable
+//!   DIR/traces/HASH    the boot trace of the version with this manifest: advice, replaced as a whole
 //!   DIR/tmp/           being written; emptied when a writer opens the store
 //! ```
 //!
@@ -40,9 +41,9 @@ use crate::local_dir::layout::Layout;
 use crate::local_dir::publication::LocalPublication;
 use crate::name::ImageName;
 use crate::refs::{self, Image, Version};
-use crate::store::{MANIFEST_MAX_BYTES, Object, Pin, Publication, Removed, Store};
+use crate::store::{MANIFEST_MAX_BYTES, Object, Pin, Publication, Removed, Store, TRACE_MAX_BYTES};
 
-pub use crate::local_dir::layout::{CHUNK_BYTES_DEFAULT, CHUNK_BYTES_MAX, CHUNK_BYTES_MIN};
+pub use crate::local_dir::layout::{CHUNK_BYTES_DEFAULT, CHUNK_BYTES_MAX, CHUNK_BYTES_MIN, chunk_bytes_of};
 
 /// The largest file in `images/`: far more than [`refs::VERSIONS_MAX`] versions of a few objects need.
 const REFS_MAX_BYTES: u64 = 1 << 30;
@@ -250,11 +251,19 @@ impl Inner {
             }
         }
         let mut freed_bytes = 0u64;
-        for dir in [self.layout.manifests(), self.layout.objects()] {
+        for dir in [self.layout.manifests(), self.layout.objects(), self.layout.traces()] {
             let failed = |e| StoreError::from_os(format!("cannot clean up {}", dir.display()), e);
-            for entry in fs::read_dir(&dir).map_err(failed)? {
+            let entries = match fs::read_dir(&dir) {
+                // A store of an earlier release has no traces.
+                Err(e) if e.kind() == std::io::ErrorKind::NotFound && dir == self.layout.traces() => continue,
+                entries => entries.map_err(failed)?,
+            };
+            for entry in entries {
                 let entry = entry.map_err(failed)?;
-                let hash = entry.file_name().to_str().and_then(|name| name.parse::<Hash>().ok());
+                let name = entry.file_name();
+                // What an interrupted write of a trace left goes with the trace's version.
+                let stem = name.to_str().map(|name| name.split_once('.').map_or(name, |(stem, _)| stem));
+                let hash = stem.and_then(|stem| stem.parse::<Hash>().ok());
                 if hash.is_some_and(|hash| !needed.contains(&hash)) {
                     let len = entry.metadata().map(|m| m.len()).unwrap_or(0);
                     remove(&entry.path()).map_err(failed)?;
@@ -263,6 +272,35 @@ impl Inner {
             }
         }
         Ok(freed_bytes)
+    }
+
+    fn trace(&self, manifest: Hash) -> Result<Option<Vec<u8>>, StoreError> {
+        let path = self.layout.trace(manifest);
+        match read_small(&path, TRACE_MAX_BYTES) {
+            Ok(bytes) => Ok(Some(bytes)),
+            Err(e) if e.kind() == std::io::ErrorKind::NotFound => Ok(None),
+            Err(e) => Err(StoreError::from_os(format!("cannot read {}", path.display()), e)),
+        }
+    }
+
+    /// Needs no writer's lock: the temporary file has this process's number in its name, and lies beside
+    /// the trace, where no writer empties it while it is being renamed.
+    fn set_trace(&self, manifest: Hash, trace: Option<&[u8]>) -> Result<(), StoreError> {
+        let path = self.layout.trace(manifest);
+        let failed = |e| StoreError::from_os(format!("cannot write {}", path.display()), e);
+        let Some(trace) = trace else {
+            return match remove(&path) {
+                Err(e) if e.kind() != std::io::ErrorKind::NotFound => Err(failed(e)),
+                _ => Ok(()),
+            };
+        };
+        // Under this lock no removal of the version is under way that would leave the trace behind; what
+        // another process removes meanwhile leaves one, which the next writer's start removes.
+        let _pin = self.pin(manifest)?;
+        fs::create_dir_all(self.layout.traces()).map_err(failed)?;
+        let number = self.next_temporary.fetch_add(1, Ordering::Relaxed);
+        let part = format!("{}.{}-{number}.part", manifest, std::process::id());
+        replace_file(&self.layout.traces().join(part), &path, trace)
     }
 
     /// Called when a publication is over. `left_something` if an object without a version may be there.
@@ -408,6 +446,14 @@ impl Store for LocalDir {
         let file = File::open(&path).map_err(failed)?;
         let len_bytes = file.metadata().map_err(failed)?.len();
         Ok(Arc::new(LocalObject { id, path, file, len_bytes }))
+    }
+
+    fn trace(&self, manifest: Hash) -> Result<Option<Vec<u8>>, StoreError> {
+        self.inner.trace(manifest)
+    }
+
+    fn set_trace(&self, manifest: Hash, trace: Option<&[u8]>) -> Result<(), StoreError> {
+        self.inner.set_trace(manifest, trace)
     }
 
     fn pin(&self, manifest: Hash) -> Result<Pin, StoreError> {

@@ -45,8 +45,8 @@ impl Image {
         Ok(out)
     }
 
-    /// Reads the file's bytes. `name` is what the file is called.
-    pub(crate) fn decode(name: &ImageName, bytes: &[u8]) -> Result<Self, StoreError> {
+    /// Reads the bytes of the file in `images/`. `name` is what the file is called.
+    pub fn decode(name: &ImageName, bytes: &[u8]) -> Result<Self, StoreError> {
         let damaged = |why: &str| {
             StoreError::new(
                 StoreErrorKind::Damaged,

@@ -1,0 +1,462 @@
+//! One bucket: requests that end, with bounded retries, and errors that say what was tried on what.
+//!
+//! A request that fails in a way that may pass (no connection, no answer in time, a cut answer, a status of 500 and
+//! above, 429) is sent again, up to [`REQUEST_ATTEMPTS`](super::REQUEST_ATTEMPTS) times, with pauses that double from
+//! [`PAUSE`] up to [`PAUSE_MAX`]. What the server refuses (401, 403, 404, 412) is not.
+
+use std::future::Future;
+use std::sync::{Arc, OnceLock, mpsc};
+use std::time::Duration;
+
+use bytes::Bytes;
+use futures_util::StreamExt;
+use object_store::aws::{AmazonS3, AmazonS3Builder};
+use object_store::multipart::{MultipartStore, PartId};
+use object_store::path::Path;
+use object_store::{
+    ClientOptions, Error, GetOptions, GetRange, ObjectStore, ObjectStoreExt, PutMode, PutOptions, PutPayload,
+    RetryConfig, UpdateVersion,
+};
+use tokio::runtime::Runtime;
+
+use crate::error::{StoreError, StoreErrorKind};
+use crate::s3::failure::Failure;
+use crate::s3::{Keys, S3Options, S3Url};
+
+/// The pause before a request is sent a second time; it doubles with each time.
+const PAUSE: Duration = Duration::from_millis(100);
+/// The longest pause.
+const PAUSE_MAX: Duration = Duration::from_secs(2);
+/// Threads that wait for S3.
+const IO_THREADS: usize = 2;
+/// Keys that are removed at the same time.
+const REMOVALS: usize = 8;
+
+/// What is done to a key, and which permission that takes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Operation {
+    Read,
+    Write,
+    Remove,
+    List,
+}
+
+/// What became of a request that can fail in ways that callers deal with.
+#[derive(Debug)]
+pub(super) enum Refusal {
+    /// There is no such key.
+    Absent,
+    /// The key is not as the condition said.
+    Conflict,
+    /// Everything else.
+    Failed(StoreError),
+}
+
+impl From<StoreError> for Refusal {
+    fn from(error: StoreError) -> Self {
+        Self::Failed(error)
+    }
+}
+
+/// On which condition a key is written.
+#[derive(Clone, Debug)]
+pub(super) enum Condition {
+    /// Whatever is there.
+    Any,
+    /// Nothing is there.
+    Absent,
+    /// What is there has this tag.
+    Tag(String),
+}
+
+/// A key in a listing.
+#[derive(Clone, Debug)]
+pub(super) struct Entry {
+    /// Without the prefix that was listed.
+    pub(super) name: String,
+    pub(super) len_bytes: u64,
+    /// When the server took it, in seconds since 1970 on the server's clock.
+    pub(super) at_s: i64,
+}
+
+/// A bucket, and the prefix of all keys in it.
+#[derive(Clone)]
+pub(super) struct Bucket {
+    s3: AmazonS3,
+    url: Arc<S3Url>,
+    timeout: Duration,
+    attempts: u32,
+    runtime: &'static Runtime,
+}
+
+impl std::fmt::Debug for Bucket {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Bucket({})", self.url)
+    }
+}
+
+impl Bucket {
+    pub(super) fn new(url: &S3Url, options: &S3Options) -> Result<Self, StoreError> {
+        let failed =
+            |e: Error| StoreError::new(StoreErrorKind::Invalid, format!("cannot use the store {url}: {e}"));
+        let mut builder = match &options.keys {
+            Keys::Environment => AmazonS3Builder::from_env(),
+            Keys::Given { id, secret } => {
+                AmazonS3Builder::new().with_access_key_id(id).with_secret_access_key(secret)
+            }
+        };
+        builder = builder
+            .with_bucket_name(&url.bucket)
+            .with_virtual_hosted_style_request(url.virtual_hosted)
+            // Attempts are counted here, for all requests alike, bodies of answers included.
+            .with_retry(RetryConfig { max_retries: 0, ..RetryConfig::default() })
+            .with_client_options(
+                ClientOptions::new()
+                    .with_timeout_disabled()
+                    .with_connect_timeout(url.timeout.min(options.connect_timeout))
+                    .with_allow_http(url.endpoint.as_ref().is_some_and(|e| e.starts_with("http://"))),
+            );
+        if let Some(endpoint) = &url.endpoint {
+            builder = builder.with_endpoint(endpoint);
+        }
+        if let Some(region) = &url.region {
+            builder = builder.with_region(region);
+        }
+        Ok(Self {
+            s3: builder.build().map_err(failed)?,
+            url: Arc::new(url.clone()),
+            timeout: options.timeout.unwrap_or(url.timeout),
+            attempts: options.attempts.max(1),
+            runtime: io_threads()?,
+        })
+    }
+
+    pub(super) fn url(&self) -> &S3Url {
+        &self.url
+    }
+
+    /// A key as people find it again.
+    pub(super) fn shown(&self, key: &str) -> String {
+        let slash = if self.url.prefix.is_empty() { "" } else { "/" };
+        format!("s3://{}/{}{slash}{key}", self.url.bucket, self.url.prefix)
+    }
+
+    fn path(&self, key: &str) -> Path {
+        if self.url.prefix.is_empty() {
+            Path::from(key)
+        } else {
+            Path::from(format!("{}/{key}", self.url.prefix))
+        }
+    }
+
+    /// Runs something on the threads that wait for S3, and waits for it. Works on every thread, also on those of
+    /// another runtime.
+    pub(super) fn wait<T: Send + 'static>(
+        &self,
+        work: impl Future<Output = T> + Send + 'static,
+    ) -> Result<T, StoreError> {
+        let (done, outcome) = mpsc::sync_channel(1);
+        self.runtime.spawn(async move {
+            let outcome = work.await;
+            // Nobody waits any more where the caller's thread is gone.
+            let _ = done.send(outcome);
+        });
+        outcome.recv().map_err(|_| {
+            StoreError::new(StoreErrorKind::Io, format!("a request to {} was given up", self.url))
+        })
+    }
+
+    /// Starts something that goes on by itself.
+    pub(super) fn spawn(&self, work: impl Future<Output = ()> + Send + 'static) -> tokio::task::AbortHandle {
+        self.runtime.spawn(work).abort_handle()
+    }
+
+    /// Sends a request until it succeeds, is refused, or has been sent often enough. Returns also how often an
+    /// attempt may have reached the server without an answer coming back.
+    async fn attempt<T, F>(
+        self,
+        operation: Operation,
+        key: String,
+        call: impl Fn(AmazonS3, Path) -> F + Send,
+    ) -> Result<(T, u32), (Refusal, u32)>
+    where
+        T: Send,
+        F: Future<Output = Result<T, Error>> + Send,
+    {
+        let path = self.path(&key);
+        let mut pause = PAUSE;
+        let mut unanswered = 0;
+        for attempt in 1.. {
+            let outcome = tokio::time::timeout(self.timeout, call(self.s3.clone(), path.clone())).await;
+            let failure = match outcome {
+                Ok(Ok(value)) => return Ok((value, unanswered)),
+                Ok(Err(e)) => Failure::of(&e),
+                Err(_) => Failure::timed_out(self.timeout),
+            };
+            match failure {
+                Failure::Absent => return Err((Refusal::Absent, unanswered)),
+                Failure::Conflict => return Err((Refusal::Conflict, unanswered)),
+                _ => {}
+            }
+            if attempt >= self.attempts || !failure.may_pass() {
+                let error = failure.describe(operation, &self.shown(&key), &self.url, attempt);
+                return Err((Refusal::Failed(error), unanswered));
+            }
+            unanswered += 1;
+            tracing::debug!(key = self.shown(&key), attempt, ?operation, %failure, "S3 is asked again");
+            tokio::time::sleep(pause).await;
+            pause = pause.saturating_mul(2).min(PAUSE_MAX);
+        }
+        let never = StoreError::new(StoreErrorKind::Io, "no attempt was made");
+        Err((Refusal::Failed(never), unanswered))
+    }
+
+    /// An error where "there is no such key" is not an answer.
+    fn must(&self, operation: Operation, key: &str, refusal: Refusal) -> StoreError {
+        match refusal {
+            Refusal::Failed(error) => error,
+            Refusal::Absent => Failure::Absent.describe(operation, &self.shown(key), &self.url, 1),
+            Refusal::Conflict => Failure::Conflict.describe(operation, &self.shown(key), &self.url, 1),
+        }
+    }
+
+    /// A whole object and its tag; `None` if there is none.
+    pub(super) fn get(&self, key: &str, max_bytes: u64) -> Result<Option<(Bytes, String)>, StoreError> {
+        let too_large = Arc::new(std::sync::atomic::AtomicBool::new(false));
+        let noticed = Arc::clone(&too_large);
+        let work = self.clone().attempt(Operation::Read, key.to_owned(), move |s3, path| {
+            let noticed = Arc::clone(&noticed);
+            async move {
+                let found = s3.get(&path).await?;
+                let tag = found.meta.e_tag.clone().unwrap_or_default();
+                let len_bytes = found.meta.size;
+                if len_bytes > max_bytes {
+                    noticed.store(true, std::sync::atomic::Ordering::Relaxed);
+                    return Ok((Bytes::new(), tag));
+                }
+                let bytes = found.bytes().await?;
+                match u64::try_from(bytes.len()) {
+                    Ok(len) if len == len_bytes => Ok((bytes, tag)),
+                    _ => Err(cut_short(len_bytes)),
+                }
+            }
+        });
+        let outcome = self.wait(work)?;
+        if too_large.load(std::sync::atomic::Ordering::Relaxed) {
+            return Err(StoreError::new(
+                StoreErrorKind::Damaged,
+                format!("{} is larger than {max_bytes} bytes", self.shown(key)),
+            ));
+        }
+        match outcome {
+            Ok((found, _)) => Ok(Some(found)),
+            Err((Refusal::Absent, _)) => Ok(None),
+            Err((refusal, _)) => Err(self.must(Operation::Read, key, refusal)),
+        }
+    }
+
+    /// A part of an object, of exactly this length.
+    pub(super) fn get_range(&self, key: &str, offset: u64, len: usize) -> Result<Bytes, StoreError> {
+        let end = u64::try_from(len).ok().and_then(|len| offset.checked_add(len));
+        let end = end.ok_or_else(|| self.must(Operation::Read, key, Refusal::Conflict))?;
+        let work = self.clone().attempt(Operation::Read, key.to_owned(), move |s3, path| async move {
+            let range = Some(GetRange::Bounded(offset..end));
+            let found = s3.get_opts(&path, GetOptions { range, ..GetOptions::default() }).await?;
+            let bytes = found.bytes().await?;
+            if bytes.len() == len { Ok(bytes) } else { Err(cut_short(end - offset)) }
+        });
+        let outcome = self.wait(work)?;
+        outcome.map(|(bytes, _)| bytes).map_err(|(refusal, _)| self.must(Operation::Read, key, refusal))
+    }
+
+    /// Length and time of an object; `None` if there is none.
+    pub(super) fn head(&self, key: &str) -> Result<Option<(u64, i64)>, StoreError> {
+        let work = self.clone().attempt(Operation::Read, key.to_owned(), |s3, path| async move {
+            let meta = s3.head(&path).await?;
+            Ok((meta.size, meta.last_modified.timestamp()))
+        });
+        match self.wait(work)? {
+            Ok((meta, _)) => Ok(Some(meta)),
+            Err((Refusal::Absent, _)) => Ok(None),
+            Err((refusal, _)) => Err(self.must(Operation::Read, key, refusal)),
+        }
+    }
+
+    /// Writes a key and returns its new tag.
+    pub(super) fn put(&self, key: &str, bytes: &Bytes, condition: &Condition) -> Result<String, Refusal> {
+        let work = self.clone().put_later(key.to_owned(), bytes.clone(), condition.clone());
+        let (refusal, unanswered) = match self.wait(work)? {
+            Ok((tag, _)) => return Ok(tag),
+            Err(refused) => refused,
+        };
+        // An attempt that got no answer may have been the one that wrote it.
+        if unanswered > 0
+            && matches!(refusal, Refusal::Conflict)
+            && let Some((there, tag)) = self.get(key, u64::MAX)?
+            && there == *bytes
+        {
+            return Ok(tag);
+        }
+        Err(refusal)
+    }
+
+    async fn put_later(
+        self,
+        key: String,
+        bytes: Bytes,
+        condition: Condition,
+    ) -> Result<(String, u32), (Refusal, u32)> {
+        self.attempt(Operation::Write, key, move |s3, path| {
+            let payload = PutPayload::from_bytes(bytes.clone());
+            let mode = match &condition {
+                Condition::Any => PutMode::Overwrite,
+                Condition::Absent => PutMode::Create,
+                Condition::Tag(tag) => {
+                    PutMode::Update(UpdateVersion { e_tag: Some(tag.clone()), version: None })
+                }
+            };
+            async move {
+                let options = PutOptions { mode, ..PutOptions::default() };
+                let written = s3.put_opts(&path, payload, options).await?;
+                Ok(written.e_tag.unwrap_or_default())
+            }
+        })
+        .await
+    }
+
+    /// Writes a key, whatever is there, without waiting for it to begin: for those who run on the threads that
+    /// wait for S3.
+    pub(super) async fn renew(self, key: String, bytes: Bytes, condition: Condition) -> Result<String, Refusal> {
+        self.put_later(key, bytes, condition).await.map(|(tag, _)| tag).map_err(|(refusal, _)| refusal)
+    }
+
+    /// Removes a key. One that is not there is no error.
+    pub(super) fn remove(&self, key: &str) -> Result<(), StoreError> {
+        self.remove_all(vec![key.to_owned()])
+    }
+
+    /// Removes keys, several at a time.
+    pub(super) fn remove_all(&self, keys: Vec<String>) -> Result<(), StoreError> {
+        let bucket = self.clone();
+        let first_failure = self.wait(async move {
+            let removals = futures_util::stream::iter(keys.into_iter().map(|key| {
+                let bucket = bucket.clone();
+                async move {
+                    let removed =
+                        bucket.clone().attempt(Operation::Remove, key.clone(), |s3, path| async move {
+                            s3.delete(&path).await
+                        });
+                    match removed.await {
+                        Ok(_) | Err((Refusal::Absent, _)) => None,
+                        Err((refusal, _)) => Some(bucket.must(Operation::Remove, &key, refusal)),
+                    }
+                }
+            }));
+            removals.buffer_unordered(REMOVALS).collect::<Vec<_>>().await.into_iter().flatten().next()
+        })?;
+        first_failure.map_or(Ok(()), Err)
+    }
+
+    /// All keys below `folder`, which is without slashes at its ends.
+    pub(super) fn list(&self, folder: &str) -> Result<Vec<Entry>, StoreError> {
+        let below = if folder.is_empty() { self.url.prefix.clone() } else { self.path(folder).to_string() };
+        let strip = if below.is_empty() { String::new() } else { format!("{below}/") };
+        let work = self.clone().attempt(Operation::List, folder.to_owned(), move |s3, _| {
+            let below = (!below.is_empty()).then(|| Path::from(below.as_str()));
+            async move {
+                let mut found = Vec::new();
+                let mut listing = s3.list(below.as_ref());
+                while let Some(meta) = listing.next().await {
+                    found.push(meta?);
+                }
+                Ok(found)
+            }
+        });
+        let outcome = self.wait(work)?;
+        let (found, _) = outcome.map_err(|(refusal, _)| self.must(Operation::List, folder, refusal))?;
+        let entry = |meta: object_store::ObjectMeta| {
+            let name = meta.location.as_ref().strip_prefix(&strip)?.to_owned();
+            Some(Entry { name, len_bytes: meta.size, at_s: meta.last_modified.timestamp() })
+        };
+        Ok(found.into_iter().filter_map(entry).collect())
+    }
+
+    /// Starts a key that is sent in parts; it appears when it is complete.
+    pub(super) fn begin_parts(&self, key: &str) -> Result<String, StoreError> {
+        let work = self.clone().attempt(Operation::Write, key.to_owned(), |s3, path| async move {
+            s3.create_multipart(&path).await
+        });
+        let outcome = self.wait(work)?;
+        outcome.map(|(id, _)| id).map_err(|(refusal, _)| self.must(Operation::Write, key, refusal))
+    }
+
+    /// Sends some parts at the same time: their numbers from 0, and their bytes.
+    pub(super) fn put_parts(
+        &self,
+        key: &str,
+        upload: &str,
+        parts: Vec<(usize, Bytes)>,
+    ) -> Result<Vec<(usize, String)>, Refusal> {
+        let (bucket, key, upload) = (self.clone(), key.to_owned(), upload.to_owned());
+        let outcome = self.wait(async move {
+            let sending = parts.into_iter().map(|(number, bytes)| {
+                let (upload, bytes) = (upload.clone(), bytes);
+                let sent = bucket.clone().attempt(Operation::Write, key.clone(), move |s3, path| {
+                    let (upload, payload) = (upload.clone(), PutPayload::from_bytes(bytes.clone()));
+                    async move { s3.put_part(&path, &upload, number, payload).await }
+                });
+                async move { sent.await.map(|(part, _)| (number, part.content_id)) }
+            });
+            futures_util::future::join_all(sending).await
+        })?;
+        outcome.into_iter().map(|sent| sent.map_err(|(refusal, _)| refusal)).collect()
+    }
+
+    /// Puts the parts together, in the order of their numbers.
+    pub(super) fn complete_parts(&self, key: &str, upload: &str, parts: &[String]) -> Result<(), Refusal> {
+        let parts: Vec<PartId> =
+            parts.iter().map(|content_id| PartId { content_id: content_id.clone() }).collect();
+        let upload = upload.to_owned();
+        let work = self.clone().attempt(Operation::Write, key.to_owned(), move |s3, path| {
+            let (upload, parts) = (upload.clone(), parts.clone());
+            async move { s3.complete_multipart(&path, &upload, parts).await }
+        });
+        match self.wait(work)? {
+            Ok(_) => Ok(()),
+            // Complete already: an earlier attempt did it, and its answer was lost.
+            Err((Refusal::Absent, unanswered)) if unanswered > 0 && self.head(key)?.is_some() => Ok(()),
+            Err((refusal, _)) => Err(refusal),
+        }
+    }
+
+    /// Forgets parts that were sent. What the server does not know is no error.
+    pub(super) fn abort_parts(&self, key: &str, upload: &str) -> Result<(), StoreError> {
+        let upload = upload.to_owned();
+        let work = self.clone().attempt(Operation::Remove, key.to_owned(), move |s3, path| {
+            let upload = upload.clone();
+            async move { s3.abort_multipart(&path, &upload).await }
+        });
+        match self.wait(work)? {
+            Ok(_) | Err((Refusal::Absent, _)) => Ok(()),
+            Err((refusal, _)) => Err(self.must(Operation::Remove, key, refusal)),
+        }
+    }
+}
+
+fn cut_short(len_bytes: u64) -> Error {
+    Error::Generic {
+        store: "S3",
+        source: format!("the answer ended before its {len_bytes} bytes were there").into(),
+    }
+}
+
+/// The threads that wait for S3, shared by all stores of the process.
+fn io_threads() -> Result<&'static Runtime, StoreError> {
+    static THREADS: OnceLock<Result<Runtime, String>> = OnceLock::new();
+    let made = THREADS.get_or_init(|| {
+        let mut builder = tokio::runtime::Builder::new_multi_thread();
+        builder.worker_threads(IO_THREADS).thread_name("hw-s3").enable_all();
+        builder.build().map_err(|e| e.to_string())
+    });
+    made.as_ref().map_err(|e| StoreError::new(StoreErrorKind::Io, format!("cannot start threads for S3: {e}")))
+}

@@ -1,0 +1,188 @@
+//! Why a request to S3 failed, and what to do about it.
+
+use std::time::Duration;
+
+use object_store::Error;
+
+use crate::error::{StoreError, StoreErrorKind};
+use crate::s3::S3Url;
+use crate::s3::bucket::Operation;
+
+/// The longest piece of a server's own words in a message, in bytes.
+const QUOTED_MAX_BYTES: usize = 200;
+
+/// Why one attempt failed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Failure {
+    /// No such key.
+    Absent,
+    /// A condition was not met.
+    Conflict,
+    /// No such bucket.
+    NoBucket,
+    /// No permission, or no sound key: what the server said.
+    Denied(String),
+    /// An answer with another status: the status, and what the server said.
+    Status(u16, String),
+    /// No connection, no answer, half an answer: what happened.
+    Broken(String),
+}
+
+impl std::fmt::Display for Failure {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Absent => f.write_str("it does not exist"),
+            Self::Conflict => f.write_str("somebody else changed it at the same time"),
+            Self::NoBucket => f.write_str("there is no such bucket"),
+            Self::Denied(said) => write!(f, "the server refuses it ({said})"),
+            Self::Status(status, said) => write!(f, "the server answered {status} ({said})"),
+            Self::Broken(what) => f.write_str(what),
+        }
+    }
+}
+
+impl Failure {
+    pub(super) fn timed_out(after: Duration) -> Self {
+        Self::Broken(format!("the server did not answer in full within {:.1} s", after.as_secs_f64()))
+    }
+
+    pub(super) fn of(error: &Error) -> Self {
+        let told = innermost(error);
+        match error {
+            Error::NotFound { .. } if told.contains("NoSuchBucket") => Self::NoBucket,
+            Error::NotFound { .. } => Self::Absent,
+            Error::AlreadyExists { .. } | Error::Precondition { .. } => Self::Conflict,
+            Error::PermissionDenied { .. } | Error::Unauthenticated { .. } => Self::Denied(said(&told)),
+            _ => match status(&told) {
+                // A second writer came at the same moment: S3 asks to look again, which a conflict makes callers do.
+                Some(409) => Self::Conflict,
+                Some(status) => Self::Status(status, said(&told)),
+                None => Self::Broken(shorten(&told)),
+            },
+        }
+    }
+
+    /// Whether the same request may succeed a moment later.
+    pub(super) fn may_pass(&self) -> bool {
+        match self {
+            Self::Absent | Self::Conflict | Self::NoBucket | Self::Denied(_) => false,
+            Self::Status(status, _) => *status >= 500 || *status == 429 || *status == 408,
+            Self::Broken(_) => true,
+        }
+    }
+
+    pub(super) fn describe(
+        &self,
+        operation: Operation,
+        shown: &str,
+        url: &S3Url,
+        attempts: u32,
+    ) -> StoreError {
+        let server = url.endpoint.as_deref().unwrap_or("Amazon S3");
+        let (verb, permission) = match operation {
+            Operation::Read => ("read", "s3:GetObject"),
+            Operation::Write => ("write", "s3:PutObject"),
+            Operation::Remove => ("remove", "s3:DeleteObject"),
+            Operation::List => ("list", "s3:ListBucket"),
+        };
+        let times = if attempts > 1 { format!(", {attempts} times") } else { String::new() };
+        let bucket = &url.bucket;
+        let advice = match self {
+            Self::Absent => String::new(),
+            Self::Conflict => ". Try again".to_owned(),
+            Self::NoBucket => format!(". Make the bucket '{bucket}' first, or correct its name or the region"),
+            Self::Denied(_) => format!(
+                ". Check AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, and that this key may {permission} in the \
+                 bucket '{bucket}'"
+            ),
+            Self::Status(status, _) if *status >= 500 || *status == 429 => {
+                ". The server has trouble: try again later".to_owned()
+            }
+            Self::Status(..) => format!(". Check the endpoint and the region of {url}"),
+            Self::Broken(_) => format!(". Check that {server} is up and can be reached from here"),
+        };
+        let kind = match self {
+            Self::Absent | Self::NoBucket => StoreErrorKind::NotFound,
+            Self::Conflict => StoreErrorKind::Locked,
+            Self::Status(507, _) => StoreErrorKind::NoSpace,
+            Self::Status(_, said) if said.contains("Quota") || said.contains("StorageFull") => {
+                StoreErrorKind::NoSpace
+            }
+            _ => StoreErrorKind::Io,
+        };
+        StoreError::new(kind, format!("cannot {verb} {shown} at {server}{times}: {self}{advice}"))
+    }
+}
+
+/// The last words of the chain of causes: those nearest to the network.
+fn innermost(error: &Error) -> String {
+    let mut told = error.to_string();
+    let mut source = std::error::Error::source(error);
+    while let Some(cause) = source {
+        let text = cause.to_string();
+        // Of an answer with a body the body says more than what is below it.
+        if !told.contains("status code") || text.contains("status code") {
+            told = text;
+        }
+        source = cause.source();
+    }
+    told
+}
+
+fn status(told: &str) -> Option<u16> {
+    let (_, after) = told.split_once("status code: ")?;
+    after.get(..3)?.parse().ok()
+}
+
+/// What the server said, from the XML of its answer: its code and its message.
+fn said(told: &str) -> String {
+    let tag = |name: &str| {
+        let (_, after) = told.split_once(&format!("<{name}>"))?;
+        after.split_once(&format!("</{name}>")).map(|(text, _)| text.to_owned())
+    };
+    match (tag("Code"), tag("Message")) {
+        (Some(code), Some(message)) if !message.is_empty() => shorten(&format!("{code}: {message}")),
+        (Some(code), _) => shorten(&code),
+        _ => shorten(told.split_once("status code: ").map_or(told, |(_, after)| after)),
+    }
+}
+
+fn shorten(text: &str) -> String {
+    let line: String = text.chars().map(|c| if c.is_control() { ' ' } else { c }).collect();
+    let line = line.trim().trim_end_matches(':');
+    let mut end = line.len().min(QUOTED_MAX_BYTES);
+    while !line.is_char_boundary(end) {
+        end -= 1;
+    }
+    line.get(..end).unwrap_or_default().to_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn answers_are_told_by_their_code_and_message() {
+        let xml = "Server returned non-2xx status code: 403 Forbidden: <?xml?><Error><Code>AccessDenied</Code>\
+                   <Message>no\nway</Message></Error>";
+        assert_eq!(status(xml), Some(403));
+        assert_eq!(said(xml), "AccessDenied: no way");
+        assert_eq!(said("status code: 500 Internal Server Error: "), "500 Internal Server Error");
+        assert_eq!(shorten(&"x".repeat(500)).len(), QUOTED_MAX_BYTES);
+    }
+
+    #[test]
+    fn messages_name_key_server_and_remedy() {
+        let url: S3Url = "s3://images/a?endpoint=http://h:1".parse().unwrap();
+        let told = |failure: &Failure| failure.describe(Operation::Write, "s3://images/a/store", &url, 2);
+        let denied = told(&Failure::Denied("AccessDenied".into()));
+        assert_eq!(
+            denied.to_string(),
+            "cannot write s3://images/a/store at http://h:1, 2 times: the server refuses it (AccessDenied). Check \
+             AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, and that this key may s3:PutObject in the bucket 'images'"
+        );
+        assert_eq!(told(&Failure::NoBucket).kind(), StoreErrorKind::NotFound);
+        assert_eq!(told(&Failure::Status(507, String::new())).kind(), StoreErrorKind::NoSpace);
+        assert!(!Failure::Status(400, String::new()).may_pass() && Failure::Status(503, String::new()).may_pass());
+    }
+}

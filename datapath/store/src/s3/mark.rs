@@ -1,0 +1,277 @@
+//! Marks: small keys that say who uses what, renewed while they are held.
+//!
+//! ```text
+//!   locks/writer-OWNER-N   a publication is under way: nothing may be reclaimed
+//!   locks/exclusive        somebody removes versions or reclaims: no publication or pin may begin
+//!   locks/sweep            there may be something to reclaim; not held by anybody
+//!   pins/HASH/OWNER-N      the version with this manifest is in use
+//! ```
+//!
+//! # Why nothing in use is removed
+//! S3 shows every write to every later read. Who starts to publish or to pin writes a mark first and looks for
+//! `locks/exclusive` then; who removes takes `locks/exclusive` first and looks for marks then. So at least one of two
+//! that start at the same time sees the other, and gives way.
+//!
+//! # When a holder dies
+//! A mark that was not renewed for [`STALE_AFTER`] by the server's own clock (the time that the server gives a key
+//! that was just written, against the time it gave the mark) counts for nothing, and is removed. A holder that was
+//! only asleep finds its mark gone: a publication then fails before it commits, a pin is set again. Clocks of
+//! hosts do not matter.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use parking_lot::Mutex;
+use tokio::task::AbortHandle;
+
+use crate::error::{StoreError, StoreErrorKind};
+use crate::s3::bucket::{Bucket, Condition, Entry, Refusal};
+
+/// How long a mark counts that is not renewed.
+pub const STALE_AFTER: Duration = Duration::from_secs(600);
+/// Renewals in that time.
+const RENEWALS: u32 = 10;
+/// How long an operation waits for another that removes.
+pub(super) const EXCLUSIVE_WAIT: Duration = Duration::from_secs(30);
+/// The pause between two looks.
+const LOOK_EVERY: Duration = Duration::from_millis(200);
+
+pub(super) const EXCLUSIVE: &str = "locks/exclusive";
+pub(super) const SWEEP_WANTED: &str = "locks/sweep";
+pub(super) const LOCKS: &str = "locks";
+pub(super) const WRITER_PREFIX: &str = "writer-";
+const MARK_MAX_BYTES: u64 = 4096;
+
+/// Whether a holder that lost its mark may set it again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Renewal {
+    /// No: somebody may have acted on its absence.
+    OnlyMine,
+    /// Yes.
+    Always,
+}
+
+/// Makes marks for one opened store.
+#[derive(Clone, Debug)]
+pub(super) struct Marks {
+    bucket: Bucket,
+    owner: String,
+    stale_after: Duration,
+    next: Arc<AtomicU64>,
+}
+
+impl Marks {
+    pub(super) fn new(bucket: Bucket, owner: &str, stale_after: Duration) -> Self {
+        let sound = |c: char| if c.is_ascii_alphanumeric() || matches!(c, '.' | '-') { c } else { '-' };
+        let owner = owner.chars().map(sound).take(128).collect();
+        Self { bucket, owner, stale_after, next: Arc::new(AtomicU64::new(1)) }
+    }
+
+    /// A name that nobody else uses.
+    pub(super) fn unique(&self) -> String {
+        format!("{}-{}", self.owner, self.next.fetch_add(1, Ordering::Relaxed))
+    }
+
+    /// Sets a mark, and then waits until nobody removes.
+    pub(super) fn shared(&self, key: &str, renewal: Renewal) -> Result<Mark, StoreError> {
+        let until = Instant::now() + EXCLUSIVE_WAIT;
+        loop {
+            let mark = self.set(key, renewal)?;
+            let Some((_, at_s)) = self.bucket.head(EXCLUSIVE)? else { return Ok(mark) };
+            if self.is_stale(at_s)? {
+                return Ok(mark);
+            }
+            // Not held while waiting, or who removes would wait for us in turn.
+            drop(mark);
+            if Instant::now() >= until {
+                return Err(self.busy());
+            }
+            std::thread::sleep(LOOK_EVERY);
+        }
+    }
+
+    fn set(&self, key: &str, renewal: Renewal) -> Result<Mark, StoreError> {
+        let content = self.content();
+        match self.bucket.put(key, &content, &Condition::Any) {
+            Ok(tag) => Ok(Mark::keep(self, key, content, tag, renewal)),
+            Err(Refusal::Failed(e)) => Err(e),
+            Err(_) => Err(self.busy()),
+        }
+    }
+
+    fn content(&self) -> Bytes {
+        Bytes::from(format!("{}\n", self.unique()))
+    }
+
+    /// Takes the right to remove, which one at a time has. Waits for it as long as that is said.
+    pub(super) fn exclusive(&self, wait: Duration) -> Result<Option<Mark>, StoreError> {
+        let until = Instant::now() + wait;
+        let content = self.content();
+        loop {
+            let mut condition = Condition::Absent;
+            if let Some((_, tag)) = self.bucket.get(EXCLUSIVE, MARK_MAX_BYTES)? {
+                match self.bucket.head(EXCLUSIVE)? {
+                    Some((_, at_s)) if self.is_stale(at_s)? => condition = Condition::Tag(tag),
+                    Some(_) if Instant::now() >= until => return Ok(None),
+                    Some(_) => {
+                        std::thread::sleep(LOOK_EVERY);
+                        continue;
+                    }
+                    None => continue,
+                }
+            }
+            match self.bucket.put(EXCLUSIVE, &content, &condition) {
+                Ok(tag) => return Ok(Some(Mark::keep(self, EXCLUSIVE, content, tag, Renewal::OnlyMine))),
+                Err(Refusal::Failed(e)) => return Err(e),
+                Err(_) if Instant::now() >= until => return Ok(None),
+                Err(_) => std::thread::sleep(LOOK_EVERY),
+            }
+        }
+    }
+
+    /// The error where the right to remove is not to be had.
+    pub(super) fn busy(&self) -> StoreError {
+        let holder = self.bucket.get(EXCLUSIVE, MARK_MAX_BYTES).ok().flatten();
+        let holder = holder.map(|(bytes, _)| String::from_utf8_lossy(&bytes).trim().to_owned());
+        let holder = holder.filter(|holder| !holder.is_empty()).unwrap_or_else(|| "another process".to_owned());
+        StoreError::new(
+            StoreErrorKind::Locked,
+            format!(
+                "the store {} is being cleaned up by {holder}: try again when that is done; the lock of one that \
+                 died ({}) lapses {} s after its last sign of life",
+                self.bucket.url(),
+                self.bucket.shown(EXCLUSIVE),
+                self.stale_after.as_secs()
+            ),
+        )
+    }
+
+    /// Whether a mark of this age counts for nothing.
+    pub(super) fn is_stale(&self, at_s: i64) -> Result<bool, StoreError> {
+        Ok(self.age_s(self.server_time_s()?, at_s) > self.stale_after.as_secs())
+    }
+
+    fn age_s(&self, now_s: i64, at_s: i64) -> u64 {
+        u64::try_from(now_s.saturating_sub(at_s)).unwrap_or(0)
+    }
+
+    fn server_time_s(&self) -> Result<i64, StoreError> {
+        let key = format!("{LOCKS}/clock-{}", self.unique());
+        let told = match self.bucket.put(&key, &Bytes::from_static(b"what time is it\n"), &Condition::Any) {
+            Ok(_) => self.bucket.head(&key)?.map(|(_, at_s)| at_s),
+            Err(Refusal::Failed(e)) => return Err(e),
+            Err(_) => None,
+        };
+        self.bucket.remove(&key)?;
+        // Without an answer nothing is stale.
+        Ok(told.unwrap_or(i64::MIN))
+    }
+
+    /// Marks below `folder` that count, and those that do not and can be removed.
+    pub(super) fn live_and_stale(
+        &self,
+        folder: &str,
+        prefix: &str,
+    ) -> Result<(Vec<Entry>, Vec<Entry>), StoreError> {
+        let found = self.bucket.list(folder)?;
+        let marks: Vec<Entry> = found.into_iter().filter(|entry| entry.name.starts_with(prefix)).collect();
+        if marks.is_empty() {
+            return Ok((marks, Vec::new()));
+        }
+        let now_s = self.server_time_s()?;
+        let limit_s = self.stale_after.as_secs();
+        Ok(marks.into_iter().partition(|mark| self.age_s(now_s, mark.at_s) <= limit_s))
+    }
+}
+
+/// A mark that is held. Dropping it removes it.
+pub(super) struct Mark {
+    bucket: Bucket,
+    key: String,
+    content: Bytes,
+    tag: Arc<Mutex<String>>,
+    lost: Arc<AtomicBool>,
+    renewing: AbortHandle,
+}
+
+impl Mark {
+    fn keep(marks: &Marks, key: &str, content: Bytes, tag: String, renewal: Renewal) -> Self {
+        let (tag, lost) = (Arc::new(Mutex::new(tag)), Arc::new(AtomicBool::new(false)));
+        let bucket = marks.bucket.clone();
+        let every = marks.stale_after / RENEWALS;
+        let renewing = bucket.spawn(keep_renewing(
+            bucket.clone(),
+            (key.to_owned(), content.clone()),
+            Arc::clone(&tag),
+            Arc::clone(&lost),
+            (every, renewal),
+        ));
+        Self { bucket, key: key.to_owned(), content, tag, lost, renewing }
+    }
+
+    /// Makes sure that the mark was there all the time, right now.
+    pub(super) fn confirm(&self) -> Result<(), StoreError> {
+        let gone = || {
+            StoreError::new(
+                StoreErrorKind::Locked,
+                format!(
+                    "this process did not reach {} for so long that others took it for dead and may have removed \
+                     what it wrote: try again",
+                    self.bucket.url()
+                ),
+            )
+        };
+        if self.lost.load(Ordering::Acquire) {
+            return Err(gone());
+        }
+        let mut tag = self.tag.lock();
+        match self.bucket.put(&self.key, &self.content, &Condition::Tag(tag.clone())) {
+            Ok(new) => {
+                *tag = new;
+                Ok(())
+            }
+            Err(Refusal::Failed(e)) => Err(e),
+            Err(_) => Err(gone()),
+        }
+    }
+}
+
+async fn keep_renewing(
+    bucket: Bucket,
+    mark: (String, Bytes),
+    tag: Arc<Mutex<String>>,
+    lost: Arc<AtomicBool>,
+    how: (Duration, Renewal),
+) {
+    let ((key, content), (every, renewal)) = (mark, how);
+    loop {
+        tokio::time::sleep(every).await;
+        let condition = match renewal {
+            Renewal::OnlyMine => Condition::Tag(tag.lock().clone()),
+            Renewal::Always => Condition::Any,
+        };
+        match bucket.clone().renew(key.clone(), content.clone(), condition).await {
+            Ok(new) => *tag.lock() = new,
+            Err(Refusal::Failed(e)) => tracing::warn!(error = %e, "a mark in S3 is not renewed now"),
+            Err(_) => {
+                lost.store(true, Ordering::Release);
+                tracing::warn!(key = bucket.shown(&key), "a mark was removed by somebody who took us for dead");
+                return;
+            }
+        }
+    }
+}
+
+impl Drop for Mark {
+    fn drop(&mut self) {
+        self.renewing.abort();
+        if self.lost.load(Ordering::Acquire) {
+            return;
+        }
+        if let Err(e) = self.bucket.remove(&self.key) {
+            tracing::warn!(error = %e, "a mark is left in S3, and lapses by itself");
+        }
+    }
+}

@@ -1,0 +1,169 @@
+//! Sending an object to S3: at once when it is small, otherwise in parts, several at a time.
+//!
+//! The parts of an object that is copied from another store are written down in `tmp/HASH.upload`, so that a copy
+//! that was interrupted goes on where it was, from whatever host.
+
+use bytes::Bytes;
+
+use crate::error::{StoreError, StoreErrorKind};
+use crate::s3::bucket::{Bucket, Condition, Refusal};
+
+/// Larger objects are sent in parts of this size, or of larger ones where there would be too many.
+pub(super) const PART_BYTES: u64 = 16 << 20;
+/// The most parts that S3 allows is 10,000.
+const PARTS_MAX: u64 = 9_000;
+/// Parts that are sent at the same time; each is in memory meanwhile.
+const PARTS_AT_ONCE: usize = 4;
+const STATE_MAX_BYTES: u64 = 4 << 20;
+
+/// What is sent: where to, how much, and from where.
+pub(super) struct Sending<'a> {
+    pub(super) key: &'a str,
+    pub(super) len_bytes: u64,
+    /// Where the state of an interrupted sending is kept, for one that can go on.
+    pub(super) state_key: Option<String>,
+    /// Called for all bytes, in order, also for those that an earlier sending sent.
+    pub(super) read: &'a mut dyn FnMut(u64, &mut [u8]) -> Result<(), StoreError>,
+    /// Called when this many bytes more are there.
+    pub(super) sent: &'a mut dyn FnMut(u64) -> Result<(), StoreError>,
+    /// Called before the object appears: its last chance to be refused.
+    pub(super) check: &'a mut dyn FnMut() -> Result<(), StoreError>,
+}
+
+/// A sending in parts, as far as it is.
+struct Parts {
+    upload: String,
+    part_bytes: u64,
+    /// The server's names of the parts that it has, from the first on.
+    there: Vec<String>,
+}
+
+impl Parts {
+    fn encode(&self) -> Bytes {
+        let mut text = format!("headwater upload 1\n{}\n{}\n", self.part_bytes, self.upload);
+        for part in &self.there {
+            text.push_str(part);
+            text.push('\n');
+        }
+        Bytes::from(text)
+    }
+
+    fn decode(bytes: &[u8], part_bytes: u64) -> Option<Self> {
+        let mut lines = std::str::from_utf8(bytes).ok()?.lines();
+        let (magic, size, upload) = (lines.next()?, lines.next()?, lines.next()?);
+        let fits = magic == "headwater upload 1" && size.parse() == Ok(part_bytes) && !upload.is_empty();
+        let upload = upload.to_owned();
+        fits.then(|| Self { upload, part_bytes, there: lines.map(str::to_owned).collect() })
+    }
+}
+
+fn usize_of(number: u64) -> usize {
+    usize::try_from(number).unwrap_or(usize::MAX)
+}
+
+fn read_part(sending: &mut Sending<'_>, offset: u64, len: u64) -> Result<Bytes, StoreError> {
+    let mut bytes = vec![0; usize_of(len)];
+    (sending.read)(offset, &mut bytes)?;
+    Ok(Bytes::from(bytes))
+}
+
+fn must(bucket: &Bucket, key: &str, refusal: Refusal) -> StoreError {
+    match refusal {
+        Refusal::Failed(e) => e,
+        Refusal::Absent | Refusal::Conflict => StoreError::new(
+            StoreErrorKind::Io,
+            format!("cannot write {}: the server lost what was sent; try again", bucket.shown(key)),
+        ),
+    }
+}
+
+/// Sends an object.
+pub(super) fn send(bucket: &Bucket, mut sending: Sending<'_>) -> Result<(), StoreError> {
+    if sending.len_bytes <= PART_BYTES {
+        let len_bytes = sending.len_bytes;
+        let bytes = read_part(&mut sending, 0, len_bytes)?;
+        (sending.check)()?;
+        bucket.put(sending.key, &bytes, &Condition::Any).map_err(|e| must(bucket, sending.key, e))?;
+        return (sending.sent)(len_bytes);
+    }
+    let part_bytes = PART_BYTES.max(sending.len_bytes.div_ceil(PARTS_MAX).next_multiple_of(1 << 20));
+    let mut parts = begin(bucket, &sending, part_bytes)?;
+    let outcome = send_parts(bucket, &mut sending, &mut parts).and_then(|()| {
+        (sending.check)().map_err(|e| (e, true))?;
+        bucket
+            .complete_parts(sending.key, &parts.upload, &parts.there)
+            .map_err(|e| (must(bucket, sending.key, e), true))
+    });
+    let keep = sending.state_key.is_some() && !matches!(outcome, Err((_, true)));
+    if let (Some(state), true) = (&sending.state_key, outcome.is_ok() || !keep) {
+        bucket.remove(state)?;
+    }
+    let Err((e, _)) = outcome else { return Ok(()) };
+    if !keep && let Err(also) = bucket.abort_parts(sending.key, &parts.upload) {
+        tracing::warn!(error = %also, "parts are left in S3; a lifecycle rule of the bucket removes them");
+    }
+    Err(e)
+}
+
+fn begin(bucket: &Bucket, sending: &Sending<'_>, part_bytes: u64) -> Result<Parts, StoreError> {
+    if let Some(state) = &sending.state_key
+        && let Some((bytes, _)) = bucket.get(state, STATE_MAX_BYTES)?
+        && let Some(parts) = Parts::decode(&bytes, part_bytes)
+    {
+        return Ok(parts);
+    }
+    Ok(Parts { upload: bucket.begin_parts(sending.key)?, part_bytes, there: Vec::new() })
+}
+
+/// An error, and whether what was sent so far is of no use any more.
+type Stopped = (StoreError, bool);
+
+fn send_parts(bucket: &Bucket, sending: &mut Sending<'_>, parts: &mut Parts) -> Result<(), Stopped> {
+    let keep = |e: StoreError| (e, false);
+    let count = sending.len_bytes.div_ceil(parts.part_bytes);
+    let mut number = 0;
+    let mut wave = Vec::new();
+    while number < count {
+        let offset = number * parts.part_bytes;
+        let len = parts.part_bytes.min(sending.len_bytes - offset);
+        let bytes = read_part(sending, offset, len).map_err(keep)?;
+        if parts.there.get(usize_of(number)).is_some() {
+            (sending.sent)(len).map_err(keep)?;
+        } else {
+            wave.push((usize_of(number), bytes));
+        }
+        number += 1;
+        if wave.len() < PARTS_AT_ONCE && number < count || wave.is_empty() {
+            continue;
+        }
+        let bytes: usize = wave.iter().map(|(_, bytes)| bytes.len()).sum();
+        match bucket.put_parts(sending.key, &parts.upload, std::mem::take(&mut wave)) {
+            Ok(sent) => parts.there.extend(sent.into_iter().map(|(_, name)| name)),
+            // The server has forgotten the upload.
+            Err(Refusal::Absent) => return Err((must(bucket, sending.key, Refusal::Absent), true)),
+            Err(e) => return Err(keep(must(bucket, sending.key, e))),
+        }
+        if let Some(state) = &sending.state_key {
+            let written = bucket.put(state, &parts.encode(), &Condition::Any);
+            written.map_err(|e| keep(must(bucket, state, e)))?;
+        }
+        (sending.sent)(u64::try_from(bytes).unwrap_or(u64::MAX)).map_err(keep)?;
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_state_of_a_sending_is_read_back_only_where_it_fits() {
+        let parts = Parts { upload: "u-1".into(), part_bytes: 7, there: vec!["a".into(), "\"b\"".into()] };
+        let bytes = parts.encode();
+        let back = Parts::decode(&bytes, 7).unwrap();
+        assert_eq!((back.upload.as_str(), back.there), ("u-1", parts.there));
+        assert!(Parts::decode(&bytes, 8).is_none());
+        assert!(Parts::decode(b"headwater upload 2\n7\nu\n", 7).is_none());
+        assert!(Parts::decode(b"", 7).is_none());
+    }
+}
