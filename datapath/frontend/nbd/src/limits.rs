@@ -30,6 +30,9 @@ pub struct Limits {
     pub receive_buffer_bytes: usize,
     /// Replies are sent when this much is collected, in bytes, if not earlier; at least 128 KiB.
     pub batch_bytes: usize,
+    /// How long a connection with one request at a time is watched before its thread sleeps, in microseconds; 0 sleeps
+    /// at once. Watching ends by itself where requests come more slowly ([`headwater_block::Polling`]).
+    pub polling_us: u64,
     /// How long [`crate::Server::stop`] waits for requests in flight and for clients to take
     /// their replies, in milliseconds. Then connections are cut.
     pub stop_timeout_ms: u64,
@@ -51,6 +54,7 @@ impl Default for Limits {
             extents_per_reply: 4096,
             receive_buffer_bytes: 256 << 10,
             batch_bytes: 256 << 10,
+            polling_us: 32,
             stop_timeout_ms: 10_000,
             warnings_per_10_s: 20,
         }

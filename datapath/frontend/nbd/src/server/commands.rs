@@ -33,6 +33,7 @@ impl Connection<'_> {
     pub(super) fn take_head(&mut self) -> Result<Progress, End> {
         let Some(bytes) = self.inbound.head() else { return Ok(Progress::NeedBytes) };
         let head = RequestHead::decode(bytes).map_err(|error| End::Fault(error.to_string()))?;
+        self.requests_in_round = self.requests_in_round.saturating_add(1);
         if head.command == command::WRITE {
             return self.take_write(&head);
         }

@@ -16,8 +16,9 @@
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
 
-use headwater_block::{ByteRange, Completion, Device, Geometry, IoError, Outcome, Request};
+use headwater_block::{ByteRange, Completion, Device, Geometry, IoError, Outcome, Polling, Request};
 use rustix::event::{PollFd, PollFlags};
 use rustix::io::Errno;
 
@@ -58,6 +59,9 @@ pub(super) struct Connection<'a> {
     pub(super) scratch: Vec<u8>,
     pub(super) requests_in_flight: usize,
     pub(super) bytes_in_flight: usize,
+    polling: Polling,
+    /// Requests taken since the last receive.
+    pub(super) requests_in_round: u32,
 }
 
 pub(super) enum Stage {
@@ -99,6 +103,8 @@ impl<'a> Connection<'a> {
             scratch: Vec::new(),
             requests_in_flight: 0,
             bytes_in_flight: 0,
+            polling: Polling::new(Duration::from_micros(shared.limits.polling_us)),
+            requests_in_round: 0,
         })
     }
 
@@ -150,13 +156,18 @@ impl<'a> Connection<'a> {
     /// Receives once, sleeping if there is nothing.
     fn receive(&mut self) -> Result<(), End> {
         let mut wait = self.requests_in_flight == 0;
+        let requests = std::mem::take(&mut self.requests_in_round);
         loop {
+            let polling = (wait && requests == 1).then_some(&mut self.polling);
             let received = {
                 let into = match &mut self.stage {
                     Stage::Payload { buffer, have, .. } => buffer.get_mut(*have..).unwrap_or_default(),
                     _ => self.inbound.room(),
                 };
-                self.socket.receive(into, wait)
+                match polling {
+                    Some(polling) => receive_polling(self.socket, into, polling),
+                    None => self.socket.receive(into, wait),
+                }
             };
             match received {
                 Ok(Received::Bytes(count)) => {
@@ -367,6 +378,27 @@ impl<'a> Connection<'a> {
             .send(self.socket, more)
             .map_err(|error| End::Fault(format!("sending replies failed: {error}")))
     }
+}
+
+/// Receives, looking for bytes for a while before it sleeps.
+///
+/// For a client with one request at a time: then client and server would sleep and wake each other for each request, and
+/// that takes several times as long as the request. With more in flight, sleeping lets them gather, which is cheaper.
+fn receive_polling(socket: &Socket, into: &mut [u8], polling: &mut Polling) -> std::io::Result<Received> {
+    let started = Instant::now();
+    let window = polling.window();
+    while started.elapsed() < window {
+        let received = socket.receive(into, false)?;
+        if received != Received::Nothing {
+            polling.found();
+            return Ok(received);
+        }
+        // The client may need this very processor to go on.
+        std::thread::yield_now();
+    }
+    let received = socket.receive(into, true);
+    polling.slept(started.elapsed());
+    received
 }
 
 /// An error with what caused it.

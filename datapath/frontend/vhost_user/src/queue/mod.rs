@@ -2,11 +2,10 @@
 //!
 //! - `rings`: the rings in guest memory. `chain`: descriptors of one request. `request`: what they mean.
 //! - `thread`: the loop. `serve`: one request. `transfer`: data of reads and writes. `job`: what must wait.
-//! - `post`: what other threads tell this one. `polling`: how long it looks before it sleeps.
+//! - `post`: what other threads tell this one.
 
 mod chain;
 mod job;
-mod polling;
 mod post;
 pub(crate) mod request;
 mod rings;

@@ -11,14 +11,15 @@
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
+use headwater_block::Polling;
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::io::Errno;
 
 use super::chain::Chain;
 use super::job::Job;
-use super::polling::Polling;
 use super::post::{Post, PostBox};
 use super::request::Status;
 use super::rings::{RingAddresses, Rings};
@@ -155,7 +156,7 @@ impl QueueThread {
 
     fn stop(&mut self) {
         self.stopping = true;
-        for job in std::mem::take(&mut self.starved) {
+        for job in self.take_starved() {
             self.warn(&NO_ROOM_AT_STOP);
             self.finish(job.head, job.status, Status::IoError, 1, &job.memory);
         }
@@ -258,10 +259,16 @@ impl QueueThread {
             self.warn(&"there is no room for a write; the machine waits until there is");
         }
         self.starved.push(job);
+        self.disk.waiting_writes.fetch_add(1, Ordering::Relaxed);
         if self.retry_at.is_none() {
             self.retry_at =
                 Instant::now().checked_add(Duration::from_millis(self.disk.limits.no_space_retry_ms));
         }
+    }
+
+    fn take_starved(&mut self) -> Vec<Job> {
+        self.disk.waiting_writes.fetch_sub(self.starved.len(), Ordering::Relaxed);
+        std::mem::take(&mut self.starved)
     }
 
     fn retry_starved(&mut self) -> bool {
@@ -270,7 +277,7 @@ impl QueueThread {
             return false;
         }
         self.retry_at = None;
-        for job in std::mem::take(&mut self.starved) {
+        for job in self.take_starved() {
             self.submit(job);
         }
         true

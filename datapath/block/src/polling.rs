@@ -1,9 +1,9 @@
-//! How long a queue's thread looks for requests before it sleeps.
+//! How long a front-end's thread looks for requests before it sleeps.
 //!
-//! A kick and a wake-up cost many times what a request costs that is served from RAM, so a busy queue looks for a while
-//! first. Whether that pays off is learnt from how long the queue was idle each time:
+//! To be woken costs many times what a request costs that is served from RAM, so the thread of a busy queue or connection
+//! looks for a while first. Whether that pays off is learnt from how long nothing came each time:
 //!
-//! | the thread | the queue was idle | then |
+//! | the thread | nothing came for | then |
 //! |---|---|---|
 //! | looked, and found something | | it goes on looking, and earlier failures are forgotten |
 //! | looked in vain | | it sleeps at once for the next 1, 3, 7 .. 255 times: each failure in a row doubles them |
@@ -21,9 +21,9 @@ const WAKE_UP: Duration = Duration::from_micros(60);
 /// Most sleeps in a row after a failure.
 const MOST_SLEEPS: u32 = 255;
 
-/// What one queue has learnt.
+/// What the thread of one queue or connection has learnt.
 #[derive(Debug)]
-pub(crate) struct Polling {
+pub struct Polling {
     window: Duration,
     longest: Duration,
     /// Sleeps still to be done after failures.
@@ -34,22 +34,22 @@ pub(crate) struct Polling {
 
 impl Polling {
     /// Starts without looking. `longest` zero never looks.
-    pub(crate) fn new(longest: Duration) -> Self {
+    pub fn new(longest: Duration) -> Self {
         Self { window: Duration::ZERO, longest, sleeps: 0, penalty: 0 }
     }
 
     /// How long to look now.
-    pub(crate) fn window(&self) -> Duration {
+    pub fn window(&self) -> Duration {
         self.window
     }
 
     /// Looking has found something.
-    pub(crate) fn found(&mut self) {
+    pub fn found(&mut self) {
         self.penalty = 0;
     }
 
     /// The thread slept, and something came after this time, the window included.
-    pub(crate) fn slept(&mut self, idle: Duration) {
+    pub fn slept(&mut self, idle: Duration) {
         if !self.window.is_zero() {
             self.window = Duration::ZERO;
             self.penalty = self.penalty.saturating_mul(2).saturating_add(1).min(MOST_SLEEPS);
