@@ -175,14 +175,26 @@ impl WriteCache {
     fn move_block(&self, block: BlockNumber, ticket: &Ticket, plain: &[u8]) -> bool {
         let _entered = self.enter();
         let (leaf, index) = split(block);
-        let Some(mut leaf) = self.map.write(leaf) else { return true };
-        if !self.holds(ticket, leaf.get(index)) {
+        let Some(mut leaf) = self.map.relocate(leaf) else { return true };
+        let old = Location::at(ticket.id, ticket.slot);
+        if !self.holds(ticket, old) {
+            return true;
+        }
+        let (current, kept) = (leaf.get(index) == old, leaf.keeps(index, old));
+        if !current && !kept {
             return true;
         }
         let Some(new) = self.take_slot(Stream::Cleaned, block) else { return false };
         copy_in(new.address, new.slot, 0, plain, &leaf);
-        self.replace(&mut leaf, index, Location::at(new.id, new.slot));
-        self.note(block, 1, Location::at(new.id, new.slot));
+        let to = Location::at(new.id, new.slot);
+        if kept {
+            leaf.set_kept(index, to);
+        }
+        if current {
+            leaf.set(index, to);
+            self.note(block, 1, to);
+        }
+        self.kill(old);
         count(&self.counters.cleaned_blocks, 1);
         true
     }

@@ -12,7 +12,8 @@
 //! - No lock is held across I/O. A write that finds no room is parked, tried again as space comes back,
 //!   and refused with `NoSpace` after the pause limit; reads always go on.
 //! - Blocks on the overflow disk are sealed with AES-GCM under a key that lives only in this process
-//!   (a persistent cache's key is its owner's); a block that was changed on disk is reported, alone, as `Corrupt`.
+//!   (a persistent cache's key is its owner's), in memory that is locked where the system allows it
+//!   ([`overflow::key_memory`]); a block that was changed on disk is reported, alone, as `Corrupt`.
 //! - RAM in use, index and buffers included, stays within `ram_bytes`, and that of all caches within the
 //!   host's limit, which is shared by weight ([`budget`]) and lowered under memory pressure ([`pressure`]).
 //!   Only four segments (8 MiB) of each cache are always allowed beside an index that has outgrown either.
@@ -74,8 +75,8 @@ pub mod units;
 
 pub use budget::{DEFAULT_WEIGHT, MAX_WEIGHT};
 pub use cache::{
-    CacheOptions, Found, Kind, MIN_RAM_BYTES, Now, Old, OverflowOptions, Residence, Ticket, Turn, WriteCache,
-    Wrote,
+    CacheOptions, Found, FrozenCache, Kind, MIN_RAM_BYTES, Now, Old, OverflowOptions, Residence, Ticket,
+    Turn, WriteCache, Wrote,
 };
 pub use counters::Snapshot;
 pub use fetch::Fetched;

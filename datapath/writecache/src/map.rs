@@ -10,10 +10,19 @@
 //! count and no epoch, only the lock that it takes anyway.
 //!
 //! Lock order: leaf, then the log, then the overflow's positions, then the memory pool. Never two leaves.
+//!
+//! # A frozen map
+//! [`Map::freeze`] stores an odd number, and that is the instant. Whoever locks a leaf to change what its blocks
+//! hold looks at the number *while it has the lock*; where it is odd and the leaf has not seen it yet, the leaf's
+//! locations are copied first. So nothing is copied that nobody changes, and a reader of the frozen map takes the
+//! copy where there is one and the leaf itself elsewhere. Who saw the old number had the lock before, so the
+//! change is whole when the frozen map is read; and a change that began after another one was answered sees
+//! the number if that one did. The slots in a copy are neither overwritten nor freed; they may move like all others.
 
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::AtomicU64;
 
+use crate::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use crate::sync::{RwLock, RwLockReadGuard, RwLockWriteGuard};
 use crate::units::{BlockNumber, Location, SLOTS};
 
@@ -25,8 +34,8 @@ type Table = [Location; SLOTS];
 /// Bytes that a leaf's table takes.
 pub const TABLE_BYTES: u64 = (SLOTS * size_of::<Location>()) as u64;
 
-/// One leaf: 2 MiB of disk.
-#[derive(Debug, Default)]
+/// The locations of one leaf: 2 MiB of disk.
+#[derive(Clone, Debug, Default)]
 pub enum Leaf {
     /// No block was changed.
     #[default]
@@ -57,21 +66,62 @@ impl Leaf {
     }
 }
 
-type Group = Box<[RwLock<Leaf>]>;
+/// One leaf as it is, and as it was when the map was frozen.
+#[derive(Debug, Default)]
+pub struct LeafState {
+    now: Leaf,
+    /// As it was at the instant `seen`, where it may have changed since.
+    kept: Option<Leaf>,
+    /// The freeze that `kept` belongs to.
+    seen: u32,
+}
+
+impl LeafState {
+    /// Where the block with this index in the leaf is.
+    #[inline]
+    pub fn get(&self, index: usize) -> Location {
+        self.now.get(index)
+    }
+
+    /// All locations.
+    pub fn now(&self) -> &Leaf {
+        &self.now
+    }
+
+    /// All locations, as they were at the instant `freeze`.
+    pub fn at(&self, freeze: u32) -> &Leaf {
+        match &self.kept {
+            Some(kept) if self.seen == freeze => kept,
+            _ => &self.now,
+        }
+    }
+
+    /// Whether a frozen map needs this slot.
+    #[inline]
+    pub fn keeps(&self, index: usize, location: Location) -> bool {
+        self.kept.as_ref().is_some_and(|kept| kept.get(index) == location)
+    }
+}
+
+type Group = Box<[RwLock<LeafState>]>;
 
 /// The map of one volume.
 pub struct Map {
     groups: Box<[OnceLock<Group>]>,
     blocks: u64,
     table_bytes: AtomicU64,
+    /// Odd while the map is frozen: the number of that freeze.
+    freeze: AtomicU32,
+    /// From the beginning of a freeze until the last leaf has forgotten it.
+    frozen: AtomicBool,
 }
 
 /// A leaf locked for reading: the contents of its blocks stay in place.
-pub type LeafRead<'a> = RwLockReadGuard<'a, Leaf>;
+pub type LeafRead<'a> = RwLockReadGuard<'a, LeafState>;
 
 /// A leaf locked for writing.
 pub struct LeafWrite<'a> {
-    leaf: RwLockWriteGuard<'a, Leaf>,
+    leaf: RwLockWriteGuard<'a, LeafState>,
     map: &'a Map,
 }
 
@@ -93,7 +143,13 @@ impl Map {
         let leaves = blocks.div_ceil(SLOTS as u64);
         let groups = leaves.div_ceil(LEAVES_PER_GROUP as u64);
         let groups = (0..groups).map(|_| OnceLock::new()).collect();
-        Self { groups, blocks, table_bytes: AtomicU64::new(0) }
+        Self {
+            groups,
+            blocks,
+            table_bytes: AtomicU64::new(0),
+            freeze: AtomicU32::new(0),
+            frozen: AtomicBool::new(false),
+        }
     }
 
     /// Blocks of the volume.
@@ -113,12 +169,54 @@ impl Map {
         Some(group.get(leaf % LEAVES_PER_GROUP)?.read())
     }
 
-    /// Locks a leaf for writing. `None` only for a leaf past the end of the volume.
+    /// Locks a leaf to change what its blocks hold. `None` only for a leaf past the end of the volume.
     #[inline]
     pub fn write(&self, leaf: usize) -> Option<LeafWrite<'_>> {
+        let mut leaf = self.relocate(leaf)?;
+        let freeze = self.freeze.load(Ordering::SeqCst);
+        if freeze % 2 == 1 && leaf.leaf.seen != freeze {
+            leaf.keep(freeze);
+        }
+        Some(leaf)
+    }
+
+    /// As [`Map::write`], for who moves blocks and leaves what they hold as it is.
+    #[inline]
+    pub fn relocate(&self, leaf: usize) -> Option<LeafWrite<'_>> {
         let group = self.groups.get(leaf / LEAVES_PER_GROUP)?;
         let group = group.get_or_init(|| (0..LEAVES_PER_GROUP).map(|_| RwLock::default()).collect());
         Some(LeafWrite { leaf: group.get(leaf % LEAVES_PER_GROUP)?.write(), map: self })
+    }
+
+    /// Freezes the map at this instant; its number, or `None` while an earlier freeze is not over.
+    pub fn freeze(&self) -> Option<u32> {
+        if self.frozen.swap(true, Ordering::SeqCst) {
+            return None;
+        }
+        Some(self.freeze.fetch_add(1, Ordering::SeqCst).wrapping_add(1))
+    }
+
+    /// Whether slots may be in use that only a frozen map needs.
+    pub fn is_frozen(&self) -> bool {
+        self.frozen.load(Ordering::SeqCst)
+    }
+
+    /// Ends a freeze. `dead` is called for each leaf's slots that only the frozen map needed, with the leaf locked.
+    pub fn thaw(&self, mut dead: impl FnMut(&mut LeafWrite<'_>, &[Location])) {
+        self.freeze.fetch_add(1, Ordering::SeqCst);
+        let mut slots = Vec::new();
+        for group in self.groups.iter().filter_map(|group| group.get()) {
+            for leaf in group {
+                // Who saw the old number holds this lock, or held it before.
+                let mut leaf = LeafWrite { leaf: leaf.write(), map: self };
+                slots.clear();
+                leaf.forget(&mut slots);
+                if !slots.is_empty() {
+                    dead(&mut leaf, &slots);
+                }
+            }
+        }
+        self.frozen.store(false, Ordering::SeqCst);
     }
 
     /// Whether nothing in this leaf's group was ever changed, so that a discard can skip it.
@@ -141,7 +239,7 @@ impl Map {
             let Some(group) = group.get() else { continue };
             for (index, leaf) in group.iter().enumerate() {
                 let first = (number * LEAVES_PER_GROUP + index) * SLOTS;
-                match &*leaf.read() {
+                match leaf.read().now() {
                     Leaf::Absent => {}
                     // The last leaf may be longer than the volume.
                     Leaf::Zero => {
@@ -164,7 +262,7 @@ impl Map {
         for block in blocks {
             let (leaf, _) = split(block);
             if leaf != last {
-                drop(self.write(leaf));
+                drop(self.relocate(leaf));
                 last = leaf;
             }
         }
@@ -181,13 +279,13 @@ impl LeafWrite<'_> {
     /// Sets where the block is. The old slot, if there was one, is the caller's to give back.
     #[inline]
     pub fn set(&mut self, index: usize, location: Location) {
-        if let Leaf::Table(table) = &mut *self.leaf {
+        if let Leaf::Table(table) = &mut self.leaf.now {
             if let Some(entry) = table.get_mut(index) {
                 *entry = location;
             }
             return;
         }
-        let Some(fill) = self.leaf.uniform() else { return };
+        let Some(fill) = self.leaf.now.uniform() else { return };
         if fill == location {
             return;
         }
@@ -195,18 +293,56 @@ impl LeafWrite<'_> {
         if let Some(entry) = table.get_mut(index) {
             *entry = location;
         }
-        *self.leaf = Leaf::Table(table);
+        self.leaf.now = Leaf::Table(table);
         self.map.table_bytes.fetch_add(TABLE_BYTES, Ordering::Relaxed);
     }
 
     /// Drops the table where every block is zero, or every block absent. Called after discards.
     pub fn fold(&mut self) {
-        let Leaf::Table(table) = &*self.leaf else { return };
+        let Leaf::Table(table) = &self.leaf.now else { return };
         let Some(first) = table.first().copied() else { return };
         if first.place().is_some() || table.iter().any(|entry| *entry != first) {
             return;
         }
-        *self.leaf = if first == Location::ZERO { Leaf::Zero } else { Leaf::Absent };
+        self.leaf.now = if first == Location::ZERO { Leaf::Zero } else { Leaf::Absent };
+        self.map.table_bytes.fetch_sub(TABLE_BYTES, Ordering::Relaxed);
+    }
+
+    /// Whether a frozen map needs this slot: then it is neither overwritten nor freed.
+    #[inline]
+    pub fn keeps(&self, index: usize, location: Location) -> bool {
+        self.leaf.keeps(index, location)
+    }
+
+    /// A slot that a frozen map needs has moved.
+    pub fn set_kept(&mut self, index: usize, location: Location) {
+        if let Some(Leaf::Table(table)) = &mut self.leaf.kept
+            && let Some(entry) = table.get_mut(index)
+        {
+            *entry = location;
+        }
+    }
+
+    /// The first change since the map was frozen.
+    #[cold]
+    fn keep(&mut self, freeze: u32) {
+        // What an earlier freeze left here is of a leaf that was new at its end, and holds no slot.
+        debug_assert!(!matches!(self.leaf.kept, Some(Leaf::Table(_))), "a freeze was not over");
+        if let Leaf::Table(_) = &self.leaf.now {
+            self.map.table_bytes.fetch_add(TABLE_BYTES, Ordering::Relaxed);
+        }
+        self.leaf.kept = Some(self.leaf.now.clone());
+        self.leaf.seen = freeze;
+    }
+
+    /// The freeze is over: gives the slots that nobody needs any more.
+    fn forget(&mut self, slots: &mut Vec<Location>) {
+        let Some(kept) = self.leaf.kept.take() else { return };
+        let Leaf::Table(table) = &kept else { return };
+        let gone = |(index, old): (usize, &Location)| {
+            (old.place().is_some() && self.leaf.now.get(index) != *old).then_some(*old)
+        };
+        slots.extend(table.iter().enumerate().filter_map(gone));
         self.map.table_bytes.fetch_sub(TABLE_BYTES, Ordering::Relaxed);
     }
 }
@@ -232,6 +368,36 @@ mod tests {
         leaf.fold();
         assert_eq!(map.table_bytes(), 0);
         assert_eq!(leaf.get(511), Location::ZERO);
+    }
+
+    #[test]
+    fn a_frozen_map_stays_as_it_was() {
+        let at = |slot| Location::at(SegmentId(1), Slot(slot));
+        let map = Map::new(4 << 18);
+        map.write(3).unwrap().set(5, at(2));
+        let freeze = map.freeze().unwrap();
+        assert!(map.freeze().is_none(), "one at a time");
+        {
+            let mut leaf = map.relocate(3).unwrap();
+            // Moved before anything was changed: it is where the frozen map finds it.
+            leaf.set(5, at(7));
+            assert!(!leaf.keeps(5, at(7)));
+        }
+        let mut leaf = map.write(3).unwrap();
+        assert!(leaf.keeps(5, at(7)) && !leaf.keeps(5, at(2)));
+        leaf.set(5, at(8));
+        leaf.set(6, at(9));
+        leaf.set_kept(5, at(10));
+        drop(leaf);
+        map.write(900).unwrap().set(0, at(11));
+        let seen = |leaf: usize, index: usize| map.read(leaf).unwrap().at(freeze).get(index);
+        assert_eq!((seen(3, 5), seen(3, 6), seen(900, 0)), (at(10), Location::ABSENT, Location::ABSENT));
+        assert_eq!(map.table_bytes(), 3 * TABLE_BYTES);
+        let mut dead = Vec::new();
+        map.thaw(|_, slots| dead.extend_from_slice(slots));
+        assert_eq!((dead, map.table_bytes()), (vec![at(10)], 2 * TABLE_BYTES));
+        assert_eq!(map.read(3).unwrap().get(5), at(8));
+        assert!(map.freeze().is_some());
     }
 
     #[test]

@@ -14,7 +14,7 @@ use headwater_block::BLOCK_BYTES;
 
 use crate::cache::WriteCache;
 use crate::counters::count;
-use crate::memory::{AlignedBuffer, copy_frozen};
+use crate::memory::{AlignedBuffer, with_frozen};
 use crate::overflow::seal::{SEALED_SEGMENT_BYTES, SEALED_SLOT_BYTES};
 use crate::overflow::{NoPosition, Overflow};
 use crate::packed::Packed;
@@ -225,16 +225,15 @@ impl WriteCache {
         for (slot, _) in segment.live_slots() {
             let start = usize::from(slot.0) * SEALED_SLOT_BYTES;
             let Some(sealed) = buffer.get_mut(start..start + SEALED_SLOT_BYTES) else { continue };
-            let Some(plain) = sealed.first_chunk_mut::<{ BLOCK_BYTES as usize }>() else { continue };
-            if let Some(address) = ram {
-                copy_frozen(address, slot, plain);
-            } else if !packed.as_ref().is_some_and(|packed| packed.unpack(slot, plain)) {
-                tracing::error!("a packed block could not be unpacked");
-                sealed.fill(0);
-                continue;
-            }
-            if !overflow.seal(generation, slot, sealed) {
-                tracing::error!("a block could not be sealed");
+            let done = if let Some(address) = ram {
+                with_frozen(address, slot, |plain| overflow.seal(generation, slot, plain, sealed))
+            } else {
+                let mut plain = [0; BLOCK_BYTES as usize];
+                packed.as_ref().is_some_and(|packed| packed.unpack(slot, &mut plain))
+                    && overflow.seal(generation, slot, &plain, sealed)
+            };
+            if !done {
+                tracing::error!("a block could not be unpacked or sealed");
                 sealed.fill(0);
             }
             blocks += 1;

@@ -11,7 +11,7 @@ pub enum Turn {
     Waited,
 }
 
-/// What [`WriteCache::read`] found.
+/// What [`WriteCache::read`](super::WriteCache::read) found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Found {
     /// The bytes were copied (or zeroes filled in).

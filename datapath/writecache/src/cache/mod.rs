@@ -9,11 +9,13 @@
 //! | `options` | what a cache is made of |
 //! | `answers` | the words between the cache and who uses it |
 //! | `read`, `write` | the hit path |
+//! | `freeze` | the state at one instant, while the machine goes on |
 //! | `room` | slots and RAM: begun, given back |
 //! | `limits` | what the cache may take, and takes |
 //! | `statistics` | the counters |
 
 mod answers;
+mod freeze;
 mod limits;
 mod options;
 mod read;
@@ -28,6 +30,7 @@ use std::time::Duration;
 use headwater_block::{BLOCK_BYTES, IoError, IoErrorKind};
 
 pub use self::answers::{Found, Kind, Now, Old, Residence, Ticket, Turn, Wrote};
+pub use self::freeze::FrozenCache;
 pub use self::options::{CacheOptions, MIN_RAM_BYTES, OverflowOptions};
 use crate::budget::Share;
 use crate::clean::Cleaner;

@@ -2,7 +2,7 @@
 
 use super::{BLOCK, Found, Kind, Residence, Ticket, WriteCache};
 use crate::counters::Hot;
-use crate::map::{Leaf, split};
+use crate::map::{Leaf, LeafState, split};
 use crate::memory::copy_out;
 use crate::units::{BlockNumber, Location, SLOTS, SegmentId, Slot};
 
@@ -79,23 +79,37 @@ impl WriteCache {
                 .is_some_and(|s| s.position() == Some(ticket.position) && s.generation() == ticket.generation)
     }
 
-    /// Whether the block is still where the ticket says.
+    /// Whether the block is still where the ticket says, or a frozen view has it there.
     pub fn is_current(&self, ticket: &Ticket) -> bool {
         let (leaf, index) = split(ticket.block);
-        self.map.read(leaf).is_some_and(|leaf| self.holds(ticket, leaf.get(index)))
+        let named = Location::at(ticket.id, ticket.slot);
+        self.map.read(leaf).is_some_and(|leaf| {
+            self.holds(ticket, leaf.get(index)) || (leaf.keeps(index, named) && self.holds(ticket, named))
+        })
     }
 
     /// What the block `first` holds, and how many blocks from there, below `end`, hold the same kind.
     pub fn run_at(&self, first: BlockNumber, end: BlockNumber) -> (Kind, u32) {
+        self.run_of(first, end, |leaf| leaf.now())
+    }
+
+    /// The same, of what `side` says of each leaf.
+    pub(super) fn run_of(
+        &self,
+        first: BlockNumber,
+        end: BlockNumber,
+        side: impl Fn(&LeafState) -> &Leaf,
+    ) -> (Kind, u32) {
         let mut block = first.0;
         let mut found = None;
         while block < end.0 {
             let (leaf_number, start) = split(BlockNumber(block));
             let rest = u32::try_from(SLOTS - start).unwrap_or(1).min(end.0 - block);
             let leaf = self.map.read(leaf_number);
-            let of = |index: usize| Kind::of(leaf.as_ref().map_or(Location::ABSENT, |l| l.get(index)));
+            let leaf = leaf.as_deref().map(&side);
+            let of = |index: usize| Kind::of(leaf.map_or(Location::ABSENT, |l| l.get(index)));
             let kind = *found.get_or_insert_with(|| of(start));
-            let same = match leaf.as_deref() {
+            let same = match leaf {
                 Some(Leaf::Table(_)) => {
                     (start..start + rest as usize).take_while(|index| of(*index) == kind).count()
                 }

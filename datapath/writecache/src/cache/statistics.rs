@@ -25,6 +25,7 @@ impl WriteCache {
             index_bytes,
             disk_limit_bytes: load(&self.disk_bytes),
             buffering: self.overflow.as_ref().map_or_else(String::new, |o| o.buffering().to_owned()),
+            key_memory: self.overflow.as_ref().map_or_else(String::new, |o| o.key_memory().to_owned()),
             disk_used_bytes: self.overflow.as_ref().map_or(0, |o| o.used_bytes()),
             read_ram_blocks: c.total(Hot::ReadRam),
             read_packed_blocks: c.total(Hot::ReadPacked),

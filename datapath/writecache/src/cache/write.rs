@@ -43,6 +43,7 @@ impl WriteCache {
         if let Some((id, slot)) = old.place()
             && let Some(segment) = self.segments.get(id)
             && let Some(address) = segment.writable(slot)
+            && !leaf.keeps(index, old)
         {
             if same(Now::InPlace) {
                 return self.elide(&mut leaf, index, block);
@@ -83,7 +84,9 @@ impl WriteCache {
         if let Some((id, slot)) = old.place() {
             let Some(segment) = self.segments.get(id) else { return Wrote::NoRoom };
             let word = segment.word();
-            if let Some(address) = segment.writable(slot) {
+            if let Some(address) = segment.writable(slot)
+                && !leaf.keeps(index, old)
+            {
                 segment.touch();
                 copy_in(address, slot, skip, data, &leaf);
                 self.counters.hot(Hot::WriteInPlace, 1);
@@ -196,11 +199,18 @@ impl WriteCache {
         self.persist.as_ref().map(|persist| persist.enter())
     }
 
-    /// Points a block somewhere else and gives its old slot back.
+    /// Points a block somewhere else and gives its old slot back, unless a frozen view needs it.
     pub(crate) fn replace(&self, leaf: &mut LeafWrite<'_>, index: usize, to: Location) {
         let old = leaf.get(index);
         leaf.set(index, to);
-        let Some((id, slot)) = old.place() else { return };
+        if !leaf.keeps(index, old) {
+            self.kill(old);
+        }
+    }
+
+    /// Gives a slot back that nobody needs any more. With its block's leaf locked.
+    pub(crate) fn kill(&self, slot: Location) {
+        let Some((id, slot)) = slot.place() else { return };
         let Some(segment) = self.segments.get(id) else { return };
         let live = segment.kill(slot);
         if live == 0 {

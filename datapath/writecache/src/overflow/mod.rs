@@ -6,7 +6,9 @@
 //! That of a persistent cache has one, and [`crate::persist`] says what of it counts.
 
 pub mod buffering;
+pub mod gcm;
 pub mod io;
+pub mod key_memory;
 pub mod seal;
 pub mod uring;
 
@@ -454,9 +456,14 @@ impl Overflow {
         self.generation.fetch_add(1, Ordering::Relaxed)
     }
 
-    /// Seals one slot's plain bytes, already in place at `sealed[..4096]`.
-    pub fn seal(&self, generation: u64, slot: Slot, sealed: &mut [u8]) -> bool {
-        self.key.seal(generation, slot, sealed)
+    /// Seals a block as one slot.
+    pub fn seal(&self, generation: u64, slot: Slot, plain: &[u8], sealed: &mut [u8]) -> bool {
+        self.key.seal(generation, slot, plain, sealed)
+    }
+
+    /// How the key is kept from swap, for statistics.
+    pub fn key_memory(&self) -> &'static str {
+        self.key.protection().name()
     }
 
     /// Opens one sealed slot. `false`: damaged, or not the one that was asked for.

@@ -6,13 +6,13 @@ use std::sync::atomic::Ordering;
 use std::sync::mpsc;
 use std::sync::{Arc, Weak};
 
-use headwater_block::{BLOCK_BYTES, IoError, IoErrorKind};
+use headwater_block::{IoError, IoErrorKind};
 
 use super::format::{Encoder, NO_BLOCK};
 use super::{Change, FlushDone, LOW_GENERATIONS, Persist};
 use crate::cache::WriteCache;
 use crate::counters::count;
-use crate::memory::{AlignedBuffer, copy_frozen};
+use crate::memory::{AlignedBuffer, with_frozen};
 use crate::overflow::Overflow;
 use crate::overflow::seal::{SEALED_SEGMENT_BYTES, SEALED_SLOT_BYTES};
 use crate::segment::State;
@@ -237,9 +237,10 @@ impl WriteCache {
         let mut sealed = [0u8; SEALED_SLOT_BYTES];
         for slot in first..job.end {
             let at = usize::from(slot) * SEALED_SLOT_BYTES;
-            let Some(plain) = sealed.get_mut(..BLOCK_BYTES as usize) else { continue };
-            copy_frozen(address, Slot(slot), plain);
-            if !overflow.seal(generation, Slot(slot), &mut sealed) {
+            let sealed_well = with_frozen(address, Slot(slot), |plain| {
+                overflow.seal(generation, Slot(slot), plain, &mut sealed)
+            });
+            if !sealed_well {
                 return done(job, Err(io::Error::other("a block could not be sealed")), buffer);
             }
             let skip = start.saturating_sub(at);
@@ -330,13 +331,19 @@ impl WriteCache {
     fn whole_state(&self) -> Everything {
         let mut extents = Vec::new();
         let numbers = self.log.lock().numbers_used();
+        // What only a frozen view needs ends with the process. Nobody can freeze and change anything meanwhile.
+        let frozen = self.map.is_frozen();
         for number in 0..numbers {
             let Some(segment) = self.segments.get(SegmentId(number)) else { continue };
             let Some(position) = segment.position() else { continue };
             if segment.live() == 0 || segment.word().state() == State::Free {
                 continue;
             }
-            let owner = |slot| segment.owner(Slot(slot)).map(|b| b.0);
+            let owner = |slot| {
+                let block = segment.owner(Slot(slot))?;
+                let here = Location::at(SegmentId(number), Slot(slot));
+                (!frozen || self.is_at(block, here)).then_some(block.0)
+            };
             let Some(first) = (0..SLOT_COUNT).find(|slot| owner(*slot).is_some()) else { continue };
             let mut blocks: Vec<u32> =
                 (first..SLOT_COUNT).map(|slot| owner(slot).unwrap_or(NO_BLOCK)).collect();
