@@ -143,6 +143,7 @@ fn fio_verifies_checksums_with_many_requests_in_flight() {
             "--iodepth=16",
             "--verify=crc32c",
             "--verify_fatal=1",
+            "--verify_state_save=0",
             "--verify_backlog=256",
             "--serialize_overlap=1",
             "--randrepeat=1",
