@@ -4,6 +4,7 @@
 //!  Device::try_now / submit
 //!     read:  1 write cache, RAM   2 write cache, zero   3 write cache, overflow disk   4 base
 //!     write: the write cache, always; the base is never written
+//!  freeze -> FrozenView, a Device of one instant, while requests go on
 //! ```
 //!
 //! # Guarantees
@@ -47,6 +48,7 @@
 
 pub mod counters;
 mod elide;
+pub mod freeze;
 pub mod latency;
 pub mod options;
 pub mod pieces;
@@ -55,6 +57,7 @@ pub mod volume;
 pub mod write;
 
 pub use counters::VolumeCounters;
+pub use freeze::{ChangedRun, FrozenView};
 pub use headwater_writecache::Shortage;
 pub use latency::{Latency, LatencySnapshot};
 pub use options::{

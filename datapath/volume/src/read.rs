@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use headwater_block::{Attempt, BLOCK_BYTES, ByteRange, Completion, IoError, Request};
-use headwater_writecache::{Fetched, Found, Ticket};
+use headwater_writecache::{Fetched, Found, FrozenCache, Ticket};
 use parking_lot::Mutex;
 
 use crate::counters::Own;
@@ -12,8 +12,25 @@ use crate::latency::Class;
 use crate::pieces::{Piece, pieces};
 use crate::volume::{Inner, bad_buffer, extend};
 
+/// Which state is read.
+#[derive(Clone)]
+pub(crate) enum Side {
+    /// The newest, by the machine: it is counted.
+    Now,
+    /// A frozen one.
+    Frozen(Arc<FrozenCache>),
+}
+
+impl Side {
+    pub(crate) fn is_machine(&self) -> bool {
+        matches!(self, Side::Now)
+    }
+}
+
 struct State {
     buffer: Vec<u8>,
+    /// Gone before the answer: a frozen view ends with whoever uses it, not a little later.
+    side: Side,
     /// Parts under way, and one for the one who starts them.
     parts: usize,
     error: Option<IoError>,
@@ -31,8 +48,9 @@ struct Gather {
 }
 
 /// Starts a read.
-pub(crate) fn start(inner: &Arc<Inner>, range: ByteRange, buffer: Vec<u8>, done: Completion) {
-    let state = Mutex::new(State { buffer, parts: 1, error: None, class: Class::ReadRam, done: Some(done) });
+pub(crate) fn start(inner: &Arc<Inner>, side: Side, range: ByteRange, buffer: Vec<u8>, done: Completion) {
+    let (class, done) = (Class::ReadRam, Some(done));
+    let state = Mutex::new(State { buffer, side, parts: 1, error: None, class, done });
     let gather = Arc::new(Gather { inner: Arc::clone(inner), range, since: Instant::now(), state });
     gather.look_up(pieces(range));
     gather.part_done(Ok(()));
@@ -45,12 +63,17 @@ impl Gather {
         let mut spilled: Vec<(Piece, Ticket)> = Vec::new();
         {
             let mut state = self.state.lock();
+            let state = &mut *state;
             for piece in wanted {
                 let Some(part) = state.buffer.get_mut(piece.start..piece.start + piece.len) else {
                     state.error.get_or_insert(bad_buffer());
                     return;
                 };
-                match self.inner.cache.read(piece.block, piece.skip, part) {
+                let found = match &state.side {
+                    Side::Now => self.inner.cache.read(piece.block, piece.skip, part),
+                    Side::Frozen(cache) => cache.read(piece.block, piece.skip, part),
+                };
+                match found {
                     Found::Done => {}
                     Found::Spilled(ticket) => spilled.push((piece, ticket)),
                     Found::Absent => {
@@ -75,7 +98,8 @@ impl Gather {
     fn read_base(self: &Arc<Self>, run: ByteRange) {
         let attempt = {
             let mut state = self.state.lock();
-            self.inner.read_base_now(self.range, run, &mut state.buffer)
+            let state = &mut *state;
+            self.inner.read_base_now(self.range, run, &mut state.buffer, &state.side)
         };
         match attempt {
             Ok(Attempt::Done) => return self.part_done(Ok(())),
@@ -86,7 +110,9 @@ impl Gather {
         let buffer = vec![0; usize::try_from(run.len()).unwrap_or(0)];
         let done = Completion::new(move |outcome| {
             let result = outcome.result.and_then(|()| this.put(run, &outcome.buffer));
-            this.inner.counters.add(Own::ImageBytes, run.len());
+            if this.state.lock().side.is_machine() {
+                this.inner.counters.add(Own::ImageBytes, run.len());
+            }
             this.part_done(result);
         });
         self.inner.base.submit(Request::Read { range: run, buffer }, done);
@@ -151,10 +177,14 @@ impl Gather {
             return;
         }
         let Some(done) = state.done.take() else { return };
-        self.inner.latencies.waited(state.class, self.since);
+        let side = std::mem::replace(&mut state.side, Side::Now);
+        if side.is_machine() {
+            self.inner.latencies.waited(state.class, self.since);
+        }
         let buffer = std::mem::take(&mut state.buffer);
         let result = state.error.take().map_or(Ok(()), Err);
         drop(state);
+        drop(side);
         done.complete(result, buffer);
     }
 }

@@ -14,9 +14,11 @@ use headwater_writecache::{
 
 use crate::counters::{Own, OwnCounters, VolumeCounters};
 use crate::elide::Elision;
+use crate::freeze::FrozenView;
 use crate::latency::{Class, Latencies};
 use crate::options::{CacheMode, DISK_MODE_RAM_BYTES, VolumeOptions};
 use crate::pieces::{Piece, pieces};
+use crate::read::Side;
 use crate::{latency, read, write};
 
 /// Discards and zero writes longer than this are carried out on a thread of their own.
@@ -108,6 +110,13 @@ impl Volume {
         self.inner.cache.shortage()
     }
 
+    /// The state of this moment, while the machine goes on: of what was answered before, everything, and of what
+    /// begins afterwards, nothing. What is overwritten meanwhile takes new room in the write cache. An error while
+    /// an earlier view is there.
+    pub fn freeze(&self) -> Result<Arc<FrozenView>, IoError> {
+        FrozenView::new(&self.inner)
+    }
+
     /// Refuses writes that wait for space, now and from now on. RAM, overflow and key go when the last
     /// user of the volume does. A persistent write cache is flushed first, and can be opened again when this
     /// returns; what is written to this volume afterwards is lost.
@@ -126,7 +135,7 @@ impl Inner {
             match self.cache.read(piece.block, piece.skip, part) {
                 Found::Done => {
                     if let Some(run) = absent.take()
-                        && self.read_base_now(range, run, into)? == Attempt::MustWait
+                        && self.read_base_now(range, run, into, &Side::Now)? == Attempt::MustWait
                     {
                         return Ok(Attempt::MustWait);
                     }
@@ -136,7 +145,7 @@ impl Inner {
             }
         }
         match absent {
-            Some(run) => self.read_base_now(range, run, into),
+            Some(run) => self.read_base_now(range, run, into, &Side::Now),
             None => Ok(Attempt::Done),
         }
     }
@@ -147,6 +156,7 @@ impl Inner {
         range: ByteRange,
         run: ByteRange,
         into: &mut [u8],
+        side: &Side,
     ) -> Result<Attempt, IoError> {
         let part = usize::try_from(run.offset() - range.offset())
             .ok()
@@ -154,7 +164,7 @@ impl Inner {
             .and_then(|(start, len)| into.get_mut(start..start + len))
             .ok_or_else(bad_buffer)?;
         let attempt = self.base.try_now(Op::Read { range: run, into: part })?;
-        if attempt == Attempt::Done {
+        if attempt == Attempt::Done && side.is_machine() {
             self.counters.add(Own::ImageBytes, run.len());
         }
         Ok(attempt)
@@ -319,7 +329,7 @@ impl Device for Volume {
             Request::Read { range, buffer } => {
                 inner.counters.add(Own::ReadOps, 1);
                 inner.counters.add(Own::ReadBytes, range.len());
-                read::start(inner, range, buffer, done);
+                read::start(inner, Side::Now, range, buffer, done);
             }
             Request::Write { range, buffer, .. } => {
                 inner.counters.add(Own::WriteOps, 1);
@@ -334,20 +344,29 @@ impl Device for Volume {
     }
 
     fn extents(&self, range: ByteRange, max_extents: usize) -> Result<Vec<Extent>, IoError> {
+        self.inner.extents(range, max_extents, |first, end| self.inner.cache.run_at(first, end))
+    }
+}
+
+impl Inner {
+    /// What a range holds, given what the write cache holds: the kind of the first block, and how many blocks
+    /// from there hold the same.
+    pub(crate) fn extents(
+        &self,
+        range: ByteRange,
+        max_extents: usize,
+        run_at: impl Fn(BlockNumber, BlockNumber) -> (Kind, u32),
+    ) -> Result<Vec<Extent>, IoError> {
         let mut found: Vec<Extent> = Vec::new();
         let mut at = range.offset();
         while at < range.end() && found.len() < max_extents.max(1) {
             let rest = ByteRange::new(at, range.end() - at).ok_or_else(bad_buffer)?;
-            let number = |block: u64| BlockNumber(u32::try_from(block).unwrap_or(u32::MAX));
-            let (kind, blocks) =
-                self.inner.cache.run_at(number(rest.first_block()), number(rest.end_block()));
-            let run_end = (rest.first_block() + u64::from(blocks)) * u64::from(BLOCK_BYTES);
-            let run = rest.clipped_to(run_end.max(at + 1).min(range.end()));
+            let (kind, run) = first_run(rest, &run_at);
             match kind {
                 Kind::Data => push(&mut found, Extent { len: run.len(), kind: ExtentKind::Data }),
                 Kind::Zero => push(&mut found, Extent { len: run.len(), kind: ExtentKind::Hole }),
                 Kind::Absent => {
-                    let below = self.inner.base.extents(run, max_extents)?;
+                    let below = self.base.extents(run, max_extents)?;
                     let covered: u64 = below.iter().map(|e| e.len).sum();
                     below.into_iter().for_each(|extent| push(&mut found, extent));
                     at += covered.clamp(1, run.len());
@@ -359,6 +378,17 @@ impl Device for Volume {
         found.truncate(max_extents.max(1));
         Ok(found)
     }
+}
+
+/// The part at the beginning of a range that holds one kind.
+pub(crate) fn first_run(
+    range: ByteRange,
+    run_at: &impl Fn(BlockNumber, BlockNumber) -> (Kind, u32),
+) -> (Kind, ByteRange) {
+    let number = |block: u64| BlockNumber(u32::try_from(block).unwrap_or(u32::MAX));
+    let (kind, blocks) = run_at(number(range.first_block()), number(range.end_block()));
+    let run_end = (range.first_block() + u64::from(blocks)) * u64::from(BLOCK_BYTES);
+    (kind, range.clipped_to(run_end.max(range.offset() + 1).min(range.end())))
 }
 
 /// Appends an extent, joined with the last one where both are of one kind.

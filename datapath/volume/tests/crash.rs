@@ -14,7 +14,7 @@ use std::time::Duration;
 
 use headwater_block::{Attempt, ByteRange, Device, IoErrorKind, Op, Request, blocking};
 use headwater_testkit::{ReferenceDisk, ReferenceOptions, Rng};
-use headwater_volume::{CacheMode, PersistentOptions, Volume, VolumeOptions};
+use headwater_volume::{CacheMode, FrozenView, PersistentOptions, Volume, VolumeOptions};
 use headwater_writecache::Host;
 
 use crash::CrashEngine;
@@ -74,6 +74,9 @@ impl Oracle {
     }
 }
 
+/// A frozen view, and what it must hold.
+type View = (Arc<FrozenView>, Vec<u8>);
+
 struct Life {
     seed: u64,
     base: Arc<dyn Device>,
@@ -126,10 +129,12 @@ impl Life {
                         }
                     });
                     let operations = self.rng.between(1, 120);
+                    let mut view = None;
                     for _ in 0..operations {
                         if engine.is_gone() || !self.operation(&*volume, &engine) {
                             break;
                         }
+                        self.freeze(&volume, &mut view, &engine);
                     }
                     over.store(true, Ordering::Relaxed);
                 });
@@ -173,6 +178,25 @@ impl Life {
             self.crashes
         );
         self.oracle = Oracle::new(found);
+    }
+
+    /// Now and then a view is made, looked at, and dropped: what only it needs must not come back after a crash.
+    fn freeze(&mut self, volume: &Volume, view: &mut Option<View>, engine: &CrashEngine) {
+        match view {
+            None if self.rng.chance(1, 12) => {
+                *view = Some((volume.freeze().unwrap(), self.oracle.contents.clone()));
+            }
+            Some((frozen, kept)) if self.rng.chance(1, 3) => {
+                let offset = self.rng.index(BLOCKS - 64) * BLOCK;
+                let mut found = vec![0; 64 * BLOCK];
+                match blocking::read(&**frozen, offset as u64, &mut found) {
+                    Ok(()) => assert!(found == kept[offset..][..found.len()], "seed {}: a view", self.seed),
+                    Err(error) => assert!(engine.is_gone(), "seed {}: {error}", self.seed),
+                }
+            }
+            Some(_) if self.rng.chance(1, 10) => *view = None,
+            _ => {}
+        }
     }
 
     /// One request. `false`: it failed, because the power went.

@@ -1,10 +1,11 @@
 //! The real cache under a schedule explorer: map, segments, slots in RAM, packing, spilling, cleaning and
 //! waiting, with a disk that answers late, out of order, and sometimes with an error.
 //!
-//! Writers, a reader, one that discards and one that changes limits work on the same few blocks, beside the
+//! Writers, a reader, one that discards, one that freezes and one that changes limits work on the same few blocks, beside the
 //! host's own loop and two disk threads. The explorer lets one of them go on at a time, changes at every lock
 //! and atomic, and in the middle of every copy. Whatever the order:
 //! - a read returns a whole block that somebody wrote, never one that was overwritten before the read began;
+//! - a frozen state is one moment, and stays so while it is there;
 //! - nobody waits for ever: a missed wake-up is a deadlock here, which the explorer reports;
 //! - when all is over, every byte of RAM and every position of the disk has been given back.
 //!
@@ -142,6 +143,8 @@ fn execution(overflow: Option<PathBuf>, reached: &std::sync::Mutex<Reached>) {
         let client = client.clone();
         workers.push(thread::spawn(move || work(&client, STEPS)));
     }
+    let frozen = client.clone();
+    workers.push(thread::spawn(move || frozen.freeze_some(2)));
     let limited = Arc::clone(&cache);
     workers.push(thread::spawn(move || change_limits(&limited, has_disk)));
     for worker in workers {

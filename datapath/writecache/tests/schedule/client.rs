@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use headwater_block::{IoError, IoErrorKind};
 use headwater_writecache::{
-    BlockNumber, Fetched, Found, Location, Old, Parked, Ticket, Turn, WriteCache, Wrote,
+    BlockNumber, Fetched, Found, FrozenCache, Location, Old, Parked, Ticket, Turn, WriteCache, Wrote,
 };
 use shuttle::rand::Rng;
 use shuttle::sync::mpsc;
@@ -101,6 +101,38 @@ impl Client {
             }
         }
         self.oracle.check(block, begun, &bytes);
+    }
+
+    /// Freezes the cache and reads all of it, some blocks again later: it is one moment, and stays so.
+    pub fn freeze_some(&self, times: usize) {
+        for _ in 0..times {
+            let begun = self.oracle.tick();
+            let frozen = self.cache.freeze().unwrap();
+            let ended = self.oracle.tick();
+            let found: Vec<_> =
+                (0..self.oracle.blocks()).map(|block| self.read_frozen(&frozen, block)).collect();
+            self.oracle.check_cut(begun, ended, &found);
+            for _ in 0..4 {
+                let block = self.some_block();
+                let again = self.read_frozen(&frozen, block);
+                assert!(again == found[block as usize], "block {block} of a frozen state has changed");
+            }
+        }
+    }
+
+    fn read_frozen(&self, frozen: &FrozenCache, block: u32) -> Vec<u8> {
+        let mut bytes = vec![0xee; BLOCK];
+        loop {
+            match frozen.read(BlockNumber(block), 0, &mut bytes) {
+                Found::Done => return bytes,
+                Found::Absent => return image(block),
+                Found::Spilled(ticket) => {
+                    if let Some(fetched) = self.fetch(ticket) {
+                        return fetched;
+                    }
+                }
+            }
+        }
     }
 
     /// `None`: it is somewhere else by now, or the disk failed this time.

@@ -150,6 +150,42 @@ impl Oracle {
     }
 }
 
+impl Oracle {
+    /// All blocks of a state that was frozen between `begun` and `ended`: none is older than what was there at its
+    /// beginning or newer than its end; and where a change is in it, so is each that had taken effect before that
+    /// one began.
+    pub fn check_cut(&self, begun: u64, ended: u64, found: &[Vec<u8>]) {
+        let mut newest = begun;
+        for (block, bytes) in found.iter().enumerate() {
+            let certain = self.frozen(block, begun, ended, bytes).into_iter().min();
+            newest = newest.max(certain.unwrap_or(0));
+        }
+        for (block, bytes) in found.iter().enumerate() {
+            self.frozen(block, newest, ended, bytes);
+        }
+    }
+
+    /// When the changes began that a block of a frozen state may be made of.
+    fn frozen(&self, block: usize, begun: u64, ended: u64, bytes: &[u8]) -> Vec<u64> {
+        let number = u32::try_from(block).unwrap();
+        let changes = self.blocks[block].lock().unwrap();
+        let possible = [0, 1].map(|half| {
+            let value = Value::of(number, half, &bytes[half * HALF..(half + 1) * HALF]);
+            let mut found = possible(&changes, half, value, begun);
+            found.retain(|change| changes[*change].begun < ended);
+            assert!(
+                !found.is_empty(),
+                "half {half} of block {block} is {value:?} in a state frozen {begun}..{ended}"
+            );
+            found
+        });
+        let whole = |change: usize| changes[change].halves == [true; 2];
+        let fit = possible[0].iter().any(|a| possible[1].iter().any(|b| a == b || !whole(*a) || !whole(*b)));
+        assert!(fit, "block {block} of a frozen state is put together");
+        possible.concat().into_iter().map(|change| changes[change].begun).collect()
+    }
+}
+
 /// The changes that a read may have seen.
 fn possible(changes: &[Change], half: usize, value: Value, begun: u64) -> Vec<usize> {
     let touching = || changes.iter().enumerate().filter(|(_, change)| change.halves[half]);

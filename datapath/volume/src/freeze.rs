@@ -1,0 +1,119 @@
+//! A volume as it was at one instant, as a read-only [`Device`]: what a version is made of while the machine
+//! goes on.
+
+use std::sync::Arc;
+
+use headwater_block::{
+    Attempt, ByteRange, Completion, Device, Extent, Geometry, IoError, IoErrorKind, Op, Request,
+};
+use headwater_writecache::{Found, FrozenCache, Kind};
+
+use crate::pieces::pieces;
+use crate::read::{self, Side};
+use crate::volume::{Inner, bad_buffer, extend, first_run};
+
+/// See the file's head. Dropping it gives back the room of what only it needed.
+pub struct FrozenView {
+    inner: Arc<Inner>,
+    cache: Arc<FrozenCache>,
+}
+
+/// A run of bytes that the machine changed, or left as they are in the image.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ChangedRun {
+    /// Length in bytes; never 0.
+    pub len: u64,
+    /// Whether it was written or discarded. It may hold the image's bytes all the same.
+    pub changed: bool,
+}
+
+impl FrozenView {
+    pub(crate) fn new(inner: &Arc<Inner>) -> Result<Arc<Self>, IoError> {
+        let cache = Arc::new(inner.cache.freeze()?);
+        Ok(Arc::new(Self { inner: Arc::clone(inner), cache }))
+    }
+
+    /// What the machine changed of `range`, in order and without gaps, in runs of whole blocks, at most
+    /// `max_runs`: the answer may end before the range does.
+    pub fn changed(&self, range: ByteRange, max_runs: usize) -> Vec<ChangedRun> {
+        let mut found: Vec<ChangedRun> = Vec::new();
+        let mut rest = range;
+        while !rest.is_empty() {
+            let (kind, run) = first_run(rest, &|first, end| self.cache.run_at(first, end));
+            let changed = kind != Kind::Absent;
+            let full = found.len() >= max_runs.max(1);
+            match found.last_mut() {
+                Some(last) if last.changed == changed => last.len += run.len(),
+                _ if full => break,
+                _ => found.push(ChangedRun { len: run.len(), changed }),
+            }
+            let Some(next) = ByteRange::new(run.end(), rest.end() - run.end()) else { break };
+            rest = next;
+        }
+        found
+    }
+
+    fn read_now(&self, range: ByteRange, into: &mut [u8]) -> Result<Attempt, IoError> {
+        let side = Side::Frozen(Arc::clone(&self.cache));
+        let mut absent: Option<ByteRange> = None;
+        for piece in pieces(range) {
+            let Some(part) = into.get_mut(piece.start..piece.start + piece.len) else {
+                return Err(bad_buffer());
+            };
+            match self.cache.read(piece.block, piece.skip, part) {
+                Found::Done => {
+                    if let Some(run) = absent.take()
+                        && self.inner.read_base_now(range, run, into, &side)? == Attempt::MustWait
+                    {
+                        return Ok(Attempt::MustWait);
+                    }
+                }
+                Found::Absent => absent = extend(absent, piece),
+                Found::Spilled(_) => return Ok(Attempt::MustWait),
+            }
+        }
+        match absent {
+            Some(run) => self.inner.read_base_now(range, run, into, &side),
+            None => Ok(Attempt::Done),
+        }
+    }
+}
+
+fn read_only() -> IoError {
+    IoError::new(IoErrorKind::ReadOnly, "a frozen view of a volume is read only")
+}
+
+impl Device for FrozenView {
+    fn geometry(&self) -> Geometry {
+        Geometry { read_only: true, volatile_cache: false, ..self.inner.geometry }
+    }
+
+    fn try_now(&self, op: Op<'_>) -> Result<Attempt, IoError> {
+        match op {
+            Op::Read { range, into } => self.read_now(range, into),
+            Op::Flush => Ok(Attempt::Done),
+            Op::Write { .. } | Op::WriteZeroes { .. } | Op::Discard { .. } => Err(read_only()),
+        }
+    }
+
+    fn submit(&self, request: Request, done: Completion) {
+        match request {
+            Request::Read { range, buffer } => {
+                read::start(&self.inner, Side::Frozen(Arc::clone(&self.cache)), range, buffer, done);
+            }
+            Request::Flush => done.complete(Ok(()), Vec::new()),
+            Request::Prefetch { range } => self.inner.base.submit(Request::Prefetch { range }, done),
+            other => done.complete(Err(read_only()), other.into_buffer()),
+        }
+    }
+
+    fn extents(&self, range: ByteRange, max_extents: usize) -> Result<Vec<Extent>, IoError> {
+        self.inner.extents(range, max_extents, |first, end| self.cache.run_at(first, end))
+    }
+}
+
+impl std::fmt::Debug for FrozenView {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("FrozenView").field("cache", &self.cache).finish_non_exhaustive()
+    }
+}

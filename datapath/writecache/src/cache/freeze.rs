@@ -1,0 +1,98 @@
+//! A state of the cache at one instant, while the machine goes on.
+//!
+//! Freezing changes one number ([`crate::map`] says why that is enough), so it takes as long with 4 GB of changes
+//! as with none. Afterwards the first change in each leaf copies that leaf's locations, 2 KiB, and a block that
+//! the frozen state needs is written to a new slot; its old one goes on to be packed, spilled and cleaned. So a
+//! frozen state costs what is overwritten meanwhile, and that counts as the cache's own.
+
+use std::sync::Arc;
+
+use headwater_block::{IoError, IoErrorKind};
+
+use super::{BLOCK, Found, Kind, WriteCache};
+use crate::map::split;
+use crate::memory::copy_out;
+use crate::units::{BlockNumber, Location};
+
+/// A cache as it was when it was frozen. Dropping it gives back what only it needed.
+pub struct FrozenCache {
+    cache: Arc<WriteCache>,
+    freeze: u32,
+}
+
+impl WriteCache {
+    /// Keeps the state of this moment: of what was answered before, everything; of what begins afterwards, nothing.
+    /// Of writes in flight each block is whole, old or new. An error while an earlier state is kept.
+    pub fn freeze(self: &Arc<Self>) -> Result<FrozenCache, IoError> {
+        let Some(freeze) = self.map.freeze() else {
+            return Err(IoError::new(
+                IoErrorKind::Invalid,
+                "the volume is frozen already: one version is made of it at a time",
+            ));
+        };
+        Ok(FrozenCache { cache: Arc::clone(self), freeze })
+    }
+
+    /// Whether the block is in this slot now, frozen states aside.
+    pub(crate) fn is_at(&self, block: BlockNumber, slot: Location) -> bool {
+        let (leaf, index) = split(block);
+        self.map.read(leaf).is_some_and(|leaf| leaf.get(index) == slot)
+    }
+}
+
+impl FrozenCache {
+    /// The cache, to fetch what [`FrozenCache::read`] found on disk.
+    pub fn cache(&self) -> &Arc<WriteCache> {
+        &self.cache
+    }
+
+    /// As [`WriteCache::read`], of the frozen state. It counts as no read of the machine, and warms nothing up.
+    pub fn read(&self, block: BlockNumber, skip: usize, into: &mut [u8]) -> Found {
+        let cache = &*self.cache;
+        let (leaf, index) = split(block);
+        let Some(leaf) = cache.map.read(leaf) else { return Found::Absent };
+        let location = leaf.at(self.freeze).get(index);
+        let Some((id, slot)) = location.place() else {
+            if location == Location::ABSENT {
+                return Found::Absent;
+            }
+            into.fill(0);
+            return Found::Done;
+        };
+        let Some(segment) = cache.segments.get(id) else { return Found::Absent };
+        let word = segment.word();
+        if let Some(address) = word.ram() {
+            copy_out(address, slot, skip, into, &leaf);
+            return Found::Done;
+        }
+        let mut whole = [0u8; BLOCK];
+        if word.is_packed() && cache.unpack(id, slot, &mut whole) {
+            let Some(part) = whole.get(skip..skip.saturating_add(into.len())) else { return Found::Absent };
+            into.copy_from_slice(part);
+            return Found::Done;
+        }
+        Found::Spilled(cache.ticket(block, id, slot))
+    }
+
+    /// As [`WriteCache::run_at`], of the frozen state.
+    pub fn run_at(&self, first: BlockNumber, end: BlockNumber) -> (Kind, u32) {
+        self.cache.run_of(first, end, |leaf| leaf.at(self.freeze))
+    }
+}
+
+impl Drop for FrozenCache {
+    fn drop(&mut self) {
+        let cache = &*self.cache;
+        cache.map.thaw(|_, slots| {
+            // With the leaf locked, and so between two epochs or within one: a position that comes free is noted whole.
+            slots.iter().for_each(|slot| cache.kill(*slot));
+        });
+        cache.host.signal();
+    }
+}
+
+impl std::fmt::Debug for FrozenCache {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("FrozenCache").field("freeze", &self.freeze).finish_non_exhaustive()
+    }
+}
