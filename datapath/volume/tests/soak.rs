@@ -1,7 +1,9 @@
-//! Mixed load on eight volumes in one budget, while limits change at random, the disk fills up and its
-//! reads flip bits. Every block is compared with what was last written to it.
+//! Mixed load on eight volumes in one budget, while limits change at random, the disk fills up, fails to write
+//! and flips bits in what it reads. Every block is compared with what was last written to it; frozen states are
+//! read beside it; two of the volumes are persistent, and opened again at the end. Memory is within the budget,
+//! by our own count and by that of the system.
 //!
-//! Twenty seconds by default; `make soak` sets `HEADWATER_SOAK_SECONDS` to half an hour.
+//! Twenty seconds by default; `make soak` sets `HEADWATER_SOAK_SECONDS` to half an hour. A line each minute.
 
 mod setup;
 
@@ -12,7 +14,7 @@ use std::time::{Duration, Instant};
 
 use headwater_block::{Device, IoError, IoErrorKind, blocking};
 use headwater_testkit::{ReferenceDisk, Rng};
-use headwater_volume::{CacheMode, Volume};
+use headwater_volume::{CacheMode, FrozenView, PersistentOptions, Volume, VolumeOptions};
 use headwater_writecache::Host;
 
 const MIB: u64 = 1 << 20;
@@ -23,6 +25,8 @@ const MODES: [CacheMode; 8] = {
     use CacheMode::{Disk, Ram, RamDisk};
     [RamDisk, RamDisk, RamDisk, RamDisk, RamDisk, Ram, Disk, Disk]
 };
+/// Which of them survive.
+const PERSISTENT: [bool; 8] = [false, false, false, true, false, false, false, true];
 const MOST_HOST_MIB: u64 = 400;
 /// Four segments of each volume are always allowed, and a limit that falls takes effect by spilling.
 const SLACK_MIB: u64 = 8 * 8;
@@ -33,11 +37,16 @@ type Generation = u32;
 /// One volume under load, with the oracle of its contents. Only its own thread touches either.
 struct Worker {
     number: u64,
+    volume: Arc<Volume>,
     device: Arc<dyn Device>,
     written: Vec<Generation>,
+    /// A frozen state, and what it holds.
+    frozen: Option<(Arc<FrozenView>, Vec<Generation>)>,
     rng: Rng,
     next: Generation,
     operations: u64,
+    freezes: u64,
+    flushes: u64,
 }
 
 impl Worker {
@@ -54,11 +63,22 @@ impl Worker {
         let len = 1 + self.rng.index(16);
         let first = self.rng.index(BLOCKS - len);
         self.operations += 1;
+        if self.rng.chance(1, 500) {
+            self.freeze_or_let_go();
+        }
+        if PERSISTENT[self.number as usize] && self.rng.chance(1, 300) {
+            // While the disk is full it may fail; what was written stays, and is flushed later.
+            self.flushes += u64::from(blocking::flush(&*self.device).is_ok());
+        }
         match self.rng.below(10) {
             0..=5 => self.write(first, len),
             6..=8 => {
                 let lied_before = disk_lies.load(Ordering::SeqCst);
-                let read = self.verify(first, len);
+                let read = if self.rng.chance(1, 4) && self.frozen.is_some() {
+                    self.verify_frozen(first, len)
+                } else {
+                    self.verify(first, len)
+                };
                 let may_fail = lied_before || disk_lies.load(Ordering::SeqCst);
                 if let Err(error) = read {
                     assert!(
@@ -79,6 +99,28 @@ impl Worker {
                 self.written[first..first + len].fill(0);
             }
         }
+    }
+
+    fn freeze_or_let_go(&mut self) {
+        if self.frozen.take().is_none() {
+            let view = self.volume.freeze().expect("a volume can be frozen");
+            self.frozen = Some((view, self.written.clone()));
+            self.freezes += 1;
+        }
+    }
+
+    fn verify_frozen(&self, first: usize, len: usize) -> Result<(), IoError> {
+        let Some((view, written)) = &self.frozen else { return Ok(()) };
+        let mut found = vec![1; len * BLOCK as usize];
+        blocking::read(&**view, first as u64 * BLOCK, &mut found)?;
+        for (block, found) in (first..first + len).zip(found.chunks(BLOCK as usize)) {
+            assert!(
+                found == self.contents(block, written[block]),
+                "volume {}, block {block}: the frozen state changed",
+                self.number
+            );
+        }
+        Ok(())
     }
 
     fn write(&mut self, first: usize, len: usize) {
@@ -134,16 +176,41 @@ impl Worker {
     }
 }
 
+/// Memory of this process, by the system's count.
+fn resident_mib() -> u64 {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap();
+    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).expect("the kernel counts it");
+    line.trim().trim_end_matches(" kB").parse::<u64>().unwrap() >> 10
+}
+
+/// What was reached, at most.
+#[derive(Debug, Default)]
+struct Peaks {
+    used_mib: u64,
+    resident_mib: u64,
+}
+
 /// Changes limits and breaks the disk, until the time is over; then mends everything.
-fn disturb(host: &Host, volumes: &[Arc<Volume>], faults: &setup::Faults, lies: &AtomicBool, until: Instant) {
+fn disturb(
+    host: &Host,
+    volumes: &[Arc<Volume>],
+    faults: &setup::Faults,
+    lies: &AtomicBool,
+    until: Instant,
+) -> Peaks {
     let mut rng = Rng::new(99);
+    let mut peaks = Peaks::default();
+    let resident_before_mib = resident_mib();
+    let began = Instant::now();
+    let mut minutes = 0;
     while Instant::now() < until {
         let volume = &volumes[rng.index(volumes.len())];
-        match rng.below(6) {
+        match rng.below(7) {
             0 => volume.set_ram_bytes(rng.between(16, 96) * MIB),
             1 | 2 => volume.set_disk_bytes(rng.between(32, 256) * MIB),
             3 => host.set_limit_bytes(rng.between(160, MOST_HOST_MIB) * MIB),
             4 => faults.full.store(rng.chance(1, 3), Ordering::Relaxed),
+            5 => faults.write_error_every.store(rng.below(3) * 7, Ordering::Relaxed),
             _ => {
                 lies.store(true, Ordering::SeqCst);
                 faults.flip.store(true, Ordering::SeqCst);
@@ -156,20 +223,81 @@ fn disturb(host: &Host, volumes: &[Arc<Volume>], faults: &setup::Faults, lies: &
         }
         let used_mib = host.used_bytes() / MIB;
         assert!(used_mib <= MOST_HOST_MIB + SLACK_MIB, "{used_mib} MiB of at most {MOST_HOST_MIB} in use");
+        peaks.used_mib = peaks.used_mib.max(used_mib);
+        let resident_mib = resident_mib() - resident_before_mib;
+        assert!(
+            resident_mib <= (MOST_HOST_MIB + SLACK_MIB) * 103 / 100 + 32,
+            "{resident_mib} MiB resident of at most {MOST_HOST_MIB}"
+        );
+        peaks.resident_mib = peaks.resident_mib.max(resident_mib);
+        if began.elapsed().as_secs() / 60 > minutes {
+            minutes += 1;
+            println!("{minutes} min: {used_mib} MiB in use, {resident_mib} resident; most: {peaks:?}");
+        }
         std::thread::sleep(Duration::from_millis(rng.between(5, 60)));
     }
     faults.full.store(false, Ordering::Relaxed);
+    faults.write_error_every.store(0, Ordering::Relaxed);
     for (volume, mode) in volumes.iter().zip(MODES) {
         // What is kept in RAM only needs room for all of it; the others have to spill down to their limit.
         volume.set_ram_bytes(if mode == CacheMode::Ram { SPAN_MIB + 16 } else { 24 } * MIB);
         volume.set_disk_bytes(512 * MIB);
     }
     host.set_limit_bytes(320 * MIB);
+    peaks
 }
 
-fn open(host: &Host, at: &Path) -> Vec<(Arc<Volume>, Arc<dyn Device>)> {
-    let base: Arc<dyn Device> = Arc::new(ReferenceDisk::new(SPAN_MIB * MIB));
-    MODES.map(|mode| setup::open(&setup::options(&base, mode, 32, 256, at), host)).into()
+fn options(number: usize, base: &Arc<dyn Device>, at: &Path) -> VolumeOptions {
+    let options = setup::options(base, MODES[number], 32, 256, at);
+    let name = format!("volume{number}");
+    let persistent =
+        PERSISTENT[number].then_some(PersistentOptions { name, key: [number as u8; 16], base_id: [1; 32] });
+    VolumeOptions { persistent, ..options }
+}
+
+fn worker(number: usize, (volume, device): (Arc<Volume>, Arc<dyn Device>)) -> Worker {
+    Worker {
+        number: number as u64,
+        volume,
+        device,
+        written: vec![0; BLOCKS],
+        frozen: None,
+        rng: Rng::new(number as u64),
+        next: 0,
+        operations: 0,
+        freezes: 0,
+        flushes: 0,
+    }
+}
+
+/// The disk is well again: all is there, frozen states too, and writes are taken.
+fn check(worker: &mut Worker, host: &Host) {
+    for first in (0..BLOCKS).step_by(64) {
+        worker.verify(first, 64).expect("the disk is well again");
+        worker.verify_frozen(first, 64).expect("the disk is well again");
+    }
+    worker.frozen = None;
+    // There is room again, so writes are taken again; the first may still be refused at once.
+    let data = worker.contents(0, 1);
+    let taken = (0..100).any(|_| {
+        let taken = blocking::write(&*worker.device, 0, &data).is_ok();
+        std::thread::sleep(Duration::from_millis(if taken { 0 } else { 100 }));
+        taken
+    });
+    let used_mib = host.used_bytes() / MIB;
+    let cache = worker.volume.counters().cache;
+    assert!(taken, "volume {} does not recover; {used_mib} MiB in use; {cache:?}", worker.number);
+    worker.written[0] = 1;
+}
+
+/// A persistent volume has all of it after it was closed and opened again.
+fn check_reopened(worker: &mut Worker, options: &VolumeOptions, host: &Host) {
+    blocking::flush(&*worker.device).expect("the disk is well again");
+    worker.volume.close();
+    (worker.volume, worker.device) = setup::open(options, host);
+    for first in (0..BLOCKS).step_by(64) {
+        worker.verify(first, 64).expect("it was flushed");
+    }
 }
 
 #[test]
@@ -179,20 +307,13 @@ fn nothing_is_lost_while_limits_change_and_the_disk_misbehaves() {
     let until = Instant::now() + Duration::from_secs(seconds);
     let dir = tempfile::tempdir().unwrap();
     let (host, faults) = setup::host(MOST_HOST_MIB * MIB);
-    let opened = open(&host, dir.path());
-    let volumes: Vec<Arc<Volume>> = opened.iter().map(|(volume, _)| Arc::clone(volume)).collect();
+    let base: Arc<dyn Device> = Arc::new(ReferenceDisk::new(SPAN_MIB * MIB));
+    let all: Vec<VolumeOptions> = (0..MODES.len()).map(|number| options(number, &base, dir.path())).collect();
+    let mut workers: Vec<Worker> =
+        (0..).zip(&all).map(|(number, options)| worker(number, setup::open(options, &host))).collect();
+    let volumes: Vec<Arc<Volume>> = workers.iter().map(|worker| Arc::clone(&worker.volume)).collect();
     let lies = AtomicBool::new(false);
-    let mut workers: Vec<Worker> = (0..)
-        .zip(opened)
-        .map(|(number, (_, device))| Worker {
-            number,
-            device,
-            written: vec![0; BLOCKS],
-            rng: Rng::new(number),
-            next: 0,
-            operations: 0,
-        })
-        .collect();
+    let mut peaks = Peaks::default();
     std::thread::scope(|scope| {
         for worker in &mut workers {
             let lies = &lies;
@@ -202,25 +323,30 @@ fn nothing_is_lost_while_limits_change_and_the_disk_misbehaves() {
                 }
             });
         }
-        disturb(&host, &volumes, &faults, &lies, until);
+        peaks = disturb(&host, &volumes, &faults, &lies, until);
     });
-    for worker in &mut workers {
-        for first in (0..BLOCKS).step_by(64) {
-            worker.verify(first, 64).expect("the disk is well again");
+    let sum = |of: fn(&Volume) -> u64| volumes.iter().map(|volume| of(volume)).sum::<u64>();
+    let spilled = sum(|v| v.counters().cache.spilled_segments);
+    let cleaned = sum(|v| v.counters().cache.cleaned_segments);
+    let (damaged, errors) =
+        (sum(|v| v.counters().cache.corrupt_blocks), sum(|v| v.counters().cache.disk_errors));
+    let (paused, refused) =
+        (sum(|v| v.counters().cache.paused_writes), sum(|v| v.counters().cache.refused_writes));
+    drop(volumes);
+    for (worker, options) in workers.iter_mut().zip(&all) {
+        check(worker, &host);
+        if options.persistent.is_some() {
+            check_reopened(worker, options, &host);
         }
-        // There is room again, so writes are taken again; the first may still be refused at once.
-        let data = worker.contents(0, 1);
-        let taken = (0..100).any(|_| {
-            let taken = blocking::write(&*worker.device, 0, &data).is_ok();
-            std::thread::sleep(Duration::from_millis(if taken { 0 } else { 100 }));
-            taken
-        });
-        let cache = volumes.iter().map(|v| v.counters().cache).nth(worker.number as usize);
-        let used_mib = host.used_bytes() / MIB;
-        assert!(taken, "volume {} does not recover; {used_mib} MiB in use; {cache:?}", worker.number);
     }
-    let spilled: u64 = volumes.iter().map(|volume| volume.counters().cache.spilled_segments).sum();
     let operations: u64 = workers.iter().map(|worker| worker.operations).sum();
-    println!("{operations} operations, {spilled} segments spilled, {} MiB in use", host.used_bytes() / MIB);
-    assert!(operations > 1000 && spilled > 0);
+    let freezes: u64 = workers.iter().map(|worker| worker.freezes).sum();
+    let flushes: u64 = workers.iter().map(|worker| worker.flushes).sum();
+    println!(
+        "{operations} operations, {freezes} frozen states, {flushes} flushes; {spilled} segments spilled, {cleaned} \
+         cleaned; {errors} disk errors, {damaged} damaged blocks reported; {paused} writes waited, {refused} were \
+         refused; nothing was lost; most: {peaks:?}, {} MiB in use at the end",
+        host.used_bytes() / MIB
+    );
+    assert!(operations > 1000 && spilled > 0 && freezes > 0 && flushes > 0);
 }
