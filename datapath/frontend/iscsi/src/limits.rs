@@ -1,0 +1,93 @@
+//! All limits of the server, with names, units and defaults.
+
+use crate::wire::header::SEGMENT_BYTES_MAX;
+
+/// What one initiator, and all together, may cost, and what is negotiated with them.
+///
+/// Memory of one session is at most the two buffers (about `2 * receive_segment_bytes + batch_bytes`), and
+/// `queue_depth * first_burst_bytes + bytes_collected + bytes_executing` with one transfer more of either.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Limits {
+    /// Connections at the same time, those that have not logged in included. More are closed at once.
+    pub connections: usize,
+    /// Connections that have not logged in. A new one ends the oldest of them.
+    pub half_open_logins: usize,
+    /// From accepting a connection to the end of its login, in milliseconds. Then it is closed.
+    pub login_timeout_ms: u64,
+    /// PDUs in one login. Then it is closed.
+    pub login_pdus: u32,
+    /// Text of one login step or of one text request, in bytes, all its PDUs together.
+    pub text_bytes: usize,
+    /// The longest data segment that is taken, in bytes (MaxRecvDataSegmentLength).
+    pub receive_segment_bytes: u32,
+    /// Most data that comes unasked with a command, in bytes (FirstBurstLength).
+    pub first_burst_bytes: u32,
+    /// Most data of one sequence, in bytes (MaxBurstLength).
+    pub max_burst_bytes: u32,
+    /// R2Ts of one task at the same time (MaxOutstandingR2T).
+    pub outstanding_r2t: u16,
+    /// Commands of one session at the same time (the window of MaxCmdSN); immediate ones come on top, as many again.
+    pub queue_depth: u32,
+    /// Data of one session that R2Ts have asked for or that waits to be carried out, in bytes; one burst more than fits is taken.
+    pub bytes_collected: u64,
+    /// Data of one session that the device works on, in bytes; one request more than fits is taken.
+    pub bytes_executing: u64,
+    /// Replies are sent when this much is collected, in bytes, if not earlier; at least 128 KiB.
+    pub batch_bytes: usize,
+    /// Silence after which a session is asked whether it is there (NOP-In), and time to answer, in milliseconds. An initiator
+    /// that never answered one is only asked: some boot firmware cannot.
+    pub keepalive_ms: u64,
+    /// How long a send may make no progress, in milliseconds. Then the connection is cut.
+    pub send_stall_ms: u64,
+    /// How long [`crate::Server::stop`] waits for initiators to log out when asked to, in milliseconds.
+    pub logout_grace_ms: u64,
+    /// How long [`crate::Server::stop`] waits after that for requests in flight and for initiators to take their replies, in
+    /// milliseconds. Then connections are cut. Also how long a login waits for the session that it replaces.
+    pub stop_timeout_ms: u64,
+    /// Warnings about initiators in ten seconds; further ones are counted and told later.
+    pub warnings_per_10_s: u32,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self {
+            connections: 1024,
+            half_open_logins: 128,
+            login_timeout_ms: 15_000,
+            login_pdus: 64,
+            text_bytes: 16 << 10,
+            receive_segment_bytes: 128 << 10,
+            first_burst_bytes: 128 << 10,
+            max_burst_bytes: 1 << 20,
+            outstanding_r2t: 4,
+            queue_depth: 128,
+            bytes_collected: 32 << 20,
+            bytes_executing: 64 << 20,
+            batch_bytes: 256 << 10,
+            keepalive_ms: 30_000,
+            send_stall_ms: 120_000,
+            logout_grace_ms: 2_000,
+            stop_timeout_ms: 10_000,
+            warnings_per_10_s: 20,
+        }
+    }
+}
+
+impl Limits {
+    /// The same, with values that cannot work raised or lowered to those that can.
+    pub(crate) fn sane(mut self) -> Self {
+        self.connections = self.connections.max(1);
+        self.half_open_logins = self.half_open_logins.clamp(1, self.connections);
+        self.text_bytes = self.text_bytes.clamp(8192, 1 << 20);
+        self.receive_segment_bytes = self.receive_segment_bytes.clamp(8192, SEGMENT_BYTES_MAX);
+        self.max_burst_bytes = self.max_burst_bytes.clamp(512, SEGMENT_BYTES_MAX);
+        self.first_burst_bytes = self.first_burst_bytes.clamp(512, self.max_burst_bytes);
+        self.outstanding_r2t = self.outstanding_r2t.max(1);
+        self.queue_depth = self.queue_depth.clamp(1, 1 << 16);
+        self.bytes_collected = self.bytes_collected.max(1);
+        self.bytes_executing = self.bytes_executing.max(1);
+        self.batch_bytes = self.batch_bytes.max(128 << 10);
+        self.keepalive_ms = self.keepalive_ms.max(10);
+        self
+    }
+}

@@ -1,0 +1,280 @@
+//! The negotiation table: what each key of RFC 7143, section 13 means, and what is answered.
+//!
+//! | rule | keys | result |
+//! |---|---|---|
+//! | list | HeaderDigest, DataDigest, TaskReporting | the first that the initiator names and we know |
+//! | least | MaxConnections, MaxBurstLength, FirstBurstLength, DefaultTime2Retain, MaxOutstandingR2T, ErrorRecoveryLevel, iSCSIProtocolLevel | the smaller |
+//! | most | DefaultTime2Wait | the larger |
+//! | or | InitialR2T, DataPDUInOrder, DataSequenceInOrder | Yes if either says so |
+//! | and | ImmediateData | Yes if both say so |
+//! | told | MaxRecvDataSegmentLength, names, aliases, SessionType | each side's own; no answer |
+//!
+//! A value that a key cannot have is answered `Reject`, and the key keeps its default. A key that nobody knows is answered
+//! `NotUnderstood`. A key that is given twice ends the login.
+
+use crate::limits::Limits;
+use crate::wire::header::SEGMENT_BYTES_MAX;
+use crate::wire::text::number;
+
+/// What both sides agreed on. The defaults are those of the protocol.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Parameters {
+    /// CRC32C of headers.
+    pub header_digest: bool,
+    /// CRC32C of data segments.
+    pub data_digest: bool,
+    /// No data without an R2T, except immediate data.
+    pub initial_r2t: bool,
+    /// Data in the command's own PDU.
+    pub immediate_data: bool,
+    /// The longest data segment that the initiator takes, in bytes.
+    pub send_segment_bytes: u32,
+    /// Most data of one sequence, in bytes.
+    pub max_burst_bytes: u32,
+    /// Most data that comes unasked with a command, in bytes.
+    pub first_burst_bytes: u32,
+    /// R2Ts of one task at the same time.
+    pub outstanding_r2t: u16,
+    /// Seconds to wait before a login after a connection broke.
+    pub time_to_wait_s: u16,
+    /// Seconds that tasks are kept after a connection broke.
+    pub time_to_retain_s: u16,
+}
+
+impl Default for Parameters {
+    fn default() -> Self {
+        Self {
+            header_digest: false,
+            data_digest: false,
+            initial_r2t: true,
+            immediate_data: true,
+            send_segment_bytes: 8192,
+            max_burst_bytes: 262_144,
+            first_burst_bytes: 65_536,
+            outstanding_r2t: 1,
+            time_to_wait_s: 2,
+            time_to_retain_s: 20,
+        }
+    }
+}
+
+/// What to say to a key.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Answer {
+    /// Nothing: the initiator only told something.
+    Silence,
+    /// This value.
+    Value(String),
+}
+
+impl Answer {
+    fn text(value: &str) -> Self {
+        Self::Value(value.into())
+    }
+}
+
+/// The answer where a value cannot be.
+const REJECT: &str = "Reject";
+const IRRELEVANT: &str = "Irrelevant";
+/// The answer to a key that nobody knows.
+pub const NOT_UNDERSTOOD: &str = "NotUnderstood";
+
+/// Negotiates one operational key. `discovery`: what only matters for SCSI is irrelevant.
+pub fn negotiate(
+    parameters: &mut Parameters,
+    limits: &Limits,
+    discovery: bool,
+    key: &str,
+    value: &str,
+) -> Answer {
+    const SCSI_ONLY: [&str; 10] = [
+        "MaxConnections",
+        "InitialR2T",
+        "ImmediateData",
+        "MaxBurstLength",
+        "FirstBurstLength",
+        "MaxOutstandingR2T",
+        "DataPDUInOrder",
+        "DataSequenceInOrder",
+        "DefaultTime2Retain",
+        "TaskReporting",
+    ];
+    if discovery && SCSI_ONLY.contains(&key) {
+        return Answer::text(IRRELEVANT);
+    }
+    match key {
+        "HeaderDigest" => digest(&mut parameters.header_digest, value),
+        "DataDigest" => digest(&mut parameters.data_digest, value),
+        "InitialR2T" => boolean(&mut parameters.initial_r2t, value, |theirs| theirs),
+        "ImmediateData" => boolean(&mut parameters.immediate_data, value, |theirs| theirs),
+        // Both orders are kept in any case, so the answer is always Yes.
+        "DataPDUInOrder" | "DataSequenceInOrder" => boolean(&mut true, value, |_| true),
+        // Marks in the byte stream are obsolete: no initiator uses them, some still ask.
+        "IFMarker" | "OFMarker" => boolean(&mut false, value, |_| false),
+        "IFMarkInt" | "OFMarkInt" => Answer::text(IRRELEVANT),
+        "MaxRecvDataSegmentLength" => match in_range(value, 512, SEGMENT_BYTES_MAX) {
+            Some(theirs) => {
+                parameters.send_segment_bytes = theirs;
+                Answer::Silence
+            }
+            None => Answer::text(REJECT),
+        },
+        "MaxBurstLength" => {
+            least(&mut parameters.max_burst_bytes, value, 512..=SEGMENT_BYTES_MAX, limits.max_burst_bytes)
+        }
+        "FirstBurstLength" => {
+            least(&mut parameters.first_burst_bytes, value, 512..=SEGMENT_BYTES_MAX, limits.first_burst_bytes)
+        }
+        "MaxOutstandingR2T" => {
+            let mut result = u32::from(parameters.outstanding_r2t);
+            let answer = least(&mut result, value, 1..=65_535, u32::from(limits.outstanding_r2t));
+            parameters.outstanding_r2t = u16::try_from(result).unwrap_or(1);
+            answer
+        }
+        "MaxConnections" => least(&mut 1, value, 1..=65_535, 1),
+        "ErrorRecoveryLevel" => least(&mut 0, value, 0..=2, 0),
+        // 1 is RFC 7143 itself.
+        "iSCSIProtocolLevel" => least(&mut 1, value, 0..=31, 1),
+        "DefaultTime2Wait" => match in_range(value, 0, 3600) {
+            Some(theirs) => {
+                parameters.time_to_wait_s = u16::try_from(theirs).unwrap_or(2);
+                Answer::Value(theirs.to_string())
+            }
+            None => Answer::text(REJECT),
+        },
+        "DefaultTime2Retain" => {
+            let mut result = 0;
+            let answer = least(&mut result, value, 0..=3600, 0);
+            parameters.time_to_retain_s = u16::try_from(result).unwrap_or(0);
+            answer
+        }
+        "TaskReporting" => match value.split(',').find(|choice| *choice == "RFC3720") {
+            Some(choice) => Answer::text(choice),
+            None => Answer::text(REJECT),
+        },
+        "NodeArchitecture" => Answer::Silence,
+        _ => Answer::text(NOT_UNDERSTOOD),
+    }
+}
+
+fn digest(on: &mut bool, value: &str) -> Answer {
+    match value.split(',').find(|choice| matches!(*choice, "None" | "CRC32C")) {
+        Some(choice) => {
+            *on = choice == "CRC32C";
+            Answer::text(choice)
+        }
+        None => Answer::text(REJECT),
+    }
+}
+
+fn boolean(result: &mut bool, value: &str, rule: impl Fn(bool) -> bool) -> Answer {
+    let theirs = match value {
+        "Yes" => true,
+        "No" => false,
+        _ => return Answer::text(REJECT),
+    };
+    *result = rule(theirs);
+    Answer::text(if *result { "Yes" } else { "No" })
+}
+
+fn least(result: &mut u32, value: &str, legal: std::ops::RangeInclusive<u32>, ours: u32) -> Answer {
+    match in_range(value, *legal.start(), *legal.end()) {
+        Some(theirs) => {
+            *result = theirs.min(ours);
+            Answer::Value(result.to_string())
+        }
+        None => Answer::text(REJECT),
+    }
+}
+
+fn in_range(value: &str, from: u32, to: u32) -> Option<u32> {
+    number(value).filter(|number| (from..=to).contains(number))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn answer(key: &str, value: &str) -> (Option<String>, Parameters) {
+        let mut parameters = Parameters::default();
+        let answer = negotiate(&mut parameters, &Limits::default(), false, key, value);
+        let text = match answer {
+            Answer::Silence => None,
+            Answer::Value(text) => Some(text),
+        };
+        (text, parameters)
+    }
+
+    #[test]
+    fn each_key_follows_its_rule() {
+        for (key, value, expected) in [
+            ("HeaderDigest", "None", Some("None")),
+            ("HeaderDigest", "CRC32C,None", Some("CRC32C")),
+            ("HeaderDigest", "X-sha,None,CRC32C", Some("None")),
+            ("HeaderDigest", "X-sha", Some("Reject")),
+            ("DataDigest", "CRC32C", Some("CRC32C")),
+            ("InitialR2T", "Yes", Some("Yes")),
+            ("InitialR2T", "No", Some("No")),
+            ("InitialR2T", "maybe", Some("Reject")),
+            ("ImmediateData", "Yes", Some("Yes")),
+            ("ImmediateData", "No", Some("No")),
+            ("DataPDUInOrder", "No", Some("Yes")),
+            ("DataSequenceInOrder", "No", Some("Yes")),
+            ("IFMarker", "Yes", Some("No")),
+            ("OFMarkInt", "2048~8192", Some("Irrelevant")),
+            ("MaxRecvDataSegmentLength", "262144", None),
+            ("MaxRecvDataSegmentLength", "511", Some("Reject")),
+            ("MaxRecvDataSegmentLength", "16777216", Some("Reject")),
+            ("MaxBurstLength", "16776192", Some("1048576")),
+            ("MaxBurstLength", "0x1000", Some("4096")),
+            ("MaxBurstLength", "511", Some("Reject")),
+            ("FirstBurstLength", "262144", Some("131072")),
+            ("FirstBurstLength", "65536", Some("65536")),
+            ("MaxOutstandingR2T", "1", Some("1")),
+            ("MaxOutstandingR2T", "64", Some("4")),
+            ("MaxOutstandingR2T", "0", Some("Reject")),
+            ("MaxConnections", "8", Some("1")),
+            ("ErrorRecoveryLevel", "2", Some("0")),
+            ("ErrorRecoveryLevel", "3", Some("Reject")),
+            ("DefaultTime2Wait", "0", Some("0")),
+            ("DefaultTime2Wait", "3600", Some("3600")),
+            ("DefaultTime2Wait", "3601", Some("Reject")),
+            ("DefaultTime2Retain", "20", Some("0")),
+            ("iSCSIProtocolLevel", "2", Some("1")),
+            ("TaskReporting", "FastAbort,RFC3720", Some("RFC3720")),
+            ("TaskReporting", "FastAbort", Some("Reject")),
+            ("NodeArchitecture", "x86", None),
+            ("X-org.example.key", "1", Some("NotUnderstood")),
+            ("Nonsense", "1", Some("NotUnderstood")),
+        ] {
+            assert_eq!(answer(key, value).0.as_deref(), expected, "{key}={value}");
+        }
+    }
+
+    #[test]
+    fn what_was_agreed_is_kept_and_what_was_rejected_is_the_default() {
+        assert!(answer("HeaderDigest", "CRC32C").1.header_digest);
+        assert!(answer("DataDigest", "CRC32C,None").1.data_digest);
+        assert!(!answer("InitialR2T", "No").1.initial_r2t);
+        assert!(!answer("ImmediateData", "No").1.immediate_data);
+        assert_eq!(answer("MaxRecvDataSegmentLength", "65536").1.send_segment_bytes, 65_536);
+        assert_eq!(answer("MaxBurstLength", "65536").1.max_burst_bytes, 65_536);
+        assert_eq!(answer("FirstBurstLength", "4096").1.first_burst_bytes, 4096);
+        assert_eq!(answer("MaxOutstandingR2T", "3").1.outstanding_r2t, 3);
+        for (key, value) in [("MaxBurstLength", "1"), ("InitialR2T", ""), ("DefaultTime2Wait", "-1")] {
+            assert_eq!(answer(key, value).1, Parameters::default(), "{key}={value}");
+        }
+    }
+
+    #[test]
+    fn a_discovery_has_no_use_for_scsi_keys() {
+        let mut parameters = Parameters::default();
+        let limits = Limits::default();
+        let say = |key: &str, value: &str| negotiate(&mut parameters, &limits, true, key, value);
+        let mut say = say;
+        assert_eq!(say("MaxBurstLength", "65536"), Answer::text("Irrelevant"));
+        assert_eq!(say("DataDigest", "CRC32C"), Answer::text("CRC32C"));
+        assert_eq!(say("MaxRecvDataSegmentLength", "65536"), Answer::Silence);
+        assert_eq!(parameters.max_burst_bytes, Parameters::default().max_burst_bytes);
+    }
+}

@@ -1,0 +1,60 @@
+//! Replies that are collected and sent with one system call.
+
+use crate::socket::Socket;
+
+/// Data of at most this length is put into the batch; longer data is sent from where it is.
+pub(super) const INLINE_BYTES: usize = 64 << 10;
+
+/// Room that each PDU may count on: a header, inline data, padding and both digests.
+const PDU_ROOM_BYTES: usize = INLINE_BYTES + 256;
+
+/// Bytes to send; fixed size, initialised once.
+pub(super) struct Batch {
+    bytes: Box<[u8]>,
+    used: usize,
+}
+
+impl Batch {
+    pub(super) fn new(size_bytes: usize) -> Self {
+        Self { bytes: vec![0; size_bytes.max(PDU_ROOM_BYTES)].into_boxed_slice(), used: 0 }
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.used == 0
+    }
+
+    /// Whether it must be sent before another PDU of any inline length is added.
+    pub(super) fn is_full(&self) -> bool {
+        self.bytes.len().saturating_sub(self.used) < PDU_ROOM_BYTES
+    }
+
+    /// The next `len` bytes, to be filled and then counted by [`Batch::advance`].
+    #[inline]
+    pub(super) fn room(&mut self, len: usize) -> &mut [u8] {
+        let end = self.used.saturating_add(len);
+        self.bytes.get_mut(self.used..end).unwrap_or_default()
+    }
+
+    #[inline]
+    pub(super) fn advance(&mut self, len: usize) {
+        self.used = self.used.saturating_add(len).min(self.bytes.len());
+    }
+
+    /// Adds bytes, for which there is room.
+    #[inline]
+    pub(super) fn put(&mut self, bytes: &[u8]) {
+        let room = self.room(bytes.len());
+        if room.len() == bytes.len() {
+            room.copy_from_slice(bytes);
+            self.advance(bytes.len());
+        }
+    }
+
+    /// Sends all, followed by `more`.
+    pub(super) fn send(&mut self, socket: &Socket, more: &[u8]) -> std::io::Result<()> {
+        let bytes = self.bytes.get(..self.used).unwrap_or_default();
+        let sent = socket.send_all(bytes, more);
+        self.used = 0;
+        sent
+    }
+}

@@ -1,0 +1,273 @@
+//! SCSI commands: from the PDU to the logical unit and back.
+//!
+//! 1. A command whose data is all here, and which nothing holds up, is tried at once; its data-in goes straight behind the place
+//!    of its header in the batch.
+//! 2. One that must wait is handed over with its data, and answered when the outbox has its outcome.
+//! 3. One whose data is still to come collects it first (`data_out`).
+
+use std::sync::Arc;
+
+use headwater_scsi::{Attribute, Cdb, Command, Lun, Nexus, Now, Outcome, SenseKey, Status, Task};
+
+use super::batch::INLINE_BYTES;
+use super::outbox::Event;
+use super::replies::{Ending, data_offset};
+use super::serve::End;
+use super::session::Session;
+use super::tasks::{Collecting, Fault, Order, Sequence, State};
+use crate::wire::RESERVED_TAG;
+use crate::wire::header::Bhs;
+use crate::wire::request::ScsiCommand;
+use crate::wire::response::RejectReason;
+
+impl Session<'_> {
+    pub(super) fn scsi_command(&mut self, header: &Bhs, ahs: &[u8], data: &[u8]) -> Result<(), End> {
+        let (Ok(command), Some(nexus)) = (ScsiCommand::decode(header), &self.nexus) else {
+            // A discovery has no logical units.
+            return self.reject(header, RejectReason::CommandNotSupported);
+        };
+        let Some(attribute) = attribute(command.attribute) else {
+            return self.reject(header, RejectReason::InvalidPduField);
+        };
+        let announced_read = match bidirectional_read(ahs) {
+            Ok(announced) => announced,
+            Err(()) => return self.reject(header, RejectReason::InvalidPduField),
+        };
+        if self.tasks.contains(command.task_tag) {
+            return self.reject(header, RejectReason::TaskInProgress);
+        }
+        let depth = usize::try_from(self.limits.queue_depth).unwrap_or(usize::MAX);
+        if command.immediate && self.tasks.len() >= depth.saturating_mul(2) {
+            return self.reject(header, RejectReason::ImmediateCommandReject);
+        }
+        let lun = Lun(command.lun);
+        let cdb = Cdb::new(&command.cdb);
+        let order = Order {
+            tag: command.task_tag,
+            lun,
+            attribute,
+            cdb,
+            read: command.read,
+            write: command.write,
+            announced: command.expected_bytes,
+            announced_read,
+            expected: nexus.expected(lun, &cdb),
+            immediate: command.immediate,
+        };
+        let wanted = usize::try_from(order.wanted()).unwrap_or(usize::MAX);
+        if command.is_final && self.tasks.is_clear() && self.is_legal(&order, data.len()) {
+            if let Some(data) = data.get(..wanted) {
+                return self.run_at_once(&order, data);
+            }
+        }
+        self.collect(order, command.is_final, data)
+    }
+
+    /// Whether so much immediate data is what was agreed on.
+    fn is_legal(&self, order: &Order, len: usize) -> bool {
+        let limit = self.parameters.first_burst_bytes.min(order.announced);
+        len == 0
+            || (order.write
+                && self.parameters.immediate_data
+                && len <= usize::try_from(limit).unwrap_or(usize::MAX))
+    }
+
+    fn collect(&mut self, order: Order, is_final: bool, data: &[u8]) -> Result<(), End> {
+        let mut collecting = Collecting::default();
+        if !self.is_legal(&order, data.len()) {
+            collecting.fault = Some(Fault::Unexpected);
+        } else {
+            let wanted = usize::try_from(order.wanted()).unwrap_or(usize::MAX);
+            collecting.data = data.get(..wanted).unwrap_or(data).to_vec();
+        }
+        if !is_final && order.write {
+            if self.parameters.initial_r2t {
+                collecting.fault = Some(Fault::Unexpected);
+            }
+            collecting.unasked = Some(Sequence {
+                transfer_tag: RESERVED_TAG,
+                next: u32::try_from(data.len()).unwrap_or(u32::MAX),
+                end: self.parameters.first_burst_bytes.min(order.announced),
+                data_sn: 0,
+            });
+        }
+        let serial = self.tasks.next_serial();
+        if !order.immediate {
+            self.window.open();
+        }
+        self.tasks.add(order, serial, State::Collecting(collecting));
+        self.advance(order.tag)?;
+        if self.tasks.is_clear() { Ok(()) } else { self.pump() }
+    }
+
+    /// Carries out a command that nothing holds up.
+    #[inline]
+    fn run_at_once(&mut self, order: &Order, data: &[u8]) -> Result<(), End> {
+        let Some(nexus) = &self.nexus else { return Ok(()) };
+        let limit = self.parameters.send_segment_bytes.min(self.parameters.max_burst_bytes);
+        let inline = usize::try_from(order.expected.data_in_bytes)
+            .ok()
+            .filter(|bytes| *bytes <= INLINE_BYTES && order.expected.data_in_bytes <= u64::from(limit));
+        if let Some(room) = inline {
+            if self.batch.is_full() {
+                self.flush_batch(&[])?;
+            }
+            let Some(nexus) = &self.nexus else { return Ok(()) };
+            let head = data_offset(self.parameters.header_digest);
+            let room = self.batch.room(head.saturating_add(room));
+            let data_in = room.get_mut(head..).unwrap_or_default();
+            if let Now::Done { reply, data_in_bytes } = try_now(nexus, order, data, data_in) {
+                return self.reply_in_place(order, Ending::of(&reply), data_in_bytes);
+            }
+        } else if order.expected.data_in_bytes == 0
+            && let Now::Done { reply, .. } = try_now(nexus, order, data, &mut [])
+        {
+            return self.reply(order, 0, Ending::of(&reply), &[]);
+        }
+        let serial = self.tasks.next_serial();
+        if !order.immediate {
+            self.window.open();
+        }
+        let charge = charge(order, data.len());
+        if self.tasks.bytes_executing() >= self.limits.bytes_executing {
+            self.tasks.add(*order, serial, State::Ready(data.to_vec()));
+            return Ok(());
+        }
+        self.tasks.add_running(*order, serial, charge);
+        self.hand_over(order, serial, data.to_vec());
+        Ok(())
+    }
+
+    /// Starts what may start: ready tasks in their order and while there is room, then data for those that collect.
+    pub(super) fn pump(&mut self) -> Result<(), End> {
+        for tag in self.tasks.waiting() {
+            let Some(task) = self.tasks.get_mut(tag) else { continue };
+            let (serial, attribute) = (task.serial, task.order.attribute);
+            match &task.state {
+                State::Ready(data) => {
+                    let charge = charge(&task.order, data.len());
+                    if self.tasks.bytes_executing() < self.limits.bytes_executing
+                        && self.tasks.may_run(serial, attribute)
+                        && let Some((order, serial, _, data)) = self.tasks.start(tag, charge)
+                    {
+                        self.hand_over(&order, serial, data);
+                    }
+                }
+                State::Collecting(collecting) if !collecting.awaits_data() => self.ask_for_data(tag)?,
+                State::Collecting(_) | State::Running(_) => {}
+            }
+        }
+        Ok(())
+    }
+
+    fn hand_over(&mut self, order: &Order, serial: u64, data_out: Vec<u8>) {
+        let Some(nexus) = &self.nexus else { return };
+        let outbox = Arc::clone(&self.outbox);
+        let tag = order.tag;
+        let task = Task {
+            lun: order.lun,
+            attribute: order.attribute,
+            tag: serial,
+            cdb: order.cdb,
+            data_out,
+            announced_bytes: order.announced_out(),
+            data_in: Vec::new(),
+        };
+        nexus.execute(task, move |outcome| outbox.post(Event::Task { tag, serial, outcome }));
+    }
+
+    pub(super) fn task_ended(&mut self, tag: u32, serial: u64, outcome: Outcome) -> Result<(), End> {
+        if self.tasks.serial_of(tag) != Some(serial) {
+            return Ok(());
+        }
+        let Some(task) = self.tasks.remove(tag) else { return Ok(()) };
+        if !task.order.immediate {
+            self.window.close();
+        }
+        match outcome.reply {
+            // Aborted: the initiator hears of it by the answer to the function.
+            None => Ok(()),
+            Some(reply) => self.reply(&task.order, task.r2ts, Ending::of(&reply), &outcome.data_in),
+        }
+    }
+
+    /// Answers a task that was refused for how its data came.
+    pub(super) fn refuse(&mut self, tag: u32, fault: Fault) -> Result<(), End> {
+        let Some(task) = self.tasks.remove(tag) else { return Ok(()) };
+        if !task.order.immediate {
+            self.window.close();
+        }
+        self.shared.faults.warn(&self.who, &format_args!("a command was refused for its data: {fault:?}"));
+        let [asc, ascq] = fault.code().to_be_bytes();
+        // Fixed format: the transport's own sense data does not depend on the logical unit's mode pages.
+        let sense =
+            [0x70, 0, SenseKey::AbortedCommand as u8, 0, 0, 0, 0, 10, 0, 0, 0, 0, asc, ascq, 0, 0, 0, 0];
+        let ending = Ending { status: Status::CheckCondition, sense: &sense };
+        self.reply(&task.order, task.r2ts, ending, &[])
+    }
+}
+
+#[inline]
+fn try_now(nexus: &Nexus, order: &Order, data_out: &[u8], data_in: &mut [u8]) -> Now {
+    let Order { lun, attribute, ref cdb, .. } = *order;
+    let command = Command { lun, attribute, cdb, data_out, announced_bytes: order.announced_out() };
+    nexus.try_now(&command, data_in)
+}
+
+/// What a task counts while it runs.
+fn charge(order: &Order, data_out_bytes: usize) -> u64 {
+    order.expected.data_in_bytes.saturating_add(u64::try_from(data_out_bytes).unwrap_or(u64::MAX))
+}
+
+fn attribute(number: u8) -> Option<Attribute> {
+    match number {
+        0 | 1 => Some(Attribute::Simple),
+        2 => Some(Attribute::Ordered),
+        3 => Some(Attribute::HeadOfQueue),
+        4 => Some(Attribute::Aca),
+        _ => None,
+    }
+}
+
+/// What additional header segments say of the data to read of a command that moves both ways. A longer CDB is legal too, but
+/// no command that is supported has one: its first 16 bytes tell so.
+fn bidirectional_read(mut ahs: &[u8]) -> Result<Option<u32>, ()> {
+    let mut announced = None;
+    while let [high, low, kind, rest @ ..] = ahs {
+        let length = usize::from(u16::from_be_bytes([*high, *low]));
+        // The length counts from behind the type; what is padded to a multiple of four is all of the segment.
+        let padded = length.saturating_add(3).next_multiple_of(4).saturating_sub(3);
+        let (body, after) = rest.split_at_checked(padded).ok_or(())?;
+        let body = body.get(..length).ok_or(())?;
+        match (kind & 0x3f, body) {
+            (1, [_, ..]) => {}
+            (2, [_, a, b, c, d]) => announced = Some(u32::from_be_bytes([*a, *b, *c, *d])),
+            _ => return Err(()),
+        }
+        ahs = after;
+    }
+    Ok(announced)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn additional_headers_are_read_and_bad_ones_refused() {
+        assert_eq!(bidirectional_read(&[]), Ok(None));
+        // A read length: five bytes behind the type, padded to a multiple of four with the three in front.
+        assert_eq!(bidirectional_read(&[0, 5, 2, 0, 0, 0, 2, 0]), Ok(Some(512)));
+        // 16 more bytes of a CDB: 17 bytes behind the type.
+        let mut long = vec![0, 17, 1, 0];
+        long.resize(20, 7);
+        assert_eq!(bidirectional_read(&long), Ok(None));
+        long.extend_from_slice(&[0, 5, 2, 0, 0, 0, 0, 9]);
+        assert_eq!(bidirectional_read(&long), Ok(Some(9)));
+        for bad in
+            [&[0_u8, 5, 2, 0][..], &[0, 4, 2, 0, 0, 0, 0, 0], &[0, 1, 9, 0], &[0, 0, 1, 0], &[255, 255, 1, 0]]
+        {
+            assert_eq!(bidirectional_read(bad), Err(()), "{bad:?}");
+        }
+    }
+}

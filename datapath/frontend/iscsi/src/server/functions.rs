@@ -1,0 +1,150 @@
+//! Task management functions.
+//!
+//! Tasks that do not run yet are the session's own and forgotten at once; the rest is the logical unit's business, which answers
+//! when the tasks concerned have ended. An aborted task is not answered.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use headwater_scsi::{Function, FunctionResult, Lun};
+
+use super::outbox::Event;
+use super::serve::End;
+use super::session::Session;
+use super::tasks::State;
+use crate::wire::header::Bhs;
+use crate::wire::request::TaskManagementRequest;
+use crate::wire::response::{RejectReason, TaskManagementResponse};
+
+/// Functions under way in one session; more are refused.
+const PENDING: usize = 32;
+
+const COMPLETE: u8 = 0;
+const NO_SUCH_TASK: u8 = 1;
+const NO_SUCH_LUN: u8 = 2;
+const NO_REASSIGNMENT: u8 = 4;
+const NOT_SUPPORTED: u8 = 5;
+const REJECTED: u8 = 255;
+
+/// Functions that are not answered yet.
+#[derive(Default)]
+pub(super) struct Functions {
+    last_serial: u64,
+    pending: VecDeque<Pending>,
+}
+
+#[derive(Clone, Copy)]
+struct Pending {
+    serial: u64,
+    tag: u32,
+    ends_sessions: bool,
+}
+
+impl Functions {
+    pub(super) fn is_empty(&self) -> bool {
+        self.pending.is_empty()
+    }
+}
+
+impl Session<'_> {
+    pub(super) fn function(&mut self, header: &Bhs) -> Result<(), End> {
+        let Ok(request) = TaskManagementRequest::decode(header) else {
+            return self.reject(header, RejectReason::InvalidPduField);
+        };
+        if self.nexus.is_none() {
+            return self.reject(header, RejectReason::CommandNotSupported);
+        }
+        tracing::debug!("iSCSI: {}: task management function {}", self.who, request.function);
+        let lun = Lun(request.lun);
+        let function = match request.function {
+            1 => return self.abort_task(&request),
+            2 => Function::AbortTaskSet { lun },
+            4 => Function::ClearTaskSet { lun },
+            5 => Function::LogicalUnitReset { lun },
+            6 => Function::TargetWarmReset,
+            7 => Function::TargetColdReset,
+            8 => return self.answer_function(request.task_tag, NO_REASSIGNMENT),
+            // 3 is CLEAR ACA: no logical unit has one.
+            _ => return self.answer_function(request.task_tag, NOT_SUPPORTED),
+        };
+        let concerned = match function {
+            Function::TargetWarmReset | Function::TargetColdReset => None,
+            _ => Some(lun),
+        };
+        for tag in self.tasks.waiting_on(concerned) {
+            self.forget(tag);
+        }
+        self.manage(request.task_tag, function)
+    }
+
+    fn abort_task(&mut self, request: &TaskManagementRequest) -> Result<(), End> {
+        let tag = request.referenced_tag;
+        let Some(task) = self.tasks.get_mut(tag) else {
+            // A command that is to come and will not: it counts as come and aborted, if it is the next one.
+            if request.referenced_cmd_sn == self.window.next() && request.immediate {
+                return self.answer_function(request.task_tag, COMPLETE);
+            }
+            return self.answer_function(request.task_tag, NO_SUCH_TASK);
+        };
+        if task.order.lun != Lun(request.lun) {
+            return self.answer_function(request.task_tag, NO_SUCH_TASK);
+        }
+        let function = Function::AbortTask { lun: task.order.lun, tag: task.serial };
+        if let State::Running(_) = task.state {
+            return self.manage(request.task_tag, function);
+        }
+        self.forget(tag);
+        self.answer_function(request.task_tag, COMPLETE)?;
+        // An ordered task that is gone lets others run.
+        if self.tasks.is_clear() { Ok(()) } else { self.pump() }
+    }
+
+    /// Drops a task that does not run yet.
+    fn forget(&mut self, tag: u32) {
+        if let Some(task) = self.tasks.remove(tag)
+            && !task.order.immediate
+        {
+            self.window.close();
+        }
+    }
+
+    fn manage(&mut self, tag: u32, function: Function) -> Result<(), End> {
+        if self.functions.pending.len() >= PENDING {
+            return self.answer_function(tag, REJECTED);
+        }
+        self.functions.last_serial = self.functions.last_serial.wrapping_add(1);
+        let serial = self.functions.last_serial;
+        let ends_sessions = function == Function::TargetColdReset;
+        self.functions.pending.push_back(Pending { serial, tag, ends_sessions });
+        let outbox = Arc::clone(&self.outbox);
+        if let Some(nexus) = &self.nexus {
+            nexus.manage(function, move |result| outbox.post(Event::Managed { serial, result }));
+        }
+        Ok(())
+    }
+
+    pub(super) fn function_ended(&mut self, serial: u64, result: FunctionResult) -> Result<(), End> {
+        let pending = &mut self.functions.pending;
+        let Some(at) = pending.iter().position(|pending| pending.serial == serial) else { return Ok(()) };
+        let Some(pending) = pending.remove(at) else { return Ok(()) };
+        let response = match result {
+            FunctionResult::Complete => COMPLETE,
+            FunctionResult::TaskDoesNotExist => NO_SUCH_TASK,
+            FunctionResult::LunDoesNotExist => NO_SUCH_LUN,
+        };
+        self.answer_function(pending.tag, response)?;
+        if pending.ends_sessions
+            && let Some(target) = &self.target
+        {
+            self.shared.registry.end_sessions_of(target, self.seat.id);
+            self.flush_batch(&[])?;
+            return Err(End::Orderly("it reset the target, which ends all sessions"));
+        }
+        Ok(())
+    }
+
+    fn answer_function(&mut self, task_tag: u32, response: u8) -> Result<(), End> {
+        let reply = TaskManagementResponse { response, task_tag, numbers: self.next_numbers() };
+        self.put_pdu(&reply.encode(), &[])
+    }
+}

@@ -1,0 +1,213 @@
+//! One connection from its first byte to its last: login with a deadline, then the session.
+
+use std::fmt::Display;
+use std::io::ErrorKind;
+use std::net::SocketAddr;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use super::TICK_MS_MAX;
+use super::registry::{NoPlace, Place, Seat, SessionKey, Wanted};
+use super::session::Session;
+use crate::login::chap::CHALLENGE_BYTES;
+use crate::login::{Established, Login, Step, status};
+use crate::socket::Socket;
+use crate::wire::header::{
+    BHS_BYTES, Bhs, Opcode, ahs_bytes, padded, padding, segment_bytes, set_segment_bytes,
+};
+use crate::wire::request::LoginRequest;
+use crate::wire::response::LoginResponse;
+
+/// The longest data segment of a login PDU: the protocol's default, since nothing was negotiated yet.
+const LOGIN_SEGMENT_BYTES: u32 = 8192;
+
+/// How long to wait for an initiator to close after the last reply.
+const FAREWELL: Duration = Duration::from_secs(1);
+
+/// Why a connection ended.
+pub(super) enum End {
+    /// The initiator wished it, or closed between commands, or the server stops.
+    Orderly(&'static str),
+    /// The initiator broke the protocol, or the connection broke.
+    Fault(String),
+}
+
+pub(super) fn serve(seat: &Seat, socket: &Socket, peer: SocketAddr) {
+    let shared = &seat.shared;
+    let at = format!("initiator at {peer}");
+    tracing::debug!("iSCSI: {at} connected");
+    let tell = |who: &dyn Display, end: End| match end {
+        End::Orderly(why) => tracing::debug!("iSCSI: {who} disconnected: {why}"),
+        End::Fault(why) => shared.faults.warn(&who, &format_args!("the connection was closed: {why}")),
+    };
+    let limits = &shared.limits;
+    let tick = Duration::from_millis((limits.keepalive_ms / 4).clamp(1, TICK_MS_MAX));
+    let waits = socket.limit_waits(tick, Duration::from_millis(limits.send_stall_ms.max(1)));
+    if let Err(error) = waits {
+        return tell(&at, End::Fault(format!("its socket cannot be set up: {error}")));
+    }
+    let (established, place) = match log_in(seat, socket) {
+        Ok(logged_in) => logged_in,
+        Err(_) if shared.registry.is_evicted(seat.id) => {
+            let why =
+                format!("more than {} others wanted to log in, and it had not", limits.half_open_logins);
+            return tell(&at, End::Fault(why));
+        }
+        Err(end) => return tell(&at, end),
+    };
+    let who = format!("{} at {peer}", established.initiator);
+    let target = established.target.as_ref().map_or("discovery", |(name, _)| name.as_str());
+    let proved = established.proved.as_deref().unwrap_or("-").escape_debug();
+    tracing::info!(tsih = place.tsih, "iSCSI: {who} logged in to {target}, CHAP name {proved}");
+    let is_discovery = established.target.is_none();
+    let end = match Session::new(seat, socket, &who, *established) {
+        Ok(mut session) => session.run(),
+        Err(error) => End::Fault(format!("no resources for the session: {error}")),
+    };
+    let end = match end {
+        End::Fault(_) if place.replaced.load(Ordering::SeqCst) => {
+            End::Orderly("another login took its place, or the target was reset")
+        }
+        End::Orderly("it hung up") if is_discovery => End::Orderly("the discovery is over"),
+        end => end,
+    };
+    tell(&who, end);
+}
+
+/// Sends what is left to send has been sent before; this lets the peer read it.
+pub(super) fn say_farewell(socket: &Socket) {
+    socket.finish(FAREWELL);
+}
+
+fn log_in(seat: &Seat, socket: &Socket) -> Result<(Box<Established>, Place), End> {
+    let shared = &seat.shared;
+    let limits = &shared.limits;
+    let patience = Duration::from_millis(limits.login_timeout_ms);
+    let Some(deadline) = Instant::now().checked_add(patience) else {
+        return Err(End::Fault("the login time-out is past the end of time".into()));
+    };
+    let mut random = [0; CHALLENGE_BYTES + 1];
+    aws_lc_rs::rand::fill(&mut random)
+        .map_err(|_| End::Fault("the system gave no random bytes for a challenge".into()))?;
+    let mut login = Login::new(&*shared.targets, limits, random);
+    for _ in 0..limits.login_pdus {
+        let (header, data) = receive_pdu(seat, socket, deadline)?;
+        let request = match LoginRequest::decode(&header) {
+            Ok(request) => request,
+            Err(_) => return Err(not_a_login(&mut login, socket, &header)),
+        };
+        match login.step(&request, &data) {
+            Step::More(response, text) => send(socket, &response, &text)?,
+            Step::Done(response, text, established) => {
+                let place = match find_place(seat, &established) {
+                    Ok(place) => place,
+                    Err((status, why)) => {
+                        let response = LoginResponse { transit: false, next_stage: 0, status, ..response };
+                        send(socket, &response, &[])?;
+                        say_farewell(socket);
+                        return Err(End::Fault(format!("{} was refused: {why}", established.initiator)));
+                    }
+                };
+                let response = LoginResponse { tsih: place.tsih, ..response };
+                send(socket, &response, &text)?;
+                return Ok((established, place));
+            }
+            Step::Refused(response, why) => {
+                send(socket, &response, &[])?;
+                say_farewell(socket);
+                return Err(End::Fault(format!("its login was refused: {why}")));
+            }
+        }
+    }
+    Err(End::Fault(format!("its login took more than {} PDUs", limits.login_pdus)))
+}
+
+fn find_place(seat: &Seat, established: &Established) -> Result<Place, (u16, &'static str)> {
+    let key = established.target.as_ref().map(|(target, _)| SessionKey {
+        initiator: established.initiator.clone(),
+        isid: established.isid,
+        target: target.clone(),
+    });
+    let wanted = Wanted { key, tsih: established.tsih, cid: established.cid };
+    let patience = Duration::from_millis(seat.shared.limits.stop_timeout_ms);
+    seat.shared.registry.establish(seat.id, &wanted, patience).map_err(|no_place| match no_place {
+        NoPlace::NoSuchSession => {
+            (status::SESSION_DOES_NOT_EXIST, "it wants to go on with a session that is not here")
+        }
+        NoPlace::TooManyConnections => {
+            (status::TOO_MANY_CONNECTIONS, "it wants a second connection in its session")
+        }
+        NoPlace::Busy => (status::SERVICE_UNAVAILABLE, "its session before has commands that do not end"),
+        NoPlace::Evicted => (status::OUT_OF_RESOURCES, "too many others log in"),
+    })
+}
+
+fn not_a_login(login: &mut Login<'_>, socket: &Socket, header: &Bhs) -> End {
+    let Some(opcode) = Opcode::of(header) else {
+        return End::Fault("it does not speak iSCSI: its first bytes are no login request".into());
+    };
+    let request = LoginRequest {
+        transit: false,
+        go_on: false,
+        current_stage: 0,
+        next_stage: 0,
+        version_max: 0,
+        version_min: 0,
+        isid: [0; 6],
+        tsih: 0,
+        task_tag: crate::wire::header::task_tag(header),
+        cid: 0,
+        cmd_sn: 0,
+        exp_stat_sn: 0,
+    };
+    let why = format!("{opcode:?} before the login is done");
+    if let Step::Refused(response, _) = login.refused(&request, status::INVALID_DURING_LOGIN, why.clone()) {
+        // It may have closed; then there is nobody to tell.
+        let _ = send(socket, &response, &[]);
+        say_farewell(socket);
+    }
+    End::Fault(format!("it sent {why}"))
+}
+
+fn receive_pdu(seat: &Seat, socket: &Socket, deadline: Instant) -> Result<(Bhs, Vec<u8>), End> {
+    let shared = &seat.shared;
+    let receive = |into: &mut [u8]| match socket.receive_exact(into, deadline) {
+        Ok(true) => Ok(()),
+        Ok(false) | Err(_) if shared.is_stopping() => Err(End::Orderly("the server stops")),
+        Ok(false) => Err(End::Orderly("it closed before its login was done")),
+        Err(error) => Err(End::Fault(match error.kind() {
+            ErrorKind::TimedOut => {
+                format!("its login took more than {} ms", shared.limits.login_timeout_ms)
+            }
+            ErrorKind::UnexpectedEof => "it closed in the middle of a login PDU".into(),
+            _ => format!("in the login: {error}"),
+        })),
+    };
+    let mut header = [0; BHS_BYTES];
+    receive(&mut header)?;
+    let length = segment_bytes(&header);
+    if length > LOGIN_SEGMENT_BYTES || ahs_bytes(&header) > 0 {
+        return Err(End::Fault(format!(
+            "it does not speak iSCSI, or sent a login PDU with {length} bytes of data and {} of further headers; \
+             the limits are {LOGIN_SEGMENT_BYTES} and 0",
+            ahs_bytes(&header)
+        )));
+    }
+    let length = usize::try_from(length).unwrap_or(0);
+    let mut data = vec![0; padded(length)];
+    if !data.is_empty() {
+        receive(&mut data)?;
+    }
+    data.truncate(length);
+    Ok((header, data))
+}
+
+fn send(socket: &Socket, response: &LoginResponse, text: &[u8]) -> Result<(), End> {
+    let mut header = response.encode();
+    set_segment_bytes(&mut header, text.len());
+    let mut data = text.to_vec();
+    data.resize(text.len().saturating_add(padding(text.len())), 0);
+    socket
+        .send_all(&header, &data)
+        .map_err(|error| End::Fault(format!("sending a login response failed: {error}")))
+}

@@ -1,0 +1,563 @@
+//! The full feature phase: receiving, the order of commands, sleeping, and the end. One thread a session.
+//!
+//! A round of the thread: events from other threads become replies; whole PDUs that are here are carried out, their replies
+//! collected; all replies are sent; then it receives, sleeping if there is nothing. While it sends, nothing new is taken: an
+//! initiator that does not read its replies stops its own session only.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use headwater_scsi::{Initiator, Nexus};
+use rustix::event::{PollFd, PollFlags, Timespec};
+use rustix::io::Errno;
+
+use super::Shared;
+use super::batch::Batch;
+use super::functions::Functions;
+use super::inbound::{Found, Framing, Front, Inbound};
+use super::outbox::{Event, Outbox};
+use super::registry::Seat;
+use super::serve::{End, say_farewell};
+use super::tasks::Tasks;
+use super::texts::Texts;
+use super::window::{Verdict, Window};
+use crate::limits::Limits;
+use crate::login::keys::Parameters;
+use crate::login::{Established, PORTAL_GROUP};
+use crate::name::IscsiName;
+use crate::socket::{Received, Socket};
+use crate::wire::RESERVED_TAG;
+use crate::wire::header::{Bhs, Opcode, ahs_bytes, get_u32, is_immediate, opcode_number, task_tag};
+use crate::wire::request::{LogoutRequest, NopOut, SnackRequest, TextRequest};
+use crate::wire::response::{AsyncMessage, LogoutResponse, NopIn, RejectReason};
+
+/// While the server stops, receiving does not wait: so long the thread sleeps between looks.
+const STOPPING_TICK: Duration = Duration::from_millis(5);
+
+/// Memory of commands that came before their turn, in bytes. Then the connection is closed.
+const HELD_BYTES: usize = 8 << 20;
+
+pub(super) struct Session<'a> {
+    pub(super) shared: &'a Shared,
+    pub(super) seat: &'a Seat,
+    pub(super) socket: &'a Socket,
+    pub(super) who: &'a str,
+    pub(super) limits: &'a Limits,
+    pub(super) initiator: IscsiName,
+    cid: u16,
+    /// `None` in a discovery.
+    pub(super) target: Option<IscsiName>,
+    pub(super) nexus: Option<Nexus>,
+    pub(super) parameters: Parameters,
+    pub(super) stat_sn: u32,
+    pub(super) window: Window,
+    inbound: Inbound,
+    pub(super) batch: Batch,
+    pub(super) outbox: Arc<Outbox>,
+    events: Vec<Event>,
+    /// Commands that came before their turn.
+    held: BTreeMap<u32, Pdu>,
+    held_bytes: usize,
+    pub(super) tasks: Tasks,
+    pub(super) functions: Functions,
+    pub(super) texts: Texts,
+    pub(super) last_transfer_tag: u32,
+    keepalive: Keepalive,
+    stage: Stage,
+}
+
+/// A PDU that is kept.
+struct Pdu {
+    header: Bhs,
+    ahs: Vec<u8>,
+    data: Vec<u8>,
+}
+
+enum Stage {
+    Open,
+    /// The server stops: until then the initiator may log out.
+    Asked(Instant),
+    /// Nothing more is taken; when all that runs has ended, the logout is answered.
+    Closing(Option<LogoutRequest>, &'static str),
+}
+
+struct Keepalive {
+    heard: Instant,
+    /// Tag and time of a ping that is not answered.
+    asked: Option<(u32, Instant)>,
+    /// The initiator has answered one.
+    answers: bool,
+}
+
+impl<'a> Session<'a> {
+    pub(super) fn new(
+        seat: &'a Seat,
+        socket: &'a Socket,
+        who: &'a str,
+        established: Established,
+    ) -> std::io::Result<Self> {
+        let shared = &*seat.shared;
+        let limits = &shared.limits;
+        let (target, nexus) = match established.target {
+            None => (None, None),
+            Some((name, offer)) => {
+                let initiator = Initiator {
+                    transport_id: transport_id(&established.initiator, established.isid),
+                    target_port: PORTAL_GROUP,
+                    target_port_name: format!("{name},t,0x{PORTAL_GROUP:04x}"),
+                };
+                (Some(name), Some(offer.scsi.nexus(initiator)))
+            }
+        };
+        Ok(Self {
+            shared,
+            seat,
+            socket,
+            who,
+            limits,
+            initiator: established.initiator,
+            cid: established.cid,
+            target,
+            nexus,
+            parameters: established.parameters,
+            stat_sn: established.stat_sn,
+            window: Window::new(established.exp_cmd_sn, limits.queue_depth),
+            inbound: Inbound::new(limits.receive_segment_bytes),
+            batch: Batch::new(limits.batch_bytes),
+            outbox: Arc::new(Outbox::new()?),
+            events: Vec::new(),
+            held: BTreeMap::new(),
+            held_bytes: 0,
+            tasks: Tasks::default(),
+            functions: Functions::default(),
+            texts: Texts::default(),
+            last_transfer_tag: 0,
+            keepalive: Keepalive { heard: Instant::now(), asked: None, answers: false },
+            stage: Stage::Open,
+        })
+    }
+
+    /// Serves until the end. What runs is finished whatever the end is.
+    pub(super) fn run(&mut self) -> End {
+        let end = loop {
+            match self.round() {
+                Ok(()) => {}
+                Err(end) => break end,
+            }
+        };
+        // Nobody reads the replies any more, but a login that takes this session's place, or who stops the server, relies
+        // on the device being at rest.
+        while self.tasks.running() > 0 {
+            self.outbox.take(&mut self.events);
+            for event in std::mem::take(&mut self.events) {
+                if let Event::Task { tag, .. } = event {
+                    self.tasks.remove(tag);
+                }
+            }
+            if self.tasks.running() > 0 && self.sleep(None, None).is_err() {
+                break;
+            }
+        }
+        if matches!(end, End::Orderly(_)) {
+            say_farewell(self.socket);
+        }
+        end
+    }
+
+    fn round(&mut self) -> Result<(), End> {
+        self.take_events()?;
+        self.take_pdus()?;
+        self.take_events()?;
+        if !self.batch.is_empty() {
+            self.flush_batch(&[])?;
+        }
+        match &self.stage {
+            Stage::Closing(..) => self.close(),
+            Stage::Asked(until) if Instant::now() >= *until => {
+                self.stage = Stage::Closing(None, "the server stops");
+                Ok(())
+            }
+            Stage::Asked(_) => self.receive_while_stopping(),
+            Stage::Open => self.receive(),
+        }
+    }
+
+    /// Takes whole PDUs until there is none.
+    fn take_pdus(&mut self) -> Result<(), End> {
+        let inbound = std::mem::take(&mut self.inbound);
+        let mut inbound = inbound;
+        let mut taken = Ok(());
+        while taken.is_ok() && !matches!(self.stage, Stage::Closing(..)) {
+            let framing = Framing {
+                header_digest: self.parameters.header_digest,
+                data_digest: self.parameters.data_digest,
+                segment_bytes: self.limits.receive_segment_bytes,
+            };
+            match inbound.front(framing) {
+                Front::NeedBytes => break,
+                Front::Pdu(found) => {
+                    taken = self.take_pdu(&inbound, &found);
+                    inbound.consume(found.total);
+                }
+                Front::TooLong(header) => taken = Err(self.too_long(&header)),
+                Front::BadHeaderDigest => {
+                    taken = Err(End::Fault("a header digest is wrong: the network damages data".into()));
+                }
+            }
+        }
+        self.inbound = inbound;
+        taken
+    }
+
+    fn too_long(&mut self, header: &Bhs) -> End {
+        let length = crate::wire::header::segment_bytes(header);
+        let limit = self.limits.receive_segment_bytes;
+        // It tells the initiator why; that it closes is certain either way.
+        let _ = self.reject(header, RejectReason::ProtocolError).and_then(|()| self.flush_batch(&[]));
+        End::Fault(format!(
+            "it sent a data segment of {length} bytes, the limit that was agreed on is {limit}"
+        ))
+    }
+
+    fn take_pdu(&mut self, inbound: &Inbound, found: &Found) -> Result<(), End> {
+        let header = &found.header;
+        let data = inbound.bytes(&found.data);
+        if !found.data_is_intact {
+            self.shared.faults.warn(&self.who, &"a data digest is wrong: the network damages data");
+            self.reject(header, RejectReason::DataDigestError)?;
+            // The data is lost, and its task is told so; a command is as if it had not come.
+            return match Opcode::of(header) {
+                Some(Opcode::DataOut) => self.data_out(header, data, false),
+                _ => Ok(()),
+            };
+        }
+        match Opcode::of(header) {
+            Some(Opcode::DataOut) => self.data_out(header, data, true),
+            Some(Opcode::SnackRequest) => {
+                let kind = SnackRequest::decode(header).map_or(0, |snack| snack.kind);
+                tracing::debug!(
+                    "iSCSI: {}: SNACK of type {kind} refused, there is no recovery level 1",
+                    self.who
+                );
+                self.reject(header, RejectReason::SnackReject)
+            }
+            Some(
+                Opcode::NopOut
+                | Opcode::ScsiCommand
+                | Opcode::TaskManagementRequest
+                | Opcode::TextRequest
+                | Opcode::LogoutRequest,
+            ) => self.take_command(header, inbound.bytes(&found.ahs), data),
+            Some(opcode) => {
+                let what = format!("it sent {opcode:?} in the full feature phase");
+                let _ = self.reject(header, RejectReason::ProtocolError).and_then(|()| self.flush_batch(&[]));
+                Err(End::Fault(what))
+            }
+            None => {
+                let number = opcode_number(header);
+                tracing::debug!("iSCSI: {}: unknown opcode {number:#x} rejected", self.who);
+                self.reject(header, RejectReason::CommandNotSupported)
+            }
+        }
+    }
+
+    /// Puts commands in order: one that came before its turn waits, one outside the window is as if it had not come.
+    fn take_command(&mut self, header: &Bhs, ahs: &[u8], data: &[u8]) -> Result<(), End> {
+        if is_immediate(header) {
+            return self.command(header, ahs, data);
+        }
+        let number = get_u32(header, 24);
+        match self.window.judge(number) {
+            Verdict::Now => {}
+            Verdict::Ignore => {
+                tracing::debug!("iSCSI: {}: command number {number} is outside the window", self.who);
+                return Ok(());
+            }
+            Verdict::Hold => {
+                self.held_bytes = self.held_bytes.saturating_add(data.len()).saturating_add(ahs.len());
+                if self.held_bytes > HELD_BYTES {
+                    return Err(End::Fault(format!(
+                        "more than {HELD_BYTES} bytes wait for command number {}, which does not come",
+                        self.window.next()
+                    )));
+                }
+                let pdu = Pdu { header: *header, ahs: ahs.to_vec(), data: data.to_vec() };
+                self.held.entry(number).or_insert(pdu);
+                return Ok(());
+            }
+        }
+        self.window.advance();
+        self.command(header, ahs, data)?;
+        while !self.held.is_empty() && self.window.judge(self.window.next()) == Verdict::Now {
+            let Some(pdu) = self.held.remove(&self.window.next()) else { break };
+            self.held_bytes = self.held_bytes.saturating_sub(pdu.data.len()).saturating_sub(pdu.ahs.len());
+            self.window.advance();
+            self.command(&pdu.header, &pdu.ahs, &pdu.data)?;
+        }
+        Ok(())
+    }
+
+    fn command(&mut self, header: &Bhs, ahs: &[u8], data: &[u8]) -> Result<(), End> {
+        let opcode = Opcode::of(header);
+        if ahs_bytes(header) > 0 && opcode != Some(Opcode::ScsiCommand) {
+            return self.reject(header, RejectReason::InvalidPduField);
+        }
+        match opcode {
+            Some(Opcode::ScsiCommand) => self.scsi_command(header, ahs, data),
+            Some(Opcode::NopOut) => self.nop_out(header, data),
+            Some(Opcode::TaskManagementRequest) => self.function(header),
+            Some(Opcode::TextRequest) => match TextRequest::decode(header) {
+                Ok(request) => self.text(header, &request, data),
+                Err(_) => self.reject(header, RejectReason::InvalidPduField),
+            },
+            Some(Opcode::LogoutRequest) => self.logout(header),
+            _ => self.reject(header, RejectReason::CommandNotSupported),
+        }
+    }
+
+    fn nop_out(&mut self, header: &Bhs, data: &[u8]) -> Result<(), End> {
+        let Ok(nop) = NopOut::decode(header) else {
+            return self.reject(header, RejectReason::InvalidPduField);
+        };
+        if nop.transfer_tag != RESERVED_TAG
+            && let Some((tag, _)) = self.keepalive.asked
+            && tag == nop.transfer_tag
+        {
+            self.keepalive.asked = None;
+            self.keepalive.answers = true;
+        }
+        if nop.task_tag == RESERVED_TAG {
+            return Ok(());
+        }
+        let numbers = self.next_numbers();
+        let reply = NopIn { lun: [0; 8], task_tag: nop.task_tag, transfer_tag: RESERVED_TAG, numbers };
+        let limit = usize::try_from(self.parameters.send_segment_bytes).unwrap_or(8192);
+        let echo = data.get(..limit).unwrap_or(data);
+        self.put_pdu(&reply.encode(), echo)
+    }
+
+    fn logout(&mut self, header: &Bhs) -> Result<(), End> {
+        let Ok(request) = LogoutRequest::decode(header) else {
+            return self.reject(header, RejectReason::InvalidPduField);
+        };
+        let refusal = match request.reason {
+            0 => None,
+            1 if request.cid == self.cid => None,
+            1 => Some(1),
+            // Recovery needs level 1 at least.
+            2 => Some(2),
+            _ => return self.reject(header, RejectReason::InvalidPduField),
+        };
+        if let Some(response) = refusal {
+            return self.answer_logout(request.task_tag, response);
+        }
+        for tag in self.tasks.waiting() {
+            self.tasks.remove(tag);
+        }
+        self.stage = Stage::Closing(Some(request), "it logged out");
+        Ok(())
+    }
+
+    fn answer_logout(&mut self, task_tag: u32, response: u8) -> Result<(), End> {
+        let reply = LogoutResponse {
+            response,
+            task_tag,
+            numbers: self.next_numbers(),
+            time_to_wait_s: self.parameters.time_to_wait_s,
+            time_to_retain_s: 0,
+        };
+        self.put_pdu(&reply.encode(), &[])
+    }
+
+    /// Answers the logout when nothing runs any more.
+    fn close(&mut self) -> Result<(), End> {
+        if self.tasks.running() > 0 {
+            return self.sleep(None, None).map(drop);
+        }
+        let Stage::Closing(logout, why) = &self.stage else { return Ok(()) };
+        let (tag, why) = (logout.as_ref().map(|request| request.task_tag), *why);
+        if let Some(tag) = tag {
+            self.answer_logout(tag, 0)?;
+            self.flush_batch(&[])?;
+        }
+        Err(End::Orderly(why))
+    }
+
+    /// Receives once, sleeping if there is nothing.
+    fn receive(&mut self) -> Result<(), End> {
+        let idle = self.tasks.running() == 0 && self.functions.is_empty();
+        match self.receive_now(idle)? {
+            Received::Bytes(_) => Ok(()),
+            Received::End => self.hung_up(),
+            // Woken by the clock.
+            Received::Nothing if idle => self.look_at_the_clock(),
+            Received::Nothing => {
+                let patience = Duration::from_millis(self.limits.keepalive_ms);
+                self.sleep(Some(self.socket), Some(patience))?;
+                self.look_at_the_clock()
+            }
+        }
+    }
+
+    fn receive_now(&mut self, wait: bool) -> Result<Received, End> {
+        let received = self
+            .socket
+            .receive(self.inbound.room(), wait)
+            .map_err(|error| End::Fault(format!("receiving failed: {error}")))?;
+        if let Received::Bytes(count) = received {
+            self.inbound.received(count);
+            self.keepalive.heard = Instant::now();
+        }
+        Ok(received)
+    }
+
+    fn receive_while_stopping(&mut self) -> Result<(), End> {
+        match self.receive_now(false)? {
+            Received::Bytes(_) => Ok(()),
+            // Receiving was ended by the server itself, so this does not tell whether the initiator is there.
+            Received::End | Received::Nothing => self.sleep(None, Some(STOPPING_TICK)).map(drop),
+        }
+    }
+
+    fn hung_up(&mut self) -> Result<(), End> {
+        if self.shared.is_stopping() {
+            return self.ask_for_logout();
+        }
+        if self.inbound.is_empty() && self.tasks.is_clear() {
+            self.stage = Stage::Closing(None, "it hung up");
+            return Ok(());
+        }
+        Err(End::Fault("it hung up in the middle of a command, which was not carried out".into()))
+    }
+
+    fn ask_for_logout(&mut self) -> Result<(), End> {
+        let grace = Duration::from_millis(self.limits.logout_grace_ms);
+        let Some(until) = Instant::now().checked_add(grace).filter(|_| self.nexus.is_some()) else {
+            self.stage = Stage::Closing(None, "the server stops");
+            return Ok(());
+        };
+        self.stage = Stage::Asked(until);
+        let message = AsyncMessage {
+            event: 1,
+            numbers: self.next_numbers(),
+            parameter1: 0,
+            parameter2: 0,
+            parameter3: u16::try_from(grace.as_secs().max(1)).unwrap_or(u16::MAX),
+        };
+        self.put_pdu(&message.encode(), &[])
+    }
+
+    /// Asks a silent initiator whether it is there, and gives one up that used to answer and does not.
+    fn look_at_the_clock(&mut self) -> Result<(), End> {
+        let limit = Duration::from_millis(self.limits.keepalive_ms);
+        let now = Instant::now();
+        let silent = now.saturating_duration_since(self.keepalive.heard);
+        if silent < limit {
+            return Ok(());
+        }
+        if let Some((_, asked)) = self.keepalive.asked {
+            if now.saturating_duration_since(asked) < limit {
+                return Ok(());
+            }
+            if self.keepalive.answers {
+                let what =
+                    format!("it has been silent for {} s, and did not answer a ping", silent.as_secs());
+                return Err(End::Fault(what));
+            }
+        }
+        let tag = self.new_transfer_tag();
+        self.keepalive.asked = Some((tag, now));
+        let numbers = self.numbers();
+        let ping = NopIn { lun: [0; 8], task_tag: RESERVED_TAG, transfer_tag: tag, numbers };
+        self.put_pdu(&ping.encode(), &[])?;
+        self.flush_batch(&[])
+    }
+
+    /// Sleeps until the outbox has events, the socket has bytes where it is given, or the time is over.
+    fn sleep(&self, socket: Option<&Socket>, patience: Option<Duration>) -> Result<(), End> {
+        if !self.outbox.fall_asleep() {
+            return Ok(());
+        }
+        let timeout = patience.and_then(|patience| Timespec::try_from(patience).ok());
+        let mut fds = [
+            PollFd::from_borrowed_fd(self.outbox.eventfd(), PollFlags::IN),
+            PollFd::new(self.socket, PollFlags::IN),
+        ];
+        // Without the socket where only the outbox counts: poll reports a hang-up whatever is asked for.
+        let watched = if socket.is_some() { 2 } else { 1 };
+        let polled = rustix::event::poll(fds.get_mut(..watched).unwrap_or_default(), timeout.as_ref());
+        let [event, _] = &fds;
+        self.outbox.wake_up(event.revents().contains(PollFlags::IN));
+        match polled {
+            Ok(_) | Err(Errno::INTR) => Ok(()),
+            Err(errno) => Err(End::Fault(format!("poll failed: {errno}"))),
+        }
+    }
+
+    /// Turns what is in the outbox into replies.
+    fn take_events(&mut self) -> Result<(), End> {
+        let mut events = std::mem::take(&mut self.events);
+        self.outbox.take(&mut events);
+        let any = !events.is_empty();
+        let mut end = Ok(());
+        for event in events.drain(..) {
+            end = match (end, event) {
+                (Err(end), Event::Task { tag, .. }) => {
+                    self.tasks.remove(tag);
+                    Err(end)
+                }
+                (Err(end), Event::Managed { .. }) => Err(end),
+                (Ok(()), Event::Task { tag, serial, outcome }) => self.task_ended(tag, serial, outcome),
+                (Ok(()), Event::Managed { serial, result }) => self.function_ended(serial, result),
+            };
+        }
+        self.events = events;
+        end?;
+        // What ended may have made room.
+        if any && !self.tasks.is_clear() { self.pump() } else { Ok(()) }
+    }
+
+    /// A tag for an R2T, a ping or a text.
+    pub(super) fn new_transfer_tag(&mut self) -> u32 {
+        self.last_transfer_tag = self.last_transfer_tag.wrapping_add(1);
+        if self.last_transfer_tag == RESERVED_TAG {
+            self.last_transfer_tag = 0;
+        }
+        self.last_transfer_tag
+    }
+
+    /// Rejects a PDU, and says so in the log where somebody looks for it.
+    pub(super) fn reject(&mut self, header: &Bhs, reason: RejectReason) -> Result<(), End> {
+        let (number, tag) = (opcode_number(header), task_tag(header));
+        tracing::debug!("iSCSI: {}: PDU {number:#04x} with tag {tag:#x} rejected: {reason:?}", self.who);
+        self.put_reject(header, reason)
+    }
+}
+
+/// The TransportID of an initiator port (SPC-4, 7.6.4.6): its name and its ISID.
+fn transport_id(initiator: &IscsiName, isid: [u8; 6]) -> Box<[u8]> {
+    let isid = isid.iter().fold(String::new(), |text, byte| text + &format!("{byte:02x}"));
+    let mut name = format!("{initiator},i,0x{isid}").into_bytes();
+    // At least one zero byte, and a multiple of four.
+    name.push(0);
+    name.resize(name.len().next_multiple_of(4).max(20), 0);
+    let length = u16::try_from(name.len()).unwrap_or(u16::MAX);
+    let [high, low] = length.to_be_bytes();
+    let mut id = vec![0x45, 0, high, low];
+    id.append(&mut name);
+    id.into_boxed_slice()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn transport_ids_are_padded() {
+        let id = transport_id(&"iqn.2026-01.org.example:a".parse().unwrap(), [0x80, 1, 2, 3, 4, 5]);
+        assert_eq!(id[..4], [0x45, 0, 0, 44]);
+        assert_eq!(&id[4..], b"iqn.2026-01.org.example:a,i,0x800102030405\0\0");
+        assert_eq!(id.len() % 4, 0);
+    }
+}

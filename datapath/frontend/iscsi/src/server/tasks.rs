@@ -1,0 +1,344 @@
+//! Tasks that are not finished at once.
+//!
+//! | state | what is awaited | next |
+//! |---|---|---|
+//! | collecting | data: what comes unasked, then what R2Ts ask for | ready; or refused, when the rest has come |
+//! | ready | earlier ordered tasks, or room in `bytes_executing` | running |
+//! | running | the device | answered and gone |
+//!
+//! Tasks are numbered in the order in which they came. Those that do not run yet are also listed by that number, for the order
+//! that ordered tasks demand.
+
+use std::collections::{BTreeMap, HashMap, VecDeque};
+
+use headwater_scsi::{Attribute, Cdb, Expected, Lun};
+
+/// What a task is, apart from its data.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Order {
+    pub(super) tag: u32,
+    pub(super) lun: Lun,
+    pub(super) attribute: Attribute,
+    pub(super) cdb: Cdb,
+    /// Data goes to the initiator.
+    pub(super) read: bool,
+    /// Data goes to the target.
+    pub(super) write: bool,
+    /// What the initiator wants to move.
+    pub(super) announced: u32,
+    /// What a command that moves data both ways wants to read.
+    pub(super) announced_read: Option<u32>,
+    /// What the command moves.
+    pub(super) expected: Expected,
+    pub(super) immediate: bool,
+}
+
+impl Order {
+    /// How much data the target asks for: no more than was announced, and no more than the command takes.
+    pub(super) fn wanted(&self) -> u32 {
+        if !self.write {
+            return 0;
+        }
+        u32::try_from(self.expected.data_out_bytes).unwrap_or(u32::MAX).min(self.announced)
+    }
+
+    /// How much data-out was announced.
+    #[inline]
+    pub(super) fn announced_out(&self) -> u64 {
+        if self.write { u64::from(self.announced) } else { 0 }
+    }
+
+    /// How much data-in the initiator takes.
+    pub(super) fn takes(&self) -> u32 {
+        match (self.read, self.write) {
+            (false, _) => 0,
+            (true, false) => self.announced,
+            (true, true) => self.announced_read.unwrap_or(0),
+        }
+    }
+}
+
+/// Data that comes with one permission: unasked, or for one R2T.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Sequence {
+    /// Its R2T's tag.
+    pub(super) transfer_tag: u32,
+    /// Where the next PDU belongs.
+    pub(super) next: u32,
+    /// Where it ends at most.
+    pub(super) end: u32,
+    /// The number of the next PDU.
+    pub(super) data_sn: u32,
+}
+
+/// Why a task is refused when its data has come.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Fault {
+    /// A data digest was wrong.
+    Digest,
+    /// Data came that nobody asked for.
+    Unexpected,
+    /// A number, an offset or a length was wrong.
+    Sequence,
+}
+
+impl Fault {
+    /// Additional sense code and qualifier (RFC 7143, 11.4.7.2).
+    pub(super) fn code(self) -> u16 {
+        match self {
+            Self::Digest => 0x4705,
+            Self::Unexpected => 0x0c0c,
+            Self::Sequence => 0x0c0d,
+        }
+    }
+}
+
+/// The data of a task as it comes.
+#[derive(Debug, Default)]
+pub(super) struct Collecting {
+    pub(super) data: Vec<u8>,
+    /// Data that comes unasked is not at its end.
+    pub(super) unasked: Option<Sequence>,
+    /// R2Ts that are not satisfied, in order.
+    pub(super) asked: VecDeque<Sequence>,
+    /// Where the next R2T begins.
+    pub(super) next: u32,
+    /// Room for all of the data is set aside.
+    pub(super) admitted: bool,
+    pub(super) fault: Option<Fault>,
+}
+
+impl Collecting {
+    /// Whether data is under way.
+    pub(super) fn awaits_data(&self) -> bool {
+        self.unasked.is_some() || !self.asked.is_empty()
+    }
+}
+
+#[derive(Debug)]
+pub(super) enum State {
+    Collecting(Collecting),
+    Ready(Vec<u8>),
+    /// Runs; what it counts in bytes executing.
+    Running(u64),
+}
+
+#[derive(Debug)]
+pub(super) struct Task {
+    pub(super) order: Order,
+    pub(super) serial: u64,
+    pub(super) state: State,
+    /// R2Ts sent.
+    pub(super) r2ts: u32,
+    /// What it counts in bytes collected.
+    pub(super) collected: u64,
+}
+
+/// All tasks of a session, and what they count.
+#[derive(Default)]
+pub(super) struct Tasks {
+    by_tag: HashMap<u32, Task>,
+    /// Tags of tasks that do not run yet, by serial number.
+    waiting: BTreeMap<u64, u32>,
+    /// Serial numbers of ordered ones among them.
+    ordered: VecDeque<u64>,
+    last_serial: u64,
+    running: usize,
+    bytes_collected: u64,
+    bytes_executing: u64,
+}
+
+impl Tasks {
+    pub(super) fn next_serial(&mut self) -> u64 {
+        self.last_serial = self.last_serial.wrapping_add(1);
+        self.last_serial
+    }
+
+    #[inline]
+    pub(super) fn contains(&self, tag: u32) -> bool {
+        !self.by_tag.is_empty() && self.by_tag.contains_key(&tag)
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.by_tag.len()
+    }
+
+    pub(super) fn running(&self) -> usize {
+        self.running
+    }
+
+    /// Whether none waits, so that a new one may run at once.
+    #[inline]
+    pub(super) fn is_clear(&self) -> bool {
+        self.waiting.is_empty()
+    }
+
+    pub(super) fn bytes_collected(&self) -> u64 {
+        self.bytes_collected
+    }
+
+    pub(super) fn bytes_executing(&self) -> u64 {
+        self.bytes_executing
+    }
+
+    pub(super) fn get_mut(&mut self, tag: u32) -> Option<&mut Task> {
+        self.by_tag.get_mut(&tag)
+    }
+
+    /// The serial number of a task.
+    pub(super) fn serial_of(&self, tag: u32) -> Option<u64> {
+        self.by_tag.get(&tag).map(|task| task.serial)
+    }
+
+    /// Adds a task that does not run yet.
+    pub(super) fn add(&mut self, order: Order, serial: u64, state: State) {
+        self.waiting.insert(serial, order.tag);
+        if order.attribute == Attribute::Ordered {
+            self.ordered.push_back(serial);
+        }
+        let task = Task { order, serial, state, r2ts: 0, collected: 0 };
+        self.by_tag.insert(order.tag, task);
+    }
+
+    /// Adds a task that runs.
+    pub(super) fn add_running(&mut self, order: Order, serial: u64, charge: u64) {
+        self.running = self.running.saturating_add(1);
+        self.bytes_executing = self.bytes_executing.saturating_add(charge);
+        let task = Task { order, serial, state: State::Running(charge), r2ts: 0, collected: 0 };
+        self.by_tag.insert(order.tag, task);
+    }
+
+    /// Counts memory for a task's data.
+    pub(super) fn charge_collected(&mut self, tag: u32, bytes: u64) {
+        if let Some(task) = self.by_tag.get_mut(&tag) {
+            task.collected = task.collected.saturating_add(bytes);
+            self.bytes_collected = self.bytes_collected.saturating_add(bytes);
+        }
+    }
+
+    /// Tags of tasks that do not run yet, oldest first.
+    pub(super) fn waiting(&self) -> Vec<u32> {
+        self.waiting.values().copied().collect()
+    }
+
+    /// Whether the order of tasks lets this one run.
+    pub(super) fn may_run(&self, serial: u64, attribute: Attribute) -> bool {
+        match attribute {
+            Attribute::HeadOfQueue => true,
+            Attribute::Ordered => self.waiting.keys().next().is_none_or(|first| *first >= serial),
+            _ => self.ordered.front().is_none_or(|first| *first > serial),
+        }
+    }
+
+    /// Takes a ready task's data; it counts as running from now on.
+    pub(super) fn start(&mut self, tag: u32, charge: u64) -> Option<(Order, u64, u32, Vec<u8>)> {
+        let task = self.by_tag.get_mut(&tag)?;
+        let State::Ready(data) = &mut task.state else { return None };
+        let data = std::mem::take(data);
+        task.state = State::Running(charge);
+        self.bytes_collected = self.bytes_collected.saturating_sub(task.collected);
+        task.collected = 0;
+        self.running = self.running.saturating_add(1);
+        self.bytes_executing = self.bytes_executing.saturating_add(charge);
+        let started = (task.order, task.serial, task.r2ts, data);
+        let serial = task.serial;
+        self.stop_waiting(serial);
+        Some(started)
+    }
+
+    /// Forgets a task.
+    pub(super) fn remove(&mut self, tag: u32) -> Option<Task> {
+        let task = self.by_tag.remove(&tag)?;
+        self.bytes_collected = self.bytes_collected.saturating_sub(task.collected);
+        if let State::Running(charge) = task.state {
+            self.running = self.running.saturating_sub(1);
+            self.bytes_executing = self.bytes_executing.saturating_sub(charge);
+        } else {
+            self.stop_waiting(task.serial);
+        }
+        Some(task)
+    }
+
+    /// Tags of tasks on a logical unit (`None`: on all) that do not run yet.
+    pub(super) fn waiting_on(&self, lun: Option<Lun>) -> Vec<u32> {
+        let mut tags = self.waiting();
+        tags.retain(|tag| {
+            lun.is_none_or(|lun| self.by_tag.get(tag).is_some_and(|task| task.order.lun == lun))
+        });
+        tags
+    }
+
+    fn stop_waiting(&mut self, serial: u64) {
+        self.waiting.remove(&serial);
+        self.ordered.retain(|ordered| *ordered != serial);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn order(tag: u32, attribute: Attribute) -> Order {
+        Order {
+            tag,
+            lun: Lun::single(0),
+            attribute,
+            cdb: Cdb::new(&[0x2a]),
+            read: false,
+            write: true,
+            announced: 1000,
+            announced_read: None,
+            expected: Expected { data_out_bytes: 4096, data_in_bytes: 0 },
+            immediate: false,
+        }
+    }
+
+    #[test]
+    fn ordered_tasks_wait_for_earlier_ones_and_hold_up_later_ones() {
+        let mut tasks = Tasks::default();
+        let kinds = [Attribute::Simple, Attribute::Ordered, Attribute::Simple, Attribute::HeadOfQueue];
+        for (tag, attribute) in (1..).zip(kinds) {
+            let serial = tasks.next_serial();
+            tasks.add(order(tag, attribute), serial, State::Ready(vec![tag as u8]));
+        }
+        let may = |tasks: &Tasks| -> Vec<u64> {
+            (1..).zip(kinds).filter(|(serial, kind)| tasks.may_run(*serial, *kind)).map(|(s, _)| s).collect()
+        };
+        assert_eq!(may(&tasks), [1, 4]);
+        assert_eq!(tasks.start(1, 10).unwrap().3, [1]);
+        assert_eq!(may(&tasks), [1, 2, 4]);
+        assert!(tasks.start(2, 10).is_some());
+        assert_eq!(may(&tasks), [1, 2, 3, 4]);
+        assert_eq!((tasks.running(), tasks.bytes_executing()), (2, 20));
+        tasks.remove(1);
+        tasks.remove(2);
+        assert_eq!((tasks.running(), tasks.bytes_executing(), tasks.len()), (0, 0, 2));
+    }
+
+    #[test]
+    fn what_is_asked_for_is_the_least_of_what_is_announced_and_what_is_needed() {
+        let write = order(1, Attribute::Simple);
+        assert_eq!(write.wanted(), 1000);
+        assert_eq!(Order { announced: 10_000, ..write }.wanted(), 4096);
+        assert_eq!(Order { write: false, ..write }.wanted(), 0);
+        assert_eq!(write.takes(), 0);
+        assert_eq!(Order { read: true, write: false, ..write }.takes(), 1000);
+        assert_eq!(Order { read: true, announced_read: Some(7), ..write }.takes(), 7);
+    }
+
+    #[test]
+    fn memory_is_counted_until_the_task_runs_or_goes() {
+        let mut tasks = Tasks::default();
+        for tag in [1, 2] {
+            let serial = tasks.next_serial();
+            tasks.add(order(tag, Attribute::Simple), serial, State::Ready(Vec::new()));
+            tasks.charge_collected(tag, 100);
+        }
+        assert_eq!(tasks.bytes_collected(), 200);
+        tasks.start(1, 50);
+        assert_eq!((tasks.bytes_collected(), tasks.bytes_executing()), (100, 50));
+        tasks.remove(2);
+        assert_eq!(tasks.bytes_collected(), 0);
+        assert!(tasks.is_clear());
+    }
+}

@@ -1,0 +1,101 @@
+//! The command window: which command numbers are taken, and in which order.
+//!
+//! Numbers wrap; `a` is before `b` if the way from `a` to `b` is shorter than back. Commands for immediate delivery carry a
+//! number but do not use it up.
+
+/// What to do with a numbered command.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Verdict {
+    /// It is next.
+    Now,
+    /// One before it is missing.
+    Hold,
+    /// It is outside the window: as if it had not come.
+    Ignore,
+}
+
+/// The window of one session.
+#[derive(Clone, Debug)]
+pub(super) struct Window {
+    next: u32,
+    depth: u32,
+    open: u32,
+}
+
+impl Window {
+    pub(super) fn new(next: u32, depth: u32) -> Self {
+        Self { next, depth, open: 0 }
+    }
+
+    /// The next number that is expected (ExpCmdSN).
+    #[inline]
+    pub(super) fn next(&self) -> u32 {
+        self.next
+    }
+
+    /// The highest number that is taken (MaxCmdSN). It never goes back: a number that is used up by a command that stays
+    /// open moves `next` by one and takes one from what is free.
+    #[inline]
+    pub(super) fn max(&self) -> u32 {
+        self.next.wrapping_add(self.depth.saturating_sub(self.open)).wrapping_sub(1)
+    }
+
+    #[inline]
+    pub(super) fn judge(&self, number: u32) -> Verdict {
+        let ahead = number.wrapping_sub(self.next);
+        if ahead == 0 && self.open < self.depth {
+            Verdict::Now
+        } else if ahead < self.depth.saturating_sub(self.open) {
+            Verdict::Hold
+        } else {
+            Verdict::Ignore
+        }
+    }
+
+    /// The next number is used up.
+    #[inline]
+    pub(super) fn advance(&mut self) {
+        self.next = self.next.wrapping_add(1);
+    }
+
+    /// A command stays open.
+    pub(super) fn open(&mut self) {
+        self.open = self.open.saturating_add(1);
+    }
+
+    /// An open command was answered.
+    pub(super) fn close(&mut self) {
+        self.open = self.open.saturating_sub(1);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_are_taken_in_order_within_the_window_across_the_wrap() {
+        let mut window = Window::new(u32::MAX - 1, 4);
+        assert_eq!(window.max(), 1);
+        assert_eq!(window.judge(u32::MAX - 1), Verdict::Now);
+        assert_eq!(window.judge(u32::MAX), Verdict::Hold);
+        assert_eq!(window.judge(1), Verdict::Hold);
+        assert_eq!(window.judge(2), Verdict::Ignore);
+        assert_eq!(window.judge(u32::MAX - 2), Verdict::Ignore);
+        for _ in 0..3 {
+            window.advance();
+            window.open();
+            assert_eq!(window.max(), 1);
+        }
+        assert_eq!(window.next(), 1);
+        assert_eq!(window.judge(1), Verdict::Now);
+        window.advance();
+        window.open();
+        // Full: nothing is taken until something is answered.
+        assert_eq!(window.max(), window.next().wrapping_sub(1));
+        assert_eq!(window.judge(2), Verdict::Ignore);
+        window.close();
+        assert_eq!(window.judge(2), Verdict::Now);
+        assert_eq!(window.max(), 2);
+    }
+}

@@ -1,0 +1,65 @@
+//! What a server offers, and to whom.
+
+use std::sync::Arc;
+
+use crate::login::chap::Accounts;
+use crate::name::IscsiName;
+
+/// A target as it is offered to one initiator.
+#[derive(Clone, Debug)]
+pub struct Offer {
+    /// The SCSI device behind it.
+    pub scsi: Arc<headwater_scsi::Target>,
+    /// Shown by initiators; may be empty.
+    pub alias: String,
+    /// Who may log in; `None` for anybody.
+    pub accounts: Option<Arc<Accounts>>,
+}
+
+/// Why a target is not offered.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Denied {
+    /// There is none of that name.
+    NotFound,
+    /// This initiator may not have it.
+    Forbidden,
+    /// It was there and is gone.
+    Removed,
+}
+
+/// What a server offers. Called on connections' threads, in logins and discoveries.
+pub trait Targets: Send + Sync + 'static {
+    /// The names that this initiator may see.
+    fn names(&self, initiator: &IscsiName) -> Vec<IscsiName>;
+
+    /// The target of that name, for this initiator.
+    fn open(&self, target: &IscsiName, initiator: &IscsiName) -> Result<Offer, Denied>;
+
+    /// Who may ask for the names; `None` for anybody.
+    fn discovery_accounts(&self) -> Option<Arc<Accounts>>;
+}
+
+/// Targets that stay the same while the server runs. Discovery needs what the first of them needs.
+pub struct FixedTargets(Vec<(IscsiName, Offer)>);
+
+impl FixedTargets {
+    /// These targets, and no others.
+    pub fn new(targets: Vec<(IscsiName, Offer)>) -> Arc<Self> {
+        Arc::new(Self(targets))
+    }
+}
+
+impl Targets for FixedTargets {
+    fn names(&self, _initiator: &IscsiName) -> Vec<IscsiName> {
+        self.0.iter().map(|(name, _)| name.clone()).collect()
+    }
+
+    fn open(&self, target: &IscsiName, _initiator: &IscsiName) -> Result<Offer, Denied> {
+        let found = self.0.iter().find(|(name, _)| name == target);
+        found.map(|(_, offer)| offer.clone()).ok_or(Denied::NotFound)
+    }
+
+    fn discovery_accounts(&self) -> Option<Arc<Accounts>> {
+        self.0.first().and_then(|(_, offer)| offer.accounts.clone())
+    }
+}

@@ -1,0 +1,534 @@
+//! PDUs that targets send.
+
+use super::WireError;
+use super::header::{Bhs, FINAL, Opcode, expect, get_bytes, get_u16, get_u32, put, put_u16, put_u32, start};
+
+/// The numbers that nearly all of a target's PDUs carry.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Numbers {
+    /// Status number.
+    pub stat_sn: u32,
+    /// The next command number that the target expects.
+    pub exp_cmd_sn: u32,
+    /// The highest command number that the target takes.
+    pub max_cmd_sn: u32,
+}
+
+impl Numbers {
+    fn get(header: &Bhs) -> Self {
+        Self {
+            stat_sn: get_u32(header, 24),
+            exp_cmd_sn: get_u32(header, 28),
+            max_cmd_sn: get_u32(header, 32),
+        }
+    }
+
+    #[inline]
+    fn put(self, header: &mut Bhs) {
+        put_u32(header, 24, self.stat_sn);
+        put_u32(header, 28, self.exp_cmd_sn);
+        put_u32(header, 32, self.max_cmd_sn);
+    }
+}
+
+/// What was announced but not moved, or would have been had more been announced.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Residual {
+    /// Exactly what was announced.
+    #[default]
+    None,
+    /// This much less.
+    Underflow(u32),
+    /// The command has this much more.
+    Overflow(u32),
+}
+
+impl Residual {
+    /// What is left when `expected` bytes were announced and the command has `actual`.
+    pub fn of(expected: u32, actual: u64) -> Self {
+        let expected = u64::from(expected);
+        if actual == expected {
+            Self::None
+        } else if actual < expected {
+            Self::Underflow(u32::try_from(expected.saturating_sub(actual)).unwrap_or(u32::MAX))
+        } else {
+            Self::Overflow(u32::try_from(actual.saturating_sub(expected)).unwrap_or(u32::MAX))
+        }
+    }
+
+    fn flags(self) -> u8 {
+        match self {
+            Self::None => 0,
+            Self::Underflow(_) => 2,
+            Self::Overflow(_) => 4,
+        }
+    }
+
+    fn count(self) -> u32 {
+        match self {
+            Self::None => 0,
+            Self::Underflow(count) | Self::Overflow(count) => count,
+        }
+    }
+
+    fn get(flags: u8, count: u32) -> Result<Self, WireError> {
+        match flags & 6 {
+            0 => Ok(Self::None),
+            2 => Ok(Self::Underflow(count)),
+            4 => Ok(Self::Overflow(count)),
+            _ => Err(WireError("underflow and overflow exclude each other")),
+        }
+    }
+}
+
+/// NOP-In: a ping, the answer to one, or only news of the numbers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct NopIn {
+    /// Logical unit of a ping.
+    pub lun: [u8; 8],
+    /// Tag of the NOP-Out that is answered, or [`super::RESERVED_TAG`].
+    pub task_tag: u32,
+    /// Tag to answer a ping with, or [`super::RESERVED_TAG`].
+    pub transfer_tag: u32,
+    /// Numbers.
+    pub numbers: Numbers,
+}
+
+impl NopIn {
+    /// Decodes a header.
+    pub fn decode(header: &Bhs) -> Result<Self, WireError> {
+        expect(header, Opcode::NopIn)?;
+        Ok(Self {
+            lun: get_bytes(header, 8),
+            task_tag: get_u32(header, 16),
+            transfer_tag: get_u32(header, 20),
+            numbers: Numbers::get(header),
+        })
+    }
+
+    /// Encodes a header without data.
+    pub fn encode(&self) -> Bhs {
+        let mut header = start(Opcode::NopIn, false, FINAL);
+        put(&mut header, 8, &self.lun);
+        put_u32(&mut header, 16, self.task_tag);
+        put_u32(&mut header, 20, self.transfer_tag);
+        self.numbers.put(&mut header);
+        header
+    }
+}
+
+/// SCSI Response.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ScsiResponse {
+    /// 0 completed at target, 1 target failure.
+    pub response: u8,
+    /// SCSI status.
+    pub status: u8,
+    /// Tag of the task.
+    pub task_tag: u32,
+    /// Numbers.
+    pub numbers: Numbers,
+    /// How many Data-In and R2T PDUs were sent.
+    pub exp_data_sn: u32,
+    /// Residual of the command, of its data-out where it has both.
+    pub residual: Residual,
+    /// Residual of the data-in of a command that has both.
+    pub read_residual: Residual,
+}
+
+impl ScsiResponse {
+    /// Decodes a header.
+    pub fn decode(header: &Bhs) -> Result<Self, WireError> {
+        expect(header, Opcode::ScsiResponse)?;
+        Ok(Self {
+            response: header[2],
+            status: header[3],
+            task_tag: get_u32(header, 16),
+            numbers: Numbers::get(header),
+            exp_data_sn: get_u32(header, 36),
+            residual: Residual::get(header[1], get_u32(header, 44))?,
+            read_residual: Residual::get(header[1] >> 2, get_u32(header, 40))?,
+        })
+    }
+
+    /// Encodes a header without data.
+    #[inline]
+    pub fn encode(&self) -> Bhs {
+        let flags = FINAL | self.residual.flags() | self.read_residual.flags() << 2;
+        let mut header = start(Opcode::ScsiResponse, false, flags);
+        header[2] = self.response;
+        header[3] = self.status;
+        put_u32(&mut header, 16, self.task_tag);
+        self.numbers.put(&mut header);
+        put_u32(&mut header, 36, self.exp_data_sn);
+        put_u32(&mut header, 40, self.read_residual.count());
+        put_u32(&mut header, 44, self.residual.count());
+        header
+    }
+}
+
+/// Task Management Function Response.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TaskManagementResponse {
+    /// 0 complete, 1 no such task, 2 no such LUN, 4 reassignment not supported, 5 function not supported,
+    /// 6 authorization failed, 255 rejected.
+    pub response: u8,
+    /// Tag of the request.
+    pub task_tag: u32,
+    /// Numbers.
+    pub numbers: Numbers,
+}
+
+impl TaskManagementResponse {
+    /// Decodes a header.
+    pub fn decode(header: &Bhs) -> Result<Self, WireError> {
+        expect(header, Opcode::TaskManagementResponse)?;
+        Ok(Self { response: header[2], task_tag: get_u32(header, 16), numbers: Numbers::get(header) })
+    }
+
+    /// Encodes the header.
+    pub fn encode(&self) -> Bhs {
+        let mut header = start(Opcode::TaskManagementResponse, false, FINAL);
+        header[2] = self.response;
+        put_u32(&mut header, 16, self.task_tag);
+        self.numbers.put(&mut header);
+        header
+    }
+}
+
+/// Login Response.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LoginResponse {
+    /// The next stage begins.
+    pub transit: bool,
+    /// The text goes on in the next response.
+    pub go_on: bool,
+    /// Current stage.
+    pub current_stage: u8,
+    /// Next stage.
+    pub next_stage: u8,
+    /// Highest version.
+    pub version_max: u8,
+    /// Version in use.
+    pub version_active: u8,
+    /// The initiator's part of the session's name.
+    pub isid: [u8; 6],
+    /// The target's part, in the last response of a login.
+    pub tsih: u16,
+    /// Tag of the login.
+    pub task_tag: u32,
+    /// Numbers.
+    pub numbers: Numbers,
+    /// Status class and detail.
+    pub status: u16,
+}
+
+impl LoginResponse {
+    /// Decodes a header.
+    pub fn decode(header: &Bhs) -> Result<Self, WireError> {
+        expect(header, Opcode::LoginResponse)?;
+        Ok(Self {
+            transit: header[1] & FINAL != 0,
+            go_on: header[1] & 0x40 != 0,
+            current_stage: (header[1] >> 2) & 3,
+            next_stage: header[1] & 3,
+            version_max: header[2],
+            version_active: header[3],
+            isid: get_bytes(header, 8),
+            tsih: get_u16(header, 14),
+            task_tag: get_u32(header, 16),
+            numbers: Numbers::get(header),
+            status: get_u16(header, 36),
+        })
+    }
+
+    /// Encodes a header without data.
+    pub fn encode(&self) -> Bhs {
+        let mut flags = (self.current_stage & 3) << 2 | (self.next_stage & 3);
+        for (set, bit) in [(self.transit, FINAL), (self.go_on, 0x40)] {
+            flags |= if set { bit } else { 0 };
+        }
+        let mut header = start(Opcode::LoginResponse, false, flags);
+        header[2] = self.version_max;
+        header[3] = self.version_active;
+        put(&mut header, 8, &self.isid);
+        put_u16(&mut header, 14, self.tsih);
+        put_u32(&mut header, 16, self.task_tag);
+        self.numbers.put(&mut header);
+        put_u16(&mut header, 36, self.status);
+        header
+    }
+}
+
+/// Text Response.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TextResponse {
+    /// The exchange is over.
+    pub is_final: bool,
+    /// The text goes on in the next response.
+    pub go_on: bool,
+    /// Logical unit; 0.
+    pub lun: [u8; 8],
+    /// Tag of the exchange.
+    pub task_tag: u32,
+    /// Tag to go on with, or [`super::RESERVED_TAG`].
+    pub transfer_tag: u32,
+    /// Numbers.
+    pub numbers: Numbers,
+}
+
+impl TextResponse {
+    /// Decodes a header.
+    pub fn decode(header: &Bhs) -> Result<Self, WireError> {
+        expect(header, Opcode::TextResponse)?;
+        Ok(Self {
+            is_final: header[1] & FINAL != 0,
+            go_on: header[1] & 0x40 != 0,
+            lun: get_bytes(header, 8),
+            task_tag: get_u32(header, 16),
+            transfer_tag: get_u32(header, 20),
+            numbers: Numbers::get(header),
+        })
+    }
+
+    /// Encodes a header without data.
+    pub fn encode(&self) -> Bhs {
+        let mut flags = 0;
+        for (set, bit) in [(self.is_final, FINAL), (self.go_on, 0x40)] {
+            flags |= if set { bit } else { 0 };
+        }
+        let mut header = start(Opcode::TextResponse, false, flags);
+        put(&mut header, 8, &self.lun);
+        put_u32(&mut header, 16, self.task_tag);
+        put_u32(&mut header, 20, self.transfer_tag);
+        self.numbers.put(&mut header);
+        header
+    }
+}
+
+/// SCSI Data-In.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DataIn {
+    /// The last of its sequence.
+    pub is_final: bool,
+    /// Status and residual, where this PDU ends the command.
+    pub status: Option<(u8, Residual)>,
+    /// Tag of the task.
+    pub task_tag: u32,
+    /// Numbers; the status number counts only with a status.
+    pub numbers: Numbers,
+    /// Number in the command.
+    pub data_sn: u32,
+    /// Where it belongs in the command's data.
+    pub offset: u32,
+}
+
+impl DataIn {
+    /// Decodes a header.
+    pub fn decode(header: &Bhs) -> Result<Self, WireError> {
+        expect(header, Opcode::DataIn)?;
+        let status = match header[1] & 1 {
+            0 => None,
+            _ => Some((header[3], Residual::get(header[1], get_u32(header, 44))?)),
+        };
+        Ok(Self {
+            is_final: header[1] & FINAL != 0,
+            status,
+            task_tag: get_u32(header, 16),
+            numbers: Numbers::get(header),
+            data_sn: get_u32(header, 36),
+            offset: get_u32(header, 40),
+        })
+    }
+
+    /// Encodes a header without data.
+    #[inline]
+    pub fn encode(&self) -> Bhs {
+        let mut flags = if self.is_final { FINAL } else { 0 };
+        if let Some((_, residual)) = self.status {
+            flags |= 1 | residual.flags();
+        }
+        let mut header = start(Opcode::DataIn, false, flags);
+        // No tag that an initiator would have to send back.
+        put_u32(&mut header, 20, super::RESERVED_TAG);
+        put_u32(&mut header, 16, self.task_tag);
+        self.numbers.put(&mut header);
+        put_u32(&mut header, 36, self.data_sn);
+        put_u32(&mut header, 40, self.offset);
+        if let Some((status, residual)) = self.status {
+            header[3] = status;
+            put_u32(&mut header, 44, residual.count());
+        }
+        header
+    }
+}
+
+/// Logout Response.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LogoutResponse {
+    /// 0 closed, 1 no such connection, 2 recovery not supported, 3 cleanup failed.
+    pub response: u8,
+    /// Tag of the request.
+    pub task_tag: u32,
+    /// Numbers.
+    pub numbers: Numbers,
+    /// Seconds to wait before a new login.
+    pub time_to_wait_s: u16,
+    /// Seconds that tasks are kept.
+    pub time_to_retain_s: u16,
+}
+
+impl LogoutResponse {
+    /// Decodes a header.
+    pub fn decode(header: &Bhs) -> Result<Self, WireError> {
+        expect(header, Opcode::LogoutResponse)?;
+        Ok(Self {
+            response: header[2],
+            task_tag: get_u32(header, 16),
+            numbers: Numbers::get(header),
+            time_to_wait_s: get_u16(header, 40),
+            time_to_retain_s: get_u16(header, 42),
+        })
+    }
+
+    /// Encodes the header.
+    pub fn encode(&self) -> Bhs {
+        let mut header = start(Opcode::LogoutResponse, false, FINAL);
+        header[2] = self.response;
+        put_u32(&mut header, 16, self.task_tag);
+        self.numbers.put(&mut header);
+        put_u16(&mut header, 40, self.time_to_wait_s);
+        put_u16(&mut header, 42, self.time_to_retain_s);
+        header
+    }
+}
+
+/// Ready To Transfer: the target asks for data.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ReadyToTransfer {
+    /// Logical unit.
+    pub lun: [u8; 8],
+    /// Tag of the task.
+    pub task_tag: u32,
+    /// Tag that the Data-Out PDUs carry.
+    pub transfer_tag: u32,
+    /// Numbers; the status number is the next one and is not used up.
+    pub numbers: Numbers,
+    /// Number in the command.
+    pub r2t_sn: u32,
+    /// Where the data belongs.
+    pub offset: u32,
+    /// How much.
+    pub desired_bytes: u32,
+}
+
+impl ReadyToTransfer {
+    /// Decodes a header.
+    pub fn decode(header: &Bhs) -> Result<Self, WireError> {
+        expect(header, Opcode::ReadyToTransfer)?;
+        Ok(Self {
+            lun: get_bytes(header, 8),
+            task_tag: get_u32(header, 16),
+            transfer_tag: get_u32(header, 20),
+            numbers: Numbers::get(header),
+            r2t_sn: get_u32(header, 36),
+            offset: get_u32(header, 40),
+            desired_bytes: get_u32(header, 44),
+        })
+    }
+
+    /// Encodes the header.
+    pub fn encode(&self) -> Bhs {
+        let mut header = start(Opcode::ReadyToTransfer, false, FINAL);
+        put(&mut header, 8, &self.lun);
+        put_u32(&mut header, 16, self.task_tag);
+        put_u32(&mut header, 20, self.transfer_tag);
+        self.numbers.put(&mut header);
+        put_u32(&mut header, 36, self.r2t_sn);
+        put_u32(&mut header, 40, self.offset);
+        put_u32(&mut header, 44, self.desired_bytes);
+        header
+    }
+}
+
+/// Asynchronous Message.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct AsyncMessage {
+    /// 0 SCSI event, 1 the target asks for logout, 2 it drops the connection, 3 it drops all connections.
+    pub event: u8,
+    /// Numbers.
+    pub numbers: Numbers,
+    /// Of event 1: reserved.
+    pub parameter1: u16,
+    /// Seconds.
+    pub parameter2: u16,
+    /// Of event 1: seconds for the logout.
+    pub parameter3: u16,
+}
+
+impl AsyncMessage {
+    /// Decodes a header.
+    pub fn decode(header: &Bhs) -> Result<Self, WireError> {
+        expect(header, Opcode::AsyncMessage)?;
+        Ok(Self {
+            event: header[36],
+            numbers: Numbers::get(header),
+            parameter1: get_u16(header, 38),
+            parameter2: get_u16(header, 40),
+            parameter3: get_u16(header, 42),
+        })
+    }
+
+    /// Encodes the header.
+    pub fn encode(&self) -> Bhs {
+        let mut header = start(Opcode::AsyncMessage, false, FINAL);
+        put_u32(&mut header, 16, super::RESERVED_TAG);
+        self.numbers.put(&mut header);
+        header[36] = self.event;
+        put_u16(&mut header, 38, self.parameter1);
+        put_u16(&mut header, 40, self.parameter2);
+        put_u16(&mut header, 42, self.parameter3);
+        header
+    }
+}
+
+/// Why a PDU was rejected.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[expect(missing_docs, reason = "the names are those of RFC 7143")]
+#[repr(u8)]
+pub enum RejectReason {
+    DataDigestError = 0x02,
+    SnackReject = 0x03,
+    ProtocolError = 0x04,
+    CommandNotSupported = 0x05,
+    ImmediateCommandReject = 0x06,
+    TaskInProgress = 0x07,
+    InvalidPduField = 0x09,
+    LongOperationReject = 0x0a,
+}
+
+/// Reject. Its data segment is the header of the PDU that is rejected.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Reject {
+    /// Why, as a number.
+    pub reason: u8,
+    /// Numbers.
+    pub numbers: Numbers,
+}
+
+impl Reject {
+    /// Decodes a header.
+    pub fn decode(header: &Bhs) -> Result<Self, WireError> {
+        expect(header, Opcode::Reject)?;
+        Ok(Self { reason: header[2], numbers: Numbers::get(header) })
+    }
+
+    /// Encodes a header without data.
+    pub fn encode(&self) -> Bhs {
+        let mut header = start(Opcode::Reject, false, FINAL);
+        header[2] = self.reason;
+        put_u32(&mut header, 16, super::RESERVED_TAG);
+        self.numbers.put(&mut header);
+        header
+    }
+}

@@ -1,0 +1,86 @@
+//! Programs that people use: libiscsi's tools and QEMU's iSCSI driver.
+
+mod fixture;
+
+use fixture::{Fixture, TARGET, accounts, run, try_run};
+use headwater_iscsi::Limits;
+use headwater_testkit::{ReferenceDisk, Rng};
+
+const MIB: u64 = 1 << 20;
+
+#[test]
+fn libiscsi_discovers_the_target_and_inquires_it() {
+    let fixture = Fixture::new(ReferenceDisk::new(8 * MIB));
+    let portal = format!("iscsi://127.0.0.1:{}", fixture.server.port());
+    let list = run("libiscsi-bin", "iscsi-ls", &["--show-luns", &portal]);
+    assert!(list.contains(TARGET), "{list}");
+    assert!(list.contains("Lun:0"), "{list}");
+    let inquiry = run("libiscsi-bin", "iscsi-inq", &[&fixture.url()]);
+    assert!(inquiry.contains("HEADWATR"), "{inquiry}");
+    let capacity = run("libiscsi-bin", "iscsi-readcapacity16", &[&fixture.url()]);
+    assert!(capacity.contains("8388608"), "{capacity}");
+}
+
+#[test]
+fn qemu_img_writes_and_reads_a_disk() {
+    let fixture = Fixture::new(ReferenceDisk::new(16 * MIB));
+    let directory = tempfile::tempdir().unwrap();
+    let file = directory.path().join("disk.raw");
+    let contents = Rng::new(11).bytes((16 * MIB) as usize);
+    std::fs::write(&file, &contents).unwrap();
+    let (file, url) = (file.to_str().unwrap(), fixture.url());
+    run("qemu-utils qemu-block-extra", "qemu-img", &["convert", "-n", "-f", "raw", "-O", "raw", file, &url]);
+    assert_eq!(fixture.disk.contents(), contents);
+    run("qemu-utils qemu-block-extra", "qemu-img", &["compare", "-f", "raw", "-F", "raw", file, &url]);
+    // Many at once, with a pattern that is read back.
+    run(
+        "qemu-utils",
+        "qemu-img",
+        &["bench", "-f", "raw", "-w", "-c", "2000", "-d", "32", "-s", "4096", &url],
+    );
+    let script = [
+        "-f",
+        "raw",
+        &url,
+        "-c",
+        "aio_write -P 7 1M 3M",
+        "-c",
+        "aio_write -P 9 8M 64k",
+        "-c",
+        "aio_flush",
+        "-c",
+        "read -P 7 1M 3M",
+        "-c",
+        "read -P 9 8M 64k",
+        "-c",
+        "discard 1M 1M",
+        "-c",
+        "read -P 0 1M 1M",
+        "-c",
+        "flush",
+    ];
+    let text = run("qemu-utils qemu-block-extra", "qemu-io", &script);
+    assert!(!text.contains("Pattern verification failed"), "{text}");
+}
+
+#[test]
+fn libiscsi_and_qemu_log_in_with_chap_and_only_with_the_right_secret() {
+    let fixture = Fixture::with(ReferenceDisk::new(MIB), Limits::default(), Some(accounts()));
+    let port = fixture.server.port();
+    let url = |user: &str, secret: &str| format!("iscsi://{user}%{secret}@127.0.0.1:{port}/{TARGET}/0");
+    run("libiscsi-bin", "iscsi-inq", &[&url("alice", "alice-secret-1")]);
+    run("libiscsi-bin", "iscsi-inq", &[&url("bob", "bob-secret-two")]);
+    let mutual =
+        format!("{}?target_user=disk&target_password=disk-secret-three", url("alice", "alice-secret-1"));
+    run("libiscsi-bin", "iscsi-inq", &[&mutual]);
+    run("qemu-utils qemu-block-extra", "qemu-img", &["info", "-f", "raw", &url("alice", "alice-secret-1")]);
+    for bad in [
+        url("alice", "bob-secret-two"),
+        url("carol", "alice-secret-1"),
+        format!("iscsi://127.0.0.1:{port}/{TARGET}/0"),
+        format!("{}?target_user=disk&target_password=not-the-secret", url("alice", "alice-secret-1")),
+    ] {
+        let (success, text) = try_run("libiscsi-bin", "iscsi-inq", &[&bad]);
+        assert!(!success, "{bad}: {text}");
+    }
+}
