@@ -22,7 +22,8 @@
 //! - CDBs of 6, 10, 12 and 16 bytes; transfers up to [`Options::transfer_bytes`].
 //!
 //! # Not here
-//! No sockets, no threads, and nothing of iSCSI: names and TransportIDs are bytes that the transport gives.
+//! No sockets, and nothing of iSCSI: names and TransportIDs are bytes that the transport gives. No threads but one for
+//! each unit that was sent commands of several steps (COMPARE AND WRITE, long VERIFY and WRITE SAME, UNMAP lists).
 //!
 //! Start reading at [`target`].
 
@@ -44,14 +45,26 @@
     )
 )]
 
+mod cdb;
+mod control;
 pub mod identity;
+mod inquiry;
+mod link;
+mod medium;
+mod mode;
+mod opcodes;
+mod queue;
+mod reservation;
+mod run;
 pub mod sense;
 pub mod target;
 pub mod task;
 pub mod unit;
+mod wire;
+mod worker;
 
 pub use identity::{Identity, Initiator};
-pub use sense::{Sense, SenseKey, Status};
+pub use sense::{Code, Sense, SenseKey, Status};
 pub use target::{Nexus, Target};
 pub use task::{Attribute, Cdb, Command, Expected, Function, FunctionResult, Lun, Now, Outcome, Reply, Task};
 pub use unit::{LogicalUnit, Options};

@@ -1,9 +1,26 @@
 //! A target device with its logical units, and the nexuses that initiators have with it.
+//!
+//! A command goes this way:
+//!
+//! 1. The LUN is looked up; one without a unit still answers INQUIRY and REPORT LUNS.
+//! 2. A unit attention that waits is told instead (not to INQUIRY, REPORT LUNS, REQUEST SENSE).
+//! 3. The CDB is parsed ([`crate::cdb`]), reservations are looked at.
+//! 4. What a unit says of itself is answered ([`crate::control`]).
+//! 5. A READ, a WRITE and a flush are offered to the device; what it cannot do at once, and all other commands of the
+//!    medium, become tasks ([`crate::medium`], [`crate::queue`], [`crate::run`]).
 
 use std::sync::Arc;
 
+use headwater_block::{Attempt, IoError, Op as DeviceOp};
+
+use crate::cdb::{self, Op};
+use crate::control::{self, Effect};
 use crate::identity::Initiator;
-use crate::sense::{Code, Sense, SenseKey, Status};
+use crate::link::{Attention, Link, NexusId};
+use crate::medium::{self, Given};
+use crate::queue::{Kind, Waiter};
+use crate::run::{self, Buffers, Done, Run};
+use crate::sense::{Code, Fault, Status};
 use crate::task::{Cdb, Command, Expected, Function, FunctionResult, Lun, Now, Outcome, Reply, Task};
 use crate::unit::LogicalUnit;
 
@@ -27,60 +44,337 @@ impl Target {
         &self.name
     }
 
+    /// The LUNs, ascending.
+    pub(crate) fn luns(&self) -> impl Iterator<Item = u16> {
+        self.units.iter().map(|(lun, _)| *lun)
+    }
+
     /// A new I_T nexus. It ends when it is dropped; tasks in flight are then answered as aborted.
     pub fn nexus(self: &Arc<Self>, initiator: Initiator) -> Nexus {
-        Nexus { target: Arc::clone(self), initiator }
+        let (id, initiator) = (NexusId::next(), Arc::new(initiator));
+        let link = |unit: &Arc<LogicalUnit>| {
+            let link = Arc::new(Link {
+                unit: Arc::clone(unit),
+                nexus: id,
+                initiator: Arc::clone(&initiator),
+                attention: Attention::default(),
+            });
+            if unit.options.power_on_attention {
+                link.attention.establish(Code::POWER_ON_OR_RESET);
+            }
+            unit.attach(&link);
+            link
+        };
+        let links = self.units.iter().map(|(lun, unit)| (*lun, link(unit))).collect();
+        Nexus { target: Arc::clone(self), id, links }
     }
 }
 
-/// One I_T nexus: what a session is to SCSI.
+/// One I_T nexus: what a session is to SCSI. It may be used by several threads.
 #[derive(Debug)]
 pub struct Nexus {
     target: Arc<Target>,
-    #[expect(dead_code, reason = "reservations need it")]
-    initiator: Initiator,
+    id: NexusId,
+    links: Vec<(u16, Arc<Link>)>,
 }
 
 impl Nexus {
-    /// How much data the command moves. Zero for commands that will be refused.
+    fn link(&self, lun: Lun) -> Option<&Arc<Link>> {
+        let number = lun.number()?;
+        let place = self.links.binary_search_by_key(&number, |(lun, _)| *lun).ok()?;
+        self.links.get(place).map(|(_, link)| link)
+    }
+
+    /// How much data the command moves. Zero for commands whose CDB will be refused, so that no data is asked for.
     pub fn expected(&self, lun: Lun, cdb: &Cdb) -> Expected {
-        let _ = (lun, cdb);
-        Expected::default()
+        let Ok(op) = cdb::parse(cdb) else { return Expected::default() };
+        let Some(link) = self.link(lun) else {
+            let expected = op.expected(0);
+            return Expected { data_out_bytes: 0, ..expected };
+        };
+        let unit = &link.unit;
+        let fits = match op {
+            Op::Read { span, .. }
+            | Op::Write { span, .. }
+            | Op::WriteVerify { span, .. }
+            | Op::Verify { span, check: cdb::Check::Data }
+            | Op::OrWrite { span, .. } => unit.transfer_range(span).is_ok(),
+            Op::CompareAndWrite { span, .. } => unit.range(span).is_ok(),
+            Op::ReserveOut(out) => out.list_bytes <= 1 << 16,
+            _ => true,
+        };
+        if fits { op.expected(unit.geometry.logical_block_bytes) } else { Expected::default() }
     }
 
     /// Carries the command out if that needs no I/O and no waiting. With [`Now::MustWait`] nothing has happened that
     /// the initiator could notice.
     pub fn try_now(&self, command: &Command<'_>, data_in: &mut [u8]) -> Now {
-        let _ = data_in;
-        Now::Done { reply: self.answer(command.lun, command.cdb), data_in_bytes: 0 }
+        let Some(link) = self.link(command.lun) else {
+            let parsed = cdb::parse(command.cdb);
+            let result = control::absent(&self.target, &parsed);
+            return self.data_now(parsed.as_ref().ok(), result, data_in);
+        };
+        let op = match admit(link, command.cdb) {
+            Ok(op) => op,
+            Err(reply) => return Now::Done { reply, data_in_bytes: 0 },
+        };
+        let unit = &link.unit;
+        match op {
+            Op::Read { span, fua } if !(fua && unit.geometry.volatile_cache) => {
+                if !unit.tasks.overtake(command.attribute) {
+                    return Now::MustWait;
+                }
+                let range = match unit.transfer_range(span) {
+                    Ok(range) => range,
+                    Err(fault) => return now_failed(unit, &fault),
+                };
+                let len = usize::try_from(range.len()).unwrap_or(usize::MAX);
+                let Some(into) = data_in.get_mut(..len) else { return Now::MustWait };
+                if len == 0 {
+                    return Now::Done { reply: Reply::GOOD, data_in_bytes: 0 };
+                }
+                let attempt = unit.device.try_now(DeviceOp::Read { range, into });
+                attempted(unit, "READ", attempt, len)
+            }
+            Op::Write { span, fua } => {
+                let Some(guard) = unit.tasks.overtake_to_change(command.attribute) else {
+                    return Now::MustWait;
+                };
+                let given = Given { data_out: command.data_out, announced_bytes: command.announced_bytes };
+                let range = match medium::check_write(unit, span, given) {
+                    Ok(range) => range,
+                    Err(fault) => return now_failed(unit, &fault),
+                };
+                let len = usize::try_from(range.len()).unwrap_or(usize::MAX);
+                let from = command.data_out.get(..len).unwrap_or_default();
+                if len == 0 {
+                    return Now::Done { reply: Reply::GOOD, data_in_bytes: 0 };
+                }
+                let fua = unit.must_be_durable(fua);
+                let attempt = unit.device.try_now(DeviceOp::Write { range, from, fua });
+                drop(guard);
+                attempted(unit, "WRITE", attempt, 0)
+            }
+            Op::Synchronize { span, .. } if unit.tasks.overtake(command.attribute) => {
+                if let Err(fault) = unit.range(unit.or_to_the_end(span)) {
+                    return now_failed(unit, &fault);
+                }
+                attempted(unit, "SYNCHRONIZE CACHE", unit.device.try_now(DeviceOp::Flush), 0)
+            }
+            op if control::is_control(&op) && control::may_be_now(&op, data_in.len()) => {
+                let result = control::carry_out(&self.target, link, &op, command.data_out);
+                let result = result.map(|effect| match effect {
+                    Effect::Data(data) => data,
+                    Effect::Abort(_) => Vec::new(),
+                });
+                self.data_now(Some(&op), result, data_in)
+            }
+            _ => Now::MustWait,
+        }
+    }
+
+    /// Data of a control command into the transport's buffer, cut to the allocation length.
+    fn data_now(&self, op: Option<&Op>, result: Result<Vec<u8>, Reply>, data_in: &mut [u8]) -> Now {
+        let data = match result {
+            Ok(data) => data,
+            Err(reply) => return Now::Done { reply, data_in_bytes: 0 },
+        };
+        let len = data.len().min(allocation(op));
+        let (Some(from), Some(into)) = (data.get(..len), data_in.get_mut(..len)) else {
+            return Now::MustWait;
+        };
+        into.copy_from_slice(from);
+        Now::Done { reply: Reply::GOOD, data_in_bytes: len }
     }
 
     /// Starts the task; `done` is called when it is over, possibly before this returns, on any thread. It must not
     /// block.
     pub fn execute(&self, task: Task, done: impl FnOnce(Outcome) + Send + 'static) {
-        let reply = Some(self.answer(task.lun, &task.cdb));
-        done(Outcome { reply, data_in: Vec::new(), data_out: task.data_out });
-    }
-
-    /// Carries out a task management function; `done` is called when the tasks concerned have ended.
-    pub fn manage(&self, function: Function, done: impl FnOnce(FunctionResult) + Send + 'static) {
-        let _ = function;
-        done(FunctionResult::Complete);
-    }
-
-    fn answer(&self, lun: Lun, cdb: &Cdb) -> Reply {
-        let known =
-            lun.number().is_some_and(|n| self.target.units.binary_search_by_key(&n, |(lun, _)| *lun).is_ok());
-        if !known {
-            return refused(0x2500);
+        let Task { lun, attribute, tag, cdb, data_out, announced_bytes, data_in } = task;
+        let buffers = Buffers { data_in, data_out };
+        let done: Done = Box::new(done);
+        let Some(link) = self.link(lun) else {
+            let parsed = cdb::parse(&cdb);
+            let result = control::absent(&self.target, &parsed);
+            return answer(parsed.as_ref().ok(), result, buffers, done);
+        };
+        let op = match admit(link, &cdb) {
+            Ok(op) => op,
+            Err(reply) => return answer(None, Err(reply), buffers, done),
+        };
+        if control::is_control(&op) {
+            return match control::carry_out(&self.target, link, &op, &buffers.data_out) {
+                Ok(Effect::Data(data)) => answer(Some(&op), Ok(data), buffers, done),
+                Err(reply) => answer(None, Err(reply), buffers, done),
+                Ok(Effect::Abort(ports)) => {
+                    let waiter = Waiter::new(move |_| answer(None, Ok(Vec::new()), buffers, done));
+                    let nexuses: Vec<NexusId> = link
+                        .unit
+                        .links()
+                        .iter()
+                        .filter(|link| link.nexus != self.id && ports.contains(&link.initiator))
+                        .map(|link| link.nexus)
+                        .collect();
+                    abort(&link.unit, |nexus, _| nexuses.contains(&nexus), Some(&waiter));
+                }
+            };
         }
-        match cdb.opcode() {
-            0 => Reply::GOOD,
-            _ => refused(0x2000),
+        let given = Given { data_out: &buffers.data_out, announced_bytes };
+        let plan = match medium::plan(&link.unit, &op, given) {
+            Ok(Some(plan)) => plan,
+            Ok(None) => return answer(None, Ok(Vec::new()), buffers, done),
+            Err(fault) => {
+                let reply = link.unit.check_condition(&fault);
+                return answer(None, Err(reply), buffers, done);
+            }
+        };
+        let kind = Kind { nexus: self.id, tag, attribute, hold: plan.hold };
+        start(link, kind, plan, buffers, done);
+    }
+
+    /// Carries out a task management function; `done` is called when the tasks concerned have ended, possibly before
+    /// this returns.
+    pub fn manage(&self, function: Function, done: impl FnOnce(FunctionResult) + Send + 'static) {
+        let waiter = Waiter::new(done);
+        let lun = match function {
+            Function::AbortTask { lun, .. }
+            | Function::AbortTaskSet { lun }
+            | Function::ClearTaskSet { lun }
+            | Function::LogicalUnitReset { lun } => lun,
+            Function::TargetWarmReset | Function::TargetColdReset => {
+                for (_, link) in &self.links {
+                    abort(&link.unit, |_, _| true, Some(&waiter));
+                    link.unit.reset();
+                }
+                return;
+            }
+        };
+        let Some(link) = self.link(lun) else {
+            return waiter.answer(FunctionResult::LunDoesNotExist);
+        };
+        let unit = &link.unit;
+        match function {
+            Function::AbortTask { tag: wanted, .. } => {
+                let mine = |nexus: NexusId, tag: u64| nexus == self.id && tag == wanted;
+                if abort(unit, mine, Some(&waiter)).is_empty() {
+                    waiter.answer(FunctionResult::TaskDoesNotExist);
+                }
+            }
+            Function::AbortTaskSet { .. } => {
+                abort(unit, |nexus, _| nexus == self.id, Some(&waiter));
+            }
+            Function::ClearTaskSet { .. } => {
+                let whose = abort(unit, |_, _| true, Some(&waiter));
+                for other in unit.links() {
+                    if other.nexus != self.id && whose.contains(&other.nexus) {
+                        other.attention.establish(Code::COMMANDS_CLEARED_BY_ANOTHER_INITIATOR);
+                    }
+                }
+            }
+            _ => {
+                abort(unit, |_, _| true, Some(&waiter));
+                unit.reset();
+            }
         }
     }
 }
 
-fn refused(code: u16) -> Reply {
-    Reply { status: Status::CheckCondition, sense: Some(Sense::fixed(SenseKey::IllegalRequest, Code(code))) }
+impl Drop for Nexus {
+    fn drop(&mut self) {
+        for (_, link) in &self.links {
+            abort(&link.unit, |nexus, _| nexus == self.id, None);
+            link.unit.reservations.nexus_lost(self.id);
+        }
+    }
+}
+
+/// Aborts tasks; returns whose.
+fn abort(
+    unit: &LogicalUnit,
+    is_meant: impl Fn(NexusId, u64) -> bool,
+    waiter: Option<&Arc<Waiter>>,
+) -> std::collections::HashSet<NexusId> {
+    let (waiting, whose) = unit.tasks.abort(is_meant, waiter);
+    for startable in waiting {
+        unit.tasks.start(startable);
+    }
+    whose
+}
+
+/// Steps 2 and 3 of a command: whether it may be carried out, and what it is.
+#[inline]
+fn admit(link: &Link, cdb: &Cdb) -> Result<Op, Reply> {
+    let unit = &link.unit;
+    let parsed = cdb::parse(cdb);
+    if link.attention.is_pending()
+        && !matches!(cdb.opcode(), 0x03 | 0x12 | 0xa0)
+        && let Some(code) = link.attention.take()
+    {
+        return Err(unit.check_condition(&Fault::unit_attention(code)));
+    }
+    let op = parsed.map_err(|fault| unit.check_condition(&fault))?;
+    if unit.reservations.conflicts(link.nexus, &link.initiator, op.access()) {
+        return Err(control::conflict());
+    }
+    Ok(op)
+}
+
+#[cold]
+fn now_failed(unit: &LogicalUnit, fault: &Fault) -> Now {
+    Now::Done { reply: unit.check_condition(fault), data_in_bytes: 0 }
+}
+
+#[inline]
+fn attempted(
+    unit: &LogicalUnit,
+    name: &'static str,
+    attempt: Result<Attempt, IoError>,
+    data_in_bytes: usize,
+) -> Now {
+    match attempt {
+        Ok(Attempt::Done) => Now::Done { reply: Reply::GOOD, data_in_bytes },
+        Ok(Attempt::MustWait) => Now::MustWait,
+        Err(error) => {
+            unit.log_fault(name, &error);
+            now_failed(unit, &Fault::from_device(&error, name != "READ"))
+        }
+    }
+}
+
+/// The most data-in that the command may give.
+fn allocation(op: Option<&Op>) -> usize {
+    op.map_or(0, |op| usize::try_from(op.expected(0).data_in_bytes).unwrap_or(usize::MAX))
+}
+
+/// Answers a command that is over.
+fn answer(op: Option<&Op>, result: Result<Vec<u8>, Reply>, buffers: Buffers, done: Done) {
+    let (reply, data_in) = match result {
+        Ok(mut data) => {
+            data.truncate(allocation(op));
+            (Reply::GOOD, data)
+        }
+        Err(reply) => (reply, Vec::new()),
+    };
+    done(Outcome { reply: Some(reply), data_in, data_out: buffers.data_out });
+}
+
+/// Puts a task into the set of its unit.
+fn start(link: &Arc<Link>, kind: Kind, plan: medium::Plan, buffers: Buffers, done: Done) {
+    let medium::Plan { work, immediate, .. } = plan;
+    if link.unit.tasks.is_full() {
+        let reply = Reply { status: Status::TaskSetFull, sense: None };
+        return answer(None, Err(reply), buffers, done);
+    }
+    let (buffers, done) = if immediate {
+        // IMMED: what becomes of it later is nobody's business.
+        answer(None, Ok(Vec::new()), buffers, done);
+        (Buffers::default(), Box::new(|_| {}) as Done)
+    } else {
+        (buffers, done)
+    };
+    let for_run = Arc::clone(link);
+    let started = Box::new(move |ticket| {
+        run::drive(Box::new(Run { link: for_run, ticket, work, buffers, done }), None);
+    });
+    link.unit.tasks.add(kind, started);
 }

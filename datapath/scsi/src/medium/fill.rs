@@ -1,0 +1,62 @@
+//! WRITE SAME: zeroes as one request, other patterns piece by piece.
+
+use headwater_block::{ByteRange, Request};
+
+use super::{CHUNK_BYTES, memory, split_chunk};
+use crate::run::{Buffers, Step, Work};
+
+/// WRITE SAME.
+pub(super) struct Fill {
+    range: ByteRange,
+    /// One block; empty for zeroes.
+    pattern: Vec<u8>,
+    unmap: bool,
+    fua: bool,
+    done: u64,
+    chunk: Option<ByteRange>,
+}
+
+impl Fill {
+    pub(super) fn new(range: ByteRange, mut pattern: Vec<u8>, unmap: bool, fua: bool) -> Self {
+        if pattern.iter().all(|byte| *byte == 0) {
+            pattern.clear();
+        }
+        Self { range, pattern, unmap, fua, done: 0, chunk: None }
+    }
+
+    fn request(&self, chunk: ByteRange, landed: Option<Vec<u8>>) -> Request {
+        if self.pattern.is_empty() {
+            return Request::WriteZeroes { range: chunk, may_unmap: self.unmap, fua: self.fua };
+        }
+        let len = memory(chunk.len());
+        let mut buffer = landed.unwrap_or_default();
+        // A buffer that landed holds the pattern already.
+        buffer.truncate(len);
+        while buffer.len() < len {
+            buffer.extend_from_slice(&self.pattern);
+        }
+        Request::Write { range: chunk, buffer, fua: self.fua }
+    }
+}
+
+impl Work for Fill {
+    fn step(&mut self, _: &mut Buffers, landed: Option<Vec<u8>>) -> Step {
+        if let Some(chunk) = self.chunk {
+            self.done = self.done.saturating_add(chunk.len());
+        }
+        let chunk_bytes = if self.pattern.is_empty() { u64::MAX } else { CHUNK_BYTES };
+        let Some(chunk) = split_chunk(self.range, self.done, chunk_bytes) else {
+            return Step::End(Ok(()));
+        };
+        self.chunk = Some(chunk);
+        Step::Submit(self.request(chunk, landed))
+    }
+
+    fn is_single(&self) -> bool {
+        self.chunk.is_some_and(|chunk| chunk.end() == self.range.end())
+    }
+
+    fn name(&self) -> (&'static str, bool) {
+        ("WRITE SAME", true)
+    }
+}

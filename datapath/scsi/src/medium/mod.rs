@@ -1,0 +1,181 @@
+//! Commands that touch the medium: what each checks, and its steps.
+
+mod compare;
+mod fill;
+mod simple;
+mod unmap;
+mod verify;
+
+use headwater_block::ByteRange;
+
+use crate::cdb::{Check, Op, Span};
+use crate::queue::Hold;
+use crate::run::Work;
+use crate::sense::{Code, Fault};
+use crate::unit::LogicalUnit;
+
+/// What the medium's commands read and compare at a time.
+const CHUNK_BYTES: u64 = 1 << 20;
+
+/// A command that was checked.
+pub(crate) struct Plan {
+    pub(crate) hold: Hold,
+    pub(crate) work: Box<dyn Work>,
+    /// Answer before the work is done (IMMED).
+    pub(crate) immediate: bool,
+}
+
+/// What the transport gave.
+#[derive(Clone, Copy)]
+pub(crate) struct Given<'a> {
+    pub(crate) data_out: &'a [u8],
+    pub(crate) announced_bytes: u64,
+}
+
+impl Given<'_> {
+    /// All of the data must be there; more is ignored.
+    fn at_least(&self, bytes: u64) -> Result<(), Fault> {
+        if u64::try_from(self.data_out.len()).unwrap_or(0) < bytes {
+            return Err(Fault::illegal(Code::INVALID_FIELD_IN_COMMAND_INFORMATION_UNIT));
+        }
+        Ok(())
+    }
+
+    /// The initiator must mean just as much as the CDB: where a part of the data has a meaning of its own, one of
+    /// another size is a misunderstanding.
+    fn exactly(&self, bytes: u64) -> Result<(), Fault> {
+        self.at_least(bytes)?;
+        if self.announced_bytes != bytes {
+            return Err(Fault::illegal(Code::INVALID_FIELD_IN_COMMAND_INFORMATION_UNIT));
+        }
+        Ok(())
+    }
+}
+
+/// The range of a write that may be carried out, checked for [`crate::Nexus::try_now`] and here.
+#[inline]
+pub(crate) fn check_write(unit: &LogicalUnit, span: Span, given: Given<'_>) -> Result<ByteRange, Fault> {
+    unit.check_writable()?;
+    let range = unit.transfer_range(span)?;
+    given.at_least(range.len())?;
+    Ok(range)
+}
+
+/// The steps of a command of the medium; `None`: nothing to do, or none of the medium's.
+pub(crate) fn plan(unit: &LogicalUnit, op: &Op, given: Given<'_>) -> Result<Option<Plan>, Fault> {
+    let plan = |hold: Hold, work: Box<dyn Work>| Some(Plan { hold, work, immediate: false });
+    Ok(match *op {
+        Op::Read { span, fua } => {
+            let range = unit.transfer_range(span)?;
+            let flush_first = fua && unit.geometry.volatile_cache;
+            plan(Hold::Nothing, Box::new(simple::Read::new(range, flush_first))).filter(|_| !range.is_empty())
+        }
+        Op::Write { span, fua } => {
+            let range = check_write(unit, span, given)?;
+            let fua = unit.must_be_durable(fua);
+            plan(Hold::Changes(range), Box::new(simple::Write::new(range, fua))).filter(|_| !range.is_empty())
+        }
+        Op::WriteVerify { span, check } => {
+            let range = check_write(unit, span, given)?;
+            let compare = check != Check::Medium;
+            plan(Hold::Changes(range), Box::new(verify::WriteVerify::new(range, compare)))
+                .filter(|_| !range.is_empty())
+        }
+        Op::Verify { span, check } => plan_verify(unit, span, check, given)?,
+        Op::OrWrite { span, fua } => {
+            let range = check_write(unit, span, given)?;
+            let work = compare::OrWrite::new(range, unit.must_be_durable(fua));
+            plan(Hold::Exclusive(range), Box::new(work)).filter(|_| !range.is_empty())
+        }
+        Op::CompareAndWrite { span, fua } => {
+            unit.check_writable()?;
+            let range = unit.range(span)?;
+            if span.blocks > u64::from(unit.limits.compare_and_write_blocks) {
+                return Err(Fault::field(13));
+            }
+            given.exactly(range.len().saturating_mul(2))?;
+            let work = compare::CompareAndWrite::new(range, unit.must_be_durable(fua));
+            plan(Hold::Exclusive(range), Box::new(work)).filter(|_| !range.is_empty())
+        }
+        Op::WriteSame { span, unmap, no_data } => plan_fill(unit, span, unmap, no_data, given)?,
+        Op::Unmap { .. } => {
+            unit.check_writable()?;
+            unmap::plan(unit, given.data_out)?
+        }
+        Op::Synchronize { span, immediate } => {
+            unit.range(unit.or_to_the_end(span))?;
+            plan(Hold::Nothing, Box::new(simple::Flush)).map(|plan| Plan { immediate, ..plan })
+        }
+        Op::Prefetch { span, immediate } => {
+            let range = unit.range(unit.or_to_the_end(span))?;
+            plan(Hold::Nothing, Box::new(simple::Prefetch::new(range)))
+                .map(|plan| Plan { immediate, ..plan })
+                .filter(|_| !range.is_empty())
+        }
+        Op::StartStop { flush: true, .. } => plan(Hold::Nothing, Box::new(simple::Flush)),
+        _ => None,
+    })
+}
+
+fn plan_verify(
+    unit: &LogicalUnit,
+    span: Span,
+    check: Check,
+    given: Given<'_>,
+) -> Result<Option<Plan>, Fault> {
+    let range = unit.range(span)?;
+    let block_bytes = u64::from(unit.geometry.logical_block_bytes);
+    match check {
+        Check::Medium => {}
+        Check::Data => {
+            unit.transfer_range(span)?;
+            given.at_least(range.len())?;
+        }
+        Check::OneBlock => given.at_least(block_bytes.min(range.len()))?,
+    }
+    if range.is_empty() {
+        return Ok(None);
+    }
+    let work = verify::Verify::new(range, check, block_bytes);
+    Ok(Some(Plan { hold: Hold::Nothing, work: Box::new(work), immediate: false }))
+}
+
+fn plan_fill(
+    unit: &LogicalUnit,
+    span: Span,
+    unmap: bool,
+    no_data: bool,
+    given: Given<'_>,
+) -> Result<Option<Plan>, Fault> {
+    unit.check_writable()?;
+    let range = unit.range(unit.or_to_the_end(span))?;
+    let block_bytes = u64::from(unit.geometry.logical_block_bytes);
+    let mut pattern = Vec::new();
+    if !no_data {
+        given.exactly(block_bytes)?;
+        let block = usize::try_from(block_bytes).ok().and_then(|bytes| given.data_out.get(..bytes));
+        pattern.extend_from_slice(block.unwrap_or_default());
+    }
+    if range.is_empty() {
+        return Ok(None);
+    }
+    // Unmapped blocks read as zeroes, so other data with UNMAP is written.
+    let work = fill::Fill::new(range, pattern, unmap, unit.must_be_durable(false));
+    Ok(Some(Plan { hold: Hold::Changes(range), work: Box::new(work), immediate: false }))
+}
+
+/// The first `CHUNK_BYTES` of what is left of `range`, and the rest.
+fn split_chunk(range: ByteRange, done: u64, chunk_bytes: u64) -> Option<ByteRange> {
+    let left = range.len().checked_sub(done).filter(|left| *left > 0)?;
+    ByteRange::new(range.offset().checked_add(done)?, left.min(chunk_bytes))
+}
+
+/// A length in memory.
+fn memory(bytes: u64) -> usize {
+    usize::try_from(bytes).unwrap_or(usize::MAX)
+}
+
+/// The device gave back what it must not.
+fn broken() -> Fault {
+    Fault::new(crate::sense::SenseKey::HardwareError, Code::INTERNAL_TARGET_FAILURE)
+}

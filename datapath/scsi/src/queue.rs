@@ -1,0 +1,263 @@
+//! The tasks of a logical unit that could not be carried out at once: their order, and their end before time.
+//!
+//! | task | starts when no earlier task | ranges |
+//! |---|---|---|
+//! | simple | is ordered | overlaps, where one of the two is exclusive |
+//! | ordered | is there at all | the same |
+//! | head of queue | - | the same |
+//!
+//! Exclusive are COMPARE AND WRITE and ORWRITE, which read and then write. Commands that a device can carry out at
+//! once never come here; [`TaskSet::overtake`] and [`TaskSet::overtake_to_change`] tell them whether they may pass.
+//! A change holds [`TaskSet::fence`] for reading while the device carries it out, and an exclusive task takes it for
+//! writing once before it starts: so a change either saw the exclusive task, or is over when that starts to read.
+
+use std::collections::HashSet;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+
+use headwater_block::ByteRange;
+use parking_lot::{Mutex, RwLock, RwLockReadGuard};
+
+use crate::link::NexusId;
+use crate::task::{Attribute, FunctionResult};
+
+/// Most tasks of a logical unit that wait or run; more are answered with TASK SET FULL.
+const TASKS: usize = 4096;
+
+/// What a task does to a part of the medium.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Hold {
+    /// Nothing that others could disturb.
+    Nothing,
+    /// Writes it.
+    Changes(ByteRange),
+    /// Reads and then writes it, as one step.
+    Exclusive(ByteRange),
+}
+
+impl Hold {
+    fn collides(self, other: Hold) -> bool {
+        match (self, other) {
+            (Hold::Exclusive(a), Hold::Exclusive(b) | Hold::Changes(b))
+            | (Hold::Changes(a), Hold::Exclusive(b)) => a.offset() < b.end() && b.offset() < a.end(),
+            _ => false,
+        }
+    }
+}
+
+/// Who is told when tasks that were aborted have ended: when the last clone is dropped.
+pub(crate) struct Waiter(Mutex<Option<Told>>);
+
+type Told = Box<dyn FnOnce(FunctionResult) + Send>;
+
+impl Waiter {
+    pub(crate) fn new(done: impl FnOnce(FunctionResult) + Send + 'static) -> Arc<Self> {
+        Arc::new(Self(Mutex::new(Some(Box::new(done)))))
+    }
+
+    /// Answers now.
+    pub(crate) fn answer(&self, result: FunctionResult) {
+        let done = self.0.lock().take();
+        if let Some(done) = done {
+            done(result);
+        }
+    }
+}
+
+impl Drop for Waiter {
+    fn drop(&mut self) {
+        self.answer(FunctionResult::Complete);
+    }
+}
+
+/// A task's place in the set.
+#[derive(Clone, Debug)]
+pub(crate) struct Ticket {
+    id: u64,
+    aborted: Arc<AtomicBool>,
+}
+
+impl Ticket {
+    pub(crate) fn is_aborted(&self) -> bool {
+        self.aborted.load(Ordering::SeqCst)
+    }
+}
+
+/// Starts a task; called without locks.
+pub(crate) type Start = Box<dyn FnOnce(Ticket) + Send>;
+
+/// What a task is, for the set.
+pub(crate) struct Kind {
+    pub(crate) nexus: NexusId,
+    pub(crate) tag: u64,
+    pub(crate) attribute: Attribute,
+    pub(crate) hold: Hold,
+}
+
+struct Entry {
+    ticket: Ticket,
+    kind: Kind,
+    /// Until it starts.
+    start: Option<Start>,
+    waiters: Vec<Arc<Waiter>>,
+}
+
+impl Entry {
+    fn is_ordered(&self) -> bool {
+        self.kind.attribute == Attribute::Ordered
+    }
+
+    fn is_exclusive(&self) -> bool {
+        matches!(self.kind.hold, Hold::Exclusive(_))
+    }
+
+    /// Whether it must wait for `earlier`.
+    fn waits_for(&self, earlier: &Entry) -> bool {
+        let in_order =
+            self.kind.attribute != Attribute::HeadOfQueue && (self.is_ordered() || earlier.is_ordered());
+        in_order || self.kind.hold.collides(earlier.kind.hold)
+    }
+}
+
+#[derive(Default)]
+struct State {
+    entries: Vec<Entry>,
+    last_id: u64,
+}
+
+/// A task that may start now.
+pub(crate) struct Startable {
+    start: Start,
+    ticket: Ticket,
+    exclusive: bool,
+}
+
+/// See the module's text.
+#[derive(Default)]
+pub(crate) struct TaskSet {
+    state: Mutex<State>,
+    fence: RwLock<()>,
+    /// How many there are, how many of them are ordered, and exclusive: what a hit looks at.
+    all: AtomicUsize,
+    ordered: AtomicUsize,
+    exclusive: AtomicUsize,
+}
+
+impl TaskSet {
+    /// Whether a command that does not wait may be carried out now.
+    #[inline]
+    pub(crate) fn overtake(&self, attribute: Attribute) -> bool {
+        match attribute {
+            Attribute::Ordered => self.all.load(Ordering::SeqCst) == 0,
+            Attribute::HeadOfQueue => true,
+            Attribute::Simple | Attribute::Aca => self.ordered.load(Ordering::Relaxed) == 0,
+        }
+    }
+
+    /// The same for a change: to be kept until it is carried out.
+    #[inline]
+    pub(crate) fn overtake_to_change(&self, attribute: Attribute) -> Option<RwLockReadGuard<'_, ()>> {
+        let guard = self.fence.read();
+        let may = self.overtake(attribute) && self.exclusive.load(Ordering::SeqCst) == 0;
+        may.then_some(guard)
+    }
+
+    /// Whether no more tasks should be added. (One for each thread that asks may still be.)
+    pub(crate) fn is_full(&self) -> bool {
+        self.all.load(Ordering::Relaxed) >= TASKS
+    }
+
+    /// Adds a task, and starts it unless it has to wait.
+    pub(crate) fn add(&self, kind: Kind, start: Start) {
+        let mut state = self.state.lock();
+        state.last_id = state.last_id.wrapping_add(1);
+        let ticket = Ticket { id: state.last_id, aborted: Arc::default() };
+        let mut entry = Entry { ticket, kind, start: Some(start), waiters: Vec::new() };
+        self.count(&entry);
+        let waits = state.entries.iter().any(|earlier| entry.waits_for(earlier));
+        let now = if waits { None } else { startable(&mut entry) };
+        state.entries.push(entry);
+        drop(state);
+        if let Some(startable) = now {
+            self.start(startable);
+        }
+    }
+
+    /// Starts what [`TaskSet::finish`] gave.
+    pub(crate) fn start(&self, startable: Startable) {
+        if startable.exclusive {
+            // Changes that did not see it are over after this.
+            drop(self.fence.write());
+        }
+        (startable.start)(startable.ticket);
+    }
+
+    /// Removes a task that has ended. The waiters are to be dropped after its answer was given; the rest started.
+    pub(crate) fn finish(&self, ticket: &Ticket) -> (Vec<Arc<Waiter>>, Vec<Startable>) {
+        let mut state = self.state.lock();
+        let Some(place) = state.entries.iter().position(|e| e.ticket.id == ticket.id) else {
+            return (Vec::new(), Vec::new());
+        };
+        let entry = state.entries.remove(place);
+        self.uncount(&entry);
+        let mut ready = Vec::new();
+        for place in 0..state.entries.len() {
+            let Some((earlier, [entry, ..])) = state.entries.split_at_mut_checked(place) else { break };
+            if entry.start.is_some() && !earlier.iter().any(|earlier| entry.waits_for(earlier)) {
+                ready.extend(startable(entry));
+            }
+        }
+        drop(state);
+        (entry.waiters, ready)
+    }
+
+    /// Aborts the tasks that `is_meant` picks by nexus and tag. Those that wait are to be started by the caller, and
+    /// end at once. Returns them, and whose tasks were aborted.
+    pub(crate) fn abort(
+        &self,
+        is_meant: impl Fn(NexusId, u64) -> bool,
+        waiter: Option<&Arc<Waiter>>,
+    ) -> (Vec<Startable>, HashSet<NexusId>) {
+        let mut state = self.state.lock();
+        let (mut ready, mut whose) = (Vec::new(), HashSet::new());
+        for entry in state.entries.iter_mut().filter(|e| is_meant(e.kind.nexus, e.kind.tag)) {
+            entry.ticket.aborted.store(true, Ordering::SeqCst);
+            entry.waiters.extend(waiter.cloned());
+            whose.insert(entry.kind.nexus);
+            ready.extend(startable(entry).map(|startable| Startable { exclusive: false, ..startable }));
+        }
+        (ready, whose)
+    }
+
+    fn count(&self, entry: &Entry) {
+        self.all.fetch_add(1, Ordering::SeqCst);
+        if entry.is_ordered() {
+            self.ordered.fetch_add(1, Ordering::SeqCst);
+        }
+        if entry.is_exclusive() {
+            self.exclusive.fetch_add(1, Ordering::SeqCst);
+        }
+    }
+
+    fn uncount(&self, entry: &Entry) {
+        self.all.fetch_sub(1, Ordering::SeqCst);
+        if entry.is_ordered() {
+            self.ordered.fetch_sub(1, Ordering::SeqCst);
+        }
+        if entry.is_exclusive() {
+            self.exclusive.fetch_sub(1, Ordering::SeqCst);
+        }
+    }
+}
+
+/// Takes what starts the task.
+fn startable(entry: &mut Entry) -> Option<Startable> {
+    let start = entry.start.take()?;
+    Some(Startable { start, ticket: entry.ticket.clone(), exclusive: entry.is_exclusive() })
+}
+
+impl std::fmt::Debug for TaskSet {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("TaskSet").field("tasks", &self.all).finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,117 @@
+//! Reservations: persistent ones (SPC-4, 5.12) and those of RESERVE and RELEASE (SPC-2).
+//!
+//! Persistent reservations belong to initiator ports: they stay when sessions end and logical units are reset, and
+//! end with the process (PTPL is not supported, and APTPL refused). RESERVE's belongs to the nexus and ends with it.
+//!
+//! ```text
+//!   command --> conflicts()? --no--> carried out
+//!                 |  nothing reserved: one load of an atomic
+//!                 +-- else: the table of `access` against holder and registrants
+//! ```
+
+mod access;
+mod persistent;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use parking_lot::Mutex;
+
+pub(crate) use access::Access;
+pub(crate) use persistent::{Effects, Persistent, Refusal};
+
+use crate::cdb::ReserveOut;
+use crate::identity::Initiator;
+use crate::link::NexusId;
+use crate::sense::Fault;
+
+/// The reservations of one logical unit.
+#[derive(Debug, Default)]
+pub(crate) struct Reservations {
+    /// Whether anything is reserved: all that a hit looks at.
+    any: AtomicBool,
+    state: Mutex<State>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    persistent: Persistent,
+    simple: Option<NexusId>,
+}
+
+impl Reservations {
+    /// Whether a reservation of another initiator is in the way.
+    #[inline]
+    pub(crate) fn conflicts(&self, nexus: NexusId, initiator: &Initiator, access: Access) -> bool {
+        self.any.load(Ordering::Relaxed) && self.look_up(nexus, initiator, access)
+    }
+
+    #[cold]
+    fn look_up(&self, nexus: NexusId, initiator: &Initiator, access: Access) -> bool {
+        let state = self.state.lock();
+        if state.simple.is_some_and(|holder| holder != nexus) {
+            return access != Access::Identify;
+        }
+        state.persistent.conflicts(initiator, access)
+    }
+
+    fn change<T>(&self, change: impl FnOnce(&mut State) -> T) -> T {
+        let mut state = self.state.lock();
+        let result = change(&mut state);
+        self.any.store(state.simple.is_some() || state.persistent.is_reserved(), Ordering::SeqCst);
+        result
+    }
+
+    /// RESERVE. `false`: conflict.
+    pub(crate) fn reserve_simple(&self, nexus: NexusId) -> bool {
+        self.change(|state| {
+            if state.persistent.is_registered_by_any() {
+                return false;
+            }
+            state.simple = Some(nexus);
+            true
+        })
+    }
+
+    /// RELEASE. `false`: conflict. Without a reservation of one's own it does nothing.
+    pub(crate) fn release_simple(&self, nexus: NexusId) -> bool {
+        self.change(|state| {
+            if state.persistent.is_registered_by_any() {
+                return false;
+            }
+            if state.simple == Some(nexus) {
+                state.simple = None;
+            }
+            true
+        })
+    }
+
+    /// The nexus ends.
+    pub(crate) fn nexus_lost(&self, nexus: NexusId) {
+        self.change(|state| {
+            if state.simple == Some(nexus) {
+                state.simple = None;
+            }
+        });
+    }
+
+    /// A reset.
+    pub(crate) fn clear_simple(&self) {
+        self.change(|state| state.simple = None);
+    }
+
+    /// PERSISTENT RESERVE IN.
+    pub(crate) fn report(&self, action: u8) -> Result<Vec<u8>, Fault> {
+        self.state.lock().persistent.report(action)
+    }
+
+    /// PERSISTENT RESERVE OUT.
+    pub(crate) fn persistent_out(
+        &self,
+        initiator: &Arc<Initiator>,
+        ask: &ReserveOut,
+        list: &[u8],
+    ) -> Result<Effects, Refusal> {
+        self.change(|state| state.persistent.out(initiator, ask, list))
+    }
+}

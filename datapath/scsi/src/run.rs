@@ -1,0 +1,141 @@
+//! Carrying out a task in steps: each is one request to the device.
+//!
+//! ```text
+//!   start --> step --Submit--> device --landed--> step .. --End--> answer, next tasks
+//!                                 |
+//!                                 +-- aborted meanwhile: ends without a reply
+//! ```
+
+use std::sync::Arc;
+
+use headwater_block::{Completion, Outcome as Landed, Request};
+use parking_lot::Mutex;
+
+use crate::link::Link;
+use crate::queue::Ticket;
+use crate::sense::Fault;
+use crate::task::{Outcome, Reply};
+
+/// Where the answer goes.
+pub(crate) type Done = Box<dyn FnOnce(Outcome) + Send>;
+
+/// The buffers of a task.
+#[derive(Debug, Default)]
+pub(crate) struct Buffers {
+    pub(crate) data_in: Vec<u8>,
+    pub(crate) data_out: Vec<u8>,
+}
+
+/// What is to be done next.
+pub(crate) enum Step {
+    Submit(Request),
+    End(Result<(), Fault>),
+}
+
+/// A task in steps.
+pub(crate) trait Work: Send {
+    /// The next step. `landed` is the buffer of the request before, which succeeded; `None` at the start.
+    fn step(&mut self, buffers: &mut Buffers, landed: Option<Vec<u8>>) -> Step;
+
+    /// Whether the request in flight is the only one, so that the answer can be given where it lands.
+    fn is_single(&self) -> bool;
+
+    /// The command, for the log, and whether an error is one of writing.
+    fn name(&self) -> (&'static str, bool);
+}
+
+/// A task that was started.
+pub(crate) struct Run {
+    pub(crate) link: Arc<Link>,
+    pub(crate) ticket: Ticket,
+    pub(crate) work: Box<dyn Work>,
+    pub(crate) buffers: Buffers,
+    pub(crate) done: Done,
+}
+
+/// Where the thread that submits and the one that completes meet.
+enum Slot {
+    Submitting,
+    Landed(Landed),
+    Parked(Box<Run>),
+    Taken,
+}
+
+/// Takes steps until a request does not land at once.
+pub(crate) fn drive(mut run: Box<Run>, mut landed: Option<Landed>) {
+    loop {
+        if run.ticket.is_aborted() {
+            return finish(*run, None);
+        }
+        let buffer = match landed.take().map(|landed| (landed.result, landed.buffer)) {
+            None => None,
+            Some((Ok(()), buffer)) => Some(buffer),
+            Some((Err(error), _)) => {
+                let (name, changes) = run.work.name();
+                run.link.unit.log_fault(name, &error);
+                let fault = Fault::from_device(&error, changes);
+                return end(*run, Err(fault));
+            }
+        };
+        let request = match run.work.step(&mut run.buffers, buffer) {
+            Step::End(result) => return end(*run, result),
+            Step::Submit(request) => request,
+        };
+        let slot = Arc::new(Mutex::new(Slot::Submitting));
+        let theirs = Arc::clone(&slot);
+        let unit = Arc::clone(&run.link.unit);
+        let single = run.work.is_single();
+        unit.device.submit(request, Completion::new(move |outcome| land(&theirs, outcome, single)));
+        let mut slot = slot.lock();
+        match std::mem::replace(&mut *slot, Slot::Taken) {
+            Slot::Landed(outcome) => landed = Some(outcome),
+            _ => {
+                *slot = Slot::Parked(run);
+                return;
+            }
+        }
+    }
+}
+
+/// A request landed: on the thread that submits it, or on any other.
+fn land(slot: &Mutex<Slot>, outcome: Landed, single: bool) {
+    let parked = {
+        let mut slot = slot.lock();
+        match std::mem::replace(&mut *slot, Slot::Taken) {
+            Slot::Parked(run) => run,
+            _ => {
+                *slot = Slot::Landed(outcome);
+                return;
+            }
+        }
+    };
+    if single {
+        return drive(parked, Some(outcome));
+    }
+    let unit = Arc::clone(&parked.link.unit);
+    unit.worker.post(Box::new(move || drive(parked, Some(outcome))));
+}
+
+fn end(run: Run, result: Result<(), Fault>) {
+    let reply = match result {
+        Ok(()) => Reply::GOOD,
+        Err(fault) => run.link.unit.check_condition(&fault),
+    };
+    finish(run, Some(reply));
+}
+
+/// Leaves the task set, answers, and starts what waited for this.
+fn finish(run: Run, reply: Option<Reply>) {
+    let Run { link, ticket, buffers, done, .. } = run;
+    let (waiters, ready) = link.unit.tasks.finish(&ticket);
+    // An abort that came after the last step still silences the answer.
+    let reply = reply.filter(|_| !ticket.is_aborted());
+    let good = reply.as_ref().is_some_and(|reply| *reply == Reply::GOOD);
+    let data_in = if good { buffers.data_in } else { Vec::new() };
+    done(Outcome { reply, data_in, data_out: buffers.data_out });
+    drop(waiters);
+    for startable in ready {
+        let unit = Arc::clone(&link.unit);
+        link.unit.worker.post(Box::new(move || unit.tasks.start(startable)));
+    }
+}

@@ -1,0 +1,53 @@
+//! The thread that continues tasks of several steps: a device's completions must not block, and the next step may.
+//!
+//! Started by the first such task of a logical unit, and ended with the unit. Most units never have one.
+
+use std::sync::mpsc;
+
+use parking_lot::Mutex;
+
+/// Something to do.
+pub(crate) type Job = Box<dyn FnOnce() + Send>;
+
+/// The thread of one logical unit.
+#[derive(Debug, Default)]
+pub(crate) struct Worker {
+    sender: Mutex<Option<mpsc::Sender<Job>>>,
+}
+
+impl Worker {
+    /// Has `job` done on the worker's thread. There is at most one job for each task in the set, which bounds them.
+    pub(crate) fn post(&self, job: Job) {
+        let mut sender = self.sender.lock();
+        if sender.is_none() {
+            *sender = start();
+        }
+        let rejected = match sender.as_ref() {
+            Some(sender) => sender.send(job).err().map(|error| error.0),
+            None => Some(job),
+        };
+        drop(sender);
+        if let Some(job) = rejected {
+            job();
+        }
+    }
+}
+
+fn start() -> Option<mpsc::Sender<Job>> {
+    let (sender, receiver) = mpsc::channel::<Job>();
+    let spawned = std::thread::Builder::new().name("scsi-steps".into()).spawn(move || {
+        for job in receiver {
+            job();
+        }
+    });
+    match spawned {
+        Ok(_) => Some(sender),
+        Err(error) => {
+            tracing::warn!(
+                "SCSI: cannot start the thread for commands of several steps ({error}); they go on where the \
+                 device completes them"
+            );
+            None
+        }
+    }
+}
