@@ -16,6 +16,7 @@
 //!   the object and the place, and concerns only the requests that need that chunk.
 //! - A chunk is fetched once however many machines wait for it.
 //! - An import that fails, is cancelled or is killed leaves nothing behind; so does an export.
+//! - A version that is made from another one ([`Basis`]) costs its changed chunks: those alone are read, packed and stored.
 //! - One content imported into one store is one version hash, whatever the number of threads.
 //!
 //! # Limits
@@ -79,7 +80,7 @@ pub use diff::{ChangedFile, Difference, FileChange, PartitionDifference, diff};
 pub use error::{ImageError, ImageErrorKind};
 pub use export::export_raw;
 pub use fetch_pool::{FETCH_QUEUE_MAX, FETCH_THREADS};
-pub use import::{ImportOptions, Imported, import};
+pub use import::{Basis, Changes, ImportOptions, Imported, import};
 pub use manifest::Manifest;
 pub use null_device::null_device;
 pub use open::{FileFormat, open_file, open_file_as};

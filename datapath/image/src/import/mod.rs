@@ -9,6 +9,9 @@
 //! and store, whatever their number: the writer puts each distinct chunk where the image has it first. So the
 //! version of one content is one hash.
 //!
+//! With a [`Basis`], a version that is known and what differs from it, only the chunks with a difference are read, and all
+//! others are taken over from its manifest: sealing costs what was changed, not what there is.
+//!
 //! Nothing is visible before the last step, and an error, a cancellation or a crash before it leaves the
 //! store as it was (see [`headwater_store::Publication`]).
 
@@ -18,16 +21,16 @@ mod writer;
 
 use std::sync::{Arc, mpsc};
 
-use headwater_block::Device;
-use headwater_store::{ImageName, NewVersion, Store, Version};
+use headwater_block::{ByteRange, Device};
+use headwater_store::{Hash, ImageName, NewVersion, Store, Version};
 use parking_lot::Mutex;
 
 use crate::error::{ImageError, ImageErrorKind};
 use crate::import::plan::Planner;
 use crate::import::worker::{Claims, Shared, Work};
-use crate::import::writer::{Feed, Writer};
+use crate::import::writer::{Feed, Parent, Writer, Written};
 use crate::index::ChunkIndex;
-use crate::manifest::{IMAGE_MAX_BYTES, ManifestBuilder};
+use crate::manifest::{IMAGE_MAX_BYTES, Manifest, ManifestBuilder};
 use crate::progress::{Cancel, Progress};
 use crate::units::{u64_of, usize_of, usize_of_u32};
 
@@ -40,6 +43,24 @@ const WORK_BYTES: u32 = 1 << 20;
 /// `Work`s for each worker: one in its hands, the others on their way to the writer or waiting for their
 /// turn. An import takes at most `2 * WORK_BYTES * WORKS_PER_THREAD` bytes a thread.
 const WORKS_PER_THREAD: usize = 4;
+
+/// What of a range differs: from its start, the lengths of runs and whether each differs. It may end early.
+pub type Changes = Arc<dyn Fn(ByteRange, usize) -> Vec<(u64, bool)> + Send + Sync>;
+
+/// The version that a source was made from, which becomes the new version's parent.
+#[derive(Clone)]
+pub struct Basis {
+    /// Its manifest. It must not be removed meanwhile.
+    pub parent: Hash,
+    /// What of the source differs from it; it may say so of more, but not of less.
+    pub changes: Changes,
+}
+
+impl std::fmt::Debug for Basis {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Basis").field("parent", &self.parent).finish_non_exhaustive()
+    }
+}
 
 /// What to import as, and how.
 #[derive(Clone, Debug)]
@@ -60,6 +81,8 @@ pub struct ImportOptions {
     pub level: i32,
     /// Worker threads; `None` for one a core.
     pub threads: Option<usize>,
+    /// What the source was made from, where that is known. A source that does not differ from it is an error.
+    pub basis: Option<Basis>,
     /// To stop it.
     pub cancel: Cancel,
 }
@@ -76,6 +99,7 @@ impl ImportOptions {
             unless_newest: false,
             level: LEVEL_DEFAULT,
             threads: None,
+            basis: None,
             cancel: Cancel::new(),
         }
     }
@@ -90,6 +114,8 @@ pub struct Imported {
     pub data_bytes: u64,
     /// Of these, bytes that the store had already or that the image has more than once.
     pub shared_bytes: u64,
+    /// Bytes that were read from the source.
+    pub read_bytes: u64,
 }
 
 /// Imports `source` as a new version. `progress` is called on this thread, about once a MiB,
@@ -109,13 +135,19 @@ pub fn import(
     // Before the index is built, because from now on nothing that it finds is reclaimed.
     let mut publication = store.publish()?;
     let index = ChunkIndex::build(store)?;
+    let parent = options.basis.as_ref().map(|basis| parent_of(store, basis, size_bytes)).transpose()?;
 
     let threads = thread_count(options);
     let work_bytes = usize_of_u32(WORK_BYTES.max(chunk_bytes));
     let (free_tx, free_rx) = free_works(threads * WORKS_PER_THREAD, work_bytes);
     let (done_tx, done_rx) = mpsc::channel();
     let shared = Shared {
-        planner: Mutex::new(Planner::new(Arc::clone(&source), chunk_bytes, u64_of(work_bytes))),
+        planner: Mutex::new(Planner::new(
+            Arc::clone(&source),
+            options.basis.as_ref().map(|basis| Arc::clone(&basis.changes)),
+            chunk_bytes,
+            u64_of(work_bytes),
+        )),
         source,
         chunk_bytes: usize_of_u32(chunk_bytes),
         level: options.level,
@@ -123,9 +155,10 @@ pub fn import(
         claims: Claims::default(),
         free: Mutex::new(free_rx),
     };
-    let builder = ManifestBuilder::new(size_bytes, chunk_bytes, None);
+    let builder = ManifestBuilder::new(size_bytes, chunk_bytes, options.basis.as_ref().map(|b| b.parent));
     let own_object = u32::try_from(index.objects().len()).unwrap_or(u32::MAX);
-    let mut writer = Writer::new(publication.as_mut(), builder, chunk_bytes, own_object);
+    let below = parent.as_ref().map(|manifest| Parent::new(manifest, &index));
+    let mut writer = Writer::new(publication.as_mut(), (builder, below), chunk_bytes, own_object);
     std::thread::scope(|scope| {
         for number in 0..threads {
             let (shared, done) = (&shared, done_tx.clone());
@@ -140,13 +173,16 @@ pub fn import(
         let progress = &mut |done_bytes| progress(Progress { done_bytes, total_bytes: size_bytes });
         writer.run(&mut Feed { done: &done, cancel: &options.cancel, progress, done_bytes: 0 }, &free)
     })?;
-    let (builder, written) = writer.finish()?;
+    let Written { builder, chunks: written, read_bytes } = writer.finish()?;
 
     let mut objects = index.objects().to_vec();
     objects.extend(
         publication.finish_object()?.map(|(id, len_bytes)| crate::manifest::ObjectRef { id, len_bytes }),
     );
     let manifest = builder.finish(&objects)?;
+    if let Some(parent) = &parent {
+        check_differs(&manifest, parent)?;
+    }
     let needed: Vec<_> = manifest.objects().iter().map(|object| object.id).collect();
     options.cancel.check("the import")?;
     let version = publication.commit(NewVersion {
@@ -163,7 +199,32 @@ pub fn import(
     progress(Progress { done_bytes: size_bytes, total_bytes: size_bytes });
     let data_bytes = manifest.data_chunks() * u64::from(chunk_bytes);
     let new_bytes = written * u64::from(chunk_bytes);
-    Ok(Imported { version, data_bytes, shared_bytes: data_bytes.saturating_sub(new_bytes) })
+    Ok(Imported { version, data_bytes, shared_bytes: data_bytes.saturating_sub(new_bytes), read_bytes })
+}
+
+/// The manifest of the version that the source was made from.
+fn parent_of(store: &dyn Store, basis: &Basis, size_bytes: u64) -> Result<Manifest, ImageError> {
+    let manifest = Manifest::decode(&store.manifest(basis.parent)?)?;
+    let fits = manifest.size_bytes() == size_bytes && manifest.chunk_bytes() == store.chunk_bytes();
+    if fits {
+        return Ok(manifest);
+    }
+    let (was, chunks) = (manifest.size_bytes(), manifest.chunk_bytes());
+    let why = format!(
+        "a disk of {size_bytes} bytes cannot be made from a version of {was} bytes in chunks of {chunks}"
+    );
+    Err(ImageError::new(ImageErrorKind::Invalid, why))
+}
+
+fn check_differs(manifest: &Manifest, parent: &Manifest) -> Result<(), ImageError> {
+    let chunks = |manifest: &'_ Manifest| -> Vec<(u64, Hash)> {
+        manifest.data().map(|(number, chunk)| (number, chunk.hash)).collect()
+    };
+    if manifest.data_chunks() != parent.data_chunks() || chunks(manifest) != chunks(parent) {
+        return Ok(());
+    }
+    let why = "nothing differs from the version that it was made from";
+    Err(ImageError::new(ImageErrorKind::Invalid, why))
 }
 
 fn thread_count(options: &ImportOptions) -> usize {

@@ -1,4 +1,5 @@
-//! Which parts of the source are to be read, in order: those that are not known to be zero.
+//! Which parts of the source are to be read, in order: those that are not known to be zero, or where the version
+//! it was made from is known, those that differ from it.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -6,6 +7,7 @@ use std::sync::Arc;
 use headwater_block::{ByteRange, Device, ExtentKind};
 
 use crate::error::{ImageError, ImageErrorKind};
+use crate::import::Changes;
 
 /// How much of the source is asked for its extents at a time.
 const ASK_BYTES: u64 = 1 << 30;
@@ -22,6 +24,7 @@ pub(super) struct Batch {
 
 pub(super) struct Planner {
     source: Arc<dyn Device>,
+    changes: Option<Changes>,
     size_bytes: u64,
     chunk_bytes: u64,
     batch_bytes: u64,
@@ -33,13 +36,19 @@ pub(super) struct Planner {
 }
 
 impl Planner {
-    pub(super) fn new(source: Arc<dyn Device>, chunk_bytes: u32, batch_bytes: u64) -> Self {
+    pub(super) fn new(
+        source: Arc<dyn Device>,
+        changes: Option<Changes>,
+        chunk_bytes: u32,
+        batch_bytes: u64,
+    ) -> Self {
         let size_bytes = source.geometry().size_bytes;
         let chunk_bytes = u64::from(chunk_bytes);
-        Self { source, size_bytes, chunk_bytes, batch_bytes, sequence: 0, at: 0, known: VecDeque::new() }
+        let known = VecDeque::new();
+        Self { source, changes, size_bytes, chunk_bytes, batch_bytes, sequence: 0, at: 0, known }
     }
 
-    /// The next range, or `None` at the end. Holes are skipped in whole chunks.
+    /// The next range, or `None` at the end. Holes, or what did not change, are skipped in whole chunks.
     pub(super) fn next(&mut self) -> Result<Option<Batch>, ImageError> {
         while self.at < self.size_bytes {
             let (end, data) = self.extent()?;
@@ -83,14 +92,25 @@ impl Planner {
             let len = ASK_BYTES.min(self.size_bytes.saturating_sub(self.at));
             let range = ByteRange::new(self.at, len).ok_or_else(nonsense)?;
             let mut end = self.at;
-            for extent in self.source.extents(range, ASK_EXTENTS)? {
-                end = end.checked_add(extent.len).ok_or_else(nonsense)?;
-                self.known.push_back((end, extent.kind == ExtentKind::Data));
+            for (len, read) in self.ask(range)? {
+                end = end.checked_add(len).ok_or_else(nonsense)?;
+                self.known.push_back((end, read));
             }
             if end <= self.at {
                 return Err(nonsense());
             }
         }
+    }
+}
+
+impl Planner {
+    /// Runs of bytes from the start of a range, and whether each has to be read.
+    fn ask(&self, range: ByteRange) -> Result<Vec<(u64, bool)>, ImageError> {
+        if let Some(changes) = &self.changes {
+            return Ok(changes(range, ASK_EXTENTS));
+        }
+        let extents = self.source.extents(range, ASK_EXTENTS)?;
+        Ok(extents.iter().map(|extent| (extent.len, extent.kind == ExtentKind::Data)).collect())
     }
 }
 

@@ -10,8 +10,8 @@ use crate::chunk::object_header;
 use crate::error::{ImageError, ImageErrorKind};
 use crate::import::chunks_of;
 use crate::import::worker::{Done, Found, Work};
-use crate::index::HashTable;
-use crate::manifest::{ChunkRef, ManifestBuilder};
+use crate::index::{ChunkIndex, HashTable};
+use crate::manifest::{ChunkRef, Manifest, ManifestBuilder};
 use crate::progress::Cancel;
 use crate::units::u64_of;
 
@@ -48,10 +48,40 @@ impl Feed<'_> {
     }
 }
 
+/// The chunks of the version that this one is made from, in order: those that no `Work` brings stay.
+pub(super) struct Parent<'a> {
+    chunks: std::iter::Peekable<Box<dyn Iterator<Item = (u64, &'a ChunkRef)> + 'a>>,
+    index: &'a ChunkIndex,
+}
+
+impl<'a> Parent<'a> {
+    pub(super) fn new(manifest: &'a Manifest, index: &'a ChunkIndex) -> Self {
+        let chunks: Box<dyn Iterator<Item = (u64, &ChunkRef)>> = Box::new(manifest.data());
+        Self { chunks: chunks.peekable(), index }
+    }
+
+    /// The next one before chunk `end`, and where the store has it.
+    fn next_before(&mut self, end: u64) -> Option<(u64, Option<ChunkRef>)> {
+        let (number, chunk) = self.chunks.next_if(|(number, _)| *number < end)?;
+        Some((number, self.index.find(&chunk.hash)))
+    }
+}
+
+/// What a [`Writer`] made.
+pub(super) struct Written {
+    pub(super) builder: ManifestBuilder,
+    /// Chunks in the data object.
+    pub(super) chunks: u64,
+    /// Bytes that were read from the source.
+    pub(super) read_bytes: u64,
+}
+
 pub(super) struct Writer<'a> {
     publication: &'a mut dyn Publication,
     builder: ManifestBuilder,
+    parent: Option<Parent<'a>>,
     chunk_bytes: u32,
+    read_bytes: u64,
     /// The number that the new data object has in the manifest.
     own_object: u32,
     /// What is not handed to the store yet.
@@ -69,14 +99,16 @@ pub(super) struct Writer<'a> {
 impl<'a> Writer<'a> {
     pub(super) fn new(
         publication: &'a mut dyn Publication,
-        builder: ManifestBuilder,
+        (builder, parent): (ManifestBuilder, Option<Parent<'a>>),
         chunk_bytes: u32,
         own_object: u32,
     ) -> Self {
         Self {
             publication,
             builder,
+            parent,
             chunk_bytes,
+            read_bytes: 0,
             own_object,
             buffer: Vec::with_capacity(WRITE_BYTES * 2),
             offset: 0,
@@ -129,6 +161,12 @@ impl<'a> Writer<'a> {
     fn write(&mut self, work: &Work, feed: &mut Feed<'_>) -> Result<(), ImageError> {
         debug_assert_eq!(work.found.len(), chunks_of(work.batch.len, self.chunk_bytes));
         let first = work.batch.offset / u64::from(self.chunk_bytes);
+        self.keep_before(first)?;
+        self.read_bytes = self.read_bytes.saturating_add(work.batch.len);
+        if let Some(parent) = &mut self.parent {
+            // They are replaced.
+            while parent.next_before(first.saturating_add(u64_of(work.found.len()))).is_some() {}
+        }
         for (index, found) in (first..).zip(&work.found) {
             let chunk = match found {
                 Found::Zero => continue,
@@ -146,6 +184,21 @@ impl<'a> Writer<'a> {
                 },
             };
             self.builder.push(index, chunk);
+        }
+        Ok(())
+    }
+
+    /// Takes over the parent's chunks up to `end`.
+    fn keep_before(&mut self, end: u64) -> Result<(), ImageError> {
+        let Some(parent) = &mut self.parent else { return Ok(()) };
+        while let Some((number, chunk)) = parent.next_before(end) {
+            let chunk = chunk.ok_or_else(|| {
+                ImageError::new(
+                    ImageErrorKind::Damaged,
+                    format!("chunk {number} of the version below is not in the store any more; 'headwater image verify' says more"),
+                )
+            })?;
+            self.builder.push(number, chunk);
         }
         Ok(())
     }
@@ -184,12 +237,14 @@ impl<'a> Writer<'a> {
         Ok(chunk)
     }
 
-    /// Hands the rest over. Returns the chunk map and the number of chunks in the data object.
-    pub(super) fn finish(self) -> Result<(ManifestBuilder, u64), ImageError> {
+    /// Hands the rest over.
+    pub(super) fn finish(mut self) -> Result<Written, ImageError> {
+        self.keep_before(u64::MAX)?;
         if !self.buffer.is_empty() {
             self.publication.append(&self.buffer)?;
         }
-        Ok((self.builder, u64_of(self.written.len())))
+        let (builder, read_bytes) = (self.builder, self.read_bytes);
+        Ok(Written { builder, chunks: u64_of(self.written.len()), read_bytes })
     }
 }
 
