@@ -27,7 +27,7 @@
 //! codes in one place: [`NbdError`]. Faults of clients are logged with who and why, at a bounded rate.
 //!
 //! # Not here
-//! No TLS, no oldstyle handshake, no extended headers, no resize. What an export is and who may open it is the
+//! No oldstyle handshake, no keys shared beforehand (PSK), no resize. What an export is and who may open it is the
 //! business of [`Exports`].
 //!
 //! Start reading at [`server`], then `server/connection.rs`. The protocol as supported is in `docs/nbd.md`.
@@ -56,10 +56,12 @@ pub mod error;
 pub mod limits;
 pub mod server;
 mod socket;
+pub mod tls;
 pub mod wire;
 
 pub use address::{Address, AddressError};
 pub use client::{Client, NbdUri};
 pub use error::NbdError;
 pub use limits::Limits;
-pub use server::{BindError, Export, ExportInfo, Exports, Server, SingleExport};
+pub use server::{BindError, Export, ExportInfo, Exports, NotOpened, Options, Server, SingleExport};
+pub use tls::{ClientIdentity, ServerTls, ServerTlsOptions, TlsError};

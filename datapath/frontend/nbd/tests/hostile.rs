@@ -70,7 +70,7 @@ fn malformed_options_are_answered_and_the_handshake_goes_on() {
         (option::LIST, b"x", reply::ERR_INVALID),
         (option::SET_META_CONTEXT, &early, reply::ERR_INVALID),
         (option::STRUCTURED_REPLY, b"x", reply::ERR_INVALID),
-        (5, b"", reply::ERR_UNSUP),
+        (option::STARTTLS, b"", reply::ERR_POLICY),
         (0xdead_beef, b"abc", reply::ERR_UNSUP),
     ] {
         raw.option(number, data);

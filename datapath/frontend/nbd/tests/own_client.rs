@@ -8,7 +8,9 @@ use std::time::Duration;
 use fixture::{Fixture, wait_for};
 use headwater_block::{ByteRange, Completion, Device, ExtentKind, IoErrorKind, Request, blocking};
 use headwater_nbd::client::{ClientOptions, ConnectError};
-use headwater_nbd::{Address, Client, Export, ExportInfo, Exports, Limits, Server, SingleExport};
+use headwater_nbd::{
+    Address, Client, ClientIdentity, Export, ExportInfo, Exports, Limits, NotOpened, Server, SingleExport,
+};
 use headwater_testkit::conformance::{self, Options};
 use headwater_testkit::{ReferenceDisk, ReferenceOptions, Rng, Waits};
 use proptest::prelude::*;
@@ -180,13 +182,15 @@ fn flush_fua_discard_zeroes_and_prefetch_reach_the_device() {
 struct Named;
 
 impl Exports for Named {
-    fn list(&self) -> Vec<ExportInfo> {
+    fn list(&self, _client: &ClientIdentity) -> Vec<ExportInfo> {
         vec![ExportInfo { name: "alpha".into(), description: "first".into() }]
     }
 
-    fn open(&self, name: &str) -> Option<Export> {
-        (name == "alpha")
-            .then(|| Export { device: Arc::new(ReferenceDisk::new(MIB)), description: "first".into() })
+    fn open(&self, name: &str, _client: &ClientIdentity) -> Result<Export, NotOpened> {
+        if name != "alpha" {
+            return Err(NotOpened::Unknown);
+        }
+        Ok(Export { device: Arc::new(ReferenceDisk::new(MIB)), description: "first".into() })
     }
 }
 

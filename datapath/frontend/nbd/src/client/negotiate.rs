@@ -10,6 +10,7 @@ use headwater_block::MAX_REQUEST_BYTES;
 use super::ClientOptions;
 use super::uri::{NbdUri, ServerAddress, UriError};
 use crate::socket::Socket;
+use crate::tls::{ClientTls, TlsError};
 use crate::wire::WireError;
 use crate::wire::handshake::{
     BASE_ALLOCATION, GREETING_BYTES, GoData, InfoItem, MetaContextData, OPTION_REPLY_BYTES, OptionReplyHead,
@@ -20,7 +21,6 @@ use crate::wire::handshake::{
 const ANSWER_BYTES: u32 = 64 << 10;
 /// Most answers to one option.
 const ANSWERS: u32 = 10_000;
-const ERR_TLS_REQUIRED: u32 = reply::ERROR_BIT | 5;
 
 /// Why an export could not be opened.
 #[derive(Debug, thiserror::Error)]
@@ -70,6 +70,22 @@ pub enum ConnectError {
         /// Where.
         uri: String,
         /// The server's words.
+        why: String,
+    },
+    /// TLS cannot be set up on this side.
+    #[error("opening {uri} failed: {source}")]
+    Tls {
+        /// Where.
+        uri: String,
+        /// Why.
+        source: TlsError,
+    },
+    /// The two sides do not agree on TLS.
+    #[error("no encrypted connection to {uri}: {why}")]
+    NotEncrypted {
+        /// Where.
+        uri: String,
+        /// Why.
         why: String,
     },
     /// The export cannot be a device.
@@ -132,6 +148,14 @@ pub(super) fn connect(uri: &NbdUri, options: &ClientOptions) -> Result<(Socket, 
     };
     let mut session =
         Session { socket: &socket, uri: &text, deadline, timeout_ms: options.connect_timeout_ms };
+    session.greet()?;
+    if let Some(tls) = &uri.tls {
+        let host = match &uri.server {
+            ServerAddress::Tcp { host, .. } => host,
+            ServerAddress::Unix(_) => "localhost",
+        };
+        session.encrypt(tls, host)?;
+    }
     let negotiated = session.negotiate(&uri.export)?;
     Ok((socket, negotiated))
 }
@@ -161,7 +185,7 @@ enum Answer {
 }
 
 impl Session<'_> {
-    fn negotiate(&mut self, export: &str) -> Result<Negotiated, ConnectError> {
+    fn greet(&mut self) -> Result<(), ConnectError> {
         let mut greeting = [0; GREETING_BYTES];
         self.receive(&mut greeting)?;
         let server = decode_greeting(&greeting).map_err(|e| self.protocol(e))?;
@@ -169,7 +193,35 @@ impl Session<'_> {
             return Err(self.unusable("the server is too old: it does not speak fixed newstyle"));
         }
         let flags = handshake_flag::FIXED_NEWSTYLE | (server & handshake_flag::NO_ZEROES);
-        self.send(&u32::from(flags).to_be_bytes())?;
+        self.send(&u32::from(flags).to_be_bytes())
+    }
+
+    fn encrypt(&mut self, tls: &ClientTls, host: &str) -> Result<(), ConnectError> {
+        let uri = self.uri.to_string();
+        let connection = match tls.connection(host) {
+            Ok(connection) => connection,
+            Err(source) => return Err(ConnectError::Tls { uri, source }),
+        };
+        if let Answer::Error { code, message } = self.ask(option::STARTTLS, &[], |_, _| Ok(()))? {
+            let why = match code {
+                reply::ERR_UNSUP | reply::ERR_POLICY => {
+                    "the server has no TLS; write nbd:// or nbd+unix://".into()
+                }
+                _ => format!("{} (error {code:#x})", message.escape_debug()),
+            };
+            return Err(ConnectError::NotEncrypted { uri, why });
+        }
+        self.socket.secure(connection, self.deadline).map_err(|source| match source.kind() {
+            std::io::ErrorKind::TimedOut => self.broken(source),
+            std::io::ErrorKind::UnexpectedEof => ConnectError::NotEncrypted {
+                uri,
+                why: "the server hung up; it may want a certificate that this client does not have".into(),
+            },
+            _ => ConnectError::NotEncrypted { uri, why: source.to_string() },
+        })
+    }
+
+    fn negotiate(&mut self, export: &str) -> Result<Negotiated, ConnectError> {
         let structured = matches!(self.ask(option::STRUCTURED_REPLY, &[], |_, _| Ok(()))?, Answer::Ack);
         let mut base_allocation = None;
         if structured {
@@ -194,7 +246,7 @@ impl Session<'_> {
             Answer::Error { code, message } => {
                 let why = match code {
                     reply::ERR_UNSUP => "it does not know the option GO, which it should since 2016".into(),
-                    ERR_TLS_REQUIRED => "it demands TLS, which is not supported".into(),
+                    reply::ERR_TLS_REQD => "it demands TLS; write nbds:// or nbds+unix://".into(),
                     _ if message.is_empty() => format!("error {code:#x}"),
                     _ => format!("{} (error {code:#x})", message.escape_debug()),
                 };

@@ -1,10 +1,12 @@
-//! NBD URIs: `nbd://host:port/name` and `nbd+unix:///name?socket=PATH`, with percent-encoding.
+//! NBD URIs: `nbd://host:port/name` and `nbd+unix:///name?socket=PATH`, with percent-encoding; `nbds` and `nbds+unix`
+//! for TLS, with libnbd's parameters `tls-certificates` and `tls-hostname`.
 
 use std::os::unix::ffi::OsStringExt;
 use std::path::PathBuf;
 use std::str::FromStr;
 
 use crate::address::{DEFAULT_PORT, split_host_port};
+use crate::tls::ClientTls;
 
 /// Where an export is.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -13,6 +15,8 @@ pub struct NbdUri {
     pub server: ServerAddress,
     /// The export's name; empty for the default one.
     pub export: String,
+    /// TLS, if the scheme asks for it.
+    pub tls: Option<ClientTls>,
 }
 
 /// How to reach a server.
@@ -58,46 +62,72 @@ impl FromStr for NbdUri {
         let export = unescape(path)
             .and_then(|bytes| String::from_utf8(bytes).ok())
             .ok_or_else(|| fail("its export name is not valid percent-encoded UTF-8"))?;
+        let parameter = |name: &str| {
+            let value =
+                query.split('&').filter_map(|pair| pair.split_once('=')).find(|(key, _)| *key == name);
+            value.map(|(_, value)| value).filter(|value| !value.is_empty())
+        };
+        let path_of = |value| unescape(value).map(|bytes| PathBuf::from(std::ffi::OsString::from_vec(bytes)));
         let server = match scheme {
-            "nbd" => {
+            "nbd" | "nbds" => {
                 let (host, port) =
                     split_host_port(authority).ok_or_else(|| fail("its port is not a number below 65536"))?;
                 let host = if host.is_empty() { "localhost" } else { host };
                 ServerAddress::Tcp { host: host.to_string(), port: port.unwrap_or(DEFAULT_PORT) }
             }
-            "nbd+unix" => {
+            "nbd+unix" | "nbds+unix" => {
                 if !authority.is_empty() {
                     return Err(fail("a unix socket has no host: three slashes come before the name"));
                 }
-                let socket = query
-                    .split('&')
-                    .find_map(|pair| pair.strip_prefix("socket="))
-                    .filter(|path| !path.is_empty())
-                    .ok_or_else(|| fail("?socket=PATH is missing"))?;
+                let socket = parameter("socket").ok_or_else(|| fail("?socket=PATH is missing"))?;
                 let path =
-                    unescape(socket).ok_or_else(|| fail("its socket path is not percent-encoded well"))?;
-                ServerAddress::Unix(PathBuf::from(std::ffi::OsString::from_vec(path)))
+                    path_of(socket).ok_or_else(|| fail("its socket path is not percent-encoded well"))?;
+                ServerAddress::Unix(path)
             }
-            "nbds" | "nbds+unix" => return Err(fail("TLS is not supported")),
-            _ => return Err(fail("its scheme is neither nbd nor nbd+unix")),
+            _ => return Err(fail("its scheme is none of nbd, nbds, nbd+unix and nbds+unix")),
         };
-        Ok(Self { server, export })
+        let mut tls = scheme.starts_with("nbds").then(ClientTls::default);
+        if let Some(tls) = &mut tls {
+            let unreadable = || fail("its tls-certificates or tls-hostname is not percent-encoded well");
+            if let Some(directory) = parameter("tls-certificates") {
+                tls.certificates = Some(path_of(directory).ok_or_else(unreadable)?);
+            }
+            if let Some(name) = parameter("tls-hostname") {
+                let name = unescape(name).and_then(|bytes| String::from_utf8(bytes).ok());
+                tls.hostname = Some(name.ok_or_else(unreadable)?);
+            }
+        }
+        Ok(Self { server, export, tls })
     }
 }
 
 impl std::fmt::Display for NbdUri {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        use std::os::unix::ffi::OsStrExt;
         let name = escape(self.export.as_bytes(), false);
+        let scheme = if self.tls.is_some() { "nbds" } else { "nbd" };
+        let mut parameters = Vec::new();
         match &self.server {
             ServerAddress::Tcp { host, port } if host.contains(':') => {
-                write!(f, "nbd://[{host}]:{port}/{name}")
+                write!(f, "{scheme}://[{host}]:{port}/{name}")?;
             }
-            ServerAddress::Tcp { host, port } => write!(f, "nbd://{host}:{port}/{name}"),
+            ServerAddress::Tcp { host, port } => write!(f, "{scheme}://{host}:{port}/{name}")?,
             ServerAddress::Unix(path) => {
-                use std::os::unix::ffi::OsStrExt;
-                write!(f, "nbd+unix:///{name}?socket={}", escape(path.as_os_str().as_bytes(), true))
+                write!(f, "{scheme}+unix:///{name}")?;
+                parameters.push(format!("socket={}", escape(path.as_os_str().as_bytes(), true)));
             }
         }
+        if let Some(tls) = &self.tls {
+            let directory = tls.certificates.iter().map(|d| ("certificates", d.as_os_str().as_bytes()));
+            let hostname = tls.hostname.iter().map(|name| ("hostname", name.as_bytes()));
+            parameters.extend(
+                directory.chain(hostname).map(|(key, value)| format!("tls-{key}={}", escape(value, true))),
+            );
+        }
+        if !parameters.is_empty() {
+            write!(f, "?{}", parameters.join("&"))?;
+        }
+        Ok(())
     }
 }
 
@@ -141,6 +171,7 @@ mod tests {
         let tcp = |host: &str, port, export: &str| NbdUri {
             server: ServerAddress::Tcp { host: host.into(), port },
             export: export.into(),
+            tls: None,
         };
         assert_eq!("nbd://localhost".parse(), Ok(tcp("localhost", 10809, "")));
         assert_eq!("nbd://10.0.0.1:99/a%20b".parse(), Ok(tcp("10.0.0.1", 99, "a b")));
@@ -148,6 +179,13 @@ mod tests {
         let unix: NbdUri = "nbd+unix:///disk?socket=/tmp/a%20b.sock".parse().unwrap();
         assert_eq!(unix.server, ServerAddress::Unix("/tmp/a b.sock".into()));
         assert_eq!(unix.export, "disk");
+        let secure: NbdUri =
+            "nbds://h/x?tls-certificates=/etc/pki/a%20b&tls-hostname=disk.example".parse().unwrap();
+        let tls =
+            ClientTls { certificates: Some("/etc/pki/a b".into()), hostname: Some("disk.example".into()) };
+        assert_eq!(secure, NbdUri { tls: Some(tls), ..tcp("h", 10809, "x") });
+        let plain: NbdUri = "nbd://h/x?tls-hostname=y".parse().unwrap();
+        assert_eq!(plain, tcp("h", 10809, "x"), "parameters of TLS mean nothing without it");
     }
 
     #[test]
@@ -155,7 +193,8 @@ mod tests {
         for (bad, why) in [
             ("disk.img", "://"),
             ("http://x/y", "scheme"),
-            ("nbds://x/y", "TLS"),
+            ("nbds://x/y?tls-hostname=%zz", "tls-hostname"),
+            ("nbds+unix:///x", "socket"),
             ("nbd+unix:///x", "socket"),
             ("nbd+unix://host/x?socket=/s", "host"),
             ("nbd://host:99999/", "port"),
@@ -168,13 +207,26 @@ mod tests {
 
     proptest! {
         #[test]
-        fn printed_uris_are_parsed_back(export in "\\PC{0,20}", path in "/\\PC{1,30}", port: u16, unix: bool) {
+        fn printed_uris_are_parsed_back(
+            export in "\\PC{0,20}",
+            path in "/\\PC{1,30}",
+            port: u16,
+            unix: bool,
+            tls in proptest::option::of((
+                proptest::option::of("/\\PC{1,20}"),
+                proptest::option::of("\\PC{1,20}"),
+            )),
+        ) {
+            let tls = tls.map(|(certificates, hostname)| ClientTls {
+                certificates: certificates.map(PathBuf::from),
+                hostname,
+            });
             let server = if unix {
                 ServerAddress::Unix(path.into())
             } else {
                 ServerAddress::Tcp { host: "h".into(), port }
             };
-            let uri = NbdUri { server, export };
+            let uri = NbdUri { server, export, tls };
             prop_assert_eq!(uri.to_string().parse(), Ok(uri));
         }
 

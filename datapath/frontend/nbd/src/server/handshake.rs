@@ -7,8 +7,9 @@
 
 use headwater_block::Geometry;
 
-use super::{Export, Exports};
+use super::{Export, Exports, NotOpened};
 use crate::limits::Limits;
+use crate::tls::ClientIdentity;
 use crate::wire::WireError;
 use crate::wire::handshake::{
     BASE_ALLOCATION, EXPORT_NAME_PADDING_BYTES, GoData, InfoItem, MetaContextData, encode_option_reply,
@@ -31,6 +32,8 @@ pub(super) struct Chosen {
 pub(super) enum Step {
     /// Another option.
     More,
+    /// TLS, then options from the beginning.
+    Encrypt,
     /// The transmission phase.
     Start(Chosen),
     /// The end, as the client wished.
@@ -39,9 +42,20 @@ pub(super) enum Step {
     Fault(String),
 }
 
+/// What the server does about TLS.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Encryption {
+    None,
+    Offered,
+    Demanded,
+    Running,
+}
+
 pub(super) struct Handshake<'a> {
     exports: &'a dyn Exports,
     limits: &'a Limits,
+    encryption: Encryption,
+    client: ClientIdentity,
     no_zeroes: bool,
     structured: bool,
     /// The export that `base:allocation` was chosen for.
@@ -54,6 +68,7 @@ impl<'a> Handshake<'a> {
     pub(super) fn new(
         exports: &'a dyn Exports,
         limits: &'a Limits,
+        encryption: Encryption,
         client_flags: u32,
     ) -> Result<Self, String> {
         let fixed = u32::from(handshake_flag::FIXED_NEWSTYLE);
@@ -64,11 +79,21 @@ impl<'a> Handshake<'a> {
         Ok(Self {
             exports,
             limits,
+            encryption,
+            client: ClientIdentity::default(),
             no_zeroes: client_flags & no_zeroes != 0,
             structured: false,
             context_of: None,
             options: 0,
         })
+    }
+
+    /// TLS runs now. What was agreed on before could have been forged, and is forgotten.
+    pub(super) fn encrypted(&mut self, names: Vec<String>) {
+        self.encryption = Encryption::Running;
+        self.client = ClientIdentity { is_encrypted: true, names };
+        self.structured = false;
+        self.context_of = None;
     }
 
     /// Handles one option; replies are appended to `out`, and sent whatever the step.
@@ -77,7 +102,15 @@ impl<'a> Handshake<'a> {
         if self.options > self.limits.handshake_options {
             return Step::Fault(format!("it sent more than {} options", self.limits.handshake_options));
         }
+        if self.encryption == Encryption::Demanded && !matches!(number, option::STARTTLS | option::ABORT) {
+            if number == option::EXPORT_NAME {
+                return Step::Fault("it asked for an export without TLS, which is required here".into());
+            }
+            encode_option_reply(out, number, reply::ERR_TLS_REQD, b"this server requires TLS");
+            return Step::More;
+        }
         match number {
+            option::STARTTLS => return self.start_tls(data, out),
             option::EXPORT_NAME => return self.export_name(data, out),
             option::ABORT => {
                 encode_option_reply(out, number, reply::ACK, &[]);
@@ -96,6 +129,22 @@ impl<'a> Handshake<'a> {
         Step::More
     }
 
+    fn start_tls(&self, data: &[u8], out: &mut Vec<u8>) -> Step {
+        let number = option::STARTTLS;
+        match self.encryption {
+            Encryption::Running => refuse(out, number, "TLS runs already"),
+            _ if !data.is_empty() => refuse(out, number, "STARTTLS takes no data"),
+            Encryption::None => {
+                encode_option_reply(out, number, reply::ERR_POLICY, b"this server has no TLS");
+            }
+            Encryption::Offered | Encryption::Demanded => {
+                encode_option_reply(out, number, reply::ACK, &[]);
+                return Step::Encrypt;
+            }
+        }
+        Step::More
+    }
+
     fn export_name(&mut self, data: &[u8], out: &mut Vec<u8>) -> Step {
         // This option has no error replies: the protocol says to close.
         if data.len() > usize::try_from(self.limits.name_bytes).unwrap_or(usize::MAX) {
@@ -104,11 +153,11 @@ impl<'a> Handshake<'a> {
         let Ok(name) = std::str::from_utf8(data) else {
             return Step::Fault("it asked for an export by a name that is not UTF-8".into());
         };
-        let Some(export) = self.exports.open(name) else {
-            return Step::Fault(format!(
-                "it asked for the export '{}', which does not exist",
-                name.escape_debug()
-            ));
+        let export = match self.exports.open(name, &self.client) {
+            Ok(export) => export,
+            Err(why) => {
+                return Step::Fault(format!("it asked for the export '{}': {why}", name.escape_debug()));
+            }
         };
         let geometry = export.device.geometry();
         out.extend_from_slice(&geometry.size_bytes.to_be_bytes());
@@ -123,7 +172,7 @@ impl<'a> Handshake<'a> {
         if !data.is_empty() {
             return refuse(out, option::LIST, "LIST takes no data");
         }
-        for export in self.exports.list() {
+        for export in self.exports.list(&self.client) {
             let line = server_reply(&export.name, &export.description);
             encode_option_reply(out, option::LIST, reply::SERVER, &line);
         }
@@ -138,9 +187,12 @@ impl<'a> Handshake<'a> {
                 return Step::More;
             }
         };
-        let Some(export) = self.exports.open(go.name) else {
-            encode_option_reply(out, number, reply::ERR_UNKNOWN, b"no export has this name");
-            return Step::More;
+        let export = match self.exports.open(go.name, &self.client) {
+            Ok(export) => export,
+            Err(why) => {
+                refuse_export(out, number, why);
+                return Step::More;
+            }
         };
         let geometry = export.device.geometry();
         let mut items = vec![InfoItem::Export {
@@ -182,8 +234,8 @@ impl<'a> Handshake<'a> {
             Ok(query) => query,
             Err(error) => return refuse_malformed(out, number, &error),
         };
-        if self.exports.open(query.name).is_none() {
-            return encode_option_reply(out, number, reply::ERR_UNKNOWN, b"no export has this name");
+        if let Err(why) = self.exports.open(query.name, &self.client) {
+            return refuse_export(out, number, why);
         }
         let named = query.queries.contains(&BASE_ALLOCATION);
         let listed = !setting && (query.queries.is_empty() || query.queries.contains(&"base:"));
@@ -224,6 +276,14 @@ fn transmission_flags(geometry: &Geometry, structured: bool) -> u16 {
 
 fn refuse(out: &mut Vec<u8>, number: u32, why: &str) {
     encode_option_reply(out, number, reply::ERR_INVALID, why.as_bytes());
+}
+
+fn refuse_export(out: &mut Vec<u8>, number: u32, why: NotOpened) {
+    let code = match why {
+        NotOpened::Unknown => reply::ERR_UNKNOWN,
+        NotOpened::Forbidden => reply::ERR_POLICY,
+    };
+    encode_option_reply(out, number, code, why.to_string().as_bytes());
 }
 
 fn refuse_malformed(out: &mut Vec<u8>, number: u32, error: &WireError) {

@@ -28,6 +28,7 @@ use headwater_block::Device;
 use parking_lot::{Condvar, Mutex};
 use rustix::event::{EventfdFlags, PollFd, PollFlags};
 
+use crate::tls::{ClientIdentity, ServerTls};
 use crate::{Address, Limits};
 use fault_log::FaultLog;
 pub use listener::BindError;
@@ -51,32 +52,78 @@ pub struct ExportInfo {
     pub description: String,
 }
 
-/// What a server offers. Called on connections' threads, in the handshake.
+/// Why a client gets no export. Its text is sent to the client.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum NotOpened {
+    /// There is none of that name.
+    #[error("no export has this name")]
+    Unknown,
+    /// This client may not have it.
+    #[error("the names in this client's certificate do not allow this export")]
+    Forbidden,
+}
+
+/// What a server offers, and to whom. Called on connections' threads, in the handshake.
 pub trait Exports: Send + Sync + 'static {
-    /// All that a client may see.
-    fn list(&self) -> Vec<ExportInfo>;
+    /// All that this client may see.
+    fn list(&self, client: &ClientIdentity) -> Vec<ExportInfo>;
 
     /// The export of that name. The empty name asks for the default one.
-    fn open(&self, name: &str) -> Option<Export>;
+    fn open(&self, name: &str, client: &ClientIdentity) -> Result<Export, NotOpened>;
 }
 
 /// One export, whatever name the client asks for.
-pub struct SingleExport(Export);
+pub struct SingleExport {
+    export: Export,
+    /// Names of which a client's certificate must have one.
+    allowed: Option<Vec<String>>,
+}
 
 impl SingleExport {
     /// An export for `device`.
     pub fn new(device: Arc<dyn Device>, description: impl Into<String>) -> Arc<Self> {
-        Arc::new(Self(Export { device, description: description.into() }))
+        Arc::new(Self { export: Export { device, description: description.into() }, allowed: None })
+    }
+
+    /// The same for clients only whose certificate has one of these names.
+    pub fn for_clients(
+        device: Arc<dyn Device>,
+        description: impl Into<String>,
+        names: Vec<String>,
+    ) -> Arc<Self> {
+        Arc::new(Self { export: Export { device, description: description.into() }, allowed: Some(names) })
+    }
+
+    fn allows(&self, client: &ClientIdentity) -> bool {
+        self.allowed.as_ref().is_none_or(|allowed| client.names.iter().any(|name| allowed.contains(name)))
     }
 }
 
 impl Exports for SingleExport {
-    fn list(&self) -> Vec<ExportInfo> {
-        vec![ExportInfo { name: String::new(), description: self.0.description.clone() }]
+    fn list(&self, client: &ClientIdentity) -> Vec<ExportInfo> {
+        if !self.allows(client) {
+            return Vec::new();
+        }
+        vec![ExportInfo { name: String::new(), description: self.export.description.clone() }]
     }
 
-    fn open(&self, _name: &str) -> Option<Export> {
-        Some(self.0.clone())
+    fn open(&self, _name: &str, client: &ClientIdentity) -> Result<Export, NotOpened> {
+        if self.allows(client) { Ok(self.export.clone()) } else { Err(NotOpened::Forbidden) }
+    }
+}
+
+/// How a server serves.
+#[derive(Clone, Default)]
+pub struct Options {
+    /// What clients may cost.
+    pub limits: Limits,
+    /// TLS; none is offered without this.
+    pub tls: Option<ServerTls>,
+}
+
+impl From<Limits> for Options {
+    fn from(limits: Limits) -> Self {
+        Self { limits, tls: None }
     }
 }
 
@@ -95,6 +142,7 @@ enum UriBase {
 struct Shared {
     exports: Arc<dyn Exports>,
     limits: Limits,
+    tls: Option<ServerTls>,
     faults: FaultLog,
     register: Mutex<Register>,
     emptied: Condvar,
@@ -110,7 +158,12 @@ struct Register {
 
 impl Server {
     /// Listens and serves until [`Server::stop`]. Clients can connect when this returns.
-    pub fn bind(address: Address, exports: Arc<dyn Exports>, limits: Limits) -> Result<Self, BindError> {
+    pub fn bind(
+        address: Address,
+        exports: Arc<dyn Exports>,
+        options: impl Into<Options>,
+    ) -> Result<Self, BindError> {
+        let Options { limits, tls } = options.into();
         let listener = Listener::bind(&address)?;
         let uri = listener.uri_base(&address);
         let fail = |source: std::io::Error| BindError::System { address: address.to_string(), source };
@@ -121,6 +174,7 @@ impl Server {
             faults: FaultLog::new(limits.warnings_per_10_s),
             exports,
             limits,
+            tls,
             register: Mutex::default(),
             emptied: Condvar::new(),
             stopping: AtomicBool::new(false),
@@ -147,14 +201,15 @@ impl Server {
     /// The URI of an export.
     pub fn uri_of(&self, export: &str) -> String {
         let name = crate::client::uri::escape(export.as_bytes(), false);
+        let scheme = if self.shared.tls.as_ref().is_some_and(|tls| tls.is_required) { "nbds" } else { "nbd" };
         match &self.uri {
             UriBase::Unix(path) => {
                 use std::os::unix::ffi::OsStrExt;
                 let path = crate::client::uri::escape(path.as_os_str().as_bytes(), true);
-                format!("nbd+unix:///{name}?socket={path}")
+                format!("{scheme}+unix:///{name}?socket={path}")
             }
-            UriBase::Tcp { host, port } if host.contains(':') => format!("nbd://[{host}]:{port}/{name}"),
-            UriBase::Tcp { host, port } => format!("nbd://{host}:{port}/{name}"),
+            UriBase::Tcp { host, port } if host.contains(':') => format!("{scheme}://[{host}]:{port}/{name}"),
+            UriBase::Tcp { host, port } => format!("{scheme}://{host}:{port}/{name}"),
         }
     }
 

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use super::Shared;
 use super::connection::Connection;
-use super::handshake::{Chosen, Handshake, Step};
+use super::handshake::{Chosen, Encryption, Handshake, Step};
 use super::listener::Peer;
 use crate::socket::Socket;
 use crate::wire::handshake::{OPTION_BYTES, decode_option, encode_option_reply, greeting, reply};
@@ -30,7 +30,11 @@ pub(super) fn serve(shared: &Shared, socket: &Socket, peer: &Peer) {
                 chosen.base_allocation
             );
             match Connection::new(shared, socket, peer, chosen) {
-                Ok(mut connection) => connection.run(),
+                Ok(mut connection) => {
+                    let end = connection.run();
+                    socket.say_goodbye();
+                    end
+                }
                 Err(error) => End::Fault(format!("no resources for the connection: {error}")),
             }
         }
@@ -66,8 +70,13 @@ fn shake_hands(shared: &Shared, socket: &Socket) -> Result<Chosen, End> {
     socket.send_before(&greeting(), deadline).map_err(failed)?;
     let mut flags = [0; 4];
     receive(&mut flags)?;
-    let mut handshake =
-        Handshake::new(&*shared.exports, limits, u32::from_be_bytes(flags)).map_err(End::Fault)?;
+    let encryption = match &shared.tls {
+        None => Encryption::None,
+        Some(tls) if tls.is_required => Encryption::Demanded,
+        Some(_) => Encryption::Offered,
+    };
+    let mut handshake = Handshake::new(&*shared.exports, limits, encryption, u32::from_be_bytes(flags))
+        .map_err(End::Fault)?;
     let mut data = Vec::new();
     let mut out = Vec::new();
     loop {
@@ -92,6 +101,11 @@ fn shake_hands(shared: &Shared, socket: &Socket) -> Result<Chosen, End> {
         let sent = socket.send_before(&out, deadline);
         match step {
             Step::More => sent.map_err(failed)?,
+            Step::Encrypt => {
+                sent.map_err(failed)?;
+                encrypt(shared, socket, deadline)?;
+                handshake.encrypted(socket.peer_names());
+            }
             Step::Start(chosen) => {
                 sent.map_err(failed)?;
                 return Ok(chosen);
@@ -101,4 +115,19 @@ fn shake_hands(shared: &Shared, socket: &Socket) -> Result<Chosen, End> {
             Step::Fault(why) => return Err(End::Fault(why)),
         }
     }
+}
+
+fn encrypt(shared: &Shared, socket: &Socket, deadline: Instant) -> Result<(), End> {
+    let failed = |why: String| End::Fault(format!("TLS did not start: {why}"));
+    let Some(tls) = &shared.tls else { return Err(failed("the server has none".into())) };
+    let connection = tls.connection().map_err(|error| failed(error.to_string()))?;
+    socket.secure(connection, deadline).map_err(|error| match error.kind() {
+        ErrorKind::TimedOut => {
+            failed(format!("its handshake took more than {} ms", shared.limits.handshake_timeout_ms))
+        }
+        ErrorKind::UnexpectedEof => {
+            failed("it hung up, perhaps because it does not trust this server".into())
+        }
+        _ => failed(error.to_string()),
+    })
 }

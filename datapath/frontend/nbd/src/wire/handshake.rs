@@ -36,6 +36,8 @@ pub mod option {
     pub const ABORT: u32 = 2;
     /// List exports.
     pub const LIST: u32 = 3;
+    /// Encrypt what follows.
+    pub const STARTTLS: u32 = 5;
     /// Ask about an export.
     pub const INFO: u32 = 6;
     /// Choose an export and start.
@@ -62,8 +64,12 @@ pub mod reply {
     pub const ERROR_BIT: u32 = 1 << 31;
     /// Unknown option.
     pub const ERR_UNSUP: u32 = ERROR_BIT | 1;
+    /// Forbidden.
+    pub const ERR_POLICY: u32 = ERROR_BIT | 2;
     /// Malformed, or not possible now.
     pub const ERR_INVALID: u32 = ERROR_BIT | 3;
+    /// Only with TLS.
+    pub const ERR_TLS_REQD: u32 = ERROR_BIT | 5;
     /// No such export.
     pub const ERR_UNKNOWN: u32 = ERROR_BIT | 6;
     /// The server is going away.

@@ -1,16 +1,28 @@
-//! A connected socket: receiving and sending with and without waiting, by system calls that never raise SIGPIPE.
+//! A connected socket: receiving and sending with and without waiting, by system calls that never raise SIGPIPE;
+//! encrypted from the moment on that both ends agree to.
+
+mod secure;
 
 use std::io::IoSlice;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendAncillaryBuffer, SendFlags, Shutdown};
 
+use secure::Secure;
+
 /// A connected stream socket, unix or TCP.
-#[derive(Debug)]
-pub(crate) struct Socket(OwnedFd);
+pub(crate) struct Socket {
+    plain: Plain,
+    /// Set once, when TLS starts.
+    secure: OnceLock<Box<Secure>>,
+}
+
+/// The socket itself.
+struct Plain(OwnedFd);
 
 /// What a receive without waiting found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -25,33 +37,38 @@ pub(crate) enum Received {
 
 impl Socket {
     pub(crate) fn new(fd: OwnedFd) -> Self {
-        Self(fd)
+        Self { plain: Plain(fd), secure: OnceLock::new() }
     }
 
     /// Sets what TCP needs; on a unix socket this does nothing.
     pub(crate) fn tune_tcp(&self) {
         // Failures cost latency or the detection of dead peers, never correctness.
-        let _ = rustix::net::sockopt::set_tcp_nodelay(&self.0, true);
-        let _ = rustix::net::sockopt::set_socket_keepalive(&self.0, true);
+        let _ = rustix::net::sockopt::set_tcp_nodelay(self, true);
+        let _ = rustix::net::sockopt::set_socket_keepalive(self, true);
     }
 
     /// Bounds how long one receive that waits does so; it says [`Received::Nothing`] then.
     pub(crate) fn limit_wait(&self, limit: Duration) -> std::io::Result<()> {
         let which = rustix::net::sockopt::Timeout::Recv;
-        Ok(rustix::net::sockopt::set_socket_timeout(&self.0, which, Some(limit))?)
+        Ok(rustix::net::sockopt::set_socket_timeout(self, which, Some(limit))?)
+    }
+
+    /// Encrypts all that follows, after a handshake before `deadline`. Once only.
+    pub(crate) fn secure(&self, connection: rustls::Connection, deadline: Instant) -> std::io::Result<()> {
+        let secure = Secure::start(&self.plain, connection, deadline)?;
+        self.secure.set(Box::new(secure)).map_err(|_| std::io::ErrorKind::AlreadyExists.into())
+    }
+
+    /// Names in the certificate that the peer has shown; none without TLS.
+    pub(crate) fn peer_names(&self) -> Vec<String> {
+        self.secure.get().map(|secure| secure.peer_names()).unwrap_or_default()
     }
 
     /// Receives what is there, at most `into.len()`; waits for the first byte if `wait`.
     pub(crate) fn receive(&self, into: &mut [u8], wait: bool) -> std::io::Result<Received> {
-        let flags = if wait { RecvFlags::empty() } else { RecvFlags::DONTWAIT };
-        loop {
-            return match rustix::net::recv(&self.0, &mut *into, flags) {
-                Ok((_, 0)) => Ok(Received::End),
-                Ok((_, count)) => Ok(Received::Bytes(count.min(into.len()))),
-                Err(Errno::INTR) => continue,
-                Err(Errno::AGAIN) => Ok(Received::Nothing),
-                Err(errno) => Err(errno.into()),
-            };
+        match self.secure.get() {
+            None => self.plain.receive(into, wait),
+            Some(secure) => secure.receive(&self.plain, into, wait),
         }
     }
 
@@ -65,7 +82,7 @@ impl Socket {
                 Received::Bytes(count) => have = have.saturating_add(count),
                 Received::End if have == 0 => return Ok(false),
                 Received::End => return Err(std::io::ErrorKind::UnexpectedEof.into()),
-                Received::Nothing => self.wait_until(PollFlags::IN, deadline)?,
+                Received::Nothing => self.plain.wait_until(PollFlags::IN, deadline)?,
             }
         }
         Ok(true)
@@ -79,6 +96,50 @@ impl Socket {
     /// The same before `deadline`.
     pub(crate) fn send_before(&self, bytes: &[u8], deadline: Instant) -> std::io::Result<()> {
         self.send_parts(bytes, &[], Some(deadline))
+    }
+
+    fn send_parts(&self, first: &[u8], second: &[u8], deadline: Option<Instant>) -> std::io::Result<()> {
+        match self.secure.get() {
+            None => self.plain.send_parts(first, second, deadline),
+            Some(secure) => secure.send(&self.plain, first, second, deadline),
+        }
+    }
+
+    /// Ends receiving: what has arrived can still be read, and replies can be sent.
+    pub(crate) fn stop_receiving(&self) {
+        let _ = rustix::net::shutdown(&self.plain.0, Shutdown::Read);
+    }
+
+    /// Ends both directions; wakes whoever waits in a system call on it.
+    pub(crate) fn cut(&self) {
+        let _ = rustix::net::shutdown(&self.plain.0, Shutdown::Both);
+    }
+
+    /// Tells the other end of an encrypted connection that nothing follows, if it can be told at once.
+    pub(crate) fn say_goodbye(&self) {
+        if let Some(secure) = self.secure.get() {
+            secure.close(&self.plain);
+        }
+    }
+
+    /// The process at the other end of a unix socket.
+    pub(crate) fn peer_process(&self) -> Option<i32> {
+        rustix::net::sockopt::socket_peercred(&self.plain.0).ok().map(|c| c.pid.as_raw_nonzero().get())
+    }
+}
+
+impl Plain {
+    fn receive(&self, into: &mut [u8], wait: bool) -> std::io::Result<Received> {
+        let flags = if wait { RecvFlags::empty() } else { RecvFlags::DONTWAIT };
+        loop {
+            return match rustix::net::recv(&self.0, &mut *into, flags) {
+                Ok((_, 0)) => Ok(Received::End),
+                Ok((_, count)) => Ok(Received::Bytes(count.min(into.len()))),
+                Err(Errno::INTR) => continue,
+                Err(Errno::AGAIN) => Ok(Received::Nothing),
+                Err(errno) => Err(errno.into()),
+            };
+        }
     }
 
     fn send_parts(
@@ -134,25 +195,10 @@ impl Socket {
             Err(errno) => Err(errno.into()),
         }
     }
-
-    /// Ends receiving: what has arrived can still be read, and replies can be sent.
-    pub(crate) fn stop_receiving(&self) {
-        let _ = rustix::net::shutdown(&self.0, Shutdown::Read);
-    }
-
-    /// Ends both directions; wakes whoever waits in a system call on it.
-    pub(crate) fn cut(&self) {
-        let _ = rustix::net::shutdown(&self.0, Shutdown::Both);
-    }
-
-    /// The process at the other end of a unix socket.
-    pub(crate) fn peer_process(&self) -> Option<i32> {
-        rustix::net::sockopt::socket_peercred(&self.0).ok().map(|c| c.pid.as_raw_nonzero().get())
-    }
 }
 
 impl AsFd for Socket {
     fn as_fd(&self) -> BorrowedFd<'_> {
-        self.0.as_fd()
+        self.plain.0.as_fd()
     }
 }

@@ -1,0 +1,205 @@
+//! The records of TLS between a socket and those who use it as if it were plain.
+//!
+//! One thread may receive while another sends: the state of the connection is locked only for the cipher's work, never
+//! while the peer is waited for.
+
+use std::io::{Error, ErrorKind, Read, Result, Write};
+use std::time::Instant;
+
+use parking_lot::Mutex;
+use rustix::event::PollFlags;
+use rustls::Connection;
+
+use super::{Plain, Received};
+use crate::tls::names_of;
+
+/// What one receive from the socket takes at most. A record has at most 16 KiB and a little.
+const ARRIVED_BYTES: usize = 128 << 10;
+/// Bytes that are sealed before they are sent.
+const SEALED_BYTES: usize = 256 << 10;
+
+pub(super) struct Secure {
+    connection: Mutex<Connection>,
+    arrived: Mutex<Arrived>,
+    /// Sealed records on their way. Locked while they are sealed and sent, so that they leave in order.
+    sealed: Mutex<Vec<u8>>,
+}
+
+/// Records that are not opened yet: `start .. end`.
+struct Arrived {
+    bytes: Box<[u8]>,
+    start: usize,
+    end: usize,
+}
+
+/// What was opened.
+enum Opened {
+    Bytes(usize),
+    /// The peer said that it sends no more.
+    Closed,
+}
+
+impl Secure {
+    /// Shakes hands before `deadline`.
+    pub(super) fn start(plain: &Plain, mut connection: Connection, deadline: Instant) -> Result<Self> {
+        connection.set_buffer_limit(None);
+        let secure = Self {
+            connection: Mutex::new(connection),
+            arrived: Mutex::new(Arrived {
+                bytes: vec![0; ARRIVED_BYTES].into_boxed_slice(),
+                start: 0,
+                end: 0,
+            }),
+            sealed: Mutex::new(Vec::new()),
+        };
+        let done = secure.shake_hands(plain, deadline);
+        if done.is_err() {
+            // Tells the peer why, as far as it still listens.
+            let _ = secure.flush(plain, Some(deadline));
+        }
+        done.map(|()| secure)
+    }
+
+    fn shake_hands(&self, plain: &Plain, deadline: Instant) -> Result<()> {
+        let mut arrived = self.arrived.lock();
+        loop {
+            self.flush(plain, Some(deadline))?;
+            if !self.connection.lock().is_handshaking() {
+                return Ok(());
+            }
+            match arrived.receive(plain, false)? {
+                Received::Bytes(_) => {}
+                Received::Nothing => {
+                    plain.wait_until(PollFlags::IN, Some(deadline))?;
+                    continue;
+                }
+                Received::End => return Err(ErrorKind::UnexpectedEof.into()),
+            }
+            let mut connection = self.connection.lock();
+            while !arrived.is_empty() && connection.is_handshaking() {
+                arrived.feed(&mut connection)?;
+            }
+        }
+    }
+
+    /// Names in the peer's certificate.
+    pub(super) fn peer_names(&self) -> Vec<String> {
+        let connection = self.connection.lock();
+        connection.peer_certificates().and_then(<[_]>::first).map(names_of).unwrap_or_default()
+    }
+
+    pub(super) fn receive(&self, plain: &Plain, into: &mut [u8], wait: bool) -> Result<Received> {
+        if into.is_empty() {
+            return Ok(Received::Nothing);
+        }
+        let mut arrived = self.arrived.lock();
+        loop {
+            match self.open(&mut arrived, into)? {
+                Opened::Bytes(0) => {}
+                Opened::Bytes(count) => return Ok(Received::Bytes(count)),
+                Opened::Closed => return Ok(Received::End),
+            }
+            match arrived.receive(plain, wait)? {
+                Received::Bytes(_) => {}
+                nothing => return Ok(nothing),
+            }
+        }
+    }
+
+    /// Opens as much as there is and fits.
+    fn open(&self, arrived: &mut Arrived, into: &mut [u8]) -> Result<Opened> {
+        let mut connection = self.connection.lock();
+        let mut have = 0_usize;
+        while let Some(room) = into.get_mut(have..)
+            && !room.is_empty()
+        {
+            match connection.reader().read(room) {
+                Ok(0) if have == 0 => return Ok(Opened::Closed),
+                Ok(0) => break,
+                Ok(count) => {
+                    have = have.saturating_add(count);
+                    continue;
+                }
+                Err(error) if error.kind() == ErrorKind::WouldBlock => {}
+                Err(error) => return Err(error),
+            }
+            if arrived.is_empty() {
+                break;
+            }
+            arrived.feed(&mut connection)?;
+        }
+        Ok(Opened::Bytes(have))
+    }
+
+    pub(super) fn send(
+        &self,
+        plain: &Plain,
+        first: &[u8],
+        second: &[u8],
+        deadline: Option<Instant>,
+    ) -> Result<()> {
+        let mut sealed = self.sealed.lock();
+        let mut unsealed = 0_usize;
+        for part in first.chunks(SEALED_BYTES).chain(second.chunks(SEALED_BYTES)) {
+            self.connection.lock().writer().write_all(part)?;
+            unsealed = unsealed.saturating_add(part.len());
+            if unsealed >= SEALED_BYTES {
+                self.flush_sealed(&mut sealed, plain, deadline)?;
+                unsealed = 0;
+            }
+        }
+        self.flush_sealed(&mut sealed, plain, deadline)
+    }
+
+    fn flush(&self, plain: &Plain, deadline: Option<Instant>) -> Result<()> {
+        self.flush_sealed(&mut self.sealed.lock(), plain, deadline)
+    }
+
+    fn flush_sealed(&self, sealed: &mut Vec<u8>, plain: &Plain, deadline: Option<Instant>) -> Result<()> {
+        sealed.clear();
+        {
+            let mut connection = self.connection.lock();
+            while connection.wants_write() {
+                connection.write_tls(sealed)?;
+            }
+        }
+        plain.send_parts(sealed, &[], deadline)
+    }
+
+    /// Says goodbye, so that the peer can tell the end from a cut.
+    pub(super) fn close(&self, plain: &Plain) {
+        if let Some(mut sealed) = self.sealed.try_lock() {
+            self.connection.lock().send_close_notify();
+            // A peer that does not take even that is not waited for.
+            let _ = self.flush_sealed(&mut sealed, plain, Some(Instant::now()));
+        }
+    }
+}
+
+impl Arrived {
+    fn is_empty(&self) -> bool {
+        self.start >= self.end
+    }
+
+    fn receive(&mut self, plain: &Plain, wait: bool) -> Result<Received> {
+        if self.is_empty() {
+            self.start = 0;
+            self.end = 0;
+        }
+        let room = self.bytes.get_mut(self.end..).unwrap_or_default();
+        let received = plain.receive(room, wait)?;
+        if let Received::Bytes(count) = received {
+            self.end = self.end.saturating_add(count);
+        }
+        Ok(received)
+    }
+
+    /// Hands the connection what it takes at once, and has it opened.
+    fn feed(&mut self, connection: &mut Connection) -> Result<()> {
+        let mut rest = self.bytes.get(self.start..self.end).unwrap_or_default();
+        let taken = connection.read_tls(&mut rest)?;
+        self.start = self.start.saturating_add(taken);
+        connection.process_new_packets().map_err(|error| Error::new(ErrorKind::InvalidData, error))?;
+        Ok(())
+    }
+}

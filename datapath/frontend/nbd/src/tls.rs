@@ -1,0 +1,227 @@
+//! TLS as NBD programs use it: a directory of PEM files by the names that QEMU, nbdkit and libnbd share.
+//!
+//! | file | server | client |
+//! |---|---|---|
+//! | `ca-cert.pem` | whose clients are let in, if they must show a certificate | whose servers are trusted |
+//! | `ca-crl.pem` | certificates that are withdrawn; may be missing | not read |
+//! | `server-cert.pem`, `server-key.pem` | what is shown to clients | |
+//! | `client-cert.pem`, `client-key.pem` | | shown to a server that asks; may both be missing |
+//!
+//! TLS 1.2 and 1.3. Keys that are shared beforehand (PSK) are not supported.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use rustls::crypto::aws_lc_rs::default_provider;
+use rustls::pki_types::pem::PemObject;
+use rustls::pki_types::{CertificateDer, CertificateRevocationListDer, PrivateKeyDer, ServerName};
+use rustls::server::WebPkiClientVerifier;
+use rustls::{ClientConfig, ClientConnection, RootCertStore, ServerConfig, ServerConnection};
+
+/// Why TLS cannot be set up.
+#[derive(Debug, thiserror::Error)]
+pub enum TlsError {
+    /// A file is missing or is not what it should be.
+    #[error("cannot use '{path}' for TLS: {why}")]
+    File {
+        /// Which.
+        path: PathBuf,
+        /// What is wrong, and what to do.
+        why: String,
+    },
+    /// The files do not fit together.
+    #[error("the TLS files in '{directory}' cannot be used: {why}")]
+    Together {
+        /// Where they are.
+        directory: PathBuf,
+        /// What is wrong.
+        why: String,
+    },
+    /// The system's own list of authorities cannot be read.
+    #[error(
+        "no authorities are known to check the server's certificate with: {why}; name a directory with ca-cert.pem \
+         by ?tls-certificates=DIR in the URI"
+    )]
+    NoAuthorities {
+        /// Why.
+        why: String,
+    },
+    /// The server's name cannot be in a certificate.
+    #[error(
+        "'{name}' cannot be the name in a server's certificate; give it by ?tls-hostname=NAME in the URI"
+    )]
+    Name {
+        /// The name.
+        name: String,
+    },
+}
+
+/// Who a client is, as far as the server could prove it.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ClientIdentity {
+    /// Whether the connection is encrypted.
+    pub is_encrypted: bool,
+    /// Names in the client's certificate, which an authority of the server has signed: common name and DNS names. Empty
+    /// without a certificate.
+    pub names: Vec<String>,
+}
+
+/// What a server needs for TLS.
+#[derive(Clone)]
+pub struct ServerTls {
+    pub(crate) config: Arc<ServerConfig>,
+    /// Clients without TLS are refused.
+    pub(crate) is_required: bool,
+}
+
+/// How a server uses TLS.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ServerTlsOptions {
+    /// Whether clients without TLS are refused.
+    pub is_required: bool,
+    /// Whether clients must show a certificate that `ca-cert.pem` has signed.
+    pub verifies_clients: bool,
+}
+
+impl ServerTls {
+    /// Reads a directory.
+    pub fn load(directory: &Path, options: ServerTlsOptions) -> Result<Self, TlsError> {
+        let together = |why: String| TlsError::Together { directory: directory.into(), why };
+        let provider = Arc::new(default_provider());
+        let builder = ServerConfig::builder_with_provider(Arc::clone(&provider))
+            .with_safe_default_protocol_versions()
+            .map_err(|e| together(e.to_string()))?;
+        let builder = if options.verifies_clients {
+            let mut verifier =
+                WebPkiClientVerifier::builder_with_provider(Arc::new(authorities(directory)?), provider);
+            let withdrawn = directory.join("ca-crl.pem");
+            if withdrawn.exists() {
+                let lists: Vec<CertificateRevocationListDer<'static>> =
+                    objects(&withdrawn, "withdrawn certificates")?;
+                verifier = verifier.with_crls(lists).allow_unknown_revocation_status();
+            }
+            builder.with_client_cert_verifier(verifier.build().map_err(|e| together(e.to_string()))?)
+        } else {
+            builder.with_no_client_auth()
+        };
+        let (certificates, key) = own(directory, "server")?;
+        let mut config = builder.with_single_cert(certificates, key).map_err(|e| together(e.to_string()))?;
+        // NBD connections last for hours; resuming them saves nothing, and tickets are secrets to keep.
+        config.send_tls13_tickets = 0;
+        Ok(Self { config: Arc::new(config), is_required: options.is_required })
+    }
+
+    pub(crate) fn connection(&self) -> Result<rustls::Connection, rustls::Error> {
+        ServerConnection::new(Arc::clone(&self.config)).map(rustls::Connection::Server)
+    }
+}
+
+/// What a client's URI says about TLS.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ClientTls {
+    /// Directory of PEM files; without one the system's authorities are trusted.
+    pub certificates: Option<PathBuf>,
+    /// The name that the server's certificate must have, where it is not the host's.
+    pub hostname: Option<String>,
+}
+
+impl ClientTls {
+    pub(crate) fn connection(&self, host: &str) -> Result<rustls::Connection, TlsError> {
+        let name = self.hostname.as_deref().unwrap_or(host);
+        let server =
+            ServerName::try_from(name.to_owned()).map_err(|_| TlsError::Name { name: name.to_owned() })?;
+        let directory = self.certificates.clone().unwrap_or_default();
+        let together = |why: String| TlsError::Together { directory: directory.clone(), why };
+        let roots = match &self.certificates {
+            Some(directory) => authorities(directory)?,
+            None => system_authorities()?,
+        };
+        let builder = ClientConfig::builder_with_provider(Arc::new(default_provider()))
+            .with_safe_default_protocol_versions()
+            .map_err(|e| together(e.to_string()))?
+            .with_root_certificates(roots);
+        let config = match &self.certificates {
+            Some(directory) if directory.join("client-cert.pem").exists() => {
+                let (certificates, key) = own(directory, "client")?;
+                builder.with_client_auth_cert(certificates, key).map_err(|e| together(e.to_string()))?
+            }
+            _ => builder.with_no_client_auth(),
+        };
+        let connection =
+            ClientConnection::new(Arc::new(config), server).map_err(|e| together(e.to_string()))?;
+        Ok(rustls::Connection::Client(connection))
+    }
+}
+
+/// The names in a certificate: common name and DNS names.
+pub(crate) fn names_of(certificate: &CertificateDer<'_>) -> Vec<String> {
+    use x509_parser::prelude::{FromDer, GeneralName, X509Certificate};
+    let Ok((_, certificate)) = X509Certificate::from_der(certificate) else { return Vec::new() };
+    let mut names: Vec<String> = certificate
+        .subject()
+        .iter_common_name()
+        .filter_map(|name| name.as_str().ok())
+        .map(ToOwned::to_owned)
+        .collect();
+    if let Ok(Some(alternatives)) = certificate.subject_alternative_name() {
+        for name in &alternatives.value.general_names {
+            if let GeneralName::DNSName(name) = name
+                && !names.iter().any(|known| known == name)
+            {
+                names.push((*name).to_owned());
+            }
+        }
+    }
+    names
+}
+
+fn authorities(directory: &Path) -> Result<RootCertStore, TlsError> {
+    let path = directory.join("ca-cert.pem");
+    let mut roots = RootCertStore::empty();
+    for certificate in objects::<CertificateDer<'static>>(&path, "certificates")? {
+        roots.add(certificate).map_err(|e| TlsError::File { path: path.clone(), why: e.to_string() })?;
+    }
+    Ok(roots)
+}
+
+fn system_authorities() -> Result<RootCertStore, TlsError> {
+    let found = rustls_native_certs::load_native_certs();
+    let mut roots = RootCertStore::empty();
+    let (added, _) = roots.add_parsable_certificates(found.certs);
+    if added == 0 {
+        let why = found.errors.first().map_or_else(|| "the system has none".into(), ToString::to_string);
+        return Err(TlsError::NoAuthorities { why });
+    }
+    Ok(roots)
+}
+
+type Own = (Vec<CertificateDer<'static>>, PrivateKeyDer<'static>);
+
+fn own(directory: &Path, role: &str) -> Result<Own, TlsError> {
+    let certificates = objects(&directory.join(format!("{role}-cert.pem")), "certificates")?;
+    let path = directory.join(format!("{role}-key.pem"));
+    let key = PrivateKeyDer::from_pem_file(&path).map_err(|e| unreadable(&path, "a private key", &e))?;
+    Ok((certificates, key))
+}
+
+fn objects<T: PemObject>(path: &Path, what: &str) -> Result<Vec<T>, TlsError> {
+    let all = T::pem_file_iter(path)
+        .and_then(Iterator::collect::<Result<Vec<T>, _>>)
+        .map_err(|e| unreadable(path, what, &e))?;
+    if all.is_empty() {
+        return Err(TlsError::File { path: path.into(), why: format!("it has no {what} in PEM form") });
+    }
+    Ok(all)
+}
+
+fn unreadable(path: &Path, what: &str, error: &rustls::pki_types::pem::Error) -> TlsError {
+    use rustls::pki_types::pem::Error;
+    let why = match error {
+        Error::Io(error) if error.kind() == std::io::ErrorKind::NotFound => {
+            format!("there is no such file; it must hold {what} in PEM form")
+        }
+        Error::Io(error) => format!("it cannot be read: {error}"),
+        other => format!("it does not hold {what} in PEM form: {other}"),
+    };
+    TlsError::File { path: path.into(), why }
+}

@@ -1,0 +1,319 @@
+//! TLS with the programs that people use, and every certificate that must not be let in.
+
+mod fixture;
+#[path = "fixture/pki.rs"]
+mod pki;
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::Arc;
+use std::time::Duration;
+
+use fixture::{Raw, run, wait_for};
+use headwater_block::{Device, blocking};
+use headwater_nbd::client::ConnectError;
+use headwater_nbd::wire::handshake::{GoData, option, reply};
+use headwater_nbd::{
+    Address, Client, Limits, Options, Server, ServerTls, ServerTlsOptions, SingleExport, TlsError,
+};
+use headwater_testkit::conformance;
+use headwater_testkit::{ReferenceDisk, ReferenceOptions, Waits};
+use pki::{Authority, Oddity};
+
+const MIB: u64 = 1 << 20;
+const USUAL: Oddity = Oddity { is_expired: false, serial: 0 };
+
+struct Secured {
+    disk: Arc<ReferenceDisk>,
+    server: Server,
+    authority: Authority,
+    directory: tempfile::TempDir,
+}
+
+impl Secured {
+    fn new(disk: ReferenceDisk, options: ServerTlsOptions, allowed: Option<&str>) -> Self {
+        let directory = tempfile::tempdir().unwrap();
+        let authority = Authority::new("the authority");
+        let files = authority.directory(
+            &directory.path().join("pki"),
+            &[("server", "localhost", USUAL), ("client", "desk-7", USUAL)],
+        );
+        Self::in_directory(disk, options, allowed, directory, authority, &files)
+    }
+
+    fn in_directory(
+        disk: ReferenceDisk,
+        tls: ServerTlsOptions,
+        allowed: Option<&str>,
+        directory: tempfile::TempDir,
+        authority: Authority,
+        files: &Path,
+    ) -> Self {
+        let disk = Arc::new(disk);
+        let device: Arc<dyn Device> = disk.clone();
+        let export = match allowed {
+            None => SingleExport::new(device, "secret"),
+            Some(name) => SingleExport::for_clients(device, "secret", vec![name.to_owned()]),
+        };
+        let tls = Some(ServerTls::load(files, tls).unwrap());
+        let limits = Limits { handshake_timeout_ms: 2000, ..Limits::default() };
+        let address = Address::Tcp { host: "localhost".into(), port: 0 };
+        let server = Server::bind(address, export, Options { limits, tls }).unwrap();
+        Self { disk, server, authority, directory }
+    }
+
+    fn pki(&self) -> PathBuf {
+        self.directory.path().join("pki")
+    }
+
+    /// The URI with the files of a client.
+    fn uri(&self, files: &Path) -> String {
+        let uri = self.server.uri().replacen("nbd:", "nbds:", 1);
+        format!("{uri}?tls-certificates={}", files.display())
+    }
+
+    fn port(&self) -> String {
+        self.server.uri().rsplit_once(':').unwrap().1.trim_end_matches('/').to_owned()
+    }
+
+    /// A client with a certificate of this name from this authority; without a name none.
+    fn client(&self, authority: &Authority, name: Option<&str>, oddity: Oddity) -> PathBuf {
+        let at = self.directory.path().join(format!("client-{}", name.unwrap_or("nobody")));
+        // The server's authority is trusted whoever signed the client's own certificate.
+        let roles: Vec<_> = name.iter().map(|name| ("client", *name, oddity)).collect();
+        authority.directory(&at, &roles);
+        std::fs::copy(self.pki().join("ca-cert.pem"), at.join("ca-cert.pem")).unwrap();
+        at
+    }
+
+    fn is_alive(&self) {
+        let client = Client::open(&self.uri(&self.pki())).unwrap();
+        blocking::read(&*client, 0, &mut [0; 4096]).unwrap();
+    }
+}
+
+const REQUIRED: ServerTlsOptions = ServerTlsOptions { is_required: true, verifies_clients: false };
+const VERIFIED: ServerTlsOptions = ServerTlsOptions { is_required: true, verifies_clients: true };
+const OFFERED: ServerTlsOptions = ServerTlsOptions { is_required: false, verifies_clients: false };
+
+fn late() -> ReferenceOptions {
+    ReferenceOptions { waits: Waits::PerMille(300), delay: Duration::from_micros(30), ..Default::default() }
+}
+
+#[test]
+fn a_disk_behind_tls_passes_the_suite() {
+    let secured = Secured::new(ReferenceDisk::with_options(4 * MIB, late()), VERIFIED, None);
+    let client: Arc<dyn Device> = Client::open(&secured.uri(&secured.pki())).unwrap();
+    let model = conformance::check(&client, &conformance::Options::seeded(61));
+    conformance::verify(&*secured.disk, &model);
+}
+
+#[test]
+fn large_requests_cross_records_and_buffers() {
+    let secured = Secured::new(ReferenceDisk::with_options(64 * MIB, late()), REQUIRED, None);
+    let client = Client::open(&secured.uri(&secured.pki())).unwrap();
+    let data: Vec<u8> = (0..17 * MIB).map(|at| (at % 251) as u8).collect();
+    blocking::write(&*client, 3 * MIB, &data).unwrap();
+    let mut back = vec![0; data.len()];
+    blocking::read(&*client, 3 * MIB, &mut back).unwrap();
+    assert!(back == data, "what was written does not come back");
+}
+
+#[test]
+fn libnbd_and_qemu_connect() {
+    let secured = Secured::new(ReferenceDisk::with_options(8 * MIB, late()), VERIFIED, Some("desk-7"));
+    let client = Client::open(&secured.uri(&secured.pki())).unwrap();
+    blocking::write(&*client, MIB, &[7; 8192]).unwrap();
+    let info = run("libnbd-bin", "nbdinfo", &[&secured.uri(&secured.pki())]);
+    assert!(info.contains("protocol: newstyle-fixed with TLS"), "{info}");
+    assert!(info.contains("description: secret"), "{info}");
+    let list = run("libnbd-bin", "nbdinfo", &["--list", &secured.uri(&secured.pki())]);
+    assert!(list.contains("secret"), "{list}");
+    let copy = secured.directory.path().join("copy.raw");
+    run("libnbd-bin", "nbdcopy", &[&secured.uri(&secured.pki()), copy.to_str().unwrap()]);
+    assert!(std::fs::read(&copy).unwrap() == secured.disk.contents(), "the copy differs");
+
+    let (files, port) = (secured.pki(), secured.port());
+    let credentials = format!("tls-creds-x509,id=tls0,endpoint=client,dir={}", files.display());
+    let options =
+        format!("driver=nbd,server.type=inet,server.host=localhost,server.port={port},tls-creds=tls0");
+    let through = ["--object", &credentials, "--image-opts"];
+    let output = secured.directory.path().join("qemu.raw");
+    let mut convert = vec!["convert"];
+    convert.extend(through);
+    convert.extend(["-O", "raw", &options, output.to_str().unwrap()]);
+    run("qemu-utils", "qemu-img", &convert);
+    assert!(std::fs::read(&output).unwrap() == secured.disk.contents(), "QEMU's copy differs");
+    let mut patterns = vec!["--object", &credentials, "--image-opts"];
+    patterns.extend(["-c", "write -P 0x5a 2M 3M", "-c", "read -P 0x5a 2M 3M", "-c", "flush", &options]);
+    run("qemu-utils", "qemu-io", &patterns);
+    assert!(secured.disk.contents()[2 << 20..5 << 20].iter().all(|byte| *byte == 0x5a));
+}
+
+/// What our own client and libnbd say.
+fn refusals(uri: &str) -> (String, String) {
+    let Err(error) = Client::open(uri) else { panic!("{uri} was opened") };
+    let output = Command::new("nbdinfo").arg(uri).output();
+    let output = output.expect("nbdinfo runs; install it: apt-get install libnbd-bin");
+    assert!(!output.status.success(), "nbdinfo opened {uri}");
+    (error.to_string(), String::from_utf8_lossy(&output.stderr).into_owned())
+}
+
+#[test]
+fn clients_without_a_valid_certificate_are_refused() {
+    let directory = tempfile::tempdir().unwrap();
+    let authority = Authority::new("the authority");
+    let files = authority.directory(
+        &directory.path().join("pki"),
+        &[("server", "localhost", USUAL), ("client", "desk-7", USUAL)],
+    );
+    authority.withdraw(&files, 99);
+    let disk = ReferenceDisk::new(MIB);
+    let secured = Secured::in_directory(disk, VERIFIED, None, directory, authority, &files);
+    let stranger = Authority::new("somebody else");
+    let expired = Oddity { is_expired: true, serial: 0 };
+    let withdrawn = Oddity { is_expired: false, serial: 99 };
+    for (what, files) in [
+        ("none", secured.client(&secured.authority, None, USUAL)),
+        ("another authority's", secured.client(&stranger, Some("stranger"), USUAL)),
+        ("an expired one", secured.client(&secured.authority, Some("late"), expired)),
+        ("a withdrawn one", secured.client(&secured.authority, Some("gone"), withdrawn)),
+    ] {
+        let (ours, _) = refusals(&secured.uri(&files));
+        assert!(ours.contains("nbds://"), "{what}: {ours}");
+        secured.is_alive();
+    }
+}
+
+#[test]
+fn servers_that_are_not_who_they_should_be_are_refused() {
+    let authority = Authority::new("the authority");
+    let cases = [
+        ("wrong-name", "elsewhere.example", USUAL, "elsewhere.example"),
+        ("expired", "localhost", Oddity { is_expired: true, serial: 0 }, "xpired"),
+    ];
+    for (what, name, oddity, said) in cases {
+        let directory = tempfile::tempdir().unwrap();
+        let files = authority.directory(&directory.path().join("pki"), &[("server", name, oddity)]);
+        let authority = Authority::new("unused");
+        let disk = ReferenceDisk::new(MIB);
+        let secured = Secured::in_directory(disk, REQUIRED, None, directory, authority, &files);
+        let (ours, libnbd) = refusals(&secured.uri(&secured.pki()));
+        assert!(ours.contains(said), "{what}: {ours}");
+        assert!(libnbd.contains("ertificate"), "{what}: {libnbd}");
+    }
+    let secured = Secured::new(ReferenceDisk::new(MIB), REQUIRED, None);
+    let stranger = Authority::new("somebody else");
+    let files = stranger.directory(&secured.directory.path().join("stranger"), &[]);
+    let (ours, _) = refusals(&secured.uri(&files));
+    assert!(ours.contains("UnknownIssuer"), "{ours}");
+    // The name that counts can be given.
+    let uri =
+        format!("{}&tls-hostname=localhost", secured.uri(&secured.pki()).replace("localhost:", "127.0.0.1:"));
+    Client::open(&uri).unwrap();
+}
+
+#[test]
+fn an_export_is_for_those_whose_certificate_names_them() {
+    let secured = Secured::new(ReferenceDisk::new(MIB), VERIFIED, Some("desk-7"));
+    let other = secured.client(&secured.authority, Some("desk-8"), USUAL);
+    let (ours, libnbd) = refusals(&secured.uri(&other));
+    assert!(ours.contains("do not allow this export"), "{ours}");
+    assert!(libnbd.contains("opt_go"), "{libnbd}");
+    let output = Command::new("nbdinfo").args(["--list", &secured.uri(&other)]).output().unwrap();
+    assert!(!String::from_utf8_lossy(&output.stdout).contains("secret"), "it is listed");
+    secured.is_alive();
+}
+
+#[test]
+fn where_tls_is_required_nothing_goes_without() {
+    let secured = Secured::new(ReferenceDisk::new(MIB), REQUIRED, None);
+    assert!(secured.server.uri().starts_with("nbds://"), "{}", secured.server.uri());
+    let plain = secured.server.uri().replacen("nbds:", "nbd:", 1);
+    let (ours, libnbd) = refusals(&plain);
+    assert!(ours.contains("demands TLS; write nbds://"), "{ours}");
+    assert!(libnbd.contains("opt_go"), "{libnbd}");
+    secured.is_alive();
+}
+
+#[test]
+fn where_tls_is_offered_both_go_and_none_goes_without_being_told() {
+    let secured = Secured::new(ReferenceDisk::new(MIB), OFFERED, None);
+    for uri in [secured.server.uri(), secured.uri(&secured.pki())] {
+        let client = Client::open(&uri).unwrap();
+        blocking::write(&*client, 0, &[3; 4096]).unwrap();
+    }
+    let bare = fixture::Fixture::new(ReferenceDisk::new(MIB));
+    let uri = bare.server.uri().replacen("nbd+", "nbds+", 1);
+    let uri = format!("{uri}&tls-certificates={}", secured.pki().display());
+    let Err(error) = Client::open(&uri) else { panic!("it was opened") };
+    assert!(matches!(&error, ConnectError::NotEncrypted { .. }), "{error}");
+    assert!(error.to_string().contains("has no TLS; write nbd://"), "{error}");
+}
+
+#[test]
+fn files_that_cannot_be_used_are_named() {
+    let secured = Secured::new(ReferenceDisk::new(MIB), REQUIRED, None);
+    let at = secured.pki();
+    let load = || match ServerTls::load(&at, VERIFIED) {
+        Ok(_) => panic!("it was loaded"),
+        Err(error) => error,
+    };
+    let key = std::fs::read(at.join("server-key.pem")).unwrap();
+    std::fs::remove_file(at.join("server-key.pem")).unwrap();
+    let error = load();
+    assert!(matches!(&error, TlsError::File { path, .. } if path.ends_with("server-key.pem")), "{error}");
+    assert!(error.to_string().contains("no such file"), "{error}");
+    std::fs::write(at.join("server-key.pem"), &key[..key.len() / 2]).unwrap();
+    assert!(load().to_string().contains("server-key.pem"));
+    std::fs::copy(at.join("client-key.pem"), at.join("server-key.pem")).unwrap();
+    assert!(matches!(load(), TlsError::Together { .. }));
+    std::fs::write(at.join("ca-cert.pem"), "nothing").unwrap();
+    assert!(load().to_string().contains("no certificates in PEM form"));
+}
+
+#[test]
+fn garbage_instead_of_tls_costs_its_own_connection() {
+    let directory = tempfile::tempdir().unwrap();
+    let authority = Authority::new("the authority");
+    let files = authority.directory(&directory.path().join("pki"), &[("server", "localhost", USUAL)]);
+    let tls = Some(ServerTls::load(&files, REQUIRED).unwrap());
+    let limits = Limits { handshake_timeout_ms: 500, ..Limits::default() };
+    let path = directory.path().join("s");
+    let disk: Arc<dyn Device> = Arc::new(ReferenceDisk::new(MIB));
+    let server =
+        Server::bind(Address::Unix(path.clone()), SingleExport::new(disk, ""), Options { limits, tls })
+            .unwrap();
+    let start = |path: &Path| {
+        let mut raw = Raw::connect(path);
+        raw.greet();
+        raw.option(option::STARTTLS, &[]);
+        assert_eq!(raw.answer().0, reply::ACK);
+        raw
+    };
+    let mut liar = start(&path);
+    liar.send(&[0xff; 5000]);
+    // An alert may come before the end.
+    let mut rest = Vec::new();
+    let _ = std::io::Read::read_to_end(&mut liar.0, &mut rest);
+    let silent = start(&path);
+    let mut early = Raw::connect(&path);
+    early.greet();
+    for number in [option::LIST, option::STRUCTURED_REPLY, 77] {
+        early.option(number, &[]);
+        assert_eq!(early.answer().0, reply::ERR_TLS_REQD, "option {number}");
+    }
+    early.option(option::STARTTLS, b"x");
+    assert_eq!(early.answer().0, reply::ERR_INVALID);
+    let mut go = Vec::new();
+    GoData { name: "", wanted: vec![] }.encode(&mut go);
+    early.option(option::GO, &go);
+    assert_eq!(early.answer().0, reply::ERR_TLS_REQD);
+    early.option(option::EXPORT_NAME, b"");
+    early.ends();
+    wait_for("the silent client to be cut off", || server.connections() == 0);
+    drop(silent);
+    let uri = format!("{}&tls-certificates={}", server.uri(), files.display());
+    let client = Client::open(&uri).unwrap();
+    blocking::flush(&*client).unwrap();
+}
