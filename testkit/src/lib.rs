@@ -7,6 +7,10 @@
 //!                 model: Vec<u8> beside the device, compared byte by byte
 //!
 //!   ReferenceDisk         the simplest correct Device; delays, reorders and fails requests on demand
+//!   HttpRelay             between client and server: lost, late, cut and changed answers on demand
+//!   FileServer            a web server over a directory, with TLS, that lies and dies on demand (feature `http`)
+//!   DelayRelay            a long line: TCP, each byte later by a fixed time
+//!   S3Server              a real S3 server in a process of its own (feature `s3`)
 //! ```
 //!
 //! # Guarantees
@@ -24,8 +28,18 @@
 //! Start reading at [`conformance`].
 
 pub mod conformance;
+pub mod delay_relay;
+#[cfg(feature = "http")]
+pub mod file_server;
+pub mod http_relay;
 pub mod random;
 pub mod reference;
+#[cfg(feature = "s3")]
+pub mod s3;
 
+pub use delay_relay::DelayRelay;
+#[cfg(feature = "http")]
+pub use file_server::{FileServer, HttpFault, TestTls};
+pub use http_relay::{Fault, HttpRelay};
 pub use random::Rng;
 pub use reference::{Counts, ReferenceDisk, ReferenceOptions, Waits};

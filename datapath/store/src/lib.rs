@@ -63,6 +63,7 @@ pub mod hash;
 pub mod local_dir;
 pub mod name;
 pub mod refs;
+pub mod s3;
 pub mod store;
 
 pub use error::{StoreError, StoreErrorKind};
@@ -75,6 +76,7 @@ pub use refs::{
     AUTHOR_MAX_BYTES, CHANNEL_PAST_MAX, Channel, Image, NOTE_MAX_BYTES, Pointer, VERSION_OBJECTS_MAX,
     VERSIONS_MAX, Version,
 };
+pub use s3::{Keys, S3Options, S3Store, S3Url};
 pub use store::{
-    Check, MANIFEST_MAX_BYTES, NewVersion, Object, Pin, Publication, Removed, Store, TRACE_MAX_BYTES,
+    Check, MANIFEST_MAX_BYTES, NewVersion, Object, Patch, Pin, Publication, Removed, Store, TRACE_MAX_BYTES,
 };

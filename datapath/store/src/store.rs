@@ -83,6 +83,24 @@ pub trait Store: Send + Sync + 'static {
         change: &mut dyn FnMut(&mut Image) -> Result<(), StoreError>,
     ) -> Result<(), StoreError>;
 
+    /// What people call this store: a path or a URL, without secrets.
+    fn shown(&self) -> String {
+        "the store".to_owned()
+    }
+
+    /// What all files of the store take, in bytes.
+    fn stored_bytes(&self) -> Result<u64, StoreError> {
+        Err(StoreError::new(StoreErrorKind::ReadOnly, format!("{} does not tell its size", self.shown())))
+    }
+
+    /// Puts right bytes in place of damaged ones in a data object. What comes out must have the hash that is the
+    /// object's name where the store writes it as a whole; where it writes in place, the caller has checked
+    /// the bytes, and a crash leaves them as damaged as they were.
+    fn mend(&self, object: Hash, patches: &[Patch]) -> Result<(), StoreError> {
+        let _ = (object, patches);
+        Err(StoreError::new(StoreErrorKind::ReadOnly, format!("{} cannot be written", self.shown())))
+    }
+
     /// Removes one version, or with `None` the whole image with its channels, and frees the objects nobody
     /// else needs. A version that a channel points to, or will, is not removed alone. The image stays when its
     /// last version is removed, so that numbers go on.
@@ -128,6 +146,24 @@ pub trait Publication: Send {
     /// Ends the data object, durably. Returns its name and length, or `None` if nothing was appended.
     fn finish_object(&mut self) -> Result<Option<(Hash, u64)>, StoreError>;
 
+    /// Copies a data object of another store, durably, unless it is there; checks its hash. `copied` is told how many
+    /// bytes more are there, those that an interrupted copy left included, and can end the copy: an error leaves
+    /// what was copied so far for the next one to go on with. The object stays if this publication is dropped.
+    fn copy_object(
+        &mut self,
+        source: &dyn Object,
+        copied: &mut dyn FnMut(u64) -> Result<(), StoreError>,
+    ) -> Result<(), StoreError>;
+
+    /// Adds a version of another store under its own number, durably. All its objects are there. Returns whether it
+    /// is new; a version with the same number and another manifest is an error.
+    fn adopt(
+        self: Box<Self>,
+        name: &ImageName,
+        version: &Version,
+        manifest: &[u8],
+    ) -> Result<bool, StoreError>;
+
     /// Adds the version to the image, durably, and returns it; with [`NewVersion::unless_newest`] it may be
     /// the one that was there. After an error nothing of it remains.
     fn commit(self: Box<Self>, version: NewVersion<'_>) -> Result<Version, StoreError>;
@@ -154,6 +190,47 @@ pub struct NewVersion<'a> {
     pub author: &'a str,
     /// Whether nothing is added where the newest version that is not retired has this manifest already.
     pub unless_newest: bool,
+}
+
+/// Right bytes for a place in a data object.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Patch {
+    /// Where they go.
+    pub offset: u64,
+    /// What goes there.
+    pub bytes: Vec<u8>,
+}
+
+impl std::fmt::Debug for Patch {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Patch({}+{})", self.offset, self.bytes.len())
+    }
+}
+
+/// Puts the parts of patches that lie in `bytes`, which start at `offset`, in their places.
+pub(crate) fn patched(patches: &[Patch], offset: u64, bytes: &mut [u8]) {
+    for patch in patches {
+        for (at, byte) in (patch.offset..).zip(&patch.bytes) {
+            let place = at.checked_sub(offset).and_then(|at| usize::try_from(at).ok());
+            if let Some(target) = place.and_then(|place| bytes.get_mut(place)) {
+                *target = *byte;
+            }
+        }
+    }
+}
+
+/// Refuses a manifest that no reader would read.
+pub(crate) fn check_manifest_size(name: &ImageName, manifest: &[u8]) -> Result<(), StoreError> {
+    if u64::try_from(manifest.len()).is_ok_and(|len| len <= MANIFEST_MAX_BYTES) {
+        return Ok(());
+    }
+    let len = manifest.len();
+    Err(StoreError::new(
+        StoreErrorKind::Invalid,
+        format!(
+            "the manifest of '{name}' would have {len} bytes, and at most {MANIFEST_MAX_BYTES} are allowed"
+        ),
+    ))
 }
 
 /// What a removal did.

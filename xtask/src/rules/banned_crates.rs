@@ -14,7 +14,6 @@ pub const RULE: Rule = Rule {
 
 /// Crate, and what to use.
 const BANNED: &[(&str, &str)] = &[
-    ("chrono", "numbers of seconds from a clock that is passed in; `jiff` if a calendar is really needed"),
     ("dashmap", "a parking_lot lock over a map: dashmap deadlocks when held over an await"),
     ("native-tls", "rustls with aws-lc-rs"),
     ("nbd", "headwater-nbd"),
@@ -25,15 +24,32 @@ const BANNED: &[(&str, &str)] = &[
     ("tokio-nbd", "headwater-nbd: tokio-nbd is GPL"),
 ];
 
+/// Crates that others may bring along, but that no package of ours may name; and what to use.
+const BANNED_HERE: &[(&str, &str)] =
+    &[("chrono", "numbers of seconds from a clock that is passed in; `jiff` if a calendar is really needed")];
+
+/// Packages whose lock entries name a banned crate that they were never asked to use: Cargo locks what optional
+/// features could bring. Where it is used in earnest, a package that is not listed here names it too.
+const NEVER_ASKED: &[(&str, &[&str])] = &[("ring", &["quinn-proto", "rustls-webpki"])];
+
 const CRATES_IO: &str = "registry+https://github.com/rust-lang/crates.io-index";
 
 fn check(files: &[SourceFile]) -> Vec<Finding> {
     let mut findings = Vec::new();
+    for file in files.iter().filter(|file| file.path.ends_with("Cargo.toml")) {
+        for (index, line) in file.text.lines().enumerate() {
+            let name = line.split(['=', '.', ' ']).next().unwrap_or_default();
+            let banned = BANNED_HERE.iter().find(|(banned, _)| *banned == name);
+            findings.extend(banned.map(|(name, instead)| {
+                Finding::error(&file.path, index + 1, format!("crate {name}; use {instead}"))
+            }));
+        }
+    }
     for file in files.iter().filter(|file| file.path == "Cargo.lock") {
         for (index, line) in file.text.lines().enumerate() {
             if let Some(name) = quoted(line, "name") {
                 let banned = BANNED.iter().find(|(banned, _)| *banned == name);
-                findings.extend(banned.map(|(name, instead)| {
+                findings.extend(banned.filter(|_| is_used(name, &file.text)).map(|(name, instead)| {
                     Finding::error(&file.path, index + 1, format!("crate {name}; use {instead}"))
                 }));
             }
@@ -44,6 +60,19 @@ fn check(files: &[SourceFile]) -> Vec<Finding> {
         }
     }
     findings
+}
+
+/// Whether a package in the lock file depends on this one, other than those that were never asked to.
+fn is_used(name: &str, lock: &str) -> bool {
+    let Some((_, never_asked)) = NEVER_ASKED.iter().find(|(banned, _)| *banned == name) else { return true };
+    let depends = format!("\n \"{name}\",");
+    let mut users = lock.split("[[package]]").filter(|package| package.contains(&depends)).peekable();
+    // One that nobody names is one of ours in a way that the lock file does not show.
+    users.peek().is_none()
+        || users.any(|package| {
+            let user = package.lines().find_map(|line| quoted(line, "name")).unwrap_or_default();
+            !never_asked.contains(&user)
+        })
 }
 
 fn quoted<'a>(line: &'a str, key: &str) -> Option<&'a str> {
@@ -58,6 +87,11 @@ mod tests {
     fn banned_crates_and_foreign_sources_are_found() {
         let lock = "[[package]]\nname = \"ring\"\nsource = \"git+https://example.org/ring\"\n";
         assert_eq!(lines_found(&RULE, "Cargo.lock", lock), [2, 3]);
+        let asked =
+            |user: &str| format!("{lock}\n[[package]]\nname = \"{user}\"\ndependencies = [\n \"ring\",\n]\n");
+        assert_eq!(lines_found(&RULE, "Cargo.lock", &asked("rustls-webpki")), [3]);
+        assert_eq!(lines_found(&RULE, "Cargo.lock", &asked("rustls")), [2, 3]);
+        assert_eq!(lines_found(&RULE, "store/Cargo.toml", "chrono.workspace = true\nchronos = \"1\"\n"), [1]);
         let lock = "name = \"stringy\"\nsource = \"registry+https://github.com/rust-lang/crates.io-index\"\n";
         assert_eq!(lines_found(&RULE, "Cargo.lock", lock), []);
     }

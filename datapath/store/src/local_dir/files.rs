@@ -2,6 +2,7 @@
 
 use std::fs::{self, File};
 use std::io::{Error, ErrorKind, Read, Write};
+use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
 use crate::error::StoreError;
@@ -89,4 +90,21 @@ pub(super) fn remove_quietly(path: &Path) {
         }
         _ => {}
     }
+}
+
+/// What all files below a directory take on the disk.
+pub(super) fn directory_bytes(dir: &Path) -> Result<u64, Error> {
+    let mut total = 0u64;
+    for entry in fs::read_dir(dir)? {
+        let entry = entry?;
+        // A file that was removed meanwhile takes no space.
+        let Ok(metadata) = entry.metadata() else { continue };
+        let bytes = if metadata.is_dir() {
+            directory_bytes(&entry.path())?
+        } else {
+            metadata.blocks().saturating_mul(512)
+        };
+        total = total.saturating_add(bytes);
+    }
+    Ok(total)
 }

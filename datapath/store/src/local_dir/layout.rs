@@ -92,17 +92,7 @@ impl Layout {
             Err(e) if e.kind() == StoreErrorKind::NotFound => {}
             settled => return settled,
         }
-        if !new_chunk_bytes.is_power_of_two()
-            || !(CHUNK_BYTES_MIN..=CHUNK_BYTES_MAX).contains(&new_chunk_bytes)
-        {
-            return Err(StoreError::new(
-                StoreErrorKind::Invalid,
-                format!(
-                    "{new_chunk_bytes} bytes is not a chunk size: it must be a power of two from \
-                     {CHUNK_BYTES_MIN} to {CHUNK_BYTES_MAX}"
-                ),
-            ));
-        }
+        let settings = settings_bytes(new_chunk_bytes)?;
         self.refuse_foreign_files()?;
         let failed = |e| StoreError::from_os(format!("cannot make the store {}", self.root.display()), e);
         for dir in DIRS {
@@ -111,7 +101,7 @@ impl Layout {
         sync_dir(&self.root)?;
         // Last: a store without this file is one whose making was interrupted, and is made again.
         let temporary = self.tmp().join("store");
-        replace_file(&temporary, &self.settings(), &encode_settings(new_chunk_bytes))?;
+        replace_file(&temporary, &self.settings(), &settings)?;
         Ok(new_chunk_bytes)
     }
 
@@ -134,6 +124,20 @@ impl Layout {
         }
         Ok(())
     }
+}
+
+/// The bytes of the file `store` of a store with this chunk size.
+pub fn settings_bytes(chunk_bytes: u32) -> Result<Vec<u8>, StoreError> {
+    if chunk_bytes.is_power_of_two() && (CHUNK_BYTES_MIN..=CHUNK_BYTES_MAX).contains(&chunk_bytes) {
+        return Ok(encode_settings(chunk_bytes));
+    }
+    Err(StoreError::new(
+        StoreErrorKind::Invalid,
+        format!(
+            "{chunk_bytes} bytes is not a chunk size: it must be a power of two from {CHUNK_BYTES_MIN} to \
+             {CHUNK_BYTES_MAX}"
+        ),
+    ))
 }
 
 fn encode_settings(chunk_bytes: u32) -> Vec<u8> {

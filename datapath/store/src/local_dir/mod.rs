@@ -18,6 +18,7 @@
 //! # Lock order
 //! `Inner::state`, then the lock of a manifest. Neither is held while bytes of objects are read or written.
 
+mod copying;
 #[cfg(test)]
 mod crash_tests;
 mod files;
@@ -41,9 +42,11 @@ use crate::local_dir::layout::Layout;
 use crate::local_dir::publication::LocalPublication;
 use crate::name::ImageName;
 use crate::refs::{self, Image, Version};
-use crate::store::{MANIFEST_MAX_BYTES, Object, Pin, Publication, Removed, Store, TRACE_MAX_BYTES};
+use crate::store::{MANIFEST_MAX_BYTES, Object, Patch, Pin, Publication, Removed, Store, TRACE_MAX_BYTES};
 
-pub use crate::local_dir::layout::{CHUNK_BYTES_DEFAULT, CHUNK_BYTES_MAX, CHUNK_BYTES_MIN, chunk_bytes_of};
+pub use crate::local_dir::layout::{
+    CHUNK_BYTES_DEFAULT, CHUNK_BYTES_MAX, CHUNK_BYTES_MIN, chunk_bytes_of, settings_bytes,
+};
 
 /// The largest file in `images/`: far more than [`refs::VERSIONS_MAX`] versions of a few objects need.
 const REFS_MAX_BYTES: u64 = 1 << 30;
@@ -57,6 +60,11 @@ pub enum Access {
     /// size, which an existing one ignores.
     Write {
         /// Chunk size of a new store: a power of two from [`CHUNK_BYTES_MIN`] to [`CHUNK_BYTES_MAX`].
+        new_chunk_bytes: u32,
+    },
+    /// As `Write`, to copy versions here: what an interrupted copy left is kept, to go on with.
+    Copy {
+        /// Chunk size of a new store.
         new_chunk_bytes: u32,
     },
 }
@@ -96,7 +104,7 @@ impl LocalDir {
         let layout = Layout::new(dir);
         let (writer_lock, chunk_bytes) = match access {
             Access::Read => (None, layout.read_settings()?),
-            Access::Write { new_chunk_bytes } => {
+            Access::Write { new_chunk_bytes } | Access::Copy { new_chunk_bytes } => {
                 fs::create_dir_all(dir).map_err(|e| {
                     StoreError::from_os(format!("cannot make the store {}", dir.display()), e)
                 })?;
@@ -112,7 +120,7 @@ impl LocalDir {
             state: Mutex::new(State::default()),
             next_temporary: AtomicU64::new(1),
         };
-        if inner.writer_lock.is_some() {
+        if matches!(access, Access::Write { .. }) {
             inner.sweep_leftovers()?;
         }
         Ok(Self { inner: Arc::new(inner) })
@@ -484,6 +492,20 @@ impl Store for LocalDir {
 
     fn remove(&self, name: &ImageName, number: Option<u32>) -> Result<Removed, StoreError> {
         self.inner.remove(name, number)
+    }
+
+    fn shown(&self) -> String {
+        self.inner.layout.root.display().to_string()
+    }
+
+    fn stored_bytes(&self) -> Result<u64, StoreError> {
+        let root = &self.inner.layout.root;
+        files::directory_bytes(root)
+            .map_err(|e| StoreError::from_os(format!("cannot measure {}", root.display()), e))
+    }
+
+    fn mend(&self, object: Hash, patches: &[Patch]) -> Result<(), StoreError> {
+        self.inner.mend(object, patches)
     }
 }
 

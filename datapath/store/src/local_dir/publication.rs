@@ -4,12 +4,13 @@ use std::fs::File;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use crate::error::{StoreError, StoreErrorKind};
+use crate::error::StoreError;
 use crate::hash::Hash;
 use crate::local_dir::Inner;
 use crate::local_dir::files::{read_small, remove_quietly, rename, replace_file, step, sync_dir, write};
+use crate::name::ImageName;
 use crate::refs::{Image, Version};
-use crate::store::{MANIFEST_MAX_BYTES, NewVersion, Publication};
+use crate::store::{MANIFEST_MAX_BYTES, NewVersion, Object, Publication, check_manifest_size};
 
 pub(super) struct LocalPublication {
     store: Arc<Inner>,
@@ -90,17 +91,35 @@ impl Publication for LocalPublication {
         Ok(self.finished)
     }
 
-    fn commit(mut self: Box<Self>, new: NewVersion<'_>) -> Result<Version, StoreError> {
-        if len_u64(new.manifest) > MANIFEST_MAX_BYTES {
-            return Err(StoreError::new(
-                StoreErrorKind::Invalid,
-                format!(
-                    "the manifest of '{}' would have {} bytes, and at most {MANIFEST_MAX_BYTES} are allowed",
-                    new.name,
-                    new.manifest.len()
-                ),
-            ));
+    fn copy_object(
+        &mut self,
+        source: &dyn Object,
+        copied: &mut dyn FnMut(u64) -> Result<(), StoreError>,
+    ) -> Result<(), StoreError> {
+        self.store.copy_object(source, copied)
+    }
+
+    fn adopt(
+        mut self: Box<Self>,
+        name: &ImageName,
+        version: &Version,
+        manifest: &[u8],
+    ) -> Result<bool, StoreError> {
+        check_manifest_size(name, manifest)?;
+        let store = Arc::clone(&self.store);
+        let _giving_out_numbers = store.state.lock();
+        let mut image = store.image(name)?.unwrap_or_else(|| Image::empty(name.clone()));
+        let is_new = image.adopt(version)?;
+        self.put_manifest(version.manifest, manifest)?;
+        if is_new {
+            store.put_image(&image)?;
         }
+        self.left_something = false;
+        Ok(is_new)
+    }
+
+    fn commit(mut self: Box<Self>, new: NewVersion<'_>) -> Result<Version, StoreError> {
+        check_manifest_size(new.name, new.manifest)?;
         let object_bytes = self.finish_object()?.map_or(0, |(_, len_bytes)| len_bytes);
         let id = Hash::of(new.manifest);
 
@@ -115,25 +134,7 @@ impl Publication for LocalPublication {
             return Ok(newest.clone());
         }
         let manifest_bytes = self.put_manifest(id, new.manifest)?;
-        let version = Version {
-            number: image.next_number,
-            manifest: id,
-            created_at_s: new.created_at_s,
-            size_bytes: new.size_bytes,
-            stored_bytes: object_bytes.saturating_add(manifest_bytes),
-            source: new.source.to_owned(),
-            note: new.note.to_owned(),
-            author: new.author.to_owned(),
-            retired: false,
-            objects: new.objects.to_vec(),
-        };
-        image.next_number = image.next_number.checked_add(1).ok_or_else(|| {
-            StoreError::new(
-                StoreErrorKind::Invalid,
-                format!("image '{}' is out of version numbers", new.name),
-            )
-        })?;
-        image.versions.push(version.clone());
+        let version = image.add(&new, id, object_bytes.saturating_add(manifest_bytes))?;
         store.put_image(&image)?;
         self.left_something = false;
         Ok(version)

@@ -8,6 +8,7 @@ mod codec;
 use crate::error::{StoreError, StoreErrorKind};
 use crate::hash::Hash;
 use crate::name::{ImageName, Selector};
+use crate::store::NewVersion;
 
 pub use channel::{CHANNEL_PAST_MAX, Channel, Pointer};
 
@@ -70,6 +71,82 @@ pub(crate) fn no_such_image(name: &ImageName) -> StoreError {
 impl Image {
     pub(crate) fn empty(name: ImageName) -> Self {
         Self { name, versions: Vec::new(), pointers: Vec::new(), scheduled: Vec::new(), next_number: 1 }
+    }
+
+    /// Gives a new version the next number.
+    pub(crate) fn add(
+        &mut self,
+        new: &NewVersion<'_>,
+        manifest: Hash,
+        stored_bytes: u64,
+    ) -> Result<Version, StoreError> {
+        let version = Version {
+            number: self.next_number,
+            manifest,
+            created_at_s: new.created_at_s,
+            size_bytes: new.size_bytes,
+            stored_bytes,
+            source: new.source.to_owned(),
+            note: new.note.to_owned(),
+            author: new.author.to_owned(),
+            retired: false,
+            objects: new.objects.to_vec(),
+        };
+        self.next_number = self.after(version.number)?;
+        self.versions.push(version.clone());
+        Ok(version)
+    }
+
+    fn after(&self, number: u32) -> Result<u32, StoreError> {
+        number.checked_add(1).ok_or_else(|| {
+            let message = format!("image '{}' is out of version numbers", self.name);
+            StoreError::new(StoreErrorKind::Invalid, message)
+        })
+    }
+
+    /// Takes a version of another store in, under its number. Returns whether it is new.
+    pub(crate) fn adopt(&mut self, version: &Version) -> Result<bool, StoreError> {
+        match self.versions.binary_search_by_key(&version.number, |there| there.number) {
+            Ok(at) if self.versions.get(at).is_some_and(|there| there.manifest == version.manifest) => {
+                Ok(false)
+            }
+            Ok(_) => Err(StoreError::new(
+                StoreErrorKind::InUse,
+                format!(
+                    "there is another {}@{} already: the two stores have each made a version of their own; remove one \
+                     of them, or use another image name",
+                    self.name, version.number
+                ),
+            )),
+            Err(at) => {
+                self.next_number = self.next_number.max(self.after(version.number)?);
+                self.versions.insert(at, version.clone());
+                Ok(true)
+            }
+        }
+    }
+
+    /// Makes channels, promotions to come and retired versions those of the same image in another store, as far as
+    /// its versions are here. Numbers go on after those of both.
+    pub fn follow(&mut self, other: &Self) {
+        for version in &mut self.versions {
+            if let Some(there) = other.versions.iter().find(|there| there.number == version.number)
+                && there.manifest == version.manifest
+            {
+                version.retired = there.retired;
+            }
+        }
+        let is_here = |pointer: &&Pointer| {
+            let manifest = |image: &Self| {
+                image.versions.iter().find(|v| v.number == pointer.version).map(|version| version.manifest)
+            };
+            manifest(self).is_some() && manifest(self) == manifest(other)
+        };
+        let pointers: Vec<Pointer> = other.pointers.iter().filter(is_here).cloned().collect();
+        let scheduled: Vec<Pointer> = other.scheduled.iter().filter(is_here).cloned().collect();
+        self.pointers = pointers;
+        self.scheduled = scheduled;
+        self.next_number = self.next_number.max(other.next_number);
     }
 
     /// The newest version that is not retired.

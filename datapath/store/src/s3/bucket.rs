@@ -2,7 +2,7 @@
 //!
 //! A request that fails in a way that may pass (no connection, no answer in time, a cut answer, a status of 500 and
 //! above, 429) is sent again, up to [`REQUEST_ATTEMPTS`](super::REQUEST_ATTEMPTS) times, with pauses that double from
-//! [`PAUSE`] up to [`PAUSE_MAX`]. What the server refuses (401, 403, 404, 412) is not.
+//! [`REQUEST_PAUSE`](super::REQUEST_PAUSE) up to [`PAUSE_MAX`]. What the server refuses (401, 403, 404, 412) is not.
 
 use std::future::Future;
 use std::sync::{Arc, OnceLock, mpsc};
@@ -23,8 +23,6 @@ use crate::error::{StoreError, StoreErrorKind};
 use crate::s3::failure::Failure;
 use crate::s3::{Keys, S3Options, S3Url};
 
-/// The pause before a request is sent a second time; it doubles with each time.
-const PAUSE: Duration = Duration::from_millis(100);
 /// The longest pause.
 const PAUSE_MAX: Duration = Duration::from_secs(2);
 /// Threads that wait for S3.
@@ -86,6 +84,7 @@ pub(super) struct Bucket {
     url: Arc<S3Url>,
     timeout: Duration,
     attempts: u32,
+    pause: Duration,
     runtime: &'static Runtime,
 }
 
@@ -127,6 +126,7 @@ impl Bucket {
             url: Arc::new(url.clone()),
             timeout: options.timeout.unwrap_or(url.timeout),
             attempts: options.attempts.max(1),
+            pause: options.pause,
             runtime: io_threads()?,
         })
     }
@@ -137,7 +137,7 @@ impl Bucket {
 
     /// A key as people find it again.
     pub(super) fn shown(&self, key: &str) -> String {
-        let slash = if self.url.prefix.is_empty() { "" } else { "/" };
+        let slash = if self.url.prefix.is_empty() || key.is_empty() { "" } else { "/" };
         format!("s3://{}/{}{slash}{key}", self.url.bucket, self.url.prefix)
     }
 
@@ -184,7 +184,7 @@ impl Bucket {
         F: Future<Output = Result<T, Error>> + Send,
     {
         let path = self.path(&key);
-        let mut pause = PAUSE;
+        let mut pause = self.pause;
         let mut unanswered = 0;
         for attempt in 1.. {
             let outcome = tokio::time::timeout(self.timeout, call(self.s3.clone(), path.clone())).await;
@@ -326,7 +326,12 @@ impl Bucket {
 
     /// Writes a key, whatever is there, without waiting for it to begin: for those who run on the threads that
     /// wait for S3.
-    pub(super) async fn renew(self, key: String, bytes: Bytes, condition: Condition) -> Result<String, Refusal> {
+    pub(super) async fn renew(
+        self,
+        key: String,
+        bytes: Bytes,
+        condition: Condition,
+    ) -> Result<String, Refusal> {
         self.put_later(key, bytes, condition).await.map(|(tag, _)| tag).map_err(|(refusal, _)| refusal)
     }
 
@@ -458,5 +463,6 @@ fn io_threads() -> Result<&'static Runtime, StoreError> {
         builder.worker_threads(IO_THREADS).thread_name("hw-s3").enable_all();
         builder.build().map_err(|e| e.to_string())
     });
-    made.as_ref().map_err(|e| StoreError::new(StoreErrorKind::Io, format!("cannot start threads for S3: {e}")))
+    made.as_ref()
+        .map_err(|e| StoreError::new(StoreErrorKind::Io, format!("cannot start threads for S3: {e}")))
 }

@@ -54,6 +54,9 @@ impl Failure {
             Error::AlreadyExists { .. } | Error::Precondition { .. } => Self::Conflict,
             Error::PermissionDenied { .. } | Error::Unauthenticated { .. } => Self::Denied(said(&told)),
             _ => match status(&told) {
+                Some(404) if told.contains("NoSuchBucket") => Self::NoBucket,
+                Some(404) => Self::Absent,
+                Some(401 | 403) => Self::Denied(said(&told)),
                 // A second writer came at the same moment: S3 asks to look again, which a conflict makes callers do.
                 Some(409) => Self::Conflict,
                 Some(status) => Self::Status(status, said(&told)),
@@ -90,7 +93,9 @@ impl Failure {
         let advice = match self {
             Self::Absent => String::new(),
             Self::Conflict => ". Try again".to_owned(),
-            Self::NoBucket => format!(". Make the bucket '{bucket}' first, or correct its name or the region"),
+            Self::NoBucket => {
+                format!(". Make the bucket '{bucket}' first, or correct its name or the region")
+            }
             Self::Denied(_) => format!(
                 ". Check AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, and that this key may {permission} in the \
                  bucket '{bucket}'"
@@ -183,6 +188,8 @@ mod tests {
         );
         assert_eq!(told(&Failure::NoBucket).kind(), StoreErrorKind::NotFound);
         assert_eq!(told(&Failure::Status(507, String::new())).kind(), StoreErrorKind::NoSpace);
-        assert!(!Failure::Status(400, String::new()).may_pass() && Failure::Status(503, String::new()).may_pass());
+        assert!(
+            !Failure::Status(400, String::new()).may_pass() && Failure::Status(503, String::new()).may_pass()
+        );
     }
 }

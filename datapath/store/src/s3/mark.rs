@@ -135,7 +135,8 @@ impl Marks {
     pub(super) fn busy(&self) -> StoreError {
         let holder = self.bucket.get(EXCLUSIVE, MARK_MAX_BYTES).ok().flatten();
         let holder = holder.map(|(bytes, _)| String::from_utf8_lossy(&bytes).trim().to_owned());
-        let holder = holder.filter(|holder| !holder.is_empty()).unwrap_or_else(|| "another process".to_owned());
+        let holder =
+            holder.filter(|holder| !holder.is_empty()).unwrap_or_else(|| "another process".to_owned());
         StoreError::new(
             StoreErrorKind::Locked,
             format!(
@@ -257,7 +258,10 @@ async fn keep_renewing(
             Err(Refusal::Failed(e)) => tracing::warn!(error = %e, "a mark in S3 is not renewed now"),
             Err(_) => {
                 lost.store(true, Ordering::Release);
-                tracing::warn!(key = bucket.shown(&key), "a mark was removed by somebody who took us for dead");
+                tracing::warn!(
+                    key = bucket.shown(&key),
+                    "a mark was removed by somebody who took us for dead"
+                );
                 return;
             }
         }

@@ -16,6 +16,9 @@ const PARTS_MAX: u64 = 9_000;
 const PARTS_AT_ONCE: usize = 4;
 const STATE_MAX_BYTES: u64 = 4 << 20;
 
+/// Fills a buffer with the bytes at an offset.
+pub(super) type Read<'a> = dyn FnMut(u64, &mut [u8]) -> Result<(), StoreError> + 'a;
+
 /// What is sent: where to, how much, and from where.
 pub(super) struct Sending<'a> {
     pub(super) key: &'a str,
@@ -23,7 +26,7 @@ pub(super) struct Sending<'a> {
     /// Where the state of an interrupted sending is kept, for one that can go on.
     pub(super) state_key: Option<String>,
     /// Called for all bytes, in order, also for those that an earlier sending sent.
-    pub(super) read: &'a mut dyn FnMut(u64, &mut [u8]) -> Result<(), StoreError>,
+    pub(super) read: &'a mut Read<'a>,
     /// Called when this many bytes more are there.
     pub(super) sent: &'a mut dyn FnMut(u64) -> Result<(), StoreError>,
     /// Called before the object appears: its last chance to be refused.

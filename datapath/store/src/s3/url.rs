@@ -9,6 +9,8 @@ use crate::error::{StoreError, StoreErrorKind};
 pub const REQUEST_TIMEOUT: Duration = Duration::from_secs(30);
 /// How often a request is sent before it is given up, the first time included.
 pub const REQUEST_ATTEMPTS: u32 = 5;
+/// The pause before a request is sent a second time; it doubles with each time.
+pub const REQUEST_PAUSE: Duration = Duration::from_millis(100);
 
 /// A place in a bucket. Keys and secrets are not part of it: they come from the environment.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -52,7 +54,8 @@ impl FromStr for S3Url {
         let (place, query) = rest.split_once('?').unwrap_or((rest, ""));
         let (bucket, prefix) = place.split_once('/').unwrap_or((place, ""));
         if bucket.contains('@') || bucket.contains(':') {
-            let why = "keys and secrets do not belong into it, set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY";
+            let why =
+                "keys and secrets do not belong into it, set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY";
             return Err(invalid(why));
         }
         let sound = |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '-' | '_');
@@ -128,12 +131,16 @@ mod tests {
 
     #[test]
     fn urls_are_taken_apart() {
-        let url: S3Url = "s3://images/golden/a?endpoint=http://127.0.0.1:9000/&region=eu-1&timeout=5&style=host"
-            .parse()
-            .unwrap();
+        let url: S3Url =
+            "s3://images/golden/a?endpoint=http://127.0.0.1:9000/&region=eu-1&timeout=5&style=host"
+                .parse()
+                .unwrap();
         assert_eq!((url.bucket.as_str(), url.prefix.as_str()), ("images", "golden/a"));
         assert_eq!(url.endpoint.as_deref(), Some("http://127.0.0.1:9000"));
-        assert_eq!((url.region.as_deref(), url.timeout.as_secs(), url.virtual_hosted), (Some("eu-1"), 5, true));
+        assert_eq!(
+            (url.region.as_deref(), url.timeout.as_secs(), url.virtual_hosted),
+            (Some("eu-1"), 5, true)
+        );
         assert_eq!(url.to_string(), "s3://images/golden/a?endpoint=http://127.0.0.1:9000");
         let url: S3Url = "s3://images".parse().unwrap();
         assert_eq!((url.prefix.as_str(), url.endpoint, url.timeout), ("", None, REQUEST_TIMEOUT));
@@ -143,9 +150,19 @@ mod tests {
     #[test]
     fn what_cannot_be_meant_is_refused_and_secrets_are_not_repeated() {
         for bad in [
-            "s3://", "s3:///a", "s3://ab", "http://images", "s3://images/a//b", "s3://images/../b",
-            "s3://images?endpoint=127.0.0.1:9000", "s3://images?endpoint=http://", "s3://images?timeout=0",
-            "s3://images?timeout=x", "s3://images?style=odd", "s3://images?region=", "s3://images?secret=x",
+            "s3://",
+            "s3:///a",
+            "s3://ab",
+            "http://images",
+            "s3://images/a//b",
+            "s3://images/../b",
+            "s3://images?endpoint=127.0.0.1:9000",
+            "s3://images?endpoint=http://",
+            "s3://images?timeout=0",
+            "s3://images?timeout=x",
+            "s3://images?style=odd",
+            "s3://images?region=",
+            "s3://images?secret=x",
         ] {
             let error = bad.parse::<S3Url>().unwrap_err();
             assert_eq!(error.kind(), StoreErrorKind::Invalid, "{bad}");

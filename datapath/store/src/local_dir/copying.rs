@@ -1,0 +1,98 @@
+//! Objects of other stores, and bytes in place of damaged ones.
+//!
+//! A copy grows in `tmp/HASH.part` and is renamed when its hash is right. One that was interrupted goes on where it
+//! was, unless another writer has opened the store in between: that empties `tmp`.
+
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+
+use crate::error::{StoreError, StoreErrorKind};
+use crate::hash::Hash;
+use crate::local_dir::Inner;
+use crate::local_dir::files::{remove_quietly, rename, step, sync_dir, write};
+use crate::store::{Object, Patch};
+
+/// How much is read and written at a time.
+const PIECE_BYTES: usize = 1 << 20;
+
+impl Inner {
+    pub(super) fn copy_object(
+        &self,
+        source: &dyn Object,
+        copied: &mut dyn FnMut(u64) -> Result<(), StoreError>,
+    ) -> Result<(), StoreError> {
+        let (id, len_bytes) = (source.id(), source.len_bytes());
+        let target = self.layout.object(id);
+        let part = self.layout.tmp().join(format!("{id}.part"));
+        let failed = |e| StoreError::from_os(format!("cannot write {}", part.display()), e);
+        let mut file = step()
+            .and_then(|()| File::options().read(true).append(true).create(true).open(&part))
+            .map_err(failed)?;
+        let mut hasher = blake3::Hasher::new();
+        let mut at = take_up(&file, len_bytes, &mut hasher).map_err(failed)?;
+        copied(at)?;
+        let mut buffer = vec![0; PIECE_BYTES];
+        while at < len_bytes {
+            let len = usize::try_from(len_bytes - at).map_or(PIECE_BYTES, |left| left.min(PIECE_BYTES));
+            let piece = buffer.get_mut(..len).unwrap_or_default();
+            source.read_range(at, piece)?;
+            hasher.update(piece);
+            write(&mut file, piece).map_err(failed)?;
+            let len = u64::try_from(len).unwrap_or(u64::MAX);
+            at = at.saturating_add(len);
+            copied(len)?;
+        }
+        if Hash::from(hasher.finalize()) != id {
+            remove_quietly(&part);
+            return Err(StoreError::new(
+                StoreErrorKind::Damaged,
+                format!(
+                    "the data object {id} is damaged where it was to be copied from, or on its way; it was not copied"
+                ),
+            ));
+        }
+        step().and_then(|()| file.sync_all()).map_err(failed)?;
+        rename(&part, &target)
+            .map_err(|e| StoreError::from_os(format!("cannot write {}", target.display()), e))?;
+        sync_dir(&self.layout.objects())
+    }
+
+    /// Writes right bytes over damaged ones. In place: whoever has the object open has them too.
+    pub(super) fn mend(&self, object: Hash, patches: &[Patch]) -> Result<(), StoreError> {
+        self.must_be_writable()?;
+        let path = self.layout.object(object);
+        let failed = |e| StoreError::from_os(format!("cannot mend {}", path.display()), e);
+        let file = File::options().write(true).open(&path).map_err(failed)?;
+        let len_bytes = file.metadata().map_err(failed)?.len();
+        for patch in patches {
+            let end = u64::try_from(patch.bytes.len()).ok().and_then(|len| patch.offset.checked_add(len));
+            if end.is_none_or(|end| end > len_bytes) {
+                return Err(StoreError::new(
+                    StoreErrorKind::Damaged,
+                    format!("cannot mend {}: it is cut off before {:?}", path.display(), patch),
+                ));
+            }
+            step().and_then(|()| file.write_all_at(&patch.bytes, patch.offset)).map_err(failed)?;
+        }
+        step().and_then(|()| file.sync_all()).map_err(failed)
+    }
+}
+
+/// Reads what an interrupted copy left. Returns where to go on.
+fn take_up(file: &File, len_bytes: u64, hasher: &mut blake3::Hasher) -> std::io::Result<u64> {
+    let there = file.metadata()?.len();
+    if there > len_bytes {
+        file.set_len(0)?;
+        return Ok(0);
+    }
+    let mut at = 0;
+    let mut buffer = vec![0; PIECE_BYTES];
+    while at < there {
+        let len = usize::try_from(there - at).map_or(PIECE_BYTES, |left| left.min(PIECE_BYTES));
+        let piece = buffer.get_mut(..len).unwrap_or_default();
+        file.read_exact_at(piece, at)?;
+        hasher.update(piece);
+        at = at.saturating_add(u64::try_from(len).unwrap_or(u64::MAX));
+    }
+    Ok(there)
+}

@@ -1,0 +1,597 @@
+//! A store in a bucket of S3, or of anything that speaks its protocol.
+//!
+//! ```text
+//!   s3://BUCKET/PREFIX/store            as in a directory: the same keys, the same bytes
+//!                      images/NAME      replaced as a whole, on the condition that nobody else did
+//!                      manifests/HASH   immutable
+//!                      objects/HASH     immutable
+//!                      traces/HASH
+//!                      locks/, pins/    who uses what: see `mark`
+//!                      tmp/HASH.upload  how far a copy that was interrupted is
+//! ```
+//!
+//! # Many writers
+//! Unlike a directory, a bucket has no one writer. The list of versions of an image is written with `If-Match` (with
+//! `If-None-Match` for a new image); who comes second reads it again and does its change to what it finds, so that no
+//! update is lost. What is removed is removed under `locks/exclusive`, and space is given back only while nobody
+//! publishes.
+//!
+//! # After a crash
+//! A publication that was stopped anywhere leaves {nothing}, {an upload in parts that never appears}, {an object
+//! nobody needs}, {an object and a manifest nobody needs} or {the whole version}, and a mark that lapses. The next
+//! [`S3Store::open`] for writing after that removes what nobody needs.
+
+mod bucket;
+mod failure;
+mod mark;
+mod publication;
+mod upload;
+mod url;
+
+use std::collections::HashSet;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+
+use crate::error::{StoreError, StoreErrorKind};
+use crate::hash::Hash;
+use crate::local_dir::{Access, chunk_bytes_of, settings_bytes};
+use crate::name::{ImageName, Selector};
+use crate::refs::{self, Image, Version};
+use crate::s3::bucket::{Bucket, Condition, Refusal};
+use crate::s3::mark::{EXCLUSIVE_WAIT, LOCKS, Mark, Marks, Renewal, SWEEP_WANTED, WRITER_PREFIX};
+use crate::s3::publication::S3Publication;
+use crate::store::{MANIFEST_MAX_BYTES, Object, Patch, Pin, Publication, Removed, Store, TRACE_MAX_BYTES};
+
+pub use crate::s3::mark::STALE_AFTER;
+pub use crate::s3::url::{REQUEST_ATTEMPTS, REQUEST_PAUSE, REQUEST_TIMEOUT, S3Url};
+
+/// The largest list of versions.
+const REFS_MAX_BYTES: u64 = 1 << 30;
+/// How often a change of a list of versions is tried when others change it at the same time.
+const CHANGES_MAX: u32 = 50;
+
+/// Where keys for S3 come from.
+#[derive(Clone, PartialEq, Eq)]
+pub enum Keys {
+    /// `AWS_ACCESS_KEY_ID`, `AWS_SECRET_ACCESS_KEY` and the other variables of that family, or the role of the
+    /// machine.
+    Environment,
+    /// These.
+    Given {
+        /// The key's name.
+        id: String,
+        /// The key.
+        secret: String,
+    },
+}
+
+impl std::fmt::Debug for Keys {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(if matches!(self, Self::Environment) { "Environment" } else { "Given(..)" })
+    }
+}
+
+/// How a store in S3 is used.
+#[derive(Clone, Debug)]
+pub struct S3Options {
+    /// Where keys come from.
+    pub keys: Keys,
+    /// Who we are, for others who wait for us, and different for everybody who opens the store.
+    pub owner: String,
+    /// Where an object is written until its hash, and so its key, is known.
+    pub spool_dir: PathBuf,
+    /// How long one request may take; otherwise as the URL says.
+    pub timeout: Option<Duration>,
+    /// How long a connection may take to come about.
+    pub connect_timeout: Duration,
+    /// How often a request is sent at most.
+    pub attempts: u32,
+    /// The pause before the second time.
+    pub pause: Duration,
+    /// How long a mark counts that is not renewed.
+    pub stale_after: Duration,
+}
+
+impl S3Options {
+    /// The usual ones, for an owner that nobody else is.
+    pub fn new(owner: impl Into<String>) -> Self {
+        Self {
+            keys: Keys::Environment,
+            owner: owner.into(),
+            spool_dir: std::env::temp_dir(),
+            timeout: None,
+            connect_timeout: Duration::from_secs(5),
+            attempts: REQUEST_ATTEMPTS,
+            pause: REQUEST_PAUSE,
+            stale_after: STALE_AFTER,
+        }
+    }
+}
+
+/// A store in S3, open for reading or writing. Cloning is cheap.
+#[derive(Clone, Debug)]
+pub struct S3Store {
+    inner: Arc<Inner>,
+}
+
+#[derive(Debug)]
+struct Inner {
+    bucket: Bucket,
+    marks: Marks,
+    chunk_bytes: u32,
+    is_writable: bool,
+    spool_dir: PathBuf,
+}
+
+impl S3Store {
+    /// Opens, and for writing makes, the store at `url`. The bucket must exist.
+    pub fn open(url: &S3Url, access: Access, options: &S3Options) -> Result<Self, StoreError> {
+        let bucket = Bucket::new(url, options)?;
+        let settings = bucket.get("store", 4096)?;
+        let chunk_bytes = match (settings, access) {
+            (Some((bytes, _)), _) => chunk_bytes_of(&url.to_string(), &bytes)?,
+            (None, Access::Read) => {
+                return Err(StoreError::new(
+                    StoreErrorKind::NotFound,
+                    format!("there is no image store at {url}"),
+                ));
+            }
+            (None, Access::Write { new_chunk_bytes } | Access::Copy { new_chunk_bytes }) => {
+                make(&bucket, new_chunk_bytes)?
+            }
+        };
+        let inner = Arc::new(Inner {
+            marks: Marks::new(bucket.clone(), &options.owner, options.stale_after),
+            bucket,
+            chunk_bytes,
+            is_writable: access != Access::Read,
+            spool_dir: options.spool_dir.clone(),
+        });
+        if matches!(access, Access::Write { .. }) {
+            inner.clean_up_after_others()?;
+        }
+        Ok(Self { inner })
+    }
+}
+
+/// Writes the file that says what this is, unless somebody else does at the same time.
+fn make(bucket: &Bucket, chunk_bytes: u32) -> Result<u32, StoreError> {
+    let bytes = Bytes::from(settings_bytes(chunk_bytes)?);
+    let others = bucket.list("")?;
+    let ours = ["store", "images/", "manifests/", "objects/", "traces/", "tmp/", "locks/", "pins/"];
+    if let Some(other) = others.iter().find(|key| !ours.iter().any(|own| key.name.starts_with(own))) {
+        return Err(StoreError::new(
+            StoreErrorKind::UnknownFormat,
+            format!(
+                "{} is not an image store, and is not empty (it holds {}): choose another prefix",
+                bucket.url(),
+                other.name
+            ),
+        ));
+    }
+    match bucket.put("store", &bytes, &Condition::Absent) {
+        Ok(_) => Ok(chunk_bytes),
+        Err(Refusal::Failed(e)) => Err(e),
+        Err(_) => match bucket.get("store", 4096)? {
+            Some((bytes, _)) => chunk_bytes_of(&bucket.url().to_string(), &bytes),
+            None => Err(StoreError::new(StoreErrorKind::Io, format!("cannot make {}", bucket.url()))),
+        },
+    }
+}
+
+fn image_key(name: &ImageName) -> String {
+    format!("images/{name}")
+}
+
+fn manifest_key(id: Hash) -> String {
+    format!("manifests/{id}")
+}
+
+fn object_key(id: Hash) -> String {
+    format!("objects/{id}")
+}
+
+fn trace_key(manifest: Hash) -> String {
+    format!("traces/{manifest}")
+}
+
+impl Inner {
+    fn must_be_writable(&self) -> Result<(), StoreError> {
+        if self.is_writable {
+            return Ok(());
+        }
+        let message = format!("the store {} was opened for reading only", self.bucket.url());
+        Err(StoreError::new(StoreErrorKind::ReadOnly, message))
+    }
+
+    /// The list of versions, and its tag.
+    fn image(&self, name: &ImageName) -> Result<Option<(Image, String)>, StoreError> {
+        let Some((bytes, tag)) = self.bucket.get(&image_key(name), REFS_MAX_BYTES)? else { return Ok(None) };
+        Ok(Some((Image::decode(name, &bytes)?, tag)))
+    }
+
+    fn images(&self) -> Result<Vec<Image>, StoreError> {
+        let mut names: Vec<ImageName> = Vec::new();
+        for entry in self.bucket.list("images")? {
+            match entry.name.parse() {
+                Ok(name) => names.push(name),
+                Err(_) => tracing::warn!(key = entry.name, "not an image; ignored"),
+            }
+        }
+        names.sort_unstable();
+        let mut images = Vec::with_capacity(names.len());
+        for name in &names {
+            // One that was removed since is not there, and that is no error.
+            images.extend(self.image(name)?.map(|(image, _)| image));
+        }
+        Ok(images)
+    }
+
+    fn put_image(&self, image: &Image, condition: &Condition) -> Result<(), Refusal> {
+        let bytes = Bytes::from(image.encode()?);
+        self.bucket.put(&image_key(&image.name), &bytes, condition).map(drop)
+    }
+
+    /// Does `change` to the list of versions of an image until nobody else changes it at the same time. It gets an
+    /// empty image where there is none, and says whether to write.
+    fn change_image<T>(
+        &self,
+        name: &ImageName,
+        mut change: impl FnMut(&mut Image, bool) -> Result<(T, bool), StoreError>,
+    ) -> Result<T, StoreError> {
+        for _ in 0..CHANGES_MAX {
+            let (mut image, condition, is_there) = match self.image(name)? {
+                Some((image, tag)) => (image, Condition::Tag(tag), true),
+                None => (Image::empty(name.clone()), Condition::Absent, false),
+            };
+            let (outcome, write) = change(&mut image, is_there)?;
+            if !write {
+                return Ok(outcome);
+            }
+            match self.put_image(&image, &condition) {
+                Ok(()) => return Ok(outcome),
+                Err(Refusal::Failed(e)) => return Err(e),
+                Err(_) => tracing::debug!(%name, "somebody else changed the image; once more"),
+            }
+        }
+        Err(StoreError::new(
+            StoreErrorKind::Locked,
+            format!(
+                "cannot change image '{name}' in {}: others changed it {CHANGES_MAX} times meanwhile",
+                self.bucket.url()
+            ),
+        ))
+    }
+
+    /// Removes what a writer that died, or a removal during a publication, left.
+    fn clean_up_after_others(&self) -> Result<(), StoreError> {
+        let locks = self.bucket.list(LOCKS)?;
+        if locks.is_empty() {
+            return Ok(());
+        }
+        let (_, stale) = self.marks.live_and_stale(LOCKS, WRITER_PREFIX)?;
+        let is_wanted = locks.iter().any(|entry| format!("{LOCKS}/{}", entry.name) == SWEEP_WANTED);
+        if stale.is_empty() && !is_wanted {
+            return Ok(());
+        }
+        match self.sweep() {
+            Ok(_) => Ok(()),
+            Err(e) if e.kind() == StoreErrorKind::Damaged || e.kind() == StoreErrorKind::UnknownFormat => {
+                tracing::warn!(error = %e, "not cleaning up the store");
+                Ok(())
+            }
+            Err(e) => Err(e),
+        }
+    }
+
+    /// Gives space back, if nobody publishes or removes at this time.
+    fn sweep(&self) -> Result<u64, StoreError> {
+        match self.marks.exclusive(Duration::ZERO)? {
+            Some(alone) => self.reclaim(&alone),
+            None => Ok(0),
+        }
+    }
+
+    /// Removes manifests, objects and traces that no version needs, unless somebody publishes. Returns the bytes
+    /// freed.
+    fn reclaim(&self, alone: &Mark) -> Result<u64, StoreError> {
+        let (writers, stale) = self.marks.live_and_stale(LOCKS, WRITER_PREFIX)?;
+        if !writers.is_empty() {
+            self.want_sweep()?;
+            return Ok(0);
+        }
+        let mut going: Vec<String> = stale.iter().map(|mark| format!("{LOCKS}/{}", mark.name)).collect();
+        let mut needed: HashSet<Hash> = HashSet::new();
+        for image in self.images()? {
+            for version in image.versions {
+                needed.insert(version.manifest);
+                needed.extend(version.objects);
+            }
+        }
+        let mut freed_bytes = 0u64;
+        for folder in ["manifests", "objects", "traces"] {
+            for entry in self.bucket.list(folder)? {
+                let hash = entry.name.parse::<Hash>().ok();
+                if hash.is_some_and(|hash| !needed.contains(&hash)) {
+                    going.push(format!("{folder}/{}", entry.name));
+                    freed_bytes = freed_bytes.saturating_add(entry.len_bytes);
+                }
+            }
+        }
+        // Somebody who took us for dead may publish by now.
+        alone.confirm()?;
+        self.bucket.remove_all(going)?;
+        self.bucket.remove(SWEEP_WANTED)?;
+        Ok(freed_bytes)
+    }
+
+    /// Notes that there is something to give back when nobody publishes any more.
+    fn want_sweep(&self) -> Result<(), StoreError> {
+        match self.bucket.put(SWEEP_WANTED, &Bytes::from_static(b"sweep\n"), &Condition::Any) {
+            Err(Refusal::Failed(e)) => Err(e),
+            _ => Ok(()),
+        }
+    }
+
+    fn remove(&self, name: &ImageName, number: Option<u32>) -> Result<Removed, StoreError> {
+        self.must_be_writable()?;
+        let alone = self.marks.exclusive(EXCLUSIVE_WAIT)?.ok_or_else(|| self.marks.busy())?;
+        let going = self.change_image(name, |image, is_there| {
+            if !is_there {
+                return Err(refs::no_such_image(name));
+            }
+            if let Some(number) = number {
+                image.select(&Selector::Number(number))?;
+                if let Some(holder) = image.held_by(number) {
+                    let message = format!("cannot remove {name}@{number}: {holder}");
+                    return Err(StoreError::new(StoreErrorKind::InUse, message));
+                }
+            }
+            let going: Vec<Version> =
+                image.versions.iter().filter(|v| number.is_none_or(|n| v.number == n)).cloned().collect();
+            for version in &going {
+                image.forget(version.number);
+            }
+            self.must_not_be_pinned(name, image, &going)?;
+            if number.is_none() {
+                self.must_have_no_writers(name)?;
+            }
+            alone.confirm()?;
+            Ok((going, true))
+        })?;
+        // The list is empty by now, so that no change can come to it any more, and nobody publishes.
+        if number.is_none() {
+            self.bucket.remove(&image_key(name))?;
+        }
+        let freed_bytes = self.reclaim(&alone)?;
+        Ok(Removed { versions: going.iter().map(|v| v.number).collect(), freed_bytes })
+    }
+
+    /// A list of versions that goes as a whole must not take along a version that comes in this moment.
+    fn must_have_no_writers(&self, name: &ImageName) -> Result<(), StoreError> {
+        let (writers, _) = self.marks.live_and_stale(LOCKS, WRITER_PREFIX)?;
+        let Some(writer) = writers.first() else { return Ok(()) };
+        let writer = writer.name.trim_start_matches(WRITER_PREFIX);
+        Err(StoreError::new(
+            StoreErrorKind::InUse,
+            format!(
+                "cannot remove image '{name}' as a whole while a version is written to {} ({writer} does): remove it \
+                 when that is done",
+                self.bucket.url()
+            ),
+        ))
+    }
+
+    fn must_not_be_pinned(
+        &self,
+        name: &ImageName,
+        left: &Image,
+        going: &[Version],
+    ) -> Result<(), StoreError> {
+        let mut still_needed: HashSet<Hash> = left.versions.iter().map(|v| v.manifest).collect();
+        for other in self.images()?.into_iter().filter(|other| other.name != *name) {
+            still_needed.extend(other.versions.iter().map(|v| v.manifest));
+        }
+        for version in going.iter().filter(|v| !still_needed.contains(&v.manifest)) {
+            let folder = format!("pins/{}", version.manifest);
+            let (live, stale) = self.marks.live_and_stale(&folder, "")?;
+            if let Some(pin) = live.first() {
+                let number = version.number;
+                return Err(StoreError::new(
+                    StoreErrorKind::InUse,
+                    format!("cannot remove {name}@{number}: {} is using it; stop that first", pin.name),
+                ));
+            }
+            self.bucket.remove_all(stale.iter().map(|pin| format!("{folder}/{}", pin.name)).collect())?;
+        }
+        Ok(())
+    }
+
+    fn pin(&self, manifest: Hash) -> Result<Pin, StoreError> {
+        let key = format!("pins/{manifest}/{}", self.marks.unique());
+        let mark = match self.marks.shared(&key, Renewal::Always) {
+            Ok(mark) => Some(mark),
+            Err(e) if !self.is_writable && e.kind() == StoreErrorKind::Io => {
+                tracing::warn!(error = %e, "version {} can be removed while it is read here", manifest.short());
+                None
+            }
+            Err(e) => return Err(e),
+        };
+        if self.bucket.head(&manifest_key(manifest))?.is_none() {
+            return Err(StoreError::new(
+                StoreErrorKind::NotFound,
+                format!("version {} is not in the store {}", manifest.short(), self.bucket.url()),
+            ));
+        }
+        Ok(Pin::new(mark))
+    }
+
+    fn manifest(&self, id: Hash) -> Result<Vec<u8>, StoreError> {
+        let key = manifest_key(id);
+        // Twice: what was changed on its way here is right the second time.
+        for _ in 0..2 {
+            let found = self.bucket.get(&key, MANIFEST_MAX_BYTES)?;
+            let Some((bytes, _)) = found else {
+                let message = format!("the manifest {} does not exist", self.bucket.shown(&key));
+                return Err(StoreError::new(StoreErrorKind::NotFound, message));
+            };
+            if Hash::of(&bytes) == id {
+                return Ok(bytes.to_vec());
+            }
+        }
+        Err(StoreError::new(
+            StoreErrorKind::Damaged,
+            format!(
+                "the manifest {} is damaged: its bytes do not have the hash that is its name",
+                self.bucket.shown(&key)
+            ),
+        ))
+    }
+}
+
+impl Store for S3Store {
+    fn chunk_bytes(&self) -> u32 {
+        self.inner.chunk_bytes
+    }
+
+    fn is_remote(&self) -> bool {
+        true
+    }
+
+    fn shown(&self) -> String {
+        self.inner.bucket.url().to_string()
+    }
+
+    fn images(&self) -> Result<Vec<Image>, StoreError> {
+        self.inner.images()
+    }
+
+    fn image(&self, name: &ImageName) -> Result<Option<Image>, StoreError> {
+        Ok(self.inner.image(name)?.map(|(image, _)| image))
+    }
+
+    fn manifest(&self, id: Hash) -> Result<Vec<u8>, StoreError> {
+        self.inner.manifest(id)
+    }
+
+    fn open_object(&self, id: Hash) -> Result<Arc<dyn Object>, StoreError> {
+        let key = object_key(id);
+        let Some((len_bytes, _)) = self.inner.bucket.head(&key)? else {
+            let message = format!("the data object {} does not exist", self.inner.bucket.shown(&key));
+            return Err(StoreError::new(StoreErrorKind::NotFound, message));
+        };
+        Ok(Arc::new(S3Object { id, key, bucket: self.inner.bucket.clone(), len_bytes }))
+    }
+
+    fn trace(&self, manifest: Hash) -> Result<Option<Vec<u8>>, StoreError> {
+        let found = self.inner.bucket.get(&trace_key(manifest), TRACE_MAX_BYTES)?;
+        Ok(found.map(|(bytes, _)| bytes.to_vec()))
+    }
+
+    fn set_trace(&self, manifest: Hash, trace: Option<&[u8]>) -> Result<(), StoreError> {
+        let key = trace_key(manifest);
+        let Some(trace) = trace else { return self.inner.bucket.remove(&key) };
+        // Held, so that the trace does not outlive a version that is being removed.
+        let _pin = self.inner.pin(manifest)?;
+        match self.inner.bucket.put(&key, &Bytes::copy_from_slice(trace), &Condition::Any) {
+            Err(Refusal::Failed(e)) => Err(e),
+            _ => Ok(()),
+        }
+    }
+
+    fn pin(&self, manifest: Hash) -> Result<Pin, StoreError> {
+        self.inner.pin(manifest)
+    }
+
+    fn publish(&self) -> Result<Box<dyn Publication>, StoreError> {
+        self.inner.must_be_writable()?;
+        let key = format!("{LOCKS}/{WRITER_PREFIX}{}", self.inner.marks.unique());
+        let mark = self.inner.marks.shared(&key, Renewal::OnlyMine)?;
+        Ok(Box::new(S3Publication::new(Arc::clone(&self.inner), mark)))
+    }
+
+    fn change(
+        &self,
+        name: &ImageName,
+        change: &mut dyn FnMut(&mut Image) -> Result<(), StoreError>,
+    ) -> Result<(), StoreError> {
+        self.inner.must_be_writable()?;
+        self.inner.change_image(name, |image, is_there| {
+            if !is_there {
+                return Err(refs::no_such_image(name));
+            }
+            let before = image.clone();
+            change(image)?;
+            Ok(((), *image != before))
+        })
+    }
+
+    fn remove(&self, name: &ImageName, number: Option<u32>) -> Result<Removed, StoreError> {
+        self.inner.remove(name, number)
+    }
+
+    fn stored_bytes(&self) -> Result<u64, StoreError> {
+        let all = self.inner.bucket.list("")?;
+        Ok(all.iter().fold(0, |sum, entry| sum.saturating_add(entry.len_bytes)))
+    }
+
+    fn mend(&self, object: Hash, patches: &[Patch]) -> Result<(), StoreError> {
+        self.inner.must_be_writable()?;
+        let damaged = self.open_object(object)?;
+        publication::send_object(&self.inner, damaged.as_ref(), patches, None, &mut |_| Ok(()))
+    }
+}
+
+/// An object that is read range by range.
+struct S3Object {
+    id: Hash,
+    key: String,
+    bucket: Bucket,
+    len_bytes: u64,
+}
+
+impl Object for S3Object {
+    fn id(&self) -> Hash {
+        self.id
+    }
+
+    fn len_bytes(&self) -> u64 {
+        self.len_bytes
+    }
+
+    fn read_range(&self, offset: u64, into: &mut [u8]) -> Result<(), StoreError> {
+        let end = u64::try_from(into.len()).ok().and_then(|len| offset.checked_add(len));
+        if end.is_none_or(|end| end > self.len_bytes) {
+            return Err(StoreError::new(
+                StoreErrorKind::Damaged,
+                format!(
+                    "cannot read {} bytes at {offset} of {}: it ends at {}",
+                    into.len(),
+                    self.bucket.shown(&self.key),
+                    self.len_bytes
+                ),
+            ));
+        }
+        let bytes = self.bucket.get_range(&self.key, offset, into.len())?;
+        into.copy_from_slice(&bytes);
+        Ok(())
+    }
+
+    fn read_checked(
+        &self,
+        offset: u64,
+        into: &mut [u8],
+        check: &mut crate::store::Check<'_>,
+    ) -> Result<(), StoreError> {
+        self.read_range(offset, into)?;
+        if check(into).is_ok() {
+            return Ok(());
+        }
+        // What was changed on its way here is right the second time.
+        self.read_range(offset, into)?;
+        check(into)
+    }
+}

@@ -1,0 +1,230 @@
+//! Writing a version to S3: data object, manifest, reference, in that order.
+
+use std::fs::File;
+use std::io::Write;
+use std::os::unix::fs::FileExt;
+use std::sync::Arc;
+
+use crate::error::{StoreError, StoreErrorKind};
+use crate::hash::Hash;
+use crate::name::ImageName;
+use crate::refs::Version;
+use crate::s3::mark::{Mark, SWEEP_WANTED};
+use crate::s3::upload::{self, Sending};
+use crate::s3::{Inner, manifest_key, object_key};
+use crate::store::{NewVersion, Object, Patch, Publication, check_manifest_size, patched};
+
+pub(super) struct S3Publication {
+    store: Arc<Inner>,
+    /// Taken out when the publication is over.
+    mark: Option<Mark>,
+    writing: Option<Writing>,
+    /// The data object, once it is in place.
+    finished: Option<(Hash, u64)>,
+    /// Whether something is in place that only a commit makes needed.
+    left_something: bool,
+}
+
+/// The data object while it grows, in a local file without a name: its key is known at its end.
+struct Writing {
+    file: File,
+    hasher: blake3::Hasher,
+    len_bytes: u64,
+}
+
+impl S3Publication {
+    pub(super) fn new(store: Arc<Inner>, mark: Mark) -> Self {
+        Self { store, mark: Some(mark), writing: None, finished: None, left_something: false }
+    }
+
+    fn spool_failed(&self, e: std::io::Error) -> StoreError {
+        let dir = self.store.spool_dir.display();
+        StoreError::from_os(
+            format!("cannot keep the data object in {dir} until it is sent (TMPDIR names another directory)"),
+            e,
+        )
+    }
+
+    fn start(&self) -> Result<Writing, StoreError> {
+        let path = self.store.spool_dir.join(format!("headwater-{}.part", self.store.marks.unique()));
+        let file = File::options().read(true).write(true).create_new(true).open(&path);
+        let file = file.and_then(|file| std::fs::remove_file(&path).map(|()| file));
+        let file = file.map_err(|e| self.spool_failed(e))?;
+        Ok(Writing { file, hasher: blake3::Hasher::new(), len_bytes: 0 })
+    }
+
+    fn put_manifest(&mut self, id: Hash, bytes: &[u8]) -> Result<u64, StoreError> {
+        let key = manifest_key(id);
+        let len_bytes = u64::try_from(bytes.len()).unwrap_or(u64::MAX);
+        if let Some((there, _)) = self.store.bucket.get(&key, u64::MAX)?
+            && there == bytes
+        {
+            return Ok(0);
+        }
+        self.left_something = true;
+        let sending = Sending {
+            key: &key,
+            len_bytes,
+            state_key: None,
+            read: &mut |offset, into: &mut [u8]| {
+                let start = usize::try_from(offset).unwrap_or(usize::MAX);
+                let part = bytes.get(start..).and_then(|tail| tail.get(..into.len()));
+                if let Some(part) = part {
+                    into.copy_from_slice(part);
+                }
+                Ok(())
+            },
+            sent: &mut |_| Ok(()),
+            check: &mut || Ok(()),
+        };
+        upload::send(&self.store.bucket, sending)?;
+        Ok(len_bytes)
+    }
+
+    fn confirm(&self) -> Result<(), StoreError> {
+        self.mark.as_ref().map_or(Ok(()), Mark::confirm)
+    }
+}
+
+impl Publication for S3Publication {
+    fn append(&mut self, bytes: &[u8]) -> Result<(), StoreError> {
+        let mut writing = match self.writing.take() {
+            Some(writing) => writing,
+            None => self.start()?,
+        };
+        let written = writing.file.write_all(bytes);
+        writing.hasher.update(bytes);
+        writing.len_bytes = writing.len_bytes.saturating_add(u64::try_from(bytes.len()).unwrap_or(u64::MAX));
+        self.writing = Some(writing);
+        written.map_err(|e| self.spool_failed(e))
+    }
+
+    fn finish_object(&mut self) -> Result<Option<(Hash, u64)>, StoreError> {
+        let Some(writing) = self.writing.take() else { return Ok(self.finished) };
+        let id = Hash::from(writing.hasher.finalize());
+        self.left_something = true;
+        let spool_dir = self.store.spool_dir.clone();
+        let sending = Sending {
+            key: &object_key(id),
+            len_bytes: writing.len_bytes,
+            state_key: None,
+            read: &mut |offset, into: &mut [u8]| {
+                writing.file.read_exact_at(into, offset).map_err(|e| {
+                    StoreError::from_os(
+                        format!("cannot read back the data object in {}", spool_dir.display()),
+                        e,
+                    )
+                })
+            },
+            sent: &mut |_| Ok(()),
+            check: &mut || Ok(()),
+        };
+        upload::send(&self.store.bucket, sending)?;
+        self.finished = Some((id, writing.len_bytes));
+        Ok(self.finished)
+    }
+
+    fn copy_object(
+        &mut self,
+        source: &dyn Object,
+        copied: &mut dyn FnMut(u64) -> Result<(), StoreError>,
+    ) -> Result<(), StoreError> {
+        let state_key = format!("tmp/{}.upload", source.id());
+        send_object(&self.store, source, &[], Some(state_key), copied)
+    }
+
+    fn commit(mut self: Box<Self>, new: NewVersion<'_>) -> Result<Version, StoreError> {
+        check_manifest_size(new.name, new.manifest)?;
+        let object_bytes = self.finish_object()?.map_or(0, |(_, len_bytes)| len_bytes);
+        let id = Hash::of(new.manifest);
+        let store = Arc::clone(&self.store);
+        if new.unless_newest
+            && let Some((image, _)) = store.image(new.name)?
+            && let Some(newest) = image.newest().filter(|newest| newest.manifest == id)
+        {
+            return Ok(newest.clone());
+        }
+        let stored_bytes = object_bytes.saturating_add(self.put_manifest(id, new.manifest)?);
+        let version = store.change_image(new.name, |image, _| {
+            if new.unless_newest
+                && let Some(newest) = image.newest().filter(|newest| newest.manifest == id)
+            {
+                return Ok((newest.clone(), false));
+            }
+            let version = image.add(&new, id, stored_bytes)?;
+            self.confirm()?;
+            Ok((version, true))
+        })?;
+        self.left_something = false;
+        Ok(version)
+    }
+
+    fn adopt(
+        mut self: Box<Self>,
+        name: &ImageName,
+        version: &Version,
+        manifest: &[u8],
+    ) -> Result<bool, StoreError> {
+        check_manifest_size(name, manifest)?;
+        self.put_manifest(version.manifest, manifest)?;
+        let store = Arc::clone(&self.store);
+        let adopted = store.change_image(name, |image, _| {
+            let adopted = image.adopt(version)?;
+            self.confirm()?;
+            Ok((adopted, adopted))
+        })?;
+        self.left_something = false;
+        Ok(adopted)
+    }
+}
+
+impl Drop for S3Publication {
+    fn drop(&mut self) {
+        // First the mark: nobody reclaims while it is there.
+        self.mark = None;
+        let outcome = self.store.bucket.head(SWEEP_WANTED).and_then(|wanted| {
+            if self.left_something || wanted.is_some() {
+                self.store.sweep()?;
+            }
+            Ok(())
+        });
+        if let Err(e) = outcome {
+            tracing::warn!(error = %e, "space is not reclaimed now; it will be when the store is next opened");
+        }
+    }
+}
+
+/// Sends an object of another store, or the same one with `patches`, and checks its hash before it appears.
+pub(super) fn send_object(
+    store: &Inner,
+    source: &dyn Object,
+    patches: &[Patch],
+    state_key: Option<String>,
+    copied: &mut dyn FnMut(u64) -> Result<(), StoreError>,
+) -> Result<(), StoreError> {
+    let id = source.id();
+    let mut hasher = blake3::Hasher::new();
+    let checked = std::cell::RefCell::new(&mut hasher);
+    let sending = Sending {
+        key: &object_key(id),
+        len_bytes: source.len_bytes(),
+        state_key,
+        read: &mut |offset, into: &mut [u8]| {
+            source.read_range(offset, into)?;
+            patched(patches, offset, into);
+            checked.borrow_mut().update(into);
+            Ok(())
+        },
+        sent: copied,
+        check: &mut || {
+            if Hash::from(checked.borrow().finalize()) == id {
+                return Ok(());
+            }
+            Err(StoreError::new(
+                StoreErrorKind::Damaged,
+                format!("the data object {id} is damaged where it was to be copied from; it was not copied"),
+            ))
+        },
+    };
+    upload::send(&store.bucket, sending)
+}

@@ -1,0 +1,411 @@
+//! The store in S3, against a real server on loopback: the suite of all stores, several writers, holders that die,
+//! and a network and a server that fail.
+
+#[macro_use]
+mod suite;
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, OnceLock};
+use std::time::{Duration, Instant};
+
+use headwater_store::{
+    Access, Hash, Keys, NewVersion, S3Options, S3Store, S3Url, Store, StoreError, StoreErrorKind,
+};
+use headwater_testkit::s3::{KEY_ID, KEY_SECRET, S3Server, serve_if_asked};
+use headwater_testkit::{Fault, HttpRelay};
+use suite::{Place, files, kind, name, publish};
+
+/// The server's process of the other tests; alone it has nothing to do.
+#[test]
+fn s3_server() {
+    serve_if_asked();
+}
+
+fn server() -> &'static S3Server {
+    static SERVER: OnceLock<(S3Server, tempfile::TempDir)> = OnceLock::new();
+    let started = SERVER.get_or_init(|| {
+        let dir = tempfile::tempdir().unwrap();
+        (S3Server::start(dir.path(), "s3_server"), dir)
+    });
+    &started.0
+}
+
+static NEXT: AtomicU32 = AtomicU32::new(1);
+
+/// A bucket with a prefix, as several processes open it.
+struct InBucket {
+    url: S3Url,
+    dir: PathBuf,
+    stale_after: Duration,
+    timeout: Duration,
+}
+
+impl InBucket {
+    fn new(address: std::net::SocketAddr) -> Self {
+        let number = NEXT.fetch_add(1, Ordering::Relaxed);
+        let bucket = format!("bucket-{}-{number}", std::process::id());
+        let dir = server().bucket(&bucket).join("some/prefix");
+        let url = format!("s3://{bucket}/some/prefix?endpoint=http://{address}").parse().unwrap();
+        Self { url, dir, stale_after: Duration::from_secs(600), timeout: Duration::from_secs(20) }
+    }
+
+    fn options(&self) -> S3Options {
+        let mut options = S3Options::new(format!("tester-{}", NEXT.fetch_add(1, Ordering::Relaxed)));
+        options.keys = Keys::Given { id: KEY_ID.into(), secret: KEY_SECRET.into() };
+        options.stale_after = self.stale_after;
+        options.timeout = Some(self.timeout);
+        options.pause = Duration::from_millis(5);
+        options
+    }
+
+    fn keys(&self, folder: &str) -> Vec<String> {
+        let Ok(entries) = fs::read_dir(self.dir.join(folder)) else { return Vec::new() };
+        let mut names: Vec<_> = entries.map(|e| e.unwrap().file_name().into_string().unwrap()).collect();
+        names.sort();
+        names
+    }
+}
+
+impl Place for InBucket {
+    fn open(&self, access: Access) -> Result<Arc<dyn Store>, StoreError> {
+        Ok(Arc::new(S3Store::open(&self.url, access, &self.options())?))
+    }
+
+    fn dir(&self) -> &Path {
+        &self.dir
+    }
+}
+
+fn with_place(test: impl FnOnce(&dyn Place)) {
+    let place = InBucket::new(server().address());
+    test(&place);
+    assert_eq!(place.keys("locks"), [] as [&str; 0], "a lock is left");
+}
+
+store_suite!(with_place);
+
+/// A store behind a relay that can fail, with one version whose object has many bytes.
+fn behind_a_relay() -> (InBucket, HttpRelay, Vec<u8>) {
+    let relay = HttpRelay::start(server().address());
+    let mut place = InBucket::new(relay.address());
+    place.timeout = Duration::from_millis(400);
+    let object: Vec<u8> = (0..100_000u32).flat_map(|n| n.to_le_bytes()).collect();
+    publish(suite::writable(&place).as_ref(), "a", &object, &[], b"manifest").unwrap();
+    relay.take_seen();
+    (place, relay, object)
+}
+
+#[test]
+fn what_passes_is_tried_again() {
+    let (place, relay, object) = behind_a_relay();
+    let store = place.open(Access::Read).unwrap();
+    let opened = store.open_object(Hash::of(&object)).unwrap();
+    let faults =
+        [Fault::Status(500), Fault::Status(503), Fault::Refuse, Fault::Cut, Fault::Silence, Fault::Trickle];
+    for fault in faults {
+        relay.fail("GET", "/objects/", fault, 2);
+        let mut bytes = vec![0; object.len() - 3];
+        opened.read_range(3, &mut bytes).unwrap_or_else(|e| panic!("{fault:?}: {e}"));
+        assert!(bytes == object[3..], "{fault:?}");
+        relay.fail("GET", "/manifests/", fault, 2);
+        assert_eq!(store.manifest(Hash::of(b"manifest")).unwrap(), b"manifest", "{fault:?}");
+        relay.heal();
+    }
+}
+
+#[test]
+fn what_does_not_pass_ends_and_says_what_to_do() {
+    let (place, relay, object) = behind_a_relay();
+    let store = place.open(Access::Read).unwrap();
+    let opened = store.open_object(Hash::of(&object)).unwrap();
+    let key = format!("some/prefix/objects/{}", Hash::of(&object));
+    let cases = [
+        (Fault::Status(500), 5, "500 (Injected: by the relay). The server has trouble"),
+        (Fault::Status(403), 1, "AWS_ACCESS_KEY_ID"),
+        (Fault::Refuse, 5, "Check that http://127.0.0.1"),
+        (Fault::Silence, 5, "did not answer in full within 0.4 s"),
+        (Fault::Trickle, 5, "did not answer in full within 0.4 s"),
+        (Fault::Cut, 5, "Check that http://127.0.0.1"),
+    ];
+    for (fault, requests, says) in cases {
+        relay.take_seen();
+        relay.fail("GET", "/objects/", fault, u32::MAX);
+        let mut bytes = vec![0; 70_000];
+        let error = opened.read_range(0, &mut bytes).unwrap_err();
+        relay.heal();
+        assert_eq!(error.kind(), StoreErrorKind::Io, "{error}");
+        let message = error.to_string();
+        for word in ["cannot read", &place.url.bucket, &key, says] {
+            assert!(message.contains(word), "{fault:?}: no '{word}' in: {message}");
+        }
+        assert_eq!(relay.take_seen().len(), requests, "{fault:?}");
+    }
+    // And it goes on when the server is well again.
+    opened.read_range(0, &mut [0; 10]).unwrap();
+}
+
+#[test]
+fn bytes_that_change_on_their_way_are_asked_for_again() {
+    let (place, relay, object) = behind_a_relay();
+    let store = place.open(Access::Read).unwrap();
+    relay.fail("GET", "/manifests/", Fault::Flip, 1);
+    assert_eq!(store.manifest(Hash::of(b"manifest")).unwrap(), b"manifest");
+    relay.fail("GET", "/manifests/", Fault::Flip, u32::MAX);
+    assert_eq!(kind(store.manifest(Hash::of(b"manifest"))), StoreErrorKind::Damaged);
+    relay.heal();
+
+    let opened = store.open_object(Hash::of(&object)).unwrap();
+    let (mut bytes, right) = (vec![0; 100], object[..100].to_vec());
+    let mut check = |bytes: &[u8]| {
+        let wrong = || StoreError::new(StoreErrorKind::Damaged, "wrong");
+        if bytes == right { Ok(()) } else { Err(wrong()) }
+    };
+    relay.fail("GET", "/objects/", Fault::Flip, 1);
+    opened.read_checked(0, &mut bytes, &mut check).unwrap();
+    relay.fail("GET", "/objects/", Fault::Flip, u32::MAX);
+    assert_eq!(kind(opened.read_checked(0, &mut bytes, &mut check)), StoreErrorKind::Damaged);
+    relay.heal();
+
+    relay.fail("GET", "/images/", Fault::Flip, u32::MAX);
+    assert_eq!(kind(store.image(&name("a"))), StoreErrorKind::Damaged);
+}
+
+#[test]
+fn an_answer_that_is_lost_is_not_taken_for_another_writer() {
+    let (place, relay, _) = behind_a_relay();
+    let store = suite::writable(&place);
+    for (target, round) in [("/images/", 1u8), ("/manifests/", 2), ("/objects/", 3), ("/locks/", 4)] {
+        relay.fail("PUT", target, Fault::LoseAnswer, 1);
+        publish(store.as_ref(), "a", &[round; 50], &[], &[round; 7]).unwrap();
+    }
+    let image = store.image(&name("a")).unwrap().unwrap();
+    let numbers: Vec<u32> = image.versions.iter().map(|version| version.number).collect();
+    assert_eq!(numbers, [1, 2, 3, 4, 5]);
+}
+
+#[test]
+fn a_write_that_fails_leaves_the_store_as_it_was() {
+    let (place, relay, _) = behind_a_relay();
+    let store = suite::writable(&place);
+    let before = files(place.dir());
+    for target in ["/objects/", "/manifests/", "/images/"] {
+        for fault in [Fault::Status(403), Fault::Status(500), Fault::Refuse] {
+            relay.fail("PUT", target, fault, u32::MAX);
+            let error = publish(store.as_ref(), "a", b"new object", &[], b"new").unwrap_err();
+            assert!(error.to_string().contains("cannot write s3://"), "{error}");
+            relay.heal();
+            // What it left was given back when it ended.
+            assert_eq!(files(place.dir()), before, "{target} {fault:?}");
+        }
+    }
+    publish(store.as_ref(), "a", b"new object", &[], b"new").unwrap();
+}
+
+#[test]
+fn a_bucket_or_a_key_that_is_not_there_is_named() {
+    let mut place = InBucket::new(server().address());
+    place.url.bucket = "no-such-bucket".into();
+    let error = place.open(Access::WRITE).map(drop).unwrap_err();
+    assert_eq!(error.kind(), StoreErrorKind::NotFound, "{error}");
+    let message = error.to_string();
+    assert!(message.contains("no-such-bucket") && message.contains("Make the bucket"), "{message}");
+
+    let place = InBucket::new(server().address());
+    let mut options = place.options();
+    options.keys = Keys::Given { id: KEY_ID.into(), secret: "wrong".into() };
+    let message = S3Store::open(&place.url, Access::WRITE, &options).unwrap_err().to_string();
+    assert!(message.contains("AWS_SECRET_ACCESS_KEY") && message.contains("s3:GetObject"), "{message}");
+
+    let mut place = InBucket::new("127.0.0.1:1".parse().unwrap());
+    place.timeout = Duration::from_millis(500);
+    let message = place.open(Access::Read).map(drop).unwrap_err().to_string();
+    assert!(message.contains("http://127.0.0.1:1") && message.contains("can be reached"), "{message}");
+}
+
+#[test]
+fn a_prefix_with_other_things_is_not_taken_over() {
+    let place = InBucket::new(server().address());
+    fs::create_dir_all(place.dir()).unwrap();
+    fs::write(place.dir().join("holiday.jpg"), b"sun").unwrap();
+    let error = place.open(Access::WRITE).map(drop).unwrap_err();
+    assert_eq!(error.kind(), StoreErrorKind::UnknownFormat);
+    assert!(error.to_string().contains("holiday.jpg"), "{error}");
+    assert_eq!(kind(place.open(Access::Read)), StoreErrorKind::NotFound);
+    fs::remove_file(place.dir().join("holiday.jpg")).unwrap();
+    let odd = place.open(Access::Write { new_chunk_bytes: 5000 });
+    assert_eq!(kind(odd), StoreErrorKind::Invalid);
+    let store = place.open(Access::Write { new_chunk_bytes: 8192 }).unwrap();
+    assert_eq!(store.chunk_bytes(), 8192);
+    assert_eq!(suite::writable(&place).chunk_bytes(), 8192);
+    assert_eq!(fs::read(place.dir().join("store")).unwrap().len(), 64);
+}
+
+/// Sets when a mark was last renewed, as the server tells it.
+fn make_older(file: &Path, by: Duration) {
+    let long_ago = std::time::SystemTime::now() - by;
+    fs::File::options().write(true).open(file).unwrap().set_modified(long_ago).unwrap();
+}
+
+#[test]
+fn a_writer_that_died_holds_nobody_up_for_ever_and_is_cleaned_up_after() {
+    let place = InBucket::new(server().address());
+    let store = suite::writable(&place);
+    publish(store.as_ref(), "a", b"object", &[], b"m").unwrap();
+    let before = files(place.dir());
+    // As a process that was killed leaves it.
+    fs::create_dir_all(place.dir().join("locks")).unwrap();
+    let writer = place.dir().join("locks/writer-dead-1");
+    fs::write(&writer, b"dead\n").unwrap();
+    for (folder, bytes) in [("objects", b"orphan"), ("manifests", b"parent")] {
+        fs::write(place.dir().join(folder).join(Hash::of(bytes).to_string()), bytes).unwrap();
+    }
+    // For as long as it may live, nothing is given back, and an image is not removed as a whole.
+    suite::writable(&place);
+    assert_eq!(files(place.dir()).len(), before.len() + 2);
+    let error = store.remove(&name("a"), None).unwrap_err();
+    assert_eq!(error.kind(), StoreErrorKind::InUse);
+    assert!(error.to_string().contains("dead"), "{error}");
+    make_older(&writer, Duration::from_secs(700));
+    suite::writable(&place);
+    assert_eq!(files(place.dir()), before);
+    assert_eq!(place.keys("locks"), [] as [&str; 0]);
+}
+
+#[test]
+fn a_lock_of_a_dead_process_lapses_and_a_living_one_is_respected() {
+    let place = InBucket::new(server().address());
+    let store = suite::writable(&place);
+    let version = publish(store.as_ref(), "a", b"object", &[], b"m").unwrap();
+    publish(store.as_ref(), "a", b"second", &[], b"m2").unwrap();
+    fs::create_dir_all(place.dir().join("locks")).unwrap();
+    let lock = place.dir().join("locks/exclusive");
+    fs::write(&lock, b"dead-1\n").unwrap();
+    make_older(&lock, Duration::from_secs(700));
+    publish(store.as_ref(), "b", b"another", &[], b"m3").unwrap();
+    let pin = store.pin(version.manifest).unwrap();
+    assert_eq!(kind(store.remove(&name("a"), Some(1))), StoreErrorKind::InUse);
+    drop(pin);
+    let folder = format!("pins/{}", version.manifest);
+    fs::create_dir_all(place.dir().join(&folder)).unwrap();
+    fs::write(place.dir().join(&folder).join("dead-2"), b"dead-2\n").unwrap();
+    let error = store.remove(&name("a"), Some(1)).unwrap_err();
+    assert!(error.to_string().contains("dead-2"), "{error}");
+    make_older(&place.dir().join(&folder).join("dead-2"), Duration::from_secs(700));
+    store.remove(&name("a"), Some(1)).unwrap();
+    assert!(!place.dir().join("objects").join(Hash::of(b"object").to_string()).exists());
+
+    // One that lives is waited for.
+    fs::write(&lock, b"alive\n").unwrap();
+    let freeing = std::thread::spawn({
+        let lock = lock.clone();
+        move || {
+            std::thread::sleep(Duration::from_millis(600));
+            fs::remove_file(lock).unwrap();
+        }
+    });
+    let since = Instant::now();
+    publish(store.as_ref(), "b", b"later", &[], b"m4").unwrap();
+    assert!(since.elapsed() >= Duration::from_millis(600));
+    freeing.join().unwrap();
+}
+
+#[test]
+fn a_writer_that_was_taken_for_dead_does_not_commit() {
+    let place = InBucket::new(server().address());
+    let store = suite::writable(&place);
+    publish(store.as_ref(), "a", b"shared", &[], b"m1").unwrap();
+    let sleeper = suite::writable(&place);
+    let publication = sleeper.publish().unwrap();
+    let writer = place.keys("locks").into_iter().find(|key| key.starts_with("writer-")).unwrap();
+    make_older(&place.dir().join("locks").join(writer), Duration::from_secs(700));
+    store.remove(&name("a"), Some(1)).unwrap();
+    let refused = publication.commit(NewVersion {
+        name: &name("b"),
+        manifest: b"m2",
+        objects: &[Hash::of(b"shared")],
+        size_bytes: 512,
+        created_at_s: 0,
+        source: "",
+        note: "",
+        author: "",
+        unless_newest: false,
+    });
+    let error = refused.unwrap_err();
+    assert_eq!(error.kind(), StoreErrorKind::Locked);
+    assert!(error.to_string().contains("try again"), "{error}");
+    assert!(store.image(&name("b")).unwrap().is_none());
+}
+
+#[test]
+fn marks_are_renewed_while_they_are_held() {
+    let mut place = InBucket::new(server().address());
+    place.stale_after = Duration::from_secs(2);
+    let store = suite::writable(&place);
+    let version = publish(store.as_ref(), "a", b"object", &[], b"m").unwrap();
+    let pin = store.pin(version.manifest).unwrap();
+    std::thread::sleep(Duration::from_millis(4500));
+    assert_eq!(kind(store.remove(&name("a"), Some(1))), StoreErrorKind::InUse);
+    drop(pin);
+    store.remove(&name("a"), Some(1)).unwrap();
+}
+
+#[test]
+fn a_large_object_goes_in_parts_and_an_interrupted_copy_goes_on() {
+    let relay = HttpRelay::start(server().address());
+    let place = InBucket::new(relay.address());
+    let elsewhere = tempfile::tempdir().unwrap();
+    let source = headwater_store::LocalDir::open(elsewhere.path(), Access::WRITE).unwrap();
+    let bytes: Vec<u8> = (0..21u32 << 20).flat_map(|n| (n ^ (n >> 9)).to_le_bytes()).collect();
+    let version = publish_whole(&source, &bytes);
+    let object = source.open_object(version).unwrap();
+
+    let target = place.open(Access::Copy { new_chunk_bytes: source.chunk_bytes() }).unwrap();
+    // The second round of parts fails for good; what the first sent stays.
+    relay.fail("PUT", "partNumber=5", Fault::Status(403), u32::MAX);
+    let error = target.publish().unwrap().copy_object(object.as_ref(), &mut |_| Ok(())).unwrap_err();
+    assert!(error.to_string().contains("s3:PutObject"), "{error}");
+    relay.heal();
+    assert_eq!(place.keys("tmp"), [format!("{version}.upload")]);
+    drop(target);
+    relay.take_seen();
+    let target = place.open(Access::Copy { new_chunk_bytes: source.chunk_bytes() }).unwrap();
+    let mut copied = 0;
+    let mut publication = target.publish().unwrap();
+    publication
+        .copy_object(object.as_ref(), &mut |bytes| {
+            copied += bytes;
+            Ok(())
+        })
+        .unwrap();
+    assert_eq!(copied, bytes.len() as u64);
+    let sent: Vec<String> =
+        relay.take_seen().into_iter().filter(|r| r.starts_with("PUT") && r.contains("partNumber")).collect();
+    assert_eq!(sent.len(), 2, "{sent:?}");
+    assert_eq!(place.keys("tmp"), [] as [&str; 0]);
+    let copy = target.open_object(version).unwrap();
+    let mut back = vec![0; bytes.len()];
+    copy.read_range(0, &mut back).unwrap();
+    assert!(back == bytes);
+}
+
+/// One object in a store, without the small appends of the suite.
+fn publish_whole(store: &dyn Store, bytes: &[u8]) -> Hash {
+    let mut publication = store.publish().unwrap();
+    publication.append(bytes).unwrap();
+    let (id, _) = publication.finish_object().unwrap().unwrap();
+    let new = NewVersion {
+        name: &name("large"),
+        manifest: b"large",
+        objects: &[id],
+        size_bytes: 512,
+        created_at_s: 0,
+        source: "",
+        note: "",
+        author: "",
+        unless_newest: false,
+    };
+    publication.commit(new).unwrap();
+    id
+}

@@ -1,0 +1,242 @@
+//! A relay for HTTP/1.1 that does to requests and answers what networks and servers do on bad days.
+
+use std::io::{ErrorKind, Read, Write};
+use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use parking_lot::Mutex;
+
+/// What happens to a request, or to its answer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fault {
+    /// The relay answers with this status itself; the server never hears of the request.
+    Status(u16),
+    /// Nobody answers.
+    Silence,
+    /// The connection ends before an answer; the server never hears of the request.
+    Refuse,
+    /// The server does what it is asked, and its answer is lost.
+    LoseAnswer,
+    /// The answer comes after this time.
+    Delay(Duration),
+    /// The second half of the answer's body does not come.
+    Cut,
+    /// A byte in the middle of the answer's body is another one.
+    Flip,
+    /// The body of the answer comes a byte each 50 ms.
+    Trickle,
+}
+
+/// Which requests a fault happens to.
+#[derive(Clone, Debug)]
+pub struct Rule {
+    /// `GET`, `PUT` ..; empty for all.
+    pub method: &'static str,
+    /// A part of the target; empty for all.
+    pub target: String,
+    /// What happens.
+    pub fault: Fault,
+    /// To how many such requests; after that they pass.
+    pub times: u32,
+}
+
+#[derive(Debug, Default)]
+struct Shared {
+    rules: Mutex<Vec<Rule>>,
+    seen: Mutex<Vec<String>>,
+    is_over: AtomicBool,
+}
+
+/// A relay between a client and a server. It ends when it is dropped.
+#[derive(Debug)]
+pub struct HttpRelay {
+    address: SocketAddr,
+    shared: Arc<Shared>,
+}
+
+impl HttpRelay {
+    /// Starts a relay to the server at `upstream`, without faults.
+    pub fn start(upstream: SocketAddr) -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
+        let address = listener.local_addr().expect("it has an address");
+        let shared = Arc::new(Shared::default());
+        let relay = Arc::clone(&shared);
+        std::thread::spawn(move || {
+            for client in listener.incoming() {
+                if relay.is_over.load(Ordering::Relaxed) {
+                    return;
+                }
+                let (Ok(client), relay) = (client, Arc::clone(&relay)) else { continue };
+                std::thread::spawn(move || relay.serve(client, upstream));
+            }
+        });
+        Self { address, shared }
+    }
+
+    /// Where it listens.
+    pub fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// Has a fault happen to the next requests that fit.
+    pub fn fail(&self, method: &'static str, target: &str, fault: Fault, times: u32) {
+        self.shared.rules.lock().push(Rule { method, target: target.to_owned(), fault, times });
+    }
+
+    /// Ends all faults.
+    pub fn heal(&self) {
+        self.shared.rules.lock().clear();
+    }
+
+    /// The requests since the last call: method and target.
+    pub fn take_seen(&self) -> Vec<String> {
+        std::mem::take(&mut *self.shared.seen.lock())
+    }
+}
+
+impl Drop for HttpRelay {
+    fn drop(&mut self) {
+        self.shared.is_over.store(true, Ordering::Relaxed);
+        // So that the thread that waits for connections looks.
+        let _ = TcpStream::connect(self.address);
+    }
+}
+
+/// A request or an answer: all up to the empty line, and what follows.
+struct Message {
+    head: String,
+    body: Vec<u8>,
+}
+
+impl Message {
+    /// Reads a message; `to_end` if its body lasts as long as the connection.
+    fn read(stream: &mut TcpStream, to_end: bool) -> Option<Self> {
+        let mut bytes = Vec::new();
+        let mut buffer = [0; 64 << 10];
+        let end = loop {
+            if let Some(at) = bytes.windows(4).position(|four| four == b"\r\n\r\n") {
+                break at + 4;
+            }
+            match stream.read(&mut buffer) {
+                Ok(0) => return None,
+                Ok(len) => bytes.extend_from_slice(&buffer[..len]),
+                Err(e) if e.kind() == ErrorKind::Interrupted => {}
+                Err(_) => return None,
+            }
+        };
+        let body = bytes.split_off(end);
+        let head = String::from_utf8_lossy(&bytes).into_owned();
+        let mut message = Self { head, body };
+        let len = message.header("content-length").and_then(|len| len.parse().ok()).unwrap_or(0);
+        while to_end || message.body.len() < len {
+            match stream.read(&mut buffer) {
+                Ok(0) if to_end => break,
+                Ok(0) => return None,
+                Ok(len) => message.body.extend_from_slice(&buffer[..len]),
+                Err(e) if e.kind() == ErrorKind::Interrupted => {}
+                Err(_) => return None,
+            }
+        }
+        Some(message)
+    }
+
+    fn header(&self, name: &str) -> Option<&str> {
+        self.head.lines().skip(1).find_map(|line| {
+            let (key, value) = line.split_once(':')?;
+            key.eq_ignore_ascii_case(name).then(|| value.trim())
+        })
+    }
+
+    /// The head with the connection's end announced, so that each connection carries one request.
+    fn closing_head(&self) -> String {
+        let kept = self.head.trim_end().lines().filter(|line| {
+            !line.split_once(':').is_some_and(|(key, _)| key.eq_ignore_ascii_case("connection"))
+        });
+        kept.map(|line| format!("{line}\r\n")).collect::<String>() + "Connection: close\r\n\r\n"
+    }
+}
+
+impl Shared {
+    fn serve(&self, mut client: TcpStream, upstream: SocketAddr) {
+        let Some(request) = Message::read(&mut client, false) else { return };
+        let mut words = request.head.split(' ');
+        let (method, target) = (words.next().unwrap_or_default(), words.next().unwrap_or_default());
+        self.seen.lock().push(format!("{method} {target}"));
+        let fault = self.fault_for(method, target);
+        match fault {
+            Some(Fault::Status(status)) => {
+                let body = "<Error><Code>Injected</Code><Message>by the relay</Message></Error>";
+                let head = format!(
+                    "HTTP/1.1 {status} Injected\r\nContent-Length: {}\r\nConnection: close\r\n\r\n",
+                    body.len()
+                );
+                let _ = client.write_all((head + if method == "HEAD" { "" } else { body }).as_bytes());
+                return;
+            }
+            Some(Fault::Silence) => {
+                // Until the client gives up.
+                let _ = client.read(&mut [0]);
+                return;
+            }
+            Some(Fault::Refuse) => {
+                let _ = client.shutdown(Shutdown::Both);
+                return;
+            }
+            _ => {}
+        }
+        let Some(answer) = forward(&request, upstream) else { return };
+        match fault {
+            Some(Fault::LoseAnswer) => {
+                let _ = client.shutdown(Shutdown::Both);
+                return;
+            }
+            Some(Fault::Delay(time)) => std::thread::sleep(time),
+            _ => {}
+        }
+        let mut body = answer.body.clone();
+        match fault {
+            Some(Fault::Cut) => body.truncate(body.len() / 2),
+            Some(Fault::Flip) => {
+                let middle = body.len() / 2;
+                if let Some(byte) = body.get_mut(middle) {
+                    *byte ^= 1;
+                }
+            }
+            _ => {}
+        }
+        if client.write_all(answer.closing_head().as_bytes()).is_err() {
+            return;
+        }
+        if fault == Some(Fault::Trickle) {
+            for byte in body {
+                std::thread::sleep(Duration::from_millis(50));
+                if client.write_all(&[byte]).is_err() {
+                    return;
+                }
+            }
+            return;
+        }
+        let _ = client.write_all(&body);
+    }
+
+    fn fault_for(&self, method: &str, target: &str) -> Option<Fault> {
+        let mut rules = self.rules.lock();
+        let fits = |rule: &&mut Rule| {
+            rule.times > 0
+                && (rule.method.is_empty() || rule.method == method)
+                && target.contains(rule.target.as_str())
+        };
+        let rule = rules.iter_mut().find(fits)?;
+        rule.times -= 1;
+        Some(rule.fault)
+    }
+}
+
+fn forward(request: &Message, upstream: SocketAddr) -> Option<Message> {
+    let mut server = TcpStream::connect(upstream).ok()?;
+    server.write_all(request.closing_head().as_bytes()).ok()?;
+    server.write_all(&request.body).ok()?;
+    Message::read(&mut server, true)
+}

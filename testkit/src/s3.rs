@@ -1,0 +1,115 @@
+//! A real S3 server in a process of its own, on loopback, over a temporary directory.
+//!
+//! The process is the test program itself, started once more with [`serve_if_asked`]'s test as its only one; it ends
+//! when the program that started it ends, however that ends. What it serves are plain files, so that tests can look at
+//! what is in a bucket, and damage it: `DIR/BUCKET/KEY`.
+
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
+
+use hyper::service::Service;
+use hyper_util::rt::TokioIo;
+
+/// The name of the one key that the server knows.
+pub const KEY_ID: &str = "test-key";
+/// That key.
+pub const KEY_SECRET: &str = "test-secret";
+
+const ROOT_VARIABLE: &str = "HEADWATER_TEST_S3_ROOT";
+const LISTENING: &str = "the S3 server listens on ";
+
+/// A server that runs as long as this lives.
+#[derive(Debug)]
+pub struct S3Server {
+    child: Child,
+    address: SocketAddr,
+    dir: PathBuf,
+}
+
+impl S3Server {
+    /// Starts a server over `dir`. `test` is the name of the test that calls [`serve_if_asked`].
+    pub fn start(dir: &Path, test: &str) -> Self {
+        let program = std::env::current_exe().expect("a test knows its program");
+        let mut child = Command::new(program)
+            .args(["--exact", test, "--nocapture", "--test-threads=1"])
+            .env(ROOT_VARIABLE, dir)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .expect("the S3 server starts");
+        let mut lines = BufReader::new(child.stdout.take().expect("it has an output")).lines();
+        let address = lines
+            .by_ref()
+            .map_while(Result::ok)
+            .find_map(|line| line.split_once(LISTENING)?.1.trim().parse().ok())
+            .expect("the S3 server says where it listens; is there a test that calls serve_if_asked?");
+        std::thread::spawn(move || lines.for_each(drop));
+        Self { child, address, dir: dir.to_owned() }
+    }
+
+    /// Where it listens.
+    pub fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// Makes a bucket, and returns the directory of its keys.
+    pub fn bucket(&self, name: &str) -> PathBuf {
+        let dir = self.dir.join(name);
+        std::fs::create_dir_all(&dir).expect("a bucket can be made");
+        dir
+    }
+}
+
+impl Drop for S3Server {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// The server's part, in a test of the test program. Does nothing unless [`S3Server::start`] started it.
+pub fn serve_if_asked() {
+    let Some(root) = std::env::var_os(ROOT_VARIABLE) else { return };
+    // Ends with the program that started us.
+    std::thread::spawn(|| {
+        let _ = std::io::stdin().read_to_end(&mut Vec::new());
+        std::process::exit(0);
+    });
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build();
+    runtime.expect("a runtime").block_on(serve(Path::new(&root)));
+}
+
+async fn serve(root: &Path) {
+    let files = s3s_fs::FileSystem::new(root).expect("the server's directory is there");
+    let mut builder = s3s::service::S3ServiceBuilder::new(files);
+    builder.set_auth(s3s::auth::SimpleAuth::from_single(KEY_ID, KEY_SECRET));
+    let service = builder.build();
+    // The server looks at a condition and then writes; a real one does both at once, and so must this one.
+    let conditional = Arc::new(tokio::sync::Mutex::new(()));
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("a free port");
+    println!("{LISTENING}{}", listener.local_addr().expect("it has an address"));
+    let _ = std::io::stdout().flush();
+    loop {
+        let Ok((socket, _)) = listener.accept().await else { continue };
+        let (service, conditional) = (service.clone(), Arc::clone(&conditional));
+        tokio::spawn(async move {
+            let answer = hyper::service::service_fn(move |request: hyper::Request<hyper::body::Incoming>| {
+                let (service, conditional) = (service.clone(), Arc::clone(&conditional));
+                async move {
+                    let is_conditional = ["if-match", "if-none-match"]
+                        .iter()
+                        .any(|name| request.headers().contains_key(*name));
+                    let _alone = if is_conditional { Some(conditional.lock().await) } else { None };
+                    Service::call(&service, request).await
+                }
+            });
+            // A client that goes away is no failure of the server.
+            let _ = hyper::server::conn::http1::Builder::new()
+                .serve_connection(TokioIo::new(socket), answer)
+                .await;
+        });
+    }
+}
