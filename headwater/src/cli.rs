@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum, ValueHint};
-use headwater_api::{CacheMode, CacheSettings, Channel, ExportFormat};
+use headwater_api::{CacheMode, CacheSettings, Channel, DiskTransport, ExportFormat};
 
 use crate::cmd::export::ExportArgs;
 
@@ -82,6 +82,9 @@ pub struct MachineArgs {
     /// The guest's processors
     #[arg(long, value_name = "COUNT", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
     pub cpus: u32,
+    /// How the guest reaches its disk: vhost-user (memory shared with the daemon) or nbd (a socket)
+    #[arg(long, value_name = "HOW", default_value_t, value_parser = DiskTransport::parse)]
+    pub transport: DiskTransport,
     /// File with cloud-init user data for the guest (#cloud-config, a script, ...)
     #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
     pub user_data: Option<PathBuf>,

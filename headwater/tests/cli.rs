@@ -15,6 +15,7 @@ fn usage_errors_are_2_and_help_is_0() {
         &["run", "x", "-n", "0"],
         &["run", "x", "--ram", "64X"],
         &["run", "x", "--cache", "tape"],
+        &["run", "x", "--transport", "scsi"],
         &["machine", "create", "a", "b", "--cpus", "0"],
         &["serve", "--listen", "nonsense"],
         &[],

@@ -47,7 +47,10 @@ fn hash_of(daemon: &Daemon, image: &str) -> serde_json::Value {
 
 #[test]
 fn two_guests_share_an_image_and_nothing_else_overflow_reset_and_survive_a_dead_daemon() {
-    let daemon = Daemon::start();
+    // A write that finds no room waits a second in the daemon, not half a minute.
+    let daemon = Daemon::start_in(support::short_dir(), |command| {
+        command.args(["--pause", "1"]);
+    });
     let user_data = daemon.path().join("user-data");
     std::fs::write(&user_data, USER_DATA).expect("the user data can be written");
     daemon.cli(&["image", "import", &guest(), "--name", "debian"]).ok();
@@ -55,11 +58,25 @@ fn two_guests_share_an_image_and_nothing_else_overflow_reset_and_survive_a_dead_
     assert!(hash.is_string(), "the image has no hash: {hash}");
     daemon.cli(&["machine", "create", "one", "debian", "--ram", "64M", "--host-name", "desk-one"]).ok();
     let user_data = user_data.to_str().expect("UTF-8");
-    daemon.cli(&["machine", "create", "two", "debian", "--ram", "64M", "--user-data", user_data]).ok();
+    daemon
+        .cli(&[
+            "machine",
+            "create",
+            "two",
+            "debian",
+            "--ram",
+            "64M",
+            "--user-data",
+            user_data,
+            "--transport",
+            "nbd",
+        ])
+        .ok();
     daemon.cli(&["machine", "start", "one", "two", "--wait"]).ok();
 
     each_guest_is_itself(&daemon);
     what_one_writes_overflows_and_is_its_own(&daemon);
+    a_full_cache_makes_a_guest_wait_and_no_more(&daemon);
 
     // A reset forgets it, for this machine only.
     daemon.cli(&["machine", "reset", "one", "--wait"]).ok();
@@ -85,6 +102,30 @@ fn two_guests_share_an_image_and_nothing_else_overflow_reset_and_survive_a_dead_
     assert_eq!(sh(&daemon, "two", "cat /var/tmp/applied"), "two");
     daemon.cli(&["machine", "stop", "two"]).ok();
     assert_eq!(daemon.machine("two").get("reason"), None, "the guest did not switch itself off");
+}
+
+/// The disk limit falls below what is there: what is written then waits, with an alarm, until it is raised.
+fn a_full_cache_makes_a_guest_wait_and_no_more(daemon: &Daemon) {
+    daemon.cli(&["machine", "set", "one", "--ram", "16M", "--disk", "32M"]).ok();
+    let script = "(head -c 64000000 /dev/urandom | tee /var/tmp/more.bin | b2sum >/var/tmp/more.sum; sync; \
+                  touch /var/tmp/done) >/dev/null 2>&1 &";
+    sh(daemon, "one", script);
+    wait_until("the machine's writes wait", || {
+        let machine = daemon.machine("one");
+        machine["alarm"]["message"].as_str().is_some_and(|text| text.contains("is full and writes wait"))
+    });
+    assert_eq!(sh(daemon, "two", "cat /var/tmp/mark"), "two was here", "the other machine is disturbed");
+    daemon.cli(&["machine", "set", "one", "--ram", "64M", "--disk", "10G"]).ok();
+    wait_until("the alarm is over", || daemon.machine("one").get("alarm").is_none());
+    let wait = "while ! test -e /var/tmp/done; do sleep 0.2; done; echo 3 >/proc/sys/vm/drop_caches; \
+                cd /var/tmp; sed 's/-$/more.bin/' more.sum | b2sum --check; b2sum --check random.sum; \
+                dmesg | grep -ci 'i/o error'";
+    assert_eq!(sh_any(daemon, "one", wait), "more.bin: OK\nrandom.bin: OK\n0");
+}
+
+/// As [`sh`], whatever the exit code is: `grep -c` fails where it counts none.
+fn sh_any(daemon: &Daemon, machine: &str, script: &str) -> String {
+    sh(daemon, machine, &format!("{script}; true"))
 }
 
 /// Its host name, machine-id and host key are its own, and were there before the first command could run.

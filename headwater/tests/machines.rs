@@ -8,11 +8,24 @@ use support::{Daemon, is_alive, signal};
 fn a_machine_boots_writes_and_is_pristine_after_a_reset() {
     let daemon = Daemon::start();
     daemon.with_tiny_machine("lab");
+    boots_writes_and_is_pristine_after_a_reset(&daemon, "vhost-user", "vhost-user-blk-pci");
+    daemon.cli(&["machine", "remove", "lab", "--force"]).ok();
+    let create = ["machine", "create", "lab", "tiny", "--memory", "64M", "--transport", "nbd"];
+    daemon.cli(&create).ok();
+    boots_writes_and_is_pristine_after_a_reset(&daemon, "nbd", "virtio-blk-pci");
+    assert!(daemon.cli(&["image", "verify", "tiny"]).ok().contains("sound"));
+}
+
+fn boots_writes_and_is_pristine_after_a_reset(daemon: &Daemon, transport: &str, device: &str) {
     assert_eq!(daemon.machine("lab")["state"], "created");
+    assert_eq!(daemon.machine("lab")["transport"], transport);
     daemon.cli(&["machine", "start", "lab", "--wait"]).ok();
     let up = daemon.machine("lab");
     assert_eq!((&up["state"], &up["version"]), (&"running".into(), &"tiny@1".into()));
     assert!(up["boot_ms"].as_u64().unwrap() > 0 && up["disk"]["image_read_bytes"].as_u64().unwrap() > 0);
+    let arguments = std::fs::read(format!("/proc/{}/cmdline", up["pid"])).unwrap();
+    let arguments = String::from_utf8_lossy(&arguments).into_owned();
+    assert!(arguments.split(['\0', ',']).any(|part| part == device), "{arguments}");
 
     daemon.console("lab", "w", Some("W"));
     daemon.console("lab", "w", Some("W"));
@@ -26,7 +39,6 @@ fn a_machine_boots_writes_and_is_pristine_after_a_reset() {
     assert_eq!(after["disk"]["writes"], 0);
     // Had the write survived, this would be "2 writes".
     assert!(daemon.cli(&["machine", "console", "lab", "--log"]).ok().contains("0 writes"));
-    assert!(daemon.cli(&["image", "verify", "tiny"]).ok().contains("sound"));
 }
 
 #[test]

@@ -26,7 +26,8 @@ fn daemon() -> Daemon {
 }
 
 fn create_and_start(daemon: &Daemon, limits: &[&str]) {
-    let create = ["machine", "create", "lab", "tiny", "--memory", "64M"];
+    // Over NBD the disk can be filled beside its guest, and QEMU is told of a write that finds no room.
+    let create = ["machine", "create", "lab", "tiny", "--memory", "64M", "--transport", "nbd"];
     daemon.cli(&[&create[..], limits].concat()).ok();
     daemon.cli(&["machine", "start", "lab", "--wait"]).ok();
 }

@@ -37,8 +37,8 @@ pub use image::{
 };
 pub use job::{JobEvent, JobResult, Progress};
 pub use machine::{
-    Alarm, CacheMode, CacheSettings, CreateMachine, DiskCounters, ExecRequest, ExecResult, Identity, Machine,
-    MachineList, MachineState, PinRequest, SetMachine, Wanted,
+    Alarm, CacheMode, CacheSettings, CreateMachine, DiskCounters, DiskTransport, ExecRequest, ExecResult,
+    Identity, Machine, MachineList, MachineState, PinRequest, SetMachine, Wanted,
 };
 pub use metrics::{Sample, Stats};
 pub use problem::{Problem, ProblemKind};

@@ -48,6 +48,46 @@ impl std::fmt::Display for CacheMode {
     }
 }
 
+/// How a machine reaches its disk.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize, ToSchema)]
+pub enum DiskTransport {
+    /// Through memory that it shares with the daemon (vhost-user-blk): the fastest.
+    #[default]
+    #[serde(rename = "vhost-user")]
+    VhostUser,
+    /// NBD on a socket, for hypervisors and policies under which a machine's memory is not to be shared.
+    #[serde(rename = "nbd")]
+    Nbd,
+}
+
+impl DiskTransport {
+    /// All transports, as written.
+    pub const NAMES: [&str; 2] = ["vhost-user", "nbd"];
+
+    /// The transport as written.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::VhostUser => "vhost-user",
+            Self::Nbd => "nbd",
+        }
+    }
+
+    /// Reads a transport.
+    pub fn parse(text: &str) -> Result<Self, String> {
+        match text {
+            "vhost-user" => Ok(Self::VhostUser),
+            "nbd" => Ok(Self::Nbd),
+            _ => Err(format!("'{text}' is not a transport; write one of {}", Self::NAMES.join(", "))),
+        }
+    }
+}
+
+impl std::fmt::Display for DiskTransport {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
 /// A machine's write cache.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
@@ -272,6 +312,9 @@ pub struct Machine {
     pub old: bool,
     /// Its write cache.
     pub cache: CacheSettings,
+    /// How it reaches its disk.
+    #[serde(default)]
+    pub transport: DiskTransport,
     /// The guest's memory.
     pub memory_bytes: u64,
     /// The guest's processors.
@@ -333,6 +376,9 @@ pub struct CreateMachine {
     /// Its write cache.
     #[serde(default)]
     pub cache: CacheSettings,
+    /// How it reaches its disk.
+    #[serde(default)]
+    pub transport: DiskTransport,
     /// The guest's memory.
     #[serde(default = "CreateMachine::default_memory_bytes")]
     pub memory_bytes: u64,
@@ -416,6 +462,11 @@ mod tests {
             assert_eq!(CacheMode::parse(name).unwrap().name(), name);
             assert_eq!(serde_json::to_value(CacheMode::parse(name).unwrap()).unwrap(), name);
         }
+        for name in DiskTransport::NAMES {
+            assert_eq!(DiskTransport::parse(name).unwrap().name(), name);
+            assert_eq!(serde_json::to_value(DiskTransport::parse(name).unwrap()).unwrap(), name);
+        }
+        assert!(DiskTransport::parse("scsi").unwrap_err().contains("vhost-user, nbd"));
     }
 
     #[test]
@@ -423,6 +474,7 @@ mod tests {
         let create: CreateMachine = serde_json::from_str(r#"{"name":"a","image":"b"}"#).unwrap();
         assert_eq!(create.cache, CacheSettings::default());
         assert_eq!((create.memory_bytes, create.cpus), (512 << 20, 1));
+        assert_eq!(create.transport, DiskTransport::VhostUser);
         let misspelt = r#"{"name":"a","image":"b","memroy_bytes":1}"#;
         assert!(serde_json::from_str::<CreateMachine>(misspelt).unwrap_err().to_string().contains("memroy"));
     }

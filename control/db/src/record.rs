@@ -1,6 +1,6 @@
 //! The rows, as the service sees them.
 
-use headwater_api::{CacheSettings, Identity, MachineState, Wanted};
+use headwater_api::{CacheSettings, DiskTransport, Identity, MachineState, Wanted};
 use uuid::Uuid;
 
 /// Text that must not reach a log: its `Debug` says nothing.
@@ -40,6 +40,8 @@ pub struct MachineRecord {
     pub pin: Option<String>,
     /// Its write cache.
     pub cache: CacheSettings,
+    /// How it reaches its disk.
+    pub transport: DiskTransport,
     /// The guest's memory.
     pub memory_bytes: u64,
     /// The guest's processors.

@@ -1,14 +1,14 @@
-//! Machines' disks: a volume over a version of an image, served by NBD on a unix socket.
+//! Machines' disks: a volume over a version of an image, served on a unix socket by vhost-user-blk or NBD.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
-use headwater_api::{CacheMode, CacheSettings, DiskCounters, ProblemKind, Sample};
+use headwater_api::{CacheMode, CacheSettings, DiskCounters, DiskTransport, ProblemKind, Sample};
 use headwater_block::{Device, IoError, IoErrorKind, size};
 use headwater_image::{ChunkCache, VersionReader};
-use headwater_nbd::{Address, Limits, Server, SingleExport};
+use headwater_nbd::{Address, SingleExport};
 use headwater_service::backend::{BackendError, Disk, DiskRequest, Disks, Shortage};
 use headwater_store::{Hash, LocalDir, Pin, Store};
 use headwater_volume::{Buffering, DEFAULT_WEIGHT, Volume, VolumeOptions};
@@ -125,18 +125,68 @@ fn open(
     };
     let volume = Volume::open(&options, host).map_err(volume_failed)?;
     let socket = request.run_dir.join("disk.sock");
-    let export = SingleExport::new(volume.clone() as Arc<dyn Device>, format!("machine {}", request.machine));
-    let server = Server::bind(Address::Unix(socket.clone()), export, Limits::default()).map_err(|e| {
-        BackendError::new(ProblemKind::Failed, "cannot serve the machine's disk".to_owned()).because(e)
-    })?;
+    let server = Server::bind(request.transport, &request.machine, &socket, volume.clone())?;
     Ok(Arc::new(ServedVolume {
         machine: request.machine,
         mode: request.cache.mode,
         cache_dir: options.cache_dir,
         socket,
+        transport: request.transport,
         volume,
         parts: Arc::new(Mutex::new(Some((server, pin)))),
     }))
+}
+
+/// What speaks to the machine.
+enum Server {
+    VhostUser(headwater_vhost_user::Server),
+    Nbd(headwater_nbd::Server),
+}
+
+impl Server {
+    fn bind(
+        transport: DiskTransport,
+        machine: &str,
+        socket: &Path,
+        device: Arc<dyn Device>,
+    ) -> Result<Self, BackendError> {
+        let failed = || BackendError::new(ProblemKind::Failed, "cannot serve the machine's disk");
+        match transport {
+            DiskTransport::VhostUser => {
+                let options = headwater_vhost_user::Options {
+                    name: format!("machine {machine}"),
+                    serial: "headwater".to_owned(),
+                    // A machine does not outlive its daemon, and each start has a disk of its own.
+                    resume: None,
+                    limits: headwater_vhost_user::Limits::default(),
+                };
+                let server = headwater_vhost_user::Server::bind(socket, device, options);
+                server.map(Self::VhostUser).map_err(|e| failed().because(e))
+            }
+            DiskTransport::Nbd => {
+                let export = SingleExport::new(device, format!("machine {machine}"));
+                let limits = headwater_nbd::Limits::default();
+                let server = headwater_nbd::Server::bind(Address::Unix(socket.to_owned()), export, limits);
+                server.map(Self::Nbd).map_err(|e| failed().because(e))
+            }
+        }
+    }
+
+    fn stop(&self) {
+        match self {
+            Self::VhostUser(server) => drop(server.stop()),
+            Self::Nbd(server) => server.stop(),
+        }
+    }
+
+    /// Writes that found no room and that nobody was told of: they are tried again until there is.
+    fn waiting_writes(&self) -> usize {
+        match self {
+            Self::VhostUser(server) => server.waiting_writes(),
+            // Its clients are told, and QEMU then stops the machine.
+            Self::Nbd(_) => 0,
+        }
+    }
 }
 
 struct ServedVolume {
@@ -144,6 +194,7 @@ struct ServedVolume {
     mode: CacheMode,
     cache_dir: PathBuf,
     socket: PathBuf,
+    transport: DiskTransport,
     volume: Arc<Volume>,
     /// Gone once the disk is closed.
     parts: Arc<Mutex<Option<(Server, Pin)>>>,
@@ -187,11 +238,13 @@ impl Disk for ServedVolume {
 
     fn shortage(&self) -> Option<Shortage> {
         let shortage = self.volume.shortage();
-        if !shortage.refusing && shortage.waited < SHORTAGE_AFTER {
+        let waiting = self.parts.lock().as_ref().map_or(0, |(server, _)| server.waiting_writes());
+        if !shortage.refusing && shortage.waited < SHORTAGE_AFTER && waiting == 0 {
             return None;
         }
         let cache = self.volume.counters().cache;
-        let fare = if shortage.refusing { "are refused" } else { "wait" };
+        let told = shortage.refusing && self.transport == DiskTransport::Nbd;
+        let fare = if told { "are refused" } else { "wait" };
         let ram =
             format!("{} of {} RAM", size::format(cache.ram_used_bytes), size::format(cache.ram_target_bytes));
         let disk = format!(

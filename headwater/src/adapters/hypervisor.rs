@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
-use headwater_api::ProblemKind;
+use headwater_api::{DiskTransport, ProblemKind};
 use headwater_qemu::{
     Acceleration, Disk, Error, Exec, Exit, ExitReason, Guest, GuestSpec, Identity, MacAddress, Network,
     OnReboot, RunFiles, SshHostKey, probe_acceleration, seed,
@@ -65,7 +65,10 @@ impl Hypervisor for Qemu {
             mac,
             memory_bytes: request.memory_bytes,
             cpus: request.cpus,
-            disk: Disk::nbd(request.disk_socket, ""),
+            disk: match request.transport {
+                DiskTransport::VhostUser => Disk::vhost_user(request.disk_socket),
+                DiskTransport::Nbd => Disk::nbd(request.disk_socket, ""),
+            },
             seed: Some(files.seed_disk()),
             run_dir: request.run_dir,
             network: Network::User,

@@ -8,10 +8,11 @@ use std::sync::Arc;
 use anyhow::Context;
 use clap::{ArgGroup, Args, ValueHint};
 use headwater_api::CacheMode;
-use headwater_block::{Device, size};
+use headwater_block::{Device, blocking, size};
 use headwater_image::{ChunkCache, VersionReader};
-use headwater_nbd::{Address, Limits, Server, SingleExport};
+use headwater_nbd::{Address, Limits, Options, Server, SingleExport};
 use headwater_store::{Access, ImageReference, LocalDir, Store, StoreError, StoreErrorKind};
+use headwater_vhost_user::Positions;
 use headwater_volume::{
     Buffering, DEFAULT_PAUSE_LIMIT, DEFAULT_WEIGHT, Volume, VolumeCounters, VolumeOptions,
 };
@@ -20,7 +21,9 @@ use tokio::signal::unix::{SignalKind, signal};
 
 use crate::adapters::disks::{host_memory_bytes, volume_mode};
 use crate::cli::LogFormat;
+use crate::cmd::nbd_tls::NbdTlsArgs;
 use crate::cmd::persistent;
+use crate::cmd::resume::Resume;
 use crate::cmd::signals::EndSignals;
 use crate::data_dir::DataDir;
 use crate::logging;
@@ -56,6 +59,9 @@ pub struct ExportArgs {
     /// Where to listen for NBD clients: unix:PATH or tcp:HOST[:PORT]
     #[arg(long, value_name = "ADDRESS")]
     pub nbd: Option<Address>,
+    /// TLS of the NBD server
+    #[command(flatten)]
+    pub nbd_tls: NbdTlsArgs,
     /// Socket for a virtual machine with shared memory (vhost-user-blk)
     #[arg(long, value_name = "PATH", value_hint = ValueHint::FilePath)]
     pub vhost_user: Option<PathBuf>,
@@ -116,7 +122,11 @@ async fn serve(args: &ExportArgs, volume: &Arc<Volume>) -> anyhow::Result<()> {
     let mut end = EndSignals::catch()?;
     let mut ask = signal(SignalKind::user_defined1()).context("cannot catch SIGUSR1")?;
     let nbd = args.nbd.as_ref().map(|address| serve_nbd(args, address, volume)).transpose()?;
-    let vhost_user = args.vhost_user.as_ref().map(|path| serve_vhost_user(args, path, volume)).transpose()?;
+    let resume = args.persistent.as_ref().map(|name| Resume::new(&args.cache_dir, name));
+    // Whoever serves it now: what is written makes the note untrue.
+    let stood = resume.as_ref().map(Resume::take).transpose()?.flatten();
+    let vhost_user =
+        args.vhost_user.as_ref().map(|path| serve_vhost_user(args, path, volume, stood)).transpose()?;
     if let Some(nbd) = &nbd {
         say(&format!("{}\n", nbd.uri()));
     }
@@ -131,29 +141,40 @@ async fn serve(args: &ExportArgs, volume: &Arc<Volume>) -> anyhow::Result<()> {
         }
     }
     // Before the volume closes: what the machine has under way is answered, so that another server can go on.
-    drop(vhost_user);
+    let stands = vhost_user.map(|server| server.stop());
+    let flushed = blocking::flush(&**volume);
     // Before NBD, so that requests which wait for space do not hold the server up.
     volume.close();
     drop(nbd);
+    if let (Some(resume), Some(stands)) = (&resume, &stands) {
+        flushed.map_err(anyhow::Error::new).and_then(|()| resume.leave(stands)).unwrap_or_else(|e| {
+            tracing::error!("a machine that still runs cannot go on with another export: {e:#}");
+        });
+    }
     report(args, volume)
 }
 
 fn serve_nbd(args: &ExportArgs, address: &Address, volume: &Arc<Volume>) -> anyhow::Result<Server> {
-    let export = SingleExport::new(Arc::clone(volume) as Arc<dyn Device>, args.source.clone());
-    Server::bind(address.clone(), export, Limits::default())
-        .with_context(|| format!("cannot serve '{}'", args.source))
+    let (device, description) = (Arc::clone(volume) as Arc<dyn Device>, args.source.clone());
+    let export = match args.nbd_tls.tls_allow.as_slice() {
+        [] => SingleExport::new(device, description),
+        names => SingleExport::for_clients(device, description, names.to_vec()),
+    };
+    let options = Options { limits: Limits::default(), tls: args.nbd_tls.load()? };
+    Server::bind(address.clone(), export, options).with_context(|| format!("cannot serve '{}'", args.source))
 }
 
 fn serve_vhost_user(
     args: &ExportArgs,
     path: &Path,
     volume: &Arc<Volume>,
+    stood: Option<Positions>,
 ) -> anyhow::Result<headwater_vhost_user::Server> {
     let options = headwater_vhost_user::Options {
         name: args.source.clone(),
         serial: "headwater".into(),
-        // What a persistent cache holds survives its server; any other one starts empty.
-        resume: args.persistent.is_some(),
+        // What a persistent cache holds survives a server that ends in order; any other one starts empty.
+        resume: stood,
         limits: headwater_vhost_user::Limits::default(),
     };
     headwater_vhost_user::Server::bind(path, Arc::clone(volume) as Arc<dyn Device>, options)

@@ -167,7 +167,8 @@ impl Supervisor {
                 self.shutdown_reason = Some(text("reason").to_owned());
                 self.state.send_if_modified(|state| enter(state, Phase::Stopping));
             }
-            "RESET" if flag("guest") => self.guest_restarted(),
+            // By the guest, or by whoever has the monitor.
+            "RESET" => self.guest_restarted(),
             "BLOCK_IO_ERROR" if flag("nospace") && text("action") == "stop" => {
                 if self.retry_at.is_none() {
                     tracing::warn!(

@@ -1,7 +1,7 @@
 //! Machines in SQLite.
 
 use async_trait::async_trait;
-use headwater_api::{CacheMode, CacheSettings, Identity, MachineState, Wanted};
+use headwater_api::{CacheMode, CacheSettings, DiskTransport, Identity, MachineState, Wanted};
 use sqlx::{FromRow, SqliteConnection};
 use uuid::Uuid;
 
@@ -24,6 +24,7 @@ struct Row {
     cache_mode: String,
     cache_ram_bytes: i64,
     cache_disk_bytes: i64,
+    transport: String,
     memory_bytes: i64,
     cpus: i64,
     host_name: String,
@@ -53,6 +54,8 @@ impl TryFrom<Row> for MachineRecord {
                 ram_bytes: loaded(row.cache_ram_bytes),
                 disk_bytes: loaded(row.cache_disk_bytes),
             },
+            transport: DiskTransport::parse(&row.transport)
+                .map_err(|_| unreadable("transport", &row.transport))?,
             memory_bytes: loaded(row.memory_bytes),
             cpus: u32::try_from(row.cpus).map_err(|_| unreadable("cpus", &row.cpus.to_string()))?,
             wanted: Wanted::parse(&row.wanted).ok_or_else(|| unreadable("wanted", &row.wanted))?,
@@ -82,9 +85,9 @@ impl MachineRepository for SqliteMachines<'_> {
     async fn add(&mut self, machine: &MachineRecord) -> Result<(), DbError> {
         let added = sqlx::query(
             "INSERT INTO machines (uuid, name, mac, image, pin, cache_mode, cache_ram_bytes, cache_disk_bytes,
-               memory_bytes, cpus, host_name, machine_id, ssh_host_key_public, ssh_host_key_private, user_data,
+               transport, memory_bytes, cpus, host_name, machine_id, ssh_host_key_public, ssh_host_key_private, user_data,
                wanted, state, reason, version, boot_ms, started_at_ms, created_at_ms)
-             VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+             VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
         )
         .bind(machine.uuid.to_string())
         .bind(&machine.name)
@@ -94,6 +97,7 @@ impl MachineRepository for SqliteMachines<'_> {
         .bind(machine.cache.mode.name())
         .bind(stored(machine.cache.ram_bytes))
         .bind(stored(machine.cache.disk_bytes))
+        .bind(machine.transport.name())
         .bind(stored(machine.memory_bytes))
         .bind(i64::from(machine.cpus))
         .bind(&machine.identity.host_name)

@@ -1,6 +1,6 @@
 //! What every database must do, written against the traits: `tests/sqlite.rs` runs it, others can join.
 
-use headwater_api::{CacheMode, CacheSettings, Identity, MachineState, Wanted};
+use headwater_api::{CacheMode, CacheSettings, DiskTransport, Identity, MachineState, Wanted};
 use headwater_db::{Database, DbError, MachineRecord, NewEvent, Secret};
 use uuid::Uuid;
 
@@ -13,6 +13,7 @@ pub fn machine(name: &str) -> MachineRecord {
         image: "debian@3".to_owned(),
         pin: Some("debian@2".to_owned()),
         cache: CacheSettings { mode: CacheMode::RamDisk, ram_bytes: 64 << 20, disk_bytes: 10 << 30 },
+        transport: DiskTransport::Nbd,
         memory_bytes: 512 << 20,
         cpus: 2,
         identity: Identity {

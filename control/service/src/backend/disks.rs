@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use async_trait::async_trait;
-use headwater_api::{CacheSettings, DiskCounters, ImageVersion, Sample};
+use headwater_api::{CacheSettings, DiskCounters, DiskTransport, ImageVersion, Sample};
 
 use crate::backend::BackendError;
 
@@ -19,6 +19,8 @@ pub struct DiskRequest {
     pub version: ImageVersion,
     /// The write cache.
     pub cache: CacheSettings,
+    /// What its socket speaks.
+    pub transport: DiskTransport,
 }
 
 /// A disk whose writes find no room.

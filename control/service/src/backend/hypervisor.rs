@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
-use headwater_api::Identity;
+use headwater_api::{DiskTransport, Identity};
 use headwater_db::Secret;
 use uuid::Uuid;
 
@@ -41,8 +41,10 @@ pub struct VmRequest {
     pub memory_bytes: u64,
     /// The guest's processors.
     pub cpus: u32,
-    /// Where its disk is served by NBD.
+    /// Where its disk is served.
     pub disk_socket: PathBuf,
+    /// What is spoken there.
+    pub transport: DiskTransport,
     /// What the guest is told about itself.
     pub identity: Identity,
     /// The private half of its SSH host key.

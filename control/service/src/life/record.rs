@@ -57,6 +57,7 @@ impl Service {
             next_version: None,
             old: false,
             cache: record.cache,
+            transport: record.transport,
             memory_bytes: record.memory_bytes,
             cpus: record.cpus,
             wanted: record.wanted,

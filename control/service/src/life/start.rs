@@ -106,7 +106,13 @@ impl Service {
             failed()(crate::backend::BackendError::from_io(message, e))
         })?;
         let version_hash = version.hash.clone();
-        let request = DiskRequest { machine: record.name.clone(), run_dir, version, cache: record.cache };
+        let request = DiskRequest {
+            machine: record.name.clone(),
+            run_dir,
+            version,
+            cache: record.cache,
+            transport: record.transport,
+        };
         let disk = self.disks().open(request).await.map_err(failed())?;
         match self.start_vm(record, &*disk).await {
             Ok(vm) => Ok(Arc::new(Active::new(disk, vm, version_hash))),
@@ -128,6 +134,7 @@ impl Service {
             memory_bytes: record.memory_bytes,
             cpus: record.cpus,
             disk_socket: disk.socket().to_owned(),
+            transport: record.transport,
             identity: record.identity.clone(),
             ssh_host_key_private: record.ssh_host_key_private.clone(),
         };

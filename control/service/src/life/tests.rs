@@ -295,6 +295,7 @@ impl Fixture {
             image: "image".to_owned(),
             pin: None,
             cache: CacheSettings::default(),
+            transport: headwater_api::DiskTransport::default(),
             memory_bytes: 1 << 29,
             cpus: 1,
             identity: new.identity,

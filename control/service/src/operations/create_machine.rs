@@ -146,6 +146,7 @@ fn record(service: &Service, request: CreateMachine) -> Result<MachineRecord, Er
         image: request.image,
         pin: None,
         cache: request.cache,
+        transport: request.transport,
         memory_bytes: request.memory_bytes,
         cpus: request.cpus,
         identity: new.identity,

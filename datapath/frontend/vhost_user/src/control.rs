@@ -75,12 +75,6 @@ impl Control {
             return Ok(());
         }
         let (Some(kick), Some(addresses)) = (&queue.kick, queue.addresses) else { return Ok(()) };
-        if !disk.may_start_at(queue.base) {
-            let why =
-                "a machine that is running already wants to go on, but it used another server: start it anew";
-            disk.faults.warn(&disk.name, &why);
-            return Err(Error::InvalidParam);
-        }
         let copy = |fd: &Option<OwnedFd>| fd.as_ref().map(OwnedFd::try_clone).transpose();
         let setup = || -> std::io::Result<Setup> {
             Ok(Setup {

@@ -1,12 +1,14 @@
 //! What a listener serves: the device with what the guest sees of it.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use headwater_block::{Device, Geometry};
+use parking_lot::Mutex;
 
 use crate::fault::FaultLog;
 use crate::limits::Limits;
+use crate::positions::{Positions, StrangerFault};
 use crate::queue::request::ID_BYTES;
 use crate::server::Options;
 
@@ -19,10 +21,12 @@ pub(crate) struct Disk {
     pub(crate) serial: [u8; ID_BYTES],
     pub(crate) limits: Limits,
     pub(crate) faults: FaultLog,
+    /// Writes of all queues that found no room and are to be tried again.
+    pub(crate) waiting_writes: AtomicUsize,
     /// Whether the guest wants writes answered before they are durable.
     write_back: AtomicBool,
-    /// Whether rings may start in the middle: the guest that uses them has seen this disk before.
-    may_resume: AtomicBool,
+    /// Where queues stood when they ended, here or in the server before this one.
+    positions: Mutex<Positions>,
 }
 
 impl Disk {
@@ -38,19 +42,35 @@ impl Disk {
             name: options.name,
             serial: bytes,
             faults: FaultLog::new(limits.warnings_per_10_s),
+            waiting_writes: AtomicUsize::new(0),
             limits,
             write_back: AtomicBool::new(true),
-            may_resume: AtomicBool::new(options.resume),
+            positions: Mutex::new(options.resume.unwrap_or_default()),
         }
     }
 
-    /// Whether a queue may start at this entry. A guest starts its rings at 0; one that is in the middle has
-    /// used another server, and what it believes to be on the disk may not be on this one.
-    pub(crate) fn may_start_at(&self, base: u16) -> bool {
-        if base == 0 {
-            self.may_resume.store(true, Ordering::Relaxed);
+    /// Where a queue starts: at 0 if the guest has reset its disk, else where it ended. A guest that stands anywhere
+    /// else has used another server, and what it believes to be on the disk may not be on this one.
+    ///
+    /// `base` is what the front-end says, `used` what the ring says. All that was taken is answered before a queue ends,
+    /// so that both say the same; but a front-end that lost its connection asks the ring, perhaps before the last answers.
+    pub(crate) fn start_of(&self, queue: usize, base: u16, used: u16) -> Result<u16, StrangerFault> {
+        let ended_at = self.positions.lock().get(queue);
+        match ended_at {
+            _ if base == 0 => Ok(0),
+            Some(position) if position == base || position == used => Ok(position),
+            _ => Err(StrangerFault { base, ended_at }),
         }
-        self.may_resume.load(Ordering::Relaxed)
+    }
+
+    /// A queue has ended here, all that it took being answered; `None` if it was given up.
+    pub(crate) fn ended(&self, queue: usize, position: Option<u16>) {
+        self.positions.lock().set(queue, position);
+    }
+
+    /// Where all queues stood at their ends.
+    pub(crate) fn positions(&self) -> Positions {
+        self.positions.lock().clone()
     }
 
     /// Whether writes are answered only when durable.

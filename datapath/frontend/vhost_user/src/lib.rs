@@ -29,8 +29,9 @@
 //! `VIRTIO_BLK_S_UNSUPP`, the only two that the protocol has; faults are logged with who and why, at a bounded rate.
 //!
 //! # Not here
-//! No packed rings, no live migration (logging of changed memory), no tracking of requests in flight across a crash of
-//! this process (a clean restart needs none), no resize.
+//! No packed rings, no live migration (logging of changed memory), no resize. No tracking of requests in flight: an end in
+//! order leaves none ([`Positions`]), and after a crash of this process a machine must not go on anyway, because answered
+//! writes may be lost.
 //!
 //! Start reading at [`Server`], then `queue/thread.rs`. What is supported of the protocol is in `docs/vhost-user.md`.
 
@@ -59,9 +60,11 @@ mod fault;
 mod limits;
 mod listener;
 mod memory;
+mod positions;
 mod queue;
 mod server;
 
 pub use limits::Limits;
 pub use listener::{BindError, SOCKET_PATH_BYTES};
+pub use positions::Positions;
 pub use server::{Options, Server};

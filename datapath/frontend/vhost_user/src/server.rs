@@ -17,6 +17,7 @@ use crate::control::Control;
 use crate::disk::Disk;
 use crate::limits::Limits;
 use crate::listener::{BindError, Listener};
+use crate::positions::Positions;
 
 /// What a guest sees besides the device's geometry, and what it may cost.
 #[derive(Clone, Debug, Default)]
@@ -25,10 +26,10 @@ pub struct Options {
     pub name: String,
     /// Serial number, as the guest shows it in `/dev/disk/by-id`; at most 20 bytes are used.
     pub serial: String,
-    /// Whether a machine that runs already, and used this disk through another server, may go on here. Only
-    /// right if nothing that the other one answered is lost; otherwise such a machine is refused, because it would go
-    /// on with a disk that is not its own.
-    pub resume: bool,
+    /// Where the server before this one left its machine, from [`Server::stop`], if nothing that it answered is
+    /// lost: then that machine may go on here. Any other one that is running already is refused, because it would go on
+    /// with a disk that is not its own.
+    pub resume: Option<Positions>,
     /// Limits.
     pub limits: Limits,
 }
@@ -87,10 +88,17 @@ impl Server {
         self.shared.connected.load(Ordering::Relaxed)
     }
 
+    /// Writes that found no room on the device, and wait here until they are tried again.
+    pub fn waiting_writes(&self) -> usize {
+        self.shared.disk.waiting_writes.load(Ordering::Relaxed)
+    }
+
     /// Stops: no new requests are taken, those taken are finished and answered, then the connection is closed
     /// and the socket removed. Takes at most [`Limits::stop_timeout_ms`] and a moment. Harmless when repeated.
-    pub fn stop(&self) {
-        let Some(thread) = self.thread.lock().take() else { return };
+    ///
+    /// Returns where its machine stands, for the next server.
+    pub fn stop(&self) -> Positions {
+        let Some(thread) = self.thread.lock().take() else { return self.shared.disk.positions() };
         let patience = Duration::from_millis(self.shared.disk.limits.stop_timeout_ms);
         *self.shared.deadline.lock() =
             Some(Instant::now().checked_add(patience).unwrap_or_else(Instant::now));
@@ -102,6 +110,7 @@ impl Server {
         if thread.join().is_err() {
             tracing::error!("vhost-user: the control thread of {} has panicked", self.shared.disk.name);
         }
+        self.shared.disk.positions()
     }
 }
 

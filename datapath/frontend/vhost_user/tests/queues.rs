@@ -10,7 +10,7 @@ use guest::{
 };
 use headwater_block::{ByteRange, IoErrorKind};
 use headwater_testkit::{ReferenceDisk, ReferenceOptions, Waits};
-use headwater_vhost_user::{BindError, Limits, Options, Server};
+use headwater_vhost_user::{BindError, Limits, Options, Positions, Server};
 use vhost::vhost_user::VhostUserFrontend;
 use vhost::vhost_user::message::VhostUserConfigFlags;
 
@@ -30,7 +30,7 @@ impl Bench {
         let options = Options {
             name: "lab-1".into(),
             serial: "a serial number that is too long".into(),
-            resume: true,
+            resume: None,
             limits: Limits { no_space_retry_ms: 5, ..Limits::default() },
         };
         let server = Server::bind(&dir.path().join("disk"), Arc::clone(&disk) as _, options).unwrap();
@@ -156,8 +156,12 @@ fn a_write_that_finds_no_room_waits_until_there_is_and_holds_nobody_up() {
             std::thread::yield_now();
         }
         assert_eq!(status_of(&guest, 0), 0xee);
+        while bench.server.waiting_writes() != 1 {
+            std::thread::yield_now();
+        }
         bench.disk.heal();
         assert_eq!(guest.next_used().0, 0);
+        assert_eq!(bench.server.waiting_writes(), 0);
         assert_eq!(status_of(&guest, 0), OK);
         assert_eq!(bench.disk.contents()[4096], 1);
 
@@ -248,12 +252,13 @@ fn indices_wrap_around() {
     let bench = Bench::new(ReferenceOptions::default());
     for features in [0, F_EVENT_IDX] {
         let mut guest = Guest::connect(bench.path(), features);
-        guest.start_queue(u16::MAX - 20);
-        for count in 0..50_u8 {
-            assert_eq!(guest.request(1, 0, &[count; 512], 0).0, OK);
-            assert_eq!(guest.request(0, 0, &[], 512), (OK, vec![count; 512]));
+        guest.start_queue(0);
+        for count in 0..u16::MAX / 2 + 50 {
+            let byte = count as u8;
+            assert_eq!(guest.request(1, 0, &[byte; 512], 0).0, OK);
+            assert_eq!(guest.request(0, 0, &[], 512), (OK, vec![byte; 512]));
         }
-        assert_eq!(guest.stop_queue(), (u16::MAX - 20).wrapping_add(100));
+        assert_eq!(guest.stop_queue(), 98);
     }
 }
 
@@ -335,18 +340,50 @@ fn a_running_machine_goes_on_only_where_it_may() {
     let disk = Arc::new(ReferenceDisk::new(1 << 20));
     let path = dir.path().join("s");
     let bind = |resume| Server::bind(&path, Arc::clone(&disk) as _, Options { resume, ..Options::default() });
-    let server = bind(false).unwrap();
+    let server = bind(None).unwrap();
     let guest = Guest::connect(server.path(), 0);
-    assert!(!guest.try_start(7), "it has used another server");
+    assert!(!guest.try_start(7, 7), "it has used another server");
     // A machine that starts anew is welcome, and then it may stop and go on.
     let mut guest = Guest::start(server.path());
     assert_eq!(guest.request(1, 0, &[1; 512], 0).0, OK);
     assert_eq!(guest.stop_queue(), 1);
     guest.continue_queue(1);
     assert_eq!(guest.request(0, 0, &[], 512), (OK, vec![1; 512]));
-    drop((guest, server));
-    let server = bind(true).unwrap();
-    assert!(Guest::connect(server.path(), 0).try_start(7));
+    drop(guest);
+    // Every server stops by itself when it is dropped, and a second time it says the same.
+    let stood = server.stop();
+    assert_eq!((stood.to_string(), server.stop()), ("2".into(), stood.clone()));
+    drop(server);
+    let goes_on = |resume: &Positions, base, used| {
+        let server = bind(Some(resume.clone())).unwrap();
+        let goes_on = Guest::connect(server.path(), 0).try_start(base, used);
+        (goes_on, server.stop())
+    };
+    assert_eq!(goes_on(&stood, 3, 3), (false, stood.clone()), "it stands elsewhere");
+    assert_eq!(goes_on(&stood, 2, 2), (true, stood.clone()));
+    // The front-end asked the ring before the last answer was there.
+    assert_eq!(goes_on(&stood, 1, 2), (true, stood.clone()));
+    assert_eq!(goes_on(&stood, 1, 1), (false, stood.clone()), "answers are missing");
+    assert_eq!(goes_on(&Positions::parse("- 2").unwrap(), 2, 2).0, false, "another queue's");
+}
+
+#[test]
+fn a_queue_that_was_given_up_has_no_position() {
+    let dir = tempfile::tempdir().unwrap();
+    let disk = Arc::new(ReferenceDisk::with_options(1 << 20, late()));
+    disk.hold();
+    let limits = Limits { stop_timeout_ms: 50, ..Limits::default() };
+    let options = Options { limits, ..Options::default() };
+    let server = Server::bind(&dir.path().join("s"), Arc::clone(&disk) as _, options).unwrap();
+    let mut guest = Guest::start(server.path());
+    offer_write(&mut guest, 0, 0, 1);
+    guest.kick();
+    while disk.waiting() == 0 {
+        std::thread::yield_now();
+    }
+    assert_eq!(server.stop().to_string(), "-");
+    disk.release();
+    guest.next_used();
 }
 
 #[test]

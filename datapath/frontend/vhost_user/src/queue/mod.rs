@@ -21,6 +21,7 @@ use std::time::Duration;
 use crate::disk::Disk;
 use crate::fault::RingFault;
 use crate::memory::GuestMemory;
+use crate::positions::StrangerFault;
 use post::{Post, PostBox};
 use rings::Rings;
 pub(crate) use rings::{QUEUE_SIZE, RingAddresses};
@@ -32,7 +33,7 @@ pub(crate) struct Setup {
     pub(crate) number: usize,
     pub(crate) entries: u16,
     pub(crate) addresses: RingAddresses,
-    /// The first available entry to take.
+    /// The first available entry to take, as the front-end says.
     pub(crate) base: u16,
     pub(crate) event_idx: bool,
     pub(crate) indirect: bool,
@@ -46,6 +47,8 @@ pub(crate) struct Setup {
 pub(crate) enum StartError {
     #[error(transparent)]
     Rings(#[from] RingFault),
+    #[error(transparent)]
+    Stranger(#[from] StrangerFault),
     #[error("cannot start its thread: {0}")]
     System(#[from] std::io::Error),
 }
@@ -61,8 +64,12 @@ pub(crate) struct Queue {
 
 impl Queue {
     /// Starts the thread.
-    pub(crate) fn start(setup: Setup) -> Result<Self, StartError> {
+    pub(crate) fn start(mut setup: Setup) -> Result<Self, StartError> {
         let rings = Rings::new(&setup.memory, setup.entries, setup.addresses, setup.event_idx)?;
+        setup.base = setup.disk.start_of(setup.number, setup.base, rings.used_index())?;
+        // Unknown until it ends.
+        setup.disk.ended(setup.number, None);
+        let (disk, number) = (Arc::clone(&setup.disk), setup.number);
         let posts = Arc::new(PostBox::new()?);
         let (end, ended) = sync_channel(1);
         let name = format!("vhost-queue-{}", setup.number);
@@ -71,6 +78,7 @@ impl Queue {
             let posts = Arc::clone(&posts);
             move || {
                 let position = thread::QueueThread::new(setup, rings, posts).run();
+                disk.ended(number, Some(position));
                 // Nobody waits where stopping was given up.
                 let _ = end.send(position);
             }

@@ -96,10 +96,10 @@ impl Guest {
         self.frontend.set_vring_enable(0, true).unwrap();
     }
 
-    /// Whether queue 0 may start at `base`.
-    pub fn try_start(mut self, base: u16) -> bool {
-        self.set_available_index(base);
-        self.set_used_index(base);
+    /// Whether queue 0 may start at `base`, with a ring that says `used`.
+    pub fn try_start(mut self, base: u16, used: u16) -> bool {
+        self.set_available_index(used);
+        self.set_used_index(used);
         self.set_up_queue(base);
         self.frontend.set_vring_enable(0, true).is_ok()
     }

@@ -1,0 +1,79 @@
+//! Where a machine stood when `headwater export --vhost-user --persistent` ended in order, kept beside the cache.
+//!
+//! ```text
+//!   start: the file is read and removed        a machine that stands where it says may go on
+//!   end in order: all answered, flushed, closed, then the file is written
+//!   kill -9, power cut: there is no file       the machine must be started anew: answered writes may be lost
+//! ```
+
+use std::fs::File;
+use std::io::{ErrorKind, Write};
+use std::path::{Path, PathBuf};
+
+use anyhow::Context;
+use headwater_vhost_user::Positions;
+
+/// The file's name in the directory of the persistent cache.
+const NAME: &str = "vhost-user";
+
+/// The place of one cache's file.
+pub struct Resume {
+    dir: PathBuf,
+}
+
+impl Resume {
+    /// For the cache `name` in `cache_dir`.
+    pub fn new(cache_dir: &Path, name: &str) -> Self {
+        Self { dir: cache_dir.join(name) }
+    }
+
+    /// Takes what an end in order left: it is of use once.
+    pub fn take(&self) -> anyhow::Result<Option<Positions>> {
+        let path = self.dir.join(NAME);
+        let failed = || format!("cannot tell from {} where a machine stood", path.display());
+        let text = match std::fs::read_to_string(&path) {
+            Ok(text) => text,
+            Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
+            Err(error) => return Err(error).with_context(failed),
+        };
+        let positions = Positions::parse(&text).map_err(anyhow::Error::msg).with_context(failed)?;
+        std::fs::remove_file(&path).and_then(|()| self.sync()).with_context(failed)?;
+        Ok(Some(positions))
+    }
+
+    /// Leaves it for the next export. The contents must be durable already.
+    pub fn leave(&self, positions: &Positions) -> anyhow::Result<()> {
+        let path = self.dir.join(NAME);
+        let write = || {
+            let mut file = File::create(&path)?;
+            writeln!(file, "{positions}")?;
+            file.sync_all()?;
+            self.sync()
+        };
+        write().with_context(|| format!("cannot note in {} where the machine stands", path.display()))
+    }
+
+    fn sync(&self) -> std::io::Result<()> {
+        File::open(&self.dir)?.sync_all()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_was_left_is_taken_once_and_nonsense_is_an_error() {
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::create_dir(dir.path().join("lab")).unwrap();
+        let resume = Resume::new(dir.path(), "lab");
+        assert_eq!(resume.take().unwrap(), None);
+        let positions = Positions::parse("7 -").unwrap();
+        resume.leave(&positions).unwrap();
+        assert_eq!(resume.take().unwrap(), Some(positions));
+        assert_eq!(resume.take().unwrap(), None);
+        std::fs::write(dir.path().join("lab").join(NAME), "seven").unwrap();
+        let error = format!("{:#}", resume.take().unwrap_err());
+        assert!(error.contains("lab/vhost-user") && error.contains("'seven'"), "{error}");
+    }
+}
