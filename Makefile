@@ -2,7 +2,7 @@
 
 MACHINE_TOOLS := qemu-system-x86_64=qemu-system-x86 qemu-img=qemu-utils
 TEST_TOOLS := nbdkit=nbdkit nbdinfo=libnbd-bin nbdcopy=libnbd-bin fio=fio curl=curl mtype=mtools fsck.vfat=dosfstools
-PEERS := qemu-nbd=qemu-utils nbdkit=nbdkit fio=fio
+PEERS := qemu-nbd=qemu-utils qemu-storage-daemon=qemu-system-common nbdkit=nbdkit fio=fio
 
 .DEFAULT_GOAL := help
 .PHONY: help rust build guest demo test compare bench soak conformance clean

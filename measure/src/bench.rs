@@ -177,11 +177,15 @@ fn check_space(plan: &Plan, case: &Case) -> Result<()> {
     let mut wanted_bytes: u64 = 1 << 30;
     for system in &case.systems {
         wanted_bytes += match system {
-            System::Headwater(cache) => cache.disk_bytes.min(case.set_bytes * 2),
-            System::NbdkitCow | System::QemuNbdWriteback | System::QemuNbdDirect => case.set_bytes,
+            System::Headwater(cache) | System::HeadwaterVhost(cache) => {
+                cache.disk_bytes.min(case.set_bytes * 2)
+            }
+            System::NbdkitCow | System::QemuNbdWriteback | System::QemuNbdDirect | System::QsdQcow2 => {
+                case.set_bytes
+            }
             System::RawDisk if plan.work_dir.join("raw.img").exists() => 0,
             System::RawDisk => device_bytes(plan.quick),
-            System::NbdkitNull | System::NbdkitMemory => 0,
+            System::NbdkitNull | System::NbdkitMemory | System::QsdNull => 0,
         };
     }
     if free_bytes < wanted_bytes {

@@ -58,8 +58,9 @@ pub fn all(quick: bool) -> Vec<Case> {
     let with = |ram_bytes| Cache { mode: "ram+disk", ram_bytes: Some(ram_bytes), disk_bytes: 2 * device };
     let on_disk = Cache { mode: "disk", ram_bytes: None, disk_bytes: 2 * device };
     let tight = Cache { disk_bytes: device / 4 * 5, ..with(small) };
-    let mut against_disk = |name, title, cache, percentage_random, state| {
-        let systems = vec![System::Headwater(cache), System::RawDisk];
+    let mut against_disk = |name: &'static str, title, cache, percentage_random, state| {
+        let ours = if name.starts_with(VHOST) { System::HeadwaterVhost } else { System::Headwater };
+        let systems = vec![ours(cache), System::RawDisk];
         let (set_bytes, depth) = (device, 16);
         all.push(Case { name, title, set_bytes, depth, percentage_random, state, systems });
     };
@@ -79,7 +80,24 @@ pub fn all(quick: bool) -> Vec<Case> {
     against_disk("disk", title, on_disk, 80, State::Filled);
     let title = "random mix, disk mode, 10 GB set, depth 16";
     against_disk("disk-random", title, on_disk, 100, State::Filled);
+    let title = "over vhost-user: VDI mix, 64 MB RAM, 10 GB set, depth 16";
+    against_disk("vhost-overflow-64m", title, with(small), 80, State::Filled);
+    let title = "over vhost-user: VDI mix, disk mode, 10 GB set, depth 16";
+    against_disk("vhost-disk", title, on_disk, 80, State::Filled);
+    all.push(vhost_fits("vhost-fits-qd1", "over vhost-user: VDI mix, set fits in RAM, depth 1", 1, quick));
+    all.push(vhost_fits("vhost-fits-qd16", "over vhost-user: VDI mix, set fits in RAM, depth 16", 16, quick));
+    all.push(vhost_fits("vhost-fits-qd64", "over vhost-user: VDI mix, set fits in RAM, depth 64", 64, quick));
     all
+}
+
+/// Cases over vhost-user begin like this.
+pub const VHOST: &str = "vhost-";
+
+fn vhost_fits(name: &'static str, title: &'static str, depth: u32, quick: bool) -> Case {
+    let mut case = fits(name, title, depth, quick);
+    let ours = case.systems.iter().filter_map(|system| system.cache()).map(System::HeadwaterVhost);
+    case.systems = ours.chain([System::QsdNull, System::QsdQcow2]).collect();
+    case
 }
 
 fn fits(name: &'static str, title: &'static str, depth: u32, quick: bool) -> Case {
@@ -112,7 +130,7 @@ mod tests {
         for quick in [false, true] {
             let all = all(quick);
             for (index, case) in all.iter().enumerate() {
-                assert!(matches!(case.systems[0], System::Headwater(_)), "{}", case.name);
+                assert!(case.systems[0].cache().is_some(), "{}", case.name);
                 assert!(all[..index].iter().all(|other| other.name != case.name), "{}", case.name);
                 assert!(case.set_bytes <= device_bytes(quick), "{}", case.name);
             }
@@ -122,9 +140,9 @@ mod tests {
     #[test]
     fn a_set_fits_or_overflows_as_the_name_says() {
         for case in all(false) {
-            let System::Headwater(cache) = case.systems[0] else { panic!("ours is first") };
+            let cache = case.systems[0].cache().expect("ours is first");
             let ram = cache.ram_bytes.unwrap_or(0);
-            assert_eq!(ram > case.set_bytes, case.name.starts_with("fits"), "{}", case.name);
+            assert_eq!(ram > case.set_bytes, case.name.contains("fits"), "{}", case.name);
         }
     }
 }

@@ -11,6 +11,8 @@ use serde::{Deserialize, Serialize};
 pub enum Target {
     /// An NBD server on a unix socket.
     Nbd(PathBuf),
+    /// A vhost-user-blk server, which our own driver sends requests to.
+    VhostUser(PathBuf),
     /// A file, past the page cache.
     File(PathBuf),
 }
@@ -57,6 +59,9 @@ pub struct Measured {
 
 /// Runs a job on the first `set_bytes` of the target. `seed` makes the offsets repeatable.
 pub fn run(target: &Target, set_bytes: u64, job: Job, seed: usize) -> Result<Measured> {
+    if let Target::VhostUser(socket) = target {
+        return crate::vhost::Client::connect(socket)?.run(set_bytes, job, seed);
+    }
     let output = Command::new("fio")
         .args(arguments(target, set_bytes, job, seed))
         .stdin(Stdio::null())
@@ -108,6 +113,8 @@ fn arguments(target: &Target, set_bytes: u64, job: Job, seed: usize) -> Vec<Stri
             add("--ioengine=nbd".into());
             add(format!("--uri=nbd+unix:///?socket={}", socket.display()));
         }
+        // Not fio's: `run` has sent it elsewhere.
+        Target::VhostUser(_) => {}
         Target::File(path) => {
             add(format!("--ioengine={}", file_engine(&path.with_extension("probe"))));
             add("--direct=1".into());

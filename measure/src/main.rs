@@ -31,8 +31,9 @@ mod report;
 mod statistics;
 mod systems;
 mod targets;
+mod vhost;
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
 use clap::Parser;
@@ -67,10 +68,19 @@ struct Arguments {
     /// Where the results go.
     #[arg(long, default_value = "build/compare")]
     out: PathBuf,
+    /// Only send the VDI mix to this vhost-user-blk socket, on its first GiB, and say what came of it
+    #[arg(long, value_name = "SOCKET")]
+    drive: Option<PathBuf>,
+    /// Requests in flight with --drive
+    #[arg(long, default_value_t = 16, requires = "drive")]
+    depth: u32,
     /// Raw image for the import comparison; without one that comparison is left out, and says so.
     #[arg(long, default_value = "build/guest/guest.raw")]
     image: PathBuf,
 }
+
+/// The part of a disk that --drive uses.
+const DRIVEN_BYTES: u64 = 1 << 30;
 
 /// What every measurement needs to know.
 struct Plan {
@@ -97,6 +107,9 @@ fn main() -> Result<()> {
     if arguments.list {
         print_list();
         return Ok(());
+    }
+    if let Some(socket) = &arguments.drive {
+        return drive(&arguments, socket);
     }
     let plan = plan(&arguments)?;
     let _folders = interrupt::WorkDir::create(&plan.work_dir, &plan.sockets)?;
@@ -140,7 +153,12 @@ fn plan(arguments: &Arguments) -> Result<Plan> {
     if arguments.rounds == 0 || arguments.seconds == 0 {
         bail!("--rounds and --seconds must be at least 1");
     }
-    for (program, package) in [("fio", "fio"), ("nbdkit", "nbdkit"), ("qemu-nbd", "qemu-utils")] {
+    for (program, package) in [
+        ("fio", "fio"),
+        ("nbdkit", "nbdkit"),
+        ("qemu-nbd", "qemu-utils"),
+        ("qemu-storage-daemon", "qemu-system-common"),
+    ] {
         if !process::is_installed(program) {
             bail!("{program} is not installed; `make compare` installs it, or: apt-get install {package}");
         }
@@ -162,6 +180,16 @@ fn plan(arguments: &Arguments) -> Result<Plan> {
         bail!("no case has '{}' in its name; --list shows them", plan.only.join("' or '"));
     }
     Ok(plan)
+}
+
+fn drive(arguments: &Arguments, socket: &Path) -> Result<()> {
+    let mut client = vhost::Client::connect(socket)?;
+    client.run(DRIVEN_BYTES, fio::Job::Fill, 0)?;
+    let job = fio::Job::Mix { percentage_random: 80, depth: arguments.depth, seconds: arguments.seconds };
+    for round in 0..arguments.rounds {
+        println!("{}", serde_json::to_string(&client.run(DRIVEN_BYTES, job, round)?)?);
+    }
+    Ok(())
 }
 
 fn print_list() {

@@ -29,8 +29,10 @@ pub struct Cache {
 /// Something that offers a disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum System {
-    /// `headwater export`.
+    /// `headwater export --nbd`.
     Headwater(Cache),
+    /// `headwater export --vhost-user`.
+    HeadwaterVhost(Cache),
     /// Throws writes away: the limit of fio's NBD path.
     NbdkitNull,
     /// A sparse array in memory.
@@ -41,6 +43,10 @@ pub enum System {
     QemuNbdWriteback,
     /// A qcow2 overlay past the page cache.
     QemuNbdDirect,
+    /// Throws writes away: the limit of the vhost-user path. It copies no data.
+    QsdNull,
+    /// A qcow2 overlay in the page cache, over vhost-user.
+    QsdQcow2,
     /// A file by fio itself, past the page cache.
     RawDisk,
 }
@@ -49,14 +55,28 @@ impl System {
     /// Name in results.
     pub fn name(self) -> &'static str {
         match self {
-            System::Headwater(_) => "headwater",
+            System::Headwater(_) | System::HeadwaterVhost(_) => "headwater",
             System::NbdkitNull => "nbdkit null",
             System::NbdkitMemory => "nbdkit memory",
             System::NbdkitCow => "nbdkit file+cow",
             System::QemuNbdWriteback => "qemu-nbd qcow2 writeback",
             System::QemuNbdDirect => "qemu-nbd qcow2 direct",
+            System::QsdNull => "storage-daemon null-co",
+            System::QsdQcow2 => "storage-daemon qcow2",
             System::RawDisk => "raw disk",
         }
+    }
+
+    /// The write cache, where it is ours.
+    pub fn cache(self) -> Option<Cache> {
+        match self {
+            System::Headwater(cache) | System::HeadwaterVhost(cache) => Some(cache),
+            _ => None,
+        }
+    }
+
+    fn is_vhost_user(self) -> bool {
+        matches!(self, System::HeadwaterVhost(_) | System::QsdNull | System::QsdQcow2)
     }
 
     /// Starts it with a disk of `device_bytes`; ready for requests when this returns.
@@ -76,7 +96,11 @@ impl System {
         let mut command = self.command(plan, &folder, &socket, device_bytes)?;
         let process = Process::start(&mut command, name)?;
         // Kept from here on, so that a failure below ends the process and removes its files.
-        let target = Target::Nbd(socket.clone());
+        let target = if self.is_vhost_user() {
+            Target::VhostUser(socket.clone())
+        } else {
+            Target::Nbd(socket.clone())
+        };
         let mut running = Running { target, process: Some(process), folder: Some(folder), is_filled: false };
         running.wait_until_ready(&socket)?;
         Ok(running)
@@ -84,19 +108,23 @@ impl System {
 
     fn command(self, plan: &Plan, folder: &Path, socket: &Path, device_bytes: u64) -> Result<Command> {
         let mut command = match self {
-            System::Headwater(_) => Command::new(&plan.headwater),
+            System::Headwater(_) | System::HeadwaterVhost(_) => Command::new(&plan.headwater),
+            System::QsdNull | System::QsdQcow2 => Command::new("qemu-storage-daemon"),
             System::NbdkitNull | System::NbdkitMemory | System::NbdkitCow => Command::new("nbdkit"),
             System::QemuNbdWriteback | System::QemuNbdDirect => Command::new("qemu-nbd"),
             System::RawDisk => bail!("the raw disk has no server"),
         };
         match self {
-            System::Headwater(cache) => {
+            System::Headwater(cache) | System::HeadwaterVhost(cache) => {
                 command.args(["export", &format!("null:{device_bytes}"), "--cache", cache.mode]);
                 command.args(["--disk", &cache.disk_bytes.to_string()]).arg("--cache-dir").arg(folder);
                 if let Some(ram_bytes) = cache.ram_bytes {
                     command.args(["--ram", &ram_bytes.to_string()]);
                 }
-                command.arg("--nbd").arg(format!("unix:{}", socket.display()));
+                match self {
+                    System::HeadwaterVhost(_) => command.arg("--vhost-user").arg(socket),
+                    _ => command.arg("--nbd").arg(format!("unix:{}", socket.display())),
+                };
             }
             System::NbdkitNull | System::NbdkitMemory => {
                 let plugin = if self == System::NbdkitNull { "null" } else { "memory" };
@@ -119,10 +147,29 @@ impl System {
                 };
                 command.args(["-f", "qcow2", "-t", "-e", "0"]).args(cache).arg("-k").arg(socket).arg(overlay);
             }
+            System::QsdNull => {
+                storage_daemon(&mut command, socket, &format!("driver=null-co,size={device_bytes}"))
+            }
+            System::QsdQcow2 => {
+                let overlay = qcow2_overlay(folder, device_bytes)?;
+                let file = format!("file.driver=file,file.filename={}", overlay.display());
+                storage_daemon(&mut command, socket, &format!("driver=qcow2,{file},discard=unmap"));
+            }
             System::RawDisk => {}
         }
         Ok(command)
     }
+}
+
+/// A disk with a thread of its own that polls as long as QEMU's do by default.
+fn storage_daemon(command: &mut Command, socket: &Path, disk: &str) {
+    let export = format!(
+        "type=vhost-user-blk,id=export,node-name=disk,writable=on,num-queues=1,iothread=thread,\
+         addr.type=unix,addr.path={}",
+        socket.display()
+    );
+    command.args(["--object", "iothread,id=thread,poll-max-ns=32768"]);
+    command.args(["--blockdev", &format!("{disk},node-name=disk")]).args(["--export", &export]);
 }
 
 fn make_file(path: &Path, bytes: u64, is_allocated: bool) -> Result<()> {

@@ -112,7 +112,9 @@ const CPU: &str = "us CPU/op";
 pub fn rows(results: &Results) -> Vec<Row> {
     let mut rows = Vec::new();
     for case in &results.cases {
-        if case.name.starts_with("fits-") {
+        if case.name.starts_with("vhost-fits-") {
+            vhost_fits_rows(case, &mut rows);
+        } else if case.name.starts_with("fits-") {
             fits_rows(case, &mut rows);
         } else {
             disk_rows(case, &mut rows);
@@ -139,11 +141,29 @@ fn fits_rows(case: &CaseResult, rows: &mut Vec<Row>) {
     }
 }
 
+/// Beside a server that throws writes away, and beside an overlay. At depth 1 a request's time is what counts.
+fn vhost_fits_rows(case: &CaseResult, rows: &mut Vec<Row>) {
+    let Some(ours) = case.system(OURS) else { return };
+    for peer in case.systems.iter().filter(|system| system.system != OURS) {
+        let is_limit = peer.system == "storage-daemon null-co";
+        if case.depth == 1 {
+            let us = |system: &crate::bench::SystemResult| system.iops().map(|iops| 1e6 / iops);
+            let goal = if is_limit { Goal::AtMost(1.1) } else { Goal::None };
+            rows.push(Row::new(case.name, "us/op", us(ours), peer.system, us(peer), goal));
+            continue;
+        }
+        let goal = Goal::AtLeast(if is_limit { 0.7 } else { 5.0 });
+        rows.push(Row::new(case.name, IOPS, ours.iops(), peer.system, peer.iops(), goal));
+    }
+}
+
 fn disk_rows(case: &CaseResult, rows: &mut Vec<Row>) {
     let (Some(ours), Some(raw)) = (case.system(OURS), case.system("raw disk")) else { return };
     let goal = match case.name {
         "overflow-64m" | "overflow-64m-fresh" => 1.3,
         "disk" => 1.2,
+        "vhost-overflow-64m" => 2.0,
+        "vhost-disk" => 1.5,
         _ => 1.0,
     };
     rows.push(Row::new(case.name, IOPS, ours.iops(), raw.system, raw.iops(), Goal::AtLeast(goal)));

@@ -1,0 +1,280 @@
+//! A driver for vhost-user-blk disks that does the same work as fio does elsewhere.
+//!
+//! It watches the used ring and never sleeps, so that what is measured is the server. Buffers hold random data from the
+//! start, and each write changes a part of its buffer, so that nothing is equal to what is there or can be packed. It does
+//! not touch what it has read.
+
+mod latencies;
+mod memory;
+
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+use virtio_driver::{QueueNotifier, VhostUser, VirtioBlkQueue, VirtioBlkTransport, VirtioFeatureFlags};
+
+use crate::fio::{Job, Measured};
+use latencies::Latencies;
+use memory::{Buffers, Direction, Request};
+
+/// Entries of the queue; a request takes three.
+const QUEUE_ENTRIES: u16 = 256;
+
+/// Most requests in flight that the queue has room for.
+pub const MOST_DEPTH: u32 = QUEUE_ENTRIES as u32 / 3;
+
+/// Features of a block device that are of use here: multi-queue, flush.
+const BLOCK_FEATURES: u64 = 1 << 12 | 1 << 9;
+
+const BLOCK_BYTES: usize = 4096;
+const FILL_BYTES: usize = 256 << 10;
+
+/// A request that takes longer has been lost.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// A connected disk with one queue.
+pub struct Client {
+    queue: VirtioBlkQueue<'static, Ticket>,
+    notifier: Box<dyn QueueNotifier>,
+    transport: Box<VirtioBlkTransport>,
+}
+
+/// What is known of a request in flight.
+#[derive(Clone, Copy)]
+struct Ticket {
+    slot: usize,
+    direction: Direction,
+    since: Instant,
+}
+
+impl Client {
+    /// Connects.
+    pub fn connect(socket: &Path) -> Result<Self> {
+        let path = socket.to_str().context("the socket's path is no text")?;
+        let features = (VirtioFeatureFlags::VERSION_1 | VirtioFeatureFlags::RING_EVENT_IDX).bits();
+        let transport = VhostUser::new(path, features | BLOCK_FEATURES);
+        let transport = transport.map_err(|e| anyhow::anyhow!("cannot connect to {path}: {e}"))?;
+        let mut transport: Box<VirtioBlkTransport> = Box::new(transport);
+        let mut queues = VirtioBlkQueue::setup_queues(&mut *transport, 1, QUEUE_ENTRIES)?;
+        let queue = queues.pop().context("no queue")?;
+        let notifier = transport.get_submission_notifier(0);
+        Ok(Self { queue, notifier, transport })
+    }
+
+    /// Does a job on the first `set_bytes` of the disk.
+    pub fn run(&mut self, set_bytes: u64, job: Job, seed: usize) -> Result<Measured> {
+        let mut work = Work::new(set_bytes, job, seed)?;
+        let mut buffers = Buffers::share(&mut *self.transport, work.depth, work.bytes, work.random.next())?;
+        self.queue.set_used_notif_enabled(false);
+        let started = Instant::now();
+        let deadline = work.runs_for.map(|time| started + time);
+        let mut in_flight = 0;
+        let mut now = started;
+        for slot in 0..work.depth {
+            in_flight += usize::from(self.submit(&mut work, &mut buffers, slot, now)?);
+        }
+        self.kick()?;
+        let mut last = now;
+        let mut done: Vec<Ticket> = Vec::with_capacity(work.depth);
+        while in_flight > 0 {
+            for completion in self.queue.completions() {
+                if completion.ret != 0 {
+                    bail!("a request failed with error {}", -completion.ret);
+                }
+                done.push(completion.context);
+            }
+            now = Instant::now();
+            if done.is_empty() {
+                if now.duration_since(last) > PATIENCE {
+                    bail!("no answer for {} s", PATIENCE.as_secs());
+                }
+                std::hint::spin_loop();
+                continue;
+            }
+            last = now;
+            if deadline.is_some_and(|deadline| now >= deadline) {
+                work.is_over = true;
+            }
+            for ticket in done.drain(..) {
+                work.count(ticket, now);
+                in_flight -= 1;
+                in_flight += usize::from(self.submit(&mut work, &mut buffers, ticket.slot, now)?);
+            }
+            self.kick()?;
+        }
+        work.measured(now - started)
+    }
+
+    /// Puts the next request into the ring; `false` if there is none.
+    fn submit(&mut self, work: &mut Work, buffers: &mut Buffers, slot: usize, now: Instant) -> Result<bool> {
+        let Some((direction, at)) = work.next() else { return Ok(false) };
+        let ticket = Ticket { slot, direction, since: now };
+        let request = Request { slot, direction, at, stamp: work.random.next() };
+        buffers.queue(&mut self.queue, request, ticket)?;
+        Ok(true)
+    }
+
+    fn kick(&mut self) -> Result<()> {
+        if self.queue.avail_notif_needed() {
+            self.notifier.notify().context("cannot kick the server")?;
+        }
+        Ok(())
+    }
+}
+
+/// What is still to do, and what was done.
+struct Work {
+    set_blocks: u64,
+    depth: usize,
+    /// Bytes of a request.
+    bytes: usize,
+    kind: Kind,
+    runs_for: Option<Duration>,
+    is_over: bool,
+    random: Random,
+    /// Where the next sequential request goes, in requests.
+    next_block: u64,
+    left: u64,
+    reads: Latencies,
+    writes: Latencies,
+}
+
+#[derive(Clone, Copy)]
+enum Kind {
+    Mix { percentage_random: u64 },
+    Sequential,
+    Random,
+}
+
+impl Work {
+    fn new(set_bytes: u64, job: Job, seed: usize) -> Result<Self> {
+        let (kind, depth, bytes, runs_for, left) = match job {
+            Job::Mix { percentage_random, depth, seconds } => (
+                Kind::Mix { percentage_random: percentage_random.into() },
+                depth.min(MOST_DEPTH),
+                BLOCK_BYTES,
+                Some(Duration::from_secs(seconds.into())),
+                u64::MAX,
+            ),
+            Job::Fill => (Kind::Sequential, 8, FILL_BYTES, None, set_bytes / FILL_BYTES as u64),
+            Job::RandomWrites { total_bytes } => {
+                (Kind::Random, 16, BLOCK_BYTES, None, total_bytes / BLOCK_BYTES as u64)
+            }
+        };
+        let set_blocks = set_bytes / bytes as u64;
+        if set_blocks == 0 {
+            bail!("a set of {set_bytes} bytes is smaller than a request");
+        }
+        Ok(Self {
+            set_blocks,
+            depth: usize::try_from(depth)?,
+            bytes,
+            kind,
+            runs_for,
+            is_over: false,
+            random: Random::new(seed),
+            next_block: 0,
+            left,
+            reads: Latencies::default(),
+            writes: Latencies::default(),
+        })
+    }
+
+    fn next(&mut self) -> Option<(Direction, u64)> {
+        if self.is_over || self.left == 0 {
+            return None;
+        }
+        self.left -= 1;
+        let (random_share, write_share) = match self.kind {
+            Kind::Mix { percentage_random } => (percentage_random, 80),
+            Kind::Sequential => (0, 100),
+            Kind::Random => (100, 100),
+        };
+        let is_random = self.random.below(100) < random_share;
+        let block = if is_random { self.random.below(self.set_blocks) } else { self.next_block };
+        self.next_block = (block + 1) % self.set_blocks;
+        let is_write = self.random.below(100) < write_share;
+        let direction = if is_write { Direction::Write } else { Direction::Read };
+        Some((direction, block * self.bytes as u64))
+    }
+
+    fn count(&mut self, ticket: Ticket, now: Instant) {
+        let took = now.duration_since(ticket.since);
+        match ticket.direction {
+            Direction::Read => self.reads.add(took),
+            Direction::Write => self.writes.add(took),
+        }
+    }
+
+    fn measured(&self, took: Duration) -> Result<Measured> {
+        let operations = self.reads.count() + self.writes.count();
+        let count = |n: u64| u32::try_from(n).map(f64::from).context("more operations than can be counted");
+        if operations == 0 {
+            bail!("no operation was done");
+        }
+        Ok(Measured {
+            iops: count(operations)? / took.as_secs_f64(),
+            operations,
+            written_bytes: self.writes.count() * self.bytes as u64,
+            seconds: took.as_secs_f64(),
+            write_mean_us: self.writes.mean_us(),
+            write_p99_us: self.writes.p99_us(),
+            read_p99_us: self.reads.p99_us(),
+        })
+    }
+}
+
+/// A small generator (xorshift64*): the same seed gives the same offsets.
+struct Random(u64);
+
+impl Random {
+    fn new(seed: usize) -> Self {
+        let seed = u64::try_from(seed).unwrap_or(0).wrapping_add(1);
+        Self(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15))
+    }
+
+    fn next(&mut self) -> u64 {
+        self.0 ^= self.0 >> 12;
+        self.0 ^= self.0 << 25;
+        self.0 ^= self.0 >> 27;
+        self.0.wrapping_mul(0x2545_f491_4f6c_dd1d)
+    }
+
+    /// A number below `end`, from the high bits.
+    fn below(&mut self, end: u64) -> u64 {
+        let product = u128::from(self.next()) * u128::from(end);
+        u64::try_from(product >> 64).unwrap_or(0)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_mix_is_the_one_of_the_studies() {
+        let job = Job::Mix { percentage_random: 80, depth: 16, seconds: 1 };
+        let mut work = Work::new(1 << 30, job, 3).unwrap();
+        let (mut writes, mut sequential, mut before) = (0, 0, u64::MAX);
+        for _ in 0..100_000 {
+            let (direction, at) = work.next().unwrap();
+            assert!(at % 4096 == 0 && at < 1 << 30);
+            writes += u32::from(direction == Direction::Write);
+            sequential += u32::from(before.checked_add(4096) == Some(at));
+            before = at;
+        }
+        assert!((79_000..81_000).contains(&writes), "{writes}");
+        assert!((19_000..21_000).contains(&sequential), "{sequential}");
+        work.is_over = true;
+        assert!(work.next().is_none());
+    }
+
+    #[test]
+    fn a_fill_writes_each_block_once_in_order() {
+        let mut work = Work::new(4 << 20, Job::Fill, 0).unwrap();
+        let all: Vec<_> = std::iter::from_fn(|| work.next()).collect();
+        let expected: Vec<_> = (0..16).map(|n| (Direction::Write, n * (256 << 10))).collect();
+        assert_eq!(all, expected);
+        assert!(Work::new(100, Job::Fill, 0).is_err());
+    }
+}
