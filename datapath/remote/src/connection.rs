@@ -1,0 +1,198 @@
+//! One TCP connection that never blocks, with or without TLS.
+//!
+//! | state | `drive` |
+//! |---|---|
+//! | connecting | looks whether the connection stands, then sends |
+//! | sending | sends what is left of the request (TLS: and of the handshake) |
+//! | receiving | nothing to do; `read` gives what arrived |
+
+use std::io::{Error, ErrorKind, Read, Write};
+use std::net::{SocketAddr, TcpStream};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+
+use rustix::event::PollFlags;
+use rustix::net::{AddressFamily, SocketFlags, SocketType, sockopt};
+use rustls::pki_types::ServerName;
+use rustls::{ClientConfig, ClientConnection};
+
+/// What is received at a time for TLS: many records, so that system calls do not count.
+const RECEIVE_BYTES: usize = 128 << 10;
+
+/// How a server's connections are encrypted.
+#[derive(Clone)]
+pub(crate) struct TlsPeer {
+    pub config: Arc<ClientConfig>,
+    pub name: ServerName<'static>,
+}
+
+struct Tls {
+    session: ClientConnection,
+    /// Received, and not yet given to the session.
+    received: Vec<u8>,
+    taken: usize,
+}
+
+pub(crate) struct Connection {
+    socket: TcpStream,
+    connecting: bool,
+    /// Plaintext that is not sent yet; with TLS the session keeps it.
+    unsent: Vec<u8>,
+    tls: Option<Box<Tls>>,
+}
+
+impl Connection {
+    /// Starts to connect.
+    pub(crate) fn start(address: SocketAddr, tls: Option<&TlsPeer>) -> Result<Self, Error> {
+        let family = if address.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
+        let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
+        let socket: OwnedFd = rustix::net::socket_with(family, SocketType::STREAM, flags, None)?;
+        sockopt::set_tcp_nodelay(&socket, true)?;
+        let connecting = match rustix::net::connect(&socket, &address) {
+            Ok(()) => false,
+            Err(rustix::io::Errno::INPROGRESS) => true,
+            Err(e) => return Err(e.into()),
+        };
+        let tls = match tls {
+            None => None,
+            Some(peer) => {
+                let session = ClientConnection::new(Arc::clone(&peer.config), peer.name.clone())
+                    .map_err(Error::other)?;
+                Some(Box::new(Tls { session, received: Vec::new(), taken: 0 }))
+            }
+        };
+        Ok(Self { socket: TcpStream::from(socket), connecting, unsent: Vec::new(), tls })
+    }
+
+    /// Queues bytes for sending.
+    pub(crate) fn send(&mut self, bytes: &[u8]) -> Result<(), Error> {
+        match &mut self.tls {
+            Some(tls) => tls.session.writer().write_all(bytes),
+            None => {
+                self.unsent.extend_from_slice(bytes);
+                Ok(())
+            }
+        }
+    }
+
+    /// Sends what can be sent without waiting.
+    pub(crate) fn drive(&mut self) -> Result<(), Error> {
+        if self.connecting {
+            let mut ready = [rustix::event::PollFd::new(&self.socket, PollFlags::OUT)];
+            let zero = rustix::event::Timespec { tv_sec: 0, tv_nsec: 0 };
+            if rustix::event::poll(&mut ready, Some(&zero))? == 0 {
+                return Ok(());
+            }
+            sockopt::socket_error(&self.socket)?.map_err(Error::from)?;
+            self.connecting = false;
+        }
+        match &mut self.tls {
+            Some(tls) => {
+                while tls.session.wants_write() {
+                    match tls.session.write_tls(&mut self.socket) {
+                        Ok(_) => {}
+                        Err(e) if e.kind() == ErrorKind::WouldBlock => break,
+                        Err(e) if e.kind() == ErrorKind::Interrupted => {}
+                        Err(e) => return Err(e),
+                    }
+                }
+            }
+            None => {
+                while !self.unsent.is_empty() {
+                    match self.socket.write(&self.unsent) {
+                        Ok(0) => return Err(ErrorKind::WriteZero.into()),
+                        Ok(sent) => drop(self.unsent.drain(..sent)),
+                        Err(e) if e.kind() == ErrorKind::WouldBlock => break,
+                        Err(e) if e.kind() == ErrorKind::Interrupted => {}
+                        Err(e) => return Err(e),
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether the connection stands.
+    pub(crate) fn is_connected(&self) -> bool {
+        !self.connecting
+    }
+
+    /// Takes what arrived: `Ok(0)` is the end of the stream, `WouldBlock` means later.
+    pub(crate) fn read(&mut self, into: &mut [u8]) -> Result<usize, Error> {
+        if self.connecting {
+            return Err(ErrorKind::WouldBlock.into());
+        }
+        let Some(tls) = &mut self.tls else {
+            return receive(&mut self.socket, into);
+        };
+        loop {
+            match tls.session.reader().read(into) {
+                Err(e) if e.kind() == ErrorKind::WouldBlock => {}
+                // An end without TLS's own good-bye is an end all the same: lengths tell what is missing.
+                Err(e) if e.kind() == ErrorKind::UnexpectedEof => return Ok(0),
+                read => return read,
+            }
+            if tls.taken >= tls.received.len() {
+                tls.received.resize(RECEIVE_BYTES, 0);
+                tls.taken = 0;
+                match receive(&mut self.socket, &mut tls.received) {
+                    Ok(got) => tls.received.truncate(got),
+                    Err(e) => {
+                        tls.received.clear();
+                        return Err(e);
+                    }
+                }
+            }
+            let mut rest = tls.received.get(tls.taken..).unwrap_or_default();
+            let before = rest.len();
+            let taken = tls.session.read_tls(&mut rest)?;
+            tls.taken += before - rest.len();
+            if let Err(e) = tls.session.process_new_packets() {
+                // The reason why, for the server; it may be gone.
+                let _ = tls.session.write_tls(&mut self.socket);
+                return Err(Error::new(ErrorKind::InvalidData, e));
+            }
+            while tls.session.wants_write() {
+                match tls.session.write_tls(&mut self.socket) {
+                    Ok(_) => {}
+                    Err(e) if e.kind() == ErrorKind::WouldBlock => break,
+                    Err(e) => return Err(e),
+                }
+            }
+            if taken == 0 {
+                return match tls.session.reader().read(into) {
+                    Err(e) if e.kind() == ErrorKind::WouldBlock => Ok(0),
+                    Err(e) if e.kind() == ErrorKind::UnexpectedEof => Ok(0),
+                    read => read,
+                };
+            }
+        }
+    }
+
+    /// Whether nothing has arrived and the other side has not closed: it can carry another request.
+    pub(crate) fn is_quiet(&mut self) -> bool {
+        let mut byte = [0];
+        matches!(self.read(&mut byte), Err(e) if e.kind() == ErrorKind::WouldBlock)
+    }
+
+    pub(crate) fn fd(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
+
+    /// What to wait for.
+    pub(crate) fn interest(&self) -> PollFlags {
+        let sending = self.connecting
+            || !self.unsent.is_empty()
+            || self.tls.as_ref().is_some_and(|tls| tls.session.wants_write());
+        if sending { PollFlags::IN | PollFlags::OUT } else { PollFlags::IN }
+    }
+}
+
+fn receive(socket: &mut TcpStream, into: &mut [u8]) -> Result<usize, Error> {
+    loop {
+        match socket.read(into) {
+            Err(e) if e.kind() == ErrorKind::Interrupted => {}
+            read => return read,
+        }
+    }
+}

@@ -1,0 +1,67 @@
+//! Step 5 of the data path, from afar: a store that is read from a list of HTTP(S) servers.
+//!
+//! ```text
+//!   Object::read_checked --> read: choose the fastest server --> transfer --> connection (TCP, TLS)
+//!                              |  late: the same again from a second one        |
+//!                              |  failed or wrong: the next one                 v
+//!                              |                                         check by the caller
+//!                              +--> nobody left: wait, say so -- probe thread: one is back --> go on
+//! ```
+//!
+//! # Guarantees
+//! - What is returned has the hash that was asked for, or was accepted by the caller's check; a server that
+//!   gives wrong bytes, a wrong length, a body without an end or a redirect is put aside, with a message.
+//! - A read goes on without an error while at least one server has the bytes. When all are gone, reads wait,
+//!   say so once, and go on when one is back, for as long as the store is open.
+//! - A read that is late is asked for a second time from another server; the first answer counts.
+//! - A token goes to the configured servers only, and never unencrypted over a network.
+//!
+//! # Limits
+//! - [`SERVERS_MAX`] servers; a connection for each read under way, [`Limits::idle_connections`] kept idle.
+//! - Opening, and looking up images, does not wait for servers: it fails and says why each one did.
+//! - A body is at most as long as what was asked for; a head has at most 16 KiB.
+//!
+//! # Errors
+//! [`StoreError`](headwater_store::StoreError), with what each server answered.
+//!
+//! # Not here
+//! Writing; caching and readahead (`headwater-image`); HTTP/2, proxies, cookies, compression of bodies. The
+//! protocol is in `docs/http-store.md`.
+//!
+//! Start reading at [`remote_store`], then [`read`] and [`servers`].
+
+#![cfg_attr(
+    not(test),
+    warn(
+        clippy::unwrap_used,
+        clippy::expect_used,
+        clippy::panic,
+        clippy::todo,
+        clippy::unimplemented,
+        clippy::indexing_slicing,
+        clippy::string_slice,
+        clippy::get_unwrap,
+        clippy::cast_possible_truncation,
+        clippy::cast_possible_wrap,
+        clippy::cast_sign_loss,
+        clippy::cast_precision_loss
+    )
+)]
+
+pub mod read;
+pub mod remote_store;
+pub mod servers;
+pub mod status;
+pub mod url;
+
+mod connection;
+mod head;
+mod probe;
+mod speed;
+mod tls;
+mod transfer;
+
+pub use remote_store::{Options, RemoteStore};
+pub use servers::{Limits, SERVERS_MAX};
+pub use status::{Counters, ServerState, ServerStatus, Status};
+pub use url::ServerUrl;

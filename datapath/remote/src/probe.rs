@@ -1,0 +1,150 @@
+//! The thread that finds out which servers are there: when the store is opened, after they failed, and by and
+//! by for those that nobody asks. It also keeps the versions that are open from being removed.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use headwater_store::Hash;
+use rustix::event::{PollFd, Timespec, poll};
+
+use crate::servers::{Health, Servers};
+use crate::transfer::{Fault, Transfer, Wanted};
+
+/// A server that nobody has asked for so long is measured.
+const MEASURE_AFTER: Duration = Duration::from_secs(5);
+/// How often servers are told that a version is in use.
+const KEEP_EVERY: Duration = Duration::from_secs(600);
+
+/// The start of the file `store`: enough to know that the server is one, and that it gives ranges.
+const START: Wanted = Wanted::Range { first: 0, len: 16, total: Some(64) };
+const MAGIC: &[u8] = b"HWSTORE\n";
+
+/// Probes until the store is closed.
+pub(crate) fn run(servers: &Arc<Servers>) {
+    let mut keep_at = Instant::now() + KEEP_EVERY;
+    while !servers.is_closed() {
+        let now = Instant::now();
+        let (due, mut next) = take_due(servers, now);
+        for index in due {
+            let probing = Arc::clone(servers);
+            // One that hangs must not keep the others waiting.
+            let started = std::thread::Builder::new()
+                .name(format!("probe-{index}"))
+                .spawn(move || probe(&probing, index));
+            if let Err(e) = started {
+                tracing::warn!(error = %e, "cannot start a thread to look for a server; trying again");
+                done(servers, index);
+            }
+        }
+        if now >= keep_at {
+            keep_at = now + KEEP_EVERY;
+            keep_versions(servers);
+        }
+        next = next.min(keep_at);
+        let mut state = servers.state.lock();
+        if !servers.is_closed() {
+            servers.changed.wait_until(&mut state, next.max(now + Duration::from_millis(10)));
+        }
+    }
+}
+
+/// Those to probe now, marked as such, and when the next one is due.
+fn take_due(servers: &Servers, now: Instant) -> (Vec<usize>, Instant) {
+    let mut due = Vec::new();
+    let mut next = now + MEASURE_AFTER;
+    let several = servers.list.len() > 1;
+    for (index, record) in servers.state.lock().records.iter_mut().enumerate() {
+        let at = match record.health {
+            Health::Down { probe_at } | Health::Aside { probe_at } => probe_at,
+            Health::Up if several => record.sampled_at + MEASURE_AFTER,
+            _ => continue,
+        };
+        if record.probing {
+            continue;
+        }
+        if at <= now {
+            record.probing = true;
+            due.push(index);
+        } else {
+            next = next.min(at);
+        }
+    }
+    (due, next)
+}
+
+fn done(servers: &Servers, index: usize) {
+    if let Some(record) = servers.state.lock().records.get_mut(index) {
+        record.probing = false;
+        record.probes += 1;
+    }
+    servers.changed.notify_all();
+}
+
+fn probe(servers: &Servers, index: usize) {
+    let outcome = ask(servers, index);
+    match outcome {
+        Ok(first_byte) => servers.is_back(index, first_byte),
+        Err(fault) => {
+            let fault = match fault {
+                Fault::Missing => Fault::Odd("there is no store at this URL (status 404)".into()),
+                Fault::Stale => Fault::Gone("it closed the connection".into()),
+                other => other,
+            };
+            servers.failed(index, "store", &fault);
+        }
+    }
+    done(servers, index);
+}
+
+fn ask(servers: &Servers, index: usize) -> Result<Duration, Fault> {
+    let Some(server) = servers.list.get(index) else { return Err(Fault::Missing) };
+    server.resolve()?;
+    if let Err(e) = servers.read_token() {
+        tracing::warn!(error = %e, "going on with the token that was read before");
+    }
+    let mut outcome = Err(Fault::Gone("its name has no address".into()));
+    for _ in 0..server.addresses() {
+        outcome = servers.start(index, "store", START, true).and_then(|transfer| finish(servers, transfer));
+        match &outcome {
+            // The next address of the name.
+            Err(Fault::Gone(_)) => server.next_address(),
+            _ => break,
+        }
+    }
+    let (body, first_byte) = outcome?;
+    if body.starts_with(MAGIC) {
+        return Ok(first_byte);
+    }
+    Err(Fault::Odd("what is at this URL is not an image store".into()))
+}
+
+fn finish(servers: &Servers, mut transfer: Transfer) -> Result<(Vec<u8>, Duration), Fault> {
+    while !transfer.advance()? {
+        let silent = transfer.last_progress().elapsed();
+        if servers.is_closed() || silent >= servers.limits.stall {
+            return Err(Fault::Gone(format!("it did not answer for {:.1} s", silent.as_secs_f64())));
+        }
+        let connection = transfer.connection();
+        let mut socket = [PollFd::from_borrowed_fd(connection.fd(), connection.interest())];
+        let longest = Timespec { tv_sec: 0, tv_nsec: 250_000_000 };
+        let _ = poll(&mut socket, Some(&longest));
+    }
+    let first_byte = transfer.first_byte();
+    Ok((transfer.finish().0, first_byte))
+}
+
+/// Asks for the first byte of the manifests in use: a server that knows of it removes none of them for an hour.
+fn keep_versions(servers: &Servers) {
+    let pins: Vec<Hash> = servers.state.lock().pins.iter().map(|(manifest, _)| *manifest).collect();
+    for manifest in pins {
+        let path = format!("manifests/{manifest}");
+        let wanted = Wanted::Range { first: 0, len: 1, total: None };
+        for index in 0..servers.list.len() {
+            let asked =
+                servers.start(index, &path, wanted, true).and_then(|transfer| finish(servers, transfer));
+            if let Err(fault) = asked {
+                tracing::debug!(server = index, ?fault, %manifest, "cannot tell a server that a version is in use");
+            }
+        }
+    }
+}

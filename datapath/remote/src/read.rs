@@ -1,0 +1,293 @@
+//! A read: choose a server, ask it, ask another one when it is late or fails, check, wait when nobody is left.
+
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use headwater_store::{Check, StoreError, StoreErrorKind};
+use rustix::event::{PollFd, Timespec, poll};
+
+use crate::servers::Servers;
+use crate::transfer::{Fault, Transfer, Wanted};
+
+/// How long one wait for sockets lasts at most, so that a closed store is noticed.
+const POLL_MAX: Duration = Duration::from_millis(250);
+/// A read that is late is asked for a second time at most for one in so many ..
+const HEDGE_SHARE: u64 = 20;
+/// .. apart from so many.
+const HEDGE_FREE: u64 = 8;
+
+/// What is to be read.
+pub(crate) struct Ask<'a> {
+    /// Below the servers' base URLs.
+    pub path: &'a str,
+    pub wanted: Wanted,
+    /// Whether to wait for a server when none is left.
+    pub patient: bool,
+    /// Whether a good server may not have this, and may then answer in ways of its own.
+    pub optional: bool,
+}
+
+/// What was read.
+pub(crate) struct Answer {
+    pub body: Vec<u8>,
+    /// How long the whole is of which a part was asked for, as the server says.
+    pub total: Option<u64>,
+}
+
+/// Why a server has no good bytes, although it answers.
+enum Verdict {
+    Missing,
+    Wrong(StoreError),
+}
+
+/// A request under way.
+struct Running<'a> {
+    server: usize,
+    transfer: Transfer,
+    _counted: Counted<'a>,
+}
+
+/// Counts a request at its server while it lives.
+struct Counted<'a>(&'a Servers, usize);
+
+impl Drop for Counted<'_> {
+    fn drop(&mut self) {
+        self.0.in_flight(self.1, false);
+    }
+}
+
+enum Attempt {
+    /// The body, and who sent it.
+    Answer {
+        server: usize,
+        answer: Answer,
+        times: Option<(Duration, Duration)>,
+    },
+    /// All that were asked failed; they have been told.
+    Failed(Vec<(usize, Fault)>),
+    Closed,
+}
+
+/// Reads until somebody gives what `check` accepts.
+pub(crate) fn read(servers: &Servers, ask: &Ask<'_>, check: &mut Check<'_>) -> Result<Answer, StoreError> {
+    let mut verdicts: Vec<Option<Verdict>> = servers.list.iter().map(|_| None).collect();
+    let len = match ask.wanted {
+        Wanted::Range { len, .. } => len,
+        Wanted::Whole { .. } => 0,
+    };
+    let (mut failed_before, mut better_until, mut waiting_since) = (false, None, None);
+    loop {
+        if servers.is_closed() {
+            return Err(StoreError::new(StoreErrorKind::Io, "the store was closed during a read"));
+        }
+        let excluded: Vec<bool> = verdicts.iter().map(Option::is_some).collect();
+        let Some(first) = servers.choose(len, &excluded) else {
+            if !ask.patient {
+                return Err(hopeless(servers, ask, &mut verdicts));
+            }
+            if excluded.contains(&true) {
+                // Somebody who is away may have better bytes, but not for ever.
+                let until =
+                    *better_until.get_or_insert_with(|| Instant::now() + servers.limits.wait_for_better);
+                if !excluded.contains(&false) || Instant::now() >= until {
+                    return Err(hopeless(servers, ask, &mut verdicts));
+                }
+            }
+            waiting_since.get_or_insert_with(Instant::now);
+            servers.wait(better_until);
+            continue;
+        };
+        if let Some(since) = waiting_since.take() {
+            servers.counting.waited(since.elapsed());
+        }
+        match attempt(servers, ask, first, &excluded, len) {
+            Attempt::Closed => {}
+            Attempt::Answer { server, answer, times } => match check(&answer.body) {
+                Ok(()) => {
+                    servers.answered(server, u64::try_from(answer.body.len()).unwrap_or(u64::MAX), times);
+                    if failed_before {
+                        servers.counting.failovers.fetch_add(1, Ordering::Relaxed);
+                    }
+                    return Ok(answer);
+                }
+                Err(why) => {
+                    failed_before = true;
+                    if !ask.optional {
+                        servers.gave_wrong_bytes(server, ask.path, &why);
+                    }
+                    if let Some(verdict) = verdicts.get_mut(server) {
+                        *verdict = Some(Verdict::Wrong(why));
+                    }
+                }
+            },
+            Attempt::Failed(faults) => {
+                failed_before = true;
+                for (server, fault) in faults {
+                    match (fault, verdicts.get_mut(server)) {
+                        (Fault::Missing, Some(verdict)) => *verdict = Some(Verdict::Missing),
+                        (Fault::Odd(_), Some(verdict)) if ask.optional => *verdict = Some(Verdict::Missing),
+                        (fault, _) => servers.failed(server, ask.path, &fault),
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// Nobody has it, or nobody is there.
+fn hopeless(servers: &Servers, ask: &Ask<'_>, verdicts: &mut [Option<Verdict>]) -> StoreError {
+    let wrong = verdicts.iter_mut().find_map(|verdict| match verdict.take() {
+        Some(Verdict::Wrong(why)) => Some(why),
+        other => {
+            *verdict = other;
+            None
+        }
+    });
+    let what = ask.path;
+    if let Some(why) = wrong {
+        let message = format!("no server has good bytes of {what}: {why}");
+        return StoreError::new(why.kind(), message);
+    }
+    let status = servers.status();
+    let (mut missing, mut others) = (Vec::new(), Vec::new());
+    for (server, verdict) in status.servers.iter().zip(verdicts) {
+        match verdict {
+            Some(_) => missing.push(server.url.as_str()),
+            None => others.push(format!("{}: {}", server.url, server.why.as_deref().unwrap_or("unknown"))),
+        }
+    }
+    if others.is_empty() {
+        let message = format!("there is no {what} at {}", missing.join(", "));
+        return StoreError::new(StoreErrorKind::NotFound, message);
+    }
+    let mut message = format!("no server gives {what}: {}", others.join("; "));
+    if !missing.is_empty() {
+        message.push_str(&format!("; not at {}", missing.join(", ")));
+    }
+    StoreError::new(StoreErrorKind::Io, message)
+}
+
+/// Asks `first`, and when it is late a second one too.
+fn attempt(servers: &Servers, ask: &Ask<'_>, first: usize, excluded: &[bool], len: u64) -> Attempt {
+    let mut faults = Vec::new();
+    let mut running: Vec<Running<'_>> = Vec::with_capacity(2);
+    if let Err(fault) = add(servers, ask, first, false, &mut running) {
+        return Attempt::Failed(vec![(first, fault)]);
+    }
+    let late_at = Instant::now() + servers.late_after(first, len);
+    let mut hedge: Option<usize> = None;
+    let mut may_hedge = servers.list.len() > 1;
+    loop {
+        let mut at = 0;
+        while let Some(run) = running.get_mut(at) {
+            let outcome = run.transfer.advance().and_then(|whole| {
+                let silent = run.transfer.last_progress().elapsed();
+                if whole || silent < servers.limits.stall {
+                    return Ok(whole);
+                }
+                let doing =
+                    if run.transfer.connection().is_connected() { "sent nothing" } else { "did not answer" };
+                Err(Fault::Gone(format!("it {doing} for {:.1} s", silent.as_secs_f64())))
+            });
+            match outcome {
+                Ok(false) => at += 1,
+                Ok(true) => return answer(servers, running, at, hedge),
+                Err(fault) => {
+                    let server = run.server;
+                    running.remove(at);
+                    if fault == Fault::Stale {
+                        if let Err(fault) = add(servers, ask, server, true, &mut running) {
+                            faults.push((server, fault));
+                        }
+                    } else {
+                        faults.push((server, fault));
+                    }
+                }
+            }
+        }
+        if servers.is_closed() {
+            return Attempt::Closed;
+        }
+        if running.is_empty() {
+            return Attempt::Failed(faults);
+        }
+        let now = Instant::now();
+        if may_hedge && now >= late_at && running.len() == 1 {
+            let silent = running.first().map_or(Duration::ZERO, |run| run.transfer.last_progress().elapsed());
+            if affordable(servers) || silent >= servers.limits.hedge_after_max {
+                may_hedge = false;
+                let mut excluded = excluded.to_vec();
+                running.iter().for_each(|run| exclude(&mut excluded, run.server));
+                faults.iter().for_each(|(server, _)| exclude(&mut excluded, *server));
+                if let Some(second) = servers.choose(len, &excluded)
+                    && add(servers, ask, second, false, &mut running).is_ok()
+                {
+                    servers.counting.hedges.fetch_add(1, Ordering::Relaxed);
+                    hedge = Some(second);
+                }
+                continue;
+            }
+        }
+        let until = if may_hedge && now < late_at { late_at.duration_since(now) } else { POLL_MAX };
+        wait_for_sockets(&running, until.min(POLL_MAX));
+    }
+}
+
+fn exclude(excluded: &mut [bool], server: usize) {
+    if let Some(flag) = excluded.get_mut(server) {
+        *flag = true;
+    }
+}
+
+/// Whether few enough reads were asked for twice.
+fn affordable(servers: &Servers) -> bool {
+    let hedges = servers.counting.hedges.load(Ordering::Relaxed);
+    hedges.saturating_mul(HEDGE_SHARE)
+        <= servers.counting.requests.load(Ordering::Relaxed) + HEDGE_SHARE * HEDGE_FREE
+}
+
+fn add<'a>(
+    servers: &'a Servers,
+    ask: &Ask<'_>,
+    server: usize,
+    fresh: bool,
+    running: &mut Vec<Running<'a>>,
+) -> Result<(), Fault> {
+    let transfer = servers.start(server, ask.path, ask.wanted, fresh)?;
+    servers.in_flight(server, true);
+    running.push(Running { server, transfer, _counted: Counted(servers, server) });
+    Ok(())
+}
+
+/// The one at `at` is done; others are given up, with their connections.
+fn answer(servers: &Servers, mut running: Vec<Running<'_>>, at: usize, hedge: Option<usize>) -> Attempt {
+    let done = running.swap_remove(at);
+    for late in &running {
+        servers.was_late(late.server, late.transfer.started().elapsed());
+    }
+    let server = done.server;
+    if hedge == Some(server) {
+        servers.counting.hedges_won.fetch_add(1, Ordering::Relaxed);
+    }
+    let times = done.transfer.times();
+    let total = done.transfer.total();
+    let (body, connection) = done.transfer.finish();
+    if let Some(connection) = connection {
+        servers.keep(server, connection);
+    }
+    Attempt::Answer { server, answer: Answer { body, total }, times }
+}
+
+fn wait_for_sockets(running: &[Running<'_>], longest: Duration) {
+    let interest = |run: &Running<'_>| run.transfer.connection().interest();
+    let mut sockets: Vec<PollFd<'_>> = running
+        .iter()
+        .map(|run| PollFd::from_borrowed_fd(run.transfer.connection().fd(), interest(run)))
+        .collect();
+    let longest = Timespec {
+        tv_sec: i64::try_from(longest.as_secs()).unwrap_or(1),
+        tv_nsec: i64::from(longest.subsec_nanos()),
+    };
+    // A signal or a lack of memory ends the wait early, which does no harm: all are looked at again.
+    let _ = poll(&mut sockets, Some(&longest));
+}

@@ -1,0 +1,310 @@
+//! A list of servers as a store.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Instant;
+
+use headwater_store::{
+    Check, Hash, Image, ImageName, MANIFEST_MAX_BYTES, Object, Pin, Publication, Removed, Store, StoreError,
+    StoreErrorKind, TRACE_MAX_BYTES, chunk_bytes_of,
+};
+
+use crate::probe;
+use crate::read::{Ask, read};
+use crate::servers::{Limits, Servers};
+use crate::status::{Counters, Status};
+use crate::transfer::Wanted;
+use crate::url::ServerUrl;
+
+/// The largest list of versions, and the largest list of images.
+const LIST_MAX_BYTES: u64 = 1 << 30;
+/// The file `store`.
+const SETTINGS_MAX_BYTES: u64 = 4096;
+
+/// How to read from servers.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// The servers, all with the same store.
+    pub servers: Vec<ServerUrl>,
+    /// Trust the certificate authorities in this PEM file, instead of the system's.
+    pub ca_file: Option<PathBuf>,
+    /// Show the token in this file. It is read again by and by, so that it can be replaced.
+    pub token_file: Option<PathBuf>,
+    /// Times and amounts.
+    pub limits: Limits,
+}
+
+impl Options {
+    /// These servers, the system's authorities, no token.
+    pub fn new(servers: Vec<ServerUrl>) -> Self {
+        Self { servers, ca_file: None, token_file: None, limits: Limits::default() }
+    }
+}
+
+/// A store on a list of servers; read only. Cloning is cheap. It is closed when the last clone and the last
+/// object of it are gone, or by [`RemoteStore::close`].
+#[derive(Clone)]
+pub struct RemoteStore {
+    open: Arc<Open>,
+    chunk_bytes: u32,
+}
+
+/// Ends the probing thread, and reads that wait.
+struct Open(Arc<Servers>);
+
+impl Drop for Open {
+    fn drop(&mut self) {
+        self.0.close();
+    }
+}
+
+impl RemoteStore {
+    /// Finds out which servers are there; one is enough. Fails, with what each one answered, when there is none.
+    pub fn open(options: Options) -> Result<Self, StoreError> {
+        let Options { servers, ca_file, token_file, limits } = options;
+        let servers = Servers::new(servers, ca_file.as_deref(), token_file, limits)?;
+        let probing = Arc::clone(&servers);
+        std::thread::Builder::new()
+            .name("probe".into())
+            .spawn(move || probe::run(&probing))
+            .map_err(|e| StoreError::from_os("cannot start a thread that looks for servers", e))?;
+        let open = Arc::new(Open(servers));
+        open.0.wait_for_first()?;
+        let mut chunk_bytes = 0;
+        open.whole("store", SETTINGS_MAX_BYTES, &mut |bytes| {
+            chunk_bytes = chunk_bytes_of("at this server", bytes)?;
+            Ok(())
+        })?;
+        Ok(Self { open, chunk_bytes })
+    }
+
+    /// Which servers are used, and why others are not.
+    pub fn status(&self) -> Status {
+        self.open.0.status()
+    }
+
+    /// What happened so far.
+    pub fn counters(&self) -> Counters {
+        self.open.0.counting.view()
+    }
+
+    /// Ends reads that are under way or wait, with an error, and refuses new ones.
+    pub fn close(&self) {
+        self.open.0.close();
+    }
+}
+
+impl Open {
+    fn whole(&self, path: &str, max_bytes: u64, check: &mut Check<'_>) -> Result<Vec<u8>, StoreError> {
+        let ask = Ask { path, wanted: Wanted::Whole { max_bytes }, patient: false, optional: false };
+        read(&self.0, &ask, check).map(|answer| answer.body)
+    }
+
+    /// What a good server may not have, such as a list of its images.
+    fn optional(&self, path: &str, max_bytes: u64, check: &mut Check<'_>) -> Result<Vec<u8>, StoreError> {
+        let ask = Ask { path, wanted: Wanted::Whole { max_bytes }, patient: false, optional: true };
+        read(&self.0, &ask, check).map(|answer| answer.body)
+    }
+}
+
+impl Servers {
+    /// Waits until a server is there, or all have been tried once.
+    fn wait_for_first(&self) -> Result<(), StoreError> {
+        let mut state = self.state.lock();
+        loop {
+            let there = |record: &crate::servers::Record| matches!(record.health, crate::servers::Health::Up);
+            if state.records.iter().any(there) {
+                return Ok(());
+            }
+            if state.records.iter().all(|record| record.probes > 0) {
+                break;
+            }
+            self.changed.wait_until(&mut state, Instant::now() + std::time::Duration::from_millis(200));
+        }
+        drop(state);
+        Err(StoreError::new(
+            StoreErrorKind::Io,
+            format!("none of the servers can be used: {}", self.status().reasons()),
+        ))
+    }
+}
+
+fn read_only(what: &str) -> StoreError {
+    let why = format!("cannot {what}: a store is only read through servers; do it on the server");
+    StoreError::new(StoreErrorKind::ReadOnly, why)
+}
+
+impl Store for RemoteStore {
+    fn chunk_bytes(&self) -> u32 {
+        self.chunk_bytes
+    }
+
+    fn is_remote(&self) -> bool {
+        true
+    }
+
+    fn images(&self) -> Result<Vec<Image>, StoreError> {
+        let mut names: Vec<ImageName> = Vec::new();
+        let listed = self.open.optional("images/", LIST_MAX_BYTES, &mut |bytes| {
+            let not_a_list = || StoreError::new(StoreErrorKind::Invalid, "it gives no list of images");
+            let text = std::str::from_utf8(bytes).map_err(|_| not_a_list())?;
+            names = text.lines().map(str::parse).collect::<Result<_, _>>().map_err(|_| not_a_list())?;
+            Ok(())
+        });
+        listed.map_err(|e| {
+            let why = "these servers do not list their images (a plain web server cannot): name the image";
+            StoreError::new(e.kind(), format!("{why}. {e}"))
+        })?;
+        let images = names.iter().map(|name| self.image(name));
+        images.filter_map(Result::transpose).collect()
+    }
+
+    fn image(&self, name: &ImageName) -> Result<Option<Image>, StoreError> {
+        let mut image = None;
+        let read = self.open.whole(&format!("images/{name}"), LIST_MAX_BYTES, &mut |bytes| {
+            image = Some(Image::decode(name, bytes)?);
+            Ok(())
+        });
+        match read {
+            Err(e) if e.kind() == StoreErrorKind::NotFound => Ok(None),
+            read => read.map(|_| image),
+        }
+    }
+
+    fn manifest(&self, id: Hash) -> Result<Vec<u8>, StoreError> {
+        self.open.whole(&format!("manifests/{id}"), MANIFEST_MAX_BYTES, &mut |bytes| {
+            if Hash::of(bytes) == id {
+                return Ok(());
+            }
+            let why = "its bytes do not have the hash that is its name";
+            Err(StoreError::new(StoreErrorKind::Damaged, why))
+        })
+    }
+
+    fn open_object(&self, id: Hash) -> Result<Arc<dyn Object>, StoreError> {
+        let path = format!("objects/{id}");
+        // Any part of it says how long the whole is.
+        let wanted = Wanted::Range { first: 0, len: 1, total: None };
+        let answer =
+            read(&self.open.0, &Ask { path: &path, wanted, patient: false, optional: false }, &mut |_| {
+                Ok(())
+            })?;
+        let len_bytes = answer.total.ok_or_else(|| {
+            StoreError::new(StoreErrorKind::Io, format!("the server does not say how long {path} is"))
+        })?;
+        self.open_object_of(id, len_bytes)
+    }
+
+    fn open_object_of(&self, id: Hash, len_bytes: u64) -> Result<Arc<dyn Object>, StoreError> {
+        Ok(Arc::new(RemoteObject {
+            open: Arc::clone(&self.open),
+            id,
+            path: format!("objects/{id}"),
+            len_bytes,
+        }))
+    }
+
+    fn trace(&self, manifest: Hash) -> Result<Option<Vec<u8>>, StoreError> {
+        match self.open.optional(&format!("traces/{manifest}"), TRACE_MAX_BYTES, &mut |_| Ok(())) {
+            Ok(bytes) => Ok(Some(bytes)),
+            Err(e) if e.kind() == StoreErrorKind::NotFound => Ok(None),
+            Err(e) => Err(e),
+        }
+    }
+
+    fn set_trace(&self, _: Hash, _: Option<&[u8]>) -> Result<(), StoreError> {
+        Err(read_only("keep a boot trace"))
+    }
+
+    /// Servers are told by and by that the version is in use; see `docs/http-store.md`.
+    fn pin(&self, manifest: Hash) -> Result<Pin, StoreError> {
+        let servers = Arc::clone(&self.open.0);
+        let mut state = servers.state.lock();
+        match state.pins.iter_mut().find(|(pinned, _)| *pinned == manifest) {
+            Some((_, count)) => *count += 1,
+            None => state.pins.push((manifest, 1)),
+        }
+        drop(state);
+        Ok(Pin::new(RemotePin { servers, manifest }))
+    }
+
+    fn publish(&self) -> Result<Box<dyn Publication>, StoreError> {
+        Err(read_only("make a version"))
+    }
+
+    fn change(
+        &self,
+        _: &ImageName,
+        _: &mut dyn FnMut(&mut Image) -> Result<(), StoreError>,
+    ) -> Result<(), StoreError> {
+        Err(read_only("change an image"))
+    }
+
+    fn remove(&self, _: &ImageName, _: Option<u32>) -> Result<Removed, StoreError> {
+        Err(read_only("remove a version"))
+    }
+}
+
+impl std::fmt::Debug for RemoteStore {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let urls: Vec<String> = self.open.0.list.iter().map(|server| server.url.to_string()).collect();
+        f.debug_struct("RemoteStore").field("servers", &urls).finish_non_exhaustive()
+    }
+}
+
+struct RemotePin {
+    servers: Arc<Servers>,
+    manifest: Hash,
+}
+
+impl Drop for RemotePin {
+    fn drop(&mut self) {
+        let pins = &mut self.servers.state.lock().pins;
+        if let Some((_, count)) = pins.iter_mut().find(|(pinned, _)| *pinned == self.manifest) {
+            *count -= 1;
+        }
+        pins.retain(|(_, count)| *count > 0);
+    }
+}
+
+struct RemoteObject {
+    open: Arc<Open>,
+    id: Hash,
+    path: String,
+    len_bytes: u64,
+}
+
+impl Object for RemoteObject {
+    fn id(&self) -> Hash {
+        self.id
+    }
+
+    fn len_bytes(&self) -> u64 {
+        self.len_bytes
+    }
+
+    fn read_range(&self, offset: u64, into: &mut [u8]) -> Result<(), StoreError> {
+        self.read_checked(offset, into, &mut |_| Ok(()))
+    }
+
+    fn read_checked(&self, offset: u64, into: &mut [u8], check: &mut Check<'_>) -> Result<(), StoreError> {
+        let len = u64::try_from(into.len()).unwrap_or(u64::MAX);
+        if offset.checked_add(len).is_none_or(|end| end > self.len_bytes) {
+            let why =
+                format!("{len} bytes at {offset} are not in {}, which has {}", self.path, self.len_bytes);
+            return Err(StoreError::new(StoreErrorKind::Damaged, why));
+        }
+        if len == 0 {
+            return check(into);
+        }
+        let wanted = Wanted::Range { first: offset, len, total: Some(self.len_bytes) };
+        let body =
+            read(&self.open.0, &Ask { path: &self.path, wanted, patient: true, optional: false }, check)?
+                .body;
+        let Some(body) = body.get(..into.len()) else {
+            return Err(StoreError::new(StoreErrorKind::Io, format!("too few bytes came of {}", self.path)));
+        };
+        into.copy_from_slice(body);
+        Ok(())
+    }
+}

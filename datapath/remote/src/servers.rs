@@ -1,0 +1,479 @@
+//! Which servers there are, which one to ask next, and waiting when there is none.
+//!
+//! | state | becomes | when |
+//! |---|---|---|
+//! | up | down | it does not answer, breaks off, or is busy |
+//! | up | aside | it answers something else than what was asked for |
+//! | up | distrusted | its bytes were wrong, and another server's were right |
+//! | down, aside | up | a probe gets the right answer; the longer it failed, the rarer the probes |
+//! | distrusted | up | its time is over |
+//!
+//! A distrusted server is asked where no other one is left: what it sends is checked like everything.
+//!
+//! # Lock order
+//! `state`, then nothing. `idle` and `addresses` of a server alone. None is held across I/O.
+
+use std::net::{SocketAddr, ToSocketAddrs};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use headwater_store::{Hash, StoreError, StoreErrorKind};
+use parking_lot::{Condvar, Mutex};
+use rustls::pki_types::ServerName;
+
+use crate::connection::{Connection, TlsPeer};
+use crate::speed::Speed;
+use crate::status::{Counting, ServerState, ServerStatus, Status};
+use crate::transfer::{Fault, Transfer, Wanted, request};
+use crate::url::ServerUrl;
+
+/// The most servers of one store.
+pub const SERVERS_MAX: usize = 16;
+
+/// Times and amounts, with values that suit most.
+#[derive(Clone, Copy, Debug)]
+pub struct Limits {
+    /// A server from which nothing arrives for so long is down.
+    pub stall: Duration,
+    /// A read is asked for a second time from another server at the earliest after so long ..
+    pub hedge_after: Duration,
+    /// .. and at the latest after so long without a byte.
+    pub hedge_after_max: Duration,
+    /// A server that failed is tried again after so long, and after twice that for each further failure ..
+    pub probe_after: Duration,
+    /// .. but at least so often.
+    pub probe_after_max: Duration,
+    /// A server whose bytes were wrong is distrusted for so long.
+    pub distrust: Duration,
+    /// A read that no reachable server has the right bytes for waits so long for the others.
+    pub wait_for_better: Duration,
+    /// Connections that are kept for each server while nothing is read.
+    pub idle_connections: usize,
+    /// How long they are kept.
+    pub idle: Duration,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self {
+            stall: Duration::from_secs(5),
+            hedge_after: Duration::from_millis(50),
+            hedge_after_max: Duration::from_secs(1),
+            probe_after: Duration::from_millis(100),
+            probe_after_max: Duration::from_secs(3),
+            distrust: Duration::from_secs(60),
+            wait_for_better: Duration::from_secs(10),
+            idle_connections: 16,
+            idle: Duration::from_secs(20),
+        }
+    }
+}
+
+#[derive(Clone, Debug)]
+pub(crate) enum Health {
+    Up,
+    Distrusted { until: Instant },
+    Down { probe_at: Instant },
+    Aside { probe_at: Instant },
+}
+
+/// What changes about a server.
+#[derive(Debug)]
+pub(crate) struct Record {
+    pub health: Health,
+    pub why: Option<String>,
+    pub speed: Speed,
+    pub sampled_at: Instant,
+    pub in_flight: u64,
+    /// Failures since the last answer that was used.
+    pub strikes: u32,
+    pub probing: bool,
+    pub probes: u64,
+    answers: u64,
+    bytes: u64,
+    failures: u64,
+}
+
+#[derive(Debug)]
+pub(crate) struct State {
+    pub records: Vec<Record>,
+    waiting: u64,
+    gone_since: Option<Instant>,
+    /// Versions that are open, and how often.
+    pub pins: Vec<(Hash, usize)>,
+}
+
+pub(crate) struct Server {
+    pub url: ServerUrl,
+    pub tls: Option<TlsPeer>,
+    idle: Mutex<Vec<(Connection, Instant)>>,
+    addresses: Mutex<Vec<SocketAddr>>,
+}
+
+/// The servers of a store; lives as long as anybody reads from it.
+pub(crate) struct Servers {
+    pub list: Vec<Server>,
+    pub limits: Limits,
+    pub counting: Counting,
+    pub state: Mutex<State>,
+    pub changed: Condvar,
+    token_file: Option<PathBuf>,
+    token: Mutex<Option<String>>,
+    closed: AtomicBool,
+}
+
+impl Servers {
+    pub(crate) fn new(
+        urls: Vec<ServerUrl>,
+        ca_file: Option<&Path>,
+        token_file: Option<PathBuf>,
+        limits: Limits,
+    ) -> Result<Arc<Self>, StoreError> {
+        let invalid = |why: String| StoreError::new(StoreErrorKind::Invalid, why);
+        if urls.is_empty() || urls.len() > SERVERS_MAX {
+            return Err(invalid(format!("1 to {SERVERS_MAX} servers can be given, not {}", urls.len())));
+        }
+        let open = urls.iter().find(|url| !url.tls && !url.is_loopback());
+        if let (Some(url), Some(_)) = (open, &token_file) {
+            return Err(invalid(format!("a token would be sent to {url} unencrypted: use https://")));
+        }
+        let uses_tls = urls.iter().any(|url| url.tls);
+        let config = if uses_tls { Some(crate::tls::client_config(ca_file)?) } else { None };
+        let mut list = Vec::new();
+        for url in urls {
+            let tls = match (&config, url.tls) {
+                (Some(config), true) => {
+                    let name = ServerName::try_from(url.host.clone())
+                        .map_err(|_| invalid(format!("'{}' is not the name of a server", url.host)))?;
+                    Some(TlsPeer { config: Arc::clone(config), name })
+                }
+                _ => None,
+            };
+            list.push(Server { url, tls, idle: Mutex::default(), addresses: Mutex::default() });
+        }
+        let now = Instant::now();
+        let record = |_: &Server| Record {
+            health: Health::Down { probe_at: now },
+            why: None,
+            speed: Speed::default(),
+            sampled_at: now,
+            in_flight: 0,
+            strikes: 0,
+            probing: false,
+            probes: 0,
+            answers: 0,
+            bytes: 0,
+            failures: 0,
+        };
+        let records = list.iter().map(record).collect();
+        let servers = Arc::new(Self {
+            list,
+            limits,
+            counting: Counting::default(),
+            state: Mutex::new(State { records, waiting: 0, gone_since: None, pins: Vec::new() }),
+            changed: Condvar::new(),
+            token_file,
+            token: Mutex::default(),
+            closed: AtomicBool::new(false),
+        });
+        servers.read_token()?;
+        Ok(servers)
+    }
+
+    /// Reads the token again: it may have been replaced by a newer one.
+    pub(crate) fn read_token(&self) -> Result<(), StoreError> {
+        let Some(file) = &self.token_file else { return Ok(()) };
+        let tried = || format!("cannot read the token in {}", file.display());
+        let text = std::fs::read_to_string(file).map_err(|e| StoreError::from_os(tried(), e))?;
+        let token = text.trim();
+        if token.is_empty() || !token.bytes().all(|b| b.is_ascii_graphic()) {
+            let why = format!("{}: it holds none, or one that is not a single word", tried());
+            return Err(StoreError::new(StoreErrorKind::Invalid, why));
+        }
+        *self.token.lock() = Some(token.to_owned());
+        Ok(())
+    }
+
+    pub(crate) fn close(&self) {
+        self.closed.store(true, Ordering::Release);
+        // Whoever looks at the flag and then waits does so under the lock.
+        drop(self.state.lock());
+        self.changed.notify_all();
+    }
+
+    pub(crate) fn is_closed(&self) -> bool {
+        self.closed.load(Ordering::Acquire)
+    }
+
+    /// The server to ask for `len` bytes: the one that is expected to be the first to have sent them.
+    pub(crate) fn choose(&self, len: u64, excluded: &[bool]) -> Option<usize> {
+        let mut state = self.state.lock();
+        let now = Instant::now();
+        let mut best: Option<(bool, u128, usize)> = None;
+        for (index, record) in state.records.iter_mut().enumerate() {
+            if let Health::Distrusted { until } = record.health
+                && until <= now
+            {
+                record.health = Health::Up;
+            }
+            let distrusted = match record.health {
+                Health::Up => false,
+                Health::Distrusted { .. } => true,
+                Health::Down { .. } | Health::Aside { .. } => continue,
+            };
+            if excluded.get(index).copied().unwrap_or(false) {
+                continue;
+            }
+            let cost = record.speed.estimate(len).as_nanos() * u128::from(8 + record.in_flight);
+            let candidate = (distrusted, cost, index);
+            if best.is_none_or(|best| candidate < best) {
+                best = Some(candidate);
+            }
+        }
+        best.map(|(_, _, index)| index)
+    }
+
+    /// Starts a request at a server; on a kept connection if there is one and `fresh` is not wanted.
+    pub(crate) fn start(
+        &self,
+        index: usize,
+        path: &str,
+        wanted: Wanted,
+        fresh: bool,
+    ) -> Result<Transfer, Fault> {
+        let Some(server) = self.list.get(index) else {
+            return Err(Fault::Gone("it is not in the list".into()));
+        };
+        self.counting.requests.fetch_add(1, Ordering::Relaxed);
+        let target = format!("{}/{path}", server.url.path);
+        let token = self.token.lock().clone();
+        let request = request(&server.url.authority(), &target, token.as_deref(), wanted);
+        if !fresh && let Some(kept) = server.kept(self.limits.idle) {
+            return Transfer::start(kept, true, &request, wanted);
+        }
+        let connection = server.connect()?;
+        Transfer::start(connection, false, &request, wanted)
+    }
+
+    /// Keeps a connection for the next request.
+    pub(crate) fn keep(&self, index: usize, connection: Connection) {
+        if let Some(server) = self.list.get(index) {
+            let mut idle = server.idle.lock();
+            if idle.len() < self.limits.idle_connections {
+                idle.push((connection, Instant::now()));
+            }
+        }
+    }
+
+    pub(crate) fn in_flight(&self, index: usize, more: bool) {
+        if let Some(record) = self.state.lock().records.get_mut(index) {
+            record.in_flight = if more { record.in_flight + 1 } else { record.in_flight.saturating_sub(1) };
+        }
+    }
+
+    /// When a read of `len` bytes from this server is late.
+    pub(crate) fn late_after(&self, index: usize, len: u64) -> Duration {
+        let estimate = self.state.lock().records.get(index).map_or(Duration::ZERO, |r| r.speed.estimate(len));
+        estimate.saturating_mul(3).clamp(self.limits.hedge_after, self.limits.hedge_after_max)
+    }
+
+    pub(crate) fn was_late(&self, index: usize, waited: Duration) {
+        if let Some(record) = self.state.lock().records.get_mut(index) {
+            record.speed.was_late(waited);
+        }
+    }
+
+    /// Its answer was right.
+    pub(crate) fn answered(&self, index: usize, len: u64, times: Option<(Duration, Duration)>) {
+        self.counting.fetched_bytes.fetch_add(len, Ordering::Relaxed);
+        if let Some(record) = self.state.lock().records.get_mut(index) {
+            record.answers += 1;
+            record.bytes += len;
+            record.strikes = 0;
+            if let Some((first_byte, whole)) = times {
+                record.speed.answered(len, first_byte, whole);
+                record.sampled_at = Instant::now();
+            }
+        }
+    }
+
+    /// Its bytes were wrong, whatever the reason.
+    pub(crate) fn gave_wrong_bytes(&self, index: usize, what: &str, why: &StoreError) {
+        self.counting.wrong_answers.fetch_add(1, Ordering::Relaxed);
+        let url = self.list.get(index).map(|server| server.url.to_string()).unwrap_or_default();
+        let until = Instant::now() + self.limits.distrust;
+        let seconds = self.limits.distrust.as_secs();
+        let mut state = self.state.lock();
+        if let Some(record) = state.records.get_mut(index) {
+            record.failures += 1;
+            record.why = Some(format!("it sent wrong bytes for {what}: {why}"));
+            if matches!(record.health, Health::Up) {
+                tracing::warn!(server = %url, %what, error = %why,
+                    "a server sent wrong bytes; it is put aside for {seconds} s, unless no other is left");
+            }
+            record.health = Health::Distrusted { until };
+        }
+    }
+
+    /// It gave no answer that can be used. `what` was asked for.
+    pub(crate) fn failed(&self, index: usize, what: &str, fault: &Fault) {
+        let url = self.list.get(index).map(|server| server.url.to_string()).unwrap_or_default();
+        if let Some(server) = self.list.get(index) {
+            server.idle.lock().clear();
+        }
+        let mut state = self.state.lock();
+        let Some(record) = state.records.get_mut(index) else { return };
+        let now = Instant::now();
+        let was_up = matches!(record.health, Health::Up | Health::Distrusted { .. });
+        record.failures += 1;
+        let doubled = self.limits.probe_after.saturating_mul(1 << record.strikes.min(10));
+        let pause = doubled.min(self.limits.probe_after_max);
+        record.strikes = record.strikes.saturating_add(1);
+        match fault {
+            Fault::Missing | Fault::Stale => {}
+            Fault::Busy(wait) => {
+                record.why = Some("it is too busy".into());
+                record.health = Health::Down { probe_at: now + *wait };
+            }
+            Fault::Gone(why) => {
+                record.health = Health::Down { probe_at: now + pause };
+                if was_up {
+                    tracing::warn!(server = %url, %what, %why, "a server is gone; others are asked");
+                }
+                record.why = Some(why.clone());
+            }
+            Fault::Odd(why) => {
+                let pause = (pause * 10).min(self.limits.distrust);
+                record.health = Health::Aside { probe_at: now + pause };
+                if was_up || record.why.as_deref() != Some(why) {
+                    tracing::warn!(server = %url, %what, %why, "a server answers wrongly and is put aside");
+                }
+                record.why = Some(why.clone());
+            }
+        }
+        drop(state);
+        self.changed.notify_all();
+    }
+
+    /// A probe got the right answer.
+    pub(crate) fn is_back(&self, index: usize, first_byte: Duration) {
+        let url = self.list.get(index).map(|server| server.url.to_string()).unwrap_or_default();
+        let mut state = self.state.lock();
+        let waiting = state.waiting;
+        let Some(record) = state.records.get_mut(index) else { return };
+        record.speed.probed(first_byte);
+        record.sampled_at = Instant::now();
+        if matches!(record.health, Health::Down { .. } | Health::Aside { .. }) {
+            if record.why.is_some() {
+                tracing::info!(server = %url, "a server is back");
+            }
+            record.health = Health::Up;
+            if let Some(since) = state.gone_since.take() {
+                tracing::warn!(server = %url, gone_s = since.elapsed().as_secs_f64(), reads = waiting,
+                    "a server is back after none was left: reads go on");
+            }
+        }
+        drop(state);
+        self.changed.notify_all();
+    }
+
+    /// Waits until the state of a server changes, or until `at`. Says so when nobody is left.
+    pub(crate) fn wait(&self, at: Option<Instant>) {
+        let mut state = self.state.lock();
+        let usable = |record: &Record| matches!(record.health, Health::Up | Health::Distrusted { .. });
+        if self.is_closed() {
+            return;
+        }
+        let nobody = !state.records.iter().any(usable);
+        if nobody && state.gone_since.is_none() {
+            state.gone_since = Some(Instant::now());
+            let reasons = self.status_of(&state).reasons();
+            tracing::error!(%reasons, "no server of the image is left: reads wait until one is back");
+        }
+        if !nobody && at.is_none() {
+            return;
+        }
+        state.waiting += 1;
+        let started = Instant::now();
+        let longest = started + Duration::from_millis(500);
+        self.changed.wait_until(&mut state, at.map_or(longest, |at| at.min(longest)));
+        state.waiting = state.waiting.saturating_sub(1);
+    }
+
+    /// How things are.
+    pub(crate) fn status(&self) -> Status {
+        self.status_of(&self.state.lock())
+    }
+
+    fn status_of(&self, state: &State) -> Status {
+        let status = |(server, record): (&Server, &Record)| ServerStatus {
+            url: server.url.to_string(),
+            state: match record.health {
+                Health::Up => ServerState::Up,
+                Health::Down { .. } => ServerState::Down,
+                Health::Distrusted { .. } | Health::Aside { .. } => ServerState::Aside,
+            },
+            why: record.why.clone(),
+            first_byte: record.speed.first_byte(),
+            answers: record.answers,
+            bytes: record.bytes,
+            failures: record.failures,
+        };
+        Status {
+            servers: self.list.iter().zip(&state.records).map(status).collect(),
+            waiting: state.waiting,
+            waiting_for: state.gone_since.map_or(Duration::ZERO, |since| since.elapsed()),
+        }
+    }
+}
+
+impl Server {
+    /// Looks its name up.
+    pub(crate) fn resolve(&self) -> Result<(), Fault> {
+        let found = (self.url.host.as_str(), self.url.port).to_socket_addrs();
+        let found: Vec<SocketAddr> = found
+            .map_err(|e| Fault::Gone(format!("its name '{}' cannot be looked up: {e}", self.url.host)))?
+            .collect();
+        let mut addresses = self.addresses.lock();
+        let mut known = addresses.clone();
+        known.sort_unstable();
+        let mut sorted = found.clone();
+        sorted.sort_unstable();
+        // The order of those that are known says which of them works.
+        if known != sorted {
+            *addresses = found;
+        }
+        Ok(())
+    }
+
+    /// How many addresses it has.
+    pub(crate) fn addresses(&self) -> usize {
+        self.addresses.lock().len()
+    }
+
+    /// Uses the next of its addresses from now on.
+    pub(crate) fn next_address(&self) {
+        let mut addresses = self.addresses.lock();
+        if !addresses.is_empty() {
+            addresses.rotate_left(1);
+        }
+    }
+
+    fn connect(&self) -> Result<Connection, Fault> {
+        let address = self.addresses.lock().first().copied();
+        let address = address.ok_or_else(|| Fault::Gone("its name has no address".into()))?;
+        Connection::start(address, self.tls.as_ref()).map_err(|e| Fault::Gone(e.to_string()))
+    }
+
+    fn kept(&self, idle: Duration) -> Option<Connection> {
+        let mut kept = self.idle.lock();
+        while let Some((connection, since)) = kept.pop() {
+            if since.elapsed() < idle {
+                return Some(connection);
+            }
+        }
+        None
+    }
+}

@@ -1,0 +1,126 @@
+//! What is told about the servers, to people and to metrics.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+/// What a server is worth at the moment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ServerState {
+    /// It is used.
+    Up,
+    /// It does not answer; it is tried again by and by.
+    Down,
+    /// It answered wrongly; it is tried again later, and for wrong bytes only where no other server is left.
+    Aside,
+}
+
+impl std::fmt::Display for ServerState {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Self::Up => "up",
+            Self::Down => "down",
+            Self::Aside => "put aside",
+        })
+    }
+}
+
+/// One server.
+#[derive(Clone, Debug)]
+pub struct ServerStatus {
+    /// Its base URL.
+    pub url: String,
+    /// Whether it is used.
+    pub state: ServerState,
+    /// Why it is not, or why it last was not.
+    pub why: Option<String>,
+    /// How long it takes to begin an answer, if that was measured.
+    pub first_byte: Option<Duration>,
+    /// Answers that were used.
+    pub answers: u64,
+    /// Their bytes.
+    pub bytes: u64,
+    /// Requests that gave nothing.
+    pub failures: u64,
+}
+
+/// All servers of a store.
+#[derive(Clone, Debug)]
+pub struct Status {
+    /// In the order of preference as configured.
+    pub servers: Vec<ServerStatus>,
+    /// Reads that wait because no server is left.
+    pub waiting: u64,
+    /// For how long they have waited.
+    pub waiting_for: Duration,
+}
+
+impl Status {
+    /// Why there is no server, in one line.
+    pub fn reasons(&self) -> String {
+        let why = |server: &ServerStatus| {
+            format!("{}: {}", server.url, server.why.as_deref().unwrap_or("not tried yet"))
+        };
+        self.servers.iter().map(why).collect::<Vec<_>>().join("; ")
+    }
+}
+
+/// What happened since the store was opened.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Counters {
+    /// Requests sent.
+    pub requests: u64,
+    /// Bytes of bodies that were used.
+    pub fetched_bytes: u64,
+    /// Reads that went on at another server after one had failed.
+    pub failovers: u64,
+    /// Reads that were asked for a second time because the first server was late.
+    pub hedges: u64,
+    /// Of which the second server was faster.
+    pub hedges_won: u64,
+    /// Answers whose bytes were wrong.
+    pub wrong_answers: u64,
+    /// Reads that had to wait because no server was left.
+    pub waits: u64,
+    /// How long they waited, together.
+    pub waited_ms: u64,
+    /// How long the longest of them waited.
+    pub longest_wait_ms: u64,
+}
+
+/// The counters that are counted.
+#[derive(Debug, Default)]
+pub(crate) struct Counting {
+    pub requests: AtomicU64,
+    pub fetched_bytes: AtomicU64,
+    pub failovers: AtomicU64,
+    pub hedges: AtomicU64,
+    pub hedges_won: AtomicU64,
+    pub wrong_answers: AtomicU64,
+    pub waits: AtomicU64,
+    pub waited_ms: AtomicU64,
+    pub longest_wait_ms: AtomicU64,
+}
+
+impl Counting {
+    pub(crate) fn view(&self) -> Counters {
+        let value = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        Counters {
+            requests: value(&self.requests),
+            fetched_bytes: value(&self.fetched_bytes),
+            failovers: value(&self.failovers),
+            hedges: value(&self.hedges),
+            hedges_won: value(&self.hedges_won),
+            wrong_answers: value(&self.wrong_answers),
+            waits: value(&self.waits),
+            waited_ms: value(&self.waited_ms),
+            longest_wait_ms: value(&self.longest_wait_ms),
+        }
+    }
+
+    pub(crate) fn waited(&self, time: Duration) {
+        let ms = u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
+        self.waits.fetch_add(1, Ordering::Relaxed);
+        self.waited_ms.fetch_add(ms, Ordering::Relaxed);
+        self.longest_wait_ms.fetch_max(ms, Ordering::Relaxed);
+    }
+}

@@ -1,0 +1,70 @@
+//! Whom to trust: the system's authorities, or those of a file.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use headwater_store::{StoreError, StoreErrorKind};
+use rustls::pki_types::CertificateDer;
+use rustls::pki_types::pem::PemObject;
+use rustls::{ClientConfig, RootCertStore};
+
+/// A client's settings. With `ca_file` (PEM) only its certificates are trusted, otherwise the system's.
+pub(crate) fn client_config(ca_file: Option<&Path>) -> Result<Arc<ClientConfig>, StoreError> {
+    let mut roots = RootCertStore::empty();
+    match ca_file {
+        Some(file) => add_file(&mut roots, file)?,
+        None => {
+            let found = rustls_native_certs::load_native_certs();
+            roots.add_parsable_certificates(found.certs);
+            if roots.is_empty() {
+                return Err(StoreError::new(
+                    StoreErrorKind::Invalid,
+                    "this system trusts no certificate authority, so no https server can be verified: give the \
+                     authority's certificate with --ca, or install ca-certificates",
+                ));
+            }
+        }
+    }
+    let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
+    let mut config = ClientConfig::builder_with_provider(provider)
+        .with_safe_default_protocol_versions()
+        .map_err(|e| StoreError::new(StoreErrorKind::Io, format!("cannot set up TLS: {e}")))?
+        .with_root_certificates(roots)
+        .with_no_client_auth();
+    config.alpn_protocols = vec![b"http/1.1".to_vec()];
+    Ok(Arc::new(config))
+}
+
+fn add_file(roots: &mut RootCertStore, file: &Path) -> Result<(), StoreError> {
+    let refused = |why: String| {
+        let what = format!("cannot use the certificates of {}: {why}", file.display());
+        StoreError::new(StoreErrorKind::Invalid, what)
+    };
+    let certificates = CertificateDer::pem_file_iter(file).map_err(|e| refused(e.to_string()))?;
+    for certificate in certificates {
+        let certificate = certificate.map_err(|e| refused(e.to_string()))?;
+        roots.add(certificate).map_err(|e| refused(e.to_string()))?;
+    }
+    if roots.is_empty() {
+        return Err(refused("there is none in it; a PEM file with BEGIN CERTIFICATE is needed".into()));
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_without_certificates_is_refused() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("ca.pem");
+        let error = client_config(Some(&file)).unwrap_err().to_string();
+        assert!(error.contains("ca.pem"), "{error}");
+        std::fs::write(&file, "hello").unwrap();
+        let error = client_config(Some(&file)).unwrap_err().to_string();
+        assert!(error.contains("BEGIN CERTIFICATE"), "{error}");
+        std::fs::write(&file, "-----BEGIN CERTIFICATE-----\naGVsbG8=\n-----END CERTIFICATE-----\n").unwrap();
+        assert!(client_config(Some(&file)).is_err());
+    }
+}

@@ -1,0 +1,315 @@
+//! One request and its answer on a connection, judged while it arrives.
+
+use std::io::ErrorKind;
+use std::time::{Duration, Instant};
+
+use crate::connection::Connection;
+use crate::head::{self, HEAD_MAX_BYTES, Head};
+
+/// The body grows by so much at a time where its length is only claimed.
+const GROW_BYTES: usize = 4 << 20;
+/// How long a server that is busy is left alone, unless it says otherwise, and at most.
+const BUSY: Duration = Duration::from_millis(500);
+const BUSY_MAX: Duration = Duration::from_secs(5);
+
+/// What is asked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Wanted {
+    /// `len` bytes from `first` of something that has `total` bytes, if that is known.
+    Range { first: u64, len: u64, total: Option<u64> },
+    /// All of something that has at most `max_bytes`.
+    Whole { max_bytes: u64 },
+}
+
+/// Why there is no answer that can be used.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Fault {
+    /// It is not there, or broke off: perhaps later.
+    Gone(String),
+    /// It has too much to do.
+    Busy(Duration),
+    /// It answers something else than what was asked for: not soon again.
+    Odd(String),
+    /// It does not have this.
+    Missing,
+    /// A kept connection was closed by the server before it took this request: again, on a new one.
+    Stale,
+}
+
+pub(crate) struct Transfer {
+    connection: Connection,
+    wanted: Wanted,
+    reused: bool,
+    head: Option<Head>,
+    head_bytes: Vec<u8>,
+    body: Vec<u8>,
+    got: usize,
+    expected: usize,
+    started: Instant,
+    first_byte: Option<Instant>,
+    last_progress: Instant,
+}
+
+/// The request's bytes.
+pub(crate) fn request(authority: &str, target: &str, token: Option<&str>, wanted: Wanted) -> Vec<u8> {
+    let mut text = format!(
+        "GET {target} HTTP/1.1\r\nHost: {authority}\r\nUser-Agent: headwater/{}\r\nAccept-Encoding: identity\r\n",
+        env!("CARGO_PKG_VERSION")
+    );
+    if let Wanted::Range { first, len, .. } = wanted {
+        let last = first.saturating_add(len.saturating_sub(1));
+        text.push_str(&format!("Range: bytes={first}-{last}\r\n"));
+    }
+    if let Some(token) = token {
+        text.push_str(&format!("Authorization: Bearer {token}\r\n"));
+    }
+    text.push_str("\r\n");
+    text.into_bytes()
+}
+
+impl Transfer {
+    /// Sends `request` on a connection, which was used before or not.
+    pub(crate) fn start(
+        mut connection: Connection,
+        reused: bool,
+        request: &[u8],
+        wanted: Wanted,
+    ) -> Result<Self, Fault> {
+        connection.send(request).map_err(|e| Fault::Gone(e.to_string()))?;
+        let now = Instant::now();
+        Ok(Self {
+            connection,
+            wanted,
+            reused,
+            head: None,
+            head_bytes: Vec::new(),
+            body: Vec::new(),
+            got: 0,
+            expected: 0,
+            started: now,
+            first_byte: None,
+            last_progress: now,
+        })
+    }
+
+    pub(crate) fn connection(&self) -> &Connection {
+        &self.connection
+    }
+
+    /// When something last arrived, or when it was started.
+    pub(crate) fn last_progress(&self) -> Instant {
+        self.last_progress
+    }
+
+    pub(crate) fn started(&self) -> Instant {
+        self.started
+    }
+
+    /// Time from the request to the first byte and to now. `None` for a connection that was new: its time is
+    /// that of the handshake.
+    pub(crate) fn times(&self) -> Option<(Duration, Duration)> {
+        let first = self.first_byte.filter(|_| self.reused)?;
+        Some((first.duration_since(self.started), self.started.elapsed()))
+    }
+
+    /// Time to the first byte, handshake included.
+    pub(crate) fn first_byte(&self) -> Duration {
+        self.first_byte.map_or_else(|| self.started.elapsed(), |at| at.duration_since(self.started))
+    }
+
+    /// How long the whole is of which this is a part.
+    pub(crate) fn total(&self) -> Option<u64> {
+        self.head.as_ref()?.range?.total
+    }
+
+    /// The body, once `advance` said that it is whole, and the connection if it can be used again.
+    pub(crate) fn finish(mut self) -> (Vec<u8>, Option<Connection>) {
+        let close = self.head.as_ref().is_none_or(|head| head.close);
+        // More than was announced would be taken for the next answer.
+        let keep = !close && self.connection.is_quiet();
+        (self.body, keep.then_some(self.connection))
+    }
+
+    /// Goes on as far as possible without waiting. `true`: the answer is whole.
+    pub(crate) fn advance(&mut self) -> Result<bool, Fault> {
+        self.connection.drive().map_err(|e| self.broken(&e))?;
+        if self.head.is_none() && !self.receive_head()? {
+            return Ok(false);
+        }
+        while self.got < self.expected {
+            let end = self.expected.min(self.body.len().max(self.got.saturating_add(GROW_BYTES)));
+            if self.body.len() < end {
+                self.body.resize(end, 0);
+            }
+            let Some(rest) = self.body.get_mut(self.got..) else { break };
+            match self.connection.read(rest) {
+                Ok(0) => {
+                    let (got, expected) = (self.got, self.expected);
+                    return Err(Fault::Gone(format!("it broke off after {got} of {expected} bytes")));
+                }
+                Ok(len) => {
+                    self.got += len;
+                    self.last_progress = Instant::now();
+                }
+                Err(e) if e.kind() == ErrorKind::WouldBlock => return Ok(false),
+                Err(e) => return Err(self.broken(&e)),
+            }
+        }
+        Ok(true)
+    }
+
+    fn broken(&self, error: &std::io::Error) -> Fault {
+        if self.reused && self.head_bytes.is_empty() && self.head.is_none() {
+            return Fault::Stale;
+        }
+        if error.kind() == ErrorKind::InvalidData {
+            return Fault::Odd(format!("it cannot be trusted: {error}"));
+        }
+        Fault::Gone(error.to_string())
+    }
+
+    /// `true`: the head is here and good.
+    fn receive_head(&mut self) -> Result<bool, Fault> {
+        let mut part = [0; 4096];
+        loop {
+            let len = match self.connection.read(&mut part) {
+                Ok(0) if self.reused && self.head_bytes.is_empty() => return Err(Fault::Stale),
+                Ok(0) => return Err(Fault::Gone("it closed the connection without an answer".into())),
+                Ok(len) => len,
+                Err(e) if e.kind() == ErrorKind::WouldBlock => return Ok(false),
+                Err(e) => return Err(self.broken(&e)),
+            };
+            self.last_progress = Instant::now();
+            self.first_byte.get_or_insert(self.last_progress);
+            self.head_bytes.extend_from_slice(part.get(..len).unwrap_or_default());
+            let parsed = head::parse(&self.head_bytes).map_err(|why| Fault::Odd(why.into()))?;
+            let Some((head, end)) = parsed else {
+                if self.head_bytes.len() > HEAD_MAX_BYTES + part.len() {
+                    return Err(Fault::Odd("the head of its answer is too long".into()));
+                }
+                continue;
+            };
+            if (100..200).contains(&head.status) {
+                self.head_bytes.drain(..end);
+                continue;
+            }
+            self.expected = usize::try_from(judge(&head, self.wanted)?).unwrap_or(usize::MAX);
+            self.body = self.head_bytes.split_off(end);
+            self.got = self.body.len();
+            self.head = Some(head);
+            if self.got > self.expected {
+                return Err(Fault::Odd("it sends more than it announced".into()));
+            }
+            return Ok(true);
+        }
+    }
+}
+
+/// The length of the body, if the answer is one to what was asked.
+fn judge(head: &Head, wanted: Wanted) -> Result<u64, Fault> {
+    let odd = |why: String| Err(Fault::Odd(why));
+    match head.status {
+        200 | 206 => {}
+        300..=399 => {
+            let place = head.location.as_deref().unwrap_or("nowhere");
+            return odd(format!("it redirects to '{}', which is not followed", place.escape_debug()));
+        }
+        401 | 403 => {
+            return odd(format!("it refuses access (status {}): give it the right token", head.status));
+        }
+        404 | 410 => return Err(Fault::Missing),
+        416 => return odd("it has less of this than there is".into()),
+        429 | 503 => {
+            let wait = head.retry_after_s.map_or(BUSY, Duration::from_secs);
+            return Err(Fault::Busy(wait.min(BUSY_MAX)));
+        }
+        status @ 500.. => return Err(Fault::Gone(format!("it answers with status {status}"))),
+        status => return odd(format!("it answers with status {status}")),
+    }
+    if head.encoded {
+        return odd("it sends a body in an encoding that was not asked for, or without a length".into());
+    }
+    let Some(length) = head.length else {
+        return odd("it does not say how long its answer is".into());
+    };
+    match wanted {
+        Wanted::Whole { max_bytes } if length > max_bytes => {
+            odd(format!("it announces {length} bytes where at most {max_bytes} can be"))
+        }
+        Wanted::Whole { .. } if head.status == 200 => Ok(length),
+        Wanted::Whole { .. } => odd("it sends a part where the whole was asked for".into()),
+        Wanted::Range { first, len, total } if head.status == 206 => {
+            let Some(range) = head.range else {
+                return odd("it sends a part without saying which".into());
+            };
+            let last = first.saturating_add(len.saturating_sub(1));
+            if (range.first, range.last) != (first, last) || length != len {
+                return odd(format!(
+                    "it sends {length} bytes, {} to {}, where {first} to {last} were asked for",
+                    range.first, range.last
+                ));
+            }
+            match (range.total, total) {
+                (Some(there), Some(total)) if there != total => {
+                    odd(format!("it has {there} bytes where there are {total}"))
+                }
+                _ => Ok(length),
+            }
+        }
+        Wanted::Range { first: 0, len, .. } if length == len => Ok(length),
+        Wanted::Range { .. } => {
+            odd("it sends all when asked for a part: it does not support range requests".into())
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const RANGE: Wanted = Wanted::Range { first: 100, len: 50, total: Some(1000) };
+
+    fn verdict(text: &str, wanted: Wanted) -> Result<u64, Fault> {
+        judge(&head::parse(text.as_bytes()).unwrap().unwrap().0, wanted)
+    }
+
+    #[test]
+    fn only_an_answer_to_the_question_is_taken() {
+        let ok = "HTTP/1.1 206 x\r\nContent-Length: 50\r\nContent-Range: bytes 100-149/1000\r\n\r\n";
+        assert_eq!(verdict(ok, RANGE), Ok(50));
+        let whole = Wanted::Whole { max_bytes: 64 };
+        assert_eq!(verdict("HTTP/1.1 200 x\r\nContent-Length: 64\r\n\r\n", whole), Ok(64));
+        for (text, wanted, says) in [
+            ("200 x\r\nContent-Length: 1000", RANGE, "range requests"),
+            ("206 x\r\nContent-Length: 50", RANGE, "without saying which"),
+            ("206 x\r\nContent-Length: 50\r\nContent-Range: bytes 0-49/1000", RANGE, "0 to 49"),
+            ("206 x\r\nContent-Length: 49\r\nContent-Range: bytes 100-149/1000", RANGE, "49 bytes"),
+            ("206 x\r\nContent-Length: 50\r\nContent-Range: bytes 100-149/150", RANGE, "150 bytes where"),
+            ("206 x\r\nTransfer-Encoding: chunked", RANGE, "encoding"),
+            ("206 x\r\nContent-Range: bytes 100-149/1000", RANGE, "how long"),
+            ("302 x\r\nLocation: http://evil/", RANGE, "http://evil/"),
+            ("401 x", RANGE, "token"),
+            ("416 x", RANGE, "less"),
+            ("204 x", RANGE, "status 204"),
+            ("200 x\r\nContent-Length: 65", whole, "at most 64"),
+            ("206 x\r\nContent-Length: 5\r\nContent-Range: bytes 0-4/9", whole, "a part"),
+        ] {
+            let Err(Fault::Odd(why)) = verdict(&format!("HTTP/1.1 {text}\r\n\r\n"), wanted) else {
+                panic!("{text} was taken");
+            };
+            assert!(why.contains(says), "{text}: {why}");
+        }
+        assert_eq!(verdict("HTTP/1.1 404 x\r\n\r\n", RANGE), Err(Fault::Missing));
+        let busy = verdict("HTTP/1.1 503 x\r\nRetry-After: 2\r\n\r\n", RANGE);
+        assert_eq!(busy, Err(Fault::Busy(Duration::from_secs(2))));
+        assert!(matches!(verdict("HTTP/1.1 500 x\r\n\r\n", RANGE), Err(Fault::Gone(_))));
+    }
+
+    #[test]
+    fn a_request_asks_for_the_range_and_shows_the_token() {
+        let text = String::from_utf8(request("a:1", "/x/objects/1", Some("secret"), RANGE)).unwrap();
+        assert!(text.starts_with("GET /x/objects/1 HTTP/1.1\r\nHost: a:1\r\n"), "{text}");
+        assert!(text.contains("Range: bytes=100-149\r\n") && text.contains("Bearer secret\r\n"), "{text}");
+        assert!(text.ends_with("\r\n\r\n"));
+    }
+}

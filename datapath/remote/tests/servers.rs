@@ -1,0 +1,417 @@
+//! Servers that die, hang, lie and come back, and reads that go on all the while.
+
+use std::path::Path;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use headwater_remote::{Limits, Options, RemoteStore, ServerState};
+use headwater_store::{Access, Hash, LocalDir, NewVersion, Object, Store, StoreError, StoreErrorKind};
+use headwater_testkit::{FileServer, HttpFault, Rng, TestTls};
+
+const OBJECT_BYTES: usize = 1 << 20;
+const MANIFEST: &[u8] = b"a manifest";
+
+/// A store with one image, whose one object is returned.
+fn store(dir: &Path) -> Vec<u8> {
+    let mut bytes = vec![0; OBJECT_BYTES];
+    let mut rng = Rng::new(7);
+    bytes.chunks_mut(8).for_each(|part| part.copy_from_slice(&rng.next_u64().to_le_bytes()));
+    let store = LocalDir::open(dir, Access::WRITE).unwrap();
+    let mut publication = store.publish().unwrap();
+    publication.append(&bytes).unwrap();
+    let (id, _) = publication.finish_object().unwrap().unwrap();
+    let version = NewVersion {
+        name: &"debian".parse().unwrap(),
+        manifest: MANIFEST,
+        objects: &[id],
+        size_bytes: 4096,
+        created_at_s: 1_700_000_000,
+        source: "/disk.raw",
+        note: "",
+        author: "anna",
+        unless_newest: false,
+    };
+    publication.commit(version).unwrap();
+    store.set_trace(Hash::of(MANIFEST), Some(b"a trace")).unwrap();
+    bytes
+}
+
+fn limits() -> Limits {
+    Limits {
+        stall: Duration::from_millis(800),
+        hedge_after: Duration::from_millis(30),
+        hedge_after_max: Duration::from_millis(200),
+        probe_after: Duration::from_millis(20),
+        probe_after_max: Duration::from_millis(200),
+        distrust: Duration::from_secs(60),
+        wait_for_better: Duration::from_millis(300),
+        ..Limits::default()
+    }
+}
+
+fn options(servers: &[&FileServer]) -> Options {
+    let urls = servers.iter().map(|server| server.url().parse().unwrap()).collect();
+    Options { limits: limits(), ..Options::new(urls) }
+}
+
+fn open(servers: &[&FileServer]) -> RemoteStore {
+    RemoteStore::open(options(servers)).unwrap()
+}
+
+fn object(store: &RemoteStore, bytes: &[u8]) -> Arc<dyn Object> {
+    store.open_object_of(Hash::of(bytes), bytes.len() as u64).unwrap()
+}
+
+/// Reads a part and compares it, as a reader that knows the hashes does.
+fn read(object: &dyn Object, bytes: &[u8], at: usize, len: usize) -> Result<(), StoreError> {
+    let mut into = vec![0; len];
+    object.read_checked(at as u64, &mut into, &mut |got| {
+        if got == &bytes[at..at + len] {
+            return Ok(());
+        }
+        Err(StoreError::new(StoreErrorKind::Damaged, "these are not the bytes"))
+    })?;
+    assert!(into == bytes[at..at + len]);
+    Ok(())
+}
+
+/// Waits until all servers of a store are up.
+fn all_up(store: &RemoteStore) {
+    let up = |store: &RemoteStore| store.status().servers.iter().all(|s| s.state == ServerState::Up);
+    let until = Instant::now() + Duration::from_secs(20);
+    while !up(store) {
+        assert!(Instant::now() < until, "{:?}", store.status());
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+#[test]
+fn a_store_is_read_through_a_plain_web_server() {
+    let dir = tempfile::tempdir().unwrap();
+    let bytes = store(dir.path());
+    let server = FileServer::start(dir.path(), None);
+    let remote = open(&[&server]);
+    assert!(remote.is_remote());
+    assert_eq!(remote.chunk_bytes(), 65_536);
+    let version = remote.resolve(&"debian".parse().unwrap()).unwrap();
+    assert_eq!((version.number, version.manifest), (1, Hash::of(MANIFEST)));
+    assert!(remote.image(&"nothing".parse().unwrap()).unwrap().is_none());
+    assert_eq!(remote.manifest(version.manifest).unwrap(), MANIFEST);
+    assert_eq!(remote.trace(version.manifest).unwrap().as_deref(), Some(&b"a trace"[..]));
+    assert_eq!(remote.trace(Hash::of(b"other")).unwrap(), None);
+    assert_eq!(remote.manifest(Hash::of(b"other")).unwrap_err().kind(), StoreErrorKind::NotFound);
+    // A plain web server has no list, and says so in a way that helps.
+    assert!(remote.images().unwrap_err().to_string().contains("name the image"));
+
+    assert_eq!(remote.open_object(Hash::of(&bytes)).unwrap().len_bytes(), bytes.len() as u64);
+    let object = object(&remote, &bytes);
+    for (at, len) in [(0, 1), (0, OBJECT_BYTES), (OBJECT_BYTES - 1, 1), (12_345, 70_000), (5, 0)] {
+        read(&*object, &bytes, at, len).unwrap();
+    }
+    assert_eq!(object.read_range(1 << 20, &mut [0]).unwrap_err().kind(), StoreErrorKind::Damaged);
+    let missing = remote.open_object_of(Hash::of(b"none"), 5).unwrap();
+    assert_eq!(missing.read_range(0, &mut [0; 5]).unwrap_err().kind(), StoreErrorKind::NotFound);
+    for refused in [remote.publish().map(drop), remote.remove(&"debian".parse().unwrap(), None).map(drop)] {
+        assert_eq!(refused.unwrap_err().kind(), StoreErrorKind::ReadOnly);
+    }
+    let _pin = remote.pin(version.manifest).unwrap();
+}
+
+#[test]
+fn connections_are_kept() {
+    let dir = tempfile::tempdir().unwrap();
+    let bytes = store(dir.path());
+    let server = FileServer::start(dir.path(), None);
+    let remote = open(&[&server]);
+    let object = object(&remote, &bytes);
+    read(&*object, &bytes, 0, 1).unwrap();
+    let before = server.connections();
+    for n in 0..100 {
+        read(&*object, &bytes, n * 1000, 1000).unwrap();
+    }
+    assert_eq!(server.connections(), before);
+    assert!(remote.counters().fetched_bytes >= 100_000);
+}
+
+#[test]
+fn tls_is_verified_and_tokens_are_shown() {
+    let dir = tempfile::tempdir().unwrap();
+    let bytes = store(dir.path());
+    let (tls, other) = (TestTls::new(), TestTls::new());
+    let server = FileServer::start(dir.path(), Some(&tls));
+    server.ask_for_token("sesame");
+    let write = |name: &str, text: &str| {
+        let path = dir.path().join(name);
+        std::fs::write(&path, text).unwrap();
+        Some(path)
+    };
+    let (ca, wrong_ca) = (write("ca", &tls.ca_pem), write("wrong-ca", &other.ca_pem));
+    let (token, wrong_token) = (write("token", "sesame\n"), write("wrong-token", "simsim"));
+    let try_open = |ca_file: &Option<_>, token_file: &Option<_>| {
+        let (ca_file, token_file) = (ca_file.clone(), token_file.clone());
+        RemoteStore::open(Options { ca_file, token_file, ..options(&[&server]) })
+    };
+    let remote = try_open(&ca, &token).unwrap();
+    read(&*object(&remote, &bytes), &bytes, 1000, 500_000).unwrap();
+    let refused = try_open(&wrong_ca, &token).unwrap_err().to_string();
+    assert!(refused.contains("trusted") && refused.contains(&server.url()), "{refused}");
+    for bad in [&wrong_token, &None] {
+        let refused = try_open(&ca, bad).unwrap_err().to_string();
+        assert!(refused.contains("token"), "{refused}");
+    }
+    let empty = write("empty", "\n");
+    assert!(try_open(&ca, &empty).unwrap_err().to_string().contains("single word"));
+    // Never in the clear over a network.
+    let urls = vec!["http://192.0.2.1".parse().unwrap()];
+    let clear = RemoteStore::open(Options { token_file: token, ..Options::new(urls) });
+    assert!(clear.unwrap_err().to_string().contains("unencrypted"));
+}
+
+#[test]
+fn opening_says_what_each_server_answered() {
+    let dir = tempfile::tempdir().unwrap();
+    store(dir.path());
+    let empty = tempfile::tempdir().unwrap();
+    let (mut dead, other) = (FileServer::start(dir.path(), None), FileServer::start(empty.path(), None));
+    dead.kill();
+    let refused = RemoteStore::open(options(&[&dead, &other])).unwrap_err().to_string();
+    for part in [dead.url(), "refused".into(), other.url(), "no store at this URL".into()] {
+        assert!(refused.contains(&part), "{part}: {refused}");
+    }
+    // One is enough.
+    let good = FileServer::start(dir.path(), None);
+    open(&[&dead, &other, &good]);
+    assert_eq!(RemoteStore::open(Options::new(Vec::new())).unwrap_err().kind(), StoreErrorKind::Invalid);
+}
+
+#[test]
+fn a_server_that_lies_is_put_aside_and_the_others_go_on() {
+    let dir = tempfile::tempdir().unwrap();
+    let bytes = store(dir.path());
+    for (fault, says) in [
+        (HttpFault::WrongBytes, "wrong bytes"),
+        (HttpFault::Short, "were asked for"),
+        (HttpFault::Endless, "without a length"),
+        (HttpFault::TooMuch, ""),
+        (HttpFault::Redirect("http://192.0.2.1/".into()), "redirects to 'http://192.0.2.1/'"),
+        (HttpFault::NoRanges, "range requests"),
+        (HttpFault::Garbage, "not HTTP/1.1"),
+        (HttpFault::Status(418), "status 418"),
+        (HttpFault::Status(403), "token"),
+    ] {
+        let (liar, honest) = (FileServer::start(dir.path(), None), FileServer::start(dir.path(), None));
+        let limits = Limits {
+            probe_after: Duration::from_secs(5),
+            probe_after_max: Duration::from_secs(5),
+            ..limits()
+        };
+        let remote = RemoteStore::open(Options { limits, ..options(&[&liar, &honest]) }).unwrap();
+        all_up(&remote);
+        let object = object(&remote, &bytes);
+        liar.fail(fault.clone());
+        // So that the liar is preferred.
+        honest.fail(HttpFault::Delay(Duration::from_millis(10)));
+        for n in 0..5 {
+            read(&*object, &bytes, n * 40_000, 40_000).unwrap();
+        }
+        let status = remote.status();
+        if fault == HttpFault::TooMuch {
+            // What follows an answer is never taken for the next one; the connection is given up.
+            continue;
+        }
+        assert_eq!(
+            status.servers[0].state,
+            ServerState::Aside,
+            "{fault:?}: {status:?} {:?}",
+            remote.counters()
+        );
+        assert!(status.servers[0].why.as_ref().unwrap().contains(says), "{fault:?}: {status:?}");
+        assert_eq!(status.servers[1].state, ServerState::Up);
+        assert!(remote.counters().failovers >= 1, "{fault:?}");
+        assert_eq!(remote.counters().waits, 0, "{fault:?}");
+    }
+}
+
+#[test]
+fn damage_on_every_server_is_an_error_of_that_read_alone() {
+    let dir = tempfile::tempdir().unwrap();
+    let bytes = store(dir.path());
+    let (a, b) = (FileServer::start(dir.path(), None), FileServer::start(dir.path(), None));
+    let remote = open(&[&a, &b]);
+    all_up(&remote);
+    let object = object(&remote, &bytes);
+    a.fail(HttpFault::WrongBytes);
+    b.fail(HttpFault::WrongBytes);
+    let error = read(&*object, &bytes, 0, 1000).unwrap_err();
+    assert_eq!(error.kind(), StoreErrorKind::Damaged);
+    assert!(error.to_string().contains("no server has good bytes"), "{error}");
+    assert_eq!(remote.counters().wrong_answers, 2);
+    // Both are distrusted, and used all the same where nobody else is left.
+    a.fail(HttpFault::None);
+    read(&*object, &bytes, 0, 1000).unwrap();
+}
+
+#[test]
+fn a_server_killed_in_the_middle_of_reads_is_not_noticed_by_readers() {
+    let dir = tempfile::tempdir().unwrap();
+    let bytes = store(dir.path());
+    let (mut a, b) = (FileServer::start(dir.path(), None), FileServer::start(dir.path(), None));
+    let remote = open(&[&a, &b]);
+    all_up(&remote);
+    let object = object(&remote, &bytes);
+    // Answers are on their way when it dies.
+    a.fail(HttpFault::Delay(Duration::from_millis(5)));
+    b.fail(HttpFault::Delay(Duration::from_millis(5)));
+    std::thread::scope(|scope| {
+        for reader in 0..4usize {
+            let (object, bytes) = (&object, &bytes);
+            scope.spawn(move || {
+                for n in 0..100 {
+                    read(&**object, bytes, (reader * 100 + n) * 2000, 30_000).unwrap();
+                }
+            });
+        }
+        std::thread::sleep(Duration::from_millis(150));
+        a.kill();
+    });
+    let counters = remote.counters();
+    assert_eq!(counters.waits, 0, "{counters:?}");
+    assert!(a.object_requests() > 0 && b.object_requests() > a.object_requests());
+    // It is used again when it is back.
+    a.revive();
+    all_up(&remote);
+}
+
+#[test]
+fn a_server_that_breaks_off_or_hangs_costs_a_moment() {
+    let dir = tempfile::tempdir().unwrap();
+    let bytes = store(dir.path());
+    for fault in
+        [HttpFault::BreakAfter(1000), HttpFault::HangAfter(1000), HttpFault::Hang, HttpFault::Status(500)]
+    {
+        let (bad, good) = (FileServer::start(dir.path(), None), FileServer::start(dir.path(), None));
+        let remote = open(&[&bad, &good]);
+        all_up(&remote);
+        let object = object(&remote, &bytes);
+        bad.fail(fault.clone());
+        good.fail(HttpFault::Delay(Duration::from_millis(10)));
+        for n in 0..10 {
+            read(&*object, &bytes, n * 100_000, 100_000).unwrap();
+        }
+        let counters = remote.counters();
+        assert_eq!(counters.waits, 0, "{fault:?}: {counters:?}");
+        assert!(good.object_requests() >= 10 && bad.object_requests() > 0, "{fault:?}");
+        if matches!(fault, HttpFault::Hang | HttpFault::HangAfter(_)) {
+            assert!(counters.hedges_won >= 1, "{fault:?}: {counters:?}");
+        }
+    }
+}
+
+#[test]
+fn the_faster_server_is_preferred() {
+    let dir = tempfile::tempdir().unwrap();
+    let bytes = store(dir.path());
+    let (slow, fast) = (FileServer::start(dir.path(), None), FileServer::start(dir.path(), None));
+    let remote = open(&[&slow, &fast]);
+    all_up(&remote);
+    let object = object(&remote, &bytes);
+    slow.fail(HttpFault::Delay(Duration::from_millis(20)));
+    for n in 0..100 {
+        read(&*object, &bytes, n * 1000, 10_000).unwrap();
+    }
+    assert!(fast.object_requests() >= 80, "{} and {}", slow.object_requests(), fast.object_requests());
+}
+
+#[test]
+fn when_all_are_gone_reads_wait_and_go_on_when_one_is_back() {
+    let dir = tempfile::tempdir().unwrap();
+    let bytes = store(dir.path());
+    let (mut a, mut b) = (FileServer::start(dir.path(), None), FileServer::start(dir.path(), None));
+    let remote = open(&[&a, &b]);
+    all_up(&remote);
+    let object = object(&remote, &bytes);
+    read(&*object, &bytes, 0, 1000).unwrap();
+    a.kill();
+    b.kill();
+    std::thread::scope(|scope| {
+        let readers: Vec<_> = (0..3)
+            .map(|n| {
+                let (object, bytes) = (&object, &bytes);
+                scope.spawn(move || read(&**object, bytes, n * 5000, 5000))
+            })
+            .collect();
+        let until = Instant::now() + Duration::from_secs(20);
+        while remote.status().waiting < 3 {
+            assert!(Instant::now() < until, "{:?}", remote.status());
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        let status = remote.status();
+        assert!(status.servers.iter().all(|server| server.state == ServerState::Down), "{status:?}");
+        assert!(status.reasons().contains("refused"), "{}", status.reasons());
+        assert!(readers.iter().all(|reader| !reader.is_finished()));
+        b.revive();
+        for reader in readers {
+            reader.join().unwrap().unwrap();
+        }
+    });
+    assert_eq!(remote.counters().waits, 3);
+    assert_eq!(remote.status().waiting_for, Duration::ZERO);
+
+    // Closing ends a wait.
+    b.kill();
+    std::thread::scope(|scope| {
+        let waiting = scope.spawn(|| read(&*object, &bytes, 0, 10));
+        while remote.status().waiting == 0 {
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        remote.close();
+        let error = waiting.join().unwrap().unwrap_err();
+        assert!(error.to_string().contains("closed"), "{error}");
+    });
+}
+
+#[test]
+fn a_single_server_that_breaks_off_is_asked_again_until_it_answers() {
+    let dir = tempfile::tempdir().unwrap();
+    let bytes = store(dir.path());
+    let server = FileServer::start(dir.path(), None);
+    let remote = open(&[&server]);
+    let object = object(&remote, &bytes);
+    server.fail(HttpFault::BreakAfter(10));
+    std::thread::scope(|scope| {
+        let reading = scope.spawn(|| read(&*object, &bytes, 0, 100_000));
+        while server.object_requests() < 3 {
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        server.fail(HttpFault::None);
+        reading.join().unwrap().unwrap();
+    });
+    // A busy server is left alone for a moment, and asked again.
+    server.fail(HttpFault::Status(503));
+    std::thread::scope(|scope| {
+        let before = server.object_requests();
+        let reading = scope.spawn(|| read(&*object, &bytes, 0, 100_000));
+        while server.object_requests() == before {
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        server.fail(HttpFault::None);
+        reading.join().unwrap().unwrap();
+    });
+}
+
+#[test]
+fn metadata_that_is_wrong_on_one_server_comes_from_another() {
+    let dir = tempfile::tempdir().unwrap();
+    store(dir.path());
+    let (liar, honest) = (FileServer::start(dir.path(), None), FileServer::start(dir.path(), None));
+    let remote = open(&[&liar, &honest]);
+    all_up(&remote);
+    liar.fail_all(HttpFault::WrongBytes);
+    for _ in 0..5 {
+        assert_eq!(remote.manifest(Hash::of(MANIFEST)).unwrap(), MANIFEST);
+        assert!(remote.image(&"debian".parse().unwrap()).unwrap().is_some());
+    }
+    honest.fail_all(HttpFault::WrongBytes);
+    let error = remote.manifest(Hash::of(MANIFEST)).unwrap_err();
+    assert_eq!(error.kind(), StoreErrorKind::Damaged, "{error}");
+}
