@@ -200,7 +200,7 @@ impl Transfer {
                 command: number,
                 cookie: 0,
                 offset: range.offset(),
-                length: u32::try_from(range.len()).unwrap_or(u32::MAX),
+                length: range.len(),
             },
             buffer,
             at,
@@ -320,7 +320,7 @@ impl Transfer {
                     let mut buffer = std::mem::take(&mut pending.buffer);
                     let filled = self.fill(input, &mut buffer);
                     pending.buffer = buffer;
-                    pending.filled = pending.head.length.into();
+                    pending.filled = pending.head.length;
                     if let Err(error) = filled {
                         self.finish(pending, Err(error.clone()));
                         return Err(error);
@@ -423,9 +423,7 @@ impl Transfer {
     fn conclude(&self, mut pending: Pending) {
         let result = match pending.error.take() {
             Some(error) => Err(error),
-            None if pending.head.command == command::READ
-                && pending.filled != u64::from(pending.head.length) =>
-            {
+            None if pending.head.command == command::READ && pending.filled != pending.head.length => {
                 Err(self.violation("chunks do not cover what was read"))
             }
             None => Ok(()),

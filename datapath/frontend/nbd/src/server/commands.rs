@@ -6,15 +6,13 @@
 use headwater_block::{Attempt, ByteRange, ExtentKind, Op, Request};
 
 use super::batch::INLINE_BYTES;
-use super::connection::{Connection, Progress, Stage, is_zero};
+use super::connection::{Connection, Progress, Stage, answered, is_zero};
 use super::handshake::BASE_ALLOCATION_ID;
 use super::inbound::LARGE_BYTES;
 use super::serve::End;
 use crate::error::NbdError;
-use crate::wire::transmission::{
-    DATA_HEAD_BYTES, REPLY_BYTES, REQUEST_BYTES, RequestHead, block_status_chunk, command, command_flag,
-    data_chunk_head, hole_chunk, simple_reply, state,
-};
+use crate::wire::reply::Form;
+use crate::wire::transmission::{RequestHead, command, command_flag, state};
 
 /// Why a request is answered with an error before the device saw it.
 pub(super) struct Refusal {
@@ -31,14 +29,27 @@ impl Refusal {
 impl Connection<'_> {
     /// Takes one request from the receive buffer, if it is whole.
     pub(super) fn take_head(&mut self) -> Result<Progress, End> {
-        let Some(bytes) = self.inbound.head() else { return Ok(Progress::NeedBytes) };
-        let head = RequestHead::decode(bytes).map_err(|error| End::Fault(error.to_string()))?;
+        let head = if self.form == Form::Extended {
+            self.inbound.head().map(RequestHead::decode_extended)
+        } else {
+            self.inbound.head().map(RequestHead::decode)
+        };
+        let Some(head) = head else { return Ok(Progress::NeedBytes) };
+        let mut head = head.map_err(|error| End::Fault(error.to_string()))?;
         self.requests_in_round = self.requests_in_round.saturating_add(1);
-        if head.command == command::WRITE {
+        // With extended headers a payload is announced by a flag, and only writes may have one.
+        let announced = self.form == Form::Extended && has(&head, command_flag::PAYLOAD_LEN);
+        if announced {
+            head.flags &= !command_flag::PAYLOAD_LEN;
+        }
+        if head.command == command::WRITE && (announced || self.form != Form::Extended) {
             return self.take_write(&head);
         }
-        self.inbound.consume(REQUEST_BYTES);
-        let Some(range) = ByteRange::new(head.offset, u64::from(head.length)) else {
+        self.inbound.consume(self.head_bytes());
+        if announced || head.command == command::WRITE {
+            return self.refuse_payload(&head, announced);
+        }
+        let Some(range) = ByteRange::new(head.offset, head.length) else {
             let error = Refusal::invalid("the request ends past 64 bits");
             return self.refuse(&head, &error).map(|()| Progress::Again);
         };
@@ -55,26 +66,44 @@ impl Connection<'_> {
         Ok(Progress::Again)
     }
 
+    /// A payload where none belongs, or none where one belongs.
+    fn refuse_payload(&mut self, head: &RequestHead, announced: bool) -> Result<Progress, End> {
+        if !announced {
+            self.refuse(head, &Refusal::invalid("a write must say PAYLOAD_LEN beside extended headers"))?;
+            return Ok(Progress::Again);
+        }
+        if head.length > self.limits.request_bytes.into() {
+            return Err(self.too_long(head));
+        }
+        let error = Refusal::invalid(format!("command {} takes no payload", head.command));
+        self.stage = Stage::Drain { head: *head, left: length(head), error };
+        Ok(Progress::Again)
+    }
+
+    fn too_long(&self, head: &RequestHead) -> End {
+        End::Fault(format!(
+            "it sent a payload of {} bytes to the export '{}', the limit is {}",
+            head.length,
+            self.name.escape_debug(),
+            self.limits.request_bytes
+        ))
+    }
+
     fn take_write(&mut self, head: &RequestHead) -> Result<Progress, End> {
-        let len = length(head);
+        let (head_bytes, len) = (self.head_bytes(), length(head));
         let range = match self.check_write(head) {
             Ok(range) => range,
             Err(error) => {
-                if head.length > self.limits.request_bytes {
-                    return Err(End::Fault(format!(
-                        "it sent a write of {} bytes to the export '{}', the limit is {}",
-                        head.length,
-                        self.name.escape_debug(),
-                        self.limits.request_bytes
-                    )));
+                if head.length > self.limits.request_bytes.into() {
+                    return Err(self.too_long(head));
                 }
-                self.inbound.consume(REQUEST_BYTES);
+                self.inbound.consume(head_bytes);
                 self.stage = Stage::Drain { head: *head, left: len, error };
                 return Ok(Progress::Again);
             }
         };
         if len >= LARGE_BYTES {
-            self.inbound.consume(REQUEST_BYTES);
+            self.inbound.consume(head_bytes);
             let mut buffer = self.pool.take(len);
             let here = self.inbound.available(len);
             let have = here.len();
@@ -85,16 +114,16 @@ impl Connection<'_> {
             self.stage = Stage::Payload { head: *head, range, buffer, have };
             return Ok(Progress::Again);
         }
-        let Some(payload) = self.inbound.payload(len) else { return Ok(Progress::NeedBytes) };
+        let Some(payload) = self.inbound.payload(head_bytes, len) else { return Ok(Progress::NeedBytes) };
         let fua = has(head, command_flag::FUA);
         let attempt = self.device.try_now(Op::Write { range, from: payload, fua });
         if matches!(attempt, Ok(Attempt::MustWait)) {
             let buffer = self.pool.copy_of(payload);
-            self.inbound.consume(REQUEST_BYTES.saturating_add(len));
+            self.inbound.consume(head_bytes.saturating_add(len));
             self.submit(head, len, Request::Write { range, buffer, fua });
             return Ok(Progress::Again);
         }
-        self.inbound.consume(REQUEST_BYTES.saturating_add(len));
+        self.inbound.consume(head_bytes.saturating_add(len));
         self.settle(head, attempt.map(drop))?;
         Ok(Progress::Again)
     }
@@ -123,7 +152,7 @@ impl Connection<'_> {
     fn check_write(&self, head: &RequestHead) -> Result<ByteRange, Refusal> {
         self.check_flags(head, command_flag::FUA)?;
         let range = self.check_change(head)?;
-        if head.length > self.limits.request_bytes {
+        if head.length > self.limits.request_bytes.into() {
             return Err(Refusal { code: NbdError::EOVERFLOW, why: "the write is too long".into() });
         }
         Ok(range)
@@ -135,7 +164,7 @@ impl Connection<'_> {
             return Err(Refusal { code: NbdError::EPERM, why: "the export is read-only".into() });
         }
         let past_end = |why: String| Refusal { code: NbdError::ENOSPC, why };
-        let range = ByteRange::new(head.offset, u64::from(head.length))
+        let range = ByteRange::new(head.offset, head.length)
             .ok_or_else(|| past_end("the request ends past 64 bits".into()))?;
         if range.end() > self.geometry.size_bytes {
             return Err(past_end(format!(
@@ -167,9 +196,9 @@ impl Connection<'_> {
     }
 
     fn read(&mut self, head: &RequestHead, range: ByteRange) -> Result<(), End> {
-        let legal = if self.structured { command_flag::DF } else { 0 };
+        let legal = if self.form.has_chunks() { command_flag::DF } else { 0 };
         let checked = self.check_flags(head, legal).and_then(|()| self.check_range(range)).and_then(|()| {
-            if head.length > self.limits.request_bytes {
+            if head.length > self.limits.request_bytes.into() {
                 let limit = self.limits.request_bytes;
                 return Err(Refusal::invalid(format!(
                     "a read of {} bytes, the limit is {limit}",
@@ -185,7 +214,7 @@ impl Connection<'_> {
         if len > INLINE_BYTES {
             return self.read_large(head, range, len);
         }
-        let head_bytes = if self.structured { DATA_HEAD_BYTES } else { REPLY_BYTES };
+        let head_bytes = self.form.data_head_bytes();
         let attempt = {
             let Some((_, into)) = self
                 .batch
@@ -206,7 +235,7 @@ impl Connection<'_> {
                 self.submit(head, len, Request::Read { range, buffer });
                 Ok(())
             }
-            Err(error) => self.fail(head.cookie, head.command, &error),
+            Err(error) => self.fail(answered(head), head.command, &error),
         }
     }
 
@@ -217,12 +246,15 @@ impl Connection<'_> {
         else {
             return;
         };
-        if !self.structured {
-            place.copy_from_slice(&simple_reply(0, head.cookie));
-        } else if is_zero(data) {
-            self.batch.put(&hole_chunk(head.cookie, head.offset, head.length));
+        let to = answered(head);
+        if self.form.has_chunks()
+            && is_zero(data)
+            && let Some(hole) = self.form.hole(to, len)
+        {
+            self.batch.put(&hole);
             return;
-        } else if let Some(bytes) = data_chunk_head(head.cookie, head.offset, len) {
+        }
+        if let Some(bytes) = self.form.data_head(to, len) {
             place.copy_from_slice(&bytes);
         }
         self.batch.advance(head_bytes.saturating_add(len));
@@ -232,7 +264,7 @@ impl Connection<'_> {
         let mut buffer = self.pool.take(len);
         match self.device.try_now(Op::Read { range, into: &mut buffer }) {
             Ok(Attempt::Done) => {
-                let sent = self.reply_data(head.cookie, head.offset, &buffer);
+                let sent = self.reply_data(answered(head), &buffer);
                 self.pool.give(buffer);
                 sent
             }
@@ -242,7 +274,7 @@ impl Connection<'_> {
             }
             Err(error) => {
                 self.pool.give(buffer);
-                self.fail(head.cookie, head.command, &error)
+                self.fail(answered(head), head.command, &error)
             }
         }
     }
@@ -331,10 +363,10 @@ impl Connection<'_> {
         let max = if one { 1 } else { self.limits.extents_per_reply };
         let extents = match self.device.extents(range, max) {
             Ok(extents) => extents,
-            Err(error) => return self.fail(head.cookie, head.command, &error),
+            Err(error) => return self.fail(answered(head), head.command, &error),
         };
         let mut left = range.len();
-        let mut pairs: Vec<(u32, u32)> = Vec::with_capacity(extents.len());
+        let mut pairs: Vec<(u64, u32)> = Vec::with_capacity(extents.len());
         for extent in extents.iter().take(max) {
             let len = extent.len.min(left);
             left = left.saturating_sub(len);
@@ -343,15 +375,14 @@ impl Connection<'_> {
                 ExtentKind::Hole => state::HOLE | state::ZERO,
                 ExtentKind::Zero => state::ZERO,
             };
-            // It fits: it is no longer than the request.
-            pairs.push((u32::try_from(len).unwrap_or(u32::MAX), flags));
+            pairs.push((len, flags));
         }
         if pairs.is_empty() {
             let error = Refusal { code: NbdError::EIO, why: "the device told no extents".into() };
             return self.refuse(head, &error);
         }
         self.scratch.clear();
-        block_status_chunk(&mut self.scratch, head.cookie, BASE_ALLOCATION_ID, &pairs);
+        self.form.block_status(&mut self.scratch, answered(head), BASE_ALLOCATION_ID, &pairs);
         self.put_scratch()
     }
 }

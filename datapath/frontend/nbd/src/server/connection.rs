@@ -34,9 +34,8 @@ use super::serve::End;
 use crate::error::NbdError;
 use crate::limits::Limits;
 use crate::socket::{Received, Socket};
-use crate::wire::transmission::{
-    RequestHead, command, data_chunk_head, error_chunk, hole_chunk, simple_reply,
-};
+use crate::wire::reply::{Answered, Form};
+use crate::wire::transmission::{EXTENDED_REQUEST_BYTES, REQUEST_BYTES, RequestHead, command};
 
 pub(super) struct Connection<'a> {
     pub(super) shared: &'a Shared,
@@ -46,7 +45,7 @@ pub(super) struct Connection<'a> {
     pub(super) name: String,
     pub(super) device: Arc<dyn Device>,
     pub(super) geometry: Geometry,
-    pub(super) structured: bool,
+    pub(super) form: Form,
     pub(super) base_allocation: bool,
     pub(super) inbound: Inbound,
     pub(super) batch: Batch,
@@ -92,7 +91,7 @@ impl<'a> Connection<'a> {
             name: chosen.name,
             geometry: chosen.export.device.geometry(),
             device: chosen.export.device,
-            structured: chosen.structured,
+            form: chosen.form,
             base_allocation: chosen.base_allocation,
             inbound: Inbound::new(shared.limits.receive_buffer_bytes),
             batch: Batch::new(shared.limits.batch_bytes),
@@ -262,9 +261,14 @@ impl<'a> Connection<'a> {
         Ok(Progress::Again)
     }
 
+    /// Length of a request's head.
+    pub(super) fn head_bytes(&self) -> usize {
+        if self.form == Form::Extended { EXTENDED_REQUEST_BYTES } else { REQUEST_BYTES }
+    }
+
     /// Hands a request to the device; the answer comes through the outbox.
     pub(super) fn submit(&mut self, head: &RequestHead, bytes: usize, request: Request) {
-        let ticket = Ticket { cookie: head.cookie, offset: head.offset, command: head.command, bytes };
+        let ticket = Ticket { to: answered(head), command: head.command, bytes };
         self.requests_in_flight = self.requests_in_flight.saturating_add(1);
         self.bytes_in_flight = self.bytes_in_flight.saturating_add(bytes);
         let outbox = Arc::clone(&self.outbox);
@@ -297,29 +301,29 @@ impl<'a> Connection<'a> {
             self.flush_batch(&[])?;
         }
         match &outcome.result {
-            Err(error) => self.fail(ticket.cookie, ticket.command, error),
+            Err(error) => self.fail(ticket.to, ticket.command, error),
             Ok(()) if ticket.command == command::READ => {
                 if outcome.buffer.len() != ticket.bytes {
                     let error = IoError::new(
                         headwater_block::IoErrorKind::Device,
                         "the device returned a buffer of another length",
                     );
-                    return self.fail(ticket.cookie, ticket.command, &error);
+                    return self.fail(ticket.to, ticket.command, &error);
                 }
-                self.reply_data(ticket.cookie, ticket.offset, &outcome.buffer)
+                self.reply_data(ticket.to, &outcome.buffer)
             }
-            Ok(()) => self.put(&simple_reply(0, ticket.cookie)),
+            Ok(()) => self.put(&self.form.done(ticket.to)),
         }
     }
 
-    pub(super) fn reply_data(&mut self, cookie: u64, offset: u64, data: &[u8]) -> Result<(), End> {
-        if !self.structured {
-            self.put(&simple_reply(0, cookie))?;
-        } else if is_zero(data)
-            && let Ok(len) = u32::try_from(data.len())
+    pub(super) fn reply_data(&mut self, to: Answered, data: &[u8]) -> Result<(), End> {
+        if self.form.has_chunks()
+            && is_zero(data)
+            && let Some(hole) = self.form.hole(to, data.len())
         {
-            return self.put(&hole_chunk(cookie, offset, len));
-        } else if let Some(head) = data_chunk_head(cookie, offset, data.len()) {
+            return self.put(&hole);
+        }
+        if let Some(head) = self.form.data_head(to, data.len()) {
             self.put(&head)?;
         }
         if data.len() > INLINE_BYTES { self.flush_batch(data) } else { self.put(data) }
@@ -327,13 +331,13 @@ impl<'a> Connection<'a> {
 
     pub(super) fn settle(&mut self, head: &RequestHead, result: Result<(), IoError>) -> Result<(), End> {
         match result {
-            Ok(()) => self.put(&simple_reply(0, head.cookie)),
-            Err(error) => self.fail(head.cookie, head.command, &error),
+            Ok(()) => self.put(&self.form.done(answered(head))),
+            Err(error) => self.fail(answered(head), head.command, &error),
         }
     }
 
     /// Answers with an error of the device, and tells it.
-    pub(super) fn fail(&mut self, cookie: u64, number: u16, error: &IoError) -> Result<(), End> {
+    pub(super) fn fail(&mut self, to: Answered, number: u16, error: &IoError) -> Result<(), End> {
         let code = NbdError::from(error);
         self.shared.faults.warn(
             self.peer,
@@ -343,21 +347,18 @@ impl<'a> Connection<'a> {
                 Chain(error)
             ),
         );
-        self.put_error(cookie, code, &error.to_string())
+        self.put_error(to, code, &error.to_string())
     }
 
     /// Answers a request that the device did not see with an error.
     pub(super) fn refuse(&mut self, head: &RequestHead, error: &Refusal) -> Result<(), End> {
         tracing::debug!("NBD: {}: refused with {}: {}", self.peer, error.code, error.why);
-        self.put_error(head.cookie, error.code, &error.why)
+        self.put_error(answered(head), error.code, &error.why)
     }
 
-    fn put_error(&mut self, cookie: u64, code: NbdError, why: &str) -> Result<(), End> {
-        if !self.structured {
-            return self.put(&simple_reply(code.0, cookie));
-        }
+    fn put_error(&mut self, to: Answered, code: NbdError, why: &str) -> Result<(), End> {
         self.scratch.clear();
-        error_chunk(&mut self.scratch, cookie, code.0, why);
+        self.form.error(&mut self.scratch, to, code.0, why);
         self.put_scratch()
     }
 
@@ -378,6 +379,10 @@ impl<'a> Connection<'a> {
             .send(self.socket, more)
             .map_err(|error| End::Fault(format!("sending replies failed: {error}")))
     }
+}
+
+pub(super) fn answered(head: &RequestHead) -> Answered {
+    Answered { cookie: head.cookie, offset: head.offset }
 }
 
 /// Receives, looking for bytes for a while before it sleeps.

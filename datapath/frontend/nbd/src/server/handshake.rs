@@ -15,6 +15,7 @@ use crate::wire::handshake::{
     BASE_ALLOCATION, EXPORT_NAME_PADDING_BYTES, GoData, InfoItem, MetaContextData, encode_option_reply,
     handshake_flag, info, meta_context_reply, option, reply, server_reply, transmission_flag,
 };
+use crate::wire::reply::Form;
 
 /// The id of `base:allocation` in block status replies.
 pub(super) const BASE_ALLOCATION_ID: u32 = 1;
@@ -23,7 +24,7 @@ pub(super) const BASE_ALLOCATION_ID: u32 = 1;
 pub(super) struct Chosen {
     pub(super) name: String,
     pub(super) export: Export,
-    pub(super) structured: bool,
+    pub(super) form: Form,
     /// Whether `base:allocation` was chosen for this export.
     pub(super) base_allocation: bool,
 }
@@ -57,7 +58,7 @@ pub(super) struct Handshake<'a> {
     encryption: Encryption,
     client: ClientIdentity,
     no_zeroes: bool,
-    structured: bool,
+    form: Form,
     /// The export that `base:allocation` was chosen for.
     context_of: Option<String>,
     options: u32,
@@ -82,7 +83,7 @@ impl<'a> Handshake<'a> {
             encryption,
             client: ClientIdentity::default(),
             no_zeroes: client_flags & no_zeroes != 0,
-            structured: false,
+            form: Form::Simple,
             context_of: None,
             options: 0,
         })
@@ -92,7 +93,7 @@ impl<'a> Handshake<'a> {
     pub(super) fn encrypted(&mut self, names: Vec<String>) {
         self.encryption = Encryption::Running;
         self.client = ClientIdentity { is_encrypted: true, names };
-        self.structured = false;
+        self.form = Form::Simple;
         self.context_of = None;
     }
 
@@ -118,15 +119,23 @@ impl<'a> Handshake<'a> {
             }
             option::LIST => self.list(data, out),
             option::INFO | option::GO => return self.go(number, data, out),
-            option::STRUCTURED_REPLY if data.is_empty() => {
-                self.structured = true;
-                encode_option_reply(out, number, reply::ACK, &[]);
-            }
-            option::STRUCTURED_REPLY => refuse(out, number, "STRUCTURED_REPLY takes no data"),
+            option::STRUCTURED_REPLY | option::EXTENDED_HEADERS => self.form(number, data, out),
             option::LIST_META_CONTEXT | option::SET_META_CONTEXT => self.meta_context(number, data, out),
             _ => encode_option_reply(out, number, reply::ERR_UNSUP, b"this option is not supported"),
         }
         Step::More
+    }
+
+    fn form(&mut self, number: u32, data: &[u8], out: &mut Vec<u8>) {
+        if !data.is_empty() {
+            return refuse(out, number, "this option takes no data");
+        }
+        if number == option::STRUCTURED_REPLY && self.form == Form::Extended {
+            let why = b"extended headers were agreed on, and have structured replies";
+            return encode_option_reply(out, number, reply::ERR_EXT_HEADER_REQD, why);
+        }
+        self.form = if number == option::EXTENDED_HEADERS { Form::Extended } else { Form::Structured };
+        encode_option_reply(out, number, reply::ACK, &[]);
     }
 
     fn start_tls(&self, data: &[u8], out: &mut Vec<u8>) -> Step {
@@ -161,7 +170,7 @@ impl<'a> Handshake<'a> {
         };
         let geometry = export.device.geometry();
         out.extend_from_slice(&geometry.size_bytes.to_be_bytes());
-        out.extend_from_slice(&transmission_flags(&geometry, self.structured).to_be_bytes());
+        out.extend_from_slice(&transmission_flags(&geometry, self.form).to_be_bytes());
         if !self.no_zeroes {
             out.extend_from_slice(&[0; EXPORT_NAME_PADDING_BYTES]);
         }
@@ -197,7 +206,7 @@ impl<'a> Handshake<'a> {
         let geometry = export.device.geometry();
         let mut items = vec![InfoItem::Export {
             size_bytes: geometry.size_bytes,
-            flags: transmission_flags(&geometry, self.structured),
+            flags: transmission_flags(&geometry, self.form),
         }];
         // Block sizes are told unasked too: clients that do not know them skip the item.
         items.push(InfoItem::BlockSize {
@@ -227,7 +236,7 @@ impl<'a> Handshake<'a> {
             // Each SET replaces the one before, even where it fails.
             self.context_of = None;
         }
-        if !self.structured {
+        if !self.form.has_chunks() {
             return refuse(out, number, "metadata contexts need STRUCTURED_REPLY first");
         }
         let query = match MetaContextData::decode(data, self.limits.name_bytes) {
@@ -253,13 +262,13 @@ impl<'a> Handshake<'a> {
         Chosen {
             name: name.to_string(),
             export,
-            structured: self.structured,
+            form: self.form,
             base_allocation: self.context_of.as_deref() == Some(name),
         }
     }
 }
 
-fn transmission_flags(geometry: &Geometry, structured: bool) -> u16 {
+fn transmission_flags(geometry: &Geometry, form: Form) -> u16 {
     use transmission_flag as flag;
     let mut flags =
         flag::HAS_FLAGS | flag::SEND_FLUSH | flag::SEND_FUA | flag::CAN_MULTI_CONN | flag::SEND_CACHE;
@@ -268,7 +277,7 @@ fn transmission_flags(geometry: &Geometry, structured: bool) -> u16 {
     } else {
         flags |= flag::SEND_TRIM | flag::SEND_WRITE_ZEROES | flag::SEND_FAST_ZERO;
     }
-    if structured {
+    if form.has_chunks() {
         flags |= flag::SEND_DF;
     }
     flags

@@ -1,7 +1,5 @@
 //! Bytes from the client that are not requests yet.
 
-use crate::wire::transmission::REQUEST_BYTES;
-
 /// Payloads of at least this length are received into a buffer of their own.
 pub(super) const LARGE_BYTES: usize = 64 << 10;
 
@@ -23,14 +21,14 @@ impl Inbound {
 
     /// The head of a request, if it is here.
     #[inline]
-    pub(super) fn head(&self) -> Option<&[u8; REQUEST_BYTES]> {
+    pub(super) fn head<const N: usize>(&self) -> Option<&[u8; N]> {
         self.bytes.get(self.start..self.end)?.first_chunk()
     }
 
-    /// The payload behind a head, if it is here as a whole.
+    /// The payload behind a head of this length, if it is here as a whole.
     #[inline]
-    pub(super) fn payload(&self, len: usize) -> Option<&[u8]> {
-        self.bytes.get(self.start..self.end)?.get(REQUEST_BYTES..REQUEST_BYTES.checked_add(len)?)
+    pub(super) fn payload(&self, head: usize, len: usize) -> Option<&[u8]> {
+        self.bytes.get(self.start..self.end)?.get(head..head.checked_add(len)?)
     }
 
     /// Everything that is here, at most `limit`.
@@ -80,7 +78,7 @@ mod tests {
         assert_eq!(inbound.room().len(), size - 1000);
         let expected: Vec<u8> = (size - 1000..size).map(|at| (at % 251) as u8).collect();
         assert_eq!(inbound.available(usize::MAX), expected);
-        assert_eq!(inbound.payload(1000 - REQUEST_BYTES).unwrap(), &expected[REQUEST_BYTES..]);
-        assert!(inbound.payload(1000).is_none());
+        assert_eq!(inbound.payload(28, 1000 - 28).unwrap(), &expected[28..]);
+        assert!(inbound.payload(28, 1000).is_none());
     }
 }

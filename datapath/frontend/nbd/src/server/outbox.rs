@@ -15,11 +15,12 @@ use headwater_block::Outcome;
 use parking_lot::Mutex;
 use rustix::event::EventfdFlags;
 
+use crate::wire::reply::Answered;
+
 /// What a completion needs to become a reply.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Ticket {
-    pub(super) cookie: u64,
-    pub(super) offset: u64,
+    pub(super) to: Answered,
     pub(super) command: u16,
     /// What the request counts in bytes in flight.
     pub(super) bytes: usize,

@@ -24,9 +24,9 @@ pub(super) fn serve(shared: &Shared, socket: &Socket, peer: &Peer) {
     let end = match shake_hands(shared, socket) {
         Ok(chosen) => {
             tracing::debug!(
-                "NBD: {peer} opened the export '{}', structured replies: {}, base:allocation: {}",
+                "NBD: {peer} opened the export '{}', replies: {:?}, base:allocation: {}",
                 chosen.name.escape_debug(),
-                chosen.structured,
+                chosen.form,
                 chosen.base_allocation
             );
             match Connection::new(shared, socket, peer, chosen) {

@@ -48,6 +48,8 @@ pub mod option {
     pub const LIST_META_CONTEXT: u32 = 9;
     /// Choose metadata contexts.
     pub const SET_META_CONTEXT: u32 = 10;
+    /// Use headers with 64-bit lengths, and structured replies with them.
+    pub const EXTENDED_HEADERS: u32 = 11;
 }
 
 /// Replies to options (`NBD_REP_*`).
@@ -76,6 +78,8 @@ pub mod reply {
     pub const ERR_SHUTDOWN: u32 = ERROR_BIT | 7;
     /// Longer than the server takes.
     pub const ERR_TOO_BIG: u32 = ERROR_BIT | 9;
+    /// Not beside extended headers.
+    pub const ERR_EXT_HEADER_REQD: u32 = ERROR_BIT | 10;
 }
 
 /// Information items (`NBD_INFO_*`).

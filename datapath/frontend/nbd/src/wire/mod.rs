@@ -1,12 +1,13 @@
 //! The bytes of the NBD protocol: encoding and decoding without sockets, which cannot panic.
 //!
 //! - [`handshake`]: the greeting, options and their replies.
-//! - [`transmission`]: requests, simple replies and structured reply chunks.
+//! - [`transmission`]: requests, and replies as a client reads them. [`reply`]: replies as a server writes them.
 //!
 //! All numbers are big-endian. Each decoder takes exactly the bytes of its structure and says why they
 //! are wrong; nothing here allocates by a length that came from the peer.
 
 pub mod handshake;
+pub mod reply;
 pub mod transmission;
 
 /// Why bytes from a peer are not what the protocol allows.

@@ -1,17 +1,18 @@
-//! The transmission phase: requests, simple replies, structured reply chunks and their payloads.
+//! The transmission phase: requests both ways, and reading simple replies, structured reply chunks and their payloads.
 
 use super::{Fields, WireError};
 
 const REQUEST_MAGIC: u32 = 0x2560_9513;
+const EXTENDED_REQUEST_MAGIC: u32 = 0x21e4_1c71;
 const SIMPLE_REPLY_MAGIC: u32 = 0x6744_6698;
 const STRUCTURED_REPLY_MAGIC: u32 = 0x668e_33ef;
 
 /// Length of a request without its payload.
 pub const REQUEST_BYTES: usize = 28;
+/// The same with extended headers.
+pub const EXTENDED_REQUEST_BYTES: usize = 32;
 /// Length of a simple reply without its payload, and of the part of a chunk's head before its length.
 pub const REPLY_BYTES: usize = 16;
-/// Length of a structured reply chunk's head.
-pub const CHUNK_BYTES: usize = 20;
 
 /// Requests by their number (`NBD_CMD_*`).
 pub mod command {
@@ -45,6 +46,8 @@ pub mod command_flag {
     pub const REQ_ONE: u16 = 1 << 3;
     /// Zero writes: fail with `ENOTSUP` rather than be slow.
     pub const FAST_ZERO: u16 = 1 << 4;
+    /// With extended headers: the length is that of a payload which follows.
+    pub const PAYLOAD_LEN: u16 = 1 << 5;
 }
 
 /// Chunks by their type (`NBD_REPLY_TYPE_*`).
@@ -57,6 +60,8 @@ pub mod chunk {
     pub const OFFSET_HOLE: u16 = 2;
     /// Context and extents.
     pub const BLOCK_STATUS: u16 = 5;
+    /// The same with 64-bit lengths.
+    pub const BLOCK_STATUS_EXTENDED: u16 = 6;
     /// An error of the whole request.
     pub const ERROR: u16 = (1 << 15) | 1;
     /// An error at an offset.
@@ -86,15 +91,27 @@ pub struct RequestHead {
     pub cookie: u64,
     /// First byte.
     pub offset: u64,
-    /// Bytes.
-    pub length: u32,
+    /// Bytes; below 2^32 without extended headers.
+    pub length: u64,
 }
 
 impl RequestHead {
-    /// The bytes on the wire.
+    /// The bytes on the wire, without extended headers.
     pub fn encode(&self) -> [u8; REQUEST_BYTES] {
         let mut out = Fixed::new();
         out.put(&REQUEST_MAGIC.to_be_bytes());
+        out.put(&self.flags.to_be_bytes());
+        out.put(&self.command.to_be_bytes());
+        out.put(&self.cookie.to_be_bytes());
+        out.put(&self.offset.to_be_bytes());
+        out.put(&u32::try_from(self.length).unwrap_or(u32::MAX).to_be_bytes());
+        out.bytes
+    }
+
+    /// The bytes on the wire, with extended headers.
+    pub fn encode_extended(&self) -> [u8; EXTENDED_REQUEST_BYTES] {
+        let mut out = Fixed::new();
+        out.put(&EXTENDED_REQUEST_MAGIC.to_be_bytes());
         out.put(&self.flags.to_be_bytes());
         out.put(&self.command.to_be_bytes());
         out.put(&self.cookie.to_be_bytes());
@@ -112,86 +129,22 @@ impl RequestHead {
             command: fields.u16()?,
             cookie: fields.u64()?,
             offset: fields.u64()?,
-            length: fields.u32()?,
+            length: fields.u32()?.into(),
         })
     }
-}
 
-/// A simple reply; a successful read's data follows it.
-pub fn simple_reply(error: u32, cookie: u64) -> [u8; REPLY_BYTES] {
-    let mut out = Fixed::new();
-    out.put(&SIMPLE_REPLY_MAGIC.to_be_bytes());
-    out.put(&error.to_be_bytes());
-    out.put(&cookie.to_be_bytes());
-    out.bytes
-}
-
-/// The head of a chunk whose payload has `length` bytes.
-pub fn chunk_head(flags: u16, kind: u16, cookie: u64, length: u32) -> [u8; CHUNK_BYTES] {
-    let mut out = Fixed::new();
-    out.put(&STRUCTURED_REPLY_MAGIC.to_be_bytes());
-    out.put(&flags.to_be_bytes());
-    out.put(&kind.to_be_bytes());
-    out.put(&cookie.to_be_bytes());
-    out.put(&length.to_be_bytes());
-    out.bytes
-}
-
-/// Length of [`data_chunk_head`].
-pub const DATA_HEAD_BYTES: usize = CHUNK_BYTES + 8;
-
-/// All of an `OFFSET_DATA` chunk that comes before its data, as the only chunk of its reply.
-/// `None` where the length does not fit the protocol.
-pub fn data_chunk_head(cookie: u64, offset: u64, data_bytes: usize) -> Option<[u8; DATA_HEAD_BYTES]> {
-    let length = u32::try_from(data_bytes).ok()?.checked_add(8)?;
-    let mut out = Fixed::new();
-    out.put(&chunk_head(chunk::FLAG_DONE, chunk::OFFSET_DATA, cookie, length));
-    out.put(&offset.to_be_bytes());
-    Some(out.bytes)
-}
-
-/// Length of [`hole_chunk`].
-pub const HOLE_BYTES: usize = CHUNK_BYTES + 12;
-
-/// An `OFFSET_HOLE` chunk, as the only chunk of its reply.
-pub fn hole_chunk(cookie: u64, offset: u64, length: u32) -> [u8; HOLE_BYTES] {
-    let mut out = Fixed::new();
-    out.put(&chunk_head(chunk::FLAG_DONE, chunk::OFFSET_HOLE, cookie, 12));
-    out.put(&offset.to_be_bytes());
-    out.put(&length.to_be_bytes());
-    out.bytes
-}
-
-/// Longest error message that is sent.
-pub const MESSAGE_BYTES: usize = 512;
-
-/// An `ERROR` chunk, as the last chunk of its reply. The message is cut to [`MESSAGE_BYTES`].
-pub fn error_chunk(out: &mut Vec<u8>, cookie: u64, error: u32, message: &str) {
-    let message = cut(message, MESSAGE_BYTES);
-    // Both fit: the message was cut.
-    let message_len = u16::try_from(message.len()).unwrap_or(0);
-    let length = u32::from(message_len).saturating_add(6);
-    out.extend_from_slice(&chunk_head(chunk::FLAG_DONE, chunk::ERROR, cookie, length));
-    out.extend_from_slice(&error.to_be_bytes());
-    out.extend_from_slice(&message_len.to_be_bytes());
-    out.extend_from_slice(message.as_bytes());
-}
-
-/// A `BLOCK_STATUS` chunk, as the only chunk of its reply: pairs of length and [`state`] flags.
-pub fn block_status_chunk(out: &mut Vec<u8>, cookie: u64, context: u32, extents: &[(u32, u32)]) {
-    let length = u32::try_from(extents.len()).unwrap_or(u32::MAX).saturating_mul(8).saturating_add(4);
-    out.extend_from_slice(&chunk_head(chunk::FLAG_DONE, chunk::BLOCK_STATUS, cookie, length));
-    out.extend_from_slice(&context.to_be_bytes());
-    for (len, flags) in extents {
-        out.extend_from_slice(&len.to_be_bytes());
-        out.extend_from_slice(&flags.to_be_bytes());
+    /// The same with extended headers.
+    pub fn decode_extended(bytes: &[u8; EXTENDED_REQUEST_BYTES]) -> Result<Self, WireError> {
+        let mut fields = Fields::new("extended request", bytes);
+        expect_magic("extended request", fields.u32()?, EXTENDED_REQUEST_MAGIC)?;
+        Ok(Self {
+            flags: fields.u16()?,
+            command: fields.u16()?,
+            cookie: fields.u64()?,
+            offset: fields.u64()?,
+            length: fields.u64()?,
+        })
     }
-}
-
-/// Cuts a string to at most `limit` bytes at a character's end.
-fn cut(text: &str, limit: usize) -> &str {
-    let end = (0..=limit.min(text.len())).rev().find(|end| text.is_char_boundary(*end)).unwrap_or(0);
-    text.get(..end).unwrap_or("")
 }
 
 /// The first [`REPLY_BYTES`] of any reply.
@@ -263,6 +216,24 @@ pub fn decode_block_status(payload: &[u8]) -> Result<(u32, Vec<(u32, u32)>), Wir
     Ok((context, extents))
 }
 
+/// Reads the payload of an extended block status chunk: context, and pairs of length and flags.
+pub fn decode_block_status_extended(payload: &[u8]) -> Result<(u32, Vec<(u64, u64)>), WireError> {
+    let mut fields = Fields::new("block status chunk", payload);
+    let (context, count) = (fields.u32()?, fields.u32()?);
+    let (pairs, left) = fields.rest().as_chunks::<16>();
+    // A count of 0 leaves it to the length.
+    let is_counted = count == 0 || usize::try_from(count) == Ok(pairs.len());
+    if !left.is_empty() || pairs.is_empty() || !is_counted {
+        return Err(WireError::Malformed { what: "block status chunk", why: "its extents do not fill it" });
+    }
+    let mut extents = Vec::with_capacity(pairs.len());
+    for pair in pairs {
+        let mut fields = Fields::new("block status chunk", pair);
+        extents.push((fields.u64()?, fields.u64()?));
+    }
+    Ok((context, extents))
+}
+
 fn expect_magic(what: &'static str, found: u32, expected: u32) -> Result<(), WireError> {
     if found == expected {
         return Ok(());
@@ -313,28 +284,27 @@ mod tests {
     }
 
     #[test]
-    fn replies_have_the_bytes_of_the_protocol() {
-        assert_eq!(simple_reply(5, 9), [0x67, 0x44, 0x66, 0x98, 0, 0, 0, 5, 0, 0, 0, 0, 0, 0, 0, 9]);
-        let head = data_chunk_head(9, 0x1000, 512).unwrap();
-        assert_eq!(head[..8], [0x66, 0x8e, 0x33, 0xef, 0, 1, 0, 1]);
-        assert_eq!(head[16..], [0, 0, 2, 8, 0, 0, 0, 0, 0, 0, 0x10, 0]);
-        assert!(data_chunk_head(9, 0, usize::try_from(u32::MAX).unwrap()).is_none());
-    }
-
-    #[test]
-    fn long_messages_are_cut_at_a_character() {
-        let mut out = Vec::new();
-        error_chunk(&mut out, 1, 5, &"\u{e9}".repeat(MESSAGE_BYTES));
-        let (_, message) = decode_error(&out[CHUNK_BYTES..]).unwrap();
-        assert_eq!(message.len(), MESSAGE_BYTES);
-        assert!(message.chars().all(|c| c == '\u{e9}'));
+    fn an_extended_request_has_the_bytes_of_the_protocol() {
+        let head = RequestHead {
+            flags: command_flag::PAYLOAD_LEN,
+            command: command::WRITE,
+            cookie: 1,
+            offset: 2,
+            length: 0x0102_0304_0506_0708,
+        };
+        let bytes = head.encode_extended();
+        assert_eq!(bytes[..8], [0x21, 0xe4, 0x1c, 0x71, 0, 0x20, 0, 1]);
+        assert_eq!(bytes[8..24], [0, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 2]);
+        assert_eq!(bytes[24..], [1, 2, 3, 4, 5, 6, 7, 8]);
     }
 
     proptest! {
         #[test]
-        fn requests_survive_the_wire(flags: u16, command: u16, cookie: u64, offset: u64, length: u32) {
-            let head = RequestHead { flags, command, cookie, offset, length };
+        fn requests_survive_the_wire(flags: u16, command: u16, cookie: u64, offset: u64, length: u32, long: u64) {
+            let head = RequestHead { flags, command, cookie, offset, length: length.into() };
             prop_assert_eq!(RequestHead::decode(&head.encode()), Ok(head));
+            let head = RequestHead { length: long, ..head };
+            prop_assert_eq!(RequestHead::decode_extended(&head.encode_extended()), Ok(head));
         }
 
         #[test]
@@ -346,31 +316,6 @@ mod tests {
         }
 
         #[test]
-        fn replies_survive_the_wire(error: u32, cookie: u64, flags: u16, kind: u16, length: u32) {
-            let simple = ReplyHead::decode(&simple_reply(error, cookie));
-            prop_assert_eq!(simple, Ok(ReplyHead::Simple { error, cookie }));
-            let bytes = chunk_head(flags, kind, cookie, length);
-            let (head, len) = bytes.split_first_chunk().unwrap();
-            prop_assert_eq!(ReplyHead::decode(head), Ok(ReplyHead::Chunk { flags, kind, cookie }));
-            prop_assert_eq!(len, &length.to_be_bytes()[..]);
-        }
-
-        #[test]
-        fn payloads_survive_the_wire(
-            cookie: u64, error: u32, message in "\\PC{0,80}", offset: u64, length: u32, context: u32,
-            extents in prop::collection::vec(any::<(u32, u32)>(), 1..40),
-        ) {
-            let mut out = Vec::new();
-            error_chunk(&mut out, cookie, error, &message);
-            prop_assert_eq!(decode_error(&out[CHUNK_BYTES..]), Ok((error, message)));
-            let hole = hole_chunk(cookie, offset, length);
-            prop_assert_eq!(decode_hole(&hole[CHUNK_BYTES..]), Ok((offset, length)));
-            out.clear();
-            block_status_chunk(&mut out, cookie, context, &extents);
-            prop_assert_eq!(decode_block_status(&out[CHUNK_BYTES..]), Ok((context, extents)));
-        }
-
-        #[test]
         fn random_payloads_do_not_panic(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
             let _ = decode_hole(&bytes);
             if let Ok((_, message)) = decode_error(&bytes) {
@@ -378,6 +323,9 @@ mod tests {
             }
             if let Ok((_, extents)) = decode_block_status(&bytes) {
                 prop_assert_eq!(bytes.len(), 4 + 8 * extents.len());
+            }
+            if let Ok((_, extents)) = decode_block_status_extended(&bytes) {
+                prop_assert_eq!(bytes.len(), 8 + 16 * extents.len());
             }
         }
     }
