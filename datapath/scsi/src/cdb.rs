@@ -323,3 +323,6 @@ impl Op {
         }
     }
 }
+
+#[cfg(test)]
+mod oracle;

@@ -36,8 +36,13 @@ pub fn initiator(name: &str) -> Initiator {
 
 /// A target with one unit, whose initiators are told of no power on.
 pub fn target_with(disk: ReferenceDisk, options: Options) -> Arc<Target> {
+    target_on(&Arc::new(disk), options)
+}
+
+/// The same on a disk that the test keeps.
+pub fn target_on(disk: &Arc<ReferenceDisk>, options: Options) -> Arc<Target> {
     let options = Options { power_on_attention: false, ..options };
-    let unit = LogicalUnit::new(Arc::new(disk), identity(), options);
+    let unit = LogicalUnit::new(Arc::clone(disk) as Arc<dyn headwater_block::Device>, identity(), options);
     Target::new("naa.target", vec![(0, unit)])
 }
 
@@ -97,7 +102,7 @@ pub fn send_with(nexus: &Nexus, lun: Lun, cdb: &[u8], data_out: &[u8], room: usi
 }
 
 pub fn send(nexus: &Nexus, cdb: &[u8], data_out: &[u8]) -> Answer {
-    send_with(nexus, LUN, cdb, data_out, 1 << 20)
+    send_with(nexus, LUN, cdb, data_out, 8192)
 }
 
 /// Starts a task.
