@@ -112,6 +112,7 @@ pub fn check_read_only(device: &Arc<dyn Device>, options: &Options) -> Model {
         let range = part.random_range(&mut rng, block, options.max_request_bytes);
         let name = format!("seed {} operation {number} on {range}", options.seed);
         if rng.chance(3, 4) {
+            part.check_lent(&**device, range, &name);
             let bytes = carry_out(&**device, read_of(range), rng.chance(1, 2))
                 .unwrap_or_else(|e| panic!("{name}: read failed: {e}"));
             part.compare(range, &bytes, &name);
@@ -262,6 +263,16 @@ impl Part {
         );
     }
 
+    /// What the device lends of a range, if it does, is what a read gives.
+    fn check_lent(&self, device: &dyn Device, range: ByteRange, name: &str) {
+        let mut parts = Vec::new();
+        if device.lend(range, &mut parts) {
+            self.compare(range, &parts.iter().flat_map(|part| part.to_vec()).collect::<Vec<u8>>(), name);
+        } else {
+            assert!(parts.is_empty(), "{name}: parts of {range} were left behind");
+        }
+    }
+
     fn walk_extents(&self, device: &dyn Device, max_extents: usize) {
         let mut at = self.offset;
         while at < self.end() {
@@ -341,6 +352,9 @@ impl Worker {
         let text = format!("{name}: {}", describe(&request));
         self.expect(&request);
         let is_read = matches!(request, Request::Read { .. });
+        if is_read {
+            self.part.check_lent(&*self.device, range, &text);
+        }
         let bytes = carry_out(&*self.device, request, self.rng.chance(1, 3))
             .unwrap_or_else(|e| panic!("{text} failed: {e}"));
         if is_read {

@@ -10,7 +10,8 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use headwater_block::{
-    Attempt, ByteRange, Completion, Device, Extent, ExtentKind, Geometry, IoError, IoErrorKind, Op, Request,
+    Attempt, ByteRange, Completion, Device, Extent, ExtentKind, Geometry, IoError, IoErrorKind, Lent, Op,
+    Request,
 };
 use parking_lot::{Condvar, Mutex};
 
@@ -38,6 +39,8 @@ pub struct ReferenceOptions {
     pub volatile_cache: bool,
     /// Which requests must wait.
     pub waits: Waits,
+    /// Lend what is read, in parts as an image's chunks would be.
+    pub lends: bool,
     /// How long the worker sleeps before each late request.
     pub delay: Duration,
     /// Seed of what waits and of the order of late requests.
@@ -51,6 +54,7 @@ impl Default for ReferenceOptions {
             read_only: false,
             volatile_cache: true,
             waits: Waits::Never,
+            lends: false,
             delay: Duration::ZERO,
             seed: 1,
         }
@@ -99,12 +103,16 @@ struct Late {
 struct Shared {
     geometry: Geometry,
     waits: Waits,
+    lends: bool,
     delay: Duration,
     content: Mutex<Content>,
     late: Mutex<Late>,
     wake: Condvar,
     most_waiting: AtomicU64,
 }
+
+/// What a disk lends is cut at multiples of this.
+const LENT_BYTES: u64 = 64 << 10;
 
 /// A disk in memory. See the module's text.
 pub struct ReferenceDisk {
@@ -147,6 +155,7 @@ impl ReferenceDisk {
         let shared = Arc::new(Shared {
             geometry,
             waits: options.waits,
+            lends: options.lends,
             delay: options.delay,
             content: Mutex::new(Content {
                 bytes,
@@ -351,6 +360,21 @@ impl Device for ReferenceDisk {
             return Ok(Attempt::MustWait);
         }
         self.shared.apply(op).map(|()| Attempt::Done)
+    }
+
+    fn lend(&self, range: ByteRange, parts: &mut Vec<Lent>) -> bool {
+        let content = self.shared.content.lock();
+        if !self.shared.lends || content.injected(range).is_err() {
+            return false;
+        }
+        let mut at = range.offset();
+        while at < range.end() {
+            let end = (at + 1).next_multiple_of(LENT_BYTES).min(range.end());
+            let part = Arc::new(content.bytes[at as usize..end as usize].to_vec());
+            parts.extend(Lent::new(part, 0, (end - at) as usize));
+            at = end;
+        }
+        true
     }
 
     fn submit(&self, request: Request, done: Completion) {

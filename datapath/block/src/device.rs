@@ -1,5 +1,7 @@
 //! The one trait of the data path.
 
+use std::sync::Arc;
+
 use crate::completion::Completion;
 use crate::error::{IoError, IoErrorKind};
 use crate::range::{ByteRange, MAX_REQUEST_BYTES};
@@ -170,6 +172,30 @@ pub struct Extent {
     pub kind: ExtentKind,
 }
 
+/// Bytes that a device holds in memory and that never change, lent to whoever sends them on.
+#[derive(Clone, Debug)]
+pub struct Lent {
+    holder: Arc<Vec<u8>>,
+    start: usize,
+    end: usize,
+}
+
+impl Lent {
+    /// A part of `holder`; `None` if that does not have it.
+    pub fn new(holder: Arc<Vec<u8>>, start: usize, len: usize) -> Option<Self> {
+        let end = start.checked_add(len).filter(|end| *end <= holder.len())?;
+        Some(Self { holder, start, end })
+    }
+}
+
+impl std::ops::Deref for Lent {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        self.holder.get(self.start..self.end).unwrap_or_default()
+    }
+}
+
 /// A disk: what front-ends serve, what a volume is, and what a volume lies on.
 ///
 /// # Contract
@@ -189,6 +215,13 @@ pub trait Device: Send + Sync + 'static {
     /// Carries the request out if that needs no I/O and no waiting. Never blocks for longer than a copy
     /// of the data takes.
     fn try_now(&self, op: Op<'_>) -> Result<Attempt, IoError>;
+
+    /// Appends what a read of `range` would give to `parts`, in order, without a copy. `false` where that cannot be, with
+    /// nothing appended: then it is read. Never blocks; a device that keeps no immutable data leaves this as it is.
+    fn lend(&self, range: ByteRange, parts: &mut Vec<Lent>) -> bool {
+        let _ = (range, parts);
+        false
+    }
 
     /// Starts the request and returns; `done` is called when it is over, possibly before this returns.
     /// Blocks the caller only to keep a named queue limit.

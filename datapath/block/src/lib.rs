@@ -50,7 +50,7 @@ pub mod range;
 pub mod size;
 
 pub use completion::{Completion, Outcome};
-pub use device::{Attempt, Device, Extent, ExtentKind, Geometry, Op, Request};
+pub use device::{Attempt, Device, Extent, ExtentKind, Geometry, Lent, Op, Request};
 pub use error::{IoError, IoErrorKind};
 pub use polling::Polling;
 pub use range::{BLOCK_BYTES, BLOCK_SHIFT, ByteRange, MAX_REQUEST_BYTES};

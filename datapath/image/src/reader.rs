@@ -13,7 +13,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use headwater_block::{
-    Attempt, ByteRange, Completion, Device, Extent, ExtentKind, Geometry, IoError, IoErrorKind, Op, Request,
+    Attempt, ByteRange, Completion, Device, Extent, ExtentKind, Geometry, IoError, IoErrorKind, Lent, Op,
+    Request,
 };
 use headwater_store::{Hash, Object, Pin, Store};
 use parking_lot::Mutex;
@@ -303,6 +304,20 @@ impl Device for VersionReader {
             Op::Flush => Ok(Attempt::Done),
             Op::Write { .. } | Op::WriteZeroes { .. } | Op::Discard { .. } => Err(read_only()),
         }
+    }
+
+    /// Chunks that are in the cache. Those of zeroes are nowhere, so a range with one is not lent.
+    fn lend(&self, range: ByteRange, parts: &mut Vec<Lent>) -> bool {
+        let before = parts.len();
+        let lent = |piece: Piece| {
+            let chunk = self.cache.get(&self.manifest.chunk(piece.index)?.hash)?;
+            Lent::new(chunk, piece.from, piece.len)
+        };
+        let is_whole = self.pieces(range).all(|piece| lent(piece).map(|part| parts.push(part)).is_some());
+        if !is_whole {
+            parts.truncate(before);
+        }
+        is_whole
     }
 
     fn submit(&self, request: Request, done: Completion) {

@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use headwater_block::{
     Attempt, BLOCK_BYTES, ByteRange, Completion, Device, Extent, ExtentKind, Geometry, IoError, IoErrorKind,
-    Op, Request,
+    Lent, Op, Request,
 };
 use headwater_writecache::{
     BlockNumber, CacheOptions, Found, Host, Kind, Location, OverflowOptions, Shortage, Turn, WriteCache,
@@ -318,6 +318,19 @@ impl Device for Volume {
             Op::Flush if inner.cache.is_durable() => Ok(Attempt::Done),
             Op::Flush => Ok(Attempt::MustWait),
         }
+    }
+
+    /// What the machine has not changed, as far as the image lends it.
+    fn lend(&self, range: ByteRange, parts: &mut Vec<Lent>) -> bool {
+        let inner = &*self.inner;
+        let (kind, run) = first_run(range, &|first, end| inner.cache.run_at(first, end));
+        if !matches!(kind, Kind::Absent) || run.len() < range.len() || !inner.base.lend(range, parts) {
+            return false;
+        }
+        inner.counters.add(Own::ReadOps, 1);
+        inner.counters.add(Own::ReadBytes, range.len());
+        inner.counters.add(Own::ImageBytes, range.len());
+        true
     }
 
     fn submit(&self, request: Request, done: Completion) {

@@ -43,6 +43,18 @@ fn a_disk_that_answers_late_and_out_of_order_passes_the_suite() {
 }
 
 #[test]
+fn what_a_disk_lends_passes_the_suite() {
+    for waits in [Waits::Never, Waits::PerMille(300)] {
+        let options = ReferenceOptions { waits, lends: true, ..Default::default() };
+        let fixture = Fixture::new(ReferenceDisk::with_options(4 * MIB, options));
+        let client: Arc<dyn Device> = Client::open(&fixture.server.uri()).unwrap();
+        let options = Options { max_request_bytes: MIB, ..Options::seeded(24) };
+        let model = conformance::check(&client, &options);
+        conformance::verify(&*fixture.disk, &model);
+    }
+}
+
+#[test]
 fn long_requests_tiny_limits_and_4096_byte_blocks_pass_the_suite() {
     let options =
         ReferenceOptions { logical_block_bytes: 4096, waits: Waits::PerMille(500), ..Default::default() };

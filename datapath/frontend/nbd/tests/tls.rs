@@ -110,7 +110,8 @@ fn a_disk_behind_tls_passes_the_suite() {
 
 #[test]
 fn large_requests_cross_records_and_buffers() {
-    let secured = Secured::new(ReferenceDisk::with_options(64 * MIB, late()), REQUIRED, None);
+    let options = ReferenceOptions { lends: true, ..late() };
+    let secured = Secured::new(ReferenceDisk::with_options(64 * MIB, options), REQUIRED, None);
     let client = Client::open(&secured.uri(&secured.pki())).unwrap();
     let data: Vec<u8> = (0..17 * MIB).map(|at| (at % 251) as u8).collect();
     blocking::write(&*client, 3 * MIB, &data).unwrap();

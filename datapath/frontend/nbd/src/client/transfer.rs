@@ -4,6 +4,7 @@
 //! takes a command out of `pending` while it receives that command's data, so no lock is held across I/O.
 
 use std::collections::HashMap;
+use std::io::IoSlice;
 use std::sync::{Arc, OnceLock, mpsc};
 use std::thread::{JoinHandle, ThreadId};
 use std::time::{Duration, Instant};
@@ -461,19 +462,19 @@ fn write_commands(socket: &Socket, queue: &mpsc::Receiver<Command>) -> std::io::
                 let len = usize::try_from(command.head.length).unwrap_or(usize::MAX);
                 let bytes = payload.get(*start..start.saturating_add(len)).unwrap_or_default();
                 if bytes.len() >= SEND_LARGE_BYTES {
-                    socket.send_all(&out, bytes)?;
+                    socket.send_all(&mut [IoSlice::new(&out), IoSlice::new(bytes)])?;
                     out.clear();
                 } else {
                     out.extend_from_slice(bytes);
                 }
             }
             if out.len() >= SEND_BATCH_BYTES {
-                socket.send_all(&out, &[])?;
+                socket.send_all(&mut [IoSlice::new(&out)])?;
                 out.clear();
             }
             next = queue.try_recv().ok();
         }
-        socket.send_all(&out, &[])?;
+        socket.send_all(&mut [IoSlice::new(&out)])?;
         out.clear();
     }
     Ok(())

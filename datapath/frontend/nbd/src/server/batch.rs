@@ -1,5 +1,7 @@
 //! Replies that are collected and sent with one system call.
 
+use std::io::IoSlice;
+
 use crate::socket::Socket;
 
 /// Where a read of at most this length goes, instead of into a buffer of its own.
@@ -49,9 +51,28 @@ impl Batch {
     }
 
     /// Sends all, followed by `more`.
-    pub(super) fn send(&mut self, socket: &Socket, more: &[u8]) -> std::io::Result<()> {
+    pub(super) fn send<'a>(
+        &'a mut self,
+        socket: &Socket,
+        more: impl Iterator<Item = &'a [u8]>,
+    ) -> std::io::Result<()> {
         let bytes = self.bytes.get(..self.used).unwrap_or_default();
-        let sent = socket.send_all(bytes, more);
+        let mut first = [IoSlice::new(bytes), IoSlice::new(&[])];
+        let mut more = more.map(IoSlice::new);
+        let second = more.next();
+        let sent = match (second, more.next()) {
+            (second, None) => {
+                // By far the most frequent, and no allocation.
+                let [_, place] = &mut first;
+                *place = second.unwrap_or(IoSlice::new(&[]));
+                let count = if second.is_some() { 2 } else { 1 };
+                socket.send_all(first.get_mut(..count).unwrap_or_default())
+            }
+            (second, third) => {
+                let all = std::iter::once(IoSlice::new(bytes)).chain(second).chain(third).chain(more);
+                socket.send_all(&mut all.collect::<Vec<IoSlice<'_>>>())
+            }
+        };
         self.used = 0;
         sent
     }

@@ -18,7 +18,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use headwater_block::{ByteRange, Completion, Device, Geometry, IoError, Outcome, Polling, Request};
+use headwater_block::{ByteRange, Completion, Device, Geometry, IoError, Lent, Outcome, Polling, Request};
 use rustix::event::{PollFd, PollFlags};
 use rustix::io::Errno;
 
@@ -56,6 +56,8 @@ pub(super) struct Connection<'a> {
     pub(super) pool: Pool,
     /// Scratch for replies of variable length.
     pub(super) scratch: Vec<u8>,
+    /// Parts of a read that the device lends; empty between requests.
+    pub(super) lent: Vec<Lent>,
     pub(super) requests_in_flight: usize,
     pub(super) bytes_in_flight: usize,
     polling: Polling,
@@ -100,6 +102,7 @@ impl<'a> Connection<'a> {
             answers: Vec::new(),
             pool: Pool::default(),
             scratch: Vec::new(),
+            lent: Vec::new(),
             requests_in_flight: 0,
             bytes_in_flight: 0,
             polling: Polling::new(Duration::from_micros(shared.limits.polling_us)),
@@ -376,7 +379,7 @@ impl<'a> Connection<'a> {
 
     pub(super) fn flush_batch(&mut self, more: &[u8]) -> Result<(), End> {
         self.batch
-            .send(self.socket, more)
+            .send(self.socket, std::iter::once(more).filter(|more| !more.is_empty()))
             .map_err(|error| End::Fault(format!("sending replies failed: {error}")))
     }
 }

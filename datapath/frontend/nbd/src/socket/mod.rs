@@ -14,6 +14,9 @@ use rustix::net::{RecvFlags, SendAncillaryBuffer, SendFlags, Shutdown};
 
 use secure::Secure;
 
+/// Parts of one system call: what every kernel takes (`UIO_MAXIOV`).
+const SEND_PARTS: usize = 1024;
+
 /// A connected stream socket, unix or TCP.
 pub(crate) struct Socket {
     plain: Plain,
@@ -88,20 +91,20 @@ impl Socket {
         Ok(true)
     }
 
-    /// Sends both slices whole, waiting for the peer as long as it takes.
-    pub(crate) fn send_all(&self, first: &[u8], second: &[u8]) -> std::io::Result<()> {
-        self.send_parts(first, second, None)
+    /// Sends all parts whole, waiting for the peer as long as it takes. Empties `parts`, which are those of one message.
+    pub(crate) fn send_all(&self, parts: &mut [IoSlice<'_>]) -> std::io::Result<()> {
+        self.send_parts(parts, None)
     }
 
     /// The same before `deadline`.
     pub(crate) fn send_before(&self, bytes: &[u8], deadline: Instant) -> std::io::Result<()> {
-        self.send_parts(bytes, &[], Some(deadline))
+        self.send_parts(&mut [IoSlice::new(bytes)], Some(deadline))
     }
 
-    fn send_parts(&self, first: &[u8], second: &[u8], deadline: Option<Instant>) -> std::io::Result<()> {
+    fn send_parts(&self, parts: &mut [IoSlice<'_>], deadline: Option<Instant>) -> std::io::Result<()> {
         match self.secure.get() {
-            None => self.plain.send_parts(first, second, deadline),
-            Some(secure) => secure.send(&self.plain, first, second, deadline),
+            None => self.plain.send_parts(parts, deadline),
+            Some(secure) => secure.send(&self.plain, parts, deadline),
         }
     }
 
@@ -142,37 +145,27 @@ impl Plain {
         }
     }
 
-    fn send_parts(
-        &self,
-        mut first: &[u8],
-        mut second: &[u8],
-        deadline: Option<Instant>,
-    ) -> std::io::Result<()> {
+    fn send_parts(&self, mut parts: &mut [IoSlice<'_>], deadline: Option<Instant>) -> std::io::Result<()> {
         let mut flags = SendFlags::NOSIGNAL;
         if deadline.is_some() {
             flags |= SendFlags::DONTWAIT;
         }
-        while !first.is_empty() || !second.is_empty() {
-            let sent = if second.is_empty() {
+        // Empty ones in front go too.
+        IoSlice::advance_slices(&mut parts, 0);
+        while let Some(first) = parts.first() {
+            let sent = if parts.len() == 1 {
                 rustix::net::send(&self.0, first, flags)
-            } else if first.is_empty() {
-                rustix::net::send(&self.0, second, flags)
             } else {
-                let parts = [IoSlice::new(first), IoSlice::new(second)];
-                rustix::net::sendmsg(&self.0, &parts, &mut SendAncillaryBuffer::default(), flags)
+                let most = parts.len().min(SEND_PARTS);
+                let now = parts.get(..most).unwrap_or_default();
+                rustix::net::sendmsg(&self.0, now, &mut SendAncillaryBuffer::default(), flags)
             };
-            let sent = match sent {
-                Ok(sent) => sent,
-                Err(Errno::INTR) => continue,
-                Err(Errno::AGAIN) => {
-                    self.wait_until(PollFlags::OUT, deadline)?;
-                    continue;
-                }
+            match sent {
+                Ok(sent) => IoSlice::advance_slices(&mut parts, sent),
+                Err(Errno::INTR) => {}
+                Err(Errno::AGAIN) => self.wait_until(PollFlags::OUT, deadline)?,
                 Err(errno) => return Err(errno.into()),
-            };
-            let of_first = sent.min(first.len());
-            first = first.get(of_first..).unwrap_or_default();
-            second = second.get(sent.saturating_sub(of_first)..).unwrap_or_default();
+            }
         }
         Ok(())
     }

@@ -3,7 +3,7 @@
 //! One thread may receive while another sends: the state of the connection is locked only for the cipher's work, never
 //! while the peer is waited for.
 
-use std::io::{Error, ErrorKind, Read, Result, Write};
+use std::io::{Error, ErrorKind, IoSlice, Read, Result, Write};
 use std::time::Instant;
 
 use parking_lot::Mutex;
@@ -131,16 +131,10 @@ impl Secure {
         Ok(Opened::Bytes(have))
     }
 
-    pub(super) fn send(
-        &self,
-        plain: &Plain,
-        first: &[u8],
-        second: &[u8],
-        deadline: Option<Instant>,
-    ) -> Result<()> {
+    pub(super) fn send(&self, plain: &Plain, parts: &[IoSlice<'_>], deadline: Option<Instant>) -> Result<()> {
         let mut sealed = self.sealed.lock();
         let mut unsealed = 0_usize;
-        for part in first.chunks(SEALED_BYTES).chain(second.chunks(SEALED_BYTES)) {
+        for part in parts.iter().flat_map(|part| part.chunks(SEALED_BYTES)) {
             self.connection.lock().writer().write_all(part)?;
             unsealed = unsealed.saturating_add(part.len());
             if unsealed >= SEALED_BYTES {
@@ -163,7 +157,7 @@ impl Secure {
                 connection.write_tls(sealed)?;
             }
         }
-        plain.send_parts(sealed, &[], deadline)
+        plain.send_parts(&mut [IoSlice::new(sealed)], deadline)
     }
 
     /// Says goodbye, so that the peer can tell the end from a cut.
