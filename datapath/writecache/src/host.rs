@@ -11,6 +11,7 @@ use crate::cache::WriteCache;
 use crate::memory::{AlignedBuffer, MemoryPool};
 use crate::overflow::io::{IoEngine, open_engine};
 use crate::overflow::seal::SEALED_SEGMENT_BYTES;
+use crate::pace::Spinner;
 use crate::packed::Packer;
 use crate::pressure::{Extent, Monitor, NoPressure, PressureSource, SystemPressure};
 use crate::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -39,6 +40,7 @@ pub struct HostShared {
     pressure_shrinks: AtomicU64,
     /// Parked writes of all caches.
     pub(crate) waiting_writes: AtomicU64,
+    pub(crate) spinner: Spinner,
 }
 
 #[derive(Default)]
@@ -120,6 +122,7 @@ impl Host {
             budget: Budget::new(limit_bytes),
             pressure_shrinks: AtomicU64::new(0),
             waiting_writes: AtomicU64::new(0),
+            spinner: Spinner::default(),
         });
         let worker = Arc::clone(&shared);
         let monitor = Monitor::new(Box::new(pressure));

@@ -64,6 +64,7 @@ mod log;
 pub mod map;
 mod memory;
 pub mod overflow;
+mod pace;
 mod packed;
 pub mod park;
 pub mod persist;

@@ -130,6 +130,7 @@ impl WriteCache {
     /// A limit was changed: what waits gets its whole time again.
     pub(crate) fn not_full(&self) {
         self.waiting.full.store(false, Ordering::Release);
+        self.pace.reset();
     }
 
     /// Tries the parked writes again. `hopeless`: nothing is on its way that would free space. Returns when

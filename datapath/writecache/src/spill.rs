@@ -17,6 +17,7 @@ use crate::counters::count;
 use crate::memory::{AlignedBuffer, with_frozen};
 use crate::overflow::seal::{SEALED_SEGMENT_BYTES, SEALED_SLOT_BYTES};
 use crate::overflow::{NoPosition, Overflow};
+use crate::pace::Room;
 use crate::packed::Packed;
 use crate::persist::{Persist, READY_POSITIONS};
 use crate::segment::Segment;
@@ -284,6 +285,12 @@ impl WriteCache {
             let released = self.log.lock().thaw(segment, id, result.is_ok());
             self.take_back(released);
         }
+        let (others, room) = {
+            let log = self.log.lock();
+            let taken = log.dirty_segments + log.frozen_segments;
+            (log.frozen_segments > 0, Room { allowed: self.allowed_segments(&log), taken })
+        };
+        self.pace.written(others && result.is_ok(), room, &self.host.spinner);
         self.host.signal();
     }
 

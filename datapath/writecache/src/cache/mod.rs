@@ -15,6 +15,7 @@
 //! | `statistics` | the counters |
 
 mod answers;
+mod expect;
 mod freeze;
 mod limits;
 mod options;
@@ -39,6 +40,7 @@ use crate::host::HostShared;
 use crate::log::Log;
 use crate::map::Map;
 use crate::overflow::Overflow;
+use crate::pace::Pace;
 use crate::packed::PackedTable;
 use crate::park::Waiting;
 use crate::persist::{self, Persist};
@@ -64,6 +66,7 @@ pub struct WriteCache {
     pub(crate) packed: PackedTable,
     pub(crate) persist: Option<Arc<Persist>>,
     pub(crate) counters: Counters,
+    pub(crate) pace: Pace,
     ram_bytes: AtomicU64,
     /// Its part of the host's budget.
     pub(crate) share: Share,
@@ -123,6 +126,7 @@ impl WriteCache {
             packed: PackedTable::default(),
             persist,
             counters: Counters::default(),
+            pace: Pace::default(),
             ram_bytes: AtomicU64::new(options.ram_bytes),
             share: Share::new(options.weight),
             disk_bytes: AtomicU64::new(options.overflow.as_ref().map_or(0, |o| o.limit_bytes)),

@@ -26,9 +26,25 @@ impl WriteCache {
         turn: Turn,
         same: impl FnOnce(Now) -> bool,
     ) -> Wrote {
+        let (wrote, took_slot) = self.write_at_speed(block, data, turn, same);
+        if took_slot && turn == Turn::New {
+            self.pace.wait(&self.host.spinner);
+        }
+        wrote
+    }
+
+    /// As [`WriteCache::write_unless`], with no look at how fast the disk is. Whether it took a slot.
+    #[inline]
+    fn write_at_speed(
+        &self,
+        block: BlockNumber,
+        data: &[u8],
+        turn: Turn,
+        same: impl FnOnce(Now) -> bool,
+    ) -> (Wrote, bool) {
         let _entered = self.enter();
         let (leaf, index) = split(block);
-        let Some(mut leaf) = self.map.write(leaf) else { return Wrote::NoRoom };
+        let Some(mut leaf) = self.map.write(leaf) else { return (Wrote::NoRoom, false) };
         if is_zero(data) {
             if leaf.get(index) != Location::ZERO {
                 self.note(block, 1, Location::ZERO);
@@ -37,7 +53,7 @@ impl WriteCache {
             // A disk that is zeroed from one end to the other must not fill the index.
             leaf.fold();
             self.counters.hot(Hot::ElidedZero, 1);
-            return Wrote::Done;
+            return (Wrote::Done, false);
         }
         let old = leaf.get(index);
         if let Some((id, slot)) = old.place()
@@ -46,17 +62,18 @@ impl WriteCache {
             && !leaf.keeps(index, old)
         {
             if same(Now::InPlace) {
-                return self.elide(&mut leaf, index, block);
+                return (self.elide(&mut leaf, index, block), false);
             }
             segment.touch();
             copy_in(address, slot, 0, data, &leaf);
             self.counters.hot(Hot::WriteInPlace, 1);
-            return Wrote::Done;
+            return (Wrote::Done, false);
         }
         if same(Now::Elsewhere) {
-            return self.elide(&mut leaf, index, block);
+            return (self.elide(&mut leaf, index, block), false);
         }
-        self.store(&mut leaf, index, block, data, turn)
+        let wrote = self.store(&mut leaf, index, block, data, turn);
+        (wrote, wrote == Wrote::Done)
     }
 
     /// The image holds what is written: the block is as if it had never been changed.

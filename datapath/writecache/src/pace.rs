@@ -1,0 +1,177 @@
+//! Pacing: a writer that is faster than the overflow disk is slowed down write by write, before it has to wait.
+//!
+//! Without it a writer runs at memory speed until no slot is left, then waits for a whole segment to be written
+//! out, and so on: one write of five hundred takes as long as the five hundred. Where RAM gets short each write
+//! that took a slot is therefore answered a little later: by the time that the disk takes for a slot, more as
+//! less room is left. The delay is spent spinning, for it is shorter than a hand-over to another thread; so it is
+//! limited three ways:
+//!
+//! - a disk that takes longer than [`MOST_NS`] for a slot is not paced for: its writers wait as before;
+//! - one thread of a host spins at a time. Where two meet, nobody does for [`CROWDED_NS`]: several writers need
+//!   the processors, and wait for room in turn;
+//! - nobody spins with a lock held, nor the host's own thread.
+//!
+//! What was tried and measured is in `docs/decisions/0012-sealing-and-pacing.md`.
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Instant;
+
+use crate::sync::EXPLORED;
+use crate::units::SLOTS;
+
+/// The longest delay of one write.
+const MOST_NS: u64 = 5_000;
+
+/// After two writers met, nobody is paced for so long.
+const CROWDED_NS: u64 = 100_000_000;
+
+/// Longer pauses between two segments do not tell how fast the disk is.
+const LONGEST_INTERVAL_NS: u64 = 1_000_000_000;
+
+/// Who spins, on all caches of a host.
+#[derive(Debug)]
+pub struct Spinner {
+    start: Instant,
+    busy: AtomicBool,
+    crowded_until_ns: AtomicU64,
+}
+
+impl Default for Spinner {
+    fn default() -> Self {
+        Self { start: Instant::now(), busy: AtomicBool::new(false), crowded_until_ns: AtomicU64::new(0) }
+    }
+}
+
+impl Spinner {
+    fn now_ns(&self) -> u64 {
+        u64::try_from(self.start.elapsed().as_nanos()).unwrap_or(u64::MAX)
+    }
+}
+
+/// How fast the writers of one cache may go.
+#[derive(Debug, Default)]
+pub struct Pace {
+    /// From one answer of a write that took a slot to the next; 0 while there is room.
+    delay_ns: AtomicU64,
+    /// When the last such write was answered.
+    answered_ns: AtomicU64,
+    /// What the disk takes for a slot, smoothed.
+    slot_ns: AtomicU64,
+    /// When the last segment was written.
+    written_ns: AtomicU64,
+}
+
+/// The room of a cache, in segments.
+#[derive(Clone, Copy, Debug)]
+pub struct Room {
+    /// That may be in RAM.
+    pub allowed: u32,
+    /// Of which cannot be taken without writing something out first.
+    pub taken: u32,
+}
+
+impl Pace {
+    /// Lets a writer that took a slot go on when that slot's time has come.
+    #[inline]
+    pub fn wait(&self, spinner: &Spinner) {
+        let delay_ns = self.delay_ns.load(Ordering::Relaxed);
+        if delay_ns != 0 && !EXPLORED {
+            self.spin(delay_ns, spinner);
+        }
+    }
+
+    #[cold]
+    fn spin(&self, delay_ns: u64, spinner: &Spinner) {
+        let now_ns = spinner.now_ns();
+        if now_ns < spinner.crowded_until_ns.load(Ordering::Relaxed) {
+            return;
+        }
+        if spinner.busy.swap(true, Ordering::Acquire) {
+            spinner.crowded_until_ns.store(now_ns + CROWDED_NS, Ordering::Relaxed);
+            return;
+        }
+        // The time since the last answer counts; what a writer did not use before that is gone.
+        let due_ns = self.answered_ns.load(Ordering::Relaxed) + delay_ns;
+        let until_ns = due_ns.clamp(now_ns, now_ns + MOST_NS);
+        self.answered_ns.store(until_ns, Ordering::Relaxed);
+        while spinner.now_ns() < until_ns {
+            std::hint::spin_loop();
+        }
+        spinner.busy.store(false, Ordering::Release);
+    }
+
+    /// A segment has been written. `others`: more are on their way, so that the disk has not idled meanwhile.
+    pub fn written(&self, others: bool, room: Room, spinner: &Spinner) {
+        let now_ns = spinner.now_ns();
+        let before_ns = self.written_ns.swap(now_ns, Ordering::Relaxed);
+        let interval_ns = now_ns.saturating_sub(before_ns);
+        if others && before_ns != 0 && interval_ns < LONGEST_INTERVAL_NS {
+            let slot_ns = interval_ns / SLOTS as u64;
+            let old_ns = self.slot_ns.load(Ordering::Relaxed);
+            let smooth_ns = if old_ns == 0 { slot_ns } else { (old_ns * 7 + slot_ns) / 8 };
+            self.slot_ns.store(smooth_ns, Ordering::Relaxed);
+        }
+        self.delay_ns.store(delay_ns(self.slot_ns.load(Ordering::Relaxed), room), Ordering::Relaxed);
+    }
+
+    /// A limit was changed: nobody is slowed down until it is clear what for.
+    pub fn reset(&self) {
+        self.delay_ns.store(0, Ordering::Relaxed);
+    }
+}
+
+/// Nothing while more than a quarter of the RAM is free; then 0.7 of what the disk takes for a slot, up to 1.3.
+fn delay_ns(slot_ns: u64, room: Room) -> u64 {
+    let free = u64::from(room.allowed.saturating_sub(room.taken));
+    let high = u64::from((room.allowed / 4).max(2));
+    if free > high || slot_ns > MOST_NS {
+        return 0;
+    }
+    (slot_ns * (13 * high - 6 * free) / (10 * high)).min(MOST_NS)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn room(free: u32) -> Room {
+        Room { allowed: 28, taken: 28 - free }
+    }
+
+    #[test]
+    fn the_delay_grows_as_room_gets_short() {
+        assert_eq!(delay_ns(2_000, room(8)), 0);
+        let delays: Vec<u64> = (0..=7).rev().map(|free| delay_ns(2_000, room(free))).collect();
+        assert_eq!((delays[0], delays[7]), (1_400, 2_600));
+        assert!(delays.is_sorted());
+    }
+
+    #[test]
+    fn a_slow_disk_and_no_disk_are_not_paced_for() {
+        assert_eq!(delay_ns(MOST_NS + 1, room(0)), 0);
+        assert_eq!(delay_ns(0, room(0)), 0);
+        assert_eq!(delay_ns(MOST_NS, room(0)), MOST_NS);
+    }
+
+    #[test]
+    fn a_pause_is_no_measure_of_the_disk() {
+        let (pace, spinner) = (Pace::default(), Spinner::default());
+        pace.written(true, room(0), &spinner);
+        pace.written(false, room(0), &spinner);
+        assert_eq!(pace.slot_ns.load(Ordering::Relaxed), 0);
+    }
+
+    #[test]
+    fn writers_that_meet_do_not_spin() {
+        let (pace, spinner) = (Pace::default(), Spinner::default());
+        pace.delay_ns.store(1_000, Ordering::Relaxed);
+        pace.wait(&spinner);
+        assert!(pace.answered_ns.load(Ordering::Relaxed) > 0 && !spinner.busy.load(Ordering::Relaxed));
+        spinner.busy.store(true, Ordering::Relaxed);
+        // Would spin for ever if it waited for the other.
+        pace.wait(&spinner);
+        assert!(spinner.crowded_until_ns.load(Ordering::Relaxed) > 0);
+        pace.reset();
+        pace.wait(&spinner);
+    }
+}
