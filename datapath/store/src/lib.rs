@@ -35,7 +35,7 @@
 //!
 //! # Not here
 //! What a manifest says, chunks, compression, hashing of chunks: that is `headwater-image`. The store counts
-//! references with the list of objects that [`NewVersion`] gives it. No caching, no remote stores. Who
+//! references with the list of objects that [`NewVersion`] gives it. No caching. Who
 //! carries out scheduled promotions is the caller: there is no clock here.
 //!
 //! Start reading at [`store`], then [`local_dir`]. The files are described byte by byte in `docs/format.md`.
@@ -58,6 +58,7 @@
     )
 )]
 
+pub mod copy;
 pub mod error;
 pub mod hash;
 pub mod local_dir;
@@ -66,10 +67,11 @@ pub mod refs;
 pub mod s3;
 pub mod store;
 
+pub use copy::{Copied, CopyProgress, copy};
 pub use error::{StoreError, StoreErrorKind};
 pub use hash::Hash;
 pub use local_dir::{
-    Access, CHUNK_BYTES_DEFAULT, CHUNK_BYTES_MAX, CHUNK_BYTES_MIN, LocalDir, chunk_bytes_of,
+    Access, CHUNK_BYTES_DEFAULT, CHUNK_BYTES_MAX, CHUNK_BYTES_MIN, LocalDir, chunk_bytes_of, settings_bytes,
 };
 pub use name::{ImageName, ImageReference, Selector};
 pub use refs::{

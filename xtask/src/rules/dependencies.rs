@@ -22,6 +22,7 @@ const LAYERS: &[(&str, &[&str])] = &[
     ("datapath/writecache", &["headwater-block"]),
     ("datapath/image", &["headwater-store", "headwater-block"]),
     ("datapath/store", &["headwater-block"]),
+    ("datapath/store_server", &["headwater-store"]),
     ("datapath/remote", &["headwater-store"]),
     ("control/api", &[]),
     ("control/db", &["headwater-api"]),

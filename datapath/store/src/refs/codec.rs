@@ -24,7 +24,7 @@ const RETIRED: u32 = 1;
 
 impl Image {
     /// The file's bytes.
-    pub(crate) fn encode(&self) -> Result<Vec<u8>, StoreError> {
+    pub fn encode(&self) -> Result<Vec<u8>, StoreError> {
         let mut out = Vec::with_capacity(256);
         out.extend_from_slice(&MAGIC);
         put_u32(&mut out, FORMAT);

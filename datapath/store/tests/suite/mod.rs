@@ -492,6 +492,58 @@ pub fn a_clock_that_goes_back_changes_no_order(place: &dyn Place) {
     assert_eq!(store.resolve(&"a".parse().unwrap()).unwrap().number, 2);
 }
 
+/// A sync brings what is missing, in any number of attempts, and a second one brings nothing.
+pub fn a_sync_brings_what_is_missing_and_goes_on_where_it_was_stopped(place: &dyn Place) {
+    let elsewhere = tempfile::tempdir().unwrap();
+    let source = headwater_store::LocalDir::open(elsewhere.path(), Access::WRITE).unwrap();
+    for (image, word) in [("a", "one"), ("a", "two"), ("b", "three")] {
+        publish(&source, image, word.as_bytes(), &[], format!("m-{word}").as_bytes()).unwrap();
+    }
+    let pointer = Pointer { channel: Channel::Test, version: 1, at_s: 3, author: "ben".into() };
+    source.change(&name("a"), &mut |image| image.promote(pointer.clone()).map(drop)).unwrap();
+    let trace = Hash::of(b"m-two");
+    source.set_trace(trace, Some(b"trace")).unwrap();
+
+    let sync = |limit_bytes: u64| {
+        let target = place.open(Access::Copy { new_chunk_bytes: source.chunk_bytes() }).unwrap();
+        let what = headwater_store::copy::everything(&source).unwrap();
+        let mut first = None;
+        let outcome = headwater_store::copy(&source, target.as_ref(), &what, true, &mut |at| {
+            first.get_or_insert(at);
+            if at.done_bytes > limit_bytes {
+                return Err(StoreError::new(StoreErrorKind::Io, "stopped"));
+            }
+            Ok(())
+        });
+        (outcome, first.unwrap().total_bytes)
+    };
+    let (stopped, total_bytes) = sync(5);
+    assert!(stopped.is_err());
+    assert_eq!(total_bytes, 11);
+    let (copied, total_bytes) = sync(u64::MAX);
+    let copied = copied.unwrap();
+    assert!(total_bytes < 11, "it began from the start");
+    assert_eq!((copied.versions, copied.present, copied.bytes), (3, 0, total_bytes));
+    let (again, _) = sync(u64::MAX);
+    let again = again.unwrap();
+    assert_eq!((again.versions, again.present, again.objects), (0, 3, 0));
+    let target = writable(place);
+    assert_eq!(target.images().unwrap(), source.images().unwrap());
+    assert_eq!(target.trace(trace).unwrap().as_deref(), Some(&b"trace"[..]));
+    for image in target.images().unwrap() {
+        for version in &image.versions {
+            assert!(target.open_object(version.objects[0]).is_ok());
+        }
+    }
+    // Another chunk size is refused before anything is copied.
+    let other = tempfile::tempdir().unwrap();
+    let other =
+        headwater_store::LocalDir::open(other.path(), Access::Write { new_chunk_bytes: 4096 }).unwrap();
+    let what = headwater_store::copy::selected(&source, &["b".parse().unwrap()]).unwrap();
+    let refused = headwater_store::copy(&source, &other, &what, false, &mut |_| Ok(()));
+    assert!(refused.unwrap_err().to_string().contains("chunk sizes"));
+}
+
 /// Makes a test of each function of the suite. `$with` is called with it and gives it a new place.
 #[macro_export]
 macro_rules! store_suite {
@@ -509,6 +561,7 @@ macro_rules! store_suite {
             the_same_content_again_is_the_version_that_is_there_where_that_is_wanted,
             a_version_is_copied_with_its_number_and_only_once,
             a_damaged_object_is_not_copied,
+            a_sync_brings_what_is_missing_and_goes_on_where_it_was_stopped,
             a_damaged_object_is_mended,
             a_boot_trace_goes_with_its_version,
             two_writers_on_one_image_lose_nothing,

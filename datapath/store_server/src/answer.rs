@@ -1,0 +1,347 @@
+//! What is answered to a request: which path is which part of the store, and which part of that is meant.
+//!
+//! ```text
+//!   GET, HEAD only -> token -> path -> tag known already? 304 -> range -> 200, 206 or 416
+//! ```
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use bytes::Bytes;
+use headwater_store::{Hash, ImageName, Object, Store, StoreError, StoreErrorKind, settings_bytes};
+use hyper::header::{self, HeaderMap, HeaderValue};
+use hyper::{Method, Request, Response, StatusCode};
+use parking_lot::Mutex;
+
+use crate::body::AnswerBody;
+use crate::leases::Leases;
+use crate::range::{Wanted, wanted};
+use crate::tokens::TokenFile;
+
+/// How much of manifests is kept in memory, so that one that is fetched in parts is read and checked once.
+pub const MANIFESTS_BYTES: usize = 256 << 20;
+
+/// What a path leads to.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Target {
+    Settings,
+    Images,
+    Image(ImageName),
+    Manifest(Hash),
+    Object(Hash),
+    Trace(Hash),
+}
+
+impl Target {
+    fn of(path: &str) -> Option<Self> {
+        let path = path.strip_prefix('/')?;
+        match path.split_once('/') {
+            None => (path == "store").then_some(Self::Settings),
+            Some(("images", "")) => Some(Self::Images),
+            Some(("images", name)) => name.parse().ok().map(Self::Image),
+            Some(("manifests", id)) => id.parse().ok().map(Self::Manifest),
+            Some(("objects", id)) => id.parse().ok().map(Self::Object),
+            Some(("traces", id)) => id.parse().ok().map(Self::Trace),
+            Some(_) => None,
+        }
+    }
+
+    fn is_immutable(&self) -> bool {
+        matches!(self, Self::Manifest(_) | Self::Object(_))
+    }
+}
+
+/// What is there: its tag, and its bytes.
+struct Found {
+    tag: String,
+    content: Content,
+}
+
+enum Content {
+    Bytes(Bytes),
+    Object(Arc<dyn Object>),
+}
+
+impl Content {
+    fn len_bytes(&self) -> u64 {
+        match self {
+            Self::Bytes(bytes) => u64::try_from(bytes.len()).unwrap_or(u64::MAX),
+            Self::Object(object) => object.len_bytes(),
+        }
+    }
+
+    fn part(&self, at: u64, len_bytes: u64) -> AnswerBody {
+        match self {
+            Self::Object(object) => AnswerBody::object(Arc::clone(object), at, len_bytes),
+            Self::Bytes(bytes) => {
+                let index = |number: u64| usize::try_from(number).unwrap_or(usize::MAX).min(bytes.len());
+                AnswerBody::whole(bytes.slice(index(at)..index(at.saturating_add(len_bytes))))
+            }
+        }
+    }
+}
+
+/// Answers requests for one store.
+pub struct Answers {
+    store: Arc<dyn Store>,
+    tokens: Option<TokenFile>,
+    leases: Leases,
+    /// The manifests that were asked for last, newest last.
+    manifests: Mutex<Vec<(Hash, Bytes)>>,
+    /// Objects of a remote store that were asked for last, newest last.
+    objects: Mutex<Vec<Arc<dyn Object>>>,
+}
+
+/// Objects that are kept open.
+const OBJECTS_OPEN_MAX: usize = 64;
+
+impl Answers {
+    /// Answers for `store`, to everybody or to those with tokens.
+    pub fn new(store: Arc<dyn Store>, tokens: Option<TokenFile>) -> Self {
+        let leases = Leases::new(Arc::clone(&store));
+        let (manifests, objects) = (Mutex::new(Vec::new()), Mutex::new(Vec::new()));
+        Self { store, tokens, leases, manifests, objects }
+    }
+
+    /// Answers a request.
+    pub(crate) async fn answer<B>(self: &Arc<Self>, request: &Request<B>) -> Response<AnswerBody> {
+        let mut response = self.respond(request).await;
+        response.headers_mut().insert("headwater-store", HeaderValue::from_static("1"));
+        response
+    }
+
+    async fn respond<B>(self: &Arc<Self>, request: &Request<B>) -> Response<AnswerBody> {
+        if !matches!(*request.method(), Method::GET | Method::HEAD) {
+            let mut refused =
+                problem(StatusCode::METHOD_NOT_ALLOWED, "invalid", "only GET and HEAD are answered");
+            refused.headers_mut().insert(header::ALLOW, HeaderValue::from_static("GET, HEAD"));
+            return refused;
+        }
+        if let Some(tokens) = &self.tokens
+            && tokens.name_of(text(request.headers(), &header::AUTHORIZATION)).is_none()
+        {
+            let message =
+                "this store is read with 'Authorization: Bearer TOKEN', and with a token that it knows";
+            let mut refused = problem(StatusCode::UNAUTHORIZED, "unauthorized", message);
+            refused.headers_mut().insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
+            return refused;
+        }
+        let Some(target) = Target::of(request.uri().path()) else {
+            return problem(
+                StatusCode::NOT_FOUND,
+                "not_found",
+                "there is nothing under this path in a store",
+            );
+        };
+        let (answers, wanted) = (Arc::clone(self), target.clone());
+        let found = tokio::task::spawn_blocking(move || answers.find(&wanted)).await;
+        match found {
+            Ok(Ok(found)) => self.send(&target, &found, request),
+            Ok(Err(e)) if e.kind() == StoreErrorKind::NotFound => {
+                problem(StatusCode::NOT_FOUND, "not_found", &missing(&target))
+            }
+            Ok(Err(e)) => {
+                tracing::error!(path = request.uri().path(), error = %e, "cannot answer");
+                failed()
+            }
+            Err(e) => {
+                tracing::error!(path = request.uri().path(), error = %e, "cannot answer");
+                failed()
+            }
+        }
+    }
+
+    /// Looks it up. Blocks on I/O.
+    fn find(&self, target: &Target) -> Result<Found, StoreError> {
+        let tagged = |bytes: Vec<u8>| Found {
+            tag: format!("\"{}\"", Hash::of(&bytes)),
+            content: Content::Bytes(Bytes::from(bytes)),
+        };
+        let absent = || StoreError::new(StoreErrorKind::NotFound, "it is not there");
+        match target {
+            Target::Settings => Ok(tagged(settings_bytes(self.store.chunk_bytes())?)),
+            Target::Images => {
+                let images = self.store.images()?;
+                Ok(tagged(
+                    images.iter().map(|image| format!("{}\n", image.name)).collect::<String>().into_bytes(),
+                ))
+            }
+            Target::Image(name) => {
+                let image = self.store.image(name)?.ok_or_else(absent)?;
+                Ok(tagged(image.encode()?))
+            }
+            Target::Trace(id) => Ok(tagged(self.store.trace(*id)?.ok_or_else(absent)?)),
+            Target::Manifest(id) => {
+                self.leases.renew(*id, Instant::now())?;
+                Ok(Found { tag: format!("\"{id}\""), content: Content::Bytes(self.manifest(*id)?) })
+            }
+            Target::Object(id) => {
+                Ok(Found { tag: format!("\"{id}\""), content: Content::Object(self.object(*id)?) })
+            }
+        }
+    }
+
+    fn manifest(&self, id: Hash) -> Result<Bytes, StoreError> {
+        let mut kept = self.manifests.lock();
+        if let Some(at) = kept.iter().position(|(kept, _)| *kept == id) {
+            let entry = kept.remove(at);
+            kept.push(entry);
+            return kept
+                .last()
+                .map(|(_, bytes)| bytes.clone())
+                .ok_or_else(|| StoreError::new(StoreErrorKind::NotFound, "it is not there"));
+        }
+        drop(kept);
+        let bytes = Bytes::from(self.store.manifest(id)?);
+        let mut kept = self.manifests.lock();
+        kept.push((id, bytes.clone()));
+        while kept.len() > 1 && kept.iter().map(|(_, bytes)| bytes.len()).sum::<usize>() > MANIFESTS_BYTES {
+            kept.remove(0);
+        }
+        Ok(bytes)
+    }
+
+    /// An object. Those of a store that would have to ask for their length stay open; a file that was removed would
+    /// keep its space that way, and is opened quickly.
+    fn object(&self, id: Hash) -> Result<Arc<dyn Object>, StoreError> {
+        if !self.store.is_remote() {
+            return self.store.open_object(id);
+        }
+        if let Some(open) = self.objects.lock().iter().find(|object| object.id() == id) {
+            return Ok(Arc::clone(open));
+        }
+        let opened = self.store.open_object(id)?;
+        let mut objects = self.objects.lock();
+        objects.push(Arc::clone(&opened));
+        if objects.len() > OBJECTS_OPEN_MAX {
+            objects.remove(0);
+        }
+        Ok(opened)
+    }
+
+    fn send<B>(&self, target: &Target, found: &Found, request: &Request<B>) -> Response<AnswerBody> {
+        let headers = request.headers();
+        let len_bytes = found.content.len_bytes();
+        let knows = text(headers, &header::IF_NONE_MATCH).is_some_and(|tags| {
+            tags.split(',')
+                .map(|tag| tag.trim().trim_start_matches("W/"))
+                .any(|tag| tag == found.tag || tag == "*")
+        });
+        let same = text(headers, &header::IF_RANGE).is_none_or(|tag| tag.trim() == found.tag);
+        let range = text(headers, &header::RANGE).filter(|_| same);
+        let (status, at, part_bytes) = match wanted(range, len_bytes) {
+            _ if knows => (StatusCode::NOT_MODIFIED, 0, 0),
+            Wanted::All => (StatusCode::OK, 0, len_bytes),
+            Wanted::Part(at, part_bytes) => (StatusCode::PARTIAL_CONTENT, at, part_bytes),
+            Wanted::Nothing => {
+                let message = format!("the range starts behind the end: there are {len_bytes} bytes");
+                let mut refused = problem(StatusCode::RANGE_NOT_SATISFIABLE, "invalid", &message);
+                put(&mut refused, header::CONTENT_RANGE, &format!("bytes */{len_bytes}"));
+                return refused;
+            }
+        };
+        let is_head = request.method() == Method::HEAD;
+        let mut response = Response::new(found.content.part(at, if is_head { 0 } else { part_bytes }));
+        *response.status_mut() = status;
+        put(&mut response, header::ETAG, &found.tag);
+        put(&mut response, header::CACHE_CONTROL, self.cache_control(target));
+        put(&mut response, header::ACCEPT_RANGES, "bytes");
+        if status != StatusCode::NOT_MODIFIED {
+            put(&mut response, header::CONTENT_LENGTH, &part_bytes.to_string());
+            let kind = if *target == Target::Images { "text/plain" } else { "application/octet-stream" };
+            put(&mut response, header::CONTENT_TYPE, kind);
+        }
+        if status == StatusCode::PARTIAL_CONTENT {
+            let last = at.saturating_add(part_bytes).saturating_sub(1);
+            put(&mut response, header::CONTENT_RANGE, &format!("bytes {at}-{last}/{len_bytes}"));
+        }
+        response
+    }
+
+    fn cache_control(&self, target: &Target) -> &'static str {
+        match (target.is_immutable(), self.tokens.is_some()) {
+            (false, _) => "no-cache",
+            // A shared cache would hand it to who has no token.
+            (true, true) => "private, max-age=31536000, immutable",
+            (true, false) => "public, max-age=31536000, immutable",
+        }
+    }
+}
+
+fn text<'a>(headers: &'a HeaderMap, name: &header::HeaderName) -> Option<&'a str> {
+    headers.get(name).and_then(|value| value.to_str().ok())
+}
+
+fn put(response: &mut Response<AnswerBody>, name: header::HeaderName, value: &str) {
+    // All values here are hexadecimal digits, numbers and words.
+    if let Ok(value) = HeaderValue::from_str(value) {
+        response.headers_mut().insert(name, value);
+    }
+}
+
+fn missing(target: &Target) -> String {
+    match target {
+        Target::Settings | Target::Images => "this store is gone".to_owned(),
+        Target::Image(name) => format!("there is no image '{name}' in this store"),
+        Target::Manifest(id) => format!("there is no version {id} in this store"),
+        Target::Object(id) => format!("there is no data object {id} in this store"),
+        Target::Trace(id) => format!("no boot trace of version {id} was recorded in this store"),
+    }
+}
+
+fn failed() -> Response<AnswerBody> {
+    problem(
+        StatusCode::INTERNAL_SERVER_ERROR,
+        "failed",
+        "the store cannot be read; the server's log says why",
+    )
+}
+
+/// An answer that says why there is none. Messages hold nothing that JSON would have to escape but quotes.
+fn problem(status: StatusCode, kind: &str, message: &str) -> Response<AnswerBody> {
+    let message: String = message.chars().filter(|c| !c.is_control()).collect();
+    let message = message.replace('\\', "\\\\").replace('"', "\\\"");
+    let body = format!("{{\"kind\": \"{kind}\", \"message\": \"{message}\"}}\n");
+    let mut response = Response::new(AnswerBody::whole(Bytes::from(body.clone())));
+    *response.status_mut() = status;
+    put(&mut response, header::CONTENT_TYPE, "application/problem+json");
+    put(&mut response, header::CONTENT_LENGTH, &body.len().to_string());
+    put(&mut response, header::CACHE_CONTROL, "no-store");
+    response
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn paths_are_those_of_a_directory_and_no_others() {
+        let hash = Hash::of(b"x");
+        assert_eq!(Target::of("/store"), Some(Target::Settings));
+        assert_eq!(Target::of("/images/"), Some(Target::Images));
+        assert_eq!(Target::of("/images/debian-12"), Some(Target::Image("debian-12".parse().unwrap())));
+        assert_eq!(Target::of(&format!("/manifests/{hash}")), Some(Target::Manifest(hash)));
+        assert_eq!(Target::of(&format!("/objects/{hash}")), Some(Target::Object(hash)));
+        assert_eq!(Target::of(&format!("/traces/{hash}")), Some(Target::Trace(hash)));
+        let capital = format!("/objects/{}", hash.to_string().to_uppercase());
+        for none in [
+            "/",
+            "",
+            "/lock",
+            "/tmp/x",
+            "/images",
+            "/images/..",
+            "/images/%2e%2e",
+            "/objects/",
+            "/store/",
+            "//store",
+            "/images/a/b",
+            "/objects/../store",
+            "/pins/x",
+            "/locks/exclusive",
+            &capital,
+        ] {
+            assert_eq!(Target::of(none), None, "{none}");
+        }
+    }
+}

@@ -1,0 +1,112 @@
+//! Bodies of answers: bytes that are there, or a range of an object that is read while it is sent.
+
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+
+use bytes::Bytes;
+use headwater_store::{Object, StoreError};
+use hyper::body::{Frame, SizeHint};
+use tokio::task::JoinHandle;
+
+/// How much of an object is read at a time. While one piece is sent, the next is read.
+pub const PIECE_BYTES: usize = 256 << 10;
+
+/// A body.
+pub(crate) enum AnswerBody {
+    /// Bytes that are there.
+    Whole(Option<Bytes>),
+    /// A range of an object.
+    Object(Box<Reading>),
+}
+
+/// A range of an object that is being read.
+pub(crate) struct Reading {
+    object: Arc<dyn Object>,
+    /// Where the piece starts that is read next.
+    at: u64,
+    end: u64,
+    /// Not sent yet.
+    left_bytes: u64,
+    next: Option<JoinHandle<Result<Bytes, StoreError>>>,
+}
+
+impl AnswerBody {
+    pub(crate) fn whole(bytes: Bytes) -> Self {
+        Self::Whole(Some(bytes).filter(|bytes| !bytes.is_empty()))
+    }
+
+    /// `len_bytes` from `at`, which the object has.
+    pub(crate) fn object(object: Arc<dyn Object>, at: u64, len_bytes: u64) -> Self {
+        let end = at.saturating_add(len_bytes);
+        let mut reading = Reading { object, at, end, left_bytes: len_bytes, next: None };
+        reading.read_on();
+        Self::Object(Box::new(reading))
+    }
+}
+
+impl Reading {
+    fn read_on(&mut self) {
+        let len = usize::try_from(self.end - self.at).map_or(PIECE_BYTES, |left| left.min(PIECE_BYTES));
+        if len == 0 {
+            return;
+        }
+        let (object, at) = (Arc::clone(&self.object), self.at);
+        self.at = self.at.saturating_add(u64::try_from(len).unwrap_or(u64::MAX));
+        self.next = Some(tokio::task::spawn_blocking(move || {
+            let mut piece = vec![0; len];
+            object.read_range(at, &mut piece)?;
+            Ok(Bytes::from(piece))
+        }));
+    }
+
+    fn poll_piece(&mut self, cx: &mut Context<'_>) -> Poll<Option<std::io::Result<Frame<Bytes>>>> {
+        let Some(next) = self.next.as_mut() else { return Poll::Ready(None) };
+        let piece = match std::task::ready!(Pin::new(next).poll(cx)) {
+            Ok(Ok(piece)) => piece,
+            Ok(Err(e)) => {
+                self.next = None;
+                tracing::error!(object = %self.object.id(), error = %e, "an answer is cut short");
+                return Poll::Ready(Some(Err(std::io::Error::other(e))));
+            }
+            Err(e) => {
+                self.next = None;
+                return Poll::Ready(Some(Err(std::io::Error::other(e))));
+            }
+        };
+        self.next = None;
+        self.left_bytes = self.left_bytes.saturating_sub(u64::try_from(piece.len()).unwrap_or(u64::MAX));
+        self.read_on();
+        Poll::Ready(Some(Ok(Frame::data(piece))))
+    }
+}
+
+impl hyper::body::Body for AnswerBody {
+    type Data = Bytes;
+    type Error = std::io::Error;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Self::Error>>> {
+        match &mut *self {
+            Self::Whole(bytes) => Poll::Ready(bytes.take().map(|bytes| Ok(Frame::data(bytes)))),
+            Self::Object(reading) => reading.poll_piece(cx),
+        }
+    }
+
+    fn is_end_stream(&self) -> bool {
+        match self {
+            Self::Whole(bytes) => bytes.is_none(),
+            Self::Object(reading) => reading.left_bytes == 0,
+        }
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        let left_bytes = match self {
+            Self::Whole(bytes) => bytes.as_ref().map_or(0, |b| u64::try_from(b.len()).unwrap_or(u64::MAX)),
+            Self::Object(reading) => reading.left_bytes,
+        };
+        SizeHint::with_exact(left_bytes)
+    }
+}

@@ -1,0 +1,36 @@
+//! Why a store cannot be served.
+
+use std::path::PathBuf;
+
+/// Why a store cannot be served.
+#[derive(Debug)]
+pub enum ServeError {
+    /// A setting that is not allowed, and what to do.
+    Invalid(String),
+    /// A file or an address that cannot be used.
+    Io {
+        /// What was tried, on what.
+        tried: String,
+        /// Why it failed.
+        source: std::io::Error,
+    },
+    /// A certificate or key that cannot be used.
+    Tls {
+        /// The file.
+        file: PathBuf,
+        /// Why.
+        why: String,
+    },
+}
+
+impl std::fmt::Display for ServeError {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Invalid(why) => f.write_str(why),
+            Self::Io { tried, source } => write!(f, "{tried}: {source}"),
+            Self::Tls { file, why } => write!(f, "cannot use {} for TLS: {why}", file.display()),
+        }
+    }
+}
+
+impl std::error::Error for ServeError {}

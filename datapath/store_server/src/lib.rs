@@ -1,0 +1,63 @@
+//! Step 5 of the data path, for others: offers the versions of a store over HTTP/1.1 and HTTP/2.
+//!
+//! ```text
+//!   TCP --> TLS --> HTTP --> who asks? --> path --> Store: list of versions, manifest, range of an object
+//!                              |             |
+//!                              tokens        lease: a version that was asked for is not removed for an hour
+//! ```
+//!
+//! # Guarantees
+//! - Paths and bytes are those of a store's directory, so that any web server can take this one's place
+//!   (`docs/http-store.md`). Nothing can be written.
+//! - Without TLS it listens on loopback only; elsewhere it also wants tokens. Tokens are kept as hashes.
+//! - What is not read does not pile up: an answer has at most two pieces of [`PIECE_BYTES`] in memory.
+//!
+//! # Limits
+//! - [`CONNECTIONS_MAX`] connections, [`STREAMS_MAX`] requests at a time on one of HTTP/2; more wait.
+//! - [`IDLE_TIMEOUT`] for a request to come in full and for a client that takes nothing of its answer.
+//! - [`LEASES_MAX`] versions are held for [`LEASE`]; [`MANIFESTS_BYTES`] of manifests are kept in memory.
+//!
+//! # Errors
+//! [`ServeError`] for what cannot be served at all; a client gets a status and a problem as JSON, and the log the
+//! reason.
+//!
+//! # Not here
+//! Reading from such a server (`headwater-remote`), writing, the API of the control plane.
+//!
+//! Start reading at [`answer`].
+
+#![cfg_attr(
+    not(test),
+    warn(
+        clippy::unwrap_used,
+        clippy::expect_used,
+        clippy::panic,
+        clippy::todo,
+        clippy::unimplemented,
+        clippy::indexing_slicing,
+        clippy::string_slice,
+        clippy::get_unwrap,
+        clippy::cast_possible_truncation,
+        clippy::cast_possible_wrap,
+        clippy::cast_sign_loss,
+        clippy::cast_precision_loss
+    )
+)]
+
+pub mod answer;
+pub mod error;
+pub mod server;
+pub mod tokens;
+
+mod body;
+mod leases;
+mod range;
+mod stalled;
+mod tls;
+
+pub use answer::MANIFESTS_BYTES;
+pub use body::PIECE_BYTES;
+pub use error::ServeError;
+pub use leases::{LEASE, LEASES_MAX};
+pub use server::{CONNECTIONS_MAX, IDLE_TIMEOUT, Options, STREAMS_MAX, StoreServer, TlsFiles};
+pub use tokens::{TokenFile, TokenName, token_line};

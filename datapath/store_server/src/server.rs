@@ -1,0 +1,189 @@
+//! Connections: accepting them, TLS, HTTP, and their end.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use headwater_store::Store;
+use hyper::service::service_fn;
+use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
+use hyper_util::server::conn::auto::Builder;
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::{Semaphore, watch};
+use tokio_rustls::TlsAcceptor;
+
+use crate::answer::Answers;
+use crate::error::ServeError;
+use crate::stalled::Stalled;
+use crate::tls;
+use crate::tokens::TokenFile;
+
+/// The most connections at a time; more wait to be accepted.
+pub const CONNECTIONS_MAX: usize = 1024;
+/// The most requests at a time on a connection of HTTP/2.
+pub const STREAMS_MAX: u32 = 128;
+/// How long a request may take to come in, and a client to take a byte of its answer.
+pub const IDLE_TIMEOUT: Duration = Duration::from_secs(60);
+/// How long a handshake of TLS may take.
+const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
+/// How long answers under way may take when the server stops.
+const STOP_GRACE: Duration = Duration::from_secs(5);
+/// The pause after a connection could not be accepted: there are too many open files.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+
+/// Certificate and key, in PEM.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TlsFiles {
+    /// The certificate, and those between it and one that clients trust.
+    pub certificate: PathBuf,
+    /// Its key.
+    pub key: PathBuf,
+}
+
+/// How a store is served.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// Where.
+    pub listen: SocketAddr,
+    /// With TLS; needed unless `listen` is loopback.
+    pub tls: Option<TlsFiles>,
+    /// The tokens of those who may read; needed unless `listen` is loopback.
+    pub token_file: Option<PathBuf>,
+}
+
+/// A store that is served. It ends with [`StoreServer::run`]'s end.
+pub struct StoreServer {
+    listener: TcpListener,
+    address: SocketAddr,
+    tls: Option<TlsAcceptor>,
+    answers: Arc<Answers>,
+}
+
+impl StoreServer {
+    /// Listens. Nothing is answered before [`StoreServer::run`].
+    pub async fn bind(store: Arc<dyn Store>, options: &Options) -> Result<Self, ServeError> {
+        let listen = options.listen;
+        if !listen.ip().is_loopback() {
+            let missing = match (&options.tls, &options.token_file) {
+                (None, _) => Some("TLS (--tls-cert and --tls-key)"),
+                (_, None) => Some("tokens (--token-file)"),
+                _ => None,
+            };
+            if let Some(missing) = missing {
+                return Err(ServeError::Invalid(format!(
+                    "a store is served to other hosts only with {missing}: {listen} is not loopback"
+                )));
+            }
+        }
+        let tls = options.tls.as_ref().map(tls::config).transpose()?.map(TlsAcceptor::from);
+        let tokens = options.token_file.as_deref().map(TokenFile::open).transpose()?;
+        let failed = |source| ServeError::Io { tried: format!("cannot listen on {listen}"), source };
+        let listener = TcpListener::bind(listen).await.map_err(failed)?;
+        let address = listener.local_addr().map_err(failed)?;
+        Ok(Self { listener, address, tls, answers: Arc::new(Answers::new(store, tokens)) })
+    }
+
+    /// Where it listens, with the port that it got.
+    pub fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// The base URL of the store, for clients on this host.
+    pub fn url(&self) -> String {
+        format!("{}://{}", if self.tls.is_some() { "https" } else { "http" }, self.address)
+    }
+
+    /// Serves until `stop` says true, and then ends what is under way.
+    pub async fn run(self, mut stop: watch::Receiver<bool>) {
+        let room = Arc::new(Semaphore::new(CONNECTIONS_MAX));
+        let mut connections = tokio::task::JoinSet::new();
+        loop {
+            while connections.try_join_next().is_some() {}
+            let accepted = tokio::select! {
+                _ = stop.wait_for(|stop| *stop) => break,
+                accepted = accept(&self.listener, &room) => accepted,
+            };
+            let Some((stream, place)) = accepted else { continue };
+            let (tls, answers, stop) = (self.tls.clone(), Arc::clone(&self.answers), stop.clone());
+            connections.spawn(async move {
+                let _place = place;
+                serve(stream, tls, answers, stop).await;
+            });
+        }
+        drop(self.listener);
+        let all = async { while connections.join_next().await.is_some() {} };
+        // Those that take longer are cut off: their clients go on elsewhere.
+        let _ = tokio::time::timeout(STOP_GRACE, all).await;
+    }
+}
+
+async fn accept(
+    listener: &TcpListener,
+    room: &Arc<Semaphore>,
+) -> Option<(TcpStream, tokio::sync::OwnedSemaphorePermit)> {
+    let place = Arc::clone(room).acquire_owned().await.ok()?;
+    match listener.accept().await {
+        Ok((stream, _)) => Some((stream, place)),
+        Err(e) => {
+            tracing::warn!(error = %e, "cannot accept a connection");
+            tokio::time::sleep(ACCEPT_PAUSE).await;
+            None
+        }
+    }
+}
+
+async fn serve(
+    stream: TcpStream,
+    tls: Option<TlsAcceptor>,
+    answers: Arc<Answers>,
+    stop: watch::Receiver<bool>,
+) {
+    // Answers are written in whole pieces, and the last one must not wait for another.
+    let _ = stream.set_nodelay(true);
+    let stream = Stalled::new(stream, IDLE_TIMEOUT);
+    let Some(tls) = tls else { return serve_http(stream, answers, stop).await };
+    match tokio::time::timeout(HANDSHAKE_TIMEOUT, tls.accept(stream)).await {
+        Ok(Ok(stream)) => serve_http(stream, answers, stop).await,
+        Ok(Err(e)) => tracing::debug!(error = %e, "a TLS handshake failed"),
+        Err(_) => tracing::debug!("a TLS handshake took too long"),
+    }
+}
+
+async fn serve_http<S: AsyncRead + AsyncWrite + Unpin + Send + 'static>(
+    stream: S,
+    answers: Arc<Answers>,
+    mut stop: watch::Receiver<bool>,
+) {
+    let mut builder = Builder::new(TokioExecutor::new());
+    builder.http1().timer(TokioTimer::new()).header_read_timeout(IDLE_TIMEOUT).max_buf_size(64 << 10);
+    builder
+        .http2()
+        .timer(TokioTimer::new())
+        .max_concurrent_streams(STREAMS_MAX)
+        .keep_alive_interval(IDLE_TIMEOUT)
+        .keep_alive_timeout(IDLE_TIMEOUT)
+        .max_frame_size(64 << 10);
+    let service = service_fn(move |request| {
+        let answers = Arc::clone(&answers);
+        async move { Ok::<_, std::convert::Infallible>(answers.answer(&request).await) }
+    });
+    let connection = builder.serve_connection(TokioIo::new(stream), service);
+    let mut connection = std::pin::pin!(connection);
+    let stopped = async { drop(stop.wait_for(|stop| *stop).await) };
+    let ended = tokio::select! {
+        ended = connection.as_mut() => Some(ended),
+        () = stopped => None,
+    };
+    let ended = match ended {
+        Some(ended) => ended,
+        None => {
+            connection.as_mut().graceful_shutdown();
+            connection.await
+        }
+    };
+    if let Err(e) = ended {
+        tracing::debug!(error = %e, "a connection broke off");
+    }
+}

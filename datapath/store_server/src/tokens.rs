@@ -1,0 +1,155 @@
+//! Who may read: a file of names and hashes of tokens.
+//!
+//! A line is `NAME HASH`: a name for people, and the BLAKE3 of the token in 64 hexadecimal digits. Empty lines and those
+//! that start with `#` are skipped. A token has 256 random bits, so that its hash need not be slow. The file is read
+//! again when it changes: taking a line out takes effect within [`LOOK_EVERY`].
+
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant, SystemTime};
+
+use headwater_store::Hash;
+use parking_lot::Mutex;
+
+use crate::error::ServeError;
+
+/// How often the file is looked at, at most.
+const LOOK_EVERY: Duration = Duration::from_secs(1);
+/// The largest file.
+const FILE_MAX_BYTES: u64 = 16 << 20;
+
+/// A name of a token.
+pub type TokenName = String;
+
+/// The line of a token.
+pub fn token_line(name: &str, token: &str) -> Result<String, ServeError> {
+    let sound = |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '-' | '_' | '@');
+    if name.is_empty() || name.len() > 64 || !name.chars().all(sound) {
+        return Err(ServeError::Invalid(format!(
+            "'{}' is not a name for a token: 1 to 64 letters, digits, '.', '-', '_' and '@' are",
+            name.escape_debug()
+        )));
+    }
+    Ok(format!("{name} {}", Hash::of(token.as_bytes())))
+}
+
+/// The file, and what it said when it was last read.
+#[derive(Debug)]
+pub struct TokenFile {
+    path: PathBuf,
+    state: Mutex<State>,
+}
+
+#[derive(Debug)]
+struct State {
+    tokens: Vec<(TokenName, Hash)>,
+    changed: Option<SystemTime>,
+    looked: Instant,
+}
+
+impl TokenFile {
+    /// Reads the file. One without tokens is an error: nobody could read anything.
+    pub fn open(path: &Path) -> Result<Self, ServeError> {
+        let (tokens, changed) = read(path)?;
+        if tokens.is_empty() {
+            return Err(ServeError::Invalid(format!(
+                "the token file {} has no tokens; 'headwater store token NAME --token-file {}' makes one",
+                path.display(),
+                path.display()
+            )));
+        }
+        let state = State { tokens, changed, looked: Instant::now() };
+        Ok(Self { path: path.to_owned(), state: Mutex::new(state) })
+    }
+
+    /// The name of the token in an `Authorization` header, if it is one of the file's.
+    pub(crate) fn name_of(&self, header: Option<&str>) -> Option<TokenName> {
+        let (scheme, token) = header?.split_once(' ')?;
+        if !scheme.eq_ignore_ascii_case("bearer") {
+            return None;
+        }
+        let given = Hash::of(token.trim().as_bytes());
+        let mut state = self.state.lock();
+        self.look_again(&mut state);
+        // Hashes are compared, so the time taken tells nothing about tokens.
+        state.tokens.iter().find(|(_, hash)| *hash == given).map(|(name, _)| name.clone())
+    }
+
+    fn look_again(&self, state: &mut State) {
+        if state.looked.elapsed() < LOOK_EVERY {
+            return;
+        }
+        state.looked = Instant::now();
+        let changed = std::fs::metadata(&self.path).and_then(|metadata| metadata.modified()).ok();
+        if changed.is_some() && changed == state.changed {
+            return;
+        }
+        match read(&self.path) {
+            Ok((tokens, changed)) => (state.tokens, state.changed) = (tokens, changed),
+            // What cannot be read lets nobody in: its owner may have wanted that.
+            Err(e) => {
+                tracing::error!(error = %e, "no token is accepted until the file can be read again");
+                (state.tokens, state.changed) = (Vec::new(), None);
+            }
+        }
+    }
+}
+
+/// The tokens of a file, and when it was changed.
+type Read = (Vec<(TokenName, Hash)>, Option<SystemTime>);
+
+fn read(path: &Path) -> Result<Read, ServeError> {
+    let failed =
+        |source| ServeError::Io { tried: format!("cannot read the token file {}", path.display()), source };
+    let metadata = std::fs::metadata(path).map_err(failed)?;
+    if metadata.len() > FILE_MAX_BYTES {
+        return Err(ServeError::Invalid(format!("the token file {} is too large", path.display())));
+    }
+    let text = std::fs::read_to_string(path).map_err(failed)?;
+    let mut tokens = Vec::new();
+    for (index, line) in text.lines().enumerate() {
+        let line = line.trim();
+        if line.is_empty() || line.starts_with('#') {
+            continue;
+        }
+        let parsed =
+            line.split_once(' ').and_then(|(name, hash)| Some((name.to_owned(), hash.trim().parse().ok()?)));
+        tokens.push(parsed.ok_or_else(|| {
+            ServeError::Invalid(format!(
+                "line {} of the token file {} is not 'NAME HASH'; 'headwater store token' makes such lines",
+                index + 1,
+                path.display()
+            ))
+        })?);
+    }
+    Ok((tokens, metadata.modified().ok()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tokens_are_known_by_their_hashes_until_their_line_is_gone() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("tokens");
+        assert!(matches!(TokenFile::open(&path), Err(ServeError::Io { .. })));
+        std::fs::write(&path, "# nobody\n\n").unwrap();
+        assert!(TokenFile::open(&path).unwrap_err().to_string().contains("headwater store token"));
+        std::fs::write(&path, "anna secret\n").unwrap();
+        assert!(TokenFile::open(&path).unwrap_err().to_string().contains("line 1"));
+        let lines = [token_line("anna", "one").unwrap(), token_line("ben", "two").unwrap()].join("\n");
+        std::fs::write(&path, &lines).unwrap();
+        let file = TokenFile::open(&path).unwrap();
+        assert_eq!(file.name_of(Some("Bearer two")).as_deref(), Some("ben"));
+        assert_eq!(file.name_of(Some("bearer one")).as_deref(), Some("anna"));
+        for wrong in [None, Some("Bearer three"), Some("Basic one"), Some("one"), Some("Bearer ")] {
+            assert_eq!(file.name_of(wrong), None, "{wrong:?}");
+        }
+        std::fs::write(&path, token_line("ben", "two").unwrap()).unwrap();
+        file.state.lock().looked -= LOOK_EVERY * 2;
+        file.state.lock().changed = None;
+        assert_eq!(file.name_of(Some("Bearer one")), None);
+        assert_eq!(file.name_of(Some("Bearer two")).as_deref(), Some("ben"));
+        assert!(token_line("a b", "x").is_err());
+    }
+}

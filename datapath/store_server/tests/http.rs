@@ -1,0 +1,276 @@
+//! The server from outside: paths, ranges, tags, tokens, TLS and HTTP/2, with curl and with bytes on a socket.
+
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpStream};
+use std::path::Path;
+use std::process::Command;
+use std::sync::Arc;
+use std::time::Duration;
+
+use headwater_store::{Access, Hash, LocalDir, NewVersion, Store, Version};
+use headwater_store_server::{Options, StoreServer, TlsFiles, token_line};
+use tokio::sync::watch;
+
+/// A store with one version, served until this is dropped.
+struct Served {
+    dir: tempfile::TempDir,
+    store: LocalDir,
+    version: Version,
+    object: Vec<u8>,
+    address: SocketAddr,
+    url: String,
+    stop: watch::Sender<bool>,
+    thread: Option<std::thread::JoinHandle<()>>,
+}
+
+fn options() -> Options {
+    Options { listen: "127.0.0.1:0".parse().unwrap(), tls: None, token_file: None }
+}
+
+fn serve(options: Options) -> Served {
+    let dir = tempfile::tempdir().unwrap();
+    let store = LocalDir::open(&dir.path().join("store"), Access::WRITE).unwrap();
+    let object: Vec<u8> = (0..300_000u32).flat_map(|n| (n ^ (n >> 7)).to_le_bytes()).collect();
+    let mut publication = store.publish().unwrap();
+    publication.append(&object).unwrap();
+    let (id, _) = publication.finish_object().unwrap().unwrap();
+    let new = NewVersion {
+        name: &"debian".parse().unwrap(),
+        manifest: b"a manifest",
+        objects: &[id],
+        size_bytes: 4096,
+        created_at_s: 1,
+        source: "",
+        note: "",
+        author: "",
+        unless_newest: false,
+    };
+    let version = publication.commit(new).unwrap();
+    store.set_trace(version.manifest, Some(b"a trace")).unwrap();
+    let (stop, stopped) = watch::channel(false);
+    let (tell, told) = std::sync::mpsc::channel();
+    let served: Arc<dyn Store> = Arc::new(store.clone());
+    let thread = std::thread::spawn(move || {
+        let runtime = tokio::runtime::Runtime::new().unwrap();
+        runtime.block_on(async move {
+            let server = StoreServer::bind(served, &options).await.unwrap();
+            tell.send((server.address(), server.url())).unwrap();
+            server.run(stopped).await;
+        });
+    });
+    let (address, url) = told.recv().unwrap();
+    Served { dir, store, version, object, address, url, stop, thread: Some(thread) }
+}
+
+impl Drop for Served {
+    fn drop(&mut self) {
+        let _ = self.stop.send(true);
+        let _ = self.thread.take().map(std::thread::JoinHandle::join);
+    }
+}
+
+struct Answer {
+    status: u16,
+    head: String,
+    body: Vec<u8>,
+}
+
+impl Answer {
+    fn header(&self, name: &str) -> &str {
+        let line = self.head.lines().find(|line| line.to_lowercase().starts_with(&format!("{name}:")));
+        line.map_or("", |line| line.split_once(':').unwrap().1.trim())
+    }
+}
+
+impl Served {
+    fn ask(&self, method: &str, path: &str, headers: &[&str]) -> Answer {
+        let mut stream = TcpStream::connect(self.address).unwrap();
+        stream.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+        let more: String = headers.iter().map(|header| format!("{header}\r\n")).collect();
+        write!(stream, "{method} {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n{more}\r\n").unwrap();
+        let mut bytes = Vec::new();
+        stream.read_to_end(&mut bytes).unwrap();
+        let end = bytes.windows(4).position(|four| four == b"\r\n\r\n").unwrap() + 4;
+        let body = bytes.split_off(end);
+        let head = String::from_utf8(bytes).unwrap();
+        let status = head.split(' ').nth(1).unwrap().parse().unwrap();
+        Answer { status, head, body }
+    }
+
+    fn get(&self, path: &str) -> Answer {
+        self.ask("GET", path, &[])
+    }
+
+    fn object_path(&self) -> String {
+        format!("/objects/{}", self.version.objects[0])
+    }
+}
+
+const FOR_EVER: &str = "public, max-age=31536000, immutable";
+
+#[test]
+fn what_is_served_is_what_lies_in_the_directory() {
+    let served = serve(options());
+    let file = |path: &str| std::fs::read(served.dir.path().join("store").join(path)).unwrap();
+    let manifest = format!("/manifests/{}", served.version.manifest);
+    let trace = format!("/traces/{}", served.version.manifest);
+    for (path, cache) in [
+        ("/store", "no-cache"),
+        ("/images/debian", "no-cache"),
+        (&manifest, FOR_EVER),
+        (&served.object_path(), FOR_EVER),
+        (&trace, "no-cache"),
+    ] {
+        let answer = served.get(path);
+        assert_eq!(answer.status, 200, "{path}");
+        let there = file(path.trim_start_matches('/'));
+        assert!(answer.body == there, "{path}");
+        assert_eq!(answer.header("cache-control"), cache, "{path}");
+        assert_eq!(answer.header("content-length"), there.len().to_string(), "{path}");
+        assert_eq!(answer.header("etag"), format!("\"{}\"", Hash::of(&there)), "{path}");
+        assert_eq!(answer.header("headwater-store"), "1");
+        let head = served.ask("HEAD", path, &[]);
+        assert_eq!((head.status, head.body.len()), (200, 0));
+        assert_eq!(head.header("content-length"), there.len().to_string(), "{path}");
+        let same = served.ask("GET", path, &[&format!("If-None-Match: \"x\", {}", answer.header("etag"))]);
+        assert_eq!((same.status, same.body.len()), (304, 0), "{path}");
+    }
+    assert_eq!(served.get("/images/").body, b"debian\n");
+}
+
+#[test]
+fn parts_are_answered_exactly() {
+    let served = serve(options());
+    let (path, all) = (served.object_path(), &served.object);
+    let len = all.len();
+    for (range, first, last) in [
+        ("0-0", 0, 0),
+        ("100000-799999", 100_000, 799_999),
+        ("1199999-", len - 1, len - 1),
+        ("-5", len - 5, len - 1),
+        ("262144-524287", 262_144, 524_287),
+    ] {
+        let answer = served.ask("GET", &path, &[&format!("Range: bytes={range}")]);
+        assert_eq!(answer.status, 206, "{range}");
+        assert_eq!(answer.header("content-range"), format!("bytes {first}-{last}/{len}"));
+        assert!(answer.body == all[first..=last], "{range}");
+    }
+    let behind = served.ask("GET", &path, &["Range: bytes=1200000-"]);
+    assert_eq!((behind.status, behind.header("content-range")), (416, "bytes */1200000"));
+    let several = served.ask("GET", &path, &["Range: bytes=0-1,4-5"]);
+    assert_eq!((several.status, several.body.len()), (200, len));
+    let tag = format!("If-Range: \"{}\"", served.version.objects[0]);
+    assert_eq!(served.ask("GET", &path, &["Range: bytes=0-9", &tag]).status, 206);
+    assert_eq!(served.ask("GET", &path, &["Range: bytes=0-9", "If-Range: \"other\""]).status, 200);
+}
+
+#[test]
+fn what_is_not_there_or_not_allowed_is_refused_with_a_reason() {
+    let served = serve(options());
+    let nothing = Hash::of(b"nothing");
+    for path in ["/images/nothing", "/lock", "/tmp/", "/images/../store", &format!("/objects/{nothing}")] {
+        let answer = served.get(path);
+        assert_eq!(answer.status, 404, "{path}");
+        assert_eq!(answer.header("content-type"), "application/problem+json");
+        let body = String::from_utf8(answer.body).unwrap();
+        assert!(body.starts_with("{\"kind\": \"not_found\", \"message\": \""), "{body}");
+    }
+    for method in ["PUT", "POST", "DELETE"] {
+        let answer = served.ask(method, "/store", &["Content-Length: 0"]);
+        assert_eq!((answer.status, answer.header("allow")), (405, "GET, HEAD"));
+    }
+    // What cannot be read is a failure without the server's secrets.
+    std::fs::write(served.dir.path().join("store/images/debian"), b"HWREFS\n\0").unwrap();
+    let answer = served.get("/images/debian");
+    assert_eq!(answer.status, 500);
+    assert!(!String::from_utf8(answer.body).unwrap().contains(served.dir.path().to_str().unwrap()));
+    // And it goes on.
+    assert_eq!(served.get("/store").status, 200);
+}
+
+#[test]
+fn a_version_that_was_asked_for_is_not_removed() {
+    let served = serve(options());
+    served.ask("HEAD", &format!("/manifests/{}", served.version.manifest), &[]);
+    let refused = served.store.remove(&"debian".parse().unwrap(), Some(1));
+    assert_eq!(refused.unwrap_err().kind(), headwater_store::StoreErrorKind::InUse);
+    assert_eq!(served.get(&served.object_path()).status, 200);
+}
+
+#[test]
+fn only_a_token_of_the_file_opens_the_store() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("tokens");
+    std::fs::write(&file, token_line("anna", "right").unwrap()).unwrap();
+    let served = serve(Options { token_file: Some(file), ..options() });
+    for headers in [&[][..], &["Authorization: Bearer wrong"], &["Authorization: Basic right"]] {
+        let answer = served.ask("GET", &served.object_path(), headers);
+        assert_eq!((answer.status, answer.header("www-authenticate")), (401, "Bearer"));
+    }
+    let answer = served.ask("GET", &served.object_path(), &["Authorization: Bearer right"]);
+    assert_eq!(
+        (answer.status, answer.header("cache-control")),
+        (200, "private, max-age=31536000, immutable")
+    );
+}
+
+fn curl(arguments: &[&str]) -> (String, Vec<u8>) {
+    let mut command = Command::new("curl");
+    command.args(["--silent", "--show-error", "--noproxy", "*", "--max-time", "20"]).args(arguments);
+    let output = command.output().expect("curl runs; apt-get install curl");
+    (String::from_utf8_lossy(&output.stderr).into_owned(), output.stdout)
+}
+
+#[test]
+fn curl_reads_it_over_tls_with_both_versions_of_http() {
+    let dir = tempfile::tempdir().unwrap();
+    let (certificate, key) = (dir.path().join("cert.pem"), dir.path().join("key.pem"));
+    let made = rcgen::generate_simple_self_signed(vec!["localhost".to_owned()]).unwrap();
+    std::fs::write(&certificate, made.cert.pem()).unwrap();
+    std::fs::write(&key, made.signing_key.serialize_pem()).unwrap();
+    let files = TlsFiles { certificate: certificate.clone(), key };
+    let served = serve(Options { tls: Some(files), ..options() });
+    assert!(served.url.starts_with("https://127.0.0.1:"));
+    let url = format!("https://localhost:{}{}", served.address.port(), served.object_path());
+    let ca = certificate.to_str().unwrap();
+    for version in ["--http1.1", "--http2"] {
+        let target = dir.path().join("body");
+        let out = target.to_str().unwrap();
+        let (errors, told) =
+            curl(&[version, "--cacert", ca, "-o", out, "-w", "%{http_version} %{http_code}", &url]);
+        let expected = if version == "--http2" { "2 200" } else { "1.1 200" };
+        assert_eq!(String::from_utf8(told).unwrap(), expected, "{errors}");
+        assert!(std::fs::read(&target).unwrap() == served.object);
+        // A download that was cut off goes on where it was.
+        std::fs::write(&target, &served.object[..500_000]).unwrap();
+        let (errors, _) = curl(&[version, "--cacert", ca, "-C", "-", "-o", out, &url]);
+        assert!(std::fs::read(&target).unwrap() == served.object, "{errors}");
+    }
+    let (errors, _) = curl(&["--cacert", "/dev/null", &url]);
+    assert!(errors.contains("certificate") || errors.contains("CA"), "{errors}");
+    // Without TLS nothing is answered, and nothing breaks.
+    let mut plain = TcpStream::connect(served.address).unwrap();
+    plain.write_all(b"GET / HTTP/1.1\r\n\r\n").unwrap();
+    plain.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+    let mut answer = Vec::new();
+    let _ = plain.read_to_end(&mut answer);
+    assert!(!answer.starts_with(b"HTTP/"));
+}
+
+#[test]
+fn it_does_not_listen_openly_to_other_hosts() {
+    let dir = tempfile::tempdir().unwrap();
+    let store: Arc<dyn Store> = Arc::new(LocalDir::open(dir.path(), Access::WRITE).unwrap());
+    let runtime = tokio::runtime::Runtime::new().unwrap();
+    let refused = |options: Options| {
+        let outcome = runtime.block_on(StoreServer::bind(Arc::clone(&store), &options));
+        outcome.map(drop).unwrap_err().to_string()
+    };
+    let everywhere = Options { listen: "0.0.0.0:0".parse().unwrap(), ..options() };
+    assert!(refused(everywhere.clone()).contains("--tls-cert"));
+    let files = TlsFiles { certificate: dir.path().join("c"), key: dir.path().join("k") };
+    assert!(refused(Options { tls: Some(files.clone()), ..everywhere }).contains("--token-file"));
+    let message = refused(Options { tls: Some(files), ..options() });
+    assert!(message.contains("for TLS"), "{message}");
+    assert!(Path::new(&dir.path().join("store")).exists());
+}
