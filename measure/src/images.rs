@@ -1,4 +1,4 @@
-//! Importing an image, beside qemu-img making a compressed qcow2 of it.
+//! Importing an image and exporting it again, beside qemu-img doing the same with a compressed qcow2.
 
 use std::path::Path;
 use std::process::Command;
@@ -13,17 +13,30 @@ use crate::systems::Process;
 /// Name for `--only`.
 pub const NAME: &str = "import";
 /// What it shows.
-pub const TITLE: &str = "importing the Debian guest, beside qemu-img convert -c -o compression_type=zstd";
+pub const TITLE: &str =
+    "importing the Debian guest and exporting it to raw, beside qemu-img and a zstd-compressed qcow2";
 
-/// One way of making a compressed image.
+/// One way of making a compressed image, and a raw one of that.
 #[derive(Clone, Debug, Serialize)]
 pub struct ImportResult {
     /// Who.
     pub system: &'static str,
-    /// One for each round.
+    /// Of making it; one for each round.
     pub seconds: Vec<f64>,
     /// What it takes on disk.
     pub size_bytes: u64,
+    /// Of making a raw file of it; one for each round.
+    pub export_seconds: Vec<f64>,
+    /// Bytes of the raw file that are not in holes.
+    pub data_bytes: u64,
+}
+
+/// What one round of one system gave.
+struct Round {
+    import: Duration,
+    size_bytes: u64,
+    export: Duration,
+    data_bytes: u64,
 }
 
 /// The peers: options of `qemu-img convert` in front of the formats.
@@ -37,57 +50,81 @@ pub fn run(plan: &Plan) -> Result<Vec<ImportResult>> {
         return Ok(Vec::new());
     }
     let names = std::iter::once("headwater").chain(PEERS.iter().map(|(name, _)| *name));
-    let mut results: Vec<ImportResult> =
-        names.map(|system| ImportResult { system, seconds: Vec::new(), size_bytes: 0 }).collect();
+    let mut results: Vec<ImportResult> = names
+        .map(|system| ImportResult {
+            system,
+            seconds: Vec::new(),
+            size_bytes: 0,
+            export_seconds: Vec::new(),
+            data_bytes: 0,
+        })
+        .collect();
     // Everybody reads from the page cache, so that the first one does not pay for the disk.
     std::io::copy(&mut std::fs::File::open(&plan.image)?, &mut std::io::sink())?;
     for round in 0..plan.rounds {
         for turn in 0..results.len() {
             let index = (round + turn) % results.len();
-            let (took, size_bytes) = match index.checked_sub(1) {
+            let measured = match index.checked_sub(1) {
                 None => ours(plan)?,
                 Some(peer) => qemu_img(plan, PEERS[peer].1)?,
             };
             let result = &mut results[index];
-            result.seconds.push(took.as_secs_f64());
-            result.size_bytes = size_bytes;
-            let size = headwater_block::size::format(size_bytes);
+            result.seconds.push(measured.import.as_secs_f64());
+            result.size_bytes = measured.size_bytes;
+            result.export_seconds.push(measured.export.as_secs_f64());
+            result.data_bytes = measured.data_bytes;
             println!(
-                "  round {}/{}  {:<26}{:>8.2} s  {size}",
+                "  round {}/{}  {:<26}{:>8.2} s  {}  and back in {:.2} s",
                 round + 1,
                 plan.rounds,
                 result.system,
-                took.as_secs_f64()
+                measured.import.as_secs_f64(),
+                headwater_block::size::format(measured.size_bytes),
+                measured.export.as_secs_f64()
             );
         }
     }
     Ok(results)
 }
 
-/// Starts a daemon on an empty data directory and imports through it, as a user does.
-fn ours(plan: &Plan) -> Result<(Duration, u64)> {
+/// Starts a daemon on an empty data directory, imports and exports through it, as a user does.
+fn ours(plan: &Plan) -> Result<Round> {
     let data_dir = plan.work_dir.join("import");
     std::fs::create_dir_all(&data_dir)?;
     let data_dir = data_dir.canonicalize()?;
     let mut serve = Command::new(&plan.headwater);
     let daemon = Process::start(serve.arg("serve").arg("--data-dir").arg(&data_dir), "headwater serve")?;
     wait_for(&data_dir.join("api.sock"), &daemon)?;
-    let start = Instant::now();
-    let output = Command::new(&plan.headwater)
-        .args(["image", "import"])
-        .arg(&plan.image)
-        .args(["--name", "measured"])
-        .env("HEADWATER_DATA_DIR", &data_dir)
-        .output()
-        .context("cannot run headwater image import")?;
-    let took = start.elapsed();
-    if !output.status.success() {
-        bail!("headwater image import failed: {}", String::from_utf8_lossy(&output.stderr).trim());
-    }
+    let raw = data_dir.join("exported.raw");
+    let command = |arguments: &[&str], path: &Path, more: &[&str]| {
+        let mut command = Command::new(&plan.headwater);
+        command.arg("image").args(arguments).arg(path).args(more).env("HEADWATER_DATA_DIR", &data_dir);
+        timed(&mut command)
+    };
+    let import = command(&["import"], &plan.image.canonicalize()?, &["--name", "measured"])?;
+    let export = command(&["export", "measured"], &raw, &[])?;
     drop(daemon);
     let size_bytes = tree_bytes(&data_dir.join("store"))?;
+    let data_bytes = allocated_bytes(&raw)?;
     std::fs::remove_dir_all(&data_dir)?;
-    Ok((took, size_bytes))
+    Ok(Round { import, size_bytes, export, data_bytes })
+}
+
+/// Runs a command to its end.
+fn timed(command: &mut Command) -> Result<Duration> {
+    let start = Instant::now();
+    let output = command.output().with_context(|| format!("cannot run {command:?}"))?;
+    let took = start.elapsed();
+    if !output.status.success() {
+        bail!("{command:?} failed: {}", String::from_utf8_lossy(&output.stderr).trim());
+    }
+    Ok(took)
+}
+
+fn allocated_bytes(path: &Path) -> Result<u64> {
+    use std::os::unix::fs::MetadataExt;
+    // In units of 512 bytes, whatever the file system's block is (stat(2)).
+    Ok(std::fs::metadata(path)?.blocks() * 512)
 }
 
 fn wait_for(socket: &Path, daemon: &Process) -> Result<()> {
@@ -101,23 +138,28 @@ fn wait_for(socket: &Path, daemon: &Process) -> Result<()> {
     Ok(())
 }
 
-fn qemu_img(plan: &Plan, options: &[&str]) -> Result<(Duration, u64)> {
-    let path = plan.work_dir.join("converted.qcow2");
-    let start = Instant::now();
-    let output = Command::new("qemu-img")
-        .args(["convert", "-c", "-f", "raw", "-O", "qcow2", "-o", "compression_type=zstd"])
-        .args(options)
+fn qemu_img(plan: &Plan, options: &[&str]) -> Result<Round> {
+    let (packed, raw) = (plan.work_dir.join("converted.qcow2"), plan.work_dir.join("converted.raw"));
+    let convert = || {
+        let mut command = Command::new("qemu-img");
+        command.arg("convert").args(options);
+        command
+    };
+    let mut pack = convert();
+    pack.args(["-c", "-f", "raw", "-O", "qcow2", "-o", "compression_type=zstd"])
         .arg(&plan.image)
-        .arg(&path)
-        .output()
-        .context("cannot run qemu-img; apt-get install qemu-utils")?;
-    let took = start.elapsed();
-    if !output.status.success() {
-        bail!("qemu-img convert failed: {}", String::from_utf8_lossy(&output.stderr).trim());
-    }
-    let size_bytes = std::fs::metadata(&path)?.len();
-    std::fs::remove_file(&path)?;
-    Ok((took, size_bytes))
+        .arg(&packed);
+    let import = timed(&mut pack)?;
+    let export = timed(convert().args(["-f", "qcow2", "-O", "raw"]).arg(&packed).arg(&raw))?;
+    let round = Round {
+        import,
+        size_bytes: std::fs::metadata(&packed)?.len(),
+        export,
+        data_bytes: allocated_bytes(&raw)?,
+    };
+    std::fs::remove_file(&packed)?;
+    std::fs::remove_file(&raw)?;
+    Ok(round)
 }
 
 /// Bytes of all files below a directory.
