@@ -71,6 +71,9 @@ pub(crate) enum Op {
     CompareAndWrite { span: Span, fua: bool },
     WriteSame { span: Span, unmap: bool, no_data: bool },
     Unmap { list_bytes: u32 },
+    ExtendedCopy { list_bytes: u32 },
+    CopyStatus { list_id: u8, allocation: u32 },
+    CopyParameters { allocation: u32 },
     Synchronize { span: Span, immediate: bool },
     Prefetch { span: Span, immediate: bool },
     ReadCapacity10,
@@ -132,6 +135,10 @@ pub(crate) fn parse(cdb: &Cdb) -> Result<Op, Fault> {
         0x34 | 0x90 => Op::Prefetch { span: plain_span(b), immediate: bit_at(b, 1, 1) },
         0x25 if !bit_at(b, 8, 0) && u32_at(b, 2) != 0 => return Err(Fault::field(2)),
         0x25 => Op::ReadCapacity10,
+        0x83 if u8_at(b, 1) & 0x1f == 0 => Op::ExtendedCopy { list_bytes: u32_at(b, 10) },
+        0x84 if u8_at(b, 1) & 0x1f == 0 => Op::CopyStatus { list_id: u8_at(b, 2), allocation: u32_at(b, 10) },
+        0x84 if u8_at(b, 1) & 0x1f == 3 => Op::CopyParameters { allocation: u32_at(b, 10) },
+        0x83 | 0x84 => return Err(Fault::field(1)),
         0x9e => service_action_in(b)?,
         0x1a | 0x5a => mode_sense(b),
         0x15 | 0x55 => mode_select(b)?,
@@ -306,7 +313,9 @@ impl Op {
             }
             Op::CompareAndWrite { span, .. } => data_out(bytes(span).saturating_mul(2)),
             Op::WriteSame { no_data: false, .. } => data_out(u64::from(block_bytes)),
-            Op::Unmap { list_bytes } | Op::ModeSelect { list_bytes, .. } => data_out(u64::from(*list_bytes)),
+            Op::Unmap { list_bytes }
+            | Op::ExtendedCopy { list_bytes }
+            | Op::ModeSelect { list_bytes, .. } => data_out(u64::from(*list_bytes)),
             Op::ReserveOut(out) => data_out(u64::from(out.list_bytes)),
             Op::ReadCapacity10 => data_in(8),
             Op::RequestSense { allocation, .. }
@@ -315,6 +324,8 @@ impl Op {
             | Op::ReadCapacity16 { allocation }
             | Op::GetLbaStatus { allocation, .. }
             | Op::ReadDefects { allocation, .. }
+            | Op::CopyStatus { allocation, .. }
+            | Op::CopyParameters { allocation }
             | Op::ReserveIn { allocation, .. }
             | Op::ReportFunctions { allocation, .. } => data_in(u64::from(*allocation)),
             Op::ModeSense(sense) => data_in(u64::from(sense.allocation)),

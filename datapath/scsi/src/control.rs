@@ -5,6 +5,7 @@ use std::sync::Arc;
 use headwater_block::{ByteRange, ExtentKind};
 
 use crate::cdb::Op;
+use crate::copies;
 use crate::inquiry;
 use crate::link::Link;
 use crate::mode;
@@ -37,6 +38,7 @@ pub(crate) fn is_control(op: &Op) -> bool {
         | Op::CompareAndWrite { .. }
         | Op::WriteSame { .. }
         | Op::Unmap { .. }
+        | Op::ExtendedCopy { .. }
         | Op::Synchronize { .. }
         | Op::Prefetch { .. } => false,
         Op::StartStop { flush, .. } => !flush,
@@ -83,6 +85,8 @@ pub(crate) fn carry_out(target: &Target, link: &Link, op: &Op, data_out: &[u8]) 
             }
             Vec::new()
         }
+        Op::CopyStatus { list_id, .. } => link.copies.status(*list_id).map_err(refuse)?,
+        Op::CopyParameters { .. } => copies::parameters(unit),
         Op::ReportOpcodes(ask) => opcodes::report(ask).map_err(refuse)?,
         Op::ReportFunctions { extended, .. } => inquiry::functions(*extended),
         Op::Reserve if !unit.reservations.reserve_simple(link.nexus) => return Err(conflict()),

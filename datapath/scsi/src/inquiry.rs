@@ -1,5 +1,6 @@
 //! INQUIRY: standard data and vital product data.
 
+use crate::copies;
 use crate::identity::Initiator;
 use crate::sense::Fault;
 use crate::unit::LogicalUnit;
@@ -18,8 +19,8 @@ pub(crate) fn standard(unit: &LogicalUnit) -> Vec<u8> {
     let mut data = vec![0; 96];
     // Direct access block device, not removable, SPC-4, HISUP, response data format 2.
     put(&mut data, 0, &[0x00, 0x00, 0x06, 0x12, 91]);
-    // CMDQUE.
-    put(&mut data, 7, &[0x02]);
+    // 3PC; CMDQUE.
+    put(&mut data, 5, &[0x08, 0, 0x02]);
     put(&mut data, 8, &ascii(&unit.identity.vendor, 8));
     put(&mut data, 16, &ascii(&unit.identity.product, 16));
     put(&mut data, 32, &ascii(&unit.identity.revision, 4));
@@ -44,10 +45,11 @@ pub(crate) fn vpd(
     page: u8,
 ) -> Result<Vec<u8>, Fault> {
     let body = match page {
-        0x00 => vec![0x00, 0x80, 0x83, 0x86, 0xb0, 0xb1, 0xb2],
+        0x00 => vec![0x00, 0x80, 0x83, 0x86, 0x8f, 0xb0, 0xb1, 0xb2],
         0x80 => serial(unit),
         0x83 => identification(unit, target, initiator),
         0x86 => extended(unit),
+        0x8f => copies::page(unit),
         0xb0 => block_limits(unit),
         0xb1 => characteristics(),
         0xb2 => provisioning(),
@@ -64,35 +66,52 @@ fn serial(unit: &LogicalUnit) -> Vec<u8> {
     ascii(&unit.identity.serial, chars.min(SERIAL_CHARS))
 }
 
-/// Device identification: of the logical unit, of the port that asks are sent to, of the target.
-fn identification(unit: &LogicalUnit, target: &str, initiator: &Initiator) -> Vec<u8> {
-    let mut data = Vec::new();
-    let mut add = |code_set: u8, association: u8, kind: u8, what: &[u8]| {
-        data.extend_from_slice(&[code_set, (association << 4) | kind, 0, len8(what.len())]);
-        data.extend_from_slice(what);
-    };
+/// A designator of device identification.
+pub(crate) struct Designator {
+    pub(crate) code_set: u8,
+    /// Association and type, as in the second byte.
+    pub(crate) kind: u8,
+    pub(crate) bytes: Vec<u8>,
+}
+
+/// What names a logical unit.
+pub(crate) fn designators(unit: &LogicalUnit) -> [Designator; 3] {
     // NAA 3, locally assigned: 60 bits of the UUID.
     let mut naa = unit.identity.uuid.first_chunk::<8>().copied().unwrap_or_default();
     if let Some(first) = naa.first_mut() {
         *first = 0x30 | (*first & 0x0f);
     }
-    add(BINARY, 0, 3, &naa);
     // A locally assigned UUID.
     let mut uuid = vec![0x10, 0];
     uuid.extend_from_slice(&unit.identity.uuid);
-    add(BINARY, 0, 0xa, &uuid);
     // T10 vendor identification and serial number.
     let mut vendor = ascii(&unit.identity.vendor, 8);
     vendor.extend_from_slice(&serial(unit));
-    add(ASCII, 0, 1, &vendor);
+    [
+        Designator { code_set: BINARY, kind: 0x03, bytes: naa.to_vec() },
+        Designator { code_set: BINARY, kind: 0x0a, bytes: uuid },
+        Designator { code_set: ASCII, kind: 0x01, bytes: vendor },
+    ]
+}
+
+/// Device identification: of the logical unit, of the port that asks are sent to, of the target.
+fn identification(unit: &LogicalUnit, target: &str, initiator: &Initiator) -> Vec<u8> {
+    let mut data = Vec::new();
+    let mut add = |code_set: u8, kind: u8, what: &[u8]| {
+        data.extend_from_slice(&[code_set, kind, 0, len8(what.len())]);
+        data.extend_from_slice(what);
+    };
+    for own in designators(unit) {
+        add(own.code_set, own.kind, &own.bytes);
+    }
     // The relative target port.
     let [high, low] = initiator.target_port.to_be_bytes();
-    add(BINARY, 1, 4, &[0, 0, high, low]);
+    add(BINARY, 0x14, &[0, 0, high, low]);
     if !initiator.target_port_name.is_empty() {
-        add(UTF8, 1, 8, &name_string(&initiator.target_port_name));
+        add(UTF8, 0x18, &name_string(&initiator.target_port_name));
     }
     if !target.is_empty() {
-        add(UTF8, 2, 8, &name_string(target));
+        add(UTF8, 0x28, &name_string(target));
     }
     data
 }

@@ -47,6 +47,7 @@
 
 mod cdb;
 mod control;
+mod copies;
 pub mod identity;
 mod inquiry;
 mod link;

@@ -1,4 +1,4 @@
-//! A nexus's view of one logical unit (SAM's I_T_L nexus): its unit attentions.
+//! A nexus's view of one logical unit (SAM's I_T_L nexus): its unit attentions and copies.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use parking_lot::Mutex;
 
+use crate::copies::Copies;
 use crate::identity::Initiator;
 use crate::sense::Code;
 use crate::unit::LogicalUnit;
@@ -28,6 +29,7 @@ pub(crate) struct Link {
     pub(crate) nexus: NexusId,
     pub(crate) initiator: Arc<Initiator>,
     pub(crate) attention: Attention,
+    pub(crate) copies: Copies,
 }
 
 /// Most unit attentions that wait at a time; there are about as many kinds.

@@ -47,6 +47,8 @@ pub enum SenseKey {
     UnitAttention = 0x6,
     /// Writing is not possible.
     DataProtect = 0x7,
+    /// Third-party copying ended before all was copied.
+    CopyAborted = 0xa,
     /// Ended by the target; the initiator may try again.
     AbortedCommand = 0xb,
     /// Data compared was not equal.
@@ -61,7 +63,9 @@ pub struct Code(pub u16);
 impl Code {
     pub const NONE: Code = Code(0x0000);
     pub const NOT_READY: Code = Code(0x0400);
+    pub const UNREACHABLE_COPY_TARGET: Code = Code(0x0804);
     pub const WRITE_ERROR: Code = Code(0x0c00);
+    pub const COPY_TARGET_NOT_REACHABLE: Code = Code(0x0d02);
     pub const INVALID_FIELD_IN_COMMAND_INFORMATION_UNIT: Code = Code(0x0e03);
     pub const UNRECOVERED_READ_ERROR: Code = Code(0x1100);
     pub const PARAMETER_LIST_LENGTH_ERROR: Code = Code(0x1a00);
@@ -72,6 +76,10 @@ impl Code {
     pub const LOGICAL_UNIT_NOT_SUPPORTED: Code = Code(0x2500);
     pub const INVALID_FIELD_IN_PARAMETER_LIST: Code = Code(0x2600);
     pub const INVALID_RELEASE_OF_PERSISTENT_RESERVATION: Code = Code(0x2604);
+    pub const TOO_MANY_TARGET_DESCRIPTORS: Code = Code(0x2606);
+    pub const UNSUPPORTED_TARGET_DESCRIPTOR: Code = Code(0x2607);
+    pub const TOO_MANY_SEGMENT_DESCRIPTORS: Code = Code(0x2608);
+    pub const UNSUPPORTED_SEGMENT_DESCRIPTOR: Code = Code(0x2609);
     pub const WRITE_PROTECTED: Code = Code(0x2700);
     pub const SOFTWARE_WRITE_PROTECTED: Code = Code(0x2702);
     pub const SPACE_ALLOCATION_FAILED: Code = Code(0x2707);

@@ -13,8 +13,9 @@ use std::sync::Arc;
 
 use headwater_block::{Attempt, IoError, Op as DeviceOp};
 
-use crate::cdb::{self, Op};
+use crate::cdb::{self, Op, ReserveOut};
 use crate::control::{self, Effect};
+use crate::copies::Copies;
 use crate::identity::Initiator;
 use crate::link::{Attention, Link, NexusId};
 use crate::medium::{self, Given};
@@ -58,6 +59,7 @@ impl Target {
                 nexus: id,
                 initiator: Arc::clone(&initiator),
                 attention: Attention::default(),
+                copies: Copies::default(),
             });
             if unit.options.power_on_attention {
                 link.attention.establish(Code::POWER_ON_OR_RESET);
@@ -100,7 +102,9 @@ impl Nexus {
             | Op::Verify { span, check: cdb::Check::Data }
             | Op::OrWrite { span, .. } => unit.transfer_range(span).is_ok(),
             Op::CompareAndWrite { span, .. } => unit.range(span).is_ok(),
-            Op::ReserveOut(out) => out.list_bytes <= 1 << 16,
+            Op::ReserveOut(ReserveOut { list_bytes, .. }) | Op::ExtendedCopy { list_bytes } => {
+                list_bytes <= 1 << 16
+            }
             _ => true,
         };
         if fits { op.expected(unit.geometry.logical_block_bytes) } else { Expected::default() }
@@ -220,7 +224,7 @@ impl Nexus {
             };
         }
         let given = Given { data_out: &buffers.data_out, announced_bytes };
-        let plan = match medium::plan(&link.unit, &op, given) {
+        let plan = match medium::plan(link, &op, given) {
             Ok(Some(plan)) => plan,
             Ok(None) => return answer(None, Ok(Vec::new()), buffers, done),
             Err(fault) => {

@@ -23,8 +23,8 @@ fn inquiry(page: Option<u8>, allocation: u16) -> Vec<u8> {
 fn standard_inquiry_data() {
     let data = inquiry(None, 260);
     assert_eq!(data.len(), 96);
-    // Disk; fixed; SPC-4; HISUP and format 2; what follows; no flags but CMDQUE.
-    assert_eq!(data[..8], [0x00, 0x00, 0x06, 0x12, 91, 0, 0, 0x02]);
+    // Disk; fixed; SPC-4; HISUP and format 2; what follows; 3PC; CMDQUE.
+    assert_eq!(data[..8], [0x00, 0x00, 0x06, 0x12, 91, 0x08, 0, 0x02]);
     assert_eq!(&data[8..16], b"HEADWATR");
     assert_eq!(&data[16..32], b"Volume          ");
     assert_eq!(&data[32..36], b"0001");
@@ -36,7 +36,7 @@ fn standard_inquiry_data() {
 
 #[test]
 fn vital_product_data_pages() {
-    assert_eq!(inquiry(Some(0x00), 255), [0, 0x00, 0, 7, 0x00, 0x80, 0x83, 0x86, 0xb0, 0xb1, 0xb2]);
+    assert_eq!(inquiry(Some(0x00), 255), [0, 0x00, 0, 8, 0x00, 0x80, 0x83, 0x86, 0x8f, 0xb0, 0xb1, 0xb2]);
     assert_eq!(inquiry(Some(0x80), 255), b"\x00\x80\x00\x08serial-7");
     let extended = inquiry(Some(0x86), 255);
     assert_eq!((extended.len(), &extended[..7]), (64, &[0, 0x86, 0, 60, 0, 0x07, 0x01][..]));

@@ -36,23 +36,25 @@ impl Model {
         let whole = |n: usize| if data.len() < n { Err(BAD_UNIT) } else { Ok(()) };
         match command.kind {
             Verb::Read => Ok(self.bytes[self.place(lba, blocks)?].to_vec()),
+            // Of what was sent, whole blocks.
             Verb::Write | Verb::WriteVerify => {
                 let place = self.place(lba, blocks)?;
-                whole(place.len())?;
-                let len = place.len();
-                self.bytes[place].copy_from_slice(&data[..len]);
+                let data = &data[..data.len().min(place.len()) / block * block];
+                self.bytes[place.start..place.start + data.len()].copy_from_slice(data);
                 Ok(Vec::new())
             }
             Verb::Or => {
                 let place = self.place(lba, blocks)?;
-                whole(place.len())?;
+                let data = &data[..data.len() / block * block];
                 self.bytes[place].iter_mut().zip(data).for_each(|(to, from)| *to |= from);
                 Ok(Vec::new())
             }
             Verb::CompareAndWrite => {
                 let place = self.place(lba, blocks)?;
-                if data.len() != place.len() * 2 {
-                    return Err(BAD_UNIT);
+                match data.len().cmp(&(place.len() * 2)) {
+                    std::cmp::Ordering::Less => return Err(BAD_UNIT),
+                    std::cmp::Ordering::Equal => {}
+                    std::cmp::Ordering::Greater => return Err(BAD_CDB),
                 }
                 let (old, new) = data.split_at(place.len());
                 if self.bytes[place.clone()] != *old {
@@ -80,7 +82,11 @@ impl Model {
                 if data.len() != block {
                     return Err(BAD_UNIT);
                 }
-                self.bytes[place].chunks_mut(block).for_each(|part| part.copy_from_slice(data));
+                // With UNMAP it is zero, whatever was sent.
+                let unmap = command.cdb[1] & 0x08 != 0;
+                for part in self.bytes[place].chunks_mut(block) {
+                    if unmap { part.fill(0) } else { part.copy_from_slice(data) }
+                }
                 Ok(Vec::new())
             }
             Verb::Unmap => {
@@ -124,7 +130,6 @@ const VERBS: [Verb; 10] = [
     Verb::Unmap,
 ];
 
-#[derive(Debug)]
 struct Random {
     kind: Verb,
     lba: u64,
@@ -242,9 +247,14 @@ fn against_model(seed: u64, block: u32, waits: Waits, commands: usize) {
             Err((key, code)) => Answer::check(key, code),
         };
         good += usize::from(expected.status == Status::Good);
+        let (kind, cdb, sent) = (command.kind, &command.cdb, command.data.len());
         assert!(
             answer == expected,
-            "seed {seed}, command {number}: {command:?}: {answer:?}, not {expected:?}"
+            "seed {seed}, command {number}, {kind:?} {cdb:02x?} with {sent} bytes: {:?} {:x?}, not {:?} {:x?}",
+            answer.status,
+            answer.sense,
+            expected.status,
+            expected.sense
         );
     }
     assert!(good > commands / 2, "seed {seed}: only {good} of {commands} commands were good");
@@ -332,9 +342,25 @@ fn protection_information_and_reserved_values_are_refused() {
 fn data_of_another_length_than_the_cdb_says() {
     let nexus = session_on(ReferenceDisk::new(1 << 20), Options::default());
     let refused = Answer::check(BAD_UNIT.0, BAD_UNIT.1);
-    // Less is refused, and nothing is written.
-    assert_eq!(send(&nexus, &write10(0, 2), &[7; 1023]), refused);
-    assert_eq!(send(&nexus, &read10(0, 2), &[]).data, [0; 1024]);
+    // Of less, whole blocks are written.
+    assert_eq!(send(&nexus, &write10(8, 2), &[7; 1023]), Answer::good(vec![]));
+    assert_eq!(send(&nexus, &read10(8, 2), &[]).data, [[7; 512], [0; 512]].concat());
+    assert_eq!(send(&nexus, &write10(8, 2), &[]), Answer::good(vec![]));
+    assert_eq!(send(&nexus, &ten(0x2f, 2, 8, 2), &[7; 1023]), refused);
+    // More was announced than came: the transport has lost it, and nothing is written.
+    let (cdb, data_out) = (headwater_scsi::Cdb::new(&write10(8, 2)), [9; 512]);
+    let command = headwater_scsi::Command {
+        lun: session::LUN,
+        attribute: headwater_scsi::Attribute::Simple,
+        cdb: &cdb,
+        data_out: &data_out,
+        announced_bytes: 1024,
+    };
+    let headwater_scsi::Now::Done { reply, .. } = nexus.try_now(&command, &mut []) else {
+        panic!("the disk never waits")
+    };
+    assert_eq!(reply.sense.map(|sense| sense.code().0), Some(0x0e03));
+    assert_eq!(send(&nexus, &read10(8, 1), &[]).data, [7; 512]);
     // More is ignored where blocks are blocks, and refused where the halves or the pattern would be others.
     assert_eq!(send(&nexus, &write10(0, 1), &[7; 1024]), Answer::good(vec![]));
     assert_eq!(send(&nexus, &read10(0, 2), &[]).data, [[7; 512], [0; 512]].concat());
@@ -342,8 +368,8 @@ fn data_of_another_length_than_the_cdb_says() {
     assert_eq!(send(&nexus, &ten(0x41, 0, 0, 1), &[0; 256]), refused);
     let mut compare = sixteen(0x89, 0, 0, 0);
     compare[13] = 1;
-    assert_eq!(send(&nexus, &compare, &[7; 2048]), refused);
-    assert_eq!(send(&nexus, &compare, &[7; 1536]), refused);
+    assert_eq!(send(&nexus, &compare, &[7; 2048]), Answer::check(5, 0x2400));
+    assert_eq!(send(&nexus, &compare, &[7; 512]), refused);
     assert_eq!(send(&nexus, &compare, &[7; 1024]), Answer::good(vec![]));
     // Sent for nothing.
     assert_eq!(send(&nexus, &ten(0x2f, 0, 0, 1), &[9; 512]), Answer::good(vec![]));
@@ -427,4 +453,7 @@ fn write_same_without_data_and_up_to_the_end() {
     assert_eq!(send(&nexus, &read10(2040, 8), &[]).data, [0; 8 * 512]);
     assert_eq!(send(&nexus, &sixteen(0x9e, 0x12, 2040, 24), &[]).data[20], 1);
     assert_eq!(send(&nexus, &ten(0x41, 0, 2049, 0), &[7; 512]), Answer::check(5, 0x2100));
+    // UNMAP unmaps, whatever was sent.
+    assert_eq!(send(&nexus, &ten(0x41, 0x08, 2000, 8), &[7; 512]), Answer::good(vec![]));
+    assert_eq!(send(&nexus, &read10(2000, 9), &[]).data, [vec![0; 4096], vec![7; 512]].concat());
 }

@@ -79,7 +79,7 @@ proptest! {
     fn the_table_and_the_parser_agree(bytes: [u8; 16], noise: [u8; 16], code in 0..=255_u8, action in 0..32_u8) {
         let mut cdb = bytes;
         cdb[0] = code;
-        if matches!(code, 0x5e | 0x5f | 0x9e | 0xa3) {
+        if matches!(code, 0x5e | 0x5f | 0x83 | 0x84 | 0x9e | 0xa3) {
             cdb[1] = (cdb[1] & 0xe0) | action;
         }
         let parsed = parse(&Cdb::new(&cdb));
@@ -87,7 +87,7 @@ proptest! {
             let fault = match code {
                 // Actions that are not there are told where they are carried out.
                 0x5e | 0x5f => return Ok(()),
-                0x9e | 0xa3 => Fault::field(1),
+                0x83 | 0x84 | 0x9e | 0xa3 => Fault::field(1),
                 _ => Fault::illegal(Code::INVALID_COMMAND_OPERATION_CODE),
             };
             prop_assert_eq!(parsed, Err(fault));
@@ -96,7 +96,7 @@ proptest! {
         prop_assert!(parsed != Err(Fault::illegal(Code::INVALID_COMMAND_OPERATION_CODE)));
         prop_assert_eq!(Some(usage.len()), cdb_bytes(code));
         usage[0] = 0xff;
-        if matches!(code, 0x5e | 0x5f | 0x9e | 0xa3) {
+        if matches!(code, 0x5e | 0x5f | 0x83 | 0x84 | 0x9e | 0xa3) {
             usage[1] |= 0x1f;
         }
         usage.resize(16, 0);

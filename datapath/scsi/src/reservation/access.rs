@@ -37,6 +37,8 @@ impl Op {
             | Op::Prefetch { .. }
             | Op::GetLbaStatus { .. }
             | Op::ReadDefects { .. }
+            | Op::CopyStatus { .. }
+            | Op::CopyParameters { .. }
             | Op::ModeSense(_) => Access::Reading,
             Op::Write { .. }
             | Op::WriteVerify { .. }
@@ -44,6 +46,7 @@ impl Op {
             | Op::CompareAndWrite { .. }
             | Op::WriteSame { .. }
             | Op::Unmap { .. }
+            | Op::ExtendedCopy { .. }
             | Op::Synchronize { .. }
             | Op::ModeSelect { .. }
             | Op::SelfTest
