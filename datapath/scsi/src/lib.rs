@@ -20,12 +20,17 @@
 //!
 //! # Limits
 //! - CDBs of 6, 10, 12 and 16 bytes; transfers up to [`Options::transfer_bytes`].
+//! - 4096 tasks of a unit that wait or run, 256 persistent registrations, 16 unit attentions of a nexus.
+//!
+//! # Errors
+//! None are returned: what is wrong is told to the initiator, as status and sense data. Errors of the device are logged
+//! too, in lines that get rarer.
 //!
 //! # Not here
 //! No sockets, and nothing of iSCSI: names and TransportIDs are bytes that the transport gives. No threads but one for
 //! each unit that was sent commands of several steps (COMPARE AND WRITE, long VERIFY and WRITE SAME, UNMAP lists).
 //!
-//! Start reading at [`target`].
+//! What is supported in detail: `docs/scsi.md`. Start reading at [`target`].
 
 #![cfg_attr(
     not(test),

@@ -100,7 +100,10 @@ fn any_designator_names_the_unit() {
     assert_eq!(status(&nexus, 0), Answer::check(5, 0x2400), "it asked for nothing to be remembered");
     let elsewhere = descriptor(0x03, b"\x30another");
     let refused = Answer::check(0xa, 0x0d02);
-    assert_eq!(copy(&nexus, &list(1, 0, &[elsewhere.clone()], &[segment([0, 0], 1, 0, 9)])), refused);
+    assert_eq!(
+        copy(&nexus, &list(1, 0, std::slice::from_ref(&elsewhere), &[segment([0, 0], 1, 0, 9)])),
+        refused
+    );
     // One that no segment uses does no harm.
     let targets = [elsewhere, ours()];
     assert_eq!(copy(&nexus, &list(1, 0, &targets, &[segment([1, 1], 1, 0, 9)])), Answer::good(vec![]));
