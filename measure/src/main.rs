@@ -24,6 +24,7 @@ mod cases;
 mod fio;
 mod images;
 mod interrupt;
+mod iscsi;
 mod machine;
 mod memory;
 mod process;
@@ -127,6 +128,9 @@ fn main() -> Result<()> {
     for case in memory::cases(plan.quick).iter().filter(|case| plan.wants(case.name)) {
         results.memory.push(memory::run(&plan, case).with_context(|| format!("case {}", case.name))?);
     }
+    if plan.wants(iscsi::NAME) {
+        results.iscsi = iscsi::run(&plan).context("case iscsi")?;
+    }
     if plan.wants(images::NAME) {
         results.import = images::run(&plan).context("case import")?;
     }
@@ -175,6 +179,7 @@ fn plan(arguments: &Arguments) -> Result<Plan> {
     };
     let known = cases::all(plan.quick).iter().any(|case| plan.wants(case.name))
         || memory::cases(plan.quick).iter().any(|case| plan.wants(case.name))
+        || plan.wants(iscsi::NAME)
         || plan.wants(images::NAME);
     if !known {
         bail!("no case has '{}' in its name; --list shows them", plan.only.join("' or '"));
@@ -199,6 +204,7 @@ fn print_list() {
     for case in memory::cases(false) {
         println!("{:<22} {}", case.name, case.title);
     }
+    println!("{:<22} {}", iscsi::NAME, iscsi::TITLE);
     println!("{:<22} {}", images::NAME, images::TITLE);
 }
 

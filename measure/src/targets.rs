@@ -4,6 +4,7 @@ use serde::Serialize;
 
 use crate::bench::CaseResult;
 use crate::images::ImportResult;
+use crate::iscsi::{IscsiResult, TGT_FILE};
 use crate::machine::Machine;
 use crate::memory::MemoryResult;
 use crate::statistics;
@@ -21,6 +22,8 @@ pub struct Results {
     pub cases: Vec<CaseResult>,
     /// Resident memory.
     pub memory: Vec<MemoryResult>,
+    /// Over iSCSI; ours first.
+    pub iscsi: Vec<IscsiResult>,
     /// Imports; empty where there was no image.
     pub import: Vec<ImportResult>,
 }
@@ -124,6 +127,7 @@ pub fn rows(results: &Results) -> Vec<Row> {
     for memory in &results.memory {
         memory_row(memory, &mut rows);
     }
+    iscsi_rows(&results.iscsi, &mut rows);
     import_rows(&results.import, &mut rows);
     rows
 }
@@ -196,6 +200,16 @@ fn memory_row(memory: &MemoryResult, rows: &mut Vec<Row>) {
     let limit = mib(memory.ram_bytes).map(|ram| ram * 1.03 + 32.0);
     let ours = mib(memory.peak_resident_bytes);
     rows.push(Row::new(memory.name, "MiB resident", ours, "RAM x 1.03 + 32 MiB", limit, Goal::AtMost(1.0)));
+}
+
+fn iscsi_rows(iscsi: &[IscsiResult], rows: &mut Vec<Row>) {
+    let Some((ours, peers)) = iscsi.split_first() else { return };
+    for peer in peers {
+        let goal = Goal::AtLeast(if peer.system == TGT_FILE { 2.0 } else { 1.2 });
+        rows.push(Row::new("iscsi", IOPS, ours.median_iops(), peer.system, peer.median_iops(), goal));
+        let (ours, theirs) = (ours.median_cpu_us(), peer.median_cpu_us());
+        rows.push(Row::new("iscsi", CPU, ours, peer.system, theirs, Goal::None));
+    }
 }
 
 fn import_rows(import: &[ImportResult], rows: &mut Vec<Row>) {

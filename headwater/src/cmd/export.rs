@@ -1,4 +1,4 @@
-//! `headwater export`: serve one volume over NBD or vhost-user in the foreground, without a daemon.
+//! `headwater export`: serve one volume over NBD, vhost-user or iSCSI in the foreground, without a daemon.
 
 use std::fmt::Write as _;
 use std::io::Write as _;
@@ -21,6 +21,7 @@ use tokio::signal::unix::{SignalKind, signal};
 
 use crate::adapters::disks::{host_memory_bytes, volume_mode};
 use crate::cli::LogFormat;
+use crate::cmd::iscsi::IscsiArgs;
 use crate::cmd::nbd_tls::NbdTlsArgs;
 use crate::cmd::persistent;
 use crate::cmd::resume::Resume;
@@ -36,7 +37,7 @@ const DEFAULT_CACHE_DIR: &str = "/var/tmp";
 
 /// `headwater export`.
 #[derive(Debug, Args)]
-#[command(group(ArgGroup::new("front-end").args(["nbd", "vhost_user"]).required(true).multiple(true)))]
+#[command(group(ArgGroup::new("front-end").args(["nbd", "vhost_user", "iscsi"]).required(true).multiple(true)))]
 pub struct ExportArgs {
     /// IMAGE[@VERSION] of the store, a raw or qcow2 file, or null:SIZE for an empty disk
     #[arg(value_name = "IMAGE|FILE|null:SIZE", value_hint = ValueHint::FilePath)]
@@ -65,6 +66,9 @@ pub struct ExportArgs {
     /// Socket for a virtual machine with shared memory (vhost-user-blk)
     #[arg(long, value_name = "PATH", value_hint = ValueHint::FilePath)]
     pub vhost_user: Option<PathBuf>,
+    /// The iSCSI target
+    #[command(flatten)]
+    pub iscsi: IscsiArgs,
     /// Keep what is written, in a cache of this name in the cache directory: flushes become durable, and
     /// another export of the same source with the same name goes on where this one ended
     #[arg(long, value_name = "NAME")]
@@ -127,11 +131,16 @@ async fn serve(args: &ExportArgs, volume: &Arc<Volume>) -> anyhow::Result<()> {
     let stood = resume.as_ref().map(Resume::take).transpose()?.flatten();
     let vhost_user =
         args.vhost_user.as_ref().map(|path| serve_vhost_user(args, path, volume, stood)).transpose()?;
+    let device = Arc::clone(volume) as Arc<dyn Device>;
+    let iscsi = args.iscsi.serve(&args.source, args.persistent.as_deref(), device)?;
     if let Some(nbd) = &nbd {
         say(&format!("{}\n", nbd.uri()));
     }
     if let Some(vhost_user) = &vhost_user {
         say(&format!("vhost-user:{}\n", vhost_user.path().display()));
+    }
+    if let Some(iscsi) = &iscsi {
+        say(&format!("{}\n", iscsi.url()));
     }
     loop {
         tokio::select! {
@@ -140,6 +149,8 @@ async fn serve(args: &ExportArgs, volume: &Arc<Volume>) -> anyhow::Result<()> {
             _ = ask.recv() => report(args, volume).unwrap_or_else(|e| tracing::error!("{e:#}")),
         }
     }
+    // Before the volume closes: what machines have under way is answered, and initiators log out.
+    drop(iscsi);
     // Before the volume closes: what the machine has under way is answered, so that another server can go on.
     let stands = vhost_user.map(|server| server.stop());
     let flushed = blocking::flush(&**volume);

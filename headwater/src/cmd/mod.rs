@@ -8,6 +8,7 @@ mod exec;
 pub mod export;
 mod generate;
 mod image;
+mod iscsi;
 mod machine;
 mod nbd_tls;
 mod persistent;

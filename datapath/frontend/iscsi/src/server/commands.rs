@@ -55,10 +55,12 @@ impl Session<'_> {
             immediate: command.immediate,
         };
         let wanted = usize::try_from(order.wanted()).unwrap_or(usize::MAX);
-        if command.is_final && self.tasks.is_clear() && self.is_legal(&order, data.len()) {
-            if let Some(data) = data.get(..wanted) {
-                return self.run_at_once(&order, data);
-            }
+        if command.is_final
+            && self.tasks.is_clear()
+            && self.is_legal(&order, data.len())
+            && let Some(data) = data.get(..wanted)
+        {
+            return self.run_at_once(&order, data);
         }
         self.collect(order, command.is_final, data)
     }

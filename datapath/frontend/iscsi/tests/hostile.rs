@@ -1,0 +1,301 @@
+//! Initiators that send garbage, lie, go away or never read: each costs its own connection, and the server lives on.
+
+mod fixture;
+
+use std::io::{Read, Write};
+use std::net::TcpStream;
+use std::time::Duration;
+
+use fixture::raw::{names, read10, write10};
+use fixture::{Fixture, Raw, accounts, wait_for};
+use headwater_iscsi::Limits;
+use headwater_iscsi::wire::header::set_segment_bytes;
+use headwater_iscsi::wire::request::ScsiCommand;
+use headwater_testkit::{ReferenceDisk, ReferenceOptions, Rng, Waits};
+
+const MIB: u64 = 1 << 20;
+
+fn fixture() -> Fixture {
+    Fixture::new(ReferenceDisk::new(4 * MIB))
+}
+
+#[test]
+fn garbage_ends_the_connection() {
+    let fixture = fixture();
+    let mut rng = Rng::new(5);
+    for round in 0..60 {
+        let mut raw = if round % 3 == 0 { fixture.session(&[]) } else { fixture.raw() };
+        let len = rng.between(1, 20_000) as usize;
+        let mut bytes = rng.bytes(len);
+        if round % 3 == 1 {
+            // A login request, but for what follows.
+            bytes[0] = 0x43;
+        }
+        // The server may close before all is sent.
+        let _ = raw.stream.write_all(&bytes);
+        let _ = raw.stream.shutdown(std::net::Shutdown::Write);
+        let mut rest = Vec::new();
+        let _ = raw.stream.read_to_end(&mut rest);
+        assert!(rest.len() < 64 << 10, "{} bytes", rest.len());
+    }
+    fixture.wait_for_connections(0);
+    fixture.is_alive();
+}
+
+/// Whole PDUs of random headers: nothing may panic, hang or disturb, and a new initiator is served after each.
+#[test]
+fn random_pdus_do_no_harm() {
+    let fixture = fixture();
+    let mut rng = Rng::new(6);
+    for _ in 0..20 {
+        let mut raw = fixture.session(&[("InitialR2T", "No")]);
+        let mut all = Vec::new();
+        for _ in 0..200 {
+            let mut header: [u8; 48] = rng.bytes(48).try_into().unwrap();
+            // Opcodes of initiators, mostly, and command numbers that are next.
+            header[0] = rng.below(8) as u8 | if rng.chance(1, 2) { 0x40 } else { 0 };
+            header[4] = if rng.chance(1, 8) { rng.below(4) as u8 } else { 0 };
+            header[16..19].fill(0);
+            if rng.chance(3, 4) {
+                header[8..16].fill(0);
+                header[24..28].copy_from_slice(&raw.cmd_sn.to_be_bytes());
+                raw.cmd_sn = raw.cmd_sn.wrapping_add(1);
+            }
+            let len = rng.below(600) as usize;
+            set_segment_bytes(&mut header, len);
+            all.extend_from_slice(&header);
+            all.extend_from_slice(&rng.bytes(usize::from(header[4]) * 4));
+            all.extend_from_slice(&rng.bytes(len.next_multiple_of(4)));
+        }
+        let reader = raw.stream.try_clone().unwrap();
+        let drain = std::thread::spawn(move || {
+            let mut reader = reader;
+            let mut rest = Vec::new();
+            let _ = reader.read_to_end(&mut rest);
+        });
+        let _ = raw.stream.write_all(&all);
+        let _ = raw.stream.shutdown(std::net::Shutdown::Write);
+        drain.join().unwrap();
+    }
+    fixture.wait_for_connections(0);
+    fixture.is_alive();
+}
+
+#[test]
+fn a_segment_that_is_too_long_ends_the_connection_without_being_taken() {
+    let fixture = fixture();
+    let mut raw = fixture.raw();
+    let mut header = raw.login_request().encode();
+    set_segment_bytes(&mut header, 8193);
+    raw.send(&header);
+    raw.ends();
+    let mut raw = fixture.session(&[]);
+    let mut header = raw.scsi(&write10(0, 1)).encode();
+    set_segment_bytes(&mut header, 0x00ff_ffff);
+    raw.send(&header);
+    assert_eq!(raw.take().reject().reason, 4);
+    raw.ends();
+    fixture.is_alive();
+}
+
+#[test]
+fn a_thousand_half_open_logins_keep_nobody_out() {
+    let limits = Limits { half_open_logins: 50, login_timeout_ms: 2_000, ..Limits::default() };
+    let fixture = Fixture::with(ReferenceDisk::new(MIB), limits, None);
+    let mut held = Vec::new();
+    for round in 0..1000 {
+        // Some say nothing, some half of a PDU.
+        let mut stream = TcpStream::connect(("127.0.0.1", fixture.server.port())).unwrap();
+        if round % 2 == 0 {
+            let _ = stream.write_all(&[0x43, 0x87]);
+        }
+        held.push(stream);
+        if round % 250 == 0 {
+            fixture.is_alive();
+        }
+    }
+    fixture.is_alive();
+    wait_for("most to be closed", || fixture.server.connections() <= 50);
+    // The rest is closed when their time is over, though they stay.
+    fixture.wait_for_connections(0);
+    drop(held);
+}
+
+#[test]
+fn more_connections_than_allowed_are_closed_at_once() {
+    let limits = Limits { connections: 3, ..Limits::default() };
+    let fixture = Fixture::with(ReferenceDisk::new(MIB), limits, None);
+    let mut sessions: Vec<Raw> = (0..3).map(|_| fixture.session(&[])).collect();
+    fixture.raw().ends();
+    sessions.pop().unwrap().log_out();
+    fixture.wait_for_connections(2);
+    fixture.is_alive();
+    for session in &mut sessions {
+        session.read(0, 1);
+    }
+}
+
+#[test]
+fn a_login_that_never_ends_is_ended() {
+    let limits = Limits { login_pdus: 10, ..Limits::default() };
+    let fixture = Fixture::with(ReferenceDisk::new(MIB), limits, None);
+    let mut raw = fixture.raw();
+    let names = names();
+    let names: Vec<(&str, &str)> = names.iter().map(|(key, value)| (&key[..], &value[..])).collect();
+    let request =
+        headwater_iscsi::wire::request::LoginRequest { transit: false, next_stage: 0, ..raw.login_request() };
+    raw.login(&request, &names);
+    for _ in 0..9 {
+        raw.login(&request, &[]);
+    }
+    raw.ends();
+}
+
+#[test]
+fn guessing_a_secret_leads_nowhere() {
+    let fixture = Fixture::with(ReferenceDisk::new(MIB), Limits::default(), Some(accounts()));
+    for response in ["0x00", "0x", "nonsense", &format!("0x{}", "00".repeat(16)), &"0".repeat(4000)] {
+        let mut raw = fixture.raw();
+        let security = headwater_iscsi::wire::request::LoginRequest {
+            current_stage: 0,
+            next_stage: 1,
+            ..raw.login_request()
+        };
+        let names = names();
+        let mut keys: Vec<(&str, &str)> = names.iter().map(|(key, value)| (&key[..], &value[..])).collect();
+        keys.push(("AuthMethod", "CHAP"));
+        let (answer, _) = raw.login(&security, &keys);
+        assert_eq!((answer.status, answer.transit), (0, false));
+        let stay = headwater_iscsi::wire::request::LoginRequest { transit: false, next_stage: 0, ..security };
+        raw.login(&stay, &[("CHAP_A", "5")]);
+        let (answer, _) = raw.login(&security, &[("CHAP_N", "alice"), ("CHAP_R", response)]);
+        assert_ne!(answer.status, 0);
+        raw.ends();
+    }
+}
+
+/// An initiator that asks for more and more and takes nothing: its session stops, memory stays bounded, others work on.
+#[test]
+fn an_initiator_that_never_reads_stops_only_itself() {
+    let limits = Limits { send_stall_ms: 1_000, ..Limits::default() };
+    let fixture = Fixture::with(ReferenceDisk::new(16 * MIB), limits, None);
+    let mut greedy = fixture.session(&[("MaxRecvDataSegmentLength", "262144")]);
+    let command = greedy.scsi(&read10(0, 32768));
+    let command = ScsiCommand { read: true, expected_bytes: 16 << 20, ..command };
+    greedy.stream.set_write_timeout(Some(Duration::from_millis(200))).unwrap();
+    let before = resident_bytes();
+    for number in 0..10_000_u32 {
+        let next =
+            ScsiCommand { task_tag: 100 + number, cmd_sn: command.cmd_sn.wrapping_add(number), ..command };
+        if greedy.stream.write_all(&next.encode()).is_err() {
+            break;
+        }
+        if number % 100 == 0 {
+            let mut other = fixture.session(&[]);
+            other.read(0, 8);
+            other.log_out();
+        }
+        // The window holds 128 such reads, 2 GiB.
+        if number > 300 {
+            break;
+        }
+    }
+    let taken = resident_bytes().saturating_sub(before);
+    assert!(taken < 300 << 20, "{taken} bytes");
+    // It is cut when it has taken nothing for too long.
+    fixture.wait_for_connections(0);
+    fixture.is_alive();
+}
+
+fn resident_bytes() -> u64 {
+    let text = std::fs::read_to_string("/proc/self/statm").unwrap();
+    let pages: u64 = text.split_whitespace().nth(1).unwrap().parse().unwrap();
+    pages * 4096
+}
+
+#[test]
+fn an_initiator_that_goes_in_the_middle_of_a_write_has_written_nothing() {
+    let fixture = fixture();
+    for cut in [10, 48, 60, 48 + 511] {
+        let mut raw = fixture.session(&[]);
+        let command = raw.scsi(&write10(0, 1));
+        let command = ScsiCommand { write: true, expected_bytes: 512, ..command };
+        let bytes = raw.encode(&command.encode(), &[1; 512]);
+        raw.send(&bytes[..cut]);
+        drop(raw);
+    }
+    // All but the last burst.
+    let mut raw = fixture.session(&[("MaxBurstLength", "512"), ("ImmediateData", "No")]);
+    let command = raw.scsi(&write10(0, 2));
+    let command = ScsiCommand { write: true, expected_bytes: 1024, ..command };
+    raw.pdu(&command.encode(), &[]);
+    let r2t = raw.take().r2t();
+    raw.data_out(&r2t, 0, 0, true, &[1; 512]);
+    raw.take().r2t();
+    drop(raw);
+    fixture.wait_for_connections(0);
+    assert!(fixture.disk.contents().iter().all(|byte| *byte == 0));
+}
+
+#[test]
+fn an_initiator_that_goes_leaves_no_task_behind() {
+    let options = ReferenceOptions { waits: Waits::Always, ..ReferenceOptions::default() };
+    let fixture = Fixture::new(ReferenceDisk::with_options(4 * MIB, options));
+    fixture.disk.hold();
+    for _ in 0..5 {
+        let mut raw = fixture.raw();
+        raw.log_in(&[]);
+        for block in 0..20 {
+            raw.command(&read10(block, 1), 512, None);
+        }
+        wait_for("a read to reach the disk", || fixture.disk.waiting() > 0);
+        drop(raw);
+    }
+    fixture.disk.release();
+    fixture.wait_for_connections(0);
+    fixture.is_alive();
+}
+
+/// Writes that announce much and send nothing take no memory.
+#[test]
+fn announced_data_takes_memory_only_when_it_comes() {
+    let fixture = Fixture::new(ReferenceDisk::new(64 * MIB));
+    let mut sessions = Vec::new();
+    let before = resident_bytes();
+    for _ in 0..8 {
+        let mut raw = fixture.session(&[("ImmediateData", "No")]);
+        for _ in 0..100 {
+            let command = raw.scsi(&write10(0, 32768));
+            let command = ScsiCommand { write: true, expected_bytes: 16 << 20, ..command };
+            raw.pdu(&command.encode(), &[]);
+        }
+        // Two of 16 MiB are let in, with one R2T each.
+        raw.take().r2t();
+        raw.take().r2t();
+        sessions.push(raw);
+    }
+    let taken = resident_bytes().saturating_sub(before);
+    assert!(taken < 64 << 20, "{taken} bytes");
+    drop(sessions);
+    fixture.wait_for_connections(0);
+}
+
+#[test]
+fn commands_held_for_one_that_never_comes_are_bounded() {
+    let fixture = fixture();
+    let mut raw = fixture.session(&[("FirstBurstLength", "131072")]);
+    raw.next_cmd_sn();
+    let data = vec![0; 128 << 10];
+    for _ in 0..100 {
+        let command = raw.scsi(&write10(0, 256));
+        let command = ScsiCommand { write: true, expected_bytes: 128 << 10, ..command };
+        let bytes = raw.encode(&command.encode(), &data);
+        if raw.stream.write_all(&bytes).is_err() {
+            break;
+        }
+    }
+    let mut rest = Vec::new();
+    let _ = raw.stream.read_to_end(&mut rest);
+    assert!(rest.is_empty());
+    fixture.is_alive();
+}

@@ -1,0 +1,151 @@
+//! The iSCSI server of `headwater export`: its options, the target's name and identity, the secrets of CHAP.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use anyhow::Context;
+use clap::{Args, ValueHint};
+use headwater_block::Device;
+use headwater_iscsi::{Accounts, Address, FixedTargets, IscsiName, Limits, Offer, Server, chap_file};
+use headwater_scsi::{Identity, LogicalUnit, Options, Target};
+
+/// Where secrets may be instead of a file.
+const SECRETS_VARIABLE: &str = "HEADWATER_CHAP";
+
+/// The beginning of names that are made up here.
+const NAME_PREFIX: &str = "iqn.2026-01.local.headwater:";
+
+/// Options of `headwater export --iscsi`.
+#[derive(Debug, Args)]
+pub struct IscsiArgs {
+    /// Where to listen for iSCSI initiators: tcp:HOST[:PORT]
+    #[arg(long, value_name = "ADDRESS")]
+    pub iscsi: Option<Address>,
+    /// The target's name, for instance iqn.2026-01.org.example:disk1 [default: made from the source's name]
+    #[arg(long, value_name = "NAME", requires = "iscsi")]
+    pub iscsi_target: Option<IscsiName>,
+    /// Who may log in: lines 'initiator NAME SECRET', and for mutual CHAP 'target NAME SECRET', in a file that only its
+    /// owner can read; HEADWATER_CHAP in the environment may hold the same lines instead
+    #[arg(long, value_name = "FILE", requires = "iscsi", value_hint = ValueHint::FilePath)]
+    pub chap_file: Option<PathBuf>,
+}
+
+/// A running server, and what it offers.
+pub struct Running {
+    server: Server,
+    target: IscsiName,
+}
+
+impl Running {
+    /// The URL of the disk.
+    pub fn url(&self) -> String {
+        self.server.url(&self.target, 0)
+    }
+}
+
+impl IscsiArgs {
+    /// Serves `device` where that was asked for. `kept`: the name of what keeps its contents, where something does; then it is the
+    /// same disk after a restart, else another one.
+    pub fn serve(
+        &self,
+        source: &str,
+        kept: Option<&str>,
+        device: Arc<dyn Device>,
+    ) -> anyhow::Result<Option<Running>> {
+        let Some(address) = &self.iscsi else { return Ok(None) };
+        let failed = || format!("cannot serve '{source}' over iSCSI");
+        let target = match &self.iscsi_target {
+            Some(name) => name.clone(),
+            None => default_name(source).parse().with_context(failed)?,
+        };
+        let accounts = self.accounts().with_context(failed)?.map(Arc::new);
+        let uuid = match kept {
+            Some(kept) => {
+                // Not only by names, which another host may give as well: multipath would take both for one disk.
+                let machine = std::fs::read("/etc/machine-id").unwrap_or_default();
+                fingerprint(&[&machine, target.as_str().as_bytes(), kept.as_bytes(), source.as_bytes()])
+            }
+            None => *uuid::Uuid::new_v4().as_bytes(),
+        };
+        let identity = Identity {
+            vendor: "HEADWATR".into(),
+            product: "VIRTUAL DISK".into(),
+            revision: env!("CARGO_PKG_VERSION").chars().filter(|c| *c != '.').collect(),
+            serial: uuid::Uuid::from_bytes(uuid).simple().to_string(),
+            uuid,
+        };
+        let unit = LogicalUnit::new(device, identity, Options::default());
+        let scsi = Target::new(target.as_str(), vec![(0, unit)]);
+        let offer = Offer { scsi, alias: source.chars().take(255).collect(), accounts };
+        let targets = FixedTargets::new(vec![(target.clone(), offer)]);
+        let server = Server::bind(address, targets, Limits::default()).with_context(failed)?;
+        Ok(Some(Running { server, target }))
+    }
+
+    fn accounts(&self) -> anyhow::Result<Option<Accounts>> {
+        if let Some(file) = &self.chap_file {
+            return Ok(Some(chap_file::read(file)?));
+        }
+        match std::env::var(SECRETS_VARIABLE) {
+            Ok(text) => Ok(Some(chap_file::parse(&text, SECRETS_VARIABLE)?)),
+            Err(std::env::VarError::NotPresent) => Ok(None),
+            // Serving without secrets because they cannot be read would open the disk to anybody.
+            Err(error) => Err(anyhow::Error::new(error).context(format!("cannot read {SECRETS_VARIABLE}"))),
+        }
+    }
+}
+
+/// A legal name for what is exported: its file name without what comes after the first dot, or the image's name.
+fn default_name(source: &str) -> String {
+    let stem = if source.contains('/') {
+        Path::new(source).file_stem().map(|stem| stem.to_string_lossy().into_owned()).unwrap_or_default()
+    } else {
+        source.to_string()
+    };
+    let legal = |c: char| if c.is_ascii_alphanumeric() || c == '.' { c.to_ascii_lowercase() } else { '-' };
+    let name: String = stem.chars().map(legal).take(128).collect();
+    let name = name.trim_matches('-');
+    format!("{NAME_PREFIX}{}", if name.is_empty() { "disk" } else { name })
+}
+
+/// 128 bits of FNV-1a over all parts, each with its length.
+fn fingerprint(parts: &[&[u8]]) -> [u8; 16] {
+    const PRIME: u128 = 0x0000_0000_0100_0000_0000_0000_0000_013b;
+    const BASIS: u128 = 0x6c62_272e_07bb_0142_62b8_2175_6295_c58d;
+    let step = |hash: u128, byte: &u8| (hash ^ u128::from(*byte)).wrapping_mul(PRIME);
+    let hash = parts.iter().fold(BASIS, |hash, part| {
+        let hash = (part.len() as u64).to_be_bytes().iter().fold(hash, step);
+        part.iter().fold(hash, step)
+    });
+    let mut bytes = hash.to_be_bytes();
+    // The form of a UUID that was made by a rule of one's own (version 8).
+    bytes[6] = bytes[6] & 0x0f | 0x80;
+    bytes[8] = bytes[8] & 0x3f | 0x80;
+    bytes
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn default_names_are_legal_and_tell_the_source() {
+        for (source, expected) in [
+            ("/images/Debian 12.qcow2", "debian-12"),
+            ("./x.raw", "x"),
+            ("debian@3", "debian-3"),
+            ("null:1G", "null-1g"),
+            ("/images/\u{e4}", "disk"),
+        ] {
+            let name = default_name(source);
+            assert_eq!(name, format!("{NAME_PREFIX}{expected}"));
+            assert!(name.parse::<IscsiName>().is_ok(), "{name}");
+        }
+    }
+
+    #[test]
+    fn fingerprints_tell_parts_apart() {
+        assert_eq!(fingerprint(&[b"a", b"bc"]), fingerprint(&[b"a", b"bc"]));
+        assert_ne!(fingerprint(&[b"a", b"bc"]), fingerprint(&[b"ab", b"c"]));
+    }
+}
