@@ -110,7 +110,8 @@ impl Nexus {
         if fits { op.expected(unit.geometry.logical_block_bytes) } else { Expected::default() }
     }
 
-    /// Carries the command out if that needs no I/O and no waiting. With [`Now::MustWait`] nothing has happened that
+    /// Carries the command out if that needs no I/O and no waiting (but GET LBA STATUS may read metadata, as
+    /// [`headwater_block::Device::extents`] does). With [`Now::MustWait`] nothing has happened that
     /// the initiator could notice.
     pub fn try_now(&self, command: &Command<'_>, data_in: &mut [u8]) -> Now {
         let Some(link) = self.link(command.lun) else {

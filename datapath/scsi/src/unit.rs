@@ -142,6 +142,11 @@ impl LogicalUnit {
         Ok(range)
     }
 
+    /// The longest transfer.
+    pub(crate) fn transfer_bytes(&self) -> u64 {
+        u64::from(self.limits.transfer_blocks).saturating_mul(u64::from(self.geometry.logical_block_bytes))
+    }
+
     /// The run of blocks up to the end where the length is 0 (SYNCHRONIZE CACHE, WRITE SAME, PRE-FETCH).
     pub(crate) fn or_to_the_end(&self, span: Span) -> Span {
         if span.blocks == 0 && span.lba <= self.blocks {

@@ -112,9 +112,9 @@ fn capacities() {
 }
 
 #[test]
-fn a_capacity_past_32_bits_is_told_by_the_long_command() {
-    #[derive(Debug)]
-    struct Huge;
+fn a_disk_with_more_blocks_than_32_bits_count() {
+    #[derive(Debug, Default)]
+    struct Huge(std::sync::Mutex<Vec<String>>);
     impl headwater_block::Device for Huge {
         fn geometry(&self) -> headwater_block::Geometry {
             headwater_block::Geometry {
@@ -132,6 +132,7 @@ fn a_capacity_past_32_bits_is_told_by_the_long_command() {
             Ok(headwater_block::Attempt::Done)
         }
         fn submit(&self, request: headwater_block::Request, done: headwater_block::Completion) {
+            self.0.lock().unwrap().push(format!("{request:?}"));
             done.complete(Ok(()), request.into_buffer());
         }
         fn extents(
@@ -142,12 +143,34 @@ fn a_capacity_past_32_bits_is_told_by_the_long_command() {
             Ok(vec![headwater_block::Extent { len: range.len(), kind: headwater_block::ExtentKind::Hole }])
         }
     }
-    let unit = LogicalUnit::new(std::sync::Arc::new(Huge), session::identity(), Options::default());
+    let disk = std::sync::Arc::new(Huge::default());
+    let unit = LogicalUnit::new(std::sync::Arc::clone(&disk) as _, session::identity(), Options::default());
     let nexus = Target::new("t", vec![(0, unit)]).nexus(initiator("a"));
     assert_eq!(send(&nexus, &[0; 6], &[]), Answer::check(6, 0x2900));
     assert_eq!(send(&nexus, &[0x25; 1], &[]).data, [0xff, 0xff, 0xff, 0xff, 0, 0, 2, 0]);
     let data = send(&nexus, &session::sixteen(0x9e, 0x10, 0, 32), &[]).data;
     assert_eq!(data[..8], ((1_u64 << 33) - 1).to_be_bytes());
+    // What clears much is done in pieces, so that it can be aborted; a hint is cut.
+    let list = [&[0, 22, 0, 16, 0, 0, 0, 0][..], &1_u64.to_be_bytes(), &(5_u32 << 20).to_be_bytes(), &[0; 4]]
+        .concat();
+    assert_eq!(send(&nexus, &session::ten(0x42, 0, 0, 24), &list), Answer::good(vec![]));
+    assert_eq!(send(&nexus, &session::sixteen(0x93, 1, 0, 3 << 20), &[]), Answer::good(vec![]));
+    assert_eq!(send(&nexus, &session::sixteen(0x90, 0, 8, 0), &[]), Answer::good(vec![]));
+    let range = |offset, len| headwater_block::ByteRange::new(offset, len).unwrap();
+    let discard = |offset, len| headwater_block::Request::Discard { range: range(offset, len) };
+    let zeroes = |offset, len| {
+        let range = range(offset, len);
+        headwater_block::Request::WriteZeroes { range, may_unmap: false, fua: false }
+    };
+    let expected = [
+        discard(512, 1 << 30),
+        discard((1 << 30) + 512, 1 << 30),
+        discard((2 << 30) + 512, 512 << 20),
+        zeroes(0, 1 << 30),
+        zeroes(1 << 30, 512 << 20),
+        headwater_block::Request::Prefetch { range: range(4096, 16 << 20) },
+    ];
+    assert_eq!(*disk.0.lock().unwrap(), expected.map(|request| format!("{request:?}")));
     // All of it is one hole, longer than one descriptor can say.
     let data = send(&nexus, &session::sixteen(0x9e, 0x12, 0, 4096), &[]).data;
     assert_eq!(

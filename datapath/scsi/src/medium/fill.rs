@@ -2,7 +2,7 @@
 
 use headwater_block::{ByteRange, Request};
 
-use super::{CHUNK_BYTES, memory, split_chunk};
+use super::{CHUNK_BYTES, CLEAR_BYTES, memory, split_chunk};
 use crate::run::{Buffers, Step, Work};
 
 /// WRITE SAME.
@@ -44,7 +44,7 @@ impl Work for Fill {
         if let Some(chunk) = self.chunk {
             self.done = self.done.saturating_add(chunk.len());
         }
-        let chunk_bytes = if self.pattern.is_empty() { u64::MAX } else { CHUNK_BYTES };
+        let chunk_bytes = if self.pattern.is_empty() { CLEAR_BYTES } else { CHUNK_BYTES };
         let Some(chunk) = split_chunk(self.range, self.done, chunk_bytes) else {
             return Step::End(Ok(()));
         };

@@ -21,6 +21,9 @@ use crate::unit::LogicalUnit;
 /// What the medium's commands read and compare at a time.
 const CHUNK_BYTES: u64 = 1 << 20;
 
+/// What is cleared at a time, so that a task that clears a whole disk can be aborted.
+const CLEAR_BYTES: u64 = 1 << 30;
+
 /// A command that was checked.
 pub(crate) struct Plan {
     pub(crate) hold: Hold,
@@ -126,6 +129,8 @@ pub(crate) fn plan(link: &Arc<Link>, op: &Op, given: Given<'_>) -> Result<Option
         }
         Op::Prefetch { span, immediate } => {
             let range = unit.range(unit.or_to_the_end(span))?;
+            // A hint, which is not worth more than the longest transfer.
+            let range = range.clipped_to(range.offset().saturating_add(unit.transfer_bytes()));
             plan(Hold::Nothing, Box::new(simple::Prefetch::new(range)))
                 .map(|plan| Plan { immediate, ..plan })
                 .filter(|_| !range.is_empty())

@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 
 use headwater_block::{ByteRange, Request};
 
-use super::Plan;
+use super::{CLEAR_BYTES, Plan, broken, split_chunk};
 use crate::cdb::Span;
 use crate::inquiry::UNMAP_DESCRIPTORS;
 use crate::queue::Hold;
@@ -44,23 +44,36 @@ pub(super) fn plan(unit: &LogicalUnit, list: &[u8]) -> Result<Option<Plan>, Faul
     let Some(hull) = ByteRange::new(start, end.saturating_sub(start)).filter(|hull| !hull.is_empty()) else {
         return Ok(None);
     };
-    let work = Unmap { ranges, flush: unit.must_be_durable(false) };
+    let work = Unmap { ranges, done: 0, flush: unit.must_be_durable(false) };
     Ok(Some(Plan { hold: Hold::Changes(hull), work: Box::new(work), immediate: false }))
 }
 
 struct Unmap {
+    /// `done` bytes of the first are unmapped.
     ranges: VecDeque<ByteRange>,
+    done: u64,
     /// At the end, where each change is to be durable when it is answered.
     flush: bool,
 }
 
 impl Work for Unmap {
     fn step(&mut self, _: &mut Buffers, _: Option<Vec<u8>>) -> Step {
-        match self.ranges.pop_front() {
-            Some(range) => Step::Submit(Request::Discard { range }),
-            None if std::mem::take(&mut self.flush) => Step::Submit(Request::Flush),
-            None => Step::End(Ok(())),
+        let Some(first) = self.ranges.front() else {
+            return if std::mem::take(&mut self.flush) {
+                Step::Submit(Request::Flush)
+            } else {
+                Step::End(Ok(()))
+            };
+        };
+        let Some(range) = split_chunk(*first, self.done, CLEAR_BYTES) else {
+            return Step::End(Err(broken()));
+        };
+        self.done = self.done.saturating_add(range.len());
+        if self.done >= first.len() {
+            self.ranges.pop_front();
+            self.done = 0;
         }
+        Step::Submit(Request::Discard { range })
     }
 
     fn is_single(&self) -> bool {
