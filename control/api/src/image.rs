@@ -3,6 +3,8 @@
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
+use crate::maintenance::Edit;
+
 /// One immutable state of an image.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct ImageVersion {
@@ -124,6 +126,9 @@ pub struct Image {
     /// Promotions to come.
     #[serde(default)]
     pub scheduled: Vec<ChannelPointer>,
+    /// Who edits it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub edit: Option<Edit>,
 }
 
 /// All images.

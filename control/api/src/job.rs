@@ -1,6 +1,6 @@
 //! Long operations: one JSON object a line while they go on.
 //!
-//! Import, verify and export answer with `application/x-ndjson`: any number of `progress` lines, then
+//! Import, verify, seal and export answer with `application/x-ndjson`: any number of `progress` lines, then
 //! exactly one `done` or `failed` line. A client that hangs up cancels the operation, which then leaves
 //! nothing behind.
 
@@ -8,6 +8,7 @@ use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
 use crate::image::{DiffReport, ImageVersion, VerifyReport};
+use crate::maintenance::Sealed;
 use crate::problem::Problem;
 
 /// How far an operation is.
@@ -34,6 +35,8 @@ pub enum JobResult {
     Verified(VerifyReport),
     /// What the comparison found.
     Compared(Box<DiffReport>),
+    /// The version that was made of a disk.
+    Sealed(Box<Sealed>),
     /// The version that was written out.
     Exported {
         /// It.

@@ -20,15 +20,18 @@
 //!
 //! Start reading at [`machine`].
 
+pub mod catalog;
 pub mod event;
 pub mod image;
 pub mod job;
 pub mod machine;
+pub mod maintenance;
 pub mod metrics;
 pub mod name;
 pub mod problem;
 pub mod status;
 
+pub use catalog::{Catalog, CatalogList, CreateCatalog, SetCatalog};
 pub use event::{Event, EventList};
 pub use image::{
     ChangedFile, Channel, ChannelPointer, ChannelRequest, DiffReport, DiffRequest, ExportFormat,
@@ -40,6 +43,7 @@ pub use machine::{
     Alarm, CacheMode, CacheSettings, CreateMachine, DiskCounters, DiskTransport, ExecRequest, ExecResult,
     Identity, Machine, MachineList, MachineState, PinRequest, SetMachine, Wanted,
 };
+pub use maintenance::{Edit, EditRequest, Pause, SealRequest, Sealed};
 pub use metrics::{Sample, Stats};
 pub use problem::{Problem, ProblemKind};
-pub use status::Status;
+pub use status::{HostRam, Status};

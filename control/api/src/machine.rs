@@ -101,6 +101,13 @@ pub struct CacheSettings {
     /// The most disk space it may take; not used by `ram`.
     #[serde(default = "CacheSettings::default_disk_bytes")]
     pub disk_bytes: u64,
+    /// Its weight, 1 to 10,000, among the write caches of the host while memory is short for all.
+    #[serde(default = "CacheSettings::default_weight")]
+    pub weight: u32,
+    /// Whether it is kept when the machine stops, restarts, or its host fails. It then belongs to the image's
+    /// version that the machine began with, until a reset. Not for `ram`.
+    #[serde(default)]
+    pub persistent: bool,
 }
 
 impl CacheSettings {
@@ -118,6 +125,11 @@ impl CacheSettings {
     pub const fn default_disk_bytes() -> u64 {
         10 << 30
     }
+
+    /// 100.
+    pub const fn default_weight() -> u32 {
+        100
+    }
 }
 
 impl Default for CacheSettings {
@@ -126,6 +138,8 @@ impl Default for CacheSettings {
             mode: Self::default_mode(),
             ram_bytes: Self::default_ram_bytes(),
             disk_bytes: Self::default_disk_bytes(),
+            weight: Self::default_weight(),
+            persistent: false,
         }
     }
 }
@@ -176,11 +190,11 @@ pub enum MachineState {
     Running,
     /// It was asked to shut down.
     Stopping,
-    /// Off; what it wrote is forgotten.
+    /// Off; what it wrote is forgotten, unless its disk is kept.
     Stopped,
-    /// QEMU ended by itself with an error; what the machine wrote is forgotten.
+    /// QEMU ended by itself with an error; what the machine wrote is forgotten, unless its disk is kept.
     Crashed,
-    /// The daemon died while it ran; what it wrote is gone. Start it to boot it afresh.
+    /// The daemon died while it ran; what it wrote is gone, unless its disk is kept. Start it to boot it again.
     Lost,
 }
 
@@ -295,10 +309,13 @@ pub struct Machine {
     pub uuid: Uuid,
     /// The address of its network card.
     pub mac: String,
-    /// The image it boots, as given (`IMAGE`, `IMAGE:CHANNEL`, `IMAGE@NUMBER`): resolved to a version at every
-    /// start.
+    /// The image it boots, as given (`IMAGE`, `IMAGE:CHANNEL`, `IMAGE@NUMBER`), or that of its catalog: resolved to
+    /// a version at every start.
     pub image: String,
-    /// The version that it boots whatever the channels of its image say, as `IMAGE@NUMBER`.
+    /// The catalog that it belongs to.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub catalog: Option<String>,
+    /// The version that it, or its catalog, is pinned to whatever the channels of its image say, as `IMAGE@NUMBER`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pin: Option<String>,
     /// The version it runs, or ran last.
@@ -307,9 +324,16 @@ pub struct Machine {
     /// The version that it would boot now. Absent where there is none, and in answers to changes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub next_version: Option<String>,
-    /// Whether it runs another version than it would boot now: it changes at its next boot.
+    /// Whether it runs another version than its image or pin means now: it changes at its next boot, or where its
+    /// disk is kept, when it is reset.
     #[serde(default)]
     pub old: bool,
+    /// The version that its kept disk belongs to, where there is one: it boots that until it is reset.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub kept: Option<String>,
+    /// The version that it edits: it boots that, on a private disk, until the edit is sealed or discarded.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub edits: Option<String>,
     /// Its write cache.
     pub cache: CacheSettings,
     /// How it reaches its disk.
@@ -371,20 +395,24 @@ pub struct PinRequest {
 pub struct CreateMachine {
     /// 1 to 63 of a-z, 0-9 and '-'.
     pub name: String,
-    /// `IMAGE`, `IMAGE:CHANNEL`, `IMAGE@NUMBER` or `IMAGE@HASH`.
-    pub image: String,
+    /// `IMAGE`, `IMAGE:CHANNEL`, `IMAGE@NUMBER` or `IMAGE@HASH`; absent for a machine of a catalog.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub image: Option<String>,
+    /// The catalog that it belongs to: it boots what that says. What is absent below is then the catalog's.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub catalog: Option<String>,
     /// Its write cache.
-    #[serde(default)]
-    pub cache: CacheSettings,
-    /// How it reaches its disk.
-    #[serde(default)]
-    pub transport: DiskTransport,
-    /// The guest's memory.
-    #[serde(default = "CreateMachine::default_memory_bytes")]
-    pub memory_bytes: u64,
-    /// The guest's processors.
-    #[serde(default = "CreateMachine::default_cpus")]
-    pub cpus: u32,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cache: Option<CacheSettings>,
+    /// How it reaches its disk; `vhost-user`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub transport: Option<DiskTransport>,
+    /// The guest's memory; 512 MiB.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub memory_bytes: Option<u64>,
+    /// The guest's processors; 1.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cpus: Option<u32>,
     /// The guest's host name; the machine's name where absent.
     #[serde(default)]
     pub host_name: Option<String>,
@@ -405,7 +433,7 @@ impl CreateMachine {
     }
 }
 
-/// New limits of a machine's write cache. What is absent stays as it is.
+/// New limits of a machine's write cache, and its weight. What is absent stays as it is.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct SetMachine {
@@ -415,6 +443,9 @@ pub struct SetMachine {
     /// The most disk space it may take.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub disk_bytes: Option<u64>,
+    /// Its weight among the write caches of the host.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub weight: Option<u32>,
 }
 
 /// A command to run in a guest.
@@ -472,9 +503,9 @@ mod tests {
     #[test]
     fn a_machine_needs_only_name_and_image() {
         let create: CreateMachine = serde_json::from_str(r#"{"name":"a","image":"b"}"#).unwrap();
-        assert_eq!(create.cache, CacheSettings::default());
-        assert_eq!((create.memory_bytes, create.cpus), (512 << 20, 1));
-        assert_eq!(create.transport, DiskTransport::VhostUser);
+        assert_eq!((create.cache, create.memory_bytes, create.cpus), (None, None, None));
+
+        assert_eq!(create.transport, None);
         let misspelt = r#"{"name":"a","image":"b","memroy_bytes":1}"#;
         assert!(serde_json::from_str::<CreateMachine>(misspelt).unwrap_err().to_string().contains("memroy"));
     }

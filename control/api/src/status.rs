@@ -28,10 +28,25 @@ pub struct Status {
     pub alarms: Vec<Alarm>,
     /// Memory of the write caches in use, in all.
     pub ram_used_bytes: u64,
+    /// The memory that all write caches share.
+    pub host_ram: HostRam,
     /// Disk space of the write caches in use, in all.
     pub disk_used_bytes: u64,
     /// Free bytes on the file system of the data directory.
     pub free_bytes: u64,
     /// How machines are run: for instance `KVM`, `TCG: /dev/kvm does not exist`, or why they cannot be.
     pub hypervisor: String,
+}
+
+/// The memory that the write caches of a host share.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct HostRam {
+    /// How much they may take together, as configured.
+    pub configured_bytes: u64,
+    /// How much now: less under memory pressure.
+    pub limit_bytes: u64,
+    /// How much they take, buffers and index included.
+    pub used_bytes: u64,
+    /// How often memory pressure lowered the limit.
+    pub pressure_shrinks: u64,
 }

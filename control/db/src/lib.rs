@@ -1,4 +1,5 @@
-//! What the control plane remembers: machines and the history of changes, behind traits.
+//! What the control plane remembers: machines, catalogs, disks that are kept, and the history of changes, behind
+//! traits.
 //!
 //! ```text
 //!   control/service --> Database --read()/write()--> Repository --machines()--> MachineRepository
@@ -37,5 +38,7 @@ pub mod repository;
 pub mod sqlite;
 
 pub use error::DbError;
-pub use record::{MachineRecord, NewEvent, Secret};
-pub use repository::{Database, EventRepository, MachineRepository, Repository};
+pub use record::{CatalogRecord, KeptDisk, MachineRecord, NewEvent, Purpose, Secret};
+pub use repository::{
+    CatalogRepository, Database, EventRepository, KeptDiskRepository, MachineRepository, Repository,
+};

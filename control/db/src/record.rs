@@ -34,10 +34,14 @@ pub struct MachineRecord {
     pub name: String,
     /// Its network address; unique.
     pub mac: String,
-    /// The image reference as given.
+    /// The image reference as given, or that of its catalog.
     pub image: String,
     /// The version that it boots in place of that, as `IMAGE@NUMBER`.
     pub pin: Option<String>,
+    /// The catalog that it belongs to.
+    pub catalog: Option<String>,
+    /// The version that its catalog is pinned to, as it is read; it is stored with the catalog.
+    pub catalog_pin: Option<String>,
     /// Its write cache.
     pub cache: CacheSettings,
     /// How it reaches its disk.
@@ -67,9 +71,89 @@ pub struct MachineRecord {
 }
 
 impl MachineRecord {
-    /// What it boots: its pin, else its image.
+    /// What it boots: its pin, else that of its catalog, else its image.
     pub fn reference(&self) -> &str {
-        self.pin.as_ref().unwrap_or(&self.image)
+        self.pin().unwrap_or(&self.image)
+    }
+
+    /// Its pin, else that of its catalog.
+    pub fn pin(&self) -> Option<&str> {
+        self.pin.as_deref().or(self.catalog_pin.as_deref())
+    }
+}
+
+/// A catalog: what its machines boot, and how they are made.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CatalogRecord {
+    /// Its name; unique.
+    pub name: String,
+    /// The image reference as given.
+    pub image: String,
+    /// The version that its machines boot in place of that, as `IMAGE@NUMBER`.
+    pub pin: Option<String>,
+    /// The write cache of its machines.
+    pub cache: CacheSettings,
+    /// How they reach their disks.
+    pub transport: DiskTransport,
+    /// Their guests' memory.
+    pub memory_bytes: u64,
+    /// Their guests' processors.
+    pub cpus: u32,
+    /// Their cloud-init user data.
+    pub user_data: Option<String>,
+    /// When it was created.
+    pub created_at_ms: u64,
+}
+
+/// What a disk is kept for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Purpose {
+    /// It is the disk of a machine with a persistent write cache.
+    Persistent,
+    /// A machine edits an image with it.
+    Edit,
+}
+
+impl Purpose {
+    /// As stored.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Persistent => "persistent",
+            Self::Edit => "edit",
+        }
+    }
+
+    /// Reads what [`Purpose::name`] gave.
+    pub fn parse(text: &str) -> Option<Self> {
+        [Self::Persistent, Self::Edit].into_iter().find(|purpose| purpose.name() == text)
+    }
+}
+
+/// A disk that outlives the runs of its machine: a persistent write cache over one version.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct KeptDisk {
+    /// Its identity: it names its files and its key.
+    pub id: Uuid,
+    /// Whose it is.
+    pub machine: Uuid,
+    /// What for.
+    pub purpose: Purpose,
+    /// The image below.
+    pub image: String,
+    /// The number of its version.
+    pub version: u64,
+    /// The hash of that version's manifest.
+    pub hash: String,
+    /// Who began it.
+    pub author: String,
+    /// When.
+    pub created_at_ms: u64,
+}
+
+impl KeptDisk {
+    /// The version below, as `IMAGE@NUMBER`.
+    pub fn below(&self) -> String {
+        format!("{}@{}", self.image, self.version)
     }
 }
 

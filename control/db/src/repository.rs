@@ -1,11 +1,11 @@
 //! The traits that a database implements.
 
 use async_trait::async_trait;
-use headwater_api::Event;
+use headwater_api::{CacheSettings, Event};
 use uuid::Uuid;
 
 use crate::error::DbError;
-use crate::record::{MachineRecord, NewEvent};
+use crate::record::{CatalogRecord, KeptDisk, MachineRecord, NewEvent};
 
 /// A database.
 #[async_trait]
@@ -25,6 +25,12 @@ pub trait Database: Send + Sync + 'static {
 pub trait Repository: Send {
     /// The machines.
     fn machines(&mut self) -> Box<dyn MachineRepository + '_>;
+
+    /// The catalogs.
+    fn catalogs(&mut self) -> Box<dyn CatalogRepository + '_>;
+
+    /// The disks that are kept.
+    fn kept_disks(&mut self) -> Box<dyn KeptDiskRepository + '_>;
 
     /// The history.
     fn events(&mut self) -> Box<dyn EventRepository + '_>;
@@ -55,11 +61,52 @@ pub trait MachineRepository: Send {
     /// Sets or takes away a machine's pin. Returns whether the machine exists.
     async fn set_pin(&mut self, uuid: Uuid, pin: Option<&str>) -> Result<bool, DbError>;
 
-    /// Stores new limits of its write cache. Returns whether the machine exists.
-    async fn set_limits(&mut self, uuid: Uuid, ram_bytes: u64, disk_bytes: u64) -> Result<bool, DbError>;
+    /// Stores new limits and weight of its write cache. Returns whether the machine exists.
+    async fn set_limits(&mut self, uuid: Uuid, cache: &CacheSettings) -> Result<bool, DbError>;
 
-    /// Removes a machine. Returns whether it existed.
+    /// Removes a machine that has no kept disks. Returns whether it existed.
     async fn remove(&mut self, uuid: Uuid) -> Result<bool, DbError>;
+}
+
+/// Catalogs, by name. Which machines are theirs is stored with the machines.
+#[async_trait]
+pub trait CatalogRepository: Send {
+    /// Adds a catalog. Its name must be new.
+    async fn add(&mut self, catalog: &CatalogRecord) -> Result<(), DbError>;
+
+    /// The catalog of that name.
+    async fn by_name(&mut self, name: &str) -> Result<Option<CatalogRecord>, DbError>;
+
+    /// All catalogs, by name.
+    async fn list(&mut self) -> Result<Vec<CatalogRecord>, DbError>;
+
+    /// Sets what its machines boot. Returns whether the catalog exists.
+    async fn set_image(&mut self, name: &str, image: &str) -> Result<bool, DbError>;
+
+    /// Sets or takes away its pin. Returns whether the catalog exists.
+    async fn set_pin(&mut self, name: &str, pin: Option<&str>) -> Result<bool, DbError>;
+
+    /// Removes a catalog without machines. Returns whether it existed.
+    async fn remove(&mut self, name: &str) -> Result<bool, DbError>;
+}
+
+/// Disks that are kept: at most one of a machine for each purpose, and at most one edit of an image.
+#[async_trait]
+pub trait KeptDiskRepository: Send {
+    /// Adds one; `Taken` where there is one already.
+    async fn add(&mut self, disk: &KeptDisk) -> Result<(), DbError>;
+
+    /// Those of a machine.
+    async fn of_machine(&mut self, machine: Uuid) -> Result<Vec<KeptDisk>, DbError>;
+
+    /// The edit of an image.
+    async fn edit_of(&mut self, image: &str) -> Result<Option<KeptDisk>, DbError>;
+
+    /// All of them, oldest first.
+    async fn list(&mut self) -> Result<Vec<KeptDisk>, DbError>;
+
+    /// Removes one. Returns whether it existed.
+    async fn remove(&mut self, id: Uuid) -> Result<bool, DbError>;
 }
 
 /// The history. Rows are only ever added.

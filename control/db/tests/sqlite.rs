@@ -28,6 +28,8 @@ on_sqlite!(
     a_name_is_given_once,
     state_is_updated,
     pins_are_set_and_taken_away,
+    catalogs_say_what_their_machines_boot,
+    disks_are_kept_once,
     a_dropped_unit_of_work_did_nothing,
     events_are_numbered_and_filtered,
 );

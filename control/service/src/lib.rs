@@ -18,7 +18,9 @@
 //! - What is wanted of a machine and every change of its state are in the database, together with an event
 //!   that says who, what and when, before the change is answered.
 //! - One machine's changes happen one after the other; a client that hangs up does not leave one half done.
-//! - A machine changes its image version only when it starts.
+//! - A machine changes its image version only when it starts, and one whose disk is kept when it is reset.
+//! - One machine at a time edits an image; what it did becomes a version or leaves no trace, also where the daemon
+//!   dies in between.
 //! - A promotion to come is carried out once, when the clock has reached its time, also after a restart and
 //!   whatever the clock does.
 //! - After a daemon that died, [`Service::recover`] ends what it left, and says `lost` of what ran.
@@ -39,6 +41,7 @@
 
 mod answer;
 pub mod backend;
+mod catalogs;
 mod extract;
 mod identity;
 pub mod job;

@@ -1,6 +1,7 @@
 //! Carrying out promotions whose time has come.
 
 use headwater_api::{Channel, ImageVersion, Problem, ProblemKind};
+use headwater_db::DbError;
 
 use crate::Service;
 use crate::answer::problem;
@@ -20,13 +21,25 @@ impl Service {
         };
         for (promotion, before) in done {
             let detail = format!("{}, as {} asked", moved(&promotion, before), promotion.author);
-            tracing::info!(image = %promotion.image, "{detail}");
-            let event =
-                self.event(&Actor::daemon(), format!("image {}", promotion.image), "promoted", detail);
-            if let Err(e) = self.append(event).await {
+            let noted = self.image_changed(&Actor::daemon(), &promotion.image, "promoted", detail).await;
+            if let Err(e) = noted {
                 tracing::error!(image = %promotion.image, "cannot note a promotion in the history: {e}");
             }
         }
+    }
+}
+
+impl Service {
+    /// Notes a change of an image that was made in the store.
+    pub(crate) async fn image_changed(
+        &self,
+        actor: &Actor,
+        image: &str,
+        action: &'static str,
+        detail: String,
+    ) -> Result<(), DbError> {
+        tracing::info!(image, actor = %actor.0, action, "{detail}");
+        self.append(self.event(actor, format!("image {image}"), action, detail)).await
     }
 }
 

@@ -1,6 +1,6 @@
 //! What all operations share.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::future::Future;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -43,6 +43,8 @@ struct Inner {
     started_at_ms: u64,
     active: Mutex<HashMap<Uuid, Arc<Active>>>,
     locks: Mutex<HashMap<Uuid, Arc<tokio::sync::Mutex<()>>>>,
+    /// Kept disks that a version is being made of.
+    sealing: Mutex<HashSet<Uuid>>,
     stopping: Arc<AtomicBool>,
     job_slots: Arc<Semaphore>,
 }
@@ -56,6 +58,7 @@ impl Service {
             started_at_ms,
             active: Mutex::default(),
             locks: Mutex::default(),
+            sealing: Mutex::default(),
             stopping: Arc::default(),
             job_slots: Arc::new(Semaphore::new(MAX_JOBS)),
         }))
@@ -151,6 +154,21 @@ impl Service {
         self.0.locks.lock().unwrap_or_else(PoisonError::into_inner).entry(uuid).or_default().clone()
     }
 
+    /// Notes that a version is being made of a kept disk, until the guard is dropped; `None` where one is.
+    pub(crate) fn begin_sealing(&self, disk: Uuid) -> Option<Sealing> {
+        let begun = self.sealing_set().insert(disk);
+        begun.then(|| Sealing { service: self.clone(), disk })
+    }
+
+    /// Whether a version is being made of a kept disk: then nobody opens or discards it.
+    pub(crate) fn is_sealing(&self, disk: Uuid) -> bool {
+        self.sealing_set().contains(&disk)
+    }
+
+    fn sealing_set(&self) -> MutexGuard<'_, HashSet<Uuid>> {
+        self.0.sealing.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     pub(crate) fn forget_lock(&self, uuid: Uuid) {
         self.0.locks.lock().unwrap_or_else(PoisonError::into_inner).remove(&uuid);
     }
@@ -189,6 +207,18 @@ impl Service {
                 Err(_) => std::future::pending().await,
             },
         }
+    }
+}
+
+/// See [`Service::begin_sealing`].
+pub(crate) struct Sealing {
+    service: Service,
+    disk: Uuid,
+}
+
+impl Drop for Sealing {
+    fn drop(&mut self) {
+        self.service.sealing_set().remove(&self.disk);
     }
 }
 

@@ -97,6 +97,27 @@ impl Agent {
         }
     }
 
+    /// Has the guest write its file systems out and write no more until they are thawed. An agent that does not answer
+    /// within `patience` was not asked. Returns how many there are.
+    pub async fn freeze_file_systems(&self, patience: Duration) -> Result<u64> {
+        self.ping(patience).await?;
+        match self.call("guest-fsfreeze-freeze", json!({})).await {
+            Ok(count) => count.as_u64().ok_or_else(|| unexpected("guest-fsfreeze-freeze", &count)),
+            Err(error) => {
+                // It may have frozen some, or do so later.
+                if let Err(thaw) = self.thaw_file_systems().await {
+                    tracing::warn!(error = %thaw, "file systems of the guest may be frozen");
+                }
+                Err(error)
+            }
+        }
+    }
+
+    /// Ends that.
+    pub async fn thaw_file_systems(&self) -> Result<()> {
+        self.call("guest-fsfreeze-thaw", json!({})).await.map(drop)
+    }
+
     /// Runs a command in the guest and waits for its end.
     pub async fn exec(&self, exec: &Exec) -> Result<ExecOutput> {
         let Some((program, arguments)) = exec.command.split_first() else {

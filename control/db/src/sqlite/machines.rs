@@ -21,9 +21,14 @@ struct Row {
     mac: String,
     image: String,
     pin: Option<String>,
+    catalog: Option<String>,
+    catalog_image: Option<String>,
+    catalog_pin: Option<String>,
     cache_mode: String,
     cache_ram_bytes: i64,
     cache_disk_bytes: i64,
+    cache_weight: i64,
+    cache_persistent: bool,
     transport: String,
     memory_bytes: i64,
     cpus: i64,
@@ -53,6 +58,9 @@ impl TryFrom<Row> for MachineRecord {
                     .map_err(|_| unreadable("cache_mode", &row.cache_mode))?,
                 ram_bytes: loaded(row.cache_ram_bytes),
                 disk_bytes: loaded(row.cache_disk_bytes),
+                weight: u32::try_from(row.cache_weight)
+                    .map_err(|_| unreadable("cache_weight", &row.cache_weight.to_string()))?,
+                persistent: row.cache_persistent,
             },
             transport: DiskTransport::parse(&row.transport)
                 .map_err(|_| unreadable("transport", &row.transport))?,
@@ -62,8 +70,10 @@ impl TryFrom<Row> for MachineRecord {
             state: MachineState::parse(&row.state).ok_or_else(|| unreadable("state", &row.state))?,
             name: row.name,
             mac: row.mac,
-            image: row.image,
+            image: row.catalog_image.unwrap_or(row.image),
             pin: row.pin,
+            catalog: row.catalog,
+            catalog_pin: row.catalog_pin,
             identity: Identity {
                 host_name: row.host_name,
                 machine_id: row.machine_id,
@@ -84,19 +94,22 @@ impl TryFrom<Row> for MachineRecord {
 impl MachineRepository for SqliteMachines<'_> {
     async fn add(&mut self, machine: &MachineRecord) -> Result<(), DbError> {
         let added = sqlx::query(
-            "INSERT INTO machines (uuid, name, mac, image, pin, cache_mode, cache_ram_bytes, cache_disk_bytes,
+            "INSERT INTO machines (uuid, name, mac, image, pin, catalog, cache_mode, cache_ram_bytes, cache_disk_bytes, cache_weight, cache_persistent,
                transport, memory_bytes, cpus, host_name, machine_id, ssh_host_key_public, ssh_host_key_private, user_data,
                wanted, state, reason, version, boot_ms, started_at_ms, created_at_ms)
-             VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+             VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
         )
         .bind(machine.uuid.to_string())
         .bind(&machine.name)
         .bind(&machine.mac)
         .bind(&machine.image)
         .bind(&machine.pin)
+        .bind(&machine.catalog)
         .bind(machine.cache.mode.name())
         .bind(stored(machine.cache.ram_bytes))
         .bind(stored(machine.cache.disk_bytes))
+        .bind(i64::from(machine.cache.weight))
+        .bind(machine.cache.persistent)
         .bind(machine.transport.name())
         .bind(stored(machine.memory_bytes))
         .bind(i64::from(machine.cpus))
@@ -114,17 +127,11 @@ impl MachineRepository for SqliteMachines<'_> {
         .bind(stored(machine.created_at_ms))
         .execute(&mut *self.connection)
         .await;
-        match added {
-            Ok(_) => Ok(()),
-            Err(e) if e.as_database_error().is_some_and(|e| e.is_unique_violation()) => {
-                Err(DbError::Taken { what: format!("machine '{}'", machine.name) })
-            }
-            Err(e) => Err(e.into()),
-        }
+        super::added(added, || format!("machine '{}'", machine.name))
     }
 
     async fn by_name(&mut self, name: &str) -> Result<Option<MachineRecord>, DbError> {
-        let row: Option<Row> = sqlx::query_as("SELECT * FROM machines WHERE name = ?")
+        let row: Option<Row> = sqlx::query_as("SELECT * FROM machines_and_catalogs WHERE name = ?")
             .bind(name)
             .fetch_optional(&mut *self.connection)
             .await?;
@@ -132,7 +139,7 @@ impl MachineRepository for SqliteMachines<'_> {
     }
 
     async fn by_uuid(&mut self, uuid: Uuid) -> Result<Option<MachineRecord>, DbError> {
-        let row: Option<Row> = sqlx::query_as("SELECT * FROM machines WHERE uuid = ?")
+        let row: Option<Row> = sqlx::query_as("SELECT * FROM machines_and_catalogs WHERE uuid = ?")
             .bind(uuid.to_string())
             .fetch_optional(&mut *self.connection)
             .await?;
@@ -140,8 +147,9 @@ impl MachineRepository for SqliteMachines<'_> {
     }
 
     async fn list(&mut self) -> Result<Vec<MachineRecord>, DbError> {
-        let rows: Vec<Row> =
-            sqlx::query_as("SELECT * FROM machines ORDER BY name").fetch_all(&mut *self.connection).await?;
+        let rows: Vec<Row> = sqlx::query_as("SELECT * FROM machines_and_catalogs ORDER BY name")
+            .fetch_all(&mut *self.connection)
+            .await?;
         rows.into_iter().map(MachineRecord::try_from).collect()
     }
 
@@ -171,14 +179,16 @@ impl MachineRepository for SqliteMachines<'_> {
         Ok(done.rows_affected() == 1)
     }
 
-    async fn set_limits(&mut self, uuid: Uuid, ram_bytes: u64, disk_bytes: u64) -> Result<bool, DbError> {
-        let done =
-            sqlx::query("UPDATE machines SET cache_ram_bytes = ?, cache_disk_bytes = ? WHERE uuid = ?")
-                .bind(stored(ram_bytes))
-                .bind(stored(disk_bytes))
-                .bind(uuid.to_string())
-                .execute(&mut *self.connection)
-                .await?;
+    async fn set_limits(&mut self, uuid: Uuid, cache: &CacheSettings) -> Result<bool, DbError> {
+        let done = sqlx::query(
+            "UPDATE machines SET cache_ram_bytes = ?, cache_disk_bytes = ?, cache_weight = ? WHERE uuid = ?",
+        )
+        .bind(stored(cache.ram_bytes))
+        .bind(stored(cache.disk_bytes))
+        .bind(i64::from(cache.weight))
+        .bind(uuid.to_string())
+        .execute(&mut *self.connection)
+        .await?;
         Ok(done.rows_affected() == 1)
     }
 

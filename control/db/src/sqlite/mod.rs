@@ -1,6 +1,8 @@
 //! SQLite: one file, write-ahead log, one writer.
 
+mod catalogs;
 mod events;
+mod kept_disks;
 mod machines;
 
 use std::path::Path;
@@ -13,7 +15,9 @@ use sqlx::sqlite::{
 use sqlx::{Sqlite, Transaction};
 
 use crate::error::DbError;
-use crate::repository::{Database, EventRepository, MachineRepository, Repository};
+use crate::repository::{
+    CatalogRepository, Database, EventRepository, KeptDiskRepository, MachineRepository, Repository,
+};
 
 /// How long a statement waits for a lock that another process holds (a backup, a shell).
 pub const BUSY_TIMEOUT_MS: u64 = 10_000;
@@ -87,6 +91,14 @@ impl Repository for SqliteRepository {
         Box::new(machines::SqliteMachines { connection: &mut self.transaction })
     }
 
+    fn catalogs(&mut self) -> Box<dyn CatalogRepository + '_> {
+        Box::new(catalogs::SqliteCatalogs { connection: &mut self.transaction })
+    }
+
+    fn kept_disks(&mut self) -> Box<dyn KeptDiskRepository + '_> {
+        Box::new(kept_disks::SqliteKeptDisks { connection: &mut self.transaction })
+    }
+
     fn events(&mut self) -> Box<dyn EventRepository + '_> {
         Box::new(events::SqliteEvents { connection: &mut self.transaction })
     }
@@ -104,4 +116,15 @@ fn stored(number: u64) -> i64 {
 
 fn loaded(number: i64) -> u64 {
     u64::try_from(number).unwrap_or(0)
+}
+
+/// The outcome of adding a row whose key must be new.
+fn added<T>(outcome: Result<T, sqlx::Error>, what: impl FnOnce() -> String) -> Result<(), DbError> {
+    match outcome {
+        Ok(_) => Ok(()),
+        Err(e) if e.as_database_error().is_some_and(|e| e.is_unique_violation()) => {
+            Err(DbError::Taken { what: what() })
+        }
+        Err(e) => Err(e.into()),
+    }
 }

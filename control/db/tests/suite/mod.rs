@@ -1,7 +1,7 @@
 //! What every database must do, written against the traits: `tests/sqlite.rs` runs it, others can join.
 
 use headwater_api::{CacheMode, CacheSettings, DiskTransport, Identity, MachineState, Wanted};
-use headwater_db::{Database, DbError, MachineRecord, NewEvent, Secret};
+use headwater_db::{CatalogRecord, Database, DbError, KeptDisk, MachineRecord, NewEvent, Purpose, Secret};
 use uuid::Uuid;
 
 pub fn machine(name: &str) -> MachineRecord {
@@ -12,7 +12,15 @@ pub fn machine(name: &str) -> MachineRecord {
         mac: format!("52:54:00:{:02x}:{:02x}:{:02x}", seed & 255, (seed >> 8) & 255, (seed >> 16) & 255),
         image: "debian@3".to_owned(),
         pin: Some("debian@2".to_owned()),
-        cache: CacheSettings { mode: CacheMode::RamDisk, ram_bytes: 64 << 20, disk_bytes: 10 << 30 },
+        catalog: None,
+        catalog_pin: None,
+        cache: CacheSettings {
+            mode: CacheMode::RamDisk,
+            ram_bytes: 64 << 20,
+            disk_bytes: 10 << 30,
+            weight: 300,
+            persistent: true,
+        },
         transport: DiskTransport::Nbd,
         memory_bytes: 512 << 20,
         cpus: 2,
@@ -91,11 +99,12 @@ pub async fn state_is_updated(db: &dyn Database) {
     assert_eq!(stored, Some(changed.clone()));
 
     let mut repo = db.write().await.unwrap();
-    assert!(repo.machines().set_limits(changed.uuid, 1 << 40, 7).await.unwrap());
-    assert!(!repo.machines().set_limits(machine("nobody").uuid, 1, 1).await.unwrap());
-    repo.save().await.unwrap();
     changed.cache.ram_bytes = 1 << 40;
     changed.cache.disk_bytes = 7;
+    changed.cache.weight = 9;
+    assert!(repo.machines().set_limits(changed.uuid, &changed.cache).await.unwrap());
+    assert!(!repo.machines().set_limits(machine("nobody").uuid, &changed.cache).await.unwrap());
+    repo.save().await.unwrap();
     let stored = db.read().await.unwrap().machines().by_name("m").await.unwrap();
     assert_eq!(stored, Some(changed.clone()));
 
@@ -120,6 +129,97 @@ pub async fn pins_are_set_and_taken_away(db: &dyn Database) {
     repo.machines().update_state(&pinned).await.unwrap();
     pinned.pin = None;
     assert_eq!(repo.machines().by_name("m").await.unwrap(), Some(pinned));
+}
+
+pub fn catalog(name: &str) -> CatalogRecord {
+    CatalogRecord {
+        name: name.to_owned(),
+        image: "debian:test".to_owned(),
+        pin: None,
+        cache: CacheSettings { weight: 7, persistent: true, ..CacheSettings::default() },
+        transport: DiskTransport::Nbd,
+        memory_bytes: 1 << 30,
+        cpus: 3,
+        user_data: Some("#!/bin/sh\n".to_owned()),
+        created_at_ms: 5,
+    }
+}
+
+/// A machine of a catalog boots what that says at the moment, unless it has a pin of its own.
+pub async fn catalogs_say_what_their_machines_boot(db: &dyn Database) {
+    let lab = catalog("lab");
+    let mut member = MachineRecord { pin: None, catalog: Some("lab".to_owned()), ..machine("m") };
+    let mut repo = db.write().await.unwrap();
+    repo.catalogs().add(&lab).await.unwrap();
+    repo.catalogs().add(&catalog("attic")).await.unwrap();
+    assert!(matches!(repo.catalogs().add(&lab).await, Err(DbError::Taken { .. })));
+    repo.machines().add(&member).await.unwrap();
+    repo.machines().add(&machine("loner")).await.unwrap();
+    assert_eq!(repo.catalogs().by_name("lab").await.unwrap(), Some(lab.clone()));
+    assert_eq!(repo.catalogs().by_name("nobody").await.unwrap(), None);
+    let names: Vec<String> = repo.catalogs().list().await.unwrap().into_iter().map(|it| it.name).collect();
+    assert_eq!(names, ["attic", "lab"]);
+    member.image = "debian:test".to_owned();
+    assert_eq!(repo.machines().by_name("m").await.unwrap(), Some(member.clone()));
+    assert_eq!(member.reference(), "debian:test");
+
+    assert!(repo.catalogs().set_image("lab", "debian:production").await.unwrap());
+    assert!(repo.catalogs().set_pin("lab", Some("debian@2")).await.unwrap());
+    assert!(!repo.catalogs().set_image("nobody", "x").await.unwrap());
+    assert!(!repo.catalogs().set_pin("nobody", None).await.unwrap());
+    let read = repo.machines().by_uuid(member.uuid).await.unwrap().unwrap();
+    assert_eq!((read.image.as_str(), read.reference()), ("debian:production", "debian@2"));
+    repo.machines().set_pin(member.uuid, Some("debian@9")).await.unwrap();
+    let read = repo.machines().list().await.unwrap();
+    assert_eq!(read.iter().map(MachineRecord::reference).collect::<Vec<_>>(), ["debian@2", "debian@9"]);
+
+    // One with machines stays.
+    assert!(repo.catalogs().remove("lab").await.is_err());
+    assert!(repo.catalogs().remove("attic").await.unwrap());
+    assert!(!repo.catalogs().remove("attic").await.unwrap());
+    repo.machines().remove(member.uuid).await.unwrap();
+    assert!(repo.catalogs().remove("lab").await.unwrap());
+}
+
+/// One disk of a machine for each purpose, one edit of an image, and no machine goes while it has one.
+pub async fn disks_are_kept_once(db: &dyn Database) {
+    let (one, two) = (machine("one"), machine("two"));
+    let disk = |id: u128, machine: &MachineRecord, purpose, image: &str| KeptDisk {
+        id: Uuid::from_u128(id),
+        machine: machine.uuid,
+        purpose,
+        image: image.to_owned(),
+        version: 4,
+        hash: "ab".repeat(32),
+        author: "uid 0".to_owned(),
+        created_at_ms: 7,
+    };
+    let mut repo = db.write().await.unwrap();
+    repo.machines().add(&one).await.unwrap();
+    repo.machines().add(&two).await.unwrap();
+    let persistent = disk(1, &one, Purpose::Persistent, "debian");
+    let edit = disk(2, &one, Purpose::Edit, "debian");
+    repo.kept_disks().add(&persistent).await.unwrap();
+    repo.kept_disks().add(&edit).await.unwrap();
+    repo.kept_disks().add(&disk(3, &two, Purpose::Persistent, "debian")).await.unwrap();
+    for refused in [
+        disk(4, &one, Purpose::Persistent, "other"),
+        disk(5, &one, Purpose::Edit, "other"),
+        disk(6, &two, Purpose::Edit, "debian"),
+        disk(1, &two, Purpose::Edit, "other"),
+    ] {
+        let outcome = repo.kept_disks().add(&refused).await;
+        assert!(matches!(outcome, Err(DbError::Taken { .. })), "{refused:?}: {outcome:?}");
+    }
+    assert_eq!(repo.kept_disks().edit_of("debian").await.unwrap().as_ref(), Some(&edit));
+    assert_eq!(repo.kept_disks().edit_of("other").await.unwrap(), None);
+    assert_eq!(repo.kept_disks().of_machine(one.uuid).await.unwrap(), [edit.clone(), persistent.clone()]);
+    assert_eq!(repo.kept_disks().list().await.unwrap().len(), 3);
+    assert!(repo.machines().remove(one.uuid).await.is_err());
+    assert!(repo.kept_disks().remove(edit.id).await.unwrap());
+    assert!(!repo.kept_disks().remove(edit.id).await.unwrap());
+    assert!(repo.kept_disks().remove(persistent.id).await.unwrap());
+    assert!(repo.machines().remove(one.uuid).await.unwrap());
 }
 
 /// A unit of work that is dropped leaves no trace, neither the machine nor its event.

@@ -4,9 +4,10 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use async_trait::async_trait;
-use headwater_api::{CacheSettings, DiskCounters, DiskTransport, ImageVersion, Sample};
+use headwater_api::{CacheSettings, DiskCounters, DiskTransport, HostRam, ImageVersion, Sample};
+use uuid::Uuid;
 
-use crate::backend::BackendError;
+use crate::backend::{BackendError, JobControl};
 
 /// A disk to open.
 #[derive(Clone, Debug)]
@@ -19,8 +20,41 @@ pub struct DiskRequest {
     pub version: ImageVersion,
     /// The write cache.
     pub cache: CacheSettings,
+    /// The disk that is kept: it is opened as it was left, or begun. `None`: a fresh one, forgotten at its end.
+    pub kept: Option<Uuid>,
     /// What its socket speaks.
     pub transport: DiskTransport,
+}
+
+/// A kept disk whose machine is off.
+#[derive(Clone, Debug)]
+pub struct KeptRequest {
+    /// The disk.
+    pub id: Uuid,
+    /// What lies under it.
+    pub version: ImageVersion,
+    /// Its write cache.
+    pub cache: CacheSettings,
+}
+
+/// What a version that is made of a disk is called.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SealOrder {
+    /// Where it came from.
+    pub source: String,
+    /// A line for people.
+    pub note: String,
+    /// Who wants it.
+    pub author: String,
+}
+
+/// A version that was made of a disk.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SealOutcome {
+    /// It.
+    pub version: ImageVersion,
+    /// Bytes in chunks that the machine changed.
+    pub changed_bytes: u64,
 }
 
 /// A disk whose writes find no room.
@@ -38,18 +72,28 @@ pub trait Disks: Send + Sync + 'static {
     /// Whether this host can give such a write cache: enough memory, a usable overflow directory.
     async fn check(&self, cache: &CacheSettings) -> Result<(), BackendError>;
 
-    /// Opens a fresh, ephemeral disk and serves it on a socket in the machine's directory.
+    /// Opens a disk and serves it on a socket in the machine's directory.
     async fn open(&self, request: DiskRequest) -> Result<Arc<dyn Disk>, BackendError>;
+
+    /// Opens a kept disk that no machine uses, to make a version of it.
+    async fn open_kept(&self, request: KeptRequest) -> Result<Box<dyn FrozenDisk>, BackendError>;
+
+    /// Forgets a kept disk that nobody has open: first its key, so that it cannot be read, then its files. One that is
+    /// not there is no error.
+    async fn discard(&self, id: Uuid) -> Result<(), BackendError>;
+
+    /// The memory that all disks share.
+    fn host_ram(&self) -> HostRam;
 
     /// What all disks together use.
     fn metrics(&self) -> Vec<Sample>;
 
-    /// Cleans what a daemon that died left in its overflow directory. Returns what was removed. Called once,
-    /// before the first disk is opened.
-    async fn sweep(&self) -> Result<Vec<String>, BackendError>;
+    /// Cleans what a daemon that died left in its overflow directory, and all kept disks but `keep`. Returns what was
+    /// removed. Called once, before the first disk is opened.
+    async fn sweep(&self, keep: &[Uuid]) -> Result<Vec<String>, BackendError>;
 }
 
-/// An open disk. What was written to it is forgotten when it is closed or dropped.
+/// An open disk. What was written to it is forgotten when it is closed or dropped, unless it is kept.
 #[async_trait]
 pub trait Disk: Send + Sync + 'static {
     /// The socket that serves it.
@@ -67,6 +111,21 @@ pub trait Disk: Send + Sync + 'static {
     /// Whether writes find no room: not the short waits of a disk that is slower than its machine.
     fn shortage(&self) -> Option<Shortage>;
 
+    /// Its state at this moment, while the machine goes on. Takes no time to speak of. One at a time.
+    fn freeze(&self) -> Result<Box<dyn FrozenDisk>, BackendError>;
+
     /// Ends it: no further requests, all space given back. Closing twice is harmless.
     async fn close(&self) -> Result<(), BackendError>;
+}
+
+/// The state of a disk at one moment. Dropping it gives back what only it needed.
+#[async_trait]
+pub trait FrozenDisk: Send {
+    /// Makes a version of it, whose parent is the version below. A failure, a cancelled job or a crash leaves no
+    /// trace.
+    async fn seal(
+        self: Box<Self>,
+        order: SealOrder,
+        job: Arc<JobControl>,
+    ) -> Result<SealOutcome, BackendError>;
 }

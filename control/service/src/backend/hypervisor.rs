@@ -128,6 +128,13 @@ pub trait Vm: Send + Sync + 'static {
     /// Ends the process at once, also while somebody waits in [`Vm::stop`], which then returns.
     async fn kill(&self) -> Result<(), BackendError>;
 
+    /// Has the guest write everything to its disk and write no more until it is thawed, through its agent. Fails soon
+    /// where no agent answers, and then nothing is frozen.
+    async fn freeze_file_systems(&self) -> Result<(), BackendError>;
+
+    /// Ends that.
+    async fn thaw_file_systems(&self) -> Result<(), BackendError>;
+
     /// Runs a command in the guest, through its agent.
     async fn exec(&self, argv: &[String], timeout: Duration) -> Result<ExecOutput, BackendError>;
 }

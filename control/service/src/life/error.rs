@@ -39,6 +39,52 @@ pub enum LifeError {
         /// What it does.
         state: &'static str,
     },
+    /// It must be off for that.
+    #[error("cannot {what}: machine '{machine}' is {state}")]
+    StillOn {
+        /// What was to be done: `seal image 'debian'`.
+        what: String,
+        /// The machine.
+        machine: String,
+        /// What it does.
+        state: &'static str,
+    },
+    /// It edits an image, which stands in the way.
+    #[error("cannot {what} machine '{machine}': it edits image '{image}'")]
+    Edits {
+        /// What was to be done.
+        what: &'static str,
+        /// The machine.
+        machine: String,
+        /// The image.
+        image: String,
+    },
+    /// Another machine edits the image.
+    #[error("cannot edit image '{image}' on machine '{machine}': machine '{holder}' edits it already")]
+    Held {
+        /// The image.
+        image: String,
+        /// Who was to edit it.
+        machine: String,
+        /// Who does.
+        holder: String,
+    },
+    /// Nobody edits the image.
+    #[error("cannot {what}: no machine edits image '{image}'")]
+    NoEdit {
+        /// What was to be done.
+        what: &'static str,
+        /// The image.
+        image: String,
+    },
+    /// A version is being made of its disk.
+    #[error("cannot {what} machine '{machine}': a version is being made of its disk")]
+    Sealing {
+        /// What was to be done.
+        what: &'static str,
+        /// The machine.
+        machine: String,
+    },
     /// The daemon stops and starts nothing any more.
     #[error("cannot start machine '{0}': the daemon is stopping")]
     Stopping(String),
@@ -73,7 +119,13 @@ impl Explain for LifeError {
         match self {
             Self::Unknown(_) => ProblemKind::NotFound,
             Self::Reference { source, .. } => source.kind,
-            Self::NotOff { .. } | Self::NotOn { .. } => ProblemKind::Conflict,
+            Self::NotOff { .. }
+            | Self::NotOn { .. }
+            | Self::StillOn { .. }
+            | Self::Edits { .. }
+            | Self::Held { .. }
+            | Self::Sealing { .. } => ProblemKind::Conflict,
+            Self::NoEdit { .. } => ProblemKind::NotFound,
             Self::Stopping(_) => ProblemKind::Unavailable,
             Self::Backend { source, .. } | Self::Leftovers(_, source) => source.kind(),
             Self::Db(e) => e.kind(),
@@ -86,6 +138,21 @@ impl Explain for LifeError {
             Self::NotOff { machine, .. } => {
                 Some(format!("stop it first ('headwater machine stop {machine}'), or use --force"))
             }
+            Self::StillOn { machine, .. } => {
+                Some(format!("stop it first: 'headwater machine stop {machine}'"))
+            }
+            Self::Edits { image, .. } => Some(format!(
+                "'headwater image seal {image}' makes a version of what it did, 'headwater image discard {image}' \
+                 forgets it"
+            )),
+            Self::Held { image, holder, .. } => Some(format!(
+                "seal or discard what '{holder}' did first: 'headwater image seal {image}', 'headwater image discard \
+                 {image}'"
+            )),
+            Self::NoEdit { image, .. } => {
+                Some(format!("'headwater image edit {image} --machine MACHINE' begins an edit"))
+            }
+            Self::Sealing { .. } => Some("try again when it is made".to_owned()),
             Self::NotOn { machine, .. } => Some(format!("start it: 'headwater machine start {machine}'")),
             Self::Backend { source, .. } | Self::Leftovers(_, source) => source.advice().map(str::to_owned),
             Self::Reference { .. } | Self::Stopping(_) | Self::Db(_) => None,

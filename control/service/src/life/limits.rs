@@ -21,14 +21,21 @@ impl Service {
         let before = record.cache;
         record.cache.ram_bytes = limits.ram_bytes.unwrap_or(before.ram_bytes);
         record.cache.disk_bytes = limits.disk_bytes.unwrap_or(before.disk_bytes);
+        record.cache.weight = limits.weight.unwrap_or(before.weight);
         self.disks().check(&record.cache).await.map_err(LifeError::backend("change", name))?;
+        let after = record.cache;
         let detail = format!(
-            "RAM {} -> {} bytes, disk {} -> {} bytes",
-            before.ram_bytes, record.cache.ram_bytes, before.disk_bytes, record.cache.disk_bytes
+            "RAM {} -> {} bytes, disk {} -> {} bytes, weight {} -> {}",
+            before.ram_bytes,
+            after.ram_bytes,
+            before.disk_bytes,
+            after.disk_bytes,
+            before.weight,
+            after.weight
         );
         let event = self.event(actor, format!("machine {name}"), "set", detail);
         let mut repo = self.db().write().await?;
-        if !repo.machines().set_limits(uuid, record.cache.ram_bytes, record.cache.disk_bytes).await? {
+        if !repo.machines().set_limits(uuid, &record.cache).await? {
             return Err(LifeError::Unknown(name.to_owned()));
         }
         repo.events().append(event).await?;

@@ -6,6 +6,8 @@
 //!           guest restarted -> disk forgotten, started again
 //!   stop    stopping -> ACPI -> after the grace time kill -> disk closed, stopped
 //!   reset   kill, disk forgotten; a machine that ran is started again on a pristine disk
+//!   edit    a machine gets a private disk over an image's newest version; seal makes a version of it
+//!   seal    of a machine that runs: its disk at one moment becomes a version
 //!   limits  in the database and in the open disk, at once
 //!   alarm   its disk has no room: shown, and in the history
 //!   recover after a daemon that died: orphans ended, what ran is lost
@@ -20,10 +22,13 @@
 
 mod active;
 mod alarm;
+pub(crate) mod boot;
+pub(crate) mod edit;
 mod error;
 mod limits;
 mod record;
 mod recover;
+mod seal;
 mod start;
 mod stop;
 #[cfg(test)]

@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use headwater_api::name::ImageRef;
 use headwater_api::{ImageVersion, Machine, MachineState};
-use headwater_db::MachineRecord;
+use headwater_db::{DbError, KeptDisk, MachineRecord, Purpose};
 use uuid::Uuid;
 
 use crate::Service;
@@ -52,10 +52,13 @@ impl Service {
             uuid: record.uuid,
             mac: record.mac,
             image: record.image,
-            pin: record.pin,
+            pin: record.pin.or(record.catalog_pin),
+            catalog: record.catalog,
             version: record.version,
             next_version: None,
             old: false,
+            kept: None,
+            edits: None,
             cache: record.cache,
             transport: record.transport,
             memory_bytes: record.memory_bytes,
@@ -71,7 +74,8 @@ impl Service {
     }
 
     /// Machines as clients see them, with what each would boot now.
-    pub(crate) async fn views(&self, records: Vec<MachineRecord>) -> Vec<Machine> {
+    pub(crate) async fn views(&self, records: Vec<MachineRecord>) -> Result<Vec<Machine>, DbError> {
+        let kept = self.db().read().await?.kept_disks().list().await?;
         let mut known: HashMap<String, Option<ImageVersion>> = HashMap::new();
         let mut views = Vec::new();
         for record in records {
@@ -87,15 +91,30 @@ impl Service {
                     known.entry(reference).or_insert(next).clone()
                 }
             };
+            let disk = |purpose| kept.iter().find(|it| it.machine == record.uuid && it.purpose == purpose);
+            let (edit, own) = (disk(Purpose::Edit), disk(Purpose::Persistent));
+            let own = own.filter(|_| record.cache.persistent);
             let running = self.active(record.uuid).map(|active| active.version_hash.clone());
+            let has = running.or_else(|| own.map(|disk| disk.hash.clone()));
             let mut view = self.view(record);
             if let Some(next) = next {
-                view.old = running.is_some_and(|running| running != next.hash);
+                view.old = edit.is_none() && has.is_some_and(|has| has != next.hash);
                 view.next_version = Some(format!("{}@{}", next.image, next.number));
             }
+            if let Some(disk) = edit.or(own) {
+                view.next_version = Some(disk.below());
+            }
+            view.kept = own.map(KeptDisk::below);
+            view.edits = edit.map(KeptDisk::below);
             views.push(view);
         }
-        views
+        Ok(views)
+    }
+
+    /// One machine, as [`Service::views`] shows it.
+    pub(crate) async fn full_view(&self, record: MachineRecord) -> Result<Machine, LifeError> {
+        let name = record.name.clone();
+        self.views(vec![record]).await?.pop().ok_or(LifeError::Unknown(name))
     }
 
     /// Closes the disk of a machine whose VM ended, and saves the state that follows.

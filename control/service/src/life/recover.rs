@@ -40,9 +40,12 @@ impl Service {
             .sweep_orphans(&run_root)
             .await
             .map_err(|e| LifeError::Leftovers("end the machines that it left", e))?;
+        self.end_sealed_edits().await?;
+        let kept: Vec<_> = self.db().read().await?.kept_disks().list().await?;
+        let kept_ids: Vec<_> = kept.iter().map(|disk| disk.id).collect();
         for name in self
             .disks()
-            .sweep()
+            .sweep(&kept_ids)
             .await
             .map_err(|e| LifeError::Leftovers("remove the overflow files that it left", e))?
         {
@@ -66,7 +69,11 @@ impl Service {
     }
 
     async fn mark_lost(&self, mut record: MachineRecord, how: &str) -> Result<(), LifeError> {
-        let reason = format!("{how}; what it wrote is gone; start it to boot it afresh");
+        let kept = self.db().read().await?.kept_disks().of_machine(record.uuid).await?;
+        let reason = match kept.is_empty() {
+            true => format!("{how}; what it wrote is gone; start it to boot it afresh"),
+            false => format!("{how}; its disk is kept, as after a power cut; start it to boot it again"),
+        };
         record.state = MachineState::Lost;
         record.reason = Some(reason.clone());
         self.save(&record, &Actor::daemon(), "state", reason).await

@@ -3,13 +3,13 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use headwater_api::name::ImageRef;
-use headwater_api::{ImageVersion, MachineState, Wanted};
+use headwater_api::{MachineState, Wanted};
 use headwater_db::MachineRecord;
 
 use crate::Service;
 use crate::backend::{Disk, DiskRequest, Vm, VmRequest};
 use crate::extract::Actor;
+use crate::life::boot::Boot;
 use crate::life::{Active, LifeError};
 
 impl Service {
@@ -33,21 +33,22 @@ impl Service {
         if self.is_stopping() {
             return Err(LifeError::Stopping(record.name));
         }
-        let version = self.version_for(&record).await?;
+        let boot = self.what_to_boot(&record, actor).await?;
+        let version = boot.version.clone();
         record.wanted = Wanted::Running;
         record.state = MachineState::Starting;
         record.reason = None;
         record.boot_ms = None;
         record.started_at_ms = Some(self.now_ms());
         record.version = Some(format!("{}@{}", version.image, version.number));
-        let detail = format!("{}@{}, {}", version.image, version.number, version.hash);
+        let detail = format!("{}@{}, {}{}", version.image, version.number, version.hash, boot.in_words());
         self.save(&record, actor, "start", detail).await?;
 
-        match self.bring_up(&record, version).await {
+        match self.bring_up(&record, &boot).await {
             // It takes seconds, and the daemon may have begun to stop meanwhile.
             Ok(active) if self.is_stopping() => {
                 let reason = self.take_down(&record, &active).await;
-                self.start_failed(record, actor, reason).await
+                self.start_failed(record, actor, &boot, reason).await
             }
             Ok(active) => {
                 self.active_map().insert(record.uuid, active.clone());
@@ -57,7 +58,7 @@ impl Service {
                 self.watch(record.uuid, record.name.clone(), active);
                 saved.map(|()| record)
             }
-            Err(e) => self.start_failed(record, actor, e).await,
+            Err(e) => self.start_failed(record, actor, &boot, e).await,
         }
     }
 
@@ -65,8 +66,13 @@ impl Service {
         &self,
         mut record: MachineRecord,
         actor: &Actor,
+        boot: &Boot,
         error: LifeError,
     ) -> Result<MachineRecord, LifeError> {
+        if let (Some(kept), true) = (&boot.kept, boot.begun) {
+            // Else it would tie the machine to a version that it never ran.
+            self.forget_kept(kept, None).await?;
+        }
         record.state = MachineState::Stopped;
         record.wanted = Wanted::Stopped;
         record.reason = Some(crate::answer::problem(&error).to_string());
@@ -87,30 +93,21 @@ impl Service {
         }
     }
 
-    async fn version_for(&self, record: &MachineRecord) -> Result<ImageVersion, LifeError> {
-        let reference = ImageRef::parse(record.reference())
-            .map_err(|source| LifeError::Reference { machine: record.name.clone(), source })?;
-        self.images().resolve(&reference).await.map_err(LifeError::backend("start", &record.name))
-    }
-
     /// Opens the disk and starts the VM on it; where the second fails, the first is undone.
-    async fn bring_up(
-        &self,
-        record: &MachineRecord,
-        version: ImageVersion,
-    ) -> Result<Arc<Active>, LifeError> {
+    async fn bring_up(&self, record: &MachineRecord, boot: &Boot) -> Result<Arc<Active>, LifeError> {
         let failed = || LifeError::backend("start", &record.name);
         let run_dir = self.run_dir(&record.name);
         tokio::fs::create_dir_all(&run_dir).await.map_err(|e| {
             let message = format!("cannot create the directory {}", run_dir.display());
             failed()(crate::backend::BackendError::from_io(message, e))
         })?;
-        let version_hash = version.hash.clone();
+        let version_hash = boot.version.hash.clone();
         let request = DiskRequest {
             machine: record.name.clone(),
             run_dir,
-            version,
-            cache: record.cache,
+            version: boot.version.clone(),
+            cache: boot.cache,
+            kept: boot.kept.as_ref().map(|kept| kept.id),
             transport: record.transport,
         };
         let disk = self.disks().open(request).await.map_err(failed())?;

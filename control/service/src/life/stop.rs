@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use headwater_api::{MachineState, Wanted};
-use headwater_db::MachineRecord;
+use headwater_db::{MachineRecord, Purpose};
 
 use crate::Service;
 use crate::backend::VmExit;
@@ -13,7 +13,7 @@ use crate::life::{Active, LifeError, STOP_GRACE_MS};
 
 impl Service {
     /// Stops a machine: asks the guest, and kills it after the grace time, or at once with `force`. One that
-    /// is off stays off. What it wrote is forgotten.
+    /// is off stays off. What it wrote is forgotten, unless its disk is kept.
     pub(crate) async fn stop(
         &self,
         name: &str,
@@ -47,13 +47,23 @@ impl Service {
         Ok(record)
     }
 
-    /// Gives a machine its pristine disk: one that is on is switched off like by its reset button, and started
-    /// again.
+    /// Gives a machine its pristine disk, also one whose disk is kept: one that is on is switched off like by its
+    /// reset button, and started again.
     pub(crate) async fn reset(&self, name: &str, actor: &Actor) -> Result<MachineRecord, LifeError> {
         let uuid = self.record(name).await?.uuid;
         let _turn = self.lock(uuid).await;
         let mut record = self.record(name).await?;
+        self.not_editing("reset", &record).await?;
+        let kept = self.kept_disk(uuid, Purpose::Persistent).await?;
+        if let Some(kept) = &kept
+            && self.is_sealing(kept.id)
+        {
+            return Err(LifeError::Sealing { what: "reset", machine: record.name });
+        }
         let Some(active) = self.active(uuid) else {
+            if let Some(kept) = kept {
+                self.forget_kept(&kept, None).await?;
+            }
             record.state =
                 if record.state == MachineState::Created { record.state } else { MachineState::Stopped };
             record.wanted = Wanted::Stopped;
@@ -63,12 +73,17 @@ impl Service {
         };
         self.save(&record, actor, "reset", "its disk is forgotten and it starts again").await?;
         self.kill_locked(&active, &mut record, actor, "reset").await?;
+        if let Some(kept) = kept {
+            self.forget_kept(&kept, None).await?;
+        }
         self.start_locked(record, actor).await
     }
 
     /// Removes a machine that is off; with `force` also one that is on.
     pub(crate) async fn remove(&self, name: &str, force: bool, actor: &Actor) -> Result<(), LifeError> {
-        let uuid = self.record(name).await?.uuid;
+        let seen = self.record(name).await?;
+        let uuid = seen.uuid;
+        self.not_editing("remove", &seen).await?;
         if force && let Some(active) = self.active(uuid) {
             active.vm.kill().await.map_err(LifeError::backend("remove", name))?;
         }
@@ -80,12 +95,24 @@ impl Service {
             }
             self.kill_locked(&active, &mut record, actor, "remove").await?;
         }
+        let kept = self.kept_disk(uuid, Purpose::Persistent).await?;
+        if let Some(kept) = &kept
+            && self.is_sealing(kept.id)
+        {
+            return Err(LifeError::Sealing { what: "remove", machine: record.name });
+        }
         let mut repo = self.db().write().await?;
+        if let Some(kept) = &kept {
+            repo.kept_disks().remove(kept.id).await?;
+        }
         repo.machines().remove(uuid).await?;
         let event = self.event(actor, format!("machine {name}"), "removed", format!("{uuid}"));
         repo.events().append(event).await?;
         repo.save().await?;
         tracing::info!(machine = %name, actor = %actor.0, "removed");
+        if let Some(kept) = &kept {
+            self.discard_files(kept).await;
+        }
         match tokio::fs::remove_dir_all(self.run_dir(name)).await {
             Err(e) if e.kind() != std::io::ErrorKind::NotFound => {
                 tracing::warn!(machine = %name, "cannot remove its directory: {e}");

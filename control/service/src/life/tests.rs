@@ -1,5 +1,7 @@
 //! Lives that go wrong, with backends that the tests steer.
 
+mod maintenance;
+
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
@@ -9,16 +11,18 @@ use async_trait::async_trait;
 use headwater_api::metrics::Sample;
 use headwater_api::name::ImageRef;
 use headwater_api::{
-    CacheSettings, Channel, DiffReport, DiskCounters, ExportFormat, Image, ImageVersion, MachineState,
-    ProblemKind, Removed, VerifyReport, Wanted,
+    CacheMode, CacheSettings, Channel, DiffReport, DiskCounters, ExportFormat, HostRam, Image, ImageVersion,
+    MachineState, ProblemKind, Removed, VerifyReport, Wanted,
 };
 use headwater_db::sqlite::SqliteDatabase;
 use headwater_db::{Database, DbError, MachineRecord, Repository};
 use tokio::sync::{Notify, watch};
+use uuid::Uuid;
 
 use crate::backend::{
-    BackendError, Disk, DiskRequest, Disks, ExecOutput, Hypervisor, Images, ImportOrder, ImportOutcome,
-    JobControl, Promotion, Shortage, SystemClock, SystemRandom, Vm, VmExit, VmPlan, VmRequest,
+    BackendError, Disk, DiskRequest, Disks, ExecOutput, FrozenDisk, Hypervisor, Images, ImportOrder,
+    ImportOutcome, JobControl, KeptRequest, Promotion, SealOrder, SealOutcome, Shortage, SystemClock,
+    SystemRandom, Vm, VmExit, VmPlan, VmRequest,
 };
 use crate::extract::Actor;
 use crate::life::LifeError;
@@ -54,8 +58,8 @@ impl Database for FragileDatabase {
     }
 }
 
-/// One image, of which nothing but its version is ever asked.
-struct OneImage;
+/// One image, of which nothing but its versions is ever asked.
+struct OneImage(Arc<Host>);
 
 fn unused<T>() -> Result<T, BackendError> {
     Err(BackendError::new(ProblemKind::Failed, "not in this test"))
@@ -64,22 +68,18 @@ fn unused<T>() -> Result<T, BackendError> {
 #[async_trait]
 impl Images for OneImage {
     async fn list(&self) -> Result<Vec<Image>, BackendError> {
-        unused()
+        let versions = self.0.versions.lock().unwrap().clone();
+        let (pointers, scheduled) = (Vec::new(), Vec::new());
+        Ok(vec![Image { name: "image".to_owned(), versions, pointers, scheduled, edit: None }])
     }
-    async fn resolve(&self, _: &ImageRef) -> Result<ImageVersion, BackendError> {
-        Ok(ImageVersion {
-            image: "image".to_owned(),
-            number: 1,
-            hash: "0".repeat(64),
-            size_bytes: 4096,
-            stored_bytes: 0,
-            created_at_ms: 0,
-            source: String::new(),
-            note: String::new(),
-            author: String::new(),
-            retired: false,
-            channels: Vec::new(),
-        })
+    async fn resolve(&self, reference: &ImageRef) -> Result<ImageVersion, BackendError> {
+        let versions = self.0.versions.lock().unwrap();
+        let missing = || BackendError::new(ProblemKind::NotFound, format!("there is no {reference}"));
+        let named = |it: &&ImageVersion| {
+            reference.version.as_ref().is_none_or(|text| *text == it.number.to_string() || *text == it.hash)
+        };
+        let found = versions.iter().rev().find(named).filter(|_| reference.image == "image");
+        found.cloned().ok_or_else(missing)
     }
     async fn import(&self, _: ImportOrder, _: Arc<JobControl>) -> Result<ImportOutcome, BackendError> {
         unused()
@@ -130,9 +130,42 @@ impl Images for OneImage {
     }
 }
 
+/// A version of the one image.
+fn version(number: u64, source: &str) -> ImageVersion {
+    ImageVersion {
+        image: "image".to_owned(),
+        number,
+        hash: format!("{number:064}"),
+        size_bytes: 4096,
+        stored_bytes: 0,
+        created_at_ms: 0,
+        source: source.to_owned(),
+        note: String::new(),
+        author: String::new(),
+        retired: false,
+        channels: Vec::new(),
+    }
+}
+
 /// Disks and VMs that only remember what became of them.
 #[derive(Default)]
 struct Host {
+    versions: Mutex<Vec<ImageVersion>>,
+    /// The kept disk, version and mode of each disk that was opened.
+    opened: Mutex<Vec<(Option<Uuid>, u64, CacheMode)>>,
+    discarded: Mutex<Vec<Uuid>>,
+    kept_by_sweep: Mutex<Vec<Uuid>>,
+    /// What was done to guests' file systems and to disks, in order.
+    freezes: Mutex<Vec<&'static str>>,
+    seals: Mutex<Vec<SealOrder>>,
+    /// No agent answers.
+    no_agent: AtomicBool,
+    /// A start fails.
+    start_fails: AtomicBool,
+    /// A seal waits while this is set, then fails where it was cancelled.
+    seals_wait: AtomicBool,
+    seal_waits: Notify,
+    seal_goes_on: Notify,
     open_disks: Mutex<usize>,
     vms: Mutex<Vec<Arc<FakeVm>>>,
     /// A start waits while this is set.
@@ -155,6 +188,10 @@ impl Disk for FakeDisk {
         Vec::new()
     }
     fn set_limits(&self, _: &CacheSettings) {}
+    fn freeze(&self) -> Result<Box<dyn FrozenDisk>, BackendError> {
+        self.0.freezes.lock().unwrap().push("disk");
+        Ok(Box::new(FakeFrozen(self.0.clone())))
+    }
     fn shortage(&self) -> Option<Shortage> {
         None
     }
@@ -166,6 +203,31 @@ impl Disk for FakeDisk {
     }
 }
 
+/// Its version is the next one.
+struct FakeFrozen(Arc<Host>);
+
+#[async_trait]
+impl FrozenDisk for FakeFrozen {
+    async fn seal(
+        self: Box<Self>,
+        order: SealOrder,
+        job: Arc<JobControl>,
+    ) -> Result<SealOutcome, BackendError> {
+        if self.0.seals_wait.load(Ordering::SeqCst) {
+            self.0.seal_waits.notify_one();
+            self.0.seal_goes_on.notified().await;
+        }
+        if job.is_cancelled() {
+            return Err(BackendError::new(ProblemKind::Cancelled, "cancelled"));
+        }
+        let mut versions = self.0.versions.lock().unwrap();
+        let version = version(versions.len() as u64 + 1, &order.source);
+        versions.push(version.clone());
+        self.0.seals.lock().unwrap().push(order);
+        Ok(SealOutcome { version, changed_bytes: 4096 })
+    }
+}
+
 struct FakeDisks(Arc<Host>);
 
 #[async_trait]
@@ -173,19 +235,33 @@ impl Disks for FakeDisks {
     async fn check(&self, _: &CacheSettings) -> Result<(), BackendError> {
         Ok(())
     }
-    async fn open(&self, _: DiskRequest) -> Result<Arc<dyn Disk>, BackendError> {
+    async fn open(&self, request: DiskRequest) -> Result<Arc<dyn Disk>, BackendError> {
+        let opened = (request.kept, request.version.number, request.cache.mode);
+        self.0.opened.lock().unwrap().push(opened);
         *self.0.open_disks.lock().unwrap() += 1;
         Ok(Arc::new(FakeDisk(self.0.clone(), AtomicBool::new(false))))
     }
     fn metrics(&self) -> Vec<Sample> {
         Vec::new()
     }
-    async fn sweep(&self) -> Result<Vec<String>, BackendError> {
+    async fn open_kept(&self, request: KeptRequest) -> Result<Box<dyn FrozenDisk>, BackendError> {
+        assert!(request.cache.persistent && request.cache.mode != CacheMode::Ram, "{request:?}");
+        Ok(Box::new(FakeFrozen(self.0.clone())))
+    }
+    async fn discard(&self, id: Uuid) -> Result<(), BackendError> {
+        self.0.discarded.lock().unwrap().push(id);
+        Ok(())
+    }
+    fn host_ram(&self) -> HostRam {
+        HostRam::default()
+    }
+    async fn sweep(&self, keep: &[Uuid]) -> Result<Vec<String>, BackendError> {
+        *self.0.kept_by_sweep.lock().unwrap() = keep.to_vec();
         Ok(Vec::new())
     }
 }
 
-struct FakeVm(watch::Sender<Option<VmExit>>);
+struct FakeVm(watch::Sender<Option<VmExit>>, Arc<Host>);
 
 impl FakeVm {
     fn end(&self, exit: VmExit) {
@@ -226,6 +302,17 @@ impl Vm for FakeVm {
         self.end(VmExit::Killed);
         Ok(())
     }
+    async fn freeze_file_systems(&self) -> Result<(), BackendError> {
+        if self.1.no_agent.load(Ordering::SeqCst) {
+            return Err(BackendError::new(ProblemKind::Failed, "no agent answers"));
+        }
+        self.1.freezes.lock().unwrap().push("freeze");
+        Ok(())
+    }
+    async fn thaw_file_systems(&self) -> Result<(), BackendError> {
+        self.1.freezes.lock().unwrap().push("thaw");
+        Ok(())
+    }
     async fn exec(&self, _: &[String], _: Duration) -> Result<ExecOutput, BackendError> {
         unused()
     }
@@ -245,11 +332,14 @@ impl Hypervisor for FakeHypervisor {
         for name in ["console.log", "console.log.old", "qemu.log", "seed.img", "qemu.pid"] {
             std::fs::write(request.run_dir.join(name), name).unwrap();
         }
+        if self.0.start_fails.load(Ordering::SeqCst) {
+            return unused();
+        }
         if self.0.starts_wait.load(Ordering::SeqCst) {
             self.0.start_waits.notify_one();
             self.0.go_on.notified().await;
         }
-        let vm = Arc::new(FakeVm(watch::Sender::new(None)));
+        let vm = Arc::new(FakeVm(watch::Sender::new(None), self.0.clone()));
         self.0.vms.lock().unwrap().push(vm.clone());
         Ok(vm)
     }
@@ -278,15 +368,8 @@ impl Fixture {
         let inner = SqliteDatabase::open(&dir.path().join("db")).await.unwrap();
         let db = Arc::new(FragileDatabase { inner, fails: AtomicBool::new(false) });
         let host = Arc::new(Host::default());
-        let service = Service::new(Parts {
-            db: db.clone(),
-            images: Arc::new(OneImage),
-            disks: Arc::new(FakeDisks(host.clone())),
-            hypervisor: Arc::new(FakeHypervisor(host.clone())),
-            clock: Arc::new(SystemClock),
-            random: Arc::new(SystemRandom),
-            data_dir: dir.path().to_owned(),
-        });
+        host.versions.lock().unwrap().push(version(1, ""));
+        let service = Self::service(db.clone(), &host, dir.path());
         let new = crate::identity::make(&SystemRandom, "lab", None).unwrap();
         let record = MachineRecord {
             uuid: new.uuid,
@@ -294,6 +377,8 @@ impl Fixture {
             mac: new.mac,
             image: "image".to_owned(),
             pin: None,
+            catalog: None,
+            catalog_pin: None,
             cache: CacheSettings::default(),
             transport: headwater_api::DiskTransport::default(),
             memory_bytes: 1 << 29,
@@ -312,6 +397,18 @@ impl Fixture {
         repo.machines().add(&record).await.unwrap();
         repo.save().await.unwrap();
         Self { dir, db, host, service }
+    }
+
+    fn service(db: Arc<FragileDatabase>, host: &Arc<Host>, data_dir: &Path) -> Service {
+        Service::new(Parts {
+            db,
+            images: Arc::new(OneImage(host.clone())),
+            disks: Arc::new(FakeDisks(host.clone())),
+            hypervisor: Arc::new(FakeHypervisor(host.clone())),
+            clock: Arc::new(SystemClock),
+            random: Arc::new(SystemRandom),
+            data_dir: data_dir.to_owned(),
+        })
     }
 
     async fn start(&self) -> Result<MachineRecord, LifeError> {

@@ -1,6 +1,7 @@
 //! Watching a machine that is on: the guest is up, the VM ended.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use headwater_api::{MachineState, Wanted};
 use uuid::Uuid;
@@ -9,6 +10,9 @@ use crate::Service;
 use crate::backend::VmExit;
 use crate::extract::Actor;
 use crate::life::{Active, LifeError};
+
+/// How often a guest that restarted looks whether the version of its disk is made.
+const SEALING_LOOK: Duration = Duration::from_millis(200);
 
 impl Service {
     /// Watches until the VM ends.
@@ -73,8 +77,16 @@ impl Service {
                 self.switched_off(&mut record, &daemon, MachineState::Stopped, None, detail).await
             }
             VmExit::Rebooted => {
-                let detail = "the guest restarted; what it wrote is forgotten";
+                let kept = self.db().read().await?.kept_disks().of_machine(uuid).await?;
+                let detail = if kept.is_empty() {
+                    "the guest restarted; what it wrote is forgotten"
+                } else {
+                    "the guest restarted; its disk is kept"
+                };
                 self.switched_off(&mut record, &daemon, MachineState::Stopped, None, detail).await?;
+                while kept.iter().any(|disk| self.is_sealing(disk.id)) && !self.is_stopping() {
+                    tokio::time::sleep(SEALING_LOOK).await;
+                }
                 self.start_locked(record, &daemon).await.map(drop)
             }
             VmExit::Killed => {

@@ -41,6 +41,6 @@ pub(super) async fn cancel_promotion(
     let Promotion { channel, version, at_ms, author, .. } =
         service.images().cancel_promotion(&image, which.channel).await?;
     let detail = format!("{channel} to version {version} at {at_ms} ms");
-    service.append(service.event(&actor, format!("image {image}"), "promotion cancelled", detail)).await?;
+    service.image_changed(&actor, &image, "promotion cancelled", detail).await?;
     Ok(Json(ChannelPointer { channel, version, at_ms, author }))
 }

@@ -4,12 +4,15 @@ use axum::Json;
 use axum::extract::State;
 use axum::http::StatusCode;
 use headwater_api::name::{self, ImageRef};
-use headwater_api::{CreateMachine, Machine, MachineState, Problem, ProblemKind, Wanted};
-use headwater_db::{DbError, MachineRecord};
+use headwater_api::{
+    CacheSettings, CreateMachine, DiskTransport, Machine, MachineState, Problem, ProblemKind, Wanted,
+};
+use headwater_db::{CatalogRecord, DbError, MachineRecord};
 
 use crate::Service;
 use crate::answer::{Explain, Failure};
 use crate::backend::{BackendError, VmPlan};
+use crate::catalogs::CatalogError;
 use crate::extract::{Actor, Body};
 use crate::identity::{self, IdentityError};
 use crate::server::MAX_SOCKET_PATH_BYTES;
@@ -21,6 +24,12 @@ const MAX_SOCKET_NAME_BYTES: usize = "/console.sock".len();
 enum Error {
     #[error("cannot create machine '{0}': there is one already")]
     Exists(String),
+    #[error("cannot create machine '{0}': there is a catalog of that name, and a pin must mean one of them")]
+    IsCatalog(String),
+    #[error(
+        "cannot create machine '{0}': it boots either an image or what its catalog says, and one of them must be given"
+    )]
+    ImageOrCatalog(String),
     #[error(
         "cannot create machine '{machine}': sockets in its directory {run_dir} would have paths of {len} bytes, and \
          a socket's path has at most {MAX_SOCKET_PATH_BYTES}"
@@ -45,8 +54,8 @@ enum Error {
 impl Explain for Error {
     fn kind(&self) -> ProblemKind {
         match self {
-            Self::Exists(_) => ProblemKind::Conflict,
-            Self::PathTooLong { .. } => ProblemKind::Invalid,
+            Self::Exists(_) | Self::IsCatalog(_) => ProblemKind::Conflict,
+            Self::ImageOrCatalog(_) | Self::PathTooLong { .. } => ProblemKind::Invalid,
             Self::Backend { source, .. } => source.kind(),
             Self::Identity { .. } => ProblemKind::Failed,
             Self::Db(e) => e.kind(),
@@ -59,7 +68,11 @@ impl Explain for Error {
                 Some("use a shorter name or a data directory with a shorter path".to_owned())
             }
             Self::Backend { source, .. } => source.advice().map(str::to_owned),
-            Self::Exists(_) | Self::Identity { .. } | Self::Db(_) => None,
+            Self::Exists(_)
+            | Self::IsCatalog(_)
+            | Self::ImageOrCatalog(_)
+            | Self::Identity { .. }
+            | Self::Db(_) => None,
         }
     }
 }
@@ -73,8 +86,8 @@ impl Explain for Error {
     responses(
         (status = 201, body = Machine),
         (status = 400, description = "Odd name, or settings that this host cannot give", body = Problem),
-        (status = 404, description = "No such image or version", body = Problem),
-        (status = 409, description = "There is a machine of that name", body = Problem),
+        (status = 404, description = "No such image, version or catalog", body = Problem),
+        (status = 409, description = "There is a machine or a catalog of that name", body = Problem),
     ),
 )]
 pub(super) async fn create_machine(
@@ -82,11 +95,20 @@ pub(super) async fn create_machine(
     actor: Actor,
     Body(request): Body<CreateMachine>,
 ) -> Result<(StatusCode, Json<Machine>), Failure> {
-    check(&service, &request).await?;
-    let record = record(&service, request)?;
+    let plan = settle(&service, request).await?;
+    check(&service, &plan).await?;
+    let record = record(&service, plan)?;
     let detail = format!("{}, {}", record.uuid, record.image);
     let event = service.event(&actor, format!("machine {}", record.name), "created", detail);
     let mut repo = service.db().write().await?;
+    if repo.catalogs().by_name(&record.name).await?.is_some() {
+        return Err(Error::IsCatalog(record.name).into());
+    }
+    if let Some(catalog) = &record.catalog
+        && repo.catalogs().by_name(catalog).await?.is_none()
+    {
+        return Err(CatalogError::Unknown(catalog.clone()).into());
+    }
     repo.machines().add(&record).await.map_err(|e| match e {
         DbError::Taken { .. } => Error::Exists(record.name.clone()),
         e => Error::Db(e),
@@ -99,30 +121,68 @@ pub(super) async fn create_machine(
     Ok((StatusCode::CREATED, Json(service.view(record))))
 }
 
-async fn check(service: &Service, request: &CreateMachine) -> Result<(), Failure> {
+/// A machine to make, with everything that its request left to a catalog or to the defaults.
+struct Plan {
+    name: String,
+    image: String,
+    catalog: Option<CatalogRecord>,
+    cache: CacheSettings,
+    transport: DiskTransport,
+    memory_bytes: u64,
+    cpus: u32,
+    host_name: String,
+    user_data: Option<String>,
+}
+
+async fn settle(service: &Service, request: CreateMachine) -> Result<Plan, Failure> {
     name::check_machine(&request.name).map_err(Failure)?;
-    if let Some(host_name) = &request.host_name {
-        name::check_machine(host_name).map_err(|problem| {
-            Failure(problem.during(format!("'{}' is not a host name", host_name.escape_debug())))
-        })?;
-    }
-    let run_dir = service.run_dir(&request.name);
+    let catalog = match &request.catalog {
+        Some(name) => Some(service.catalog(name).await?),
+        None => None,
+    };
+    let image = match (request.image, &catalog) {
+        (Some(image), None) => image,
+        (None, Some(catalog)) => catalog.image.clone(),
+        _ => return Err(Error::ImageOrCatalog(request.name).into()),
+    };
+    let of = catalog.as_ref();
+    Ok(Plan {
+        image,
+        cache: request.cache.or(of.map(|it| it.cache)).unwrap_or_default(),
+        transport: request.transport.or(of.map(|it| it.transport)).unwrap_or_default(),
+        memory_bytes: request
+            .memory_bytes
+            .or(of.map(|it| it.memory_bytes))
+            .unwrap_or(CreateMachine::default_memory_bytes()),
+        cpus: request.cpus.or(of.map(|it| it.cpus)).unwrap_or(CreateMachine::default_cpus()),
+        host_name: request.host_name.unwrap_or_else(|| request.name.clone()),
+        user_data: request.user_data.or_else(|| of.and_then(|it| it.user_data.clone())),
+        name: request.name,
+        catalog,
+    })
+}
+
+async fn check(service: &Service, plan: &Plan) -> Result<(), Failure> {
+    name::check_machine(&plan.host_name).map_err(|problem| {
+        Failure(problem.during(format!("'{}' is not a host name", plan.host_name.escape_debug())))
+    })?;
+    let run_dir = service.run_dir(&plan.name);
     let len = run_dir.as_os_str().len() + MAX_SOCKET_NAME_BYTES;
     if len > MAX_SOCKET_PATH_BYTES {
-        let (machine, run_dir) = (request.name.clone(), run_dir.display().to_string());
+        let (machine, run_dir) = (plan.name.clone(), run_dir.display().to_string());
         return Err(Error::PathTooLong { machine, run_dir, len }.into());
     }
-    let failed = |source| Error::Backend { machine: request.name.clone(), source };
-    let plan = VmPlan {
-        name: &request.name,
-        memory_bytes: request.memory_bytes,
-        cpus: request.cpus,
-        host_name: host_name(request),
-        user_data: request.user_data.as_deref(),
+    let failed = |source| Error::Backend { machine: plan.name.clone(), source };
+    let vm = VmPlan {
+        name: &plan.name,
+        memory_bytes: plan.memory_bytes,
+        cpus: plan.cpus,
+        host_name: &plan.host_name,
+        user_data: plan.user_data.as_deref(),
     };
-    service.hypervisor().check(plan).await.map_err(failed)?;
-    service.disks().check(&request.cache).await.map_err(failed)?;
-    resolve(service, &request.name, &request.image).await
+    service.hypervisor().check(vm).await.map_err(failed)?;
+    service.disks().check(&plan.cache).await.map_err(failed)?;
+    resolve(service, &plan.name, &plan.image).await
 }
 
 async fn resolve(service: &Service, machine: &str, image: &str) -> Result<(), Failure> {
@@ -132,23 +192,22 @@ async fn resolve(service: &Service, machine: &str, image: &str) -> Result<(), Fa
     Ok(())
 }
 
-fn host_name(request: &CreateMachine) -> &str {
-    request.host_name.as_ref().unwrap_or(&request.name)
-}
-
-fn record(service: &Service, request: CreateMachine) -> Result<MachineRecord, Error> {
-    let new = identity::make(service.random(), host_name(&request), request.user_data.clone())
-        .map_err(|source| Error::Identity { machine: request.name.clone(), source })?;
+fn record(service: &Service, plan: Plan) -> Result<MachineRecord, Error> {
+    let new = identity::make(service.random(), &plan.host_name, plan.user_data)
+        .map_err(|source| Error::Identity { machine: plan.name.clone(), source })?;
+    let (catalog, catalog_pin) = plan.catalog.map(|it| (it.name, it.pin)).unzip();
     Ok(MachineRecord {
         uuid: new.uuid,
-        name: request.name,
+        name: plan.name,
         mac: new.mac,
-        image: request.image,
+        image: plan.image,
         pin: None,
-        cache: request.cache,
-        transport: request.transport,
-        memory_bytes: request.memory_bytes,
-        cpus: request.cpus,
+        catalog,
+        catalog_pin: catalog_pin.flatten(),
+        cache: plan.cache,
+        transport: plan.transport,
+        memory_bytes: plan.memory_bytes,
+        cpus: plan.cpus,
         identity: new.identity,
         ssh_host_key_private: new.ssh_host_key_private,
         wanted: Wanted::Stopped,

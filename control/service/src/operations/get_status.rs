@@ -39,6 +39,7 @@ pub(super) async fn get_status(State(service): State<Service>) -> Result<Json<St
         machines_active: count(machines.iter().filter(|machine| machine.state.is_active()).count()),
         alarms,
         ram_used_bytes: counters.iter().map(|disk| disk.ram_used_bytes).sum(),
+        host_ram: service.disks().host_ram(),
         disk_used_bytes: counters.iter().map(|disk| disk.disk_used_bytes).sum(),
         free_bytes: free_bytes(service.data_dir())?,
         hypervisor,

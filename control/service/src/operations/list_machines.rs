@@ -16,5 +16,5 @@ use crate::answer::Failure;
 )]
 pub(super) async fn list_machines(State(service): State<Service>) -> Result<Json<MachineList>, Failure> {
     let records = service.db().read().await?.machines().list().await?;
-    Ok(Json(MachineList { machines: service.views(records).await }))
+    Ok(Json(MachineList { machines: service.views(records).await? }))
 }

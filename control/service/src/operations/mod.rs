@@ -2,26 +2,36 @@
 
 mod attach_console;
 mod cancel_promotion;
+mod create_catalog;
 mod create_machine;
 mod diff_images;
+mod discard_edit;
+mod edit_image;
 mod exec_machine;
 mod export_image;
 mod get_openapi;
 mod get_stats;
 mod get_status;
 mod import_image;
+mod list_catalogs;
 mod list_events;
 mod list_images;
 mod list_machines;
+mod pin_catalog;
 mod pin_machine;
 mod promote_image;
 mod read_console;
+mod remove_catalog;
 mod remove_image;
 mod remove_machine;
 mod reset_machine;
 mod retire_image;
 mod revert_image;
+mod seal_image;
+mod seal_machine;
+mod set_catalog;
 mod set_machine;
+mod show_catalog;
 mod show_image;
 mod show_machine;
 mod start_machine;
@@ -29,18 +39,22 @@ mod stop_machine;
 mod unpin_machine;
 mod verify_image;
 
-use axum::Router;
+use std::future::Future;
+
 use axum::extract::{DefaultBodyLimit, Request};
 use axum::http::{Method, Uri};
 use axum::middleware::{self, Next};
 use axum::response::Response;
-use headwater_api::{JobEvent, Problem, ProblemKind};
+use axum::{Json, Router};
+use headwater_api::{Edit, JobEvent, Machine, Problem, ProblemKind};
+use headwater_db::{KeptDisk, MachineRecord};
 use utoipa::OpenApi;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
 use crate::Service;
 use crate::answer::Failure;
+use crate::life::LifeError;
 
 /// The longest request body: user data is the largest thing that clients send.
 pub const MAX_BODY_BYTES: usize = 8 << 20;
@@ -56,6 +70,7 @@ pub const MAX_BODY_BYTES: usize = 8 << 20;
     ),
     tags(
         (name = "images", description = "Golden images and their versions"),
+        (name = "catalogs", description = "Machines that are made alike and boot the same"),
         (name = "machines", description = "Machines that boot them"),
         (name = "daemon", description = "The daemon and its history"),
     ),
@@ -78,15 +93,39 @@ fn routes() -> OpenApiRouter<Service> {
         .routes(routes!(promote_image::promote_image, cancel_promotion::cancel_promotion))
         .routes(routes!(revert_image::revert_image))
         .routes(routes!(retire_image::retire_image))
+        .routes(routes!(edit_image::edit_image, discard_edit::discard_edit))
+        .routes(routes!(seal_image::seal_image))
+        .routes(routes!(list_catalogs::list_catalogs, create_catalog::create_catalog))
+        .routes(routes!(show_catalog::show_catalog, set_catalog::set_catalog, remove_catalog::remove_catalog))
+        .routes(routes!(pin_catalog::pin_catalog, pin_catalog::unpin_catalog))
         .routes(routes!(pin_machine::pin_machine, unpin_machine::unpin_machine))
         .routes(routes!(list_machines::list_machines, create_machine::create_machine))
         .routes(routes!(show_machine::show_machine, set_machine::set_machine, remove_machine::remove_machine))
         .routes(routes!(start_machine::start_machine))
         .routes(routes!(stop_machine::stop_machine))
         .routes(routes!(reset_machine::reset_machine))
+        .routes(routes!(seal_machine::seal_machine))
         .routes(routes!(exec_machine::exec_machine))
         .routes(routes!(read_console::read_console))
         .routes(routes!(attach_console::attach_console))
+}
+
+/// Changes a machine, to the end even where the client hangs up, and answers with what became of it.
+async fn change_machine<W>(
+    service: Service,
+    change: impl FnOnce(Service) -> W,
+) -> Result<Json<Machine>, Failure>
+where
+    W: Future<Output = Result<MachineRecord, LifeError>> + Send + 'static,
+{
+    let record = service.to_the_end(change(service.clone())).await?;
+    Ok(Json(service.view(record)))
+}
+
+/// An edit as clients see it.
+fn edit_view(disk: KeptDisk, machine: String) -> Edit {
+    let KeptDisk { image, version, author, created_at_ms: since_ms, .. } = disk;
+    Edit { image, version, machine, since_ms, author }
 }
 
 /// The description of all operations.

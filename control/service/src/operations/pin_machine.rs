@@ -61,5 +61,5 @@ pub(super) async fn pin_machine(
     repo.events().append(service.event(&actor, format!("machine {name}"), "pinned", pin.clone())).await?;
     repo.save().await?;
     record.pin = Some(pin);
-    service.views(vec![record]).await.pop().map(Json).ok_or_else(|| LifeError::Unknown(name).into())
+    Ok(Json(service.full_view(record).await?))
 }

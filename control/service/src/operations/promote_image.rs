@@ -67,8 +67,7 @@ pub(super) async fn promote_image(
         let before = service.images().promote(&promotion).await?;
         ("promoted", moved(&promotion, before))
     };
-    tracing::info!(image = %promotion.image, actor = %actor.0, action, "{detail}");
-    service.append(service.event(&actor, format!("image {}", promotion.image), action, detail)).await?;
+    service.image_changed(&actor, &promotion.image, action, detail).await?;
     let Promotion { channel, version, at_ms, author, .. } = promotion;
     Ok(Json(ChannelPointer { channel, version, at_ms, author }))
 }

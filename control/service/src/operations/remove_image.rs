@@ -4,7 +4,7 @@ use axum::Json;
 use axum::extract::State;
 use headwater_api::name::ImageRef;
 use headwater_api::{Channel, ImageVersion, Problem, ProblemKind, Removed};
-use headwater_db::MachineRecord;
+use headwater_db::{MachineRecord, Purpose};
 
 use crate::Service;
 use crate::answer::{Explain, Failure};
@@ -24,7 +24,7 @@ impl Explain for Error {
 
     fn advice(&self) -> Option<String> {
         Some(
-            "promote another version, unpin or remove the machines; 'headwater machine list' shows them"
+            "promote another version, unpin, reset or remove the machines; 'headwater machine list' shows them"
                 .to_owned(),
         )
     }
@@ -68,6 +68,21 @@ pub(super) async fn remove_image(
             uses.push(format!("machine '{}' {how}", machine.name));
         }
     }
+    for catalog in repo.catalogs().list().await? {
+        let boots = (catalog.image.as_str(), catalog.pin.as_deref());
+        if let Some(how) = follows(&service, boots, &reference, version.as_ref()).await {
+            uses.push(format!("catalog '{}' {how}", catalog.name));
+        }
+    }
+    let disks = repo.kept_disks().list().await?;
+    for disk in disks {
+        if disk.image == reference.image && version.as_ref().is_none_or(|it| it.hash == disk.hash) {
+            let machine = repo.machines().by_uuid(disk.machine).await?;
+            let name = machine.map_or_else(|| disk.machine.to_string(), |machine| machine.name);
+            let how = if disk.purpose == Purpose::Edit { "edits it" } else { "has a kept disk over it" };
+            uses.push(format!("machine '{name}' {how}"));
+        }
+    }
     if !uses.is_empty() {
         return Err(Error::InUse { what: name, uses }.into());
     }
@@ -98,15 +113,30 @@ async fn use_of(
     reference: &ImageRef,
     version: Option<&ImageVersion>,
 ) -> Option<&'static str> {
+    let runs = |version: &ImageVersion| {
+        service.active(machine.uuid).is_some_and(|active| active.version_hash == version.hash)
+    };
+    if version.is_some_and(runs) {
+        return Some("runs it");
+    }
+    // What its catalog says is told of that.
+    let image = if machine.catalog.is_some() { "" } else { &machine.image };
+    follows(service, (image, machine.pin.as_deref()), reference, version).await
+}
+
+/// How an image and a pin mean what is to be removed, if they do.
+async fn follows(
+    service: &Service,
+    (image, pin): (&str, Option<&str>),
+    reference: &ImageRef,
+    version: Option<&ImageVersion>,
+) -> Option<&'static str> {
     let of_image = |text: &str| ImageRef::parse(text).ok().filter(|theirs| theirs.image == reference.image);
-    let follows = of_image(&machine.image);
-    let pinned = machine.pin.as_deref().and_then(of_image);
+    let follows = of_image(image);
+    let pinned = pin.and_then(of_image);
     let Some(version) = version else {
         return (follows.is_some() || pinned.is_some()).then_some("boots it");
     };
-    if service.active(machine.uuid).is_some_and(|active| active.version_hash == version.hash) {
-        return Some("runs it");
-    }
     if let Some(pinned) = pinned {
         let to = service.images().resolve(&pinned).await.ok()?;
         if to.number == version.number {

@@ -8,7 +8,7 @@ use crate::Service;
 use crate::answer::Failure;
 use crate::extract::{Actor, Name};
 
-/// Forgets what a machine wrote. One that is on is switched off at once and started again.
+/// Forgets what a machine wrote, also where its disk is kept. One that is on is switched off at once and started again.
 #[utoipa::path(
     post,
     path = "/api/v1/machines/{machine}/reset",
@@ -17,6 +17,7 @@ use crate::extract::{Actor, Name};
     responses(
         (status = 200, body = Machine),
         (status = 404, description = "No such machine, image or version", body = Problem),
+        (status = 409, description = "It edits an image, or a version is being made of its disk", body = Problem),
         (status = 503, description = "QEMU is not installed, or the daemon is stopping", body = Problem),
         (status = 507, description = "Not enough memory or disk", body = Problem),
     ),
@@ -26,7 +27,5 @@ pub(super) async fn reset_machine(
     actor: Actor,
     Name(name): Name,
 ) -> Result<Json<Machine>, Failure> {
-    let handle = service.clone();
-    let record = service.to_the_end(async move { handle.reset(&name, &actor).await }).await?;
-    Ok(Json(service.view(record)))
+    super::change_machine(service, async move |handle| handle.reset(&name, &actor).await).await
 }

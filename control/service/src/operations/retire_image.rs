@@ -32,7 +32,7 @@ pub(super) async fn retire_image(
     service.images().retire(&version, request.retired).await?;
     let action = if request.retired { "retired" } else { "brought back" };
     let detail = format!("version {}, {}", version.number, version.hash);
-    service.append(service.event(&actor, format!("image {}", version.image), action, detail)).await?;
+    service.image_changed(&actor, &version.image, action, detail).await?;
     version.retired = request.retired;
     Ok(Json(version))
 }

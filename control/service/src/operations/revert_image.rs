@@ -33,7 +33,6 @@ pub(super) async fn revert_image(
     can_be_set(channel).map_err(Failure)?;
     let (from, to) = service.images().revert(&image, channel).await?;
     let detail = format!("{channel} from version {from} back to {to}");
-    tracing::info!(%image, actor = %actor.0, "{detail}");
-    service.append(service.event(&actor, format!("image {image}"), "reverted", detail)).await?;
+    service.image_changed(&actor, &image, "reverted", detail).await?;
     Ok(Json(ChannelPointer { channel, version: to, at_ms: service.now_ms(), author: actor.0 }))
 }

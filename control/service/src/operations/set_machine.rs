@@ -43,9 +43,7 @@ pub(super) async fn set_machine(
     Body(limits): Body<SetMachine>,
 ) -> Result<Json<Machine>, Failure> {
     check(&service, &name, limits).await?;
-    let handle = service.clone();
-    let record = service.to_the_end(async move { handle.set_limits(&name, limits, &actor).await }).await?;
-    Ok(Json(service.view(record)))
+    super::change_machine(service, async move |handle| handle.set_limits(&name, limits, &actor).await).await
 }
 
 async fn check(service: &Service, name: &str, limits: SetMachine) -> Result<(), Failure> {

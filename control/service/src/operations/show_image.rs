@@ -48,5 +48,12 @@ pub(super) async fn show_image(
         let wanted = service.images().resolve(&reference).await?;
         image.versions.retain(|version| version.number == wanted.number);
     }
+    let mut repo = service.db().read().await?;
+    let edit = repo.kept_disks().edit_of(&image.name).await?;
+    if let Some(edit) = edit
+        && let Some(machine) = repo.machines().by_uuid(edit.machine).await?
+    {
+        image.edit = Some(super::edit_view(edit, machine.name));
+    }
     Ok(Json(image))
 }

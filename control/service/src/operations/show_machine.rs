@@ -7,7 +7,6 @@ use headwater_api::{Machine, Problem};
 use crate::Service;
 use crate::answer::Failure;
 use crate::extract::Name;
-use crate::life::LifeError;
 
 /// One machine with its state and counters.
 #[utoipa::path(
@@ -22,5 +21,5 @@ pub(super) async fn show_machine(
     Name(name): Name,
 ) -> Result<Json<Machine>, Failure> {
     let record = service.record(&name).await?;
-    service.views(vec![record]).await.pop().map(Json).ok_or_else(|| LifeError::Unknown(name).into())
+    Ok(Json(service.full_view(record).await?))
 }

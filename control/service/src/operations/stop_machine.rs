@@ -19,7 +19,7 @@ pub(super) struct How {
     force: bool,
 }
 
-/// Asks the guest to switch itself off, ends it after 30 seconds, and forgets what it wrote. Returns when it
+/// Asks the guest to switch itself off, ends it after 30 seconds, and forgets what it wrote, unless its disk is kept. Returns when it
 /// is off; a machine that is off stays off.
 #[utoipa::path(
     post,
@@ -34,7 +34,5 @@ pub(super) async fn stop_machine(
     Name(name): Name,
     Parameters(how): Parameters<How>,
 ) -> Result<Json<Machine>, Failure> {
-    let handle = service.clone();
-    let record = service.to_the_end(async move { handle.stop(&name, how.force, &actor).await }).await?;
-    Ok(Json(service.view(record)))
+    super::change_machine(service, async move |handle| handle.stop(&name, how.force, &actor).await).await
 }

@@ -32,5 +32,5 @@ pub(super) async fn unpin_machine(
     } else {
         drop(repo);
     }
-    service.views(vec![record]).await.pop().map(Json).ok_or_else(|| LifeError::Unknown(name).into())
+    Ok(Json(service.full_view(record).await?))
 }

@@ -1,0 +1,78 @@
+//! Catalogs: machines that are made alike and boot the same.
+
+use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
+
+use crate::machine::{CacheSettings, CreateMachine, DiskTransport};
+
+/// A catalog to create: what its machines boot, and how they are made.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct CreateCatalog {
+    /// 1 to 63 of a-z, 0-9 and '-'; no machine has it.
+    pub name: String,
+    /// `IMAGE`, `IMAGE:CHANNEL`, `IMAGE@NUMBER` or `IMAGE@HASH`.
+    pub image: String,
+    /// The write cache of a machine made from now on.
+    #[serde(default)]
+    pub cache: CacheSettings,
+    /// Its guest's memory.
+    #[serde(default = "CreateMachine::default_memory_bytes")]
+    pub memory_bytes: u64,
+    /// Its guest's processors.
+    #[serde(default = "CreateMachine::default_cpus")]
+    pub cpus: u32,
+    /// How it reaches its disk.
+    #[serde(default)]
+    pub transport: DiskTransport,
+    /// Its cloud-init user data.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub user_data: Option<String>,
+}
+
+/// What a catalog's machines boot from now on.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct SetCatalog {
+    /// `IMAGE`, `IMAGE:CHANNEL`, `IMAGE@NUMBER` or `IMAGE@HASH`.
+    pub image: String,
+}
+
+/// A catalog.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct Catalog {
+    /// Its name.
+    pub name: String,
+    /// What its machines boot, as given.
+    pub image: String,
+    /// The version that they boot in place of that, as `IMAGE@NUMBER`; a machine's own pin goes before it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pin: Option<String>,
+    /// The version that this means now. Absent where there is none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub next_version: Option<String>,
+    /// The write cache of a machine made from now on.
+    pub cache: CacheSettings,
+    /// Its guest's memory.
+    pub memory_bytes: u64,
+    /// Its guest's processors.
+    pub cpus: u32,
+    /// How it reaches its disk.
+    pub transport: DiskTransport,
+    /// Its cloud-init user data.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub user_data: Option<String>,
+    /// When it was created.
+    pub created_at_ms: u64,
+    /// The names of its machines.
+    pub machines: Vec<String>,
+    /// Of which still run another version than they would boot now.
+    pub old: Vec<String>,
+}
+
+/// All catalogs.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct CatalogList {
+    /// Ordered by name.
+    pub catalogs: Vec<Catalog>,
+}

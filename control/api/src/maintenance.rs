@@ -1,0 +1,66 @@
+//! Maintenance of images: editing one on a machine, and making versions of disks.
+
+use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
+
+use crate::image::ImageVersion;
+
+/// The machine that is to edit an image.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct EditRequest {
+    /// Its name.
+    pub machine: String,
+}
+
+/// An image that is being edited: one machine has a private disk over one of its versions.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct Edit {
+    /// The image.
+    pub image: String,
+    /// The number of the version below.
+    pub version: u64,
+    /// The machine.
+    pub machine: String,
+    /// Since when.
+    pub since_ms: u64,
+    /// Who began it.
+    pub author: String,
+}
+
+/// What a version that is made of a disk is called.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct SealRequest {
+    /// A line about the version, for people.
+    #[serde(default)]
+    pub note: String,
+}
+
+/// How a running machine was stopped for the instant of which a version was made.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct Pause {
+    /// How long its disk answered nothing.
+    pub disk_us: u64,
+    /// How long its guest's file systems were frozen, so that the version needs no repair; absent where the guest
+    /// agent did not do that: then the version is as after a power cut.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub guest_ms: Option<u64>,
+    /// Why the guest's file systems were not frozen.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub remark: Option<String>,
+}
+
+/// A version that was made of a disk.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct Sealed {
+    /// It.
+    pub version: ImageVersion,
+    /// The version that it was made from, as `IMAGE@NUMBER`.
+    pub parent: String,
+    /// Bytes in chunks that the machine changed: so much was read.
+    pub changed_bytes: u64,
+    /// The pause, where the machine was on.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pause: Option<Pause>,
+}

@@ -1,0 +1,97 @@
+//! Disks that are kept, in SQLite.
+
+use async_trait::async_trait;
+use sqlx::{FromRow, SqliteConnection};
+use uuid::Uuid;
+
+use crate::error::DbError;
+use crate::record::{KeptDisk, Purpose};
+use crate::repository::KeptDiskRepository;
+use crate::sqlite::{added, loaded, stored};
+
+pub(super) struct SqliteKeptDisks<'a> {
+    pub(super) connection: &'a mut SqliteConnection,
+}
+
+#[derive(FromRow)]
+struct Row {
+    id: String,
+    machine: String,
+    purpose: String,
+    image: String,
+    version: i64,
+    hash: String,
+    author: String,
+    created_at_ms: i64,
+}
+
+impl TryFrom<Row> for KeptDisk {
+    type Error = DbError;
+
+    fn try_from(row: Row) -> Result<Self, DbError> {
+        let unreadable = |column, found: &str| DbError::Unreadable { column, found: found.to_owned() };
+        Ok(Self {
+            id: Uuid::parse_str(&row.id).map_err(|_| unreadable("id", &row.id))?,
+            machine: Uuid::parse_str(&row.machine).map_err(|_| unreadable("machine", &row.machine))?,
+            purpose: Purpose::parse(&row.purpose).ok_or_else(|| unreadable("purpose", &row.purpose))?,
+            image: row.image,
+            version: loaded(row.version),
+            hash: row.hash,
+            author: row.author,
+            created_at_ms: loaded(row.created_at_ms),
+        })
+    }
+}
+
+#[async_trait]
+impl KeptDiskRepository for SqliteKeptDisks<'_> {
+    async fn add(&mut self, disk: &KeptDisk) -> Result<(), DbError> {
+        let outcome = sqlx::query(
+            "INSERT INTO kept_disks (id, machine, purpose, image, version, hash, author, created_at_ms)
+             VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
+        )
+        .bind(disk.id.to_string())
+        .bind(disk.machine.to_string())
+        .bind(disk.purpose.name())
+        .bind(&disk.image)
+        .bind(stored(disk.version))
+        .bind(&disk.hash)
+        .bind(&disk.author)
+        .bind(stored(disk.created_at_ms))
+        .execute(&mut *self.connection)
+        .await;
+        added(outcome, || format!("a disk over '{}'", disk.below()))
+    }
+
+    async fn of_machine(&mut self, machine: Uuid) -> Result<Vec<KeptDisk>, DbError> {
+        let rows: Vec<Row> = sqlx::query_as("SELECT * FROM kept_disks WHERE machine = ? ORDER BY purpose")
+            .bind(machine.to_string())
+            .fetch_all(&mut *self.connection)
+            .await?;
+        rows.into_iter().map(KeptDisk::try_from).collect()
+    }
+
+    async fn edit_of(&mut self, image: &str) -> Result<Option<KeptDisk>, DbError> {
+        let row: Option<Row> =
+            sqlx::query_as("SELECT * FROM kept_disks WHERE image = ? AND purpose = 'edit'")
+                .bind(image)
+                .fetch_optional(&mut *self.connection)
+                .await?;
+        row.map(KeptDisk::try_from).transpose()
+    }
+
+    async fn list(&mut self) -> Result<Vec<KeptDisk>, DbError> {
+        let rows: Vec<Row> = sqlx::query_as("SELECT * FROM kept_disks ORDER BY created_at_ms, id")
+            .fetch_all(&mut *self.connection)
+            .await?;
+        rows.into_iter().map(KeptDisk::try_from).collect()
+    }
+
+    async fn remove(&mut self, id: Uuid) -> Result<bool, DbError> {
+        let done = sqlx::query("DELETE FROM kept_disks WHERE id = ?")
+            .bind(id.to_string())
+            .execute(&mut *self.connection)
+            .await?;
+        Ok(done.rows_affected() == 1)
+    }
+}

@@ -1,0 +1,90 @@
+//! Catalogs as clients see them, and how operations on them fail.
+
+use headwater_api::name::ImageRef;
+use headwater_api::{Catalog, ProblemKind};
+use headwater_db::{CatalogRecord, DbError};
+
+use crate::Service;
+use crate::answer::Explain;
+
+/// A failed operation on a catalog.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum CatalogError {
+    #[error("there is no catalog '{0}'")]
+    Unknown(String),
+    #[error("cannot remove catalog '{catalog}': it has machines: {}", .machines.join(", "))]
+    InUse { catalog: String, machines: Vec<String> },
+    #[error("cannot have catalog '{catalog}' boot image '{image}': it is pinned to '{pin}'")]
+    Pinned { catalog: String, pin: String, image: String },
+    #[error("cannot pin catalog '{catalog}' to '{version}': it boots image '{image}'")]
+    OtherImage { catalog: String, version: String, image: String },
+    #[error(transparent)]
+    Db(#[from] DbError),
+}
+
+impl Explain for CatalogError {
+    fn kind(&self) -> ProblemKind {
+        match self {
+            Self::Unknown(_) => ProblemKind::NotFound,
+            Self::InUse { .. } | Self::Pinned { .. } => ProblemKind::Conflict,
+            Self::OtherImage { .. } => ProblemKind::Invalid,
+            Self::Db(e) => e.kind(),
+        }
+    }
+
+    fn advice(&self) -> Option<String> {
+        match self {
+            Self::Unknown(_) => Some("'headwater catalog list' shows all".to_owned()),
+            Self::InUse { .. } => Some("remove its machines first".to_owned()),
+            Self::Pinned { catalog, .. } => Some(format!("'headwater image unpin {catalog}' first")),
+            Self::OtherImage { image, .. } => {
+                Some(format!("'headwater image versions {image}' shows what it can be pinned to"))
+            }
+            Self::Db(_) => None,
+        }
+    }
+}
+
+impl Service {
+    /// The record of a catalog that must exist.
+    pub(crate) async fn catalog(&self, name: &str) -> Result<CatalogRecord, CatalogError> {
+        let found = self.db().read().await?.catalogs().by_name(name).await?;
+        found.ok_or_else(|| CatalogError::Unknown(name.to_owned()))
+    }
+
+    /// Catalogs as clients see them.
+    pub(crate) async fn catalog_views(&self, records: Vec<CatalogRecord>) -> Result<Vec<Catalog>, DbError> {
+        let machines = self.db().read().await?.machines().list().await?;
+        let machines = self.views(machines).await?;
+        let mut views = Vec::new();
+        for record in records {
+            let theirs = || machines.iter().filter(|it| it.catalog.as_ref() == Some(&record.name));
+            let next = match ImageRef::parse(record.pin.as_ref().unwrap_or(&record.image)) {
+                // What cannot be resolved is told when a machine is started.
+                Ok(reference) => self.images().resolve(&reference).await.ok(),
+                Err(_) => None,
+            };
+            views.push(Catalog {
+                next_version: next.map(|version| format!("{}@{}", version.image, version.number)),
+                machines: theirs().map(|machine| machine.name.clone()).collect(),
+                old: theirs().filter(|machine| machine.old).map(|machine| machine.name.clone()).collect(),
+                name: record.name,
+                image: record.image,
+                pin: record.pin,
+                cache: record.cache,
+                memory_bytes: record.memory_bytes,
+                cpus: record.cpus,
+                transport: record.transport,
+                user_data: record.user_data,
+                created_at_ms: record.created_at_ms,
+            });
+        }
+        Ok(views)
+    }
+
+    /// One of them.
+    pub(crate) async fn catalog_view(&self, record: CatalogRecord) -> Result<Catalog, CatalogError> {
+        let name = record.name.clone();
+        self.catalog_views(vec![record]).await?.pop().ok_or(CatalogError::Unknown(name))
+    }
+}

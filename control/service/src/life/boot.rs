@@ -1,0 +1,159 @@
+//! What a machine boots: a version and a disk over it.
+//!
+//! | the machine | version | disk |
+//! |---|---|---|
+//! | edits an image | that of the edit | the edit's, kept until it is sealed or discarded |
+//! | has a persistent write cache | where it began, until a reset | its own, kept |
+//! | any other | its pin, that of its catalog, or what its image means now | a fresh one at each start |
+
+use headwater_api::name::ImageRef;
+use headwater_api::{CacheMode, CacheSettings, ImageVersion};
+use headwater_db::{KeptDisk, MachineRecord, NewEvent, Purpose};
+use uuid::Uuid;
+
+use crate::Service;
+use crate::backend::BackendError;
+use crate::extract::Actor;
+use crate::life::LifeError;
+
+/// What a machine is started with.
+pub(crate) struct Boot {
+    pub(crate) version: ImageVersion,
+    pub(crate) cache: CacheSettings,
+    /// The disk, where it is kept.
+    pub(crate) kept: Option<KeptDisk>,
+    /// Whether that was begun for this start.
+    pub(crate) begun: bool,
+}
+
+impl Boot {
+    /// What is to be said of its disk.
+    pub(crate) fn in_words(&self) -> &'static str {
+        match &self.kept {
+            None => "",
+            Some(_) if self.begun => ", on a disk that is kept from now on",
+            Some(kept) if kept.purpose == Purpose::Edit => ", on the private disk of an edit",
+            Some(_) => ", on its disk as it was left",
+        }
+    }
+}
+
+/// The write cache of an edit: always kept, and so never without a disk.
+pub(crate) fn cache_of_edit(cache: CacheSettings) -> CacheSettings {
+    let mode = if cache.mode == CacheMode::Ram { CacheMode::RamDisk } else { cache.mode };
+    let disk_bytes =
+        if cache.disk_bytes == 0 { CacheSettings::default_disk_bytes() } else { cache.disk_bytes };
+    CacheSettings { mode, disk_bytes, persistent: true, ..cache }
+}
+
+impl Service {
+    /// What a machine boots now. Begins its kept disk, where it is to have one and has none.
+    pub(crate) async fn what_to_boot(
+        &self,
+        record: &MachineRecord,
+        actor: &Actor,
+    ) -> Result<Boot, LifeError> {
+        let disks = self.db().read().await?.kept_disks().of_machine(record.uuid).await?;
+        let find = |purpose| disks.iter().find(|disk| disk.purpose == purpose).cloned();
+        if let Some(edit) = find(Purpose::Edit) {
+            let cache = cache_of_edit(record.cache);
+            return self.boot_kept(record, edit, cache).await;
+        }
+        if !record.cache.persistent {
+            let version = self.version_of("start", record, record.reference()).await?;
+            return Ok(Boot { version, cache: record.cache, kept: None, begun: false });
+        }
+        if let Some(kept) = find(Purpose::Persistent) {
+            return self.boot_kept(record, kept, record.cache).await;
+        }
+        // Versions are removed in write transactions, so this one is still there when the disk is noted.
+        let mut repo = self.db().write().await?;
+        let version = self.version_of("start", record, record.reference()).await?;
+        let kept = self.new_disk(record.uuid, Purpose::Persistent, &version, actor)?;
+        repo.kept_disks().add(&kept).await?;
+        repo.save().await?;
+        Ok(Boot { version, cache: record.cache, kept: Some(kept), begun: true })
+    }
+
+    async fn boot_kept(
+        &self,
+        record: &MachineRecord,
+        kept: KeptDisk,
+        cache: CacheSettings,
+    ) -> Result<Boot, LifeError> {
+        if self.is_sealing(kept.id) {
+            return Err(LifeError::Sealing { what: "start", machine: record.name.clone() });
+        }
+        let version = self.version_of("start", record, &kept.below()).await?;
+        Ok(Boot { version, cache, kept: Some(kept), begun: false })
+    }
+
+    pub(crate) async fn version_of(
+        &self,
+        what: &'static str,
+        record: &MachineRecord,
+        reference: &str,
+    ) -> Result<ImageVersion, LifeError> {
+        let reference = ImageRef::parse(reference)
+            .map_err(|source| LifeError::Reference { machine: record.name.clone(), source })?;
+        self.images().resolve(&reference).await.map_err(LifeError::backend(what, &record.name))
+    }
+
+    /// A disk to keep, not noted yet.
+    pub(crate) fn new_disk(
+        &self,
+        machine: Uuid,
+        purpose: Purpose,
+        version: &ImageVersion,
+        actor: &Actor,
+    ) -> Result<KeptDisk, LifeError> {
+        let mut id = [0; 16];
+        self.random().fill(&mut id).map_err(|e| {
+            LifeError::Leftovers("name a disk", BackendError::from_io("there are no random numbers", e))
+        })?;
+        Ok(KeptDisk {
+            id: uuid::Builder::from_random_bytes(id).into_uuid(),
+            machine,
+            purpose,
+            image: version.image.clone(),
+            version: version.number,
+            hash: version.hash.clone(),
+            author: actor.0.clone(),
+            created_at_ms: self.now_ms(),
+        })
+    }
+
+    /// Forgets a kept disk whose machine is off: first in the database, together with the event that says why, then
+    /// its files. What of those a crash leaves, the next daemon removes.
+    pub(crate) async fn forget_kept(
+        &self,
+        disk: &KeptDisk,
+        event: Option<NewEvent>,
+    ) -> Result<(), LifeError> {
+        let mut repo = self.db().write().await?;
+        repo.kept_disks().remove(disk.id).await?;
+        if let Some(event) = event {
+            repo.events().append(event).await?;
+        }
+        repo.save().await?;
+        self.discard_files(disk).await;
+        Ok(())
+    }
+
+    /// Removes the files of a disk that the database has forgotten.
+    pub(crate) async fn discard_files(&self, disk: &KeptDisk) {
+        if let Err(e) = self.disks().discard(disk.id).await {
+            tracing::error!(disk = %disk.id, "cannot remove a disk that nobody needs; the next daemon tries again: {e}");
+        }
+    }
+
+    /// The kept disk of a machine for a purpose.
+    pub(crate) async fn kept_disk(
+        &self,
+        machine: Uuid,
+        purpose: Purpose,
+    ) -> Result<Option<KeptDisk>, LifeError> {
+        let disks = self.db().read().await?.kept_disks().of_machine(machine).await?;
+        Ok(disks.into_iter().find(|disk| disk.purpose == purpose))
+    }
+}

@@ -1,0 +1,162 @@
+//! Editing an image: one machine gets a private disk over its newest version, until that is sealed or discarded.
+//!
+//! ```text
+//!   edit     noted in the database: from its next start on, the machine boots the private disk
+//!   seal     machine off -> version made of the disk -> forgotten in the database -> files removed
+//!   discard  machine off ->                             forgotten in the database -> files removed
+//! ```
+//! A daemon that dies between the second and the third step of a seal leaves a version *and* an edit. The version's
+//! source names the disk, and so the next daemon knows, and goes on.
+
+use headwater_api::name::ImageRef;
+use headwater_api::{Channel, ImageVersion};
+use headwater_db::{DbError, KeptDisk, MachineRecord, Purpose};
+
+use crate::Service;
+use crate::extract::Actor;
+use crate::life::LifeError;
+
+impl Service {
+    /// Begins an edit on a machine that is off.
+    pub(crate) async fn edit_image(
+        &self,
+        image: &str,
+        machine: &str,
+        actor: &Actor,
+    ) -> Result<(KeptDisk, MachineRecord), LifeError> {
+        let uuid = self.record(machine).await?.uuid;
+        let _turn = self.lock(uuid).await;
+        let record = self.record(machine).await?;
+        if self.active(uuid).is_some() {
+            let (what, machine) = (format!("edit image '{image}' on it"), record.name);
+            return Err(LifeError::StillOn { what, machine, state: record.state.name() });
+        }
+        self.not_editing("begin an edit on", &record).await?;
+        // Versions are removed in write transactions, so this one is still there when the edit is noted.
+        let mut repo = self.db().write().await?;
+        let newest = ImageRef { image: image.to_owned(), version: None, channel: Some(Channel::Maintenance) };
+        let version = self.images().resolve(&newest).await.map_err(LifeError::backend("edit on", machine))?;
+        let disk = self.new_disk(uuid, Purpose::Edit, &version, actor)?;
+        let added = repo.kept_disks().add(&disk).await;
+        match added {
+            Err(DbError::Taken { .. }) => {
+                let holder = repo.kept_disks().edit_of(image).await?;
+                let holder = match &holder {
+                    Some(held) => repo.machines().by_uuid(held.machine).await?.map(|record| record.name),
+                    None => None,
+                };
+                let (image, machine) = (image.to_owned(), record.name);
+                let holder = holder.unwrap_or_else(|| machine.clone());
+                return Err(LifeError::Held { image, machine, holder });
+            }
+            other => other?,
+        }
+        let detail = format!("machine {machine}, over {}", disk.below());
+        repo.events().append(self.event(actor, format!("image {image}"), "edit", detail)).await?;
+        let detail = format!("it edits {} from its next start on", disk.below());
+        repo.events().append(self.event(actor, format!("machine {machine}"), "edit", detail)).await?;
+        repo.save().await?;
+        tracing::info!(image, machine, actor = %actor.0, "an edit begins");
+        Ok((disk, record))
+    }
+
+    /// Gives up what was edited.
+    pub(crate) async fn discard_edit(&self, image: &str, actor: &Actor) -> Result<KeptDisk, LifeError> {
+        let (edit, record) = self.edit_of("discard what was edited", image).await?;
+        let _turn = self.lock(record.uuid).await;
+        self.off_for_edit("discard the edit of", &edit, &record)?;
+        if self.is_sealing(edit.id) {
+            return Err(LifeError::Sealing { what: "discard what was edited on", machine: record.name });
+        }
+        let detail = format!("what machine {} did over {}", record.name, edit.below());
+        let event = self.event(actor, format!("image {image}"), "discarded", detail);
+        self.forget_kept(&edit, Some(event)).await?;
+        tracing::info!(image, machine = %record.name, actor = %actor.0, "an edit was discarded");
+        Ok(edit)
+    }
+
+    /// The edit of an image, and its machine.
+    pub(crate) async fn edit_of(
+        &self,
+        what: &'static str,
+        image: &str,
+    ) -> Result<(KeptDisk, MachineRecord), LifeError> {
+        let mut repo = self.db().read().await?;
+        let none = || LifeError::NoEdit { what, image: image.to_owned() };
+        let edit = repo.kept_disks().edit_of(image).await?.ok_or_else(none)?;
+        let record = repo.machines().by_uuid(edit.machine).await?.ok_or_else(none)?;
+        Ok((edit, record))
+    }
+
+    /// Refuses a machine that is on. The caller holds its lock.
+    pub(crate) fn off_for_edit(
+        &self,
+        what: &str,
+        edit: &KeptDisk,
+        record: &MachineRecord,
+    ) -> Result<(), LifeError> {
+        if self.active(record.uuid).is_none() {
+            return Ok(());
+        }
+        let (what, machine) = (format!("{what} image '{}'", edit.image), record.name.clone());
+        Err(LifeError::StillOn { what, machine, state: "on, and writes to its disk" })
+    }
+
+    /// Refuses a machine that edits an image.
+    pub(crate) async fn not_editing(
+        &self,
+        what: &'static str,
+        record: &MachineRecord,
+    ) -> Result<(), LifeError> {
+        match self.kept_disk(record.uuid, Purpose::Edit).await? {
+            Some(edit) => Err(LifeError::Edits { what, machine: record.name.clone(), image: edit.image }),
+            None => Ok(()),
+        }
+    }
+
+    /// The last step of a seal: the edit is over.
+    pub(crate) async fn end_edit(
+        &self,
+        edit: &KeptDisk,
+        machine: &str,
+        version: &ImageVersion,
+        actor: &Actor,
+    ) -> Result<(), LifeError> {
+        let detail =
+            format!("version {} of what machine {machine} did over {}", version.number, edit.below());
+        let event = self.event(actor, format!("image {}", edit.image), "sealed", detail);
+        self.forget_kept(edit, Some(event)).await
+    }
+
+    /// Ends the edits whose version was made by a daemon that died before it could.
+    pub(crate) async fn end_sealed_edits(&self) -> Result<(), LifeError> {
+        let disks = self.db().read().await?.kept_disks().list().await?;
+        for edit in disks.into_iter().filter(|disk| disk.purpose == Purpose::Edit) {
+            if let Some(version) = self.sealed_from(&edit).await? {
+                let record = self.db().read().await?.machines().by_uuid(edit.machine).await?;
+                let machine = record.map_or_else(|| edit.machine.to_string(), |record| record.name);
+                tracing::warn!(image = %edit.image, version = version.number, "an edit was sealed, and is over");
+                self.end_edit(&edit, &machine, &version, &Actor::daemon()).await?;
+            }
+        }
+        Ok(())
+    }
+
+    /// The version that was made of an edit, if there is one.
+    pub(crate) async fn sealed_from(&self, edit: &KeptDisk) -> Result<Option<ImageVersion>, LifeError> {
+        let images = self.images().list().await;
+        let images = images.map_err(|e| LifeError::Leftovers("look for sealed versions", e))?;
+        let image = images.into_iter().find(|image| image.name == edit.image);
+        let mark = mark(edit);
+        Ok(image.and_then(|image| image.versions.into_iter().find(|it| it.source.ends_with(&mark))))
+    }
+}
+
+/// Where a version comes from that is made of an edit.
+pub(crate) fn source(edit: &KeptDisk, machine: &str) -> String {
+    format!("{} edited by machine {machine}{}", edit.below(), mark(edit))
+}
+
+fn mark(edit: &KeptDisk) -> String {
+    format!(", disk {}", edit.id)
+}

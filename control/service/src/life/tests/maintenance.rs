@@ -1,0 +1,267 @@
+//! Disks that are kept, edits and seals: who has which disk over which version, and what is left when things go wrong.
+
+use headwater_db::{KeptDisk, Purpose};
+
+use super::*;
+
+impl Fixture {
+    /// Makes its machine's write cache persistent.
+    async fn persistent() -> Self {
+        let fixture = Self::new().await;
+        let mut record = fixture.record().await;
+        record.cache.persistent = true;
+        let mut repo = fixture.db.write().await.unwrap();
+        repo.machines().remove(record.uuid).await.unwrap();
+        repo.machines().add(&record).await.unwrap();
+        repo.save().await.unwrap();
+        fixture
+    }
+
+    async fn second_machine(&self) {
+        let new = crate::identity::make(&SystemRandom, "desk", None).unwrap();
+        let uuid = new.uuid;
+        let record = MachineRecord { uuid, name: "desk".to_owned(), mac: new.mac, ..self.record().await };
+        let mut repo = self.db.write().await.unwrap();
+        repo.machines().add(&record).await.unwrap();
+        repo.save().await.unwrap();
+    }
+
+    async fn stop(&self) {
+        self.service.stop("lab", false, &Actor::daemon()).await.unwrap();
+    }
+
+    async fn kept(&self) -> Vec<KeptDisk> {
+        self.db.read().await.unwrap().kept_disks().list().await.unwrap()
+    }
+
+    fn next_version(&self) {
+        let mut versions = self.host.versions.lock().unwrap();
+        let number = versions.len() as u64 + 1;
+        versions.push(version(number, ""));
+    }
+
+    fn last_opened(&self) -> (Option<Uuid>, u64, CacheMode) {
+        *self.host.opened.lock().unwrap().last().unwrap()
+    }
+
+    async fn edit(&self) -> KeptDisk {
+        self.service.edit_image("image", "lab", &Actor::daemon()).await.unwrap().0
+    }
+
+    async fn seal(&self) -> Result<headwater_api::Sealed, LifeError> {
+        let job = Arc::new(JobControl::default());
+        self.service.seal_edit("image", "a note".to_owned(), &Actor::daemon(), job).await
+    }
+
+    async fn seal_machine(&self) -> Result<headwater_api::Sealed, LifeError> {
+        let job = Arc::new(JobControl::default());
+        self.service.seal_machine("lab", String::new(), &Actor::daemon(), job).await
+    }
+
+    async fn view(&self) -> headwater_api::Machine {
+        self.service.full_view(self.record().await).await.unwrap()
+    }
+}
+
+#[tokio::test]
+async fn a_persistent_machine_keeps_disk_and_version_until_it_is_reset() {
+    let fixture = Fixture::persistent().await;
+    fixture.start().await.unwrap();
+    let (Some(disk), 1, _) = fixture.last_opened() else { panic!("no kept disk") };
+    fixture.next_version();
+    let view = fixture.view().await;
+    assert!(view.old && view.next_version.as_deref() == Some("image@1"), "{view:?}");
+    // A restart of the guest, and a stop.
+    fixture.vm().end(VmExit::Rebooted);
+    until("it has started again", async || fixture.host.vms.lock().unwrap().len() == 2).await;
+    assert_eq!(fixture.last_opened(), (Some(disk), 1, CacheMode::RamDisk));
+    until("its start is over", async || fixture.record().await.state == MachineState::Booting).await;
+    fixture.stop().await;
+    let view = fixture.view().await;
+    assert!(view.old && view.kept.as_deref() == Some("image@1"), "{view:?}");
+    // Another daemon leaves the disk alone.
+    let again = Fixture::service(fixture.db.clone(), &fixture.host, fixture.dir.path());
+    again.recover().await.unwrap();
+    assert_eq!(*fixture.host.kept_by_sweep.lock().unwrap(), [disk]);
+
+    fixture.service.reset("lab", &Actor::daemon()).await.unwrap();
+    assert_eq!(*fixture.host.discarded.lock().unwrap(), [disk]);
+    let view = fixture.view().await;
+    assert!(!view.old && view.kept.is_none() && view.next_version.as_deref() == Some("image@2"), "{view:?}");
+    fixture.start().await.unwrap();
+    let (Some(other), 2, _) = fixture.last_opened() else { panic!("{:?}", fixture.last_opened()) };
+    assert_ne!(other, disk);
+    // Removing the machine removes it, also while it is on.
+    fixture.service.remove("lab", true, &Actor::daemon()).await.unwrap();
+    assert_eq!(*fixture.host.discarded.lock().unwrap(), [disk, other]);
+    assert_eq!(fixture.kept().await, []);
+}
+
+#[tokio::test]
+async fn a_machine_that_never_ran_is_tied_to_no_version() {
+    let fixture = Fixture::persistent().await;
+    fixture.host.start_fails.store(true, Ordering::SeqCst);
+    fixture.start().await.unwrap_err();
+    assert_eq!((fixture.kept().await, fixture.host.discarded.lock().unwrap().len()), (Vec::new(), 1));
+    fixture.host.start_fails.store(false, Ordering::SeqCst);
+    fixture.next_version();
+    fixture.start().await.unwrap();
+    assert_eq!(fixture.last_opened().1, 2);
+    fixture.stop().await;
+    // Where it did run, a start that fails costs nothing.
+    fixture.host.start_fails.store(true, Ordering::SeqCst);
+    fixture.start().await.unwrap_err();
+    assert_eq!(fixture.kept().await.len(), 1);
+}
+
+#[tokio::test]
+async fn one_machine_edits_an_image_until_it_is_sealed() {
+    let fixture = Fixture::new().await;
+    fixture.second_machine().await;
+    fixture.start().await.unwrap();
+    let on = fixture.service.edit_image("image", "lab", &Actor::daemon()).await.unwrap_err();
+    assert!(matches!(on, LifeError::StillOn { .. }), "{on}");
+    fixture.stop().await;
+    let edit = fixture.edit().await;
+    let held = fixture.service.edit_image("image", "desk", &Actor::daemon()).await.unwrap_err();
+    assert!(matches!(&held, LifeError::Held { holder, .. } if holder == "lab"), "{held}");
+    let twice = fixture.service.edit_image("other", "lab", &Actor::daemon()).await.unwrap_err();
+    assert!(matches!(twice, LifeError::Edits { .. }), "{twice}");
+    // What the everyday commands would destroy.
+    let actor = Actor::daemon();
+    assert!(matches!(fixture.service.reset("lab", &actor).await, Err(LifeError::Edits { .. })));
+    assert!(matches!(fixture.service.remove("lab", true, &actor).await, Err(LifeError::Edits { .. })));
+
+    fixture.next_version();
+    fixture.start().await.unwrap();
+    assert_eq!(fixture.last_opened(), (Some(edit.id), 1, CacheMode::RamDisk));
+    let view = fixture.view().await;
+    assert!(!view.old && view.edits.as_deref() == Some("image@1"), "{view:?}");
+    let busy = fixture.seal().await.unwrap_err();
+    assert!(matches!(busy, LifeError::StillOn { .. }), "{busy}");
+    assert!(matches!(fixture.service.discard_edit("image", &actor).await, Err(LifeError::StillOn { .. })));
+    fixture.stop().await;
+    let sealed = fixture.seal().await.unwrap();
+    assert_eq!((sealed.version.number, sealed.parent.as_str()), (3, "image@1"));
+    let order = fixture.host.seals.lock().unwrap()[0].clone();
+    assert!(order.note == "a note" && order.source.starts_with("image@1 edited by machine lab"), "{order:?}");
+    assert_eq!(
+        (fixture.kept().await, fixture.host.discarded.lock().unwrap().clone()),
+        (Vec::new(), vec![edit.id])
+    );
+    assert!(matches!(fixture.seal().await, Err(LifeError::NoEdit { .. })));
+    fixture.start().await.unwrap();
+    assert_eq!(fixture.last_opened(), (None, 3, CacheMode::RamDisk));
+}
+
+#[tokio::test]
+async fn a_discarded_edit_leaves_no_trace() {
+    let fixture = Fixture::persistent().await;
+    fixture.start().await.unwrap();
+    let own = fixture.last_opened();
+    fixture.stop().await;
+    let edit = fixture.edit().await;
+    fixture.start().await.unwrap();
+    assert_eq!(fixture.last_opened().0, Some(edit.id));
+    fixture.stop().await;
+    fixture.service.discard_edit("image", &Actor::daemon()).await.unwrap();
+    assert_eq!(*fixture.host.discarded.lock().unwrap(), [edit.id]);
+    assert_eq!(fixture.host.versions.lock().unwrap().len(), 1);
+    // Its own disk waited.
+    fixture.start().await.unwrap();
+    assert_eq!(fixture.last_opened(), own);
+}
+
+#[tokio::test]
+async fn a_daemon_that_dies_between_version_and_end_of_an_edit_is_made_up_for() {
+    let fixture = Fixture::new().await;
+    let edit = fixture.edit().await;
+    // As far as a seal gets before the database knows of it.
+    let order = SealOrder {
+        source: crate::life::edit::source(&edit, "lab"),
+        note: String::new(),
+        author: String::new(),
+    };
+    let job = Arc::new(JobControl::default());
+    Box::new(FakeFrozen(fixture.host.clone())).seal(order, job).await.unwrap();
+    let again = Fixture::service(fixture.db.clone(), &fixture.host, fixture.dir.path());
+    again.recover().await.unwrap();
+    assert_eq!(
+        (fixture.kept().await, fixture.host.discarded.lock().unwrap().clone()),
+        (Vec::new(), vec![edit.id])
+    );
+    assert_eq!(fixture.host.versions.lock().unwrap().len(), 2);
+    // An edit that was not sealed goes on.
+    let edit = fixture.edit().await;
+    again.recover().await.unwrap();
+    assert_eq!(*fixture.host.kept_by_sweep.lock().unwrap(), [edit.id]);
+    // And a database that failed at the last step is made up for by the next seal, without another version.
+    let order = SealOrder {
+        source: crate::life::edit::source(&edit, "lab"),
+        note: String::new(),
+        author: String::new(),
+    };
+    Box::new(FakeFrozen(fixture.host.clone())).seal(order, Arc::default()).await.unwrap();
+    assert_eq!(fixture.seal().await.unwrap().version.number, 3);
+    assert_eq!((fixture.kept().await, fixture.host.versions.lock().unwrap().len()), (Vec::new(), 3));
+}
+
+#[tokio::test]
+async fn nobody_opens_a_disk_that_a_version_is_being_made_of() {
+    let fixture = Fixture::new().await;
+    fixture.edit().await;
+    fixture.host.seals_wait.store(true, Ordering::SeqCst);
+    let job = Arc::new(JobControl::default());
+    let sealing = tokio::spawn({
+        let (service, job) = (fixture.service.clone(), job.clone());
+        async move { service.seal_edit("image", String::new(), &Actor::daemon(), job).await }
+    });
+    fixture.host.seal_waits.notified().await;
+    let refused = fixture.start().await.unwrap_err();
+    assert!(matches!(refused, LifeError::Sealing { .. }), "{refused}");
+    assert!(matches!(fixture.seal().await, Err(LifeError::Sealing { .. })));
+    assert!(matches!(
+        fixture.service.discard_edit("image", &Actor::daemon()).await,
+        Err(LifeError::Sealing { .. })
+    ));
+    // The client hangs up: nothing has happened.
+    job.cancel();
+    fixture.host.seal_goes_on.notify_one();
+    assert!(sealing.await.unwrap().is_err());
+    assert_eq!((fixture.kept().await.len(), fixture.host.versions.lock().unwrap().len()), (1, 1));
+    fixture.start().await.unwrap();
+}
+
+#[tokio::test]
+async fn a_machine_that_runs_is_sealed_between_freeze_and_thaw_of_its_guest() {
+    let fixture = Fixture::new().await;
+    let off = fixture.seal_machine().await.unwrap_err();
+    assert!(matches!(off, LifeError::NotOn { .. }), "{off}");
+    fixture.start().await.unwrap();
+    fixture.next_version();
+    // The guest is not up yet.
+    let sealed = fixture.seal_machine().await.unwrap();
+    assert_eq!((sealed.version.number, sealed.parent.as_str()), (3, "image@1"));
+    assert!(sealed.pause.unwrap().remark.unwrap().contains("not up"));
+    let mut record = fixture.record().await;
+    record.state = MachineState::Running;
+    fixture.service.save(&record, &Actor::daemon(), "state", "up").await.unwrap();
+    let sealed = fixture.seal_machine().await.unwrap();
+    assert!(sealed.pause.unwrap().guest_ms.is_some());
+    assert_eq!(*fixture.host.freezes.lock().unwrap(), ["disk", "freeze", "disk", "thaw"]);
+    fixture.host.no_agent.store(true, Ordering::SeqCst);
+    let pause = fixture.seal_machine().await.unwrap().pause.unwrap();
+    assert!(pause.guest_ms.is_none() && pause.remark.unwrap().contains("no agent"));
+    assert_eq!((fixture.record().await.state, fixture.open_disks()), (MachineState::Running, 1));
+}
+
+#[tokio::test]
+async fn a_kept_disk_is_sealed_while_its_machine_is_off_and_stays() {
+    let fixture = Fixture::persistent().await;
+    fixture.start().await.unwrap();
+    fixture.stop().await;
+    let sealed = fixture.seal_machine().await.unwrap();
+    assert_eq!((sealed.version.number, sealed.pause), (2, None));
+    let kept = fixture.kept().await;
+    assert!(kept.len() == 1 && kept[0].purpose == Purpose::Persistent && kept[0].version == 1, "{kept:?}");
+}

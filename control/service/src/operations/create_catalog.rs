@@ -1,0 +1,89 @@
+//! `POST /api/v1/catalogs`: a new catalog.
+
+use axum::Json;
+use axum::extract::State;
+use axum::http::StatusCode;
+use headwater_api::name::{self, ImageRef};
+use headwater_api::{Catalog, CreateCatalog, Problem, ProblemKind};
+use headwater_db::{CatalogRecord, DbError};
+
+use crate::Service;
+use crate::answer::{Explain, Failure};
+use crate::backend::VmPlan;
+use crate::extract::{Actor, Body};
+
+#[derive(Debug, thiserror::Error)]
+enum Error {
+    #[error("cannot create catalog '{0}': there is one already")]
+    Exists(String),
+    #[error("cannot create catalog '{0}': there is a machine of that name, and a pin must mean one of them")]
+    IsMachine(String),
+    #[error(transparent)]
+    Db(DbError),
+}
+
+impl Explain for Error {
+    fn kind(&self) -> ProblemKind {
+        match self {
+            Self::Exists(_) | Self::IsMachine(_) => ProblemKind::Conflict,
+            Self::Db(e) => e.kind(),
+        }
+    }
+}
+
+/// Creates a catalog: what its machines boot, and how each is made. It has no machines yet.
+#[utoipa::path(
+    post,
+    path = "/api/v1/catalogs",
+    tag = "catalogs",
+    request_body = CreateCatalog,
+    responses(
+        (status = 201, body = Catalog),
+        (status = 400, description = "Odd name, or settings that this host cannot give", body = Problem),
+        (status = 404, description = "No such image or version", body = Problem),
+        (status = 409, description = "There is a catalog or a machine of that name", body = Problem),
+    ),
+)]
+pub(super) async fn create_catalog(
+    State(service): State<Service>,
+    actor: Actor,
+    Body(request): Body<CreateCatalog>,
+) -> Result<(StatusCode, Json<Catalog>), Failure> {
+    name::check_machine(&request.name)
+        .map_err(|problem| Failure(problem.during("cannot create the catalog")))?;
+    let plan = VmPlan {
+        name: &request.name,
+        memory_bytes: request.memory_bytes,
+        cpus: request.cpus,
+        host_name: &request.name,
+        user_data: request.user_data.as_deref(),
+    };
+    service.hypervisor().check(plan).await?;
+    service.disks().check(&request.cache).await?;
+    let record = CatalogRecord {
+        name: request.name,
+        image: request.image,
+        pin: None,
+        cache: request.cache,
+        transport: request.transport,
+        memory_bytes: request.memory_bytes,
+        cpus: request.cpus,
+        user_data: request.user_data,
+        created_at_ms: service.now_ms(),
+    };
+    let mut repo = service.db().write().await?;
+    if repo.machines().by_name(&record.name).await?.is_some() {
+        return Err(Error::IsMachine(record.name).into());
+    }
+    repo.catalogs().add(&record).await.map_err(|e| match e {
+        DbError::Taken { .. } => Error::Exists(record.name.clone()),
+        e => Error::Db(e),
+    })?;
+    // No image is removed until this is saved.
+    service.images().resolve(&ImageRef::parse(&record.image).map_err(Failure)?).await?;
+    let subject = format!("catalog {}", record.name);
+    repo.events().append(service.event(&actor, subject, "created", record.image.clone())).await?;
+    repo.save().await?;
+    tracing::info!(catalog = %record.name, image = %record.image, actor = %actor.0, "created");
+    Ok((StatusCode::CREATED, Json(service.catalog_view(record).await?)))
+}

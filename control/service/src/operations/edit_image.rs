@@ -1,0 +1,36 @@
+//! `POST /api/v1/images/{image}/edit`: have a machine edit an image.
+
+use axum::Json;
+use axum::extract::State;
+use axum::http::StatusCode;
+use headwater_api::{Edit, EditRequest, Problem};
+
+use crate::Service;
+use crate::answer::Failure;
+use crate::extract::{Actor, Body, Name};
+use crate::promotions::named_image;
+
+/// Gives one machine a private disk over the newest version of an image, which it boots from its next start on, and
+/// which is kept until it is sealed into a new version or discarded. Its own disk, where it has one, waits meanwhile.
+#[utoipa::path(
+    post,
+    path = "/api/v1/images/{image}/edit",
+    tag = "images",
+    params(("image" = String, Path, description = "`IMAGE`")),
+    request_body = EditRequest,
+    responses(
+        (status = 201, body = Edit),
+        (status = 404, description = "No such image or machine", body = Problem),
+        (status = 409, description = "The machine is on or edits something else, or another machine edits the image", body = Problem),
+    ),
+)]
+pub(super) async fn edit_image(
+    State(service): State<Service>,
+    actor: Actor,
+    Name(name): Name,
+    Body(request): Body<EditRequest>,
+) -> Result<(StatusCode, Json<Edit>), Failure> {
+    let image = named_image(&name).map_err(Failure)?;
+    let (disk, record) = service.edit_image(&image, &request.machine, &actor).await?;
+    Ok((StatusCode::CREATED, Json(super::edit_view(disk, record.name))))
+}

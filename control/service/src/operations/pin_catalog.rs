@@ -1,0 +1,84 @@
+//! `PUT` and `DELETE /api/v1/catalogs/{catalog}/pin`: have its machines boot one version, whatever the channels say.
+
+use axum::Json;
+use axum::extract::State;
+use headwater_api::name::ImageRef;
+use headwater_api::{Catalog, PinRequest, Problem};
+
+use crate::Service;
+use crate::answer::Failure;
+use crate::catalogs::CatalogError;
+use crate::extract::{Actor, Body, Name};
+use crate::promotions::named_version;
+
+/// Pins a catalog to a version of its image: its machines boot that from their next boot on, but for those with a pin of
+/// their own. While it is pinned the version is not removed.
+#[utoipa::path(
+    put,
+    path = "/api/v1/catalogs/{catalog}/pin",
+    tag = "catalogs",
+    params(("catalog" = String, Path, description = "Its name")),
+    request_body = PinRequest,
+    responses(
+        (status = 200, body = Catalog),
+        (status = 400, description = "No version, or one of another image", body = Problem),
+        (status = 404, description = "No such catalog, image or version", body = Problem),
+    ),
+)]
+pub(super) async fn pin_catalog(
+    State(service): State<Service>,
+    actor: Actor,
+    Name(name): Name,
+    Body(request): Body<PinRequest>,
+) -> Result<Json<Catalog>, Failure> {
+    let version = named_version(&service, &request.version).await.map_err(Failure)?;
+    let record = service.catalog(&name).await?;
+    let image = ImageRef::parse(&record.image).map_err(Failure)?.image;
+    if image != version.image {
+        return Err(CatalogError::OtherImage { catalog: name, version: request.version, image }.into());
+    }
+    let pin = format!("{}@{}", version.image, version.number);
+    set_pin(&service, &actor, name, Some(pin)).await
+}
+
+/// Takes a catalog's pin away: from their next boot on its machines boot what its image says.
+#[utoipa::path(
+    delete,
+    path = "/api/v1/catalogs/{catalog}/pin",
+    tag = "catalogs",
+    params(("catalog" = String, Path, description = "Its name")),
+    responses((status = 200, body = Catalog), (status = 404, description = "No such catalog", body = Problem)),
+)]
+pub(super) async fn unpin_catalog(
+    State(service): State<Service>,
+    actor: Actor,
+    Name(name): Name,
+) -> Result<Json<Catalog>, Failure> {
+    set_pin(&service, &actor, name, None).await
+}
+
+async fn set_pin(
+    service: &Service,
+    actor: &Actor,
+    name: String,
+    pin: Option<String>,
+) -> Result<Json<Catalog>, Failure> {
+    let mut repo = service.db().write().await?;
+    let found = repo.catalogs().by_name(&name).await?;
+    let mut record = found.ok_or_else(|| CatalogError::Unknown(name.clone()))?;
+    if record.pin != pin {
+        if let Some(pin) = &pin {
+            // Versions are removed in write transactions: it is still there now, and stays.
+            named_version(service, pin).await.map_err(Failure)?;
+        }
+        let (action, detail) = match (&pin, &record.pin) {
+            (Some(pin), _) => ("pinned", pin.clone()),
+            (None, before) => ("unpinned", before.clone().unwrap_or_default()),
+        };
+        repo.catalogs().set_pin(&name, pin.as_deref()).await?;
+        repo.events().append(service.event(actor, format!("catalog {name}"), action, detail)).await?;
+        repo.save().await?;
+        record.pin = pin;
+    }
+    Ok(Json(service.catalog_view(record).await?))
+}

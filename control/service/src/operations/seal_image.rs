@@ -1,0 +1,42 @@
+//! `POST /api/v1/images/{image}/seal`: make a version of what was edited.
+
+use axum::extract::State;
+use axum::response::Response;
+use headwater_api::{JobEvent, JobResult, Problem, SealRequest};
+
+use crate::Service;
+use crate::answer::{Failure, problem};
+use crate::extract::{Actor, Body, Name};
+use crate::job;
+use crate::promotions::named_image;
+
+/// Makes a version of what a machine did to an image, and ends the edit. Only what was changed is read and stored. The
+/// version is the newest one, and so in the channel maintenance.
+#[utoipa::path(
+    post,
+    path = "/api/v1/images/{image}/seal",
+    tag = "images",
+    params(("image" = String, Path, description = "`IMAGE`")),
+    request_body = SealRequest,
+    responses(
+        (status = 200, description = "Progress, then the version", body = JobEvent, content_type = "application/x-ndjson"),
+        (status = 400, description = "Nothing was changed", body = Problem),
+        (status = 404, description = "Nobody edits the image", body = Problem),
+        (status = 409, description = "The machine is on", body = Problem),
+        (status = 507, description = "The store's disk is full", body = Problem),
+    ),
+)]
+pub(super) async fn seal_image(
+    State(service): State<Service>,
+    actor: Actor,
+    Name(name): Name,
+    Body(request): Body<SealRequest>,
+) -> Result<Response, Failure> {
+    let image = named_image(&name).map_err(Failure)?;
+    let handle = service.clone();
+    let work = async move |control| {
+        let sealed = handle.seal_edit(&image, request.note, &actor, control).await;
+        sealed.map(|sealed| JobResult::Sealed(Box::new(sealed))).map_err(|e| problem(&e))
+    };
+    Ok(job::run(&service, work).await)
+}

@@ -1,0 +1,41 @@
+//! `POST /api/v1/machines/{machine}/seal`: make a version of a machine's disk while it runs.
+
+use axum::extract::State;
+use axum::response::Response;
+use headwater_api::{JobEvent, JobResult, Problem, SealRequest};
+
+use crate::Service;
+use crate::answer::{Failure, problem};
+use crate::extract::{Actor, Body, Name};
+use crate::job;
+
+/// Makes a version of a machine's disk as it is at this moment, and the machine goes on. Its guest's file systems are
+/// frozen for that moment where the guest agent does so. Of a machine that is off, its kept disk is taken. The version
+/// is the newest one of its image, and so in the channel maintenance.
+#[utoipa::path(
+    post,
+    path = "/api/v1/machines/{machine}/seal",
+    tag = "machines",
+    params(("machine" = String, Path, description = "Its name")),
+    request_body = SealRequest,
+    responses(
+        (status = 200, description = "Progress, then the version", body = JobEvent, content_type = "application/x-ndjson"),
+        (status = 400, description = "Nothing was changed", body = Problem),
+        (status = 404, description = "No such machine", body = Problem),
+        (status = 409, description = "It is off and its disk is not kept, or a version is being made of it", body = Problem),
+        (status = 507, description = "The store's disk is full", body = Problem),
+    ),
+)]
+pub(super) async fn seal_machine(
+    State(service): State<Service>,
+    actor: Actor,
+    Name(name): Name,
+    Body(request): Body<SealRequest>,
+) -> Result<Response, Failure> {
+    let handle = service.clone();
+    let work = async move |control| {
+        let sealed = handle.seal_machine(&name, request.note, &actor, control).await;
+        sealed.map(|sealed| JobResult::Sealed(Box::new(sealed))).map_err(|e| problem(&e))
+    };
+    Ok(job::run(&service, work).await)
+}

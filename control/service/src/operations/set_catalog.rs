@@ -1,0 +1,50 @@
+//! `PATCH /api/v1/catalogs/{catalog}`: have a catalog's machines boot something else.
+
+use axum::Json;
+use axum::extract::State;
+use headwater_api::name::ImageRef;
+use headwater_api::{Catalog, Problem, SetCatalog};
+
+use crate::Service;
+use crate::answer::Failure;
+use crate::catalogs::CatalogError;
+use crate::extract::{Actor, Body, Name};
+
+/// Changes what the machines of a catalog boot from their next boot on: another channel, version or image.
+#[utoipa::path(
+    patch,
+    path = "/api/v1/catalogs/{catalog}",
+    tag = "catalogs",
+    params(("catalog" = String, Path, description = "Its name")),
+    request_body = SetCatalog,
+    responses(
+        (status = 200, body = Catalog),
+        (status = 404, description = "No such catalog, image or version", body = Problem),
+        (status = 409, description = "It is pinned to a version of another image", body = Problem),
+    ),
+)]
+pub(super) async fn set_catalog(
+    State(service): State<Service>,
+    actor: Actor,
+    Name(name): Name,
+    Body(request): Body<SetCatalog>,
+) -> Result<Json<Catalog>, Failure> {
+    let reference = ImageRef::parse(&request.image).map_err(Failure)?;
+    // Versions are removed in write transactions, so this one cannot go meanwhile.
+    let mut repo = service.db().write().await?;
+    let found = repo.catalogs().by_name(&name).await?;
+    let mut record = found.ok_or_else(|| CatalogError::Unknown(name.clone()))?;
+    service.images().resolve(&reference).await?;
+    if let Some(pin) = &record.pin
+        && ImageRef::parse(pin).is_ok_and(|pin| pin.image != reference.image)
+    {
+        let (catalog, pin) = (name, pin.clone());
+        return Err(CatalogError::Pinned { catalog, pin, image: reference.image }.into());
+    }
+    repo.catalogs().set_image(&name, &request.image).await?;
+    let detail = format!("{} -> {}", record.image, request.image);
+    repo.events().append(service.event(&actor, format!("catalog {name}"), "set", detail)).await?;
+    repo.save().await?;
+    record.image = request.image;
+    Ok(Json(service.catalog_view(record).await?))
+}
