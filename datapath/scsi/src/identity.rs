@@ -23,6 +23,7 @@ pub struct Initiator {
     pub transport_id: Box<[u8]>,
     /// Relative target port identifier, from 1.
     pub target_port: u16,
-    /// SCSI name string of the target port, for device identification; empty if it has none.
+    /// SCSI name string of the target port, for device identification; empty if it has none. Where a unit belongs to
+    /// several targets, it tells their ports apart.
     pub target_port_name: String,
 }

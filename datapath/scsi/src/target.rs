@@ -33,7 +33,8 @@ pub struct Target {
 }
 
 impl Target {
-    /// A target with these logical units, by LUN (0 to 16383). `name` is its SCSI name string.
+    /// A target with these logical units, by LUN (0 to 16383; of several with one LUN the first counts). `name` is its
+    /// SCSI name string.
     pub fn new(name: impl Into<String>, mut units: Vec<(u16, Arc<LogicalUnit>)>) -> Arc<Self> {
         units.sort_by_key(|(lun, _)| *lun);
         units.dedup_by_key(|(lun, _)| *lun);

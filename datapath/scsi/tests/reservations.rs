@@ -303,6 +303,28 @@ fn registrations_belong_to_the_port_and_outlive_its_session() {
 }
 
 #[test]
+fn a_unit_of_two_targets_has_its_reservations_once() {
+    let options = Options { power_on_attention: false, ..Options::default() };
+    let disk = std::sync::Arc::new(ReferenceDisk::new(1 << 20));
+    let unit = headwater_scsi::LogicalUnit::new(disk, session::identity(), options);
+    let target = |name: &str| headwater_scsi::Target::new(name, vec![(0, std::sync::Arc::clone(&unit))]);
+    let at = |name: &str| {
+        let target_port_name = format!("{name},t,0x0001");
+        target(name).nexus(headwater_scsi::Initiator { target_port_name, ..initiator("a") })
+    };
+    let (one, two) = (at("one"), at("two"));
+    assert_eq!(out(&one, REGISTER, 0, 0, 7).status, Status::Good);
+    assert_eq!(out(&one, RESERVE, 1, 7, 0).status, Status::Good);
+    assert_eq!(send(&two, &read10(0, 1), &[]).status, Status::Good);
+    assert_eq!(send(&two, &write10(0, 1), &[0; 512]), Answer::conflict());
+    assert_eq!(out(&two, REGISTER, 0, 0, 8).status, Status::Good);
+    assert_eq!(report(&one, 0)[4..8], [0, 0, 0, 16]);
+    assert_eq!(out(&two, PREEMPT, 1, 8, 7).status, Status::Good);
+    assert_eq!(told(&one), [0x2a05]);
+    assert_eq!(send(&one, &write10(0, 1), &[0; 512]), Answer::conflict());
+}
+
+#[test]
 fn parameter_lists_that_are_refused() {
     let target = target(64, ReferenceOptions::default());
     let nexus = target.nexus(initiator("a"));

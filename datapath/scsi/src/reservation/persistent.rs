@@ -107,8 +107,12 @@ pub(crate) struct Persistent {
     held: Option<Held>,
 }
 
+/// The same initiator port and target port. A unit may belong to several targets, whose ports have the same numbers: so
+/// the name counts too.
 fn is_same(a: &Initiator, b: &Initiator) -> bool {
-    a.target_port == b.target_port && a.transport_id == b.transport_id
+    a.transport_id == b.transport_id
+        && a.target_port == b.target_port
+        && a.target_port_name == b.target_port_name
 }
 
 impl Persistent {
