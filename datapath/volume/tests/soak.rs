@@ -183,6 +183,18 @@ fn resident_mib() -> u64 {
     line.trim().trim_end_matches(" kB").parse::<u64>().unwrap() >> 10
 }
 
+/// What a volume has of the memory, and may have, in KiB.
+fn uses(volume: &Volume) -> [(&'static str, u64); 5] {
+    let cache = volume.counters().cache;
+    [
+        ("used", cache.ram_used_bytes >> 10),
+        ("packed", cache.packed_bytes >> 10),
+        ("index", cache.index_bytes >> 10),
+        ("share", cache.ram_share_bytes >> 10),
+        ("target", cache.ram_target_bytes >> 10),
+    ]
+}
+
 /// What was reached, at most.
 #[derive(Debug, Default)]
 struct Peaks {
@@ -222,7 +234,11 @@ fn disturb(
             }
         }
         let used_mib = host.used_bytes() / MIB;
-        assert!(used_mib <= MOST_HOST_MIB + SLACK_MIB, "{used_mib} MiB of at most {MOST_HOST_MIB} in use");
+        assert!(
+            used_mib <= MOST_HOST_MIB + SLACK_MIB,
+            "{used_mib} MiB of at most {MOST_HOST_MIB} in use: {:?}",
+            volumes.iter().map(|volume| uses(volume)).collect::<Vec<_>>()
+        );
         peaks.used_mib = peaks.used_mib.max(used_mib);
         let resident_mib = resident_mib() - resident_before_mib;
         assert!(

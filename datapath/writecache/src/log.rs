@@ -201,6 +201,7 @@ impl Log {
 
     fn open(&mut self, segment: &Segment, id: SegmentId, stream: Stream, address: usize) {
         segment.set_unpackable(false);
+        segment.set_cleaned(stream == Stream::Cleaned);
         segment.set_word(Word::new(State::Filling, address));
         let filling = Some(Filling { id, next: 0 });
         match stream {
@@ -311,7 +312,11 @@ impl Log {
             segment.set_word(Word::new(State::Dirty, address));
             segment.set_position(None);
             self.dirty_segments += 1;
-            if segment.is_unpackable() {
+            if segment.is_cleaned() {
+                // Still the first to be written, and until then nothing else is cleaned: with a disk that reads
+                // and does not write, everything would end up in RAM.
+                self.dirty_cleaned.push_front(id);
+            } else if segment.is_unpackable() {
                 self.dirty_unpackable.push_back(id);
             } else {
                 self.dirty.push_front(id);
@@ -453,7 +458,9 @@ impl Log {
         self.frozen_segments -= 1;
         self.dirty_segments += 1;
         segment.set_word(Word::new(State::Dirty, segment.word().ram().unwrap_or(0)));
-        self.dirty.push_front(id);
+        // As in `thaw`.
+        let again = if segment.is_cleaned() { &mut self.dirty_cleaned } else { &mut self.dirty };
+        again.push_front(id);
         self.release(segment, id)
     }
 }

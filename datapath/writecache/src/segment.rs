@@ -110,6 +110,8 @@ pub struct Segment {
     touched: AtomicBool,
     /// Packing was tried and does not pay. Cleared when the segment is filled again.
     unpackable: AtomicBool,
+    /// Cleaning filled it, and it was not written out yet.
+    cleaned: AtomicBool,
     /// A commit is reading it.
     pinned: AtomicBool,
     /// Slots below this are not overwritten in place.
@@ -131,6 +133,7 @@ impl Default for Segment {
             live: AtomicU32::new(0),
             touched: AtomicBool::new(false),
             unpackable: AtomicBool::new(false),
+            cleaned: AtomicBool::new(false),
             pinned: AtomicBool::new(false),
             stable: AtomicU16::new(0),
             saved: AtomicU16::new(0),
@@ -179,6 +182,16 @@ impl Segment {
     /// Remembers that, or forgets it.
     pub fn set_unpackable(&self, unpackable: bool) {
         self.unpackable.store(unpackable, Ordering::Relaxed);
+    }
+
+    /// Whether cleaning fills it, or filled it last.
+    pub fn is_cleaned(&self) -> bool {
+        self.cleaned.load(Ordering::Relaxed)
+    }
+
+    /// Remembers that, or forgets it.
+    pub fn set_cleaned(&self, cleaned: bool) {
+        self.cleaned.store(cleaned, Ordering::Relaxed);
     }
 
     /// The address of the segment's RAM, where this slot may be overwritten in place.
