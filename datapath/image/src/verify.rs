@@ -6,9 +6,10 @@ use headwater_store::{Hash, Object, Store};
 
 use crate::chunk::object_header;
 use crate::error::{ImageError, ImageErrorKind};
+use crate::fetch::fetch_chunk;
 use crate::manifest::{ChunkRef, Manifest, ObjectRef};
+use crate::pace::Pace;
 use crate::progress::{Cancel, Progress};
-use crate::reader::fetch_chunk;
 use crate::units::usize_of_u32;
 use crate::walk::walk;
 
@@ -84,6 +85,18 @@ pub fn verify(
     cancel: &Cancel,
     progress: &mut dyn FnMut(Progress),
 ) -> Result<Verified, ImageError> {
+    verify_at(store, manifest, None, cancel, progress)
+}
+
+/// As [`verify`], at no more than so many stored bytes a second.
+pub fn verify_at(
+    store: &dyn Store,
+    manifest: Hash,
+    bytes_per_s: Option<u64>,
+    cancel: &Cancel,
+    progress: &mut dyn FnMut(Progress),
+) -> Result<Verified, ImageError> {
+    let pace = Pace::new(bytes_per_s);
     let _pin = store.pin(manifest)?;
     let parsed = Manifest::decode(&store.manifest(manifest)?)?;
     let mut result = Verified::default();
@@ -104,6 +117,7 @@ pub fn verify(
         cancel,
         "verification",
         |index, chunk, buffer| {
+            pace.take(u64::from(chunk.stored_bytes), || cancel.is_cancelled());
             let e = match check_chunk(&objects, chunk, buffer) {
                 Ok(buffer) => return Ok((buffer, None)),
                 Err(e) => e,

@@ -18,11 +18,11 @@ use crate::reader::VersionReader;
 /// The most changed files that are listed of a partition.
 pub const CHANGED_FILES_MAX: usize = 100_000;
 /// The deepest directory that is looked into.
-const DEPTH_MAX: usize = 256;
+pub(super) const DEPTH_MAX: usize = 256;
 /// The unit in which devices are read.
 const SECTOR_BYTES: u64 = 512;
 /// How much of a file is compared at a time.
-const COMPARE_BYTES: usize = 1 << 20;
+pub(super) const COMPARE_BYTES: usize = 1 << 20;
 
 /// What happened to a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -80,7 +80,7 @@ pub(super) fn compare(
     Ok((Some(walk.changed), remark))
 }
 
-fn load(version: &Arc<VersionReader>, partition: &Partition) -> Result<Ext4, Ext4Error> {
+pub(super) fn load(version: &Arc<VersionReader>, partition: &Partition) -> Result<Ext4, Ext4Error> {
     Ext4::load(Box::new(PartitionReader { version: Arc::clone(version), partition: *partition }))
 }
 
@@ -115,9 +115,9 @@ struct Walk<'a> {
     cut: bool,
 }
 
-type Entries = BTreeMap<Vec<u8>, (PathBuf, Metadata)>;
+pub(super) type Entries = BTreeMap<Vec<u8>, (PathBuf, Metadata)>;
 
-fn entries(fs: &Ext4, path: &PathBuf) -> Result<Entries, Ext4Error> {
+pub(super) fn entries(fs: &Ext4, path: &PathBuf) -> Result<Entries, Ext4Error> {
     let mut out = Entries::new();
     for entry in fs.read_dir(path)? {
         let entry = entry?;
@@ -226,7 +226,7 @@ impl Walk<'_> {
 }
 
 /// Reads until the buffer is full or the file ends.
-fn fill(file: &mut ext4_view::File, into: &mut [u8]) -> Result<usize, Ext4Error> {
+pub(super) fn fill(file: &mut ext4_view::File, into: &mut [u8]) -> Result<usize, Ext4Error> {
     let mut have = 0;
     while let Some(rest) = into.get_mut(have..).filter(|rest| !rest.is_empty()) {
         match file.read_bytes(rest)? {

@@ -9,6 +9,7 @@
 
 mod files;
 mod partitions;
+mod touched;
 
 use std::sync::Arc;
 
@@ -24,6 +25,7 @@ use crate::units::{usize_of, usize_of_u32};
 
 pub use files::{CHANGED_FILES_MAX, ChangedFile, FileChange};
 pub use partitions::PARTITIONS_MAX;
+pub use touched::{TOUCHED_FILES_MAX, Touched, files_touched};
 
 /// The unit in which changed bytes are counted.
 pub const DIFF_BLOCK_BYTES: usize = 4096;

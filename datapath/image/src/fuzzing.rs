@@ -1,0 +1,156 @@
+//! What must hold of every byte sequence that a reader of images can be given: for the fuzzers in `fuzz/`, and for a
+//! bounded test.
+//!
+//! Each function takes bytes, reads them, and panics when what was read breaks a promise. Refusing them is always right.
+
+use headwater_store::Hash;
+
+use crate::chunk::{Packer, unpack};
+use crate::manifest::{ChunkRef, Manifest, ManifestBuilder, ObjectRef};
+use crate::qcow2::header::Header;
+use crate::trace::Trace;
+use crate::units::{u64_of, usize_of_u32};
+
+/// What a fuzzer or a test feeds with bytes.
+pub type Oracle = fn(&[u8]);
+
+/// The size of a chunk in [`chunk`].
+const CHUNK_BYTES: usize = 4096;
+
+/// All of them, with their names and bytes to begin with.
+pub fn targets() -> Vec<(&'static str, Oracle, Vec<Vec<u8>>)> {
+    let trace = Trace::of_boot(Hash::of(b"m"), &[(3, 1), (1, 2), (2, 900)]).encode();
+    vec![
+        ("manifest", manifest, manifests()),
+        ("chunk", chunk, chunks()),
+        ("boot_trace", boot_trace, vec![trace]),
+        ("qcow2_header", qcow2_header, vec![qcow2()]),
+    ]
+}
+
+fn manifests() -> Vec<Vec<u8>> {
+    let objects = [b"a", b"b"].map(|name| ObjectRef { id: Hash::of(name), len_bytes: 100_000 });
+    let mut out = Vec::new();
+    for step in 1..4u64 {
+        let mut builder = ManifestBuilder::new(64 << 16, 65_536, (step > 1).then(|| Hash::of(b"parent")));
+        for number in 0..6u32 {
+            let hash = Hash::of(&number.to_le_bytes());
+            let offset = 16 + u64::from(number) * 1000;
+            let chunk = ChunkRef { hash, object: number % 2, stored_bytes: 1000, offset };
+            builder.push(u64::from(number) * step, chunk);
+        }
+        out.extend(builder.finish(&objects).map(|manifest| manifest.encode()));
+    }
+    out
+}
+
+fn chunks() -> Vec<Vec<u8>> {
+    let mut packed = vec![0; CHUNK_BYTES];
+    let content: Vec<u8> = (0..CHUNK_BYTES).map(|n| u8::try_from(n / 64).unwrap_or(0)).collect();
+    let Ok(mut packer) = Packer::new(3) else { return Vec::new() };
+    let len = packer.pack(&content, &mut packed);
+    packed.truncate(len);
+    vec![packed, bomb()]
+}
+
+/// A zstd frame of a few bytes that unpacks to 128 KiB: far more than a chunk.
+fn bomb() -> Vec<u8> {
+    zstd::bulk::compress(&[0; 128 << 10], 19).unwrap_or_default()
+}
+
+fn qcow2() -> Vec<u8> {
+    let mut out = b"QFI\xfb\0\0\0\x03".to_vec();
+    out.resize(104, 0);
+    for (at, value) in [(20usize, 16u32), (36, 1), (96, 4), (100, 104)] {
+        if let Some(place) = out.get_mut(at..at + 4) {
+            place.copy_from_slice(&value.to_be_bytes());
+        }
+    }
+    if let Some(place) = out.get_mut(24..32) {
+        place.copy_from_slice(&(1u64 << 20).to_be_bytes());
+    }
+    out.resize(512, 0);
+    out
+}
+
+/// A manifest: one content has one encoding, and no chunk lies outside its object or the image.
+pub fn manifest(bytes: &[u8]) {
+    let Ok(manifest) = Manifest::decode(bytes) else { return };
+    assert!(manifest.encode() == bytes, "one manifest has two encodings");
+    let mut count = 0u64;
+    for (index, chunk) in manifest.data() {
+        let object = manifest.objects().get(usize_of_u32(chunk.object));
+        let end = chunk.offset.checked_add(u64::from(chunk.stored_bytes));
+        let fits = object.zip(end).is_some_and(|(object, end)| end <= object.len_bytes);
+        assert!(fits && chunk.stored_bytes > 0, "chunk {index} lies outside its object");
+        assert!(index < manifest.chunks(), "chunk {index} lies outside the image");
+        assert!(manifest.chunk(index) == Some(chunk), "chunk {index} is not found again");
+        let (data, len) = manifest.run_at(index);
+        assert!(data && len > 0 && index.saturating_add(len) <= manifest.chunks(), "a run leaves the image");
+        count += 1;
+    }
+    assert!(count == manifest.data_chunks(), "chunks are missing from the runs");
+    for index in [0, manifest.chunks() - 1, manifest.chunks(), u64::MAX] {
+        let _ = (manifest.chunk(index), manifest.run_at(index));
+    }
+}
+
+/// A stored chunk: what comes out has the hash that was asked for, and never more than a chunk's bytes.
+pub fn chunk(bytes: &[u8]) {
+    let mut content = vec![0xaa; CHUNK_BYTES];
+    let wanted = Hash::of(&vec![0; CHUNK_BYTES]);
+    if unpack(bytes, &mut content, &wanted).is_ok() {
+        assert!(Hash::of(&content) == wanted, "wrong bytes were accepted");
+    }
+    assert!(content.len() == CHUNK_BYTES, "the buffer grew");
+}
+
+/// A boot trace: what is read is written the same way again. Its checksum is put right first.
+pub fn boot_trace(bytes: &[u8]) {
+    let _ = Trace::decode(bytes);
+    let Some((body, _)) = bytes.split_last_chunk::<32>() else { return };
+    let sealed = [body, &Hash::of(body).0].concat();
+    let Ok(trace) = Trace::decode(&sealed) else { return };
+    assert!(trace.encode() == sealed, "one trace has two encodings");
+}
+
+/// The header of a qcow2 file: it is read or refused, in memory that does not depend on what it claims.
+pub fn qcow2_header(bytes: &[u8]) {
+    let most = usize::try_from(Header::MAX_BYTES).unwrap_or(usize::MAX);
+    let start = bytes.get(..bytes.len().min(most)).unwrap_or_default();
+    if let Ok(header) = Header::decode(start) {
+        let name = header.backing.as_deref().unwrap_or_default();
+        assert!(u64_of(name.len()) <= 1023, "a backing file's name is longer than QEMU allows");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::error::ImageErrorKind;
+
+    /// The fuzzers' work in small, the same each time.
+    #[test]
+    fn no_bytes_break_a_promise() {
+        for (name, oracle, samples) in targets() {
+            for (seed, sample) in (1u64..).zip(&samples) {
+                assert!(!sample.is_empty(), "{name}");
+                oracle(sample);
+                headwater_testkit::mutate::rounds(sample, seed, 6000, oracle);
+            }
+        }
+    }
+
+    #[test]
+    fn a_chunk_that_unpacks_to_far_more_is_refused_without_taking_its_memory() {
+        let bomb = bomb();
+        assert!(bomb.len() < 100, "{}", bomb.len());
+        let mut content = vec![0; CHUNK_BYTES];
+        let error = unpack(&bomb, &mut content, &Hash::of(b"another")).unwrap_err();
+        assert_eq!(error.kind(), ImageErrorKind::Damaged);
+        assert!(error.to_string().contains("cannot be unpacked"), "{error}");
+        // A frame header that claims 2^63 bytes, with nothing behind it.
+        let claim = [0x28, 0xb5, 0x2f, 0xfd, 0xe0, 0, 0, 0, 0, 0, 0, 0, 0x80, 1, 0, 0];
+        assert_eq!(unpack(&claim, &mut content, &Hash::of(b"")).unwrap_err().kind(), ImageErrorKind::Damaged);
+    }
+}
