@@ -5,7 +5,7 @@ TEST_TOOLS := nbdkit=nbdkit nbdinfo=libnbd-bin nbdcopy=libnbd-bin fio=fio curl=c
 PEERS := qemu-nbd=qemu-utils qemu-storage-daemon=qemu-system-common nbdkit=nbdkit fio=fio tgtd=tgt iscsi-perf=libiscsi-bin
 
 .DEFAULT_GOAL := help
-.PHONY: help rust build guest demo test compare bench soak conformance clean
+.PHONY: help rust build guest demo test compare bench soak conformance fuzz clean
 
 help: ## list these commands
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 22
@@ -46,6 +46,10 @@ conformance: rust ## real NBD clients and the Device conformance suite only
 	@xtask/need $(TEST_TOOLS) qemu-img=qemu-utils
 	cargo test --locked --package headwater-nbd --package headwater-testkit
 	cargo test --locked --package headwater-volume --test conformance
+
+fuzz: rust ## fuzz the readers of the formats with coverage, TIME=60 seconds each
+	@xtask/need g++=g++
+	fuzz/run $(or $(TIME),60)
 
 clean: ## remove what was built, except the guest
 	cargo clean
