@@ -32,6 +32,7 @@ pub mod delay_relay;
 #[cfg(feature = "http")]
 pub mod file_server;
 pub mod http_relay;
+pub mod mutate;
 pub mod random;
 pub mod reference;
 #[cfg(feature = "s3")]
