@@ -169,13 +169,6 @@ impl Map {
         Some(group.get(leaf % LEAVES_PER_GROUP)?.read())
     }
 
-    /// As [`Map::read`], and `None` also where that would have to wait.
-    #[inline]
-    pub fn try_read(&self, leaf: usize) -> Option<LeafRead<'_>> {
-        let group = self.groups.get(leaf / LEAVES_PER_GROUP)?.get()?;
-        group.get(leaf % LEAVES_PER_GROUP)?.try_read()
-    }
-
     /// Locks a leaf to change what its blocks hold. `None` only for a leaf past the end of the volume.
     #[inline]
     pub fn write(&self, leaf: usize) -> Option<LeafWrite<'_>> {

@@ -84,35 +84,6 @@ pub fn copy_out(address: usize, slot: Slot, skip: usize, into: &mut [u8], _held:
     }
 }
 
-/// Bytes of a slot that are fetched ahead of a copy.
-#[cfg(target_arch = "x86_64")]
-const FETCHED_AHEAD_BYTES: usize = 1024;
-
-/// Tells the processor that the beginning of a slot will be read or written soon. The address may be stale: nothing is
-/// accessed.
-#[cfg(target_arch = "x86_64")]
-#[inline]
-pub fn fetch_ahead(address: usize, slot: Slot, is_write: bool) {
-    use std::arch::x86_64::{_MM_HINT_ET0, _MM_HINT_T0, _mm_prefetch};
-    let first = slot_pointer(address, slot).cast_const().cast::<i8>();
-    for offset in (0..FETCHED_AHEAD_BYTES).step_by(64) {
-        let line = first.wrapping_add(offset);
-        // SAFETY: a hint, which cannot fault whatever the address is.
-        unsafe {
-            if is_write {
-                _mm_prefetch::<_MM_HINT_ET0>(line);
-            } else {
-                _mm_prefetch::<_MM_HINT_T0>(line);
-            }
-        }
-    }
-}
-
-/// Other processors are left to themselves.
-#[cfg(not(target_arch = "x86_64"))]
-#[inline]
-pub fn fetch_ahead(_address: usize, _slot: Slot, _is_write: bool) {}
-
 /// Copies bytes into a slot. The leaf must be locked for writing.
 #[inline]
 pub fn copy_in(address: usize, slot: Slot, skip: usize, from: &[u8], _held: &crate::map::LeafWrite<'_>) {

@@ -102,10 +102,6 @@ mod explored {
             self.0.read().unwrap_or_else(PoisonError::into_inner)
         }
 
-        pub(crate) fn try_read(&self) -> Option<RwLockReadGuard<'_, T>> {
-            self.0.try_read().ok()
-        }
-
         pub(crate) fn write(&self) -> RwLockWriteGuard<'_, T> {
             self.0.write().unwrap_or_else(PoisonError::into_inner)
         }

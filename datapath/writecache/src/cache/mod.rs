@@ -15,7 +15,6 @@
 //! | `statistics` | the counters |
 
 mod answers;
-mod expect;
 mod freeze;
 mod limits;
 mod options;
