@@ -1,0 +1,283 @@
+//! Reads, writes, flushes and discards of the file: what needs no waiting on the caller's thread, the rest through
+//! the device.
+
+use std::ops::Range;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc;
+
+use headwater_block::{
+    Attempt, ByteRange, Completion, Device, Geometry, IoError, IoErrorKind, Op, Outcome, Request,
+};
+use parking_lot::Mutex;
+use rustix::io::Errno;
+
+use crate::channel::Channel;
+use crate::fault::FaultLog;
+use crate::flow::{Gate, InFlight};
+use crate::limits::MAX_TRANSFER_BYTES;
+use crate::parts::{Clear, Job, Work};
+use crate::wire::{ANSWER_HEADER_BYTES, answer_header};
+
+/// `O_DSYNC`, and the bit that `O_SYNC` has besides: answer when the data is durable.
+const SYNC_FLAGS: u32 = 0o10_000 | 0o4_000_000;
+
+/// The volume behind a file.
+pub(crate) struct Disk {
+    pub(crate) device: Arc<dyn Device>,
+    pub(crate) geometry: Geometry,
+    pub(crate) gate: Gate,
+    pub(crate) in_flight: InFlight,
+    pub(crate) faults: FaultLog,
+    /// Whether something was written since the file's time was last asked for.
+    pub(crate) written: AtomicBool,
+    /// Where writes that must wait for their turn go; nowhere when all readers have ended.
+    pub(crate) parts: Mutex<Option<mpsc::Sender<Job>>>,
+}
+
+/// Who waits for an answer, and on which channel.
+#[derive(Clone)]
+pub(crate) struct Asker {
+    pub(crate) channel: Arc<Channel>,
+    pub(crate) unique: u64,
+}
+
+/// What a successful answer carries.
+pub(crate) enum Answer {
+    Nothing,
+    /// So many bytes were written.
+    Written(u32),
+    /// This part of the buffer was read.
+    Part(Range<usize>),
+}
+
+impl Asker {
+    pub(crate) fn fail(&self, errno: Errno) {
+        self.channel.fail(self.unique, errno);
+    }
+
+    pub(crate) fn answer(&self, body: &[u8]) {
+        self.channel.answer(self.unique, body);
+    }
+
+    pub(crate) fn succeed(&self, answer: &Answer, buffer: &[u8]) {
+        match answer {
+            Answer::Nothing => self.answer(&[]),
+            Answer::Written(bytes) => {
+                let mut whole = [0; ANSWER_HEADER_BYTES + 8];
+                let header = answer_header(self.unique, 8, None);
+                let fields = header.into_iter().chain(bytes.to_ne_bytes());
+                whole.iter_mut().zip(fields).for_each(|(to, from)| *to = from);
+                self.channel.send(&whole);
+            }
+            Answer::Part(part) => match buffer.get(part.clone()) {
+                Some(bytes) => self.answer(bytes),
+                None => self.fail(Errno::IO),
+            },
+        }
+    }
+}
+
+/// The errno of a device's error.
+pub(crate) fn errno(error: &IoError) -> Errno {
+    match error.kind() {
+        IoErrorKind::Invalid => Errno::INVAL,
+        IoErrorKind::ReadOnly => Errno::ROFS,
+        IoErrorKind::NoSpace => Errno::NOSPC,
+        IoErrorKind::Corrupt | IoErrorKind::Device => Errno::IO,
+        IoErrorKind::Closed => Errno::SHUTDOWN,
+        IoErrorKind::Unsupported => Errno::OPNOTSUPP,
+    }
+}
+
+impl Disk {
+    /// The part of `offset..offset + len` that the file has; `None` where that is nothing.
+    fn clip(&self, offset: u64, len: u64) -> Option<ByteRange> {
+        let len = len.min(self.geometry.size_bytes.checked_sub(offset)?);
+        ByteRange::new(offset, len).filter(|range| !range.is_empty())
+    }
+
+    /// Whether the range consists of whole logical blocks.
+    pub(crate) fn is_whole(&self, range: ByteRange) -> bool {
+        self.widen(range) == Some(range)
+    }
+
+    /// The logical blocks that the range touches.
+    pub(crate) fn widen(&self, range: ByteRange) -> Option<ByteRange> {
+        let mask = u64::from(self.geometry.logical_block_bytes).checked_sub(1)?;
+        let start = range.offset() & !mask;
+        let end = range.end().checked_add(mask)? & !mask;
+        ByteRange::new(start, end.checked_sub(start)?)
+    }
+
+    /// Tells of an error and gives its errno. Lack of space is told by whoever is out of it.
+    pub(crate) fn failed(&self, what: &dyn std::fmt::Display, error: &IoError) -> Errno {
+        if !matches!(error.kind(), IoErrorKind::NoSpace | IoErrorKind::ReadOnly) {
+            let cause = std::error::Error::source(error);
+            let cause = cause.map_or_else(String::new, |cause| format!(": {cause}"));
+            self.faults.warn(&format_args!("{what} failed: {error}{cause}"));
+        }
+        errno(error)
+    }
+
+    /// Hands a request to the device. `bytes` are what it counts for in flight, added before; `gated` says that it entered
+    /// the gate.
+    pub(crate) fn submit(
+        self: &Arc<Self>,
+        asker: Asker,
+        request: Request,
+        answer: Answer,
+        bytes: usize,
+        gated: bool,
+    ) {
+        let disk = Arc::clone(self);
+        let what = describe(&request);
+        let done = move |outcome: Outcome| {
+            if gated {
+                disk.gate.leave();
+            }
+            match outcome.result {
+                Ok(()) => asker.succeed(&answer, &outcome.buffer),
+                Err(error) => asker.fail(disk.failed(&what, &error)),
+            }
+            // After the answer, for which the buffer was still needed.
+            disk.in_flight.remove(bytes);
+        };
+        self.device.submit(request, Completion::new(done));
+    }
+
+    /// `FUSE_READ`. `reply` has room for a header, the longest read and a block on each side of it.
+    pub(crate) fn read(self: &Arc<Self>, asker: Asker, offset: u64, len: u32, reply: &mut [u8]) {
+        let len = u64::from(len.min(MAX_TRANSFER_BYTES));
+        let Some(range) = self.clip(offset, len) else { return asker.answer(&[]) };
+        let Some(whole) = self.widen(range) else { return asker.fail(Errno::INVAL) };
+        let size = |len: u64| usize::try_from(len).unwrap_or(usize::MAX);
+        let (bytes, wanted) = (size(whole.len()), size(range.len()));
+        // Programs ask for parts of blocks, and the kernel does where it splits what goes to an unaligned buffer.
+        let first = size(range.offset().saturating_sub(whole.offset()));
+        let end = bytes.saturating_add(ANSWER_HEADER_BYTES);
+        if let Some(into) = reply.get_mut(ANSWER_HEADER_BYTES..end) {
+            match self.device.try_now(Op::Read { range: whole, into }) {
+                Ok(Attempt::Done) => {
+                    if first > 0 {
+                        into.copy_within(first..first.saturating_add(wanted), 0);
+                    }
+                    let header = answer_header(asker.unique, wanted, None);
+                    reply.iter_mut().zip(header).for_each(|(to, from)| *to = from);
+                    let answer = reply.get(..wanted.saturating_add(ANSWER_HEADER_BYTES));
+                    return asker.channel.send(answer.unwrap_or_default());
+                }
+                Ok(Attempt::MustWait) => {}
+                Err(error) => {
+                    return asker.fail(self.failed(&format_args!("a read of {range}"), &error));
+                }
+            }
+        }
+        let part = Answer::Part(first..first.saturating_add(wanted));
+        self.in_flight.add(bytes);
+        let request = Request::Read { range: whole, buffer: vec![0; bytes] };
+        self.submit(asker, request, part, bytes, false);
+    }
+
+    /// `FUSE_WRITE`.
+    pub(crate) fn write(self: &Arc<Self>, asker: Asker, offset: u64, data: &[u8], flags: u32) {
+        let len = u64::try_from(data.len()).unwrap_or(u64::MAX);
+        if self.geometry.read_only {
+            return asker.fail(Errno::ROFS);
+        }
+        if data.is_empty() {
+            return asker.succeed(&Answer::Written(0), &[]);
+        }
+        // As a block device: what lies before the end is written, and there is no room behind it.
+        let Some(range) = self.clip(offset, len) else { return asker.fail(Errno::NOSPC) };
+        let written = usize::try_from(range.len()).unwrap_or(usize::MAX);
+        let Some(from) = data.get(..written) else { return asker.fail(Errno::INVAL) };
+        let fua = flags & SYNC_FLAGS != 0;
+        self.note_written();
+        if !self.is_whole(range) || !self.gate.try_enter() {
+            return self.take_turn(asker, Work::Write { range, data: from.to_vec(), fua });
+        }
+        let answer = Answer::Written(u32::try_from(written).unwrap_or(u32::MAX));
+        match self.device.try_now(Op::Write { range, from, fua }) {
+            Ok(Attempt::Done) => {
+                self.gate.leave();
+                asker.succeed(&answer, &[]);
+            }
+            Ok(Attempt::MustWait) => {
+                // Not waiting for room while in the gate: whoever wants to be alone has room, and waits for us to leave.
+                if !self.in_flight.try_add(written) {
+                    self.gate.leave();
+                    return self.take_turn(asker, Work::Write { range, data: from.to_vec(), fua });
+                }
+                let request = Request::Write { range, buffer: from.to_vec(), fua };
+                self.submit(asker, request, answer, written, true);
+            }
+            Err(error) => {
+                self.gate.leave();
+                asker.fail(self.failed(&format_args!("a write of {range}"), &error));
+            }
+        }
+    }
+
+    /// `FUSE_FSYNC`.
+    pub(crate) fn flush(self: &Arc<Self>, asker: Asker) {
+        match self.device.try_now(Op::Flush) {
+            Ok(Attempt::Done) => asker.answer(&[]),
+            Ok(Attempt::MustWait) => self.submit(asker, Request::Flush, Answer::Nothing, 0, false),
+            Err(error) => asker.fail(self.failed(&"a flush", &error)),
+        }
+    }
+
+    /// Discards or zeroes what the file has of the range.
+    pub(crate) fn clear(self: &Arc<Self>, asker: Asker, offset: u64, len: u64, clear: Clear) {
+        if self.geometry.read_only {
+            return asker.fail(Errno::ROFS);
+        }
+        // A hole behind the end is there already.
+        let Some(range) = self.clip(offset, len) else { return asker.answer(&[]) };
+        self.note_written();
+        if !self.is_whole(range) || !self.gate.try_enter() {
+            return self.take_turn(asker, Work::Clear { range, clear });
+        }
+        match self.device.try_now(clear.op(range)) {
+            Ok(Attempt::Done) => {
+                self.gate.leave();
+                asker.answer(&[]);
+            }
+            Ok(Attempt::MustWait) => self.submit(asker, clear.request(range), Answer::Nothing, 0, true),
+            Err(error) => {
+                self.gate.leave();
+                asker.fail(self.failed(&format_args!("clearing {range}"), &error));
+            }
+        }
+    }
+
+    fn take_turn(&self, asker: Asker, work: Work) {
+        self.in_flight.add(work.bytes());
+        let unsent = match &*self.parts.lock() {
+            Some(parts) => parts.send(Job { asker, work }).err().map(|mpsc::SendError(job)| job),
+            None => Some(Job { asker, work }),
+        };
+        if let Some(Job { asker, work }) = unsent {
+            self.in_flight.remove(work.bytes());
+            asker.fail(Errno::SHUTDOWN);
+        }
+    }
+
+    /// Looks before it writes, so that readers do not take the line from each other at each write.
+    fn note_written(&self) {
+        if !self.written.load(Ordering::Relaxed) {
+            self.written.store(true, Ordering::Relaxed);
+        }
+    }
+}
+
+fn describe(request: &Request) -> String {
+    match request {
+        Request::Read { range, .. } => format!("a read of {range}"),
+        Request::Write { range, .. } => format!("a write of {range}"),
+        Request::WriteZeroes { range, .. } | Request::Discard { range } => format!("clearing {range}"),
+        Request::Flush => "a flush".into(),
+        Request::Prefetch { range } => format!("prefetching {range}"),
+    }
+}

@@ -1,0 +1,37 @@
+//! All limits of a server, with names, units and defaults.
+
+/// The longest read or write that the kernel sends. It is the most that FUSE allows by default.
+pub(crate) const MAX_TRANSFER_BYTES: u32 = 1 << 20;
+
+/// What one mounted file may cost.
+///
+/// Memory: for each reader two buffers of 1 MiB, of which only touched pages count, and `bytes_in_flight` and one
+/// request for each reader more.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Limits {
+    /// Threads that take requests, 1 to 16.
+    pub readers: u16,
+    /// Asynchronous requests that the kernel has under way at a time (`max_background`), 1 to 1024. Others wait in the
+    /// kernel; those of programs that wait for each answer are not counted.
+    pub background_requests: u16,
+    /// Data of requests that wait for the device, in bytes. Then no more requests are taken.
+    pub bytes_in_flight: usize,
+    /// Warnings about a mount in ten seconds; further ones are counted and told later.
+    pub warnings_per_10_s: u32,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self { readers: 2, background_requests: 64, bytes_in_flight: 64 << 20, warnings_per_10_s: 20 }
+    }
+}
+
+impl Limits {
+    /// The same, with values that cannot work replaced by the nearest that can.
+    pub(crate) fn sane(mut self) -> Self {
+        self.readers = self.readers.clamp(1, 16);
+        self.background_requests = self.background_requests.clamp(1, 1024);
+        self.bytes_in_flight = self.bytes_in_flight.max(1);
+        self
+    }
+}

@@ -1,0 +1,143 @@
+//! The thread that writes parts of blocks: it reads the block, changes it and writes it back, alone.
+//!
+//! Writes of whole blocks that come while it is alone wait here too, so that no reader thread has to.
+
+use std::sync::{Arc, mpsc};
+
+use headwater_block::{Attempt, ByteRange, IoError, IoErrorKind, Op, Request, blocking};
+
+use crate::data::{Answer, Asker, Disk};
+
+/// How a range is cleared.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Clear {
+    /// The contents are not needed (`FALLOC_FL_PUNCH_HOLE`).
+    Discard,
+    /// Zeroes that keep their space (`FALLOC_FL_ZERO_RANGE`).
+    Zero,
+}
+
+impl Clear {
+    pub(crate) fn op(self, range: ByteRange) -> Op<'static> {
+        match self {
+            Clear::Discard => Op::Discard { range },
+            Clear::Zero => Op::WriteZeroes { range, may_unmap: false, fua: false },
+        }
+    }
+
+    pub(crate) fn request(self, range: ByteRange) -> Request {
+        match self {
+            Clear::Discard => Request::Discard { range },
+            Clear::Zero => Request::WriteZeroes { range, may_unmap: false, fua: false },
+        }
+    }
+}
+
+/// What is to be done.
+pub(crate) enum Work {
+    Write { range: ByteRange, data: Vec<u8>, fua: bool },
+    Clear { range: ByteRange, clear: Clear },
+}
+
+impl Work {
+    pub(crate) fn bytes(&self) -> usize {
+        match self {
+            Work::Write { data, .. } => data.len(),
+            Work::Clear { .. } => 0,
+        }
+    }
+
+    fn range(&self) -> ByteRange {
+        match self {
+            Work::Write { range, .. } | Work::Clear { range, .. } => *range,
+        }
+    }
+}
+
+/// Work and who waits for it.
+pub(crate) struct Job {
+    pub(crate) asker: Asker,
+    pub(crate) work: Work,
+}
+
+/// Works until all senders are gone.
+pub(crate) fn run(disk: &Arc<Disk>, jobs: &mpsc::Receiver<Job>) {
+    while let Ok(Job { asker, work }) = jobs.recv() {
+        let bytes = work.bytes();
+        // Nobody but this thread closes the gate.
+        if disk.is_whole(work.range()) && disk.gate.try_enter() {
+            let (request, answer) = match work {
+                Work::Write { range, data, fua } => {
+                    let written = Answer::Written(u32::try_from(data.len()).unwrap_or(u32::MAX));
+                    (Request::Write { range, buffer: data, fua }, written)
+                }
+                Work::Clear { range, clear } => (clear.request(range), Answer::Nothing),
+            };
+            disk.submit(asker, request, answer, bytes, true);
+            continue;
+        }
+        let range = work.range();
+        match disk.gate.alone(|| change(disk, &work)) {
+            Ok(answer) => asker.succeed(&answer, &[]),
+            Err(error) => asker.fail(disk.failed(&format_args!("a change of {range}"), &error)),
+        }
+        disk.in_flight.remove(bytes);
+    }
+}
+
+/// Carries the work out and waits for the device.
+fn change(disk: &Disk, work: &Work) -> Result<Answer, IoError> {
+    match work {
+        Work::Write { range, data, fua } => {
+            overwrite(disk, *range, data, *fua)?;
+            Ok(Answer::Written(u32::try_from(data.len()).unwrap_or(u32::MAX)))
+        }
+        Work::Clear { range, clear } => {
+            let inner = inner_blocks(disk, *range);
+            let start = inner.map_or(range.end(), |inner| inner.offset());
+            let end = inner.map_or(range.end(), |inner| inner.end());
+            for (from, to) in [(range.offset(), start), (end, range.end())] {
+                let zeroes = vec![0; usize::try_from(to.saturating_sub(from)).unwrap_or(0)];
+                if let Some(edge) =
+                    ByteRange::new(from, to.saturating_sub(from)).filter(|edge| !edge.is_empty())
+                {
+                    overwrite(disk, edge, &zeroes, false)?;
+                }
+            }
+            match inner {
+                Some(inner) => match disk.device.try_now(clear.op(inner))? {
+                    Attempt::Done => Ok(Answer::Nothing),
+                    Attempt::MustWait => {
+                        blocking::wait(&*disk.device, clear.request(inner)).map(|_| Answer::Nothing)
+                    }
+                },
+                None => Ok(Answer::Nothing),
+            }
+        }
+    }
+}
+
+/// The whole logical blocks inside of the range, if there are any.
+fn inner_blocks(disk: &Disk, range: ByteRange) -> Option<ByteRange> {
+    let block = u64::from(disk.geometry.logical_block_bytes);
+    let start = range.offset().checked_next_multiple_of(block)?;
+    let end = range.end().checked_sub(range.end().checked_rem(block)?)?;
+    ByteRange::new(start, end.checked_sub(start)?).filter(|inner| !inner.is_empty())
+}
+
+/// Reads the blocks, puts the data over them, writes them back.
+fn overwrite(disk: &Disk, range: ByteRange, data: &[u8], fua: bool) -> Result<(), IoError> {
+    let odd = || IoError::new(IoErrorKind::Invalid, format!("the range {range} is not on the device"));
+    let whole = disk.widen(range).ok_or_else(odd)?;
+    let mut buffer = vec![0; usize::try_from(whole.len()).map_err(|_| odd())?];
+    blocking::read(&*disk.device, whole.offset(), &mut buffer)?;
+    let first = usize::try_from(range.offset().saturating_sub(whole.offset())).map_err(|_| odd())?;
+    let place = buffer.get_mut(first..first.saturating_add(data.len())).ok_or_else(odd)?;
+    place.copy_from_slice(data);
+    match disk.device.try_now(Op::Write { range: whole, from: &buffer, fua })? {
+        Attempt::Done => Ok(()),
+        Attempt::MustWait => {
+            blocking::wait(&*disk.device, Request::Write { range: whole, buffer, fua }).map(drop)
+        }
+    }
+}

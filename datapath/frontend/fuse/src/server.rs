@@ -1,0 +1,211 @@
+//! The server of one volume: the mount, and the threads that answer the kernel.
+
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::mpsc;
+use std::thread::JoinHandle;
+use std::time::SystemTime;
+
+use headwater_block::Device;
+use parking_lot::Mutex;
+
+use crate::channel::Channel;
+use crate::clone::clone_device;
+use crate::data::Disk;
+use crate::fault::FaultLog;
+use crate::files::Files;
+use crate::flow::{Gate, InFlight};
+use crate::limits::Limits;
+use crate::mount::{Mount, MountError, Unmounted};
+use crate::parts;
+use crate::reader::Reader;
+
+/// Stack of a thread; buffers are on the heap.
+const STACK_BYTES: usize = 256 << 10;
+
+/// What the file is called, and who may use it.
+pub struct Options {
+    /// Name of the file in the directory.
+    pub name: String,
+    /// Whether users besides the server's own may come in at all, as far as the file's permissions let them. The file
+    /// belongs to the server's user, who can `chmod` and `chown` it.
+    pub allow_other: bool,
+    /// What tells the time, for the times of the file; 1970 unless given.
+    pub clock: fn() -> SystemTime,
+    /// Called once when somebody else unmounted the directory.
+    pub on_unmounted: Option<Box<dyn FnOnce() + Send>>,
+    /// Limits.
+    pub limits: Limits,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self {
+            name: "disk".into(),
+            allow_other: false,
+            clock: || SystemTime::UNIX_EPOCH,
+            on_unmounted: None,
+            limits: Limits::default(),
+        }
+    }
+}
+
+/// A mounted file. Dropping it unmounts.
+pub struct Server {
+    mount: Mount,
+    path: PathBuf,
+    shared: Arc<Shared>,
+    threads: Mutex<Vec<JoinHandle<()>>>,
+}
+
+struct Shared {
+    is_stopping: AtomicBool,
+    readers_left: AtomicUsize,
+    on_unmounted: Mutex<Option<Box<dyn FnOnce() + Send>>>,
+}
+
+impl Server {
+    /// Mounts `device` as a file in `dir`, ready for use when this returns, and serves it until [`Server::stop`] or
+    /// until somebody unmounts it.
+    pub fn mount(dir: &Path, device: Arc<dyn Device>, options: Options) -> Result<Self, MountError> {
+        let Options { name, allow_other, clock, on_unmounted, limits } = options;
+        let limits = limits.sane();
+        let is_name =
+            (1..=255).contains(&name.len()) && !name.contains(['/', '\0']) && name != "." && name != "..";
+        if !is_name {
+            return Err(MountError::Name { name });
+        }
+        let geometry = device.geometry();
+        let (mount, session) = Mount::new(dir, geometry.read_only, allow_other)?;
+        let path = mount.dir().join(&name);
+        let (parts, jobs) = mpsc::channel();
+        let disk = Arc::new(Disk {
+            device,
+            geometry,
+            gate: Gate::new(),
+            in_flight: InFlight::new(limits.bytes_in_flight),
+            faults: FaultLog::new(path.display().to_string(), limits.warnings_per_10_s),
+            written: AtomicBool::new(false),
+            parts: Mutex::new(Some(parts)),
+        });
+        let files = Arc::new(Files::new(Arc::clone(&disk), name.into_bytes(), clock, allow_other));
+        let readers: Vec<Reader> = channels(session, limits.readers)
+            .into_iter()
+            .map(|channel| {
+                Reader::new(Arc::clone(&disk), Arc::clone(&files), channel, limits.background_requests)
+            })
+            .collect();
+        let shared = Arc::new(Shared {
+            is_stopping: AtomicBool::new(false),
+            readers_left: AtomicUsize::new(readers.len()),
+            on_unmounted: Mutex::new(on_unmounted),
+        });
+        // From here on a failure unmounts, by dropping this.
+        let server = Self { mount, path, shared, threads: Mutex::default() };
+        server.start(disk, readers, jobs).map_err(|source| MountError::System { dir: dir.into(), source })?;
+        Ok(server)
+    }
+
+    fn start(
+        &self,
+        disk: Arc<Disk>,
+        readers: Vec<Reader>,
+        jobs: mpsc::Receiver<parts::Job>,
+    ) -> std::io::Result<()> {
+        let spawn = |name: &str, work: Box<dyn FnOnce() + Send>| {
+            let builder = std::thread::Builder::new().name(name.into()).stack_size(STACK_BYTES);
+            builder.spawn(work).map(|thread| self.threads.lock().push(thread))
+        };
+        spawn("fuse-parts", Box::new(move || parts::run(&disk, &jobs)))?;
+        for mut reader in readers {
+            let shared = Arc::clone(&self.shared);
+            spawn(
+                "fuse-reader",
+                Box::new(move || {
+                    while reader.serve_one().is_some() {}
+                    shared.leave(&reader);
+                }),
+            )?;
+        }
+        Ok(())
+    }
+
+    /// Where the file is.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Unmounts and ends the threads. Programs that still have the file open get errors from then on; that is logged.
+    /// Harmless when repeated.
+    pub fn stop(&self) {
+        let threads = std::mem::take(&mut *self.threads.lock());
+        if self.shared.is_stopping.swap(true, Ordering::SeqCst) {
+            return;
+        }
+        let shown = self.path.display();
+        match self.mount.unmount() {
+            Ok(Unmounted::Cleanly) => {}
+            Ok(Unmounted::WhileBusy) => {
+                tracing::warn!("fuse: {shown} is unmounted while programs use it; they get errors now")
+            }
+            Ok(Unmounted::Later) => {
+                tracing::warn!(
+                    "fuse: {shown} is unmounted while programs use it; it lasts until they close it"
+                );
+                return;
+            }
+            Err(error) => {
+                tracing::error!("fuse: cannot unmount {shown}: {error}; umount it by hand");
+                return;
+            }
+        }
+        for thread in threads {
+            if thread.join().is_err() {
+                tracing::error!("fuse: a thread of {shown} has panicked");
+            }
+        }
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        self.stop();
+    }
+}
+
+impl Shared {
+    /// The last reader to end ends what is behind them.
+    fn leave(&self, reader: &Reader) {
+        if self.readers_left.fetch_sub(1, Ordering::SeqCst) != 1 {
+            return;
+        }
+        drop(reader.disk.parts.lock().take());
+        let on_unmounted = self.on_unmounted.lock().take();
+        if !self.is_stopping.load(Ordering::SeqCst)
+            && let Some(tell) = on_unmounted
+        {
+            tell();
+        }
+    }
+}
+
+/// A channel for each reader: queues of their own where the kernel gives them, else one that they share.
+fn channels(session: OwnedFd, readers: u16) -> Vec<Arc<Channel>> {
+    let mut all: Vec<Arc<Channel>> = Vec::new();
+    for _ in 1..readers {
+        match clone_device(session.as_fd()) {
+            Ok(device) => all.push(Arc::new(Channel::new(device))),
+            Err(errno) => {
+                // The user may not open the device where a helper has mounted for him.
+                tracing::debug!("fuse: readers share one queue: {errno}");
+                break;
+            }
+        }
+    }
+    let session = Arc::new(Channel::new(session));
+    let missing = usize::from(readers).saturating_sub(all.len());
+    all.extend(std::iter::repeat_n(session, missing));
+    all
+}

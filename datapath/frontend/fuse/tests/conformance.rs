@@ -1,0 +1,73 @@
+//! The project's conformance suite for devices, through the mounted file.
+
+mod fixture;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use fixture::{FileDevice, Mounted, tight};
+use headwater_block::Device;
+use headwater_fuse::Options;
+use headwater_testkit::{ReferenceDisk, ReferenceOptions, Waits, conformance};
+
+fn check(mounted: Mounted, block_bytes: u32, seed: u64) -> Arc<ReferenceDisk> {
+    let read_only = mounted.disk.geometry().read_only;
+    let client: Arc<dyn Device> = Arc::new(FileDevice::open(&mounted.file(), read_only, block_bytes));
+    assert_eq!(client.geometry().size_bytes, mounted.disk.geometry().size_bytes);
+    let options = conformance::Options { operations: 400, ..conformance::Options::seeded(seed) };
+    let model = conformance::check(&client, &options);
+    drop(client);
+    mounted.server.stop();
+    if block_bytes >= mounted.disk.geometry().logical_block_bytes {
+        conformance::verify(&*mounted.disk, &model);
+    }
+    mounted.disk
+}
+
+#[test]
+fn whole_blocks_that_need_no_waiting() {
+    let disk = check(Mounted::new(16 << 20, ReferenceOptions::default()), 512, 1);
+    assert_eq!(disk.counts().submitted, 0);
+    assert_ne!(disk.counts().discards, 0);
+    assert_ne!(disk.counts().flushes, 0);
+}
+
+#[test]
+fn late_and_out_of_order_completions() {
+    let options = ReferenceOptions { waits: Waits::Always, seed: 2, ..Default::default() };
+    let disk = check(Mounted::new(16 << 20, options), 512, 2);
+    assert_ne!(disk.counts().submitted, 0);
+}
+
+#[test]
+fn ranges_of_any_length_at_any_byte() {
+    for (seed, logical_block_bytes, waits) in
+        [(3, 512, Waits::Never), (4, 512, Waits::PerMille(300)), (5, 4096, Waits::PerMille(300))]
+    {
+        let options = ReferenceOptions { waits, seed, logical_block_bytes, ..Default::default() };
+        check(Mounted::new(2 << 20, options), 1, seed);
+    }
+}
+
+#[test]
+fn blocks_of_4096_bytes_written_in_parts_of_512() {
+    let options = ReferenceOptions { logical_block_bytes: 4096, seed: 6, ..Default::default() };
+    check(Mounted::new(4 << 20, options), 512, 6);
+}
+
+#[test]
+fn one_reader_and_little_room_in_flight() {
+    let waits = ReferenceOptions {
+        waits: Waits::PerMille(700),
+        delay: Duration::from_micros(50),
+        seed: 7,
+        ..Default::default()
+    };
+    let disk = ReferenceDisk::with_options(8 << 20, waits);
+    check(Mounted::with(disk, Options { limits: tight(), ..Options::default() }), 256, 7);
+}
+
+#[test]
+fn a_read_only_disk() {
+    check(Mounted::new(4 << 20, ReferenceOptions { read_only: true, ..Default::default() }), 512, 8);
+}

@@ -1,0 +1,122 @@
+//! The file under real tools: fio, qemu-img, cp, dd, loop devices with a file system.
+
+mod fixture;
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use fixture::{Mounted, output, run};
+use headwater_block::{Device, blocking};
+use headwater_fuse::Options;
+use headwater_testkit::{ReferenceDisk, ReferenceOptions, Rng, Waits};
+
+const SIZE: u64 = 64 << 20;
+
+fn mounted() -> Mounted {
+    let options = ReferenceOptions { waits: Waits::PerMille(100), ..Default::default() };
+    Mounted::with(ReferenceDisk::with_options(SIZE, options), Options::default())
+}
+
+/// Random data with holes: what an image has.
+fn fill(disk: &dyn Device) {
+    let mut rng = Rng::new(7);
+    for piece in 0..16 {
+        blocking::write(disk, piece * (4 << 20), &rng.bytes(512 << 10)).unwrap();
+    }
+}
+
+#[test]
+fn fio_verifies_what_it_wrote() {
+    let mounted = mounted();
+    for engine in ["libaio", "psync"] {
+        let mut command = Command::new("fio");
+        command.args(["--name=v", "--rw=randrw", "--bsrange=512-128k", "--size=32M", "--io_size=32M"]);
+        command.args([
+            "--direct=1",
+            "--iodepth=16",
+            "--verify=crc32c",
+            "--verify_fatal=1",
+            "--verify_state_save=0",
+        ]);
+        command.args(["--allow_file_create=0", "--fallocate=none"]);
+        command.arg(format!("--ioengine={engine}")).arg(format!("--filename={}", mounted.file().display()));
+        run(&mut command);
+    }
+}
+
+#[test]
+fn images_go_in_and_come_out_through_qemu_img_and_stay_sparse_in_cp() {
+    let mounted = mounted();
+    let dir = tempfile::tempdir().unwrap();
+    let raw = dir.path().join("in.raw");
+    fill(&*mounted.disk);
+    let contents = mounted.disk.contents();
+    std::fs::write(&raw, &contents).unwrap();
+    let file = mounted.file();
+    let copy = dir.path().join("copy.raw");
+    run(Command::new("cp").arg("--sparse=auto").arg(&file).arg(&copy));
+    assert!(std::fs::read(&copy).unwrap() == contents);
+    let blocks = std::os::unix::fs::MetadataExt::blocks(&std::fs::metadata(&copy).unwrap());
+    assert!(blocks * 512 <= (16 << 20), "{blocks} blocks");
+    let compare = |format: &str, other: &Path| {
+        run(Command::new("qemu-img").args(["compare", "-f", "raw", "-F", format]).arg(&file).arg(other));
+    };
+    compare("raw", &raw);
+    let qcow2 = dir.path().join("out.qcow2");
+    run(Command::new("qemu-img").args(["convert", "-f", "raw", "-O", "qcow2"]).arg(&file).arg(&qcow2));
+    compare("qcow2", &qcow2);
+    // The other way, onto a disk that has something else.
+    blocking::write(&*mounted.disk, 1 << 20, &[0xee; 1 << 20]).unwrap();
+    run(Command::new("qemu-img").args(["convert", "-n", "-f", "qcow2", "-O", "raw"]).arg(&qcow2).arg(&file));
+    assert!(mounted.disk.contents() == contents);
+    run(Command::new("dd")
+        .args(["bs=1000", "count=3000", "conv=notrunc", "status=none"])
+        .arg(format!("if={}", raw.display()))
+        .arg(format!("of={}", file.display())));
+    assert!(mounted.disk.contents() == contents);
+    let refused = output(Command::new("cp").arg(&raw).arg(&file));
+    assert!(!refused.status.success() && String::from_utf8_lossy(&refused.stderr).contains("not permitted"));
+}
+
+/// A loop device, given back when dropped.
+struct Loop(PathBuf);
+
+impl Loop {
+    fn over(file: &Path, direct: bool) -> Self {
+        let mut command = Command::new("losetup");
+        command
+            .args(["--find", "--show", if direct { "--direct-io=on" } else { "--direct-io=off" }])
+            .arg(file);
+        Self(run(&mut command).trim().into())
+    }
+}
+
+impl Drop for Loop {
+    fn drop(&mut self) {
+        let _ = output(Command::new("losetup").arg("--detach").arg(&self.0));
+    }
+}
+
+#[test]
+fn a_loop_device_carries_a_file_system_and_trims_it() {
+    for direct in [true, false] {
+        let mounted = mounted();
+        let dir = tempfile::tempdir().unwrap();
+        let device = Loop::over(&mounted.file(), direct);
+        run(Command::new("mkfs.ext4").args(["-q", "-F"]).arg(&device.0));
+        run(Command::new("mount").arg(&device.0).arg(dir.path()));
+        let bytes = Rng::new(3).bytes(16 << 20);
+        std::fs::write(dir.path().join("file"), &bytes).unwrap();
+        run(Command::new("umount").arg(dir.path()));
+        assert_ne!(mounted.disk.counts().flushes, 0);
+        run(Command::new("mount").arg(&device.0).arg(dir.path()));
+        assert!(std::fs::read(dir.path().join("file")).unwrap() == bytes);
+        std::fs::remove_file(dir.path().join("file")).unwrap();
+        let before = mounted.disk.counts();
+        run(Command::new("fstrim").arg(dir.path()));
+        let after = mounted.disk.counts();
+        assert!(after.discards + after.zeroes > before.discards + before.zeroes);
+        run(Command::new("umount").arg(dir.path()));
+        run(Command::new("fsck.ext4").args(["-f", "-n"]).arg(&device.0));
+    }
+}
