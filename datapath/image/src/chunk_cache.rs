@@ -24,6 +24,7 @@ use headwater_block::IoError;
 use headwater_store::Hash;
 use parking_lot::Mutex;
 
+use crate::disk_cache::DiskCache;
 use crate::index::HashTable;
 use crate::units::{u64_of, usize_of};
 
@@ -66,6 +67,10 @@ pub struct ChunkCacheCounters {
     pub failures: u64,
     /// Chunks dropped to make room.
     pub evictions: u64,
+    /// Chunks fetched before anybody asked for them; they are among `fetches`.
+    pub ahead: u64,
+    /// Bytes that were read from stores, packed.
+    pub fetched_bytes: u64,
     /// Bytes of chunks held now.
     pub held_bytes: u64,
     /// The most bytes of chunks that are held.
@@ -79,16 +84,20 @@ struct Counters {
     joined: AtomicU64,
     failures: AtomicU64,
     evictions: AtomicU64,
+    ahead: AtomicU64,
+    fetched_bytes: AtomicU64,
 }
 
 /// A cache of chunks, bounded in bytes, shared by all readers of the host.
 ///
 /// Holds at most its capacity (or one chunk a part, if the capacity is smaller than that), and beyond it the
-/// chunks being fetched: at most one for each of [`crate::FETCH_THREADS`].
+/// chunks being fetched: what one read of a store brings for each of [`crate::FETCH_THREADS`]. With a disk below
+/// it, chunks of remote stores are kept there too.
 pub struct ChunkCache {
     shards: Vec<Mutex<Shard>>,
     shard_bytes: u64,
     spare: Mutex<Vec<Vec<u8>>>,
+    disk: Option<Arc<DiskCache>>,
     counters: Counters,
 }
 
@@ -104,13 +113,46 @@ pub(crate) enum Joined {
 impl ChunkCache {
     /// A cache that holds at most `capacity_bytes` of chunks.
     pub fn new(capacity_bytes: u64) -> Arc<Self> {
+        Self::over(capacity_bytes, None)
+    }
+
+    /// The same over a cache on the local disk, for the chunks of remote stores.
+    pub fn with_disk(capacity_bytes: u64, disk: Arc<DiskCache>) -> Arc<Self> {
+        Self::over(capacity_bytes, Some(disk))
+    }
+
+    fn over(capacity_bytes: u64, disk: Option<Arc<DiskCache>>) -> Arc<Self> {
         let shards = usize_of((capacity_bytes / SHARD_MIN_BYTES).max(1)).min(SHARDS_MAX);
         Arc::new(Self {
             shards: (0..shards).map(|_| Mutex::default()).collect(),
             shard_bytes: capacity_bytes / u64_of(shards),
             spare: Mutex::default(),
+            disk,
             counters: Counters::default(),
         })
+    }
+
+    /// The cache on the local disk, if there is one.
+    pub fn disk(&self) -> Option<&Arc<DiskCache>> {
+        self.disk.as_ref()
+    }
+
+    /// The most bytes of chunks that are held.
+    pub(crate) fn capacity_bytes(&self) -> u64 {
+        self.shard_bytes * u64_of(self.shards.len())
+    }
+
+    /// Whether a chunk is here or on its way.
+    pub(crate) fn is_known(&self, hash: &Hash) -> bool {
+        self.shard(hash).is_some_and(|shard| shard.lock().slots.contains_key(hash))
+    }
+
+    pub(crate) fn count_ahead(&self, chunks: usize) {
+        self.counters.ahead.fetch_add(u64_of(chunks), Ordering::Relaxed);
+    }
+
+    pub(crate) fn count_fetched(&self, bytes: u64) {
+        self.counters.fetched_bytes.fetch_add(bytes, Ordering::Relaxed);
     }
 
     /// What it did, and how full it is.
@@ -122,8 +164,10 @@ impl ChunkCache {
             joined: value(&self.counters.joined),
             failures: value(&self.counters.failures),
             evictions: value(&self.counters.evictions),
+            ahead: value(&self.counters.ahead),
+            fetched_bytes: value(&self.counters.fetched_bytes),
             held_bytes: self.shards.iter().map(|shard| shard.lock().bytes).sum(),
-            capacity_bytes: self.shard_bytes * u64_of(self.shards.len()),
+            capacity_bytes: self.capacity_bytes(),
         }
     }
 

@@ -7,9 +7,10 @@ use std::path::{Path, PathBuf};
 use headwater_store::{Hash, Store};
 
 use crate::error::{ImageError, ImageErrorKind};
+use crate::fetch::fetch_chunk;
 use crate::manifest::Manifest;
 use crate::progress::{Cancel, Progress};
-use crate::reader::{fetch_chunk, open_version};
+use crate::reader::open_version;
 use crate::units::{usize_of, usize_of_u32};
 use crate::walk::walk;
 

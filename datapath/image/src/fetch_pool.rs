@@ -1,4 +1,8 @@
-//! The threads that wait for files, so that nobody else has to.
+//! The threads that wait for files and servers, so that nobody else has to.
+//!
+//! There are two pools in a process: one for files and stores on this host, one for stores on others, so that
+//! servers that are gone do not hold up what lies here. What somebody waits for goes first; what is fetched
+//! ahead never takes all threads.
 
 use std::cell::Cell;
 use std::collections::VecDeque;
@@ -8,16 +12,37 @@ use std::sync::{Arc, Weak};
 use headwater_block::{IoError, IoErrorKind};
 use parking_lot::{Condvar, Mutex};
 
-/// Threads of the pool: how many reads of files are under way at a time.
+/// Threads of a pool: how many reads of files, or of remote stores, are under way at a time.
 pub const FETCH_THREADS: usize = 8;
+/// Of which so many may fetch ahead.
+const AHEAD_THREADS: usize = 6;
 /// Reads that wait for a thread. Whoever submits one more waits for room.
 pub const FETCH_QUEUE_MAX: usize = 4096;
+/// Reads ahead that wait for a thread. One more is left out.
+pub(crate) const AHEAD_QUEUE_MAX: usize = 64;
 
 type Task = Box<dyn FnOnce() + Send>;
+
+/// Which pool.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Place {
+    Here,
+    Remote,
+}
+
+/// Whether somebody waits for a read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Urgency {
+    Waited,
+    Ahead,
+}
 
 #[derive(Default)]
 struct Queue {
     tasks: VecDeque<Task>,
+    ahead: VecDeque<Task>,
+    /// Threads that fetch ahead at this moment.
+    ahead_running: usize,
     /// Set when the last handle is gone: the threads finish what is queued and end.
     closed: bool,
 }
@@ -38,28 +63,33 @@ thread_local! {
     static IN_POOL: Cell<bool> = const { Cell::new(false) };
 }
 
-/// The pool of the process, while there is one.
-static POOL: Mutex<Weak<FetchPool>> = Mutex::new(Weak::new());
+/// The pools of the process, while there are any.
+static POOLS: [Mutex<Weak<FetchPool>>; 2] = [Mutex::new(Weak::new()), Mutex::new(Weak::new())];
 
 impl FetchPool {
     /// The pool of the process; started if need be.
-    pub(crate) fn shared() -> Result<Arc<Self>, IoError> {
-        let mut pool = POOL.lock();
+    pub(crate) fn shared(place: Place) -> Result<Arc<Self>, IoError> {
+        let [here, remote] = &POOLS;
+        let (pool, name) = match place {
+            Place::Here => (here, "fetch"),
+            Place::Remote => (remote, "remote"),
+        };
+        let mut pool = pool.lock();
         if let Some(pool) = pool.upgrade() {
             return Ok(pool);
         }
-        let started = Arc::new(Self::start()?);
+        let started = Arc::new(Self::start(name)?);
         *pool = Arc::downgrade(&started);
         Ok(started)
     }
 
-    fn start() -> Result<Self, IoError> {
+    fn start(name: &str) -> Result<Self, IoError> {
         // If a thread cannot be started, dropping this ends those that were.
         let pool = Self(Arc::default());
         for number in 0..FETCH_THREADS {
             let shared = Arc::clone(&pool.0);
             std::thread::Builder::new()
-                .name(format!("fetch-{number}"))
+                .name(format!("{name}-{number}"))
                 .spawn(move || shared.run())
                 .map_err(|e| IoError::from_os("cannot start a thread that reads images", e))?;
         }
@@ -67,14 +97,25 @@ impl FetchPool {
     }
 
     /// Queues `task`; waits while [`FETCH_QUEUE_MAX`] are queued, unless called by a task.
-    pub(crate) fn push(&self, task: impl FnOnce() + Send + 'static) {
+    pub(crate) fn push(&self, urgency: Urgency, task: impl FnOnce() + Send + 'static) {
         let mut queue = self.0.queue.lock();
-        if !IN_POOL.get() {
-            self.0.not_full.wait_while(&mut queue, |queue| queue.tasks.len() >= FETCH_QUEUE_MAX);
+        match urgency {
+            Urgency::Waited => {
+                if !IN_POOL.get() {
+                    self.0.not_full.wait_while(&mut queue, |queue| queue.tasks.len() >= FETCH_QUEUE_MAX);
+                }
+                queue.tasks.push_back(Box::new(task));
+            }
+            // Bounded by those who push, see `has_room_ahead`.
+            Urgency::Ahead => queue.ahead.push_back(Box::new(task)),
         }
-        queue.tasks.push_back(Box::new(task));
         drop(queue);
         self.0.not_empty.notify_one();
+    }
+
+    /// Whether more may be read ahead.
+    pub(crate) fn has_room_ahead(&self) -> bool {
+        self.0.queue.lock().ahead.len() < AHEAD_QUEUE_MAX
     }
 }
 
@@ -85,14 +126,34 @@ impl Drop for FetchPool {
     }
 }
 
+impl Queue {
+    /// The next task, and whether it is one that reads ahead.
+    fn take(&mut self) -> Option<(Task, Urgency)> {
+        if let Some(task) = self.tasks.pop_front() {
+            return Some((task, Urgency::Waited));
+        }
+        if self.ahead_running >= AHEAD_THREADS && !self.closed {
+            return None;
+        }
+        let task = self.ahead.pop_front()?;
+        self.ahead_running += 1;
+        Some((task, Urgency::Ahead))
+    }
+}
+
 impl Shared {
     fn run(&self) {
         IN_POOL.set(true);
         loop {
             let mut queue = self.queue.lock();
-            self.not_empty.wait_while(&mut queue, |queue| queue.tasks.is_empty() && !queue.closed);
-            let Some(task) = queue.tasks.pop_front() else {
-                return;
+            let (task, urgency) = loop {
+                if let Some(taken) = queue.take() {
+                    break taken;
+                }
+                if queue.closed {
+                    return;
+                }
+                self.not_empty.wait(&mut queue);
             };
             drop(queue);
             self.not_full.notify_one();
@@ -100,6 +161,16 @@ impl Shared {
             // goes on for the others.
             if std::panic::catch_unwind(AssertUnwindSafe(task)).is_err() {
                 tracing::error!("reading an image panicked; the request is failed");
+            }
+            if urgency == Urgency::Ahead {
+                let mut queue = self.queue.lock();
+                queue.ahead_running = queue.ahead_running.saturating_sub(1);
+                let more = !queue.ahead.is_empty();
+                drop(queue);
+                if more {
+                    // This thread may take something else, so another one looks too.
+                    self.not_empty.notify_one();
+                }
             }
         }
     }

@@ -6,7 +6,7 @@ use headwater_block::{
     Attempt, ByteRange, Completion, Device, Extent, ExtentKind, Geometry, IoError, Op, Request,
 };
 
-use crate::fetch_pool::{FetchPool, read_only};
+use crate::fetch_pool::{FetchPool, Place, Urgency, read_only};
 use crate::reader::read_only_geometry;
 
 /// A read-only disk whose calls block. Ranges lie inside the disk.
@@ -33,7 +33,7 @@ pub(crate) struct PooledDisk {
 
 impl PooledDisk {
     pub(crate) fn open(disk: Arc<dyn FileDisk>) -> Result<Arc<dyn Device>, IoError> {
-        Ok(Arc::new(Self { disk, pool: FetchPool::shared()? }))
+        Ok(Arc::new(Self { disk, pool: FetchPool::shared(Place::Here)? }))
     }
 }
 
@@ -54,14 +54,14 @@ impl Device for PooledDisk {
         match request {
             Request::Read { range, mut buffer } => {
                 let disk = Arc::clone(&self.disk);
-                self.pool.push(move || {
+                self.pool.push(Urgency::Waited, move || {
                     let result = disk.read(range.offset(), &mut buffer);
                     done.complete(result, buffer);
                 });
             }
             Request::Prefetch { range } => {
                 let disk = Arc::clone(&self.disk);
-                self.pool.push(move || {
+                self.pool.push(Urgency::Waited, move || {
                     disk.will_read(range);
                     done.complete(Ok(()), Vec::new());
                 });

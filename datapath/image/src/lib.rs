@@ -6,6 +6,8 @@
 //!   volume --Op--> VersionReader --hit--> copy from ChunkCache         (the caller's thread)
 //!                      |
 //!                      +--miss--> fetch pool: read, unpack, check --> ChunkCache --> all who wait
+//!                                   ^            |
+//!   readahead, boot trace, copying --+            +-- remote stores: DiskCache first
 //! ```
 //!
 //! # Guarantees
@@ -23,6 +25,8 @@
 //! - [`diff`](mod@diff): [`diff::CHANGED_FILES_MAX`] files and [`diff::PARTITIONS_MAX`] partitions.
 //! - Images: at most [`manifest::IMAGE_MAX_BYTES`], in multiples of 512 bytes.
 //! - [`ChunkCache`]: the bytes it was made with. [`FETCH_THREADS`] reads at a time, [`FETCH_QUEUE_MAX`] waiting.
+//! - [`DiskCache`]: the bytes it was made with, on disk. Readahead: [`reader::READAHEAD_MAX_BYTES`] and
+//!   [`reader::READAHEAD_REMOTE_MAX_BYTES`] for each of eight readers of a disk.
 //! - Import: [`import::IMPORT_THREADS_MAX`] threads with 8 MiB each, and 64 bytes for each distinct chunk of
 //!   the store.
 //!
@@ -31,7 +35,7 @@
 //!
 //! # Not here
 //! Writing to an image (volumes do, sealing makes versions of that), networks (an NBD client is a `Device`
-//! like any other), readahead and boot traces, remote stores.
+//! like any other, a remote store is a `Store`).
 //!
 //! Start reading at [`reader`] for the life of a read, at [`import`] for how versions come about.
 
@@ -53,10 +57,14 @@
     )
 )]
 
+pub mod ahead;
 pub mod chunk_cache;
 pub mod diff;
+pub mod disk_cache;
 pub mod error;
 pub mod export;
+#[cfg(any(test, feature = "fuzzing"))]
+pub mod fuzzing;
 pub mod import;
 pub mod manifest;
 pub mod null_device;
@@ -64,19 +72,26 @@ pub mod open;
 pub mod progress;
 pub mod raw_file;
 pub mod reader;
+pub mod repair;
+pub mod trace;
 pub mod verify;
 
 mod chunk;
+mod fetch;
 mod fetch_pool;
 mod file_disk;
 mod foreign;
 mod index;
+mod pace;
 mod qcow2;
+mod readahead;
 mod units;
 mod walk;
 
+pub use ahead::{Background, BackgroundProgress};
 pub use chunk_cache::{ChunkCache, ChunkCacheCounters};
-pub use diff::{ChangedFile, Difference, FileChange, PartitionDifference, diff};
+pub use diff::{ChangedFile, Difference, FileChange, PartitionDifference, Touched, diff, files_touched};
+pub use disk_cache::{DISK_CACHE_MIN_BYTES, DiskCache, DiskCacheCounters};
 pub use error::{ImageError, ImageErrorKind};
 pub use export::export_raw;
 pub use fetch_pool::{FETCH_QUEUE_MAX, FETCH_THREADS};
@@ -87,4 +102,6 @@ pub use open::{FileFormat, open_file, open_file_as};
 pub use progress::{Cancel, Progress};
 pub use raw_file::raw_file;
 pub use reader::VersionReader;
-pub use verify::{DamagedChunk, DamagedObject, Verified, verify};
+pub use repair::{Repaired, repair};
+pub use trace::Trace;
+pub use verify::{DamagedChunk, DamagedObject, Verified, verify, verify_at};

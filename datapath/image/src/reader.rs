@@ -6,11 +6,16 @@
 //!    without an allocation or a system call ([`Device::try_now`]).
 //! 3. Otherwise `submit` joins the fetch of each missing chunk. Whoever comes first for a chunk queues the
 //!    fetch, the others wait for the same.
-//! 4. A thread of the fetch pool reads the chunk's range of its object, unpacks it, checks its hash, puts it
-//!    into the cache and copies from it for each request that waits. The last piece of a request answers it.
+//! 4. A thread of the fetch pool reads the chunk's range of its object (chunks side by side in one read), unpacks
+//!    it, checks its hash, puts it into the cache and copies from it for each request that waits. The last piece
+//!    of a request answers it. A chunk of a remote store is looked for on the local disk first, and kept there.
+//! 5. A reader that goes through the disk in order has the next chunks fetched before it asks for them
+//!    ([`crate::readahead`]); a boot has those that earlier boots read ([`crate::trace`]).
 
-use std::sync::Arc;
+use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
 
 use headwater_block::{
     Attempt, ByteRange, Completion, Device, Extent, ExtentKind, Geometry, IoError, IoErrorKind, Lent, Op,
@@ -19,12 +24,22 @@ use headwater_block::{
 use headwater_store::{Hash, Object, Pin, Store};
 use parking_lot::Mutex;
 
-use crate::chunk;
-use crate::chunk_cache::{ChunkCache, Joined};
-use crate::error::{ImageError, ImageErrorKind};
-use crate::fetch_pool::{FetchPool, read_only};
+use crate::chunk_cache::{ChunkCache, Joined, Waiter};
+use crate::disk_cache::Kept;
+use crate::error::ImageError;
+use crate::fetch::{Fetch, MergeLimit, Source, group};
+use crate::fetch_pool::{FetchPool, Place, Urgency, read_only};
 use crate::manifest::{ChunkRef, Manifest};
+use crate::readahead::Readahead;
+use crate::trace::{Recorder, Trace};
 use crate::units::{usize_of, usize_of_u32};
+
+/// How far ahead of a sequential reader is fetched, at most.
+pub const READAHEAD_MAX_BYTES: u64 = 2 << 20;
+/// The same for a remote store.
+pub const READAHEAD_REMOTE_MAX_BYTES: u64 = 8 << 20;
+/// No reader's window takes more of the chunk cache than one part in this.
+const READAHEAD_CACHE_SHARE: u64 = 8;
 
 /// A version of an image, open for reading. It cannot be removed from the store meanwhile.
 pub struct VersionReader {
@@ -33,6 +48,11 @@ pub struct VersionReader {
     objects: Vec<Arc<dyn Object>>,
     cache: Arc<ChunkCache>,
     pool: Arc<FetchPool>,
+    is_remote: bool,
+    readahead: Readahead,
+    recorder: OnceLock<Recorder>,
+    /// Keeps the version's chunks in the local disk cache.
+    kept: OnceLock<Kept>,
     _pin: Pin,
 }
 
@@ -42,8 +62,60 @@ impl VersionReader {
         let opening = |e: ImageError| e.context(format!("cannot open version {}", manifest.short()));
         let pin = store.pin(manifest).map_err(|e| opening(e.into()))?;
         let (parsed, objects) = open_version(store, manifest).map_err(opening)?;
-        let pool = FetchPool::shared().map_err(|e| opening(e.into()))?;
-        Ok(Arc::new(Self { id: manifest, manifest: parsed, objects, cache, pool, _pin: pin }))
+        let is_remote = store.is_remote();
+        let place = if is_remote { Place::Remote } else { Place::Here };
+        let pool = FetchPool::shared(place).map_err(|e| opening(e.into()))?;
+        let window = if is_remote { READAHEAD_REMOTE_MAX_BYTES } else { READAHEAD_MAX_BYTES };
+        let window = window.min(cache.capacity_bytes() / READAHEAD_CACHE_SHARE);
+        Ok(Arc::new(Self {
+            id: manifest,
+            readahead: Readahead::new(window / u64::from(parsed.chunk_bytes()).max(1)),
+            manifest: parsed,
+            objects,
+            cache,
+            pool,
+            is_remote,
+            recorder: OnceLock::new(),
+            kept: OnceLock::new(),
+            _pin: pin,
+        }))
+    }
+
+    /// Notes from now on, for as long as `lasts`, which chunks are read first. Only the first call counts.
+    pub fn record(&self, lasts: Duration) {
+        self.recorder.get_or_init(|| Recorder::start(self.id, self.manifest.chunks(), lasts));
+    }
+
+    /// Ends recording, and what was noted; `None` if nothing was recorded.
+    pub fn recorded(&self) -> Option<Trace> {
+        let trace = self.recorder.get()?.finish();
+        (!trace.chunks.is_empty()).then_some(trace)
+    }
+
+    /// Whether recording is over by itself: its time has come.
+    pub fn is_recording_over(&self) -> bool {
+        self.recorder.get().is_some_and(Recorder::is_over)
+    }
+
+    /// Whether the version is read across a network.
+    pub fn is_remote(&self) -> bool {
+        self.is_remote
+    }
+
+    pub(crate) fn cache(&self) -> &Arc<ChunkCache> {
+        &self.cache
+    }
+
+    pub(crate) fn keep_on_disk(&self, kept: Kept) {
+        // Kept twice is kept.
+        let _ = self.kept.set(kept);
+    }
+
+    /// Where the chunks of an object come from.
+    pub(crate) fn object(&self, number: usize) -> Option<Source> {
+        let object = Arc::clone(self.objects.get(number)?);
+        let (cache, is_remote) = (Arc::clone(&self.cache), self.is_remote);
+        Some(Source { object, cache, chunk_bytes: usize_of_u32(self.manifest.chunk_bytes()), is_remote })
     }
 
     /// The version's identity.
@@ -90,6 +162,9 @@ impl VersionReader {
                 target.fill(0);
                 continue;
             };
+            if let Some(recorder) = self.recorder.get() {
+                recorder.touch(piece.index);
+            }
             match self.cache.get(&chunk.hash) {
                 Some(bytes) => copy_piece(&bytes, piece, target)?,
                 None if missing(piece, *chunk) => {}
@@ -112,10 +187,53 @@ impl VersionReader {
             left: AtomicUsize::new(missing.len()),
             state: Mutex::new(ReadState { buffer, result: Ok(()), done: Some(done) }),
         });
+        let mut must_fetch = Vec::new();
         for (piece, chunk) in missing {
             let read = Arc::clone(&read);
-            self.join(chunk, Box::new(move |bytes| read.piece_is_here(piece, bytes)));
+            let waiter: Waiter = Box::new(move |bytes| read.piece_is_here(piece, bytes));
+            must_fetch.extend(self.join(chunk, waiter));
         }
+        self.fetch(must_fetch, Urgency::Waited, self.merge_limit());
+        self.read_ahead(range, true);
+    }
+
+    /// Fetches what comes next, if somebody reads in order.
+    fn read_ahead(&self, range: ByteRange, missed: bool) {
+        let chunk_bytes = u64::from(self.manifest.chunk_bytes());
+        let first = range.offset() / chunk_bytes;
+        let last = range.end().saturating_sub(1) / chunk_bytes;
+        if let Some(ahead) = self.readahead.read(first, last, missed)
+            && self.pool.has_room_ahead()
+        {
+            self.fetch_range_ahead(ahead);
+        }
+    }
+
+    fn fetch_range_ahead(&self, chunks: Range<u64>) {
+        let chunks = chunks.start..chunks.end.min(self.manifest.chunks());
+        let absent = chunks.filter_map(|index| self.manifest.chunk(index).copied());
+        let mut must_fetch = Vec::new();
+        for chunk in absent {
+            if !self.cache.is_known(&chunk.hash) {
+                must_fetch.extend(self.join(chunk, Box::new(|_| {})));
+            }
+        }
+        self.cache.count_ahead(must_fetch.len());
+        self.fetch(must_fetch, Urgency::Ahead, self.merge_limit());
+    }
+
+    /// Fetches chunks that nobody waits for; `waiter` makes what is called for each when it is here.
+    pub(crate) fn fetch_ahead(&self, chunks: Vec<ChunkRef>, waiter: &dyn Fn(&ChunkRef) -> Waiter) {
+        let mut must_fetch = Vec::new();
+        for chunk in chunks {
+            must_fetch.extend(self.join(chunk, waiter(&chunk)));
+        }
+        self.cache.count_ahead(must_fetch.len());
+        self.fetch(must_fetch, Urgency::Ahead, MergeLimit::AHEAD);
+    }
+
+    fn merge_limit(&self) -> MergeLimit {
+        if self.is_remote { MergeLimit::REMOTE } else { MergeLimit::HERE }
     }
 
     /// Brings what is missing of the range into the cache.
@@ -132,26 +250,30 @@ impl VersionReader {
             state: Mutex::new(ReadState { buffer: Vec::new(), result: Ok(()), done: Some(done) }),
         });
         let nothing = Piece { index: 0, from: 0, len: 0, to: 0 };
+        let mut must_fetch = Vec::new();
         for chunk in missing {
             let read = Arc::clone(&read);
-            self.join(chunk, Box::new(move |bytes| read.piece_is_here(nothing, bytes)));
+            let waiter: Waiter = Box::new(move |bytes| read.piece_is_here(nothing, bytes));
+            must_fetch.extend(self.join(chunk, waiter));
         }
+        self.fetch(must_fetch, Urgency::Waited, self.merge_limit());
     }
 
-    fn join(&self, chunk: ChunkRef, waiter: crate::chunk_cache::Waiter) {
-        if self.cache.join(&chunk.hash, waiter) == Joined::Waiting {
-            return;
+    /// Has `waiter` called with the chunk. Returns it if it must be fetched: from then on others may wait for
+    /// it, and [`VersionReader::fetch`] must follow.
+    fn join(&self, chunk: ChunkRef, waiter: Waiter) -> Option<ChunkRef> {
+        (self.cache.join(&chunk.hash, waiter) == Joined::MustFetch).then_some(chunk)
+    }
+
+    fn fetch(&self, chunks: Vec<ChunkRef>, urgency: Urgency, limit: MergeLimit) {
+        for group in group(chunks, limit) {
+            let source = group.first().and_then(|chunk| self.object(usize_of_u32(chunk.object)));
+            let fetches: Vec<Fetch> = group.into_iter().map(|chunk| Fetch::new(&self.cache, chunk)).collect();
+            // Dropped, a fetch tells those who wait. A manifest that was parsed names no object that it lacks.
+            if let Some(source) = source {
+                self.pool.push(urgency, move || source.fetch(fetches));
+            }
         }
-        // From here on a fetch is under way that others may wait for: it must end with `fetched`.
-        let mut fetch = Fetch { cache: Arc::clone(&self.cache), hash: chunk.hash, ended: false };
-        let Some(object) = self.objects.get(usize_of_u32(chunk.object)).map(Arc::clone) else {
-            return fetch.end(Err(IoError::new(IoErrorKind::Corrupt, "the chunk lies in no object")));
-        };
-        let chunk_bytes = usize_of_u32(self.manifest.chunk_bytes());
-        self.pool.push(move || {
-            let outcome = fetch_chunk(object.as_ref(), &chunk, fetch.cache.buffer(chunk_bytes));
-            fetch.end(outcome.map_err(IoError::from));
-        });
     }
 }
 
@@ -161,49 +283,9 @@ pub(crate) fn open_version(
     id: Hash,
 ) -> Result<(Manifest, Vec<Arc<dyn Object>>), ImageError> {
     let manifest = Manifest::decode(&store.manifest(id)?)?;
-    let open = |object: &crate::manifest::ObjectRef| {
-        let opened = store.open_object(object.id)?;
-        if opened.len_bytes() == object.len_bytes {
-            return Ok(opened);
-        }
-        Err(ImageError::new(
-            ImageErrorKind::Damaged,
-            format!(
-                "the data object {} has {} bytes instead of {}",
-                object.id,
-                opened.len_bytes(),
-                object.len_bytes
-            ),
-        ))
-    };
+    let open = |object: &crate::manifest::ObjectRef| store.open_object_of(object.id, object.len_bytes);
     let objects = manifest.objects().iter().map(open).collect::<Result<_, _>>()?;
     Ok((manifest, objects))
-}
-
-thread_local! {
-    /// The packed chunk. The threads that fetch are few, so this is bounded.
-    static PACKED: std::cell::RefCell<Vec<u8>> = const { std::cell::RefCell::new(Vec::new()) };
-}
-
-/// Reads, unpacks and checks a chunk. `into` has the chunk's length.
-pub(crate) fn fetch_chunk(
-    object: &dyn Object,
-    chunk: &ChunkRef,
-    mut into: Vec<u8>,
-) -> Result<Vec<u8>, ImageError> {
-    PACKED.with_borrow_mut(|packed| {
-        packed.resize(usize_of_u32(chunk.stored_bytes), 0);
-        object.read_range(chunk.offset, packed)?;
-        chunk::unpack(packed, &mut into, &chunk.hash).map_err(|e| {
-            e.context(format!(
-                "the chunk at {}+{} of data object {} is damaged",
-                chunk.offset,
-                chunk.stored_bytes,
-                object.id()
-            ))
-        })
-    })?;
-    Ok(into)
 }
 
 /// Part of a request that lies in one chunk.
@@ -226,28 +308,6 @@ fn copy_piece(chunk: &[u8], piece: Piece, target: &mut [u8]) -> Result<(), IoErr
 
 fn wrong_buffer() -> IoError {
     IoError::new(IoErrorKind::Invalid, "the buffer does not have the length of the request")
-}
-
-/// A fetch under way. Whatever happens to it, those who wait are told.
-struct Fetch {
-    cache: Arc<ChunkCache>,
-    hash: Hash,
-    ended: bool,
-}
-
-impl Fetch {
-    fn end(&mut self, outcome: Result<Vec<u8>, IoError>) {
-        self.ended = true;
-        self.cache.fetched(&self.hash, outcome);
-    }
-}
-
-impl Drop for Fetch {
-    fn drop(&mut self) {
-        if !self.ended {
-            self.end(Err(IoError::new(IoErrorKind::Device, "reading the chunk was given up")));
-        }
-    }
 }
 
 /// A request that waits for chunks.
@@ -299,6 +359,9 @@ impl Device for VersionReader {
                     complete = false;
                     false
                 })?;
+                if complete {
+                    self.read_ahead(range, false);
+                }
                 Ok(if complete { Attempt::Done } else { Attempt::MustWait })
             }
             Op::Flush => Ok(Attempt::Done),

@@ -13,16 +13,16 @@ use headwater_store::{
     Hash, Image, ImageName, LocalDir, Object, Pin, Publication, Removed, Store, StoreError,
 };
 
-/// A store whose objects count reads, and take their time.
+/// A store whose objects count the bytes that are read, and take their time.
 struct SlowStore {
     store: LocalDir,
-    reads: Arc<AtomicU64>,
+    read_bytes: Arc<AtomicU64>,
     delay: Duration,
 }
 
 struct SlowObject {
     object: Arc<dyn Object>,
-    reads: Arc<AtomicU64>,
+    read_bytes: Arc<AtomicU64>,
     delay: Duration,
 }
 
@@ -36,7 +36,7 @@ impl Object for SlowObject {
     }
 
     fn read_range(&self, offset: u64, into: &mut [u8]) -> Result<(), StoreError> {
-        self.reads.fetch_add(1, Ordering::SeqCst);
+        self.read_bytes.fetch_add(into.len() as u64, Ordering::SeqCst);
         std::thread::sleep(self.delay);
         self.object.read_range(offset, into)
     }
@@ -61,7 +61,7 @@ impl Store for SlowStore {
 
     fn open_object(&self, id: Hash) -> Result<Arc<dyn Object>, StoreError> {
         let object = self.store.open_object(id)?;
-        Ok(Arc::new(SlowObject { object, reads: Arc::clone(&self.reads), delay: self.delay }))
+        Ok(Arc::new(SlowObject { object, read_bytes: Arc::clone(&self.read_bytes), delay: self.delay }))
     }
 
     fn pin(&self, manifest: Hash) -> Result<Pin, StoreError> {
@@ -86,7 +86,7 @@ impl Store for SlowStore {
 }
 
 fn slow(store: LocalDir, delay_ms: u64) -> SlowStore {
-    SlowStore { store, reads: Arc::default(), delay: Duration::from_millis(delay_ms) }
+    SlowStore { store, read_bytes: Arc::default(), delay: Duration::from_millis(delay_ms) }
 }
 
 #[test]
@@ -112,7 +112,7 @@ fn thirty_two_machines_booting_read_each_chunk_once() {
             });
         }
     });
-    assert_eq!(store.reads.load(Ordering::SeqCst), 96);
+    assert_eq!(store.read_bytes.load(Ordering::SeqCst), 6 << 20);
     let counters = cache.counters();
     assert_eq!((counters.fetches, counters.evictions, counters.failures), (96, 0, 0));
     assert!(counters.joined > 0, "nobody ever waited for somebody else's fetch");
@@ -160,10 +160,10 @@ fn what_is_in_memory_needs_no_other_thread() {
     let range = ByteRange::new(65_536 - 4096, 8192).unwrap();
     reader.submit(Request::Prefetch { range }, Completion::new(move |o| tx.send(o.result.is_ok()).unwrap()));
     assert!(rx.recv().unwrap());
-    assert_eq!(store.reads.load(Ordering::SeqCst), 2);
+    assert_eq!(store.read_bytes.load(Ordering::SeqCst), 2 * 65_536);
     assert_eq!(now(65_536 - 4096), (Attempt::Done, true));
     assert_eq!(now(0), (Attempt::Done, true));
-    assert_eq!(store.reads.load(Ordering::SeqCst), 2);
+    assert_eq!(store.read_bytes.load(Ordering::SeqCst), 2 * 65_536);
 }
 
 #[test]

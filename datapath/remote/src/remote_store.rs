@@ -6,13 +6,13 @@ use std::time::Instant;
 
 use headwater_store::{
     Check, Hash, Image, ImageName, MANIFEST_MAX_BYTES, Object, Pin, Publication, Removed, Store, StoreError,
-    StoreErrorKind, TRACE_MAX_BYTES, chunk_bytes_of,
+    StoreErrorKind, TRACE_MAX_BYTES, Traffic, chunk_bytes_of,
 };
 
 use crate::probe;
 use crate::read::{Ask, read};
 use crate::servers::{Limits, Servers};
-use crate::status::{Counters, Status};
+use crate::status::{Counters, ServerState, Status};
 use crate::transfer::Wanted;
 use crate::url::ServerUrl;
 
@@ -141,6 +141,29 @@ impl Store for RemoteStore {
 
     fn is_remote(&self) -> bool {
         true
+    }
+
+    fn traffic(&self) -> Option<Traffic> {
+        let (status, counters) = (self.status(), self.counters());
+        let up = status.servers.iter().filter(|server| server.state == ServerState::Up).count();
+        Some(Traffic {
+            servers: u64::try_from(status.servers.len()).unwrap_or(u64::MAX),
+            servers_up: u64::try_from(up).unwrap_or(u64::MAX),
+            requests: counters.requests,
+            fetched_bytes: counters.fetched_bytes,
+            failovers: counters.failovers,
+            hedges: counters.hedges,
+            wrong_answers: counters.wrong_answers,
+            waits: counters.waits,
+            waited_ms: counters.waited_ms,
+            longest_wait_ms: counters.longest_wait_ms,
+            waiting: status.waiting,
+            reasons: status.reasons(),
+        })
+    }
+
+    fn close(&self) {
+        RemoteStore::close(self);
     }
 
     fn images(&self) -> Result<Vec<Image>, StoreError> {

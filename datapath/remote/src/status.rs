@@ -55,12 +55,13 @@ pub struct Status {
 }
 
 impl Status {
-    /// Why there is no server, in one line.
+    /// For each server that is not up, why, in one line.
     pub fn reasons(&self) -> String {
         let why = |server: &ServerStatus| {
             format!("{}: {}", server.url, server.why.as_deref().unwrap_or("not tried yet"))
         };
-        self.servers.iter().map(why).collect::<Vec<_>>().join("; ")
+        let unusable = self.servers.iter().filter(|server| server.state != ServerState::Up);
+        unusable.map(why).collect::<Vec<_>>().join("; ")
     }
 }
 

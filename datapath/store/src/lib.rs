@@ -60,6 +60,8 @@
 
 pub mod copy;
 pub mod error;
+#[cfg(any(test, feature = "fuzzing"))]
+pub mod fuzzing;
 pub mod hash;
 pub mod local_dir;
 pub mod name;
@@ -81,4 +83,5 @@ pub use refs::{
 pub use s3::{Keys, S3Options, S3Store, S3Url};
 pub use store::{
     Check, MANIFEST_MAX_BYTES, NewVersion, Object, Patch, Pin, Publication, Removed, Store, TRACE_MAX_BYTES,
+    Traffic,
 };

@@ -29,6 +29,14 @@ pub trait Store: Send + Sync + 'static {
         false
     }
 
+    /// What went over the network so far, and whether reads wait; `None` for a store on this host.
+    fn traffic(&self) -> Option<Traffic> {
+        None
+    }
+
+    /// Ends reads that wait for a network, with an error, and refuses new ones.
+    fn close(&self) {}
+
     /// All images, by name.
     fn images(&self) -> Result<Vec<Image>, StoreError>;
 
@@ -231,6 +239,35 @@ pub(crate) fn check_manifest_size(name: &ImageName, manifest: &[u8]) -> Result<(
             "the manifest of '{name}' would have {len} bytes, and at most {MANIFEST_MAX_BYTES} are allowed"
         ),
     ))
+}
+
+/// What a remote store did since it was opened.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Traffic {
+    /// Places that are read from.
+    pub servers: u64,
+    /// Of which can be used at this moment.
+    pub servers_up: u64,
+    /// Requests sent.
+    pub requests: u64,
+    /// Bytes that were received and used.
+    pub fetched_bytes: u64,
+    /// Reads that went on elsewhere after a place had failed.
+    pub failovers: u64,
+    /// Reads that were asked for a second time because the first place was late.
+    pub hedges: u64,
+    /// Answers whose bytes were wrong.
+    pub wrong_answers: u64,
+    /// Reads that had to wait because no place was left.
+    pub waits: u64,
+    /// How long they waited, together, in milliseconds.
+    pub waited_ms: u64,
+    /// How long the longest of them waited, in milliseconds.
+    pub longest_wait_ms: u64,
+    /// Reads that wait now.
+    pub waiting: u64,
+    /// For each place that cannot be used, why, for people.
+    pub reasons: String,
 }
 
 /// What a removal did.

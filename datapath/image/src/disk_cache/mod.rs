@@ -1,0 +1,504 @@
+//! Chunks of remote images on a local disk, bounded, for all volumes of a process.
+//!
+//! ```text
+//!   DIR/cache          what the directory is
+//!   DIR/lock           locked by the one process that uses it
+//!   DIR/segment-N      records, one after another; N counts up
+//!   DIR/traces/HASH    boot traces that were recorded here
+//! ```
+//! A record is a chunk as it is in the store, with its hash and length in front. Chunks are appended to the newest
+//! segment; when there is no room the oldest segment goes, and what was used since it came, or belongs to a
+//! version that is kept, is copied to the newest one first.
+//!
+//! # Guarantees
+//! - What comes out is checked by the reader like what comes from a server; a chunk that is not what it should
+//!   be is forgotten and fetched again.
+//! - Nothing is synced, and nothing needs to be: after a crash a record is whole, or is noticed not to be.
+//! - The files of segments never take more than the limit. A disk that is full or fails costs the cache, not
+//!   the read.
+//!
+//! # Lock order
+//! `state` alone; it is not held across I/O, but while a segment's file is made or removed.
+
+mod segment;
+
+use std::collections::VecDeque;
+use std::fs::{self, File, TryLockError};
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use headwater_store::{Hash, TRACE_MAX_BYTES};
+use parking_lot::Mutex;
+
+use crate::disk_cache::segment::{RECORD_HEADER_BYTES, record_header, scan};
+use crate::error::{ImageError, ImageErrorKind};
+use crate::index::HashTable;
+use crate::units::{u64_of, usize_of_u32};
+
+/// The smallest cache.
+pub const DISK_CACHE_MIN_BYTES: u64 = 64 << 20;
+/// A cache has so many segments, unless they would be too large or too small.
+const SEGMENTS: u64 = 16;
+const SEGMENT_MIN_BYTES: u64 = 4 << 20;
+const SEGMENT_MAX_BYTES: u64 = 64 << 20;
+/// How much of the cache, in parts of 16, versions that are kept may fill: the rest is room to move them.
+const KEPT_SHARE: u64 = 13;
+
+const MARK: &[u8] = b"HWCHUNKS\x01\0\0\0\0\0\0\0";
+
+#[derive(Clone, Copy, Debug)]
+struct Place {
+    segment: u64,
+    offset: u64,
+    len: u32,
+    used: bool,
+}
+
+#[derive(Debug)]
+struct Segment {
+    number: u64,
+    path: PathBuf,
+    file: Arc<File>,
+    /// Claimed so far.
+    len: u64,
+    hashes: Vec<Hash>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    index: HashTable<Place>,
+    segments: VecDeque<Segment>,
+    next_number: u64,
+    bytes: u64,
+    kept: Vec<Arc<KeptVersion>>,
+    /// Whether writing failed, and was said to fail.
+    failing: bool,
+    /// While a thread makes room.
+    moving: bool,
+    /// Segments from this number on were begun by this process. The end of an older one may be half a record,
+    /// so nothing is appended to it.
+    fresh_from: u64,
+}
+
+/// The chunks of a version that must not go.
+#[derive(Debug)]
+struct KeptVersion {
+    manifest: Hash,
+    chunks: HashTable<()>,
+    stored_bytes: u64,
+}
+
+/// What the cache did since it was opened.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct DiskCacheCounters {
+    /// Chunks that were found.
+    pub hits: u64,
+    /// Chunks that were looked for in vain.
+    pub misses: u64,
+    /// Chunks written.
+    pub writes: u64,
+    /// Chunks dropped to make room.
+    pub evictions: u64,
+    /// Chunks that were not what they should be, and were fetched again.
+    pub damaged: u64,
+    /// Writes that failed.
+    pub failures: u64,
+    /// Bytes that the files take.
+    pub held_bytes: u64,
+    /// The most that they may take.
+    pub capacity_bytes: u64,
+}
+
+#[derive(Debug, Default)]
+struct Counters {
+    hits: AtomicU64,
+    misses: AtomicU64,
+    writes: AtomicU64,
+    evictions: AtomicU64,
+    damaged: AtomicU64,
+    failures: AtomicU64,
+}
+
+/// A cache of stored chunks in a directory.
+#[derive(Debug)]
+pub struct DiskCache {
+    dir: PathBuf,
+    _lock: File,
+    capacity_bytes: u64,
+    segment_bytes: u64,
+    state: Mutex<State>,
+    counters: Counters,
+}
+
+impl DiskCache {
+    /// Opens the cache in `dir`, which is made if it does not exist, with what it held before.
+    pub fn open(dir: &Path, capacity_bytes: u64) -> Result<Arc<Self>, ImageError> {
+        let failed = |e: std::io::Error| {
+            ImageError::from_os(format!("cannot use {} as a chunk cache", dir.display()), &e)
+        };
+        if capacity_bytes < DISK_CACHE_MIN_BYTES {
+            return Err(ImageError::new(
+                ImageErrorKind::Invalid,
+                format!(
+                    "a chunk cache of {capacity_bytes} bytes in {} is too small: it takes {DISK_CACHE_MIN_BYTES} or more",
+                    dir.display()
+                ),
+            ));
+        }
+        fs::create_dir_all(dir).map_err(failed)?;
+        let lock = File::options()
+            .create(true)
+            .truncate(false)
+            .write(true)
+            .open(dir.join("lock"))
+            .map_err(failed)?;
+        match lock.try_lock() {
+            Ok(()) => {}
+            Err(TryLockError::WouldBlock) => {
+                let why = format!(
+                    "the chunk cache {} is in use by another process: one 'headwater serve' shares it between all \
+                     its machines; give each other process a directory of its own",
+                    dir.display()
+                );
+                return Err(ImageError::new(ImageErrorKind::Busy, why));
+            }
+            Err(TryLockError::Error(e)) => return Err(failed(e)),
+        }
+        mark(dir)?;
+        let segment_bytes = (capacity_bytes / SEGMENTS).clamp(SEGMENT_MIN_BYTES, SEGMENT_MAX_BYTES);
+        let cache = Self {
+            dir: dir.to_owned(),
+            _lock: lock,
+            capacity_bytes,
+            segment_bytes,
+            state: Mutex::default(),
+            counters: Counters::default(),
+        };
+        cache.load().map_err(failed)?;
+        Ok(Arc::new(cache))
+    }
+
+    /// What it did, and how full it is.
+    pub fn counters(&self) -> DiskCacheCounters {
+        let value = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        DiskCacheCounters {
+            hits: value(&self.counters.hits),
+            misses: value(&self.counters.misses),
+            writes: value(&self.counters.writes),
+            evictions: value(&self.counters.evictions),
+            damaged: value(&self.counters.damaged),
+            failures: value(&self.counters.failures),
+            held_bytes: self.state.lock().bytes,
+            capacity_bytes: self.capacity_bytes,
+        }
+    }
+
+    /// The boot trace that was recorded here.
+    pub fn trace(&self, manifest: Hash) -> Option<Vec<u8>> {
+        let path = self.dir.join("traces").join(manifest.to_string());
+        let len = fs::metadata(&path).ok()?.len();
+        if len > TRACE_MAX_BYTES {
+            return None;
+        }
+        fs::read(path).ok()
+    }
+
+    /// Keeps a boot trace, or removes it.
+    pub fn set_trace(&self, manifest: Hash, trace: Option<&[u8]>) -> Result<(), ImageError> {
+        let dir = self.dir.join("traces");
+        let path = dir.join(manifest.to_string());
+        let failed = |e: std::io::Error| ImageError::from_os(format!("cannot write {}", path.display()), &e);
+        let Some(trace) = trace else {
+            return match fs::remove_file(&path) {
+                Err(e) if e.kind() != std::io::ErrorKind::NotFound => Err(failed(e)),
+                _ => Ok(()),
+            };
+        };
+        let part = dir.join("part");
+        fs::create_dir_all(&dir).map_err(failed)?;
+        fs::write(&part, trace).and_then(|()| fs::rename(&part, &path)).map_err(failed)
+    }
+
+    /// Reads the segments that are there.
+    fn load(&self) -> Result<(), std::io::Error> {
+        let mut found: Vec<(u64, PathBuf)> = Vec::new();
+        for entry in fs::read_dir(&self.dir)? {
+            let path = entry?.path();
+            let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
+            if let Some(number) = name.strip_prefix("segment-").and_then(|number| number.parse().ok()) {
+                found.push((number, path));
+            }
+        }
+        found.sort_unstable();
+        let mut state = self.state.lock();
+        for (number, path) in found {
+            state.next_number = number + 1;
+            let file = File::options().read(true).write(true).open(&path)?;
+            let len = file.metadata()?.len();
+            let records = scan(&file, len);
+            let mut hashes = Vec::with_capacity(records.len());
+            for (hash, offset, stored_bytes) in records {
+                state.index.insert(hash, Place { segment: number, offset, len: stored_bytes, used: false });
+                hashes.push(hash);
+            }
+            state.bytes += len;
+            state.segments.push_back(Segment { number, path, file: Arc::new(file), len, hashes });
+        }
+        // The limit may be a smaller one than before.
+        while state.bytes > self.capacity_bytes {
+            if !self.drop_oldest(&mut state) {
+                break;
+            }
+        }
+        state.fresh_from = state.next_number;
+        Ok(())
+    }
+
+    /// Fills `into` with the stored bytes of a chunk, if they are here.
+    pub(crate) fn get(&self, hash: &Hash, into: &mut Vec<u8>) -> bool {
+        let found = {
+            let mut state = self.state.lock();
+            let place = state.index.get_mut(hash).map(|place| {
+                place.used = true;
+                *place
+            });
+            place.and_then(|place| {
+                let segment = state.segments.iter().find(|segment| segment.number == place.segment)?;
+                Some((place, Arc::clone(&segment.file)))
+            })
+        };
+        let Some((place, file)) = found else {
+            self.counters.misses.fetch_add(1, Ordering::Relaxed);
+            return false;
+        };
+        into.resize(usize_of_u32(place.len), 0);
+        if let Err(e) = file.read_exact_at(into, place.offset) {
+            self.forget(hash, &e);
+            return false;
+        }
+        self.counters.hits.fetch_add(1, Ordering::Relaxed);
+        true
+    }
+
+    /// Whether a chunk is here; nothing is read.
+    pub(crate) fn has(&self, hash: &Hash) -> bool {
+        self.state.lock().index.contains_key(hash)
+    }
+
+    /// What was here was not the chunk.
+    pub(crate) fn forget(&self, hash: &Hash, why: &dyn std::fmt::Display) {
+        if self.state.lock().index.remove(hash).is_some() {
+            self.counters.damaged.fetch_add(1, Ordering::Relaxed);
+            tracing::warn!(chunk = %hash, dir = %self.dir.display(), %why,
+                "a chunk in the local cache is damaged and is fetched again");
+        }
+    }
+
+    /// Keeps the stored bytes of a chunk.
+    pub(crate) fn put(&self, hash: &Hash, stored: &[u8]) {
+        if let Err(e) = self.try_put(hash, stored) {
+            self.counters.failures.fetch_add(1, Ordering::Relaxed);
+            let mut state = self.state.lock();
+            if !std::mem::replace(&mut state.failing, true) {
+                tracing::warn!(dir = %self.dir.display(), error = %e,
+                    "cannot write to the chunk cache; reads go on without it");
+            }
+        }
+    }
+
+    fn try_put(&self, hash: &Hash, stored: &[u8]) -> Result<(), std::io::Error> {
+        let len = u64_of(stored.len() + RECORD_HEADER_BYTES);
+        let Ok(stored_bytes) = u32::try_from(stored.len()) else { return Ok(()) };
+        if len > self.segment_bytes / 2 || self.has(hash) {
+            return Ok(());
+        }
+        let Some((number, file, offset)) = self.claim(len)? else { return Ok(()) };
+        let mut record = record_header(hash, stored_bytes).to_vec();
+        record.extend_from_slice(stored);
+        file.write_all_at(&record, offset)?;
+        let mut state = self.state.lock();
+        state.failing = false;
+        // The segment may be gone again.
+        if let Some(segment) = state.segments.iter_mut().find(|segment| segment.number == number) {
+            segment.hashes.push(*hash);
+            let offset = offset + u64_of(RECORD_HEADER_BYTES);
+            state.index.insert(*hash, Place { segment: number, offset, len: stored_bytes, used: false });
+            self.counters.writes.fetch_add(1, Ordering::Relaxed);
+        }
+        Ok(())
+    }
+
+    /// Room for a record in the newest segment. `None`: there is none now.
+    fn claim(&self, len: u64) -> Result<Option<(u64, Arc<File>, u64)>, std::io::Error> {
+        loop {
+            let mut state = self.state.lock();
+            let full = self.segment_bytes;
+            let fresh_from = state.fresh_from;
+            if let Some(newest) = state.segments.back_mut()
+                && newest.number >= fresh_from
+                && newest.len + len <= full
+            {
+                let offset = newest.len;
+                newest.len += len;
+                let claimed = (newest.number, Arc::clone(&newest.file), offset);
+                state.bytes += len;
+                return Ok(Some(claimed));
+            }
+            // A segment grows to its full size, so there must be room for all of it.
+            if state.bytes + full <= self.capacity_bytes {
+                self.begin_segment(&mut state)?;
+                continue;
+            }
+            if state.moving {
+                return Ok(None);
+            }
+            state.moving = true;
+            let saved = self.take_oldest(&mut state);
+            let begun = if state.bytes + full <= self.capacity_bytes {
+                self.begin_segment(&mut state)
+            } else {
+                Ok(())
+            };
+            drop(state);
+            // Others that need room meanwhile do without.
+            let moved = begun.and_then(|()| self.move_all(saved));
+            self.state.lock().moving = false;
+            moved?;
+        }
+    }
+
+    fn begin_segment(&self, state: &mut State) -> Result<(), std::io::Error> {
+        let number = state.next_number;
+        let path = self.dir.join(format!("segment-{number}"));
+        let file = File::options().read(true).write(true).create(true).truncate(true).open(&path)?;
+        state.next_number += 1;
+        state.segments.push_back(Segment { number, path, file: Arc::new(file), len: 0, hashes: Vec::new() });
+        Ok(())
+    }
+
+    fn drop_oldest(&self, state: &mut State) -> bool {
+        self.take_oldest(state);
+        !state.segments.is_empty()
+    }
+
+    /// Removes the oldest segment, and returns what of it is to stay, with its file.
+    fn take_oldest(&self, state: &mut State) -> Vec<(Hash, Place, Arc<File>)> {
+        let Some(oldest) = state.segments.pop_front() else { return Vec::new() };
+        state.bytes = state.bytes.saturating_sub(oldest.len);
+        let mut saved = Vec::new();
+        let (mut used_bytes, mut evicted) = (0, 0);
+        for hash in oldest.hashes {
+            let Some(place) = state.index.get(&hash).copied().filter(|place| place.segment == oldest.number)
+            else {
+                continue;
+            };
+            state.index.remove(&hash);
+            let is_kept = state.kept.iter().any(|version| version.chunks.contains_key(&hash));
+            // At most half of it, or else nothing would be gained.
+            let is_worth = place.used && used_bytes < oldest.len / 2;
+            if is_kept || is_worth {
+                used_bytes += u64::from(place.len);
+                saved.push((hash, place, Arc::clone(&oldest.file)));
+            } else {
+                evicted += 1;
+            }
+        }
+        self.counters.evictions.fetch_add(evicted, Ordering::Relaxed);
+        if let Err(e) = fs::remove_file(&oldest.path) {
+            tracing::warn!(path = %oldest.path.display(), error = %e, "cannot remove a segment of the chunk cache");
+        }
+        saved
+    }
+
+    /// Appends what is to stay. The file that it comes from has no name any more.
+    fn move_all(&self, saved: Vec<(Hash, Place, Arc<File>)>) -> Result<(), std::io::Error> {
+        let mut stored = Vec::new();
+        for (hash, place, file) in saved {
+            stored.resize(usize_of_u32(place.len), 0);
+            file.read_exact_at(&mut stored, place.offset)?;
+            self.try_put(&hash, &stored)?;
+        }
+        Ok(())
+    }
+
+    /// Keeps the chunks of a version from going, once they are here, while the answer lives.
+    pub(crate) fn keep(
+        self: &Arc<Self>,
+        manifest: Hash,
+        chunks: impl Iterator<Item = (Hash, u32)>,
+    ) -> Result<Kept, ImageError> {
+        let mut version = KeptVersion { manifest, chunks: HashTable::default(), stored_bytes: 0 };
+        for (hash, stored_bytes) in chunks {
+            if version.chunks.insert(hash, ()).is_none() {
+                version.stored_bytes += u64::from(stored_bytes) + u64_of(RECORD_HEADER_BYTES);
+            }
+        }
+        let mut state = self.state.lock();
+        let others: u64 = state.kept.iter().filter(|v| v.manifest != manifest).map(|v| v.stored_bytes).sum();
+        let room = self.capacity_bytes / SEGMENTS * KEPT_SHARE;
+        if others + version.stored_bytes > room {
+            return Err(ImageError::new(
+                ImageErrorKind::NoSpace,
+                format!(
+                    "version {} does not fit into the chunk cache {}: it takes {} bytes, {} are kept for other \
+                     versions, and of {} bytes at most {room} can be kept: make the cache larger",
+                    manifest.short(),
+                    self.dir.display(),
+                    version.stored_bytes,
+                    others,
+                    self.capacity_bytes
+                ),
+            ));
+        }
+        let version = Arc::new(version);
+        state.kept.push(Arc::clone(&version));
+        Ok(Kept { cache: Arc::clone(self), version })
+    }
+}
+
+/// Keeps a version in the cache while it lives.
+#[derive(Debug)]
+pub(crate) struct Kept {
+    cache: Arc<DiskCache>,
+    version: Arc<KeptVersion>,
+}
+
+impl Drop for Kept {
+    fn drop(&mut self) {
+        self.cache.state.lock().kept.retain(|version| !Arc::ptr_eq(version, &self.version));
+    }
+}
+
+/// Marks the directory as a cache. One with other files in it is not taken over.
+fn mark(dir: &Path) -> Result<(), ImageError> {
+    let path = dir.join("cache");
+    let failed =
+        |e: std::io::Error| ImageError::from_os(format!("cannot use {} as a chunk cache", dir.display()), &e);
+    match fs::read(&path) {
+        Ok(bytes) if bytes == MARK => return Ok(()),
+        Ok(_) => {
+            let why =
+                format!("{} is no chunk cache of this release: choose another directory", dir.display());
+            return Err(ImageError::new(ImageErrorKind::Unsupported, why));
+        }
+        Err(e) if e.kind() == std::io::ErrorKind::NotFound => {}
+        Err(e) => return Err(failed(e)),
+    }
+    for entry in fs::read_dir(dir).map_err(failed)? {
+        let name = entry.map_err(failed)?.file_name();
+        if name != "lock" {
+            let why = format!(
+                "{} is no chunk cache, and is not empty (it holds {}): choose another directory",
+                dir.display(),
+                name.display()
+            );
+            return Err(ImageError::new(ImageErrorKind::Invalid, why));
+        }
+    }
+    fs::write(&path, MARK).map_err(failed)
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,136 @@
+//! The chunk cache on disk: bounds, damage, crashes, what is kept.
+
+use super::*;
+
+const CAPACITY: u64 = DISK_CACHE_MIN_BYTES;
+
+fn chunk(n: u32) -> (Hash, Vec<u8>) {
+    let bytes: Vec<u8> = n.to_le_bytes().iter().copied().cycle().take(100_000).collect();
+    (Hash::of(&bytes), bytes)
+}
+
+fn put(cache: &DiskCache, n: u32) {
+    let (hash, bytes) = chunk(n);
+    cache.put(&hash, &bytes);
+}
+
+/// Whether a chunk is there, and right.
+fn has(cache: &DiskCache, n: u32) -> bool {
+    let (hash, bytes) = chunk(n);
+    let mut got = Vec::new();
+    cache.get(&hash, &mut got) && got == bytes
+}
+
+fn bytes_on_disk(dir: &Path) -> u64 {
+    let segments = fs::read_dir(dir).unwrap().map(|entry| entry.unwrap());
+    segments
+        .filter(|e| e.file_name().to_string_lossy().starts_with("segment-"))
+        .map(|e| e.metadata().unwrap().len())
+        .sum()
+}
+
+#[test]
+fn chunks_are_found_again_by_the_next_process() {
+    let dir = tempfile::tempdir().unwrap();
+    let cache = DiskCache::open(dir.path(), CAPACITY).unwrap();
+    (0..50).for_each(|n| put(&cache, n));
+    assert!((0..50).all(|n| has(&cache, n)) && !has(&cache, 50));
+    let busy = DiskCache::open(dir.path(), CAPACITY).unwrap_err();
+    assert_eq!(busy.kind(), ImageErrorKind::Busy);
+    drop(cache);
+    let cache = DiskCache::open(dir.path(), CAPACITY).unwrap();
+    assert!((0..50).all(|n| has(&cache, n)));
+    put(&cache, 50);
+    assert!(has(&cache, 50) && has(&cache, 49));
+    assert_eq!(cache.counters().held_bytes, bytes_on_disk(dir.path()));
+}
+
+#[test]
+fn the_cache_stays_in_its_bounds_and_keeps_what_is_used() {
+    let dir = tempfile::tempdir().unwrap();
+    let cache = DiskCache::open(dir.path(), CAPACITY).unwrap();
+    put(&cache, 0);
+    for n in 1..2000 {
+        assert!(has(&cache, 0), "before {n}");
+        put(&cache, n);
+        assert!(bytes_on_disk(dir.path()) <= CAPACITY);
+    }
+    assert!(has(&cache, 1999) && !has(&cache, 1));
+    assert!(cache.counters().evictions > 1000);
+    drop(cache);
+    // What is there when the limit becomes smaller goes.
+    let small = DiskCache::open(dir.path(), CAPACITY).unwrap();
+    assert!(has(&small, 1999) && bytes_on_disk(dir.path()) <= CAPACITY);
+}
+
+#[test]
+fn a_version_that_is_kept_stays_whatever_comes() {
+    let dir = tempfile::tempdir().unwrap();
+    let cache = DiskCache::open(dir.path(), CAPACITY).unwrap();
+    let kept = cache.keep(Hash::of(b"v"), (0..400).map(|n| (chunk(n).0, 100_000))).unwrap();
+    (0..3000).for_each(|n| put(&cache, n));
+    assert!((0..400).all(|n| has(&cache, n)));
+    assert!(bytes_on_disk(dir.path()) <= CAPACITY);
+    let too_large = cache.keep(Hash::of(b"w"), (1000..1200).map(|n| (chunk(n).0, 100_000))).unwrap_err();
+    assert_eq!(too_large.kind(), ImageErrorKind::NoSpace);
+    drop(kept);
+    // Twice around: at first each gets another round, because it was used.
+    (3000..6000).for_each(|n| put(&cache, n));
+    assert!((0..400).filter(|n| has(&cache, *n)).count() < 100);
+}
+
+#[test]
+fn a_process_that_ends_anywhere_leaves_whole_chunks_or_none() {
+    let dir = tempfile::tempdir().unwrap();
+    let cache = DiskCache::open(dir.path(), CAPACITY).unwrap();
+    (0..5).for_each(|n| put(&cache, n));
+    drop(cache);
+    let path = dir.path().join("segment-0");
+    let whole = fs::read(&path).unwrap();
+    for len in (0..whole.len()).step_by(9973) {
+        fs::remove_file(dir.path().join("segment-1")).unwrap_or_default();
+        fs::write(&path, &whole[..len]).unwrap();
+        let cache = DiskCache::open(dir.path(), CAPACITY).unwrap();
+        let expected = u32::try_from(len / (100_000 + RECORD_HEADER_BYTES)).unwrap();
+        for n in 0..5 {
+            assert_eq!(has(&cache, n), n < expected, "chunk {n} of {len} bytes");
+        }
+        put(&cache, 4);
+        assert!(has(&cache, 4));
+    }
+}
+
+#[test]
+fn damage_is_forgotten_and_foreign_directories_are_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    let cache = DiskCache::open(dir.path(), CAPACITY).unwrap();
+    put(&cache, 1);
+    // A file that was cut is noticed here, changed bytes are by the reader.
+    File::options().write(true).open(dir.path().join("segment-0")).unwrap().set_len(1000).unwrap();
+    assert!(!has(&cache, 1));
+    assert_eq!(cache.counters().damaged, 1);
+    put(&cache, 1);
+    assert!(has(&cache, 1));
+
+    let foreign = tempfile::tempdir().unwrap();
+    fs::write(foreign.path().join("letter.txt"), "dear").unwrap();
+    let refused = DiskCache::open(foreign.path(), CAPACITY).unwrap_err().to_string();
+    assert!(refused.contains("letter.txt"), "{refused}");
+    let later = tempfile::tempdir().unwrap();
+    fs::write(later.path().join("cache"), b"HWCHUNKS\x02\0\0\0\0\0\0\0").unwrap();
+    assert_eq!(DiskCache::open(later.path(), CAPACITY).unwrap_err().kind(), ImageErrorKind::Unsupported);
+    assert_eq!(DiskCache::open(later.path(), 1000).unwrap_err().kind(), ImageErrorKind::Invalid);
+}
+
+#[test]
+fn traces_are_kept_beside_the_chunks() {
+    let dir = tempfile::tempdir().unwrap();
+    let cache = DiskCache::open(dir.path(), CAPACITY).unwrap();
+    let manifest = Hash::of(b"m");
+    assert_eq!(cache.trace(manifest), None);
+    cache.set_trace(manifest, Some(b"trace")).unwrap();
+    assert_eq!(cache.trace(manifest).as_deref(), Some(&b"trace"[..]));
+    cache.set_trace(manifest, None).unwrap();
+    cache.set_trace(manifest, None).unwrap();
+    assert_eq!(cache.trace(manifest), None);
+}

@@ -1,0 +1,276 @@
+//! Fetching chunks: from the local disk cache, or from the store, several that lie side by side in one read.
+
+use std::cell::RefCell;
+use std::sync::Arc;
+
+use headwater_block::{IoError, IoErrorKind};
+use headwater_store::{Object, StoreError, StoreErrorKind};
+
+use crate::chunk;
+use crate::chunk_cache::ChunkCache;
+use crate::error::{ImageError, ImageErrorKind};
+use crate::manifest::ChunkRef;
+use crate::units::{u64_of, usize_of_u32};
+
+/// How much is read at once.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct MergeLimit {
+    pub chunks: usize,
+    pub stored_bytes: u64,
+}
+
+impl MergeLimit {
+    /// From a store on this host: the system reads ahead by itself, and several threads unpack sooner.
+    pub(crate) const HERE: Self = Self { chunks: 4, stored_bytes: 256 << 10 };
+    /// From one across a network, where each request takes a round trip.
+    pub(crate) const REMOTE: Self = Self { chunks: 16, stored_bytes: 512 << 10 };
+    /// Ahead of time: smaller, so that what somebody waits for does not stand behind much.
+    pub(crate) const AHEAD: Self = Self { chunks: 8, stored_bytes: 128 << 10 };
+    /// What nobody waits for at all.
+    pub(crate) const COPY: Self = Self { chunks: 32, stored_bytes: 1 << 20 };
+}
+
+/// Cuts a list of chunks into groups that lie side by side in one object.
+pub(crate) fn group(chunks: impl IntoIterator<Item = ChunkRef>, limit: MergeLimit) -> Vec<Vec<ChunkRef>> {
+    let mut groups: Vec<Vec<ChunkRef>> = Vec::new();
+    let mut stored_bytes = 0;
+    for chunk in chunks {
+        let len = u64::from(chunk.stored_bytes);
+        if let Some(group) = groups.last_mut()
+            && let Some(last) = group.last()
+            && last.object == chunk.object
+            && last.offset.checked_add(u64::from(last.stored_bytes)) == Some(chunk.offset)
+            && group.len() < limit.chunks
+            && stored_bytes + len <= limit.stored_bytes
+        {
+            group.push(chunk);
+            stored_bytes += len;
+            continue;
+        }
+        stored_bytes = len;
+        groups.push(vec![chunk]);
+    }
+    groups
+}
+
+thread_local! {
+    /// Packed chunks. The threads that fetch are few, so this is bounded.
+    static PACKED: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
+}
+
+/// Reads, unpacks and checks a chunk. `into` has the chunk's length.
+pub(crate) fn fetch_chunk(
+    object: &dyn Object,
+    chunk: &ChunkRef,
+    mut into: Vec<u8>,
+) -> Result<Vec<u8>, ImageError> {
+    PACKED.with_borrow_mut(|packed| {
+        packed.resize(usize_of_u32(chunk.stored_bytes), 0);
+        object.read_checked(chunk.offset, packed, &mut |bytes| unpack_one(object, chunk, bytes, &mut into))
+    })?;
+    Ok(into)
+}
+
+/// Unpacks and checks one chunk of `object`.
+fn unpack_one(
+    object: &dyn Object,
+    chunk: &ChunkRef,
+    packed: &[u8],
+    into: &mut [u8],
+) -> Result<(), StoreError> {
+    chunk::unpack(packed, into, &chunk.hash).map_err(|e| {
+        let kind = match e.kind() {
+            ImageErrorKind::Damaged => StoreErrorKind::Damaged,
+            _ => StoreErrorKind::Io,
+        };
+        let (at, len, id) = (chunk.offset, chunk.stored_bytes, object.id());
+        StoreError::new(kind, format!("the chunk at {at}+{len} of data object {id} is damaged: {e}"))
+    })
+}
+
+/// A fetch of a chunk under way. Whatever happens to it, those who wait are told.
+pub(crate) struct Fetch {
+    cache: Arc<ChunkCache>,
+    chunk: ChunkRef,
+    ended: bool,
+}
+
+impl Fetch {
+    /// For a chunk that [`ChunkCache::join`] said must be fetched.
+    pub(crate) fn new(cache: &Arc<ChunkCache>, chunk: ChunkRef) -> Self {
+        Self { cache: Arc::clone(cache), chunk, ended: false }
+    }
+
+    pub(crate) fn end(mut self, outcome: Result<Vec<u8>, IoError>) {
+        self.ended = true;
+        self.cache.fetched(&self.chunk.hash, outcome);
+    }
+}
+
+impl Drop for Fetch {
+    fn drop(&mut self) {
+        if !self.ended {
+            let given_up = IoError::new(IoErrorKind::Device, "reading the chunk was given up");
+            self.cache.fetched(&self.chunk.hash, Err(given_up));
+        }
+    }
+}
+
+/// What fetches have in common.
+pub(crate) struct Source {
+    pub object: Arc<dyn Object>,
+    pub cache: Arc<ChunkCache>,
+    pub chunk_bytes: usize,
+    /// Whether what is fetched is looked for, and kept, on the local disk.
+    pub is_remote: bool,
+}
+
+impl Source {
+    /// Carries out fetches of chunks that lie side by side.
+    pub(crate) fn fetch(&self, fetches: Vec<Fetch>) {
+        PACKED.with_borrow_mut(|packed| {
+            let mut missing: Vec<Fetch> = Vec::with_capacity(fetches.len());
+            for fetch in fetches {
+                match self.from_disk(&fetch.chunk, packed) {
+                    Some(bytes) => {
+                        // What lies before this one is no longer beside what comes after it.
+                        self.from_store(std::mem::take(&mut missing), packed);
+                        fetch.end(Ok(bytes));
+                    }
+                    None => missing.push(fetch),
+                }
+            }
+            self.from_store(missing, packed);
+        });
+    }
+
+    fn from_disk(&self, chunk: &ChunkRef, packed: &mut Vec<u8>) -> Option<Vec<u8>> {
+        let disk = self.cache.disk().filter(|_| self.is_remote)?;
+        if !disk.get(&chunk.hash, packed) {
+            return None;
+        }
+        let mut bytes = self.cache.buffer(self.chunk_bytes);
+        match chunk::unpack(packed, &mut bytes, &chunk.hash) {
+            Ok(()) => Some(bytes),
+            Err(e) => {
+                disk.forget(&chunk.hash, &e);
+                None
+            }
+        }
+    }
+
+    fn from_store(&self, fetches: Vec<Fetch>, packed: &mut Vec<u8>) {
+        let chunks: Vec<ChunkRef> = fetches.iter().map(|fetch| fetch.chunk).collect();
+        if chunks.is_empty() {
+            return;
+        }
+        match self.read(&chunks, packed) {
+            Ok(unpacked) => {
+                for (fetch, bytes) in fetches.into_iter().zip(unpacked) {
+                    fetch.end(Ok(bytes));
+                }
+            }
+            // Damage is that of one chunk: the others are good.
+            Err(e) if e.kind() == ImageErrorKind::Damaged && fetches.len() > 1 => {
+                for fetch in fetches {
+                    let read = self.read(std::slice::from_ref(&fetch.chunk), packed);
+                    let only = |mut unpacked: Vec<Vec<u8>>| unpacked.pop().unwrap_or_default();
+                    fetch.end(read.map(only).map_err(IoError::from));
+                }
+            }
+            Err(e) => {
+                let error = IoError::from(e);
+                fetches.into_iter().for_each(|fetch| fetch.end(Err(error.clone())));
+            }
+        }
+    }
+
+    /// Reads chunks that lie side by side, in one read.
+    fn read(&self, chunks: &[ChunkRef], packed: &mut Vec<u8>) -> Result<Vec<Vec<u8>>, ImageError> {
+        let mut unpacked: Vec<Vec<u8>> = Vec::with_capacity(chunks.len());
+        read_group(self.object.as_ref(), chunks, packed, &mut |chunk, stored| {
+            if chunks.first() == Some(chunk) {
+                // Bytes of another server were refused before.
+                unpacked.clear();
+            }
+            let mut bytes = self.cache.buffer(self.chunk_bytes);
+            unpack_one(self.object.as_ref(), chunk, stored, &mut bytes)?;
+            unpacked.push(bytes);
+            Ok(())
+        })?;
+        self.cache.count_fetched(u64_of(packed.len()));
+        if let Some(disk) = self.cache.disk().filter(|_| self.is_remote) {
+            each_stored(chunks, packed, &mut |chunk, stored| {
+                disk.put(&chunk.hash, stored);
+                Ok(())
+            })?;
+        }
+        Ok(unpacked)
+    }
+
+    /// Copies chunks that lie side by side to the local disk, checked, without keeping them in memory.
+    pub(crate) fn copy_to_disk(&self, chunks: &[ChunkRef]) -> Result<(), ImageError> {
+        PACKED.with_borrow_mut(|packed| {
+            let mut bytes = vec![0; self.chunk_bytes];
+            read_group(self.object.as_ref(), chunks, packed, &mut |chunk, stored| {
+                unpack_one(self.object.as_ref(), chunk, stored, &mut bytes)
+            })?;
+            self.cache.count_fetched(u64_of(packed.len()));
+            if let Some(disk) = self.cache.disk() {
+                each_stored(chunks, packed, &mut |chunk, stored| {
+                    disk.put(&chunk.hash, stored);
+                    Ok(())
+                })?;
+            }
+            Ok(())
+        })
+    }
+}
+
+type EachChunk<'a> = dyn FnMut(&ChunkRef, &[u8]) -> Result<(), StoreError> + 'a;
+
+fn read_group(
+    object: &dyn Object,
+    chunks: &[ChunkRef],
+    packed: &mut Vec<u8>,
+    check: &mut EachChunk<'_>,
+) -> Result<(), ImageError> {
+    let Some(first) = chunks.first() else { return Ok(()) };
+    packed.resize(chunks.iter().map(|chunk| usize_of_u32(chunk.stored_bytes)).sum(), 0);
+    object.read_checked(first.offset, packed, &mut |bytes| each_stored(chunks, bytes, check))?;
+    Ok(())
+}
+
+fn each_stored(chunks: &[ChunkRef], packed: &[u8], visit: &mut EachChunk<'_>) -> Result<(), StoreError> {
+    let mut rest = packed;
+    for chunk in chunks {
+        let (stored, tail) = rest.split_at_checked(usize_of_u32(chunk.stored_bytes)).unwrap_or((rest, &[]));
+        rest = tail;
+        visit(chunk, stored)?;
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use headwater_store::Hash;
+
+    #[test]
+    fn only_what_lies_side_by_side_is_read_at_once() {
+        let chunk =
+            |object, offset, stored_bytes| ChunkRef { hash: Hash([0; 32]), object, stored_bytes, offset };
+        let limit = MergeLimit { chunks: 3, stored_bytes: 1000 };
+        let sizes = |chunks: &[ChunkRef]| {
+            group(chunks.iter().copied(), limit).iter().map(Vec::len).collect::<Vec<_>>()
+        };
+        assert_eq!(sizes(&[]), [0; 0]);
+        // Side by side; a gap; another object; too many; too long.
+        assert_eq!(sizes(&[chunk(0, 0, 100), chunk(0, 100, 50), chunk(0, 150, 10)]), [3]);
+        assert_eq!(sizes(&[chunk(0, 0, 100), chunk(0, 101, 50)]), [1, 1]);
+        assert_eq!(sizes(&[chunk(0, 0, 100), chunk(1, 100, 50)]), [1, 1]);
+        assert_eq!(sizes(&(0..4).map(|n| chunk(0, n * 10, 10)).collect::<Vec<_>>()), [3, 1]);
+        assert_eq!(sizes(&[chunk(0, 0, 600), chunk(0, 600, 401)]), [1, 1]);
+        assert_eq!(sizes(&[chunk(0, 0, 5000)]), [1]);
+    }
+}

@@ -1,0 +1,365 @@
+//! Reading across a network, with a store that says it is remote: the disk cache, boot traces, readahead, copying.
+
+mod fixture;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use fixture::{import_bytes, noise, read_all, store};
+use headwater_block::{ByteRange, Device, Request, blocking};
+use headwater_image::{
+    Background, ChunkCache, DISK_CACHE_MIN_BYTES, DiskCache, ImageErrorKind, Trace, VersionReader,
+};
+use headwater_store::{
+    Check, Hash, Image, ImageName, LocalDir, Object, Pin, Publication, Removed, Store, StoreError,
+    StoreErrorKind,
+};
+
+const CHUNK: usize = 65_536;
+
+/// What all objects of a store share.
+#[derive(Default)]
+struct Line {
+    requests: AtomicU64,
+    bytes: AtomicU64,
+    /// The next answers have a wrong bit each; a second copy is right.
+    lies: AtomicU64,
+    gone: AtomicBool,
+    delay_us: AtomicU64,
+}
+
+/// A store on another host.
+struct Far {
+    store: LocalDir,
+    line: Arc<Line>,
+}
+
+struct FarObject {
+    object: Arc<dyn Object>,
+    line: Arc<Line>,
+}
+
+impl Object for FarObject {
+    fn id(&self) -> Hash {
+        self.object.id()
+    }
+
+    fn len_bytes(&self) -> u64 {
+        self.object.len_bytes()
+    }
+
+    fn read_range(&self, offset: u64, into: &mut [u8]) -> Result<(), StoreError> {
+        if self.line.gone.load(Ordering::SeqCst) {
+            return Err(StoreError::new(StoreErrorKind::Io, "the line is cut"));
+        }
+        std::thread::sleep(Duration::from_micros(self.line.delay_us.load(Ordering::SeqCst)));
+        self.line.requests.fetch_add(1, Ordering::SeqCst);
+        self.line.bytes.fetch_add(into.len() as u64, Ordering::SeqCst);
+        self.object.read_range(offset, into)
+    }
+
+    fn read_checked(&self, offset: u64, into: &mut [u8], check: &mut Check<'_>) -> Result<(), StoreError> {
+        self.read_range(offset, into)?;
+        let lies = self.line.lies.load(Ordering::SeqCst);
+        if lies > 0 {
+            self.line.lies.store(lies - 1, Ordering::SeqCst);
+            let middle = into.len() / 2;
+            into[middle] ^= 1;
+            assert!(check(into).is_err(), "a wrong bit was accepted");
+            into[middle] ^= 1;
+        }
+        check(into)
+    }
+}
+
+impl Store for Far {
+    fn chunk_bytes(&self) -> u32 {
+        self.store.chunk_bytes()
+    }
+
+    fn is_remote(&self) -> bool {
+        true
+    }
+
+    fn images(&self) -> Result<Vec<Image>, StoreError> {
+        self.store.images()
+    }
+
+    fn image(&self, name: &ImageName) -> Result<Option<Image>, StoreError> {
+        self.store.image(name)
+    }
+
+    fn manifest(&self, id: Hash) -> Result<Vec<u8>, StoreError> {
+        self.store.manifest(id)
+    }
+
+    fn open_object(&self, id: Hash) -> Result<Arc<dyn Object>, StoreError> {
+        Ok(Arc::new(FarObject { object: self.store.open_object(id)?, line: Arc::clone(&self.line) }))
+    }
+
+    fn pin(&self, manifest: Hash) -> Result<Pin, StoreError> {
+        self.store.pin(manifest)
+    }
+
+    fn publish(&self) -> Result<Box<dyn Publication>, StoreError> {
+        self.store.publish()
+    }
+
+    fn change(
+        &self,
+        name: &ImageName,
+        change: &mut dyn FnMut(&mut Image) -> Result<(), StoreError>,
+    ) -> Result<(), StoreError> {
+        self.store.change(name, change)
+    }
+
+    fn remove(&self, name: &ImageName, number: Option<u32>) -> Result<Removed, StoreError> {
+        self.store.remove(name, number)
+    }
+}
+
+struct Setup {
+    _store_dir: tempfile::TempDir,
+    cache_dir: tempfile::TempDir,
+    disk: Vec<u8>,
+    manifest: Hash,
+    far: Far,
+}
+
+/// A disk of this many MiB whose chunks do not compress, in a store far away.
+fn setup(mib: usize) -> Setup {
+    let (store_dir, local) = store();
+    let mut disk = vec![0; mib << 20];
+    noise(&mut disk, 5);
+    let manifest = import_bytes(&local, "disk", &disk).version.manifest;
+    let far = Far { store: local, line: Arc::default() };
+    Setup { _store_dir: store_dir, cache_dir: tempfile::tempdir().unwrap(), disk, manifest, far }
+}
+
+impl Setup {
+    fn disk_cache(&self) -> Arc<DiskCache> {
+        DiskCache::open(self.cache_dir.path(), DISK_CACHE_MIN_BYTES).unwrap()
+    }
+
+    fn open(&self, cache: Arc<ChunkCache>) -> Arc<VersionReader> {
+        VersionReader::open(&self.far, self.manifest, cache).unwrap()
+    }
+
+    fn requests(&self) -> u64 {
+        self.far.line.requests.load(Ordering::SeqCst)
+    }
+
+    fn bytes(&self) -> u64 {
+        self.far.line.bytes.load(Ordering::SeqCst)
+    }
+}
+
+fn wait_for(work: &Background) {
+    let until = Instant::now() + Duration::from_secs(60);
+    while !work.progress().is_over {
+        assert!(Instant::now() < until, "{:?} {:?}", work.progress(), work.failure());
+        std::thread::sleep(Duration::from_millis(2));
+    }
+}
+
+fn read_chunk(reader: &VersionReader, chunk: usize) -> Vec<u8> {
+    let mut into = vec![0; 4096];
+    blocking::read(reader, (chunk * CHUNK) as u64, &mut into).unwrap();
+    into
+}
+
+#[test]
+fn a_sequential_reader_finds_what_it_needs_and_every_byte_comes_once() {
+    let setup = setup(32);
+    let cache = ChunkCache::new(64 << 20);
+    let reader = setup.open(Arc::clone(&cache));
+    setup.far.line.delay_us.store(500, Ordering::SeqCst);
+    let mut into = vec![0; 16 << 10];
+    for at in (0..setup.disk.len()).step_by(into.len()) {
+        blocking::read(reader.as_ref(), at as u64, &mut into).unwrap();
+        assert!(into == setup.disk[at..at + into.len()]);
+    }
+    assert_eq!(setup.bytes(), 32 << 20);
+    let counters = cache.counters();
+    assert_eq!(counters.fetched_bytes, 32 << 20);
+    assert!(counters.ahead >= 500, "{counters:?}");
+    // Chunks that lie side by side come together.
+    assert!(setup.requests() <= 512 / 3, "{} requests", setup.requests());
+}
+
+#[test]
+fn random_reads_fetch_only_what_they_touch() {
+    let setup = setup(32);
+    let reader = setup.open(ChunkCache::new(64 << 20));
+    for n in 0..60 {
+        let chunk = n * 37 % 512;
+        assert!(read_chunk(&reader, chunk) == setup.disk[chunk * CHUNK..chunk * CHUNK + 4096]);
+    }
+    assert_eq!(setup.bytes(), 60 * CHUNK as u64);
+}
+
+#[test]
+fn chunks_come_from_the_local_disk_the_second_time_and_damage_there_is_fetched_again() {
+    let setup = setup(16);
+    {
+        let reader = setup.open(ChunkCache::with_disk(1 << 20, setup.disk_cache()));
+        assert!(read_all(reader.as_ref()) == setup.disk);
+    }
+    assert_eq!(setup.bytes(), 16 << 20);
+    setup.far.line.gone.store(true, Ordering::SeqCst);
+    {
+        let disk = setup.disk_cache();
+        let reader = setup.open(ChunkCache::with_disk(1 << 20, Arc::clone(&disk)));
+        assert!(read_all(reader.as_ref()) == setup.disk);
+        assert!(disk.counters().hits >= 256 && disk.counters().damaged == 0, "{:?}", disk.counters());
+    }
+    // A changed byte in each of three chunks, seen only by their hashes.
+    let path = setup.cache_dir.path().join("segment-0");
+    let mut bytes = std::fs::read(&path).unwrap();
+    for record in [3, 17, 31] {
+        bytes[record * (CHUNK + 48) + 1000] ^= 1;
+    }
+    std::fs::write(&path, bytes).unwrap();
+    setup.far.line.gone.store(false, Ordering::SeqCst);
+    let before = setup.bytes();
+    let disk = setup.disk_cache();
+    let reader = setup.open(ChunkCache::with_disk(1 << 20, Arc::clone(&disk)));
+    assert!(read_all(reader.as_ref()) == setup.disk);
+    assert_eq!(disk.counters().damaged, 3);
+    assert_eq!(setup.bytes() - before, 3 * CHUNK as u64);
+    // And they are good again.
+    setup.far.line.gone.store(true, Ordering::SeqCst);
+    drop(reader);
+    let reader = setup.open(ChunkCache::with_disk(1 << 20, disk));
+    assert!(read_all(reader.as_ref()) == setup.disk);
+}
+
+#[test]
+fn many_readers_share_one_fetch_through_both_caches() {
+    let setup = setup(8);
+    let cache = ChunkCache::with_disk(64 << 20, setup.disk_cache());
+    let readers: Vec<_> = (0..8).map(|_| setup.open(Arc::clone(&cache))).collect();
+    std::thread::scope(|scope| {
+        for reader in &readers {
+            scope.spawn(|| assert!(read_all(reader.as_ref()) == setup.disk));
+        }
+    });
+    assert_eq!(setup.bytes(), 8 << 20);
+    assert_eq!(cache.disk().unwrap().counters().writes, 128);
+}
+
+#[test]
+fn wrong_bytes_are_refused_in_merged_reads_too() {
+    let setup = setup(8);
+    let reader = setup.open(ChunkCache::new(64 << 20));
+    setup.far.line.lies.store(5, Ordering::SeqCst);
+    assert!(read_all(reader.as_ref()) == setup.disk);
+    assert_eq!(setup.far.line.lies.load(Ordering::SeqCst), 0);
+}
+
+#[test]
+fn a_boot_is_recorded_and_the_next_one_finds_it_in_memory() {
+    let setup = setup(32);
+    let boot: Vec<usize> = (0..100).map(|n| n * 41 % 512).collect();
+    let trace = {
+        let reader = setup.open(ChunkCache::new(64 << 20));
+        reader.record(Duration::from_secs(3600));
+        for chunk in &boot {
+            read_chunk(&reader, *chunk);
+        }
+        assert!(!reader.is_recording_over());
+        reader.recorded().unwrap()
+    };
+    assert_eq!(trace.chunks.iter().map(|t| t.chunk as usize).collect::<Vec<_>>(), boot);
+    setup.far.store.set_trace(setup.manifest, Some(&trace.encode())).unwrap();
+    let stored = setup.far.store.trace(setup.manifest).unwrap().unwrap();
+    let trace = Trace::decode(&stored).unwrap();
+
+    let cache = ChunkCache::new(64 << 20);
+    let reader = setup.open(Arc::clone(&cache));
+    assert_eq!(trace.stored_bytes(reader.manifest()), 100 * CHUNK as u64);
+    let before = setup.bytes();
+    wait_for(&reader.prefetch(&trace, u64::MAX).unwrap());
+    // Exactly what the boot needs, and nothing is fetched when it comes.
+    assert_eq!(setup.bytes() - before, 100 * CHUNK as u64);
+    for chunk in &boot {
+        assert!(read_chunk(&reader, *chunk) == setup.disk[chunk * CHUNK..chunk * CHUNK + 4096]);
+    }
+    assert_eq!(setup.bytes() - before, 100 * CHUNK as u64);
+
+    // The budget is kept, and a trace of another version refused.
+    let reader = setup.open(ChunkCache::new(64 << 20));
+    let before = setup.bytes();
+    let work = reader.prefetch(&trace, 10 * CHUNK as u64 + 5).unwrap();
+    wait_for(&work);
+    assert_eq!(setup.bytes() - before, 10 * CHUNK as u64);
+    assert_eq!(work.progress().done_bytes, 10 * CHUNK as u64);
+    let other = Trace::of_boot(Hash::of(b"other"), &[(1, 1)]);
+    assert_eq!(reader.prefetch(&other, 1).err().unwrap().kind(), ImageErrorKind::Invalid);
+}
+
+#[test]
+fn what_somebody_waits_for_overtakes_what_is_prefetched() {
+    let setup = setup(32);
+    let trace = Trace::of_boot(setup.manifest, &(0..512).map(|n| (n, 0)).collect::<Vec<_>>());
+    let reader = setup.open(ChunkCache::new(64 << 20));
+    setup.far.line.delay_us.store(20_000, Ordering::SeqCst);
+    let work = reader.prefetch(&trace, u64::MAX).unwrap();
+    read_chunk(&reader, 511);
+    let progress = work.progress();
+    assert!(progress.done_bytes < progress.total_bytes / 2, "{progress:?}");
+}
+
+#[test]
+fn a_version_that_was_copied_needs_no_server() {
+    let setup = setup(24);
+    let disk = setup.disk_cache();
+    let reader = setup.open(ChunkCache::with_disk(1 << 20, Arc::clone(&disk)));
+    let none = setup.open(ChunkCache::new(1 << 20)).hydrate(None);
+    assert_eq!(none.err().unwrap().kind(), ImageErrorKind::Invalid);
+    // The line is cut in the middle for a moment.
+    setup.far.line.gone.store(true, Ordering::SeqCst);
+    let work = reader.hydrate(None).unwrap();
+    while work.failure().is_none() {
+        std::thread::sleep(Duration::from_millis(2));
+    }
+    setup.far.line.gone.store(false, Ordering::SeqCst);
+    wait_for(&work);
+    let progress = work.progress();
+    assert_eq!((progress.done_bytes, progress.total_bytes), (24 << 20, 24 << 20));
+    assert_eq!(setup.bytes(), 24 << 20);
+    setup.far.line.gone.store(true, Ordering::SeqCst);
+    assert!(read_all(reader.as_ref()) == setup.disk);
+}
+
+#[test]
+fn copying_keeps_to_its_rate_and_ends_with_its_handle() {
+    let setup = setup(16);
+    let reader = setup.open(ChunkCache::with_disk(1 << 20, setup.disk_cache()));
+    let started = Instant::now();
+    let work = reader.hydrate(Some(8 << 20)).unwrap();
+    while work.progress().done_bytes < 6 << 20 {
+        std::thread::sleep(Duration::from_millis(2));
+    }
+    // 6 MiB at 8 MiB/s, of which the first MiB of each thread comes at once.
+    assert!(started.elapsed() >= Duration::from_millis(450), "{:?}", started.elapsed());
+    drop(work);
+    let at_the_end = setup.bytes();
+    std::thread::sleep(Duration::from_millis(600));
+    assert!(setup.bytes() <= at_the_end + (3 << 20));
+    assert!(setup.bytes() < 16 << 20);
+}
+
+#[test]
+fn a_line_that_is_cut_fails_requests_and_not_the_reader() {
+    let setup = setup(4);
+    let reader = setup.open(ChunkCache::new(64 << 20));
+    setup.far.line.gone.store(true, Ordering::SeqCst);
+    let range = ByteRange::new(0, 1 << 20).unwrap();
+    let read = blocking::wait(reader.as_ref(), Request::Read { range, buffer: vec![0; 1 << 20] });
+    assert!(read.unwrap_err().to_string().contains("cut"));
+    setup.far.line.gone.store(false, Ordering::SeqCst);
+    assert!(read_all(reader.as_ref()) == setup.disk);
+    assert_eq!(reader.geometry().size_bytes, 4 << 20);
+}

@@ -1,0 +1,124 @@
+//! What must hold of every byte sequence that a store can be given: for the fuzzers in `fuzz/`, and for a bounded test.
+//!
+//! Each function takes bytes, reads them, and panics when what was read breaks a promise. Refusing them is always right.
+
+use crate::hash::Hash;
+use crate::local_dir::{chunk_bytes_of, settings_bytes};
+use crate::name::ImageName;
+use crate::refs::Image;
+use crate::s3::S3Url;
+
+/// What a fuzzer or a test feeds with bytes.
+pub type Oracle = fn(&[u8]);
+
+/// All of them, with their names and bytes to begin with.
+pub fn targets() -> Vec<(&'static str, Oracle, Vec<Vec<u8>>)> {
+    let settings = [4096, 65_536, 4 << 20].map(|size| settings_bytes(size).unwrap_or_default());
+    vec![
+        ("list_of_versions", list_of_versions, lists()),
+        ("store_settings", store_settings, settings.to_vec()),
+        (
+            "store_name",
+            store_name,
+            vec![b"s3://bucket/a/b?endpoint=http://h:1&region=x&timeout=5&style=host".to_vec()],
+        ),
+    ]
+}
+
+fn lists() -> Vec<Vec<u8>> {
+    use crate::refs::{Channel, Pointer, Version};
+    let Ok(name) = "disk".parse::<ImageName>() else { return Vec::new() };
+    let mut image = Image::empty(name);
+    let mut out = vec![image.encode().unwrap_or_default()];
+    for number in 1..4u32 {
+        let version = Version {
+            number,
+            manifest: Hash::of(&number.to_le_bytes()),
+            created_at_s: 5,
+            size_bytes: 4096,
+            stored_bytes: 7,
+            source: "/a.raw".into(),
+            note: "note".into(),
+            author: "anna".into(),
+            retired: number == 2,
+            objects: vec![Hash::of(b"x"); usize::try_from(number).unwrap_or(1)],
+        };
+        if image.adopt(&version).is_err() {
+            break;
+        }
+        let pointer = Pointer { channel: Channel::Test, version: 1, at_s: 3, author: "ben".into() };
+        let _ = image.promote(pointer.clone());
+        let _ = image.schedule(Pointer { channel: Channel::Production, ..pointer });
+        out.push(image.encode().unwrap_or_default());
+    }
+    out
+}
+
+/// A list of versions: what is read is written the same way again, and what it says is consistent. The checksum is
+/// put right first, or hardly anything would get past it; the bytes as they are, are read too.
+pub fn list_of_versions(bytes: &[u8]) {
+    let Ok(name) = "disk".parse::<ImageName>() else { return };
+    let _ = Image::decode(&name, bytes);
+    let Some((body, _)) = bytes.split_last_chunk::<32>() else { return };
+    let sealed = [body, &Hash::of(body).0].concat();
+    let Ok(image) = Image::decode(&name, &sealed) else { return };
+    let again = image.encode();
+    assert!(again.is_ok(), "what was read cannot be written: {again:?}");
+    let again = again.unwrap_or_default();
+    if sealed.get(8..12) == Some(&[2, 0, 0, 0]) {
+        assert!(again == sealed, "one list has two encodings");
+    }
+    assert!(Image::decode(&name, &again).is_ok_and(|back| back == image), "it reads back as another list");
+    let mut last = 0;
+    for version in &image.versions {
+        assert!(version.number > last && version.number < image.next_number, "numbers are out of order");
+        last = version.number;
+    }
+    for pointer in image.pointers().iter().chain(image.scheduled()) {
+        let is_listed = image.versions.iter().any(|version| version.number == pointer.version);
+        assert!(is_listed, "a channel points nowhere");
+    }
+}
+
+/// The file that says what a store is: only what this release writes is taken.
+pub fn store_settings(bytes: &[u8]) {
+    let sum_at = bytes.len().min(32);
+    let body = bytes.get(..sum_at).unwrap_or_default();
+    let sealed = [body, &Hash::of(body).0].concat();
+    for bytes in [bytes, &sealed] {
+        if let Ok(chunk_bytes) = chunk_bytes_of("a fuzzer", bytes) {
+            let written = settings_bytes(chunk_bytes);
+            assert!(written.is_ok_and(|written| written == bytes), "one setting has two encodings");
+        }
+    }
+}
+
+/// The name of a store in S3: what is read is shown in a way that reads back, and shows no secret.
+pub fn store_name(bytes: &[u8]) {
+    let Ok(text) = std::str::from_utf8(bytes) else { return };
+    let Ok(url) = text.parse::<S3Url>() else { return };
+    let shown = url.to_string();
+    let back = shown.parse::<S3Url>();
+    assert!(
+        back.as_ref().is_ok_and(|back| back.bucket == url.bucket && back.prefix == url.prefix),
+        "{shown}"
+    );
+    assert!(!shown.contains('@'), "{shown}");
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The fuzzers' work in small, the same each time.
+    #[test]
+    fn no_bytes_break_a_promise() {
+        for (name, oracle, samples) in targets() {
+            for (seed, sample) in (1u64..).zip(&samples) {
+                assert!(!sample.is_empty(), "{name}");
+                oracle(sample);
+                headwater_testkit::mutate::rounds(sample, seed, 6000, oracle);
+            }
+        }
+    }
+}
