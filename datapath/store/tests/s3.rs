@@ -200,6 +200,10 @@ fn a_write_that_fails_leaves_the_store_as_it_was() {
             assert_eq!(files(place.dir()), before, "{target} {fault:?}");
         }
     }
+    relay.fail("PUT", "/objects/", Fault::Status(507), u32::MAX);
+    let full = publish(store.as_ref(), "a", b"new object", &[], b"new");
+    assert_eq!(kind(full), StoreErrorKind::NoSpace);
+    relay.heal();
     publish(store.as_ref(), "a", b"new object", &[], b"new").unwrap();
 }
 

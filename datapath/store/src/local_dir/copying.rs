@@ -9,7 +9,7 @@ use std::os::unix::fs::FileExt;
 use crate::error::{StoreError, StoreErrorKind};
 use crate::hash::Hash;
 use crate::local_dir::Inner;
-use crate::local_dir::files::{remove_quietly, rename, step, sync_dir, write};
+use crate::local_dir::files::{remove_quietly, rename, step, sync_dir, sync_file, write};
 use crate::store::{Object, Patch};
 
 /// How much is read and written at a time.
@@ -51,7 +51,7 @@ impl Inner {
                 ),
             ));
         }
-        step().and_then(|()| file.sync_all()).map_err(failed)?;
+        sync_file(&file, &part).map_err(failed)?;
         rename(&part, &target)
             .map_err(|e| StoreError::from_os(format!("cannot write {}", target.display()), e))?;
         sync_dir(&self.layout.objects())
@@ -74,7 +74,7 @@ impl Inner {
             }
             step().and_then(|()| file.write_all_at(&patch.bytes, patch.offset)).map_err(failed)?;
         }
-        step().and_then(|()| file.sync_all()).map_err(failed)
+        sync_file(&file, &path).map_err(failed)
     }
 }
 

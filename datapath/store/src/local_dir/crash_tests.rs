@@ -20,7 +20,7 @@ use crate::{StoreError, StoreErrorKind};
 
 thread_local! {
     /// Changes on disk that this thread may still make.
-    static LEFT: Cell<u64> = const { Cell::new(u64::MAX) };
+    pub(super) static LEFT: Cell<u64> = const { Cell::new(u64::MAX) };
 }
 
 pub(super) fn step() -> Result<(), Error> {
@@ -34,12 +34,12 @@ pub(super) fn step() -> Result<(), Error> {
     })
 }
 
-fn ended() -> bool {
+pub(super) fn ended() -> bool {
     LEFT.with(|left| left.get() == 0)
 }
 
 #[derive(Clone, Debug)]
-enum Operation {
+pub(super) enum Operation {
     /// Imports content into an image: its own object, and one that other contents share.
     Publish {
         image: usize,
@@ -85,7 +85,7 @@ enum Operation {
     },
 }
 
-fn operation() -> impl Strategy<Value = Operation> {
+pub(super) fn operation() -> impl Strategy<Value = Operation> {
     use Operation::{
         GiveUp, Promote, PromoteDue, Publish, RemoveImage, RemoveVersion, Retire, Revert, Run, Schedule, Stop,
     };
@@ -129,7 +129,7 @@ fn pointer(channel: bool, version: u32) -> Pointer {
     Pointer { channel, version, at_s: 7, author: "anna".into() }
 }
 
-fn publish(store: &LocalDir, image: usize, content: u8) -> Result<(), StoreError> {
+pub(super) fn publish(store: &LocalDir, image: usize, content: u8) -> Result<(), StoreError> {
     let mut objects = Vec::new();
     for bytes in [shared_object(content), own_object(content)] {
         // Each is the own object of a version of its own, as an import makes them.
@@ -172,7 +172,11 @@ fn commit(
     publication.commit(version).map(drop)
 }
 
-fn apply(store: &LocalDir, operation: &Operation, pins: &mut Vec<(Hash, Pin)>) -> Result<(), StoreError> {
+pub(super) fn apply(
+    store: &LocalDir,
+    operation: &Operation,
+    pins: &mut Vec<(Hash, Pin)>,
+) -> Result<(), StoreError> {
     let change = |image: usize, change: &mut dyn FnMut(&mut Image) -> Result<(), StoreError>| {
         store.change(&name(image), change)
     };
@@ -213,14 +217,14 @@ fn apply(store: &LocalDir, operation: &Operation, pins: &mut Vec<(Hash, Pin)>) -
     }
 }
 
-type Lists = BTreeMap<String, Image>;
+pub(super) type Lists = BTreeMap<String, Image>;
 
-fn lists(store: &LocalDir) -> Lists {
+pub(super) fn lists(store: &LocalDir) -> Lists {
     store.images().unwrap().into_iter().map(|image| (image.name.to_string(), image)).collect()
 }
 
 /// Everything that is listed is there and whole, channels point to what is there, and nothing else is there.
-fn check(dir: &Path, store: &LocalDir, nothing_else: bool) {
+pub(super) fn check(dir: &Path, store: &LocalDir, nothing_else: bool) {
     let mut needed = std::collections::BTreeSet::new();
     for image in lists(store).values() {
         for version in &image.versions {
@@ -245,6 +249,21 @@ fn check(dir: &Path, store: &LocalDir, nothing_else: bool) {
                 assert!(needed.contains(&file), "{sub}/{file} is left");
             }
         }
+    }
+}
+
+/// The image that an operation changes.
+pub(super) fn touched(operation: &Operation) -> Option<String> {
+    match *operation {
+        Operation::GiveUp { .. } | Operation::Run { .. } | Operation::Stop => None,
+        Operation::Publish { image, .. }
+        | Operation::Promote { image, .. }
+        | Operation::Schedule { image, .. }
+        | Operation::PromoteDue { image }
+        | Operation::Revert { image, .. }
+        | Operation::Retire { image, .. }
+        | Operation::RemoveVersion { image, .. }
+        | Operation::RemoveImage { image } => Some(name(image).to_string()),
     }
 }
 
@@ -285,17 +304,7 @@ fn run(history: &[Operation], steps: u64) {
     match cut_short {
         None => assert_eq!(after, before, "something changed although all was answered"),
         Some((operation, _)) => {
-            let touched = match operation {
-                Operation::GiveUp { .. } | Operation::Run { .. } | Operation::Stop => None,
-                Operation::Publish { image, .. }
-                | Operation::Promote { image, .. }
-                | Operation::Schedule { image, .. }
-                | Operation::PromoteDue { image }
-                | Operation::Revert { image, .. }
-                | Operation::Retire { image, .. }
-                | Operation::RemoveVersion { image, .. }
-                | Operation::RemoveImage { image } => Some(name(image).to_string()),
-            };
+            let touched = touched(&operation);
             let others = |lists: &Lists| -> Lists {
                 lists
                     .iter()
@@ -317,7 +326,7 @@ fn run(history: &[Operation], steps: u64) {
 }
 
 /// How many changes on disk a history makes.
-fn count_steps(history: &[Operation]) -> u64 {
+pub(super) fn count_steps(history: &[Operation]) -> u64 {
     let dir = tempfile::tempdir().unwrap();
     let store = LocalDir::open(dir.path(), Access::WRITE).unwrap();
     LEFT.with(|left| left.set(u64::MAX - 1));

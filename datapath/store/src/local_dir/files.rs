@@ -36,9 +36,28 @@ fn write_synced(path: &Path, bytes: &[u8]) -> Result<(), Error> {
     step()?;
     let mut file = File::create(path)?;
     write(&mut file, bytes)?;
-    step()?;
-    file.sync_all()
+    sync_file(&file, path)
 }
+
+/// Makes what was written to a file durable.
+pub(super) fn sync_file(file: &File, path: &Path) -> Result<(), Error> {
+    step()?;
+    sync(file)?;
+    is_durable(path);
+    Ok(())
+}
+
+/// The tests here know what would be durable, and do not wait for the disk thousands of times.
+fn sync(file: &File) -> Result<(), Error> {
+    if cfg!(test) { Ok(()) } else { file.sync_all() }
+}
+
+/// In tests: what a power cut leaves is what was synced.
+#[cfg(not(test))]
+fn is_durable(_: &Path) {}
+
+#[cfg(test)]
+use crate::local_dir::power_tests::is_durable;
 
 /// Every change on disk begins with this. It does nothing but in tests, where the process can end before any
 /// of them.
@@ -78,7 +97,8 @@ pub(super) fn remove(path: &Path) -> Result<(), Error> {
 pub(super) fn sync_dir(dir: &Path) -> Result<(), StoreError> {
     step()
         .and_then(|()| File::open(dir))
-        .and_then(|dir| dir.sync_all())
+        .and_then(|file| sync(&file))
+        .map(|()| is_durable(dir))
         .map_err(|e| StoreError::from_os(format!("cannot sync the directory {}", dir.display()), e))
 }
 

@@ -23,6 +23,8 @@ mod copying;
 mod crash_tests;
 mod files;
 mod layout;
+#[cfg(test)]
+mod power_tests;
 mod publication;
 
 use std::collections::HashSet;

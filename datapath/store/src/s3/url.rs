@@ -91,11 +91,17 @@ impl S3Url {
     fn set(&mut self, name: &str, value: &str) -> Result<(), String> {
         match name {
             "endpoint" => {
+                let value = value.trim_end_matches('/');
                 let host = value.strip_prefix("http://").or_else(|| value.strip_prefix("https://"));
-                if host.is_none_or(|host| host.is_empty() || host.contains('@')) {
+                let sound = |c: char| {
+                    c.is_ascii_alphanumeric() || matches!(c, '.' | '-' | '_' | ':' | '[' | ']' | '/')
+                };
+                if host
+                    .is_none_or(|host| host.is_empty() || host.starts_with('/') || !host.chars().all(sound))
+                {
                     return Err("its endpoint must be http://HOST[:PORT] or https://HOST[:PORT]".to_owned());
                 }
-                self.endpoint = Some(value.trim_end_matches('/').to_owned());
+                self.endpoint = Some(value.to_owned());
             }
             "region" if !value.is_empty() => self.region = Some(value.to_owned()),
             "style" if value == "path" => self.virtual_hosted = false,
@@ -158,6 +164,8 @@ mod tests {
             "s3://images/../b",
             "s3://images?endpoint=127.0.0.1:9000",
             "s3://images?endpoint=http://",
+            "s3://images?endpoint=http:////",
+            "s3://images?endpoint=http://a@b",
             "s3://images?timeout=0",
             "s3://images?timeout=x",
             "s3://images?style=odd",
