@@ -307,6 +307,22 @@ fn messages_that_are_none_cost_the_connection() {
 }
 
 #[test]
+fn a_front_end_that_stops_in_the_middle_of_a_message_holds_up_nobody() {
+    let two = Two::start();
+    let mut good = Guest::start(two.good.path());
+    let mut slow = UnixStream::connect(two.bad.path()).unwrap();
+    // The beginning of a header, and of a body.
+    slow.write_all(&[1, 0, 0, 0, 1]).unwrap();
+    while !two.bad.is_connected() {
+        std::thread::yield_now();
+    }
+    works(&mut good);
+    two.bad.stop();
+    assert!(!two.bad.path().exists());
+    works(&mut good);
+}
+
+#[test]
 fn wishes_that_cannot_be_granted_are_refused() {
     let two = Two::start();
     let guest = Guest::start(two.bad.path());
