@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use clap::{Args, Parser, Subcommand, ValueEnum, ValueHint};
 use headwater_api::{CacheMode, CacheSettings, Channel, DiskTransport, ExportFormat};
 
+use crate::cmd::attach::DetachArgs;
 use crate::cmd::export::ExportArgs;
 
 /// One golden disk image, many machines: each with a private write cache in RAM that overflows to disk.
@@ -51,6 +52,13 @@ pub enum Command {
     Events(EventsArgs),
     /// Serve one volume over NBD in the foreground, without a daemon
     Export(ExportArgs),
+    /// Make one volume a block device of this kernel, until Ctrl-C, SIGTERM or 'headwater detach'
+    #[command(mut_group("front-end", |group| group.required(false)))]
+    Attach(ExportArgs),
+    /// Remove a block device that 'headwater attach' made
+    Detach(DetachArgs),
+    /// List the block devices that 'headwater attach' made
+    Attachments,
     /// Print the completions for a shell
     Completions {
         /// The shell

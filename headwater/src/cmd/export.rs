@@ -1,4 +1,4 @@
-//! `headwater export`: serve one volume over NBD, vhost-user or iSCSI in the foreground, without a daemon.
+//! `headwater export`: serve one volume over NBD, vhost-user, iSCSI or as a file in the foreground, without a daemon.
 
 use std::fmt::Write as _;
 use std::io::Write as _;
@@ -21,6 +21,8 @@ use tokio::signal::unix::{SignalKind, signal};
 
 use crate::adapters::disks::{host_memory_bytes, volume_mode};
 use crate::cli::LogFormat;
+use crate::cmd::attach::{self, AttachArgs};
+use crate::cmd::fuse::{self, FuseArgs};
 use crate::cmd::iscsi::IscsiArgs;
 use crate::cmd::nbd_tls::NbdTlsArgs;
 use crate::cmd::persistent;
@@ -37,7 +39,7 @@ const DEFAULT_CACHE_DIR: &str = "/var/tmp";
 
 /// `headwater export`.
 #[derive(Debug, Args)]
-#[command(group(ArgGroup::new("front-end").args(["nbd", "vhost_user", "iscsi"]).required(true).multiple(true)))]
+#[command(group(ArgGroup::new("front-end").args(["nbd", "vhost_user", "iscsi", "fuse", "attach"]).required(true).multiple(true)))]
 pub struct ExportArgs {
     /// IMAGE[@VERSION] of the store, a raw or qcow2 file, or null:SIZE for an empty disk
     #[arg(value_name = "IMAGE|FILE|null:SIZE", value_hint = ValueHint::FilePath)]
@@ -69,6 +71,12 @@ pub struct ExportArgs {
     /// The iSCSI target
     #[command(flatten)]
     pub iscsi: IscsiArgs,
+    /// The FUSE file
+    #[command(flatten)]
+    pub fuse: FuseArgs,
+    /// The block device
+    #[command(flatten)]
+    pub attach: AttachArgs,
     /// Keep what is written, in a cache of this name in the cache directory: flushes become durable, and
     /// another export of the same source with the same name goes on where this one ended
     #[arg(long, value_name = "NAME")]
@@ -133,6 +141,9 @@ async fn serve(args: &ExportArgs, volume: &Arc<Volume>) -> anyhow::Result<()> {
         args.vhost_user.as_ref().map(|path| serve_vhost_user(args, path, volume, stood)).transpose()?;
     let device = Arc::clone(volume) as Arc<dyn Device>;
     let iscsi = args.iscsi.serve(&args.source, args.persistent.as_deref(), device)?;
+    let fuse = args.fuse.serve(&args.source, Arc::clone(volume) as Arc<dyn Device>)?;
+    let device = Arc::clone(volume) as Arc<dyn Device>;
+    let attached = args.attach.serve(&args.source, args.persistent.as_deref(), &device)?;
     if let Some(nbd) = &nbd {
         say(&format!("{}\n", nbd.uri()));
     }
@@ -142,15 +153,29 @@ async fn serve(args: &ExportArgs, volume: &Arc<Volume>) -> anyhow::Result<()> {
     if let Some(iscsi) = &iscsi {
         say(&format!("{}\n", iscsi.url()));
     }
+    if let Some(fuse) = &fuse {
+        say(&format!("fuse:{}\n", fuse.path().display()));
+    }
+    if let Some(attached) = &attached {
+        attach::explain(attached);
+        say(&format!("attached:{}\n", attached.path()));
+    }
     loop {
         tokio::select! {
             _ = end.next() => break,
+            // As file systems do: whoever unmounts it does not need it any more.
+            () = fuse::unmounted(fuse.as_ref()) => break,
+            () = attach::gone(attached.as_ref()) => break,
             // Somebody who asks for figures must not end the disk of a machine.
             _ = ask.recv() => report(args, volume).unwrap_or_else(|e| tracing::error!("{e:#}")),
         }
     }
     // Before the volume closes: what machines have under way is answered, and initiators log out.
     drop(iscsi);
+    drop(fuse);
+    if let Some(attached) = attached {
+        attached.stop();
+    }
     // Before the volume closes: what the machine has under way is answered, so that another server can go on.
     let stands = vhost_user.map(|server| server.stop());
     let flushed = blocking::flush(&**volume);

@@ -1,11 +1,13 @@
 //! The commands, one file each.
 
+pub mod attach;
 mod channels;
 mod console;
 mod diff;
 mod events;
 mod exec;
 pub mod export;
+mod fuse;
 mod generate;
 mod image;
 mod iscsi;
@@ -43,6 +45,12 @@ pub fn run(cli: Cli) -> anyhow::Result<u8> {
         Command::Stats(args) => on_one_core(stats::run(client()?, args, json)),
         Command::Events(args) => on_one_core(events::run(client()?, args, json)),
         Command::Export(args) => export::run(data_dir, args).map(|()| 0),
+        Command::Attach(mut args) => {
+            args.attach.attach = true;
+            export::run(data_dir, args).map(|()| 0)
+        }
+        Command::Detach(args) => attach::detach(&args),
+        Command::Attachments => attach::list(json),
         Command::Completions { shell } => generate::completions(shell).map(|()| 0),
         Command::Man { dir } => generate::manual(&dir).map(|()| 0),
     }

@@ -1,0 +1,146 @@
+//! The kernel's NBD client: sockets that have shaken hands are given to it, and it makes `/dev/nbdN`.
+//!
+//! When a server dies the kernel keeps requests for the time that it was told (`DEAD_CONN_TIMEOUT`), and the next server gives it new
+//! sockets (`RECONFIGURE`). Without such a time the device is cut, and its users get errors.
+
+mod handshake;
+mod netlink;
+
+use std::io::ErrorKind;
+use std::os::fd::AsRawFd;
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use headwater_block::Geometry;
+use rustix::io::Errno;
+
+use self::netlink::{Attributes, Netlink, find};
+use crate::Options;
+use crate::error::{AttachError, System};
+
+// Commands and attributes of `linux/nbd-netlink.h`.
+const CONNECT: u8 = 1;
+const DISCONNECT: u8 = 2;
+const RECONFIGURE: u8 = 3;
+const INDEX: u16 = 1;
+const SIZE_BYTES: u16 = 2;
+const BLOCK_SIZE_BYTES: u16 = 3;
+const SERVER_FLAGS: u16 = 5;
+const SOCKETS: u16 = 7;
+const SOCKET_ITEM: u16 = 1;
+const SOCKET_FD: u16 = 1;
+const DEAD_CONN_TIMEOUT: u16 = 8;
+
+/// A device of the kernel's NBD client.
+pub(crate) struct KernelNbd {
+    number: u32,
+    is_stopped: AtomicBool,
+    /// The kernel has descriptors of its own; these keep a copy open, so that nothing depends on whose are closed first.
+    _sockets: Vec<UnixStream>,
+}
+
+/// Whether the kernel has an NBD client that netlink reaches; else why not.
+pub(crate) fn is_there() -> Result<(), String> {
+    if !Path::new("/sys/block/nbd0").exists() {
+        crate::load_module("nbd");
+    }
+    Netlink::open().map(drop).map_err(|error| match error.kind() {
+        ErrorKind::NotFound => "this kernel has no NBD client either (also after modprobe nbd)".into(),
+        _ => format!("the kernel's NBD client cannot be reached: {error}"),
+    })
+}
+
+impl KernelNbd {
+    /// Connects a device, or gives new sockets to one whose server died.
+    pub(crate) fn start(geometry: &Geometry, options: &Options) -> Result<Self, AttachError> {
+        let netlink = Netlink::open().system("reach the kernel's NBD client")?;
+        let mut sockets = Vec::new();
+        let mut items = Attributes::default();
+        let mut flags = 0;
+        for _ in 0..options.queues.max(1) {
+            let mut socket = UnixStream::connect(&options.nbd_socket)
+                .system("connect to the NBD server of this program")?;
+            let export = handshake::shake_hands(&mut socket)
+                .system("shake hands with the NBD server of this program")?;
+            if export.size_bytes != geometry.size_bytes {
+                let source = std::io::Error::new(ErrorKind::InvalidData, "its disk has another size");
+                return Err(AttachError::System {
+                    what: "use the NBD server of this program".into(),
+                    source,
+                });
+            }
+            flags = export.flags;
+            let fd = u32::try_from(socket.as_raw_fd()).unwrap_or(u32::MAX);
+            items = items.nested(SOCKET_ITEM, &Attributes::default().u32(SOCKET_FD, fd));
+            sockets.push(socket);
+        }
+        let mut attributes = Attributes::default();
+        if let Some(number) = options.resume.or(options.number) {
+            attributes = attributes.u32(INDEX, number);
+        }
+        attributes = attributes
+            .u64(SIZE_BYTES, geometry.size_bytes)
+            .u64(BLOCK_SIZE_BYTES, u64::from(geometry.logical_block_bytes))
+            .u64(SERVER_FLAGS, u64::from(flags))
+            .nested(SOCKETS, &items);
+        if options.survives {
+            attributes = attributes.u64(DEAD_CONN_TIMEOUT, options.dead_server_timeout_s);
+        }
+        let command = if options.resume.is_some() { RECONFIGURE } else { CONNECT };
+        let answer = netlink.ask(command, &attributes).map_err(|error| match options.number {
+            Some(number) if error.raw_os_error() == Some(Errno::BUSY.raw_os_error()) => {
+                AttachError::Taken { device: format!("/dev/nbd{number}") }
+            }
+            _ => AttachError::System {
+                what: "connect a device of the kernel's NBD client".into(),
+                source: error,
+            },
+        })?;
+        let told = find(&answer, INDEX).and_then(<[u8]>::first_chunk).copied().map(u32::from_ne_bytes);
+        let number = told.or(options.resume).or(options.number).unwrap_or(0);
+        Ok(Self { number, is_stopped: AtomicBool::new(false), _sockets: sockets })
+    }
+
+    /// Number of the device.
+    pub(crate) fn number(&self) -> u32 {
+        self.number
+    }
+
+    /// Whether somebody disconnected it.
+    pub(crate) fn is_gone(&self) -> bool {
+        !is_connected(self.number)
+    }
+
+    /// Disconnects it.
+    pub(crate) fn stop(&self) {
+        if !self.is_stopped.swap(true, Ordering::SeqCst) {
+            remove(self.number);
+        }
+    }
+}
+
+/// Whether the kernel has the device connected, with or without a living server.
+pub(crate) fn is_connected(number: u32) -> bool {
+    Path::new(&format!("/sys/block/nbd{number}/pid")).exists()
+        || std::fs::read_to_string(format!("/sys/block/nbd{number}/size"))
+            .is_ok_and(|size| size.trim() != "0")
+}
+
+/// Disconnects a device, with or without a server, and waits a moment for it.
+pub(crate) fn remove(number: u32) {
+    let asked = Netlink::open()
+        .and_then(|netlink| netlink.ask(DISCONNECT, &Attributes::default().u32(INDEX, number)));
+    if let Err(error) = asked
+        && error.raw_os_error() != Some(Errno::INVAL.raw_os_error())
+    {
+        tracing::warn!("attach: cannot disconnect /dev/nbd{number}: {error}");
+    }
+    for _ in 0..100 {
+        if !is_connected(number) {
+            return;
+        }
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}

@@ -1,0 +1,238 @@
+//! A volume as a block device of the Linux kernel: ublk where the kernel has it, else its NBD client.
+//!
+//! ```text
+//!   /dev/ublkbN --> kernel --io_uring--> [queue threads] --Device::try_now--Done--> commit, same thread
+//!                                              |    ^
+//!                                          MustWait | post box, eventfd
+//!                                              v    |
+//!                                        Device::submit
+//!
+//!   /dev/nbdN --> kernel --unix socket--> an NBD server of this process (not in this crate)
+//! ```
+//!
+//! # Guarantees
+//! - [`choose`] says which way is taken and why; nothing is silently worse.
+//! - A device that may outlive its server ([`Options::survives`]) keeps its requests until the next server has it
+//!   ([`Options::resume`]), or until they time out; any other ends with its server.
+//! - What a dead server left is found ([`Registry::all`]) and can be removed.
+//! - A flush of the kernel is a flush of the volume; with [`Options::write_through`] a write is durable when it is answered.
+//!
+//! # Limits
+//! [`Options`], with units: memory is at most `queues * depth * max_io_bytes`, of which only touched pages count, and a
+//! second buffer for each request that waits.
+//!
+//! # Errors
+//! [`AttachError`] says what was tried and why it failed. Errors of the volume become those of the block device, and are logged.
+//!
+//! # Not here
+//! No NBD server: the caller runs one, and gives its socket. No zero copy, no unprivileged ublk devices, no resize.
+//!
+//! Start reading at [`Attached`], then `ublk/mod.rs`. What is supported is in `docs/attach.md`.
+
+#![cfg_attr(
+    not(test),
+    warn(
+        clippy::unwrap_used,
+        clippy::expect_used,
+        clippy::panic,
+        clippy::todo,
+        clippy::unimplemented,
+        clippy::indexing_slicing,
+        clippy::string_slice,
+        clippy::get_unwrap,
+        clippy::cast_possible_truncation,
+        clippy::cast_possible_wrap,
+        clippy::cast_sign_loss,
+        clippy::cast_precision_loss
+    )
+)]
+
+mod error;
+mod kernel_nbd;
+mod registry;
+mod ublk;
+
+use std::path::PathBuf;
+use std::process::{Command, Stdio};
+use std::sync::Arc;
+
+use headwater_block::Device;
+
+pub use error::AttachError;
+pub use registry::{Record, Registry};
+
+/// How the kernel reaches the volume.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Way {
+    /// ublk: requests come to this process through io_uring.
+    Ublk,
+    /// The kernel's NBD client over a local socket.
+    Nbd,
+}
+
+impl Way {
+    /// Path of device number `number`.
+    pub fn device(self, number: u32) -> String {
+        match self {
+            Way::Ublk => format!("/dev/ublkb{number}"),
+            Way::Nbd => format!("/dev/nbd{number}"),
+        }
+    }
+}
+
+impl std::fmt::Display for Way {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Way::Ublk => "ublk",
+            Way::Nbd => "kernel NBD",
+        })
+    }
+}
+
+/// Finds a way that this kernel has; the second part says why, for people.
+pub fn choose(wanted: Option<Way>) -> Result<(Way, String), AttachError> {
+    match wanted {
+        Some(Way::Ublk) => {
+            ublk::is_there().map(|()| (Way::Ublk, "as asked".into())).map_err(AttachError::Missing)
+        }
+        Some(Way::Nbd) => {
+            kernel_nbd::is_there().map(|()| (Way::Nbd, "as asked".into())).map_err(AttachError::Missing)
+        }
+        None => match ublk::is_there() {
+            Ok(()) => Ok((Way::Ublk, "this kernel has it".into())),
+            Err(without_ublk) => match kernel_nbd::is_there() {
+                Ok(()) => Ok((Way::Nbd, without_ublk)),
+                Err(without_nbd) => Err(AttachError::Missing(format!("{without_ublk}; {without_nbd}"))),
+            },
+        },
+    }
+}
+
+/// How a device is made.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// Number of the device; the kernel's choice unless given.
+    pub number: Option<u32>,
+    /// Queues, each with a thread (ublk) or a connection (NBD).
+    pub queues: u16,
+    /// Requests in flight for each queue (ublk), at most 1024.
+    pub depth: u16,
+    /// Longest request in bytes (ublk).
+    pub max_io_bytes: u32,
+    /// Answer writes only when they are durable, and tell the kernel that there is no cache to flush.
+    pub write_through: bool,
+    /// Whether the device waits for another server when this one dies. Only right if nothing that was answered can be lost.
+    pub survives: bool,
+    /// How long requests wait for another server (NBD; ublk waits until it is detached), in seconds.
+    pub dead_server_timeout_s: u64,
+    /// Go on with this device, whose server has died.
+    pub resume: Option<u32>,
+    /// Where an NBD server of the same volume listens (NBD).
+    pub nbd_socket: PathBuf,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self {
+            number: None,
+            queues: 1,
+            depth: 128,
+            max_io_bytes: 512 << 10,
+            write_through: false,
+            survives: false,
+            dead_server_timeout_s: 60,
+            resume: None,
+            nbd_socket: PathBuf::new(),
+        }
+    }
+}
+
+enum Kind {
+    Ublk(ublk::Ublk),
+    Nbd(kernel_nbd::KernelNbd),
+}
+
+/// A block device of the kernel. Dropping it removes the device.
+pub struct Attached {
+    kind: Kind,
+}
+
+impl Attached {
+    /// Makes the device, or goes on with one whose server died. It can be used when this returns.
+    pub fn start(way: Way, device: &Arc<dyn Device>, options: &Options) -> Result<Self, AttachError> {
+        let kind = match way {
+            Way::Ublk => Kind::Ublk(ublk::Ublk::start(device, options)?),
+            Way::Nbd => Kind::Nbd(kernel_nbd::KernelNbd::start(&device.geometry(), options)?),
+        };
+        Ok(Self { kind })
+    }
+
+    /// Number of the device.
+    pub fn number(&self) -> u32 {
+        match &self.kind {
+            Kind::Ublk(ublk) => ublk.number(),
+            Kind::Nbd(nbd) => nbd.number(),
+        }
+    }
+
+    /// Whether somebody else removed the device.
+    pub fn is_gone(&self) -> bool {
+        match &self.kind {
+            Kind::Ublk(ublk) => ublk.is_gone(),
+            Kind::Nbd(nbd) => nbd.is_gone(),
+        }
+    }
+
+    /// Removes the device. Who still uses it gets errors. Harmless when repeated.
+    pub fn stop(&self) {
+        match &self.kind {
+            Kind::Ublk(ublk) => ublk.stop(),
+            Kind::Nbd(nbd) => nbd.stop(),
+        }
+    }
+}
+
+impl Drop for Attached {
+    fn drop(&mut self) {
+        self.stop();
+    }
+}
+
+/// Whether a device whose server died waits for another one.
+pub fn is_waiting(way: Way, number: u32) -> bool {
+    match way {
+        Way::Ublk => ublk::is_waiting(number),
+        Way::Nbd => kernel_nbd::is_connected(number),
+    }
+}
+
+/// Removes a device whose server died.
+pub fn remove(way: Way, number: u32) {
+    match way {
+        Way::Ublk => ublk::remove(number),
+        Way::Nbd => kernel_nbd::remove(number),
+    }
+}
+
+/// Whether a device is mounted, held by another device, or otherwise open for itself alone.
+pub fn is_in_use(way: Way, number: u32) -> bool {
+    use rustix::fs::{Mode, OFlags};
+    let open = rustix::fs::open(
+        way.device(number),
+        OFlags::RDONLY | OFlags::EXCL | OFlags::CLOEXEC | OFlags::NONBLOCK,
+        Mode::empty(),
+    );
+    matches!(open, Err(rustix::io::Errno::BUSY))
+}
+
+/// Loads a module where that can be done; whether it worked shows in what is there afterwards.
+fn load_module(name: &str) {
+    for program in ["/sbin/modprobe", "modprobe"] {
+        let mut command = Command::new(program);
+        command.args(["-q", name]).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+        if command.status().is_ok() {
+            return;
+        }
+    }
+}

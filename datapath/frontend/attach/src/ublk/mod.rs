@@ -1,0 +1,240 @@
+//! ublk: a block device whose requests come to this process through io_uring.
+//!
+//! ```text
+//!   ADD_DEV --> SET_PARAMS --> queue threads FETCH --> START_DEV ==> /dev/ublkbN
+//!   server dies --> (recoverable: QUIESCED, requests wait) --> START_USER_RECOVERY --> FETCH --> END_USER_RECOVERY
+//!   STOP_DEV --> queues see ABORT and end --> DEL_DEV
+//! ```
+
+mod abi;
+mod control;
+mod memory;
+mod queue;
+
+use std::os::fd::OwnedFd;
+use std::path::Path;
+use std::sync::{Arc, mpsc};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use headwater_block::Device;
+use parking_lot::Mutex;
+use rustix::fs::{Mode, OFlags};
+use rustix::io::Errno;
+
+use self::abi::{Info, State};
+use self::control::Control;
+use self::queue::{Queue, Setup};
+use crate::error::{AttachError, System};
+use crate::{Options, Way};
+
+/// How long udev may take to make a node, and the kernel to notice that a server is dead.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// A ublk device with its server.
+pub(crate) struct Ublk {
+    number: u32,
+    queues: Mutex<Vec<JoinHandle<()>>>,
+}
+
+/// Whether the kernel has ublk; else why not.
+pub(crate) fn is_there() -> Result<(), String> {
+    let control = Path::new("/dev/ublk-control");
+    if !control.exists() {
+        crate::load_module("ublk_drv");
+    }
+    if !control.exists() {
+        return Err(
+            "this kernel has no ublk (there is no /dev/ublk-control, also after modprobe ublk_drv)".into()
+        );
+    }
+    Control::open()
+        .map(drop)
+        .map_err(|error| format!("ublk cannot be used: /dev/ublk-control or io_uring: {error}"))
+}
+
+impl Ublk {
+    /// Makes a device, or goes on with one whose server died.
+    pub(crate) fn start(device: &Arc<dyn Device>, options: &Options) -> Result<Self, AttachError> {
+        let mut control = Control::open().system("open /dev/ublk-control")?;
+        let (info, is_resumed) = match options.resume {
+            Some(number) => (recover(&mut control, number)?, true),
+            None => (add(&mut control, device, options)?, false),
+        };
+        let number = info.device;
+        let started = start_queues(device, options, &info).and_then(|queues| {
+            let pid = u64::from(std::process::id());
+            let (command, what) = if is_resumed {
+                (abi::END_USER_RECOVERY, "end the recovery of the ublk device")
+            } else {
+                (abi::START_DEV, "start the ublk device")
+            };
+            control.command(command, number, pid).system(what)?;
+            Ok(queues)
+        });
+        match started {
+            Ok(queues) => Ok(Self { number, queues: Mutex::new(queues) }),
+            Err(error) => {
+                if !is_resumed {
+                    remove(number);
+                }
+                Err(error)
+            }
+        }
+    }
+
+    /// Number of the device.
+    pub(crate) fn number(&self) -> u32 {
+        self.number
+    }
+
+    /// Whether the queues have ended: somebody removed the device.
+    pub(crate) fn is_gone(&self) -> bool {
+        self.queues.lock().iter().all(JoinHandle::is_finished)
+    }
+
+    /// Removes the device and ends the threads.
+    pub(crate) fn stop(&self) {
+        let queues = std::mem::take(&mut *self.queues.lock());
+        if queues.is_empty() {
+            return;
+        }
+        let stopped = Control::open().and_then(|mut control| control.command(abi::STOP_DEV, self.number, 0));
+        if let Err(error) = stopped {
+            tracing::warn!("attach: cannot stop ublk device {}: {error}", self.number);
+        }
+        for queue in queues {
+            if queue.join().is_err() {
+                tracing::error!("attach: a queue of ublk device {} has panicked", self.number);
+            }
+        }
+        remove(self.number);
+    }
+}
+
+/// Whether the device waits for another server.
+pub(crate) fn is_waiting(number: u32) -> bool {
+    let info = Control::open().and_then(|mut control| control.information(number));
+    info.is_ok_and(|info| info.server_flags == abi::OUR_MARK && info.state() == State::Quiesced)
+}
+
+/// Removes a device, with or without a server.
+pub(crate) fn remove(number: u32) {
+    let Ok(mut control) = Control::open() else { return };
+    // One that is dead already says so.
+    let _ = control.command(abi::STOP_DEV, number, 0);
+    if let Err(error) = control.command(abi::DEL_DEV, number, 0)
+        && error.raw_os_error() != Some(Errno::NODEV.raw_os_error())
+    {
+        tracing::warn!("attach: cannot remove ublk device {number}: {error}");
+    }
+}
+
+fn add(control: &mut Control, device: &Arc<dyn Device>, options: &Options) -> Result<Info, AttachError> {
+    let recovery = abi::F_USER_RECOVERY | abi::F_USER_RECOVERY_REISSUE;
+    let wanted = Info {
+        queues: options.queues.max(1),
+        depth: options.depth.clamp(1, 1024),
+        state: 0,
+        max_io_bytes: options.max_io_bytes,
+        device: options.number.unwrap_or(u32::MAX),
+        pid: 0,
+        flags: abi::F_CMD_IOCTL_ENCODE | if options.survives { recovery } else { 0 },
+        server_flags: abi::OUR_MARK,
+    };
+    let info = control.add(&wanted).map_err(|error| match (error.raw_os_error(), options.number) {
+        (Some(code), Some(number)) if code == Errno::EXIST.raw_os_error() => {
+            AttachError::Taken { device: format!("/dev/ublkb{number}") }
+        }
+        _ => AttachError::System { what: "make a ublk device".into(), source: error },
+    })?;
+    let parameters = abi::parameters(&device.geometry(), info.max_io_bytes, options.write_through);
+    if let Err(source) = control.set_parameters(info.device, parameters) {
+        remove(info.device);
+        return Err(AttachError::System { what: "set the size of the ublk device".into(), source });
+    }
+    Ok(info)
+}
+
+fn recover(control: &mut Control, number: u32) -> Result<Info, AttachError> {
+    let start = Instant::now();
+    loop {
+        // The kernel may still be about to notice that the server is dead.
+        match control.command(abi::START_USER_RECOVERY, number, 0) {
+            Ok(()) => break,
+            Err(error)
+                if error.raw_os_error() == Some(Errno::BUSY.raw_os_error()) && start.elapsed() < PATIENCE =>
+            {
+                std::thread::sleep(Duration::from_millis(50));
+            }
+            Err(source) => {
+                let what = format!("recover /dev/ublkb{number}");
+                return Err(AttachError::System { what, source });
+            }
+        }
+    }
+    control.information(number).system("ask for the ublk device's information")
+}
+
+/// Starts the threads; all have their rings when this returns.
+fn start_queues(
+    device: &Arc<dyn Device>,
+    options: &Options,
+    info: &Info,
+) -> Result<Vec<JoinHandle<()>>, AttachError> {
+    let character = Arc::new(open_character(info.device)?);
+    let (ready, outcomes) = mpsc::channel();
+    let mut threads = Vec::new();
+    for queue in 0..info.queues {
+        let setup = Setup {
+            device: Arc::clone(device),
+            character: Arc::clone(&character),
+            queue,
+            depth: info.depth,
+            max_io_bytes: info.max_io_bytes,
+            write_through: options.write_through,
+            name: Way::Ublk.device(info.device),
+        };
+        let ready = ready.clone();
+        // All commands of a queue have to come from the thread that serves it.
+        let work = move || {
+            let name = setup.name.clone();
+            let served = match Queue::new(setup) {
+                Ok(queue) => {
+                    let _ = ready.send(Ok(()));
+                    queue.run()
+                }
+                Err(error) => {
+                    let _ = ready.send(Err(error));
+                    return;
+                }
+            };
+            if let Err(error) = served {
+                tracing::error!("attach: a queue of {name} has ended: {error}");
+            }
+        };
+        let thread = std::thread::Builder::new().name("ublk-queue".into()).spawn(work);
+        threads.push(thread.system("start a thread")?);
+    }
+    drop(ready);
+    for outcome in outcomes.iter().take(usize::from(info.queues)) {
+        outcome.system("prepare a queue of the ublk device")?;
+    }
+    Ok(threads)
+}
+
+fn open_character(number: u32) -> Result<OwnedFd, AttachError> {
+    let path = format!("/dev/ublkc{number}");
+    let start = Instant::now();
+    loop {
+        match rustix::fs::open(&path, OFlags::RDWR | OFlags::CLOEXEC, Mode::empty()) {
+            Ok(device) => return Ok(device),
+            Err(Errno::NOENT | Errno::ACCESS | Errno::BUSY) if start.elapsed() < PATIENCE => {
+                std::thread::sleep(Duration::from_millis(10));
+            }
+            Err(errno) => {
+                return Err(AttachError::System { what: format!("open {path}"), source: errno.into() });
+            }
+        }
+    }
+}

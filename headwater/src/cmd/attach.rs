@@ -1,0 +1,323 @@
+//! `headwater attach`, `detach` and `attachments`: a volume as a block device of this kernel.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use anyhow::Context;
+use clap::{Args, ValueEnum};
+use headwater_api::{Problem, ProblemKind};
+use headwater_attach::{
+    AttachError, Attached, Options, Record, Registry, Way, choose, is_in_use, is_waiting, remove,
+};
+use headwater_block::Device;
+use headwater_nbd::{Address, Limits, Server, SingleExport};
+use rustix::process::{Pid, Signal, kill_process};
+
+use crate::show;
+
+/// Where records of attached devices are, and the sockets of the kernel's NBD client.
+const RUN_DIR: &str = "/run/headwater/attached";
+/// Where names of devices are.
+const NAMES_DIR: &str = "/dev/headwater";
+
+/// How long `detach` waits for a server to end.
+const DETACH_TIMEOUT: Duration = Duration::from_secs(60);
+/// How often is looked whether somebody else removed the device.
+const GONE_LOOKED_EVERY: Duration = Duration::from_secs(1);
+
+/// Options of `headwater attach`, and of `headwater export --attach`.
+#[derive(Debug, Args)]
+pub struct AttachArgs {
+    /// Make the volume a block device of this kernel (what 'headwater attach' does)
+    #[arg(long)]
+    pub attach: bool,
+    /// Which device: ublkbN or nbdN, or a name of your own, which becomes /dev/headwater/NAME
+    #[arg(long, value_name = "NAME")]
+    pub device: Option<String>,
+    /// How the kernel reaches the volume [default: ublk where this kernel has it, else nbd]
+    #[arg(long, value_enum)]
+    pub via: Option<Via>,
+    /// Answer writes only when they are durable; with --persistent the device then outlives a crash of this program:
+    /// its requests wait until the same command is started again
+    #[arg(long)]
+    pub write_through: bool,
+    /// Queues of the device, each with a thread
+    #[arg(long, value_name = "COUNT", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=64))]
+    pub queues: u16,
+}
+
+/// Ways as the command line has them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Via {
+    /// Requests come to this program through io_uring
+    Ublk,
+    /// The kernel's NBD client over a local socket
+    Nbd,
+}
+
+/// `headwater detach`.
+#[derive(Debug, Args)]
+pub struct DetachArgs {
+    /// The device, for instance /dev/ublkb0, or the name it was given
+    pub device: String,
+    /// Also where it is mounted or otherwise in use; its users get errors
+    #[arg(long)]
+    pub force: bool,
+}
+
+/// An attached device.
+pub struct AttachedDisk {
+    attached: Attached,
+    record: Record,
+    server: Option<Server>,
+    why: String,
+}
+
+impl AttachedDisk {
+    /// Path of the device.
+    pub fn path(&self) -> String {
+        self.record.device()
+    }
+
+    /// Removes the device and what tells of it.
+    pub fn stop(self) {
+        let Self { attached, record, server, .. } = self;
+        if is_in_use(record.way, record.number) {
+            tracing::warn!("{} is removed while it is in use; its users get errors", record.device());
+        }
+        attached.stop();
+        drop(server);
+        forget(&record);
+    }
+}
+
+impl AttachArgs {
+    /// Attaches `device` where that was asked for. `kept` is the name of what keeps its contents, if anything does.
+    pub fn serve(
+        &self,
+        source: &str,
+        kept: Option<&str>,
+        device: &Arc<dyn Device>,
+    ) -> anyhow::Result<Option<AttachedDisk>> {
+        if !self.attach {
+            return Ok(None);
+        }
+        let failed = || format!("cannot attach '{source}'");
+        if !rustix::process::geteuid().is_root() {
+            let text =
+                "a block device can only be made by root; run it as root, or use --fuse and a loop device";
+            return Err(Problem::new(ProblemKind::Failed, text)).with_context(failed);
+        }
+        let geometry = device.geometry();
+        // Only where nothing that was answered can be lost with this process.
+        let survives = geometry.read_only || (kept.is_some() && self.write_through);
+        let identity = format!("{source}|{}|{}", kept.unwrap_or_default(), geometry.size_bytes);
+        let waiting = self.clear_up(&identity, survives).with_context(failed)?;
+        let (name, asked) = self.asked().with_context(failed)?;
+        let (way, why) = match &waiting {
+            Some(record) => (record.way, "its former server died, and the kernel kept the device".into()),
+            None => {
+                let asked_way = asked.map(|(way, _)| way).or(self.via.map(Via::way));
+                choose(asked_way).map_err(problem).with_context(failed)?
+            }
+        };
+        let server = match way {
+            Way::Ublk => None,
+            Way::Nbd => Some(nbd_server(source, device).with_context(failed)?),
+        };
+        let options = Options {
+            number: asked.map(|(_, number)| number),
+            queues: self.queues,
+            write_through: self.write_through,
+            survives,
+            resume: waiting.as_ref().map(|record| record.number),
+            nbd_socket: nbd_socket(),
+            ..Options::default()
+        };
+        let attached = Attached::start(way, device, &options).map_err(problem).with_context(failed)?;
+        // The kernel has its connections; nobody else needs the way in.
+        let _ = std::fs::remove_file(nbd_socket());
+        let name = name.or_else(|| waiting.and_then(|record| record.name));
+        let record = Record::of_this_process(way, attached.number(), name, source.into(), identity, survives);
+        note(&record).with_context(failed)?;
+        Ok(Some(AttachedDisk { attached, record, server, why }))
+    }
+
+    /// A name of one's own, and a number where the name is the kernel's.
+    fn asked(&self) -> anyhow::Result<(Option<String>, Option<(Way, u32)>)> {
+        let Some(text) = &self.device else { return Ok((None, None)) };
+        let plain = text.strip_prefix("/dev/").unwrap_or(text);
+        for (way, prefix) in [(Way::Ublk, "ublkb"), (Way::Nbd, "nbd")] {
+            if let Some(number) = plain.strip_prefix(prefix).and_then(|digits| digits.parse().ok()) {
+                if self.via.is_some_and(|via| via.way() != way) {
+                    let text = format!("{plain} is no device of --via {:?}", self.via.map(Via::way));
+                    return Err(Problem::new(ProblemKind::Invalid, text).into());
+                }
+                return Ok((None, Some((way, number))));
+            }
+        }
+        let is_name = (1..=63).contains(&plain.len())
+            && plain.bytes().all(|byte| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_' | b'.'))
+            && !plain.starts_with('.');
+        if !is_name {
+            let text = format!("'{text}' is no name for a device: 1 to 63 letters, digits, '-', '_' and '.'");
+            return Err(Problem::new(ProblemKind::Invalid, text).into());
+        }
+        if registry().all()?.iter().any(|record| record.is_meant_by(plain) && record.is_served()) {
+            let text =
+                format!("there is a device called '{plain}' already; detach it or choose another name");
+            return Err(Problem::new(ProblemKind::Conflict, text).into());
+        }
+        Ok((Some(plain.to_owned()), None))
+    }
+
+    /// Removes what dead servers left; returns a device that this one can go on with.
+    fn clear_up(&self, identity: &str, survives: bool) -> anyhow::Result<Option<Record>> {
+        let mut waiting = None;
+        for record in registry().all()?.into_iter().filter(|record| !record.is_served()) {
+            if record.survives && is_waiting(record.way, record.number) {
+                let is_meant = self.device.as_deref().is_none_or(|device| record.is_meant_by(device));
+                if survives && record.identity == identity && is_meant && waiting.is_none() {
+                    waiting = Some(record);
+                }
+                continue;
+            }
+            tracing::warn!("{} is removed: its server died, and what it held is gone", record.device());
+            remove(record.way, record.number);
+            forget(&record);
+        }
+        Ok(waiting)
+    }
+}
+
+impl Via {
+    fn way(self) -> Way {
+        match self {
+            Via::Ublk => Way::Ublk,
+            Via::Nbd => Way::Nbd,
+        }
+    }
+}
+
+/// Tells the user, on standard error, how a device is attached and why.
+pub fn explain(disk: &AttachedDisk) {
+    eprintln!("headwater: {} is attached by {}: {}", disk.path(), disk.record.way, disk.why);
+}
+
+/// Waits until somebody else removed the device; for ever where there is none.
+pub async fn gone(disk: Option<&AttachedDisk>) {
+    match disk {
+        Some(disk) => loop {
+            tokio::time::sleep(GONE_LOOKED_EVERY).await;
+            if disk.attached.is_gone() {
+                return;
+            }
+        },
+        None => std::future::pending().await,
+    }
+}
+
+/// `headwater detach`.
+pub fn detach(args: &DetachArgs) -> anyhow::Result<u8> {
+    let failed = || format!("cannot detach '{}'", args.device);
+    let record = registry().all()?.into_iter().find(|record| record.is_meant_by(&args.device));
+    let record = record.ok_or_else(|| {
+        let text = "no such device was attached by headwater; 'headwater attachments' lists them";
+        Problem::new(ProblemKind::NotFound, text)
+    });
+    let record = record.with_context(failed)?;
+    if !args.force && is_in_use(record.way, record.number) {
+        let text = format!("{} is mounted or otherwise in use; umount it, or give --force", record.device());
+        return Err(Problem::new(ProblemKind::Conflict, text)).with_context(failed);
+    }
+    if !record.is_served() {
+        remove(record.way, record.number);
+        forget(&record);
+        return Ok(0);
+    }
+    let pid = i32::try_from(record.pid).ok().and_then(Pid::from_raw).context("an odd process number")?;
+    kill_process(pid, Signal::TERM).with_context(failed)?;
+    let start = Instant::now();
+    while record.is_served() {
+        if start.elapsed() > DETACH_TIMEOUT {
+            anyhow::bail!(
+                "cannot detach '{}': process {} did not end within {} s of being asked to",
+                args.device,
+                record.pid,
+                DETACH_TIMEOUT.as_secs()
+            );
+        }
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    Ok(0)
+}
+
+/// `headwater attachments`.
+pub fn list(json: bool) -> anyhow::Result<u8> {
+    let records = registry().all()?;
+    if json {
+        show::json(&records)?;
+        return Ok(0);
+    }
+    let rows = records.into_iter().map(|record| {
+        let state = if record.is_served() {
+            format!("served by process {}", record.pid)
+        } else if record.survives && is_waiting(record.way, record.number) {
+            "waits for its server, which died".into()
+        } else {
+            "dead; the next attach or detach removes it".into()
+        };
+        let device = record.device();
+        vec![device, record.name.unwrap_or_default(), record.source, record.way.to_string(), state]
+    });
+    show::table(&["DEVICE", "NAME", "SOURCE", "VIA", "STATE"], rows)?;
+    Ok(0)
+}
+
+fn registry() -> Registry {
+    Registry::new(RUN_DIR)
+}
+
+fn nbd_socket() -> PathBuf {
+    Path::new(RUN_DIR).join(format!("{}.sock", std::process::id()))
+}
+
+fn nbd_server(source: &str, device: &Arc<dyn Device>) -> anyhow::Result<Server> {
+    std::fs::create_dir_all(RUN_DIR).with_context(|| format!("cannot create {RUN_DIR}"))?;
+    let export = SingleExport::new(Arc::clone(device), source.to_owned());
+    Ok(Server::bind(Address::Unix(nbd_socket()), export, Limits::default())?)
+}
+
+/// Keeps the record, and makes the name.
+fn note(record: &Record) -> anyhow::Result<()> {
+    registry().record(record).with_context(|| format!("cannot write a record to {RUN_DIR}"))?;
+    let Some(name) = &record.name else { return Ok(()) };
+    let link = Path::new(NAMES_DIR).join(name);
+    let made = std::fs::create_dir_all(NAMES_DIR).and_then(|()| {
+        // One that a dead server left.
+        let _ = std::fs::remove_file(&link);
+        std::os::unix::fs::symlink(record.device(), &link)
+    });
+    made.with_context(|| format!("cannot make {}", link.display()))
+}
+
+fn forget(record: &Record) {
+    if let Err(error) = registry().forget(record.way, record.number) {
+        tracing::warn!("the record of {} cannot be removed: {error}", record.device());
+    }
+    if let Some(name) = &record.name {
+        let link = Path::new(NAMES_DIR).join(name);
+        if std::fs::read_link(&link).is_ok_and(|target| target == Path::new(&record.device())) {
+            let _ = std::fs::remove_file(link);
+        }
+    }
+}
+
+/// The kinds that exit codes are made of.
+fn problem(error: AttachError) -> anyhow::Error {
+    match &error {
+        AttachError::Taken { .. } => Problem::new(ProblemKind::Conflict, error.to_string()).into(),
+        AttachError::Missing(_) | AttachError::System { .. } => error.into(),
+    }
+}

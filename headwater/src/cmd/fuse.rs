@@ -1,0 +1,81 @@
+//! The FUSE file of `headwater export`: its options, and the end of the program when somebody unmounts it.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::SystemTime;
+
+use anyhow::Context;
+use clap::{Args, ValueHint};
+use headwater_api::{Problem, ProblemKind};
+use headwater_block::Device;
+use headwater_fuse::{Limits, MountError, Options, Server};
+use tokio::sync::Notify;
+
+/// Options of `headwater export --fuse`.
+#[derive(Debug, Args)]
+pub struct FuseArgs {
+    /// Empty directory in which the volume is one regular file (FUSE), for tools that want a file
+    #[arg(long, value_name = "DIR", value_hint = ValueHint::DirPath)]
+    pub fuse: Option<PathBuf>,
+    /// Name of that file
+    #[arg(long, value_name = "NAME", default_value = "disk", requires = "fuse")]
+    pub fuse_name: String,
+    /// Let other users reach the file, as far as its owner and permissions (chown, chmod) allow
+    #[arg(long, requires = "fuse")]
+    pub fuse_allow_other: bool,
+}
+
+/// A mounted file.
+pub struct Mounted {
+    server: Server,
+    unmounted: Arc<Notify>,
+}
+
+impl Mounted {
+    /// What a tool is given.
+    pub fn path(&self) -> &std::path::Path {
+        self.server.path()
+    }
+}
+
+impl FuseArgs {
+    /// Mounts `device` where that was asked for.
+    pub fn serve(&self, source: &str, device: Arc<dyn Device>) -> anyhow::Result<Option<Mounted>> {
+        let Some(dir) = &self.fuse else { return Ok(None) };
+        let unmounted = Arc::new(Notify::new());
+        let told = Arc::clone(&unmounted);
+        let options = Options {
+            name: self.fuse_name.clone(),
+            allow_other: self.fuse_allow_other,
+            clock: SystemTime::now,
+            on_unmounted: Some(Box::new(move || told.notify_one())),
+            limits: Limits::default(),
+        };
+        let server = Server::mount(dir, device, options).map_err(problem);
+        let server = server.with_context(|| format!("cannot offer '{source}' as a file"))?;
+        Ok(Some(Mounted { server, unmounted }))
+    }
+}
+
+/// The kinds that exit codes are made of.
+fn problem(error: MountError) -> anyhow::Error {
+    let kind = match &error {
+        MountError::NoDirectory { .. } => ProblemKind::NotFound,
+        MountError::InUse { .. } | MountError::ForeignStale { .. } => ProblemKind::Conflict,
+        MountError::Name { .. } | MountError::NotADirectory { .. } | MountError::NotEmpty { .. } => {
+            ProblemKind::Invalid
+        }
+        MountError::NoFuse { .. } | MountError::Unprivileged { .. } | MountError::System { .. } => {
+            return error.into();
+        }
+    };
+    Problem::new(kind, error.to_string()).into()
+}
+
+/// Waits until somebody else unmounts the file; for ever where there is none.
+pub async fn unmounted(mounted: Option<&Mounted>) {
+    match mounted {
+        Some(mounted) => mounted.unmounted.notified().await,
+        None => std::future::pending().await,
+    }
+}
