@@ -131,20 +131,20 @@ impl Source {
         PACKED.with_borrow_mut(|packed| {
             let mut missing: Vec<Fetch> = Vec::with_capacity(fetches.len());
             for fetch in fetches {
-                match self.from_disk(&fetch.chunk, packed) {
+                match self.kept_on_disk(&fetch.chunk, packed) {
                     Some(bytes) => {
                         // What lies before this one is no longer beside what comes after it.
-                        self.from_store(std::mem::take(&mut missing), packed);
+                        self.fetch_from_store(std::mem::take(&mut missing), packed);
                         fetch.end(Ok(bytes));
                     }
                     None => missing.push(fetch),
                 }
             }
-            self.from_store(missing, packed);
+            self.fetch_from_store(missing, packed);
         });
     }
 
-    fn from_disk(&self, chunk: &ChunkRef, packed: &mut Vec<u8>) -> Option<Vec<u8>> {
+    fn kept_on_disk(&self, chunk: &ChunkRef, packed: &mut Vec<u8>) -> Option<Vec<u8>> {
         let disk = self.cache.disk().filter(|_| self.is_remote)?;
         if !disk.get(&chunk.hash, packed) {
             return None;
@@ -159,7 +159,7 @@ impl Source {
         }
     }
 
-    fn from_store(&self, fetches: Vec<Fetch>, packed: &mut Vec<u8>) {
+    fn fetch_from_store(&self, fetches: Vec<Fetch>, packed: &mut Vec<u8>) {
         let chunks: Vec<ChunkRef> = fetches.iter().map(|fetch| fetch.chunk).collect();
         if chunks.is_empty() {
             return;
