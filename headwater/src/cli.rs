@@ -8,6 +8,9 @@ use headwater_api::{CacheMode, CacheSettings, Channel, DiskTransport, ExportForm
 
 use crate::cmd::attach::DetachArgs;
 use crate::cmd::export::ExportArgs;
+use crate::cmd::store::{OfferArgs, StoreCommand};
+use crate::stores::Credentials;
+use crate::streaming::StreamArgs;
 
 /// One golden disk image, many machines: each with a private write cache in RAM that overflows to disk.
 #[derive(Debug, Parser)]
@@ -41,9 +44,15 @@ pub enum Command {
     /// Import, promote, verify, export and remove images and their versions
     #[command(subcommand)]
     Image(ImageCommand),
-    /// Create, start, stop, reset and remove machines
+    /// Create, start, stop, reset, seal and remove machines
     #[command(subcommand)]
     Machine(MachineCommand),
+    /// Create, show and remove catalogs: machines that are made alike and boot the same
+    #[command(subcommand)]
+    Catalog(CatalogCommand),
+    /// Copy versions between stores, serve, check and repair a store, without a daemon
+    #[command(subcommand)]
+    Store(StoreCommand),
     /// Show what the daemon and its host do
     Status,
     /// Show the metrics of the host and of machines that are on
@@ -75,33 +84,42 @@ pub enum Command {
 /// A machine's write cache and size.
 #[derive(Debug, Args)]
 pub struct MachineArgs {
-    /// Where writes go: ram, ram+disk or disk
-    #[arg(long, value_name = "MODE", default_value = "ram+disk", value_parser = CacheMode::parse)]
-    pub cache: CacheMode,
-    /// The most memory that the write cache takes
-    #[arg(long, value_name = "SIZE", default_value = "64M", value_parser = size)]
-    pub ram: u64,
-    /// The most disk space that the write cache takes
-    #[arg(long, value_name = "SIZE", default_value = "10G", value_parser = size)]
-    pub disk: u64,
-    /// The guest's memory
-    #[arg(long, value_name = "SIZE", default_value = "512M", value_parser = size)]
-    pub memory: u64,
-    /// The guest's processors
-    #[arg(long, value_name = "COUNT", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
-    pub cpus: u32,
-    /// How the guest reaches its disk: vhost-user (memory shared with the daemon) or nbd (a socket)
-    #[arg(long, value_name = "HOW", default_value_t, value_parser = DiskTransport::parse)]
-    pub transport: DiskTransport,
+    /// Where writes go: ram, ram+disk or disk [default: ram+disk]
+    #[arg(long, value_name = "MODE", value_parser = CacheMode::parse)]
+    pub cache: Option<CacheMode>,
+    /// The most memory that the write cache takes [default: 64M]
+    #[arg(long, value_name = "SIZE", value_parser = size)]
+    pub ram: Option<u64>,
+    /// The most disk space that the write cache takes [default: 10G]
+    #[arg(long, value_name = "SIZE", value_parser = size)]
+    pub disk: Option<u64>,
+    /// Its weight among the host's write caches while memory is short, 1 to 10000 [default: 100]
+    #[arg(long, value_name = "WEIGHT")]
+    pub weight: Option<u32>,
+    /// The guest's memory [default: 512M]
+    #[arg(long, value_name = "SIZE", value_parser = size)]
+    pub memory: Option<u64>,
+    /// The guest's processors [default: 1]
+    #[arg(long, value_name = "COUNT", value_parser = clap::value_parser!(u32).range(1..))]
+    pub cpus: Option<u32>,
+    /// How the guest reaches its disk: vhost-user (memory shared with the daemon) or nbd (a socket) [default: vhost-user]
+    #[arg(long, value_name = "HOW", value_parser = DiskTransport::parse)]
+    pub transport: Option<DiskTransport>,
     /// File with cloud-init user data for the guest (#cloud-config, a script, ...)
     #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
     pub user_data: Option<PathBuf>,
 }
 
 impl MachineArgs {
-    /// The write cache as the API has it.
-    pub fn cache_settings(&self) -> CacheSettings {
-        CacheSettings { mode: self.cache, ram_bytes: self.ram, disk_bytes: self.disk }
+    /// The write cache as the API has it: what is not given is as in `base`.
+    pub fn cache_settings(&self, base: CacheSettings) -> CacheSettings {
+        CacheSettings {
+            mode: self.cache.unwrap_or(base.mode),
+            ram_bytes: self.ram.unwrap_or(base.ram_bytes),
+            disk_bytes: self.disk.unwrap_or(base.disk_bytes),
+            weight: self.weight.unwrap_or(base.weight),
+            persistent: base.persistent,
+        }
     }
 }
 
@@ -127,6 +145,30 @@ pub struct ServeArgs {
     /// 'Authorization: Bearer TOKEN' with the token of the file DIR/api.token, which is made for it
     #[arg(long, value_name = "ADDR")]
     pub listen: Option<SocketAddr>,
+    /// Keep images in this store in place of DIR/store: a directory, or s3://BUCKET/PREFIX[?endpoint=URL] with
+    /// the keys of AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY; or read them from servers that offer a store,
+    /// https://HOST[,https://HOST..]
+    #[arg(long, visible_alias = "from", value_name = "STORE")]
+    pub store: Option<String>,
+    /// Token and authorities of the servers
+    #[command(flatten)]
+    pub credentials: Credentials,
+    /// How images on other hosts are read
+    #[command(flatten)]
+    pub stream: StreamArgs,
+    /// Also offer the store to others over HTTP at this address, for reading; anything but loopback needs TLS
+    /// and tokens
+    #[arg(long, value_name = "ADDR")]
+    pub store_listen: Option<SocketAddr>,
+    /// Certificate, key and tokens of that
+    #[command(flatten)]
+    pub offer: OfferArgs,
+    /// Check all versions in the background, at so many bytes a second
+    #[arg(long, value_name = "SIZE", value_parser = size)]
+    pub scrub: Option<u64>,
+    /// Repair what the check finds damaged from this store or server, if it has it; may be given several times
+    #[arg(long, value_name = "STORE", requires = "scrub")]
+    pub repair_from: Vec<String>,
     /// How long a write waits for room in its write cache before the machine is told that there is none
     #[arg(long, value_name = "SECONDS", default_value_t = 30)]
     pub pause: u64,
@@ -191,17 +233,40 @@ pub enum ImageCommand {
         #[arg(value_parser = Channel::parse)]
         channel: Channel,
     },
-    /// Have a machine boot one version, whatever the channels say
+    /// Have a machine, or all of a catalog, boot one version, whatever the channels say
     Pin {
-        /// The machine
-        machine: String,
+        /// The machine or catalog
+        #[arg(value_name = "MACHINE|CATALOG")]
+        name: String,
         /// IMAGE@NUMBER or IMAGE@HASH
         image: String,
     },
-    /// Let a machine follow its image again
+    /// Let a machine, or all of a catalog, follow its image again
     Unpin {
-        /// The machine
+        /// The machine or catalog
+        #[arg(value_name = "MACHINE|CATALOG")]
+        name: String,
+    },
+    /// Change an image on a machine: it boots the newest version on a private disk that is kept until seal or discard
+    Edit {
+        /// IMAGE
+        image: String,
+        /// The machine; it must be off
+        #[arg(long)]
         machine: String,
+    },
+    /// Make a version of what was changed since edit; the machine must be off
+    Seal {
+        /// IMAGE
+        image: String,
+        /// A line about the version, for people
+        #[arg(long)]
+        note: Option<String>,
+    },
+    /// Forget what was changed since edit; the machine must be off
+    Discard {
+        /// IMAGE
+        image: String,
     },
     /// Take a version out of use: it is not the newest any more and cannot be promoted
     Retire {
@@ -262,7 +327,14 @@ pub enum MachineCommand {
         /// Its name: 1 to 63 of a-z, 0-9 and '-'
         name: String,
         /// IMAGE, IMAGE:CHANNEL, IMAGE@NUMBER or IMAGE@HASH
-        image: String,
+        #[arg(required_unless_present = "catalog")]
+        image: Option<String>,
+        /// The catalog that it belongs to: it boots what that says, and what is not given is as there
+        #[arg(long, conflicts_with = "image")]
+        catalog: Option<String>,
+        /// Keep its disk over stops, restarts and crashes; it stays on its version until a reset
+        #[arg(long)]
+        persistent: bool,
         /// The guest's host name [default: the machine's name]
         #[arg(long)]
         host_name: Option<String>,
@@ -288,8 +360,19 @@ pub enum MachineCommand {
         /// The most disk space that the write cache takes
         #[arg(long, value_name = "SIZE", value_parser = size, group = "limits")]
         disk: Option<u64>,
+        /// Its weight among the host's write caches while memory is short, 1 to 10000
+        #[arg(long, value_name = "WEIGHT", group = "limits")]
+        weight: Option<u32>,
     },
-    /// Start machines, each on a pristine disk
+    /// Make a version of a machine's disk as it is now, while the machine goes on
+    Seal {
+        /// Its name
+        name: String,
+        /// A line about the version, for people
+        #[arg(long)]
+        note: Option<String>,
+    },
+    /// Start machines, each on a pristine disk, or on its own where that is kept
     Start {
         /// Their names
         #[arg(required = true)]
@@ -298,7 +381,7 @@ pub enum MachineCommand {
         #[arg(long, value_name = "SECONDS", num_args = 0..=1, default_missing_value = "600")]
         wait: Option<u64>,
     },
-    /// Stop machines: ask the guest, end it after 30 seconds, forget what it wrote
+    /// Stop machines: ask the guest, end it after 30 seconds, forget what it wrote unless its disk is kept
     Stop {
         /// Their names
         #[arg(required = true)]
@@ -307,7 +390,7 @@ pub enum MachineCommand {
         #[arg(long)]
         force: bool,
     },
-    /// Give machines their pristine disk; those that are on start again at once
+    /// Give machines a pristine disk, also those whose disk is kept; those that are on start again at once
     Reset {
         /// Their names
         #[arg(required = true)]
@@ -346,6 +429,43 @@ pub enum MachineCommand {
         /// The command and its arguments
         #[arg(last = true, required = true)]
         command: Vec<String>,
+    },
+}
+
+/// `headwater catalog ...`.
+#[derive(Debug, Subcommand)]
+pub enum CatalogCommand {
+    /// Create a catalog; 'machine create NAME --catalog CATALOG' adds machines
+    Create {
+        /// Its name: 1 to 63 of a-z, 0-9 and '-'; no machine has it
+        name: String,
+        /// What its machines boot: IMAGE, IMAGE:CHANNEL, IMAGE@NUMBER or IMAGE@HASH
+        image: String,
+        /// Keep its machines' disks over stops, restarts and crashes
+        #[arg(long)]
+        persistent: bool,
+        /// Write cache and size of each machine
+        #[command(flatten)]
+        machine: MachineArgs,
+    },
+    /// List all catalogs
+    List,
+    /// Show a catalog and its machines
+    Show {
+        /// Its name
+        name: String,
+    },
+    /// Have a catalog's machines boot something else from their next boot on
+    Set {
+        /// Its name
+        name: String,
+        /// IMAGE, IMAGE:CHANNEL, IMAGE@NUMBER or IMAGE@HASH
+        image: String,
+    },
+    /// Remove a catalog that has no machines
+    Remove {
+        /// Its name
+        name: String,
     },
 }
 
@@ -388,8 +508,22 @@ mod tests {
     fn defaults_are_those_of_the_api() {
         let cli = Cli::parse_from(["headwater", "run", "x.qcow2"]);
         let Command::Run(run) = cli.command else { panic!("not run") };
-        assert_eq!(run.machine.cache_settings(), CacheSettings::default());
-        assert_eq!(run.machine.memory, headwater_api::CreateMachine::default_memory_bytes());
-        assert_eq!((run.count, run.machine.cpus), (1, headwater_api::CreateMachine::default_cpus()));
+        let default = CacheSettings::default();
+        assert_eq!((run.machine.cache_settings(default), run.count), (default, 1));
+        // The help texts say what the API does.
+        let help = Cli::command().find_subcommand_mut("run").unwrap().render_long_help().to_string();
+        let size = headwater_block::size::format;
+        let memory = size(headwater_api::CreateMachine::default_memory_bytes());
+        let said = |text: String| assert!(help.contains(&text), "{text}: {help}");
+        said(format!("[default: {}]", default.mode));
+        said(format!("[default: {}]", default.weight));
+        said(format!("[default: {}]", headwater_api::CreateMachine::default_cpus()));
+        said(format!("[default: {}]", DiskTransport::default()));
+        for (short, long) in
+            [("64M", size(default.ram_bytes)), ("10G", size(default.disk_bytes)), ("512M", memory)]
+        {
+            assert_eq!(headwater_block::size::format(headwater_block::size::parse(short).unwrap()), long);
+            said(format!("[default: {short}]"));
+        }
     }
 }

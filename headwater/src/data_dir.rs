@@ -56,6 +56,11 @@ impl DataDir {
         self.0.join("cache")
     }
 
+    /// Keys of persistent write caches.
+    pub fn keys(&self) -> PathBuf {
+        self.0.join("keys")
+    }
+
     /// Machines' sockets, logs and seed disks.
     pub fn run(&self) -> PathBuf {
         self.0.join("run")

@@ -23,8 +23,11 @@ mod cmd;
 mod daemon;
 mod data_dir;
 mod failure;
+mod keys;
 mod logging;
 mod show;
+mod stores;
+mod streaming;
 
 use std::process::ExitCode;
 

@@ -2,7 +2,8 @@
 //! whatever acceleration this host has.
 //!
 //! One test, because booting is what costs: both machines boot at once, one writes more than its RAM holds, the
-//! other does not notice; a reset, a daemon that is killed, and a fresh start.
+//! other does not notice; a reset, a daemon that is killed, and a fresh start, on which one edits the image and the other
+//! boots what became of it.
 
 mod support;
 
@@ -96,12 +97,41 @@ fn two_guests_share_an_image_and_nothing_else_overflow_reset_and_survive_a_dead_
         assert_eq!((&lost["state"], &lost["wanted"]), (&"lost".into(), &"running".into()), "{lost}");
     }
     assert_eq!(std::fs::read_dir(daemon.path().join("cache")).expect("a directory").count(), 0);
+    daemon.cli(&["image", "edit", "debian", "--machine", "two"]).ok();
     // A command for a guest that still boots waits for it.
     daemon.cli(&["machine", "start", "two"]).ok();
     assert_eq!(sh(&daemon, "two", "test -e /var/tmp/mark || echo pristine"), "pristine");
     assert_eq!(sh(&daemon, "two", "cat /var/tmp/applied"), "two");
+    what_one_edits_the_other_boots(&daemon);
+}
+
+/// A version of the guest while it runs, one of what was done to it in all, and the other machine on that.
+fn what_one_edits_the_other_boots(daemon: &Daemon) {
+    let seal = |what: &[&str]| -> serde_json::Value {
+        serde_json::from_str(&daemon.cli(&[&["--json"], what].concat()).ok()).expect("JSON")
+    };
+    // Not written out by the guest yet: freezing its file systems does that.
+    sh(daemon, "two", "echo early >/var/tmp/edited");
+    wait_until("the guest is up", || daemon.machine("two")["state"] == "running");
+    let live = seal(&["machine", "seal", "two", "--note", "while it ran"]);
+    println!("{}", live["pause"]);
+    assert!(live["pause"]["guest_ms"].is_u64(), "its file systems were not frozen: {live}");
+    assert_eq!((&live["version"]["number"], &live["parent"]), (&2.into(), &"debian@1".into()), "{live}");
+    sh(daemon, "two", "echo late >>/var/tmp/edited");
     daemon.cli(&["machine", "stop", "two"]).ok();
     assert_eq!(daemon.machine("two").get("reason"), None, "the guest did not switch itself off");
+    let sealed = seal(&["image", "seal", "debian", "--note", "edited"]);
+    let size = |name: &str| sealed["version"][name].as_u64().expect("a size");
+    assert!(size("stored_bytes") < size("size_bytes") / 10, "it cost as much as an import: {sealed}");
+    daemon.cli(&["image", "promote", "debian@2", "test"]).ok();
+    daemon.cli(&["image", "promote", "debian@3", "production"]).ok();
+    daemon.cli(&["machine", "start", "one"]).ok();
+    assert_eq!(sh(daemon, "one", "cat /var/tmp/edited; hostname"), "early\nlate\ndesk-one");
+    daemon.cli(&["machine", "stop", "one", "--force"]).ok();
+    // The version that was made while the guest ran holds what it had written by then, in a sound file system.
+    let diff = daemon.cli(&["image", "diff", "debian@2", "debian@3"]).ok();
+    assert!(diff.contains("M") && diff.contains("/var/tmp/edited"), "{diff}");
+    assert!(daemon.cli(&["image", "verify", "debian:test"]).ok().contains("sound"));
 }
 
 /// The disk limit falls below what is there: what is written then waits, with an alarm, until it is raised.

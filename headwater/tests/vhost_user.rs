@@ -124,6 +124,13 @@ async fn sh(guest: &Guest, script: &str) -> String {
 const WRITE: &str = "dd if=/dev/urandom of=/root/data bs=1M count=100 2>/dev/null; sync; \
                      md5sum /root/data >/root/sum; sync; echo 3 >/proc/sys/vm/drop_caches";
 
+/// A writer and a reader on each processor, past the page cache: each has a queue of its own.
+const ON_BOTH_QUEUES: &str = r#"cd /root; for cpu in 0 1; do taskset -c $cpu sh -c "head -c 16777216 /dev/urandom >in$cpu; \
+     dd if=in$cpu of=out$cpu bs=4k oflag=direct" 2>/dev/null & done; wait; echo 3 >/proc/sys/vm/drop_caches; \
+     for cpu in 0 1; do taskset -c $cpu cmp in$cpu out$cpu || echo differs; done; rm in? out?; \
+     awk '/virtio.*-req/ { n = 0; for (i = 2; i <= NF; i++) if ($i ~ /^[0-9]+$/) n += $i; if (n > 99) busy++ } \
+     END { print busy + 0 }' /proc/interrupts"#;
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_debian_guest_boots_from_it_trims_it_and_survives_a_restart_of_the_server() {
     let dir = short_dir();
@@ -138,6 +145,7 @@ async fn a_debian_guest_boots_from_it_trims_it_and_survives_a_restart_of_the_ser
 
     sh(&guest, WRITE).await;
     sh(&guest, "md5sum -c /root/sum").await;
+    assert_eq!(sh(&guest, ON_BOTH_QUEUES).await, "2", "queues that had interrupts");
     sh(&guest, "rm /root/data; sync; fstrim /").await;
     let counters = export.counters();
     let discarded = counters["cache"]["discarded_blocks"].as_u64().expect("a number");

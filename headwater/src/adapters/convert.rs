@@ -16,7 +16,7 @@ use headwater_block::Device;
 use headwater_image::{ChunkCache, VersionReader};
 use headwater_nbd::{Address, Limits, Server, SingleExport};
 use headwater_service::backend::{BackendError, JobControl};
-use headwater_store::{Hash, LocalDir};
+use headwater_store::{Hash, Store};
 
 use crate::adapters::images::image_failed;
 
@@ -31,7 +31,7 @@ static NEXT_SOCKET: AtomicU64 = AtomicU64::new(1);
 
 /// Writes a version to `target` in a format. Returns the file's size.
 pub fn export(
-    store: &LocalDir,
+    store: &dyn Store,
     version: &ImageVersion,
     manifest: Hash,
     target: &Path,
@@ -40,7 +40,8 @@ pub fn export(
 ) -> Result<u64, BackendError> {
     let reader = VersionReader::open(store, manifest, ChunkCache::new(CHUNKS_BYTES)).map_err(image_failed)?;
     let number = NEXT_SOCKET.fetch_add(1, Ordering::Relaxed);
-    let socket = store.path().join(format!("tmp/export-{number}.sock"));
+    let process = std::process::id();
+    let socket = std::env::temp_dir().join(format!("headwater-{process}-export-{number}.sock"));
     let device: Arc<dyn Device> = reader;
     let server = Server::bind(
         Address::Unix(socket.clone()),
@@ -54,7 +55,7 @@ pub fn export(
     let partial = Partial::beside(target);
     let written = convert(&server.uri().to_string(), &partial.0, version.size_bytes, format, job);
     server.stop();
-    // The server removes it too; a socket that stays is swept with the store's other temporary files.
+    // The server removes it too.
     let _ = fs::remove_file(&socket);
     written?;
     let failed = |e| BackendError::from_io(format!("cannot write {}", target.display()), e);

@@ -5,24 +5,22 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
-use headwater_api::{CacheMode, CacheSettings, DiskCounters, DiskTransport, ProblemKind, Sample};
+use headwater_api::{
+    CacheMode, CacheSettings, DiskCounters, DiskTransport, HostRam, ImageVersion, ProblemKind, Sample,
+};
 use headwater_block::{Device, IoError, IoErrorKind, size};
-use headwater_image::{ChunkCache, VersionReader};
 use headwater_nbd::{Address, SingleExport};
-use headwater_service::backend::{BackendError, Disk, DiskRequest, Disks, Shortage};
-use headwater_store::{Hash, LocalDir, Pin, Store};
-use headwater_volume::{Buffering, DEFAULT_WEIGHT, Volume, VolumeOptions};
-use headwater_writecache::{Host, MIN_RAM_BYTES};
+use headwater_service::backend::{BackendError, Disk, DiskRequest, Disks, FrozenDisk, KeptRequest, Shortage};
+use headwater_store::{Pin, Store};
+use headwater_volume::{Buffering, Volume, VolumeOptions};
+use headwater_writecache::{Host, MAX_WEIGHT, MIN_RAM_BYTES};
 use parking_lot::Mutex;
+use uuid::Uuid;
 
-use crate::adapters::images::store_failed;
-
-/// The most memory for chunks of images, for all machines together, as a share of the host's memory.
-const CHUNK_CACHE_SHARE: u64 = 8;
-
-/// Bounds of the same, in bytes.
-const CHUNK_CACHE_MIN_BYTES: u64 = 32 << 20;
-const CHUNK_CACHE_MAX_BYTES: u64 = 1 << 30;
+use crate::adapters::frozen::FrozenVolume;
+use crate::adapters::images::{hash_of, image_failed, store_failed};
+use crate::adapters::kept::KeptFiles;
+use crate::streaming::{StreamArgs, Streaming, reads_wait};
 
 /// A write that waited so long found no room; shorter waits are a disk that is slower than its machine.
 const SHORTAGE_AFTER: Duration = Duration::from_secs(2);
@@ -32,23 +30,29 @@ const DISK_FULL_MARGIN_BYTES: u64 = 8 << 20;
 
 /// The disks of one data directory.
 pub struct Volumes {
-    store: LocalDir,
-    cache_dir: PathBuf,
-    chunks: Arc<ChunkCache>,
+    store: Arc<dyn Store>,
+    files: KeptFiles,
+    streaming: Arc<Streaming>,
     host: Arc<Host>,
     host_memory_bytes: u64,
     pause_limit: Duration,
 }
 
 impl Volumes {
-    /// Disks over the images of `store`, overflowing to `cache_dir`. A write waits `pause_limit` for room.
-    pub fn new(store: LocalDir, cache_dir: PathBuf, pause_limit: Duration) -> Result<Self, BackendError> {
+    /// Disks over the images of `store`, overflowing to `cache_dir`; the keys of those that are kept are in `keys_dir`. A
+    /// write waits `pause_limit` for room.
+    pub fn new(
+        store: Arc<dyn Store>,
+        cache_dir: PathBuf,
+        keys_dir: PathBuf,
+        pause_limit: Duration,
+        stream: &StreamArgs,
+    ) -> Result<Self, BackendError> {
         let host_memory_bytes = host_memory_bytes();
-        let chunks_bytes =
-            (host_memory_bytes / CHUNK_CACHE_SHARE).clamp(CHUNK_CACHE_MIN_BYTES, CHUNK_CACHE_MAX_BYTES);
+        let streaming = Arc::new(Streaming::new(store.clone(), stream, None).map_err(image_failed)?);
         let host = Host::start(host_memory_bytes).map_err(|e| BackendError::new(ProblemKind::Failed, e))?;
-        let chunks = ChunkCache::new(chunks_bytes);
-        Ok(Self { store, cache_dir, chunks, host: Arc::new(host), host_memory_bytes, pause_limit })
+        let files = KeptFiles { cache_dir, keys_dir };
+        Ok(Self { store, files, streaming, host: Arc::new(host), host_memory_bytes, pause_limit })
     }
 }
 
@@ -73,68 +77,131 @@ impl Disks for Volumes {
         if cache.mode != CacheMode::Ram && cache.disk_bytes == 0 {
             return invalid(format!("the cache mode '{}' needs disk space, and was given none", cache.mode));
         }
+        if cache.persistent && cache.mode == CacheMode::Ram {
+            return invalid(format!(
+                "the cache mode '{}' keeps nothing on disk, so it cannot be persistent",
+                cache.mode
+            ));
+        }
+        if !(1..=MAX_WEIGHT).contains(&cache.weight) {
+            return invalid(format!("{} is no weight of a write cache; use 1 to {MAX_WEIGHT}", cache.weight));
+        }
         Ok(())
     }
 
     async fn open(&self, request: DiskRequest) -> Result<Arc<dyn Disk>, BackendError> {
         self.check(&request.cache).await?;
-        let (store, chunks, host) = (self.store.clone(), self.chunks.clone(), self.host.clone());
-        let overflow = Overflow { dir: self.cache_dir.clone(), pause_limit: self.pause_limit };
-        blocking("open the disk", move || open(&store, chunks, &host, overflow, request)).await
+        let opener = self.opener();
+        blocking("open the disk", move || opener.serve(request)).await
+    }
+
+    async fn open_kept(&self, request: KeptRequest) -> Result<Box<dyn FrozenDisk>, BackendError> {
+        let opener = self.opener();
+        blocking("open the disk", move || {
+            let (volume, pin) = opener.volume(&request.version, &request.cache, Some(request.id))?;
+            let frozen = FrozenVolume::of_nobody(&opener.store, request.version, volume, pin)?;
+            Ok(Box::new(frozen) as Box<dyn FrozenDisk>)
+        })
+        .await
+    }
+
+    async fn discard(&self, id: Uuid) -> Result<(), BackendError> {
+        let files = self.files.clone();
+        blocking("remove a disk", move || files.discard(id)).await
+    }
+
+    fn host_ram(&self) -> HostRam {
+        let host = self.host.snapshot();
+        HostRam {
+            configured_bytes: host.configured_limit_bytes,
+            limit_bytes: host.limit_bytes,
+            used_bytes: host.used_bytes,
+            pressure_shrinks: host.pressure_shrinks,
+        }
     }
 
     fn metrics(&self) -> Vec<Sample> {
-        super::metrics::host(&self.host.snapshot(), &self.chunks.counters())
+        let mut samples = super::metrics::host(&self.host.snapshot(), &self.streaming.chunks().counters());
+        samples.extend(super::metrics::streaming(&self.streaming.counters()));
+        samples
     }
 
-    async fn sweep(&self) -> Result<Vec<String>, BackendError> {
-        let dir = self.cache_dir.clone();
-        blocking("clean up the overflow directory", move || sweep(&dir)).await
+    async fn sweep(&self, keep: &[Uuid]) -> Result<Vec<String>, BackendError> {
+        let (files, keep) = (self.files.clone(), keep.to_vec());
+        blocking("clean up the overflow directory", move || {
+            let mut removed = sweep(&files.cache_dir)?;
+            removed.extend(files.sweep(&keep)?);
+            Ok(removed)
+        })
+        .await
     }
 }
 
-/// What happens to writes that RAM does not hold.
-struct Overflow {
-    dir: PathBuf,
+impl Volumes {
+    fn opener(&self) -> Opener {
+        Opener {
+            store: self.store.clone(),
+            files: self.files.clone(),
+            streaming: Arc::clone(&self.streaming),
+            host: Arc::clone(&self.host),
+            pause_limit: self.pause_limit,
+        }
+    }
+}
+
+/// What it takes to open disks on a thread of its own.
+struct Opener {
+    store: Arc<dyn Store>,
+    files: KeptFiles,
+    streaming: Arc<Streaming>,
+    host: Arc<Host>,
     pause_limit: Duration,
 }
 
-fn open(
-    store: &LocalDir,
-    chunks: Arc<ChunkCache>,
-    host: &Host,
-    overflow: Overflow,
-    request: DiskRequest,
-) -> Result<Arc<dyn Disk>, BackendError> {
-    let manifest: Hash = request.version.hash.parse().map_err(|_| {
-        BackendError::new(ProblemKind::Failed, format!("'{}' is no hash", request.version.hash))
-    })?;
-    // First, so that the version cannot be removed between here and the end of the disk.
-    let pin = store.pin(manifest).map_err(store_failed)?;
-    let reader = VersionReader::open(store, manifest, chunks).map_err(super::images::image_failed)?;
-    let options = VolumeOptions {
-        base: reader,
-        mode: volume_mode(request.cache.mode),
-        ram_bytes: request.cache.ram_bytes,
-        weight: DEFAULT_WEIGHT,
-        buffering: Buffering::Direct,
-        disk_bytes: request.cache.disk_bytes,
-        cache_dir: overflow.dir,
-        pause_limit: overflow.pause_limit,
-        persistent: None,
-    };
-    let volume = Volume::open(&options, host).map_err(volume_failed)?;
-    let socket = request.run_dir.join("disk.sock");
-    let server = Server::bind(request.transport, &request.machine, &socket, volume.clone())?;
-    Ok(Arc::new(ServedVolume {
-        machine: request.machine,
-        mode: request.cache.mode,
-        cache_dir: options.cache_dir,
-        socket,
-        transport: request.transport,
-        volume,
-        parts: Arc::new(Mutex::new(Some((server, pin)))),
-    }))
+impl Opener {
+    fn volume(
+        &self,
+        version: &ImageVersion,
+        cache: &CacheSettings,
+        kept: Option<Uuid>,
+    ) -> Result<(Arc<Volume>, Pin), BackendError> {
+        let manifest = hash_of(version)?;
+        // First, so that the version cannot be removed between here and the end of the disk.
+        let pin = self.store.pin(manifest).map_err(store_failed)?;
+        let streamed = self.streaming.open(manifest).map_err(image_failed)?;
+        let options = VolumeOptions {
+            base: streamed.reader.clone(),
+            mode: volume_mode(cache.mode),
+            ram_bytes: cache.ram_bytes,
+            weight: cache.weight,
+            buffering: Buffering::Direct,
+            disk_bytes: cache.disk_bytes,
+            cache_dir: self.files.cache_dir.clone(),
+            pause_limit: self.pause_limit,
+            persistent: kept.map(|id| self.files.options(id, manifest)).transpose()?,
+        };
+        let volume = Volume::open(&options, &self.host).map_err(volume_failed)?;
+        // What is done in the background for the version ends with its pin.
+        Ok((volume, Pin::new((pin, streamed))))
+    }
+
+    fn serve(self, request: DiskRequest) -> Result<Arc<dyn Disk>, BackendError> {
+        let (volume, pin) = self.volume(&request.version, &request.cache, request.kept)?;
+        let socket = request.run_dir.join("disk.sock");
+        let served = Server::bind(request.transport, &request.machine, &socket, volume.clone());
+        let server = served.inspect_err(|_| volume.close())?;
+        Ok(Arc::new(ServedVolume {
+            machine: request.machine,
+            mode: request.cache.mode,
+            transport: request.transport,
+            cache_dir: self.files.cache_dir,
+            store: self.store,
+            below: request.version,
+            socket,
+            volume,
+            parts: Arc::new(Mutex::new(Some((server, pin)))),
+        }))
+    }
 }
 
 /// What speaks to the machine.
@@ -193,6 +260,8 @@ struct ServedVolume {
     machine: String,
     mode: CacheMode,
     cache_dir: PathBuf,
+    store: Arc<dyn Store>,
+    below: ImageVersion,
     socket: PathBuf,
     transport: DiskTransport,
     volume: Arc<Volume>,
@@ -226,7 +295,12 @@ impl Disk for ServedVolume {
         super::metrics::volume(&self.volume.counters())
     }
 
+    fn freeze(&self) -> Result<Box<dyn FrozenDisk>, BackendError> {
+        Ok(Box::new(FrozenVolume::of_machine(&self.store, &self.below, &self.volume)?))
+    }
+
     fn set_limits(&self, cache: &CacheSettings) {
+        self.volume.set_weight(cache.weight);
         // The buffer of mode `disk` has a size of its own, and mode `ram` no disk.
         if self.mode != CacheMode::Disk {
             self.volume.set_ram_bytes(cache.ram_bytes);
@@ -237,6 +311,12 @@ impl Disk for ServedVolume {
     }
 
     fn shortage(&self) -> Option<Shortage> {
+        if let Some(reasons) = reads_wait(&*self.store) {
+            return Some(Shortage {
+                message: format!("no server of its image answers, and its reads wait: {reasons}"),
+                advice: "they go on by themselves when a server is back".into(),
+            });
+        }
         let shortage = self.volume.shortage();
         let waiting = self.parts.lock().as_ref().map_or(0, |(server, _)| server.waiting_writes());
         if !shortage.refusing && shortage.waited < SHORTAGE_AFTER && waiting == 0 {

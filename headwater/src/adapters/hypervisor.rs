@@ -15,6 +15,9 @@ use headwater_service::backend::{BackendError, ExecOutput, Hypervisor, Vm, VmExi
 /// A guest that still boots misses the power button, so it is pressed again this often.
 const POWER_BUTTON_INTERVAL: Duration = Duration::from_secs(3);
 
+/// How long an agent that is to freeze file systems may take to say that it is there.
+const AGENT_PATIENCE: Duration = Duration::from_secs(2);
+
 /// How long one wait for the end of a boot lasts; waits follow each other until the guest is up or gone.
 const BOOT_PATIENCE: Duration = Duration::from_secs(3600);
 
@@ -167,6 +170,14 @@ impl Vm for QemuVm {
 
     async fn kill(&self) -> Result<(), BackendError> {
         self.guest.kill().await.map(drop).map_err(failed)
+    }
+
+    async fn freeze_file_systems(&self) -> Result<(), BackendError> {
+        self.guest.agent().freeze_file_systems(AGENT_PATIENCE).await.map(drop).map_err(failed)
+    }
+
+    async fn thaw_file_systems(&self) -> Result<(), BackendError> {
+        self.guest.agent().thaw_file_systems().await.map_err(failed)
     }
 
     async fn exec(&self, argv: &[String], timeout: Duration) -> Result<ExecOutput, BackendError> {

@@ -1,4 +1,4 @@
-//! Images in the local store.
+//! Images in the store.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -16,7 +16,7 @@ use headwater_nbd::client::ClientOptions;
 use headwater_nbd::{Client, NbdUri};
 use headwater_service::backend::{BackendError, Images, ImportOrder, ImportOutcome, JobControl, Promotion};
 use headwater_store::{
-    Hash, ImageName, ImageReference, LocalDir, Pointer, Selector, Store, StoreError, StoreErrorKind, Version,
+    Hash, ImageName, ImageReference, Pointer, Selector, Store, StoreError, StoreErrorKind, Version,
 };
 use parking_lot::Mutex;
 
@@ -25,16 +25,15 @@ use crate::adapters::disks::blocking;
 use crate::failure::{image_kind, store_kind};
 
 /// The images of one store.
-#[derive(Debug)]
 pub struct StoredImages {
-    store: LocalDir,
+    store: Arc<dyn Store>,
     /// When the next promotion is due, in seconds since 1970, at the earliest: until then nobody looks.
     next_due_s: Mutex<u64>,
 }
 
 impl StoredImages {
     /// The images of `store`.
-    pub fn new(store: LocalDir) -> Self {
+    pub fn new(store: Arc<dyn Store>) -> Self {
         Self { store, next_due_s: Mutex::new(0) }
     }
 }
@@ -66,7 +65,7 @@ impl Images for StoredImages {
 
     async fn import(&self, order: ImportOrder, job: Arc<JobControl>) -> Result<ImportOutcome, BackendError> {
         let store = self.store.clone();
-        blocking("import an image", move || import(&store, &order, &job)).await
+        blocking("import an image", move || import(&*store, &order, &job)).await
     }
 
     async fn promote(&self, promotion: &Promotion) -> Result<Option<u64>, BackendError> {
@@ -97,7 +96,7 @@ impl Images for StoredImages {
         // Before looking, so that what is scheduled meanwhile is not overlooked.
         *self.next_due_s.lock() = u64::MAX;
         let store = self.store.clone();
-        let found = blocking("carry out promotions", move || promote_due(&store, now_s)).await;
+        let found = blocking("carry out promotions", move || promote_due(&*store, now_s)).await;
         let mut next_due_s = self.next_due_s.lock();
         match found {
             Ok((done, next)) => {
@@ -131,7 +130,7 @@ impl Images for StoredImages {
         blocking("verify an image", move || {
             let cancel = Cancel::new();
             let found =
-                headwater_image::verify(&store, hash_of(&version)?, &cancel, &mut forward(&job, &cancel))
+                headwater_image::verify(&*store, hash_of(&version)?, &cancel, &mut forward(&job, &cancel))
                     .map_err(image_failed)?;
             let checked_bytes = found.chunks.saturating_mul(u64::from(store.chunk_bytes()));
             Ok(VerifyReport { version, checked_bytes, damage: damage_of(&found) })
@@ -149,7 +148,8 @@ impl Images for StoredImages {
         blocking("compare versions", move || {
             let cancel = Cancel::new();
             let mut progress = forward(&job, &cancel);
-            let found = headwater_image::diff(&store, hash_of(&from)?, hash_of(&to)?, &cancel, &mut progress);
+            let found =
+                headwater_image::diff(&*store, hash_of(&from)?, hash_of(&to)?, &cancel, &mut progress);
             found.map(|found| diff_report(from, to, found)).map_err(image_failed)
         })
         .await
@@ -164,8 +164,8 @@ impl Images for StoredImages {
     ) -> Result<u64, BackendError> {
         let (store, version, target) = (self.store.clone(), version.clone(), target.to_owned());
         blocking("export an image", move || match format {
-            ExportFormat::Raw => export(&store, &version, &target, &job),
-            other => convert::export(&store, &version, hash_of(&version)?, &target, other, &job),
+            ExportFormat::Raw => export(&*store, &version, &target, &job),
+            other => convert::export(&*store, &version, hash_of(&version)?, &target, other, &job),
         })
         .await
     }
@@ -187,12 +187,8 @@ impl Images for StoredImages {
     }
 
     async fn stored_bytes(&self) -> Result<u64, BackendError> {
-        let root = self.store.path().to_owned();
-        blocking("measure the store", move || {
-            directory_bytes(&root)
-                .map_err(|e| BackendError::from_io(format!("cannot measure {}", root.display()), e))
-        })
-        .await
+        let store = self.store.clone();
+        blocking("measure the store", move || store.stored_bytes().map_err(store_failed)).await
     }
 }
 
@@ -221,7 +217,7 @@ impl StoredImages {
 /// What was done, and when there is more to do: `u64::MAX` for never.
 type Due = (Vec<(Promotion, Option<u64>)>, u64);
 
-fn promote_due(store: &LocalDir, now_s: u64) -> Result<Due, BackendError> {
+fn promote_due(store: &dyn Store, now_s: u64) -> Result<Due, BackendError> {
     let (mut done, mut next_due_s) = (Vec::new(), u64::MAX);
     for image in store.images().map_err(store_failed)? {
         if image.scheduled().iter().any(|pointer| pointer.at_s <= now_s) {
@@ -243,7 +239,7 @@ fn promote_due(store: &LocalDir, now_s: u64) -> Result<Due, BackendError> {
     Ok((done, next_due_s))
 }
 
-fn import(store: &LocalDir, order: &ImportOrder, job: &JobControl) -> Result<ImportOutcome, BackendError> {
+fn import(store: &dyn Store, order: &ImportOrder, job: &JobControl) -> Result<ImportOutcome, BackendError> {
     let name: ImageName = order.name.parse().map_err(store_failed)?;
     let (device, connection) = open_source(&order.source)?;
     let before = store.image(&name).map_err(store_failed)?;
@@ -271,7 +267,7 @@ fn import(store: &LocalDir, order: &ImportOrder, job: &JobControl) -> Result<Imp
 }
 
 /// Somebody else removed it in this moment.
-fn gone() -> StoreError {
+pub(super) fn gone() -> StoreError {
     StoreError::new(StoreErrorKind::NotFound, "the image was removed meanwhile")
 }
 
@@ -293,7 +289,7 @@ fn open_source(source: &str) -> Result<Source, BackendError> {
 }
 
 fn export(
-    store: &LocalDir,
+    store: &dyn Store,
     version: &ImageVersion,
     target: &Path,
     job: &JobControl,
@@ -348,7 +344,10 @@ fn damage_of(found: &Verified) -> Vec<String> {
 }
 
 /// Passes progress on to the job, and the job's cancellation to the operation.
-fn forward<'a>(job: &'a JobControl, cancel: &'a Cancel) -> impl FnMut(headwater_image::Progress) + 'a {
+pub(super) fn forward<'a>(
+    job: &'a JobControl,
+    cancel: &'a Cancel,
+) -> impl FnMut(headwater_image::Progress) + 'a {
     move |progress| {
         job.report(progress.done_bytes, progress.total_bytes);
         if job.is_cancelled() {
@@ -361,7 +360,7 @@ fn parse(reference: &ImageRef) -> Result<ImageReference, BackendError> {
     reference.to_string().parse().map_err(store_failed)
 }
 
-fn hash_of(version: &ImageVersion) -> Result<Hash, BackendError> {
+pub(super) fn hash_of(version: &ImageVersion) -> Result<Hash, BackendError> {
     let odd = || BackendError::new(ProblemKind::Failed, format!("'{}' is no hash", version.hash));
     version.hash.parse().map_err(|_| odd())
 }
@@ -378,10 +377,11 @@ fn image_of(image: &headwater_store::Image) -> Image {
         versions: image.versions.iter().map(|version| version_of(image, version)).collect(),
         pointers: image.pointers().iter().map(told).collect(),
         scheduled: image.scheduled().iter().map(told).collect(),
+        edit: None,
     }
 }
 
-fn version_of(image: &headwater_store::Image, version: &Version) -> ImageVersion {
+pub(super) fn version_of(image: &headwater_store::Image, version: &Version) -> ImageVersion {
     let points_here = |channel: &headwater_store::Channel| {
         let selected = image.select(&Selector::Channel(*channel));
         selected.is_ok_and(|selected| selected.number == version.number)
@@ -443,25 +443,12 @@ fn promotion_of(image: &str, pointer: Pointer) -> Promotion {
 }
 
 /// A source's name: its end, where it is longer than one may be.
-fn end_of(source: &str) -> String {
+pub(super) fn end_of(source: &str) -> String {
     let mut start = source.len().saturating_sub(headwater_store::NOTE_MAX_BYTES);
     while !source.is_char_boundary(start) {
         start += 1;
     }
     source.get(start..).unwrap_or_default().to_owned()
-}
-
-fn directory_bytes(dir: &Path) -> std::io::Result<u64> {
-    use std::os::unix::fs::MetadataExt;
-    let mut total = 0u64;
-    for entry in std::fs::read_dir(dir)? {
-        let entry = entry?;
-        // A file that was removed meanwhile takes no space.
-        let Ok(metadata) = entry.metadata() else { continue };
-        let bytes = if metadata.is_dir() { directory_bytes(&entry.path())? } else { metadata.blocks() * 512 };
-        total = total.saturating_add(bytes);
-    }
-    Ok(total)
 }
 
 /// A failure of the store, in the service's words.

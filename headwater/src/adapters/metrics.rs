@@ -5,6 +5,8 @@ use headwater_image::ChunkCacheCounters;
 use headwater_volume::{Latency, VolumeCounters};
 use headwater_writecache::HostSnapshot;
 
+use crate::streaming::StreamCounters;
+
 /// Those of a volume. The machine is not named yet.
 pub fn volume(counters: &VolumeCounters) -> Vec<Sample> {
     let mut samples = requests(counters);
@@ -110,6 +112,26 @@ pub fn host(host: &HostSnapshot, chunks: &ChunkCacheCounters) -> Vec<Sample> {
         Sample::new("headwater_chunk_cache_joined_total", chunks.joined),
         Sample::new("headwater_chunk_cache_failures_total", chunks.failures),
         Sample::new("headwater_chunk_cache_evictions_total", chunks.evictions),
+    ]
+}
+
+/// Those of images that are read from other hosts.
+pub fn streaming(image: &StreamCounters) -> Vec<Sample> {
+    vec![
+        Sample::new("headwater_chunk_cache_ahead_total", image.ahead),
+        Sample::new("headwater_chunk_cache_read_bytes_total", image.store_bytes),
+        Sample::new("headwater_chunk_disk_used_bytes", image.disk_bytes),
+        Sample::new("headwater_chunk_disk_hits_total", image.disk_hits),
+        Sample::new("headwater_chunk_disk_evictions_total", image.disk_evictions),
+        Sample::new("headwater_chunk_disk_damaged_total", image.disk_damaged),
+        Sample::new("headwater_image_servers", image.servers),
+        Sample::new("headwater_image_servers_up", image.servers_up),
+        Sample::new("headwater_image_requests_total", image.requests),
+        Sample::new("headwater_image_received_bytes_total", image.received_bytes),
+        Sample::new("headwater_image_failovers_total", image.failovers),
+        Sample::new("headwater_image_wrong_answers_total", image.wrong_answers),
+        Sample::new("headwater_image_waits_total", image.waits),
+        Sample::real("headwater_image_waited_seconds_total", image.waited_ms as f64 / 1e3),
     ]
 }
 

@@ -2,6 +2,8 @@
 
 mod convert;
 pub mod disks;
+mod frozen;
 pub mod hypervisor;
 pub mod images;
+mod kept;
 mod metrics;

@@ -3,6 +3,7 @@
 use anyhow::Context;
 use headwater_api::{
     DiffRequest, ExportRequest, ImportRequest, JobEvent, JobResult, Problem, ProblemKind, Progress,
+    SealRequest,
 };
 use http_body_util::BodyExt;
 use hyper::Method;
@@ -47,6 +48,28 @@ impl Client {
         progress: impl FnMut(Progress),
     ) -> anyhow::Result<JobResult> {
         let path = format!("/api/v1/images/{}/export", escape(reference));
+        self.job(&path, Some(serde_json::to_vec(request)?), progress).await
+    }
+
+    /// Makes a version of what was edited of an image.
+    pub async fn seal_image(
+        &self,
+        image: &str,
+        request: &SealRequest,
+        progress: impl FnMut(Progress),
+    ) -> anyhow::Result<JobResult> {
+        let path = format!("/api/v1/images/{}/seal", escape(image));
+        self.job(&path, Some(serde_json::to_vec(request)?), progress).await
+    }
+
+    /// Makes a version of a machine's disk.
+    pub async fn seal_machine(
+        &self,
+        name: &str,
+        request: &SealRequest,
+        progress: impl FnMut(Progress),
+    ) -> anyhow::Result<JobResult> {
+        let path = format!("/api/v1/machines/{}/seal", escape(name));
         self.job(&path, Some(serde_json::to_vec(request)?), progress).await
     }
 

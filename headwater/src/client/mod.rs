@@ -7,9 +7,10 @@ use std::path::{Path, PathBuf};
 
 use anyhow::Context;
 use headwater_api::{
-    Channel, ChannelPointer, ChannelRequest, CreateMachine, EventList, ExecRequest, ExecResult, Image,
-    ImageList, ImageVersion, Machine, MachineList, PinRequest, Problem, ProblemKind, PromoteRequest, Removed,
-    RetireRequest, SetMachine, Stats, Status,
+    Catalog, CatalogList, Channel, ChannelPointer, ChannelRequest, CreateCatalog, CreateMachine, Edit,
+    EditRequest, EventList, ExecRequest, ExecResult, Image, ImageList, ImageVersion, Machine, MachineList,
+    PinRequest, Problem, ProblemKind, PromoteRequest, Removed, RetireRequest, SetCatalog, SetMachine, Stats,
+    Status,
 };
 use http_body_util::{BodyExt, Full};
 use hyper::body::{Bytes, Incoming};
@@ -97,6 +98,55 @@ impl Client {
     /// Lets a machine follow its image again.
     pub async fn unpin(&self, machine: &str) -> anyhow::Result<Machine> {
         let path = format!("/api/v1/machines/{}/pin", escape(machine));
+        json(self.send(Method::DELETE, &path, None).await?).await
+    }
+
+    /// Has a machine edit an image.
+    pub async fn edit(&self, image: &str, request: &EditRequest) -> anyhow::Result<Edit> {
+        self.post(&format!("/api/v1/images/{}/edit", escape(image)), request).await
+    }
+
+    /// Forgets what was edited.
+    pub async fn discard_edit(&self, image: &str) -> anyhow::Result<()> {
+        let path = format!("/api/v1/images/{}/edit", escape(image));
+        self.send(Method::DELETE, &path, None).await.map(drop)
+    }
+
+    /// All catalogs.
+    pub async fn catalogs(&self) -> anyhow::Result<CatalogList> {
+        self.get("/api/v1/catalogs").await
+    }
+
+    /// One catalog.
+    pub async fn catalog(&self, name: &str) -> anyhow::Result<Catalog> {
+        self.get(&format!("/api/v1/catalogs/{}", escape(name))).await
+    }
+
+    /// Creates a catalog.
+    pub async fn create_catalog(&self, request: &CreateCatalog) -> anyhow::Result<Catalog> {
+        self.post("/api/v1/catalogs", request).await
+    }
+
+    /// Changes what its machines boot.
+    pub async fn set_catalog(&self, name: &str, request: &SetCatalog) -> anyhow::Result<Catalog> {
+        let path = format!("/api/v1/catalogs/{}", escape(name));
+        json(self.send(Method::PATCH, &path, Some(serde_json::to_vec(request)?)).await?).await
+    }
+
+    /// Removes a catalog.
+    pub async fn remove_catalog(&self, name: &str) -> anyhow::Result<()> {
+        self.send(Method::DELETE, &format!("/api/v1/catalogs/{}", escape(name)), None).await.map(drop)
+    }
+
+    /// Has all machines of a catalog boot one version.
+    pub async fn pin_catalog(&self, name: &str, request: &PinRequest) -> anyhow::Result<Catalog> {
+        let path = format!("/api/v1/catalogs/{}/pin", escape(name));
+        json(self.send(Method::PUT, &path, Some(serde_json::to_vec(request)?)).await?).await
+    }
+
+    /// Lets them follow their image again.
+    pub async fn unpin_catalog(&self, name: &str) -> anyhow::Result<Catalog> {
+        let path = format!("/api/v1/catalogs/{}/pin", escape(name));
         json(self.send(Method::DELETE, &path, None).await?).await
     }
 

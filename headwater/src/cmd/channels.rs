@@ -3,13 +3,13 @@
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use headwater_api::{
-    Channel, ChannelPointer, ChannelRequest, Image, ImageVersion, Machine, PinRequest, PromoteRequest,
-    RetireRequest,
+    Channel, ChannelPointer, ChannelRequest, Image, ImageVersion, Machine, PinRequest, Problem, ProblemKind,
+    PromoteRequest, RetireRequest,
 };
 use headwater_block::size;
 
 use crate::client::Client;
-use crate::cmd::{events, when};
+use crate::cmd::{catalog, events, when};
 use crate::show;
 
 /// Lists an image's versions and what is to come.
@@ -104,19 +104,42 @@ pub async fn revert(client: &Client, image: &str, channel: Channel, json: bool) 
     told_old(client, image).await
 }
 
-/// Has a machine boot one version.
-pub async fn pin(client: &Client, machine: &str, version: String, json: bool) -> anyhow::Result<()> {
-    let machine = client.pin(machine, &PinRequest { version }).await?;
+/// Whether a name is that of a catalog: machines have others.
+async fn is_catalog(client: &Client, name: &str) -> anyhow::Result<bool> {
+    match client.catalog(name).await {
+        Ok(_) => Ok(true),
+        Err(e) if e.downcast_ref::<Problem>().is_some_and(|it| it.kind == ProblemKind::NotFound) => Ok(false),
+        Err(e) => Err(e),
+    }
+}
+
+/// Has a machine, or all of a catalog, boot one version.
+pub async fn pin(client: &Client, name: &str, version: String, json: bool) -> anyhow::Result<()> {
+    let request = PinRequest { version };
+    if is_catalog(client, name).await? {
+        let catalog = client.pin_catalog(name, &request).await?;
+        return if json { show::json(&catalog) } else { catalog::told_next(&catalog) };
+    }
+    let machine = client.pin(name, &request).await?;
     if json {
         return show::json(&machine);
     }
     let pin = machine.pin.unwrap_or_default();
-    show::line(&format!("{} boots {pin} from its next boot on", machine.name))
+    match machine.kept {
+        Some(kept) if kept != pin => show::line(&format!(
+            "{name} boots {pin} once it is reset; until then its kept disk is over {kept}"
+        )),
+        _ => show::line(&format!("{name} boots {pin} from its next boot on")),
+    }
 }
 
-/// Lets a machine follow its image again.
-pub async fn unpin(client: &Client, machine: &str, json: bool) -> anyhow::Result<()> {
-    let machine = client.unpin(machine).await?;
+/// Lets a machine, or all of a catalog, follow its image again.
+pub async fn unpin(client: &Client, name: &str, json: bool) -> anyhow::Result<()> {
+    if is_catalog(client, name).await? {
+        let catalog = client.unpin_catalog(name).await?;
+        return if json { show::json(&catalog) } else { catalog::told_next(&catalog) };
+    }
+    let machine = client.unpin(name).await?;
     if json {
         return show::json(&machine);
     }

@@ -4,19 +4,20 @@ use std::fmt::Write as _;
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 
 use anyhow::Context;
 use clap::{ArgGroup, Args, ValueHint};
 use headwater_api::CacheMode;
 use headwater_block::{Device, blocking, size};
-use headwater_image::{ChunkCache, VersionReader};
 use headwater_nbd::{Address, Limits, Options, Server, SingleExport};
-use headwater_store::{Access, ImageReference, LocalDir, Store, StoreError, StoreErrorKind};
+use headwater_store::{Access, ImageReference, Store, StoreError, StoreErrorKind};
 use headwater_vhost_user::Positions;
 use headwater_volume::{
     Buffering, DEFAULT_PAUSE_LIMIT, DEFAULT_WEIGHT, Volume, VolumeCounters, VolumeOptions,
 };
 use headwater_writecache::Host;
+use serde::Serialize;
 use tokio::signal::unix::{SignalKind, signal};
 
 use crate::adapters::disks::{host_memory_bytes, volume_mode};
@@ -30,9 +31,14 @@ use crate::cmd::resume::Resume;
 use crate::cmd::signals::EndSignals;
 use crate::data_dir::DataDir;
 use crate::logging;
+use crate::stores::{self, Credentials};
+use crate::streaming::{StreamArgs, StreamCounters, Streamed, Streaming};
 
 /// Unpacked chunks of an image that are kept in memory, beside the write cache.
 const CHUNK_CACHE_BYTES: u64 = 64 << 20;
+
+/// How often it is looked whether there is something to say about the copy of an image.
+const COPY_SHOWN_EVERY: Duration = Duration::from_secs(1);
 
 /// Where the overflow goes unless `--cache-dir` says otherwise: on disk, unlike `/tmp` on many systems.
 const DEFAULT_CACHE_DIR: &str = "/var/tmp";
@@ -77,6 +83,16 @@ pub struct ExportArgs {
     /// The block device
     #[command(flatten)]
     pub attach: AttachArgs,
+    /// Read the image from here: servers (https://HOST[,https://HOST..]), s3://BUCKET/PREFIX, or the directory of
+    /// another store
+    #[arg(long, value_name = "STORE")]
+    pub from: Option<String>,
+    /// Token and authorities of the servers
+    #[command(flatten)]
+    pub credentials: Credentials,
+    /// How an image on another host is read
+    #[command(flatten)]
+    pub stream: StreamArgs,
     /// Keep what is written, in a cache of this name in the cache directory: flushes become durable, and
     /// another export of the same source with the same name goes on where this one ended
     #[arg(long, value_name = "NAME")]
@@ -98,9 +114,9 @@ pub fn run(data_dir: impl Fn() -> anyhow::Result<DataDir>, args: ExportArgs) -> 
     check_ram(&args)?;
     if let Some(file) = &args.stats {
         // Found now rather than after hours.
-        write_stats(file, &VolumeCounters::default())?;
+        write_stats(file, &VolumeCounters::default(), None)?;
     }
-    let (base, base_id) = open_base(&args.source, &data_dir)?;
+    let Base { device: base, id: base_id, image } = open_base(&args, &data_dir)?;
     let persistent = match &args.persistent {
         None => None,
         Some(_) if args.cache == CacheMode::Ram => {
@@ -127,10 +143,10 @@ pub fn run(data_dir: impl Fn() -> anyhow::Result<DataDir>, args: ExportArgs) -> 
         .with_context(|| format!("cannot open a volume over '{}'", args.source))?;
     let runtime =
         tokio::runtime::Builder::new_current_thread().enable_all().build().context("cannot start")?;
-    runtime.block_on(serve(&args, &volume))
+    runtime.block_on(serve(&args, &volume, image.as_ref()))
 }
 
-async fn serve(args: &ExportArgs, volume: &Arc<Volume>) -> anyhow::Result<()> {
+async fn serve(args: &ExportArgs, volume: &Arc<Volume>, image: Option<&OpenImage>) -> anyhow::Result<()> {
     let mut end = EndSignals::catch()?;
     let mut ask = signal(SignalKind::user_defined1()).context("cannot catch SIGUSR1")?;
     let nbd = args.nbd.as_ref().map(|address| serve_nbd(args, address, volume)).transpose()?;
@@ -160,15 +176,24 @@ async fn serve(args: &ExportArgs, volume: &Arc<Volume>) -> anyhow::Result<()> {
         attach::explain(attached);
         say(&format!("attached:{}\n", attached.path()));
     }
+    let mut watch = CopyWatch::default();
     loop {
         tokio::select! {
             _ = end.next() => break,
             // As file systems do: whoever unmounts it does not need it any more.
             () = fuse::unmounted(fuse.as_ref()) => break,
             () = attach::gone(attached.as_ref()) => break,
+            () = tokio::time::sleep(COPY_SHOWN_EVERY), if image.is_some() => {
+                image.into_iter().for_each(|image| watch.look(&image.streamed));
+            }
             // Somebody who asks for figures must not end the disk of a machine.
-            _ = ask.recv() => report(args, volume).unwrap_or_else(|e| tracing::error!("{e:#}")),
+            _ = ask.recv() => report(args, volume, image).unwrap_or_else(|e| tracing::error!("{e:#}")),
         }
+    }
+    if let Some(trouble) = image.and_then(|image| image.streaming.trouble()) {
+        // Nobody comes to answer these reads; they fail, and the end does not wait for them.
+        tracing::warn!("ending while reads wait for a server of the image: {trouble}");
+        image.into_iter().for_each(|image| image.streaming.close());
     }
     // Before the volume closes: what machines have under way is answered, and initiators log out.
     drop(iscsi);
@@ -187,7 +212,7 @@ async fn serve(args: &ExportArgs, volume: &Arc<Volume>) -> anyhow::Result<()> {
             tracing::error!("a machine that still runs cannot go on with another export: {e:#}");
         });
     }
-    report(args, volume)
+    report(args, volume, image)
 }
 
 fn serve_nbd(args: &ExportArgs, address: &Address, volume: &Arc<Volume>) -> anyhow::Result<Server> {
@@ -228,41 +253,90 @@ fn check_ram(args: &ExportArgs) -> anyhow::Result<()> {
     Ok(())
 }
 
-fn open_base(
-    source: &str,
-    data_dir: impl FnOnce() -> anyhow::Result<DataDir>,
-) -> anyhow::Result<(Arc<dyn Device>, [u8; 32])> {
-    if let Some(text) = source.strip_prefix("null:") {
-        let bytes = size::parse(text).map_err(anyhow::Error::msg)?;
-        return Ok((headwater_image::null_device(bytes)?, persistent::null_id(bytes)));
+/// What lies under the write cache.
+struct Base {
+    device: Arc<dyn Device>,
+    id: [u8; 32],
+    image: Option<OpenImage>,
+}
+
+/// A version of an image, and how it is read.
+struct OpenImage {
+    streaming: Streaming,
+    streamed: Streamed,
+}
+
+fn open_base(args: &ExportArgs, data_dir: impl FnOnce() -> anyhow::Result<DataDir>) -> anyhow::Result<Base> {
+    let source = args.source.as_str();
+    if args.from.is_none() {
+        if let Some(text) = source.strip_prefix("null:") {
+            let bytes = size::parse(text).map_err(anyhow::Error::msg)?;
+            let device = headwater_image::null_device(bytes)?;
+            return Ok(Base { device, id: persistent::null_id(bytes), image: None });
+        }
+        if source.contains('/') || Path::new(source).exists() {
+            let device = headwater_image::open_file(Path::new(source))?;
+            let id = persistent::file_id(Path::new(source), device.geometry().size_bytes)?;
+            return Ok(Base { device, id, image: None });
+        }
     }
-    if source.contains('/') || Path::new(source).exists() {
-        let base = headwater_image::open_file(Path::new(source))?;
-        let id = persistent::file_id(Path::new(source), base.geometry().size_bytes)?;
-        return Ok((base, id));
-    }
-    let failed = || format!("cannot export '{source}', which is no file here and was looked up as an image");
+    let failed = || match &args.from {
+        Some(from) => format!("cannot export '{source}' from {from}"),
+        None => format!("cannot export '{source}', which is no file here and was looked up as an image"),
+    };
     let reference: ImageReference = source.parse().with_context(failed)?;
-    let dir = data_dir()?.store();
-    let store = LocalDir::open(&dir, Access::Read).with_context(failed)?;
+    let name = match &args.from {
+        Some(from) => from.clone(),
+        None => data_dir()?.store().display().to_string(),
+    };
+    let store: Arc<dyn Store> = stores::open(&name, Access::Read, &args.credentials).with_context(failed)?;
     let image = store.image(&reference.name).with_context(failed)?;
     let image = image.ok_or_else(|| {
-        let why = format!("the store {} has no image '{}'", dir.display(), reference.name);
+        let why = format!("the store {name} has no image '{}'", reference.name);
         StoreError::new(StoreErrorKind::NotFound, why)
     });
     let image = image.with_context(failed)?;
     let version = image.select(&reference.selector).with_context(failed)?;
-    let reader = VersionReader::open(&store, version.manifest, ChunkCache::new(CHUNK_CACHE_BYTES));
-    let reader = reader.with_context(failed)?;
-    let id = reader.id().0;
-    Ok((reader, id))
+    let ram_bytes = (!store.is_remote()).then_some(CHUNK_CACHE_BYTES);
+    let streaming = Streaming::new(store, &args.stream, ram_bytes).with_context(failed)?;
+    let streamed = streaming.open(version.manifest).with_context(failed)?;
+    let device = Arc::clone(&streamed.reader) as Arc<dyn Device>;
+    let id = streamed.reader.id().0;
+    Ok(Base { device, id, image: Some(OpenImage { streaming, streamed }) })
 }
 
-fn report(args: &ExportArgs, volume: &Volume) -> anyhow::Result<()> {
+/// Says how far the copy of the image to this host is.
+#[derive(Default)]
+struct CopyWatch {
+    shown_percent: Option<u64>,
+}
+
+impl CopyWatch {
+    fn look(&mut self, image: &Streamed) {
+        let Some(copied) = image.copied() else { return };
+        let percent = if copied.is_over { 100 } else { copied.done_bytes * 100 / copied.total_bytes.max(1) };
+        if self.shown_percent == Some(percent) {
+            return;
+        }
+        self.shown_percent = Some(percent);
+        let (done, total) = (size::format(copied.done_bytes), size::format(copied.total_bytes));
+        say(&if copied.is_over && copied.done_bytes == copied.total_bytes {
+            format!("image copied to this host: {total}; it needs no server now\n")
+        } else {
+            format!("copying the image to this host: {done} of {total} ({percent} %)\n")
+        });
+    }
+}
+
+fn report(args: &ExportArgs, volume: &Volume, image: Option<&OpenImage>) -> anyhow::Result<()> {
     let counters = volume.counters();
+    let streaming = image.map(|image| image.streaming.counters());
     say(&table(&counters));
+    if let Some(streaming) = &streaming {
+        say(&image_table(streaming));
+    }
     match &args.stats {
-        Some(file) => write_stats(file, &counters),
+        Some(file) => write_stats(file, &counters, streaming),
         None => Ok(()),
     }
 }
@@ -273,13 +347,21 @@ fn say(text: &str) {
     let _ = out.write_all(text.as_bytes()).and_then(|()| out.flush());
 }
 
+/// What `--stats` writes.
+#[derive(Serialize)]
+struct Stats<'a> {
+    #[serde(flatten)]
+    volume: &'a VolumeCounters,
+    image: Option<StreamCounters>,
+}
+
 /// Replaces the file as a whole, so that a reader never sees half of it.
-fn write_stats(file: &Path, counters: &VolumeCounters) -> anyhow::Result<()> {
+fn write_stats(file: &Path, counters: &VolumeCounters, image: Option<StreamCounters>) -> anyhow::Result<()> {
     let failed = || format!("cannot write the counters to {}", file.display());
     let mut name = file.file_name().unwrap_or_default().to_owned();
     name.push(".part");
     let part = file.with_file_name(name);
-    let json = serde_json::to_vec_pretty(counters).with_context(failed)?;
+    let json = serde_json::to_vec_pretty(&Stats { volume: counters, image }).with_context(failed)?;
     std::fs::write(&part, json).and_then(|()| std::fs::rename(&part, file)).with_context(failed)
 }
 
@@ -318,6 +400,30 @@ fn table(counters: &VolumeCounters) -> String {
     text
 }
 
+fn image_table(image: &StreamCounters) -> String {
+    let mut rows = vec![
+        ("image chunks", format!("{} fetched, {} ahead of time", image.fetches, image.ahead)),
+        ("  from the store", size::format(image.store_bytes)),
+    ];
+    if image.disk_bytes > 0 || image.disk_hits > 0 {
+        let used = format!("{} chunks found, {} damaged", image.disk_hits, image.disk_damaged);
+        rows.push(("  chunk cache on disk", format!("{used}, {} in use", size::format(image.disk_bytes))));
+    }
+    if image.servers > 0 {
+        let asked = format!("{} of {} up, {} requests", image.servers_up, image.servers, image.requests);
+        let received = size::format(image.received_bytes);
+        rows.push(("servers", format!("{asked}, {received}, {} failovers", image.failovers)));
+        let longest_s = image.longest_wait_ms as f64 / 1e3;
+        rows.push(("  reads without a server", format!("{}, longest wait {longest_s:.3} s", image.waits)));
+    }
+    let mut text = String::new();
+    for (name, value) in rows {
+        // Writing to a string does not fail.
+        let _ = writeln!(text, "{name:<32}{value}");
+    }
+    text
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -327,8 +433,8 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let file = dir.path().join("stats.json");
         let counters = VolumeCounters { read_ops: 7, read_bytes: 28 << 10, ..Default::default() };
-        write_stats(&file, &VolumeCounters::default()).unwrap();
-        write_stats(&file, &counters).unwrap();
+        write_stats(&file, &VolumeCounters::default(), None).unwrap();
+        write_stats(&file, &counters, Some(StreamCounters::default())).unwrap();
         let back: VolumeCounters = serde_json::from_slice(&std::fs::read(&file).unwrap()).unwrap();
         assert_eq!(back, counters);
         assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 1);

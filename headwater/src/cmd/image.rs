@@ -10,7 +10,7 @@ use headwater_block::size;
 use crate::cli::ImageCommand;
 use crate::client::Client;
 use crate::cmd::spool::Spooled;
-use crate::cmd::{channels, diff};
+use crate::cmd::{channels, diff, seal};
 use crate::failure::DAMAGED;
 use crate::show::{self, progress::Shown};
 
@@ -40,8 +40,11 @@ pub async fn run(client: Client, command: ImageCommand, json: bool) -> anyhow::R
             channels::promote(&client, &image, channel, at, json).await?;
         }
         ImageCommand::Revert { image, channel } => channels::revert(&client, &image, channel, json).await?,
-        ImageCommand::Pin { machine, image } => channels::pin(&client, &machine, image, json).await?,
-        ImageCommand::Unpin { machine } => channels::unpin(&client, &machine, json).await?,
+        ImageCommand::Pin { name, image } => channels::pin(&client, &name, image, json).await?,
+        ImageCommand::Unpin { name } => channels::unpin(&client, &name, json).await?,
+        ImageCommand::Edit { image, machine } => seal::edit(&client, &image, machine, json).await?,
+        ImageCommand::Seal { image, note } => seal::image(&client, &image, note, json).await?,
+        ImageCommand::Discard { image } => seal::discard(&client, &image, json).await?,
         ImageCommand::Retire { image, undo } => channels::retire(&client, &image, undo, json).await?,
         ImageCommand::Diff { from, to } => diff::run(&client, &from, &to, json).await?,
         ImageCommand::History { image, limit } => channels::history(&client, &image, limit, json).await?,

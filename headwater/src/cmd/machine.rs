@@ -3,12 +3,14 @@
 use std::time::Duration;
 
 use anyhow::Context;
-use headwater_api::{CacheSettings, CreateMachine, Machine, MachineState, Problem, ProblemKind, SetMachine};
+use headwater_api::{
+    CacheSettings, Catalog, CreateMachine, Machine, MachineState, Problem, ProblemKind, SetMachine,
+};
 use headwater_block::size;
 
 use crate::cli::{MachineArgs, MachineCommand};
 use crate::client::Client;
-use crate::cmd::{console, exec};
+use crate::cmd::{console, exec, seal};
 use crate::show;
 
 /// How often a boot that is waited for is looked at.
@@ -17,8 +19,15 @@ const WAIT_INTERVAL: Duration = Duration::from_millis(500);
 /// Carries out one of the machine commands.
 pub async fn run(client: Client, command: MachineCommand, json: bool) -> anyhow::Result<u8> {
     match command {
-        MachineCommand::Create { name, image, host_name, machine } => {
-            let request = CreateMachine { host_name, ..creation(name, image, &machine)? };
+        MachineCommand::Create { name, image, catalog, persistent, host_name, machine } => {
+            let boots = match (image, catalog) {
+                (Some(image), _) => Boots::Image(image),
+                (None, catalog) => Boots::Catalog(client.catalog(&catalog.unwrap_or_default()).await?),
+            };
+            let mut request = CreateMachine { host_name, ..creation(name, boots, &machine)? };
+            if persistent {
+                request.cache.get_or_insert_default().persistent = true;
+            }
             let machine = client.create_machine(&request).await?;
             if json {
                 show::json(&machine)?;
@@ -31,8 +40,9 @@ pub async fn run(client: Client, command: MachineCommand, json: bool) -> anyhow:
             if json { show::json(&list)? } else { show::line(&show::machines::machines(&list.machines))? }
         }
         MachineCommand::Show { name } => show_one(&client, &name, json).await?,
-        MachineCommand::Set { name, ram, disk } => {
-            let limits = SetMachine { ram_bytes: ram, disk_bytes: disk };
+        MachineCommand::Seal { name, note } => seal::machine(&client, &name, note, json).await?,
+        MachineCommand::Set { name, ram, disk, weight } => {
+            let limits = SetMachine { ram_bytes: ram, disk_bytes: disk, weight };
             let machine = client.set_machine(&name, &limits).await?;
             let text = format!("{name} has a write cache of {}", cache_text(&machine.cache));
             if json { show::json(&machine)? } else { show::line(&text)? }
@@ -59,21 +69,39 @@ pub async fn run(client: Client, command: MachineCommand, json: bool) -> anyhow:
     Ok(0)
 }
 
+/// What a new machine boots.
+pub enum Boots {
+    /// An image.
+    Image(String),
+    /// What its catalog says; it is also made as that says.
+    Catalog(Catalog),
+}
+
 /// A machine to create, of what the command line says.
-pub fn creation(name: String, image: String, args: &MachineArgs) -> anyhow::Result<CreateMachine> {
-    let read = |path: &std::path::PathBuf| {
-        std::fs::read_to_string(path).with_context(|| format!("cannot read the user data {}", path.display()))
+pub fn creation(name: String, boots: Boots, args: &MachineArgs) -> anyhow::Result<CreateMachine> {
+    let (image, catalog, cache) = match boots {
+        Boots::Image(image) => (Some(image), None, CacheSettings::default()),
+        Boots::Catalog(catalog) => (None, Some(catalog.name), catalog.cache),
     };
     Ok(CreateMachine {
         name,
         image,
-        cache: args.cache_settings(),
+        catalog,
+        cache: Some(args.cache_settings(cache)),
         transport: args.transport,
         memory_bytes: args.memory,
         cpus: args.cpus,
         host_name: None,
-        user_data: args.user_data.as_ref().map(read).transpose()?,
+        user_data: user_data(args)?,
     })
+}
+
+/// The user data that the command line names.
+pub fn user_data(args: &MachineArgs) -> anyhow::Result<Option<String>> {
+    let read = |path: &std::path::PathBuf| {
+        std::fs::read_to_string(path).with_context(|| format!("cannot read the user data {}", path.display()))
+    };
+    args.user_data.as_ref().map(read).transpose()
 }
 
 /// Changes all machines at the same time; the first failure is ours, once all are done.
@@ -133,9 +161,12 @@ pub fn sentence(machine: &Machine) -> String {
 }
 
 /// A write cache in words.
-fn cache_text(cache: &CacheSettings) -> String {
+pub fn cache_text(cache: &CacheSettings) -> String {
     let (ram, disk) = (size::format(cache.ram_bytes), size::format(cache.disk_bytes));
-    format!("{}, RAM {ram}, disk {disk}", cache.mode)
+    let kept = if cache.persistent { ", persistent" } else { "" };
+    let usual = cache.weight == CacheSettings::default_weight();
+    let weight = if usual { String::new() } else { format!(", weight {}", cache.weight) };
+    format!("{}, RAM {ram}, disk {disk}{weight}{kept}", cache.mode)
 }
 
 async fn wait_until_up(client: &Client, mut machine: Machine, limit: Duration) -> anyhow::Result<Machine> {
@@ -173,6 +204,9 @@ async fn show_one(client: &Client, name: &str, json: bool) -> anyhow::Result<()>
         ("version", or_dash(machine.version.clone())),
         ("at its next boot", or_dash(machine.next_version.clone())),
         ("pinned to", or_dash(machine.pin.clone())),
+        ("catalog", or_dash(machine.catalog.clone())),
+        ("its disk is kept over", or_dash(machine.kept.clone())),
+        ("edits", or_dash(machine.edits.clone())),
         ("uuid", machine.uuid.to_string()),
         ("mac", machine.mac.clone()),
         ("host name", machine.identity.host_name.clone()),

@@ -1,6 +1,7 @@
 //! The commands, one file each.
 
 pub mod attach;
+mod catalog;
 mod channels;
 mod console;
 mod diff;
@@ -16,11 +17,13 @@ mod nbd_tls;
 mod persistent;
 mod resume;
 mod run;
+mod seal;
 mod serve;
 mod signals;
 mod spool;
 mod stats;
 mod status;
+pub mod store;
 mod when;
 
 use std::future::Future;
@@ -40,10 +43,12 @@ pub fn run(cli: Cli) -> anyhow::Result<u8> {
         Command::Run(args) => as_daemon(run::run(data_dir()?, args)),
         Command::Serve(args) => as_daemon(serve::run(data_dir()?, args)),
         Command::Image(command) => on_one_core(image::run(client()?, command, json)),
+        Command::Catalog(command) => on_one_core(catalog::run(client()?, command, json)),
         Command::Machine(command) => on_one_core(machine::run(client()?, command, json)),
         Command::Status => on_one_core(status::run(client()?, json)),
         Command::Stats(args) => on_one_core(stats::run(client()?, args, json)),
         Command::Events(args) => on_one_core(events::run(client()?, args, json)),
+        Command::Store(command) => store::run(command, json),
         Command::Export(args) => export::run(data_dir, args).map(|()| 0),
         Command::Attach(mut args) => {
             args.attach.attach = true;

@@ -1,8 +1,6 @@
 //! What `headwater export --persistent` needs beside the cache: the key's file, and the identity of the base.
 
-use std::fs::{DirBuilder, File, OpenOptions, Permissions};
-use std::io::{ErrorKind, Read, Write};
-use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use anyhow::Context;
@@ -10,6 +8,7 @@ use headwater_store::Hash;
 use headwater_volume::PersistentOptions;
 
 use crate::data_dir::DataDir;
+use crate::keys;
 
 /// Puts the options together: reads the key, or makes one for a new cache.
 pub fn options(
@@ -24,82 +23,19 @@ pub fn options(
         None => default_key_file(&data_dir()?, name)?,
     };
     let exists = cache_dir.join(name).join("map").exists();
-    let key = key(&key_file, cache_dir, exists)
+    let key = keys::key(&key_file, cache_dir, exists)
         .with_context(|| format!("cannot use the key of the persistent cache '{name}'"))?;
     Ok(PersistentOptions { name: name.to_owned(), key, base_id })
 }
 
 /// `keys/NAME` in the data directory.
 fn default_key_file(data_dir: &DataDir, name: &str) -> anyhow::Result<PathBuf> {
-    let keys = data_dir.path().join("keys");
-    let mut builder = DirBuilder::new();
-    builder.recursive(true).mode(0o700).create(&keys).with_context(|| {
+    let keys = data_dir.keys();
+    keys::make_directory(&keys).with_context(|| {
         format!("cannot make {} (give the file of the key with --key-file)", keys.display())
     })?;
     anyhow::ensure!(!name.contains('/'), "'{name}' is no name for a persistent cache: it has a '/'");
     Ok(keys.join(name))
-}
-
-/// The key in the file; a new one where there is neither file nor cache.
-fn key(file: &Path, cache_dir: &Path, exists: bool) -> anyhow::Result<[u8; 16]> {
-    let parent = match file.parent() {
-        Some(parent) if !parent.as_os_str().is_empty() => parent,
-        _ => Path::new("."),
-    };
-    let within = |dir: &Path| Some(parent.canonicalize().ok()?.starts_with(dir.canonicalize().ok()?));
-    anyhow::ensure!(
-        within(cache_dir) != Some(true),
-        "{} is in the cache's own directory, where who can read the cache can read it too: choose another \
-         place with --key-file",
-        file.display()
-    );
-    match File::open(file) {
-        Ok(opened) => read_key(opened, file),
-        Err(error) if error.kind() == ErrorKind::NotFound && !exists => new_key(file, parent),
-        Err(error) if error.kind() == ErrorKind::NotFound => Err(error).with_context(|| {
-            format!(
-                "the cache is there, but {} is not (name the file of its key with --key-file)",
-                file.display()
-            )
-        }),
-        Err(error) => Err(error).with_context(|| format!("cannot read {}", file.display())),
-    }
-}
-
-fn read_key(mut opened: File, file: &Path) -> anyhow::Result<[u8; 16]> {
-    let mode = opened.metadata().with_context(|| format!("cannot read {}", file.display()))?.mode();
-    anyhow::ensure!(
-        mode & 0o077 == 0,
-        "{} can be read by others (mode {:o}): chmod 600 it",
-        file.display(),
-        mode & 0o777
-    );
-    let mut text = String::new();
-    opened.read_to_string(&mut text).with_context(|| format!("cannot read {}", file.display()))?;
-    parse(text.trim()).with_context(|| format!("{} does not hold 32 hexadecimal digits", file.display()))
-}
-
-fn parse(text: &str) -> Option<[u8; 16]> {
-    if text.len() != 32 || !text.bytes().all(|b| b.is_ascii_hexdigit()) {
-        return None;
-    }
-    Some(u128::from_str_radix(text, 16).ok()?.to_be_bytes())
-}
-
-fn new_key(file: &Path, parent: &Path) -> anyhow::Result<[u8; 16]> {
-    let failed = || format!("cannot make {}", file.display());
-    let mut key = [0; 16];
-    File::open("/dev/urandom").and_then(|mut random| random.read_exact(&mut key)).with_context(failed)?;
-    let mut made =
-        OpenOptions::new().write(true).create_new(true).mode(0o600).open(file).with_context(failed)?;
-    let text = format!("{:032x}\n", u128::from_be_bytes(key));
-    // Durable before anything is sealed with it.
-    made.set_permissions(Permissions::from_mode(0o600))
-        .and_then(|()| made.write_all(text.as_bytes()))
-        .and_then(|()| made.sync_all())
-        .and_then(|()| File::open(parent)?.sync_all())
-        .with_context(failed)?;
-    Ok(key)
 }
 
 /// Identity of an empty disk.
@@ -126,28 +62,6 @@ pub fn file_id(path: &Path, size_bytes: u64) -> anyhow::Result<[u8; 32]> {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn a_key_is_made_once_and_kept_from_others() {
-        let dir = tempfile::tempdir().unwrap();
-        let (cache, keys) = (dir.path().join("cache"), dir.path().join("keys"));
-        std::fs::create_dir(&cache).unwrap();
-        std::fs::create_dir(&keys).unwrap();
-        let file = keys.join("k");
-        let made = key(&file, &cache, false).unwrap();
-        assert_ne!(made, [0; 16]);
-        assert_eq!(key(&file, &cache, true).unwrap(), made);
-        assert_eq!(file.metadata().unwrap().mode() & 0o777, 0o600);
-        std::fs::set_permissions(&file, Permissions::from_mode(0o644)).unwrap();
-        assert!(key(&file, &cache, true).unwrap_err().to_string().contains("chmod"));
-        // A cache whose key is lost gets no new one, which would not open it.
-        assert!(key(&keys.join("lost"), &cache, true).is_err());
-        assert!(!keys.join("lost").exists());
-        assert!(key(&cache.join("k"), &cache, false).unwrap_err().to_string().contains("own directory"));
-        std::fs::write(&file, "secret").unwrap();
-        std::fs::set_permissions(&file, Permissions::from_mode(0o600)).unwrap();
-        assert!(key(&file, &cache, true).unwrap_err().to_string().contains("32 hexadecimal"));
-    }
 
     #[test]
     fn a_file_that_changes_is_another_base() {

@@ -111,7 +111,7 @@ async fn create(
     created: &mut Created,
 ) -> anyhow::Result<()> {
     for name in names {
-        let request = machine::creation(name.clone(), image.to_owned(), args)?;
+        let request = machine::creation(name.clone(), machine::Boots::Image(image.to_owned()), args)?;
         // A signal may cut us off before the answer. The request goes on then, and is waited for before its
         // machine is removed.
         created.names.push(name);

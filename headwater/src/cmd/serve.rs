@@ -6,21 +6,37 @@ use sd_notify::NotifyState;
 
 use crate::cli::ServeArgs;
 use crate::cmd::signals::EndSignals;
+use crate::cmd::store::Scrub;
 use crate::daemon::{Daemon, Options};
 use crate::data_dir::DataDir;
 use crate::logging;
+use crate::stores::Credentials;
 
 /// Serves until SIGTERM or SIGINT; a second one ends machines that take their time.
 pub async fn run(data_dir: DataDir, args: ServeArgs) -> anyhow::Result<u8> {
     logging::to_stderr(&args.log, args.log_format)?;
     let mut signals = EndSignals::catch()?;
-    let options = Options { listen: args.listen, pause_limit: Duration::from_secs(args.pause) };
+    let scrub = args.scrub.map(|rate| Scrub {
+        rate: Some(rate),
+        repair_from: args.repair_from,
+        credentials: Credentials::default(),
+    });
+    let options = Options {
+        listen: args.listen,
+        store: args.store,
+        offer: args.store_listen.map(|listen| args.offer.options(listen)),
+        scrub,
+        pause_limit: Duration::from_secs(args.pause),
+        stream: args.stream,
+        credentials: args.credentials,
+    };
     let daemon = Daemon::start(data_dir, options).await?;
     tracing::info!(
         version = env!("CARGO_PKG_VERSION"),
         pid = std::process::id(),
         socket = %daemon.data_dir().socket().display(),
         tcp = daemon.tcp().map(tracing::field::display),
+        store = daemon.offer_url(),
         "ready"
     );
     tell(NotifyState::Ready);

@@ -1,5 +1,6 @@
 //! `headwater status`: the daemon and its host.
 
+use headwater_api::HostRam;
 use headwater_block::size;
 
 use crate::client::Client;
@@ -23,6 +24,7 @@ pub async fn run(client: Client, json: bool) -> anyhow::Result<u8> {
         ("store takes", size::format(status.store_bytes)),
         ("machines", active),
         ("write caches in RAM", size::format(status.ram_used_bytes)),
+        ("of the host's budget", budget(&status.host_ram)),
         ("write caches on disk", size::format(status.disk_used_bytes)),
         (
             "alarms",
@@ -34,4 +36,17 @@ pub async fn run(client: Client, json: bool) -> anyhow::Result<u8> {
         show::line(&format!("ALARM: {} since {since}: {text}", alarm.subject))?;
     }
     Ok(0)
+}
+
+/// The memory that all write caches share, in words.
+fn budget(ram: &HostRam) -> String {
+    let (used, limit) = (size::format(ram.used_bytes), size::format(ram.limit_bytes));
+    let mut text = format!("{used} of {limit}");
+    if ram.limit_bytes < ram.configured_bytes {
+        let configured = size::format(ram.configured_bytes);
+        text.push_str(&format!(", lowered from {configured} under memory pressure"));
+    } else if ram.pressure_shrinks > 0 {
+        text.push_str(&format!(", lowered {} times under memory pressure", ram.pressure_shrinks));
+    }
+    text
 }

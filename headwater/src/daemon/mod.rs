@@ -6,6 +6,8 @@
 //!          -> machines stopped (their disks live here) -> database closed -> socket removed
 //! ```
 
+mod scrub;
+
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -17,7 +19,8 @@ use headwater_db::sqlite::SqliteDatabase;
 use headwater_service::backend::{SystemClock, SystemRandom};
 use headwater_service::life::STOP_GRACE_MS;
 use headwater_service::{Parts, Service, Token, operations, server};
-use headwater_store::{Access, LocalDir};
+use headwater_store::{Access, Store};
+use headwater_store_server::StoreServer;
 use headwater_volume::DEFAULT_PAUSE_LIMIT;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
@@ -25,7 +28,11 @@ use tokio::task::JoinHandle;
 use crate::adapters::disks::Volumes;
 use crate::adapters::hypervisor::Qemu;
 use crate::adapters::images::StoredImages;
+use crate::cmd::store::Scrub;
+use crate::daemon::scrub::Scrubbing;
 use crate::data_dir::{DataDir, DataDirLock};
+use crate::stores::{self, Credentials};
+use crate::streaming::StreamArgs;
 
 /// How long requests in flight may take once the daemon stops. The longest is a stop of a machine.
 const REQUESTS_GRACE: Duration = Duration::from_millis(STOP_GRACE_MS + 15_000);
@@ -34,17 +41,34 @@ const REQUESTS_GRACE: Duration = Duration::from_millis(STOP_GRACE_MS + 15_000);
 const JOBS_GRACE: Duration = Duration::from_secs(30);
 
 /// How it serves.
-#[derive(Clone, Copy, Debug)]
 pub struct Options {
     /// A TCP address to listen on besides the socket.
     pub listen: Option<SocketAddr>,
+    /// The store, where it is not the one of the data directory.
+    pub store: Option<String>,
+    /// Where and how the store is offered to others.
+    pub offer: Option<headwater_store_server::Options>,
+    /// How the store is checked all the time.
+    pub scrub: Option<Scrub>,
     /// How long a write waits for room before it is refused.
     pub pause_limit: Duration,
+    /// How images of other hosts are read.
+    pub stream: StreamArgs,
+    /// What their servers are shown.
+    pub credentials: Credentials,
 }
 
 impl Default for Options {
     fn default() -> Self {
-        Self { listen: None, pause_limit: DEFAULT_PAUSE_LIMIT }
+        Self {
+            listen: None,
+            store: None,
+            offer: None,
+            scrub: None,
+            pause_limit: DEFAULT_PAUSE_LIMIT,
+            stream: StreamArgs::default(),
+            credentials: Credentials::default(),
+        }
     }
 }
 
@@ -59,6 +83,8 @@ pub struct Daemon {
     servers: Vec<JoinHandle<std::io::Result<()>>>,
     ticker: JoinHandle<()>,
     tcp: Option<SocketAddr>,
+    offer_url: Option<String>,
+    scrubbing: Option<Scrubbing>,
 }
 
 impl Daemon {
@@ -77,15 +103,30 @@ impl Daemon {
         let socket_file = SocketFile(data_dir.socket());
         let tcp_address = tcp.as_ref().map(|(listener, _)| listener.local_addr()).transpose()?;
         let database = Arc::new(SqliteDatabase::open(&data_dir.database()).await?);
-        let service = service(&data_dir, database.clone(), options.pause_limit).await?;
+        let store = open_store(&data_dir, options.store, options.credentials).await?;
+        let offer = match &options.offer {
+            Some(offer) => Some(StoreServer::bind(store.clone(), offer).await?),
+            None => None,
+        };
+        let offer_url = offer.as_ref().map(StoreServer::url);
+        let service =
+            service(&data_dir, store.clone(), database.clone(), (options.pause_limit, options.stream))
+                .await?;
         service.recover().await.context("cannot clean up after an earlier daemon")?;
 
         let router = operations::router(service.clone());
         let (stop, stopped) = watch::channel(false);
         let mut servers = vec![tokio::spawn(server::serve_unix(unix, router.clone(), stopped.clone()))];
         if let Some((listener, token)) = tcp {
-            servers.push(tokio::spawn(server::serve_tcp(listener, router, token, stopped)));
+            servers.push(tokio::spawn(server::serve_tcp(listener, router, token, stopped.clone())));
         }
+        if let Some(offer) = offer {
+            servers.push(tokio::spawn(async move {
+                offer.run(stopped).await;
+                Ok(())
+            }));
+        }
+        let scrubbing = options.scrub.map(|scrub| Scrubbing::start(store, scrub)).transpose()?;
         // The first look at the hypervisor takes seconds: not when the first machine starts.
         let looking = service.clone();
         tokio::spawn(async move { looking.look_at_hypervisor().await });
@@ -101,12 +142,19 @@ impl Daemon {
             servers,
             ticker,
             tcp: tcp_address,
+            offer_url,
+            scrubbing,
         })
     }
 
     /// The TCP address that it listens on, with the port that it got.
     pub fn tcp(&self) -> Option<SocketAddr> {
         self.tcp
+    }
+
+    /// Where the store is offered to others.
+    pub fn offer_url(&self) -> Option<&str> {
+        self.offer_url.as_deref()
     }
 
     /// Where it is.
@@ -123,6 +171,10 @@ impl Daemon {
     /// Finishes what is in flight, stops all machines, and ends.
     pub async fn stop(self) {
         self.service.begin_stop();
+        if let Some(scrubbing) = self.scrubbing {
+            // It looks often whether it is to end, but the store may take its time.
+            tokio::task::spawn_blocking(move || drop(scrubbing));
+        }
         // Where all servers have ended there is nobody to tell.
         let _ = self.stop.send(true);
         let finish = async {
@@ -157,18 +209,33 @@ impl Drop for SocketFile {
     }
 }
 
+async fn open_store(
+    data_dir: &DataDir,
+    name: Option<String>,
+    credentials: Credentials,
+) -> anyhow::Result<Arc<dyn Store>> {
+    let own = data_dir.store();
+    let opened = tokio::task::spawn_blocking(move || match name {
+        Some(name) => {
+            let access = if stores::is_server(&name) { Access::Read } else { Access::WRITE };
+            stores::open(&name, access, &credentials)
+        }
+        None => Ok(Arc::new(headwater_store::LocalDir::open(&own, Access::WRITE)?) as Arc<dyn Store>),
+    });
+    Ok(opened.await.context("cannot open the store")??)
+}
+
 async fn service(
     data_dir: &DataDir,
+    store: Arc<dyn Store>,
     db: Arc<SqliteDatabase>,
-    pause_limit: Duration,
+    (pause_limit, stream): (Duration, StreamArgs),
 ) -> anyhow::Result<Service> {
-    let (store_dir, cache_dir) = (data_dir.store(), data_dir.cache());
-    let opened = tokio::task::spawn_blocking(move || -> anyhow::Result<_> {
-        let store = LocalDir::open(&store_dir, Access::WRITE)?;
-        let disks = Volumes::new(store.clone(), cache_dir, pause_limit)?;
-        Ok((store, disks))
+    let (of_disks, cache_dir, keys_dir) = (store.clone(), data_dir.cache(), data_dir.keys());
+    let opened = tokio::task::spawn_blocking(move || {
+        Volumes::new(of_disks, cache_dir, keys_dir, pause_limit, &stream)
     });
-    let (store, disks) = opened.await.context("cannot open the store")??;
+    let disks = opened.await.context("cannot open the store")??;
     Ok(Service::new(Parts {
         db,
         images: Arc::new(StoredImages::new(store)),

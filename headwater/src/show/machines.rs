@@ -65,5 +65,10 @@ fn version(machine: &Machine) -> String {
     if machine.pin.is_some() {
         text.push_str(" (pinned)");
     }
+    if machine.edits.is_some() {
+        text.push_str(" (edits)");
+    } else if machine.kept.is_some() {
+        text.push_str(" (kept)");
+    }
     text
 }

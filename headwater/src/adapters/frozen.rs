@@ -1,0 +1,98 @@
+//! Versions of disks: a frozen view of a volume, imported as a version whose parent lies below the volume.
+
+use std::sync::Arc;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use async_trait::async_trait;
+use headwater_api::{ImageVersion, ProblemKind};
+use headwater_block::{Device, IoError};
+use headwater_image::{Basis, Cancel, ImportOptions};
+use headwater_service::backend::{BackendError, FrozenDisk, JobControl, SealOrder, SealOutcome};
+use headwater_store::{ImageName, Pin, Store};
+use headwater_volume::{FrozenView, Volume};
+
+use crate::adapters::disks::blocking;
+use crate::adapters::images::{end_of, forward, gone, hash_of, image_failed, store_failed, version_of};
+
+/// A frozen disk.
+pub struct FrozenVolume {
+    store: Arc<dyn Store>,
+    below: ImageVersion,
+    view: Arc<FrozenView>,
+    /// The version below stays as long as this.
+    _pin: Pin,
+    /// Opened for this, and closed with it.
+    opened: Option<Arc<Volume>>,
+}
+
+impl FrozenVolume {
+    /// Freezes a volume that a machine uses.
+    pub fn of_machine(
+        store: &Arc<dyn Store>,
+        below: &ImageVersion,
+        volume: &Volume,
+    ) -> Result<Self, BackendError> {
+        let pin = store.pin(hash_of(below)?).map_err(store_failed)?;
+        let view = volume.freeze().map_err(in_use)?;
+        Ok(Self { store: store.clone(), below: below.clone(), view, _pin: pin, opened: None })
+    }
+
+    /// Freezes a volume that was opened for this.
+    pub fn of_nobody(
+        store: &Arc<dyn Store>,
+        below: ImageVersion,
+        volume: Arc<Volume>,
+        pin: Pin,
+    ) -> Result<Self, BackendError> {
+        let view = volume.freeze().map_err(in_use)?;
+        Ok(Self { store: store.clone(), below, view, _pin: pin, opened: Some(volume) })
+    }
+
+    fn seal(&self, order: &SealOrder, job: &JobControl) -> Result<SealOutcome, BackendError> {
+        let name: ImageName = self.below.image.parse().map_err(store_failed)?;
+        let since_1970 = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        let mut options = ImportOptions::new(name.clone(), since_1970.as_secs());
+        options.source = end_of(&order.source);
+        options.note.clone_from(&order.note);
+        options.author.clone_from(&order.author);
+        let view = Arc::clone(&self.view);
+        let changes = Arc::new(move |range, max_runs| {
+            view.changed(range, max_runs).into_iter().map(|run| (run.len, run.changed)).collect()
+        });
+        options.basis = Some(Basis { parent: hash_of(&self.below)?, changes });
+        let cancel: Cancel = options.cancel.clone();
+        let source: Arc<dyn Device> = Arc::clone(&self.view) as _;
+        let imported = headwater_image::import(source, &*self.store, &options, &mut forward(job, &cancel))
+            .map_err(|e| {
+                let nothing = e.kind() == headwater_image::ImageErrorKind::Invalid;
+                let failed = image_failed(e);
+                if nothing { failed.advise("change something on the machine first") } else { failed }
+            })?;
+        let image = self.store.image(&name).map_err(store_failed)?.ok_or_else(|| store_failed(gone()))?;
+        let version = version_of(&image, &imported.version);
+        Ok(SealOutcome { version, changed_bytes: imported.read_bytes })
+    }
+}
+
+#[async_trait]
+impl FrozenDisk for FrozenVolume {
+    async fn seal(
+        self: Box<Self>,
+        order: SealOrder,
+        job: Arc<JobControl>,
+    ) -> Result<SealOutcome, BackendError> {
+        blocking("make a version", move || FrozenVolume::seal(&self, &order, &job)).await
+    }
+}
+
+impl Drop for FrozenVolume {
+    fn drop(&mut self) {
+        if let Some(volume) = &self.opened {
+            volume.close();
+        }
+    }
+}
+
+fn in_use(error: IoError) -> BackendError {
+    BackendError::new(ProblemKind::Conflict, "cannot freeze the disk").because(error)
+}

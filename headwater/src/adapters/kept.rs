@@ -1,0 +1,154 @@
+//! The files of disks that are kept: a persistent write cache in `cache/disk-UUID`, and its key in `keys/disk-UUID`.
+//!
+//! The key is made before the cache and goes before it. So a cache without a key is left over and cannot be read, and a
+//! key without a cache means that the cache was lost: that is an error, and no reason to begin with an empty disk.
+
+use std::io::ErrorKind;
+use std::path::{Path, PathBuf};
+
+use headwater_api::ProblemKind;
+use headwater_service::backend::BackendError;
+use headwater_store::Hash;
+use headwater_volume::PersistentOptions;
+use uuid::Uuid;
+
+use crate::keys;
+
+/// Where kept disks are.
+#[derive(Clone, Debug)]
+pub struct KeptFiles {
+    /// Of their write caches.
+    pub cache_dir: PathBuf,
+    /// Of their keys.
+    pub keys_dir: PathBuf,
+}
+
+fn name(id: Uuid) -> String {
+    format!("disk-{id}")
+}
+
+/// The disk that a file or directory belongs to.
+fn id_of(name: &std::ffi::OsStr) -> Option<Uuid> {
+    Uuid::parse_str(name.to_str()?.strip_prefix("disk-")?).ok()
+}
+
+impl KeptFiles {
+    /// How to open a disk over a version: as it was left, or for the first time.
+    pub fn options(&self, id: Uuid, manifest: Hash) -> Result<PersistentOptions, BackendError> {
+        let failed = |what: String| BackendError::new(ProblemKind::Failed, what);
+        let (name, key_file) = (name(id), self.keys_dir.join(name(id)));
+        let cache = self.cache_dir.join(&name);
+        let exists = cache.join("map").exists();
+        if !exists && key_file.exists() {
+            let message =
+                format!("what the machine wrote is gone: its kept disk {} is not there", cache.display());
+            return Err(BackendError::new(ProblemKind::Damaged, message).advise(
+                "bring that directory back, or give the machine a pristine disk ('headwater machine reset')",
+            ));
+        }
+        keys::make_directory(&self.keys_dir)
+            .map_err(|e| BackendError::from_io(format!("cannot make {}", self.keys_dir.display()), e))?;
+        let key = keys::key(&key_file, &self.cache_dir, exists)
+            .map_err(|e| failed("cannot use the key of the machine's kept disk".to_owned()).because(e))?;
+        Ok(PersistentOptions { name, key, base_id: manifest.0 })
+    }
+
+    /// Removes a disk: its key first.
+    pub fn discard(&self, id: Uuid) -> Result<(), BackendError> {
+        let failed = |path: &Path, e| BackendError::from_io(format!("cannot remove {}", path.display()), e);
+        let key = self.keys_dir.join(name(id));
+        match std::fs::remove_file(&key) {
+            Err(e) if e.kind() != ErrorKind::NotFound => return Err(failed(&key, e)),
+            _ => {}
+        }
+        let cache = self.cache_dir.join(name(id));
+        match std::fs::remove_dir_all(&cache) {
+            Err(e) if e.kind() != ErrorKind::NotFound => Err(failed(&cache, e)),
+            _ => Ok(()),
+        }
+    }
+
+    /// Removes all disks but some. Returns what was removed.
+    pub fn sweep(&self, keep: &[Uuid]) -> Result<Vec<String>, BackendError> {
+        let mut removed = Vec::new();
+        for dir in [&self.cache_dir, &self.keys_dir] {
+            let failed = |e| BackendError::from_io(format!("cannot clean up {}", dir.display()), e);
+            let entries = match std::fs::read_dir(dir) {
+                Err(e) if e.kind() == ErrorKind::NotFound => continue,
+                entries => entries.map_err(failed)?,
+            };
+            for entry in entries {
+                let entry = entry.map_err(failed)?;
+                let id = id_of(&entry.file_name()).filter(|id| !keep.contains(id));
+                if let Some(id) = id {
+                    self.discard(id)?;
+                    removed.push(entry.path().display().to_string());
+                }
+            }
+        }
+        Ok(removed)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn files(dir: &Path) -> KeptFiles {
+        let files = KeptFiles { cache_dir: dir.join("cache"), keys_dir: dir.join("keys") };
+        std::fs::create_dir(&files.cache_dir).unwrap();
+        files
+    }
+
+    fn make(files: &KeptFiles, id: Uuid) -> PersistentOptions {
+        let options = files.options(id, Hash([1; 32])).unwrap();
+        let dir = files.cache_dir.join(&options.name);
+        std::fs::create_dir_all(&dir).unwrap();
+        std::fs::write(dir.join("map"), "").unwrap();
+        options
+    }
+
+    #[test]
+    fn a_disk_has_one_key_and_goes_whole() {
+        let dir = tempfile::tempdir().unwrap();
+        let files = files(dir.path());
+        let id = Uuid::from_u128(7);
+        let first = make(&files, id);
+        let again = files.options(id, Hash([1; 32])).unwrap();
+        assert!(first == again && first.base_id == [1; 32]);
+        assert_ne!(make(&files, Uuid::from_u128(8)).key, first.key);
+        files.discard(id).unwrap();
+        files.discard(id).unwrap();
+        assert!(!files.cache_dir.join(&first.name).exists() && !files.keys_dir.join(&first.name).exists());
+        assert_ne!(files.options(id, Hash([1; 32])).unwrap().key, first.key);
+    }
+
+    #[test]
+    fn a_cache_that_is_lost_is_no_empty_disk() {
+        let dir = tempfile::tempdir().unwrap();
+        let files = files(dir.path());
+        let options = make(&files, Uuid::from_u128(7));
+        std::fs::remove_dir_all(files.cache_dir.join(options.name)).unwrap();
+        let error = files.options(Uuid::from_u128(7), Hash([1; 32])).unwrap_err();
+        assert_eq!(error.kind(), ProblemKind::Damaged);
+        assert!(error.advice().unwrap().contains("machine reset"));
+    }
+
+    #[test]
+    fn sweeping_leaves_what_is_kept_and_what_is_not_ours() {
+        let dir = tempfile::tempdir().unwrap();
+        let files = files(dir.path());
+        let (kept, gone) = (Uuid::from_u128(1), Uuid::from_u128(2));
+        make(&files, kept);
+        make(&files, gone);
+        // A key whose cache went first, and those of `headwater export --persistent`.
+        std::fs::write(files.keys_dir.join(name(Uuid::from_u128(3))), "").unwrap();
+        std::fs::write(files.keys_dir.join("mine"), "").unwrap();
+        std::fs::create_dir(files.cache_dir.join("mine")).unwrap();
+        assert_eq!(files.sweep(&[kept]).unwrap().len(), 2);
+        for (dir, count) in [(&files.cache_dir, 2), (&files.keys_dir, 2)] {
+            assert_eq!(std::fs::read_dir(dir).unwrap().count(), count, "{}", dir.display());
+        }
+        assert!(files.options(kept, Hash([1; 32])).is_ok());
+    }
+}

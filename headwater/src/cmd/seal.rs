@@ -1,0 +1,73 @@
+//! `image edit`, `image seal`, `image discard` and `machine seal`: maintenance of images.
+
+use headwater_api::{Edit, EditRequest, JobResult, Pause, SealRequest, Sealed};
+use headwater_block::size;
+
+use crate::client::Client;
+use crate::show::{self, progress::Shown};
+
+/// Has a machine edit an image.
+pub async fn edit(client: &Client, image: &str, machine: String, json: bool) -> anyhow::Result<()> {
+    let edit = client.edit(image, &EditRequest { machine }).await?;
+    if json {
+        return show::json(&edit);
+    }
+    let Edit { image, version, machine, .. } = edit;
+    show::line(&format!(
+        "{machine} boots {image}@{version} on a private disk from its next start on; 'headwater image seal {image}' makes \
+         a version of what it does, 'headwater image discard {image}' forgets it"
+    ))
+}
+
+/// Forgets what was edited.
+pub async fn discard(client: &Client, image: &str, json: bool) -> anyhow::Result<()> {
+    client.discard_edit(image).await?;
+    if json { Ok(()) } else { show::line(&format!("what was changed of {image} is forgotten")) }
+}
+
+/// Makes a version of what was edited.
+pub async fn image(client: &Client, image: &str, note: Option<String>, json: bool) -> anyhow::Result<()> {
+    let request = SealRequest { note: note.unwrap_or_default() };
+    let mut shown = Shown::begin(&format!("seal {image}"), json);
+    let result = client.seal_image(image, &request, |progress| shown.update(progress)).await;
+    shown.end();
+    told(result?, json)
+}
+
+/// Makes a version of a machine's disk.
+pub async fn machine(client: &Client, name: &str, note: Option<String>, json: bool) -> anyhow::Result<()> {
+    let request = SealRequest { note: note.unwrap_or_default() };
+    let mut shown = Shown::begin(&format!("seal {name}"), json);
+    let result = client.seal_machine(name, &request, |progress| shown.update(progress)).await;
+    shown.end();
+    told(result?, json)
+}
+
+fn told(result: JobResult, json: bool) -> anyhow::Result<()> {
+    if json {
+        return show::json(&result);
+    }
+    let JobResult::Sealed(sealed) = result else {
+        anyhow::bail!("the daemon answered something else than a version: is it of another version?");
+    };
+    let Sealed { version, parent, changed_bytes, pause } = *sealed;
+    let (changed, stored) = (size::format(changed_bytes), size::format(version.stored_bytes));
+    let name = format!("{}@{}", version.image, version.number);
+    show::line(&format!(
+        "sealed as {name} over {parent}, {changed} changed, {stored} stored, {}",
+        version.hash
+    ))?;
+    if let Some(Pause { disk_us, guest_ms, remark }) = pause {
+        let disk = format!("the disk paused for {}.{:03} ms", disk_us / 1000, disk_us % 1000);
+        match (guest_ms, remark) {
+            (Some(ms), _) => show::line(&format!("{disk}, the guest's file systems for {ms} ms"))?,
+            (None, remark) => {
+                let why = remark.map(|why| format!(": {}", show::printable(&why))).unwrap_or_default();
+                show::line(&format!(
+                    "{disk}; the version is as after a power cut, since the guest's file systems were not frozen{why}"
+                ))?;
+            }
+        }
+    }
+    show::line(&format!("'headwater image promote {name} test' lets machines boot it"))
+}

@@ -1,0 +1,394 @@
+//! `headwater store`: stores without a daemon. Copying versions between them, serving one, checking and repairing one.
+
+use std::io::Write as _;
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use anyhow::Context;
+use clap::{Args, Subcommand, ValueHint};
+use headwater_api::Progress;
+use headwater_block::size;
+use headwater_image::{Cancel, Verified, files_touched, repair, verify_at};
+use headwater_store::copy::{everything, selected};
+use headwater_store::{Access, Copied, Hash, ImageReference, Store, StoreError, StoreErrorKind, copy};
+use headwater_store_server::{Options, StoreServer, TlsFiles, token_line};
+use serde::Serialize;
+use tokio::sync::watch;
+
+use crate::cmd::signals::EndSignals;
+use crate::failure::DAMAGED;
+use crate::show::{self, progress::Shown};
+use crate::stores::{self, Credentials};
+
+/// `headwater store ...`.
+#[derive(Debug, Subcommand)]
+pub enum StoreCommand {
+    /// Copy versions to another store, each under its own number; what is there is not sent again
+    Copy {
+        /// A directory, s3://BUCKET/PREFIX[?endpoint=URL], or servers: https://HOST[,https://HOST..]
+        #[arg(value_name = "FROM")]
+        source: String,
+        /// A directory or s3://..; made if there is none
+        #[arg(value_name = "TO")]
+        target: String,
+        /// IMAGE, IMAGE:CHANNEL, IMAGE@NUMBER or IMAGE@HASH
+        #[arg(required = true)]
+        images: Vec<String>,
+        /// What servers need to be shown
+        #[command(flatten)]
+        credentials: Credentials,
+    },
+    /// Copy all versions and channels that another store does not have; removes nothing there
+    Sync {
+        /// A directory, s3://BUCKET/PREFIX[?endpoint=URL], or servers: https://HOST[,https://HOST..]
+        #[arg(value_name = "FROM")]
+        source: String,
+        /// A directory or s3://..; made if there is none
+        #[arg(value_name = "TO")]
+        target: String,
+        /// What servers need to be shown
+        #[command(flatten)]
+        credentials: Credentials,
+    },
+    /// Offer a store to others over HTTP, for reading
+    Serve {
+        /// A directory or s3://..
+        store: String,
+        /// Where, for instance 127.0.0.1:8090; anything but loopback needs TLS and tokens
+        #[arg(long, value_name = "ADDR")]
+        listen: SocketAddr,
+        /// Certificate, key and tokens
+        #[command(flatten)]
+        offer: OfferArgs,
+    },
+    /// Make a token for readers: print it, once, and add its hash to a file
+    Token {
+        /// Who gets it, for people
+        name: String,
+        /// The file; made if there is none
+        #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
+        token_file: PathBuf,
+    },
+    /// Read all of a store, or some versions, compare it with its hashes, and repair what is damaged
+    Verify {
+        /// A directory, s3://.. or https://..
+        store: String,
+        /// IMAGE, IMAGE:CHANNEL, IMAGE@NUMBER or IMAGE@HASH [default: all]
+        images: Vec<String>,
+        /// Read at most so many bytes a second
+        #[arg(long, value_name = "SIZE", value_parser = size::parse)]
+        rate: Option<u64>,
+        /// Take what is damaged from this store, if it has it; may be given several times
+        #[arg(long, value_name = "STORE")]
+        repair_from: Vec<String>,
+        /// What servers need to be shown
+        #[command(flatten)]
+        credentials: Credentials,
+    },
+}
+
+/// How a store is offered to others.
+#[derive(Clone, Debug, Default, Args)]
+pub struct OfferArgs {
+    /// Certificate in PEM, with those between it and the authority
+    #[arg(long, value_name = "FILE", requires = "tls_key", value_hint = ValueHint::FilePath)]
+    pub tls_cert: Option<PathBuf>,
+    /// Its key in PEM
+    #[arg(long, value_name = "FILE", requires = "tls_cert", value_hint = ValueHint::FilePath)]
+    pub tls_key: Option<PathBuf>,
+    /// Names and hashes of the tokens of those who may read; 'headwater store token' adds one
+    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
+    pub token_file: Option<PathBuf>,
+}
+
+impl OfferArgs {
+    /// As the server takes them.
+    pub fn options(&self, listen: SocketAddr) -> Options {
+        let files = self.tls_cert.clone().zip(self.tls_key.clone());
+        let tls = files.map(|(certificate, key)| TlsFiles { certificate, key });
+        Options { listen, tls, token_file: self.token_file.clone() }
+    }
+}
+
+/// Carries out one of the store commands.
+pub fn run(command: StoreCommand, json: bool) -> anyhow::Result<u8> {
+    match command {
+        StoreCommand::Copy { source, target, images, credentials } => {
+            let references =
+                images.iter().map(|image| image.parse()).collect::<Result<Vec<ImageReference>, _>>()?;
+            copy_some(&Between { source, target, credentials }, Some(&references), json)?;
+            Ok(0)
+        }
+        StoreCommand::Sync { source, target, credentials } => {
+            copy_some(&Between { source, target, credentials }, None, json)?;
+            Ok(0)
+        }
+        StoreCommand::Serve { store, listen, offer } => serve(&store, &offer.options(listen)),
+        StoreCommand::Token { name, token_file } => add_token(&name, &token_file).map(|()| 0),
+        StoreCommand::Verify { store, images, rate, repair_from, credentials } => {
+            check(&store, &images, &Scrub { rate, repair_from, credentials }, json)
+        }
+    }
+}
+
+/// From where to where.
+struct Between {
+    source: String,
+    target: String,
+    credentials: Credentials,
+}
+
+#[derive(Serialize)]
+struct CopyReport {
+    versions: u32,
+    present: u32,
+    objects: u32,
+    bytes: u64,
+}
+
+fn copy_some(between: &Between, references: Option<&[ImageReference]>, json: bool) -> anyhow::Result<()> {
+    let source = stores::open(&between.source, Access::Read, &between.credentials)?;
+    let what = match references {
+        Some(references) => selected(&*source, references)?,
+        None => everything(&*source)?,
+    };
+    let access = Access::Copy { new_chunk_bytes: source.chunk_bytes() };
+    let target = stores::open(&between.target, access, &between.credentials)?;
+    let stopped = stop_on_signals()?;
+    let mut shown = Shown::begin(if references.is_some() { "copy" } else { "sync" }, json);
+    let outcome = copy(&*source, &*target, &what, references.is_none(), &mut |at| {
+        shown.update(Progress { done_bytes: at.done_bytes, total_bytes: at.total_bytes });
+        if stopped.load(Ordering::Relaxed) {
+            let message = "stopped; the same command goes on where this one ended";
+            return Err(StoreError::new(StoreErrorKind::Io, message));
+        }
+        Ok(())
+    });
+    shown.end();
+    let Copied { versions, present, objects, bytes } =
+        outcome.with_context(|| format!("cannot copy from {} to {}", source.shown(), target.shown()))?;
+    if json {
+        return show::json(&CopyReport { versions, present, objects, bytes });
+    }
+    let sent = size::format(bytes);
+    show::line(&format!(
+        "{versions} versions copied to {}, {present} were there; {sent} in {objects} objects",
+        target.shown()
+    ))
+}
+
+/// Set once the user or the system wants us to end.
+fn stop_on_signals() -> anyhow::Result<Arc<AtomicBool>> {
+    let stopped = Arc::new(AtomicBool::new(false));
+    let told = Arc::clone(&stopped);
+    let runtime =
+        tokio::runtime::Builder::new_current_thread().enable_all().build().context("cannot start")?;
+    let (ready, is_ready) = std::sync::mpsc::channel();
+    std::thread::spawn(move || {
+        runtime.block_on(async move {
+            let caught = EndSignals::catch();
+            let sound = caught.is_ok();
+            // Whoever waits for it is still there.
+            let _ = ready.send(caught.as_ref().err().map(ToString::to_string));
+            if let (true, Ok(mut signals)) = (sound, caught) {
+                signals.next().await;
+                told.store(true, Ordering::Relaxed);
+                // A second time, it ends at once.
+                signals.next().await;
+                std::process::exit(130);
+            }
+        });
+    });
+    match is_ready.recv() {
+        Ok(Some(e)) => anyhow::bail!("{e}"),
+        _ => Ok(stopped),
+    }
+}
+
+fn serve(store: &str, options: &Options) -> anyhow::Result<u8> {
+    let store = stores::open(store, Access::Read, &Credentials::default())?;
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().context("cannot start")?;
+    runtime.block_on(async {
+        let mut signals = EndSignals::catch()?;
+        let server = StoreServer::bind(store, options).await?;
+        show::line(&server.url())?;
+        let (stop, stopped) = watch::channel(false);
+        let serving = tokio::spawn(server.run(stopped));
+        signals.next().await;
+        // Where the server has ended already there is nobody to tell.
+        let _ = stop.send(true);
+        serving.await.context("the server failed")?;
+        Ok(0)
+    })
+}
+
+fn add_token(name: &str, file: &Path) -> anyhow::Result<()> {
+    use std::os::unix::fs::OpenOptionsExt;
+    let token = format!("{}{}", uuid::Uuid::new_v4().simple(), uuid::Uuid::new_v4().simple());
+    let line = token_line(name, &token)?;
+    let failed = || format!("cannot add a token to {}", file.display());
+    let known = match std::fs::read_to_string(file) {
+        Ok(text) => text,
+        Err(e) if e.kind() == std::io::ErrorKind::NotFound => String::new(),
+        Err(e) => return Err(e).with_context(failed),
+    };
+    anyhow::ensure!(
+        !known.lines().any(|line| line.split(' ').next() == Some(name)),
+        "{} has a token named '{name}' already: take its line out first, or choose another name",
+        file.display()
+    );
+    let mut options = std::fs::File::options();
+    let mut open = options.append(true).create(true).mode(0o600).open(file).with_context(failed)?;
+    let separator = if known.is_empty() || known.ends_with('\n') { "" } else { "\n" };
+    open.write_all(format!("{separator}{line}\n").as_bytes()).with_context(failed)?;
+    open.sync_all().with_context(failed)?;
+    show::line(&token)
+}
+
+/// How a store is checked.
+pub struct Scrub {
+    /// Bytes a second, at most.
+    pub rate: Option<u64>,
+    /// Stores that may have what is damaged here.
+    pub repair_from: Vec<String>,
+    /// What servers need to be shown.
+    pub credentials: Credentials,
+}
+
+#[derive(Serialize)]
+struct CheckReport {
+    versions: Vec<CheckedVersion>,
+}
+
+/// What came of one version.
+#[derive(Debug, Serialize)]
+pub struct CheckedVersion {
+    /// `IMAGE@NUMBER`, all that have these contents.
+    pub names: Vec<String>,
+    /// The manifest's hash.
+    pub hash: String,
+    /// Chunks that were read.
+    pub chunks: u64,
+    /// Chunks and objects that were repaired.
+    pub repaired: u64,
+    /// What is damaged still, a line each.
+    pub damage: Vec<String>,
+    /// Files that it touches.
+    pub files: Vec<String>,
+}
+
+impl CheckedVersion {
+    fn is_sound(&self) -> bool {
+        self.damage.is_empty()
+    }
+
+    fn show(&self) -> anyhow::Result<()> {
+        let names = self.names.join(", ");
+        for line in &self.damage {
+            show::line(&format!("{names}: {}", show::printable(line)))?;
+        }
+        for file in &self.files {
+            show::line(&format!("{names}: cannot be read: {}", show::printable(file)))?;
+        }
+        if self.repaired > 0 {
+            show::line(&format!("{names}: {} places repaired", self.repaired))?;
+        }
+        let verdict = if self.is_sound() { "sound" } else { "damaged" };
+        show::line(&format!("{names} is {verdict}: {} chunks read", self.chunks))
+    }
+}
+
+fn check(name: &str, images: &[String], scrub: &Scrub, json: bool) -> anyhow::Result<u8> {
+    let access = if scrub.repair_from.is_empty() {
+        Access::Read
+    } else {
+        // What is there stays: only bytes are put right.
+        Access::Copy { new_chunk_bytes: headwater_store::CHUNK_BYTES_DEFAULT }
+    };
+    // A store that is not there is not made only to be checked.
+    let mut store = stores::open(name, Access::Read, &scrub.credentials)?;
+    if access != Access::Read {
+        store = stores::open(name, access, &scrub.credentials)?;
+    }
+    let sources = open_sources(scrub)?;
+    let references = images.iter().map(|image| image.parse()).collect::<Result<Vec<ImageReference>, _>>()?;
+    let what = if images.is_empty() { everything(&*store)? } else { selected(&*store, &references)? };
+    let stopped = stop_on_signals()?;
+    let mut report = CheckReport { versions: Vec::new() };
+    for (hash, names) in distinct(&what) {
+        let cancel = Cancel::new();
+        let mut shown = Shown::begin(&format!("verify {}", names.join(", ")), json);
+        let checked = check_version(&*store, hash, names, (scrub.rate, &sources), &cancel, &mut |at| {
+            shown.update(Progress { done_bytes: at.done_bytes, total_bytes: at.total_bytes });
+            if stopped.load(Ordering::Relaxed) {
+                cancel.cancel();
+            }
+        });
+        shown.end();
+        let checked = checked?;
+        if !json {
+            checked.show()?;
+        }
+        report.versions.push(checked);
+    }
+    let sound = report.versions.iter().all(CheckedVersion::is_sound);
+    if json {
+        show::json(&report)?;
+    }
+    Ok(if sound { 0 } else { DAMAGED })
+}
+
+/// Opens the stores that may have what is damaged.
+pub fn open_sources(scrub: &Scrub) -> Result<Vec<Arc<dyn Store>>, StoreError> {
+    scrub.repair_from.iter().map(|name| stores::open(name, Access::Read, &scrub.credentials)).collect()
+}
+
+/// Contents are checked once, whatever the number of versions that have them.
+pub fn distinct(
+    what: &[(headwater_store::Image, Vec<headwater_store::Version>)],
+) -> Vec<(Hash, Vec<String>)> {
+    let mut out: Vec<(Hash, Vec<String>)> = Vec::new();
+    for (image, version) in what.iter().flat_map(|(image, versions)| versions.iter().map(move |v| (image, v)))
+    {
+        let name = format!("{}@{}", image.name, version.number);
+        match out.iter_mut().find(|(hash, _)| *hash == version.manifest) {
+            Some((_, names)) => names.push(name),
+            None => out.push((version.manifest, vec![name])),
+        }
+    }
+    out
+}
+
+/// Verifies a version at a rate, repairs what can be repaired, and says what the rest touches.
+pub fn check_version(
+    store: &dyn Store,
+    hash: Hash,
+    names: Vec<String>,
+    (rate, sources): (Option<u64>, &[Arc<dyn Store>]),
+    cancel: &Cancel,
+    progress: &mut dyn FnMut(headwater_image::Progress),
+) -> anyhow::Result<CheckedVersion> {
+    let doing = || format!("cannot verify {}", names.join(", "));
+    let found = verify_at(store, hash, rate, cancel, progress).with_context(doing)?;
+    let chunks = found.chunks;
+    let (mut left, mut repaired, mut reasons) = (found, 0, Vec::new());
+    if !left.is_sound() && !sources.is_empty() {
+        let done = repair(store, hash, &left, sources, cancel).with_context(doing)?;
+        (left, repaired, reasons) = (done.left, done.chunks + done.objects, done.reasons);
+    }
+    let mut files = Vec::new();
+    if !left.is_sound() {
+        let touched = files_touched(store, hash, &left.damaged, cancel).with_context(doing)?;
+        files = touched.files.into_iter().chain(touched.remarks).collect();
+    }
+    let damage = damage_lines(&left).into_iter().chain(reasons).collect();
+    Ok(CheckedVersion { names, hash: hash.to_string(), chunks, repaired, damage, files })
+}
+
+fn damage_lines(found: &Verified) -> Vec<String> {
+    let objects =
+        found.objects.iter().map(|object| format!("data object {}: {}", object.object, object.reason));
+    objects.chain(found.damaged.iter().map(ToString::to_string)).collect()
+}

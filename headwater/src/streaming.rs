@@ -1,0 +1,364 @@
+//! Reading images across a network: the flags, the caches, boot traces, and copying in the background.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use clap::Args;
+use headwater_block::size;
+use headwater_image::{Background, ChunkCache, DiskCache, ImageError, Trace, VersionReader};
+use headwater_store::{Hash, Store, StoreErrorKind};
+use serde::Serialize;
+use tokio::sync::watch;
+
+use crate::adapters::disks::host_memory_bytes;
+
+/// How long after its disk was opened a machine's boot is recorded.
+const BOOT_LASTS: Duration = Duration::from_secs(120);
+/// A version whose trace has so many boots is not recorded any more.
+const BOOTS_RECORDED: u32 = 4;
+/// The most memory for chunks of images, as a share of the host's memory, and its bounds.
+const CHUNK_CACHE_SHARE: u64 = 8;
+const CHUNK_CACHE_MIN_BYTES: u64 = 32 << 20;
+const CHUNK_CACHE_MAX_BYTES: u64 = 1 << 30;
+/// A boot trace is fetched up to this part of the memory for chunks, of which the rest is for other reads.
+const PREFETCH_SHARE: (u64, u64) = (3, 4);
+
+/// A chunk cache on disk: where, and how large.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DiskCachePlace {
+    /// The directory.
+    pub dir: PathBuf,
+    /// The most bytes that it may take.
+    pub size_bytes: u64,
+}
+
+impl std::str::FromStr for DiskCachePlace {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let (dir, bytes) = text
+            .rsplit_once(':')
+            .filter(|(dir, _)| !dir.is_empty())
+            .ok_or_else(|| format!("'{text}' is not DIR:SIZE, for instance /var/cache/headwater:20G"))?;
+        Ok(Self { dir: dir.into(), size_bytes: size::parse(bytes)? })
+    }
+}
+
+/// How fast an image is copied: bytes a second, or `None` for as fast as it goes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CopyRate(pub Option<u64>);
+
+impl std::str::FromStr for CopyRate {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text {
+            "max" => Ok(Self(None)),
+            text => match size::parse(text) {
+                Ok(0) => Err("a rate of nothing copies nothing".into()),
+                Ok(bytes) => Ok(Self(Some(bytes))),
+                Err(e) => Err(format!("{e}; write bytes a second, or max")),
+            },
+        }
+    }
+}
+
+/// Whether boots are recorded, and what was recorded is fetched ahead.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
+pub enum BootTrace {
+    /// Record the first boots of a version; fetch ahead what they read where the image is on another host
+    #[default]
+    Auto,
+    /// Neither
+    Off,
+}
+
+/// How images are read that lie on other hosts.
+#[derive(Clone, Debug, Default, Args)]
+pub struct StreamArgs {
+    /// Keep chunks of images of other hosts on this disk too, at most SIZE
+    #[arg(long, value_name = "DIR:SIZE")]
+    pub chunk_cache: Option<DiskCachePlace>,
+    /// Copy images in use to the chunk cache, whole, at so many bytes a second (or max); from then on they need
+    /// no server
+    #[arg(long, value_name = "RATE", requires = "chunk_cache")]
+    pub hydrate: Option<CopyRate>,
+    /// Whether first boots are recorded, and later ones have ahead what those read
+    #[arg(long, value_name = "HOW", value_enum, default_value_t)]
+    pub boot_trace: BootTrace,
+}
+
+/// A store, the caches over it, and what is done in the background.
+pub struct Streaming {
+    store: Arc<dyn Store>,
+    chunks: Arc<ChunkCache>,
+    hydrate: Option<CopyRate>,
+    boot_trace: BootTrace,
+}
+
+impl Streaming {
+    /// Opens the caches. `ram_bytes` of chunks are kept in memory; unless given, a share of the host's.
+    pub fn new(store: Arc<dyn Store>, args: &StreamArgs, ram_bytes: Option<u64>) -> Result<Self, ImageError> {
+        let share =
+            (host_memory_bytes() / CHUNK_CACHE_SHARE).clamp(CHUNK_CACHE_MIN_BYTES, CHUNK_CACHE_MAX_BYTES);
+        let ram_bytes = ram_bytes.unwrap_or(share);
+        let chunks = match &args.chunk_cache {
+            Some(place) => ChunkCache::with_disk(ram_bytes, DiskCache::open(&place.dir, place.size_bytes)?),
+            None => ChunkCache::new(ram_bytes),
+        };
+        Ok(Self { store, chunks, hydrate: args.hydrate, boot_trace: args.boot_trace })
+    }
+
+    /// The chunks in memory.
+    pub fn chunks(&self) -> &Arc<ChunkCache> {
+        &self.chunks
+    }
+
+    /// Opens a version for a machine that boots from it.
+    pub fn open(&self, manifest: Hash) -> Result<Streamed, ImageError> {
+        let reader = VersionReader::open(&*self.store, manifest, Arc::clone(&self.chunks))?;
+        let (mut prefetch, mut recording) = (None, None);
+        if self.boot_trace == BootTrace::Auto {
+            let trace = find_trace(&*self.store, &self.chunks, manifest);
+            if let Some(trace) = trace.as_ref().filter(|_| reader.is_remote()) {
+                prefetch = Some(reader.prefetch(trace, self.budget_bytes(trace, &reader))?);
+            }
+            if trace.as_ref().map_or(0, |trace| trace.boots) < BOOTS_RECORDED {
+                recording = Some(Recording::start(&self.store, &self.chunks, &reader, trace)?);
+            }
+        }
+        let copy = match self.hydrate.filter(|_| reader.is_remote()) {
+            Some(CopyRate(rate)) => Some(reader.hydrate(rate)?),
+            None => None,
+        };
+        Ok(Streamed { reader, _prefetch: prefetch, copy, _recording: recording })
+    }
+
+    /// How much of a trace fits into memory, as it is stored; with a disk below all of it does.
+    fn budget_bytes(&self, trace: &Trace, reader: &VersionReader) -> u64 {
+        if self.chunks.disk().is_some() {
+            return u64::MAX;
+        }
+        let (part, of) = PREFETCH_SHARE;
+        let room = self.chunks.counters().capacity_bytes / of * part;
+        let unpacked = u64::from(reader.manifest().chunk_bytes()) * trace.chunks.len() as u64;
+        if unpacked <= room {
+            return u64::MAX;
+        }
+        // The chunks of a trace are packed to a like degree.
+        let stored = trace.stored_bytes(reader.manifest());
+        u64::try_from(u128::from(stored) * u128::from(room) / u128::from(unpacked.max(1))).unwrap_or(u64::MAX)
+    }
+
+    /// What reads wait for, if they wait: for people.
+    pub fn trouble(&self) -> Option<String> {
+        reads_wait(&*self.store)
+    }
+
+    /// Counters of all of it.
+    pub fn counters(&self) -> StreamCounters {
+        let chunks = self.chunks.counters();
+        let disk = self.chunks.disk().map(|disk| disk.counters());
+        let traffic = self.store.traffic().unwrap_or_default();
+        StreamCounters {
+            ram_hits: chunks.hits,
+            fetches: chunks.fetches,
+            joined: chunks.joined,
+            ahead: chunks.ahead,
+            failures: chunks.failures,
+            store_bytes: chunks.fetched_bytes,
+            disk_hits: disk.map_or(0, |disk| disk.hits),
+            disk_writes: disk.map_or(0, |disk| disk.writes),
+            disk_evictions: disk.map_or(0, |disk| disk.evictions),
+            disk_damaged: disk.map_or(0, |disk| disk.damaged),
+            disk_bytes: disk.map_or(0, |disk| disk.held_bytes),
+            servers: traffic.servers,
+            servers_up: traffic.servers_up,
+            requests: traffic.requests,
+            received_bytes: traffic.fetched_bytes,
+            failovers: traffic.failovers,
+            hedges: traffic.hedges,
+            wrong_answers: traffic.wrong_answers,
+            waits: traffic.waits,
+            waited_ms: traffic.waited_ms,
+            longest_wait_ms: traffic.longest_wait_ms,
+        }
+    }
+
+    /// Ends reads that wait for servers.
+    pub fn close(&self) {
+        self.store.close();
+    }
+}
+
+/// What was read from where.
+#[derive(Clone, Copy, Debug, Default, Serialize)]
+pub struct StreamCounters {
+    /// Lookups of a chunk that found it in memory.
+    pub ram_hits: u64,
+    /// Chunks fetched, each time one was needed and not in memory.
+    pub fetches: u64,
+    /// Requests that joined a fetch that was under way.
+    pub joined: u64,
+    /// Chunks fetched before anybody asked for them.
+    pub ahead: u64,
+    /// Fetches that failed.
+    pub failures: u64,
+    /// Bytes read from the store, packed.
+    pub store_bytes: u64,
+    /// Chunks found in the chunk cache on disk.
+    pub disk_hits: u64,
+    /// Chunks written to it.
+    pub disk_writes: u64,
+    /// Chunks dropped from it.
+    pub disk_evictions: u64,
+    /// Chunks in it that were damaged, and were fetched again.
+    pub disk_damaged: u64,
+    /// Bytes that it takes.
+    pub disk_bytes: u64,
+    /// Servers.
+    pub servers: u64,
+    /// Of which are used now.
+    pub servers_up: u64,
+    /// Requests sent to servers.
+    pub requests: u64,
+    /// Bytes that came from them.
+    pub received_bytes: u64,
+    /// Reads that went on at another server.
+    pub failovers: u64,
+    /// Reads that were asked for a second time because a server was late.
+    pub hedges: u64,
+    /// Answers of servers whose bytes were wrong.
+    pub wrong_answers: u64,
+    /// Reads that waited because no server was left.
+    pub waits: u64,
+    /// How long they waited, together.
+    pub waited_ms: u64,
+    /// How long the longest of them waited.
+    pub longest_wait_ms: u64,
+}
+
+/// A version in use.
+pub struct Streamed {
+    /// The version.
+    pub reader: Arc<VersionReader>,
+    /// Ends what it does when it is dropped.
+    _prefetch: Option<Background>,
+    copy: Option<Background>,
+    _recording: Option<Recording>,
+}
+
+impl Streamed {
+    /// How far the copy to the local disk is.
+    pub fn copied(&self) -> Option<headwater_image::BackgroundProgress> {
+        self.copy.as_ref().map(Background::progress)
+    }
+}
+
+/// Why reads wait, if they wait because no server is left: for people.
+pub fn reads_wait(store: &dyn Store) -> Option<String> {
+    let traffic = store.traffic()?;
+    (traffic.waiting > 0 && traffic.servers_up == 0).then_some(traffic.reasons)
+}
+
+/// A boot that is being recorded; saved when its time is over, or when this is dropped.
+struct Recording(watch::Sender<()>, Option<std::thread::JoinHandle<()>>);
+
+impl Recording {
+    fn start(
+        store: &Arc<dyn Store>,
+        chunks: &Arc<ChunkCache>,
+        reader: &Arc<VersionReader>,
+        before: Option<Trace>,
+    ) -> Result<Self, ImageError> {
+        reader.record(BOOT_LASTS);
+        let (end, mut ended) = watch::channel(());
+        let (store, chunks, reader) = (Arc::clone(store), Arc::clone(chunks), Arc::clone(reader));
+        let run = move || {
+            while !reader.is_recording_over() && !matches!(ended.has_changed(), Err(_) | Ok(true)) {
+                std::thread::sleep(Duration::from_millis(50));
+            }
+            ended.mark_unchanged();
+            let Some(boot) = reader.recorded() else { return };
+            let trace = match before {
+                Some(mut trace) => {
+                    trace.merge(&boot);
+                    trace
+                }
+                None => boot,
+            };
+            match save_trace(&*store, &chunks, &trace) {
+                Ok(()) => tracing::info!(version = %trace.manifest.short(), boots = trace.boots,
+                    chunks = trace.chunks.len(), "a boot was recorded"),
+                Err(e) => tracing::info!(version = %trace.manifest.short(), error = %e,
+                    "the recording of a boot is not kept"),
+            }
+        };
+        let thread = std::thread::Builder::new().name("boot-trace".into()).spawn(run);
+        let thread =
+            thread.map_err(|e| ImageError::from_os("cannot start a thread that records a boot", &e))?;
+        Ok(Self(end, Some(thread)))
+    }
+}
+
+impl Drop for Recording {
+    fn drop(&mut self) {
+        let _ = self.0.send(());
+        if let Some(thread) = self.1.take() {
+            // It has nothing to wait for but a small file.
+            let _ = thread.join();
+        }
+    }
+}
+
+/// The trace that knows most boots: that of the store, or the one recorded on this host. One that cannot be read
+/// only makes a boot slower.
+fn find_trace(store: &dyn Store, chunks: &ChunkCache, manifest: Hash) -> Option<Trace> {
+    let theirs = store.trace(manifest).unwrap_or_else(|e| {
+        tracing::info!(version = %manifest.short(), error = %e, "no boot trace");
+        None
+    });
+    let ours = chunks.disk().and_then(|disk| disk.trace(manifest));
+    let decoded = [theirs, ours].into_iter().flatten().filter_map(|bytes| match Trace::decode(&bytes) {
+        Ok(trace) if trace.manifest == manifest => Some(trace),
+        Ok(_) => None,
+        Err(e) => {
+            tracing::warn!(version = %manifest.short(), error = %e, "the boot trace is not used");
+            None
+        }
+    });
+    decoded.max_by_key(|trace| trace.boots)
+}
+
+/// Keeps a trace with the version, or where the store is only read, on this host.
+fn save_trace(store: &dyn Store, chunks: &ChunkCache, trace: &Trace) -> Result<(), ImageError> {
+    match store.set_trace(trace.manifest, Some(&trace.encode())) {
+        Err(e) if e.kind() == StoreErrorKind::ReadOnly => {}
+        saved => return saved.map_err(ImageError::from),
+    }
+    match chunks.disk() {
+        Some(disk) => disk.set_trace(trace.manifest, Some(&trace.encode())),
+        None => Err(ImageError::new(
+            headwater_image::ImageErrorKind::Unsupported,
+            "the store is only read, and there is no chunk cache on disk (--chunk-cache) to keep it in",
+        )),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn places_and_rates_are_read() {
+        let place: DiskCachePlace = "/var/cache:x:20G".parse().unwrap();
+        assert_eq!((place.dir.to_str(), place.size_bytes), (Some("/var/cache:x"), 20 << 30));
+        for bad in ["/var/cache", ":1G", "/x:", "/x:none"] {
+            assert!(bad.parse::<DiskCachePlace>().is_err(), "{bad}");
+        }
+        assert_eq!("max".parse(), Ok(CopyRate(None)));
+        assert_eq!("50M".parse(), Ok(CopyRate(Some(50 << 20))));
+        assert!("0".parse::<CopyRate>().is_err() && "fast".parse::<CopyRate>().is_err());
+    }
+}

@@ -1,0 +1,166 @@
+//! Stores by name, through the command line: a daemon over S3, copies between stores, a store offered over HTTP,
+//! checks and repairs.
+
+mod support;
+
+use std::io::{BufRead, BufReader};
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::sync::OnceLock;
+
+use headwater_testkit::s3::{KEY_ID, KEY_SECRET, S3Server, serve_if_asked};
+use support::{Daemon, headwater, pseudo_random, run};
+
+/// The server's process of the other tests; alone it has nothing to do.
+#[test]
+fn s3_server() {
+    serve_if_asked();
+}
+
+fn server() -> &'static S3Server {
+    static SERVER: OnceLock<(S3Server, tempfile::TempDir)> = OnceLock::new();
+    let started = SERVER.get_or_init(|| {
+        let dir = tempfile::tempdir().unwrap();
+        (S3Server::start(dir.path(), "s3_server"), dir)
+    });
+    &started.0
+}
+
+/// A place for a store in S3.
+fn in_bucket(bucket: &str) -> String {
+    server().bucket(bucket);
+    format!("s3://{bucket}/golden?endpoint=http://{}", server().address())
+}
+
+fn with_keys(command: &mut Command) -> &mut Command {
+    command
+        .env("AWS_ACCESS_KEY_ID", KEY_ID)
+        .env("AWS_SECRET_ACCESS_KEY", KEY_SECRET)
+        .env("NO_PROXY", "127.0.0.1")
+}
+
+fn store(args: &[&str]) -> support::Ran {
+    run(with_keys(headwater().arg("store").args(args)))
+}
+
+fn text(path: &Path) -> &str {
+    path.to_str().unwrap()
+}
+
+/// A directory with the version `disk@1`, as a daemon leaves it.
+fn made_by_a_daemon() -> (tempfile::TempDir, Vec<u8>) {
+    let daemon = Daemon::start();
+    let dir = support::short_dir();
+    let raw = dir.path().join("a.raw");
+    let disk = pseudo_random(2 << 20, 7);
+    std::fs::write(&raw, &disk).unwrap();
+    daemon.cli(&["image", "import", text(&raw), "--name", "disk", "--note", "first"]).ok();
+    daemon.cli(&["image", "promote", "disk@1", "production"]).ok();
+    let (code, data_dir) = daemon.terminate();
+    assert_eq!(code, Some(0));
+    (data_dir, disk)
+}
+
+/// A process that serves a store, until this is dropped.
+struct Served(Child);
+
+impl Drop for Served {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+fn serve(args: &[&str]) -> (Served, String) {
+    let mut command = headwater();
+    with_keys(&mut command).args(["store", "serve"]).args(args).stdout(Stdio::piped());
+    let mut child = command.spawn().unwrap();
+    let mut url = String::new();
+    BufReader::new(child.stdout.take().unwrap()).read_line(&mut url).unwrap();
+    (Served(child), url.trim().to_owned())
+}
+
+#[test]
+fn a_daemon_keeps_images_in_a_bucket() {
+    let url = in_bucket("daemon-images");
+    let over_s3 = || {
+        Daemon::start_in(support::short_dir(), |command| {
+            with_keys(command).args(["--store", &url, "--scrub", "100M"]);
+        })
+    };
+    let daemon = over_s3();
+    let dir = support::short_dir();
+    let (raw, out) = (dir.path().join("a.raw"), dir.path().join("out.raw"));
+    let disk = pseudo_random(3 << 20, 1);
+    std::fs::write(&raw, &disk).unwrap();
+    assert!(daemon.cli(&["image", "import", text(&raw), "--name", "disk"]).ok().contains("disk@1"));
+    // Another daemon beside it, with a data directory of its own, sees it and adds to it.
+    let other = over_s3();
+    other.cli(&["image", "export", "disk@1", text(&out)]).ok();
+    assert!(std::fs::read(&out).unwrap() == disk);
+    std::fs::write(&raw, pseudo_random(1 << 20, 2)).unwrap();
+    assert!(other.cli(&["image", "import", text(&raw), "--name", "disk"]).ok().contains("disk@2"));
+    assert!(daemon.cli(&["image", "list"]).ok().contains("disk"));
+    assert!(daemon.cli(&["image", "verify", "disk@2"]).ok().contains("sound"));
+    assert!(daemon.cli(&["image", "remove", "disk@1"]).ok().contains("removed disk@1"));
+}
+
+#[test]
+fn versions_travel_between_a_directory_a_bucket_and_a_server() {
+    let (data_dir, _) = made_by_a_daemon();
+    let here = data_dir.path().join("store");
+    let url = in_bucket("copies");
+    assert!(store(&["copy", text(&here), &url, "disk@1"]).ok().contains("1 versions copied"));
+    assert!(store(&["sync", text(&here), &url]).ok().contains("0 versions copied"));
+    assert!(store(&["verify", &url]).ok().contains("disk@1 is sound"));
+
+    let dir = support::short_dir();
+    let tokens = dir.path().join("tokens");
+    let token = store(&["token", "reader", "--token-file", text(&tokens)]).ok();
+    store(&["token", "reader", "--token-file", text(&tokens)]).fails(1, &["already"]);
+    let shown = dir.path().join("token");
+    std::fs::write(&shown, token.trim()).unwrap();
+    assert!(!std::fs::read_to_string(&tokens).unwrap().contains(token.trim()));
+    let (_served, server) = serve(&[&url, "--listen", "127.0.0.1:0", "--token-file", text(&tokens)]);
+    let copy = dir.path().join("copy");
+    store(&["sync", &server, text(&copy)]).fails(1, &["401"]);
+    let report = store(&["sync", &server, text(&copy), "--token", text(&shown)]).ok();
+    assert!(report.contains("1 versions copied"), "{report}");
+    let report: serde_json::Value =
+        serde_json::from_str(&run(headwater().args(["--json", "store", "verify", text(&copy)])).ok())
+            .unwrap();
+    assert_eq!(report["versions"][0]["names"][0], "disk@1");
+    let same = |file: &str| {
+        std::fs::read(here.join("images").join(file)).unwrap()
+            == std::fs::read(copy.join("images").join(file)).unwrap()
+    };
+    assert!(same("disk"), "note, author, time and channels came along");
+    // What cannot be is refused with a reason.
+    store(&["copy", &server, "https://localhost:1", "disk", "--token", text(&shown)])
+        .fails(1, &["only be read"]);
+    store(&["copy", text(&here), text(&copy), "disk@9"]).fails(3, &["disk"]);
+    store(&["sync", "ftp://x", text(&copy)]).fails(2, &["no stores at ftp://"]);
+    store(&["serve", text(&copy), "--listen", "0.0.0.0:0"]).fails(1, &["--tls-cert"]);
+}
+
+#[test]
+fn damage_is_repaired_from_another_store_or_named() {
+    let (data_dir, _) = made_by_a_daemon();
+    let here = data_dir.path().join("store");
+    let dir = support::short_dir();
+    let copy = dir.path().join("copy");
+    store(&["sync", text(&here), text(&copy)]).ok();
+    let object = std::fs::read_dir(here.join("objects")).unwrap().next().unwrap().unwrap().path();
+    let good = std::fs::read(&object).unwrap();
+    let mut bad = good.clone();
+    bad[100_000] ^= 1;
+    std::fs::write(&object, &bad).unwrap();
+    let found = store(&["verify", text(&here)]);
+    assert_eq!(found.code, 6, "{found:?}");
+    assert!(found.out.contains("disk@1 is damaged") && found.out.contains("bytes "), "{found:?}");
+    let report = store(&["verify", text(&here), "--repair-from", text(&copy)]).ok();
+    assert!(report.contains("1 places repaired") && report.contains("is sound"), "{report}");
+    assert!(std::fs::read(&object).unwrap() == good);
+    store(&["verify", text(&dir.path().join("nothing"))]).fails(3, &["no image store"]);
+    assert!(!dir.path().join("nothing").exists());
+}

@@ -1,0 +1,173 @@
+//! `headwater export --from`: a real client reads an image of servers that die and come back, and needs none in the end.
+
+mod support;
+
+use std::io::{BufRead, BufReader};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+
+use headwater_testkit::{FileServer, HttpFault, TestTls};
+use support::{Daemon, headwater, pseudo_random, run, short_dir, signal, wait_until};
+
+const IMAGE_BYTES: usize = 48 << 20;
+
+/// A store with the image `disk`, in `DIR/store`, and the image's bytes.
+fn store() -> (tempfile::TempDir, Vec<u8>) {
+    let daemon = Daemon::start();
+    let mut bytes = pseudo_random(IMAGE_BYTES, 11);
+    bytes[8 << 20..16 << 20].fill(0);
+    let raw = daemon.path().join("disk.raw");
+    std::fs::write(&raw, &bytes).expect("the disk is written");
+    daemon.cli(&["image", "import", raw.to_str().expect("text")]).ok();
+    let (code, dir) = daemon.terminate();
+    assert_eq!(code, Some(0));
+    (dir, bytes)
+}
+
+struct Export {
+    child: Child,
+    dir: tempfile::TempDir,
+    lines: std::io::Lines<BufReader<std::process::ChildStdout>>,
+}
+
+impl Export {
+    fn start(from: &str, change: impl FnOnce(&Path, &mut Command)) -> Self {
+        let dir = short_dir();
+        let mut command = headwater();
+        command
+            .args(["export", "disk", "--from", from, "--log", "info", "--cache", "ram", "--stats"])
+            .arg(dir.path().join("stats"))
+            .arg(format!("--nbd=unix:{}", dir.path().join("nbd").display()));
+        change(dir.path(), &mut command);
+        let log = std::fs::File::create(dir.path().join("log")).expect("a log");
+        let mut child =
+            command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(log).spawn().expect("it starts");
+        let mut lines = BufReader::new(child.stdout.take().expect("piped")).lines();
+        let first = lines.next().and_then(Result::ok).unwrap_or_default();
+        let export = Self { child, dir, lines };
+        assert!(first.starts_with("nbd+unix:"), "{first} {}", export.log());
+        export
+    }
+
+    fn log(&self) -> String {
+        std::fs::read_to_string(self.dir.path().join("log")).expect("the log")
+    }
+
+    /// The counters of now.
+    fn image(&self) -> serde_json::Value {
+        let stats = self.dir.path().join("stats");
+        std::fs::remove_file(&stats).unwrap_or_default();
+        signal(self.child.id(), "USR1");
+        wait_until("the counters are written", || stats.exists());
+        let text = std::fs::read_to_string(stats).expect("the counters");
+        serde_json::from_str::<serde_json::Value>(&text).expect("JSON")["image"].clone()
+    }
+
+    /// Reads the whole disk with libnbd's tool.
+    fn copy(&self, name: &str) -> (Child, PathBuf) {
+        let out = self.dir.path().join(name);
+        let uri = format!("nbd+unix:///?socket={}", self.dir.path().join("nbd").display());
+        let child = Command::new("nbdcopy").arg("--connections=1").arg(uri).arg(&out).spawn();
+        (child.expect("nbdcopy is there: apt-get install libnbd-bin"), out)
+    }
+
+    fn read(&self, name: &str) -> Vec<u8> {
+        let (mut copying, out) = self.copy(name);
+        assert!(copying.wait().expect("it ends").success());
+        std::fs::read(out).expect("the copy")
+    }
+}
+
+impl Drop for Export {
+    fn drop(&mut self) {
+        signal(self.child.id(), "TERM");
+        let _ = self.child.wait();
+    }
+}
+
+#[test]
+fn an_image_of_servers_is_read_through_their_failures_and_then_needs_none() {
+    let (dir, bytes) = store();
+    let tls = TestTls::new();
+    let root = dir.path().join("store");
+    let (mut a, mut b) = (FileServer::start(&root, Some(&tls)), FileServer::start(&root, Some(&tls)));
+    let from = format!("{},{}", a.url(), b.url());
+    let start = |change: &dyn Fn(&Path, &mut Command)| {
+        Export::start(&from, |dir, command| {
+            let ca = dir.join("ca.pem");
+            std::fs::write(&ca, &tls.ca_pem).expect("the authority is written");
+            command.arg("--ca").arg(ca);
+            change(dir, command);
+        })
+    };
+
+    // One of the two dies while the disk is read, and then both are away for a while.
+    let export = start(&|_, _| {});
+    a.fail(HttpFault::Delay(std::time::Duration::from_millis(20)));
+    b.fail(HttpFault::Delay(std::time::Duration::from_millis(20)));
+    let (mut copying, out) = export.copy("first");
+    wait_until("both are asked", || a.object_requests() + b.object_requests() > 10);
+    a.kill();
+    wait_until("the other one is asked", || b.object_requests() > 20);
+    b.kill();
+    wait_until("reads wait and the log says so", || export.log().contains("reads wait until one is back"));
+    assert!(copying.try_wait().expect("it can be asked").is_none(), "the copy ended without a server");
+    b.fail(HttpFault::None);
+    b.revive();
+    assert!(copying.wait().expect("it ends").success());
+    assert!(std::fs::read(out).expect("the copy") == bytes);
+    assert!(export.log().contains("reads go on"), "{}", export.log());
+    let image = export.image();
+    assert!(image["waits"].as_u64() >= Some(1) && image["servers_up"].as_u64() >= Some(1), "{image}");
+    assert!(image["ahead"].as_u64() > Some(100), "{image}");
+    drop(export);
+
+    // A copy on this host, made in the background, is enough.
+    a.revive();
+    let cache = short_dir();
+    let place = format!("{}:128M", cache.path().display());
+    let mut export = start(&|_, command| {
+        command.args(["--chunk-cache", &place, "--hydrate", "max"]);
+    });
+    let copied = export.lines.by_ref().map_while(Result::ok).find(|line| line.contains("needs no server"));
+    assert!(copied.is_some(), "{}", export.log());
+    a.kill();
+    b.kill();
+    assert!(export.read("second") == bytes);
+    let image = export.image();
+    assert_eq!(image["waits"], 0, "{image}");
+    assert!(image["disk_hits"].as_u64() > Some(100), "{image}");
+    drop(export);
+
+    // Without servers nothing is opened, and it says why.
+    let refused = run(headwater().args(["export", "disk", "--nbd=unix:/tmp/x", "--from", &from]));
+    refused.fails(1, &[&a.url(), "refused"]);
+}
+
+#[test]
+fn a_boot_is_recorded_and_fetched_ahead_the_next_time() {
+    let (dir, _) = store();
+    let server = FileServer::start(&dir.path().join("store"), None);
+    let cache = short_dir();
+    let place = format!("{}:128M", cache.path().display());
+    let export = || {
+        Export::start(&server.url(), |_, command| {
+            command.args(["--chunk-cache", &place]);
+        })
+    };
+    let first = export();
+    first.read("first");
+    assert_eq!(first.image()["disk_writes"], 640);
+    drop(first);
+    assert!(cache.path().join("traces").exists(), "nothing was recorded");
+    // The chunks are gone, what was recorded is not.
+    for entry in std::fs::read_dir(cache.path()).expect("a directory") {
+        let path = entry.expect("an entry").path();
+        if path.display().to_string().contains("segment-") {
+            std::fs::remove_file(path).expect("it goes");
+        }
+    }
+    let second = export();
+    wait_until("the boot is fetched ahead", || second.image()["fetches"].as_u64() == Some(640));
+    assert_eq!(second.image()["ahead"], 640, "{}", second.image());
+}
