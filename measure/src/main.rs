@@ -22,6 +22,7 @@
 mod bench;
 mod cases;
 mod fio;
+mod fuse;
 mod images;
 mod interrupt;
 mod iscsi;
@@ -131,6 +132,9 @@ fn main() -> Result<()> {
     if plan.wants(iscsi::NAME) {
         results.iscsi = iscsi::run(&plan).context("case iscsi")?;
     }
+    if plan.wants(fuse::NAME) {
+        results.fuse = fuse::run(&plan).context("case fuse")?;
+    }
     if plan.wants(images::NAME) {
         results.import = images::run(&plan).context("case import")?;
     }
@@ -180,6 +184,7 @@ fn plan(arguments: &Arguments) -> Result<Plan> {
     let known = cases::all(plan.quick).iter().any(|case| plan.wants(case.name))
         || memory::cases(plan.quick).iter().any(|case| plan.wants(case.name))
         || plan.wants(iscsi::NAME)
+        || plan.wants(fuse::NAME)
         || plan.wants(images::NAME);
     if !known {
         bail!("no case has '{}' in its name; --list shows them", plan.only.join("' or '"));
@@ -205,6 +210,7 @@ fn print_list() {
         println!("{:<22} {}", case.name, case.title);
     }
     println!("{:<22} {}", iscsi::NAME, iscsi::TITLE);
+    println!("{:<22} {}", fuse::NAME, fuse::TITLE);
     println!("{:<22} {}", images::NAME, images::TITLE);
 }
 

@@ -3,6 +3,7 @@
 use serde::Serialize;
 
 use crate::bench::CaseResult;
+use crate::fuse::{FuseResult, NULL};
 use crate::images::ImportResult;
 use crate::iscsi::{IscsiResult, TGT_FILE};
 use crate::machine::Machine;
@@ -24,6 +25,8 @@ pub struct Results {
     pub memory: Vec<MemoryResult>,
     /// Over iSCSI; ours first.
     pub iscsi: Vec<IscsiResult>,
+    /// As a file (FUSE); ours first.
+    pub fuse: Vec<FuseResult>,
     /// Imports; empty where there was no image.
     pub import: Vec<ImportResult>,
 }
@@ -128,6 +131,7 @@ pub fn rows(results: &Results) -> Vec<Row> {
         memory_row(memory, &mut rows);
     }
     iscsi_rows(&results.iscsi, &mut rows);
+    fuse_rows(&results.fuse, &mut rows);
     import_rows(&results.import, &mut rows);
     rows
 }
@@ -209,6 +213,17 @@ fn iscsi_rows(iscsi: &[IscsiResult], rows: &mut Vec<Row>) {
         rows.push(Row::new("iscsi", IOPS, ours.median_iops(), peer.system, peer.median_iops(), goal));
         let (ours, theirs) = (ours.median_cpu_us(), peer.median_cpu_us());
         rows.push(Row::new("iscsi", CPU, ours, peer.system, theirs, Goal::None));
+    }
+}
+
+fn fuse_rows(fuse: &[FuseResult], rows: &mut Vec<Row>) {
+    let Some((ours, peers)) = fuse.split_first() else { return };
+    for peer in peers {
+        // Against one that has nothing to keep the figure is told only: we keep what is written.
+        let goal = if peer.system == NULL { Goal::None } else { Goal::AtLeast(1.0) };
+        rows.push(Row::new("fuse", IOPS, ours.median_iops(), peer.system, peer.median_iops(), goal));
+        let (ours, theirs) = (ours.median_cpu_us(), peer.median_cpu_us());
+        rows.push(Row::new("fuse", CPU, ours, peer.system, theirs, Goal::None));
     }
 }
 

@@ -8,6 +8,7 @@ use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
+use rustix::fs::{AtFlags, CWD, StatxFlags, statx};
 use rustix::io::Errno;
 use rustix::mount::{MountFlags, UnmountFlags};
 use rustix::net::{
@@ -189,10 +190,9 @@ fn clear_way(dir: &Path) -> Result<(), MountError> {
     let failed = |source: std::io::Error| MountError::System { dir: dir.into(), source };
     // Several, where somebody mounted over a dead one.
     while let Some(mounted) = mounts::at(dir).map_err(failed)? {
-        let is_dead = match rustix::fs::stat(dir) {
-            Err(errno) => errno == Errno::NOTCONN,
-            Ok(_) => false,
-        };
+        // Past what the kernel remembers of a server that has just died.
+        let asked = statx(CWD, dir, AtFlags::STATX_FORCE_SYNC, StatxFlags::TYPE);
+        let is_dead = matches!(asked, Err(Errno::NOTCONN | Errno::CONNABORTED));
         if mounted.kind != KIND {
             if is_dead {
                 return Err(MountError::ForeignStale { dir: dir.into(), kind: mounted.kind });
