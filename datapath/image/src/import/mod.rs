@@ -137,42 +137,12 @@ pub fn import(
     let index = ChunkIndex::build(store)?;
     let parent = options.basis.as_ref().map(|basis| parent_of(store, basis, size_bytes)).transpose()?;
 
-    let threads = thread_count(options);
-    let work_bytes = usize_of_u32(WORK_BYTES.max(chunk_bytes));
-    let (free_tx, free_rx) = free_works(threads * WORKS_PER_THREAD, work_bytes);
-    let (done_tx, done_rx) = mpsc::channel();
-    let shared = Shared {
-        planner: Mutex::new(Planner::new(
-            Arc::clone(&source),
-            options.basis.as_ref().map(|basis| Arc::clone(&basis.changes)),
-            chunk_bytes,
-            u64_of(work_bytes),
-        )),
-        source,
-        chunk_bytes: usize_of_u32(chunk_bytes),
-        level: options.level,
-        index: &index,
-        claims: Claims::default(),
-        free: Mutex::new(free_rx),
-    };
-    let builder = ManifestBuilder::new(size_bytes, chunk_bytes, options.basis.as_ref().map(|b| b.parent));
     let own_object = u32::try_from(index.objects().len()).unwrap_or(u32::MAX);
+    let builder = ManifestBuilder::new(size_bytes, chunk_bytes, options.basis.as_ref().map(|b| b.parent));
     let below = parent.as_ref().map(|manifest| Parent::new(manifest, &index));
     let mut writer = Writer::new(publication.as_mut(), (builder, below), chunk_bytes, own_object);
-    std::thread::scope(|scope| {
-        for number in 0..threads {
-            let (shared, done) = (&shared, done_tx.clone());
-            std::thread::Builder::new()
-                .name(format!("import-{number}"))
-                .spawn_scoped(scope, move || shared.run(&done))
-                .map_err(|e| ImageError::from_os("cannot start a thread for the import", &e))?;
-        }
-        drop(done_tx);
-        // On the way out both channels close, which ends the workers wherever they are.
-        let (free, done) = (free_tx, done_rx);
-        let progress = &mut |done_bytes| progress(Progress { done_bytes, total_bytes: size_bytes });
-        writer.run(&mut Feed { done: &done, cancel: &options.cancel, progress, done_bytes: 0 }, &free)
-    })?;
+    let mut done = |done_bytes| progress(Progress { done_bytes, total_bytes: size_bytes });
+    work(source, &index, options, &mut writer, &mut done)?;
     let Written { builder, chunks: written, read_bytes } = writer.finish()?;
 
     let mut objects = index.objects().to_vec();
@@ -200,6 +170,45 @@ pub fn import(
     let data_bytes = manifest.data_chunks() * u64::from(chunk_bytes);
     let new_bytes = written * u64::from(chunk_bytes);
     Ok(Imported { version, data_bytes, shared_bytes: data_bytes.saturating_sub(new_bytes), read_bytes })
+}
+
+/// Runs the workers, and the writer on this thread, until all of the source is dealt with.
+fn work(
+    source: Arc<dyn Device>,
+    index: &ChunkIndex,
+    options: &ImportOptions,
+    writer: &mut Writer<'_>,
+    progress: &mut dyn FnMut(u64),
+) -> Result<(), ImageError> {
+    let chunk_bytes = writer.chunk_bytes();
+    let threads = thread_count(options);
+    let work_bytes = usize_of_u32(WORK_BYTES.max(chunk_bytes));
+    let (free_tx, free_rx) = free_works(threads * WORKS_PER_THREAD, work_bytes);
+    let (done_tx, done_rx) = mpsc::channel();
+    let changes = options.basis.as_ref().map(|basis| Arc::clone(&basis.changes));
+    let planner = Planner::new(Arc::clone(&source), changes, chunk_bytes, u64_of(work_bytes));
+    let shared = Shared {
+        planner: Mutex::new(planner),
+        source,
+        chunk_bytes: usize_of_u32(chunk_bytes),
+        level: options.level,
+        index,
+        claims: Claims::default(),
+        free: Mutex::new(free_rx),
+    };
+    std::thread::scope(|scope| {
+        for number in 0..threads {
+            let (shared, done) = (&shared, done_tx.clone());
+            std::thread::Builder::new()
+                .name(format!("import-{number}"))
+                .spawn_scoped(scope, move || shared.run(&done))
+                .map_err(|e| ImageError::from_os("cannot start a thread for the import", &e))?;
+        }
+        drop(done_tx);
+        // On the way out both channels close, which ends the workers wherever they are.
+        let (free, done) = (free_tx, done_rx);
+        writer.run(&mut Feed { done: &done, cancel: &options.cancel, progress, done_bytes: 0 }, &free)
+    })
 }
 
 /// The manifest of the version that the source was made from.

@@ -118,6 +118,10 @@ impl<'a> Writer<'a> {
         }
     }
 
+    pub(super) fn chunk_bytes(&self) -> u32 {
+        self.chunk_bytes
+    }
+
     /// Writes what arrives until the workers are through.
     pub(super) fn run(
         &mut self,
