@@ -17,6 +17,8 @@
 //! - RAM in use, index and buffers included, stays within `ram_bytes`, and that of all caches within the
 //!   host's limit, which is shared by weight ([`budget`]) and lowered under memory pressure ([`pressure`]).
 //!   Only four segments (8 MiB) of each cache are always allowed beside an index that has outgrown either.
+//! - A frozen state ([`FrozenCache`]) is the cache at one instant, while requests go on; freezing takes as long with much
+//!   in the cache as with nothing.
 //! - A persistent cache ([`persist`]) comes back after a crash as it was at some moment at or after the last
 //!   answered flush: a prefix of the writes.
 //!
@@ -30,8 +32,8 @@
 //! [`headwater_block::IoError`]: `NoSpace`, `Corrupt`, `Device`, `Closed`.
 //!
 //! # Not here
-//! The image below and the front-ends above: the volume puts them together. Sealing of a cache into a
-//! version is not built yet. The map of a persistent cache is checked against accidents, not signed: who can
+//! The image below and the front-ends above: the volume puts them together. Versions: they are made of what a frozen
+//! state holds, above the volume. The map of a persistent cache is checked against accidents, not signed: who can
 //! write to its directory can put an older state back, or exchange blocks.
 //!
 //! Start reading at [`cache`], then [`map`] (whose lock rule the rest relies on), [`segment`], [`spill`].
