@@ -42,10 +42,13 @@ bench: rust ## measure a volume alone, without any protocol, beside bare memory 
 soak: rust ## half an hour of load on eight volumes, with limits changed at random and a disk that fails
 	HEADWATER_SOAK_SECONDS=$${SECONDS_TO_RUN:-1800} cargo test --release --locked --package headwater-volume --test soak -- --nocapture $(ARGS)
 
-conformance: rust ## real NBD clients and the Device conformance suite only
-	@xtask/need $(TEST_TOOLS) qemu-img=qemu-utils
+conformance: rust ## real NBD and vhost-user clients, the Device conformance suite, block devices in a guest
+	@xtask/need $(MACHINE_TOOLS) $(TEST_TOOLS)
 	cargo test --locked --package headwater-nbd --package headwater-testkit
 	cargo test --locked --package headwater-volume --test conformance
+	HEADWATER_VHOST_REQUESTS=200000 cargo test --locked --package headwater-vhost-user
+	guest/build
+	cargo test --locked --package headwater --test vhost_user
 	cargo build --release --locked --package headwater
 	guest/attach-test target/release/headwater ublk nbd
 
