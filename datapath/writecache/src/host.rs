@@ -23,6 +23,9 @@ pub const STAGING_BUFFERS: usize = 3;
 /// Free memory goes back to the system, and surplus overflow space is punched out, this often.
 const TRIM_INTERVAL: Duration = Duration::from_millis(if EXPLORED { 0 } else { 300 });
 
+/// While there is more to punch out, the next part follows after this.
+const TRIM_ON: Duration = Duration::from_millis(if EXPLORED { 0 } else { 10 });
+
 /// A cache whose disk failed is tried again after this.
 const RETRY_INTERVAL: Duration = Duration::from_millis(100);
 
@@ -284,6 +287,7 @@ impl HostShared {
     fn run(&self, monitor: Monitor) {
         let mut parts = Parts { monitor, divider: Divider::default() };
         let mut last_trim = Instant::now();
+        let mut trim_after = TRIM_INTERVAL;
         let mut first = 0usize;
         loop {
             let caches = self.live_caches();
@@ -304,16 +308,18 @@ impl HostShared {
             let trim_due = self.pool.warm_bytes() > 0
                 || self.has_spare_staging()
                 || caches.iter().any(|c| c.wants_trim());
-            if trim_due && now.duration_since(last_trim) >= TRIM_INTERVAL {
+            if trim_due && now.duration_since(last_trim) >= trim_after {
                 self.pool.trim();
                 self.trim_staging();
                 caches.iter().for_each(|c| c.trim());
                 last_trim = now;
+                let more = caches.iter().any(|c| c.wants_trim());
+                trim_after = if more { TRIM_ON } else { TRIM_INTERVAL };
             }
             drop(caches);
             let mut sleep = deadline.map(|d| d.saturating_duration_since(Instant::now()));
             if trim_due {
-                sleep = Some(sleep.unwrap_or(TRIM_INTERVAL).min(TRIM_INTERVAL));
+                sleep = Some(sleep.unwrap_or(trim_after).min(trim_after));
             }
             if failed {
                 sleep = Some(sleep.unwrap_or(RETRY_INTERVAL).min(RETRY_INTERVAL));

@@ -34,8 +34,11 @@ use crate::units::{SegmentId, Slot};
 /// Positions claimed at once, while there is room: fewer, larger extents.
 const GROW_POSITIONS: u32 = 16;
 
-/// Positions punched out in one go: the thread that does it also serves writers.
-const TRIM_POSITIONS: usize = 64;
+/// Runs of positions punched out in one go: the thread that does it also serves writers.
+const TRIM_RUNS: usize = 32;
+
+/// Positions in these runs at most (1 GiB).
+const TRIM_POSITIONS: usize = 512;
 
 /// After a failed write the disk is left alone so long: it may come back, and is not asked in vain.
 const REST: Duration = Duration::from_millis(if EXPLORED { 0 } else { 50 });
@@ -320,7 +323,8 @@ impl Overflow {
             u32::try_from(self.file_bytes().div_ceil(SEALED_SEGMENT_BYTES as u64)).unwrap_or(u32::MAX);
         let end = used.last().map_or(0, |last| last + 1).max(in_file.min(SegmentId::LIMIT));
         let mut taken = used.iter().copied().peekable();
-        let free: Vec<u32> = (0..end).filter(|position| taken.next_if_eq(position).is_none()).collect();
+        let mut free: Vec<u32> = (0..end).filter(|position| taken.next_if_eq(position).is_none()).collect();
+        free.reverse();
         self.punch(&free);
         let mut positions = self.positions.lock();
         positions.used = u32::try_from(used.len()).unwrap_or(u32::MAX);
@@ -429,23 +433,38 @@ impl Overflow {
         self.positions.lock().ready.len() > KEEP_POSITIONS
     }
 
-    /// Returns the space of free positions to the file system.
+    /// Returns the space of free positions to the file system: a part of it at a time, while
+    /// [`Overflow::wants_trim`] says that there is more. The lowest positions stay.
     pub fn trim(&self) {
         let surplus: Vec<u32> = {
             let mut positions = self.positions.lock();
-            let count = positions.ready.len().saturating_sub(KEEP_POSITIONS).min(TRIM_POSITIONS);
+            let most = positions.ready.len().saturating_sub(KEEP_POSITIONS).min(TRIM_POSITIONS);
+            positions.ready.sort_unstable_by(|one, other| other.cmp(one));
+            let mut runs = 0;
+            let mut before = None;
+            let count = positions
+                .ready
+                .iter()
+                .take(most)
+                .take_while(|position| {
+                    runs += usize::from(before != position.checked_add(1));
+                    before = Some(**position);
+                    runs <= TRIM_RUNS
+                })
+                .count();
             positions.ready.drain(..count).collect()
         };
         self.punch(&surplus);
         self.positions.lock().punched.extend(surplus);
     }
 
+    /// Punches positions out; those in descending order side by side at once.
     fn punch(&self, positions: &[u32]) {
         let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
-        for position in positions {
-            let offset = Self::offset_of(*position);
-            if let Err(error) = rustix::fs::fallocate(&*self.file, flags, offset, SEALED_SEGMENT_BYTES as u64)
-            {
+        for run in positions.chunk_by(|one, next| *one == next + 1) {
+            let Some(lowest) = run.last() else { continue };
+            let len = run.len() as u64 * SEALED_SEGMENT_BYTES as u64;
+            if let Err(error) = rustix::fs::fallocate(&*self.file, flags, Self::offset_of(*lowest), len) {
                 tracing::debug!(%error, "overflow space could not be punched out");
             }
         }
