@@ -1,13 +1,15 @@
 //! What broke for others, and must not here: one test for each such case that concerns a write cache.
 
+mod filling;
 mod setup;
 
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
+use filling::{MIB, assert_holds, empty, eventually, fill, pattern};
 use headwater_block::{Device, IoErrorKind, blocking};
 use headwater_testkit::{ReferenceDisk, ReferenceOptions, Rng};
 use headwater_volume::CacheMode;
@@ -15,42 +17,7 @@ use headwater_writecache::Host;
 use headwater_writecache::overflow::io::{Direction, IoEngine, IoOp, open_engine};
 use headwater_writecache::overflow::seal::SEALED_SEGMENT_BYTES;
 
-const MIB: u64 = 1 << 20;
 const BLOCK: u64 = 4096;
-
-fn empty(size_mib: u64) -> Arc<dyn Device> {
-    Arc::new(ReferenceDisk::new(size_mib * MIB))
-}
-
-fn pattern(seed: u64) -> Vec<u8> {
-    Rng::new(seed).bytes(MIB as usize)
-}
-
-/// Writes MiB after MiB until one is refused; how many were taken.
-fn fill(device: &dyn Device, limit_mib: u64) -> (u64, Option<IoErrorKind>) {
-    for number in 0..limit_mib {
-        if let Err(error) = blocking::write(device, number * MIB, &pattern(number)) {
-            return (number, Some(error.kind()));
-        }
-    }
-    (limit_mib, None)
-}
-
-fn assert_holds(device: &dyn Device, count_mib: u64) {
-    let mut read = vec![0; MIB as usize];
-    for number in 0..count_mib {
-        blocking::read(device, number * MIB, &mut read).unwrap();
-        assert!(read == pattern(number), "MiB {number} was lost");
-    }
-}
-
-fn eventually(what: &str, mut check: impl FnMut() -> bool) {
-    let start = Instant::now();
-    while !check() {
-        assert!(start.elapsed() < Duration::from_secs(20), "not within 20 s: {what}");
-        std::thread::sleep(Duration::from_millis(10));
-    }
-}
 
 /// Metadata of the unnamed files of this process in a directory.
 fn open_files(dir: &Path) -> Vec<std::fs::Metadata> {

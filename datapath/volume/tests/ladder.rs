@@ -1,42 +1,15 @@
 //! What happens as space runs out, and when it comes back; damage on the overflow disk; memory given back.
 
+mod filling;
 mod setup;
 
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use headwater_block::{Device, IoErrorKind, blocking};
-use headwater_testkit::{ReferenceDisk, Rng};
+use filling::{MIB, assert_holds, empty, eventually, fill, pattern};
+use headwater_block::{IoErrorKind, blocking};
+use headwater_testkit::Rng;
 use headwater_volume::{CacheMode, Volume};
-
-const MIB: u64 = 1 << 20;
-
-fn empty(size_mib: u64) -> Arc<dyn Device> {
-    Arc::new(ReferenceDisk::new(size_mib * MIB))
-}
-
-fn pattern(seed: u64) -> Vec<u8> {
-    Rng::new(seed).bytes(MIB as usize)
-}
-
-/// Writes MiB after MiB until one is refused; how many were taken.
-fn fill(device: &dyn Device, limit_mib: u64) -> (u64, Option<IoErrorKind>) {
-    for number in 0..limit_mib {
-        if let Err(error) = blocking::write(device, number * MIB, &pattern(number)) {
-            return (number, Some(error.kind()));
-        }
-    }
-    (limit_mib, None)
-}
-
-fn assert_holds(device: &dyn Device, count_mib: u64) {
-    let mut read = vec![0; MIB as usize];
-    for number in 0..count_mib {
-        blocking::read(device, number * MIB, &mut read).unwrap();
-        assert!(read == pattern(number), "MiB {number} was lost");
-    }
-}
 
 /// Like text: a quarter of its size when packed.
 fn compressible(seed: u64) -> Vec<u8> {
@@ -119,16 +92,6 @@ fn zeroing_a_whole_disk_takes_no_index() {
     assert!(cache.index_bytes < 64 << 10, "{cache:?}");
 }
 
-fn eventually(what: &str, mut check: impl FnMut() -> bool) {
-    for _ in 0..500 {
-        if check() {
-            return;
-        }
-        std::thread::sleep(Duration::from_millis(10));
-    }
-    panic!("not within 5 s: {what}");
-}
-
 #[test]
 fn a_full_ram_cache_refuses_writes_keeps_what_it_has_and_recovers() {
     let dir = tempfile::tempdir().unwrap();
@@ -172,27 +135,6 @@ fn a_few_dead_blocks_in_each_segment_are_space_too() {
     }
 }
 
-#[test]
-fn a_disk_that_fails_for_a_while_is_used_again() {
-    let dir = tempfile::tempdir().unwrap();
-    let (host, faults) = setup::host(u64::MAX);
-    let mut options = setup::options(&empty(256), CacheMode::RamDisk, 16, 256, dir.path());
-    options.pause_limit = Duration::from_secs(60);
-    let (volume, device) = setup::open(&options, &host);
-    faults.write_error_every.store(1, Ordering::Relaxed);
-    let writer = std::thread::spawn({
-        let device = Arc::clone(&device);
-        move || fill(&*device, 200)
-    });
-    eventually("the disk fails", || volume.counters().cache.disk_errors > 3);
-    std::thread::sleep(Duration::from_millis(500));
-    let errors = volume.counters().cache.disk_errors;
-    assert!(errors < 100, "the disk was tried {errors} times in vain");
-    faults.write_error_every.store(0, Ordering::Relaxed);
-    assert_eq!(writer.join().unwrap(), (200, None));
-    assert_holds(&*device, 200);
-}
-
 /// Cleaning may take RAM beyond the limit, because it gives more back: but not for a disk that only reads.
 #[test]
 fn a_disk_that_reads_and_does_not_write_does_not_end_up_in_ram() {
@@ -228,127 +170,6 @@ fn a_write_that_waits_is_refused_when_the_volume_closes() {
     eventually("a write waits", || volume.counters().cache.paused_writes > 0);
     volume.close();
     assert_eq!(writer.join().unwrap(), Some(IoErrorKind::Closed));
-}
-
-#[test]
-fn a_full_overflow_disk_pauses_then_refuses_and_recovers() {
-    let dir = tempfile::tempdir().unwrap();
-    let (host, _) = setup::host(u64::MAX);
-    let (volume, device) =
-        setup::open(&setup::options(&empty(256), CacheMode::RamDisk, 16, 64, dir.path()), &host);
-    let (taken, why) = fill(&*device, 256);
-    assert_eq!(why, Some(IoErrorKind::NoSpace));
-    assert!((60..=74).contains(&taken), "{taken} MiB were taken by 10 MiB of RAM and 64 of disk");
-    assert!(volume.counters().cache.paused_writes > 0);
-    assert_holds(&*device, taken);
-    volume.set_disk_bytes(512 * MIB);
-    assert_eq!(fill(&*device, 256), (256, None));
-    assert_holds(&*device, 256);
-}
-
-#[test]
-fn a_waiting_write_goes_on_as_soon_as_there_is_space() {
-    let dir = tempfile::tempdir().unwrap();
-    let (host, faults) = setup::host(u64::MAX);
-    let mut options = setup::options(&empty(256), CacheMode::RamDisk, 16, 512, dir.path());
-    options.pause_limit = Duration::from_secs(60);
-    let (volume, device) = setup::open(&options, &host);
-    faults.full.store(true, Ordering::Relaxed);
-    let writer = std::thread::spawn({
-        let device = Arc::clone(&device);
-        move || fill(&*device, 100)
-    });
-    eventually("a write waits", || volume.counters().cache.paused_writes > 0);
-    // Reads always go on.
-    let mut read = vec![0; MIB as usize];
-    blocking::read(&*device, 0, &mut read).unwrap();
-    assert!(read == pattern(0));
-    faults.full.store(false, Ordering::Relaxed);
-    assert_eq!(writer.join().unwrap(), (100, None));
-    assert_holds(&*device, 100);
-    assert_eq!(volume.counters().cache.refused_writes, 0);
-}
-
-#[test]
-fn a_flipped_bit_on_the_overflow_disk_is_an_error_on_that_block_only() {
-    let dir = tempfile::tempdir().unwrap();
-    let (host, faults) = setup::host(u64::MAX);
-    let (volume, device) =
-        setup::open(&setup::options(&empty(128), CacheMode::RamDisk, 16, 256, dir.path()), &host);
-    assert_eq!(fill(&*device, 64), (64, None));
-    faults.flip.store(true, Ordering::Relaxed);
-    let mut errors = 0;
-    let mut block = vec![0; 4096];
-    for number in 0..(32 * MIB / 4096) {
-        match blocking::read(&*device, number * 4096, &mut block) {
-            Ok(()) => {
-                let from = (number * 4096 % MIB) as usize;
-                assert!(block == pattern(number * 4096 / MIB)[from..from + 4096]);
-            }
-            Err(error) => {
-                assert_eq!(error.kind(), IoErrorKind::Corrupt);
-                errors += 1;
-            }
-        }
-        if errors > 8 {
-            break;
-        }
-    }
-    assert!(errors > 8);
-    assert_eq!(volume.counters().cache.corrupt_blocks, errors);
-    faults.flip.store(false, Ordering::Relaxed);
-    assert_holds(&*device, 64);
-}
-
-#[test]
-fn a_read_error_of_the_overflow_disk_is_reported_and_passes() {
-    let dir = tempfile::tempdir().unwrap();
-    let (host, faults) = setup::host(u64::MAX);
-    let (_volume, device) =
-        setup::open(&setup::options(&empty(128), CacheMode::RamDisk, 16, 256, dir.path()), &host);
-    assert_eq!(fill(&*device, 64), (64, None));
-    faults.read_error_every.store(1, Ordering::Relaxed);
-    let mut read = vec![0; MIB as usize];
-    assert_eq!(blocking::read(&*device, 0, &mut read).unwrap_err().kind(), IoErrorKind::Device);
-    faults.read_error_every.store(0, Ordering::Relaxed);
-    assert_holds(&*device, 64);
-}
-
-#[test]
-fn discarding_gives_ram_and_disk_back() {
-    let dir = tempfile::tempdir().unwrap();
-    let (host, _) = setup::host(u64::MAX);
-    let (volume, device) =
-        setup::open(&setup::options(&empty(256), CacheMode::RamDisk, 32, 512, dir.path()), &host);
-    assert_eq!(fill(&*device, 200), (200, None));
-    assert!(volume.counters().cache.disk_used_bytes > 150 * MIB);
-    blocking::discard(&*device, 0, 256 * MIB).unwrap();
-    // What was on its way to the disk is freed when it arrives; the segment being filled stays.
-    eventually("space is given back", || {
-        let cache = volume.counters().cache;
-        cache.disk_used_bytes == 0 && cache.ram_used_bytes - cache.index_bytes <= 2 * MIB
-    });
-    let mut read = vec![1; MIB as usize];
-    blocking::read(&*device, 7 * MIB, &mut read).unwrap();
-    assert!(read.iter().all(|b| *b == 0));
-}
-
-#[test]
-fn the_budget_of_the_host_bounds_all_volumes_together() {
-    let dir = tempfile::tempdir().unwrap();
-    let (host, _) = setup::host(64 * MIB);
-    let volumes: Vec<_> = (0..4)
-        .map(|_| setup::open(&setup::options(&empty(64), CacheMode::RamDisk, 64, 256, dir.path()), &host))
-        .collect();
-    std::thread::scope(|scope| {
-        for (_, device) in &volumes {
-            scope.spawn(|| assert_eq!(fill(&**device, 64), (64, None)));
-        }
-    });
-    assert!(host.used_bytes() <= 65 * MIB, "{} bytes used", host.used_bytes());
-    volumes.iter().for_each(|(_, device)| assert_holds(&**device, 64));
-    drop(volumes);
-    eventually("the budget is given back", || host.used_bytes() == 0);
 }
 
 #[test]

@@ -1,0 +1,108 @@
+//! Index, opening, freezing, and what is given back.
+
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use headwater_block::blocking;
+use headwater_testkit::Rng;
+use headwater_volume::CacheMode;
+
+use crate::measure::{self, GIB, MIB};
+
+/// A GiB of changed blocks side by side: what the index takes of it.
+pub fn index() {
+    let host = measure::host();
+    let volume = measure::open(&measure::options(CacheMode::Ram, GIB + 64 * MIB, 0, Path::new("/")), &host);
+    let data = Rng::new(1).bytes(MIB as usize);
+    for number in 0..1024 {
+        blocking::write(&*volume, number * MIB, &data).expect("it fits");
+    }
+    let cache = volume.counters().cache;
+    let part = cache.index_bytes as f64 / GIB as f64 * 100.0;
+    measure::at_most("index of 1 GiB of changed blocks, dense", part, "%", 0.2);
+}
+
+/// Opening a volume on an image of 64 GiB; freezing it with 4 GiB of changes.
+pub fn open_and_freeze(dir: &Path) {
+    let host = measure::host();
+    let options = measure::options(CacheMode::RamDisk, 512 * MIB, 6 * GIB, dir);
+    let opened = |_| {
+        let start = Instant::now();
+        let volume = measure::open(&options, &host);
+        let ms = start.elapsed().as_secs_f64() * 1e3;
+        drop(volume);
+        ms
+    };
+    measure::at_most(
+        "open a volume on 64 GiB, median of 50",
+        measure::median((0..50).map(opened).collect()),
+        "ms",
+        5.0,
+    );
+    let volume = measure::open(&options, &host);
+    let data = Rng::new(2).bytes(MIB as usize);
+    for number in 0..4096 {
+        blocking::write(&*volume, number * MIB, &data).expect("there is room");
+    }
+    let frozen = |_| {
+        let start = Instant::now();
+        let view = volume.freeze().expect("it can be frozen");
+        let ms = start.elapsed().as_secs_f64() * 1e3;
+        drop(view);
+        ms
+    };
+    let ms: Vec<f64> = (0..20).map(frozen).collect();
+    let most = ms.iter().copied().fold(0.0, f64::max);
+    measure::at_most("freeze it with 4 GiB of changes, longest of 20", most, "ms", 20.0);
+}
+
+/// Blocks on disk of this process's files without a name.
+fn disk_bytes(dir: &Path) -> u64 {
+    let dir = dir.canonicalize().expect("it is there");
+    let links = std::fs::read_dir("/proc/self/fd").expect("it is there").filter_map(Result::ok);
+    links
+        .filter(|link| std::fs::read_link(link.path()).is_ok_and(|target| target.starts_with(&dir)))
+        .filter_map(|link| std::fs::metadata(link.path()).ok())
+        .map(|metadata| metadata.blocks() * 512)
+        .sum()
+}
+
+/// RAM and disk after a machine has discarded all of its 1 GiB.
+pub fn given_back(dir: &Path) {
+    let host = measure::host();
+    let before = measure::resident_bytes();
+    let volume = measure::open(&measure::options(CacheMode::RamDisk, 256 * MIB, 4 * GIB, dir), &host);
+    let data = Rng::new(3).bytes(MIB as usize);
+    let mut most = 0;
+    for number in 0..1024 {
+        blocking::write(&*volume, number * MIB, &data).expect("there is room");
+        most = most.max(measure::resident_bytes() - before);
+    }
+    let limit = 256.0 * 1.03 + 32.0;
+    measure::at_most(
+        "resident while 1 GiB is written, 256 MiB of RAM",
+        most as f64 / MIB as f64,
+        "MiB",
+        limit,
+    );
+    let full = disk_bytes(dir);
+    let start = Instant::now();
+    blocking::discard(&*volume, 0, GIB).expect("it discards");
+    let (mut ram_ms, mut disk_ms) = (None, None);
+    while (ram_ms.is_none() || disk_ms.is_none()) && start.elapsed() < Duration::from_secs(20) {
+        let ms = start.elapsed().as_secs_f64() * 1e3;
+        if measure::resident_bytes() <= before + 12 * MIB {
+            ram_ms.get_or_insert(ms);
+        }
+        // Sixteen places stay claimed.
+        if disk_bytes(dir) <= 17 * 514 * 4096 {
+            disk_ms.get_or_insert(ms);
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    let never = f64::INFINITY;
+    measure::at_most("RAM back after a discard of 1 GiB", ram_ms.unwrap_or(never), "ms", 1000.0);
+    let what = format!("disk back ({} MiB) after a discard of 1 GiB", full / MIB);
+    measure::at_most(&what, disk_ms.unwrap_or(never), "ms", 1000.0);
+}

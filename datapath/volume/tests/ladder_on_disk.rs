@@ -1,0 +1,197 @@
+//! What happens on the overflow disk as space runs out and comes back, and when it fails or lies: each for a volume
+//! that is forgotten and for one that is persistent.
+
+mod filling;
+mod setup;
+
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use filling::{MIB, assert_holds, empty, eventually, fill, pattern};
+use headwater_block::{IoErrorKind, blocking};
+use headwater_volume::{CacheMode, PersistentOptions, VolumeOptions};
+
+/// What becomes of the cache when its volume closes.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Life {
+    Forgotten,
+    Persistent,
+}
+
+impl Life {
+    fn options(self, size_mib: u64, ram_mib: u64, disk_mib: u64, at: &Path) -> VolumeOptions {
+        self.named("volume", size_mib, ram_mib, disk_mib, at)
+    }
+
+    fn named(self, name: &str, size_mib: u64, ram_mib: u64, disk_mib: u64, at: &Path) -> VolumeOptions {
+        let persistent = PersistentOptions { name: name.into(), key: [3; 16], base_id: [5; 32] };
+        VolumeOptions {
+            persistent: (self == Life::Persistent).then_some(persistent),
+            ..setup::options(&empty(size_mib), CacheMode::RamDisk, ram_mib, disk_mib, at)
+        }
+    }
+}
+
+macro_rules! for_each_life {
+    ($($test:ident),* $(,)?) => {
+        mod forgotten {
+            $(#[test] fn $test() { super::$test(super::Life::Forgotten) })*
+        }
+        mod persistent {
+            $(#[test] fn $test() { super::$test(super::Life::Persistent) })*
+        }
+    };
+}
+
+for_each_life!(
+    a_disk_that_fails_for_a_while_is_used_again,
+    a_full_overflow_disk_pauses_then_refuses_and_recovers,
+    a_waiting_write_goes_on_as_soon_as_there_is_space,
+    a_flipped_bit_on_the_overflow_disk_is_an_error_on_that_block_only,
+    a_read_error_of_the_overflow_disk_is_reported_and_passes,
+    discarding_gives_ram_and_disk_back,
+    the_budget_of_the_host_bounds_all_volumes_together,
+);
+
+fn a_disk_that_fails_for_a_while_is_used_again(life: Life) {
+    let dir = tempfile::tempdir().unwrap();
+    let (host, faults) = setup::host(u64::MAX);
+    let mut options = life.options(256, 16, 256, dir.path());
+    options.pause_limit = Duration::from_secs(60);
+    let (volume, device) = setup::open(&options, &host);
+    faults.write_error_every.store(1, Ordering::Relaxed);
+    let writer = std::thread::spawn({
+        let device = Arc::clone(&device);
+        move || fill(&*device, 200)
+    });
+    eventually("the disk fails", || volume.counters().cache.disk_errors > 3);
+    std::thread::sleep(Duration::from_millis(500));
+    let errors = volume.counters().cache.disk_errors;
+    assert!(errors < 100, "the disk was tried {errors} times in vain");
+    faults.write_error_every.store(0, Ordering::Relaxed);
+    assert_eq!(writer.join().unwrap(), (200, None));
+    assert_holds(&*device, 200);
+}
+
+fn a_full_overflow_disk_pauses_then_refuses_and_recovers(life: Life) {
+    let dir = tempfile::tempdir().unwrap();
+    let (host, _) = setup::host(u64::MAX);
+    let (volume, device) = setup::open(&life.options(256, 16, 64, dir.path()), &host);
+    let (taken, why) = fill(&*device, 256);
+    assert_eq!(why, Some(IoErrorKind::NoSpace));
+    // All of a persistent cache has its place on disk; RAM adds to the other.
+    let expected = if life == Life::Persistent { 50..=64 } else { 60..=74 };
+    assert!(expected.contains(&taken), "{taken} MiB were taken by 10 MiB of RAM and 64 of disk");
+    assert!(volume.counters().cache.paused_writes > 0);
+    assert_holds(&*device, taken);
+    volume.set_disk_bytes(512 * MIB);
+    assert_eq!(fill(&*device, 256), (256, None));
+    assert_holds(&*device, 256);
+}
+
+fn a_waiting_write_goes_on_as_soon_as_there_is_space(life: Life) {
+    let dir = tempfile::tempdir().unwrap();
+    let (host, faults) = setup::host(u64::MAX);
+    let mut options = life.options(256, 16, 512, dir.path());
+    options.pause_limit = Duration::from_secs(60);
+    let (volume, device) = setup::open(&options, &host);
+    faults.full.store(true, Ordering::Relaxed);
+    let writer = std::thread::spawn({
+        let device = Arc::clone(&device);
+        move || fill(&*device, 100)
+    });
+    eventually("a write waits", || volume.counters().cache.paused_writes > 0);
+    // Reads always go on.
+    let mut read = vec![0; MIB as usize];
+    blocking::read(&*device, 0, &mut read).unwrap();
+    assert!(read == pattern(0));
+    faults.full.store(false, Ordering::Relaxed);
+    assert_eq!(writer.join().unwrap(), (100, None));
+    assert_holds(&*device, 100);
+    assert_eq!(volume.counters().cache.refused_writes, 0);
+}
+
+fn a_flipped_bit_on_the_overflow_disk_is_an_error_on_that_block_only(life: Life) {
+    let dir = tempfile::tempdir().unwrap();
+    let (host, faults) = setup::host(u64::MAX);
+    let (volume, device) = setup::open(&life.options(128, 16, 256, dir.path()), &host);
+    assert_eq!(fill(&*device, 64), (64, None));
+    faults.flip.store(true, Ordering::Relaxed);
+    let mut errors = 0;
+    let mut block = vec![0; 4096];
+    for number in 0..(32 * MIB / 4096) {
+        match blocking::read(&*device, number * 4096, &mut block) {
+            Ok(()) => {
+                let from = (number * 4096 % MIB) as usize;
+                assert!(block == pattern(number * 4096 / MIB)[from..from + 4096]);
+            }
+            Err(error) => {
+                assert_eq!(error.kind(), IoErrorKind::Corrupt);
+                errors += 1;
+            }
+        }
+        if errors > 8 {
+            break;
+        }
+    }
+    assert!(errors > 8);
+    assert_eq!(volume.counters().cache.corrupt_blocks, errors);
+    faults.flip.store(false, Ordering::Relaxed);
+    assert_holds(&*device, 64);
+}
+
+fn a_read_error_of_the_overflow_disk_is_reported_and_passes(life: Life) {
+    let dir = tempfile::tempdir().unwrap();
+    let (host, faults) = setup::host(u64::MAX);
+    let (_volume, device) = setup::open(&life.options(128, 16, 256, dir.path()), &host);
+    assert_eq!(fill(&*device, 64), (64, None));
+    faults.read_error_every.store(1, Ordering::Relaxed);
+    let mut read = vec![0; MIB as usize];
+    assert_eq!(blocking::read(&*device, 0, &mut read).unwrap_err().kind(), IoErrorKind::Device);
+    faults.read_error_every.store(0, Ordering::Relaxed);
+    assert_holds(&*device, 64);
+}
+
+fn discarding_gives_ram_and_disk_back(life: Life) {
+    let dir = tempfile::tempdir().unwrap();
+    let (host, _) = setup::host(u64::MAX);
+    let (volume, device) = setup::open(&life.options(256, 32, 512, dir.path()), &host);
+    assert_eq!(fill(&*device, 200), (200, None));
+    assert!(volume.counters().cache.disk_used_bytes > 150 * MIB);
+    blocking::discard(&*device, 0, 256 * MIB).unwrap();
+    // What was on its way to the disk is freed when it arrives; the segment being filled stays, and in a
+    // persistent cache its place too. There, places are free once it is durable that nothing is in them.
+    let stays_bytes = if life == Life::Persistent { 5 * MIB } else { 0 };
+    eventually("space is given back", || {
+        blocking::flush(&*device).unwrap();
+        let cache = volume.counters().cache;
+        cache.disk_used_bytes <= stays_bytes && cache.ram_used_bytes - cache.index_bytes <= 2 * MIB
+    });
+    let mut read = vec![1; MIB as usize];
+    blocking::read(&*device, 7 * MIB, &mut read).unwrap();
+    assert!(read.iter().all(|b| *b == 0));
+}
+
+fn the_budget_of_the_host_bounds_all_volumes_together(life: Life) {
+    let dir = tempfile::tempdir().unwrap();
+    let (host, _) = setup::host(64 * MIB);
+    let volumes: Vec<_> = (0..4)
+        .map(|number| {
+            let name = format!("volume{number}");
+            setup::open(&life.named(&name, 64, 64, 256, dir.path()), &host)
+        })
+        .collect();
+    std::thread::scope(|scope| {
+        for (_, device) in &volumes {
+            scope.spawn(|| assert_eq!(fill(&**device, 64), (64, None)));
+        }
+    });
+    // A persistent cache has two buffers of its own.
+    let most = if life == Life::Persistent { 65 + 4 * 5 } else { 65 } * MIB;
+    assert!(host.used_bytes() <= most, "{} bytes used", host.used_bytes());
+    volumes.iter().for_each(|(_, device)| assert_holds(&**device, 64));
+    drop(volumes);
+    eventually("the budget is given back", || host.used_bytes() == 0);
+}
