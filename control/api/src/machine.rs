@@ -37,6 +37,10 @@ impl CacheMode {
             "ram" => Ok(Self::Ram),
             "ram+disk" => Ok(Self::RamDisk),
             "disk" => Ok(Self::Disk),
+            "server" => Err("there is no cache mode 'server': a write cache is on the host that serves the machine's \
+                             disk. To have it on a server, run 'headwater export IMAGE --nbd tcp:HOST' there with ram+disk, ram \
+                             or disk, and let the machine reach that disk over the network"
+                .into()),
             _ => Err(format!("'{text}' is not a cache mode; write one of {}", Self::NAMES.join(", "))),
         }
     }
@@ -482,6 +486,12 @@ pub struct ExecResult {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_mode_that_is_a_place_is_explained() {
+        let why = CacheMode::parse("server").unwrap_err();
+        assert!(why.contains("headwater export") && why.contains("ram+disk"), "{why}");
+    }
 
     #[test]
     fn states_and_modes_survive_their_names() {
