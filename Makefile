@@ -42,14 +42,16 @@ bench: rust ## measure a volume alone, without any protocol, beside bare memory 
 soak: rust ## half an hour of load on eight volumes, with limits changed at random and a disk that fails
 	HEADWATER_SOAK_SECONDS=$${SECONDS_TO_RUN:-1800} cargo test --release --locked --package headwater-volume --test soak -- --nocapture $(ARGS)
 
-conformance: rust ## real NBD and vhost-user clients, the Device conformance suite, block devices in a guest
+conformance: rust ## real NBD, iSCSI and vhost-user clients, the Device conformance suite, guests that boot over iSCSI
 	@xtask/need $(MACHINE_TOOLS) $(TEST_TOOLS)
 	cargo test --locked --package headwater-nbd --package headwater-testkit
 	cargo test --locked --package headwater-volume --test conformance
+	cargo test --locked --package headwater-iscsi
 	HEADWATER_VHOST_REQUESTS=200000 cargo test --locked --package headwater-vhost-user
 	guest/build
 	cargo test --locked --package headwater --test vhost_user
 	cargo build --release --locked --package headwater
+	guest/iscsi-boot bios
 	guest/attach-test target/release/headwater ublk nbd
 
 fuzz: rust ## fuzz the readers of the formats with coverage, TIME=60 seconds each
