@@ -52,6 +52,7 @@ conformance: rust ## real NBD, iSCSI and vhost-user clients, the Device conforma
 	cargo test --locked --package headwater --test vhost_user
 	cargo build --release --locked --package headwater
 	guest/iscsi-boot bios
+	guest/iscsi-boot uefi
 	guest/attach-test target/release/headwater ublk nbd
 
 fuzz: rust ## fuzz the readers of the formats with coverage, TIME=60 seconds each
