@@ -31,7 +31,7 @@ fn main() -> Outcome<()> {
     let needed = arguments.get(1).map(|reads| blocks_of(reads)).transpose()?.unwrap_or_default();
     let changed = arguments.get(2);
     let changed_zstd = changed.map(|changed| zstd_of_changes(file, changed)).transpose()?;
-    println!("boot: {} MiB in 4 KiB blocks", needed.len() as u64 * BLOCK_BYTES >> 20);
+    println!("boot: {} MiB in 4 KiB blocks", (needed.len() as u64 * BLOCK_BYTES) >> 20);
     if let Some((blocks, bytes)) = changed_zstd {
         println!("upgrade: {blocks} blocks changed, {bytes} bytes as one zstd -3 stream");
     }
