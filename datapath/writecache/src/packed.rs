@@ -22,8 +22,20 @@ const UNIT: usize = 32;
 /// Slots that are tried before a whole segment is packed.
 const SAMPLES: usize = 8;
 
-/// Packing has to save a third at least.
-const WORTH_TENTHS: usize = 7;
+/// How much packing has to leave at most, in tenths, so that it is worth its time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Worth(usize);
+
+impl Worth {
+    /// Where cold segments can go to a disk instead: it has to save a third.
+    pub const BESIDE_A_DISK: Self = Self(7);
+    /// Where packing is the only way to get room: whatever it saves, a tenth at least.
+    pub const ALONE: Self = Self(9);
+
+    fn most(self, bytes: usize) -> usize {
+        bytes * self.0 / 10
+    }
+}
 
 /// One packed segment.
 pub struct Packed {
@@ -100,12 +112,12 @@ pub struct Packer {
 
 impl Packer {
     /// Packs the live slots of a frozen segment. `None`: that would not pay.
-    pub fn pack(&mut self, segment: &Segment, address: usize) -> Option<Packed> {
+    pub fn pack(&mut self, segment: &Segment, address: usize, worth: Worth) -> Option<Packed> {
         let live = usize::try_from(segment.live()).ok()?.max(1);
-        if !self.sample_pays(segment, address, live) {
+        if !self.sample_pays(segment, address, live, worth) {
             return None;
         }
-        let most = live * BLOCK * WORTH_TENTHS / 10;
+        let most = worth.most(live * BLOCK);
         self.scratch.clear();
         let mut starts = Vec::with_capacity(SLOTS + 1);
         for slot in 0..u16::try_from(SLOTS).ok()? {
@@ -139,7 +151,7 @@ impl Packer {
         Some(())
     }
 
-    fn sample_pays(&mut self, segment: &Segment, address: usize, live: usize) -> bool {
+    fn sample_pays(&mut self, segment: &Segment, address: usize, live: usize, worth: Worth) -> bool {
         let mut plain = [0; BLOCK];
         self.scratch.clear();
         let mut tried = 0;
@@ -150,7 +162,7 @@ impl Packer {
             }
             tried += 1;
         }
-        self.scratch.len() <= tried * BLOCK * WORTH_TENTHS / 10
+        self.scratch.len() <= worth.most(tried * BLOCK)
     }
 }
 
@@ -244,7 +256,7 @@ mod tests {
     #[test]
     fn what_was_packed_is_unpacked() {
         let (segment, _pool, address) = segment(mixed);
-        let packed = Packer::default().pack(&segment, address).unwrap();
+        let packed = Packer::default().pack(&segment, address, Worth::BESIDE_A_DISK).unwrap();
         assert!(packed.bytes() < 400 * BLOCK as u64 / 3);
         let mut out = [0; BLOCK];
         for slot in 0..512 {
@@ -271,6 +283,6 @@ mod tests {
     #[test]
     fn what_does_not_get_smaller_is_left_alone() {
         let (segment, _pool, address) = segment(|slot| mixed(slot * 10));
-        assert!(Packer::default().pack(&segment, address).is_none());
+        assert!(Packer::default().pack(&segment, address, Worth::BESIDE_A_DISK).is_none());
     }
 }

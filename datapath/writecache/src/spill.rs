@@ -18,7 +18,7 @@ use crate::memory::{AlignedBuffer, with_frozen};
 use crate::overflow::seal::{SEALED_SEGMENT_BYTES, SEALED_SLOT_BYTES};
 use crate::overflow::{NoPosition, Overflow};
 use crate::pace::Room;
-use crate::packed::Packed;
+use crate::packed::{Packed, Worth};
 use crate::persist::{Persist, READY_POSITIONS};
 use crate::segment::Segment;
 use crate::units::SegmentId;
@@ -126,6 +126,7 @@ impl WriteCache {
             let freed = self.packed.shrink(|id| self.segments.get(id));
             self.host.give_ram(freed);
         }
+        let worth = if self.overflow.is_some() { Worth::BESIDE_A_DISK } else { Worth::ALONE };
         let mut packer = self.host.packer.lock();
         while self.log.lock().dirty_segments > self.dirty_limit()
             && self.packed.bytes() < self.packed_limit_bytes()
@@ -135,7 +136,7 @@ impl WriteCache {
                 return;
             };
             self.map.sweep(segment.live_slots().map(|(_, block)| block));
-            match packer.pack(segment, segment.word().ram().unwrap_or(0)) {
+            match packer.pack(segment, segment.word().ram().unwrap_or(0), worth) {
                 Some(packed) => self.swap_for_packed(id, segment, packed),
                 None => {
                     segment.set_unpackable(true);
