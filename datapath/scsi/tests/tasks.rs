@@ -65,7 +65,7 @@ fn an_aborted_task_is_not_answered_and_the_abort_is_answered_when_it_has_ended()
     assert_eq!(wait(&one).reply, None);
     assert_eq!(abort.recv_timeout(PATIENCE), Ok(FunctionResult::Complete));
     assert_eq!(wait(&two).reply.map(|reply| reply.status), Some(Status::Good));
-    assert_eq!(attentions(&nexus), []);
+    assert!(attentions(&nexus).is_empty());
 }
 
 #[test]
@@ -379,7 +379,7 @@ fn a_new_nexus_is_told_of_power_on_first() {
     // Or REQUEST SENSE takes it.
     let nexus = target.nexus(initiator("a"));
     assert_eq!(send(&nexus, &[3, 0, 0, 0, 18, 0], &[]).data[2..14], [6, 0, 0, 0, 0, 10, 0, 0, 0, 0, 0x29, 0]);
-    assert_eq!(attentions(&nexus), []);
+    assert!(attentions(&nexus).is_empty());
 }
 
 /// Whatever is aborted whenever: each task is answered once, and each function too.
