@@ -144,12 +144,12 @@ impl Files {
         &self,
         node: u64,
         valid: u32,
-        size: u64,
+        wanted_bytes: u64,
         (mode, uid, gid): (u32, u32, u32),
     ) -> Result<Attributes, Errno> {
-        if valid & SET_SIZE != 0 && (node != FILE || size != self.size_bytes()) {
+        if valid & SET_SIZE != 0 && (node != FILE || wanted_bytes != self.size_bytes()) {
             self.disk.faults.warn(&format_args!(
-                "a program wanted to give the file {size} bytes, but a disk keeps its size of {} bytes; \
+                "a program wanted to give the file {wanted_bytes} bytes, but a disk keeps its size of {} bytes; \
                  write without truncating (dd conv=notrunc, qemu-img convert -n)",
                 self.size_bytes()
             ));

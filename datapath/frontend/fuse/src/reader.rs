@@ -110,8 +110,8 @@ impl Reader {
         match *request {
             Request::Lookup { name } => Ok(files.lookup(node, name)?.encode_entry(ATTRIBUTES_VALID_S)),
             Request::GetAttr => Ok(files.attributes(node)?.encode(ATTRIBUTES_VALID_S)),
-            Request::SetAttr { valid, size, mode, uid, gid } => {
-                Ok(files.set(node, valid, size, (mode, uid, gid))?.encode(ATTRIBUTES_VALID_S))
+            Request::SetAttr { valid, size_bytes, mode, uid, gid } => {
+                Ok(files.set(node, valid, size_bytes, (mode, uid, gid))?.encode(ATTRIBUTES_VALID_S))
             }
             Request::Open { flags } => {
                 if self.disk.geometry.read_only && flags & ACCESS_MODE != 0 {

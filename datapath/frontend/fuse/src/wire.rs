@@ -54,7 +54,7 @@ pub(crate) enum Request<'a> {
     GetAttr,
     SetAttr {
         valid: u32,
-        size: u64,
+        size_bytes: u64,
         mode: u32,
         uid: u32,
         gid: u32,
@@ -147,11 +147,11 @@ impl<'a> Request<'a> {
             4 => {
                 let valid = fields.u32()?;
                 fields.skip(12)?;
-                let size = fields.u64()?;
+                let size_bytes = fields.u64()?;
                 fields.skip(44)?;
                 let mode = fields.u32()?;
                 fields.skip(4)?;
-                Request::SetAttr { valid, size, mode, uid: fields.u32()?, gid: fields.u32()? }
+                Request::SetAttr { valid, size_bytes, mode, uid: fields.u32()?, gid: fields.u32()? }
             }
             // SYMLINK, MKNOD, MKDIR, UNLINK, RMDIR, RENAME, LINK, CREATE, RENAME2, TMPFILE
             6 | 8..=13 | 35 | 45 | 51 => Request::ChangeDirectory,
@@ -330,7 +330,7 @@ mod tests {
         let set =
             Body::default().u32(SET_SIZE).u32(0).u64(0).u64(99).zeroes(44).u32(0o600).u32(0).u32(5).u32(6);
         let set = message(4, set.u32(0));
-        let expected = Request::SetAttr { valid: SET_SIZE, size: 99, mode: 0o600, uid: 5, gid: 6 };
+        let expected = Request::SetAttr { valid: SET_SIZE, size_bytes: 99, mode: 0o600, uid: 5, gid: 6 };
         assert_eq!(decoded(&set), expected);
         let punch = message(43, Body::default().u64(0).u64(4096).u64(512).u32(3).u32(0));
         assert_eq!(decoded(&punch), Request::Fallocate { offset: 4096, len: 512, mode: 3 });
