@@ -66,6 +66,9 @@ pub struct DetachArgs {
     pub force: bool,
 }
 
+/// A device by the kernel's name.
+type KernelDevice = (Way, u32);
+
 /// An attached device.
 pub struct AttachedDisk {
     attached: Attached,
@@ -145,7 +148,7 @@ impl AttachArgs {
     }
 
     /// A name of one's own, and a number where the name is the kernel's.
-    fn asked(&self) -> anyhow::Result<(Option<String>, Option<(Way, u32)>)> {
+    fn asked(&self) -> anyhow::Result<(Option<String>, Option<KernelDevice>)> {
         let Some(text) = &self.device else { return Ok((None, None)) };
         let plain = text.strip_prefix("/dev/").unwrap_or(text);
         for (way, prefix) in [(Way::Ublk, "ublkb"), (Way::Nbd, "nbd")] {
