@@ -83,7 +83,8 @@ impl VersionReader {
 
     /// Notes from now on, for as long as `lasts`, which chunks are read first. Only the first call counts.
     pub fn record(&self, lasts: Duration) {
-        self.recorder.get_or_init(|| Recorder::start(self.id, self.manifest.chunks(), lasts));
+        let (chunks, chunk_bytes) = (self.manifest.chunks(), self.manifest.chunk_bytes());
+        self.recorder.get_or_init(|| Recorder::start(self.id, chunks, chunk_bytes, lasts));
     }
 
     /// Ends recording, and what was noted; `None` if nothing was recorded.
@@ -379,8 +380,14 @@ impl Device for VersionReader {
         let is_whole = self.pieces(range).all(|piece| lent(piece).map(|part| parts.push(part)).is_some());
         if !is_whole {
             parts.truncate(before);
+            return false;
         }
-        is_whole
+        // It is read like any other range.
+        if let Some(recorder) = self.recorder.get() {
+            self.pieces(range).for_each(|piece| recorder.touch(piece.index));
+        }
+        self.read_ahead(range, false);
+        true
     }
 
     fn submit(&self, request: Request, done: Completion) {

@@ -24,6 +24,8 @@ pub const TRACE_CHUNKS_MAX: usize = 4 << 20;
 pub const TRACE_BOOTS_MAX: u32 = 16;
 /// From so many boots on, a chunk that fewer than a quarter of them touched, and not the latest, is left out.
 const RARE_FROM_BOOTS: u32 = 4;
+/// A boot is recorded until it has touched so much of the image: who reads more is no boot, but a copy.
+pub const BOOT_MAX_BYTES: u64 = 1 << 30;
 /// Chunks of an image that are watched while a boot is recorded: 1 TiB at 64 KiB.
 const WATCHED_CHUNKS_MAX: u64 = 16 << 20;
 
@@ -192,6 +194,7 @@ pub(crate) struct Recorder {
     manifest: Hash,
     seen: Vec<AtomicU64>,
     touched: Mutex<Vec<(u64, u32)>>,
+    max_chunks: usize,
     started: Instant,
     lasts: Duration,
     open: AtomicBool,
@@ -199,12 +202,14 @@ pub(crate) struct Recorder {
 
 impl Recorder {
     /// Notes what is touched from now on, for as long as `lasts`.
-    pub(crate) fn start(manifest: Hash, chunks: u64, lasts: Duration) -> Self {
+    pub(crate) fn start(manifest: Hash, chunks: u64, chunk_bytes: u32, lasts: Duration) -> Self {
+        let max_chunks = usize_of(BOOT_MAX_BYTES / u64::from(chunk_bytes).max(1)).min(TRACE_CHUNKS_MAX);
         let words = chunks.min(WATCHED_CHUNKS_MAX).div_ceil(64);
         Self {
             manifest,
             seen: (0..words).map(|_| AtomicU64::new(0)).collect(),
             touched: Mutex::default(),
+            max_chunks,
             started: Instant::now(),
             lasts,
             open: AtomicBool::new(true),
@@ -227,7 +232,7 @@ impl Recorder {
             return;
         }
         let mut touched = self.touched.lock();
-        if touched.len() < TRACE_CHUNKS_MAX {
+        if touched.len() < self.max_chunks {
             touched.push((chunk, u32::try_from(after.as_millis()).unwrap_or(u32::MAX)));
         }
     }
@@ -286,7 +291,7 @@ mod tests {
 
     #[test]
     fn a_recorder_notes_each_chunk_once_and_ends() {
-        let recorder = Recorder::start(Hash::of(b"m"), 100, Duration::from_secs(3600));
+        let recorder = Recorder::start(Hash::of(b"m"), 100, 65_536, Duration::from_secs(3600));
         for chunk in [5, 3, 5, 99, 3, 1000] {
             recorder.touch(chunk);
         }
@@ -295,7 +300,11 @@ mod tests {
         assert_eq!(chunks, [5, 3, 99]);
         recorder.touch(6);
         assert_eq!(recorder.finish().chunks.len(), 3);
-        let over = Recorder::start(Hash::of(b"m"), 100, Duration::ZERO);
+        // Chunks of half the limit: the third is one too many.
+        let short = Recorder::start(Hash::of(b"m"), 100, 1 << 29, Duration::from_secs(3600));
+        (0..5).for_each(|chunk| short.touch(chunk));
+        assert_eq!(short.finish().chunks.len(), 2);
+        let over = Recorder::start(Hash::of(b"m"), 100, 65_536, Duration::ZERO);
         std::thread::sleep(Duration::from_millis(1));
         over.touch(1);
         assert!(over.is_over() && over.finish().chunks.is_empty());

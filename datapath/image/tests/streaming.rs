@@ -300,6 +300,26 @@ fn a_boot_is_recorded_and_the_next_one_finds_it_in_memory() {
 }
 
 #[test]
+fn what_is_lent_counts_as_read() {
+    let setup = setup(8);
+    let cache = ChunkCache::new(64 << 20);
+    let reader = setup.open(Arc::clone(&cache));
+    reader.record(Duration::from_secs(3600));
+    let mut parts = Vec::new();
+    let whole = |chunk: u64| ByteRange::new(chunk * CHUNK as u64, CHUNK as u64).unwrap();
+    assert!(!reader.lend(whole(0), &mut parts));
+    for chunk in 0..128 {
+        // Lent where it is in memory, as the NBD server asks for it, and read where not.
+        if !reader.lend(whole(chunk), &mut parts) {
+            read_chunk(&reader, chunk as usize);
+        }
+    }
+    assert!(parts.len() > 8, "only {} were lent", parts.len());
+    assert_eq!(reader.recorded().unwrap().chunks.len(), 128);
+    assert!(cache.counters().ahead > 100, "{:?}", cache.counters());
+}
+
+#[test]
 fn what_somebody_waits_for_overtakes_what_is_prefetched() {
     let setup = setup(32);
     let trace = Trace::of_boot(setup.manifest, &(0..512).map(|n| (n, 0)).collect::<Vec<_>>());
