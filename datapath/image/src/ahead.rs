@@ -152,6 +152,7 @@ impl VersionReader {
     }
 
     fn run_prefetch(&self, chunks: &[ChunkRef], work: &Work) {
+        let _prefetching = self.begin_prefetch();
         let stored =
             |chunks: &[ChunkRef]| chunks.iter().map(|chunk| u64::from(chunk.stored_bytes)).sum::<u64>();
         work.total_bytes.store(stored(chunks), Ordering::Relaxed);

@@ -51,6 +51,8 @@ pub struct VersionReader {
     is_remote: bool,
     readahead: Readahead,
     recorder: OnceLock<Recorder>,
+    /// Boot traces that are being fetched: what they list is better than what readahead guesses.
+    prefetches: AtomicUsize,
     /// Keeps the version's chunks in the local disk cache.
     kept: OnceLock<Kept>,
     _pin: Pin,
@@ -76,6 +78,7 @@ impl VersionReader {
             pool,
             is_remote,
             recorder: OnceLock::new(),
+            prefetches: AtomicUsize::new(0),
             kept: OnceLock::new(),
             _pin: pin,
         }))
@@ -101,6 +104,12 @@ impl VersionReader {
     /// Whether the version is read across a network.
     pub fn is_remote(&self) -> bool {
         self.is_remote
+    }
+
+    /// Stops readahead while the answer lives.
+    pub(crate) fn begin_prefetch(&self) -> Prefetching<'_> {
+        self.prefetches.fetch_add(1, Ordering::Relaxed);
+        Prefetching(&self.prefetches)
     }
 
     pub(crate) fn cache(&self) -> &Arc<ChunkCache> {
@@ -200,6 +209,9 @@ impl VersionReader {
 
     /// Fetches what comes next, if somebody reads in order.
     fn read_ahead(&self, range: ByteRange, missed: bool) {
+        if self.prefetches.load(Ordering::Relaxed) > 0 {
+            return;
+        }
         let chunk_bytes = u64::from(self.manifest.chunk_bytes());
         let first = range.offset() / chunk_bytes;
         let last = range.end().saturating_sub(1) / chunk_bytes;
@@ -275,6 +287,15 @@ impl VersionReader {
                 self.pool.push(urgency, move || source.fetch(fetches));
             }
         }
+    }
+}
+
+/// Counts a boot trace that is being fetched.
+pub(crate) struct Prefetching<'a>(&'a AtomicUsize);
+
+impl Drop for Prefetching<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
     }
 }
 
