@@ -63,7 +63,7 @@ fn after_the_cut(dir: &Path, durable: &Durable, dice: &mut impl FnMut() -> u64) 
         let before = durable.names.get(&from).cloned().unwrap_or_default();
         for name in now.keys().chain(before.keys()).collect::<BTreeSet<_>>() {
             let (now, before) = (now.get(name), before.get(name));
-            let number = if dice() % 2 == 0 { now } else { before };
+            let number = if dice().is_multiple_of(2) { now } else { before };
             let Some(number) = number else { continue };
             let bytes = match durable.files.get(number) {
                 Some(bytes) => bytes.clone(),
