@@ -138,8 +138,17 @@ fn setup(mib: usize) -> Setup {
 }
 
 impl Setup {
+    /// Opens the directory, which is free as soon as what an earlier reader still fetched ahead is done.
     fn disk_cache(&self) -> Arc<DiskCache> {
-        DiskCache::open(self.cache_dir.path(), DISK_CACHE_MIN_BYTES).unwrap()
+        let until = Instant::now() + Duration::from_secs(60);
+        loop {
+            match DiskCache::open(self.cache_dir.path(), DISK_CACHE_MIN_BYTES) {
+                Err(e) if e.kind() == ImageErrorKind::Busy && Instant::now() < until => {
+                    std::thread::sleep(Duration::from_millis(2));
+                }
+                opened => return opened.unwrap(),
+            }
+        }
     }
 
     fn open(&self, cache: Arc<ChunkCache>) -> Arc<VersionReader> {
