@@ -63,7 +63,13 @@ pub(super) struct Connection<'a> {
     polling: Polling,
     /// Requests taken since the last receive.
     pub(super) requests_in_round: u32,
+    /// Rounds in a row that had one request.
+    lone_rounds: u32,
 }
+
+/// After so many rounds of one request a client is taken to have no more in flight. One with many in flight has such rounds
+/// too, now and then.
+const LONE_ROUNDS: u32 = 16;
 
 pub(super) enum Stage {
     Head,
@@ -107,6 +113,7 @@ impl<'a> Connection<'a> {
             bytes_in_flight: 0,
             polling: Polling::new(Duration::from_micros(shared.limits.polling_us)),
             requests_in_round: 0,
+            lone_rounds: 0,
         })
     }
 
@@ -159,8 +166,9 @@ impl<'a> Connection<'a> {
     fn receive(&mut self) -> Result<(), End> {
         let mut wait = self.requests_in_flight == 0;
         let requests = std::mem::take(&mut self.requests_in_round);
+        self.lone_rounds = if requests == 1 { self.lone_rounds.saturating_add(1) } else { 0 };
         loop {
-            let polling = (wait && requests == 1).then_some(&mut self.polling);
+            let polling = (wait && self.lone_rounds >= LONE_ROUNDS).then_some(&mut self.polling);
             let received = {
                 let into = match &mut self.stage {
                     Stage::Payload { buffer, have, .. } => buffer.get_mut(*have..).unwrap_or_default(),
