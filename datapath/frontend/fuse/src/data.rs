@@ -7,13 +7,12 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc;
 
 use headwater_block::{
-    Attempt, ByteRange, Completion, Device, Geometry, IoError, IoErrorKind, Op, Outcome, Request,
+    Attempt, ByteRange, Completion, Device, FaultLog, Geometry, IoError, IoErrorKind, Op, Outcome, Request,
 };
 use parking_lot::Mutex;
 use rustix::io::Errno;
 
 use crate::channel::Channel;
-use crate::fault::FaultLog;
 use crate::flow::{Gate, InFlight};
 use crate::limits::MAX_TRANSFER_BYTES;
 use crate::parts::{Clear, Job, Work};
@@ -29,6 +28,8 @@ pub(crate) struct Disk {
     pub(crate) gate: Gate,
     pub(crate) in_flight: InFlight,
     pub(crate) faults: FaultLog,
+    /// The file, as the log names it.
+    pub(crate) name: String,
     /// Whether something was written since the file's time was last asked for.
     pub(crate) written: AtomicBool,
     /// Where writes that must wait for their turn go; nowhere when all readers have ended.
@@ -110,12 +111,16 @@ impl Disk {
         ByteRange::new(start, end.checked_sub(start)?)
     }
 
+    pub(crate) fn warn(&self, what: &dyn std::fmt::Display) {
+        self.faults.warn(&self.name, what);
+    }
+
     /// Tells of an error and gives its errno. Lack of space is told by whoever is out of it.
     pub(crate) fn failed(&self, what: &dyn std::fmt::Display, error: &IoError) -> Errno {
         if !matches!(error.kind(), IoErrorKind::NoSpace | IoErrorKind::ReadOnly) {
             let cause = std::error::Error::source(error);
             let cause = cause.map_or_else(String::new, |cause| format!(": {cause}"));
-            self.faults.warn(&format_args!("{what} failed: {error}{cause}"));
+            self.warn(&format_args!("{what} failed: {error}{cause}"));
         }
         errno(error)
     }

@@ -148,7 +148,7 @@ impl Files {
         (mode, uid, gid): (u32, u32, u32),
     ) -> Result<Attributes, Errno> {
         if valid & SET_SIZE != 0 && (node != FILE || wanted_bytes != self.size_bytes()) {
-            self.disk.faults.warn(&format_args!(
+            self.disk.warn(&format_args!(
                 "a program wanted to give the file {wanted_bytes} bytes, but a disk keeps its size of {} bytes; \
                  write without truncating (dd conv=notrunc, qemu-img convert -n)",
                 self.size_bytes()

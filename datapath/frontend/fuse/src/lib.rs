@@ -48,7 +48,6 @@
 mod channel;
 mod clone;
 mod data;
-mod fault;
 mod files;
 mod flow;
 mod limits;

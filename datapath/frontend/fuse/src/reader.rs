@@ -60,7 +60,7 @@ impl Reader {
             Ok(Taken::Unmounted) => return None,
             Err(errno) => {
                 // Out of memory, which others may give back.
-                self.disk.faults.warn(&format_args!("cannot take a request from the kernel: {errno}"));
+                self.disk.warn(&format_args!("cannot take a request from the kernel: {errno}"));
                 std::thread::sleep(std::time::Duration::from_millis(10));
             }
         }
@@ -71,9 +71,7 @@ impl Reader {
         let bytes = self.request.get(..len).unwrap_or_default();
         let Some(Message { unique, node, request }) = Message::decode(bytes) else {
             let opcode = bytes.get(4..8).unwrap_or_default();
-            self.disk
-                .faults
-                .warn(&format_args!("a request of {len} bytes is too short for its kind {opcode:?}"));
+            self.disk.warn(&format_args!("a request of {len} bytes is too short for its kind {opcode:?}"));
             if let Some(Ok(unique)) = bytes.get(8..16).map(<[u8; 8]>::try_from) {
                 self.channel.fail(u64::from_ne_bytes(unique), Errno::INVAL);
             }
@@ -157,7 +155,7 @@ impl Reader {
 
     fn agree(&self, asker: &Asker, (major, minor): (u32, u32), max_readahead: u32, flags: u64) {
         if major < MAJOR || (major == MAJOR && minor < OLDEST_MINOR) {
-            self.disk.faults.warn(&format_args!(
+            self.disk.warn(&format_args!(
                 "the kernel speaks FUSE {major}.{minor}, and at least {MAJOR}.{OLDEST_MINOR} (Linux 5.4) is needed"
             ));
             return asker.fail(Errno::PROTO);

@@ -8,13 +8,12 @@ use std::sync::mpsc;
 use std::thread::JoinHandle;
 use std::time::SystemTime;
 
-use headwater_block::Device;
+use headwater_block::{Device, FaultLog};
 use parking_lot::Mutex;
 
 use crate::channel::Channel;
 use crate::clone::clone_device;
 use crate::data::Disk;
-use crate::fault::FaultLog;
 use crate::files::Files;
 use crate::flow::{Gate, InFlight};
 use crate::limits::Limits;
@@ -86,7 +85,8 @@ impl Server {
             geometry,
             gate: Gate::new(),
             in_flight: InFlight::new(limits.bytes_in_flight),
-            faults: FaultLog::new(path.display().to_string(), limits.warnings_per_10_s),
+            faults: FaultLog::new("fuse", limits.warnings_per_10_s),
+            name: path.display().to_string(),
             written: AtomicBool::new(false),
             parts: Mutex::new(Some(parts)),
         });

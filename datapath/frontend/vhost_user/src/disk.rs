@@ -3,10 +3,9 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
-use headwater_block::{Device, Geometry};
+use headwater_block::{Device, FaultLog, Geometry};
 use parking_lot::Mutex;
 
-use crate::fault::FaultLog;
 use crate::limits::Limits;
 use crate::positions::{Positions, StrangerFault};
 use crate::queue::request::ID_BYTES;
@@ -41,7 +40,7 @@ impl Disk {
             device,
             name: options.name,
             serial: bytes,
-            faults: FaultLog::new(limits.warnings_per_10_s),
+            faults: FaultLog::new("vhost-user", limits.warnings_per_10_s),
             waiting_writes: AtomicUsize::new(0),
             limits,
             write_back: AtomicBool::new(true),

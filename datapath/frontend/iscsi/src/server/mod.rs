@@ -6,12 +6,10 @@
 //! - `session`: the full feature phase, one thread for each session; `commands`, `data_out`, `functions` and `texts` are what
 //!   each PDU does, `replies` what is sent, `tasks` and `window` what is under way.
 //! - `inbound`, `batch`, `outbox`: the buffers of a session.
-//! - `fault_log`: warnings at a bounded rate.
 
 mod batch;
 mod commands;
 mod data_out;
-mod fault_log;
 mod functions;
 mod inbound;
 mod listener;
@@ -31,6 +29,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
+use headwater_block::FaultLog;
 use parking_lot::Mutex;
 use rustix::event::{EventfdFlags, PollFd, PollFlags};
 
@@ -39,7 +38,6 @@ use crate::address::{Address, portal};
 use crate::name::IscsiName;
 use crate::socket::Socket;
 use crate::targets::Targets;
-use fault_log::FaultLog;
 pub use listener::BindError;
 use registry::{Registry, Seat};
 
@@ -73,7 +71,7 @@ impl Server {
             .map_err(|errno| fail(errno.into()))?;
         let limits = limits.sane();
         let shared = Arc::new(Shared {
-            faults: FaultLog::new(limits.warnings_per_10_s),
+            faults: FaultLog::new("iSCSI", limits.warnings_per_10_s),
             registry: Registry::default(),
             targets,
             limits,

@@ -4,12 +4,10 @@
 //! - `handshake`: options, until an export is chosen.
 //! - `connection`: the transmission phase, one thread for each connection; `commands`: what each request does.
 //! - `inbound`, `batch`, `outbox`, `pool`: the four buffers of a connection.
-//! - `fault_log`: warnings at a bounded rate.
 
 mod batch;
 mod commands;
 mod connection;
-mod fault_log;
 mod handshake;
 mod inbound;
 mod listener;
@@ -24,13 +22,12 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use headwater_block::Device;
+use headwater_block::{Device, FaultLog};
 use parking_lot::{Condvar, Mutex};
 use rustix::event::{EventfdFlags, PollFd, PollFlags};
 
 use crate::tls::{ClientIdentity, ServerTls};
 use crate::{Address, Limits};
-use fault_log::FaultLog;
 pub use listener::BindError;
 use listener::{Listener, Peer};
 
@@ -171,7 +168,7 @@ impl Server {
             .map_err(|errno| fail(errno.into()))?;
         let limits = limits.sane();
         let shared = Arc::new(Shared {
-            faults: FaultLog::new(limits.warnings_per_10_s),
+            faults: FaultLog::new("NBD", limits.warnings_per_10_s),
             exports,
             limits,
             tls,
@@ -291,7 +288,7 @@ impl Shared {
                 Ok(None) => {}
                 Err(error) => {
                     // Out of descriptors or memory: connections that end make room again.
-                    self.faults.warn(&"NBD listener", &format_args!("cannot accept a connection: {error}"));
+                    self.faults.warn(&"listener", &format_args!("cannot accept a connection: {error}"));
                     std::thread::sleep(Duration::from_millis(100));
                 }
             }
@@ -321,8 +318,7 @@ impl Shared {
             drop(seat);
         });
         if let Err(error) = spawned {
-            self.faults
-                .warn(&"NBD listener", &format_args!("cannot start a thread for a connection: {error}"));
+            self.faults.warn(&"listener", &format_args!("cannot start a thread for a connection: {error}"));
         }
     }
 }

@@ -1,4 +1,4 @@
-//! Warnings about clients and devices at a bounded rate, so that a hostile client cannot fill a log.
+//! Warnings of a front-end about clients, guests and devices at a bounded rate, so that a hostile one cannot fill a log.
 
 use std::fmt::Display;
 use std::time::{Duration, Instant};
@@ -7,12 +7,15 @@ use parking_lot::Mutex;
 
 const WINDOW: Duration = Duration::from_secs(10);
 
-/// Counts warnings in windows of ten seconds.
-pub(crate) struct FaultLog {
+/// Tells what goes wrong, some lines in ten seconds, and counts the rest.
+#[derive(Debug)]
+pub struct FaultLog {
+    front_end: &'static str,
     limit: u32,
     window: Mutex<Window>,
 }
 
+#[derive(Debug)]
 struct Window {
     started: Instant,
     told: u32,
@@ -20,17 +23,22 @@ struct Window {
 }
 
 impl FaultLog {
-    pub(crate) fn new(limit: u32) -> Self {
-        Self { limit, window: Mutex::new(Window { started: Instant::now(), told: 0, kept_back: 0 }) }
+    /// For a front-end of this name, which starts each line; at most `limit` lines in ten seconds.
+    pub fn new(front_end: &'static str, limit: u32) -> Self {
+        Self {
+            front_end,
+            limit,
+            window: Mutex::new(Window { started: Instant::now(), told: 0, kept_back: 0 }),
+        }
     }
 
     /// Tells who did what, unless too much was told lately.
-    pub(crate) fn warn(&self, who: &dyn Display, what: &dyn Display) {
+    pub fn warn(&self, who: &dyn Display, what: &dyn Display) {
         let Some(kept_back) = self.admit(Instant::now()) else { return };
         if kept_back > 0 {
-            tracing::warn!(kept_back, "NBD: further warnings were kept back to bound the log");
+            tracing::warn!(kept_back, "{}: further warnings were kept back to bound the log", self.front_end);
         }
-        tracing::warn!("NBD: {who}: {what}");
+        tracing::warn!("{}: {who}: {what}", self.front_end);
     }
 
     /// `None` to keep quiet, else how many were kept back in the window before.
@@ -56,7 +64,7 @@ mod tests {
 
     #[test]
     fn a_window_lets_its_limit_pass_and_the_next_tells_what_was_kept_back() {
-        let log = FaultLog::new(2);
+        let log = FaultLog::new("test", 2);
         let start = Instant::now();
         assert_eq!(log.admit(start), Some(0));
         assert_eq!(log.admit(start), Some(0));
