@@ -111,7 +111,11 @@ fn walk(root: &Path, folder: &Path, files: &mut Vec<SourceFile>) -> Result<(), S
         let name = entry.file_name().to_string_lossy().into_owned();
         let kind = entry.file_type().map_err(fail)?;
         let is_output = folder == root && (name == "target" || name == "build");
-        if kind.is_dir() && !is_output && name != ".git" && name != "node_modules" {
+        // In a work tree of its own `.git` is a file that says where the repository is.
+        if name == ".git" {
+            continue;
+        }
+        if kind.is_dir() && !is_output && name != "node_modules" {
             walk(root, &path, files)?;
         } else if kind.is_file()
             && let Ok(text) = std::fs::read_to_string(&path)
