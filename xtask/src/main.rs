@@ -6,6 +6,7 @@
 //!
 //! Start reading at [`tidy`].
 
+mod programs;
 mod rules;
 mod source;
 mod suite;

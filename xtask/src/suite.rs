@@ -2,19 +2,22 @@
 //!
 //! All steps run even if one fails, so that one run shows everything. A failed check (formatting, tidy,
 //! clippy, or a build that does not compile) counts as one failure in the sum.
+//!
+//! The test programs run side by side, as many as there are processors: many of them wait for guests, disks or time.
 
-use std::io::{BufRead, BufReader};
 use std::path::Path;
-use std::process::{Command, Stdio};
+use std::process::Command;
 use std::time::Instant;
+
+use crate::programs;
 
 /// All tests but those below.
 const TESTS: &[&str] = &["--workspace"];
 
-/// The write cache under a schedule explorer, whose locks and atomics take the place of the real ones. That
-/// crate is built once more for it, and the few below it that have fewer features without the rest.
+/// The write cache under a schedule explorer, whose locks and atomics take the place of the real ones. That crate
+/// is built once more for it; the whole workspace is named so that all others keep the features they were built with.
 const SCHEDULES: &[&str] =
-    &["--package", "headwater-writecache", "--features", "shuttle", "--test", "schedules"];
+    &["--workspace", "--features", "headwater-writecache/shuttle", "--test", "schedules"];
 
 /// What the tests said.
 #[derive(Debug, Default, PartialEq, Eq)]
@@ -59,16 +62,39 @@ pub fn run(root: &Path, filter: &[&str]) -> Result<bool, String> {
     check("tidy", &mut || crate::tidy::run(root))?;
     let clippy = ["clippy", "--workspace", "--all-targets", "--locked", "--", "-D", "warnings"];
     check("clippy", &mut || cargo(root, &clippy))?;
-    let mut tally = Tally::default();
-    for (name, what) in [("tests", TESTS), ("schedules", SCHEDULES)] {
-        println!("== {name}");
-        let (start, failed_before) = (Instant::now(), tally.failed);
-        let good = cargo_test(root, what, filter, &mut tally)?;
-        println!("== {name}: {} in {} s", if good { "ok" } else { "FAILED" }, start.elapsed().as_secs());
-        if !good && tally.failed == failed_before {
-            failed_checks.push(format!("{name} (they did not build, or one of them was killed)"));
-        }
+    let mut programs = Vec::new();
+    for (name, what) in [("building the tests", TESTS), ("building the schedules", SCHEDULES)] {
+        check(name, &mut || {
+            let built = programs::build(command(root), what)?;
+            let good = built.is_some();
+            programs.extend(built.unwrap_or_default());
+            Ok(good)
+        })?;
     }
+    let mut tally = Tally::default();
+    check("tests", &mut || {
+        let ends =
+            programs::run(&programs, filter, |output| output.lines().for_each(|line| tally.add_line(line)));
+        // A test that failed is in the tally; a program that was killed is not.
+        for program in &ends.killed {
+            println!("{program} ended without a result: killed, or it could not be started");
+        }
+        tally.failed += ends.killed.len() as u64;
+        Ok(ends.all_good)
+    })?;
+    check("examples in the documentation", &mut || {
+        let output =
+            command(root).args(["test", "--workspace", "--doc", "--locked", "--quiet"]).args(filter).output();
+        let output = output.map_err(|error| format!("cannot run cargo test --doc: {error}"))?;
+        let text = String::from_utf8_lossy(&output.stdout);
+        text.lines().for_each(|line| tally.add_line(line));
+        if !output.status.success() {
+            println!("{text}{}", String::from_utf8_lossy(&output.stderr));
+        }
+        Ok(output.status.success())
+    })?;
+    // What failed there is in the tally already.
+    failed_checks.retain(|name| name != "tests");
     if !failed_checks.is_empty() {
         println!("failed: {}", failed_checks.join(", "));
     }
@@ -89,26 +115,6 @@ fn command(root: &Path) -> Command {
 fn cargo(root: &Path, arguments: &[&str]) -> Result<bool, String> {
     let status = command(root).args(arguments).status();
     status.map(|s| s.success()).map_err(|error| format!("cannot run cargo {}: {error}", arguments.join(" ")))
-}
-
-fn cargo_test(root: &Path, what: &[&str], filter: &[&str], tally: &mut Tally) -> Result<bool, String> {
-    let fail = |error: std::io::Error| format!("cannot run cargo test: {error}");
-    let mut child = command(root)
-        .args(["test", "--locked", "--no-fail-fast"])
-        .args(what)
-        .args(filter)
-        .stdout(Stdio::piped())
-        .spawn()
-        .map_err(fail)?;
-    if let Some(stdout) = child.stdout.take() {
-        for line in BufReader::new(stdout).split(b'\n') {
-            let line = line.map_err(fail)?;
-            let line = String::from_utf8_lossy(&line);
-            println!("{line}");
-            tally.add_line(&line);
-        }
-    }
-    child.wait().map(|status| status.success()).map_err(fail)
 }
 
 #[cfg(test)]
