@@ -11,6 +11,7 @@
 //!   FileServer            a web server over a directory, with TLS, that lies and dies on demand (feature `http`)
 //!   DelayRelay            a long line: TCP, each byte later by a fixed time
 //!   S3Server              a real S3 server in a process of its own (feature `s3`)
+//!   VhostDisk             a vhost-user-blk disk as a Device, through a guest's driver (feature `vhost`)
 //! ```
 //!
 //! # Guarantees
@@ -38,9 +39,14 @@ pub mod reference;
 #[cfg(feature = "s3")]
 pub mod s3;
 
+#[cfg(feature = "vhost")]
+pub mod vhost;
+
 pub use delay_relay::DelayRelay;
 #[cfg(feature = "http")]
 pub use file_server::{FileServer, HttpFault, TestTls};
 pub use http_relay::{Fault, HttpRelay};
 pub use random::Rng;
 pub use reference::{Counts, ReferenceDisk, ReferenceOptions, Waits};
+#[cfg(feature = "vhost")]
+pub use vhost::VhostDisk;

@@ -1,4 +1,5 @@
-//! `headwater export`: serve one volume over NBD, vhost-user, iSCSI or as a file in the foreground, without a daemon.
+//! `headwater export`: serve one volume over NBD, vhost-user, iSCSI or as a file in the foreground, without a daemon;
+//! or a volume for each of many virtual machines, over vhost-user.
 
 use std::fmt::Write as _;
 use std::io::Write as _;
@@ -71,9 +72,10 @@ pub struct ExportArgs {
     /// TLS of the NBD server
     #[command(flatten)]
     pub nbd_tls: NbdTlsArgs,
-    /// Socket for a virtual machine with shared memory (vhost-user-blk)
+    /// Socket for a virtual machine with shared memory (vhost-user-blk); given several times, each is another machine's,
+    /// with a disk and a write cache of its own
     #[arg(long, value_name = "PATH", value_hint = ValueHint::FilePath)]
-    pub vhost_user: Option<PathBuf>,
+    pub vhost_user: Vec<PathBuf>,
     /// The iSCSI target
     #[command(flatten)]
     pub iscsi: IscsiArgs,
@@ -112,9 +114,10 @@ pub struct ExportArgs {
 pub fn run(data_dir: impl Fn() -> anyhow::Result<DataDir>, args: ExportArgs) -> anyhow::Result<()> {
     logging::to_stderr(&args.log, LogFormat::Text)?;
     check_ram(&args)?;
+    check_machines(&args)?;
     if let Some(file) = &args.stats {
         // Found now rather than after hours.
-        write_stats(file, &VolumeCounters::default(), None)?;
+        write_stats(file, &[VolumeCounters::default()], None)?;
     }
     let Base { device: base, id: base_id, image } = open_base(&args, &data_dir)?;
     let persistent = match &args.persistent {
@@ -139,22 +142,28 @@ pub fn run(data_dir: impl Fn() -> anyhow::Result<DataDir>, args: ExportArgs) -> 
         pause_limit: DEFAULT_PAUSE_LIMIT,
         persistent,
     };
-    let volume = Volume::open(&options, &host)
+    let volumes: Vec<_> = (0..machines(&args))
+        .map(|_| Volume::open(&options, &host))
+        .collect::<Result<_, _>>()
         .with_context(|| format!("cannot open a volume over '{}'", args.source))?;
     let runtime =
         tokio::runtime::Builder::new_current_thread().enable_all().build().context("cannot start")?;
-    runtime.block_on(serve(&args, &volume, image.as_ref()))
+    runtime.block_on(serve(&args, &volumes, image.as_ref()))
 }
 
-async fn serve(args: &ExportArgs, volume: &Arc<Volume>, image: Option<&OpenImage>) -> anyhow::Result<()> {
+async fn serve(args: &ExportArgs, volumes: &[Arc<Volume>], image: Option<&OpenImage>) -> anyhow::Result<()> {
+    // All front-ends but vhost-user have one disk.
+    let volume = volumes.first().context("nothing to serve")?;
     let mut end = EndSignals::catch()?;
     let mut ask = signal(SignalKind::user_defined1()).context("cannot catch SIGUSR1")?;
     let nbd = args.nbd.as_ref().map(|address| serve_nbd(args, address, volume)).transpose()?;
     let resume = args.persistent.as_ref().map(|name| Resume::new(&args.cache_dir, name));
     // Whoever serves it now: what is written makes the note untrue.
-    let stood = resume.as_ref().map(Resume::take).transpose()?.flatten();
-    let vhost_user =
-        args.vhost_user.as_ref().map(|path| serve_vhost_user(args, path, volume, stood)).transpose()?;
+    let mut stood = resume.as_ref().map(Resume::take).transpose()?.flatten();
+    let sockets = args.vhost_user.iter().zip(volumes);
+    let vhost_user: Vec<_> = sockets
+        .map(|(path, volume)| serve_vhost_user(args, path, volume, stood.take()))
+        .collect::<Result<_, _>>()?;
     let device = Arc::clone(volume) as Arc<dyn Device>;
     let iscsi = args.iscsi.serve(&args.source, args.persistent.as_deref(), device)?;
     let fuse = args.fuse.serve(&args.source, Arc::clone(volume) as Arc<dyn Device>)?;
@@ -163,7 +172,7 @@ async fn serve(args: &ExportArgs, volume: &Arc<Volume>, image: Option<&OpenImage
     if let Some(nbd) = &nbd {
         say(&format!("{}\n", nbd.uri()));
     }
-    if let Some(vhost_user) = &vhost_user {
+    for vhost_user in &vhost_user {
         say(&format!("vhost-user:{}\n", vhost_user.path().display()));
     }
     if let Some(iscsi) = &iscsi {
@@ -187,7 +196,7 @@ async fn serve(args: &ExportArgs, volume: &Arc<Volume>, image: Option<&OpenImage
                 image.into_iter().for_each(|image| watch.look(&image.streamed));
             }
             // Somebody who asks for figures must not end the disk of a machine.
-            _ = ask.recv() => report(args, volume, image).unwrap_or_else(|e| tracing::error!("{e:#}")),
+            _ = ask.recv() => report(args, volumes, image).unwrap_or_else(|e| tracing::error!("{e:#}")),
         }
     }
     if let Some(trouble) = image.and_then(|image| image.streaming.trouble()) {
@@ -202,17 +211,17 @@ async fn serve(args: &ExportArgs, volume: &Arc<Volume>, image: Option<&OpenImage
         attached.stop();
     }
     // Before the volume closes: what the machine has under way is answered, so that another server can go on.
-    let stands = vhost_user.map(|server| server.stop());
+    let stands: Vec<Positions> = vhost_user.iter().map(headwater_vhost_user::Server::stop).collect();
     let flushed = blocking::flush(&**volume);
     // Before NBD, so that requests which wait for space do not hold the server up.
-    volume.close();
+    volumes.iter().for_each(|volume| volume.close());
     drop(nbd);
-    if let (Some(resume), Some(stands)) = (&resume, &stands) {
+    if let (Some(resume), Some(stands)) = (&resume, stands.first()) {
         flushed.map_err(anyhow::Error::new).and_then(|()| resume.leave(stands)).unwrap_or_else(|e| {
             tracing::error!("a machine that still runs cannot go on with another export: {e:#}");
         });
     }
-    report(args, volume, image)
+    report(args, volumes, image)
 }
 
 fn serve_nbd(args: &ExportArgs, address: &Address, volume: &Arc<Volume>) -> anyhow::Result<Server> {
@@ -244,11 +253,39 @@ fn serve_vhost_user(
 
 fn check_ram(args: &ExportArgs) -> anyhow::Result<()> {
     let total = host_memory_bytes();
+    let wanted = u64::try_from(machines(args)).unwrap_or(u64::MAX).saturating_mul(args.ram);
     anyhow::ensure!(
-        args.cache == CacheMode::Disk || args.ram <= total,
-        "a write cache of {} of memory was asked for, and this machine has {}: give a smaller --ram",
-        size::format(args.ram),
+        args.cache == CacheMode::Disk || wanted <= total,
+        "write caches of {} of memory in all were asked for, and this machine has {}: give a smaller --ram",
+        size::format(wanted),
         size::format(total)
+    );
+    Ok(())
+}
+
+/// How many disks are served.
+fn machines(args: &ExportArgs) -> usize {
+    args.vhost_user.len().max(1)
+}
+
+fn check_machines(args: &ExportArgs) -> anyhow::Result<()> {
+    if machines(args) == 1 {
+        return Ok(());
+    }
+    let others = [
+        ("--nbd", args.nbd.is_some()),
+        ("--iscsi", args.iscsi.iscsi.is_some()),
+        ("--fuse", args.fuse.fuse.is_some()),
+        ("--attach", args.attach.attach),
+        ("--persistent", args.persistent.is_some()),
+    ];
+    let other = others.into_iter().find_map(|(name, asked)| asked.then_some(name));
+    anyhow::ensure!(
+        other.is_none(),
+        "--vhost-user was given {} times, which makes a disk for each of as many machines, and {} is for one disk: \
+         start an export of its own for that",
+        machines(args),
+        other.unwrap_or_default()
     );
     Ok(())
 }
@@ -328,10 +365,15 @@ impl CopyWatch {
     }
 }
 
-fn report(args: &ExportArgs, volume: &Volume, image: Option<&OpenImage>) -> anyhow::Result<()> {
-    let counters = volume.counters();
+fn report(args: &ExportArgs, volumes: &[Arc<Volume>], image: Option<&OpenImage>) -> anyhow::Result<()> {
+    let counters: Vec<_> = volumes.iter().map(|volume| volume.counters()).collect();
     let streaming = image.map(|image| image.streaming.counters());
-    say(&table(&counters));
+    for (number, counters) in counters.iter().enumerate() {
+        if let Some(path) = args.vhost_user.get(number).filter(|_| volumes.len() > 1) {
+            say(&format!("vhost-user:{}\n", path.display()));
+        }
+        say(&table(counters));
+    }
     if let Some(streaming) = &streaming {
         say(&image_table(streaming));
     }
@@ -355,13 +397,28 @@ struct Stats<'a> {
     image: Option<StreamCounters>,
 }
 
+/// The same of several machines, in the order of their sockets.
+#[derive(Serialize)]
+struct StatsOfMachines<'a> {
+    machines: &'a [VolumeCounters],
+    image: Option<StreamCounters>,
+}
+
 /// Replaces the file as a whole, so that a reader never sees half of it.
-fn write_stats(file: &Path, counters: &VolumeCounters, image: Option<StreamCounters>) -> anyhow::Result<()> {
+fn write_stats(
+    file: &Path,
+    counters: &[VolumeCounters],
+    image: Option<StreamCounters>,
+) -> anyhow::Result<()> {
     let failed = || format!("cannot write the counters to {}", file.display());
     let mut name = file.file_name().unwrap_or_default().to_owned();
     name.push(".part");
     let part = file.with_file_name(name);
-    let json = serde_json::to_vec_pretty(&Stats { volume: counters, image }).with_context(failed)?;
+    let json = match counters {
+        [volume] => serde_json::to_vec_pretty(&Stats { volume, image }),
+        machines => serde_json::to_vec_pretty(&StatsOfMachines { machines, image }),
+    };
+    let json = json.with_context(failed)?;
     std::fs::write(&part, json).and_then(|()| std::fs::rename(&part, file)).with_context(failed)
 }
 
@@ -433,11 +490,14 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let file = dir.path().join("stats.json");
         let counters = VolumeCounters { read_ops: 7, read_bytes: 28 << 10, ..Default::default() };
-        write_stats(&file, &VolumeCounters::default(), None).unwrap();
-        write_stats(&file, &counters, Some(StreamCounters::default())).unwrap();
+        write_stats(&file, &[VolumeCounters::default()], None).unwrap();
+        write_stats(&file, std::slice::from_ref(&counters), Some(StreamCounters::default())).unwrap();
         let back: VolumeCounters = serde_json::from_slice(&std::fs::read(&file).unwrap()).unwrap();
         assert_eq!(back, counters);
         assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 1);
+        write_stats(&file, &[VolumeCounters::default(), counters.clone()], None).unwrap();
+        let both: serde_json::Value = serde_json::from_slice(&std::fs::read(&file).unwrap()).unwrap();
+        assert_eq!(both["machines"][1]["read_ops"], 7);
         assert!(table(&counters).contains("7 requests, 28.0 KiB"));
     }
 }

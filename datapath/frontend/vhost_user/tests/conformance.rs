@@ -1,12 +1,10 @@
 //! The project's conformance suite for devices, through the queues of a real driver.
 
-mod client;
-
 use std::sync::Arc;
 use std::time::Duration;
 
-use client::{Setup, VhostDisk};
 use headwater_block::Device;
+use headwater_testkit::vhost::{Setup, VhostDisk};
 use headwater_testkit::{ReferenceDisk, ReferenceOptions, Waits, conformance};
 use headwater_vhost_user::{Options, Server};
 

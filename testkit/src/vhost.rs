@@ -27,7 +27,9 @@ const QUEUE_SIZE: u16 = 128;
 /// What the client asks for.
 #[derive(Clone, Copy)]
 pub struct Setup {
+    /// Queues, each with a thread here.
     pub queues: usize,
+    /// Whether to negotiate event indices.
     pub event_idx: bool,
 }
 
@@ -43,7 +45,7 @@ struct Queue {
     free: Vec<usize>,
     waiting: VecDeque<(Request, Completion)>,
     /// First byte of this queue's slots.
-    memory: usize,
+    first_slot: usize,
     /// Free ones; the crate loses the context of a request that finds too few.
     descriptors: usize,
     count: usize,
@@ -57,6 +59,7 @@ struct Shared {
     geometry: Geometry,
 }
 
+/// A connected disk. It panics where the server breaks the protocol.
 pub struct VhostDisk {
     shared: Arc<Shared>,
     next: AtomicUsize,
@@ -65,6 +68,7 @@ pub struct VhostDisk {
 }
 
 impl VhostDisk {
+    /// Connects to a server's socket.
     pub fn connect(path: &Path, setup: Setup) -> Self {
         let mut features = VirtioFeatureFlags::VERSION_1;
         features.set(VirtioFeatureFlags::RING_EVENT_IDX, setup.event_idx);
@@ -86,13 +90,13 @@ impl VhostDisk {
         };
         let queue = |(number, mut rings): (usize, VirtioBlkQueue<'static, Ticket>)| {
             rings.set_used_notif_enabled(true);
-            let memory = memory + number * SLOT_BYTES * SLOTS;
+            let first_slot = memory + number * SLOT_BYTES * SLOTS;
             let free = (0..SLOTS).collect();
             Mutex::new(Queue {
                 rings,
                 free,
                 waiting: VecDeque::new(),
-                memory,
+                first_slot,
                 descriptors: QUEUE_SIZE.into(),
                 count: 0,
             })
@@ -142,7 +146,7 @@ impl Queue {
     fn slot(&self, slot: usize, len: usize) -> &'static mut [u8] {
         assert!(len <= SLOT_BYTES, "the client's slots are too small for {len} bytes");
         // SAFETY: a slot is used by one request at a time, and the mapping stays.
-        unsafe { std::slice::from_raw_parts_mut((self.memory + slot * SLOT_BYTES) as *mut u8, len) }
+        unsafe { std::slice::from_raw_parts_mut((self.first_slot + slot * SLOT_BYTES) as *mut u8, len) }
     }
 
     /// Whole, in pages, in odd sectors, and in pieces that are not even sectors.
