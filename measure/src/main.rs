@@ -23,6 +23,7 @@ mod bench;
 mod cases;
 mod fio;
 mod fuse;
+mod idle;
 mod images;
 mod interrupt;
 mod iscsi;
@@ -135,6 +136,9 @@ fn main() -> Result<()> {
     if plan.wants(fuse::NAME) {
         results.fuse = fuse::run(&plan).context("case fuse")?;
     }
+    if plan.wants(idle::NAME) {
+        results.idle = Some(idle::run(&plan).context("case idle-64")?);
+    }
     if plan.wants(images::NAME) {
         results.import = images::run(&plan).context("case import")?;
     }
@@ -185,6 +189,7 @@ fn plan(arguments: &Arguments) -> Result<Plan> {
         || memory::cases(plan.quick).iter().any(|case| plan.wants(case.name))
         || plan.wants(iscsi::NAME)
         || plan.wants(fuse::NAME)
+        || plan.wants(idle::NAME)
         || plan.wants(images::NAME);
     if !known {
         bail!("no case has '{}' in its name; --list shows them", plan.only.join("' or '"));
@@ -211,6 +216,7 @@ fn print_list() {
     }
     println!("{:<22} {}", iscsi::NAME, iscsi::TITLE);
     println!("{:<22} {}", fuse::NAME, fuse::TITLE);
+    println!("{:<22} {}", idle::NAME, idle::TITLE);
     println!("{:<22} {}", images::NAME, images::TITLE);
 }
 

@@ -21,6 +21,14 @@ pub fn peak_resident_bytes(pid: u32) -> Result<u64> {
     parse_field(&read(pid, "status")?, "VmHWM:").map(|kib| kib * 1024).context("no VmHWM in /proc/PID/status")
 }
 
+/// What a process has resident besides memory that it shares with others, in bytes.
+pub fn private_resident_bytes(pid: u32) -> Result<u64> {
+    let status = read(pid, "status")?;
+    let field = |name| parse_field(&status, name).map(|kib| kib * 1024);
+    let private = field("VmRSS:").zip(field("RssShmem:")).map(|(all, shared)| all.saturating_sub(shared));
+    private.context("no VmRSS and RssShmem in /proc/PID/status")
+}
+
 /// Bytes that a process has had written to disks. `None` where the kernel does not count them.
 pub fn disk_written_bytes(pid: u32) -> Option<u64> {
     parse_field(&read(pid, "io").ok()?, "write_bytes:")
@@ -70,6 +78,9 @@ mod tests {
         let pid = std::process::id();
         assert!(cpu_seconds(pid).unwrap() >= 0.0);
         assert!(peak_resident_bytes(pid).unwrap() > 100_000);
+        assert!(
+            (100_000..=peak_resident_bytes(pid).unwrap()).contains(&private_resident_bytes(pid).unwrap())
+        );
         assert!(cpu_seconds(u32::MAX).unwrap_err().to_string().contains("cannot read"));
     }
 }

@@ -4,6 +4,7 @@ use serde::Serialize;
 
 use crate::bench::CaseResult;
 use crate::fuse::{FuseResult, NULL};
+use crate::idle::IdleResult;
 use crate::images::ImportResult;
 use crate::iscsi::{IscsiResult, TGT_FILE};
 use crate::machine::Machine;
@@ -27,6 +28,8 @@ pub struct Results {
     pub iscsi: Vec<IscsiResult>,
     /// As a file (FUSE); ours first.
     pub fuse: Vec<FuseResult>,
+    /// Many machines that do nothing.
+    pub idle: Option<IdleResult>,
     /// Imports; empty where there was no image.
     pub import: Vec<ImportResult>,
 }
@@ -132,6 +135,9 @@ pub fn rows(results: &Results) -> Vec<Row> {
     }
     iscsi_rows(&results.iscsi, &mut rows);
     fuse_rows(&results.fuse, &mut rows);
+    if let Some(idle) = &results.idle {
+        idle_rows(idle, &mut rows);
+    }
     import_rows(&results.import, &mut rows);
     rows
 }
@@ -227,6 +233,22 @@ fn fuse_rows(fuse: &[FuseResult], rows: &mut Vec<Row>) {
     }
 }
 
+fn idle_rows(idle: &IdleResult, rows: &mut Vec<Row>) {
+    let of_all = format!("1 % for {} machines", idle.machines);
+    let goal = Goal::AtMost(1.0);
+    rows.push(Row::new(
+        crate::idle::NAME,
+        "% of a processor",
+        Some(idle.cpu_percent),
+        &of_all,
+        Some(1.0),
+        goal,
+    ));
+    let mib = u32::try_from(idle.resident_bytes >> 10).ok().map(|kib| f64::from(kib) / 1024.0);
+    let each = mib.map(|mib| mib / f64::from(idle.machines));
+    rows.push(Row::new(crate::idle::NAME, "MiB each", each, "2 MiB each", Some(2.0), goal));
+}
+
 fn import_rows(import: &[ImportResult], rows: &mut Vec<Row>) {
     let Some((ours, peers)) = import.split_first() else { return };
     let mib = |bytes: u64| u32::try_from(bytes >> 20).ok().map(f64::from);
@@ -299,6 +321,14 @@ mod tests {
             verdict(&results, "overflow-4g", IOPS),
             [(Some(1.4), Some(true)), (Some(0.7), Some(false))]
         );
+    }
+
+    #[test]
+    fn idle_machines_are_judged_together_and_each() {
+        let idle = IdleResult { machines: 64, cpu_percent: 0.5, resident_bytes: 192 << 20 };
+        let results = Results { idle: Some(idle), ..Results::default() };
+        assert_eq!(verdict(&results, "idle-64", "% of a processor"), [(Some(0.5), Some(true))]);
+        assert_eq!(verdict(&results, "idle-64", "MiB each"), [(Some(1.5), Some(false))]);
     }
 
     #[test]

@@ -63,7 +63,15 @@ impl Client {
 
     /// Does a job on the first `set_bytes` of the disk.
     pub fn run(&mut self, set_bytes: u64, job: Job, seed: usize) -> Result<Measured> {
-        let mut work = Work::new(set_bytes, job, seed)?;
+        self.carry_out(Work::new(set_bytes, job, seed)?)
+    }
+
+    /// Reads one block.
+    pub fn read_once(&mut self) -> Result<()> {
+        self.carry_out(Work::one_read()).map(drop)
+    }
+
+    fn carry_out(&mut self, mut work: Work) -> Result<Measured> {
         let mut buffers = Buffers::share(&mut *self.transport, work.depth, work.bytes, work.random.next())?;
         self.queue.set_used_notif_enabled(false);
         let started = Instant::now();
@@ -144,6 +152,7 @@ enum Kind {
     Mix { percentage_random: u64 },
     Sequential,
     Random,
+    Read,
 }
 
 impl Work {
@@ -180,6 +189,22 @@ impl Work {
         })
     }
 
+    fn one_read() -> Self {
+        Self {
+            set_blocks: 1,
+            depth: 1,
+            bytes: BLOCK_BYTES,
+            kind: Kind::Read,
+            runs_for: None,
+            is_over: false,
+            random: Random::new(0),
+            next_block: 0,
+            left: 1,
+            reads: Latencies::default(),
+            writes: Latencies::default(),
+        }
+    }
+
     fn next(&mut self) -> Option<(Direction, u64)> {
         if self.is_over || self.left == 0 {
             return None;
@@ -189,6 +214,7 @@ impl Work {
             Kind::Mix { percentage_random } => (percentage_random, 80),
             Kind::Sequential => (0, 100),
             Kind::Random => (100, 100),
+            Kind::Read => (0, 0),
         };
         let is_random = self.random.below(100) < random_share;
         let block = if is_random { self.random.below(self.set_blocks) } else { self.next_block };
