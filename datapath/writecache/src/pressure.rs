@@ -9,6 +9,10 @@
 //! want of memory since the last look. Elsewhere it is how little the cgroup's limit (v2 or v1) and
 //! `MemAvailable` leave. Because a cgroup's limit may be hit without any stall before, hardly anything
 //! left is critical on every machine.
+//!
+//! The kernel also counts as a stall what it does to find two MiB side by side, for the huge pages that segments
+//! are made of. In a machine whose memory is full of page cache a cache that grows spends more than a tenth of its time
+//! so, and would be shrunk again and again with nearly all memory to be had. So stalls count only where less than a quarter is left.
 
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -183,6 +187,9 @@ const TIGHT_SOME_PERCENT: u64 = 10;
 /// All tasks did so for a tenth of the time.
 const CRITICAL_FULL_PERCENT: u64 = 10;
 
+/// Stalls count where less than this part of a limit is left.
+const PLENTY_DIVISOR: u64 = 4;
+
 /// Less than this part of a limit is left.
 const TIGHT_DIVISOR: u64 = 16;
 
@@ -219,19 +226,10 @@ impl SystemPressure {
         }
     }
 
-    fn left(&self) -> Level {
+    /// What the tightest limit leaves.
+    fn left(&self) -> Option<Left> {
         let all = cgroup_left(&self.root).into_iter().chain(machine_left(&self.root));
-        all.map(|left| {
-            if left.free < left.limit / CRITICAL_DIVISOR {
-                Level::Critical
-            } else if left.free < left.limit / TIGHT_DIVISOR {
-                Level::Tight
-            } else {
-                Level::Ample
-            }
-        })
-        .max()
-        .unwrap_or(Level::Ample)
+        all.min_by_key(Left::per_mille)
     }
 }
 
@@ -244,10 +242,13 @@ impl Default for SystemPressure {
 impl PressureSource for SystemPressure {
     fn level(&mut self, now: Instant) -> Level {
         let left = self.left();
-        if !self.has_psi || left == Level::Critical {
-            return left;
+        let level = left.map_or(Level::Ample, |left| left.level());
+        if !self.has_psi || level == Level::Critical {
+            return level;
         }
-        self.stalled(now)
+        // Asked in any case: what counts is the time since the last look.
+        let stalled = self.stalled(now);
+        if left.is_some_and(|left| left.is_plenty()) { Level::Ample } else { stalled }
     }
 
     fn name(&self) -> &'static str {
@@ -316,6 +317,20 @@ fn left_in(dir: &Path, [limit, usage, cache]: [&str; 3]) -> Option<Left> {
 }
 
 impl Left {
+    fn level(&self) -> Level {
+        if self.free < self.limit / CRITICAL_DIVISOR {
+            Level::Critical
+        } else if self.free < self.limit / TIGHT_DIVISOR {
+            Level::Tight
+        } else {
+            Level::Ample
+        }
+    }
+
+    fn is_plenty(&self) -> bool {
+        self.free >= self.limit / PLENTY_DIVISOR
+    }
+
     fn per_mille(&self) -> u128 {
         u128::from(self.free) * 1000 / u128::from(self.limit.max(1))
     }
@@ -419,6 +434,30 @@ mod tests {
         assert_eq!(look(2, 5_200_000, 5_050_000), Level::Tight);
         assert_eq!(look(3, 5_500_000, 5_300_000), Level::Critical);
         assert_eq!(look(4, 5_500_000, 5_300_000), Level::Ample);
+    }
+
+    #[test]
+    fn stalls_do_not_count_while_there_is_plenty() {
+        let root = machine(&[]);
+        let write = |path: &str, text: String| {
+            std::fs::create_dir_all(root.path().join("proc/pressure")).unwrap();
+            std::fs::write(root.path().join(path), text).unwrap();
+        };
+        let psi =
+            |total: u64| write("proc/pressure/memory", format!("some total={total}\nfull total={total}\n"));
+        psi(0);
+        let mut source = SystemPressure::under(root.path());
+        let start = Instant::now();
+        let mut look = |second: u64, available: u64| {
+            psi(second * 500_000);
+            write("proc/meminfo", format!("MemTotal: 1000000 kB\nMemAvailable: {available} kB\n"));
+            source.level(start + Duration::from_secs(second))
+        };
+        // Half of each second is a stall.
+        assert_eq!(look(0, 900_000), Level::Ample);
+        assert_eq!(look(1, 900_000), Level::Ample);
+        assert_eq!(look(2, 240_000), Level::Critical);
+        assert_eq!(look(3, 260_000), Level::Ample);
     }
 
     #[test]
