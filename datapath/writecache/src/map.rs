@@ -103,7 +103,12 @@ impl LeafState {
     }
 }
 
-type Group = Box<[RwLock<LeafState>]>;
+/// A leaf and its lock, in a cache line of its own.
+#[derive(Debug, Default)]
+#[repr(align(64))]
+struct Line(RwLock<LeafState>);
+
+type Group = Box<[Line]>;
 
 /// The map of one volume.
 pub struct Map {
@@ -166,7 +171,7 @@ impl Map {
     #[inline]
     pub fn read(&self, leaf: usize) -> Option<LeafRead<'_>> {
         let group = self.groups.get(leaf / LEAVES_PER_GROUP)?.get()?;
-        Some(group.get(leaf % LEAVES_PER_GROUP)?.read())
+        Some(group.get(leaf % LEAVES_PER_GROUP)?.0.read())
     }
 
     /// Locks a leaf to change what its blocks hold. `None` only for a leaf past the end of the volume.
@@ -184,8 +189,8 @@ impl Map {
     #[inline]
     pub fn relocate(&self, leaf: usize) -> Option<LeafWrite<'_>> {
         let group = self.groups.get(leaf / LEAVES_PER_GROUP)?;
-        let group = group.get_or_init(|| (0..LEAVES_PER_GROUP).map(|_| RwLock::default()).collect());
-        Some(LeafWrite { leaf: group.get(leaf % LEAVES_PER_GROUP)?.write(), map: self })
+        let group = group.get_or_init(|| (0..LEAVES_PER_GROUP).map(|_| Line::default()).collect());
+        Some(LeafWrite { leaf: group.get(leaf % LEAVES_PER_GROUP)?.0.write(), map: self })
     }
 
     /// Freezes the map at this instant; its number, or `None` while an earlier freeze is not over.
@@ -208,7 +213,7 @@ impl Map {
         for group in self.groups.iter().filter_map(|group| group.get()) {
             for leaf in group {
                 // Who saw the old number holds this lock, or held it before.
-                let mut leaf = LeafWrite { leaf: leaf.write(), map: self };
+                let mut leaf = LeafWrite { leaf: leaf.0.write(), map: self };
                 slots.clear();
                 leaf.forget(&mut slots);
                 if !slots.is_empty() {
@@ -239,7 +244,7 @@ impl Map {
             let Some(group) = group.get() else { continue };
             for (index, leaf) in group.iter().enumerate() {
                 let first = (number * LEAVES_PER_GROUP + index) * SLOTS;
-                match leaf.read().now() {
+                match leaf.0.read().now() {
                     Leaf::Absent => {}
                     // The last leaf may be longer than the volume.
                     Leaf::Zero => {

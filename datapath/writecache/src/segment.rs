@@ -21,6 +21,7 @@
 
 use std::sync::OnceLock;
 
+use crate::sync::EXPLORED;
 use crate::sync::atomic::{AtomicBool, AtomicU16, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use crate::units::{BlockNumber, SEGMENT_BYTES, SLOT_COUNT, SLOTS, SegmentId, Slot};
 
@@ -101,8 +102,10 @@ const NOWHERE: u32 = u32::MAX;
 
 type Owners = Box<[AtomicU32]>;
 
-/// The record of one segment.
+/// The record of one segment. In a cache line of its own: of a large cache it is not in the processor's caches, and comes
+/// with one look at memory.
 #[derive(Debug)]
+#[repr(align(64))]
 pub struct Segment {
     word: AtomicUsize,
     live: AtomicU32,
@@ -271,6 +274,14 @@ impl Segment {
     pub fn owner(&self, slot: Slot) -> Option<BlockNumber> {
         let owner = self.owners.get()?.get(slot.0 as usize)?.load(Ordering::Acquire);
         (owner != DEAD).then_some(BlockNumber(owner))
+    }
+
+    /// Fetches what [`Segment::kill`] will change, while the caller does something else.
+    #[inline]
+    pub fn expect_kill(&self, slot: Slot) {
+        if !EXPLORED {
+            std::hint::black_box(self.owner(slot));
+        }
     }
 
     /// The live slots with their blocks, in order of slots.

@@ -203,6 +203,12 @@ impl WriteCache {
             return Wrote::NoRoom;
         }
         let Some(new) = self.take_slot(Stream::Fresh, block) else { return Wrote::NoRoom };
+        // Who the old slot belonged to is as cold as the block; it comes while the data is copied.
+        if let Some((id, slot)) = leaf.get(index).place()
+            && let Some(segment) = self.segments.get(id)
+        {
+            segment.expect_kill(slot);
+        }
         copy_in(new.address, new.slot, 0, data, leaf);
         self.replace(leaf, index, Location::at(new.id, new.slot));
         self.note(block, 1, Location::at(new.id, new.slot));
