@@ -35,9 +35,11 @@ compare: rust ## measure beside nbdkit, QEMU and the raw disk; table, JSON and p
 	cargo build --release --locked --package headwater --package headwater-measure
 	target/release/headwater-measure $(ARGS)
 
-bench: rust ## measure a volume alone, without any protocol, beside bare memory and the bare disk
+bench: rust ## measure a volume alone, beside bare memory and the bare disk; table, and JSON in build/bench
 	@mkdir -p build/bench
-	HEADWATER_BENCH_DIR=$(CURDIR)/build/bench cargo bench --locked --package headwater-volume --bench engine $(ARGS)
+	$(if $(CASES),,HEADWATER_BENCH_DIR=$(CURDIR)/build/bench cargo bench --locked --package headwater-volume --bench engine $(ARGS))
+	cargo run --release --locked --package headwater-volume --example figures -- \
+	    --dir build/bench --json build/bench/figures.json $(or $(CASES),all) $(if $(AFTER),pack $(BEFORE) $(AFTER))
 
 soak: rust ## half an hour of load on eight volumes, with limits changed at random and a disk that fails
 	HEADWATER_SOAK_SECONDS=$${SECONDS_TO_RUN:-1800} cargo test --release --locked --package headwater-volume --test soak -- --nocapture $(ARGS)

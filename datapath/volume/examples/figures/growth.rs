@@ -1,111 +1,115 @@
-//! Cost of an operation as changes, and volumes, become more.
+//! Sizes that take turns: the same operations on each in every round, so that what the machine does meanwhile meets all.
 
-use std::path::Path;
 use std::sync::Arc;
 
-use headwater_block::blocking;
 use headwater_testkit::Rng;
-use headwater_volume::{CacheMode, Volume};
+use headwater_volume::Volume;
 
-use crate::measure::{self, BLOCK, Cost, GIB, MIB};
+use crate::measure::{self, Cost, progress};
+use crate::rows::{Goal, Report, Row, Series};
+use crate::work::{self, BLOCK, MIB};
 
-const HOT_BYTES: u64 = 128 * MIB;
-const HOT_OPERATIONS: u64 = 1_000_000;
-const COLD_READS: u64 = 4_000;
+/// What may be added to the cost of the smallest size.
+pub const GOAL: Goal = Goal::AtMost(1.2);
 
-/// From 1 to 20 GiB of changes under 512 MiB of RAM: what new writes, hits in RAM and reads from disk cost.
-pub fn changes(dir: &Path) {
-    let host = measure::host();
-    let volume = measure::open(&measure::options(CacheMode::RamDisk, 512 * MIB, 24 * GIB, dir), &host);
-    let mut rng = Rng::new(4);
-    let data = rng.bytes(MIB as usize);
-    let mut written = 0;
-    let mut first: Option<[Cost; 3]> = None;
-    for gib in [1, 5, 10, 20] {
-        while written < (gib - 1) * GIB {
-            blocking::write(&*volume, written, &data).expect("there is room");
-            written += MIB;
-        }
-        let new = measure::cost(GIB / BLOCK, || {
-            while written < gib * GIB {
-                for block in 0..MIB / BLOCK {
-                    let from = (block * BLOCK) as usize;
-                    measure::write(&volume, written / BLOCK + block, &data[from..from + BLOCK as usize]);
-                }
-                written += MIB;
-            }
-        });
-        let hot = hits(std::slice::from_ref(&volume), written - HOT_BYTES, &mut rng);
-        let mut into = vec![0; BLOCK as usize];
-        let cold = measure::cost(COLD_READS, || {
-            for _ in 0..COLD_READS {
-                // The last GiB may still be in RAM.
-                let block = rng.below(((written - GIB / 2) / BLOCK).max(1));
-                measure::read(&volume, block, &mut into);
-            }
-        });
-        let costs = [new, hot, cold];
-        let first = first.get_or_insert(costs);
-        for ((what, cost), first) in
-            ["new write", "hit in RAM", "read from disk"].into_iter().zip(costs).zip(first)
-        {
-            report(&format!("{what}, {gib} GiB of changes"), cost, *first);
-        }
-    }
+/// A prime number that divides no size here.
+const STRIDE: u64 = 7_368_787;
+
+/// One size.
+pub struct Arm {
+    pub name: String,
+    pub volumes: Vec<Arc<Volume>>,
+    pub rng: Rng,
+    /// The next block, of each volume, that was never written.
+    pub next: u64,
+    /// Operations of [`Arm::overwrite_each_once`] so far.
+    stridden: u64,
+    pub data: Vec<u8>,
 }
 
-fn report(what: &str, cost: Cost, first: Cost) {
-    println!(
-        "{what:<44} {:>8.2} us, {:>8.2} us of processor; {:.2} and {:.2} of the first line",
-        cost.ns / 1e3,
-        cost.processor_ns / 1e3,
-        cost.ns / first.ns,
-        cost.processor_ns / first.processor_ns,
-    );
-}
-
-/// Half overwrites, half reads, in a set that is in RAM, spread over the volumes.
-fn hits(volumes: &[Arc<Volume>], start: u64, rng: &mut Rng) -> Cost {
-    let blocks = HOT_BYTES / BLOCK / volumes.len() as u64;
-    let data = rng.bytes(BLOCK as usize);
-    let mut into = vec![0; BLOCK as usize];
-    for volume in volumes {
-        (0..blocks).for_each(|block| measure::write(volume, start / BLOCK + block, &data));
-    }
-    measure::cost(HOT_OPERATIONS, || {
-        for _ in 0..HOT_OPERATIONS / 2 {
-            let volume = &volumes[rng.index(volumes.len())];
-            measure::write(volume, start / BLOCK + rng.below(blocks), &data);
-            measure::read(volume, start / BLOCK + rng.below(blocks), &mut into);
-        }
-    })
-}
-
-/// The same hits in 1 to 64 volumes; and new writes that overflow, as much in all.
-pub fn volumes(dir: &Path) {
-    let mut first: Option<[Cost; 2]> = None;
-    for count in [1usize, 4, 16, 64] {
-        let host = measure::host();
-        // Memory for the hot set and as much again, in all.
-        let ram_bytes = (2 * HOT_BYTES / count as u64).max(16 * MIB) + 16 * MIB;
-        let options = measure::options(CacheMode::RamDisk, ram_bytes, 4 * GIB / count as u64, dir);
-        let volumes: Vec<Arc<Volume>> = (0..count).map(|_| measure::open(&options, &host)).collect();
-        let mut rng = Rng::new(5);
-        let hot = hits(&volumes, 0, &mut rng);
+impl Arm {
+    pub fn new(name: String, volumes: Vec<Arc<Volume>>) -> Self {
+        let mut rng = Rng::new(4);
         let data = rng.bytes(MIB as usize);
-        let blocks = 2 * GIB / BLOCK;
-        let new = measure::cost(blocks, || {
-            for number in 0..blocks {
-                let from = (number * BLOCK % MIB) as usize;
-                let volume = &volumes[number as usize % count];
-                let block = GIB / BLOCK + number / count as u64;
-                measure::write(volume, block, &data[from..from + BLOCK as usize]);
-            }
-        });
-        let costs = [hot, new];
-        let first = first.get_or_insert(costs);
-        for ((what, cost), first) in ["hit in RAM", "new write, to disk"].into_iter().zip(costs).zip(first) {
-            report(&format!("{what}, {count} volumes"), cost, *first);
+        Self { name, volumes, rng, next: 0, stridden: 0, data }
+    }
+
+    fn block(data: &[u8], number: u64) -> &[u8] {
+        let from = (number * BLOCK % MIB) as usize;
+        &data[from..from + BLOCK as usize]
+    }
+
+    /// Writes blocks in order, `first` being the first one of each volume; the volumes take turns.
+    pub fn write_in_order(&self, first: u64, blocks: u64) {
+        let count = self.volumes.len() as u64;
+        for number in 0..blocks {
+            let volume = &self.volumes[(number % count) as usize];
+            work::write(volume, first + number / count, Self::block(&self.data, number));
         }
     }
+
+    /// Writes so many blocks that were never written.
+    pub fn write_new(&mut self, blocks: u64) {
+        self.write_in_order(self.next, blocks);
+        self.next += blocks / self.volumes.len() as u64;
+    }
+
+    /// Overwrites random blocks below `below` of random volumes.
+    pub fn overwrite(&mut self, first: u64, below: u64, operations: u64) {
+        for number in 0..operations {
+            let volume = &self.volumes[self.rng.index(self.volumes.len())];
+            let block = first + self.rng.below(below - first);
+            work::write(volume, block, Self::block(&self.data, number));
+        }
+    }
+
+    /// Overwrites blocks below `below` of the first volume, each once in as many operations as there are blocks, as
+    /// far apart as if they were chosen at random.
+    pub fn overwrite_each_once(&mut self, below: u64, operations: u64) {
+        for number in self.stridden..self.stridden + operations {
+            work::write(&self.volumes[0], number * STRIDE % below, Self::block(&self.data, number));
+        }
+        self.stridden += operations;
+    }
+
+    /// Reads random blocks of random volumes.
+    pub fn read(&mut self, first: u64, below: u64, operations: u64) {
+        let mut into = vec![0; BLOCK as usize];
+        for _ in 0..operations {
+            let volume = &self.volumes[self.rng.index(self.volumes.len())];
+            work::read(volume, first + self.rng.below(below - first), &mut into);
+        }
+    }
+}
+
+/// Lets the arms take turns, and reports what the operations cost in each of them.
+pub fn compare<A>(
+    (case, what): (&'static str, &str),
+    rounds: usize,
+    arms: &mut [A],
+    name: impl Fn(&A) -> String,
+    mut work: impl FnMut(&mut A) -> Cost,
+    (goal, report): (Goal, &mut Report),
+) {
+    let mut costs: Vec<Vec<Cost>> = arms.iter().map(|_| Vec::new()).collect();
+    for round in 0..rounds {
+        for turn in 0..arms.len() {
+            let index = (round + turn) % arms.len();
+            costs[index].push(work(&mut arms[index]));
+        }
+    }
+    progress(format_args!("{what}: {rounds} rounds"));
+    for (kind, of) in [("time", (|c: &Cost| c.ns) as fn(&Cost) -> f64), ("processor", |c| c.processor_ns)] {
+        let series = arms
+            .iter()
+            .zip(&costs)
+            .map(|(arm, costs)| Series::new(name(arm), costs.iter().map(|cost| of(cost) / 1e3).collect()));
+        report.add(Row::growth(case, format!("{what}: {kind}"), series.collect(), "us", goal));
+    }
+}
+
+/// As [`measure::cost_until_settled`], of an arm.
+pub fn settled_cost(arm: &mut Arm, operations: u64, run: impl FnOnce(&mut Arm)) -> Cost {
+    let volumes = arm.volumes.clone();
+    measure::cost_until_settled(operations, || run(arm), || measure::settle(&volumes))
 }

@@ -1,43 +1,103 @@
-//! Figures of a volume without any protocol: opening and freezing, cost as work grows, what is given back, how
-//! often a persistent volume can flush, how well changed blocks pack.
+//! Figures of a volume without any protocol, beside the limits of the memory and the disk: each line is one figure,
+//! its goal where there is one, and whether it was reached.
 //!
-//! `cargo run --release -p headwater-volume --example figures -- [--dir DIR] [CASE..]`; the cases are `index`, `open`,
-//! `growth` (writes 20 GiB), `volumes`, `back` and `flush`, and without any all of them. `pack BEFORE AFTER` packs the blocks
-//! that differ between two raw disk images. Each line is one figure, its goal where there is one, and whether it
-//! was reached.
+//! `cargo run --release -p headwater-volume --example figures -- [--dir DIR] [--json FILE] [CASE..]`
+//!
+//! | case | what |
+//! |---|---|
+//! | `memory` | overwrites and reads in RAM, beside a bare copy; two threads beside one |
+//! | `sustained` | random writes with 64 MiB of RAM and in `disk` mode, beside the disk's own sequential writes |
+//! | `index` | what the index takes of a dense cache |
+//! | `open` | opening a volume on 64 GiB, freezing one with 4 GiB of changes |
+//! | `resident` | memory while more is written than the budget allows, and what a discard gives back |
+//! | `amplification` | bytes to the overflow disk for each byte written |
+//! | `changes` | what an operation costs with 1, 5 and 20 GiB of changes |
+//! | `volumes` | what it costs in 1, 8 and 64 volumes with as much in all |
+//! | `flush` | how often a persistent volume can flush, beside a raw file |
+//!
+//! | `pack BEFORE AFTER` | how the blocks pack that differ between two raw disk images |
+//!
+//! Without a case all of them but the last: about ten minutes, 60 GiB of disk and 14 GiB of RAM.
 
+mod amplification;
+mod changes;
+mod engine;
 mod growth;
 mod measure;
 mod memory;
 mod pack;
 mod persistent;
+mod rows;
+mod volumes;
+mod work;
 
 use std::path::{Path, PathBuf};
 
-fn main() {
-    let mut args: Vec<String> = std::env::args().skip(1).collect();
-    let mut dir = std::env::temp_dir();
-    if args.first().is_some_and(|arg| arg == "--dir") {
-        dir = PathBuf::from(args.get(1).expect("--dir is followed by a directory"));
-        args.drain(..2);
-    }
-    if args.first().is_some_and(|arg| arg == "pack") {
-        let (before, after) = (args.get(1), args.get(2));
-        let (Some(before), Some(after)) = (before, after) else { panic!("pack is followed by two images") };
-        return pack::changed_blocks(Path::new(before), Path::new(after));
-    }
-    if args.is_empty() {
-        args = ["index", "open", "back", "flush", "volumes", "growth"].map(String::from).into();
-    }
-    for case in &args {
-        match case.as_str() {
-            "index" => memory::index(),
-            "open" => memory::open_and_freeze(&dir),
-            "back" => memory::given_back(&dir),
-            "flush" => persistent::flushes(&dir),
-            "volumes" => growth::volumes(&dir),
-            "growth" => growth::changes(&dir),
-            other => panic!("there is no case {other}"),
+use crate::rows::Report;
+
+/// A name, and what measures it on a disk.
+type Case = (&'static str, fn(&Path, &mut Report));
+
+const CASES: [Case; 9] = [
+    // First: afterwards the process keeps memory that others used, and what is added to it would not show.
+    ("resident", memory::resident),
+    ("memory", engine::memory),
+    ("sustained", engine::sustained),
+    ("index", memory::index),
+    ("open", memory::open_and_freeze),
+    ("amplification", amplification::run),
+    ("changes", changes::run),
+    ("volumes", volumes::run),
+    ("flush", persistent::flushes),
+];
+
+/// What was asked for.
+struct Asked {
+    dir: PathBuf,
+    json: Option<PathBuf>,
+    cases: Vec<String>,
+    pack: Option<(PathBuf, PathBuf)>,
+}
+
+fn asked() -> Asked {
+    let mut asked = Asked { dir: std::env::temp_dir(), json: None, cases: Vec::new(), pack: None };
+    let mut args = std::env::args().skip(1);
+    while let Some(arg) = args.next() {
+        let mut next =
+            |what: &str| PathBuf::from(args.next().unwrap_or_else(|| panic!("{arg} is followed by {what}")));
+        match arg.as_str() {
+            "--dir" => asked.dir = next("a directory"),
+            "--json" => asked.json = Some(next("a file")),
+            "pack" => asked.pack = Some((next("two images"), next("two images"))),
+            "all" => asked.cases.extend(CASES.map(|(name, _)| name.to_owned())),
+            name if CASES.iter().any(|(case, _)| *case == name) => asked.cases.push(arg),
+            _ => panic!("there is no case {arg}; there are {}, pack", CASES.map(|(name, _)| name).join(", ")),
         }
+    }
+    if asked.cases.is_empty() && asked.pack.is_none() {
+        asked.cases = CASES.map(|(name, _)| name.to_owned()).into();
+    }
+    asked
+}
+
+fn main() {
+    let asked = asked();
+    let mut report = Report::default();
+    for (name, run) in CASES.iter().filter(|(name, _)| asked.cases.iter().any(|case| case == name)) {
+        println!("{name}");
+        run(&asked.dir, &mut report);
+    }
+    if let Some((before, after)) = &asked.pack {
+        println!("pack");
+        pack::changed_blocks(before, after, &mut report);
+    }
+    println!("\n{}", report.table());
+    if report.missed() > 0 {
+        println!("{} of {} figures are short of their goals", report.missed(), report.rows.len());
+    }
+    if let Some(json) = &asked.json {
+        let text = serde_json::to_string_pretty(&report).expect("rows are plain data");
+        std::fs::write(json, text).unwrap_or_else(|error| panic!("cannot write {}: {error}", json.display()));
+        println!("wrote {}", json.display());
     }
 }

@@ -8,39 +8,38 @@ use headwater_block::blocking;
 use headwater_testkit::Rng;
 use headwater_volume::CacheMode;
 
-use crate::measure::{self, GIB, MIB};
+use crate::measure;
+use crate::rows::{Goal, Report, Row, median};
+use crate::work::{self, GIB, MIB};
 
 /// A GiB of changed blocks side by side: what the index takes of it.
-pub fn index() {
-    let host = measure::host();
-    let volume = measure::open(&measure::options(CacheMode::Ram, GIB + 64 * MIB, 0, Path::new("/")), &host);
+pub fn index(_dir: &Path, report: &mut Report) {
+    let host = work::host();
+    let volume = work::open(&work::options(CacheMode::Ram, GIB + 64 * MIB, 0, Path::new("/")), &host);
     let data = Rng::new(1).bytes(MIB as usize);
     for number in 0..1024 {
         blocking::write(&*volume, number * MIB, &data).expect("it fits");
     }
     let cache = volume.counters().cache;
     let part = cache.index_bytes as f64 / GIB as f64 * 100.0;
-    measure::at_most("index of 1 GiB of changed blocks, dense", part, "%", 0.2);
+    let figure = "index of 1 GiB of changed blocks, dense";
+    report.add(Row::plain("index", figure, part, "%", Goal::AtMost(0.2)));
 }
 
 /// Opening a volume on an image of 64 GiB; freezing it with 4 GiB of changes.
-pub fn open_and_freeze(dir: &Path) {
-    let host = measure::host();
-    let options = measure::options(CacheMode::RamDisk, 512 * MIB, 6 * GIB, dir);
+pub fn open_and_freeze(dir: &Path, report: &mut Report) {
+    let host = work::host();
+    let options = work::options(CacheMode::RamDisk, 512 * MIB, 6 * GIB, dir);
     let opened = |_| {
         let start = Instant::now();
-        let volume = measure::open(&options, &host);
+        let volume = work::open(&options, &host);
         let ms = start.elapsed().as_secs_f64() * 1e3;
         drop(volume);
         ms
     };
-    measure::at_most(
-        "open a volume on 64 GiB, median of 50",
-        measure::median((0..50).map(opened).collect()),
-        "ms",
-        5.0,
-    );
-    let volume = measure::open(&options, &host);
+    let ms = median(&(0..50).map(opened).collect::<Vec<f64>>());
+    report.add(Row::plain("open", "open a volume on 64 GiB, median of 50", ms, "ms", Goal::AtMost(5.0)));
+    let volume = work::open(&options, &host);
     let data = Rng::new(2).bytes(MIB as usize);
     for number in 0..4096 {
         blocking::write(&*volume, number * MIB, &data).expect("there is room");
@@ -54,7 +53,8 @@ pub fn open_and_freeze(dir: &Path) {
     };
     let ms: Vec<f64> = (0..20).map(frozen).collect();
     let most = ms.iter().copied().fold(0.0, f64::max);
-    measure::at_most("freeze it with 4 GiB of changes, longest of 20", most, "ms", 20.0);
+    let figure = "freeze it with 4 GiB of changes, longest of 20";
+    report.add(Row::plain("open", figure, most, "ms", Goal::AtMost(20.0)));
 }
 
 /// Blocks on disk of this process's files without a name.
@@ -69,23 +69,19 @@ fn disk_bytes(dir: &Path) -> u64 {
 }
 
 /// RAM and disk after a machine has discarded all of its 1 GiB.
-pub fn given_back(dir: &Path) {
-    let host = measure::host();
+pub fn resident(dir: &Path, report: &mut Report) {
+    let host = work::host();
     let before = measure::resident_bytes();
-    let volume = measure::open(&measure::options(CacheMode::RamDisk, 256 * MIB, 4 * GIB, dir), &host);
+    let volume = work::open(&work::options(CacheMode::RamDisk, 256 * MIB, 4 * GIB, dir), &host);
     let data = Rng::new(3).bytes(MIB as usize);
     let mut most = 0;
     for number in 0..1024 {
         blocking::write(&*volume, number * MIB, &data).expect("there is room");
-        most = most.max(measure::resident_bytes() - before);
+        most = most.max(measure::resident_bytes().saturating_sub(before));
     }
     let limit = 256.0 * 1.03 + 32.0;
-    measure::at_most(
-        "resident while 1 GiB is written, 256 MiB of RAM",
-        most as f64 / MIB as f64,
-        "MiB",
-        limit,
-    );
+    let figure = "resident while 1 GiB is written, 256 MiB of RAM";
+    report.add(Row::plain("resident", figure, most as f64 / MIB as f64, "MiB", Goal::AtMost(limit)));
     let full = disk_bytes(dir);
     let start = Instant::now();
     blocking::discard(&*volume, 0, GIB).expect("it discards");
@@ -102,7 +98,8 @@ pub fn given_back(dir: &Path) {
         std::thread::sleep(Duration::from_millis(5));
     }
     let never = f64::INFINITY;
-    measure::at_most("RAM back after a discard of 1 GiB", ram_ms.unwrap_or(never), "ms", 1000.0);
-    let what = format!("disk back ({} MiB) after a discard of 1 GiB", full / MIB);
-    measure::at_most(&what, disk_ms.unwrap_or(never), "ms", 1000.0);
+    let figure = "RAM back after a discard of 1 GiB";
+    report.add(Row::plain("resident", figure, ram_ms.unwrap_or(never), "ms", Goal::AtMost(1000.0)));
+    let figure = format!("disk back ({} MiB) after a discard of 1 GiB", full / MIB);
+    report.add(Row::plain("resident", figure, disk_ms.unwrap_or(never), "ms", Goal::AtMost(1000.0)));
 }

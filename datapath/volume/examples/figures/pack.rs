@@ -8,7 +8,8 @@ use std::time::Duration;
 use headwater_block::blocking;
 use headwater_volume::{CacheMode, VolumeOptions};
 
-use crate::measure::{self, BLOCK, MIB};
+use crate::rows::{Goal, Report, Row};
+use crate::work::{self, BLOCK, MIB};
 
 /// Blocks of `after` that differ from those of `before` and are not zero, in order.
 fn changed(before: &Path, after: &Path) -> Vec<(u64, Vec<u8>)> {
@@ -36,15 +37,15 @@ fn changed(before: &Path, after: &Path) -> Vec<(u64, Vec<u8>)> {
 }
 
 /// Fills a cache in RAM alone with them, with a third of their size, until it is full.
-pub fn changed_blocks(before: &Path, after: &Path) {
+pub fn changed_blocks(before: &Path, after: &Path, report: &mut Report) {
     let blocks = changed(before, after);
     let bytes = blocks.len() as u64 * BLOCK;
     println!("{} MiB of blocks changed, without those that are zero", bytes / MIB);
     let ram_bytes = (bytes / 4).max(16 * MIB);
-    let host = measure::host();
-    let options = measure::options(CacheMode::Ram, ram_bytes, 0, Path::new("/"));
+    let host = work::host();
+    let options = work::options(CacheMode::Ram, ram_bytes, 0, Path::new("/"));
     let options = VolumeOptions { pause_limit: Duration::from_secs(2), ..options };
-    let volume = measure::open(&options, &host);
+    let volume = work::open(&options, &host);
     let taken = blocks
         .iter()
         .take_while(|(block, data)| blocking::write(&*volume, block * BLOCK, data).is_ok())
@@ -52,10 +53,10 @@ pub fn changed_blocks(before: &Path, after: &Path) {
     let cache = volume.counters().cache;
     let mut read = vec![0; BLOCK as usize];
     for (block, data) in blocks.iter().take(taken as usize) {
-        measure::read(&volume, *block, &mut read);
+        work::read(&volume, *block, &mut read);
         assert!(read == *data, "block {block} was lost");
     }
     let what = format!("{} MiB of {} in {} MiB of RAM", taken * BLOCK / MIB, bytes / MIB, ram_bytes / MIB);
-    measure::at_least(&what, (taken * BLOCK) as f64 / ram_bytes as f64, "x", 2.0);
+    report.add(Row::plain("pack", what, (taken * BLOCK) as f64 / ram_bytes as f64, "x", Goal::AtLeast(2.0)));
     println!("{} segments packed, {} MiB in all in use", cache.packed_segments, cache.ram_used_bytes / MIB);
 }

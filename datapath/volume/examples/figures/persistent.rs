@@ -8,26 +8,27 @@ use headwater_block::blocking;
 use headwater_testkit::Rng;
 use headwater_volume::{CacheMode, PersistentOptions, VolumeOptions};
 
-use crate::measure::{self, BLOCK, GIB, MIB};
+use crate::rows::{Goal, Report, Row, Series};
+use crate::work::{self, BLOCK, GIB, MIB};
 
 const TIME: Duration = Duration::from_secs(3);
 const SPAN_BYTES: u64 = 512 * MIB;
 
 /// Random writes of 4 KiB with a flush after each 1, 8, 64 and 512.
-pub fn flushes(dir: &Path) {
+pub fn flushes(dir: &Path, report: &mut Report) {
     for every in [1u64, 8, 64, 512] {
         let at = tempfile::tempdir_in(dir).expect("a directory");
         let name = "figures".to_owned();
         let persistent = Some(PersistentOptions { name, key: [1; 16], base_id: [2; 32] });
-        let options = measure::options(CacheMode::RamDisk, 256 * MIB, 8 * GIB, at.path());
-        let host = measure::host();
-        let volume = measure::open(&VolumeOptions { persistent, ..options }, &host);
+        let options = work::options(CacheMode::RamDisk, 256 * MIB, 8 * GIB, at.path());
+        let host = work::host();
+        let volume = work::open(&VolumeOptions { persistent, ..options }, &host);
         let mut rng = Rng::new(6);
         let data = rng.bytes(BLOCK as usize);
         let start = Instant::now();
         let mut writes = 0u64;
         while start.elapsed() < TIME {
-            measure::write(&volume, rng.below(SPAN_BYTES / BLOCK), &data);
+            work::write(&volume, rng.below(SPAN_BYTES / BLOCK), &data);
             writes += 1;
             if writes.is_multiple_of(every) {
                 blocking::flush(&*volume).expect("it flushes");
@@ -36,11 +37,9 @@ pub fn flushes(dir: &Path) {
         let ours = writes as f64 / start.elapsed().as_secs_f64();
         volume.close();
         let raw = raw(at.path(), every);
-        println!(
-            "flush every {every:>3} writes: {ours:>9.0} writes/s, {:>7.0} flushes/s; a raw file {raw:>8.0} writes/s ({:.2})",
-            ours / every as f64,
-            ours / raw
-        );
+        let (figure, us) = (format!("a flush after every {every} writes, writes a second"), 1e6);
+        let pair = (Series::new("headwater", vec![us / ours]), Series::new("raw file", vec![us / raw]));
+        report.add(Row::part("flush", figure, pair, "us a write", Goal::None));
     }
 }
 
