@@ -1,4 +1,5 @@
-//! Images of other virtual machines: VHD, VHDX and VMDK in one file, read by crates made for that.
+//! Images of other virtual machines: VHD, which is read here ([`crate::vhd`]), and VHDX and VMDK in one file, read by crates made
+//! for that.
 //!
 //! The crates read like files do, one caller at a time; several workers of an import take turns. They are young,
 //! so a panic in one of them, which hostile bytes may cause, becomes an error of the request.
@@ -17,6 +18,7 @@ use parking_lot::Mutex;
 
 use crate::error::{ImageError, ImageErrorKind};
 use crate::file_disk::FileDisk;
+use crate::vhd::{self, Vhd};
 
 /// A format that a crate reads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -33,7 +35,7 @@ impl Foreign {
             Some(Self::Vhdx)
         } else if start.starts_with(b"KDMV") {
             Some(Self::Vmdk)
-        } else if start.starts_with(b"conectix") || last_sector.starts_with(b"conectix") {
+        } else if start.starts_with(vhd::COOKIE) || last_sector.starts_with(vhd::COOKIE) {
             Some(Self::Vhd)
         } else {
             None
@@ -55,6 +57,9 @@ impl Foreign {
             ImageError::new(kind, format!("cannot open the {name} image {}: {why}. {hint}", path.display()))
         };
         let damaged = |why: String| refuse(ImageErrorKind::Damaged, &why);
+        if self == Self::Vhd {
+            return Vhd::open(path).map_err(damaged);
+        }
         let opened = catch_unwind(|| self.open_reader(path)).map_err(|_| damaged("it is damaged".into()))?;
         let (reader, size_bytes) = opened.map_err(damaged)?;
         if size_bytes == 0 || !size_bytes.is_multiple_of(512) {
@@ -66,11 +71,7 @@ impl Foreign {
 
     fn open_reader(self, path: &Path) -> Result<(Box<dyn ReadSeek>, u64), String> {
         match self {
-            Self::Vhd => {
-                let reader = vhd::VhdReader::open(path).map_err(|e| e.to_string())?;
-                let size_bytes = reader.virtual_disk_size();
-                Ok((Box::new(reader), size_bytes))
-            }
+            Self::Vhd => Err("it is read without a crate".to_owned()),
             Self::Vhdx => {
                 let reader = vhdx::VhdxReader::open(path).map_err(|e| e.to_string())?;
                 let size_bytes = reader.virtual_disk_size();

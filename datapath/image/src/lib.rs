@@ -86,6 +86,7 @@ mod pace;
 mod qcow2;
 mod readahead;
 mod units;
+mod vhd;
 mod walk;
 
 pub use ahead::{Background, BackgroundProgress};

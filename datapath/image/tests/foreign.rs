@@ -58,6 +58,38 @@ fn each_form_reads_and_imports_as_qemu_reads_it() {
 }
 
 #[test]
+fn a_vhd_that_was_made_larger_has_its_new_size_and_its_copy_of_the_footer_counts() {
+    let dir = tempfile::tempdir().unwrap();
+    let disk = raw(&dir.path().join("disk.raw"));
+    qemu_img(
+        dir.path(),
+        &["convert", "-O", "vpc", "-o", "subformat=dynamic,force_size=on", "DIR/disk.raw", "DIR/image"],
+    );
+    let path = dir.path().join("image");
+    let mut bytes = fs::read(&path).unwrap();
+    // As Hyper-V leaves a disk that it made larger within its table: the original size stays.
+    let larger = (disk.len() as u64 + (512 << 10)).to_be_bytes();
+    let last = bytes.len() - 512;
+    for footer in [0, last] {
+        bytes[footer + 48..footer + 56].copy_from_slice(&larger);
+        bytes[footer + 64..footer + 68].fill(0);
+        let sum = bytes[footer..footer + 512].iter().fold(0u32, |sum, byte| sum + u32::from(*byte));
+        bytes[footer + 64..footer + 68].copy_from_slice(&(!sum).to_be_bytes());
+    }
+    let expected = [&disk[..], &vec![0; 512 << 10]].concat();
+    fs::write(&path, &bytes).unwrap();
+    assert!(read_all(open_file(&path).unwrap().as_ref()) == expected);
+    // A crash while the footer was moved to the new end.
+    bytes[last..].fill(0xff);
+    fs::write(&path, &bytes).unwrap();
+    assert!(read_all(open_file(&path).unwrap().as_ref()) == expected);
+    bytes[70] ^= 1;
+    fs::write(&path, &bytes).unwrap();
+    let error = open_file(&path).map(drop).unwrap_err();
+    assert!(error.to_string().contains("its footer is damaged"), "{error}");
+}
+
+#[test]
 fn what_needs_other_files_is_refused_with_what_to_do() {
     let dir = tempfile::tempdir().unwrap();
     raw(&dir.path().join("disk.raw"));

@@ -1,0 +1,207 @@
+//! VHD images (Virtual PC, Hyper-V of the first generation), fixed and dynamic, as read-only disks.
+//!
+//! ```text
+//!   fixed:    the disk's bytes | footer
+//!   dynamic:  copy of the footer | header | table of blocks | blocks, each behind a bitmap of its sectors | footer
+//! ```
+//! The disk is as long as the footer's current size says, which is another one than the original size after the disk was made
+//! larger. The table is checked against the file once, when the image is opened, so that one that was cut is an error then.
+//! Bitmaps are not looked at, as QEMU does not: a block that is there holds zeroes where nothing was written.
+//!
+//! Not read: differencing disks.
+
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use headwater_block::{ByteRange, Extent, ExtentKind, IoError};
+
+use crate::file_disk::{FileDisk, push_extent};
+use crate::units::{u64_of, usize_of};
+
+/// What the footer and its copy begin with.
+pub(crate) const COOKIE: &[u8] = b"conectix";
+const SECTOR_BYTES: u64 = 512;
+/// The largest disk: 2,040 GiB by the format's own limit.
+const DISK_BYTES_MAX: u64 = 2040 << 30;
+/// In the table: the block is not there.
+const ABSENT: u32 = u32::MAX;
+
+fn u32_at(bytes: &[u8], at: usize) -> u32 {
+    bytes.get(at..).and_then(|rest| rest.first_chunk()).map_or(0, |four| u32::from_be_bytes(*four))
+}
+
+fn u64_at(bytes: &[u8], at: usize) -> u64 {
+    bytes.get(at..).and_then(|rest| rest.first_chunk()).map_or(0, |eight| u64::from_be_bytes(*eight))
+}
+
+/// Whether the checksum at `at` is that of all other bytes: the ones' complement of their sum.
+fn is_sound(bytes: &[u8], at: usize) -> bool {
+    let counts = |(index, _): &(usize, &u8)| !(at..at + 4).contains(index);
+    let sum = bytes
+        .iter()
+        .enumerate()
+        .filter(counts)
+        .fold(0u32, |sum, (_, byte)| sum.wrapping_add(u32::from(*byte)));
+    u32_at(bytes, at) == !sum
+}
+
+/// Where a disk's blocks are.
+#[derive(Debug)]
+struct Blocks {
+    block_bytes: u64,
+    bitmap_bytes: u64,
+    /// The sector at which each block's bitmap starts, or [`ABSENT`].
+    table: Vec<u32>,
+}
+
+/// An open VHD.
+#[derive(Debug)]
+pub(crate) struct Vhd {
+    path: PathBuf,
+    file: File,
+    size_bytes: u64,
+    /// `None`: of fixed size.
+    blocks: Option<Blocks>,
+}
+
+impl Vhd {
+    /// Opens the image; the error says in a few words what is wrong with it.
+    pub(crate) fn open(path: &Path) -> Result<Arc<dyn FileDisk>, String> {
+        Self::read_tables(path).map(|vhd| Arc::new(vhd) as Arc<dyn FileDisk>)
+    }
+
+    fn read_tables(path: &Path) -> Result<Self, String> {
+        let file = File::open(path).map_err(|e| e.to_string())?;
+        let file_bytes = file.metadata().map_err(|e| e.to_string())?.len();
+        let read = |at: u64, into: &mut [u8]| file.read_exact_at(into, at).map_err(|e| e.to_string());
+        let mut footer = [0; 512];
+        read(file_bytes.checked_sub(SECTOR_BYTES).ok_or("it is too short")?, &mut footer)?;
+        let is_footer = |bytes: &[u8]| bytes.starts_with(COOKIE) && is_sound(bytes, 64);
+        if !is_footer(&footer) {
+            // The last write to a dynamic disk may have been cut off; then its copy at the start counts.
+            read(0, &mut footer)?;
+            if !is_footer(&footer) || u32_at(&footer, 60) != 3 {
+                return Err("its footer is damaged".to_owned());
+            }
+        }
+        let size_bytes = u64_at(&footer, 48);
+        if !(1..=DISK_BYTES_MAX).contains(&size_bytes) || !size_bytes.is_multiple_of(SECTOR_BYTES) {
+            return Err(format!("it says that its disk has {size_bytes} bytes"));
+        }
+        let blocks = match u32_at(&footer, 60) {
+            2 if size_bytes > file_bytes - SECTOR_BYTES => {
+                return Err(format!("its disk of {size_bytes} bytes is cut off"));
+            }
+            2 => None,
+            3 => {
+                let mut header = [0; 1024];
+                read(u64_at(&footer, 16), &mut header)?;
+                Some(blocks(&header, size_bytes, file_bytes, &read)?)
+            }
+            4 => return Err("it holds only the difference to a parent".to_owned()),
+            other => return Err(format!("it is of type {other}, which is not known here")),
+        };
+        Ok(Self { path: path.to_owned(), file, size_bytes, blocks })
+    }
+
+    /// Where the disk's byte `at` is in the file, `None` for zeroes; and for how many bytes from there that is so.
+    fn find(&self, at: u64) -> (Option<u64>, u64) {
+        let Some(blocks) = &self.blocks else { return (Some(at), self.size_bytes.saturating_sub(at)) };
+        let (number, within) = (at / blocks.block_bytes, at % blocks.block_bytes);
+        let place = match blocks.table.get(usize_of(number)) {
+            None | Some(&ABSENT) => None,
+            Some(sector) => Some(u64::from(*sector) * SECTOR_BYTES + blocks.bitmap_bytes + within),
+        };
+        (place, blocks.block_bytes - within)
+    }
+}
+
+fn blocks(
+    header: &[u8; 1024],
+    size_bytes: u64,
+    file_bytes: u64,
+    read: &dyn Fn(u64, &mut [u8]) -> Result<(), String>,
+) -> Result<Blocks, String> {
+    if !header.starts_with(b"cxsparse") || !is_sound(header, 36) {
+        return Err("its header is damaged".to_owned());
+    }
+    let (table_at, entries) = (u64_at(header, 16), u64::from(u32_at(header, 28)));
+    let block_bytes = u64::from(u32_at(header, 32));
+    if !block_bytes.is_power_of_two() || block_bytes < SECTOR_BYTES {
+        return Err(format!("its blocks have {block_bytes} bytes"));
+    }
+    let needed = size_bytes.div_ceil(block_bytes);
+    let table_end = needed.checked_mul(4).and_then(|len| table_at.checked_add(len));
+    // The table lies in the file, so its memory is never more than the file.
+    if needed > entries || table_end.is_none_or(|end| end > file_bytes) {
+        return Err("its table of blocks is too short".to_owned());
+    }
+    let mut bytes = vec![0; usize_of(needed * 4)];
+    read(table_at, &mut bytes)?;
+    let table: Vec<u32> = bytes.as_chunks::<4>().0.iter().map(|entry| u32::from_be_bytes(*entry)).collect();
+    // One bit for each sector, in whole sectors.
+    let bitmap_bytes = block_bytes.div_ceil(SECTOR_BYTES * 8).next_multiple_of(SECTOR_BYTES);
+    for (number, sector) in (0u64..).zip(&table).filter(|(_, sector)| **sector != ABSENT) {
+        let used = block_bytes.min(size_bytes - number * block_bytes);
+        let end = u64::from(*sector) * SECTOR_BYTES + bitmap_bytes + used;
+        if end > file_bytes {
+            return Err(format!("block {number} should go up to {end}, and the file has {file_bytes} bytes"));
+        }
+    }
+    Ok(Blocks { block_bytes, bitmap_bytes, table })
+}
+
+impl FileDisk for Vhd {
+    fn size_bytes(&self) -> u64 {
+        self.size_bytes
+    }
+
+    fn read(&self, offset: u64, into: &mut [u8]) -> Result<(), IoError> {
+        let (mut at, mut rest) = (offset, into);
+        while !rest.is_empty() {
+            let (place, holds) = self.find(at);
+            let (piece, tail) = rest.split_at_mut(usize_of(holds).min(rest.len()));
+            let len = piece.len();
+            match place {
+                None => piece.fill(0),
+                Some(place) => self.file.read_exact_at(piece, place).map_err(|e| {
+                    IoError::from_os(
+                        format!("cannot read {len} bytes at {place} of {}", self.path.display()),
+                        e,
+                    )
+                })?,
+            }
+            at += u64_of(len);
+            rest = tail;
+        }
+        Ok(())
+    }
+
+    fn extents(&self, range: ByteRange, max_extents: usize) -> Result<Vec<Extent>, IoError> {
+        let mut out: Vec<Extent> = Vec::new();
+        let mut at = range.offset();
+        while at < range.end() && out.len() <= max_extents {
+            let (place, holds) = self.find(at);
+            let len = holds.min(range.end() - at);
+            push_extent(&mut out, len, if place.is_some() { ExtentKind::Data } else { ExtentKind::Hole });
+            at += len;
+        }
+        out.truncate(max_extents.max(1));
+        Ok(out)
+    }
+
+    fn will_read(&self, range: ByteRange) {
+        let mut at = range.offset();
+        while at < range.end() {
+            let (place, holds) = self.find(at);
+            let len = holds.min(range.end() - at);
+            if let (Some(place), Some(len)) = (place, std::num::NonZeroU64::new(len)) {
+                // A hint: it does not matter whether the file system takes it.
+                let _ = rustix::fs::fadvise(&self.file, place, Some(len), rustix::fs::Advice::WillNeed);
+            }
+            at += len;
+        }
+    }
+}
