@@ -276,7 +276,7 @@ pub enum ImageCommand {
         #[arg(long)]
         undo: bool,
     },
-    /// Show what changed between two versions: bytes, and files of ext2, ext3 and ext4 file systems
+    /// Show what changed between two versions: bytes, and files of ext and FAT file systems
     Diff {
         /// The older one: IMAGE, IMAGE:CHANNEL, IMAGE@NUMBER or IMAGE@HASH
         from: String,
@@ -296,10 +296,14 @@ pub enum ImageCommand {
         /// IMAGE, IMAGE:CHANNEL, IMAGE@NUMBER or IMAGE@HASH
         image: String,
     },
-    /// Read all of a version and compare it with its hashes
+    /// Read all of a version and compare it with its hashes; damage is told with the files and machines that it touches
     Verify {
         /// IMAGE, IMAGE:CHANNEL, IMAGE@NUMBER or IMAGE@HASH
         image: String,
+        /// Repair what is damaged from this store or server, if it has it; may be given several times. Servers are
+        /// shown the token that the daemon was started with
+        #[arg(long, value_name = "STORE")]
+        repair_from: Vec<String>,
     },
     /// Write a version to a new file
     Export {

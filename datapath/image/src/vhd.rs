@@ -56,6 +56,9 @@ struct Blocks {
     table: Vec<u32>,
 }
 
+/// Reads bytes of the file.
+type ReadAt<'a> = &'a dyn Fn(u64, &mut [u8]) -> Result<(), String>;
+
 /// An open VHD.
 #[derive(Debug)]
 pub(crate) struct Vhd {
@@ -118,12 +121,7 @@ impl Vhd {
     }
 }
 
-fn blocks(
-    header: &[u8; 1024],
-    size_bytes: u64,
-    file_bytes: u64,
-    read: &dyn Fn(u64, &mut [u8]) -> Result<(), String>,
-) -> Result<Blocks, String> {
+fn blocks(header: &[u8; 1024], size_bytes: u64, file_bytes: u64, read: ReadAt<'_>) -> Result<Blocks, String> {
     if !header.starts_with(b"cxsparse") || !is_sound(header, 36) {
         return Err("its header is damaged".to_owned());
     }

@@ -36,7 +36,7 @@ fn changed_chunks_and_blocks_are_counted() {
     assert_eq!((found.changed_chunks, found.changed_bytes), (3, 4 * 4096));
     assert_eq!(found.partitions[0].number, 0);
     assert!(found.partitions[0].files.is_none());
-    assert!(found.partitions[0].remark.as_ref().unwrap().contains("no ext2, ext3 or ext4"));
+    assert!(found.partitions[0].remark.as_ref().unwrap().contains("no ext2, ext3, ext4 or FAT"));
     assert_eq!(compare(&store, second, first).changed_bytes, found.changed_bytes);
     // A larger disk: what is new counts unless it is zero.
     disk.resize(3 << 20, 0);
@@ -137,18 +137,135 @@ fn changed_files_of_ext4_are_named() {
     }
 }
 
+fn expect(found: &Difference, expected: &[(&str, FileChange)]) {
+    let partition = &found.partitions[0];
+    assert_eq!(partition.remark, None);
+    let files: Vec<(String, FileChange)> =
+        partition.files.clone().unwrap().into_iter().map(|file| (file.path, file.change)).collect();
+    let expected: Vec<_> = expected.iter().map(|(path, change)| ((*path).to_owned(), *change)).collect();
+    assert_eq!(files, expected);
+}
+
+/// A file outside with this content and a time of change.
+fn outside(dir: &Path, content: &[u8], minutes: u64) -> String {
+    let path = dir.join("content");
+    fs::write(&path, content).unwrap();
+    let time =
+        std::time::SystemTime::UNIX_EPOCH + std::time::Duration::from_secs(1_600_000_000 + 60 * minutes);
+    fs::File::options().write(true).open(&path).unwrap().set_modified(time).unwrap();
+    path.to_str().unwrap().to_owned()
+}
+
+/// A FAT with so many bits, some files, and the way to change them.
+fn fat(dir: &Path, bits: &str, megabytes: u64) -> (Vec<u8>, Vec<u8>) {
+    let path = dir.join("fat.img");
+    let image = path.to_str().unwrap();
+    let _ = fs::remove_file(&path);
+    fs::File::create(&path).unwrap().set_len(megabytes << 20).unwrap();
+    run_ok("mkfs.vfat", &["-F", bits, "-s", "1", "-n", "LABEL", image]);
+    let copy = |content: &[u8], minutes: u64, to: &str| {
+        run_ok("mcopy", &["-o", "-m", "-i", image, &outside(dir, content, minutes), &format!("::{to}")]);
+    };
+    run_ok("mmd", &["-i", image, "::/EFI", "::/EFI/A directory with a long name"]);
+    let mut large = vec![0; 1 << 20];
+    noise(&mut large, 7);
+    for (name, content) in [
+        ("/EFI/BOOT.EFI", &large[..]),
+        ("/EFI/lower.txt", b"hello"),
+        ("/EFI/A directory with a long name/A file with a long name that takes three entries.conf", b"old"),
+        ("/gone", b"x"),
+        ("/touched", b"same"),
+        ("/kept", b"kept"),
+    ] {
+        copy(content, 0, name);
+    }
+    let before = fs::read(&path).unwrap();
+    large[1_000_000] ^= 1;
+    copy(&large, 1, "/EFI/BOOT.EFI");
+    copy(
+        b"new",
+        1,
+        "/EFI/A directory with a long name/A file with a long name that takes three entries.conf",
+    );
+    copy(b"same", 1, "/touched");
+    run_ok("mdel", &["-i", image, "::/gone"]);
+    run_ok("mmd", &["-i", image, "::/added"]);
+    for number in 0..40 {
+        copy(&[number], 1, &format!("/added/file number {number}"));
+    }
+    (before, fs::read(&path).unwrap())
+}
+
+#[test]
+fn changed_files_of_fat_are_named() {
+    let dir = tempfile::tempdir().unwrap();
+    let (_kept, store) = store();
+    for (bits, megabytes) in [("12", 2), ("16", 12), ("32", 40)] {
+        let (before, after) = fat(dir.path(), bits, megabytes);
+        let (from, to) = (add(&store, before.clone()), add(&store, after.clone()));
+        let mut expected = vec![
+            (
+                "/EFI/A directory with a long name/A file with a long name that takes three entries.conf",
+                FileChange::Changed,
+            ),
+            ("/EFI/BOOT.EFI", FileChange::Changed),
+            ("/added", FileChange::Added),
+        ];
+        let names: Vec<String> = (0..40).map(|number| format!("/added/file number {number}")).collect();
+        expected.extend(names.iter().map(|name| (name.as_str(), FileChange::Added)));
+        expected.extend([("/gone", FileChange::Removed), ("/touched", FileChange::Attributes)]);
+        expected.sort();
+        expect(&compare(&store, from, to), &expected);
+        let back = compare(&store, to, from).partitions[0].files.clone().unwrap();
+        assert!(
+            back.iter()
+                .any(|file| file.path == "/added/file number 39" && file.change == FileChange::Removed)
+        );
+        // In a partition, as firmware finds it.
+        let (from, to) = (add(&store, on_disk(&before, true)), add(&store, on_disk(&after, true)));
+        expect(&compare(&store, from, to), &expected);
+    }
+}
+
+/// A file system of each kind, and where the tables begin whose damage matters most.
+fn one_of_each(dir: &Path) -> Vec<(Vec<u8>, usize)> {
+    vec![(file_system(dir), 1024), (fat(dir, "12", 2).0, 0), (fat(dir, "32", 40).0, 32 * 512)]
+}
+
 #[test]
 fn a_damaged_file_system_is_a_remark_and_no_failure() {
     let dir = tempfile::tempdir().unwrap();
-    let before = file_system(dir.path());
+    let (_kept, store) = store();
+    for (before, tables) in one_of_each(dir.path()) {
+        let from = add(&store, before.clone());
+        for round in 0..30usize {
+            let mut after = before.clone();
+            let at = tables + round * 97;
+            noise(&mut after[at..at + 64], round as u64);
+            let to = add(&store, after);
+            let found = compare(&store, from, to);
+            assert!(found.changed_bytes >= 4096 && found.partitions.len() == 1, "{at}");
+        }
+    }
+}
+
+#[test]
+fn directories_and_files_without_an_end_are_a_remark() {
+    let dir = tempfile::tempdir().unwrap();
+    let before = fat(dir.path(), "12", 2).0;
     let (_kept, store) = store();
     let from = add(&store, before.clone());
-    for round in 0..40usize {
-        let mut after = before.clone();
-        let at = 1024 + round * 97;
-        noise(&mut after[at..at + 64], round as u64);
-        let to = add(&store, after);
-        let found = compare(&store, from, to);
-        assert!(found.changed_bytes >= 4096 && found.partitions.len() == 1, "{at}");
+    // The two copies of the table begin behind the boot sector. Each chain now leads back to its first cluster, and
+    // the first directory's entry names the directory that it is in.
+    let mut loops = before.clone();
+    for entry in loops[512 + 3..4096].chunks_exact_mut(3) {
+        entry.copy_from_slice(&[2, 0x20, 0]);
     }
+    let remark = compare(&store, from, add(&store, loops)).partitions[0].remark.clone().unwrap();
+    assert!(remark.contains("a directory has no end"), "{remark}");
+    let mut within = before.clone();
+    let entry = before.windows(11).position(|window| window == b"EFI        ").unwrap();
+    within[entry + 26..entry + 28].copy_from_slice(&[0, 0]);
+    let remark = compare(&store, from, add(&store, within)).partitions[0].remark.clone().unwrap();
+    assert!(remark.contains("a directory has no cluster"), "{remark}");
 }

@@ -2,14 +2,20 @@
 //!
 //! ```text
 //!   manifests --hashes differ--> chunks --both read and compared--> 4 KiB blocks
-//!   partitions (GPT, MBR, or the whole disk) --ext4 in both, and blocks changed--> files
+//!   partitions (GPT, MBR, or the whole disk) --readable in both, and blocks changed--> files
 //! ```
 //! Only chunks whose hashes differ are read for the count of blocks. File systems are read where the partition
-//! changed and is ext2, ext3 or ext4 in both versions; others are named and not looked into.
+//! changed and is ext2, ext3, ext4 or FAT in both versions; others are named and not looked into.
+//!
+//! - [`tree`]: what is asked of a file system. [`ext`], [`fat`]: those that there are.
+//! - [`files`]: two of them compared. [`touched`]: one of them read, to find what is damaged.
 
+mod ext;
+mod fat;
 mod files;
 mod partitions;
 mod touched;
+mod tree;
 
 use std::sync::Arc;
 

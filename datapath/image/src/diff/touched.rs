@@ -1,20 +1,21 @@
 //! The files that damage touches: those that cannot be read.
 //!
-//! Every file of an ext2, ext3 or ext4 file system in a damaged partition is read; reading fails where a chunk that it
-//! needs is damaged. So what is listed is exactly what users miss, whatever the layout of the file system.
+//! Every file of a file system that can be read in a damaged partition (ext2, ext3, ext4, FAT) is read; reading fails
+//! where a chunk that it needs is damaged. So what is listed is exactly what users miss, whatever the layout.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
-use ext4_view::{Ext4, Ext4Error, Metadata, PathBuf};
 use headwater_store::{Hash, Store};
 
 use crate::chunk_cache::ChunkCache;
-use crate::diff::files::{COMPARE_BYTES, DEPTH_MAX, entries, fill, load};
+use crate::diff::files::{COMPARE_BYTES, DEPTH_MAX};
 use crate::diff::partitions::{self, Partition};
+use crate::diff::tree::{self, Fault, Kind, Node, READABLE, Tree, Visits};
 use crate::error::ImageError;
 use crate::progress::Cancel;
 use crate::reader::VersionReader;
+use crate::units::u64_of;
 use crate::verify::DamagedChunk;
 
 /// The most files that are listed.
@@ -68,22 +69,19 @@ pub fn files_touched(
 }
 
 fn look_into(version: &Arc<VersionReader>, partition: &Partition, cancel: &Cancel, touched: &mut Touched) {
-    let mut walk = Walk { cancel, prefix: format!("partition {}: ", partition.number), files: Vec::new() };
-    // Hostile bytes must not end the caller, whatever the crate makes of them.
-    let outcome = catch_unwind(AssertUnwindSafe(|| -> Result<(), Ext4Error> {
-        let fs = load(version, partition)?;
-        walk.directory(&fs, &PathBuf::new("/"), 0);
-        Ok(())
+    let prefix = format!("partition {}: ", partition.number);
+    let mut walk = Walk { cancel, prefix, files: Vec::new(), visits: Visits::default() };
+    // Hostile bytes must not end the caller, whatever a crate makes of them.
+    let outcome = catch_unwind(AssertUnwindSafe(|| -> Result<(), Fault> {
+        let mut tree = tree::open(version, partition)?;
+        let root = tree.root();
+        walk.directory(&mut *tree, &root, 0)
     }));
     touched.files.append(&mut walk.files);
     let number = partition.number;
     match outcome {
         Ok(Ok(())) => {}
-        Ok(Err(e)) => {
-            touched
-                .remarks
-                .push(format!("partition {number} is no ext2, ext3 or ext4 that can be read: {e}"));
-        }
+        Ok(Err(e)) => touched.remarks.push(format!("partition {number} is {READABLE} that can be read: {e}")),
         Err(_) => touched.remarks.push(format!("partition {number} is too damaged to be looked into")),
     }
 }
@@ -92,42 +90,47 @@ struct Walk<'a> {
     cancel: &'a Cancel,
     prefix: String,
     files: Vec<String>,
+    visits: Visits,
 }
 
 impl Walk<'_> {
-    fn note(&mut self, path: &PathBuf) {
+    fn note(&mut self, node: &Node) {
         if self.files.len() < TOUCHED_FILES_MAX {
-            self.files.push(format!("{}{}", self.prefix, String::from_utf8_lossy(path.as_ref())));
+            self.files.push(format!("{}{}", self.prefix, String::from_utf8_lossy(&node.path)));
         }
     }
 
-    fn directory(&mut self, fs: &Ext4, path: &PathBuf, depth: usize) {
-        let Ok(entries) = entries(fs, path) else { return self.note(path) };
-        for (path, metadata) in entries.into_values() {
+    fn directory(&mut self, tree: &mut dyn Tree, directory: &Node, depth: usize) -> Result<(), Fault> {
+        let Ok(entries) = tree.list(directory) else {
+            self.note(directory);
+            return Ok(());
+        };
+        self.visits.add(&entries)?;
+        for node in entries.into_values() {
             if self.cancel.is_cancelled() || depth >= DEPTH_MAX {
-                return;
+                return Ok(());
             }
-            if metadata.is_dir() {
-                self.directory(fs, &path, depth + 1);
-            } else if !self.is_readable(fs, &path, &metadata) {
-                self.note(&path);
+            if node.kind == Kind::Directory {
+                self.directory(tree, &node, depth + 1)?;
+            } else if !self.is_readable(tree, &node) {
+                self.note(&node);
             }
         }
+        Ok(())
     }
 
-    fn is_readable(&self, fs: &Ext4, path: &PathBuf, metadata: &Metadata) -> bool {
-        if metadata.is_symlink() {
-            return fs.read_link(path).is_ok();
+    fn is_readable(&self, tree: &mut dyn Tree, node: &Node) -> bool {
+        match node.kind {
+            Kind::Link => return tree.link(node).is_ok(),
+            Kind::File => {}
+            Kind::Directory | Kind::Other => return true,
         }
-        if !metadata.file_type().is_regular_file() {
-            return true;
-        }
-        let Ok(mut file) = fs.open(path) else { return false };
         let mut buffer = vec![0; COMPARE_BYTES];
+        let mut at = 0;
         while !self.cancel.is_cancelled() {
-            match fill(&mut file, &mut buffer) {
+            match tree.read(node, at, &mut buffer) {
                 Ok(0) => return true,
-                Ok(_) => {}
+                Ok(len) => at += u64_of(len),
                 Err(_) => return false,
             }
         }

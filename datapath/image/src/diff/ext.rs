@@ -1,0 +1,104 @@
+//! ext2, ext3 and ext4, read by a crate made for that.
+
+use ext4_view::{Ext4, Ext4Read, FileType, Metadata, PathBuf};
+
+use crate::diff::tree::{Bytes, Entries, Fault, Kind, Node, Tree, fault};
+
+/// An ext file system.
+pub(super) struct Ext {
+    fs: Ext4,
+    /// The file that was read last.
+    open: Option<(Vec<u8>, ext4_view::File)>,
+}
+
+impl Ext4Read for Bytes {
+    fn read(
+        &mut self,
+        start_byte: u64,
+        into: &mut [u8],
+    ) -> Result<(), Box<dyn std::error::Error + Send + Sync + 'static>> {
+        Bytes::read(self, start_byte, into).map_err(|fault| fault.0.into())
+    }
+}
+
+impl Ext {
+    pub(super) fn open(bytes: Bytes) -> Result<Self, Fault> {
+        let fs = Ext4::load(Box::new(bytes)).map_err(fault)?;
+        Ok(Self { fs, open: None })
+    }
+}
+
+fn path_of(path: &[u8]) -> Result<PathBuf, Fault> {
+    PathBuf::try_from(path).map_err(fault)
+}
+
+fn node(path: Vec<u8>, metadata: &Metadata) -> Node {
+    let kind = match metadata.file_type() {
+        FileType::Directory => Kind::Directory,
+        FileType::Regular => Kind::File,
+        FileType::Symlink => Kind::Link,
+        _ => Kind::Other,
+    };
+    let owner = u128::from(metadata.uid()) << 32 | u128::from(metadata.gid());
+    let modified = metadata.modified();
+    Node {
+        path,
+        kind,
+        size_bytes: metadata.len(),
+        modified: u128::from(modified.seconds().cast_unsigned()) << 32 | u128::from(modified.nanoseconds()),
+        attributes: owner << 32 | u128::from(metadata.mode()),
+        place: 0,
+    }
+}
+
+impl Tree for Ext {
+    fn root(&self) -> Node {
+        Node {
+            path: b"/".to_vec(),
+            kind: Kind::Directory,
+            size_bytes: 0,
+            modified: 0,
+            attributes: 0,
+            place: 0,
+        }
+    }
+
+    fn list(&mut self, directory: &Node) -> Result<Entries, Fault> {
+        let mut out = Entries::new();
+        for entry in self.fs.read_dir(&path_of(&directory.path)?).map_err(fault)? {
+            let entry = entry.map_err(fault)?;
+            let name = entry.file_name().as_ref().to_vec();
+            if name != b"." && name != b".." {
+                let metadata = self.fs.symlink_metadata(&entry.path()).map_err(fault)?;
+                out.insert(name.clone(), node(directory.child(&name), &metadata));
+            }
+        }
+        Ok(out)
+    }
+
+    fn read(&mut self, file: &Node, at: u64, into: &mut [u8]) -> Result<usize, Fault> {
+        let open = match &mut self.open {
+            Some((path, open)) if *path == file.path => open,
+            _ => {
+                let open = self.fs.open(&path_of(&file.path)?).map_err(fault)?;
+                &mut self.open.insert((file.path.clone(), open)).1
+            }
+        };
+        if open.position() != at {
+            open.seek_to(at).map_err(fault)?;
+        }
+        let mut have = 0;
+        while let Some(rest) = into.get_mut(have..).filter(|rest| !rest.is_empty()) {
+            match open.read_bytes(rest).map_err(fault)? {
+                0 => break,
+                len => have += len,
+            }
+        }
+        Ok(have)
+    }
+
+    fn link(&mut self, link: &Node) -> Result<Vec<u8>, Fault> {
+        let target = self.fs.read_link(&path_of(&link.path)?).map_err(fault)?;
+        Ok(target.as_ref().to_vec())
+    }
+}

@@ -1,0 +1,177 @@
+//! A file system as a tree of entries, whatever its kind: what comparing files and finding damaged ones needs of it.
+//!
+//! The bytes are those of an image, which anybody may have made. So nothing here trusts them: what cannot be is a
+//! [`Fault`], and the number of entries that are visited has a limit, so that directories which contain themselves end.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use headwater_block::blocking;
+
+use crate::diff::partitions::Partition;
+use crate::diff::{ext, fat};
+use crate::reader::VersionReader;
+use crate::units::{u64_of, usize_of};
+
+/// The most entries of one file system that are visited.
+pub(super) const ENTRIES_MAX: u64 = 20_000_000;
+/// The unit in which devices are read.
+const SECTOR_BYTES: u64 = 512;
+/// How much is read at a time where only a few bytes are wanted.
+const PAGE_BYTES: usize = 64 << 10;
+
+/// Why something of a file system cannot be read.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Fault(pub(super) String);
+
+impl std::fmt::Display for Fault {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+/// A fault in a few words.
+pub(super) fn fault(why: impl std::fmt::Display) -> Fault {
+    Fault(why.to_string())
+}
+
+/// What an entry is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Kind {
+    Directory,
+    File,
+    /// A symbolic link.
+    Link,
+    /// A device, socket or pipe, or what only its own system understands.
+    Other,
+}
+
+/// An entry.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Node {
+    /// From the root, with slashes.
+    pub(super) path: Vec<u8>,
+    pub(super) kind: Kind,
+    pub(super) size_bytes: u64,
+    /// When its content was changed last, in the file system's own unit.
+    pub(super) modified: u128,
+    /// Owner, mode, flags: whatever else it has, packed.
+    pub(super) attributes: u128,
+    /// Where the file system finds it again: a cluster, a record. Not compared.
+    pub(super) place: u64,
+}
+
+impl Node {
+    /// The path of an entry in this directory.
+    pub(super) fn child(&self, name: &[u8]) -> Vec<u8> {
+        let start = if self.path == b"/" { &[][..] } else { &self.path };
+        [start, b"/", name].concat()
+    }
+}
+
+/// The entries of a directory, by name.
+pub(super) type Entries = BTreeMap<Vec<u8>, Node>;
+
+/// A file system.
+pub(super) trait Tree {
+    /// The directory that everything is in.
+    fn root(&self) -> Node;
+
+    /// What is in a directory, without `.` and `..`.
+    fn list(&mut self, directory: &Node) -> Result<Entries, Fault>;
+
+    /// Fills `into` with what a file has from `at` on; less only at its end. Returns how much.
+    fn read(&mut self, file: &Node, at: u64, into: &mut [u8]) -> Result<usize, Fault>;
+
+    /// Where a symbolic link points.
+    fn link(&mut self, link: &Node) -> Result<Vec<u8>, Fault>;
+}
+
+/// The kinds that are read, for messages.
+pub(super) const READABLE: &str = "no ext2, ext3, ext4 or FAT";
+
+/// Opens the file system in a partition.
+pub(super) fn open(version: &Arc<VersionReader>, partition: &Partition) -> Result<Box<dyn Tree>, Fault> {
+    let mut bytes = Bytes::new(version, partition);
+    let mut boot = [0; 512];
+    bytes.read(0, &mut boot)?;
+    if fat::is_one(&boot) {
+        return Ok(Box::new(fat::Fat::open(bytes, &boot)?));
+    }
+    Ok(Box::new(ext::Ext::open(bytes)?))
+}
+
+/// The bytes of a partition, in any pieces.
+pub(super) struct Bytes {
+    version: Arc<VersionReader>,
+    partition: Partition,
+    /// What was read last, and from where.
+    page: Vec<u8>,
+    page_at: u64,
+}
+
+impl Bytes {
+    fn new(version: &Arc<VersionReader>, partition: &Partition) -> Self {
+        Self { version: Arc::clone(version), partition: *partition, page: Vec::new(), page_at: 0 }
+    }
+
+    pub(super) fn len(&self) -> u64 {
+        self.partition.len_bytes
+    }
+
+    /// Fills `into` from `at`, which must all lie in the partition.
+    pub(super) fn read(&mut self, at: u64, into: &mut [u8]) -> Result<(), Fault> {
+        let end = at.checked_add(u64_of(into.len())).filter(|end| *end <= self.len());
+        let end = end.ok_or_else(|| fault("it reaches past the end of its partition"))?;
+        if into.len() >= PAGE_BYTES {
+            let found = self.fetch(at, end)?;
+            into.copy_from_slice(found.get(..into.len()).unwrap_or_default());
+            return Ok(());
+        }
+        let mut done = 0;
+        while done < into.len() {
+            let from = at + u64_of(done);
+            if !(self.page_at..self.page_at + u64_of(self.page.len())).contains(&from) {
+                let start = from / u64_of(PAGE_BYTES) * u64_of(PAGE_BYTES);
+                self.page = self.fetch(start, (start + u64_of(PAGE_BYTES)).min(self.len()))?;
+                self.page_at = start;
+            }
+            let found = self.page.get(usize_of(from - self.page_at)..).unwrap_or_default();
+            let rest = into.get_mut(done..).unwrap_or_default();
+            let len = found.len().min(rest.len());
+            if let (Some(to), Some(from)) = (rest.get_mut(..len), found.get(..len)) {
+                to.copy_from_slice(from);
+            }
+            done += len;
+        }
+        Ok(())
+    }
+
+    fn fetch(&self, at: u64, end: u64) -> Result<Vec<u8>, Fault> {
+        // Devices are read in whole sectors.
+        let start = (self.partition.offset_bytes + at) / SECTOR_BYTES * SECTOR_BYTES;
+        let skip = usize_of(self.partition.offset_bytes + at - start);
+        let mut sectors = vec![0; (skip + usize_of(end - at)).next_multiple_of(512)];
+        blocking::read(self.version.as_ref(), start, &mut sectors).map_err(fault)?;
+        sectors.drain(..skip);
+        sectors.truncate(usize_of(end - at));
+        Ok(sectors)
+    }
+}
+
+/// Counts the entries that are visited.
+#[derive(Default)]
+pub(super) struct Visits(u64);
+
+impl Visits {
+    /// Counts some more; a fault where that is too many.
+    pub(super) fn add(&mut self, entries: &Entries) -> Result<(), Fault> {
+        self.0 = self.0.saturating_add(u64_of(entries.len()));
+        if self.0 > ENTRIES_MAX {
+            return Err(fault(format!(
+                "it has more than {ENTRIES_MAX} entries, or directories that contain themselves"
+            )));
+        }
+        Ok(())
+    }
+}
