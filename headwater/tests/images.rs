@@ -81,6 +81,61 @@ fn damage_is_named_and_has_its_own_exit_code() {
 }
 
 #[test]
+fn damage_is_told_with_who_it_touches_and_repaired_from_another_store() {
+    let daemon = Daemon::start();
+    let raw = daemon.path().join("d.raw");
+    let mut disk = pseudo_random(2 << 20, 3);
+    let import = |disk: &[u8], name: &str| {
+        std::fs::write(&raw, disk).unwrap();
+        daemon.cli(&["image", "import", raw.to_str().unwrap(), "--name", name]).ok();
+    };
+    import(&disk, "d");
+    let objects = daemon.path().join("store/objects");
+    let object = std::fs::read_dir(&objects).unwrap().next().unwrap().unwrap().path();
+    // Shares all but its end with the first; a third image shares nothing.
+    disk[2 << 20 >> 1..].fill(7);
+    import(&disk, "d");
+    import(&pseudo_random(1 << 20, 9), "other");
+    let copy = daemon.path().join("copy");
+    let store = daemon.path().join("store");
+    daemon.cli(&["store", "sync", store.to_str().unwrap(), copy.to_str().unwrap()]).ok();
+    daemon.cli(&["machine", "create", "desk", "d@1", "--memory", "64M"]).ok();
+    daemon.cli(&["machine", "create", "lab", "other", "--memory", "64M"]).ok();
+    daemon.cli(&["catalog", "create", "class", "d", "--memory", "64M"]).ok();
+    daemon.cli(&["image", "pin", "class", "d@2"]).ok();
+
+    let good = std::fs::read(&object).unwrap();
+    let mut bytes = good.clone();
+    bytes[1000] ^= 1;
+    let mut permissions = std::fs::metadata(&object).unwrap().permissions();
+    std::os::unix::fs::PermissionsExt::set_mode(&mut permissions, 0o600);
+    std::fs::set_permissions(&object, permissions).unwrap();
+    std::fs::write(&object, bytes).unwrap();
+    let verified = daemon.cli(&["--json", "image", "verify", "d@1"]);
+    assert_eq!(verified.code, 6, "{verified:?}");
+    let report: serde_json::Value = serde_json::from_str(&verified.out).unwrap();
+    assert_eq!(report["versions"], serde_json::json!(["d@1", "d@2"]));
+    let uses = report["uses"].to_string();
+    for (who, told) in [
+        ("d@1: machine 'desk' boots it", true),
+        ("d@2: catalog 'class' is pinned to it", true),
+        ("lab", false),
+    ] {
+        assert_eq!(uses.contains(who), told, "{who}: {uses}");
+    }
+    let text = daemon.cli(&["image", "verify", "d@1"]);
+    assert!(text.out.contains("touched: d@1: machine 'desk'"), "{text:?}");
+    assert!(text.out.contains("d@2 holds some of it, too"), "{text:?}");
+
+    // A store that is not there is told before anything is read; one that has it repairs.
+    daemon.cli(&["image", "verify", "d@1", "--repair-from", "ftp://x"]).fails(2, &["no stores at ftp://"]);
+    let repaired = daemon.cli(&["image", "verify", "d@1", "--repair-from", copy.to_str().unwrap()]).ok();
+    assert!(repaired.contains("1 places repaired") && repaired.contains("d@1 is sound"), "{repaired}");
+    assert!(std::fs::read(&object).unwrap() == good);
+    assert!(daemon.cli(&["image", "verify", "d@2"]).ok().contains("d@2 is sound"));
+}
+
+#[test]
 fn what_is_no_image_is_refused_and_leaves_nothing() {
     let daemon = Daemon::start();
     let dir = support::short_dir();

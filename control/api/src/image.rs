@@ -208,8 +208,30 @@ pub struct VerifyReport {
     pub version: ImageVersion,
     /// Bytes that were read and compared with their hashes.
     pub checked_bytes: u64,
-    /// What is damaged, one line each: where in the disk, and what is wrong. Empty: all is well.
+    /// What is damaged still, one line each: where in the disk, and what is wrong. Empty: all is well.
     pub damage: Vec<String>,
+    /// Chunks and data objects that were damaged and are right again.
+    #[serde(default)]
+    pub repaired: u64,
+    /// Files that cannot be read because of the damage, and what could not be looked into.
+    #[serde(default)]
+    pub files: Vec<String>,
+    /// The versions that hold what is damaged: this one, and others that share it, as `IMAGE@NUMBER`.
+    #[serde(default)]
+    pub versions: Vec<String>,
+    /// Who uses these versions: machines, catalogs, channels, kept disks.
+    #[serde(default)]
+    pub uses: Vec<String>,
+}
+
+/// How to verify a version.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct VerifyRequest {
+    /// Stores and servers that may have what is damaged here: directories of the daemon's host, `s3://BUCKET/PREFIX`,
+    /// `https://HOST[,https://HOST..]`. The first one that has it is taken.
+    #[serde(default)]
+    pub repair_from: Vec<String>,
 }
 
 /// The version to compare with.

@@ -36,7 +36,7 @@ pub use event::{Event, EventList};
 pub use image::{
     ChangedFile, Channel, ChannelPointer, ChannelRequest, DiffReport, DiffRequest, ExportFormat,
     ExportRequest, FileChange, Image, ImageList, ImageVersion, ImportRequest, PartitionDifference,
-    PromoteRequest, Removed, RetireRequest, VerifyReport,
+    PromoteRequest, Removed, RetireRequest, VerifyReport, VerifyRequest,
 };
 pub use job::{JobEvent, JobResult, Progress};
 pub use machine::{

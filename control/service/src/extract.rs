@@ -7,6 +7,7 @@ use axum::Json;
 use axum::extract::connect_info::ConnectInfo;
 use axum::extract::rejection::{JsonRejection, PathRejection, QueryRejection};
 use axum::extract::{FromRequest, FromRequestParts, Path, Query, Request};
+use axum::http::header::CONTENT_TYPE;
 use axum::http::request::Parts;
 use headwater_api::{Problem, ProblemKind};
 use serde::de::DeserializeOwned;
@@ -24,6 +25,20 @@ impl<T: DeserializeOwned, S: Send + Sync> FromRequest<S> for Body<T> {
             .await
             .map_err(|e: JsonRejection| refused("the request's body", e.body_text()))?;
         Ok(Self(value))
+    }
+}
+
+/// A JSON body, where there is one.
+pub(crate) struct MaybeBody<T>(pub(crate) Option<T>);
+
+impl<T: DeserializeOwned, S: Send + Sync> FromRequest<S> for MaybeBody<T> {
+    type Rejection = Failure;
+
+    async fn from_request(request: Request, state: &S) -> Result<Self, Failure> {
+        if !request.headers().contains_key(CONTENT_TYPE) {
+            return Ok(Self(None));
+        }
+        Body::from_request(request, state).await.map(|Body(value)| Self(Some(value)))
     }
 }
 

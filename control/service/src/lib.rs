@@ -51,6 +51,7 @@ mod promotions;
 pub mod server;
 mod state;
 pub mod token;
+mod uses;
 
 pub use state::{Parts, Service};
 pub use token::Token;

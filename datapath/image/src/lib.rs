@@ -65,6 +65,7 @@ pub mod error;
 pub mod export;
 #[cfg(any(test, feature = "fuzzing"))]
 pub mod fuzzing;
+pub mod holders;
 pub mod import;
 pub mod manifest;
 pub mod null_device;
@@ -96,6 +97,7 @@ pub use disk_cache::{DISK_CACHE_MIN_BYTES, DiskCache, DiskCacheCounters};
 pub use error::{ImageError, ImageErrorKind};
 pub use export::export_raw;
 pub use fetch_pool::{FETCH_QUEUE_MAX, FETCH_THREADS};
+pub use holders::versions_touched;
 pub use import::{Basis, Changes, ImportOptions, Imported, import};
 pub use manifest::Manifest;
 pub use null_device::null_device;

@@ -11,30 +11,35 @@ use headwater_api::{
     PartitionDifference, ProblemKind, Removed, VerifyReport,
 };
 use headwater_block::Device;
-use headwater_image::{Cancel, Difference, ImageError, ImportOptions, Verified};
+use headwater_image::{
+    Cancel, Difference, ImageError, ImportOptions, Verified, files_touched, repair, versions_touched,
+};
 use headwater_nbd::client::ClientOptions;
 use headwater_nbd::{Client, NbdUri};
 use headwater_service::backend::{BackendError, Images, ImportOrder, ImportOutcome, JobControl, Promotion};
 use headwater_store::{
-    Hash, ImageName, ImageReference, Pointer, Selector, Store, StoreError, StoreErrorKind, Version,
+    Access, Hash, ImageName, ImageReference, Pointer, Selector, Store, StoreError, StoreErrorKind, Version,
 };
 use parking_lot::Mutex;
 
 use crate::adapters::convert;
 use crate::adapters::disks::blocking;
 use crate::failure::{image_kind, store_kind};
+use crate::stores::{self, Credentials};
 
 /// The images of one store.
 pub struct StoredImages {
     store: Arc<dyn Store>,
+    /// What other stores need to be shown.
+    credentials: Credentials,
     /// When the next promotion is due, in seconds since 1970, at the earliest: until then nobody looks.
     next_due_s: Mutex<u64>,
 }
 
 impl StoredImages {
-    /// The images of `store`.
-    pub fn new(store: Arc<dyn Store>) -> Self {
-        Self { store, next_due_s: Mutex::new(0) }
+    /// The images of `store`; servers that they are repaired from are shown `credentials`.
+    pub fn new(store: Arc<dyn Store>, credentials: Credentials) -> Self {
+        Self { store, credentials, next_due_s: Mutex::new(0) }
     }
 }
 
@@ -124,16 +129,17 @@ impl Images for StoredImages {
     async fn verify(
         &self,
         version: &ImageVersion,
+        repair_from: &[String],
         job: Arc<JobControl>,
     ) -> Result<VerifyReport, BackendError> {
         let (store, version) = (self.store.clone(), version.clone());
+        let (repair_from, credentials) = (repair_from.to_vec(), self.credentials.clone());
         blocking("verify an image", move || {
-            let cancel = Cancel::new();
-            let found =
-                headwater_image::verify(&*store, hash_of(&version)?, &cancel, &mut forward(&job, &cancel))
-                    .map_err(image_failed)?;
-            let checked_bytes = found.chunks.saturating_mul(u64::from(store.chunk_bytes()));
-            Ok(VerifyReport { version, checked_bytes, damage: damage_of(&found) })
+            // First, so that a name that is wrong is told before hours of reading.
+            let open = |name: &String| stores::open(name, Access::Read, &credentials);
+            let sources: Vec<_> =
+                repair_from.iter().map(open).collect::<Result<_, _>>().map_err(store_failed)?;
+            verify(&*store, version, &sources, &job)
         })
         .await
     }
@@ -331,6 +337,33 @@ fn diff_report(from: ImageVersion, to: ImageVersion, found: Difference) -> DiffR
 }
 
 /// What is damaged, a line each. Only the first places are named where there are very many.
+fn verify(
+    store: &dyn Store,
+    version: ImageVersion,
+    sources: &[Arc<dyn Store>],
+    job: &JobControl,
+) -> Result<VerifyReport, BackendError> {
+    let (cancel, hash) = (Cancel::new(), hash_of(&version)?);
+    let found =
+        headwater_image::verify(store, hash, &cancel, &mut forward(job, &cancel)).map_err(image_failed)?;
+    let checked_bytes = found.chunks.saturating_mul(u64::from(store.chunk_bytes()));
+    let (mut left, mut repaired, mut reasons) = (found, 0, Vec::new());
+    if !left.is_sound() && !sources.is_empty() {
+        let done = repair(store, hash, &left, sources, &cancel).map_err(image_failed)?;
+        (left, repaired, reasons) = (done.left, done.chunks.saturating_add(done.objects), done.reasons);
+    }
+    let (mut files, mut versions) = (Vec::new(), Vec::new());
+    if !left.is_sound() {
+        let touched = files_touched(store, hash, &left.damaged, &cancel).map_err(image_failed)?;
+        files = touched.files.into_iter().chain(touched.remarks).collect();
+        versions = versions_touched(store, &left, &cancel).map_err(image_failed)?;
+    }
+    let damage = damage_of(&left).into_iter().chain(reasons).collect();
+    // Who uses these versions is for the service to say.
+    let uses = Vec::new();
+    Ok(VerifyReport { version, checked_bytes, damage, repaired, files, versions, uses })
+}
+
 fn damage_of(found: &Verified) -> Vec<String> {
     let objects =
         found.objects.iter().map(|object| format!("data object {}: {}", object.object, object.reason));

@@ -3,7 +3,7 @@
 use anyhow::Context;
 use headwater_api::{
     DiffRequest, ExportRequest, ImportRequest, JobEvent, JobResult, Problem, ProblemKind, Progress,
-    SealRequest,
+    SealRequest, VerifyRequest,
 };
 use http_body_util::BodyExt;
 use hyper::Method;
@@ -23,9 +23,15 @@ impl Client {
         self.job("/api/v1/images", Some(serde_json::to_vec(request)?), progress).await
     }
 
-    /// Verifies a version.
-    pub async fn verify(&self, reference: &str, progress: impl FnMut(Progress)) -> anyhow::Result<JobResult> {
-        self.job(&format!("/api/v1/images/{}/verify", escape(reference)), None, progress).await
+    /// Verifies a version, and repairs what one of the request's stores has.
+    pub async fn verify(
+        &self,
+        reference: &str,
+        request: &VerifyRequest,
+        progress: impl FnMut(Progress),
+    ) -> anyhow::Result<JobResult> {
+        let path = format!("/api/v1/images/{}/verify", escape(reference));
+        self.job(&path, Some(serde_json::to_vec(request)?), progress).await
     }
 
     /// Compares two versions.

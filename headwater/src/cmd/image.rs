@@ -4,7 +4,9 @@ use std::path::Path;
 
 use anyhow::Context;
 use headwater_api::name::{check_image, image_name_of};
-use headwater_api::{ExportRequest, Image, ImageVersion, ImportRequest, JobResult, VerifyReport};
+use headwater_api::{
+    ExportRequest, Image, ImageVersion, ImportRequest, JobResult, VerifyReport, VerifyRequest,
+};
 use headwater_block::size;
 
 use crate::cli::ImageCommand;
@@ -48,7 +50,9 @@ pub async fn run(client: Client, command: ImageCommand, json: bool) -> anyhow::R
         ImageCommand::Retire { image, undo } => channels::retire(&client, &image, undo, json).await?,
         ImageCommand::Diff { from, to } => diff::run(&client, &from, &to, json).await?,
         ImageCommand::History { image, limit } => channels::history(&client, &image, limit, json).await?,
-        ImageCommand::Verify { image } => return verify(&client, &image, json).await,
+        ImageCommand::Verify { image, repair_from } => {
+            return verify(&client, &image, repair_from, json).await;
+        }
         ImageCommand::Export { image, file, format } => {
             export(&client, &image, ExportRequest { target: absolute_path(&file)?, format }, json).await?;
         }
@@ -135,9 +139,12 @@ fn absolute_path(path: &Path) -> anyhow::Result<String> {
     text.map_err(|odd| anyhow::anyhow!("the path {} is not UTF-8, which the API cannot carry", odd.display()))
 }
 
-async fn verify(client: &Client, image: &str, json: bool) -> anyhow::Result<u8> {
+async fn verify(client: &Client, image: &str, from: Vec<String>, json: bool) -> anyhow::Result<u8> {
+    // Directories are seen from the daemon, whose working directory is not ours.
+    let from = from.into_iter().map(|store| if store.contains("://") { Ok(store) } else { absolute(&store) });
+    let request = VerifyRequest { repair_from: from.collect::<anyhow::Result<_>>()? };
     let mut shown = Shown::begin(&format!("verify {image}"), json);
-    let result = client.verify(image, |progress| shown.update(progress)).await;
+    let result = client.verify(image, &request, |progress| shown.update(progress)).await;
     shown.end();
     let JobResult::Verified(report) = result? else {
         anyhow::bail!("the daemon answered something else than a report: is it of another version?");
@@ -152,10 +159,22 @@ async fn verify(client: &Client, image: &str, json: bool) -> anyhow::Result<u8> 
 }
 
 fn show_report(report: &VerifyReport) -> anyhow::Result<()> {
-    let VerifyReport { version, checked_bytes, damage } = report;
+    let VerifyReport { version, checked_bytes, damage, repaired, files, versions, uses } = report;
     let place = format!("{}@{}", version.image, version.number);
     for line in damage {
         show::line(&format!("{place}: {}", show::printable(line)))?;
+    }
+    for file in files {
+        show::line(&format!("{place}: cannot be read: {}", show::printable(file)))?;
+    }
+    for other in versions.iter().filter(|other| **other != place) {
+        show::line(&format!("{other} holds some of it, too"))?;
+    }
+    for line in uses {
+        show::line(&format!("touched: {line}"))?;
+    }
+    if *repaired > 0 {
+        show::line(&format!("{place}: {repaired} places repaired"))?;
     }
     let checked = size::format(*checked_bytes);
     if damage.is_empty() {

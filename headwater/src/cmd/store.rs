@@ -10,7 +10,7 @@ use anyhow::Context;
 use clap::{Args, Subcommand, ValueHint};
 use headwater_api::Progress;
 use headwater_block::size;
-use headwater_image::{Cancel, Verified, files_touched, repair, verify_at};
+use headwater_image::{Cancel, Verified, files_touched, repair, verify_at, versions_touched};
 use headwater_store::copy::{everything, selected};
 use headwater_store::{Access, Copied, Hash, ImageReference, Store, StoreError, StoreErrorKind, copy};
 use headwater_store_server::{Options, StoreServer, TlsFiles, token_line};
@@ -277,6 +277,8 @@ pub struct CheckedVersion {
     pub damage: Vec<String>,
     /// Files that it touches.
     pub files: Vec<String>,
+    /// Versions of this store that hold some of it, as `IMAGE@NUMBER`.
+    pub versions: Vec<String>,
 }
 
 impl CheckedVersion {
@@ -291,6 +293,9 @@ impl CheckedVersion {
         }
         for file in &self.files {
             show::line(&format!("{names}: cannot be read: {}", show::printable(file)))?;
+        }
+        for version in self.versions.iter().filter(|version| !self.names.contains(version)) {
+            show::line(&format!("{version} holds some of it, too"))?;
         }
         if self.repaired > 0 {
             show::line(&format!("{names}: {} places repaired", self.repaired))?;
@@ -378,13 +383,14 @@ pub fn check_version(
         let done = repair(store, hash, &left, sources, cancel).with_context(doing)?;
         (left, repaired, reasons) = (done.left, done.chunks + done.objects, done.reasons);
     }
-    let mut files = Vec::new();
+    let (mut files, mut versions) = (Vec::new(), Vec::new());
     if !left.is_sound() {
+        versions = versions_touched(store, &left, cancel).with_context(doing)?;
         let touched = files_touched(store, hash, &left.damaged, cancel).with_context(doing)?;
         files = touched.files.into_iter().chain(touched.remarks).collect();
     }
     let damage = damage_lines(&left).into_iter().chain(reasons).collect();
-    Ok(CheckedVersion { names, hash: hash.to_string(), chunks, repaired, damage, files })
+    Ok(CheckedVersion { names, hash: hash.to_string(), chunks, repaired, damage, files, versions })
 }
 
 fn damage_lines(found: &Verified) -> Vec<String> {

@@ -103,15 +103,15 @@ impl Daemon {
         let socket_file = SocketFile(data_dir.socket());
         let tcp_address = tcp.as_ref().map(|(listener, _)| listener.local_addr()).transpose()?;
         let database = Arc::new(SqliteDatabase::open(&data_dir.database()).await?);
-        let store = open_store(&data_dir, options.store, options.credentials).await?;
+        let store = open_store(&data_dir, options.store, options.credentials.clone()).await?;
         let offer = match &options.offer {
             Some(offer) => Some(StoreServer::bind(store.clone(), offer).await?),
             None => None,
         };
         let offer_url = offer.as_ref().map(StoreServer::url);
-        let service =
-            service(&data_dir, store.clone(), database.clone(), (options.pause_limit, options.stream))
-                .await?;
+        let images = StoredImages::new(store.clone(), options.credentials);
+        let limits = (options.pause_limit, options.stream);
+        let service = service(&data_dir, (store.clone(), images), database.clone(), limits).await?;
         service.recover().await.context("cannot clean up after an earlier daemon")?;
 
         let router = operations::router(service.clone());
@@ -126,7 +126,8 @@ impl Daemon {
                 Ok(())
             }));
         }
-        let scrubbing = options.scrub.map(|scrub| Scrubbing::start(store, scrub)).transpose()?;
+        let scrubbing =
+            options.scrub.map(|scrub| Scrubbing::start(store, scrub, service.clone())).transpose()?;
         // The first look at the hypervisor takes seconds: not when the first machine starts.
         let looking = service.clone();
         tokio::spawn(async move { looking.look_at_hypervisor().await });
@@ -227,18 +228,17 @@ async fn open_store(
 
 async fn service(
     data_dir: &DataDir,
-    store: Arc<dyn Store>,
+    (store, images): (Arc<dyn Store>, StoredImages),
     db: Arc<SqliteDatabase>,
     (pause_limit, stream): (Duration, StreamArgs),
 ) -> anyhow::Result<Service> {
-    let (of_disks, cache_dir, keys_dir) = (store.clone(), data_dir.cache(), data_dir.keys());
-    let opened = tokio::task::spawn_blocking(move || {
-        Volumes::new(of_disks, cache_dir, keys_dir, pause_limit, &stream)
-    });
+    let (cache_dir, keys_dir) = (data_dir.cache(), data_dir.keys());
+    let opened =
+        tokio::task::spawn_blocking(move || Volumes::new(store, cache_dir, keys_dir, pause_limit, &stream));
     let disks = opened.await.context("cannot open the store")??;
     Ok(Service::new(Parts {
         db,
-        images: Arc::new(StoredImages::new(store)),
+        images: Arc::new(images),
         disks: Arc::new(disks),
         hypervisor: Arc::new(Qemu),
         clock: Arc::new(SystemClock),

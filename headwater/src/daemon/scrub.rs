@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use headwater_image::Cancel;
+use headwater_service::Service;
 use headwater_store::Store;
 use headwater_store::copy::everything;
 
@@ -22,12 +23,14 @@ pub struct Scrubbing {
 
 impl Scrubbing {
     /// Begins.
-    pub fn start(store: Arc<dyn Store>, scrub: Scrub) -> anyhow::Result<Self> {
+    pub fn start(store: Arc<dyn Store>, scrub: Scrub, service: Service) -> anyhow::Result<Self> {
         let cancel = Cancel::new();
+        let runtime = tokio::runtime::Handle::current();
+        let users = move |version: &str| runtime.block_on(service.users_of(version)).unwrap_or_default();
         let told = cancel.clone();
         let thread = std::thread::Builder::new().name("scrub".into()).spawn(move || {
             while !told.is_cancelled() {
-                if let Err(e) = round(&store, &scrub, &told)
+                if let Err(e) = round(&store, &scrub, &users, &told)
                     && !told.is_cancelled()
                 {
                     tracing::error!("the scrub failed and begins again in an hour: {e:#}");
@@ -54,7 +57,12 @@ impl Drop for Scrubbing {
     }
 }
 
-fn round(store: &Arc<dyn Store>, scrub: &Scrub, cancel: &Cancel) -> anyhow::Result<()> {
+fn round(
+    store: &Arc<dyn Store>,
+    scrub: &Scrub,
+    users: &dyn Fn(&str) -> Vec<String>,
+    cancel: &Cancel,
+) -> anyhow::Result<()> {
     let sources = match open_sources(scrub) {
         Ok(sources) => sources,
         Err(e) => {
@@ -85,6 +93,9 @@ fn round(store: &Arc<dyn Store>, scrub: &Scrub, cancel: &Cancel) -> anyhow::Resu
         }
         for file in &checked.files {
             tracing::error!(version = shown, "cannot be read because of that: {file}");
+        }
+        for line in checked.versions.iter().flat_map(|version| users(version)) {
+            tracing::error!(version = shown, "touched by the damage: {line}");
         }
     }
     tracing::info!(versions, chunks, "the scrub read all versions once");

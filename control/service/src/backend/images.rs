@@ -84,10 +84,12 @@ pub trait Images: Send + Sync + 'static {
     /// Takes a version out of use, or brings it back.
     async fn retire(&self, version: &ImageVersion, retired: bool) -> Result<(), BackendError>;
 
-    /// Reads all of a version and compares it with its hashes.
+    /// Reads all of a version and compares it with its hashes; repairs what is damaged from the first of these stores that
+    /// has it. The report does not yet say who uses what is left.
     async fn verify(
         &self,
         version: &ImageVersion,
+        repair_from: &[String],
         job: Arc<JobControl>,
     ) -> Result<VerifyReport, BackendError>;
 

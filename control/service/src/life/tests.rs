@@ -102,7 +102,12 @@ impl Images for OneImage {
     async fn retire(&self, _: &ImageVersion, _: bool) -> Result<(), BackendError> {
         unused()
     }
-    async fn verify(&self, _: &ImageVersion, _: Arc<JobControl>) -> Result<VerifyReport, BackendError> {
+    async fn verify(
+        &self,
+        _: &ImageVersion,
+        _: &[String],
+        _: Arc<JobControl>,
+    ) -> Result<VerifyReport, BackendError> {
         unused()
     }
     async fn diff(

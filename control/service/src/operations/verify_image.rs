@@ -3,19 +3,22 @@
 use axum::extract::State;
 use axum::response::Response;
 use headwater_api::name::ImageRef;
-use headwater_api::{JobEvent, JobResult, Problem};
+use headwater_api::{JobEvent, JobResult, Problem, VerifyRequest};
 
 use crate::Service;
 use crate::answer::{Failure, problem};
-use crate::extract::Name;
+use crate::backend::BackendError;
+use crate::extract::{MaybeBody, Name};
 use crate::job;
 
-/// Reads every byte of a version and names what is damaged. Damage is a result, not a failed request.
+/// Reads every byte of a version, repairs what another store has, and names what is damaged with the files, machines and
+/// catalogs that it touches. Damage is a result, not a failed request.
 #[utoipa::path(
     post,
     path = "/api/v1/images/{image}/verify",
     tag = "images",
     params(("image" = String, Path, description = "`IMAGE`, `IMAGE@NUMBER` or `IMAGE@HASH`")),
+    request_body(content = Option<VerifyRequest>, description = "Nothing: verify only"),
     responses(
         (status = 200, description = "Progress, then the report", body = JobEvent, content_type = "application/x-ndjson"),
         (status = 404, description = "No such image or version", body = Problem),
@@ -24,13 +27,19 @@ use crate::job;
 pub(super) async fn verify_image(
     State(service): State<Service>,
     Name(name): Name,
+    MaybeBody(request): MaybeBody<VerifyRequest>,
 ) -> Result<Response, Failure> {
+    let request = request.unwrap_or_default();
     let reference = ImageRef::parse(&name).map_err(Failure)?;
     let version = service.images().resolve(&reference).await?;
-    let images = service.images().clone();
+    let (images, asked) = (service.images().clone(), service.clone());
     let work = async move |control| {
-        let report = images.verify(&version, control).await;
-        report.map(JobResult::Verified).map_err(|e| problem(&e).during(format!("cannot verify '{name}'")))
+        let failed = |e: BackendError| problem(&e).during(format!("cannot verify '{name}'"));
+        let mut report = images.verify(&version, &request.repair_from, control).await.map_err(failed)?;
+        for holder in &report.versions {
+            report.uses.extend(asked.users_of(holder).await?);
+        }
+        Ok(JobResult::Verified(report))
     };
     Ok(job::run(&service, work).await)
 }

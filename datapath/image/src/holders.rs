@@ -1,0 +1,57 @@
+//! Which versions hold what a verification found damaged: versions share chunks and objects.
+
+use std::collections::{HashMap, HashSet};
+
+use headwater_store::{Hash, Store};
+
+use crate::error::ImageError;
+use crate::manifest::Manifest;
+use crate::progress::Cancel;
+use crate::units::usize_of_u32;
+use crate::verify::Verified;
+
+/// The versions of a store, as `IMAGE@NUMBER`, that hold one of the chunks or objects which were found damaged. One whose
+/// manifest cannot be read is left out: it is damaged in its own way.
+pub fn versions_touched(
+    store: &dyn Store,
+    found: &Verified,
+    cancel: &Cancel,
+) -> Result<Vec<String>, ImageError> {
+    let lost: HashSet<Hash> = found.objects.iter().map(|object| object.object).collect();
+    let mut damaged: HashMap<Hash, HashSet<u64>> = HashMap::new();
+    for chunk in &found.damaged {
+        damaged.entry(chunk.object).or_default().insert(chunk.object_offset);
+    }
+    // Versions with the same contents have one manifest.
+    let mut known: HashMap<Hash, bool> = HashMap::new();
+    let mut touched = Vec::new();
+    for image in store.images()? {
+        for version in &image.versions {
+            cancel.check("the search for versions that are touched")?;
+            let holds = *known.entry(version.manifest).or_insert_with(|| {
+                let manifest = store.manifest(version.manifest).map_err(ImageError::from);
+                manifest
+                    .and_then(|bytes| Manifest::decode(&bytes))
+                    .is_ok_and(|manifest| holds(&manifest, &lost, &damaged))
+            });
+            if holds {
+                touched.push(format!("{}@{}", image.name, version.number));
+            }
+        }
+    }
+    Ok(touched)
+}
+
+fn holds(manifest: &Manifest, lost: &HashSet<Hash>, damaged: &HashMap<Hash, HashSet<u64>>) -> bool {
+    if manifest.objects().iter().any(|object| lost.contains(&object.id)) {
+        return true;
+    }
+    // What of each of the manifest's objects is damaged.
+    let places: Vec<Option<&HashSet<u64>>> =
+        manifest.objects().iter().map(|object| damaged.get(&object.id)).collect();
+    let is_damaged = |object: u32, offset: u64| {
+        places.get(usize_of_u32(object)).copied().flatten().is_some_and(|places| places.contains(&offset))
+    };
+    places.iter().any(Option::is_some)
+        && manifest.data().any(|(_, chunk)| is_damaged(chunk.object, chunk.offset))
+}
