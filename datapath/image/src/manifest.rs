@@ -461,6 +461,7 @@ mod tests {
         };
         for (at, value, says) in [
             (16, &(u64::MAX - 511).to_le_bytes()[..], "size of an image"),
+            (16, &(1u64 << 63).to_le_bytes(), "size of an image"),
             (16, &0u64.to_le_bytes(), "size of an image"),
             (16, &1000u64.to_le_bytes(), "size of an image"),
             (16, &(5 * u64::from(CHUNK)).to_le_bytes(), "runs"),
@@ -474,11 +475,21 @@ mod tests {
             (first_chunk + 36, &0u32.to_le_bytes(), "out of its object"),
             (first_chunk + 36, &(CHUNK + 1).to_le_bytes(), "out of its object"),
             (first_chunk + 40, &901u64.to_le_bytes(), "out of its object"),
+            (first_chunk + 40, &(1u64 << 63).to_le_bytes(), "out of its object"),
             (first_chunk + 40, &u64::MAX.to_le_bytes(), "out of its object"),
         ] {
             let error = patch(at, value);
             assert!(error.contains(says), "byte {at}: {error}");
         }
+    }
+
+    #[test]
+    fn a_manifest_that_is_cut_anywhere_or_goes_on_is_refused() {
+        let good = sample().encode();
+        for len in 0..good.len() {
+            Manifest::decode(&good[..len]).unwrap_err();
+        }
+        Manifest::decode(&[&good[..], &[0]].concat()).unwrap_err();
     }
 
     proptest! {

@@ -105,6 +105,35 @@ fn verify_names_every_damaged_chunk_and_goes_on_to_the_end() {
 }
 
 #[test]
+fn an_object_that_is_cut_anywhere_is_an_error_and_never_zeroes() {
+    let (dir, store) = store();
+    let disk = disk();
+    let version = import_bytes(&store, "disk", &disk).version;
+    let path = object_path(dir.path(), &version);
+    let whole = fs::read(&path).unwrap();
+    for len in (0..whole.len()).step_by(97_003).chain([1, 15, 16, whole.len() - 1]) {
+        fs::write(&path, &whole[..len]).unwrap();
+        let found = verify(&store, version.manifest, &Cancel::new(), &mut |_| {}).unwrap();
+        assert_eq!(found.objects.len(), 1, "{len}");
+        assert!(found.damaged_chunks > 0, "{len}");
+        let out = dir.path().join("out");
+        let error = export_raw(&store, version.manifest, &out, &Cancel::new(), &mut |_| {}).unwrap_err();
+        assert!(!out.exists(), "{len}");
+        assert!(error.to_string().contains(&version.objects[0].to_string()), "{len}: {error}");
+        // What is there is still right; what is not there is an error.
+        let Ok(reader) = VersionReader::open(&store, version.manifest, ChunkCache::new(1 << 20)) else {
+            continue;
+        };
+        let mut bytes = vec![0; 65_536];
+        for at in (0..disk.len()).step_by(65_536) {
+            if blocking::read(reader.as_ref(), at as u64, &mut bytes).is_ok() {
+                assert!(bytes == disk[at..at + 65_536], "cut to {len}: other bytes at {at}");
+            }
+        }
+    }
+}
+
+#[test]
 fn a_flipped_byte_anywhere_in_the_manifest_is_found() {
     let (dir, store) = store();
     let version = import_bytes(&store, "disk", &disk()).version;
