@@ -57,9 +57,9 @@ conformance: rust ## real NBD, iSCSI and vhost-user clients, the Device conforma
 	guest/iscsi-boot uefi
 	guest/attach-test target/release/headwater ublk nbd
 
-fuzz: rust ## fuzz the readers of the formats with coverage, TIME=60 seconds each
-	@xtask/need g++=g++
-	fuzz/run $(or $(TIME),60)
+fuzz: rust ## fuzz the readers of formats and wires with coverage, TIME=60 seconds each, JOBS at a time
+	@xtask/need g++=g++ qemu-img=qemu-utils
+	fuzz/run $(or $(TIME),60) $(JOBS)
 
 clean: ## remove what was built, except the guest
 	cargo clean

@@ -48,6 +48,8 @@
     )
 )]
 
+#[cfg(any(test, feature = "fuzzing"))]
+pub mod fuzzing;
 pub mod read;
 pub mod remote_store;
 pub mod servers;

@@ -53,6 +53,8 @@
 mod cdb;
 mod control;
 mod copies;
+#[cfg(any(test, feature = "fuzzing"))]
+pub mod fuzzing;
 pub mod identity;
 mod inquiry;
 mod link;

@@ -23,7 +23,7 @@ pub const MANIFESTS_BYTES: usize = 256 << 20;
 
 /// What a path leads to.
 #[derive(Clone, Debug, PartialEq, Eq)]
-enum Target {
+pub(crate) enum Target {
     Settings,
     Images,
     Image(ImageName),
@@ -33,7 +33,7 @@ enum Target {
 }
 
 impl Target {
-    fn of(path: &str) -> Option<Self> {
+    pub(crate) fn of(path: &str) -> Option<Self> {
         let path = path.strip_prefix('/')?;
         match path.split_once('/') {
             None => (path == "store").then_some(Self::Settings),

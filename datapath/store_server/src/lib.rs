@@ -46,6 +46,8 @@
 
 pub mod answer;
 pub mod error;
+#[cfg(any(test, feature = "fuzzing"))]
+pub mod fuzzing;
 pub mod server;
 pub mod tokens;
 

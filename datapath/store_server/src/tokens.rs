@@ -63,11 +63,7 @@ impl TokenFile {
 
     /// The name of the token in an `Authorization` header, if it is one of the file's.
     pub(crate) fn name_of(&self, header: Option<&str>) -> Option<TokenName> {
-        let (scheme, token) = header?.split_once(' ')?;
-        if !scheme.eq_ignore_ascii_case("bearer") {
-            return None;
-        }
-        let given = Hash::of(token.trim().as_bytes());
+        let given = Hash::of(token_of(header?)?.as_bytes());
         let mut state = self.state.lock();
         self.look_again(&mut state);
         // Hashes are compared, so the time taken tells nothing about tokens.
@@ -105,6 +101,23 @@ fn read(path: &Path) -> Result<Read, ServeError> {
         return Err(ServeError::Invalid(format!("the token file {} is too large", path.display())));
     }
     let text = std::fs::read_to_string(path).map_err(failed)?;
+    let tokens = lines_of(&text).map_err(|line| {
+        ServeError::Invalid(format!(
+            "line {line} of the token file {} is not 'NAME HASH'; 'headwater store token' makes such lines",
+            path.display()
+        ))
+    })?;
+    Ok((tokens, metadata.modified().ok()))
+}
+
+/// The token of an `Authorization` header.
+pub(crate) fn token_of(header: &str) -> Option<&str> {
+    let (scheme, token) = header.split_once(' ')?;
+    scheme.eq_ignore_ascii_case("bearer").then(|| token.trim())
+}
+
+/// The tokens of a file's text; the error is the number of a line that is none.
+pub(crate) fn lines_of(text: &str) -> Result<Vec<(TokenName, Hash)>, usize> {
     let mut tokens = Vec::new();
     for (index, line) in text.lines().enumerate() {
         let line = line.trim();
@@ -113,15 +126,9 @@ fn read(path: &Path) -> Result<Read, ServeError> {
         }
         let parsed =
             line.split_once(' ').and_then(|(name, hash)| Some((name.to_owned(), hash.trim().parse().ok()?)));
-        tokens.push(parsed.ok_or_else(|| {
-            ServeError::Invalid(format!(
-                "line {} of the token file {} is not 'NAME HASH'; 'headwater store token' makes such lines",
-                index + 1,
-                path.display()
-            ))
-        })?);
+        tokens.push(parsed.ok_or(index.saturating_add(1))?);
     }
-    Ok((tokens, metadata.modified().ok()))
+    Ok(tokens)
 }
 
 #[cfg(test)]

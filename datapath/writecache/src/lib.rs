@@ -61,6 +61,8 @@ pub mod cache;
 mod clean;
 pub mod counters;
 pub mod fetch;
+#[cfg(any(test, feature = "fuzzing"))]
+pub mod fuzzing;
 pub mod host;
 mod log;
 pub mod map;

@@ -50,6 +50,8 @@ mod clone;
 mod data;
 mod files;
 mod flow;
+#[cfg(any(test, feature = "fuzzing"))]
+pub mod fuzzing;
 mod limits;
 mod mount;
 mod mounts;

@@ -50,6 +50,8 @@
 
 pub mod address;
 pub mod chap_file;
+#[cfg(any(test, feature = "fuzzing"))]
+pub mod fuzzing;
 pub mod limits;
 pub mod login;
 pub mod name;

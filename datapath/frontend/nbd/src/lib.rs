@@ -53,6 +53,8 @@
 pub mod address;
 pub mod client;
 pub mod error;
+#[cfg(any(test, feature = "fuzzing"))]
+pub mod fuzzing;
 pub mod limits;
 pub mod server;
 mod socket;

@@ -57,6 +57,8 @@ mod config_space;
 mod control;
 mod disk;
 mod fault;
+#[cfg(any(test, feature = "fuzzing"))]
+pub mod fuzzing;
 mod limits;
 mod listener;
 mod memory;

@@ -116,7 +116,7 @@ impl Fat {
             Width::Twelve => {
                 self.bytes.read(self.fat_at + cluster + cluster / 2, &mut two)?;
                 let both = u64::from(u16::from_le_bytes(two));
-                (if cluster % 2 == 0 { both & 0xfff } else { both >> 4 }, 0xff8)
+                (if cluster.is_multiple_of(2) { both & 0xfff } else { both >> 4 }, 0xff8)
             }
             Width::Sixteen => {
                 self.bytes.read(self.fat_at + cluster * 2, &mut two)?;

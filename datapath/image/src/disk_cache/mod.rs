@@ -20,7 +20,7 @@
 //! # Lock order
 //! `state` alone; it is not held across I/O, but while a segment's file is made or removed.
 
-mod segment;
+pub(crate) mod segment;
 
 use std::collections::VecDeque;
 use std::fs::{self, File, TryLockError};

@@ -44,7 +44,7 @@ fn parse(header: &[u8; RECORD_HEADER_BYTES]) -> Option<(Hash, u32)> {
 
 /// The records of a segment of `len` bytes: hash, where the chunk starts, its stored length. Ends at the first
 /// place that is no record: a crash left it so, and what follows is not found again.
-pub(super) fn scan(file: &File, len: u64) -> Vec<(Hash, u64, u32)> {
+pub(crate) fn scan(file: &File, len: u64) -> Vec<(Hash, u64, u32)> {
     let mut found = Vec::new();
     let mut at = 0u64;
     let mut header = [0; RECORD_HEADER_BYTES];

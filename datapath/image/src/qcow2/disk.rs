@@ -111,7 +111,7 @@ impl Qcow2Disk {
 }
 
 /// Unpacks raw deflate. What follows the stream in its last sector is ignored.
-fn inflate(packed: &[u8], into: &mut [u8]) -> bool {
+pub(crate) fn inflate(packed: &[u8], into: &mut [u8]) -> bool {
     use miniz_oxide::inflate::core::{DecompressorOxide, decompress, inflate_flags};
     let mut state = Box::<DecompressorOxide>::default();
     let flags = inflate_flags::TINFL_FLAG_USING_NON_WRAPPING_OUTPUT_BUF;
@@ -120,7 +120,7 @@ fn inflate(packed: &[u8], into: &mut [u8]) -> bool {
 }
 
 /// Unpacks zstd frames. What follows them in the last sector is ignored.
-fn unpack_zstd(packed: &[u8], into: &mut [u8]) -> bool {
+pub(crate) fn unpack_zstd(packed: &[u8], into: &mut [u8]) -> bool {
     use std::io::Read;
     zstd::stream::read::Decoder::with_buffer(packed)
         .is_ok_and(|decoder| decoder.single_frame().read_exact(into).is_ok())

@@ -4,11 +4,11 @@
 //! - `thread`: the loop. `serve`: one request. `transfer`: data of reads and writes. `job`: what must wait.
 //! - `post`: what other threads tell this one.
 
-mod chain;
+pub(crate) mod chain;
 mod job;
 mod post;
 pub(crate) mod request;
-mod rings;
+pub(crate) mod rings;
 mod serve;
 mod thread;
 mod transfer;

@@ -1,0 +1,165 @@
+//! What must hold of every request that a store's server can get: for the fuzzers in `fuzz/`, and for a bounded test.
+//!
+//! The request itself is parsed by `hyper`; here are the parts that this crate reads: the path, the range, the token, and the
+//! file of tokens. Each is read twice, the second time by a plain reading that shares nothing with the first.
+
+use headwater_store::{Hash, ImageName};
+
+use crate::answer::Target;
+use crate::range::{Wanted, wanted};
+use crate::tokens::{lines_of, token_line, token_of};
+
+/// What a fuzzer or a test feeds with bytes.
+pub type Oracle = fn(&[u8]);
+
+/// All of them, with their names and bytes to begin with.
+pub fn targets() -> Vec<(&'static str, Oracle, Vec<Vec<u8>>)> {
+    let hash = Hash::of(b"x");
+    let mut paths: Vec<Vec<u8>> =
+        ["manifests", "objects", "traces"].map(|kind| format!("/{kind}/{hash}").into_bytes()).to_vec();
+    paths.extend(["/store", "/images/", "/images/debian-12"].map(|path| path.as_bytes().to_vec()));
+    let ranges = ["bytes=10-19", "bytes=90-", "bytes=-30", "bytes=0-0"];
+    let ranges = ranges.map(|range| [&100u64.to_le_bytes()[..], range.as_bytes()].concat());
+    let lines = ["anna", "ben"].map(|name| token_line(name, "one").unwrap_or_default()).join("\n");
+    vec![
+        ("store_path", store_path, paths),
+        ("http_range", http_range, ranges.to_vec()),
+        (
+            "store_tokens",
+            store_tokens,
+            vec![[&b"Bearer one\n# a comment\n\n"[..], lines.as_bytes()].concat()],
+        ),
+    ]
+}
+
+/// A path: only what a store's directory has is found, each thing under one name.
+pub fn store_path(bytes: &[u8]) {
+    let Ok(path) = std::str::from_utf8(bytes) else { return };
+    let parts: Vec<&str> = path.split('/').collect();
+    let hash = |id: &str| {
+        let digits = id.len() == 64 && id.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'));
+        id.parse::<Hash>().ok().filter(|_| digits)
+    };
+    let expected = match parts.as_slice() {
+        ["", "store"] => Some(Target::Settings),
+        ["", "images", ""] => Some(Target::Images),
+        ["", "images", name] => name.parse::<ImageName>().ok().map(Target::Image),
+        ["", "manifests", id] => hash(id).map(Target::Manifest),
+        ["", "objects", id] => hash(id).map(Target::Object),
+        ["", "traces", id] => hash(id).map(Target::Trace),
+        _ => None,
+    };
+    assert_eq!(Target::of(path), expected, "{path:?}");
+    match expected {
+        Some(Target::Image(name)) => {
+            let shown = name.to_string();
+            assert_eq!(path, format!("/images/{shown}"));
+            assert!(!shown.contains(['/', '\\', '\0', '%']) && !shown.starts_with('.'), "{shown:?}");
+        }
+        Some(Target::Manifest(id) | Target::Object(id) | Target::Trace(id)) => {
+            assert!(path.ends_with(&id.to_string()), "{path} has a second name");
+        }
+        _ => {}
+    }
+}
+
+/// Eight bytes of a length, and a `Range` header: what is sent lies inside the body, and is what RFC 9110 says.
+pub fn http_range(bytes: &[u8]) {
+    let Some((len, header)) = bytes.split_first_chunk() else { return };
+    let Ok(header) = std::str::from_utf8(header) else { return };
+    let long = u64::from_le_bytes(*len);
+    for len in [long, long % 1000, 0] {
+        let found = wanted(Some(header), len);
+        assert_eq!(found, plain_range(header, len), "{header:?} of {len} bytes");
+        if let Wanted::Part(at, count) = found {
+            assert!(
+                count > 0 && u128::from(at) + u128::from(count) <= u128::from(len),
+                "{header:?} of {len} bytes"
+            );
+        }
+    }
+    assert_eq!(wanted(None, long), Wanted::All);
+}
+
+/// `bytes=FIRST-LAST`, `bytes=FIRST-` or `bytes=-COUNT`; anything else is as if there were no header.
+fn plain_range(header: &str, len: u64) -> Wanted {
+    let Some(spec) = header.trim().strip_prefix("bytes=").map(str::trim) else { return Wanted::All };
+    let Some(dash) = spec.find('-') else { return Wanted::All };
+    let (first, last) = (spec.get(..dash).unwrap_or_default(), spec.get(dash + 1..).unwrap_or_default());
+    let digits = |text: &str| text.bytes().all(|byte| byte.is_ascii_digit());
+    if !digits(first) || !digits(last) || first.is_empty() && last.is_empty() {
+        return Wanted::All;
+    }
+    // Numbers of any length: what is larger than any body is one past the largest.
+    let number = |text: &str| {
+        text.bytes()
+            .fold(0u128, |number, digit| (number * 10 + u128::from(digit - b'0')).min(u128::from(u64::MAX)))
+    };
+    let end = u128::from(len);
+    let (from, to) = match (first, last) {
+        ("", count) => (end.saturating_sub(number(count)), end),
+        (first, "") => (number(first), end),
+        (first, last) => (number(first), (number(last) + 1).min(end)),
+    };
+    if !first.is_empty() && from >= end || first.is_empty() && from == end {
+        return Wanted::Nothing;
+    }
+    if to <= from {
+        return Wanted::All;
+    }
+    let small = |number: u128| u64::try_from(number).unwrap_or(u64::MAX);
+    Wanted::Part(small(from), small(to - from))
+}
+
+/// The first line is an `Authorization` header, the rest a file of tokens.
+pub fn store_tokens(bytes: &[u8]) {
+    let Ok(text) = std::str::from_utf8(bytes) else { return };
+    let (header, file) = text.split_once('\n').unwrap_or((text, ""));
+    let token = token_of(header);
+    let mut words = header.splitn(2, ' ');
+    let expected = match (words.next(), words.next()) {
+        (Some(scheme), Some(token)) if scheme.to_ascii_lowercase() == "bearer" => Some(token.trim()),
+        _ => None,
+    };
+    assert_eq!(token, expected);
+
+    let parsed = lines_of(file);
+    let mut expected = Vec::new();
+    for (number, line) in (1..).zip(file.lines()) {
+        let line = line.trim();
+        if line.is_empty() || line.starts_with('#') {
+            continue;
+        }
+        let space = line.find(' ');
+        let hash = space.and_then(|at| line.get(at + 1..)?.trim().parse::<Hash>().ok());
+        match space.zip(hash) {
+            Some((at, hash)) => expected.push((line.get(..at).unwrap_or_default().to_owned(), hash)),
+            None => {
+                assert_eq!(parsed, Err(number), "the first line that is none");
+                return;
+            }
+        }
+    }
+    assert_eq!(parsed.as_ref(), Ok(&expected));
+    // A line that is made here reads back, and only with its own token.
+    if let Ok(line) = token_line(header, file) {
+        assert_eq!(lines_of(&line), Ok(vec![(header.to_owned(), Hash::of(file.as_bytes()))]));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The fuzzers' work in small, the same each time.
+    #[test]
+    fn no_bytes_break_a_promise() {
+        for (name, oracle, samples) in targets() {
+            for (seed, sample) in (1u64..).zip(&samples) {
+                assert!(!sample.is_empty(), "{name}");
+                oracle(sample);
+                headwater_testkit::mutate::rounds(sample, seed, 6000, oracle);
+            }
+        }
+    }
+}
