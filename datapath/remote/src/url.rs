@@ -69,6 +69,13 @@ impl std::str::FromStr for ServerUrl {
         if host.is_empty() {
             return Err(bad("it has no host"));
         }
+        // Brackets are there for the colons of such an address, and for nothing else.
+        let in_brackets = authority.starts_with('[');
+        if in_brackets && host.parse::<std::net::Ipv6Addr>().is_err()
+            || !in_brackets && host.contains(['[', ']'])
+        {
+            return Err(bad("what is in brackets is not an IPv6 address"));
+        }
         let port = match port {
             None => default_port(tls),
             Some(port) => match port.parse() {
@@ -129,6 +136,9 @@ mod tests {
             ("https://a b", "contains ' '"),
             ("https://[::1", "']'"),
             ("https://[::1]x", "port"),
+            ("https://[[]", "IPv6"),
+            ("https://[a]", "IPv6"),
+            ("https://a]", "IPv6"),
             ("https://a\r\nX: y", "contains '\\r'"),
         ] {
             let error = text.parse::<ServerUrl>().unwrap_err().to_string();

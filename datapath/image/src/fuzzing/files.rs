@@ -60,6 +60,9 @@ fn file_of(mut pieces: &[u8]) -> (File, u64) {
         }
         pieces = rest;
     }
+    // A last piece without contents makes it longer, too.
+    let sized = file.set_len(len);
+    assert!(sized.is_ok(), "no memory for a file: {sized:?}");
     (file, len)
 }
 
