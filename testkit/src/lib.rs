@@ -10,6 +10,7 @@
 //!   HttpRelay             between client and server: lost, late, cut and changed answers on demand
 //!   FileServer            a web server over a directory, with TLS, that lies and dies on demand (feature `http`)
 //!   DelayRelay            a long line: TCP, each byte later by a fixed time
+//!   pki                   authorities and certificates, good and bad (feature `pki`)
 //!   S3Server              a real S3 server in a process of its own (feature `s3`)
 //!   VhostDisk             a vhost-user-blk disk as a Device, through a guest's driver (feature `vhost`)
 //! ```
@@ -34,6 +35,8 @@ pub mod delay_relay;
 pub mod file_server;
 pub mod http_relay;
 pub mod mutate;
+#[cfg(feature = "pki")]
+pub mod pki;
 pub mod random;
 pub mod reference;
 #[cfg(feature = "s3")]

@@ -1,8 +1,6 @@
 //! TLS with the programs that people use, and every certificate that must not be let in.
 
 mod fixture;
-#[path = "fixture/pki.rs"]
-mod pki;
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -17,8 +15,8 @@ use headwater_nbd::{
     Address, Client, Limits, Options, Server, ServerTls, ServerTlsOptions, SingleExport, TlsError,
 };
 use headwater_testkit::conformance;
+use headwater_testkit::pki::{Authority, Oddity};
 use headwater_testkit::{ReferenceDisk, ReferenceOptions, Waits};
-use pki::{Authority, Oddity};
 
 const MIB: u64 = 1 << 20;
 const USUAL: Oddity = Oddity { is_expired: false, serial: 0 };
