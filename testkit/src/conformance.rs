@@ -4,7 +4,8 @@
 //!    and becomes the model.
 //! 2. It is cut among threads at logical blocks that are *not* 4 KiB boundaries, so neighbours share blocks.
 //!    Each thread carries out random operations on its own part and compares each read with its own model:
-//!    one request at a time, alternately through `try_now` and `submit`, and rounds of disjoint requests in flight together.
+//!    one request at a time, alternately through `try_now` and `submit`, rounds of disjoint requests in flight together, and
+//!    rounds of overlapping writes, after which each 4 KiB block must hold the whole of one of them.
 //! 3. When all threads are done everything is read once more, and `extents` is walked over it.
 //!
 //! Contents written are random, compressible, zero, or equal to what is there, since devices treat these
@@ -19,6 +20,9 @@ use headwater_block::{
 };
 
 use crate::random::Rng;
+
+/// What overlapping writes leave whole.
+const BLOCK_BYTES: u64 = 4096;
 
 /// How much to try.
 #[derive(Clone, Debug)]
@@ -331,6 +335,8 @@ impl Worker {
             while number < self.options.operations {
                 if self.rng.chance(1, 6) {
                     number += self.round(number);
+                } else if self.rng.chance(1, 40) {
+                    number += self.overlapping(number);
                 } else {
                     self.single(number);
                     number += 1;
@@ -400,6 +406,61 @@ impl Worker {
         }
         assert_eq!(answers, texts.len(), "{} operation {number}: answers", self.name);
         answers as u32
+    }
+
+    /// Writes of whole 4 KiB blocks over one another, in flight together. Returns how many.
+    fn overlapping(&mut self, number: u32) -> u32 {
+        let (first, end) = (self.part.offset.div_ceil(BLOCK_BYTES), self.part.end() / BLOCK_BYTES);
+        if end <= first {
+            return 1;
+        }
+        let span = self.rng.between(1, (end - first).min(8));
+        let start = first + self.rng.below(end - first - span + 1);
+        let (tx, rx) = mpsc::channel::<Outcome>();
+        // Which bytes each block may have afterwards.
+        let mut allowed = vec![Vec::new(); span as usize];
+        for fill in 0..self.options.in_flight as u8 {
+            let from = self.rng.below(span);
+            let count = self.rng.between(1, span - from);
+            let range = ByteRange::new((start + from) * BLOCK_BYTES, count * BLOCK_BYTES)
+                .expect("inside of the part");
+            allowed[from as usize..(from + count) as usize].iter_mut().for_each(|fills| fills.push(fill));
+            let request = match (fill, self.rng.chance(1, 2)) {
+                (0, true) => Request::Discard { range },
+                (0, false) => Request::WriteZeroes { range, may_unmap: true, fua: false },
+                _ => Request::Write { range, buffer: vec![fill; range.len() as usize], fua: false },
+            };
+            let tx = tx.clone();
+            // The receiver waits for all answers unless a check has failed.
+            let done = Completion::new(move |outcome| drop(tx.send(outcome)));
+            self.device.submit(request, done);
+        }
+        drop(tx);
+        let name = format!("{} operation {number}, overlapping writes", self.name);
+        for outcome in rx {
+            outcome.result.unwrap_or_else(|e| panic!("{name} failed: {e}"));
+        }
+        let whole = ByteRange::new(start * BLOCK_BYTES, span * BLOCK_BYTES).expect("inside of the part");
+        let bytes = carry_out(&*self.device, read_of(whole), self.rng.chance(1, 2))
+            .unwrap_or_else(|e| panic!("{name}: read of {whole} failed: {e}"));
+        for (block, fills) in bytes.chunks(BLOCK_BYTES as usize).zip(&allowed) {
+            let is_one = fills.contains(&block[0]) && block.iter().all(|byte| *byte == block[0]);
+            assert!(
+                fills.is_empty() || is_one,
+                "{name} of {whole}: a block of {:02x?}.. is none of {fills:?}",
+                &block[..16]
+            );
+        }
+        let mut at = whole.offset();
+        for (block, fills) in bytes.chunks(BLOCK_BYTES as usize).zip(&allowed) {
+            let range = ByteRange::new(at, BLOCK_BYTES).expect("inside of the part");
+            if fills.is_empty() {
+                self.part.compare(range, block, &name);
+            }
+            self.part.slice(range).copy_from_slice(block);
+            at += BLOCK_BYTES;
+        }
+        u32::from(self.options.in_flight as u8)
     }
 
     fn random_range(&mut self) -> ByteRange {
