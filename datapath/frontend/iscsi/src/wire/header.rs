@@ -25,6 +25,9 @@ const OPCODE: u8 = 0x3f;
 /// The final bit of byte 1.
 pub const FINAL: u8 = 0x80;
 
+/// The bit of byte 1 that says that a text goes on in the next PDU.
+pub(crate) const CONTINUE: u8 = 0x40;
+
 /// What a PDU is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[expect(missing_docs, reason = "the names are those of RFC 7143")]

@@ -6,6 +6,7 @@
 //! - [`header`]: what all PDUs have in common.
 //! - [`request`]: what initiators send; [`response`]: what targets send. Each PDU is a struct with `decode` and
 //!   `encode`, so that the tests' client speaks with the same words.
+//! - `table`: what makes such a struct of a table of its fields.
 //! - [`text`]: `key=value` pairs.
 //! - [`digest`]: CRC32C of headers and data.
 
@@ -13,6 +14,7 @@ pub mod digest;
 pub mod header;
 pub mod request;
 pub mod response;
+mod table;
 pub mod text;
 
 pub use header::{BHS_BYTES, Bhs, Opcode, RESERVED_TAG};

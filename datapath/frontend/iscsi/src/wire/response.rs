@@ -1,7 +1,11 @@
 //! PDUs that targets send.
 
 use super::WireError;
-use super::header::{Bhs, FINAL, Opcode, expect, get_bytes, get_u16, get_u32, put, put_u16, put_u32, start};
+use super::header::{Bhs, CONTINUE, FINAL, Opcode, expect, get_u16, get_u32, put_u16, put_u32, start};
+use super::table::{At, Bit, Bits, Place, pdu};
+
+/// Where the numbers are in all of them.
+const NUMBERS: At = At(24);
 
 /// The numbers that nearly all of a target's PDUs carry.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -14,20 +18,18 @@ pub struct Numbers {
     pub max_cmd_sn: u32,
 }
 
-impl Numbers {
-    fn get(header: &Bhs) -> Self {
-        Self {
-            stat_sn: get_u32(header, 24),
-            exp_cmd_sn: get_u32(header, 28),
-            max_cmd_sn: get_u32(header, 32),
-        }
+impl Place<Numbers> for At {
+    #[inline]
+    fn get(self, header: &Bhs) -> Numbers {
+        let number = |index: usize| At(self.0.saturating_add(4 * index)).get(header);
+        Numbers { stat_sn: number(0), exp_cmd_sn: number(1), max_cmd_sn: number(2) }
     }
 
     #[inline]
-    fn put(self, header: &mut Bhs) {
-        put_u32(header, 24, self.stat_sn);
-        put_u32(header, 28, self.exp_cmd_sn);
-        put_u32(header, 32, self.max_cmd_sn);
+    fn put(self, value: Numbers, header: &mut Bhs) {
+        for (index, number) in [value.stat_sn, value.exp_cmd_sn, value.max_cmd_sn].into_iter().enumerate() {
+            At(self.0.saturating_add(4 * index)).put(number, header);
+        }
     }
 }
 
@@ -81,39 +83,17 @@ impl Residual {
     }
 }
 
-/// NOP-In: a ping, the answer to one, or only news of the numbers.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct NopIn {
-    /// Logical unit of a ping.
-    pub lun: [u8; 8],
-    /// Tag of the NOP-Out that is answered, or [`super::RESERVED_TAG`].
-    pub task_tag: u32,
-    /// Tag to answer a ping with, or [`super::RESERVED_TAG`].
-    pub transfer_tag: u32,
-    /// Numbers.
-    pub numbers: Numbers,
-}
-
-impl NopIn {
-    /// Decodes a header.
-    pub fn decode(header: &Bhs) -> Result<Self, WireError> {
-        expect(header, Opcode::NopIn)?;
-        Ok(Self {
-            lun: get_bytes(header, 8),
-            task_tag: get_u32(header, 16),
-            transfer_tag: get_u32(header, 20),
-            numbers: Numbers::get(header),
-        })
-    }
-
-    /// Encodes a header without data.
-    pub fn encode(&self) -> Bhs {
-        let mut header = start(Opcode::NopIn, false, FINAL);
-        put(&mut header, 8, &self.lun);
-        put_u32(&mut header, 16, self.task_tag);
-        put_u32(&mut header, 20, self.transfer_tag);
-        self.numbers.put(&mut header);
-        header
+pdu! {
+    /// NOP-In: a ping, the answer to one, or only news of the numbers.
+    NopIn(false, FINAL) {
+        /// Logical unit of a ping.
+        lun: [u8; 8] = At(8);
+        /// Tag of the NOP-Out that is answered, or [`super::RESERVED_TAG`].
+        task_tag: u32 = At(16);
+        /// Tag to answer a ping with, or [`super::RESERVED_TAG`].
+        transfer_tag: u32 = At(20);
+        /// Numbers.
+        numbers: Numbers = At(24);
     }
 }
 
@@ -144,7 +124,7 @@ impl ScsiResponse {
             response: header[2],
             status: header[3],
             task_tag: get_u32(header, 16),
-            numbers: Numbers::get(header),
+            numbers: NUMBERS.get(header),
             exp_data_sn: get_u32(header, 36),
             residual: Residual::get(header[1], get_u32(header, 44))?,
             read_residual: Residual::get(header[1] >> 2, get_u32(header, 40))?,
@@ -159,7 +139,7 @@ impl ScsiResponse {
         header[2] = self.response;
         header[3] = self.status;
         put_u32(&mut header, 16, self.task_tag);
-        self.numbers.put(&mut header);
+        NUMBERS.put(self.numbers, &mut header);
         put_u32(&mut header, 36, self.exp_data_sn);
         put_u32(&mut header, 40, self.read_residual.count());
         put_u32(&mut header, 44, self.residual.count());
@@ -167,142 +147,62 @@ impl ScsiResponse {
     }
 }
 
-/// Task Management Function Response.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct TaskManagementResponse {
-    /// 0 complete, 1 no such task, 2 no such LUN, 4 reassignment not supported, 5 function not supported,
-    /// 6 authorization failed, 255 rejected.
-    pub response: u8,
-    /// Tag of the request.
-    pub task_tag: u32,
-    /// Numbers.
-    pub numbers: Numbers,
-}
-
-impl TaskManagementResponse {
-    /// Decodes a header.
-    pub fn decode(header: &Bhs) -> Result<Self, WireError> {
-        expect(header, Opcode::TaskManagementResponse)?;
-        Ok(Self { response: header[2], task_tag: get_u32(header, 16), numbers: Numbers::get(header) })
-    }
-
-    /// Encodes the header.
-    pub fn encode(&self) -> Bhs {
-        let mut header = start(Opcode::TaskManagementResponse, false, FINAL);
-        header[2] = self.response;
-        put_u32(&mut header, 16, self.task_tag);
-        self.numbers.put(&mut header);
-        header
+pdu! {
+    /// Task Management Function Response.
+    TaskManagementResponse(false, FINAL) {
+        /// 0 complete, 1 no such task, 2 no such LUN, 4 reassignment not supported, 5 function not supported,
+        /// 6 authorization failed, 255 rejected.
+        response: u8 = At(2);
+        /// Tag of the request.
+        task_tag: u32 = At(16);
+        /// Numbers.
+        numbers: Numbers = At(24);
     }
 }
 
-/// Login Response.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct LoginResponse {
-    /// The next stage begins.
-    pub transit: bool,
-    /// The text goes on in the next response.
-    pub go_on: bool,
-    /// Current stage.
-    pub current_stage: u8,
-    /// Next stage.
-    pub next_stage: u8,
-    /// Highest version.
-    pub version_max: u8,
-    /// Version in use.
-    pub version_active: u8,
-    /// The initiator's part of the session's name.
-    pub isid: [u8; 6],
-    /// The target's part, in the last response of a login.
-    pub tsih: u16,
-    /// Tag of the login.
-    pub task_tag: u32,
-    /// Numbers.
-    pub numbers: Numbers,
-    /// Status class and detail.
-    pub status: u16,
-}
-
-impl LoginResponse {
-    /// Decodes a header.
-    pub fn decode(header: &Bhs) -> Result<Self, WireError> {
-        expect(header, Opcode::LoginResponse)?;
-        Ok(Self {
-            transit: header[1] & FINAL != 0,
-            go_on: header[1] & 0x40 != 0,
-            current_stage: (header[1] >> 2) & 3,
-            next_stage: header[1] & 3,
-            version_max: header[2],
-            version_active: header[3],
-            isid: get_bytes(header, 8),
-            tsih: get_u16(header, 14),
-            task_tag: get_u32(header, 16),
-            numbers: Numbers::get(header),
-            status: get_u16(header, 36),
-        })
-    }
-
-    /// Encodes a header without data.
-    pub fn encode(&self) -> Bhs {
-        let mut flags = (self.current_stage & 3) << 2 | (self.next_stage & 3);
-        for (set, bit) in [(self.transit, FINAL), (self.go_on, 0x40)] {
-            flags |= if set { bit } else { 0 };
-        }
-        let mut header = start(Opcode::LoginResponse, false, flags);
-        header[2] = self.version_max;
-        header[3] = self.version_active;
-        put(&mut header, 8, &self.isid);
-        put_u16(&mut header, 14, self.tsih);
-        put_u32(&mut header, 16, self.task_tag);
-        self.numbers.put(&mut header);
-        put_u16(&mut header, 36, self.status);
-        header
+pdu! {
+    /// Login Response.
+    LoginResponse(false, 0) {
+        /// The next stage begins.
+        transit: bool = Bit(1, FINAL);
+        /// The text goes on in the next response.
+        go_on: bool = Bit(1, CONTINUE);
+        /// Current stage.
+        current_stage: u8 = Bits(1, 2, 3);
+        /// Next stage.
+        next_stage: u8 = Bits(1, 0, 3);
+        /// Highest version.
+        version_max: u8 = At(2);
+        /// Version in use.
+        version_active: u8 = At(3);
+        /// The initiator's part of the session's name.
+        isid: [u8; 6] = At(8);
+        /// The target's part, in the last response of a login.
+        tsih: u16 = At(14);
+        /// Tag of the login.
+        task_tag: u32 = At(16);
+        /// Numbers.
+        numbers: Numbers = At(24);
+        /// Status class and detail.
+        status: u16 = At(36);
     }
 }
 
-/// Text Response.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct TextResponse {
-    /// The exchange is over.
-    pub is_final: bool,
-    /// The text goes on in the next response.
-    pub go_on: bool,
-    /// Logical unit; 0.
-    pub lun: [u8; 8],
-    /// Tag of the exchange.
-    pub task_tag: u32,
-    /// Tag to go on with, or [`super::RESERVED_TAG`].
-    pub transfer_tag: u32,
-    /// Numbers.
-    pub numbers: Numbers,
-}
-
-impl TextResponse {
-    /// Decodes a header.
-    pub fn decode(header: &Bhs) -> Result<Self, WireError> {
-        expect(header, Opcode::TextResponse)?;
-        Ok(Self {
-            is_final: header[1] & FINAL != 0,
-            go_on: header[1] & 0x40 != 0,
-            lun: get_bytes(header, 8),
-            task_tag: get_u32(header, 16),
-            transfer_tag: get_u32(header, 20),
-            numbers: Numbers::get(header),
-        })
-    }
-
-    /// Encodes a header without data.
-    pub fn encode(&self) -> Bhs {
-        let mut flags = 0;
-        for (set, bit) in [(self.is_final, FINAL), (self.go_on, 0x40)] {
-            flags |= if set { bit } else { 0 };
-        }
-        let mut header = start(Opcode::TextResponse, false, flags);
-        put(&mut header, 8, &self.lun);
-        put_u32(&mut header, 16, self.task_tag);
-        put_u32(&mut header, 20, self.transfer_tag);
-        self.numbers.put(&mut header);
-        header
+pdu! {
+    /// Text Response.
+    TextResponse(false, 0) {
+        /// The exchange is over.
+        is_final: bool = Bit(1, FINAL);
+        /// The text goes on in the next response.
+        go_on: bool = Bit(1, CONTINUE);
+        /// Logical unit; 0.
+        lun: [u8; 8] = At(8);
+        /// Tag of the exchange.
+        task_tag: u32 = At(16);
+        /// Tag to go on with, or [`super::RESERVED_TAG`].
+        transfer_tag: u32 = At(20);
+        /// Numbers.
+        numbers: Numbers = At(24);
     }
 }
 
@@ -335,7 +235,7 @@ impl DataIn {
             is_final: header[1] & FINAL != 0,
             status,
             task_tag: get_u32(header, 16),
-            numbers: Numbers::get(header),
+            numbers: NUMBERS.get(header),
             data_sn: get_u32(header, 36),
             offset: get_u32(header, 40),
         })
@@ -352,7 +252,7 @@ impl DataIn {
         // No tag that an initiator would have to send back.
         put_u32(&mut header, 20, super::RESERVED_TAG);
         put_u32(&mut header, 16, self.task_tag);
-        self.numbers.put(&mut header);
+        NUMBERS.put(self.numbers, &mut header);
         put_u32(&mut header, 36, self.data_sn);
         put_u32(&mut header, 40, self.offset);
         if let Some((status, residual)) = self.status {
@@ -363,91 +263,39 @@ impl DataIn {
     }
 }
 
-/// Logout Response.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct LogoutResponse {
-    /// 0 closed, 1 no such connection, 2 recovery not supported, 3 cleanup failed.
-    pub response: u8,
-    /// Tag of the request.
-    pub task_tag: u32,
-    /// Numbers.
-    pub numbers: Numbers,
-    /// Seconds to wait before a new login.
-    pub time_to_wait_s: u16,
-    /// Seconds that tasks are kept.
-    pub time_to_retain_s: u16,
-}
-
-impl LogoutResponse {
-    /// Decodes a header.
-    pub fn decode(header: &Bhs) -> Result<Self, WireError> {
-        expect(header, Opcode::LogoutResponse)?;
-        Ok(Self {
-            response: header[2],
-            task_tag: get_u32(header, 16),
-            numbers: Numbers::get(header),
-            time_to_wait_s: get_u16(header, 40),
-            time_to_retain_s: get_u16(header, 42),
-        })
-    }
-
-    /// Encodes the header.
-    pub fn encode(&self) -> Bhs {
-        let mut header = start(Opcode::LogoutResponse, false, FINAL);
-        header[2] = self.response;
-        put_u32(&mut header, 16, self.task_tag);
-        self.numbers.put(&mut header);
-        put_u16(&mut header, 40, self.time_to_wait_s);
-        put_u16(&mut header, 42, self.time_to_retain_s);
-        header
+pdu! {
+    /// Logout Response.
+    LogoutResponse(false, FINAL) {
+        /// 0 closed, 1 no such connection, 2 recovery not supported, 3 cleanup failed.
+        response: u8 = At(2);
+        /// Tag of the request.
+        task_tag: u32 = At(16);
+        /// Numbers.
+        numbers: Numbers = At(24);
+        /// Seconds to wait before a new login.
+        time_to_wait_s: u16 = At(40);
+        /// Seconds that tasks are kept.
+        time_to_retain_s: u16 = At(42);
     }
 }
 
-/// Ready To Transfer: the target asks for data.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct ReadyToTransfer {
-    /// Logical unit.
-    pub lun: [u8; 8],
-    /// Tag of the task.
-    pub task_tag: u32,
-    /// Tag that the Data-Out PDUs carry.
-    pub transfer_tag: u32,
-    /// Numbers; the status number is the next one and is not used up.
-    pub numbers: Numbers,
-    /// Number in the command.
-    pub r2t_sn: u32,
-    /// Where the data belongs.
-    pub offset: u32,
-    /// How much.
-    pub desired_bytes: u32,
-}
-
-impl ReadyToTransfer {
-    /// Decodes a header.
-    pub fn decode(header: &Bhs) -> Result<Self, WireError> {
-        expect(header, Opcode::ReadyToTransfer)?;
-        Ok(Self {
-            lun: get_bytes(header, 8),
-            task_tag: get_u32(header, 16),
-            transfer_tag: get_u32(header, 20),
-            numbers: Numbers::get(header),
-            r2t_sn: get_u32(header, 36),
-            offset: get_u32(header, 40),
-            desired_bytes: get_u32(header, 44),
-        })
-    }
-
-    /// Encodes the header.
-    pub fn encode(&self) -> Bhs {
-        let mut header = start(Opcode::ReadyToTransfer, false, FINAL);
-        put(&mut header, 8, &self.lun);
-        put_u32(&mut header, 16, self.task_tag);
-        put_u32(&mut header, 20, self.transfer_tag);
-        self.numbers.put(&mut header);
-        put_u32(&mut header, 36, self.r2t_sn);
-        put_u32(&mut header, 40, self.offset);
-        put_u32(&mut header, 44, self.desired_bytes);
-        header
+pdu! {
+    /// Ready To Transfer: the target asks for data.
+    ReadyToTransfer(false, FINAL) {
+        /// Logical unit.
+        lun: [u8; 8] = At(8);
+        /// Tag of the task.
+        task_tag: u32 = At(16);
+        /// Tag that the Data-Out PDUs carry.
+        transfer_tag: u32 = At(20);
+        /// Numbers; the status number is the next one and is not used up.
+        numbers: Numbers = At(24);
+        /// Number in the command.
+        r2t_sn: u32 = At(36);
+        /// Where the data belongs.
+        offset: u32 = At(40);
+        /// How much.
+        desired_bytes: u32 = At(44);
     }
 }
 
@@ -472,7 +320,7 @@ impl AsyncMessage {
         expect(header, Opcode::AsyncMessage)?;
         Ok(Self {
             event: header[36],
-            numbers: Numbers::get(header),
+            numbers: NUMBERS.get(header),
             parameter1: get_u16(header, 38),
             parameter2: get_u16(header, 40),
             parameter3: get_u16(header, 42),
@@ -483,7 +331,7 @@ impl AsyncMessage {
     pub fn encode(&self) -> Bhs {
         let mut header = start(Opcode::AsyncMessage, false, FINAL);
         put_u32(&mut header, 16, super::RESERVED_TAG);
-        self.numbers.put(&mut header);
+        NUMBERS.put(self.numbers, &mut header);
         header[36] = self.event;
         put_u16(&mut header, 38, self.parameter1);
         put_u16(&mut header, 40, self.parameter2);
@@ -520,7 +368,7 @@ impl Reject {
     /// Decodes a header.
     pub fn decode(header: &Bhs) -> Result<Self, WireError> {
         expect(header, Opcode::Reject)?;
-        Ok(Self { reason: header[2], numbers: Numbers::get(header) })
+        Ok(Self { reason: header[2], numbers: NUMBERS.get(header) })
     }
 
     /// Encodes a header without data.
@@ -528,7 +376,7 @@ impl Reject {
         let mut header = start(Opcode::Reject, false, FINAL);
         header[2] = self.reason;
         put_u32(&mut header, 16, super::RESERVED_TAG);
-        self.numbers.put(&mut header);
+        NUMBERS.put(self.numbers, &mut header);
         header
     }
 }
