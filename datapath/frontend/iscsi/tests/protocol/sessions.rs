@@ -1,0 +1,214 @@
+//! Sessions: logout, reinstatement, discovery, silence, and a server that stops.
+
+use std::time::Duration;
+
+use crate::fixture::raw::{read10, write10};
+use crate::fixture::{Fixture, INITIATOR, Raw, TARGET, name, target, wait_for};
+use crate::{MIB, slow};
+use headwater_iscsi::wire::request::{LogoutRequest, NopOut, TextRequest};
+use headwater_iscsi::wire::response::{AsyncMessage, NopIn, RejectReason};
+use headwater_iscsi::wire::text::{pairs, put_pair};
+use headwater_iscsi::wire::{Opcode, RESERVED_TAG};
+use headwater_iscsi::{Address, FixedTargets, Limits, Offer, Server};
+use headwater_testkit::{ReferenceDisk, ReferenceOptions, Waits};
+
+#[test]
+fn logout_ends_the_session_when_what_runs_has_ended() {
+    let fixture = slow();
+    let mut raw = fixture.session(&[]);
+    let logout = |raw: &mut Raw, reason, cid| LogoutRequest {
+        immediate: false,
+        reason,
+        task_tag: raw.next_tag(),
+        cid,
+        cmd_sn: raw.next_cmd_sn(),
+        exp_stat_sn: 0,
+    };
+    for (reason, cid, response) in [(1, 77, 1), (2, 1, 2)] {
+        let request = logout(&mut raw, reason, cid);
+        raw.pdu(&request.encode(), &[]);
+        assert_eq!(raw.take().logout().response, response);
+    }
+    fixture.disk.hold();
+    let tag = raw.command(&read10(0, 1), 512, None);
+    wait_for("the read to reach the disk", || fixture.disk.waiting() == 1);
+    let request = logout(&mut raw, 1, 1);
+    raw.pdu(&request.encode(), &[]);
+    fixture.disk.release();
+    assert_eq!(raw.take().data_in().task_tag, tag);
+    let answer = raw.take();
+    assert_eq!((answer.logout().task_tag, answer.logout().response), (request.task_tag, 0));
+    raw.ends();
+    fixture.wait_for_connections(0);
+}
+
+#[test]
+fn a_second_login_of_a_session_takes_its_place() {
+    let fixture = slow();
+    let mut first = fixture.session(&[]);
+    fixture.disk.hold();
+    first.command(&write10(0, 1), 0, Some(&[1; 512]));
+    wait_for("the write to reach the disk", || fixture.disk.waiting() == 1);
+    let mut second = fixture.raw();
+    second.isid = first.isid;
+    // The new session starts when the old one's write has ended.
+    let waiter = std::thread::spawn(move || {
+        second.log_in(&[]);
+        second.clear_attention();
+        second
+    });
+    std::thread::sleep(Duration::from_millis(100));
+    assert!(!waiter.is_finished());
+    fixture.disk.release();
+    let mut second = waiter.join().unwrap();
+    first.ends();
+    assert_eq!(second.read(0, 1), [1; 512]);
+    assert_eq!(fixture.server.sessions(), 1);
+    // The same by its number; another connection beside it is not possible, another session is none.
+    let attempt = |tsih, cid| {
+        let mut raw = fixture.raw();
+        (raw.isid, raw.tsih, raw.cid) = (second.isid, tsih, cid);
+        let request = raw.login_request();
+        let (response, _) = raw.login(&request, &[("InitiatorName", INITIATOR), ("TargetName", TARGET)]);
+        (response.status, response.tsih)
+    };
+    assert_eq!(attempt(second.tsih, 2).0, 0x0206);
+    assert_eq!(attempt(second.tsih ^ 1, 1).0, 0x020a);
+    assert_eq!(attempt(second.tsih, 1), (0, second.tsih));
+    second.ends();
+}
+
+#[test]
+fn discovery_lists_all_targets_in_as_many_pdus_as_it_takes() {
+    let names: Vec<String> = (0..40).map(|n| format!("iqn.2026-01.org.example:disk-{n}")).collect();
+    let offers = names.iter().enumerate().map(|(number, text)| {
+        let disk = std::sync::Arc::new(ReferenceDisk::new(MIB));
+        (name(text), Offer { scsi: target(text, disk, number as u8), alias: String::new(), accounts: None })
+    });
+    let address = Address { host: "127.0.0.1".into(), port: 0 };
+    let server = Server::bind(&address, FixedTargets::new(offers.collect()), Limits::default()).unwrap();
+    let portal = format!("127.0.0.1:{},1", server.port());
+    let ask = |raw: &mut Raw, value: &str| {
+        let mut text = Vec::new();
+        put_pair(&mut text, "SendTargets", value);
+        // The question in two PDUs.
+        let request = raw.text_request();
+        raw.pdu(&TextRequest { is_final: false, go_on: true, ..request }.encode(), &text[..5]);
+        let mut answer = raw.take();
+        assert!(answer.data.is_empty() && !answer.text().is_final);
+        let request = TextRequest { transfer_tag: answer.text().transfer_tag, ..request };
+        raw.pdu(&request.encode(), &text[5..]);
+        let mut whole = Vec::new();
+        loop {
+            answer = raw.take();
+            whole.extend_from_slice(&answer.data);
+            assert!(answer.data.len() <= 512);
+            if answer.text().is_final {
+                assert_eq!(answer.text().transfer_tag, RESERVED_TAG);
+                break;
+            }
+            assert!(answer.text().go_on);
+            raw.pdu(&TextRequest { transfer_tag: answer.text().transfer_tag, ..request }.encode(), &[]);
+        }
+        let pairs = pairs(&whole).unwrap();
+        pairs.iter().map(|(key, value)| (key.to_string(), value.to_string())).collect::<Vec<_>>()
+    };
+    let mut raw = Raw::connect(server.port());
+    let request = raw.login_request();
+    let keys =
+        [("InitiatorName", INITIATOR), ("SessionType", "Discovery"), ("MaxRecvDataSegmentLength", "512")];
+    let (response, _) = raw.login(&request, &keys);
+    assert_eq!((response.status, response.transit), (0, true));
+    let expected = |names: &[String]| -> Vec<(String, String)> {
+        let both =
+            |name: &String| [("TargetName".into(), name.clone()), ("TargetAddress".into(), portal.clone())];
+        names.iter().flat_map(both).collect()
+    };
+    assert_eq!(ask(&mut raw, "All"), expected(&names));
+    assert_eq!(ask(&mut raw, &names[7]), expected(&names[7..8]));
+    assert_eq!(ask(&mut raw, "iqn.2026-01.org.example:none"), vec![]);
+    assert_eq!(ask(&mut raw, ""), vec![("SendTargets".to_string(), "Reject".to_string())]);
+    // No SCSI in a discovery.
+    let command = raw.scsi(&[0]);
+    raw.pdu(&command.encode(), &[]);
+    assert_eq!(raw.take().reject().reason, RejectReason::CommandNotSupported as u8);
+    raw.log_out();
+    // In a session: its own target only.
+    let mut raw = Raw::connect(server.port());
+    raw.log_in(&[("TargetName", &names[3]), ("MaxRecvDataSegmentLength", "512")]);
+    assert_eq!(ask(&mut raw, ""), expected(&names[3..4]));
+    assert_eq!(ask(&mut raw, &names[4]), vec![]);
+    assert_eq!(ask(&mut raw, "All"), vec![("SendTargets".to_string(), "Reject".to_string())]);
+}
+
+#[test]
+fn a_silent_initiator_is_asked_and_given_up_only_if_it_used_to_answer() {
+    let limits = Limits { keepalive_ms: 100, ..Limits::default() };
+    let fixture = Fixture::with(ReferenceDisk::new(MIB), limits, None);
+    let mut dumb = fixture.session(&[]);
+    let mut quiet = fixture.session(&[]);
+    let answer = |raw: &mut Raw| {
+        let ping = raw.take();
+        assert_eq!(ping.nop().task_tag, RESERVED_TAG);
+        let NopIn { transfer_tag, lun, .. } = ping.nop();
+        assert_ne!(transfer_tag, RESERVED_TAG);
+        let pong = NopOut {
+            immediate: true,
+            lun,
+            task_tag: RESERVED_TAG,
+            transfer_tag,
+            cmd_sn: raw.cmd_sn,
+            exp_stat_sn: 0,
+        };
+        raw.pdu(&pong.encode(), &[]);
+    };
+    answer(&mut quiet);
+    answer(&mut quiet);
+    // From here on it says nothing: one more ping, and the end.
+    assert_eq!(quiet.take().opcode(), Opcode::NopIn);
+    quiet.ends();
+    // This one never answered, and works on.
+    for _ in 0..3 {
+        assert_eq!(dumb.take().opcode(), Opcode::NopIn);
+    }
+    let tag = dumb.command(&read10(0, 1), 512, None);
+    loop {
+        let answer = dumb.take();
+        if answer.opcode() == Opcode::DataIn {
+            assert_eq!(answer.data_in().task_tag, tag);
+            break;
+        }
+    }
+}
+
+#[test]
+fn a_server_that_stops_asks_for_logout_and_finishes_what_runs() {
+    let options = ReferenceOptions { waits: Waits::Always, ..ReferenceOptions::default() };
+    let disk = ReferenceDisk::with_options(MIB, options);
+    let limits = Limits { logout_grace_ms: 500, ..Limits::default() };
+    let fixture = Fixture::with(disk, limits, None);
+    let mut polite = fixture.session(&[]);
+    let mut other = fixture.session(&[]);
+    fixture.disk.hold();
+    let tag = other.command(&read10(0, 1), 512, None);
+    wait_for("the read to reach the disk", || fixture.disk.waiting() == 1);
+    let mut half_open = fixture.raw();
+    std::thread::scope(|scope| {
+        let stopper = scope.spawn(|| fixture.server.stop());
+        let message = AsyncMessage::decode(&polite.take().header).unwrap();
+        assert_eq!((message.event, message.parameter3), (1, 1));
+        polite.log_out();
+        half_open.ends();
+        fixture.disk.release();
+        loop {
+            let answer = other.take();
+            if answer.opcode() == Opcode::DataIn {
+                assert_eq!(answer.data_in().task_tag, tag);
+                break;
+            }
+            assert_eq!(answer.opcode(), Opcode::AsyncMessage);
+        }
+        stopper.join().unwrap();
+    });
+    assert_eq!(fixture.server.connections(), 0);
+}
