@@ -1,12 +1,12 @@
 //! Catalogs in SQLite.
 
 use async_trait::async_trait;
-use headwater_api::{CacheMode, CacheSettings, DiskTransport};
 use sqlx::{FromRow, SqliteConnection};
 
 use crate::error::DbError;
 use crate::record::CatalogRecord;
 use crate::repository::CatalogRepository;
+use crate::sqlite::hardware::{self, Columns, Hardware};
 use crate::sqlite::{added, loaded, stored};
 
 pub(super) struct SqliteCatalogs<'a> {
@@ -18,14 +18,8 @@ struct Row {
     name: String,
     image: String,
     pin: Option<String>,
-    cache_mode: String,
-    cache_ram_bytes: i64,
-    cache_disk_bytes: i64,
-    cache_weight: i64,
-    cache_persistent: bool,
-    transport: String,
-    memory_bytes: i64,
-    cpus: i64,
+    #[sqlx(flatten)]
+    hardware: Columns,
     user_data: Option<String>,
     created_at_ms: i64,
 }
@@ -34,22 +28,12 @@ impl TryFrom<Row> for CatalogRecord {
     type Error = DbError;
 
     fn try_from(row: Row) -> Result<Self, DbError> {
-        let unreadable = |column, found: &str| DbError::Unreadable { column, found: found.to_owned() };
-        let small =
-            |column, number: i64| u32::try_from(number).map_err(|_| unreadable(column, &number.to_string()));
+        let Hardware { cache, transport, memory_bytes, cpus } = row.hardware.try_into()?;
         Ok(Self {
-            cache: CacheSettings {
-                mode: CacheMode::parse(&row.cache_mode)
-                    .map_err(|_| unreadable("cache_mode", &row.cache_mode))?,
-                ram_bytes: loaded(row.cache_ram_bytes),
-                disk_bytes: loaded(row.cache_disk_bytes),
-                weight: small("cache_weight", row.cache_weight)?,
-                persistent: row.cache_persistent,
-            },
-            transport: DiskTransport::parse(&row.transport)
-                .map_err(|_| unreadable("transport", &row.transport))?,
-            memory_bytes: loaded(row.memory_bytes),
-            cpus: small("cpus", row.cpus)?,
+            cache,
+            transport,
+            memory_bytes,
+            cpus,
             name: row.name,
             image: row.image,
             pin: row.pin,
@@ -62,26 +46,20 @@ impl TryFrom<Row> for CatalogRecord {
 #[async_trait]
 impl CatalogRepository for SqliteCatalogs<'_> {
     async fn add(&mut self, catalog: &CatalogRecord) -> Result<(), DbError> {
-        let outcome = sqlx::query(
+        let CatalogRecord { cache, transport, memory_bytes, cpus, .. } = *catalog;
+        let insert = sqlx::query(
             "INSERT INTO catalogs (name, image, pin, cache_mode, cache_ram_bytes, cache_disk_bytes, cache_weight,
                cache_persistent, transport, memory_bytes, cpus, user_data, created_at_ms)
              VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
         )
         .bind(&catalog.name)
         .bind(&catalog.image)
-        .bind(&catalog.pin)
-        .bind(catalog.cache.mode.name())
-        .bind(stored(catalog.cache.ram_bytes))
-        .bind(stored(catalog.cache.disk_bytes))
-        .bind(i64::from(catalog.cache.weight))
-        .bind(catalog.cache.persistent)
-        .bind(catalog.transport.name())
-        .bind(stored(catalog.memory_bytes))
-        .bind(i64::from(catalog.cpus))
-        .bind(&catalog.user_data)
-        .bind(stored(catalog.created_at_ms))
-        .execute(&mut *self.connection)
-        .await;
+        .bind(&catalog.pin);
+        let outcome = hardware::bind(insert, &Hardware { cache, transport, memory_bytes, cpus })
+            .bind(&catalog.user_data)
+            .bind(stored(catalog.created_at_ms))
+            .execute(&mut *self.connection)
+            .await;
         added(outcome, || format!("catalog '{}'", catalog.name))
     }
 

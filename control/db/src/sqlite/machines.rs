@@ -1,13 +1,14 @@
 //! Machines in SQLite.
 
 use async_trait::async_trait;
-use headwater_api::{CacheMode, CacheSettings, DiskTransport, Identity, MachineState, Wanted};
+use headwater_api::{CacheSettings, Identity, MachineState, Wanted};
 use sqlx::{FromRow, SqliteConnection};
 use uuid::Uuid;
 
 use crate::error::DbError;
 use crate::record::{MachineRecord, Secret};
 use crate::repository::MachineRepository;
+use crate::sqlite::hardware::{self, Columns, Hardware, unreadable};
 use crate::sqlite::{loaded, stored};
 
 pub(super) struct SqliteMachines<'a> {
@@ -24,14 +25,8 @@ struct Row {
     catalog: Option<String>,
     catalog_image: Option<String>,
     catalog_pin: Option<String>,
-    cache_mode: String,
-    cache_ram_bytes: i64,
-    cache_disk_bytes: i64,
-    cache_weight: i64,
-    cache_persistent: bool,
-    transport: String,
-    memory_bytes: i64,
-    cpus: i64,
+    #[sqlx(flatten)]
+    hardware: Columns,
     host_name: String,
     machine_id: String,
     ssh_host_key_public: String,
@@ -50,22 +45,13 @@ impl TryFrom<Row> for MachineRecord {
     type Error = DbError;
 
     fn try_from(row: Row) -> Result<Self, DbError> {
-        let unreadable = |column, found: &str| DbError::Unreadable { column, found: found.to_owned() };
+        let Hardware { cache, transport, memory_bytes, cpus } = row.hardware.try_into()?;
         Ok(Self {
             uuid: Uuid::parse_str(&row.uuid).map_err(|_| unreadable("uuid", &row.uuid))?,
-            cache: CacheSettings {
-                mode: CacheMode::parse(&row.cache_mode)
-                    .map_err(|_| unreadable("cache_mode", &row.cache_mode))?,
-                ram_bytes: loaded(row.cache_ram_bytes),
-                disk_bytes: loaded(row.cache_disk_bytes),
-                weight: u32::try_from(row.cache_weight)
-                    .map_err(|_| unreadable("cache_weight", &row.cache_weight.to_string()))?,
-                persistent: row.cache_persistent,
-            },
-            transport: DiskTransport::parse(&row.transport)
-                .map_err(|_| unreadable("transport", &row.transport))?,
-            memory_bytes: loaded(row.memory_bytes),
-            cpus: u32::try_from(row.cpus).map_err(|_| unreadable("cpus", &row.cpus.to_string()))?,
+            cache,
+            transport,
+            memory_bytes,
+            cpus,
             wanted: Wanted::parse(&row.wanted).ok_or_else(|| unreadable("wanted", &row.wanted))?,
             state: MachineState::parse(&row.state).ok_or_else(|| unreadable("state", &row.state))?,
             name: row.name,
@@ -93,7 +79,8 @@ impl TryFrom<Row> for MachineRecord {
 #[async_trait]
 impl MachineRepository for SqliteMachines<'_> {
     async fn add(&mut self, machine: &MachineRecord) -> Result<(), DbError> {
-        let added = sqlx::query(
+        let MachineRecord { cache, transport, memory_bytes, cpus, .. } = *machine;
+        let insert = sqlx::query(
             "INSERT INTO machines (uuid, name, mac, image, pin, catalog, cache_mode, cache_ram_bytes, cache_disk_bytes, cache_weight, cache_persistent,
                transport, memory_bytes, cpus, host_name, machine_id, ssh_host_key_public, ssh_host_key_private, user_data,
                wanted, state, reason, version, boot_ms, started_at_ms, created_at_ms)
@@ -104,29 +91,22 @@ impl MachineRepository for SqliteMachines<'_> {
         .bind(&machine.mac)
         .bind(&machine.image)
         .bind(&machine.pin)
-        .bind(&machine.catalog)
-        .bind(machine.cache.mode.name())
-        .bind(stored(machine.cache.ram_bytes))
-        .bind(stored(machine.cache.disk_bytes))
-        .bind(i64::from(machine.cache.weight))
-        .bind(machine.cache.persistent)
-        .bind(machine.transport.name())
-        .bind(stored(machine.memory_bytes))
-        .bind(i64::from(machine.cpus))
-        .bind(&machine.identity.host_name)
-        .bind(&machine.identity.machine_id)
-        .bind(&machine.identity.ssh_host_key_public)
-        .bind(machine.ssh_host_key_private.reveal())
-        .bind(&machine.identity.user_data)
-        .bind(machine.wanted.name())
-        .bind(machine.state.name())
-        .bind(&machine.reason)
-        .bind(&machine.version)
-        .bind(machine.boot_ms.map(stored))
-        .bind(machine.started_at_ms.map(stored))
-        .bind(stored(machine.created_at_ms))
-        .execute(&mut *self.connection)
-        .await;
+        .bind(&machine.catalog);
+        let added = hardware::bind(insert, &Hardware { cache, transport, memory_bytes, cpus })
+            .bind(&machine.identity.host_name)
+            .bind(&machine.identity.machine_id)
+            .bind(&machine.identity.ssh_host_key_public)
+            .bind(machine.ssh_host_key_private.reveal())
+            .bind(&machine.identity.user_data)
+            .bind(machine.wanted.name())
+            .bind(machine.state.name())
+            .bind(&machine.reason)
+            .bind(&machine.version)
+            .bind(machine.boot_ms.map(stored))
+            .bind(machine.started_at_ms.map(stored))
+            .bind(stored(machine.created_at_ms))
+            .execute(&mut *self.connection)
+            .await;
         super::added(added, || format!("machine '{}'", machine.name))
     }
 

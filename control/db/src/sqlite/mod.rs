@@ -2,6 +2,7 @@
 
 mod catalogs;
 mod events;
+mod hardware;
 mod kept_disks;
 mod machines;
 

@@ -1,0 +1,76 @@
+//! The columns that machines and catalogs have alike: what a machine is made of.
+
+use headwater_api::{CacheMode, CacheSettings, DiskTransport};
+use sqlx::FromRow;
+use sqlx::query::Query;
+use sqlx::sqlite::{Sqlite, SqliteArguments};
+
+use crate::error::DbError;
+use crate::sqlite::{loaded, stored};
+
+/// As they are stored, in the order of [`bind`].
+#[derive(FromRow)]
+pub(super) struct Columns {
+    cache_mode: String,
+    cache_ram_bytes: i64,
+    cache_disk_bytes: i64,
+    cache_weight: i64,
+    cache_persistent: bool,
+    transport: String,
+    memory_bytes: i64,
+    cpus: i64,
+}
+
+/// As records have them.
+pub(super) struct Hardware {
+    pub(super) cache: CacheSettings,
+    pub(super) transport: DiskTransport,
+    pub(super) memory_bytes: u64,
+    pub(super) cpus: u32,
+}
+
+/// A stored value that is none of its column.
+pub(super) fn unreadable(column: &'static str, found: &str) -> DbError {
+    DbError::Unreadable { column, found: found.to_owned() }
+}
+
+impl TryFrom<Columns> for Hardware {
+    type Error = DbError;
+
+    fn try_from(row: Columns) -> Result<Self, DbError> {
+        let small =
+            |column, number: i64| u32::try_from(number).map_err(|_| unreadable(column, &number.to_string()));
+        let mode =
+            CacheMode::parse(&row.cache_mode).map_err(|_| unreadable("cache_mode", &row.cache_mode))?;
+        Ok(Self {
+            cache: CacheSettings {
+                mode,
+                ram_bytes: loaded(row.cache_ram_bytes),
+                disk_bytes: loaded(row.cache_disk_bytes),
+                weight: small("cache_weight", row.cache_weight)?,
+                persistent: row.cache_persistent,
+            },
+            transport: DiskTransport::parse(&row.transport)
+                .map_err(|_| unreadable("transport", &row.transport))?,
+            memory_bytes: loaded(row.memory_bytes),
+            cpus: small("cpus", row.cpus)?,
+        })
+    }
+}
+
+/// A statement that inserts a row.
+pub(super) type Insert<'q> = Query<'q, Sqlite, SqliteArguments>;
+
+/// Binds them: `cache_mode, cache_ram_bytes, cache_disk_bytes, cache_weight, cache_persistent, transport, memory_bytes, cpus`.
+pub(super) fn bind<'q>(insert: Insert<'q>, hardware: &Hardware) -> Insert<'q> {
+    let Hardware { cache, transport, memory_bytes, cpus } = hardware;
+    insert
+        .bind(cache.mode.name())
+        .bind(stored(cache.ram_bytes))
+        .bind(stored(cache.disk_bytes))
+        .bind(i64::from(cache.weight))
+        .bind(cache.persistent)
+        .bind(transport.name())
+        .bind(stored(*memory_bytes))
+        .bind(i64::from(*cpus))
+}
