@@ -9,6 +9,9 @@ use headwater_block::MAX_REQUEST_BYTES;
 pub struct Limits {
     /// Connections at the same time, half-open ones included. More are closed at once.
     pub connections: usize,
+    /// Connections that are still in their handshake. A new one ends the oldest of them, so that those who open connections and say
+    /// nothing keep nobody out.
+    pub half_open: usize,
     /// From accepting a connection to the end of its handshake, in milliseconds. Then it is closed.
     pub handshake_timeout_ms: u64,
     /// Options in one handshake. Then it is closed.
@@ -44,6 +47,7 @@ impl Default for Limits {
     fn default() -> Self {
         Self {
             connections: 1024,
+            half_open: 128,
             handshake_timeout_ms: 10_000,
             handshake_options: 64,
             option_bytes: 64 << 10,
@@ -65,6 +69,7 @@ impl Limits {
     /// The same, with values that cannot work raised or lowered to those that can.
     pub(crate) fn sane(mut self) -> Self {
         self.connections = self.connections.max(1);
+        self.half_open = self.half_open.clamp(1, self.connections);
         self.name_bytes = self.name_bytes.min(crate::wire::handshake::STRING_BYTES);
         self.request_bytes = self.request_bytes.clamp(1 << 16, MAX_REQUEST_BYTES);
         self.requests_in_flight = self.requests_in_flight.max(1);

@@ -251,6 +251,32 @@ fn half_open_handshakes_are_closed_in_time() {
 }
 
 #[test]
+fn a_thousand_half_open_handshakes_keep_nobody_out() {
+    let limits = Limits { half_open: 50, handshake_timeout_ms: 3_000, ..Limits::default() };
+    let fixture = Fixture::with_limits(ReferenceDisk::new(MIB), limits);
+    let mut working = fixture.started(true);
+    let mut held = Vec::new();
+    for round in 0..1000 {
+        // Some say nothing, some half of an option.
+        let mut raw = fixture.raw();
+        if round % 2 == 0 {
+            let _ = raw.0.write_all(b"\0\0\0\x03IHAVEO");
+        }
+        held.push(raw);
+        if round % 250 == 0 {
+            fixture.is_alive();
+        }
+    }
+    fixture.is_alive();
+    wait_for("most to be closed", || fixture.server.connections() <= 51);
+    // The rest is closed when their time is over, though they stay; who is through stays.
+    fixture.wait_for_connections(1);
+    working.request(command::READ, 0, 1, 0, 512);
+    working.chunk();
+    drop(held);
+}
+
+#[test]
 fn a_client_that_never_reads_is_not_served_without_end() {
     let options = ReferenceOptions { waits: Waits::Always, ..Default::default() };
     let limits = Limits { requests_in_flight: 16, stop_timeout_ms: 100, ..Limits::default() };

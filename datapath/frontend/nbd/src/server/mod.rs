@@ -15,7 +15,7 @@ mod outbox;
 mod pool;
 mod serve;
 
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -150,7 +150,21 @@ struct Shared {
 #[derive(Default)]
 struct Register {
     next: u64,
-    sockets: HashMap<u64, Arc<crate::socket::Socket>>,
+    /// By age.
+    connections: BTreeMap<u64, Registered>,
+}
+
+struct Registered {
+    socket: Arc<crate::socket::Socket>,
+    stage: Stage,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Stage {
+    Handshake,
+    /// Cut in its handshake, to make room for another client.
+    Evicted,
+    Open,
 }
 
 impl Server {
@@ -212,7 +226,7 @@ impl Server {
 
     /// How many clients are connected now, half-open handshakes included.
     pub fn connections(&self) -> usize {
-        self.shared.register.lock().sockets.len()
+        self.shared.register.lock().connections.len()
     }
 
     /// Stops: no new connections or requests; requests in flight are finished and answered, then connections
@@ -224,19 +238,19 @@ impl Server {
         if let Ok(listener) = acceptor.join() {
             listener.close();
         }
-        for socket in self.shared.register.lock().sockets.values() {
-            socket.stop_receiving();
+        for connection in self.shared.register.lock().connections.values() {
+            connection.socket.stop_receiving();
         }
         let patience = Duration::from_millis(self.shared.limits.stop_timeout_ms);
         if !self.shared.wait_until_empty(patience) {
             let register = self.shared.register.lock();
             tracing::warn!(
-                connections = register.sockets.len(),
+                connections = register.connections.len(),
                 "NBD clients did not take their replies within {} ms, or the device did not answer; cutting them off",
                 self.shared.limits.stop_timeout_ms
             );
-            for socket in register.sockets.values() {
-                socket.cut();
+            for connection in register.connections.values() {
+                connection.socket.cut();
             }
             drop(register);
             self.shared.wait_until_empty(Duration::from_secs(1));
@@ -254,7 +268,7 @@ impl Shared {
     fn wait_until_empty(&self, patience: Duration) -> bool {
         let deadline = Instant::now().checked_add(patience);
         let mut register = self.register.lock();
-        while !register.sockets.is_empty() {
+        while !register.connections.is_empty() {
             let timed_out = match deadline {
                 Some(deadline) => self.emptied.wait_until(&mut register, deadline).timed_out(),
                 None => {
@@ -263,7 +277,7 @@ impl Shared {
                 }
             };
             if timed_out {
-                return register.sockets.is_empty();
+                return register.connections.is_empty();
             }
         }
         true
@@ -299,7 +313,8 @@ impl Shared {
         let socket = Arc::new(socket);
         let id = {
             let mut register = self.register.lock();
-            if register.sockets.len() >= self.limits.connections {
+            register.make_room(self.limits.half_open);
+            if register.connections.len() >= self.limits.connections {
                 drop(register);
                 let limit = self.limits.connections;
                 self.faults
@@ -308,12 +323,13 @@ impl Shared {
             }
             register.next = register.next.wrapping_add(1);
             let id = register.next;
-            register.sockets.insert(id, Arc::clone(&socket));
+            let registered = Registered { socket: Arc::clone(&socket), stage: Stage::Handshake };
+            register.connections.insert(id, registered);
             id
         };
         let seat = Seat { shared: Arc::clone(self), id };
         let spawned = std::thread::Builder::new().name(format!("nbd-{id}")).spawn(move || {
-            serve::serve(&seat.shared, &socket, &peer);
+            serve::serve(&seat, &socket, &peer);
             drop(socket);
             drop(seat);
         });
@@ -329,11 +345,43 @@ struct Seat {
     id: u64,
 }
 
+impl Seat {
+    /// The handshake is over. `false`: it was cut before.
+    fn open(&self) -> bool {
+        let mut register = self.shared.register.lock();
+        let Some(connection) = register.connections.get_mut(&self.id) else { return false };
+        let is_there = connection.stage == Stage::Handshake;
+        if is_there {
+            connection.stage = Stage::Open;
+        }
+        is_there
+    }
+
+    /// Whether it was cut to make room for another client.
+    fn is_evicted(&self) -> bool {
+        let register = self.shared.register.lock();
+        register.connections.get(&self.id).is_some_and(|connection| connection.stage == Stage::Evicted)
+    }
+}
+
+impl Register {
+    /// Ends the oldest handshake where there are `limit`.
+    fn make_room(&mut self, limit: usize) {
+        let is_half_open = |connection: &&mut Registered| connection.stage == Stage::Handshake;
+        if self.connections.values_mut().filter(is_half_open).count() >= limit
+            && let Some(oldest) = self.connections.values_mut().find(is_half_open)
+        {
+            oldest.stage = Stage::Evicted;
+            oldest.socket.cut();
+        }
+    }
+}
+
 impl Drop for Seat {
     fn drop(&mut self) {
         let mut register = self.shared.register.lock();
-        register.sockets.remove(&self.id);
-        if register.sockets.is_empty() {
+        register.connections.remove(&self.id);
+        if register.connections.is_empty() {
             self.shared.emptied.notify_all();
         }
     }

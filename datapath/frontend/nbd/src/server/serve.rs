@@ -4,10 +4,10 @@ use std::io::ErrorKind;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use super::Shared;
 use super::connection::Connection;
 use super::handshake::{Chosen, Encryption, Handshake, Step};
 use super::listener::Peer;
+use super::{Seat, Shared};
 use crate::socket::Socket;
 use crate::wire::handshake::{OPTION_BYTES, decode_option, encode_option_reply, greeting, reply};
 
@@ -19,9 +19,15 @@ pub(super) enum End {
     Fault(String),
 }
 
-pub(super) fn serve(shared: &Shared, socket: &Socket, peer: &Peer) {
+pub(super) fn serve(seat: &Seat, socket: &Socket, peer: &Peer) {
+    let shared = &*seat.shared;
     tracing::debug!("NBD: {peer} connected");
     let end = match shake_hands(shared, socket) {
+        _ if seat.is_evicted() => {
+            let limit = shared.limits.half_open;
+            End::Fault(format!("{limit} others were in their handshake, and its was the oldest"))
+        }
+        Ok(_) if !seat.open() => End::Orderly("it was cut in its handshake"),
         Ok(chosen) => {
             tracing::debug!(
                 "NBD: {peer} opened the export '{}', replies: {:?}, base:allocation: {}",
