@@ -8,6 +8,7 @@ use headwater_api::{CacheMode, CacheSettings, Channel, DiskTransport, ExportForm
 
 use crate::cmd::attach::DetachArgs;
 use crate::cmd::export::ExportArgs;
+use crate::cmd::serve_nbd::ServeNbdArgs;
 use crate::cmd::store::{OfferArgs, StoreCommand};
 use crate::stores::Credentials;
 use crate::streaming::StreamArgs;
@@ -163,6 +164,9 @@ pub struct ServeArgs {
     /// Certificate, key and tokens of that
     #[command(flatten)]
     pub offer: OfferArgs,
+    /// The NBD server
+    #[command(flatten)]
+    pub nbd: ServeNbdArgs,
     /// Check all versions in the background, at so many bytes a second
     #[arg(long, value_name = "SIZE", value_parser = size)]
     pub scrub: Option<u64>,

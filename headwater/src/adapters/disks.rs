@@ -1,14 +1,15 @@
 //! Machines' disks: a volume over a version of an image, served on a unix socket by vhost-user-blk or NBD.
 
+use std::collections::HashMap;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use async_trait::async_trait;
 use headwater_api::{
     CacheMode, CacheSettings, DiskCounters, DiskTransport, HostRam, ImageVersion, ProblemKind, Sample,
 };
-use headwater_block::{Device, IoError, IoErrorKind, size};
+use headwater_block::{Device, Geometry, IoError, IoErrorKind, size};
 use headwater_nbd::{Address, SingleExport};
 use headwater_service::backend::{BackendError, Disk, DiskRequest, Disks, FrozenDisk, KeptRequest, Shortage};
 use headwater_store::{Pin, Store};
@@ -20,6 +21,7 @@ use uuid::Uuid;
 use crate::adapters::frozen::FrozenVolume;
 use crate::adapters::images::{hash_of, image_failed, store_failed};
 use crate::adapters::kept::KeptFiles;
+use crate::adapters::lending::{Lending, Reader};
 use crate::streaming::{StreamArgs, Streaming, reads_wait};
 
 /// A write that waited so long found no room; shorter waits are a disk that is slower than its machine.
@@ -36,6 +38,27 @@ pub struct Volumes {
     host: Arc<Host>,
     host_memory_bytes: u64,
     pause_limit: Duration,
+    readable: Arc<Readable>,
+}
+
+/// What can be lent to readers outside.
+#[derive(Default)]
+struct Readable {
+    /// The disks of machines that are on, or were; by name.
+    on: Mutex<HashMap<String, Weak<ServedVolume>>>,
+    /// Kept disks whose machines are off.
+    kept: Mutex<HashMap<Uuid, Lending>>,
+}
+
+impl Readable {
+    fn of_machine(&self, machine: &str) -> Option<Arc<ServedVolume>> {
+        let served = self.on.lock().get(machine).and_then(Weak::upgrade)?;
+        served.parts.lock().is_some().then(|| Arc::clone(&served))
+    }
+
+    fn of_kept(&self, id: Uuid) -> Lending {
+        self.kept.lock().entry(id).or_default().clone()
+    }
 }
 
 impl Volumes {
@@ -52,7 +75,29 @@ impl Volumes {
         let streaming = Arc::new(Streaming::new(store.clone(), stream, None).map_err(image_failed)?);
         let host = Host::start(host_memory_bytes).map_err(|e| BackendError::new(ProblemKind::Failed, e))?;
         let files = KeptFiles { cache_dir, keys_dir };
-        Ok(Self { store, files, streaming, host: Arc::new(host), host_memory_bytes, pause_limit })
+        let (host, readable) = (Arc::new(host), Arc::default());
+        Ok(Self { store, files, streaming, host, host_memory_bytes, pause_limit, readable })
+    }
+
+    /// What the disk of a machine is that is on, as a reader outside sees it.
+    pub fn geometry_of(&self, machine: &str) -> Option<Geometry> {
+        let geometry = self.readable.of_machine(machine)?.volume.geometry();
+        Some(Geometry { read_only: true, volatile_cache: false, ..geometry })
+    }
+
+    /// Lends the disk of a machine that is on, as it is now or as others read it already. `None` where it is off.
+    pub fn lend(&self, machine: &str) -> Option<Result<Reader, BackendError>> {
+        let served = self.readable.of_machine(machine)?;
+        Some(served.lend())
+    }
+
+    /// Lends a kept disk whose machine is off, as it was left. A machine that starts takes it back.
+    pub fn lend_kept(&self, request: &KeptRequest) -> Result<Reader, BackendError> {
+        let opener = self.opener();
+        self.readable.of_kept(request.id).borrow(|| {
+            let (volume, pin) = opener.open_volume(&request.version, &request.cache, Some(request.id))?;
+            FrozenVolume::of_nobody(&opener.store, request.version.clone(), volume, pin)
+        })
     }
 }
 
@@ -106,8 +151,16 @@ impl Disks for Volumes {
     }
 
     async fn discard(&self, id: Uuid) -> Result<(), BackendError> {
-        let files = self.files.clone();
-        blocking("remove a disk", move || files.discard(id)).await
+        let (files, readable) = (self.files.clone(), Arc::clone(&self.readable));
+        blocking("remove a disk", move || {
+            let lending = readable.of_kept(id);
+            let taken = lending.take_back();
+            files.discard(id)?;
+            drop(taken);
+            readable.kept.lock().remove(&id);
+            Ok(())
+        })
+        .await
     }
 
     fn host_ram(&self) -> HostRam {
@@ -145,6 +198,7 @@ impl Volumes {
             streaming: Arc::clone(&self.streaming),
             host: Arc::clone(&self.host),
             pause_limit: self.pause_limit,
+            readable: Arc::clone(&self.readable),
         }
     }
 }
@@ -156,10 +210,29 @@ struct Opener {
     streaming: Arc<Streaming>,
     host: Arc<Host>,
     pause_limit: Duration,
+    readable: Arc<Readable>,
 }
 
 impl Opener {
+    /// As [`Opener::open_volume`], and takes the disk back from those who read it.
     fn volume(
+        &self,
+        version: &ImageVersion,
+        cache: &CacheSettings,
+        kept: Option<Uuid>,
+    ) -> Result<(Arc<Volume>, Pin), BackendError> {
+        let lending = kept.map(|id| self.readable.of_kept(id));
+        // Until it is open here: a reader who came between would have it open then.
+        let taken = lending.as_ref().map(Lending::take_back);
+        if let (Some(id), Some(taken)) = (kept, &taken)
+            && taken.readers > 0
+        {
+            tracing::warn!(disk = %id, readers = taken.readers, "a kept disk is needed and was taken from those who read it");
+        }
+        self.open_volume(version, cache, kept)
+    }
+
+    fn open_volume(
         &self,
         version: &ImageVersion,
         cache: &CacheSettings,
@@ -190,8 +263,8 @@ impl Opener {
         let socket = request.run_dir.join("disk.sock");
         let served = Server::bind(request.transport, &request.machine, &socket, volume.clone());
         let server = served.inspect_err(|_| volume.close())?;
-        Ok(Arc::new(ServedVolume {
-            machine: request.machine,
+        let served = Arc::new(ServedVolume {
+            machine: request.machine.clone(),
             mode: request.cache.mode,
             transport: request.transport,
             cache_dir: self.files.cache_dir,
@@ -199,8 +272,14 @@ impl Opener {
             below: request.version,
             socket,
             volume,
+            lending: Lending::default(),
             parts: Arc::new(Mutex::new(Some((server, pin)))),
-        }))
+        });
+        let mut on = self.readable.on.lock();
+        on.retain(|_, disk| disk.strong_count() > 0);
+        on.insert(request.machine, Arc::downgrade(&served));
+        drop(on);
+        Ok(served)
     }
 }
 
@@ -265,8 +344,23 @@ struct ServedVolume {
     socket: PathBuf,
     transport: DiskTransport,
     volume: Arc<Volume>,
+    /// To readers outside.
+    lending: Lending,
     /// Gone once the disk is closed.
     parts: Arc<Mutex<Option<(Server, Pin)>>>,
+}
+
+impl ServedVolume {
+    fn lend(&self) -> Result<Reader, BackendError> {
+        self.lending.borrow(|| {
+            // Whoever closes the disk takes it back afterwards, so one that is closed is not lent.
+            let parts = self.parts.lock();
+            if parts.is_none() {
+                return Err(BackendError::new(ProblemKind::Conflict, "the machine is being switched off"));
+            }
+            FrozenVolume::of_machine(&self.store, &self.below, &self.volume)
+        })
+    }
 }
 
 #[async_trait]
@@ -296,6 +390,15 @@ impl Disk for ServedVolume {
     }
 
     fn freeze(&self) -> Result<Box<dyn FrozenDisk>, BackendError> {
+        let readers = self.lending.readers();
+        if readers > 0 {
+            let message = format!(
+                "its disk is being read over NBD, by {readers} connection(s), and can be frozen once at a time"
+            );
+            return Err(
+                BackendError::new(ProblemKind::Conflict, message).advise("try again when that is done")
+            );
+        }
         Ok(Box::new(FrozenVolume::of_machine(&self.store, &self.below, &self.volume)?))
     }
 
@@ -321,6 +424,11 @@ impl Disk for ServedVolume {
         let waiting = self.parts.lock().as_ref().map_or(0, |(server, _)| server.waiting_writes());
         if !shortage.refusing && shortage.waited < SHORTAGE_AFTER && waiting == 0 {
             return None;
+        }
+        // What a frozen view needs is the first to go: the machine comes before those who read it.
+        let readers = self.lending.take_back().readers;
+        if readers > 0 {
+            tracing::warn!(machine = %self.machine, readers, "its write cache is full: the frozen view was taken from those who read it");
         }
         let cache = self.volume.counters().cache;
         let told = shortage.refusing && self.transport == DiskTransport::Nbd;
@@ -350,9 +458,11 @@ impl Disk for ServedVolume {
     }
 
     async fn close(&self) -> Result<(), BackendError> {
-        let (volume, parts) = (self.volume.clone(), self.parts.clone());
+        let (volume, parts, lending) = (self.volume.clone(), self.parts.clone(), self.lending.clone());
         blocking("close the disk", move || {
             let parts = parts.lock().take();
+            // Or what the machine wrote would live as long as its readers.
+            drop(lending.take_back());
             // Writes that wait for space give up, or the server would wait for them.
             volume.close();
             if let Some((server, _pin)) = parts {

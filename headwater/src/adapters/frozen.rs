@@ -48,6 +48,11 @@ impl FrozenVolume {
         Ok(Self { store: store.clone(), below, view, _pin: pin, opened: Some(volume) })
     }
 
+    /// What it is as a device.
+    pub fn view(&self) -> &Arc<FrozenView> {
+        &self.view
+    }
+
     fn seal(&self, order: &SealOrder, job: &JobControl) -> Result<SealOutcome, BackendError> {
         let name: ImageName = self.below.image.parse().map_err(store_failed)?;
         let since_1970 = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();

@@ -6,4 +6,5 @@ mod frozen;
 pub mod hypervisor;
 pub mod images;
 mod kept;
+pub mod lending;
 mod metrics;

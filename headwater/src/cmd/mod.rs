@@ -19,6 +19,7 @@ mod resume;
 mod run;
 mod seal;
 mod serve;
+pub mod serve_nbd;
 mod signals;
 mod spool;
 mod stats;

@@ -25,6 +25,7 @@ pub async fn run(data_dir: DataDir, args: ServeArgs) -> anyhow::Result<u8> {
         listen: args.listen,
         store: args.store,
         offer: args.store_listen.map(|listen| args.offer.options(listen)),
+        nbd: args.nbd.offer()?,
         scrub,
         pause_limit: Duration::from_secs(args.pause),
         stream: args.stream,
@@ -37,6 +38,7 @@ pub async fn run(data_dir: DataDir, args: ServeArgs) -> anyhow::Result<u8> {
         socket = %daemon.data_dir().socket().display(),
         tcp = daemon.tcp().map(tracing::field::display),
         store = daemon.offer_url(),
+        nbd = daemon.nbd_uri(),
         "ready"
     );
     tell(NotifyState::Ready);

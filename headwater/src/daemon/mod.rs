@@ -6,6 +6,7 @@
 //!          -> machines stopped (their disks live here) -> database closed -> socket removed
 //! ```
 
+pub mod exports;
 mod scrub;
 
 use std::net::SocketAddr;
@@ -29,6 +30,7 @@ use crate::adapters::disks::Volumes;
 use crate::adapters::hypervisor::Qemu;
 use crate::adapters::images::StoredImages;
 use crate::cmd::store::Scrub;
+use crate::daemon::exports::Offer;
 use crate::daemon::scrub::Scrubbing;
 use crate::data_dir::{DataDir, DataDirLock};
 use crate::stores::{self, Credentials};
@@ -48,6 +50,8 @@ pub struct Options {
     pub store: Option<String>,
     /// Where and how the store is offered to others.
     pub offer: Option<headwater_store_server::Options>,
+    /// How machines' disks are offered over NBD.
+    pub nbd: Option<Offer>,
     /// How the store is checked all the time.
     pub scrub: Option<Scrub>,
     /// How long a write waits for room before it is refused.
@@ -64,6 +68,7 @@ impl Default for Options {
             listen: None,
             store: None,
             offer: None,
+            nbd: None,
             scrub: None,
             pause_limit: DEFAULT_PAUSE_LIMIT,
             stream: StreamArgs::default(),
@@ -84,6 +89,7 @@ pub struct Daemon {
     ticker: JoinHandle<()>,
     tcp: Option<SocketAddr>,
     offer_url: Option<String>,
+    nbd: Option<headwater_nbd::Server>,
     scrubbing: Option<Scrubbing>,
 }
 
@@ -110,10 +116,12 @@ impl Daemon {
         };
         let offer_url = offer.as_ref().map(StoreServer::url);
         let images = StoredImages::new(store.clone(), options.credentials);
-        let limits = (options.pause_limit, options.stream);
-        let service = service(&data_dir, (store.clone(), images), database.clone(), limits).await?;
+        let volumes = volumes(&data_dir, store, options.pause_limit, options.stream).await?;
+        let service = service(&data_dir, images, database.clone(), volumes.clone());
         service.recover().await.context("cannot clean up after an earlier daemon")?;
 
+        // After that: what an earlier daemon left is not read.
+        let nbd = options.nbd.map(|offer| offer.serve(service.clone(), volumes)).transpose()?;
         let router = operations::router(service.clone());
         let (stop, stopped) = watch::channel(false);
         let mut servers = vec![tokio::spawn(server::serve_unix(unix, router.clone(), stopped.clone()))];
@@ -144,6 +152,7 @@ impl Daemon {
             ticker,
             tcp: tcp_address,
             offer_url,
+            nbd,
             scrubbing,
         })
     }
@@ -156,6 +165,11 @@ impl Daemon {
     /// Where the store is offered to others.
     pub fn offer_url(&self) -> Option<&str> {
         self.offer_url.as_deref()
+    }
+
+    /// Where machines' disks are offered.
+    pub fn nbd_uri(&self) -> Option<String> {
+        self.nbd.as_ref().map(headwater_nbd::Server::uri)
     }
 
     /// Where it is.
@@ -176,6 +190,8 @@ impl Daemon {
             // It looks often whether it is to end, but the store may take its time.
             tokio::task::spawn_blocking(move || drop(scrubbing));
         }
+        // Takes as long as clients take their replies. It asks the service, which is there till the end.
+        let nbd = self.nbd.map(|nbd| tokio::task::spawn_blocking(move || nbd.stop()));
         // Where all servers have ended there is nobody to tell.
         let _ = self.stop.send(true);
         let finish = async {
@@ -189,6 +205,11 @@ impl Daemon {
         };
         if tokio::time::timeout(REQUESTS_GRACE, finish).await.is_err() {
             tracing::warn!("some requests did not end within {} s and are cut off", REQUESTS_GRACE.as_secs());
+        }
+        if let Some(nbd) = nbd
+            && let Err(e) = nbd.await
+        {
+            tracing::error!("the NBD server did not end: {e}");
         }
         if !self.service.jobs_ended(JOBS_GRACE).await {
             tracing::warn!("a long operation did not end within {} s", JOBS_GRACE.as_secs());
@@ -226,23 +247,31 @@ async fn open_store(
     Ok(opened.await.context("cannot open the store")??)
 }
 
-async fn service(
+async fn volumes(
     data_dir: &DataDir,
-    (store, images): (Arc<dyn Store>, StoredImages),
-    db: Arc<SqliteDatabase>,
-    (pause_limit, stream): (Duration, StreamArgs),
-) -> anyhow::Result<Service> {
+    store: Arc<dyn Store>,
+    pause_limit: Duration,
+    stream: StreamArgs,
+) -> anyhow::Result<Arc<Volumes>> {
     let (cache_dir, keys_dir) = (data_dir.cache(), data_dir.keys());
     let opened =
         tokio::task::spawn_blocking(move || Volumes::new(store, cache_dir, keys_dir, pause_limit, &stream));
-    let disks = opened.await.context("cannot open the store")??;
-    Ok(Service::new(Parts {
+    Ok(Arc::new(opened.await.context("cannot open the store")??))
+}
+
+fn service(
+    data_dir: &DataDir,
+    images: StoredImages,
+    db: Arc<SqliteDatabase>,
+    disks: Arc<Volumes>,
+) -> Service {
+    Service::new(Parts {
         db,
         images: Arc::new(images),
-        disks: Arc::new(disks),
+        disks,
         hypervisor: Arc::new(Qemu),
         clock: Arc::new(SystemClock),
         random: Arc::new(SystemRandom),
         data_dir: data_dir.path().to_owned(),
-    }))
+    })
 }

@@ -59,6 +59,8 @@ pub fn short_dir() -> tempfile::TempDir {
 
 pub struct Daemon {
     pub dir: tempfile::TempDir,
+    /// What it logged until it was ready.
+    pub log: String,
     child: Child,
 }
 
@@ -92,7 +94,7 @@ impl Daemon {
         }
         // Read on, or the pipe fills and the daemon waits.
         std::thread::spawn(move || std::io::copy(&mut log, &mut std::io::sink()));
-        Self { dir, child }
+        Self { dir, log: seen, child }
     }
 
     pub fn path(&self) -> &Path {

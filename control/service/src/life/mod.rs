@@ -26,6 +26,7 @@ pub(crate) mod boot;
 pub(crate) mod edit;
 mod error;
 mod limits;
+mod readable;
 mod record;
 mod recover;
 mod seal;
@@ -37,6 +38,7 @@ mod watch;
 
 pub use active::Active;
 pub use error::LifeError;
+pub use readable::{ReadableDisk, Residue};
 pub use recover::{Verdict, verdict};
 
 /// How long a guest may take to switch itself off before it is killed.

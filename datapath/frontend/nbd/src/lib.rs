@@ -65,5 +65,7 @@ pub use address::{Address, AddressError};
 pub use client::{Client, NbdUri};
 pub use error::NbdError;
 pub use limits::Limits;
-pub use server::{BindError, Export, ExportInfo, Exports, NotOpened, Options, Server, SingleExport};
+pub use server::{
+    BindError, Described, Export, ExportInfo, Exports, NotOpened, Options, Server, SingleExport,
+};
 pub use tls::{ClientIdentity, ServerTls, ServerTlsOptions, TlsError};

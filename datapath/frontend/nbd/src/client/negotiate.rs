@@ -55,12 +55,14 @@ pub enum ConnectError {
         source: WireError,
     },
     /// The export does not exist.
-    #[error("{uri} has no export '{export}'{}", listed(.available))]
+    #[error("{uri} has no export '{export}'{}{}", said(.why), listed(.available))]
     UnknownExport {
         /// Where.
         uri: String,
         /// What was asked for.
         export: String,
+        /// The server's words; may be empty.
+        why: String,
         /// What there is, as far as the server tells.
         available: Vec<String>,
     },
@@ -104,6 +106,10 @@ pub enum ConnectError {
         /// Why.
         source: std::io::Error,
     },
+}
+
+fn said(why: &str) -> String {
+    if why.is_empty() { String::new() } else { format!(": {}", why.escape_debug()) }
 }
 
 fn listed(available: &[String]) -> String {
@@ -238,9 +244,10 @@ impl Session<'_> {
         })?;
         match answer {
             Answer::Ack => self.conclude(items, structured, base_allocation),
-            Answer::Error { code: reply::ERR_UNKNOWN, .. } => Err(ConnectError::UnknownExport {
+            Answer::Error { code: reply::ERR_UNKNOWN, message } => Err(ConnectError::UnknownExport {
                 uri: self.uri.to_string(),
                 export: export.to_string(),
+                why: message,
                 available: self.list().unwrap_or_default(),
             }),
             Answer::Error { code, message } => {

@@ -7,7 +7,7 @@
 
 use headwater_block::Geometry;
 
-use super::{Export, Exports, NotOpened};
+use super::{Described, Export, Exports, NotOpened};
 use crate::limits::Limits;
 use crate::tls::ClientIdentity;
 use crate::wire::WireError;
@@ -196,14 +196,22 @@ impl<'a> Handshake<'a> {
                 return Step::More;
             }
         };
-        let export = match self.exports.open(go.name, &self.client) {
-            Ok(export) => export,
+        // A client that only asks opens nothing.
+        let found = if number == option::INFO {
+            self.exports.describe(go.name, &self.client).map(|described| (described, None))
+        } else {
+            self.exports.open(go.name, &self.client).map(|export| {
+                let (geometry, description) = (export.device.geometry(), export.description.clone());
+                (Described { geometry, description }, Some(export))
+            })
+        };
+        let (Described { geometry, description }, export) = match found {
+            Ok(found) => found,
             Err(why) => {
-                refuse_export(out, number, why);
+                refuse_export(out, number, &why);
                 return Step::More;
             }
         };
-        let geometry = export.device.geometry();
         let mut items = vec![InfoItem::Export {
             size_bytes: geometry.size_bytes,
             flags: transmission_flags(&geometry, self.form),
@@ -217,17 +225,17 @@ impl<'a> Handshake<'a> {
         if go.wanted.contains(&info::NAME) {
             items.push(InfoItem::Name(go.name.to_string()));
         }
-        if go.wanted.contains(&info::DESCRIPTION) && !export.description.is_empty() {
-            items.push(InfoItem::Description(export.description.clone()));
+        if go.wanted.contains(&info::DESCRIPTION) && !description.is_empty() {
+            items.push(InfoItem::Description(description));
         }
         for item in items {
             encode_option_reply(out, number, reply::INFO, &item.encode());
         }
         encode_option_reply(out, number, reply::ACK, &[]);
-        if number == option::INFO {
-            return Step::More;
+        match export {
+            Some(export) => Step::Start(self.chosen(go.name, export)),
+            None => Step::More,
         }
-        Step::Start(self.chosen(go.name, export))
     }
 
     fn meta_context(&mut self, number: u32, data: &[u8], out: &mut Vec<u8>) {
@@ -243,8 +251,8 @@ impl<'a> Handshake<'a> {
             Ok(query) => query,
             Err(error) => return refuse_malformed(out, number, &error),
         };
-        if let Err(why) = self.exports.open(query.name, &self.client) {
-            return refuse_export(out, number, why);
+        if let Err(why) = self.exports.describe(query.name, &self.client) {
+            return refuse_export(out, number, &why);
         }
         let named = query.queries.contains(&BASE_ALLOCATION);
         let listed = !setting && (query.queries.is_empty() || query.queries.contains(&"base:"));
@@ -287,9 +295,10 @@ fn refuse(out: &mut Vec<u8>, number: u32, why: &str) {
     encode_option_reply(out, number, reply::ERR_INVALID, why.as_bytes());
 }
 
-fn refuse_export(out: &mut Vec<u8>, number: u32, why: NotOpened) {
+fn refuse_export(out: &mut Vec<u8>, number: u32, why: &NotOpened) {
     let code = match why {
-        NotOpened::Unknown => reply::ERR_UNKNOWN,
+        // The code says that an export is not available, for whatever reason.
+        NotOpened::Unknown | NotOpened::Unavailable(_) => reply::ERR_UNKNOWN,
         NotOpened::Forbidden => reply::ERR_POLICY,
     };
     encode_option_reply(out, number, code, why.to_string().as_bytes());

@@ -22,7 +22,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use headwater_block::{Device, FaultLog};
+use headwater_block::{Device, FaultLog, Geometry};
 use parking_lot::{Condvar, Mutex};
 use rustix::event::{EventfdFlags, PollFd, PollFlags};
 
@@ -49,8 +49,17 @@ pub struct ExportInfo {
     pub description: String,
 }
 
+/// What is told about an export that is not opened yet.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Described {
+    /// As the device that [`Exports::open`] gives has it.
+    pub geometry: Geometry,
+    /// Shown by clients; may be empty.
+    pub description: String,
+}
+
 /// Why a client gets no export. Its text is sent to the client.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum NotOpened {
     /// There is none of that name.
     #[error("no export has this name")]
@@ -58,6 +67,9 @@ pub enum NotOpened {
     /// This client may not have it.
     #[error("the names in this client's certificate do not allow this export")]
     Forbidden,
+    /// It cannot be opened now.
+    #[error("{0}")]
+    Unavailable(String),
 }
 
 /// What a server offers, and to whom. Called on connections' threads, in the handshake.
@@ -65,7 +77,13 @@ pub trait Exports: Send + Sync + 'static {
     /// All that this client may see.
     fn list(&self, client: &ClientIdentity) -> Vec<ExportInfo>;
 
-    /// The export of that name. The empty name asks for the default one.
+    /// What the export of that name is, for clients that only ask. Costs less than opening it.
+    fn describe(&self, name: &str, client: &ClientIdentity) -> Result<Described, NotOpened> {
+        let export = self.open(name, client)?;
+        Ok(Described { geometry: export.device.geometry(), description: export.description })
+    }
+
+    /// The export of that name, for one connection. The empty name asks for the default one.
     fn open(&self, name: &str, client: &ClientIdentity) -> Result<Export, NotOpened>;
 }
 

@@ -1,0 +1,79 @@
+//! Machines' disks as those see them who read them from outside, and the history of who did.
+
+use headwater_api::MachineState;
+use headwater_db::{MachineRecord, Purpose};
+
+use crate::Service;
+use crate::backend::KeptRequest;
+use crate::extract::Actor;
+use crate::life::LifeError;
+use crate::life::boot::cache_of_edit;
+
+/// A machine, and what there is of its disk.
+#[derive(Clone, Debug)]
+pub struct ReadableDisk {
+    /// The machine.
+    pub machine: String,
+    /// What it does.
+    pub state: MachineState,
+    /// What there is.
+    pub disk: Residue,
+}
+
+/// What there is of a machine's disk.
+#[derive(Clone, Debug)]
+pub enum Residue {
+    /// The machine is on; this is the version below, as `IMAGE@NUMBER`.
+    On(String),
+    /// The machine is off, and its disk is kept.
+    Kept(Box<KeptRequest>),
+    /// The machine is off, and has no disk.
+    None,
+}
+
+impl Service {
+    /// The disks of all machines, by name.
+    pub async fn readable_disks(&self) -> Result<Vec<ReadableDisk>, LifeError> {
+        let records = self.db().read().await?.machines().list().await?;
+        let mut disks = Vec::new();
+        for record in records {
+            let (machine, state) = (record.name.clone(), record.state);
+            // One version that cannot be found does not hide the other machines.
+            let disk = self.residue(record).await.unwrap_or_else(|e| {
+                tracing::warn!(%machine, "cannot tell what its disk is: {e}");
+                Residue::None
+            });
+            disks.push(ReadableDisk { machine, state, disk });
+        }
+        Ok(disks)
+    }
+
+    /// The disk of one machine. `None`: there is no such machine.
+    pub async fn readable_disk(&self, name: &str) -> Result<Option<ReadableDisk>, LifeError> {
+        let Some(record) = self.db().read().await?.machines().by_name(name).await? else { return Ok(None) };
+        let (machine, state) = (record.name.clone(), record.state);
+        Ok(Some(ReadableDisk { machine, state, disk: self.residue(record).await? }))
+    }
+
+    /// Notes in the history who reads a machine's disk.
+    pub async fn note_reading(&self, machine: &str, who: &str, detail: &str) -> Result<(), LifeError> {
+        let actor = Actor(who.to_owned());
+        let event = self.event(&actor, format!("machine {machine}"), "disk read", detail);
+        Ok(self.append(event).await?)
+    }
+
+    async fn residue(&self, record: MachineRecord) -> Result<Residue, LifeError> {
+        if self.active(record.uuid).is_some() {
+            return Ok(Residue::On(record.version.unwrap_or_default()));
+        }
+        let disks = self.db().read().await?.kept_disks().of_machine(record.uuid).await?;
+        let find = |purpose| disks.iter().find(|disk| disk.purpose == purpose);
+        let (kept, cache) = match (find(Purpose::Edit), find(Purpose::Persistent)) {
+            (Some(edit), _) => (edit, cache_of_edit(record.cache)),
+            (None, Some(own)) if record.cache.persistent => (own, record.cache),
+            _ => return Ok(Residue::None),
+        };
+        let version = self.version_of("read the disk of", &record, &kept.below()).await?;
+        Ok(Residue::Kept(Box::new(KeptRequest { id: kept.id, version, cache })))
+    }
+}

@@ -1,0 +1,149 @@
+//! Frozen views of disks, lent to readers outside, and taken back when the machine needs its disk.
+//!
+//! ```text
+//!   nobody reads --first reader--> frozen, a View --further readers--> the same View
+//!        ^                                               |
+//!        +--------- the last one goes, or taken back ----+      a reader that still holds it gets errors
+//! ```
+//!
+//! All who read at the same time see the same moment, so a client may open several connections. What the view alone needs is given
+//! back when the last of them goes.
+
+use std::sync::Arc;
+
+use headwater_block::{
+    Attempt, ByteRange, Completion, Device, Extent, Geometry, IoError, IoErrorKind, Op, Request,
+};
+use headwater_service::backend::BackendError;
+use headwater_volume::FrozenView;
+use parking_lot::{Mutex, MutexGuard, RwLock};
+
+use crate::adapters::frozen::FrozenVolume;
+
+/// The view of one disk. Cloning is cheap; all clones lend the same.
+#[derive(Clone, Default)]
+pub struct Lending(Arc<Mutex<Option<Lent>>>);
+
+struct Lent {
+    view: Arc<View>,
+    readers: usize,
+}
+
+struct View {
+    geometry: Geometry,
+    /// Gone once it was taken back.
+    frozen: RwLock<Option<FrozenVolume>>,
+}
+
+/// What one reader holds.
+pub struct Reader {
+    lending: Lending,
+    view: Arc<View>,
+    is_first: bool,
+}
+
+impl Lending {
+    /// The view that others read, or else a new one by `freeze`.
+    pub fn borrow(
+        &self,
+        freeze: impl FnOnce() -> Result<FrozenVolume, BackendError>,
+    ) -> Result<Reader, BackendError> {
+        let mut lent = self.0.lock();
+        let is_first = lent.is_none();
+        let held = match lent.take() {
+            Some(held) => held,
+            None => {
+                let frozen = freeze()?;
+                let geometry = frozen.view().geometry();
+                Lent { view: Arc::new(View { geometry, frozen: RwLock::new(Some(frozen)) }), readers: 0 }
+            }
+        };
+        let held = lent.insert(held);
+        held.readers += 1;
+        Ok(Reader { lending: self.clone(), view: Arc::clone(&held.view), is_first })
+    }
+
+    /// How many read now.
+    pub fn readers(&self) -> usize {
+        self.0.lock().as_ref().map_or(0, |lent| lent.readers)
+    }
+
+    /// Takes the view away from all who read it. Nobody gets another one while the answer lives.
+    pub fn take_back(&self) -> TakenBack<'_> {
+        let mut lent = self.0.lock();
+        let readers = lent.take().map_or(0, |lent| {
+            lent.view.end();
+            lent.readers
+        });
+        TakenBack { readers, _lent: lent }
+    }
+}
+
+/// See [`Lending::take_back`].
+pub struct TakenBack<'a> {
+    /// How many had it.
+    pub readers: usize,
+    _lent: MutexGuard<'a, Option<Lent>>,
+}
+
+impl View {
+    /// Requests that are under way end as they would have.
+    fn end(&self) {
+        // Closing it may take its time: not with the lock held.
+        let frozen = self.frozen.write().take();
+        drop(frozen);
+    }
+}
+
+impl Reader {
+    /// Whether the view began with this reader.
+    pub fn is_first(&self) -> bool {
+        self.is_first
+    }
+
+    /// The view, for one request: no lock is held while it is carried out, and who takes the view back waits for none.
+    fn frozen(&self) -> Result<Arc<FrozenView>, IoError> {
+        let frozen = self.view.frozen.read();
+        frozen.as_ref().map(|frozen| Arc::clone(frozen.view())).ok_or_else(taken)
+    }
+}
+
+impl Drop for Reader {
+    fn drop(&mut self) {
+        let mut lent = self.lending.0.lock();
+        // Another view has taken the place of one that was taken back.
+        let Some(held) = lent.as_mut().filter(|held| Arc::ptr_eq(&held.view, &self.view)) else { return };
+        held.readers = held.readers.saturating_sub(1);
+        if held.readers == 0 {
+            *lent = None;
+            // With the lock held: who comes now finds the disk thawed, and can freeze it again.
+            self.view.end();
+        }
+    }
+}
+
+fn taken() -> IoError {
+    let why = "the machine needed its disk, was stopped or has no room left, so this view of it has ended; open it again";
+    IoError::new(IoErrorKind::Closed, why)
+}
+
+impl Device for Reader {
+    fn geometry(&self) -> Geometry {
+        self.view.geometry
+    }
+
+    fn try_now(&self, op: Op<'_>) -> Result<Attempt, IoError> {
+        self.frozen()?.try_now(op)
+    }
+
+    fn submit(&self, request: Request, done: Completion) {
+        match self.frozen() {
+            Ok(frozen) => frozen.submit(request, done),
+            Err(error) => done.complete(Err(error), request.into_buffer()),
+        }
+    }
+
+    fn extents(&self, range: ByteRange, max_extents: usize) -> Result<Vec<Extent>, IoError> {
+        self.frozen()?.extents(range, max_extents)
+    }
+}

@@ -1,0 +1,283 @@
+//! The daemon's machines as NBD exports: who may see which, and what opening one gives.
+//!
+//! | the machine | its export |
+//! |---|---|
+//! | is on | its disk at the moment when the first of those who read it now opened it |
+//! | is off, and its disk is kept | that disk as it was left; a machine that starts takes it back |
+//! | is off otherwise | none: it has no disk |
+
+use std::net::{SocketAddr, ToSocketAddrs};
+use std::path::PathBuf;
+use std::str::FromStr;
+use std::sync::Arc;
+
+use anyhow::Context;
+use headwater_api::name::check_machine;
+use headwater_block::Geometry;
+use headwater_nbd::{
+    Address, ClientIdentity, Described, Export, ExportInfo, Exports, Limits, NotOpened, Server, ServerTls,
+    ServerTlsOptions,
+};
+use headwater_service::Service;
+use headwater_service::backend::BackendError;
+use headwater_service::life::{LifeError, ReadableDisk, Residue};
+use tokio::runtime::Handle;
+
+use crate::adapters::disks::Volumes;
+use crate::adapters::lending::Reader;
+
+/// Blocks of a disk over an image, as a volume has them.
+const LOGICAL_BLOCK_BYTES: u32 = 512;
+const PHYSICAL_BLOCK_BYTES: u32 = 4096;
+
+/// What the NBD clients of a certificate may read, written `NAME` or `NAME=MACHINE[,MACHINE..]`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Right {
+    client: String,
+    /// `None`: all.
+    machines: Option<Vec<String>>,
+}
+
+impl FromStr for Right {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let (client, machines) = match text.split_once('=') {
+            None => (text, None),
+            Some((client, machines)) => (client, Some(machines)),
+        };
+        if client.is_empty() {
+            return Err(
+                "the name of the certificate is missing: write NAME or NAME=MACHINE[,MACHINE..]".into()
+            );
+        }
+        let machines = machines.map(|machines| {
+            let checked = machines.split(',').map(|name| check_machine(name).map(|()| name.to_owned()));
+            checked.collect::<Result<Vec<_>, _>>().map_err(|e| e.to_string())
+        });
+        Ok(Self { client: client.to_owned(), machines: machines.transpose()? })
+    }
+}
+
+/// How machines' disks are offered over NBD.
+pub struct Offer {
+    address: Address,
+    tls: Option<ServerTls>,
+    /// Empty: everybody who can connect may read everything.
+    rights: Vec<Right>,
+}
+
+impl Offer {
+    /// Reads the certificates, and checks that what reaches beyond this host has them and names who may come.
+    pub fn new(address: Address, certificates: Option<PathBuf>, rights: Vec<Right>) -> anyhow::Result<Self> {
+        if !is_local(&address) && (certificates.is_none() || rights.is_empty()) {
+            anyhow::bail!(
+                "cannot offer machines' disks at {address}, which other hosts can reach, to everybody: give \
+                 --nbd-certificates DIR and --nbd-allow NAME, or listen on unix:PATH or tcp:127.0.0.1"
+            );
+        }
+        let options = ServerTlsOptions { is_required: true, verifies_clients: true };
+        let tls = certificates.map(|directory| ServerTls::load(&directory, options)).transpose();
+        Ok(Self { address, tls: tls.context("cannot offer machines' disks over NBD")?, rights })
+    }
+
+    /// Begins to serve.
+    pub fn serve(self, service: Service, volumes: Arc<Volumes>) -> anyhow::Result<Server> {
+        let exports = MachineExports { service, volumes, rights: self.rights, runtime: Handle::current() };
+        let options = headwater_nbd::Options { limits: Limits::default(), tls: self.tls };
+        Server::bind(self.address, Arc::new(exports), options)
+            .context("cannot offer machines' disks over NBD")
+    }
+}
+
+/// Whether only this host reaches an address.
+fn is_local(address: &Address) -> bool {
+    match address {
+        Address::Unix(_) => true,
+        Address::Tcp { host, port } => {
+            // One that has no address cannot be listened on, which is told there.
+            let found = (host.as_str(), *port).to_socket_addrs();
+            found.is_ok_and(|mut all| all.all(|address: SocketAddr| address.ip().is_loopback()))
+        }
+    }
+}
+
+struct MachineExports {
+    service: Service,
+    volumes: Arc<Volumes>,
+    rights: Vec<Right>,
+    /// The service's; connections have threads of their own.
+    runtime: Handle,
+}
+
+impl MachineExports {
+    fn allows(&self, client: &ClientIdentity, machine: &str) -> bool {
+        let may = |right: &Right| {
+            client.names.contains(&right.client)
+                && right.machines.as_ref().is_none_or(|machines| machines.iter().any(|name| name == machine))
+        };
+        self.rights.is_empty() || self.rights.iter().any(may)
+    }
+
+    fn find(&self, name: &str, client: &ClientIdentity) -> Result<ReadableDisk, NotOpened> {
+        if name.is_empty() {
+            return Err(NotOpened::Unavailable(
+                "give the name of a machine; the list of exports has those that can be opened".into(),
+            ));
+        }
+        // Whether there is such a machine is told to those only who may have it.
+        if !self.allows(client, name) {
+            return Err(NotOpened::Forbidden);
+        }
+        match self.runtime.block_on(self.service.readable_disk(name)) {
+            Ok(found) => found.ok_or(NotOpened::Unknown),
+            Err(error) => Err(failed(name, error)),
+        }
+    }
+
+    fn described(&self, found: &ReadableDisk) -> Option<Described> {
+        let ReadableDisk { machine, state, disk } = found;
+        let (version, geometry, what) = match disk {
+            Residue::On(version) => {
+                (version.clone(), self.volumes.geometry_of(machine)?, "its disk when it was opened")
+            }
+            Residue::Kept(kept) => {
+                let geometry = Geometry {
+                    size_bytes: kept.version.size_bytes,
+                    logical_block_bytes: LOGICAL_BLOCK_BYTES,
+                    physical_block_bytes: PHYSICAL_BLOCK_BYTES,
+                    read_only: true,
+                    volatile_cache: false,
+                };
+                let version = format!("{}@{}", kept.version.image, kept.version.number);
+                (version, geometry, "its disk as it was left")
+            }
+            Residue::None => return None,
+        };
+        Some(Described {
+            geometry,
+            description: format!("machine {machine}, {state}, over {version}: {what}"),
+        })
+    }
+
+    fn borrow(&self, found: &ReadableDisk) -> Result<Reader, NotOpened> {
+        let machine = found.machine.as_str();
+        let lent = match &found.disk {
+            Residue::On(_) => self.volumes.lend(machine).unwrap_or_else(|| Err(goes_off())),
+            Residue::Kept(kept) => self.volumes.lend_kept(kept),
+            Residue::None => return Err(no_disk(found)),
+        };
+        lent.map_err(|error| failed(machine, error))
+    }
+
+    fn note(&self, machine: &str, client: &ClientIdentity, what: &str) {
+        let who = match client.names.first() {
+            Some(name) => format!("nbd {name}"),
+            None => "nbd".to_owned(),
+        };
+        tracing::info!(machine, client = %who, "its disk is read over NBD: {what}");
+        let noted = self.runtime.block_on(self.service.note_reading(machine, &who, what));
+        if let Err(error) = noted {
+            tracing::error!(machine, "cannot note who reads its disk: {error}");
+        }
+    }
+}
+
+impl Exports for MachineExports {
+    fn list(&self, client: &ClientIdentity) -> Vec<ExportInfo> {
+        let disks = self.runtime.block_on(self.service.readable_disks()).unwrap_or_else(|error| {
+            tracing::error!("cannot list the machines for an NBD client: {error}");
+            Vec::new()
+        });
+        let mut list = Vec::new();
+        for disk in disks.iter().filter(|disk| self.allows(client, &disk.machine)) {
+            if let Some(described) = self.described(disk) {
+                list.push(ExportInfo { name: disk.machine.clone(), description: described.description });
+            }
+        }
+        list
+    }
+
+    fn describe(&self, name: &str, client: &ClientIdentity) -> Result<Described, NotOpened> {
+        let found = self.find(name, client)?;
+        self.described(&found).ok_or_else(|| no_disk(&found))
+    }
+
+    fn open(&self, name: &str, client: &ClientIdentity) -> Result<Export, NotOpened> {
+        let found = self.find(name, client)?;
+        let description = self.described(&found).ok_or_else(|| no_disk(&found))?.description;
+        let reader = self.borrow(&found)?;
+        if reader.is_first() {
+            self.note(name, client, &description);
+        }
+        Ok(Export { device: Arc::new(reader), description })
+    }
+}
+
+fn no_disk(found: &ReadableDisk) -> NotOpened {
+    let ReadableDisk { machine, state, .. } = found;
+    NotOpened::Unavailable(format!(
+        "machine {machine} is {state} and its disk is not kept, so there is none to read; start the machine"
+    ))
+}
+
+fn goes_off() -> BackendError {
+    BackendError::new(headwater_api::ProblemKind::Conflict, "the machine is being switched on or off")
+}
+
+/// The whole chain, since the client's user sees nothing else.
+fn failed(machine: &str, error: impl Into<Failed>) -> NotOpened {
+    let Failed { chain, advice } = error.into();
+    let advice = advice.map(|advice| format!("; {advice}")).unwrap_or_default();
+    NotOpened::Unavailable(format!("cannot open the disk of machine {machine}: {chain}{advice}"))
+}
+
+struct Failed {
+    chain: String,
+    advice: Option<String>,
+}
+
+impl From<BackendError> for Failed {
+    fn from(error: BackendError) -> Self {
+        let advice = error.advice().map(ToOwned::to_owned);
+        Self { chain: format!("{:#}", anyhow::Error::new(error)), advice }
+    }
+}
+
+impl From<LifeError> for Failed {
+    fn from(error: LifeError) -> Self {
+        Self { chain: format!("{:#}", anyhow::Error::new(error)), advice: None }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rights_are_read() {
+        let right = |client: &str, machines: Option<&[&str]>| Right {
+            client: client.into(),
+            machines: machines.map(|all| all.iter().map(|name| (*name).to_owned()).collect()),
+        };
+        assert_eq!("backup".parse(), Ok(right("backup", None)));
+        assert_eq!("desk 7=web-1,web-2".parse(), Ok(right("desk 7", Some(&["web-1", "web-2"]))));
+        for bad in ["", "=web", "x=", "x=web,", "x=Web", "x=a b"] {
+            assert!(bad.parse::<Right>().is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn nobody_offers_disks_to_the_world_by_mistake() {
+        let offer = |address: &str, rights: &[&str]| {
+            let rights = rights.iter().map(|right| right.parse().unwrap()).collect();
+            Offer::new(address.parse().unwrap(), None, rights).map(|_| ()).map_err(|e| e.to_string())
+        };
+        for local in ["unix:/run/x", "tcp:127.0.0.1", "tcp:[::1]:0", "tcp:127.1.2.3"] {
+            assert_eq!(offer(local, &[]), Ok(()), "{local}");
+        }
+        for open in ["tcp:0.0.0.0", "tcp:[::]:0", "tcp:192.0.2.1"] {
+            assert!(offer(open, &["x"]).unwrap_err().contains("--nbd-certificates"), "{open}");
+        }
+    }
+}
