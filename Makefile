@@ -53,6 +53,7 @@ conformance: rust ## real NBD, iSCSI and vhost-user clients, the Device conforma
 	guest/build
 	cargo test --locked --package headwater --test vhost_user
 	cargo build --release --locked --package headwater
+	guest/vhost-test target/release/headwater
 	guest/iscsi-boot bios
 	guest/iscsi-boot uefi
 	guest/attach-test target/release/headwater ublk nbd
