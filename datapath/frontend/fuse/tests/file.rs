@@ -231,6 +231,39 @@ fn requests_that_the_device_keeps_do_not_hold_up_the_end() {
 }
 
 #[test]
+fn programs_that_are_killed_in_the_middle_disturb_no_others() {
+    let mounted = Mounted::new(SIZE, ReferenceOptions { waits: Waits::Always, ..Default::default() });
+    blocking::write(&*mounted.disk, 0, &[7; 64 << 10]).unwrap();
+    mounted.disk.hold();
+    let path = mounted.file().display().to_string();
+    let dd = |arguments: [&str; 3]| {
+        Command::new("dd")
+            .args(arguments)
+            .args(["bs=16k", "count=1", "conv=notrunc", "status=none"])
+            .spawn()
+            .unwrap()
+    };
+    let (input, output) = (format!("if={path}"), format!("of={path}"));
+    let mut reader = dd([&input, "of=/dev/null", "skip=1"]);
+    let mut writer = dd(["if=/dev/zero", &output, "seek=2"]);
+    while mounted.disk.waiting() < 2 {
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    reader.kill().unwrap();
+    writer.kill().unwrap();
+    mounted.disk.release();
+    assert!(!reader.wait().unwrap().success() && !writer.wait().unwrap().success());
+    let file = mounted.open();
+    file.write_all_at(&[9; 4096], 4096).unwrap();
+    let mut bytes = vec![0; 64 << 10];
+    file.read_exact_at(&mut bytes, 0).unwrap();
+    assert!(bytes[..4096].iter().chain(&bytes[8192..32 << 10]).all(|byte| *byte == 7));
+    assert!(bytes[4096..8192].iter().all(|byte| *byte == 9));
+    // The write that was under way was whole when its program was killed: it is there or it is not.
+    assert!(bytes[32 << 10..48 << 10].iter().all(|byte| *byte == bytes[32 << 10]));
+}
+
+#[test]
 fn unmounting_from_outside_is_told_once() {
     let (tx, rx) = mpsc::channel();
     let on_unmounted: Option<Box<dyn FnOnce() + Send>> = Some(Box::new(move || tx.send(()).unwrap()));

@@ -1,0 +1,185 @@
+//! The front-ends of `headwater export` together: the iSCSI target with real initiators, and clients that break the rules.
+//!
+//! Where each kind of bad input and fault is tested, by front-end (`hostile.rs` unless another file is named):
+//!
+//! | what | NBD | iSCSI | vhost-user | FUSE |
+//! |---|---|---|---|---|
+//! | client or guest gone in the middle | hanging_up_in_the_middle_of_a_write_writes_nothing, hanging_up_with_requests_in_flight_harms_nobody | an_initiator_that_goes_in_the_middle_of_a_write_has_written_nothing, an_initiator_that_goes_leaves_no_task_behind | a_front_end_that_vanishes_in_the_middle_leaves_a_disk_that_goes_on, a_front_end_that_stops_in_the_middle_of_a_message_holds_up_nobody | `file.rs`: programs_that_are_killed_in_the_middle_disturb_no_others |
+//! | past the end, unaligned, zero or maximal length | requests_that_do_not_fit_are_answered_and_leave_the_stream_in_step, a_write_longer_than_the_limit_ends_the_connection | `libiscsi.rs` (its tests `BeyondEol`, `ZeroBlocks`, `ResidualOverflow`), `protocol/data.rs`: residuals_are_told | requests_that_cannot_be_carried_out_are_answered_with_an_error, `oracle.rs` | `file.rs`: the_size_cannot_be_changed_and_there_is_no_room_behind_the_end, `conformance.rs`: ranges_of_any_length_at_any_byte |
+//! | overlapping | the suite of `testkit`, through each front-end: `own_client.rs` | `device.rs` | `conformance.rs` | `conformance.rs` |
+//! | more connections than allowed | too_many_connections_are_closed_at_once | more_connections_than_allowed_are_closed_at_once | a_second_front_end_is_turned_away_while_the_first_one_is_served | - |
+//! | wrong secrets or certificates | `tls.rs`: clients_without_a_valid_certificate_are_refused | guessing_a_secret_leads_nowhere, here: an_initiator_logs_in_with_its_secret_only | - | - |
+//! | replies that nobody takes | a_client_that_never_reads_is_not_served_without_end | an_initiator_that_never_reads_stops_only_itself | rings_full_of_garbage_harm_nobody_else | - |
+//! | 1,000 half-open logins | a_thousand_half_open_handshakes_keep_nobody_out | a_thousand_half_open_logins_keep_nobody_out | - | - |
+//! | a log that is flooded | here: a_log_is_not_filled_by_those_who_break_the_rules | here | here | - |
+
+mod support;
+
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::TcpStream;
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+
+use support::{Ran, headwater, pseudo_random, run, short_dir, signal};
+
+const MIB: usize = 1 << 20;
+
+/// A running export of an empty disk of 16 MiB.
+struct Export {
+    child: Child,
+    log: PathBuf,
+    /// A line for each front-end.
+    lines: Vec<String>,
+}
+
+impl Export {
+    fn start(dir: &Path, front_ends: usize, args: &[&str], secrets: Option<&str>) -> Self {
+        let log = dir.join("log");
+        let mut command = headwater();
+        command.args(["export", "null:16M", "--cache", "ram", "--ram", "64M"]).args(args);
+        if let Some(secrets) = secrets {
+            command.env("HEADWATER_CHAP", secrets);
+        }
+        let log_file = std::fs::File::create(&log).expect("a log");
+        let mut child =
+            command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(log_file).spawn().expect("it starts");
+        let mut lines = BufReader::new(child.stdout.take().expect("piped")).lines();
+        let printed = lines.by_ref().take(front_ends).map(|line| line.expect("text")).collect();
+        std::thread::spawn(move || lines.for_each(drop));
+        let export = Self { child, log, lines: printed };
+        assert_eq!(export.lines.len(), front_ends, "{}", export.log());
+        export
+    }
+
+    fn log(&self) -> String {
+        std::fs::read_to_string(&self.log).expect("a log")
+    }
+
+    fn end(mut self) -> String {
+        signal(self.child.id(), "TERM");
+        let status = self.child.wait().expect("it ends");
+        assert!(status.success(), "{status}: {}", self.log());
+        self.log()
+    }
+}
+
+impl Drop for Export {
+    fn drop(&mut self) {
+        // Only after a failed test is it still there.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+fn tool(program: &str, args: &[&str]) -> Ran {
+    run(Command::new(program).args(args))
+}
+
+const TARGET: &str = "iqn.2026-01.org.example:disk";
+
+#[test]
+fn an_initiator_logs_in_with_its_secret_only() {
+    let dir = short_dir();
+    let secrets = dir.path().join("chap");
+    std::fs::write(&secrets, "# who\ninitiator desk-7 desk-secret-77\ntarget server-1 server-secret-1\n")
+        .expect("written");
+    let args = [
+        "--iscsi",
+        "tcp:127.0.0.1:0",
+        "--iscsi-target",
+        TARGET,
+        "--chap-file",
+        secrets.to_str().expect("UTF-8"),
+    ];
+    // Secrets that others can read are none.
+    std::fs::set_permissions(&secrets, std::fs::Permissions::from_mode(0o644)).expect("changed");
+    let open = run(headwater().args(["export", "null:16M", "--cache", "ram"]).args(args));
+    open.fails(1, &["chap", "chmod"]);
+    std::fs::set_permissions(&secrets, std::fs::Permissions::from_mode(0o600)).expect("changed");
+    let export = Export::start(dir.path(), 1, &args, None);
+    let url = export.lines[0].as_str();
+    assert!(url.starts_with("iscsi://127.0.0.1:") && url.ends_with(&format!("/{TARGET}/0")), "{url}");
+    let with = |login: &str| url.replacen("iscsi://", &format!("iscsi://{login}@"), 1);
+    let known = with("desk-7%desk-secret-77");
+
+    // Discovery, with the secret too.
+    let (portal, _) = known.split_once(&format!("/{TARGET}")).expect("a portal");
+    let found = tool("iscsi-ls", &["--show-luns", portal]).ok();
+    assert!(found.contains(TARGET) && found.contains("Lun:0"), "{found}");
+    // QEMU's driver and libiscsi's tools see one disk.
+    let file = dir.path().join("disk.raw");
+    std::fs::write(&file, pseudo_random(16 * MIB, 3)).expect("written");
+    let file = file.to_str().expect("UTF-8");
+    tool("qemu-img", &["convert", "-n", "-f", "raw", "-O", "raw", file, &known]).ok();
+    tool("qemu-img", &["compare", "-f", "raw", "-F", "raw", file, &known]).ok();
+    let mutual = format!("{known}?target_user=server-1&target_password=server-secret-1");
+    let capacity = tool("iscsi-readcapacity16", &[&mutual]).ok();
+    assert!(capacity.contains("16777216"), "{capacity}");
+    for bad in [
+        url.to_owned(),
+        with("desk-7%desk-secret-78"),
+        with("desk-8%desk-secret-77"),
+        format!("{known}?target_user=server-1&target_password=server-secret-2"),
+    ] {
+        let refused = tool("iscsi-inq", &[&bad]);
+        assert!(refused.code != 0, "{bad}: {refused:?}");
+    }
+    let log = export.end();
+    for words in ["the CHAP response of 'desk-7' is wrong", "127.0.0.1"] {
+        assert!(log.contains(words), "{words}: {log}");
+    }
+    assert!(!log.contains("secret-7"), "a secret is in the log: {log}");
+    // From the environment, which needs no file.
+    let args = ["--iscsi", "tcp:127.0.0.1:0", "--iscsi-target", TARGET];
+    let export = Export::start(dir.path(), 1, &args, Some("initiator desk-7 desk-secret-77"));
+    let known = export.lines[0].replacen("iscsi://", "iscsi://desk-7%desk-secret-77@", 1);
+    tool("iscsi-inq", &[&known]).ok();
+    assert!(tool("iscsi-inq", &[&export.lines[0]]).code != 0);
+    export.end();
+}
+
+/// How often a rule is broken, of each front-end.
+const TIMES: usize = 300;
+
+/// The limit of each front-end, and the line that says how many were kept back.
+const MOST_LINES: usize = 21;
+
+#[test]
+fn a_log_is_not_filled_by_those_who_break_the_rules() {
+    let dir = short_dir();
+    let (nbd, vhost) = (dir.path().join("nbd"), dir.path().join("vhost"));
+    let nbd_address = format!("unix:{}", nbd.display());
+    let args =
+        ["--nbd", &nbd_address, "--vhost-user", vhost.to_str().expect("UTF-8"), "--iscsi", "tcp:127.0.0.1:0"];
+    let export = Export::start(dir.path(), 3, &args, None);
+    let (_, iscsi) = export.lines[2].split_once("iscsi://").expect("a URL");
+    let (iscsi, _) = iscsi.split_once('/').expect("a portal");
+    let garbage = pseudo_random(4096, 7);
+    for _ in 0..TIMES {
+        for path in [&nbd, &vhost] {
+            insult(UnixStream::connect(path).expect("it listens"), &garbage);
+        }
+        insult(TcpStream::connect(iscsi).expect("it listens"), &garbage);
+    }
+    // Others are served as before.
+    tool("nbdinfo", &[&export.lines[0]]).ok();
+    tool("iscsi-inq", &[&export.lines[2]]).ok();
+    let log = export.end();
+    for (front_end, who) in
+        [("NBD: ", "client process"), ("iSCSI: ", "127.0.0.1:"), ("vhost-user: ", "null:16M")]
+    {
+        let lines: Vec<&str> = log.lines().filter(|line| line.contains(front_end)).collect();
+        assert!((1..=MOST_LINES).contains(&lines.len()), "{front_end}{} lines: {log}", lines.len());
+        assert!(lines[0].contains(who), "{front_end}: it does not say who: {}", lines[0]);
+    }
+    assert!(log.lines().count() <= 3 * MOST_LINES, "{log}");
+}
+
+/// Sends bytes that mean nothing, and waits until it was thrown out.
+fn insult(mut stream: impl Read + Write, bytes: &[u8]) {
+    // It may be thrown out before all is sent.
+    let _ = stream.write_all(bytes);
+    let _ = stream.read_to_end(&mut Vec::new());
+}
