@@ -137,6 +137,16 @@ pub struct RunArgs {
     /// Write cache and size of each machine
     #[command(flatten)]
     pub machine: MachineArgs,
+    /// Take images from this store in place of DIR/store: servers that offer one (https://HOST[,https://HOST..]),
+    /// s3://BUCKET/PREFIX, or a directory
+    #[arg(long, visible_alias = "store", value_name = "STORE")]
+    pub from: Option<String>,
+    /// Token and authorities of the servers
+    #[command(flatten)]
+    pub credentials: Credentials,
+    /// How images are read
+    #[command(flatten)]
+    pub stream: StreamArgs,
 }
 
 /// `headwater serve`.

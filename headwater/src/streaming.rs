@@ -74,9 +74,23 @@ pub enum BootTrace {
     Off,
 }
 
-/// How images are read that lie on other hosts.
+/// Whether chunks are fetched before a reader that goes through the disk in order asks for them.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
+pub enum Ahead {
+    /// As far as the chunk cache and the distance of the store make it worth while
+    #[default]
+    Auto,
+    /// Only what is asked for is fetched
+    Off,
+}
+
+/// How images are read, and those that lie on other hosts above all.
 #[derive(Clone, Debug, Default, Args)]
 pub struct StreamArgs {
+    /// Keep at most so much of images in memory, unpacked, for all volumes together [default: an eighth of the
+    /// host's memory, 32M to 1G; 64M for export from a store on this host]
+    #[arg(long, value_name = "SIZE", value_parser = chunk_memory)]
+    pub chunk_memory: Option<u64>,
     /// Keep chunks of images of other hosts on this disk too, at most SIZE
     #[arg(long, value_name = "DIR:SIZE")]
     pub chunk_cache: Option<DiskCachePlace>,
@@ -87,6 +101,21 @@ pub struct StreamArgs {
     /// Whether first boots are recorded, and later ones have ahead what those read
     #[arg(long, value_name = "HOW", value_enum, default_value_t)]
     pub boot_trace: BootTrace,
+    /// Whether more is fetched than was asked for where a disk is read in order
+    #[arg(long, value_name = "HOW", value_enum, default_value_t)]
+    pub readahead: Ahead,
+}
+
+/// Less than this holds hardly more than the chunks that are on their way.
+const CHUNK_MEMORY_MIN_BYTES: u64 = 16 << 20;
+
+fn chunk_memory(text: &str) -> Result<u64, String> {
+    match size::parse(text)? {
+        bytes if bytes < CHUNK_MEMORY_MIN_BYTES => {
+            Err(format!("images need {} of memory or more", size::format(CHUNK_MEMORY_MIN_BYTES)))
+        }
+        bytes => Ok(bytes),
+    }
 }
 
 /// A store, the caches over it, and what is done in the background.
@@ -95,19 +124,22 @@ pub struct Streaming {
     chunks: Arc<ChunkCache>,
     hydrate: Option<CopyRate>,
     boot_trace: BootTrace,
+    readahead: Ahead,
 }
 
 impl Streaming {
-    /// Opens the caches. `ram_bytes` of chunks are kept in memory; unless given, a share of the host's.
+    /// Opens the caches. Unless the arguments say how much of images is kept in memory it is `ram_bytes`, and
+    /// without that a share of the host's memory.
     pub fn new(store: Arc<dyn Store>, args: &StreamArgs, ram_bytes: Option<u64>) -> Result<Self, ImageError> {
         let share =
             (host_memory_bytes() / CHUNK_CACHE_SHARE).clamp(CHUNK_CACHE_MIN_BYTES, CHUNK_CACHE_MAX_BYTES);
-        let ram_bytes = ram_bytes.unwrap_or(share);
+        let ram_bytes = args.chunk_memory.or(ram_bytes).unwrap_or(share);
         let chunks = match &args.chunk_cache {
             Some(place) => ChunkCache::with_disk(ram_bytes, DiskCache::open(&place.dir, place.size_bytes)?),
             None => ChunkCache::new(ram_bytes),
         };
-        Ok(Self { store, chunks, hydrate: args.hydrate, boot_trace: args.boot_trace })
+        let (hydrate, boot_trace, readahead) = (args.hydrate, args.boot_trace, args.readahead);
+        Ok(Self { store, chunks, hydrate, boot_trace, readahead })
     }
 
     /// The chunks in memory.
@@ -118,6 +150,9 @@ impl Streaming {
     /// Opens a version for a machine that boots from it.
     pub fn open(&self, manifest: Hash) -> Result<Streamed, ImageError> {
         let reader = VersionReader::open(&*self.store, manifest, Arc::clone(&self.chunks))?;
+        if self.readahead == Ahead::Off {
+            reader.stop_readahead();
+        }
         let (mut prefetch, mut recording) = (None, None);
         if self.boot_trace == BootTrace::Auto {
             let trace = find_trace(&*self.store, &self.chunks, manifest);
@@ -183,6 +218,7 @@ impl Streaming {
             waits: traffic.waits,
             waited_ms: traffic.waited_ms,
             longest_wait_ms: traffic.longest_wait_ms,
+            longest_read_ms: traffic.longest_read_ms,
         }
     }
 
@@ -237,6 +273,8 @@ pub struct StreamCounters {
     pub waited_ms: u64,
     /// How long the longest of them waited.
     pub longest_wait_ms: u64,
+    /// How long the longest read of the servers took, until the bytes were here and checked.
+    pub longest_read_ms: u64,
 }
 
 /// A version in use.
@@ -349,6 +387,13 @@ fn save_trace(store: &dyn Store, chunks: &ChunkCache, trace: &Trace) -> Result<(
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn memory_for_images_is_a_size_that_is_worth_while() {
+        assert_eq!(chunk_memory("2G"), Ok(2 << 30));
+        assert!(chunk_memory("1M").unwrap_err().contains("16.0 MiB"));
+        assert!(chunk_memory("much").is_err());
+    }
 
     #[test]
     fn places_and_rates_are_read() {

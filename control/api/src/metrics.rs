@@ -185,6 +185,7 @@ pub const FAMILIES: &[Family] = &[
     counter("headwater_image_wrong_answers_total", &[], "Answers of servers whose bytes were wrong."),
     counter("headwater_image_waits_total", &[], "Reads that waited because no server was left."),
     counter("headwater_image_waited_seconds_total", &[], "How long they waited, together."),
+    gauge("headwater_image_longest_read_seconds", &[], "How long the longest read of the servers took since the daemon started, waits included."),
     gauge("headwater_machine_alarm", MACHINE, "1 while the machine's disk has no room for its writes, else 0."),
     gauge("headwater_boot_seconds", MACHINE, "How long the last boot took, until the guest was up."),
     gauge("headwater_boot_bytes", MACHINE, "Bytes that were read from the image until the guest was up."),

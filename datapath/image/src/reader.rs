@@ -51,7 +51,8 @@ pub struct VersionReader {
     is_remote: bool,
     readahead: Readahead,
     recorder: OnceLock<Recorder>,
-    /// Boot traces that are being fetched: what they list is better than what readahead guesses.
+    /// Reasons to do without readahead: boot traces that are being fetched, as what they list is better than
+    /// what readahead guesses, and one who wants none at all.
     prefetches: AtomicUsize,
     /// Keeps the version's chunks in the local disk cache.
     kept: OnceLock<Kept>,
@@ -104,6 +105,11 @@ impl VersionReader {
     /// Whether the version is read across a network.
     pub fn is_remote(&self) -> bool {
         self.is_remote
+    }
+
+    /// From now on nothing is fetched because a reader goes through the disk in order.
+    pub fn stop_readahead(&self) {
+        self.prefetches.fetch_add(1, Ordering::Relaxed);
     }
 
     /// Stops readahead while the answer lives.

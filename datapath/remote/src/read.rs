@@ -70,6 +70,17 @@ enum Attempt {
 
 /// Reads until somebody gives what `check` accepts.
 pub(crate) fn read(servers: &Servers, ask: &Ask<'_>, check: &mut Check<'_>) -> Result<Answer, StoreError> {
+    let started = Instant::now();
+    let outcome = read_somewhere(servers, ask, check);
+    servers.counting.read_took(started.elapsed());
+    outcome
+}
+
+fn read_somewhere(
+    servers: &Servers,
+    ask: &Ask<'_>,
+    check: &mut Check<'_>,
+) -> Result<Answer, StoreError> {
     let mut verdicts: Vec<Option<Verdict>> = servers.list.iter().map(|_| None).collect();
     let len = match ask.wanted {
         Wanted::Range { len, .. } => len,

@@ -157,6 +157,7 @@ impl Store for RemoteStore {
             waits: counters.waits,
             waited_ms: counters.waited_ms,
             longest_wait_ms: counters.longest_wait_ms,
+            longest_read_ms: counters.longest_read_ms,
             waiting: status.waiting,
             reasons: status.reasons(),
         })

@@ -86,6 +86,8 @@ pub struct Counters {
     pub waited_ms: u64,
     /// How long the longest of them waited.
     pub longest_wait_ms: u64,
+    /// How long the longest read took, waits and other servers included.
+    pub longest_read_ms: u64,
 }
 
 /// The counters that are counted.
@@ -100,6 +102,7 @@ pub(crate) struct Counting {
     pub waits: AtomicU64,
     pub waited_ms: AtomicU64,
     pub longest_wait_ms: AtomicU64,
+    pub longest_read_ms: AtomicU64,
 }
 
 impl Counting {
@@ -115,13 +118,23 @@ impl Counting {
             waits: value(&self.waits),
             waited_ms: value(&self.waited_ms),
             longest_wait_ms: value(&self.longest_wait_ms),
+            longest_read_ms: value(&self.longest_read_ms),
         }
     }
 
+    /// A read ended, well or not.
+    pub(crate) fn read_took(&self, time: Duration) {
+        self.longest_read_ms.fetch_max(as_ms(time), Ordering::Relaxed);
+    }
+
     pub(crate) fn waited(&self, time: Duration) {
-        let ms = u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
+        let ms = as_ms(time);
         self.waits.fetch_add(1, Ordering::Relaxed);
         self.waited_ms.fetch_add(ms, Ordering::Relaxed);
         self.longest_wait_ms.fetch_max(ms, Ordering::Relaxed);
     }
+}
+
+fn as_ms(time: Duration) -> u64 {
+    u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
 }

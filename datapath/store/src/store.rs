@@ -264,6 +264,8 @@ pub struct Traffic {
     pub waited_ms: u64,
     /// How long the longest of them waited, in milliseconds.
     pub longest_wait_ms: u64,
+    /// How long the longest read took, waits and other places included, in milliseconds.
+    pub longest_read_ms: u64,
     /// Reads that wait now.
     pub waiting: u64,
     /// For each place that cannot be used, why, for people.

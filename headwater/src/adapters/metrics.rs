@@ -132,6 +132,7 @@ pub fn streaming(image: &StreamCounters) -> Vec<Sample> {
         Sample::new("headwater_image_wrong_answers_total", image.wrong_answers),
         Sample::new("headwater_image_waits_total", image.waits),
         Sample::real("headwater_image_waited_seconds_total", image.waited_ms as f64 / 1e3),
+        Sample::real("headwater_image_longest_read_seconds", image.longest_read_ms as f64 / 1e3),
     ]
 }
 

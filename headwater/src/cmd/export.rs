@@ -472,6 +472,7 @@ fn image_table(image: &StreamCounters) -> String {
         rows.push(("servers", format!("{asked}, {received}, {} failovers", image.failovers)));
         let longest_s = image.longest_wait_ms as f64 / 1e3;
         rows.push(("  reads without a server", format!("{}, longest wait {longest_s:.3} s", image.waits)));
+        rows.push(("  longest read", format!("{:.3} s", image.longest_read_ms as f64 / 1e3)));
     }
     let mut text = String::new();
     for (name, value) in rows {

@@ -19,7 +19,7 @@ use crate::cmd::signals::EndSignals;
 use crate::cmd::{image, machine};
 use crate::daemon::{Daemon, Options};
 use crate::data_dir::DataDir;
-use crate::{logging, show};
+use crate::{logging, show, stores};
 
 /// How often the table is drawn, and states are looked at.
 const INTERVAL: Duration = Duration::from_secs(1);
@@ -39,7 +39,13 @@ struct Created {
 /// Runs machines until a signal comes, or until all of them are off.
 pub async fn run(data_dir: DataDir, args: RunArgs) -> anyhow::Result<u8> {
     let mut signals = EndSignals::catch()?;
-    let daemon = Daemon::start(data_dir, Options::default()).await?;
+    let options = Options {
+        store: args.from.clone(),
+        credentials: args.credentials.clone(),
+        stream: args.stream.clone(),
+        ..Options::default()
+    };
+    let daemon = Daemon::start(data_dir, options).await?;
     logging::to_file(&daemon.data_dir().path().join("run.log"))?;
     let client = Client::new(daemon.data_dir().socket());
     let mut created = Created::default();
@@ -62,7 +68,9 @@ pub async fn run(data_dir: DataDir, args: RunArgs) -> anyhow::Result<u8> {
 }
 
 async fn bring_up_and_watch(client: &Client, args: &RunArgs, created: &mut Created) -> anyhow::Result<u8> {
-    let image = image_of(client, &args.source).await?;
+    // Nothing can be imported into the store of servers, so a file of this name is not what is meant.
+    let may_import = !args.from.as_deref().is_some_and(stores::is_server);
+    let image = image_of(client, &args.source, may_import).await?;
     let names = free_names(client, &image, args.count).await?;
     create(client, names, &image, &args.machine, created).await?;
     for name in &created.names {
@@ -72,8 +80,8 @@ async fn bring_up_and_watch(client: &Client, args: &RunArgs, created: &mut Creat
 }
 
 /// Imports a file or an NBD export; anything else is an image of the store.
-async fn image_of(client: &Client, source: &str) -> anyhow::Result<String> {
-    if image::is_source(source) {
+async fn image_of(client: &Client, source: &str, may_import: bool) -> anyhow::Result<String> {
+    if may_import && image::is_source(source) {
         let result = image::import(client, source, image::Named::default(), false).await?;
         let JobResult::Imported { version, .. } = result else {
             anyhow::bail!("the import ended as something else");
