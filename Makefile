@@ -2,10 +2,10 @@
 
 MACHINE_TOOLS := qemu-system-x86_64=qemu-system-x86 qemu-img=qemu-utils
 TEST_TOOLS := nbdkit=nbdkit nbdinfo=libnbd-bin nbdcopy=libnbd-bin fio=fio curl=curl mtype=mtools fsck.vfat=dosfstools losetup=mount mkfs.ext4=e2fsprogs fstrim=util-linux python3=python3-minimal iscsi-test-cu=libiscsi-bin iscsi-ls=libiscsi-bin /usr/lib/x86_64-linux-gnu/qemu/block-iscsi.so=qemu-block-extra
-PEERS := qemu-nbd=qemu-utils qemu-storage-daemon=qemu-system-common nbdkit=nbdkit fio=fio tgtd=tgt iscsi-perf=libiscsi-bin
+PEERS := qemu-system-x86_64=qemu-system-x86 ip=iproute2 tc=iproute2 nsenter=util-linux curl=curl qemu-nbd=qemu-utils qemu-storage-daemon=qemu-system-common nbdkit=nbdkit fio=fio tgtd=tgt iscsi-perf=libiscsi-bin
 
 .DEFAULT_GOAL := help
-.PHONY: help rust build guest demo test compare bench soak conformance fuzz clean
+.PHONY: help rust build guest demo test compare streaming bench soak conformance fuzz clean
 
 help: ## list these commands
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 22
@@ -34,6 +34,12 @@ compare: rust ## measure beside nbdkit, QEMU and the raw disk; table, JSON and p
 	@xtask/need $(PEERS)
 	cargo build --release --locked --package headwater --package headwater-measure
 	target/release/headwater-measure $(ARGS)
+
+streaming: rust ## boot the guest over a slow line, and while a server dies; fails where a target is missed
+	@xtask/need $(MACHINE_TOOLS) $(PEERS)
+	guest/build
+	cargo build --release --locked --package headwater --package headwater-measure
+	target/release/headwater-measure --check --rounds 1 --only slow-link --only guest- --out build/streaming --work-dir build/streaming/work $(ARGS)
 
 bench: rust ## measure a volume alone, beside bare memory and the bare disk; table, and JSON in build/bench
 	@mkdir -p build/bench

@@ -100,6 +100,77 @@ pub fn file_engine(probe: &Path) -> &'static str {
     })
 }
 
+/// Reads of an image over NBD.
+#[derive(Clone, Copy, Debug)]
+pub struct Reading {
+    /// Bytes of a request.
+    pub block_bytes: u64,
+    /// Who read at the same time, each on a connection of its own.
+    pub readers: u32,
+    /// Requests that each has in flight.
+    pub depth: u32,
+    /// At random offsets, rather than from the first byte to the last.
+    pub random: bool,
+    /// How long; without it each reads everything once.
+    pub seconds: Option<u32>,
+}
+
+/// What was read.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct ReadRate {
+    bytes: u64,
+    operations: u64,
+    seconds: f64,
+}
+
+impl ReadRate {
+    /// Millions of bytes.
+    pub fn megabytes(&self) -> f64 {
+        u32::try_from(self.bytes / 1000).map_or(f64::MAX, |kilobytes| f64::from(kilobytes) / 1e3)
+    }
+
+    /// Millions of bytes a second.
+    pub fn megabytes_per_s(&self) -> f64 {
+        self.megabytes() / self.seconds
+    }
+
+    /// Requests a second.
+    pub fn iops(&self) -> f64 {
+        u32::try_from(self.operations).map_or(f64::MAX, f64::from) / self.seconds
+    }
+}
+
+/// Reads the first `set_bytes` of what an NBD server offers.
+pub fn read(uri: &str, set_bytes: u64, reading: Reading) -> Result<ReadRate> {
+    let mut command = Command::new("fio");
+    command.args([
+        "--name=read",
+        "--output-format=json",
+        "--ioengine=nbd",
+        "--group_reporting=1",
+        "--norandommap=1",
+    ]);
+    command.args([
+        format!("--uri={uri}"),
+        format!("--size={set_bytes}"),
+        format!("--bs={}", reading.block_bytes),
+    ]);
+    command.args([format!("--numjobs={}", reading.readers), format!("--iodepth={}", reading.depth)]);
+    command.arg(if reading.random { "--rw=randread" } else { "--rw=read" });
+    if let Some(seconds) = reading.seconds {
+        command.args(["--time_based=1".to_owned(), format!("--runtime={seconds}")]);
+    }
+    let output = command.stdin(Stdio::null()).output().context("cannot run fio; is it installed?")?;
+    let stdout = String::from_utf8_lossy(&output.stdout);
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    if !output.status.success() {
+        bail!("fio failed ({}): {}", output.status, last_words(&stderr, &stdout));
+    }
+    let job = job_of(&stdout).with_context(|| format!("fio said: {}", last_words(&stderr, &stdout)))?;
+    let seconds = std::time::Duration::from_millis(job.read.runtime).as_secs_f64();
+    Ok(ReadRate { bytes: job.read.io_bytes, operations: job.read.total_ios, seconds })
+}
+
 fn last_words<'a>(stderr: &'a str, stdout: &'a str) -> &'a str {
     let said = |text: &'a str| text.lines().rev().find(|line| !line.trim().is_empty());
     said(stderr).or_else(|| said(stdout)).unwrap_or("nothing")
@@ -189,19 +260,25 @@ impl Latency {
 }
 
 /// Reads fio's JSON, which may stand behind lines of chatter.
-fn parse(output: &str) -> Result<Measured> {
+fn job_of(output: &str) -> Result<JobReport> {
     let start = output.find("\n{").map(|at| at + 1).or_else(|| output.starts_with('{').then_some(0));
     let json = &output[start.context("fio printed no JSON")?..];
     let mut documents = serde_json::Deserializer::from_str(json).into_iter::<Report>();
     let report = documents.next().context("fio printed no JSON")?.context("fio's JSON has another form")?;
-    let [job] = report.jobs.as_slice() else { bail!("fio reported {} jobs, not 1", report.jobs.len()) };
+    let jobs = report.jobs.len();
+    let Ok([job]) = <[JobReport; 1]>::try_from(report.jobs) else { bail!("fio reported {jobs} jobs, not 1") };
     if job.error != 0 {
         bail!("fio reports error {}", job.error);
     }
-    let operations = job.read.total_ios + job.write.total_ios;
-    if operations == 0 {
+    if job.read.total_ios + job.write.total_ios == 0 {
         bail!("fio did no operation");
     }
+    Ok(job)
+}
+
+fn parse(output: &str) -> Result<Measured> {
+    let job = job_of(output)?;
+    let operations = job.read.total_ios + job.write.total_ios;
     let runtime_ms = job.read.runtime.max(job.write.runtime);
     Ok(Measured {
         iops: job.read.iops + job.write.iops,
@@ -238,6 +315,13 @@ mod tests {
         assert_eq!(measured.written_bytes, 1_638_400);
         assert_eq!(measured.seconds, 3.001);
         assert_eq!((measured.write_mean_us, measured.write_p99_us, measured.read_p99_us), (2.5, 12.0, 9.0));
+    }
+
+    #[test]
+    fn reading_has_a_rate() {
+        let rate = ReadRate { bytes: 3_000_000_000, operations: 1000, seconds: 2.0 };
+        assert_eq!((rate.megabytes_per_s(), rate.iops()), (1500.0, 500.0));
+        assert_eq!(job_of(SAMPLE).unwrap().read.io_bytes, 409_600);
     }
 
     #[test]

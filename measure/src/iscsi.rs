@@ -190,12 +190,14 @@ fn remove(folder: &Path) {
     }
 }
 
-fn free_port() -> Result<u16> {
+/// A TCP port of the loopback address that nobody listens on.
+pub fn free_port() -> Result<u16> {
     let listener = TcpListener::bind("127.0.0.1:0").context("no free port")?;
     Ok(listener.local_addr()?.port())
 }
 
-fn wait_for_port(port: u16, process: &Process) -> Result<()> {
+/// Waits until a process listens there.
+pub fn wait_for_port(port: u16, process: &Process) -> Result<()> {
     let start = Instant::now();
     while TcpStream::connect(("127.0.0.1", port)).is_err() {
         if start.elapsed() > Duration::from_secs(30) {

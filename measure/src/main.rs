@@ -32,11 +32,13 @@ mod memory;
 mod process;
 mod report;
 mod statistics;
+mod streaming;
 mod systems;
 mod targets;
 mod vhost;
 
 use std::path::{Path, PathBuf};
+use std::process::ExitCode;
 
 use anyhow::{Context, Result, bail};
 use clap::Parser;
@@ -77,7 +79,15 @@ struct Arguments {
     /// Requests in flight with --drive
     #[arg(long, default_value_t = 16, requires = "drive")]
     depth: u32,
-    /// Raw image for the import comparison; without one that comparison is left out, and says so.
+    /// End with exit code 1 if a target is not reached.
+    #[arg(long)]
+    check: bool,
+    /// Only relay TCP between LISTEN=TARGET, each byte later by --delay-ms: an end of the slow line
+    #[arg(long, value_name = "LISTEN=TARGET", hide = true)]
+    relay: Option<String>,
+    #[arg(long, value_name = "MS", requires = "relay", default_value_t = 0, hide = true)]
+    delay_ms: u64,
+    /// Raw image of the guest; without one the comparisons that need it are left out, and say so.
     #[arg(long, default_value = "build/guest/guest.raw")]
     image: PathBuf,
 }
@@ -105,14 +115,17 @@ impl Plan {
     }
 }
 
-fn main() -> Result<()> {
+fn main() -> Result<ExitCode> {
     let arguments = Arguments::parse();
     if arguments.list {
         print_list();
-        return Ok(());
+        return Ok(ExitCode::SUCCESS);
+    }
+    if let Some(between) = &arguments.relay {
+        return streaming::relay(between, arguments.delay_ms).map(|()| ExitCode::SUCCESS);
     }
     if let Some(socket) = &arguments.drive {
-        return drive(&arguments, socket);
+        return drive(&arguments, socket).map(|()| ExitCode::SUCCESS);
     }
     let plan = plan(&arguments)?;
     let _folders = interrupt::WorkDir::create(&plan.work_dir, &plan.sockets)?;
@@ -142,6 +155,12 @@ fn main() -> Result<()> {
     if plan.wants(images::NAME) {
         results.import = images::run(&plan).context("case import")?;
     }
+    for case in streaming::CASES.iter().filter(|case| plan.wants(case.name)) {
+        println!("\n{}: {}", case.name, case.title);
+        rustix::fs::sync();
+        results.streaming.extend((case.run)(&plan).with_context(|| format!("case {}", case.name))?);
+        save(&arguments, &mut results)?;
+    }
     save(&arguments, &mut results)?;
     println!("\n{}", report::table::render(&results));
     println!("wrote {0}/results.json and {0}/index.html", arguments.out.display());
@@ -149,7 +168,8 @@ fn main() -> Result<()> {
     if !missed.is_empty() {
         println!("{} of {} targets not reached", missed.len(), results.rows.len());
     }
-    Ok(())
+    let failed = arguments.check && (!missed.is_empty() || results.rows.is_empty());
+    Ok(if failed { ExitCode::FAILURE } else { ExitCode::SUCCESS })
 }
 
 fn plan(arguments: &Arguments) -> Result<Plan> {
@@ -190,7 +210,8 @@ fn plan(arguments: &Arguments) -> Result<Plan> {
         || plan.wants(iscsi::NAME)
         || plan.wants(fuse::NAME)
         || plan.wants(idle::NAME)
-        || plan.wants(images::NAME);
+        || plan.wants(images::NAME)
+        || streaming::CASES.iter().any(|case| plan.wants(case.name));
     if !known {
         bail!("no case has '{}' in its name; --list shows them", plan.only.join("' or '"));
     }
@@ -218,6 +239,9 @@ fn print_list() {
     println!("{:<22} {}", fuse::NAME, fuse::TITLE);
     println!("{:<22} {}", idle::NAME, idle::TITLE);
     println!("{:<22} {}", images::NAME, images::TITLE);
+    for case in &streaming::CASES {
+        println!("{:<22} {}", case.name, case.title);
+    }
 }
 
 fn save(arguments: &Arguments, results: &mut Results) -> Result<()> {

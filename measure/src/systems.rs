@@ -270,6 +270,34 @@ impl Process {
         self.child.id()
     }
 
+    /// Waits until it printed a line with this in it, and returns that.
+    pub fn wait_until_said(&mut self, part: &str, limit: Duration) -> Result<String> {
+        let start = Instant::now();
+        loop {
+            let said = {
+                let lines = self.output.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+                lines.iter().find(|line| line.contains(part)).cloned()
+            };
+            if let Some(line) = said {
+                return Ok(line);
+            }
+            if let Some(status) = self.child.try_wait()? {
+                bail!("{} ended ({status}) before it said '{part}': {}", self.name, self.last_words());
+            }
+            if start.elapsed() > limit {
+                let limit_s = limit.as_secs();
+                bail!("{} did not say '{part}' within {limit_s} s, but {}", self.name, self.last_words());
+            }
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+
+    /// Sends it a signal.
+    pub fn signal(&self, signal: Signal) -> Result<()> {
+        let pid = i32::try_from(self.child.id()).ok().and_then(Pid::from_raw).context("it has a number")?;
+        kill_process(pid, signal).with_context(|| format!("cannot send a signal to {}", self.name))
+    }
+
     /// The last line that it printed.
     pub fn last_words(&self) -> String {
         // Its pipes may still hold what it said.

@@ -10,6 +10,7 @@ use crate::iscsi::{IscsiResult, TGT_FILE};
 use crate::machine::Machine;
 use crate::memory::MemoryResult;
 use crate::statistics;
+use crate::streaming::Comparison;
 
 /// Everything that one run found out; `results.json` is this.
 #[derive(Debug, Default, Serialize)]
@@ -32,6 +33,8 @@ pub struct Results {
     pub idle: Option<IdleResult>,
     /// Imports; empty where there was no image.
     pub import: Vec<ImportResult>,
+    /// Images that are read by many, across networks and by guests that boot.
+    pub streaming: Vec<Comparison>,
 }
 
 impl Results {
@@ -139,7 +142,13 @@ pub fn rows(results: &Results) -> Vec<Row> {
         idle_rows(idle, &mut rows);
     }
     import_rows(&results.import, &mut rows);
+    rows.extend(results.streaming.iter().map(streaming_row));
     rows
+}
+
+fn streaming_row(found: &Comparison) -> Row {
+    let (ours, theirs) = (statistics::median(&found.ours), statistics::median(&found.theirs));
+    Row::new(found.case, found.figure, ours, &found.peer, theirs, found.goal)
 }
 
 fn fits_rows(case: &CaseResult, rows: &mut Vec<Row>) {

@@ -48,17 +48,26 @@ pub enum HttpFault {
     Garbage,
 }
 
-/// A certificate authority and a server's certificate for `localhost` and `127.0.0.1`.
+/// A certificate authority and a server's certificate, for `localhost` and `127.0.0.1` unless it says otherwise.
 #[derive(Clone)]
 pub struct TestTls {
     /// The authority's certificate, PEM.
     pub ca_pem: String,
+    /// The server's certificate, PEM.
+    pub certificate_pem: String,
+    /// The server's key, PEM.
+    pub key_pem: String,
     config: Arc<ServerConfig>,
 }
 
 impl TestTls {
     /// A new pair.
     pub fn new() -> Self {
+        Self::of(&["localhost", "127.0.0.1"])
+    }
+
+    /// A new pair for a server of these names and addresses.
+    pub fn of(names: &[&str]) -> Self {
         use rcgen::{BasicConstraints, CertificateParams, IsCa, Issuer, KeyPair};
         let ca_key = KeyPair::generate().expect("a key");
         let mut ca = CertificateParams::new(Vec::new()).expect("parameters");
@@ -66,11 +75,12 @@ impl TestTls {
         let ca_pem = ca.self_signed(&ca_key).expect("a certificate").pem();
         let issuer = Issuer::new(ca, ca_key);
         let key = KeyPair::generate().expect("a key");
-        let names = vec!["localhost".to_owned(), "127.0.0.1".to_owned()];
+        let names: Vec<String> = names.iter().map(|name| (*name).to_owned()).collect();
         let certificate = CertificateParams::new(names)
             .expect("parameters")
             .signed_by(&key, &issuer)
             .expect("a certificate");
+        let (certificate_pem, key_pem) = (certificate.pem(), key.serialize_pem());
         let key = rustls::pki_types::PrivateKeyDer::try_from(key.serialize_der()).expect("a key");
         let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
         let config = ServerConfig::builder_with_provider(provider)
@@ -79,7 +89,7 @@ impl TestTls {
             .with_no_client_auth()
             .with_single_cert(vec![certificate.der().clone()], key)
             .expect("a certificate and its key");
-        Self { ca_pem, config: Arc::new(config) }
+        Self { ca_pem, certificate_pem, key_pem, config: Arc::new(config) }
     }
 }
 

@@ -25,7 +25,8 @@
 //! - [`conformance::Options::span_bytes`] bounds what the suite touches, so that it also fits large devices.
 //!
 //! # Not here
-//! No clocks, no benchmarks, and nothing that production code links: crates use it as a dev-dependency.
+//! No clocks, no benchmarks, and nothing that production code links: crates use it as a dev-dependency, and
+//! `measure/` for its line and its certificates.
 //!
 //! Start reading at [`conformance`].
 

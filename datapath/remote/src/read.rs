@@ -76,11 +76,7 @@ pub(crate) fn read(servers: &Servers, ask: &Ask<'_>, check: &mut Check<'_>) -> R
     outcome
 }
 
-fn read_somewhere(
-    servers: &Servers,
-    ask: &Ask<'_>,
-    check: &mut Check<'_>,
-) -> Result<Answer, StoreError> {
+fn read_somewhere(servers: &Servers, ask: &Ask<'_>, check: &mut Check<'_>) -> Result<Answer, StoreError> {
     let mut verdicts: Vec<Option<Verdict>> = servers.list.iter().map(|_| None).collect();
     let len = match ask.wanted {
         Wanted::Range { len, .. } => len,

@@ -116,7 +116,7 @@ impl Daemon {
         };
         let offer_url = offer.as_ref().map(StoreServer::url);
         let images = StoredImages::new(store.clone(), options.credentials);
-        let volumes = volumes(&data_dir, store, options.pause_limit, options.stream).await?;
+        let volumes = volumes(&data_dir, store.clone(), options.pause_limit, options.stream).await?;
         let service = service(&data_dir, images, database.clone(), volumes.clone());
         service.recover().await.context("cannot clean up after an earlier daemon")?;
 

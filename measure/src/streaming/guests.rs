@@ -1,0 +1,203 @@
+//! The guest itself: it boots over a slow line, and while a server dies.
+
+use std::path::PathBuf;
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+use rustix::process::Signal;
+use serde_json::Value;
+
+use super::line::{FAR, Line};
+use super::server::{Offer, Tls};
+use super::stores::Made;
+use super::{Comparison, Rounds, has_guest};
+use crate::Plan;
+use crate::iscsi::free_port;
+use crate::systems::Process;
+use crate::targets::Goal;
+
+const DELAY_MS: u64 = 2;
+const PATIENCE: Duration = Duration::from_secs(300);
+/// A boot takes a quarter of a minute in emulation, so there are at most so many rounds.
+const ROUNDS_MAX: usize = 3;
+/// How long a machine may stand still.
+const STALL_MAX_S: f64 = 2.0;
+
+/// `headwater run` of one machine.
+struct Machine {
+    process: Process,
+    data_dir: PathBuf,
+    headwater: PathBuf,
+}
+
+impl Machine {
+    fn start(plan: &Plan, mut command: Command, from: &str, more: &[&str]) -> Result<Self> {
+        // Sockets lie in it, and their paths may have 107 bytes.
+        let data_dir = plan.sockets.join("data");
+        let _ = std::fs::remove_dir_all(&data_dir);
+        std::fs::create_dir_all(&data_dir)?;
+        command
+            .args(["run", "guest", "--from", from, "--ram", "64M", "--data-dir"])
+            .arg(&data_dir)
+            .args(more);
+        let process = Process::start(&mut command, "headwater run")?;
+        Ok(Self { process, data_dir, headwater: plan.headwater.clone() })
+    }
+
+    /// Seconds until the guest was up, as its table has it.
+    fn booted(&mut self) -> Result<f64> {
+        let line = self.process.wait_until_said("is running, booted in", PATIENCE)?;
+        let text = line.rsplit_once("booted in ").and_then(|(_, text)| text.split_whitespace().next());
+        text.and_then(|text| text.parse().ok()).with_context(|| format!("'{line}' tells no time"))
+    }
+
+    /// A metric of the host.
+    fn metric(&self, name: &str) -> Result<f64> {
+        let mut command = Command::new(&self.headwater);
+        let output = command.args(["--json", "stats", "--data-dir"]).arg(&self.data_dir).output()?;
+        let stats: Value =
+            serde_json::from_slice(&output.stdout).context("headwater stats printed no JSON")?;
+        let samples = stats.get("samples").and_then(Value::as_array).context("it has samples")?;
+        let found = samples.iter().find(|sample| sample.get("metric").and_then(Value::as_str) == Some(name));
+        found
+            .and_then(|sample| sample.get("value")?.as_f64())
+            .with_context(|| format!("there is no metric {name}"))
+    }
+}
+
+impl Drop for Machine {
+    fn drop(&mut self) {
+        // The second signal ends the guest at once; nobody needs it any more.
+        let _ = self.process.signal(Signal::TERM);
+        std::thread::sleep(Duration::from_millis(300));
+    }
+}
+
+/// Its boot time beside that from a store on this host, with a trace of earlier boots.
+pub fn slow_link(plan: &Plan) -> Result<Vec<Comparison>> {
+    if !has_guest(plan) {
+        return Ok(Vec::new());
+    }
+    let Some(mut line) = Line::start()? else { return Ok(Vec::new()) };
+    let made = Made::import(plan, "guest-slow", &plan.image, "guest")?;
+    let here = made.store().display().to_string();
+    // The first boot is recorded, and puts the guest's image into the page cache for those on this host.
+    let first = Machine::start(plan, line.near(&plan.headwater), &here, &[])?.booted()?;
+    println!("  a first boot was recorded, {first:.1} s");
+    let tls = Tls::make(&plan.sockets, &[FAR])?;
+    let offer = Offer::start(line.far(&plan.headwater), &made.store(), free_port()?, &tls)?;
+    let there = format!("https://{FAR}:{}", line.relay(offer.port(), DELAY_MS)?);
+    let ca = tls.authority.display().to_string();
+    let ways: [(&str, &str, &[&str]); 3] = [
+        ("with its trace", &there, &["--ca", &ca]),
+        ("from this host", &here, &["--boot-trace", "off"]),
+        ("without a trace", &there, &["--ca", &ca, "--boot-trace", "off"]),
+    ];
+    let mut rounds = Rounds::new();
+    let count = plan.rounds.min(ROUNDS_MAX);
+    for round in 0..count {
+        let mut seconds = [0.0; 3];
+        for turn in 0..ways.len() {
+            let index = (round + turn) % ways.len();
+            let (name, from, more) = ways[index];
+            seconds[index] = Machine::start(plan, line.near(&plan.headwater), from, more)?
+                .booted()
+                .with_context(|| format!("booting {name}"))?;
+            println!("  round {}/{count}  {name:<18}{:>7.1} s", round + 1, seconds[index]);
+        }
+        let [trace, local, plain] = seconds;
+        let like = |ours, peer: &str, theirs, goal| Comparison {
+            case: "guest-slow-link",
+            figure: "boot, seconds",
+            ours: vec![ours],
+            peer: peer.into(),
+            theirs: vec![theirs],
+            goal,
+        };
+        rounds.add(like(trace, ways[1].0, local, Goal::AtMost(1.2)));
+        rounds.add(like(trace, ways[2].0, plain, Goal::None));
+    }
+    Ok(rounds.0)
+}
+
+/// What happens to a server in the middle of a boot.
+#[derive(Clone, Copy)]
+enum Trouble {
+    /// Its process is killed: connections are reset.
+    Dies,
+    /// It stops and says nothing any more, as a host does that loses its power.
+    Hangs,
+}
+
+/// A server goes away while the guest boots without a trace, so that it reads all the time; another one is up.
+pub fn failover(plan: &Plan) -> Result<Vec<Comparison>> {
+    if !has_guest(plan) {
+        return Ok(Vec::new());
+    }
+    let Some(mut line) = Line::start()? else { return Ok(Vec::new()) };
+    let made = Made::import(plan, "guest-failover", &plan.image, "guest")?;
+    let tls = Tls::make(&plan.sockets, &[FAR])?;
+    let ca = tls.authority.display().to_string();
+    let more = ["--ca", ca.as_str(), "--boot-trace", "off"];
+    let mut rounds = Rounds::new();
+    let troubles = [
+        ("one is killed", 0, Trouble::Dies),
+        ("the other is killed", 1, Trouble::Dies),
+        ("one hangs", 0, Trouble::Hangs),
+        ("the other hangs", 1, Trouble::Hangs),
+    ];
+    let (mut undisturbed, mut failovers) = (None, 0.0);
+    for (name, victim, trouble) in troubles {
+        let mut offers = Vec::new();
+        let mut urls = Vec::new();
+        for _ in 0..2 {
+            let offer = Offer::start(line.far(&plan.headwater), &made.store(), free_port()?, &tls)?;
+            urls.push(format!("https://{FAR}:{}", line.relay(offer.port(), DELAY_MS)?));
+            offers.push(offer);
+        }
+        let from = urls.join(",");
+        let half = match undisturbed {
+            Some(seconds) => seconds / 2.0,
+            None => {
+                let seconds = Machine::start(plan, line.near(&plan.headwater), &from, &more)?.booted()?;
+                println!("  undisturbed  {seconds:.1} s");
+                *undisturbed.insert(seconds) / 2.0
+            }
+        };
+        let mut machine = Machine::start(plan, line.near(&plan.headwater), &from, &more)?;
+        let begun = Instant::now();
+        while machine.metric("headwater_image_requests_total").unwrap_or(0.0) < 1.0 {
+            if begun.elapsed() > PATIENCE {
+                bail!("the machine read nothing");
+            }
+            std::thread::sleep(Duration::from_millis(100));
+        }
+        std::thread::sleep(Duration::from_secs_f64(half));
+        let signal = match trouble {
+            Trouble::Dies => Signal::KILL,
+            Trouble::Hangs => Signal::STOP,
+        };
+        offers[victim].process().signal(signal)?;
+        let seconds = machine.booted().with_context(|| format!("booting while {name}"))?;
+        let stall = machine.metric("headwater_image_longest_read_seconds")?;
+        let went_on = machine.metric("headwater_image_failovers_total")?;
+        failovers += went_on;
+        println!("  {name:<20} {seconds:>5.1} s, longest stall {stall:.3} s, {went_on} failovers");
+        if matches!(trouble, Trouble::Hangs) {
+            offers[victim].process().signal(Signal::CONT)?;
+        }
+        let like = |figure, ours, peer: &str, theirs, goal| Comparison {
+            case: "guest-failover",
+            figure,
+            ours: vec![ours],
+            peer: peer.into(),
+            theirs: vec![theirs],
+            goal,
+        };
+        rounds.add(like("longest stall, s", stall, "2 s", STALL_MAX_S, Goal::AtMost(1.0)));
+        rounds.add(like("boot, seconds", seconds, "undisturbed", half * 2.0, Goal::None));
+    }
+    println!("  {failovers} reads went on at the other server");
+    Ok(rounds.0)
+}

@@ -1,0 +1,66 @@
+//! One reader that goes through an image on a server, across TLS on the loopback interface.
+
+use std::process::Command;
+use std::time::Instant;
+
+use anyhow::Result;
+use headwater_block::{Device, blocking};
+
+use super::server::{Export, Exported, Offer, Tls};
+use super::stores::{Made, without_holes};
+use super::{Comparison, Rounds, has_guest};
+use crate::Plan;
+use crate::iscsi::free_port;
+use crate::targets::Goal;
+
+/// What is to be reached.
+const GOAL_MB_PER_S: f64 = 600.0;
+const READ_BYTES: usize = 1 << 20;
+
+/// Reads the guest's data, without its holes, which would cost nothing.
+pub fn run(plan: &Plan) -> Result<Vec<Comparison>> {
+    if !has_guest(plan) {
+        return Ok(Vec::new());
+    }
+    let raw = plan.work_dir.join("dense.raw");
+    without_holes(&plan.image, &raw)?;
+    let made = Made::import(plan, "remote-tls", &raw, "dense")?;
+    std::fs::remove_file(&raw)?;
+    let tls = Tls::make(&plan.sockets, &["127.0.0.1"])?;
+    let offer = Offer::start(Command::new(&plan.headwater), &made.store(), free_port()?, &tls)?;
+    let (from, ca) = (format!("https://127.0.0.1:{}", offer.port()), tls.authority.display().to_string());
+    let mut rounds = Rounds::new();
+    for round in 0..plan.rounds {
+        let what =
+            Exported { image: "dense", from: &from, nbd: None, more: &["--ca", &ca, "--boot-trace", "off"] };
+        let export = Export::start(plan, Command::new(&plan.headwater), &what)?;
+        let disk = export.connect()?;
+        let bytes = disk.geometry().size_bytes;
+        let mut buffer = vec![0; READ_BYTES];
+        let start = Instant::now();
+        let mut at = 0;
+        while at < bytes {
+            let len = usize::try_from(bytes - at).unwrap_or(usize::MAX).min(READ_BYTES);
+            blocking::read(&*disk, at, &mut buffer[..len])?;
+            at += u64::try_from(len)?;
+        }
+        let seconds = start.elapsed().as_secs_f64();
+        let megabytes = super::mib(bytes) * 1.048_576;
+        let received = headwater_block::size::format(export.counters()?.get("received_bytes")?);
+        println!(
+            "  round {}/{}  {megabytes:.0} MB in {seconds:.3} s, {:.0} MB/s; {received} came across the network",
+            round + 1,
+            plan.rounds,
+            megabytes / seconds
+        );
+        rounds.add(Comparison {
+            case: "remote-tls",
+            figure: "MB/s of the image",
+            ours: vec![megabytes / seconds],
+            peer: "600 MB/s".into(),
+            theirs: vec![GOAL_MB_PER_S],
+            goal: Goal::AtLeast(1.0),
+        });
+    }
+    Ok(rounds.0)
+}

@@ -1,0 +1,197 @@
+//! Stores to read from: raw disks made up here, imported by a daemon as a user does it.
+
+use std::io::{BufWriter, Write};
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+
+use crate::Plan;
+use crate::systems::Process;
+
+/// A store in a directory of the work directory, removed when this is dropped.
+pub struct Made {
+    dir: PathBuf,
+}
+
+impl Made {
+    /// An empty directory of this name for a daemon's data.
+    pub fn new(plan: &Plan, name: &str) -> Result<Self> {
+        let dir = plan.work_dir.join(name);
+        std::fs::create_dir_all(&dir).with_context(|| format!("cannot create {}", dir.display()))?;
+        Ok(Self { dir: dir.canonicalize()? })
+    }
+
+    /// A store with a raw disk as the image `image`.
+    pub fn import(plan: &Plan, name: &str, raw: &Path, image: &str) -> Result<Self> {
+        let made = Self::new(plan, name)?;
+        println!("  importing {} ({})", image, headwater_block::size::format(std::fs::metadata(raw)?.len()));
+        made.daemon(plan)?.import(raw, image)?;
+        Ok(made)
+    }
+
+    /// A daemon on it, until the answer is dropped.
+    pub fn daemon(&self, plan: &Plan) -> Result<Importer> {
+        let mut command = Command::new(&plan.headwater);
+        command.arg("serve").arg("--data-dir").arg(&self.dir);
+        let daemon = Process::start(&mut command, "headwater serve")?;
+        let start = Instant::now();
+        while UnixStream::connect(self.dir.join("api.sock")).is_err() {
+            if start.elapsed() > Duration::from_secs(30) {
+                bail!("headwater serve was not ready after 30 s: {}", daemon.last_words());
+            }
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        Ok(Importer { _daemon: daemon, dir: self.dir.clone(), headwater: plan.headwater.clone() })
+    }
+
+    /// The directory of the store itself.
+    pub fn store(&self) -> PathBuf {
+        self.dir.join("store")
+    }
+
+    /// Bytes of all its data objects.
+    pub fn objects_bytes(&self) -> Result<u64> {
+        let mut bytes = 0;
+        for entry in walk(&self.store().join("objects"))? {
+            bytes += std::fs::metadata(entry)?.len();
+        }
+        Ok(bytes)
+    }
+
+    /// The largest data object, below the store's root.
+    pub fn largest_object(&self) -> Result<PathBuf> {
+        let objects = walk(&self.store().join("objects"))?;
+        let largest = objects
+            .into_iter()
+            .max_by_key(|path| std::fs::metadata(path).map_or(0, |metadata| metadata.len()));
+        let path = largest.context("the store has no data objects")?;
+        Ok(path.strip_prefix(self.store())?.to_owned())
+    }
+}
+
+impl Drop for Made {
+    fn drop(&mut self) {
+        if let Err(error) = std::fs::remove_dir_all(&self.dir) {
+            eprintln!("cannot remove {}: {error}", self.dir.display());
+        }
+    }
+}
+
+/// A daemon that imports.
+pub struct Importer {
+    _daemon: Process,
+    dir: PathBuf,
+    headwater: PathBuf,
+}
+
+impl Importer {
+    /// Makes a version.
+    pub fn import(&self, raw: &Path, image: &str) -> Result<()> {
+        let mut command = Command::new(&self.headwater);
+        command.args(["image", "import"]).arg(raw.canonicalize()?).args(["--name", image]);
+        let output = command.env("HEADWATER_DATA_DIR", &self.dir).output().context("cannot run headwater")?;
+        if !output.status.success() {
+            bail!(
+                "the import of {} failed: {}",
+                raw.display(),
+                String::from_utf8_lossy(&output.stderr).trim()
+            );
+        }
+        Ok(())
+    }
+}
+
+fn walk(folder: &Path) -> Result<Vec<PathBuf>> {
+    let mut files = Vec::new();
+    for entry in std::fs::read_dir(folder).with_context(|| format!("cannot read {}", folder.display()))? {
+        let path = entry?.path();
+        if path.is_dir() {
+            files.extend(walk(&path)?);
+        } else {
+            files.push(path);
+        }
+    }
+    Ok(files)
+}
+
+/// Blocks of 4 KiB of which half does not compress, all different.
+pub struct Blocks(u64);
+
+impl Blocks {
+    /// The same seed gives the same blocks.
+    pub fn new(seed: u64) -> Self {
+        Self(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1)
+    }
+
+    /// The next block.
+    pub fn next_block(&mut self) -> [u8; 4096] {
+        let mut block = [b'.'; 4096];
+        for word in block[..2048].chunks_exact_mut(8) {
+            self.0 ^= self.0 << 13;
+            self.0 ^= self.0 >> 7;
+            self.0 ^= self.0 << 17;
+            word.copy_from_slice(&self.0.to_le_bytes());
+        }
+        block
+    }
+}
+
+/// Makes a raw disk of such blocks.
+pub fn make_disk(path: &Path, bytes: u64, seed: u64) -> Result<()> {
+    let mut file = BufWriter::with_capacity(1 << 20, std::fs::File::create(path)?);
+    let mut blocks = Blocks::new(seed);
+    for _ in 0..bytes / 4096 {
+        file.write_all(&blocks.next_block()).with_context(|| format!("cannot write {}", path.display()))?;
+    }
+    file.into_inner().map_err(std::io::IntoInnerError::into_error)?.sync_all()?;
+    Ok(())
+}
+
+/// Copies what of a raw disk is no hole to a disk that has nothing else.
+pub fn without_holes(from: &Path, to: &Path) -> Result<u64> {
+    use std::os::unix::fs::FileExt;
+    let (source, mut target) = (std::fs::File::open(from)?, BufWriter::new(std::fs::File::create(to)?));
+    let (mut at, mut copied, mut buffer) = (0, 0, vec![0; 1 << 20]);
+    while let Ok(start) = rustix::fs::seek(&source, rustix::fs::SeekFrom::Data(at)) {
+        let end = rustix::fs::seek(&source, rustix::fs::SeekFrom::Hole(start))?;
+        at = start;
+        while at < end {
+            let len = usize::try_from((end - at).min(1 << 20))?;
+            source.read_exact_at(&mut buffer[..len], at)?;
+            target.write_all(&buffer[..len])?;
+            at += u64::try_from(len)?;
+            copied += u64::try_from(len)?;
+        }
+    }
+    target.flush()?;
+    Ok(copied)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn blocks_differ_and_come_again_from_their_seed() {
+        let (mut one, mut same, mut other) = (Blocks::new(1), Blocks::new(1), Blocks::new(2));
+        let first = one.next_block();
+        assert!(first == same.next_block() && first != other.next_block() && first != one.next_block());
+    }
+
+    #[test]
+    fn only_what_is_no_hole_is_copied() {
+        use std::os::unix::fs::FileExt;
+        let dir = tempfile::tempdir().unwrap();
+        let (from, to) = (dir.path().join("from"), dir.path().join("to"));
+        let file = std::fs::File::create(&from).unwrap();
+        file.set_len(64 << 20).unwrap();
+        file.write_all_at(&[7; 65536], 32 << 20).unwrap();
+        drop(file);
+        let copied = without_holes(&from, &to).unwrap();
+        assert!((65536..1 << 20).contains(&copied), "{copied}");
+        assert!(std::fs::read(&to).unwrap().contains(&7));
+    }
+}

@@ -1,0 +1,149 @@
+//! Many readers of one image: what the store has to read, and what it costs beside a plain file.
+
+use std::path::Path;
+use std::process::Command;
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+
+use super::server::{Export, Exported};
+use super::stores::{Made, make_disk};
+use super::{Comparison, Rounds, mib};
+use crate::fio::{self, Reading};
+use crate::iscsi::{free_port, wait_for_port};
+use crate::systems::Process;
+use crate::targets::Goal;
+use crate::{Plan, process};
+
+const COLD_READERS: u32 = 32;
+const WARM_READERS: u32 = 16;
+
+/// All readers start at once, on an empty chunk cache.
+pub fn cold(plan: &Plan) -> Result<Vec<Comparison>> {
+    let bytes: u64 = if plan.quick { 64 << 20 } else { 300_000_000 / 65_536 * 65_536 };
+    let raw = plan.work_dir.join("storm.raw");
+    make_disk(&raw, bytes, 1)?;
+    let made = Made::import(plan, "storm-cold", &raw, "storm")?;
+    std::fs::remove_file(&raw)?;
+    let distinct = made.objects_bytes()?;
+    let from = made.store().display().to_string();
+    let mut rounds = Rounds::new();
+    for round in 0..plan.rounds {
+        // Started anew: its memory holds nothing of the image.
+        let what = Exported {
+            image: "storm",
+            from: &from,
+            nbd: None,
+            more: &["--chunk-memory", "1G", "--boot-trace", "off"],
+        };
+        let export = Export::start(plan, Command::new(&plan.headwater), &what)?;
+        let reading =
+            Reading { block_bytes: 128 << 10, readers: COLD_READERS, depth: 1, random: false, seconds: None };
+        let read = fio::read(export.uri(), bytes, reading)?;
+        let counters = export.counters()?;
+        let from_store = counters.get("store_bytes")?;
+        println!(
+            "  round {}/{}  {COLD_READERS} readers got {:.0} MB/s; the store read {} of {}",
+            round + 1,
+            plan.rounds,
+            read.megabytes_per_s(),
+            headwater_block::size::format(from_store),
+            headwater_block::size::format(distinct)
+        );
+        rounds.add(Comparison {
+            case: "storm-cold",
+            figure: "MiB from the store",
+            ours: vec![mib(from_store)],
+            peer: "distinct bytes".into(),
+            theirs: vec![mib(distinct)],
+            goal: Goal::AtMost(1.02),
+        });
+    }
+    Ok(rounds.0)
+}
+
+/// The image is in memory on both sides.
+pub fn warm(plan: &Plan) -> Result<Vec<Comparison>> {
+    let bytes: u64 = if plan.quick { 256 << 20 } else { 2 << 30 };
+    let raw = plan.work_dir.join("storm.raw");
+    make_disk(&raw, bytes, 2)?;
+    let made = Made::import(plan, "storm-warm", &raw, "storm")?;
+    let from = made.store().display().to_string();
+    let what = Exported {
+        image: "storm",
+        from: &from,
+        nbd: Some(format!("tcp:127.0.0.1:{}", free_port()?)),
+        // A quarter more than the image: parts of the cache are not filled evenly.
+        more: &["--chunk-memory", if plan.quick { "320M" } else { "2560M" }, "--boot-trace", "off"],
+    };
+    let ours = Export::start(plan, Command::new(&plan.headwater), &what)?;
+    let (nbdkit, port) = nbdkit(&raw)?;
+    let systems = [("headwater", ours.uri().to_owned()), ("nbdkit file", format!("nbd://127.0.0.1:{port}"))];
+    for (name, uri) in &systems {
+        let once = Reading { block_bytes: 1 << 20, readers: 1, depth: 4, random: false, seconds: None };
+        fio::read(uri, bytes, once).with_context(|| format!("reading all of it once: {name}"))?;
+    }
+    let mut rounds = Rounds::new();
+    for round in 0..plan.rounds {
+        for (block_bytes, rate, cpu) in [
+            (128 << 10, "MB/s at 128 KiB", "CPU ms/GB at 128 KiB"),
+            (1 << 20, "MB/s at 1 MiB", "CPU ms/GB at 1 MiB"),
+        ] {
+            let mut figures = [(0.0, 0.0); 2];
+            for turn in 0..2 {
+                let index = (round + turn) % 2;
+                let (name, uri) = &systems[index];
+                let used =
+                    || if index == 0 { ours.cpu_seconds() } else { process::cpu_seconds(nbdkit.pid()) };
+                let before = used()?;
+                let seconds = Some(plan.seconds);
+                let reading =
+                    Reading { block_bytes, readers: WARM_READERS, depth: 1, random: false, seconds };
+                let read = fio::read(uri, bytes, reading).with_context(|| format!("measuring {name}"))?;
+                let cpu_ms = (used()? - before) * 1e3 / (read.megabytes() / 1e3);
+                let kib = block_bytes >> 10;
+                println!(
+                    "  round {}/{}  {name:<14}{kib:>5} KiB{:>8.0} MB/s{cpu_ms:>8.0} ms CPU a GB",
+                    round + 1,
+                    plan.rounds,
+                    read.megabytes_per_s()
+                );
+                figures[index] = (read.megabytes_per_s(), cpu_ms);
+            }
+            let [(our_rate, our_cpu), (their_rate, their_cpu)] = figures;
+            let like = |figure, ours, theirs, goal| Comparison {
+                case: "storm-warm",
+                figure,
+                ours: vec![ours],
+                peer: systems[1].0.into(),
+                theirs: vec![theirs],
+                goal,
+            };
+            rounds.add(like(rate, our_rate, their_rate, Goal::AtLeast(1.0)));
+            rounds.add(like(cpu, our_cpu, their_cpu, Goal::AtMost(1.0)));
+        }
+    }
+    drop(nbdkit);
+    std::fs::remove_file(&raw)?;
+    Ok(rounds.0)
+}
+
+fn nbdkit(raw: &Path) -> Result<(Process, u16)> {
+    let port = free_port()?;
+    let mut command = Command::new("nbdkit");
+    command.args([
+        "--foreground",
+        "--exit-with-parent",
+        "--readonly",
+        "-i",
+        "127.0.0.1",
+        "-p",
+        &port.to_string(),
+    ]);
+    command.arg("file").arg(raw.canonicalize()?);
+    let process = Process::start(&mut command, "nbdkit")?;
+    wait_for_port(port, &process)?;
+    // The connection that was tried is closed by now.
+    std::thread::sleep(Duration::from_millis(50));
+    Ok((process, port))
+}
