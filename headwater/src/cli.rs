@@ -297,6 +297,9 @@ pub enum ImageCommand {
         /// The newer one
         to: String,
     },
+    /// Show, record, merge and remove a version's boot trace: what its boots read first, and later ones have ahead
+    #[command(subcommand)]
+    Trace(TraceCommand),
     /// Show who changed an image, and when
     History {
         /// IMAGE
@@ -331,6 +334,48 @@ pub enum ImageCommand {
         format: ExportFormat,
     },
     /// Remove an image, or one of its versions
+    Remove {
+        /// IMAGE, IMAGE:CHANNEL, IMAGE@NUMBER or IMAGE@HASH
+        image: String,
+    },
+}
+
+/// `headwater image trace ...`.
+#[derive(Debug, Subcommand)]
+pub enum TraceCommand {
+    /// Show how many boots it was made from, what it holds, and where it is kept
+    Show {
+        /// IMAGE, IMAGE:CHANNEL, IMAGE@NUMBER or IMAGE@HASH
+        image: String,
+    },
+    /// Boot the version once, on a machine that is made for it and removed again, and record what it reads
+    Record {
+        /// IMAGE, IMAGE:CHANNEL, IMAGE@NUMBER or IMAGE@HASH
+        image: String,
+        /// Go on so long after the guest is up, for what starts late; two minutes are recorded at most
+        #[arg(long, value_name = "SECONDS", default_value_t = 0)]
+        after: u64,
+        /// Size of the machine
+        #[command(flatten)]
+        machine: MachineArgs,
+    },
+    /// Take in boot traces that other hosts saved
+    Merge {
+        /// IMAGE, IMAGE:CHANNEL, IMAGE@NUMBER or IMAGE@HASH
+        image: String,
+        /// What 'trace save' wrote there
+        #[arg(required = true, value_name = "FILE", value_hint = ValueHint::FilePath)]
+        files: Vec<PathBuf>,
+    },
+    /// Write the boot trace to a file, for another host to merge
+    Save {
+        /// IMAGE, IMAGE:CHANNEL, IMAGE@NUMBER or IMAGE@HASH
+        image: String,
+        /// The file; it must not exist
+        #[arg(value_hint = ValueHint::FilePath)]
+        file: PathBuf,
+    },
+    /// Forget the boot trace; the next boots are recorded anew
     Remove {
         /// IMAGE, IMAGE:CHANNEL, IMAGE@NUMBER or IMAGE@HASH
         image: String,

@@ -28,6 +28,7 @@ mod logging;
 mod show;
 mod stores;
 mod streaming;
+mod traces;
 
 use std::process::ExitCode;
 

@@ -7,16 +7,15 @@ use std::time::Duration;
 use clap::Args;
 use headwater_block::size;
 use headwater_image::{Background, ChunkCache, DiskCache, ImageError, Trace, VersionReader};
-use headwater_store::{Hash, Store, StoreErrorKind};
+use headwater_store::{Hash, Store};
 use serde::Serialize;
 use tokio::sync::watch;
 
 use crate::adapters::disks::host_memory_bytes;
+use crate::traces::{BOOTS_RECORDED, Traces};
 
 /// How long after its disk was opened a machine's boot is recorded.
 const BOOT_LASTS: Duration = Duration::from_secs(120);
-/// A version whose trace has so many boots is not recorded any more.
-const BOOTS_RECORDED: u32 = 4;
 /// The most memory for chunks of images, as a share of the host's memory, and its bounds.
 const CHUNK_CACHE_SHARE: u64 = 8;
 const CHUNK_CACHE_MIN_BYTES: u64 = 32 << 20;
@@ -122,6 +121,7 @@ fn chunk_memory(text: &str) -> Result<u64, String> {
 pub struct Streaming {
     store: Arc<dyn Store>,
     chunks: Arc<ChunkCache>,
+    traces: Arc<Traces>,
     hydrate: Option<CopyRate>,
     boot_trace: BootTrace,
     readahead: Ahead,
@@ -139,12 +139,18 @@ impl Streaming {
             None => ChunkCache::new(ram_bytes),
         };
         let (hydrate, boot_trace, readahead) = (args.hydrate, args.boot_trace, args.readahead);
-        Ok(Self { store, chunks, hydrate, boot_trace, readahead })
+        let traces = Arc::new(Traces::new(Arc::clone(&store), Arc::clone(&chunks)));
+        Ok(Self { store, chunks, traces, hydrate, boot_trace, readahead })
     }
 
     /// The chunks in memory.
     pub fn chunks(&self) -> &Arc<ChunkCache> {
         &self.chunks
+    }
+
+    /// What boots of its versions read.
+    pub fn traces(&self) -> &Arc<Traces> {
+        &self.traces
     }
 
     /// Opens a version for a machine that boots from it.
@@ -155,12 +161,12 @@ impl Streaming {
         }
         let (mut prefetch, mut recording) = (None, None);
         if self.boot_trace == BootTrace::Auto {
-            let trace = find_trace(&*self.store, &self.chunks, manifest);
+            let trace = self.traces.find(manifest).map(|(trace, _)| trace);
             if let Some(trace) = trace.as_ref().filter(|_| reader.is_remote()) {
                 prefetch = Some(reader.prefetch(trace, self.budget_bytes(trace, &reader))?);
             }
             if trace.as_ref().map_or(0, |trace| trace.boots) < BOOTS_RECORDED {
-                recording = Some(Recording::start(&self.store, &self.chunks, &reader, trace)?);
+                recording = Some(Recording::start(&self.traces, &reader)?);
             }
         }
         let copy = match self.hydrate.filter(|_| reader.is_remote()) {
@@ -304,33 +310,22 @@ pub fn reads_wait(store: &dyn Store) -> Option<String> {
 struct Recording(watch::Sender<()>, Option<std::thread::JoinHandle<()>>);
 
 impl Recording {
-    fn start(
-        store: &Arc<dyn Store>,
-        chunks: &Arc<ChunkCache>,
-        reader: &Arc<VersionReader>,
-        before: Option<Trace>,
-    ) -> Result<Self, ImageError> {
+    fn start(traces: &Arc<Traces>, reader: &Arc<VersionReader>) -> Result<Self, ImageError> {
         reader.record(BOOT_LASTS);
         let (end, mut ended) = watch::channel(());
-        let (store, chunks, reader) = (Arc::clone(store), Arc::clone(chunks), Arc::clone(reader));
+        let (traces, reader) = (Arc::clone(traces), Arc::clone(reader));
         let run = move || {
             while !reader.is_recording_over() && !matches!(ended.has_changed(), Err(_) | Ok(true)) {
                 std::thread::sleep(Duration::from_millis(50));
             }
             ended.mark_unchanged();
             let Some(boot) = reader.recorded() else { return };
-            let trace = match before {
-                Some(mut trace) => {
-                    trace.merge(&boot);
-                    trace
+            let version = boot.manifest.short();
+            match traces.merge(boot) {
+                Ok((trace, _)) => {
+                    tracing::info!(%version, boots = trace.boots, chunks = trace.chunks.len(), "a boot was recorded");
                 }
-                None => boot,
-            };
-            match save_trace(&*store, &chunks, &trace) {
-                Ok(()) => tracing::info!(version = %trace.manifest.short(), boots = trace.boots,
-                    chunks = trace.chunks.len(), "a boot was recorded"),
-                Err(e) => tracing::info!(version = %trace.manifest.short(), error = %e,
-                    "the recording of a boot is not kept"),
+                Err(e) => tracing::info!(%version, error = %e, "the recording of a boot is not kept"),
             }
         };
         let thread = std::thread::Builder::new().name("boot-trace".into()).spawn(run);
@@ -347,40 +342,6 @@ impl Drop for Recording {
             // It has nothing to wait for but a small file.
             let _ = thread.join();
         }
-    }
-}
-
-/// The trace that knows most boots: that of the store, or the one recorded on this host. One that cannot be read
-/// only makes a boot slower.
-fn find_trace(store: &dyn Store, chunks: &ChunkCache, manifest: Hash) -> Option<Trace> {
-    let theirs = store.trace(manifest).unwrap_or_else(|e| {
-        tracing::info!(version = %manifest.short(), error = %e, "no boot trace");
-        None
-    });
-    let ours = chunks.disk().and_then(|disk| disk.trace(manifest));
-    let decoded = [theirs, ours].into_iter().flatten().filter_map(|bytes| match Trace::decode(&bytes) {
-        Ok(trace) if trace.manifest == manifest => Some(trace),
-        Ok(_) => None,
-        Err(e) => {
-            tracing::warn!(version = %manifest.short(), error = %e, "the boot trace is not used");
-            None
-        }
-    });
-    decoded.max_by_key(|trace| trace.boots)
-}
-
-/// Keeps a trace with the version, or where the store is only read, on this host.
-fn save_trace(store: &dyn Store, chunks: &ChunkCache, trace: &Trace) -> Result<(), ImageError> {
-    match store.set_trace(trace.manifest, Some(&trace.encode())) {
-        Err(e) if e.kind() == StoreErrorKind::ReadOnly => {}
-        saved => return saved.map_err(ImageError::from),
-    }
-    match chunks.disk() {
-        Some(disk) => disk.set_trace(trace.manifest, Some(&trace.encode())),
-        None => Err(ImageError::new(
-            headwater_image::ImageErrorKind::Unsupported,
-            "the store is only read, and there is no chunk cache on disk (--chunk-cache) to keep it in",
-        )),
     }
 }
 

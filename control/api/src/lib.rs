@@ -30,6 +30,7 @@ pub mod metrics;
 pub mod name;
 pub mod problem;
 pub mod status;
+pub mod trace;
 
 pub use catalog::{Catalog, CatalogList, CreateCatalog, SetCatalog};
 pub use event::{Event, EventList};
@@ -47,3 +48,4 @@ pub use maintenance::{Edit, EditRequest, Pause, SealRequest, Sealed};
 pub use metrics::{Sample, Stats};
 pub use problem::{Problem, ProblemKind};
 pub use status::{HostRam, Status};
+pub use trace::{BootTrace, MergeTraceRequest, SaveTraceRequest, TracePlace};

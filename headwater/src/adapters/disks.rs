@@ -23,6 +23,7 @@ use crate::adapters::images::{hash_of, image_failed, store_failed};
 use crate::adapters::kept::KeptFiles;
 use crate::adapters::lending::{Lending, Reader};
 use crate::streaming::{StreamArgs, Streaming, reads_wait};
+use crate::traces::Traces;
 
 /// A write that waited so long found no room; shorter waits are a disk that is slower than its machine.
 const SHORTAGE_AFTER: Duration = Duration::from_secs(2);
@@ -98,6 +99,13 @@ impl Volumes {
             let (volume, pin) = opener.open_volume(&request.version, &request.cache, Some(request.id))?;
             FrozenVolume::of_nobody(&opener.store, request.version.clone(), volume, pin)
         })
+    }
+}
+
+impl Volumes {
+    /// What boots of the images read.
+    pub fn traces(&self) -> Arc<Traces> {
+        Arc::clone(self.streaming.traces())
     }
 }
 

@@ -7,8 +7,8 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use async_trait::async_trait;
 use headwater_api::name::ImageRef;
 use headwater_api::{
-    ChangedFile, Channel, ChannelPointer, DiffReport, ExportFormat, FileChange, Image, ImageVersion,
-    PartitionDifference, ProblemKind, Removed, VerifyReport,
+    BootTrace, ChangedFile, Channel, ChannelPointer, DiffReport, ExportFormat, FileChange, Image,
+    ImageVersion, PartitionDifference, ProblemKind, Removed, VerifyReport,
 };
 use headwater_block::Device;
 use headwater_image::{
@@ -22,14 +22,16 @@ use headwater_store::{
 };
 use parking_lot::Mutex;
 
-use crate::adapters::convert;
 use crate::adapters::disks::blocking;
+use crate::adapters::{boot_traces, convert};
 use crate::failure::{image_kind, store_kind};
 use crate::stores::{self, Credentials};
+use crate::traces::Traces;
 
 /// The images of one store.
 pub struct StoredImages {
     store: Arc<dyn Store>,
+    traces: Arc<Traces>,
     /// What other stores need to be shown.
     credentials: Credentials,
     /// When the next promotion is due, in seconds since 1970, at the earliest: until then nobody looks.
@@ -37,9 +39,9 @@ pub struct StoredImages {
 }
 
 impl StoredImages {
-    /// The images of `store`; servers that they are repaired from are shown `credentials`.
-    pub fn new(store: Arc<dyn Store>, credentials: Credentials) -> Self {
-        Self { store, credentials, next_due_s: Mutex::new(0) }
+    /// The images of `store`, and what boots of them read; servers that they are repaired from are shown `credentials`.
+    pub fn new(store: Arc<dyn Store>, traces: Arc<Traces>, credentials: Credentials) -> Self {
+        Self { store, traces, credentials, next_due_s: Mutex::new(0) }
     }
 }
 
@@ -190,6 +192,28 @@ impl Images for StoredImages {
             Ok(Removed { removed: names.collect(), freed_bytes: removed.freed_bytes })
         })
         .await
+    }
+
+    async fn trace(&self, version: &ImageVersion) -> Result<BootTrace, BackendError> {
+        let (store, traces, version) = (self.store.clone(), self.traces.clone(), version.clone());
+        blocking("read a boot trace", move || boot_traces::show(&*store, &traces, &version)).await
+    }
+
+    async fn merge_trace(&self, version: &ImageVersion, source: &Path) -> Result<BootTrace, BackendError> {
+        let (store, traces, version) = (self.store.clone(), self.traces.clone(), version.clone());
+        let source = source.to_owned();
+        blocking("merge boot traces", move || boot_traces::merge(&*store, &traces, &version, &source)).await
+    }
+
+    async fn save_trace(&self, version: &ImageVersion, target: &Path) -> Result<BootTrace, BackendError> {
+        let (store, traces, version) = (self.store.clone(), self.traces.clone(), version.clone());
+        let target = target.to_owned();
+        blocking("write a boot trace", move || boot_traces::save(&*store, &traces, &version, &target)).await
+    }
+
+    async fn remove_trace(&self, version: &ImageVersion) -> Result<BootTrace, BackendError> {
+        let (store, traces, version) = (self.store.clone(), self.traces.clone(), version.clone());
+        blocking("remove a boot trace", move || boot_traces::remove(&*store, &traces, &version)).await
     }
 
     async fn stored_bytes(&self) -> Result<u64, BackendError> {

@@ -1,5 +1,6 @@
 //! The service's traits, implemented with the crates of the data path and of hosting.
 
+mod boot_traces;
 mod convert;
 pub mod disks;
 mod frozen;

@@ -7,10 +7,10 @@ use std::path::{Path, PathBuf};
 
 use anyhow::Context;
 use headwater_api::{
-    Catalog, CatalogList, Channel, ChannelPointer, ChannelRequest, CreateCatalog, CreateMachine, Edit,
-    EditRequest, EventList, ExecRequest, ExecResult, Image, ImageList, ImageVersion, Machine, MachineList,
-    PinRequest, Problem, ProblemKind, PromoteRequest, Removed, RetireRequest, SetCatalog, SetMachine, Stats,
-    Status,
+    BootTrace, Catalog, CatalogList, Channel, ChannelPointer, ChannelRequest, CreateCatalog, CreateMachine,
+    Edit, EditRequest, EventList, ExecRequest, ExecResult, Image, ImageList, ImageVersion, Machine,
+    MachineList, MergeTraceRequest, PinRequest, Problem, ProblemKind, PromoteRequest, Removed, RetireRequest,
+    SaveTraceRequest, SetCatalog, SetMachine, Stats, Status,
 };
 use http_body_util::{BodyExt, Full};
 use hyper::body::{Bytes, Incoming};
@@ -98,6 +98,31 @@ impl Client {
     /// Lets a machine follow its image again.
     pub async fn unpin(&self, machine: &str) -> anyhow::Result<Machine> {
         let path = format!("/api/v1/machines/{}/pin", escape(machine));
+        json(self.send(Method::DELETE, &path, None).await?).await
+    }
+
+    /// A version's boot trace.
+    pub async fn trace(&self, reference: &str) -> anyhow::Result<BootTrace> {
+        self.get(&format!("/api/v1/images/{}/trace", escape(reference))).await
+    }
+
+    /// Takes a boot trace of another host in.
+    pub async fn merge_trace(
+        &self,
+        reference: &str,
+        request: &MergeTraceRequest,
+    ) -> anyhow::Result<BootTrace> {
+        self.post(&format!("/api/v1/images/{}/trace/merge", escape(reference)), request).await
+    }
+
+    /// Writes a boot trace for another host.
+    pub async fn save_trace(&self, reference: &str, request: &SaveTraceRequest) -> anyhow::Result<BootTrace> {
+        self.post(&format!("/api/v1/images/{}/trace/save", escape(reference)), request).await
+    }
+
+    /// Forgets a boot trace.
+    pub async fn remove_trace(&self, reference: &str) -> anyhow::Result<BootTrace> {
+        let path = format!("/api/v1/images/{}/trace", escape(reference));
         json(self.send(Method::DELETE, &path, None).await?).await
     }
 

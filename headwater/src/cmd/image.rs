@@ -12,7 +12,7 @@ use headwater_block::size;
 use crate::cli::ImageCommand;
 use crate::client::Client;
 use crate::cmd::spool::Spooled;
-use crate::cmd::{channels, diff, seal};
+use crate::cmd::{channels, diff, seal, trace};
 use crate::failure::DAMAGED;
 use crate::show::{self, progress::Shown};
 
@@ -49,6 +49,7 @@ pub async fn run(client: Client, command: ImageCommand, json: bool) -> anyhow::R
         ImageCommand::Discard { image } => seal::discard(&client, &image, json).await?,
         ImageCommand::Retire { image, undo } => channels::retire(&client, &image, undo, json).await?,
         ImageCommand::Diff { from, to } => diff::run(&client, &from, &to, json).await?,
+        ImageCommand::Trace(command) => return trace::run(&client, command, json).await,
         ImageCommand::History { image, limit } => channels::history(&client, &image, limit, json).await?,
         ImageCommand::Verify { image, repair_from } => {
             return verify(&client, &image, repair_from, json).await;
@@ -132,7 +133,8 @@ fn absolute(source: &str) -> anyhow::Result<String> {
     absolute_path(Path::new(source))
 }
 
-fn absolute_path(path: &Path) -> anyhow::Result<String> {
+/// A path that means the same to the daemon.
+pub fn absolute_path(path: &Path) -> anyhow::Result<String> {
     let absolute =
         std::path::absolute(path).with_context(|| format!("'{}' is not a file name", path.display()))?;
     let text = absolute.into_os_string().into_string();

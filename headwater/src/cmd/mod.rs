@@ -25,6 +25,7 @@ mod spool;
 mod stats;
 mod status;
 pub mod store;
+mod trace;
 mod when;
 
 use std::future::Future;

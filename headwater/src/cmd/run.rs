@@ -90,6 +90,10 @@ async fn image_of(client: &Client, source: &str, may_import: bool) -> anyhow::Re
     }
     let missing = |problem: Problem| problem.during(format!("'{source}' is neither a file nor an image"));
     ImageRef::parse(source).map_err(missing)?;
+    if !may_import {
+        // A plain web server cannot list its images. What there is not is found out when the first machine is made.
+        return Ok(source.to_owned());
+    }
     match client.image(source).await {
         Ok(_) => Ok(source.to_owned()),
         Err(e) => match e.downcast::<Problem>() {

@@ -115,8 +115,8 @@ impl Daemon {
             None => None,
         };
         let offer_url = offer.as_ref().map(StoreServer::url);
-        let images = StoredImages::new(store.clone(), options.credentials);
         let volumes = volumes(&data_dir, store.clone(), options.pause_limit, options.stream).await?;
+        let images = StoredImages::new(store.clone(), volumes.traces(), options.credentials);
         let service = service(&data_dir, images, database.clone(), volumes.clone());
         service.recover().await.context("cannot clean up after an earlier daemon")?;
 

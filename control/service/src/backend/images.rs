@@ -5,7 +5,9 @@ use std::sync::Arc;
 
 use async_trait::async_trait;
 use headwater_api::name::ImageRef;
-use headwater_api::{Channel, DiffReport, ExportFormat, Image, ImageVersion, Removed, VerifyReport};
+use headwater_api::{
+    BootTrace, Channel, DiffReport, ExportFormat, Image, ImageVersion, Removed, VerifyReport,
+};
 
 use crate::backend::{BackendError, JobControl};
 
@@ -113,6 +115,18 @@ pub trait Images: Send + Sync + 'static {
     /// Removes one version, or the whole image where the reference names none. The caller made sure that
     /// nothing uses it.
     async fn remove(&self, reference: &ImageRef) -> Result<Removed, BackendError>;
+
+    /// A version's boot trace. Where there is none: an error of kind `NotFound`.
+    async fn trace(&self, version: &ImageVersion) -> Result<BootTrace, BackendError>;
+
+    /// Takes the boot trace of a file into that of the version. Returns what came of both.
+    async fn merge_trace(&self, version: &ImageVersion, source: &Path) -> Result<BootTrace, BackendError>;
+
+    /// Writes a version's boot trace to a new file.
+    async fn save_trace(&self, version: &ImageVersion, target: &Path) -> Result<BootTrace, BackendError>;
+
+    /// Forgets a version's boot trace. Returns what it was.
+    async fn remove_trace(&self, version: &ImageVersion) -> Result<BootTrace, BackendError>;
 
     /// Bytes that the store's files take.
     async fn stored_bytes(&self) -> Result<u64, BackendError>;

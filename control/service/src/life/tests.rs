@@ -11,8 +11,8 @@ use async_trait::async_trait;
 use headwater_api::metrics::Sample;
 use headwater_api::name::ImageRef;
 use headwater_api::{
-    CacheMode, CacheSettings, Channel, DiffReport, DiskCounters, ExportFormat, HostRam, Image, ImageVersion,
-    MachineState, ProblemKind, Removed, VerifyReport, Wanted,
+    BootTrace, CacheMode, CacheSettings, Channel, DiffReport, DiskCounters, ExportFormat, HostRam, Image,
+    ImageVersion, MachineState, ProblemKind, Removed, VerifyReport, Wanted,
 };
 use headwater_db::sqlite::SqliteDatabase;
 use headwater_db::{Database, DbError, MachineRecord, Repository};
@@ -128,6 +128,18 @@ impl Images for OneImage {
         unused()
     }
     async fn remove(&self, _: &ImageRef) -> Result<Removed, BackendError> {
+        unused()
+    }
+    async fn trace(&self, _: &ImageVersion) -> Result<BootTrace, BackendError> {
+        unused()
+    }
+    async fn merge_trace(&self, _: &ImageVersion, _: &Path) -> Result<BootTrace, BackendError> {
+        unused()
+    }
+    async fn save_trace(&self, _: &ImageVersion, _: &Path) -> Result<BootTrace, BackendError> {
+        unused()
+    }
+    async fn remove_trace(&self, _: &ImageVersion) -> Result<BootTrace, BackendError> {
         unused()
     }
     async fn stored_bytes(&self) -> Result<u64, BackendError> {

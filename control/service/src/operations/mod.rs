@@ -17,6 +17,7 @@ mod list_catalogs;
 mod list_events;
 mod list_images;
 mod list_machines;
+mod merge_trace;
 mod pin_catalog;
 mod pin_machine;
 mod promote_image;
@@ -34,6 +35,7 @@ mod set_machine;
 mod show_catalog;
 mod show_image;
 mod show_machine;
+mod show_trace;
 mod start_machine;
 mod stop_machine;
 mod unpin_machine;
@@ -93,6 +95,9 @@ fn routes() -> OpenApiRouter<Service> {
         .routes(routes!(promote_image::promote_image, cancel_promotion::cancel_promotion))
         .routes(routes!(revert_image::revert_image))
         .routes(routes!(retire_image::retire_image))
+        .routes(routes!(show_trace::show_trace, show_trace::remove_trace))
+        .routes(routes!(merge_trace::merge_trace))
+        .routes(routes!(merge_trace::save_trace))
         .routes(routes!(edit_image::edit_image, discard_edit::discard_edit))
         .routes(routes!(seal_image::seal_image))
         .routes(routes!(list_catalogs::list_catalogs, create_catalog::create_catalog))

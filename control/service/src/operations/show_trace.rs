@@ -1,0 +1,55 @@
+//! `GET`, `DELETE /api/v1/images/{image}/trace`: what boots of a version read first; forget it.
+
+use axum::Json;
+use axum::extract::State;
+use headwater_api::name::ImageRef;
+use headwater_api::{BootTrace, Problem};
+
+use crate::Service;
+use crate::answer::Failure;
+use crate::extract::{Actor, Name};
+
+/// Tells of a version's boot trace: what its first boots read, which later ones have fetched ahead where the image is on another host.
+#[utoipa::path(
+    get,
+    path = "/api/v1/images/{image}/trace",
+    tag = "images",
+    params(("image" = String, Path, description = "`IMAGE`, `IMAGE@NUMBER` or `IMAGE@HASH`")),
+    responses(
+        (status = 200, body = BootTrace),
+        (status = 404, description = "No such image or version, or no boot of it was recorded", body = Problem),
+    ),
+)]
+pub(super) async fn show_trace(
+    State(service): State<Service>,
+    Name(name): Name,
+) -> Result<Json<BootTrace>, Failure> {
+    let reference = ImageRef::parse(&name).map_err(Failure)?;
+    let version = service.images().resolve(&reference).await?;
+    Ok(Json(service.images().trace(&version).await?))
+}
+
+/// Forgets a version's boot trace; its next boots are recorded anew.
+#[utoipa::path(
+    delete,
+    path = "/api/v1/images/{image}/trace",
+    tag = "images",
+    params(("image" = String, Path, description = "`IMAGE`, `IMAGE@NUMBER` or `IMAGE@HASH`")),
+    responses(
+        (status = 200, description = "What it was", body = BootTrace),
+        (status = 404, description = "No such image or version, or no boot of it was recorded", body = Problem),
+        (status = 409, description = "It is kept by servers that are only read", body = Problem),
+    ),
+)]
+pub(super) async fn remove_trace(
+    State(service): State<Service>,
+    actor: Actor,
+    Name(name): Name,
+) -> Result<Json<BootTrace>, Failure> {
+    let reference = ImageRef::parse(&name).map_err(Failure)?;
+    let version = service.images().resolve(&reference).await?;
+    let removed = service.images().remove_trace(&version).await?;
+    let detail = format!("version {}, of {} boots", version.number, removed.boots);
+    service.image_changed(&actor, &version.image, "boot trace removed", detail).await?;
+    Ok(Json(removed))
+}

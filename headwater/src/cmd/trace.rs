@@ -1,0 +1,228 @@
+//! `headwater image trace`: what boots of a version read first.
+
+use std::io::Write;
+use std::time::Duration;
+
+use anyhow::Context;
+use headwater_api::{
+    BootTrace, Machine, MachineState, MergeTraceRequest, Problem, ProblemKind, SaveTraceRequest, TracePlace,
+};
+use headwater_block::size;
+
+use crate::cli::{MachineArgs, TraceCommand};
+use crate::client::Client;
+use crate::cmd::image::absolute_path;
+use crate::cmd::machine;
+use crate::cmd::signals::EndSignals;
+use crate::show;
+
+/// How often the machine is looked at.
+const INTERVAL: Duration = Duration::from_millis(500);
+/// How often is said how far it is.
+const SAID_EVERY: Duration = Duration::from_secs(5);
+/// In emulation a boot can take minutes.
+const BOOT_MAX: Duration = Duration::from_secs(600);
+
+/// Carries out one of the trace commands.
+pub async fn run(client: &Client, command: TraceCommand, json: bool) -> anyhow::Result<u8> {
+    let trace = match command {
+        TraceCommand::Show { image } => client.trace(&image).await?,
+        TraceCommand::Record { image, after, machine } => {
+            return record(client, &image, Duration::from_secs(after), &machine, json).await;
+        }
+        TraceCommand::Merge { image, files } => {
+            let mut merged = None;
+            for file in files {
+                let request = MergeTraceRequest { source: absolute_path(&file)? };
+                merged = Some(client.merge_trace(&image, &request).await?);
+            }
+            merged.context("there is no file to merge")?
+        }
+        TraceCommand::Save { image, file } => {
+            client.save_trace(&image, &SaveTraceRequest { target: absolute_path(&file)? }).await?
+        }
+        TraceCommand::Remove { image } => {
+            let gone = client.remove_trace(&image).await?;
+            if json {
+                show::json(&gone)?;
+            } else {
+                let BootTrace { version, boots, .. } = gone;
+                let name = format!("{}@{}", version.image, version.number);
+                show::line(&format!(
+                    "the boot trace of {name}, of {}, is forgotten; its next boots are recorded",
+                    times(boots)
+                ))?;
+            }
+            return Ok(0);
+        }
+    };
+    tell(&trace, json)
+}
+
+fn tell(trace: &BootTrace, json: bool) -> anyhow::Result<u8> {
+    if json {
+        show::json(trace)?;
+    } else {
+        show::line(&sentence(trace))?;
+    }
+    Ok(0)
+}
+
+fn sentence(trace: &BootTrace) -> String {
+    let BootTrace { version, boots, boots_wanted, chunks, image_bytes, stored_bytes, lasts_ms, place } =
+        trace;
+    let place = match place {
+        TracePlace::Store => "in the store",
+        TracePlace::Host => "on this host",
+    };
+    let more = match boots_wanted.saturating_sub(*boots) {
+        0 => "no more are recorded".to_owned(),
+        more => format!("{more} more will be recorded"),
+    };
+    format!(
+        "{}@{}: {} in the first {} s, {chunks} chunks, {} of the disk, {} as stored; kept {place}, {more}",
+        version.image,
+        version.number,
+        times(*boots),
+        show::seconds(*lasts_ms),
+        size::format(*image_bytes),
+        size::format(*stored_bytes)
+    )
+}
+
+fn times(boots: u32) -> String {
+    if boots == 1 { "1 boot".to_owned() } else { format!("{boots} boots") }
+}
+
+/// Boots the version once. The machine goes again, also after Ctrl-C.
+async fn record(
+    client: &Client,
+    image: &str,
+    after: Duration,
+    args: &MachineArgs,
+    json: bool,
+) -> anyhow::Result<u8> {
+    let known = known_boots(client, image).await?;
+    if let Some(trace) = known.as_ref().filter(|trace| trace.boots >= trace.boots_wanted) {
+        let name = format!("{}@{}", trace.version.image, trace.version.number);
+        let text = format!(
+            "cannot record a boot of {name}: its trace is of {}, and no more are recorded",
+            times(trace.boots)
+        );
+        let problem = Problem::new(ProblemKind::Conflict, text);
+        return Err(problem.advise(format!("'headwater image trace remove {name}' begins anew")).into());
+    }
+    let mut signals = EndSignals::catch()?;
+    let name = free_name(client).await?;
+    let request = machine::creation(name.clone(), machine::Boots::Image(image.to_owned()), args)?;
+    client.create_machine(&request).await?;
+    let booted = tokio::select! {
+        booted = boot(client, &name, after, json) => booted,
+        signal = signals.next() => Err(Problem::new(ProblemKind::Cancelled, format!("stopped by {signal}")).into()),
+    };
+    // Its end is what writes the recording.
+    let removed = async {
+        client.change_machine(&name, "stop?force=true").await?;
+        client.remove_machine(&name, true).await
+    };
+    let removed = removed.await.with_context(|| format!("cannot remove the machine {name}"));
+    booted.with_context(|| format!("no boot of '{image}' was recorded"))?;
+    removed?;
+    let trace = client.trace(image).await?;
+    let before = known.map_or(0, |trace| trace.boots);
+    anyhow::ensure!(
+        trace.boots > before,
+        "the boot of '{image}' was not recorded: the daemon's log says why (is it started with --boot-trace off?)"
+    );
+    tell(&trace, json)
+}
+
+async fn known_boots(client: &Client, image: &str) -> anyhow::Result<Option<BootTrace>> {
+    // Where there is no such image, making the machine says so.
+    match client.trace(image).await {
+        Ok(trace) => Ok(Some(trace)),
+        Err(e) => match e.downcast::<Problem>() {
+            Ok(problem) if problem.kind == ProblemKind::NotFound => Ok(None),
+            Ok(problem) => Err(problem.into()),
+            Err(e) => Err(e),
+        },
+    }
+}
+
+async fn free_name(client: &Client) -> anyhow::Result<String> {
+    let taken = client.machines().await?.machines;
+    let is_free = |name: &String| taken.iter().all(|machine| machine.name != *name);
+    (1u32..).map(|number| format!("trace-{number}")).find(is_free).context("there is no name left")
+}
+
+async fn boot(client: &Client, name: &str, after: Duration, json: bool) -> anyhow::Result<()> {
+    let begun = tokio::time::Instant::now();
+    let mut said = begun;
+    let mut machine = client.change_machine(name, "start").await?;
+    let mut up_since = None;
+    loop {
+        match machine.state {
+            MachineState::Running
+                if up_since.get_or_insert_with(tokio::time::Instant::now).elapsed() >= after =>
+            {
+                return Ok(());
+            }
+            state if !state.is_active() => {
+                anyhow::bail!(Problem::new(ProblemKind::Failed, machine::sentence(&machine)));
+            }
+            _ if begun.elapsed() >= BOOT_MAX => {
+                anyhow::bail!("the guest is not up after {} s", BOOT_MAX.as_secs());
+            }
+            _ => {}
+        }
+        if !json && said.elapsed() >= SAID_EVERY {
+            said = tokio::time::Instant::now();
+            // Where standard error is closed there is nobody to tell.
+            let _ = writeln!(std::io::stderr(), "{}", progress(&machine, begun.elapsed()));
+        }
+        tokio::time::sleep(INTERVAL).await;
+        machine = client.machine(name).await?;
+    }
+}
+
+fn progress(machine: &Machine, passed: Duration) -> String {
+    let read = machine.disk.as_ref().map_or(0, |disk| disk.image_read_bytes);
+    let state = if machine.state == MachineState::Running { "is up" } else { "boots" };
+    format!("{} {state}: {} read from the image in {} s", machine.name, size::format(read), passed.as_secs())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_trace_is_told_in_a_sentence() {
+        let version = headwater_api::ImageVersion {
+            image: "debian".into(),
+            number: 3,
+            hash: String::new(),
+            size_bytes: 0,
+            stored_bytes: 0,
+            created_at_ms: 0,
+            source: String::new(),
+            note: String::new(),
+            author: String::new(),
+            retired: false,
+            channels: Vec::new(),
+        };
+        let trace = BootTrace {
+            version,
+            boots: 1,
+            boots_wanted: 4,
+            chunks: 800,
+            image_bytes: 50 << 20,
+            stored_bytes: 17 << 20,
+            lasts_ms: 14_250,
+            place: TracePlace::Store,
+        };
+        let text = sentence(&trace);
+        assert!(text.starts_with("debian@3: 1 boot in the first 14.2"), "{text}");
+        assert!(text.ends_with("17.0 MiB as stored; kept in the store, 3 more will be recorded"), "{text}");
+        assert!(sentence(&BootTrace { boots: 4, ..trace }).ends_with("no more are recorded"));
+    }
+}

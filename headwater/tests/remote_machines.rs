@@ -1,0 +1,151 @@
+//! Machines whose images lie on servers, and the boot traces that make them start sooner.
+
+mod support;
+
+use std::io::BufRead;
+use std::path::Path;
+use std::process::Stdio;
+
+use headwater_testkit::{FileServer, TestTls};
+use support::{Daemon, headwater, run, short_dir, signal, tiny_disk};
+
+/// A data directory with the image `tiny` in its store, which no daemon uses any more.
+fn store() -> tempfile::TempDir {
+    let daemon = Daemon::start();
+    let disk = daemon.path().join("tiny.raw");
+    std::fs::write(&disk, tiny_disk()).expect("the disk can be written");
+    daemon.cli(&["image", "import", text(&disk)]).ok();
+    daemon.terminate().1
+}
+
+fn text(path: &Path) -> &str {
+    path.to_str().expect("UTF-8")
+}
+
+fn metric(stats: &str, name: &str) -> f64 {
+    let stats: serde_json::Value = serde_json::from_str(stats).expect("JSON");
+    let samples = stats["samples"].as_array().expect("samples").iter();
+    let found = samples.filter(|sample| sample["metric"] == name).find_map(|sample| sample["value"].as_f64());
+    found.unwrap_or_else(|| panic!("no {name} in {stats}"))
+}
+
+#[test]
+fn run_boots_from_servers_and_goes_on_when_one_of_them_dies() {
+    let dir = store();
+    let (tls, root) = (TestTls::new(), dir.path().join("store"));
+    let (mut a, mut b) = (FileServer::start(&root, Some(&tls)), FileServer::start(&root, Some(&tls)));
+    let data = short_dir();
+    let ca = data.path().join("ca.pem");
+    std::fs::write(&ca, &tls.ca_pem).expect("the authority is written");
+    // A file that is called like the image is not what is meant where nothing can be imported.
+    std::fs::write(data.path().join("tiny"), "no disk").expect("a file");
+    let cache = format!("{}:64M", data.path().join("chunks").display());
+    let mut child = headwater()
+        .args(["run", "tiny", "--from", &format!("{},{}", a.url(), b.url()), "--ca", text(&ca)])
+        .args(["--chunk-cache", &cache, "--chunk-memory", "32M", "--memory", "64M", "--data-dir"])
+        .arg(data.path().join("d"))
+        .current_dir(data.path())
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::null())
+        .spawn()
+        .expect("it starts");
+    let mut out = std::io::BufReader::new(child.stdout.take().expect("piped"));
+    let mut said = String::new();
+    let watchdog = support::Watchdog::on(child.id());
+    while !said.contains("tiny-1 is running, booted in") {
+        assert!(out.read_line(&mut said).expect("text") > 0, "it ended after {said:?}");
+    }
+    drop(watchdog);
+    let cli = |args: &[&str]| run(headwater().arg("--data-dir").arg(data.path().join("d")).args(args));
+    let stats = cli(&["--json", "stats"]).ok();
+    assert!(metric(&stats, "headwater_image_servers") > 1.5, "{stats}");
+    assert!(metric(&stats, "headwater_image_requests_total") >= 1.0, "{stats}");
+    assert!(metric(&stats, "headwater_image_longest_read_seconds") < 60.0, "{stats}");
+    a.kill();
+    cli(&["machine", "reset", "tiny-1", "--wait"]).ok();
+    // What it read is on this host's disk and in memory: the last server may go too.
+    b.kill();
+    cli(&["machine", "reset", "tiny-1", "--wait"]).ok();
+    let disk = data.path().join("other.raw");
+    std::fs::write(&disk, tiny_disk()).expect("the disk can be written");
+    cli(&["image", "import", text(&disk)]).fails(1, &["only read"]);
+    // The boot sector knows no ACPI: the second signal ends it.
+    signal(child.id(), "INT");
+    std::thread::sleep(std::time::Duration::from_millis(500));
+    signal(child.id(), "INT");
+    assert_eq!(child.wait().expect("it ends").code(), Some(0));
+    // Nothing was kept in the data directory's own store.
+    assert!(!data.path().join("d/store").exists());
+    let gone = run(headwater()
+        .args(["run", "tiny", "--from", &a.url(), "--ca", text(&ca), "--data-dir"])
+        .arg(data.path().join("e")));
+    gone.fails(1, &[&a.url(), "refused"]);
+}
+
+#[test]
+fn boots_are_recorded_on_demand_and_traces_travel_between_hosts() {
+    let daemon = Daemon::start_in(store(), |_| {});
+    daemon
+        .cli(&["image", "trace", "show", "tiny"])
+        .fails(3, &["no boot of tiny@1 was recorded", "trace record"]);
+    daemon.cli(&["image", "trace", "show", "none"]).fails(3, &["no image 'none'"]);
+    let record = |daemon: &Daemon| daemon.cli(&["image", "trace", "record", "tiny", "--memory", "64M"]).ok();
+    let first = record(&daemon);
+    assert!(first.starts_with("tiny@1: 1 boot in the first"), "{first}");
+    assert!(first.contains("kept in the store, 3 more will be recorded"), "{first}");
+    assert!(record(&daemon).starts_with("tiny@1: 2 boots"));
+    assert!(!daemon.cli(&["machine", "list"]).ok().contains("trace-"), "its machine is left");
+
+    let saved = daemon.path().join("saved.trace");
+    daemon.cli(&["image", "trace", "save", "tiny", text(&saved)]).ok();
+    daemon.cli(&["image", "trace", "save", "tiny", text(&saved)]).fails(4, &["exists already"]);
+    assert!(daemon.cli(&["image", "trace", "remove", "tiny"]).ok().contains("of 2 boots, is forgotten"));
+    daemon.cli(&["image", "trace", "remove", "tiny"]).fails(3, &["no boot of tiny@1"]);
+    daemon.cli(&["image", "trace", "merge", "tiny", text(&saved)]).ok();
+    let merged = daemon.cli(&["image", "trace", "merge", "tiny", text(&saved)]).ok();
+    assert!(merged.starts_with("tiny@1: 4 boots") && merged.contains("no more are recorded"), "{merged}");
+    daemon.cli(&["image", "trace", "record", "tiny"]).fails(4, &["of 4 boots", "trace remove tiny@1"]);
+    let history = daemon.cli(&["image", "history", "tiny"]).ok();
+    assert!(history.contains("boot trace merged") && history.contains("boot trace removed"), "{history}");
+
+    // What is no trace, or that of another version, is refused and changes nothing.
+    let junk = daemon.path().join("junk");
+    std::fs::write(&junk, "no trace").expect("a file");
+    daemon
+        .cli(&["image", "trace", "merge", "tiny", text(&junk)])
+        .fails(6, &["junk", "does not start as a boot trace"]);
+    let mut other = tiny_disk();
+    other[700_000] = 1;
+    std::fs::write(daemon.path().join("tiny.raw"), other).expect("the disk can be written");
+    daemon.cli(&["image", "import", text(&daemon.path().join("tiny.raw"))]).ok();
+    daemon.cli(&["image", "trace", "merge", "tiny@2", text(&saved)]).fails(2, &["not of tiny@2"]);
+    daemon.cli(&["image", "trace", "merge", "tiny", "/nowhere"]).fails(3, &["/nowhere"]);
+    daemon.cli(&["image", "trace", "remove", "tiny@1"]).ok();
+    record_other(&daemon);
+}
+
+/// A host that reads from servers has their trace, keeps its own beside the chunks, and hands it over as a file.
+fn record_other(daemon: &Daemon) {
+    let server = FileServer::start(&daemon.path().join("store"), None);
+    let cache = short_dir();
+    let place = format!("{}:64M", cache.path().display());
+    let reader = Daemon::start_in(short_dir(), |command| {
+        command.args(["--from", &server.url(), "--chunk-cache", &place]);
+    });
+    // Machines of a catalog over servers, like any others.
+    reader.cli(&["catalog", "create", "lab", "tiny@1", "--memory", "64M"]).ok();
+    reader.cli(&["machine", "create", "desk", "--catalog", "lab"]).ok();
+    reader.cli(&["machine", "start", "desk", "--wait"]).ok();
+    reader.cli(&["machine", "stop", "desk", "--force"]).ok();
+    let shown = reader.cli(&["image", "trace", "show", "tiny@1"]).ok();
+    assert!(shown.starts_with("tiny@1: 1 boot") && shown.contains("kept on this host"), "{shown}");
+    let saved = reader.path().join("saved.trace");
+    reader.cli(&["image", "trace", "save", "tiny@1", text(&saved)]).ok();
+    let there = daemon.cli(&["image", "trace", "merge", "tiny@1", text(&saved)]).ok();
+    assert!(there.starts_with("tiny@1: 1 boot") && there.contains("kept in the store"), "{there}");
+    // Now the servers have one that only their host removes.
+    reader.cli(&["image", "trace", "remove", "tiny@1"]).fails(4, &["servers", "their host"]);
+    assert!(reader.cli(&["image", "trace", "show", "tiny@1"]).ok().contains("kept in the store"));
+    reader.cli(&["image", "promote", "tiny@1", "production"]).fails(1, &["only read"]);
+}
