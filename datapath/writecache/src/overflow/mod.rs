@@ -4,47 +4,45 @@
 //! is written there, so that a full host file system is found before data is accepted, and returned with a
 //! punched hole. The file of an ephemeral cache has no name: it is gone with the process, however that ends.
 //! That of a persistent cache has one, and [`crate::persist`] says what of it counts.
+//!
+//! | file | what |
+//! |---|---|
+//! | `place` | the file or device: opening it, whether there is space |
+//! | `positions` | claimed, used, given back, punched out |
+//! | `buffering` | direct or buffered, and measuring which |
+//! | `io`, `uring` | carrying out reads and writes |
+//! | `seal`, `gcm`, `key_memory` | sealing slots, and where the key is |
 
 pub mod buffering;
 pub mod gcm;
 pub mod io;
 pub mod key_memory;
+mod place;
+mod positions;
 pub mod seal;
 pub mod uring;
 
-use std::collections::VecDeque;
-use std::fs::{File, OpenOptions};
+use std::fs::File;
 use std::io as stdio;
-use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::FileTypeExt;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use rustix::fs::{FallocateFlags, OFlags};
-
 use self::buffering::{Chosen, OpenFile};
 use self::io::{Direction, IoEngine, IoOp};
+use self::place::{check_space, direct_alignment, open_file, open_named_file};
+pub use self::positions::NoPosition;
+use self::positions::Positions;
 use self::seal::{SEALED_SEGMENT_BYTES, SEALED_SLOT_BYTES, SealKey};
 use crate::cache::OverflowOptions;
 use crate::memory::AlignedBuffer;
 use crate::sync::{EXPLORED, Mutex};
-use crate::units::{SegmentId, Slot};
-
-/// Positions claimed at once, while there is room: fewer, larger extents.
-const GROW_POSITIONS: u32 = 16;
-
-/// Runs of positions punched out in one go: the thread that does it also serves writers.
-const TRIM_RUNS: usize = 32;
-
-/// Positions in these runs at most (1 GiB).
-const TRIM_POSITIONS: usize = 512;
+use crate::units::Slot;
 
 /// After a failed write the disk is left alone so long: it may come back, and is not asked in vain.
 const REST: Duration = Duration::from_millis(if EXPLORED { 0 } else { 50 });
-
-/// Free positions that stay claimed for the next spills; what is beyond is punched out.
-const KEEP_POSITIONS: usize = 16;
 
 /// Slots read at once at most (264 KiB).
 pub const MAX_READ_SLOTS: usize = 64;
@@ -52,39 +50,8 @@ pub const MAX_READ_SLOTS: usize = 64;
 /// Small read buffers kept for reuse.
 const KEEP_BUFFERS: usize = 64;
 
-/// Why there is no position.
-#[derive(Debug)]
-pub enum NoPosition {
-    /// The volume's disk limit is reached.
-    Limit,
-    /// The file system is full, or refused.
-    Disk(stdio::Error),
-}
-
-#[derive(Debug, Default)]
-struct Positions {
-    limit: u32,
-    /// In use by segments.
-    used: u32,
-    /// Claimed and free.
-    ready: Vec<u32>,
-    /// Given back to the file system.
-    punched: Vec<u32>,
-    /// Could not be written the last time: tried again when there is no other.
-    doubtful: VecDeque<u32>,
-    /// One past the highest position ever claimed.
-    end: u32,
-}
-
-impl Positions {
-    /// The last resort of a claim that was counted already: a place that failed the last time.
-    fn take_doubtful(&mut self, otherwise: NoPosition) -> Result<u32, NoPosition> {
-        self.doubtful.pop_front().ok_or_else(|| {
-            self.used = self.used.saturating_sub(1);
-            otherwise
-        })
-    }
-}
+/// Enough for one slot at any alignment.
+const SMALL_BUFFER_BYTES: usize = 8192;
 
 /// One volume's overflow.
 pub struct Overflow {
@@ -112,56 +79,6 @@ impl SealedRun<'_> {
     pub fn slot(&self, index: usize) -> Option<&[u8]> {
         self.bytes.get(index * SEALED_SLOT_BYTES..(index + 1) * SEALED_SLOT_BYTES)
     }
-}
-
-/// How to open an overflow file or device without a name of its own.
-fn open_file(at: &Path, direct: bool) -> stdio::Result<File> {
-    let flag = |flags: OFlags| i32::try_from(flags.bits()).unwrap_or(0);
-    let direct_flag = if direct { flag(OFlags::DIRECT) } else { 0 };
-    let kind = std::fs::metadata(at)?.file_type();
-    if kind.is_block_device() {
-        let exclusive = flag(OFlags::EXCL);
-        return OpenOptions::new().read(true).write(true).custom_flags(direct_flag | exclusive).open(at);
-    }
-    if !kind.is_dir() {
-        return Err(stdio::Error::new(stdio::ErrorKind::NotADirectory, "not a directory or block device"));
-    }
-    let unnamed = OpenOptions::new()
-        .read(true)
-        .write(true)
-        .mode(0o600)
-        .custom_flags(flag(OFlags::TMPFILE) | direct_flag)
-        .open(at);
-    match unnamed {
-        // File systems without O_TMPFILE: make a name and take it away at once.
-        Err(error) if matches!(error.raw_os_error(), Some(libc::EOPNOTSUPP | libc::EISDIR)) => {
-            static NEXT: AtomicU64 = AtomicU64::new(0);
-            let number = NEXT.fetch_add(1, Ordering::Relaxed);
-            let name = at.join(format!(".headwater-overflow-{}-{number}", std::process::id()));
-            let file = OpenOptions::new()
-                .read(true)
-                .write(true)
-                .create_new(true)
-                .mode(0o600)
-                .custom_flags(direct_flag)
-                .open(&name)?;
-            std::fs::remove_file(&name)?;
-            Ok(file)
-        }
-        other => other,
-    }
-}
-
-fn open_named_file(at: &Path, direct: bool) -> stdio::Result<File> {
-    let flags = if direct { i32::try_from(OFlags::DIRECT.bits()).unwrap_or(0) } else { 0 };
-    OpenOptions::new()
-        .read(true)
-        .write(true)
-        .create(true)
-        .truncate(false)
-        .mode(0o600)
-        .custom_flags(flags)
-        .open(at)
 }
 
 impl Overflow {
@@ -224,125 +141,6 @@ impl Overflow {
         &self.buffering.text
     }
 
-    /// Changes how much disk the volume may use. What is over a lower limit is not taken away.
-    pub fn set_limit_bytes(&self, limit_bytes: u64) {
-        let mut bytes = limit_bytes;
-        if self.is_device {
-            let size = std::io::Seek::seek(&mut &*self.file, stdio::SeekFrom::End(0)).unwrap_or(0);
-            bytes = bytes.min(size);
-        }
-        let limit = bytes / SEALED_SEGMENT_BYTES as u64;
-        // There are not more segments.
-        self.positions.lock().limit =
-            u32::try_from(limit).map_or(SegmentId::LIMIT, |n| n.min(SegmentId::LIMIT));
-    }
-
-    /// Disk limit in positions.
-    pub fn limit_positions(&self) -> u32 {
-        self.positions.lock().limit
-    }
-
-    /// Positions left below the limit.
-    pub fn free_positions(&self) -> u32 {
-        let positions = self.positions.lock();
-        positions.limit.saturating_sub(positions.used)
-    }
-
-    /// Bytes of disk that hold segments.
-    pub fn used_bytes(&self) -> u64 {
-        u64::from(self.positions.lock().used) * SEALED_SEGMENT_BYTES as u64
-    }
-
-    /// Claims a position. Blocks for the file system; called by the host's thread only.
-    pub fn take_position(&self) -> Result<u32, NoPosition> {
-        let (position, grow) = {
-            let mut positions = self.positions.lock();
-            if positions.used >= positions.limit {
-                return Err(NoPosition::Limit);
-            }
-            positions.used += 1;
-            if let Some(position) = positions.ready.pop() {
-                return Ok(position);
-            }
-            let doubtful = u32::try_from(positions.doubtful.len()).unwrap_or(u32::MAX);
-            match positions.punched.pop() {
-                Some(position) => (position, 1),
-                None if positions.used.saturating_add(doubtful) > positions.limit => {
-                    return positions.take_doubtful(NoPosition::Limit);
-                }
-                None => {
-                    let room = positions.limit.saturating_sub(positions.used).saturating_add(1);
-                    (positions.end, GROW_POSITIONS.min(room).max(1))
-                }
-            }
-        };
-        let mut claimed = grow;
-        let mut result = self.claim(position, grow);
-        if result.is_err() && grow > 1 {
-            claimed = 1;
-            result = self.claim(position, 1);
-        }
-        let mut positions = self.positions.lock();
-        match result {
-            Ok(()) => {
-                positions.end = positions.end.max(position.saturating_add(claimed));
-                positions.ready.extend((position + 1..position + claimed).rev());
-                Ok(position)
-            }
-            Err(error) => {
-                if position < positions.end {
-                    positions.punched.push(position);
-                }
-                positions.take_doubtful(NoPosition::Disk(error))
-            }
-        }
-    }
-
-    fn claim(&self, position: u32, count: u32) -> stdio::Result<()> {
-        if self.no_fallocate.load(Ordering::Relaxed) {
-            return Ok(());
-        }
-        let offset = Self::offset_of(position);
-        let len = u64::from(count) * SEALED_SEGMENT_BYTES as u64;
-        match rustix::fs::fallocate(&*self.file, FallocateFlags::empty(), offset, len) {
-            Ok(()) => Ok(()),
-            Err(rustix::io::Errno::OPNOTSUPP) => {
-                tracing::warn!(
-                    "the file system of the overflow cannot reserve space; it is found full only when written"
-                );
-                self.no_fallocate.store(true, Ordering::Relaxed);
-                Ok(())
-            }
-            Err(error) => Err(error.into()),
-        }
-    }
-
-    /// After a restart: these positions (ascending) are in use, and no other is. What the others hold goes.
-    pub fn restore(&self, used: &[u32]) {
-        let in_file =
-            u32::try_from(self.file_bytes().div_ceil(SEALED_SEGMENT_BYTES as u64)).unwrap_or(u32::MAX);
-        let end = used.last().map_or(0, |last| last + 1).max(in_file.min(SegmentId::LIMIT));
-        let mut taken = used.iter().copied().peekable();
-        let mut free: Vec<u32> = (0..end).filter(|position| taken.next_if_eq(position).is_none()).collect();
-        free.reverse();
-        self.punch(&free);
-        let mut positions = self.positions.lock();
-        positions.used = u32::try_from(used.len()).unwrap_or(u32::MAX);
-        positions.end = end;
-        positions.punched = free;
-    }
-
-    /// A position that is claimed already, where `keep` more are left below the limit: no I/O.
-    pub fn take_ready(&self, keep: u32) -> Option<u32> {
-        let mut positions = self.positions.lock();
-        if positions.used.saturating_add(keep) >= positions.limit {
-            return None;
-        }
-        let position = positions.ready.pop()?;
-        positions.used += 1;
-        Some(position)
-    }
-
     /// How long the file is.
     pub fn file_bytes(&self) -> u64 {
         self.file.metadata().map_or(0, |m| m.len())
@@ -351,29 +149,6 @@ impl Overflow {
     /// Where a position begins in the file.
     pub fn offset_of(position: u32) -> u64 {
         u64::from(position) * SEALED_SEGMENT_BYTES as u64
-    }
-
-    /// Positions that [`Overflow::take_ready`] can give.
-    pub fn ready_positions(&self) -> usize {
-        self.positions.lock().ready.len()
-    }
-
-    /// Claims positions until so many are ready, or no more are to be had. Blocks for the file system.
-    pub fn prepare(&self, wanted: usize) -> Result<(), NoPosition> {
-        let mut claimed = Vec::new();
-        let mut result = Ok(());
-        while self.ready_positions() + claimed.len() < wanted {
-            match self.take_position() {
-                Ok(position) => claimed.push(position),
-                Err(NoPosition::Limit) => break,
-                Err(error) => {
-                    result = Err(error);
-                    break;
-                }
-            }
-        }
-        claimed.into_iter().for_each(|position| self.give_position(position));
-        result
     }
 
     /// Makes everything written durable. Blocks.
@@ -404,20 +179,6 @@ impl Overflow {
         });
     }
 
-    /// Gives a position back.
-    pub fn give_position(&self, position: u32) {
-        let mut positions = self.positions.lock();
-        positions.used = positions.used.saturating_sub(1);
-        positions.ready.push(position);
-    }
-
-    /// Gives back a position that could not be written: others are tried before it.
-    pub fn give_position_last(&self, position: u32) {
-        let mut positions = self.positions.lock();
-        positions.used = positions.used.saturating_sub(1);
-        positions.doubtful.push_back(position);
-    }
-
     /// A write failed: the disk is left alone for a while.
     pub fn failed(&self) {
         *self.failed_at.lock() = Some(Instant::now());
@@ -426,48 +187,6 @@ impl Overflow {
     /// Whether a write failed a moment ago.
     pub fn is_resting(&self) -> bool {
         self.failed_at.lock().is_some_and(|at| at.elapsed() < REST)
-    }
-
-    /// Whether [`Overflow::trim`] has something to do.
-    pub fn wants_trim(&self) -> bool {
-        self.positions.lock().ready.len() > KEEP_POSITIONS
-    }
-
-    /// Returns the space of free positions to the file system: a part of it at a time, while
-    /// [`Overflow::wants_trim`] says that there is more. The lowest positions stay.
-    pub fn trim(&self) {
-        let surplus: Vec<u32> = {
-            let mut positions = self.positions.lock();
-            let most = positions.ready.len().saturating_sub(KEEP_POSITIONS).min(TRIM_POSITIONS);
-            positions.ready.sort_unstable_by(|one, other| other.cmp(one));
-            let mut runs = 0;
-            let mut before = None;
-            let count = positions
-                .ready
-                .iter()
-                .take(most)
-                .take_while(|position| {
-                    runs += usize::from(before != position.checked_add(1));
-                    before = Some(**position);
-                    runs <= TRIM_RUNS
-                })
-                .count();
-            positions.ready.drain(..count).collect()
-        };
-        self.punch(&surplus);
-        self.positions.lock().punched.extend(surplus);
-    }
-
-    /// Punches positions out; those in descending order side by side at once.
-    fn punch(&self, positions: &[u32]) {
-        let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
-        for run in positions.chunk_by(|one, next| *one == next + 1) {
-            let Some(lowest) = run.last() else { continue };
-            let len = run.len() as u64 * SEALED_SEGMENT_BYTES as u64;
-            if let Err(error) = rustix::fs::fallocate(&*self.file, flags, Self::offset_of(*lowest), len) {
-                tracing::debug!(%error, "overflow space could not be punched out");
-            }
-        }
     }
 
     /// The number for the next write of a segment.
@@ -573,40 +292,5 @@ impl Overflow {
                 buffers.push(buffer);
             }
         }
-    }
-}
-
-/// Refuses a limit that the file system cannot hold now: better before a machine runs than in its middle.
-fn check_space(file: &File, at: &Path, limit_bytes: u64) -> Result<(), String> {
-    let Ok(space) = rustix::fs::fstatvfs(file) else { return Ok(()) };
-    let metadata = file.metadata();
-    let is_file = metadata.as_ref().is_ok_and(|m| m.is_file());
-    // What a persistent cache has already is its own.
-    let own = metadata.map_or(0, |m| m.blocks().saturating_mul(512));
-    let free = space.f_bavail.saturating_mul(space.f_frsize).saturating_add(own);
-    if is_file && free < limit_bytes {
-        return Err(format!(
-            "the write cache may take {} on disk, and {} has only {} free: choose another directory or a lower limit",
-            headwater_block::size::format(limit_bytes),
-            at.display(),
-            headwater_block::size::format(free),
-        ));
-    }
-    Ok(())
-}
-
-/// Enough for one slot at any alignment.
-const SMALL_BUFFER_BYTES: usize = 8192;
-
-/// What direct I/O wants offsets and lengths to be multiples of: asked from the kernel, 4096 where it does
-/// not say.
-fn direct_alignment(file: &File) -> usize {
-    use rustix::fs::{AtFlags, StatxFlags};
-    let asked = rustix::fs::statx(file, "", AtFlags::EMPTY_PATH, StatxFlags::DIOALIGN);
-    match asked {
-        Ok(answer) if answer.stx_dio_offset_align != 0 => {
-            usize::try_from(answer.stx_dio_offset_align).unwrap_or(4096).clamp(512, 4096)
-        }
-        _ => 4096,
     }
 }

@@ -1,0 +1,91 @@
+//! Where an overflow is: opening its file or device, whether there is space for it, what direct I/O wants.
+
+use std::fs::{File, OpenOptions};
+use std::io;
+use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
+use std::path::Path;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use rustix::fs::OFlags;
+
+/// How to open an overflow file or device without a name of its own.
+pub(super) fn open_file(at: &Path, direct: bool) -> io::Result<File> {
+    let flag = |flags: OFlags| i32::try_from(flags.bits()).unwrap_or(0);
+    let direct_flag = if direct { flag(OFlags::DIRECT) } else { 0 };
+    let kind = std::fs::metadata(at)?.file_type();
+    if kind.is_block_device() {
+        let exclusive = flag(OFlags::EXCL);
+        return OpenOptions::new().read(true).write(true).custom_flags(direct_flag | exclusive).open(at);
+    }
+    if !kind.is_dir() {
+        return Err(io::Error::new(io::ErrorKind::NotADirectory, "not a directory or block device"));
+    }
+    let unnamed = OpenOptions::new()
+        .read(true)
+        .write(true)
+        .mode(0o600)
+        .custom_flags(flag(OFlags::TMPFILE) | direct_flag)
+        .open(at);
+    match unnamed {
+        // File systems without O_TMPFILE: make a name and take it away at once.
+        Err(error) if matches!(error.raw_os_error(), Some(libc::EOPNOTSUPP | libc::EISDIR)) => {
+            static NEXT: AtomicU64 = AtomicU64::new(0);
+            let number = NEXT.fetch_add(1, Ordering::Relaxed);
+            let name = at.join(format!(".headwater-overflow-{}-{number}", std::process::id()));
+            let file = OpenOptions::new()
+                .read(true)
+                .write(true)
+                .create_new(true)
+                .mode(0o600)
+                .custom_flags(direct_flag)
+                .open(&name)?;
+            std::fs::remove_file(&name)?;
+            Ok(file)
+        }
+        other => other,
+    }
+}
+
+pub(super) fn open_named_file(at: &Path, direct: bool) -> io::Result<File> {
+    let flags = if direct { i32::try_from(OFlags::DIRECT.bits()).unwrap_or(0) } else { 0 };
+    OpenOptions::new()
+        .read(true)
+        .write(true)
+        .create(true)
+        .truncate(false)
+        .mode(0o600)
+        .custom_flags(flags)
+        .open(at)
+}
+
+/// Refuses a limit that the file system cannot hold now: better before a machine runs than in its middle.
+pub(super) fn check_space(file: &File, at: &Path, limit_bytes: u64) -> Result<(), String> {
+    let Ok(space) = rustix::fs::fstatvfs(file) else { return Ok(()) };
+    let metadata = file.metadata();
+    let is_file = metadata.as_ref().is_ok_and(|m| m.is_file());
+    // What a persistent cache has already is its own.
+    let own = metadata.map_or(0, |m| m.blocks().saturating_mul(512));
+    let free = space.f_bavail.saturating_mul(space.f_frsize).saturating_add(own);
+    if is_file && free < limit_bytes {
+        return Err(format!(
+            "the write cache may take {} on disk, and {} has only {} free: choose another directory or a lower limit",
+            headwater_block::size::format(limit_bytes),
+            at.display(),
+            headwater_block::size::format(free),
+        ));
+    }
+    Ok(())
+}
+
+/// What direct I/O wants offsets and lengths to be multiples of: asked from the kernel, 4096 where it does
+/// not say.
+pub(super) fn direct_alignment(file: &File) -> usize {
+    use rustix::fs::{AtFlags, StatxFlags};
+    let asked = rustix::fs::statx(file, "", AtFlags::EMPTY_PATH, StatxFlags::DIOALIGN);
+    match asked {
+        Ok(answer) if answer.stx_dio_offset_align != 0 => {
+            usize::try_from(answer.stx_dio_offset_align).unwrap_or(4096).clamp(512, 4096)
+        }
+        _ => 4096,
+    }
+}

@@ -1,0 +1,257 @@
+//! Positions on the overflow disk: claimed from the file system, used, given back, punched out.
+
+use std::collections::VecDeque;
+use std::io;
+use std::sync::atomic::Ordering;
+
+use rustix::fs::FallocateFlags;
+
+use super::Overflow;
+use super::seal::SEALED_SEGMENT_BYTES;
+use crate::units::SegmentId;
+
+/// Positions claimed at once, while there is room: fewer, larger extents.
+const GROW_POSITIONS: u32 = 16;
+
+/// Runs of positions punched out in one go: the thread that does it also serves writers.
+const TRIM_RUNS: usize = 32;
+
+/// Positions in these runs at most (1 GiB).
+const TRIM_POSITIONS: usize = 512;
+
+/// Free positions that stay claimed for the next spills; what is beyond is punched out.
+const KEEP_POSITIONS: usize = 16;
+
+/// Why there is no position.
+#[derive(Debug)]
+pub enum NoPosition {
+    /// The volume's disk limit is reached.
+    Limit,
+    /// The file system is full, or refused.
+    Disk(io::Error),
+}
+
+#[derive(Debug, Default)]
+pub(super) struct Positions {
+    limit: u32,
+    /// In use by segments.
+    used: u32,
+    /// Claimed and free.
+    ready: Vec<u32>,
+    /// Given back to the file system.
+    punched: Vec<u32>,
+    /// Could not be written the last time: tried again when there is no other.
+    doubtful: VecDeque<u32>,
+    /// One past the highest position ever claimed.
+    end: u32,
+}
+
+impl Positions {
+    /// The last resort of a claim that was counted already: a place that failed the last time.
+    fn take_doubtful(&mut self, otherwise: NoPosition) -> Result<u32, NoPosition> {
+        self.doubtful.pop_front().ok_or_else(|| {
+            self.used = self.used.saturating_sub(1);
+            otherwise
+        })
+    }
+}
+
+impl Overflow {
+    /// Changes how much disk the volume may use. What is over a lower limit is not taken away.
+    pub fn set_limit_bytes(&self, limit_bytes: u64) {
+        let mut bytes = limit_bytes;
+        if self.is_device {
+            let size = std::io::Seek::seek(&mut &*self.file, io::SeekFrom::End(0)).unwrap_or(0);
+            bytes = bytes.min(size);
+        }
+        let limit = bytes / SEALED_SEGMENT_BYTES as u64;
+        // There are not more segments.
+        self.positions.lock().limit =
+            u32::try_from(limit).map_or(SegmentId::LIMIT, |n| n.min(SegmentId::LIMIT));
+    }
+
+    /// Disk limit in positions.
+    pub fn limit_positions(&self) -> u32 {
+        self.positions.lock().limit
+    }
+
+    /// Positions left below the limit.
+    pub fn free_positions(&self) -> u32 {
+        let positions = self.positions.lock();
+        positions.limit.saturating_sub(positions.used)
+    }
+
+    /// Bytes of disk that hold segments.
+    pub fn used_bytes(&self) -> u64 {
+        u64::from(self.positions.lock().used) * SEALED_SEGMENT_BYTES as u64
+    }
+
+    /// Claims a position. Blocks for the file system; called by the host's thread only.
+    pub fn take_position(&self) -> Result<u32, NoPosition> {
+        let (position, grow) = {
+            let mut positions = self.positions.lock();
+            if positions.used >= positions.limit {
+                return Err(NoPosition::Limit);
+            }
+            positions.used += 1;
+            if let Some(position) = positions.ready.pop() {
+                return Ok(position);
+            }
+            let doubtful = u32::try_from(positions.doubtful.len()).unwrap_or(u32::MAX);
+            match positions.punched.pop() {
+                Some(position) => (position, 1),
+                None if positions.used.saturating_add(doubtful) > positions.limit => {
+                    return positions.take_doubtful(NoPosition::Limit);
+                }
+                None => {
+                    let room = positions.limit.saturating_sub(positions.used).saturating_add(1);
+                    (positions.end, GROW_POSITIONS.min(room).max(1))
+                }
+            }
+        };
+        let mut claimed = grow;
+        let mut result = self.claim(position, grow);
+        if result.is_err() && grow > 1 {
+            claimed = 1;
+            result = self.claim(position, 1);
+        }
+        let mut positions = self.positions.lock();
+        match result {
+            Ok(()) => {
+                positions.end = positions.end.max(position.saturating_add(claimed));
+                positions.ready.extend((position + 1..position + claimed).rev());
+                Ok(position)
+            }
+            Err(error) => {
+                if position < positions.end {
+                    positions.punched.push(position);
+                }
+                positions.take_doubtful(NoPosition::Disk(error))
+            }
+        }
+    }
+
+    fn claim(&self, position: u32, count: u32) -> io::Result<()> {
+        if self.no_fallocate.load(Ordering::Relaxed) {
+            return Ok(());
+        }
+        let offset = Self::offset_of(position);
+        let len = u64::from(count) * SEALED_SEGMENT_BYTES as u64;
+        match rustix::fs::fallocate(&*self.file, FallocateFlags::empty(), offset, len) {
+            Ok(()) => Ok(()),
+            Err(rustix::io::Errno::OPNOTSUPP) => {
+                tracing::warn!(
+                    "the file system of the overflow cannot reserve space; it is found full only when written"
+                );
+                self.no_fallocate.store(true, Ordering::Relaxed);
+                Ok(())
+            }
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    /// After a restart: these positions (ascending) are in use, and no other is. What the others hold goes.
+    pub fn restore(&self, used: &[u32]) {
+        let in_file =
+            u32::try_from(self.file_bytes().div_ceil(SEALED_SEGMENT_BYTES as u64)).unwrap_or(u32::MAX);
+        let end = used.last().map_or(0, |last| last + 1).max(in_file.min(SegmentId::LIMIT));
+        let mut taken = used.iter().copied().peekable();
+        let mut free: Vec<u32> = (0..end).filter(|position| taken.next_if_eq(position).is_none()).collect();
+        free.reverse();
+        self.punch(&free);
+        let mut positions = self.positions.lock();
+        positions.used = u32::try_from(used.len()).unwrap_or(u32::MAX);
+        positions.end = end;
+        positions.punched = free;
+    }
+
+    /// A position that is claimed already, where `keep` more are left below the limit: no I/O.
+    pub fn take_ready(&self, keep: u32) -> Option<u32> {
+        let mut positions = self.positions.lock();
+        if positions.used.saturating_add(keep) >= positions.limit {
+            return None;
+        }
+        let position = positions.ready.pop()?;
+        positions.used += 1;
+        Some(position)
+    }
+
+    /// Positions that [`Overflow::take_ready`] can give.
+    pub fn ready_positions(&self) -> usize {
+        self.positions.lock().ready.len()
+    }
+
+    /// Claims positions until so many are ready, or no more are to be had. Blocks for the file system.
+    pub fn prepare(&self, wanted: usize) -> Result<(), NoPosition> {
+        let mut claimed = Vec::new();
+        let mut result = Ok(());
+        while self.ready_positions() + claimed.len() < wanted {
+            match self.take_position() {
+                Ok(position) => claimed.push(position),
+                Err(NoPosition::Limit) => break,
+                Err(error) => {
+                    result = Err(error);
+                    break;
+                }
+            }
+        }
+        claimed.into_iter().for_each(|position| self.give_position(position));
+        result
+    }
+
+    /// Gives a position back.
+    pub fn give_position(&self, position: u32) {
+        let mut positions = self.positions.lock();
+        positions.used = positions.used.saturating_sub(1);
+        positions.ready.push(position);
+    }
+
+    /// Gives back a position that could not be written: others are tried before it.
+    pub fn give_position_last(&self, position: u32) {
+        let mut positions = self.positions.lock();
+        positions.used = positions.used.saturating_sub(1);
+        positions.doubtful.push_back(position);
+    }
+
+    /// Whether [`Overflow::trim`] has something to do.
+    pub fn wants_trim(&self) -> bool {
+        self.positions.lock().ready.len() > KEEP_POSITIONS
+    }
+
+    /// Returns the space of free positions to the file system: a part of it at a time, while
+    /// [`Overflow::wants_trim`] says that there is more. The lowest positions stay.
+    pub fn trim(&self) {
+        let surplus: Vec<u32> = {
+            let mut positions = self.positions.lock();
+            let most = positions.ready.len().saturating_sub(KEEP_POSITIONS).min(TRIM_POSITIONS);
+            positions.ready.sort_unstable_by(|one, other| other.cmp(one));
+            let mut runs = 0;
+            let mut before = None;
+            let count = positions
+                .ready
+                .iter()
+                .take(most)
+                .take_while(|position| {
+                    runs += usize::from(before != position.checked_add(1));
+                    before = Some(**position);
+                    runs <= TRIM_RUNS
+                })
+                .count();
+            positions.ready.drain(..count).collect()
+        };
+        self.punch(&surplus);
+        self.positions.lock().punched.extend(surplus);
+    }
+
+    /// Punches positions out; those in descending order side by side at once.
+    fn punch(&self, positions: &[u32]) {
+        let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+        for run in positions.chunk_by(|one, next| *one == next + 1) {
+            let Some(lowest) = run.last() else { continue };
+            let len = run.len() as u64 * SEALED_SEGMENT_BYTES as u64;
+            if let Err(error) = rustix::fs::fallocate(&*self.file, flags, Self::offset_of(*lowest), len) {
+                tracing::debug!(%error, "overflow space could not be punched out");
+            }
+        }
+    }
+}
