@@ -8,12 +8,18 @@
 #[cfg(not(feature = "shuttle"))]
 pub(crate) use parking_lot::{Condvar, Mutex, RwLock, RwLockReadGuard, RwLockWriteGuard};
 #[cfg(not(feature = "shuttle"))]
-pub(crate) use std::sync::atomic;
+pub(crate) use std::{
+    sync::{atomic, mpsc},
+    thread,
+};
 
 #[cfg(feature = "shuttle")]
 pub(crate) use explored::{Condvar, Mutex, RwLock, RwLockReadGuard, RwLockWriteGuard};
 #[cfg(feature = "shuttle")]
-pub(crate) use shuttle::sync::atomic;
+pub(crate) use shuttle::{
+    sync::{atomic, mpsc},
+    thread,
+};
 
 /// Whether schedules are explored: then segments are tiny, and nothing waits for time to pass.
 pub(crate) const EXPLORED: bool = cfg!(feature = "shuttle");

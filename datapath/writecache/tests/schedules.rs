@@ -7,6 +7,7 @@
 //! - a read returns a whole block that somebody wrote, never one that was overwritten before the read began;
 //! - a frozen state is one moment, and stays so while it is there;
 //! - nobody waits for ever: a missed wake-up is a deadlock here, which the explorer reports;
+//! - what a power cut leaves of a persistent cache is one moment, at or after the beginning of the last answered flush;
 //! - when all is over, every byte of RAM and every position of the disk has been given back.
 //!
 //! Each run explores other schedules. On failure the explorer prints the seed or the schedule: run the test
@@ -15,18 +16,22 @@
 mod schedule;
 
 use std::collections::BTreeMap;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use headwater_writecache::overflow::seal::SEALED_SEGMENT_BYTES;
 use headwater_writecache::units::SEGMENT_BYTES;
 use headwater_writecache::{
-    Buffering, CacheOptions, DEFAULT_WEIGHT, Host, Location, OverflowOptions, Snapshot, WriteCache,
+    Buffering, CacheOptions, DEFAULT_WEIGHT, Host, Location, OverflowOptions, PersistentOptions, Snapshot,
+    WriteCache,
 };
 use schedule::client::Client;
 use schedule::disk::Disk;
 use schedule::oracle::Oracle;
+use schedule::power::Cut;
+use schedule::settle;
 use shuttle::rand::Rng;
 use shuttle::scheduler::{PctScheduler, RandomScheduler, Scheduler};
 use shuttle::{Config, MaxSteps, Runner, thread};
@@ -44,9 +49,6 @@ const RAM_ALONE: std::ops::Range<u64> = 9..12;
 
 /// What each of the threads does, so many times.
 const STEPS: usize = 8;
-
-/// After so many turns what is not given back will not be.
-const PATIENCE: usize = 20_000;
 
 fn random(range: std::ops::Range<u64>) -> u64 {
     shuttle::rand::thread_rng().gen_range(range)
@@ -67,17 +69,6 @@ fn options(overflow: Option<PathBuf>, blocks: u32) -> CacheOptions {
         pause_limit: Duration::from_secs(3600),
         persistent: None,
     }
-}
-
-/// Waits until something is so; the explorer lets all others go on meanwhile.
-fn settle(what: &str, is_so: impl Fn() -> bool) {
-    for _ in 0..PATIENCE {
-        if is_so() {
-            return;
-        }
-        thread::yield_now();
-    }
-    panic!("not so after {PATIENCE} turns: {what}");
 }
 
 fn change_limits(cache: &WriteCache, has_disk: bool) {
@@ -122,6 +113,14 @@ impl Reached {
     }
 }
 
+impl Reached {
+    fn add_persistent(&mut self, now: &Snapshot, maps: u32) {
+        for (what, count) in [("committed", now.commits), ("replaced the map", u64::from(maps > 1))] {
+            *self.0.entry(what).or_default() += count;
+        }
+    }
+}
+
 /// One execution, from the opening of a cache to its end.
 fn execution(overflow: Option<PathBuf>, reached: &std::sync::Mutex<Reached>) {
     let has_disk = overflow.is_some();
@@ -134,7 +133,7 @@ fn execution(overflow: Option<PathBuf>, reached: &std::sync::Mutex<Reached>) {
         machinery.push(thread::spawn(move || disk.run()));
     }
     let cache = WriteCache::open(&options(overflow, blocks), &host.shared()).unwrap();
-    let client = Client::new(&cache, Oracle::new(blocks));
+    let client = Client::new(&cache, &Arc::new(Oracle::new(blocks)));
     for block in 0..blocks {
         client.write_whole(block);
     }
@@ -176,17 +175,122 @@ fn execution(overflow: Option<PathBuf>, reached: &std::sync::Mutex<Reached>) {
     }
 }
 
+/// Cuts the power at moments that are anywhere among what the others do.
+fn cut_some(times: usize, cut: impl Fn() -> Cut) -> Vec<Cut> {
+    let mut cuts = Vec::new();
+    for _ in 0..times {
+        for _ in 0..random(0..600) {
+            shuttle::sync::atomic::AtomicBool::new(false).load(Ordering::SeqCst);
+        }
+        cuts.push(cut());
+    }
+    cuts
+}
+
+/// One execution with a persistent cache: writers and one that flushes, and power cuts at any moment.
+fn persistent_execution(within: &Path, reached: &std::sync::Mutex<Reached>) {
+    const NAME: &str = "kept";
+    let dir = tempfile::tempdir_in(within).unwrap();
+    let disk = Arc::new(Disk::new(0));
+    let (host, run) = Host::without_thread(1 << 30, disk.clone());
+    let mut machinery = vec![thread::spawn(run)];
+    for _ in 0..2 {
+        let disk = Arc::clone(&disk);
+        machinery.push(thread::spawn(move || disk.run()));
+    }
+    let persistent = PersistentOptions { name: NAME.into(), key: [7; 16], base_id: [1; 32] };
+    let options = CacheOptions {
+        persistent: Some(persistent),
+        ..options(Some(dir.path().to_owned()), BLOCKS_WITH_DISK)
+    };
+    let cache = WriteCache::open(&options, &host.shared()).unwrap();
+    disk.fail_some(u32::try_from(random(0..3)).unwrap());
+    let oracle = Arc::new(Oracle::new(BLOCKS_WITH_DISK));
+    let flushed = Arc::new(AtomicU64::new(0));
+    let client = Client::new(&cache, &oracle);
+    for block in 0..BLOCKS_WITH_DISK {
+        client.write_whole(block);
+    }
+    let cut = {
+        let (disk, dir) = (Arc::clone(&disk), dir.path().join(NAME));
+        let (oracle, flushed) = (Arc::clone(&oracle), Arc::clone(&flushed));
+        move || Cut::now(&disk, &dir, &oracle, &flushed)
+    };
+    let cutter = {
+        let cut = cut.clone();
+        thread::spawn(move || cut_some(2, cut))
+    };
+    let mut workers = Vec::new();
+    for work in [Client::write_some, Client::write_some, Client::read_some, Client::clear_some] {
+        let client = client.clone();
+        workers.push(thread::spawn(move || work(&client, STEPS)));
+    }
+    for work in [Client::flush_some, Client::flush_some] {
+        let (client, flushed) = (client.clone(), Arc::clone(&flushed));
+        workers.push(thread::spawn(move || work(&client, STEPS / 2, &flushed)));
+    }
+    let frozen = client.clone();
+    workers.push(thread::spawn(move || frozen.freeze_some(1)));
+    let limited = Arc::clone(&cache);
+    workers.push(thread::spawn(move || change_limits(&limited, true)));
+    for worker in workers {
+        worker.join().unwrap();
+    }
+    let mut cuts = cutter.join().unwrap();
+    for block in 0..BLOCKS_WITH_DISK {
+        client.read(block);
+    }
+    settle("a flush works, once the disk does", || client.flush(&flushed));
+    cuts.push(cut());
+    client.clear(0..BLOCKS_WITH_DISK, Location::ABSENT);
+    // Those that are being filled keep theirs.
+    settle("no block is left, so positions come back", || {
+        client.flush(&flushed) && cache.snapshot().disk_used_bytes <= 2 * SEALED_SEGMENT_BYTES as u64
+    });
+    let now = cache.snapshot();
+    cache.close();
+    cuts.push(cut());
+    {
+        let mut reached = reached.lock().unwrap();
+        reached.add_disk(&now);
+        reached.add_persistent(&now, disk.renames());
+    }
+    drop((client, cache));
+    settle("no cache is left, so no memory is in use", || host.used_bytes() == 0);
+    drop(host);
+    disk.stop();
+    for thread in machinery {
+        thread.join().unwrap();
+    }
+    for cut in cuts {
+        cut.check(options.clone(), &oracle, within);
+    }
+}
+
+/// What a cache of an exploration is.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Mode {
+    Ram,
+    RamAndDisk,
+    Persistent,
+}
+
 /// Runs executions with a scheduler until that has enough.
-fn explore(scheduler: impl Scheduler + 'static, has_disk: bool) {
+fn explore(scheduler: impl Scheduler + 'static, mode: Mode) {
     let mut config = Config::new();
     config.stack_size = 1 << 18;
     config.silence_warnings = true;
     config.max_steps = MaxSteps::FailAfter(400_000);
-    let dir = tempfile::tempdir().unwrap();
-    let at = has_disk.then(|| dir.path().to_owned());
+    // Only what a test writes beside its disk in memory is there: in RAM, where that is possible.
+    let dir = tempfile::tempdir_in("/dev/shm").or_else(|_| tempfile::tempdir()).unwrap();
+    let at = dir.path().to_owned();
     let reached = Arc::new(std::sync::Mutex::new(Reached::default()));
     let seen = Arc::clone(&reached);
-    Runner::new(scheduler, config).run(move || execution(at.clone(), &seen));
+    Runner::new(scheduler, config).run(move || match mode {
+        Mode::Ram => execution(None, &seen),
+        Mode::RamAndDisk => execution(Some(at.clone()), &seen),
+        Mode::Persistent => persistent_execution(&at, &seen),
+    });
     let reached = reached.lock().unwrap();
     println!("{:?}", reached.0);
     assert!(reached.0.values().all(|count| *count > 0), "something was never reached: {:?}", reached.0);
@@ -203,28 +307,38 @@ impl Drop for Seed {
     }
 }
 
-fn explore_with_few_preemptions(depth: usize, executions: usize, has_disk: bool) {
+fn explore_with_few_preemptions(depth: usize, executions: usize, mode: Mode) {
     let clock = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap();
     let seed = Seed(clock.as_nanos() as u64);
-    explore(PctScheduler::new_from_seed(seed.0, depth, executions), has_disk);
+    explore(PctScheduler::new_from_seed(seed.0, depth, executions), mode);
 }
 
 #[test]
 fn ram_and_disk_at_random() {
-    explore(RandomScheduler::new(5_000), true);
+    explore(RandomScheduler::new(5_000), Mode::RamAndDisk);
 }
 
 #[test]
 fn ram_and_disk_with_few_preemptions() {
-    explore_with_few_preemptions(5, 5_000, true);
+    explore_with_few_preemptions(5, 5_000, Mode::RamAndDisk);
 }
 
 #[test]
 fn ram_alone_at_random() {
-    explore(RandomScheduler::new(2_000), false);
+    explore(RandomScheduler::new(2_000), Mode::Ram);
 }
 
 #[test]
 fn ram_alone_with_few_preemptions() {
-    explore_with_few_preemptions(5, 2_000, false);
+    explore_with_few_preemptions(5, 2_000, Mode::Ram);
+}
+
+#[test]
+fn persistent_at_random() {
+    explore(RandomScheduler::new(1_500), Mode::Persistent);
+}
+
+#[test]
+fn persistent_with_few_preemptions() {
+    explore_with_few_preemptions(5, 1_500, Mode::Persistent);
 }

@@ -6,6 +6,7 @@ use crate::log::{REFILL_LIVE, Stream};
 use crate::map::{LeafWrite, split};
 use crate::memory::{copy_in, copy_out};
 use crate::segment::State;
+use crate::sync::RwLockReadGuard;
 use crate::units::{BlockNumber, Location, SLOTS};
 
 impl WriteCache {
@@ -218,7 +219,7 @@ impl WriteCache {
 
     /// Keeps an epoch of a persistent cache from ending while the map is changed.
     #[inline]
-    pub(crate) fn enter(&self) -> Option<parking_lot::RwLockReadGuard<'_, ()>> {
+    pub(crate) fn enter(&self) -> Option<RwLockReadGuard<'_, ()>> {
         self.persist.as_ref().map(|persist| persist.enter())
     }
 

@@ -3,7 +3,6 @@
 use std::cell::Cell;
 use std::io;
 use std::sync::atomic::Ordering;
-use std::sync::mpsc;
 use std::sync::{Arc, Weak};
 
 use headwater_block::{IoError, IoErrorKind};
@@ -16,13 +15,14 @@ use crate::memory::{AlignedBuffer, with_frozen};
 use crate::overflow::Overflow;
 use crate::overflow::seal::{SEALED_SEGMENT_BYTES, SEALED_SLOT_BYTES};
 use crate::segment::State;
+use crate::sync::{EXPLORED, mpsc, thread};
 use crate::units::{BlockNumber, Location, SLOT_COUNT, SegmentId, Slot};
 
 /// Segments on their way to the disk at once.
 const DEPTH: usize = 2;
 
 /// Bytes of a full segment's record in a checkpoint, about.
-const CHECKPOINT_SEGMENT_BYTES: u64 = 2080;
+const CHECKPOINT_SEGMENT_BYTES: u64 = if EXPLORED { 16 } else { 2080 };
 
 /// Slots of a segment that are to be written: from the first that is not on disk up to `end`.
 #[derive(Clone, Copy, Debug)]
@@ -52,7 +52,7 @@ impl Persist {
     pub fn start(self: &Arc<Self>, cache: &Arc<WriteCache>) -> Result<(), IoError> {
         let persist = Arc::clone(self);
         let cache = Arc::downgrade(cache);
-        let thread = std::thread::Builder::new()
+        let thread = thread::Builder::new()
             .name("hw-persist".into())
             .spawn(move || persist.run(&cache))
             .map_err(|e| IoError::from_os("cannot start the thread of a persistent cache", e))?;
@@ -174,7 +174,7 @@ impl WriteCache {
         loop {
             if buffers.is_empty() && flying < DEPTH {
                 let made = AlignedBuffer::new(SEALED_SEGMENT_BYTES);
-                self.host.add_ram(made.as_ref().map_or(0, |_| SEALED_SEGMENT_BYTES as u64));
+                self.host.add_ram(made.as_ref().map_or(0, |buffer| buffer.len() as u64));
                 buffers.extend(made);
             }
             let buffer = match buffers.pop() {
@@ -182,7 +182,7 @@ impl WriteCache {
                 None => {
                     // One is in flight, or there is no memory at all.
                     if flying == 0 {
-                        std::thread::sleep(std::time::Duration::from_millis(10));
+                        thread::sleep(std::time::Duration::from_millis(10));
                         continue;
                     }
                     let Ok(landed) = rx.recv() else { break };

@@ -21,12 +21,13 @@ use super::PersistentOptions;
 use super::format::{Encoder, HEADER_BYTES, Header, HeaderFault, Scan, ScanFault, scan};
 use crate::overflow::io::IoEngine;
 use crate::overflow::seal::SealKey;
+use crate::sync::EXPLORED;
 
 /// Generations that a commit reserves ahead: so many segments may be begun before the next one.
 pub const GENERATION_STEP: u64 = 1 << 20;
 
 /// A map is not replaced by a checkpoint while it is shorter than this.
-const MIN_CHECKPOINT_BYTES: u64 = 64 << 10;
+const MIN_CHECKPOINT_BYTES: u64 = if EXPLORED { 1 << 10 } else { 64 << 10 };
 
 /// A map longer than this many checkpoints is replaced by one.
 const CHECKPOINT_RATIO: u64 = 4;

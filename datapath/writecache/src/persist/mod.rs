@@ -36,7 +36,6 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use headwater_block::{IoError, IoErrorKind};
-use parking_lot::{Condvar, Mutex, RwLock, RwLockReadGuard};
 
 use self::journal::{Journal, Opened};
 use self::recover::{Contradiction, Recovered};
@@ -47,6 +46,7 @@ use crate::overflow::Overflow;
 use crate::overflow::io::IoEngine;
 use crate::overflow::seal::SealKey;
 use crate::segment::SegmentTable;
+use crate::sync::{Condvar, EXPLORED, Mutex, RwLock, RwLockReadGuard, thread};
 
 /// What makes a cache persistent.
 #[derive(Clone, PartialEq, Eq)]
@@ -66,7 +66,7 @@ impl std::fmt::Debug for PersistentOptions {
 }
 
 /// Changes noted in an epoch before it is committed without a flush: 6 MiB of memory, 1 GiB of blocks.
-const MAX_CHANGES: usize = 256 << 10;
+const MAX_CHANGES: usize = if EXPLORED { 24 } else { 256 << 10 };
 
 /// Segments that may be begun before the map has to reserve more generations.
 const LOW_GENERATIONS: u64 = 1 << 16;
@@ -75,7 +75,7 @@ const LOW_GENERATIONS: u64 = 1 << 16;
 pub const READY_POSITIONS: usize = 6;
 
 /// Freed positions that wait for a commit, at most.
-const MAX_FREED: usize = 64;
+const MAX_FREED: usize = if EXPLORED { 4 } else { 64 };
 
 /// The answer to a flush.
 pub type FlushDone = Box<dyn FnOnce(Result<(), IoError>) + Send>;
@@ -150,7 +150,7 @@ pub struct Persist {
     failed: AtomicBool,
     closed: AtomicBool,
     commits: AtomicU64,
-    thread: Mutex<Option<std::thread::JoinHandle<()>>>,
+    thread: Mutex<Option<thread::JoinHandle<()>>>,
     lock: File,
 }
 
@@ -200,7 +200,7 @@ pub fn open(
     journal.begin(found.is_none(), first_generation)?;
     let limit = journal.generation_limit();
     let persist = Persist {
-        gate: RwLock::new(()),
+        gate: RwLock::default(),
         pending: Mutex::default(),
         asked: Mutex::default(),
         wake: Condvar::new(),

@@ -2,6 +2,7 @@
 //! and waiting where there is no room.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use headwater_block::{IoError, IoErrorKind};
 use headwater_writecache::{
@@ -29,8 +30,8 @@ fn image(block: u32) -> Vec<u8> {
 
 impl Client {
     /// For a cache and what is known of it.
-    pub fn new(cache: &Arc<WriteCache>, oracle: Oracle) -> Self {
-        Self { cache: Arc::clone(cache), oracle: Arc::new(oracle) }
+    pub fn new(cache: &Arc<WriteCache>, oracle: &Arc<Oracle>) -> Self {
+        Self { cache: Arc::clone(cache), oracle: Arc::clone(oracle) }
     }
 
     fn some_block(&self) -> u32 {
@@ -84,23 +85,51 @@ impl Client {
     /// Reads a block and has it checked.
     pub fn read(&self, block: u32) {
         let begun = self.oracle.tick();
+        let bytes = self.bytes(block);
+        self.oracle.check(block, begun, &bytes);
+    }
+
+    fn bytes(&self, block: u32) -> Vec<u8> {
         let mut bytes = vec![0xee; BLOCK];
         loop {
             match self.cache.read(BlockNumber(block), 0, &mut bytes) {
-                Found::Done => break,
-                Found::Absent => {
-                    bytes = image(block);
-                    break;
-                }
+                Found::Done => return bytes,
+                Found::Absent => return image(block),
                 Found::Spilled(ticket) => {
                     if let Some(fetched) = self.fetch(ticket) {
-                        bytes = fetched;
-                        break;
+                        return fetched;
                     }
                 }
             }
         }
-        self.oracle.check(block, begun, &bytes);
+    }
+
+    /// All blocks of the cache as it is after a crash: one moment, at or after `begun` and before `ended`.
+    pub fn check_recovered(&self, begun: u64, ended: u64) {
+        let found: Vec<_> = (0..self.oracle.blocks()).map(|block| self.bytes(block)).collect();
+        self.oracle.check_cut(begun, ended, &found);
+    }
+
+    /// Writes and flushes in turn. Each flush that worked is told, as the moment before it began.
+    pub fn flush_some(&self, steps: usize, flushed: &AtomicU64) {
+        for _ in 0..steps {
+            if random(3) > 0 {
+                self.write_whole(self.some_block());
+            }
+            self.flush(flushed);
+        }
+    }
+
+    /// Flushes; whether that worked.
+    pub fn flush(&self, flushed: &AtomicU64) -> bool {
+        let begun = self.oracle.tick();
+        let (sender, receiver) = mpsc::channel();
+        self.cache.flush(Box::new(move |result| sender.send(result.is_ok()).unwrap()));
+        let worked = receiver.recv().unwrap();
+        if worked {
+            flushed.fetch_max(begun, Ordering::Relaxed);
+        }
+        worked
     }
 
     /// Freezes the cache and reads all of it, some blocks again later: it is one moment, and stays so.

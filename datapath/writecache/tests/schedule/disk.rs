@@ -1,7 +1,12 @@
 //! A disk in memory. Its threads take operations in any order and carry them out in two halves; of the first
-//! ones some fail, after their first half.
+//! ones some fail, after their first half. It knows what a power cut would leave.
 
+use std::collections::HashMap;
+use std::fs::File;
 use std::io;
+use std::ops::Range;
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use headwater_writecache::overflow::io::{Direction, IoEngine, IoOp};
@@ -15,13 +20,40 @@ struct Queue {
     stopped: bool,
 }
 
+/// What a file holds, and what of it is certain to survive.
+#[derive(Clone, Default)]
+struct Contents {
+    live: Vec<u8>,
+    durable: Vec<u8>,
+}
+
+/// By the real file's number. The real files stay empty; their lengths and names are real.
+type Files = HashMap<u64, Contents>;
+
 /// See the file's head.
 pub struct Disk {
     queue: Mutex<Queue>,
     wake: Condvar,
-    /// Of all caches: the file is not looked at. Locked for one copy, without a change of threads in it.
-    bytes: std::sync::Mutex<Vec<u8>>,
+    /// Locked for one copy, without a change of threads in it.
+    files: std::sync::Mutex<Files>,
     faults: AtomicU32,
+    renames: AtomicU32,
+}
+
+fn number(file: &File) -> u64 {
+    file.metadata().unwrap().ino()
+}
+
+fn put(bytes: &mut Vec<u8>, at: usize, from: &[u8]) {
+    if bytes.len() < at + from.len() {
+        bytes.resize(at + from.len(), 0);
+    }
+    bytes[at..at + from.len()].copy_from_slice(from);
+}
+
+/// Others go on here.
+fn point() {
+    AtomicBool::new(false).load(Ordering::SeqCst);
 }
 
 impl Disk {
@@ -30,9 +62,35 @@ impl Disk {
         Self {
             queue: Mutex::default(),
             wake: Condvar::new(),
-            bytes: std::sync::Mutex::default(),
+            files: std::sync::Mutex::default(),
             faults: AtomicU32::new(faults),
+            renames: AtomicU32::new(0),
         }
+    }
+
+    /// From now on so many operations fail at most.
+    pub fn fail_some(&self, faults: u32) {
+        self.faults.store(faults, Ordering::Relaxed);
+    }
+
+    /// How often a file took another's place.
+    pub fn renames(&self) -> u32 {
+        self.renames.load(Ordering::Relaxed)
+    }
+
+    /// A disk that holds a file with these bytes.
+    pub fn with_file(file: &File, bytes: Vec<u8>) -> Self {
+        let disk = Self::new(0);
+        disk.files.lock().unwrap().insert(number(file), Contents { live: bytes.clone(), durable: bytes });
+        disk
+    }
+
+    /// What a file holds if the power is cut now: what was synced last, or all that was written.
+    pub fn left_of(&self, file: &File) -> Vec<u8> {
+        let all = shuttle::rand::thread_rng().gen_bool(0.5);
+        let files = self.files.lock().unwrap();
+        let contents = files.get(&number(file)).cloned().unwrap_or_default();
+        if all { contents.live } else { contents.durable }
     }
 
     /// A disk thread.
@@ -58,14 +116,19 @@ impl Disk {
         self.wake.notify_all();
     }
 
+    fn fails(&self) -> bool {
+        let fails = self.faults.load(Ordering::Relaxed) > 0 && shuttle::rand::thread_rng().gen_bool(0.3);
+        if fails {
+            self.faults.fetch_sub(1, Ordering::Relaxed);
+        }
+        fails
+    }
+
     fn carry_out(&self, mut op: IoOp) {
         let half = op.len / 2;
         self.transfer(&mut op, 0..half);
-        // Others go on here.
-        AtomicBool::new(false).load(Ordering::SeqCst);
-        let fails = self.faults.load(Ordering::Relaxed) > 0 && shuttle::rand::thread_rng().gen_bool(0.3);
-        let result = if fails {
-            self.faults.fetch_sub(1, Ordering::Relaxed);
+        point();
+        let result = if self.fails() {
             Err(io::Error::other("injected"))
         } else {
             let len = op.len;
@@ -75,16 +138,17 @@ impl Disk {
         (op.done)(result, op.buffer);
     }
 
-    fn transfer(&self, op: &mut IoOp, range: std::ops::Range<usize>) {
+    fn transfer(&self, op: &mut IoOp, range: Range<usize>) {
         let start = usize::try_from(op.offset).unwrap() + range.start;
         let end = start + range.len();
-        let mut bytes = self.bytes.lock().unwrap();
-        if bytes.len() < end {
-            bytes.resize(end, 0);
-        }
+        let mut files = self.files.lock().unwrap();
+        let bytes = &mut files.entry(number(&op.file)).or_default().live;
         match op.direction {
-            Direction::Write => bytes[start..end].copy_from_slice(&op.buffer[range]),
-            Direction::Read => op.buffer[range].copy_from_slice(&bytes[start..end]),
+            Direction::Write => put(bytes, start, &op.buffer[range]),
+            Direction::Read => {
+                bytes.resize(bytes.len().max(end), 0);
+                op.buffer[range].copy_from_slice(&bytes[start..end]);
+            }
         }
     }
 }
@@ -97,5 +161,46 @@ impl IoEngine for Disk {
 
     fn name(&self) -> &'static str {
         "explored"
+    }
+
+    fn sync(&self, file: &File) -> io::Result<()> {
+        point();
+        let mut files = self.files.lock().unwrap();
+        let contents = files.entry(number(file)).or_default();
+        contents.durable.clone_from(&contents.live);
+        drop(files);
+        point();
+        Ok(())
+    }
+
+    fn write_at(&self, file: &File, bytes: &[u8], offset: u64) -> io::Result<()> {
+        let at = usize::try_from(offset).unwrap();
+        if at == 0 {
+            // A new file may have the number of one that is gone.
+            self.files.lock().unwrap().remove(&number(file));
+        }
+        let (first, rest) = bytes.split_at(bytes.len() / 2);
+        put(&mut self.files.lock().unwrap().entry(number(file)).or_default().live, at, first);
+        point();
+        if self.fails() {
+            return Err(io::Error::other("injected"));
+        }
+        put(&mut self.files.lock().unwrap().entry(number(file)).or_default().live, at + first.len(), rest);
+        Ok(())
+    }
+
+    fn set_len(&self, file: &File, len: u64) -> io::Result<()> {
+        let len = usize::try_from(len).unwrap();
+        self.files.lock().unwrap().entry(number(file)).or_default().live.resize(len, 0);
+        Ok(())
+    }
+
+    fn rename(&self, from: &Path, to: &Path) -> io::Result<()> {
+        self.renames.fetch_add(1, Ordering::Relaxed);
+        std::fs::rename(from, to)
+    }
+
+    fn sync_dir(&self, _: &File) -> io::Result<()> {
+        Ok(())
     }
 }

@@ -1,0 +1,67 @@
+//! Power cuts: what the disk holds at one moment, and that a cache which is opened from it is a prefix of the writes.
+
+use std::fs::File;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use headwater_writecache::{CacheOptions, Host, WriteCache};
+use shuttle::thread;
+
+use super::client::Client;
+use super::disk::Disk;
+use super::oracle::Oracle;
+use super::settle;
+
+/// What a power cut left.
+pub struct Cut {
+    data: Vec<u8>,
+    /// How long the data file is: space is claimed before it is written.
+    data_len: u64,
+    map: Vec<u8>,
+    /// A flush that began here was answered.
+    begun: u64,
+    /// Nothing that began later is there.
+    ended: u64,
+}
+
+impl Cut {
+    /// Cuts the power now. Nobody else goes on meanwhile.
+    pub fn now(disk: &Disk, dir: &Path, oracle: &Oracle, flushed: &AtomicU64) -> Self {
+        let open = |name| File::open(dir.join(name)).unwrap();
+        let data = open("data");
+        let data_len = data.metadata().unwrap().len();
+        Self {
+            data: disk.left_of(&data),
+            data_len,
+            map: disk.left_of(&open("map")),
+            begun: flushed.load(Ordering::Relaxed),
+            ended: oracle.tick(),
+        }
+    }
+
+    /// Opens the cache from it, and has it checked. `options` are those of the cache that it was cut from.
+    pub fn check(self, mut options: CacheOptions, oracle: &Arc<Oracle>, within: &Path) {
+        let dir = tempfile::tempdir_in(within).unwrap();
+        let cache_dir = dir.path().join(&options.persistent.as_ref().unwrap().name);
+        std::fs::create_dir(&cache_dir).unwrap();
+        std::fs::write(cache_dir.join("map"), &self.map).unwrap();
+        let data = File::create(cache_dir.join("data")).unwrap();
+        data.set_len(self.data_len).unwrap();
+        options.overflow.as_mut().unwrap().at = dir.path().to_owned();
+        let disk = Arc::new(Disk::with_file(&data, self.data));
+        let (host, run) = Host::without_thread(1 << 30, disk.clone());
+        let reads = Arc::clone(&disk);
+        let machinery = [thread::spawn(run), thread::spawn(move || reads.run())];
+        let cache = WriteCache::open(&options, &host.shared()).unwrap();
+        Client::new(&cache, oracle).check_recovered(self.begun, self.ended);
+        drop(cache);
+        // Cleaning may be under way.
+        settle("no cache is left, so no memory is in use", || host.used_bytes() == 0);
+        drop(host);
+        disk.stop();
+        for thread in machinery {
+            thread.join().unwrap();
+        }
+    }
+}
