@@ -5,7 +5,7 @@ TEST_TOOLS := nbdkit=nbdkit nbdinfo=libnbd-bin nbdcopy=libnbd-bin fio=fio curl=c
 PEERS := qemu-system-x86_64=qemu-system-x86 ip=iproute2 tc=iproute2 nsenter=util-linux curl=curl qemu-nbd=qemu-utils qemu-storage-daemon=qemu-system-common nbdkit=nbdkit fio=fio tgtd=tgt iscsi-perf=libiscsi-bin
 
 .DEFAULT_GOAL := help
-.PHONY: help rust build guest demo test compare streaming bench soak conformance fuzz clean
+.PHONY: help rust build guest demo test compare streaming bench packing soak conformance fuzz clean
 
 help: ## list these commands
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 22
@@ -46,6 +46,10 @@ bench: rust ## measure a volume alone, beside bare memory and the bare disk; tab
 	$(if $(CASES),,HEADWATER_BENCH_DIR=$(CURDIR)/build/bench cargo bench --locked --package headwater-volume --bench engine $(ARGS))
 	cargo run --release --locked --package headwater-volume --example figures -- \
 	    --dir build/bench --json build/bench/figures.json $(or $(CASES),all) $(if $(AFTER),pack $(BEFORE) $(AFTER))
+
+packing: rust ## how much more RAM holds of what a Debian guest changes in an update (the first time it is updated: half an hour)
+	guest/update
+	cargo run --release --locked --package headwater-volume --example figures -- pack build/guest/guest.raw build/guest/updated.raw
 
 soak: rust ## half an hour of load on eight volumes, with limits changed at random and a disk that fails
 	HEADWATER_SOAK_SECONDS=$${SECONDS_TO_RUN:-1800} cargo test --release --locked --package headwater-volume --test soak -- --nocapture $(ARGS)

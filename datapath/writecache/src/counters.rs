@@ -143,6 +143,9 @@ pub struct Snapshot {
     pub index_bytes: u64,
     /// Of which: packed segments.
     pub packed_bytes: u64,
+    /// What the blocks in them would take as they are.
+    #[serde(default)]
+    pub packed_holds_bytes: u64,
     /// Disk that the cache may use.
     pub disk_limit_bytes: u64,
     /// How the overflow is written and read (`direct`, `buffered`, or what `auto` found); empty without one.

@@ -1,7 +1,7 @@
 //! The write cache: what one machine changed, in RAM with overflow to disk.
 //!
 //! ```text
-//!  write -> [filling segment] -> RAM (dirty) -> packed RAM (LZ4) --------\
+//!  write -> [filling segment] -> RAM (dirty) -> packed RAM --------------\
 //!                                     \--> RAM + disk (clean) -----------> overflow disk (sequential, sealed)
 //!            the (segment, slot) of a block does not change when its segment moves:
 //!            spilling 512 blocks changes one segment record, not 512 map entries

@@ -18,7 +18,7 @@ use crate::memory::{AlignedBuffer, with_frozen};
 use crate::overflow::seal::{SEALED_SEGMENT_BYTES, SEALED_SLOT_BYTES};
 use crate::overflow::{NoPosition, Overflow};
 use crate::pace::Room;
-use crate::packed::{Packed, Worth};
+use crate::packed::{Packed, Packing};
 use crate::persist::{Persist, READY_POSITIONS};
 use crate::segment::Segment;
 use crate::units::SegmentId;
@@ -48,8 +48,9 @@ impl WriteCache {
         }
         // The ladder: pack what gets smaller, then spill, then clean. A writer that waits is better served
         // by the disk, which is faster, where that takes anything.
+        let mut more_to_pack = false;
         if !self.waiting.any() || self.cannot_spill() {
-            self.pack_cold();
+            more_to_pack = self.pack_cold();
         }
         if let Some(overflow) = &self.overflow {
             disk_failed = self.destage(overflow);
@@ -57,8 +58,11 @@ impl WriteCache {
         }
         self.shrink();
         // Room may have come up meanwhile.
-        let hopeless = self.log.lock().frozen_segments == 0 && !self.cleaner.is_busy();
+        let hopeless = self.log.lock().frozen_segments == 0 && !self.cleaner.is_busy() && !more_to_pack;
         let deadline = self.serve_waiting(now, hopeless);
+        if more_to_pack {
+            self.host.signal();
+        }
         Turned { deadline, disk_failed }
     }
 
@@ -118,25 +122,31 @@ impl WriteCache {
             || (self.waiting.any() && log.clean_segments == 0 && log.dirty_segments > 0)
     }
 
-    /// Packs cold segments, while that pays and there is room for packed ones.
-    fn pack_cold(&self) {
+    /// Packs cold segments, while that pays and there is room for packed ones. Whether there is more to do, in a
+    /// later turn: one segment by the strong packer takes some milliseconds, in which writers and other caches wait.
+    fn pack_cold(&self) -> bool {
         if self.packed.bytes() >= self.packed_limit_bytes() || (self.packed.bytes() > 0 && self.waiting.any())
         {
             // Dead slots of packed segments first: that costs a copy of what is alive, and no I/O.
             let freed = self.packed.shrink(|id| self.segments.get(id));
             self.host.give_ram(freed);
         }
-        let worth = if self.overflow.is_some() { Worth::BESIDE_A_DISK } else { Worth::ALONE };
+        let packing = if self.cannot_spill() { Packing::Alone } else { Packing::BesideADisk };
+        let mut tried = 0;
         let mut packer = self.host.packer.lock();
         while self.log.lock().dirty_segments > self.dirty_limit()
             && self.packed.bytes() < self.packed_limit_bytes()
         {
+            if tried > 0 && (packing == Packing::Alone || self.waiting.any()) {
+                return packing == Packing::Alone;
+            }
+            tried += 1;
             let victim = self.log.lock().freeze_coldest(&self.segments);
             let Some((id, segment)) = victim.and_then(|id| Some((id, self.segments.get(id)?))) else {
-                return;
+                return false;
             };
             self.map.sweep(segment.live_slots().map(|(_, block)| block));
-            match packer.pack(segment, segment.word().ram().unwrap_or(0), worth) {
+            match packer.pack(segment, segment.word().ram().unwrap_or(0), packing) {
                 Some(packed) => self.swap_for_packed(id, segment, packed),
                 None => {
                     segment.set_unpackable(true);
@@ -145,6 +155,7 @@ impl WriteCache {
                 }
             }
         }
+        false
     }
 
     fn swap_for_packed(&self, id: SegmentId, segment: &Segment, packed: Packed) {

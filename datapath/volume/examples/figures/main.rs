@@ -15,9 +15,10 @@
 //! | `volumes` | what it costs in 1, 8 and 64 volumes with as much in all |
 //! | `flush` | how often a persistent volume can flush, beside a raw file |
 //!
-//! | `pack BEFORE AFTER` | how the blocks pack that differ between two raw disk images |
+//! | `pack BEFORE AFTER` | how much more RAM holds of the blocks that differ between two raw disk images |
+//! | `packers BEFORE AFTER` | ways of packing them, beside each other |
 //!
-//! Without a case all of them but the last: about ten minutes, 60 GiB of disk and 14 GiB of RAM.
+//! Without a case all of them but the last two: about ten minutes, 60 GiB of disk and 14 GiB of RAM.
 
 mod amplification;
 mod changes;
@@ -26,6 +27,7 @@ mod growth;
 mod measure;
 mod memory;
 mod pack;
+mod packers;
 mod persistent;
 mod rows;
 mod volumes;
@@ -57,10 +59,12 @@ struct Asked {
     json: Option<PathBuf>,
     cases: Vec<String>,
     pack: Option<(PathBuf, PathBuf)>,
+    packers: Option<(PathBuf, PathBuf)>,
 }
 
 fn asked() -> Asked {
-    let mut asked = Asked { dir: std::env::temp_dir(), json: None, cases: Vec::new(), pack: None };
+    let mut asked =
+        Asked { dir: std::env::temp_dir(), json: None, cases: Vec::new(), pack: None, packers: None };
     let mut args = std::env::args().skip(1);
     while let Some(arg) = args.next() {
         let mut next =
@@ -69,12 +73,16 @@ fn asked() -> Asked {
             "--dir" => asked.dir = next("a directory"),
             "--json" => asked.json = Some(next("a file")),
             "pack" => asked.pack = Some((next("two images"), next("two images"))),
+            "packers" => asked.packers = Some((next("two images"), next("two images"))),
             "all" => asked.cases.extend(CASES.map(|(name, _)| name.to_owned())),
             name if CASES.iter().any(|(case, _)| *case == name) => asked.cases.push(arg),
-            _ => panic!("there is no case {arg}; there are {}, pack", CASES.map(|(name, _)| name).join(", ")),
+            _ => panic!(
+                "there is no case {arg}; there are {}, pack, packers",
+                CASES.map(|(name, _)| name).join(", ")
+            ),
         }
     }
-    if asked.cases.is_empty() && asked.pack.is_none() {
+    if asked.cases.is_empty() && asked.pack.is_none() && asked.packers.is_none() {
         asked.cases = CASES.map(|(name, _)| name.to_owned()).into();
     }
     asked
@@ -90,6 +98,10 @@ fn main() {
     if let Some((before, after)) = &asked.pack {
         println!("pack");
         pack::changed_blocks(before, after, &mut report);
+    }
+    if let Some((before, after)) = &asked.packers {
+        println!("packers");
+        packers::compare(before, after);
     }
     println!("\n{}", report.table());
     if report.missed() > 0 {

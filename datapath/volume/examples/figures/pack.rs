@@ -3,16 +3,17 @@
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use headwater_block::blocking;
+use headwater_testkit::Rng;
 use headwater_volume::{CacheMode, VolumeOptions};
 
 use crate::rows::{Goal, Report, Row};
 use crate::work::{self, BLOCK, MIB};
 
 /// Blocks of `after` that differ from those of `before` and are not zero, in order.
-fn changed(before: &Path, after: &Path) -> Vec<(u64, Vec<u8>)> {
+pub fn changed(before: &Path, after: &Path) -> Vec<(u64, Vec<u8>)> {
     let open = |path: &Path| File::open(path).unwrap_or_else(|e| panic!("{}: {e}", path.display()));
     let (before, after) = (open(before), open(after));
     let len = |file: &File| file.metadata().expect("it has a length").len();
@@ -36,27 +37,56 @@ fn changed(before: &Path, after: &Path) -> Vec<(u64, Vec<u8>)> {
     found
 }
 
-/// Fills a cache in RAM alone with them, with a third of their size, until it is full.
+/// Runs of neighbours that stay together.
+const RUN: usize = 512;
+
+/// Fills caches in RAM alone with them, of 64 MiB and of a quarter of what they take, until no more fits. In runs of
+/// neighbours, which come in random order: what fits is then like the whole.
 pub fn changed_blocks(before: &Path, after: &Path, report: &mut Report) {
     let blocks = changed(before, after);
     let bytes = blocks.len() as u64 * BLOCK;
     println!("{} MiB of blocks changed, without those that are zero", bytes / MIB);
-    let ram_bytes = (bytes / 4).max(16 * MIB);
+    let mut runs: Vec<_> = blocks.chunks(RUN).collect();
+    Rng::new(1).shuffle(&mut runs);
+    let blocks: Vec<_> = runs.into_iter().flatten().collect();
+    for ram_bytes in [64 * MIB, bytes / 4] {
+        fill(&blocks, ram_bytes, report);
+    }
+}
+
+fn fill(blocks: &[&(u64, Vec<u8>)], ram_bytes: u64, report: &mut Report) {
     let host = work::host();
     let options = work::options(CacheMode::Ram, ram_bytes, 0, Path::new("/"));
     let options = VolumeOptions { pause_limit: Duration::from_secs(2), ..options };
     let volume = work::open(&options, &host);
-    let taken = blocks
-        .iter()
-        .take_while(|(block, data)| blocking::write(&*volume, block * BLOCK, data).is_ok())
-        .count() as u64;
+    let start = Instant::now();
+    let mut last = start;
+    let mut fits = |block: &(u64, Vec<u8>)| {
+        let done = blocking::write(&*volume, block.0 * BLOCK, &block.1).is_ok();
+        last = if done { Instant::now() } else { last };
+        done
+    };
+    let taken = blocks.iter().take_while(|block| fits(block)).count();
+    let seconds = last.duration_since(start).as_secs_f64();
     let cache = volume.counters().cache;
     let mut read = vec![0; BLOCK as usize];
-    for (block, data) in blocks.iter().take(taken as usize) {
+    for (block, data) in &blocks[..taken] {
         work::read(&volume, *block, &mut read);
         assert!(read == *data, "block {block} was lost");
     }
-    let what = format!("{} MiB of {} in {} MiB of RAM", taken * BLOCK / MIB, bytes / MIB, ram_bytes / MIB);
-    report.add(Row::plain("pack", what, (taken * BLOCK) as f64 / ram_bytes as f64, "x", Goal::AtLeast(2.0)));
-    println!("{} segments packed, {} MiB in all in use", cache.packed_segments, cache.ram_used_bytes / MIB);
+    let taken_bytes = taken as u64 * BLOCK;
+    let what = format!("held in {} MiB of RAM: {} MiB", ram_bytes / MIB, taken_bytes / MIB);
+    report.add(Row::plain("pack", what, taken_bytes as f64 / ram_bytes as f64, "x", Goal::AtLeast(2.0)));
+    let reads = volume.counters().latency.read_packed;
+    println!(
+        "  {} segments packed, {} MiB that hold {} ({:.2} x), {} MiB in use in all; written at {:.0} MiB/s; a packed block is read in {:.1} us, p99 {:.1}",
+        cache.packed_segments,
+        cache.packed_bytes / MIB,
+        cache.packed_holds_bytes / MIB,
+        cache.packed_holds_bytes as f64 / cache.packed_bytes as f64,
+        cache.ram_used_bytes / MIB,
+        taken_bytes as f64 / MIB as f64 / seconds,
+        reads.p50_ns as f64 / 1e3,
+        reads.p99_ns as f64 / 1e3,
+    );
 }

@@ -22,6 +22,7 @@ impl WriteCache {
             pressure_shrinks: self.host.pressure_shrinks(),
             ram_used_bytes: segments * SEGMENT_BYTES as u64 + index_bytes + self.packed.bytes(),
             packed_bytes: self.packed.bytes(),
+            packed_holds_bytes: self.packed.held_bytes(|id| self.segments.get(id)),
             index_bytes,
             disk_limit_bytes: load(&self.disk_bytes),
             buffering: self.overflow.as_ref().map_or_else(String::new, |o| o.buffering().to_owned()),
