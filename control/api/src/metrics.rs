@@ -194,6 +194,7 @@ pub const FAMILIES: &[Family] = &[
     gauge("headwater_cache_ram_used_bytes", MACHINE, "RAM that the write cache uses, index and packed blocks included."),
     gauge("headwater_cache_index_bytes", MACHINE, "Of which: the map of blocks and the records of segments."),
     gauge("headwater_cache_packed_bytes", MACHINE, "Of which: packed segments."),
+    gauge("headwater_cache_packed_holds_bytes", MACHINE, "What the blocks in them would take as they are."),
     gauge("headwater_cache_disk_limit_bytes", MACHINE, "Overflow disk that the write cache may use."),
     gauge("headwater_cache_disk_used_bytes", MACHINE, "Overflow disk that the write cache uses."),
     counter("headwater_reads_total", MACHINE, "Read requests answered."),
@@ -218,6 +219,7 @@ pub const FAMILIES: &[Family] = &[
     counter("headwater_refused_writes_total", MACHINE, "Writes refused for lack of room."),
     counter("headwater_disk_errors_total", MACHINE, "Reads and writes of the overflow disk that failed."),
     counter("headwater_corrupt_blocks_total", MACHINE, "Blocks on the overflow disk that were not what was written."),
+    counter("headwater_commits_total", MACHINE, "Commits of a kept disk: flushes that arrive together share one, and some are made for room."),
     Family {
         name: "headwater_latency_seconds",
         kind: Kind::Summary,

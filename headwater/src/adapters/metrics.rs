@@ -61,6 +61,7 @@ fn cache(counters: &VolumeCounters) -> Vec<Sample> {
         Sample::new("headwater_cache_ram_used_bytes", cache.ram_used_bytes),
         Sample::new("headwater_cache_index_bytes", cache.index_bytes),
         Sample::new("headwater_cache_packed_bytes", cache.packed_bytes),
+        Sample::new("headwater_cache_packed_holds_bytes", cache.packed_holds_bytes),
         Sample::new("headwater_cache_disk_limit_bytes", cache.disk_limit_bytes),
         Sample::new("headwater_cache_disk_used_bytes", cache.disk_used_bytes),
         Sample::new("headwater_packed_segments_total", cache.packed_segments),
@@ -76,6 +77,7 @@ fn cache(counters: &VolumeCounters) -> Vec<Sample> {
         Sample::new("headwater_refused_writes_total", cache.refused_writes),
         Sample::new("headwater_disk_errors_total", cache.disk_errors),
         Sample::new("headwater_corrupt_blocks_total", cache.corrupt_blocks),
+        Sample::new("headwater_commits_total", cache.commits),
     ]
 }
 
@@ -138,4 +140,46 @@ pub fn streaming(image: &StreamCounters) -> Vec<Sample> {
 
 fn seconds(ns: u64) -> f64 {
     ns as f64 / 1e9
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::Value;
+
+    use super::*;
+
+    /// Those of the host, which are not a machine's.
+    const OF_THE_HOST: [&str; 2] = ["host_limit_bytes", "pressure_shrinks"];
+
+    /// Gives each number its own value, and returns them with their names.
+    fn number_all(name: &str, value: &mut Value, found: &mut Vec<(String, u64)>) {
+        match value {
+            Value::Object(fields) => {
+                fields.iter_mut().for_each(|(name, field)| number_all(name, field, found))
+            }
+            Value::Number(_) => {
+                // A number that stays itself as nanoseconds, in seconds.
+                let own = (found.len() as u64 + 1) * 1_000_000_007;
+                *value = own.into();
+                found.push((name.to_owned(), own));
+            }
+            _ => {}
+        }
+    }
+
+    #[test]
+    fn every_counter_of_a_volume_is_a_metric() {
+        let mut counters = serde_json::to_value(VolumeCounters::default()).unwrap();
+        let mut numbers = Vec::new();
+        number_all("", &mut counters, &mut numbers);
+        let samples = volume(&serde_json::from_value(counters).unwrap());
+        assert!(numbers.len() > 60, "{numbers:?}");
+        for (name, number) in numbers.iter().filter(|(name, _)| !OF_THE_HOST.contains(&name.as_str())) {
+            let wanted = if name.ends_with("_ns") { seconds(*number) } else { *number as f64 };
+            assert!(samples.iter().any(|sample| sample.value == wanted), "no metric tells {name}");
+        }
+        for sample in &samples {
+            assert!(headwater_api::metrics::family(&sample.metric).is_some(), "{}", sample.metric);
+        }
+    }
 }

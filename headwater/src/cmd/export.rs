@@ -426,6 +426,11 @@ fn table(counters: &VolumeCounters) -> String {
     let cache = &counters.cache;
     let blocks = |count: u64| size::format(count * u64::from(headwater_block::BLOCK_BYTES));
     let of = |used: u64, limit: u64| format!("{} of {}", size::format(used), size::format(limit));
+    let packed = format!(
+        "{}, which holds {}",
+        size::format(cache.packed_bytes),
+        size::format(cache.packed_holds_bytes)
+    );
     let rows = [
         ("reads", format!("{} requests, {}", counters.read_ops, size::format(counters.read_bytes))),
         ("  from RAM", blocks(cache.read_ram_blocks)),
@@ -440,7 +445,7 @@ fn table(counters: &VolumeCounters) -> String {
         ("discards", format!("{} requests, {}", counters.discard_ops, blocks(cache.discarded_blocks))),
         ("cache memory", of(cache.ram_used_bytes, cache.ram_target_bytes)),
         ("  of which index", size::format(cache.index_bytes)),
-        ("  of which packed", size::format(cache.packed_bytes)),
+        ("  of which packed", packed),
         ("cache disk", of(cache.disk_used_bytes, cache.disk_limit_bytes)),
         ("spilled", format!("{} in {} segments", size::format(cache.spilled_bytes), cache.spilled_segments)),
         ("cleaned", format!("{} in {} segments", blocks(cache.cleaned_blocks), cache.cleaned_segments)),
@@ -484,7 +489,42 @@ fn image_table(image: &StreamCounters) -> String {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeSet;
+
+    use serde_json::Value;
+
     use super::*;
+
+    /// The names in the first column of the tables below a heading of a document.
+    fn documented(file: &str, heading: &str) -> BTreeSet<String> {
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs").join(file);
+        let text = std::fs::read_to_string(&path).unwrap();
+        let (_, section) = text.split_once(&format!("\n## {heading}\n")).unwrap();
+        let section = section.split("\n## ").next().unwrap();
+        let rows = section.lines().filter_map(|line| line.strip_prefix("| `")?.split(" | ").next());
+        rows.flat_map(|names| names.split(", "))
+            .map(|name| name.trim_matches('`').to_owned())
+            .filter(|name| !name.ends_with('.'))
+            .collect()
+    }
+
+    fn names(of: &Value) -> BTreeSet<String> {
+        of.as_object().unwrap().keys().cloned().collect()
+    }
+
+    #[test]
+    fn the_documentation_has_a_row_for_each_counter_and_no_other() {
+        let (volume, image) = (VolumeCounters::default(), Some(StreamCounters::default()));
+        let stats = serde_json::to_value(Stats { volume: &volume, image }).unwrap();
+        let groups = ["cache", "latency", "image"];
+        let mut wanted: BTreeSet<_> =
+            names(&stats).into_iter().filter(|name| !groups.contains(&name.as_str())).collect();
+        for group in [&stats["cache"], &stats["latency"], &stats["latency"]["write"]] {
+            wanted.extend(names(group));
+        }
+        assert_eq!(documented("write-cache.md", "Counters"), wanted);
+        assert_eq!(documented("streaming.md", "Counters"), names(&stats["image"]));
+    }
 
     #[test]
     fn the_counters_are_a_table_and_a_file_that_is_replaced_as_a_whole() {
