@@ -32,7 +32,7 @@ pub enum JobResult {
         created: bool,
     },
     /// What the verification found.
-    Verified(VerifyReport),
+    Verified(Box<VerifyReport>),
     /// What the comparison found.
     Compared(Box<DiffReport>),
     /// The version that was made of a disk.

@@ -65,8 +65,11 @@ impl Figure {
     }
 }
 
+/// First byte and length of a field.
+type Place = (u32, u32);
+
 /// Length of the CDB, where its address and its number of blocks are, for the codes that have these.
-fn extent(code: u8) -> Option<(u32, (u32, u32), (u32, u32))> {
+fn extent(code: u8) -> Option<(u32, Place, Place)> {
     Some(match code {
         0x28 | 0x2a | 0x2e | 0x2f | 0x34 | 0x35 | 0x41 => (10, (2, 4), (7, 2)),
         0xa8 | 0xaa | 0xae | 0xaf => (12, (2, 4), (6, 4)),

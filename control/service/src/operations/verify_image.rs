@@ -39,7 +39,7 @@ pub(super) async fn verify_image(
         for holder in &report.versions {
             report.uses.extend(asked.users_of(holder).await?);
         }
-        Ok(JobResult::Verified(report))
+        Ok(JobResult::Verified(Box::new(report)))
     };
     Ok(job::run(&service, work).await)
 }
