@@ -64,7 +64,7 @@ fn plain(bytes: &[u8]) -> Result<Option<(Head, usize)>, ()> {
                 head.close |= tokens.any(|token| token == "close");
             }
             "transfer-encoding" => head.encoded = true,
-            "content-encoding" => head.encoded |= value.to_ascii_lowercase() != "identity",
+            "content-encoding" => head.encoded |= !value.eq_ignore_ascii_case("identity"),
             "location" => head.location = Some(value.chars().take(200).collect()),
             "retry-after" => head.retry_after_s = number(value, true),
             _ => {}

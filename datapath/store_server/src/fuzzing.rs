@@ -118,7 +118,7 @@ pub fn store_tokens(bytes: &[u8]) {
     let token = token_of(header);
     let mut words = header.splitn(2, ' ');
     let expected = match (words.next(), words.next()) {
-        (Some(scheme), Some(token)) if scheme.to_ascii_lowercase() == "bearer" => Some(token.trim()),
+        (Some(scheme), Some(token)) if scheme.eq_ignore_ascii_case("bearer") => Some(token.trim()),
         _ => None,
     };
     assert_eq!(token, expected);

@@ -166,7 +166,7 @@ impl PlainQcow2 {
     /// 512 bytes of the disk; `None` where its tables make no sense.
     fn sector(&self, number: u64) -> Option<Vec<u8>> {
         let bits = self.header.cluster_bits;
-        let (cluster, within) = (number * 512 >> bits, number * 512 & ((1 << bits) - 1));
+        let (cluster, within) = ((number * 512) >> bits, (number * 512) & ((1 << bits) - 1));
         let entry_bytes = if self.header.extended_l2 { 16 } else { 8 };
         let l2_entries = (1 << bits) / entry_bytes;
         let l1_entry = self.word(self.header.l1_offset + cluster / l2_entries * 8)?;
@@ -187,7 +187,7 @@ impl PlainQcow2 {
         }
         if self.header.extended_l2 {
             let bitmap = self.word(at + 8)?;
-            let subcluster = within * 32 >> bits;
+            let subcluster = (within * 32) >> bits;
             if bitmap >> (32 + subcluster) & 1 == 1 || bitmap >> subcluster & 1 == 0 {
                 return zeroes();
             }
@@ -250,7 +250,7 @@ fn qcow2(bits: u32, extended: bool, version: u32) -> Vec<u8> {
     let packed = miniz_oxide::deflate::compress_to_vec(&vec![0x5a; usize_of(cluster)], 6);
     put(&mut out, 4 * cluster, &packed);
     put(&mut out, 3 * cluster, &[7; 500]);
-    let entries = [3 * cluster | 1 << 63, 0, 1, 4 * cluster | 1 << 62, 5 * cluster];
+    let entries = [(3 * cluster) | (1 << 63), 0, 1, (4 * cluster) | (1 << 62), 5 * cluster];
     let entry_bytes = if extended { 16 } else { 8 };
     for (at, entry) in (0u64..).map(|n| 2 * cluster + n * entry_bytes).zip(entries) {
         put(&mut out, at, &entry.to_be_bytes());
@@ -402,7 +402,7 @@ fn seal(format: Foreign, file: &File, len: u64) {
 /// CRC-32C, a byte at a time.
 fn crc32c_of(bytes: &[u8]) -> u32 {
     let table: [u32; 256] = std::array::from_fn(|n| {
-        (0..8).fold(u32::try_from(n).unwrap_or(0), |crc, _| crc >> 1 ^ (crc & 1) * 0x82f6_3b78)
+        (0..8).fold(u32::try_from(n).unwrap_or(0), |crc, _| (crc >> 1) ^ ((crc & 1) * 0x82f6_3b78))
     });
     !bytes.iter().fold(u32::MAX, |crc, byte| {
         let index = usize::from(crc.to_le_bytes()[0] ^ byte);
