@@ -104,7 +104,7 @@ impl LeafState {
 }
 
 /// A leaf and its lock, in a cache line of its own.
-#[derive(Debug, Default)]
+#[derive(Default)]
 #[repr(align(64))]
 struct Line(RwLock<LeafState>);
 
