@@ -16,10 +16,12 @@ pub struct Status {
     pub data_dir: String,
     /// Since when it runs.
     pub started_at_ms: u64,
-    /// How many images there are.
-    pub images: u64,
-    /// Bytes that the store's files take.
-    pub store_bytes: u64,
+    /// How many images there are; absent where the store does not tell, as a plain web server.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub images: Option<u64>,
+    /// Bytes that the store's files take. Absent where the store does not tell, as one that is read from servers.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub store_bytes: Option<u64>,
     /// How many machines there are.
     pub machines: u64,
     /// How many of them are starting, booting, running or stopping.

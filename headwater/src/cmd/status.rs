@@ -20,8 +20,8 @@ pub async fn run(client: Client, json: bool) -> anyhow::Result<u8> {
         ("data directory", status.data_dir),
         ("free there", size::format(status.free_bytes)),
         ("machines run by", status.hypervisor),
-        ("images", status.images.to_string()),
-        ("store takes", size::format(status.store_bytes)),
+        ("images", status.images.map_or_else(unknown, |images| images.to_string())),
+        ("store takes", status.store_bytes.map_or_else(unknown, size::format)),
         ("machines", active),
         ("write caches in RAM", size::format(status.ram_used_bytes)),
         ("of the host's budget", budget(&status.host_ram)),
@@ -36,6 +36,10 @@ pub async fn run(client: Client, json: bool) -> anyhow::Result<u8> {
         show::line(&format!("ALARM: {} since {since}: {text}", alarm.subject))?;
     }
     Ok(0)
+}
+
+fn unknown() -> String {
+    "not known: the store does not tell".to_owned()
 }
 
 /// The memory that all write caches share, in words.

@@ -87,10 +87,11 @@ async fn all(service: &Service) -> Result<Vec<Sample>, Failure> {
         Sample::new("headwater_build_info", 1).with("version", env!("CARGO_PKG_VERSION")),
         Sample::real("headwater_start_time_seconds", service.started_at_ms() as f64 / 1e3),
         Sample::new("headwater_alarms", alarms),
-        Sample::new("headwater_images", count(service.images().list().await?.len())),
-        Sample::new("headwater_store_bytes", service.images().stored_bytes().await?),
         Sample::new("headwater_free_bytes", super::get_status::free_bytes(service.data_dir())?),
     ]);
+    let (images, store_bytes) = super::get_status::store_figures(service).await;
+    samples.extend(images.map(|images| Sample::new("headwater_images", images)));
+    samples.extend(store_bytes.map(|bytes| Sample::new("headwater_store_bytes", bytes)));
     Ok(samples)
 }
 
