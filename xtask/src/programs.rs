@@ -52,7 +52,11 @@ pub fn build(mut cargo: Command, what: &[&str]) -> Result<Option<Vec<Program>>, 
 
 /// The program that a message of cargo tells of, if it is one of tests.
 fn program_of(message: &str) -> Option<Program> {
-    if !message.contains(r#""reason":"compiler-artifact""#) || !message.contains(r#""test":true},"#) {
+    // A target says too whether it has tests; that this is the program of them its profile says.
+    let (_, profile) = message.split_once(r#""profile":{"#)?;
+    if !message.contains(r#""reason":"compiler-artifact""#)
+        || !profile.split('}').next()?.contains(r#""test":true"#)
+    {
         return None;
     }
     let path = PathBuf::from(text_of(message, "executable")?);
@@ -149,11 +153,11 @@ mod tests {
 
     #[test]
     fn programs_of_tests_are_found_in_messages() {
-        let message = r#"{"reason":"compiler-artifact","manifest_path":"/p/disk/Cargo.toml","profile":{"opt_level":"1","test":true},"executable":"/t/deps/soak-12ab"}"#;
+        let message = r#"{"reason":"compiler-artifact","manifest_path":"/p/disk/Cargo.toml","target":{"doctest":false,"test":true},"profile":{"opt_level":"1","test":true},"executable":"/t/deps/soak-12ab"}"#;
         let soak =
             Program { name: "soak".into(), path: "/t/deps/soak-12ab".into(), package: "/p/disk".into() };
         assert_eq!(program_of(message), Some(soak));
-        assert_eq!(program_of(&message.replace("\"test\":true", "\"test\":false")), None);
+        assert_eq!(program_of(&message.replace("\"1\",\"test\":true", "\"1\",\"test\":false")), None);
         assert_eq!(program_of(&message.replace("\"/t/deps/soak-12ab\"", "null")), None);
     }
 
