@@ -4,10 +4,10 @@ use std::convert::Infallible;
 use std::net::SocketAddr;
 
 use axum::Json;
+use axum::body::Bytes;
 use axum::extract::connect_info::ConnectInfo;
-use axum::extract::rejection::{JsonRejection, PathRejection, QueryRejection};
+use axum::extract::rejection::{BytesRejection, JsonRejection, PathRejection, QueryRejection};
 use axum::extract::{FromRequest, FromRequestParts, Path, Query, Request};
-use axum::http::header::CONTENT_TYPE;
 use axum::http::request::Parts;
 use headwater_api::{Problem, ProblemKind};
 use serde::de::DeserializeOwned;
@@ -35,10 +35,15 @@ impl<T: DeserializeOwned, S: Send + Sync> FromRequest<S> for MaybeBody<T> {
     type Rejection = Failure;
 
     async fn from_request(request: Request, state: &S) -> Result<Self, Failure> {
-        if !request.headers().contains_key(CONTENT_TYPE) {
+        let bytes = Bytes::from_request(request, state)
+            .await
+            .map_err(|e: BytesRejection| refused("the request's body", e.body_text()))?;
+        if bytes.is_empty() {
             return Ok(Self(None));
         }
-        Body::from_request(request, state).await.map(|Body(value)| Self(Some(value)))
+        let value = Json::from_bytes(&bytes);
+        let Json(value) = value.map_err(|e: JsonRejection| refused("the request's body", e.body_text()))?;
+        Ok(Self(Some(value)))
     }
 }
 
