@@ -60,7 +60,9 @@ fn a_machine_that_is_on_is_read_as_it_was_when_it_was_opened() {
     assert!(listed(&uri(&daemon, "")).is_empty());
     for (machine, why) in [("one", "start the machine"), ("three", "no export has this name")] {
         let none = run(Command::new("nbdinfo").arg(uri(&daemon, machine)));
-        assert!(none.code != 0 && none.err.contains("no export"), "{none:?}");
+        // libnbd shows the kind of an error only.
+        let shown = if machine == "three" { "No such file" } else { "server replied with error" };
+        assert!(none.code != 0 && none.err.contains(shown), "{none:?}");
         let none = run(Command::new("qemu-img").args(["info", &uri(&daemon, machine)]));
         assert!(none.code != 0 && none.err.contains(why), "{none:?}");
         let none = Client::open(&uri(&daemon, machine)).map(drop).expect_err("there is none").to_string();
