@@ -337,8 +337,3 @@ fn ram_alone_with_few_preemptions() {
 fn persistent_at_random() {
     explore(RandomScheduler::new(1_500), Mode::Persistent);
 }
-
-#[test]
-fn persistent_with_few_preemptions() {
-    explore_with_few_preemptions(5, 1_500, Mode::Persistent);
-}
