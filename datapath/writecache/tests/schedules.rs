@@ -31,7 +31,7 @@ use schedule::client::Client;
 use schedule::disk::Disk;
 use schedule::oracle::Oracle;
 use schedule::power::Cut;
-use schedule::settle;
+use schedule::{close, settle};
 use shuttle::rand::Rng;
 use shuttle::scheduler::{PctScheduler, RandomScheduler, Scheduler};
 use shuttle::{Config, MaxSteps, Runner, thread};
@@ -166,8 +166,7 @@ fn execution(overflow: Option<PathBuf>, reached: &std::sync::Mutex<Reached>) {
         }
     }
     drop(client);
-    drop(cache);
-    settle("no cache is left, so no memory is in use", || host.used_bytes() == 0);
+    close(cache, &host);
     drop(host);
     disk.stop();
     for thread in machinery {
@@ -255,8 +254,8 @@ fn persistent_execution(within: &Path, reached: &std::sync::Mutex<Reached>) {
         reached.add_disk(&now);
         reached.add_persistent(&now, disk.renames());
     }
-    drop((client, cache));
-    settle("no cache is left, so no memory is in use", || host.used_bytes() == 0);
+    drop(client);
+    close(cache, &host);
     drop(host);
     disk.stop();
     for thread in machinery {
@@ -336,4 +335,9 @@ fn ram_alone_with_few_preemptions() {
 #[test]
 fn persistent_at_random() {
     explore(RandomScheduler::new(1_500), Mode::Persistent);
+}
+
+#[test]
+fn persistent_with_few_preemptions() {
+    explore_with_few_preemptions(5, 1_500, Mode::Persistent);
 }

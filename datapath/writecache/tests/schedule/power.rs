@@ -9,9 +9,9 @@ use headwater_writecache::{CacheOptions, Host, WriteCache};
 use shuttle::thread;
 
 use super::client::Client;
+use super::close;
 use super::disk::Disk;
 use super::oracle::Oracle;
-use super::settle;
 
 /// What a power cut left.
 pub struct Cut {
@@ -55,9 +55,7 @@ impl Cut {
         let machinery = [thread::spawn(run), thread::spawn(move || reads.run())];
         let cache = WriteCache::open(&options, &host.shared()).unwrap();
         Client::new(&cache, oracle).check_recovered(self.begun, self.ended);
-        drop(cache);
-        // Cleaning may be under way.
-        settle("no cache is left, so no memory is in use", || host.used_bytes() == 0);
+        close(cache, &host);
         drop(host);
         disk.stop();
         for thread in machinery {
