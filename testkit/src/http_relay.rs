@@ -3,7 +3,7 @@
 use std::io::{ErrorKind, Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use parking_lot::Mutex;
@@ -47,6 +47,9 @@ struct Shared {
     rules: Mutex<Vec<Rule>>,
     seen: Mutex<Vec<String>>,
     is_over: AtomicBool,
+    changes: AtomicU64,
+    /// After so many requests that change something, nothing reaches the server any more.
+    end_after: Mutex<Option<u64>>,
 }
 
 /// A relay between a client and a server. It ends when it is dropped.
@@ -88,6 +91,17 @@ impl HttpRelay {
     /// Ends all faults.
     pub fn heal(&self) {
         self.shared.rules.lock().clear();
+    }
+
+    /// How many requests so far were to change something at the server.
+    pub fn changes(&self) -> u64 {
+        self.shared.changes.load(Ordering::SeqCst)
+    }
+
+    /// Lets so many requests that change something pass from now on, and then nothing at all: for the server, the
+    /// client's machine has lost its power.
+    pub fn end_after(&self, changes: u64) {
+        *self.shared.end_after.lock() = Some(self.changes() + changes);
     }
 
     /// The requests since the last call: method and target.
@@ -164,6 +178,10 @@ impl Shared {
         let mut words = request.head.split(' ');
         let (method, target) = (words.next().unwrap_or_default(), words.next().unwrap_or_default());
         self.seen.lock().push(format!("{method} {target}"));
+        if self.has_ended(!matches!(method, "GET" | "HEAD")) {
+            let _ = client.shutdown(Shutdown::Both);
+            return;
+        }
         let fault = self.fault_for(method, target);
         match fault {
             Some(Fault::Status(status)) => {
@@ -219,6 +237,17 @@ impl Shared {
             return;
         }
         let _ = client.write_all(&body);
+    }
+
+    /// Counts a request, and says whether it comes after the end.
+    fn has_ended(&self, is_change: bool) -> bool {
+        let end = self.end_after.lock();
+        let before = self.changes.load(Ordering::SeqCst);
+        let ended = end.is_some_and(|end| before >= end);
+        if is_change && !ended {
+            self.changes.fetch_add(1, Ordering::SeqCst);
+        }
+        ended
     }
 
     fn fault_for(&self, method: &str, target: &str) -> Option<Fault> {

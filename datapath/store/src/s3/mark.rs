@@ -4,6 +4,7 @@
 //!   locks/writer-OWNER-N   a publication is under way: nothing may be reclaimed
 //!   locks/exclusive        somebody removes versions or reclaims: no publication or pin may begin
 //!   locks/sweep            there may be something to reclaim; not held by anybody
+//!   locks/clock-OWNER-N    written to learn the server's time, and removed at once
 //!   pins/HASH/OWNER-N      the version with this manifest is in use
 //! ```
 //!

@@ -41,7 +41,7 @@ use crate::local_dir::{Access, chunk_bytes_of, settings_bytes};
 use crate::name::{ImageName, Selector};
 use crate::refs::{self, Image, Version};
 use crate::s3::bucket::{Bucket, Condition, Refusal};
-use crate::s3::mark::{EXCLUSIVE_WAIT, LOCKS, Mark, Marks, Renewal, SWEEP_WANTED, WRITER_PREFIX};
+use crate::s3::mark::{EXCLUSIVE, EXCLUSIVE_WAIT, LOCKS, Mark, Marks, Renewal, SWEEP_WANTED, WRITER_PREFIX};
 use crate::s3::publication::S3Publication;
 use crate::store::{MANIFEST_MAX_BYTES, Object, Patch, Pin, Publication, Removed, Store, TRACE_MAX_BYTES};
 
@@ -272,7 +272,8 @@ impl Inner {
         if locks.is_empty() {
             return Ok(());
         }
-        let (_, stale) = self.marks.live_and_stale(LOCKS, WRITER_PREFIX)?;
+        // Of writers, and of one that removed or reclaimed.
+        let (_, stale) = self.marks.live_and_stale(LOCKS, "")?;
         let is_wanted = locks.iter().any(|entry| format!("{LOCKS}/{}", entry.name) == SWEEP_WANTED);
         if stale.is_empty() && !is_wanted {
             return Ok(());
@@ -298,12 +299,13 @@ impl Inner {
     /// Removes manifests, objects and traces that no version needs, unless somebody publishes. Returns the bytes
     /// freed.
     fn reclaim(&self, alone: &Mark) -> Result<u64, StoreError> {
-        let (writers, stale) = self.marks.live_and_stale(LOCKS, WRITER_PREFIX)?;
-        if !writers.is_empty() {
+        let (live, stale) = self.marks.live_and_stale(LOCKS, "")?;
+        if live.iter().any(|mark| mark.name.starts_with(WRITER_PREFIX)) {
             self.want_sweep()?;
             return Ok(0);
         }
-        let mut going: Vec<String> = stale.iter().map(|mark| format!("{LOCKS}/{}", mark.name)).collect();
+        let stale = stale.iter().map(|mark| format!("{LOCKS}/{}", mark.name));
+        let mut going: Vec<String> = stale.filter(|key| key != EXCLUSIVE && key != SWEEP_WANTED).collect();
         let mut needed: HashSet<Hash> = HashSet::new();
         for image in self.images()? {
             for version in image.versions {
@@ -329,7 +331,7 @@ impl Inner {
     }
 
     /// Notes that there is something to give back when nobody publishes any more.
-    fn want_sweep(&self) -> Result<(), StoreError> {
+    pub(super) fn want_sweep(&self) -> Result<(), StoreError> {
         match self.bucket.put(SWEEP_WANTED, &Bytes::from_static(b"sweep\n"), &Condition::Any) {
             Err(Refusal::Failed(e)) => Err(e),
             _ => Ok(()),

@@ -180,10 +180,11 @@ impl Publication for S3Publication {
 
 impl Drop for S3Publication {
     fn drop(&mut self) {
-        // First the mark: nobody reclaims while it is there.
+        // Nobody reclaims while the mark is there, and without it nobody would know what a crash left from here on.
+        let noted = if self.left_something { self.store.want_sweep() } else { Ok(()) };
         self.mark = None;
-        let outcome = self.store.bucket.head(SWEEP_WANTED).and_then(|wanted| {
-            if self.left_something || wanted.is_some() {
+        let outcome = noted.and_then(|()| self.store.bucket.head(SWEEP_WANTED)).and_then(|wanted| {
+            if wanted.is_some() {
                 self.store.sweep()?;
             }
             Ok(())

@@ -1,0 +1,194 @@
+//! A machine loses its power between any two of its changes to a store in S3: nothing that was answered is lost,
+//! what was not is there as a whole or not at all, and once its marks lapse, who opens the store removes the rest.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, SystemTime};
+
+use headwater_store::{
+    Access, Channel, Hash, ImageName, Keys, NewVersion, Pointer, S3Options, S3Store, S3Url, Store, StoreError,
+};
+use headwater_testkit::HttpRelay;
+use headwater_testkit::s3::{KEY_ID, KEY_SECRET, S3Server, serve_if_asked};
+
+/// The server's process of the other test; alone it has nothing to do.
+#[test]
+fn s3_server() {
+    serve_if_asked();
+}
+
+fn name(text: &str) -> ImageName {
+    text.parse().unwrap()
+}
+
+/// A version with an object of its own, which also needs those of `older`.
+fn publish(store: &dyn Store, image: &str, own: &[u8], older: &[&[u8]]) -> Result<(), StoreError> {
+    let mut publication = store.publish()?;
+    publication.append(own)?;
+    publication.finish_object()?;
+    let objects: Vec<Hash> = older.iter().chain([&own]).map(|bytes| Hash::of(bytes)).collect();
+    let manifest = [b"manifest of ", own].concat();
+    let version = NewVersion {
+        name: &name(image),
+        manifest: &manifest,
+        objects: &objects,
+        size_bytes: 4096,
+        created_at_s: 5,
+        source: "",
+        note: "",
+        author: "",
+        unless_newest: false,
+    };
+    publication.commit(version).map(drop)
+}
+
+fn promote(store: &dyn Store, image: &str, version: u32) -> Result<(), StoreError> {
+    store.change(&name(image), &mut |image| {
+        let pointer = Pointer { channel: Channel::Production, version, at_s: 7, author: "anna".into() };
+        image.promote(pointer).map(drop)
+    })
+}
+
+type Step = fn(&dyn Store) -> Result<(), StoreError>;
+
+/// What the machine does, step by step.
+const LIFE: [Step; 11] = [
+    |store| publish(store, "a", b"one", &[]),
+    |store| publish(store, "a", b"two", &[b"one"]),
+    |store| publish(store, "b", b"three", &[b"one"]),
+    |store| promote(store, "a", 1),
+    |store| promote(store, "a", 2),
+    |store| {
+        // An import that is given up.
+        let mut publication = store.publish()?;
+        publication.append(b"nobody needs this")?;
+        publication.finish_object().map(drop)
+    },
+    |store| store.remove(&name("b"), Some(1)).map(drop),
+    |store| {
+        let version = store.resolve(&"a@1".parse().unwrap())?;
+        store.pin(version.manifest).map(drop)
+    },
+    |store| store.remove(&name("a"), None).map(drop),
+    |store| publish(store, "a", b"four", &[]),
+    |store| store.remove(&name("a"), None).map(drop),
+];
+
+/// Versions and channels of each image. One without versions is as good as one that is not there: a removal as a whole
+/// takes away the versions first.
+type Lists = BTreeMap<String, (Vec<(u32, Hash)>, Vec<(Channel, u32)>)>;
+
+fn lists(store: &dyn Store) -> Lists {
+    let images = store.images().unwrap().into_iter().filter(|image| !image.versions.is_empty());
+    images
+        .map(|image| {
+            let versions = image.versions.iter().map(|v| (v.number, v.manifest)).collect();
+            let pointers = image.pointers().iter().map(|p| (p.channel, p.version)).collect();
+            (image.name.to_string(), (versions, pointers))
+        })
+        .collect()
+}
+
+fn keys(dir: &Path) -> Vec<PathBuf> {
+    let Ok(entries) = fs::read_dir(dir) else { return Vec::new() };
+    entries.map(|entry| entry.unwrap().path()).collect()
+}
+
+/// All that is listed is there and whole, and nothing else is there.
+fn check(store: &dyn Store, dir: &Path, when: &str) {
+    let mut needed = BTreeSet::new();
+    for image in store.images().unwrap() {
+        for version in &image.versions {
+            assert_eq!(Hash::of(&store.manifest(version.manifest).unwrap()), version.manifest);
+            needed.insert(version.manifest.to_string());
+            for id in &version.objects {
+                let object = store.open_object(*id).unwrap();
+                let mut bytes = vec![0; usize::try_from(object.len_bytes()).unwrap()];
+                object.read_range(0, &mut bytes).unwrap();
+                assert_eq!(Hash::of(&bytes), *id, "{when}");
+                needed.insert(id.to_string());
+            }
+        }
+    }
+    for folder in ["manifests", "objects", "locks", "tmp"] {
+        for key in keys(&dir.join(folder)) {
+            let key = key.file_name().unwrap().to_str().unwrap().to_owned();
+            assert!(needed.contains(&key), "{folder}/{key} is left {when}");
+        }
+    }
+}
+
+/// As if the last sign of life of all who hold something were long ago.
+fn let_marks_lapse(dir: &Path) {
+    let long_ago = SystemTime::now() - Duration::from_secs(700);
+    for key in keys(&dir.join("locks")) {
+        fs::File::options().write(true).open(key).unwrap().set_modified(long_ago).unwrap();
+    }
+}
+
+struct Place<'a> {
+    server: &'a S3Server,
+    number: u64,
+}
+
+impl Place<'_> {
+    fn dir(&self) -> PathBuf {
+        self.server.bucket(&format!("crash-{}", self.number)).join("store")
+    }
+
+    fn open(&self, address: std::net::SocketAddr, owner: &str) -> Result<S3Store, StoreError> {
+        let url = format!("s3://crash-{}/store?endpoint=http://{address}", self.number);
+        let mut options = S3Options::new(owner);
+        options.keys = Keys::Given { id: KEY_ID.into(), secret: KEY_SECRET.into() };
+        options.attempts = 1;
+        S3Store::open(&url.parse::<S3Url>().unwrap(), Access::WRITE, &options)
+    }
+}
+
+/// Lets a machine live until its `changes`-th change. Returns how many steps were answered, and how many changes there
+/// were. `after` sees the store before the first step and after each.
+fn live(place: &Place<'_>, changes: u64, after: &mut dyn FnMut(&dyn Store)) -> (usize, u64) {
+    place.dir();
+    let relay = HttpRelay::start(place.server.address());
+    relay.end_after(changes);
+    let machine = place.open(relay.address(), "machine");
+    let mut answered = 0;
+    if let Ok(machine) = &machine {
+        after(machine);
+        for step in LIFE {
+            if step(machine).is_err() {
+                break;
+            }
+            answered += 1;
+            after(machine);
+        }
+    }
+    // What a process does whose power is off no longer matters.
+    drop(machine);
+    (answered, relay.changes())
+}
+
+#[test]
+fn a_machine_that_ends_between_any_two_changes_in_s3_loses_nothing_and_leaves_nothing() {
+    let dir = tempfile::tempdir().unwrap();
+    let server = S3Server::start(dir.path(), "s3_server");
+    let mut states = Vec::new();
+    let whole = Place { server: &server, number: 0 };
+    let (answered, total) = live(&whole, 1_000_000, &mut |store| states.push(lists(store)));
+    assert_eq!(answered, LIFE.len(), "every step works while the power is on");
+    assert!(total > 50, "{total}");
+    for changes in 0..total {
+        let place = Place { server: &server, number: 1 + changes };
+        let (answered, _) = live(&place, changes, &mut |_| {});
+        let_marks_lapse(&place.dir());
+        let when = format!("after {changes} of {total} changes and {answered} steps");
+        let next = place.open(server.address(), "next").unwrap_or_else(|e| panic!("{e} {when}"));
+        let found = lists(&next);
+        let allowed = &states[answered..states.len().min(answered + 2)];
+        assert!(allowed.contains(&found), "{found:?} {when}, and not one of {allowed:?}");
+        check(&next, &place.dir(), &when);
+        publish(&next, "a", b"the store goes on", &[]).unwrap_or_else(|e| panic!("{e} {when}"));
+        check(&next, &place.dir(), &when);
+    }
+}
