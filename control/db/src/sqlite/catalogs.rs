@@ -1,7 +1,8 @@
 //! Catalogs in SQLite.
 
 use async_trait::async_trait;
-use sqlx::{FromRow, SqliteConnection};
+use sqlx::sqlite::SqliteRow;
+use sqlx::{FromRow, Row as _, SqliteConnection};
 
 use crate::error::DbError;
 use crate::record::CatalogRecord;
@@ -13,15 +14,26 @@ pub(super) struct SqliteCatalogs<'a> {
     pub(super) connection: &'a mut SqliteConnection,
 }
 
-#[derive(FromRow)]
 struct Row {
     name: String,
     image: String,
     pin: Option<String>,
-    #[sqlx(flatten)]
     hardware: Columns,
     user_data: Option<String>,
     created_at_ms: i64,
+}
+
+impl FromRow<'_, SqliteRow> for Row {
+    fn from_row(row: &SqliteRow) -> Result<Self, sqlx::Error> {
+        Ok(Self {
+            name: row.try_get("name")?,
+            image: row.try_get("image")?,
+            pin: row.try_get("pin")?,
+            hardware: Columns::from_row(row)?,
+            user_data: row.try_get("user_data")?,
+            created_at_ms: row.try_get("created_at_ms")?,
+        })
+    }
 }
 
 impl TryFrom<Row> for CatalogRecord {

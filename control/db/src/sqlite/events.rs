@@ -2,7 +2,8 @@
 
 use async_trait::async_trait;
 use headwater_api::Event;
-use sqlx::{FromRow, SqliteConnection};
+use sqlx::sqlite::SqliteRow;
+use sqlx::{FromRow, Row as _, SqliteConnection};
 
 use crate::error::DbError;
 use crate::record::NewEvent;
@@ -13,7 +14,6 @@ pub(super) struct SqliteEvents<'a> {
     pub(super) connection: &'a mut SqliteConnection,
 }
 
-#[derive(FromRow)]
 struct Row {
     id: i64,
     at_ms: i64,
@@ -21,6 +21,19 @@ struct Row {
     subject: String,
     action: String,
     detail: String,
+}
+
+impl FromRow<'_, SqliteRow> for Row {
+    fn from_row(row: &SqliteRow) -> Result<Self, sqlx::Error> {
+        Ok(Self {
+            id: row.try_get("id")?,
+            at_ms: row.try_get("at_ms")?,
+            actor: row.try_get("actor")?,
+            subject: row.try_get("subject")?,
+            action: row.try_get("action")?,
+            detail: row.try_get("detail")?,
+        })
+    }
 }
 
 #[async_trait]

@@ -1,15 +1,14 @@
 //! The columns that machines and catalogs have alike: what a machine is made of.
 
 use headwater_api::{CacheMode, CacheSettings, DiskTransport};
-use sqlx::FromRow;
 use sqlx::query::Query;
-use sqlx::sqlite::{Sqlite, SqliteArguments};
+use sqlx::sqlite::{Sqlite, SqliteArguments, SqliteRow};
+use sqlx::{FromRow, Row as _};
 
 use crate::error::DbError;
 use crate::sqlite::{loaded, stored};
 
 /// As they are stored, in the order of [`bind`].
-#[derive(FromRow)]
 pub(super) struct Columns {
     cache_mode: String,
     cache_ram_bytes: i64,
@@ -19,6 +18,21 @@ pub(super) struct Columns {
     transport: String,
     memory_bytes: i64,
     cpus: i64,
+}
+
+impl FromRow<'_, SqliteRow> for Columns {
+    fn from_row(row: &SqliteRow) -> Result<Self, sqlx::Error> {
+        Ok(Self {
+            cache_mode: row.try_get("cache_mode")?,
+            cache_ram_bytes: row.try_get("cache_ram_bytes")?,
+            cache_disk_bytes: row.try_get("cache_disk_bytes")?,
+            cache_weight: row.try_get("cache_weight")?,
+            cache_persistent: row.try_get("cache_persistent")?,
+            transport: row.try_get("transport")?,
+            memory_bytes: row.try_get("memory_bytes")?,
+            cpus: row.try_get("cpus")?,
+        })
+    }
 }
 
 /// As records have them.

@@ -1,7 +1,8 @@
 //! Disks that are kept, in SQLite.
 
 use async_trait::async_trait;
-use sqlx::{FromRow, SqliteConnection};
+use sqlx::sqlite::SqliteRow;
+use sqlx::{FromRow, Row as _, SqliteConnection};
 use uuid::Uuid;
 
 use crate::error::DbError;
@@ -13,7 +14,6 @@ pub(super) struct SqliteKeptDisks<'a> {
     pub(super) connection: &'a mut SqliteConnection,
 }
 
-#[derive(FromRow)]
 struct Row {
     id: String,
     machine: String,
@@ -23,6 +23,21 @@ struct Row {
     hash: String,
     author: String,
     created_at_ms: i64,
+}
+
+impl FromRow<'_, SqliteRow> for Row {
+    fn from_row(row: &SqliteRow) -> Result<Self, sqlx::Error> {
+        Ok(Self {
+            id: row.try_get("id")?,
+            machine: row.try_get("machine")?,
+            purpose: row.try_get("purpose")?,
+            image: row.try_get("image")?,
+            version: row.try_get("version")?,
+            hash: row.try_get("hash")?,
+            author: row.try_get("author")?,
+            created_at_ms: row.try_get("created_at_ms")?,
+        })
+    }
 }
 
 impl TryFrom<Row> for KeptDisk {

@@ -2,7 +2,8 @@
 
 use async_trait::async_trait;
 use headwater_api::{CacheSettings, Identity, MachineState, Wanted};
-use sqlx::{FromRow, SqliteConnection};
+use sqlx::sqlite::SqliteRow;
+use sqlx::{FromRow, Row as _, SqliteConnection};
 use uuid::Uuid;
 
 use crate::error::DbError;
@@ -15,7 +16,6 @@ pub(super) struct SqliteMachines<'a> {
     pub(super) connection: &'a mut SqliteConnection,
 }
 
-#[derive(FromRow)]
 struct Row {
     uuid: String,
     name: String,
@@ -25,7 +25,6 @@ struct Row {
     catalog: Option<String>,
     catalog_image: Option<String>,
     catalog_pin: Option<String>,
-    #[sqlx(flatten)]
     hardware: Columns,
     host_name: String,
     machine_id: String,
@@ -39,6 +38,34 @@ struct Row {
     boot_ms: Option<i64>,
     started_at_ms: Option<i64>,
     created_at_ms: i64,
+}
+
+impl FromRow<'_, SqliteRow> for Row {
+    fn from_row(row: &SqliteRow) -> Result<Self, sqlx::Error> {
+        Ok(Self {
+            uuid: row.try_get("uuid")?,
+            name: row.try_get("name")?,
+            mac: row.try_get("mac")?,
+            image: row.try_get("image")?,
+            pin: row.try_get("pin")?,
+            catalog: row.try_get("catalog")?,
+            catalog_image: row.try_get("catalog_image")?,
+            catalog_pin: row.try_get("catalog_pin")?,
+            hardware: Columns::from_row(row)?,
+            host_name: row.try_get("host_name")?,
+            machine_id: row.try_get("machine_id")?,
+            ssh_host_key_public: row.try_get("ssh_host_key_public")?,
+            ssh_host_key_private: row.try_get("ssh_host_key_private")?,
+            user_data: row.try_get("user_data")?,
+            wanted: row.try_get("wanted")?,
+            state: row.try_get("state")?,
+            reason: row.try_get("reason")?,
+            version: row.try_get("version")?,
+            boot_ms: row.try_get("boot_ms")?,
+            started_at_ms: row.try_get("started_at_ms")?,
+            created_at_ms: row.try_get("created_at_ms")?,
+        })
+    }
 }
 
 impl TryFrom<Row> for MachineRecord {

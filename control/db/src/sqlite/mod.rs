@@ -5,6 +5,7 @@ mod events;
 mod hardware;
 mod kept_disks;
 mod machines;
+mod migrations;
 
 use std::path::Path;
 use std::time::Duration;
@@ -56,7 +57,7 @@ impl SqliteDatabase {
             .connect_with(options.clone())
             .await
             .map_err(|e| failed(Box::new(e)))?;
-        sqlx::migrate!("migrations/sqlite").run(&writer).await.map_err(|e| failed(Box::new(e)))?;
+        migrations::all().run(&writer).await.map_err(|e| failed(Box::new(e)))?;
         let readers = SqlitePoolOptions::new()
             .max_connections(MAX_READERS)
             .connect_with(options)
