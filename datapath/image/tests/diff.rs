@@ -1,4 +1,5 @@
-//! What changed between versions, with file systems made by mke2fs and changed by debugfs.
+//! What changed between versions, with file systems made and changed by the tools that are used for them: mke2fs and
+//! debugfs, mkfs.vfat and mtools, mkntfs and ntfs-3g.
 
 mod fixture;
 
@@ -36,7 +37,7 @@ fn changed_chunks_and_blocks_are_counted() {
     assert_eq!((found.changed_chunks, found.changed_bytes), (3, 4 * 4096));
     assert_eq!(found.partitions[0].number, 0);
     assert!(found.partitions[0].files.is_none());
-    assert!(found.partitions[0].remark.as_ref().unwrap().contains("no ext2, ext3, ext4 or FAT"));
+    assert!(found.partitions[0].remark.as_ref().unwrap().contains("no ext2, ext3, ext4, FAT or NTFS"));
     assert_eq!(compare(&store, second, first).changed_bytes, found.changed_bytes);
     // A larger disk: what is new counts unless it is zero.
     disk.resize(3 << 20, 0);
@@ -227,9 +228,105 @@ fn changed_files_of_fat_are_named() {
     }
 }
 
+/// An NTFS in a file, mounted while `work` is done in it.
+fn in_ntfs(dir: &Path, work: impl FnOnce(&Path)) -> Vec<u8> {
+    let (image, at) = (dir.join("ntfs.img"), dir.join("mounted"));
+    fs::create_dir_all(&at).unwrap();
+    run_ok("ntfs-3g", &[image.to_str().unwrap(), at.to_str().unwrap()]);
+    let done = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| work(&at)));
+    run_ok("umount", &[at.to_str().unwrap()]);
+    // The file system's process writes its last blocks after that.
+    let deadline = std::time::Instant::now() + std::time::Duration::from_secs(20);
+    while is_open_elsewhere(&image) && std::time::Instant::now() < deadline {
+        std::thread::sleep(std::time::Duration::from_millis(20));
+    }
+    done.unwrap();
+    fs::read(image).unwrap()
+}
+
+fn is_open_elsewhere(file: &Path) -> bool {
+    let processes = fs::read_dir("/proc").unwrap().flatten();
+    let mut open = processes.filter_map(|p| fs::read_dir(p.path().join("fd")).ok()).flatten().flatten();
+    open.any(|fd| fs::read_link(fd.path()).is_ok_and(|target| target == file))
+}
+
+/// An NTFS before and after changes.
+fn ntfs(dir: &Path) -> (Vec<u8>, Vec<u8>) {
+    let image = dir.join("ntfs.img");
+    let _ = fs::remove_file(&image);
+    fs::File::create(&image).unwrap().set_len(24 << 20).unwrap();
+    run_ok(
+        "mkntfs",
+        &["-q", "-F", "-Q", "-p", "0", "-s", "512", "-H", "0", "-S", "0", image.to_str().unwrap()],
+    );
+    let long = "Users/A directory/A file with a long name.txt";
+    let mut large = vec![0; 5 << 20];
+    noise(&mut large, 3);
+    let before = in_ntfs(dir, |at| {
+        fs::create_dir_all(at.join("Users/A directory")).unwrap();
+        fs::create_dir_all(at.join("many")).unwrap();
+        fs::write(at.join("Users/large.bin"), &large).unwrap();
+        for name in [long, "touched", "gone", "Gr\u{fc}\u{df}e.txt"] {
+            fs::write(at.join(name), "hello").unwrap();
+        }
+        // More than fit in the directory's own record.
+        for number in 0..300 {
+            fs::write(at.join(format!("many/file number {number}")), [number as u8; 700]).unwrap();
+        }
+    });
+    let after = in_ntfs(dir, |at| {
+        large[4_000_000] ^= 1;
+        fs::write(at.join("Users/large.bin"), &large).unwrap();
+        fs::write(at.join(long), "bye").unwrap();
+        let touched = fs::File::options().write(true).open(at.join("touched")).unwrap();
+        touched.set_modified(std::time::SystemTime::now() + std::time::Duration::from_secs(60)).unwrap();
+        fs::remove_file(at.join("gone")).unwrap();
+        fs::write(at.join("many/file number 250"), [1; 700]).unwrap();
+        fs::create_dir_all(at.join("added/deep")).unwrap();
+        fs::write(at.join("added/deep/file"), "new").unwrap();
+    });
+    (before, after)
+}
+
+#[test]
+fn changed_files_of_ntfs_are_named() {
+    let dir = tempfile::tempdir().unwrap();
+    let (_kept, store) = store();
+    let (before, after) = ntfs(dir.path());
+    let expected = [
+        ("/Users/A directory/A file with a long name.txt", FileChange::Changed),
+        ("/Users/large.bin", FileChange::Changed),
+        ("/added", FileChange::Added),
+        ("/added/deep", FileChange::Added),
+        ("/added/deep/file", FileChange::Added),
+        ("/gone", FileChange::Removed),
+        ("/many/file number 250", FileChange::Changed),
+        ("/touched", FileChange::Attributes),
+    ];
+    for disk in [<[u8]>::to_vec as fn(&[u8]) -> Vec<u8>, |fs| on_disk(fs, true)] {
+        let (from, to) = (add(&store, disk(&before)), add(&store, disk(&after)));
+        expect(&compare(&store, from, to), &expected);
+        let back = compare(&store, to, from).partitions[0].files.clone().unwrap();
+        assert!(
+            back.iter().any(|file| file.path == "/added/deep/file" && file.change == FileChange::Removed)
+        );
+    }
+}
+
 /// A file system of each kind, and where the tables begin whose damage matters most.
 fn one_of_each(dir: &Path) -> Vec<(Vec<u8>, usize)> {
-    vec![(file_system(dir), 1024), (fat(dir, "12", 2).0, 0), (fat(dir, "32", 40).0, 32 * 512)]
+    let ntfs = ntfs(dir).0;
+    // Its tables begin with the record of the root directory, or of the first file.
+    let record = |number: usize| ntfs.windows(5).position(|w| w == b"FILE0").unwrap() + number * 1024;
+    let (root, first) = (record(5), record(64));
+    vec![
+        (file_system(dir), 1024),
+        (fat(dir, "12", 2).0, 0),
+        (fat(dir, "32", 40).0, 32 * 512),
+        (ntfs.clone(), 0),
+        (ntfs.clone(), root),
+        (ntfs, first),
+    ]
 }
 
 #[test]

@@ -10,7 +10,7 @@ use crate::answer::{Failure, problem};
 use crate::extract::{Body, Name};
 use crate::job;
 
-/// Compares two versions: changed chunks and bytes, and changed files of ext2, ext3, ext4 and FAT file systems.
+/// Compares two versions: changed chunks and bytes, and changed files of ext2, ext3, ext4, FAT and NTFS file systems.
 #[utoipa::path(
     post,
     path = "/api/v1/images/{image}/diff",

@@ -1,4 +1,4 @@
-//! Changed files of a file system: ext2, ext3, ext4 and FAT.
+//! Changed files of a file system: ext2, ext3, ext4, FAT and NTFS.
 //!
 //! Two entries of one path are the same if type, size, attributes and time of change agree (and the target of a link).
 //! Where only the time differs, the contents are read and compared.

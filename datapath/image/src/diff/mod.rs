@@ -5,14 +5,15 @@
 //!   partitions (GPT, MBR, or the whole disk) --readable in both, and blocks changed--> files
 //! ```
 //! Only chunks whose hashes differ are read for the count of blocks. File systems are read where the partition
-//! changed and is ext2, ext3, ext4 or FAT in both versions; others are named and not looked into.
+//! changed and is ext2, ext3, ext4, FAT or NTFS in both versions; others are named and not looked into.
 //!
-//! - [`tree`]: what is asked of a file system. [`ext`], [`fat`]: those that there are.
+//! - [`tree`]: what is asked of a file system. [`ext`], [`fat`], [`ntfs`]: those that there are.
 //! - [`files`]: two of them compared. [`touched`]: one of them read, to find what is damaged.
 
 mod ext;
 mod fat;
 mod files;
+mod ntfs;
 mod partitions;
 mod touched;
 mod tree;

@@ -1,6 +1,6 @@
 //! The files that damage touches: those that cannot be read.
 //!
-//! Every file of a file system that can be read in a damaged partition (ext2, ext3, ext4, FAT) is read; reading fails
+//! Every file of a file system that can be read in a damaged partition (ext2, ext3, ext4, FAT, NTFS) is read; reading fails
 //! where a chunk that it needs is damaged. So what is listed is exactly what users miss, whatever the layout.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use headwater_block::blocking;
 
 use crate::diff::partitions::Partition;
-use crate::diff::{ext, fat};
+use crate::diff::{ext, fat, ntfs};
 use crate::reader::VersionReader;
 use crate::units::{u64_of, usize_of};
 
@@ -88,7 +88,7 @@ pub(super) trait Tree {
 }
 
 /// The kinds that are read, for messages.
-pub(super) const READABLE: &str = "no ext2, ext3, ext4 or FAT";
+pub(super) const READABLE: &str = "no ext2, ext3, ext4, FAT or NTFS";
 
 /// Opens the file system in a partition.
 pub(super) fn open(version: &Arc<VersionReader>, partition: &Partition) -> Result<Box<dyn Tree>, Fault> {
@@ -97,6 +97,9 @@ pub(super) fn open(version: &Arc<VersionReader>, partition: &Partition) -> Resul
     bytes.read(0, &mut boot)?;
     if fat::is_one(&boot) {
         return Ok(Box::new(fat::Fat::open(bytes, &boot)?));
+    }
+    if ntfs::is_one(&boot) {
+        return Ok(Box::new(ntfs::Ntfs::open(bytes)?));
     }
     Ok(Box::new(ext::Ext::open(bytes)?))
 }

@@ -1,0 +1,158 @@
+//! NTFS, read by a crate made for that.
+//!
+//! What a file has beside its unnamed stream (alternate streams, reparse data) is not compared, and what NTFS keeps in files
+//! of its own (`$MFT`, `$LogFile` ..) is not shown: it changes with everything else. A compressed file is compared as it is
+//! stored.
+
+use std::io::{self, Read, Seek, SeekFrom};
+
+use ntfs::structured_values::NtfsFileNamespace;
+use ntfs::{Ntfs as Volume, NtfsFile, NtfsReadSeek};
+
+use crate::diff::tree::{Bytes, Entries, Fault, Kind, Node, Tree, fault};
+use crate::units::{u64_of, usize_of};
+
+/// Records below this one are of NTFS itself, but for the root directory.
+const FIRST_USER_RECORD: u64 = 16;
+const ROOT_RECORD: u64 = 5;
+/// An attribute of files that are something else to Windows: links, mount points, files in the cloud.
+const REPARSE_POINT: u32 = 0x400;
+/// What reading a directory, or the structures around a piece of a file, may take: damaged ones can lead in circles.
+const STRUCTURE_BYTES_MAX: u64 = 128 << 20;
+
+/// Whether a boot sector is one of NTFS.
+pub(super) fn is_one(boot: &[u8; 512]) -> bool {
+    boot.get(3..11) == Some(b"NTFS    ") && boot.get(510..) == Some(&[0x55, 0xaa])
+}
+
+/// The bytes of a partition with a position, for as many reads as an operation may need.
+struct Cursor {
+    bytes: Bytes,
+    at: u64,
+    left: u64,
+}
+
+impl Read for Cursor {
+    fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
+        let len = u64_of(into.len()).min(self.bytes.len().saturating_sub(self.at));
+        self.left =
+            self.left.checked_sub(len).ok_or_else(|| io::Error::other("its structures lead in circles"))?;
+        let into = into.get_mut(..usize_of(len)).unwrap_or_default();
+        self.bytes.read(self.at, into).map_err(|fault| io::Error::other(fault.0))?;
+        self.at += len;
+        Ok(into.len())
+    }
+}
+
+impl Seek for Cursor {
+    fn seek(&mut self, to: SeekFrom) -> io::Result<u64> {
+        let at = match to {
+            SeekFrom::Start(at) => Some(at),
+            SeekFrom::Current(by) => self.at.checked_add_signed(by),
+            SeekFrom::End(by) => self.bytes.len().checked_add_signed(by),
+        };
+        self.at = at.ok_or_else(|| io::Error::other("it leads to before its start"))?;
+        Ok(self.at)
+    }
+}
+
+/// An NTFS file system.
+pub(super) struct Ntfs {
+    volume: Volume,
+    cursor: Cursor,
+}
+
+impl Ntfs {
+    pub(super) fn open(bytes: Bytes) -> Result<Self, Fault> {
+        let mut cursor = Cursor { bytes, at: 0, left: STRUCTURE_BYTES_MAX };
+        let volume = Volume::new(&mut cursor).map_err(fault)?;
+        Ok(Self { volume, cursor })
+    }
+}
+
+/// A file's record as an entry.
+fn node(file: &NtfsFile<'_>, cursor: &mut Cursor, path: Vec<u8>) -> Result<Node, Fault> {
+    let info = file.info().map_err(fault)?;
+    let attributes = info.file_attributes().bits();
+    let size_bytes = match file.data(cursor, "") {
+        Some(data) => data.and_then(|data| Ok(data.to_attribute()?.value_length())).map_err(fault)?,
+        None => 0,
+    };
+    let kind = match () {
+        () if attributes & REPARSE_POINT != 0 => Kind::Other,
+        () if file.is_directory() => Kind::Directory,
+        () => Kind::File,
+    };
+    let owner = u128::from(info.security_id().unwrap_or(0));
+    Ok(Node {
+        path,
+        kind,
+        size_bytes,
+        modified: info.modification_time().nt_timestamp().into(),
+        attributes: owner << 32 | u128::from(attributes),
+        place: file.file_record_number(),
+    })
+}
+
+impl Tree for Ntfs {
+    fn root(&self) -> Node {
+        Node {
+            path: b"/".to_vec(),
+            kind: Kind::Directory,
+            size_bytes: 0,
+            modified: 0,
+            attributes: 0,
+            place: ROOT_RECORD,
+        }
+    }
+
+    fn list(&mut self, directory: &Node) -> Result<Entries, Fault> {
+        let Self { volume, cursor } = self;
+        cursor.left = STRUCTURE_BYTES_MAX;
+        let mut found = Vec::new();
+        {
+            let record = volume.file(cursor, directory.place).map_err(fault)?;
+            let index = record.directory_index(cursor).map_err(fault)?;
+            let mut entries = index.entries();
+            while let Some(entry) = entries.next(cursor) {
+                let entry = entry.map_err(fault)?;
+                let number = entry.file_reference().file_record_number();
+                let name = entry.key().ok_or_else(|| fault("a directory has an entry without a name"))?;
+                let name = name.map_err(fault)?;
+                // The short name of a file that has a long one too; and the root's entry for itself.
+                if name.namespace() != NtfsFileNamespace::Dos && number >= FIRST_USER_RECORD {
+                    found.push((number, name.name().to_string_lossy().into_bytes()));
+                }
+            }
+        }
+        let mut out = Entries::new();
+        for (number, name) in found {
+            cursor.left = STRUCTURE_BYTES_MAX;
+            let file = volume.file(cursor, number).map_err(fault)?;
+            let node = node(&file, cursor, directory.child(&name))?;
+            out.insert(name, node);
+        }
+        Ok(out)
+    }
+
+    fn read(&mut self, file: &Node, at: u64, into: &mut [u8]) -> Result<usize, Fault> {
+        let len = u64_of(into.len()).min(file.size_bytes.saturating_sub(at));
+        if len == 0 {
+            return Ok(0);
+        }
+        let Self { volume, cursor } = self;
+        cursor.left = STRUCTURE_BYTES_MAX.saturating_add(len);
+        let record = volume.file(cursor, file.place).map_err(fault)?;
+        let data = record.data(cursor, "").ok_or_else(|| fault("a file has no content"))?.map_err(fault)?;
+        let attribute = data.to_attribute().map_err(fault)?;
+        let mut value = attribute.value(cursor).map_err(fault)?;
+        value.seek(cursor, SeekFrom::Start(at)).map_err(fault)?;
+        let into = into.get_mut(..usize_of(len)).unwrap_or_default();
+        value.read_exact(cursor, into).map_err(fault)?;
+        Ok(into.len())
+    }
+
+    fn link(&mut self, _: &Node) -> Result<Vec<u8>, Fault> {
+        Ok(Vec::new())
+    }
+}
