@@ -52,6 +52,64 @@ fn compressible_data_is_packed_and_ram_holds_twice_as_much() {
     }
 }
 
+#[test]
+fn a_disk_that_takes_nothing_leaves_packing() {
+    let dir = tempfile::tempdir().unwrap();
+    let (host, faults) = setup::host(u64::MAX);
+    let mut options = setup::options(&empty(128), CacheMode::RamDisk, 64, 512, dir.path());
+    // Packing is slow on a busy host.
+    options.pause_limit = Duration::from_secs(60);
+    let (volume, device) = setup::open(&options, &host);
+    faults.full.store(true, Ordering::Relaxed);
+    for number in 0..60 {
+        // More than RAM holds unpacked, and less than it holds with half of it packed.
+        blocking::write(&*device, number * MIB, &six_bits(number)).unwrap();
+    }
+    let cache = volume.counters().cache;
+    assert!(cache.packed_segments > 0 && cache.refused_writes == 0, "{cache:?}");
+    assert_eq!(cache.spilled_segments, 0, "{cache:?}");
+    faults.full.store(false, Ordering::Relaxed);
+    for number in 60..120 {
+        blocking::write(&*device, number * MIB, &six_bits(number)).unwrap();
+    }
+    assert!(volume.counters().cache.spilled_segments > 0, "the disk takes segments again");
+    let mut read = vec![0; MIB as usize];
+    for number in 0..120 {
+        blocking::read(&*device, number * MIB, &mut read).unwrap();
+        assert!(read == six_bits(number), "MiB {number}");
+    }
+}
+
+#[test]
+fn a_segment_that_the_disk_did_not_read_once_is_cleaned_later() {
+    let dir = tempfile::tempdir().unwrap();
+    let (host, faults) = setup::host(u64::MAX);
+    let (volume, device) =
+        setup::open(&setup::options(&empty(64), CacheMode::RamDisk, 16, 80, dir.path()), &host);
+    let mut rng = Rng::new(5);
+    let write = |rng: &mut Rng| {
+        let at = rng.below(64 * MIB / 4096) * 4096;
+        blocking::write(&*device, at, &rng.bytes(4096)).unwrap();
+    };
+    for number in 0..64 {
+        blocking::write(&*device, number * MIB, &rng.bytes(MIB as usize)).unwrap();
+    }
+    faults.read_error_every.store(1, Ordering::Relaxed);
+    let before = volume.counters().cache;
+    // Little enough to find room without cleaning, and cleaning is tried.
+    eventually("cleaning is tried in vain", || {
+        write(&mut rng);
+        volume.counters().cache.disk_errors > before.disk_errors + 2
+    });
+    faults.read_error_every.store(0, Ordering::Relaxed);
+    // Several times as much as the disk has: each position is cleaned again and again.
+    for _ in 0..80_000 {
+        write(&mut rng);
+    }
+    let cache = volume.counters().cache;
+    assert!(cache.cleaned_segments > 20 && cache.refused_writes == 0, "{cache:?}");
+}
+
 /// Six bits in each byte and nothing that repeats: three quarters of its size for zstd, and all of it for LZ4.
 fn six_bits(seed: u64) -> Vec<u8> {
     Rng::new(seed).bytes(MIB as usize).iter().map(|byte| byte & 63).collect()

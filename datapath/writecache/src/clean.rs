@@ -45,8 +45,10 @@ struct Job {
 pub struct Cleaner {
     busy: AtomicBool,
     read: Mutex<Option<Job>>,
-    /// Writes of segments (by generation) with blocks that cannot be read: left alone.
+    /// Writes of segments (by generation) with blocks that are damaged: left alone.
     damaged: Mutex<HashSet<u64>>,
+    /// The one that the disk did not read last, which may pass: left out until another was read.
+    unread: Mutex<Option<u64>>,
 }
 
 impl Cleaner {
@@ -67,17 +69,19 @@ impl WriteCache {
         overflow.free_positions() <= low || self.disk_full.load(Ordering::Relaxed)
     }
 
-    /// Begins to clean a segment, where that is due and none is being cleaned.
-    pub(crate) fn clean(self: &Arc<Self>, overflow: &Arc<Overflow>) {
-        if !self.wants_clean(overflow)
-            || self.log.lock().has_dirty_cleaned()
-            || self.cleaner.busy.swap(true, Ordering::AcqRel)
-        {
-            return;
+    /// Begins to clean a segment, where that is due and none is being cleaned. Whether it is due and the disk has
+    /// to rest first.
+    pub(crate) fn clean(self: &Arc<Self>, overflow: &Arc<Overflow>) -> bool {
+        if !self.wants_clean(overflow) || self.log.lock().has_dirty_cleaned() {
+            return false;
         }
-        if !self.begin_clean(overflow) {
+        if overflow.is_resting() {
+            return true;
+        }
+        if !self.cleaner.busy.swap(true, Ordering::AcqRel) && !self.begin_clean(overflow) {
             self.cleaner.busy.store(false, Ordering::Release);
         }
+        false
     }
 
     fn begin_clean(self: &Arc<Self>, overflow: &Arc<Overflow>) -> bool {
@@ -103,27 +107,38 @@ impl WriteCache {
 
     fn emptiest(&self) -> Option<SegmentId> {
         let numbers = self.log.lock().numbers_used();
+        let unread = *self.cleaner.unread.lock();
         let damaged = self.cleaner.damaged.lock();
         (0..numbers)
             .map(SegmentId)
             .filter_map(|id| {
                 let segment = self.segments.get(id)?;
                 let state = segment.word().state();
-                (matches!(state, State::Spilled | State::Clean) && !damaged.contains(&segment.generation()))
-                    .then_some((segment.live(), id))
+                let generation = segment.generation();
+                let is_there =
+                    matches!(state, State::Spilled | State::Clean) && !damaged.contains(&generation);
+                // Last of all, where there is no other.
+                is_there.then_some((unread == Some(generation), segment.live(), id))
             })
-            .filter(|(live, _)| live + MIN_GAIN <= u32::from(SLOT_COUNT))
-            .min_by_key(|(live, _)| *live)
-            .map(|(_, id)| id)
+            .filter(|(_, live, _)| live + MIN_GAIN <= u32::from(SLOT_COUNT))
+            .min_by_key(|(unread, live, _)| (*unread, *live))
+            .map(|(_, _, id)| id)
     }
 
     fn read_for_cleaning(&self, job: Job, result: io::Result<()>) {
         match result {
-            Ok(()) => *self.cleaner.read.lock() = Some(job),
+            Ok(()) => {
+                *self.cleaner.unread.lock() = None;
+                *self.cleaner.read.lock() = Some(job);
+            }
             Err(error) => {
                 count(&self.counters.disk_errors, 1);
                 tracing::warn!(%error, "a segment of the overflow disk could not be read for cleaning");
-                self.cleaner.damaged.lock().insert(job.generation);
+                *self.cleaner.unread.lock() = Some(job.generation);
+                if let Some(overflow) = &self.overflow {
+                    // Not tried again at once.
+                    overflow.failed();
+                }
                 self.host.give_staging(job.buffer);
                 self.cleaner.busy.store(false, Ordering::Release);
             }

@@ -84,24 +84,29 @@ impl WriteCache {
         }
         let Slot(slot) = ticket.slot;
         let place = format!(
-            "block {} of the volume (overflow position {}, slot {slot})",
-            ticket.block.0, ticket.position
+            "the block at byte {} of the volume (position {} of the overflow disk, slot {slot})",
+            u64::from(ticket.block.0) * u64::from(BLOCK_BYTES),
+            ticket.position
         );
+        let advice = match &self.persist {
+            None => "check that disk, and reset the machine",
+            Some(_) => {
+                "check that disk, and copy from this one what can still be read: writing the block anew, or \
+                        beginning with an empty cache, ends the error"
+            }
+        };
         Fetched::Failed(match failed {
             None => {
                 count(&self.counters.corrupt_blocks, 1);
-                tracing::error!(
-                    "{place} is damaged on the overflow disk; check that disk and reset the machine"
-                );
-                IoError::new(
-                    IoErrorKind::Corrupt,
-                    format!("{place} is damaged on the overflow disk: its authentication tag does not match"),
-                )
+                let what = format!("{place} is damaged: its authentication tag does not match; {advice}");
+                tracing::error!("{what}");
+                IoError::new(IoErrorKind::Corrupt, what)
             }
             Some(error) => {
                 count(&self.counters.disk_errors, 1);
-                tracing::error!(error, "{place} cannot be read from the overflow disk");
-                IoError::new(IoErrorKind::Device, format!("{place} cannot be read: {error}"))
+                let what = format!("{place} cannot be read: {error}; {advice}");
+                tracing::error!("{what}");
+                IoError::new(IoErrorKind::Device, what)
             }
         })
     }

@@ -12,8 +12,11 @@ use headwater_block::{IoError, IoErrorKind};
 
 use crate::cache::WriteCache;
 use crate::counters::count;
-use crate::sync::Mutex;
 use crate::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use crate::sync::{EXPLORED, Mutex};
+
+/// A write that has waited for so long is worth a line in the log.
+const TOLD_AFTER: Duration = Duration::from_secs(2);
 
 /// A write that can be tried again.
 pub trait Parked: Send {
@@ -44,6 +47,8 @@ pub struct Waiting {
     queue: Mutex<VecDeque<Entry>>,
     count: AtomicUsize,
     full: AtomicBool,
+    /// The log has it that writes wait.
+    told: std::sync::atomic::AtomicBool,
     closed: AtomicBool,
 }
 
@@ -144,6 +149,7 @@ impl WriteCache {
             match entry.write.retry() {
                 Ok(()) => {
                     self.waited(entry.since);
+                    self.waiting.told.store(false, Ordering::Relaxed);
                     if self.waiting.full.swap(false, Ordering::AcqRel) {
                         tracing::info!("the write cache has room again");
                     }
@@ -162,7 +168,9 @@ impl WriteCache {
                     self.refuse(write);
                 }
                 Err(write) => {
-                    let deadline = entry.since.checked_add(self.pause_limit);
+                    let told = self.tell(now.saturating_duration_since(entry.since));
+                    let look_again = if told { self.pause_limit } else { TOLD_AFTER.min(self.pause_limit) };
+                    let deadline = entry.since.checked_add(look_again);
                     entries.push_front(Entry { write, since: entry.since });
                     match self.waiting.put_back(entries) {
                         Ok(()) => return deadline,
@@ -175,6 +183,22 @@ impl WriteCache {
             }
         }
         None
+    }
+
+    /// Has the log say that writes wait, once for each time that they do. Whether it does by now.
+    fn tell(&self, waited: Duration) -> bool {
+        if EXPLORED {
+            return true;
+        }
+        let due = waited >= TOLD_AFTER;
+        if due && !self.waiting.told.swap(true, Ordering::Relaxed) {
+            tracing::warn!(
+                waited_s = waited.as_secs_f64(),
+                pause_s = self.pause_limit.as_secs_f64(),
+                "writes wait for room in the write cache: raise its RAM or disk limit, or free space on the overflow disk"
+            );
+        }
+        due
     }
 
     fn waited(&self, since: Instant) {

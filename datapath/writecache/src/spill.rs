@@ -54,7 +54,7 @@ impl WriteCache {
         }
         if let Some(overflow) = &self.overflow {
             disk_failed = self.destage(overflow);
-            self.clean(overflow);
+            disk_failed |= self.clean(overflow);
         }
         self.shrink();
         // Room may have come up meanwhile.
@@ -87,7 +87,7 @@ impl WriteCache {
         }
         self.serve_waiting(now, false);
         self.move_cleaned(overflow);
-        self.clean(overflow);
+        disk_failed |= self.clean(overflow);
         if !overflow.is_resting() {
             if self.wants_spill() {
                 persist.ask_spill();

@@ -1,11 +1,13 @@
 //! Slots and RAM: how a segment is begun, and where the space of one that is not needed goes.
 
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use super::{MIN_SEGMENTS, WriteCache};
 use crate::counters::count;
 use crate::log::{Log, NewSlot, Released, Stream};
 use crate::memory::SegmentMemory;
+use crate::overflow::Overflow;
 use crate::persist;
 use crate::segment::Segment;
 use crate::spill::RESERVED_POSITIONS;
@@ -60,9 +62,11 @@ impl WriteCache {
         log.claim(&self.segments, stream, block)
     }
 
-    /// Whether no dirty segment can go to a disk now.
+    /// Whether no dirty segment can go to a disk now: there is none, the cache's part of it is used up, or it
+    /// refused what it was given last.
     pub(crate) fn cannot_spill(&self) -> bool {
-        self.overflow.as_ref().is_none_or(|o| o.free_positions() <= RESERVED_POSITIONS)
+        let is_full = |o: &Arc<Overflow>| o.free_positions() <= RESERVED_POSITIONS;
+        self.overflow.as_ref().is_none_or(is_full) || self.disk_full.load(Ordering::Relaxed)
     }
 
     fn begin_segment(&self, log: &mut Log, stream: Stream) -> bool {

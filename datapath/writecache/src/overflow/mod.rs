@@ -38,7 +38,7 @@ use self::positions::Positions;
 use self::seal::{SEALED_SEGMENT_BYTES, SEALED_SLOT_BYTES, SealKey};
 use crate::cache::OverflowOptions;
 use crate::memory::AlignedBuffer;
-use crate::sync::{EXPLORED, Mutex};
+use crate::sync::{EXPLORED, Mutex, thread};
 use crate::units::Slot;
 
 /// After a failed write the disk is left alone so long: it may come back, and is not asked in vain.
@@ -182,6 +182,10 @@ impl Overflow {
     /// A write failed: the disk is left alone for a while.
     pub fn failed(&self) {
         *self.failed_at.lock() = Some(Instant::now());
+        if EXPLORED {
+            // There the rest takes no time, and whoever tries again would go on alone.
+            thread::yield_now();
+        }
     }
 
     /// Whether a write failed a moment ago.
