@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use clap::{Args, Parser, Subcommand, ValueEnum, ValueHint};
 use headwater_api::{CacheMode, CacheSettings, Channel, DiskTransport, ExportFormat};
 
+use crate::caches::CacheArgs;
 use crate::cmd::attach::DetachArgs;
 use crate::cmd::export::ExportArgs;
 use crate::cmd::serve_nbd::ServeNbdArgs;
@@ -147,6 +148,9 @@ pub struct RunArgs {
     /// How images are read
     #[command(flatten)]
     pub stream: StreamArgs,
+    /// What the write caches of all machines have in common
+    #[command(flatten)]
+    pub caches: CacheArgs,
 }
 
 /// `headwater serve`.
@@ -183,9 +187,9 @@ pub struct ServeArgs {
     /// Repair what the check finds damaged from this store or server, if it has it; may be given several times
     #[arg(long, value_name = "STORE", requires = "scrub")]
     pub repair_from: Vec<String>,
-    /// How long a write waits for room in its write cache before the machine is told that there is none
-    #[arg(long, value_name = "SECONDS", default_value_t = 30)]
-    pub pause: u64,
+    /// What the write caches of all machines have in common
+    #[command(flatten)]
+    pub caches: CacheArgs,
     /// How the log is written
     #[arg(long, value_enum, default_value_t = LogFormat::Text)]
     pub log_format: LogFormat,

@@ -17,6 +17,7 @@
 //! Start reading at `cli.rs`, then `daemon/mod.rs`.
 
 mod adapters;
+mod caches;
 mod cli;
 mod client;
 mod cmd;

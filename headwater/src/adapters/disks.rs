@@ -13,7 +13,7 @@ use headwater_block::{Device, Geometry, IoError, IoErrorKind, size};
 use headwater_nbd::{Address, SingleExport};
 use headwater_service::backend::{BackendError, Disk, DiskRequest, Disks, FrozenDisk, KeptRequest, Shortage};
 use headwater_store::{Pin, Store};
-use headwater_volume::{Buffering, Volume, VolumeOptions};
+use headwater_volume::{Volume, VolumeOptions};
 use headwater_writecache::{Host, MAX_WEIGHT, MIN_RAM_BYTES};
 use parking_lot::Mutex;
 use uuid::Uuid;
@@ -22,6 +22,7 @@ use crate::adapters::frozen::FrozenVolume;
 use crate::adapters::images::{hash_of, image_failed, store_failed};
 use crate::adapters::kept::KeptFiles;
 use crate::adapters::lending::{Lending, Reader};
+use crate::caches::CacheArgs;
 use crate::streaming::{StreamArgs, Streaming, reads_wait};
 use crate::traces::Traces;
 
@@ -37,8 +38,9 @@ pub struct Volumes {
     files: KeptFiles,
     streaming: Arc<Streaming>,
     host: Arc<Host>,
-    host_memory_bytes: u64,
-    pause_limit: Duration,
+    /// Memory for all write caches.
+    ram_bytes: u64,
+    caches: CacheArgs,
     readable: Arc<Readable>,
 }
 
@@ -63,21 +65,20 @@ impl Readable {
 }
 
 impl Volumes {
-    /// Disks over the images of `store`, overflowing to `cache_dir`; the keys of those that are kept are in `keys_dir`. A
-    /// write waits `pause_limit` for room.
+    /// Disks over the images of `store`, overflowing to `cache_dir`; the keys of those that are kept are in `keys_dir`.
     pub fn new(
         store: Arc<dyn Store>,
         cache_dir: PathBuf,
         keys_dir: PathBuf,
-        pause_limit: Duration,
+        caches: CacheArgs,
         stream: &StreamArgs,
     ) -> Result<Self, BackendError> {
-        let host_memory_bytes = host_memory_bytes();
+        let ram_bytes = caches.cache_ram.unwrap_or_else(host_memory_bytes).min(host_memory_bytes());
         let streaming = Arc::new(Streaming::new(store.clone(), stream, None).map_err(image_failed)?);
-        let host = Host::start(host_memory_bytes).map_err(|e| BackendError::new(ProblemKind::Failed, e))?;
+        let host = Host::start(ram_bytes).map_err(|e| BackendError::new(ProblemKind::Failed, e))?;
         let files = KeptFiles { cache_dir, keys_dir };
         let (host, readable) = (Arc::new(host), Arc::default());
-        Ok(Self { store, files, streaming, host, host_memory_bytes, pause_limit, readable })
+        Ok(Self { store, files, streaming, host, ram_bytes, caches, readable })
     }
 
     /// What the disk of a machine is that is on, as a reader outside sees it.
@@ -120,11 +121,11 @@ impl Disks for Volumes {
                 size::format(MIN_RAM_BYTES)
             ));
         }
-        if cache.mode != CacheMode::Disk && cache.ram_bytes > self.host_memory_bytes {
+        if cache.mode != CacheMode::Disk && cache.ram_bytes > self.ram_bytes {
             return invalid(format!(
-                "a write cache of {} of memory is larger than this host's {}",
+                "a write cache of {} of memory is larger than this host's {} for all write caches",
                 size::format(cache.ram_bytes),
-                size::format(self.host_memory_bytes)
+                size::format(self.ram_bytes)
             ));
         }
         if cache.mode != CacheMode::Ram && cache.disk_bytes == 0 {
@@ -205,7 +206,7 @@ impl Volumes {
             files: self.files.clone(),
             streaming: Arc::clone(&self.streaming),
             host: Arc::clone(&self.host),
-            pause_limit: self.pause_limit,
+            caches: self.caches.clone(),
             readable: Arc::clone(&self.readable),
         }
     }
@@ -217,7 +218,7 @@ struct Opener {
     files: KeptFiles,
     streaming: Arc<Streaming>,
     host: Arc<Host>,
-    pause_limit: Duration,
+    caches: CacheArgs,
     readable: Arc<Readable>,
 }
 
@@ -255,10 +256,10 @@ impl Opener {
             mode: volume_mode(cache.mode),
             ram_bytes: cache.ram_bytes,
             weight: cache.weight,
-            buffering: Buffering::Direct,
+            buffering: self.caches.buffering,
             disk_bytes: cache.disk_bytes,
             cache_dir: self.files.cache_dir.clone(),
-            pause_limit: self.pause_limit,
+            pause_limit: self.caches.pause_limit(),
             persistent: kept.map(|id| self.files.options(id, manifest)).transpose()?,
         };
         let volume = Volume::open(&options, &self.host).map_err(volume_failed)?;

@@ -66,6 +66,9 @@ pub struct ExportArgs {
     /// How the overflow is written: direct (past the page cache), buffered, or auto (measured once)
     #[arg(long, value_name = "HOW", default_value_t = Buffering::Direct)]
     pub buffering: Buffering,
+    /// How long a write waits for room in the write cache before it is refused
+    #[arg(long, value_name = "SECONDS", default_value_t = DEFAULT_PAUSE_LIMIT.as_secs())]
+    pub pause: u64,
     /// Where to listen for NBD clients: unix:PATH or tcp:HOST[:PORT]
     #[arg(long, value_name = "ADDRESS")]
     pub nbd: Option<Address>,
@@ -139,7 +142,7 @@ pub fn run(data_dir: impl Fn() -> anyhow::Result<DataDir>, args: ExportArgs) -> 
         buffering: args.buffering,
         disk_bytes: args.disk,
         cache_dir: args.cache_dir.clone(),
-        pause_limit: DEFAULT_PAUSE_LIMIT,
+        pause_limit: Duration::from_secs(args.pause),
         persistent,
     };
     let volumes: Vec<_> = (0..machines(&args))

@@ -43,6 +43,7 @@ pub async fn run(data_dir: DataDir, args: RunArgs) -> anyhow::Result<u8> {
         store: args.from.clone(),
         credentials: args.credentials.clone(),
         stream: args.stream.clone(),
+        caches: args.caches.clone(),
         ..Options::default()
     };
     let daemon = Daemon::start(data_dir, options).await?;

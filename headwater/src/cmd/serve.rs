@@ -1,7 +1,5 @@
 //! `headwater serve`: the daemon.
 
-use std::time::Duration;
-
 use sd_notify::NotifyState;
 
 use crate::cli::ServeArgs;
@@ -10,7 +8,6 @@ use crate::cmd::store::Scrub;
 use crate::daemon::{Daemon, Options};
 use crate::data_dir::DataDir;
 use crate::logging;
-use crate::stores::Credentials;
 
 /// Serves until SIGTERM or SIGINT; a second one ends machines that take their time.
 pub async fn run(data_dir: DataDir, args: ServeArgs) -> anyhow::Result<u8> {
@@ -19,7 +16,7 @@ pub async fn run(data_dir: DataDir, args: ServeArgs) -> anyhow::Result<u8> {
     let scrub = args.scrub.map(|rate| Scrub {
         rate: Some(rate),
         repair_from: args.repair_from,
-        credentials: Credentials::default(),
+        credentials: args.credentials.clone(),
     });
     let options = Options {
         listen: args.listen,
@@ -27,7 +24,7 @@ pub async fn run(data_dir: DataDir, args: ServeArgs) -> anyhow::Result<u8> {
         offer: args.store_listen.map(|listen| args.offer.options(listen)),
         nbd: args.nbd.offer()?,
         scrub,
-        pause_limit: Duration::from_secs(args.pause),
+        caches: args.caches,
         stream: args.stream,
         credentials: args.credentials,
     };

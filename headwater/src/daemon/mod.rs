@@ -22,13 +22,13 @@ use headwater_service::life::STOP_GRACE_MS;
 use headwater_service::{Parts, Service, Token, operations, server};
 use headwater_store::{Access, Store};
 use headwater_store_server::StoreServer;
-use headwater_volume::DEFAULT_PAUSE_LIMIT;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
 use crate::adapters::disks::Volumes;
 use crate::adapters::hypervisor::Qemu;
 use crate::adapters::images::StoredImages;
+use crate::caches::CacheArgs;
 use crate::cmd::store::Scrub;
 use crate::daemon::exports::Offer;
 use crate::daemon::scrub::Scrubbing;
@@ -43,6 +43,7 @@ const REQUESTS_GRACE: Duration = Duration::from_millis(STOP_GRACE_MS + 15_000);
 const JOBS_GRACE: Duration = Duration::from_secs(30);
 
 /// How it serves.
+#[derive(Default)]
 pub struct Options {
     /// A TCP address to listen on besides the socket.
     pub listen: Option<SocketAddr>,
@@ -54,27 +55,12 @@ pub struct Options {
     pub nbd: Option<Offer>,
     /// How the store is checked all the time.
     pub scrub: Option<Scrub>,
-    /// How long a write waits for room before it is refused.
-    pub pause_limit: Duration,
+    /// What all write caches have in common.
+    pub caches: CacheArgs,
     /// How images of other hosts are read.
     pub stream: StreamArgs,
     /// What their servers are shown.
     pub credentials: Credentials,
-}
-
-impl Default for Options {
-    fn default() -> Self {
-        Self {
-            listen: None,
-            store: None,
-            offer: None,
-            nbd: None,
-            scrub: None,
-            pause_limit: DEFAULT_PAUSE_LIMIT,
-            stream: StreamArgs::default(),
-            credentials: Credentials::default(),
-        }
-    }
 }
 
 /// A daemon that serves.
@@ -115,7 +101,7 @@ impl Daemon {
             None => None,
         };
         let offer_url = offer.as_ref().map(StoreServer::url);
-        let volumes = volumes(&data_dir, store.clone(), options.pause_limit, options.stream).await?;
+        let volumes = volumes(&data_dir, store.clone(), options.caches, options.stream).await?;
         let images = StoredImages::new(store.clone(), volumes.traces(), options.credentials);
         let service = service(&data_dir, images, database.clone(), volumes.clone());
         service.recover().await.context("cannot clean up after an earlier daemon")?;
@@ -250,12 +236,12 @@ async fn open_store(
 async fn volumes(
     data_dir: &DataDir,
     store: Arc<dyn Store>,
-    pause_limit: Duration,
+    caches: CacheArgs,
     stream: StreamArgs,
 ) -> anyhow::Result<Arc<Volumes>> {
     let (cache_dir, keys_dir) = (data_dir.cache(), data_dir.keys());
     let opened =
-        tokio::task::spawn_blocking(move || Volumes::new(store, cache_dir, keys_dir, pause_limit, &stream));
+        tokio::task::spawn_blocking(move || Volumes::new(store, cache_dir, keys_dir, caches, &stream));
     Ok(Arc::new(opened.await.context("cannot open the store")??))
 }
 
