@@ -68,18 +68,19 @@ impl TestTls {
 
     /// A new pair for a server of these names and addresses.
     pub fn of(names: &[&str]) -> Self {
-        use rcgen::{BasicConstraints, CertificateParams, IsCa, Issuer, KeyPair};
+        use rcgen::{BasicConstraints, CertificateParams, DnType, IsCa, Issuer, KeyPair};
         let ca_key = KeyPair::generate().expect("a key");
         let mut ca = CertificateParams::new(Vec::new()).expect("parameters");
+        // OpenSSL takes a certificate for signed by itself whose issuer has the same name.
+        ca.distinguished_name.push(DnType::CommonName, "authority of a test");
         ca.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
         let ca_pem = ca.self_signed(&ca_key).expect("a certificate").pem();
         let issuer = Issuer::new(ca, ca_key);
         let key = KeyPair::generate().expect("a key");
         let names: Vec<String> = names.iter().map(|name| (*name).to_owned()).collect();
-        let certificate = CertificateParams::new(names)
-            .expect("parameters")
-            .signed_by(&key, &issuer)
-            .expect("a certificate");
+        let mut leaf = CertificateParams::new(names).expect("parameters");
+        leaf.use_authority_key_identifier_extension = true;
+        let certificate = leaf.signed_by(&key, &issuer).expect("a certificate");
         let (certificate_pem, key_pem) = (certificate.pem(), key.serialize_pem());
         let key = rustls::pki_types::PrivateKeyDer::try_from(key.serialize_der()).expect("a key");
         let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());

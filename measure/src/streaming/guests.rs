@@ -21,6 +21,8 @@ const DELAY_MS: u64 = 2;
 const PATIENCE: Duration = Duration::from_secs(300);
 /// A boot takes a quarter of a minute in emulation, so there are at most so many rounds.
 const ROUNDS_MAX: usize = 3;
+/// What a guest has read when it is booting.
+const BOOTING_BYTES: f64 = 3e6;
 /// How long a machine may stand still.
 const STALL_MAX_S: f64 = 2.0;
 
@@ -38,7 +40,8 @@ impl Machine {
         let _ = std::fs::remove_dir_all(&data_dir);
         std::fs::create_dir_all(&data_dir)?;
         command
-            .args(["run", "guest", "--from", from, "--ram", "64M", "--data-dir"])
+            // With its version, for `guest` alone would be a file of that name where there is one.
+            .args(["run", "guest@1", "--from", from, "--ram", "64M", "--disk", "2G", "--data-dir"])
             .arg(&data_dir)
             .args(more);
         let process = Process::start(&mut command, "headwater run")?;
@@ -85,6 +88,10 @@ pub fn slow_link(plan: &Plan) -> Result<Vec<Comparison>> {
     // The first boot is recorded, and puts the guest's image into the page cache for those on this host.
     let first = Machine::start(plan, line.near(&plan.headwater), &here, &[])?.booted()?;
     println!("  a first boot was recorded, {first:.1} s");
+    let traces = made.store().join("traces");
+    if std::fs::read_dir(&traces).map_or(0, Iterator::count) != 1 {
+        bail!("the first boot left no trace in {}", traces.display());
+    }
     let tls = Tls::make(&plan.sockets, &[FAR])?;
     let offer = Offer::start(line.far(&plan.headwater), &made.store(), free_port()?, &tls)?;
     let there = format!("https://{FAR}:{}", line.relay(offer.port(), DELAY_MS)?);
@@ -124,7 +131,7 @@ pub fn slow_link(plan: &Plan) -> Result<Vec<Comparison>> {
 /// What happens to a server in the middle of a boot.
 #[derive(Clone, Copy)]
 enum Trouble {
-    /// Its process is killed: connections are reset.
+    /// Its process is killed: connections end, and new ones do at once.
     Dies,
     /// It stops and says nothing any more, as a host does that loses its power.
     Hangs,
@@ -147,7 +154,7 @@ pub fn failover(plan: &Plan) -> Result<Vec<Comparison>> {
         ("one hangs", 0, Trouble::Hangs),
         ("the other hangs", 1, Trouble::Hangs),
     ];
-    let (mut undisturbed, mut failovers) = (None, 0.0);
+    let (mut undisturbed, mut killed, mut longest) = (None, 0.0, 0f64);
     for (name, victim, trouble) in troubles {
         let mut offers = Vec::new();
         let mut urls = Vec::new();
@@ -167,7 +174,8 @@ pub fn failover(plan: &Plan) -> Result<Vec<Comparison>> {
         };
         let mut machine = Machine::start(plan, line.near(&plan.headwater), &from, &more)?;
         let begun = Instant::now();
-        while machine.metric("headwater_image_requests_total").unwrap_or(0.0) < 1.0 {
+        // Opening the store is a request too; by so much the guest itself is at work.
+        while machine.metric("headwater_image_read_bytes_total").unwrap_or(0.0) < BOOTING_BYTES {
             if begun.elapsed() > PATIENCE {
                 bail!("the machine read nothing");
             }
@@ -182,22 +190,29 @@ pub fn failover(plan: &Plan) -> Result<Vec<Comparison>> {
         let seconds = machine.booted().with_context(|| format!("booting while {name}"))?;
         let stall = machine.metric("headwater_image_longest_read_seconds")?;
         let went_on = machine.metric("headwater_image_failovers_total")?;
-        failovers += went_on;
+        longest = longest.max(stall);
+        if matches!(trouble, Trouble::Dies) {
+            killed += went_on;
+        }
         println!("  {name:<20} {seconds:>5.1} s, longest stall {stall:.3} s, {went_on} failovers");
         if matches!(trouble, Trouble::Hangs) {
             offers[victim].process().signal(Signal::CONT)?;
         }
-        let like = |figure, ours, peer: &str, theirs, goal| Comparison {
-            case: "guest-failover",
-            figure,
-            ours: vec![ours],
-            peer: peer.into(),
-            theirs: vec![theirs],
-            goal,
-        };
-        rounds.add(like("longest stall, s", stall, "2 s", STALL_MAX_S, Goal::AtMost(1.0)));
-        rounds.add(like("boot, seconds", seconds, "undisturbed", half * 2.0, Goal::None));
+        rounds.add(of_failover("boot, seconds", seconds, "undisturbed", half * 2.0, Goal::None));
     }
-    println!("  {failovers} reads went on at the other server");
+    // A server that nobody read from proves nothing.
+    rounds.add(of_failover("reads that went on, of killed", killed, "1", 1.0, Goal::AtLeast(1.0)));
+    rounds.add(of_failover("longest stall of all, s", longest, "2 s", STALL_MAX_S, Goal::AtMost(1.0)));
     Ok(rounds.0)
+}
+
+fn of_failover(figure: &'static str, ours: f64, peer: &str, theirs: f64, goal: Goal) -> Comparison {
+    Comparison {
+        case: "guest-failover",
+        figure,
+        ours: vec![ours],
+        peer: peer.into(),
+        theirs: vec![theirs],
+        goal,
+    }
 }

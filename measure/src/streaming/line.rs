@@ -58,19 +58,29 @@ impl Line {
         }
         let far = hold(second)?;
         let line = Self { relays: Vec::new(), far, near, is_user };
+        if let Err(e) = line.connect() {
+            println!("  left out: a slow line needs veth and tbf, and this kernel has not both: {e:#}");
+            return Ok(None);
+        }
+        Ok(Some(line))
+    }
+
+    /// Lays it between the two ends.
+    fn connect(&self) -> Result<()> {
+        let line = self;
         let far_pid = line.far.pid().to_string();
         let link = ["link", "add", "hw0", "type", "veth", "peer", "name", "hw1", "netns", &far_pid];
         check(line.near(Path::new("ip")).args(link))?;
         type Enter = fn(&Line, &Path) -> Command;
         for (enter, card, address) in [(Line::near as Enter, "hw0", NEAR), (Line::far as Enter, "hw1", FAR)] {
-            let ip = || enter(&line, Path::new("ip"));
+            let ip = || enter(line, Path::new("ip"));
             check(ip().args(["address", "add", &format!("{address}/30"), "dev", card]))?;
             check(ip().args(["link", "set", "lo", "up"]))?;
             check(ip().args(["link", "set", card, "up"]))?;
-            let mut tc = enter(&line, Path::new("tc"));
+            let mut tc = enter(line, Path::new("tc"));
             check(tc.args(["qdisc", "add", "dev", card, "root", "tbf"]).args(RATE))?;
         }
-        Ok(Some(line))
+        Ok(())
     }
 
     /// A program that runs at the near end.

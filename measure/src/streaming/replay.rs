@@ -141,7 +141,17 @@ fn replay(plan: &Plan, command: Command, what: &Exported<'_>, reads: &[Read]) ->
 /// Seconds that the line needs for so many bytes in one answer, from the request to the last byte.
 fn bare_line(line: &Line, url: &str, authority: &str, bytes: u64) -> Result<f64> {
     let mut curl = line.near("curl".as_ref());
-    curl.args(["--silent", "--show-error", "--fail", "--cacert", authority, "--output", "/dev/null"]);
+    curl.args([
+        "--silent",
+        "--show-error",
+        "--fail",
+        "--noproxy",
+        "*",
+        "--cacert",
+        authority,
+        "--output",
+        "/dev/null",
+    ]);
     curl.args(["--range", &format!("0-{}", bytes.saturating_sub(1))]);
     curl.args(["--write-out", "%{time_pretransfer} %{time_total} %{size_download}", url]);
     let output = curl.output().context("cannot run curl; apt-get install curl")?;
