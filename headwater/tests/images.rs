@@ -261,7 +261,8 @@ fn an_nbd_export_is_imported_like_a_file() {
     daemon.cli(&["image", "import", &uri, "--name", "n"]).ok();
     // It ends with its last client.
     server.wait().unwrap();
-    daemon.cli(&["image", "import", raw.to_str().unwrap(), "--name", "n"]).ok().contains("unchanged");
+    let again = daemon.cli(&["image", "import", raw.to_str().unwrap(), "--name", "n"]).ok();
+    assert!(again.contains("unchanged; it is n@1"), "{again}");
     daemon.cli(&["image", "import", &uri, "--name", "n"]).fails(1, &["cannot import", "NBD"]);
     let (status, answer) =
         http(&daemon.socket(), "POST", "/api/v1/images", Some(r#"{"name":"n","source":"rel.raw"}"#));

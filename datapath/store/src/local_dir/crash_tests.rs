@@ -267,8 +267,36 @@ pub(super) fn touched(operation: &Operation) -> Option<String> {
     }
 }
 
+/// The lists before a history, and after each of its operations.
+fn states(history: &[Operation]) -> Vec<Lists> {
+    let dir = tempfile::tempdir().unwrap();
+    let store = LocalDir::open(dir.path(), Access::WRITE).unwrap();
+    let mut pins = Vec::new();
+    let mut states = vec![lists(&store)];
+    for operation in history {
+        let _ = apply(&store, operation, &mut pins);
+        states.push(lists(&store));
+    }
+    states
+}
+
+/// An operation that was cut short happened whole or not at all. A publication here makes up to two versions, each whole
+/// or not at all.
+fn is_between(operation: &Operation, before: &Lists, after: &Lists, found: &Lists) -> bool {
+    if found == before || found == after {
+        return true;
+    }
+    let (Operation::Publish { .. }, Some(name)) = (operation, touched(operation)) else { return false };
+    let (Some(found), Some(after)) = (found.get(&name), after.get(&name)) else { return false };
+    let had = before.get(&name).map_or(0, |image| image.versions.len());
+    found.versions.len() > had
+        && after.versions.starts_with(&found.versions)
+        && found.pointers() == after.pointers()
+}
+
 /// Runs a history until the end of the process at `steps`.
 fn run(history: &[Operation], steps: u64) {
+    let states = states(history);
     let dir = tempfile::tempdir().unwrap();
     let store = LocalDir::open(dir.path(), Access::WRITE).unwrap();
     let mut pins = Vec::new();
@@ -277,13 +305,13 @@ fn run(history: &[Operation], steps: u64) {
     let mut before = lists(&store);
     let mut cut_short = None;
     LEFT.with(|left| left.set(steps));
-    for operation in history {
+    for (number, operation) in history.iter().enumerate() {
         let outcome = apply(&store, operation, &mut pins);
         for (manifest, _) in &pins {
             assert!(store.manifest(*manifest).is_ok(), "what a machine runs is gone after {operation:?}");
         }
         if ended() {
-            cut_short = Some((operation.clone(), outcome.is_ok()));
+            cut_short = Some((operation.clone(), states[number + 1].clone()));
             break;
         }
         if let Err(e) = outcome {
@@ -292,6 +320,7 @@ fn run(history: &[Operation], steps: u64) {
             assert_eq!(lists(&store), before, "{operation:?} failed and changed something");
         }
         before = lists(&store);
+        assert_eq!(before, states[number + 1], "{operation:?} does something else this time");
         check(dir.path(), &store, false);
     }
     // The process ends: its pins and its lock go, and what it had in hand does not reach the disk.
@@ -303,7 +332,11 @@ fn run(history: &[Operation], steps: u64) {
     let after = lists(&store);
     match cut_short {
         None => assert_eq!(after, before, "something changed although all was answered"),
-        Some((operation, _)) => {
+        Some((operation, done)) => {
+            assert!(
+                is_between(&operation, &before, &done, &after),
+                "{operation:?}: {before:?} became {after:?}"
+            );
             let touched = touched(&operation);
             let others = |lists: &Lists| -> Lists {
                 lists
