@@ -8,7 +8,8 @@ use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
 /// These take longest, and so begin first: what is left at the end should be short.
-const LONG: &[&str] = &["guests", "soak", "debian", "vhost_user", "crash", "queues", "maintenance"];
+const LONG: &[&str] =
+    &["guests", "soak", "debian", "vhost_user", "crash", "s3_crash", "schedules", "queues", "maintenance"];
 
 /// Programs that run for longer say so this often.
 const STILL: Duration = Duration::from_secs(30);

@@ -259,13 +259,13 @@ fn ntfs(dir: &Path) -> (Vec<u8>, Vec<u8>) {
         "mkntfs",
         &["-q", "-F", "-Q", "-p", "0", "-s", "512", "-H", "0", "-S", "0", image.to_str().unwrap()],
     );
-    let long = "Users/A directory/A file with a long name.txt";
+    let long = "People/A directory/A file with a long name.txt";
     let mut large = vec![0; 5 << 20];
     noise(&mut large, 3);
     let before = in_ntfs(dir, |at| {
-        fs::create_dir_all(at.join("Users/A directory")).unwrap();
+        fs::create_dir_all(at.join("People/A directory")).unwrap();
         fs::create_dir_all(at.join("many")).unwrap();
-        fs::write(at.join("Users/large.bin"), &large).unwrap();
+        fs::write(at.join("People/large.bin"), &large).unwrap();
         for name in [long, "touched", "gone", "Gr\u{fc}\u{df}e.txt"] {
             fs::write(at.join(name), "hello").unwrap();
         }
@@ -276,7 +276,7 @@ fn ntfs(dir: &Path) -> (Vec<u8>, Vec<u8>) {
     });
     let after = in_ntfs(dir, |at| {
         large[4_000_000] ^= 1;
-        fs::write(at.join("Users/large.bin"), &large).unwrap();
+        fs::write(at.join("People/large.bin"), &large).unwrap();
         fs::write(at.join(long), "bye").unwrap();
         let touched = fs::File::options().write(true).open(at.join("touched")).unwrap();
         touched.set_modified(std::time::SystemTime::now() + std::time::Duration::from_secs(60)).unwrap();
@@ -294,8 +294,8 @@ fn changed_files_of_ntfs_are_named() {
     let (_kept, store) = store();
     let (before, after) = ntfs(dir.path());
     let expected = [
-        ("/Users/A directory/A file with a long name.txt", FileChange::Changed),
-        ("/Users/large.bin", FileChange::Changed),
+        ("/People/A directory/A file with a long name.txt", FileChange::Changed),
+        ("/People/large.bin", FileChange::Changed),
         ("/added", FileChange::Added),
         ("/added/deep", FileChange::Added),
         ("/added/deep/file", FileChange::Added),
