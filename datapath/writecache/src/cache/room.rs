@@ -74,11 +74,11 @@ impl WriteCache {
             return self.begin_in_ram(log, stream);
         };
         let keep = if stream == Stream::Fresh { RESERVED_POSITIONS } else { 0 };
-        let reserved = persist.reserve(overflow, keep);
+        // No signal where there is none: the host's thread, trying parked writes in vain, would keep itself awake.
+        let Some(reserved) = persist.reserve(overflow, keep) else { return false };
         if overflow.ready_positions() <= persist::READY_POSITIONS / 2 {
             self.host.signal();
         }
-        let Some(reserved) = reserved else { return false };
         if !self.begin_in_ram(log, stream) {
             overflow.give_position(reserved.position);
             return false;
