@@ -4,7 +4,7 @@
 mod support;
 
 use std::io::{BufRead, BufReader};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::OnceLock;
 
@@ -80,6 +80,26 @@ fn serve(args: &[&str]) -> (Served, String) {
     (Served(child), url.trim().to_owned())
 }
 
+/// A server of a store for those who show the token of the returned file.
+fn serve_to_those_with_a_token(args: &[&str], dir: &Path) -> (Served, String, PathBuf) {
+    let (tokens, shown) = (dir.join("tokens"), dir.join("token"));
+    let token = store(&["token", "reader", "--token-file", text(&tokens)]).ok();
+    std::fs::write(&shown, token.trim()).unwrap();
+    let listen = ["--listen", "127.0.0.1:0", "--token-file", text(&tokens)];
+    let (served, url) = serve(&[args, &listen].concat());
+    (served, url, shown)
+}
+
+/// Turns a bit of a store's data over. Returns which object that is, and its bytes as they were.
+fn damage(store: &Path) -> (PathBuf, Vec<u8>) {
+    let object = std::fs::read_dir(store.join("objects")).unwrap().next().unwrap().unwrap().path();
+    let good = std::fs::read(&object).unwrap();
+    let mut bad = good.clone();
+    bad[100_000] ^= 1;
+    std::fs::write(&object, &bad).unwrap();
+    (object, good)
+}
+
 #[test]
 fn a_daemon_keeps_images_in_a_bucket() {
     let url = in_bucket("daemon-images");
@@ -115,13 +135,11 @@ fn versions_travel_between_a_directory_a_bucket_and_a_server() {
     assert!(store(&["verify", &url]).ok().contains("disk@1 is sound"));
 
     let dir = support::short_dir();
+    let (_served, server, shown) = serve_to_those_with_a_token(&[&url], dir.path());
     let tokens = dir.path().join("tokens");
-    let token = store(&["token", "reader", "--token-file", text(&tokens)]).ok();
     store(&["token", "reader", "--token-file", text(&tokens)]).fails(1, &["already"]);
-    let shown = dir.path().join("token");
-    std::fs::write(&shown, token.trim()).unwrap();
-    assert!(!std::fs::read_to_string(&tokens).unwrap().contains(token.trim()));
-    let (_served, server) = serve(&[&url, "--listen", "127.0.0.1:0", "--token-file", text(&tokens)]);
+    let token = std::fs::read_to_string(&shown).unwrap();
+    assert!(!std::fs::read_to_string(&tokens).unwrap().contains(&token));
     let copy = dir.path().join("copy");
     store(&["sync", &server, text(&copy)]).fails(1, &["401"]);
     let report = store(&["sync", &server, text(&copy), "--token", text(&shown)]).ok();
@@ -150,11 +168,7 @@ fn damage_is_repaired_from_another_store_or_named() {
     let dir = support::short_dir();
     let copy = dir.path().join("copy");
     store(&["sync", text(&here), text(&copy)]).ok();
-    let object = std::fs::read_dir(here.join("objects")).unwrap().next().unwrap().unwrap().path();
-    let good = std::fs::read(&object).unwrap();
-    let mut bad = good.clone();
-    bad[100_000] ^= 1;
-    std::fs::write(&object, &bad).unwrap();
+    let (object, good) = damage(&here);
     let found = store(&["verify", text(&here)]);
     assert_eq!(found.code, 6, "{found:?}");
     assert!(found.out.contains("disk@1 is damaged") && found.out.contains("bytes "), "{found:?}");
@@ -163,4 +177,43 @@ fn damage_is_repaired_from_another_store_or_named() {
     assert!(std::fs::read(&object).unwrap() == good);
     store(&["verify", text(&dir.path().join("nothing"))]).fails(3, &["no image store"]);
     assert!(!dir.path().join("nothing").exists());
+}
+
+#[test]
+fn a_daemon_repairs_its_store_from_directories_and_from_servers_that_ask_for_a_token() {
+    let (mut data_dir, _) = made_by_a_daemon();
+    let here = data_dir.path().join("store");
+    let dir = support::short_dir();
+    let copy = dir.path().join("copy");
+    store(&["sync", text(&here), text(&copy)]).ok();
+    let (_served, server, token) = serve_to_those_with_a_token(&[text(&copy)], dir.path());
+
+    // In the background, a round each.
+    for source in [text(&copy), &server] {
+        let (object, good) = damage(&here);
+        let daemon = Daemon::start_in(data_dir, |command| {
+            command.args(["--scrub", "100M", "--repair-from", source, "--token", text(&token)]);
+        });
+        support::wait_until(&format!("the damage is repaired from {source}"), || {
+            std::fs::read(&object).is_ok_and(|bytes| bytes == good)
+        });
+        let (code, dir) = daemon.terminate();
+        assert_eq!(code, Some(0));
+        data_dir = dir;
+    }
+
+    // On demand. A daemon without the token is told that it needs one.
+    let (object, good) = damage(&here);
+    let daemon = Daemon::start_in(data_dir, |_| {});
+    let verify = |daemon: &Daemon| daemon.cli(&["image", "verify", "disk", "--repair-from", &server]);
+    verify(&daemon).fails(1, &["401"]);
+    let (_, data_dir) = daemon.terminate();
+    let daemon = Daemon::start_in(data_dir, |command| {
+        command.args(["--token", text(&token)]);
+    });
+    let found = daemon.cli(&["image", "verify", "disk"]);
+    assert_eq!(found.code, 6, "{found:?}");
+    let report = verify(&daemon).ok();
+    assert!(report.contains("1 places repaired") && report.contains("sound"), "{report}");
+    assert!(std::fs::read(&object).unwrap() == good);
 }
