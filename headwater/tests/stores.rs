@@ -3,6 +3,7 @@
 
 mod support;
 
+use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -216,4 +217,60 @@ fn a_daemon_repairs_its_store_from_directories_and_from_servers_that_ask_for_a_t
     let report = verify(&daemon).ok();
     assert!(report.contains("1 places repaired") && report.contains("sound"), "{report}");
     assert!(std::fs::read(&object).unwrap() == good);
+}
+
+/// All files of a part of a store, by name.
+fn files(store: &Path, part: &str) -> BTreeMap<std::ffi::OsString, Vec<u8>> {
+    let entries = std::fs::read_dir(store.join(part)).unwrap().map(Result::unwrap);
+    entries.map(|entry| (entry.file_name(), std::fs::read(entry.path()).unwrap())).collect()
+}
+
+#[test]
+fn a_daemon_offers_its_store_to_others() {
+    let (data_dir, _) = made_by_a_daemon();
+    let here = data_dir.path().join("store");
+    let daemon = Daemon::start_in(data_dir, |command| {
+        command.args(["--store-listen", "127.0.0.1:0"]);
+    });
+    let (_, after) = daemon.log.split_once("http://127.0.0.1:").expect("it says where it listens");
+    let port: String = after.chars().take_while(char::is_ascii_digit).collect();
+    let url = format!("http://127.0.0.1:{port}");
+
+    let dir = support::short_dir();
+    let (copy, raw) = (dir.path().join("copy"), dir.path().join("a.raw"));
+    assert!(store(&["sync", &url, text(&copy)]).ok().contains("1 versions copied"));
+    // What is made while it serves is served, too.
+    std::fs::write(&raw, pseudo_random(1 << 20, 3)).unwrap();
+    daemon.cli(&["image", "import", text(&raw), "--name", "disk"]).ok();
+    assert!(store(&["sync", &url, text(&copy)]).ok().contains("1 versions copied"));
+    for part in ["images", "manifests", "objects"] {
+        let (theirs, ours) = (files(&here, part), files(&copy, part));
+        assert!(!theirs.is_empty() && theirs == ours, "{part}: {:?}, {:?}", theirs.keys(), ours.keys());
+    }
+    assert_eq!(daemon.terminate().0, Some(0));
+    store(&["sync", &url, text(&copy)]).fails(1, &["refused"]);
+}
+
+#[test]
+fn a_volume_is_read_from_a_bucket() {
+    let (data_dir, disk) = made_by_a_daemon();
+    let url = in_bucket("volumes");
+    store(&["copy", text(&data_dir.path().join("store")), &url, "disk@1"]).ok();
+    let dir = support::short_dir();
+    let socket = dir.path().join("nbd");
+    let mut command = headwater();
+    with_keys(&mut command)
+        .args(["export", "disk", "--cache", "ram", "--from", &url])
+        .arg(format!("--nbd=unix:{}", socket.display()))
+        .stdout(Stdio::piped());
+    let mut child = command.spawn().unwrap();
+    let mut ready = String::new();
+    BufReader::new(child.stdout.take().unwrap()).read_line(&mut ready).unwrap();
+    let _exported = Served(child);
+    assert!(ready.starts_with("nbd+unix:"), "{ready}");
+    let out = dir.path().join("out.raw");
+    let copied =
+        Command::new("nbdcopy").arg(format!("nbd+unix:///?socket={}", socket.display())).arg(&out).status();
+    assert!(copied.expect("nbdcopy is needed: apt-get install libnbd-bin").success());
+    assert!(std::fs::read(&out).unwrap() == disk);
 }
