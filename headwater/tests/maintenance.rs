@@ -145,7 +145,10 @@ fn an_image_is_edited_on_one_machine_and_sealed_for_all() {
     boot(&daemon, "lab");
     daemon.console("lab", "w", Some("W"));
     stop(&daemon, "lab");
+    let left = |dir| std::fs::read_dir(daemon.path().join(dir)).unwrap().count();
+    assert_eq!((left("cache"), left("keys")), (1, 1));
     daemon.cli(&["image", "discard", "tiny"]).ok();
+    assert_eq!((left("cache"), left("keys")), (0, 0));
     assert_eq!(boot(&daemon, "lab"), 2);
     assert_eq!(json(&daemon, &["image", "show", "tiny"])["versions"].as_array().unwrap().len(), 2);
     let history = daemon.cli(&["image", "history", "tiny"]).ok();
