@@ -7,7 +7,7 @@ use std::path::Path;
 use std::process::Stdio;
 
 use headwater_testkit::{FileServer, TestTls};
-use support::{Daemon, headwater, run, short_dir, signal, tiny_disk};
+use support::{Daemon, headwater, pseudo_random, run, short_dir, signal, tiny_disk, wait_until};
 
 /// A data directory with the image `tiny` in its store, which no daemon uses any more.
 fn store() -> tempfile::TempDir {
@@ -84,6 +84,53 @@ fn run_boots_from_servers_and_goes_on_when_one_of_them_dies() {
         .args(["run", "tiny", "--from", &a.url(), "--ca", text(&ca), "--data-dir"])
         .arg(data.path().join("e")));
     gone.fails(1, &[&a.url(), "refused"]);
+}
+
+#[test]
+fn a_machine_tells_how_far_the_copy_of_its_image_is() {
+    let daemon = Daemon::start();
+    let raw = daemon.path().join("big.raw");
+    let disk = [tiny_disk(), pseudo_random(8 << 20, 3)].concat();
+    std::fs::write(&raw, disk).expect("the disk can be written");
+    daemon.cli(&["image", "import", text(&raw)]).ok();
+    let dir = daemon.terminate().1;
+    let server = FileServer::start(&dir.path().join("store"), None);
+    let cache = short_dir();
+    let place = format!("{}:64M", cache.path().display());
+    let start = |rate: &str| {
+        Daemon::start_in(short_dir(), |command| {
+            command.args(["--from", &server.url(), "--chunk-cache", &place, "--hydrate", rate]);
+        })
+    };
+    let copied = |daemon: &Daemon| {
+        let disk = &daemon.machine("lab")["disk"];
+        (disk["copied_bytes"].as_f64().expect("bytes"), disk["to_copy_bytes"].as_f64().expect("bytes"))
+    };
+    let shown = |daemon: &Daemon| {
+        let text = daemon.cli(&["machine", "show", "lab"]).ok();
+        text.lines().find(|line| line.starts_with("image on this host")).expect("a line about it").to_owned()
+    };
+
+    // At a byte a second it comes no further than its first request.
+    let daemon = start("1");
+    daemon.cli(&["machine", "create", "lab", "big", "--memory", "64M"]).ok();
+    daemon.cli(&["machine", "start", "lab", "--wait"]).ok();
+    wait_until("a part of the image is here", || copied(&daemon).0 > 0.0);
+    let (done, whole) = copied(&daemon);
+    assert!(done < whole && whole > f64::from(8 << 20), "{done} of {whole}");
+    assert!(shown(&daemon).contains(" of 8.0 MiB ("), "{}", shown(&daemon));
+    let stats = daemon.cli(&["--json", "stats", "lab"]).ok();
+    assert!((metric(&stats, "headwater_hydration_whole_bytes") - whole).abs() < 0.5, "{stats}");
+    assert!(metric(&stats, "headwater_hydration_done_bytes") < whole, "{stats}");
+    drop(daemon);
+
+    let daemon = start("max");
+    daemon.cli(&["machine", "create", "lab", "big", "--memory", "64M"]).ok();
+    daemon.cli(&["machine", "start", "lab", "--wait"]).ok();
+    wait_until("all of the image is here", || copied(&daemon) == (whole, whole));
+    assert!(shown(&daemon).contains("all of it: it needs no server"), "{}", shown(&daemon));
+    let stats = daemon.cli(&["--json", "stats", "lab"]).ok();
+    assert!((metric(&stats, "headwater_hydration_done_bytes") - whole).abs() < 0.5, "{stats}");
 }
 
 #[test]

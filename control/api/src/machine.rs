@@ -283,6 +283,10 @@ pub struct DiskCounters {
     pub pauses: u64,
     /// Reads and writes a second, over the last second or so.
     pub iops: u64,
+    /// Bytes of the image, as they are stored, that `--hydrate` copies to this host; 0 without it.
+    pub to_copy_bytes: u64,
+    /// Of which are here.
+    pub copied_bytes: u64,
 }
 
 /// Something that stands in a machine's way and that a person can do something about.

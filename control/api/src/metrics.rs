@@ -189,6 +189,8 @@ pub const FAMILIES: &[Family] = &[
     gauge("headwater_machine_alarm", MACHINE, "1 while the machine's disk has no room for its writes, else 0."),
     gauge("headwater_boot_seconds", MACHINE, "How long the last boot took, until the guest was up."),
     gauge("headwater_boot_bytes", MACHINE, "Bytes that were read from the image until the guest was up."),
+    gauge("headwater_hydration_whole_bytes", MACHINE, "Bytes of the image, as they are stored, that --hydrate copies to this host; 0 without it."),
+    gauge("headwater_hydration_done_bytes", MACHINE, "Of which are here: the image needs no server once these are all."),
     gauge("headwater_cache_ram_target_bytes", MACHINE, "RAM that the write cache may use."),
     gauge("headwater_cache_ram_share_bytes", MACHINE, "The same now: less where the host's limit is short."),
     gauge("headwater_cache_ram_used_bytes", MACHINE, "RAM that the write cache uses, index and packed blocks included."),

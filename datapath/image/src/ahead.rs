@@ -38,7 +38,7 @@ pub struct BackgroundProgress {
 
 #[derive(Default)]
 struct Work {
-    total_bytes: AtomicU64,
+    total_bytes: u64,
     done_bytes: AtomicU64,
     over: AtomicBool,
     cancelled: AtomicBool,
@@ -52,7 +52,7 @@ impl Background {
     /// How far it is.
     pub fn progress(&self) -> BackgroundProgress {
         BackgroundProgress {
-            total_bytes: self.0.total_bytes.load(Ordering::Relaxed),
+            total_bytes: self.0.total_bytes,
             done_bytes: self.0.done_bytes.load(Ordering::Relaxed),
             is_over: self.0.over.load(Ordering::Acquire),
         }
@@ -76,8 +76,13 @@ impl Work {
     }
 }
 
-fn start(name: &str, work: impl FnOnce(&Work) + Send + 'static) -> Result<Background, ImageError> {
-    let shared = Arc::new(Work::default());
+/// Starts to fetch `total_bytes`; how much there is to do is known from the first moment on.
+fn start(
+    name: &str,
+    total_bytes: u64,
+    work: impl FnOnce(&Work) + Send + 'static,
+) -> Result<Background, ImageError> {
+    let shared = Arc::new(Work { total_bytes, ..Work::default() });
     let theirs = Arc::clone(&shared);
     let run = move || {
         work(&theirs);
@@ -87,6 +92,11 @@ fn start(name: &str, work: impl FnOnce(&Work) + Send + 'static) -> Result<Backgr
         Ok(_) => Ok(Background(shared)),
         Err(e) => Err(ImageError::from_os("cannot start a thread that fetches in the background", &e)),
     }
+}
+
+/// Bytes of chunks, as they are stored.
+fn stored(chunks: &[ChunkRef]) -> u64 {
+    chunks.iter().map(|chunk| u64::from(chunk.stored_bytes)).sum()
 }
 
 /// Bytes on their way, bounded.
@@ -148,14 +158,11 @@ impl VersionReader {
             chunks.push(*chunk);
         }
         let reader = Arc::clone(self);
-        start("prefetch", move |work| reader.run_prefetch(&chunks, work))
+        start("prefetch", stored(&chunks), move |work| reader.run_prefetch(&chunks, work))
     }
 
     fn run_prefetch(&self, chunks: &[ChunkRef], work: &Work) {
         let _prefetching = self.begin_prefetch();
-        let stored =
-            |chunks: &[ChunkRef]| chunks.iter().map(|chunk| u64::from(chunk.stored_bytes)).sum::<u64>();
-        work.total_bytes.store(stored(chunks), Ordering::Relaxed);
         let gate = Arc::new(Gate::default());
         for window in chunks.chunks(PREFETCH_WINDOW) {
             let mut window: Vec<ChunkRef> = window.to_vec();
@@ -191,9 +198,7 @@ impl VersionReader {
             self.manifest().data().map(|(_, chunk)| *chunk).filter(|chunk| seen.insert(chunk.hash)).collect();
         chunks.sort_unstable_by_key(|chunk| (chunk.object, chunk.offset));
         let reader = Arc::downgrade(self);
-        start("hydrate", move |work| {
-            let total = chunks.iter().map(|chunk| u64::from(chunk.stored_bytes)).sum();
-            work.total_bytes.store(total, Ordering::Relaxed);
+        start("hydrate", stored(&chunks), move |work| {
             let pace = Pace { bytes_per_s, next: Mutex::new(Instant::now()) };
             let groups = group(chunks, MergeLimit::COPY);
             let next = AtomicU64::new(0);
@@ -224,12 +229,11 @@ impl VersionReader {
             let missing: Vec<ChunkRef> =
                 chunks.iter().filter(|chunk| !disk.has(&chunk.hash)).copied().collect();
             if missing.is_empty() {
-                let len = chunks.iter().map(|chunk| u64::from(chunk.stored_bytes)).sum::<u64>();
-                work.done_bytes.fetch_add(len, Ordering::Relaxed);
+                work.done_bytes.fetch_add(stored(chunks), Ordering::Relaxed);
                 return;
             }
             for group in group(missing, MergeLimit::COPY) {
-                pace.wait(group.iter().map(|chunk| u64::from(chunk.stored_bytes)).sum(), work);
+                pace.wait(stored(&group), work);
                 let copied = match group.first().and_then(|chunk| self.object(usize_of_u32(chunk.object))) {
                     Some(source) => source.copy_to_disk(&group),
                     None => return,

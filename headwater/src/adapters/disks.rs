@@ -10,6 +10,7 @@ use headwater_api::{
     CacheMode, CacheSettings, DiskCounters, DiskTransport, HostRam, ImageVersion, ProblemKind, Sample,
 };
 use headwater_block::{Device, Geometry, IoError, IoErrorKind, size};
+use headwater_image::BackgroundProgress;
 use headwater_nbd::{Address, SingleExport};
 use headwater_service::backend::{BackendError, Disk, DiskRequest, Disks, FrozenDisk, KeptRequest, Shortage};
 use headwater_store::{Pin, Store};
@@ -23,7 +24,7 @@ use crate::adapters::images::{hash_of, image_failed, store_failed};
 use crate::adapters::kept::KeptFiles;
 use crate::adapters::lending::{Lending, Reader};
 use crate::caches::CacheArgs;
-use crate::streaming::{StreamArgs, Streaming, reads_wait};
+use crate::streaming::{StreamArgs, Streamed, Streaming, reads_wait};
 use crate::traces::Traces;
 
 /// A write that waited so long found no room; shorter waits are a disk that is slower than its machine.
@@ -97,7 +98,8 @@ impl Volumes {
     pub fn lend_kept(&self, request: &KeptRequest) -> Result<Reader, BackendError> {
         let opener = self.opener();
         self.readable.of_kept(request.id).borrow(|| {
-            let (volume, pin) = opener.open_volume(&request.version, &request.cache, Some(request.id))?;
+            let Opened { volume, pin, .. } =
+                opener.open_volume(&request.version, &request.cache, Some(request.id))?;
             FrozenVolume::of_nobody(&opener.store, request.version.clone(), volume, pin)
         })
     }
@@ -152,7 +154,8 @@ impl Disks for Volumes {
     async fn open_kept(&self, request: KeptRequest) -> Result<Box<dyn FrozenDisk>, BackendError> {
         let opener = self.opener();
         blocking("open the disk", move || {
-            let (volume, pin) = opener.volume(&request.version, &request.cache, Some(request.id))?;
+            let Opened { volume, pin, .. } =
+                opener.volume(&request.version, &request.cache, Some(request.id))?;
             let frozen = FrozenVolume::of_nobody(&opener.store, request.version, volume, pin)?;
             Ok(Box::new(frozen) as Box<dyn FrozenDisk>)
         })
@@ -212,6 +215,14 @@ impl Volumes {
     }
 }
 
+/// A volume that was opened.
+struct Opened {
+    volume: Arc<Volume>,
+    /// Holds its version, and what is done in the background for that.
+    pin: Pin,
+    image: Weak<Streamed>,
+}
+
 /// What it takes to open disks on a thread of its own.
 struct Opener {
     store: Arc<dyn Store>,
@@ -229,7 +240,7 @@ impl Opener {
         version: &ImageVersion,
         cache: &CacheSettings,
         kept: Option<Uuid>,
-    ) -> Result<(Arc<Volume>, Pin), BackendError> {
+    ) -> Result<Opened, BackendError> {
         let lending = kept.map(|id| self.readable.of_kept(id));
         // Until it is open here: a reader who came between would have it open then.
         let taken = lending.as_ref().map(Lending::take_back);
@@ -246,7 +257,7 @@ impl Opener {
         version: &ImageVersion,
         cache: &CacheSettings,
         kept: Option<Uuid>,
-    ) -> Result<(Arc<Volume>, Pin), BackendError> {
+    ) -> Result<Opened, BackendError> {
         let manifest = hash_of(version)?;
         // First, so that the version cannot be removed between here and the end of the disk.
         let pin = self.store.pin(manifest).map_err(store_failed)?;
@@ -263,12 +274,14 @@ impl Opener {
             persistent: kept.map(|id| self.files.options(id, manifest)).transpose()?,
         };
         let volume = Volume::open(&options, &self.host).map_err(volume_failed)?;
+        let streamed = Arc::new(streamed);
+        let image = Arc::downgrade(&streamed);
         // What is done in the background for the version ends with its pin.
-        Ok((volume, Pin::new((pin, streamed))))
+        Ok(Opened { volume, pin: Pin::new((pin, streamed)), image })
     }
 
     fn serve(self, request: DiskRequest) -> Result<Arc<dyn Disk>, BackendError> {
-        let (volume, pin) = self.volume(&request.version, &request.cache, request.kept)?;
+        let Opened { volume, pin, image } = self.volume(&request.version, &request.cache, request.kept)?;
         let socket = request.run_dir.join("disk.sock");
         let served = Server::bind(request.transport, &request.machine, &socket, volume.clone());
         let server = served.inspect_err(|_| volume.close())?;
@@ -281,6 +294,7 @@ impl Opener {
             below: request.version,
             socket,
             volume,
+            image,
             lending: Lending::default(),
             parts: Arc::new(Mutex::new(Some((server, pin)))),
         });
@@ -353,6 +367,8 @@ struct ServedVolume {
     socket: PathBuf,
     transport: DiskTransport,
     volume: Arc<Volume>,
+    /// What is done in the background for its image, while the disk is open.
+    image: Weak<Streamed>,
     /// To readers outside.
     lending: Lending,
     /// Gone once the disk is closed.
@@ -360,6 +376,11 @@ struct ServedVolume {
 }
 
 impl ServedVolume {
+    /// How far the copy of its image to this host is; zeroes where none is made.
+    fn copied(&self) -> BackgroundProgress {
+        self.image.upgrade().and_then(|image| image.copied()).unwrap_or_default()
+    }
+
     fn lend(&self) -> Result<Reader, BackendError> {
         self.lending.borrow(|| {
             // Whoever closes the disk takes it back afterwards, so one that is closed is not lent.
@@ -379,7 +400,7 @@ impl Disk for ServedVolume {
     }
 
     fn counters(&self) -> DiskCounters {
-        let volume = self.volume.counters();
+        let (volume, copied) = (self.volume.counters(), self.copied());
         DiskCounters {
             reads: volume.read_ops,
             writes: volume.write_ops,
@@ -391,11 +412,15 @@ impl Disk for ServedVolume {
             spilled_bytes: volume.cache.spilled_bytes,
             pauses: volume.cache.paused_writes,
             iops: 0,
+            to_copy_bytes: copied.total_bytes,
+            copied_bytes: copied.done_bytes,
         }
     }
 
     fn metrics(&self) -> Vec<Sample> {
-        super::metrics::volume(&self.volume.counters())
+        let mut samples = super::metrics::volume(&self.volume.counters());
+        samples.extend(super::metrics::hydration(self.copied()));
+        samples
     }
 
     fn freeze(&self) -> Result<Box<dyn FrozenDisk>, BackendError> {

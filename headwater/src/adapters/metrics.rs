@@ -1,7 +1,7 @@
 //! The data path's counters as metrics.
 
 use headwater_api::metrics::Sample;
-use headwater_image::ChunkCacheCounters;
+use headwater_image::{BackgroundProgress, ChunkCacheCounters};
 use headwater_volume::{Latency, VolumeCounters};
 use headwater_writecache::HostSnapshot;
 
@@ -27,6 +27,14 @@ pub fn volume(counters: &VolumeCounters) -> Vec<Sample> {
         );
     }
     samples
+}
+
+/// That of the copy of a volume's image to this host; zeroes where there is none.
+pub fn hydration(copied: BackgroundProgress) -> [Sample; 2] {
+    [
+        Sample::new("headwater_hydration_whole_bytes", copied.total_bytes),
+        Sample::new("headwater_hydration_done_bytes", copied.done_bytes),
+    ]
 }
 
 fn requests(counters: &VolumeCounters) -> Vec<Sample> {

@@ -4,7 +4,8 @@ use std::time::Duration;
 
 use anyhow::Context;
 use headwater_api::{
-    CacheSettings, Catalog, CreateMachine, Machine, MachineState, Problem, ProblemKind, SetMachine,
+    CacheSettings, Catalog, CreateMachine, DiskCounters, Machine, MachineState, Problem, ProblemKind,
+    SetMachine,
 };
 use headwater_block::size;
 
@@ -169,6 +170,16 @@ pub fn cache_text(cache: &CacheSettings) -> String {
     format!("{}, RAM {ram}, disk {disk}{weight}{kept}", cache.mode)
 }
 
+/// How far the copy of a machine's image to this host is.
+fn copied_text(disk: &DiskCounters) -> String {
+    let whole = size::format(disk.to_copy_bytes);
+    if disk.copied_bytes >= disk.to_copy_bytes {
+        return format!("{whole}, all of it: it needs no server");
+    }
+    let percent = u128::from(disk.copied_bytes) * 100 / u128::from(disk.to_copy_bytes);
+    format!("{} of {whole} ({percent} %)", size::format(disk.copied_bytes))
+}
+
 async fn wait_until_up(client: &Client, mut machine: Machine, limit: Duration) -> anyhow::Result<Machine> {
     let deadline = tokio::time::Instant::now() + limit;
     loop {
@@ -232,6 +243,9 @@ async fn show_one(client: &Client, name: &str, json: bool) -> anyhow::Result<()>
             ("pauses", disk.pauses.to_string()),
             ("IOPS", disk.iops.to_string()),
         ]);
+        if disk.to_copy_bytes > 0 {
+            pairs.push(("image on this host", copied_text(&disk)));
+        }
     }
     show::pairs(&pairs)?;
     let events = client.events(Some(&format!("machine {name}")), 10).await?.events;
