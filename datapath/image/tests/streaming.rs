@@ -309,6 +309,27 @@ fn a_boot_is_recorded_and_the_next_one_finds_it_in_memory() {
 }
 
 #[test]
+fn a_budget_is_spent_on_the_start_of_a_trace() {
+    let setup = setup(32);
+    // Neither in the order of the disk nor in its reverse.
+    let boot: Vec<usize> = (0..100).map(|n| (n * 41 + 200) % 512).collect();
+    let listed: Vec<_> = boot.iter().map(|chunk| (*chunk as u64, 0)).collect();
+    let trace = Trace::of_boot(setup.manifest, &listed);
+    let reader = setup.open(ChunkCache::new(64 << 20));
+    wait_for(&reader.prefetch(&trace, 60 * CHUNK as u64 + 5).unwrap());
+    assert_eq!(setup.bytes(), 60 * CHUNK as u64);
+    // What comes first in the trace is here, and what comes later is not.
+    setup.far.line.gone.store(true, Ordering::SeqCst);
+    for chunk in &boot[..60] {
+        assert!(read_chunk(&reader, *chunk) == setup.disk[chunk * CHUNK..chunk * CHUNK + 4096]);
+    }
+    for chunk in &boot[60..] {
+        let mut into = [0; 4096];
+        assert!(blocking::read(reader.as_ref(), (chunk * CHUNK) as u64, &mut into).is_err(), "{chunk}");
+    }
+}
+
+#[test]
 fn what_is_lent_counts_as_read() {
     let setup = setup(8);
     let cache = ChunkCache::new(64 << 20);
