@@ -6,14 +6,31 @@ use headwater_store::Hash;
 
 use crate::error::{ImageError, ImageErrorKind};
 
+const OBJECT_MAGIC: [u8; 8] = *b"HWDATA\n\0";
+const OBJECT_FORMAT: u32 = 1;
+
 /// The start of every data object: magic, format version, chunk size.
 pub(crate) fn object_header(chunk_bytes: u32) -> [u8; 16] {
     let mut out = [0; 16];
-    let parts = [&b"HWDATA\n\0"[..], &1u32.to_le_bytes(), &chunk_bytes.to_le_bytes()];
+    let parts = [&OBJECT_MAGIC[..], &OBJECT_FORMAT.to_le_bytes(), &chunk_bytes.to_le_bytes()];
     for (to, from) in out.iter_mut().zip(parts.into_iter().flatten()) {
         *to = *from;
     }
     out
+}
+
+/// What is wrong with the start of a data object.
+pub(crate) fn header_fault(header: &[u8; 16], chunk_bytes: u32) -> Option<String> {
+    if *header == object_header(chunk_bytes) {
+        return None;
+    }
+    let format = header.strip_prefix(&OBJECT_MAGIC).and_then(|rest| rest.first_chunk());
+    match format.map(|format| u32::from_le_bytes(*format)) {
+        Some(later) if later > OBJECT_FORMAT => {
+            Some(format!("it has format {later}; this release reads format {OBJECT_FORMAT}"))
+        }
+        _ => Some("its header is damaged".to_owned()),
+    }
 }
 
 /// Whether all bytes are zero. Stops at the first 128 that are not.
@@ -104,6 +121,13 @@ mod tests {
     #[test]
     fn golden_object_header() {
         assert_eq!(&object_header(65_536), b"HWDATA\n\0\x01\0\0\0\0\0\x01\0");
+        assert_eq!(header_fault(&object_header(65_536), 65_536), None);
+        let later = *b"HWDATA\n\0\x02\0\0\0\0\0\x01\0";
+        assert!(header_fault(&later, 65_536).unwrap().contains("it has format 2"));
+        for other in [b"HWDATA\n\0\0\0\0\0\0\0\x01\0", b"HWDATA\0\0\x02\0\0\0\0\0\x01\0"] {
+            assert!(header_fault(other, 65_536).unwrap().contains("damaged"));
+        }
+        assert!(header_fault(&object_header(4096), 65_536).unwrap().contains("damaged"));
     }
 
     proptest! {

@@ -270,6 +270,20 @@ mod tests {
     }
 
     #[test]
+    fn a_trace_of_an_unknown_version_is_refused_as_such() {
+        for version in [0u32, 2, u32::MAX] {
+            let mut bytes = trace(&[(7, 0)]).encode();
+            bytes[8..12].copy_from_slice(&version.to_le_bytes());
+            let end = bytes.len() - SUM_BYTES;
+            let sum = Hash::of(&bytes[..end]);
+            bytes[end..].copy_from_slice(&sum.0);
+            let refused = Trace::decode(&bytes).unwrap_err();
+            assert_eq!(refused.kind(), ImageErrorKind::Unsupported);
+            assert!(refused.to_string().contains(&format!("has format {version};")), "{refused}");
+        }
+    }
+
+    #[test]
     fn boots_are_merged_and_what_few_of_them_touch_is_forgotten() {
         let mut merged = trace(&[(1, 0), (2, 100), (9, 50)]);
         for _ in 0..3 {

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use headwater_store::{Hash, Object, Store};
 
-use crate::chunk::object_header;
+use crate::chunk::header_fault;
 use crate::error::{ImageError, ImageErrorKind};
 use crate::fetch::fetch_chunk;
 use crate::manifest::{ChunkRef, Manifest, ObjectRef};
@@ -160,15 +160,13 @@ fn open_object(
         Ok(opened) => opened,
         Err(e) => return (None, Some(e.to_string())),
     };
-    let mut header = object_header(0);
+    let mut header = [0; 16];
     let reason = if opened.len_bytes() != object.len_bytes {
         Some(format!("it has {} bytes instead of {}", opened.len_bytes(), object.len_bytes))
     } else if let Err(e) = opened.read_range(0, &mut header) {
         Some(e.to_string())
-    } else if header != object_header(chunk_bytes) {
-        Some("its header is damaged".to_owned())
     } else {
-        None
+        header_fault(&header, chunk_bytes)
     };
     (Some(opened), reason)
 }

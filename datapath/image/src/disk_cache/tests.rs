@@ -30,6 +30,16 @@ fn bytes_on_disk(dir: &Path) -> u64 {
 }
 
 #[test]
+fn golden_bytes_of_the_mark() {
+    let dir = tempfile::tempdir().unwrap();
+    drop(DiskCache::open(dir.path(), CAPACITY).unwrap());
+    let written = fs::read(dir.path().join("cache")).unwrap();
+    assert_eq!(written, [b'H', b'W', b'C', b'H', b'U', b'N', b'K', b'S', 1, 0, 0, 0, 0, 0, 0, 0]);
+    // What an earlier release wrote is read.
+    drop(DiskCache::open(dir.path(), CAPACITY).unwrap());
+}
+
+#[test]
 fn chunks_are_found_again_by_the_next_process() {
     let dir = tempfile::tempdir().unwrap();
     let cache = DiskCache::open(dir.path(), CAPACITY).unwrap();

@@ -55,8 +55,10 @@ impl Parts {
         let mut lines = std::str::from_utf8(bytes).ok()?.lines();
         let (magic, size, upload) = (lines.next()?, lines.next()?, lines.next()?);
         let fits = magic == "headwater upload 1" && size.parse() == Ok(part_bytes) && !upload.is_empty();
-        let upload = upload.to_owned();
-        fits.then(|| Self { upload, part_bytes, there: lines.map(str::to_owned).collect() })
+        let there: Vec<String> = lines.map(str::to_owned).collect();
+        let parts = Self { upload: upload.to_owned(), part_bytes, there };
+        // What was cut or changed by hand could name a part that is another one: the sending begins anew.
+        (fits && parts.there.iter().all(|part| !part.is_empty()) && parts.encode() == bytes).then_some(parts)
     }
 }
 
@@ -168,5 +170,17 @@ mod tests {
         assert!(Parts::decode(&bytes, 8).is_none());
         assert!(Parts::decode(b"headwater upload 2\n7\nu\n", 7).is_none());
         assert!(Parts::decode(b"", 7).is_none());
+        assert!(Parts::decode(b"headwater upload 1\n7\nu\na\r\n", 7).is_none(), "another end of line");
+        assert!(Parts::decode(&bytes[..bytes.len() - 1], 7).is_none(), "cut");
+        assert!(Parts::decode(b"headwater upload 1\n7\nu\na\n\n", 7).is_none(), "a part without a name");
+    }
+
+    #[test]
+    fn golden_bytes() {
+        let parts =
+            Parts { upload: "u-1".into(), part_bytes: 16 << 20, there: vec!["a".into(), "\"b\"".into()] };
+        assert_eq!(&parts.encode()[..], b"headwater upload 1\n16777216\nu-1\na\n\"b\"\n");
+        let begun = Parts { there: Vec::new(), ..parts };
+        assert_eq!(&begun.encode()[..], b"headwater upload 1\n16777216\nu-1\n");
     }
 }
