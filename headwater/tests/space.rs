@@ -32,20 +32,26 @@ fn create_and_start(daemon: &Daemon, limits: &[&str]) {
     daemon.cli(&["machine", "start", "lab", "--wait"]).ok();
 }
 
-/// Writes what no packing makes smaller to the machine's disk, beside its guest, until it is refused.
-fn fill(daemon: &Daemon) {
+/// Writes to the machine's disk from [`SKIP_BYTES`] on, beside its guest. Returns whether that went well, and what
+/// was said.
+fn write(daemon: &Daemon, bytes: &[u8]) -> (bool, String) {
     let random = daemon.path().join("random.raw");
-    std::fs::write(&random, pseudo_random(DISK_BYTES - SKIP_BYTES, 7)).unwrap();
+    std::fs::write(&random, bytes).unwrap();
     let socket = daemon.path().join("run/lab/disk.sock");
     let server = format!("file.driver=nbd,file.server.type=unix,file.server.path={}", socket.display());
     let output = Command::new("qemu-img")
-        .args(["convert", "-n", "-f", "raw", "--target-image-opts"])
+        .args(["convert", "-n", "-t", "writeback", "-f", "raw", "--target-image-opts"])
         .arg(&random)
         .arg(format!("driver=raw,offset={SKIP_BYTES},{server}"))
         .output()
         .expect("qemu-img is needed: apt-get install qemu-utils");
-    let said = String::from_utf8_lossy(&output.stderr).into_owned();
-    assert!(!output.status.success() && said.contains("No space left"), "{said}");
+    (output.status.success(), String::from_utf8_lossy(&output.stderr).into_owned())
+}
+
+/// Writes what no packing makes smaller to the machine's disk, beside its guest, until it is refused.
+fn fill(daemon: &Daemon) {
+    let (is_written, said) = write(daemon, &pseudo_random(DISK_BYTES - SKIP_BYTES, 7));
+    assert!(!is_written && said.contains("No space left"), "{said}");
 }
 
 /// The guest writes once into a full cache. Returns what then was to be seen; `raise` makes room.
@@ -111,6 +117,44 @@ fn a_full_overflow_is_an_alarm_and_more_disk_ends_it() {
     let alarm = &alarmed["alarm"];
     assert!(alarm["message"].as_str().unwrap().contains("of 32.0 MiB disk in use"), "{alarm}");
     assert!(alarm["advice"].as_str().unwrap().contains("'headwater machine set lab --disk SIZE'"), "{alarm}");
+}
+
+#[test]
+fn a_seal_into_a_full_store_loses_nothing() {
+    let daemon = daemon();
+    let create = ["machine", "create", "lab", "tiny", "--memory", "64M", "--transport", "nbd"];
+    daemon.cli(&create).ok();
+    daemon.cli(&["image", "edit", "tiny", "--machine", "lab"]).ok();
+    daemon.cli(&["machine", "start", "lab", "--wait"]).ok();
+    let bytes = pseudo_random(16 << 20, 9);
+    let (is_written, said) = write(&daemon, &bytes);
+    assert!(is_written, "{said}");
+    daemon.cli(&["machine", "stop", "lab", "--force"]).ok();
+    let (_, dir) = daemon.terminate();
+
+    // The version's object would have 16 MiB.
+    let daemon = Daemon::start_on_full_disk_in(dir, 4 << 20);
+    let objects = || std::fs::read_dir(daemon.path().join("store/objects")).unwrap().count();
+    let before = objects();
+    daemon.cli(&["image", "seal", "tiny"]).fails(5, &["tiny"]);
+    let shown = |daemon: &Daemon| -> serde_json::Value {
+        serde_json::from_str(&daemon.cli(&["--json", "image", "show", "tiny"]).ok()).unwrap()
+    };
+    let image = shown(&daemon);
+    assert_eq!(image["versions"].as_array().unwrap().len(), 1, "{image}");
+    assert_eq!(image["edit"]["machine"], "lab", "{image}");
+    assert_eq!(objects(), before);
+    let (_, dir) = daemon.terminate();
+
+    // With room it is sealed, with all that was written.
+    let daemon = Daemon::start_in(dir, |_| {});
+    daemon.cli(&["image", "seal", "tiny"]).ok();
+    let out = daemon.path().join("out.raw");
+    daemon.cli(&["image", "export", "tiny@2", out.to_str().unwrap()]).ok();
+    let sealed = std::fs::read(&out).unwrap();
+    assert!(sealed[..SKIP_BYTES].starts_with(&support::tiny_disk()[..512]));
+    assert!(sealed[SKIP_BYTES..].starts_with(&bytes));
+    assert_eq!(sealed.len(), DISK_BYTES);
 }
 
 #[test]

@@ -274,3 +274,26 @@ fn a_volume_is_read_from_a_bucket() {
     assert!(copied.expect("nbdcopy is needed: apt-get install libnbd-bin").success());
     assert!(std::fs::read(&out).unwrap() == disk);
 }
+
+#[test]
+fn a_copy_to_a_full_disk_fails_as_such_and_leaves_nothing_half() {
+    let (data_dir, _) = made_by_a_daemon();
+    let here = data_dir.path().join("store");
+    let dir = support::short_dir();
+    let copy = dir.path().join("copy");
+    // The one object has 2 MiB.
+    let full =
+        run(support::headwater_on_full_disk(1 << 20).args(["store", "sync", text(&here), text(&copy)]));
+    full.fails(5, &["cannot copy from", text(&here), text(&copy)]);
+    for part in ["images", "manifests", "objects", "traces"] {
+        assert!(files(&copy, part).is_empty(), "{part}");
+    }
+    store(&["verify", text(&copy)]).ok();
+    // With room the same command does it.
+    assert!(store(&["sync", text(&here), text(&copy)]).ok().contains("1 versions copied"));
+    assert!(store(&["verify", text(&copy)]).ok().contains("disk@1 is sound"));
+    for part in ["images", "manifests", "objects"] {
+        assert!(files(&here, part) == files(&copy, part), "{part}");
+    }
+    assert!(files(&copy, "tmp").is_empty());
+}

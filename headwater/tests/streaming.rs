@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
 use headwater_testkit::{FileServer, HttpFault, TestTls};
-use support::{Daemon, headwater, pseudo_random, run, short_dir, signal, wait_until};
+use support::{Daemon, headwater, headwater_on_full_disk, pseudo_random, run, short_dir, signal, wait_until};
 
 const IMAGE_BYTES: usize = 48 << 20;
 
@@ -32,8 +32,11 @@ struct Export {
 
 impl Export {
     fn start(from: &str, change: impl FnOnce(&Path, &mut Command)) -> Self {
+        Self::start_as(headwater(), from, change)
+    }
+
+    fn start_as(mut command: Command, from: &str, change: impl FnOnce(&Path, &mut Command)) -> Self {
         let dir = short_dir();
-        let mut command = headwater();
         command
             .args(["export", "disk", "--from", from, "--log", "info", "--cache", "ram", "--stats"])
             .arg(dir.path().join("stats"))
@@ -170,4 +173,32 @@ fn a_boot_is_recorded_and_fetched_ahead_the_next_time() {
     let second = export();
     wait_until("the boot is fetched ahead", || second.image()["fetches"].as_u64() == Some(640));
     assert_eq!(second.image()["ahead"], 640, "{}", second.image());
+}
+
+#[test]
+fn a_full_disk_below_the_chunk_cache_costs_the_cache_and_not_the_read() {
+    let (dir, bytes) = store();
+    let server = FileServer::start(&dir.path().join("store"), None);
+    let cache = short_dir();
+    let place = format!("{}:64M", cache.path().display());
+    let with_cache = |_: &Path, command: &mut Command| {
+        command.args(["--chunk-cache", &place]);
+    };
+    // Of each segment of 4 MiB the first quarter can be written.
+    let export = Export::start_as(headwater_on_full_disk(1 << 20), &server.url(), with_cache);
+    assert!(export.read("first") == bytes);
+    let image = export.image();
+    let written = image["disk_writes"].as_u64().expect("a number");
+    assert!(written > 0 && written < 640, "{image}");
+    assert_eq!(image["failures"], 0, "{image}");
+    assert!(export.log().contains("reads go on without it"), "{}", export.log());
+    drop(export);
+
+    // What could be written is sound, and the cache is one again when there is room.
+    let export = Export::start(&server.url(), with_cache);
+    assert!(export.read("second") == bytes);
+    let image = export.image();
+    assert!(image["disk_hits"].as_u64() > Some(0) && image["disk_damaged"] == 0, "{image}");
+    assert!(image["disk_writes"].as_u64() > Some(0), "{image}");
+    assert!(!export.log().contains("reads go on without it"), "{}", export.log());
 }

@@ -15,6 +15,16 @@ pub fn headwater() -> Command {
     command
 }
 
+/// The program under test, whose files can have `limit_bytes` each, as on a disk that is full then.
+pub fn headwater_on_full_disk(limit_bytes: u64) -> Command {
+    let mut shell = Command::new("sh");
+    // The signal of the limit is ignored across exec, and writes fail instead.
+    let script = format!("trap '' XFSZ; ulimit -f {}; exec \"$0\" \"$@\"", limit_bytes / 512);
+    shell.args(["-c", &script, env!("CARGO_BIN_EXE_headwater")]);
+    shell.env_remove("HEADWATER_DATA_DIR").env_remove("HEADWATER_LOG").env_remove("NOTIFY_SOCKET");
+    shell
+}
+
 /// What a command gave.
 #[derive(Debug)]
 pub struct Ran {
@@ -75,11 +85,11 @@ impl Daemon {
 
     /// A daemon whose files can have `limit_bytes` each, as on a disk that is full then.
     pub fn start_on_full_disk(limit_bytes: u64) -> Self {
-        let mut shell = Command::new("sh");
-        // The signal of the limit is ignored across exec, and writes fail instead.
-        let script = format!("trap '' XFSZ; ulimit -f {}; exec \"$0\" \"$@\"", limit_bytes / 512);
-        shell.args(["-c", &script, env!("CARGO_BIN_EXE_headwater")]);
-        Self::start_as(shell, short_dir(), |_| {})
+        Self::start_on_full_disk_in(short_dir(), limit_bytes)
+    }
+
+    pub fn start_on_full_disk_in(dir: tempfile::TempDir, limit_bytes: u64) -> Self {
+        Self::start_as(headwater_on_full_disk(limit_bytes), dir, |_| {})
     }
 
     fn start_as(mut command: Command, dir: tempfile::TempDir, change: impl FnOnce(&mut Command)) -> Self {
