@@ -33,6 +33,17 @@ struct Tls {
     taken: usize,
 }
 
+/// What there is on a connection after an answer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum AfterAnswer {
+    /// Nothing, and the other side has not closed: it can carry another request.
+    Quiet,
+    /// It is closed, or broken.
+    Ended,
+    /// Bytes that nobody asked for.
+    More,
+}
+
 pub(crate) struct Connection {
     socket: TcpStream,
     connecting: bool,
@@ -169,10 +180,14 @@ impl Connection {
         }
     }
 
-    /// Whether nothing has arrived and the other side has not closed: it can carry another request.
-    pub(crate) fn is_quiet(&mut self) -> bool {
+    /// Looks what there is after an answer. Of what it finds it takes a byte.
+    pub(crate) fn after_answer(&mut self) -> AfterAnswer {
         let mut byte = [0];
-        matches!(self.read(&mut byte), Err(e) if e.kind() == ErrorKind::WouldBlock)
+        match self.read(&mut byte) {
+            Err(e) if e.kind() == ErrorKind::WouldBlock => AfterAnswer::Quiet,
+            Ok(1..) => AfterAnswer::More,
+            Ok(0) | Err(_) => AfterAnswer::Ended,
+        }
     }
 
     pub(crate) fn fd(&self) -> BorrowedFd<'_> {

@@ -62,6 +62,8 @@ enum Attempt {
         server: usize,
         answer: Answer,
         times: Option<(Duration, Duration)>,
+        /// What was wrong beside it: the body may be good all the same.
+        fault: Option<Fault>,
     },
     /// All that were asked failed; they have been told.
     Failed(Vec<(usize, Fault)>),
@@ -109,9 +111,12 @@ fn read_somewhere(servers: &Servers, ask: &Ask<'_>, check: &mut Check<'_>) -> Re
         }
         match attempt(servers, ask, first, &excluded, len) {
             Attempt::Closed => {}
-            Attempt::Answer { server, answer, times } => match check(&answer.body) {
+            Attempt::Answer { server, answer, times, fault } => match check(&answer.body) {
                 Ok(()) => {
                     servers.answered(server, u64::try_from(answer.body.len()).unwrap_or(u64::MAX), times);
+                    if let Some(fault) = fault.filter(|_| !ask.optional) {
+                        servers.failed(server, ask.path, &fault);
+                    }
                     if failed_before {
                         servers.counting.failovers.fetch_add(1, Ordering::Relaxed);
                     }
@@ -279,10 +284,13 @@ fn answer(servers: &Servers, mut running: Vec<Running<'_>>, at: usize, hedge: Op
     let times = done.transfer.times();
     let total = done.transfer.total();
     let (body, connection) = done.transfer.finish();
-    if let Some(connection) = connection {
-        servers.keep(server, connection);
+    let mut fault = None;
+    match connection {
+        Ok(Some(connection)) => servers.keep(server, connection),
+        Ok(None) => {}
+        Err(found) => fault = Some(found),
     }
-    Attempt::Answer { server, answer: Answer { body, total }, times }
+    Attempt::Answer { server, answer: Answer { body, total }, times, fault }
 }
 
 fn wait_for_sockets(running: &[Running<'_>], longest: Duration) {

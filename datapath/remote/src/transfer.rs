@@ -3,7 +3,7 @@
 use std::io::ErrorKind;
 use std::time::{Duration, Instant};
 
-use crate::connection::Connection;
+use crate::connection::{AfterAnswer, Connection};
 use crate::head::{self, HEAD_MAX_BYTES, Head};
 
 /// The body grows by so much at a time where its length is only claimed.
@@ -122,12 +122,16 @@ impl Transfer {
         self.head.as_ref()?.range?.total
     }
 
-    /// The body, once `advance` said that it is whole, and the connection if it can be used again.
-    pub(crate) fn finish(mut self) -> (Vec<u8>, Option<Connection>) {
+    /// The body, once `advance` said that it is whole, and the connection if it can be used again. What comes after
+    /// the body by now is a fault of the server, and would be taken for its next answer.
+    pub(crate) fn finish(mut self) -> (Vec<u8>, Result<Option<Connection>, Fault>) {
         let close = self.head.as_ref().is_none_or(|head| head.close);
-        // More than was announced would be taken for the next answer.
-        let keep = !close && self.connection.is_quiet();
-        (self.body, keep.then_some(self.connection))
+        let connection = match self.connection.after_answer() {
+            AfterAnswer::More => Err(sends_more()),
+            AfterAnswer::Quiet if !close => Ok(Some(self.connection)),
+            AfterAnswer::Quiet | AfterAnswer::Ended => Ok(None),
+        };
+        (self.body, connection)
     }
 
     /// Goes on as far as possible without waiting. `true`: the answer is whole.
@@ -198,11 +202,15 @@ impl Transfer {
             self.got = self.body.len();
             self.head = Some(head);
             if self.got > self.expected {
-                return Err(Fault::Odd("it sends more than it announced".into()));
+                return Err(sends_more());
             }
             return Ok(true);
         }
     }
+}
+
+fn sends_more() -> Fault {
+    Fault::Odd("it sends more than it announced".into())
 }
 
 /// The length of the body, if the answer is one to what was asked.

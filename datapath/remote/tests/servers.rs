@@ -192,6 +192,7 @@ fn a_server_that_lies_is_put_aside_and_the_others_go_on() {
         (HttpFault::WrongBytes, "wrong bytes"),
         (HttpFault::Short, "were asked for"),
         (HttpFault::Endless, "without a length"),
+        // Noticed with the answer, or as the beginning of the next one.
         (HttpFault::TooMuch, ""),
         (HttpFault::Redirect("http://192.0.2.1/".into()), "redirects to 'http://192.0.2.1/'"),
         (HttpFault::NoRanges, "range requests"),
@@ -214,17 +215,11 @@ fn a_server_that_lies_is_put_aside_and_the_others_go_on() {
         // On a busy host the other one may have been quicker at first: it is asked until its answers show the delay.
         for n in 0..50 {
             read(&*object, &bytes, n % 5 * 40_000, 40_000).unwrap();
-            if n >= 4
-                && (fault == HttpFault::TooMuch || remote.status().servers[0].state == ServerState::Aside)
-            {
+            if n >= 4 && remote.status().servers[0].state == ServerState::Aside {
                 break;
             }
         }
         let status = remote.status();
-        if fault == HttpFault::TooMuch {
-            // What follows an answer is never taken for the next one; the connection is given up.
-            continue;
-        }
         assert_eq!(
             status.servers[0].state,
             ServerState::Aside,
@@ -233,7 +228,8 @@ fn a_server_that_lies_is_put_aside_and_the_others_go_on() {
         );
         assert!(status.servers[0].why.as_ref().unwrap().contains(says), "{fault:?}: {status:?}");
         assert_eq!(status.servers[1].state, ServerState::Up);
-        assert!(remote.counters().failovers >= 1, "{fault:?}");
+        // Good bytes are used, whatever comes after them.
+        assert!(remote.counters().failovers >= 1 || fault == HttpFault::TooMuch, "{fault:?}");
         assert_eq!(remote.counters().waits, 0, "{fault:?}");
     }
 }
