@@ -42,8 +42,9 @@ pub struct SealRequest {
 pub struct Pause {
     /// How long its disk answered nothing.
     pub disk_us: u64,
-    /// How long its guest's file systems were frozen, so that the version needs no repair; absent where the guest
-    /// agent did not do that: then the version is as after a power cut.
+    /// How long its guest's file systems stood still at most, from the request to freeze them to the answer that they
+    /// go on, so that the version needs no repair; absent where the guest agent did not do that: then the version is
+    /// as after a power cut.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub guest_ms: Option<u64>,
     /// Why the guest's file systems were not frozen.

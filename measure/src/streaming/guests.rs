@@ -1,4 +1,4 @@
-//! The guest itself: it boots over a slow line, and while a server dies.
+//! The guest itself: it boots over a slow line, and while a server dies, and a version is made of it while it runs.
 
 use std::path::PathBuf;
 use std::process::Command;
@@ -25,6 +25,11 @@ const ROUNDS_MAX: usize = 3;
 const BOOTING_BYTES: f64 = 3e6;
 /// How long a machine may stand still.
 const STALL_MAX_S: f64 = 2.0;
+
+/// Name of the case for `--only`.
+pub const SEAL_PAUSE: &str = "seal-pause";
+/// How long a guest may stand still when a version is made of it.
+const PAUSE_MAX_MS: f64 = 50.0;
 
 /// `headwater run` of one machine.
 struct Machine {
@@ -55,12 +60,18 @@ impl Machine {
         text.and_then(|text| text.parse().ok()).with_context(|| format!("'{line}' tells no time"))
     }
 
+    /// What a command of the same data directory answers.
+    fn ask(&self, command: &[&str]) -> Result<Value> {
+        let mut asking = Command::new(&self.headwater);
+        let output = asking.arg("--json").args(command).arg("--data-dir").arg(&self.data_dir).output()?;
+        let said = String::from_utf8_lossy(&output.stderr);
+        serde_json::from_slice(&output.stdout)
+            .with_context(|| format!("headwater {} printed no JSON: {said}", command.join(" ")))
+    }
+
     /// A metric of the host.
     fn metric(&self, name: &str) -> Result<f64> {
-        let mut command = Command::new(&self.headwater);
-        let output = command.args(["--json", "stats", "--data-dir"]).arg(&self.data_dir).output()?;
-        let stats: Value =
-            serde_json::from_slice(&output.stdout).context("headwater stats printed no JSON")?;
+        let stats = self.ask(&["stats"])?;
         let samples = stats.get("samples").and_then(Value::as_array).context("it has samples")?;
         let found = samples.iter().find(|sample| sample.get("metric").and_then(Value::as_str) == Some(name));
         found
@@ -215,4 +226,36 @@ fn of_failover(figure: &'static str, ours: f64, peer: &str, theirs: f64, goal: G
         theirs: vec![theirs],
         goal,
     }
+}
+
+/// Versions are made of a guest that runs.
+pub fn seal_pause(plan: &Plan) -> Result<Vec<Comparison>> {
+    if !has_guest(plan) {
+        return Ok(Vec::new());
+    }
+    let made = Made::import(plan, SEAL_PAUSE, &plan.image, "guest")?;
+    let here = made.store().display().to_string();
+    let mut machine = Machine::start(plan, Command::new(&plan.headwater), &here, &["--boot-trace", "off"])?;
+    machine.booted()?;
+    let mut rounds = Rounds::new();
+    for round in 0..plan.rounds {
+        let sealed = machine.ask(&["machine", "seal", "guest-1"])?;
+        let pause = sealed.get("pause").context("the answer tells no pause")?;
+        let Some(guest_ms) = pause.get("guest_ms").and_then(Value::as_f64) else {
+            bail!("the guest's file systems were not frozen: {pause}");
+        };
+        let disk_us = pause.get("disk_us").and_then(Value::as_f64).context("no pause of the disk")?;
+        println!("  round {}/{}  guest {guest_ms} ms, disk {disk_us} us", round + 1, plan.rounds);
+        let like = |figure, ours, goal| Comparison {
+            case: SEAL_PAUSE,
+            figure,
+            ours: vec![ours],
+            peer: "50 ms".into(),
+            theirs: vec![PAUSE_MAX_MS],
+            goal,
+        };
+        rounds.add(like("guest stands still, ms", guest_ms, Goal::AtMost(1.0)));
+        rounds.add(like("disk answers nothing, ms", disk_us / 1e3, Goal::AtMost(1.0)));
+    }
+    Ok(rounds.0)
 }

@@ -6,7 +6,7 @@
 //! | [`remote`] | a server across TLS is as fast as a disk |
 //! | [`versions`] | 200 versions are read as fast as one |
 //! | [`replay`] | a boot trace makes the best of a slow line |
-//! | [`guests`] | a guest boots over it, and when a server dies |
+//! | [`guests`] | a guest boots over it, and when a server dies; and it hardly notices that a version is made of it |
 
 mod boot_log;
 mod guests;
@@ -54,7 +54,7 @@ pub struct StreamCase {
 }
 
 /// All of them.
-pub const CASES: [StreamCase; 7] = [
+pub const CASES: [StreamCase; 8] = [
     StreamCase {
         name: "storm-cold",
         title: "32 readers of the same 300 MB of an image, nothing in the chunk cache, from a store on this host",
@@ -89,6 +89,11 @@ pub const CASES: [StreamCase; 7] = [
         name: "guest-failover",
         title: "one of two servers dies or hangs while the guest boots over that line",
         run: guests::failover,
+    },
+    StreamCase {
+        name: guests::SEAL_PAUSE,
+        title: "a version is made of the guest while it runs: how long its file systems stand still, at most",
+        run: guests::seal_pause,
     },
 ];
 

@@ -135,6 +135,9 @@ impl Service {
         active: &Active,
     ) -> Result<(Box<dyn FrozenDisk>, Pause), LifeError> {
         let failed = LifeError::backend("seal", &record.name);
+        // The guest's writers stand still from the moment when the first of its file systems is being frozen, which is
+        // before the answer: what is dirty is written out meanwhile.
+        let asked = Instant::now();
         let remark = if record.state == MachineState::Running {
             active.vm.freeze_file_systems().await.err().map(|e| problem(&e).to_string())
         } else {
@@ -147,7 +150,7 @@ impl Service {
         if remark.is_none() {
             // Whatever became of the disk. A guest that stays frozen is worse than a version that is not made.
             let thawed = active.vm.thaw_file_systems().await;
-            guest_ms = Some(u64::try_from(since.elapsed().as_millis()).unwrap_or(u64::MAX));
+            guest_ms = Some(u64::try_from(asked.elapsed().as_millis()).unwrap_or(u64::MAX));
             thawed.map_err(LifeError::backend("thaw the file systems of", &record.name))?;
         }
         Ok((frozen.map_err(failed)?, Pause { disk_us, guest_ms, remark }))

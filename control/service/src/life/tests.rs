@@ -191,6 +191,9 @@ struct Host {
     go_on: Notify,
 }
 
+/// How long a guest takes to freeze its file systems.
+const FREEZING: Duration = Duration::from_millis(20);
+
 struct FakeDisk(Arc<Host>, AtomicBool);
 
 #[async_trait]
@@ -324,6 +327,8 @@ impl Vm for FakeVm {
             return Err(BackendError::new(ProblemKind::Failed, "no agent answers"));
         }
         self.1.freezes.lock().unwrap().push("freeze");
+        // The guest writes out what is dirty.
+        tokio::time::sleep(FREEZING).await;
         Ok(())
     }
     async fn thaw_file_systems(&self) -> Result<(), BackendError> {
