@@ -8,14 +8,17 @@ use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::io::Error;
 use std::path::Path;
+use std::sync::Arc;
 
 use proptest::prelude::*;
 
+use crate::copy::{copy, selected};
 use crate::hash::Hash;
-use crate::local_dir::{Access, LocalDir};
+use crate::local_dir::power_tests::is_durable;
+use crate::local_dir::{Access, CHUNK_BYTES_DEFAULT, LocalDir};
 use crate::name::ImageName;
-use crate::refs::{Channel, Image, Pointer};
-use crate::store::{NewVersion, Pin, Store};
+use crate::refs::{Channel, Image, Pointer, Version};
+use crate::store::{NewVersion, Object, Patch, Pin, Removed, Store};
 use crate::{StoreError, StoreErrorKind};
 
 thread_local! {
@@ -83,11 +86,22 @@ pub(super) enum Operation {
     RemoveImage {
         image: usize,
     },
+    /// Copies a version of another store here, with the objects that are missing.
+    Copy {
+        image: usize,
+        version: u32,
+    },
+    /// Two bytes of an object of a version have gone wrong, and are put right.
+    Mend {
+        image: usize,
+        version: u32,
+    },
 }
 
 pub(super) fn operation() -> impl Strategy<Value = Operation> {
     use Operation::{
-        GiveUp, Promote, PromoteDue, Publish, RemoveImage, RemoveVersion, Retire, Revert, Run, Schedule, Stop,
+        Copy, GiveUp, Mend, Promote, PromoteDue, Publish, RemoveImage, RemoveVersion, Retire, Revert, Run,
+        Schedule, Stop,
     };
     let (image, version) = (0..2usize, 1..6u32);
     prop_oneof![
@@ -102,7 +116,10 @@ pub(super) fn operation() -> impl Strategy<Value = Operation> {
             .prop_map(|(image, version, retired)| Retire { image, version, retired }),
         2 => (image.clone(), version.clone()).prop_map(|(image, version)| Run { image, version }),
         1 => Just(Stop),
-        4 => (image.clone(), version).prop_map(|(image, version)| RemoveVersion { image, version }),
+        4 => (image.clone(), version.clone())
+            .prop_map(|(image, version)| RemoveVersion { image, version }),
+        3 => (image.clone(), version.clone()).prop_map(|(image, version)| Copy { image, version }),
+        1 => (image.clone(), version).prop_map(|(image, version)| Mend { image, version }),
         1 => image.prop_map(|image| RemoveImage { image }),
     ]
 }
@@ -120,8 +137,11 @@ fn shared_object(content: u8) -> Vec<u8> {
     vec![200 + content % 2; 30]
 }
 
-fn manifest(content: u8) -> Vec<u8> {
-    vec![100 + content; 20]
+/// Of a content with so many of its objects: with one only, it is another content.
+fn manifest(content: u8, objects: usize) -> Vec<u8> {
+    let mut manifest = vec![100 + content; 20];
+    manifest.push(u8::try_from(objects).unwrap());
+    manifest
 }
 
 fn pointer(channel: bool, version: u32) -> Pointer {
@@ -155,12 +175,9 @@ fn commit(
     content: u8,
     objects: &[Hash],
 ) -> Result<(), StoreError> {
-    // With one object only, it is another content.
-    let mut manifest = manifest(content);
-    manifest.push(u8::try_from(objects.len()).unwrap());
     let version = NewVersion {
         name: &name(image),
-        manifest: &manifest,
+        manifest: &manifest(content, objects.len()),
         objects,
         size_bytes: 4096,
         created_at_s: 5,
@@ -214,6 +231,133 @@ pub(super) fn apply(
         }
         Operation::RemoveVersion { image, version } => store.remove(&name(image), Some(version)).map(drop),
         Operation::RemoveImage { image } => store.remove(&name(image), None).map(drop),
+        Operation::Copy { image, version } => {
+            let reference = format!("{}@{version}", name(image)).parse()?;
+            copy(&Other, store, &selected(&Other, &[reference])?, false, &mut |_| Ok(())).map(drop)
+        }
+        Operation::Mend { image, version } => {
+            let version = store.resolve(&format!("{}@{version}", name(image)).parse()?)?;
+            mend(store, version.objects[0])
+        }
+    }
+}
+
+/// Has two bytes of an object go wrong on the disk, and puts them right.
+fn mend(store: &LocalDir, id: Hash) -> Result<(), StoreError> {
+    const WRONG: [usize; 2] = [5, 25];
+    let path = store.path().join("objects").join(id.to_string());
+    let right = std::fs::read(&path).unwrap();
+    let mut damaged = right.clone();
+    WRONG.into_iter().for_each(|at| damaged[at] ^= 1);
+    std::fs::write(&path, damaged).unwrap();
+    is_durable(&path);
+    let patch = |at: usize| Patch { offset: at as u64, bytes: vec![right[at]] };
+    let outcome = store.mend(id, &WRONG.map(patch));
+    let found = std::fs::read(&path).unwrap();
+    let is_wrong = |at: &usize| found[*at] != right[*at];
+    assert_eq!(found.len(), right.len());
+    assert!((0..right.len()).filter(is_wrong).all(|at| WRONG.contains(&at)), "mending damaged something");
+    if outcome.is_ok() {
+        assert!(found == right, "it was mended and is not right");
+    } else {
+        // The next process finds it damaged again, and mends it as well.
+        let left = LEFT.with(|left| left.replace(u64::MAX));
+        store.mend(id, &WRONG.map(patch)).unwrap();
+        LEFT.with(|now| now.set(left));
+    }
+    outcome
+}
+
+/// Another store, which has five versions of each image. They share contents with those that are made here, some under
+/// the same number.
+struct Other;
+
+impl Other {
+    fn content(image: usize, version: u32) -> u8 {
+        u8::try_from((image + version as usize) % 6).unwrap()
+    }
+}
+
+struct InMemory(Vec<u8>);
+
+impl Object for InMemory {
+    fn id(&self) -> Hash {
+        Hash::of(&self.0)
+    }
+
+    fn len_bytes(&self) -> u64 {
+        self.0.len() as u64
+    }
+
+    fn read_range(&self, offset: u64, into: &mut [u8]) -> Result<(), StoreError> {
+        let from = usize::try_from(offset).unwrap();
+        into.copy_from_slice(&self.0[from..from + into.len()]);
+        Ok(())
+    }
+}
+
+fn only_read() -> StoreError {
+    StoreError::new(StoreErrorKind::ReadOnly, "the other store is only read")
+}
+
+impl Store for Other {
+    fn chunk_bytes(&self) -> u32 {
+        CHUNK_BYTES_DEFAULT
+    }
+
+    fn images(&self) -> Result<Vec<Image>, StoreError> {
+        (0..2).map(|number| Ok(self.image(&name(number))?.unwrap())).collect()
+    }
+
+    fn image(&self, wanted: &ImageName) -> Result<Option<Image>, StoreError> {
+        let Some(image) = (0..2).find(|image| name(*image) == *wanted) else { return Ok(None) };
+        let mut there = Image::empty(wanted.clone());
+        for number in 1..6 {
+            let content = Self::content(image, number);
+            there.adopt(&Version {
+                number,
+                manifest: Hash::of(&manifest(content, 2)),
+                created_at_s: 5,
+                size_bytes: 4096,
+                stored_bytes: 70,
+                source: String::new(),
+                note: String::new(),
+                author: String::new(),
+                retired: false,
+                objects: vec![Hash::of(&shared_object(content)), Hash::of(&own_object(content))],
+            })?;
+        }
+        Ok(Some(there))
+    }
+
+    fn manifest(&self, id: Hash) -> Result<Vec<u8>, StoreError> {
+        let mut all = (0..6).map(|content| manifest(content, 2));
+        Ok(all.find(|manifest| Hash::of(manifest) == id).unwrap())
+    }
+
+    fn open_object(&self, id: Hash) -> Result<Arc<dyn Object>, StoreError> {
+        let mut all = (0..6).flat_map(|content| [shared_object(content), own_object(content)]);
+        Ok(Arc::new(InMemory(all.find(|bytes| Hash::of(bytes) == id).unwrap())))
+    }
+
+    fn pin(&self, _: Hash) -> Result<Pin, StoreError> {
+        Err(only_read())
+    }
+
+    fn publish(&self) -> Result<Box<dyn crate::Publication>, StoreError> {
+        Err(only_read())
+    }
+
+    fn change(
+        &self,
+        _: &ImageName,
+        _: &mut dyn FnMut(&mut Image) -> Result<(), StoreError>,
+    ) -> Result<(), StoreError> {
+        Err(only_read())
+    }
+
+    fn remove(&self, _: &ImageName, _: Option<u32>) -> Result<Removed, StoreError> {
+        Err(only_read())
     }
 }
 
@@ -255,7 +399,7 @@ pub(super) fn check(dir: &Path, store: &LocalDir, nothing_else: bool) {
 /// The image that an operation changes.
 pub(super) fn touched(operation: &Operation) -> Option<String> {
     match *operation {
-        Operation::GiveUp { .. } | Operation::Run { .. } | Operation::Stop => None,
+        Operation::GiveUp { .. } | Operation::Run { .. } | Operation::Stop | Operation::Mend { .. } => None,
         Operation::Publish { image, .. }
         | Operation::Promote { image, .. }
         | Operation::Schedule { image, .. }
@@ -263,6 +407,7 @@ pub(super) fn touched(operation: &Operation) -> Option<String> {
         | Operation::Revert { image, .. }
         | Operation::Retire { image, .. }
         | Operation::RemoveVersion { image, .. }
+        | Operation::Copy { image, .. }
         | Operation::RemoveImage { image } => Some(name(image).to_string()),
     }
 }
@@ -385,7 +530,7 @@ proptest! {
 /// One history, ended before each of its changes in turn.
 #[test]
 fn a_process_that_ends_before_each_change_in_turn_loses_nothing() {
-    use Operation::{Promote, Publish, RemoveImage, RemoveVersion, Revert, Run, Schedule, Stop};
+    use Operation::{Copy, Mend, Promote, Publish, RemoveImage, RemoveVersion, Revert, Run, Schedule, Stop};
     let history = [
         Publish { image: 0, content: 1 },
         Publish { image: 0, content: 3 },
@@ -400,6 +545,12 @@ fn a_process_that_ends_before_each_change_in_turn_loses_nothing() {
         Operation::GiveUp { content: 5 },
         Stop,
         RemoveVersion { image: 0, version: 2 },
+        // Of its two objects one is here.
+        Copy { image: 1, version: 4 },
+        Mend { image: 1, version: 4 },
+        RemoveVersion { image: 1, version: 4 },
+        // Removed, and brought back from there.
+        Copy { image: 1, version: 4 },
         RemoveImage { image: 1 },
         RemoveImage { image: 0 },
     ];

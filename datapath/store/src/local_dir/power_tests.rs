@@ -146,7 +146,7 @@ proptest! {
 /// One history, cut before each of its changes in turn, with several throws of the dice.
 #[test]
 fn a_power_cut_before_each_change_in_turn_loses_nothing_that_was_answered() {
-    use Operation::{Promote, Publish, RemoveImage, RemoveVersion, Revert};
+    use Operation::{Copy, Mend, Promote, Publish, RemoveImage, RemoveVersion, Revert};
     let history = [
         Publish { image: 0, content: 1 },
         Publish { image: 0, content: 3 },
@@ -157,6 +157,8 @@ fn a_power_cut_before_each_change_in_turn_loses_nothing_that_was_answered() {
         RemoveVersion { image: 0, version: 2 },
         Publish { image: 1, content: 1 },
         RemoveImage { image: 0 },
+        Copy { image: 0, version: 5 },
+        Mend { image: 0, version: 5 },
     ];
     for at in 0..=count_steps(&history) {
         for seed in 1..3 {
