@@ -3,8 +3,10 @@
 //!
 //! Each function takes bytes, reads them, and panics when what was read breaks a promise. Refusing them is always right.
 
+mod file_systems;
 mod files;
 
+pub use file_systems::file_systems;
 pub use files::{foreign_file, qcow2_file};
 
 use headwater_store::Hash;
@@ -32,6 +34,7 @@ pub fn targets() -> Vec<(&'static str, Oracle, Vec<Vec<u8>>)> {
         ("cached_chunks", cached_chunks, segments()),
         ("qcow2_file", qcow2_file, files::qcow2_samples()),
         ("foreign_file", foreign_file, files::foreign_samples()),
+        ("file_systems", file_systems, file_systems::samples()),
     ]
 }
 
@@ -197,7 +200,8 @@ mod tests {
             for (seed, sample) in (1u64..).zip(&samples) {
                 assert!(!sample.is_empty(), "{name}");
                 oracle(sample);
-                let rounds = if name.ends_with("_file") { 2000 } else { 6000 };
+                let is_large = name.ends_with("_file") || name == "file_systems";
+                let rounds = if is_large { 2000 } else { 6000 };
                 headwater_testkit::mutate::rounds(sample, seed, rounds, oracle);
             }
         }

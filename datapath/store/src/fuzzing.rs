@@ -7,6 +7,7 @@ use crate::local_dir::{chunk_bytes_of, settings_bytes};
 use crate::name::ImageName;
 use crate::refs::Image;
 use crate::s3::S3Url;
+use crate::s3::upload::Parts;
 
 /// What a fuzzer or a test feeds with bytes.
 pub type Oracle = fn(&[u8]);
@@ -22,8 +23,19 @@ pub fn targets() -> Vec<(&'static str, Oracle, Vec<Vec<u8>>)> {
             store_name,
             vec![b"s3://bucket/a/b?endpoint=http://h:1&region=x&timeout=5&style=host".to_vec()],
         ),
+        (
+            "upload_state",
+            upload_state,
+            vec![
+                b"headwater upload 1\n16777216\nu-1\n".to_vec(),
+                b"headwater upload 1\n16777216\nu-1\n\"a\"\n\"b\"\n".to_vec(),
+            ],
+        ),
     ]
 }
+
+/// The size of a part in [`upload_state`].
+const PART_BYTES: u64 = 16 << 20;
 
 fn lists() -> Vec<Vec<u8>> {
     use crate::refs::{Channel, Pointer, Version};
@@ -91,6 +103,14 @@ pub fn store_settings(bytes: &[u8]) {
             assert!(written.is_ok_and(|written| written == bytes), "one setting has two encodings");
         }
     }
+}
+
+/// How far a copy to S3 is: only what is written is taken, and each part in it has a name.
+pub fn upload_state(bytes: &[u8]) {
+    let Some(parts) = Parts::decode(bytes, PART_BYTES) else { return };
+    assert!(parts.encode() == bytes, "one state has two encodings");
+    assert!(!parts.upload.is_empty() && parts.there.iter().all(|part| !part.is_empty()), "no name");
+    assert!(Parts::decode(bytes, PART_BYTES + 1).is_none(), "a state of parts of another size was taken");
 }
 
 /// The name of a store in S3: what is read is shown in a way that reads back, and shows no secret.

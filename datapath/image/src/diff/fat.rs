@@ -34,7 +34,7 @@ fn u32_at(bytes: &[u8], at: usize) -> u32 {
 }
 
 /// Whether a boot sector is one of FAT.
-pub(super) fn is_one(boot: &[u8; 512]) -> bool {
+pub(crate) fn is_one(boot: &[u8; 512]) -> bool {
     let marked = boot.get(510..) == Some(&[0x55, 0xaa]);
     let named = boot.get(54..57) == Some(b"FAT") || boot.get(82..85) == Some(b"FAT");
     marked && named && matches!(u16_at(boot, 11), 512 | 1024 | 2048 | 4096)
@@ -282,6 +282,11 @@ impl Tree for Fat {
         let len = u64_of(into.len()).min(file.size_bytes.saturating_sub(at));
         if len == 0 {
             return Ok(0);
+        }
+        // No file has holes here. Without this, a chain that leads back into itself is followed for as long as the size
+        // that a file claims.
+        if file.size_bytes > (self.end - 2) * self.cluster_bytes {
+            return Err(fault("a file is larger than its file system"));
         }
         let mut index = at / self.cluster_bytes;
         let (first, passed, stands) = self.walked;

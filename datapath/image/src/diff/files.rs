@@ -6,11 +6,12 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
+use headwater_block::Device;
+
 use crate::diff::partitions::Partition;
 use crate::diff::tree::{self, Fault, Kind, Node, READABLE, Tree, Visits};
 use crate::error::ImageError;
 use crate::progress::Cancel;
-use crate::reader::VersionReader;
 use crate::units::u64_of;
 
 /// The most changed files that are listed of a partition.
@@ -48,8 +49,8 @@ type Found = (Option<Vec<ChangedFile>>, Option<String>);
 
 /// Compares the file systems in a partition of two versions. A file system that cannot be read is a remark.
 pub(super) fn compare(
-    from: &Arc<VersionReader>,
-    to: &Arc<VersionReader>,
+    from: &Arc<dyn Device>,
+    to: &Arc<dyn Device>,
     partition: &Partition,
     cancel: &Cancel,
 ) -> Result<Found, ImageError> {

@@ -11,16 +11,16 @@
 //! - [`files`]: two of them compared. [`touched`]: one of them read, to find what is damaged.
 
 mod ext;
-mod fat;
+pub(crate) mod fat;
 mod files;
 mod ntfs;
-mod partitions;
+pub(crate) mod partitions;
 mod touched;
-mod tree;
+pub(crate) mod tree;
 
 use std::sync::Arc;
 
-use headwater_block::blocking;
+use headwater_block::{Device, blocking};
 use headwater_store::{Hash, Store};
 
 use crate::chunk_cache::ChunkCache;
@@ -88,8 +88,9 @@ pub fn diff(
         ..Difference::default()
     };
     let changed = changed_blocks(&from, &to, &mut found, cancel, progress)?;
+    let (from, to): (Arc<dyn Device>, Arc<dyn Device>) = (from, to);
     found.changed_bytes = changed.iter().map(|(start, end)| end - start).sum();
-    for partition in partitions::find(&to)? {
+    for partition in partitions::find(to.as_ref())? {
         cancel.check("the comparison")?;
         let inside = |(start, end): &(u64, u64)| {
             let last = partition.offset_bytes.saturating_add(partition.len_bytes);

@@ -1,9 +1,8 @@
 //! Where the partitions of a disk are: GPT, MBR with primary partitions, or one file system on the whole disk.
 
-use headwater_block::blocking;
+use headwater_block::{Device, blocking};
 
 use crate::error::ImageError;
-use crate::reader::VersionReader;
 use crate::units::usize_of_u32;
 
 /// The most partitions that are looked at.
@@ -13,16 +12,16 @@ const SECTOR_BYTES: u64 = 512;
 
 /// A partition.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Partition {
+pub(crate) struct Partition {
     /// From 1; 0 is the whole disk.
-    pub(super) number: u32,
-    pub(super) offset_bytes: u64,
-    pub(super) len_bytes: u64,
+    pub(crate) number: u32,
+    pub(crate) offset_bytes: u64,
+    pub(crate) len_bytes: u64,
 }
 
 /// The partitions of a disk; the whole disk where it has none that make sense.
-pub(super) fn find(disk: &VersionReader) -> Result<Vec<Partition>, ImageError> {
-    let size_bytes = disk.manifest().size_bytes();
+pub(crate) fn find(disk: &dyn Device) -> Result<Vec<Partition>, ImageError> {
+    let size_bytes = disk.geometry().size_bytes;
     let mut first = [0; 512];
     blocking::read(disk, 0, &mut first)?;
     let mut header = [0; 512];
@@ -48,13 +47,14 @@ fn u64_at(bytes: &[u8], at: usize) -> u64 {
     bytes.get(at..).and_then(|tail| tail.first_chunk()).map_or(0, |eight| u64::from_le_bytes(*eight))
 }
 
-fn gpt(disk: &VersionReader, header: &[u8]) -> Result<Vec<Partition>, ImageError> {
+fn gpt(disk: &dyn Device, header: &[u8]) -> Result<Vec<Partition>, ImageError> {
     let table = u64_at(header, 72).saturating_mul(SECTOR_BYTES);
     let count = usize_of_u32(u32_at(header, 80)).min(PARTITIONS_MAX);
     let entry_bytes = usize_of_u32(u32_at(header, 84));
-    let len = count.saturating_mul(entry_bytes);
+    // Devices are read in whole sectors, whatever the table says of its length.
+    let len = count.saturating_mul(entry_bytes).next_multiple_of(512);
     let fits = table.checked_add(u64::try_from(len).unwrap_or(u64::MAX));
-    if !(128..=4096).contains(&entry_bytes) || fits.is_none_or(|end| end > disk.manifest().size_bytes()) {
+    if !(128..=4096).contains(&entry_bytes) || fits.is_none_or(|end| end > disk.geometry().size_bytes) {
         return Ok(Vec::new());
     }
     let mut entries = vec![0; len];
@@ -68,7 +68,7 @@ fn gpt(disk: &VersionReader, header: &[u8]) -> Result<Vec<Partition>, ImageError
             len_bytes: (last - first).saturating_add(1).saturating_mul(SECTOR_BYTES),
         })
     };
-    Ok((1u32..).zip(entries.chunks_exact(entry_bytes)).filter_map(partition).collect())
+    Ok((1u32..).zip(entries.chunks_exact(entry_bytes).take(count)).filter_map(partition).collect())
 }
 
 fn mbr(first: &[u8]) -> Vec<Partition> {

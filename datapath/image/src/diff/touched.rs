@@ -6,6 +6,7 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
+use headwater_block::Device;
 use headwater_store::{Hash, Store};
 
 use crate::chunk_cache::ChunkCache;
@@ -47,7 +48,8 @@ pub fn files_touched(
             return Ok(touched);
         }
     };
-    let found = match partitions::find(&version) {
+    let version: Arc<dyn Device> = version;
+    let found = match partitions::find(version.as_ref()) {
         Ok(found) => found,
         Err(e) => {
             touched.remarks.push(format!("the partition table cannot be read: {e}"));
@@ -68,12 +70,12 @@ pub fn files_touched(
     Ok(touched)
 }
 
-fn look_into(version: &Arc<VersionReader>, partition: &Partition, cancel: &Cancel, touched: &mut Touched) {
+fn look_into(disk: &Arc<dyn Device>, partition: &Partition, cancel: &Cancel, touched: &mut Touched) {
     let prefix = format!("partition {}: ", partition.number);
     let mut walk = Walk { cancel, prefix, files: Vec::new(), visits: Visits::default() };
     // Hostile bytes must not end the caller, whatever a crate makes of them.
     let outcome = catch_unwind(AssertUnwindSafe(|| -> Result<(), Fault> {
-        let mut tree = tree::open(version, partition)?;
+        let mut tree = tree::open(disk, partition)?;
         let root = tree.root();
         walk.directory(&mut *tree, &root, 0)
     }));

@@ -6,15 +6,14 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use headwater_block::blocking;
+use headwater_block::{Device, blocking};
 
 use crate::diff::partitions::Partition;
 use crate::diff::{ext, fat, ntfs};
-use crate::reader::VersionReader;
 use crate::units::{u64_of, usize_of};
 
 /// The most entries of one file system that are visited.
-pub(super) const ENTRIES_MAX: u64 = 20_000_000;
+pub(crate) const ENTRIES_MAX: u64 = 20_000_000;
 /// The unit in which devices are read.
 const SECTOR_BYTES: u64 = 512;
 /// How much is read at a time where only a few bytes are wanted.
@@ -22,7 +21,7 @@ const PAGE_BYTES: usize = 64 << 10;
 
 /// Why something of a file system cannot be read.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Fault(pub(super) String);
+pub(crate) struct Fault(pub(crate) String);
 
 impl std::fmt::Display for Fault {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -31,13 +30,13 @@ impl std::fmt::Display for Fault {
 }
 
 /// A fault in a few words.
-pub(super) fn fault(why: impl std::fmt::Display) -> Fault {
+pub(crate) fn fault(why: impl std::fmt::Display) -> Fault {
     Fault(why.to_string())
 }
 
 /// What an entry is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Kind {
+pub(crate) enum Kind {
     Directory,
     File,
     /// A symbolic link.
@@ -48,32 +47,32 @@ pub(super) enum Kind {
 
 /// An entry.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Node {
+pub(crate) struct Node {
     /// From the root, with slashes.
-    pub(super) path: Vec<u8>,
-    pub(super) kind: Kind,
-    pub(super) size_bytes: u64,
+    pub(crate) path: Vec<u8>,
+    pub(crate) kind: Kind,
+    pub(crate) size_bytes: u64,
     /// When its content was changed last, in the file system's own unit.
-    pub(super) modified: u128,
+    pub(crate) modified: u128,
     /// Owner, mode, flags: whatever else it has, packed.
-    pub(super) attributes: u128,
+    pub(crate) attributes: u128,
     /// Where the file system finds it again: a cluster, a record. Not compared.
-    pub(super) place: u64,
+    pub(crate) place: u64,
 }
 
 impl Node {
     /// The path of an entry in this directory.
-    pub(super) fn child(&self, name: &[u8]) -> Vec<u8> {
+    pub(crate) fn child(&self, name: &[u8]) -> Vec<u8> {
         let start = if self.path == b"/" { &[][..] } else { &self.path };
         [start, b"/", name].concat()
     }
 }
 
 /// The entries of a directory, by name.
-pub(super) type Entries = BTreeMap<Vec<u8>, Node>;
+pub(crate) type Entries = BTreeMap<Vec<u8>, Node>;
 
 /// A file system.
-pub(super) trait Tree {
+pub(crate) trait Tree {
     /// The directory that everything is in.
     fn root(&self) -> Node;
 
@@ -88,11 +87,11 @@ pub(super) trait Tree {
 }
 
 /// The kinds that are read, for messages.
-pub(super) const READABLE: &str = "no ext2, ext3, ext4, FAT or NTFS";
+pub(crate) const READABLE: &str = "no ext2, ext3, ext4, FAT or NTFS";
 
 /// Opens the file system in a partition.
-pub(super) fn open(version: &Arc<VersionReader>, partition: &Partition) -> Result<Box<dyn Tree>, Fault> {
-    let mut bytes = Bytes::new(version, partition);
+pub(crate) fn open(disk: &Arc<dyn Device>, partition: &Partition) -> Result<Box<dyn Tree>, Fault> {
+    let mut bytes = Bytes::new(disk, partition);
     let mut boot = [0; 512];
     bytes.read(0, &mut boot)?;
     if fat::is_one(&boot) {
@@ -105,8 +104,8 @@ pub(super) fn open(version: &Arc<VersionReader>, partition: &Partition) -> Resul
 }
 
 /// The bytes of a partition, in any pieces.
-pub(super) struct Bytes {
-    version: Arc<VersionReader>,
+pub(crate) struct Bytes {
+    disk: Arc<dyn Device>,
     partition: Partition,
     /// What was read last, and from where.
     page: Vec<u8>,
@@ -114,16 +113,16 @@ pub(super) struct Bytes {
 }
 
 impl Bytes {
-    fn new(version: &Arc<VersionReader>, partition: &Partition) -> Self {
-        Self { version: Arc::clone(version), partition: *partition, page: Vec::new(), page_at: 0 }
+    fn new(disk: &Arc<dyn Device>, partition: &Partition) -> Self {
+        Self { disk: Arc::clone(disk), partition: *partition, page: Vec::new(), page_at: 0 }
     }
 
-    pub(super) fn len(&self) -> u64 {
+    pub(crate) fn len(&self) -> u64 {
         self.partition.len_bytes
     }
 
     /// Fills `into` from `at`, which must all lie in the partition.
-    pub(super) fn read(&mut self, at: u64, into: &mut [u8]) -> Result<(), Fault> {
+    pub(crate) fn read(&mut self, at: u64, into: &mut [u8]) -> Result<(), Fault> {
         let end = at.checked_add(u64_of(into.len())).filter(|end| *end <= self.len());
         let end = end.ok_or_else(|| fault("it reaches past the end of its partition"))?;
         if into.len() >= PAGE_BYTES {
@@ -155,7 +154,7 @@ impl Bytes {
         let start = (self.partition.offset_bytes + at) / SECTOR_BYTES * SECTOR_BYTES;
         let skip = usize_of(self.partition.offset_bytes + at - start);
         let mut sectors = vec![0; (skip + usize_of(end - at)).next_multiple_of(512)];
-        blocking::read(self.version.as_ref(), start, &mut sectors).map_err(fault)?;
+        blocking::read(self.disk.as_ref(), start, &mut sectors).map_err(fault)?;
         sectors.drain(..skip);
         sectors.truncate(usize_of(end - at));
         Ok(sectors)
@@ -164,11 +163,11 @@ impl Bytes {
 
 /// Counts the entries that are visited.
 #[derive(Default)]
-pub(super) struct Visits(u64);
+pub(crate) struct Visits(u64);
 
 impl Visits {
     /// Counts some more; a fault where that is too many.
-    pub(super) fn add(&mut self, entries: &Entries) -> Result<(), Fault> {
+    pub(crate) fn add(&mut self, entries: &Entries) -> Result<(), Fault> {
         self.0 = self.0.saturating_add(u64_of(entries.len()));
         if self.0 > ENTRIES_MAX {
             return Err(fault(format!(

@@ -66,8 +66,17 @@ fn file_of(mut pieces: &[u8]) -> (File, u64) {
     (file, len)
 }
 
+/// All bytes of a file of the pieces.
+pub(super) fn whole_of(pieces: &[u8]) -> Vec<u8> {
+    let (file, len) = file_of(pieces);
+    let mut bytes = vec![0; usize_of(len)];
+    let whole = file.read_exact_at(&mut bytes, 0);
+    assert!(whole.is_ok(), "{whole:?}");
+    bytes
+}
+
 /// The pieces of a file that are not zero.
-fn pieces_of(bytes: &[u8]) -> Vec<u8> {
+pub(super) fn pieces_of(bytes: &[u8]) -> Vec<u8> {
     let mut out = Vec::new();
     let mut put = |at: usize, piece: &[u8]| {
         out.extend(u32::try_from(at).unwrap_or(u32::MAX).to_le_bytes());
@@ -267,7 +276,7 @@ thread_local! {
 }
 
 /// Calls into a crate whose panics are caught: they are then no finding.
-fn tolerant<R>(call: impl FnOnce() -> R) -> R {
+pub(super) fn tolerant<R>(call: impl FnOnce() -> R) -> R {
     static HOOK: Once = Once::new();
     HOOK.call_once(|| {
         let before = std::panic::take_hook();

@@ -25,7 +25,7 @@ mod bucket;
 mod failure;
 mod mark;
 mod publication;
-mod upload;
+pub(crate) mod upload;
 mod url;
 
 use std::collections::HashSet;

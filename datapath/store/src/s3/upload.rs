@@ -34,15 +34,15 @@ pub(super) struct Sending<'a> {
 }
 
 /// A sending in parts, as far as it is.
-struct Parts {
-    upload: String,
+pub(crate) struct Parts {
+    pub(crate) upload: String,
     part_bytes: u64,
     /// The server's names of the parts that it has, from the first on.
-    there: Vec<String>,
+    pub(crate) there: Vec<String>,
 }
 
 impl Parts {
-    fn encode(&self) -> Bytes {
+    pub(crate) fn encode(&self) -> Bytes {
         let mut text = format!("headwater upload 1\n{}\n{}\n", self.part_bytes, self.upload);
         for part in &self.there {
             text.push_str(part);
@@ -51,7 +51,7 @@ impl Parts {
         Bytes::from(text)
     }
 
-    fn decode(bytes: &[u8], part_bytes: u64) -> Option<Self> {
+    pub(crate) fn decode(bytes: &[u8], part_bytes: u64) -> Option<Self> {
         let mut lines = std::str::from_utf8(bytes).ok()?.lines();
         let (magic, size, upload) = (lines.next()?, lines.next()?, lines.next()?);
         let fits = magic == "headwater upload 1" && size.parse() == Ok(part_bytes) && !upload.is_empty();
