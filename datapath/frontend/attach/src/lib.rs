@@ -22,7 +22,8 @@
 //! second buffer for each request that waits.
 //!
 //! # Errors
-//! [`AttachError`] says what was tried and why it failed. Errors of the volume become those of the block device, and are logged.
+//! [`AttachError`] says what was tried and why it failed. Errors of the volume become those of the block device, and are
+//! logged at a bounded rate.
 //!
 //! # Not here
 //! No NBD server: the caller runs one, and gives its socket. No zero copy, no unprivileged ublk devices, no resize.
@@ -130,6 +131,8 @@ pub struct Options {
     pub resume: Option<u32>,
     /// Where an NBD server of the same volume listens (NBD).
     pub nbd_socket: PathBuf,
+    /// Warnings of a device in ten seconds (ublk; the NBD server has its own limit); further ones are counted.
+    pub warnings_per_10_s: u32,
 }
 
 impl Default for Options {
@@ -144,6 +147,7 @@ impl Default for Options {
             dead_server_timeout_s: 60,
             resume: None,
             nbd_socket: PathBuf::new(),
+            warnings_per_10_s: 20,
         }
     }
 }

@@ -17,7 +17,7 @@ use std::sync::{Arc, mpsc};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use headwater_block::Device;
+use headwater_block::{Device, FaultLog};
 use parking_lot::Mutex;
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
@@ -185,6 +185,7 @@ fn start_queues(
     let character = Arc::new(open_character(info.device)?);
     let (ready, outcomes) = mpsc::channel();
     let mut threads = Vec::new();
+    let faults = Arc::new(FaultLog::new("attach", options.warnings_per_10_s));
     for queue in 0..info.queues {
         let setup = Setup {
             device: Arc::clone(device),
@@ -194,6 +195,7 @@ fn start_queues(
             max_io_bytes: info.max_io_bytes,
             write_through: options.write_through,
             name: Way::Ublk.device(info.device),
+            faults: Arc::clone(&faults),
         };
         let ready = ready.clone();
         // All commands of a queue have to come from the thread that serves it.

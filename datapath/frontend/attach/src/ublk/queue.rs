@@ -4,7 +4,9 @@
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::sync::Arc;
 
-use headwater_block::{Attempt, ByteRange, Completion, Device, IoError, IoErrorKind, Op, Outcome, Request};
+use headwater_block::{
+    Attempt, ByteRange, Completion, Device, FaultLog, IoError, IoErrorKind, Op, Outcome, Request,
+};
 use io_uring::{IoUring, cqueue, opcode, squeue, types};
 use parking_lot::Mutex;
 use rustix::event::EventfdFlags;
@@ -27,6 +29,8 @@ pub(super) struct Setup {
     /// Writes are answered when they are durable.
     pub(super) write_through: bool,
     pub(super) name: String,
+    /// Of all queues of the device: a full write cache refuses thousands of requests a second.
+    pub(super) faults: Arc<FaultLog>,
 }
 
 /// An answer of the device.
@@ -104,7 +108,7 @@ impl Queue {
                 self.live = self.live.saturating_sub(1);
                 if result != abi::RESULT_ABORT {
                     let errno = Errno::from_raw_os_error(result.saturating_neg());
-                    tracing::warn!("attach: {}: request {tag} ended by the kernel: {errno}", self.setup.name);
+                    self.warn(&format_args!("request {tag} ended by the kernel: {errno}"));
                 }
             }
         }
@@ -218,12 +222,13 @@ impl Queue {
         Ok(())
     }
 
+    fn warn(&self, what: &dyn std::fmt::Display) {
+        self.setup.faults.warn(&self.setup.name, what);
+    }
+
     fn failed(&self, descriptor: &Descriptor, error: &IoError) -> i32 {
         let Descriptor { operation, offset_bytes, len_bytes, .. } = descriptor;
-        tracing::warn!(
-            "attach: {}: {operation:?} of {offset_bytes}+{len_bytes} failed: {error}",
-            self.setup.name
-        );
+        self.warn(&format_args!("{operation:?} of {offset_bytes}+{len_bytes} failed: {error}"));
         let errno = match error.kind() {
             IoErrorKind::Invalid => Errno::INVAL,
             IoErrorKind::ReadOnly => Errno::PERM,
