@@ -2,7 +2,8 @@
 
 mod support;
 
-use std::io::{BufRead, BufReader};
+use std::io::{BufRead, BufReader, Read, Write};
+use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::process::Stdio;
 
@@ -23,13 +24,21 @@ fn each_of_many_sockets_is_a_machine_with_a_disk_of_its_own() {
     for socket in &sockets {
         command.arg("--vhost-user").arg(socket);
     }
-    let mut child = command.stdout(Stdio::piped()).spawn().expect("it starts");
+    let log = dir.path().join("log");
+    let log_file = std::fs::File::create(&log).expect("a log");
+    let mut child = command.stdout(Stdio::piped()).stderr(log_file).spawn().expect("it starts");
     let mut lines = BufReader::new(child.stdout.take().expect("piped")).lines();
     for socket in &sockets {
         let line = lines.next().expect("a line for each").expect("text");
         assert_eq!(line, format!("vhost-user:{}", socket.display()));
     }
     let rest = std::thread::spawn(move || lines.map(|line| line.expect("text")).collect::<Vec<_>>());
+    // One machine's front-end talks nonsense.
+    let mut garbage = UnixStream::connect(&sockets[3]).expect("it listens");
+    // It may be thrown out before all is sent.
+    let _ = garbage.write_all(&[0xee; 4096]);
+    let _ = garbage.read_to_end(&mut Vec::new());
+    drop(garbage);
     let setup = Setup { queues: 1, event_idx: true };
     let disks: Vec<_> = sockets.iter().map(|socket| VhostDisk::connect(socket, setup)).collect();
     let of = |number: usize| vec![u8::try_from(number).expect("small") + 1; BLOCK];
@@ -47,6 +56,11 @@ fn each_of_many_sockets_is_a_machine_with_a_disk_of_its_own() {
     let shown = rest.join().expect("its output was read");
     for socket in &sockets {
         assert!(shown.contains(&format!("vhost-user:{}", socket.display())), "{shown:?}");
+    }
+    let log = std::fs::read_to_string(&log).expect("a log");
+    for (number, socket) in sockets.iter().enumerate() {
+        let is_named = log.contains(&format!("vhost-user: {}: front-end process", socket.display()));
+        assert_eq!(is_named, number == 3, "{}: {log}", socket.display());
     }
     let stats: serde_json::Value =
         serde_json::from_slice(&std::fs::read(&stats).expect("counters")).expect("JSON");

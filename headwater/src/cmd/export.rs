@@ -243,8 +243,10 @@ fn serve_vhost_user(
     volume: &Arc<Volume>,
     stood: Option<Positions>,
 ) -> anyhow::Result<headwater_vhost_user::Server> {
+    // Machines have the source in common; only their sockets tell them apart.
+    let name = if machines(args) == 1 { args.source.clone() } else { path.display().to_string() };
     let options = headwater_vhost_user::Options {
-        name: args.source.clone(),
+        name,
         serial: "headwater".into(),
         // What a persistent cache holds survives a server that ends in order; any other one starts empty.
         resume: stood,
