@@ -22,6 +22,8 @@ pub(crate) struct Disk {
     pub(crate) faults: FaultLog,
     /// Writes of all queues that found no room and are to be tried again.
     pub(crate) waiting_writes: AtomicUsize,
+    /// Queues that have a thread now.
+    running_queues: AtomicUsize,
     /// Whether the guest wants writes answered before they are durable.
     write_back: AtomicBool,
     /// Where queues stood when they ended, here or in the server before this one.
@@ -42,10 +44,17 @@ impl Disk {
             serial: bytes,
             faults: FaultLog::new("vhost-user", limits.warnings_per_10_s),
             waiting_writes: AtomicUsize::new(0),
+            running_queues: AtomicUsize::new(0),
             limits,
             write_back: AtomicBool::new(true),
             positions: Mutex::new(options.resume.unwrap_or_default()),
         }
+    }
+
+    /// Data that each queue may have in flight. A fixed part rather than what the others leave: a queue would have to be
+    /// woken when they give something back, and one that waits for room would hold up the reads of all.
+    pub(crate) fn bytes_in_flight_of_a_queue(&self) -> usize {
+        self.limits.bytes_in_flight / self.running_queues.load(Ordering::Relaxed).max(1)
     }
 
     /// Where a queue starts: at 0 if the guest has reset its disk, else where it ended. A guest that stands anywhere
@@ -85,5 +94,21 @@ impl Disk {
     /// Follows the guest's choice, for requests taken from now on.
     pub(crate) fn set_write_back(&self, on: bool) {
         self.write_back.store(on, Ordering::Relaxed);
+    }
+}
+
+/// A queue that has a thread, for as long as it lives.
+pub(crate) struct RunningQueue(Arc<Disk>);
+
+impl RunningQueue {
+    pub(crate) fn new(disk: &Arc<Disk>) -> Self {
+        disk.running_queues.fetch_add(1, Ordering::Relaxed);
+        Self(Arc::clone(disk))
+    }
+}
+
+impl Drop for RunningQueue {
+    fn drop(&mut self) {
+        self.0.running_queues.fetch_sub(1, Ordering::Relaxed);
     }
 }

@@ -4,11 +4,13 @@ mod guest;
 
 use std::path::Path;
 use std::sync::Arc;
+use std::sync::mpsc::{Receiver, channel};
 
 use guest::{
     F_CONFIG_WCE, F_EVENT_IDX, F_FLUSH, F_INDIRECT, FREE, Guest, INDIRECT, NEXT, SIZE, WRITE, encode,
 };
-use headwater_block::{ByteRange, IoErrorKind};
+use headwater_block::{ByteRange, Completion, Device, IoErrorKind, Request};
+use headwater_testkit::vhost::{Setup, VhostDisk};
 use headwater_testkit::{ReferenceDisk, ReferenceOptions, Waits};
 use headwater_vhost_user::{BindError, Limits, Options, Positions, Server};
 use vhost::vhost_user::VhostUserFrontend;
@@ -176,6 +178,76 @@ fn a_write_that_finds_no_room_waits_until_there_is_and_holds_nobody_up() {
         assert_eq!(guest.stop_queue(), 3);
         assert_eq!(status_of(&guest, 2), IOERR);
     }
+}
+
+/// Blocks of 4 KiB that the limit of these tests lets in.
+const LET_IN: usize = 4;
+const BLOCK: usize = 4096;
+
+fn with_little_in_flight(dir: &Path) -> (Arc<ReferenceDisk>, Server) {
+    let disk = Arc::new(ReferenceDisk::with_options(1 << 20, late()));
+    let limits = Limits { bytes_in_flight: LET_IN * BLOCK, no_space_retry_ms: 5, ..Limits::default() };
+    let options = Options { limits, ..Options::default() };
+    let server = Server::bind(&dir.join("s"), Arc::clone(&disk) as _, options).unwrap();
+    (disk, server)
+}
+
+/// Gives the disk a write for each of its blocks; the receiver gets the results.
+fn write_blocks(client: &VhostDisk, blocks: usize) -> Receiver<bool> {
+    let (sender, results) = channel();
+    for number in 0..blocks {
+        let range = ByteRange::new((number * BLOCK) as u64, BLOCK as u64).unwrap();
+        let sender = sender.clone();
+        let done = Completion::new(move |outcome| {
+            // Nobody waits for it any more where a check has failed.
+            let _ = sender.send(outcome.result.is_ok());
+        });
+        client.submit(Request::Write { range, buffer: vec![number as u8 + 1; BLOCK], fua: false }, done);
+    }
+    results
+}
+
+#[test]
+fn no_more_data_is_in_flight_than_the_limit_says_with_any_number_of_queues() {
+    for queues in [1, 2, 4] {
+        let dir = tempfile::tempdir().unwrap();
+        let (disk, server) = with_little_in_flight(dir.path());
+        let client = VhostDisk::connect(server.path(), Setup { queues, event_idx: true });
+        disk.hold();
+        // As many as the client offers at once, so that all of them are in the rings.
+        let blocks = 16 * queues;
+        let results = write_blocks(&client, blocks);
+        while disk.waiting() < LET_IN {
+            std::thread::yield_now();
+        }
+        // Time for more to come, if they did.
+        std::thread::sleep(std::time::Duration::from_millis(200));
+        assert_eq!(disk.waiting(), LET_IN, "{queues} queues");
+        disk.release();
+        assert_eq!(results.iter().take(blocks).filter(|ok| *ok).count(), blocks);
+        assert_eq!(disk.most_waiting(), LET_IN as u64, "{queues} queues");
+        let contents = disk.contents();
+        assert!((0..blocks).all(|number| contents[number * BLOCK] == number as u8 + 1));
+    }
+}
+
+#[test]
+fn writes_that_found_no_room_do_not_all_come_back_at_once() {
+    let dir = tempfile::tempdir().unwrap();
+    let (disk, server) = with_little_in_flight(dir.path());
+    let client = VhostDisk::connect(server.path(), Setup { queues: 1, event_idx: true });
+    disk.fail(ByteRange::new(0, 1 << 20).unwrap(), IoErrorKind::NoSpace);
+    let results = write_blocks(&client, 16);
+    // Some are always being tried again.
+    while server.waiting_writes() + LET_IN < 16 || disk.counts().writes < 16 {
+        std::thread::yield_now();
+    }
+    disk.hold();
+    std::thread::sleep(std::time::Duration::from_millis(200));
+    disk.heal();
+    disk.release();
+    assert_eq!(results.iter().take(16).filter(|ok| *ok).count(), 16);
+    assert_eq!((disk.most_waiting(), server.waiting_writes()), (LET_IN as u64, 0));
 }
 
 #[test]

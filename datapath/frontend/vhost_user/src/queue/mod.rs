@@ -18,7 +18,7 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, sync_channel};
 use std::time::Duration;
 
-use crate::disk::Disk;
+use crate::disk::{Disk, RunningQueue};
 use crate::fault::RingFault;
 use crate::memory::GuestMemory;
 use crate::positions::StrangerFault;
@@ -74,10 +74,12 @@ impl Queue {
         let (end, ended) = sync_channel(1);
         let name = format!("vhost-queue-{}", setup.number);
         let builder = std::thread::Builder::new().name(name).stack_size(256 << 10);
+        let running = RunningQueue::new(&disk);
         builder.spawn({
             let posts = Arc::clone(&posts);
             move || {
                 let position = thread::QueueThread::new(setup, rings, posts).run();
+                drop(running);
                 disk.ended(number, Some(position));
                 // Nobody waits where stopping was given up.
                 let _ = end.send(position);

@@ -167,7 +167,12 @@ impl QueueThread {
         !self.stopping
             && !self.broken
             && self.in_flight.saturating_add(self.starved.len()) < usize::from(self.rings.entries())
-            && self.bytes_in_flight < self.disk.limits.bytes_in_flight
+            && self.has_room_for_data()
+    }
+
+    /// Whether another request with data may be given to the device. One always may, however small the limit.
+    fn has_room_for_data(&self) -> bool {
+        self.bytes_in_flight == 0 || self.bytes_in_flight < self.disk.bytes_in_flight_of_a_queue()
     }
 
     fn take_available(&mut self) -> bool {
@@ -261,9 +266,12 @@ impl QueueThread {
         self.starved.push(job);
         self.disk.waiting_writes.fetch_add(1, Ordering::Relaxed);
         if self.retry_at.is_none() {
-            self.retry_at =
-                Instant::now().checked_add(Duration::from_millis(self.disk.limits.no_space_retry_ms));
+            self.retry_later();
         }
+    }
+
+    fn retry_later(&mut self) {
+        self.retry_at = Instant::now().checked_add(Duration::from_millis(self.disk.limits.no_space_retry_ms));
     }
 
     fn take_starved(&mut self) -> Vec<Job> {
@@ -277,8 +285,17 @@ impl QueueThread {
             return false;
         }
         self.retry_at = None;
-        for job in self.take_starved() {
+        let mut jobs = self.take_starved().into_iter();
+        while self.has_room_for_data()
+            && let Some(job) = jobs.next()
+        {
             self.submit(job);
+        }
+        // Others had no buffer while they waited; to give all of them one at once would be past the limit.
+        self.disk.waiting_writes.fetch_add(jobs.len(), Ordering::Relaxed);
+        self.starved.extend(jobs);
+        if !self.starved.is_empty() {
+            self.retry_later();
         }
         true
     }
