@@ -2,9 +2,13 @@
 
 mod fixture;
 
-use std::sync::Arc;
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::mpsc::{Sender, channel};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
-use fixture::raw::Raw;
+use fixture::raw::{Answer, Raw};
 use fixture::{Fixture, PATIENCE};
 use headwater_block::{
     Attempt, ByteRange, Completion, Device, Extent, ExtentKind, Geometry, IoError, IoErrorKind, Op, Request,
@@ -14,29 +18,64 @@ use headwater_iscsi::wire::Opcode;
 use headwater_iscsi::wire::request::ScsiCommand;
 use headwater_testkit::conformance::{Options, check};
 use headwater_testkit::{ReferenceDisk, ReferenceOptions, Waits};
-use std::sync::Mutex;
 
-/// One session for each of a few callers at a time.
+/// A session with any number of commands under way.
+struct Session {
+    raw: Mutex<Raw>,
+    /// Where the answers of each command go, by its tag.
+    commands: Arc<Mutex<HashMap<u32, Sender<Answer>>>>,
+}
+
+impl Session {
+    fn new(raw: Raw) -> Self {
+        let mut taker = raw.taker();
+        // Between rounds nothing comes; who waits for an answer has a limit of its own.
+        taker.stream.set_read_timeout(None).unwrap();
+        let commands: Arc<Mutex<HashMap<u32, Sender<Answer>>>> = Arc::default();
+        std::thread::spawn({
+            let commands = Arc::clone(&commands);
+            move || {
+                while taker.stream.peek(&mut [0]).is_ok_and(|bytes| bytes > 0) {
+                    let answer = taker.take();
+                    let tag = u32::from_be_bytes(answer.header[16..20].try_into().unwrap());
+                    // Others are pings of the target, which need no answer.
+                    if let Some(command) = commands.lock().unwrap().get(&tag) {
+                        let _ = command.send(answer);
+                    }
+                }
+                // Nobody needs to wait any more.
+                commands.lock().unwrap().clear();
+            }
+        });
+        Self { raw: Mutex::new(raw), commands }
+    }
+}
+
+impl Drop for Session {
+    fn drop(&mut self) {
+        let _ = self.raw.lock().unwrap().stream.shutdown(std::net::Shutdown::Both);
+    }
+}
+
 struct Initiator {
-    sessions: Vec<Mutex<Raw>>,
+    sessions: Arc<Vec<Session>>,
+    next: AtomicUsize,
     geometry: Geometry,
 }
 
 impl Initiator {
     fn device(fixture: &Fixture, sessions: usize, keys: &[(&str, &str)]) -> Arc<dyn Device> {
-        let sessions = (0..sessions).map(|_| Mutex::new(fixture.session(keys))).collect();
-        Arc::new(Self { sessions, geometry: fixture.disk.geometry() })
+        let sessions = (0..sessions).map(|_| Session::new(fixture.session(keys))).collect();
+        Arc::new(Self {
+            sessions: Arc::new(sessions),
+            next: AtomicUsize::new(0),
+            geometry: fixture.disk.geometry(),
+        })
     }
+}
 
+impl Session {
     fn run(&self, request: &Request) -> Result<Vec<u8>, IoError> {
-        let start = std::time::Instant::now();
-        let mut raw = loop {
-            if let Some(raw) = self.sessions.iter().find_map(|raw| raw.try_lock().ok()) {
-                break raw;
-            }
-            assert!(start.elapsed() < PATIENCE, "no session is free");
-            std::thread::yield_now();
-        };
         let (range, data) = match request {
             Request::Read { range, .. } => (*range, None),
             Request::Write { range, buffer, .. } => (*range, Some(&buffer[..])),
@@ -76,7 +115,61 @@ impl Initiator {
                 None
             }
         };
-        exchange(&mut raw, cdb, data, range.len() as u32, matches!(request, Request::Read { .. }))
+        self.exchange(cdb, data, range.len() as u32, matches!(request, Request::Read { .. }))
+    }
+
+    /// One command with its data; half of a write is immediate.
+    fn exchange(
+        &self,
+        cdb: [u8; 16],
+        data: Option<&[u8]>,
+        bytes: u32,
+        read: bool,
+    ) -> Result<Vec<u8>, IoError> {
+        let (sender, answers) = channel();
+        let mut raw = self.raw.lock().unwrap();
+        let command = raw.scsi(&cdb);
+        let tag = command.task_tag;
+        self.commands.lock().unwrap().insert(tag, sender);
+        let expected_bytes = data.map_or(if read { bytes } else { 0 }, |data| data.len() as u32);
+        let command = ScsiCommand { write: data.is_some(), read, expected_bytes, ..command };
+        let immediate =
+            data.map_or(0, |data| if data.len() <= 512 { data.len() } else { (data.len() / 2).min(8192) });
+        raw.pdu(&command.encode(), data.map_or(&[], |data| &data[..immediate]));
+        drop(raw);
+        let mut data_in = Vec::new();
+        let result = loop {
+            let answer = answers.recv_timeout(PATIENCE).expect("an answer");
+            match answer.opcode() {
+                Opcode::ReadyToTransfer => {
+                    let r2t = answer.r2t();
+                    let (at, end) = (r2t.offset as usize, (r2t.offset + r2t.desired_bytes) as usize);
+                    let pieces: Vec<&[u8]> = data.unwrap()[at..end].chunks(60_000).collect();
+                    let mut offset = r2t.offset;
+                    for (data_sn, piece) in pieces.iter().enumerate() {
+                        // Others may send between two pieces.
+                        let mut raw = self.raw.lock().unwrap();
+                        raw.data_out(&r2t, data_sn as u32, offset, data_sn + 1 == pieces.len(), piece);
+                        offset += piece.len() as u32;
+                    }
+                }
+                Opcode::DataIn => {
+                    data_in.extend_from_slice(&answer.data);
+                    if answer.data_in().status.is_some() {
+                        break Ok(data_in);
+                    }
+                }
+                Opcode::ScsiResponse if answer.scsi().status == 0 => break Ok(data_in),
+                Opcode::ScsiResponse => {
+                    let sense = answer.sense();
+                    let kind = if sense.0 == 7 { IoErrorKind::ReadOnly } else { IoErrorKind::Device };
+                    break Err(IoError::new(kind, format!("sense {sense:x?}")));
+                }
+                _ => panic!("{answer:?}"),
+            }
+        };
+        self.commands.lock().unwrap().remove(&tag);
+        result
     }
 }
 
@@ -86,51 +179,6 @@ fn unmap_list(lba: u64, blocks: u32) -> Vec<u8> {
     list.extend_from_slice(&blocks.to_be_bytes());
     list.extend_from_slice(&[0; 4]);
     list
-}
-
-/// One command with its data; half of a write is immediate.
-fn exchange(
-    raw: &mut Raw,
-    cdb: [u8; 16],
-    data: Option<&[u8]>,
-    bytes: u32,
-    read: bool,
-) -> Result<Vec<u8>, IoError> {
-    let command = raw.scsi(&cdb);
-    let expected_bytes = data.map_or(if read { bytes } else { 0 }, |data| data.len() as u32);
-    let command = ScsiCommand { write: data.is_some(), read, expected_bytes, ..command };
-    let immediate =
-        data.map_or(0, |data| if data.len() <= 512 { data.len() } else { (data.len() / 2).min(8192) });
-    raw.pdu(&command.encode(), data.map_or(&[], |data| &data[..immediate]));
-    let mut data_in = Vec::new();
-    loop {
-        let answer = raw.take();
-        match answer.opcode() {
-            Opcode::ReadyToTransfer => {
-                let r2t = answer.r2t();
-                let (at, end) = (r2t.offset as usize, (r2t.offset + r2t.desired_bytes) as usize);
-                let pieces: Vec<&[u8]> = data.unwrap()[at..end].chunks(60_000).collect();
-                let mut offset = r2t.offset;
-                for (data_sn, piece) in pieces.iter().enumerate() {
-                    raw.data_out(&r2t, data_sn as u32, offset, data_sn + 1 == pieces.len(), piece);
-                    offset += piece.len() as u32;
-                }
-            }
-            Opcode::DataIn => {
-                data_in.extend_from_slice(&answer.data);
-                if answer.data_in().status.is_some() {
-                    return Ok(data_in);
-                }
-            }
-            Opcode::ScsiResponse if answer.scsi().status == 0 => return Ok(data_in),
-            Opcode::ScsiResponse => {
-                let sense = answer.sense();
-                let kind = if sense.0 == 7 { IoErrorKind::ReadOnly } else { IoErrorKind::Device };
-                return Err(IoError::new(kind, format!("sense {sense:x?}")));
-            }
-            _ => panic!("{answer:?}"),
-        }
-    }
 }
 
 impl Device for Initiator {
@@ -143,10 +191,13 @@ impl Device for Initiator {
     }
 
     fn submit(&self, request: Request, done: Completion) {
-        match (self.run(&request), request) {
+        let sessions = Arc::clone(&self.sessions);
+        let session = self.next.fetch_add(1, Ordering::Relaxed) % sessions.len();
+        // A thread each, so that requests of a round are in flight together, also in one session.
+        std::thread::spawn(move || match (sessions[session].run(&request), request) {
             (Ok(data_in), Request::Read { .. }) => done.complete(Ok(()), data_in),
             (result, request) => done.complete(result.map(drop), request.into_buffer()),
-        }
+        });
     }
 
     fn extents(&self, range: ByteRange, _max_extents: usize) -> Result<Vec<Extent>, IoError> {
@@ -167,7 +218,9 @@ fn a_disk_behind_iscsi_passes_the_suite_for_devices() {
     for (seed, waits, keys) in
         [(1, Waits::Never, &large[..]), (2, Waits::PerMille(500), &small[..]), (3, Waits::Always, &large[..])]
     {
-        let disk = ReferenceOptions { waits, seed, ..ReferenceOptions::default() };
+        // So slow that requests which are sent together wait together.
+        let delay = Duration::from_micros(200);
+        let disk = ReferenceOptions { waits, seed, delay, ..ReferenceOptions::default() };
         // So little memory that commands wait for each other's.
         let limits = Limits {
             bytes_executing: 64 << 10,
@@ -177,6 +230,11 @@ fn a_disk_behind_iscsi_passes_the_suite_for_devices() {
         };
         let fixture = Fixture::with(ReferenceDisk::with_options(16 << 20, disk), limits, None);
         let device = Initiator::device(&fixture, 4, keys);
-        check(&device, &Options { operations: 200, ..Options::seeded(seed) });
+        let options = Options { operations: 200, ..Options::seeded(seed) };
+        check(&device, &options);
+        if waits == Waits::Always {
+            let most = fixture.disk.most_waiting();
+            assert!(most > u64::from(options.threads), "at most {most} requests overlapped");
+        }
     }
 }
