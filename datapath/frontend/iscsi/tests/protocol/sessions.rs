@@ -1,5 +1,6 @@
 //! Sessions: logout, reinstatement, discovery, silence, and a server that stops.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use crate::fixture::raw::{read10, write10};
@@ -10,7 +11,7 @@ use headwater_iscsi::wire::response::{AsyncMessage, NopIn, RejectReason};
 use headwater_iscsi::wire::text::{pairs, put_pair};
 use headwater_iscsi::wire::{Opcode, RESERVED_TAG};
 use headwater_iscsi::{Address, FixedTargets, Limits, Offer, Server};
-use headwater_testkit::{ReferenceDisk, ReferenceOptions, Waits};
+use headwater_testkit::{ReferenceDisk, ReferenceOptions, Rng, Waits};
 
 #[test]
 fn logout_ends_the_session_when_what_runs_has_ended() {
@@ -82,7 +83,7 @@ fn a_second_login_of_a_session_takes_its_place() {
 fn discovery_lists_all_targets_in_as_many_pdus_as_it_takes() {
     let names: Vec<String> = (0..40).map(|n| format!("iqn.2026-01.org.example:disk-{n}")).collect();
     let offers = names.iter().enumerate().map(|(number, text)| {
-        let disk = std::sync::Arc::new(ReferenceDisk::new(MIB));
+        let disk = Arc::new(ReferenceDisk::new(MIB));
         (name(text), Offer { scsi: target(text, disk, number as u8), alias: String::new(), accounts: None })
     });
     let address = Address { host: "127.0.0.1".into(), port: 0 };
@@ -139,6 +140,54 @@ fn discovery_lists_all_targets_in_as_many_pdus_as_it_takes() {
     assert_eq!(ask(&mut raw, ""), expected(&names[3..4]));
     assert_eq!(ask(&mut raw, &names[4]), vec![]);
     assert_eq!(ask(&mut raw, "All"), vec![("SendTargets".to_string(), "Reject".to_string())]);
+}
+
+#[test]
+fn targets_of_one_server_do_not_mix() {
+    let disk = |seed| {
+        let options = ReferenceOptions { waits: Waits::PerMille(500), seed, ..ReferenceOptions::default() };
+        Arc::new(ReferenceDisk::with_options(MIB, options))
+    };
+    let disks = [disk(1), disk(2)];
+    let names = ["iqn.2026-01.org.example:one", "iqn.2026-01.org.example:two"];
+    let offer = |number: usize| {
+        let scsi = target(names[number], disks[number].clone(), number as u8);
+        (name(names[number]), Offer { scsi, alias: String::new(), accounts: None })
+    };
+    let address = Address { host: "127.0.0.1".into(), port: 0 };
+    let targets = FixedTargets::new(vec![offer(0), offer(1)]);
+    let server = Server::bind(&address, targets, Limits::default()).unwrap();
+    // Two of each; the first two write the first half of what is read, the others the second.
+    let mut sessions = [0, 1, 0, 1].map(|disk: usize| {
+        let mut raw = Raw::connect(server.port());
+        raw.log_in(&[("TargetName", names[disk])]);
+        raw.clear_attention();
+        (disk, raw)
+    });
+    assert_eq!(server.sessions(), 4);
+    let mut models = [vec![0; MIB as usize], vec![0; MIB as usize]];
+    let mut rng = Rng::new(10);
+    for _ in 0..100 {
+        // The same blocks of both, and all commands are sent before an answer is taken.
+        let base = rng.below(2000) as u32;
+        let mut tags = Vec::new();
+        for (number, (disk, raw)) in sessions.iter_mut().enumerate() {
+            let (lba, data) = (base + 8 * (number as u32 / 2), rng.bytes(4096));
+            tags.push(raw.command(&write10(lba, 8), 0, Some(&data)));
+            models[*disk][lba as usize * 512..][..4096].copy_from_slice(&data);
+        }
+        for ((_, raw), tag) in sessions.iter_mut().zip(&tags) {
+            raw.good(*tag);
+        }
+        let tags = sessions.each_mut().map(|(_, raw)| raw.command(&read10(base, 16), 8192, None));
+        for ((disk, raw), tag) in sessions.iter_mut().zip(tags) {
+            let expected = &models[*disk][base as usize * 512..][..8192];
+            assert!(raw.data(tag, 8192) == expected, "target {} at block {base}", names[*disk]);
+        }
+    }
+    for (disk, model) in disks.iter().zip(&models) {
+        assert!(disk.contents() == *model);
+    }
 }
 
 #[test]
