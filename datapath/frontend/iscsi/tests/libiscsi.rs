@@ -6,7 +6,7 @@
 
 mod fixture;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::process::{Command, Stdio};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -66,15 +66,35 @@ fn all_tests_of_the_suite_pass_or_skip_themselves() {
         println!("{name}: {verdict:?}");
     }
     assert!(failed.is_empty(), "{} tests of libiscsi failed, see above", failed.len());
-    let document = concat!(env!("CARGO_MANIFEST_DIR"), "/../../../docs/iscsi.md");
-    let document = std::fs::read_to_string(document).unwrap();
-    for (name, _) in &skipped {
-        let name = name.trim_start_matches("ALL.");
-        assert!(document.contains(&format!("`{name}`")), "docs/iscsi.md does not say why {name} is skipped");
-    }
+    let skipped: BTreeSet<_> =
+        skipped.iter().map(|(name, _)| name.trim_start_matches("ALL.").to_owned()).collect();
+    let (counts, documented) = documented();
+    let missing: Vec<_> = skipped.difference(&documented).collect();
+    assert!(missing.is_empty(), "docs/iscsi.md does not say why these are skipped: {missing:?}");
     if wanted.is_none() {
         assert!(passed >= PASS, "only {passed} tests passed");
+        let gone: Vec<_> = documented.difference(&skipped).collect();
+        assert!(gone.is_empty(), "docs/iscsi.md says that these are skipped, and they are not: {gone:?}");
+        assert_eq!(
+            counts,
+            format!("{passed} pass, none fails, {} cannot run:", skipped.len()),
+            "docs/iscsi.md"
+        );
     }
+}
+
+/// What `docs/iscsi.md` says: the line with the numbers, and the tests in the table below it.
+fn documented() -> (String, BTreeSet<String>) {
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../../docs/iscsi.md");
+    let text = std::fs::read_to_string(path).unwrap();
+    let mut lines = text.lines().skip_while(|line| !line.ends_with("cannot run:"));
+    let counts = lines.next().expect("a line before the table");
+    let counts = counts.split_once(": ").map_or(counts, |(_, counts)| counts).to_owned();
+    let rows = lines.skip_while(|line| line.is_empty()).take_while(|line| line.starts_with('|'));
+    let names = rows
+        .filter_map(|row| row.strip_prefix("| `")?.split_once("` |"))
+        .flat_map(|(names, _)| names.split("`, `").map(str::to_owned).collect::<Vec<_>>());
+    (counts, names.collect())
 }
 
 /// Two tests want a disk of their own kind.
