@@ -13,10 +13,11 @@ pub const RULE: Rule = Rule {
 };
 
 /// Folder of a package (`*`: any one name), and the packages of this workspace it may depend on.
-/// In `[dev-dependencies]` everybody may also use headwater-testkit.
+/// In `[dev-dependencies]` everybody may also use headwater-testkit. The first row that matches counts.
 const LAYERS: &[(&str, &[&str])] = &[
     ("datapath/block", &[]),
-    ("datapath/frontend/*", &["headwater-block", "headwater-scsi"]),
+    ("datapath/frontend/iscsi", &["headwater-block", "headwater-scsi"]),
+    ("datapath/frontend/*", &["headwater-block"]),
     ("datapath/scsi", &["headwater-block"]),
     ("datapath/volume", &["headwater-writecache", "headwater-image", "headwater-block"]),
     ("datapath/writecache", &["headwater-block"]),
@@ -102,6 +103,18 @@ mod tests {
         assert_eq!(lines_found(&RULE, "datapath/frontend/nbd/Cargo.toml", manifest), [3, 6]);
         assert_eq!(lines_found(&RULE, "datapath/volume/Cargo.toml", manifest), [3]);
         assert_eq!(lines_found(&RULE, "headwater/Cargo.toml", manifest), []);
+    }
+
+    #[test]
+    fn only_the_iscsi_front_end_knows_scsi() {
+        let manifest = "[dependencies]\nheadwater-block.workspace = true\nheadwater-scsi.workspace = true\n";
+        assert_eq!(lines_found(&RULE, "datapath/frontend/iscsi/Cargo.toml", manifest), []);
+        for other in ["nbd", "vhost_user", "fuse", "attach"] {
+            let path = format!("datapath/frontend/{other}/Cargo.toml");
+            assert_eq!(lines_found(&RULE, &path, manifest), [3], "{other}");
+        }
+        let for_tests = "[dev-dependencies]\nheadwater-scsi.workspace = true\n";
+        assert_eq!(lines_found(&RULE, "datapath/frontend/nbd/Cargo.toml", for_tests), [2]);
     }
 
     #[test]
