@@ -163,6 +163,8 @@ fn each_guest_is_itself(daemon: &Daemon) {
     for (machine, host_name) in [("one", "desk-one"), ("two", "two")] {
         let identity = daemon.machine(machine)["identity"].clone();
         let said = sh(daemon, machine, "hostname; cat /etc/machine-id /etc/ssh/ssh_host_ed25519_key.pub");
+        let serial = daemon.machine(machine)["uuid"].as_str().expect("a UUID").replace('-', "");
+        assert_eq!(sh(daemon, machine, "cat /sys/block/vda/serial"), serial[..20], "{machine}'s disk");
         let lines: Vec<&str> = said.lines().collect();
         let key = identity["ssh_host_key_public"].as_str().expect("a key");
         assert_eq!(lines.first(), Some(&host_name), "{said}");

@@ -46,6 +46,7 @@ impl Export {
             .arg(dir.join("cache"))
             .arg("--vhost-user")
             .arg(dir.join("disk.sock"))
+            .args(["--serial", "lab-1.disk"])
             .arg(format!("--nbd=unix:{}", dir.join("nbd.sock").display()))
             .arg("--stats")
             .arg(&stats)
@@ -141,7 +142,7 @@ async fn a_debian_guest_boots_from_it_trims_it_and_survives_a_restart_of_the_ser
     let guest = Guest::start(&spec(dir)).await.expect("it starts");
     guest.wait_booted(PATIENCE).await.expect("it boots");
     guest.agent().ping(PATIENCE).await.expect("its agent answers");
-    assert_eq!(sh(&guest, "cat /sys/block/vda/serial; echo; ls /sys/block/vda/mq").await, "headwater\n0\n1");
+    assert_eq!(sh(&guest, "cat /sys/block/vda/serial; echo; ls /sys/block/vda/mq").await, "lab-1.disk\n0\n1");
 
     sh(&guest, WRITE).await;
     sh(&guest, "md5sum -c /root/sum").await;

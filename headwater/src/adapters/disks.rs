@@ -283,7 +283,7 @@ impl Opener {
     fn serve(self, request: DiskRequest) -> Result<Arc<dyn Disk>, BackendError> {
         let Opened { volume, pin, image } = self.volume(&request.version, &request.cache, request.kept)?;
         let socket = request.run_dir.join("disk.sock");
-        let served = Server::bind(request.transport, &request.machine, &socket, volume.clone());
+        let served = Server::bind(&request, &socket, volume.clone());
         let server = served.inspect_err(|_| volume.close())?;
         let served = Arc::new(ServedVolume {
             machine: request.machine.clone(),
@@ -313,18 +313,14 @@ enum Server {
 }
 
 impl Server {
-    fn bind(
-        transport: DiskTransport,
-        machine: &str,
-        socket: &Path,
-        device: Arc<dyn Device>,
-    ) -> Result<Self, BackendError> {
+    fn bind(request: &DiskRequest, socket: &Path, device: Arc<dyn Device>) -> Result<Self, BackendError> {
+        let machine = &request.machine;
         let failed = || BackendError::new(ProblemKind::Failed, "cannot serve the machine's disk");
-        match transport {
+        match request.transport {
             DiskTransport::VhostUser => {
                 let options = headwater_vhost_user::Options {
                     name: format!("machine {machine}"),
-                    serial: "headwater".to_owned(),
+                    serial: headwater_qemu::disk_serial(request.uuid),
                     // A machine does not outlive its daemon, and each start has a disk of its own.
                     resume: None,
                     limits: headwater_vhost_user::Limits::default(),

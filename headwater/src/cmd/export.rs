@@ -79,6 +79,9 @@ pub struct ExportArgs {
     /// with a disk and a write cache of its own
     #[arg(long, value_name = "PATH", value_hint = ValueHint::FilePath)]
     pub vhost_user: Vec<PathBuf>,
+    /// The disk's serial number, as machines see it over vhost-user: 1 to 20 letters, digits, '-', '_' and '.'
+    #[arg(long, value_name = "TEXT", default_value = "headwater", requires = "vhost_user", value_parser = serial)]
+    pub serial: String,
     /// The iSCSI target
     #[command(flatten)]
     pub iscsi: IscsiArgs,
@@ -247,13 +250,20 @@ fn serve_vhost_user(
     let name = if machines(args) == 1 { args.source.clone() } else { path.display().to_string() };
     let options = headwater_vhost_user::Options {
         name,
-        serial: "headwater".into(),
+        serial: args.serial.clone(),
         // What a persistent cache holds survives a server that ends in order; any other one starts empty.
         resume: stood,
         limits: headwater_vhost_user::Limits::default(),
     };
     headwater_vhost_user::Server::bind(path, Arc::clone(volume) as Arc<dyn Device>, options)
         .with_context(|| format!("cannot serve '{}'", args.source))
+}
+
+/// A serial number that a guest can make a name in `/dev/disk/by-id` of.
+fn serial(text: &str) -> Result<String, String> {
+    let fits = (1..=headwater_vhost_user::SERIAL_BYTES).contains(&text.len())
+        && text.bytes().all(|byte| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_' | b'.'));
+    if fits { Ok(text.to_owned()) } else { Err("1 to 20 letters, digits, '-', '_' and '.'".into()) }
 }
 
 fn check_ram(args: &ExportArgs) -> anyhow::Result<()> {

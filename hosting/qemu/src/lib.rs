@@ -55,4 +55,6 @@ pub use orphan::{Orphan, sweep_orphans};
 pub use probe::{Acceleration, probe_acceleration};
 pub use qmp::{Event, Qmp};
 pub use seed::{Identity, SshHostKey};
-pub use spec::{Disk, DiskTransport, GuestSpec, MacAddress, Network, OnReboot, RunFiles, check_size};
+pub use spec::{
+    Disk, DiskTransport, GuestSpec, MacAddress, Network, OnReboot, RunFiles, check_size, disk_serial,
+};

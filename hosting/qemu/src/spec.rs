@@ -87,6 +87,14 @@ impl Disk {
     }
 }
 
+/// The serial number of a machine's disk, which the guest shows in `/dev/disk/by-id`: the beginning of its UUID, because virtio has
+/// room for 20 bytes.
+pub fn disk_serial(uuid: Uuid) -> String {
+    let mut serial = uuid.simple().to_string();
+    serial.truncate(20);
+    serial
+}
+
 /// Most queues of a disk over vhost-user; the server has a thread for each.
 const MAX_DISK_QUEUES: u32 = 8;
 
@@ -346,8 +354,11 @@ impl GuestSpec {
         // system; the supervisor lets it go on and try again.
         line.option(
             "-device",
-            "virtio-blk-pci,drive=disk0,id=disk0,bootindex=0,iothread=disk-thread,serial=headwater,\
-             discard=on,write-zeroes=on,werror=enospc,rerror=report",
+            format!(
+                "virtio-blk-pci,drive=disk0,id=disk0,bootindex=0,iothread=disk-thread,serial={},discard=on,\
+                 write-zeroes=on,werror=enospc,rerror=report",
+                disk_serial(self.uuid)
+            ),
         );
     }
 
@@ -397,7 +408,7 @@ mod tests {
     fn spec() -> GuestSpec {
         GuestSpec {
             name: "lab,1".into(),
-            uuid: Uuid::from_u128(7),
+            uuid: Uuid::from_u128(0x0123_4567_89ab_cdef_0123_4567_89ab_cdef),
             mac: MacAddress([0x52, 0x54, 0, 1, 2, 3]),
             memory_bytes: 256 << 20,
             cpus: 1,
@@ -442,6 +453,16 @@ mod tests {
         assert!(arguments.iter().any(|a| a == "guest=lab,,1,debug-threads=on"));
         assert!(arguments.iter().any(|a| a.contains("path=/run/a,,b/qmp.sock,server")));
         assert!(arguments.iter().any(|a| a.contains(r#""path":"/run/a,b/nbd.sock""#)));
+    }
+
+    #[test]
+    fn a_disk_over_nbd_has_a_serial_number_of_its_own() {
+        let arguments: Vec<String> =
+            spec().arguments(true).into_iter().map(|a| a.into_string().unwrap()).collect();
+        assert!(
+            arguments.iter().any(|a| a.contains("id=disk0,") && a.contains(",serial=0123456789abcdef0123,"))
+        );
+        assert_ne!(disk_serial(Uuid::from_u128(1 << 64)), disk_serial(Uuid::from_u128(2 << 64)));
     }
 
     #[test]

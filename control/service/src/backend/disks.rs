@@ -14,6 +14,8 @@ use crate::backend::{BackendError, JobControl};
 pub struct DiskRequest {
     /// Whose it is.
     pub machine: String,
+    /// The machine's identity, of which the disk's serial number is made.
+    pub uuid: Uuid,
     /// The machine's directory; the disk's socket goes there.
     pub run_dir: PathBuf,
     /// What lies under the write cache.

@@ -104,6 +104,7 @@ impl Service {
         let version_hash = boot.version.hash.clone();
         let request = DiskRequest {
             machine: record.name.clone(),
+            uuid: record.uuid,
             run_dir,
             version: boot.version.clone(),
             cache: boot.cache,

@@ -69,4 +69,4 @@ mod server;
 pub use limits::Limits;
 pub use listener::{BindError, SOCKET_PATH_BYTES};
 pub use positions::Positions;
-pub use server::{Options, Server};
+pub use server::{Options, SERIAL_BYTES, Server};

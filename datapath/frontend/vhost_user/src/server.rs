@@ -18,13 +18,17 @@ use crate::disk::Disk;
 use crate::limits::Limits;
 use crate::listener::{BindError, Listener};
 use crate::positions::Positions;
+use crate::queue::request::ID_BYTES;
+
+/// The longest serial number that virtio has room for, in bytes.
+pub const SERIAL_BYTES: usize = ID_BYTES;
 
 /// What a guest sees besides the device's geometry, and what it may cost.
 #[derive(Clone, Debug, Default)]
 pub struct Options {
     /// Name for logs: the machine, or what is served.
     pub name: String,
-    /// Serial number, as the guest shows it in `/dev/disk/by-id`; at most 20 bytes are used.
+    /// Serial number, as the guest shows it in `/dev/disk/by-id`; at most [`SERIAL_BYTES`] are used.
     pub serial: String,
     /// Where the server before this one left its machine, from [`Server::stop`], if nothing that it answered is
     /// lost: then that machine may go on here. Any other one that is running already is refused, because it would go on
