@@ -167,12 +167,15 @@ fn a_log_is_not_filled_by_those_who_break_the_rules() {
     tool("nbdinfo", &[&export.lines[0]]).ok();
     tool("iscsi-inq", &[&export.lines[2]]).ok();
     let log = export.end();
-    for (front_end, who) in
-        [("NBD: ", "client process"), ("iSCSI: ", "127.0.0.1:"), ("vhost-user: ", "null:16M")]
-    {
+    for (front_end, who, why) in [
+        ("NBD: ", "client process", "unknown handshake flags"),
+        ("iSCSI: ", "127.0.0.1:", "does not speak iSCSI"),
+        ("vhost-user: ", "null:16M", "invalid message"),
+    ] {
         let lines: Vec<&str> = log.lines().filter(|line| line.contains(front_end)).collect();
         assert!((1..=MOST_LINES).contains(&lines.len()), "{front_end}{} lines: {log}", lines.len());
         assert!(lines[0].contains(who), "{front_end}: it does not say who: {}", lines[0]);
+        assert!(lines[0].contains(why), "{front_end}: it does not say why: {}", lines[0]);
     }
     assert!(log.lines().count() <= 3 * MOST_LINES, "{log}");
 }
