@@ -107,6 +107,8 @@ impl AttachArgs {
             return Ok(None);
         }
         let failed = || format!("cannot attach '{source}'");
+        // Before anything is looked for or removed on this host.
+        let (name, asked) = self.asked().with_context(failed)?;
         if !rustix::process::geteuid().is_root() {
             let text =
                 "a block device can only be made by root; run it as root, or use --fuse and a loop device";
@@ -117,7 +119,7 @@ impl AttachArgs {
         let survives = geometry.read_only || (kept.is_some() && self.write_through);
         let identity = format!("{source}|{}|{}", kept.unwrap_or_default(), geometry.size_bytes);
         let waiting = self.clear_up(&identity, survives).with_context(failed)?;
-        let (name, asked) = self.asked().with_context(failed)?;
+        name.as_deref().map_or(Ok(()), check_free).with_context(failed)?;
         let (way, why) = match &waiting {
             Some(record) => (record.way, "its former server died, and the kernel kept the device".into()),
             None => {
@@ -148,14 +150,14 @@ impl AttachArgs {
     }
 
     /// A name of one's own, and a number where the name is the kernel's.
-    fn asked(&self) -> anyhow::Result<(Option<String>, Option<KernelDevice>)> {
+    fn asked(&self) -> Result<(Option<String>, Option<KernelDevice>), Problem> {
         let Some(text) = &self.device else { return Ok((None, None)) };
         let plain = text.strip_prefix("/dev/").unwrap_or(text);
         for (way, prefix) in [(Way::Ublk, "ublkb"), (Way::Nbd, "nbd")] {
             if let Some(number) = plain.strip_prefix(prefix).and_then(|digits| digits.parse().ok()) {
-                if self.via.is_some_and(|via| via.way() != way) {
-                    let text = format!("{plain} is no device of --via {:?}", self.via.map(Via::way));
-                    return Err(Problem::new(ProblemKind::Invalid, text).into());
+                if let Some(via) = self.via.filter(|via| via.way() != way) {
+                    let text = format!("{plain} is no device of --via {}", via.text());
+                    return Err(Problem::new(ProblemKind::Invalid, text));
                 }
                 return Ok((None, Some((way, number))));
             }
@@ -165,12 +167,7 @@ impl AttachArgs {
             && !plain.starts_with('.');
         if !is_name {
             let text = format!("'{text}' is no name for a device: 1 to 63 letters, digits, '-', '_' and '.'");
-            return Err(Problem::new(ProblemKind::Invalid, text).into());
-        }
-        if registry().all()?.iter().any(|record| record.is_meant_by(plain) && record.is_served()) {
-            let text =
-                format!("there is a device called '{plain}' already; detach it or choose another name");
-            return Err(Problem::new(ProblemKind::Conflict, text).into());
+            return Err(Problem::new(ProblemKind::Invalid, text));
         }
         Ok((Some(plain.to_owned()), None))
     }
@@ -201,6 +198,23 @@ impl Via {
             Via::Nbd => Way::Nbd,
         }
     }
+
+    /// As it is written on the command line.
+    fn text(self) -> &'static str {
+        match self {
+            Via::Ublk => "ublk",
+            Via::Nbd => "nbd",
+        }
+    }
+}
+
+/// Refuses a name that a living device has.
+fn check_free(name: &str) -> anyhow::Result<()> {
+    if registry().all()?.iter().any(|record| record.is_meant_by(name) && record.is_served()) {
+        let text = format!("there is a device called '{name}' already; detach it or choose another name");
+        return Err(Problem::new(ProblemKind::Conflict, text).into());
+    }
+    Ok(())
 }
 
 /// Tells the user, on standard error, how a device is attached and why.
