@@ -66,7 +66,7 @@ conformance: rust ## real NBD, iSCSI and vhost-user clients, the Device conforma
 	guest/vhost-test target/release/headwater
 	guest/iscsi-boot bios
 	guest/iscsi-boot uefi
-	guest/attach-test target/release/headwater ublk nbd
+	guest/attach-test target/release/headwater ublk nbd client
 
 fuzz: rust ## fuzz the readers of formats and wires with coverage, TIME=60 seconds each, JOBS at a time
 	@xtask/need g++=g++ qemu-img=qemu-utils
