@@ -2,9 +2,10 @@
 
 mod fixture;
 
+use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, Once};
 use std::time::Duration;
 
 use fixture::{Raw, run, wait_for};
@@ -158,8 +159,56 @@ fn refusals(uri: &str) -> (String, String) {
     (error.to_string(), String::from_utf8_lossy(&output.stderr).into_owned())
 }
 
+/// What all servers of this program log.
+#[derive(Clone)]
+struct Log;
+
+static LOGGED: Mutex<Vec<u8>> = Mutex::new(Vec::new());
+
+impl Write for Log {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        LOGGED.lock().unwrap().write(bytes)
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        Ok(())
+    }
+}
+
+impl Log {
+    fn start() {
+        static STARTED: Once = Once::new();
+        let subscriber = tracing_subscriber::fmt().with_writer(|| Log).with_ansi(false);
+        STARTED.call_once(|| subscriber.with_max_level(tracing_subscriber::filter::LevelFilter::WARN).init());
+    }
+
+    /// How many clients were refused for one of these reasons. Alerts are of clients that refuse their server, in another test.
+    fn refused(reasons: &[&str]) -> usize {
+        let text = String::from_utf8_lossy(&LOGGED.lock().unwrap()).into_owned();
+        let is_one = |line: &&str| {
+            line.contains("TLS did not start: ")
+                && !line.contains("alert")
+                && reasons.iter().any(|reason| line.contains(reason))
+        };
+        text.lines().filter(is_one).count()
+    }
+}
+
+/// QEMU as a client with these files, which it is not to look at itself.
+fn qemu_info(secured: &Secured, files: &Path) -> std::process::Output {
+    let credentials =
+        format!("tls-creds-x509,id=tls0,endpoint=client,sanity-check=off,dir={}", files.display());
+    let port = secured.port();
+    let image =
+        format!("driver=nbd,server.type=inet,server.host=localhost,server.port={port},tls-creds=tls0");
+    let output =
+        Command::new("qemu-img").args(["info", "--object", &credentials, "--image-opts", &image]).output();
+    output.expect("qemu-img runs; install it: apt-get install qemu-utils")
+}
+
 #[test]
 fn clients_without_a_valid_certificate_are_refused() {
+    Log::start();
     let directory = tempfile::tempdir().unwrap();
     let authority = Authority::new("the authority");
     let files = authority.directory(
@@ -172,14 +221,22 @@ fn clients_without_a_valid_certificate_are_refused() {
     let stranger = Authority::new("somebody else");
     let expired = Oddity { is_expired: true, serial: 0 };
     let withdrawn = Oddity { is_expired: false, serial: 99 };
-    for (what, files) in [
-        ("none", secured.client(&secured.authority, None, USUAL)),
-        ("another authority's", secured.client(&stranger, Some("stranger"), USUAL)),
-        ("an expired one", secured.client(&secured.authority, Some("late"), expired)),
-        ("a withdrawn one", secured.client(&secured.authority, Some("gone"), withdrawn)),
+    assert!(qemu_info(&secured, &secured.pki()).status.success(), "QEMU with a good certificate");
+    let none = "sent no certificates";
+    for (what, files, reasons) in [
+        ("none", secured.client(&secured.authority, None, USUAL), &[none][..]),
+        // GnuTLS shows no certificate where the server trusts nobody who has signed it.
+        ("another authority's", secured.client(&stranger, Some("stranger"), USUAL), &["UnknownIssuer", none]),
+        ("an expired one", secured.client(&secured.authority, Some("late"), expired), &["xpired"]),
+        ("a withdrawn one", secured.client(&secured.authority, Some("gone"), withdrawn), &["Revoked"]),
     ] {
+        let before = Log::refused(reasons);
         let (ours, _) = refusals(&secured.uri(&files));
         assert!(ours.contains("nbds://"), "{what}: {ours}");
+        let qemu = qemu_info(&secured, &files);
+        assert!(!qemu.status.success() && qemu.stdout.is_empty(), "{what}: {qemu:?}");
+        // Ours, libnbd and QEMU.
+        wait_for(&format!("refusals of {what}"), || Log::refused(reasons) == before + 3);
         secured.is_alive();
     }
 }
