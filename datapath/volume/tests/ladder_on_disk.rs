@@ -52,6 +52,7 @@ for_each_life!(
     a_flipped_bit_on_the_overflow_disk_is_an_error_on_that_block_only,
     a_read_error_of_the_overflow_disk_is_reported_and_passes,
     discarding_gives_ram_and_disk_back,
+    a_lower_ram_limit_takes_effect,
     the_budget_of_the_host_bounds_all_volumes_together,
 );
 
@@ -175,6 +176,26 @@ fn discarding_gives_ram_and_disk_back(life: Life) {
     let mut read = vec![1; MIB as usize];
     blocking::read(&*device, 7 * MIB, &mut read).unwrap();
     assert!(read.iter().all(|b| *b == 0));
+}
+
+fn a_lower_ram_limit_takes_effect(life: Life) {
+    let dir = tempfile::tempdir().unwrap();
+    let (host, _) = setup::host(u64::MAX);
+    let mut options = life.options(256, 96, 512, dir.path());
+    options.pause_limit = Duration::from_secs(60);
+    let (volume, device) = setup::open(&options, &host);
+    assert_eq!(fill(&*device, 200), (200, None));
+    let used = || volume.counters().cache.ram_used_bytes;
+    assert!(used() > 72 * MIB, "{} bytes of 96 MiB are used", used());
+    volume.set_ram_bytes(24 * MIB);
+    // Dirty segments have to be written out first. The host counts the buffers for that too, while they are there.
+    eventually("the lower limit is kept", || used() <= 24 * MIB && host.used_bytes() <= 24 * MIB);
+    assert_holds(&*device, 200);
+    for number in 0..64 {
+        blocking::write(&*device, number * MIB, &pattern(number)).unwrap();
+        assert!(used() <= 24 * MIB, "{:?}", volume.counters().cache);
+    }
+    assert_holds(&*device, 200);
 }
 
 fn the_budget_of_the_host_bounds_all_volumes_together(life: Life) {
