@@ -1,0 +1,46 @@
+//! RAM that a volume does not need any more goes back to the system, by the system's own count. Alone in its program:
+//! what other tests allocate meanwhile would be counted too.
+
+#[expect(dead_code, reason = "one test needs a part of it")]
+mod filling;
+mod setup;
+
+use filling::{MIB, empty, eventually};
+use headwater_block::{Device, blocking};
+use headwater_testkit::Rng;
+use headwater_volume::CacheMode;
+
+/// Memory of this process, by the system's count.
+fn resident_bytes() -> u64 {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap();
+    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).expect("the kernel counts it");
+    line.trim().trim_end_matches(" kB").parse::<u64>().unwrap() << 10
+}
+
+/// Writes 128 MiB; what is resident then.
+fn filled(device: &dyn Device, before: u64) -> u64 {
+    let data = Rng::new(7).bytes(MIB as usize);
+    for number in 0..128 {
+        blocking::write(device, number * MIB, &data).unwrap();
+    }
+    let full = resident_bytes();
+    assert!(full > before + 120 * MIB, "{before} bytes before and {full} after: not in RAM?");
+    full
+}
+
+#[test]
+fn ram_that_is_free_goes_back_to_the_system() {
+    let dir = tempfile::tempdir().unwrap();
+    let (host, _) = setup::host(u64::MAX);
+    let (volume, device) =
+        setup::open(&setup::options(&empty(256), CacheMode::Ram, 192, 0, dir.path()), &host);
+    let before = resident_bytes();
+    let full = filled(&*device, before);
+    blocking::discard(&*device, 0, 256 * MIB).unwrap();
+    eventually("what was discarded is free for others", || resident_bytes() + 100 * MIB < full);
+    // Overwriting what is there takes no more; and what is left when the volume goes is free too.
+    let full = filled(&*device, resident_bytes());
+    filled(&*device, full - 128 * MIB);
+    drop((volume, device));
+    eventually("what a volume had is free for others", || resident_bytes() + 100 * MIB < full);
+}
