@@ -3,7 +3,8 @@
 mod setup;
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
 
 use headwater_block::{Device, blocking};
 use headwater_testkit::conformance::{self, Options};
@@ -97,18 +98,38 @@ fn limits_change_while_it_runs() {
     let (volume, device) =
         setup::open(&setup::options(&image, CacheMode::RamDisk, 64, 128, dir.path()), &host);
     let stop = std::sync::atomic::AtomicBool::new(false);
+    let changes = AtomicU64::new(0);
     std::thread::scope(|scope| {
         scope.spawn(|| {
             let mut rng = Rng::new(4);
             while !stop.load(Ordering::Relaxed) {
                 volume.set_ram_bytes(rng.between(16, 96) << 20);
                 volume.set_disk_bytes(rng.between(72, 256) << 20);
-                std::thread::sleep(std::time::Duration::from_millis(3));
+                changes.fetch_add(1, Ordering::Relaxed);
+                std::thread::sleep(Duration::from_millis(3));
             }
         });
         conformance::check(&device, &suite(41, 48));
         stop.store(true, Ordering::Relaxed);
     });
+    let cache = volume.counters().cache;
+    assert!(changes.load(Ordering::Relaxed) > 5 && cache.spilled_segments > 0, "{cache:?}");
+    assert_eq!((cache.disk_errors, cache.corrupt_blocks, cache.refused_writes), (0, 0, 0), "{cache:?}");
+    // Once more with much RAM, so that there is something to give back.
+    volume.set_ram_bytes(96 * MIB);
+    volume.set_disk_bytes(256 * MIB);
+    let model = conformance::check(&device, &suite(42, 48));
+    assert!(volume.counters().cache.ram_used_bytes > 24 * MIB, "{:?}", volume.counters().cache);
+    volume.set_ram_bytes(16 * MIB);
+    volume.set_disk_bytes(72 * MIB);
+    let start = Instant::now();
+    while volume.counters().cache.ram_used_bytes > 16 * MIB {
+        assert!(start.elapsed() < Duration::from_secs(20), "{:?}", volume.counters().cache);
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    let cache = volume.counters().cache;
+    assert_eq!((cache.ram_target_bytes, cache.disk_limit_bytes), (16 * MIB, 72 * MIB));
+    conformance::verify(&*device, &model);
 }
 
 #[test]
