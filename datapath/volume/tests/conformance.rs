@@ -91,6 +91,38 @@ fn disk_writes_that_fail_lose_nothing() {
 }
 
 #[test]
+fn disk_writes_that_end_half_way_lose_nothing() {
+    let dir = tempfile::tempdir().unwrap();
+    let (host, faults) = setup::host(u64::MAX);
+    faults.half_write_every.store(5, Ordering::Relaxed);
+    let image = base(40 * MIB, 15);
+    let mut options = setup::options(&image, CacheMode::RamDisk, 16, 256, dir.path());
+    // After each failure the disk rests.
+    options.pause_limit = Duration::from_secs(60);
+    let (volume, device) = setup::open(&options, &host);
+    conformance::check(&device, &suite(32, 40));
+    let cache = volume.counters().cache;
+    assert!(cache.disk_errors > 0 && cache.spilled_segments > 0 && cache.read_disk_blocks > 0, "{cache:?}");
+    assert_eq!((cache.corrupt_blocks, cache.refused_writes), (0, 0), "{cache:?}");
+}
+
+#[test]
+fn a_disk_that_writes_late_loses_nothing() {
+    let dir = tempfile::tempdir().unwrap();
+    let (host, faults) = setup::host(u64::MAX);
+    faults.write_delay_ms.store(10, Ordering::Relaxed);
+    let image = base(40 * MIB, 16);
+    let mut options = setup::options(&image, CacheMode::RamDisk, 16, 64, dir.path());
+    options.pause_limit = Duration::from_secs(60);
+    let (volume, device) = setup::open(&options, &host);
+    conformance::check(&device, &suite(33, 40));
+    let cache = volume.counters().cache;
+    // Writers come to where the disk is not yet, and segments are read, overwritten and freed while they are written.
+    assert!(cache.paused_writes > 0 && cache.spilled_segments > 0 && cache.read_disk_blocks > 0, "{cache:?}");
+    assert_eq!((cache.disk_errors, cache.corrupt_blocks, cache.refused_writes), (0, 0, 0), "{cache:?}");
+}
+
+#[test]
 fn limits_change_while_it_runs() {
     let dir = tempfile::tempdir().unwrap();
     let (host, _) = setup::host(u64::MAX);

@@ -1,6 +1,7 @@
 //! Volumes for tests, on a host whose disk engine can be told to fail.
 
 use std::io;
+use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -22,7 +23,29 @@ pub struct Faults {
     pub read_error_every: AtomicU64,
     /// Reads give one flipped bit.
     pub flip: AtomicBool,
+    /// Every so many-th write puts half of its bytes on disk, then fails with EIO; 0: none.
+    pub half_write_every: AtomicU64,
+    /// Writes begin so much later.
+    pub write_delay_ms: AtomicU64,
+    /// Writes do not begin while this is set.
+    pub hold: AtomicBool,
+    /// Reads and writes that are not answered yet.
+    pub in_flight: AtomicU64,
     count: AtomicU64,
+}
+
+impl Faults {
+    /// Whether a write has to wait before it begins.
+    fn are_late(&self) -> bool {
+        self.hold.load(Ordering::Relaxed) || self.write_delay_ms.load(Ordering::Relaxed) != 0
+    }
+
+    fn wait(&self) {
+        std::thread::sleep(Duration::from_millis(self.write_delay_ms.load(Ordering::Relaxed)));
+        while self.hold.load(Ordering::Relaxed) {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
 }
 
 /// The real engine, with faults.
@@ -31,8 +54,29 @@ pub struct FaultyEngine {
     pub faults: Arc<Faults>,
 }
 
+/// Counts the operation as in flight until it is answered.
+fn counted(mut op: IoOp, faults: &Arc<Faults>) -> IoOp {
+    let faults = Arc::clone(faults);
+    faults.in_flight.fetch_add(1, Ordering::SeqCst);
+    let done = op.done;
+    op.done = Box::new(move |result, buffer| {
+        done(result, buffer);
+        faults.in_flight.fetch_sub(1, Ordering::SeqCst);
+    });
+    op
+}
+
+/// Writes the first half, in whole pages as direct I/O wants it, and fails.
+fn write_half(op: IoOp) {
+    let half = op.len / 2 / 4096 * 4096;
+    let written = op.file.write_all_at(&op.buffer[..half], op.offset);
+    let error = written.err().unwrap_or_else(|| io::Error::from_raw_os_error(5));
+    (op.done)(Err(error), op.buffer);
+}
+
 impl IoEngine for FaultyEngine {
-    fn submit(&self, mut op: IoOp) {
+    fn submit(&self, op: IoOp) {
+        let mut op = counted(op, &self.faults);
         let count = self.faults.count.fetch_add(1, Ordering::Relaxed) + 1;
         let due = |every: &AtomicU64| {
             let every = every.load(Ordering::Relaxed);
@@ -58,6 +102,15 @@ impl IoEngine for FaultyEngine {
                 buffer[middle] ^= 0x10;
                 done(result, buffer);
             });
+        }
+        let half = op.direction == Direction::Write && due(&self.faults.half_write_every);
+        if half || (op.direction == Direction::Write && self.faults.are_late()) {
+            let (real, faults) = (Arc::clone(&self.real), Arc::clone(&self.faults));
+            std::thread::spawn(move || {
+                faults.wait();
+                if half { write_half(op) } else { real.submit(op) }
+            });
+            return;
         }
         self.real.submit(op);
     }
