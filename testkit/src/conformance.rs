@@ -10,13 +10,14 @@
 //!
 //! Contents written are random, compressible, zero, or equal to what is there, since devices treat these
 //! differently. Discarded and zeroed ranges must read as zeroes, and extents may call a range
-//! `Hole` or `Zero` only where the model has zeroes.
+//! `Hole` or `Zero` only where the model has zeroes. A device that may be full ([`Options::may_refuse`]) may refuse what
+//! changes it, never a read; the suite then looks which blocks were changed all the same.
 
 use std::fmt::Write as _;
 use std::sync::{Arc, mpsc};
 
 use headwater_block::{
-    Attempt, ByteRange, Completion, Device, ExtentKind, IoErrorKind, Op, Outcome, Request, blocking,
+    Attempt, ByteRange, Completion, Device, ExtentKind, IoError, IoErrorKind, Op, Outcome, Request, blocking,
 };
 
 use crate::random::Rng;
@@ -39,6 +40,9 @@ pub struct Options {
     pub max_request_bytes: u64,
     /// Requests in flight together from one thread.
     pub in_flight: u32,
+    /// Writes, zero writes and discards may be refused with [`IoErrorKind::NoSpace`]. Each 4 KiB block of a refused one
+    /// holds the whole of the old or of the new contents, and nothing else has changed.
+    pub may_refuse: bool,
 }
 
 impl Default for Options {
@@ -50,6 +54,7 @@ impl Default for Options {
             span_bytes: 8 << 20,
             max_request_bytes: 256 << 10,
             in_flight: 8,
+            may_refuse: false,
         }
     }
 }
@@ -355,16 +360,44 @@ impl Worker {
             return;
         }
         let request = self.random_request(range);
-        let text = format!("{name}: {}", describe(&request));
-        self.expect(&request);
-        let is_read = matches!(request, Request::Read { .. });
-        if is_read {
-            self.part.check_lent(&*self.device, range, &text);
+        let sent = self.expect(&request, &name);
+        if sent.is_read {
+            self.part.check_lent(&*self.device, range, &sent.text);
         }
-        let bytes = carry_out(&*self.device, request, self.rng.chance(1, 3))
-            .unwrap_or_else(|e| panic!("{text} failed: {e}"));
-        if is_read {
-            self.part.compare(range, &bytes, &text);
+        match carry_out(&*self.device, request, self.rng.chance(1, 3)) {
+            Ok(bytes) if sent.is_read => self.part.compare(range, &bytes, &sent.text),
+            Ok(_) => {}
+            Err(error) => {
+                self.check_refusal(&sent, &error);
+                self.settle(&sent);
+            }
+        }
+    }
+
+    /// Panics unless the request may have been refused.
+    fn check_refusal(&self, sent: &Sent, error: &IoError) {
+        let may_be = self.options.may_refuse && sent.old.is_some() && error.kind() == IoErrorKind::NoSpace;
+        assert!(may_be, "{} failed: {error}", sent.text);
+    }
+
+    /// Finds out which blocks a refused request has changed.
+    fn settle(&mut self, sent: &Sent) {
+        let (range, old) = (sent.range, sent.old.as_deref().unwrap_or_default());
+        let found = carry_out(&*self.device, read_of(range), self.rng.chance(1, 2))
+            .unwrap_or_else(|e| panic!("{} was refused, and reading it failed: {e}", sent.text));
+        let mut at = range.offset();
+        while at < range.end() {
+            let end = (at / BLOCK_BYTES + 1).saturating_mul(BLOCK_BYTES).min(range.end());
+            let bytes = (at - range.offset()) as usize..(end - range.offset()) as usize;
+            let block = ByteRange::new(at, end - at).expect("a part of the range");
+            let model = self.part.slice(block);
+            assert!(
+                found[bytes.clone()] == *model || found[bytes.clone()] == old[bytes.clone()],
+                "{} was refused, and {block} is neither as before nor as written",
+                sent.text
+            );
+            model.copy_from_slice(&found[bytes]);
+            at = end;
         }
     }
 
@@ -378,13 +411,11 @@ impl Worker {
             }
         }
         let (tx, rx) = mpsc::channel::<(usize, Outcome)>();
-        let mut texts = Vec::new();
-        for (index, range) in ranges.iter().enumerate() {
-            let request = self.random_request(*range);
-            self.expect(&request);
-            let is_read = matches!(request, Request::Read { .. });
-            texts
-                .push((format!("{} operation {number}.{index}: {}", self.name, describe(&request)), is_read));
+        let mut all = Vec::new();
+        for (index, range) in ranges.into_iter().enumerate() {
+            let request = self.random_request(range);
+            let name = format!("{} operation {number}.{index}", self.name);
+            all.push(self.expect(&request, &name));
             let tx = tx.clone();
             self.device.submit(
                 request,
@@ -396,15 +427,21 @@ impl Worker {
         }
         drop(tx);
         let mut answers = 0;
+        let mut refused = Vec::new();
         while let Ok((index, outcome)) = rx.recv() {
-            let (text, is_read) = &texts[index];
-            outcome.result.unwrap_or_else(|e| panic!("{text} failed: {e}"));
-            if *is_read {
-                self.part.compare(ranges[index], &outcome.buffer, text);
+            let sent = &all[index];
+            match outcome.result {
+                Ok(()) if sent.is_read => self.part.compare(sent.range, &outcome.buffer, &sent.text),
+                Ok(()) => {}
+                Err(error) => {
+                    self.check_refusal(sent, &error);
+                    refused.push(index);
+                }
             }
             answers += 1;
         }
-        assert_eq!(answers, texts.len(), "{} operation {number}: answers", self.name);
+        assert_eq!(answers, all.len(), "{} operation {number}: answers", self.name);
+        refused.into_iter().for_each(|index| self.settle(&all[index]));
         answers as u32
     }
 
@@ -416,7 +453,7 @@ impl Worker {
         }
         let span = self.rng.between(1, (end - first).min(8));
         let start = first + self.rng.below(end - first - span + 1);
-        let (tx, rx) = mpsc::channel::<Outcome>();
+        let (tx, rx) = mpsc::channel::<(ByteRange, Outcome)>();
         // Which bytes each block may have afterwards.
         let mut allowed = vec![Vec::new(); span as usize];
         for fill in 0..self.options.in_flight as u8 {
@@ -432,31 +469,40 @@ impl Worker {
             };
             let tx = tx.clone();
             // The receiver waits for all answers unless a check has failed.
-            let done = Completion::new(move |outcome| drop(tx.send(outcome)));
+            let done = Completion::new(move |outcome| drop(tx.send((range, outcome))));
             self.device.submit(request, done);
         }
         drop(tx);
         let name = format!("{} operation {number}, overlapping writes", self.name);
-        for outcome in rx {
-            outcome.result.unwrap_or_else(|e| panic!("{name} failed: {e}"));
+        // Blocks that one of them was stored in for certain.
+        let mut stored = vec![false; span as usize];
+        for (range, outcome) in rx {
+            match outcome.result {
+                Ok(()) => {
+                    let blocks = range.first_block() - start..range.end_block() - start;
+                    stored[blocks.start as usize..blocks.end as usize].fill(true);
+                }
+                Err(error) => {
+                    let may_be = self.options.may_refuse && error.kind() == IoErrorKind::NoSpace;
+                    assert!(may_be, "{name} failed: {error}");
+                }
+            }
         }
         let whole = ByteRange::new(start * BLOCK_BYTES, span * BLOCK_BYTES).expect("inside of the part");
         let bytes = carry_out(&*self.device, read_of(whole), self.rng.chance(1, 2))
             .unwrap_or_else(|e| panic!("{name}: read of {whole} failed: {e}"));
-        for (block, fills) in bytes.chunks(BLOCK_BYTES as usize).zip(&allowed) {
+        let mut at = whole.offset();
+        for ((block, fills), stored) in bytes.chunks(BLOCK_BYTES as usize).zip(&allowed).zip(stored) {
+            let range = ByteRange::new(at, BLOCK_BYTES).expect("inside of the part");
             let is_one = fills.contains(&block[0]) && block.iter().all(|byte| *byte == block[0]);
+            if !stored && !is_one {
+                self.part.compare(range, block, &name);
+            }
             assert!(
-                fills.is_empty() || is_one,
+                !stored || is_one,
                 "{name} of {whole}: a block of {:02x?}.. is none of {fills:?}",
                 &block[..16]
             );
-        }
-        let mut at = whole.offset();
-        for (block, fills) in bytes.chunks(BLOCK_BYTES as usize).zip(&allowed) {
-            let range = ByteRange::new(at, BLOCK_BYTES).expect("inside of the part");
-            if fills.is_empty() {
-                self.part.compare(range, block, &name);
-            }
             self.part.slice(range).copy_from_slice(block);
             at += BLOCK_BYTES;
         }
@@ -506,16 +552,38 @@ impl Worker {
         }
     }
 
-    /// What the device must hold afterwards.
-    fn expect(&mut self, request: &Request) {
-        match request {
-            Request::Write { range, buffer, .. } => self.part.slice(*range).copy_from_slice(buffer),
-            Request::WriteZeroes { range, .. } | Request::Discard { range } => {
-                self.part.slice(*range).fill(0);
+    /// What the device must hold afterwards; and what it held, in case the request is refused.
+    fn expect(&mut self, request: &Request, name: &str) -> Sent {
+        let text = format!("{name}: {}", describe(request));
+        let is_read = matches!(request, Request::Read { .. });
+        let (range, old) = match request {
+            Request::Write { range, buffer, .. } => {
+                let model = self.part.slice(*range);
+                let old = model.to_vec();
+                model.copy_from_slice(buffer);
+                (*range, Some(old))
             }
-            Request::Read { .. } | Request::Flush | Request::Prefetch { .. } => {}
-        }
+            Request::WriteZeroes { range, .. } | Request::Discard { range } => {
+                let model = self.part.slice(*range);
+                let old = model.to_vec();
+                model.fill(0);
+                (*range, Some(old))
+            }
+            Request::Read { range, .. } | Request::Prefetch { range } => (*range, None),
+            Request::Flush => (ByteRange::new(0, 0).expect("an empty range"), None),
+        };
+        Sent { range, text, is_read, old }
     }
+}
+
+/// A request that was sent.
+struct Sent {
+    range: ByteRange,
+    /// For people.
+    text: String,
+    is_read: bool,
+    /// What was there before, where it changes something.
+    old: Option<Vec<u8>>,
 }
 
 fn read_of(range: ByteRange) -> Request {
@@ -524,11 +592,7 @@ fn read_of(range: ByteRange) -> Request {
 }
 
 /// Carries a request out, first through `try_now` unless `submit_only`. Returns the buffer.
-fn carry_out(
-    device: &dyn Device,
-    mut request: Request,
-    submit_only: bool,
-) -> Result<Vec<u8>, headwater_block::IoError> {
+fn carry_out(device: &dyn Device, mut request: Request, submit_only: bool) -> Result<Vec<u8>, IoError> {
     if !submit_only {
         let op = match &mut request {
             Request::Read { range, buffer } => Some(Op::Read { range: *range, into: buffer }),

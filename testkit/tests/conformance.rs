@@ -1,10 +1,11 @@
 //! The suite passes on the reference disk however it behaves, and fails on devices that are wrong.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use headwater_block::{
-    Attempt, ByteRange, Completion, Device, Extent, ExtentKind, Geometry, IoError, Op, Request,
+    Attempt, ByteRange, Completion, Device, Extent, ExtentKind, Geometry, IoError, IoErrorKind, Op, Request,
 };
 use headwater_testkit::conformance::{self, Options};
 use headwater_testkit::{ReferenceDisk, ReferenceOptions, Waits};
@@ -89,6 +90,64 @@ impl Device for Faulty {
             return Ok(vec![Extent { len: range.len(), kind: ExtentKind::Hole }]);
         }
         self.0.extents(range, max_extents)
+    }
+}
+
+/// Refuses some writes as a full disk does, after it has stored a part of them.
+struct Full {
+    disk: ReferenceDisk,
+    /// Stores half a block too, which no device may.
+    tears: bool,
+    writes: AtomicU64,
+}
+
+impl Device for Full {
+    fn geometry(&self) -> Geometry {
+        self.disk.geometry()
+    }
+
+    fn try_now(&self, op: Op<'_>) -> Result<Attempt, IoError> {
+        let Op::Write { range, from, fua } = op else { return self.disk.try_now(op) };
+        if !self.writes.fetch_add(1, Ordering::Relaxed).is_multiple_of(5) {
+            return self.disk.try_now(Op::Write { range, from, fua });
+        }
+        // Up to the end of the first block, or to its middle.
+        let block = 4096 - range.offset() % 4096;
+        let stored = (if self.tears { block / 2 / 512 * 512 } else { block }).min(range.len());
+        let part = ByteRange::new(range.offset(), stored).expect("inside of the range");
+        self.disk.try_now(Op::Write { range: part, from: &from[..stored as usize], fua })?;
+        Err(IoError::new(IoErrorKind::NoSpace, "the disk is full"))
+    }
+
+    fn submit(&self, request: Request, done: Completion) {
+        match request {
+            Request::Write { range, buffer, fua } => {
+                let result = self.try_now(Op::Write { range, from: &buffer, fua });
+                done.complete(result.map(drop), buffer);
+            }
+            request => self.disk.submit(request, done),
+        }
+    }
+
+    fn extents(&self, range: ByteRange, max_extents: usize) -> Result<Vec<Extent>, IoError> {
+        self.disk.extents(range, max_extents)
+    }
+}
+
+fn full(tears: bool) -> Arc<dyn Device> {
+    Arc::new(Full { disk: ReferenceDisk::new(1 << 20), tears, writes: AtomicU64::new(0) })
+}
+
+#[test]
+fn a_disk_that_is_full_now_and_then_passes_where_it_may_be() {
+    conformance::check(&full(false), &Options { may_refuse: true, ..Options::seeded(16) });
+    for (tears, may_refuse, why) in [(true, true, "neither as before"), (false, false, "the disk is full")] {
+        // One at a time, so that it is the look at a refused write that finds the torn block.
+        let options = Options { threads: 1, in_flight: 1, may_refuse, ..Options::seeded(17) };
+        let caught = std::thread::spawn(move || conformance::check(&full(tears), &options)).join();
+        let Err(panic) = caught else { panic!("it passed; tears: {tears}") };
+        let text = panic.downcast_ref::<String>().expect("a message");
+        assert!(text.contains("seed 17") && text.contains(why), "{text}");
     }
 }
 

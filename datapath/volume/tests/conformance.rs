@@ -123,6 +123,28 @@ fn a_disk_that_writes_late_loses_nothing() {
 }
 
 #[test]
+fn ram_mode_that_is_full_refuses_loses_nothing_and_goes_on() {
+    let dir = tempfile::tempdir().unwrap();
+    let (host, _) = setup::host(u64::MAX);
+    let image = base(48 * MIB, 14);
+    let mut options = setup::options(&image, CacheMode::Ram, 20, 0, dir.path());
+    options.pause_limit = Duration::from_millis(10);
+    let (volume, device) = setup::open(&options, &host);
+    conformance::check(&device, &Options { may_refuse: true, ..suite(61, 48) });
+    let full = volume.counters().cache;
+    assert!(full.refused_writes > 10, "{full:?}");
+    assert!(full.ram_used_bytes <= full.ram_target_bytes, "{full:?}");
+    // There is room again, and no write is refused any more.
+    blocking::discard(&*device, 0, 48 * MIB).unwrap();
+    conformance::check(&device, &suite(62, 8));
+    assert_eq!(volume.counters().cache.refused_writes, full.refused_writes);
+    // The same by a higher limit.
+    volume.set_ram_bytes(96 * MIB);
+    conformance::check(&device, &suite(63, 48));
+    assert_eq!(volume.counters().cache.refused_writes, full.refused_writes);
+}
+
+#[test]
 fn limits_change_while_it_runs() {
     let dir = tempfile::tempdir().unwrap();
     let (host, _) = setup::host(u64::MAX);
