@@ -3,13 +3,134 @@
 mod setup;
 
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use headwater_block::{Device, blocking};
-use headwater_testkit::{ReferenceDisk, Rng};
-use headwater_volume::CacheMode;
+use headwater_testkit::{ReferenceDisk, ReferenceOptions, Rng, Waits};
+use headwater_volume::{CacheMode, LatencySnapshot, Volume};
 
 const BLOCK: usize = 4096;
 const MIB: u64 = 1 << 20;
+
+fn eventually(what: &str, mut check: impl FnMut() -> bool) {
+    let start = Instant::now();
+    while !check() {
+        assert!(start.elapsed() < Duration::from_secs(20), "not within 20 s: {what}");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
+/// Whether a count is as it should be, where not every request is timed.
+fn near(told: u64, true_count: u64) -> bool {
+    told.abs_diff(true_count) < true_count / 2
+}
+
+/// What was counted since, in the order of the fields.
+fn counts_since(volume: &Volume, before: &LatencySnapshot) -> [u64; 7] {
+    let of = |l: &LatencySnapshot| {
+        [l.read_ram, l.read_packed, l.read_zero, l.read_disk, l.read_image, l.write, l.write_waited]
+            .map(|l| l.count)
+    };
+    let (now, before) = (of(&volume.counters().latency), of(before));
+    std::array::from_fn(|class| now[class] - before[class])
+}
+
+/// Reads single random blocks.
+fn read(device: &dyn Device, (from, to): (u64, u64), count: u64, rng: &mut Rng) {
+    let mut block = vec![0; BLOCK];
+    for _ in 0..count {
+        let at = from + rng.below((to - from) / BLOCK as u64) * BLOCK as u64;
+        blocking::read(device, at, &mut block).unwrap();
+    }
+}
+
+#[test]
+fn packed_blocks_and_those_of_the_image_have_their_own_times() {
+    for waits in [Waits::Never, Waits::Always] {
+        let (host, _) = setup::host(u64::MAX);
+        let how = ReferenceOptions { waits, ..Default::default() };
+        let base: Arc<dyn Device> = Arc::new(ReferenceDisk::with_contents(Rng::new(4).bytes(96 << 20), how));
+        let dir = tempfile::tempdir().unwrap();
+        let mut options = setup::options(&base, CacheMode::Ram, 32, 0, dir.path());
+        options.pause_limit = Duration::from_secs(60);
+        let (volume, _) = setup::open(&options, &host);
+        let mut rng = Rng::new(5);
+        for mib in 0..48 {
+            let data: Vec<u8> = rng.bytes(1 << 17).iter().flat_map(|byte| [*byte; 8]).collect();
+            blocking::write(&*volume, mib * MIB, &data).unwrap();
+        }
+        // The first that were written are the first that are packed, and stay so.
+        eventually("much is packed", || volume.counters().cache.packed_segments >= 6);
+        let before = volume.counters();
+        read(&*volume, (0, 4 * MIB), 4000, &mut rng);
+        assert_eq!(volume.counters().cache.read_packed_blocks - before.cache.read_packed_blocks, 4000);
+        let counts = counts_since(&volume, &before.latency);
+        assert!(near(counts[1], 4000) && counts.iter().sum::<u64>() == counts[1], "{counts:?}");
+
+        let before = volume.counters();
+        read(&*volume, (64 * MIB, 96 * MIB), 4000, &mut rng);
+        assert_eq!(volume.counters().image_read_bytes - before.image_read_bytes, 4000 * BLOCK as u64);
+        let counts = counts_since(&volume, &before.latency);
+        // All of those that wait are timed.
+        let as_told = if waits == Waits::Always { counts[4] == 4000 } else { near(counts[4], 4000) };
+        assert!(as_told && counts.iter().sum::<u64>() == counts[4], "{counts:?}");
+    }
+}
+
+#[test]
+fn writes_that_waited_have_times_of_their_own() {
+    let (host, _) = setup::host(u64::MAX);
+    let base: Arc<dyn Device> = Arc::new(ReferenceDisk::new(128 * MIB));
+    let dir = tempfile::tempdir().unwrap();
+    let mut options = setup::options(&base, CacheMode::Ram, 32, 0, dir.path());
+    options.pause_limit = Duration::from_secs(60);
+    let (volume, device) = setup::open(&options, &host);
+    let mut rng = Rng::new(6);
+    let block = rng.bytes(BLOCK);
+    for _ in 0..4000 {
+        blocking::write(&*volume, rng.below(1024) * BLOCK as u64, &block).unwrap();
+    }
+    let counts = counts_since(&volume, &LatencySnapshot::default());
+    assert!(near(counts[5], 4000) && counts.iter().sum::<u64>() == counts[5], "{counts:?}");
+    // More than there is room for, so that one of these waits until there is more.
+    let before = volume.counters().latency;
+    let writer = std::thread::spawn(move || {
+        for mib in 8..64 {
+            blocking::write(&*device, mib * MIB, &rng.bytes(1 << 20)).unwrap();
+        }
+    });
+    eventually("a write waits", || volume.counters().cache.paused_writes > 0);
+    std::thread::sleep(Duration::from_millis(50));
+    volume.set_ram_bytes(128 * MIB);
+    writer.join().unwrap();
+    let counts = counts_since(&volume, &before);
+    assert_eq!((counts[6], volume.counters().cache.paused_writes), (1, 1), "{counts:?}");
+    assert_eq!(counts.iter().sum::<u64>(), counts[5] + counts[6], "{counts:?}");
+    let waited = volume.counters().latency.write_waited;
+    // What is told is at most 1/16 off.
+    assert!(waited.sum_ns >= 50_000_000 && waited.p50_ns >= 46_000_000, "{waited:?}");
+}
+
+#[test]
+fn a_write_to_a_part_of_a_block_on_disk_waits_for_the_rest() {
+    let (host, _) = setup::host(u64::MAX);
+    let base: Arc<dyn Device> = Arc::new(ReferenceDisk::new(64 * MIB));
+    let dir = tempfile::tempdir().unwrap();
+    let mut options = setup::options(&base, CacheMode::RamDisk, 16, 256, dir.path());
+    options.pause_limit = Duration::from_secs(60);
+    let (volume, _) = setup::open(&options, &host);
+    let mut rng = Rng::new(7);
+    for mib in 0..48 {
+        blocking::write(&*volume, mib * MIB, &rng.bytes(1 << 20)).unwrap();
+    }
+    let before = volume.counters();
+    for number in 0..50 {
+        blocking::write(&*volume, number * BLOCK as u64 + 512, &[1; 512]).unwrap();
+    }
+    let counters = volume.counters();
+    assert_eq!(counters.cache.read_disk_blocks - before.cache.read_disk_blocks, 50);
+    assert_eq!(counts_since(&volume, &before.latency)[6], 50);
+}
 
 #[test]
 fn each_place_has_its_own_times() {
@@ -24,20 +145,12 @@ fn each_place_has_its_own_times() {
         blocking::write(&*volume, mib * MIB, &rng.bytes(1 << 20)).unwrap();
     }
     blocking::write_zeroes(&*volume, 0, 64 << 10).unwrap();
-    let mut block = vec![0; BLOCK];
-    let mut read = |from: u64, to: u64, count: u64| {
-        for _ in 0..count {
-            let at = from + rng.below((to - from) / BLOCK as u64) * BLOCK as u64;
-            blocking::read(&*volume, at, &mut block).unwrap();
-        }
-    };
     // The end of what was written is in RAM, the beginning is on disk, and after both is the image.
-    read(31 * MIB, 32 * MIB, 4000);
-    read(MIB, 3 * MIB, 200);
-    read(0, 64 << 10, 4000);
+    read(&*volume, (31 * MIB, 32 * MIB), 4000, &mut rng);
+    read(&*volume, (MIB, 3 * MIB), 200, &mut rng);
+    read(&*volume, (0, 64 << 10), 4000, &mut rng);
     let counters = volume.counters();
     let latency = counters.latency;
-    let near = |told: u64, true_count: u64| told.abs_diff(true_count) < true_count / 2;
     assert!(near(latency.read_ram.count, 4000), "{latency:?}");
     assert!(near(latency.read_zero.count, 4000), "{latency:?}");
     assert_eq!(latency.read_disk.count, counters.cache.read_disk_blocks, "{latency:?}");
