@@ -11,7 +11,9 @@ use headwater_block::{Device, blocking};
 use headwater_testkit::{ReferenceDisk, Rng};
 use headwater_volume::{CacheMode, Volume};
 use headwater_writecache::Host;
+use headwater_writecache::host::STAGING_BUFFERS;
 use headwater_writecache::overflow::io::open_engine;
+use headwater_writecache::overflow::seal::SEALED_SEGMENT_BYTES;
 use headwater_writecache::pressure::{Level, PressureSource};
 
 const MIB: u64 = 1 << 20;
@@ -115,6 +117,50 @@ fn changed_weights_move_memory() {
         volumes[0].0.set_weight(400);
         eventually("the first has four times as much", || all() && (3.0..=5.5).contains(&ratio()));
     });
+}
+
+#[test]
+fn what_the_volumes_and_the_buffers_take_is_what_the_host_counts() {
+    let dir = tempfile::tempdir().unwrap();
+    let (host, faults) = setup::host(u64::MAX);
+    let mut volumes = vec![volume(&host, 100, 48, dir.path()), volume(&host, 100, 48, dir.path())];
+    let base: Arc<dyn Device> = Arc::new(ReferenceDisk::new(SPAN_MIB * MIB));
+    let mut options = setup::options(&base, CacheMode::Ram, 32, 0, dir.path());
+    options.pause_limit = Duration::from_secs(60);
+    volumes.push(setup::open(&options, &host));
+    let mut rng = Rng::new(9);
+    // What is beyond the volumes' own sums. The host learns of a volume's index when it begins a segment, so it may be a
+    // segment's part behind.
+    const BEHIND: u64 = 3 * (16 << 10);
+    let counters = |volumes: &[(Arc<Volume>, Arc<dyn Device>)], of: fn(&Volume) -> u64| {
+        volumes.iter().map(|(volume, _)| of(volume)).sum::<u64>()
+    };
+    let is_beyond = |volumes: &[(Arc<Volume>, Arc<dyn Device>)], bytes: u64| {
+        let sum = counters(volumes, |volume| volume.counters().cache.ram_used_bytes);
+        host.used_bytes().abs_diff(sum + bytes) <= BEHIND
+    };
+    // All buffers are taken, and stay so.
+    faults.hold.store(true, Ordering::Relaxed);
+    for (_, device) in &volumes[..2] {
+        (0..40).for_each(|mib| blocking::write(&**device, mib * MIB, &rng.bytes(1 << 20)).unwrap());
+    }
+    for mib in 0..48 {
+        let data: Vec<u8> = rng.bytes(1 << 17).iter().flat_map(|byte| [*byte; 8]).collect();
+        blocking::write(&*volumes[2].1, mib * MIB, &data).unwrap();
+    }
+    eventually("the buffers are counted", || {
+        is_beyond(&volumes, (STAGING_BUFFERS * SEALED_SEGMENT_BYTES) as u64)
+    });
+    // Index and packed segments are no small part of it.
+    assert!(counters(&volumes, |volume| volume.counters().cache.index_bytes) > 4 * BEHIND);
+    assert!(counters(&volumes, |volume| volume.counters().cache.packed_bytes) > 4 * BEHIND);
+    faults.hold.store(false, Ordering::Relaxed);
+    eventually("the buffers are given back", || is_beyond(&volumes, 0));
+    assert!(counters(&volumes, |volume| volume.counters().cache.spilled_segments) > 4);
+    volumes.pop();
+    eventually("what a volume had is given back", || is_beyond(&volumes, 0));
+    drop(volumes);
+    eventually("everything is given back", || host.used_bytes() == 0);
 }
 
 /// A source whose level a test sets.
