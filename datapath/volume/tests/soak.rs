@@ -55,7 +55,12 @@ impl Worker {
             return vec![0; BLOCK as usize];
         }
         let seed = (self.number << 56) ^ ((block as u64) << 32) ^ u64::from(generation);
-        Rng::new(seed).bytes(BLOCK as usize)
+        let mut rng = Rng::new(seed);
+        // A quarter of the blocks can be packed.
+        if block.is_multiple_of(4) {
+            return rng.bytes(BLOCK as usize / 8).iter().flat_map(|byte| [*byte; 8]).collect();
+        }
+        rng.bytes(BLOCK as usize)
     }
 
     /// One random operation on 1 to 16 blocks.
@@ -344,6 +349,7 @@ fn nothing_is_lost_while_limits_change_and_the_disk_misbehaves() {
     let sum = |of: fn(&Volume) -> u64| volumes.iter().map(|volume| of(volume)).sum::<u64>();
     let spilled = sum(|v| v.counters().cache.spilled_segments);
     let cleaned = sum(|v| v.counters().cache.cleaned_segments);
+    let packed = sum(|v| v.counters().cache.packed_segments);
     let (damaged, errors) =
         (sum(|v| v.counters().cache.corrupt_blocks), sum(|v| v.counters().cache.disk_errors));
     let (paused, refused) =
@@ -359,10 +365,12 @@ fn nothing_is_lost_while_limits_change_and_the_disk_misbehaves() {
     let freezes: u64 = workers.iter().map(|worker| worker.freezes).sum();
     let flushes: u64 = workers.iter().map(|worker| worker.flushes).sum();
     println!(
-        "{operations} operations, {freezes} frozen states, {flushes} flushes; {spilled} segments spilled, {cleaned} \
-         cleaned; {errors} disk errors, {damaged} damaged blocks reported; {paused} writes waited, {refused} were \
+        "{operations} operations, {freezes} frozen states, {flushes} flushes; {packed} segments packed, {spilled} spilled, \
+         {cleaned} cleaned; {errors} disk errors, {damaged} damaged blocks reported; {paused} writes waited, {refused} were \
          refused; nothing was lost; most: {peaks:?}, {} MiB in use at the end",
         host.used_bytes() / MIB
     );
     assert!(operations > 1000 && spilled > 0 && freezes > 0 && flushes > 0);
+    // Each step of the ladder was taken, and the disk did fail.
+    assert!(packed > 0 && cleaned > 0 && paused > 0 && errors > 0);
 }
