@@ -149,8 +149,9 @@ fn limits_change_while_it_runs() {
     let dir = tempfile::tempdir().unwrap();
     let (host, _) = setup::host(u64::MAX);
     let image = base(48 * MIB, 9);
-    let (volume, device) =
-        setup::open(&setup::options(&image, CacheMode::RamDisk, 64, 128, dir.path()), &host);
+    let mut options = setup::options(&image, CacheMode::RamDisk, 64, 128, dir.path());
+    options.pause_limit = Duration::from_secs(60);
+    let (volume, device) = setup::open(&options, &host);
     let stop = std::sync::atomic::AtomicBool::new(false);
     let changes = AtomicU64::new(0);
     std::thread::scope(|scope| {

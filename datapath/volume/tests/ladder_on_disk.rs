@@ -25,6 +25,14 @@ impl Life {
         self.named("volume", size_mib, ram_mib, disk_mib, at)
     }
 
+    /// For writes that nothing refuses: they may wait for a disk that others keep busy.
+    fn patient(self, size_mib: u64, ram_mib: u64, disk_mib: u64, at: &Path) -> VolumeOptions {
+        VolumeOptions {
+            pause_limit: Duration::from_secs(60),
+            ..self.options(size_mib, ram_mib, disk_mib, at)
+        }
+    }
+
     fn named(self, name: &str, size_mib: u64, ram_mib: u64, disk_mib: u64, at: &Path) -> VolumeOptions {
         let persistent = PersistentOptions { name: name.into(), key: [3; 16], base_id: [5; 32] };
         VolumeOptions {
@@ -117,7 +125,7 @@ fn a_waiting_write_goes_on_as_soon_as_there_is_space(life: Life) {
 fn a_flipped_bit_on_the_overflow_disk_is_an_error_on_that_block_only(life: Life) {
     let dir = tempfile::tempdir().unwrap();
     let (host, faults) = setup::host(u64::MAX);
-    let (volume, device) = setup::open(&life.options(128, 16, 256, dir.path()), &host);
+    let (volume, device) = setup::open(&life.patient(128, 16, 256, dir.path()), &host);
     assert_eq!(fill(&*device, 64), (64, None));
     faults.flip.store(true, Ordering::Relaxed);
     let mut errors = 0;
@@ -149,7 +157,7 @@ fn a_flipped_bit_on_the_overflow_disk_is_an_error_on_that_block_only(life: Life)
 fn a_read_error_of_the_overflow_disk_is_reported_and_passes(life: Life) {
     let dir = tempfile::tempdir().unwrap();
     let (host, faults) = setup::host(u64::MAX);
-    let (_volume, device) = setup::open(&life.options(128, 16, 256, dir.path()), &host);
+    let (_volume, device) = setup::open(&life.patient(128, 16, 256, dir.path()), &host);
     assert_eq!(fill(&*device, 64), (64, None));
     faults.read_error_every.store(1, Ordering::Relaxed);
     let mut read = vec![0; MIB as usize];
@@ -161,7 +169,7 @@ fn a_read_error_of_the_overflow_disk_is_reported_and_passes(life: Life) {
 fn discarding_gives_ram_and_disk_back(life: Life) {
     let dir = tempfile::tempdir().unwrap();
     let (host, _) = setup::host(u64::MAX);
-    let (volume, device) = setup::open(&life.options(256, 32, 512, dir.path()), &host);
+    let (volume, device) = setup::open(&life.patient(256, 32, 512, dir.path()), &host);
     assert_eq!(fill(&*device, 200), (200, None));
     assert!(volume.counters().cache.disk_used_bytes > 150 * MIB);
     blocking::discard(&*device, 0, 256 * MIB).unwrap();
@@ -181,9 +189,7 @@ fn discarding_gives_ram_and_disk_back(life: Life) {
 fn a_lower_ram_limit_takes_effect(life: Life) {
     let dir = tempfile::tempdir().unwrap();
     let (host, _) = setup::host(u64::MAX);
-    let mut options = life.options(256, 96, 512, dir.path());
-    options.pause_limit = Duration::from_secs(60);
-    let (volume, device) = setup::open(&options, &host);
+    let (volume, device) = setup::open(&life.patient(256, 96, 512, dir.path()), &host);
     assert_eq!(fill(&*device, 200), (200, None));
     let used = || volume.counters().cache.ram_used_bytes;
     assert!(used() > 72 * MIB, "{} bytes of 96 MiB are used", used());
@@ -204,7 +210,9 @@ fn the_budget_of_the_host_bounds_all_volumes_together(life: Life) {
     let volumes: Vec<_> = (0..4)
         .map(|number| {
             let name = format!("volume{number}");
-            setup::open(&life.named(&name, 64, 64, 256, dir.path()), &host)
+            let mut options = life.named(&name, 64, 64, 256, dir.path());
+            options.pause_limit = Duration::from_secs(60);
+            setup::open(&options, &host)
         })
         .collect();
     std::thread::scope(|scope| {
