@@ -160,6 +160,20 @@ fn a_seal_into_a_full_store_loses_nothing() {
 }
 
 #[test]
+fn write_caches_of_all_machines_have_one_limit() {
+    let daemon = Daemon::start_in(support::short_dir(), |command| {
+        command.args(["--cache-ram", "256M", "--buffering", "buffered", "--pause", "1"]);
+    });
+    daemon.with_tiny_machine("lab");
+    let large = ["machine", "create", "large", "tiny", "--memory", "64M", "--ram", "300M"];
+    daemon.cli(&large).fails(2, &["larger than this host's 256.0 MiB for all write caches"]);
+    let stats: serde_json::Value = serde_json::from_str(&daemon.cli(&["stats", "--json"]).ok()).unwrap();
+    let samples = stats["samples"].as_array().unwrap();
+    let limit = samples.iter().find(|s| s["metric"] == "headwater_host_ram_configured_bytes").unwrap();
+    assert_eq!(limit["value"].as_f64(), Some(256.0 * 1048576.0), "{limit}");
+}
+
+#[test]
 fn limits_that_cannot_be_are_refused_and_change_nothing() {
     let daemon = Daemon::start();
     daemon.with_tiny_machine("lab");

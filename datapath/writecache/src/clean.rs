@@ -47,7 +47,7 @@ pub struct Cleaner {
     read: Mutex<Option<Job>>,
     /// Writes of segments (by generation) with blocks that are damaged: left alone.
     damaged: Mutex<HashSet<u64>>,
-    /// The one that the disk did not read last, which may pass: left out until another was read.
+    /// The one that the disk did not read last, which may pass: taken after all others until one was read.
     unread: Mutex<Option<u64>>,
 }
 

@@ -53,14 +53,7 @@ fn node(path: Vec<u8>, metadata: &Metadata) -> Node {
 
 impl Tree for Ext {
     fn root(&self) -> Node {
-        Node {
-            path: b"/".to_vec(),
-            kind: Kind::Directory,
-            size_bytes: 0,
-            modified: 0,
-            attributes: 0,
-            place: 0,
-        }
+        Node::root(0)
     }
 
     fn list(&mut self, directory: &Node) -> Result<Entries, Fault> {

@@ -226,14 +226,7 @@ fn short_name(entry: &[u8]) -> Vec<u8> {
 
 impl Tree for Fat {
     fn root(&self) -> Node {
-        Node {
-            path: b"/".to_vec(),
-            kind: Kind::Directory,
-            size_bytes: 0,
-            modified: 0,
-            attributes: 0,
-            place: self.root_cluster,
-        }
+        Node::root(self.root_cluster)
     }
 
     fn list(&mut self, directory: &Node) -> Result<Entries, Fault> {
@@ -311,9 +304,5 @@ impl Tree for Fat {
             index += 1;
         }
         Ok(usize_of(done))
-    }
-
-    fn link(&mut self, _: &Node) -> Result<Vec<u8>, Fault> {
-        Ok(Vec::new())
     }
 }

@@ -96,14 +96,7 @@ fn node(file: &NtfsFile<'_>, cursor: &mut Cursor, path: Vec<u8>) -> Result<Node,
 
 impl Tree for Ntfs {
     fn root(&self) -> Node {
-        Node {
-            path: b"/".to_vec(),
-            kind: Kind::Directory,
-            size_bytes: 0,
-            modified: 0,
-            attributes: 0,
-            place: ROOT_RECORD,
-        }
+        Node::root(ROOT_RECORD)
     }
 
     fn list(&mut self, directory: &Node) -> Result<Entries, Fault> {
@@ -150,9 +143,5 @@ impl Tree for Ntfs {
         let into = into.get_mut(..usize_of(len)).unwrap_or_default();
         value.read_exact(cursor, into).map_err(fault)?;
         Ok(into.len())
-    }
-
-    fn link(&mut self, _: &Node) -> Result<Vec<u8>, Fault> {
-        Ok(Vec::new())
     }
 }

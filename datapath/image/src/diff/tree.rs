@@ -61,6 +61,11 @@ pub(crate) struct Node {
 }
 
 impl Node {
+    /// The directory that everything is in, at this place.
+    pub(crate) fn root(place: u64) -> Self {
+        Self { path: b"/".to_vec(), kind: Kind::Directory, size_bytes: 0, modified: 0, attributes: 0, place }
+    }
+
     /// The path of an entry in this directory.
     pub(crate) fn child(&self, name: &[u8]) -> Vec<u8> {
         let start = if self.path == b"/" { &[][..] } else { &self.path };
@@ -82,8 +87,10 @@ pub(crate) trait Tree {
     /// Fills `into` with what a file has from `at` on; less only at its end. Returns how much.
     fn read(&mut self, file: &Node, at: u64, into: &mut [u8]) -> Result<usize, Fault>;
 
-    /// Where a symbolic link points.
-    fn link(&mut self, link: &Node) -> Result<Vec<u8>, Fault>;
+    /// Where a symbolic link points; not asked of a file system that never says [`Kind::Link`].
+    fn link(&mut self, link: &Node) -> Result<Vec<u8>, Fault> {
+        Err(fault(format!("{} is no link", String::from_utf8_lossy(&link.path))))
+    }
 }
 
 /// The kinds that are read, for messages.
