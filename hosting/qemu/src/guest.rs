@@ -94,7 +94,7 @@ pub struct Exit {
     pub reason: ExitReason,
     /// Exit code or signal, as text.
     pub status: String,
-    /// The last lines that QEMU printed, at most 20.
+    /// The last lines that QEMU printed, at most 32.
     pub last_output: Vec<String>,
 }
 
@@ -108,8 +108,10 @@ impl std::fmt::Display for Exit {
             ExitReason::Crashed => "QEMU ended unexpectedly",
         };
         write!(f, "{what} ({})", self.status)?;
-        if let (ExitReason::Crashed, Some(last)) = (self.reason, self.last_output.last()) {
-            write!(f, ": {last}")?;
+        // Registers and code follow on what KVM says.
+        let telling = self.last_output.iter().find(|line| line.starts_with("KVM internal error"));
+        if let (ExitReason::Crashed, Some(line)) = (self.reason, telling.or(self.last_output.last())) {
+            write!(f, ": {line}")?;
         }
         Ok(())
     }

@@ -4,6 +4,10 @@
 //! processor, or the guest makes no progress. So the probe runs a real one: a boot sector that counts
 //! for a moment and then writes to QEMU's `isa-debug-exit` port. QEMU then ends with a code that
 //! nothing else produces.
+//!
+//! A KVM that does without the processor (its shadow page tables are made in software, what touches them is emulated) runs that
+//! guest, and many others for a while, and then gives up in an instruction that it cannot emulate. So a processor that
+//! says it cannot virtualise counts as no KVM.
 
 use std::path::Path;
 use std::process::Stdio;
@@ -98,6 +102,9 @@ async fn run_probe() -> Result<Probe> {
     };
     let acceleration = match std::fs::File::options().read(true).write(true).open("/dev/kvm") {
         Err(error) => Acceleration::Tcg { reason: format!("/dev/kvm cannot be opened: {error}") },
+        Ok(_) if !processor_virtualises(&std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default()) => {
+            Acceleration::Tcg { reason: NO_PROCESSOR.into() }
+        }
         Ok(_) => {
             let kvm = Trial { accelerator: "kvm", cpu: "host", timeout: KVM_TIMEOUT };
             match kvm.run(&qemu, sandbox).await? {
@@ -110,6 +117,16 @@ async fn run_probe() -> Result<Probe> {
     };
     tracing::info!(%acceleration, sandbox, "how machines are run");
     Ok(Probe { acceleration, sandbox })
+}
+
+const NO_PROCESSOR: &str = "/dev/kvm opens, but the processor has neither VMX nor SVM (/proc/cpuinfo): a KVM that does \
+                            without them stops guests in instructions that it cannot emulate";
+
+/// Whether the processor can run guests, by `/proc/cpuinfo`. Other processors than x86 say nothing there, and are tried.
+fn processor_virtualises(cpuinfo: &str) -> bool {
+    let mut flags = cpuinfo.lines().filter_map(|line| line.strip_prefix("flags")).peekable();
+    flags.peek().is_none()
+        || flags.any(|line| line.split_ascii_whitespace().any(|f| f == "vmx" || f == "svm"))
 }
 
 struct Trial {
@@ -189,4 +206,17 @@ fn boot_disk() -> Result<std::fs::File> {
     std::os::unix::fs::FileExt::write_all_at(&file, &sector, 0).map_err(describe())?;
     file.set_len(DISK_BYTES).map_err(describe())?;
     Ok(file)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_processor_without_vmx_and_svm_is_no_kvm() {
+        assert!(processor_virtualises("processor\t: 0\nflags\t\t: fpu vmx sse\nvmx flags\t: ept\n"));
+        assert!(processor_virtualises("flags\t\t: fpu svm\n"));
+        assert!(!processor_virtualises("processor\t: 0\nflags\t\t: fpu vme hypervisor\nbugs\t: vmx_x\n"));
+        assert!(processor_virtualises("processor\t: 0\nFeatures\t: fp asimd\n"), "not x86");
+    }
 }

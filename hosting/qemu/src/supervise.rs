@@ -35,10 +35,13 @@ const PING_PAUSE: Duration = Duration::from_millis(500);
 const DISK_ERROR_INTERVAL: Duration = Duration::from_secs(10);
 
 /// Lines of QEMU's output that are kept with the exit.
-const LAST_LINES: usize = 20;
+const LAST_LINES: usize = 32;
 
 /// How much of the end of QEMU's log is looked at for those, in bytes.
 const LAST_BYTES: u64 = 16 << 10;
+
+/// QEMU's name for the state in which a guest cannot go on (`RunState` of its monitor).
+const INTERNAL_ERROR: &str = "internal-error";
 
 /// What the handle asks for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -169,6 +172,7 @@ impl Supervisor {
             }
             // By the guest, or by whoever has the monitor.
             "RESET" => self.guest_restarted(),
+            "STOP" => self.end_if_it_cannot_go_on(),
             "BLOCK_IO_ERROR" if flag("nospace") && text("action") == "stop" => {
                 if self.retry_at.is_none() {
                     tracing::warn!(
@@ -192,6 +196,26 @@ impl Supervisor {
             }
             _ => {}
         }
+    }
+
+    /// QEMU stops a guest, and stays, where KVM cannot carry out what it does. Nothing brings such a guest back.
+    fn end_if_it_cannot_go_on(&self) {
+        let monitor = Arc::clone(&self.monitor);
+        let name = self.name.clone();
+        tokio::spawn(async move {
+            match monitor.execute("query-status", json!({})).await {
+                Ok(status) if status.get("status").and_then(Value::as_str) == Some(INTERNAL_ERROR) => {
+                    tracing::error!(
+                        machine = name,
+                        "KVM could not carry out an instruction of the guest; the machine is ended"
+                    );
+                    // QEMU may end before it answers.
+                    let _ = monitor.execute("quit", json!({})).await;
+                }
+                // Stopped for another reason, or gone.
+                _ => {}
+            }
+        });
     }
 
     fn guest_restarted(&mut self) {
