@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use crate::completion::Completion;
+use crate::completion_queue::CompletionQueue;
 use crate::error::{IoError, IoErrorKind};
 use crate::range::{ByteRange, MAX_REQUEST_BYTES};
 
@@ -226,6 +227,12 @@ pub trait Device: Send + Sync + 'static {
     /// Starts the request and returns; `done` is called when it is over, possibly before this returns.
     /// Blocks the caller only to keep a named queue limit.
     fn submit(&self, request: Request, done: Completion);
+
+    /// A queue of the calling thread's own: while it is kept, requests that this thread submits may be completed by
+    /// [`CompletionQueue::take`]. `None` where the device has none, or the thread has one already.
+    fn completion_queue(&self) -> Option<Box<dyn CompletionQueue>> {
+        None
+    }
 
     /// What `range` holds, in order and without gaps, at most `max_extents` runs: the answer may end
     /// before the range does, and always covers at least its first block. May block for metadata I/O.

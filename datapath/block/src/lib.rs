@@ -43,6 +43,7 @@
 
 pub mod blocking;
 pub mod completion;
+pub mod completion_queue;
 pub mod device;
 pub mod error;
 pub mod fault_log;
@@ -51,6 +52,7 @@ pub mod range;
 pub mod size;
 
 pub use completion::{Completion, Outcome};
+pub use completion_queue::CompletionQueue;
 pub use device::{Attempt, Device, Extent, ExtentKind, Geometry, Lent, Op, Request};
 pub use error::{IoError, IoErrorKind};
 pub use fault_log::FaultLog;

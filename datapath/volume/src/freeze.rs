@@ -4,7 +4,8 @@
 use std::sync::Arc;
 
 use headwater_block::{
-    Attempt, ByteRange, Completion, Device, Extent, Geometry, IoError, IoErrorKind, Op, Request,
+    Attempt, ByteRange, Completion, CompletionQueue, Device, Extent, Geometry, IoError, IoErrorKind, Op,
+    Request,
 };
 use headwater_writecache::{Found, FrozenCache, Kind};
 
@@ -105,6 +106,10 @@ impl Device for FrozenView {
             Request::Prefetch { range } => self.inner.base.submit(Request::Prefetch { range }, done),
             other => done.complete(Err(read_only()), other.into_buffer()),
         }
+    }
+
+    fn completion_queue(&self) -> Option<Box<dyn CompletionQueue>> {
+        self.inner.cache.completion_queue()
     }
 
     fn extents(&self, range: ByteRange, max_extents: usize) -> Result<Vec<Extent>, IoError> {

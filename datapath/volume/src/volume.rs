@@ -4,8 +4,8 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use headwater_block::{
-    Attempt, BLOCK_BYTES, ByteRange, Completion, Device, Extent, ExtentKind, Geometry, IoError, IoErrorKind,
-    Lent, Op, Request,
+    Attempt, BLOCK_BYTES, ByteRange, Completion, CompletionQueue, Device, Extent, ExtentKind, Geometry,
+    IoError, IoErrorKind, Lent, Op, Request,
 };
 use headwater_writecache::{
     BlockNumber, CacheOptions, Found, Host, Kind, Location, OverflowOptions, Shortage, Turn, WriteCache,
@@ -354,6 +354,10 @@ impl Device for Volume {
             Request::Flush => inner.cache.flush(Box::new(move |result| done.complete(result, Vec::new()))),
             Request::Prefetch { range } => inner.base.submit(Request::Prefetch { range }, done),
         }
+    }
+
+    fn completion_queue(&self) -> Option<Box<dyn CompletionQueue>> {
+        self.inner.cache.completion_queue()
     }
 
     fn extents(&self, range: ByteRange, max_extents: usize) -> Result<Vec<Extent>, IoError> {

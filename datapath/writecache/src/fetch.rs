@@ -3,7 +3,7 @@
 use std::io;
 use std::sync::Arc;
 
-use headwater_block::{BLOCK_BYTES, IoError, IoErrorKind};
+use headwater_block::{BLOCK_BYTES, CompletionQueue, IoError, IoErrorKind};
 
 use crate::cache::{Ticket, WriteCache};
 use crate::counters::count;
@@ -36,8 +36,14 @@ impl Ticket {
 }
 
 impl WriteCache {
+    /// A queue of the calling thread's own, for what it fetches from now on; `None` without a disk, or where its engine
+    /// has none.
+    pub fn completion_queue(&self) -> Option<Box<dyn CompletionQueue>> {
+        self.overflow.as_ref()?.completion_queue()
+    }
+
     /// Reads a run of tickets, each in the slot behind the one before, with one disk read. `each` is called
-    /// for every ticket of the run, in order, on a disk thread; `done` after the last.
+    /// for every ticket of the run, in order, on a disk thread or in the calling thread's [`CompletionQueue`].
     pub fn fetch(
         self: &Arc<Self>,
         run: Vec<Ticket>,

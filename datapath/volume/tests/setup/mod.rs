@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
-use headwater_block::Device;
+use headwater_block::{CompletionQueue, Device};
 use headwater_volume::{Buffering, CacheMode, DEFAULT_WEIGHT, Volume, VolumeOptions};
 use headwater_writecache::Host;
 use headwater_writecache::overflow::io::{Direction, IoEngine, IoOp, open_engine};
@@ -113,6 +113,10 @@ impl IoEngine for FaultyEngine {
             return;
         }
         self.real.submit(op);
+    }
+
+    fn completion_queue(&self) -> Option<Box<dyn CompletionQueue>> {
+        self.real.completion_queue()
     }
 
     fn name(&self) -> &'static str {

@@ -7,11 +7,12 @@ use std::path::Path;
 use std::sync::Arc;
 use std::sync::mpsc;
 
+use headwater_block::CompletionQueue;
 use parking_lot::Mutex;
 
 use crate::memory::AlignedBuffer;
 
-/// Called when an operation is over, on a thread of the engine; must not block.
+/// Called when an operation is over, on a thread of the engine or in [`CompletionQueue::take`]; must not block.
 pub type IoDone = Box<dyn FnOnce(io::Result<()>, AlignedBuffer) + Send>;
 
 /// Which way the bytes go.
@@ -44,6 +45,11 @@ pub struct IoOp {
 pub trait IoEngine: Send + Sync + 'static {
     /// Starts the operation.
     fn submit(&self, op: IoOp);
+
+    /// A queue for what the calling thread submits from now on, if the engine has such.
+    fn completion_queue(&self) -> Option<Box<dyn CompletionQueue>> {
+        None
+    }
 
     /// What it is, for statistics and logs.
     fn name(&self) -> &'static str;

@@ -30,6 +30,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
+use headwater_block::CompletionQueue;
+
 use self::buffering::{Chosen, OpenFile};
 use self::io::{Direction, IoEngine, IoOp};
 use self::place::{check_space, direct_alignment, open_file, open_named_file};
@@ -134,6 +136,11 @@ impl Overflow {
         };
         overflow.set_limit_bytes(limit_bytes);
         Ok(overflow)
+    }
+
+    /// See [`IoEngine::completion_queue`].
+    pub fn completion_queue(&self) -> Option<Box<dyn CompletionQueue>> {
+        self.engine.completion_queue()
     }
 
     /// How it is written and read, and for `auto` why.
@@ -247,7 +254,7 @@ impl Overflow {
         });
     }
 
-    /// Reads `count` consecutive slots and gives them, still sealed, to `done` on a disk thread.
+    /// Reads `count` consecutive slots and gives them, still sealed, to `done`, on a disk thread or in the calling thread's [`CompletionQueue`].
     pub fn read_slots(
         self: &Arc<Self>,
         position: u32,

@@ -18,7 +18,9 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use headwater_block::{ByteRange, Completion, Device, Geometry, IoError, Lent, Outcome, Polling, Request};
+use headwater_block::{
+    ByteRange, Completion, CompletionQueue, Device, Geometry, IoError, Lent, Outcome, Polling, Request,
+};
 use rustix::event::{PollFd, PollFlags};
 use rustix::io::Errno;
 
@@ -51,6 +53,8 @@ pub(super) struct Connection<'a> {
     pub(super) batch: Batch,
     pub(super) stage: Stage,
     pub(super) outbox: Arc<Outbox>,
+    /// Where the device's answers to this thread are taken, if it has such; they go to the outbox too.
+    own: Option<Box<dyn CompletionQueue>>,
     /// Answers taken from the outbox; empty between rounds.
     pub(super) answers: Vec<(Ticket, Outcome)>,
     pub(super) pool: Pool,
@@ -91,6 +95,7 @@ impl<'a> Connection<'a> {
         peer: &'a Peer,
         chosen: Chosen,
     ) -> std::io::Result<Self> {
+        let own = chosen.export.device.completion_queue();
         Ok(Self {
             shared,
             socket,
@@ -105,6 +110,7 @@ impl<'a> Connection<'a> {
             batch: Batch::new(shared.limits.batch_bytes),
             stage: Stage::Head,
             outbox: Arc::new(Outbox::new()?),
+            own,
             answers: Vec::new(),
             pool: Pool::default(),
             scratch: Vec::new(),
@@ -127,7 +133,7 @@ impl<'a> Connection<'a> {
         };
         // Nobody reads the replies any more, but who stops the server may rely on the device being at rest.
         while self.requests_in_flight > 0 {
-            self.outbox.take(&mut self.answers);
+            self.take_answers();
             for (ticket, _) in std::mem::take(&mut self.answers) {
                 self.landed(&ticket);
             }
@@ -212,19 +218,24 @@ impl<'a> Connection<'a> {
         Err(End::Fault("it hung up in the middle of a request, which was not carried out".into()))
     }
 
-    /// Sleeps until the outbox has answers, or, if `for_socket`, bytes have arrived. Returns whether they have.
+    /// Sleeps until there are answers, or, if `for_socket`, bytes have arrived. Returns whether they have.
     fn sleep(&self, for_socket: bool) -> Result<bool, End> {
         if !self.outbox.fall_asleep() {
             return Ok(false);
         }
+        let event = self.outbox.event();
+        let own = self.own.as_ref();
         let mut fds = [
-            PollFd::from_borrowed_fd(self.outbox.event(), PollFlags::IN),
+            PollFd::from_borrowed_fd(event, PollFlags::IN),
+            own.map_or(PollFd::from_borrowed_fd(event, PollFlags::empty()), |own| {
+                PollFd::from_borrowed_fd(own.ready(), PollFlags::IN)
+            }),
             PollFd::new(self.socket, PollFlags::IN),
         ];
-        // Without the socket where only the outbox counts: poll reports a hang-up whatever is asked for.
-        let watched = if for_socket { 2 } else { 1 };
+        // Without the socket where only answers count: poll reports a hang-up whatever is asked for.
+        let watched = if for_socket { 3 } else { 2 };
         let polled = rustix::event::poll(fds.get_mut(..watched).unwrap_or_default(), None);
-        let [event, socket] = &fds;
+        let [event, _, socket] = &fds;
         self.outbox.wake_up(event.revents().contains(PollFlags::IN));
         match polled {
             Ok(_) | Err(Errno::INTR) => Ok(for_socket && !socket.revents().is_empty()),
@@ -291,10 +302,18 @@ impl<'a> Connection<'a> {
         self.bytes_in_flight = self.bytes_in_flight.saturating_sub(ticket.bytes);
     }
 
-    /// Turns what is in the outbox into replies.
+    /// Moves what the device has answered to `answers`, which is empty.
+    fn take_answers(&mut self) {
+        if let Some(own) = &self.own {
+            own.take();
+        }
+        self.outbox.take(&mut self.answers);
+    }
+
+    /// Turns answers into replies.
     fn send_answers(&mut self) -> Result<(), End> {
+        self.take_answers();
         let mut answers = std::mem::take(&mut self.answers);
-        self.outbox.take(&mut answers);
         let mut end = Ok(());
         for (ticket, outcome) in answers.drain(..) {
             self.landed(&ticket);

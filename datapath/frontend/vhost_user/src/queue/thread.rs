@@ -14,7 +14,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use headwater_block::Polling;
+use headwater_block::{CompletionQueue, Polling};
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::io::Errno;
 
@@ -67,12 +67,15 @@ pub(super) struct QueueThread {
     retry_at: Option<Instant>,
     polling: Polling,
     inbox: Vec<Post>,
+    /// Where the device's answers to this thread are taken, if it has such; they are posted too.
+    own: Option<Box<dyn CompletionQueue>>,
 }
 
 impl QueueThread {
     pub(super) fn new(setup: Setup, rings: Rings, posts: Arc<PostBox>) -> Self {
         let used = rings.used_index();
         let polling = Polling::new(Duration::from_micros(setup.disk.limits.polling_us));
+        let own = setup.disk.device.completion_queue();
         Self {
             disk: setup.disk,
             rings,
@@ -99,6 +102,7 @@ impl QueueThread {
             retry_at: None,
             polling,
             inbox: Vec::new(),
+            own,
         }
     }
 
@@ -121,6 +125,9 @@ impl QueueThread {
     }
 
     fn read_posts(&mut self) -> bool {
+        if let Some(own) = &self.own {
+            own.take();
+        }
         if !self.posts.is_filled() {
             return false;
         }
@@ -301,7 +308,9 @@ impl QueueThread {
     }
 
     fn something_new(&self, take: bool) -> bool {
-        self.posts.is_filled() || (take && self.rings.available_index() != self.next_available)
+        self.posts.is_filled()
+            || self.own.as_ref().is_some_and(|own| own.is_ready())
+            || (take && self.rings.available_index() != self.next_available)
     }
 
     fn idle(&mut self) {
@@ -330,12 +339,18 @@ impl QueueThread {
         let timeout = self.retry_at.map(|at| at.saturating_duration_since(Instant::now()));
         let timeout = timeout.and_then(|left| Timespec::try_from(left).ok());
         let posts = Arc::clone(&self.posts);
-        let mut fds =
-            [PollFd::from_borrowed_fd(posts.event(), PollFlags::IN), PollFd::new(&self.kick, PollFlags::IN)];
+        let own = self.own.as_ref();
+        let mut fds = [
+            PollFd::from_borrowed_fd(posts.event(), PollFlags::IN),
+            own.map_or(PollFd::from_borrowed_fd(posts.event(), PollFlags::empty()), |own| {
+                PollFd::from_borrowed_fd(own.ready(), PollFlags::IN)
+            }),
+            PollFd::new(&self.kick, PollFlags::IN),
+        ];
         // Without room for requests kicks are left alone, or they would wake us for nothing.
-        let watched = if take { fds.as_mut_slice() } else { fds.split_at_mut(1).0 };
+        let watched = if take { fds.as_mut_slice() } else { fds.split_at_mut(2).0 };
         let polled = rustix::event::poll(watched, timeout.as_ref());
-        let [event, kick] = &fds;
+        let [event, _, kick] = &fds;
         let (event, kick) = (event.revents(), kick.revents());
         posts.wake_up(event.contains(PollFlags::IN));
         match polled {

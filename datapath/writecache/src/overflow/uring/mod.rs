@@ -1,22 +1,26 @@
 //! Disk I/O through one io_uring, shared by all volumes of a host.
 //!
 //! A submitter puts its entry into the ring itself and enters the kernel; one thread waits for completions
-//! and calls back. So a read costs its submitter one system call and no hand-over.
+//! and calls back. Reads of a thread that keeps a ring of its own go there instead (`own`).
 //!
 //! `unsafe` here: the kernel reads and writes buffers behind the compiler's back. Each buffer and its file
 //! live in a boxed [`Flight`] whose address travels as `user_data`; the box is taken back only when the
 //! kernel says that the operation is over.
 #![expect(unsafe_code, reason = "the kernel uses the buffers of submitted entries; see above")]
 
+mod flight;
+mod own;
+
 use std::collections::VecDeque;
 use std::io;
-use std::os::fd::AsRawFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use io_uring::{IoUring, opcode, squeue, types};
+use headwater_block::CompletionQueue;
+use io_uring::{IoUring, opcode, squeue};
 use parking_lot::Mutex;
 
+use self::flight::{Flight, Landing};
 use super::io::{Direction, IoEngine, IoOp};
 
 /// Entries of the ring, and operations in flight at most. More of them queue up here, without anybody
@@ -26,26 +30,6 @@ const DEPTH: u32 = 256;
 
 /// `user_data` of the entry that ends the completion thread.
 const STOP: u64 = 0;
-
-struct Flight {
-    op: IoOp,
-    moved: usize,
-}
-
-impl Flight {
-    /// The entry for what is still to be moved.
-    fn entry(&mut self) -> squeue::Entry {
-        let fd = types::Fd(self.op.file.as_raw_fd());
-        let left = u32::try_from(self.op.len - self.moved).unwrap_or(u32::MAX);
-        let offset = self.op.offset + self.moved as u64;
-        // In bounds: `moved <= len <= buffer.len()`, checked when the flight was made.
-        let at = self.op.buffer.as_mut_ptr().wrapping_add(self.moved);
-        match self.op.direction {
-            Direction::Read => opcode::Read::new(fd, at, left).offset(offset).build(),
-            Direction::Write => opcode::Write::new(fd, at, left).offset(offset).build(),
-        }
-    }
-}
 
 struct Shared {
     ring: IoUring,
@@ -88,7 +72,7 @@ impl Shared {
             // SAFETY: the kernel never saw the entry, so the box is still ours alone.
             let flight = unsafe { Box::from_raw(address) };
             self.land();
-            (flight.op.done)(Err(io::Error::other("the disk queue is full")), flight.op.buffer);
+            flight.end(Err(io::Error::other("the disk queue is full")));
         }
     }
 
@@ -129,27 +113,13 @@ impl Shared {
         let address = std::ptr::with_exposed_provenance_mut::<Flight>(user_data as usize);
         // SAFETY: the address came from `Box::into_raw` in `launch`, and its one completion is here.
         let mut flight = unsafe { Box::from_raw(address) };
-        let outcome = match u32::try_from(result) {
-            Err(_) => {
-                let error = io::Error::from_raw_os_error(result.wrapping_neg());
-                if matches!(error.kind(), io::ErrorKind::Interrupted | io::ErrorKind::WouldBlock) {
-                    self.launch(flight);
-                    return true;
-                }
-                Err(error)
+        match flight.landed(result) {
+            Landing::Again => self.launch(flight),
+            Landing::Over(outcome) => {
+                self.land();
+                flight.end(outcome);
             }
-            Ok(0) => Err(io::Error::new(io::ErrorKind::UnexpectedEof, "the file ends before the data")),
-            Ok(moved) => {
-                flight.moved += moved as usize;
-                if flight.moved < flight.op.len {
-                    self.launch(flight);
-                    return true;
-                }
-                Ok(())
-            }
-        };
-        self.land();
-        (flight.op.done)(outcome, flight.op.buffer);
+        }
         true
     }
 }
@@ -220,7 +190,19 @@ impl IoEngine for UringEngine {
             (op.done)(Err(error), op.buffer);
             return;
         }
-        self.shared.start(Box::new(Flight { op, moved: 0 }));
+        let reads = op.direction == Direction::Read;
+        let mut flight = Flight::new(op);
+        if reads {
+            match own::start(flight) {
+                Ok(()) => return,
+                Err(back) => flight = back,
+            }
+        }
+        self.shared.start(flight);
+    }
+
+    fn completion_queue(&self) -> Option<Box<dyn CompletionQueue>> {
+        own::OwnQueue::open()
     }
 
     fn name(&self) -> &'static str {
