@@ -1,5 +1,5 @@
-//! Cleaning: when positions on the overflow disk run short, the emptiest segment's live blocks are moved to
-//! a segment of the cleaned stream, and its position is free again.
+//! Cleaning: when positions on the overflow disk run short, the live blocks of the segment where that is worth most are
+//! moved to a segment of the cleaned stream, and its position is free again.
 //!
 //! Cleaning always gets on: it may always fill one segment of RAM, whatever the limits say by now,
 //! [`crate::spill::RESERVED_POSITIONS`] positions are kept for it, and a victim has at least [`MIN_GAIN`]
@@ -31,6 +31,15 @@ const LOW_POSITIONS_DIVISOR: u32 = 32;
 
 /// Cleaning begins at this many free positions at the latest.
 const LOW_POSITIONS: u32 = 6;
+
+/// What cleaning a segment is worth: the slots that it frees for each one that it copies, times its age in segments written since.
+///
+/// In an old segment little dies any more, so what it frees stays free; a young one is soon emptier by itself. Where all blocks die
+/// equally soon, age tells nothing and does no harm. (Rosenblum and Ousterhout, 1992: cost-benefit.)
+fn worth(live: u32, age: u64) -> u64 {
+    let dead = u64::from(u32::from(SLOT_COUNT).saturating_sub(live));
+    (dead * u64::from(SLOT_COUNT)).saturating_mul(age + 1) / u64::from(live.max(1))
+}
 
 struct Job {
     id: SegmentId,
@@ -85,7 +94,7 @@ impl WriteCache {
     }
 
     fn begin_clean(self: &Arc<Self>, overflow: &Arc<Overflow>) -> bool {
-        let Some(id) = self.emptiest() else { return false };
+        let Some(id) = self.victim() else { return false };
         let Some(segment) = self.segments.get(id) else { return false };
         let Some(buffer) = self.host.take_staging() else { return false };
         let evicted = self.log.lock().evict(segment, id);
@@ -105,24 +114,30 @@ impl WriteCache {
         true
     }
 
-    fn emptiest(&self) -> Option<SegmentId> {
+    /// The segment whose cleaning is worth most.
+    fn victim(&self) -> Option<SegmentId> {
         let numbers = self.log.lock().numbers_used();
         let unread = *self.cleaner.unread.lock();
         let damaged = self.cleaner.damaged.lock();
-        (0..numbers)
+        let candidates: Vec<(SegmentId, u32, u64)> = (0..numbers)
             .map(SegmentId)
             .filter_map(|id| {
                 let segment = self.segments.get(id)?;
-                let state = segment.word().state();
-                let generation = segment.generation();
+                let (state, live, generation) =
+                    (segment.word().state(), segment.live(), segment.generation());
                 let is_there =
                     matches!(state, State::Spilled | State::Clean) && !damaged.contains(&generation);
-                // Last of all, where there is no other.
-                is_there.then_some((unread == Some(generation), segment.live(), id))
+                (is_there && live + MIN_GAIN <= u32::from(SLOT_COUNT)).then_some((id, live, generation))
             })
-            .filter(|(_, live, _)| live + MIN_GAIN <= u32::from(SLOT_COUNT))
-            .min_by_key(|(unread, live, _)| (*unread, *live))
-            .map(|(_, _, id)| id)
+            .collect();
+        let newest = candidates.iter().map(|(_, _, generation)| *generation).max()?;
+        // What the disk did not read comes last of all, where there is no other.
+        candidates
+            .into_iter()
+            .max_by_key(|(_, live, generation)| {
+                (unread != Some(*generation), worth(*live, newest - generation))
+            })
+            .map(|(id, _, _)| id)
     }
 
     fn read_for_cleaning(&self, job: Job, result: io::Result<()>) {
@@ -212,5 +227,22 @@ impl WriteCache {
         self.kill(old);
         count(&self.counters.cleaned_blocks, 1);
         true
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_emptier_or_older_of_two_is_worth_more() {
+        let slots = u32::from(SLOT_COUNT);
+        assert!(worth(slots / 4, 10) > worth(slots / 2, 10));
+        assert!(worth(slots / 2, 100) > worth(slots / 2, 10));
+        // Half dead for a long time is better than nearly dead just now, and not after as long.
+        assert!(worth(slots / 2, 1000) > worth(slots / 8, 10));
+        assert!(worth(slots / 2, 1000) < worth(slots / 8, 1000));
+        assert_eq!(worth(slots, u64::MAX - 1), 0);
+        assert!(worth(0, u64::MAX - 1) > worth(0, 0));
     }
 }

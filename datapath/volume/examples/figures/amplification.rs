@@ -42,8 +42,8 @@ fn write(volume: &Volume, blocks: u64, mix: Mix, rng: &mut Rng, data: &[u8]) {
 /// Writes over 2 GiB that were written once, with 64 MiB of RAM: with room for all of them beside what is there, and
 /// where what is there takes 80 % of the disk limit, once cleaning is in its stride.
 ///
-/// There the goal cannot be reached with blocks that all die as soon as each other: 2.69 is what cleaning the emptiest segment
-/// then costs (docs/decisions/0016-cost-as-work-grows.md), and no other choice is better.
+/// There the goal cannot be reached with blocks that all die as soon as each other: 2.69 is what cleaning then costs, whatever
+/// segment it takes (docs/decisions/0016-cost-as-work-grows.md). It can with blocks of which some are written more often.
 pub fn run(dir: &Path, report: &mut Report) {
     let host = work::host();
     let mut rng = Rng::new(11);
