@@ -172,8 +172,12 @@ impl Vm for QemuVm {
         self.guest.kill().await.map(drop).map_err(failed)
     }
 
+    async fn write_file_systems_out(&self) -> Result<(), BackendError> {
+        self.guest.agent().write_file_systems_out(AGENT_PATIENCE).await.map_err(failed)
+    }
+
     async fn freeze_file_systems(&self) -> Result<(), BackendError> {
-        self.guest.agent().freeze_file_systems(AGENT_PATIENCE).await.map(drop).map_err(failed)
+        self.guest.agent().freeze_file_systems().await.map(drop).map_err(failed)
     }
 
     async fn thaw_file_systems(&self) -> Result<(), BackendError> {

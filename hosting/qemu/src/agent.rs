@@ -22,6 +22,9 @@ use crate::qmp::read_message;
 /// How long the agent may take for one answer. Generous: an emulated guest under load is slow.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(30);
 
+/// How long a guest may write out before it is frozen; what is left then is written while it stands still.
+const SYNC_TIMEOUT: Duration = Duration::from_secs(60);
+
 /// First and longest pause between two looks at a command that runs in the guest.
 const POLL_FIRST: Duration = Duration::from_millis(20);
 const POLL_LONGEST: Duration = Duration::from_millis(500);
@@ -97,10 +100,19 @@ impl Agent {
         }
     }
 
-    /// Has the guest write its file systems out and write no more until they are thawed. An agent that does not answer
-    /// within `patience` was not asked. Returns how many there are.
-    pub async fn freeze_file_systems(&self, patience: Duration) -> Result<u64> {
+    /// Has the guest write out what it can while it goes on, so that less is left when it is frozen. An error where the agent
+    /// does not answer within `patience`; a guest that has no `sync`, or takes long, is left alone.
+    pub async fn write_file_systems_out(&self, patience: Duration) -> Result<()> {
         self.ping(patience).await?;
+        let sync = Exec { command: vec!["sync".into()], input: Vec::new(), timeout: SYNC_TIMEOUT };
+        if let Err(error) = self.exec(&sync).await {
+            tracing::debug!(%error, "the guest did not write out before it is frozen");
+        }
+        Ok(())
+    }
+
+    /// Has the guest write its file systems out and write no more until they are thawed. Returns how many there are.
+    pub async fn freeze_file_systems(&self) -> Result<u64> {
         match self.call("guest-fsfreeze-freeze", json!({})).await {
             Ok(count) => count.as_u64().ok_or_else(|| unexpected("guest-fsfreeze-freeze", &count)),
             Err(error) => {

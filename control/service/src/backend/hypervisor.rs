@@ -128,8 +128,10 @@ pub trait Vm: Send + Sync + 'static {
     /// Ends the process at once, also while somebody waits in [`Vm::stop`], which then returns.
     async fn kill(&self) -> Result<(), BackendError>;
 
-    /// Has the guest write everything to its disk and write no more until it is thawed, through its agent. Fails soon
-    /// where no agent answers, and then nothing is frozen.
+    /// Has the guest write to its disk what it can while it goes on, through its agent. Fails soon where none answers.
+    async fn write_file_systems_out(&self) -> Result<(), BackendError>;
+
+    /// Has the guest write everything to its disk and write no more until it is thawed.
     async fn freeze_file_systems(&self) -> Result<(), BackendError>;
 
     /// Ends that.

@@ -135,13 +135,18 @@ impl Service {
         active: &Active,
     ) -> Result<(Box<dyn FrozenDisk>, Pause), LifeError> {
         let failed = LifeError::backend("seal", &record.name);
+        let running = record.state == MachineState::Running;
+        let mut outcome = if running { active.vm.write_file_systems_out().await } else { Ok(()) };
         // The guest's writers stand still from the moment when the first of its file systems is being frozen, which is
-        // before the answer: what is dirty is written out meanwhile.
+        // before the answer: what is still dirty is written out meanwhile.
         let asked = Instant::now();
-        let remark = if record.state == MachineState::Running {
-            active.vm.freeze_file_systems().await.err().map(|e| problem(&e).to_string())
-        } else {
-            Some(format!("the guest is not up: the machine is {}", record.state))
+        if running && outcome.is_ok() {
+            outcome = active.vm.freeze_file_systems().await;
+        }
+        let remark = match outcome {
+            Err(error) => Some(problem(&error).to_string()),
+            Ok(()) if !running => Some(format!("the guest is not up: the machine is {}", record.state)),
+            Ok(()) => None,
         };
         let since = Instant::now();
         let frozen = active.disk.freeze();

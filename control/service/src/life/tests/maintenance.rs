@@ -249,7 +249,7 @@ async fn a_machine_that_runs_is_sealed_between_freeze_and_thaw_of_its_guest() {
     let sealed = fixture.seal_machine().await.unwrap();
     // What the guest takes to freeze is part of the pause, whatever else is.
     assert!(u128::from(sealed.pause.unwrap().guest_ms.unwrap()) >= FREEZING.as_millis());
-    assert_eq!(*fixture.host.freezes.lock().unwrap(), ["disk", "freeze", "disk", "thaw"]);
+    assert_eq!(*fixture.host.freezes.lock().unwrap(), ["disk", "write out", "freeze", "disk", "thaw"]);
     fixture.host.no_agent.store(true, Ordering::SeqCst);
     let pause = fixture.seal_machine().await.unwrap().pause.unwrap();
     assert!(pause.guest_ms.is_none() && pause.remark.unwrap().contains("no agent"));
