@@ -47,6 +47,8 @@ pub mod completion_queue;
 pub mod device;
 pub mod error;
 pub mod fault_log;
+#[cfg(any(test, feature = "fuzzing"))]
+pub mod fuzzing;
 pub mod polling;
 pub mod range;
 pub mod size;
