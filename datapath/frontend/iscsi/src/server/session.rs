@@ -274,6 +274,7 @@ impl<'a> Session<'a> {
                 tracing::debug!("iSCSI: {}: command number {number} is outside the window", self.who);
                 return Ok(());
             }
+            Verdict::Hold if self.held.contains_key(&number) => return Ok(()),
             Verdict::Hold => {
                 self.held_bytes = self.held_bytes.saturating_add(data.len()).saturating_add(ahs.len());
                 if self.held_bytes > HELD_BYTES {
@@ -283,7 +284,7 @@ impl<'a> Session<'a> {
                     )));
                 }
                 let pdu = Pdu { header: *header, ahs: ahs.to_vec(), data: data.to_vec() };
-                self.held.entry(number).or_insert(pdu);
+                self.held.insert(number, pdu);
                 return Ok(());
             }
         }

@@ -5,7 +5,7 @@ use crate::fixture::{Fixture, wait_for};
 use crate::{MIB, fixture, slow};
 use headwater_iscsi::Limits;
 use headwater_iscsi::wire::RESERVED_TAG;
-use headwater_iscsi::wire::request::{ScsiCommand, SnackRequest};
+use headwater_iscsi::wire::request::{NopOut, ScsiCommand, SnackRequest};
 use headwater_iscsi::wire::response::RejectReason;
 use headwater_testkit::{ReferenceDisk, ReferenceOptions, Waits};
 
@@ -194,4 +194,27 @@ fn ordered_commands_wait_for_those_whose_data_is_still_to_come() {
     let of = |tag| answers.iter().find(|answer| answer.data_in().task_tag == tag).unwrap();
     assert_eq!(of(ordered.task_tag).data, [5; 512]);
     assert_eq!(of(later.task_tag).data, [0; 512]);
+}
+
+/// Memory is counted for what is kept.
+#[test]
+fn a_command_that_comes_again_before_its_turn_is_held_once() {
+    let fixture = fixture();
+    let mut raw = fixture.session(&[]);
+    let first = raw.scsi(&[0]);
+    let early = NopOut {
+        immediate: false,
+        lun: [0; 8],
+        task_tag: raw.next_tag(),
+        transfer_tag: RESERVED_TAG,
+        cmd_sn: raw.next_cmd_sn(),
+        exp_stat_sn: 0,
+    };
+    // Ten megabytes, if each were kept.
+    for _ in 0..160 {
+        raw.pdu(&early.encode(), &[7; 64 << 10]);
+    }
+    raw.pdu(&first.encode(), &[]);
+    raw.good(first.task_tag);
+    assert_eq!(raw.take().nop().task_tag, early.task_tag);
 }
