@@ -290,7 +290,15 @@ impl<'a> Session<'a> {
         }
         self.window.advance();
         self.command(header, ahs, data)?;
-        while !self.held.is_empty() && self.window.judge(self.window.next()) == Verdict::Now {
+        self.take_held()
+    }
+
+    /// Takes commands that came before their turn, if it is theirs now. After a logout nothing is taken.
+    fn take_held(&mut self) -> Result<(), End> {
+        while !self.held.is_empty()
+            && !matches!(self.stage, Stage::Closing(..))
+            && self.window.judge(self.window.next()) == Verdict::Now
+        {
             let Some(pdu) = self.held.remove(&self.window.next()) else { break };
             self.held_bytes = self.held_bytes.saturating_sub(pdu.data.len()).saturating_sub(pdu.ahs.len());
             self.window.advance();

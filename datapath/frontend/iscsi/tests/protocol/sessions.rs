@@ -44,6 +44,25 @@ fn logout_ends_the_session_when_what_runs_has_ended() {
 }
 
 #[test]
+fn commands_that_came_before_the_logout_but_belong_behind_it_are_not_carried_out() {
+    let fixture = Fixture::new(ReferenceDisk::new(MIB));
+    let mut raw = fixture.session(&[]);
+    let logout = LogoutRequest {
+        immediate: false,
+        reason: 0,
+        task_tag: raw.next_tag(),
+        cid: 1,
+        cmd_sn: raw.next_cmd_sn(),
+        exp_stat_sn: 0,
+    };
+    raw.command(&write10(0, 1), 0, Some(&[1; 512]));
+    raw.pdu(&logout.encode(), &[]);
+    assert_eq!(raw.take().logout().task_tag, logout.task_tag);
+    raw.ends();
+    assert!(fixture.disk.contents().iter().all(|byte| *byte == 0));
+}
+
+#[test]
 fn a_second_login_of_a_session_takes_its_place() {
     let fixture = slow();
     let mut first = fixture.session(&[]);
