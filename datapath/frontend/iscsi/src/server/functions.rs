@@ -12,6 +12,7 @@ use super::outbox::Event;
 use super::serve::End;
 use super::session::Session;
 use super::tasks::State;
+use super::window::Verdict;
 use crate::wire::header::Bhs;
 use crate::wire::request::TaskManagementRequest;
 use crate::wire::response::{RejectReason, TaskManagementResponse};
@@ -80,11 +81,7 @@ impl Session<'_> {
     fn abort_task(&mut self, request: &TaskManagementRequest) -> Result<(), End> {
         let tag = request.referenced_tag;
         let Some(task) = self.tasks.get_mut(tag) else {
-            // A command that is to come and will not: it counts as come and aborted, if it is the next one.
-            if request.referenced_cmd_sn == self.window.next() && request.immediate {
-                return self.answer_function(request.task_tag, COMPLETE);
-            }
-            return self.answer_function(request.task_tag, NO_SUCH_TASK);
+            return self.abort_missing(request);
         };
         if task.order.lun != Lun(request.lun) {
             return self.answer_function(request.task_tag, NO_SUCH_TASK);
@@ -99,8 +96,25 @@ impl Session<'_> {
         if self.tasks.is_clear() { Ok(()) } else { self.pump() }
     }
 
+    /// A command that was lost on its way (a wrong data digest), or that waits for one that was: if it was sent before the
+    /// request, its number counts as come (RFC 7143, 11.5.1), or all commands after it would wait for ever.
+    fn abort_missing(&mut self, request: &TaskManagementRequest) -> Result<(), End> {
+        let number = request.referenced_cmd_sn;
+        // How many numbers are between it and the request; none if it is not before it.
+        let before = request.cmd_sn.wrapping_sub(number);
+        let was_sent = before != 0 && before <= u32::MAX / 2;
+        if !was_sent
+            || self.window.judge(number) == Verdict::Ignore
+            || !self.give_up(number, request.referenced_tag)
+        {
+            return self.answer_function(request.task_tag, NO_SUCH_TASK);
+        }
+        self.answer_function(request.task_tag, COMPLETE)?;
+        self.take_held()
+    }
+
     /// Drops a task that does not run yet.
-    fn forget(&mut self, tag: u32) {
+    pub(super) fn forget(&mut self, tag: u32) {
         if let Some(task) = self.tasks.remove(tag)
             && !task.order.immediate
         {

@@ -294,7 +294,7 @@ impl<'a> Session<'a> {
     }
 
     /// Takes commands that came before their turn, if it is theirs now. After a logout nothing is taken.
-    fn take_held(&mut self) -> Result<(), End> {
+    pub(super) fn take_held(&mut self) -> Result<(), End> {
         while !self.held.is_empty()
             && !matches!(self.stage, Stage::Closing(..))
             && self.window.judge(self.window.next()) == Verdict::Now
@@ -305,6 +305,27 @@ impl<'a> Session<'a> {
             self.command(&pdu.header, &pdu.ahs, &pdu.data)?;
         }
         Ok(())
+    }
+
+    /// Counts a command as come that will not come, or that came before its turn and is not wanted any more: in its place is
+    /// a NOP-Out that asks for no answer. `false`: another one has that number.
+    pub(super) fn give_up(&mut self, number: u32, tag: u32) -> bool {
+        if let Some(pdu) = self.held.get(&number) {
+            if task_tag(&pdu.header) != tag {
+                return false;
+            }
+            self.held_bytes = self.held_bytes.saturating_sub(pdu.data.len()).saturating_sub(pdu.ahs.len());
+        }
+        let nothing = NopOut {
+            immediate: false,
+            lun: [0; 8],
+            task_tag: RESERVED_TAG,
+            transfer_tag: RESERVED_TAG,
+            cmd_sn: number,
+            exp_stat_sn: 0,
+        };
+        self.held.insert(number, Pdu { header: nothing.encode(), ahs: Vec::new(), data: Vec::new() });
+        true
     }
 
     fn command(&mut self, header: &Bhs, ahs: &[u8], data: &[u8]) -> Result<(), End> {

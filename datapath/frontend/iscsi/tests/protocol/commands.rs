@@ -1,7 +1,7 @@
 //! The order of commands, their window, their end before time, and PDUs that have no place.
 
 use crate::fixture::raw::{read10, write10};
-use crate::fixture::{Fixture, wait_for};
+use crate::fixture::{Fixture, Raw, wait_for};
 use crate::{MIB, fixture, slow};
 use headwater_iscsi::Limits;
 use headwater_iscsi::wire::RESERVED_TAG;
@@ -194,6 +194,36 @@ fn ordered_commands_wait_for_those_whose_data_is_still_to_come() {
     let of = |tag| answers.iter().find(|answer| answer.data_in().task_tag == tag).unwrap();
     assert_eq!(of(ordered.task_tag).data, [5; 512]);
     assert_eq!(of(later.task_tag).data, [0; 512]);
+}
+
+/// A command is lost to a wrong data digest, and aborted: those after it go on.
+#[test]
+fn a_command_that_was_lost_and_aborted_holds_up_no_others() {
+    let fixture = fixture();
+    let mut raw = fixture.session(&[("DataDigest", "CRC32C")]);
+    let lost = ScsiCommand { write: true, expected_bytes: 512, ..raw.scsi(&write10(0, 1)) };
+    let mut bytes = raw.encode(&lost.encode(), &[9; 512]);
+    bytes[100] ^= 1;
+    raw.send(&bytes);
+    assert_eq!(raw.take().reject().reason, RejectReason::DataDigestError as u8);
+    // Two that were sent after it, of which one is aborted as well.
+    let unwanted = raw.scsi(&[0]);
+    raw.pdu(&unwanted.encode(), &[]);
+    let next = raw.command(&[0], 0, None);
+    let abort = |raw: &mut Raw, tag: u32, cmd_sn: u32| {
+        let function = raw.manage(1, tag, cmd_sn);
+        let answer = raw.take();
+        assert_eq!(answer.function().task_tag, function);
+        answer.function().response
+    };
+    // Not before it was sent, nor under another tag.
+    let not_sent = raw.cmd_sn;
+    assert_eq!(abort(&mut raw, 77, not_sent), 1);
+    assert_eq!(abort(&mut raw, unwanted.task_tag + 77, unwanted.cmd_sn), 1);
+    assert_eq!(abort(&mut raw, unwanted.task_tag, unwanted.cmd_sn), 0);
+    assert_eq!(abort(&mut raw, lost.task_tag, lost.cmd_sn), 0);
+    raw.good(next);
+    assert_eq!(raw.read(0, 1), [0; 512]);
 }
 
 /// Memory is counted for what is kept.
