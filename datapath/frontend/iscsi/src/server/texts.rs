@@ -1,7 +1,10 @@
 //! Text requests: which targets there are, and what may be said again in the full feature phase.
 //!
 //! A request may come in several PDUs, and so may the answer: one exchange at a time in a session, named by a tag of the target's
-//! that the initiator repeats until it is over. A new exchange ends an unfinished one.
+//! that the initiator repeats until it is over. A new exchange ends an unfinished one. A key comes once in a request: a list of
+//! all targets for each of a thousand `SendTargets` would be no small thing to keep.
+
+use std::collections::HashSet;
 
 use super::serve::End;
 use super::session::Session;
@@ -33,6 +36,11 @@ impl Session<'_> {
         if request.go_on && request.is_final {
             return self.reject(header, RejectReason::ProtocolError);
         }
+        // What an answer takes is bounded by one request, so the whole of it is fetched before the next.
+        if !self.texts.answer.is_empty() && (request.go_on || !data.is_empty()) {
+            self.texts = Texts::default();
+            return self.reject(header, RejectReason::ProtocolError);
+        }
         if self.texts.request.len().saturating_add(data.len()) > self.limits.text_bytes {
             self.texts = Texts::default();
             self.shared.faults.warn(&self.who, &"a text request was refused: it is too long");
@@ -44,7 +52,9 @@ impl Session<'_> {
             return self.put_text(request, Some(tag), false, &[]);
         }
         let text = std::mem::take(&mut self.texts.request);
-        let Ok(pairs) = pairs(&text) else {
+        let mut seen = HashSet::new();
+        let Some(pairs) = pairs(&text).ok().filter(|pairs| pairs.iter().all(|(key, _)| seen.insert(*key)))
+        else {
             self.texts = Texts::default();
             return self.reject(header, RejectReason::ProtocolError);
         };

@@ -63,6 +63,30 @@ fn commands_that_came_before_the_logout_but_belong_behind_it_are_not_carried_out
 }
 
 #[test]
+fn a_text_gives_a_key_once_and_its_answer_is_taken_before_the_next() {
+    let fixture = Fixture::new(ReferenceDisk::new(MIB));
+    let mut raw = fixture.session(&[("MaxRecvDataSegmentLength", "512")]);
+    let twice = b"SendTargets=\0X-a=1\0SendTargets=\0";
+    let request = raw.text_request();
+    raw.pdu(&request.encode(), twice);
+    assert_eq!(raw.take().reject().reason, RejectReason::ProtocolError as u8);
+    // An answer of several PDUs, and more to ask before its end.
+    let many: Vec<u8> = (0..100).flat_map(|key| format!("X-{key}=\0").into_bytes()).collect();
+    let request = TextRequest { is_final: false, ..raw.text_request() };
+    raw.pdu(&request.encode(), &many);
+    let answer = raw.take();
+    assert!(answer.text().go_on && answer.data.len() == 512);
+    let request = TextRequest { transfer_tag: answer.text().transfer_tag, ..raw.text_request() };
+    raw.pdu(&request.encode(), &many);
+    assert_eq!(raw.take().reject().reason, RejectReason::ProtocolError as u8);
+    // That exchange is over.
+    let request = TextRequest { transfer_tag: answer.text().transfer_tag, ..raw.text_request() };
+    raw.pdu(&request.encode(), &[]);
+    assert_eq!(raw.take().reject().reason, RejectReason::InvalidPduField as u8);
+    assert_eq!(raw.read(0, 1), [0; 512]);
+}
+
+#[test]
 fn a_second_login_of_a_session_takes_its_place() {
     let fixture = slow();
     let mut first = fixture.session(&[]);
