@@ -2,18 +2,63 @@
 
 use crate::random::Rng;
 
+/// What is fed: its name, what must hold of bytes, and bytes to begin with. Crates have a list of them for the fuzzers in
+/// `fuzz/`, and feed the same here.
+pub type Target = (&'static str, fn(&[u8]), Vec<Vec<u8>>);
+
 /// Values that break arithmetic.
 const ODD: [u64; 8] = [0, 1, 0x7f, 0xff, 1 << 31, u32::MAX as u64, 1 << 63, u64::MAX];
 
-/// Calls `check` with `rounds` changed copies of `sample`: bytes flipped, cut, doubled, numbers made odd.
-pub fn rounds(sample: &[u8], seed: u64, rounds: u32, check: impl Fn(&[u8])) {
-    let mut rng = Rng::new(seed);
-    for _ in 0..rounds {
-        let mut bytes = sample.to_vec();
-        for _ in 0..=rng.below(3) {
-            change(&mut bytes, &mut rng);
+/// Inputs of each target that have nothing to do with a sample.
+const RANDOM_INPUTS: u32 = 200;
+/// Their length at most.
+const RANDOM_BYTES: u64 = 600;
+
+/// Feeds each target with its samples, with `rounds` of its name changed copies of each, and with random bytes. Returns how many
+/// inputs there were; says which one it was when one panics.
+pub fn all(targets: Vec<Target>, rounds: impl Fn(&str) -> u32) -> u64 {
+    let mut fed = 0;
+    let mut feed = |name: &'static str, oracle: fn(&[u8]), bytes: &[u8]| {
+        let said = Said { name, bytes };
+        oracle(bytes);
+        drop(said);
+        fed += 1;
+    };
+    for (name, oracle, samples) in targets {
+        assert!(!samples.is_empty(), "{name} has nothing to begin with");
+        for (seed, sample) in (1..).zip(&samples) {
+            assert!(!sample.is_empty(), "{name}: a sample is empty");
+            feed(name, oracle, sample);
+            let mut rng = Rng::new(seed);
+            for _ in 0..rounds(name) {
+                let mut bytes = sample.clone();
+                for _ in 0..=rng.below(3) {
+                    change(&mut bytes, &mut rng);
+                }
+                feed(name, oracle, &bytes);
+            }
         }
-        check(&bytes);
+        let mut rng = Rng::new(0);
+        for _ in 0..RANDOM_INPUTS {
+            let len = rng.below(RANDOM_BYTES + 1);
+            feed(name, oracle, &rng.bytes(usize::try_from(len).unwrap_or(0)));
+        }
+    }
+    fed
+}
+
+/// Tells of the bytes that made an oracle panic.
+struct Said<'a> {
+    name: &'static str,
+    bytes: &'a [u8],
+}
+
+impl Drop for Said<'_> {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            let text: String = self.bytes.iter().map(|byte| format!("{byte:02x}")).collect();
+            eprintln!("{} broke a promise with these {} bytes: {text}", self.name, self.bytes.len());
+        }
     }
 }
 
@@ -43,5 +88,28 @@ fn change(bytes: &mut Vec<u8>, rng: &mut Rng) {
                 *byte ^= 1 << rng.below(8);
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::atomic::{AtomicU64, Ordering};
+
+    static FED: AtomicU64 = AtomicU64::new(0);
+    static LONGEST: AtomicU64 = AtomicU64::new(0);
+
+    #[test]
+    fn each_target_is_fed_with_its_samples_copies_of_them_and_more() {
+        fn count(bytes: &[u8]) {
+            FED.fetch_add(1, Ordering::Relaxed);
+            LONGEST.fetch_max(bytes.len() as u64, Ordering::Relaxed);
+        }
+        let targets: Vec<Target> =
+            vec![("one", count, vec![vec![1; 8], vec![2; 8]]), ("other", count, vec![vec![3; 8]])];
+        let fed = all(targets, |name| if name == "one" { 100 } else { 10 });
+        assert_eq!(fed, 2 * 101 + 11 + 2 * u64::from(RANDOM_INPUTS));
+        assert_eq!(FED.load(Ordering::Relaxed), fed);
+        assert!(LONGEST.load(Ordering::Relaxed) > 500);
     }
 }
