@@ -86,6 +86,12 @@ impl PlainDisk {
         self.state.lock().waiting.len()
     }
 
+    /// Whether requests wait, or would if they came.
+    pub fn is_held(&self) -> bool {
+        let state = self.state.lock();
+        state.is_held || !state.waiting.is_empty()
+    }
+
     /// Carries out the request at `place` of those that wait, oldest first. `false`: there is none.
     pub fn release(&self, place: usize) -> bool {
         let mut state = self.state.lock();

@@ -4,6 +4,12 @@
 //! Each function reads bytes twice: with the code of this crate, and by the tables and the plain readings of RFC 7143 that
 //! are written down here. The two must agree on what is refused, and on every bit of what is not.
 
+mod session;
+mod target;
+mod texts;
+
+pub use session::iscsi_session;
+
 use crate::limits::Limits;
 use crate::login::keys::{Answer, Parameters, negotiate};
 use crate::wire::Bhs;
@@ -17,8 +23,7 @@ use crate::wire::response::{
 };
 use crate::wire::text::{KEY_BYTES, TextError, VALUE_BYTES, binary, hexadecimal, number, pairs, put_pair};
 
-/// What a fuzzer or a test feeds with bytes.
-pub type Oracle = fn(&[u8]);
+pub use headwater_block::fuzzing::Oracle;
 
 /// All of them, with their names and bytes to begin with.
 pub fn targets() -> Vec<(&'static str, Oracle, Vec<Vec<u8>>)> {
@@ -47,6 +52,7 @@ pub fn targets() -> Vec<(&'static str, Oracle, Vec<Vec<u8>>)> {
         ("iscsi_pdu", iscsi_pdu, pdus.collect()),
         ("iscsi_text", iscsi_text, vec![login.to_vec(), b"0x0aFf".to_vec(), b"0bAQID".to_vec()]),
         ("iscsi_login_keys", iscsi_login_keys, vec![keys]),
+        ("iscsi_session", iscsi_session, session::samples()),
     ]
 }
 

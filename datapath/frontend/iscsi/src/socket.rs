@@ -42,6 +42,12 @@ impl Socket {
         Self { fd, local }
     }
 
+    /// A socket of any kind, as it is.
+    #[cfg(any(test, feature = "fuzzing"))]
+    pub(crate) fn of(fd: OwnedFd) -> Self {
+        Self { fd, local: None }
+    }
+
     /// The address that the initiator connected to.
     pub(crate) fn local(&self) -> Option<SocketAddr> {
         self.local

@@ -17,7 +17,7 @@ mod outbox;
 mod registry;
 mod replies;
 mod serve;
-mod session;
+pub(crate) mod session;
 mod tasks;
 mod texts;
 mod window;

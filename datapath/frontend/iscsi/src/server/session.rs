@@ -4,6 +4,9 @@
 //! collected; all replies are sent; then it receives, sleeping if there is nothing. While it sends, nothing new is taken: an
 //! initiator that does not read its replies stops its own session only.
 
+#[cfg(any(test, feature = "fuzzing"))]
+pub(crate) mod alone;
+
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -166,12 +169,7 @@ impl<'a> Session<'a> {
     }
 
     fn round(&mut self) -> Result<(), End> {
-        self.take_events()?;
-        self.take_pdus()?;
-        self.take_events()?;
-        if !self.batch.is_empty() {
-            self.flush_batch(&[])?;
-        }
+        self.work()?;
         match &self.stage {
             Stage::Closing(..) => self.close(),
             Stage::Asked(until) if Instant::now() >= *until => {
@@ -181,6 +179,14 @@ impl<'a> Session<'a> {
             Stage::Asked(_) => self.receive_while_stopping(),
             Stage::Open => self.receive(),
         }
+    }
+
+    /// All of a round but receiving.
+    fn work(&mut self) -> Result<(), End> {
+        self.take_events()?;
+        self.take_pdus()?;
+        self.take_events()?;
+        if self.batch.is_empty() { Ok(()) } else { self.flush_batch(&[]) }
     }
 
     /// Takes whole PDUs until there is none.
@@ -383,7 +389,7 @@ impl<'a> Session<'a> {
             return self.answer_logout(request.task_tag, response);
         }
         for tag in self.tasks.waiting() {
-            self.tasks.remove(tag);
+            self.forget(tag);
         }
         self.stage = Stage::Closing(Some(request), "it logged out");
         Ok(())

@@ -1,0 +1,907 @@
+//! The full feature phase of a target once more, as plain as it can be: a list of tasks, a list of what is to be answered.
+//!
+//! What a SCSI command does is not its business: it asks a second SCSI target, on a disk of its own that waits when the first
+//! one's does. What the PDUs are is: each is built here byte by byte, by the figures of RFC 7143, section 11.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use headwater_block::fuzzing::PlainDisk;
+use headwater_scsi::{
+    Attribute, Cdb, Command, Expected, Function, FunctionResult, Lun, Nexus, Now, Outcome, Reply, Status,
+    Task,
+};
+
+use super::texts::Exchange;
+use crate::limits::Limits;
+use crate::login::keys::Parameters;
+use crate::server::session::alone::{Counts, Ended};
+use crate::wire::Bhs;
+use crate::wire::digest::digest;
+
+pub(super) const NONE: u32 = u32::MAX;
+/// A tag of the target's that the model has not seen yet. It counts up from 1 and does not come this far.
+pub(super) const UNSEEN: u32 = 0x7fff_ffff;
+
+/// Reasons of a Reject.
+pub(super) mod reason {
+    pub(crate) const DATA_DIGEST: u8 = 2;
+    pub(crate) const SNACK: u8 = 3;
+    pub(crate) const PROTOCOL: u8 = 4;
+    pub(crate) const NOT_SUPPORTED: u8 = 5;
+    pub(crate) const IMMEDIATE: u8 = 6;
+    pub(crate) const IN_PROGRESS: u8 = 7;
+    pub(crate) const FIELD: u8 = 9;
+    pub(crate) const LONG: u8 = 10;
+}
+
+/// What the numbers of a reply are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Numbered {
+    /// It uses up a status number.
+    Status,
+    /// It tells the next one.
+    Next,
+    /// It tells none (Data-In without a status).
+    Nothing,
+}
+
+/// A PDU that is to come, without its numbers.
+#[derive(Clone, Debug)]
+pub(super) struct Expectation {
+    pub(super) header: Bhs,
+    pub(super) data: Vec<u8>,
+    pub(super) numbered: Numbered,
+    /// It carries a tag of the target's choice.
+    pub(super) tagged: bool,
+}
+
+/// Data under one permission.
+#[derive(Clone, Debug)]
+struct Sequence {
+    tag: u32,
+    r2t: u32,
+    next: u64,
+    end: u64,
+    data_sn: u32,
+}
+
+#[derive(Debug)]
+enum State {
+    Collects { unasked: Option<Sequence>, asked: VecDeque<Sequence>, next: u64, admitted: bool, fault: u16 },
+    Ready,
+    Runs,
+}
+
+#[derive(Debug)]
+struct Work {
+    tag: u32,
+    serial: u64,
+    lun: Lun,
+    attribute: Attribute,
+    cdb: Cdb,
+    read: bool,
+    write: bool,
+    announced: u32,
+    announced_read: u32,
+    moves: Expected,
+    immediate: bool,
+    state: State,
+    data: Vec<u8>,
+    r2ts: u32,
+    /// Bytes that count as collected, or while it runs as executing.
+    counts: u64,
+}
+
+#[derive(Debug)]
+enum Event {
+    Task(u64, Outcome),
+    Function(u64, FunctionResult),
+}
+
+/// Three numbers of four bytes where the header has them.
+fn word(header: &[u8], at: usize) -> u32 {
+    header[at..at + 4].iter().fold(0, |number, byte| number << 8 | u32::from(*byte))
+}
+
+fn put(header: &mut Bhs, at: usize, number: u32) {
+    header[at..at + 4].copy_from_slice(&number.to_be_bytes());
+}
+
+pub(super) struct Model {
+    limits: Limits,
+    pub(super) agreed: Parameters,
+    nexus: Nexus,
+    disk: Arc<PlainDisk>,
+    cid: u16,
+    events: Arc<Mutex<VecDeque<Event>>>,
+    stream: Vec<u8>,
+    next: u32,
+    /// Commands that came before their turn: header, additional headers, data.
+    early: BTreeMap<u32, (Bhs, Vec<u8>, Vec<u8>)>,
+    tasks: Vec<Work>,
+    serial: u64,
+    functions: Vec<(u64, u32, bool)>,
+    pub(super) texts: Exchange,
+    pub(super) expected: Vec<Expectation>,
+    closing: Option<u32>,
+    end: Option<Ended>,
+    /// What came cannot be foretold: a tag that was not seen yet, or a command of several steps on a disk that waits, which
+    /// a thread of its own goes on with.
+    pub(super) is_open: bool,
+}
+
+/// Commands that take more than one request to the disk, or hold others up.
+const OF_STEPS: [u8; 12] = [0x2e, 0x2f, 0x41, 0x42, 0x83, 0x89, 0x8b, 0x8e, 0x8f, 0x93, 0xae, 0xaf];
+
+pub(super) fn is_of_steps(cdb: &[u8]) -> bool {
+    OF_STEPS.contains(&cdb[0])
+}
+
+impl Model {
+    pub(super) fn new(
+        limits: Limits,
+        agreed: Parameters,
+        (nexus, disk): (Nexus, Arc<PlainDisk>),
+        cid: u16,
+        next: u32,
+    ) -> Self {
+        Self {
+            limits,
+            agreed,
+            nexus,
+            disk,
+            cid,
+            events: Arc::default(),
+            stream: Vec::new(),
+            next,
+            early: BTreeMap::new(),
+            tasks: Vec::new(),
+            serial: 0,
+            functions: Vec::new(),
+            texts: Exchange::default(),
+            expected: Vec::new(),
+            closing: None,
+            end: None,
+            is_open: false,
+        }
+    }
+
+    pub(super) fn limits(&self) -> &Limits {
+        &self.limits
+    }
+
+    /// The most that a command moves, in either direction.
+    pub(super) fn moves(&self, lun: Lun, cdb: &Cdb) -> u64 {
+        let moves = self.nexus.expected(lun, cdb);
+        moves.data_in_bytes.max(moves.data_out_bytes)
+    }
+
+    pub(super) fn end(&self) -> Option<Ended> {
+        self.end
+    }
+
+    fn lock(&self) -> std::sync::MutexGuard<'_, VecDeque<Event>> {
+        self.events.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Whether something has ended that was not answered.
+    pub(super) fn has_events(&self) -> bool {
+        self.end.is_none() && !self.lock().is_empty()
+    }
+
+    fn open(&self) -> u32 {
+        let open = self.tasks.iter().filter(|task| !task.immediate).count();
+        u32::try_from(open).unwrap_or(u32::MAX)
+    }
+
+    /// How many numbers from the next one on are taken.
+    fn window(&self) -> u32 {
+        self.limits.queue_depth.saturating_sub(self.open())
+    }
+
+    fn running(&self) -> impl Iterator<Item = &Work> {
+        self.tasks.iter().filter(|task| matches!(task.state, State::Runs))
+    }
+
+    fn waiting(&self) -> impl Iterator<Item = &Work> {
+        self.tasks.iter().filter(|task| !matches!(task.state, State::Runs))
+    }
+
+    pub(super) fn counts(&self) -> Counts {
+        let held = self.early.values();
+        Counts {
+            exp_cmd_sn: self.next,
+            max_cmd_sn: self.next.wrapping_add(self.window()).wrapping_sub(1),
+            tasks: self.tasks.len(),
+            running: self.running().count(),
+            bytes_collected: self.waiting().map(|task| task.counts).sum(),
+            bytes_executing: self.running().map(|task| task.counts).sum(),
+            held: self.early.len(),
+            held_bytes: held.map(|(_, ahs, data)| ahs.len() + data.len()).sum(),
+        }
+    }
+
+    /// What R2Ts ask for that were seen: task, tag of the R2T, and what of it is to come.
+    pub(super) fn wanted(&self) -> Vec<(u32, u32, u32, u32, u32)> {
+        let mut wanted = Vec::new();
+        for task in &self.tasks {
+            if let State::Collects { asked, .. } = &task.state {
+                let number = |bytes: u64| u32::try_from(bytes).unwrap_or(u32::MAX);
+                let each = asked.iter().filter(|sequence| sequence.tag != UNSEEN);
+                wanted.extend(
+                    each.map(|s| (task.tag, s.tag, s.data_sn, number(s.next), number(s.end - s.next))),
+                );
+            }
+        }
+        wanted
+    }
+
+    /// An R2T was seen, with its tag.
+    pub(super) fn learn(&mut self, task_tag: u32, r2t: u32, tag: u32) {
+        for task in self.tasks.iter_mut().filter(|task| task.tag == task_tag) {
+            if let State::Collects { asked, .. } = &mut task.state {
+                asked.iter_mut().filter(|sequence| sequence.r2t == r2t).for_each(|s| s.tag = tag);
+            }
+        }
+    }
+
+    pub(super) fn say(
+        &mut self,
+        opcode: u8,
+        flags: u8,
+        tag: u32,
+        data: &[u8],
+        numbered: Numbered,
+    ) -> &mut Bhs {
+        let mut header = [0; 48];
+        (header[0], header[1]) = (opcode, flags);
+        put(&mut header, 16, tag);
+        let len = u32::try_from(data.len()).unwrap_or(0).to_be_bytes();
+        header[5..8].copy_from_slice(&len[1..]);
+        let tagged = matches!(opcode, 0x31);
+        self.expected.push(Expectation { header, data: data.to_vec(), numbered, tagged });
+        let last = self.expected.len() - 1;
+        &mut self.expected[last].header
+    }
+
+    pub(super) fn reject(&mut self, header: &Bhs, reason: u8) {
+        self.say(0x3f, 0x80, NONE, header, Numbered::Status)[2] = reason;
+    }
+
+    fn fault(&mut self) {
+        self.end = Some(Ended::Fault);
+    }
+
+    /// A round: this came in, and what can be done is done.
+    pub(super) fn round(&mut self, bytes: &[u8]) {
+        if self.end.is_some() {
+            return;
+        }
+        if self.closing.is_none() {
+            self.stream.extend_from_slice(bytes);
+        }
+        self.take_events();
+        while self.end.is_none() && self.closing.is_none() && self.take_pdu() {}
+        if self.end.is_none() {
+            self.take_events();
+        }
+        self.close();
+    }
+
+    /// The initiator sends nothing more.
+    pub(super) fn hang_up(&mut self) {
+        if self.end.is_some() || self.closing.is_some() {
+            return self.close();
+        }
+        if self.stream.is_empty() && self.waiting().next().is_none() {
+            // A tag that is none: nothing is answered.
+            self.closing = Some(NONE);
+        } else {
+            self.fault();
+        }
+        self.close();
+    }
+
+    fn close(&mut self) {
+        let Some(tag) = self.closing.filter(|_| self.end.is_none() && self.running().next().is_none()) else {
+            return;
+        };
+        if tag != NONE {
+            self.answer_logout(tag, 0);
+        }
+        self.end = Some(Ended::Orderly);
+    }
+
+    fn answer_logout(&mut self, tag: u32, response: u8) {
+        let wait = self.agreed.time_to_wait_s.to_be_bytes();
+        let header = self.say(0x26, 0x80, tag, &[], Numbered::Status);
+        header[2] = response;
+        header[40..42].copy_from_slice(&wait);
+    }
+
+    fn take_events(&mut self) {
+        let events = std::mem::take(&mut *self.lock());
+        let any = !events.is_empty();
+        for event in events {
+            if self.end.is_some() {
+                break;
+            }
+            match event {
+                Event::Task(serial, outcome) => {
+                    let place = self.tasks.iter().position(|task| task.serial == serial);
+                    let Some(task) = place.map(|place| self.tasks.remove(place)) else { continue };
+                    if let Some(reply) = outcome.reply {
+                        self.reply(&task, &reply, &outcome.data_in);
+                    }
+                }
+                Event::Function(serial, result) => self.function_ended(serial, result),
+            }
+        }
+        if any && self.end.is_none() && self.waiting().next().is_some() {
+            self.pump();
+        }
+    }
+
+    /// Takes the PDU at the front, if all of it is there.
+    fn take_pdu(&mut self) -> bool {
+        let stream = std::mem::take(&mut self.stream);
+        let Some(header) = stream.first_chunk::<48>().copied() else {
+            self.stream = stream;
+            return false;
+        };
+        let ahs_bytes = usize::from(header[4]) * 4;
+        let mut at = 48 + ahs_bytes;
+        if self.agreed.header_digest {
+            if stream.len() < at + 4 {
+                self.stream = stream;
+                return false;
+            }
+            if digest(&[&stream[..at]]) != stream[at..at + 4] {
+                self.fault();
+                return false;
+            }
+            at += 4;
+        }
+        let len = word(&[0, header[5], header[6], header[7]], 0);
+        if len > self.limits.receive_segment_bytes {
+            self.reject(&header, reason::PROTOCOL);
+            self.fault();
+            return false;
+        }
+        let len = usize::try_from(len).unwrap_or(usize::MAX);
+        let padded = len.next_multiple_of(4);
+        let has_digest = self.agreed.data_digest && len > 0;
+        let total = at + padded + if has_digest { 4 } else { 0 };
+        if stream.len() < total {
+            self.stream = stream;
+            return false;
+        }
+        let data = &stream[at..at + padded];
+        let is_intact = !has_digest || digest(&[data]) == stream[total - 4..total];
+        self.pdu(&header, &stream[48..48 + ahs_bytes], &data[..len], is_intact);
+        self.stream = stream[total..].to_vec();
+        true
+    }
+
+    fn pdu(&mut self, header: &Bhs, ahs: &[u8], data: &[u8], is_intact: bool) {
+        let opcode = header[0] & 0x3f;
+        if !is_intact {
+            self.reject(header, reason::DATA_DIGEST);
+            if opcode == 0x05 {
+                self.data_out(header, data, false);
+            }
+            return;
+        }
+        match opcode {
+            0x00 | 0x01 | 0x02 | 0x04 | 0x06 => self.numbered(header, ahs, data),
+            0x05 => self.data_out(header, data, true),
+            0x10 => self.reject(header, reason::SNACK),
+            // A login, and all that targets send.
+            0x03 | 0x20..=0x26 | 0x31 | 0x32 | 0x3f => {
+                self.reject(header, reason::PROTOCOL);
+                self.fault();
+            }
+            _ => self.reject(header, reason::NOT_SUPPORTED),
+        }
+    }
+
+    /// Commands in the order of their numbers; those for immediate delivery at once.
+    fn numbered(&mut self, header: &Bhs, ahs: &[u8], data: &[u8]) {
+        if header[0] & 0x40 != 0 {
+            return self.command(header, ahs, data);
+        }
+        let number = word(header, 24);
+        let ahead = number.wrapping_sub(self.next);
+        if ahead >= self.window() {
+            return;
+        }
+        self.early.entry(number).or_insert_with(|| (*header, ahs.to_vec(), data.to_vec()));
+        self.take_early();
+    }
+
+    fn take_early(&mut self) {
+        while self.end.is_none() && self.closing.is_none() && self.window() > 0 {
+            let Some((header, ahs, data)) = self.early.remove(&self.next) else { break };
+            self.next = self.next.wrapping_add(1);
+            self.command(&header, &ahs, &data);
+        }
+    }
+
+    fn command(&mut self, header: &Bhs, ahs: &[u8], data: &[u8]) {
+        let tag = word(header, 16);
+        match header[0] & 0x3f {
+            0x01 => self.scsi(header, ahs, data),
+            _ if !ahs.is_empty() => self.reject(header, reason::FIELD),
+            0x00 if tag == NONE => {}
+            0x00 => {
+                let limit = usize::try_from(self.agreed.send_segment_bytes).unwrap_or(0);
+                let echo = &data[..data.len().min(limit)];
+                put(self.say(0x20, 0x80, tag, echo, Numbered::Status), 20, NONE);
+            }
+            0x02 => self.function(header),
+            0x04 => self.text(header, data),
+            _ => self.logout(header),
+        }
+    }
+
+    fn logout(&mut self, header: &Bhs) {
+        let tag = word(header, 16);
+        let cid = u16::from_be_bytes([header[20], header[21]]);
+        match header[1] & 0x7f {
+            1 if cid != self.cid => self.answer_logout(tag, 1),
+            0 | 1 => {
+                self.tasks.retain(|task| matches!(task.state, State::Runs));
+                self.closing = Some(tag);
+            }
+            2 => self.answer_logout(tag, 2),
+            _ => self.reject(header, reason::FIELD),
+        }
+    }
+
+    fn scsi(&mut self, header: &Bhs, ahs: &[u8], data: &[u8]) {
+        let attribute = match header[1] & 7 {
+            0 | 1 => Attribute::Simple,
+            2 => Attribute::Ordered,
+            3 => Attribute::HeadOfQueue,
+            4 => Attribute::Aca,
+            _ => return self.reject(header, reason::FIELD),
+        };
+        let Some(announced_read) = read_length(ahs) else { return self.reject(header, reason::FIELD) };
+        let tag = word(header, 16);
+        if self.tasks.iter().any(|task| task.tag == tag) {
+            return self.reject(header, reason::IN_PROGRESS);
+        }
+        let immediate = header[0] & 0x40 != 0;
+        let depth = usize::try_from(self.limits.queue_depth).unwrap_or(usize::MAX);
+        if immediate && self.tasks.len() >= 2 * depth {
+            return self.reject(header, reason::IMMEDIATE);
+        }
+        let mut lun = [0; 8];
+        lun.copy_from_slice(&header[8..16]);
+        let (lun, cdb) = (Lun(lun), Cdb::new(&header[32..]));
+        let mut task = Work {
+            tag,
+            serial: 0,
+            lun,
+            attribute,
+            cdb,
+            read: header[1] & 0x40 != 0,
+            write: header[1] & 0x20 != 0,
+            announced: word(header, 20),
+            announced_read,
+            moves: self.nexus.expected(lun, &cdb),
+            immediate,
+            state: State::Ready,
+            data: Vec::new(),
+            r2ts: 0,
+            counts: 0,
+        };
+        let most = task.announced.min(self.agreed.first_burst_bytes);
+        let len = u32::try_from(data.len()).unwrap_or(u32::MAX);
+        let is_legal = len == 0 || task.write && self.agreed.immediate_data && len <= most;
+        let more = task.write && header[1] & 0x80 == 0;
+        let wanted = task.wanted();
+        let is_whole = is_legal && !more && u64::from(len) >= wanted;
+        if is_legal {
+            task.data = data[..data.len().min(usize::try_from(wanted).unwrap_or(0))].to_vec();
+        }
+        // It is answered at once where nothing waits and no data or a single PDU of it is read.
+        let room = u64::from(self.agreed.send_segment_bytes.min(self.agreed.max_burst_bytes));
+        if is_whole && self.waiting().next().is_none() && header[1] & 0x80 != 0 {
+            if task.moves.data_in_bytes <= room
+                && let Some((reply, data_in)) = self.try_now(&task)
+            {
+                return self.reply(&task, &reply, &data_in);
+            }
+            return self.enter(task, true);
+        }
+        let fault = if more && self.agreed.initial_r2t || !is_legal { 0x0c0c } else { 0 };
+        let unasked = more.then(|| Sequence {
+            tag: NONE,
+            r2t: NONE,
+            next: u64::from(len),
+            end: u64::from(most),
+            data_sn: 0,
+        });
+        task.state = State::Collects { unasked, asked: VecDeque::new(), next: 0, admitted: false, fault };
+        self.enter(task, false);
+    }
+
+    /// A task that is not answered at once: it runs, or it collects.
+    fn enter(&mut self, mut task: Work, is_alone: bool) {
+        self.serial += 1;
+        task.serial = self.serial;
+        let tag = task.tag;
+        self.tasks.push(task);
+        if is_alone {
+            self.start(self.tasks.len() - 1);
+        } else {
+            self.advance(tag);
+            if self.waiting().next().is_some() {
+                self.pump();
+            }
+        }
+    }
+
+    /// Whether a command's way through the second target can be foretold.
+    fn look_at(&mut self, cdb: &Cdb, attribute: Attribute) {
+        let is_simple = !is_of_steps(cdb.bytes()) && attribute != Attribute::Ordered;
+        self.is_open |= self.disk.is_held() && !is_simple;
+    }
+
+    fn try_now(&mut self, task: &Work) -> Option<(Reply, Vec<u8>)> {
+        self.look_at(&task.cdb, task.attribute);
+        let mut data_in = vec![0; usize::try_from(task.moves.data_in_bytes).unwrap_or(0)];
+        let command = Command {
+            lun: task.lun,
+            attribute: task.attribute,
+            cdb: &task.cdb,
+            data_out: &task.data,
+            announced_bytes: task.announced_out(),
+        };
+        match self.nexus.try_now(&command, &mut data_in) {
+            Now::Done { reply, data_in_bytes } => {
+                data_in.truncate(data_in_bytes);
+                Some((reply, data_in))
+            }
+            Now::MustWait => None,
+        }
+    }
+
+    /// Has a task carried out, if there is room.
+    fn start(&mut self, place: usize) {
+        let executing: u64 = self.running().map(|task| task.counts).sum();
+        if executing >= self.limits.bytes_executing {
+            return;
+        }
+        let (cdb, attribute) = (self.tasks[place].cdb, self.tasks[place].attribute);
+        self.look_at(&cdb, attribute);
+        let task = &mut self.tasks[place];
+        let data = std::mem::take(&mut task.data);
+        task.state = State::Runs;
+        task.counts = task.moves.data_in_bytes + u64::try_from(data.len()).unwrap_or(0);
+        let serial = task.serial;
+        let task = Task {
+            lun: task.lun,
+            attribute: task.attribute,
+            tag: serial,
+            cdb: task.cdb,
+            data_out: data,
+            announced_bytes: task.announced_out(),
+            data_in: Vec::new(),
+        };
+        let events = Arc::clone(&self.events);
+        self.nexus.execute(task, move |outcome| {
+            events.lock().unwrap_or_else(PoisonError::into_inner).push_back(Event::Task(serial, outcome));
+        });
+    }
+
+    /// Oldest first: what is ready runs where no ordered task forbids it, what collects asks for its data.
+    fn pump(&mut self) {
+        let waiting: Vec<u64> = self.waiting().map(|task| task.serial).collect();
+        for serial in waiting {
+            let Some(place) = self.tasks.iter().position(|task| task.serial == serial) else { continue };
+            match &self.tasks[place].state {
+                State::Ready if self.may_run(place) => self.start(place),
+                State::Collects { unasked: None, asked, .. } if asked.is_empty() => self.ask(place),
+                _ => {}
+            }
+        }
+    }
+
+    fn may_run(&self, place: usize) -> bool {
+        let task = &self.tasks[place];
+        let mut before = self.waiting().filter(|other| other.serial < task.serial);
+        match task.attribute {
+            Attribute::HeadOfQueue => true,
+            Attribute::Ordered => before.next().is_none(),
+            _ => !before.any(|other| other.attribute == Attribute::Ordered),
+        }
+    }
+
+    fn data_out(&mut self, header: &Bhs, data: &[u8], is_intact: bool) {
+        let (tag, transfer_tag) = (word(header, 16), word(header, 20));
+        let Some(place) = self.tasks.iter().position(|task| task.tag == tag) else { return };
+        let wanted = self.tasks[place].wanted();
+        let task = &mut self.tasks[place];
+        let State::Collects { unasked, asked, fault, .. } = &mut task.state else { return };
+        let sequence = if transfer_tag == NONE { unasked.as_mut() } else { asked.front_mut() };
+        if transfer_tag != NONE && sequence.as_ref().is_some_and(|sequence| sequence.tag == UNSEEN) {
+            self.is_open = true;
+            return;
+        }
+        let Some(sequence) = sequence.filter(|sequence| sequence.tag == transfer_tag) else {
+            return self.reject(header, reason::FIELD);
+        };
+        let is_final = header[1] & 0x80 != 0;
+        let len = u64::try_from(data.len()).unwrap_or(u64::MAX);
+        let end = sequence.next + len;
+        let fits = word(header, 36) == sequence.data_sn
+            && u64::from(word(header, 40)) == sequence.next
+            && end <= sequence.end
+            && (end == sequence.end || !is_final || transfer_tag == NONE);
+        sequence.next = end.min(sequence.end);
+        sequence.data_sn = sequence.data_sn.wrapping_add(1);
+        if *fault == 0 {
+            match (is_intact, fits) {
+                (false, _) => *fault = 0x4705,
+                (true, false) => *fault = 0x0c0d,
+                (true, true) => {
+                    task.data.extend_from_slice(data);
+                    task.data.truncate(usize::try_from(wanted).unwrap_or(usize::MAX));
+                }
+            }
+        }
+        if !is_final {
+            return;
+        }
+        if transfer_tag == NONE {
+            *unasked = None;
+        } else {
+            asked.pop_front();
+        }
+        self.advance(tag);
+        if self.waiting().next().is_some() {
+            self.pump();
+        }
+    }
+
+    /// When nothing is under way for a task: it is refused, or ready, or asks for more.
+    fn advance(&mut self, tag: u32) {
+        let Some(place) = self.tasks.iter().position(|task| task.tag == tag) else { return };
+        let task = &mut self.tasks[place];
+        let has = u64::try_from(task.data.len()).unwrap_or(0);
+        let wanted = task.wanted();
+        let State::Collects { unasked: None, asked, fault, .. } = &task.state else { return };
+        match (*fault, asked.is_empty()) {
+            (0, true) if has >= wanted => task.state = State::Ready,
+            (0, _) => self.ask(place),
+            (_, false) => {}
+            (code, true) => {
+                let task = self.tasks.remove(place);
+                let [asc, ascq] = code.to_be_bytes();
+                let sense = [0x70, 0, 0x0b, 0, 0, 0, 0, 10, 0, 0, 0, 0, asc, ascq, 0, 0, 0, 0];
+                self.answer(&task, Status::CheckCondition.byte(), &sense, &[]);
+            }
+        }
+    }
+
+    fn ask(&mut self, place: usize) {
+        let collected: u64 = self.waiting().map(|task| task.counts).sum();
+        let limits = (u64::from(self.agreed.max_burst_bytes), usize::from(self.agreed.outstanding_r2t));
+        let has_room = collected < self.limits.bytes_collected;
+        let task = &mut self.tasks[place];
+        let wanted = task.wanted();
+        let has = u64::try_from(task.data.len()).unwrap_or(0);
+        let State::Collects { asked, next, admitted, .. } = &mut task.state else { return };
+        if !*admitted {
+            if !has_room {
+                return;
+            }
+            (*admitted, *next) = (true, has);
+            task.counts = wanted - has;
+        }
+        let mut r2ts = Vec::new();
+        while asked.len() < limits.1 && *next < wanted {
+            let end = wanted.min(*next + limits.0);
+            asked.push_back(Sequence { tag: UNSEEN, r2t: task.r2ts, next: *next, end, data_sn: 0 });
+            r2ts.push((task.r2ts, *next, end - *next));
+            task.r2ts += 1;
+            *next = end;
+        }
+        let (tag, lun) = (task.tag, task.lun);
+        for (number, offset, len) in r2ts {
+            let header = self.say(0x31, 0x80, tag, &[], Numbered::Next);
+            header[8..16].copy_from_slice(&lun.0);
+            put(header, 36, number);
+            put(header, 40, u32::try_from(offset).unwrap_or(u32::MAX));
+            put(header, 44, u32::try_from(len).unwrap_or(u32::MAX));
+        }
+    }
+
+    fn reply(&mut self, task: &Work, reply: &Reply, data_in: &[u8]) {
+        let sense = reply.sense.map(|sense| sense.bytes().to_vec()).unwrap_or_default();
+        self.answer(task, reply.status.byte(), &sense, data_in);
+    }
+
+    /// Data-In as long as the initiator takes it, and the status: with the last data, or in a PDU of its own.
+    fn answer(&mut self, task: &Work, status: u8, sense: &[u8], data_in: &[u8]) {
+        let gives = u64::try_from(data_in.len()).unwrap_or(u64::MAX);
+        let takes = match (task.read, task.write) {
+            (true, true) => task.announced_read,
+            (true, false) => task.announced,
+            _ => 0,
+        };
+        let main = match (task.read, task.write) {
+            (_, true) => residual(task.announced, task.moves.data_out_bytes),
+            (true, false) => residual(task.announced, gives),
+            (false, false) => residual(0, gives.max(task.moves.data_out_bytes)),
+        };
+        let both = task.read && task.write;
+        let mut left = &data_in[..data_in.len().min(usize::try_from(takes).unwrap_or(usize::MAX))];
+        let size = |bytes: u32| usize::try_from(bytes).unwrap_or(usize::MAX);
+        let (segment, burst) = (size(self.agreed.send_segment_bytes), size(self.agreed.max_burst_bytes));
+        let (mut number, mut offset) = (task.r2ts, 0);
+        while !left.is_empty() {
+            let most = segment.min(burst - offset % burst);
+            let (now, rest) = left.split_at(left.len().min(most));
+            left = rest;
+            let is_last = left.is_empty() && status == 0 && sense.is_empty() && !both;
+            let ends = left.is_empty() || (offset + now.len()).is_multiple_of(burst);
+            let flags = if ends { 0x80 } else { 0 } | if is_last { 1 | main.0 } else { 0 };
+            let numbered = if is_last { Numbered::Status } else { Numbered::Nothing };
+            let header = self.say(0x25, flags, task.tag, now, numbered);
+            put(header, 20, NONE);
+            put(header, 36, number);
+            put(header, 40, u32::try_from(offset).unwrap_or(u32::MAX));
+            if is_last {
+                return put(header, 44, main.1);
+            }
+            number += 1;
+            offset += now.len();
+        }
+        let mut data = Vec::new();
+        if !sense.is_empty() {
+            data.extend(u16::try_from(sense.len()).unwrap_or(0).to_be_bytes());
+            data.extend(sense);
+        }
+        let read = if both { residual(task.announced_read, gives) } else { (0, 0) };
+        let header = self.say(0x21, 0x80 | main.0 | read.0 << 2, task.tag, &data, Numbered::Status);
+        header[3] = status;
+        put(header, 36, number);
+        put(header, 40, read.1);
+        put(header, 44, main.1);
+    }
+
+    fn function(&mut self, header: &Bhs) {
+        let tag = word(header, 16);
+        let mut lun = [0; 8];
+        lun.copy_from_slice(&header[8..16]);
+        let lun = Lun(lun);
+        let function = match header[1] & 0x7f {
+            1 => return self.abort(header, lun),
+            2 => Function::AbortTaskSet { lun },
+            4 => Function::ClearTaskSet { lun },
+            5 => Function::LogicalUnitReset { lun },
+            6 => Function::TargetWarmReset,
+            7 => Function::TargetColdReset,
+            8 => return self.answer_function(tag, 4),
+            _ => return self.answer_function(tag, 5),
+        };
+        let of_all = matches!(function, Function::TargetWarmReset | Function::TargetColdReset);
+        self.tasks.retain(|task| matches!(task.state, State::Runs) || !of_all && task.lun != lun);
+        self.manage(tag, function);
+    }
+
+    fn abort(&mut self, header: &Bhs, lun: Lun) {
+        let (tag, wanted) = (word(header, 16), word(header, 20));
+        let Some(place) = self.tasks.iter().position(|task| task.tag == wanted) else {
+            return self.abort_early(header);
+        };
+        if self.tasks[place].lun != lun {
+            return self.answer_function(tag, 1);
+        }
+        if matches!(self.tasks[place].state, State::Runs) {
+            let serial = self.tasks[place].serial;
+            return self.manage(tag, Function::AbortTask { lun, tag: serial });
+        }
+        self.tasks.remove(place);
+        self.answer_function(tag, 0);
+        if self.waiting().next().is_some() {
+            self.pump();
+        }
+    }
+
+    /// A command that has not come, or waits for its turn: if it was sent before the request, its number counts as come.
+    fn abort_early(&mut self, header: &Bhs) {
+        let (tag, number, own) = (word(header, 16), word(header, 32), word(header, 24));
+        // One that waits is the one that is meant, or another.
+        let is_another = |(early, ..): &(Bhs, Vec<u8>, Vec<u8>)| word(early, 16) != word(header, 20);
+        let was_sent = own.wrapping_sub(number).wrapping_sub(1) < u32::MAX / 2;
+        let could_come = number.wrapping_sub(self.next) < self.window();
+        if !was_sent || !could_come || self.early.get(&number).is_some_and(is_another) {
+            return self.answer_function(tag, 1);
+        }
+        self.answer_function(tag, 0);
+        // A NOP-Out that wants no answer.
+        let mut nothing = [0; 48];
+        put(&mut nothing, 16, NONE);
+        self.early.insert(number, (nothing, Vec::new(), Vec::new()));
+        self.take_early();
+    }
+
+    fn manage(&mut self, tag: u32, function: Function) {
+        if self.functions.len() >= 32 {
+            return self.answer_function(tag, 255);
+        }
+        self.serial += 1;
+        let serial = self.serial;
+        self.functions.push((serial, tag, function == Function::TargetColdReset));
+        let events = Arc::clone(&self.events);
+        self.nexus.manage(function, move |result| {
+            events.lock().unwrap_or_else(PoisonError::into_inner).push_back(Event::Function(serial, result));
+        });
+    }
+
+    fn function_ended(&mut self, serial: u64, result: FunctionResult) {
+        let Some(place) = self.functions.iter().position(|function| function.0 == serial) else { return };
+        let (_, tag, ends) = self.functions.remove(place);
+        self.answer_function(
+            tag,
+            match result {
+                FunctionResult::Complete => 0,
+                FunctionResult::TaskDoesNotExist => 1,
+                FunctionResult::LunDoesNotExist => 2,
+            },
+        );
+        if ends {
+            self.end = Some(Ended::Orderly);
+        }
+    }
+
+    fn answer_function(&mut self, tag: u32, response: u8) {
+        self.say(0x22, 0x80, tag, &[], Numbered::Status)[2] = response;
+    }
+}
+
+impl Work {
+    /// What is asked for: no more than was announced.
+    fn wanted(&self) -> u64 {
+        if self.write { self.moves.data_out_bytes.min(u64::from(self.announced)) } else { 0 }
+    }
+
+    fn announced_out(&self) -> u64 {
+        if self.write { u64::from(self.announced) } else { 0 }
+    }
+}
+
+/// Flags and count of what was announced but not moved, or the other way round.
+fn residual(announced: u32, moved: u64) -> (u8, u32) {
+    let announced = u64::from(announced);
+    let count = u32::try_from(announced.abs_diff(moved)).unwrap_or(u32::MAX);
+    match announced.cmp(&moved) {
+        std::cmp::Ordering::Less => (4, count),
+        std::cmp::Ordering::Equal => (0, 0),
+        std::cmp::Ordering::Greater => (2, count),
+    }
+}
+
+/// RFC 7143, 11.2.2: additional header segments, of which one may say how much is read. `None`: they are none.
+fn read_length(ahs: &[u8]) -> Option<u32> {
+    let (mut at, mut found) = (0, 0);
+    while at < ahs.len() {
+        let len = usize::from(ahs[at]) << 8 | usize::from(ahs[at + 1]);
+        let body = ahs.get(at + 3..at + 3 + len)?;
+        match ahs[at + 2] & 0x3f {
+            1 if len > 0 => {}
+            2 if len == 5 => found = word(body, 1),
+            _ => return None,
+        }
+        at += (3 + len).next_multiple_of(4);
+        if at > ahs.len() {
+            return None;
+        }
+    }
+    Some(found)
+}
