@@ -7,6 +7,7 @@ mod banned_crates;
 mod dependencies;
 mod file_length;
 mod function_length;
+mod fuzz;
 mod links;
 mod machine_paths;
 mod module_docs;
@@ -40,6 +41,7 @@ pub const ALL: &[Rule] = &[
     dependencies::RULE,
     file_length::RULE,
     function_length::RULE,
+    fuzz::RULE,
     links::RULE,
     machine_paths::RULE,
     module_docs::RULE,
