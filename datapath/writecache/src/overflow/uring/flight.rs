@@ -7,6 +7,10 @@ use io_uring::{opcode, squeue, types};
 
 use crate::overflow::io::{Direction, IoOp};
 
+/// A long write goes in pieces of this length, one after the other: reads get in between, which would else wait behind all of it
+/// on a disk that takes requests in order.
+const PIECE_BYTES: u32 = 256 << 10;
+
 /// An operation and how far it is.
 pub(super) struct Flight {
     pub(super) op: IoOp,
@@ -35,7 +39,7 @@ impl Flight {
         let at = self.op.buffer.as_mut_ptr().wrapping_add(self.moved);
         match self.op.direction {
             Direction::Read => opcode::Read::new(fd, at, left).offset(offset).build(),
-            Direction::Write => opcode::Write::new(fd, at, left).offset(offset).build(),
+            Direction::Write => opcode::Write::new(fd, at, left.min(PIECE_BYTES)).offset(offset).build(),
         }
     }
 
