@@ -49,6 +49,7 @@ pub mod error;
 pub mod fault_log;
 #[cfg(any(test, feature = "fuzzing"))]
 pub mod fuzzing;
+pub mod inbox;
 pub mod polling;
 pub mod range;
 pub mod size;
@@ -58,5 +59,6 @@ pub use completion_queue::CompletionQueue;
 pub use device::{Attempt, Device, Extent, ExtentKind, Geometry, Lent, Op, Request};
 pub use error::{IoError, IoErrorKind};
 pub use fault_log::FaultLog;
+pub use inbox::Inbox;
 pub use polling::Polling;
 pub use range::{BLOCK_BYTES, BLOCK_SHIFT, ByteRange, MAX_REQUEST_BYTES};

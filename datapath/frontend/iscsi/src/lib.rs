@@ -5,7 +5,7 @@
 //!                                                       |             |                      ^
 //!                                          data wanted: R2T       MustWait                   | next batch, or eventfd
 //!                                                                     v                      | when the thread sleeps
-//!                                                       Nexus::execute --completion--> [outbox]
+//!                                                       Nexus::execute --completion--> [inbox]
 //! ```
 //!
 //! # Guarantees

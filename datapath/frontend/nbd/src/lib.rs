@@ -5,7 +5,7 @@
 //!                                                            |                          ^
 //!                                                        MustWait                       | next batch, or eventfd
 //!                                                            v                          | when the thread sleeps
-//!                                                     Device::submit --completion--> [outbox]
+//!                                                     Device::submit --completion--> [inbox]
 //! ```
 //!
 //! # Guarantees

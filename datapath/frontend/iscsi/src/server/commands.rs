@@ -2,7 +2,7 @@
 //!
 //! 1. A command whose data is all here, and which nothing holds up, is tried at once; its data-in goes straight behind the place
 //!    of its header in the batch.
-//! 2. One that must wait is handed over with its data, and answered when the outbox has its outcome.
+//! 2. One that must wait is handed over with its data, and answered when the inbox has its outcome.
 //! 3. One whose data is still to come collects it first (`data_out`).
 
 use std::sync::Arc;
@@ -10,7 +10,7 @@ use std::sync::Arc;
 use headwater_scsi::{Attribute, Cdb, Command, Lun, Nexus, Now, Outcome, SenseKey, Status, Task};
 
 use super::batch::INLINE_BYTES;
-use super::outbox::Event;
+use super::event::Event;
 use super::replies::{Ending, data_offset};
 use super::serve::End;
 use super::session::Session;
@@ -164,7 +164,7 @@ impl Session<'_> {
 
     fn hand_over(&mut self, order: &Order, serial: u64, data_out: Vec<u8>) {
         let Some(nexus) = &self.nexus else { return };
-        let outbox = Arc::clone(&self.outbox);
+        let inbox = Arc::clone(&self.inbox);
         let tag = order.tag;
         let task = Task {
             lun: order.lun,
@@ -175,7 +175,7 @@ impl Session<'_> {
             announced_bytes: order.announced_out(),
             data_in: Vec::new(),
         };
-        nexus.execute(task, move |outcome| outbox.post(Event::Task { tag, serial, outcome }));
+        nexus.execute(task, move |outcome| inbox.post(Event::Task { tag, serial, outcome }));
     }
 
     pub(super) fn task_ended(&mut self, tag: u32, serial: u64, outcome: Outcome) -> Result<(), End> {

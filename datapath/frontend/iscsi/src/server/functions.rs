@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use headwater_scsi::{Function, FunctionResult, Lun};
 
-use super::outbox::Event;
+use super::event::Event;
 use super::serve::End;
 use super::session::Session;
 use super::tasks::State;
@@ -130,9 +130,9 @@ impl Session<'_> {
         let serial = self.functions.last_serial;
         let ends_sessions = function == Function::TargetColdReset;
         self.functions.pending.push_back(Pending { serial, tag, ends_sessions });
-        let outbox = Arc::clone(&self.outbox);
+        let inbox = Arc::clone(&self.inbox);
         if let Some(nexus) = &self.nexus {
-            nexus.manage(function, move |result| outbox.post(Event::Managed { serial, result }));
+            nexus.manage(function, move |result| inbox.post(Event::Managed { serial, result }));
         }
         Ok(())
     }

@@ -5,15 +5,15 @@
 //! - `registry`: who is connected, which session is whose, and replacing one by a new login.
 //! - `session`: the full feature phase, one thread for each session; `commands`, `data_out`, `functions` and `texts` are what
 //!   each PDU does, `replies` what is sent, `tasks` and `window` what is under way.
-//! - `inbound`, `batch`, `outbox`: the buffers of a session.
+//! - `inbound`, `batch`: the buffers of a session. `event`: what other threads tell it.
 
 mod batch;
 mod commands;
 mod data_out;
+mod event;
 mod functions;
 mod inbound;
 mod listener;
-mod outbox;
 mod registry;
 mod replies;
 mod serve;

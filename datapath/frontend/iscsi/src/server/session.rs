@@ -11,15 +11,16 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use headwater_block::Inbox;
 use headwater_scsi::{Initiator, Nexus};
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::io::Errno;
 
 use super::Shared;
 use super::batch::Batch;
+use super::event::Event;
 use super::functions::Functions;
 use super::inbound::{Found, Framing, Front, Inbound};
-use super::outbox::{Event, Outbox};
 use super::registry::Seat;
 use super::serve::{End, say_farewell};
 use super::tasks::Tasks;
@@ -57,7 +58,7 @@ pub(super) struct Session<'a> {
     pub(super) window: Window,
     inbound: Inbound,
     pub(super) batch: Batch,
-    pub(super) outbox: Arc<Outbox>,
+    pub(super) inbox: Arc<Inbox<Event>>,
     events: Vec<Event>,
     /// Commands that came before their turn.
     held: BTreeMap<u32, Pdu>,
@@ -128,7 +129,7 @@ impl<'a> Session<'a> {
             window: Window::new(established.exp_cmd_sn, limits.queue_depth),
             inbound: Inbound::new(limits.receive_segment_bytes),
             batch: Batch::new(limits.batch_bytes),
-            outbox: Arc::new(Outbox::new()?),
+            inbox: Arc::new(Inbox::new()?),
             events: Vec::new(),
             held: BTreeMap::new(),
             held_bytes: 0,
@@ -152,7 +153,7 @@ impl<'a> Session<'a> {
         // Nobody reads the replies any more, but a login that takes this session's place, or who stops the server, relies
         // on the device being at rest.
         while self.tasks.running() > 0 {
-            self.outbox.take(&mut self.events);
+            self.inbox.take(&mut self.events);
             for event in std::mem::take(&mut self.events) {
                 if let Event::Task { tag, .. } = event {
                     self.tasks.remove(tag);
@@ -510,31 +511,31 @@ impl<'a> Session<'a> {
         self.flush_batch(&[])
     }
 
-    /// Sleeps until the outbox has events, the socket has bytes where it is given, or the time is over.
+    /// Sleeps until the inbox has events, the socket has bytes where it is given, or the time is over.
     fn sleep(&self, socket: Option<&Socket>, patience: Option<Duration>) -> Result<(), End> {
-        if !self.outbox.fall_asleep() {
+        if !self.inbox.fall_asleep() {
             return Ok(());
         }
         let timeout = patience.and_then(|patience| Timespec::try_from(patience).ok());
         let mut fds = [
-            PollFd::from_borrowed_fd(self.outbox.eventfd(), PollFlags::IN),
+            PollFd::from_borrowed_fd(self.inbox.event(), PollFlags::IN),
             PollFd::new(self.socket, PollFlags::IN),
         ];
-        // Without the socket where only the outbox counts: poll reports a hang-up whatever is asked for.
+        // Without the socket where only the inbox counts: poll reports a hang-up whatever is asked for.
         let watched = if socket.is_some() { 2 } else { 1 };
         let polled = rustix::event::poll(fds.get_mut(..watched).unwrap_or_default(), timeout.as_ref());
         let [event, _] = &fds;
-        self.outbox.wake_up(event.revents().contains(PollFlags::IN));
+        self.inbox.wake_up(event.revents().contains(PollFlags::IN));
         match polled {
             Ok(_) | Err(Errno::INTR) => Ok(()),
             Err(errno) => Err(End::Fault(format!("poll failed: {errno}"))),
         }
     }
 
-    /// Turns what is in the outbox into replies.
+    /// Turns what is in the inbox into replies.
     fn take_events(&mut self) -> Result<(), End> {
         let mut events = std::mem::take(&mut self.events);
-        self.outbox.take(&mut events);
+        self.inbox.take(&mut events);
         let any = !events.is_empty();
         let mut end = Ok(());
         for event in events.drain(..) {

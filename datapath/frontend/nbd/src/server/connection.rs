@@ -1,8 +1,8 @@
 //! The transmission phase of one connection, on its own thread.
 //!
-//! The thread goes round: answers from the outbox, then all whole requests in the receive buffer, then one
+//! The thread goes round: answers from the inbox, then all whole requests in the receive buffer, then one
 //! send, then one receive. It sleeps in `recv` when nothing is in flight, since only the client can have
-//! something to say then; else in `poll` on the socket and the outbox's event.
+//! something to say then; else in `poll` on the socket and the inbox's event.
 //!
 //! | state ([`Stage`]) | the next bytes are | leaves when |
 //! |---|---|---|
@@ -19,7 +19,7 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use headwater_block::{
-    ByteRange, Completion, CompletionQueue, Device, Geometry, IoError, Lent, Outcome, Polling, Request,
+    ByteRange, Completion, CompletionQueue, Device, Geometry, Inbox, IoError, Lent, Outcome, Polling, Request,
 };
 use rustix::event::{PollFd, PollFlags};
 use rustix::io::Errno;
@@ -30,9 +30,9 @@ use super::commands::Refusal;
 use super::handshake::Chosen;
 use super::inbound::Inbound;
 use super::listener::Peer;
-use super::outbox::{Outbox, Ticket};
 use super::pool::Pool;
 use super::serve::End;
+use super::ticket::Ticket;
 use crate::error::NbdError;
 use crate::limits::Limits;
 use crate::socket::{Received, Socket};
@@ -52,10 +52,10 @@ pub(super) struct Connection<'a> {
     pub(super) inbound: Inbound,
     pub(super) batch: Batch,
     pub(super) stage: Stage,
-    pub(super) outbox: Arc<Outbox>,
-    /// Where the device's answers to this thread are taken, if it has such; they go to the outbox too.
+    pub(super) inbox: Arc<Inbox<(Ticket, Outcome)>>,
+    /// Where the device's answers to this thread are taken, if it has such; they go to the inbox too.
     own: Option<Box<dyn CompletionQueue>>,
-    /// Answers taken from the outbox; empty between rounds.
+    /// Answers taken from the inbox; empty between rounds.
     pub(super) answers: Vec<(Ticket, Outcome)>,
     pub(super) pool: Pool,
     /// Scratch for replies of variable length.
@@ -109,7 +109,7 @@ impl<'a> Connection<'a> {
             inbound: Inbound::new(shared.limits.receive_buffer_bytes),
             batch: Batch::new(shared.limits.batch_bytes),
             stage: Stage::Head,
-            outbox: Arc::new(Outbox::new()?),
+            inbox: Arc::new(Inbox::new()?),
             own,
             answers: Vec::new(),
             pool: Pool::default(),
@@ -194,7 +194,7 @@ impl<'a> Connection<'a> {
                     return Ok(());
                 }
                 Ok(Received::Nothing) => {
-                    // Woken by the outbox: its answers go first.
+                    // Woken by the inbox: its answers go first.
                     if !self.sleep(true)? {
                         return Ok(());
                     }
@@ -220,10 +220,10 @@ impl<'a> Connection<'a> {
 
     /// Sleeps until there are answers, or, if `for_socket`, bytes have arrived. Returns whether they have.
     fn sleep(&self, for_socket: bool) -> Result<bool, End> {
-        if !self.outbox.fall_asleep() {
+        if !self.inbox.fall_asleep() {
             return Ok(false);
         }
-        let event = self.outbox.event();
+        let event = self.inbox.event();
         let own = self.own.as_ref();
         let mut fds = [
             PollFd::from_borrowed_fd(event, PollFlags::IN),
@@ -236,7 +236,7 @@ impl<'a> Connection<'a> {
         let watched = if for_socket { 3 } else { 2 };
         let polled = rustix::event::poll(fds.get_mut(..watched).unwrap_or_default(), None);
         let [event, _, socket] = &fds;
-        self.outbox.wake_up(event.revents().contains(PollFlags::IN));
+        self.inbox.wake_up(event.revents().contains(PollFlags::IN));
         match polled {
             Ok(_) | Err(Errno::INTR) => Ok(for_socket && !socket.revents().is_empty()),
             Err(errno) => Err(End::Fault(format!("poll failed: {errno}"))),
@@ -288,13 +288,13 @@ impl<'a> Connection<'a> {
         if self.form == Form::Extended { EXTENDED_REQUEST_BYTES } else { REQUEST_BYTES }
     }
 
-    /// Hands a request to the device; the answer comes through the outbox.
+    /// Hands a request to the device; the answer comes through the inbox.
     pub(super) fn submit(&mut self, head: &RequestHead, bytes: usize, request: Request) {
         let ticket = Ticket { to: answered(head), command: head.command, bytes };
         self.requests_in_flight = self.requests_in_flight.saturating_add(1);
         self.bytes_in_flight = self.bytes_in_flight.saturating_add(bytes);
-        let outbox = Arc::clone(&self.outbox);
-        self.device.submit(request, Completion::new(move |outcome| outbox.post(ticket, outcome)));
+        let inbox = Arc::clone(&self.inbox);
+        self.device.submit(request, Completion::new(move |outcome| inbox.post((ticket, outcome))));
     }
 
     fn landed(&mut self, ticket: &Ticket) {
@@ -307,7 +307,7 @@ impl<'a> Connection<'a> {
         if let Some(own) = &self.own {
             own.take();
         }
-        self.outbox.take(&mut self.answers);
+        self.inbox.take(&mut self.answers);
     }
 
     /// Turns answers into replies.

@@ -3,7 +3,7 @@
 //! - `listener`: binding, with clear errors and stale sockets removed.
 //! - `handshake`: options, until an export is chosen.
 //! - `connection`: the transmission phase, one thread for each connection; `commands`: what each request does.
-//! - `inbound`, `batch`, `outbox`, `pool`: the four buffers of a connection.
+//! - `inbound`, `batch`, `pool`: the buffers of a connection. `ticket`: what goes with a request that must wait.
 
 mod batch;
 mod commands;
@@ -11,9 +11,9 @@ mod connection;
 mod handshake;
 mod inbound;
 mod listener;
-mod outbox;
 mod pool;
 mod serve;
+mod ticket;
 
 use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
