@@ -185,7 +185,9 @@ impl Model {
             }
             Op::Unmap { .. } => self.unmap(data)?,
             Op::ExtendedCopy { list_bytes } => self.copy(list_of(data, list_bytes))?,
-            Op::Synchronize { span, .. } | Op::Prefetch { span, .. } => drop(to_the_end(span)?),
+            Op::Synchronize { span, .. } | Op::Prefetch { span, .. } => {
+                to_the_end(span)?;
+            }
             Op::ModeSelect { long, list_bytes } => {
                 let modes = mode_select(self.modes, long, list_of(data, list_bytes)?)?;
                 if modes != self.modes {
