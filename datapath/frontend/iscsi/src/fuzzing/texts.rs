@@ -14,6 +14,8 @@ pub(super) const TARGET: &str = "iqn.2026-01.org.example:disk";
 pub(super) struct Exchange {
     /// The target's tag for it.
     pub(super) tag: Option<u32>,
+    /// Of the reply that carries it.
+    number: u64,
     request: Vec<u8>,
     answer: Vec<u8>,
 }
@@ -61,6 +63,13 @@ impl Model {
         self.say_text(header, &now, more, more || !is_final);
     }
 
+    /// The tag of a reply was seen. By then that exchange may be over.
+    pub(super) fn learn_text(&mut self, number: u64, tag: u32) {
+        if self.texts.tag.is_some() && self.texts.number == number {
+            self.texts.tag = Some(tag);
+        }
+    }
+
     fn end_exchange(&mut self, header: &Bhs, why: u8) {
         self.texts = Exchange::default();
         self.reject(header, why);
@@ -92,12 +101,14 @@ impl Model {
         let tag = u32::from_be_bytes([header[16], header[17], header[18], header[19]]);
         let flags = if stays { 0 } else { 0x80 } | if go_on { 0x40 } else { 0 };
         self.say(0x24, flags, tag, text, Numbered::Status)[20..24].fill(0xff);
-        if let Some(last) = self.expected.last_mut() {
-            last.tagged = stays;
-        }
-        self.texts.tag = stays.then_some(UNSEEN);
         if !stays {
             self.texts = Exchange::default();
+            return;
+        }
+        self.said_texts += 1;
+        (self.texts.tag, self.texts.number) = (Some(UNSEEN), self.said_texts);
+        if let Some(last) = self.expected.last_mut() {
+            last.tagged = Some(self.said_texts);
         }
     }
 }
