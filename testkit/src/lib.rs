@@ -13,6 +13,7 @@
 //!   pki                   authorities and certificates, good and bad (feature `pki`)
 //!   S3Server              a real S3 server in a process of its own (feature `s3`)
 //!   VhostDisk             a vhost-user-blk disk as a Device, through a guest's driver (feature `vhost`)
+//!   FileDevice            a file or a block device of the kernel as a Device (feature `file`)
 //! ```
 //!
 //! # Guarantees
@@ -32,6 +33,8 @@
 
 pub mod conformance;
 pub mod delay_relay;
+#[cfg(feature = "file")]
+pub mod file;
 #[cfg(feature = "http")]
 pub mod file_server;
 pub mod http_relay;
@@ -47,6 +50,8 @@ pub mod s3;
 pub mod vhost;
 
 pub use delay_relay::DelayRelay;
+#[cfg(feature = "file")]
+pub use file::FileDevice;
 #[cfg(feature = "http")]
 pub use file_server::{FileServer, HttpFault, TestTls};
 pub use http_relay::{Fault, HttpRelay};

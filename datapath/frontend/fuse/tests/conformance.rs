@@ -5,14 +5,15 @@ mod fixture;
 use std::sync::Arc;
 use std::time::Duration;
 
-use fixture::{FileDevice, Mounted, tight};
+use fixture::{Mounted, tight};
 use headwater_block::Device;
 use headwater_fuse::Options;
-use headwater_testkit::{ReferenceDisk, ReferenceOptions, Waits, conformance};
+use headwater_testkit::{FileDevice, ReferenceDisk, ReferenceOptions, Waits, conformance};
 
 fn check(mounted: Mounted, block_bytes: u32, seed: u64) -> Arc<ReferenceDisk> {
     let read_only = mounted.disk.geometry().read_only;
-    let client: Arc<dyn Device> = Arc::new(FileDevice::open(&mounted.file(), read_only, block_bytes));
+    let client: Arc<dyn Device> =
+        Arc::new(FileDevice::open(&mounted.file(), read_only, block_bytes).unwrap());
     assert_eq!(client.geometry().size_bytes, mounted.disk.geometry().size_bytes);
     let options = conformance::Options { operations: 400, ..conformance::Options::seeded(seed) };
     let model = conformance::check(&client, &options);
