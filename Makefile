@@ -59,6 +59,7 @@ conformance: rust ## real NBD, iSCSI and vhost-user clients, the Device conforma
 	cargo test --locked --package headwater-nbd --package headwater-testkit
 	cargo test --locked --package headwater-volume --test conformance
 	cargo test --locked --package headwater-iscsi
+	cargo test --locked --package headwater-fuse --test conformance
 	HEADWATER_VHOST_REQUESTS=200000 cargo test --locked --package headwater-vhost-user
 	guest/build
 	cargo test --locked --package headwater --test vhost_user
@@ -66,6 +67,7 @@ conformance: rust ## real NBD, iSCSI and vhost-user clients, the Device conforma
 	guest/vhost-test target/release/headwater
 	guest/iscsi-boot bios
 	guest/iscsi-boot uefi
+	cargo build --release --locked --package headwater-attach --example device_suite
 	guest/attach-test target/release/headwater ublk nbd client
 
 fuzz: rust ## fuzz the readers of formats and wires with coverage, TIME=60 seconds each, JOBS at a time

@@ -12,6 +12,8 @@
 //! | replies that nobody takes | a_client_that_never_reads_is_not_served_without_end | an_initiator_that_never_reads_stops_only_itself | rings_full_of_garbage_harm_nobody_else | - |
 //! | 1,000 half-open logins | a_thousand_half_open_handshakes_keep_nobody_out | a_thousand_half_open_logins_keep_nobody_out | - | - |
 //! | a log that is flooded | here: a_log_is_not_filled_by_those_who_break_the_rules | here | here | - |
+//!
+//! Block devices of the kernel are tested in a guest, where there is one that may be broken: `guest/attach-test`.
 
 mod support;
 

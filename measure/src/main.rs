@@ -19,6 +19,7 @@
 //!
 //! Start reading at [`cases`].
 
+mod attach;
 mod bench;
 mod cases;
 mod fio;
@@ -149,6 +150,9 @@ fn main() -> Result<ExitCode> {
     if plan.wants(fuse::NAME) {
         results.fuse = fuse::run(&plan).context("case fuse")?;
     }
+    if plan.wants(attach::NAME) {
+        results.attach = attach::run(&plan).context("case attach")?;
+    }
     if plan.wants(idle::NAME) {
         results.idle = Some(idle::run(&plan).context("case idle-64")?);
     }
@@ -209,6 +213,7 @@ fn plan(arguments: &Arguments) -> Result<Plan> {
         || memory::cases(plan.quick).iter().any(|case| plan.wants(case.name))
         || plan.wants(iscsi::NAME)
         || plan.wants(fuse::NAME)
+        || plan.wants(attach::NAME)
         || plan.wants(idle::NAME)
         || plan.wants(images::NAME)
         || streaming::CASES.iter().any(|case| plan.wants(case.name));
@@ -237,6 +242,7 @@ fn print_list() {
     }
     println!("{:<22} {}", iscsi::NAME, iscsi::TITLE);
     println!("{:<22} {}", fuse::NAME, fuse::TITLE);
+    println!("{:<22} {}", attach::NAME, attach::TITLE);
     println!("{:<22} {}", idle::NAME, idle::TITLE);
     println!("{:<22} {}", images::NAME, images::TITLE);
     for case in &streaming::CASES {

@@ -29,6 +29,8 @@ pub struct Results {
     pub iscsi: Vec<IscsiResult>,
     /// As a file (FUSE); ours first.
     pub fuse: Vec<FuseResult>,
+    /// As a block device of a guest's kernel.
+    pub attach: Vec<Comparison>,
     /// Many machines that do nothing.
     pub idle: Option<IdleResult>,
     /// Imports; empty where there was no image.
@@ -138,15 +140,16 @@ pub fn rows(results: &Results) -> Vec<Row> {
     }
     iscsi_rows(&results.iscsi, &mut rows);
     fuse_rows(&results.fuse, &mut rows);
+    rows.extend(results.attach.iter().map(comparison_row));
     if let Some(idle) = &results.idle {
         idle_rows(idle, &mut rows);
     }
     import_rows(&results.import, &mut rows);
-    rows.extend(results.streaming.iter().map(streaming_row));
+    rows.extend(results.streaming.iter().map(comparison_row));
     rows
 }
 
-fn streaming_row(found: &Comparison) -> Row {
+fn comparison_row(found: &Comparison) -> Row {
     let (ours, theirs) = (statistics::median(&found.ours), statistics::median(&found.theirs));
     Row::new(found.case, found.figure, ours, &found.peer, theirs, found.goal)
 }

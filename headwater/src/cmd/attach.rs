@@ -9,6 +9,7 @@ use clap::{Args, ValueEnum};
 use headwater_api::{Problem, ProblemKind};
 use headwater_attach::{
     AttachError, Attached, Options, Record, Registry, Way, choose, is_in_use, is_waiting, remove,
+    write_through,
 };
 use headwater_block::Device;
 use headwater_nbd::{Address, Limits, Server, SingleExport};
@@ -114,6 +115,9 @@ impl AttachArgs {
                 "a block device can only be made by root; run it as root, or use --fuse and a loop device";
             return Err(Problem::new(ProblemKind::Failed, text)).with_context(failed);
         }
+        // Whichever way the kernel's requests come.
+        let device = Arc::clone(device);
+        let device = if self.write_through { write_through(device) } else { device };
         let geometry = device.geometry();
         // Only where nothing that was answered can be lost with this process.
         let survives = geometry.read_only || (kept.is_some() && self.write_through);
@@ -129,18 +133,17 @@ impl AttachArgs {
         };
         let server = match way {
             Way::Ublk => None,
-            Way::Nbd => Some(nbd_server(source, device).with_context(failed)?),
+            Way::Nbd => Some(nbd_server(source, &device).with_context(failed)?),
         };
         let options = Options {
             number: asked.map(|(_, number)| number),
             queues: self.queues,
-            write_through: self.write_through,
             survives,
             resume: waiting.as_ref().map(|record| record.number),
             nbd_socket: nbd_socket(),
             ..Options::default()
         };
-        let attached = Attached::start(way, device, &options).map_err(problem).with_context(failed)?;
+        let attached = Attached::start(way, &device, &options).map_err(problem).with_context(failed)?;
         // The kernel has its connections; nobody else needs the way in.
         let _ = std::fs::remove_file(nbd_socket());
         let name = name.or_else(|| waiting.and_then(|record| record.name));

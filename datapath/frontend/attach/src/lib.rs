@@ -7,7 +7,7 @@
 //!                                              v    |
 //!                                        Device::submit
 //!
-//!   /dev/nbdN --> kernel --unix socket--> an NBD server of this process (not in this crate)
+//!   /dev/nbdN --> kernel --unix socket--> an NBD server of the same volume in this process (not in this crate)
 //! ```
 //!
 //! # Guarantees
@@ -15,7 +15,7 @@
 //! - A device that may outlive its server ([`Options::survives`]) keeps its requests until the next server has it
 //!   ([`Options::resume`]), or until they time out; any other ends with its server.
 //! - What a dead server left is found ([`Registry::all`]) and can be removed.
-//! - A flush of the kernel is a flush of the volume; with [`Options::write_through`] a write is durable when it is answered.
+//! - A flush of the kernel is a flush of the volume; over [`write_through`] a change is durable when it is answered.
 //!
 //! # Limits
 //! [`Options`], with units: memory is at most `queues * depth * max_io_bytes`, of which only touched pages count, and a
@@ -52,6 +52,7 @@ mod error;
 mod kernel_nbd;
 mod registry;
 mod ublk;
+mod write_through;
 
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
@@ -61,6 +62,7 @@ use headwater_block::Device;
 
 pub use error::AttachError;
 pub use registry::{Record, Registry};
+pub use write_through::write_through;
 
 /// How the kernel reaches the volume.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
@@ -121,9 +123,8 @@ pub struct Options {
     pub depth: u16,
     /// Longest request in bytes (ublk).
     pub max_io_bytes: u32,
-    /// Answer writes only when they are durable, and tell the kernel that there is no cache to flush.
-    pub write_through: bool,
-    /// Whether the device waits for another server when this one dies. Only right if nothing that was answered can be lost.
+    /// Whether the device waits for another server when this one dies. Only right if nothing that was answered can be
+    /// lost: see [`write_through`].
     pub survives: bool,
     /// How long requests wait for another server (NBD; ublk waits until it is detached), in seconds.
     pub dead_server_timeout_s: u64,
@@ -142,7 +143,6 @@ impl Default for Options {
             queues: 1,
             depth: 128,
             max_io_bytes: 512 << 10,
-            write_through: false,
             survives: false,
             dead_server_timeout_s: 60,
             resume: None,

@@ -33,6 +33,10 @@ const SOCKET_ITEM: u16 = 1;
 const SOCKET_FD: u16 = 1;
 const DEAD_CONN_TIMEOUT: u16 = 8;
 
+// Of the flags of an export (`linux/nbd.h`): what a volatile cache needs.
+const SEND_FLUSH: u16 = 1 << 2;
+const SEND_FUA: u16 = 1 << 3;
+
 /// A device of the kernel's NBD client.
 pub(crate) struct KernelNbd {
     number: u32,
@@ -71,7 +75,9 @@ impl KernelNbd {
                     source,
                 });
             }
-            flags = export.flags;
+            // The server offers to flush whatever it serves; the kernel need not ask where nothing would come of it.
+            let without = if geometry.volatile_cache { 0 } else { SEND_FLUSH | SEND_FUA };
+            flags = export.flags & !without;
             let fd = u32::try_from(socket.as_raw_fd()).unwrap_or(u32::MAX);
             items = items.nested(SOCKET_ITEM, &Attributes::default().u32(SOCKET_FD, fd));
             sockets.push(socket);

@@ -132,7 +132,7 @@ pub(super) fn io_command(queue: u16, tag: u16, result: i32, address: u64) -> [u8
 }
 
 /// `struct ublk_params`: sizes, cache, discard.
-pub(super) fn parameters(geometry: &Geometry, max_io_bytes: u32, write_through: bool) -> [u8; PARAMS_BYTES] {
+pub(super) fn parameters(geometry: &Geometry, max_io_bytes: u32) -> [u8; PARAMS_BYTES] {
     const READ_ONLY: u32 = 1;
     const VOLATILE_CACHE: u32 = 1 << 2;
     const FUA: u32 = 1 << 3;
@@ -143,7 +143,7 @@ pub(super) fn parameters(geometry: &Geometry, max_io_bytes: u32, write_through: 
     if geometry.read_only {
         attributes |= READ_ONLY;
     }
-    if geometry.volatile_cache && !write_through {
+    if geometry.volatile_cache {
         attributes |= VOLATILE_CACHE | FUA;
     }
     let shift = |bytes: u32| u8::try_from(bytes.max(512).trailing_zeros()).unwrap_or(12);
@@ -274,11 +274,12 @@ mod tests {
             read_only: false,
             volatile_cache: true,
         };
-        let bytes = parameters(&geometry, 256 << 10, false);
+        let bytes = parameters(&geometry, 256 << 10);
         assert_eq!(u32_at(&bytes, 8), 12, "cache and FUA");
         assert_eq!(bytes[12..16], [9, 12, 12, 12]);
         assert_eq!((u32_at(&bytes, 16), u64_at(&bytes, 24)), (512, 1 << 21));
         assert_eq!((u32_at(&bytes, 44), u32_at(&bytes, 48), u16_at(&bytes, 56)), (4096, 1 << 21, 1));
-        assert_eq!(u32_at(&parameters(&geometry, 256 << 10, true), 8), 0, "write-through");
+        let durable = Geometry { volatile_cache: false, ..geometry };
+        assert_eq!(u32_at(&parameters(&durable, 256 << 10), 8), 0, "nothing to flush");
     }
 }

@@ -148,7 +148,7 @@ fn add(control: &mut Control, device: &Arc<dyn Device>, options: &Options) -> Re
         }
         _ => AttachError::System { what: "make a ublk device".into(), source: error },
     })?;
-    let parameters = abi::parameters(&device.geometry(), info.max_io_bytes, options.write_through);
+    let parameters = abi::parameters(&device.geometry(), info.max_io_bytes);
     if let Err(source) = control.set_parameters(info.device, parameters) {
         remove(info.device);
         return Err(AttachError::System { what: "set the size of the ublk device".into(), source });
@@ -193,7 +193,6 @@ fn start_queues(
             queue,
             depth: info.depth,
             max_io_bytes: info.max_io_bytes,
-            write_through: options.write_through,
             name: Way::Ublk.device(info.device),
             faults: Arc::clone(&faults),
         };

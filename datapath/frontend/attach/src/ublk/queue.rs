@@ -26,8 +26,6 @@ pub(super) struct Setup {
     pub(super) queue: u16,
     pub(super) depth: u16,
     pub(super) max_io_bytes: u32,
-    /// Writes are answered when they are durable.
-    pub(super) write_through: bool,
     pub(super) name: String,
     /// Of all queues of the device: a full write cache refuses thousands of requests a second.
     pub(super) faults: Arc<FaultLog>,
@@ -155,15 +153,13 @@ impl Queue {
     /// Carries the request out, or gives it for [`Device::submit`].
     fn attempt(&mut self, tag: u16, descriptor: Descriptor) -> Result<Option<Request>, IoError> {
         let invalid = |why: &str| IoError::new(IoErrorKind::Invalid, why);
-        let Descriptor { offset_bytes, len_bytes, .. } = descriptor;
+        let Descriptor { offset_bytes, len_bytes, fua, may_unmap, .. } = descriptor;
         let range = ByteRange::new(offset_bytes, len_bytes)
             .ok_or_else(|| invalid("the range does not fit in 64 bits"))?;
         let (device, geometry) = (&self.setup.device, self.setup.device.geometry());
-        let fua = descriptor.fua || self.setup.write_through;
         let len = usize::try_from(len_bytes).unwrap_or(usize::MAX);
         let too_long = || invalid("longer than the buffer");
         let buffers = &mut self.buffers;
-        let may_unmap = descriptor.may_unmap;
         if descriptor.operation != Operation::Flush {
             geometry.check(range)?;
         }
