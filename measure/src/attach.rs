@@ -1,0 +1,151 @@
+//! A volume as a block device of the kernel, in a guest: ublk beside the kernel's NBD client, on the same work.
+
+use std::io::{BufRead, BufReader};
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+use anyhow::{Context, Result, bail};
+
+use crate::streaming::Comparison;
+use crate::targets::Goal;
+use crate::{Plan, interrupt};
+
+/// Name for `--only`.
+pub const NAME: &str = "attach";
+/// What it shows.
+pub const TITLE: &str =
+    "as a block device of a guest's kernel: 4 KiB random, depth 16, ublk beside kernel NBD";
+
+/// What boots the guest, from the root of the source tree.
+const SCRIPT: &str = "guest/attach-test";
+/// How many times as fast as the kernel's NBD client ublk has to be.
+const GOAL: f64 = 1.5;
+/// For booting, and for what comes before each measurement, under emulation.
+const BOOT_S: u64 = 300;
+const PREPARATION_S: u64 = 60;
+/// Lines of the guest that are shown where it fails.
+const SHOWN_LINES: usize = 30;
+
+/// What the guest measured once.
+#[derive(Clone, Debug, PartialEq)]
+struct Speed {
+    way: String,
+    work: String,
+    iops: f64,
+}
+
+impl Speed {
+    /// From a line `SPEED ublk randread 11400`.
+    fn parse(line: &str) -> Option<Self> {
+        let mut words = line.strip_prefix("SPEED ")?.split_whitespace().map(str::to_owned);
+        let (way, work, iops) = (words.next()?, words.next()?, words.next()?.parse().ok()?);
+        (words.next().is_none() && iops > 0.0).then_some(Self { way, work, iops })
+    }
+}
+
+/// Boots the guest, which measures both in turn in every round.
+pub fn run(plan: &Plan) -> Result<Vec<Comparison>> {
+    println!("\n{NAME}: {TITLE}");
+    if !Path::new(SCRIPT).is_file() {
+        bail!(
+            "there is no {SCRIPT} here, which boots the guest; start this at the root of the source tree, or \
+             leave this case out with --only"
+        );
+    }
+    let speeds = measured(plan).with_context(|| {
+        format!("{SCRIPT} measured nothing (it needs root, QEMU and Debian's packages); --only leaves it out")
+    })?;
+    compared(&speeds, plan.rounds)
+}
+
+/// What the guest printed, while it is shown.
+fn measured(plan: &Plan) -> Result<Vec<Speed>> {
+    let rounds = u64::try_from(plan.rounds).unwrap_or(u64::MAX);
+    // Reading and writing, with each of the two.
+    let patience_s = rounds
+        .saturating_mul(u64::from(plan.seconds).saturating_mul(4).saturating_add(2 * PREPARATION_S))
+        .saturating_add(BOOT_S);
+    println!("  booting a guest (emulated); its first figures take a minute");
+    let mut script = Command::new(SCRIPT)
+        .arg(&plan.headwater)
+        .arg("speed")
+        .env("HEADWATER_SPEED_ROUNDS", plan.rounds.to_string())
+        .env("HEADWATER_SPEED_SECONDS", plan.seconds.to_string())
+        .env("HEADWATER_GUEST_SECONDS", patience_s.to_string())
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .spawn()
+        .with_context(|| format!("cannot start {SCRIPT}"))?;
+    interrupt::note_started(script.id());
+    let mut lines: Vec<String> = Vec::new();
+    let mut speeds: Vec<Speed> = Vec::new();
+    if let Some(stdout) = script.stdout.take() {
+        for line in BufReader::new(stdout).lines().map_while(Result::ok) {
+            if let Some(speed) = Speed::parse(&line) {
+                let before =
+                    speeds.iter().filter(|known| (&known.way, &known.work) == (&speed.way, &speed.work));
+                let (round, rounds) = (before.count() + 1, plan.rounds);
+                println!(
+                    "  round {round}/{rounds}  {:<5}{:<10}{:>10.0} IOPS",
+                    speed.way, speed.work, speed.iops
+                );
+                speeds.push(speed);
+            }
+            lines.push(line);
+        }
+    }
+    let status = script.wait();
+    interrupt::note_ended(script.id());
+    let status = status.context("cannot wait for it")?;
+    if !status.success() {
+        let said = lines.split_off(lines.len().saturating_sub(SHOWN_LINES)).join("\n");
+        bail!("it ended ({status}); the guest's last words:\n{said}");
+    }
+    Ok(speeds)
+}
+
+/// Ours is ublk; what there is without it is the peer.
+fn compared(speeds: &[Speed], rounds: usize) -> Result<Vec<Comparison>> {
+    let mut found = Vec::new();
+    for (work, figure) in [("randread", "IOPS, reads"), ("randwrite", "IOPS, writes")] {
+        let of = |way: &str| -> Vec<f64> {
+            speeds.iter().filter(|speed| speed.way == way && speed.work == work).map(|s| s.iops).collect()
+        };
+        let (ours, theirs) = (of("ublk"), of("nbd"));
+        if ours.len() != rounds || theirs.len() != rounds {
+            let (ublk, nbd) = (ours.len(), theirs.len());
+            bail!("of {rounds} rounds of {work} the guest told {ublk} figures of ublk and {nbd} of NBD");
+        }
+        let peer = "kernel NBD".into();
+        found.push(Comparison { case: NAME, figure, ours, peer, theirs, goal: Goal::AtLeast(GOAL) });
+    }
+    Ok(found)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn figures_are_read_and_become_rows() {
+        let text = "booting\nSPEED ublk randread 9000.5\nSPEED nbd randread 3000\nSPEED nbd randwrite 2000\n\
+                    SPEED ublk randwrite 5000\nPASSED speed";
+        let speeds: Vec<_> = text.lines().filter_map(Speed::parse).collect();
+        let rows = compared(&speeds, 1).unwrap();
+        let figures: Vec<_> = rows.iter().map(|row| (row.figure, row.ours[0], row.theirs[0])).collect();
+        assert_eq!(figures, [("IOPS, reads", 9000.5, 3000.0), ("IOPS, writes", 5000.0, 2000.0)]);
+        for bad in ["SPEED ublk randread", "SPEED ublk randread 0", "SPEED ublk randread x", "PASSED speed"] {
+            assert_eq!(Speed::parse(bad), None, "{bad}");
+        }
+    }
+
+    #[test]
+    fn a_round_that_is_missing_is_an_error() {
+        let speeds: Vec<_> = ["ublk randread 1", "nbd randread 1", "ublk randwrite 1"]
+            .iter()
+            .filter_map(|text| Speed::parse(&format!("SPEED {text}")))
+            .collect();
+        let error = compared(&speeds, 1).unwrap_err().to_string();
+        assert!(error.contains("1 figures of ublk and 0 of NBD"), "{error}");
+    }
+}
