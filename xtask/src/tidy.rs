@@ -110,7 +110,8 @@ fn walk(root: &Path, folder: &Path, files: &mut Vec<SourceFile>) -> Result<(), S
         let path = entry.path();
         let name = entry.file_name().to_string_lossy().into_owned();
         let kind = entry.file_type().map_err(fail)?;
-        let is_output = folder == root && (name == "target" || name == "build");
+        // Cargo makes its folder beside each workspace, and the fuzzers have one of their own.
+        let is_output = name == "target" || (folder == root && name == "build");
         // In a work tree of its own `.git` is a file that says where the repository is.
         if name == ".git" {
             continue;
