@@ -81,6 +81,32 @@ fn a_disk_that_takes_nothing_leaves_packing() {
 }
 
 #[test]
+fn what_was_not_worth_packing_beside_a_disk_is_packed_when_the_disk_refuses() {
+    let dir = tempfile::tempdir().unwrap();
+    let (host, faults) = setup::host(u64::MAX);
+    let mut options = setup::options(&empty(128), CacheMode::RamDisk, 64, 512, dir.path());
+    options.pause_limit = Duration::from_secs(20);
+    let (volume, device) = setup::open(&options, &host);
+    // The disk takes nothing yet, and has not refused: only the weak packer tries what waits for it.
+    faults.hold.store(true, Ordering::Relaxed);
+    for number in 0..50 {
+        blocking::write(&*device, number * MIB, &six_bits(number)).unwrap();
+    }
+    std::thread::sleep(Duration::from_millis(200));
+    faults.full.store(true, Ordering::Relaxed);
+    faults.hold.store(false, Ordering::Relaxed);
+    for number in 50..66 {
+        blocking::write(&*device, number * MIB, &six_bits(number)).unwrap();
+    }
+    assert!(volume.counters().cache.packed_segments > 0);
+    let mut read = vec![0; MIB as usize];
+    for number in 0..66 {
+        blocking::read(&*device, number * MIB, &mut read).unwrap();
+        assert!(read == six_bits(number), "MiB {number}");
+    }
+}
+
+#[test]
 fn a_segment_that_the_disk_did_not_read_once_is_cleaned_later() {
     let dir = tempfile::tempdir().unwrap();
     let (host, faults) = setup::host(u64::MAX);

@@ -62,6 +62,8 @@ pub struct Log {
     dirty_cleaned: VecDeque<SegmentId>,
     /// Dirty segments that do not pack: spilled before the others.
     dirty_unpackable: VecDeque<SegmentId>,
+    /// Some of those were tried by the weak packer only.
+    pub weakly_tried: bool,
     packed: VecDeque<SegmentId>,
     clean: VecDeque<SegmentId>,
     refill: VecDeque<SegmentId>,
@@ -251,6 +253,20 @@ impl Log {
             }
         }
         None
+    }
+
+    /// Lets segments that did not pack be tried once more, where only the weak packer had tried them.
+    pub fn reconsider_unpackable(&mut self, table: &SegmentTable) {
+        if !std::mem::take(&mut self.weakly_tried) {
+            return;
+        }
+        while let Some(id) = self.dirty_unpackable.pop_front() {
+            let Some(segment) = table.get(id) else { continue };
+            if segment.word().state() == State::Dirty {
+                segment.set_unpackable(false);
+                self.dirty.push_back(id);
+            }
+        }
     }
 
     /// The oldest packed segment, now `PackedFrozen`.

@@ -132,6 +132,9 @@ impl WriteCache {
             self.host.give_ram(freed);
         }
         let packing = if self.cannot_spill() { Packing::Alone } else { Packing::BesideADisk };
+        if packing == Packing::Alone {
+            self.log.lock().reconsider_unpackable(&self.segments);
+        }
         let mut tried = 0;
         let mut packer = self.host.packer.lock();
         while self.log.lock().dirty_segments > self.dirty_limit()
@@ -150,7 +153,11 @@ impl WriteCache {
                 Some(packed) => self.swap_for_packed(id, segment, packed),
                 None => {
                     segment.set_unpackable(true);
-                    let released = self.log.lock().thaw(segment, id, false);
+                    let released = {
+                        let mut log = self.log.lock();
+                        log.weakly_tried |= packing == Packing::BesideADisk;
+                        log.thaw(segment, id, false)
+                    };
                     self.take_back(released);
                 }
             }
