@@ -134,6 +134,24 @@ fn space_is_claimed_before_it_is_written_to() {
     }
 }
 
+#[test]
+fn a_persistent_cache_gives_space_back_that_was_discarded_and_not_flushed() {
+    let dir = tempfile::tempdir().unwrap();
+    let (host, _seen) = looking_host();
+    let mut options = options(true, 512, dir.path());
+    options.pause_limit = std::time::Duration::from_secs(60);
+    let (volume, device) = setup::open(&options, &host);
+    assert_eq!(fill(&*device, 100), (100, None));
+    blocking::flush(&*device).unwrap();
+    let taken_bytes = || std::fs::metadata(overflow_file(true, dir.path())).unwrap().blocks() * 512;
+    assert!(taken_bytes() > 100 * MIB);
+    let commits = volume.counters().cache.commits;
+    blocking::discard(&*device, 0, 256 * MIB).unwrap();
+    // 16 places stay for the next writes, as many may wait for a flush, and some are being filled.
+    eventually("the file shrinks", || taken_bytes() <= 76 * MIB);
+    assert!(volume.counters().cache.commits > commits);
+}
+
 /// Set for the child that may not have large files: where its caches are.
 const CHILD_DIR: &str = "HEADWATER_TEST_CHILD_DIR";
 

@@ -313,15 +313,21 @@ impl WriteCache {
         self.host.signal();
     }
 
-    /// Whether the overflow has surplus space to punch out.
+    /// Whether the overflow has surplus space to punch out, or would have it after a commit.
     pub(crate) fn wants_trim(&self) -> bool {
         self.overflow.as_ref().is_some_and(|o| o.wants_trim())
+            || self.persist.as_ref().is_some_and(|persist| persist.holds_surplus())
     }
 
-    /// Punches it out.
+    /// Punches it out; where a commit has to come first, asks for that.
     pub(crate) fn trim(&self) {
         if let Some(overflow) = &self.overflow {
             overflow.trim();
+        }
+        if let Some(persist) = &self.persist
+            && persist.holds_surplus()
+        {
+            persist.ask_for_room(true);
         }
     }
 }

@@ -20,7 +20,7 @@ const TRIM_RUNS: usize = 32;
 const TRIM_POSITIONS: usize = 512;
 
 /// Free positions that stay claimed for the next spills; what is beyond is punched out.
-const KEEP_POSITIONS: usize = 16;
+pub const KEEP_POSITIONS: usize = 16;
 
 /// Why there is no position.
 #[derive(Debug)]

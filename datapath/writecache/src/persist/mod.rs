@@ -42,9 +42,9 @@ use self::recover::{Contradiction, Recovered};
 use crate::cache::OverflowOptions;
 use crate::map::Map;
 use crate::memory::AlignedBuffer;
-use crate::overflow::Overflow;
 use crate::overflow::io::IoEngine;
 use crate::overflow::seal::SealKey;
+use crate::overflow::{KEEP_POSITIONS, Overflow};
 use crate::segment::SegmentTable;
 use crate::sync::{Condvar, EXPLORED, Mutex, RwLock, RwLockReadGuard, thread};
 
@@ -285,6 +285,14 @@ impl Persist {
         if due || low {
             self.ask(|asked| asked.commit = true);
         }
+    }
+
+    /// Whether so many positions wait for a commit that some would be given back to the file system after it. A machine
+    /// that discards and then has nothing to flush would keep them for as long as it is idle.
+    pub fn holds_surplus(&self) -> bool {
+        let pending = self.pending.lock();
+        // After a failure the next flush tries again.
+        !pending.committing && pending.freed.len() > KEEP_POSITIONS && !self.has_failed()
     }
 
     /// Whether positions are on their way back.
