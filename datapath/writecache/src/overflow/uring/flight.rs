@@ -7,10 +7,6 @@ use io_uring::{opcode, squeue, types};
 
 use crate::overflow::io::{Direction, IoOp};
 
-/// A long write goes in pieces of this length, one after the other: reads get in between, which would else wait behind all of it
-/// on a disk that takes requests in order.
-const PIECE_BYTES: u32 = 256 << 10;
-
 /// An operation and how far it is.
 pub(super) struct Flight {
     pub(super) op: IoOp,
@@ -30,8 +26,8 @@ impl Flight {
         Box::new(Self { op, moved: 0 })
     }
 
-    /// The entry for what is still to be moved.
-    pub(super) fn entry(&mut self) -> squeue::Entry {
+    /// The entry for what is still to be moved, of a write at most `write_bytes`.
+    pub(super) fn entry(&mut self, write_bytes: u32) -> squeue::Entry {
         let fd = types::Fd(self.op.file.as_raw_fd());
         let left = u32::try_from(self.op.len - self.moved).unwrap_or(u32::MAX);
         let offset = self.op.offset + self.moved as u64;
@@ -39,7 +35,7 @@ impl Flight {
         let at = self.op.buffer.as_mut_ptr().wrapping_add(self.moved);
         match self.op.direction {
             Direction::Read => opcode::Read::new(fd, at, left).offset(offset).build(),
-            Direction::Write => opcode::Write::new(fd, at, left.min(PIECE_BYTES)).offset(offset).build(),
+            Direction::Write => opcode::Write::new(fd, at, left.min(write_bytes)).offset(offset).build(),
         }
     }
 

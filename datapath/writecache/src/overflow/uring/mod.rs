@@ -9,6 +9,7 @@
 #![expect(unsafe_code, reason = "the kernel uses the buffers of submitted entries; see above")]
 
 mod flight;
+mod manners;
 mod own;
 
 use std::collections::VecDeque;
@@ -21,6 +22,7 @@ use io_uring::{IoUring, opcode, squeue};
 use parking_lot::Mutex;
 
 use self::flight::{Flight, Landing};
+use self::manners::Manners;
 use super::io::{Direction, IoEngine, IoOp};
 
 /// Entries of the ring, and operations in flight at most. More of them queue up here, without anybody
@@ -36,6 +38,7 @@ struct Shared {
     submit: Mutex<()>,
     in_flight: AtomicU32,
     queued: Mutex<VecDeque<Box<Flight>>>,
+    manners: Manners,
 }
 
 impl Shared {
@@ -65,7 +68,7 @@ impl Shared {
     }
 
     fn launch(&self, mut flight: Box<Flight>) {
-        let entry = flight.entry();
+        let entry = flight.entry(self.manners.write_bytes());
         let address = Box::into_raw(flight);
         let entry = entry.user_data(address.expose_provenance() as u64);
         if !self.push(&entry) {
@@ -143,6 +146,7 @@ impl UringEngine {
             submit: Mutex::new(()),
             in_flight: AtomicU32::new(0),
             queued: Mutex::default(),
+            manners: Manners::new(),
         });
         let reaper = Arc::clone(&shared);
         std::thread::Builder::new().name("hw-disk".into()).spawn(move || reap(&reaper))?;
@@ -190,9 +194,10 @@ impl IoEngine for UringEngine {
             (op.done)(Err(error), op.buffer);
             return;
         }
-        let reads = op.direction == Direction::Read;
+        let (reads, len) = (op.direction == Direction::Read, op.len);
         let mut flight = Flight::new(op);
         if reads {
+            self.shared.manners.read_starts(len);
             match own::start(flight) {
                 Ok(()) => return,
                 Err(back) => flight = back,

@@ -109,7 +109,7 @@ impl OwnRing {
     }
 
     fn push(&self, mut flight: Box<Flight>) -> Result<(), Box<Flight>> {
-        let entry = flight.entry();
+        let entry = flight.entry(u32::MAX);
         let address = Box::into_raw(flight);
         let entry = entry.user_data(address.expose_provenance() as u64);
         // SAFETY: the entry's buffer and file live until its completion was seen (see `Flight`).
