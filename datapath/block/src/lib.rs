@@ -53,6 +53,7 @@ pub mod inbox;
 pub mod polling;
 pub mod range;
 pub mod size;
+pub mod tcp;
 
 pub use completion::{Completion, Outcome};
 pub use completion_queue::CompletionQueue;

@@ -81,6 +81,7 @@ impl StoreServer {
         let tokens = options.token_file.as_deref().map(TokenFile::open).transpose()?;
         let failed = |source| ServeError::Io { tried: format!("cannot listen on {listen}"), source };
         let listener = TcpListener::bind(listen).await.map_err(failed)?;
+        headwater_block::tcp::listen(&listener);
         let address = listener.local_addr().map_err(failed)?;
         Ok(Self { listener, address, tls, answers: Arc::new(Answers::new(store, tokens)) })
     }
@@ -140,8 +141,7 @@ async fn serve(
     answers: Arc<Answers>,
     stop: watch::Receiver<bool>,
 ) {
-    // Answers are written in whole pieces, and the last one must not wait for another.
-    let _ = stream.set_nodelay(true);
+    headwater_block::tcp::tune(&stream);
     let stream = Stalled::new(stream, IDLE_TIMEOUT);
     let Some(tls) = tls else { return serve_http(stream, answers, stop).await };
     match tokio::time::timeout(HANDSHAKE_TIMEOUT, tls.accept(stream)).await {

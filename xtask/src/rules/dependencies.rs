@@ -23,7 +23,7 @@ const LAYERS: &[(&str, &[&str])] = &[
     ("datapath/writecache", &["headwater-block"]),
     ("datapath/image", &["headwater-store", "headwater-block"]),
     ("datapath/store", &["headwater-block"]),
-    ("datapath/store_server", &["headwater-store"]),
+    ("datapath/store_server", &["headwater-store", "headwater-block"]),
     ("datapath/remote", &["headwater-store"]),
     ("control/api", &[]),
     ("control/db", &["headwater-api"]),

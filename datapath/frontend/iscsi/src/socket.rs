@@ -33,12 +33,7 @@ impl Socket {
     pub(crate) fn new(stream: std::net::TcpStream) -> Self {
         let local = stream.local_addr().ok();
         let fd = OwnedFd::from(stream);
-        // Failures cost latency or the detection of dead peers, never correctness.
-        let _ = sockopt::set_tcp_nodelay(&fd, true);
-        let _ = sockopt::set_socket_keepalive(&fd, true);
-        let _ = sockopt::set_tcp_keepidle(&fd, Duration::from_secs(30));
-        let _ = sockopt::set_tcp_keepintvl(&fd, Duration::from_secs(10));
-        let _ = sockopt::set_tcp_keepcnt(&fd, 6);
+        headwater_block::tcp::tune(&fd);
         Self { fd, local }
     }
 

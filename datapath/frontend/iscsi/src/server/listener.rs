@@ -53,6 +53,7 @@ pub(super) fn bind(address: &Address) -> Result<TcpListener, BindError> {
         _ => system(source),
     })?;
     listener.set_nonblocking(true).map_err(system)?;
+    headwater_block::tcp::listen(&listener);
     Ok(listener)
 }
 

@@ -148,7 +148,7 @@ pub(super) fn connect(uri: &NbdUri, options: &ClientOptions) -> Result<(Socket, 
         ServerAddress::Tcp { host, port } => {
             let stream = connect_tcp(host, *port, timeout).map_err(unreachable)?;
             let socket = Socket::new(OwnedFd::from(stream));
-            socket.tune_tcp();
+            headwater_block::tcp::tune(&socket);
             socket
         }
     };

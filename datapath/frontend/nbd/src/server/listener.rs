@@ -105,7 +105,11 @@ impl Listener {
                 let identity = std::fs::symlink_metadata(path).ok().map(|m| (m.dev(), m.ino()));
                 Self::Unix { listener, path: path.clone(), identity }
             }
-            Address::Tcp { host, port } => Self::Tcp(bind_tcp(address, host, *port)?),
+            Address::Tcp { host, port } => {
+                let listener = bind_tcp(address, host, *port)?;
+                headwater_block::tcp::listen(&listener);
+                Self::Tcp(listener)
+            }
         };
         let nonblocking = match &listener {
             Self::Unix { listener, .. } => listener.set_nonblocking(true),
@@ -145,7 +149,7 @@ impl Listener {
             }),
             Self::Tcp(listener) => listener.accept().map(|(stream, address)| {
                 let socket = Socket::new(OwnedFd::from(stream));
-                socket.tune_tcp();
+                headwater_block::tcp::tune(&socket);
                 (socket, Peer::Tcp(address))
             }),
         };

@@ -43,13 +43,6 @@ impl Socket {
         Self { plain: Plain(fd), secure: OnceLock::new() }
     }
 
-    /// Sets what TCP needs; on a unix socket this does nothing.
-    pub(crate) fn tune_tcp(&self) {
-        // Failures cost latency or the detection of dead peers, never correctness.
-        let _ = rustix::net::sockopt::set_tcp_nodelay(self, true);
-        let _ = rustix::net::sockopt::set_socket_keepalive(self, true);
-    }
-
     /// Bounds how long one receive that waits does so; it says [`Received::Nothing`] then.
     pub(crate) fn limit_wait(&self, limit: Duration) -> std::io::Result<()> {
         let which = rustix::net::sockopt::Timeout::Recv;

@@ -1,0 +1,108 @@
+//! What a TCP connection needs that carries disk requests.
+
+use std::net::SocketAddr;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::OnceLock;
+use std::time::Duration;
+
+use rustix::net::sockopt;
+
+/// A peer that says nothing for so long is asked whether it is there,
+const KEEPALIVE_IDLE: Duration = Duration::from_secs(30);
+/// so often,
+const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(10);
+/// and is given up after so many questions.
+const KEEPALIVE_COUNT: u32 = 6;
+/// What sends as fast as the window allows. Every Linux has it, and every process may ask for it.
+const UNPACED: &str = "reno";
+
+/// What connections of this system send by, unless they are told otherwise.
+static USUAL: OnceLock<String> = OnceLock::new();
+
+/// Sets up a listening socket, before its first connection comes, so that [`tune`] finds those of this host unpaced.
+///
+/// Pacing is for lines that others share. Where the system's default paces (`bbr`), a connection within a host arms a timer for
+/// every few packets, which costs more than sending them. A connection that has begun to be paced stays so, whatever it
+/// is told; so all begin without, and those that come from elsewhere are given the system's default.
+pub fn listen(listener: impl AsFd) {
+    let listener = listener.as_fd();
+    if let Ok(usual) = sockopt::tcp_congestion(listener) {
+        let _ = USUAL.set(usual);
+        // Failing costs processor time, never correctness.
+        let _ = sockopt::set_tcp_congestion(listener, UNPACED);
+    }
+}
+
+/// Sets up a connected socket: requests and replies leave at once, peers that are gone without a word are noticed, and what
+/// leaves this host is sent as the system's default says. Does nothing to sockets that are not TCP.
+pub fn tune(socket: impl AsFd) {
+    // Failures cost latency or the detection of dead peers, never correctness.
+    let socket = socket.as_fd();
+    if sockopt::set_tcp_nodelay(socket, true).is_err() {
+        return;
+    }
+    let _ = sockopt::set_socket_keepalive(socket, true);
+    let _ = sockopt::set_tcp_keepidle(socket, KEEPALIVE_IDLE);
+    let _ = sockopt::set_tcp_keepintvl(socket, KEEPALIVE_INTERVAL);
+    let _ = sockopt::set_tcp_keepcnt(socket, KEEPALIVE_COUNT);
+    let local = rustix::net::getsockname(socket).ok().and_then(|address| SocketAddr::try_from(address).ok());
+    let peer = rustix::net::getpeername(socket).ok().flatten();
+    let peer = peer.and_then(|address| SocketAddr::try_from(address).ok());
+    let is_local = local.zip(peer).is_some_and(|(local, peer)| is_here(local, peer));
+    if !is_local {
+        send_as_usual(socket);
+    }
+}
+
+fn send_as_usual(socket: BorrowedFd<'_>) {
+    if let Some(usual) = USUAL.get() {
+        let _ = sockopt::set_tcp_congestion(socket, usual);
+    }
+}
+
+/// Whether both ends are on this host: it has one address with itself.
+fn is_here(local: SocketAddr, peer: SocketAddr) -> bool {
+    let peer = peer.ip().to_canonical();
+    peer.is_loopback() || peer == local.ip().to_canonical()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::net::{TcpListener, TcpStream};
+
+    #[test]
+    fn connections_within_the_host_are_not_paced() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        listen(&listener);
+        assert_ne!(USUAL.get().unwrap(), "");
+        let client = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let (server, _) = listener.accept().unwrap();
+        tune(&server);
+        tune(&client);
+        assert_eq!(sockopt::tcp_congestion(&server).unwrap(), UNPACED);
+        for socket in [&client, &server] {
+            assert!(socket.nodelay().unwrap());
+            assert!(sockopt::socket_keepalive(socket).unwrap());
+        }
+        send_as_usual(server.as_fd());
+        assert_eq!(sockopt::tcp_congestion(&server).unwrap(), *USUAL.get().unwrap());
+    }
+
+    #[test]
+    fn only_an_address_of_this_host_is_here() {
+        let at = |text: &str| text.parse::<SocketAddr>().unwrap();
+        assert!(is_here(at("127.0.0.1:1"), at("127.0.0.2:2")));
+        assert!(is_here(at("10.0.0.7:1"), at("10.0.0.7:2")));
+        assert!(is_here(at("[::ffff:10.0.0.7]:1"), at("10.0.0.7:2")));
+        assert!(is_here(at("[::1]:1"), at("[::1]:2")));
+        assert!(!is_here(at("10.0.0.7:1"), at("10.0.0.8:2")));
+        assert!(!is_here(at("[fe80::1]:1"), at("[fe80::2]:2")));
+    }
+
+    #[test]
+    fn other_sockets_are_left_as_they_are() {
+        let (one, _other) = std::os::unix::net::UnixStream::pair().unwrap();
+        tune(&one);
+    }
+}
