@@ -3,8 +3,8 @@
 use std::process::Command;
 use std::time::Instant;
 
-use anyhow::Result;
-use headwater_block::{Device, blocking};
+use anyhow::{Context, Result};
+use headwater_block::{ByteRange, Device, Request, blocking};
 
 use super::server::{Export, Exported, Offer, Tls};
 use super::stores::{Made, without_holes};
@@ -41,7 +41,9 @@ pub fn run(plan: &Plan) -> Result<Vec<Comparison>> {
         let mut at = 0;
         while at < bytes {
             let len = usize::try_from(bytes - at).unwrap_or(usize::MAX).min(READ_BYTES);
-            blocking::read(&*disk, at, &mut buffer[..len])?;
+            buffer.truncate(len);
+            let range = ByteRange::new(at, u64::try_from(len)?).context("the image is too large")?;
+            buffer = blocking::wait(&*disk, Request::Read { range, buffer })?;
             at += u64::try_from(len)?;
         }
         let seconds = start.elapsed().as_secs_f64();
