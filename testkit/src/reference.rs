@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use headwater_block::{
     Attempt, ByteRange, Completion, Device, Extent, ExtentKind, Geometry, IoError, IoErrorKind, Lent, Op,
-    Request,
+    Pages, Request,
 };
 use parking_lot::{Condvar, Mutex};
 
@@ -370,8 +370,8 @@ impl Device for ReferenceDisk {
         let mut at = range.offset();
         while at < range.end() {
             let end = (at + 1).next_multiple_of(LENT_BYTES).min(range.end());
-            let part = Arc::new(content.bytes[at as usize..end as usize].to_vec());
-            parts.extend(Lent::new(part, 0, (end - at) as usize));
+            let part = Pages::copy_of(&content.bytes[at as usize..end as usize]).unwrap();
+            parts.extend(Lent::new(part.share(), 0, (end - at) as usize));
             at = end;
         }
         true

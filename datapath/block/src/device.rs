@@ -1,10 +1,9 @@
 //! The one trait of the data path.
 
-use std::sync::Arc;
-
 use crate::completion::Completion;
 use crate::completion_queue::CompletionQueue;
 use crate::error::{IoError, IoErrorKind};
+use crate::pages::Lent;
 use crate::range::{ByteRange, MAX_REQUEST_BYTES};
 
 /// Size and granularity of a device. Fixed while the device is open.
@@ -171,30 +170,6 @@ pub struct Extent {
     pub len: u64,
     /// What is there.
     pub kind: ExtentKind,
-}
-
-/// Bytes that a device holds in memory and that never change, lent to whoever sends them on.
-#[derive(Clone, Debug)]
-pub struct Lent {
-    holder: Arc<Vec<u8>>,
-    start: usize,
-    end: usize,
-}
-
-impl Lent {
-    /// A part of `holder`; `None` if that does not have it.
-    pub fn new(holder: Arc<Vec<u8>>, start: usize, len: usize) -> Option<Self> {
-        let end = start.checked_add(len).filter(|end| *end <= holder.len())?;
-        Some(Self { holder, start, end })
-    }
-}
-
-impl std::ops::Deref for Lent {
-    type Target = [u8];
-
-    fn deref(&self) -> &[u8] {
-        self.holder.get(self.start..self.end).unwrap_or_default()
-    }
 }
 
 /// A disk: what front-ends serve, what a volume is, and what a volume lies on.

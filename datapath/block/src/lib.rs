@@ -50,6 +50,7 @@ pub mod fault_log;
 #[cfg(any(test, feature = "fuzzing"))]
 pub mod fuzzing;
 pub mod inbox;
+pub mod pages;
 pub mod polling;
 pub mod range;
 pub mod size;
@@ -57,9 +58,10 @@ pub mod tcp;
 
 pub use completion::{Completion, Outcome};
 pub use completion_queue::CompletionQueue;
-pub use device::{Attempt, Device, Extent, ExtentKind, Geometry, Lent, Op, Request};
+pub use device::{Attempt, Device, Extent, ExtentKind, Geometry, Op, Request};
 pub use error::{IoError, IoErrorKind};
 pub use fault_log::FaultLog;
 pub use inbox::Inbox;
+pub use pages::{Lent, Pages, SharedPages};
 pub use polling::Polling;
 pub use range::{BLOCK_BYTES, BLOCK_SHIFT, ByteRange, MAX_REQUEST_BYTES};

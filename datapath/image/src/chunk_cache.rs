@@ -20,11 +20,12 @@ use std::collections::hash_map::Entry;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use headwater_block::IoError;
+use headwater_block::{IoError, Pages, SharedPages};
 use headwater_store::Hash;
 use parking_lot::Mutex;
 
 use crate::disk_cache::DiskCache;
+use crate::error::ImageError;
 use crate::index::HashTable;
 use crate::units::{u64_of, usize_of};
 
@@ -36,7 +37,7 @@ const SHARD_MIN_BYTES: u64 = 4 << 20;
 const SPARE_BUFFERS: usize = 8;
 
 /// A checked chunk.
-pub(crate) type Chunk = Arc<Vec<u8>>;
+pub(crate) type Chunk = SharedPages;
 
 /// Called once with the chunk, or with why there is none.
 pub(crate) type Waiter = Box<dyn FnOnce(Result<&[u8], &IoError>) + Send>;
@@ -96,7 +97,7 @@ struct Counters {
 pub struct ChunkCache {
     shards: Vec<Mutex<Shard>>,
     shard_bytes: u64,
-    spare: Mutex<Vec<Vec<u8>>>,
+    spare: Mutex<Vec<Pages>>,
     disk: Option<Arc<DiskCache>>,
     counters: Counters,
 }
@@ -183,7 +184,7 @@ impl ChunkCache {
         match shard.slots.get_mut(hash) {
             Some(Slot::Ready { chunk, used }) => {
                 *used = true;
-                let chunk = Arc::clone(chunk);
+                let chunk = chunk.clone();
                 drop(shard);
                 self.counters.hits.fetch_add(1, Ordering::Relaxed);
                 Some(chunk)
@@ -213,7 +214,7 @@ impl ChunkCache {
                 // It came between the caller's lookup and now.
                 Slot::Ready { chunk, used } => {
                     *used = true;
-                    Arc::clone(chunk)
+                    chunk.clone()
                 }
             },
         };
@@ -224,8 +225,8 @@ impl ChunkCache {
     }
 
     /// Ends a fetch: keeps the chunk, makes room, and tells all who wait.
-    pub(crate) fn fetched(&self, hash: &Hash, outcome: Result<Vec<u8>, IoError>) {
-        let outcome = outcome.map(Arc::new);
+    pub(crate) fn fetched(&self, hash: &Hash, outcome: Result<Pages, IoError>) {
+        let outcome = outcome.map(Pages::share);
         let mut evicted = Vec::new();
         let mut waiters = Vec::new();
         if let Some(shard) = self.shard(hash) {
@@ -236,7 +237,7 @@ impl ChunkCache {
             if let Ok(chunk) = &outcome {
                 shard.bytes += u64_of(chunk.len());
                 shard.order.push_back(*hash);
-                shard.slots.insert(*hash, Slot::Ready { chunk: Arc::clone(chunk), used: false });
+                shard.slots.insert(*hash, Slot::Ready { chunk: chunk.clone(), used: false });
                 shard.make_room(self.shard_bytes, &mut evicted);
             }
         }
@@ -251,11 +252,12 @@ impl ChunkCache {
         }
     }
 
-    /// A buffer of `len` bytes with any content, from a dropped chunk if there is one.
-    pub(crate) fn buffer(&self, len: usize) -> Vec<u8> {
-        let mut buffer = self.spare.lock().pop().unwrap_or_default();
-        buffer.resize(len, 0);
-        buffer
+    /// Memory for a chunk of `len` bytes, with any content, from a dropped chunk if there is one.
+    pub(crate) fn pages(&self, len: usize) -> Result<Pages, ImageError> {
+        let spare = self.spare.lock().pop().filter(|pages| pages.len() == len);
+        spare
+            .map_or_else(|| Pages::new(len), Ok)
+            .map_err(|e| ImageError::from_os(format!("cannot get {len} bytes of memory for a chunk"), &e))
     }
 
     fn keep_spare(&self, evicted: Vec<Chunk>) {
@@ -263,8 +265,8 @@ impl ChunkCache {
             return;
         }
         let mut spare = self.spare.lock();
-        // A chunk that somebody is still copying from is not reused.
-        let unused = evicted.into_iter().filter_map(|chunk| Arc::try_unwrap(chunk).ok());
+        // A chunk that somebody is still copying from, or that is still being sent, is not reused.
+        let unused = evicted.into_iter().filter_map(SharedPages::take_back);
         let room = SPARE_BUFFERS.saturating_sub(spare.len());
         spare.extend(unused.take(room));
     }
@@ -314,7 +316,7 @@ mod tests {
 
     fn fill(cache: &ChunkCache, n: u8, len: usize) {
         assert_eq!(cache.join(&hash(n), Box::new(|_| {})), Joined::MustFetch);
-        cache.fetched(&hash(n), Ok(vec![n; len]));
+        cache.fetched(&hash(n), Ok(Pages::copy_of(&vec![n; len]).unwrap()));
     }
 
     #[test]
@@ -330,7 +332,7 @@ mod tests {
             assert_eq!(cache.join(&hash(1), waiter(&tx)), Joined::Waiting);
         }
         assert!(rx.try_recv().is_err());
-        cache.fetched(&hash(1), Ok(vec![1; 4096]));
+        cache.fetched(&hash(1), Ok(Pages::copy_of(&[1; 4096]).unwrap()));
         assert_eq!(rx.try_iter().collect::<Vec<_>>(), [4096; 6]);
         assert_eq!(cache.join(&hash(1), waiter(&tx)), Joined::Waiting);
         assert_eq!(rx.try_iter().count(), 1);

@@ -3,7 +3,7 @@
 use std::cell::RefCell;
 use std::sync::Arc;
 
-use headwater_block::{IoError, IoErrorKind};
+use headwater_block::{IoError, IoErrorKind, Pages};
 use headwater_store::{Object, StoreError, StoreErrorKind};
 
 use crate::chunk;
@@ -101,7 +101,7 @@ impl Fetch {
         Self { cache: Arc::clone(cache), chunk, ended: false }
     }
 
-    pub(crate) fn end(mut self, outcome: Result<Vec<u8>, IoError>) {
+    pub(crate) fn end(mut self, outcome: Result<Pages, IoError>) {
         self.ended = true;
         self.cache.fetched(&self.chunk.hash, outcome);
     }
@@ -144,12 +144,12 @@ impl Source {
         });
     }
 
-    fn kept_on_disk(&self, chunk: &ChunkRef, packed: &mut Vec<u8>) -> Option<Vec<u8>> {
+    fn kept_on_disk(&self, chunk: &ChunkRef, packed: &mut Vec<u8>) -> Option<Pages> {
         let disk = self.cache.disk().filter(|_| self.is_remote)?;
         if !disk.get(&chunk.hash, packed) {
             return None;
         }
-        let mut bytes = self.cache.buffer(self.chunk_bytes);
+        let mut bytes = self.cache.pages(self.chunk_bytes).ok()?;
         match chunk::unpack(packed, &mut bytes, &chunk.hash) {
             Ok(()) => Some(bytes),
             Err(e) => {
@@ -173,9 +173,15 @@ impl Source {
             // Damage is that of one chunk: the others are good.
             Err(e) if e.kind() == ImageErrorKind::Damaged && fetches.len() > 1 => {
                 for fetch in fetches {
-                    let read = self.read(std::slice::from_ref(&fetch.chunk), packed);
-                    let only = |mut unpacked: Vec<Vec<u8>>| unpacked.pop().unwrap_or_default();
-                    fetch.end(read.map(only).map_err(IoError::from));
+                    match self.read(std::slice::from_ref(&fetch.chunk), packed) {
+                        // One was asked for, one has come; a fetch that is dropped tells those who wait too.
+                        Ok(mut unpacked) => {
+                            if let Some(bytes) = unpacked.pop() {
+                                fetch.end(Ok(bytes));
+                            }
+                        }
+                        Err(e) => fetch.end(Err(e.into())),
+                    }
                 }
             }
             Err(e) => {
@@ -186,17 +192,18 @@ impl Source {
     }
 
     /// Reads chunks that lie side by side, in one read.
-    fn read(&self, chunks: &[ChunkRef], packed: &mut Vec<u8>) -> Result<Vec<Vec<u8>>, ImageError> {
-        let mut unpacked: Vec<Vec<u8>> = Vec::with_capacity(chunks.len());
+    fn read(&self, chunks: &[ChunkRef], packed: &mut Vec<u8>) -> Result<Vec<Pages>, ImageError> {
+        let pages = |_| self.cache.pages(self.chunk_bytes);
+        let mut unpacked = chunks.iter().map(pages).collect::<Result<Vec<Pages>, ImageError>>()?;
+        let mut next = 0;
         read_group(self.object.as_ref(), chunks, packed, &mut |chunk, stored| {
             if chunks.first() == Some(chunk) {
                 // Bytes of another server were refused before.
-                unpacked.clear();
+                next = 0;
             }
-            let mut bytes = self.cache.buffer(self.chunk_bytes);
-            unpack_one(self.object.as_ref(), chunk, stored, &mut bytes)?;
-            unpacked.push(bytes);
-            Ok(())
+            let bytes = unpacked.get_mut(next);
+            next += 1;
+            bytes.map_or(Ok(()), |bytes| unpack_one(self.object.as_ref(), chunk, stored, bytes))
         })?;
         self.cache.count_fetched(u64_of(packed.len()));
         if let Some(disk) = self.cache.disk().filter(|_| self.is_remote) {

@@ -2,7 +2,9 @@
 
 use std::io::IoSlice;
 
-use crate::socket::Socket;
+use headwater_block::Lent;
+
+use crate::socket::{PagePipe, Socket};
 
 /// Where a read of at most this length goes, instead of into a buffer of its own.
 pub(super) const INLINE_BYTES: usize = 64 << 10;
@@ -50,29 +52,26 @@ impl Batch {
         true
     }
 
-    /// Sends all, followed by `more`.
-    pub(super) fn send<'a>(
-        &'a mut self,
+    /// Sends all, followed by `more`, which may be empty.
+    pub(super) fn send(&mut self, socket: &Socket, more: &[u8]) -> std::io::Result<()> {
+        let bytes = self.bytes.get(..self.used).unwrap_or_default();
+        let mut parts = [IoSlice::new(bytes), IoSlice::new(more)];
+        // One part is sent with a cheaper call.
+        let count = if more.is_empty() { 1 } else { 2 };
+        let sent = socket.send_all(parts.get_mut(..count).unwrap_or_default());
+        self.used = 0;
+        sent
+    }
+
+    /// Sends all, followed by what a device lends.
+    pub(super) fn send_lent(
+        &mut self,
         socket: &Socket,
-        more: impl Iterator<Item = &'a [u8]>,
+        lent: &[Lent],
+        pipe: &mut PagePipe,
     ) -> std::io::Result<()> {
         let bytes = self.bytes.get(..self.used).unwrap_or_default();
-        let mut first = [IoSlice::new(bytes), IoSlice::new(&[])];
-        let mut more = more.map(IoSlice::new);
-        let second = more.next();
-        let sent = match (second, more.next()) {
-            (second, None) => {
-                // By far the most frequent, and no allocation.
-                let [_, place] = &mut first;
-                *place = second.unwrap_or(IoSlice::new(&[]));
-                let count = if second.is_some() { 2 } else { 1 };
-                socket.send_all(first.get_mut(..count).unwrap_or_default())
-            }
-            (second, third) => {
-                let all = std::iter::once(IoSlice::new(bytes)).chain(second).chain(third).chain(more);
-                socket.send_all(&mut all.collect::<Vec<IoSlice<'_>>>())
-            }
-        };
+        let sent = socket.send_lent(bytes, lent, pipe);
         self.used = 0;
         sent
     }

@@ -272,7 +272,7 @@ impl Connection<'_> {
         let sent = match self.form.data_head(answered(head), len) {
             Some(bytes) => self.put(&bytes).and_then(|()| {
                 self.batch
-                    .send(self.socket, self.lent.iter().map(|part| &**part))
+                    .send_lent(self.socket, &self.lent, &mut self.pipe)
                     .map_err(|error| End::Fault(format!("sending replies failed: {error}")))
             }),
             None => Err(End::Fault("a read's length does not fit the protocol".into())),

@@ -35,7 +35,7 @@ use super::serve::End;
 use super::ticket::Ticket;
 use crate::error::NbdError;
 use crate::limits::Limits;
-use crate::socket::{Received, Socket};
+use crate::socket::{PagePipe, Received, Socket};
 use crate::wire::reply::{Answered, Form};
 use crate::wire::transmission::{EXTENDED_REQUEST_BYTES, REQUEST_BYTES, RequestHead, command};
 
@@ -62,6 +62,8 @@ pub(super) struct Connection<'a> {
     pub(super) scratch: Vec<u8>,
     /// Parts of a read that the device lends; empty between requests.
     pub(super) lent: Vec<Lent>,
+    /// What those pass through on their way.
+    pub(super) pipe: PagePipe,
     pub(super) requests_in_flight: usize,
     pub(super) bytes_in_flight: usize,
     polling: Polling,
@@ -115,6 +117,7 @@ impl<'a> Connection<'a> {
             pool: Pool::default(),
             scratch: Vec::new(),
             lent: Vec::new(),
+            pipe: PagePipe::default(),
             requests_in_flight: 0,
             bytes_in_flight: 0,
             polling: Polling::new(Duration::from_micros(shared.limits.polling_us)),
@@ -406,7 +409,7 @@ impl<'a> Connection<'a> {
 
     pub(super) fn flush_batch(&mut self, more: &[u8]) -> Result<(), End> {
         self.batch
-            .send(self.socket, std::iter::once(more).filter(|more| !more.is_empty()))
+            .send(self.socket, more)
             .map_err(|error| End::Fault(format!("sending replies failed: {error}")))
     }
 }

@@ -2,17 +2,20 @@
 //! encrypted from the moment on that both ends agree to.
 
 mod secure;
+mod splice;
 
 use std::io::IoSlice;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
+use headwater_block::Lent;
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendAncillaryBuffer, SendFlags, Shutdown};
 
 use secure::Secure;
+pub(crate) use splice::PagePipe;
 
 /// Parts of one system call: what every kernel takes (`UIO_MAXIOV`).
 const SEND_PARTS: usize = 1024;
@@ -101,6 +104,18 @@ impl Socket {
         }
     }
 
+    /// Sends `first` and then what is lent, without copying that where it can be avoided; waits like [`Socket::send_all`].
+    pub(crate) fn send_lent(&self, first: &[u8], lent: &[Lent], pipe: &mut PagePipe) -> std::io::Result<()> {
+        // What is encrypted is copied anyway.
+        let ends = if self.secure.get().is_none() { pipe.ends() } else { None };
+        if let Some(ends) = ends {
+            self.plain.send(&mut [IoSlice::new(first)], SendFlags::NOSIGNAL | SendFlags::MORE, None)?;
+            return self.plain.send_pages(ends, lent);
+        }
+        let parts = std::iter::once(first).chain(lent.iter().map(|part| &**part));
+        self.send_parts(&mut parts.map(IoSlice::new).collect::<Vec<IoSlice<'_>>>(), None)
+    }
+
     /// Ends receiving: what has arrived can still be read, and replies can be sent.
     pub(crate) fn stop_receiving(&self) {
         let _ = rustix::net::shutdown(&self.plain.0, Shutdown::Read);
@@ -138,11 +153,17 @@ impl Plain {
         }
     }
 
-    fn send_parts(&self, mut parts: &mut [IoSlice<'_>], deadline: Option<Instant>) -> std::io::Result<()> {
-        let mut flags = SendFlags::NOSIGNAL;
-        if deadline.is_some() {
-            flags |= SendFlags::DONTWAIT;
-        }
+    fn send_parts(&self, parts: &mut [IoSlice<'_>], deadline: Option<Instant>) -> std::io::Result<()> {
+        let wait = if deadline.is_some() { SendFlags::DONTWAIT } else { SendFlags::empty() };
+        self.send(parts, SendFlags::NOSIGNAL | wait, deadline)
+    }
+
+    fn send(
+        &self,
+        mut parts: &mut [IoSlice<'_>],
+        flags: SendFlags,
+        deadline: Option<Instant>,
+    ) -> std::io::Result<()> {
         // Empty ones in front go too.
         IoSlice::advance_slices(&mut parts, 0);
         while let Some(first) = parts.first() {

@@ -1,0 +1,181 @@
+//! Memory that can be handed to the kernel, to be sent from where it is.
+//!
+//! A socket may keep pages long after the system call that sent them. So they must never change again, and must not go
+//! back to an allocator that hands them out: they are a mapping of their own, and unmapping it gives them to whoever still
+//! holds them in the kernel (`vmsplice(2)`, without the gift flag).
+#![expect(
+    unsafe_code,
+    reason = "memory is mapped, so that the kernel can keep its pages after we have left them"
+)]
+
+use std::ptr::NonNull;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use rustix::mm::{Advice, MapFlags, ProtFlags};
+
+const PAGE_BYTES: usize = 4096;
+
+/// A piece of memory in pages of its own, zeroed at first. Its only owner may write to it.
+pub struct Pages {
+    start: NonNull<u8>,
+    len: usize,
+    /// Whether the kernel may still read what it was handed.
+    was_handed_out: AtomicBool,
+}
+
+// SAFETY: the mapping belongs to this value alone, and nothing of a thread goes with it.
+unsafe impl Send for Pages {}
+// SAFETY: by a shared reference it is only read.
+unsafe impl Sync for Pages {}
+
+impl Pages {
+    /// `len` bytes of zeroes. Fails where the process may map no more.
+    pub fn new(len: usize) -> std::io::Result<Self> {
+        let bytes = mapped_bytes(len);
+        // SAFETY: a new private mapping at an address of the kernel's choice touches no memory that is in use.
+        let start = unsafe {
+            rustix::mm::mmap_anonymous(
+                std::ptr::null_mut(),
+                bytes,
+                ProtFlags::READ | ProtFlags::WRITE,
+                MapFlags::PRIVATE,
+            )
+        }?;
+        let start =
+            NonNull::new(start.cast()).ok_or_else(|| std::io::Error::other("a mapping at address 0"))?;
+        let pages = Self { start, len, was_handed_out: AtomicBool::new(false) };
+        // Pieces side by side would else share a huge page, which is split when one of them goes, and is sent more slowly.
+        // SAFETY: the mapping above; the advice changes no contents.
+        let _ = unsafe { rustix::mm::madvise(start.as_ptr().cast(), bytes, Advice::LinuxNoHugepage) };
+        // All of it is written to in a moment, and sixteen faults cost more than one call. Kernels before 5.14 leave it to the faults.
+        // SAFETY: as above.
+        let _ = unsafe { rustix::mm::madvise(start.as_ptr().cast(), bytes, Advice::LinuxPopulateWrite) };
+        Ok(pages)
+    }
+
+    /// From now on nobody writes to it.
+    pub fn share(self) -> SharedPages {
+        SharedPages(Arc::new(self))
+    }
+
+    /// The same with a copy of `bytes`.
+    pub fn copy_of(bytes: &[u8]) -> std::io::Result<Self> {
+        let mut pages = Self::new(bytes.len())?;
+        pages.copy_from_slice(bytes);
+        Ok(pages)
+    }
+}
+
+impl std::ops::Deref for Pages {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        // SAFETY: the mapping has at least `len` bytes, all of them initialised (zeroes), and nobody writes to them while
+        // they are borrowed from here.
+        unsafe { std::slice::from_raw_parts(self.start.as_ptr(), self.len) }
+    }
+}
+
+impl std::ops::DerefMut for Pages {
+    fn deref_mut(&mut self) -> &mut [u8] {
+        // SAFETY: as above, and `self` is borrowed mutably. The kernel does not read these pages either: they are handed
+        // out only while they are shared, and those are not taken back ([`SharedPages::take_back`]).
+        unsafe { std::slice::from_raw_parts_mut(self.start.as_ptr(), self.len) }
+    }
+}
+
+impl Drop for Pages {
+    fn drop(&mut self) {
+        // SAFETY: mapped with this length by `new`, and nothing borrows from it any more. What the kernel still sends
+        // stays the kernel's.
+        let _ = unsafe { rustix::mm::munmap(self.start.as_ptr().cast(), mapped_bytes(self.len)) };
+    }
+}
+
+fn mapped_bytes(len: usize) -> usize {
+    len.max(1).next_multiple_of(PAGE_BYTES)
+}
+
+impl std::fmt::Debug for Pages {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Pages({} bytes)", self.len)
+    }
+}
+
+/// [`Pages`] that never change again, for as many as hold them.
+#[derive(Clone, Debug)]
+pub struct SharedPages(Arc<Pages>);
+
+impl SharedPages {
+    /// The memory, to be written anew; `None`, and dropped, where somebody else has it, or the kernel may.
+    pub fn take_back(self) -> Option<Pages> {
+        Arc::try_unwrap(self.0).ok().filter(|pages| !pages.was_handed_out.load(Ordering::Acquire))
+    }
+}
+
+impl std::ops::Deref for SharedPages {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        &self.0
+    }
+}
+
+/// Bytes that a device holds in memory and that never change, lent to whoever sends them on.
+#[derive(Clone, Debug)]
+pub struct Lent {
+    holder: SharedPages,
+    start: usize,
+    end: usize,
+}
+
+impl Lent {
+    /// A part of `holder`; `None` if that does not have it.
+    pub fn new(holder: SharedPages, start: usize, len: usize) -> Option<Self> {
+        let end = start.checked_add(len).filter(|end| *end <= holder.len())?;
+        Some(Self { holder, start, end })
+    }
+
+    /// The bytes, for the kernel to keep for as long as it likes: they are not used for anything else after this.
+    pub fn hand_out(&self) -> &[u8] {
+        self.holder.0.was_handed_out.store(true, Ordering::Release);
+        self
+    }
+}
+
+impl std::ops::Deref for Lent {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        self.holder.get(self.start..self.end).unwrap_or_default()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_was_handed_out_is_not_written_to_again() {
+        let shared = Pages::copy_of(&[7; 5000]).unwrap().share();
+        let lent = Lent::new(shared.clone(), 4000, 1000).unwrap();
+        assert_eq!(*lent, [7; 1000]);
+        assert!(shared.clone().take_back().is_none(), "somebody has it");
+        drop(lent);
+        let mut again = shared.take_back().unwrap();
+        again.fill(8);
+        let shared = again.share();
+        assert_eq!(*Lent::new(shared.clone(), 0, 5000).unwrap().hand_out(), [8; 5000]);
+        assert!(shared.take_back().is_none(), "the kernel may have it");
+    }
+
+    #[test]
+    fn only_what_is_there_is_lent() {
+        let shared = Pages::new(4096).unwrap().share();
+        assert!(Lent::new(shared.clone(), 0, 4096).is_some_and(|lent| *lent == [0; 4096]));
+        assert!(Lent::new(shared.clone(), 1, 4096).is_none());
+        assert!(Lent::new(shared, usize::MAX, 2).is_none());
+        assert!(Pages::new(0).unwrap().is_empty());
+    }
+}

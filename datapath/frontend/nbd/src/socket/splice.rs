@@ -1,0 +1,123 @@
+//! Sending memory from where it is: its pages go into a pipe, and from the pipe to the socket, and nothing is copied.
+#![expect(unsafe_code, reason = "vmsplice hands pages to the kernel, which reads them later; see `hand_out`")]
+
+use std::os::fd::OwnedFd;
+
+use headwater_block::Lent;
+use rustix::io::Errno;
+use rustix::pipe::{IoSliceRaw, PipeFlags, SpliceFlags};
+
+use super::Plain;
+
+/// What a pipe is asked to hold: the most that an unprivileged process may ask for (`/proc/sys/fs/pipe-max-size`).
+const PIPE_BYTES: usize = 1 << 20;
+/// A smaller one takes more system calls than a copy is worth. Unprivileged users who have many pipes get no larger ones.
+const PIPE_MIN_BYTES: usize = 256 << 10;
+/// Parts that go into the pipe with one system call.
+const PARTS: usize = 32;
+
+/// What pages pass through on their way to a socket; one for each who sends.
+#[derive(Debug, Default)]
+pub(crate) enum PagePipe {
+    /// Made when something is lent for the first time: most connections are lent nothing.
+    #[default]
+    NotMade,
+    /// Empty between messages.
+    Made(Ends),
+    /// The system gives no such pipe, so lent memory is copied into the socket like any other.
+    Refused,
+}
+
+#[derive(Debug)]
+pub(crate) struct Ends {
+    read: OwnedFd,
+    write: OwnedFd,
+}
+
+impl PagePipe {
+    /// The pipe, if the system gives one.
+    pub(super) fn ends(&mut self) -> Option<&Ends> {
+        if matches!(self, Self::NotMade) {
+            *self = match Ends::new() {
+                Ok(ends) => Self::Made(ends),
+                Err(why) => {
+                    tracing::debug!(%why, "no pipe for sending without a copy; replies are copied");
+                    Self::Refused
+                }
+            };
+        }
+        match self {
+            Self::Made(ends) => Some(ends),
+            _ => None,
+        }
+    }
+}
+
+impl Ends {
+    fn new() -> std::io::Result<Self> {
+        let (read, write) = rustix::pipe::pipe_with(PipeFlags::CLOEXEC)?;
+        // What counts is how large it is afterwards.
+        let _ = rustix::pipe::fcntl_setpipe_size(&write, PIPE_BYTES);
+        let bytes = rustix::pipe::fcntl_getpipe_size(&write)?;
+        if bytes < PIPE_MIN_BYTES {
+            return Err(std::io::Error::other(format!("pipes of this user have {bytes} bytes now")));
+        }
+        Ok(Self { read, write })
+    }
+}
+
+impl Plain {
+    /// Sends all of `lent`, waiting for the peer as long as it takes. After an error the pipe may hold a rest, and the
+    /// connection is at its end.
+    ///
+    /// `splice` has no flag against SIGPIPE; programs in Rust ignore that signal from their start.
+    pub(super) fn send_pages(&self, pipe: &Ends, mut lent: &[Lent]) -> std::io::Result<()> {
+        // How much of the first part is on its way already.
+        let mut begun = 0_usize;
+        while !lent.is_empty() {
+            let filled = fill(pipe, lent, begun)?;
+            begun = begun.saturating_add(filled);
+            while let Some((first, rest)) = lent.split_first()
+                && begun >= first.len()
+            {
+                begun = begun.saturating_sub(first.len());
+                lent = rest;
+            }
+            self.drain(pipe, filled, !lent.is_empty())?;
+        }
+        Ok(())
+    }
+
+    /// Moves `left` bytes from the pipe to the socket; `more` follow.
+    fn drain(&self, pipe: &Ends, mut left: usize, more: bool) -> std::io::Result<()> {
+        let flags = if more { SpliceFlags::MORE } else { SpliceFlags::empty() };
+        while left > 0 {
+            match rustix::pipe::splice(&pipe.read, None, &self.0, None, left, flags) {
+                Ok(0) => return Err(std::io::ErrorKind::WriteZero.into()),
+                Ok(moved) => left = left.saturating_sub(moved),
+                Err(Errno::INTR) => {}
+                Err(errno) => return Err(errno.into()),
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Puts as much into the empty pipe as fits, beginning `begun` bytes into the first part.
+fn fill(pipe: &Ends, lent: &[Lent], begun: usize) -> std::io::Result<usize> {
+    let parts: [IoSliceRaw<'_>; PARTS] = std::array::from_fn(|at| {
+        let bytes = lent.get(at).map_or(&[][..], Lent::hand_out);
+        IoSliceRaw::from_slice(if at == 0 { bytes.get(begun..).unwrap_or_default() } else { bytes })
+    });
+    let parts = parts.get(..lent.len().min(PARTS)).unwrap_or_default();
+    loop {
+        // SAFETY: the memory was handed out, so nobody writes to it any more, and when it goes its pages stay with the
+        // kernel for as long as that reads them.
+        match unsafe { rustix::pipe::vmsplice(&pipe.write, parts, SpliceFlags::NONBLOCK) } {
+            Ok(0) => return Err(std::io::ErrorKind::WriteZero.into()),
+            Ok(filled) => return Ok(filled),
+            Err(Errno::INTR) => {}
+            Err(errno) => return Err(errno.into()),
+        }
+    }
+}
