@@ -58,7 +58,7 @@ impl Default for Limits {
             extents_per_reply: 4096,
             receive_buffer_bytes: 256 << 10,
             batch_bytes: 256 << 10,
-            polling_us: 32,
+            polling_us: 100,
             stop_timeout_ms: 10_000,
             warnings_per_10_s: 20,
         }
