@@ -6,10 +6,11 @@ use std::time::{Duration, Instant};
 /// While somebody reads, a long write goes in pieces of this length, one after the other: reads get in between, which would else
 /// wait behind all of it on a disk that takes requests in order.
 const PIECE_BYTES: u32 = 256 << 10;
-/// Longer reads are those of cleaning, for which nobody waits.
-const AWAITED_READ_BYTES: usize = 256 << 10;
-/// After a read, more are expected for so long. Where nobody reads, pieces would only make the writes slower.
-const QUIET: Duration = Duration::from_millis(10);
+/// Cleaning reads whole segments, for which nobody waits; what somebody waits for is much shorter.
+const AWAITED_READ_BYTES: usize = 1 << 20;
+/// After a read has begun, it may still be waited for, or more of them may come, for so long. Where nobody reads, pieces would
+/// only make the writes slower.
+const QUIET: Duration = Duration::from_millis(100);
 
 /// When somebody last read.
 pub(super) struct Manners {
@@ -45,16 +46,18 @@ impl Manners {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::overflow::MAX_READ_SLOTS;
+    use crate::overflow::seal::{SEALED_SEGMENT_BYTES, SEALED_SLOT_BYTES};
 
     #[test]
     fn writes_are_cut_only_while_somebody_reads() {
         let manners = Manners::new();
         assert_eq!(manners.write_bytes(), u32::MAX);
-        manners.read_starts(2 << 20);
+        manners.read_starts(SEALED_SEGMENT_BYTES);
         assert_eq!(manners.write_bytes(), u32::MAX, "cleaning");
         // On a machine that stands still for the whole of QUIET between the two, once more.
         let is_cut = (0..1000).any(|_| {
-            manners.read_starts(4096);
+            manners.read_starts(MAX_READ_SLOTS * SEALED_SLOT_BYTES + 2 * 4096);
             manners.write_bytes() == PIECE_BYTES
         });
         assert!(is_cut);
