@@ -34,6 +34,7 @@ mod traces;
 use std::process::ExitCode;
 
 use clap::Parser;
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 fn main() -> ExitCode {
     let cli = match cli::Cli::try_parse() {
@@ -44,9 +45,19 @@ fn main() -> ExitCode {
             return if e.use_stderr() { ExitCode::from(failure::USAGE) } else { ExitCode::SUCCESS };
         }
     };
+    allow_open_files();
     let json = cli.json;
     match cmd::run(cli) {
         Ok(code) => ExitCode::from(code),
         Err(error) => failure::report(&error, json),
+    }
+}
+
+/// Takes as many open files as the process may have: a connection has up to five. The lower limit is there for programs that
+/// use `select(2)`.
+fn allow_open_files() {
+    let maximum = getrlimit(Resource::Nofile).maximum;
+    if let Err(why) = setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum }) {
+        tracing::debug!(%why, "the limit of open files stays as it is");
     }
 }
