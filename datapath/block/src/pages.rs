@@ -1,8 +1,8 @@
 //! Memory that can be handed to the kernel, to be sent from where it is.
 //!
 //! A socket may keep pages long after the system call that sent them. So they must never change again, and must not go
-//! back to an allocator that hands them out: they are a mapping of their own, and unmapping it gives them to whoever still
-//! holds them in the kernel (`vmsplice(2)`, without the gift flag).
+//! back to an allocator that hands them out: they are a mapping of their own, and taking them out of it leaves them to whoever
+//! still holds them in the kernel (`vmsplice(2)`, without the gift flag).
 #![expect(
     unsafe_code,
     reason = "memory is mapped, so that the kernel can keep its pages after we have left them"
@@ -48,10 +48,27 @@ impl Pages {
         // Pieces side by side would else share a huge page, which is split when one of them goes, and is sent more slowly.
         // SAFETY: the mapping above; the advice changes no contents.
         let _ = unsafe { rustix::mm::madvise(start.as_ptr().cast(), bytes, Advice::LinuxNoHugepage) };
-        // All of it is written to in a moment, and sixteen faults cost more than one call. Kernels before 5.14 leave it to the faults.
-        // SAFETY: as above.
-        let _ = unsafe { rustix::mm::madvise(start.as_ptr().cast(), bytes, Advice::LinuxPopulateWrite) };
+        pages.populate();
         Ok(pages)
+    }
+
+    /// All of it is written to in a moment, and sixteen faults cost more than one call. Kernels before 5.14 leave it to the faults.
+    fn populate(&self) {
+        let (start, bytes) = (self.start.as_ptr().cast(), mapped_bytes(self.len));
+        // SAFETY: the mapping of this value; its contents stay.
+        let _ = unsafe { rustix::mm::madvise(start, bytes, Advice::LinuxPopulateWrite) };
+    }
+
+    /// Leaves its pages to the kernel, which may still read them, and takes new ones in the same place. `false`: they are the old ones.
+    fn renew(&mut self) -> bool {
+        let (start, bytes) = (self.start.as_ptr().cast(), mapped_bytes(self.len));
+        // SAFETY: the mapping of this value, which nobody borrows; it reads as zeroes afterwards.
+        let renewed = unsafe { rustix::mm::madvise(start, bytes, Advice::LinuxDontNeed) }.is_ok();
+        if renewed {
+            *self.was_handed_out.get_mut() = false;
+            self.populate();
+        }
+        renewed
     }
 
     /// From now on nobody writes to it.
@@ -87,9 +104,13 @@ impl std::ops::DerefMut for Pages {
 
 impl Drop for Pages {
     fn drop(&mut self) {
+        let (start, bytes) = (self.start.as_ptr().cast(), mapped_bytes(self.len));
         // SAFETY: mapped with this length by `new`, and nothing borrows from it any more. What the kernel still sends
         // stays the kernel's.
-        let _ = unsafe { rustix::mm::munmap(self.start.as_ptr().cast(), mapped_bytes(self.len)) };
+        if unsafe { rustix::mm::munmap(start, bytes) }.is_err() {
+            // A process may have so many mappings, and this would have made two of one. Its address is lost, its memory is not.
+            self.renew();
+        }
     }
 }
 
@@ -108,9 +129,11 @@ impl std::fmt::Debug for Pages {
 pub struct SharedPages(Arc<Pages>);
 
 impl SharedPages {
-    /// The memory, to be written anew; `None`, and dropped, where somebody else has it, or the kernel may.
+    /// The memory, to be written anew: in new pages, if the kernel may still read the old ones. `None`, and dropped, where
+    /// somebody else has it.
     pub fn take_back(self) -> Option<Pages> {
-        Arc::try_unwrap(self.0).ok().filter(|pages| !pages.was_handed_out.load(Ordering::Acquire))
+        let mut pages = Arc::try_unwrap(self.0).ok()?;
+        (!*pages.was_handed_out.get_mut() || pages.renew()).then_some(pages)
     }
 }
 
@@ -167,7 +190,10 @@ mod tests {
         again.fill(8);
         let shared = again.share();
         assert_eq!(*Lent::new(shared.clone(), 0, 5000).unwrap().hand_out(), [8; 5000]);
-        assert!(shared.take_back().is_none(), "the kernel may have it");
+        let place = shared.as_ptr();
+        let renewed = shared.take_back().unwrap();
+        assert_eq!(renewed.as_ptr(), place);
+        assert_eq!(*renewed, [0; 5000], "the kernel may have the old pages");
     }
 
     #[test]

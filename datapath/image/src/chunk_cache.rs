@@ -264,11 +264,11 @@ impl ChunkCache {
         if evicted.is_empty() {
             return;
         }
-        let mut spare = self.spare.lock();
-        // A chunk that somebody is still copying from, or that is still being sent, is not reused.
-        let unused = evicted.into_iter().filter_map(SharedPages::take_back);
-        let room = SPARE_BUFFERS.saturating_sub(spare.len());
-        spare.extend(unused.take(room));
+        // A chunk that somebody is still copying from is not used again. The system calls for those that were sent are made before
+        // others are kept waiting.
+        let room = SPARE_BUFFERS.saturating_sub(self.spare.lock().len());
+        let unused: Vec<Pages> = evicted.into_iter().filter_map(SharedPages::take_back).take(room).collect();
+        self.spare.lock().extend(unused);
     }
 }
 

@@ -174,7 +174,7 @@ impl Source {
             Err(e) if e.kind() == ImageErrorKind::Damaged && fetches.len() > 1 => {
                 for fetch in fetches {
                     match self.read(std::slice::from_ref(&fetch.chunk), packed) {
-                        // One was asked for, one has come; a fetch that is dropped tells those who wait too.
+                        // One was asked for and has come; a fetch that is dropped tells those who wait too.
                         Ok(mut unpacked) => {
                             if let Some(bytes) = unpacked.pop() {
                                 fetch.end(Ok(bytes));
@@ -203,8 +203,12 @@ impl Source {
             }
             let bytes = unpacked.get_mut(next);
             next += 1;
-            bytes.map_or(Ok(()), |bytes| unpack_one(self.object.as_ref(), chunk, stored, bytes))
+            let bytes = bytes.ok_or_else(|| unasked(chunk))?;
+            unpack_one(self.object.as_ref(), chunk, stored, bytes)
         })?;
+        if next != chunks.len() {
+            return Err(ImageError::new(ImageErrorKind::Io, "chunks were not checked, and are not used"));
+        }
         self.cache.count_fetched(u64_of(packed.len()));
         if let Some(disk) = self.cache.disk().filter(|_| self.is_remote) {
             each_stored(chunks, packed, &mut |chunk, stored| {
@@ -232,6 +236,10 @@ impl Source {
             Ok(())
         })
     }
+}
+
+fn unasked(chunk: &ChunkRef) -> StoreError {
+    StoreError::new(StoreErrorKind::Io, format!("chunk {} was not asked for", chunk.hash))
 }
 
 type EachChunk<'a> = dyn FnMut(&ChunkRef, &[u8]) -> Result<(), StoreError> + 'a;

@@ -29,8 +29,7 @@ const PIECES_KEPT: usize = 4;
 #[derive(Default)]
 struct LendingDisk {
     kept: Mutex<Vec<SharedPages>>,
-    reused: AtomicUsize,
-    renewed: AtomicUsize,
+    taken_back: AtomicUsize,
 }
 
 fn fill(bytes: &mut [u8], offset: u64) {
@@ -46,13 +45,10 @@ impl LendingDisk {
         let oldest = (kept.len() == PIECES_KEPT).then(|| kept.remove(0));
         let mut pages = match oldest.and_then(SharedPages::take_back) {
             Some(pages) => {
-                self.reused.fetch_add(1, Ordering::Relaxed);
+                self.taken_back.fetch_add(1, Ordering::Relaxed);
                 pages
             }
-            None => {
-                self.renewed.fetch_add(1, Ordering::Relaxed);
-                Pages::new(PIECE_BYTES as usize).unwrap()
-            }
+            None => Pages::new(PIECE_BYTES as usize).unwrap(),
         };
         fill(&mut pages, index * PIECE_BYTES);
         let shared = pages.share();
@@ -131,8 +127,7 @@ fn read_late(disk: &LendingDisk, mut raw: Raw) {
         fill(&mut expected, offset);
         assert!(raw.take_vec(len as usize) == expected, "request {cookie}: {len} bytes at {offset}");
     }
-    assert!(disk.renewed.load(Ordering::Relaxed) > 100, "what is being sent is not written to");
-    assert_eq!(disk.reused.load(Ordering::Relaxed), 0, "all of it was handed to the kernel");
+    assert!(disk.taken_back.load(Ordering::Relaxed) > 100, "the memory was written to again");
 }
 
 #[test]

@@ -1,4 +1,4 @@
-//! A connected socket: receiving and sending with and without waiting, by system calls that never raise SIGPIPE;
+//! A connected socket: receiving and sending with and without waiting, by system calls that raise no SIGPIPE (but see [`splice`]);
 //! encrypted from the moment on that both ends agree to.
 
 mod secure;

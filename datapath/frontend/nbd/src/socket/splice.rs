@@ -3,7 +3,7 @@
 
 use std::os::fd::OwnedFd;
 
-use headwater_block::Lent;
+use headwater_block::{Lent, Pages};
 use rustix::io::Errno;
 use rustix::pipe::{IoSliceRaw, PipeFlags, SpliceFlags};
 
@@ -11,7 +11,7 @@ use super::Plain;
 
 /// What a pipe is asked to hold: the most that an unprivileged process may ask for (`/proc/sys/fs/pipe-max-size`).
 const PIPE_BYTES: usize = 1 << 20;
-/// A smaller one takes more system calls than a copy is worth. Unprivileged users who have many pipes get no larger ones.
+/// The least: a smaller one takes more system calls than a copy is worth. Unprivileged users who have many pipes get no larger ones.
 const PIPE_MIN_BYTES: usize = 256 << 10;
 /// Parts that go into the pipe with one system call.
 const PARTS: usize = 32;
@@ -57,12 +57,26 @@ impl Ends {
     fn new() -> std::io::Result<Self> {
         let (read, write) = rustix::pipe::pipe_with(PipeFlags::CLOEXEC)?;
         // What counts is how large it is afterwards.
-        let _ = rustix::pipe::fcntl_setpipe_size(&write, PIPE_BYTES);
+        for bytes in [PIPE_BYTES, PIPE_MIN_BYTES] {
+            if rustix::pipe::fcntl_setpipe_size(&write, bytes).is_ok() {
+                break;
+            }
+        }
         let bytes = rustix::pipe::fcntl_getpipe_size(&write)?;
         if bytes < PIPE_MIN_BYTES {
             return Err(std::io::Error::other(format!("pipes of this user have {bytes} bytes now")));
         }
-        Ok(Self { read, write })
+        let ends = Self { read, write };
+        ends.probe()?;
+        Ok(ends)
+    }
+
+    /// Fails where a sandbox forbids what is needed, before anything of a reply has been sent.
+    fn probe(&self) -> std::io::Result<()> {
+        let byte = Lent::new(Pages::new(1)?.share(), 0, 1);
+        fill(self, byte.as_slice(), 0)?;
+        rustix::io::read(&self.read, &mut [0])?;
+        Ok(())
     }
 }
 
