@@ -21,7 +21,7 @@ use std::time::{Duration, Instant};
 use headwater_block::{
     ByteRange, Completion, CompletionQueue, Device, Geometry, Inbox, IoError, Lent, Outcome, Polling, Request,
 };
-use rustix::event::{PollFd, PollFlags};
+use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::io::Errno;
 
 use super::Shared;
@@ -67,6 +67,8 @@ pub(super) struct Connection<'a> {
     pub(super) requests_in_flight: usize,
     pub(super) bytes_in_flight: usize,
     polling: Polling,
+    /// The same for what the disk answers to this thread.
+    disk_polling: Polling,
     /// Requests taken since the last receive.
     pub(super) requests_in_round: u32,
     /// Rounds in a row that had one request.
@@ -121,6 +123,7 @@ impl<'a> Connection<'a> {
             requests_in_flight: 0,
             bytes_in_flight: 0,
             polling: Polling::new(Duration::from_micros(shared.limits.polling_us)),
+            disk_polling: Polling::new(Duration::from_micros(shared.limits.polling_us)),
             requests_in_round: 0,
             lone_rounds: 0,
         })
@@ -198,7 +201,7 @@ impl<'a> Connection<'a> {
                 }
                 Ok(Received::Nothing) => {
                     // Woken by the inbox: its answers go first.
-                    if !self.sleep(true)? {
+                    if !self.wait()? {
                         return Ok(());
                     }
                     wait = false;
@@ -219,6 +222,27 @@ impl<'a> Connection<'a> {
             return Ok(());
         }
         Err(End::Fault("it hung up in the middle of a request, which was not carried out".into()))
+    }
+
+    /// As [`Connection::sleep`] for the socket too, but looks for a while first where the disk answers to this thread and that paid
+    /// off lately: a disk's answer comes in a few wake-ups' time, and the client waits for it with all that it has in flight.
+    fn wait(&mut self) -> Result<bool, End> {
+        let started = Instant::now();
+        if let Some(own) = &self.own {
+            let window = self.disk_polling.window();
+            while started.elapsed() < window {
+                let is_answered = own.is_ready() || self.inbox.is_filled();
+                if is_answered || is_readable(self.socket) {
+                    self.disk_polling.found();
+                    return Ok(!is_answered);
+                }
+                // The client may need this very processor to go on.
+                std::thread::yield_now();
+            }
+        }
+        let is_readable = self.sleep(true)?;
+        self.disk_polling.slept(started.elapsed());
+        Ok(is_readable)
     }
 
     /// Sleeps until there are answers, or, if `for_socket`, bytes have arrived. Returns whether they have.
@@ -416,6 +440,13 @@ impl<'a> Connection<'a> {
 
 pub(super) fn answered(head: &RequestHead) -> Answered {
     Answered { cookie: head.cookie, offset: head.offset }
+}
+
+/// Whether there is something to receive now, be it the end.
+fn is_readable(socket: &Socket) -> bool {
+    let now = Timespec { tv_sec: 0, tv_nsec: 0 };
+    // A signal is as good as nothing: it is looked at again.
+    rustix::event::poll(&mut [PollFd::new(socket, PollFlags::IN)], Some(&now)).is_ok_and(|ready| ready > 0)
 }
 
 /// Receives, looking for bytes for a while before it sleeps.
