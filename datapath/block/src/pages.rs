@@ -59,16 +59,12 @@ impl Pages {
         let _ = unsafe { rustix::mm::madvise(start, bytes, Advice::LinuxPopulateWrite) };
     }
 
-    /// Leaves its pages to the kernel, which may still read them, and takes new ones in the same place. `false`: they are the old ones.
-    fn renew(&mut self) -> bool {
+    /// Leaves its pages to the kernel, which may still read them, or else frees them; there are new ones in the same place once it is
+    /// touched. `false`: they are the old ones.
+    fn leave(&mut self) -> bool {
         let (start, bytes) = (self.start.as_ptr().cast(), mapped_bytes(self.len));
         // SAFETY: the mapping of this value, which nobody borrows; it reads as zeroes afterwards.
-        let renewed = unsafe { rustix::mm::madvise(start, bytes, Advice::LinuxDontNeed) }.is_ok();
-        if renewed {
-            *self.was_handed_out.get_mut() = false;
-            self.populate();
-        }
-        renewed
+        unsafe { rustix::mm::madvise(start, bytes, Advice::LinuxDontNeed) }.is_ok()
     }
 
     /// From now on nobody writes to it.
@@ -97,7 +93,7 @@ impl std::ops::Deref for Pages {
 impl std::ops::DerefMut for Pages {
     fn deref_mut(&mut self) -> &mut [u8] {
         // SAFETY: as above, and `self` is borrowed mutably. The kernel does not read these pages either: they are handed
-        // out only while they are shared, and those are not taken back ([`SharedPages::take_back`]).
+        // out only while they are shared, and what is taken back has new ones then ([`SharedPages::take_back`]).
         unsafe { std::slice::from_raw_parts_mut(self.start.as_ptr(), self.len) }
     }
 }
@@ -109,7 +105,7 @@ impl Drop for Pages {
         // stays the kernel's.
         if unsafe { rustix::mm::munmap(start, bytes) }.is_err() {
             // A process may have so many mappings, and this would have made two of one. Its address is lost, its memory is not.
-            self.renew();
+            self.leave();
         }
     }
 }
@@ -133,7 +129,14 @@ impl SharedPages {
     /// somebody else has it.
     pub fn take_back(self) -> Option<Pages> {
         let mut pages = Arc::try_unwrap(self.0).ok()?;
-        (!*pages.was_handed_out.get_mut() || pages.renew()).then_some(pages)
+        if *pages.was_handed_out.get_mut() {
+            if !pages.leave() {
+                return None;
+            }
+            *pages.was_handed_out.get_mut() = false;
+            pages.populate();
+        }
+        Some(pages)
     }
 }
 

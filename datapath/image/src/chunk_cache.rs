@@ -268,7 +268,9 @@ impl ChunkCache {
         // others are kept waiting.
         let room = SPARE_BUFFERS.saturating_sub(self.spare.lock().len());
         let unused: Vec<Pages> = evicted.into_iter().filter_map(SharedPages::take_back).take(room).collect();
-        self.spare.lock().extend(unused);
+        let mut spare = self.spare.lock();
+        let room = SPARE_BUFFERS.saturating_sub(spare.len());
+        spare.extend(unused.into_iter().take(room));
     }
 }
 
