@@ -13,7 +13,7 @@
 //! What a thread that slept sees as idle time has its own wake-up in it, which is often longer than the window: without
 //! room for that, a queue that once slept would never look again.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// What a wake-up may take, on a host that is itself a virtual machine.
 const WAKE_UP: Duration = Duration::from_micros(60);
@@ -41,6 +41,27 @@ impl Polling {
     /// How long to look now.
     pub fn window(&self) -> Duration {
         self.window
+    }
+
+    /// Receives with `receive`, which is told whether to wait: without waiting for as long as looking pays off, then waiting.
+    pub fn receive<T, E>(
+        &mut self,
+        mut receive: impl FnMut(bool) -> Result<T, E>,
+        is_something: impl Fn(&T) -> bool,
+    ) -> Result<T, E> {
+        let started = Instant::now();
+        while started.elapsed() < self.window {
+            let received = receive(false)?;
+            if is_something(&received) {
+                self.found();
+                return Ok(received);
+            }
+            // The peer may need this very processor to go on.
+            std::thread::yield_now();
+        }
+        let received = receive(true);
+        self.slept(started.elapsed());
+        received
     }
 
     /// Looking has found something.
@@ -86,6 +107,29 @@ mod tests {
         let mut never = Polling::new(Duration::ZERO);
         never.slept(Duration::from_micros(1));
         assert!(never.window().is_zero());
+    }
+
+    #[test]
+    fn it_waits_only_when_nothing_was_found() {
+        let mut polling = Polling::new(Duration::from_secs(60));
+        let mut asked = Vec::new();
+        let mut receive = |polling: &mut Polling, at: usize| {
+            asked.clear();
+            let received = polling.receive(
+                |wait| {
+                    asked.push(wait);
+                    Ok::<_, ()>((asked.len() == at).then_some(at))
+                },
+                Option::is_some,
+            );
+            assert_eq!(received, Ok(Some(at)));
+            asked.clone()
+        };
+        assert_eq!(receive(&mut polling, 1), [true], "at first it waits");
+        assert_eq!(receive(&mut polling, 3), [false; 3], "what came soon is looked for the next time");
+        let mut never = Polling::new(Duration::ZERO);
+        assert_eq!(receive(&mut never, 1), [true]);
+        assert_eq!(receive(&mut never, 1), [true]);
     }
 
     /// Of a thousand requests that always come a little too late, how many are watched for in vain?

@@ -34,6 +34,9 @@ pub struct Limits {
     pub bytes_executing: u64,
     /// Replies are sent when this much is collected, in bytes, if not earlier; at least 128 KiB.
     pub batch_bytes: usize,
+    /// How long a session's thread looks for the next command before it sleeps, in microseconds; 0 sleeps at once. Looking ends
+    /// by itself where commands come more slowly ([`headwater_block::Polling`]).
+    pub polling_us: u64,
     /// Silence after which a session is asked whether it is there (NOP-In), and time to answer, in milliseconds. An initiator
     /// that never answered one is only asked: some boot firmware cannot.
     pub keepalive_ms: u64,
@@ -64,6 +67,7 @@ impl Default for Limits {
             bytes_collected: 32 << 20,
             bytes_executing: 64 << 20,
             batch_bytes: 256 << 10,
+            polling_us: 100,
             keepalive_ms: 30_000,
             send_stall_ms: 120_000,
             logout_grace_ms: 2_000,

@@ -11,7 +11,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use headwater_block::Inbox;
+use headwater_block::{Inbox, Polling};
 use headwater_scsi::{Initiator, Nexus};
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::io::Errno;
@@ -68,6 +68,7 @@ pub(super) struct Session<'a> {
     pub(super) texts: Texts,
     pub(super) last_transfer_tag: u32,
     keepalive: Keepalive,
+    polling: Polling,
     stage: Stage,
 }
 
@@ -138,6 +139,7 @@ impl<'a> Session<'a> {
             texts: Texts::default(),
             last_transfer_tag: 0,
             keepalive: Keepalive { heard: Instant::now(), asked: None, answers: false },
+            polling: Polling::new(Duration::from_micros(limits.polling_us)),
             stage: Stage::Open,
         })
     }
@@ -437,11 +439,15 @@ impl<'a> Session<'a> {
         }
     }
 
-    fn receive_now(&mut self, wait: bool) -> Result<Received, End> {
-        let received = self
-            .socket
-            .receive(self.inbound.room(), wait)
-            .map_err(|error| End::Fault(format!("receiving failed: {error}")))?;
+    /// Receives what is there. Where it may wait, it looks for a while before it sleeps, if that paid off lately.
+    fn receive_now(&mut self, may_wait: bool) -> Result<Received, End> {
+        let (socket, into) = (self.socket, self.inbound.room());
+        let received = if may_wait {
+            self.polling.receive(|wait| socket.receive(into, wait), |received| *received != Received::Nothing)
+        } else {
+            socket.receive(into, false)
+        };
+        let received = received.map_err(|error| End::Fault(format!("receiving failed: {error}")))?;
         if let Received::Bytes(count) = received {
             self.inbound.received(count);
             self.keepalive.heard = Instant::now();

@@ -454,20 +454,7 @@ fn is_readable(socket: &Socket) -> bool {
 /// For a client with one request at a time: then client and server would sleep and wake each other for each request, and
 /// that takes several times as long as the request. With more in flight, sleeping lets them gather, which is cheaper.
 fn receive_polling(socket: &Socket, into: &mut [u8], polling: &mut Polling) -> std::io::Result<Received> {
-    let started = Instant::now();
-    let window = polling.window();
-    while started.elapsed() < window {
-        let received = socket.receive(into, false)?;
-        if received != Received::Nothing {
-            polling.found();
-            return Ok(received);
-        }
-        // The client may need this very processor to go on.
-        std::thread::yield_now();
-    }
-    let received = socket.receive(into, true);
-    polling.slept(started.elapsed());
-    received
+    polling.receive(|wait| socket.receive(into, wait), |received| *received != Received::Nothing)
 }
 
 /// An error with what caused it.
