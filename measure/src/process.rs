@@ -73,14 +73,17 @@ mod tests {
         assert_eq!(parse_field(io, "write_bytes:"), Some(4096));
     }
 
+    /// The kernel adds up each processor's part of a process's memory only now and then.
+    const KERNEL_COUNTS_LATE: u64 = 4 << 20;
+
     #[test]
     fn this_process_has_used_cpu_and_memory() {
         let pid = std::process::id();
         assert!(cpu_seconds(pid).unwrap() >= 0.0);
         assert!(peak_resident_bytes(pid).unwrap() > 100_000);
-        assert!(
-            (100_000..=peak_resident_bytes(pid).unwrap()).contains(&private_resident_bytes(pid).unwrap())
-        );
+        // Other tests take memory at the same time: first what is there, then the most that was.
+        let now = private_resident_bytes(pid).unwrap();
+        assert!((100_000..=peak_resident_bytes(pid).unwrap() + KERNEL_COUNTS_LATE).contains(&now), "{now}");
         assert!(cpu_seconds(u32::MAX).unwrap_err().to_string().contains("cannot read"));
     }
 }

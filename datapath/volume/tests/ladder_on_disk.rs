@@ -56,6 +56,7 @@ macro_rules! for_each_life {
 for_each_life!(
     a_disk_that_fails_for_a_while_is_used_again,
     a_full_overflow_disk_pauses_then_refuses_and_recovers,
+    a_full_cache_is_full_no_more_once_the_machine_has_discarded,
     a_waiting_write_goes_on_as_soon_as_there_is_space,
     a_flipped_bit_on_the_overflow_disk_is_an_error_on_that_block_only,
     a_read_error_of_the_overflow_disk_is_reported_and_passes,
@@ -98,6 +99,22 @@ fn a_full_overflow_disk_pauses_then_refuses_and_recovers(life: Life) {
     volume.set_disk_bytes(512 * MIB);
     assert_eq!(fill(&*device, 256), (256, None));
     assert_holds(&*device, 256);
+}
+
+fn a_full_cache_is_full_no_more_once_the_machine_has_discarded(life: Life) {
+    let dir = tempfile::tempdir().unwrap();
+    let (host, _) = setup::host(u64::MAX);
+    let (volume, device) = setup::open(&life.options(256, 16, 64, dir.path()), &host);
+    assert!(!volume.shortage().refusing);
+    for round in 0..2 {
+        assert_eq!(fill(&*device, 256).1, Some(IoErrorKind::NoSpace), "round {round}");
+        assert!(volume.shortage().refusing, "round {round}");
+        blocking::discard(&*device, 0, 256 * MIB).unwrap();
+        eventually("it is not full any more", || !volume.shortage().refusing);
+        let refused = volume.counters().cache.refused_writes;
+        assert_eq!(fill(&*device, 30), (30, None), "round {round}");
+        assert_eq!(volume.counters().cache.refused_writes, refused, "round {round}");
+    }
 }
 
 fn a_waiting_write_goes_on_as_soon_as_there_is_space(life: Life) {

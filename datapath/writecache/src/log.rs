@@ -116,6 +116,16 @@ impl Log {
         None
     }
 
+    /// Whether the segment being filled has a slot.
+    pub fn has_slot(&self, table: &SegmentTable) -> bool {
+        self.fresh.as_ref().is_some_and(|filling| {
+            let segment = table.get(filling.id);
+            segment.is_some_and(|segment| {
+                segment.next_dead(filling.next).is_some() || (segment.live() == 0 && !self.append_only)
+            })
+        })
+    }
+
     fn close(&mut self, segment: &Segment, id: SegmentId, stream: Stream) {
         segment.set_word(Word::new(State::Dirty, segment.word().ram().unwrap_or(0)));
         self.dirty_segments += 1;

@@ -3,7 +3,8 @@
 //! A write that finds no slot is parked, in order of arrival. The host's thread tries the parked ones again
 //! whenever space may have come back; one that has waited for the cache's pause limit is refused. From then
 //! on the cache counts as full: a write that finds no slot is refused as soon as it is clear that nothing is
-//! on its way that would free one, until a write succeeds or a limit is changed.
+//! on its way that would free one, until there is room again or a limit is changed. The host's thread looks for room
+//! whenever something was freed, so that a machine that only discards is no longer called full either.
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
@@ -59,6 +60,24 @@ impl Waiting {
         self.count.load(Ordering::Acquire) != 0
     }
 
+    /// Whether somebody wants to hear of room: a write that waits, or who was told that the cache is full.
+    #[inline]
+    pub fn wants_room(&self) -> bool {
+        self.any() || self.is_full()
+    }
+
+    #[inline]
+    fn is_full(&self) -> bool {
+        self.full.load(Ordering::Acquire)
+    }
+
+    /// There is room: the cache does not count as full any more.
+    pub(crate) fn has_room(&self) {
+        if self.is_full() && self.full.swap(false, Ordering::AcqRel) {
+            tracing::info!("the write cache has room again");
+        }
+    }
+
     /// Adds an entry at the end; gives it back once the volume is closed. The flag is looked at under the
     /// queue's lock, so that nothing is added after the last ones were refused.
     fn enqueue(&self, entry: Entry) -> Result<(), Entry> {
@@ -102,7 +121,7 @@ impl WriteCache {
     pub fn shortage(&self) -> Shortage {
         let first = self.waiting.queue.lock().front().map(|entry| entry.since);
         Shortage {
-            refusing: self.waiting.full.load(Ordering::Acquire),
+            refusing: self.waiting.is_full(),
             waited: first.map_or(Duration::ZERO, |since| since.elapsed()),
         }
     }
@@ -142,6 +161,9 @@ impl WriteCache {
     /// the next one is to be refused.
     pub(crate) fn serve_waiting(&self, now: Instant, hopeless: bool) -> Option<Instant> {
         if !self.waiting.any() {
+            if self.waiting.is_full() && self.would_find_room() {
+                self.waiting.has_room();
+            }
             return None;
         }
         let mut entries = self.waiting.take_all();
@@ -150,13 +172,11 @@ impl WriteCache {
                 Ok(()) => {
                     self.waited(entry.since);
                     self.waiting.told.store(false, Ordering::Relaxed);
-                    if self.waiting.full.swap(false, Ordering::AcqRel) {
-                        tracing::info!("the write cache has room again");
-                    }
+                    self.waiting.has_room();
                 }
                 Err(write)
                     if now.saturating_duration_since(entry.since) >= self.pause_limit
-                        || (hopeless && self.waiting.full.load(Ordering::Acquire)) =>
+                        || (hopeless && self.waiting.is_full()) =>
                 {
                     self.waited(entry.since);
                     if !self.waiting.full.swap(true, Ordering::AcqRel) {

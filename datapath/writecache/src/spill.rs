@@ -35,6 +35,17 @@ pub struct Turned {
     pub disk_failed: bool,
 }
 
+/// How far starting to write cold segments came.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Destaged {
+    /// All that can be written is on its way.
+    All,
+    /// The caches of the host have all staging buffers in use: one that comes back is a turn of its own.
+    LacksBuffer,
+    /// The disk took nothing.
+    DiskRefused,
+}
+
 impl WriteCache {
     /// Does what there is to do for this cache, as far as it goes without waiting for the disk.
     pub(crate) fn work(self: &Arc<Self>, now: Instant) -> Turned {
@@ -42,7 +53,7 @@ impl WriteCache {
             return self.work_persistent(now, persist, overflow);
         }
         self.serve_waiting(now, false);
-        let mut disk_failed = false;
+        let (mut disk_failed, mut lacks_buffer) = (false, false);
         if let Some(overflow) = &self.overflow {
             self.move_cleaned(overflow);
         }
@@ -53,12 +64,15 @@ impl WriteCache {
             more_to_pack = self.pack_cold();
         }
         if let Some(overflow) = &self.overflow {
-            disk_failed = self.destage(overflow);
+            let destaged = self.destage(overflow);
+            lacks_buffer = destaged == Destaged::LacksBuffer;
+            disk_failed = destaged == Destaged::DiskRefused;
             disk_failed |= self.clean(overflow);
         }
         self.shrink();
         // Room may have come up meanwhile.
-        let hopeless = self.log.lock().frozen_segments == 0 && !self.cleaner.is_busy() && !more_to_pack;
+        let nothing_moves = self.log.lock().frozen_segments == 0 && !self.cleaner.is_busy();
+        let hopeless = nothing_moves && !more_to_pack && !lacks_buffer;
         let deadline = self.serve_waiting(now, hopeless);
         if more_to_pack {
             self.host.signal();
@@ -179,23 +193,23 @@ impl WriteCache {
         }
     }
 
-    /// Starts writes of cold segments. Whether the disk refused.
-    fn destage(self: &Arc<Self>, overflow: &Arc<Overflow>) -> bool {
+    /// Starts writes of cold segments.
+    fn destage(self: &Arc<Self>, overflow: &Arc<Overflow>) -> Destaged {
         while self.wants_spill() {
             // Looked at each time: a write that was started here may have failed by now.
             if overflow.is_resting() {
-                return true;
+                return Destaged::DiskRefused;
             }
             let cleaned_only = overflow.free_positions() <= RESERVED_POSITIONS;
             if cleaned_only && !self.log.lock().has_dirty_cleaned() {
-                return false;
+                return Destaged::All;
             }
-            let Some(buffer) = self.host.take_staging() else { return false };
+            let Some(buffer) = self.host.take_staging() else { return Destaged::LacksBuffer };
             let position = match overflow.take_position() {
                 Ok(position) => position,
                 Err(why) => {
                     self.host.give_staging(buffer);
-                    return self.no_position(why);
+                    return if self.no_position(why) { Destaged::DiskRefused } else { Destaged::All };
                 }
             };
             self.disk_full.store(false, Ordering::Relaxed);
@@ -210,11 +224,11 @@ impl WriteCache {
                 None => {
                     overflow.give_position(position);
                     self.host.give_staging(buffer);
-                    return false;
+                    return Destaged::All;
                 }
             }
         }
-        false
+        Destaged::All
     }
 
     fn no_position(&self, why: NoPosition) -> bool {

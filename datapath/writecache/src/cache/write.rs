@@ -187,7 +187,7 @@ impl WriteCache {
             leaf.fold();
         }
         self.counters.hot(Hot::Discarded, cleared);
-        if self.waiting.any() || self.host.pool.warm_bytes() > 0 {
+        if self.waiting.wants_room() || self.host.pool.warm_bytes() > 0 {
             self.host.signal();
         }
     }
@@ -241,7 +241,7 @@ impl WriteCache {
             self.release(segment, id);
         } else if live == REFILL_LIVE && segment.word().state() == State::Dirty {
             self.log.lock().has_room(id);
-            if self.waiting.any() {
+            if self.waiting.wants_room() {
                 self.host.signal();
             }
         }

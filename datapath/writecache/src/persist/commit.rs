@@ -71,7 +71,9 @@ impl Persist {
                     return;
                 }
                 let commit = std::mem::take(&mut asked.commit) || !asked.waiters.is_empty();
-                (commit, std::mem::take(&mut asked.spill))
+                let spill = std::mem::take(&mut asked.spill);
+                asked.spilling = spill;
+                (commit, spill)
             };
             let Some(cache) = cache.upgrade() else { return self.refuse_waiters() };
             let Some(overflow) = cache.overflow.clone() else { return self.refuse_waiters() };
@@ -80,6 +82,7 @@ impl Persist {
             }
             if spill {
                 cache.save_cold(self, &overflow);
+                self.asked.lock().spilling = false;
             }
             cache.host.signal();
         }

@@ -121,6 +121,8 @@ struct Asked {
     waiters: Vec<FlushDone>,
     commit: bool,
     spill: bool,
+    /// It is at it.
+    spilling: bool,
     stop: bool,
 }
 
@@ -295,8 +297,14 @@ impl Persist {
         !pending.committing && pending.freed.len() > KEEP_POSITIONS && !self.has_failed()
     }
 
-    /// Whether positions are on their way back.
+    /// Whether positions are on their way back, or cold segments to the disk.
     pub fn brings_room(&self) -> bool {
+        {
+            let asked = self.asked.lock();
+            if asked.spill || asked.spilling {
+                return true;
+            }
+        }
         let pending = self.pending.lock();
         pending.committing || !pending.freed.is_empty()
     }
