@@ -307,7 +307,7 @@ impl HostShared {
             }
             let trim_due = self.pool.warm_bytes() > 0
                 || self.has_spare_staging()
-                || caches.iter().any(|c| c.wants_trim());
+                || caches.iter().any(|c| c.wants_trim() || c.has_spare_buffers());
             if trim_due && now.duration_since(last_trim) >= trim_after {
                 self.pool.trim();
                 self.trim_staging();

@@ -333,15 +333,21 @@ impl WriteCache {
             || self.persist.as_ref().is_some_and(|persist| persist.holds_surplus())
     }
 
-    /// Punches it out; where a commit has to come first, asks for that.
+    /// Whether there are buffers that may not be needed.
+    pub(crate) fn has_spare_buffers(&self) -> bool {
+        self.persist.as_ref().is_some_and(|persist| persist.has_spare_buffers())
+    }
+
+    /// Gives spare buffers back, and punches surplus space out; where a commit has to come first, asks for that.
     pub(crate) fn trim(&self) {
         if let Some(overflow) = &self.overflow {
             overflow.trim();
         }
-        if let Some(persist) = &self.persist
-            && persist.holds_surplus()
-        {
-            persist.ask_for_room(true);
+        if let Some(persist) = &self.persist {
+            self.host.give_ram(persist.trim_buffers());
+            if persist.holds_surplus() {
+                persist.ask_for_room(true);
+            }
         }
     }
 }

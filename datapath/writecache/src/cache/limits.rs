@@ -6,6 +6,7 @@ use super::{MIN_RAM_BYTES, MIN_SEGMENTS, WriteCache};
 use crate::budget::Holding;
 use crate::counters::Hot;
 use crate::log::Log;
+use crate::persist;
 use crate::segment::RECORD_BYTES;
 use crate::units::SEGMENT_BYTES;
 
@@ -15,9 +16,11 @@ impl WriteCache {
         self.ram_bytes.load(Ordering::Relaxed).min(self.share.bytes())
     }
 
-    /// Its part of the host's staging buffers.
+    /// Its part of the host's staging buffers, and those of a persistent cache's own thread, whether they are there yet or not:
+    /// what is allowed does not jump when they come.
     fn staging_bytes(&self) -> u64 {
-        if self.overflow.is_some() { self.host.budget.staging_part_bytes() } else { 0 }
+        let part = if self.overflow.is_some() { self.host.budget.staging_part_bytes() } else { 0 };
+        part + if self.persist.is_some() { persist::BUFFERS_BYTES } else { 0 }
     }
 
     /// What the host's thread needs to know to divide the budget.

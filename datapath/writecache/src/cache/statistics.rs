@@ -20,7 +20,10 @@ impl WriteCache {
             ram_share_bytes: self.ram_limit_bytes(),
             host_limit_bytes: self.host.budget.limit_bytes(),
             pressure_shrinks: self.host.pressure_shrinks(),
-            ram_used_bytes: segments * SEGMENT_BYTES as u64 + index_bytes + self.packed.bytes(),
+            ram_used_bytes: segments * SEGMENT_BYTES as u64
+                + index_bytes
+                + self.packed.bytes()
+                + self.persist.as_ref().map_or(0, |persist| persist.buffer_bytes()),
             packed_bytes: self.packed.bytes(),
             packed_holds_bytes: self.packed.held_bytes(|id| self.segments.get(id)),
             index_bytes,

@@ -20,6 +20,8 @@ use crate::units::{BlockNumber, Location, SLOT_COUNT, SegmentId, Slot};
 
 /// Segments on their way to the disk at once.
 const DEPTH: usize = 2;
+/// RAM that they take.
+pub const BUFFERS_BYTES: u64 = (DEPTH * SEALED_SEGMENT_BYTES) as u64;
 
 /// Bytes of a full segment's record in a checkpoint, about.
 const CHECKPOINT_SEGMENT_BYTES: u64 = if EXPLORED { 16 } else { 2080 };
@@ -168,6 +170,7 @@ impl WriteCache {
         let mut all = true;
         let mut flying = 0;
         let mut buffers = persist.buffers.lock();
+        persist.buffers_used.store(true, Ordering::Relaxed);
         let mut land = |(job, result, buffer): (Job, io::Result<()>, AlignedBuffer)| {
             let saved = self.landed(job, &result);
             all &= saved;
@@ -177,7 +180,9 @@ impl WriteCache {
         loop {
             if buffers.is_empty() && flying < DEPTH {
                 let made = AlignedBuffer::new(SEALED_SEGMENT_BYTES);
-                self.host.add_ram(made.as_ref().map_or(0, |buffer| buffer.len() as u64));
+                let bytes = made.as_ref().map_or(0, |buffer| buffer.len() as u64);
+                persist.buffers_made_bytes.fetch_add(bytes, Ordering::Relaxed);
+                self.host.add_ram(bytes);
                 buffers.extend(made);
             }
             let buffer = match buffers.pop() {

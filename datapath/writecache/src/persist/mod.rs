@@ -37,6 +37,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use headwater_block::{IoError, IoErrorKind};
 
+pub use self::commit::BUFFERS_BYTES;
 use self::journal::{Journal, Opened};
 use self::recover::{Contradiction, Recovered};
 use crate::cache::OverflowOptions;
@@ -143,7 +144,10 @@ pub struct Persist {
     wake: Condvar,
     journal: Mutex<Journal>,
     /// Buffers of the thread, made when first needed.
-    buffers: Mutex<Vec<AlignedBuffer>>,
+    buffers: parking_lot::Mutex<Vec<AlignedBuffer>>,
+    buffers_made_bytes: AtomicU64,
+    /// They were, since the last look.
+    buffers_used: AtomicBool,
     next_generation: AtomicU64,
     generation_limit: AtomicU64,
     /// Slots were written since the data was last synced.
@@ -207,7 +211,9 @@ pub fn open(
         asked: Mutex::default(),
         wake: Condvar::new(),
         journal: Mutex::new(journal),
-        buffers: Mutex::default(),
+        buffers: parking_lot::Mutex::default(),
+        buffers_made_bytes: AtomicU64::new(0),
+        buffers_used: AtomicBool::new(false),
         next_generation: AtomicU64::new(first_generation),
         generation_limit: AtomicU64::new(limit),
         unsynced: AtomicBool::new(false),
@@ -258,9 +264,25 @@ impl Persist {
         Some(Reserved { position, generation })
     }
 
-    /// RAM of the thread's buffers.
+    /// RAM of the thread's buffers. The thread holds them for as long as it writes, so their lock is not asked.
     pub fn buffer_bytes(&self) -> u64 {
-        self.buffers.lock().iter().map(|buffer| buffer.len() as u64).sum()
+        self.buffers_made_bytes.load(Ordering::Relaxed)
+    }
+
+    /// Whether the thread has buffers that it may not need.
+    pub fn has_spare_buffers(&self) -> bool {
+        !EXPLORED && self.buffer_bytes() > 0
+    }
+
+    /// Gives the thread's buffers back to the system, where it took none since the last call. How many bytes that was.
+    pub fn trim_buffers(&self) -> u64 {
+        if self.buffers_used.swap(false, Ordering::Relaxed) {
+            return 0;
+        }
+        let Some(mut buffers) = self.buffers.try_lock() else { return 0 };
+        let bytes = buffers.drain(..).map(|buffer| buffer.len() as u64).sum();
+        self.buffers_made_bytes.fetch_sub(bytes, Ordering::Relaxed);
+        bytes
     }
 
     fn ask(&self, change: impl FnOnce(&mut Asked)) {
