@@ -9,7 +9,7 @@
 //! | overlapping | the suite of `testkit`, through each front-end: `own_client.rs` | `device.rs` | `conformance.rs` | `conformance.rs` |
 //! | more connections than allowed | too_many_connections_are_closed_at_once | more_connections_than_allowed_are_closed_at_once | a_second_front_end_is_turned_away_while_the_first_one_is_served | - |
 //! | wrong secrets or certificates | `tls.rs`: clients_without_a_valid_certificate_are_refused | guessing_a_secret_leads_nowhere, here: an_initiator_logs_in_with_its_secret_only | - | - |
-//! | replies that nobody takes | a_client_that_never_reads_is_not_served_without_end | an_initiator_that_never_reads_stops_only_itself | rings_full_of_garbage_harm_nobody_else | - |
+//! | replies that nobody takes | a_client_that_never_reads_is_not_served_without_end | an_initiator_that_never_reads_stops_only_itself | a_front_end_that_never_reads_does_not_keep_the_server_from_stopping | - |
 //! | 1,000 half-open logins | a_thousand_half_open_handshakes_keep_nobody_out | a_thousand_half_open_logins_keep_nobody_out | - | - |
 //! | a log that is flooded | here: a_log_is_not_filled_by_those_who_break_the_rules | here | here | - |
 //!

@@ -10,7 +10,8 @@ use std::time::{Duration, Instant};
 
 use headwater_block::Device;
 use parking_lot::Mutex;
-use rustix::event::{EventfdFlags, PollFd, PollFlags};
+use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec};
+use rustix::io::Errno;
 use vhost::vhost_user::{BackendReqHandler, Error};
 
 use crate::control::Control;
@@ -22,6 +23,10 @@ use crate::queue::request::ID_BYTES;
 
 /// The longest serial number that virtio has room for, in bytes.
 pub const SERIAL_BYTES: usize = ID_BYTES;
+
+/// How long a front-end may leave its replies unread while the server stops; half of what stopping may take where that is
+/// less, so that as much is left for its queues.
+const REPLIES_TAKEN_WITHIN: Duration = Duration::from_secs(1);
 
 /// What a guest sees besides the device's geometry, and what it may cost.
 #[derive(Clone, Debug, Default)]
@@ -50,8 +55,8 @@ struct Shared {
     stop_event: OwnedFd,
     /// Set when the server is told to stop: when waiting for the device ends.
     deadline: Arc<Mutex<Option<Instant>>>,
-    /// The front-end's connection, to wake a thread that waits for the rest of a message.
-    connection: Mutex<Option<UnixStream>>,
+    /// The front-end's connection, to wake a thread that waits for the rest of a message, or for room for a reply.
+    connection: Mutex<Option<Arc<UnixStream>>>,
     connected: AtomicBool,
 }
 
@@ -107,9 +112,17 @@ impl Server {
         *self.shared.deadline.lock() =
             Some(Instant::now().checked_add(patience).unwrap_or_else(Instant::now));
         let _ = rustix::io::write(&self.shared.stop_event, &1_u64.to_ne_bytes());
-        if let Some(connection) = &*self.shared.connection.lock() {
+        let connection = self.shared.connection.lock().clone();
+        if let Some(connection) = connection {
             // Only for reading: the thread may be in the middle of a message, and ends at its end.
             let _ = connection.shutdown(std::net::Shutdown::Read);
+            // From now on it sends one reply at most. If there is room for that it cannot wait to send; if there is
+            // none it waits, without end, for a front-end that does not read.
+            if !takes_replies(&connection, REPLIES_TAKEN_WITHIN.min(patience / 2)) {
+                let why = format_args!("its front-end does not read its replies, and is disconnected");
+                self.shared.disk.faults.warn(&self.shared.disk.name, &why);
+                let _ = connection.shutdown(std::net::Shutdown::Both);
+            }
         }
         if thread.join().is_err() {
             tracing::error!("vhost-user: the control thread of {} has panicked", self.shared.disk.name);
@@ -121,6 +134,21 @@ impl Server {
 impl Drop for Server {
     fn drop(&mut self) {
         self.stop();
+    }
+}
+
+/// Whether there is room for a reply in the connection, or will be within this time, or nobody to send it to.
+fn takes_replies(connection: &UnixStream, within: Duration) -> bool {
+    let until = Instant::now().checked_add(within);
+    loop {
+        let left = until.map(|until| until.saturating_duration_since(Instant::now())).unwrap_or_default();
+        let timeout = Timespec::try_from(left).unwrap_or_default();
+        let mut fds = [PollFd::new(connection, PollFlags::OUT)];
+        match rustix::event::poll(&mut fds, Some(&timeout)) {
+            Ok(ready) => return ready > 0,
+            Err(Errno::INTR) => {}
+            Err(_) => return false,
+        }
     }
 }
 
@@ -190,7 +218,7 @@ impl Shared {
             self.disk.faults.warn(&self.disk.name, &"out of file descriptors; a front-end was turned away");
             return;
         };
-        *self.connection.lock() = Some(kept);
+        *self.connection.lock() = Some(Arc::new(kept));
         self.connected.store(true, Ordering::Relaxed);
         let deadline = Arc::clone(&self.deadline);
         let give_up = move || deadline.lock().is_some_and(|deadline| Instant::now() >= deadline);

@@ -6,8 +6,9 @@ use std::io::Write as _;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::sync::Arc;
+use std::time::Duration;
 
-use guest::{FREE, GUEST, Guest, INDIRECT, MEMORY_BYTES, NEXT, SIZE, WRITE, encode};
+use guest::{FREE, GUEST, Guest, INDIRECT, MEMORY_BYTES, NEXT, PATIENCE, SIZE, WRITE, encode};
 use headwater_testkit::{ReferenceDisk, ReferenceOptions, Rng, Waits};
 use headwater_vhost_user::{Options, Server};
 use vhost::VhostBackend;
@@ -320,6 +321,46 @@ fn a_front_end_that_stops_in_the_middle_of_a_message_holds_up_nobody() {
     two.bad.stop();
     assert!(!two.bad.path().exists());
     works(&mut good);
+}
+
+/// Asks for features until the server reads no more requests, because nobody reads its replies.
+fn ask_and_never_read(connection: &UnixStream) {
+    connection.set_nonblocking(true).unwrap();
+    let mut connection = connection;
+    let (mut unread, mut looks) = (0, 0);
+    while looks < 20 {
+        let ask = [1, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0];
+        match connection.write(&ask) {
+            Ok(sent) => assert_eq!(sent, ask.len()),
+            Err(error) => {
+                assert_eq!(error.kind(), std::io::ErrorKind::WouldBlock);
+                // It has stopped when there are replies, and no more of them come.
+                std::thread::sleep(Duration::from_millis(10));
+                let replies = rustix::io::ioctl_fionread(connection).unwrap();
+                looks = if replies == unread && replies > 0 { looks + 1 } else { 0 };
+                unread = replies;
+            }
+        }
+    }
+}
+
+#[test]
+fn a_front_end_that_never_reads_does_not_keep_the_server_from_stopping() {
+    let two = Two::start();
+    let mut good = Guest::start(two.good.path());
+    let mut bad = Guest::start(two.bad.path());
+    works(&mut bad);
+    ask_and_never_read(&bad.connection);
+    // Its requests are served, and those of others.
+    works(&mut bad);
+    works(&mut good);
+    let Two { bad: server, good: other, _dir } = two;
+    let (sender, stood) = std::sync::mpsc::channel();
+    std::thread::spawn(move || sender.send((server.stop().to_string(), server.path().exists())));
+    // Its queue has ended in order, all the same.
+    assert_eq!(stood.recv_timeout(PATIENCE), Ok(("4".into(), false)));
+    works(&mut good);
+    drop(other);
 }
 
 #[test]

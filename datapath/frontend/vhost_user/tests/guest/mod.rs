@@ -5,6 +5,7 @@
 use std::fs::File;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileExt;
+use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
@@ -28,7 +29,7 @@ pub const FREE: u64 = GUEST + 0x40000;
 
 pub const SIZE: u16 = 16;
 /// How long a test waits for what must happen.
-const PATIENCE: Duration = Duration::from_secs(60);
+pub const PATIENCE: Duration = Duration::from_secs(60);
 
 pub const NEXT: u16 = 1;
 pub const WRITE: u16 = 2;
@@ -43,6 +44,8 @@ const F_VERSION_1: u64 = 1 << 32;
 
 pub struct Guest {
     pub frontend: Frontend,
+    /// The front-end's connection, for what a front-end must not do.
+    pub connection: UnixStream,
     pub memory: File,
     pub kick: EventFd,
     pub call: EventFd,
@@ -65,7 +68,8 @@ impl Guest {
 
     /// Connects and shares memory, without a queue.
     pub fn connect(path: &Path, features: u64) -> Self {
-        let mut frontend = Frontend::connect(path, 64).unwrap();
+        let connection = UnixStream::connect(path).unwrap();
+        let mut frontend = Frontend::from_stream(connection.try_clone().unwrap(), 64);
         frontend.set_owner().unwrap();
         let offered = frontend.get_features().unwrap();
         let features = features | F_PROTOCOL | F_VERSION_1;
@@ -79,7 +83,16 @@ impl Guest {
         memory.set_len(MEMORY_BYTES).unwrap();
         frontend.set_mem_table(&[region(&memory)]).unwrap();
         let event = || EventFd::new(EFD_NONBLOCK).unwrap();
-        Self { frontend, memory, kick: event(), call: event(), error: event(), available: 0, used: 0 }
+        Self {
+            frontend,
+            connection,
+            memory,
+            kick: event(),
+            call: event(),
+            error: event(),
+            available: 0,
+            used: 0,
+        }
     }
 
     /// (Re)starts queue 0 on empty rings at `base`.
