@@ -62,11 +62,22 @@ impl Disk {
     ///
     /// `base` is what the front-end says, `used` what the ring says. All that was taken is answered before a queue ends,
     /// so that both say the same; but a front-end that lost its connection asks the ring, perhaps before the last answers.
-    pub(crate) fn start_of(&self, queue: usize, base: u16, used: u16) -> Result<u16, StrangerFault> {
+    ///
+    /// Indices have 16 bits, so that a running guest stands at 0 now and then. Its used ring is full of answers then
+    /// (`went_round`), and that of a reset one is not: drivers begin with a ring of zeroes. Where the queue has ended in order
+    /// at another entry only a reset leads to 0, so the ring is not asked, in case a driver leaves old answers in it.
+    pub(crate) fn start_of(
+        &self,
+        queue: usize,
+        base: u16,
+        used: u16,
+        went_round: impl FnOnce() -> bool,
+    ) -> Result<u16, StrangerFault> {
         let ended_at = self.positions.lock().get(queue);
         match ended_at {
-            _ if base == 0 => Ok(0),
             Some(position) if position == base || position == used => Ok(position),
+            Some(_) if base == 0 && used == 0 => Ok(0),
+            None if base == 0 && used == 0 && !went_round() => Ok(0),
             _ => Err(StrangerFault { base, ended_at }),
         }
     }

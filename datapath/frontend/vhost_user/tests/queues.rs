@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, channel};
 
 use guest::{
-    F_CONFIG_WCE, F_EVENT_IDX, F_FLUSH, F_INDIRECT, FREE, Guest, INDIRECT, NEXT, SIZE, WRITE, encode,
+    F_CONFIG_WCE, F_EVENT_IDX, F_FLUSH, F_INDIRECT, FREE, GUEST, Guest, INDIRECT, NEXT, SIZE, WRITE, encode,
 };
 use headwater_block::{ByteRange, Completion, Device, IoErrorKind, Request};
 use headwater_testkit::vhost::{Setup, VhostDisk};
@@ -437,6 +437,58 @@ fn a_running_machine_goes_on_only_where_it_may() {
     assert_eq!(goes_on(&stood, 1, 2), (true, stood.clone()));
     assert_eq!(goes_on(&stood, 1, 1), (false, stood.clone()), "answers are missing");
     assert!(!goes_on(&Positions::parse("- 2").unwrap(), 2, 2).0, "another queue's");
+}
+
+#[test]
+fn a_running_machine_that_stands_at_entry_0_is_told_from_one_that_was_reset() {
+    let dir = tempfile::tempdir().unwrap();
+    let disk = Arc::new(ReferenceDisk::new(1 << 20));
+    let path = dir.path().join("s");
+    let starts = |resume: &str, used: u16, answers: u16| {
+        let resume = Some(Positions::parse(resume).unwrap());
+        let options = Options { resume, ..Options::default() };
+        let server = Server::bind(&path, Arc::clone(&disk) as _, options).unwrap();
+        let guest = Guest::connect(server.path(), 0);
+        // What earlier requests have left in the ring.
+        for index in 0..answers {
+            guest.set_used_element(index, (index % 4 * 4, 513));
+        }
+        guest.try_start(0, used)
+    };
+    assert!(starts("-", 0, 0), "reset, with new rings");
+    assert!(starts("-", 0, SIZE - 1), "not all are answers");
+    assert!(!starts("-", 0, SIZE), "it went round, and nobody knows what it lost");
+    assert!(starts("0", 0, SIZE), "it went round, and ended here");
+    assert!(starts("7", 0, SIZE), "reset, by a driver that leaves old answers in its ring");
+    assert!(!starts("-", 5, 5), "a front-end that did not ask the ring");
+    assert!(!starts("7", 5, 5), "as before, and answers are missing");
+    assert!(starts("5", 5, 5), "it ended here");
+}
+
+#[test]
+fn a_machine_whose_server_crashed_when_it_stood_at_entry_0_is_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    let disk = Arc::new(ReferenceDisk::new(1 << 20));
+    let path = dir.path().join("s");
+    let bind = |resume| Server::bind(&path, Arc::clone(&disk) as _, Options { resume, ..Options::default() });
+    let last_round = u16::MAX - SIZE + 1;
+    let server = bind(Some(Positions::parse(&last_round.to_string()).unwrap())).unwrap();
+    let mut guest = Guest::connect(server.path(), 0);
+    guest.start_queue(last_round);
+    for _ in 0..SIZE {
+        assert_eq!(guest.request(1, 0, &[1; 512], 0).0, OK);
+    }
+    assert_eq!(guest.used_index(), 0);
+    let rings = guest.read(GUEST, 0x20000);
+    drop(guest);
+    assert_eq!(server.stop().to_string(), "0");
+    // It goes on where its place is known, and nowhere else.
+    for (resume, goes_on) in [("0", true), ("-", false)] {
+        let server = bind(Some(Positions::parse(resume).unwrap())).unwrap();
+        let guest = Guest::connect(server.path(), 0);
+        guest.write(GUEST, &rings);
+        assert_eq!(guest.try_start(0, 0), goes_on, "{resume}");
+    }
 }
 
 #[test]

@@ -66,7 +66,8 @@ impl Queue {
     /// Starts the thread.
     pub(crate) fn start(mut setup: Setup) -> Result<Self, StartError> {
         let rings = Rings::new(&setup.memory, setup.entries, setup.addresses, setup.event_idx)?;
-        setup.base = setup.disk.start_of(setup.number, setup.base, rings.used_index())?;
+        let went_round = || rings.is_full_of_answers();
+        setup.base = setup.disk.start_of(setup.number, setup.base, rings.used_index(), went_round)?;
         // Unknown until it ends.
         setup.disk.ended(setup.number, None);
         let (disk, number) = (Arc::clone(&setup.disk), setup.number);

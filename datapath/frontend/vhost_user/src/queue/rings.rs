@@ -159,6 +159,26 @@ impl Rings {
         u16::from_le(self.field(self.used, 2).load(Ordering::Acquire))
     }
 
+    /// Whether each used element is the answer to a block request: a head of the table, and a status at least. So it is
+    /// when the indices have come to 0 again, and not when the driver has set up its rings just now.
+    pub(crate) fn is_full_of_answers(&self) -> bool {
+        (0..self.entries).all(|index| {
+            let (head, written) = self.used_element(index);
+            head < u32::from(self.entries) && written > 0
+        })
+    }
+
+    fn used_element(&self, index: u16) -> (u32, u32) {
+        let offset = RING_HEADER_BYTES.wrapping_add(self.slot(index).wrapping_mul(8));
+        // SAFETY: inside the used ring, which is aligned to 4.
+        let (head, written) = unsafe {
+            let first = self.used.add(offset).cast::<u32>();
+            let head = AtomicU32::from_ptr(first.as_ptr()).load(Ordering::Relaxed);
+            (head, AtomicU32::from_ptr(first.add(1).as_ptr()).load(Ordering::Relaxed))
+        };
+        (u32::from_le(head), u32::from_le(written))
+    }
+
     /// Fills a used element; not seen by the driver before [`Rings::publish`].
     pub(crate) fn set_used(&self, index: u16, head: u16, written: u32) {
         let offset = RING_HEADER_BYTES.wrapping_add(self.slot(index).wrapping_mul(8));

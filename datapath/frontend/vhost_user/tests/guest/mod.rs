@@ -177,6 +177,11 @@ impl Guest {
         self.write(GUEST + USED + 2, &index.to_le_bytes());
     }
 
+    pub fn set_used_element(&self, index: u16, (head, written): (u16, u32)) {
+        let element = [u32::from(head).to_le_bytes(), written.to_le_bytes()].concat();
+        self.write(GUEST + USED + 4 + 8 * u64::from(index), &element);
+    }
+
     /// Makes a chain available, without a kick.
     pub fn offer(&mut self, head: u16) {
         let slot = u64::from(self.available % SIZE);
