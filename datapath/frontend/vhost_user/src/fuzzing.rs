@@ -38,9 +38,11 @@ pub fn targets() -> Vec<(&'static str, Oracle, Vec<Vec<u8>>)> {
 }
 
 const ENTRIES: u16 = 16;
-/// Two regions side by side, which no buffer may cross: guest address and length.
-const REGIONS: [(u64, usize); 2] = [(0x1000, 0x1000), (0x2000, 0x800)];
-const MEMORY_BYTES: usize = 0x1800;
+/// Regions by guest address, length, and place in the file. The first two are side by side for the guest, so that a buffer
+/// may cross from one into the other, though not in the file; before the third there is a gap.
+const REGIONS: [(u64, usize, u64); 3] =
+    [(0x1000, 0x1000, 0x1000), (0x2000, 0x800, 0), (0x2a00, 0x200, 0x2000)];
+const MEMORY_BYTES: usize = 0x1a00;
 /// Where the rings are in the first region.
 const AVAILABLE: u64 = 256;
 const USED: u64 = 512;
@@ -68,6 +70,15 @@ fn chains() -> Vec<Vec<u8>> {
         bytes.extend(data);
         bytes
     };
+    // A descriptor at 0x1fe8, and 16 bytes behind it that lie in two regions.
+    let crossing = |behind: &[u8], list: &[Descriptor]| {
+        let mut bytes = request(0, &[], list);
+        bytes.resize(3 + 0xfe8, 0);
+        bytes.extend(descriptors(&[(0x1400, 16, NEXT, 1)]));
+        bytes.extend(behind);
+        bytes
+    };
+    let header = [8, 0, 0, 0, 0, 0, 0, 0, 8, 0, 0, 0, 0, 0, 0, 0];
     let table = descriptors(&[(0x1400, 16, NEXT, 1), (0x1800, 512, NEXT | WRITE, 2), (0x1a00, 1, WRITE, 0)]);
     let range = [4u64.to_le_bytes(), (1u64 << 32 | 8).to_le_bytes()].concat();
     vec![
@@ -80,6 +91,8 @@ fn chains() -> Vec<Vec<u8>> {
         request(0, &table, &[(0x1410, 48, INDIRECT, 0)]),
         request(13, &range, &[(0x1400, 32, NEXT, 1), (0x17f0, 17, WRITE, 0)]),
         request(11, &range, &[(0x1400, 32, NEXT, 1), (0x17f0, 17, WRITE, 0)]),
+        crossing(&header, &[(0x1ff8, 16, NEXT, 1), (0x1e00, 0x400, NEXT | WRITE, 2), (0x2a00, 1, WRITE, 0)]),
+        crossing(&descriptors(&[(0x2a00, 1, WRITE, 0)]), &[(0x1fe8, 32, INDIRECT, 0)]),
     ]
 }
 
@@ -96,13 +109,11 @@ fn memfd(len: u64) -> std::io::Result<File> {
 
 impl Guest {
     fn new() -> Option<Self> {
-        let file = memfd(0x2000).ok()?;
+        let file = memfd(0x3000).ok()?;
         let mut memory = GuestMemory::default();
-        let mut file_offset = 0;
-        for (guest, len) in REGIONS {
+        for (guest, len, file_offset) in REGIONS {
             let len = u64::try_from(len).ok()?;
             memory = memory.with(RegionSpec { guest, user: guest, len, file_offset }, &file).ok()?;
-            file_offset += len;
         }
         let memory = Arc::new(memory);
         let start = REGIONS[0].0;
@@ -117,25 +128,29 @@ thread_local! {
     static GUEST: Option<Guest> = Guest::new();
 }
 
-/// The guest's memory as plain bytes.
+/// The guest's memory as plain bytes, one region after the other.
 struct Plain(Vec<u8>);
 
 impl Plain {
-    fn at(&self, addr: u64, len: u64) -> Option<&[u8]> {
+    /// Where the byte at a guest address is.
+    fn place(addr: u64) -> Option<usize> {
         let mut before = 0;
-        for (start, region_bytes) in REGIONS {
-            let end = start + u64::try_from(region_bytes).ok()?;
-            if (start..end).contains(&addr) {
-                let first = before + usize::try_from(addr - start).ok()?;
-                return if len <= end - addr {
-                    self.0.get(first..first + usize::try_from(len).ok()?)
-                } else {
-                    None
-                };
+        for (start, region_bytes, _) in REGIONS {
+            if (start..start + u64::try_from(region_bytes).ok()?).contains(&addr) {
+                return Some(before + usize::try_from(addr - start).ok()?);
             }
             before += region_bytes;
         }
         None
+    }
+
+    fn at(&self, addr: u64, len: u64) -> Option<&[u8]> {
+        let first = Self::place(addr)?;
+        // Each byte must be there; then they are side by side here too.
+        for offset in 1..len {
+            Self::place(addr.checked_add(offset)?)?;
+        }
+        self.0.get(first..first + usize::try_from(len).ok()?)
     }
 
     fn descriptor(&self, table: u64, index: u64) -> Option<Descriptor> {
@@ -217,7 +232,7 @@ pub fn vhost_chain(bytes: &[u8]) {
     GUEST.with(|guest| {
         let Some(guest) = guest else { panic!("no memory for a guest") };
         let mut before = 0;
-        for (start, len) in REGIONS {
+        for (start, len, _) in REGIONS {
             let segment = guest.memory.segment(start, u64::try_from(len).unwrap_or(0));
             let Some(mut segment) = segment else { panic!("a region is missing") };
             segment.copy_from(plain.0.get(before..before + len).unwrap_or_default());

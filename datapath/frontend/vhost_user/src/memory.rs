@@ -6,7 +6,8 @@
 //! # Why `unsafe`
 //! Mapping files, and slices over mapped memory. Addresses and lengths come from the guest; nothing becomes a
 //! pointer before [`GuestMemory::segment`] has found it inside one mapped region, and a [`Segment`] borrows the
-//! memory that keeps the region mapped.
+//! memory that keeps the region mapped. What lies in several regions, which follow one another in the guest and are
+//! anywhere here, is copied piece by piece.
 //!
 //! The guest's processors, and other queues, may change these bytes at any time, which no lock here can prevent. That is
 //! harmless as long as nothing is decided from bytes read twice: header, descriptors and status are copied out
@@ -180,6 +181,74 @@ impl GuestMemory {
         self.find(user, len, |spec| spec.user)
     }
 
+    /// Whether all bytes at a guest address are in memory, in one region or in several.
+    pub(crate) fn has(&self, guest: u64, len: u64) -> bool {
+        self.segment(guest, len).is_some() || self.each_piece(guest, len, |_| Some(())).is_some()
+    }
+
+    /// Copies bytes out of guest memory; `None`, and nothing copied, unless all of them are there.
+    pub(crate) fn read(&self, guest: u64, into: &mut [u8]) -> Option<()> {
+        match self.segment(guest, u64::try_from(into.len()).ok()?) {
+            Some(segment) => segment.copy_to(into),
+            None => self.read_pieces(guest, into)?,
+        }
+        Some(())
+    }
+
+    /// Copies bytes into guest memory; `None`, and nothing copied, unless there is a place for all of them.
+    pub(crate) fn write(&self, guest: u64, from: &[u8]) -> Option<()> {
+        match self.segment(guest, u64::try_from(from.len()).ok()?) {
+            Some(mut segment) => segment.copy_from(from),
+            None => self.write_pieces(guest, from)?,
+        }
+        Some(())
+    }
+
+    #[cold]
+    fn read_pieces(&self, guest: u64, mut into: &mut [u8]) -> Option<()> {
+        let len = u64::try_from(into.len()).ok().filter(|len| self.has(guest, *len))?;
+        self.each_piece(guest, len, |segment| {
+            let (part, rest) = std::mem::take(&mut into).split_at_mut_checked(segment.len())?;
+            segment.copy_to(part);
+            into = rest;
+            Some(())
+        })
+    }
+
+    #[cold]
+    fn write_pieces(&self, guest: u64, mut from: &[u8]) -> Option<()> {
+        let len = u64::try_from(from.len()).ok().filter(|len| self.has(guest, *len))?;
+        self.each_piece(guest, len, |mut segment| {
+            let (part, rest) = from.split_at_checked(segment.len())?;
+            segment.copy_from(part);
+            from = rest;
+            Some(())
+        })
+    }
+
+    /// Takes the parts of a range in their order, each of which lies in one region; `None` at the first that is not there.
+    #[cold]
+    fn each_piece<'m>(
+        &'m self,
+        guest: u64,
+        len: u64,
+        mut take: impl FnMut(Segment<'m>) -> Option<()>,
+    ) -> Option<()> {
+        let (mut at, mut left) = (guest, len);
+        while left > 0 {
+            let rest_of_region = |region: &Region| {
+                let offset = at.checked_sub(region.spec.guest)?;
+                region.spec.len.checked_sub(offset).filter(|rest| *rest > 0)
+            };
+            let here = self.regions.iter().find_map(rest_of_region)?.min(left);
+            take(self.segment(at, here)?)?;
+            // No region passes the end of all addresses.
+            at = at.wrapping_add(here);
+            left = left.wrapping_sub(here);
+        }
+        Some(())
+    }
+
     fn find(&self, start: u64, len: u64, base: impl Fn(&RegionSpec) -> u64) -> Option<Segment<'_>> {
         for region in &self.regions {
             let Some(offset) = start.checked_sub(base(&region.spec)) else { continue };
@@ -278,6 +347,38 @@ pub(crate) mod tests {
         let mut bytes = [0; 3];
         std::os::unix::fs::FileExt::read_exact_at(&file, &mut bytes, 2 << 20).unwrap();
         assert_eq!(&bytes, b"abc");
+    }
+
+    #[test]
+    fn ranges_over_regions_that_follow_one_another_are_copied_in_pieces() {
+        let file = memfd(0x4000);
+        // In another order in the file, of odd lengths, and with a gap before the last one.
+        let regions =
+            [(0x1000, 0x801, 0x2001), (0x1801, 3, 0x1000), (0x1804, 0x1000, 0), (0x2805, 16, 0x3000)];
+        let memory = regions.iter().try_fold(GuestMemory::default(), |memory, &(guest, len, offset)| {
+            memory.with(spec(guest, len, offset), &file)
+        });
+        let memory = memory.unwrap();
+        let bytes: Vec<u8> = (0..100).collect();
+        memory.write(0x17f0, &bytes).unwrap();
+        let mut back = [0; 100];
+        memory.read(0x17f0, &mut back).unwrap();
+        assert_eq!(&back[..], bytes);
+        for (guest, offset, part) in [(0x17f0, 0x27f1, 0..17), (0x1801, 0x1000, 17..20), (0x1804, 0, 20..100)]
+        {
+            let mut there = vec![0; part.len()];
+            std::os::unix::fs::FileExt::read_exact_at(&file, &mut there, offset).unwrap();
+            assert_eq!(there, &bytes[part], "{guest:#x}");
+        }
+        assert!(memory.has(0x1000, 0x1804) && memory.has(0x2805, 16));
+        // Nothing is copied where a byte is missing.
+        for (guest, len) in [(0x17f0, 0x1100), (0xfff, 100), (0x2800, 6), (u64::MAX - 1, 4)] {
+            assert!(!memory.has(guest, len), "{guest:#x}+{len:#x}");
+            assert_eq!(memory.write(guest, &vec![0xee; usize::try_from(len).unwrap()]), None);
+            assert_eq!(memory.read(guest, &mut vec![0; usize::try_from(len).unwrap()]), None);
+        }
+        memory.read(0x17f0, &mut back).unwrap();
+        assert_eq!(&back[..], bytes);
     }
 
     #[test]

@@ -7,7 +7,7 @@ mod guest;
 
 use std::sync::Arc;
 
-use guest::{FREE, GUEST, Guest, INDIRECT, MEMORY_BYTES, NEXT, SIZE, WRITE, encode};
+use guest::{F_FLUSH, F_INDIRECT, FREE, GUEST, Guest, INDIRECT, MEMORY_BYTES, NEXT, SIZE, WRITE, encode};
 use headwater_testkit::{ReferenceDisk, ReferenceOptions, Rng, Waits};
 use headwater_vhost_user::{Options, Server};
 
@@ -295,7 +295,8 @@ impl Maker {
     }
 }
 
-fn check(waits: Waits, seed: u64) {
+/// Carries out requests in memory that is divided into regions at these addresses.
+fn check(waits: Waits, seed: u64, ends: &[u64]) {
     let count =
         std::env::var("HEADWATER_VHOST_REQUESTS").ok().and_then(|text| text.parse().ok()).unwrap_or(2500);
     let dir = tempfile::tempdir().unwrap();
@@ -303,7 +304,9 @@ fn check(waits: Waits, seed: u64) {
     let disk = Arc::new(disk);
     let options = Options { serial: "serial".into(), ..Options::default() };
     let server = Server::bind(&dir.path().join("s"), Arc::clone(&disk) as _, options).unwrap();
-    let mut guest = Guest::start(server.path());
+    let mut guest = Guest::connect(server.path(), F_FLUSH | F_INDIRECT);
+    guest.divide_memory(ends);
+    guest.start_queue(0);
     let mut maker = Maker(Rng::new(seed));
     guest.write(FREE, &maker.0.bytes(2 * WINDOW as usize));
     let memory = guest.read(GUEST, MEMORY_BYTES as usize);
@@ -363,10 +366,18 @@ fn check(waits: Waits, seed: u64) {
 
 #[test]
 fn requests_that_are_finished_at_once_do_what_the_rules_say() {
-    check(Waits::Never, 11);
+    check(Waits::Never, 11, &[]);
 }
 
 #[test]
 fn requests_that_have_to_wait_do_what_the_rules_say() {
-    check(Waits::Always, 12);
+    check(Waits::Always, 12, &[]);
+}
+
+#[test]
+fn requests_in_memory_of_several_regions_do_what_the_rules_say() {
+    // At addresses that are multiples of pages, blocks, descriptors, or of nothing.
+    let ends = [0x200, 0x1000, 0x1a03, 0x1a05, 0x3000, 0x4100, 0x5ff0, 0x7001].map(|offset| FREE + offset);
+    check(Waits::Never, 13, &ends);
+    check(Waits::Always, 14, &ends);
 }

@@ -63,9 +63,8 @@ impl Chain {
         let entry = |index: u32| {
             // Cannot overflow: the index is below the count, and an address past the end is not found.
             let addr = table.addr.wrapping_add(u64::from(index.wrapping_mul(Descriptor::BYTES)));
-            let segment = memory.segment(addr, u64::from(Descriptor::BYTES))?;
             let mut bytes = [0_u8; 16];
-            segment.copy_to(&mut bytes);
+            memory.read(addr, &mut bytes)?;
             let [a, b, c, d, e, f, g, h, rest @ ..] = bytes;
             Some(Descriptor::from_words(
                 u64::from_ne_bytes([a, b, c, d, e, f, g, h]),
@@ -122,8 +121,9 @@ impl Chain {
             let rest = header.get_mut(have..).filter(|rest| !rest.is_empty());
             let Some(rest) = rest else { break };
             let len = u32::try_from(rest.len()).ok()?.min(buffer.len);
-            memory.segment(buffer.addr, u64::from(len))?.copy_to(rest);
-            have = have.saturating_add(usize::try_from(len).ok()?);
+            let part = rest.get_mut(..usize::try_from(len).ok()?)?;
+            memory.read(buffer.addr, part)?;
+            have = have.saturating_add(part.len());
             buffer.addr = buffer.addr.wrapping_add(u64::from(len));
             buffer.len = buffer.len.saturating_sub(len);
             if buffer.len == 0 {

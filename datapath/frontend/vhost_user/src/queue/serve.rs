@@ -79,13 +79,15 @@ fn step(queue: &mut QueueThread, header: Header, memory: &GuestMemory) -> Step {
             let mut rest = &queue.disk.serial[..];
             let mut written = 0_u64;
             for buffer in &queue.chain.writable {
-                let Some(mut segment) = memory.segment(buffer.addr, u64::from(buffer.len)) else {
+                let len = usize::try_from(buffer.len).unwrap_or(usize::MAX);
+                let (part, later) = rest.split_at(rest.len().min(len));
+                if !memory.has(buffer.addr, u64::from(buffer.len))
+                    || memory.write(buffer.addr, part).is_none()
+                {
                     return Step::Done(Err((Status::IoError, "a buffer outside of memory".into())), 0);
-                };
-                segment.copy_from(rest);
-                let copied = rest.len().min(segment.len());
-                rest = rest.get(copied..).unwrap_or_default();
-                written = written.saturating_add(u64::try_from(copied).unwrap_or(0));
+                }
+                rest = later;
+                written = written.saturating_add(u64::try_from(part.len()).unwrap_or(0));
             }
             Step::Done(Ok(Status::Ok), written)
         }

@@ -3,13 +3,14 @@
 //! 1. The range and all buffers are checked before anything is done.
 //! 2. A request in one buffer, or in buffers that are whole 4 KiB blocks, goes to the device piece by piece, straight
 //!    between guest memory and the device.
-//! 3. Any other one is put together in a buffer of ours, because only whole requests keep a block whole.
+//! 3. Any other one is put together in a buffer of ours, because only whole requests keep a block whole. So is one with a
+//!    buffer that lies in several regions of memory, which is in one piece for the guest only.
 //! 4. What must wait is put together too, from the first piece that must wait to the end: one request below.
 
 use headwater_block::{Attempt, BLOCK_BYTES, ByteRange, Device, Geometry, IoError, IoErrorKind, Op};
 
 use super::chain::{Buffer, total_bytes};
-use crate::memory::{GuestMemory, Segment};
+use crate::memory::GuestMemory;
 
 /// Which way the data goes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -42,16 +43,17 @@ pub(crate) fn attempt(
     transfer: &Transfer<'_>,
     scratch: &mut Vec<u8>,
 ) -> Result<Progress, IoError> {
-    let range = transfer.check(geometry)?;
-    if !transfer.is_whole_blocks() {
-        let progress = transfer.attempt_together(device, range, scratch);
-        scratch.truncate(SCRATCH_BYTES);
-        scratch.shrink_to(SCRATCH_BYTES);
-        return progress;
+    let (range, in_place) = transfer.check(geometry)?;
+    if !in_place {
+        return transfer.attempt_together(device, range, scratch);
     }
     let mut at = transfer.at;
     for (index, buffer) in transfer.buffers.iter().enumerate() {
-        let mut segment = transfer.segment(*buffer)?;
+        let Some(mut segment) = transfer.memory.segment(buffer.addr, u64::from(buffer.len)) else {
+            // The only buffer of its request, which was not looked for before.
+            transfer.find(*buffer)?;
+            return transfer.attempt_together(device, range, scratch);
+        };
         let range = range_of(at, u64::from(buffer.len))?;
         let attempt = match transfer.direction {
             Direction::Read => segment.lend_mut(|into| device.try_now(Op::Read { range, into })),
@@ -74,23 +76,30 @@ pub(crate) struct Transfer<'a> {
     pub(crate) buffers: &'a [Buffer],
 }
 
-impl<'a> Transfer<'a> {
-    fn check(&self, geometry: &Geometry) -> Result<ByteRange, IoError> {
+impl Transfer<'_> {
+    /// The range, and whether data may go straight between the buffers and the device.
+    fn check(&self, geometry: &Geometry) -> Result<(ByteRange, bool), IoError> {
         let range = range_of(self.at, total_bytes(self.buffers))?;
         geometry.check_data(range)?;
+        let mut in_place = self.is_whole_blocks();
         if self.buffers.len() > 1 {
             for buffer in self.buffers {
-                self.segment(*buffer)?;
+                if self.memory.segment(buffer.addr, u64::from(buffer.len)).is_none() {
+                    self.find(*buffer)?;
+                    in_place = false;
+                }
             }
         }
-        Ok(range)
+        Ok((range, in_place))
     }
 
-    fn segment(&self, buffer: Buffer) -> Result<Segment<'a>, IoError> {
-        self.memory.segment(buffer.addr, u64::from(buffer.len)).ok_or_else(|| {
-            let why = format!("{} bytes at {:#x} are not in the machine's memory", buffer.len, buffer.addr);
-            IoError::new(IoErrorKind::Invalid, why)
-        })
+    /// Finds a buffer that is not in one region; it may be in several.
+    #[cold]
+    fn find(&self, buffer: Buffer) -> Result<(), IoError> {
+        match self.memory.has(buffer.addr, u64::from(buffer.len)) {
+            true => Ok(()),
+            false => Err(outside(buffer)),
+        }
     }
 
     fn is_whole_blocks(&self) -> bool {
@@ -111,6 +120,18 @@ impl<'a> Transfer<'a> {
     ) -> Result<Progress, IoError> {
         let len = usize::try_from(range.len()).unwrap_or(usize::MAX);
         scratch.resize(len, 0);
+        let progress = self.attempt_in(device, range, scratch);
+        scratch.truncate(SCRATCH_BYTES);
+        scratch.shrink_to(SCRATCH_BYTES);
+        progress
+    }
+
+    fn attempt_in(
+        &self,
+        device: &dyn Device,
+        range: ByteRange,
+        scratch: &mut [u8],
+    ) -> Result<Progress, IoError> {
         let attempt = match self.direction {
             Direction::Read => device.try_now(Op::Read { range, into: scratch })?,
             Direction::Write { fua } => {
@@ -130,11 +151,9 @@ impl<'a> Transfer<'a> {
     /// Copies the buffers out, one after the other.
     pub(crate) fn gather(&self, mut into: &mut [u8]) -> Result<(), IoError> {
         for buffer in self.buffers {
-            let segment = self.segment(*buffer)?;
-            let Some((part, rest)) = into.split_at_mut_checked(segment.len()) else {
-                return Err(too_short());
-            };
-            segment.copy_to(part);
+            let len = usize::try_from(buffer.len).unwrap_or(usize::MAX);
+            let Some((part, rest)) = into.split_at_mut_checked(len) else { return Err(too_short()) };
+            self.memory.read(buffer.addr, part).ok_or_else(|| outside(*buffer))?;
             into = rest;
         }
         Ok(())
@@ -143,9 +162,9 @@ impl<'a> Transfer<'a> {
     /// Copies into the buffers, one after the other.
     pub(crate) fn scatter(&self, mut from: &[u8]) -> Result<(), IoError> {
         for buffer in self.buffers {
-            let mut segment = self.segment(*buffer)?;
-            let Some((part, rest)) = from.split_at_checked(segment.len()) else { return Err(too_short()) };
-            segment.copy_from(part);
+            let len = usize::try_from(buffer.len).unwrap_or(usize::MAX);
+            let Some((part, rest)) = from.split_at_checked(len) else { return Err(too_short()) };
+            self.memory.write(buffer.addr, part).ok_or_else(|| outside(*buffer))?;
             from = rest;
         }
         Ok(())
@@ -154,6 +173,11 @@ impl<'a> Transfer<'a> {
 
 fn range_of(offset: u64, len: u64) -> Result<ByteRange, IoError> {
     ByteRange::new(offset, len).ok_or_else(|| IoError::new(IoErrorKind::Invalid, "a range past 64 bits"))
+}
+
+fn outside(buffer: Buffer) -> IoError {
+    let why = format!("{} bytes at {:#x} are not in the machine's memory", buffer.len, buffer.addr);
+    IoError::new(IoErrorKind::Invalid, why)
 }
 
 fn too_short() -> IoError {

@@ -95,6 +95,25 @@ impl Guest {
         }
     }
 
+    /// Shares the same memory in several regions, which end at these guest addresses.
+    pub fn divide_memory(&self, ends: &[u64]) {
+        let whole = region(&self.memory);
+        let mut starts = vec![GUEST];
+        starts.extend(ends);
+        let regions: Vec<_> = starts
+            .iter()
+            .zip(starts.iter().skip(1).chain([&(GUEST + MEMORY_BYTES)]))
+            .map(|(start, end)| VhostUserMemoryRegionInfo {
+                guest_phys_addr: *start,
+                memory_size: end - start,
+                userspace_addr: USER + (start - GUEST),
+                mmap_offset: start - GUEST,
+                ..whole
+            })
+            .collect();
+        self.frontend.set_mem_table(&regions).unwrap();
+    }
+
     /// (Re)starts queue 0 on empty rings at `base`.
     pub fn start_queue(&mut self, base: u16) {
         self.write(GUEST + DESCRIPTORS, &vec![0; 16 * usize::from(SIZE)]);
