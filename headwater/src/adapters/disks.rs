@@ -323,6 +323,8 @@ impl Server {
                     serial: headwater_qemu::disk_serial(request.uuid),
                     // A machine does not outlive its daemon, and each start has a disk of its own.
                     resume: None,
+                    // Its memory is a memfd of QEMU's; a guest that has taken over its QEMU must not end the others.
+                    sealed_memory: true,
                     limits: headwater_vhost_user::Limits::default(),
                 };
                 let server = headwater_vhost_user::Server::bind(socket, device, options);

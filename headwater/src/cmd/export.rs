@@ -253,6 +253,8 @@ fn serve_vhost_user(
         serial: args.serial.clone(),
         // What a persistent cache holds survives a server that ends in order; any other one starts empty.
         resume: stood,
+        // Whoever starts the front-end decides what its memory is.
+        sealed_memory: false,
         limits: headwater_vhost_user::Limits::default(),
     };
     headwater_vhost_user::Server::bind(path, Arc::clone(volume) as Arc<dyn Device>, options)

@@ -6,6 +6,7 @@
 use std::fs::File;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use vhost::VhostUserMemoryRegionBase;
 use vhost::vhost_user::message::{
@@ -126,8 +127,25 @@ impl Control {
         all
     }
 
+    /// Refuses memory that can be taken away, or says once that it can.
+    fn judge(&self, memory: GuestMemory) -> std::result::Result<GuestMemory, MapError> {
+        if let Some(spec) = memory.not_lasting() {
+            if self.disk.sealed_memory {
+                return Err(MapError::NotSealed(spec));
+            }
+            if !self.disk.told_of_memory.swap(true, Ordering::Relaxed) {
+                let why = format_args!(
+                    "the machine's memory lies in a file that cannot be sealed: whoever can truncate it can end this \
+                     process; with memory-backend-memfd nobody can"
+                );
+                self.disk.faults.warn(&self.disk.name, &why);
+            }
+        }
+        Ok(memory)
+    }
+
     fn use_memory(&mut self, memory: std::result::Result<GuestMemory, MapError>) -> Result<()> {
-        match memory {
+        match memory.and_then(|memory| self.judge(memory)) {
             Ok(memory) => self.memory = Arc::new(memory),
             Err(error) => {
                 self.disk.faults.warn(&self.disk.name, &error);

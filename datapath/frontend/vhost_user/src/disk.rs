@@ -19,6 +19,10 @@ pub(crate) struct Disk {
     pub(crate) name: String,
     pub(crate) serial: [u8; ID_BYTES],
     pub(crate) limits: Limits,
+    /// Whether memory is refused that can be taken away.
+    pub(crate) sealed_memory: bool,
+    /// Whether the log says that such memory is in use.
+    pub(crate) told_of_memory: AtomicBool,
     pub(crate) faults: FaultLog,
     /// Writes of all queues that found no room and are to be tried again.
     pub(crate) waiting_writes: AtomicUsize,
@@ -46,6 +50,8 @@ impl Disk {
             waiting_writes: AtomicUsize::new(0),
             running_queues: AtomicUsize::new(0),
             limits,
+            sealed_memory: options.sealed_memory,
+            told_of_memory: AtomicBool::new(false),
             write_back: AtomicBool::new(true),
             positions: Mutex::new(options.resume.unwrap_or_default()),
         }

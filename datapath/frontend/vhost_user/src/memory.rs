@@ -14,9 +14,10 @@
 //! once before they are looked at, and a `Device` treats data as opaque bytes, so a guest that changes a buffer
 //! in flight damages only what it stores there itself. Slices live no longer than one call of the device.
 //!
-//! A file that its owner truncates while it is mapped would end this process with SIGBUS. The file is therefore
-//! sealed against shrinking where it can be (`memory-backend-memfd` of QEMU allows it), and its length is
-//! checked first.
+//! A file that its owner truncates while it is mapped would end this process with SIGBUS. A memfd can be sealed against
+//! that: QEMU's is already, another one is sealed here. Other files cannot be, nor a memfd that was made without seals or
+//! whose seals are sealed. [`GuestMemory::not_lasting`] finds those, and [`crate::Options::sealed_memory`] says whether
+//! they are refused. The length is checked after sealing.
 #![expect(unsafe_code, reason = "memory of another process is mapped and seen as slices; see above")]
 
 use std::fs::File;
@@ -30,6 +31,9 @@ use rustix::mm::{MapFlags, ProtFlags};
 
 /// Most regions that a front-end may have mapped at the same time.
 pub(crate) const REGIONS: usize = 256;
+
+/// The file system of huge pages, as `fstatfs` names it.
+const HUGETLBFS_MAGIC: rustix::fs::FsWord = 0x9584_58f6;
 
 /// What the front-end says about a region.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -62,6 +66,11 @@ pub(crate) enum MapError {
     Map { spec: RegionSpec, source: std::io::Error },
     #[error("there is no memory region {0:?}")]
     Unknown(RegionSpec),
+    #[error(
+        "memory region {0:?} lies in a file that its owner can truncate, which would end this process and all of its \
+         machines; use memory-backend-memfd, which is sealed against that unless seal=off"
+    )]
+    NotSealed(RegionSpec),
 }
 
 /// A file mapped into this process; unmapped when the last region in it goes.
@@ -102,9 +111,20 @@ impl Drop for Mapping {
     }
 }
 
+/// Seals a file against shrinking where that is possible, and says whether its bytes stay from now on.
+fn lasts(file: &File) -> bool {
+    // Refused for a file that is sealed already, too: what counts is the seal.
+    let _ = rustix::fs::fcntl_add_seals(file, SealFlags::SHRINK);
+    let is_sealed = rustix::fs::fcntl_get_seals(file).is_ok_and(|seals| seals.contains(SealFlags::SHRINK));
+    // A huge page can be taken out of a sealed file, and later there may be none to put in.
+    is_sealed && rustix::fs::fstatfs(file).is_ok_and(|system| system.f_type != HUGETLBFS_MAGIC)
+}
+
 #[derive(Clone)]
 struct Region {
     spec: RegionSpec,
+    /// Whether its bytes stay, whatever the file's owner does.
+    lasts: bool,
     /// Address of the region's first byte in this process.
     first: NonNull<u8>,
     /// Keeps `first` valid.
@@ -139,8 +159,7 @@ impl GuestMemory {
         if self.regions.iter().any(overlaps) {
             return Err(MapError::Overlap(spec));
         }
-        // Fails for files that are no memfd or do not allow it; then their owner is trusted.
-        let _ = rustix::fs::fcntl_add_seals(file, SealFlags::SHRINK);
+        let lasts = lasts(file);
         let metadata = file.metadata().map_err(|source| MapError::Map { spec, source })?;
         if !metadata.is_file() || metadata.len() < file_end {
             return Err(MapError::BadFile { spec, file_bytes: metadata.len() });
@@ -155,7 +174,7 @@ impl GuestMemory {
         // SAFETY: offset + len was found to be inside the file, and the mapping covers all of that.
         let first = unsafe { mapping.first.add(offset) };
         let mut regions = self.regions.clone();
-        regions.push(Region { spec, first, _mapping: Arc::new(mapping) });
+        regions.push(Region { spec, lasts, first, _mapping: Arc::new(mapping) });
         Ok(Self { regions })
     }
 
@@ -169,6 +188,11 @@ impl GuestMemory {
             return Err(MapError::Unknown(spec));
         }
         Ok(Self { regions })
+    }
+
+    /// A region that its owner can take away while it is used, if there is one.
+    pub(crate) fn not_lasting(&self) -> Option<RegionSpec> {
+        self.regions.iter().find(|region| !region.lasts).map(|region| region.spec)
     }
 
     /// The bytes at a guest address; `None` unless all of them lie in one region.
@@ -404,5 +428,33 @@ pub(crate) mod tests {
         let memory = GuestMemory::default().with(spec(0, 1 << 20, 0), &file).unwrap();
         file.set_len(0).unwrap_err();
         memory.segment((1 << 20) - 1, 1).unwrap().copy_from(&[1]);
+    }
+
+    #[test]
+    fn memory_that_can_be_taken_away_is_found() {
+        let with_seals = |seals| {
+            let file = memfd(4096);
+            rustix::fs::fcntl_add_seals(&file, seals).unwrap();
+            file
+        };
+        let without: File = rustix::fs::memfd_create("guest", MemfdFlags::CLOEXEC).unwrap().into();
+        without.set_len(4096).unwrap();
+        let regular = tempfile::tempfile().unwrap();
+        regular.set_len(4096).unwrap();
+        let region = spec(0, 4096, 0);
+        let good = GuestMemory::default().with(spec(4096, 4096, 0), &memfd(4096)).unwrap();
+        for (file, found) in [
+            (memfd(4096), None),
+            // QEMU's.
+            (with_seals(SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL), None),
+            (with_seals(SealFlags::SEAL), Some(region)),
+            (with_seals(SealFlags::GROW | SealFlags::SEAL), Some(region)),
+            (without, Some(region)),
+            (regular, Some(region)),
+        ] {
+            let memory = good.with(region, &file).unwrap();
+            assert_eq!(memory.not_lasting(), found);
+            assert_eq!(file.set_len(0).is_err(), found.is_none(), "what lasts cannot be truncated");
+        }
     }
 }

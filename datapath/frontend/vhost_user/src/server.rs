@@ -39,6 +39,9 @@ pub struct Options {
     /// lost: then that machine may go on here. Any other one that is running already is refused, because it would go on
     /// with a disk that is not its own.
     pub resume: Option<Positions>,
+    /// Refuse memory that its owner could take away while it is used, so that no front-end can end this process. Otherwise
+    /// it is trusted, with a line in the log: files that are no memfd cannot be sealed.
+    pub sealed_memory: bool,
     /// Limits.
     pub limits: Limits,
 }

@@ -2,6 +2,7 @@
 
 mod guest;
 
+use std::fs::File;
 use std::io::Write as _;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
@@ -11,6 +12,7 @@ use std::time::Duration;
 use guest::{FREE, GUEST, Guest, INDIRECT, MEMORY_BYTES, NEXT, PATIENCE, SIZE, WRITE, encode};
 use headwater_testkit::{ReferenceDisk, ReferenceOptions, Rng, Waits};
 use headwater_vhost_user::{Options, Server};
+use rustix::fs::{MemfdFlags, SealFlags};
 use vhost::VhostBackend;
 use vhost::vhost_user::VhostUserFrontend;
 
@@ -281,6 +283,31 @@ fn a_second_front_end_is_turned_away_while_the_first_one_is_served() {
     assert_eq!(std::io::Read::read(&mut second, &mut [0; 1]).unwrap(), 0);
     works(&mut guest);
     assert!(two.bad.is_connected());
+}
+
+#[test]
+fn memory_that_can_be_taken_away_is_refused_where_it_must_be_sealed() {
+    let dir = tempfile::tempdir().unwrap();
+    let options = Options { sealed_memory: true, ..Options::default() };
+    let server = Server::bind(&dir.path().join("s"), Arc::new(ReferenceDisk::new(1 << 20)), options).unwrap();
+    let good = |what: &str| {
+        println!("{what}");
+        works(&mut Guest::start(server.path()));
+    };
+    good("a memfd that is sealed by the server");
+    let memfd =
+        |flags| -> File { rustix::fs::memfd_create("guest", MemfdFlags::CLOEXEC | flags).unwrap().into() };
+    let sealed = memfd(MemfdFlags::ALLOW_SEALING);
+    rustix::fs::fcntl_add_seals(&sealed, SealFlags::SEAL).unwrap();
+    let files = [sealed, memfd(MemfdFlags::empty()), tempfile::tempfile().unwrap()];
+    for (number, file) in files.into_iter().enumerate() {
+        file.set_len(MEMORY_BYTES).unwrap();
+        let guest = Guest::connect(server.path(), 0);
+        assert!(guest.frontend.set_mem_table(&[guest::region(&file)]).is_err(), "file {number}");
+        file.set_len(0).unwrap();
+        drop(guest);
+        good("the next one");
+    }
 }
 
 #[test]

@@ -51,4 +51,18 @@ fn faults_are_told_with_name_and_reason_and_only_so_often() {
     assert!(lines[1].contains("lab-7 queue 0") && lines[1].contains("ends past the device"), "{}", lines[1]);
     // A busy host may take longer than one window of ten seconds.
     assert!(lines.len() <= 50, "{} lines", lines.len());
+
+    // Memory that cannot be sealed is used, and that is said once, however often the front-end comes.
+    let file = tempfile::tempfile().unwrap();
+    file.set_len(guest::MEMORY_BYTES).unwrap();
+    let options = Options { name: "lab-8".into(), ..Options::default() };
+    let server = Server::bind(&dir.path().join("t"), Arc::new(ReferenceDisk::new(1 << 20)), options).unwrap();
+    for _ in 0..3 {
+        let mut guest = Guest::connect_with(server.path(), 0, file.try_clone().unwrap());
+        guest.start_queue(0);
+        assert_eq!(guest.request(0, 0, &[], 512).0, 0);
+    }
+    let text = String::from_utf8(log.0.lock().unwrap().clone()).unwrap();
+    let lines: Vec<&str> = text.lines().filter(|line| line.contains("lab-8")).collect();
+    assert!(lines.len() == 1 && lines[0].contains("whoever can truncate it"), "{lines:?}");
 }

@@ -32,8 +32,8 @@ impl Bench {
         let options = Options {
             name: "lab-1".into(),
             serial: "a serial number that is too long".into(),
-            resume: None,
             limits: Limits { no_space_retry_ms: 5, ..Limits::default() },
+            ..Options::default()
         };
         let server = Server::bind(&dir.path().join("disk"), Arc::clone(&disk) as _, options).unwrap();
         Self { _dir: dir, disk, server }

@@ -68,6 +68,15 @@ impl Guest {
 
     /// Connects and shares memory, without a queue.
     pub fn connect(path: &Path, features: u64) -> Self {
+        // As QEMU's, so that it can be sealed.
+        let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+        let memory: File = rustix::fs::memfd_create("guest", flags).unwrap().into();
+        memory.set_len(MEMORY_BYTES).unwrap();
+        Self::connect_with(path, features, memory)
+    }
+
+    /// Connects and shares this memory, without a queue.
+    pub fn connect_with(path: &Path, features: u64, memory: File) -> Self {
         let connection = UnixStream::connect(path).unwrap();
         let mut frontend = Frontend::from_stream(connection.try_clone().unwrap(), 64);
         frontend.set_owner().unwrap();
@@ -79,8 +88,6 @@ impl Guest {
         assert!(protocol.contains(VhostUserProtocolFeatures::CONFIG | VhostUserProtocolFeatures::MQ));
         frontend.set_features(features).unwrap();
         frontend.set_hdr_flags(VhostUserHeaderFlag::NEED_REPLY);
-        let memory: File = rustix::fs::memfd_create("guest", MemfdFlags::CLOEXEC).unwrap().into();
-        memory.set_len(MEMORY_BYTES).unwrap();
         frontend.set_mem_table(&[region(&memory)]).unwrap();
         let event = || EventFd::new(EFD_NONBLOCK).unwrap();
         Self {
