@@ -91,7 +91,9 @@ impl Mapping {
             .and_then(|len| usize::try_from(len).ok())
             .ok_or(std::io::ErrorKind::OutOfMemory)?;
         let protection = ProtFlags::READ | ProtFlags::WRITE;
-        let flags = MapFlags::SHARED | MapFlags::NORESERVE;
+        // Huge pages are reserved, which costs nothing where the front-end has done so: were there none left when a page is
+        // touched for the first time, this process would end with SIGBUS. Other files need no memory before that.
+        let flags = MapFlags::SHARED;
         // SAFETY: the kernel chooses an unused address, so no memory of this process is touched.
         let first = unsafe { rustix::mm::mmap(std::ptr::null_mut(), len, protection, flags, file, 0) }?;
         let first = NonNull::new(first.cast()).ok_or(std::io::ErrorKind::OutOfMemory)?;
@@ -428,6 +430,24 @@ pub(crate) mod tests {
         let memory = GuestMemory::default().with(spec(0, 1 << 20, 0), &file).unwrap();
         file.set_len(0).unwrap_err();
         memory.segment((1 << 20) - 1, 1).unwrap().copy_from(&[1]);
+    }
+
+    #[test]
+    fn huge_pages_that_are_not_there_are_refused() {
+        let flags =
+            MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING | MemfdFlags::HUGETLB | MemfdFlags::HUGE_2MB;
+        // No kernel without them can be given them.
+        let Ok(file) = rustix::fs::memfd_create("guest", flags) else { return };
+        let file: File = file.into();
+        // More than this host has, and may make.
+        let pages = ["nr_hugepages", "nr_overcommit_hugepages"].map(|name| {
+            let path = format!("/sys/kernel/mm/hugepages/hugepages-2048kB/{name}");
+            std::fs::read_to_string(path).unwrap().trim().parse::<u64>().unwrap()
+        });
+        let bytes = (pages[0] + pages[1] + 1) << 21;
+        file.set_len(bytes).unwrap();
+        let refused = GuestMemory::default().with(spec(0, bytes, 0), &file).err().unwrap().to_string();
+        assert!(refused.contains("cannot map memory region"), "{refused}");
     }
 
     #[test]
