@@ -69,6 +69,8 @@ pub(super) struct Connection<'a> {
     polling: Polling,
     /// The same for what the disk answers to this thread.
     disk_polling: Polling,
+    /// Rounds since requests that wait for the disk were started.
+    rounds_unstarted: u32,
     /// Requests taken since the last receive.
     pub(super) requests_in_round: u32,
     /// Rounds in a row that had one request.
@@ -78,6 +80,10 @@ pub(super) struct Connection<'a> {
 /// After so many rounds of one request a client is taken to have no more in flight. One with many in flight has such rounds
 /// too, now and then.
 const LONE_ROUNDS: u32 = 16;
+
+/// Requests for the disk are started at the latest at the end of so many rounds, and at once when nothing else is to be done: to
+/// start them, however many, is to ring the disk's bell, which costs more than all the rest of a read.
+const MOST_ROUNDS_UNSTARTED: u32 = 2;
 
 pub(super) enum Stage {
     Head,
@@ -123,6 +129,7 @@ impl<'a> Connection<'a> {
             requests_in_flight: 0,
             bytes_in_flight: 0,
             polling: Polling::new(Duration::from_micros(shared.limits.polling_us)),
+            rounds_unstarted: 0,
             disk_polling: Polling::new(Duration::from_micros(shared.limits.polling_us)),
             requests_in_round: 0,
             lone_rounds: 0,
@@ -153,6 +160,7 @@ impl<'a> Connection<'a> {
     fn round(&mut self) -> Result<(), End> {
         self.send_answers()?;
         let progress = self.take_requests()?;
+        self.rounds_unstarted = self.rounds_unstarted.saturating_add(1);
         self.send_answers()?;
         if !self.batch.is_empty() {
             self.flush_batch(&[])?;
@@ -177,6 +185,9 @@ impl<'a> Connection<'a> {
     /// Receives once, sleeping if there is nothing.
     fn receive(&mut self) -> Result<(), End> {
         let mut wait = self.requests_in_flight == 0;
+        if wait {
+            self.start_waiting();
+        }
         let requests = std::mem::take(&mut self.requests_in_round);
         self.lone_rounds = if requests == 1 { self.lone_rounds.saturating_add(1) } else { 0 };
         loop {
@@ -227,6 +238,7 @@ impl<'a> Connection<'a> {
     /// As [`Connection::sleep`] for the socket too, but looks for a while first where the disk answers to this thread and that paid
     /// off lately: a disk's answer comes in a few wake-ups' time, and the client waits for it with all that it has in flight.
     fn wait(&mut self) -> Result<bool, End> {
+        self.start_waiting();
         let started = Instant::now();
         if let Some(own) = &self.own {
             let window = self.disk_polling.window();
@@ -246,7 +258,8 @@ impl<'a> Connection<'a> {
     }
 
     /// Sleeps until there are answers, or, if `for_socket`, bytes have arrived. Returns whether they have.
-    fn sleep(&self, for_socket: bool) -> Result<bool, End> {
+    fn sleep(&mut self, for_socket: bool) -> Result<bool, End> {
+        self.start_waiting();
         if !self.inbox.fall_asleep() {
             return Ok(false);
         }
@@ -331,10 +344,21 @@ impl<'a> Connection<'a> {
 
     /// Moves what the device has answered to `answers`, which is empty.
     fn take_answers(&mut self) {
-        if let Some(own) = &self.own {
+        if let Some(own) = &self.own
+            && (own.is_ready() || self.rounds_unstarted >= MOST_ROUNDS_UNSTARTED)
+        {
             own.take();
+            self.rounds_unstarted = 0;
         }
         self.inbox.take(&mut self.answers);
+    }
+
+    /// Starts what waits for the disk: nothing else is to be done.
+    fn start_waiting(&mut self) {
+        if let Some(own) = &self.own {
+            own.take();
+            self.rounds_unstarted = 0;
+        }
     }
 
     /// Turns answers into replies.
