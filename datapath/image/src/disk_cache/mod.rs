@@ -4,11 +4,12 @@
 //!   DIR/cache          what the directory is
 //!   DIR/lock           locked by the one process that uses it
 //!   DIR/segment-N      records, one after another; N counts up
+//!   DIR/moving         the segment to be, while what is to stay of the oldest is copied
 //!   DIR/traces/HASH    boot traces that were recorded here
 //! ```
 //! A record is a chunk as it is in the store, with its hash and length in front. Chunks are appended to the newest
 //! segment; when there is no room the oldest segment goes, and what was used since it came, or belongs to a
-//! version that is kept, is copied to the newest one first.
+//! version that is kept, is copied to a new one first ([`moving`]).
 //!
 //! # Guarantees
 //! - What comes out is checked by the reader like what comes from a server; a chunk that is not what it should
@@ -16,10 +17,13 @@
 //! - Nothing is synced, and nothing needs to be: after a crash a record is whole, or is noticed not to be.
 //! - The files of segments never take more than the limit. A disk that is full or fails costs the cache, not
 //!   the read.
+//! - What belongs to a version that is kept goes only when it is elsewhere: until it was copied, and where that fails, its
+//!   segment stays.
 //!
 //! # Lock order
 //! `state` alone; it is not held across I/O, but while a segment's file is made or removed.
 
+mod moving;
 pub(crate) mod segment;
 
 use std::collections::VecDeque;
@@ -77,6 +81,8 @@ struct State {
     failing: bool,
     /// While a thread makes room.
     moving: bool,
+    /// So many chunks are not put before room is made again: making it failed.
+    passes: u32,
     /// Segments from this number on were begun by this process. The end of an older one may be half a record,
     /// so nothing is appended to it.
     fresh_from: u64,
@@ -87,6 +93,7 @@ struct State {
 struct KeptVersion {
     manifest: Hash,
     chunks: HashTable<()>,
+    /// Of all of its records.
     stored_bytes: u64,
 }
 
@@ -223,6 +230,7 @@ impl DiskCache {
 
     /// Reads the segments that are there.
     fn load(&self) -> Result<(), std::io::Error> {
+        moving::remove_rest(&self.dir)?;
         let mut found: Vec<(u64, PathBuf)> = Vec::new();
         for entry in fs::read_dir(&self.dir)? {
             let path = entry?.path();
@@ -246,12 +254,8 @@ impl DiskCache {
             state.bytes += len;
             state.segments.push_back(Segment { number, path, file: Arc::new(file), len, hashes });
         }
-        // The limit may be a smaller one than before.
-        while state.bytes > self.capacity_bytes {
-            if !self.drop_oldest(&mut state) {
-                break;
-            }
-        }
+        // The limit may be a smaller one than before. Nothing is kept yet.
+        while !self.has_room(&state, 0) && self.remove_oldest(&mut state) {}
         state.fresh_from = state.next_number;
         Ok(())
     }
@@ -296,6 +300,11 @@ impl DiskCache {
         }
     }
 
+    /// The longest record that is kept: segments would be filled badly with longer ones.
+    fn record_max_bytes(&self) -> u64 {
+        self.segment_bytes / 2
+    }
+
     /// Keeps the stored bytes of a chunk.
     pub(crate) fn put(&self, hash: &Hash, stored: &[u8]) {
         if let Err(e) = self.try_put(hash, stored) {
@@ -311,7 +320,7 @@ impl DiskCache {
     fn try_put(&self, hash: &Hash, stored: &[u8]) -> Result<(), std::io::Error> {
         let len = u64_of(stored.len() + RECORD_HEADER_BYTES);
         let Ok(stored_bytes) = u32::try_from(stored.len()) else { return Ok(()) };
-        if len > self.segment_bytes / 2 || self.has(hash) {
+        if len > self.record_max_bytes() || self.has(hash) {
             return Ok(());
         }
         let Some((number, file, offset)) = self.claim(len)? else { return Ok(()) };
@@ -330,99 +339,6 @@ impl DiskCache {
         Ok(())
     }
 
-    /// Room for a record in the newest segment. `None`: there is none now.
-    fn claim(&self, len: u64) -> Result<Option<(u64, Arc<File>, u64)>, std::io::Error> {
-        loop {
-            let mut state = self.state.lock();
-            let full = self.segment_bytes;
-            let fresh_from = state.fresh_from;
-            if let Some(newest) = state.segments.back_mut()
-                && newest.number >= fresh_from
-                && newest.len + len <= full
-            {
-                let offset = newest.len;
-                newest.len += len;
-                let claimed = (newest.number, Arc::clone(&newest.file), offset);
-                state.bytes += len;
-                return Ok(Some(claimed));
-            }
-            // A segment grows to its full size, so there must be room for all of it.
-            if state.bytes + full <= self.capacity_bytes {
-                self.begin_segment(&mut state)?;
-                continue;
-            }
-            if state.moving {
-                return Ok(None);
-            }
-            state.moving = true;
-            let saved = self.take_oldest(&mut state);
-            let begun = if state.bytes + full <= self.capacity_bytes {
-                self.begin_segment(&mut state)
-            } else {
-                Ok(())
-            };
-            drop(state);
-            // Others that need room meanwhile do without.
-            let moved = begun.and_then(|()| self.move_all(saved));
-            self.state.lock().moving = false;
-            moved?;
-        }
-    }
-
-    fn begin_segment(&self, state: &mut State) -> Result<(), std::io::Error> {
-        let number = state.next_number;
-        let path = self.dir.join(format!("segment-{number}"));
-        let file = File::options().read(true).write(true).create(true).truncate(true).open(&path)?;
-        state.next_number += 1;
-        state.segments.push_back(Segment { number, path, file: Arc::new(file), len: 0, hashes: Vec::new() });
-        Ok(())
-    }
-
-    fn drop_oldest(&self, state: &mut State) -> bool {
-        self.take_oldest(state);
-        !state.segments.is_empty()
-    }
-
-    /// Removes the oldest segment, and returns what of it is to stay, with its file.
-    fn take_oldest(&self, state: &mut State) -> Vec<(Hash, Place, Arc<File>)> {
-        let Some(oldest) = state.segments.pop_front() else { return Vec::new() };
-        state.bytes = state.bytes.saturating_sub(oldest.len);
-        let mut saved = Vec::new();
-        let (mut used_bytes, mut evicted) = (0, 0);
-        for hash in oldest.hashes {
-            let Some(place) = state.index.get(&hash).copied().filter(|place| place.segment == oldest.number)
-            else {
-                continue;
-            };
-            state.index.remove(&hash);
-            let is_kept = state.kept.iter().any(|version| version.chunks.contains_key(&hash));
-            // At most half of it, or else nothing would be gained.
-            let is_worth = place.used && used_bytes < oldest.len / 2;
-            if is_kept || is_worth {
-                used_bytes += u64::from(place.len);
-                saved.push((hash, place, Arc::clone(&oldest.file)));
-            } else {
-                evicted += 1;
-            }
-        }
-        self.counters.evictions.fetch_add(evicted, Ordering::Relaxed);
-        if let Err(e) = fs::remove_file(&oldest.path) {
-            tracing::warn!(path = %oldest.path.display(), error = %e, "cannot remove a segment of the chunk cache");
-        }
-        saved
-    }
-
-    /// Appends what is to stay. The file that it comes from has no name any more.
-    fn move_all(&self, saved: Vec<(Hash, Place, Arc<File>)>) -> Result<(), std::io::Error> {
-        let mut stored = Vec::new();
-        for (hash, place, file) in saved {
-            stored.resize(usize_of_u32(place.len), 0);
-            file.read_exact_at(&mut stored, place.offset)?;
-            self.try_put(&hash, &stored)?;
-        }
-        Ok(())
-    }
-
     /// Keeps the chunks of a version from going, once they are here, while the answer lives.
     pub(crate) fn keep(
         self: &Arc<Self>,
@@ -430,10 +346,24 @@ impl DiskCache {
         chunks: impl Iterator<Item = (Hash, u32)>,
     ) -> Result<Kept, ImageError> {
         let mut version = KeptVersion { manifest, chunks: HashTable::default(), stored_bytes: 0 };
+        let mut largest = 0;
         for (hash, stored_bytes) in chunks {
             if version.chunks.insert(hash, ()).is_none() {
-                version.stored_bytes += u64::from(stored_bytes) + u64_of(RECORD_HEADER_BYTES);
+                let len = u64::from(stored_bytes) + u64_of(RECORD_HEADER_BYTES);
+                version.stored_bytes += len;
+                largest = len.max(largest);
             }
+        }
+        if largest > self.record_max_bytes() {
+            let why = format!(
+                "version {} does not fit into the chunk cache {}: one of its chunks takes {largest} bytes, and with {} \
+                 bytes the cache takes chunks of at most {}: make it larger",
+                manifest.short(),
+                self.dir.display(),
+                self.capacity_bytes,
+                self.record_max_bytes()
+            );
+            return Err(ImageError::new(ImageErrorKind::NoSpace, why));
         }
         let mut state = self.state.lock();
         let others: u64 = state.kept.iter().filter(|v| v.manifest != manifest).map(|v| v.stored_bytes).sum();

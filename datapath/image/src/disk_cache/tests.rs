@@ -144,3 +144,83 @@ fn traces_are_kept_beside_the_chunks() {
     cache.set_trace(manifest, None).unwrap();
     assert_eq!(cache.trace(manifest), None);
 }
+
+#[test]
+fn a_version_that_is_kept_stays_while_others_put_at_the_same_time() {
+    let dir = tempfile::tempdir().unwrap();
+    let cache = DiskCache::open(dir.path(), CAPACITY).unwrap();
+    let _kept = cache.keep(Hash::of(b"v"), (0..400).map(|n| (chunk(n).0, 100_000))).unwrap();
+    (0..400).for_each(|n| put(&cache, n));
+    let wrong = std::sync::atomic::AtomicU32::new(0);
+    std::thread::scope(|scope| {
+        for thread in 1..5 {
+            let cache = &cache;
+            scope.spawn(move || (0..1000).for_each(|n| put(cache, thread * 10_000 + n)));
+        }
+        // They are there all the while, also while they are moved.
+        scope.spawn(|| {
+            for n in (0..400).cycle().take(4000) {
+                wrong.fetch_add(u32::from(!has(&cache, n)), Ordering::Relaxed);
+            }
+        });
+    });
+    let lost = (0..400).filter(|n| !has(&cache, *n)).count();
+    assert_eq!((lost, wrong.into_inner()), (0, 0));
+    assert!(cache.counters().evictions > 100, "{:?}", cache.counters());
+    assert!(bytes_on_disk(dir.path()) <= CAPACITY);
+    assert_eq!(cache.counters().held_bytes, bytes_on_disk(dir.path()));
+}
+
+#[test]
+fn a_version_that_is_kept_stays_where_it_cannot_be_moved() {
+    let dir = tempfile::tempdir().unwrap();
+    let cache = DiskCache::open(dir.path(), CAPACITY).unwrap();
+    let kept = cache.keep(Hash::of(b"v"), (0..400).map(|n| (chunk(n).0, 100_000))).unwrap();
+    (0..400).for_each(|n| put(&cache, n));
+    // Where it is moved to, the disk is always full.
+    let moving = dir.path().join("moving");
+    let mut next = 1000;
+    let mut fail_once = || {
+        std::os::unix::fs::symlink("/dev/full", &moving).unwrap();
+        let before = cache.counters().failures;
+        while cache.counters().failures == before {
+            put(&cache, next);
+            next += 1;
+            assert!(next < 10_000, "nothing failed");
+        }
+        assert!(!moving.is_symlink(), "what failed is removed");
+    };
+    fail_once();
+    fail_once();
+    assert!((0..400).all(|n| has(&cache, n)));
+    // It goes on as soon as the disk does.
+    (20_000..21_000).for_each(|n| put(&cache, n));
+    assert!((0..400).all(|n| has(&cache, n)) && has(&cache, 20_999));
+    assert!(bytes_on_disk(dir.path()) <= CAPACITY);
+    // What nobody keeps is not worth a cache that stands still.
+    drop(kept);
+    assert!((0..400).all(|n| has(&cache, n)));
+    std::os::unix::fs::symlink("/dev/full", &moving).unwrap();
+    (30_000..33_000).for_each(|n| put(&cache, n));
+    assert!(has(&cache, 32_999));
+}
+
+#[test]
+fn a_process_that_ends_while_it_moves_loses_nothing() {
+    let dir = tempfile::tempdir().unwrap();
+    let cache = DiskCache::open(dir.path(), CAPACITY).unwrap();
+    (0..10).for_each(|n| put(&cache, n));
+    drop(cache);
+    fs::write(dir.path().join("moving"), vec![1; 5000]).unwrap();
+    let cache = DiskCache::open(dir.path(), CAPACITY).unwrap();
+    assert!((0..10).all(|n| has(&cache, n)) && !dir.path().join("moving").exists());
+}
+
+#[test]
+fn a_version_with_chunks_that_are_too_large_is_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    let cache = DiskCache::open(dir.path(), CAPACITY).unwrap();
+    let refused = cache.keep(Hash::of(b"v"), [(Hash::of(b"c"), 3 << 20)].into_iter()).unwrap_err();
+    assert_eq!(refused.kind(), ImageErrorKind::NoSpace);
+    assert!(refused.to_string().contains("chunks"), "{refused}");
+}
