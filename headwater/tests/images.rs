@@ -78,6 +78,13 @@ fn damage_is_named_and_has_its_own_exit_code() {
     assert_eq!(json.code, 6);
     let report: serde_json::Value = serde_json::from_str(&json.out).unwrap();
     assert!(!report["damage"].as_array().unwrap().is_empty());
+    // The good source makes a version that is sound, and says what is not.
+    let again = daemon.cli(&["image", "import", raw.to_str().unwrap()]);
+    assert_eq!(again.code, 0, "{again:?}");
+    assert!(again.out.contains("imported as d@2"), "{again:?}");
+    assert!(again.err.contains("1 chunks") && again.err.contains("image verify d@NUMBER"), "{again:?}");
+    assert!(daemon.cli(&["image", "verify", "d@2"]).ok().contains("d@2 is sound"));
+    assert_eq!(daemon.cli(&["image", "verify", "d@1"]).code, 6);
 }
 
 #[test]

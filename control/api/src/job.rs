@@ -30,6 +30,10 @@ pub enum JobResult {
         version: ImageVersion,
         /// Whether the import made it.
         created: bool,
+        /// Chunks that the store had, and that are damaged there. This version has sound ones in their place;
+        /// older versions that share them need a repair.
+        #[serde(default)]
+        damaged_chunks: u64,
     },
     /// What the verification found.
     Verified(Box<VerifyReport>),

@@ -1,7 +1,8 @@
 //! Which chunks the store has already, and where: the base of storing equal chunks once.
 //!
 //! Built from the manifests when an import starts, so it cannot disagree with them. It takes about 64 bytes
-//! of memory for each distinct chunk of the store (1 GiB for 1 TiB of distinct data at 64 KiB).
+//! of memory for each distinct chunk of the store (1 GiB for 1 TiB of distinct data at 64 KiB), and for each other place where
+//! the store has it too.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
@@ -33,7 +34,7 @@ impl Hasher for PrefixHasher {
     }
 }
 
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, PartialEq, Eq)]
 struct Place {
     object: u32,
     stored_bytes: u32,
@@ -43,14 +44,22 @@ struct Place {
 /// The chunks of a store.
 pub(crate) struct ChunkIndex {
     objects: Vec<ObjectRef>,
+    /// The number of each object.
+    numbers: HashTable<u32>,
     places: HashTable<Place>,
+    /// Where chunks are besides: copies of stores that met, and what was stored again because it was damaged.
+    others: HashTable<Vec<Place>>,
 }
 
 impl ChunkIndex {
     /// Reads all manifests. One that cannot be read is left out: then its chunks are stored once more.
     pub(crate) fn build(store: &dyn Store) -> Result<Self, ImageError> {
-        let mut index = Self { objects: Vec::new(), places: HashTable::default() };
-        let mut object_numbers: HashTable<u32> = HashTable::default();
+        let mut index = Self {
+            objects: Vec::new(),
+            numbers: HashTable::default(),
+            places: HashTable::default(),
+            others: HashTable::default(),
+        };
         let mut seen: HashTable<()> = HashTable::default();
         for image in store.images()? {
             for version in &image.versions {
@@ -63,7 +72,7 @@ impl ChunkIndex {
                     .and_then(|bytes| Manifest::decode(&bytes));
                 match manifest {
                     Ok(manifest) if manifest.chunk_bytes() == store.chunk_bytes() => {
-                        index.add(store, &manifest, &mut object_numbers);
+                        index.add(store, &manifest);
                     }
                     Ok(_) => {}
                     Err(e) => {
@@ -76,11 +85,11 @@ impl ChunkIndex {
         Ok(index)
     }
 
-    fn add(&mut self, store: &dyn Store, manifest: &Manifest, numbers: &mut HashTable<u32>) {
+    fn add(&mut self, store: &dyn Store, manifest: &Manifest) {
         // The number that each of the manifest's objects has here; `None` for one that is not usable.
         let mut translated: Vec<Option<u32>> = Vec::with_capacity(manifest.objects().len());
         for object in manifest.objects() {
-            let number = match numbers.entry(object.id) {
+            let number = match self.numbers.entry(object.id) {
                 Entry::Occupied(known) => Some(*known.get()),
                 Entry::Vacant(new) => {
                     // One that is lost or has the wrong length must not be referred to by new versions.
@@ -98,23 +107,52 @@ impl ChunkIndex {
         }
         for (_, chunk) in manifest.data() {
             if let Some(Some(object)) = translated.get(usize_of_u32(chunk.object)) {
-                self.places.entry(chunk.hash).or_insert(Place {
-                    object: *object,
-                    stored_bytes: chunk.stored_bytes,
-                    offset: chunk.offset,
-                });
+                let (stored_bytes, offset) = (chunk.stored_bytes, chunk.offset);
+                let place = Place { object: *object, stored_bytes, offset };
+                match self.places.entry(chunk.hash) {
+                    Entry::Vacant(new) => {
+                        new.insert(place);
+                    }
+                    Entry::Occupied(first) if *first.get() == place => {}
+                    Entry::Occupied(_) => {
+                        let others = self.others.entry(chunk.hash).or_default();
+                        if !others.contains(&place) {
+                            others.push(place);
+                        }
+                    }
+                }
             }
         }
     }
 
     /// Where a chunk is; its object is one of [`ChunkIndex::objects`].
     pub(crate) fn find(&self, hash: &Hash) -> Option<ChunkRef> {
-        self.places.get(hash).map(|place| ChunkRef {
-            hash: *hash,
+        self.copies(hash).next()
+    }
+
+    /// All places where a chunk is.
+    pub(crate) fn copies(&self, hash: &Hash) -> impl Iterator<Item = ChunkRef> {
+        let (hash, others) = (*hash, self.others.get(hash).map_or(&[][..], Vec::as_slice));
+        self.places.get(&hash).into_iter().chain(others).map(move |place| ChunkRef {
+            hash,
             object: place.object,
             stored_bytes: place.stored_bytes,
             offset: place.offset,
         })
+    }
+
+    /// The place of a chunk that a manifest of the store names, or another one where its object is not usable.
+    pub(crate) fn find_as_in(&self, manifest: &Manifest, chunk: &ChunkRef) -> Option<ChunkRef> {
+        let object = manifest.objects().get(usize_of_u32(chunk.object))?;
+        match self.numbers.get(&object.id) {
+            Some(number) => Some(ChunkRef { object: *number, ..*chunk }),
+            None => self.find(&chunk.hash),
+        }
+    }
+
+    /// An object by its number.
+    pub(crate) fn object(&self, number: u32) -> Option<ObjectRef> {
+        self.objects.get(usize_of_u32(number)).copied()
     }
 
     /// The objects that the chunks are in.

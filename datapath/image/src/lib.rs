@@ -14,6 +14,7 @@
 //! - A version is a [`Manifest`], identified by the BLAKE3 of its bytes, and data objects of zstd chunks. The
 //!   chunk map is flat: finding a chunk never walks a chain. Zero chunks take nothing, equal chunks are stored
 //!   once across the store.
+//! - A new version refers to no chunk of a store on this host that was damaged when it was made.
 //! - Every chunk is checked against its hash when it enters memory, once; damage becomes an error that names
 //!   the object and the place, and concerns only the requests that need that chunk.
 //! - A chunk is fetched once however many machines wait for it.
@@ -28,7 +29,7 @@
 //! - [`DiskCache`]: the bytes it was made with, on disk. Readahead: [`reader::READAHEAD_MAX_BYTES`] and
 //!   [`reader::READAHEAD_REMOTE_MAX_BYTES`] for each of eight readers of a disk.
 //! - Import: [`import::IMPORT_THREADS_MAX`] threads with 8 MiB each, and 64 bytes for each distinct chunk of
-//!   the store.
+//!   the store, 48 more for each that the image has too; the data objects with these are open meanwhile.
 //!
 //! # Errors
 //! [`ImageError`] for operations, [`headwater_block::IoError`] for disk requests.

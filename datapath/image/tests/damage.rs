@@ -10,9 +10,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use fixture::{MemoryDisk, files, import_bytes, noise, read_all, store};
-use headwater_block::{IoErrorKind, blocking};
+use headwater_block::{ByteRange, IoErrorKind, blocking};
 use headwater_image::{
-    Cancel, ChunkCache, ImageErrorKind, ImportOptions, VersionReader, export_raw, import, verify,
+    Basis, Cancel, ChunkCache, ImageErrorKind, ImportOptions, VersionReader, export_raw, import, verify,
 };
 use headwater_store::{Access, LocalDir, Store, Version};
 
@@ -37,6 +37,61 @@ fn flip(path: &Path, at: u64) {
     let mut byte = [0];
     file.read_exact_at(&mut byte, at).unwrap();
     file.write_all_at(&[byte[0] ^ 0x10], at).unwrap();
+}
+
+#[test]
+fn what_is_damaged_in_the_store_is_stored_again_by_the_next_import() {
+    let (dir, store) = store();
+    let disk = disk();
+    let first = import_bytes(&store, "disk", &disk).version;
+    let path = object_path(dir.path(), &first);
+    let good = fs::read(&path).unwrap();
+    let sound = |version: &Version| {
+        let found = verify(&store, version.manifest, &Cancel::new(), &mut |_| {}).unwrap();
+        let reader = VersionReader::open(&store, version.manifest, ChunkCache::new(0)).unwrap();
+        found.is_sound() && read_all(reader.as_ref()) == disk
+    };
+    let again = |name: &str| {
+        let mut options = ImportOptions::new(name.parse().unwrap(), 1_700_000_000);
+        options.unless_newest = true;
+        import(Arc::new(MemoryDisk::new(disk.clone())), &store, &options, &mut |_| {}).unwrap()
+    };
+    assert_eq!((again("disk").version.number, again("disk").damaged_chunks), (1, 0));
+
+    flip(&path, 20_000);
+    flip(&path, 400_000);
+    let second = again("disk");
+    assert_eq!((second.version.number, second.damaged_chunks), (2, 2));
+    assert_eq!(second.data_bytes - second.shared_bytes, 2 << 16);
+    assert!(sound(&second.version) && !sound(&first));
+    // What was stored again is found: nothing is made a third time, in this image or another one.
+    let third = again("disk");
+    assert_eq!((third.version.number, third.damaged_chunks), (2, 2));
+    let other = again("copy");
+    assert_eq!((other.version.manifest, other.shared_bytes), (second.version.manifest, other.data_bytes));
+
+    // What is made of the sound version is sound, too.
+    let mut changed = disk.clone();
+    changed[3 << 20] ^= 1;
+    let mut options = ImportOptions::new("disk".parse().unwrap(), 1_700_000_000);
+    let parent = second.version.manifest;
+    let changes = Arc::new(|range: ByteRange, _: usize| {
+        let before = (3u64 << 20).saturating_sub(range.offset()).min(range.len());
+        vec![(before, false), (range.len() - before, true)]
+    });
+    options.basis = Some(Basis { parent, changes });
+    let sealed = import(Arc::new(MemoryDisk::new(changed)), &store, &options, &mut |_| {}).unwrap();
+    let found = verify(&store, sealed.version.manifest, &Cancel::new(), &mut |_| {}).unwrap();
+    assert!(found.is_sound(), "{found:?}");
+
+    // An object that is cut off is the same one when all of it is stored again.
+    File::options().write(true).open(&path).unwrap().set_len(1000).unwrap();
+    let (other_dir, fresh) = fixture::store();
+    let here = import_bytes(&fresh, "disk", &disk).version;
+    let path = object_path(other_dir.path(), &here);
+    File::options().write(true).open(&path).unwrap().set_len(1000).unwrap();
+    assert_eq!(import_bytes(&fresh, "disk", &disk).version.manifest, here.manifest);
+    assert!(fs::read(&path).unwrap() == good);
 }
 
 #[test]

@@ -293,7 +293,8 @@ fn import(store: &dyn Store, order: &ImportOrder, job: &JobControl) -> Result<Im
     let imported = headwater_image::import(device, store, &options, &mut progress).map_err(image_failed)?;
     let image = store.image(&name).map_err(store_failed)?.ok_or_else(|| store_failed(gone()))?;
     let created = newest != Some(imported.version.number);
-    Ok(ImportOutcome { version: version_of(&image, &imported.version), created })
+    let damaged_chunks = imported.damaged_chunks;
+    Ok(ImportOutcome { version: version_of(&image, &imported.version), created, damaged_chunks })
 }
 
 /// Somebody else removed it in this moment.

@@ -102,7 +102,15 @@ pub async fn import(client: &Client, source: &str, named: Named, quiet: bool) ->
     let result = client.import(&request, |progress| shown.update(progress)).await;
     shown.end();
     let result = result?;
-    if let JobResult::Imported { version, created } = &result
+    if let JobResult::Imported { version, damaged_chunks: damaged @ 1.., .. } = &result {
+        let image = &version.image;
+        eprintln!(
+            "headwater: {damaged} chunks that the store had are damaged; {image}@{} has sound ones in their place, but older \
+             versions need them: 'headwater image verify {image}@NUMBER' says which, and with --repair-from repairs them",
+            version.number
+        );
+    }
+    if let JobResult::Imported { version, created, .. } = &result
         && !quiet
     {
         let what = if *created { "imported as" } else { "unchanged; it is" };

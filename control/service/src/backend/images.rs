@@ -18,6 +18,8 @@ pub struct ImportOutcome {
     pub version: ImageVersion,
     /// Whether the import made it; `false` where the newest version held the same bytes already.
     pub created: bool,
+    /// Chunks that were damaged in the store, to which this version does not refer; older ones do.
+    pub damaged_chunks: u64,
 }
 
 /// What to import, and as what.

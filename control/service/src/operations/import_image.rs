@@ -70,7 +70,8 @@ pub(super) async fn import_image(
             let event = handle.event(&actor, format!("image {}", version.image), "imported", detail);
             handle.append(event).await.map_err(|e| problem(&e))?;
         }
-        Ok(JobResult::Imported { version, created: outcome.created })
+        let (created, damaged_chunks) = (outcome.created, outcome.damaged_chunks);
+        Ok(JobResult::Imported { version, created, damaged_chunks })
     };
     Ok(job::run(&service, work).await)
 }

@@ -12,9 +12,13 @@
 //! With a [`Basis`], a version that is known and what differs from it, only the chunks with a difference are read, and all
 //! others are taken over from its manifest: sealing costs what was changed, not what there is.
 //!
+//! A chunk that the store has is read back before a version refers to it, and stored again where it is damaged ([`known`]). What
+//! is taken over from a [`Basis`] is not: it is as good as the version below it.
+//!
 //! Nothing is visible before the last step, and an error, a cancellation or a crash before it leaves the
 //! store as it was (see [`headwater_store::Publication`]).
 
+mod known;
 mod plan;
 mod worker;
 mod writer;
@@ -26,6 +30,7 @@ use headwater_store::{Hash, ImageName, NewVersion, Store, Version};
 use parking_lot::Mutex;
 
 use crate::error::{ImageError, ImageErrorKind};
+use crate::import::known::KnownChunks;
 use crate::import::plan::Planner;
 use crate::import::worker::{Claims, Shared, Work};
 use crate::import::writer::{Feed, Parent, Writer, Written};
@@ -116,6 +121,8 @@ pub struct Imported {
     pub shared_bytes: u64,
     /// Bytes that were read from the source.
     pub read_bytes: u64,
+    /// Chunks that the store had but that were damaged there: this version does not refer to them, older ones do.
+    pub damaged_chunks: u64,
 }
 
 /// Imports `source` as a new version. `progress` is called on this thread, about once a MiB,
@@ -142,7 +149,9 @@ pub fn import(
     let below = parent.as_ref().map(|manifest| Parent::new(manifest, &index));
     let mut writer = Writer::new(publication.as_mut(), (builder, below), chunk_bytes, own_object);
     let mut done = |done_bytes| progress(Progress { done_bytes, total_bytes: size_bytes });
-    work(source, &index, options, &mut writer, &mut done)?;
+    let known = KnownChunks::new(store, &index);
+    work(source, &known, options, &mut writer, &mut done)?;
+    let damaged_chunks = known.damaged();
     let Written { builder, chunks: written, read_bytes } = writer.finish()?;
 
     let mut objects = index.objects().to_vec();
@@ -167,15 +176,26 @@ pub fn import(
         unless_newest: options.unless_newest,
     })?;
     progress(Progress { done_bytes: size_bytes, total_bytes: size_bytes });
+    if damaged_chunks > 0 {
+        tracing::warn!(image = %options.name, version = version.number, damaged_chunks,
+            "the store's copies of chunks are damaged, and others were used or made; older versions need them still: \
+             'headwater image verify' says which");
+    }
     let data_bytes = manifest.data_chunks() * u64::from(chunk_bytes);
     let new_bytes = written * u64::from(chunk_bytes);
-    Ok(Imported { version, data_bytes, shared_bytes: data_bytes.saturating_sub(new_bytes), read_bytes })
+    Ok(Imported {
+        version,
+        data_bytes,
+        shared_bytes: data_bytes.saturating_sub(new_bytes),
+        read_bytes,
+        damaged_chunks,
+    })
 }
 
 /// Runs the workers, and the writer on this thread, until all of the source is dealt with.
 fn work(
     source: Arc<dyn Device>,
-    index: &ChunkIndex,
+    known: &KnownChunks<'_>,
     options: &ImportOptions,
     writer: &mut Writer<'_>,
     progress: &mut dyn FnMut(u64),
@@ -192,7 +212,7 @@ fn work(
         source,
         chunk_bytes: usize_of_u32(chunk_bytes),
         level: options.level,
-        index,
+        known,
         claims: Claims::default(),
         free: Mutex::new(free_rx),
     };

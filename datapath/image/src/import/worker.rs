@@ -1,4 +1,4 @@
-//! The parallel part of an import: read, look for zeroes, hash, look the hash up, pack what is new.
+//! The parallel part of an import: read, look for zeroes, hash, look the hash up and what it stands for, pack what is new.
 
 use std::collections::hash_map::Entry;
 use std::sync::{Arc, mpsc};
@@ -9,8 +9,9 @@ use parking_lot::Mutex;
 
 use crate::chunk::{Packer, is_zero};
 use crate::error::{ImageError, ImageErrorKind};
+use crate::import::known::KnownChunks;
 use crate::import::plan::{Batch, Planner};
-use crate::index::{ChunkIndex, HashTable};
+use crate::index::HashTable;
 use crate::manifest::ChunkRef;
 use crate::units::usize_of;
 
@@ -69,7 +70,7 @@ pub(super) struct Shared<'a> {
     pub(super) planner: Mutex<Planner>,
     pub(super) chunk_bytes: usize,
     pub(super) level: i32,
-    pub(super) index: &'a ChunkIndex,
+    pub(super) known: &'a KnownChunks<'a>,
     pub(super) claims: Claims,
     pub(super) free: Mutex<mpsc::Receiver<Box<Work>>>,
 }
@@ -85,6 +86,7 @@ impl Shared<'_> {
 
     fn work(&self, done: &mpsc::Sender<Done>) -> Result<(), ImageError> {
         let mut packer = Packer::new(self.level)?;
+        let mut known = vec![0; self.chunk_bytes];
         loop {
             // First a free `Work`, then the next batch: so the batch that the writer waits for always has
             // one, and a slow worker cannot be starved by the others.
@@ -96,7 +98,7 @@ impl Shared<'_> {
             };
             work.batch = batch;
             self.read(&mut work)?;
-            self.process(&mut work, &mut packer)?;
+            self.process(&mut work, &mut packer, &mut known);
             if done.send(Ok(work)).is_err() {
                 return Ok(());
             }
@@ -118,7 +120,7 @@ impl Shared<'_> {
         Ok(())
     }
 
-    fn process(&self, work: &mut Work, packer: &mut Packer) -> Result<(), ImageError> {
+    fn process(&self, work: &mut Work, packer: &mut Packer, known: &mut Vec<u8>) {
         work.found.clear();
         let mut used = 0;
         for chunk in work.input.chunks_exact(self.chunk_bytes) {
@@ -127,7 +129,7 @@ impl Shared<'_> {
                 continue;
             }
             let hash = Hash::of(chunk);
-            let found = if let Some(known) = self.index.find(&hash) {
+            let found = if let Some(known) = self.known.find(&hash, known) {
                 Found::Known(known)
             } else if self.claims.claim(hash) {
                 let target = work.output.get_mut(used..).unwrap_or_default();
@@ -140,6 +142,5 @@ impl Shared<'_> {
             };
             work.found.push(found);
         }
-        Ok(())
     }
 }

@@ -51,19 +51,20 @@ impl Feed<'_> {
 /// The chunks of the version that this one is made from, in order: those that no `Work` brings stay.
 pub(super) struct Parent<'a> {
     chunks: std::iter::Peekable<Box<dyn Iterator<Item = (u64, &'a ChunkRef)> + 'a>>,
+    manifest: &'a Manifest,
     index: &'a ChunkIndex,
 }
 
 impl<'a> Parent<'a> {
     pub(super) fn new(manifest: &'a Manifest, index: &'a ChunkIndex) -> Self {
         let chunks: Box<dyn Iterator<Item = (u64, &ChunkRef)>> = Box::new(manifest.data());
-        Self { chunks: chunks.peekable(), index }
+        Self { chunks: chunks.peekable(), manifest, index }
     }
 
     /// The next one before chunk `end`, and where the store has it.
     fn next_before(&mut self, end: u64) -> Option<(u64, Option<ChunkRef>)> {
         let (number, chunk) = self.chunks.next_if(|(number, _)| *number < end)?;
-        Some((number, self.index.find(&chunk.hash)))
+        Some((number, self.index.find_as_in(self.manifest, chunk)))
     }
 }
 

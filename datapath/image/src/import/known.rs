@@ -1,0 +1,92 @@
+//! Chunks that the store has already: read back before a new version refers to them.
+//!
+//! A chunk that has rotted in the store would otherwise make every later version of the same bytes unreadable, while its
+//! source is there and good. So each distinct chunk is read, unpacked and compared with its hash once in an import;
+//! where it is damaged another copy of it is taken, if the store has one, and otherwise it counts as new and is stored
+//! again. Older versions keep the damaged one: `image verify` finds it.
+//!
+//! Chunks of a store across a network are not read back: that would cost more than the import saves.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use headwater_store::{Hash, Object, Store};
+use parking_lot::Mutex;
+
+use crate::fetch::fetch_chunk;
+use crate::index::{ChunkIndex, HashTable};
+use crate::manifest::ChunkRef;
+
+/// Locks, so that workers rarely wait for one another.
+const PARTS: usize = 16;
+
+pub(super) struct KnownChunks<'a> {
+    store: &'a dyn Store,
+    index: &'a ChunkIndex,
+    /// Which copy of a chunk is sound, counted from 0; `None`: none is.
+    read: [Mutex<HashTable<Option<u32>>>; PARTS],
+    /// Data objects that were needed so far; `None` for one that cannot be opened.
+    objects: Mutex<HashMap<u32, Option<Arc<dyn Object>>>>,
+    damaged: AtomicU64,
+}
+
+impl<'a> KnownChunks<'a> {
+    pub(super) fn new(store: &'a dyn Store, index: &'a ChunkIndex) -> Self {
+        let (read, objects) = (Default::default(), Mutex::default());
+        Self { store, index, read, objects, damaged: AtomicU64::new(0) }
+    }
+
+    /// Distinct chunks that were damaged where the store was found to have them first.
+    pub(super) fn damaged(&self) -> u64 {
+        self.damaged.load(Ordering::Relaxed)
+    }
+
+    /// Where the store has a chunk that is sound. `buffer` has the size of a chunk.
+    pub(super) fn find(&self, hash: &Hash, buffer: &mut Vec<u8>) -> Option<ChunkRef> {
+        let first = self.index.find(hash)?;
+        if self.store.is_remote() {
+            return Some(first);
+        }
+        let [.., last] = hash.0;
+        let part = self.read.get(usize::from(last) % PARTS)?;
+        let read = part.lock().get(hash).copied();
+        let copy = match read {
+            Some(copy) => copy,
+            None => {
+                // Two workers may read it at the same time, and find the same.
+                let copy = (0..).zip(self.index.copies(hash)).find(|(_, chunk)| self.is_sound(chunk, buffer));
+                let copy = copy.map(|(number, _)| number);
+                if part.lock().insert(*hash, copy).is_none() && copy != Some(0) {
+                    self.damaged.fetch_add(1, Ordering::Relaxed);
+                }
+                copy
+            }
+        };
+        (0..).zip(self.index.copies(hash)).find(|(number, _)| Some(*number) == copy).map(|(_, chunk)| chunk)
+    }
+
+    fn is_sound(&self, chunk: &ChunkRef, buffer: &mut Vec<u8>) -> bool {
+        let Some(object) = self.object(chunk.object) else { return false };
+        let len = buffer.len();
+        match fetch_chunk(object.as_ref(), chunk, std::mem::take(buffer)) {
+            Ok(bytes) => {
+                *buffer = bytes;
+                true
+            }
+            Err(e) => {
+                buffer.resize(len, 0);
+                tracing::debug!(error = %e, "a chunk that the store has is not used");
+                false
+            }
+        }
+    }
+
+    fn object(&self, number: u32) -> Option<Arc<dyn Object>> {
+        let open = || {
+            let object = self.index.object(number)?;
+            self.store.open_object_of(object.id, object.len_bytes).ok()
+        };
+        self.objects.lock().entry(number).or_insert_with(open).clone()
+    }
+}
