@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum, ValueHint};
-use headwater_api::{CacheMode, CacheSettings, Channel, DiskTransport, ExportFormat};
+use headwater_api::{CacheMode, CacheSettings, Channel, DiskTransport, ExportFormat, SourceFormat};
 
 use crate::caches::CacheArgs;
 use crate::cmd::attach::DetachArgs;
@@ -221,6 +221,10 @@ pub enum ImageCommand {
         /// A line about the version, for people
         #[arg(long)]
         note: Option<String>,
+        /// The file's format: raw, qcow2, vhd (or vpc), vhdx or vmdk [default: what its bytes look like]. Say raw for a raw
+        /// disk that a guest has written which is not trusted: its bytes may look like an image that names files of the host
+        #[arg(long, value_parser = SourceFormat::parse)]
+        format: Option<SourceFormat>,
     },
     /// List all images
     List,

@@ -57,6 +57,24 @@ fn an_image_comes_out_as_it_went_in() {
 }
 
 #[test]
+fn a_disk_that_is_said_to_be_raw_is_not_looked_into() {
+    let daemon = Daemon::start();
+    let dir = support::short_dir();
+    let path = |name: &str| dir.path().join(name).to_str().unwrap().to_owned();
+    let (secret, trap, out) = (path("secret.raw"), path("trap.raw"), path("out.raw"));
+    std::fs::write(&secret, pseudo_random(1 << 20, 1)).unwrap();
+    qemu_img(&["create", "-f", "qcow2", "-F", "raw", "-b", &secret, &trap]);
+    std::fs::File::options().write(true).open(&trap).unwrap().set_len(1 << 20).unwrap();
+    daemon.cli(&["image", "import", &trap, "--format", "raw"]).ok();
+    daemon.cli(&["image", "export", "trap", &out]).ok();
+    assert!(std::fs::read(&out).unwrap() == std::fs::read(&trap).unwrap(), "it was read as something else");
+    daemon.cli(&["image", "import", &trap, "--format", "vmdk"]).fails(2, &["as VMDK", "another format"]);
+    let unknown = daemon.cli(&["image", "import", &trap, "--format", "vdi"]);
+    assert!(unknown.code == 2 && unknown.err.contains("vhd (vpc)"), "{unknown:?}");
+    daemon.cli(&["image", "import", "nbd://127.0.0.1:1/x", "--format", "raw"]).fails(2, &["NBD server"]);
+}
+
+#[test]
 fn damage_is_named_and_has_its_own_exit_code() {
     let daemon = Daemon::start();
     let raw = daemon.path().join("d.raw");

@@ -147,12 +147,55 @@ pub struct ImportRequest {
     /// An absolute path on the daemon's host (raw, qcow2, VHD, VHDX, VMDK), or an NBD URI such as
     /// `nbd+unix:///name?socket=/path` or `nbd://127.0.0.1:10809/name`.
     pub source: String,
+    /// The file's format; absent: what its bytes look like. The first bytes of a raw disk are its guest's, who can make it
+    /// look like a qcow2 image that is backed by a file of the host: say `raw` where the guest is not trusted.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub format: Option<SourceFormat>,
     /// What the source is called in the version and in errors, where that is something else.
     #[serde(default)]
     pub source_name: Option<String>,
     /// A line for people about the version.
     #[serde(default)]
     pub note: String,
+}
+
+/// The format of a file that is imported.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum SourceFormat {
+    /// The bytes of the file are the disk, whatever they look like.
+    Raw,
+    /// QEMU's, with the backing files that it names.
+    Qcow2,
+    /// Virtual PC's and Hyper-V's older one; qemu-img calls it `vpc`.
+    #[serde(alias = "vpc")]
+    Vhd,
+    /// Hyper-V's.
+    Vhdx,
+    /// VMware's, in one file.
+    Vmdk,
+}
+
+impl SourceFormat {
+    /// As written.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Raw => "raw",
+            Self::Qcow2 => "qcow2",
+            Self::Vhd => "vhd",
+            Self::Vhdx => "vhdx",
+            Self::Vmdk => "vmdk",
+        }
+    }
+
+    /// Reads a format.
+    pub fn parse(text: &str) -> Result<Self, String> {
+        let called = if text == "vpc" { "vhd" } else { text };
+        [Self::Raw, Self::Qcow2, Self::Vhd, Self::Vhdx, Self::Vmdk]
+            .into_iter()
+            .find(|it| it.name() == called)
+            .ok_or_else(|| format!("'{text}' is not a format; there are raw, qcow2, vhd (vpc), vhdx, vmdk"))
+    }
 }
 
 /// The format of an exported disk.

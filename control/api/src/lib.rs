@@ -37,7 +37,7 @@ pub use event::{Event, EventList};
 pub use image::{
     ChangedFile, Channel, ChannelPointer, ChannelRequest, DiffReport, DiffRequest, ExportFormat,
     ExportRequest, FileChange, Image, ImageList, ImageVersion, ImportRequest, PartitionDifference,
-    PromoteRequest, Removed, RetireRequest, VerifyReport, VerifyRequest,
+    PromoteRequest, Removed, RetireRequest, SourceFormat, VerifyReport, VerifyRequest,
 };
 pub use job::{JobEvent, JobResult, Progress};
 pub use machine::{

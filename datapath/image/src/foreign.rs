@@ -18,6 +18,7 @@ use parking_lot::Mutex;
 
 use crate::error::{ImageError, ImageErrorKind};
 use crate::file_disk::FileDisk;
+use crate::open::FileFormat;
 use crate::vhd::{self, Vhd};
 
 /// A format that a crate reads.
@@ -39,6 +40,14 @@ impl Foreign {
             Some(Self::Vhd)
         } else {
             None
+        }
+    }
+
+    pub(crate) const fn format(self) -> FileFormat {
+        match self {
+            Self::Vhd => FileFormat::Vhd,
+            Self::Vhdx => FileFormat::Vhdx,
+            Self::Vmdk => FileFormat::Vmdk,
         }
     }
 

@@ -26,6 +26,24 @@ pub enum FileFormat {
     Raw,
     /// QEMU's format, with backing files.
     Qcow2,
+    /// Virtual PC's and Hyper-V's older one, fixed or dynamic.
+    Vhd,
+    /// Hyper-V's.
+    Vhdx,
+    /// VMware's, in one file.
+    Vmdk,
+}
+
+impl FileFormat {
+    const fn name(self) -> &'static str {
+        match self {
+            Self::Raw => "raw",
+            Self::Qcow2 => "qcow2",
+            Self::Vhd => "VHD",
+            Self::Vhdx => "VHDX",
+            Self::Vmdk => "VMDK",
+        }
+    }
 }
 
 /// Opens an image file for reading, whatever its format: all but raw are known by their bytes, and what is
@@ -37,7 +55,8 @@ pub fn open_file(path: &Path) -> Result<Arc<dyn Device>, ImageError> {
     Ok(PooledDisk::open(open_layer(path, None, &mut Vec::new())?)?)
 }
 
-/// Opens an image file for reading that is known to have this format.
+/// Opens an image file for reading that is known to have this format; one that has another is refused. What is raw is the disk
+/// whatever its bytes say. The backing files of a qcow2 image are opened as it says.
 pub fn open_file_as(path: &Path, format: FileFormat) -> Result<Arc<dyn Device>, ImageError> {
     Ok(PooledDisk::open(open_layer(path, Some(format), &mut Vec::new())?)?)
 }
@@ -50,18 +69,25 @@ fn open_layer(
 ) -> Result<Arc<dyn FileDisk>, ImageError> {
     let (file, file_bytes) = open_disk_file(path)?;
     let start = read_start(&file, file_bytes).map_err(|e| cannot_open(path, &e))?;
-    let qcow2 = match format {
-        Some(format) => format == FileFormat::Qcow2,
-        None => start.starts_with(&header::MAGIC),
-    };
-    if !qcow2 {
-        if format.is_none() {
-            if let Some(foreign) = foreign(path, &file, file_bytes, &start)? {
-                return foreign.open(path, &via_qemu(path));
-            }
-            refuse_known_formats(path, file_bytes, &start)?;
-        }
+    if format == Some(FileFormat::Raw) {
         return open_raw(path);
+    }
+    if !start.starts_with(&header::MAGIC) {
+        let foreign = foreign(path, &file, file_bytes, &start)?;
+        if let Some(expected) = format {
+            return match foreign.filter(|foreign| foreign.format() == expected) {
+                Some(foreign) => foreign.open(path, &via_qemu(path)),
+                None => Err(is_another(path, expected)),
+            };
+        }
+        if let Some(foreign) = foreign {
+            return foreign.open(path, &via_qemu(path));
+        }
+        refuse_known_formats(path, file_bytes, &start)?;
+        return open_raw(path);
+    }
+    if let Some(expected) = format.filter(|format| *format != FileFormat::Qcow2) {
+        return Err(is_another(path, expected));
     }
     let metadata = file.metadata().map_err(|e| cannot_open(path, &e))?;
     let identity = (metadata.dev(), metadata.ino());
@@ -123,6 +149,11 @@ fn open_backing(
             format!("cannot use {} without its backing file '{name}': {e}{hint}", above.display()),
         )
     })
+}
+
+fn is_another(path: &Path, expected: FileFormat) -> ImageError {
+    let why = format!("cannot open {} as {}: it has another format", path.display(), expected.name());
+    ImageError::new(ImageErrorKind::Invalid, why)
 }
 
 fn read_start(file: &File, file_bytes: u64) -> Result<Vec<u8>, std::io::Error> {

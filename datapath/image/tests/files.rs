@@ -281,6 +281,41 @@ fn other_formats_are_refused_by_name_and_with_what_to_do() {
 }
 
 #[test]
+fn a_format_that_is_said_is_not_guessed() {
+    let dir = Dir::new();
+    let mut disk = vec![0; 1 << 20];
+    noise(&mut disk[..70_000], 1);
+    fs::write(dir.path("disk.raw"), &disk).unwrap();
+    // What a guest may write to its disk: the start of a qcow2 image that names a file of the host.
+    fs::write(dir.path("secret"), vec![7; 1 << 20]).unwrap();
+    dir.qemu_img(&["create", "-f", "qcow2", "-F", "raw", "-b", "DIR/secret", "DIR/trap.raw"]);
+    let trap = File::options().write(true).open(dir.path("trap.raw")).unwrap();
+    trap.set_len(1 << 20).unwrap();
+    let read = |name: &str, format| read_all(open_file_as(&dir.path(name), format).unwrap().as_ref());
+    let bytes = fs::read(dir.path("trap.raw")).unwrap();
+    assert!(bytes.starts_with(b"QFI\xfb") && read("trap.raw", FileFormat::Raw) == bytes);
+    assert!(read_all(open_file(&dir.path("trap.raw")).unwrap().as_ref()) == vec![7; 1 << 20]);
+
+    let all = [
+        ("raw", FileFormat::Raw),
+        ("qcow2", FileFormat::Qcow2),
+        ("vpc", FileFormat::Vhd),
+        ("vhdx", FileFormat::Vhdx),
+        ("vmdk", FileFormat::Vmdk),
+    ];
+    for (name, format) in all {
+        let file = format!("a.{name}");
+        dir.qemu_img(&["convert", "-f", "raw", "-O", name, "DIR/disk.raw", &format!("DIR/{file}")]);
+        assert!(read(&file, format).starts_with(&disk), "{name}");
+        for (_, other) in all.iter().filter(|(_, other)| *other != format && *other != FileFormat::Raw) {
+            let refused = open_file_as(&dir.path(&file), *other).map(drop).unwrap_err();
+            assert_eq!(refused.kind(), ImageErrorKind::Invalid, "{name} as {other:?}");
+            assert!(refused.to_string().contains("another format"), "{refused}");
+        }
+    }
+}
+
+#[test]
 fn files_that_cannot_be_disks_are_refused_with_the_reason() {
     let dir = Dir::new();
     let mut odd = vec![0; 1000];

@@ -8,11 +8,12 @@ use async_trait::async_trait;
 use headwater_api::name::ImageRef;
 use headwater_api::{
     BootTrace, ChangedFile, Channel, ChannelPointer, DiffReport, ExportFormat, FileChange, Image,
-    ImageVersion, PartitionDifference, ProblemKind, Removed, VerifyReport,
+    ImageVersion, PartitionDifference, ProblemKind, Removed, SourceFormat, VerifyReport,
 };
 use headwater_block::Device;
 use headwater_image::{
-    Cancel, Difference, ImageError, ImportOptions, Verified, files_touched, repair, versions_touched,
+    Cancel, Difference, FileFormat, ImageError, ImportOptions, Verified, files_touched, repair,
+    versions_touched,
 };
 use headwater_nbd::client::ClientOptions;
 use headwater_nbd::{Client, NbdUri};
@@ -271,7 +272,7 @@ fn promote_due(store: &dyn Store, now_s: u64) -> Result<Due, BackendError> {
 
 fn import(store: &dyn Store, order: &ImportOrder, job: &JobControl) -> Result<ImportOutcome, BackendError> {
     let name: ImageName = order.name.parse().map_err(store_failed)?;
-    let (device, connection) = open_source(&order.source)?;
+    let (device, connection) = open_source(&order.source, order.format)?;
     let before = store.image(&name).map_err(store_failed)?;
     let newest = before.as_ref().and_then(|image| image.newest().map(|version| version.number));
     let since_1970 = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
@@ -306,7 +307,7 @@ pub(super) fn gone() -> StoreError {
 type Source = (Arc<dyn Device>, Option<Arc<Client>>);
 
 /// Any device is a source: a file, or what an NBD server serves, then with its connection.
-fn open_source(source: &str) -> Result<Source, BackendError> {
+fn open_source(source: &str, format: Option<SourceFormat>) -> Result<Source, BackendError> {
     if NbdUri::is_uri(source) {
         let uri: NbdUri =
             source.parse().map_err(|e| BackendError::new(ProblemKind::Invalid, format!("{e}")))?;
@@ -315,8 +316,22 @@ fn open_source(source: &str) -> Result<Source, BackendError> {
         })?;
         return Ok((client.clone(), Some(client)));
     }
-    let file = headwater_image::open_file(Path::new(source)).map_err(image_failed)?;
-    Ok((file, None))
+    let path = Path::new(source);
+    let file = match format {
+        Some(format) => headwater_image::open_file_as(path, file_format(format)),
+        None => headwater_image::open_file(path),
+    };
+    Ok((file.map_err(image_failed)?, None))
+}
+
+fn file_format(format: SourceFormat) -> FileFormat {
+    match format {
+        SourceFormat::Raw => FileFormat::Raw,
+        SourceFormat::Qcow2 => FileFormat::Qcow2,
+        SourceFormat::Vhd => FileFormat::Vhd,
+        SourceFormat::Vhdx => FileFormat::Vhdx,
+        SourceFormat::Vmdk => FileFormat::Vmdk,
+    }
 }
 
 fn export(

@@ -5,7 +5,7 @@ use std::path::Path;
 use anyhow::Context;
 use headwater_api::name::{check_image, image_name_of};
 use headwater_api::{
-    ExportRequest, Image, ImageVersion, ImportRequest, JobResult, VerifyReport, VerifyRequest,
+    ExportRequest, Image, ImageVersion, ImportRequest, JobResult, SourceFormat, VerifyReport, VerifyRequest,
 };
 use headwater_block::size;
 
@@ -19,9 +19,9 @@ use crate::show::{self, progress::Shown};
 /// Carries out one of the image commands.
 pub async fn run(client: Client, command: ImageCommand, json: bool) -> anyhow::Result<u8> {
     match command {
-        ImageCommand::Import { source, name, note } => {
+        ImageCommand::Import { source, name, note, format } => {
             let named = Named { name, note: note.unwrap_or_default() };
-            let result = import(&client, &source, named, json).await?;
+            let result = import(&client, &source, format, named, json).await?;
             if json {
                 show::json(&result)?;
             }
@@ -85,7 +85,13 @@ pub struct Named {
 }
 
 /// Imports a file or an NBD export; `headwater run` does it too. Prints what came of it unless `quiet`.
-pub async fn import(client: &Client, source: &str, named: Named, quiet: bool) -> anyhow::Result<JobResult> {
+pub async fn import(
+    client: &Client,
+    source: &str,
+    format: Option<SourceFormat>,
+    named: Named,
+    quiet: bool,
+) -> anyhow::Result<JobResult> {
     let spooled = match source {
         STANDARD_INPUT => {
             anyhow::ensure!(named.name.is_some(), NO_NAME);
@@ -98,7 +104,7 @@ pub async fn import(client: &Client, source: &str, named: Named, quiet: bool) ->
     let source_name = spooled.is_some().then(|| "standard input".to_owned());
     let source = spooled.as_ref().map_or_else(|| absolute(source), |spooled| Ok(spooled.path()))?;
     let mut shown = Shown::begin(&format!("import {name}"), quiet);
-    let request = ImportRequest { name, source, source_name, note: named.note };
+    let request = ImportRequest { name, source, format, source_name, note: named.note };
     let result = client.import(&request, |progress| shown.update(progress)).await;
     shown.end();
     let result = result?;

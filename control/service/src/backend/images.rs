@@ -6,7 +6,7 @@ use std::sync::Arc;
 use async_trait::async_trait;
 use headwater_api::name::ImageRef;
 use headwater_api::{
-    BootTrace, Channel, DiffReport, ExportFormat, Image, ImageVersion, Removed, VerifyReport,
+    BootTrace, Channel, DiffReport, ExportFormat, Image, ImageVersion, Removed, SourceFormat, VerifyReport,
 };
 
 use crate::backend::{BackendError, JobControl};
@@ -29,6 +29,8 @@ pub struct ImportOrder {
     pub name: String,
     /// An absolute path, or an NBD URI.
     pub source: String,
+    /// The file's format; `None`: what its bytes look like.
+    pub format: Option<SourceFormat>,
     /// What the version's source is called, where that is something else.
     pub source_name: Option<String>,
     /// A line for people.

@@ -2,7 +2,7 @@
 
 use axum::extract::State;
 use axum::response::Response;
-use headwater_api::{ImportRequest, JobEvent, JobResult, Problem, ProblemKind, name};
+use headwater_api::{ImportRequest, JobEvent, JobResult, Problem, ProblemKind, SourceFormat, name};
 
 use crate::Service;
 use crate::answer::{Explain, Failure, problem};
@@ -14,6 +14,8 @@ use crate::job;
 enum Error {
     #[error("cannot import '{0}': the source is neither an absolute path nor an NBD URI")]
     Source(String),
+    #[error("cannot import '{0}' as {format}: what an NBD server serves has no format", format = .1.name())]
+    NoFile(String, SourceFormat),
 }
 
 impl Explain for Error {
@@ -22,10 +24,13 @@ impl Explain for Error {
     }
 
     fn advice(&self) -> Option<String> {
-        Some(
-            "write /path/to/disk.qcow2, nbd://127.0.0.1:10809/name or nbd+unix:///name?socket=/path"
-                .to_owned(),
-        )
+        let advice = match self {
+            Self::Source(_) => {
+                "write /path/to/disk.qcow2, nbd://127.0.0.1:10809/name or nbd+unix:///name?socket=/path"
+            }
+            Self::NoFile(..) => "leave the format out, and tell the server which one its file has",
+        };
+        Some(advice.to_owned())
     }
 }
 
@@ -37,7 +42,7 @@ impl Explain for Error {
     request_body = ImportRequest,
     responses(
         (status = 200, description = "Progress, then the version", body = JobEvent, content_type = "application/x-ndjson"),
-        (status = 400, description = "Not an image name, or not a source", body = Problem),
+        (status = 400, description = "Not an image name, not a source, or not a file where a format is said", body = Problem),
         (status = 404, description = "No such source", body = Problem),
         (status = 422, description = "The source is damaged or is no disk image", body = Problem),
         (status = 507, description = "The store's disk is full", body = Problem),
@@ -52,11 +57,15 @@ pub(super) async fn import_image(
     if !request.source.starts_with('/') && !request.source.starts_with("nbd") {
         return Err(Error::Source(request.source).into());
     }
+    if let Some(format) = request.format.filter(|_| !request.source.starts_with('/')) {
+        return Err(Error::NoFile(request.source, format).into());
+    }
     let handle = service.clone();
     let work = async move |control| {
         let order = ImportOrder {
             name: request.name,
             source: request.source.clone(),
+            format: request.format,
             source_name: request.source_name.clone(),
             note: request.note,
             author: actor.0.clone(),
