@@ -167,6 +167,10 @@ impl Store for RemoteStore {
         RemoteStore::close(self);
     }
 
+    fn is_read_only(&self) -> bool {
+        true
+    }
+
     fn images(&self) -> Result<Vec<Image>, StoreError> {
         let mut names: Vec<ImageName> = Vec::new();
         let listed = self.open.optional("images/", LIST_MAX_BYTES, &mut |bytes| {

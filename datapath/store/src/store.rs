@@ -29,6 +29,11 @@ pub trait Store: Send + Sync + 'static {
         false
     }
 
+    /// Whether nothing in it can ever be changed from here.
+    fn is_read_only(&self) -> bool {
+        false
+    }
+
     /// What went over the network so far, and whether reads wait; `None` for a store on this host.
     fn traffic(&self) -> Option<Traffic> {
         None

@@ -21,9 +21,9 @@ use headwater_service::backend::{BackendError, Images, ImportOrder, ImportOutcom
 use headwater_store::{
     Access, Hash, ImageName, ImageReference, Pointer, Selector, Store, StoreError, StoreErrorKind, Version,
 };
-use parking_lot::Mutex;
 
 use crate::adapters::disks::blocking;
+use crate::adapters::promotions::Promotions;
 use crate::adapters::{boot_traces, convert};
 use crate::failure::{image_kind, store_kind};
 use crate::stores::{self, Credentials};
@@ -35,14 +35,14 @@ pub struct StoredImages {
     traces: Arc<Traces>,
     /// What other stores need to be shown.
     credentials: Credentials,
-    /// When the next promotion is due, in seconds since 1970, at the earliest: until then nobody looks.
-    next_due_s: Mutex<u64>,
+    promotions: Arc<Promotions>,
 }
 
 impl StoredImages {
     /// The images of `store`, and what boots of them read; servers that they are repaired from are shown `credentials`.
     pub fn new(store: Arc<dyn Store>, traces: Arc<Traces>, credentials: Credentials) -> Self {
-        Self { store, traces, credentials, next_due_s: Mutex::new(0) }
+        let promotions = Arc::new(Promotions::new(Arc::clone(&store)));
+        Self { store, traces, credentials, promotions }
     }
 }
 
@@ -86,8 +86,7 @@ impl Images for StoredImages {
         let pointer = pointer_of(promotion)?;
         let at_s = pointer.at_s;
         self.change(&promotion.image, move |image| image.schedule(pointer.clone())).await?;
-        let mut next_due_s = self.next_due_s.lock();
-        *next_due_s = at_s.min(*next_due_s);
+        self.promotions.expect(at_s);
         Ok(())
     }
 
@@ -98,25 +97,11 @@ impl Images for StoredImages {
 
     async fn promote_due(&self, now_ms: u64) -> Result<Vec<(Promotion, Option<u64>)>, BackendError> {
         let now_s = now_ms / 1000;
-        if *self.next_due_s.lock() > now_s {
+        if !self.promotions.is_time(now_s) {
             return Ok(Vec::new());
         }
-        // Before looking, so that what is scheduled meanwhile is not overlooked.
-        *self.next_due_s.lock() = u64::MAX;
-        let store = self.store.clone();
-        let found = blocking("carry out promotions", move || promote_due(&*store, now_s)).await;
-        let mut next_due_s = self.next_due_s.lock();
-        match found {
-            Ok((done, next)) => {
-                *next_due_s = next.min(*next_due_s);
-                Ok(done)
-            }
-            Err(e) => {
-                // A minute later: a store that cannot be read or written is not asked each second.
-                *next_due_s = now_s.saturating_add(60);
-                Err(e)
-            }
-        }
+        let promotions = Arc::clone(&self.promotions);
+        blocking("carry out promotions", move || promotions.carry_out(now_s)).await
     }
 
     async fn revert(&self, image: &str, channel: Channel) -> Result<(u64, u64), BackendError> {
@@ -243,31 +228,6 @@ impl StoredImages {
         })
         .await
     }
-}
-
-/// What was done, and when there is more to do: `u64::MAX` for never.
-type Due = (Vec<(Promotion, Option<u64>)>, u64);
-
-fn promote_due(store: &dyn Store, now_s: u64) -> Result<Due, BackendError> {
-    let (mut done, mut next_due_s) = (Vec::new(), u64::MAX);
-    for image in store.images().map_err(store_failed)? {
-        if image.scheduled().iter().any(|pointer| pointer.at_s <= now_s) {
-            let mut of_image = Vec::new();
-            let changed = store.change(&image.name, &mut |image| {
-                of_image = image.promote_due(now_s);
-                Ok(())
-            });
-            changed.map_err(store_failed)?;
-            let name = image.name.as_str();
-            let tell = |(pointer, before): (Pointer, Option<u32>)| {
-                (promotion_of(name, pointer), before.map(u64::from))
-            };
-            done.extend(of_image.into_iter().map(tell));
-        }
-        let later = image.scheduled().iter().map(|pointer| pointer.at_s).filter(|at_s| *at_s > now_s);
-        next_due_s = later.fold(next_due_s, u64::min);
-    }
-    Ok((done, next_due_s))
 }
 
 fn import(store: &dyn Store, order: &ImportOrder, job: &JobControl) -> Result<ImportOutcome, BackendError> {
@@ -505,7 +465,7 @@ fn pointer_of(promotion: &Promotion) -> Result<Pointer, BackendError> {
     })
 }
 
-fn promotion_of(image: &str, pointer: Pointer) -> Promotion {
+pub(super) fn promotion_of(image: &str, pointer: Pointer) -> Promotion {
     Promotion {
         image: image.to_owned(),
         version: u64::from(pointer.version),

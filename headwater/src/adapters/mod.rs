@@ -9,3 +9,4 @@ pub mod images;
 mod kept;
 pub mod lending;
 mod metrics;
+mod promotions;

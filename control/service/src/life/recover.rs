@@ -91,10 +91,15 @@ impl Service {
     pub async fn keep_reconciling(&self) {
         let mut tick = tokio::time::interval(Duration::from_millis(TICK_MS));
         tick.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+        // Beside the rest: a store across a network may take its time, and machines are not to wait for it.
+        let mut promoting: Option<tokio::task::JoinHandle<()>> = None;
         loop {
             tick.tick().await;
             self.sample_rates();
-            self.promote_due().await;
+            if promoting.as_ref().is_none_or(tokio::task::JoinHandle::is_finished) {
+                let service = self.clone();
+                promoting = Some(tokio::spawn(async move { service.promote_due().await }));
+            }
             if let Err(e) = self.reconcile().await {
                 tracing::error!("cannot compare wanted and actual state: {e}");
             }

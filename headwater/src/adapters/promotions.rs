@@ -1,0 +1,114 @@
+//! Promotions of one store whose time has come.
+//!
+//! Other daemons may schedule promotions in the same store, and end before they carry them out. So it is looked at again every
+//! [`LOOK_EVERY_S`] seconds at the latest, whatever this daemon knows; a store that can only be read is not looked at.
+
+use std::sync::Arc;
+
+use headwater_service::backend::{BackendError, Promotion};
+use headwater_store::{Pointer, Store};
+use parking_lot::Mutex;
+
+use crate::adapters::images::{promotion_of, store_failed};
+
+/// The longest time between two looks. Each reads the lists of versions of all images.
+pub const LOOK_EVERY_S: u64 = 60;
+
+/// A promotion that was carried out, and where its channel pointed before.
+pub type Done = (Promotion, Option<u64>);
+
+/// When to look at a store.
+pub struct Promotions {
+    store: Arc<dyn Store>,
+    /// In seconds since 1970. Until then nobody looks.
+    next_look_s: Mutex<u64>,
+}
+
+impl Promotions {
+    /// Those of `store`, which is looked at soon.
+    pub fn new(store: Arc<dyn Store>) -> Self {
+        Self { store, next_look_s: Mutex::new(0) }
+    }
+
+    /// One was scheduled for this time.
+    pub fn expect(&self, at_s: u64) {
+        let mut next_look_s = self.next_look_s.lock();
+        *next_look_s = at_s.min(*next_look_s);
+    }
+
+    /// Whether it is time to look.
+    pub fn is_time(&self, now_s: u64) -> bool {
+        !self.store.is_read_only() && *self.next_look_s.lock() <= now_s
+    }
+
+    /// Looks at the store, and carries out what is due.
+    pub fn carry_out(&self, now_s: u64) -> Result<Vec<Done>, BackendError> {
+        // Before looking, so that what is scheduled meanwhile is not overlooked. A store that cannot be read or written
+        // is not asked each second either.
+        *self.next_look_s.lock() = now_s.saturating_add(LOOK_EVERY_S);
+        let (done, next_s) = self.look(now_s)?;
+        self.expect(next_s);
+        Ok(done)
+    }
+
+    /// What was done, and when there is more to do: `u64::MAX` for never.
+    fn look(&self, now_s: u64) -> Result<(Vec<Done>, u64), BackendError> {
+        let (mut done, mut next_due_s) = (Vec::new(), u64::MAX);
+        for image in self.store.images().map_err(store_failed)? {
+            if image.scheduled().iter().any(|pointer| pointer.at_s <= now_s) {
+                let mut of_image = Vec::new();
+                let changed = self.store.change(&image.name, &mut |image| {
+                    of_image = image.promote_due(now_s);
+                    Ok(())
+                });
+                changed.map_err(store_failed)?;
+                let name = image.name.as_str();
+                let tell = |(pointer, before): (Pointer, Option<u32>)| {
+                    (promotion_of(name, pointer), before.map(u64::from))
+                };
+                done.extend(of_image.into_iter().map(tell));
+            }
+            let later = image.scheduled().iter().map(|pointer| pointer.at_s).filter(|at_s| *at_s > now_s);
+            next_due_s = later.fold(next_due_s, u64::min);
+        }
+        Ok((done, next_due_s))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use headwater_image::{ImportOptions, null_device};
+    use headwater_store::{Access, Channel, ImageName, LocalDir};
+
+    #[test]
+    fn what_somebody_else_scheduled_is_found_within_a_minute() {
+        let dir = tempfile::tempdir().unwrap();
+        let store: Arc<dyn Store> = Arc::new(LocalDir::open(dir.path(), Access::WRITE).unwrap());
+        let name: ImageName = "disk".parse().unwrap();
+        let options = ImportOptions::new(name.clone(), 500);
+        headwater_image::import(null_device(1 << 20).unwrap(), &*store, &options, &mut |_| {}).unwrap();
+        let schedule = |at_s| {
+            let pointer = Pointer { channel: Channel::Test, version: 1, at_s, author: "b".into() };
+            store.change(&name, &mut |image| image.schedule(pointer.clone())).unwrap();
+        };
+        let promotions = Promotions::new(Arc::clone(&store));
+        let versions = |now_s| -> Vec<u64> {
+            if !promotions.is_time(now_s) {
+                return Vec::new();
+            }
+            promotions.carry_out(now_s).unwrap().into_iter().map(|(promotion, _)| promotion.version).collect()
+        };
+        assert!(versions(1000).is_empty());
+        // By another daemon, which is gone before its time.
+        schedule(1010);
+        assert!((1001..1060).all(|now_s| !promotions.is_time(now_s)), "each look costs");
+        assert_eq!(versions(1000 + LOOK_EVERY_S), [1]);
+        assert!(versions(1061).is_empty());
+        // One that is known is carried out in time.
+        schedule(1070);
+        promotions.expect(1070);
+        assert!(versions(1069).is_empty());
+        assert_eq!(versions(1070), [1]);
+    }
+}
