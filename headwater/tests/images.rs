@@ -381,6 +381,38 @@ fn an_export_to_other_formats_is_what_qemu_reads_as_the_disk() {
 }
 
 #[test]
+fn two_exports_to_one_name_do_not_mix() {
+    let tools = support::short_dir();
+    // Neither writes before the other is there.
+    let script = format!(
+        "#!/bin/sh\nprintf x >> {0}/ready\nn=0\nwhile [ $(wc -c < {0}/ready) -lt 2 ] && [ $n -lt 600 ]; do sleep 0.1; n=$((n + 1)); done\n\
+         PATH=${{PATH#*:}}\nexec qemu-img \"$@\"\n",
+        tools.path().display()
+    );
+    let fake = tools.path().join("qemu-img");
+    std::fs::write(&fake, script).unwrap();
+    std::fs::set_permissions(&fake, std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
+    let path = format!("{}:{}", tools.path().display(), std::env::var("PATH").unwrap());
+    let daemon = Daemon::start_in(support::short_dir(), |command| {
+        command.env("PATH", path);
+    });
+    let dir = support::short_dir();
+    let (raw, out) = (dir.path().join("d.raw"), dir.path().join("out.qcow2"));
+    std::fs::write(&raw, pseudo_random(8 << 20, 3)).unwrap();
+    daemon.cli(&["image", "import", raw.to_str().unwrap()]).ok();
+    let export = || daemon.cli(&["image", "export", "d", out.to_str().unwrap(), "--format", "qcow2"]);
+    let (one, other) = std::thread::scope(|scope| {
+        let other = scope.spawn(export);
+        (export(), other.join().unwrap())
+    });
+    let (ready, late) = if one.code == 0 { (one, other) } else { (other, one) };
+    ready.ok();
+    late.fails(4, &["another export"]);
+    qemu_img(&["compare", "-f", "raw", "-F", "qcow2", raw.to_str().unwrap(), out.to_str().unwrap()]);
+    assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 2);
+}
+
+#[test]
 fn a_format_that_needs_qemu_img_says_so_where_there_is_none() {
     let empty = support::short_dir();
     let daemon = Daemon::start_in(support::short_dir(), |command| {

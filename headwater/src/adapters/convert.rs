@@ -1,10 +1,11 @@
 //! Exports to formats of other programs: qemu-img writes them, and reads the version over NBD.
 //!
 //! The version is served on a socket in the store's directory of temporary files, so no raw copy is needed. What
-//! qemu-img writes gets its name when it is whole and durable.
+//! qemu-img writes gets its name when it is whole and durable. Until then it has one that no other export has: of two to one
+//! name at the same time, the first that is ready makes the file, and the other one is told so.
 
 use std::fs::{self, File};
-use std::io::Read;
+use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
@@ -17,6 +18,8 @@ use headwater_image::{ChunkCache, VersionReader};
 use headwater_nbd::{Address, Limits, Server, SingleExport};
 use headwater_service::backend::{BackendError, JobControl};
 use headwater_store::{Hash, Store};
+use rustix::fs::{CWD, RenameFlags};
+use rustix::io::Errno;
 
 use crate::adapters::images::image_failed;
 
@@ -62,7 +65,13 @@ pub fn export(
     let file = File::open(&partial.0).map_err(failed)?;
     file.sync_all().map_err(failed)?;
     let size_bytes = file.metadata().map_err(failed)?.len();
-    fs::rename(&partial.0, target).map_err(failed)?;
+    put_in_place(&partial.0, target).map_err(|e| match e.kind() {
+        io::ErrorKind::AlreadyExists => {
+            let message = format!("{} was made by another export meanwhile", target.display());
+            BackendError::new(ProblemKind::Conflict, message)
+        }
+        _ => failed(e),
+    })?;
     if let Some(dir) = target.parent() {
         File::open(dir).and_then(|dir| dir.sync_all()).map_err(failed)?;
     }
@@ -76,7 +85,7 @@ impl Partial {
     fn beside(target: &Path) -> Self {
         let mut name = std::ffi::OsString::from(".");
         name.push(target.file_name().unwrap_or_default());
-        name.push(".partial");
+        name.push(format!(".{}.partial", uuid::Uuid::new_v4().simple()));
         Self(target.with_file_name(name))
     }
 }
@@ -85,6 +94,15 @@ impl Drop for Partial {
     fn drop(&mut self) {
         // Gone where it got its name.
         let _ = fs::remove_file(&self.0);
+    }
+}
+
+/// Gives a file its name, which nothing has.
+fn put_in_place(from: &Path, to: &Path) -> io::Result<()> {
+    match rustix::fs::renameat_with(CWD, from, CWD, to, RenameFlags::NOREPLACE) {
+        // Some file systems cannot, and whoever comes last has the name.
+        Err(Errno::INVAL | Errno::NOSYS | Errno::OPNOTSUPP) => fs::rename(from, to),
+        renamed => Ok(renamed?),
     }
 }
 
