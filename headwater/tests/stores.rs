@@ -176,6 +176,19 @@ fn damage_is_repaired_from_another_store_or_named() {
     let report = store(&["verify", text(&here), "--repair-from", text(&copy)]).ok();
     assert!(report.contains("1 places repaired") && report.contains("is sound"), "{report}");
     assert!(std::fs::read(&object).unwrap() == good);
+    // A manifest, which says what there is to verify.
+    let manifest = std::fs::read_dir(here.join("manifests")).unwrap().next().unwrap().unwrap().path();
+    let good = std::fs::read(&manifest).unwrap();
+    std::fs::write(&manifest, &good[..good.len() - 1]).unwrap();
+    store(&["verify", text(&here)]).fails(6, &["manifest", "damaged"]);
+    let report = store(&["verify", text(&here), "--repair-from", text(&copy)]).ok();
+    assert!(report.contains("1 places repaired") && report.contains("is sound"), "{report}");
+    std::fs::write(&manifest, &good[1..]).unwrap();
+    let daemon = Daemon::start_in(data_dir, |_| {});
+    daemon.cli(&["image", "verify", "disk"]).fails(6, &["manifest", "damaged"]);
+    let report = daemon.cli(&["image", "verify", "disk", "--repair-from", text(&copy)]).ok();
+    assert!(report.contains("1 places repaired") && report.contains("is sound"), "{report}");
+    assert!(std::fs::read(&manifest).unwrap() == good);
     store(&["verify", text(&dir.path().join("nothing"))]).fails(3, &["no image store"]);
     assert!(!dir.path().join("nothing").exists());
 }

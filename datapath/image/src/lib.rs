@@ -106,6 +106,6 @@ pub use open::{FileFormat, open_file, open_file_as};
 pub use progress::{Cancel, Progress};
 pub use raw_file::raw_file;
 pub use reader::VersionReader;
-pub use repair::{Repaired, repair};
+pub use repair::{Repaired, repair, repair_manifest};
 pub use trace::Trace;
 pub use verify::{DamagedChunk, DamagedObject, Verified, verify, verify_at};

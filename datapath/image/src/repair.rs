@@ -3,6 +3,9 @@
 //! A version has the same objects everywhere, so a damaged chunk is at the same place of the same object elsewhere. It is
 //! read there and checked against the hash in the manifest before it is put in place; where an object is lost or has the
 //! wrong length, it is copied as a whole. What cannot be repaired stays as it is.
+//!
+//! A manifest is named by its hash and the same everywhere, too: [`repair_manifest`] comes first, for without it nothing
+//! is known of a version.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -27,6 +30,34 @@ pub struct Repaired {
     pub left: Verified,
     /// Why something could not be repaired, one line each.
     pub reasons: Vec<String>,
+}
+
+/// Puts the manifest of a version that this store lists right, where it is lost or damaged, from the first of `sources` that has
+/// it. Returns whether there was anything to do.
+pub fn repair_manifest(
+    store: &dyn Store,
+    manifest: Hash,
+    sources: &[Arc<dyn Store>],
+) -> Result<bool, ImageError> {
+    let Err(found) = store.manifest(manifest) else { return Ok(false) };
+    let found = ImageError::from(found);
+    // One of a version that was removed meanwhile must not come back.
+    let is_listed = store.images()?.iter().any(|image| image.versions.iter().any(|v| v.manifest == manifest));
+    if !is_listed {
+        return Err(found);
+    }
+    let mut why = "no other store was named".to_owned();
+    for source in sources {
+        let bytes = source.manifest(manifest).map_err(ImageError::from);
+        match bytes.and_then(|bytes| Manifest::decode(&bytes).map(|_| bytes)) {
+            Ok(bytes) => {
+                store.mend_manifest(manifest, &bytes)?;
+                return Ok(true);
+            }
+            Err(e) => why = format!("{}: {e}", source.shown()),
+        }
+    }
+    Err(ImageError::new(found.kind(), format!("{found}; it cannot be repaired: {why}")))
 }
 
 /// Repairs what [`verify`] found in the version with this manifest, from the first of `sources` that has it, and

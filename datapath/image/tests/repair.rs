@@ -10,7 +10,8 @@ use std::time::{Duration, Instant};
 
 use fixture::{import_bytes, noise, read_all, run_ok, store};
 use headwater_image::{
-    Cancel, ChunkCache, Verified, VersionReader, files_touched, repair, verify, verify_at,
+    Cancel, ChunkCache, ImageErrorKind, Verified, VersionReader, files_touched, repair, repair_manifest,
+    verify, verify_at,
 };
 use headwater_store::{LocalDir, Store, Version};
 
@@ -81,6 +82,50 @@ fn every_kind_of_damage_is_repaired_from_another_store() {
     let done = mend(&here, &version, &[Arc::new(other), Arc::new(third)]);
     assert!(done.left.is_sound(), "{:?}", done.reasons);
     assert!(fs::read(&path).unwrap() == good);
+}
+
+#[test]
+fn a_manifest_is_repaired_from_another_store_and_stays_in_use() {
+    let mut disk = vec![0; 4 << 20];
+    noise(&mut disk[..2 << 20], 1);
+    let ((dir, here), (_other_dir, other)) = (store(), store());
+    let version = import_bytes(&here, "disk", &disk).version;
+    import_bytes(&other, "copy", &disk);
+    let sources: [Arc<dyn Store>; 1] = [Arc::new(other)];
+    let path = dir.path().join("manifests").join(version.manifest.to_string());
+    let good = fs::read(&path).unwrap();
+    assert!(!repair_manifest(&here, version.manifest, &sources).unwrap());
+
+    let pin = here.pin(version.manifest).unwrap();
+    flip(&path, 60);
+    File::options().append(true).open(&path).unwrap().write_all_at(b"more", good.len() as u64).unwrap();
+    let alone = repair_manifest(&here, version.manifest, &[]).unwrap_err();
+    assert_eq!(alone.kind(), ImageErrorKind::Damaged);
+    assert!(alone.to_string().contains("no other store"), "{alone}");
+    assert!(repair_manifest(&here, version.manifest, &sources).unwrap());
+    assert!(fs::read(&path).unwrap() == good && check(&here, &version).is_sound());
+    // Whoever holds the version still does.
+    assert!(here.remove(&"disk".parse().unwrap(), Some(1)).is_err());
+    drop(pin);
+
+    // The same bytes from their source do it as well.
+    flip(&path, 60);
+    let mut options = headwater_image::ImportOptions::new("disk".parse().unwrap(), 1_700_000_000);
+    options.unless_newest = true;
+    let source = Arc::new(fixture::MemoryDisk::new(disk));
+    let again = headwater_image::import(source, &here, &options, &mut |_| {}).unwrap();
+    assert_eq!(again.version.number, 1);
+    assert!(fs::read(&path).unwrap() == good);
+
+    fs::remove_file(&path).unwrap();
+    assert!(repair_manifest(&here, version.manifest, &sources).unwrap());
+    assert!(check(&here, &version).is_sound());
+    // One that was removed does not come back.
+    here.remove(&"disk".parse().unwrap(), Some(1)).unwrap();
+    assert_eq!(
+        repair_manifest(&here, version.manifest, &sources).unwrap_err().kind(),
+        ImageErrorKind::NotFound
+    );
 }
 
 #[test]

@@ -114,6 +114,13 @@ pub trait Store: Send + Sync + 'static {
         Err(StoreError::new(StoreErrorKind::ReadOnly, format!("{} cannot be written", self.shown())))
     }
 
+    /// Puts the right bytes of a manifest in place of lost or damaged ones, durably; `bytes` must have the hash `id`. Pins
+    /// on it stay.
+    fn mend_manifest(&self, id: Hash, bytes: &[u8]) -> Result<(), StoreError> {
+        let _ = (id, bytes);
+        Err(StoreError::new(StoreErrorKind::ReadOnly, format!("{} cannot be written", self.shown())))
+    }
+
     /// Removes one version, or with `None` the whole image with its channels, and frees the objects nobody
     /// else needs. A version that a channel points to, or will, is not removed alone. The image stays when its
     /// last version is removed, so that numbers go on.

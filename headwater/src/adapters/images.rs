@@ -13,7 +13,7 @@ use headwater_api::{
 use headwater_block::Device;
 use headwater_image::{
     Cancel, Difference, FileFormat, ImageError, ImportOptions, Verified, files_touched, repair,
-    versions_touched,
+    repair_manifest, versions_touched,
 };
 use headwater_nbd::client::ClientOptions;
 use headwater_nbd::{Client, NbdUri};
@@ -344,13 +344,15 @@ fn verify(
     job: &JobControl,
 ) -> Result<VerifyReport, BackendError> {
     let (cancel, hash) = (Cancel::new(), hash_of(&version)?);
+    let manifest = !sources.is_empty() && repair_manifest(store, hash, sources).map_err(image_failed)?;
     let found =
         headwater_image::verify(store, hash, &cancel, &mut forward(job, &cancel)).map_err(image_failed)?;
     let checked_bytes = found.chunks.saturating_mul(u64::from(store.chunk_bytes()));
-    let (mut left, mut repaired, mut reasons) = (found, 0, Vec::new());
+    let (mut left, mut repaired, mut reasons) = (found, u64::from(manifest), Vec::new());
     if !left.is_sound() && !sources.is_empty() {
         let done = repair(store, hash, &left, sources, &cancel).map_err(image_failed)?;
-        (left, repaired, reasons) = (done.left, done.chunks.saturating_add(done.objects), done.reasons);
+        repaired = repaired.saturating_add(done.chunks).saturating_add(done.objects);
+        (left, reasons) = (done.left, done.reasons);
     }
     let (mut files, mut versions) = (Vec::new(), Vec::new());
     if !left.is_sound() {

@@ -10,7 +10,9 @@ use anyhow::Context;
 use clap::{Args, Subcommand, ValueHint};
 use headwater_api::Progress;
 use headwater_block::size;
-use headwater_image::{Cancel, Verified, files_touched, repair, verify_at, versions_touched};
+use headwater_image::{
+    Cancel, Verified, files_touched, repair, repair_manifest, verify_at, versions_touched,
+};
 use headwater_store::copy::{everything, selected};
 use headwater_store::{Access, Copied, Hash, ImageReference, Store, StoreError, StoreErrorKind, copy};
 use headwater_store_server::{Options, StoreServer, TlsFiles, token_line};
@@ -376,12 +378,14 @@ pub fn check_version(
     progress: &mut dyn FnMut(headwater_image::Progress),
 ) -> anyhow::Result<CheckedVersion> {
     let doing = || format!("cannot verify {}", names.join(", "));
+    let manifest = !sources.is_empty() && repair_manifest(store, hash, sources).with_context(doing)?;
     let found = verify_at(store, hash, rate, cancel, progress).with_context(doing)?;
     let chunks = found.chunks;
-    let (mut left, mut repaired, mut reasons) = (found, 0, Vec::new());
+    let (mut left, mut repaired, mut reasons) = (found, u64::from(manifest), Vec::new());
     if !left.is_sound() && !sources.is_empty() {
         let done = repair(store, hash, &left, sources, cancel).with_context(doing)?;
-        (left, repaired, reasons) = (done.left, done.chunks + done.objects, done.reasons);
+        repaired += done.chunks + done.objects;
+        (left, reasons) = (done.left, done.reasons);
     }
     let (mut files, mut versions) = (Vec::new(), Vec::new());
     if !left.is_sound() {

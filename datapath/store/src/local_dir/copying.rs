@@ -1,4 +1,4 @@
-//! Objects of other stores, and bytes in place of damaged ones.
+//! Objects of other stores, and bytes in place of damaged ones, also of manifests.
 //!
 //! A copy grows in `tmp/HASH.part` and is renamed when its hash is right. One that was interrupted goes on where it
 //! was, unless another writer has opened the store in between: that empties `tmp`.
@@ -9,7 +9,7 @@ use std::os::unix::fs::FileExt;
 use crate::error::{StoreError, StoreErrorKind};
 use crate::hash::Hash;
 use crate::local_dir::Inner;
-use crate::local_dir::files::{remove_quietly, rename, step, sync_dir, sync_file, write};
+use crate::local_dir::files::{remove_quietly, rename, replace_file, step, sync_dir, sync_file, write};
 use crate::store::{Object, Patch};
 
 /// How much is read and written at a time.
@@ -74,6 +74,34 @@ impl Inner {
             }
             step().and_then(|()| file.write_all_at(&patch.bytes, patch.offset)).map_err(failed)?;
         }
+        sync_file(&file, &path).map_err(failed)
+    }
+}
+
+impl Inner {
+    /// Writes a manifest over what is there. In place, because pins are locks on the file: a crash leaves it as damaged as
+    /// it was.
+    pub(super) fn mend_manifest(&self, id: Hash, bytes: &[u8]) -> Result<(), StoreError> {
+        self.must_be_writable()?;
+        if Hash::of(bytes) != id {
+            return Err(StoreError::new(
+                StoreErrorKind::Damaged,
+                format!("these bytes are not the manifest {id}"),
+            ));
+        }
+        let path = self.layout.manifest(id);
+        let failed = |e| StoreError::from_os(format!("cannot mend {}", path.display()), e);
+        let file = match File::options().write(true).open(&path) {
+            Ok(file) => file,
+            Err(e) if e.kind() == std::io::ErrorKind::NotFound => {
+                return replace_file(&self.temporary("manifest"), &path, bytes);
+            }
+            Err(e) => return Err(failed(e)),
+        };
+        let len_bytes = u64::try_from(bytes.len()).unwrap_or(u64::MAX);
+        let written =
+            step().and_then(|()| file.write_all_at(bytes, 0)).and_then(|()| file.set_len(len_bytes));
+        written.map_err(failed)?;
         sync_file(&file, &path).map_err(failed)
     }
 }

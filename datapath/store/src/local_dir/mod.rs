@@ -509,6 +509,10 @@ impl Store for LocalDir {
     fn mend(&self, object: Hash, patches: &[Patch]) -> Result<(), StoreError> {
         self.inner.mend(object, patches)
     }
+
+    fn mend_manifest(&self, id: Hash, bytes: &[u8]) -> Result<(), StoreError> {
+        self.inner.mend_manifest(id, bytes)
+    }
 }
 
 struct LocalObject {

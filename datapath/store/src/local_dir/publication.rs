@@ -7,9 +7,7 @@ use std::sync::Arc;
 use crate::error::StoreError;
 use crate::hash::Hash;
 use crate::local_dir::Inner;
-use crate::local_dir::files::{
-    read_small, remove_quietly, rename, replace_file, step, sync_dir, sync_file, write,
-};
+use crate::local_dir::files::{read_small, remove_quietly, rename, step, sync_dir, sync_file, write};
 use crate::name::ImageName;
 use crate::refs::{Image, Version};
 use crate::store::{MANIFEST_MAX_BYTES, NewVersion, Object, Publication, check_manifest_size};
@@ -44,7 +42,7 @@ impl LocalPublication {
         Ok(Writing { path, file, hasher: blake3::Hasher::new(), len_bytes: 0 })
     }
 
-    /// Writes the manifest unless it is there. Replacing a good one would take the pins on it away.
+    /// Writes the manifest unless it is there and sound.
     fn put_manifest(&mut self, id: Hash, bytes: &[u8]) -> Result<u64, StoreError> {
         let path = self.store.layout.manifest(id);
         match read_small(&path, MANIFEST_MAX_BYTES) {
@@ -52,7 +50,7 @@ impl LocalPublication {
             _ => {}
         }
         self.left_something = true;
-        replace_file(&self.store.temporary("manifest"), &path, bytes)?;
+        self.store.mend_manifest(id, bytes)?;
         Ok(len_u64(bytes))
     }
 }
@@ -133,7 +131,10 @@ impl Publication for LocalPublication {
         if new.unless_newest
             && let Some(newest) = image.newest().filter(|newest| newest.manifest == id)
         {
-            return Ok(newest.clone());
+            let newest = newest.clone();
+            // It may have been damaged since.
+            self.put_manifest(id, new.manifest)?;
+            return Ok(newest);
         }
         let manifest_bytes = self.put_manifest(id, new.manifest)?;
         let version = image.add(&new, id, object_bytes.saturating_add(manifest_bytes))?;

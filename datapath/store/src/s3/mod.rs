@@ -545,6 +545,17 @@ impl Store for S3Store {
         let damaged = self.open_object(object)?;
         publication::send_object(&self.inner, damaged.as_ref(), patches, None, &mut |_| Ok(()))
     }
+
+    fn mend_manifest(&self, id: Hash, bytes: &[u8]) -> Result<(), StoreError> {
+        self.inner.must_be_writable()?;
+        if Hash::of(bytes) != id {
+            return Err(StoreError::new(
+                StoreErrorKind::Damaged,
+                format!("these bytes are not the manifest {id}"),
+            ));
+        }
+        publication::send_manifest(&self.inner, id, bytes)
+    }
 }
 
 /// An object that is read range by range.

@@ -62,28 +62,33 @@ impl S3Publication {
             return Ok(0);
         }
         self.left_something = true;
-        let sending = Sending {
-            key: &key,
-            len_bytes,
-            state_key: None,
-            read: &mut |offset, into: &mut [u8]| {
-                let start = usize::try_from(offset).unwrap_or(usize::MAX);
-                let part = bytes.get(start..).and_then(|tail| tail.get(..into.len()));
-                if let Some(part) = part {
-                    into.copy_from_slice(part);
-                }
-                Ok(())
-            },
-            sent: &mut |_| Ok(()),
-            check: &mut || Ok(()),
-        };
-        upload::send(&self.store.bucket, sending)?;
+        send_manifest(&self.store, id, bytes)?;
         Ok(len_bytes)
     }
 
     fn confirm(&self) -> Result<(), StoreError> {
         self.mark.as_ref().map_or(Ok(()), Mark::confirm)
     }
+}
+
+/// Puts a manifest in its place, whatever is there.
+pub(super) fn send_manifest(store: &Inner, id: Hash, bytes: &[u8]) -> Result<(), StoreError> {
+    let sending = Sending {
+        key: &manifest_key(id),
+        len_bytes: u64::try_from(bytes.len()).unwrap_or(u64::MAX),
+        state_key: None,
+        read: &mut |offset, into: &mut [u8]| {
+            let start = usize::try_from(offset).unwrap_or(usize::MAX);
+            let part = bytes.get(start..).and_then(|tail| tail.get(..into.len()));
+            if let Some(part) = part {
+                into.copy_from_slice(part);
+            }
+            Ok(())
+        },
+        sent: &mut |_| Ok(()),
+        check: &mut || Ok(()),
+    };
+    upload::send(&store.bucket, sending)
 }
 
 impl Publication for S3Publication {
@@ -142,7 +147,10 @@ impl Publication for S3Publication {
             && let Some((image, _)) = store.image(new.name)?
             && let Some(newest) = image.newest().filter(|newest| newest.manifest == id)
         {
-            return Ok(newest.clone());
+            let newest = newest.clone();
+            // It may have been damaged since.
+            self.put_manifest(id, new.manifest)?;
+            return Ok(newest);
         }
         let stored_bytes = object_bytes.saturating_add(self.put_manifest(id, new.manifest)?);
         let version = store.change_image(new.name, |image, _| {
