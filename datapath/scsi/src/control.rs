@@ -50,10 +50,13 @@ pub(crate) fn is_control(op: &Op) -> bool {
 pub(crate) fn may_be_now(op: &Op, room_bytes: usize) -> bool {
     match op {
         Op::RequestSense { .. } => room_bytes >= 32,
-        // PREEMPT AND ABORT waits for tasks.
-        Op::ReserveOut(out) => out.action != 5,
-        _ => true,
+        _ => !ends_tasks(op),
     }
+}
+
+/// Whether the command is PREEMPT AND ABORT, which waits for tasks.
+pub(crate) fn ends_tasks(op: &Op) -> bool {
+    matches!(op, Op::ReserveOut(out) if out.action == 5)
 }
 
 /// Carries the command out.

@@ -8,15 +8,25 @@
 //!
 //! Exclusive are COMPARE AND WRITE and ORWRITE, which read and then write. Commands that a device can carry out at
 //! once never come here; [`TaskSet::overtake`] and [`TaskSet::overtake_to_change`] tell them whether they may pass.
-//! A change holds [`TaskSet::fence`] for reading while the device carries it out, and an exclusive task takes it for
-//! writing once before it starts: so a change either saw the exclusive task, or is over when that starts to read.
+//!
+//! # The fence
+//! A command that may change something [passes](TaskSet::pass): it holds the fence for reading from before reservations and
+//! unit attentions are looked at until the device has carried it out, or until it is in the set. Two take the fence for
+//! writing:
+//! - an exclusive task, once before it starts: a change either saw it, or is over when it starts to read;
+//! - whoever ends tasks or takes a reservation away from others ([`TaskSet::close`]): a command of these either is over,
+//!   or in the set and aborted, or is looked at afterwards and refused. Without that, one that was found allowed and then
+//!   slept would write after PREEMPT AND ABORT was answered.
+//!
+//! Under the fence nothing waits for a device, no task starts and none is answered, for answers may come back here. Lock
+//! order: fence, then the set, reservations or attentions.
 
 use std::collections::HashSet;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use headwater_block::ByteRange;
-use parking_lot::{Mutex, RwLock, RwLockReadGuard};
+use parking_lot::{Mutex, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use crate::link::NexusId;
 use crate::task::{Attribute, FunctionResult};
@@ -132,6 +142,21 @@ pub(crate) struct Startable {
     exclusive: bool,
 }
 
+/// A command on its way from being looked at to its end or its place in the set.
+pub(crate) type Pass<'a> = RwLockReadGuard<'a, ()>;
+
+/// No command is on its way.
+pub(crate) type Closed<'a> = RwLockWriteGuard<'a, ()>;
+
+/// Tasks that were aborted.
+#[derive(Default)]
+pub(crate) struct Aborted {
+    /// Those that waited: to be started once the fence is open, which ends them.
+    pub(crate) waiting: Vec<Startable>,
+    /// Whose they all were.
+    pub(crate) whose: HashSet<NexusId>,
+}
+
 /// See the module's text.
 #[derive(Default)]
 pub(crate) struct TaskSet {
@@ -154,12 +179,21 @@ impl TaskSet {
         }
     }
 
-    /// The same for a change: to be kept until it is carried out.
+    /// The same for a change, which has passed.
     #[inline]
-    pub(crate) fn overtake_to_change(&self, attribute: Attribute) -> Option<RwLockReadGuard<'_, ()>> {
-        let guard = self.fence.read();
-        let may = self.overtake(attribute) && self.exclusive.load(Ordering::SeqCst) == 0;
-        may.then_some(guard)
+    pub(crate) fn overtake_to_change(&self, attribute: Attribute, _: &Pass<'_>) -> bool {
+        self.overtake(attribute) && self.exclusive.load(Ordering::SeqCst) == 0
+    }
+
+    /// Before a command is looked at; to be kept until it is carried out or [added](TaskSet::add).
+    #[inline]
+    pub(crate) fn pass(&self) -> Pass<'_> {
+        self.fence.read()
+    }
+
+    /// Waits for all that pass, and keeps others from it.
+    pub(crate) fn close(&self) -> Closed<'_> {
+        self.fence.write()
     }
 
     /// Whether no more tasks should be added. (One for each thread that asks may still be.)
@@ -167,8 +201,8 @@ impl TaskSet {
         self.all.load(Ordering::Relaxed) >= TASKS
     }
 
-    /// Adds a task, and starts it unless it has to wait.
-    pub(crate) fn add(&self, kind: Kind, start: Start) {
+    /// Adds a task, and gives it back to be started unless it has to wait.
+    pub(crate) fn add(&self, kind: Kind, start: Start, _: &Pass<'_>) -> Option<Startable> {
         let mut state = self.state.lock();
         state.last_id = state.last_id.wrapping_add(1);
         let ticket = Ticket { id: state.last_id, aborted: Arc::default() };
@@ -177,13 +211,10 @@ impl TaskSet {
         let waits = state.entries.iter().any(|earlier| entry.waits_for(earlier));
         let now = if waits { None } else { startable(&mut entry) };
         state.entries.push(entry);
-        drop(state);
-        if let Some(startable) = now {
-            self.start(startable);
-        }
+        now
     }
 
-    /// Starts what [`TaskSet::finish`] gave.
+    /// Starts what [`TaskSet::add`], [`TaskSet::finish`] and [`TaskSet::abort`] gave; not under the fence.
     pub(crate) fn start(&self, startable: Startable) {
         if startable.exclusive {
             // Changes that did not see it are over after this.
@@ -211,22 +242,22 @@ impl TaskSet {
         (entry.waiters, ready)
     }
 
-    /// Aborts the tasks that `is_meant` picks by nexus and tag. Those that wait are to be started by the caller, and
-    /// end at once. Returns them, and whose tasks were aborted.
+    /// Aborts the tasks that `is_meant` picks by nexus and tag.
     pub(crate) fn abort(
         &self,
         is_meant: impl Fn(NexusId, u64) -> bool,
         waiter: Option<&Arc<Waiter>>,
-    ) -> (Vec<Startable>, HashSet<NexusId>) {
+    ) -> Aborted {
         let mut state = self.state.lock();
-        let (mut ready, mut whose) = (Vec::new(), HashSet::new());
+        let mut aborted = Aborted::default();
         for entry in state.entries.iter_mut().filter(|e| is_meant(e.kind.nexus, e.kind.tag)) {
             entry.ticket.aborted.store(true, Ordering::SeqCst);
             entry.waiters.extend(waiter.cloned());
-            whose.insert(entry.kind.nexus);
-            ready.extend(startable(entry).map(|startable| Startable { exclusive: false, ..startable }));
+            aborted.whose.insert(entry.kind.nexus);
+            let waits = startable(entry).map(|startable| Startable { exclusive: false, ..startable });
+            aborted.waiting.extend(waits);
         }
-        (ready, whose)
+        aborted
     }
 
     fn count(&self, entry: &Entry) {

@@ -2,9 +2,10 @@
 //!
 //! A command goes this way:
 //!
-//! 1. The LUN is looked up; one without a unit still answers INQUIRY and REPORT LUNS.
+//! 1. The LUN is looked up; one without a unit still answers INQUIRY and REPORT LUNS. The CDB is parsed ([`crate::cdb`]).
+//!    Unless it only reads, the command passes the unit's fence ([`crate::queue`]) up to its end or its place in the set.
 //! 2. A unit attention that waits is told instead (not to INQUIRY, REPORT LUNS, REQUEST SENSE).
-//! 3. The CDB is parsed ([`crate::cdb`]), reservations are looked at.
+//! 3. Reservations are looked at.
 //! 4. What a unit says of itself is answered ([`crate::control`]).
 //! 5. A READ, a WRITE and a flush are offered to the device; what it cannot do at once, and all other commands of the
 //!    medium, become tasks ([`crate::medium`], [`crate::queue`], [`crate::run`]).
@@ -19,7 +20,8 @@ use crate::copies::Copies;
 use crate::identity::Initiator;
 use crate::link::{Attention, Link, NexusId};
 use crate::medium::{self, Given};
-use crate::queue::{Kind, Waiter};
+use crate::queue::{Aborted, Closed, Kind, Pass, Waiter};
+use crate::reservation::Access;
 use crate::run::{self, Buffers, Done, Run};
 use crate::sense::{Code, Fault, Status};
 use crate::task::{Cdb, Command, Expected, Function, FunctionResult, Lun, Now, Outcome, Reply, Task};
@@ -120,11 +122,13 @@ impl Nexus {
             let result = control::absent(&self.target, &parsed);
             return self.data_now(parsed.as_ref().ok(), result, data_in);
         };
-        let op = match admit(link, command.cdb) {
+        let unit = &link.unit;
+        let parsed = cdb::parse(command.cdb);
+        let pass = parsed.as_ref().is_ok_and(may_change).then(|| unit.tasks.pass());
+        let op = match admit(link, command.cdb, parsed) {
             Ok(op) => op,
             Err(reply) => return Now::Done { reply, data_in_bytes: 0 },
         };
-        let unit = &link.unit;
         match op {
             Op::Read { span, fua } if !(fua && unit.geometry.volatile_cache) => {
                 if !unit.tasks.overtake(command.attribute) {
@@ -143,9 +147,10 @@ impl Nexus {
                 attempted(unit, "READ", attempt, len)
             }
             Op::Write { span, fua } => {
-                let Some(guard) = unit.tasks.overtake_to_change(command.attribute) else {
+                let may = |pass: &Pass<'_>| unit.tasks.overtake_to_change(command.attribute, pass);
+                if !pass.as_ref().is_some_and(may) {
                     return Now::MustWait;
-                };
+                }
                 let given = Given { data_out: command.data_out, announced_bytes: command.announced_bytes };
                 let range = match medium::check_write(unit, span, given) {
                     Ok(range) => range,
@@ -158,7 +163,7 @@ impl Nexus {
                 }
                 let fua = unit.must_be_durable(fua);
                 let attempt = unit.device.try_now(DeviceOp::Write { range, from, fua });
-                drop(guard);
+                drop(pass);
                 attempted(unit, "WRITE", attempt, 0)
             }
             Op::Synchronize { span, .. } if unit.tasks.overtake(command.attribute) => {
@@ -204,38 +209,73 @@ impl Nexus {
             let result = control::absent(&self.target, &parsed);
             return answer(parsed.as_ref().ok(), result, buffers, done);
         };
-        let op = match admit(link, &cdb) {
-            Ok(op) => op,
-            Err(reply) => return answer(None, Err(reply), buffers, done),
-        };
-        if control::is_control(&op) {
-            return match control::carry_out(&self.target, link, &op, &buffers.data_out) {
-                Ok(Effect::Data(data)) => answer(Some(&op), Ok(data), buffers, done),
-                Err(reply) => answer(None, Err(reply), buffers, done),
-                Ok(Effect::Abort(ports)) => {
-                    let waiter = Waiter::new(move |_| answer(None, Ok(Vec::new()), buffers, done));
-                    let nexuses: Vec<NexusId> = link
-                        .unit
-                        .links()
-                        .iter()
-                        .filter(|link| link.nexus != self.id && ports.contains(&link.initiator))
-                        .map(|link| link.nexus)
-                        .collect();
-                    abort(&link.unit, |nexus, _| nexuses.contains(&nexus), Some(&waiter));
-                }
-            };
+        let unit = &link.unit;
+        let parsed = cdb::parse(&cdb);
+        if parsed.as_ref().is_ok_and(control::ends_tasks) {
+            return self.preempt_and_abort(link, &cdb, parsed, buffers, done);
         }
-        let given = Given { data_out: &buffers.data_out, announced_bytes };
-        let plan = match medium::plan(link, &op, given) {
-            Ok(Some(plan)) => plan,
-            Ok(None) => return answer(None, Ok(Vec::new()), buffers, done),
-            Err(fault) => {
-                let reply = link.unit.check_condition(&fault);
+        let pass = unit.tasks.pass();
+        let op = match admit(link, &cdb, parsed) {
+            Ok(op) => op,
+            Err(reply) => {
+                drop(pass);
                 return answer(None, Err(reply), buffers, done);
             }
         };
-        let kind = Kind { nexus: self.id, tag, attribute, hold: plan.hold };
-        start(link, kind, plan, buffers, done);
+        if control::is_control(&op) {
+            // What only reads changes nothing, and may wait for metadata.
+            let pass = may_change(&op).then_some(pass);
+            let result = control::carry_out(&self.target, link, &op, &buffers.data_out);
+            drop(pass);
+            return match result {
+                Ok(Effect::Data(data)) => answer(Some(&op), Ok(data), buffers, done),
+                Ok(Effect::Abort(_)) => answer(None, Ok(Vec::new()), buffers, done),
+                Err(reply) => answer(None, Err(reply), buffers, done),
+            };
+        }
+        let given = Given { data_out: &buffers.data_out, announced_bytes };
+        let result = match medium::plan(link, &op, given) {
+            Ok(Some(plan)) => {
+                let kind = Kind { nexus: self.id, tag, attribute, hold: plan.hold };
+                return start(link, kind, plan, buffers, done, pass);
+            }
+            Ok(None) => Ok(Vec::new()),
+            Err(fault) => Err(unit.check_condition(&fault)),
+        };
+        drop(pass);
+        answer(None, result, buffers, done);
+    }
+
+    /// PERSISTENT RESERVE OUT, PREEMPT AND ABORT: when it is answered, nothing that others were still allowed changes
+    /// anything any more.
+    fn preempt_and_abort(
+        &self,
+        link: &Arc<Link>,
+        cdb: &Cdb,
+        parsed: Result<Op, Fault>,
+        buffers: Buffers,
+        done: Done,
+    ) {
+        let unit = &link.unit;
+        let closed = unit.tasks.close();
+        let result = admit(link, cdb, parsed)
+            .and_then(|op| control::carry_out(&self.target, link, &op, &buffers.data_out));
+        let ports = match result {
+            Ok(Effect::Abort(ports)) => ports,
+            Ok(Effect::Data(_)) => Vec::new(),
+            Err(reply) => {
+                drop(closed);
+                return answer(None, Err(reply), buffers, done);
+            }
+        };
+        let nexuses: Vec<NexusId> = unit
+            .links()
+            .iter()
+            .filter(|link| link.nexus != self.id && ports.contains(&link.initiator))
+            .map(|link| link.nexus)
+            .collect();
+        let waiter = Waiter::new(move |_| answer(None, Ok(Vec::new()), buffers, done));
+        abort(unit, closed, |nexus, _| nexuses.contains(&nexus), &waiter);
     }
 
     /// Carries out a task management function; `done` is called when the tasks concerned have ended, possibly before
@@ -249,8 +289,7 @@ impl Nexus {
             | Function::LogicalUnitReset { lun } => lun,
             Function::TargetWarmReset | Function::TargetColdReset => {
                 for (_, link) in &self.links {
-                    abort(&link.unit, |_, _| true, Some(&waiter));
-                    link.unit.reset();
+                    reset(&link.unit, &waiter);
                 }
                 return;
             }
@@ -262,25 +301,25 @@ impl Nexus {
         match function {
             Function::AbortTask { tag: wanted, .. } => {
                 let mine = |nexus: NexusId, tag: u64| nexus == self.id && tag == wanted;
-                if abort(unit, mine, Some(&waiter)).is_empty() {
+                if !abort(unit, unit.tasks.close(), mine, &waiter) {
                     waiter.answer(FunctionResult::TaskDoesNotExist);
                 }
             }
             Function::AbortTaskSet { .. } => {
-                abort(unit, |nexus, _| nexus == self.id, Some(&waiter));
+                abort(unit, unit.tasks.close(), |nexus, _| nexus == self.id, &waiter);
             }
             Function::ClearTaskSet { .. } => {
-                let whose = abort(unit, |_, _| true, Some(&waiter));
+                let closed = unit.tasks.close();
+                let aborted = unit.tasks.abort(|_, _| true, Some(&waiter));
                 for other in unit.links() {
-                    if other.nexus != self.id && whose.contains(&other.nexus) {
+                    if other.nexus != self.id && aborted.whose.contains(&other.nexus) {
                         other.attention.establish(Code::COMMANDS_CLEARED_BY_ANOTHER_INITIATOR);
                     }
                 }
+                drop(closed);
+                end(unit, aborted);
             }
-            _ => {
-                abort(unit, |_, _| true, Some(&waiter));
-                unit.reset();
-            }
+            _ => reset(unit, &waiter),
         }
     }
 }
@@ -288,30 +327,52 @@ impl Nexus {
 impl Drop for Nexus {
     fn drop(&mut self) {
         for (_, link) in &self.links {
-            abort(&link.unit, |nexus, _| nexus == self.id, None);
+            // Nothing of it passes any more: that would borrow it.
+            let aborted = link.unit.tasks.abort(|nexus, _| nexus == self.id, None);
+            end(&link.unit, aborted);
             link.unit.reservations.nexus_lost(self.id);
         }
     }
 }
 
-/// Aborts tasks; returns whose.
+/// Aborts tasks, and opens the fence; whether there were any.
 fn abort(
     unit: &LogicalUnit,
+    closed: Closed<'_>,
     is_meant: impl Fn(NexusId, u64) -> bool,
-    waiter: Option<&Arc<Waiter>>,
-) -> std::collections::HashSet<NexusId> {
-    let (waiting, whose) = unit.tasks.abort(is_meant, waiter);
-    for startable in waiting {
+    waiter: &Arc<Waiter>,
+) -> bool {
+    let aborted = unit.tasks.abort(is_meant, Some(waiter));
+    drop(closed);
+    let any = !aborted.whose.is_empty();
+    end(unit, aborted);
+    any
+}
+
+/// Aborts all tasks and resets the unit.
+fn reset(unit: &LogicalUnit, waiter: &Arc<Waiter>) {
+    let closed = unit.tasks.close();
+    unit.reset();
+    abort(unit, closed, |_, _| true, waiter);
+}
+
+/// Ends aborted tasks that wait.
+fn end(unit: &LogicalUnit, aborted: Aborted) {
+    for startable in aborted.waiting {
         unit.tasks.start(startable);
     }
-    whose
+}
+
+/// Whether a command must pass the fence: all but those that only read.
+#[inline]
+fn may_change(op: &Op) -> bool {
+    op.access() != Access::Reading
 }
 
 /// Steps 2 and 3 of a command: whether it may be carried out, and what it is.
 #[inline]
-fn admit(link: &Link, cdb: &Cdb) -> Result<Op, Reply> {
+fn admit(link: &Link, cdb: &Cdb, parsed: Result<Op, Fault>) -> Result<Op, Reply> {
     let unit = &link.unit;
-    let parsed = cdb::parse(cdb);
     if link.attention.is_pending()
         && !matches!(cdb.opcode(), 0x03 | 0x12 | 0xa0)
         && let Some(code) = link.attention.take()
@@ -365,22 +426,39 @@ fn answer(op: Option<&Op>, result: Result<Vec<u8>, Reply>, buffers: Buffers, don
 }
 
 /// Puts a task into the set of its unit.
-fn start(link: &Arc<Link>, kind: Kind, plan: medium::Plan, buffers: Buffers, done: Done) {
+fn start(
+    link: &Arc<Link>,
+    kind: Kind,
+    plan: medium::Plan,
+    mut buffers: Buffers,
+    mut done: Done,
+    pass: Pass<'_>,
+) {
     let medium::Plan { work, immediate, .. } = plan;
-    if link.unit.tasks.is_full() {
+    let tasks = &link.unit.tasks;
+    if tasks.is_full() {
+        drop(pass);
         let reply = Reply { status: Status::TaskSetFull, sense: None };
         return answer(None, Err(reply), buffers, done);
     }
-    let (buffers, done) = if immediate {
-        // IMMED: what becomes of it later is nobody's business.
-        answer(None, Ok(Vec::new()), buffers, done);
-        (Buffers::default(), Box::new(|_| {}) as Done)
-    } else {
-        (buffers, done)
-    };
+    // IMMED: what becomes of it later is nobody's business.
+    let answered = immediate.then(|| {
+        let nobody = Box::new(|_| {}) as Done;
+        (std::mem::take(&mut buffers), std::mem::replace(&mut done, nobody))
+    });
     let for_run = Arc::clone(link);
     let started = Box::new(move |ticket| {
         run::drive(Box::new(Run { link: for_run, ticket, work, buffers, done }), None);
     });
-    link.unit.tasks.add(kind, started);
+    let startable = tasks.add(kind, started, &pass);
+    drop(pass);
+    if let Some((buffers, done)) = answered {
+        answer(None, Ok(Vec::new()), buffers, done);
+    }
+    if let Some(startable) = startable {
+        tasks.start(startable);
+    }
 }
+
+#[cfg(test)]
+mod tests;
