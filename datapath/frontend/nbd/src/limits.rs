@@ -36,6 +36,8 @@ pub struct Limits {
     /// How long a connection with one request at a time is watched before its thread sleeps, in microseconds; 0 sleeps
     /// at once. Watching ends by itself where requests come more slowly ([`headwater_block::Polling`]).
     pub polling_us: u64,
+    /// How long a client may take nothing of a reply that is being sent, in milliseconds. Then the connection is cut.
+    pub send_stall_ms: u64,
     /// How long [`crate::Server::stop`] waits for requests in flight and for clients to take
     /// their replies, in milliseconds. Then connections are cut.
     pub stop_timeout_ms: u64,
@@ -59,6 +61,7 @@ impl Default for Limits {
             receive_buffer_bytes: 256 << 10,
             batch_bytes: 256 << 10,
             polling_us: 100,
+            send_stall_ms: 120_000,
             stop_timeout_ms: 10_000,
             warnings_per_10_s: 20,
         }
@@ -76,6 +79,7 @@ impl Limits {
         self.bytes_in_flight = self.bytes_in_flight.max(1);
         self.extents_per_reply = self.extents_per_reply.clamp(1, 1 << 16);
         self.receive_buffer_bytes = self.receive_buffer_bytes.max(192 << 10);
+        self.send_stall_ms = self.send_stall_ms.max(1);
         self.batch_bytes = self.batch_bytes.max(128 << 10);
         self
     }

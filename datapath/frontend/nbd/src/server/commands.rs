@@ -273,7 +273,7 @@ impl Connection<'_> {
             Some(bytes) => self.put(&bytes).and_then(|()| {
                 self.batch
                     .send_lent(self.socket, &self.lent, &mut self.pipe)
-                    .map_err(|error| End::Fault(format!("sending replies failed: {error}")))
+                    .map_err(|error| End::unsent(&error, self.limits))
             }),
             None => Err(End::Fault("a read's length does not fit the protocol".into())),
         };

@@ -12,7 +12,7 @@
 //! | `Closing` | not read any more | nothing is in flight |
 //!
 //! No requests are taken while [`Limits::requests_in_flight`] or [`Limits::bytes_in_flight`] is reached, so a client that
-//! does not read its replies stops being served and costs what these allow.
+//! does not read its replies stops being served and costs what these allow, until [`Limits::send_stall_ms`] has passed.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -456,9 +456,7 @@ impl<'a> Connection<'a> {
     }
 
     pub(super) fn flush_batch(&mut self, more: &[u8]) -> Result<(), End> {
-        self.batch
-            .send(self.socket, more)
-            .map_err(|error| End::Fault(format!("sending replies failed: {error}")))
+        self.batch.send(self.socket, more).map_err(|error| End::unsent(&error, self.limits))
     }
 }
 

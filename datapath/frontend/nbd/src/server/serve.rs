@@ -8,6 +8,7 @@ use super::connection::Connection;
 use super::handshake::{Chosen, Encryption, Handshake, Step};
 use super::listener::Peer;
 use super::{Seat, Shared};
+use crate::limits::Limits;
 use crate::socket::Socket;
 use crate::wire::handshake::{OPTION_BYTES, decode_option, encode_option_reply, greeting, reply};
 
@@ -17,6 +18,16 @@ pub(super) enum End {
     Orderly(&'static str),
     /// The client broke the protocol, or the connection broke.
     Fault(String),
+}
+
+impl End {
+    /// Replies could not be sent.
+    pub(super) fn unsent(error: &std::io::Error, limits: &Limits) -> Self {
+        Self::Fault(match error.kind() {
+            ErrorKind::TimedOut => format!("it took nothing of a reply for {} ms", limits.send_stall_ms),
+            _ => format!("sending replies failed: {error}"),
+        })
+    }
 }
 
 pub(super) fn serve(seat: &Seat, socket: &Socket, peer: &Peer) {
@@ -35,7 +46,8 @@ pub(super) fn serve(seat: &Seat, socket: &Socket, peer: &Peer) {
                 chosen.form,
                 chosen.base_allocation
             );
-            match Connection::new(shared, socket, peer, chosen) {
+            let stall = Duration::from_millis(shared.limits.send_stall_ms);
+            match socket.limit_stall(stall).and_then(|()| Connection::new(shared, socket, peer, chosen)) {
                 Ok(mut connection) => {
                     let end = connection.run();
                     socket.say_goodbye();

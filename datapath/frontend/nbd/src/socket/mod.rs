@@ -52,6 +52,12 @@ impl Socket {
         Ok(rustix::net::sockopt::set_socket_timeout(self, which, Some(limit))?)
     }
 
+    /// Bounds how long a send without a deadline may make no progress; it fails with `TimedOut` then.
+    pub(crate) fn limit_stall(&self, limit: Duration) -> std::io::Result<()> {
+        let which = rustix::net::sockopt::Timeout::Send;
+        Ok(rustix::net::sockopt::set_socket_timeout(self, which, Some(limit))?)
+    }
+
     /// Encrypts all that follows, after a handshake before `deadline`. Once only.
     pub(crate) fn secure(&self, connection: rustls::Connection, deadline: Instant) -> std::io::Result<()> {
         let secure = Secure::start(&self.plain, connection, deadline)?;
@@ -87,7 +93,7 @@ impl Socket {
         Ok(true)
     }
 
-    /// Sends all parts whole, waiting for the peer as long as it takes. Empties `parts`, which are those of one message.
+    /// Sends all parts whole, waiting for the peer up to the limit that was set, else as long as it takes. Empties `parts`, which are those of one message.
     pub(crate) fn send_all(&self, parts: &mut [IoSlice<'_>]) -> std::io::Result<()> {
         self.send_parts(parts, None)
     }
@@ -177,6 +183,8 @@ impl Plain {
             match sent {
                 Ok(sent) => IoSlice::advance_slices(&mut parts, sent),
                 Err(Errno::INTR) => {}
+                // Without a deadline it has waited already.
+                Err(Errno::AGAIN) if deadline.is_none() => return Err(std::io::ErrorKind::TimedOut.into()),
                 Err(Errno::AGAIN) => self.wait_until(PollFlags::OUT, deadline)?,
                 Err(errno) => return Err(errno.into()),
             }

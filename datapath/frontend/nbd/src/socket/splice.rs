@@ -81,7 +81,7 @@ impl Ends {
 }
 
 impl Plain {
-    /// Sends all of `lent`, waiting for the peer as long as it takes. After an error the pipe may hold a rest, and the
+    /// Sends all of `lent`, waiting for the peer as [`super::Socket::send_all`] does. After an error the pipe may hold a rest, and the
     /// connection is at its end.
     ///
     /// `splice` has no flag against SIGPIPE; programs in Rust ignore that signal from their start.
@@ -110,6 +110,8 @@ impl Plain {
                 Ok(0) => return Err(std::io::ErrorKind::WriteZero.into()),
                 Ok(moved) => left = left.saturating_sub(moved),
                 Err(Errno::INTR) => {}
+                // The pipe is full: the socket's limit has passed.
+                Err(Errno::AGAIN) => return Err(std::io::ErrorKind::TimedOut.into()),
                 Err(errno) => return Err(errno.into()),
             }
         }

@@ -1,0 +1,131 @@
+//! Clients that ask and never read: each loses its connection when it has taken nothing for too long, and the log says who
+//! it was.
+
+mod fixture;
+
+use std::io::Write;
+use std::net::TcpStream;
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream;
+use std::sync::{Arc, Mutex, Once};
+
+use headwater_block::{
+    Attempt, ByteRange, Completion, Device, Extent, ExtentKind, Geometry, IoError, Lent, Op, Pages, Request,
+    SharedPages,
+};
+use headwater_nbd::wire::transmission::command;
+use headwater_nbd::{Address, Limits, Server, SingleExport};
+
+use fixture::{PATIENCE, Raw, wait_for};
+
+const LEN: u32 = 1 << 20;
+
+/// A disk of ones, which it lends or copies.
+struct Ones {
+    lent: Option<SharedPages>,
+}
+
+impl Device for Ones {
+    fn geometry(&self) -> Geometry {
+        Geometry {
+            size_bytes: u64::from(LEN),
+            logical_block_bytes: 512,
+            physical_block_bytes: 4096,
+            read_only: true,
+            volatile_cache: false,
+        }
+    }
+
+    fn try_now(&self, op: Op<'_>) -> Result<Attempt, IoError> {
+        if let Op::Read { into, .. } = op {
+            into.fill(1);
+        }
+        Ok(Attempt::Done)
+    }
+
+    fn lend(&self, range: ByteRange, parts: &mut Vec<Lent>) -> bool {
+        let Some(pages) = &self.lent else { return false };
+        parts.push(Lent::new(pages.clone(), range.offset() as usize, range.len() as usize).unwrap());
+        true
+    }
+
+    fn submit(&self, request: Request, done: Completion) {
+        done.complete(Ok(()), request.into_buffer());
+    }
+
+    fn extents(&self, range: ByteRange, _: usize) -> Result<Vec<Extent>, IoError> {
+        Ok(vec![Extent { len: range.len(), kind: ExtentKind::Data }])
+    }
+}
+
+static LOGGED: Mutex<Vec<u8>> = Mutex::new(Vec::new());
+
+struct Log;
+
+impl Write for Log {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        LOGGED.lock().unwrap().extend_from_slice(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        Ok(())
+    }
+}
+
+/// A client that asks for far more than sockets hold, of a server with this limit, and reads nothing.
+fn ask_and_never_read(lends: bool, over_tcp: bool, send_stall_ms: u64) {
+    static STARTED: Once = Once::new();
+    STARTED.call_once(|| tracing_subscriber::fmt().with_writer(|| Log).with_ansi(false).init());
+    let lent = lends.then(|| {
+        let mut pages = Pages::new(LEN as usize).unwrap();
+        pages.fill(1);
+        pages.share()
+    });
+    let limits = Limits { send_stall_ms, ..Limits::default() };
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("nbd.sock");
+    let address = if over_tcp {
+        Address::Tcp { host: "127.0.0.1".into(), port: 0 }
+    } else {
+        Address::Unix(path.clone())
+    };
+    let server = Server::bind(address, SingleExport::new(Arc::new(Ones { lent }), "ones"), limits).unwrap();
+    let (mut raw, who) = if over_tcp {
+        let uri = server.uri();
+        let stream = TcpStream::connect(uri.trim_start_matches("nbd://").trim_end_matches('/')).unwrap();
+        stream.set_read_timeout(Some(PATIENCE)).unwrap();
+        let who = format!("client {}", stream.local_addr().unwrap());
+        (Raw(UnixStream::from(OwnedFd::from(stream))), who)
+    } else {
+        (Raw::connect(&path), format!("client process {}", std::process::id()))
+    };
+    raw.shake_hands(true);
+    for cookie in 0..64 {
+        raw.request(command::READ, 0, cookie, 0, LEN);
+    }
+    let expected =
+        format!("{who}: the connection was closed: it took nothing of a reply for {send_stall_ms} ms");
+    wait_for(&expected, || String::from_utf8_lossy(&LOGGED.lock().unwrap()).contains(&expected));
+    wait_for("the end of the connection", || server.connections() == 0);
+}
+
+#[test]
+fn copied_replies_over_a_unix_socket() {
+    ask_and_never_read(false, false, 201);
+}
+
+#[test]
+fn copied_replies_over_tcp() {
+    ask_and_never_read(false, true, 202);
+}
+
+#[test]
+fn lent_replies_over_a_unix_socket() {
+    ask_and_never_read(true, false, 203);
+}
+
+#[test]
+fn lent_replies_over_tcp() {
+    ask_and_never_read(true, true, 204);
+}
