@@ -8,8 +8,8 @@ use anyhow::Context;
 use clap::{Args, ValueEnum};
 use headwater_api::{Problem, ProblemKind};
 use headwater_attach::{
-    AttachError, Attached, Options, Record, Registry, Way, choose, is_in_use, is_waiting, remove,
-    write_through,
+    AttachError, Attached, Intent, Mark, Options, Owner, Record, Registry, Way, choose, find, is_in_use,
+    is_waiting, owner, remove, write_through,
 };
 use headwater_block::Device;
 use headwater_nbd::{Address, Limits, Server, SingleExport};
@@ -135,20 +135,27 @@ impl AttachArgs {
             Way::Ublk => None,
             Way::Nbd => Some(nbd_server(source, &device).with_context(failed)?),
         };
+        let mark = waiting.as_ref().map_or_else(Mark::of_this_thread, Record::mark);
         let options = Options {
             number: asked.map(|(_, number)| number),
             queues: self.queues,
             survives,
             resume: waiting.as_ref().map(|record| record.number),
             nbd_socket: nbd_socket(),
+            mark,
             ..Options::default()
         };
+        // The device is found by its record where there is one already.
+        let intended = if waiting.is_some() { None } else { Some(Intended::new(way, mark)) };
+        let intended = intended.transpose().with_context(failed)?;
         let attached = Attached::start(way, &device, &options).map_err(problem).with_context(failed)?;
         // The kernel has its connections; nobody else needs the way in.
         let _ = std::fs::remove_file(nbd_socket());
         let name = name.or_else(|| waiting.and_then(|record| record.name));
         let record = Record::of_this_process(way, attached.number(), name, source.into(), identity, survives);
+        let record = Record { made_by: Some(mark), ..record };
         note(&record).with_context(failed)?;
+        drop(intended);
         Ok(Some(AttachedDisk { attached, record, server, why }))
     }
 
@@ -179,16 +186,27 @@ impl AttachArgs {
     fn clear_up(&self, identity: &str, survives: bool) -> anyhow::Result<Option<Record>> {
         let mut waiting = None;
         for record in registry().all()?.into_iter().filter(|record| !record.is_served()) {
-            if record.survives && is_waiting(record.way, record.number) {
+            if record.survives && is_waiting(record.way, record.number, &record.mark()) {
                 let is_meant = self.device.as_deref().is_none_or(|device| record.is_meant_by(device));
                 if survives && record.identity == identity && is_meant && waiting.is_none() {
                     waiting = Some(record);
                 }
                 continue;
             }
-            tracing::warn!("{} is removed: its server died, and what it held is gone", record.device());
-            remove(record.way, record.number);
+            clear(&record);
             forget(&record);
+        }
+        let records = registry().all()?;
+        for intent in registry().intents()?.into_iter().filter(|intent| !intent.mark.is_alive()) {
+            let is_recorded = |number: &u32| {
+                records.iter().any(|record| (record.way, record.number) == (intent.way, *number))
+            };
+            for number in find(intent.way, &intent.mark).into_iter().filter(|number| !is_recorded(number)) {
+                let device = intent.way.device(number);
+                tracing::warn!("{device} is removed: who attached it died before it was recorded");
+                remove(intent.way, number, &intent.mark);
+            }
+            registry().settle(&intent)?;
         }
         Ok(waiting)
     }
@@ -207,6 +225,41 @@ impl Via {
         match self {
             Via::Ublk => "ublk",
             Via::Nbd => "nbd",
+        }
+    }
+}
+
+/// What is about to be attached, until it is dropped or the process dies.
+struct Intended(Intent);
+
+impl Intended {
+    fn new(way: Way, mark: Mark) -> anyhow::Result<Self> {
+        let intent = Intent { way, mark };
+        registry().intend(&intent).with_context(|| format!("cannot write a record to {RUN_DIR}"))?;
+        Ok(Self(intent))
+    }
+}
+
+impl Drop for Intended {
+    fn drop(&mut self) {
+        if let Err(error) = registry().settle(&self.0) {
+            tracing::warn!("a record in {RUN_DIR} cannot be removed: {error}");
+        }
+    }
+}
+
+/// Removes what is left of a device whose server died, and says so. One that is somebody else's by now stays.
+fn clear(record: &Record) {
+    match remove(record.way, record.number, &record.mark()) {
+        // One that the kernel ended itself only has to be forgotten.
+        Owner::Ours | Owner::Nobody => {
+            tracing::warn!("{} is removed: its server died, and what it held is gone", record.device());
+        }
+        Owner::Others => {
+            tracing::warn!(
+                "{} is left alone: it is not the device that this program attached, whose server died",
+                record.device()
+            );
         }
     }
 }
@@ -247,12 +300,17 @@ pub fn detach(args: &DetachArgs) -> anyhow::Result<u8> {
         Problem::new(ProblemKind::NotFound, text)
     });
     let record = record.with_context(failed)?;
+    if !record.is_served() && owner(record.way, record.number, &record.mark()) == Owner::Others {
+        forget(&record);
+        let text = format!("its server died, and {} is somebody else's device by now", record.device());
+        return Err(Problem::new(ProblemKind::NotFound, text)).with_context(failed);
+    }
     if !args.force && is_in_use(record.way, record.number) {
         let text = format!("{} is mounted or otherwise in use; umount it, or give --force", record.device());
         return Err(Problem::new(ProblemKind::Conflict, text)).with_context(failed);
     }
     if !record.is_served() {
-        remove(record.way, record.number);
+        clear(&record);
         forget(&record);
         return Ok(0);
     }
@@ -283,8 +341,10 @@ pub fn list(json: bool) -> anyhow::Result<u8> {
     let rows = records.into_iter().map(|record| {
         let state = if record.is_served() {
             format!("served by process {}", record.pid)
-        } else if record.survives && is_waiting(record.way, record.number) {
+        } else if record.survives && is_waiting(record.way, record.number, &record.mark()) {
             "waits for its server, which died".into()
+        } else if owner(record.way, record.number, &record.mark()) == Owner::Others {
+            "gone, and somebody else's by now; the next attach or detach forgets it".into()
         } else {
             "dead; the next attach or detach removes it".into()
         };

@@ -14,7 +14,8 @@
 //! - [`choose`] says which way is taken and why; nothing is silently worse.
 //! - A device that may outlive its server ([`Options::survives`]) keeps its requests until the next server has it
 //!   ([`Options::resume`]), or until they time out; any other ends with its server.
-//! - What a dead server left is found ([`Registry::all`]) and can be removed.
+//! - What a dead server left is found ([`Registry::all`], [`Registry::intents`]) and can be removed; a device that is somebody
+//!   else's by now is not touched ([`Mark`]).
 //! - A flush of the kernel is a flush of the volume; over [`write_through`] a change is durable when it is answered.
 //!
 //! # Limits
@@ -50,6 +51,7 @@
 
 mod error;
 mod kernel_nbd;
+mod mark;
 mod registry;
 mod ublk;
 mod write_through;
@@ -61,7 +63,8 @@ use std::sync::Arc;
 use headwater_block::Device;
 
 pub use error::AttachError;
-pub use registry::{Record, Registry};
+pub use mark::{Mark, Owner};
+pub use registry::{Intent, Record, Registry};
 pub use write_through::write_through;
 
 /// How the kernel reaches the volume.
@@ -130,6 +133,8 @@ pub struct Options {
     pub dead_server_timeout_s: u64,
     /// Go on with this device, whose server has died.
     pub resume: Option<u32>,
+    /// Who makes the device, or made the one to go on with.
+    pub mark: Mark,
     /// Where an NBD server of the same volume listens (NBD).
     pub nbd_socket: PathBuf,
     /// Warnings of a device in ten seconds (ublk; the NBD server has its own limit); further ones are counted.
@@ -146,6 +151,7 @@ impl Default for Options {
             survives: false,
             dead_server_timeout_s: 60,
             resume: None,
+            mark: Mark::of_this_thread(),
             nbd_socket: PathBuf::new(),
             warnings_per_10_s: 20,
         }
@@ -203,20 +209,45 @@ impl Drop for Attached {
     }
 }
 
-/// Whether a device whose server died waits for another one.
-pub fn is_waiting(way: Way, number: u32) -> bool {
+/// Whether a device of this mark, whose server died, waits for another one.
+pub fn is_waiting(way: Way, number: u32, mark: &Mark) -> bool {
     match way {
-        Way::Ublk => ublk::is_waiting(number),
-        Way::Nbd => kernel_nbd::is_connected(number),
+        Way::Ublk => ublk::is_waiting(number, mark),
+        Way::Nbd => kernel_nbd::owner(number, mark) == Owner::Ours,
     }
 }
 
-/// Removes a device whose server died.
-pub fn remove(way: Way, number: u32) {
+/// Whose the device is.
+pub fn owner(way: Way, number: u32, mark: &Mark) -> Owner {
     match way {
-        Way::Ublk => ublk::remove(number),
-        Way::Nbd => kernel_nbd::remove(number),
+        Way::Ublk => ublk::owner(number, mark),
+        Way::Nbd => kernel_nbd::owner(number, mark),
     }
+}
+
+/// The devices of this mark.
+pub fn find(way: Way, mark: &Mark) -> Vec<u32> {
+    let (dir, prefix) = match way {
+        Way::Ublk => ("/dev", "ublkc"),
+        Way::Nbd => ("/sys/block", "nbd"),
+    };
+    let Ok(entries) = std::fs::read_dir(dir) else { return Vec::new() };
+    entries
+        .filter_map(|entry| entry.ok()?.file_name().to_str()?.strip_prefix(prefix)?.parse().ok())
+        .filter(|number| owner(way, *number, mark) == Owner::Ours)
+        .collect()
+}
+
+/// Removes a device whose server died, if it has this mark. Returns whose it was.
+pub fn remove(way: Way, number: u32, mark: &Mark) -> Owner {
+    let owner = owner(way, number, mark);
+    if owner == Owner::Ours {
+        match way {
+            Way::Ublk => ublk::remove(number),
+            Way::Nbd => kernel_nbd::remove(number),
+        }
+    }
+    owner
 }
 
 /// Whether a device is mounted, held by another device, or otherwise open for itself alone.

@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use serde::{Deserialize, Serialize};
 
 use crate::Way;
+use crate::mark::{Mark, start_ticks};
 
 /// One attached device.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -27,10 +28,23 @@ pub struct Record {
     pub pid: u32,
     /// When that process started, in the kernel's ticks: numbers of processes are used again.
     pub started: u64,
+    /// Who made the device; `None`: the process that serves it.
+    #[serde(default)]
+    pub made_by: Option<Mark>,
+}
+
+/// What is about to be attached, kept before it is: the kernel chooses the number, and who dies before that is recorded
+/// leaves a device that is found by its mark.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Intent {
+    /// How it is attached.
+    pub way: Way,
+    /// By whom.
+    pub mark: Mark,
 }
 
 impl Record {
-    /// A record of this process.
+    /// A record of a device that this process serves and has made.
     pub fn of_this_process(
         way: Way,
         number: u32,
@@ -41,7 +55,12 @@ impl Record {
     ) -> Self {
         let pid = std::process::id();
         let started = start_ticks(pid).unwrap_or(0);
-        Self { way, number, name, source, identity, survives, pid, started }
+        Self { way, number, name, source, identity, survives, pid, started, made_by: None }
+    }
+
+    /// What the device carries if it still is the one that was recorded.
+    pub fn mark(&self) -> Mark {
+        self.made_by.unwrap_or(Mark { pid: self.pid, thread: self.pid, started: self.started })
     }
 
     /// Path of the device.
@@ -73,6 +92,10 @@ impl Registry {
         Self { dir: dir.into() }
     }
 
+    fn intent_file(&self, intent: &Intent) -> PathBuf {
+        self.dir.join(format!("{}.intent", intent.mark.text()))
+    }
+
     fn file(&self, way: Way, number: u32) -> PathBuf {
         let device = way.device(number);
         self.dir.join(format!("{}.json", device.strip_prefix("/dev/").unwrap_or(&device)))
@@ -80,23 +103,44 @@ impl Registry {
 
     /// Keeps a record, in place of an older one of the device.
     pub fn record(&self, record: &Record) -> std::io::Result<()> {
+        self.write(&self.file(record.way, record.number), &serde_json::to_vec_pretty(record)?)
+    }
+
+    fn write(&self, file: &Path, bytes: &[u8]) -> std::io::Result<()> {
         std::fs::create_dir_all(&self.dir)?;
-        let file = self.file(record.way, record.number);
         let part = file.with_extension("part");
-        std::fs::write(&part, serde_json::to_vec_pretty(record)?)?;
-        std::fs::rename(&part, &file)
+        std::fs::write(&part, bytes)?;
+        std::fs::rename(&part, file)
+    }
+
+    /// Keeps what is about to be attached.
+    pub fn intend(&self, intent: &Intent) -> std::io::Result<()> {
+        self.write(&self.intent_file(intent), &serde_json::to_vec_pretty(intent)?)
+    }
+
+    /// Forgets it: the device is recorded, or there is none.
+    pub fn settle(&self, intent: &Intent) -> std::io::Result<()> {
+        absent_or(std::fs::remove_file(self.intent_file(intent)))
     }
 
     /// Forgets a device. Harmless where it is not known.
     pub fn forget(&self, way: Way, number: u32) -> std::io::Result<()> {
-        match std::fs::remove_file(self.file(way, number)) {
-            Err(error) if error.kind() != ErrorKind::NotFound => Err(error),
-            _ => Ok(()),
-        }
+        absent_or(std::fs::remove_file(self.file(way, number)))
     }
 
     /// All records, by device.
     pub fn all(&self) -> std::io::Result<Vec<Record>> {
+        let mut records: Vec<Record> = self.read_all("json")?;
+        records.sort_by_key(Record::device);
+        Ok(records)
+    }
+
+    /// All that was about to be attached and has not been settled.
+    pub fn intents(&self) -> std::io::Result<Vec<Intent>> {
+        self.read_all("intent")
+    }
+
+    fn read_all<T: serde::de::DeserializeOwned>(&self, kind: &str) -> std::io::Result<Vec<T>> {
         let entries = match std::fs::read_dir(&self.dir) {
             Err(error) if error.kind() == ErrorKind::NotFound => return Ok(Vec::new()),
             entries => entries?,
@@ -104,7 +148,7 @@ impl Registry {
         let mut records = Vec::new();
         for entry in entries {
             let path = entry?.path();
-            if path.extension().is_none_or(|extension| extension != "json") {
+            if path.extension().is_none_or(|extension| extension != kind) {
                 continue;
             }
             // One that went away meanwhile is no error, and one that is damaged is no device.
@@ -114,25 +158,20 @@ impl Registry {
                 Err(error) => tracing::warn!("attach: the record {} cannot be read: {error}", path.display()),
             }
         }
-        records.sort_by_key(Record::device);
         Ok(records)
     }
 }
 
-fn read(path: &Path) -> std::io::Result<Record> {
+fn read<T: serde::de::DeserializeOwned>(path: &Path) -> std::io::Result<T> {
     Ok(serde_json::from_slice(&std::fs::read(path)?)?)
 }
 
-/// When a process started, field 22 of `/proc/PID/stat`; `None` where there is no such process, or only what its
-/// parent has not taken note of yet.
-fn start_ticks(pid: u32) -> Option<u64> {
-    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    // The name of the program may have blanks and parentheses.
-    let (_, behind) = stat.rsplit_once(')')?;
-    let mut fields = behind.split_ascii_whitespace();
-    let is_dead = matches!(fields.next()?, "Z" | "X");
-    let ticks = fields.nth(18)?.parse().ok()?;
-    (!is_dead).then_some(ticks)
+/// What is not there need not be removed.
+fn absent_or(result: std::io::Result<()>) -> std::io::Result<()> {
+    match result {
+        Err(error) if error.kind() != ErrorKind::NotFound => Err(error),
+        _ => Ok(()),
+    }
 }
 
 #[cfg(test)]
@@ -144,8 +183,11 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let registry = Registry::new(dir.path().join("attached"));
         assert_eq!(registry.all().unwrap(), []);
+        let mark = Mark::of_this_thread();
         let ours =
             Record::of_this_process(Way::Ublk, 3, Some("lab".into()), "win11".into(), "id".into(), true);
+        let ours = Record { made_by: Some(mark), ..ours };
+        assert_eq!(ours.mark(), mark);
         let gone = Record { way: Way::Nbd, number: 0, name: None, started: ours.started + 1, ..ours.clone() };
         registry.record(&ours).unwrap();
         registry.record(&gone).unwrap();
@@ -158,5 +200,30 @@ mod tests {
         registry.forget(Way::Nbd, 0).unwrap();
         registry.forget(Way::Nbd, 0).unwrap();
         assert_eq!(registry.all().unwrap(), [ours]);
+    }
+
+    #[test]
+    fn a_record_without_a_mark_has_that_of_its_server() {
+        let text = r#"{"way":"nbd","number":0,"name":null,"source":"s","identity":"i","survives":false,"pid":7,"started":9}"#;
+        let record: Record = serde_json::from_str(text).unwrap();
+        assert_eq!(record.mark(), Mark { pid: 7, thread: 7, started: 9 });
+    }
+
+    #[test]
+    fn what_is_about_to_be_attached_is_found_until_it_is_settled() {
+        let dir = tempfile::tempdir().unwrap();
+        let registry = Registry::new(dir.path());
+        let ours = Intent { way: Way::Nbd, mark: Mark::of_this_thread() };
+        let dead = Intent { way: Way::Ublk, mark: Mark { started: ours.mark.started + 1, ..ours.mark } };
+        assert!(ours.mark.is_alive() && !dead.mark.is_alive());
+        registry.intend(&ours).unwrap();
+        registry.intend(&dead).unwrap();
+        let mut found = registry.intents().unwrap();
+        found.sort_by_key(|intent| intent.mark.started);
+        assert_eq!(found, [ours.clone(), dead.clone()]);
+        assert_eq!(registry.all().unwrap(), []);
+        registry.settle(&dead).unwrap();
+        registry.settle(&dead).unwrap();
+        assert_eq!(registry.intents().unwrap(), [ours]);
     }
 }

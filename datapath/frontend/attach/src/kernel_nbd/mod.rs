@@ -1,5 +1,8 @@
 //! The kernel's NBD client: sockets that have shaken hands are given to it, and it makes `/dev/nbdN`.
 //!
+//! Anybody may have connected the number of a device that is gone, and the kernel disconnects whatever is asked for: so each device is
+//! given a mark (`BACKEND_IDENTIFIER`, which the kernel shows and compares since 5.14), and looked at before.
+//!
 //! When a server dies the kernel keeps requests for the time that it was told (`DEAD_CONN_TIMEOUT`), and the next server gives it new
 //! sockets (`RECONFIGURE`). Without such a time the device is cut, and its users get errors.
 
@@ -19,6 +22,7 @@ use rustix::io::Errno;
 use self::netlink::{Attributes, Netlink, find};
 use crate::Options;
 use crate::error::{AttachError, System};
+use crate::mark::{Mark, Owner};
 
 // Commands and attributes of `linux/nbd-netlink.h`.
 const CONNECT: u8 = 1;
@@ -32,6 +36,7 @@ const SOCKETS: u16 = 7;
 const SOCKET_ITEM: u16 = 1;
 const SOCKET_FD: u16 = 1;
 const DEAD_CONN_TIMEOUT: u16 = 8;
+const BACKEND_IDENTIFIER: u16 = 10;
 
 // Of the flags of an export (`linux/nbd.h`): what a volatile cache needs.
 const SEND_FLUSH: u16 = 1 << 2;
@@ -40,6 +45,9 @@ const SEND_FUA: u16 = 1 << 3;
 /// A device of the kernel's NBD client.
 pub(crate) struct KernelNbd {
     number: u32,
+    mark: Mark,
+    /// Whether this kernel tells whose the device is.
+    is_marked: bool,
     is_stopped: AtomicBool,
     /// The kernel has descriptors of its own; these keep a copy open, so that nothing depends on whose are closed first.
     _sockets: Vec<UnixStream>,
@@ -90,7 +98,8 @@ impl KernelNbd {
             .u64(SIZE_BYTES, geometry.size_bytes)
             .u64(BLOCK_SIZE_BYTES, u64::from(geometry.logical_block_bytes))
             .u64(SERVER_FLAGS, u64::from(flags))
-            .nested(SOCKETS, &items);
+            .nested(SOCKETS, &items)
+            .bytes(BACKEND_IDENTIFIER, format!("{}\0", options.mark.text()).as_bytes());
         if options.survives {
             attributes = attributes.u64(DEAD_CONN_TIMEOUT, options.dead_server_timeout_s);
         }
@@ -106,7 +115,9 @@ impl KernelNbd {
         })?;
         let told = find(&answer, INDEX).and_then(<[u8]>::first_chunk).copied().map(u32::from_ne_bytes);
         let number = told.or(options.resume).or(options.number).unwrap_or(0);
-        Ok(Self { number, is_stopped: AtomicBool::new(false), _sockets: sockets })
+        let (mark, is_stopped) = (options.mark, AtomicBool::new(false));
+        let is_marked = owner(number, &mark) == Owner::Ours;
+        Ok(Self { number, mark, is_marked, is_stopped, _sockets: sockets })
     }
 
     /// Number of the device.
@@ -116,25 +127,51 @@ impl KernelNbd {
 
     /// Whether somebody disconnected it.
     pub(crate) fn is_gone(&self) -> bool {
-        !is_connected(self.number)
+        match owner(self.number, &self.mark) {
+            Owner::Ours => false,
+            Owner::Others => self.is_marked,
+            Owner::Nobody => true,
+        }
     }
 
     /// Disconnects it.
     pub(crate) fn stop(&self) {
-        if !self.is_stopped.swap(true, Ordering::SeqCst) {
+        if !self.is_stopped.swap(true, Ordering::SeqCst) && !self.is_gone() {
             remove(self.number);
         }
     }
 }
 
-/// Whether the kernel has the device connected, with or without a living server.
-pub(crate) fn is_connected(number: u32) -> bool {
-    Path::new(&format!("/sys/block/nbd{number}/pid")).exists()
-        || std::fs::read_to_string(format!("/sys/block/nbd{number}/size"))
-            .is_ok_and(|size| size.trim() != "0")
+/// Whose the device is, with or without a living server.
+pub(crate) fn owner(number: u32, mark: &Mark) -> Owner {
+    owner_in(&Path::new("/sys/block").join(format!("nbd{number}")), mark)
 }
 
-/// Disconnects a device, with or without a server, and waits a moment for it.
+/// The same, as the files of its directory say.
+fn owner_in(dir: &Path, mark: &Mark) -> Owner {
+    let read = |name: &str| std::fs::read_to_string(dir.join(name)).ok();
+    let pid = read("pid");
+    let is_connected = pid.is_some() || read("size").is_some_and(|size| size.trim() != "0");
+    // Where the kernel does not know the mark it tells at least which thread connected the device.
+    let is_ours = match (read("backend"), &pid) {
+        (Some(backend), _) => backend.trim() == mark.text(),
+        (None, Some(pid)) => pid.trim().parse() == Ok(mark.thread),
+        (None, None) => false,
+    };
+    match (is_connected, is_ours) {
+        (false, _) => Owner::Nobody,
+        (true, true) => Owner::Ours,
+        (true, false) => Owner::Others,
+    }
+}
+
+/// Whether the kernel has the device connected, whosever it is.
+fn is_connected(number: u32) -> bool {
+    let nobody = Mark { pid: 0, thread: 0, started: 0 };
+    owner(number, &nobody) != Owner::Nobody
+}
+
+/// Disconnects a device, with or without a server, and waits a moment for it. The caller has looked whose it is.
 pub(crate) fn remove(number: u32) {
     let asked = Netlink::open()
         .and_then(|netlink| netlink.ask(DISCONNECT, &Attributes::default().u32(INDEX, number)));
@@ -148,5 +185,41 @@ pub(crate) fn remove(number: u32) {
             return;
         }
         std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_device_is_ours_by_its_mark_or_the_thread_that_connected_it() {
+        let mark = Mark { pid: 10, thread: 12, started: 500 };
+        let later = Mark { started: 501, ..mark };
+        let (ours, theirs) = (mark.text() + "\n", later.text() + "\n");
+        let cases: [(&[(&str, &str)], Owner); 12] = [
+            (&[], Owner::Nobody),
+            (&[("size", "0\n")], Owner::Nobody),
+            (&[("size", "0\n"), ("backend", &ours)], Owner::Nobody),
+            (&[("size", "8\n"), ("pid", "12\n"), ("backend", &ours)], Owner::Ours),
+            // Another process went on with it.
+            (&[("size", "8\n"), ("pid", "99\n"), ("backend", &ours)], Owner::Ours),
+            (&[("size", "8\n"), ("backend", &ours)], Owner::Ours),
+            (&[("size", "8\n"), ("pid", "12\n"), ("backend", &theirs)], Owner::Others),
+            // Connected by somebody who gave no mark, with the number of a thread that was ours.
+            (&[("size", "8\n"), ("pid", "12\n"), ("backend", "\n")], Owner::Others),
+            // Kernels that know no marks.
+            (&[("size", "8\n"), ("pid", "12\n")], Owner::Ours),
+            (&[("size", "8\n"), ("pid", "13\n")], Owner::Others),
+            (&[("size", "8\n"), ("pid", "?\n")], Owner::Others),
+            (&[("size", "8\n")], Owner::Others),
+        ];
+        for (files, expected) in cases {
+            let dir = tempfile::tempdir().unwrap();
+            for (name, text) in files {
+                std::fs::write(dir.path().join(name), text).unwrap();
+            }
+            assert_eq!(owner_in(dir.path(), &mark), expected, "{files:?}");
+        }
     }
 }

@@ -61,12 +61,9 @@ pub(super) struct Info {
     pub(super) device: u32,
     pub(super) pid: i32,
     pub(super) flags: u64,
-    /// Ours: says that the device is one of this program.
+    /// Whatever the server gave: says which process of this program made the device.
     pub(super) server_flags: u64,
 }
-
-/// What [`Info::server_flags`] is for devices of this program.
-pub(super) const OUR_MARK: u64 = 0x6865_6164_7761_7472;
 
 impl Info {
     pub(super) fn encode(&self) -> [u8; INFO_BYTES] {
@@ -247,7 +244,7 @@ mod tests {
             device: 7,
             pid: -5,
             flags: F_USER_RECOVERY | F_CMD_IOCTL_ENCODE,
-            server_flags: OUR_MARK,
+            server_flags: 0x6865_6164_7761_7472,
         };
         assert_eq!(Info::decode(&info.encode()), info);
         assert_eq!(info.state(), State::Quiesced);

@@ -26,6 +26,7 @@ use self::abi::{Info, State};
 use self::control::Control;
 use self::queue::{Queue, Setup};
 use crate::error::{AttachError, System};
+use crate::mark::{Mark, Owner};
 use crate::{Options, Way};
 
 /// How long udev may take to make a node, and the kernel to notice that a server is dead.
@@ -34,6 +35,7 @@ const PATIENCE: Duration = Duration::from_secs(10);
 /// A ublk device with its server.
 pub(crate) struct Ublk {
     number: u32,
+    mark: Mark,
     queues: Mutex<Vec<JoinHandle<()>>>,
 }
 
@@ -73,7 +75,7 @@ impl Ublk {
             Ok(queues)
         });
         match started {
-            Ok(queues) => Ok(Self { number, queues: Mutex::new(queues) }),
+            Ok(queues) => Ok(Self { number, mark: options.mark, queues: Mutex::new(queues) }),
             Err(error) => {
                 if !is_resumed {
                     remove(number);
@@ -99,26 +101,49 @@ impl Ublk {
         if queues.is_empty() {
             return;
         }
-        let stopped = Control::open().and_then(|mut control| control.command(abi::STOP_DEV, self.number, 0));
-        if let Err(error) = stopped {
-            tracing::warn!("attach: cannot stop ublk device {}: {error}", self.number);
+        // Somebody may have removed it and made another one; the queues have ended then.
+        let is_ours = owner(self.number, &self.mark) == Owner::Ours;
+        if is_ours {
+            let stop = |mut control: Control| control.command(abi::STOP_DEV, self.number, 0);
+            if let Err(error) = Control::open().and_then(stop) {
+                tracing::warn!("attach: cannot stop ublk device {}: {error}", self.number);
+            }
         }
         for queue in queues {
             if queue.join().is_err() {
                 tracing::error!("attach: a queue of ublk device {} has panicked", self.number);
             }
         }
-        remove(self.number);
+        if is_ours {
+            remove(self.number);
+        }
     }
 }
 
 /// Whether the device waits for another server.
-pub(crate) fn is_waiting(number: u32) -> bool {
+pub(crate) fn is_waiting(number: u32, mark: &Mark) -> bool {
     let info = Control::open().and_then(|mut control| control.information(number));
-    info.is_ok_and(|info| info.server_flags == abi::OUR_MARK && info.state() == State::Quiesced)
+    info.is_ok_and(|info| info.server_flags == mark.number() && info.state() == State::Quiesced)
 }
 
-/// Removes a device, with or without a server.
+/// Whose the device is, with or without a server.
+pub(crate) fn owner(number: u32, mark: &Mark) -> Owner {
+    owner_by(Control::open().and_then(|mut control| control.information(number)), mark)
+}
+
+/// The same, as the kernel's answer says.
+fn owner_by(info: std::io::Result<Info>, mark: &Mark) -> Owner {
+    match info {
+        Ok(info) if info.server_flags == mark.number() => Owner::Ours,
+        Ok(_) => Owner::Others,
+        Err(error) if error.raw_os_error() == Some(Errno::NODEV.raw_os_error()) => Owner::Nobody,
+        // Without ublk there are no devices.
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Owner::Nobody,
+        Err(_) => Owner::Others,
+    }
+}
+
+/// Removes a device, with or without a server. The caller has looked whose it is.
 pub(crate) fn remove(number: u32) {
     let Ok(mut control) = Control::open() else { return };
     // One that is dead already says so.
@@ -140,7 +165,7 @@ fn add(control: &mut Control, device: &Arc<dyn Device>, options: &Options) -> Re
         device: options.number.unwrap_or(u32::MAX),
         pid: 0,
         flags: abi::F_CMD_IOCTL_ENCODE | if options.survives { recovery } else { 0 },
-        server_flags: abi::OUR_MARK,
+        server_flags: options.mark.number(),
     };
     let info = control.add(&wanted).map_err(|error| match (error.raw_os_error(), options.number) {
         (Some(code), Some(number)) if code == Errno::EXIST.raw_os_error() => {
@@ -237,5 +262,28 @@ fn open_character(number: u32) -> Result<OwnedFd, AttachError> {
                 return Err(AttachError::System { what: format!("open {path}"), source: errno.into() });
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_device_is_ours_by_its_mark() {
+        let mark = Mark { pid: 10, thread: 12, started: 500 };
+        let info = |server_flags| {
+            let mut bytes = [0; abi::INFO_BYTES];
+            bytes[32..40].copy_from_slice(&u64::to_ne_bytes(server_flags));
+            Info::decode(&bytes)
+        };
+        assert_eq!(owner_by(Ok(info(mark.number())), &mark), Owner::Ours);
+        for other in [Mark { pid: 11, ..mark }, Mark { started: 501, ..mark }] {
+            assert_eq!(owner_by(Ok(info(other.number())), &mark), Owner::Others);
+        }
+        assert_eq!(owner_by(Ok(info(0)), &mark), Owner::Others);
+        assert_eq!(owner_by(Err(Errno::NODEV.into()), &mark), Owner::Nobody);
+        assert_eq!(owner_by(Err(Errno::NOENT.into()), &mark), Owner::Nobody);
+        assert_eq!(owner_by(Err(Errno::PERM.into()), &mark), Owner::Others);
     }
 }
