@@ -2,7 +2,8 @@
 //!
 //! A connection is half open until its login is done, then it is a session's. A session's name is the initiator's name, its ISID
 //! and the target; a second login of the same name replaces the first: its socket is cut, its commands in flight end, and
-//! only then the new session begins.
+//! only then the new session begins. That takes the same CHAP name: names of initiators and ISIDs are no secrets, and who may log in may
+//! not therefore end the sessions of others.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
@@ -32,6 +33,8 @@ pub(super) struct Wanted {
     pub(super) tsih: u16,
     /// Connection number.
     pub(super) cid: u16,
+    /// The name that was proved by CHAP.
+    pub(super) account: Option<String>,
 }
 
 #[derive(Default)]
@@ -63,6 +66,7 @@ enum Kind {
         tsih: u16,
         cid: u16,
         key: Option<SessionKey>,
+        account: Option<String>,
         replaced: Arc<AtomicBool>,
     },
 }
@@ -82,6 +86,8 @@ pub(super) enum NoPlace {
     NoSuchSession,
     /// The session has its one connection.
     TooManyConnections,
+    /// The session is one of another CHAP name.
+    OfAnother,
     /// The session before did not end in time.
     Busy,
     /// This connection was cut while it logged in.
@@ -122,9 +128,12 @@ impl Registry {
         let mut tsih = 0;
         let mut found = false;
         while let Some(old) = state.session_of(wanted) {
-            let Kind::Session { tsih: its, cid, replaced, .. } = &old.kind else { break };
+            let Kind::Session { tsih: its, cid, account, replaced, .. } = &old.kind else { break };
             if wanted.tsih != 0 && wanted.tsih != *its {
                 break;
+            }
+            if wanted.account != *account {
+                return Err(NoPlace::OfAnother);
             }
             if wanted.tsih != 0 && wanted.cid != *cid {
                 return Err(NoPlace::TooManyConnections);
@@ -152,8 +161,13 @@ impl Registry {
         else {
             return Err(NoPlace::Evicted);
         };
-        own.kind =
-            Kind::Session { tsih, cid: wanted.cid, key: wanted.key.clone(), replaced: Arc::clone(&replaced) };
+        own.kind = Kind::Session {
+            tsih,
+            cid: wanted.cid,
+            key: wanted.key.clone(),
+            account: wanted.account.clone(),
+            replaced: Arc::clone(&replaced),
+        };
         if let Some(key) = &wanted.key {
             state.sessions.insert(key.clone(), id);
         }

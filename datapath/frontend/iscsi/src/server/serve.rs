@@ -128,7 +128,8 @@ fn find_place(seat: &Seat, established: &Established) -> Result<Place, (u16, &'s
         isid: established.isid,
         target: target.clone(),
     });
-    let wanted = Wanted { key, tsih: established.tsih, cid: established.cid };
+    let account = established.proved.clone();
+    let wanted = Wanted { key, tsih: established.tsih, cid: established.cid, account };
     let patience = Duration::from_millis(seat.shared.limits.stop_timeout_ms);
     seat.shared.registry.establish(seat.id, &wanted, patience).map_err(|no_place| match no_place {
         NoPlace::NoSuchSession => {
@@ -136,6 +137,9 @@ fn find_place(seat: &Seat, established: &Established) -> Result<Place, (u16, &'s
         }
         NoPlace::TooManyConnections => {
             (status::TOO_MANY_CONNECTIONS, "it wants a second connection in its session")
+        }
+        NoPlace::OfAnother => {
+            (status::AUTHORIZATION_FAILURE, "there is such a session already, of another CHAP name")
         }
         NoPlace::Busy => (status::SERVICE_UNAVAILABLE, "its session before has commands that do not end"),
         NoPlace::Evicted => (status::OUT_OF_RESOURCES, "too many others log in"),

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::fixture::raw::{read10, write10};
-use crate::fixture::{Fixture, INITIATOR, Raw, TARGET, name, target, wait_for};
+use crate::fixture::{Fixture, INITIATOR, Raw, TARGET, accounts, name, target, wait_for};
 use crate::{MIB, slow};
 use headwater_iscsi::wire::request::{LogoutRequest, NopOut, TextRequest};
 use headwater_iscsi::wire::response::{AsyncMessage, NopIn, RejectReason};
@@ -84,6 +84,31 @@ fn a_text_gives_a_key_once_and_its_answer_is_taken_before_the_next() {
     raw.pdu(&request.encode(), &[]);
     assert_eq!(raw.take().reject().reason, RejectReason::InvalidPduField as u8);
     assert_eq!(raw.read(0, 1), [0; 512]);
+}
+
+#[test]
+fn a_session_is_not_taken_over_under_another_chap_name() {
+    let fixture = Fixture::with(ReferenceDisk::new(MIB), Limits::default(), Some(accounts()));
+    let mut alice = fixture.raw();
+    assert_eq!(alice.log_in_as("alice", "alice-secret-1"), 0);
+    alice.clear_attention();
+    // By its name, and by its number.
+    for tsih in [0, alice.tsih] {
+        let mut bob = fixture.raw();
+        (bob.isid, bob.tsih, bob.cid) = (alice.isid, tsih, alice.cid);
+        assert_eq!(bob.log_in_as("bob", "bob-secret-two"), 0x0202);
+        bob.ends();
+        alice.read(0, 1);
+    }
+    let mut other = fixture.raw();
+    other.isid = [0x80, 1, 2, 3, 4, 5];
+    assert_eq!(other.log_in_as("bob", "bob-secret-two"), 0, "a session of its own");
+    let mut again = fixture.raw();
+    again.isid = alice.isid;
+    assert_eq!(again.log_in_as("alice", "alice-secret-1"), 0);
+    alice.ends();
+    again.clear_attention();
+    again.read(0, 1);
 }
 
 #[test]
