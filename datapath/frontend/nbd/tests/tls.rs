@@ -55,7 +55,8 @@ impl Secured {
             Some(name) => SingleExport::for_clients(device, "secret", vec![name.to_owned()]),
         };
         let tls = Some(ServerTls::load(files, tls).unwrap());
-        let limits = Limits { handshake_timeout_ms: 2000, ..Limits::default() };
+        // All refusals of one client are counted in the log.
+        let limits = Limits { handshake_timeout_ms: 2000, warnings_per_10_s: 1000, ..Limits::default() };
         let address = Address::Tcp { host: "localhost".into(), port: 0 };
         let server = Server::bind(address, export, Options { limits, tls }).unwrap();
         Self { disk, server, authority, directory }

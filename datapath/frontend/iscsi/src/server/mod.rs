@@ -71,7 +71,7 @@ impl Server {
             .map_err(|errno| fail(errno.into()))?;
         let limits = limits.sane();
         let shared = Arc::new(Shared {
-            faults: FaultLog::new("iSCSI", limits.warnings_per_10_s),
+            faults: FaultLog::shared("iSCSI", limits.warnings_per_10_s),
             registry: Registry::default(),
             targets,
             limits,

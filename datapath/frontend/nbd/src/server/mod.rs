@@ -200,7 +200,7 @@ impl Server {
             .map_err(|errno| fail(errno.into()))?;
         let limits = limits.sane();
         let shared = Arc::new(Shared {
-            faults: FaultLog::new("NBD", limits.warnings_per_10_s),
+            faults: FaultLog::shared("NBD", limits.warnings_per_10_s),
             exports,
             limits,
             tls,
