@@ -68,7 +68,7 @@ conformance: rust ## real NBD, iSCSI and vhost-user clients, the Device conforma
 	guest/iscsi-boot bios
 	guest/iscsi-boot uefi
 	cargo build --release --locked --package headwater-attach --example device_suite
-	guest/attach-test target/release/headwater ublk nbd client
+	guest/attach-test target/release/headwater ublk nbd client whose
 
 fuzz: rust ## fuzz the readers of formats and wires with coverage, TIME=60 seconds each, JOBS at a time
 	@xtask/need g++=g++ qemu-img=qemu-utils
