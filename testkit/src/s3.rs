@@ -61,6 +61,16 @@ impl S3Server {
         std::fs::create_dir_all(&dir).expect("a bucket can be made");
         dir
     }
+
+    /// Puts other bytes in place of a key's, as another client would: the server tells another tag from now on.
+    pub fn replace(&self, bucket: &str, key: &str, bytes: &[u8]) {
+        use base64::Engine;
+        let encode = |text| base64::engine::general_purpose::URL_SAFE_NO_PAD.encode(text);
+        // Where the server keeps tags.
+        let remembered = format!(".bucket-{}.object-{}.internal.json", encode(bucket), encode(key));
+        std::fs::remove_file(self.dir.join(remembered)).expect("the server wrote the key");
+        std::fs::write(self.dir.join(bucket).join(key), bytes).expect("a key can be written");
+    }
 }
 
 impl Drop for S3Server {

@@ -342,6 +342,79 @@ fn a_writer_that_was_taken_for_dead_does_not_commit() {
     assert!(store.image(&name("b")).unwrap().is_none());
 }
 
+/// Waits until `done`, which a thread that a broken client blocks would never make true.
+fn wait_until(what: &str, mut done: impl FnMut() -> bool) {
+    let until = Instant::now() + Duration::from_secs(60);
+    while !done() {
+        assert!(Instant::now() < until, "{what}");
+        std::thread::sleep(Duration::from_millis(2));
+    }
+}
+
+/// Puts somebody else's exclusive lock in place of the one that is held, as who takes its holder for dead does.
+fn take_the_lock(place: &InBucket) {
+    let lock = place.dir().join("locks/exclusive");
+    wait_until("somebody takes the exclusive lock", || lock.exists());
+    server().replace(&place.url.bucket, "some/prefix/locks/exclusive", b"successor\n");
+}
+
+#[test]
+fn a_removal_that_was_taken_for_dead_leaves_the_lock_to_who_has_it_now() {
+    let (place, relay, _) = behind_a_relay();
+    let store = suite::writable(&place);
+    relay.fail("GET", "/images/", Fault::Silence, 4);
+    std::thread::scope(|scope| {
+        let removing = scope.spawn(|| store.remove(&name("a"), Some(1)));
+        take_the_lock(&place);
+        assert_eq!(kind(removing.join().unwrap()), StoreErrorKind::Locked);
+    });
+    assert_eq!(fs::read(place.dir().join("locks/exclusive")).unwrap(), b"successor\n");
+    assert_eq!(store.image(&name("a")).unwrap().unwrap().versions.len(), 1);
+    fs::remove_file(place.dir().join("locks/exclusive")).unwrap();
+}
+
+#[test]
+fn who_is_taken_for_dead_while_it_removes_stops_removing() {
+    let (place, relay, _) = behind_a_relay();
+    let store = suite::writable(&place);
+    for orphan in 0..200u8 {
+        let id = Hash::of(&[orphan]);
+        fs::write(place.dir().join("objects").join(id.to_string()), [orphan]).unwrap();
+    }
+    relay.fail("DELETE", "/objects/", Fault::Silence, 3);
+    std::thread::scope(|scope| {
+        let removing = scope.spawn(|| store.remove(&name("a"), Some(1)));
+        wait_until("something is removed", || place.keys("objects").len() < 200);
+        take_the_lock(&place);
+        assert_eq!(kind(removing.join().unwrap()), StoreErrorKind::Locked);
+    });
+    let left = place.keys("objects").len();
+    assert!(left > 100, "{left} are left");
+    assert_eq!(fs::read(place.dir().join("locks/exclusive")).unwrap(), b"successor\n");
+}
+
+#[test]
+fn marks_that_are_renewed_while_they_are_confirmed_hold_up_nobody() {
+    let relay = HttpRelay::start(server().address());
+    let mut place = InBucket::new(relay.address());
+    place.stale_after = Duration::from_secs(1);
+    let store = suite::writable(&place);
+    relay.fail("PUT", "/locks/writer", Fault::Delay(Duration::from_millis(300)), u32::MAX);
+    let published = std::sync::atomic::AtomicU32::new(0);
+    let (store, published) = (Arc::new(store), Arc::new(published));
+    for writer in 0..4u8 {
+        let (store, published) = (Arc::clone(&store), Arc::clone(&published));
+        // Not joined: one that is blocked would block this test.
+        std::thread::spawn(move || {
+            publish(store.as_ref().as_ref(), "a", &[writer; 9], &[], &[writer; 7]).unwrap();
+            published.fetch_add(1, Ordering::SeqCst);
+        });
+    }
+    wait_until("all are published", || published.load(Ordering::SeqCst) == 4);
+    relay.heal();
+    assert_eq!(store.image(&name("a")).unwrap().unwrap().versions.len(), 4);
+}
+
 #[test]
 fn marks_are_renewed_while_they_are_held() {
     let mut place = InBucket::new(server().address());

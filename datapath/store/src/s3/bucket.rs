@@ -5,6 +5,7 @@
 //! [`REQUEST_PAUSE`](super::REQUEST_PAUSE) up to [`PAUSE_MAX`]. What the server refuses (401, 403, 404, 412) is not.
 
 use std::future::Future;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock, mpsc};
 use std::time::Duration;
 
@@ -222,16 +223,25 @@ impl Bucket {
 
     /// A whole object and its tag; `None` if there is none.
     pub(super) fn get(&self, key: &str, max_bytes: u64) -> Result<Option<(Bytes, String)>, StoreError> {
-        let too_large = Arc::new(std::sync::atomic::AtomicBool::new(false));
+        self.wait(self.clone().get_later(key.to_owned(), max_bytes))?
+    }
+
+    /// As [`Bucket::get`], on the threads that wait for S3.
+    pub(super) async fn get_later(
+        self,
+        key: String,
+        max_bytes: u64,
+    ) -> Result<Option<(Bytes, String)>, StoreError> {
+        let too_large = Arc::new(AtomicBool::new(false));
         let noticed = Arc::clone(&too_large);
-        let work = self.clone().attempt(Operation::Read, key.to_owned(), move |s3, path| {
+        let found = self.clone().attempt(Operation::Read, key.clone(), move |s3, path| {
             let noticed = Arc::clone(&noticed);
             async move {
                 let found = s3.get(&path).await?;
                 let tag = found.meta.e_tag.clone().unwrap_or_default();
                 let len_bytes = found.meta.size;
                 if len_bytes > max_bytes {
-                    noticed.store(true, std::sync::atomic::Ordering::Relaxed);
+                    noticed.store(true, Ordering::Relaxed);
                     return Ok((Bytes::new(), tag));
                 }
                 let bytes = found.bytes().await?;
@@ -241,17 +251,17 @@ impl Bucket {
                 }
             }
         });
-        let outcome = self.wait(work)?;
-        if too_large.load(std::sync::atomic::Ordering::Relaxed) {
+        let outcome = found.await;
+        if too_large.load(Ordering::Relaxed) {
             return Err(StoreError::new(
                 StoreErrorKind::Damaged,
-                format!("{} is larger than {max_bytes} bytes", self.shown(key)),
+                format!("{} is larger than {max_bytes} bytes", self.shown(&key)),
             ));
         }
         match outcome {
             Ok((found, _)) => Ok(Some(found)),
             Err((Refusal::Absent, _)) => Ok(None),
-            Err((refusal, _)) => Err(self.must(Operation::Read, key, refusal)),
+            Err((refusal, _)) => Err(self.must(Operation::Read, &key, refusal)),
         }
     }
 
@@ -300,7 +310,8 @@ impl Bucket {
         Err(refusal)
     }
 
-    async fn put_later(
+    /// As [`Bucket::put`], on the threads that wait for S3, and with how often an attempt got no answer.
+    pub(super) async fn put_later(
         self,
         key: String,
         bytes: Bytes,
@@ -322,17 +333,6 @@ impl Bucket {
             }
         })
         .await
-    }
-
-    /// Writes a key, whatever is there, without waiting for it to begin: for those who run on the threads that
-    /// wait for S3.
-    pub(super) async fn renew(
-        self,
-        key: String,
-        bytes: Bytes,
-        condition: Condition,
-    ) -> Result<String, Refusal> {
-        self.put_later(key, bytes, condition).await.map(|(tag, _)| tag).map_err(|(refusal, _)| refusal)
     }
 
     /// Removes a key. One that is not there is no error.

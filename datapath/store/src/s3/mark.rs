@@ -24,7 +24,6 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use parking_lot::Mutex;
 use tokio::task::AbortHandle;
 
 use crate::error::{StoreError, StoreErrorKind};
@@ -191,78 +190,101 @@ impl Marks {
 /// A mark that is held. Dropping it removes it.
 pub(super) struct Mark {
     bucket: Bucket,
-    key: String,
-    content: Bytes,
-    tag: Arc<Mutex<String>>,
-    lost: Arc<AtomicBool>,
+    held: Arc<Held>,
     renewing: AbortHandle,
+}
+
+/// What the holder and the renewing task share.
+struct Held {
+    key: String,
+    /// Nobody else writes this.
+    content: Bytes,
+    /// The tag of the last write. Whoever writes the mark holds this meanwhile, so that nobody takes a write of our own
+    /// for that of another. It is never waited for by a thread, but by tasks: the threads that wait for S3 are few,
+    /// and the writer that holds it needs one of them.
+    tag: tokio::sync::Mutex<String>,
+    lost: AtomicBool,
 }
 
 impl Mark {
     fn keep(marks: &Marks, key: &str, content: Bytes, tag: String, renewal: Renewal) -> Self {
-        let (tag, lost) = (Arc::new(Mutex::new(tag)), Arc::new(AtomicBool::new(false)));
-        let bucket = marks.bucket.clone();
+        let held = Held {
+            key: key.to_owned(),
+            content,
+            tag: tokio::sync::Mutex::new(tag),
+            lost: AtomicBool::new(false),
+        };
+        let (bucket, held) = (marks.bucket.clone(), Arc::new(held));
         let every = marks.stale_after / RENEWALS;
-        let renewing = bucket.spawn(keep_renewing(
-            bucket.clone(),
-            (key.to_owned(), content.clone()),
-            Arc::clone(&tag),
-            Arc::clone(&lost),
-            (every, renewal),
-        ));
-        Self { bucket, key: key.to_owned(), content, tag, lost, renewing }
+        let renewing = bucket.spawn(keep_renewing(bucket.clone(), Arc::clone(&held), every, renewal));
+        Self { bucket, held, renewing }
     }
 
     /// Makes sure that the mark was there all the time, right now.
     pub(super) fn confirm(&self) -> Result<(), StoreError> {
-        let gone = || {
-            StoreError::new(
+        let (bucket, held) = (self.bucket.clone(), Arc::clone(&self.held));
+        match self.bucket.wait(async move { held.write(&bucket, Renewal::OnlyMine).await })? {
+            Ok(()) => Ok(()),
+            Err(Refusal::Failed(e)) => Err(e),
+            Err(_) => Err(StoreError::new(
                 StoreErrorKind::Locked,
                 format!(
                     "this process did not reach {} for so long that others took it for dead and may have removed \
                      what it wrote: try again",
                     self.bucket.url()
                 ),
-            )
-        };
-        if self.lost.load(Ordering::Acquire) {
-            return Err(gone());
-        }
-        let mut tag = self.tag.lock();
-        match self.bucket.put(&self.key, &self.content, &Condition::Tag(tag.clone())) {
-            Ok(new) => {
-                *tag = new;
-                Ok(())
-            }
-            Err(Refusal::Failed(e)) => Err(e),
-            Err(_) => Err(gone()),
+            )),
         }
     }
 }
 
-async fn keep_renewing(
-    bucket: Bucket,
-    mark: (String, Bytes),
-    tag: Arc<Mutex<String>>,
-    lost: Arc<AtomicBool>,
-    how: (Duration, Renewal),
-) {
-    let ((key, content), (every, renewal)) = (mark, how);
-    loop {
-        tokio::time::sleep(every).await;
-        let condition = match renewal {
-            Renewal::OnlyMine => Condition::Tag(tag.lock().clone()),
+impl Held {
+    /// Writes the mark once more. Where it may not be set again and is not ours any more, it is lost for good.
+    async fn write(&self, bucket: &Bucket, renewal: Renewal) -> Result<(), Refusal> {
+        let mut tag = self.tag.lock().await;
+        if self.lost.load(Ordering::Acquire) {
+            return Err(Refusal::Conflict);
+        }
+        let mut condition = match renewal {
+            Renewal::OnlyMine => Condition::Tag(tag.clone()),
             Renewal::Always => Condition::Any,
         };
-        match bucket.clone().renew(key.clone(), content.clone(), condition).await {
-            Ok(new) => *tag.lock() = new,
+        let mut is_first = true;
+        loop {
+            let written = bucket.clone().put_later(self.key.clone(), self.content.clone(), condition).await;
+            let refusal = match written {
+                Ok((new, _)) => {
+                    *tag = new;
+                    return Ok(());
+                }
+                Err((Refusal::Failed(e), _)) => return Err(Refusal::Failed(e)),
+                Err((refusal, _)) => refusal,
+            };
+            // What is there may be ours all the same, written by a request whose answer was lost, and its tag with it.
+            if is_first
+                && let Some((there, found)) =
+                    bucket.clone().get_later(self.key.clone(), MARK_MAX_BYTES).await?
+                && there == self.content
+            {
+                is_first = false;
+                condition = Condition::Tag(found);
+                continue;
+            }
+            self.lost.store(true, Ordering::Release);
+            return Err(refusal);
+        }
+    }
+}
+
+async fn keep_renewing(bucket: Bucket, held: Arc<Held>, every: Duration, renewal: Renewal) {
+    loop {
+        tokio::time::sleep(every).await;
+        match held.write(&bucket, renewal).await {
+            Ok(()) => {}
             Err(Refusal::Failed(e)) => tracing::warn!(error = %e, "a mark in S3 is not renewed now"),
             Err(_) => {
-                lost.store(true, Ordering::Release);
-                tracing::warn!(
-                    key = bucket.shown(&key),
-                    "a mark was removed by somebody who took us for dead"
-                );
+                let key = bucket.shown(&held.key);
+                tracing::warn!(key, "a mark was removed by somebody who took us for dead");
                 return;
             }
         }
@@ -272,10 +294,13 @@ async fn keep_renewing(
 impl Drop for Mark {
     fn drop(&mut self) {
         self.renewing.abort();
-        if self.lost.load(Ordering::Acquire) {
+        // The exclusive lock has one name for all: what is there now may be that of who took us for dead. Once it is
+        // written anew nobody does so for long enough to remove it. All other marks have names of their own.
+        let removed = if self.held.key == EXCLUSIVE { self.confirm() } else { Ok(()) };
+        if self.held.lost.load(Ordering::Acquire) {
             return;
         }
-        if let Err(e) = self.bucket.remove(&self.key) {
+        if let Err(e) = removed.and_then(|()| self.bucket.remove(&self.held.key)) {
             tracing::warn!(error = %e, "a mark is left in S3, and lapses by itself");
         }
     }

@@ -50,6 +50,8 @@ pub use crate::s3::url::{REQUEST_ATTEMPTS, REQUEST_PAUSE, REQUEST_TIMEOUT, S3Url
 
 /// The largest list of versions.
 const REFS_MAX_BYTES: u64 = 1 << 30;
+/// Keys that are removed before the right to remove is confirmed again.
+const REMOVED_AT_ONCE: usize = 32;
 /// How often a change of a list of versions is tried when others change it at the same time.
 const CHANGES_MAX: u32 = 50;
 
@@ -323,9 +325,12 @@ impl Inner {
                 }
             }
         }
-        // Somebody who took us for dead may publish by now.
+        for batch in going.chunks(REMOVED_AT_ONCE) {
+            // Somebody who took us for dead may publish by now, and need what is to go.
+            alone.confirm()?;
+            self.bucket.remove_all(batch.to_vec())?;
+        }
         alone.confirm()?;
-        self.bucket.remove_all(going)?;
         self.bucket.remove(SWEEP_WANTED)?;
         Ok(freed_bytes)
     }
