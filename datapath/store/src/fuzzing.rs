@@ -14,6 +14,7 @@ pub type Oracle = fn(&[u8]);
 
 /// All of them, with their names and bytes to begin with.
 pub fn targets() -> Vec<(&'static str, Oracle, Vec<Vec<u8>>)> {
+    let hash = Hash::of(b"a part");
     let settings = [4096, 65_536, 4 << 20].map(|size| settings_bytes(size).unwrap_or_default());
     vec![
         ("list_of_versions", list_of_versions, lists()),
@@ -27,8 +28,9 @@ pub fn targets() -> Vec<(&'static str, Oracle, Vec<Vec<u8>>)> {
             "upload_state",
             upload_state,
             vec![
-                b"headwater upload 1\n16777216\nu-1\n".to_vec(),
-                b"headwater upload 1\n16777216\nu-1\n\"a\"\n\"b\"\n".to_vec(),
+                b"headwater upload 2\n16777216\nu-1\n".to_vec(),
+                format!("headwater upload 2\n16777216\nu-1\n{0} \"a\"\n{0} \"b\"\n", Hash::of(b"a"))
+                    .into_bytes(),
             ],
         ),
     ]
@@ -109,7 +111,7 @@ pub fn store_settings(bytes: &[u8]) {
 pub fn upload_state(bytes: &[u8]) {
     let Some(parts) = Parts::decode(bytes, PART_BYTES) else { return };
     assert!(parts.encode() == bytes, "one state has two encodings");
-    assert!(!parts.upload.is_empty() && parts.there.iter().all(|part| !part.is_empty()), "no name");
+    assert!(!parts.upload.is_empty() && parts.there.iter().all(|part| !part.name.is_empty()), "no name");
     assert!(Parts::decode(bytes, PART_BYTES + 1).is_none(), "a state of parts of another size was taken");
 }
 

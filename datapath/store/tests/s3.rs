@@ -11,7 +11,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use headwater_store::{
-    Access, Hash, Keys, NewVersion, S3Options, S3Store, S3Url, Store, StoreError, StoreErrorKind,
+    Access, Hash, Keys, NewVersion, Object, S3Options, S3Store, S3Url, Store, StoreError, StoreErrorKind,
 };
 use headwater_testkit::s3::{KEY_ID, KEY_SECRET, S3Server, serve_if_asked};
 use headwater_testkit::{Fault, HttpRelay};
@@ -485,4 +485,52 @@ fn publish_whole(store: &dyn Store, bytes: &[u8]) -> Hash {
     };
     publication.commit(new).unwrap();
     id
+}
+
+/// An object of which a byte is another one.
+struct Flipped(Arc<dyn Object>);
+
+impl Object for Flipped {
+    fn id(&self) -> Hash {
+        self.0.id()
+    }
+
+    fn len_bytes(&self) -> u64 {
+        self.0.len_bytes()
+    }
+
+    fn read_range(&self, offset: u64, into: &mut [u8]) -> Result<(), StoreError> {
+        self.0.read_range(offset, into)?;
+        if offset == 0 {
+            into[1000] ^= 1;
+        }
+        Ok(())
+    }
+}
+
+#[test]
+fn what_an_interrupted_copy_sent_counts_only_if_it_is_right() {
+    let relay = HttpRelay::start(server().address());
+    let place = InBucket::new(relay.address());
+    let elsewhere = tempfile::tempdir().unwrap();
+    let source = headwater_store::LocalDir::open(elsewhere.path(), Access::WRITE).unwrap();
+    let bytes: Vec<u8> = (0..21u32 << 20).flat_map(|n| (n ^ (n >> 7)).to_le_bytes()).collect();
+    let version = publish_whole(&source, &bytes);
+    let object = source.open_object(version).unwrap();
+    let target = place.open(Access::Copy { new_chunk_bytes: source.chunk_bytes() }).unwrap();
+    let copy = |object: &dyn Object| target.publish().unwrap().copy_object(object, &mut |_| Ok(()));
+
+    // The first of the parts that stay is wrong.
+    relay.fail("PUT", "partNumber=5", Fault::Status(403), u32::MAX);
+    copy(&Flipped(Arc::clone(&object))).unwrap_err();
+    relay.heal();
+    assert_eq!(place.keys("tmp"), [format!("{version}.upload")]);
+    relay.take_seen();
+    copy(object.as_ref()).unwrap();
+    let is_part = |request: &String| request.starts_with("PUT") && request.contains("partNumber");
+    let sent: Vec<String> = relay.take_seen().into_iter().filter(is_part).collect();
+    assert_eq!(sent.len(), 3, "the wrong one and the two that were missing: {sent:?}");
+    let mut back = vec![0; bytes.len()];
+    target.open_object(version).unwrap().read_range(0, &mut back).unwrap();
+    assert!(back == bytes);
 }

@@ -1,11 +1,13 @@
 //! Sending an object to S3: at once when it is small, otherwise in parts, several at a time.
 //!
 //! The parts of an object that is copied from another store are written down in `tmp/HASH.upload`, so that a copy
-//! that was interrupted goes on where it was, from whatever host.
+//! that was interrupted goes on where it was, from whatever host. All of the source is read again then: a part that is
+//! there counts only where it was made of the same bytes, so that the hash of what was read is that of what is there.
 
 use bytes::Bytes;
 
 use crate::error::{StoreError, StoreErrorKind};
+use crate::hash::Hash;
 use crate::s3::bucket::{Bucket, Condition, Refusal};
 
 /// Larger objects are sent in parts of this size, or of larger ones where there would be too many.
@@ -33,20 +35,28 @@ pub(super) struct Sending<'a> {
     pub(super) check: &'a mut dyn FnMut() -> Result<(), StoreError>,
 }
 
+/// A part that is there.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Part {
+    /// The server's name of it.
+    pub(crate) name: String,
+    /// Of its bytes, as they were sent.
+    pub(crate) hash: Hash,
+}
+
 /// A sending in parts, as far as it is.
 pub(crate) struct Parts {
     pub(crate) upload: String,
     part_bytes: u64,
-    /// The server's names of the parts that it has, from the first on.
-    pub(crate) there: Vec<String>,
+    /// The parts that the server has, from the first on.
+    pub(crate) there: Vec<Part>,
 }
 
 impl Parts {
     pub(crate) fn encode(&self) -> Bytes {
-        let mut text = format!("headwater upload 1\n{}\n{}\n", self.part_bytes, self.upload);
+        let mut text = format!("headwater upload 2\n{}\n{}\n", self.part_bytes, self.upload);
         for part in &self.there {
-            text.push_str(part);
-            text.push('\n');
+            text.push_str(&format!("{} {}\n", part.hash, part.name));
         }
         Bytes::from(text)
     }
@@ -54,11 +64,27 @@ impl Parts {
     pub(crate) fn decode(bytes: &[u8], part_bytes: u64) -> Option<Self> {
         let mut lines = std::str::from_utf8(bytes).ok()?.lines();
         let (magic, size, upload) = (lines.next()?, lines.next()?, lines.next()?);
-        let fits = magic == "headwater upload 1" && size.parse() == Ok(part_bytes) && !upload.is_empty();
-        let there: Vec<String> = lines.map(str::to_owned).collect();
-        let parts = Self { upload: upload.to_owned(), part_bytes, there };
+        let fits = magic == "headwater upload 2" && size.parse() == Ok(part_bytes) && !upload.is_empty();
+        let part = |line: &str| {
+            let (hash, name) = line.split_once(' ').filter(|(_, name)| !name.is_empty())?;
+            Some(Part { name: name.to_owned(), hash: hash.parse().ok()? })
+        };
+        let parts =
+            Self { upload: upload.to_owned(), part_bytes, there: lines.map(part).collect::<Option<_>>()? };
         // What was cut or changed by hand could name a part that is another one: the sending begins anew.
-        (fits && parts.there.iter().all(|part| !part.is_empty()) && parts.encode() == bytes).then_some(parts)
+        (fits && parts.encode() == bytes).then_some(parts)
+    }
+
+    /// Takes note of a part that was sent, in place of another one or after the last.
+    fn sent(&mut self, number: usize, part: Part) {
+        match self.there.get_mut(number) {
+            Some(there) => *there = part,
+            None => self.there.push(part),
+        }
+    }
+
+    fn names(&self) -> Vec<String> {
+        self.there.iter().map(|part| part.name.clone()).collect()
     }
 }
 
@@ -96,7 +122,7 @@ pub(super) fn send(bucket: &Bucket, mut sending: Sending<'_>) -> Result<(), Stor
     let outcome = send_parts(bucket, &mut sending, &mut parts).and_then(|()| {
         (sending.check)().map_err(|e| (e, true))?;
         bucket
-            .complete_parts(sending.key, &parts.upload, &parts.there)
+            .complete_parts(sending.key, &parts.upload, &parts.names())
             .map_err(|e| (must(bucket, sending.key, e), true))
     });
     let keep = sending.state_key.is_some() && !matches!(outcome, Err((_, true)));
@@ -126,16 +152,19 @@ type Stopped = (StoreError, bool);
 fn send_parts(bucket: &Bucket, sending: &mut Sending<'_>, parts: &mut Parts) -> Result<(), Stopped> {
     let keep = |e: StoreError| (e, false);
     let count = sending.len_bytes.div_ceil(parts.part_bytes);
+    parts.there.truncate(usize_of(count));
     let mut number = 0;
-    let mut wave = Vec::new();
+    let (mut wave, mut hashes) = (Vec::new(), Vec::new());
     while number < count {
         let offset = number * parts.part_bytes;
         let len = parts.part_bytes.min(sending.len_bytes - offset);
         let bytes = read_part(sending, offset, len).map_err(keep)?;
-        if parts.there.get(usize_of(number)).is_some() {
+        let hash = Hash::of(&bytes);
+        if parts.there.get(usize_of(number)).is_some_and(|there| there.hash == hash) {
             (sending.sent)(len).map_err(keep)?;
         } else {
             wave.push((usize_of(number), bytes));
+            hashes.push(hash);
         }
         number += 1;
         if wave.len() < PARTS_AT_ONCE && number < count || wave.is_empty() {
@@ -143,7 +172,11 @@ fn send_parts(bucket: &Bucket, sending: &mut Sending<'_>, parts: &mut Parts) -> 
         }
         let bytes: usize = wave.iter().map(|(_, bytes)| bytes.len()).sum();
         match bucket.put_parts(sending.key, &parts.upload, std::mem::take(&mut wave)) {
-            Ok(sent) => parts.there.extend(sent.into_iter().map(|(_, name)| name)),
+            Ok(sent) => {
+                for ((number, name), hash) in sent.into_iter().zip(hashes.drain(..)) {
+                    parts.sent(number, Part { name, hash });
+                }
+            }
             // The server has forgotten the upload.
             Err(Refusal::Absent) => return Err((must(bucket, sending.key, Refusal::Absent), true)),
             Err(e) => return Err(keep(must(bucket, sending.key, e))),
@@ -161,26 +194,36 @@ fn send_parts(bucket: &Bucket, sending: &mut Sending<'_>, parts: &mut Parts) -> 
 mod tests {
     use super::*;
 
+    fn parts(part_bytes: u64) -> Parts {
+        let part = |name: &str| Part { name: name.into(), hash: Hash::of(name.as_bytes()) };
+        Parts { upload: "u-1".into(), part_bytes, there: vec![part("a"), part("\"b\"")] }
+    }
+
     #[test]
     fn the_state_of_a_sending_is_read_back_only_where_it_fits() {
-        let parts = Parts { upload: "u-1".into(), part_bytes: 7, there: vec!["a".into(), "\"b\"".into()] };
+        let parts = parts(7);
         let bytes = parts.encode();
         let back = Parts::decode(&bytes, 7).unwrap();
         assert_eq!((back.upload.as_str(), back.there), ("u-1", parts.there));
         assert!(Parts::decode(&bytes, 8).is_none());
-        assert!(Parts::decode(b"headwater upload 2\n7\nu\n", 7).is_none());
-        assert!(Parts::decode(b"", 7).is_none());
-        assert!(Parts::decode(b"headwater upload 1\n7\nu\na\r\n", 7).is_none(), "another end of line");
+        let hash = Hash::of(b"a");
+        let decode = |text: String| Parts::decode(text.as_bytes(), 7);
+        assert!(decode("headwater upload 2\n7\nu\n".into()).is_some());
+        assert!(decode("headwater upload 1\n7\nu\n".into()).is_none(), "without hashes");
+        assert!(decode(String::new()).is_none());
+        assert!(decode(format!("headwater upload 2\n7\nu\n{hash} a\r\n")).is_none(), "another end of line");
         assert!(Parts::decode(&bytes[..bytes.len() - 1], 7).is_none(), "cut");
-        assert!(Parts::decode(b"headwater upload 1\n7\nu\na\n\n", 7).is_none(), "a part without a name");
+        assert!(decode(format!("headwater upload 2\n7\nu\n{hash} \n")).is_none(), "a part without a name");
+        assert!(decode("headwater upload 2\n7\nu\na\n".into()).is_none(), "a part without a hash");
     }
 
     #[test]
     fn golden_bytes() {
-        let parts =
-            Parts { upload: "u-1".into(), part_bytes: 16 << 20, there: vec!["a".into(), "\"b\"".into()] };
-        assert_eq!(&parts.encode()[..], b"headwater upload 1\n16777216\nu-1\na\n\"b\"\n");
+        let parts = parts(16 << 20);
+        let (a, b) = (Hash::of(b"a"), Hash::of(b"\"b\""));
+        let text = format!("headwater upload 2\n16777216\nu-1\n{a} a\n{b} \"b\"\n");
+        assert_eq!(&parts.encode()[..], text.as_bytes());
         let begun = Parts { there: Vec::new(), ..parts };
-        assert_eq!(&begun.encode()[..], b"headwater upload 1\n16777216\nu-1\n");
+        assert_eq!(&begun.encode()[..], b"headwater upload 2\n16777216\nu-1\n");
     }
 }
