@@ -111,9 +111,10 @@ pub fn repair(
 fn copy_object(store: &dyn Store, id: Hash, sources: &[Arc<dyn Store>]) -> Result<(), String> {
     let mut why = "no other store was named".to_owned();
     for source in sources {
+        let to = headwater_store::copy_object;
         let copied = source
             .open_object(id)
-            .and_then(|object| store.publish()?.copy_object(object.as_ref(), &mut |_| Ok(())));
+            .and_then(|object| to(store.publish()?.as_mut(), object.as_ref(), &mut |_| Ok(())));
         match copied {
             Ok(()) => return Ok(()),
             Err(e) => why = e.to_string(),

@@ -13,6 +13,7 @@
 //!   gives wrong bytes, a wrong length, a body without an end or a redirect is put aside, with a message.
 //! - A read goes on without an error while at least one server has the bytes. When all are gone, reads wait,
 //!   say so once, and go on when one is back, for as long as the store is open.
+//! - Of an object that is checked only as a whole, and was wrong, the next reading is from other servers.
 //! - A read that is late is asked for a second time from another server; the first answer counts.
 //! - A token goes to the configured servers only, and never unencrypted over a network.
 //!
@@ -62,6 +63,7 @@ mod probe;
 mod speed;
 mod tls;
 mod transfer;
+mod whole;
 
 pub use remote_store::{Options, RemoteStore};
 pub use servers::{Limits, SERVERS_MAX};

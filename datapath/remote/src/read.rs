@@ -8,6 +8,7 @@ use rustix::event::{PollFd, Timespec, poll};
 
 use crate::servers::Servers;
 use crate::transfer::{Fault, Transfer, Wanted};
+use crate::whole::Whom;
 
 /// How long one wait for sockets lasts at most, so that a closed store is noticed.
 const POLL_MAX: Duration = Duration::from_millis(250);
@@ -25,6 +26,7 @@ pub(crate) struct Ask<'a> {
     pub patient: bool,
     /// Whether a good server may not have this, and may then answer in ways of its own.
     pub optional: bool,
+    pub whom: Whom,
 }
 
 /// What was read.
@@ -32,6 +34,8 @@ pub(crate) struct Answer {
     pub body: Vec<u8>,
     /// How long the whole is of which a part was asked for, as the server says.
     pub total: Option<u64>,
+    /// Who gave it.
+    pub server: usize,
 }
 
 /// Why a server has no good bytes, although it answers.
@@ -79,7 +83,8 @@ pub(crate) fn read(servers: &Servers, ask: &Ask<'_>, check: &mut Check<'_>) -> R
 }
 
 fn read_somewhere(servers: &Servers, ask: &Ask<'_>, check: &mut Check<'_>) -> Result<Answer, StoreError> {
-    let mut verdicts: Vec<Option<Verdict>> = servers.list.iter().map(|_| None).collect();
+    let before = |index| ask.whom.liars.contains(&index).then(|| Verdict::Wrong(wrong_as_a_whole()));
+    let mut verdicts: Vec<Option<Verdict>> = (0..servers.list.len()).map(before).collect();
     let len = match ask.wanted {
         Wanted::Range { len, .. } => len,
         Wanted::Whole { .. } => 0,
@@ -90,7 +95,7 @@ fn read_somewhere(servers: &Servers, ask: &Ask<'_>, check: &mut Check<'_>) -> Re
             return Err(StoreError::new(StoreErrorKind::Io, "the store was closed during a read"));
         }
         let excluded: Vec<bool> = verdicts.iter().map(Option::is_some).collect();
-        let Some(first) = servers.choose(len, &excluded) else {
+        let Some(first) = choose(servers, ask, len, &excluded) else {
             if !ask.patient {
                 return Err(hopeless(servers, ask, &mut verdicts));
             }
@@ -146,6 +151,20 @@ fn read_somewhere(servers: &Servers, ask: &Ask<'_>, check: &mut Check<'_>) -> Re
     }
 }
 
+/// What is wrong with bytes that are checked only as a whole.
+pub(crate) fn wrong_as_a_whole() -> StoreError {
+    StoreError::new(StoreErrorKind::Damaged, "as a whole it does not have the hash that is its name")
+}
+
+/// Who is to be asked: where one is to give all of an object, that one while it is there.
+fn choose(servers: &Servers, ask: &Ask<'_>, len: u64, excluded: &[bool]) -> Option<usize> {
+    let the_same = ask.whom.first.and_then(|first| {
+        let others = excluded.iter().enumerate().map(|(index, out)| *out || index != first);
+        servers.choose(len, &others.collect::<Vec<_>>())
+    });
+    the_same.or_else(|| servers.choose(len, excluded))
+}
+
 /// Nobody has it, or nobody is there.
 fn hopeless(servers: &Servers, ask: &Ask<'_>, verdicts: &mut [Option<Verdict>]) -> StoreError {
     let wrong = verdicts.iter_mut().find_map(|verdict| match verdict.take() {
@@ -188,7 +207,7 @@ fn attempt(servers: &Servers, ask: &Ask<'_>, first: usize, excluded: &[bool], le
     }
     let late_at = Instant::now() + servers.late_after(first, len);
     let mut hedge: Option<usize> = None;
-    let mut may_hedge = servers.list.len() > 1;
+    let mut may_hedge = servers.list.len() > 1 && !ask.whom.alone;
     loop {
         let mut at = 0;
         while let Some(run) = running.get_mut(at) {
@@ -290,7 +309,7 @@ fn answer(servers: &Servers, mut running: Vec<Running<'_>>, at: usize, hedge: Op
         Ok(None) => {}
         Err(found) => fault = Some(found),
     }
-    Attempt::Answer { server, answer: Answer { body, total }, times, fault }
+    Attempt::Answer { server, answer: Answer { body, total, server }, times, fault }
 }
 
 fn wait_for_sockets(running: &[Running<'_>], longest: Duration) {

@@ -8,13 +8,15 @@ use headwater_store::{
     Check, Hash, Image, ImageName, MANIFEST_MAX_BYTES, Object, Pin, Publication, Removed, Store, StoreError,
     StoreErrorKind, TRACE_MAX_BYTES, Traffic, chunk_bytes_of,
 };
+use parking_lot::Mutex;
 
 use crate::probe;
-use crate::read::{Ask, read};
+use crate::read::{Ask, read, wrong_as_a_whole};
 use crate::servers::{Limits, Servers};
 use crate::status::{Counters, ServerState, Status};
 use crate::transfer::Wanted;
 use crate::url::ServerUrl;
+use crate::whole::{Whole, Whom};
 
 /// The largest list of versions, and the largest list of images.
 const LIST_MAX_BYTES: u64 = 1 << 30;
@@ -96,13 +98,25 @@ impl RemoteStore {
 
 impl Open {
     fn whole(&self, path: &str, max_bytes: u64, check: &mut Check<'_>) -> Result<Vec<u8>, StoreError> {
-        let ask = Ask { path, wanted: Wanted::Whole { max_bytes }, patient: false, optional: false };
+        let ask = Ask {
+            path,
+            wanted: Wanted::Whole { max_bytes },
+            patient: false,
+            optional: false,
+            whom: Whom::default(),
+        };
         read(&self.0, &ask, check).map(|answer| answer.body)
     }
 
     /// What a good server may not have, such as a list of its images.
     fn optional(&self, path: &str, max_bytes: u64, check: &mut Check<'_>) -> Result<Vec<u8>, StoreError> {
-        let ask = Ask { path, wanted: Wanted::Whole { max_bytes }, patient: false, optional: true };
+        let ask = Ask {
+            path,
+            wanted: Wanted::Whole { max_bytes },
+            patient: false,
+            optional: true,
+            whom: Whom::default(),
+        };
         read(&self.0, &ask, check).map(|answer| answer.body)
     }
 }
@@ -213,10 +227,8 @@ impl Store for RemoteStore {
         let path = format!("objects/{id}");
         // Any part of it says how long the whole is.
         let wanted = Wanted::Range { first: 0, len: 1, total: None };
-        let answer =
-            read(&self.open.0, &Ask { path: &path, wanted, patient: false, optional: false }, &mut |_| {
-                Ok(())
-            })?;
+        let ask = Ask { path: &path, wanted, patient: false, optional: false, whom: Whom::default() };
+        let answer = read(&self.open.0, &ask, &mut |_| Ok(()))?;
         let len_bytes = answer.total.ok_or_else(|| {
             StoreError::new(StoreErrorKind::Io, format!("the server does not say how long {path} is"))
         })?;
@@ -229,6 +241,7 @@ impl Store for RemoteStore {
             id,
             path: format!("objects/{id}"),
             len_bytes,
+            whole: Mutex::default(),
         }))
     }
 
@@ -300,6 +313,37 @@ struct RemoteObject {
     id: Hash,
     path: String,
     len_bytes: u64,
+    /// Of what is read without a check; never locked across I/O.
+    whole: Mutex<Whole>,
+}
+
+impl RemoteObject {
+    /// Fills `into`, and returns who gave the bytes, if there were any.
+    fn read(
+        &self,
+        offset: u64,
+        into: &mut [u8],
+        whom: Whom,
+        check: &mut Check<'_>,
+    ) -> Result<Option<usize>, StoreError> {
+        let len = u64::try_from(into.len()).unwrap_or(u64::MAX);
+        if offset.checked_add(len).is_none_or(|end| end > self.len_bytes) {
+            let why =
+                format!("{len} bytes at {offset} are not in {}, which has {}", self.path, self.len_bytes);
+            return Err(StoreError::new(StoreErrorKind::Damaged, why));
+        }
+        if len == 0 {
+            return check(into).map(|()| None);
+        }
+        let wanted = Wanted::Range { first: offset, len, total: Some(self.len_bytes) };
+        let ask = Ask { path: &self.path, wanted, patient: true, optional: false, whom };
+        let answer = read(&self.open.0, &ask, check)?;
+        let Some(body) = answer.body.get(..into.len()) else {
+            return Err(StoreError::new(StoreErrorKind::Io, format!("too few bytes came of {}", self.path)));
+        };
+        into.copy_from_slice(body);
+        Ok(Some(answer.server))
+    }
 }
 
 impl Object for RemoteObject {
@@ -312,27 +356,23 @@ impl Object for RemoteObject {
     }
 
     fn read_range(&self, offset: u64, into: &mut [u8]) -> Result<(), StoreError> {
-        self.read_checked(offset, into, &mut |_| Ok(()))
+        let whom = self.whole.lock().whom();
+        if let Some(server) = self.read(offset, into, whom, &mut |_| Ok(()))? {
+            self.whole.lock().read(server, u64::try_from(into.len()).unwrap_or(u64::MAX));
+        }
+        Ok(())
     }
 
     fn read_checked(&self, offset: u64, into: &mut [u8], check: &mut Check<'_>) -> Result<(), StoreError> {
-        let len = u64::try_from(into.len()).unwrap_or(u64::MAX);
-        if offset.checked_add(len).is_none_or(|end| end > self.len_bytes) {
-            let why =
-                format!("{len} bytes at {offset} are not in {}, which has {}", self.path, self.len_bytes);
-            return Err(StoreError::new(StoreErrorKind::Damaged, why));
+        self.read(offset, into, Whom::default(), check).map(drop)
+    }
+
+    fn was_wrong(&self) -> bool {
+        let servers = &self.open.0;
+        let verdict = self.whole.lock().was_wrong(self.len_bytes, servers.list.len());
+        if let Some(liar) = verdict.liar {
+            servers.gave_wrong_bytes(liar, &self.path, &wrong_as_a_whole());
         }
-        if len == 0 {
-            return check(into);
-        }
-        let wanted = Wanted::Range { first: offset, len, total: Some(self.len_bytes) };
-        let body =
-            read(&self.open.0, &Ask { path: &self.path, wanted, patient: true, optional: false }, check)?
-                .body;
-        let Some(body) = body.get(..into.len()) else {
-            return Err(StoreError::new(StoreErrorKind::Io, format!("too few bytes came of {}", self.path)));
-        };
-        into.copy_from_slice(body);
-        Ok(())
+        verdict.again
     }
 }

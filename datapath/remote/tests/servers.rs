@@ -417,3 +417,43 @@ fn metadata_that_is_wrong_on_one_server_comes_from_another() {
     let error = remote.manifest(Hash::of(MANIFEST)).unwrap_err();
     assert_eq!(error.kind(), StoreErrorKind::Damaged, "{error}");
 }
+
+/// Copies the one object from these servers to a new store. Returns what came of it.
+fn copied(remote: &RemoteStore, bytes: &[u8], to: &Path) -> Result<(), StoreError> {
+    let target = LocalDir::open(to, Access::Copy { new_chunk_bytes: remote.chunk_bytes() }).unwrap();
+    let (object, mut most) = (object(remote, bytes), 0);
+    let mut publication = target.publish()?;
+    headwater_store::copy_object(publication.as_mut(), object.as_ref(), &mut |there| {
+        most = there.max(most);
+        Ok(())
+    })?;
+    assert_eq!(most, bytes.len() as u64);
+    let mut back = vec![0; bytes.len()];
+    target.open_object(Hash::of(bytes))?.read_range(0, &mut back)?;
+    assert!(back == bytes);
+    Ok(())
+}
+
+#[test]
+fn a_copy_goes_on_at_another_server_where_what_came_is_wrong_as_a_whole() {
+    let (dir, to) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let bytes = store(dir.path());
+    let (liar, honest) = (FileServer::start(dir.path(), None), FileServer::start(dir.path(), None));
+    // So that the liar is preferred, from the first probe on.
+    honest.fail_all(HttpFault::Delay(Duration::from_millis(200)));
+    let remote = open(&[&liar, &honest]);
+    all_up(&remote);
+    liar.fail(HttpFault::WrongBytes);
+    // And the beginning that an earlier copy left is wrong, too.
+    drop(LocalDir::open(to.path(), Access::WRITE).unwrap());
+    std::fs::write(to.path().join("tmp").join(format!("{}.part", Hash::of(&bytes))), [9; 1000]).unwrap();
+    copied(&remote, &bytes, to.path()).unwrap();
+    assert_eq!(remote.counters().wrong_answers, 1, "{:?}", remote.counters());
+
+    // Where all lie, it ends.
+    honest.fail(HttpFault::WrongBytes);
+    let to = tempfile::tempdir().unwrap();
+    let error = copied(&remote, &bytes, to.path()).unwrap_err();
+    assert_eq!(error.kind(), StoreErrorKind::Damaged, "{error}");
+    assert!(remote.status().servers.iter().all(|server| server.state == ServerState::Aside));
+}

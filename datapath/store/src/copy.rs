@@ -14,7 +14,7 @@ use crate::error::{StoreError, StoreErrorKind};
 use crate::hash::Hash;
 use crate::name::ImageName;
 use crate::refs::{Image, Version};
-use crate::store::{Object, Store};
+use crate::store::{Object, Publication, Store};
 
 /// How far a copy is.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -71,8 +71,9 @@ pub fn copy(
     progress(at)?;
     let mut copied = Copied::default();
     for object in missing.values() {
-        holder.copy_object(object.as_ref(), &mut |bytes| {
-            at.done_bytes = at.done_bytes.saturating_add(bytes);
+        let before = at.done_bytes;
+        copy_object(holder.as_mut(), object.as_ref(), &mut |bytes| {
+            at.done_bytes = before.saturating_add(bytes);
             progress(at)
         })?;
         copied.objects = copied.objects.saturating_add(1);
@@ -97,6 +98,28 @@ pub fn copy(
     }
     drop(holder);
     Ok(copied)
+}
+
+/// Copies an object to a store, and once more while what came is wrong and there is somewhere else to read it. `there`
+/// is told how many bytes of it are there, and can end the copy with an error.
+pub fn copy_object(
+    target: &mut dyn Publication,
+    object: &dyn Object,
+    there: &mut dyn FnMut(u64) -> Result<(), StoreError>,
+) -> Result<(), StoreError> {
+    loop {
+        let mut bytes = 0u64;
+        let copied = target.copy_object(object, &mut |more| {
+            bytes = bytes.saturating_add(more);
+            there(bytes)
+        });
+        match copied {
+            Err(e) if e.kind() == StoreErrorKind::Damaged && object.was_wrong() => {
+                tracing::warn!(error = %e, "it is copied once more");
+            }
+            outcome => return outcome,
+        }
+    }
 }
 
 /// A boot trace is advice: without it a boot is slower, and the copy is as good.

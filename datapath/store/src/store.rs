@@ -153,6 +153,13 @@ pub trait Object: Send + Sync + 'static {
         self.read_range(offset, into)?;
         check(into)
     }
+
+    /// Says that what [`Object::read_range`] gave of it, as a whole, does not have the hash that is its name. A store
+    /// that has the object in several places reads it from others from now on. Returns whether there is reason to
+    /// read it once more.
+    fn was_wrong(&self) -> bool {
+        false
+    }
 }
 
 /// Says whether bytes are those that were asked for; see [`Object::read_checked`].
