@@ -42,14 +42,13 @@ impl LocalPublication {
         Ok(Writing { path, file, hasher: blake3::Hasher::new(), len_bytes: 0 })
     }
 
-    /// Writes the manifest unless it is there and sound.
-    fn put_manifest(&mut self, id: Hash, bytes: &[u8]) -> Result<u64, StoreError> {
+    /// Writes the manifest unless it is there and sound. Replacing a good one would take the pins on it away.
+    fn put_manifest(&self, id: Hash, bytes: &[u8]) -> Result<u64, StoreError> {
         let path = self.store.layout.manifest(id);
         match read_small(&path, MANIFEST_MAX_BYTES) {
             Ok(there) if there == bytes => return Ok(0),
             _ => {}
         }
-        self.left_something = true;
         self.store.mend_manifest(id, bytes)?;
         Ok(len_u64(bytes))
     }
@@ -100,12 +99,14 @@ impl Publication for LocalPublication {
     }
 
     fn adopt(
-        mut self: Box<Self>,
+        self: Box<Self>,
         name: &ImageName,
         version: &Version,
         manifest: &[u8],
     ) -> Result<bool, StoreError> {
         check_manifest_size(name, manifest)?;
+        // What is left when this fails is part of a copy, as are the objects that came before it: nothing is reclaimed, so
+        // that the next copy goes on with them.
         let store = Arc::clone(&self.store);
         let _giving_out_numbers = store.state.lock();
         let mut image = store.image(name)?.unwrap_or_else(|| Image::empty(name.clone()));
@@ -114,7 +115,6 @@ impl Publication for LocalPublication {
         if is_new {
             store.put_image(&image)?;
         }
-        self.left_something = false;
         Ok(is_new)
     }
 
@@ -136,6 +136,7 @@ impl Publication for LocalPublication {
             self.put_manifest(id, new.manifest)?;
             return Ok(newest);
         }
+        self.left_something = true;
         let manifest_bytes = self.put_manifest(id, new.manifest)?;
         let version = image.add(&new, id, object_bytes.saturating_add(manifest_bytes))?;
         store.put_image(&image)?;

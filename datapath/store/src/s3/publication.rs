@@ -53,7 +53,7 @@ impl S3Publication {
         Ok(Writing { file, hasher: blake3::Hasher::new(), len_bytes: 0 })
     }
 
-    fn put_manifest(&mut self, id: Hash, bytes: &[u8]) -> Result<u64, StoreError> {
+    fn put_manifest(&self, id: Hash, bytes: &[u8]) -> Result<u64, StoreError> {
         let key = manifest_key(id);
         let len_bytes = u64::try_from(bytes.len()).unwrap_or(u64::MAX);
         if let Some((there, _)) = self.store.bucket.get(&key, u64::MAX)?
@@ -61,7 +61,6 @@ impl S3Publication {
         {
             return Ok(0);
         }
-        self.left_something = true;
         send_manifest(&self.store, id, bytes)?;
         Ok(len_bytes)
     }
@@ -152,6 +151,7 @@ impl Publication for S3Publication {
             self.put_manifest(id, new.manifest)?;
             return Ok(newest);
         }
+        self.left_something = true;
         let stored_bytes = object_bytes.saturating_add(self.put_manifest(id, new.manifest)?);
         let version = store.change_image(new.name, |image, _| {
             if new.unless_newest
@@ -168,12 +168,14 @@ impl Publication for S3Publication {
     }
 
     fn adopt(
-        mut self: Box<Self>,
+        self: Box<Self>,
         name: &ImageName,
         version: &Version,
         manifest: &[u8],
     ) -> Result<bool, StoreError> {
         check_manifest_size(name, manifest)?;
+        // What is left when this fails is part of a copy, as are the objects that came before it: nothing is reclaimed, so
+        // that the next copy goes on with them.
         self.put_manifest(version.manifest, manifest)?;
         let store = Arc::clone(&self.store);
         let adopted = store.change_image(name, |image, _| {
@@ -181,7 +183,6 @@ impl Publication for S3Publication {
             self.confirm()?;
             Ok((adopted, adopted))
         })?;
-        self.left_something = false;
         Ok(adopted)
     }
 }

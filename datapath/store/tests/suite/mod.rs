@@ -544,6 +544,31 @@ pub fn a_sync_brings_what_is_missing_and_goes_on_where_it_was_stopped(place: &dy
     assert!(refused.unwrap_err().to_string().contains("chunk sizes"));
 }
 
+/// A copy whose last step fails keeps what it brought, for the next one to go on with.
+pub fn a_copy_whose_version_cannot_be_written_is_gone_on_with(place: &dyn Place) {
+    let elsewhere = tempfile::tempdir().unwrap();
+    let source = headwater_store::LocalDir::open(elsewhere.path(), Access::WRITE).unwrap();
+    for word in ["one", "two"] {
+        publish(&source, "a", word.as_bytes(), &[], format!("m-{word}").as_bytes()).unwrap();
+    }
+    let sync = || {
+        let target = place.open(Access::Copy { new_chunk_bytes: source.chunk_bytes() }).unwrap();
+        let what = headwater_store::copy::everything(&source).unwrap();
+        headwater_store::copy(&source, target.as_ref(), &what, true, &mut |_| Ok(()))
+    };
+    writable(place);
+    // No file can be put in its place.
+    let in_the_way = place.dir().join("manifests").join(Hash::of(b"m-two").to_string());
+    fs::create_dir_all(in_the_way.join("x")).unwrap();
+    sync().unwrap_err();
+    let objects = fs::read_dir(place.dir().join("objects")).unwrap().count();
+    assert_eq!(objects, 2, "what was copied is there");
+    fs::remove_dir_all(in_the_way).unwrap();
+    let copied = sync().unwrap();
+    assert_eq!((copied.versions, copied.present, copied.objects), (1, 1, 0));
+    assert_eq!(writable(place).images().unwrap(), source.images().unwrap());
+}
+
 /// Makes a test of each function of the suite. `$with` is called with it and gives it a new place.
 #[macro_export]
 macro_rules! store_suite {
@@ -562,6 +587,7 @@ macro_rules! store_suite {
             a_version_is_copied_with_its_number_and_only_once,
             a_damaged_object_is_not_copied,
             a_sync_brings_what_is_missing_and_goes_on_where_it_was_stopped,
+            a_copy_whose_version_cannot_be_written_is_gone_on_with,
             a_damaged_object_is_mended,
             a_boot_trace_goes_with_its_version,
             two_writers_on_one_image_lose_nothing,
