@@ -353,8 +353,6 @@ fn wait_until(what: &str, mut done: impl FnMut() -> bool) {
 
 /// Puts somebody else's exclusive lock in place of the one that is held, as who takes its holder for dead does.
 fn take_the_lock(place: &InBucket) {
-    let lock = place.dir().join("locks/exclusive");
-    wait_until("somebody takes the exclusive lock", || lock.exists());
     server().replace(&place.url.bucket, "some/prefix/locks/exclusive", b"successor\n");
 }
 
@@ -365,6 +363,9 @@ fn a_removal_that_was_taken_for_dead_leaves_the_lock_to_who_has_it_now() {
     relay.fail("GET", "/images/", Fault::Silence, 4);
     std::thread::scope(|scope| {
         let removing = scope.spawn(|| store.remove(&name("a"), Some(1)));
+        // It has the lock by then.
+        let looks = |request: &String| request.contains("/images/a");
+        wait_until("it looks at the image", || relay.take_seen().iter().any(looks));
         take_the_lock(&place);
         assert_eq!(kind(removing.join().unwrap()), StoreErrorKind::Locked);
     });
