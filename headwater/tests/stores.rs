@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::OnceLock;
 
+use headwater_store::{Access, LocalDir, NewVersion, Store};
 use headwater_testkit::s3::{KEY_ID, KEY_SECRET, S3Server, serve_if_asked};
 use support::{Daemon, headwater, pseudo_random, run};
 
@@ -309,4 +310,28 @@ fn a_copy_to_a_full_disk_fails_as_such_and_leaves_nothing_half() {
         assert!(files(&here, part) == files(&copy, part), "{part}");
     }
     assert!(files(&copy, "tmp").is_empty());
+}
+
+#[test]
+fn a_list_that_leaves_out_what_a_version_needs_brings_no_version() {
+    let (data_dir, _) = made_by_a_daemon();
+    let here = LocalDir::open(&data_dir.path().join("store"), Access::Read).unwrap();
+    let version = here.resolve(&"disk@1".parse().unwrap()).unwrap();
+    let dir = support::short_dir();
+    let (lying, copy) = (dir.path().join("lying"), dir.path().join("copy"));
+    let liar = LocalDir::open(&lying, Access::WRITE).unwrap();
+    let listed = NewVersion {
+        name: &"disk".parse().unwrap(),
+        manifest: &here.manifest(version.manifest).unwrap(),
+        objects: &[],
+        size_bytes: version.size_bytes,
+        created_at_s: 0,
+        source: "",
+        note: "",
+        author: "",
+        unless_newest: false,
+    };
+    liar.publish().unwrap().commit(listed).unwrap();
+    store(&["copy", text(&lying), text(&copy), "disk@1"]).fails(6, &["the manifest of version 1 needs"]);
+    assert!(files(&copy, "images").is_empty());
 }

@@ -100,7 +100,7 @@ pub use export::export_raw;
 pub use fetch_pool::{FETCH_QUEUE_MAX, FETCH_THREADS};
 pub use holders::versions_touched;
 pub use import::{Basis, Changes, ImportOptions, Imported, import};
-pub use manifest::Manifest;
+pub use manifest::{Manifest, objects_of};
 pub use null_device::null_device;
 pub use open::{FileFormat, open_file, open_file_as};
 pub use progress::{Cancel, Progress};

@@ -11,7 +11,7 @@
 //! and inside the image, every chunk lies inside its object, every object is used. One content has one
 //! encoding, therefore the BLAKE3 of the bytes identifies a version. Byte by byte: `docs/format.md`.
 
-use headwater_store::{Hash, VERSION_OBJECTS_MAX};
+use headwater_store::{Hash, StoreError, StoreErrorKind, VERSION_OBJECTS_MAX};
 
 use crate::error::{ImageError, ImageErrorKind};
 use crate::units::{u64_of, usize_of, usize_of_u32};
@@ -46,6 +46,18 @@ pub struct ObjectRef {
     pub id: Hash,
     /// Its length.
     pub len_bytes: u64,
+}
+
+/// The data objects that the version with this manifest needs, for [`headwater_store::copy()`].
+pub fn objects_of(manifest: &[u8]) -> Result<Vec<Hash>, StoreError> {
+    let parsed = Manifest::decode(manifest).map_err(|e| {
+        let kind = match e.kind() {
+            ImageErrorKind::Unsupported => StoreErrorKind::UnknownFormat,
+            _ => StoreErrorKind::Damaged,
+        };
+        StoreError::new(kind, e.to_string())
+    })?;
+    Ok(parsed.objects().iter().map(|object| object.id).collect())
 }
 
 /// `len` consecutive chunks with data, from chunk `start`; their refs start at `first_ref`.

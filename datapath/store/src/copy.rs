@@ -7,7 +7,7 @@
 //! While a copy is under way the target reclaims nothing. One that is stopped leaves whole objects, and the beginning
 //! of one, for the next copy to go on with; no version appears before all of it is there.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use crate::error::{StoreError, StoreErrorKind};
@@ -41,11 +41,16 @@ pub struct Copied {
 /// Called now and then; an error ends the copy.
 pub type OnProgress<'a> = dyn FnMut(CopyProgress) -> Result<(), StoreError> + 'a;
 
-/// Copies versions, each under its own number. With `channels`, those of their images are made the source's too.
+/// Says which objects a manifest needs. The store does not know what manifests say.
+pub type ObjectsOf<'a> = dyn Fn(&[u8]) -> Result<Vec<Hash>, StoreError> + 'a;
+
+/// Copies versions, each under its own number. With `channels`, those of their images are made the source's too. A
+/// list of versions has no signature, so what it says of a version's objects must be what the manifest says.
 pub fn copy(
     source: &dyn Store,
     target: &dyn Store,
     what: &[(Image, Vec<Version>)],
+    objects_of: &ObjectsOf<'_>,
     channels: bool,
     progress: &mut OnProgress<'_>,
 ) -> Result<Copied, StoreError> {
@@ -82,6 +87,7 @@ pub fn copy(
     for (image, versions) in what {
         for version in versions {
             let manifest = source.manifest(version.manifest)?;
+            must_list_all(source, image, version, objects_of(&manifest)?)?;
             if target.publish()?.adopt(&image.name, version, &manifest)? {
                 copied.versions = copied.versions.saturating_add(1);
             } else {
@@ -98,6 +104,28 @@ pub fn copy(
     }
     drop(holder);
     Ok(copied)
+}
+
+fn must_list_all(
+    source: &dyn Store,
+    image: &Image,
+    version: &Version,
+    needed: Vec<Hash>,
+) -> Result<(), StoreError> {
+    let needed: BTreeSet<Hash> = needed.into_iter().collect();
+    if needed == version.objects.iter().copied().collect() {
+        return Ok(());
+    }
+    Err(StoreError::new(
+        StoreErrorKind::Damaged,
+        format!(
+            "the list of versions of '{}' in {} is wrong: it does not name the data objects that the manifest of version {} \
+             needs; it was not copied",
+            image.name,
+            source.shown(),
+            version.number
+        ),
+    ))
 }
 
 /// Copies an object to a store, and once more while what came is wrong and there is somewhere else to read it. `there`

@@ -69,7 +69,7 @@ pub mod refs;
 pub mod s3;
 pub mod store;
 
-pub use copy::{Copied, CopyProgress, copy, copy_object};
+pub use copy::{Copied, CopyProgress, ObjectsOf, copy, copy_object};
 pub use error::{StoreError, StoreErrorKind};
 pub use hash::Hash;
 pub use local_dir::{

@@ -160,7 +160,8 @@ fn copy_some(between: &Between, references: Option<&[ImageReference]>, json: boo
     let target = stores::open(&between.target, access, &between.credentials)?;
     let stopped = stop_on_signals()?;
     let mut shown = Shown::begin(if references.is_some() { "copy" } else { "sync" }, json);
-    let outcome = copy(&*source, &*target, &what, references.is_none(), &mut |at| {
+    let objects_of = |manifest: &[u8]| headwater_image::objects_of(manifest);
+    let outcome = copy(&*source, &*target, &what, &objects_of, references.is_none(), &mut |at| {
         shown.update(Progress { done_bytes: at.done_bytes, total_bytes: at.total_bytes });
         if stopped.load(Ordering::Relaxed) {
             let message = "stopped; the same command goes on where this one ended";

@@ -233,7 +233,9 @@ pub(super) fn apply(
         Operation::RemoveImage { image } => store.remove(&name(image), None).map(drop),
         Operation::Copy { image, version } => {
             let reference = format!("{}@{version}", name(image)).parse()?;
-            copy(&Other, store, &selected(&Other, &[reference])?, false, &mut |_| Ok(())).map(drop)
+            let what = selected(&Other, &[reference])?;
+            let listed = what[0].1[0].objects.clone();
+            copy(&Other, store, &what, &|_| Ok(listed.clone()), false, &mut |_| Ok(())).map(drop)
         }
         Operation::Mend { image, version } => {
             let version = store.resolve(&format!("{}@{version}", name(image)).parse()?)?;

@@ -492,6 +492,29 @@ pub fn a_clock_that_goes_back_changes_no_order(place: &dyn Place) {
     assert_eq!(store.resolve(&"a".parse().unwrap()).unwrap().number, 2);
 }
 
+/// What a manifest `m-WORD` of these tests says: that the version needs the object `WORD`.
+fn objects_of(manifest: &[u8]) -> Result<Vec<Hash>, StoreError> {
+    Ok(vec![Hash::of(manifest.strip_prefix(b"m-").unwrap())])
+}
+
+/// A list of versions that names other objects than the manifest does not make an incomplete version.
+pub fn a_version_whose_objects_are_not_those_of_its_manifest_is_not_copied(place: &dyn Place) {
+    let elsewhere = tempfile::tempdir().unwrap();
+    let source = headwater_store::LocalDir::open(elsewhere.path(), Access::WRITE).unwrap();
+    publish(&source, "a", b"one", &[], b"m-one").unwrap();
+    publish(&source, "b", b"", &[Hash::of(b"one")], b"m-two").unwrap();
+    publish(&source, "c", b"", &[], b"m-one").unwrap();
+    let target = place.open(Access::Copy { new_chunk_bytes: source.chunk_bytes() }).unwrap();
+    let copy = |image: &str| {
+        let what = headwater_store::copy::selected(&source, &[image.parse().unwrap()]).unwrap();
+        headwater_store::copy(&source, target.as_ref(), &what, &objects_of, true, &mut |_| Ok(()))
+    };
+    assert_eq!(kind(copy("b")), StoreErrorKind::Damaged);
+    assert!(copy("c").unwrap_err().to_string().contains("the manifest of version 1 needs"));
+    assert_eq!(target.images().unwrap(), []);
+    assert_eq!(copy("a").unwrap().versions, 1);
+}
+
 /// A sync brings what is missing, in any number of attempts, and a second one brings nothing.
 pub fn a_sync_brings_what_is_missing_and_goes_on_where_it_was_stopped(place: &dyn Place) {
     let elsewhere = tempfile::tempdir().unwrap();
@@ -508,7 +531,7 @@ pub fn a_sync_brings_what_is_missing_and_goes_on_where_it_was_stopped(place: &dy
         let target = place.open(Access::Copy { new_chunk_bytes: source.chunk_bytes() }).unwrap();
         let what = headwater_store::copy::everything(&source).unwrap();
         let mut first = None;
-        let outcome = headwater_store::copy(&source, target.as_ref(), &what, true, &mut |at| {
+        let outcome = headwater_store::copy(&source, target.as_ref(), &what, &objects_of, true, &mut |at| {
             first.get_or_insert(at);
             if at.done_bytes > limit_bytes {
                 return Err(StoreError::new(StoreErrorKind::Io, "stopped"));
@@ -540,7 +563,7 @@ pub fn a_sync_brings_what_is_missing_and_goes_on_where_it_was_stopped(place: &dy
     let other =
         headwater_store::LocalDir::open(other.path(), Access::Write { new_chunk_bytes: 4096 }).unwrap();
     let what = headwater_store::copy::selected(&source, &["b".parse().unwrap()]).unwrap();
-    let refused = headwater_store::copy(&source, &other, &what, false, &mut |_| Ok(()));
+    let refused = headwater_store::copy(&source, &other, &what, &objects_of, false, &mut |_| Ok(()));
     assert!(refused.unwrap_err().to_string().contains("chunk sizes"));
 }
 
@@ -554,18 +577,23 @@ pub fn a_copy_whose_version_cannot_be_written_is_gone_on_with(place: &dyn Place)
     let sync = || {
         let target = place.open(Access::Copy { new_chunk_bytes: source.chunk_bytes() }).unwrap();
         let what = headwater_store::copy::everything(&source).unwrap();
-        headwater_store::copy(&source, target.as_ref(), &what, true, &mut |_| Ok(()))
+        headwater_store::copy(&source, target.as_ref(), &what, &objects_of, true, &mut |_| Ok(()))
     };
     writable(place);
-    // No file can be put in its place.
-    let in_the_way = place.dir().join("manifests").join(Hash::of(b"m-two").to_string());
-    fs::create_dir_all(in_the_way.join("x")).unwrap();
+    // No manifest can be written, in a directory to no temporary file, and in a bucket not to its place.
+    let tmp = place.dir().join("tmp");
+    let in_the_way: Vec<_> = match tmp.exists() {
+        true => (1..9).map(|number| tmp.join(format!("manifest-{number}"))).collect(),
+        false => vec![place.dir().join("manifests").join(Hash::of(b"m-two").to_string())],
+    };
+    in_the_way.iter().for_each(|path| fs::create_dir_all(path.join("x")).unwrap());
+    let present = if tmp.exists() { 0 } else { 1 };
     sync().unwrap_err();
     let objects = fs::read_dir(place.dir().join("objects")).unwrap().count();
     assert_eq!(objects, 2, "what was copied is there");
-    fs::remove_dir_all(in_the_way).unwrap();
+    in_the_way.iter().for_each(|path| fs::remove_dir_all(path).unwrap());
     let copied = sync().unwrap();
-    assert_eq!((copied.versions, copied.present, copied.objects), (1, 1, 0));
+    assert_eq!((copied.versions, copied.present, copied.objects), (2 - present, present, 0));
     assert_eq!(writable(place).images().unwrap(), source.images().unwrap());
 }
 
@@ -588,6 +616,7 @@ macro_rules! store_suite {
             a_damaged_object_is_not_copied,
             a_sync_brings_what_is_missing_and_goes_on_where_it_was_stopped,
             a_copy_whose_version_cannot_be_written_is_gone_on_with,
+            a_version_whose_objects_are_not_those_of_its_manifest_is_not_copied,
             a_damaged_object_is_mended,
             a_boot_trace_goes_with_its_version,
             two_writers_on_one_image_lose_nothing,
