@@ -138,6 +138,8 @@ impl Streaming {
             Some(place) => ChunkCache::with_disk(ram_bytes, DiskCache::open(&place.dir, place.size_bytes)?),
             None => ChunkCache::new(ram_bytes),
         };
+        // A guest's reads wait for a bucket that is gone, as they do for servers.
+        let store = store.patient().unwrap_or(store);
         let (hydrate, boot_trace, readahead) = (args.hydrate, args.boot_trace, args.readahead);
         let traces = Arc::new(Traces::new(Arc::clone(&store), Arc::clone(&chunks)));
         Ok(Self { store, chunks, traces, hydrate, boot_trace, readahead })

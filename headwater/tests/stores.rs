@@ -335,3 +335,47 @@ fn a_list_that_leaves_out_what_a_version_needs_brings_no_version() {
     store(&["copy", text(&lying), text(&copy), "disk@1"]).fails(6, &["the manifest of version 1 needs"]);
     assert!(files(&copy, "images").is_empty());
 }
+
+#[test]
+fn a_volume_waits_for_a_bucket_that_is_gone_and_goes_on_when_it_is_back() {
+    let (data_dir, disk) = made_by_a_daemon();
+    let dir = support::short_dir();
+    let keys = tempfile::tempdir().unwrap();
+    let mut server = S3Server::start(keys.path(), "s3_server");
+    server.bucket("away");
+    let url = format!("s3://away/golden?endpoint=http://{}", server.address());
+    store(&["copy", text(&data_dir.path().join("store")), &url, "disk@1"]).ok();
+    let (socket, log, stats) = (dir.path().join("nbd"), dir.path().join("log"), dir.path().join("stats"));
+    let mut command = headwater();
+    with_keys(&mut command)
+        .args(["export", "disk", "--cache", "ram", "--from", &url, "--readahead", "off", "--stats"])
+        .arg(&stats)
+        .arg(format!("--nbd=unix:{}", socket.display()))
+        .stdout(Stdio::piped())
+        .stderr(std::fs::File::create(&log).unwrap());
+    let mut child = command.spawn().unwrap();
+    let mut ready = String::new();
+    BufReader::new(child.stdout.take().unwrap()).read_line(&mut ready).unwrap();
+    let mut exported = Served(child);
+    assert!(ready.starts_with("nbd+unix:"), "{ready}");
+
+    server.kill();
+    let out = dir.path().join("out.raw");
+    let uri = format!("nbd+unix:///?socket={}", socket.display());
+    let mut copying = Command::new("nbdcopy").arg(&uri).arg(&out).spawn().expect("nbdcopy");
+    let logged = |words: &str| std::fs::read_to_string(&log).is_ok_and(|log| log.contains(words));
+    support::wait_until("it says that reads wait", || logged("reads wait until one is back"));
+    // What is no read of a guest fails as ever.
+    store(&["verify", &url]).fails(1, &["can be reached"]);
+    assert!(copying.try_wait().unwrap().is_none(), "the read waits");
+    server.revive();
+    assert!(copying.wait().unwrap().success());
+    assert!(std::fs::read(&out).unwrap() == disk);
+    assert!(logged("reads go on"));
+    support::signal(exported.0.id(), "TERM");
+    exported.0.wait().unwrap();
+    let stats: serde_json::Value = serde_json::from_slice(&std::fs::read(&stats).unwrap()).unwrap();
+    let image = &stats["image"];
+    assert!(image["waits"].as_u64() > Some(0) && image["failures"] == 0, "{image}");
+    assert_eq!((&image["servers"], &image["servers_up"]), (&1.into(), &1.into()), "{image}");
+}

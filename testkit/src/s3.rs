@@ -19,6 +19,7 @@ pub const KEY_ID: &str = "test-key";
 pub const KEY_SECRET: &str = "test-secret";
 
 const ROOT_VARIABLE: &str = "HEADWATER_TEST_S3_ROOT";
+const LISTEN_VARIABLE: &str = "HEADWATER_TEST_S3_LISTEN";
 const LISTENING: &str = "the S3 server listens on ";
 
 /// A server that runs as long as this lives.
@@ -27,15 +28,33 @@ pub struct S3Server {
     child: Child,
     address: SocketAddr,
     dir: PathBuf,
+    test: String,
 }
 
 impl S3Server {
     /// Starts a server over `dir`. `test` is the name of the test that calls [`serve_if_asked`].
     pub fn start(dir: &Path, test: &str) -> Self {
+        let (child, address) = Self::run(dir, test, "127.0.0.1:0");
+        Self { child, address, dir: dir.to_owned(), test: test.to_owned() }
+    }
+
+    /// Its process is gone from one moment to the next.
+    pub fn kill(&mut self) {
+        self.child.kill().expect("it can be ended");
+        self.child.wait().expect("it ended");
+    }
+
+    /// Comes back at the same address, with the same keys.
+    pub fn revive(&mut self) {
+        (self.child, self.address) = Self::run(&self.dir, &self.test, &self.address.to_string());
+    }
+
+    fn run(dir: &Path, test: &str, listen: &str) -> (Child, SocketAddr) {
         let program = std::env::current_exe().expect("a test knows its program");
         let mut child = Command::new(program)
             .args(["--exact", test, "--nocapture", "--test-threads=1"])
             .env(ROOT_VARIABLE, dir)
+            .env(LISTEN_VARIABLE, listen)
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .spawn()
@@ -47,7 +66,7 @@ impl S3Server {
             .find_map(|line| line.split_once(LISTENING)?.1.trim().parse().ok())
             .expect("the S3 server says where it listens; is there a test that calls serve_if_asked?");
         std::thread::spawn(move || lines.for_each(drop));
-        Self { child, address, dir: dir.to_owned() }
+        (child, address)
     }
 
     /// Where it listens.
@@ -99,7 +118,8 @@ async fn serve(root: &Path) {
     let service = builder.build();
     // The server looks at a condition and then writes; a real one does both at once, and so must this one.
     let conditional = Arc::new(tokio::sync::Mutex::new(()));
-    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("a free port");
+    let listen = std::env::var(LISTEN_VARIABLE).expect("it is told where to listen");
+    let listener = tokio::net::TcpListener::bind(listen).await.expect("a free port");
     println!("{LISTENING}{}", listener.local_addr().expect("it has an address"));
     let _ = std::io::stdout().flush();
     loop {

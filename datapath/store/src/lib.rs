@@ -65,6 +65,7 @@ pub mod fuzzing;
 pub mod hash;
 pub mod local_dir;
 pub mod name;
+pub mod patient;
 pub mod refs;
 pub mod s3;
 pub mod store;

@@ -42,6 +42,12 @@ pub trait Store: Send + Sync + 'static {
     /// Ends reads that wait for a network, with an error, and refuses new ones.
     fn close(&self) {}
 
+    /// The same store for volumes, whose reads of objects wait while it cannot be reached, where those of this one fail.
+    /// `None` where they wait already, or never need to.
+    fn patient(&self) -> Option<Arc<dyn Store>> {
+        None
+    }
+
     /// All images, by name.
     fn images(&self) -> Result<Vec<Image>, StoreError>;
 

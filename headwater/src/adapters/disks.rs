@@ -74,6 +74,7 @@ impl Volumes {
         caches: CacheArgs,
         stream: &StreamArgs,
     ) -> Result<Self, BackendError> {
+        let store = store.patient().unwrap_or(store);
         let ram_bytes = caches.cache_ram.unwrap_or_else(host_memory_bytes).min(host_memory_bytes());
         let streaming = Arc::new(Streaming::new(store.clone(), stream, None).map_err(image_failed)?);
         let host = Host::start(ram_bytes).map_err(|e| BackendError::new(ProblemKind::Failed, e))?;

@@ -39,6 +39,7 @@ use crate::error::{StoreError, StoreErrorKind};
 use crate::hash::Hash;
 use crate::local_dir::{Access, chunk_bytes_of, settings_bytes};
 use crate::name::{ImageName, Selector};
+use crate::patient::PatientStore;
 use crate::refs::{self, Image, Version};
 use crate::s3::bucket::{Bucket, Condition, Refusal};
 use crate::s3::mark::{EXCLUSIVE, EXCLUSIVE_WAIT, LOCKS, Mark, Marks, Renewal, SWEEP_WANTED, WRITER_PREFIX};
@@ -466,6 +467,10 @@ impl Store for S3Store {
 
     fn is_remote(&self) -> bool {
         true
+    }
+
+    fn patient(&self) -> Option<Arc<dyn Store>> {
+        Some(Arc::new(PatientStore::new(self.clone())))
     }
 
     fn shown(&self) -> String {

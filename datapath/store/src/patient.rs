@@ -1,0 +1,369 @@
+//! A store whose reads wait while it is gone, as a disk does whose cable is out.
+//!
+//! ```text
+//!   volume --read_checked--> PatientObject --> Object of the store below
+//!                                 |  it cannot be reached, although the store below tried several times
+//!                                 +--> say so once, wait, try again --- it answers: say so, go on
+//! ```
+//!
+//! Only reads of objects that are open wait: opening, lists, manifests and all that changes the store fail as they do below.
+//! What the store answers is passed on at once, also that an object is not there or that its bytes are wrong.
+//!
+//! # Lock order
+//! `Line::state` alone; never held across I/O.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use parking_lot::{Condvar, Mutex};
+
+use crate::error::{StoreError, StoreErrorKind};
+use crate::hash::Hash;
+use crate::name::ImageName;
+use crate::refs::Image;
+use crate::store::{Check, Object, Patch, Pin, Publication, Removed, Store, Traffic};
+
+/// The pause before a read is tried again; it doubles with each time, up to [`PAUSE_MAX`].
+const PAUSE: Duration = Duration::from_millis(100);
+/// The longest pause.
+const PAUSE_MAX: Duration = Duration::from_secs(3);
+
+/// A store of which reads wait.
+pub struct PatientStore<S> {
+    below: S,
+    line: Arc<Line>,
+}
+
+impl<S: Store> PatientStore<S> {
+    /// Reads of `below` that wait.
+    pub fn new(below: S) -> Self {
+        let line = Line { shown: below.shown(), ..Line::default() };
+        Self { below, line: Arc::new(line) }
+    }
+
+    fn patient(&self, object: Arc<dyn Object>) -> Arc<dyn Object> {
+        Arc::new(PatientObject { object, line: Arc::clone(&self.line) })
+    }
+}
+
+impl<S: Store> Store for PatientStore<S> {
+    fn chunk_bytes(&self) -> u32 {
+        self.below.chunk_bytes()
+    }
+
+    fn is_remote(&self) -> bool {
+        self.below.is_remote()
+    }
+
+    fn traffic(&self) -> Option<Traffic> {
+        Some(self.line.traffic())
+    }
+
+    fn close(&self) {
+        self.line.close();
+        self.below.close();
+    }
+
+    fn images(&self) -> Result<Vec<Image>, StoreError> {
+        self.below.images()
+    }
+
+    fn image(&self, name: &ImageName) -> Result<Option<Image>, StoreError> {
+        self.below.image(name)
+    }
+
+    fn manifest(&self, id: Hash) -> Result<Vec<u8>, StoreError> {
+        self.below.manifest(id)
+    }
+
+    fn open_object(&self, id: Hash) -> Result<Arc<dyn Object>, StoreError> {
+        Ok(self.patient(self.below.open_object(id)?))
+    }
+
+    fn open_object_of(&self, id: Hash, len_bytes: u64) -> Result<Arc<dyn Object>, StoreError> {
+        Ok(self.patient(self.below.open_object_of(id, len_bytes)?))
+    }
+
+    fn trace(&self, manifest: Hash) -> Result<Option<Vec<u8>>, StoreError> {
+        self.below.trace(manifest)
+    }
+
+    fn set_trace(&self, manifest: Hash, trace: Option<&[u8]>) -> Result<(), StoreError> {
+        self.below.set_trace(manifest, trace)
+    }
+
+    fn pin(&self, manifest: Hash) -> Result<Pin, StoreError> {
+        self.below.pin(manifest)
+    }
+
+    fn publish(&self) -> Result<Box<dyn Publication>, StoreError> {
+        self.below.publish()
+    }
+
+    fn change(
+        &self,
+        name: &ImageName,
+        change: &mut dyn FnMut(&mut Image) -> Result<(), StoreError>,
+    ) -> Result<(), StoreError> {
+        self.below.change(name, change)
+    }
+
+    fn shown(&self) -> String {
+        self.below.shown()
+    }
+
+    fn stored_bytes(&self) -> Result<u64, StoreError> {
+        self.below.stored_bytes()
+    }
+
+    fn mend(&self, object: Hash, patches: &[Patch]) -> Result<(), StoreError> {
+        self.below.mend(object, patches)
+    }
+
+    fn remove(&self, name: &ImageName, number: Option<u32>) -> Result<Removed, StoreError> {
+        self.below.remove(name, number)
+    }
+}
+
+struct PatientObject {
+    object: Arc<dyn Object>,
+    line: Arc<Line>,
+}
+
+impl Object for PatientObject {
+    fn id(&self) -> Hash {
+        self.object.id()
+    }
+
+    fn len_bytes(&self) -> u64 {
+        self.object.len_bytes()
+    }
+
+    fn read_range(&self, offset: u64, into: &mut [u8]) -> Result<(), StoreError> {
+        self.read_checked(offset, into, &mut |_| Ok(()))
+    }
+
+    fn read_checked(&self, offset: u64, into: &mut [u8], check: &mut Check<'_>) -> Result<(), StoreError> {
+        let len = u64::try_from(into.len()).unwrap_or(u64::MAX);
+        self.line.read(len, &mut |came| {
+            self.object.read_checked(offset, into, &mut |bytes| {
+                *came = true;
+                check(bytes)
+            })
+        })
+    }
+
+    fn was_wrong(&self) -> bool {
+        self.object.was_wrong()
+    }
+}
+
+/// Whether the store is there, and who waits for it.
+#[derive(Default)]
+struct Line {
+    shown: String,
+    state: Mutex<State>,
+    changed: Condvar,
+    closed: AtomicBool,
+    requests: AtomicU64,
+    fetched_bytes: AtomicU64,
+    waits: AtomicU64,
+    waited_ms: AtomicU64,
+    longest_wait_ms: AtomicU64,
+    longest_read_ms: AtomicU64,
+}
+
+#[derive(Default)]
+struct State {
+    waiting: u64,
+    gone_since: Option<Instant>,
+    why: String,
+}
+
+/// A read that waits.
+struct Waiting<'a>(&'a Line, Instant);
+
+impl<'a> Waiting<'a> {
+    fn begin(line: &'a Line) -> Self {
+        line.state.lock().waiting += 1;
+        Self(line, Instant::now())
+    }
+}
+
+impl Drop for Waiting<'_> {
+    fn drop(&mut self) {
+        let Self(line, since) = self;
+        let ms = as_ms(since.elapsed());
+        line.waits.fetch_add(1, Ordering::Relaxed);
+        line.waited_ms.fetch_add(ms, Ordering::Relaxed);
+        line.longest_wait_ms.fetch_max(ms, Ordering::Relaxed);
+        let mut state = line.state.lock();
+        state.waiting = state.waiting.saturating_sub(1);
+    }
+}
+
+fn as_ms(time: Duration) -> u64 {
+    u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
+}
+
+/// Reads, and says whether bytes came, whatever is thought of them.
+type Attempt<'a> = dyn FnMut(&mut bool) -> Result<(), StoreError> + 'a;
+
+impl Line {
+    /// Reads `len` bytes, as often as it takes.
+    fn read(&self, len: u64, attempt: &mut Attempt<'_>) -> Result<(), StoreError> {
+        let started = Instant::now();
+        let (mut pause, mut waiting) = (PAUSE, None);
+        let outcome = loop {
+            if self.closed.load(Ordering::Acquire) {
+                return Err(StoreError::new(StoreErrorKind::Io, "the store was closed during a read"));
+            }
+            self.requests.fetch_add(1, Ordering::Relaxed);
+            let mut came = false;
+            match attempt(&mut came) {
+                Err(e) if e.kind() == StoreErrorKind::Io && !came => {
+                    waiting.get_or_insert_with(|| Waiting::begin(self));
+                    self.wait(pause, &e);
+                    pause = pause.saturating_mul(2).min(PAUSE_MAX);
+                }
+                outcome => break outcome,
+            }
+        };
+        self.is_there();
+        if outcome.is_ok() {
+            self.fetched_bytes.fetch_add(len, Ordering::Relaxed);
+        }
+        self.longest_read_ms.fetch_max(as_ms(started.elapsed()), Ordering::Relaxed);
+        outcome
+    }
+
+    /// Waits until another read was answered, or for the length of the pause. Says so when the store has just gone.
+    fn wait(&self, pause: Duration, why: &StoreError) {
+        let mut state = self.state.lock();
+        state.why = why.to_string();
+        if state.gone_since.is_none() {
+            state.gone_since = Some(Instant::now());
+            tracing::error!(reasons = %why, "no server of the image is left: reads wait until one is back");
+        }
+        if !self.closed.load(Ordering::Acquire) {
+            self.changed.wait_for(&mut state, pause);
+        }
+    }
+
+    fn is_there(&self) {
+        let mut state = self.state.lock();
+        if let Some(since) = state.gone_since.take() {
+            let (gone_s, reads) = (since.elapsed().as_secs_f64(), state.waiting);
+            tracing::warn!(server = %self.shown, gone_s, reads,
+                "a server is back after none was left: reads go on");
+            self.changed.notify_all();
+        }
+    }
+
+    fn close(&self) {
+        self.closed.store(true, Ordering::Release);
+        // Whoever looks at the flag and then waits does so under the lock.
+        drop(self.state.lock());
+        self.changed.notify_all();
+    }
+
+    fn traffic(&self) -> Traffic {
+        let value = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        let state = self.state.lock();
+        let is_gone = state.gone_since.is_some();
+        Traffic {
+            servers: 1,
+            servers_up: u64::from(!is_gone),
+            requests: value(&self.requests),
+            fetched_bytes: value(&self.fetched_bytes),
+            waits: value(&self.waits),
+            waited_ms: value(&self.waited_ms),
+            longest_wait_ms: value(&self.longest_wait_ms),
+            longest_read_ms: value(&self.longest_read_ms),
+            waiting: state.waiting,
+            reasons: if is_gone { state.why.clone() } else { String::new() },
+            ..Traffic::default()
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// An object that is there or not, and may have wrong bytes.
+    #[derive(Default)]
+    struct Fickle {
+        gone: AtomicBool,
+        missing: AtomicBool,
+    }
+
+    impl Object for Fickle {
+        fn id(&self) -> Hash {
+            Hash::of(b"x")
+        }
+
+        fn len_bytes(&self) -> u64 {
+            1
+        }
+
+        fn read_range(&self, _: u64, into: &mut [u8]) -> Result<(), StoreError> {
+            if self.gone.load(Ordering::SeqCst) {
+                return Err(StoreError::new(StoreErrorKind::Io, "connection refused"));
+            }
+            if self.missing.load(Ordering::SeqCst) {
+                return Err(StoreError::new(StoreErrorKind::NotFound, "no such key"));
+            }
+            into.fill(b'x');
+            Ok(())
+        }
+    }
+
+    fn wait_until(mut done: impl FnMut() -> bool) {
+        let until = Instant::now() + Duration::from_secs(60);
+        while !done() {
+            assert!(Instant::now() < until);
+            std::thread::sleep(Duration::from_millis(2));
+        }
+    }
+
+    #[test]
+    fn reads_wait_while_the_store_is_gone_and_end_when_it_is_closed() {
+        let (below, line) = (Arc::new(Fickle::default()), Arc::new(Line::default()));
+        let object = PatientObject { object: below.clone(), line: Arc::clone(&line) };
+        object.read_range(0, &mut [0]).unwrap();
+        assert_eq!((line.traffic().servers_up, line.traffic().waits), (1, 0));
+        below.gone.store(true, Ordering::SeqCst);
+        std::thread::scope(|scope| {
+            let readers = [0, 1].map(|_| scope.spawn(|| object.read_range(0, &mut [0])));
+            wait_until(|| line.traffic().waiting == 2);
+            let traffic = line.traffic();
+            assert_eq!((traffic.servers_up, traffic.reasons.as_str()), (0, "connection refused"));
+            below.gone.store(false, Ordering::SeqCst);
+            readers.map(|reader| reader.join().unwrap().unwrap());
+        });
+        let traffic = line.traffic();
+        assert_eq!((traffic.servers_up, traffic.waits, traffic.waiting), (1, 2, 0));
+        assert_eq!((traffic.fetched_bytes, traffic.reasons.as_str()), (3, ""));
+
+        below.gone.store(true, Ordering::SeqCst);
+        std::thread::scope(|scope| {
+            let reader = scope.spawn(|| object.read_range(0, &mut [0]));
+            wait_until(|| line.traffic().waiting == 1);
+            line.close();
+            assert_eq!(reader.join().unwrap().unwrap_err().kind(), StoreErrorKind::Io);
+        });
+    }
+
+    #[test]
+    fn what_the_store_answers_is_no_reason_to_wait() {
+        let (below, line) = (Arc::new(Fickle::default()), Arc::new(Line::default()));
+        let object = PatientObject { object: below.clone(), line: Arc::clone(&line) };
+        let mut refuse = |_: &[u8]| Err(StoreError::new(StoreErrorKind::Io, "not what was asked for"));
+        assert!(object.read_checked(0, &mut [0], &mut refuse).is_err());
+        below.missing.store(true, Ordering::SeqCst);
+        assert_eq!(object.read_range(0, &mut [0]).unwrap_err().kind(), StoreErrorKind::NotFound);
+        assert_eq!(line.traffic().waits, 0);
+    }
+}
