@@ -135,3 +135,20 @@ fn what_is_not_a_store_is_refused() {
     assert!(error.to_string().contains("holiday.jpg"), "{error}");
     assert!(!dir.path().join("objects").exists());
 }
+
+#[test]
+fn a_pin_waits_for_a_removal_that_may_fail() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = LocalDir::open(dir.path(), Access::WRITE).unwrap();
+    let version = publish(&store, "a", b"object", &[], b"m").unwrap();
+    // As a removal holds it, which then finds another version of the image in use.
+    let manifest = dir.path().join("manifests").join(version.manifest.to_string());
+    let removal = std::fs::File::open(manifest).unwrap();
+    removal.try_lock().unwrap();
+    std::thread::scope(|scope| {
+        let pinning = scope.spawn(|| store.pin(version.manifest));
+        std::thread::sleep(std::time::Duration::from_millis(200));
+        drop(removal);
+        pinning.join().unwrap().unwrap();
+    });
+}

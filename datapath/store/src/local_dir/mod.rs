@@ -340,13 +340,9 @@ impl Inner {
             Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Err(gone()),
             Err(e) => return Err(StoreError::from_os(tried(), e)),
         };
-        match file.try_lock_shared() {
-            Ok(()) => {}
-            // Only a removal locks it for itself.
-            Err(TryLockError::WouldBlock) => return Err(gone()),
-            Err(TryLockError::Error(e)) => return Err(StoreError::from_os(tried(), e)),
-        }
-        // A removal may have come between the opening and the lock: then the lock is on a file that has no
+        // Only a removal locks it for itself, and may yet fail: that is waited for.
+        file.lock_shared().map_err(|e| StoreError::from_os(tried(), e))?;
+        // A removal may have come before the lock: then the lock is on a file that has no
         // name any more, and protects nothing.
         let locked = file.metadata().map_err(|e| StoreError::from_os(tried(), e))?;
         match fs::metadata(&path) {
