@@ -30,6 +30,8 @@ pub enum HttpFault {
     BreakAfter(usize),
     /// It sends so many bytes of a body, and then no more.
     HangAfter(usize),
+    /// The head of its answer has no end, and comes a byte at a time with this in between.
+    Drip(Duration),
     /// One bit of each body is another one.
     WrongBytes,
     /// It announces and sends one byte less than was asked for.
@@ -331,6 +333,7 @@ fn answer(serving: &Serving, to: &mut impl Write, asked: &Asked, fault: &HttpFau
             return Ok(false);
         }
         HttpFault::Endless => return endless(serving, to),
+        HttpFault::Drip(pause) => return drip(serving, to, *pause),
         _ => {}
     }
     let part = match load(serving, asked, fault) {
@@ -413,6 +416,16 @@ fn endless(serving: &Serving, to: &mut impl Write) -> std::io::Result<bool> {
     to.write_all(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n")?;
     while !serving.stopped.load(Ordering::Acquire) {
         to.write_all(b"4\r\nmore\r\n")?;
+    }
+    Ok(false)
+}
+
+fn drip(serving: &Serving, to: &mut impl Write, pause: Duration) -> std::io::Result<bool> {
+    to.write_all(b"HTTP/1.1 200 OK\r\nX-Drops: ")?;
+    while !serving.stopped.load(Ordering::Acquire) {
+        to.write_all(b".")?;
+        to.flush()?;
+        std::thread::sleep(pause);
     }
     Ok(false)
 }

@@ -1,7 +1,9 @@
 //! The thread that finds out which servers are there: when the store is opened, after they failed, and by and
-//! by for those that nobody asks. It also keeps the versions that are open from being removed.
+//! by for those that nobody asks. A thread beside it keeps the versions that are open from being removed. What a
+//! server is asked here has a few bytes, and it has a limited time for all of them.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use headwater_store::Hash;
@@ -12,8 +14,8 @@ use crate::transfer::{Fault, Transfer, Wanted};
 
 /// A server that nobody has asked for so long is measured.
 const MEASURE_AFTER: Duration = Duration::from_secs(5);
-/// How often servers are told that a version is in use.
-const KEEP_EVERY: Duration = Duration::from_secs(600);
+/// An answer has so many times as long as a server may be silent: one that sends a byte now and then holds up nobody.
+const STALLS_MAX: u32 = 3;
 
 /// The start of the file `store`: enough to know that the server is one, and that it gives ranges.
 const START: Wanted = Wanted::Range { first: 0, len: 16, total: Some(64) };
@@ -21,7 +23,8 @@ const MAGIC: &[u8] = b"HWSTORE\n";
 
 /// Probes until the store is closed.
 pub(crate) fn run(servers: &Arc<Servers>) {
-    let mut keep_at = Instant::now() + KEEP_EVERY;
+    let mut keep_at = Instant::now() + servers.limits.keep_every;
+    let keeping = Arc::new(AtomicBool::new(false));
     while !servers.is_closed() {
         let now = Instant::now();
         let (due, mut next) = take_due(servers, now);
@@ -37,8 +40,8 @@ pub(crate) fn run(servers: &Arc<Servers>) {
             }
         }
         if now >= keep_at {
-            keep_at = now + KEEP_EVERY;
-            keep_versions(servers);
+            keep_at = now + servers.limits.keep_every;
+            keep_in_background(servers, &keeping);
         }
         next = next.min(keep_at);
         let mut state = servers.state.lock();
@@ -119,7 +122,11 @@ fn ask(servers: &Servers, index: usize) -> Result<Duration, Fault> {
 }
 
 fn finish(servers: &Servers, mut transfer: Transfer) -> Result<(Vec<u8>, Duration), Fault> {
+    let longest = servers.limits.stall.saturating_mul(STALLS_MAX);
     while !transfer.advance()? {
+        if transfer.started().elapsed() >= longest {
+            return Err(Fault::Gone(format!("it did not answer in full for {:.1} s", longest.as_secs_f64())));
+        }
         let silent = transfer.last_progress().elapsed();
         if servers.is_closed() || silent >= servers.limits.stall {
             return Err(Fault::Gone(format!("it did not answer for {:.1} s", silent.as_secs_f64())));
@@ -133,17 +140,45 @@ fn finish(servers: &Servers, mut transfer: Transfer) -> Result<(Vec<u8>, Duratio
     Ok((transfer.finish().0, first_byte))
 }
 
+/// Tells servers which versions are in use, unless that is still being done.
+fn keep_in_background(servers: &Arc<Servers>, keeping: &Arc<AtomicBool>) {
+    if keeping.swap(true, Ordering::AcqRel) {
+        return;
+    }
+    let (telling, is_done) = (Arc::clone(servers), Arc::clone(keeping));
+    let started = std::thread::Builder::new().name("keep-versions".into()).spawn(move || {
+        keep_versions(&telling);
+        is_done.store(false, Ordering::Release);
+    });
+    if let Err(e) = started {
+        tracing::warn!(error = %e, "cannot start a thread that tells servers which versions are in use");
+        keeping.store(false, Ordering::Release);
+    }
+}
+
 /// Asks for the first byte of the manifests in use: a server that knows of it removes none of them for an hour.
 fn keep_versions(servers: &Servers) {
-    let pins: Vec<Hash> = servers.state.lock().pins.iter().map(|(manifest, _)| *manifest).collect();
-    for manifest in pins {
-        let path = format!("manifests/{manifest}");
-        let wanted = Wanted::Range { first: 0, len: 1, total: None };
-        for index in 0..servers.list.len() {
+    let (pins, up) = {
+        let state = servers.state.lock();
+        let pins: Vec<Hash> = state.pins.iter().map(|(manifest, _)| *manifest).collect();
+        let is_up = |health: &Health| matches!(health, Health::Up | Health::Distrusted { .. });
+        let up = state.records.iter().enumerate().filter(|(_, record)| is_up(&record.health));
+        (pins, up.map(|(index, _)| index).collect::<Vec<_>>())
+    };
+    for server in up {
+        for manifest in &pins {
+            if servers.is_closed() {
+                return;
+            }
+            let path = format!("manifests/{manifest}");
+            let wanted = Wanted::Range { first: 0, len: 1, total: None };
             let asked =
-                servers.start(index, &path, wanted, true).and_then(|transfer| finish(servers, transfer));
-            if let Err(fault) = asked {
-                tracing::debug!(server = index, ?fault, %manifest, "cannot tell a server that a version is in use");
+                servers.start(server, &path, wanted, true).and_then(|transfer| finish(servers, transfer));
+            let Err(fault) = asked else { continue };
+            tracing::debug!(server, ?fault, %manifest, "cannot tell a server that a version is in use");
+            if fault != Fault::Missing {
+                // It would not hear of the others either.
+                break;
             }
         }
     }

@@ -49,6 +49,8 @@ pub struct Limits {
     pub distrust: Duration,
     /// A read that no reachable server has the right bytes for waits so long for the others.
     pub wait_for_better: Duration,
+    /// How often servers that are up are told which versions are in use.
+    pub keep_every: Duration,
     /// Connections that are kept for each server while nothing is read.
     pub idle_connections: usize,
     /// How long they are kept.
@@ -65,6 +67,7 @@ impl Default for Limits {
             probe_after_max: Duration::from_secs(3),
             distrust: Duration::from_secs(60),
             wait_for_better: Duration::from_secs(10),
+            keep_every: Duration::from_secs(600),
             idle_connections: 16,
             idle: Duration::from_secs(20),
         }

@@ -457,3 +457,40 @@ fn a_copy_goes_on_at_another_server_where_what_came_is_wrong_as_a_whole() {
     assert_eq!(error.kind(), StoreErrorKind::Damaged, "{error}");
     assert!(remote.status().servers.iter().all(|server| server.state == ServerState::Aside));
 }
+
+#[test]
+fn a_server_whose_answer_never_ends_holds_up_no_probes_of_others() {
+    let dir = tempfile::tempdir().unwrap();
+    let bytes = store(dir.path());
+    let (endless, mut other) = (FileServer::start(dir.path(), None), FileServer::start(dir.path(), None));
+    let limits = Limits { keep_every: Duration::from_millis(100), ..limits() };
+    let remote = RemoteStore::open(Options { limits, ..options(&[&endless, &other]) }).unwrap();
+    all_up(&remote);
+    let state = |server: usize| remote.status().servers[server].state;
+    let until = |what: &str, done: &dyn Fn() -> bool| {
+        let until = Instant::now() + Duration::from_secs(20);
+        while !done() {
+            assert!(Instant::now() < until, "{what}: {:?}", remote.status());
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    };
+    let object = object(&remote, &bytes);
+    other.kill();
+    until("the other one is down", &|| {
+        read(&*object, &bytes, 0, 1000).unwrap();
+        state(1) == ServerState::Down
+    });
+    let _pin = remote.pin(Hash::of(MANIFEST)).unwrap();
+    // It is told that the version is in use, and goes on answering for ever.
+    endless.fail_all(HttpFault::Drip(Duration::from_millis(50)));
+    let before = endless.requests();
+    until("it is told of the version", &|| endless.requests() > before);
+    other.revive();
+    until("the other one is back", &|| state(1) == ServerState::Up);
+    until("the endless one is down", &|| state(0) == ServerState::Down);
+    assert!(remote.status().servers[0].why.as_ref().unwrap().contains("in full"), "{:?}", remote.status());
+
+    // Opening ends, too, where there is no other one.
+    let refused = RemoteStore::open(options(&[&endless])).unwrap_err().to_string();
+    assert!(refused.contains("in full"), "{refused}");
+}
