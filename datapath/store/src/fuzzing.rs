@@ -14,7 +14,6 @@ pub type Oracle = fn(&[u8]);
 
 /// All of them, with their names and bytes to begin with.
 pub fn targets() -> Vec<(&'static str, Oracle, Vec<Vec<u8>>)> {
-    let hash = Hash::of(b"a part");
     let settings = [4096, 65_536, 4 << 20].map(|size| settings_bytes(size).unwrap_or_default());
     vec![
         ("list_of_versions", list_of_versions, lists()),

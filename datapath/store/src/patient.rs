@@ -341,7 +341,7 @@ mod tests {
             let traffic = line.traffic();
             assert_eq!((traffic.servers_up, traffic.reasons.as_str()), (0, "connection refused"));
             below.gone.store(false, Ordering::SeqCst);
-            readers.map(|reader| reader.join().unwrap().unwrap());
+            readers.into_iter().for_each(|reader| reader.join().unwrap().unwrap());
         });
         let traffic = line.traffic();
         assert_eq!((traffic.servers_up, traffic.waits, traffic.waiting), (1, 2, 0));
