@@ -107,8 +107,10 @@ fn a_full_cache_is_full_no_more_once_the_machine_has_discarded(life: Life) {
     let (volume, device) = setup::open(&life.options(256, 16, 64, dir.path()), &host);
     assert!(!volume.shortage().refusing);
     for round in 0..2 {
-        assert_eq!(fill(&*device, 256).1, Some(IoErrorKind::NoSpace), "round {round}");
-        assert!(volume.shortage().refusing, "round {round}");
+        // A segment that was on its way to the disk when a write was refused may have made room since.
+        eventually("it is full", || {
+            fill(&*device, 256).1 == Some(IoErrorKind::NoSpace) && volume.shortage().refusing
+        });
         blocking::discard(&*device, 0, 256 * MIB).unwrap();
         eventually("it is not full any more", || !volume.shortage().refusing);
         let refused = volume.counters().cache.refused_writes;

@@ -83,6 +83,11 @@ impl Budget {
         self.used_bytes.load(Ordering::Relaxed)
     }
 
+    /// Whether [`Budget::take`] would give so much.
+    pub fn has(&self, bytes: u64) -> bool {
+        self.used_bytes().saturating_add(bytes) <= self.limit_bytes()
+    }
+
     /// Changes the configured limit. The caller wakes the host's thread.
     pub fn set_configured_bytes(&self, limit_bytes: u64) {
         self.configured_bytes.store(limit_bytes, Ordering::Relaxed);

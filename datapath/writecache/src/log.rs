@@ -85,6 +85,11 @@ pub struct Log {
     pub clean_segments: u32,
 }
 
+/// Whether a segment that had room again still has.
+fn is_refillable(segment: &Segment) -> bool {
+    segment.word().state() == State::Dirty && segment.live() <= REFILL_LIVE
+}
+
 impl Log {
     /// Numbers ever used: what the records cost.
     pub fn numbers_used(&self) -> u32 {
@@ -116,14 +121,13 @@ impl Log {
         None
     }
 
-    /// Whether the segment being filled has a slot.
-    pub fn has_slot(&self, table: &SegmentTable) -> bool {
-        self.fresh.as_ref().is_some_and(|filling| {
-            let segment = table.get(filling.id);
-            segment.is_some_and(|segment| {
-                segment.next_dead(filling.next).is_some() || (segment.live() == 0 && !self.append_only)
-            })
-        })
+    /// Whether a slot is to be had without taking memory. With `any_dead`, also where a dirty segment has but a few.
+    pub fn has_slot(&self, table: &SegmentTable, any_dead: bool) -> bool {
+        let filling = self.fresh.as_ref().and_then(|filling| Some((table.get(filling.id)?, filling.next)));
+        filling.is_some_and(|(segment, next)| {
+            segment.next_dead(next).is_some() || (segment.live() == 0 && !self.append_only)
+        }) || self.refill.iter().any(|id| table.get(*id).is_some_and(is_refillable))
+            || (any_dead && self.emptiest(table).is_some())
     }
 
     fn close(&mut self, segment: &Segment, id: SegmentId, stream: Stream) {
@@ -145,10 +149,7 @@ impl Log {
     /// Goes on filling a dirty segment that has many dead slots. Whether there was one.
     pub fn refill(&mut self, table: &SegmentTable, stream: Stream) -> bool {
         while let Some(id) = self.refill.pop_front() {
-            let Some(segment) = table.get(id) else { continue };
-            if segment.word().state() != State::Dirty || segment.live() > REFILL_LIVE {
-                continue;
-            }
+            let Some(segment) = table.get(id).filter(|segment| is_refillable(segment)) else { continue };
             self.dirty_segments -= 1;
             self.open(segment, id, stream, segment.word().ram().unwrap_or(0));
             return true;
@@ -159,22 +160,27 @@ impl Log {
     /// Goes on filling the dirty segment with the most dead slots, few as they may be: for a cache that has no
     /// other way to get room. Whether there was one.
     pub fn refill_emptiest(&mut self, table: &SegmentTable) -> bool {
+        let Some(id) = self.emptiest(table) else { return false };
+        let Some(segment) = table.get(id) else { return false };
+        self.dirty_segments -= 1;
+        self.open(segment, id, Stream::Fresh, segment.word().ram().unwrap_or(0));
+        true
+    }
+
+    /// The dirty segment with the most dead slots, if it has enough of them.
+    fn emptiest(&self, table: &SegmentTable) -> Option<SegmentId> {
         if self.append_only {
-            return false;
+            return None;
         }
-        let emptiest = (0..self.next_id)
+        (0..self.next_id)
             .map(SegmentId)
             .filter_map(|id| {
                 let segment = table.get(id)?;
                 (segment.word().state() == State::Dirty).then_some((segment.live(), id))
             })
             .filter(|(live, _)| live + MIN_GAIN <= u32::from(SLOT_COUNT))
-            .min_by_key(|(live, _)| *live);
-        let Some((_, id)) = emptiest else { return false };
-        let Some(segment) = table.get(id) else { return false };
-        self.dirty_segments -= 1;
-        self.open(segment, id, Stream::Fresh, segment.word().ram().unwrap_or(0));
-        true
+            .min_by_key(|(live, _)| *live)
+            .map(|(_, id)| id)
     }
 
     /// Remembers that a dirty segment has room again.
@@ -215,11 +221,13 @@ impl Log {
         segment.set_unpackable(false);
         segment.set_cleaned(stream == Stream::Cleaned);
         segment.set_word(Word::new(State::Filling, address));
-        let filling = Some(Filling { id, next: 0 });
-        match stream {
-            Stream::Fresh => self.fresh = filling,
-            Stream::Cleaned => self.cleaned = filling,
-        }
+        let place = match stream {
+            Stream::Fresh => &mut self.fresh,
+            Stream::Cleaned => &mut self.cleaned,
+        };
+        // One that was not closed would be filling for ever.
+        debug_assert!(place.is_none(), "a segment is begun beside one that is being filled");
+        *place = Some(Filling { id, next: 0 });
     }
 
     /// Whether full segments of the cleaned stream wait.

@@ -67,12 +67,13 @@ impl Waiting {
     }
 
     #[inline]
-    fn is_full(&self) -> bool {
+    pub(crate) fn is_full(&self) -> bool {
         self.full.load(Ordering::Acquire)
     }
 
     /// There is room: the cache does not count as full any more.
-    pub(crate) fn has_room(&self) {
+    fn has_room(&self) {
+        self.told.store(false, Ordering::Relaxed);
         if self.is_full() && self.full.swap(false, Ordering::AcqRel) {
             tracing::info!("the write cache has room again");
         }
@@ -154,16 +155,21 @@ impl WriteCache {
     /// A limit was changed: what waits gets its whole time again.
     pub(crate) fn not_full(&self) {
         self.waiting.full.store(false, Ordering::Release);
+        self.waiting.told.store(false, Ordering::Relaxed);
         self.pace.reset();
+    }
+
+    /// Where writes were refused and none waits: looks whether there is room by now. At the end of a turn of the host's thread.
+    pub(crate) fn look_for_room(&self) {
+        if self.waiting.is_full() && !self.waiting.any() && self.would_find_room() {
+            self.waiting.has_room();
+        }
     }
 
     /// Tries the parked writes again. `hopeless`: nothing is on its way that would free space. Returns when
     /// the next one is to be refused.
     pub(crate) fn serve_waiting(&self, now: Instant, hopeless: bool) -> Option<Instant> {
         if !self.waiting.any() {
-            if self.waiting.is_full() && self.would_find_room() {
-                self.waiting.has_room();
-            }
             return None;
         }
         let mut entries = self.waiting.take_all();
@@ -171,7 +177,6 @@ impl WriteCache {
             match entry.write.retry() {
                 Ok(()) => {
                     self.waited(entry.since);
-                    self.waiting.told.store(false, Ordering::Relaxed);
                     self.waiting.has_room();
                 }
                 Err(write)

@@ -74,6 +74,7 @@ impl WriteCache {
         let nothing_moves = self.log.lock().frozen_segments == 0 && !self.cleaner.is_busy();
         let hopeless = nothing_moves && !more_to_pack && !lacks_buffer;
         let deadline = self.serve_waiting(now, hopeless);
+        self.look_for_room();
         if more_to_pack {
             self.host.signal();
         }
@@ -113,6 +114,7 @@ impl WriteCache {
         let hopeless =
             self.log.lock().frozen_segments == 0 && !self.cleaner.is_busy() && !persist.brings_room();
         let deadline = self.serve_waiting(now, hopeless);
+        self.look_for_room();
         Turned { deadline, disk_failed }
     }
 

@@ -47,42 +47,38 @@ impl WriteCache {
         if let Some(new) = log.claim(&self.segments, stream, block) {
             return Some(new);
         }
-        if !self.open_segment(&mut log, stream) {
+        let fresh = stream == Stream::Fresh;
+        let opened = (fresh && log.refill(&self.segments, stream))
+            || self.begin_segment(&mut log, stream)
+            || (fresh && self.cannot_spill() && log.refill_emptiest(&self.segments));
+        if !opened {
             // No signal here: who finds no room parks, which signals. One from the host's thread itself,
             // trying parked writes in vain, would keep it going round until the disk is done.
             return None;
         }
-        if stream == Stream::Fresh {
-            self.waiting.has_room();
-        }
-        if log.dirty_segments > self.dirty_limit() || log.has_dirty_cleaned() {
+        // Who was refused before may be told of it.
+        if log.dirty_segments > self.dirty_limit() || log.has_dirty_cleaned() || self.waiting.is_full() {
             self.host.signal();
         }
         log.claim(&self.segments, stream, block)
     }
 
-    /// Has a segment to fill: one with dead slots, or a new one.
-    fn open_segment(&self, log: &mut Log, stream: Stream) -> bool {
-        let fresh = stream == Stream::Fresh;
-        (fresh && log.refill(&self.segments, stream))
-            || self.begin_segment(log, stream)
-            || (fresh && self.cannot_spill() && log.refill_emptiest(&self.segments))
-    }
-
-    /// Whether a write would find a slot now; does what that takes. To be called without any leaf's lock.
+    /// Whether a write would find a slot now. Looks only: it takes nothing, and asks the host for nothing.
     pub(crate) fn would_find_room(&self) -> bool {
-        loop {
-            let mut log = self.log.lock();
-            if log.has_slot(&self.segments) || self.open_segment(&mut log, Stream::Fresh) {
-                return true;
-            }
-            drop(log);
-            // What a persistent cache has in RAM needs a place on disk too: dropping copies makes none.
-            let lacks_place = self.persist.is_some() && self.cannot_spill();
-            if lacks_place || !self.make_room() {
-                return false;
-            }
+        let cannot_spill = self.cannot_spill();
+        let log = self.log.lock();
+        if log.has_slot(&self.segments, cannot_spill) {
+            return true;
         }
+        // What a persistent cache has in RAM needs a place on disk too.
+        if self.persist.is_some() && cannot_spill {
+            return false;
+        }
+        let reserve = u32::from(self.overflow.is_some());
+        let is_allowed = log.ram_segments.saturating_add(reserve) < self.allowed_segments(&log);
+        let is_there =
+            u64::from(log.ram_segments) < MIN_SEGMENTS || self.host.budget.has(SEGMENT_BYTES as u64);
+        log.clean_segments > 0 || (is_allowed && is_there)
     }
 
     /// Whether no dirty segment can go to a disk now: there is none, the cache's part of it is used up, or it
