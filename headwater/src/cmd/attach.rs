@@ -8,19 +8,18 @@ use anyhow::Context;
 use clap::{Args, ValueEnum};
 use headwater_api::{Problem, ProblemKind};
 use headwater_attach::{
-    AttachError, Attached, Intent, Mark, Options, Owner, Record, Registry, Way, choose, find, is_in_use,
-    is_waiting, owner, remove, write_through,
+    AttachError, Attached, Intent, Mark, Options, Owner, Record, Registry, Way, choose, is_in_use,
+    is_waiting, owner, write_through,
 };
 use headwater_block::Device;
 use headwater_nbd::{Address, Limits, Server, SingleExport};
 use rustix::process::{Pid, Signal, kill_process};
 
+use crate::cmd::leftovers::{KernelDevices, NAMES_DIR, clear, clear_all, forget, kept};
 use crate::show;
 
 /// Where records of attached devices are, and the sockets of the kernel's NBD client.
 const RUN_DIR: &str = "/run/headwater/attached";
-/// Where names of devices are.
-const NAMES_DIR: &str = "/dev/headwater";
 
 /// How long `detach` waits for a server to end.
 const DETACH_TIMEOUT: Duration = Duration::from_secs(60);
@@ -90,9 +89,13 @@ impl AttachedDisk {
         if is_in_use(record.way, record.number) {
             tracing::warn!("{} is removed while it is in use; its users get errors", record.device());
         }
-        attached.stop();
+        let is_gone = attached.stop();
         drop(server);
-        forget(&record);
+        if is_gone {
+            forget(&registry(), &record);
+        } else {
+            tracing::warn!("{}", kept(&record));
+        }
     }
 }
 
@@ -122,7 +125,11 @@ impl AttachArgs {
         // Only where nothing that was answered can be lost with this process.
         let survives = geometry.read_only || (kept.is_some() && self.write_through);
         let identity = format!("{source}|{}|{}", kept.unwrap_or_default(), geometry.size_bytes);
-        let waiting = self.clear_up(&identity, survives).with_context(failed)?;
+        let is_wanted = |record: &Record| {
+            let is_meant = self.device.as_deref().is_none_or(|device| record.is_meant_by(device));
+            survives && record.identity == identity && is_meant
+        };
+        let waiting = clear_all(&registry(), &KernelDevices, is_wanted).with_context(failed)?;
         name.as_deref().map_or(Ok(()), check_free).with_context(failed)?;
         let (way, why) = match &waiting {
             Some(record) => (record.way, "its former server died, and the kernel kept the device".into()),
@@ -181,35 +188,6 @@ impl AttachArgs {
         }
         Ok((Some(plain.to_owned()), None))
     }
-
-    /// Removes what dead servers left; returns a device that this one can go on with.
-    fn clear_up(&self, identity: &str, survives: bool) -> anyhow::Result<Option<Record>> {
-        let mut waiting = None;
-        for record in registry().all()?.into_iter().filter(|record| !record.is_served()) {
-            if record.survives && is_waiting(record.way, record.number, &record.mark()) {
-                let is_meant = self.device.as_deref().is_none_or(|device| record.is_meant_by(device));
-                if survives && record.identity == identity && is_meant && waiting.is_none() {
-                    waiting = Some(record);
-                }
-                continue;
-            }
-            clear(&record);
-            forget(&record);
-        }
-        let records = registry().all()?;
-        for intent in registry().intents()?.into_iter().filter(|intent| !intent.mark.is_alive()) {
-            let is_recorded = |number: &u32| {
-                records.iter().any(|record| (record.way, record.number) == (intent.way, *number))
-            };
-            for number in find(intent.way, &intent.mark).into_iter().filter(|number| !is_recorded(number)) {
-                let device = intent.way.device(number);
-                tracing::warn!("{device} is removed: who attached it died before it was recorded");
-                remove(intent.way, number, &intent.mark);
-            }
-            registry().settle(&intent)?;
-        }
-        Ok(waiting)
-    }
 }
 
 impl Via {
@@ -244,22 +222,6 @@ impl Drop for Intended {
     fn drop(&mut self) {
         if let Err(error) = registry().settle(&self.0) {
             tracing::warn!("a record in {RUN_DIR} cannot be removed: {error}");
-        }
-    }
-}
-
-/// Removes what is left of a device whose server died, and says so. One that is somebody else's by now stays.
-fn clear(record: &Record) {
-    match remove(record.way, record.number, &record.mark()) {
-        // One that the kernel ended itself only has to be forgotten.
-        Owner::Ours | Owner::Nobody => {
-            tracing::warn!("{} is removed: its server died, and what it held is gone", record.device());
-        }
-        Owner::Others => {
-            tracing::warn!(
-                "{} is left alone: it is not the device that this program attached, whose server died",
-                record.device()
-            );
         }
     }
 }
@@ -300,18 +262,27 @@ pub fn detach(args: &DetachArgs) -> anyhow::Result<u8> {
         Problem::new(ProblemKind::NotFound, text)
     });
     let record = record.with_context(failed)?;
-    if !record.is_served() && owner(record.way, record.number, &record.mark()) == Owner::Others {
-        forget(&record);
-        let text = format!("its server died, and {} is somebody else's device by now", record.device());
-        return Err(Problem::new(ProblemKind::NotFound, text)).with_context(failed);
+    let unknown = || Err(Problem::new(ProblemKind::Failed, kept(&record))).with_context(failed);
+    if !record.is_served() {
+        match owner(record.way, record.number, &record.mark()) {
+            Owner::Others => {
+                forget(&registry(), &record);
+                let text =
+                    format!("its server died, and {} is somebody else's device by now", record.device());
+                return Err(Problem::new(ProblemKind::NotFound, text)).with_context(failed);
+            }
+            Owner::Unknown => return unknown(),
+            Owner::Ours | Owner::Nobody => {}
+        }
     }
     if !args.force && is_in_use(record.way, record.number) {
         let text = format!("{} is mounted or otherwise in use; umount it, or give --force", record.device());
         return Err(Problem::new(ProblemKind::Conflict, text)).with_context(failed);
     }
     if !record.is_served() {
-        clear(&record);
-        forget(&record);
+        if clear(&registry(), &KernelDevices, &record) == Owner::Unknown {
+            return unknown();
+        }
         return Ok(0);
     }
     let pid = i32::try_from(record.pid).ok().and_then(Pid::from_raw).context("an odd process number")?;
@@ -339,20 +310,29 @@ pub fn list(json: bool) -> anyhow::Result<u8> {
         return Ok(0);
     }
     let rows = records.into_iter().map(|record| {
-        let state = if record.is_served() {
-            format!("served by process {}", record.pid)
-        } else if record.survives && is_waiting(record.way, record.number, &record.mark()) {
-            "waits for its server, which died".into()
-        } else if owner(record.way, record.number, &record.mark()) == Owner::Others {
-            "gone, and somebody else's by now; the next attach or detach forgets it".into()
-        } else {
-            "dead; the next attach or detach removes it".into()
-        };
+        let state =
+            if record.is_served() { format!("served by process {}", record.pid) } else { left(&record) };
         let device = record.device();
         vec![device, record.name.unwrap_or_default(), record.source, record.way.to_string(), state]
     });
     show::table(&["DEVICE", "NAME", "SOURCE", "VIA", "STATE"], rows)?;
     Ok(0)
+}
+
+/// What became of a device whose server died.
+fn left(record: &Record) -> String {
+    let (way, number, mark) = (record.way, record.number, record.mark());
+    if record.survives && is_waiting(way, number, &mark) == Some(true) {
+        return "waits for its server, which died".into();
+    }
+    match owner(way, number, &mark) {
+        Owner::Ours | Owner::Nobody => "dead; the next attach or detach removes it".into(),
+        Owner::Others => "gone, and somebody else's by now; the next attach or detach forgets it".into(),
+        Owner::Unknown if !rustix::process::geteuid().is_root() => {
+            "its server died; only root is told whose it is by now".into()
+        }
+        Owner::Unknown => "its server died, and the kernel does not say whose it is by now".into(),
+    }
 }
 
 fn registry() -> Registry {
@@ -380,18 +360,6 @@ fn note(record: &Record) -> anyhow::Result<()> {
         std::os::unix::fs::symlink(record.device(), &link)
     });
     made.with_context(|| format!("cannot make {}", link.display()))
-}
-
-fn forget(record: &Record) {
-    if let Err(error) = registry().forget(record.way, record.number) {
-        tracing::warn!("the record of {} cannot be removed: {error}", record.device());
-    }
-    if let Some(name) = &record.name {
-        let link = Path::new(NAMES_DIR).join(name);
-        if std::fs::read_link(&link).is_ok_and(|target| target == Path::new(&record.device())) {
-            let _ = std::fs::remove_file(link);
-        }
-    }
 }
 
 /// The kinds that exit codes are made of.

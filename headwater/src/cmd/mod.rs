@@ -12,6 +12,7 @@ mod fuse;
 mod generate;
 mod image;
 mod iscsi;
+mod leftovers;
 mod machine;
 mod nbd_tls;
 mod persistent;

@@ -194,8 +194,8 @@ impl Attached {
         }
     }
 
-    /// Removes the device. Who still uses it gets errors. Harmless when repeated.
-    pub fn stop(&self) {
+    /// Removes the device. Who still uses it gets errors. Harmless when repeated. `false`: it may still be there.
+    pub fn stop(&self) -> bool {
         match &self.kind {
             Kind::Ublk(ublk) => ublk.stop(),
             Kind::Nbd(nbd) => nbd.stop(),
@@ -209,11 +209,14 @@ impl Drop for Attached {
     }
 }
 
-/// Whether a device of this mark, whose server died, waits for another one.
-pub fn is_waiting(way: Way, number: u32, mark: &Mark) -> bool {
+/// Whether a device of this mark, whose server died, waits for another one; `None`: the kernel did not say.
+pub fn is_waiting(way: Way, number: u32, mark: &Mark) -> Option<bool> {
     match way {
         Way::Ublk => ublk::is_waiting(number, mark),
-        Way::Nbd => kernel_nbd::owner(number, mark) == Owner::Ours,
+        Way::Nbd => match kernel_nbd::owner(number, mark) {
+            Owner::Unknown => None,
+            owner => Some(owner == Owner::Ours),
+        },
     }
 }
 
@@ -225,29 +228,35 @@ pub fn owner(way: Way, number: u32, mark: &Mark) -> Owner {
     }
 }
 
-/// The devices of this mark.
-pub fn find(way: Way, mark: &Mark) -> Vec<u32> {
+/// The devices that have this mark ([`Owner::Ours`]), and those that may have it ([`Owner::Unknown`]).
+pub fn find(way: Way, mark: &Mark) -> std::io::Result<Vec<(u32, Owner)>> {
     let (dir, prefix) = match way {
         Way::Ublk => ("/dev", "ublkc"),
         Way::Nbd => ("/sys/block", "nbd"),
     };
-    let Ok(entries) = std::fs::read_dir(dir) else { return Vec::new() };
-    entries
-        .filter_map(|entry| entry.ok()?.file_name().to_str()?.strip_prefix(prefix)?.parse().ok())
-        .filter(|number| owner(way, *number, mark) == Owner::Ours)
-        .collect()
-}
-
-/// Removes a device whose server died, if it has this mark. Returns whose it was.
-pub fn remove(way: Way, number: u32, mark: &Mark) -> Owner {
-    let owner = owner(way, number, mark);
-    if owner == Owner::Ours {
-        match way {
-            Way::Ublk => ublk::remove(number),
-            Way::Nbd => kernel_nbd::remove(number),
+    let mut found = Vec::new();
+    for entry in std::fs::read_dir(dir)? {
+        let name = entry?.file_name();
+        let number = name.to_str().and_then(|name| name.strip_prefix(prefix)?.parse().ok());
+        let Some(number) = number else { continue };
+        let owner = owner(way, number, mark);
+        if matches!(owner, Owner::Ours | Owner::Unknown) {
+            found.push((number, owner));
         }
     }
-    owner
+    Ok(found)
+}
+
+/// Removes a device whose server died, if it has this mark. Returns whose it was; [`Owner::Unknown`]: it may be ours and still be
+/// there.
+pub fn remove(way: Way, number: u32, mark: &Mark) -> Owner {
+    let owner = owner(way, number, mark);
+    let is_left = owner == Owner::Ours
+        && !match way {
+            Way::Ublk => ublk::remove(number),
+            Way::Nbd => kernel_nbd::remove(number),
+        };
+    if is_left { Owner::Unknown } else { owner }
 }
 
 /// Whether a device is mounted, held by another device, or otherwise open for itself alone.

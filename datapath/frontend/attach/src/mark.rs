@@ -10,19 +10,25 @@ pub struct Mark {
     pub pid: u32,
     /// Its thread that asked the kernel, which is what kernels before 5.14 tell of an NBD device.
     pub thread: u32,
-    /// When the process started, in the kernel's ticks: numbers of processes are used again.
+    /// When the process started, in the kernel's ticks: numbers of processes are used again. 0: it gave its devices no mark of
+    /// their own, as earlier versions did.
     pub started: u64,
 }
+
+/// What ublk devices of earlier versions carry, whoever made them: "headwatr".
+const ANYBODYS_NUMBER: u64 = 0x6865_6164_7761_7472;
 
 /// Whose a device is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Owner {
     /// It has the mark that was asked for.
     Ours,
-    /// There is another one with its number, or nobody can tell.
+    /// There is another one with its number.
     Others,
     /// There is no such device, or it is not connected.
     Nobody,
+    /// The kernel did not say, for lack of permission or memory for instance. It may be ours.
+    Unknown,
 }
 
 impl Mark {
@@ -47,8 +53,11 @@ impl Mark {
 
     /// As ublk keeps it: another number for each process of the same boot.
     pub(crate) fn number(&self) -> u64 {
-        // "headwatr"; process numbers have at most 22 bits.
-        0x6865_6164_7761_7472 ^ (self.started << 22 | u64::from(self.pid))
+        if self.started == 0 {
+            return ANYBODYS_NUMBER;
+        }
+        // Process numbers have at most 22 bits.
+        ANYBODYS_NUMBER ^ (self.started << 22 | u64::from(self.pid))
     }
 }
 

@@ -28,7 +28,7 @@ pub struct Record {
     pub pid: u32,
     /// When that process started, in the kernel's ticks: numbers of processes are used again.
     pub started: u64,
-    /// Who made the device; `None`: the process that serves it.
+    /// Who made the device; `None`: the process that serves it, which is of a version that gave no marks.
     #[serde(default)]
     pub made_by: Option<Mark>,
 }
@@ -60,7 +60,7 @@ impl Record {
 
     /// What the device carries if it still is the one that was recorded.
     pub fn mark(&self) -> Mark {
-        self.made_by.unwrap_or(Mark { pid: self.pid, thread: self.pid, started: self.started })
+        self.made_by.unwrap_or(Mark { pid: self.pid, thread: self.pid, started: 0 })
     }
 
     /// Path of the device.
@@ -203,10 +203,12 @@ mod tests {
     }
 
     #[test]
-    fn a_record_without_a_mark_has_that_of_its_server() {
+    fn a_record_without_a_mark_has_that_of_earlier_versions() {
         let text = r#"{"way":"nbd","number":0,"name":null,"source":"s","identity":"i","survives":false,"pid":7,"started":9}"#;
         let record: Record = serde_json::from_str(text).unwrap();
-        assert_eq!(record.mark(), Mark { pid: 7, thread: 7, started: 9 });
+        assert_eq!(record.mark(), Mark { pid: 7, thread: 7, started: 0 });
+        assert_eq!(record.mark().number(), 0x6865_6164_7761_7472);
+        assert_ne!(Mark { pid: 7, thread: 7, started: 9 }.number(), record.mark().number());
     }
 
     #[test]

@@ -128,16 +128,23 @@ impl KernelNbd {
     /// Whether somebody disconnected it.
     pub(crate) fn is_gone(&self) -> bool {
         match owner(self.number, &self.mark) {
-            Owner::Ours => false,
+            Owner::Ours | Owner::Unknown => false,
             Owner::Others => self.is_marked,
             Owner::Nobody => true,
         }
     }
 
-    /// Disconnects it.
-    pub(crate) fn stop(&self) {
-        if !self.is_stopped.swap(true, Ordering::SeqCst) && !self.is_gone() {
-            remove(self.number);
+    /// Disconnects it. `false`: it may still be connected.
+    pub(crate) fn stop(&self) -> bool {
+        if self.is_stopped.swap(true, Ordering::SeqCst) {
+            return true;
+        }
+        match owner(self.number, &self.mark) {
+            // What cannot be told is not cut.
+            Owner::Unknown => false,
+            Owner::Others if self.is_marked => true,
+            Owner::Ours | Owner::Others => remove(self.number),
+            Owner::Nobody => true,
         }
     }
 }
@@ -149,11 +156,19 @@ pub(crate) fn owner(number: u32, mark: &Mark) -> Owner {
 
 /// The same, as the files of its directory say.
 fn owner_in(dir: &Path, mark: &Mark) -> Owner {
-    let read = |name: &str| std::fs::read_to_string(dir.join(name)).ok();
-    let pid = read("pid");
-    let is_connected = pid.is_some() || read("size").is_some_and(|size| size.trim() != "0");
+    let read = |name: &str| match std::fs::read_to_string(dir.join(name)) {
+        Ok(text) => Ok(Some(text)),
+        // The kernel removes them when a device is disconnected, also while they are read.
+        Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
+        Err(error) if error.raw_os_error() == Some(Errno::NODEV.raw_os_error()) => Ok(None),
+        Err(error) => Err(error),
+    };
+    let (Ok(pid), Ok(size), Ok(backend)) = (read("pid"), read("size"), read("backend")) else {
+        return Owner::Unknown;
+    };
+    let is_connected = pid.is_some() || size.is_some_and(|size| size.trim() != "0");
     // Where the kernel does not know the mark it tells at least which thread connected the device.
-    let is_ours = match (read("backend"), &pid) {
+    let is_ours = match (backend, &pid) {
         (Some(backend), _) => backend.trim() == mark.text(),
         (None, Some(pid)) => pid.trim().parse() == Ok(mark.thread),
         (None, None) => false,
@@ -171,21 +186,24 @@ fn is_connected(number: u32) -> bool {
     owner(number, &nobody) != Owner::Nobody
 }
 
-/// Disconnects a device, with or without a server, and waits a moment for it. The caller has looked whose it is.
-pub(crate) fn remove(number: u32) {
+/// Disconnects a device, with or without a server, and waits a moment for it. The caller has looked whose it is. `false`: the kernel
+/// did not take the order.
+pub(crate) fn remove(number: u32) -> bool {
     let asked = Netlink::open()
         .and_then(|netlink| netlink.ask(DISCONNECT, &Attributes::default().u32(INDEX, number)));
     if let Err(error) = asked
         && error.raw_os_error() != Some(Errno::INVAL.raw_os_error())
     {
         tracing::warn!("attach: cannot disconnect /dev/nbd{number}: {error}");
+        return false;
     }
     for _ in 0..100 {
         if !is_connected(number) {
-            return;
+            break;
         }
         std::thread::sleep(Duration::from_millis(20));
     }
+    true
 }
 
 #[cfg(test)]
@@ -220,6 +238,19 @@ mod tests {
                 std::fs::write(dir.path().join(name), text).unwrap();
             }
             assert_eq!(owner_in(dir.path(), &mark), expected, "{files:?}");
+        }
+    }
+
+    #[test]
+    fn a_device_whose_files_cannot_be_read_is_unknown() {
+        let mark = Mark { pid: 10, thread: 12, started: 500 };
+        for unreadable in ["pid", "size", "backend"] {
+            let dir = tempfile::tempdir().unwrap();
+            std::fs::write(dir.path().join("size"), "8\n").unwrap();
+            let _ = std::fs::remove_file(dir.path().join(unreadable));
+            // Reading a directory as a file is an error of another kind than its absence.
+            std::fs::create_dir(dir.path().join(unreadable)).unwrap();
+            assert_eq!(owner_in(dir.path(), &mark), Owner::Unknown, "{unreadable}");
         }
     }
 }

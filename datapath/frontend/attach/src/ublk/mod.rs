@@ -95,18 +95,24 @@ impl Ublk {
         self.queues.lock().iter().all(JoinHandle::is_finished)
     }
 
-    /// Removes the device and ends the threads.
-    pub(crate) fn stop(&self) {
+    /// Removes the device and ends the threads. `false`: it may still be there.
+    pub(crate) fn stop(&self) -> bool {
         let queues = std::mem::take(&mut *self.queues.lock());
         if queues.is_empty() {
-            return;
+            return true;
         }
-        // Somebody may have removed it and made another one; the queues have ended then.
-        let is_ours = owner(self.number, &self.mark) == Owner::Ours;
-        if is_ours {
+        // Somebody may have removed it and made another one; the queues have ended then. While one runs it has the device open,
+        // and the kernel gives its number to no other.
+        let is_running = queues.iter().any(|queue| !queue.is_finished());
+        let owner = owner(self.number, &self.mark);
+        if owner == Owner::Ours || (owner == Owner::Unknown && is_running) {
             let stop = |mut control: Control| control.command(abi::STOP_DEV, self.number, 0);
             if let Err(error) = Control::open().and_then(stop) {
                 tracing::warn!("attach: cannot stop ublk device {}: {error}", self.number);
+                if is_running {
+                    // They would be waited for without end; they end with the process.
+                    return false;
+                }
             }
         }
         for queue in queues {
@@ -114,16 +120,23 @@ impl Ublk {
                 tracing::error!("attach: a queue of ublk device {} has panicked", self.number);
             }
         }
-        if is_ours {
-            remove(self.number);
-        }
+        crate::remove(Way::Ublk, self.number, &self.mark) != Owner::Unknown
     }
 }
 
-/// Whether the device waits for another server.
-pub(crate) fn is_waiting(number: u32, mark: &Mark) -> bool {
-    let info = Control::open().and_then(|mut control| control.information(number));
-    info.is_ok_and(|info| info.server_flags == mark.number() && info.state() == State::Quiesced)
+/// Whether the device waits for another server; `None`: the kernel did not say.
+pub(crate) fn is_waiting(number: u32, mark: &Mark) -> Option<bool> {
+    is_waiting_by(Control::open().and_then(|mut control| control.information(number)), mark)
+}
+
+/// The same, as the kernel's answer says.
+fn is_waiting_by(info: std::io::Result<Info>, mark: &Mark) -> Option<bool> {
+    let is_quiesced = info.as_ref().is_ok_and(|info| info.state() == State::Quiesced);
+    match owner_by(info, mark) {
+        Owner::Ours => Some(is_quiesced),
+        Owner::Others | Owner::Nobody => Some(false),
+        Owner::Unknown => None,
+    }
 }
 
 /// Whose the device is, with or without a server.
@@ -139,19 +152,23 @@ fn owner_by(info: std::io::Result<Info>, mark: &Mark) -> Owner {
         Err(error) if error.raw_os_error() == Some(Errno::NODEV.raw_os_error()) => Owner::Nobody,
         // Without ublk there are no devices.
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => Owner::Nobody,
-        Err(_) => Owner::Others,
+        Err(_) => Owner::Unknown,
     }
 }
 
-/// Removes a device, with or without a server. The caller has looked whose it is.
-pub(crate) fn remove(number: u32) {
-    let Ok(mut control) = Control::open() else { return };
-    // One that is dead already says so.
-    let _ = control.command(abi::STOP_DEV, number, 0);
-    if let Err(error) = control.command(abi::DEL_DEV, number, 0)
-        && error.raw_os_error() != Some(Errno::NODEV.raw_os_error())
-    {
-        tracing::warn!("attach: cannot remove ublk device {number}: {error}");
+/// Removes a device, with or without a server. The caller has looked whose it is. `false`: it is still there.
+pub(crate) fn remove(number: u32) -> bool {
+    let removed = Control::open().and_then(|mut control| {
+        // One that is dead already says so.
+        let _ = control.command(abi::STOP_DEV, number, 0);
+        control.command(abi::DEL_DEV, number, 0)
+    });
+    match removed {
+        Err(error) if error.raw_os_error() != Some(Errno::NODEV.raw_os_error()) => {
+            tracing::warn!("attach: cannot remove ublk device {number}: {error}");
+            false
+        }
+        _ => true,
     }
 }
 
@@ -284,6 +301,15 @@ mod tests {
         assert_eq!(owner_by(Ok(info(0)), &mark), Owner::Others);
         assert_eq!(owner_by(Err(Errno::NODEV.into()), &mark), Owner::Nobody);
         assert_eq!(owner_by(Err(Errno::NOENT.into()), &mark), Owner::Nobody);
-        assert_eq!(owner_by(Err(Errno::PERM.into()), &mark), Owner::Others);
+    }
+
+    #[test]
+    fn what_the_kernel_does_not_say_is_unknown() {
+        let mark = Mark { pid: 10, thread: 12, started: 500 };
+        for errno in [Errno::PERM, Errno::ACCESS, Errno::MFILE, Errno::NOMEM, Errno::INTR] {
+            assert_eq!(owner_by(Err(errno.into()), &mark), Owner::Unknown, "{errno}");
+            assert_eq!(is_waiting_by(Err(errno.into()), &mark), None, "{errno}");
+        }
+        assert_eq!(is_waiting_by(Err(Errno::NODEV.into()), &mark), Some(false));
     }
 }

@@ -1,0 +1,223 @@
+//! What servers of attached devices left when they died: devices, records of them, and notes of what they were about to attach.
+//!
+//! | whose the device is | it | its record |
+//! |---|---|---|
+//! | ours, and it waits for a server | stays | stays |
+//! | ours otherwise | is removed | is forgotten |
+//! | nobody's: the kernel has ended it | - | is forgotten |
+//! | somebody else's | stays | is forgotten |
+//! | the kernel does not say, or does not remove it | stays | stays: without it nothing would find the device again |
+
+use std::path::Path;
+
+use headwater_attach::{Intent, Mark, Owner, Record, Registry, Way, find, is_waiting, remove};
+
+/// Where names of devices are.
+pub const NAMES_DIR: &str = "/dev/headwater";
+
+/// What is asked of the kernel.
+pub trait Devices {
+    fn is_waiting(&self, record: &Record) -> Option<bool>;
+    fn remove(&self, way: Way, number: u32, mark: &Mark) -> Owner;
+    fn find(&self, way: Way, mark: &Mark) -> std::io::Result<Vec<(u32, Owner)>>;
+}
+
+/// The kernel's own.
+pub struct KernelDevices;
+
+impl Devices for KernelDevices {
+    fn is_waiting(&self, record: &Record) -> Option<bool> {
+        is_waiting(record.way, record.number, &record.mark())
+    }
+
+    fn remove(&self, way: Way, number: u32, mark: &Mark) -> Owner {
+        remove(way, number, mark)
+    }
+
+    fn find(&self, way: Way, mark: &Mark) -> std::io::Result<Vec<(u32, Owner)>> {
+        find(way, mark)
+    }
+}
+
+/// Removes what dead servers left, except devices that wait for another one; returns the first of these that is `wanted`.
+pub fn clear_all(
+    registry: &Registry,
+    devices: &impl Devices,
+    wanted: impl Fn(&Record) -> bool,
+) -> std::io::Result<Option<Record>> {
+    let mut waiting = None;
+    for record in registry.all()?.into_iter().filter(|record| !record.is_served()) {
+        match if record.survives { devices.is_waiting(&record) } else { Some(false) } {
+            Some(true) if waiting.is_none() && wanted(&record) => waiting = Some(record),
+            Some(true) => {}
+            Some(false) => drop(clear(registry, devices, &record)),
+            None => tracing::warn!("{}", kept(&record)),
+        }
+    }
+    let records = registry.all()?;
+    for intent in registry.intents()?.into_iter().filter(|intent| !intent.mark.is_alive()) {
+        clear_intended(registry, devices, &records, &intent)?;
+    }
+    Ok(waiting)
+}
+
+/// Removes a device that its dead maker did not record.
+fn clear_intended(
+    registry: &Registry,
+    devices: &impl Devices,
+    records: &[Record],
+    intent: &Intent,
+) -> std::io::Result<()> {
+    let found = devices.find(intent.way, &intent.mark)?;
+    let mut is_settled = true;
+    for (number, owner) in found {
+        if records.iter().any(|record| (record.way, record.number) == (intent.way, number)) {
+            continue;
+        }
+        let device = intent.way.device(number);
+        if owner == Owner::Ours && devices.remove(intent.way, number, &intent.mark) != Owner::Unknown {
+            tracing::warn!("{device} is removed: who attached it died before it was recorded");
+        } else {
+            tracing::warn!(
+                "{device} may be what somebody attached who died before it was recorded, and could not be removed; \
+                 it is tried again at the next attach"
+            );
+            is_settled = false;
+        }
+    }
+    if is_settled { registry.settle(intent) } else { Ok(()) }
+}
+
+/// Removes what is left of a device whose server died, says so, and forgets it. One that is somebody else's by now stays.
+/// [`Owner::Unknown`]: it may be there still, and is not forgotten.
+pub fn clear(registry: &Registry, devices: &impl Devices, record: &Record) -> Owner {
+    let owner = devices.remove(record.way, record.number, &record.mark());
+    match owner {
+        // One that the kernel ended itself only has to be forgotten.
+        Owner::Ours | Owner::Nobody => {
+            tracing::warn!("{} is removed: its server died, and what it held is gone", record.device());
+        }
+        Owner::Others => {
+            tracing::warn!(
+                "{} is left alone: it is not the device that this program attached, whose server died",
+                record.device()
+            );
+        }
+        Owner::Unknown => tracing::warn!("{}", kept(record)),
+    }
+    if owner != Owner::Unknown {
+        forget(registry, record);
+    }
+    owner
+}
+
+/// Why a record stays.
+pub fn kept(record: &Record) -> String {
+    format!(
+        "the kernel does not say whose {} is, or does not remove it; it is left alone, and its record is kept",
+        record.device()
+    )
+}
+
+/// Forgets a device that is not ours any more, and the name it had.
+pub fn forget(registry: &Registry, record: &Record) {
+    if let Err(error) = registry.forget(record.way, record.number) {
+        tracing::warn!("the record of {} cannot be removed: {error}", record.device());
+    }
+    if let Some(name) = &record.name {
+        let link = Path::new(NAMES_DIR).join(name);
+        if std::fs::read_link(&link).is_ok_and(|target| target == Path::new(&record.device())) {
+            let _ = std::fs::remove_file(link);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::RefCell;
+
+    use super::*;
+
+    /// A kernel that gives one answer about every device.
+    struct Answers<'a> {
+        waiting: Option<bool>,
+        owner: Owner,
+        /// What happens while devices are looked for.
+        meanwhile: &'a dyn Fn(),
+        removed: RefCell<Vec<u32>>,
+    }
+
+    impl Devices for Answers<'_> {
+        fn is_waiting(&self, _: &Record) -> Option<bool> {
+            self.waiting
+        }
+
+        fn remove(&self, _: Way, number: u32, _: &Mark) -> Owner {
+            self.removed.borrow_mut().push(number);
+            self.owner
+        }
+
+        fn find(&self, _: Way, _: &Mark) -> std::io::Result<Vec<(u32, Owner)>> {
+            (self.meanwhile)();
+            Ok(vec![(4, self.owner)])
+        }
+    }
+
+    fn answers(waiting: Option<bool>, owner: Owner) -> Answers<'static> {
+        Answers { waiting, owner, meanwhile: &|| {}, removed: RefCell::default() }
+    }
+
+    /// Of a process that is dead.
+    fn mark() -> Mark {
+        let mark = Mark::of_this_thread();
+        Mark { started: mark.started + 1, ..mark }
+    }
+
+    fn record(number: u32, survives: bool) -> Record {
+        let record =
+            Record::of_this_process(Way::Ublk, number, None, "null:1M".into(), "id".into(), survives);
+        let mark = mark();
+        Record { started: mark.started, made_by: Some(mark), ..record }
+    }
+
+    #[test]
+    fn a_record_is_kept_where_the_kernel_does_not_say_whose_the_device_is() {
+        let dir = tempfile::tempdir().unwrap();
+        let registry = Registry::new(dir.path());
+        let cases = [
+            // Whether it may survive, whether it waits, whose it is; whether the record stays, whether it was tried to be removed.
+            (false, Some(false), Owner::Unknown, true, true),
+            (true, None, Owner::Ours, true, false),
+            (true, Some(true), Owner::Ours, true, false),
+            (true, Some(false), Owner::Unknown, true, true),
+            (true, Some(false), Owner::Ours, false, true),
+            (false, Some(true), Owner::Ours, false, true),
+            (false, Some(false), Owner::Others, false, true),
+            (false, Some(false), Owner::Nobody, false, true),
+        ];
+        for (survives, waiting, owner, is_kept, is_tried) in cases {
+            let case = (survives, waiting, owner);
+            let left = record(3, survives);
+            registry.record(&left).unwrap();
+            let devices = answers(waiting, owner);
+            let wanted = clear_all(&registry, &devices, |_| true).unwrap();
+            assert_eq!(wanted.is_some(), survives && waiting == Some(true), "{case:?}");
+            assert_eq!(registry.all().unwrap().contains(&left), is_kept, "{case:?}");
+            assert_eq!(!devices.removed.take().is_empty(), is_tried, "{case:?}");
+            registry.forget(left.way, left.number).unwrap();
+        }
+    }
+
+    #[test]
+    fn what_was_intended_is_settled_when_its_device_is_known_to_be_gone() {
+        let dir = tempfile::tempdir().unwrap();
+        let registry = Registry::new(dir.path());
+        let intent = Intent { way: Way::Ublk, mark: mark() };
+        registry.intend(&intent).unwrap();
+        clear_all(&registry, &answers(None, Owner::Unknown), |_| true).unwrap();
+        assert_eq!(registry.intents().unwrap(), [intent]);
+        let devices = answers(None, Owner::Ours);
+        clear_all(&registry, &devices, |_| true).unwrap();
+        assert_eq!((devices.removed.take(), registry.intents().unwrap()), (vec![4], vec![]));
+    }
+}
