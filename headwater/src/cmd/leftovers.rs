@@ -54,21 +54,17 @@ pub fn clear_all(
             None => tracing::warn!("{}", kept(&record)),
         }
     }
-    let records = registry.all()?;
     for intent in registry.intents()?.into_iter().filter(|intent| !intent.mark.is_alive()) {
-        clear_intended(registry, devices, &records, &intent)?;
+        clear_intended(registry, devices, &intent)?;
     }
     Ok(waiting)
 }
 
 /// Removes a device that its dead maker did not record.
-fn clear_intended(
-    registry: &Registry,
-    devices: &impl Devices,
-    records: &[Record],
-    intent: &Intent,
-) -> std::io::Result<()> {
+fn clear_intended(registry: &Registry, devices: &impl Devices, intent: &Intent) -> std::io::Result<()> {
     let found = devices.find(intent.way, &intent.mark)?;
+    // Read after the note, whose maker was dead by then: what it may have recorded in between is not lost.
+    let records = registry.all()?;
     let mut is_settled = true;
     for (number, owner) in found {
         if records.iter().any(|record| (record.way, record.number) == (intent.way, number)) {
@@ -219,5 +215,19 @@ mod tests {
         let devices = answers(None, Owner::Ours);
         clear_all(&registry, &devices, |_| true).unwrap();
         assert_eq!((devices.removed.take(), registry.intents().unwrap()), (vec![4], vec![]));
+    }
+
+    #[test]
+    fn a_device_that_its_maker_recorded_before_it_died_is_not_taken_for_an_unrecorded_one() {
+        let dir = tempfile::tempdir().unwrap();
+        let registry = Registry::new(dir.path());
+        registry.intend(&Intent { way: Way::Ublk, mark: mark() }).unwrap();
+        // The last thing that it did, and nobody had seen a record of it until then.
+        let meanwhile = || registry.record(&record(4, true)).unwrap();
+        let devices = Answers { meanwhile: &meanwhile, ..answers(Some(true), Owner::Ours) };
+        clear_all(&registry, &devices, |_| true).unwrap();
+        assert!(devices.removed.take().is_empty());
+        assert_eq!(registry.all().unwrap(), [record(4, true)]);
+        assert_eq!(registry.intents().unwrap(), []);
     }
 }
