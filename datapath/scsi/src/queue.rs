@@ -14,9 +14,13 @@
 //! unit attentions are looked at until the device has carried it out, or until it is in the set. Two take the fence for
 //! writing:
 //! - an exclusive task, once before it starts: a change either saw it, or is over when it starts to read;
-//! - whoever ends tasks or takes a reservation away from others ([`TaskSet::close`]): a command of these either is over,
-//!   or in the set and aborted, or is looked at afterwards and refused. Without that, one that was found allowed and then
+//! - whoever ends tasks of others ([`TaskSet::close`]), PREEMPT AND ABORT and the task management functions: a command of these
+//!   either is over, or in the set and aborted, or is looked at afterwards. Without that, one that was found allowed and then
 //!   slept would write after PREEMPT AND ABORT was answered.
+//!
+//! PREEMPT, CLEAR and RELEASE take reservations and registrations away, and end no tasks: they pass like a change. What was found
+//! allowed before them is carried out, also after they were answered, as is what waits in the set; who wants it to end asks for
+//! PREEMPT AND ABORT (SPC-4).
 //!
 //! Under the fence nothing waits for a device, no task starts and none is answered, for answers may come back here. Lock
 //! order: fence, then the set, reservations or attentions.
