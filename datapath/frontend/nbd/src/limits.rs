@@ -36,7 +36,8 @@ pub struct Limits {
     /// How long a connection with one request at a time is watched before its thread sleeps, in microseconds; 0 sleeps
     /// at once. Watching ends by itself where requests come more slowly ([`headwater_block::Polling`]).
     pub polling_us: u64,
-    /// How long a client may take nothing of a reply that is being sent, in milliseconds. Then the connection is cut.
+    /// How long a client may take nothing of a reply that is being sent, in milliseconds. The connection is cut then, or up to two such
+    /// times later; never while it takes something, however little.
     pub send_stall_ms: u64,
     /// How long [`crate::Server::stop`] waits for requests in flight and for clients to take
     /// their replies, in milliseconds. Then connections are cut.

@@ -3,6 +3,7 @@
 
 mod secure;
 mod splice;
+mod stall;
 
 use std::io::IoSlice;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -16,6 +17,7 @@ use rustix::net::{RecvFlags, SendAncillaryBuffer, SendFlags, Shutdown};
 
 use secure::Secure;
 pub(crate) use splice::PagePipe;
+use stall::Stall;
 
 /// Parts of one system call: what every kernel takes (`UIO_MAXIOV`).
 const SEND_PARTS: usize = 1024;
@@ -52,7 +54,8 @@ impl Socket {
         Ok(rustix::net::sockopt::set_socket_timeout(self, which, Some(limit))?)
     }
 
-    /// Bounds how long a send without a deadline may make no progress; it fails with `TimedOut` then.
+    /// Bounds how long the peer of a send without a deadline may take nothing; it fails with `TimedOut` then, or up to two such times
+    /// later.
     pub(crate) fn limit_stall(&self, limit: Duration) -> std::io::Result<()> {
         let which = rustix::net::sockopt::Timeout::Send;
         Ok(rustix::net::sockopt::set_socket_timeout(self, which, Some(limit))?)
@@ -170,6 +173,7 @@ impl Plain {
         flags: SendFlags,
         deadline: Option<Instant>,
     ) -> std::io::Result<()> {
+        let mut stall = Stall::default();
         // Empty ones in front go too.
         IoSlice::advance_slices(&mut parts, 0);
         while let Some(first) = parts.first() {
@@ -181,10 +185,15 @@ impl Plain {
                 rustix::net::sendmsg(&self.0, now, &mut SendAncillaryBuffer::default(), flags)
             };
             match sent {
-                Ok(sent) => IoSlice::advance_slices(&mut parts, sent),
+                Ok(sent) => {
+                    IoSlice::advance_slices(&mut parts, sent);
+                    if !parts.is_empty() && deadline.is_none() {
+                        stall.took_some(&self.0);
+                    }
+                }
                 Err(Errno::INTR) => {}
                 // Without a deadline it has waited already.
-                Err(Errno::AGAIN) if deadline.is_none() => return Err(std::io::ErrorKind::TimedOut.into()),
+                Err(Errno::AGAIN) if deadline.is_none() => stall.waited(&self.0)?,
                 Err(Errno::AGAIN) => self.wait_until(PollFlags::OUT, deadline)?,
                 Err(errno) => return Err(errno.into()),
             }

@@ -7,7 +7,7 @@ use headwater_block::{Lent, Pages};
 use rustix::io::Errno;
 use rustix::pipe::{IoSliceRaw, PipeFlags, SpliceFlags};
 
-use super::Plain;
+use super::{Plain, Stall};
 
 /// What a pipe is asked to hold: the most that an unprivileged process may ask for (`/proc/sys/fs/pipe-max-size`).
 const PIPE_BYTES: usize = 1 << 20;
@@ -105,13 +105,17 @@ impl Plain {
     /// Moves `left` bytes from the pipe to the socket; `more` follow.
     fn drain(&self, pipe: &Ends, mut left: usize, more: bool) -> std::io::Result<()> {
         let flags = if more { SpliceFlags::MORE } else { SpliceFlags::empty() };
+        let mut stall = Stall::default();
         while left > 0 {
             match rustix::pipe::splice(&pipe.read, None, &self.0, None, left, flags) {
                 Ok(0) => return Err(std::io::ErrorKind::WriteZero.into()),
-                Ok(moved) => left = left.saturating_sub(moved),
+                Ok(moved) => {
+                    left = left.saturating_sub(moved);
+                    stall.took();
+                }
                 Err(Errno::INTR) => {}
                 // The pipe is full: the socket's limit has passed.
-                Err(Errno::AGAIN) => return Err(std::io::ErrorKind::TimedOut.into()),
+                Err(Errno::AGAIN) => stall.waited(&self.0)?,
                 Err(errno) => return Err(errno.into()),
             }
         }
