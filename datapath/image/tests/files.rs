@@ -5,9 +5,13 @@ mod fixture;
 use std::fs::{self, File};
 use std::os::unix::fs::{FileExt, symlink};
 use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, mpsc};
+use std::time::Duration;
 
 use fixture::{files, noise, read_all, run, run_ok, store};
-use headwater_block::{ByteRange, ExtentKind, blocking};
+use headwater_block::{
+    Attempt, ByteRange, Completion, Device, Extent, ExtentKind, Geometry, IoError, Op, Request, blocking,
+};
 use headwater_image::{
     Cancel, FileFormat, ImageErrorKind, ImportOptions, export_raw, import, open_file, open_file_as,
 };
@@ -362,4 +366,53 @@ fn a_failed_export_leaves_what_was_there() {
     assert!(bad.unwrap_err().to_string().contains("directory"));
     let bad = export_raw(&store, version.manifest, &dir.path("no/such"), &Cancel::new(), &mut |_| {});
     assert_eq!(bad.unwrap_err().kind(), ImageErrorKind::NotFound);
+}
+
+/// A disk that answers no read, like a volume over a store that is gone.
+#[derive(Default)]
+struct Hung(Mutex<Vec<(Request, Completion)>>);
+
+impl Device for Hung {
+    fn geometry(&self) -> Geometry {
+        Geometry {
+            size_bytes: 4 << 20,
+            logical_block_bytes: 512,
+            physical_block_bytes: 4096,
+            read_only: true,
+            volatile_cache: false,
+        }
+    }
+
+    fn try_now(&self, _: Op<'_>) -> Result<Attempt, IoError> {
+        Ok(Attempt::MustWait)
+    }
+
+    fn submit(&self, request: Request, done: Completion) {
+        self.0.lock().unwrap().push((request, done));
+    }
+
+    fn extents(&self, range: ByteRange, _: usize) -> Result<Vec<Extent>, IoError> {
+        Ok(vec![Extent { len: range.len(), kind: ExtentKind::Data }])
+    }
+}
+
+#[test]
+fn a_cancelled_import_does_not_wait_for_a_source_that_hangs() {
+    let (store_dir, store) = store();
+    let before = files(store_dir.path());
+    let source = Arc::new(Hung::default());
+    let (ended, outcome) = mpsc::channel();
+    let theirs = Arc::clone(&source);
+    std::thread::spawn(move || {
+        let options = ImportOptions::new("disk".parse().unwrap(), 0);
+        let cancel = options.cancel.clone();
+        ended.send(import(theirs, &store, &options, &mut |_| cancel.cancel())).unwrap();
+    });
+    let error = outcome.recv_timeout(Duration::from_secs(60)).expect("the import ends").unwrap_err();
+    assert_eq!(error.kind(), ImageErrorKind::Cancelled);
+    assert_eq!(files(store_dir.path()), before);
+    // What comes too late goes nowhere.
+    for (request, done) in source.0.lock().unwrap().drain(..) {
+        done.complete(Ok(()), request.into_buffer());
+    }
 }

@@ -23,6 +23,7 @@ mod plan;
 mod worker;
 mod writer;
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, mpsc};
 
 use headwater_block::{ByteRange, Device};
@@ -126,8 +127,9 @@ pub struct Imported {
 }
 
 /// Imports `source` as a new version. `progress` is called on this thread, about once a MiB,
-/// and several times a second while the source says nothing. A source that hangs holds a cancelled import up until
-/// its reads end: whoever cancels one cuts the source off too.
+/// and several times a second while the source says nothing. An import that is cancelled leaves reads of the source
+/// behind that are not answered; a source that hangs when it is asked where it has data ([`Device::extents`]) holds its
+/// end up, and whoever cancels cuts such a source off too.
 pub fn import(
     source: Arc<dyn Device>,
     store: &dyn Store,
@@ -215,6 +217,7 @@ fn work(
         known,
         claims: Claims::default(),
         free: Mutex::new(free_rx),
+        is_over: AtomicBool::new(false),
     };
     std::thread::scope(|scope| {
         for number in 0..threads {
@@ -227,7 +230,11 @@ fn work(
         drop(done_tx);
         // On the way out both channels close, which ends the workers wherever they are.
         let (free, done) = (free_tx, done_rx);
-        writer.run(&mut Feed { done: &done, cancel: &options.cancel, progress, done_bytes: 0 }, &free)
+        let mut feed = Feed { done: &done, cancel: &options.cancel, progress, done_bytes: 0 };
+        let written = writer.run(&mut feed, &free);
+        // A read of the source may wait for as long as its disk is away.
+        shared.is_over.store(true, Ordering::Release);
+        written
     })
 }
 

@@ -1,9 +1,12 @@
 //! The parallel part of an import: read, look for zeroes, hash, look the hash up and what it stands for, pack what is new.
 
 use std::collections::hash_map::Entry;
-use std::sync::{Arc, mpsc};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{self, RecvTimeoutError};
+use std::sync::Arc;
+use std::time::Duration;
 
-use headwater_block::{Attempt, ByteRange, Device, Op, Request, blocking};
+use headwater_block::{Attempt, ByteRange, Completion, Device, Op, Request};
 use headwater_store::Hash;
 use parking_lot::Mutex;
 
@@ -14,6 +17,9 @@ use crate::import::plan::{Batch, Planner};
 use crate::index::HashTable;
 use crate::manifest::ChunkRef;
 use crate::units::usize_of;
+
+/// How long a worker waits for the source before it looks whether the import is over.
+const LOOK_INTERVAL: Duration = Duration::from_millis(200);
 
 /// What became of one chunk of a [`Work`].
 pub(super) enum Found {
@@ -73,6 +79,8 @@ pub(super) struct Shared<'a> {
     pub(super) known: &'a KnownChunks<'a>,
     pub(super) claims: Claims,
     pub(super) free: Mutex<mpsc::Receiver<Box<Work>>>,
+    /// Nobody needs what the workers do any more.
+    pub(super) is_over: AtomicBool,
 }
 
 impl Shared<'_> {
@@ -114,10 +122,28 @@ impl Shared<'_> {
         let attempt = self.source.try_now(Op::Read { range, into: &mut work.input });
         if attempt? == Attempt::MustWait {
             let buffer = std::mem::take(&mut work.input);
-            work.input = blocking::wait(self.source.as_ref(), Request::Read { range, buffer })?;
+            work.input = self.wait(Request::Read { range, buffer })?;
         }
         work.input.resize(work.input.len().next_multiple_of(self.chunk_bytes), 0);
         Ok(())
+    }
+
+    /// Waits for the source, unless the import is over. A request of which nobody waits for the answer any more has its
+    /// buffer, and completes into nothing.
+    fn wait(&self, request: Request) -> Result<Vec<u8>, ImageError> {
+        let (tx, rx) = mpsc::sync_channel(1);
+        // The receiver may be gone by then.
+        self.source.submit(request, Completion::new(move |outcome| drop(tx.send(outcome))));
+        loop {
+            match rx.recv_timeout(LOOK_INTERVAL) {
+                Ok(outcome) => return Ok(outcome.result.map(|()| outcome.buffer)?),
+                Err(RecvTimeoutError::Timeout) if !self.is_over.load(Ordering::Acquire) => {}
+                Err(_) => {
+                    let why = "the import ended before the source answered a read";
+                    return Err(ImageError::new(ImageErrorKind::Cancelled, why));
+                }
+            }
+        }
     }
 
     fn process(&self, work: &mut Work, packer: &mut Packer, known: &mut Vec<u8>) {
