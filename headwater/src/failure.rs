@@ -130,7 +130,7 @@ pub fn store_kind(kind: StoreErrorKind) -> ProblemKind {
         StoreErrorKind::InUse | StoreErrorKind::Locked => ProblemKind::Conflict,
         StoreErrorKind::Damaged | StoreErrorKind::UnknownFormat => ProblemKind::Damaged,
         StoreErrorKind::NoSpace => ProblemKind::NoSpace,
-        StoreErrorKind::ReadOnly | StoreErrorKind::Io => ProblemKind::Failed,
+        StoreErrorKind::ReadOnly | StoreErrorKind::Unreachable | StoreErrorKind::Io => ProblemKind::Failed,
     }
 }
 

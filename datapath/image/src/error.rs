@@ -79,7 +79,7 @@ impl From<StoreError> for ImageError {
             StoreErrorKind::Damaged => ImageErrorKind::Damaged,
             StoreErrorKind::UnknownFormat => ImageErrorKind::Unsupported,
             StoreErrorKind::NoSpace => ImageErrorKind::NoSpace,
-            StoreErrorKind::Io => ImageErrorKind::Io,
+            StoreErrorKind::Unreachable | StoreErrorKind::Io => ImageErrorKind::Io,
         };
         Self { kind, message: error.to_string() }
     }

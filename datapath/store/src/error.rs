@@ -21,7 +21,9 @@ pub enum StoreErrorKind {
     UnknownFormat,
     /// No room on the disk.
     NoSpace,
-    /// The disk or file system failed.
+    /// A server does not answer, or has trouble of its own: what is asked for may be had later.
+    Unreachable,
+    /// The disk or file system failed, or a server refuses what it is asked for.
     Io,
 }
 

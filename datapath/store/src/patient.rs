@@ -7,7 +7,13 @@
 //! ```
 //!
 //! Only reads of objects that are open wait: opening, lists, manifests and all that changes the store fail as they do below.
-//! What the store answers is passed on at once, also that an object is not there or that its bytes are wrong.
+//! What the store answers is passed on at once, also that an object is not there, that its bytes are wrong, or that the
+//! server refuses it: reads wait for [`StoreErrorKind::Unreachable`] only.
+//!
+//! # Who waits how long
+//! Each read has pauses of its own, which double. When the store answers any read, all others try again at once, but each
+//! of them once: one that fails all the same, because only a part of the store is away, keeps its pauses. The store counts
+//! as gone from the first read that waits until the last one has been answered, so it is said once that it is.
 //!
 //! # Lock order
 //! `Line::state` alone; never held across I/O.
@@ -176,30 +182,72 @@ struct Line {
 
 #[derive(Default)]
 struct State {
+    /// Reads that wait, or try again.
     waiting: u64,
+    /// Since when there are such reads.
     gone_since: Option<Instant>,
     why: String,
+    /// How often the store answered a read while others waited.
+    answers: u64,
 }
 
 /// A read that waits.
-struct Waiting<'a>(&'a Line, Instant);
+struct Waiting<'a> {
+    line: &'a Line,
+    since: Instant,
+    pause: Duration,
+    /// It failed again after the store had answered another read: it keeps its pauses from now on.
+    was_woken: bool,
+}
 
 impl<'a> Waiting<'a> {
-    fn begin(line: &'a Line) -> Self {
-        line.state.lock().waiting += 1;
-        Self(line, Instant::now())
+    /// Says so when it is the first.
+    fn begin(line: &'a Line, why: &StoreError) -> Self {
+        let since = Instant::now();
+        let mut state = line.state.lock();
+        state.waiting += 1;
+        state.why = why.to_string();
+        if state.gone_since.is_none() {
+            state.gone_since = Some(since);
+            tracing::error!(reasons = %why, "no server of the image is left: reads wait until one is back");
+        }
+        drop(state);
+        Self { line, since, pause: PAUSE, was_woken: false }
+    }
+
+    /// Waits for the length of a pause, or until another read was answered, the first time that this happens.
+    fn wait(&mut self, why: &StoreError) {
+        let until = Instant::now() + self.pause;
+        self.pause = self.pause.saturating_mul(2).min(PAUSE_MAX);
+        let mut state = self.line.state.lock();
+        state.why = why.to_string();
+        let answers = state.answers;
+        while !self.line.closed.load(Ordering::Acquire) && Instant::now() < until {
+            self.line.changed.wait_until(&mut state, until);
+            if !self.was_woken && state.answers != answers {
+                self.was_woken = true;
+                return;
+            }
+        }
     }
 }
 
 impl Drop for Waiting<'_> {
     fn drop(&mut self) {
-        let Self(line, since) = self;
-        let ms = as_ms(since.elapsed());
+        let line = self.line;
+        let ms = as_ms(self.since.elapsed());
         line.waits.fetch_add(1, Ordering::Relaxed);
         line.waited_ms.fetch_add(ms, Ordering::Relaxed);
         line.longest_wait_ms.fetch_max(ms, Ordering::Relaxed);
         let mut state = line.state.lock();
         state.waiting = state.waiting.saturating_sub(1);
+        if state.waiting == 0
+            && let Some(since) = state.gone_since.take()
+            && !line.closed.load(Ordering::Acquire)
+        {
+            let gone_s = since.elapsed().as_secs_f64();
+            tracing::warn!(server = %line.shown, gone_s, "a server is back after none was left: reads go on");
+        }
     }
 }
 
@@ -214,7 +262,7 @@ impl Line {
     /// Reads `len` bytes, as often as it takes.
     fn read(&self, len: u64, attempt: &mut Attempt<'_>) -> Result<(), StoreError> {
         let started = Instant::now();
-        let (mut pause, mut waiting) = (PAUSE, None);
+        let mut waiting: Option<Waiting<'_>> = None;
         let outcome = loop {
             if self.closed.load(Ordering::Acquire) {
                 return Err(StoreError::new(StoreErrorKind::Io, "the store was closed during a read"));
@@ -222,15 +270,13 @@ impl Line {
             self.requests.fetch_add(1, Ordering::Relaxed);
             let mut came = false;
             match attempt(&mut came) {
-                Err(e) if e.kind() == StoreErrorKind::Io && !came => {
-                    waiting.get_or_insert_with(|| Waiting::begin(self));
-                    self.wait(pause, &e);
-                    pause = pause.saturating_mul(2).min(PAUSE_MAX);
+                Err(e) if e.kind() == StoreErrorKind::Unreachable && !came => {
+                    waiting.get_or_insert_with(|| Waiting::begin(self, &e)).wait(&e);
                 }
                 outcome => break outcome,
             }
         };
-        self.is_there();
+        self.answered();
         if outcome.is_ok() {
             self.fetched_bytes.fetch_add(len, Ordering::Relaxed);
         }
@@ -238,25 +284,11 @@ impl Line {
         outcome
     }
 
-    /// Waits until another read was answered, or for the length of the pause. Says so when the store has just gone.
-    fn wait(&self, pause: Duration, why: &StoreError) {
+    /// Has those who wait look again.
+    fn answered(&self) {
         let mut state = self.state.lock();
-        state.why = why.to_string();
-        if state.gone_since.is_none() {
-            state.gone_since = Some(Instant::now());
-            tracing::error!(reasons = %why, "no server of the image is left: reads wait until one is back");
-        }
-        if !self.closed.load(Ordering::Acquire) {
-            self.changed.wait_for(&mut state, pause);
-        }
-    }
-
-    fn is_there(&self) {
-        let mut state = self.state.lock();
-        if let Some(since) = state.gone_since.take() {
-            let (gone_s, reads) = (since.elapsed().as_secs_f64(), state.waiting);
-            tracing::warn!(server = %self.shown, gone_s, reads,
-                "a server is back after none was left: reads go on");
+        if state.waiting > 0 {
+            state.answers = state.answers.wrapping_add(1);
             self.changed.notify_all();
         }
     }
@@ -297,6 +329,8 @@ mod tests {
     struct Fickle {
         gone: AtomicBool,
         missing: AtomicBool,
+        refused: AtomicBool,
+        asked: AtomicU64,
     }
 
     impl Object for Fickle {
@@ -309,11 +343,15 @@ mod tests {
         }
 
         fn read_range(&self, _: u64, into: &mut [u8]) -> Result<(), StoreError> {
+            self.asked.fetch_add(1, Ordering::SeqCst);
             if self.gone.load(Ordering::SeqCst) {
-                return Err(StoreError::new(StoreErrorKind::Io, "connection refused"));
+                return Err(StoreError::new(StoreErrorKind::Unreachable, "connection refused"));
             }
             if self.missing.load(Ordering::SeqCst) {
                 return Err(StoreError::new(StoreErrorKind::NotFound, "no such key"));
+            }
+            if self.refused.load(Ordering::SeqCst) {
+                return Err(StoreError::new(StoreErrorKind::Io, "access denied"));
             }
             into.fill(b'x');
             Ok(())
@@ -364,6 +402,36 @@ mod tests {
         assert!(object.read_checked(0, &mut [0], &mut refuse).is_err());
         below.missing.store(true, Ordering::SeqCst);
         assert_eq!(object.read_range(0, &mut [0]).unwrap_err().kind(), StoreErrorKind::NotFound);
+        below.missing.store(false, Ordering::SeqCst);
+        below.refused.store(true, Ordering::SeqCst);
+        assert_eq!(object.read_range(0, &mut [0]).unwrap_err().kind(), StoreErrorKind::Io);
         assert_eq!(line.traffic().waits, 0);
+    }
+
+    #[test]
+    fn a_part_that_is_away_is_not_asked_for_again_with_each_answer_of_the_rest() {
+        let (away, there, line) =
+            (Arc::new(Fickle::default()), Arc::new(Fickle::default()), Arc::new(Line::default()));
+        away.gone.store(true, Ordering::SeqCst);
+        let of = |below: &Arc<Fickle>| PatientObject { object: below.clone(), line: Arc::clone(&line) };
+        let (object, other) = (of(&away), of(&there));
+        std::thread::scope(|scope| {
+            let reader = scope.spawn(|| object.read_range(0, &mut [0]));
+            wait_until(|| line.traffic().waiting == 1);
+            // As long as its pauses of 0.1, 0.2, 0.4 .. s have it asked for four times, and once for the first answer.
+            let mut answers = 0u64;
+            while away.asked.load(Ordering::SeqCst) < 5 {
+                other.read_range(0, &mut [0]).unwrap();
+                answers += 1;
+                let traffic = line.traffic();
+                assert_eq!((traffic.servers_up, traffic.reasons.as_str()), (0, "connection refused"));
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            assert!(answers > 20, "each of {answers} answers woke it");
+            away.gone.store(false, Ordering::SeqCst);
+            reader.join().unwrap().unwrap();
+        });
+        let traffic = line.traffic();
+        assert_eq!((traffic.servers_up, traffic.waits, traffic.waiting), (1, 1, 0));
     }
 }

@@ -135,7 +135,9 @@ fn what_does_not_pass_ends_and_says_what_to_do() {
         let mut bytes = vec![0; 70_000];
         let error = opened.read_range(0, &mut bytes).unwrap_err();
         relay.heal();
-        assert_eq!(error.kind(), StoreErrorKind::Io, "{error}");
+        let refused = fault == Fault::Status(403);
+        let wanted = if refused { StoreErrorKind::Io } else { StoreErrorKind::Unreachable };
+        assert_eq!(error.kind(), wanted, "{error}");
         let message = error.to_string();
         for word in ["cannot read", &place.url.bucket, &key, says] {
             assert!(message.contains(word), "{fault:?}: no '{word}' in: {message}");
@@ -144,6 +146,32 @@ fn what_does_not_pass_ends_and_says_what_to_do() {
     }
     // And it goes on when the server is well again.
     opened.read_range(0, &mut [0; 10]).unwrap();
+}
+
+#[test]
+fn reads_of_volumes_wait_for_what_may_pass_and_for_nothing_else() {
+    let (place, relay, object) = behind_a_relay();
+    let store = place.open(Access::Read).unwrap().patient().unwrap();
+    let opened = store.open_object(Hash::of(&object)).unwrap();
+    let read = || opened.read_range(0, &mut [0; 70_000]);
+    for status in [400, 401, 403, 404] {
+        relay.fail("GET", "/objects/", Fault::Status(status), u32::MAX);
+        let wanted = if status == 404 { StoreErrorKind::NotFound } else { StoreErrorKind::Io };
+        assert_eq!(kind(read()), wanted, "{status}");
+        relay.heal();
+    }
+    // An object that was cut short says so itself, whether the range begins before its end or after it.
+    let key = place.dir().join("objects").join(Hash::of(&object).to_string());
+    fs::write(&key, &object[..1000]).unwrap();
+    for offset in [0, 2000] {
+        assert_eq!(kind(opened.read_range(offset, &mut [0; 2000])), StoreErrorKind::Damaged, "{offset}");
+    }
+    fs::write(&key, &object).unwrap();
+    assert_eq!(store.traffic().unwrap().waits, 0);
+    // More often than a request is sent.
+    relay.fail("GET", "/objects/", Fault::Status(503), 7);
+    read().unwrap();
+    assert_eq!(store.traffic().unwrap().waits, 1);
 }
 
 #[test]

@@ -272,11 +272,21 @@ impl Bucket {
         let work = self.clone().attempt(Operation::Read, key.to_owned(), move |s3, path| async move {
             let range = Some(GetRange::Bounded(offset..end));
             let found = s3.get_opts(&path, GetOptions { range, ..GetOptions::default() }).await?;
+            if found.range != (offset..end) {
+                // It says itself that there is no more, and will not say anything else.
+                return Ok(Err(found.meta.size));
+            }
             let bytes = found.bytes().await?;
-            if bytes.len() == len { Ok(bytes) } else { Err(cut_short(end - offset)) }
+            if bytes.len() == len { Ok(Ok(bytes)) } else { Err(cut_short(end - offset)) }
         });
-        let outcome = self.wait(work)?;
-        outcome.map(|(bytes, _)| bytes).map_err(|(refusal, _)| self.must(Operation::Read, key, refusal))
+        match self.wait(work)? {
+            Ok((Ok(bytes), _)) => Ok(bytes),
+            Ok((Err(there), _)) => Err(StoreError::new(
+                StoreErrorKind::Damaged,
+                format!("cannot read {len} bytes at {offset} of {}: it has {there} bytes", self.shown(key)),
+            )),
+            Err((refusal, _)) => Err(self.must(Operation::Read, key, refusal)),
+        }
     }
 
     /// Length and time of an object; `None` if there is none.

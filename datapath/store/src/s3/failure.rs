@@ -103,6 +103,7 @@ impl Failure {
             Self::Status(status, _) if *status >= 500 || *status == 429 => {
                 ". The server has trouble: try again later".to_owned()
             }
+            Self::Status(416, _) => ". It is shorter than it should be".to_owned(),
             Self::Status(..) => format!(". Check the endpoint and the region of {url}"),
             Self::Broken(_) => format!(". Check that {server} is up and can be reached from here"),
         };
@@ -113,6 +114,9 @@ impl Failure {
             Self::Status(_, said) if said.contains("Quota") || said.contains("StorageFull") => {
                 StoreErrorKind::NoSpace
             }
+            // The range is not there: the object is shorter than a manifest says.
+            Self::Status(416, _) => StoreErrorKind::Damaged,
+            _ if self.may_pass() => StoreErrorKind::Unreachable,
             _ => StoreErrorKind::Io,
         };
         StoreError::new(kind, format!("cannot {verb} {shown} at {server}{times}: {self}{advice}"))
@@ -191,5 +195,15 @@ mod tests {
         assert!(
             !Failure::Status(400, String::new()).may_pass() && Failure::Status(503, String::new()).may_pass()
         );
+        for (failure, kind) in [
+            (Failure::Denied("AccessDenied".into()), StoreErrorKind::Io),
+            (Failure::Status(400, String::new()), StoreErrorKind::Io),
+            (Failure::Status(416, String::new()), StoreErrorKind::Damaged),
+            (Failure::Status(429, String::new()), StoreErrorKind::Unreachable),
+            (Failure::Status(503, String::new()), StoreErrorKind::Unreachable),
+            (Failure::Broken("connection refused".into()), StoreErrorKind::Unreachable),
+        ] {
+            assert_eq!(told(&failure).kind(), kind, "{failure}");
+        }
     }
 }

@@ -422,7 +422,10 @@ impl Inner {
         let key = format!("pins/{manifest}/{}", self.marks.unique());
         let mark = match self.marks.shared(&key, Renewal::Always) {
             Ok(mark) => Some(mark),
-            Err(e) if !self.is_writable && e.kind() == StoreErrorKind::Io => {
+            Err(e)
+                if !self.is_writable
+                    && matches!(e.kind(), StoreErrorKind::Io | StoreErrorKind::Unreachable) =>
+            {
                 tracing::warn!(error = %e, "version {} can be removed while it is read here", manifest.short());
                 None
             }
