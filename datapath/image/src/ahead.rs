@@ -24,6 +24,10 @@ const PREFETCH_WINDOW: usize = 48;
 const COPY_THREADS: usize = 2;
 /// How long a copy that failed waits before it is tried again.
 const COPY_AGAIN_AFTER: Duration = Duration::from_secs(2);
+/// How long a copy waits of which the cache took nothing; twice as long each time, up to the second one. What is fetched
+/// in vain costs others the line.
+const NO_ROOM_PAUSE: Duration = Duration::from_millis(50);
+const NO_ROOM_PAUSE_MAX: Duration = Duration::from_secs(5);
 
 /// How far work in the background is.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -225,6 +229,7 @@ impl VersionReader {
     /// Copies one group, and does not give up.
     fn copy_group(&self, chunks: &[ChunkRef], work: &Work, pace: &Pace) {
         let Some(disk) = self.cache().disk() else { return };
+        let mut no_room = NoRoom { pause: NO_ROOM_PAUSE, left: chunks.len() };
         while !work.is_cancelled() {
             let missing: Vec<ChunkRef> =
                 chunks.iter().filter(|chunk| !disk.has(&chunk.hash)).copied().collect();
@@ -244,11 +249,32 @@ impl VersionReader {
                     pause(COPY_AGAIN_AFTER, work);
                 }
             }
-            if chunks.iter().any(|chunk| !disk.has(&chunk.hash)) {
-                // The cache makes room at this moment, or its disk fails.
-                pause(Duration::from_millis(50), work);
+            let still = chunks.iter().filter(|chunk| !disk.has(&chunk.hash)).count();
+            if still > 0 {
+                // The cache makes room at this moment, or its disk is full or fails.
+                pause(no_room.pause(still), work);
             }
         }
+    }
+}
+
+/// How long to wait for room.
+struct NoRoom {
+    pause: Duration,
+    /// Chunks that did not get in the last time.
+    left: usize,
+}
+
+impl NoRoom {
+    /// The pause when so many chunks did not get in this time.
+    fn pause(&mut self, left: usize) -> Duration {
+        if left < self.left {
+            self.pause = NO_ROOM_PAUSE;
+        }
+        self.left = left;
+        let pause = self.pause;
+        self.pause = pause.saturating_mul(2).min(NO_ROOM_PAUSE_MAX);
+        pause
     }
 }
 
@@ -278,5 +304,20 @@ impl Pace {
             at
         };
         pause(at.saturating_duration_since(Instant::now()), work);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_full_cache_does_not_take_is_fetched_less_and_less_often() {
+        let mut no_room = NoRoom { pause: NO_ROOM_PAUSE, left: 10 };
+        let ms: Vec<u128> = (0..9).map(|_| no_room.pause(10).as_millis()).collect();
+        assert_eq!(ms, [50, 100, 200, 400, 800, 1600, 3200, 5000, 5000]);
+        // Some of it got in: there is room again.
+        assert_eq!(no_room.pause(9), NO_ROOM_PAUSE);
+        assert_eq!(no_room.pause(9), NO_ROOM_PAUSE * 2);
     }
 }
