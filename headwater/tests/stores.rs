@@ -379,3 +379,40 @@ fn a_volume_waits_for_a_bucket_that_is_gone_and_goes_on_when_it_is_back() {
     assert!(image["waits"].as_u64() > Some(0) && image["failures"] == 0, "{image}");
     assert_eq!((&image["servers"], &image["servers_up"]), (&1.into(), &1.into()), "{image}");
 }
+
+#[test]
+fn a_daemon_ends_while_reads_wait_for_a_bucket_that_is_gone() {
+    let dir = support::short_dir();
+    let keys = tempfile::tempdir().unwrap();
+    let mut server = S3Server::start(keys.path(), "s3_server");
+    server.bucket("lost");
+    let url = format!("s3://lost/golden?endpoint=http://{}", server.address());
+    let address = format!("unix:{}", dir.path().join("nbd").display());
+    let daemon = Daemon::start_in(dir, |command| {
+        with_keys(command)
+            .args(["--store", &url, "--nbd", &address])
+            .args(["--readahead", "off", "--boot-trace", "off"]);
+    });
+    let raw = daemon.path().join("big.raw");
+    std::fs::write(&raw, [support::tiny_disk(), pseudo_random(8 << 20, 3)].concat()).unwrap();
+    daemon.cli(&["image", "import", text(&raw)]).ok();
+    daemon.cli(&["machine", "create", "kept", "big", "--memory", "64M", "--persistent"]).ok();
+    daemon.cli(&["machine", "start", "kept", "--wait"]).ok();
+    daemon.cli(&["machine", "stop", "kept", "--force"]).ok();
+    let uri = format!("nbd+unix:///kept?socket={}", daemon.path().join("nbd").display());
+    let reader = headwater_nbd::Client::open(&uri).unwrap();
+    server.kill();
+    let reading = std::thread::spawn(move || {
+        let mut bytes = vec![0; 64 << 10];
+        headwater_block::blocking::read(&*reader, 4 << 20, &mut bytes)
+    });
+    support::wait_until("the read waits", || {
+        let stats: serde_json::Value = serde_json::from_str(&daemon.cli(&["--json", "stats"]).ok()).unwrap();
+        let samples = stats["samples"].as_array().unwrap();
+        samples.iter().any(|it| it["metric"] == "headwater_image_servers_up" && it["value"] == 0.0)
+    });
+    let watchdog = support::Watchdog::on(daemon.pid());
+    assert_eq!(daemon.terminate().0, Some(0));
+    drop(watchdog);
+    assert!(reading.join().unwrap().is_err());
+}

@@ -111,6 +111,16 @@ impl Volumes {
     pub fn traces(&self) -> Arc<Traces> {
         Arc::clone(self.streaming.traces())
     }
+
+    /// Why reads of images wait, if they do: for people.
+    pub fn reads_wait(&self) -> Option<String> {
+        self.streaming.trouble()
+    }
+
+    /// Fails reads that wait for the store, and later ones: nobody needs them any more.
+    pub fn close_store(&self) {
+        self.streaming.close();
+    }
 }
 
 #[async_trait]

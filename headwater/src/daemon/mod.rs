@@ -5,6 +5,7 @@
 //!   stop:  no new requests, long operations cancelled, requests in flight finished
 //!          -> machines stopped (their disks live here) -> database closed -> socket removed
 //! ```
+//! What waits for a store that cannot be reached is given up after a while: the end does not wait for its reads.
 
 pub mod exports;
 mod scrub;
@@ -42,6 +43,16 @@ const REQUESTS_GRACE: Duration = Duration::from_millis(STOP_GRACE_MS + 15_000);
 /// How long cancelled operations may take to clean up.
 const JOBS_GRACE: Duration = Duration::from_secs(30);
 
+/// How long reads that wait for the store may go on waiting once the daemon stops. A store that is back by then lets
+/// guests switch themselves off as usual.
+const READS_GRACE: Duration = Duration::from_secs(10);
+
+/// How often it is looked whether reads wait.
+const READS_LOOK_INTERVAL: Duration = Duration::from_millis(500);
+
+/// How long machines may take to be stopped before reads of their disks are failed: the longest stop of one, and more.
+const MACHINES_GRACE: Duration = REQUESTS_GRACE;
+
 /// How it serves.
 #[derive(Default)]
 pub struct Options {
@@ -69,6 +80,7 @@ pub struct Daemon {
     _socket_file: SocketFile,
     _lock: DataDirLock,
     service: Service,
+    volumes: Arc<Volumes>,
     database: Arc<SqliteDatabase>,
     stop: watch::Sender<bool>,
     servers: Vec<JoinHandle<std::io::Result<()>>>,
@@ -107,7 +119,7 @@ impl Daemon {
         service.recover().await.context("cannot clean up after an earlier daemon")?;
 
         // After that: what an earlier daemon left is not read.
-        let nbd = options.nbd.map(|offer| offer.serve(service.clone(), volumes)).transpose()?;
+        let nbd = options.nbd.map(|offer| offer.serve(service.clone(), volumes.clone())).transpose()?;
         let router = operations::router(service.clone());
         let (stop, stopped) = watch::channel(false);
         let mut servers = vec![tokio::spawn(server::serve_unix(unix, router.clone(), stopped.clone()))];
@@ -132,6 +144,7 @@ impl Daemon {
             _socket_file: socket_file,
             _lock: lock,
             service,
+            volumes,
             database,
             stop,
             servers,
@@ -165,13 +178,18 @@ impl Daemon {
 
     /// Ends all machines at once, also while [`Daemon::stop`] waits for their guests.
     pub fn hurry(&self) -> impl Future<Output = ()> + Send + 'static {
-        let service = self.service.clone();
-        async move { service.stop_all(true).await }
+        let (service, volumes) = (self.service.clone(), Arc::clone(&self.volumes));
+        async move {
+            // A machine that is ended needs no more of its disk, and its disk ends when its reads do.
+            volumes.close_store();
+            service.stop_all(true).await;
+        }
     }
 
     /// Finishes what is in flight, stops all machines, and ends.
     pub async fn stop(self) {
         self.service.begin_stop();
+        let giving_up = tokio::spawn(give_up_waiting(Arc::clone(&self.volumes)));
         if let Some(scrubbing) = self.scrubbing {
             // It looks often whether it is to end, but the store may take its time.
             tokio::task::spawn_blocking(move || drop(scrubbing));
@@ -200,9 +218,35 @@ impl Daemon {
         if !self.service.jobs_ended(JOBS_GRACE).await {
             tracing::warn!("a long operation did not end within {} s", JOBS_GRACE.as_secs());
         }
-        self.service.stop_all(false).await;
+        let stopping = self.service.stop_all(false);
+        tokio::pin!(stopping);
+        if tokio::time::timeout(MACHINES_GRACE, &mut stopping).await.is_err() {
+            // Their guests are off by now, and what is left are reads that keep their disks open.
+            self.volumes.close_store();
+            stopping.await;
+        }
+        giving_up.abort();
+        // What still waits for it would keep the process.
+        self.volumes.close_store();
         self.ticker.abort();
         self.database.close().await;
+    }
+}
+
+/// Fails reads that wait for a store that does not come back.
+async fn give_up_waiting(volumes: Arc<Volumes>) {
+    let mut since = None;
+    loop {
+        let Some(reasons) = volumes.reads_wait() else {
+            since = None;
+            tokio::time::sleep(READS_LOOK_INTERVAL).await;
+            continue;
+        };
+        if since.get_or_insert_with(tokio::time::Instant::now).elapsed() >= READS_GRACE {
+            tracing::warn!("ending while reads wait for a server of the image: {reasons}");
+            return volumes.close_store();
+        }
+        tokio::time::sleep(READS_LOOK_INTERVAL).await;
     }
 }
 
