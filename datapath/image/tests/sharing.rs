@@ -2,15 +2,15 @@
 
 mod fixture;
 
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Barrier, mpsc};
 use std::time::Duration;
 
-use fixture::{import_bytes, noise, read_all, store};
+use fixture::{MemoryDisk, import_bytes, noise, read_all, store};
 use headwater_block::{Attempt, ByteRange, Completion, Device, Op, Request, blocking};
-use headwater_image::{ChunkCache, VersionReader};
+use headwater_image::{ChunkCache, ImageErrorKind, ImportOptions, VersionReader, import};
 use headwater_store::{
-    Hash, Image, ImageName, LocalDir, Object, Pin, Publication, Removed, Store, StoreError,
+    Hash, Image, ImageName, LocalDir, Object, Pin, Publication, Removed, Store, StoreError, StoreErrorKind,
 };
 
 /// A store whose objects count the bytes that are read, and take their time.
@@ -18,12 +18,16 @@ struct SlowStore {
     store: LocalDir,
     read_bytes: Arc<AtomicU64>,
     delay: Duration,
+    /// Whether reads fail, for a reason that has nothing to do with the bytes.
+    fails: Arc<AtomicBool>,
 }
 
 struct SlowObject {
     object: Arc<dyn Object>,
     read_bytes: Arc<AtomicU64>,
     delay: Duration,
+    /// Whether reads fail, for a reason that has nothing to do with the bytes.
+    fails: Arc<AtomicBool>,
 }
 
 impl Object for SlowObject {
@@ -38,6 +42,9 @@ impl Object for SlowObject {
     fn read_range(&self, offset: u64, into: &mut [u8]) -> Result<(), StoreError> {
         self.read_bytes.fetch_add(into.len() as u64, Ordering::SeqCst);
         std::thread::sleep(self.delay);
+        if self.fails.load(Ordering::SeqCst) {
+            return Err(StoreError::new(StoreErrorKind::Io, "the disk is away"));
+        }
         self.object.read_range(offset, into)
     }
 }
@@ -61,7 +68,8 @@ impl Store for SlowStore {
 
     fn open_object(&self, id: Hash) -> Result<Arc<dyn Object>, StoreError> {
         let object = self.store.open_object(id)?;
-        Ok(Arc::new(SlowObject { object, read_bytes: Arc::clone(&self.read_bytes), delay: self.delay }))
+        let (read_bytes, fails) = (Arc::clone(&self.read_bytes), Arc::clone(&self.fails));
+        Ok(Arc::new(SlowObject { object, read_bytes, delay: self.delay, fails }))
     }
 
     fn pin(&self, manifest: Hash) -> Result<Pin, StoreError> {
@@ -86,7 +94,8 @@ impl Store for SlowStore {
 }
 
 fn slow(store: LocalDir, delay_ms: u64) -> SlowStore {
-    SlowStore { store, read_bytes: Arc::default(), delay: Duration::from_millis(delay_ms) }
+    let delay = Duration::from_millis(delay_ms);
+    SlowStore { store, read_bytes: Arc::default(), delay, fails: Arc::default() }
 }
 
 #[test]
@@ -117,6 +126,27 @@ fn thirty_two_machines_booting_read_each_chunk_once() {
     assert_eq!((counters.fetches, counters.evictions, counters.failures), (96, 0, 0));
     assert!(counters.joined > 0, "nobody ever waited for somebody else's fetch");
     assert_eq!(counters.held_bytes, 6 << 20);
+}
+
+#[test]
+fn a_store_that_cannot_be_read_for_now_is_not_taken_for_damaged() {
+    let (_dir, store) = store();
+    let mut disk = vec![0; 2 << 20];
+    noise(&mut disk, 1);
+    import_bytes(&store, "disk", &disk);
+    let store = slow(store, 0);
+    let again = || {
+        let options = ImportOptions::new("again".parse().unwrap(), 1_700_000_000);
+        import(Arc::new(MemoryDisk::new(disk.clone())), &store, &options, &mut |_| {})
+    };
+    store.fails.store(true, Ordering::SeqCst);
+    let error = again().unwrap_err();
+    assert_eq!(error.kind(), ImageErrorKind::Io, "{error}");
+    assert!(error.to_string().contains("cannot read back what the store has"), "{error}");
+    assert!(store.image(&"again".parse().unwrap()).unwrap().is_none());
+    store.fails.store(false, Ordering::SeqCst);
+    let found = again().unwrap();
+    assert_eq!((found.shared_bytes, found.damaged_chunks), (found.data_bytes, 0));
 }
 
 #[test]

@@ -3,7 +3,8 @@
 //! A chunk that has rotted in the store would otherwise make every later version of the same bytes unreadable, while its
 //! source is there and good. So each distinct chunk is read, unpacked and compared with its hash once in an import;
 //! where it is damaged another copy of it is taken, if the store has one, and otherwise it counts as new and is stored
-//! again. Older versions keep the damaged one: `image verify` finds it.
+//! again. Older versions keep the damaged one: `image verify` finds it. Where the store cannot be read for another reason
+//! nothing is known of the chunk, and the import fails: it would store everything twice.
 //!
 //! Chunks of a store across a network are not read back: that would cost more than the import saves.
 
@@ -14,6 +15,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use headwater_store::{Hash, Object, Store};
 use parking_lot::Mutex;
 
+use crate::error::{ImageError, ImageErrorKind};
 use crate::fetch::fetch_chunk;
 use crate::index::{ChunkIndex, HashTable};
 use crate::manifest::ChunkRef;
@@ -43,50 +45,72 @@ impl<'a> KnownChunks<'a> {
     }
 
     /// Where the store has a chunk that is sound. `buffer` has the size of a chunk.
-    pub(super) fn find(&self, hash: &Hash, buffer: &mut Vec<u8>) -> Option<ChunkRef> {
-        let first = self.index.find(hash)?;
+    pub(super) fn find(&self, hash: &Hash, buffer: &mut Vec<u8>) -> Result<Option<ChunkRef>, ImageError> {
+        let Some(first) = self.index.find(hash) else { return Ok(None) };
         if self.store.is_remote() {
-            return Some(first);
+            return Ok(Some(first));
         }
         let [.., last] = hash.0;
-        let part = self.read.get(usize::from(last) % PARTS)?;
+        let Some(part) = self.read.get(usize::from(last) % PARTS) else { return Ok(None) };
         let read = part.lock().get(hash).copied();
         let copy = match read {
             Some(copy) => copy,
             None => {
                 // Two workers may read it at the same time, and find the same.
-                let copy = (0..).zip(self.index.copies(hash)).find(|(_, chunk)| self.is_sound(chunk, buffer));
-                let copy = copy.map(|(number, _)| number);
+                let copy = self.first_sound(hash, buffer)?;
                 if part.lock().insert(*hash, copy).is_none() && copy != Some(0) {
                     self.damaged.fetch_add(1, Ordering::Relaxed);
                 }
                 copy
             }
         };
-        (0..).zip(self.index.copies(hash)).find(|(number, _)| Some(*number) == copy).map(|(_, chunk)| chunk)
+        let mut copies = (0..).zip(self.index.copies(hash));
+        Ok(copies.find(|(number, _)| Some(*number) == copy).map(|(_, chunk)| chunk))
     }
 
-    fn is_sound(&self, chunk: &ChunkRef, buffer: &mut Vec<u8>) -> bool {
-        let Some(object) = self.object(chunk.object) else { return false };
+    fn first_sound(&self, hash: &Hash, buffer: &mut Vec<u8>) -> Result<Option<u32>, ImageError> {
+        for (number, chunk) in (0..).zip(self.index.copies(hash)) {
+            if self.is_sound(&chunk, buffer)? {
+                return Ok(Some(number));
+            }
+        }
+        Ok(None)
+    }
+
+    fn is_sound(&self, chunk: &ChunkRef, buffer: &mut Vec<u8>) -> Result<bool, ImageError> {
+        let Some(object) = self.object(chunk.object)? else { return Ok(false) };
         let len = buffer.len();
         match fetch_chunk(object.as_ref(), chunk, std::mem::take(buffer)) {
             Ok(bytes) => {
                 *buffer = bytes;
-                true
+                Ok(true)
             }
-            Err(e) => {
+            Err(e) if is_damage(e.kind()) => {
                 buffer.resize(len, 0);
                 tracing::debug!(error = %e, "a chunk that the store has is not used");
-                false
+                Ok(false)
             }
+            Err(e) => Err(e.context("cannot read back what the store has")),
         }
     }
 
-    fn object(&self, number: u32) -> Option<Arc<dyn Object>> {
-        let open = || {
-            let object = self.index.object(number)?;
-            self.store.open_object_of(object.id, object.len_bytes).ok()
+    fn object(&self, number: u32) -> Result<Option<Arc<dyn Object>>, ImageError> {
+        let mut objects = self.objects.lock();
+        if let Some(object) = objects.get(&number) {
+            return Ok(object.clone());
+        }
+        let Some(object) = self.index.object(number) else { return Ok(None) };
+        let opened = match self.store.open_object_of(object.id, object.len_bytes).map_err(ImageError::from) {
+            Ok(opened) => Some(opened),
+            Err(e) if is_damage(e.kind()) => None,
+            Err(e) => return Err(e.context("cannot read back what the store has")),
         };
-        self.objects.lock().entry(number).or_insert_with(open).clone()
+        objects.insert(number, opened.clone());
+        Ok(opened)
     }
+}
+
+/// Whether the store answered, and what it has is no good.
+fn is_damage(kind: ImageErrorKind) -> bool {
+    matches!(kind, ImageErrorKind::Damaged | ImageErrorKind::NotFound)
 }

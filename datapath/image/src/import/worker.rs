@@ -106,7 +106,7 @@ impl Shared<'_> {
             };
             work.batch = batch;
             self.read(&mut work)?;
-            self.process(&mut work, &mut packer, &mut known);
+            self.process(&mut work, &mut packer, &mut known)?;
             if done.send(Ok(work)).is_err() {
                 return Ok(());
             }
@@ -146,7 +146,7 @@ impl Shared<'_> {
         }
     }
 
-    fn process(&self, work: &mut Work, packer: &mut Packer, known: &mut Vec<u8>) {
+    fn process(&self, work: &mut Work, packer: &mut Packer, known: &mut Vec<u8>) -> Result<(), ImageError> {
         work.found.clear();
         let mut used = 0;
         for chunk in work.input.chunks_exact(self.chunk_bytes) {
@@ -155,7 +155,7 @@ impl Shared<'_> {
                 continue;
             }
             let hash = Hash::of(chunk);
-            let found = if let Some(known) = self.known.find(&hash, known) {
+            let found = if let Some(known) = self.known.find(&hash, known)? {
                 Found::Known(known)
             } else if self.claims.claim(hash) {
                 let target = work.output.get_mut(used..).unwrap_or_default();
@@ -168,5 +168,6 @@ impl Shared<'_> {
             };
             work.found.push(found);
         }
+        Ok(())
     }
 }
