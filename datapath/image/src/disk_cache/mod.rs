@@ -254,7 +254,9 @@ impl DiskCache {
             state.bytes += len;
             state.segments.push_back(Segment { number, path, file: Arc::new(file), len, hashes });
         }
-        // The limit may be a smaller one than before. Nothing is kept yet.
+        // The limit may be a smaller one than before. Nothing is kept yet. Room to move a segment is there for the length
+        // that segments have now, so longer ones go, wherever they are.
+        self.remove_longer(&mut state);
         while !self.has_room(&state, 0) && self.remove_oldest(&mut state) {}
         state.fresh_from = state.next_number;
         Ok(())

@@ -195,6 +195,15 @@ impl DiskCache {
         true
     }
 
+    /// Removes segments that are longer than segments are, which a cache with a larger limit left.
+    pub(super) fn remove_longer(&self, state: &mut State) {
+        let (shorter, longer) =
+            std::mem::take(&mut state.segments).into_iter().partition(|it| it.len <= self.segment_bytes);
+        state.segments = longer;
+        while self.remove_oldest(state) {}
+        state.segments = shorter;
+    }
+
     /// Makes an end of a move that failed. Returns the error in full.
     fn after_failure(&self, state: &mut State, error: &io::Error) -> io::Error {
         if let Err(e) = remove_rest(&self.dir) {

@@ -206,6 +206,29 @@ fn a_version_that_is_kept_stays_where_it_cannot_be_moved() {
 }
 
 #[test]
+fn a_cache_that_was_made_smaller_stays_in_its_bounds_when_it_moves_what_is_kept() {
+    let dir = tempfile::tempdir().unwrap();
+    // Segments of 16 MiB, of which a smaller cache has room for three, and of 4 MiB to move one.
+    let cache = DiskCache::open(dir.path(), CAPACITY * 4).unwrap();
+    (0..450).for_each(|n| put(&cache, n));
+    drop(cache);
+    let cache = DiskCache::open(dir.path(), CAPACITY).unwrap();
+    let longest = |cache: &DiskCache| {
+        let state = cache.state.lock();
+        state.segments.iter().map(|segment| segment.len).max().unwrap_or_default()
+    };
+    assert!(longest(&cache) <= cache.segment_bytes, "one of {} bytes is left", longest(&cache));
+    assert_eq!(cache.counters().held_bytes, bytes_on_disk(dir.path()));
+    // What goes on as ever, and never takes more than it may.
+    let _kept = cache.keep(Hash::of(b"v"), (0..450).map(|n| (chunk(n).0, 100_000))).unwrap();
+    for n in (0..450).chain(1000..2000) {
+        put(&cache, n);
+        assert!(bytes_on_disk(dir.path()) <= CAPACITY);
+    }
+    assert!((0..450).all(|n| has(&cache, n)));
+}
+
+#[test]
 fn a_process_that_ends_while_it_moves_loses_nothing() {
     let dir = tempfile::tempdir().unwrap();
     let cache = DiskCache::open(dir.path(), CAPACITY).unwrap();
