@@ -4,8 +4,10 @@
 //! qemu-img writes gets its name when it is whole and durable. Until then it has one that no other export has: of two to one
 //! name at the same time, the first that is ready makes the file, and the other one is told so.
 
+use std::ffi::{OsStr, OsString};
 use std::fs::{self, File};
 use std::io::{self, Read};
+use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
@@ -27,6 +29,8 @@ use crate::adapters::images::image_failed;
 const CHUNKS_BYTES: u64 = 32 << 20;
 /// How often qemu-img is looked after.
 const LOOK_INTERVAL: Duration = Duration::from_millis(50);
+/// The longest name of a file, on Linux.
+const FILE_NAME_MAX_BYTES: usize = 255;
 /// The most of qemu-img's complaints that is told.
 const COMPLAINT_MAX_BYTES: u64 = 4096;
 
@@ -83,10 +87,14 @@ struct Partial(PathBuf);
 
 impl Partial {
     fn beside(target: &Path) -> Self {
-        let mut name = std::ffi::OsString::from(".");
-        name.push(target.file_name().unwrap_or_default());
-        name.push(format!(".{}.partial", uuid::Uuid::new_v4().simple()));
-        Self(target.with_file_name(name))
+        let end = format!(".{}.partial", uuid::Uuid::new_v4().simple());
+        // As much of it as fits: the end alone is a name that nobody else uses.
+        let name = target.file_name().unwrap_or_default().as_bytes();
+        let room = FILE_NAME_MAX_BYTES.saturating_sub(end.len()).saturating_sub(1);
+        let mut partial = OsString::from(".");
+        partial.push(OsStr::from_bytes(name.get(..room).unwrap_or(name)));
+        partial.push(end);
+        Self(target.with_file_name(partial))
     }
 }
 
@@ -189,4 +197,22 @@ fn missing(format: ExportFormat, error: std::io::Error) -> BackendError {
     let message = format!("{} is written by qemu-img, which is not installed", format.name());
     BackendError::new(ProblemKind::Unavailable, message)
         .advise("install it ('apt-get install qemu-utils'), or export a raw disk")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_name_of_any_length_has_room_for_what_is_written_until_it_is_ready() {
+        let dir = tempfile::tempdir().unwrap();
+        for len in [1, 213, 214, FILE_NAME_MAX_BYTES] {
+            let target = dir.path().join("n".repeat(len));
+            let (partial, other) = (Partial::beside(&target), Partial::beside(&target));
+            assert_ne!(partial.0, other.0);
+            assert_eq!(partial.0.extension(), Some(OsStr::new("partial")));
+            File::create(&partial.0).unwrap();
+            put_in_place(&partial.0, &target).unwrap();
+        }
+    }
 }
