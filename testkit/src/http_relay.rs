@@ -13,7 +13,7 @@ use parking_lot::Mutex;
 pub enum Fault {
     /// The relay answers with this status itself; the server never hears of the request.
     Status(u16),
-    /// Nobody answers.
+    /// Nobody answers, until the client gives up; [`HttpRelay::heal`] ends the connection.
     Silence,
     /// The connection ends before an answer; the server never hears of the request.
     Refuse,
@@ -48,6 +48,8 @@ struct Shared {
     seen: Mutex<Vec<String>>,
     is_over: AtomicBool,
     changes: AtomicU64,
+    /// How often all faults were ended.
+    heals: AtomicU64,
     /// After so many requests that change something, nothing reaches the server any more.
     end_after: Mutex<Option<u64>>,
 }
@@ -91,6 +93,7 @@ impl HttpRelay {
     /// Ends all faults.
     pub fn heal(&self) {
         self.shared.rules.lock().clear();
+        self.shared.heals.fetch_add(1, Ordering::SeqCst);
     }
 
     /// How many requests so far were to change something at the server.
@@ -182,6 +185,7 @@ impl Shared {
             let _ = client.shutdown(Shutdown::Both);
             return;
         }
+        let heals = self.heals.load(Ordering::SeqCst);
         let fault = self.fault_for(method, target);
         match fault {
             Some(Fault::Status(status)) => {
@@ -194,8 +198,13 @@ impl Shared {
                 return;
             }
             Some(Fault::Silence) => {
-                // Until the client gives up.
-                let _ = client.read(&mut [0]);
+                let _ = client.set_read_timeout(Some(Duration::from_millis(20)));
+                while self.heals.load(Ordering::SeqCst) == heals && !self.is_over.load(Ordering::Relaxed) {
+                    match client.read(&mut [0]) {
+                        Err(e) if matches!(e.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) => {}
+                        _ => return,
+                    }
+                }
                 return;
             }
             Some(Fault::Refuse) => {

@@ -62,6 +62,10 @@ impl<S: Store> Store for PatientStore<S> {
         self.below.is_remote()
     }
 
+    fn is_read_only(&self) -> bool {
+        self.below.is_read_only()
+    }
+
     fn traffic(&self) -> Option<Traffic> {
         Some(self.line.traffic())
     }
@@ -125,6 +129,10 @@ impl<S: Store> Store for PatientStore<S> {
 
     fn mend(&self, object: Hash, patches: &[Patch]) -> Result<(), StoreError> {
         self.below.mend(object, patches)
+    }
+
+    fn mend_manifest(&self, id: Hash, bytes: &[u8]) -> Result<(), StoreError> {
+        self.below.mend_manifest(id, bytes)
     }
 
     fn remove(&self, name: &ImageName, number: Option<u32>) -> Result<Removed, StoreError> {

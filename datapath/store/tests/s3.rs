@@ -34,6 +34,9 @@ fn server() -> &'static S3Server {
 
 static NEXT: AtomicU32 = AtomicU32::new(1);
 
+/// Longer than any test.
+const NEVER: Duration = Duration::from_secs(3600);
+
 /// A bucket with a prefix, as several processes open it.
 struct InBucket {
     url: S3Url,
@@ -344,6 +347,30 @@ fn a_lock_of_a_dead_process_lapses_and_a_living_one_is_respected() {
 }
 
 #[test]
+fn a_dead_writer_cannot_wake_up_once_it_was_looked_at_what_is_needed() {
+    let (mut place, relay, _) = behind_a_relay();
+    // It cannot go on before it is let.
+    place.timeout = NEVER;
+    let store = suite::writable(&place);
+    fs::create_dir_all(place.dir().join("locks")).unwrap();
+    let writer = place.dir().join("locks/writer-dead-1");
+    fs::write(&writer, b"dead-1\n").unwrap();
+    make_older(&writer, Duration::from_secs(700));
+    // It looks for objects when it has read all lists of versions.
+    let listing = "objects";
+    relay.fail("GET", listing, Fault::Silence, u32::MAX);
+    std::thread::scope(|scope| {
+        let removing = scope.spawn(|| store.remove(&name("a"), Some(1)));
+        wait_until("it looks for objects", || relay.take_seen().iter().any(|it| it.contains(listing)));
+        let is_there = writer.exists();
+        relay.heal();
+        removing.join().unwrap().unwrap();
+        assert!(!is_there, "the writer could have woken up and committed");
+    });
+    assert_eq!(place.keys("objects"), [] as [&str; 0]);
+}
+
+#[test]
 fn a_writer_that_was_taken_for_dead_does_not_commit() {
     let place = InBucket::new(server().address());
     let store = suite::writable(&place);
@@ -386,7 +413,8 @@ fn take_the_lock(place: &InBucket) {
 
 #[test]
 fn a_removal_that_was_taken_for_dead_leaves_the_lock_to_who_has_it_now() {
-    let (place, relay, _) = behind_a_relay();
+    let (mut place, relay, _) = behind_a_relay();
+    place.timeout = NEVER;
     let store = suite::writable(&place);
     relay.fail("GET", "/images/", Fault::Silence, 4);
     std::thread::scope(|scope| {
@@ -395,6 +423,7 @@ fn a_removal_that_was_taken_for_dead_leaves_the_lock_to_who_has_it_now() {
         let looks = |request: &String| request.contains("/images/a");
         wait_until("it looks at the image", || relay.take_seen().iter().any(looks));
         take_the_lock(&place);
+        relay.heal();
         assert_eq!(kind(removing.join().unwrap()), StoreErrorKind::Locked);
     });
     assert_eq!(fs::read(place.dir().join("locks/exclusive")).unwrap(), b"successor\n");
@@ -404,17 +433,22 @@ fn a_removal_that_was_taken_for_dead_leaves_the_lock_to_who_has_it_now() {
 
 #[test]
 fn who_is_taken_for_dead_while_it_removes_stops_removing() {
-    let (place, relay, _) = behind_a_relay();
+    let (mut place, relay, _) = behind_a_relay();
+    place.timeout = NEVER;
     let store = suite::writable(&place);
     for orphan in 0..200u8 {
         let id = Hash::of(&[orphan]);
         fs::write(place.dir().join("objects").join(id.to_string()), [orphan]).unwrap();
     }
-    relay.fail("DELETE", "/objects/", Fault::Silence, 3);
+    // A batch of 32, eight at a time, takes more than a second: the lock is taken long before the seventh is over.
+    for (method, target) in [("POST", "delete"), ("DELETE", "/objects/")] {
+        relay.fail(method, target, Fault::Delay(Duration::from_millis(300)), u32::MAX);
+    }
     std::thread::scope(|scope| {
         let removing = scope.spawn(|| store.remove(&name("a"), Some(1)));
         wait_until("something is removed", || place.keys("objects").len() < 200);
         take_the_lock(&place);
+        relay.heal();
         assert_eq!(kind(removing.join().unwrap()), StoreErrorKind::Locked);
     });
     let left = place.keys("objects").len();
@@ -562,4 +596,27 @@ fn what_an_interrupted_copy_sent_counts_only_if_it_is_right() {
     let mut back = vec![0; bytes.len()];
     target.open_object(version).unwrap().read_range(0, &mut back).unwrap();
     assert!(back == bytes);
+}
+
+#[test]
+fn parts_that_nobody_can_go_on_with_are_given_back() {
+    let relay = HttpRelay::start(server().address());
+    let place = InBucket::new(relay.address());
+    let elsewhere = tempfile::tempdir().unwrap();
+    let source = headwater_store::LocalDir::open(elsewhere.path(), Access::WRITE).unwrap();
+    let bytes: Vec<u8> = (0..17u32 << 18).flat_map(|n| (n ^ (n >> 7)).to_le_bytes()).collect();
+    let id = publish_whole(&source, &bytes);
+    let target = place.open(Access::Copy { new_chunk_bytes: source.chunk_bytes() }).unwrap();
+    fs::create_dir_all(place.dir().join("tmp")).unwrap();
+    let state = place.dir().join("tmp").join(format!("{id}.upload"));
+    fs::write(&state, "headwater upload 1\n16777216\nof-an-old-release\n").unwrap();
+    relay.take_seen();
+    let object = source.open_object(id).unwrap();
+    target.publish().unwrap().copy_object(object.as_ref(), &mut |_| Ok(())).unwrap();
+    let given_back = |request: &String| {
+        request.starts_with("DELETE") && request.contains(&format!("objects/{id}?uploadId=of-an-old-release"))
+    };
+    let seen = relay.take_seen();
+    assert!(seen.iter().any(given_back), "{seen:?}");
+    assert!(!state.exists());
 }

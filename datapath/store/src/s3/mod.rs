@@ -307,8 +307,15 @@ impl Inner {
             self.want_sweep()?;
             return Ok(0);
         }
+        // Before it is looked at what is needed: a writer that wakes up after that finds that it was taken for dead, and
+        // does not commit what refers to an object that goes.
         let stale = stale.iter().map(|mark| format!("{LOCKS}/{}", mark.name));
-        let mut going: Vec<String> = stale.filter(|key| key != EXCLUSIVE && key != SWEEP_WANTED).collect();
+        let stale: Vec<String> = stale.filter(|key| key != EXCLUSIVE && key != SWEEP_WANTED).collect();
+        if !stale.is_empty() {
+            alone.confirm()?;
+            self.bucket.remove_all(stale)?;
+        }
+        let mut going: Vec<String> = Vec::new();
         let mut needed: HashSet<Hash> = HashSet::new();
         for image in self.images()? {
             for version in image.versions {

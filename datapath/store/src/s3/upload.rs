@@ -88,6 +88,13 @@ impl Parts {
     }
 }
 
+/// The upload that a state of any release names.
+fn upload_in(state: &[u8]) -> Option<&str> {
+    let mut lines = std::str::from_utf8(state).ok()?.lines();
+    let is_state = lines.next()?.starts_with("headwater upload ");
+    lines.nth(1).filter(|upload| is_state && !upload.is_empty())
+}
+
 fn usize_of(number: u64) -> usize {
     usize::try_from(number).unwrap_or(usize::MAX)
 }
@@ -139,9 +146,16 @@ pub(super) fn send(bucket: &Bucket, mut sending: Sending<'_>) -> Result<(), Stor
 fn begin(bucket: &Bucket, sending: &Sending<'_>, part_bytes: u64) -> Result<Parts, StoreError> {
     if let Some(state) = &sending.state_key
         && let Some((bytes, _)) = bucket.get(state, STATE_MAX_BYTES)?
-        && let Some(parts) = Parts::decode(&bytes, part_bytes)
     {
-        return Ok(parts);
+        if let Some(parts) = Parts::decode(&bytes, part_bytes) {
+            return Ok(parts);
+        }
+        // Of another release, or of parts of another size: nobody will go on with it.
+        if let Some(upload) = upload_in(&bytes)
+            && let Err(e) = bucket.abort_parts(sending.key, upload)
+        {
+            tracing::warn!(error = %e, "parts are left in S3; a lifecycle rule of the bucket removes them");
+        }
     }
     Ok(Parts { upload: bucket.begin_parts(sending.key)?, part_bytes, there: Vec::new() })
 }
