@@ -2,7 +2,9 @@
 
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::Duration;
+use std::sync::mpsc::{self, RecvTimeoutError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
 
 use clap::Args;
 use headwater_block::size;
@@ -22,6 +24,11 @@ const CHUNK_CACHE_MIN_BYTES: u64 = 32 << 20;
 const CHUNK_CACHE_MAX_BYTES: u64 = 1 << 30;
 /// A boot trace is fetched up to this part of the memory for chunks, of which the rest is for other reads.
 const PREFETCH_SHARE: (u64, u64) = (3, 4);
+
+/// How long reads that are under way when an export ends may take, even if nobody knows yet that a server is gone.
+const READS_END_AFTER: Duration = Duration::from_secs(10);
+/// How often it is looked then whether reads wait.
+const READS_LOOK_INTERVAL: Duration = Duration::from_millis(100);
 
 /// A chunk cache on disk: where, and how large.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -234,6 +241,44 @@ impl Streaming {
     pub fn close(&self) {
         self.store.close();
     }
+
+    /// Sees to it, while the answer lives, that an end does not wait for servers: nobody comes to answer reads that wait.
+    pub fn ending(&self) -> Ending {
+        let store = Arc::clone(&self.store);
+        let (end, ended) = mpsc::channel();
+        let watch = move || {
+            let until = Instant::now() + READS_END_AFTER;
+            while ended.recv_timeout(READS_LOOK_INTERVAL) == Err(RecvTimeoutError::Timeout) {
+                let trouble = reads_wait(&*store);
+                if trouble.is_none() && Instant::now() < until {
+                    continue;
+                }
+                let trouble = trouble.unwrap_or_else(|| "a server takes too long".into());
+                tracing::warn!("ending while reads wait for a server of the image: {trouble}");
+                return store.close();
+            }
+        };
+        let thread = std::thread::Builder::new().name("ending".into()).spawn(watch);
+        let thread = thread.inspect_err(|e| tracing::error!("nobody looks after reads that wait: {e}")).ok();
+        Ending { end: Some(end), thread }
+    }
+}
+
+/// An end that does not wait for servers; see [`Streaming::ending`].
+pub struct Ending {
+    end: Option<mpsc::Sender<()>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Drop for Ending {
+    fn drop(&mut self) {
+        drop(self.end.take());
+        if let Some(thread) = self.thread.take()
+            && thread.join().is_err()
+        {
+            tracing::error!("whoever looks after reads at the end failed by a bug");
+        }
+    }
 }
 
 /// What was read from where.
@@ -309,7 +354,7 @@ pub fn reads_wait(store: &dyn Store) -> Option<String> {
 }
 
 /// A boot that is being recorded; saved when its time is over, or when this is dropped.
-struct Recording(watch::Sender<()>, Option<std::thread::JoinHandle<()>>);
+struct Recording(watch::Sender<()>, Option<JoinHandle<()>>);
 
 impl Recording {
     fn start(traces: &Arc<Traces>, reader: &Arc<VersionReader>) -> Result<Self, ImageError> {

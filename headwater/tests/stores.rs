@@ -389,9 +389,12 @@ fn a_daemon_ends_while_reads_wait_for_a_bucket_that_is_gone() {
     let url = format!("s3://lost/golden?endpoint=http://{}", server.address());
     let address = format!("unix:{}", dir.path().join("nbd").display());
     let daemon = Daemon::start_in(dir, |command| {
-        with_keys(command)
-            .args(["--store", &url, "--nbd", &address])
-            .args(["--readahead", "off", "--boot-trace", "off"]);
+        with_keys(command).args(["--store", &url, "--nbd", &address]).args([
+            "--readahead",
+            "off",
+            "--boot-trace",
+            "off",
+        ]);
     });
     let raw = daemon.path().join("big.raw");
     std::fs::write(&raw, [support::tiny_disk(), pseudo_random(8 << 20, 3)].concat()).unwrap();
@@ -413,6 +416,50 @@ fn a_daemon_ends_while_reads_wait_for_a_bucket_that_is_gone() {
     });
     let watchdog = support::Watchdog::on(daemon.pid());
     assert_eq!(daemon.terminate().0, Some(0));
+    drop(watchdog);
+    assert!(reading.join().unwrap().is_err());
+}
+
+#[test]
+fn an_export_ends_while_a_bucket_does_not_answer() {
+    let (data_dir, _) = made_by_a_daemon();
+    let dir = support::short_dir();
+    let relay = headwater_testkit::HttpRelay::start(server().address());
+    server().bucket("silent");
+    let url = format!("s3://silent/golden?endpoint=http://{}", relay.address());
+    store(&["copy", text(&data_dir.path().join("store")), &url, "disk@1"]).ok();
+    relay.fail("GET", "/objects/", headwater_testkit::Fault::Silence, u32::MAX);
+    let socket = dir.path().join("nbd");
+    let mut command = headwater();
+    with_keys(&mut command)
+        .args([
+            "export",
+            "disk",
+            "--cache",
+            "ram",
+            "--from",
+            &url,
+            "--readahead",
+            "off",
+            "--boot-trace",
+            "off",
+        ])
+        .arg(format!("--nbd=unix:{}", socket.display()))
+        .stdout(Stdio::piped());
+    let mut child = command.spawn().unwrap();
+    let mut ready = String::new();
+    BufReader::new(child.stdout.take().unwrap()).read_line(&mut ready).unwrap();
+    let mut exported = Served(child);
+    let reader = headwater_nbd::Client::open(ready.trim()).unwrap();
+    relay.take_seen();
+    let reading = std::thread::spawn(move || headwater_block::blocking::read(&*reader, 0, &mut [0; 4096]));
+    support::wait_until("a chunk is asked for", || {
+        relay.take_seen().iter().any(|request| request.contains("/objects/"))
+    });
+    // Nobody knows yet that there will be no answer.
+    let watchdog = support::Watchdog::on(exported.0.id());
+    support::signal(exported.0.id(), "TERM");
+    assert_eq!(exported.0.wait().unwrap().code(), Some(0));
     drop(watchdog);
     assert!(reading.join().unwrap().is_err());
 }

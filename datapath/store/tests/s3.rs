@@ -178,6 +178,33 @@ fn reads_of_volumes_wait_for_what_may_pass_and_for_nothing_else() {
 }
 
 #[test]
+fn a_read_that_is_under_way_ends_when_the_store_is_closed() {
+    let (mut place, relay, object) = behind_a_relay();
+    place.timeout = NEVER;
+    let store = place.open(Access::Read).unwrap().patient().unwrap();
+    let opened = store.open_object(Hash::of(&object)).unwrap();
+    let pin = store.pin(Hash::of(b"manifest")).unwrap();
+    relay.fail("GET", "/objects/", Fault::Silence, u32::MAX);
+    relay.take_seen();
+    let (ended, outcome) = std::sync::mpsc::channel();
+    let theirs = Arc::clone(&opened);
+    std::thread::spawn(move || ended.send(theirs.read_range(0, &mut [0; 10])).unwrap());
+    let until = Instant::now() + Duration::from_secs(60);
+    while relay.take_seen().is_empty() {
+        assert!(Instant::now() < until, "nothing was asked for");
+        std::thread::sleep(Duration::from_millis(2));
+    }
+    store.close();
+    let ended = outcome.recv_timeout(Duration::from_secs(60)).expect("the read ends");
+    assert_eq!(kind(ended), StoreErrorKind::Io);
+    relay.heal();
+    assert_eq!(kind(opened.read_range(0, &mut [0; 10])), StoreErrorKind::Io);
+    // What others look at is put in order all the same.
+    drop(pin);
+    assert_eq!(place.keys(&format!("pins/{}", Hash::of(b"manifest"))), [] as [&str; 0]);
+}
+
+#[test]
 fn bytes_that_change_on_their_way_are_asked_for_again() {
     let (place, relay, object) = behind_a_relay();
     let store = place.open(Access::Read).unwrap();

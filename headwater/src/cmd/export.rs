@@ -205,11 +205,8 @@ async fn serve(args: &ExportArgs, volumes: &[Arc<Volume>], image: Option<&OpenIm
             _ = ask.recv() => report(args, volumes, image).unwrap_or_else(|e| tracing::error!("{e:#}")),
         }
     }
-    if let Some(trouble) = image.and_then(|image| image.streaming.trouble()) {
-        // Nobody comes to answer these reads; they fail, and the end does not wait for them.
-        tracing::warn!("ending while reads wait for a server of the image: {trouble}");
-        image.into_iter().for_each(|image| image.streaming.close());
-    }
+    // What front-ends have under way may need a server that is gone, or will be before they are through.
+    let ending = image.map(|image| image.streaming.ending());
     // Before the volume closes: what machines have under way is answered, and initiators log out.
     drop(iscsi);
     drop(fuse);
@@ -222,6 +219,7 @@ async fn serve(args: &ExportArgs, volumes: &[Arc<Volume>], image: Option<&OpenIm
     // Before NBD, so that requests which wait for space do not hold the server up.
     volumes.iter().for_each(|volume| volume.close());
     drop(nbd);
+    drop(ending);
     if let (Some(resume), Some(stands)) = (&resume, stands.first()) {
         flushed.map_err(anyhow::Error::new).and_then(|()| resume.leave(stands)).unwrap_or_else(|e| {
             tracing::error!("a machine that still runs cannot go on with another export: {e:#}");

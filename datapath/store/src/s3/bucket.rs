@@ -5,12 +5,14 @@
 //! [`REQUEST_PAUSE`](super::REQUEST_PAUSE) up to [`PAUSE_MAX`]. What the server refuses (401, 403, 404, 412) is not.
 
 use std::future::Future;
+use std::pin::pin;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock, mpsc};
 use std::time::Duration;
 
 use bytes::Bytes;
 use futures_util::StreamExt;
+use futures_util::future::Either;
 use object_store::aws::{AmazonS3, AmazonS3Builder};
 use object_store::multipart::{MultipartStore, PartId};
 use object_store::path::Path;
@@ -19,6 +21,7 @@ use object_store::{
     RetryConfig, UpdateVersion,
 };
 use tokio::runtime::Runtime;
+use tokio::sync::watch;
 
 use crate::error::{StoreError, StoreErrorKind};
 use crate::s3::failure::Failure;
@@ -87,6 +90,8 @@ pub(super) struct Bucket {
     attempts: u32,
     pause: Duration,
     runtime: &'static Runtime,
+    /// Whether reads of objects end, shared by all clones.
+    closed: Arc<watch::Sender<bool>>,
 }
 
 impl std::fmt::Debug for Bucket {
@@ -129,7 +134,13 @@ impl Bucket {
             attempts: options.attempts.max(1),
             pause: options.pause,
             runtime: io_threads()?,
+            closed: Arc::new(watch::Sender::new(false)),
         })
+    }
+
+    /// Ends reads of parts of objects, those under way too, and refuses new ones. All else goes on: marks are to be removed.
+    pub(super) fn close(&self) {
+        self.closed.send_replace(true);
     }
 
     pub(super) fn url(&self) -> &S3Url {
@@ -279,7 +290,19 @@ impl Bucket {
             let bytes = found.bytes().await?;
             if bytes.len() == len { Ok(Ok(bytes)) } else { Err(cut_short(end - offset)) }
         });
-        match self.wait(work)? {
+        let mut closed = self.closed.subscribe();
+        let ended = self.wait(async move {
+            // The sender lives as long as `work`, which has a bucket.
+            let closed = pin!(closed.wait_for(|is_closed| *is_closed));
+            match futures_util::future::select(closed, pin!(work)).await {
+                Either::Left(_) => None,
+                Either::Right((outcome, _)) => Some(outcome),
+            }
+        })?;
+        let outcome = ended.ok_or_else(|| {
+            StoreError::new(StoreErrorKind::Io, format!("{} was closed during a read", self.url))
+        })?;
+        match outcome {
             Ok((Ok(bytes), _)) => Ok(bytes),
             Ok((Err(there), _)) => Err(StoreError::new(
                 StoreErrorKind::Damaged,

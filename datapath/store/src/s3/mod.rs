@@ -479,6 +479,10 @@ impl Store for S3Store {
         true
     }
 
+    fn close(&self) {
+        self.inner.bucket.close();
+    }
+
     fn patient(&self) -> Option<Arc<dyn Store>> {
         Some(Arc::new(PatientStore::new(self.clone())))
     }
