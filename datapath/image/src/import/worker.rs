@@ -1,9 +1,9 @@
 //! The parallel part of an import: read, look for zeroes, hash, look the hash up and what it stands for, pack what is new.
 
 use std::collections::hash_map::Entry;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{self, RecvTimeoutError};
-use std::sync::Arc;
 use std::time::Duration;
 
 use headwater_block::{Attempt, ByteRange, Completion, Device, Op, Request};
