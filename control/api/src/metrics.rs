@@ -226,7 +226,7 @@ pub const FAMILIES: &[Family] = &[
         name: "headwater_latency_seconds",
         kind: Kind::Summary,
         labels: &["machine", "operation", "served", "quantile"],
-        help: "How long requests took, since the machine started: read from ram, packed, zero, disk or image, the slowest where there were several; write at once (ram) or after a wait (waited). One of 64 that were finished at once is timed.",
+        help: "How long requests took, since the machine started: read from ram, packed or zero (finished at once: where the first block was), from disk or from the image; write at once (ram) or after a wait (waited). One of 64 that were finished at once is timed.",
     },
 ];
 
