@@ -56,7 +56,8 @@ fn fill_and_free(dir: &Path, persistent: bool) {
     let kept = PersistentOptions { name: "kept".into(), key: [7; 16], base_id: [5; 32] };
     let options = VolumeOptions {
         persistent: persistent.then_some(kept),
-        pause_limit: Duration::from_millis(300),
+        // Long beside what lies between two looks at the disk, on a busy machine too.
+        pause_limit: Duration::from_secs(3),
         ..setup::options(&empty(256), CacheMode::RamDisk, 16, LIMIT_MIB, dir)
     };
     let (host, _) = setup::host(u64::MAX);
