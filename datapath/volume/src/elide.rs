@@ -9,12 +9,15 @@
 //! Looking means [`Device::try_now`] for one logical block, and for the rest only where that is equal; where
 //! the image has it not in memory, the write is stored like any other. Equal writes come in runs (a file is
 //! put back, a package installed again), so one hit makes the next ones likely; and a look costs about as
-//! much as half a write, for a cache line of the image that nobody else needs.
+//! much as half a write, for a cache line of the image that nobody else needs. What was missed so, the write
+//! cache finds by a second look, off the hit path ([`Beneath`]).
 
+use std::fmt;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use headwater_block::{Attempt, BLOCK_BYTES, ByteRange, Device, Op};
-use headwater_writecache::{BlockNumber, Now};
+use headwater_writecache::{Beneath, BlockNumber, Now};
 
 const BLOCK: usize = BLOCK_BYTES as usize;
 
@@ -31,24 +34,24 @@ const SAMPLE_IN_PLACE: u32 = 64;
 const PROBE_BYTES: usize = 512;
 
 /// Looks for writes equal to the image of one volume.
-#[derive(Debug)]
 pub(crate) struct Elision {
-    /// Whether there is anything in the image to be equal to, in pieces small enough to look at.
-    is_possible: bool,
+    base: Arc<dyn Device>,
     /// Looks that are left of a run. Written seldom, so that its cache line stays shared.
     eager: AtomicU32,
 }
 
 impl Elision {
-    pub(crate) fn new(base: &dyn Device, base_is_empty: bool) -> Self {
-        let small = usize::try_from(base.geometry().logical_block_bytes).is_ok_and(|b| b <= PROBE_BYTES);
-        Self { is_possible: small && !base_is_empty, eager: AtomicU32::new(EAGER_LOOKS) }
+    /// `None` where there is nothing in the image to be equal to, or not in pieces small enough to look at.
+    pub(crate) fn new(base: &Arc<dyn Device>, base_is_empty: bool) -> Option<Arc<Self>> {
+        let is_small = usize::try_from(base.geometry().logical_block_bytes).is_ok_and(|b| b <= PROBE_BYTES);
+        (is_small && !base_is_empty)
+            .then(|| Arc::new(Self { base: Arc::clone(base), eager: AtomicU32::new(EAGER_LOOKS) }))
     }
 
     /// Whether the image holds `data`, a whole block, as far as that is known without waiting.
     #[inline]
-    pub(crate) fn is_same(&self, base: &dyn Device, block: BlockNumber, data: &[u8], now: Now) -> bool {
-        self.is_possible && self.is_due(block, data, now) && self.look(base, block, data)
+    pub(crate) fn is_same(&self, block: BlockNumber, data: &[u8], now: Now) -> bool {
+        self.is_due(block, data, now) && self.look(block, data)
     }
 
     #[inline]
@@ -64,7 +67,8 @@ impl Elision {
     /// Out of line: most writes never come here, and need not pay for its stack.
     #[cold]
     #[inline(never)]
-    fn look(&self, base: &dyn Device, block: BlockNumber, data: &[u8]) -> bool {
+    fn look(&self, block: BlockNumber, data: &[u8]) -> bool {
+        let base = &*self.base;
         let same = equals::<PROBE_BYTES>(base, block, data) && equals::<BLOCK>(base, block, data);
         let eager = self.eager.load(Ordering::Relaxed);
         if same && eager != EAGER_LOOKS {
@@ -73,6 +77,22 @@ impl Elision {
             self.eager.store(eager - 1, Ordering::Relaxed);
         }
         same
+    }
+}
+
+impl Beneath for Elision {
+    fn begins_with(&self, block: BlockNumber, data: &[u8]) -> bool {
+        match data.len() {
+            PROBE_BYTES => equals::<PROBE_BYTES>(&*self.base, block, data),
+            BLOCK => equals::<BLOCK>(&*self.base, block, data),
+            _ => false,
+        }
+    }
+}
+
+impl fmt::Debug for Elision {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Elision").field("eager", &self.eager).finish_non_exhaustive()
     }
 }
 

@@ -55,16 +55,15 @@ impl FrozenView {
     }
 
     fn read_now(&self, range: ByteRange, into: &mut [u8]) -> Result<Attempt, IoError> {
-        let side = Side::Frozen(Arc::clone(&self.cache));
         let mut absent: Option<ByteRange> = None;
         for piece in pieces(range) {
             let Some(part) = into.get_mut(piece.start..piece.start + piece.len) else {
                 return Err(bad_buffer());
             };
             match self.cache.read(piece.block, piece.skip, part) {
-                Found::Done => {
+                Found::Done(_) => {
                     if let Some(run) = absent.take()
-                        && self.inner.read_base_now(range, run, into, &side)? == Attempt::MustWait
+                        && self.inner.read_base_now(range, run, into)? == Attempt::MustWait
                     {
                         return Ok(Attempt::MustWait);
                     }
@@ -74,7 +73,7 @@ impl FrozenView {
             }
         }
         match absent {
-            Some(run) => self.inner.read_base_now(range, run, into, &side),
+            Some(run) => self.inner.read_base_now(range, run, into),
             None => Ok(Attempt::Done),
         }
     }

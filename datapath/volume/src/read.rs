@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use headwater_block::{Attempt, BLOCK_BYTES, ByteRange, Completion, IoError, Request};
-use headwater_writecache::{Fetched, Found, FrozenCache, Ticket};
+use headwater_writecache::{Fetched, Found, FrozenCache, ReadTally, Ticket};
 use parking_lot::Mutex;
 
 use crate::counters::Own;
@@ -59,6 +59,7 @@ pub(crate) fn start(inner: &Arc<Inner>, side: Side, range: ByteRange, buffer: Ve
 impl Gather {
     /// Looks pieces up: copies what is in RAM, and starts fetching the rest.
     fn look_up(self: &Arc<Self>, wanted: impl Iterator<Item = Piece>) {
+        let mut tally = ReadTally::default();
         let mut absent: Vec<ByteRange> = Vec::new();
         let mut spilled: Vec<(Piece, Ticket)> = Vec::new();
         {
@@ -74,7 +75,7 @@ impl Gather {
                     Side::Frozen(cache) => cache.read(piece.block, piece.skip, part),
                 };
                 match found {
-                    Found::Done => {}
+                    Found::Done(from) => tally.add(from),
                     Found::Spilled(ticket) => spilled.push((piece, ticket)),
                     Found::Absent => {
                         let adjoins =
@@ -83,6 +84,9 @@ impl Gather {
                         absent.extend(extend(run, piece));
                     }
                 }
+            }
+            if state.side.is_machine() {
+                self.inner.cache.count_reads(tally);
             }
             state.parts += absent.len();
             if !absent.is_empty() {
@@ -99,10 +103,13 @@ impl Gather {
         let attempt = {
             let mut state = self.state.lock();
             let state = &mut *state;
-            self.inner.read_base_now(self.range, run, &mut state.buffer, &state.side)
+            self.inner.read_base_now(self.range, run, &mut state.buffer)
         };
         match attempt {
-            Ok(Attempt::Done) => return self.part_done(Ok(())),
+            Ok(Attempt::Done) => {
+                self.count_image(run);
+                return self.part_done(Ok(()));
+            }
             Err(error) => return self.part_done(Err(error)),
             Ok(Attempt::MustWait) => {}
         }
@@ -110,12 +117,16 @@ impl Gather {
         let buffer = vec![0; usize::try_from(run.len()).unwrap_or(0)];
         let done = Completion::new(move |outcome| {
             let result = outcome.result.and_then(|()| this.put(run, &outcome.buffer));
-            if this.state.lock().side.is_machine() {
-                this.inner.counters.add(Own::ImageBytes, run.len());
-            }
+            this.count_image(run);
             this.part_done(result);
         });
         self.inner.base.submit(Request::Read { range: run, buffer }, done);
+    }
+
+    fn count_image(&self, run: ByteRange) {
+        if self.state.lock().side.is_machine() {
+            self.inner.counters.add(Own::ImageBytes, run.len());
+        }
     }
 
     fn put(&self, run: ByteRange, bytes: &[u8]) -> Result<(), IoError> {

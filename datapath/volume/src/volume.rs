@@ -8,8 +8,8 @@ use headwater_block::{
     IoError, IoErrorKind, Lent, Op, Request,
 };
 use headwater_writecache::{
-    BlockNumber, CacheOptions, Found, Host, Kind, Location, OverflowOptions, Shortage, Turn, WriteCache,
-    Wrote,
+    Beneath, BlockNumber, CacheOptions, Found, Host, Kind, Location, OverflowOptions, ReadTally, Shortage,
+    Turn, WriteCache, Wrote,
 };
 
 use crate::counters::{Own, OwnCounters, VolumeCounters};
@@ -40,7 +40,7 @@ pub(crate) struct Inner {
     pub(crate) latencies: Latencies,
     /// What a cleared block becomes: absent over an empty base, zero over an image.
     cleared: Location,
-    elision: Elision,
+    elision: Option<Arc<Elision>>,
 }
 
 impl Volume {
@@ -53,6 +53,11 @@ impl Volume {
             limit_bytes: options.disk_bytes,
             buffering: options.buffering,
         });
+        let whole = ByteRange::new(0, base.size_bytes)
+            .ok_or_else(|| IoError::new(IoErrorKind::Invalid, "the image is too large"))?;
+        let first = if whole.is_empty() { None } else { options.base.extents(whole, 1)?.first().copied() };
+        let is_empty = first.is_some_and(|e| e.kind == ExtentKind::Hole && e.len >= whole.len());
+        let elision = Elision::new(&options.base, is_empty);
         let cache_options = CacheOptions {
             size_bytes: base.size_bytes,
             ram_bytes,
@@ -60,12 +65,9 @@ impl Volume {
             overflow,
             pause_limit: options.pause_limit,
             persistent: options.persistent.clone(),
+            beneath: elision.clone().map(|elision| elision as Arc<dyn Beneath>),
         };
         let cache = WriteCache::open(&cache_options, &host.shared())?;
-        let whole = ByteRange::new(0, base.size_bytes)
-            .ok_or_else(|| IoError::new(IoErrorKind::Invalid, "the image is too large"))?;
-        let first = if whole.is_empty() { None } else { options.base.extents(whole, 1)?.first().copied() };
-        let is_empty = first.is_some_and(|e| e.kind == ExtentKind::Hole && e.len >= whole.len());
         let geometry = Geometry {
             size_bytes: base.size_bytes,
             logical_block_bytes: base.logical_block_bytes.min(BLOCK_BYTES),
@@ -79,7 +81,7 @@ impl Volume {
             geometry,
             counters: OwnCounters::default(),
             latencies: Latencies::default(),
-            elision: Elision::new(&*options.base, is_empty),
+            elision,
             cleared: if is_empty { Location::ABSENT } else { Location::ZERO },
         };
         Ok(Arc::new(Self { inner: Arc::new(inner) }))
@@ -128,26 +130,37 @@ impl Volume {
 impl Inner {
     fn read_now(&self, range: ByteRange, into: &mut [u8]) -> Result<Attempt, IoError> {
         let mut absent: Option<ByteRange> = None;
+        // Counted when all of it is there: a request that must wait comes again as a whole.
+        let (mut tally, mut image_bytes) = (ReadTally::default(), 0);
         for piece in pieces(range) {
             let Some(part) = into.get_mut(piece.start..piece.start + piece.len) else {
                 return Err(bad_buffer());
             };
             match self.cache.read(piece.block, piece.skip, part) {
-                Found::Done => {
-                    if let Some(run) = absent.take()
-                        && self.read_base_now(range, run, into, &Side::Now)? == Attempt::MustWait
-                    {
-                        return Ok(Attempt::MustWait);
+                Found::Done(from) => {
+                    tally.add(from);
+                    if let Some(run) = absent.take() {
+                        if self.read_base_now(range, run, into)? == Attempt::MustWait {
+                            return Ok(Attempt::MustWait);
+                        }
+                        image_bytes += run.len();
                     }
                 }
                 Found::Absent => absent = extend(absent, piece),
                 Found::Spilled(_) => return Ok(Attempt::MustWait),
             }
         }
-        match absent {
-            Some(run) => self.read_base_now(range, run, into, &Side::Now),
-            None => Ok(Attempt::Done),
+        if let Some(run) = absent {
+            if self.read_base_now(range, run, into)? == Attempt::MustWait {
+                return Ok(Attempt::MustWait);
+            }
+            image_bytes += run.len();
         }
+        self.cache.count_reads(tally);
+        if image_bytes > 0 {
+            self.counters.add(Own::ImageBytes, image_bytes);
+        }
+        Ok(Attempt::Done)
     }
 
     /// Reads the part `run` of the request `range` from the base, if that needs no waiting.
@@ -156,18 +169,13 @@ impl Inner {
         range: ByteRange,
         run: ByteRange,
         into: &mut [u8],
-        side: &Side,
     ) -> Result<Attempt, IoError> {
         let part = usize::try_from(run.offset() - range.offset())
             .ok()
             .zip(usize::try_from(run.len()).ok())
             .and_then(|(start, len)| into.get_mut(start..start + len))
             .ok_or_else(bad_buffer)?;
-        let attempt = self.base.try_now(Op::Read { range: run, into: part })?;
-        if attempt == Attempt::Done && side.is_machine() {
-            self.counters.add(Own::ImageBytes, run.len());
-        }
-        Ok(attempt)
+        self.base.try_now(Op::Read { range: run, into: part })
     }
 
     /// What a read that was finished at once counts as: its first block stands for all.
@@ -206,7 +214,7 @@ impl Inner {
     /// Stores a whole block, unless the image is known to hold the same.
     #[inline]
     pub(crate) fn write_whole(&self, block: BlockNumber, data: &[u8], turn: Turn) -> Wrote {
-        let same = |now| self.elision.is_same(&*self.base, block, data, now);
+        let same = |now| self.elision.as_ref().is_some_and(|elision| elision.is_same(block, data, now));
         self.cache.write_unless(block, data, turn, same)
     }
 
@@ -305,13 +313,12 @@ impl Device for Volume {
                 }
                 Ok(attempt)
             }
-            Op::WriteZeroes { range, .. } if range.len() <= LONG_CLEAR_BYTES => {
-                inner.counters.add(Own::DiscardOps, 1);
-                Ok(inner.clear_now(range, inner.cleared))
-            }
-            Op::Discard { range } if range.len() <= LONG_CLEAR_BYTES => {
-                inner.counters.add(Own::DiscardOps, 1);
-                Ok(inner.clear_now(range, inner.cleared))
+            Op::WriteZeroes { range, .. } | Op::Discard { range } if range.len() <= LONG_CLEAR_BYTES => {
+                let attempt = inner.clear_now(range, inner.cleared);
+                if attempt == Attempt::Done {
+                    inner.counters.add(Own::DiscardOps, 1);
+                }
+                Ok(attempt)
             }
             Op::WriteZeroes { .. } | Op::Discard { .. } => Ok(Attempt::MustWait),
             // In an ephemeral cache nothing has to become durable.
@@ -349,8 +356,10 @@ impl Device for Volume {
                 inner.counters.add(Own::WriteBytes, range.len());
                 write::start(inner, range, buffer, Some(Instant::now()), done);
             }
-            Request::WriteZeroes { range, .. } => write::start_clear(inner, range, inner.cleared, done),
-            Request::Discard { range } => write::start_clear(inner, range, inner.cleared, done),
+            Request::WriteZeroes { range, .. } | Request::Discard { range } => {
+                inner.counters.add(Own::DiscardOps, 1);
+                write::start_clear(inner, range, inner.cleared, done);
+            }
             Request::Flush => inner.cache.flush(Box::new(move |result| done.complete(result, Vec::new()))),
             Request::Prefetch { range } => inner.base.submit(Request::Prefetch { range }, done),
         }

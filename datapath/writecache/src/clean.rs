@@ -195,7 +195,14 @@ impl WriteCache {
             .is_some_and(|sealed| overflow.open_slot(job.generation, slot, sealed, &mut plain));
         if !opened {
             if self.is_current(&ticket) {
-                self.cleaner.damaged.lock().insert(job.generation);
+                count(&self.counters.corrupt_blocks, 1);
+                if self.cleaner.damaged.lock().insert(job.generation) {
+                    tracing::error!(
+                        block = block.0,
+                        position = job.position,
+                        "a block on the overflow disk is not what was written, as cleaning found: its reads fail; its segment stays where it is"
+                    );
+                }
             }
             return true;
         }

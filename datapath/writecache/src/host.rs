@@ -7,7 +7,7 @@ use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use crate::budget::{Budget, Divider};
-use crate::cache::WriteCache;
+use crate::cache::{Looks, WriteCache};
 use crate::memory::{AlignedBuffer, MemoryPool};
 use crate::overflow::io::{IoEngine, open_engine};
 use crate::overflow::seal::SEALED_SEGMENT_BYTES;
@@ -178,6 +178,7 @@ impl Drop for Host {
 struct Parts {
     monitor: Monitor,
     divider: Divider,
+    looks: Looks,
 }
 
 impl HostShared {
@@ -285,7 +286,7 @@ impl HostShared {
     }
 
     fn run(&self, monitor: Monitor) {
-        let mut parts = Parts { monitor, divider: Divider::default() };
+        let mut parts = Parts { monitor, divider: Divider::default(), looks: Looks::default() };
         let mut last_trim = Instant::now();
         let mut trim_after = TRIM_INTERVAL;
         let mut first = 0usize;
@@ -305,6 +306,8 @@ impl HostShared {
                 failed |= turn.disk_failed;
                 deadline = deadline.into_iter().chain(turn.deadline).min();
             }
+            let look = parts.looks.turn(after.iter().chain(before).map(|cache| &**cache), now);
+            deadline = deadline.into_iter().chain(look).min();
             let trim_due = self.pool.warm_bytes() > 0
                 || self.has_spare_staging()
                 || caches.iter().any(|c| c.wants_trim() || c.has_spare_buffers());

@@ -22,7 +22,7 @@
 use std::sync::OnceLock;
 
 use crate::sync::EXPLORED;
-use crate::sync::atomic::{AtomicBool, AtomicU16, AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use crate::sync::atomic::{AtomicBool, AtomicU8, AtomicU16, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use crate::units::{BlockNumber, SEGMENT_BYTES, SLOT_COUNT, SLOTS, SegmentId, Slot};
 
 /// See the table at the top of this file.
@@ -100,6 +100,12 @@ const DEAD: u32 = u32::MAX;
 /// In `position`: not on disk.
 const NOWHERE: u32 = u32::MAX;
 
+/// In `marks`: set by a hit, cleared by the clock that looks for cold segments.
+const USED: u8 = 1;
+
+/// In `marks`: set by a write, cleared by who compares the segment with the image.
+const CHANGED: u8 = 2;
+
 type Owners = Box<[AtomicU32]>;
 
 /// The record of one segment. In a cache line of its own: of a large cache it is not in the processor's caches, and comes
@@ -109,8 +115,8 @@ type Owners = Box<[AtomicU32]>;
 pub struct Segment {
     word: AtomicUsize,
     live: AtomicU32,
-    /// Set by a hit, cleared by the clock that looks for cold segments.
-    touched: AtomicBool,
+    /// [`USED`] and [`CHANGED`].
+    marks: AtomicU8,
     /// Packing was tried and does not pay. Cleared when the segment is filled again.
     unpackable: AtomicBool,
     /// Cleaning filled it, and it was not written out yet.
@@ -134,7 +140,7 @@ impl Default for Segment {
         Self {
             word: AtomicUsize::new(0),
             live: AtomicU32::new(0),
-            touched: AtomicBool::new(false),
+            marks: AtomicU8::new(0),
             unpackable: AtomicBool::new(false),
             cleaned: AtomicBool::new(false),
             pinned: AtomicBool::new(false),
@@ -167,14 +173,32 @@ impl Segment {
     /// Marks the segment as used lately.
     #[inline]
     pub fn touch(&self) {
-        if !self.touched.load(Ordering::Relaxed) {
-            self.touched.store(true, Ordering::Relaxed);
+        self.mark(USED);
+    }
+
+    /// Marks it as used and overwritten. Under the leaf's write lock, before the block changes.
+    #[inline]
+    pub fn touch_to_write(&self) {
+        self.mark(USED | CHANGED);
+    }
+
+    /// Nearly always the marks are there, and their cache line stays shared.
+    #[inline]
+    fn mark(&self, marks: u8) {
+        if self.marks.load(Ordering::Relaxed) & marks != marks {
+            self.marks.fetch_or(marks, Ordering::Relaxed);
         }
     }
 
-    /// Clears the mark; whether it was set.
+    /// Clears the mark of use; whether it was set.
     pub fn take_touch(&self) -> bool {
-        self.touched.swap(false, Ordering::Relaxed)
+        self.marks.fetch_and(!USED, Ordering::Relaxed) & USED != 0
+    }
+
+    /// Clears the mark of writes; whether it was set. What is written from now on sets it again, and what set it
+    /// before is seen by who locks the block's leaf after this.
+    pub fn take_changed(&self) -> bool {
+        self.marks.fetch_and(!CHANGED, Ordering::AcqRel) & CHANGED != 0
     }
 
     /// Whether packing was tried in vain.
@@ -257,6 +281,7 @@ impl Segment {
         if let Some(owner) = self.owners().get(slot.0 as usize) {
             owner.store(block.0, Ordering::Release);
             self.live.fetch_add(1, Ordering::AcqRel);
+            self.mark(CHANGED);
         }
     }
 

@@ -165,6 +165,7 @@ impl WriteCache {
                 return false;
             };
             self.map.sweep(segment.live_slots().map(|(_, block)| block));
+            self.look_at(segment, id);
             match packer.pack(segment, segment.word().ram().unwrap_or(0), packing) {
                 Some(packed) => self.swap_for_packed(id, segment, packed),
                 None => {
@@ -252,6 +253,13 @@ impl WriteCache {
     ) {
         // Those who saw the segment as writable have left once each of its leaves was locked again.
         self.map.sweep(segment.live_slots().map(|(_, block)| block));
+        self.look_at(segment, id);
+        if segment.live() == 0 && segment.word().ram().is_some() {
+            overflow.give_position(position);
+            self.host.give_staging(buffer);
+            let released = self.log.lock().thaw(segment, id, false);
+            return self.take_back(released);
+        }
         let generation = overflow.next_generation();
         segment.set_generation(generation);
         segment.set_position(Some(position));

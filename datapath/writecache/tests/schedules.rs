@@ -24,12 +24,12 @@ use std::time::Duration;
 use headwater_writecache::overflow::seal::SEALED_SEGMENT_BYTES;
 use headwater_writecache::units::SEGMENT_BYTES;
 use headwater_writecache::{
-    Buffering, CacheOptions, DEFAULT_WEIGHT, Host, Location, OverflowOptions, PersistentOptions, Snapshot,
-    WriteCache,
+    Beneath, BlockNumber, Buffering, CacheOptions, DEFAULT_WEIGHT, Host, Location, OverflowOptions,
+    PersistentOptions, Snapshot, WriteCache,
 };
-use schedule::client::Client;
+use schedule::client::{Client, image};
 use schedule::disk::Disk;
-use schedule::oracle::Oracle;
+use schedule::oracle::{BLOCK, Oracle};
 use schedule::power::Cut;
 use schedule::{close, settle};
 use shuttle::rand::Rng;
@@ -54,7 +54,7 @@ fn random(range: std::ops::Range<u64>) -> u64 {
     shuttle::rand::thread_rng().gen_range(range)
 }
 
-fn options(overflow: Option<PathBuf>, blocks: u32) -> CacheOptions {
+fn options(overflow: Option<PathBuf>, blocks: u32, beneath: &Arc<ImageBeneath>) -> CacheOptions {
     // Less than what is written, so that segments move on to the disk, or are packed.
     let ram_segments = if overflow.is_some() { random(8..14) } else { random(RAM_ALONE) };
     CacheOptions {
@@ -68,6 +68,7 @@ fn options(overflow: Option<PathBuf>, blocks: u32) -> CacheOptions {
         }),
         pause_limit: Duration::from_secs(3600),
         persistent: None,
+        beneath: Some(Arc::clone(beneath) as Arc<dyn Beneath>),
     }
 }
 
@@ -81,15 +82,32 @@ fn change_limits(cache: &WriteCache, has_disk: bool) {
     }
 }
 
+/// The image, and how often a second look found it.
+#[derive(Debug, Default)]
+struct ImageBeneath {
+    found: std::sync::atomic::AtomicU64,
+}
+
+impl Beneath for ImageBeneath {
+    fn begins_with(&self, block: BlockNumber, data: &[u8]) -> bool {
+        let is_same = image(block.0).starts_with(data);
+        if is_same && data.len() == BLOCK {
+            self.found.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+        }
+        is_same
+    }
+}
+
 /// What all executions together went through.
 #[derive(Default)]
 struct Reached(BTreeMap<&'static str, u64>);
 
 impl Reached {
-    fn add(&mut self, now: &Snapshot) {
+    fn add(&mut self, now: &Snapshot, beneath: &ImageBeneath) {
         for (what, count) in [
             ("overwritten in place", now.write_in_place_blocks),
             ("equal to the image", now.elided_equal_blocks),
+            ("found by a second look", beneath.found.load(std::sync::atomic::Ordering::Relaxed)),
             ("read from RAM", now.read_ram_blocks),
             ("read as zeroes", now.read_zero_blocks),
             ("packed", now.packed_segments),
@@ -132,7 +150,8 @@ fn execution(overflow: Option<PathBuf>, reached: &std::sync::Mutex<Reached>) {
         let disk = Arc::clone(&disk);
         machinery.push(thread::spawn(move || disk.run()));
     }
-    let cache = WriteCache::open(&options(overflow, blocks), &host.shared()).unwrap();
+    let beneath = Arc::default();
+    let cache = WriteCache::open(&options(overflow, blocks, &beneath), &host.shared()).unwrap();
     let client = Client::new(&cache, &Arc::new(Oracle::new(blocks)));
     for block in 0..blocks {
         client.write_whole(block);
@@ -160,7 +179,7 @@ fn execution(overflow: Option<PathBuf>, reached: &std::sync::Mutex<Reached>) {
     let now = cache.snapshot();
     {
         let mut reached = reached.lock().unwrap();
-        reached.add(&now);
+        reached.add(&now, &beneath);
         if has_disk {
             reached.add_disk(&now);
         }
@@ -200,7 +219,7 @@ fn persistent_execution(within: &Path, reached: &std::sync::Mutex<Reached>) {
     let persistent = PersistentOptions { name: NAME.into(), key: [7; 16], base_id: [1; 32] };
     let options = CacheOptions {
         persistent: Some(persistent),
-        ..options(Some(dir.path().to_owned()), BLOCKS_WITH_DISK)
+        ..options(Some(dir.path().to_owned()), BLOCKS_WITH_DISK, &Arc::default())
     };
     let cache = WriteCache::open(&options, &host.shared()).unwrap();
     disk.fail_some(u32::try_from(random(0..3)).unwrap());

@@ -14,8 +14,8 @@ pub enum Turn {
 /// What [`WriteCache::read`](super::WriteCache::read) found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Found {
-    /// The bytes were copied (or zeroes filled in).
-    Done,
+    /// The bytes were copied (or zeroes filled in), from there.
+    Done(Residence),
     /// The block was not changed: read the image.
     Absent,
     /// The block is on the overflow disk.
@@ -35,6 +35,28 @@ pub enum Residence {
     Disk,
     /// Not in the cache: it is as in the image.
     Absent,
+}
+
+/// The blocks that a read found in the cache, by where. A request counts them once it is clear that it need not be tried
+/// again: [`WriteCache::count_reads`](super::WriteCache::count_reads).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ReadTally {
+    pub(crate) ram: u64,
+    pub(crate) packed: u64,
+    pub(crate) zero: u64,
+}
+
+impl ReadTally {
+    /// One more block.
+    #[inline]
+    pub fn add(&mut self, from: Residence) {
+        match from {
+            Residence::Ram => self.ram += 1,
+            Residence::Packed => self.packed += 1,
+            Residence::Zero => self.zero += 1,
+            Residence::Disk | Residence::Absent => {}
+        }
+    }
 }
 
 /// Where on the overflow disk a block was when it was looked up.

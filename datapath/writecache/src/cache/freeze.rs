@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use headwater_block::{IoError, IoErrorKind};
 
-use super::{BLOCK, Found, Kind, WriteCache};
+use super::{BLOCK, Found, Kind, Residence, WriteCache};
 use crate::map::split;
 use crate::memory::copy_out;
 use crate::units::{BlockNumber, Location};
@@ -57,19 +57,19 @@ impl FrozenCache {
                 return Found::Absent;
             }
             into.fill(0);
-            return Found::Done;
+            return Found::Done(Residence::Zero);
         };
         let Some(segment) = cache.segments.get(id) else { return Found::Absent };
         let word = segment.word();
         if let Some(address) = word.ram() {
             copy_out(address, slot, skip, into, &leaf);
-            return Found::Done;
+            return Found::Done(Residence::Ram);
         }
         let mut whole = [0u8; BLOCK];
         if word.is_packed() && cache.unpack(id, slot, &mut whole) {
             let Some(part) = whole.get(skip..skip.saturating_add(into.len())) else { return Found::Absent };
             into.copy_from_slice(part);
-            return Found::Done;
+            return Found::Done(Residence::Packed);
         }
         Found::Spilled(cache.ticket(block, id, slot))
     }

@@ -10,6 +10,7 @@
 //! | `answers` | the words between the cache and who uses it |
 //! | `read`, `write` | the hit path |
 //! | `freeze` | the state at one instant, while the machine goes on |
+//! | `second_look` | blocks that turned out to hold what the image holds |
 //! | `room` | slots and RAM: begun, given back |
 //! | `limits` | what the cache may take, and takes |
 //! | `statistics` | the counters |
@@ -20,6 +21,7 @@ mod limits;
 mod options;
 mod read;
 mod room;
+mod second_look;
 mod statistics;
 mod write;
 
@@ -29,9 +31,12 @@ use std::time::Duration;
 
 use headwater_block::{BLOCK_BYTES, IoError, IoErrorKind};
 
-pub use self::answers::{Found, Kind, Now, Old, Residence, Ticket, Turn, Wrote};
+pub use self::answers::{Found, Kind, Now, Old, ReadTally, Residence, Ticket, Turn, Wrote};
 pub use self::freeze::FrozenCache;
 pub use self::options::{CacheOptions, MIN_RAM_BYTES, OverflowOptions};
+pub use self::second_look::Beneath;
+pub(crate) use self::second_look::Looks;
+use self::second_look::SecondLook;
 use crate::budget::Share;
 use crate::clean::Cleaner;
 use crate::counters::Counters;
@@ -66,6 +71,8 @@ pub struct WriteCache {
     pub(crate) persist: Option<Arc<Persist>>,
     pub(crate) counters: Counters,
     pub(crate) pace: Pace,
+    beneath: Option<Arc<dyn Beneath>>,
+    second_look: SecondLook,
     ram_bytes: AtomicU64,
     /// Its part of the host's budget.
     pub(crate) share: Share,
@@ -126,6 +133,8 @@ impl WriteCache {
             persist,
             counters: Counters::default(),
             pace: Pace::default(),
+            beneath: options.beneath.clone(),
+            second_look: SecondLook::default(),
             ram_bytes: AtomicU64::new(options.ram_bytes),
             share: Share::new(options.weight),
             disk_bytes: AtomicU64::new(options.overflow.as_ref().map_or(0, |o| o.limit_bytes)),

@@ -1,8 +1,10 @@
 //! What a cache is made of, as its owner says.
 
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
 
+use super::Beneath;
 use crate::overflow::buffering::Buffering;
 use crate::persist::PersistentOptions;
 use crate::units::SEGMENT_BYTES;
@@ -22,7 +24,7 @@ pub struct OverflowOptions {
 }
 
 /// What a cache is made of.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug)]
 pub struct CacheOptions {
     /// Size of the volume.
     pub size_bytes: u64,
@@ -36,4 +38,6 @@ pub struct CacheOptions {
     pub pause_limit: Duration,
     /// Whether the cache survives; then it has an overflow in a directory. `None`: it is forgotten.
     pub persistent: Option<PersistentOptions>,
+    /// What it lies over, where blocks equal to that need not be kept.
+    pub beneath: Option<Arc<dyn Beneath>>,
 }

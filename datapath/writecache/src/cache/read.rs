@@ -1,13 +1,13 @@
 //! Reads, and questions about blocks.
 
-use super::{BLOCK, Found, Kind, Residence, Ticket, WriteCache};
+use super::{BLOCK, Found, Kind, ReadTally, Residence, Ticket, WriteCache};
 use crate::counters::Hot;
 use crate::map::{Leaf, LeafState, split};
 use crate::memory::copy_out;
 use crate::units::{BlockNumber, Location, SLOTS, SegmentId, Slot};
 
 impl WriteCache {
-    /// Copies `into.len()` bytes of a block, beginning `skip` bytes into it.
+    /// Copies `into.len()` bytes of a block, beginning `skip` bytes into it. What it found is the caller's to count.
     #[inline]
     pub fn read(&self, block: BlockNumber, skip: usize, into: &mut [u8]) -> Found {
         let (leaf, index) = split(block);
@@ -18,25 +18,34 @@ impl WriteCache {
                 return Found::Absent;
             }
             into.fill(0);
-            self.counters.hot(Hot::ReadZero, 1);
-            return Found::Done;
+            return Found::Done(Residence::Zero);
         };
         let Some(segment) = self.segments.get(id) else { return Found::Absent };
         let word = segment.word();
         if let Some(address) = word.ram() {
             segment.touch();
             copy_out(address, slot, skip, into, &leaf);
-            self.counters.hot(Hot::ReadRam, 1);
-            return Found::Done;
+            return Found::Done(Residence::Ram);
         }
         let mut whole = [0u8; BLOCK];
         if word.is_packed() && self.unpack(id, slot, &mut whole) {
             let Some(part) = whole.get(skip..skip.saturating_add(into.len())) else { return Found::Absent };
             into.copy_from_slice(part);
-            self.counters.hot(Hot::ReadPacked, 1);
-            return Found::Done;
+            return Found::Done(Residence::Packed);
         }
         Found::Spilled(self.ticket(block, id, slot))
+    }
+
+    /// Counts what the reads of a machine's request found.
+    #[inline]
+    pub fn count_reads(&self, tally: ReadTally) {
+        for (which, blocks) in
+            [(Hot::ReadRam, tally.ram), (Hot::ReadZero, tally.zero), (Hot::ReadPacked, tally.packed)]
+        {
+            if blocks > 0 {
+                self.counters.hot(which, blocks);
+            }
+        }
     }
 
     /// Where a block is at this moment, for statistics: it may move in the next.

@@ -65,7 +65,7 @@ impl WriteCache {
             if same(Now::InPlace) {
                 return (self.elide(&mut leaf, index, block), false);
             }
-            segment.touch();
+            segment.touch_to_write();
             copy_in(address, slot, 0, data, &leaf);
             self.counters.hot(Hot::WriteInPlace, 1);
             return (Wrote::Done, false);
@@ -79,7 +79,7 @@ impl WriteCache {
 
     /// The image holds what is written: the block is as if it had never been changed.
     #[cold]
-    fn elide(&self, leaf: &mut LeafWrite<'_>, index: usize, block: BlockNumber) -> Wrote {
+    pub(super) fn elide(&self, leaf: &mut LeafWrite<'_>, index: usize, block: BlockNumber) -> Wrote {
         if leaf.get(index) != Location::ABSENT {
             self.note(block, 1, Location::ABSENT);
             self.replace(leaf, index, Location::ABSENT);
@@ -105,7 +105,7 @@ impl WriteCache {
             if let Some(address) = segment.writable(slot)
                 && !leaf.keeps(index, old)
             {
-                segment.touch();
+                segment.touch_to_write();
                 copy_in(address, slot, skip, data, &leaf);
                 self.counters.hot(Hot::WriteInPlace, 1);
                 return Wrote::Done;
