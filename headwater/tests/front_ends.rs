@@ -142,6 +142,57 @@ fn an_initiator_logs_in_with_its_secret_only() {
     export.end();
 }
 
+#[test]
+fn each_target_is_a_machine_of_its_own() {
+    let dir = short_dir();
+    let secrets = dir.path().join("chap");
+    let (one, two) = ("iqn.2026-01.org.example:one", "iqn.2026-01.org.example:two");
+    let lines = format!("initiator pc-1 secret-of-pc-1 {one}\ninitiator pc-2 secret-of-pc-2 {two}\n");
+    std::fs::write(&secrets, lines).expect("written");
+    std::fs::set_permissions(&secrets, std::fs::Permissions::from_mode(0o600)).expect("changed");
+    let secrets = secrets.to_str().expect("UTF-8");
+    let args =
+        ["--iscsi", "tcp:127.0.0.1:0", "--iscsi-target", one, "--iscsi-target", two, "--chap-file", secrets];
+    for (more, words) in [
+        (&["--nbd", "unix:/nowhere/x"][..], "--iscsi-target was given 2 times"),
+        (&["--persistent", "kept"][..], "--persistent is for one disk"),
+        (&["--iscsi-target", one][..], "was given twice"),
+        (&["--iscsi-target", "iqn.2026-01.org.example:three"][..], "let nobody log in to"),
+    ] {
+        run(headwater().args(["export", "null:16M", "--cache", "ram"]).args(args).args(more))
+            .fails(1, &[words]);
+    }
+    let export = Export::start(dir.path(), 2, &args, None);
+    let urls: Vec<String> = [("pc-1", 0), ("pc-2", 1)]
+        .map(|(name, line)| {
+            export.lines[line].replacen("iscsi://", &format!("iscsi://{name}%secret-of-{name}@"), 1)
+        })
+        .into();
+    assert!(urls[0].ends_with(&format!("/{one}/0")) && urls[1].ends_with(&format!("/{two}/0")), "{urls:?}");
+    // What one writes the other does not see.
+    let files: Vec<String> = (0..2u64)
+        .map(|number| {
+            let file = dir.path().join(format!("{number}.raw"));
+            std::fs::write(&file, pseudo_random(16 * MIB, 5 + number)).expect("written");
+            file.to_str().expect("UTF-8").to_owned()
+        })
+        .collect();
+    for (file, url) in files.iter().zip(&urls) {
+        tool("qemu-img", &["convert", "-n", "-f", "raw", "-O", "raw", file, url]).ok();
+    }
+    for (file, url) in files.iter().zip(&urls) {
+        tool("qemu-img", &["compare", "-f", "raw", "-F", "raw", file, url]).ok();
+    }
+    // Nor does it get in there.
+    let other = urls[0].replacen(one, two, 1);
+    assert!(tool("iscsi-inq", &[&other]).code != 0);
+    let (portal, _) = urls[1].split_once(&format!("/{two}")).expect("a portal");
+    let found = tool("iscsi-ls", &[portal]).ok();
+    assert!(found.contains(one) && found.contains(two), "{found}");
+    let log = export.end();
+    assert!(log.contains("pc-1"), "{log}");
+}
+
 /// How often a rule is broken, of each front-end.
 const TIMES: usize = 300;
 

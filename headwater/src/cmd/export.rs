@@ -1,5 +1,5 @@
 //! `headwater export`: serve one volume over NBD, vhost-user, iSCSI or as a file in the foreground, without a daemon;
-//! or a volume for each of many virtual machines, over vhost-user.
+//! or a volume for each of many machines, over vhost-user or iSCSI.
 
 use std::fmt::Write as _;
 use std::io::Write as _;
@@ -158,7 +158,7 @@ pub fn run(data_dir: impl Fn() -> anyhow::Result<DataDir>, args: ExportArgs) -> 
 }
 
 async fn serve(args: &ExportArgs, volumes: &[Arc<Volume>], image: Option<&OpenImage>) -> anyhow::Result<()> {
-    // All front-ends but vhost-user have one disk.
+    // All front-ends but vhost-user and iSCSI have one disk.
     let volume = volumes.first().context("nothing to serve")?;
     let mut end = EndSignals::catch()?;
     let mut ask = signal(SignalKind::user_defined1()).context("cannot catch SIGUSR1")?;
@@ -170,8 +170,8 @@ async fn serve(args: &ExportArgs, volumes: &[Arc<Volume>], image: Option<&OpenIm
     let vhost_user: Vec<_> = sockets
         .map(|(path, volume)| serve_vhost_user(args, path, volume, stood.take()))
         .collect::<Result<_, _>>()?;
-    let device = Arc::clone(volume) as Arc<dyn Device>;
-    let iscsi = args.iscsi.serve(&args.source, args.persistent.as_deref(), device)?;
+    let devices: Vec<_> = volumes.iter().map(|volume| Arc::clone(volume) as Arc<dyn Device>).collect();
+    let iscsi = args.iscsi.serve(&args.source, args.persistent.as_deref(), &devices)?;
     let fuse = args.fuse.serve(&args.source, Arc::clone(volume) as Arc<dyn Device>)?;
     let device = Arc::clone(volume) as Arc<dyn Device>;
     let attached = args.attach.serve(&args.source, args.persistent.as_deref(), &device)?;
@@ -181,8 +181,8 @@ async fn serve(args: &ExportArgs, volumes: &[Arc<Volume>], image: Option<&OpenIm
     for vhost_user in &vhost_user {
         say(&format!("vhost-user:{}\n", vhost_user.path().display()));
     }
-    if let Some(iscsi) = &iscsi {
-        say(&format!("{}\n", iscsi.url()));
+    for url in iscsi.iter().flat_map(|iscsi| iscsi.urls()) {
+        say(&format!("{url}\n"));
     }
     if let Some(fuse) = &fuse {
         say(&format!("fuse:{}\n", fuse.path().display()));
@@ -280,16 +280,19 @@ fn check_ram(args: &ExportArgs) -> anyhow::Result<()> {
 
 /// How many disks are served.
 fn machines(args: &ExportArgs) -> usize {
-    args.vhost_user.len().max(1)
+    args.vhost_user.len().max(args.iscsi.iscsi_target.len()).max(1)
 }
 
 fn check_machines(args: &ExportArgs) -> anyhow::Result<()> {
     if machines(args) == 1 {
         return Ok(());
     }
+    let (sockets, targets) = (args.vhost_user.len(), args.iscsi.iscsi_target.len());
+    let many = if sockets > 1 { "--vhost-user" } else { "--iscsi-target" };
     let others = [
         ("--nbd", args.nbd.is_some()),
-        ("--iscsi", args.iscsi.iscsi.is_some()),
+        ("--vhost-user", targets > 1 && sockets > 0),
+        ("--iscsi", sockets > 1 && args.iscsi.iscsi.is_some()),
         ("--fuse", args.fuse.fuse.is_some()),
         ("--attach", args.attach.attach),
         ("--persistent", args.persistent.is_some()),
@@ -297,10 +300,18 @@ fn check_machines(args: &ExportArgs) -> anyhow::Result<()> {
     let other = others.into_iter().find_map(|(name, asked)| asked.then_some(name));
     anyhow::ensure!(
         other.is_none(),
-        "--vhost-user was given {} times, which makes a disk for each of as many machines, and {} is for one disk: \
+        "{many} was given {} times, which makes a disk for each of as many machines, and {} is for one disk: \
          start an export of its own for that",
         machines(args),
         other.unwrap_or_default()
+    );
+    let targets = &args.iscsi.iscsi_target;
+    let twice =
+        targets.iter().enumerate().find(|(at, target)| targets.iter().take(*at).any(|t| t == *target));
+    anyhow::ensure!(
+        twice.is_none(),
+        "--iscsi-target {} was given twice: give each machine a target of its own",
+        twice.map(|(_, target)| target.to_string()).unwrap_or_default()
     );
     Ok(())
 }
@@ -384,8 +395,8 @@ fn report(args: &ExportArgs, volumes: &[Arc<Volume>], image: Option<&OpenImage>)
     let counters: Vec<_> = volumes.iter().map(|volume| volume.counters()).collect();
     let streaming = image.map(|image| image.streaming.counters());
     for (number, counters) in counters.iter().enumerate() {
-        if let Some(path) = args.vhost_user.get(number).filter(|_| volumes.len() > 1) {
-            say(&format!("vhost-user:{}\n", path.display()));
+        if volumes.len() > 1 {
+            say(&format!("{}\n", machine_name(args, number)));
         }
         say(&table(counters));
     }
@@ -395,6 +406,15 @@ fn report(args: &ExportArgs, volumes: &[Arc<Volume>], image: Option<&OpenImage>)
     match &args.stats {
         Some(file) => write_stats(file, &counters, streaming),
         None => Ok(()),
+    }
+}
+
+/// What tells a machine from the others of one export.
+fn machine_name(args: &ExportArgs, number: usize) -> String {
+    match (args.vhost_user.get(number), args.iscsi.iscsi_target.get(number)) {
+        (Some(path), _) => format!("vhost-user:{}", path.display()),
+        (None, Some(target)) => format!("iscsi:{target}"),
+        (None, None) => String::new(),
     }
 }
 

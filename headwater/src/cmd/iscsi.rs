@@ -6,7 +6,8 @@ use std::sync::Arc;
 use anyhow::Context;
 use clap::{Args, ValueHint};
 use headwater_block::Device;
-use headwater_iscsi::{Accounts, Address, FixedTargets, IscsiName, Limits, Offer, Server, chap_file};
+use headwater_iscsi::chap_file::{self, ChapFile};
+use headwater_iscsi::{Accounts, Address, FixedTargets, IscsiName, Limits, Offer, Server};
 use headwater_scsi::{Identity, LogicalUnit, Options, Target};
 
 /// Where secrets may be instead of a file.
@@ -21,11 +22,12 @@ pub struct IscsiArgs {
     /// Where to listen for iSCSI initiators: tcp:HOST[:PORT]
     #[arg(long, value_name = "ADDRESS")]
     pub iscsi: Option<Address>,
-    /// The target's name, for instance iqn.2026-01.org.example:disk1 [default: made from the source's name]
+    /// The target's name, for instance iqn.2026-01.org.example:disk1 [default: made from the source's name]; given several
+    /// times, each is another machine's, with a disk and a write cache of its own
     #[arg(long, value_name = "NAME", requires = "iscsi")]
-    pub iscsi_target: Option<IscsiName>,
-    /// Who may log in: lines 'initiator NAME SECRET', and for mutual CHAP 'target NAME SECRET', in a file that only its
-    /// owner can read; HEADWATER_CHAP in the environment may hold the same lines instead
+    pub iscsi_target: Vec<IscsiName>,
+    /// Who may log in: lines 'initiator NAME SECRET [TARGET..]', and for mutual CHAP 'target NAME SECRET', in a file that
+    /// only its owner can read; HEADWATER_CHAP in the environment may hold the same lines instead
     #[arg(long, value_name = "FILE", requires = "iscsi", value_hint = ValueHint::FilePath)]
     pub chap_file: Option<PathBuf>,
 }
@@ -33,56 +35,49 @@ pub struct IscsiArgs {
 /// A running server, and what it offers.
 pub struct Running {
     server: Server,
-    target: IscsiName,
+    targets: Vec<IscsiName>,
 }
 
 impl Running {
-    /// The URL of the disk.
-    pub fn url(&self) -> String {
-        self.server.url(&self.target, 0)
+    /// The URLs of the disks.
+    pub fn urls(&self) -> impl Iterator<Item = String> + '_ {
+        self.targets.iter().map(|target| self.server.url(target, 0))
     }
 }
 
 impl IscsiArgs {
-    /// Serves `device` where that was asked for. `kept`: the name of what keeps its contents, where something does; then it is the
-    /// same disk after a restart, else another one.
+    /// Serves `devices`, one by each target, where that was asked for. `kept`: the name of what keeps the contents, where
+    /// something does; then it is the same disk after a restart, else another one.
     pub fn serve(
         &self,
         source: &str,
         kept: Option<&str>,
-        device: Arc<dyn Device>,
+        devices: &[Arc<dyn Device>],
     ) -> anyhow::Result<Option<Running>> {
         let Some(address) = &self.iscsi else { return Ok(None) };
         let failed = || format!("cannot serve '{source}' over iSCSI");
-        let target = match &self.iscsi_target {
-            Some(name) => name.clone(),
-            None => default_name(source).parse().with_context(failed)?,
+        let mut targets = self.iscsi_target.clone();
+        if targets.is_empty() {
+            targets.push(default_name(source).parse().with_context(failed)?);
+        }
+        let mut accounts = match self.secrets().with_context(failed)? {
+            Some(secrets) => secrets
+                .accounts(&targets)
+                .with_context(failed)?
+                .into_iter()
+                .map(|a| Some(Arc::new(a)))
+                .collect(),
+            None => vec![None; targets.len()],
         };
-        let accounts = self.accounts().with_context(failed)?.map(Arc::new);
-        let uuid = match kept {
-            Some(kept) => {
-                // Not only by names, which another host may give as well: multipath would take both for one disk.
-                let machine = std::fs::read("/etc/machine-id").unwrap_or_default();
-                fingerprint(&[&machine, target.as_str().as_bytes(), kept.as_bytes(), source.as_bytes()])
-            }
-            None => *uuid::Uuid::new_v4().as_bytes(),
-        };
-        let identity = Identity {
-            vendor: "HEADWATR".into(),
-            product: "VIRTUAL DISK".into(),
-            revision: env!("CARGO_PKG_VERSION").chars().filter(|c| *c != '.').collect(),
-            serial: uuid::Uuid::from_bytes(uuid).simple().to_string(),
-            uuid,
-        };
-        let unit = LogicalUnit::new(device, identity, Options::default());
-        let scsi = Target::new(target.as_str(), vec![(0, unit)]);
-        let offer = Offer { scsi, alias: source.chars().take(255).collect(), accounts };
-        let targets = FixedTargets::new(vec![(target.clone(), offer)]);
-        let server = Server::bind(address, targets, Limits::default()).with_context(failed)?;
-        Ok(Some(Running { server, target }))
+        let offers =
+            targets.iter().zip(devices).zip(accounts.drain(..)).map(|((target, device), accounts)| {
+                (target.clone(), offer(source, kept, target, Arc::clone(device), accounts))
+            });
+        let server = Server::bind(address, FixedTargets::new(offers.collect()), Limits::default());
+        Ok(Some(Running { server: server.with_context(failed)?, targets }))
     }
 
-    fn accounts(&self) -> anyhow::Result<Option<Accounts>> {
+    fn secrets(&self) -> anyhow::Result<Option<ChapFile>> {
         if let Some(file) = &self.chap_file {
             return Ok(Some(chap_file::read(file)?));
         }
@@ -93,6 +88,34 @@ impl IscsiArgs {
             Err(error) => Err(anyhow::Error::new(error).context(format!("cannot read {SECRETS_VARIABLE}"))),
         }
     }
+}
+
+/// The disk as a target.
+fn offer(
+    source: &str,
+    kept: Option<&str>,
+    target: &IscsiName,
+    device: Arc<dyn Device>,
+    accounts: Option<Arc<Accounts>>,
+) -> Offer {
+    let uuid = match kept {
+        Some(kept) => {
+            // Not only by names, which another host may give as well: multipath would take both for one disk.
+            let machine = std::fs::read("/etc/machine-id").unwrap_or_default();
+            fingerprint(&[&machine, target.as_str().as_bytes(), kept.as_bytes(), source.as_bytes()])
+        }
+        None => *uuid::Uuid::new_v4().as_bytes(),
+    };
+    let identity = Identity {
+        vendor: "HEADWATR".into(),
+        product: "VIRTUAL DISK".into(),
+        revision: env!("CARGO_PKG_VERSION").chars().filter(|c| *c != '.').collect(),
+        serial: uuid::Uuid::from_bytes(uuid).simple().to_string(),
+        uuid,
+    };
+    let unit = LogicalUnit::new(device, identity, Options::default());
+    let scsi = Target::new(target.as_str(), vec![(0, unit)]);
+    Offer { scsi, alias: source.chars().take(255).collect(), accounts }
 }
 
 /// A legal name for what is exported: its file name without what comes after the first dot, or the image's name.

@@ -1,8 +1,8 @@
 //! Secrets for CHAP: lines of text, from a file that only its owner can read, or from the environment.
 //!
 //! ```text
-//! # who may log in, any number
-//! initiator  NAME  SECRET
+//! # who may log in, any number: to all targets, or to those that are named
+//! initiator  NAME  SECRET  [TARGET..]
 //! # how the target proves itself, where the initiator asks (mutual CHAP); one at most
 //! target     NAME  SECRET
 //! ```
@@ -12,6 +12,7 @@ use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 
 use crate::login::chap::{Accounts, SECRET_BYTES_MAX, SECRET_BYTES_MIN, Secret};
+use crate::name::IscsiName;
 
 /// A longer file is none of secrets.
 const FILE_BYTES: u64 = 1 << 20;
@@ -45,6 +46,26 @@ pub enum ChapFileError {
         /// What is wrong.
         why: String,
     },
+    /// A line is for a target that is not offered.
+    #[error(
+        "the CHAP secrets in {place} name the target '{target}', which is not offered: correct the name, or leave it out"
+    )]
+    Unknown {
+        /// Which file, or the environment.
+        place: String,
+        /// The name.
+        target: IscsiName,
+    },
+    /// All lines are for other targets.
+    #[error(
+        "the CHAP secrets in {place} let nobody log in to '{target}': add a line 'initiator NAME SECRET {target}'"
+    )]
+    Closed {
+        /// Which file, or the environment.
+        place: String,
+        /// The target.
+        target: IscsiName,
+    },
     /// There is nobody who could log in.
     #[error("the CHAP secrets in {place} name no initiator: add a line 'initiator NAME SECRET'")]
     Nobody {
@@ -53,8 +74,46 @@ pub enum ChapFileError {
     },
 }
 
+/// What a text of secrets says.
+#[derive(Debug, Default)]
+pub struct ChapFile {
+    place: String,
+    initiators: Vec<Login>,
+    target: Option<Secret>,
+}
+
+/// An initiator that may log in.
+#[derive(Debug)]
+struct Login {
+    secret: Secret,
+    /// Where; none: everywhere.
+    targets: Vec<IscsiName>,
+}
+
+impl ChapFile {
+    /// Who may log in to each of these targets, in their order. An error where a line names another one, or nobody
+    /// may log in to one.
+    pub fn accounts(&self, targets: &[IscsiName]) -> Result<Vec<Accounts>, ChapFileError> {
+        let named = self.initiators.iter().flat_map(|login| &login.targets);
+        if let Some(target) = named.into_iter().find(|target| !targets.contains(target)) {
+            return Err(ChapFileError::Unknown { place: self.place.clone(), target: target.clone() });
+        }
+        targets.iter().map(|target| self.accounts_of(target)).collect()
+    }
+
+    fn accounts_of(&self, target: &IscsiName) -> Result<Accounts, ChapFileError> {
+        let may = |login: &&Login| login.targets.is_empty() || login.targets.contains(target);
+        let initiators: Vec<Secret> =
+            self.initiators.iter().filter(may).map(|login| login.secret.clone()).collect();
+        if initiators.is_empty() {
+            return Err(ChapFileError::Closed { place: self.place.clone(), target: target.clone() });
+        }
+        Ok(Accounts { initiators, target: self.target.clone() })
+    }
+}
+
 /// Reads a file.
-pub fn read(path: &Path) -> Result<Accounts, ChapFileError> {
+pub fn read(path: &Path) -> Result<ChapFile, ChapFileError> {
     let failed = |source| ChapFileError::Read { path: path.into(), source };
     let file = std::fs::File::open(path).map_err(failed)?;
     let metadata = file.metadata().map_err(failed)?;
@@ -68,28 +127,28 @@ pub fn read(path: &Path) -> Result<Accounts, ChapFileError> {
 }
 
 /// Parses a text; `place` is where it comes from, for messages.
-pub fn parse(text: &str, place: &str) -> Result<Accounts, ChapFileError> {
-    let mut accounts = Accounts::default();
+pub fn parse(text: &str, place: &str) -> Result<ChapFile, ChapFileError> {
+    let mut file = ChapFile { place: place.into(), ..ChapFile::default() };
     for (at, line) in text.lines().enumerate() {
         let line = line.trim();
         if line.is_empty() || line.starts_with('#') {
             continue;
         }
-        take_line(line, &mut accounts).map_err(|why| ChapFileError::Line {
+        take_line(line, &mut file).map_err(|why| ChapFileError::Line {
             place: place.into(),
             line: at.saturating_add(1),
             why,
         })?;
     }
-    if accounts.initiators.is_empty() {
+    if file.initiators.is_empty() {
         return Err(ChapFileError::Nobody { place: place.into() });
     }
-    Ok(accounts)
+    Ok(file)
 }
 
-fn take_line(line: &str, accounts: &mut Accounts) -> Result<(), String> {
+fn take_line(line: &str, file: &mut ChapFile) -> Result<(), String> {
     let words: Vec<&str> = line.split_whitespace().collect();
-    let [kind, name, secret] = words.as_slice() else {
+    let [kind, name, secret, targets @ ..] = words.as_slice() else {
         return Err("expected three words: initiator or target, a name, a secret".into());
     };
     let new = Secret::new(*name, secret.as_bytes()).ok_or_else(|| {
@@ -98,28 +157,33 @@ fn take_line(line: &str, accounts: &mut Accounts) -> Result<(), String> {
             secret.len()
         )
     })?;
-    let others = accounts.initiators.iter().chain(&accounts.target);
-    match *kind {
-        "initiator" if accounts.initiators.iter().any(|known| known.name == *name) => {
-            return Err(format!("the initiator '{name}' is there already"));
-        }
-        "target" if accounts.target.is_some() => return Err("a second target secret".into()),
-        "initiator" => {}
-        "target" if others.clone().any(|other| other.has_the_secret_of(&new)) => {
-            return Err("the target's secret must differ from those of initiators".into());
-        }
-        "target" => {
-            accounts.target = Some(new);
-            return Ok(());
-        }
-        other => return Err(format!("'{other}' is neither initiator nor target")),
-    }
     // The same secret in both directions would let an initiator have its challenge answered by the target.
-    if accounts.target.as_ref().is_some_and(|target| target.has_the_secret_of(&new)) {
-        return Err("the target's secret must differ from those of initiators".into());
+    let clash = || Err("the target's secret must differ from those of initiators".to_owned());
+    match *kind {
+        "initiator" if file.initiators.iter().any(|known| known.secret.name == *name) => {
+            Err(format!("the initiator '{name}' is there already"))
+        }
+        "initiator" if file.target.as_ref().is_some_and(|target| target.has_the_secret_of(&new)) => clash(),
+        "initiator" => {
+            let targets = targets.iter().map(|target| named(target)).collect::<Result<_, _>>()?;
+            file.initiators.push(Login { secret: new, targets });
+            Ok(())
+        }
+        "target" if file.target.is_some() => Err("a second target secret".into()),
+        "target" if !targets.is_empty() => Err("expected three words: target, a name, a secret".into()),
+        "target" if file.initiators.iter().any(|known| known.secret.has_the_secret_of(&new)) => clash(),
+        "target" => {
+            file.target = Some(new);
+            Ok(())
+        }
+        other => Err(format!("'{other}' is neither initiator nor target")),
     }
-    accounts.initiators.push(new);
-    Ok(())
+}
+
+/// The name of a target. What is no such name may be a part of a secret with a space in it, and is not shown.
+fn named(word: &str) -> Result<IscsiName, String> {
+    word.parse()
+        .map_err(|_| "what follows a secret must be names of targets (iqn...); secrets have no spaces".into())
 }
 
 #[cfg(test)]
@@ -136,11 +200,34 @@ mod tests {
         std::fs::set_permissions(&path, PermissionsExt::from_mode(0o644)).unwrap();
         assert!(read(&path).unwrap_err().to_string().contains("chmod 600"));
         std::fs::set_permissions(&path, PermissionsExt::from_mode(0o600)).unwrap();
-        let accounts = read(&path).unwrap();
+        let accounts = read(&path).unwrap().accounts(&[name("a")]).unwrap().remove(0);
         assert_eq!(accounts.initiators, vec![Secret::new("one", "first-secret-1").unwrap()]);
         assert_eq!(accounts.target.unwrap().name, "disk");
         let missing = read(&dir.path().join("none")).unwrap_err().to_string();
         assert!(missing.contains("cannot read the CHAP secrets"), "{missing}");
+    }
+
+    fn name(disk: &str) -> IscsiName {
+        format!("iqn.2026-01.org.example:{disk}").parse().unwrap()
+    }
+
+    #[test]
+    fn an_initiator_may_be_for_some_targets_only() {
+        let text = "initiator all secret-of-all\ninitiator a secret-of-a-1 iqn.2026-01.org.example:a\n\
+                    initiator ab secret-of-ab iqn.2026-01.org.example:a iqn.2026-01.org.example:b";
+        let file = parse(text, "the test").unwrap();
+        let may = |accounts: &Accounts| -> Vec<String> {
+            accounts.initiators.iter().map(|secret| secret.name.clone()).collect()
+        };
+        let accounts = file.accounts(&[name("a"), name("b"), name("c")]).unwrap();
+        assert_eq!(may(&accounts[0]), ["all", "a", "ab"]);
+        assert_eq!(may(&accounts[1]), ["all", "ab"]);
+        assert_eq!(may(&accounts[2]), ["all"]);
+        let unknown = file.accounts(&[name("a")]).unwrap_err().to_string();
+        assert!(unknown.contains(":b', which is not offered"), "{unknown}");
+        let file = parse("initiator a secret-of-a-1 iqn.2026-01.org.example:a", "the test").unwrap();
+        let closed = file.accounts(&[name("a"), name("b")]).unwrap_err().to_string();
+        assert!(closed.contains("let nobody log in to 'iqn.2026-01.org.example:b'"), "{closed}");
     }
 
     #[test]
@@ -151,6 +238,8 @@ mod tests {
             ("\ninitiator a hidden", "line 2: the secret of 'a' has 6 bytes"),
             ("initiator a", "line 1: expected three words"),
             ("user a hidden-secret-1", "'user' is neither"),
+            ("initiator a hidden-secret-1 hidden", "line 1: what follows a secret"),
+            ("target a hidden-secret-1 iqn.2026-01.org.example:a", "line 1: expected three words"),
             (
                 "initiator a hidden-secret-1\ninitiator a hidden-secret-2",
                 "line 2: the initiator 'a' is there",

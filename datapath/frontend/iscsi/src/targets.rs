@@ -39,7 +39,7 @@ pub trait Targets: Send + Sync + 'static {
     fn discovery_accounts(&self) -> Option<Arc<Accounts>>;
 }
 
-/// Targets that stay the same while the server runs. Discovery needs what the first of them needs.
+/// Targets that stay the same while the server runs. Who may log in to any of them may ask for the names of all.
 pub struct FixedTargets(Vec<(IscsiName, Offer)>);
 
 impl FixedTargets {
@@ -60,6 +60,15 @@ impl Targets for FixedTargets {
     }
 
     fn discovery_accounts(&self) -> Option<Arc<Accounts>> {
-        self.0.first().and_then(|(_, offer)| offer.accounts.clone())
+        let mut all = Accounts::default();
+        for (_, offer) in &self.0 {
+            // One that is open to anybody can be found by anybody.
+            let accounts = offer.accounts.as_ref()?;
+            all.target = all.target.or_else(|| accounts.target.clone());
+            let new = accounts.initiators.iter().filter(|initiator| !all.initiators.contains(initiator));
+            let new: Vec<_> = new.cloned().collect();
+            all.initiators.extend(new);
+        }
+        (!self.0.is_empty()).then(|| Arc::new(all))
     }
 }
