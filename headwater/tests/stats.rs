@@ -102,6 +102,31 @@ fn prometheus_gets_all_metrics_and_they_are_true() {
     let waited = [lab, ("operation", "write"), ("served", "waited")];
     assert!(value("headwater_latency_seconds_count", &waited) <= 3.0);
     assert!(lines.iter().all(|line| line.labels.get("machine").is_none_or(|name| name == "lab")));
+    assert_eq!(value("headwater_host_writes_total", &[]), 3.0);
+}
+
+#[test]
+fn what_machines_counted_stays_in_the_sums_of_the_host() {
+    let daemon = Daemon::start();
+    daemon.with_tiny_machine("lab");
+    let host_writes = || {
+        let (status, text) = http(&daemon.socket(), "GET", "/metrics", None);
+        assert_eq!(status, 200, "{text}");
+        let (lines, _) = parse(&text);
+        assert!(lines.iter().any(|line| line.metric == "headwater_host_read_blocks_total"));
+        let line = lines.iter().find(|line| line.metric == "headwater_host_writes_total");
+        line.unwrap_or_else(|| panic!("{text}")).value
+    };
+    assert_eq!(host_writes(), 0.0);
+    for run in 1..=2 {
+        daemon.cli(&["machine", "start", "lab", "--wait"]).ok();
+        for _ in 0..3 {
+            daemon.console("lab", "w", Some("W"));
+        }
+        assert_eq!(host_writes(), f64::from(3 * run));
+        daemon.cli(&["machine", "stop", "lab", "--force"]).ok();
+        assert_eq!(host_writes(), f64::from(3 * run));
+    }
 }
 
 #[test]

@@ -23,6 +23,7 @@ use crate::adapters::frozen::FrozenVolume;
 use crate::adapters::images::{hash_of, image_failed, store_failed};
 use crate::adapters::kept::KeptFiles;
 use crate::adapters::lending::{Lending, Reader};
+use crate::adapters::totals::Totals;
 use crate::caches::CacheArgs;
 use crate::streaming::{StreamArgs, Streamed, Streaming, reads_wait};
 use crate::traces::Traces;
@@ -43,6 +44,7 @@ pub struct Volumes {
     ram_bytes: u64,
     caches: CacheArgs,
     readable: Arc<Readable>,
+    totals: Arc<Totals>,
 }
 
 /// What can be lent to readers outside.
@@ -79,8 +81,8 @@ impl Volumes {
         let streaming = Arc::new(Streaming::new(store.clone(), stream, None).map_err(image_failed)?);
         let host = Host::start(ram_bytes).map_err(|e| BackendError::new(ProblemKind::Failed, e))?;
         let files = KeptFiles { cache_dir, keys_dir };
-        let (host, readable) = (Arc::new(host), Arc::default());
-        Ok(Self { store, files, streaming, host, ram_bytes, caches, readable })
+        let (host, readable, totals) = (Arc::new(host), Arc::default(), Arc::default());
+        Ok(Self { store, files, streaming, host, ram_bytes, caches, readable, totals })
     }
 
     /// What the disk of a machine is that is on, as a reader outside sees it.
@@ -199,6 +201,7 @@ impl Disks for Volumes {
     fn metrics(&self) -> Vec<Sample> {
         let mut samples = super::metrics::host(&self.host.snapshot(), &self.streaming.chunks().counters());
         samples.extend(super::metrics::streaming(&self.streaming.counters()));
+        samples.extend(self.totals.samples());
         samples
     }
 
@@ -222,6 +225,7 @@ impl Volumes {
             host: Arc::clone(&self.host),
             caches: self.caches.clone(),
             readable: Arc::clone(&self.readable),
+            totals: Arc::clone(&self.totals),
         }
     }
 }
@@ -242,6 +246,7 @@ struct Opener {
     host: Arc<Host>,
     caches: CacheArgs,
     readable: Arc<Readable>,
+    totals: Arc<Totals>,
 }
 
 impl Opener {
@@ -296,6 +301,7 @@ impl Opener {
         let socket = request.run_dir.join("disk.sock");
         let served = Server::bind(&request, &socket, volume.clone());
         let server = served.inspect_err(|_| volume.close())?;
+        self.totals.opened(&volume);
         let served = Arc::new(ServedVolume {
             machine: request.machine.clone(),
             mode: request.cache.mode,
@@ -307,6 +313,7 @@ impl Opener {
             volume,
             image,
             lending: Lending::default(),
+            totals: self.totals,
             parts: Arc::new(Mutex::new(Some((server, pin)))),
         });
         let mut on = self.readable.on.lock();
@@ -380,6 +387,7 @@ struct ServedVolume {
     image: Weak<Streamed>,
     /// To readers outside.
     lending: Lending,
+    totals: Arc<Totals>,
     /// Gone once the disk is closed.
     parts: Arc<Mutex<Option<(Server, Pin)>>>,
 }
@@ -502,6 +510,7 @@ impl Disk for ServedVolume {
 
     async fn close(&self) -> Result<(), BackendError> {
         let (volume, parts, lending) = (self.volume.clone(), self.parts.clone(), self.lending.clone());
+        let totals = Arc::clone(&self.totals);
         blocking("close the disk", move || {
             let parts = parts.lock().take();
             // Or what the machine wrote would live as long as its readers.
@@ -511,6 +520,7 @@ impl Disk for ServedVolume {
             if let Some((server, _pin)) = parts {
                 server.stop();
             }
+            totals.closed(&volume);
             Ok(())
         })
         .await

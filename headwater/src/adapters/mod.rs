@@ -10,3 +10,4 @@ mod kept;
 pub mod lending;
 mod metrics;
 mod promotions;
+mod totals;
