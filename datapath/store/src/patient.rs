@@ -160,12 +160,7 @@ impl Object for PatientObject {
 
     fn read_checked(&self, offset: u64, into: &mut [u8], check: &mut Check<'_>) -> Result<(), StoreError> {
         let len = u64::try_from(into.len()).unwrap_or(u64::MAX);
-        self.line.read(len, &mut |came| {
-            self.object.read_checked(offset, into, &mut |bytes| {
-                *came = true;
-                check(bytes)
-            })
-        })
+        self.line.read(len, &mut || self.object.read_checked(offset, into, check))
     }
 
     fn was_wrong(&self) -> bool {
@@ -263,8 +258,8 @@ fn as_ms(time: Duration) -> u64 {
     u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
 }
 
-/// Reads, and says whether bytes came, whatever is thought of them.
-type Attempt<'a> = dyn FnMut(&mut bool) -> Result<(), StoreError> + 'a;
+/// Reads once.
+type Attempt<'a> = dyn FnMut() -> Result<(), StoreError> + 'a;
 
 impl Line {
     /// Reads `len` bytes, as often as it takes.
@@ -276,9 +271,8 @@ impl Line {
                 return Err(StoreError::new(StoreErrorKind::Io, "the store was closed during a read"));
             }
             self.requests.fetch_add(1, Ordering::Relaxed);
-            let mut came = false;
-            match attempt(&mut came) {
-                Err(e) if e.kind() == StoreErrorKind::Unreachable && !came => {
+            match attempt() {
+                Err(e) if e.kind() == StoreErrorKind::Unreachable => {
                     waiting.get_or_insert_with(|| Waiting::begin(self, &e)).wait(&e);
                 }
                 outcome => break outcome,
