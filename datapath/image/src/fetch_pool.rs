@@ -21,6 +21,9 @@ pub const FETCH_QUEUE_MAX: usize = 4096;
 /// Reads ahead that wait for a thread. One more is left out.
 pub(crate) const AHEAD_QUEUE_MAX: usize = 64;
 
+/// What one prefetch brings at most: it is a hint, and a client must not have a whole image read with one request.
+pub(crate) const PREFETCH_MAX_BYTES: u64 = 32 << 20;
+
 type Task = Box<dyn FnOnce() + Send>;
 
 /// Which pool.

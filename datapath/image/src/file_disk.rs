@@ -6,7 +6,7 @@ use headwater_block::{
     Attempt, ByteRange, Completion, Device, Extent, ExtentKind, Geometry, IoError, Op, Request,
 };
 
-use crate::fetch_pool::{FetchPool, Place, Urgency, read_only};
+use crate::fetch_pool::{FetchPool, PREFETCH_MAX_BYTES, Place, Urgency, read_only};
 use crate::reader::read_only_geometry;
 
 /// A read-only disk whose calls block. Ranges lie inside the disk.
@@ -60,8 +60,12 @@ impl Device for PooledDisk {
                 });
             }
             Request::Prefetch { range } => {
+                if !self.pool.has_room_ahead() {
+                    return done.complete(Ok(()), Vec::new());
+                }
                 let disk = Arc::clone(&self.disk);
-                self.pool.push(Urgency::Waited, move || {
+                let range = range.clipped_to(range.offset().saturating_add(PREFETCH_MAX_BYTES));
+                self.pool.push(Urgency::Ahead, move || {
                     disk.will_read(range);
                     done.complete(Ok(()), Vec::new());
                 });

@@ -28,7 +28,7 @@ use crate::chunk_cache::{ChunkCache, Joined, Waiter};
 use crate::disk_cache::Kept;
 use crate::error::ImageError;
 use crate::fetch::{Fetch, MergeLimit, Source, group};
-use crate::fetch_pool::{FetchPool, Place, Urgency, read_only};
+use crate::fetch_pool::{FetchPool, PREFETCH_MAX_BYTES, Place, Urgency, read_only};
 use crate::manifest::{ChunkRef, Manifest};
 use crate::readahead::Readahead;
 use crate::trace::{Recorder, Trace};
@@ -255,13 +255,15 @@ impl VersionReader {
         if self.is_remote { MergeLimit::REMOTE } else { MergeLimit::HERE }
     }
 
-    /// Brings what is missing of the range into the cache.
+    /// Brings what is missing of the beginning of the range into the cache, behind what somebody waits for; gives up where
+    /// much is fetched ahead already.
     fn submit_prefetch(&self, range: ByteRange, done: Completion) {
+        let range = range.clipped_to(range.offset().saturating_add(PREFETCH_MAX_BYTES));
         let absent = |piece: Piece| {
             self.manifest.chunk(piece.index).filter(|chunk| self.cache.get(&chunk.hash).is_none()).copied()
         };
         let missing: Vec<ChunkRef> = self.pieces(range).filter_map(absent).collect();
-        if missing.is_empty() {
+        if missing.is_empty() || !self.pool.has_room_ahead() {
             return done.complete(Ok(()), Vec::new());
         }
         let read = Arc::new(PendingRead {
@@ -275,7 +277,8 @@ impl VersionReader {
             let waiter: Waiter = Box::new(move |bytes| read.piece_is_here(nothing, bytes));
             must_fetch.extend(self.join(chunk, waiter));
         }
-        self.fetch(must_fetch, Urgency::Waited, self.merge_limit());
+        self.cache.count_ahead(must_fetch.len());
+        self.fetch(must_fetch, Urgency::Ahead, self.merge_limit());
     }
 
     /// Has `waiter` called with the chunk. Returns it if it must be fetched: from then on others may wait for

@@ -197,6 +197,36 @@ fn what_is_in_memory_needs_no_other_thread() {
 }
 
 #[test]
+fn a_prefetch_of_everything_brings_a_part_and_lets_reads_pass() {
+    let (_dir, store) = store();
+    let mut disk = vec![0; 48 << 20];
+    noise(&mut disk, 6);
+    let version = import_bytes(&store, "disk", &disk).version;
+    let store = slow(store, 5);
+    let reader = VersionReader::open(&store, version.manifest, ChunkCache::new(64 << 20)).unwrap();
+    let (tx, rx) = mpsc::channel();
+    let prefetch = || {
+        let (range, tx) = (ByteRange::new(0, 48 << 20).unwrap(), tx.clone());
+        reader.submit(
+            Request::Prefetch { range },
+            Completion::new(move |o| tx.send(o.result.is_ok()).unwrap()),
+        );
+    };
+    (0..100).for_each(|_| prefetch());
+    let mut part = vec![0; 4096];
+    blocking::read(reader.as_ref(), 40 << 20, &mut part).unwrap();
+    assert!(part == disk[40 << 20..(40 << 20) + 4096]);
+    let early = rx.try_iter().count();
+    assert!(early < 100, "the read came after all of what nobody waits for");
+    // Those that were given up are answered too.
+    assert!((early..100).all(|_| rx.recv().unwrap()));
+    let read_bytes = store.read_bytes.load(Ordering::SeqCst);
+    assert!(((32 << 20)..(33 << 20)).contains(&read_bytes), "{read_bytes} bytes were read");
+    prefetch();
+    assert!(rx.recv().unwrap());
+}
+
+#[test]
 fn more_requests_than_the_queue_holds_are_all_answered() {
     let (_dir, store) = store();
     let mut disk = vec![0; 16 << 20];

@@ -20,8 +20,8 @@ pub struct Limits {
     pub option_bytes: u32,
     /// Name of an export or of a metadata context, in bytes.
     pub name_bytes: u32,
-    /// One read, write or cache request, in bytes; told to clients as the maximum block size. A longer write drops the
-    /// connection, since its payload cannot be taken; a longer read or cache request is an error.
+    /// One read or write, in bytes; told to clients as the maximum block size. A longer write drops the connection, since its
+    /// payload cannot be taken; a longer read is an error. Of a longer cache request the device may do a part.
     pub request_bytes: u32,
     /// Requests of one connection that wait for the device. Then no more are taken.
     pub requests_in_flight: usize,
