@@ -2,14 +2,15 @@
 
 /// What one machine may cost.
 ///
-/// Memory of one machine besides its rings, which lie in its own memory: at most `bytes_in_flight`, and for each queue
+/// Memory of one machine besides its rings, which lie in its own memory: at most 5/4 of `bytes_in_flight`, and for each queue
 /// one request (32 MiB) more and 4 MiB of buffers for later.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Limits {
     /// Queues that a machine may use, 1 to 256; each that it uses has a thread.
     pub queues: u16,
-    /// Data of requests that wait for the device, in bytes, in equal parts for the queues that run. A queue whose part is
-    /// used up takes no more requests.
+    /// Data of requests that wait for the device, in bytes, in equal parts for the queues that run. Where a part is used up,
+    /// writes wait in the guest's memory, and reads have a quarter of the part besides; a queue that has used up that takes
+    /// no more requests.
     pub bytes_in_flight: usize,
     /// How long an idle queue is watched at most before its thread sleeps, in microseconds; 0 never watches.
     pub polling_us: u64,

@@ -3,13 +3,16 @@
 mod guest;
 
 use std::path::Path;
-use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, channel};
+use std::sync::{Arc, Mutex};
 
 use guest::{
     F_CONFIG_WCE, F_EVENT_IDX, F_FLUSH, F_INDIRECT, FREE, GUEST, Guest, INDIRECT, NEXT, SIZE, WRITE, encode,
 };
-use headwater_block::{ByteRange, Completion, Device, IoErrorKind, Request};
+use headwater_block::{
+    Attempt, ByteRange, Completion, Device, Extent, Geometry, IoError, IoErrorKind, Op, Request, blocking,
+};
 use headwater_testkit::vhost::{Setup, VhostDisk};
 use headwater_testkit::{ReferenceDisk, ReferenceOptions, Waits};
 use headwater_vhost_user::{BindError, Limits, Options, Positions, Server};
@@ -229,6 +232,80 @@ fn no_more_data_is_in_flight_than_the_limit_says_with_any_number_of_queues() {
         let contents = disk.contents();
         assert!((0..blocks).all(|number| contents[number * BLOCK] == number as u8 + 1));
     }
+}
+
+/// A disk whose writes wait, as those of a full write cache do, while all else goes on.
+struct FullDisk {
+    disk: ReferenceDisk,
+    waiting: Mutex<Vec<(Request, Completion)>>,
+    is_full: AtomicBool,
+}
+
+impl FullDisk {
+    fn make_room(&self) {
+        self.is_full.store(false, Ordering::SeqCst);
+        for (request, done) in std::mem::take(&mut *self.waiting.lock().unwrap()) {
+            self.disk.submit(request, done);
+        }
+    }
+}
+
+impl Device for FullDisk {
+    fn geometry(&self) -> Geometry {
+        self.disk.geometry()
+    }
+
+    fn try_now(&self, op: Op<'_>) -> Result<Attempt, IoError> {
+        match op {
+            Op::Write { .. } => Ok(Attempt::MustWait),
+            other => self.disk.try_now(other),
+        }
+    }
+
+    fn submit(&self, request: Request, done: Completion) {
+        let mut waiting = self.waiting.lock().unwrap();
+        if matches!(request, Request::Write { .. }) && self.is_full.load(Ordering::SeqCst) {
+            return waiting.push((request, done));
+        }
+        drop(waiting);
+        self.disk.submit(request, done);
+    }
+
+    fn extents(&self, range: ByteRange, max_extents: usize) -> Result<Vec<Extent>, IoError> {
+        self.disk.extents(range, max_extents)
+    }
+}
+
+#[test]
+fn reads_and_discards_go_on_while_all_writes_wait_for_room() {
+    let dir = tempfile::tempdir().unwrap();
+    let disk = Arc::new(FullDisk {
+        disk: ReferenceDisk::with_options(1 << 20, late()),
+        waiting: Mutex::default(),
+        is_full: AtomicBool::new(true),
+    });
+    let limits = Limits { bytes_in_flight: LET_IN * BLOCK, ..Limits::default() };
+    let server =
+        Server::bind(&dir.path().join("s"), Arc::clone(&disk) as _, Options { limits, ..Options::default() });
+    let server = server.unwrap();
+    let client = VhostDisk::connect(server.path(), Setup { queues: 1, event_idx: true });
+    let results = write_blocks(&client, 12);
+    while disk.waiting.lock().unwrap().len() < LET_IN {
+        std::thread::yield_now();
+    }
+    let mut block = [0xee; BLOCK];
+    for number in 0..8 {
+        blocking::read(&client, (20 + number) * BLOCK as u64, &mut block).unwrap();
+        assert_eq!(block, [0; BLOCK]);
+    }
+    let range = ByteRange::new(20 * BLOCK as u64, BLOCK as u64).unwrap();
+    blocking::wait(&client, Request::Discard { range }).unwrap();
+    assert_eq!(disk.waiting.lock().unwrap().len(), LET_IN, "no more than the limit says");
+    assert!(results.try_recv().is_err());
+    disk.make_room();
+    assert_eq!(results.iter().take(12).filter(|ok| *ok).count(), 12);
+    let contents = disk.disk.contents();
+    assert!((0..12).all(|number| contents[number * BLOCK] == number as u8 + 1));
 }
 
 #[test]

@@ -42,6 +42,14 @@ impl Job {
         }
     }
 
+    pub(crate) fn is_read(&self) -> bool {
+        matches!(self.work, Work::Transfer { direction: Direction::Read, .. })
+    }
+
+    pub(crate) fn is_write(&self) -> bool {
+        matches!(self.work, Work::Transfer { direction: Direction::Write { .. }, .. })
+    }
+
     /// Whether it needs room on the device, so that lack of it is a reason to wait.
     pub(crate) fn needs_room(&self) -> bool {
         match &self.work {

@@ -57,7 +57,7 @@ pub(super) fn request(
             queue.warn(&format_args!("a request failed: {why}"));
             queue.finish(head, status, code, 1, memory);
         }
-        Step::Wait(work, written) => queue.submit(job(work, written)),
+        Step::Wait(work, written) => queue.submit_in_turn(job(work, written)),
         Step::Starve(work) => queue.starve(job(work, 0)),
     }
     Ok(moved)
@@ -192,6 +192,9 @@ impl QueueThread {
         };
         self.in_flight = self.in_flight.saturating_add(1);
         self.bytes_in_flight = self.bytes_in_flight.saturating_add(job.bytes());
+        if job.is_read() {
+            self.read_bytes_in_flight = self.read_bytes_in_flight.saturating_add(job.bytes());
+        }
         let posts = Arc::clone(&self.posts);
         let done = Completion::new(move |outcome| posts.post(Post::Answer(job, outcome)));
         self.disk.device.submit(request, done);
@@ -201,6 +204,9 @@ impl QueueThread {
     pub(super) fn answer(&mut self, mut job: Job, outcome: Outcome) {
         self.in_flight = self.in_flight.saturating_sub(1);
         self.bytes_in_flight = self.bytes_in_flight.saturating_sub(job.bytes());
+        if job.is_read() {
+            self.read_bytes_in_flight = self.read_bytes_in_flight.saturating_sub(job.bytes());
+        }
         let answered = outcome.result.and_then(|()| job.answered(&outcome.buffer));
         if self.free.len() < KEPT_BUFFERS && outcome.buffer.capacity() <= KEPT_BUFFER_BYTES {
             self.free.push(outcome.buffer);

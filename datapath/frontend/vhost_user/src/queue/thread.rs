@@ -9,6 +9,7 @@
 //!   +--- still nothing: ask for a kick, look once more, sleep until a kick or a post
 //! ```
 
+use std::collections::VecDeque;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -48,6 +49,10 @@ pub(super) struct QueueThread {
     /// Requests that the device has.
     pub(super) in_flight: usize,
     pub(super) bytes_in_flight: usize,
+    /// Of which: of reads.
+    pub(super) read_bytes_in_flight: usize,
+    /// Writes that have no buffer yet, since others wait for the device with as many as may be.
+    held: VecDeque<Job>,
     /// Requests that found no room, to be tried again.
     pub(super) starved: Vec<Job>,
     pub(super) stopping: bool,
@@ -85,6 +90,8 @@ impl QueueThread {
             free: Vec::new(),
             in_flight: 0,
             bytes_in_flight: 0,
+            read_bytes_in_flight: 0,
+            held: VecDeque::new(),
             starved: Vec::new(),
             stopping: false,
             number: setup.number,
@@ -112,10 +119,11 @@ impl QueueThread {
         loop {
             let mut worked = self.read_posts();
             worked |= self.retry_starved();
+            worked |= self.release_held();
             worked |= self.take_available();
             self.show_used();
             self.interrupt();
-            if self.stopping && self.in_flight == 0 && self.starved.is_empty() {
+            if self.stopping && self.in_flight == 0 && self.starved.is_empty() && self.held.is_empty() {
                 return self.next_available;
             }
             if !worked {
@@ -173,13 +181,39 @@ impl QueueThread {
     fn has_room(&self) -> bool {
         !self.stopping
             && !self.broken
-            && self.in_flight.saturating_add(self.starved.len()) < usize::from(self.rings.entries())
-            && self.has_room_for_data()
+            && self.in_flight.saturating_add(self.starved.len()).saturating_add(self.held.len())
+                < usize::from(self.rings.entries())
+            && self.has_room_for_reads()
     }
 
     /// Whether another request with data may be given to the device. One always may, however small the limit.
     fn has_room_for_data(&self) -> bool {
         self.bytes_in_flight == 0 || self.bytes_in_flight < self.disk.bytes_in_flight_of_a_queue()
+    }
+
+    /// The same for a read. Writes may wait for room for long, and reads go on meanwhile: with a quarter of their own.
+    fn has_room_for_reads(&self) -> bool {
+        self.has_room_for_data()
+            || self.read_bytes_in_flight == 0
+            || self.read_bytes_in_flight < self.disk.bytes_in_flight_of_a_queue() / 4
+    }
+
+    /// Hands a new request to the device, or keeps it until others have been answered.
+    pub(super) fn submit_in_turn(&mut self, job: Job) {
+        // A discard has no data, and may be what gives the others room.
+        let waits = job.is_write() && (!self.held.is_empty() || !self.has_room_for_data());
+        if waits { self.held.push_back(job) } else { self.submit(job) }
+    }
+
+    fn release_held(&mut self) -> bool {
+        let mut released = false;
+        while self.has_room_for_data()
+            && let Some(job) = self.held.pop_front()
+        {
+            self.submit(job);
+            released = true;
+        }
+        released
     }
 
     fn take_available(&mut self) -> bool {
