@@ -192,6 +192,12 @@ pub trait Device: Send + Sync + 'static {
     /// of the data takes.
     fn try_now(&self, op: Op<'_>) -> Result<Attempt, IoError>;
 
+    /// Copies the range, if that needs no I/O and no waiting, for somebody who is not its reader: unlike a read it leaves no
+    /// trace, in what is recorded, fetched ahead or kept because it is in use. Whether it did.
+    fn peek(&self, range: ByteRange, into: &mut [u8]) -> bool {
+        matches!(self.try_now(Op::Read { range, into }), Ok(Attempt::Done))
+    }
+
     /// Appends what a read of `range` would give to `parts`, in order, without a copy. `false` where that cannot be, with
     /// nothing appended: then it is read. Never blocks; a device that keeps no immutable data leaves this as it is.
     fn lend(&self, range: ByteRange, parts: &mut Vec<Lent>) -> bool {

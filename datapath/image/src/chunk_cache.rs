@@ -178,6 +178,14 @@ impl ChunkCache {
         self.shards.get(usize::from(last) % self.shards.len())
     }
 
+    /// The chunk, if it is here; neither counted nor kept for that.
+    pub(crate) fn peek(&self, hash: &Hash) -> Option<Chunk> {
+        match self.shard(hash)?.lock().slots.get(hash) {
+            Some(Slot::Ready { chunk, .. }) => Some(chunk.clone()),
+            _ => None,
+        }
+    }
+
     /// The chunk, if it is here. Allocates nothing.
     pub(crate) fn get(&self, hash: &Hash) -> Option<Chunk> {
         let mut shard = self.shard(hash)?.lock();

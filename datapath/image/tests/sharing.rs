@@ -197,6 +197,30 @@ fn what_is_in_memory_needs_no_other_thread() {
 }
 
 #[test]
+fn a_peek_leaves_no_trace() {
+    let (_dir, store) = store();
+    let mut disk = vec![0; 1 << 20];
+    noise(&mut disk[..512 << 10], 3);
+    let version = import_bytes(&store, "disk", &disk).version;
+    let store = slow(store, 0);
+    let cache = ChunkCache::new(8 << 20);
+    let reader = VersionReader::open(&store, version.manifest, Arc::clone(&cache)).unwrap();
+    reader.record(Duration::from_secs(3600));
+    let peek = |offset: u64| {
+        let mut into = vec![1; 8192];
+        let has = reader.peek(ByteRange::new(offset, 8192).unwrap(), &mut into);
+        has && into == disk[offset as usize..offset as usize + 8192]
+    };
+    assert!(!peek(0) && peek(768 << 10));
+    assert_eq!(store.read_bytes.load(Ordering::SeqCst), 0);
+    assert!(reader.recorded().is_none());
+    blocking::read(reader.as_ref(), 0, &mut [0; 4096]).unwrap();
+    let hits = cache.counters().hits;
+    assert!(peek(0));
+    assert_eq!(cache.counters().hits, hits);
+}
+
+#[test]
 fn a_prefetch_of_everything_brings_a_part_and_lets_reads_pass() {
     let (_dir, store) = store();
     let mut disk = vec![0; 48 << 20];

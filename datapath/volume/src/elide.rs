@@ -6,7 +6,7 @@
 //! | is overwritten where it is | one of 64 |
 //! | either, up to 64 differing ones after an equal one, or after the volume was opened | always |
 //!
-//! Looking means [`Device::try_now`] for one logical block, and for the rest only where that is equal; where
+//! Looking means [`Device::peek`] for one logical block, and for the rest only where that is equal; where
 //! the image has it not in memory, the write is stored like any other. Equal writes come in runs (a file is
 //! put back, a package installed again), so one hit makes the next ones likely; and a look costs about as
 //! much as half a write, for a cache line of the image that nobody else needs. What was missed so, the write
@@ -16,7 +16,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use headwater_block::{Attempt, BLOCK_BYTES, ByteRange, Device, Op};
+use headwater_block::{BLOCK_BYTES, ByteRange, Device};
 use headwater_writecache::{Beneath, BlockNumber, Now};
 
 const BLOCK: usize = BLOCK_BYTES as usize;
@@ -102,6 +102,5 @@ fn equals<const N: usize>(base: &dyn Device, block: BlockNumber, data: &[u8]) ->
     let Some(range) = ByteRange::new(u64::from(block.0) * u64::from(BLOCK_BYTES), N as u64) else {
         return false;
     };
-    let read = base.try_now(Op::Read { range, into: &mut image });
-    matches!(read, Ok(Attempt::Done)) && data.get(..N) == Some(&image)
+    base.peek(range, &mut image) && data.get(..N) == Some(&image)
 }
