@@ -491,6 +491,8 @@ impl Log {
     pub fn thaw_unsaved(&mut self, segment: &Segment, id: SegmentId) -> Option<Released> {
         self.frozen_segments -= 1;
         self.dirty_segments += 1;
+        // A part of it may be on disk, under this generation: no slot gets other contents under it.
+        segment.set_stable(SLOT_COUNT);
         segment.set_word(Word::new(State::Dirty, segment.word().ram().unwrap_or(0)));
         // As in `thaw`.
         let again = if segment.is_cleaned() { &mut self.dirty_cleaned } else { &mut self.dirty };
@@ -544,6 +546,16 @@ mod tests {
             Some(id.0)
         };
         std::iter::from_fn(next).collect()
+    }
+
+    #[test]
+    fn what_may_be_half_written_is_not_overwritten_in_place() {
+        let (mut log, table, _pool) = full_segments(1);
+        let id = log.freeze_victim(&table, false).unwrap();
+        let segment = table.get(id).unwrap();
+        log.thaw_unsaved(segment, id);
+        assert_eq!(segment.word().state(), State::Dirty);
+        assert!((0..SLOT_COUNT).all(|slot| segment.writable(Slot(slot)).is_none()));
     }
 
     #[test]
