@@ -6,10 +6,12 @@ mod setup;
 use std::fs::File;
 use std::path::Path;
 use std::process::{Command, Stdio};
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use filling::{MIB, assert_holds, empty, eventually, fill};
 use headwater_block::{IoErrorKind, blocking};
+use headwater_testkit::Rng;
 use headwater_volume::{CacheMode, PersistentOptions, VolumeOptions};
 use rustix::fs::{FallocateFlags, fallocate};
 
@@ -34,17 +36,147 @@ fn a_file_system_that_others_fill_is_waited_for_and_used_again_when_it_has_room(
     let output = command.stdin(Stdio::null()).output().unwrap();
     let said = String::from_utf8_lossy(&output.stdout);
     let complained = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success() && said.matches("kept all").count() == 2, "{said}{complained}");
+    assert!(output.status.success() && said.matches("kept all").count() == 6, "{said}{complained}");
 }
 
 /// Part of the test above, in a process of its own.
 #[test]
 fn child_on_a_small_file_system() {
     let Some(dir) = std::env::var_os(CHILD_DIR) else { return };
+    let dir = Path::new(&dir);
     for persistent in [false, true] {
-        fill_and_free(Path::new(&dir), persistent);
+        fill_and_free(dir, persistent);
+        println!("kept all");
+        overwrite_with_little_more_than_it_takes(dir, persistent);
         println!("kept all");
     }
+    flush_what_was_accepted(dir);
+    println!("kept all");
+    clean_under_a_lowered_limit(dir);
+    println!("kept all");
+}
+
+fn options(dir: &Path, persistent: Option<&str>, limit_mib: u64) -> VolumeOptions {
+    let kept = persistent.map(|name| PersistentOptions { name: name.into(), key: [7; 16], base_id: [5; 32] });
+    VolumeOptions {
+        persistent: kept,
+        // Long beside what lies between two looks at the disk, on a busy machine too.
+        pause_limit: Duration::from_secs(3),
+        ..setup::options(&empty(256), CacheMode::RamDisk, 16, limit_mib, dir)
+    }
+}
+
+/// Takes all but so much of the file system.
+fn leave(dir: &Path, free_mib: u64) -> std::path::PathBuf {
+    let ballast = dir.join("ballast");
+    let stats = rustix::fs::statvfs(dir).unwrap();
+    let taken = stats.f_bavail * stats.f_frsize - free_mib * MIB;
+    fallocate(File::create(&ballast).unwrap(), FallocateFlags::empty(), 0, taken).unwrap();
+    ballast
+}
+
+/// A block's contents after so many writes to it.
+fn block(number: u64, version: u64) -> [u8; 4096] {
+    Rng::new(number << 32 | version).bytes(4096).try_into().unwrap()
+}
+
+/// The file system has room for half as much again as what lives: cleaning must find it, for as long as there are writes.
+fn overwrite_with_little_more_than_it_takes(dir: &Path, persistent: bool) {
+    let (host, _) = setup::host(u64::MAX);
+    let (volume, device) = setup::open(&options(dir, persistent.then_some("worn"), LIMIT_MIB), &host);
+    let ballast = leave(dir, 64);
+    let blocks = 40 * MIB / 4096;
+    let mut versions = vec![0; blocks as usize];
+    let mut rng = Rng::new(11);
+    for step in 0..4 * blocks {
+        let number = if step < blocks { step } else { rng.below(blocks) };
+        versions[number as usize] = step;
+        let written = blocking::write(&*device, number * 4096, &block(number, step));
+        written.unwrap_or_else(|e| {
+            panic!("write {step}, persistent {persistent}: {e}: {:?}", volume.counters())
+        });
+    }
+    let cache = volume.counters().cache;
+    assert!(cache.cleaned_segments > 20 && cache.refused_writes == 0, "{cache:?}");
+    let mut read = [0; 4096];
+    for (number, version) in (0..).zip(&versions) {
+        blocking::read(&*device, number * 4096, &mut read).unwrap();
+        assert!(read == block(number, *version), "block {number}");
+    }
+    volume.close();
+    drop((volume, device, host));
+    std::fs::remove_file(ballast).unwrap();
+    let _ = std::fs::remove_dir_all(dir.join("worn"));
+}
+
+/// Somebody takes the last byte: flushes go on working, and what is discarded makes room again.
+fn flush_what_was_accepted(dir: &Path) {
+    let (host, _) = setup::host(u64::MAX);
+    let (volume, device) = setup::open(&options(dir, Some("flushed"), LIMIT_MIB), &host);
+    fill(&*device, 60);
+    blocking::flush(&*device).unwrap();
+    let ballast = leave(dir, 0);
+    let mut refused = 0;
+    for step in 0..40 * MIB / 4096 {
+        // Every other one, so that none shares its record in the map.
+        let number = 60 * MIB / 4096 + 2 * step;
+        refused += u64::from(blocking::write(&*device, number * 4096, &block(number, step)).is_err());
+        if step % 7 == 0 || refused > 0 {
+            blocking::flush(&*device)
+                .unwrap_or_else(|e| panic!("flush {step} after {refused} refusals: {e}"));
+        }
+        if refused > 3 {
+            break;
+        }
+    }
+    assert!(refused > 0, "the file system was not full");
+    blocking::discard(&*device, 0, 40 * MIB).unwrap();
+    blocking::flush(&*device).unwrap();
+    eventually("it has room again", || !volume.shortage().refusing);
+    for number in 0..1000 {
+        blocking::write(&*device, number * 4096, &block(number, 1)).unwrap();
+        if number % 50 == 0 {
+            blocking::flush(&*device).unwrap();
+        }
+    }
+    volume.close();
+    drop((volume, device, host));
+    std::fs::remove_file(ballast).unwrap();
+    std::fs::remove_dir_all(dir.join("flushed")).unwrap();
+}
+
+/// A cache that holds more than its limit now cleans down to what lives, and then stands still.
+fn clean_under_a_lowered_limit(dir: &Path) {
+    {
+        let (host, _) = setup::host(u64::MAX);
+        let (volume, device) = setup::open(&options(dir, Some("lowered"), LIMIT_MIB), &host);
+        fill(&*device, 60);
+        // A fifth of each segment dies.
+        for number in (0..60 * MIB / 4096).step_by(5) {
+            blocking::discard(&*device, number * 4096, 4096).unwrap();
+        }
+        volume.close();
+    }
+    let (host, faults) = setup::host(u64::MAX);
+    let (volume, device) = setup::open(&options(dir, Some("lowered"), 40), &host);
+    let before = volume.counters().cache.disk_used_bytes;
+    // More than its RAM and its disk take: refused, and cleaning begins.
+    assert!((64..100).any(|mib| blocking::write(&*device, mib * MIB, &[1; 1 << 20]).is_err()));
+    eventually("it is cleaned", || {
+        let cache = volume.counters().cache;
+        cache.cleaned_segments > 10 && cache.disk_used_bytes < before
+    });
+    let mut operations = 0;
+    eventually("it stands still", || {
+        let begun = faults.count.load(Ordering::Relaxed);
+        let is_still = begun == operations;
+        operations = begun;
+        std::thread::sleep(Duration::from_millis(500));
+        is_still
+    });
+    volume.close();
+    drop((volume, device, host));
+    std::fs::remove_dir_all(dir.join("lowered")).unwrap();
 }
 
 fn fill_and_free(dir: &Path, persistent: bool) {
@@ -53,15 +185,8 @@ fn fill_and_free(dir: &Path, persistent: bool) {
         let file = File::create(&ballast).unwrap();
         fallocate(&file, FallocateFlags::empty(), 0, BALLAST_MIB * MIB).unwrap();
     };
-    let kept = PersistentOptions { name: "kept".into(), key: [7; 16], base_id: [5; 32] };
-    let options = VolumeOptions {
-        persistent: persistent.then_some(kept),
-        // Long beside what lies between two looks at the disk, on a busy machine too.
-        pause_limit: Duration::from_secs(3),
-        ..setup::options(&empty(256), CacheMode::RamDisk, 16, LIMIT_MIB, dir)
-    };
     let (host, _) = setup::host(u64::MAX);
-    let (volume, device) = setup::open(&options, &host);
+    let (volume, device) = setup::open(&options(dir, persistent.then_some("kept"), LIMIT_MIB), &host);
     for round in 0..2 {
         take();
         // The volume's own limit is far away: it is the file system that has no room.
@@ -90,4 +215,6 @@ fn fill_and_free(dir: &Path, persistent: bool) {
         });
     }
     volume.close();
+    drop((volume, device, host));
+    let _ = std::fs::remove_dir_all(dir.join("kept"));
 }

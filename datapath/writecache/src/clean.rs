@@ -8,6 +8,7 @@
 use std::collections::HashSet;
 use std::io;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use headwater_block::BLOCK_BYTES;
 
@@ -31,6 +32,9 @@ const LOW_POSITIONS_DIVISOR: u32 = 32;
 
 /// Cleaning begins at this many free positions at the latest.
 const LOW_POSITIONS: u32 = 6;
+
+/// A segment that found no room is tried again after this at the latest.
+const STUCK: Duration = Duration::from_millis(if EXPLORED { 0 } else { 100 });
 
 /// What cleaning a segment is worth: the slots that it frees for each one that it copies, times its age in segments written since.
 ///
@@ -58,12 +62,24 @@ pub struct Cleaner {
     damaged: Mutex<HashSet<u64>>,
     /// The one that the disk did not read last, which may pass: taken after all others until one was read.
     unread: Mutex<Option<u64>>,
+    /// When the last one found no room for what lives in it; forgotten when something was freed or written.
+    stuck_since: Mutex<Option<Instant>>,
 }
 
 impl Cleaner {
     /// The staging buffer of a segment that was read and not moved yet.
     pub(crate) fn take_buffer(&self) -> Option<AlignedBuffer> {
         self.read.lock().take().map(|job| job.buffer)
+    }
+
+    /// Whether the last one found no room a moment ago, and nothing has changed since: reading it again would be in vain.
+    fn is_stuck(&self) -> bool {
+        self.stuck_since.lock().is_some_and(|since| since.elapsed() < STUCK)
+    }
+
+    /// There may be room again.
+    pub(crate) fn unstick(&self) {
+        *self.stuck_since.lock() = None;
     }
 
     /// Whether a segment is being cleaned.
@@ -75,7 +91,15 @@ impl Cleaner {
 impl WriteCache {
     fn wants_clean(&self, overflow: &Overflow) -> bool {
         let low = (overflow.limit_positions() / LOW_POSITIONS_DIVISOR).max(LOW_POSITIONS);
-        overflow.free_positions() <= low || self.disk_full.load(Ordering::Relaxed)
+        overflow.free_positions() <= low
+            || self.disk_full.load(Ordering::Relaxed)
+            || overflow.lacks_space(LOW_POSITIONS)
+    }
+
+    /// Whether what is cleaned would find a slot: a persistent cache begins a segment only where that has a place on disk.
+    fn has_place_for_cleaned(&self, overflow: &Overflow) -> bool {
+        let Some(persist) = &self.persist else { return true };
+        self.log.lock().filling(Stream::Cleaned).is_some() || persist.could_reserve(overflow)
     }
 
     /// Begins to clean a segment, where that is due and none is being cleaned. Whether it is due and the disk has
@@ -84,7 +108,7 @@ impl WriteCache {
         if !self.wants_clean(overflow) || self.log.lock().has_dirty_cleaned() {
             return false;
         }
-        if overflow.is_resting() {
+        if overflow.is_resting() || self.cleaner.is_stuck() || !self.has_place_for_cleaned(overflow) {
             return true;
         }
         if !self.cleaner.busy.swap(true, Ordering::AcqRel) && !self.begin_clean(overflow) {
@@ -173,6 +197,8 @@ impl WriteCache {
         // that spilling needs to make that room.
         if whole {
             count(&self.counters.cleaned_segments, 1);
+        } else {
+            *self.cleaner.stuck_since.lock() = Some(Instant::now());
         }
         self.host.give_staging(job.buffer);
         self.cleaner.busy.store(false, Ordering::Release);

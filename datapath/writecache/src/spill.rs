@@ -100,6 +100,7 @@ impl WriteCache {
             Ok(()) => self.disk_full.store(false, Ordering::Relaxed),
             Err(why) => disk_failed |= self.no_position(why),
         }
+        disk_failed |= !self.claim_map(persist, overflow);
         self.serve_waiting(now, false);
         self.move_cleaned(overflow);
         disk_failed |= self.clean(overflow);
@@ -118,13 +119,29 @@ impl WriteCache {
         Turned { deadline, disk_failed }
     }
 
+    /// Claims space for the map of a persistent cache, if need be at the cost of a place for data. Whether it has enough.
+    fn claim_map(&self, persist: &Persist, overflow: &Overflow) -> bool {
+        while let Err(error) = persist.claim_map() {
+            if overflow.punch_one(RESERVED_POSITIONS) {
+                continue;
+            }
+            tracing::debug!(%error, "there is no space for the map of a persistent cache");
+            // What is noted is committed while it fits.
+            if !persist.has_map_room() {
+                persist.ask_for_commit();
+            }
+            break;
+        }
+        persist.has_map_room()
+    }
+
     /// Gives RAM back after the limit was lowered.
     fn shrink(&self) {
         loop {
             let log = self.log.lock();
             let over = log.ram_segments > self.allowed_segments(&log);
             drop(log);
-            if !over || !self.make_room() {
+            if !over || !self.evict_one() {
                 return;
             }
         }
@@ -203,12 +220,20 @@ impl WriteCache {
             if overflow.is_resting() {
                 return Destaged::DiskRefused;
             }
-            let cleaned_only = overflow.free_positions() <= RESERVED_POSITIONS;
-            if cleaned_only && !self.log.lock().has_dirty_cleaned() {
-                return Destaged::All;
+            let lacks_space = self.lacks_space(overflow);
+            let mut cleaned_only = lacks_space || overflow.free_positions() <= RESERVED_POSITIONS;
+            let has_cleaned = self.log.lock().has_dirty_cleaned();
+            if cleaned_only && !has_cleaned {
+                return if lacks_space { Destaged::DiskRefused } else { Destaged::All };
             }
             let Some(buffer) = self.host.take_staging() else { return Destaged::LacksBuffer };
-            let position = match overflow.take_position() {
+            let taken = overflow.take_position().or_else(|why| {
+                // What was cleaned gave more back than it takes now.
+                cleaned_only |= has_cleaned;
+                let position = if has_cleaned { overflow.take_for_cleaning() } else { None };
+                position.ok_or(why)
+            });
+            let position = match taken {
                 Ok(position) => position,
                 Err(why) => {
                     self.host.give_staging(buffer);
@@ -232,6 +257,20 @@ impl WriteCache {
             }
         }
         Destaged::All
+    }
+
+    /// Whether the file system gives no more, and what is claimed is only enough to go on cleaning. Asks it again.
+    fn lacks_space(&self, overflow: &Overflow) -> bool {
+        if !overflow.lacks_space(RESERVED_POSITIONS) {
+            return false;
+        }
+        match overflow.prepare(RESERVED_POSITIONS as usize + 1) {
+            Ok(()) => overflow.lacks_space(RESERVED_POSITIONS),
+            Err(why) => {
+                self.no_position(why);
+                true
+            }
+        }
     }
 
     fn no_position(&self, why: NoPosition) -> bool {
@@ -333,6 +372,7 @@ impl WriteCache {
             let taken = log.dirty_segments + log.frozen_segments;
             (log.frozen_segments > 0, Room { allowed: self.allowed_segments(&log), taken })
         };
+        self.cleaner.unstick();
         self.pace.written(others && result.is_ok(), room, &self.host.spinner);
         self.host.signal();
     }

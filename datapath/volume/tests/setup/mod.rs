@@ -31,7 +31,8 @@ pub struct Faults {
     pub hold: AtomicBool,
     /// Reads and writes that are not answered yet.
     pub in_flight: AtomicU64,
-    count: AtomicU64,
+    /// Reads and writes that were begun.
+    pub count: AtomicU64,
 }
 
 impl Faults {

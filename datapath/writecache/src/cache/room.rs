@@ -28,6 +28,7 @@ impl WriteCache {
 
     pub(crate) fn take_back(&self, released: Option<Released>) {
         let Some(released) = released else { return };
+        self.cleaner.unstick();
         if let (Some(position), Some(overflow)) = (released.position, &self.overflow) {
             match &self.persist {
                 Some(persist) => persist.freed(position),
@@ -71,7 +72,9 @@ impl WriteCache {
             return true;
         }
         // What a persistent cache has in RAM needs a place on disk too.
-        if self.persist.is_some() && cannot_spill {
+        if let (Some(persist), Some(overflow)) = (&self.persist, &self.overflow)
+            && !persist.could_begin(overflow)
+        {
             return false;
         }
         let reserve = u32::from(self.overflow.is_some());
@@ -84,7 +87,8 @@ impl WriteCache {
     /// Whether no dirty segment can go to a disk now: there is none, the cache's part of it is used up, or it
     /// refused what it was given last.
     pub(crate) fn cannot_spill(&self) -> bool {
-        let is_full = |o: &Arc<Overflow>| o.free_positions() <= RESERVED_POSITIONS;
+        let is_full =
+            |o: &Arc<Overflow>| o.free_positions() <= RESERVED_POSITIONS || o.lacks_space(RESERVED_POSITIONS);
         self.overflow.as_ref().is_none_or(is_full) || self.disk_full.load(Ordering::Relaxed)
     }
 
@@ -92,9 +96,8 @@ impl WriteCache {
         let (Some(persist), Some(overflow)) = (&self.persist, &self.overflow) else {
             return self.begin_in_ram(log, stream);
         };
-        let keep = if stream == Stream::Fresh { RESERVED_POSITIONS } else { 0 };
         // No signal where there is none: the host's thread, trying parked writes in vain, would keep itself awake.
-        let Some(reserved) = persist.reserve(overflow, keep) else { return false };
+        let Some(reserved) = persist.reserve(overflow, stream) else { return false };
         if overflow.ready_positions() <= persist::READY_POSITIONS / 2 {
             self.host.signal();
         }
@@ -161,6 +164,15 @@ impl WriteCache {
     /// Frees RAM without I/O, by dropping the coldest clean copy. Whether there was one. To be called
     /// without any leaf's lock.
     pub fn make_room(&self) -> bool {
+        // Where it is a place on disk that lacks, RAM helps nobody, and reads would lose what they find there.
+        let lacks_place = |persist: &Arc<persist::Persist>| {
+            self.overflow.as_ref().is_some_and(|overflow| !persist.could_begin(overflow))
+        };
+        !self.persist.as_ref().is_some_and(lacks_place) && self.evict_one()
+    }
+
+    /// Drops the coldest clean copy. Whether there was one.
+    pub(crate) fn evict_one(&self) -> bool {
         let victim = self.log.lock().evict_victim(&self.segments);
         let Some((id, memory)) = victim else { return false };
         self.forget_ram(id, memory);

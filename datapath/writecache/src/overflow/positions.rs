@@ -8,6 +8,7 @@ use rustix::fs::FallocateFlags;
 
 use super::Overflow;
 use super::seal::SEALED_SEGMENT_BYTES;
+use crate::spill::RESERVED_POSITIONS;
 use crate::units::SegmentId;
 
 /// Positions claimed at once, while there is room: fewer, larger extents.
@@ -44,6 +45,8 @@ pub(super) struct Positions {
     doubtful: VecDeque<u32>,
     /// One past the highest position ever claimed.
     end: u32,
+    /// The file system gave no more at the last try.
+    refused: bool,
 }
 
 impl Positions {
@@ -86,9 +89,9 @@ impl Overflow {
         u64::from(self.positions.lock().used) * SEALED_SEGMENT_BYTES as u64
     }
 
-    /// Claims a position. Blocks for the file system; called by the host's thread only.
+    /// Takes a position. Blocks for the file system; called by the host's thread only.
     pub fn take_position(&self) -> Result<u32, NoPosition> {
-        let (position, grow) = {
+        {
             let mut positions = self.positions.lock();
             if positions.used >= positions.limit {
                 return Err(NoPosition::Limit);
@@ -97,6 +100,22 @@ impl Overflow {
             if let Some(position) = positions.ready.pop() {
                 return Ok(position);
             }
+        }
+        self.claim_one()
+    }
+
+    /// A position that is claimed already, whatever the limit: for what cleaning fills, which gives back more than it takes.
+    pub fn take_for_cleaning(&self) -> Option<u32> {
+        let mut positions = self.positions.lock();
+        let position = positions.ready.pop()?;
+        positions.used += 1;
+        Some(position)
+    }
+
+    /// Claims one that was counted as used already, and some more that are ready then.
+    fn claim_one(&self) -> Result<u32, NoPosition> {
+        let (position, grow) = {
+            let mut positions = self.positions.lock();
             let doubtful = u32::try_from(positions.doubtful.len()).unwrap_or(u32::MAX);
             match positions.punched.pop() {
                 Some(position) => (position, 1),
@@ -104,7 +123,9 @@ impl Overflow {
                     return positions.take_doubtful(NoPosition::Limit);
                 }
                 None => {
-                    let room = positions.limit.saturating_sub(positions.used).saturating_add(1);
+                    let ready = u32::try_from(positions.ready.len()).unwrap_or(u32::MAX);
+                    let taken = positions.used.saturating_add(ready);
+                    let room = positions.limit.saturating_sub(taken).saturating_add(1);
                     (positions.end, GROW_POSITIONS.min(room).max(1))
                 }
             }
@@ -116,6 +137,7 @@ impl Overflow {
             result = self.claim(position, 1);
         }
         let mut positions = self.positions.lock();
+        positions.refused = result.is_err();
         match result {
             Ok(()) => {
                 positions.end = positions.end.max(position.saturating_add(claimed));
@@ -146,8 +168,18 @@ impl Overflow {
                 self.no_fallocate.store(true, Ordering::Relaxed);
                 Ok(())
             }
-            Err(error) => Err(error.into()),
+            Err(error) => {
+                // Some file systems keep what they found before they ran out, which others may need to get on.
+                self.punch_range(offset, len);
+                Err(error.into())
+            }
         }
+    }
+
+    /// Whether the file system gave no more at the last try, and at most so many positions are left that are claimed.
+    pub fn lacks_space(&self, ready: u32) -> bool {
+        let positions = self.positions.lock();
+        positions.refused && positions.ready.len() <= ready as usize
     }
 
     /// After a restart: these positions (ascending) are in use, and no other is. What the others hold goes.
@@ -168,7 +200,8 @@ impl Overflow {
     /// A position that is claimed already, where `keep` more are left below the limit: no I/O.
     pub fn take_ready(&self, keep: u32) -> Option<u32> {
         let mut positions = self.positions.lock();
-        if positions.used.saturating_add(keep) >= positions.limit {
+        // Of those that are claimed, too: the limit does not help where the file system gives no more.
+        if positions.used.saturating_add(keep) >= positions.limit || positions.ready.len() <= keep as usize {
             return None;
         }
         let position = positions.ready.pop()?;
@@ -176,27 +209,46 @@ impl Overflow {
         Some(position)
     }
 
-    /// Positions that [`Overflow::take_ready`] can give.
+    /// Positions that are claimed and free.
     pub fn ready_positions(&self) -> usize {
         self.positions.lock().ready.len()
     }
 
-    /// Claims positions until so many are ready, or no more are to be had. Blocks for the file system.
+    /// Claims positions until so many are ready, or no more are to be had. Those that cleaning needs to begin are claimed
+    /// beyond the limit too, which was lowered then. Blocks for the file system.
     pub fn prepare(&self, wanted: usize) -> Result<(), NoPosition> {
-        let mut claimed = Vec::new();
-        let mut result = Ok(());
-        while self.ready_positions() + claimed.len() < wanted {
-            match self.take_position() {
-                Ok(position) => claimed.push(position),
-                Err(NoPosition::Limit) => break,
-                Err(error) => {
-                    result = Err(error);
-                    break;
+        loop {
+            {
+                let mut positions = self.positions.lock();
+                let ready = positions.ready.len();
+                let taken = positions.used.saturating_add(u32::try_from(ready).unwrap_or(u32::MAX));
+                let may = taken < positions.limit || ready < RESERVED_POSITIONS as usize;
+                if ready >= wanted || !may {
+                    return Ok(());
                 }
+                positions.used += 1;
+            }
+            match self.claim_one() {
+                Ok(position) => self.give_position(position),
+                Err(NoPosition::Limit) => return Ok(()),
+                Err(error) => return Err(error),
             }
         }
-        claimed.into_iter().for_each(|position| self.give_position(position));
-        result
+    }
+
+    /// Gives one that is claimed back to the file system, if more than `keep` are. Whether it did.
+    pub fn punch_one(&self, keep: u32) -> bool {
+        let position = {
+            let mut positions = self.positions.lock();
+            if positions.ready.len() <= keep as usize {
+                return false;
+            }
+            positions.ready.pop()
+        };
+        let Some(position) = position else { return false };
+        self.punch(&[position]);
+        self.positions.lock().punched.push(position);
+        true
     }
 
     /// Gives a position back.
@@ -245,13 +297,16 @@ impl Overflow {
 
     /// Punches positions out; those in descending order side by side at once.
     fn punch(&self, positions: &[u32]) {
-        let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
         for run in positions.chunk_by(|one, next| *one == next + 1) {
             let Some(lowest) = run.last() else { continue };
-            let len = run.len() as u64 * SEALED_SEGMENT_BYTES as u64;
-            if let Err(error) = rustix::fs::fallocate(&*self.file, flags, Self::offset_of(*lowest), len) {
-                tracing::debug!(%error, "overflow space could not be punched out");
-            }
+            self.punch_range(Self::offset_of(*lowest), run.len() as u64 * SEALED_SEGMENT_BYTES as u64);
+        }
+    }
+
+    fn punch_range(&self, offset: u64, len: u64) {
+        let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+        if let Err(error) = rustix::fs::fallocate(&*self.file, flags, offset, len) {
+            tracing::debug!(%error, "overflow space could not be punched out");
         }
     }
 }

@@ -292,6 +292,7 @@ impl WriteCache {
     fn commit(&self, persist: &Persist, overflow: &Overflow) {
         let epoch = self.close_epoch(persist, overflow);
         let result = self.write_epoch(persist, overflow, &epoch);
+        let had_failed = persist.has_failed();
         self.set_failed(persist, overflow, result.is_err());
         let Epoch { mut changes, mut freed, waiters, .. } = epoch;
         match &result {
@@ -299,10 +300,13 @@ impl WriteCache {
                 // In this order: whoever finds the room knows that nothing of it is needed any more.
                 persist.pending.lock().committing = false;
                 freed.into_iter().for_each(|position| overflow.give_position(position));
+                self.cleaner.unstick();
                 count(&persist.commits, 1);
             }
             Err(error) => {
-                tracing::warn!(%error, "a flush of a persistent cache failed; it is tried again with the next");
+                if !had_failed {
+                    tracing::warn!(%error, "a flush of a persistent cache failed; it is tried again with the next");
+                }
                 let mut pending = persist.pending.lock();
                 changes.append(&mut pending.changes);
                 freed.append(&mut pending.freed);
@@ -388,10 +392,16 @@ impl WriteCache {
             journal.set_broken();
             return Err(journal.error(error));
         }
-        let done = match &epoch.checkpoint {
-            Some(state) => journal.checkpoint(|encoder| state.encode(encoder)),
-            None => journal.append_reserving(reserve, |encoder| encode(&epoch.changes, encoder)),
+        let replaced =
+            epoch.checkpoint.as_ref().map(|state| journal.checkpoint(|encoder| state.encode(encoder)));
+        let done = match replaced {
+            Some(Ok(())) => Ok(()),
+            Some(Err(error)) if journal.is_broken() => Err(error),
+            // Without room for a new map the old one grows, which has room.
+            _ => journal.append_reserving(reserve, |encoder| encode(&epoch.changes, encoder)),
         };
+        // Where that fails, no new segments are begun.
+        let _ = persist.room.claim(persist.pending_changes());
         done.map_err(|e| journal.error(e))?;
         persist.generation_limit.store(journal.generation_limit(), Ordering::Release);
         Ok(())

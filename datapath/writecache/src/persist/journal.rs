@@ -19,6 +19,7 @@ use headwater_block::{IoError, IoErrorKind};
 
 use super::PersistentOptions;
 use super::format::{Encoder, HEADER_BYTES, Header, HeaderFault, Scan, ScanFault, scan};
+use super::room::MapRoom;
 use crate::overflow::io::IoEngine;
 use crate::overflow::seal::SealKey;
 use crate::sync::EXPLORED;
@@ -41,9 +42,12 @@ pub struct Journal {
     dir: PathBuf,
     dir_file: File,
     file: Arc<File>,
+    room: Arc<MapRoom>,
     header: Header,
     /// Where the next commit goes.
     tail: u64,
+    /// How long the map was after the last checkpoint; 0: it was made before this session.
+    checkpoint_bytes: u64,
     sequence: u64,
     epoch: u64,
     /// Generations below this are reserved by what is durable.
@@ -165,13 +169,16 @@ impl Journal {
             Some(_) => open_rw(&map).map_err(failed)?,
             None => lock.try_clone().map_err(failed)?,
         };
+        let file = Arc::new(file);
         let mut journal = Self {
+            room: Arc::new(MapRoom::new(Arc::clone(&file), 0)),
             engine: Arc::clone(engine),
             dir: dir.clone(),
             dir_file,
-            file: Arc::new(file),
+            file,
             header,
             tail: 0,
+            checkpoint_bytes: 0,
             sequence: 1,
             epoch: 0,
             generation_limit: 1,
@@ -182,22 +189,33 @@ impl Journal {
         let mut first_generation = random_generation()?;
         if let Some((bytes, scan)) = &recovered {
             first_generation = scan.generation_limit.saturating_add(GENERATION_STEP);
-            journal.resume(scan, bytes.len()).map_err(failed)?;
+            journal.resume(bytes, scan).map_err(failed)?;
         }
         Ok(Opened { journal, lock, data: dir.join("data"), recovered, first_generation })
     }
 
-    /// Goes on behind the last commit that counts.
-    fn resume(&mut self, scan: &Scan, len: usize) -> io::Result<()> {
+    /// Goes on behind the last commit that counts, once all that was read is durable.
+    ///
+    /// What was read may be in the page cache alone: the last session ended between a write and its sync, or the sync
+    /// failed, after which the pages count as clean although the disk never took them. Commits that follow, and positions
+    /// that are given back because of it, would then lie over a map that a power cut takes back. The same bytes in the same
+    /// place do no harm where they were durable, and take no space.
+    fn resume(&mut self, bytes: &[u8], scan: &Scan) -> io::Result<()> {
         self.tail = scan.end as u64;
+        self.room.moved(&self.file, self.tail);
         self.sequence = scan.next_sequence;
         self.epoch = scan.epoch;
-        if scan.end < len {
-            tracing::info!(bytes = len - scan.end, "dropping what a crash left of an unfinished commit");
+        if scan.end < bytes.len() {
+            tracing::info!(
+                bytes = bytes.len() - scan.end,
+                "dropping what a crash left of an unfinished commit"
+            );
             self.engine.set_len(&self.file, self.tail)?;
-            self.engine.sync(&self.file)?;
         }
-        Ok(())
+        self.engine.write_at(&self.file, bytes.get(..scan.end).unwrap_or_default(), 0)?;
+        self.engine.sync(&self.file)?;
+        // The rename of the last checkpoint, too.
+        self.engine.sync_dir(&self.dir_file)
     }
 
     /// Writes the first commit of a session, which reserves its generations.
@@ -212,9 +230,16 @@ impl Journal {
         self.generation_limit
     }
 
-    /// Whether the map is so long that the next commit should be a checkpoint of about so many bytes.
-    pub fn wants_checkpoint(&self, checkpoint_bytes: u64) -> bool {
+    /// Whether the map is so long that the next commit should be a checkpoint, of at least so many bytes. What else it
+    /// takes, for blocks that are zero, tells the last one.
+    pub fn wants_checkpoint(&self, least_bytes: u64) -> bool {
+        let checkpoint_bytes = least_bytes.max(self.checkpoint_bytes);
         self.tail > (checkpoint_bytes * CHECKPOINT_RATIO).max(MIN_CHECKPOINT_BYTES)
+    }
+
+    /// The space of the map.
+    pub fn room(&self) -> Arc<MapRoom> {
+        Arc::clone(&self.room)
     }
 
     /// Number of the last commit.
@@ -247,6 +272,7 @@ impl Journal {
         if let Err(error) = self.engine.write_at(&self.file, &bytes, self.tail) {
             // Records that were half written must not be taken for the end of a later commit.
             self.broken |= self.engine.set_len(&self.file, self.tail).is_err();
+            self.room.cut();
             return Err(error);
         }
         if let Err(error) = self.engine.sync(&self.file) {
@@ -254,6 +280,7 @@ impl Journal {
             return Err(error);
         }
         self.tail += bytes.len() as u64;
+        self.room.moved(&self.file, self.tail);
         (self.sequence, self.epoch, self.generation_limit) = (sequence, self.epoch + 1, limit);
         Ok(())
     }
@@ -272,18 +299,26 @@ impl Journal {
         let (records, sequence) = encoder.finish();
         let (new, map) = (self.dir.join("map.new"), self.dir.join("map"));
         let _ = std::fs::remove_file(&new);
-        let file = open_rw(&new)?;
-        self.engine.write_at(&file, &header.encode(), 0)?;
-        self.engine.write_at(&file, &records, HEADER_BYTES as u64)?;
-        self.engine.sync(&file)?;
+        let file = Arc::new(open_rw(&new)?);
+        let write = || {
+            self.engine.write_at(&file, &header.encode(), 0)?;
+            self.engine.write_at(&file, &records, HEADER_BYTES as u64)?;
+            self.engine.sync(&file)
+        };
+        write().inspect_err(|_| {
+            // The space may be needed to go on with the old one.
+            let _ = std::fs::remove_file(&new);
+        })?;
         // From here on nobody knows which of the two a crash leaves, so nothing may fail.
         let renamed = self.engine.rename(&new, &map).and_then(|()| self.engine.sync_dir(&self.dir_file));
         if let Err(error) = renamed {
             self.broken = true;
             return Err(error);
         }
-        self.file = Arc::new(file);
+        self.file = file;
         self.tail = (HEADER_BYTES + records.len()) as u64;
+        self.checkpoint_bytes = self.tail;
+        self.room.moved(&self.file, self.tail);
         (self.sequence, self.epoch, self.generation_limit) = (sequence, self.epoch + 1, limit);
         Ok(())
     }

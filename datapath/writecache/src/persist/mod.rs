@@ -16,7 +16,7 @@
 //!   of claiming, and a slot is claimed once in the life of its segment. So nothing that a commit names
 //!   changes afterwards.
 //! - A segment gets its position and generation when it is begun, and only as many are begun as there are
-//!   positions: whatever was accepted can be flushed. Increments of a segment are written at its slots'
+//!   positions, and as the map has space claimed for: whatever was accepted can be flushed. Increments of a segment are written at its slots'
 //!   places; the sector that two increments share is written again with the same bytes.
 //! - A position that was freed is used again only after a commit that knows that it is free.
 //! - Generations are reserved ahead by commits, so that no nonce is used twice, whatever a crash drops.
@@ -30,8 +30,10 @@ pub mod commit;
 pub mod format;
 pub mod journal;
 pub mod recover;
+mod room;
 
 use std::fs::File;
+use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
@@ -40,13 +42,16 @@ use headwater_block::{IoError, IoErrorKind};
 pub use self::commit::BUFFERS_BYTES;
 use self::journal::{Journal, Opened};
 use self::recover::{Contradiction, Recovered};
+use self::room::MapRoom;
 use crate::cache::OverflowOptions;
+use crate::log::Stream;
 use crate::map::Map;
 use crate::memory::AlignedBuffer;
 use crate::overflow::io::IoEngine;
 use crate::overflow::seal::SealKey;
 use crate::overflow::{KEEP_POSITIONS, Overflow};
 use crate::segment::SegmentTable;
+use crate::spill::RESERVED_POSITIONS;
 use crate::sync::{Condvar, EXPLORED, Mutex, RwLock, RwLockReadGuard, thread};
 
 /// What makes a cache persistent.
@@ -143,6 +148,7 @@ pub struct Persist {
     asked: Mutex<Asked>,
     wake: Condvar,
     journal: Mutex<Journal>,
+    room: Arc<MapRoom>,
     /// Buffers of the thread, made when first needed.
     buffers: parking_lot::Mutex<Vec<AlignedBuffer>>,
     buffers_made_bytes: AtomicU64,
@@ -204,12 +210,15 @@ pub fn open(
     // A failure here is no matter: the first write finds out.
     let _ = overflow.prepare(READY_POSITIONS);
     journal.begin(found.is_none(), first_generation)?;
+    // The same here.
+    let _ = journal.room().claim(0);
     let limit = journal.generation_limit();
     let persist = Persist {
         gate: RwLock::default(),
         pending: Mutex::default(),
         asked: Mutex::default(),
         wake: Condvar::new(),
+        room: journal.room(),
         journal: Mutex::new(journal),
         buffers: parking_lot::Mutex::default(),
         buffers_made_bytes: AtomicU64::new(0),
@@ -244,21 +253,55 @@ impl Persist {
         }
     }
 
+    fn pending_changes(&self) -> usize {
+        self.pending.lock().changes.len()
+    }
+
+    /// Claims space for the map, so that what is pending can be committed, and what is written until the next time.
+    /// Blocks for the file system.
+    pub fn claim_map(&self) -> io::Result<()> {
+        self.room.claim(self.pending_changes())
+    }
+
+    /// Whether the map has space for what is pending and more.
+    pub fn has_map_room(&self) -> bool {
+        self.room.is_enough(self.pending_changes())
+    }
+
     /// A position is free, once a commit knows it.
     pub fn freed(&self, position: u32) {
         self.pending.lock().freed.push(position);
     }
 
-    /// Position and generation for a new segment, `keep` positions being left for others.
-    pub fn reserve(&self, overflow: &Overflow, keep: u32) -> Option<Reserved> {
-        if self.closed.load(Ordering::Acquire) {
+    /// Whether segments may be begun, as far as that is not a matter of their place.
+    fn may_begin(&self) -> bool {
+        !self.closed.load(Ordering::Acquire)
+            && self.next_generation.load(Ordering::Relaxed) < self.generation_limit.load(Ordering::Acquire)
+    }
+
+    /// Whether there is a place for a segment that cleaning fills.
+    pub fn could_reserve(&self, overflow: &Overflow) -> bool {
+        self.may_begin() && overflow.ready_positions() > 0
+    }
+
+    /// Whether there is a place for a segment that the machine fills, or the file system was not asked yet.
+    pub fn could_begin(&self, overflow: &Overflow) -> bool {
+        self.may_begin()
+            && overflow.free_positions() > RESERVED_POSITIONS
+            && overflow.ready_positions() > RESERVED_POSITIONS as usize
+            && self.room.is_enough(self.pending_changes())
+    }
+
+    /// Position and generation for a new segment; some of both are left for cleaning.
+    pub fn reserve(&self, overflow: &Overflow, stream: Stream) -> Option<Reserved> {
+        if !self.may_begin() {
             return None;
         }
-        let limit = self.generation_limit.load(Ordering::Acquire);
-        if self.next_generation.load(Ordering::Relaxed) >= limit {
-            return None;
-        }
-        let position = overflow.take_ready(keep)?;
+        let position = match stream {
+            Stream::Fresh if !self.room.is_enough(self.pending_changes()) => return None,
+            Stream::Fresh => overflow.take_ready(RESERVED_POSITIONS)?,
+            Stream::Cleaned => overflow.take_for_cleaning()?,
+        };
         // Called under the log's lock, so that nobody else takes the last one.
         let generation = self.next_generation.fetch_add(1, Ordering::Relaxed);
         Some(Reserved { position, generation })
@@ -307,6 +350,17 @@ impl Persist {
                     || pending.changes.len() >= MAX_CHANGES)
         };
         if due || low {
+            self.ask(|asked| asked.commit = true);
+        }
+    }
+
+    /// Asks for a commit, where there is something to commit.
+    pub fn ask_for_commit(&self) {
+        let due = {
+            let pending = self.pending.lock();
+            !pending.committing && !pending.changes.is_empty()
+        };
+        if due {
             self.ask(|asked| asked.commit = true);
         }
     }

@@ -1,0 +1,124 @@
+//! Space for the map, claimed ahead: a commit must not be what finds the file system full.
+//!
+//! Space is claimed behind the end of the map (its length stays as it is). New segments are begun only while there is
+//! enough for all changes that are noted, and a margin: discards are always taken, and their commit is what gives
+//! space back.
+
+use std::fs::File;
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use rustix::fs::FallocateFlags;
+
+use crate::sync::Mutex;
+
+/// The most that one change takes in the map: the record of a block alone in its slot.
+const CHANGE_BYTES: u64 = 40;
+
+/// Claimed beyond what the noted changes take.
+const AHEAD_BYTES: u64 = 1 << 20;
+
+/// Of which so much is left for discards, and for the segment that is being filled.
+const MARGIN_BYTES: u64 = 256 << 10;
+
+/// See the file's head.
+#[derive(Debug)]
+pub struct MapRoom {
+    map: Mutex<Claimed>,
+    /// Bytes claimed behind the end of the map, for who must not wait.
+    bytes: AtomicU64,
+}
+
+#[derive(Debug)]
+struct Claimed {
+    file: Arc<File>,
+    tail: u64,
+    /// Where the claimed space ends.
+    end: u64,
+}
+
+impl MapRoom {
+    /// Of a map of so many bytes, with nothing claimed.
+    pub fn new(file: Arc<File>, tail: u64) -> Self {
+        Self { map: Mutex::new(Claimed { file, tail, end: tail }), bytes: AtomicU64::new(0) }
+    }
+
+    /// Whether there is enough for so many changes, and for some more.
+    pub fn is_enough(&self, changes: usize) -> bool {
+        self.bytes.load(Ordering::Acquire) >= (changes as u64).saturating_mul(CHANGE_BYTES) + MARGIN_BYTES
+    }
+
+    /// Claims enough for so many changes and those to come. Blocks for the file system.
+    pub fn claim(&self, changes: usize) -> io::Result<()> {
+        let wanted = (changes as u64).saturating_mul(CHANGE_BYTES) + AHEAD_BYTES;
+        if self.bytes.load(Ordering::Acquire) >= wanted - AHEAD_BYTES / 2 {
+            return Ok(());
+        }
+        let (file, tail) = {
+            let map = self.map.lock();
+            (Arc::clone(&map.file), map.tail)
+        };
+        let mut end = tail + wanted;
+        match rustix::fs::fallocate(&*file, FallocateFlags::KEEP_SIZE, tail, wanted) {
+            Ok(()) => {}
+            // Nothing can be claimed there, neither here nor for the data, which has told it.
+            Err(rustix::io::Errno::OPNOTSUPP) => end = u64::MAX,
+            Err(error) => return Err(error.into()),
+        }
+        let mut map = self.map.lock();
+        if Arc::ptr_eq(&map.file, &file) {
+            map.end = map.end.max(end);
+            self.show(&map);
+        }
+        Ok(())
+    }
+
+    /// The map ends here now.
+    pub fn moved(&self, file: &Arc<File>, tail: u64) {
+        let mut map = self.map.lock();
+        if !Arc::ptr_eq(&map.file, file) {
+            *map = Claimed { file: Arc::clone(file), tail, end: tail };
+        }
+        map.tail = tail;
+        map.end = map.end.max(tail);
+        self.show(&map);
+    }
+
+    /// The map was cut at its end, and what was claimed behind that has gone.
+    pub fn cut(&self) {
+        let mut map = self.map.lock();
+        if map.end != u64::MAX {
+            map.end = map.tail;
+        }
+        self.show(&map);
+    }
+
+    fn show(&self, map: &Claimed) {
+        self.bytes.store(map.end.saturating_sub(map.tail), Ordering::Release);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_claimed_is_enough_for_what_is_noted() {
+        let file = Arc::new(tempfile::tempfile().unwrap());
+        let room = MapRoom::new(Arc::clone(&file), 0);
+        assert!(!room.is_enough(0));
+        room.claim(0).unwrap();
+        assert!(room.is_enough(19_000) && !room.is_enough(20_000));
+        room.claim(100_000).unwrap();
+        assert!(room.is_enough(100_000));
+        room.moved(&file, 4 << 20);
+        assert!(room.is_enough(10_000) && !room.is_enough(100_000));
+        room.cut();
+        assert!(!room.is_enough(0));
+        // Another file has nothing yet.
+        room.claim(0).unwrap();
+        room.moved(&Arc::new(tempfile::tempfile().unwrap()), 100);
+        assert!(!room.is_enough(0));
+    }
+}
