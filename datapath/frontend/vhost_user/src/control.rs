@@ -47,8 +47,6 @@ pub(crate) struct Control {
 impl Control {
     pub(crate) fn new(disk: Arc<Disk>, give_up: Box<dyn Fn() -> bool + Send + Sync>) -> Self {
         let queues = (0..disk.limits.queues).map(|_| QueueState::default()).collect();
-        // The next guest knows nothing of the choice of the one before.
-        disk.set_write_back(true);
         Self { disk, features: 0, memory: Arc::default(), queues, give_up }
     }
 
@@ -206,8 +204,7 @@ impl VhostUserBackendReqHandlerMut for Control {
             return Err(Error::FeatureMismatch);
         }
         self.features = features;
-        // A driver that cannot flush gets a disk that needs no flush (virtio 5.2.6.2).
-        self.disk.set_write_back(features & (feature::FLUSH | feature::CONFIG_WCE) != 0);
+        self.disk.set_flushes(features & (feature::FLUSH | feature::CONFIG_WCE) != 0);
         Ok(())
     }
 
@@ -379,7 +376,7 @@ impl VhostUserBackendReqHandlerMut for Control {
         // Front-ends send the one field or, as QEMU does, just its byte.
         match (offset, bytes) {
             (WRITE_BACK_OFFSET, [value @ (0 | 1)]) if self.features & feature::CONFIG_WCE != 0 => {
-                self.disk.set_write_back(*value == 1);
+                self.disk.choose_write_back(*value == 1);
                 Ok(())
             }
             _ => Err(Error::InvalidParam),

@@ -29,7 +29,9 @@ pub(crate) struct Disk {
     /// Queues that have a thread now.
     running_queues: AtomicUsize,
     /// Whether the guest wants writes answered before they are durable.
-    write_back: AtomicBool,
+    /// The driver of this moment knows how to flush.
+    flushes: AtomicBool,
+    chose_write_through: AtomicBool,
     /// Where queues stood when they ended, here or in the server before this one.
     positions: Mutex<Positions>,
 }
@@ -52,7 +54,10 @@ impl Disk {
             limits,
             sealed_memory: options.sealed_memory,
             told_of_memory: AtomicBool::new(false),
-            write_back: AtomicBool::new(true),
+            flushes: AtomicBool::new(true),
+            chose_write_through: AtomicBool::new(
+                options.resume.as_ref().is_some_and(Positions::write_through),
+            ),
             positions: Mutex::new(options.resume.unwrap_or_default()),
         }
     }
@@ -95,22 +100,31 @@ impl Disk {
 
     /// Where all queues stood at their ends.
     pub(crate) fn positions(&self) -> Positions {
-        self.positions.lock().clone()
+        let mut positions = self.positions.lock().clone();
+        positions.set_write_through(self.chose_write_through.load(Ordering::Relaxed));
+        positions
     }
 
     /// Whether writes are answered only when durable.
     pub(crate) fn write_through(&self) -> bool {
-        self.geometry.volatile_cache && !self.write_back.load(Ordering::Relaxed)
+        self.geometry.volatile_cache
+            && (!self.flushes.load(Ordering::Relaxed) || self.chose_write_through.load(Ordering::Relaxed))
     }
 
-    /// Whether the guest has write-back caching on.
+    /// Whether the guest has write-back caching on, as far as it is its choice.
     pub(crate) fn write_back(&self) -> bool {
-        self.geometry.volatile_cache && self.write_back.load(Ordering::Relaxed)
+        self.geometry.volatile_cache && !self.chose_write_through.load(Ordering::Relaxed)
     }
 
-    /// Follows the guest's choice, for requests taken from now on.
-    pub(crate) fn set_write_back(&self, on: bool) {
-        self.write_back.store(on, Ordering::Relaxed);
+    /// Follows the guest's choice, for requests taken from now on. It stays over resets and reconnections: QEMU tells it
+    /// when it is made, and has the guest read it from then on without asking or telling again.
+    pub(crate) fn choose_write_back(&self, on: bool) {
+        self.chose_write_through.store(!on, Ordering::Relaxed);
+    }
+
+    /// A driver that cannot flush gets a disk that needs no flush (virtio 5.2.6.2).
+    pub(crate) fn set_flushes(&self, on: bool) {
+        self.flushes.store(on, Ordering::Relaxed);
     }
 }
 

@@ -1,11 +1,18 @@
 //! Where queues stood when a server ended, so that the next one can tell the machine that used it from any other.
 
-/// Where each queue of a machine stood when its server ended, everything that it took being answered.
+/// Where each queue of a machine stood when its server ended, everything that it took being answered, and whether the machine
+/// had chosen write-through: it tells that once.
 ///
 /// A server that is given these by the one before it lets that machine go on. It is only right to pass them on
 /// together with the contents: where answered writes were lost, the machine must not go on.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Positions(Vec<Option<u16>>);
+pub struct Positions {
+    queues: Vec<Option<u16>>,
+    write_through: bool,
+}
+
+/// In the text: write-through was chosen.
+const WRITE_THROUGH: &str = "write-through";
 
 /// A machine that is running and has not used this disk, or not up to where it stands now.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -29,14 +36,22 @@ impl StrangerFault {
 
 impl Positions {
     pub(crate) fn get(&self, queue: usize) -> Option<u16> {
-        self.0.get(queue).copied().flatten()
+        self.queues.get(queue).copied().flatten()
+    }
+
+    pub(crate) fn write_through(&self) -> bool {
+        self.write_through
+    }
+
+    pub(crate) fn set_write_through(&mut self, on: bool) {
+        self.write_through = on;
     }
 
     pub(crate) fn set(&mut self, queue: usize, position: Option<u16>) {
-        if queue >= self.0.len() {
-            self.0.resize(queue.saturating_add(1), None);
+        if queue >= self.queues.len() {
+            self.queues.resize(queue.saturating_add(1), None);
         }
-        if let Some(entry) = self.0.get_mut(queue) {
+        if let Some(entry) = self.queues.get_mut(queue) {
             *entry = position;
         }
     }
@@ -48,14 +63,20 @@ impl Positions {
             "-" => Ok(None),
             word => word.parse().map(Some).map_err(|_| bad(word)),
         };
-        text.split_whitespace().map(entry).collect::<Result<_, _>>().map(Self)
+        let words = text.split_whitespace();
+        let write_through = words.clone().any(|word| word == WRITE_THROUGH);
+        let queues = words.filter(|word| *word != WRITE_THROUGH).map(entry).collect::<Result<_, _>>()?;
+        Ok(Self { queues, write_through })
     }
 }
 
 impl std::fmt::Display for Positions {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        for (queue, position) in self.0.iter().enumerate() {
-            let space = if queue == 0 { "" } else { " " };
+        if self.write_through {
+            f.write_str(WRITE_THROUGH)?;
+        }
+        for (queue, position) in self.queues.iter().enumerate() {
+            let space = if queue == 0 && !self.write_through { "" } else { " " };
             match position {
                 Some(position) => write!(f, "{space}{position}")?,
                 None => write!(f, "{space}-")?,
@@ -78,6 +99,10 @@ mod tests {
         assert_eq!(positions.to_string(), "0 - 65535");
         assert_eq!(Positions::parse("0 - 65535\n"), Ok(positions.clone()));
         assert_eq!((positions.get(1), positions.get(2), positions.get(3)), (None, Some(65_535), None));
+        positions.set_write_through(true);
+        assert_eq!(positions.to_string(), "write-through 0 - 65535");
+        assert_eq!(Positions::parse(&positions.to_string()), Ok(positions.clone()));
+        assert_ne!(Positions::parse("0 - 65535"), Ok(positions));
         for bad in ["x", "70000", "-1", "1 2 ?"] {
             assert!(Positions::parse(bad).is_err(), "{bad}");
         }

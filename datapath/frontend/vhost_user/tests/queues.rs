@@ -16,6 +16,7 @@ use headwater_block::{
 use headwater_testkit::vhost::{Setup, VhostDisk};
 use headwater_testkit::{ReferenceDisk, ReferenceOptions, Waits};
 use headwater_vhost_user::{BindError, Limits, Options, Positions, Server};
+use vhost::VhostBackend;
 use vhost::vhost_user::VhostUserFrontend;
 use vhost::vhost_user::message::VhostUserConfigFlags;
 
@@ -426,6 +427,15 @@ fn a_guest_without_flush_or_with_write_through_gets_durable_writes() {
     assert_eq!(guest.config(32, 1), [0]);
     guest.request(1, 0, &[1; 512], 0);
     assert_eq!(bench.disk.counts().fua, 2);
+    // Neither a reset of the guest nor a new connection of the same machine tells that again.
+    guest.frontend.set_features(guest.frontend.get_features().unwrap()).unwrap();
+    guest.request(1, 0, &[1; 512], 0);
+    assert_eq!(bench.disk.counts().fua, 3);
+    drop(guest);
+    let mut guest = Guest::with_features(bench.path(), F_FLUSH | F_CONFIG_WCE);
+    assert_eq!(guest.config(32, 1), [0]);
+    guest.request(1, 0, &[1; 512], 0);
+    assert_eq!(bench.disk.counts().fua, 4);
     // No other field can be written.
     assert!(guest.frontend.set_config(0, VhostUserConfigFlags::WRITABLE, &[0]).is_err());
 }
