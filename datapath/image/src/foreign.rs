@@ -4,7 +4,7 @@
 //! The crates read like files do, one caller at a time; several workers of an import take turns. They are young,
 //! so a panic in one of them, which hostile bytes may cause, becomes an error of the request.
 //!
-//! Not read: disks that only hold the difference to a parent, and VMDK descriptions with their extents in other
+//! Not read: a VHDX with a log ([`crate::vhdx`]), disks that only hold the difference to a parent, and VMDK descriptions with their extents in other
 //! files. QEMU can serve those (`qemu-nbd`).
 
 use std::fs::File;
@@ -20,6 +20,11 @@ use crate::error::{ImageError, ImageErrorKind};
 use crate::file_disk::FileDisk;
 use crate::open::FileFormat;
 use crate::vhd::{self, Vhd};
+use crate::vhdx::Refusal;
+
+/// The largest table that is read into memory whole: of the blocks of a VHD or VHDX, and the metadata of a VHDX. It is enough
+/// for 64 TiB in blocks of 8 MiB and 8 TiB in blocks of 1 MiB (VHDX), and for 8 TiB in blocks of 512 KiB (VHD).
+pub(crate) const TABLE_BYTES_MAX: u64 = 64 << 20;
 
 /// A format that a crate reads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -69,8 +74,18 @@ impl Foreign {
         if self == Self::Vhd {
             return Vhd::open(path).map_err(damaged);
         }
-        let opened = catch_unwind(|| self.open_reader(path)).map_err(|_| damaged("it is damaged".into()))?;
-        let (reader, size_bytes) = opened.map_err(damaged)?;
+        let opened = catch_unwind(|| {
+            if self == Self::Vhdx {
+                crate::vhdx::check(path)?;
+            }
+            self.open_reader(path).map_err(Refusal::Damaged)
+        });
+        let (reader, size_bytes) = match opened {
+            Ok(Ok(opened)) => opened,
+            Ok(Err(Refusal::NotClosed)) => return Err(not_closed(path)),
+            Ok(Err(Refusal::Damaged(why))) => return Err(damaged(why)),
+            Err(_) => return Err(damaged("it is damaged".into())),
+        };
         if size_bytes == 0 || !size_bytes.is_multiple_of(512) {
             return Err(damaged(format!("it says that its disk has {size_bytes} bytes")));
         }
@@ -98,6 +113,15 @@ impl Foreign {
             }
         }
     }
+}
+
+fn not_closed(path: &Path) -> ImageError {
+    let shown = path.display();
+    let why = format!(
+        "cannot open the VHDX image {shown}: it was not closed cleanly, and what was written last is only in its log. Start and \
+         shut down its machine, or run 'qemu-img check -r all {shown}', and try again"
+    );
+    ImageError::new(ImageErrorKind::Unsupported, why)
 }
 
 trait ReadSeek: Read + Seek + Send {}

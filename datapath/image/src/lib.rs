@@ -25,6 +25,7 @@
 //! # Limits
 //! - [`diff`](mod@diff): [`diff::CHANGED_FILES_MAX`] files and [`diff::PARTITIONS_MAX`] partitions.
 //! - Images: at most [`manifest::IMAGE_MAX_BYTES`], in multiples of 512 bytes.
+//! - VHD and VHDX: tables of 64 MiB (`foreign::TABLE_BYTES_MAX`).
 //! - [`ChunkCache`]: the bytes it was made with. [`FETCH_THREADS`] reads at a time, [`FETCH_QUEUE_MAX`] waiting.
 //! - [`DiskCache`]: the bytes it was made with, on disk. Readahead: [`reader::READAHEAD_MAX_BYTES`] and
 //!   [`reader::READAHEAD_REMOTE_MAX_BYTES`] for each of eight readers of a disk.
@@ -89,6 +90,7 @@ mod qcow2;
 mod readahead;
 mod units;
 mod vhd;
+mod vhdx;
 mod walk;
 
 pub use ahead::{Background, BackgroundProgress};

@@ -18,6 +18,7 @@ use std::sync::Arc;
 use headwater_block::{ByteRange, Extent, ExtentKind, IoError};
 
 use crate::file_disk::{FileDisk, push_extent};
+use crate::foreign::TABLE_BYTES_MAX;
 use crate::units::{u64_of, usize_of};
 
 /// What the footer and its copy begin with.
@@ -132,7 +133,12 @@ fn blocks(header: &[u8; 1024], size_bytes: u64, file_bytes: u64, read: ReadAt<'_
     }
     let needed = size_bytes.div_ceil(block_bytes);
     let table_end = needed.checked_mul(4).and_then(|len| table_at.checked_add(len));
-    // The table lies in the file, so its memory is never more than the file.
+    if needed.saturating_mul(4) > TABLE_BYTES_MAX {
+        return Err(format!(
+            "its table of blocks takes {} bytes (blocks of {block_bytes}), and {TABLE_BYTES_MAX} are the most",
+            needed.saturating_mul(4)
+        ));
+    }
     if needed > entries || table_end.is_none_or(|end| end > file_bytes) {
         return Err("its table of blocks is too short".to_owned());
     }

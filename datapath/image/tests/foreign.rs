@@ -89,6 +89,135 @@ fn a_vhd_that_was_made_larger_has_its_new_size_and_its_copy_of_the_footer_counts
     assert!(error.to_string().contains("its footer is damaged"), "{error}");
 }
 
+/// CRC-32C of `bytes` with the four at 4 as zeroes, put there.
+fn seal(bytes: &mut [u8]) {
+    bytes[4..8].fill(0);
+    let bit = |crc: u32| (crc >> 1) ^ ((crc & 1) * 0x82f6_3b78);
+    let sum =
+        !bytes.iter().fold(u32::MAX, |crc, byte| (0..8).fold(crc ^ u32::from(*byte), |crc, _| bit(crc)));
+    bytes[4..8].copy_from_slice(&sum.to_le_bytes());
+}
+
+fn u64_at(bytes: &[u8], at: usize) -> u64 {
+    u64::from_le_bytes(bytes[at..at + 8].try_into().unwrap())
+}
+
+const HEADERS: [usize; 2] = [64 << 10, 128 << 10];
+const REGION_TABLES: [usize; 2] = [192 << 10, 256 << 10];
+/// How the entries of the two regions begin.
+const BAT: [u8; 4] = [0x66, 0x77, 0xc2, 0x2d];
+const METADATA: [u8; 4] = [0x06, 0xa2, 0x7c, 0x8b];
+
+fn entry_of(bytes: &[u8], table: usize, region: [u8; 4]) -> usize {
+    (0..2).map(|n| table + 16 + 32 * n).find(|at| bytes[*at..].starts_with(&region)).unwrap()
+}
+
+/// Writes `log` into a VHDX, and into its headers that there is one.
+fn with_log(vhdx: &[u8], log: &mut [u8]) -> Vec<u8> {
+    let mut bytes = vhdx.to_vec();
+    let id: [u8; 16] = std::array::from_fn(|n| n as u8 + 1);
+    for header in HEADERS {
+        bytes[header + 48..header + 64].copy_from_slice(&id);
+        seal(&mut bytes[header..header + 4096]);
+    }
+    let len = bytes.len() as u64;
+    log[..4].copy_from_slice(b"loge");
+    let log_bytes = log.len() as u32;
+    log[8..12].copy_from_slice(&log_bytes.to_le_bytes());
+    log[16..24].copy_from_slice(&7u64.to_le_bytes());
+    log[24..28].copy_from_slice(&1u32.to_le_bytes());
+    log[32..48].copy_from_slice(&id);
+    for at in [48, 56] {
+        log[at..at + 8].copy_from_slice(&len.to_le_bytes());
+    }
+    log[88..96].copy_from_slice(&7u64.to_le_bytes());
+    seal(log);
+    let at = u64_at(&bytes, HEADERS[0] + 72) as usize;
+    bytes[at..at + log.len()].copy_from_slice(log);
+    bytes
+}
+
+#[test]
+fn a_vhdx_with_a_log_is_refused_until_the_log_is_in_the_file() {
+    let dir = tempfile::tempdir().unwrap();
+    let disk = raw(&dir.path().join("disk.raw"));
+    let convert = ["convert", "-O", "vhdx", "-o", "block_size=1M", "DIR/disk.raw", "DIR/image"];
+    qemu_img(dir.path(), &convert);
+    let path = dir.path().join("image");
+    let mut bytes = fs::read(&path).unwrap();
+    let refused = || {
+        let error = open_file(&path).map(drop).unwrap_err();
+        assert_eq!(error.kind(), ImageErrorKind::Unsupported, "{error}");
+        assert!(error.to_string().contains("not closed cleanly"), "{error}");
+        assert!(error.to_string().contains(&format!("qemu-img check -r all {}", path.display())), "{error}");
+    };
+    // A zero descriptor of 2^46 bytes: nobody has memory for these.
+    let mut log = vec![0; 4096];
+    log[64..68].copy_from_slice(b"zero");
+    log[72..80].copy_from_slice(&(1u64 << 46).to_le_bytes());
+    fs::write(&path, with_log(&bytes, &mut log)).unwrap();
+    refused();
+
+    // As after a power cut: that a block is there stands only in the log.
+    let bat = u64_at(&bytes, entry_of(&bytes, REGION_TABLES[0], BAT) + 16) as usize;
+    let mut log = vec![0; 8192];
+    log[64..68].copy_from_slice(b"desc");
+    log[68..72].copy_from_slice(&bytes[bat + 4092..bat + 4096]);
+    log[72..80].copy_from_slice(&bytes[bat..bat + 8]);
+    log[80..88].copy_from_slice(&(bat as u64).to_le_bytes());
+    log[4096..4100].copy_from_slice(b"data");
+    log[4104..8188].copy_from_slice(&bytes[bat + 8..bat + 4092]);
+    log[8188..].copy_from_slice(&7u32.to_le_bytes());
+    assert!(u64_at(&bytes, bat + 8) > 0);
+    bytes[bat + 8..bat + 16].fill(0);
+    fs::write(&path, with_log(&bytes, &mut log)).unwrap();
+    refused();
+    let checked =
+        std::process::Command::new("qemu-img").args(["check", "-q", "-r", "all"]).arg(&path).output();
+    assert!(checked.as_ref().is_ok_and(|done| done.status.success()), "{checked:?}");
+    assert!(read_all(open_file(&path).unwrap().as_ref()).starts_with(&disk));
+}
+
+#[test]
+fn tables_that_would_fill_the_memory_are_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    raw(&dir.path().join("disk.raw"));
+    let path = dir.path().join("image");
+    let refused = |bytes: &[u8], says: &str| {
+        fs::write(&path, bytes).unwrap();
+        // Long enough for what they claim, and a hole.
+        fs::File::options().write(true).open(&path).unwrap().set_len(1 << 30).unwrap();
+        let error = open_file(&path).map(drop).unwrap_err();
+        assert_eq!(error.kind(), ImageErrorKind::Damaged);
+        assert!(error.to_string().contains(says) && error.to_string().contains("67108864"), "{error}");
+    };
+    qemu_img(dir.path(), &["convert", "-O", "vhdx", "DIR/disk.raw", "DIR/image"]);
+    let vhdx = fs::read(&path).unwrap();
+    for (region, says) in [(BAT, "table of blocks"), (METADATA, "metadata")] {
+        let mut bytes = vhdx.clone();
+        for table in REGION_TABLES {
+            let entry = entry_of(&bytes, table, region);
+            bytes[entry + 24..entry + 28].copy_from_slice(&(65u32 << 20).to_le_bytes());
+            seal(&mut bytes[table..table + (64 << 10)]);
+        }
+        refused(&bytes, says);
+    }
+    // Blocks of a sector: the table is a 128th of the disk.
+    qemu_img(dir.path(), &["convert", "-O", "vpc", "-o", "subformat=dynamic", "DIR/disk.raw", "DIR/image"]);
+    let mut bytes = fs::read(&path).unwrap();
+    let ones_complement = |part: &mut [u8], at: usize| {
+        part[at..at + 4].fill(0);
+        let sum = part.iter().fold(0u32, |sum, byte| sum.wrapping_add(u32::from(*byte)));
+        part[at..at + 4].copy_from_slice(&(!sum).to_be_bytes());
+    };
+    bytes[48..56].copy_from_slice(&(65u64 << (20 + 7)).to_be_bytes());
+    ones_complement(&mut bytes[..512], 64);
+    bytes[512 + 28..512 + 32].copy_from_slice(&u32::MAX.to_be_bytes());
+    bytes[512 + 32..512 + 36].copy_from_slice(&512u32.to_be_bytes());
+    ones_complement(&mut bytes[512..1536], 36);
+    refused(&bytes, "blocks of 512");
+}
+
 #[test]
 fn what_needs_other_files_is_refused_with_what_to_do() {
     let dir = tempfile::tempdir().unwrap();

@@ -1,0 +1,52 @@
+//! What is looked at of a VHDX before the crate `vhdx-core` reads it: a file with a log is refused, because the crate replays
+//! logs wrongly and takes any amount of memory for them, and so are tables that it would read into memory whole.
+
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+
+use vhdx::header::{REGION_TABLE1_OFFSET, REGION_TABLE2_OFFSET, parse_active_header};
+use vhdx::region::{RegionEntry, parse_region_table};
+
+use crate::foreign::TABLE_BYTES_MAX;
+use crate::units::usize_of;
+
+/// Headers and region tables, and as much behind them as the crate looks at: a region table may claim more entries than it has room for.
+const HEAD_BYTES: u64 = 0x25_0000;
+
+/// Why a file is not given to the crate.
+pub(crate) enum Refusal {
+    /// It has a log to be replayed.
+    NotClosed,
+    /// In a few words.
+    Damaged(String),
+}
+
+/// Looks at the header and the region table that the crate will use. It finds them with the crate's own functions, so that what is
+/// checked is what counts.
+pub(crate) fn check(path: &Path) -> Result<(), Refusal> {
+    let failed = |e: std::io::Error| Refusal::Damaged(e.to_string());
+    let file = File::open(path).map_err(failed)?;
+    let file_bytes = file.metadata().map_err(failed)?.len();
+    if file_bytes < HEAD_BYTES {
+        return Err(Refusal::Damaged("it is too short".to_owned()));
+    }
+    let mut head = vec![0; usize_of(HEAD_BYTES)];
+    file.read_exact_at(&mut head, 0).map_err(failed)?;
+    let damaged = |e: vhdx::VhdxError| Refusal::Damaged(e.to_string());
+    let header = parse_active_header(&head).map_err(damaged)?;
+    if header.log_guid != [0; 16] {
+        return Err(Refusal::NotClosed);
+    }
+    let table = |at| parse_region_table(&head, usize_of(at), file_bytes);
+    let regions = table(REGION_TABLE1_OFFSET).or_else(|_| table(REGION_TABLE2_OFFSET)).map_err(damaged)?;
+    let fits = |name: &str, region: &RegionEntry| {
+        if u64::from(region.length) <= TABLE_BYTES_MAX {
+            return Ok(());
+        }
+        let why = format!("its {name} takes {} bytes, and {TABLE_BYTES_MAX} are the most", region.length);
+        Err(Refusal::Damaged(why))
+    };
+    fits("table of blocks", &regions.bat)?;
+    fits("metadata", &regions.metadata)
+}
