@@ -12,7 +12,7 @@ use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::time::Instant;
 
-use headwater_image::{ImportOptions, Imported, Manifest, import, open_file};
+use headwater_image::{ImportOptions, Imported, Manifest, import, open_source};
 use headwater_store::{Access, LocalDir, Store};
 
 const BLOCK_BYTES: u64 = 4096;
@@ -75,7 +75,7 @@ const MIB: f64 = 1_048_576.0;
 fn add(store: &LocalDir, file: &str, level: i32) -> Outcome<Imported> {
     let mut options = ImportOptions::new("image".parse()?, 0);
     options.level = level;
-    Ok(import(open_file(Path::new(file))?, store, &options, &mut |_| {})?)
+    Ok(import(open_source(Path::new(file), None)?, store, &options, &mut |_| {})?)
 }
 
 /// The blocks that a boot reads.

@@ -6,7 +6,7 @@
 use std::path::Path;
 use std::time::Instant;
 
-use headwater_image::{Cancel, ImportOptions, import, open_file, verify};
+use headwater_image::{Cancel, ImportOptions, import, open_source, verify};
 use headwater_store::{Access, LocalDir};
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -22,7 +22,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     options.threads = rest.get(1).map(|threads| threads.parse()).transpose()?;
 
     let started = Instant::now();
-    let done = import(open_file(Path::new(file))?, &store, &options, &mut |_| {})?;
+    let done = import(open_source(Path::new(file), None)?, &store, &options, &mut |_| {})?;
     let import_s = started.elapsed().as_secs_f64();
     println!(
         "import: {import_s:.2} s, {} MiB of data, {} MiB of it shared, {} bytes stored, {} in objects",

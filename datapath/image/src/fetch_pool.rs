@@ -1,8 +1,9 @@
 //! The threads that wait for files and servers, so that nobody else has to.
 //!
-//! There are two pools in a process: one for files and stores on this host, one for stores on others, so that
-//! servers that are gone do not hold up what lies here. What somebody waits for goes first; what is fetched
-//! ahead never takes all threads.
+//! There are three pools in a process: one for what machines read of files and stores on this host, one for stores on
+//! others, one for files that images are made of. So servers that are gone do not hold up what lies here, and a file on a
+//! slow disk or a share that hangs holds up no machine. What somebody waits for goes first; what is fetched ahead never
+//! takes all threads.
 
 use std::cell::Cell;
 use std::collections::VecDeque;
@@ -29,8 +30,12 @@ type Task = Box<dyn FnOnce() + Send>;
 /// Which pool.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Place {
+    /// What machines read on this host.
     Here,
+    /// Stores on others.
     Remote,
+    /// Files that images are made of.
+    Source,
 }
 
 /// Whether somebody waits for a read.
@@ -67,15 +72,16 @@ thread_local! {
 }
 
 /// The pools of the process, while there are any.
-static POOLS: [Mutex<Weak<FetchPool>>; 2] = [Mutex::new(Weak::new()), Mutex::new(Weak::new())];
+static POOLS: [Mutex<Weak<FetchPool>>; 3] = [const { Mutex::new(Weak::new()) }; 3];
 
 impl FetchPool {
     /// The pool of the process; started if need be.
     pub(crate) fn shared(place: Place) -> Result<Arc<Self>, IoError> {
-        let [here, remote] = &POOLS;
+        let [here, remote, source] = &POOLS;
         let (pool, name) = match place {
             Place::Here => (here, "fetch"),
             Place::Remote => (remote, "remote"),
+            Place::Source => (source, "source"),
         };
         let mut pool = pool.lock();
         if let Some(pool) = pool.upgrade() {

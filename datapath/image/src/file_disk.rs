@@ -32,8 +32,8 @@ pub(crate) struct PooledDisk {
 }
 
 impl PooledDisk {
-    pub(crate) fn open(disk: Arc<dyn FileDisk>) -> Result<Arc<dyn Device>, IoError> {
-        Ok(Arc::new(Self { disk, pool: FetchPool::shared(Place::Here)? }))
+    pub(crate) fn open(disk: Arc<dyn FileDisk>, place: Place) -> Result<Arc<dyn Device>, IoError> {
+        Ok(Arc::new(Self { disk, pool: FetchPool::shared(place)? }))
     }
 }
 
@@ -85,5 +85,64 @@ pub(crate) fn push_extent(extents: &mut Vec<Extent>, len: u64, kind: ExtentKind)
     match extents.last_mut() {
         Some(last) if last.kind == kind => last.len = last.len.saturating_add(len),
         _ => extents.push(Extent { len, kind }),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::fetch_pool::FETCH_THREADS;
+    use crate::{open_file, open_source};
+    use parking_lot::{Mutex, MutexGuard};
+    use std::sync::mpsc;
+    use std::time::Duration;
+
+    /// A file on a share that hangs for as long as the lock is held.
+    struct Hanging(&'static Mutex<()>);
+
+    impl FileDisk for Hanging {
+        fn size_bytes(&self) -> u64 {
+            1 << 20
+        }
+
+        fn read(&self, _: u64, _: &mut [u8]) -> Result<(), IoError> {
+            drop(self.0.lock());
+            Ok(())
+        }
+
+        fn extents(&self, _: ByteRange, _: usize) -> Result<Vec<Extent>, IoError> {
+            Ok(Vec::new())
+        }
+
+        fn will_read(&self, _: ByteRange) {}
+    }
+
+    /// Reads a sector. What comes is the name of the thread that did it.
+    fn read(disk: &Arc<dyn Device>) -> mpsc::Receiver<String> {
+        let (tell, told) = mpsc::channel();
+        let range = ByteRange::new(0, 512).unwrap();
+        let done = Completion::new(move |outcome| {
+            outcome.result.unwrap();
+            let _ = tell.send(std::thread::current().name().unwrap_or_default().to_owned());
+        });
+        disk.submit(Request::Read { range, buffer: vec![0; 512] }, done);
+        told
+    }
+
+    #[test]
+    fn a_source_that_hangs_holds_up_no_machine() {
+        static HANGS: Mutex<()> = Mutex::new(());
+        let hanging: MutexGuard<'_, ()> = HANGS.lock();
+        let source = PooledDisk::open(Arc::new(Hanging(&HANGS)), Place::Source).unwrap();
+        let reads: Vec<_> = (0..FETCH_THREADS * 2).map(|_| read(&source)).collect();
+        let file = tempfile::NamedTempFile::new().unwrap();
+        file.as_file().set_len(1 << 20).unwrap();
+        let of_machine = read(&open_file(file.path()).unwrap()).recv_timeout(Duration::from_secs(60));
+        drop(hanging);
+        assert!(of_machine.unwrap().starts_with("fetch-"));
+        assert!(reads.iter().all(|read| read.recv().unwrap().starts_with("source-")));
+        // And that is where the file of an import is read.
+        let import = open_source(file.path(), None).unwrap();
+        assert!(read(&import).recv().unwrap().starts_with("source-"));
     }
 }

@@ -1,7 +1,7 @@
 //! Step 4 of the data path: golden images. Import, verified reading, export.
 //!
 //! ```text
-//!   file, NBD server --open_file / any Device--> import --chunks--> store        verify, export <-- store
+//!   file, NBD server --open_source / any Device--> import --chunks--> store        verify, export <-- store
 //!
 //!   volume --Op--> VersionReader --hit--> copy from ChunkCache         (the caller's thread)
 //!                      |
@@ -26,7 +26,7 @@
 //! - [`diff`](mod@diff): [`diff::CHANGED_FILES_MAX`] files and [`diff::PARTITIONS_MAX`] partitions.
 //! - Images: at most [`manifest::IMAGE_MAX_BYTES`], in multiples of 512 bytes.
 //! - VHD and VHDX: tables of 64 MiB (`foreign::TABLE_BYTES_MAX`).
-//! - [`ChunkCache`]: the bytes it was made with. [`FETCH_THREADS`] reads at a time, [`FETCH_QUEUE_MAX`] waiting.
+//! - [`ChunkCache`]: the bytes it was made with. [`FETCH_THREADS`] reads of each place at a time, [`FETCH_QUEUE_MAX`] waiting.
 //! - [`DiskCache`]: the bytes it was made with, on disk. Readahead: [`reader::READAHEAD_MAX_BYTES`] and
 //!   [`reader::READAHEAD_REMOTE_MAX_BYTES`] for each of eight readers of a disk.
 //! - Import: [`import::IMPORT_THREADS_MAX`] threads with 8 MiB each, and 64 bytes for each distinct chunk of
@@ -104,7 +104,7 @@ pub use holders::versions_touched;
 pub use import::{Basis, Changes, ImportOptions, Imported, import};
 pub use manifest::{Manifest, objects_of};
 pub use null_device::null_device;
-pub use open::{FileFormat, open_file, open_file_as};
+pub use open::{FileFormat, open_file, open_source};
 pub use progress::{Cancel, Progress};
 pub use raw_file::raw_file;
 pub use reader::VersionReader;

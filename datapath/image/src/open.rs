@@ -9,6 +9,7 @@ use std::sync::Arc;
 use headwater_block::Device;
 
 use crate::error::{ImageError, ImageErrorKind};
+use crate::fetch_pool::Place;
 use crate::file_disk::{FileDisk, PooledDisk};
 use crate::foreign::Foreign;
 use crate::qcow2::disk::Qcow2Disk;
@@ -46,19 +47,20 @@ impl FileFormat {
     }
 }
 
-/// Opens an image file for reading, whatever its format: all but raw are known by their bytes, and what is
+/// Opens an image file that a machine reads, whatever its format: all but raw are known by their bytes, and what is
 /// known to be something else is refused. The files of the chain must not change while it is used.
 ///
 /// A raw disk that an untrusted guest has written could pass itself off as a qcow2 image that names a file
-/// of the host as its backing file; open such a disk with [`open_file_as`].
+/// of the host as its backing file; import such a disk with its format ([`open_source`]).
 pub fn open_file(path: &Path) -> Result<Arc<dyn Device>, ImageError> {
-    Ok(PooledDisk::open(open_layer(path, None, &mut Vec::new())?)?)
+    Ok(PooledDisk::open(open_layer(path, None, &mut Vec::new())?, Place::Here)?)
 }
 
-/// Opens an image file for reading that is known to have this format; one that has another is refused. What is raw is the disk
-/// whatever its bytes say. The backing files of a qcow2 image are opened as it says.
-pub fn open_file_as(path: &Path, format: FileFormat) -> Result<Arc<dyn Device>, ImageError> {
-    Ok(PooledDisk::open(open_layer(path, Some(format), &mut Vec::new())?)?)
+/// Opens an image file that an image is made of. Its reads have threads of their own: a slow file holds up no machine. As
+/// [`open_file`] without a format. One that is known to have this format and has another is refused; what is raw is the disk
+/// whatever its bytes say, and the backing files of a qcow2 image are opened as it says.
+pub fn open_source(path: &Path, format: Option<FileFormat>) -> Result<Arc<dyn Device>, ImageError> {
+    Ok(PooledDisk::open(open_layer(path, format, &mut Vec::new())?, Place::Source)?)
 }
 
 /// Opens a file and those below it. `chain` holds device and inode of the files above.

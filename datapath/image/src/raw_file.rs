@@ -11,12 +11,13 @@ use rustix::fs::SeekFrom as RawSeek;
 use rustix::io::Errno;
 
 use crate::error::{ImageError, ImageErrorKind};
+use crate::fetch_pool::Place;
 use crate::file_disk::{FileDisk, PooledDisk};
 
-/// Opens a file or block device whose bytes are the disk, whatever they look like. The file must not change
+/// Opens a file or block device whose bytes are a machine's disk, whatever they look like. The file must not change
 /// while it is used.
 pub fn raw_file(path: &Path) -> Result<Arc<dyn Device>, ImageError> {
-    Ok(PooledDisk::open(open_raw(path)?)?)
+    Ok(PooledDisk::open(open_raw(path)?, Place::Here)?)
 }
 
 pub(crate) fn open_raw(path: &Path) -> Result<Arc<dyn FileDisk>, ImageError> {

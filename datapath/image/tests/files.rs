@@ -13,7 +13,7 @@ use headwater_block::{
     Attempt, ByteRange, Completion, Device, Extent, ExtentKind, Geometry, IoError, Op, Request, blocking,
 };
 use headwater_image::{
-    Cancel, FileFormat, ImageErrorKind, ImportOptions, export_raw, import, open_file, open_file_as,
+    Cancel, FileFormat, ImageErrorKind, ImportOptions, export_raw, import, open_file, open_source,
 };
 
 struct Dir(tempfile::TempDir);
@@ -280,8 +280,8 @@ fn other_formats_are_refused_by_name_and_with_what_to_do() {
     fs::write(dir.path("text"), &text[..512 * 20]).unwrap();
     assert!(error(&dir.path("text")).1.contains("it is text"));
     // Said to be raw, it is used as it is.
-    assert!(open_file_as(&dir.path("text"), FileFormat::Raw).is_ok());
-    assert!(open_file_as(&dir.path("text"), FileFormat::Qcow2).is_err());
+    assert!(open_source(&dir.path("text"), Some(FileFormat::Raw)).is_ok());
+    assert!(open_source(&dir.path("text"), Some(FileFormat::Qcow2)).is_err());
 }
 
 #[test]
@@ -295,7 +295,7 @@ fn a_format_that_is_said_is_not_guessed() {
     dir.qemu_img(&["create", "-f", "qcow2", "-F", "raw", "-b", "DIR/secret", "DIR/trap.raw"]);
     let trap = File::options().write(true).open(dir.path("trap.raw")).unwrap();
     trap.set_len(1 << 20).unwrap();
-    let read = |name: &str, format| read_all(open_file_as(&dir.path(name), format).unwrap().as_ref());
+    let read = |name: &str, format| read_all(open_source(&dir.path(name), Some(format)).unwrap().as_ref());
     let bytes = fs::read(dir.path("trap.raw")).unwrap();
     assert!(bytes.starts_with(b"QFI\xfb") && read("trap.raw", FileFormat::Raw) == bytes);
     assert!(read_all(open_file(&dir.path("trap.raw")).unwrap().as_ref()) == vec![7; 1 << 20]);
@@ -312,7 +312,7 @@ fn a_format_that_is_said_is_not_guessed() {
         dir.qemu_img(&["convert", "-f", "raw", "-O", name, "DIR/disk.raw", &format!("DIR/{file}")]);
         assert!(read(&file, format).starts_with(&disk), "{name}");
         for (_, other) in all.iter().filter(|(_, other)| *other != format && *other != FileFormat::Raw) {
-            let refused = open_file_as(&dir.path(&file), *other).map(drop).unwrap_err();
+            let refused = open_source(&dir.path(&file), Some(*other)).map(drop).unwrap_err();
             assert_eq!(refused.kind(), ImageErrorKind::Invalid, "{name} as {other:?}");
             assert!(refused.to_string().contains("another format"), "{refused}");
         }

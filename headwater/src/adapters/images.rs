@@ -277,11 +277,8 @@ fn open_source(source: &str, format: Option<SourceFormat>) -> Result<Source, Bac
         return Ok((client.clone(), Some(client)));
     }
     let path = Path::new(source);
-    let file = match format {
-        Some(format) => headwater_image::open_file_as(path, file_format(format)),
-        None => headwater_image::open_file(path),
-    };
-    Ok((file.map_err(image_failed)?, None))
+    let file = headwater_image::open_source(path, format.map(file_format)).map_err(image_failed)?;
+    Ok((file, None))
 }
 
 fn file_format(format: SourceFormat) -> FileFormat {
