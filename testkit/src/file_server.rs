@@ -234,6 +234,7 @@ fn accept(serving: Arc<Serving>, listener: TcpListener) -> JoinHandle<()> {
             let Ok(stream) = stream else { continue };
             serving.accepted.fetch_add(1, Ordering::AcqRel);
             let _ = stream.set_nodelay(true);
+            let Ok(end) = stream.try_clone() else { continue };
             if let Ok(clone) = stream.try_clone() {
                 serving.connections.lock().push(clone);
             }
@@ -247,6 +248,8 @@ fn accept(serving: Arc<Serving>, listener: TcpListener) -> JoinHandle<()> {
                         Err(_) => Ok(()),
                     },
                 };
+                // The clones keep it open otherwise.
+                let _ = end.shutdown(Shutdown::Both);
             });
         }
     })

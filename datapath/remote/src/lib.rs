@@ -10,7 +10,9 @@
 //!
 //! # Guarantees
 //! - What is returned has the hash that was asked for, or was accepted by the caller's check; a server that
-//!   gives wrong bytes, a wrong length, a body without an end or a redirect is put aside, with a message.
+//!   gives wrong bytes, a body without an end or a redirect is put aside, with a message.
+//! - An object that is cut short on a server, or that it cannot read, concerns the reads that need it: they go on at others, and
+//!   are an error where nobody has it.
 //! - A read goes on without an error while at least one server has the bytes. When all are gone, reads wait,
 //!   say so once, and go on when one is back, for as long as the store is open.
 //! - Of an object that is checked only as a whole, and was wrong, the next reading is from other servers.

@@ -90,6 +90,7 @@ fn probe(servers: &Servers, index: usize) {
         Err(fault) => {
             let fault = match fault {
                 Fault::Missing => Fault::Odd("there is no store at this URL (status 404)".into()),
+                Fault::Wrong(why) => Fault::Odd(why),
                 Fault::Stale => Fault::Gone("it closed the connection".into()),
                 other => other,
             };
@@ -110,7 +111,7 @@ fn ask(servers: &Servers, index: usize) -> Result<Duration, Fault> {
         outcome = servers.start(index, "store", START, true).and_then(|transfer| finish(servers, transfer));
         match &outcome {
             // The next address of the name.
-            Err(Fault::Gone(_)) => server.next_address(),
+            Err(Fault::Gone(_) | Fault::Broke(_)) => server.next_address(),
             _ => break,
         }
     }
@@ -176,7 +177,7 @@ fn keep_versions(servers: &Servers) {
                 servers.start(server, &path, wanted, true).and_then(|transfer| finish(servers, transfer));
             let Err(fault) = asked else { continue };
             tracing::debug!(server, ?fault, %manifest, "cannot tell a server that a version is in use");
-            if fault != Fault::Missing {
+            if !matches!(fault, Fault::Missing | Fault::Wrong(_)) {
                 // It would not hear of the others either.
                 break;
             }

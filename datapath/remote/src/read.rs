@@ -1,4 +1,12 @@
 //! A read: choose a server, ask it, ask another one when it is late or fails, check, wait when nobody is left.
+//!
+//! | a server | for this read | for all others |
+//! |---|---|---|
+//! | does not have it, has another length of it | it is not asked again | nothing |
+//! | sends wrong bytes | it is not asked again | it is distrusted |
+//! | breaks off, answers with 5xx | it is asked again when a probe was answered | it is down until then |
+//! | does so again after a probe | it is asked again after a pause; at last it is not | nothing |
+//! | is gone, is busy, speaks no HTTP | it is asked again when it is back | it is down, or put aside |
 
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -12,6 +20,8 @@ use crate::whole::Whom;
 
 /// How long one wait for sockets lasts at most, so that a closed store is noticed.
 const POLL_MAX: Duration = Duration::from_millis(250);
+/// A server that breaks off so often in one read, and for as long as is waited for better bytes, has none.
+const BREAKS_MAX: u32 = 3;
 /// A read that is late is asked for a second time at most for one in so many ..
 const HEDGE_SHARE: u64 = 20;
 /// .. apart from so many.
@@ -42,6 +52,67 @@ pub(crate) struct Answer {
 enum Verdict {
     Missing,
     Wrong(StoreError),
+}
+
+/// What came of asking one server in one read.
+#[derive(Default)]
+struct Tried {
+    verdict: Option<Verdict>,
+    breaks: Option<Breaks>,
+}
+
+/// It broke off.
+struct Breaks {
+    count: u32,
+    first: Instant,
+    again_at: Instant,
+}
+
+impl Tried {
+    fn is_judged(&self) -> bool {
+        self.verdict.is_some()
+    }
+
+    /// When it can be asked again, if that is later than `now`.
+    fn paused_until(&self, now: Instant) -> Option<Instant> {
+        let breaks = self.breaks.as_ref().filter(|_| !self.is_judged())?;
+        Some(breaks.again_at).filter(|at| *at > now)
+    }
+
+    fn failed(&mut self, servers: &Servers, ask: &Ask<'_>, server: usize, fault: Fault) {
+        match fault {
+            Fault::Missing => self.verdict = Some(Verdict::Missing),
+            Fault::Odd(_) | Fault::Wrong(_) if ask.optional => self.verdict = Some(Verdict::Missing),
+            Fault::Wrong(why) => self.cannot_give(servers, ask, server, why),
+            Fault::Broke(why) => self.broke(servers, ask, server, why),
+            Fault::Busy(_) | Fault::Odd(_) => servers.failed(server, ask.path, &fault),
+            Fault::Gone(_) | Fault::Stale => {
+                // It was gone in between, which may be why it broke off.
+                self.breaks = None;
+                servers.failed(server, ask.path, &fault);
+            }
+        }
+    }
+
+    fn broke(&mut self, servers: &Servers, ask: &Ask<'_>, server: usize, why: String) {
+        let now = Instant::now();
+        let Some(breaks) = &mut self.breaks else {
+            self.breaks = Some(Breaks { count: 1, first: now, again_at: now });
+            return servers.failed(server, ask.path, &Fault::Broke(why));
+        };
+        // It has answered a probe since. So it is there, for all reads but this one.
+        breaks.count = breaks.count.saturating_add(1);
+        if breaks.count >= BREAKS_MAX && now.duration_since(breaks.first) >= servers.limits.wait_for_better {
+            let why = format!("{why}, and so it did {} times", breaks.count);
+            return self.cannot_give(servers, ask, server, why);
+        }
+        breaks.again_at = now + servers.pause_after(breaks.count);
+    }
+
+    fn cannot_give(&mut self, servers: &Servers, ask: &Ask<'_>, server: usize, why: String) {
+        servers.cannot_give(server, ask.path, &why);
+        self.verdict = Some(Verdict::Wrong(StoreError::new(StoreErrorKind::Damaged, why)));
+    }
 }
 
 /// A request under way.
@@ -84,7 +155,8 @@ pub(crate) fn read(servers: &Servers, ask: &Ask<'_>, check: &mut Check<'_>) -> R
 
 fn read_somewhere(servers: &Servers, ask: &Ask<'_>, check: &mut Check<'_>) -> Result<Answer, StoreError> {
     let before = |index| ask.whom.liars.contains(&index).then(|| Verdict::Wrong(wrong_as_a_whole()));
-    let mut verdicts: Vec<Option<Verdict>> = (0..servers.list.len()).map(before).collect();
+    let before = |index| Tried { verdict: before(index), breaks: None };
+    let mut tried: Vec<Tried> = (0..servers.list.len()).map(before).collect();
     let len = match ask.wanted {
         Wanted::Range { len, .. } => len,
         Wanted::Whole { .. } => 0,
@@ -94,21 +166,23 @@ fn read_somewhere(servers: &Servers, ask: &Ask<'_>, check: &mut Check<'_>) -> Re
         if servers.is_closed() {
             return Err(StoreError::new(StoreErrorKind::Io, "the store was closed during a read"));
         }
-        let excluded: Vec<bool> = verdicts.iter().map(Option::is_some).collect();
+        let now = Instant::now();
+        let is_out = |tried: &Tried| tried.is_judged() || tried.paused_until(now).is_some();
+        let excluded: Vec<bool> = tried.iter().map(is_out).collect();
         let Some(first) = choose(servers, ask, len, &excluded) else {
             if !ask.patient {
-                return Err(hopeless(servers, ask, &mut verdicts));
+                return Err(hopeless(servers, ask, &mut tried));
             }
-            if excluded.contains(&true) {
+            if tried.iter().any(Tried::is_judged) {
                 // Somebody who is away may have better bytes, but not for ever.
-                let until =
-                    *better_until.get_or_insert_with(|| Instant::now() + servers.limits.wait_for_better);
-                if !excluded.contains(&false) || Instant::now() >= until {
-                    return Err(hopeless(servers, ask, &mut verdicts));
+                let until = *better_until.get_or_insert_with(|| now + servers.limits.wait_for_better);
+                if tried.iter().all(Tried::is_judged) || now >= until {
+                    return Err(hopeless(servers, ask, &mut tried));
                 }
             }
             waiting_since.get_or_insert_with(Instant::now);
-            servers.wait(better_until);
+            let again_at = tried.iter().filter_map(|tried| tried.paused_until(now)).min();
+            servers.wait(better_until.into_iter().chain(again_at).min());
             continue;
         };
         if let Some(since) = waiting_since.take() {
@@ -132,18 +206,16 @@ fn read_somewhere(servers: &Servers, ask: &Ask<'_>, check: &mut Check<'_>) -> Re
                     if !ask.optional {
                         servers.gave_wrong_bytes(server, ask.path, &why);
                     }
-                    if let Some(verdict) = verdicts.get_mut(server) {
-                        *verdict = Some(Verdict::Wrong(why));
+                    if let Some(tried) = tried.get_mut(server) {
+                        tried.verdict = Some(Verdict::Wrong(why));
                     }
                 }
             },
             Attempt::Failed(faults) => {
                 failed_before = true;
                 for (server, fault) in faults {
-                    match (fault, verdicts.get_mut(server)) {
-                        (Fault::Missing, Some(verdict)) => *verdict = Some(Verdict::Missing),
-                        (Fault::Odd(_), Some(verdict)) if ask.optional => *verdict = Some(Verdict::Missing),
-                        (fault, _) => servers.failed(server, ask.path, &fault),
+                    if let Some(tried) = tried.get_mut(server) {
+                        tried.failed(servers, ask, server, fault);
                     }
                 }
             }
@@ -166,11 +238,11 @@ fn choose(servers: &Servers, ask: &Ask<'_>, len: u64, excluded: &[bool]) -> Opti
 }
 
 /// Nobody has it, or nobody is there.
-fn hopeless(servers: &Servers, ask: &Ask<'_>, verdicts: &mut [Option<Verdict>]) -> StoreError {
-    let wrong = verdicts.iter_mut().find_map(|verdict| match verdict.take() {
+fn hopeless(servers: &Servers, ask: &Ask<'_>, tried: &mut [Tried]) -> StoreError {
+    let wrong = tried.iter_mut().find_map(|tried| match tried.verdict.take() {
         Some(Verdict::Wrong(why)) => Some(why),
         other => {
-            *verdict = other;
+            tried.verdict = other;
             None
         }
     });
@@ -181,8 +253,8 @@ fn hopeless(servers: &Servers, ask: &Ask<'_>, verdicts: &mut [Option<Verdict>]) 
     }
     let status = servers.status();
     let (mut missing, mut others) = (Vec::new(), Vec::new());
-    for (server, verdict) in status.servers.iter().zip(verdicts) {
-        match verdict {
+    for (server, tried) in status.servers.iter().zip(tried) {
+        match &tried.verdict {
             Some(_) => missing.push(server.url.as_str()),
             None => others.push(format!("{}: {}", server.url, server.why.as_deref().unwrap_or("unknown"))),
         }

@@ -2,12 +2,13 @@
 //!
 //! | state | becomes | when |
 //! |---|---|---|
-//! | up | down | it does not answer, breaks off, or is busy |
+//! | up | down | it does not answer, breaks off for the first time in a read, or is busy |
 //! | up | aside | it answers something else than what was asked for |
 //! | up | distrusted | its bytes were wrong, and another server's were right |
 //! | down, aside | up | a probe gets the right answer; the longer it failed, the rarer the probes |
 //! | distrusted | up | its time is over |
 //!
+//! A server that has something else than it should under one name stays as it is: see [`crate::read`].
 //! A distrusted server is asked where no other one is left: what it sends is checked like everything.
 //!
 //! # Lock order
@@ -320,6 +321,20 @@ impl Servers {
         }
     }
 
+    /// It answers, and cannot give `what`. That concerns reads of this alone: it is asked for all else as before.
+    pub(crate) fn cannot_give(&self, index: usize, what: &str, why: &str) {
+        self.counting.wrong_answers.fetch_add(1, Ordering::Relaxed);
+        let url = self.list.get(index).map(|server| server.url.to_string()).unwrap_or_default();
+        let why = format!("it has no good {what}: {why}");
+        let mut state = self.state.lock();
+        let Some(record) = state.records.get_mut(index) else { return };
+        record.failures += 1;
+        if record.why.as_ref() != Some(&why) {
+            tracing::warn!(server = %url, %why, "a server cannot give a file of the store; others are asked for it");
+        }
+        record.why = Some(why);
+    }
+
     /// It gave no answer that can be used. `what` was asked for.
     pub(crate) fn failed(&self, index: usize, what: &str, fault: &Fault) {
         let url = self.list.get(index).map(|server| server.url.to_string()).unwrap_or_default();
@@ -331,16 +346,15 @@ impl Servers {
         let now = Instant::now();
         let was_up = matches!(record.health, Health::Up | Health::Distrusted { .. });
         record.failures += 1;
-        let doubled = self.limits.probe_after.saturating_mul(1 << record.strikes.min(10));
-        let pause = doubled.min(self.limits.probe_after_max);
+        let pause = self.pause_after(record.strikes);
         record.strikes = record.strikes.saturating_add(1);
         match fault {
-            Fault::Missing | Fault::Stale => {}
+            Fault::Missing | Fault::Wrong(_) | Fault::Stale => {}
             Fault::Busy(wait) => {
                 record.why = Some("it is too busy".into());
                 record.health = Health::Down { probe_at: now + *wait };
             }
-            Fault::Gone(why) => {
+            Fault::Gone(why) | Fault::Broke(why) => {
                 record.health = Health::Down { probe_at: now + pause };
                 if was_up {
                     tracing::warn!(server = %url, %what, %why, "a server is gone; others are asked");
@@ -358,6 +372,12 @@ impl Servers {
         }
         drop(state);
         self.changed.notify_all();
+    }
+
+    /// How long a server is left alone after so many failures before this one.
+    pub(crate) fn pause_after(&self, failures: u32) -> Duration {
+        let doubled = self.limits.probe_after.saturating_mul(1 << failures.min(10));
+        doubled.min(self.limits.probe_after_max)
     }
 
     /// A probe got the right answer.

@@ -24,12 +24,16 @@ pub(crate) enum Wanted {
 /// Why there is no answer that can be used.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Fault {
-    /// It is not there, or broke off: perhaps later.
+    /// It is not there: perhaps later.
     Gone(String),
+    /// It began an answer and broke off, or failed with what was asked for: perhaps later, perhaps never with this.
+    Broke(String),
     /// It has too much to do.
     Busy(Duration),
     /// It answers something else than what was asked for: not soon again.
     Odd(String),
+    /// It has something else under this name than there is.
+    Wrong(String),
     /// It does not have this.
     Missing,
     /// A kept connection was closed by the server before it took this request: again, on a new one.
@@ -149,7 +153,7 @@ impl Transfer {
             match self.connection.read(rest) {
                 Ok(0) => {
                     let (got, expected) = (self.got, self.expected);
-                    return Err(Fault::Gone(format!("it broke off after {got} of {expected} bytes")));
+                    return Err(Fault::Broke(format!("it broke off after {got} of {expected} bytes")));
                 }
                 Ok(len) => {
                     self.got += len;
@@ -168,6 +172,10 @@ impl Transfer {
         }
         if error.kind() == ErrorKind::InvalidData {
             return Fault::Odd(format!("it cannot be trusted: {error}"));
+        }
+        if self.head.is_some() {
+            let (got, expected) = (self.got, self.expected);
+            return Fault::Broke(format!("it broke off after {got} of {expected} bytes: {error}"));
         }
         Fault::Gone(error.to_string())
     }
@@ -226,12 +234,12 @@ fn judge(head: &Head, wanted: Wanted) -> Result<u64, Fault> {
             return odd(format!("it refuses access (status {}): give it the right token", head.status));
         }
         404 | 410 => return Err(Fault::Missing),
-        416 => return odd("it has less of this than there is".into()),
+        416 => return Err(Fault::Wrong("it has less of this than there is".into())),
         429 | 503 => {
             let wait = head.retry_after_s.map_or(BUSY, Duration::from_secs);
             return Err(Fault::Busy(wait.min(BUSY_MAX)));
         }
-        status @ 500.. => return Err(Fault::Gone(format!("it answers with status {status}"))),
+        status @ 500.. => return Err(Fault::Broke(format!("it answers with status {status}"))),
         status => return odd(format!("it answers with status {status}")),
     }
     if head.encoded {
@@ -250,19 +258,19 @@ fn judge(head: &Head, wanted: Wanted) -> Result<u64, Fault> {
             let Some(range) = head.range else {
                 return odd("it sends a part without saying which".into());
             };
+            if let (Some(there), Some(total)) = (range.total, total)
+                && there != total
+            {
+                return Err(Fault::Wrong(format!("it has {there} bytes where there are {total}")));
+            }
             let last = first.saturating_add(len.saturating_sub(1));
-            if (range.first, range.last) != (first, last) || length != len {
-                return odd(format!(
-                    "it sends {length} bytes, {} to {}, where {first} to {last} were asked for",
-                    range.first, range.last
-                ));
+            let (from, to) = (range.first, range.last);
+            let why =
+                || format!("it sends {length} bytes, {from} to {to}, where {first} to {last} were asked for");
+            if (from, to) != (first, last) {
+                return Err(Fault::Wrong(why()));
             }
-            match (range.total, total) {
-                (Some(there), Some(total)) if there != total => {
-                    odd(format!("it has {there} bytes where there are {total}"))
-                }
-                _ => Ok(length),
-            }
+            if length == len { Ok(length) } else { odd(why()) }
         }
         Wanted::Range { first: 0, len, .. } if length == len => Ok(length),
         Wanted::Range { .. } => {
@@ -290,14 +298,11 @@ mod tests {
         for (text, wanted, says) in [
             ("200 x\r\nContent-Length: 1000", RANGE, "range requests"),
             ("206 x\r\nContent-Length: 50", RANGE, "without saying which"),
-            ("206 x\r\nContent-Length: 50\r\nContent-Range: bytes 0-49/1000", RANGE, "0 to 49"),
             ("206 x\r\nContent-Length: 49\r\nContent-Range: bytes 100-149/1000", RANGE, "49 bytes"),
-            ("206 x\r\nContent-Length: 50\r\nContent-Range: bytes 100-149/150", RANGE, "150 bytes where"),
             ("206 x\r\nTransfer-Encoding: chunked", RANGE, "encoding"),
             ("206 x\r\nContent-Range: bytes 100-149/1000", RANGE, "how long"),
             ("302 x\r\nLocation: http://evil/", RANGE, "http://evil/"),
             ("401 x", RANGE, "token"),
-            ("416 x", RANGE, "less"),
             ("204 x", RANGE, "status 204"),
             ("200 x\r\nContent-Length: 65", whole, "at most 64"),
             ("206 x\r\nContent-Length: 5\r\nContent-Range: bytes 0-4/9", whole, "a part"),
@@ -307,10 +312,21 @@ mod tests {
             };
             assert!(why.contains(says), "{text}: {why}");
         }
+        for (text, says) in [
+            ("206 x\r\nContent-Length: 50\r\nContent-Range: bytes 0-49/1000", "0 to 49"),
+            ("206 x\r\nContent-Length: 50\r\nContent-Range: bytes 100-149/150", "150 bytes where"),
+            ("206 x\r\nContent-Length: 20\r\nContent-Range: bytes 100-119/120", "120 bytes where"),
+            ("416 x", "less"),
+        ] {
+            let Err(Fault::Wrong(why)) = verdict(&format!("HTTP/1.1 {text}\r\n\r\n"), RANGE) else {
+                panic!("{text} is not about what was asked for");
+            };
+            assert!(why.contains(says), "{text}: {why}");
+        }
         assert_eq!(verdict("HTTP/1.1 404 x\r\n\r\n", RANGE), Err(Fault::Missing));
         let busy = verdict("HTTP/1.1 503 x\r\nRetry-After: 2\r\n\r\n", RANGE);
         assert_eq!(busy, Err(Fault::Busy(Duration::from_secs(2))));
-        assert!(matches!(verdict("HTTP/1.1 500 x\r\n\r\n", RANGE), Err(Fault::Gone(_))));
+        assert!(matches!(verdict("HTTP/1.1 500 x\r\n\r\n", RANGE), Err(Fault::Broke(_))));
     }
 
     #[test]

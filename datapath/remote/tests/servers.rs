@@ -377,12 +377,13 @@ fn a_single_server_that_breaks_off_is_asked_again_until_it_answers() {
     let dir = tempfile::tempdir().unwrap();
     let bytes = store(dir.path());
     let server = FileServer::start(dir.path(), None);
-    let remote = open(&[&server]);
+    let limits = Limits { wait_for_better: Duration::from_secs(600), ..limits() };
+    let remote = RemoteStore::open(Options { limits, ..options(&[&server]) }).unwrap();
     let object = object(&remote, &bytes);
     server.fail(HttpFault::BreakAfter(10));
     std::thread::scope(|scope| {
         let reading = scope.spawn(|| read(&*object, &bytes, 0, 100_000));
-        while server.object_requests() < 3 {
+        while server.object_requests() < 5 {
             std::thread::sleep(Duration::from_millis(5));
         }
         server.fail(HttpFault::None);
@@ -399,6 +400,72 @@ fn a_single_server_that_breaks_off_is_asked_again_until_it_answers() {
         server.fail(HttpFault::None);
         reading.join().unwrap().unwrap();
     });
+}
+
+/// A copy of a store whose one object is cut short.
+fn cut_short(store: &Path, bytes: &[u8], len: u64) -> tempfile::TempDir {
+    let dir = tempfile::tempdir().unwrap();
+    run_ok("cp", &["-r", &format!("{}/.", store.display()), &dir.path().display().to_string()]);
+    let object = dir.path().join("objects").join(Hash::of(bytes).to_string());
+    run_ok("chmod", &["u+w", &object.display().to_string()]);
+    std::fs::File::options().write(true).open(object).unwrap().set_len(len).unwrap();
+    dir
+}
+
+fn run_ok(program: &str, arguments: &[&str]) {
+    let done = std::process::Command::new(program).args(arguments).status();
+    assert!(done.as_ref().is_ok_and(|status| status.success()), "{program} {arguments:?}: {done:?}");
+}
+
+#[test]
+fn an_object_that_is_cut_short_on_a_server_concerns_reads_of_it_alone() {
+    let dir = tempfile::tempdir().unwrap();
+    let bytes = store(dir.path());
+    let cut_dir = cut_short(dir.path(), &bytes, 1000);
+    let cut = FileServer::start(cut_dir.path(), None);
+    // Nothing of the range is there; a part of it is; all of it is, and the length is wrong.
+    let reads = [(5000, 100), (900, 200), (0, 100)];
+    let remote = open(&[&cut]);
+    let alone = object(&remote, &bytes);
+    for (at, len) in reads {
+        let error = read(&*alone, &bytes, at, len).unwrap_err();
+        assert_eq!(error.kind(), StoreErrorKind::Damaged, "{error}");
+        assert!(error.to_string().contains("no server has good bytes"), "{error}");
+        // The server is there for all else: what does not wait finds it.
+        assert_eq!(remote.manifest(Hash::of(MANIFEST)).unwrap(), MANIFEST);
+    }
+    assert_eq!((remote.counters().waits, remote.counters().wrong_answers), (0, 3));
+
+    let whole = FileServer::start(dir.path(), None);
+    // So that the other one is preferred.
+    whole.fail_all(HttpFault::Delay(Duration::from_millis(100)));
+    let remote = open(&[&cut, &whole]);
+    all_up(&remote);
+    let object = object(&remote, &bytes);
+    for (at, len) in reads {
+        read(&*object, &bytes, at, len).unwrap();
+    }
+    let status = remote.status();
+    assert!(status.servers.iter().all(|server| server.state == ServerState::Up), "{status:?}");
+    assert!(remote.counters().failovers >= 1, "{:?}", remote.counters());
+}
+
+#[test]
+fn what_a_server_breaks_off_for_ever_is_an_error_of_that_read_alone() {
+    let dir = tempfile::tempdir().unwrap();
+    let bytes = store(dir.path());
+    for fault in [HttpFault::BreakAfter(10), HttpFault::Status(500)] {
+        let server = FileServer::start(dir.path(), None);
+        let remote = open(&[&server]);
+        let object = object(&remote, &bytes);
+        server.fail(fault.clone());
+        let error = read(&*object, &bytes, 0, 1000).unwrap_err();
+        assert_eq!(error.kind(), StoreErrorKind::Damaged, "{fault:?}: {error}");
+        assert!(server.object_requests() >= 3, "{fault:?}");
+        assert_eq!(remote.manifest(Hash::of(MANIFEST)).unwrap(), MANIFEST, "{fault:?}");
+        server.fail(HttpFault::None);
+        read(&*object, &bytes, 0, 1000).unwrap();
+    }
 }
 
 #[test]
