@@ -1,7 +1,7 @@
 //! Who uses an image, or one version of it: machines, catalogs, channels, kept disks.
 
 use headwater_api::name::ImageRef;
-use headwater_api::{Channel, ImageVersion, Problem};
+use headwater_api::{Channel, ImageVersion, Problem, ProblemKind};
 use headwater_db::{MachineRecord, Purpose, Repository};
 
 use crate::Service;
@@ -20,13 +20,13 @@ pub(crate) async fn of(
         None => Vec::new(),
     };
     for machine in repo.machines().list().await? {
-        if let Some(how) = use_of(service, &machine, reference, version).await {
+        if let Some(how) = use_of(service, &machine, reference, version).await? {
             uses.push(format!("machine '{}' {how}", machine.name));
         }
     }
     for catalog in repo.catalogs().list().await? {
         let boots = (catalog.image.as_str(), catalog.pin.as_deref());
-        if let Some(how) = follows(service, boots, reference, version).await {
+        if let Some(how) = follows(service, boots, reference, version).await? {
             uses.push(format!("catalog '{}' {how}", catalog.name));
         }
     }
@@ -47,8 +47,9 @@ impl Service {
     /// meanwhile.
     pub async fn users_of(&self, version: &str) -> Result<Vec<String>, Problem> {
         let reference = ImageRef::parse(version)?;
-        let Ok(found) = self.images().resolve(&reference).await else { return Ok(Vec::new()) };
         let told = |failure: Failure| failure.0;
+        let found = resolve(self, &reference).await.map_err(|e| told(e.into()))?;
+        let Some(found) = found else { return Ok(Vec::new()) };
         let mut repo = self.db().read().await.map_err(|e| told(e.into()))?;
         let uses = of(self, &mut *repo, &reference, Some(&found)).await.map_err(told)?;
         Ok(uses.into_iter().map(|how| format!("{version}: {how}")).collect())
@@ -73,12 +74,12 @@ async fn use_of(
     machine: &MachineRecord,
     reference: &ImageRef,
     version: Option<&ImageVersion>,
-) -> Option<&'static str> {
+) -> Result<Option<&'static str>, BackendError> {
     let runs = |version: &ImageVersion| {
         service.active(machine.uuid).is_some_and(|active| active.version_hash == version.hash)
     };
     if version.is_some_and(runs) {
-        return Some("runs it");
+        return Ok(Some("runs it"));
     }
     // What its catalog says is told of that.
     let image = if machine.catalog.is_some() { "" } else { &machine.image };
@@ -91,21 +92,32 @@ async fn follows(
     (image, pin): (&str, Option<&str>),
     reference: &ImageRef,
     version: Option<&ImageVersion>,
-) -> Option<&'static str> {
+) -> Result<Option<&'static str>, BackendError> {
     let of_image = |text: &str| ImageRef::parse(text).ok().filter(|theirs| theirs.image == reference.image);
     let follows = of_image(image);
     let pinned = pin.and_then(of_image);
     let Some(version) = version else {
-        return (follows.is_some() || pinned.is_some()).then_some("boots it");
+        return Ok((follows.is_some() || pinned.is_some()).then_some("boots it"));
     };
-    if let Some(pinned) = pinned {
-        let to = service.images().resolve(&pinned).await.ok()?;
-        if to.number == version.number {
-            return Some("is pinned to it");
-        }
-        // What it boots when the pin is taken away can move on to another version, unless it is a number.
-        follows.as_ref()?.version.as_ref()?;
+    let is_it = |found: Option<ImageVersion>| found.is_some_and(|found| found.number == version.number);
+    if let Some(pinned) = &pinned
+        && is_it(resolve(service, pinned).await?)
+    {
+        return Ok(Some("is pinned to it"));
     }
-    let next = service.images().resolve(&follows?).await.ok()?;
-    (next.number == version.number).then_some("boots it")
+    // What it boots when the pin is taken away can move on to another version, unless it is a number.
+    let Some(boots) = follows.filter(|boots| pinned.is_none() || boots.version.is_some()) else {
+        return Ok(None);
+    };
+    Ok(is_it(resolve(service, &boots).await?).then_some("boots it"))
+}
+
+/// The version that a reference means, if it means one. A store that cannot say is an error: it would let a version go that is
+/// in use.
+async fn resolve(service: &Service, reference: &ImageRef) -> Result<Option<ImageVersion>, BackendError> {
+    match service.images().resolve(reference).await {
+        Ok(found) => Ok(Some(found)),
+        Err(e) if e.kind() == ProblemKind::NotFound => Ok(None),
+        Err(e) => Err(e),
+    }
 }

@@ -1,6 +1,7 @@
 //! Lives that go wrong, with backends that the tests steer.
 
 mod maintenance;
+mod removals;
 
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -73,6 +74,9 @@ impl Images for OneImage {
         Ok(vec![Image { name: "image".to_owned(), versions, pointers, scheduled, edit: None }])
     }
     async fn resolve(&self, reference: &ImageRef) -> Result<ImageVersion, BackendError> {
+        if self.0.unreadable.lock().unwrap().as_ref() == Some(&reference.to_string()) {
+            return unused();
+        }
         let versions = self.0.versions.lock().unwrap();
         let missing = || BackendError::new(ProblemKind::NotFound, format!("there is no {reference}"));
         let named = |it: &&ImageVersion| {
@@ -127,8 +131,14 @@ impl Images for OneImage {
     ) -> Result<u64, BackendError> {
         unused()
     }
-    async fn remove(&self, _: &ImageRef) -> Result<Removed, BackendError> {
-        unused()
+    async fn remove(&self, reference: &ImageRef) -> Result<Removed, BackendError> {
+        let gone = self.resolve(reference).await?;
+        if self.0.removals_wait.load(Ordering::SeqCst) {
+            self.0.removal_waits.notify_one();
+            self.0.removal_goes_on.notified().await;
+        }
+        self.0.versions.lock().unwrap().retain(|it| it.number != gone.number);
+        Ok(Removed { removed: vec![reference.to_string()], freed_bytes: 0 })
     }
     async fn trace(&self, _: &ImageVersion) -> Result<BootTrace, BackendError> {
         unused()
@@ -183,6 +193,12 @@ struct Host {
     seals_wait: AtomicBool,
     seal_waits: Notify,
     seal_goes_on: Notify,
+    /// The reference that the store cannot be asked for.
+    unreadable: Mutex<Option<String>>,
+    /// A removal waits while this is set.
+    removals_wait: AtomicBool,
+    removal_waits: Notify,
+    removal_goes_on: Notify,
     open_disks: Mutex<usize>,
     vms: Mutex<Vec<Arc<FakeVm>>>,
     /// A start waits while this is set.

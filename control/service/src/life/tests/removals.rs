@@ -1,0 +1,59 @@
+//! Versions that are removed: while somebody uses them, while the store does not answer, by a client that hangs up.
+
+use headwater_api::ProblemKind;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::UnixStream;
+use tokio::sync::watch;
+
+use super::*;
+use crate::server::{bind_unix, serve_unix};
+
+/// The API of a service, until this is dropped.
+struct Api {
+    socket: PathBuf,
+    _stop: watch::Sender<bool>,
+}
+
+impl Api {
+    async fn serve(fixture: &Fixture) -> Self {
+        let socket = fixture.dir.path().join("api.sock");
+        let listener = bind_unix(&socket).await.unwrap();
+        let (stop, stopped) = watch::channel(false);
+        tokio::spawn(serve_unix(listener, crate::operations::router(fixture.service.clone()), stopped));
+        Self { socket, _stop: stop }
+    }
+
+    /// Sends a request, and does not wait for the answer.
+    async fn send(&self, method: &str, path: &str, body: &str) -> UnixStream {
+        let mut stream = UnixStream::connect(&self.socket).await.unwrap();
+        let len = body.len();
+        let head = format!("{method} /api/v1/{path} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n");
+        let request = format!("{head}content-type: application/json\r\ncontent-length: {len}\r\n\r\n{body}");
+        stream.write_all(request.as_bytes()).await.unwrap();
+        stream
+    }
+
+    /// The answer's status and text.
+    async fn ask(&self, method: &str, path: &str, body: &str) -> (u16, String) {
+        let mut stream = self.send(method, path, body).await;
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).await.unwrap();
+        (answer.split(' ').nth(1).unwrap().parse().unwrap(), answer)
+    }
+}
+
+#[tokio::test]
+async fn a_version_is_not_removed_while_the_store_cannot_say_who_boots_it() {
+    let fixture = Fixture::new().await;
+    let api = Api::serve(&fixture).await;
+    // The machine boots it, which only the store knows.
+    *fixture.host.unreadable.lock().unwrap() = Some("image".to_owned());
+    let (status, answer) = api.ask("DELETE", "images/image@1", "").await;
+    assert_eq!(status, ProblemKind::Failed.http_status(), "{answer}");
+    assert_eq!(fixture.host.versions.lock().unwrap().len(), 1);
+    assert!(fixture.service.users_of("image@1").await.is_err());
+    *fixture.host.unreadable.lock().unwrap() = None;
+    let (status, answer) = api.ask("DELETE", "images/image@1", "").await;
+    assert_eq!(status, ProblemKind::Conflict.http_status(), "{answer}");
+    assert!(answer.contains("machine 'lab' boots it"), "{answer}");
+}
