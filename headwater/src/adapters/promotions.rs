@@ -36,9 +36,12 @@ impl Promotions {
         *next_look_s = at_s.min(*next_look_s);
     }
 
-    /// Whether it is time to look.
+    /// Whether it is time to look. Also where the next look is further away than any is planned: then the clock was set back,
+    /// and what it says now counts.
     pub fn is_time(&self, now_s: u64) -> bool {
-        !self.store.is_read_only() && *self.next_look_s.lock() <= now_s
+        let next_look_s = *self.next_look_s.lock();
+        let is_planned = now_s < next_look_s && next_look_s <= now_s.saturating_add(LOOK_EVERY_S);
+        !self.store.is_read_only() && !is_planned
     }
 
     /// Looks at the store, and carries out what is due.
@@ -110,5 +113,10 @@ mod tests {
         promotions.expect(1070);
         assert!(versions(1069).is_empty());
         assert_eq!(versions(1070), [1]);
+        // The clock was an hour ahead, and is set back.
+        assert!(versions(1080 + 3600).is_empty());
+        schedule(1085);
+        assert!(versions(1080).is_empty());
+        assert_eq!(versions(1080 + LOOK_EVERY_S), [1]);
     }
 }
