@@ -38,9 +38,13 @@ pub(super) async fn cancel_promotion(
     Parameters(which): Parameters<Which>,
 ) -> Result<Json<ChannelPointer>, Failure> {
     let image = named_image(&name).map_err(Failure)?;
-    let Promotion { channel, version, at_ms, author, .. } =
-        service.images().cancel_promotion(&image, which.channel).await?;
-    let detail = format!("{channel} to version {version} at {at_ms} ms");
-    service.image_changed(&actor, &image, "promotion cancelled", detail).await?;
-    Ok(Json(ChannelPointer { channel, version, at_ms, author }))
+    let handle = service.clone();
+    let work = async move {
+        let Promotion { channel, version, at_ms, author, .. } =
+            handle.images().cancel_promotion(&image, which.channel).await?;
+        let detail = format!("{channel} to version {version} at {at_ms} ms");
+        handle.image_changed(&actor, &image, "promotion cancelled", detail).await?;
+        Ok(Json(ChannelPointer { channel, version, at_ms, author }))
+    };
+    service.to_the_end(work).await
 }

@@ -45,8 +45,18 @@ pub(super) async fn promote_image(
     Name(name): Name,
     Body(request): Body<PromoteRequest>,
 ) -> Result<Json<ChannelPointer>, Failure> {
+    let handle = service.clone();
+    service.to_the_end(async move { promote(&handle, actor, name, request).await }).await.map(Json)
+}
+
+async fn promote(
+    service: &Service,
+    actor: Actor,
+    name: String,
+    request: PromoteRequest,
+) -> Result<ChannelPointer, Failure> {
     can_be_set(request.channel).map_err(Failure)?;
-    let version = named_version(&service, &name).await.map_err(Failure)?;
+    let version = named_version(service, &name).await.map_err(Failure)?;
     let now_ms = service.now_ms();
     let at_ms = request.at_ms.unwrap_or(now_ms);
     if at_ms < now_ms {
@@ -69,5 +79,5 @@ pub(super) async fn promote_image(
     };
     service.image_changed(&actor, &promotion.image, action, detail).await?;
     let Promotion { channel, version, at_ms, author, .. } = promotion;
-    Ok(Json(ChannelPointer { channel, version, at_ms, author }))
+    Ok(ChannelPointer { channel, version, at_ms, author })
 }

@@ -46,6 +46,11 @@ pub(super) async fn remove_image(
     actor: Actor,
     Name(name): Name,
 ) -> Result<Json<Removed>, Failure> {
+    let handle = service.clone();
+    service.to_the_end(async move { remove(&handle, &actor, name).await }).await.map(Json)
+}
+
+async fn remove(service: &Service, actor: &Actor, name: String) -> Result<Removed, Failure> {
     let mut reference = ImageRef::parse(&name).map_err(Failure)?;
     let version = if reference.version.is_some() || reference.channel.is_some() {
         let version = service.images().resolve(&reference).await?;
@@ -58,14 +63,14 @@ pub(super) async fn remove_image(
     };
     // Machines are added, started and pinned in write transactions, so none can begin to use it meanwhile.
     let mut repo = service.db().write().await?;
-    let uses = uses::of(&service, &mut *repo, &reference, version.as_ref()).await?;
+    let uses = uses::of(service, &mut *repo, &reference, version.as_ref()).await?;
     if !uses.is_empty() {
         return Err(Error::InUse { what: name, uses }.into());
     }
     let removed = service.images().remove(&reference).await?;
     let event =
-        service.event(&actor, format!("image {}", reference.image), "removed", removed.removed.join(", "));
+        service.event(actor, format!("image {}", reference.image), "removed", removed.removed.join(", "));
     repo.events().append(event).await?;
     repo.save().await?;
-    Ok(Json(removed))
+    Ok(removed)
 }

@@ -29,10 +29,14 @@ pub(super) async fn retire_image(
     Body(request): Body<RetireRequest>,
 ) -> Result<Json<ImageVersion>, Failure> {
     let mut version = named_version(&service, &name).await.map_err(Failure)?;
-    service.images().retire(&version, request.retired).await?;
-    let action = if request.retired { "retired" } else { "brought back" };
-    let detail = format!("version {}, {}", version.number, version.hash);
-    service.image_changed(&actor, &version.image, action, detail).await?;
-    version.retired = request.retired;
-    Ok(Json(version))
+    let handle = service.clone();
+    let work = async move {
+        handle.images().retire(&version, request.retired).await?;
+        let action = if request.retired { "retired" } else { "brought back" };
+        let detail = format!("version {}, {}", version.number, version.hash);
+        handle.image_changed(&actor, &version.image, action, detail).await?;
+        version.retired = request.retired;
+        Ok(Json(version))
+    };
+    service.to_the_end(work).await
 }

@@ -31,8 +31,12 @@ pub(super) async fn revert_image(
     let image = named_image(&name).map_err(Failure)?;
     let channel = request.channel;
     can_be_set(channel).map_err(Failure)?;
-    let (from, to) = service.images().revert(&image, channel).await?;
-    let detail = format!("{channel} from version {from} back to {to}");
-    service.image_changed(&actor, &image, "reverted", detail).await?;
-    Ok(Json(ChannelPointer { channel, version: to, at_ms: service.now_ms(), author: actor.0 }))
+    let handle = service.clone();
+    let work = async move {
+        let (from, to) = handle.images().revert(&image, channel).await?;
+        let detail = format!("{channel} from version {from} back to {to}");
+        handle.image_changed(&actor, &image, "reverted", detail).await?;
+        Ok(Json(ChannelPointer { channel, version: to, at_ms: handle.now_ms(), author: actor.0 }))
+    };
+    service.to_the_end(work).await
 }

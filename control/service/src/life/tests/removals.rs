@@ -57,3 +57,25 @@ async fn a_version_is_not_removed_while_the_store_cannot_say_who_boots_it() {
     assert_eq!(status, ProblemKind::Conflict.http_status(), "{answer}");
     assert!(answer.contains("machine 'lab' boots it"), "{answer}");
 }
+
+#[tokio::test]
+async fn a_removal_whose_client_hangs_up_goes_on_and_is_in_the_history() {
+    let fixture = Fixture::new().await;
+    fixture.host.versions.lock().unwrap().push(version(2, ""));
+    let api = Api::serve(&fixture).await;
+    fixture.host.removals_wait.store(true, Ordering::SeqCst);
+    let client = api.send("DELETE", "images/image@1", "").await;
+    fixture.host.removal_waits.notified().await;
+    drop(client);
+    // The server has seen that it is gone when it answers somebody who came later.
+    let (status, _) = api.ask("GET", "machines", "").await;
+    assert_eq!(status, 200);
+    fixture.host.removal_goes_on.notify_one();
+    let removed = async || {
+        let mut repo = fixture.db.read().await.unwrap();
+        let events = repo.events().newest(Some("image image"), 10).await.unwrap();
+        events.iter().any(|event| event.action == "removed" && event.detail == "image@1")
+    };
+    until("the removal is in the history", removed).await;
+    assert_eq!(fixture.host.versions.lock().unwrap().len(), 1);
+}
