@@ -302,7 +302,8 @@ pub struct Traffic {
 pub struct Removed {
     /// Numbers of the versions that are gone.
     pub versions: Vec<u32>,
-    /// Bytes given back. Zero while a publication is under way: the space follows when that ends.
+    /// Bytes given back. Zero while a publication is under way: the space follows when that ends. Objects stay also while a
+    /// version is pinned that was removed before, and go with the next version that is written or removed after that.
     pub freed_bytes: u64,
 }
 

@@ -13,7 +13,8 @@
 //! # After a crash
 //! A publication that was stopped anywhere leaves {nothing}, {files in `tmp`}, {an object nobody needs}, {an
 //! object and a manifest nobody needs} or {the whole version}. A removal that was stopped leaves {everything}
-//! or {files nobody needs}. The next writer removes what nobody needs before it does anything else.
+//! or {files nobody needs}. The next writer removes what nobody needs before it does anything else, unless somebody has
+//! pinned a version meanwhile that is in no list any more.
 //!
 //! # Lock order
 //! `Inner::state`, then the lock of a manifest. Neither is held while bytes of objects are read or written.
@@ -27,7 +28,7 @@ mod layout;
 mod power_tests;
 mod publication;
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::fs::{self, File, TryLockError};
 use std::io::{Seek, SeekFrom, Write};
 use std::os::unix::fs::{FileExt, MetadataExt};
@@ -96,8 +97,16 @@ struct Inner {
 struct State {
     /// Publications under way: while there are any, no object may be reclaimed, because they may refer to it.
     publications: usize,
-    /// Whether somebody wanted to reclaim in the meantime.
+    /// Whether somebody wanted to reclaim in the meantime, or left something that was in use.
     sweep_wanted: bool,
+}
+
+/// What a reclaim came to.
+#[derive(Debug, Default)]
+struct Reclaimed {
+    freed_bytes: u64,
+    /// Whether something was left because a version that is in no list any more is pinned.
+    is_postponed: bool,
 }
 
 impl LocalDir {
@@ -239,8 +248,11 @@ impl Inner {
             tracing::info!(path = %path.display(), "removing what an interrupted import left");
             remove(&path).map_err(failed)?;
         }
-        match self.reclaim() {
-            Ok(_) => Ok(()),
+        match self.reclaim(&HashMap::new()) {
+            Ok(reclaimed) => {
+                self.state.lock().sweep_wanted = reclaimed.is_postponed;
+                Ok(())
+            }
             // Without every list nobody can tell what is needed, so nothing is removed.
             Err(e) if e.kind() == StoreErrorKind::Damaged || e.kind() == StoreErrorKind::UnknownFormat => {
                 tracing::warn!(error = %e, "not cleaning up the store");
@@ -250,9 +262,9 @@ impl Inner {
         }
     }
 
-    /// Removes manifests and objects that no version needs. Returns the bytes freed. The caller holds
-    /// `state`, or is alone.
-    fn reclaim(&self) -> Result<u64, StoreError> {
+    /// Removes what no version needs. A manifest that is pinned all the same stays, and then all objects too: which of them it
+    /// refers to is not known here. Manifests in `locked` are locked by the caller, who also holds `state` or is alone.
+    fn reclaim(&self, locked: &HashMap<Hash, File>) -> Result<Reclaimed, StoreError> {
         let mut needed: HashSet<Hash> = HashSet::new();
         for image in self.images()? {
             for version in image.versions {
@@ -260,28 +272,53 @@ impl Inner {
                 needed.extend(version.objects);
             }
         }
-        let mut freed_bytes = 0u64;
+        let mut reclaimed = Reclaimed::default();
         for dir in [self.layout.manifests(), self.layout.objects(), self.layout.traces()] {
-            let failed = |e| StoreError::from_os(format!("cannot clean up {}", dir.display()), e);
-            let entries = match fs::read_dir(&dir) {
-                // A store of an earlier release has no traces.
-                Err(e) if e.kind() == std::io::ErrorKind::NotFound && dir == self.layout.traces() => continue,
-                entries => entries.map_err(failed)?,
-            };
-            for entry in entries {
-                let entry = entry.map_err(failed)?;
-                let name = entry.file_name();
-                // What an interrupted write of a trace left goes with the trace's version.
-                let stem = name.to_str().map(|name| name.split_once('.').map_or(name, |(stem, _)| stem));
-                let hash = stem.and_then(|stem| stem.parse::<Hash>().ok());
-                if hash.is_some_and(|hash| !needed.contains(&hash)) {
-                    let len = entry.metadata().map(|m| m.len()).unwrap_or(0);
-                    remove(&entry.path()).map_err(failed)?;
-                    freed_bytes = freed_bytes.saturating_add(len);
-                }
+            self.reclaim_in(&dir, &needed, locked, &mut reclaimed)?;
+            if reclaimed.is_postponed {
+                break;
             }
         }
-        Ok(freed_bytes)
+        Ok(reclaimed)
+    }
+
+    fn reclaim_in(
+        &self,
+        dir: &Path,
+        needed: &HashSet<Hash>,
+        locked: &HashMap<Hash, File>,
+        reclaimed: &mut Reclaimed,
+    ) -> Result<(), StoreError> {
+        let failed = |e| StoreError::from_os(format!("cannot clean up {}", dir.display()), e);
+        let entries = match fs::read_dir(dir) {
+            // A store of an earlier release has no traces.
+            Err(e) if e.kind() == std::io::ErrorKind::NotFound && dir == self.layout.traces() => {
+                return Ok(());
+            }
+            entries => entries.map_err(failed)?,
+        };
+        for entry in entries {
+            let entry = entry.map_err(failed)?;
+            let name = entry.file_name();
+            // What an interrupted write of a trace left goes with the trace's version.
+            let stem = name.to_str().map(|name| name.split_once('.').map_or(name, |(stem, _)| stem));
+            let hash = stem.and_then(|stem| stem.parse::<Hash>().ok());
+            let Some(hash) = hash.filter(|hash| !needed.contains(hash)) else { continue };
+            let mut lock = None;
+            if dir == self.layout.manifests() && !locked.contains_key(&hash) {
+                lock = lock_unless_pinned(&entry.path()).map_err(failed)?;
+                if lock.is_none() {
+                    reclaimed.is_postponed = true;
+                    continue;
+                }
+            }
+            let len = entry.metadata().map(|m| m.len()).unwrap_or(0);
+            remove(&entry.path()).map_err(failed)?;
+            reclaimed.freed_bytes = reclaimed.freed_bytes.saturating_add(len);
+            // Held until it is gone: a pin that came before would be on a file without a name.
+            drop(lock);
+        }
+        Ok(())
     }
 
     fn trace(&self, manifest: Hash) -> Result<Option<Vec<u8>>, StoreError> {
@@ -320,8 +357,11 @@ impl Inner {
         state.sweep_wanted |= left_something;
         if state.publications == 0 && state.sweep_wanted {
             state.sweep_wanted = false;
-            if let Err(e) = self.reclaim() {
-                tracing::warn!(error = %e, "space is not reclaimed now; it will be when the store is next opened");
+            match self.reclaim(&HashMap::new()) {
+                Ok(reclaimed) => state.sweep_wanted = reclaimed.is_postponed,
+                Err(e) => {
+                    tracing::warn!(error = %e, "space is not reclaimed now; it will be when the store is next opened");
+                }
             }
         }
     }
@@ -373,16 +413,20 @@ impl Inner {
             still_needed.extend(other.versions.iter().map(|v| v.manifest));
         }
         // Held until the files are gone, so that nobody pins a version on its way out.
-        let mut locks = Vec::new();
+        let mut locks = HashMap::new();
         for version in going.iter().filter(|v| !still_needed.contains(&v.manifest)) {
-            locks.extend(self.lock_manifest_for_removal(name, version.number, version.manifest)?);
+            if let Some(lock) = self.lock_manifest_for_removal(name, version.number, version.manifest)? {
+                locks.insert(version.manifest, lock);
+            }
         }
         match number {
             Some(_) => self.put_image(&image)?,
             None => self.remove_image(name)?,
         }
         let freed_bytes = if state.publications == 0 {
-            self.reclaim()?
+            let reclaimed = self.reclaim(&locks)?;
+            state.sweep_wanted = reclaimed.is_postponed;
+            reclaimed.freed_bytes
         } else {
             state.sweep_wanted = true;
             0
@@ -397,23 +441,26 @@ impl Inner {
         number: u32,
         manifest: Hash,
     ) -> Result<Option<File>, StoreError> {
-        let path = self.layout.manifest(manifest);
-        let file = match File::open(&path) {
-            Ok(file) => file,
-            // A version whose manifest is lost can be removed all the same, and twice the same one too.
-            Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(None),
-            Err(e) => return Err(StoreError::from_os(format!("cannot remove {name}@{number}"), e)),
-        };
-        match file.try_lock() {
-            Ok(()) => Ok(Some(file)),
-            Err(TryLockError::WouldBlock) => Err(StoreError::new(
+        match lock_unless_pinned(&self.layout.manifest(manifest)) {
+            Ok(Some(file)) => Ok(Some(file)),
+            Ok(None) => Err(StoreError::new(
                 StoreErrorKind::InUse,
                 format!("cannot remove {name}@{number}: a machine or an export is using it; stop that first"),
             )),
-            Err(TryLockError::Error(e)) => {
-                Err(StoreError::from_os(format!("cannot remove {name}@{number}"), e))
-            }
+            // A version whose manifest is lost can be removed all the same, and twice the same one too.
+            Err(e) if e.kind() == std::io::ErrorKind::NotFound => Ok(None),
+            Err(e) => Err(StoreError::from_os(format!("cannot remove {name}@{number}"), e)),
         }
+    }
+}
+
+/// Locks a manifest that is to go; `None` where it is pinned.
+fn lock_unless_pinned(path: &Path) -> std::io::Result<Option<File>> {
+    let file = File::open(path)?;
+    match file.try_lock() {
+        Ok(()) => Ok(Some(file)),
+        Err(TryLockError::WouldBlock) => Ok(None),
+        Err(TryLockError::Error(e)) => Err(e),
     }
 }
 

@@ -41,6 +41,7 @@ const LOOK_EVERY: Duration = Duration::from_millis(200);
 pub(super) const EXCLUSIVE: &str = "locks/exclusive";
 pub(super) const SWEEP_WANTED: &str = "locks/sweep";
 pub(super) const LOCKS: &str = "locks";
+pub(super) const PINS: &str = "pins";
 pub(super) const WRITER_PREFIX: &str = "writer-";
 const MARK_MAX_BYTES: u64 = 4096;
 

@@ -41,8 +41,10 @@ use crate::local_dir::{Access, chunk_bytes_of, settings_bytes};
 use crate::name::{ImageName, Selector};
 use crate::patient::PatientStore;
 use crate::refs::{self, Image, Version};
-use crate::s3::bucket::{Bucket, Condition, Refusal};
-use crate::s3::mark::{EXCLUSIVE, EXCLUSIVE_WAIT, LOCKS, Mark, Marks, Renewal, SWEEP_WANTED, WRITER_PREFIX};
+use crate::s3::bucket::{Bucket, Condition, Entry, Refusal};
+use crate::s3::mark::{
+    EXCLUSIVE, EXCLUSIVE_WAIT, LOCKS, Mark, Marks, PINS, Renewal, SWEEP_WANTED, WRITER_PREFIX,
+};
 use crate::s3::publication::S3Publication;
 use crate::store::{MANIFEST_MAX_BYTES, Object, Patch, Pin, Publication, Removed, Store, TRACE_MAX_BYTES};
 
@@ -299,8 +301,8 @@ impl Inner {
         }
     }
 
-    /// Removes manifests, objects and traces that no version needs, unless somebody publishes. Returns the bytes
-    /// freed.
+    /// Removes manifests, objects and traces that no version needs, unless somebody publishes. A manifest that is pinned all
+    /// the same stays for a later time, with all objects. Returns the bytes freed.
     fn reclaim(&self, alone: &Mark) -> Result<u64, StoreError> {
         let (live, stale) = self.marks.live_and_stale(LOCKS, "")?;
         if live.iter().any(|mark| mark.name.starts_with(WRITER_PREFIX)) {
@@ -323,14 +325,22 @@ impl Inner {
                 needed.extend(version.objects);
             }
         }
-        let mut freed_bytes = 0u64;
+        let (mut freed_bytes, mut is_postponed) = (0u64, false);
+        let pinned = self.pinned()?;
         for folder in ["manifests", "objects", "traces"] {
             for entry in self.bucket.list(folder)? {
                 let hash = entry.name.parse::<Hash>().ok();
-                if hash.is_some_and(|hash| !needed.contains(&hash)) {
-                    going.push(format!("{folder}/{}", entry.name));
-                    freed_bytes = freed_bytes.saturating_add(entry.len_bytes);
+                let Some(hash) = hash.filter(|hash| !needed.contains(hash)) else { continue };
+                if folder == "manifests" && pinned.contains(&hash) {
+                    is_postponed = true;
+                    continue;
                 }
+                going.push(format!("{folder}/{}", entry.name));
+                freed_bytes = freed_bytes.saturating_add(entry.len_bytes);
+            }
+            // Which objects it refers to is not known here.
+            if is_postponed {
+                break;
             }
         }
         for batch in going.chunks(REMOVED_AT_ONCE) {
@@ -339,8 +349,20 @@ impl Inner {
             self.bucket.remove_all(batch.to_vec())?;
         }
         alone.confirm()?;
-        self.bucket.remove(SWEEP_WANTED)?;
+        if is_postponed {
+            self.want_sweep()?;
+        } else {
+            self.bucket.remove(SWEEP_WANTED)?;
+        }
         Ok(freed_bytes)
+    }
+
+    /// Manifests that somebody uses. Who pins one from here on waits for the exclusive lock, which the caller holds, and
+    /// looks for the manifest then.
+    fn pinned(&self) -> Result<HashSet<Hash>, StoreError> {
+        let (live, _) = self.marks.live_and_stale(PINS, "")?;
+        let manifest = |mark: &Entry| mark.name.split_once('/')?.0.parse().ok();
+        Ok(live.iter().filter_map(manifest).collect())
     }
 
     /// Notes that there is something to give back when nobody publishes any more.
@@ -411,7 +433,7 @@ impl Inner {
             still_needed.extend(other.versions.iter().map(|v| v.manifest));
         }
         for version in going.iter().filter(|v| !still_needed.contains(&v.manifest)) {
-            let folder = format!("pins/{}", version.manifest);
+            let folder = format!("{PINS}/{}", version.manifest);
             let (live, stale) = self.marks.live_and_stale(&folder, "")?;
             if let Some(pin) = live.first() {
                 let number = version.number;
@@ -426,7 +448,7 @@ impl Inner {
     }
 
     fn pin(&self, manifest: Hash) -> Result<Pin, StoreError> {
-        let key = format!("pins/{manifest}/{}", self.marks.unique());
+        let key = format!("{PINS}/{manifest}/{}", self.marks.unique());
         let mark = match self.marks.shared(&key, Renewal::Always) {
             Ok(mark) => Some(mark),
             Err(e)

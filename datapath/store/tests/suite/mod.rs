@@ -199,6 +199,34 @@ pub fn nothing_is_reclaimed_while_a_publication_may_refer_to_it(place: &dyn Plac
     assert_eq!(left, expected);
 }
 
+/// Its list of versions was read before the removal, and space is given back only after the pin.
+pub fn a_version_that_is_pinned_after_its_removal_stays_while_it_is(place: &dyn Place) {
+    let store = writable(place);
+    let version = publish(store.as_ref(), "a", b"object", &[], b"m").unwrap();
+    let publication = store.publish().unwrap();
+    assert_eq!(store.remove(&name("a"), Some(1)).unwrap().freed_bytes, 0);
+    let reader = place.open(Access::Read).unwrap();
+    let pin = reader.pin(version.manifest).unwrap();
+    let can_be_read = || {
+        assert_eq!(reader.manifest(version.manifest).unwrap(), b"m");
+        let mut bytes = [0; 6];
+        reader.open_object(version.objects[0]).unwrap().read_range(0, &mut bytes).unwrap();
+        assert_eq!(&bytes, b"object");
+    };
+    drop(publication);
+    can_be_read();
+    publish(store.as_ref(), "b", b"other", &[], b"m2").unwrap();
+    store.remove(&name("b"), Some(1)).unwrap();
+    can_be_read();
+    drop(store);
+    let store = writable(place);
+    can_be_read();
+    drop(pin);
+    drop(store.publish().unwrap());
+    let left: Vec<String> = files(place.dir()).into_iter().map(|(file, _)| file).collect();
+    assert_eq!(left, ["images/a", "images/b"]);
+}
+
 pub fn a_damaged_manifest_is_noticed(place: &dyn Place) {
     let store = writable(place);
     let version = publish(store.as_ref(), "a", b"", &[], b"manifest").unwrap();
@@ -608,6 +636,7 @@ macro_rules! store_suite {
             a_pinned_version_is_not_removed_and_nothing_is_lost_in_the_attempt,
             a_dropped_publication_leaves_nothing,
             nothing_is_reclaimed_while_a_publication_may_refer_to_it,
+            a_version_that_is_pinned_after_its_removal_stays_while_it_is,
             a_damaged_manifest_is_noticed,
             numbers_are_not_used_again_while_the_image_exists,
             a_channel_is_durable_and_holds_its_version,
