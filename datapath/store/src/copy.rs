@@ -88,7 +88,11 @@ pub fn copy(
         for version in versions {
             let manifest = source.manifest(version.manifest)?;
             must_list_all(source, image, version, objects_of(&manifest)?)?;
-            if target.publish()?.adopt(&image.name, version, &manifest)? {
+            let publication = target.publish()?;
+            // This one knows only of what was reclaimed since just now. The objects were found or copied earlier, and a host
+            // that slept meanwhile may have been taken for dead.
+            holder.confirm()?;
+            if publication.adopt(&image.name, version, &manifest)? {
                 copied.versions = copied.versions.saturating_add(1);
             } else {
                 copied.present = copied.present.saturating_add(1);

@@ -424,6 +424,42 @@ fn a_writer_that_was_taken_for_dead_does_not_commit() {
     assert!(store.image(&name("b")).unwrap().is_none());
 }
 
+#[test]
+fn a_copy_that_was_taken_for_dead_publishes_nothing_without_its_objects() {
+    let elsewhere = tempfile::tempdir().unwrap();
+    let source = headwater_store::LocalDir::open(elsewhere.path(), Access::WRITE).unwrap();
+    publish(&source, "a", b"object", &[], b"m").unwrap();
+    let place = InBucket::new(server().address());
+    let other = suite::writable(&place);
+    let target = suite::writable(&place);
+    let what = headwater_store::copy::everything(&source).unwrap();
+    let copy = |progress: &mut headwater_store::copy::OnProgress<'_>| {
+        let objects_of = |_: &[u8]| Ok(vec![Hash::of(b"object")]);
+        headwater_store::copy(&source, target.as_ref(), &what, &objects_of, true, progress)
+    };
+    let mut slept = false;
+    let refused = copy(&mut |at| {
+        if at.done_bytes == at.total_bytes && !slept {
+            slept = true;
+            // The object is there. The host sleeps for longer than its mark lasts, and another one removes a version.
+            let locks = place.keys("locks");
+            let writer = locks.into_iter().find(|key| key.starts_with("writer-")).unwrap();
+            make_older(&place.dir().join("locks").join(writer), Duration::from_secs(700));
+            publish(other.as_ref(), "b", b"other", &[], b"m2")?;
+            other.remove(&name("b"), Some(1))?;
+        }
+        Ok(())
+    });
+    assert!(slept);
+    assert_eq!(place.keys("objects"), [] as [&str; 0], "it was not reclaimed");
+    assert_eq!(kind(refused), StoreErrorKind::Locked);
+    assert!(target.image(&name("a")).unwrap().is_none_or(|image| image.versions.is_empty()));
+    // Once more, and it is whole.
+    assert_eq!(copy(&mut |_| Ok(())).unwrap().objects, 1);
+    let version = target.resolve(&"a".parse().unwrap()).unwrap();
+    assert!(target.open_object(version.objects[0]).is_ok());
+}
+
 /// Waits until `done`, which a thread that a broken client blocks would never make true.
 fn wait_until(what: &str, mut done: impl FnMut() -> bool) {
     let until = Instant::now() + Duration::from_secs(60);

@@ -64,10 +64,6 @@ impl S3Publication {
         send_manifest(&self.store, id, bytes)?;
         Ok(len_bytes)
     }
-
-    fn confirm(&self) -> Result<(), StoreError> {
-        self.mark.as_ref().map_or(Ok(()), Mark::confirm)
-    }
 }
 
 /// Puts a manifest in its place, whatever is there.
@@ -135,6 +131,10 @@ impl Publication for S3Publication {
     ) -> Result<(), StoreError> {
         let state_key = format!("tmp/{}.upload", source.id());
         send_object(&self.store, source, &[], Some(state_key), copied)
+    }
+
+    fn confirm(&self) -> Result<(), StoreError> {
+        self.mark.as_ref().map_or(Ok(()), Mark::confirm)
     }
 
     fn commit(mut self: Box<Self>, new: NewVersion<'_>) -> Result<Version, StoreError> {
