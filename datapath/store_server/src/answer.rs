@@ -15,6 +15,7 @@ use parking_lot::Mutex;
 
 use crate::body::AnswerBody;
 use crate::leases::Leases;
+use crate::progress::Progress;
 use crate::range::{Wanted, wanted};
 use crate::tokens::TokenFile;
 
@@ -70,9 +71,11 @@ impl Content {
         }
     }
 
-    fn part(&self, at: u64, len_bytes: u64) -> AnswerBody {
+    fn part(&self, at: u64, len_bytes: u64, progress: &Arc<Progress>) -> AnswerBody {
         match self {
-            Self::Object(object) => AnswerBody::object(Arc::clone(object), at, len_bytes),
+            Self::Object(object) => {
+                AnswerBody::object(Arc::clone(object), at, len_bytes, Arc::clone(progress))
+            }
             Self::Bytes(bytes) => {
                 let index = |number: u64| usize::try_from(number).unwrap_or(usize::MAX).min(bytes.len());
                 AnswerBody::whole(bytes.slice(index(at)..index(at.saturating_add(len_bytes))))
@@ -104,13 +107,22 @@ impl Answers {
     }
 
     /// Answers a request.
-    pub(crate) async fn answer<B>(self: &Arc<Self>, request: &Request<B>) -> Response<AnswerBody> {
-        let mut response = self.respond(request).await;
+    pub(crate) async fn answer<B>(
+        self: &Arc<Self>,
+        request: &Request<B>,
+        progress: &Arc<Progress>,
+    ) -> Response<AnswerBody> {
+        let _busy = progress.busy();
+        let mut response = self.respond(request, progress).await;
         response.headers_mut().insert("headwater-store", HeaderValue::from_static("1"));
         response
     }
 
-    async fn respond<B>(self: &Arc<Self>, request: &Request<B>) -> Response<AnswerBody> {
+    async fn respond<B>(
+        self: &Arc<Self>,
+        request: &Request<B>,
+        progress: &Arc<Progress>,
+    ) -> Response<AnswerBody> {
         if !matches!(*request.method(), Method::GET | Method::HEAD) {
             let mut refused =
                 problem(StatusCode::METHOD_NOT_ALLOWED, "invalid", "only GET and HEAD are answered");
@@ -136,7 +148,7 @@ impl Answers {
         let (answers, wanted) = (Arc::clone(self), target.clone());
         let found = tokio::task::spawn_blocking(move || answers.find(&wanted)).await;
         match found {
-            Ok(Ok(found)) => self.send(&target, &found, request),
+            Ok(Ok(found)) => self.send(&target, &found, request, progress),
             Ok(Err(e)) if e.kind() == StoreErrorKind::NotFound => {
                 problem(StatusCode::NOT_FOUND, "not_found", &missing(&target))
             }
@@ -219,7 +231,13 @@ impl Answers {
         Ok(opened)
     }
 
-    fn send<B>(&self, target: &Target, found: &Found, request: &Request<B>) -> Response<AnswerBody> {
+    fn send<B>(
+        &self,
+        target: &Target,
+        found: &Found,
+        request: &Request<B>,
+        progress: &Arc<Progress>,
+    ) -> Response<AnswerBody> {
         let headers = request.headers();
         let len_bytes = found.content.len_bytes();
         let knows = text(headers, &header::IF_NONE_MATCH).is_some_and(|tags| {
@@ -241,7 +259,8 @@ impl Answers {
             }
         };
         let is_head = request.method() == Method::HEAD;
-        let mut response = Response::new(found.content.part(at, if is_head { 0 } else { part_bytes }));
+        let mut response =
+            Response::new(found.content.part(at, if is_head { 0 } else { part_bytes }, progress));
         *response.status_mut() = status;
         put(&mut response, header::ETAG, &found.tag);
         put(&mut response, header::CACHE_CONTROL, self.cache_control(target));

@@ -9,6 +9,8 @@ use headwater_store::{Object, StoreError};
 use hyper::body::{Frame, SizeHint};
 use tokio::task::JoinHandle;
 
+use crate::progress::Progress;
+
 /// How much of an object is read at a time. While one piece is sent, the next is read.
 pub const PIECE_BYTES: usize = 256 << 10;
 
@@ -29,6 +31,7 @@ pub(crate) struct Reading {
     /// Not sent yet.
     left_bytes: u64,
     next: Option<JoinHandle<Result<Bytes, StoreError>>>,
+    progress: Arc<Progress>,
 }
 
 impl AnswerBody {
@@ -37,9 +40,9 @@ impl AnswerBody {
     }
 
     /// `len_bytes` from `at`, which the object has.
-    pub(crate) fn object(object: Arc<dyn Object>, at: u64, len_bytes: u64) -> Self {
+    pub(crate) fn object(object: Arc<dyn Object>, at: u64, len_bytes: u64, progress: Arc<Progress>) -> Self {
         let end = at.saturating_add(len_bytes);
-        let mut reading = Reading { object, at, end, left_bytes: len_bytes, next: None };
+        let mut reading = Reading { object, at, end, left_bytes: len_bytes, next: None, progress };
         reading.read_on();
         Self::Object(Box::new(reading))
     }
@@ -53,7 +56,9 @@ impl Reading {
         }
         let (object, at) = (Arc::clone(&self.object), self.at);
         self.at = self.at.saturating_add(u64::try_from(len).unwrap_or(u64::MAX));
+        let busy = self.progress.busy();
         self.next = Some(tokio::task::spawn_blocking(move || {
+            let _busy = busy;
             let mut piece = vec![0; len];
             object.read_range(at, &mut piece)?;
             Ok(Bytes::from(piece))

@@ -16,7 +16,7 @@ use tokio_rustls::TlsAcceptor;
 
 use crate::answer::Answers;
 use crate::error::ServeError;
-use crate::stalled::Stalled;
+use crate::progress::{Progress, Watched};
 use crate::tls;
 use crate::tokens::TokenFile;
 
@@ -24,7 +24,7 @@ use crate::tokens::TokenFile;
 pub const CONNECTIONS_MAX: usize = 1024;
 /// The most requests at a time on a connection of HTTP/2.
 pub const STREAMS_MAX: u32 = 128;
-/// How long a request may take to come in, and a client to take a byte of its answer.
+/// How long a client may neither ask for anything in full nor take a byte of its answer.
 pub const IDLE_TIMEOUT: Duration = Duration::from_secs(60);
 /// How long a handshake of TLS may take.
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
@@ -51,6 +51,21 @@ pub struct Options {
     pub tls: Option<TlsFiles>,
     /// The tokens of those who may read; needed unless `listen` is loopback.
     pub token_file: Option<PathBuf>,
+    /// Times.
+    pub limits: Limits,
+}
+
+/// What clients may take of the server.
+#[derive(Clone, Copy, Debug)]
+pub struct Limits {
+    /// See [`IDLE_TIMEOUT`].
+    pub idle: Duration,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self { idle: IDLE_TIMEOUT }
+    }
 }
 
 /// A store that is served. It ends with [`StoreServer::run`]'s end.
@@ -59,6 +74,7 @@ pub struct StoreServer {
     address: SocketAddr,
     tls: Option<TlsAcceptor>,
     answers: Arc<Answers>,
+    limits: Limits,
 }
 
 impl StoreServer {
@@ -83,7 +99,8 @@ impl StoreServer {
         let listener = TcpListener::bind(listen).await.map_err(failed)?;
         headwater_block::tcp::listen(&listener);
         let address = listener.local_addr().map_err(failed)?;
-        Ok(Self { listener, address, tls, answers: Arc::new(Answers::new(store, tokens)) })
+        let (answers, limits) = (Arc::new(Answers::new(store, tokens)), options.limits);
+        Ok(Self { listener, address, tls, answers, limits })
     }
 
     /// Where it listens, with the port that it got.
@@ -107,10 +124,11 @@ impl StoreServer {
                 accepted = accept(&self.listener, &room) => accepted,
             };
             let Some((stream, place)) = accepted else { continue };
-            let (tls, answers, stop) = (self.tls.clone(), Arc::clone(&self.answers), stop.clone());
+            let (tls, stop) = (self.tls.clone(), stop.clone());
+            let (answers, limits) = (Arc::clone(&self.answers), self.limits);
             connections.spawn(async move {
                 let _place = place;
-                serve(stream, tls, answers, stop).await;
+                serve(stream, tls, answers, limits, stop).await;
             });
         }
         drop(self.listener);
@@ -139,13 +157,13 @@ async fn serve(
     stream: TcpStream,
     tls: Option<TlsAcceptor>,
     answers: Arc<Answers>,
+    limits: Limits,
     stop: watch::Receiver<bool>,
 ) {
     headwater_block::tcp::tune(&stream);
-    let stream = Stalled::new(stream, IDLE_TIMEOUT);
-    let Some(tls) = tls else { return serve_http(stream, answers, stop).await };
+    let Some(tls) = tls else { return serve_http(stream, answers, limits, stop).await };
     match tokio::time::timeout(HANDSHAKE_TIMEOUT, tls.accept(stream)).await {
-        Ok(Ok(stream)) => serve_http(stream, answers, stop).await,
+        Ok(Ok(stream)) => serve_http(stream, answers, limits, stop).await,
         Ok(Err(e)) => tracing::debug!(error = %e, "a TLS handshake failed"),
         Err(_) => tracing::debug!("a TLS handshake took too long"),
     }
@@ -154,33 +172,39 @@ async fn serve(
 async fn serve_http<S: AsyncRead + AsyncWrite + Unpin + Send + 'static>(
     stream: S,
     answers: Arc<Answers>,
+    limits: Limits,
     mut stop: watch::Receiver<bool>,
 ) {
     let mut builder = Builder::new(TokioExecutor::new());
-    builder.http1().timer(TokioTimer::new()).header_read_timeout(IDLE_TIMEOUT).max_buf_size(64 << 10);
+    builder.http1().timer(TokioTimer::new()).header_read_timeout(limits.idle).max_buf_size(64 << 10);
     builder
         .http2()
         .timer(TokioTimer::new())
         .max_concurrent_streams(STREAMS_MAX)
-        .keep_alive_interval(IDLE_TIMEOUT)
-        .keep_alive_timeout(IDLE_TIMEOUT)
+        .keep_alive_interval(limits.idle)
+        .keep_alive_timeout(limits.idle)
         .max_frame_size(64 << 10);
+    let progress = Progress::new();
+    let watched = Watched::new(stream, Arc::clone(&progress));
+    let asked = Arc::clone(&progress);
     let service = service_fn(move |request| {
-        let answers = Arc::clone(&answers);
-        async move { Ok::<_, std::convert::Infallible>(answers.answer(&request).await) }
+        let (answers, progress) = (Arc::clone(&answers), Arc::clone(&asked));
+        async move { Ok::<_, std::convert::Infallible>(answers.answer(&request, &progress).await) }
     });
-    let connection = builder.serve_connection(TokioIo::new(stream), service);
+    let connection = builder.serve_connection(TokioIo::new(watched), service);
     let mut connection = std::pin::pin!(connection);
     let stopped = async { drop(stop.wait_for(|stop| *stop).await) };
     let ended = tokio::select! {
-        ended = connection.as_mut() => Some(ended),
-        () = stopped => None,
-    };
-    let ended = match ended {
-        Some(ended) => ended,
-        None => {
+        ended = connection.as_mut() => ended,
+        () = stopped => {
             connection.as_mut().graceful_shutdown();
             connection.await
+        }
+        // hyper watches no connection before its first 24 bytes, and takes an answered ping for a sign of life.
+        () = progress.stalled(limits.idle) => {
+            tracing::debug!("a connection is closed whose client neither asks nor takes anything");
+            connection.as_mut().graceful_shutdown();
+            tokio::time::timeout(limits.idle.min(STOP_GRACE), connection).await.unwrap_or(Ok(()))
         }
     };
     if let Err(e) = ended {

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use headwater_store::{Access, Hash, LocalDir, NewVersion, Store, Version};
-use headwater_store_server::{Options, StoreServer, TlsFiles, token_line};
+use headwater_store_server::{Limits, Options, StoreServer, TlsFiles, token_line};
 use tokio::sync::watch;
 
 /// A store with one version, served until this is dropped.
@@ -24,7 +24,7 @@ struct Served {
 }
 
 fn options() -> Options {
-    Options { listen: "127.0.0.1:0".parse().unwrap(), tls: None, token_file: None }
+    Options { listen: "127.0.0.1:0".parse().unwrap(), tls: None, token_file: None, limits: Limits::default() }
 }
 
 fn serve(options: Options) -> Served {
@@ -273,4 +273,99 @@ fn it_does_not_listen_openly_to_other_hosts() {
     let message = refused(Options { tls: Some(files), ..options() });
     assert!(message.contains("for TLS"), "{message}");
     assert!(Path::new(&dir.path().join("store")).exists());
+}
+
+/// Clients that do nothing are given up soon.
+fn impatient() -> Options {
+    Options { limits: Limits { idle: Duration::from_millis(300) }, ..options() }
+}
+
+/// Whether the server ends the connection; what it sends before is left aside.
+fn is_ended(stream: &mut impl Read) -> bool {
+    let mut bytes = [0; 4096];
+    loop {
+        match stream.read(&mut bytes) {
+            Ok(0) => return true,
+            Ok(_) => {}
+            Err(e) => {
+                return !matches!(e.kind(), std::io::ErrorKind::WouldBlock | std::io::ErrorKind::TimedOut);
+            }
+        }
+    }
+}
+
+fn connect(served: &Served) -> TcpStream {
+    let stream = TcpStream::connect(served.address).unwrap();
+    stream.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+    stream
+}
+
+const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
+
+fn frame(kind: u8, flags: u8, stream: u8, payload: &[u8]) -> Vec<u8> {
+    let len = u32::try_from(payload.len()).unwrap().to_be_bytes();
+    [&len[1..], &[kind, flags, 0, 0, 0, stream], payload].concat()
+}
+
+#[test]
+fn who_says_nothing_in_full_is_given_up() {
+    let served = serve(impatient());
+    let settings = [PREFACE, &frame(4, 0, 0, &[])].concat();
+    for said in [&b""[..], b"P", &PREFACE[..8], PREFACE, &settings, b"GET", b"GET / HTTP/1.1\r\nHost:"] {
+        let mut stream = connect(&served);
+        stream.write_all(said).unwrap();
+        assert!(is_ended(&mut stream), "{:?}", String::from_utf8_lossy(said));
+    }
+}
+
+#[test]
+fn who_says_nothing_over_tls_is_given_up() {
+    let dir = tempfile::tempdir().unwrap();
+    let (certificate, key) = (dir.path().join("cert.pem"), dir.path().join("key.pem"));
+    let made = rcgen::generate_simple_self_signed(vec!["localhost".to_owned()]).unwrap();
+    std::fs::write(&certificate, made.cert.pem()).unwrap();
+    std::fs::write(&key, made.signing_key.serialize_pem()).unwrap();
+    let served = serve(Options { tls: Some(TlsFiles { certificate, key }), ..impatient() });
+
+    let mut roots = rustls::RootCertStore::empty();
+    roots.add(made.cert.der().clone()).unwrap();
+    let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
+    let config = rustls::ClientConfig::builder_with_provider(provider)
+        .with_safe_default_protocol_versions()
+        .unwrap()
+        .with_root_certificates(roots)
+        .with_no_client_auth();
+    let client = rustls::ClientConnection::new(Arc::new(config), "localhost".try_into().unwrap()).unwrap();
+    let mut stream = rustls::StreamOwned::new(client, connect(&served));
+    stream.conn.complete_io(&mut stream.sock).unwrap();
+    assert!(!stream.conn.is_handshaking());
+    assert!(is_ended(&mut stream));
+}
+
+#[test]
+fn pings_are_no_sign_of_life() {
+    let served = serve(impatient());
+    let path = served.object_path();
+    let no_window = frame(4, 0, 0, &[0, 4, 0, 0, 0, 0]);
+    let mut headers = vec![0x82, 0x86, 0x04, u8::try_from(path.len()).unwrap()];
+    headers.extend_from_slice(path.as_bytes());
+    headers.extend_from_slice(&[0x01, 1, b'x']);
+    let asked = [PREFACE, &no_window, &frame(4, 1, 0, &[]), &frame(1, 5, 1, &headers)].concat();
+    let mut stream = connect(&served);
+    stream.write_all(&asked).unwrap();
+    // As long as it pings it is answered, by a client that takes nothing of what it asked for.
+    let mut pings = 0;
+    let mut head = [0; 9];
+    while stream.read_exact(&mut head).is_ok() {
+        let mut payload = vec![0; usize::from(head[1]) << 8 | usize::from(head[2])];
+        if stream.read_exact(&mut payload).is_err() {
+            break;
+        }
+        assert_ne!(head[3], 0, "there is no room for a body");
+        if (head[3], head[4]) == (6, 0) {
+            pings += 1;
+            assert!(pings < 30, "it pings to the end");
+            let _ = stream.write_all(&frame(6, 1, 0, &payload));
+        }
+    }
 }

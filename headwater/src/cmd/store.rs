@@ -15,7 +15,7 @@ use headwater_image::{
 };
 use headwater_store::copy::{everything, selected};
 use headwater_store::{Access, Copied, Hash, ImageReference, Store, StoreError, StoreErrorKind, copy};
-use headwater_store_server::{Options, StoreServer, TlsFiles, token_line};
+use headwater_store_server::{Limits, Options, StoreServer, TlsFiles, token_line};
 use serde::Serialize;
 use tokio::sync::watch;
 
@@ -110,7 +110,7 @@ impl OfferArgs {
     pub fn options(&self, listen: SocketAddr) -> Options {
         let files = self.tls_cert.clone().zip(self.tls_key.clone());
         let tls = files.map(|(certificate, key)| TlsFiles { certificate, key });
-        Options { listen, tls, token_file: self.token_file.clone() }
+        Options { listen, tls, token_file: self.token_file.clone(), limits: Limits::default() }
     }
 }
 

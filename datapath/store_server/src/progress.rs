@@ -1,0 +1,204 @@
+//! Whether a connection gets on: it asks, it is being answered, or its client takes bytes of answers.
+
+use std::io::{IoSlice, Result};
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::time::Instant;
+
+/// What a connection of HTTP/1 writes first; one of HTTP/2 begins with the length of a small frame.
+const HTTP1_FIRST: u8 = b'H';
+/// The header of a frame of HTTP/2: length, type, flags, stream.
+const FRAME_HEADER_BYTES: usize = 9;
+/// The type of frames that carry bodies.
+const FRAME_DATA: u8 = 0;
+
+/// How a connection gets on.
+pub(crate) struct Progress(Mutex<State>);
+
+struct State {
+    /// What the server does for this connection now: meanwhile nothing is asked of the client.
+    busy: usize,
+    /// When the client did something last, or the server was done.
+    last: Instant,
+}
+
+impl Progress {
+    pub(crate) fn new() -> Arc<Self> {
+        Arc::new(Self(Mutex::new(State { busy: 0, last: Instant::now() })))
+    }
+
+    /// The server does something for this connection, until the answer is dropped.
+    pub(crate) fn busy(self: &Arc<Self>) -> Busy {
+        self.0.lock().busy += 1;
+        Busy(Arc::clone(self))
+    }
+
+    fn taken(&self) {
+        self.0.lock().last = Instant::now();
+    }
+
+    /// Waits until the client has neither asked nor taken anything for `limit`.
+    pub(crate) async fn stalled(&self, limit: Duration) {
+        loop {
+            let until = {
+                let state = self.0.lock();
+                let since = if state.busy > 0 { Instant::now() } else { state.last };
+                since + limit
+            };
+            if until <= Instant::now() {
+                return;
+            }
+            tokio::time::sleep_until(until).await;
+        }
+    }
+}
+
+/// Something that the server does for a connection.
+pub(crate) struct Busy(Arc<Progress>);
+
+impl Drop for Busy {
+    fn drop(&mut self) {
+        let mut state = self.0.0.lock();
+        state.busy = state.busy.saturating_sub(1);
+        state.last = Instant::now();
+    }
+}
+
+/// A stream that tells when its client takes bytes of answers. Pings, and whatever else HTTP/2 answers by itself, are none.
+pub(crate) struct Watched<S> {
+    stream: S,
+    progress: Arc<Progress>,
+    written: Written,
+}
+
+impl<S> Watched<S> {
+    pub(crate) fn new(stream: S, progress: Arc<Progress>) -> Self {
+        Self { stream, progress, written: Written::Nothing }
+    }
+}
+
+/// What has been written: how far into which frame.
+enum Written {
+    Nothing,
+    Http1,
+    Header { bytes: [u8; FRAME_HEADER_BYTES], have: usize },
+    Payload { left_bytes: usize, is_data: bool },
+}
+
+impl Written {
+    const FRAME: Self = Self::Header { bytes: [0; FRAME_HEADER_BYTES], have: 0 };
+
+    /// Whether `bytes`, which are written next, have some of an answer.
+    fn advance(&mut self, mut bytes: &[u8]) -> bool {
+        let mut answers = false;
+        while let Some(first) = bytes.first() {
+            let taken = match self {
+                Self::Http1 => return true,
+                Self::Nothing => {
+                    *self = if *first == HTTP1_FIRST { Self::Http1 } else { Self::FRAME };
+                    0
+                }
+                Self::Payload { left_bytes, is_data } => {
+                    let taken = bytes.len().min(*left_bytes);
+                    answers |= *is_data && taken > 0;
+                    *left_bytes -= taken;
+                    if *left_bytes == 0 {
+                        *self = Self::FRAME;
+                    }
+                    taken
+                }
+                Self::Header { bytes: header, have } => {
+                    if let Some(byte) = header.get_mut(*have) {
+                        *byte = *first;
+                    }
+                    *have += 1;
+                    if *have == FRAME_HEADER_BYTES {
+                        let [a, b, c, kind, ..] = *header;
+                        let left_bytes = usize::from(a) << 16 | usize::from(b) << 8 | usize::from(c);
+                        *self = Self::Payload { left_bytes, is_data: kind == FRAME_DATA };
+                    }
+                    1
+                }
+            };
+            bytes = bytes.get(taken..).unwrap_or_default();
+        }
+        answers
+    }
+}
+
+impl<S: AsyncRead + Unpin> AsyncRead for Watched<S> {
+    fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<Result<()>> {
+        Pin::new(&mut self.stream).poll_read(cx, buf)
+    }
+}
+
+impl<S: AsyncWrite + Unpin> AsyncWrite for Watched<S> {
+    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<Result<usize>> {
+        let len = std::task::ready!(Pin::new(&mut self.stream).poll_write(cx, buf))?;
+        if self.written.advance(buf.get(..len).unwrap_or(buf)) {
+            self.progress.taken();
+        }
+        Poll::Ready(Ok(len))
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Result<()>> {
+        Pin::new(&mut self.stream).poll_flush(cx)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Result<()>> {
+        Pin::new(&mut self.stream).poll_shutdown(cx)
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bufs: &[IoSlice<'_>],
+    ) -> Poll<Result<usize>> {
+        let len = std::task::ready!(Pin::new(&mut self.stream).poll_write_vectored(cx, bufs))?;
+        let (mut left, mut answers) = (len, false);
+        for buf in bufs {
+            let part = buf.get(..left).unwrap_or(buf);
+            answers |= self.written.advance(part);
+            left -= part.len();
+        }
+        if answers {
+            self.progress.taken();
+        }
+        Poll::Ready(Ok(len))
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.stream.is_write_vectored()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn frame(kind: u8, payload: &[u8]) -> Vec<u8> {
+        let len = u32::try_from(payload.len()).unwrap().to_be_bytes();
+        [&len[1..], &[kind, 0, 0, 0, 0, 1], payload].concat()
+    }
+
+    #[test]
+    fn bodies_alone_are_bytes_of_answers_however_they_are_cut() {
+        let (settings, ping) = (frame(4, &[0; 36]), frame(6, &[0; 8]));
+        let none = [settings, frame(4, &[]), ping.clone(), frame(0, &[]), frame(1, &[0; 70])].concat();
+        let data = frame(0, &[7; 300]);
+        for len in [1, 2, 8, 9, 10, 17, 4096] {
+            let mut written = Written::Nothing;
+            let mut parts = |bytes: &[u8]| bytes.chunks(len).filter(|part| written.advance(part)).count();
+            assert_eq!(parts(&none), 0, "{len}");
+            assert!(parts(&data) >= 300usize.div_ceil(len), "{len}");
+            assert_eq!(parts(&ping), 0, "{len}");
+        }
+        let mut written = Written::Nothing;
+        assert!(written.advance(b"HTTP/1.1 200 OK\r\n") && written.advance(&ping));
+    }
+}
