@@ -17,6 +17,7 @@ use crate::body::AnswerBody;
 use crate::leases::Leases;
 use crate::progress::Progress;
 use crate::range::{Wanted, wanted};
+use crate::server::Limits;
 use crate::tokens::TokenFile;
 
 /// How much of manifests is kept in memory, so that one that is fetched in parts is read and checked once.
@@ -100,10 +101,15 @@ const OBJECTS_OPEN_MAX: usize = 64;
 
 impl Answers {
     /// Answers for `store`, to everybody or to those with tokens.
-    pub fn new(store: Arc<dyn Store>, tokens: Option<TokenFile>) -> Self {
-        let leases = Leases::new(Arc::clone(&store));
+    pub fn new(store: Arc<dyn Store>, tokens: Option<TokenFile>, limits: &Limits) -> Self {
+        let leases = Leases::new(Arc::clone(&store), limits.lease);
         let (manifests, objects) = (Mutex::new(Vec::new()), Mutex::new(Vec::new()));
         Self { store, tokens, leases, manifests, objects }
+    }
+
+    /// The versions that are held.
+    pub(crate) fn leases(&self) -> &Leases {
+        &self.leases
     }
 
     /// Answers a request.

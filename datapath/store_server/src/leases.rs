@@ -15,30 +15,45 @@ pub const LEASES_MAX: usize = 4096;
 /// The versions that are held.
 pub(crate) struct Leases {
     store: Arc<dyn Store>,
+    lease: Duration,
     held: Mutex<HashMap<Hash, (Pin, Instant)>>,
 }
 
 impl Leases {
-    pub(crate) fn new(store: Arc<dyn Store>) -> Self {
-        Self { store, held: Mutex::new(HashMap::new()) }
+    /// Holds versions of `store`, each for `lease`.
+    pub(crate) fn new(store: Arc<dyn Store>, lease: Duration) -> Self {
+        Self { store, lease, held: Mutex::new(HashMap::new()) }
     }
 
     /// Holds a version from `now` on. Blocks on I/O where it is not held yet.
     pub(crate) fn renew(&self, manifest: Hash, now: Instant) -> Result<(), StoreError> {
-        {
-            let mut held = self.held.lock();
-            held.retain(|_, (_, until)| *until > now);
-            if let Some((_, until)) = held.get_mut(&manifest) {
-                *until = now + LEASE;
-                return Ok(());
-            }
+        if let Some((_, until)) = self.held.lock().get_mut(&manifest) {
+            *until = now + self.lease;
+            return Ok(());
         }
         let pin = self.store.pin(manifest)?;
-        let mut held = self.held.lock();
-        if held.len() < LEASES_MAX {
-            held.insert(manifest, (pin, now + LEASE));
-        }
+        // One that is not kept is let go after the lock: that may be network I/O.
+        let _superfluous = {
+            let mut held = self.held.lock();
+            if held.len() < LEASES_MAX || held.contains_key(&manifest) {
+                held.insert(manifest, (pin, now + self.lease)).map(|(pin, _)| pin)
+            } else {
+                Some(pin)
+            }
+        };
         Ok(())
+    }
+
+    /// Lets go of those whose time is over. Blocks on I/O.
+    pub(crate) fn expire(&self, now: Instant) {
+        let over: Vec<_> = self.held.lock().extract_if(|_, (_, until)| *until <= now).collect();
+        drop(over);
+    }
+
+    /// Lets go of all. Blocks on I/O.
+    pub(crate) fn end(&self) {
+        let all = std::mem::take(&mut *self.held.lock());
+        drop(all);
     }
 }
 
@@ -64,13 +79,13 @@ mod tests {
             unless_newest: false,
         };
         let version = store.publish().unwrap().commit(new).unwrap();
-        let leases = Leases::new(Arc::new(store.clone()));
+        let leases = Leases::new(Arc::new(store.clone()), LEASE);
         let start = Instant::now();
         leases.renew(version.manifest, start).unwrap();
         leases.renew(version.manifest, start + LEASE / 2).unwrap();
-        assert!(leases.renew(Hash::of(b"other"), start + LEASE).is_err());
+        leases.expire(start + LEASE);
         assert!(store.remove(&name, Some(1)).is_err());
-        assert!(leases.renew(Hash::of(b"other"), start + LEASE * 3 / 2).is_err());
+        leases.expire(start + LEASE * 3 / 2);
         store.remove(&name, Some(1)).unwrap();
     }
 }

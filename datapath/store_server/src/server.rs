@@ -3,7 +3,7 @@
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use headwater_store::Store;
 use hyper::service::service_fn;
@@ -16,6 +16,7 @@ use tokio_rustls::TlsAcceptor;
 
 use crate::answer::Answers;
 use crate::error::ServeError;
+use crate::leases::LEASE;
 use crate::progress::{Progress, Watched};
 use crate::tls;
 use crate::tokens::TokenFile;
@@ -30,6 +31,8 @@ pub const IDLE_TIMEOUT: Duration = Duration::from_secs(60);
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
 /// How long answers under way may take when the server stops.
 const STOP_GRACE: Duration = Duration::from_secs(5);
+/// How often it is looked whether versions need no longer be held, of the time for which they are.
+const LEASE_LOOKS: u32 = 60;
 /// The pause after a connection could not be accepted: there are too many open files.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
@@ -60,11 +63,13 @@ pub struct Options {
 pub struct Limits {
     /// See [`IDLE_TIMEOUT`].
     pub idle: Duration,
+    /// How long a version is held after its manifest was asked for; see [`LEASE`].
+    pub lease: Duration,
 }
 
 impl Default for Limits {
     fn default() -> Self {
-        Self { idle: IDLE_TIMEOUT }
+        Self { idle: IDLE_TIMEOUT, lease: LEASE }
     }
 }
 
@@ -99,7 +104,8 @@ impl StoreServer {
         let listener = TcpListener::bind(listen).await.map_err(failed)?;
         headwater_block::tcp::listen(&listener);
         let address = listener.local_addr().map_err(failed)?;
-        let (answers, limits) = (Arc::new(Answers::new(store, tokens)), options.limits);
+        let limits = options.limits;
+        let answers = Arc::new(Answers::new(store, tokens, &limits));
         Ok(Self { listener, address, tls, answers, limits })
     }
 
@@ -117,6 +123,7 @@ impl StoreServer {
     pub async fn run(self, mut stop: watch::Receiver<bool>) {
         let room = Arc::new(Semaphore::new(CONNECTIONS_MAX));
         let mut connections = tokio::task::JoinSet::new();
+        let letting_go = tokio::spawn(let_go(Arc::clone(&self.answers), self.limits.lease));
         loop {
             while connections.try_join_next().is_some() {}
             let accepted = tokio::select! {
@@ -135,6 +142,22 @@ impl StoreServer {
         let all = async { while connections.join_next().await.is_some() {} };
         // Those that take longer are cut off: their clients go on elsewhere.
         let _ = tokio::time::timeout(STOP_GRACE, all).await;
+        connections.shutdown().await;
+        letting_go.abort();
+        let answers = self.answers;
+        let ending = tokio::task::spawn_blocking(move || answers.leases().end());
+        // A bucket that is gone is not waited for.
+        let _ = tokio::time::timeout(STOP_GRACE, ending).await;
+    }
+}
+
+/// Has leases end also when nobody asks for anything any more.
+async fn let_go(answers: Arc<Answers>, lease: Duration) {
+    loop {
+        tokio::time::sleep(lease / LEASE_LOOKS).await;
+        let answers = Arc::clone(&answers);
+        // On a bucket this is network I/O. It fails only where it panicked, which the next time may not.
+        let _ = tokio::task::spawn_blocking(move || answers.leases().expire(Instant::now())).await;
     }
 }
 

@@ -198,6 +198,19 @@ fn a_version_that_was_asked_for_is_not_removed() {
 }
 
 #[test]
+fn a_version_that_nobody_asks_for_any_more_is_let_go() {
+    let limits = Limits { lease: Duration::from_millis(200), ..Limits::default() };
+    let served = serve(Options { limits, ..options() });
+    served.ask("HEAD", &format!("/manifests/{}", served.version.manifest), &[]);
+    let until = std::time::Instant::now() + Duration::from_secs(20);
+    while let Err(e) = served.store.remove(&"debian".parse().unwrap(), Some(1)) {
+        assert_eq!(e.kind(), headwater_store::StoreErrorKind::InUse);
+        assert!(std::time::Instant::now() < until, "{e}");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+#[test]
 fn only_a_token_of_the_file_opens_the_store() {
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("tokens");
@@ -277,7 +290,7 @@ fn it_does_not_listen_openly_to_other_hosts() {
 
 /// Clients that do nothing are given up soon.
 fn impatient() -> Options {
-    Options { limits: Limits { idle: Duration::from_millis(300) }, ..options() }
+    Options { limits: Limits { idle: Duration::from_millis(300), ..Limits::default() }, ..options() }
 }
 
 /// Whether the server ends the connection; what it sends before is left aside.
