@@ -49,6 +49,8 @@ impl Options {
 pub struct RemoteStore {
     open: Arc<Open>,
     chunk_bytes: u32,
+    /// Whether reads of objects wait while no server is there.
+    patient: bool,
 }
 
 /// Ends the probing thread, and reads that wait.
@@ -77,7 +79,7 @@ impl RemoteStore {
             chunk_bytes = chunk_bytes_of("at this server", bytes)?;
             Ok(())
         })?;
-        Ok(Self { open, chunk_bytes })
+        Ok(Self { open, chunk_bytes, patient: true })
     }
 
     /// Which servers are used, and why others are not.
@@ -185,6 +187,10 @@ impl Store for RemoteStore {
         true
     }
 
+    fn impatient(&self) -> Option<Arc<dyn Store>> {
+        self.patient.then(|| -> Arc<dyn Store> { Arc::new(Self { patient: false, ..self.clone() }) })
+    }
+
     fn images(&self) -> Result<Vec<Image>, StoreError> {
         let mut names: Vec<ImageName> = Vec::new();
         let listed = self.open.optional("images/", LIST_MAX_BYTES, &mut |bytes| {
@@ -241,6 +247,7 @@ impl Store for RemoteStore {
             id,
             path: format!("objects/{id}"),
             len_bytes,
+            patient: self.patient,
             whole: Mutex::default(),
         }))
     }
@@ -313,6 +320,7 @@ struct RemoteObject {
     id: Hash,
     path: String,
     len_bytes: u64,
+    patient: bool,
     /// Of what is read without a check; never locked across I/O.
     whole: Mutex<Whole>,
 }
@@ -336,7 +344,7 @@ impl RemoteObject {
             return check(into).map(|()| None);
         }
         let wanted = Wanted::Range { first: offset, len, total: Some(self.len_bytes) };
-        let ask = Ask { path: &self.path, wanted, patient: true, optional: false, whom };
+        let ask = Ask { path: &self.path, wanted, patient: self.patient, optional: false, whom };
         let answer = read(&self.open.0, &ask, check)?;
         let Some(body) = answer.body.get(..into.len()) else {
             return Err(StoreError::new(StoreErrorKind::Io, format!("too few bytes came of {}", self.path)));

@@ -373,6 +373,27 @@ fn when_all_are_gone_reads_wait_and_go_on_when_one_is_back() {
 }
 
 #[test]
+fn when_all_are_gone_impatient_reads_fail_and_others_wait_on() {
+    let dir = tempfile::tempdir().unwrap();
+    let bytes = store(dir.path());
+    let mut server = FileServer::start(dir.path(), None);
+    let remote = open(&[&server]);
+    let impatient = remote.impatient().unwrap();
+    assert!(impatient.impatient().is_none());
+    let (waits, fails) = (object(&remote, &bytes), impatient.open_object(Hash::of(&bytes)).unwrap());
+    read(&*fails, &bytes, 0, 1000).unwrap();
+    server.kill();
+    std::thread::scope(|scope| {
+        let waiting = scope.spawn(|| read(&*waits, &bytes, 0, 1000));
+        assert_eq!(read(&*fails, &bytes, 0, 1000).unwrap_err().kind(), StoreErrorKind::Io);
+        server.revive();
+        waiting.join().unwrap().unwrap();
+    });
+    all_up(&remote);
+    read(&*fails, &bytes, 0, 1000).unwrap();
+}
+
+#[test]
 fn a_single_server_that_breaks_off_is_asked_again_until_it_answers() {
     let dir = tempfile::tempdir().unwrap();
     let bytes = store(dir.path());

@@ -41,7 +41,7 @@ pub struct PatientStore<S> {
     line: Arc<Line>,
 }
 
-impl<S: Store> PatientStore<S> {
+impl<S: Store + Clone> PatientStore<S> {
     /// Reads of `below` that wait.
     pub fn new(below: S) -> Self {
         let line = Line { shown: below.shown(), ..Line::default() };
@@ -53,7 +53,7 @@ impl<S: Store> PatientStore<S> {
     }
 }
 
-impl<S: Store> Store for PatientStore<S> {
+impl<S: Store + Clone> Store for PatientStore<S> {
     fn chunk_bytes(&self) -> u32 {
         self.below.chunk_bytes()
     }
@@ -73,6 +73,10 @@ impl<S: Store> Store for PatientStore<S> {
     fn close(&self) {
         self.line.close();
         self.below.close();
+    }
+
+    fn impatient(&self) -> Option<Arc<dyn Store>> {
+        Some(Arc::new(self.below.clone()))
     }
 
     fn images(&self) -> Result<Vec<Image>, StoreError> {

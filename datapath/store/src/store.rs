@@ -48,6 +48,12 @@ pub trait Store: Send + Sync + 'static {
         None
     }
 
+    /// The same store for those who rather have an error soon than wait: its reads of objects fail while it cannot be reached.
+    /// `None` where those of this one do so already.
+    fn impatient(&self) -> Option<Arc<dyn Store>> {
+        None
+    }
+
     /// All images, by name.
     fn images(&self) -> Result<Vec<Image>, StoreError>;
 

@@ -13,10 +13,11 @@ use hyper::header::{self, HeaderMap, HeaderValue};
 use hyper::{Method, Request, Response, StatusCode};
 use parking_lot::Mutex;
 
-use crate::body::AnswerBody;
+use crate::body::{AnswerBody, Turn};
 use crate::leases::Leases;
 use crate::progress::Progress;
 use crate::range::{Wanted, wanted};
+use crate::reads::Reads;
 use crate::server::Limits;
 use crate::tokens::TokenFile;
 
@@ -72,11 +73,9 @@ impl Content {
         }
     }
 
-    fn part(&self, at: u64, len_bytes: u64, progress: &Arc<Progress>) -> AnswerBody {
+    fn part(&self, at: u64, len_bytes: u64, turn: Turn) -> AnswerBody {
         match self {
-            Self::Object(object) => {
-                AnswerBody::object(Arc::clone(object), at, len_bytes, Arc::clone(progress))
-            }
+            Self::Object(object) => AnswerBody::object(Arc::clone(object), at, len_bytes, turn),
             Self::Bytes(bytes) => {
                 let index = |number: u64| usize::try_from(number).unwrap_or(usize::MAX).min(bytes.len());
                 AnswerBody::whole(bytes.slice(index(at)..index(at.saturating_add(len_bytes))))
@@ -90,6 +89,7 @@ pub struct Answers {
     store: Arc<dyn Store>,
     tokens: Option<TokenFile>,
     leases: Leases,
+    reads: Reads,
     /// The manifests that were asked for last, newest last.
     manifests: Mutex<Vec<(Hash, Bytes)>>,
     /// Objects of a remote store that were asked for last, newest last.
@@ -103,8 +103,9 @@ impl Answers {
     /// Answers for `store`, to everybody or to those with tokens.
     pub fn new(store: Arc<dyn Store>, tokens: Option<TokenFile>, limits: &Limits) -> Self {
         let leases = Leases::new(Arc::clone(&store), limits.lease);
+        let reads = Reads::new(limits.reads, limits.read_wait);
         let (manifests, objects) = (Mutex::new(Vec::new()), Mutex::new(Vec::new()));
-        Self { store, tokens, leases, manifests, objects }
+        Self { store, tokens, leases, reads, manifests, objects }
     }
 
     /// The versions that are held.
@@ -151,14 +152,18 @@ impl Answers {
                 "there is nothing under this path in a store",
             );
         };
+        let Some(place) = self.reads.place_soon().await else { return busy() };
         let (answers, wanted) = (Arc::clone(self), target.clone());
-        let found = tokio::task::spawn_blocking(move || answers.find(&wanted)).await;
+        let found = tokio::task::spawn_blocking(move || (answers.find(&wanted), place)).await;
         match found {
-            Ok(Ok(found)) => self.send(&target, &found, request, progress),
-            Ok(Err(e)) if e.kind() == StoreErrorKind::NotFound => {
+            Ok((Ok(found), place)) => {
+                let turn = Turn { reads: self.reads.clone(), place, progress: Arc::clone(progress) };
+                self.send(&target, &found, request, turn)
+            }
+            Ok((Err(e), _)) if e.kind() == StoreErrorKind::NotFound => {
                 problem(StatusCode::NOT_FOUND, "not_found", &missing(&target))
             }
-            Ok(Err(e)) => {
+            Ok((Err(e), _)) => {
                 tracing::error!(path = request.uri().path(), error = %e, "cannot answer");
                 failed()
             }
@@ -242,7 +247,7 @@ impl Answers {
         target: &Target,
         found: &Found,
         request: &Request<B>,
-        progress: &Arc<Progress>,
+        turn: Turn,
     ) -> Response<AnswerBody> {
         let headers = request.headers();
         let len_bytes = found.content.len_bytes();
@@ -265,8 +270,7 @@ impl Answers {
             }
         };
         let is_head = request.method() == Method::HEAD;
-        let mut response =
-            Response::new(found.content.part(at, if is_head { 0 } else { part_bytes }, progress));
+        let mut response = Response::new(found.content.part(at, if is_head { 0 } else { part_bytes }, turn));
         *response.status_mut() = status;
         put(&mut response, header::ETAG, &found.tag);
         put(&mut response, header::CACHE_CONTROL, self.cache_control(target));
@@ -320,6 +324,13 @@ fn failed() -> Response<AnswerBody> {
         "failed",
         "the store cannot be read; the server's log says why",
     )
+}
+
+fn busy() -> Response<AnswerBody> {
+    let message = "too much is being read of the store, or it does not answer; ask again";
+    let mut refused = problem(StatusCode::SERVICE_UNAVAILABLE, "unavailable", message);
+    put(&mut refused, header::RETRY_AFTER, "1");
+    refused
 }
 
 /// An answer that says why there is none. Messages hold nothing that JSON would have to escape but quotes.

@@ -5,11 +5,12 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 
 use bytes::Bytes;
-use headwater_store::{Object, StoreError};
+use headwater_store::{Object, StoreError, StoreErrorKind};
 use hyper::body::{Frame, SizeHint};
 use tokio::task::JoinHandle;
 
 use crate::progress::Progress;
+use crate::reads::{Place, Reads};
 
 /// How much of an object is read at a time. While one piece is sent, the next is read.
 pub const PIECE_BYTES: usize = 256 << 10;
@@ -31,7 +32,16 @@ pub(crate) struct Reading {
     /// Not sent yet.
     left_bytes: u64,
     next: Option<JoinHandle<Result<Bytes, StoreError>>>,
+    reads: Reads,
     progress: Arc<Progress>,
+}
+
+/// What a body of an object needs to be read.
+pub(crate) struct Turn {
+    pub reads: Reads,
+    /// For the first piece.
+    pub place: Place,
+    pub progress: Arc<Progress>,
 }
 
 impl AnswerBody {
@@ -40,28 +50,38 @@ impl AnswerBody {
     }
 
     /// `len_bytes` from `at`, which the object has.
-    pub(crate) fn object(object: Arc<dyn Object>, at: u64, len_bytes: u64, progress: Arc<Progress>) -> Self {
+    pub(crate) fn object(object: Arc<dyn Object>, at: u64, len_bytes: u64, turn: Turn) -> Self {
         let end = at.saturating_add(len_bytes);
-        let mut reading = Reading { object, at, end, left_bytes: len_bytes, next: None, progress };
-        reading.read_on();
+        let Turn { reads, place, progress } = turn;
+        let mut reading = Reading { object, at, end, left_bytes: len_bytes, next: None, reads, progress };
+        reading.read_on(Some(place));
         Self::Object(Box::new(reading))
     }
 }
 
 impl Reading {
-    fn read_on(&mut self) {
+    fn read_on(&mut self, place: Option<Place>) {
         let len = usize::try_from(self.end - self.at).map_or(PIECE_BYTES, |left| left.min(PIECE_BYTES));
         if len == 0 {
             return;
         }
         let (object, at) = (Arc::clone(&self.object), self.at);
         self.at = self.at.saturating_add(u64::try_from(len).unwrap_or(u64::MAX));
-        let busy = self.progress.busy();
-        self.next = Some(tokio::task::spawn_blocking(move || {
-            let _busy = busy;
-            let mut piece = vec![0; len];
-            object.read_range(at, &mut piece)?;
-            Ok(Bytes::from(piece))
+        let (reads, busy) = (self.reads.clone(), self.progress.busy());
+        // A task of its own: a place that is given to a body which nobody polls would be lost to all others.
+        self.next = Some(tokio::spawn(async move {
+            let place = match place {
+                Some(place) => Some(place),
+                None => reads.place().await,
+            };
+            let read = move || {
+                let _held = (busy, place);
+                let mut piece = vec![0; len];
+                object.read_range(at, &mut piece)?;
+                Ok(Bytes::from(piece))
+            };
+            let failed = |_| StoreError::new(StoreErrorKind::Io, "a read of the store failed by a bug");
+            tokio::task::spawn_blocking(read).await.map_err(failed)?
         }));
     }
 
@@ -81,8 +101,17 @@ impl Reading {
         };
         self.next = None;
         self.left_bytes = self.left_bytes.saturating_sub(u64::try_from(piece.len()).unwrap_or(u64::MAX));
-        self.read_on();
+        self.read_on(None);
         Poll::Ready(Some(Ok(Frame::data(piece))))
+    }
+}
+
+impl Drop for Reading {
+    fn drop(&mut self) {
+        // Nobody takes the piece: no thread is needed for it, unless one reads it already.
+        if let Some(next) = &self.next {
+            next.abort();
+        }
     }
 }
 

@@ -18,6 +18,7 @@ use crate::answer::Answers;
 use crate::error::ServeError;
 use crate::leases::LEASE;
 use crate::progress::{Progress, Watched};
+use crate::reads::{READ_WAIT, READS_MAX};
 use crate::tls;
 use crate::tokens::TokenFile;
 
@@ -65,11 +66,15 @@ pub struct Limits {
     pub idle: Duration,
     /// How long a version is held after its manifest was asked for; see [`LEASE`].
     pub lease: Duration,
+    /// The most that blocks on the store at a time; see [`READS_MAX`].
+    pub reads: usize,
+    /// See [`READ_WAIT`].
+    pub read_wait: Duration,
 }
 
 impl Default for Limits {
     fn default() -> Self {
-        Self { idle: IDLE_TIMEOUT, lease: LEASE }
+        Self { idle: IDLE_TIMEOUT, lease: LEASE, reads: READS_MAX, read_wait: READ_WAIT }
     }
 }
 
@@ -105,6 +110,8 @@ impl StoreServer {
         headwater_block::tcp::listen(&listener);
         let address = listener.local_addr().map_err(failed)?;
         let limits = options.limits;
+        // Who asks has other servers, or asks again, and may be gone long before a store that is waited for is back.
+        let store = store.impatient().unwrap_or(store);
         let answers = Arc::new(Answers::new(store, tokens, &limits));
         Ok(Self { listener, address, tls, answers, limits })
     }

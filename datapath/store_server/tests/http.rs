@@ -211,6 +211,38 @@ fn a_version_that_nobody_asks_for_any_more_is_let_go() {
 }
 
 #[test]
+fn a_store_that_does_not_answer_takes_no_more_threads_than_it_may() {
+    let limits = Limits { reads: 2, read_wait: Duration::from_millis(100), ..Limits::default() };
+    let served = serve(Options { limits, ..options() });
+    // Whoever opens this object waits until somebody writes it: clients give it up, their reads go on.
+    let id = Hash::of(b"of a store that is gone");
+    let pipe = served.dir.path().join("store/objects").join(id.to_string());
+    assert!(Command::new("mkfifo").arg(&pipe).status().unwrap().success());
+    let ask = |_| {
+        let mut stream = connect(&served);
+        write!(stream, "GET /objects/{id} HTTP/1.1\r\nHost: x\r\n\r\n").unwrap();
+        stream
+    };
+    let given_up: Vec<_> = (0..3).map(ask).collect();
+    let until = std::time::Instant::now() + Duration::from_secs(20);
+    let refused = loop {
+        let answer = served.get("/store");
+        if answer.status != 200 {
+            break answer;
+        }
+        assert!(std::time::Instant::now() < until, "reads of a store that is gone have all threads");
+    };
+    drop(given_up);
+    assert_eq!((refused.status, refused.header("retry-after")), (503, "1"));
+    assert!(String::from_utf8(refused.body).unwrap().starts_with("{\"kind\": \"unavailable\""));
+    let _back = std::fs::File::options().read(true).write(true).open(&pipe).unwrap();
+    while served.get("/store").status != 200 {
+        assert!(std::time::Instant::now() < until);
+    }
+    assert!(served.get(&served.object_path()).body == served.object);
+}
+
+#[test]
 fn only_a_token_of_the_file_opens_the_store() {
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("tokens");
