@@ -28,9 +28,9 @@ pub(crate) struct Disk {
     pub(crate) waiting_writes: AtomicUsize,
     /// Queues that have a thread now.
     running_queues: AtomicUsize,
-    /// Whether the guest wants writes answered before they are durable.
     /// The driver of this moment knows how to flush.
     flushes: AtomicBool,
+    /// The guest wants writes answered when they are durable.
     chose_write_through: AtomicBool,
     /// Where queues stood when they ended, here or in the server before this one.
     positions: Mutex<Positions>,

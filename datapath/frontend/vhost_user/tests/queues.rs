@@ -310,6 +310,45 @@ fn reads_and_discards_go_on_while_all_writes_wait_for_room() {
 }
 
 #[test]
+fn stopping_a_queue_leaves_writes_in_the_ring_that_the_disk_has_not() {
+    let dir = tempfile::tempdir().unwrap();
+    let disk = Arc::new(FullDisk {
+        disk: ReferenceDisk::new(1 << 20),
+        waiting: Mutex::default(),
+        is_full: AtomicBool::new(true),
+    });
+    let limits = Limits { bytes_in_flight: 2 * 512, ..Limits::default() };
+    let server =
+        Server::bind(&dir.path().join("s"), Arc::clone(&disk) as _, Options { limits, ..Options::default() });
+    let server = server.unwrap();
+    let mut guest = Guest::start(server.path());
+    for number in 0..7 {
+        offer_write(&mut guest, number, u64::from(number), number as u8 + 1);
+    }
+    guest.kick();
+    while disk.waiting.lock().unwrap().len() < 2 {
+        std::thread::yield_now();
+    }
+    let stopped = std::thread::scope(|scope| {
+        scope.spawn(|| {
+            std::thread::sleep(std::time::Duration::from_millis(100));
+            disk.make_room();
+        });
+        guest.stop_queue()
+    });
+    assert_eq!(stopped, 2);
+    assert_eq!(
+        (0..7).map(|number| status_of(&guest, number)).collect::<Vec<_>>(),
+        [0, 0, 0xee, 0xee, 0xee, 0xee, 0xee]
+    );
+    guest.continue_queue(2);
+    guest.kick();
+    let used: Vec<u16> = (0..7).map(|_| guest.next_used().0).collect();
+    assert_eq!(used, [0, 2, 4, 6, 8, 10, 12]);
+    assert!((0..7).all(|number| disk.disk.contents()[number * 512] == number as u8 + 1));
+}
+
+#[test]
 fn writes_that_found_no_room_do_not_all_come_back_at_once() {
     let dir = tempfile::tempdir().unwrap();
     let (disk, server) = with_little_in_flight(dir.path());

@@ -171,6 +171,7 @@ impl QueueThread {
 
     fn stop(&mut self) {
         self.stopping = true;
+        self.give_back_held();
         for job in self.take_starved() {
             self.warn(&NO_ROOM_AT_STOP);
             self.finish(job.head, job.status, Status::IoError, 1, &job.memory);
@@ -203,6 +204,18 @@ impl QueueThread {
         // A discard has no data, and may be what gives the others room.
         let waits = job.is_write() && (!self.held.is_empty() || !self.has_room_for_data());
         if waits { self.held.push_back(job) } else { self.submit(job) }
+    }
+
+    /// Gives held writes back to the ring, as far as nothing was taken after them: whoever goes on with the machine takes them
+    /// again. To wait for all of them would hold up whoever stops it.
+    fn give_back_held(&mut self) {
+        while !self.broken
+            && let Some(job) = self.held.back()
+            && self.rings.available_head(self.next_available.wrapping_sub(1)) == job.head
+        {
+            self.held.pop_back();
+            self.next_available = self.next_available.wrapping_sub(1);
+        }
     }
 
     fn release_held(&mut self) -> bool {
