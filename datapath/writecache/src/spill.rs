@@ -26,6 +26,10 @@ use crate::units::SegmentId;
 /// Positions that only cleaning may use: what it writes frees more than it takes.
 pub const RESERVED_POSITIONS: u32 = 2;
 
+fn is_lack_of_space(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded)
+}
+
 /// What a turn of the host's thread left behind.
 #[derive(Debug, Default)]
 pub struct Turned {
@@ -122,12 +126,15 @@ impl WriteCache {
     /// Claims space for the map of a persistent cache, if need be at the cost of a place for data. Whether it has enough.
     fn claim_map(&self, persist: &Persist, overflow: &Overflow) -> bool {
         while let Err(error) = persist.claim_map() {
-            if overflow.punch_one(RESERVED_POSITIONS) {
+            if persist.has_map_room() {
+                break;
+            }
+            if is_lack_of_space(&error) && overflow.punch_one(RESERVED_POSITIONS) {
                 continue;
             }
             tracing::debug!(%error, "there is no space for the map of a persistent cache");
-            // What is noted is committed while it fits.
-            if !persist.has_map_room() {
+            // What is noted is committed while it fits; not at once again where that has just failed.
+            if !overflow.is_resting() {
                 persist.ask_for_commit();
             }
             break;

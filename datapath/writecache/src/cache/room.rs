@@ -98,12 +98,12 @@ impl WriteCache {
         };
         // No signal where there is none: the host's thread, trying parked writes in vain, would keep itself awake.
         let Some(reserved) = persist.reserve(overflow, stream) else { return false };
-        if overflow.ready_positions() <= persist::READY_POSITIONS / 2 {
-            self.host.signal();
-        }
         if !self.begin_in_ram(log, stream) {
             overflow.give_position(reserved.position);
             return false;
+        }
+        if overflow.ready_positions() <= RESERVED_POSITIONS as usize + persist::READY_POSITIONS / 2 {
+            self.host.signal();
         }
         if let Some(segment) = log.filling(stream).and_then(|id| self.segments.get(id)) {
             segment.set_position(Some(reserved.position));

@@ -8,7 +8,6 @@ use rustix::fs::FallocateFlags;
 
 use super::Overflow;
 use super::seal::SEALED_SEGMENT_BYTES;
-use crate::spill::RESERVED_POSITIONS;
 use crate::units::SegmentId;
 
 /// Positions claimed at once, while there is room: fewer, larger extents.
@@ -101,7 +100,7 @@ impl Overflow {
                 return Ok(position);
             }
         }
-        self.claim_one()
+        self.claim_one(false)
     }
 
     /// A position that is claimed already, whatever the limit: for what cleaning fills, which gives back more than it takes.
@@ -112,14 +111,14 @@ impl Overflow {
         Some(position)
     }
 
-    /// Claims one that was counted as used already, and some more that are ready then.
-    fn claim_one(&self) -> Result<u32, NoPosition> {
+    /// Claims one that was counted as used already, and some more that are ready then; `beyond`: whatever the limit.
+    fn claim_one(&self, beyond: bool) -> Result<u32, NoPosition> {
         let (position, grow) = {
             let mut positions = self.positions.lock();
             let doubtful = u32::try_from(positions.doubtful.len()).unwrap_or(u32::MAX);
             match positions.punched.pop() {
                 Some(position) => (position, 1),
-                None if positions.used.saturating_add(doubtful) > positions.limit => {
+                None if !beyond && positions.used.saturating_add(doubtful) > positions.limit => {
                     return positions.take_doubtful(NoPosition::Limit);
                 }
                 None => {
@@ -214,21 +213,22 @@ impl Overflow {
         self.positions.lock().ready.len()
     }
 
-    /// Claims positions until so many are ready, or no more are to be had. Those that cleaning needs to begin are claimed
-    /// beyond the limit too, which was lowered then. Blocks for the file system.
+    /// Claims positions until so many are ready, or no more are to be had. One that cleaning needs to begin is claimed
+    /// beyond the limit too. Blocks for the file system.
     pub fn prepare(&self, wanted: usize) -> Result<(), NoPosition> {
         loop {
-            {
+            let beyond = {
                 let mut positions = self.positions.lock();
                 let ready = positions.ready.len();
                 let taken = positions.used.saturating_add(u32::try_from(ready).unwrap_or(u32::MAX));
-                let may = taken < positions.limit || ready < RESERVED_POSITIONS as usize;
-                if ready >= wanted || !may {
+                let beyond = taken >= positions.limit;
+                if ready >= wanted || (beyond && (ready > 0 || positions.used < positions.limit)) {
                     return Ok(());
                 }
                 positions.used += 1;
-            }
-            match self.claim_one() {
+                beyond
+            };
+            match self.claim_one(beyond) {
                 Ok(position) => self.give_position(position),
                 Err(NoPosition::Limit) => return Ok(()),
                 Err(error) => return Err(error),

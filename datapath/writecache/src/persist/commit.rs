@@ -298,7 +298,7 @@ impl WriteCache {
         match &result {
             Ok(()) => {
                 // In this order: whoever finds the room knows that nothing of it is needed any more.
-                persist.pending.lock().committing = false;
+                persist.pending.lock().end_commit();
                 freed.into_iter().for_each(|position| overflow.give_position(position));
                 self.cleaner.unstick();
                 count(&persist.commits, 1);
@@ -312,7 +312,7 @@ impl WriteCache {
                 freed.append(&mut pending.freed);
                 pending.changes = changes;
                 pending.freed = freed;
-                pending.committing = false;
+                pending.end_commit();
             }
         }
         waiters.into_iter().for_each(|done| done(result.clone()));
@@ -331,6 +331,7 @@ impl WriteCache {
         let changes = std::mem::take(&mut pending.changes);
         let freed = std::mem::take(&mut pending.freed);
         pending.committing = true;
+        pending.committing_changes = changes.len();
         drop(pending);
         let jobs = self.log.lock().close_epoch(&self.segments);
         let checkpoint = (due && !changes.is_empty()).then(|| self.whole_state());
@@ -398,7 +399,11 @@ impl WriteCache {
             Some(Ok(())) => Ok(()),
             Some(Err(error)) if journal.is_broken() => Err(error),
             // Without room for a new map the old one grows, which has room.
-            _ => journal.append_reserving(reserve, |encoder| encode(&epoch.changes, encoder)),
+            Some(Err(error)) => {
+                tracing::warn!(%error, "the map of a persistent cache could not be replaced by a shorter one, and grows");
+                journal.append_reserving(reserve, |encoder| encode(&epoch.changes, encoder))
+            }
+            None => journal.append_reserving(reserve, |encoder| encode(&epoch.changes, encoder)),
         };
         // Where that fails, no new segments are begun.
         let _ = persist.room.claim(persist.pending_changes());

@@ -305,10 +305,12 @@ impl Journal {
             self.engine.write_at(&file, &records, HEADER_BYTES as u64)?;
             self.engine.sync(&file)
         };
-        write().inspect_err(|_| {
-            // The space may be needed to go on with the old one.
+        if let Err(error) = write() {
+            // The space may be needed to go on with the old one, which is twice as long when this is tried again.
             let _ = std::fs::remove_file(&new);
-        })?;
+            self.checkpoint_bytes = self.tail / 2;
+            return Err(error);
+        }
         // From here on nobody knows which of the two a crash leaves, so nothing may fail.
         let renamed = self.engine.rename(&new, &map).and_then(|()| self.engine.sync_dir(&self.dir_file));
         if let Err(error) = renamed {

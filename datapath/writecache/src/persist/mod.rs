@@ -78,7 +78,7 @@ const MAX_CHANGES: usize = if EXPLORED { 24 } else { 256 << 10 };
 const LOW_GENERATIONS: u64 = 1 << 16;
 
 /// Positions kept claimed for the segments to be begun next.
-pub const READY_POSITIONS: usize = 6;
+pub const READY_POSITIONS: usize = 8;
 
 /// Freed positions that wait for a commit, at most.
 const MAX_FREED: usize = if EXPLORED { 4 } else { 64 };
@@ -119,6 +119,15 @@ struct Pending {
     freed: Vec<u32>,
     /// A closed epoch is being committed.
     committing: bool,
+    /// The changes in it: their space in the map is not used up yet.
+    committing_changes: usize,
+}
+
+impl Pending {
+    fn end_commit(&mut self) {
+        self.committing = false;
+        self.committing_changes = 0;
+    }
 }
 
 /// What the cache's thread was asked to do.
@@ -254,7 +263,8 @@ impl Persist {
     }
 
     fn pending_changes(&self) -> usize {
-        self.pending.lock().changes.len()
+        let pending = self.pending.lock();
+        pending.changes.len() + pending.committing_changes
     }
 
     /// Claims space for the map, so that what is pending can be committed, and what is written until the next time.

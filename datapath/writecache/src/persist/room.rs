@@ -36,12 +36,14 @@ struct Claimed {
     tail: u64,
     /// Where the claimed space ends.
     end: u64,
+    /// How often the map was cut.
+    cuts: u64,
 }
 
 impl MapRoom {
     /// Of a map of so many bytes, with nothing claimed.
     pub fn new(file: Arc<File>, tail: u64) -> Self {
-        Self { map: Mutex::new(Claimed { file, tail, end: tail }), bytes: AtomicU64::new(0) }
+        Self { map: Mutex::new(Claimed { file, tail, end: tail, cuts: 0 }), bytes: AtomicU64::new(0) }
     }
 
     /// Whether there is enough for so many changes, and for some more.
@@ -55,19 +57,24 @@ impl MapRoom {
         if self.bytes.load(Ordering::Acquire) >= wanted - AHEAD_BYTES / 2 {
             return Ok(());
         }
-        let (file, tail) = {
+        let (file, tail, cuts) = {
             let map = self.map.lock();
-            (Arc::clone(&map.file), map.tail)
+            (Arc::clone(&map.file), map.tail, map.cuts)
         };
         let mut end = tail + wanted;
         match rustix::fs::fallocate(&*file, FallocateFlags::KEEP_SIZE, tail, wanted) {
             Ok(()) => {}
-            // Nothing can be claimed there, neither here nor for the data, which has told it.
-            Err(rustix::io::Errno::OPNOTSUPP) => end = u64::MAX,
+            Err(rustix::io::Errno::OPNOTSUPP) => {
+                tracing::warn!(
+                    "the file system of a persistent cache cannot reserve space for its map; a flush may find it full"
+                );
+                end = u64::MAX;
+            }
             Err(error) => return Err(error.into()),
         }
         let mut map = self.map.lock();
-        if Arc::ptr_eq(&map.file, &file) {
+        // Else it is of a map that is gone, or was cut off meanwhile.
+        if Arc::ptr_eq(&map.file, &file) && map.cuts == cuts {
             map.end = map.end.max(end);
             self.show(&map);
         }
@@ -78,7 +85,7 @@ impl MapRoom {
     pub fn moved(&self, file: &Arc<File>, tail: u64) {
         let mut map = self.map.lock();
         if !Arc::ptr_eq(&map.file, file) {
-            *map = Claimed { file: Arc::clone(file), tail, end: tail };
+            *map = Claimed { file: Arc::clone(file), tail, end: tail, cuts: 0 };
         }
         map.tail = tail;
         map.end = map.end.max(tail);
@@ -88,6 +95,7 @@ impl MapRoom {
     /// The map was cut at its end, and what was claimed behind that has gone.
     pub fn cut(&self) {
         let mut map = self.map.lock();
+        map.cuts += 1;
         if map.end != u64::MAX {
             map.end = map.tail;
         }
