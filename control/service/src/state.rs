@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use headwater_db::{Database, NewEvent};
-use tokio::sync::{OwnedMutexGuard, Semaphore};
+use tokio::sync::{OwnedMutexGuard, RwLock, RwLockReadGuard, RwLockWriteGuard, Semaphore};
 use uuid::Uuid;
 
 use crate::backend::{Clock, Disks, Hypervisor, Images, Random};
@@ -45,6 +45,8 @@ struct Inner {
     locks: Mutex<HashMap<Uuid, Arc<tokio::sync::Mutex<()>>>>,
     /// Kept disks that a version is being made of.
     sealing: Mutex<HashSet<Uuid>>,
+    /// Shared by who is about to use a version, alone with who removes one.
+    versions: RwLock<()>,
     stopping: Arc<AtomicBool>,
     job_slots: Arc<Semaphore>,
 }
@@ -59,6 +61,7 @@ impl Service {
             active: Mutex::default(),
             locks: Mutex::default(),
             sealing: Mutex::default(),
+            versions: RwLock::default(),
             stopping: Arc::default(),
             job_slots: Arc::new(Semaphore::new(MAX_JOBS)),
         }))
@@ -167,6 +170,18 @@ impl Service {
 
     fn sealing_set(&self) -> MutexGuard<'_, HashSet<Uuid>> {
         self.0.sealing.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Keeps versions from being removed: held from before a version is looked up until the database says who uses it. It
+    /// comes after a machine's turn and before a write transaction. There is one of those at a time in the whole daemon, and
+    /// so none is held while a store is asked, which may take minutes to answer.
+    pub(crate) async fn using_versions(&self) -> RwLockReadGuard<'_, ()> {
+        self.0.versions.read().await
+    }
+
+    /// Keeps others from beginning to use a version: held from before it is looked up who does until it is gone.
+    pub(crate) async fn removing_versions(&self) -> RwLockWriteGuard<'_, ()> {
+        self.0.versions.write().await
     }
 
     pub(crate) fn forget_lock(&self, uuid: Uuid) {

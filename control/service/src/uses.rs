@@ -1,17 +1,19 @@
 //! Who uses an image, or one version of it: machines, catalogs, channels, kept disks.
 
+use std::collections::HashMap;
+
 use headwater_api::name::ImageRef;
 use headwater_api::{Channel, ImageVersion, Problem, ProblemKind};
-use headwater_db::{MachineRecord, Purpose, Repository};
+use headwater_db::{MachineRecord, Purpose};
 
 use crate::Service;
 use crate::answer::Failure;
 use crate::backend::BackendError;
 
-/// All uses of a version, or of the whole image where there is none, in words: `machine 'x' runs it`.
+/// All uses of a version, or of the whole image where there is none, in words: `machine 'x' runs it`. The database is left alone
+/// while the store is asked.
 pub(crate) async fn of(
     service: &Service,
-    repo: &mut dyn Repository,
     reference: &ImageRef,
     version: Option<&ImageVersion>,
 ) -> Result<Vec<String>, Failure> {
@@ -19,22 +21,26 @@ pub(crate) async fn of(
         Some(version) => channels_of(service, version).await?,
         None => Vec::new(),
     };
-    for machine in repo.machines().list().await? {
-        if let Some(how) = use_of(service, &machine, reference, version).await? {
+    let mut repo = service.db().read().await?;
+    let machines = repo.machines().list().await?;
+    let catalogs = repo.catalogs().list().await?;
+    let disks = repo.kept_disks().list().await?;
+    drop(repo);
+    let mut meanings = Meanings { service, reference, version, found: HashMap::new() };
+    for machine in &machines {
+        if let Some(how) = meanings.use_of(machine).await? {
             uses.push(format!("machine '{}' {how}", machine.name));
         }
     }
-    for catalog in repo.catalogs().list().await? {
-        let boots = (catalog.image.as_str(), catalog.pin.as_deref());
-        if let Some(how) = follows(service, boots, reference, version).await? {
+    for catalog in catalogs {
+        if let Some(how) = meanings.follows(&catalog.image, catalog.pin.as_deref()).await? {
             uses.push(format!("catalog '{}' {how}", catalog.name));
         }
     }
-    let disks = repo.kept_disks().list().await?;
     for disk in disks {
         if disk.image == reference.image && version.is_none_or(|it| it.hash == disk.hash) {
-            let machine = repo.machines().by_uuid(disk.machine).await?;
-            let name = machine.map_or_else(|| disk.machine.to_string(), |machine| machine.name);
+            let machine = machines.iter().find(|machine| machine.uuid == disk.machine);
+            let name = machine.map_or_else(|| disk.machine.to_string(), |machine| machine.name.clone());
             let how = if disk.purpose == Purpose::Edit { "edits it" } else { "has a kept disk over it" };
             uses.push(format!("machine '{name}' {how}"));
         }
@@ -50,8 +56,7 @@ impl Service {
         let told = |failure: Failure| failure.0;
         let found = resolve(self, &reference).await.map_err(|e| told(e.into()))?;
         let Some(found) = found else { return Ok(Vec::new()) };
-        let mut repo = self.db().read().await.map_err(|e| told(e.into()))?;
-        let uses = of(self, &mut *repo, &reference, Some(&found)).await.map_err(told)?;
+        let uses = of(self, &reference, Some(&found)).await.map_err(told)?;
         Ok(uses.into_iter().map(|how| format!("{version}: {how}")).collect())
     }
 }
@@ -68,48 +73,64 @@ async fn channels_of(service: &Service, version: &ImageVersion) -> Result<Vec<St
     Ok(now.chain(later).collect())
 }
 
-/// How a machine uses a version, if it does; without a version, the whole image.
-async fn use_of(
-    service: &Service,
-    machine: &MachineRecord,
-    reference: &ImageRef,
-    version: Option<&ImageVersion>,
-) -> Result<Option<&'static str>, BackendError> {
-    let runs = |version: &ImageVersion| {
-        service.active(machine.uuid).is_some_and(|active| active.version_hash == version.hash)
-    };
-    if version.is_some_and(runs) {
-        return Ok(Some("runs it"));
-    }
-    // What its catalog says is told of that.
-    let image = if machine.catalog.is_some() { "" } else { &machine.image };
-    follows(service, (image, machine.pin.as_deref()), reference, version).await
+/// What references mean, each asked of the store once.
+struct Meanings<'a> {
+    service: &'a Service,
+    /// The image whose uses are looked for.
+    reference: &'a ImageRef,
+    /// The version of it, unless the whole image is meant.
+    version: Option<&'a ImageVersion>,
+    /// The numbers of the versions that references mean.
+    found: HashMap<String, Option<u64>>,
 }
 
-/// How an image and a pin mean a version, or an image, if they do.
-async fn follows(
-    service: &Service,
-    (image, pin): (&str, Option<&str>),
-    reference: &ImageRef,
-    version: Option<&ImageVersion>,
-) -> Result<Option<&'static str>, BackendError> {
-    let of_image = |text: &str| ImageRef::parse(text).ok().filter(|theirs| theirs.image == reference.image);
-    let follows = of_image(image);
-    let pinned = pin.and_then(of_image);
-    let Some(version) = version else {
-        return Ok((follows.is_some() || pinned.is_some()).then_some("boots it"));
-    };
-    let is_it = |found: Option<ImageVersion>| found.is_some_and(|found| found.number == version.number);
-    if let Some(pinned) = &pinned
-        && is_it(resolve(service, pinned).await?)
-    {
-        return Ok(Some("is pinned to it"));
+impl Meanings<'_> {
+    /// How a machine uses the version, or the image, if it does.
+    async fn use_of(&mut self, machine: &MachineRecord) -> Result<Option<&'static str>, BackendError> {
+        let active = self.service.active(machine.uuid);
+        let runs = |version: &ImageVersion| active.is_some_and(|it| it.version_hash == version.hash);
+        if self.version.is_some_and(runs) {
+            return Ok(Some("runs it"));
+        }
+        // What its catalog says is told of that.
+        let image = if machine.catalog.is_some() { "" } else { &machine.image };
+        self.follows(image, machine.pin.as_deref()).await
     }
-    // What it boots when the pin is taken away can move on to another version, unless it is a number.
-    let Some(boots) = follows.filter(|boots| pinned.is_none() || boots.version.is_some()) else {
-        return Ok(None);
-    };
-    Ok(is_it(resolve(service, &boots).await?).then_some("boots it"))
+
+    /// How an image and a pin mean the version, or the image, if they do.
+    async fn follows(
+        &mut self,
+        image: &str,
+        pin: Option<&str>,
+    ) -> Result<Option<&'static str>, BackendError> {
+        let named = &self.reference.image;
+        let of_image = |text: &str| ImageRef::parse(text).ok().filter(|theirs| theirs.image == *named);
+        let follows = of_image(image);
+        let pinned = pin.and_then(of_image);
+        let Some(number) = self.version.map(|version| version.number) else {
+            return Ok((follows.is_some() || pinned.is_some()).then_some("boots it"));
+        };
+        if let Some(pinned) = &pinned
+            && self.number_of(pinned).await? == Some(number)
+        {
+            return Ok(Some("is pinned to it"));
+        }
+        // What it boots when the pin is taken away can move on to another version, unless it is a number.
+        let Some(boots) = follows.filter(|boots| pinned.is_none() || boots.version.is_some()) else {
+            return Ok(None);
+        };
+        Ok((self.number_of(&boots).await? == Some(number)).then_some("boots it"))
+    }
+
+    async fn number_of(&mut self, reference: &ImageRef) -> Result<Option<u64>, BackendError> {
+        let text = reference.to_string();
+        if let Some(number) = self.found.get(&text) {
+            return Ok(*number);
+        }
+        let number = resolve(self.service, reference).await?.map(|version| version.number);
+        self.found.insert(text, number);
+        Ok(number)
+    }
 }
 
 /// The version that a reference means, if it means one. A store that cannot say is an error: it would let a version go that is

@@ -66,10 +66,10 @@ impl Service {
         if let Some(kept) = find(Purpose::Persistent) {
             return self.boot_kept(record, kept, record.cache).await;
         }
-        // Versions are removed in write transactions, so this one is still there when the disk is noted.
-        let mut repo = self.db().write().await?;
+        let _using = self.using_versions().await;
         let version = self.version_of("start", record, record.reference()).await?;
         let kept = self.new_disk(record.uuid, Purpose::Persistent, &version, actor)?;
+        let mut repo = self.db().write().await?;
         repo.kept_disks().add(&kept).await?;
         repo.save().await?;
         Ok(Boot { version, cache: record.cache, kept: Some(kept), begun: true })

@@ -32,11 +32,11 @@ impl Service {
             return Err(LifeError::StillOn { what, machine, state: record.state.name() });
         }
         self.not_editing("begin an edit on", &record).await?;
-        // Versions are removed in write transactions, so this one is still there when the edit is noted.
-        let mut repo = self.db().write().await?;
+        let _using = self.using_versions().await;
         let newest = ImageRef { image: image.to_owned(), version: None, channel: Some(Channel::Maintenance) };
         let version = self.images().resolve(&newest).await.map_err(LifeError::backend("edit on", machine))?;
         let disk = self.new_disk(uuid, Purpose::Edit, &version, actor)?;
+        let mut repo = self.db().write().await?;
         let added = repo.kept_disks().add(&disk).await;
         match added {
             Err(DbError::Taken { .. }) => {

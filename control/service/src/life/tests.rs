@@ -74,9 +74,15 @@ impl Images for OneImage {
         Ok(vec![Image { name: "image".to_owned(), versions, pointers, scheduled, edit: None }])
     }
     async fn resolve(&self, reference: &ImageRef) -> Result<ImageVersion, BackendError> {
-        if self.0.unreadable.lock().unwrap().as_ref() == Some(&reference.to_string()) {
+        let text = reference.to_string();
+        if self.0.unreadable.lock().unwrap().as_ref() == Some(&text) {
             return unused();
         }
+        if self.0.hangs_on.lock().unwrap().take_if(|it| *it == text).is_some() {
+            self.0.resolve_waits.notify_one();
+            self.0.resolve_goes_on.notified().await;
+        }
+        self.0.resolved.lock().unwrap().push(text);
         let versions = self.0.versions.lock().unwrap();
         let missing = || BackendError::new(ProblemKind::NotFound, format!("there is no {reference}"));
         let named = |it: &&ImageVersion| {
@@ -195,6 +201,12 @@ struct Host {
     seal_goes_on: Notify,
     /// The reference that the store cannot be asked for.
     unreadable: Mutex<Option<String>>,
+    /// The reference that the store takes its time for, once.
+    hangs_on: Mutex<Option<String>>,
+    resolve_waits: Notify,
+    resolve_goes_on: Notify,
+    /// References that were asked for.
+    resolved: Mutex<Vec<String>>,
     /// A removal waits while this is set.
     removals_wait: AtomicBool,
     removal_waits: Notify,

@@ -71,6 +71,8 @@ pub(super) async fn create_catalog(
         user_data: request.user_data,
         created_at_ms: service.now_ms(),
     };
+    let using = service.using_versions().await;
+    service.images().resolve(&ImageRef::parse(&record.image).map_err(Failure)?).await?;
     let mut repo = service.db().write().await?;
     if repo.machines().by_name(&record.name).await?.is_some() {
         return Err(Error::IsMachine(record.name).into());
@@ -79,11 +81,10 @@ pub(super) async fn create_catalog(
         DbError::Taken { .. } => Error::Exists(record.name.clone()),
         e => Error::Db(e),
     })?;
-    // No image is removed until this is saved.
-    service.images().resolve(&ImageRef::parse(&record.image).map_err(Failure)?).await?;
     let subject = format!("catalog {}", record.name);
     repo.events().append(service.event(&actor, subject, "created", record.image.clone())).await?;
     repo.save().await?;
+    drop(using);
     tracing::info!(catalog = %record.name, image = %record.image, actor = %actor.0, "created");
     Ok((StatusCode::CREATED, Json(service.catalog_view(record).await?)))
 }

@@ -97,6 +97,8 @@ pub(super) async fn create_machine(
 ) -> Result<(StatusCode, Json<Machine>), Failure> {
     let plan = settle(&service, request).await?;
     check(&service, &plan).await?;
+    let _using = service.using_versions().await;
+    resolve(&service, &plan.name, &plan.image).await?;
     let record = record(&service, plan)?;
     let detail = format!("{}, {}", record.uuid, record.image);
     let event = service.event(&actor, format!("machine {}", record.name), "created", detail);
@@ -113,8 +115,6 @@ pub(super) async fn create_machine(
         DbError::Taken { .. } => Error::Exists(record.name.clone()),
         e => Error::Db(e),
     })?;
-    // Again, now that no image can be removed until this is saved.
-    resolve(&service, &record.name, &record.image).await?;
     repo.events().append(event).await?;
     repo.save().await?;
     tracing::info!(machine = %record.name, image = %record.image, actor = %actor.0, "created");
@@ -182,7 +182,7 @@ async fn check(service: &Service, plan: &Plan) -> Result<(), Failure> {
     };
     service.hypervisor().check(vm).await.map_err(failed)?;
     service.disks().check(&plan.cache).await.map_err(failed)?;
-    resolve(service, &plan.name, &plan.image).await
+    Ok(())
 }
 
 async fn resolve(service: &Service, machine: &str, image: &str) -> Result<(), Failure> {

@@ -4,6 +4,7 @@ use axum::Json;
 use axum::extract::State;
 use headwater_api::name::ImageRef;
 use headwater_api::{Catalog, PinRequest, Problem};
+use headwater_db::CatalogRecord;
 
 use crate::Service;
 use crate::answer::Failure;
@@ -31,6 +32,7 @@ pub(super) async fn pin_catalog(
     Name(name): Name,
     Body(request): Body<PinRequest>,
 ) -> Result<Json<Catalog>, Failure> {
+    let using = service.using_versions().await;
     let version = named_version(&service, &request.version).await.map_err(Failure)?;
     let record = service.catalog(&name).await?;
     let image = ImageRef::parse(&record.image).map_err(Failure)?.image;
@@ -38,7 +40,9 @@ pub(super) async fn pin_catalog(
         return Err(CatalogError::OtherImage { catalog: name, version: request.version, image }.into());
     }
     let pin = format!("{}@{}", version.image, version.number);
-    set_pin(&service, &actor, name, Some(pin)).await
+    let record = set_pin(&service, &actor, name, Some(pin)).await?;
+    drop(using);
+    Ok(Json(service.catalog_view(record).await?))
 }
 
 /// Takes a catalog's pin away: from their next boot on its machines boot what its image says.
@@ -54,7 +58,8 @@ pub(super) async fn unpin_catalog(
     actor: Actor,
     Name(name): Name,
 ) -> Result<Json<Catalog>, Failure> {
-    set_pin(&service, &actor, name, None).await
+    let record = set_pin(&service, &actor, name, None).await?;
+    Ok(Json(service.catalog_view(record).await?))
 }
 
 async fn set_pin(
@@ -62,15 +67,11 @@ async fn set_pin(
     actor: &Actor,
     name: String,
     pin: Option<String>,
-) -> Result<Json<Catalog>, Failure> {
+) -> Result<CatalogRecord, Failure> {
     let mut repo = service.db().write().await?;
     let found = repo.catalogs().by_name(&name).await?;
     let mut record = found.ok_or_else(|| CatalogError::Unknown(name.clone()))?;
     if record.pin != pin {
-        if let Some(pin) = &pin {
-            // Versions are removed in write transactions: it is still there now, and stays.
-            named_version(service, pin).await.map_err(Failure)?;
-        }
         let (action, detail) = match (&pin, &record.pin) {
             (Some(pin), _) => ("pinned", pin.clone()),
             (None, before) => ("unpinned", before.clone().unwrap_or_default()),
@@ -80,5 +81,5 @@ async fn set_pin(
         repo.save().await?;
         record.pin = pin;
     }
-    Ok(Json(service.catalog_view(record).await?))
+    Ok(record)
 }

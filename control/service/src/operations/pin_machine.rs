@@ -47,11 +47,12 @@ pub(super) async fn pin_machine(
     Name(name): Name,
     Body(request): Body<PinRequest>,
 ) -> Result<Json<Machine>, Failure> {
-    // Versions are removed in write transactions, so this one cannot go meanwhile.
+    service.record(&name).await?;
+    let using = service.using_versions().await;
+    let version = named_version(&service, &request.version).await.map_err(Failure)?;
     let mut repo = service.db().write().await?;
     let found = repo.machines().by_name(&name).await?;
     let mut record = found.ok_or_else(|| LifeError::Unknown(name.clone()))?;
-    let version = named_version(&service, &request.version).await.map_err(Failure)?;
     let image = ImageRef::parse(&record.image).map_err(Failure)?.image;
     if image != version.image {
         return Err(Error::OtherImage { machine: name, version: request.version, image }.into());
@@ -60,6 +61,7 @@ pub(super) async fn pin_machine(
     repo.machines().set_pin(record.uuid, Some(&pin)).await?;
     repo.events().append(service.event(&actor, format!("machine {name}"), "pinned", pin.clone())).await?;
     repo.save().await?;
+    drop(using);
     record.pin = Some(pin);
     Ok(Json(service.full_view(record).await?))
 }

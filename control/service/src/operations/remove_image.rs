@@ -52,6 +52,8 @@ pub(super) async fn remove_image(
 
 async fn remove(service: &Service, actor: &Actor, name: String) -> Result<Removed, Failure> {
     let mut reference = ImageRef::parse(&name).map_err(Failure)?;
+    // Before its uses are looked for, so that none begins until it is gone.
+    let _removing = service.removing_versions().await;
     let version = if reference.version.is_some() || reference.channel.is_some() {
         let version = service.images().resolve(&reference).await?;
         // What a channel or the beginning of a hash means must not change between the check and the removal.
@@ -61,16 +63,11 @@ async fn remove(service: &Service, actor: &Actor, name: String) -> Result<Remove
     } else {
         None
     };
-    // Machines are added, started and pinned in write transactions, so none can begin to use it meanwhile.
-    let mut repo = service.db().write().await?;
-    let uses = uses::of(service, &mut *repo, &reference, version.as_ref()).await?;
+    let uses = uses::of(service, &reference, version.as_ref()).await?;
     if !uses.is_empty() {
         return Err(Error::InUse { what: name, uses }.into());
     }
     let removed = service.images().remove(&reference).await?;
-    let event =
-        service.event(actor, format!("image {}", reference.image), "removed", removed.removed.join(", "));
-    repo.events().append(event).await?;
-    repo.save().await?;
+    service.image_changed(actor, &reference.image, "removed", removed.removed.join(", ")).await?;
     Ok(removed)
 }

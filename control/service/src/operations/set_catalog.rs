@@ -30,11 +30,12 @@ pub(super) async fn set_catalog(
     Body(request): Body<SetCatalog>,
 ) -> Result<Json<Catalog>, Failure> {
     let reference = ImageRef::parse(&request.image).map_err(Failure)?;
-    // Versions are removed in write transactions, so this one cannot go meanwhile.
+    service.catalog(&name).await?;
+    let using = service.using_versions().await;
+    service.images().resolve(&reference).await?;
     let mut repo = service.db().write().await?;
     let found = repo.catalogs().by_name(&name).await?;
     let mut record = found.ok_or_else(|| CatalogError::Unknown(name.clone()))?;
-    service.images().resolve(&reference).await?;
     if let Some(pin) = &record.pin
         && ImageRef::parse(pin).is_ok_and(|pin| pin.image != reference.image)
     {
@@ -45,6 +46,7 @@ pub(super) async fn set_catalog(
     let detail = format!("{} -> {}", record.image, request.image);
     repo.events().append(service.event(&actor, format!("catalog {name}"), "set", detail)).await?;
     repo.save().await?;
+    drop(using);
     record.image = request.image;
     Ok(Json(service.catalog_view(record).await?))
 }

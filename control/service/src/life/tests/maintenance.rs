@@ -6,7 +6,7 @@ use super::*;
 
 impl Fixture {
     /// Makes its machine's write cache persistent.
-    async fn persistent() -> Self {
+    pub(super) async fn persistent() -> Self {
         let fixture = Self::new().await;
         let mut record = fixture.record().await;
         record.cache.persistent = true;
@@ -17,7 +17,7 @@ impl Fixture {
         fixture
     }
 
-    async fn second_machine(&self) {
+    pub(super) async fn second_machine(&self) {
         let new = crate::identity::make(&SystemRandom, "desk", None).unwrap();
         let uuid = new.uuid;
         let record = MachineRecord { uuid, name: "desk".to_owned(), mac: new.mac, ..self.record().await };

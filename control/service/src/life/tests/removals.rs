@@ -79,3 +79,73 @@ async fn a_removal_whose_client_hangs_up_goes_on_and_is_in_the_history() {
     until("the removal is in the history", removed).await;
     assert_eq!(fixture.host.versions.lock().unwrap().len(), 1);
 }
+
+#[tokio::test]
+async fn what_waits_for_the_store_holds_nobody_else_up() {
+    let fixture = Fixture::persistent().await;
+    fixture.second_machine().await;
+    let api = Api::serve(&fixture).await;
+    let (status, answer) = api.ask("POST", "catalogs", r#"{"name":"ward","image":"image"}"#).await;
+    assert_eq!(status, 201, "{answer}");
+    let pin = r#"{"version":"image@1"}"#;
+    let changes = [
+        ("image@1", "POST", "machines", r#"{"name":"bed","image":"image@1"}"#),
+        ("image@1", "POST", "catalogs", r#"{"name":"hall","image":"image@1"}"#),
+        ("image@1", "PATCH", "catalogs/ward", r#"{"image":"image@1"}"#),
+        ("image@1", "PUT", "catalogs/ward/pin", pin),
+        ("image@1", "PUT", "machines/lab/pin", pin),
+        ("image@1", "POST", "machines/lab/start", ""),
+        ("image:maintenance", "POST", "images/image/edit", r#"{"machine":"desk"}"#),
+        ("image@1", "DELETE", "images/image@1", ""),
+    ];
+    for (reference, method, path, body) in changes {
+        *fixture.host.hangs_on.lock().unwrap() = Some(reference.to_owned());
+        let mut stream = api.send(method, path, body).await;
+        let mut answer = String::new();
+        tokio::select! {
+            () = fixture.host.resolve_waits.notified() => {}
+            _ = stream.read_to_string(&mut answer) => panic!("{method} {path} asked for nothing: {answer}"),
+        }
+        let event = fixture.service.event(&Actor::daemon(), "daemon".to_owned(), "test", path);
+        let noted = fixture.service.append(event).await;
+        assert!(noted.is_ok(), "{method} {path}: {noted:?}");
+        fixture.host.resolve_goes_on.notify_one();
+        stream.read_to_string(&mut answer).await.unwrap();
+        let expected = if method == "DELETE" { "HTTP/1.1 409" } else { "HTTP/1.1 20" };
+        assert!(answer.starts_with(expected), "{method} {path}: {answer}");
+    }
+}
+
+#[tokio::test]
+async fn a_version_that_is_being_removed_is_not_pinned() {
+    let fixture = Fixture::new().await;
+    fixture.host.versions.lock().unwrap().push(version(2, ""));
+    let api = Api::serve(&fixture).await;
+    fixture.host.removals_wait.store(true, Ordering::SeqCst);
+    let mut removal = api.send("DELETE", "images/image@1", "").await;
+    fixture.host.removal_waits.notified().await;
+    let mut pin = api.send("PUT", "machines/lab/pin", r#"{"version":"image@1"}"#).await;
+    tokio::time::sleep(Duration::from_millis(50)).await;
+    // Others write meanwhile.
+    let event = fixture.service.event(&Actor::daemon(), "daemon".to_owned(), "test", "");
+    fixture.service.append(event).await.unwrap();
+    fixture.host.removal_goes_on.notify_one();
+    let (mut removed, mut pinned) = (String::new(), String::new());
+    removal.read_to_string(&mut removed).await.unwrap();
+    pin.read_to_string(&mut pinned).await.unwrap();
+    assert!(removed.starts_with("HTTP/1.1 200"), "{removed}");
+    assert!(pinned.starts_with("HTTP/1.1 404"), "{pinned}");
+    assert_eq!(fixture.record().await.pin, None);
+}
+
+#[tokio::test]
+async fn what_many_machines_boot_is_asked_of_the_store_once() {
+    let fixture = Fixture::new().await;
+    fixture.second_machine().await;
+    let api = Api::serve(&fixture).await;
+    let (status, answer) = api.ask("DELETE", "images/image@1", "").await;
+    assert_eq!(status, ProblemKind::Conflict.http_status(), "{answer}");
+    assert!(answer.contains("machine 'desk' boots it; machine 'lab' boots it"), "{answer}");
+    let resolved = fixture.host.resolved.lock().unwrap().clone();
+    assert_eq!(resolved, ["image@1", "image"]);
+}
