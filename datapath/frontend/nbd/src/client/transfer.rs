@@ -27,6 +27,8 @@ const SEND_LARGE_BYTES: usize = 16 << 10;
 const RECEIVE_BUFFER_BYTES: usize = 64 << 10;
 /// Longest chunk that is neither data nor a hole.
 const CHUNK_LIMIT_BYTES: usize = 1 << 20;
+/// The most chunks of one reply that bring neither data nor a hole.
+const OTHER_CHUNKS_MAX: usize = 1024;
 /// How often the reader looks whether the server is silent for too long, at least.
 const SILENCE_CHECK: Duration = Duration::from_secs(1);
 
@@ -68,6 +70,8 @@ struct Pending {
     at: Option<usize>,
     /// Bytes that chunks have filled.
     filled: u64,
+    /// Chunks that filled nothing.
+    other_chunks: usize,
     error: Option<IoError>,
     whole: Arc<Whole>,
 }
@@ -206,6 +210,7 @@ impl Transfer {
             buffer,
             at,
             filled: 0,
+            other_chunks: 0,
             error: None,
             whole,
         };
@@ -333,11 +338,13 @@ impl Transfer {
                 let mut length = [0; 4];
                 self.fill(input, &mut length)?;
                 let mut pending = self.take(cookie)?;
-                if let Err(error) = self.read_chunk(input, &mut pending, kind, u32::from_be_bytes(length)) {
+                let is_last = flags & chunk::FLAG_DONE != 0;
+                let read = self.read_chunk(input, &mut pending, kind, u32::from_be_bytes(length));
+                if let Err(error) = read.and_then(|()| self.check_end(&mut pending, kind, is_last)) {
                     self.finish(pending, Err(error.clone()));
                     return Err(error);
                 }
-                if flags & chunk::FLAG_DONE != 0 {
+                if is_last {
                     self.conclude(pending);
                 } else {
                     self.put_back(cookie, pending);
@@ -389,6 +396,9 @@ impl Transfer {
         }
         let mut payload = vec![0; length];
         self.fill(input, &mut payload)?;
+        if kind != chunk::OFFSET_HOLE {
+            pending.other_chunks += 1;
+        }
         let malformed = |e: crate::wire::WireError| self.violation(&e.to_string());
         match kind {
             chunk::NONE => {}
@@ -398,7 +408,9 @@ impl Transfer {
             }
             chunk::BLOCK_STATUS if pending.head.command == command::BLOCK_STATUS => {
                 let (context, extents) = decode_block_status(&payload).map_err(malformed)?;
-                pending.whole.add_extents(context, extents);
+                if !pending.whole.set_extents(context, extents) {
+                    return Err(self.violation("a second chunk of block status in one reply"));
+                }
             }
             kind if kind & chunk::ERROR_BIT != 0 => {
                 let (code, message) = decode_error(&payload).map_err(malformed)?;
@@ -410,9 +422,26 @@ impl Transfer {
         Ok(())
     }
 
+    /// Replies end: otherwise a server could go on with one for ever.
+    fn check_end(&self, pending: &mut Pending, kind: u16, is_last: bool) -> Result<(), IoError> {
+        if kind == chunk::NONE && !is_last {
+            return Err(self.violation("a chunk that only ends a reply, and does not"));
+        }
+        if pending.other_chunks > OTHER_CHUNKS_MAX {
+            return Err(self.violation("a reply has too many chunks"));
+        }
+        Ok(())
+    }
+
     /// The part of a read's buffer that a chunk fills.
     fn place<'p>(&self, pending: &'p mut Pending, offset: u64, length: u32) -> Result<&'p mut [u8], IoError> {
         pending.filled = pending.filled.saturating_add(length.into());
+        if pending.filled > pending.head.length {
+            return Err(self.violation("chunks overlap"));
+        }
+        if length == 0 {
+            pending.other_chunks += 1;
+        }
         let start = offset.checked_sub(pending.head.offset).and_then(|start| usize::try_from(start).ok());
         let place = start.and_then(|start| {
             let end = start.checked_add(usize::try_from(length).ok()?)?;

@@ -13,7 +13,8 @@ struct Collected {
     error: Option<IoError>,
     buffer: Vec<u8>,
     payload: Option<Arc<Vec<u8>>>,
-    extents: Vec<(u32, Vec<(u32, u32)>)>,
+    /// Of the one context that is ever asked for.
+    extents: Option<(u32, Vec<(u32, u32)>)>,
     done: Option<Completion>,
 }
 
@@ -34,7 +35,7 @@ impl Whole {
 
     fn build(parts: usize, buffer: Vec<u8>, payload: Option<Arc<Vec<u8>>>, done: Completion) -> Arc<Self> {
         let collected =
-            Collected { left: parts, error: None, buffer, payload, extents: Vec::new(), done: Some(done) };
+            Collected { left: parts, error: None, buffer, payload, extents: None, done: Some(done) };
         Arc::new(Self(Mutex::new(collected)))
     }
 
@@ -69,14 +70,20 @@ impl Whole {
         done.complete(result, buffer);
     }
 
-    pub(super) fn add_extents(&self, context: u32, extents: Vec<(u32, u32)>) {
-        self.0.lock().extents.push((context, extents));
+    /// Keeps the extents of a context; false if there are some already.
+    pub(super) fn set_extents(&self, context: u32, extents: Vec<(u32, u32)>) -> bool {
+        let mut collected = self.0.lock();
+        let is_first = collected.extents.is_none();
+        if is_first {
+            collected.extents = Some((context, extents));
+        }
+        is_first
     }
 
     /// The extents of a context; empty if there were none.
     pub(super) fn extents(&self, context: u32) -> Vec<(u32, u32)> {
         let collected = self.0.lock();
-        let found = collected.extents.iter().find(|(id, _)| *id == context);
+        let found = collected.extents.as_ref().filter(|(id, _)| *id == context);
         found.map(|(_, extents)| extents.clone()).unwrap_or_default()
     }
 }
