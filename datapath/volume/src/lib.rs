@@ -19,6 +19,7 @@
 //!
 //! # Limits
 //! - Volumes up to 16 TiB; the size is the base's size; logical blocks of 512 bytes.
+//! - One thread for discards and zero writes longer than 1 GiB, one after another, while there are any.
 //!
 //! # Errors
 //! Those of the write cache and of the base, unchanged.
@@ -46,6 +47,7 @@
     )
 )]
 
+mod clearing;
 pub mod counters;
 mod elide;
 pub mod freeze;

@@ -12,6 +12,7 @@ use headwater_writecache::{
     Turn, WriteCache, Wrote,
 };
 
+use crate::clearing::Clearing;
 use crate::counters::{Own, OwnCounters, VolumeCounters};
 use crate::elide::Elision;
 use crate::freeze::FrozenView;
@@ -21,8 +22,8 @@ use crate::pieces::{Piece, pieces};
 use crate::read::Side;
 use crate::{latency, read, write};
 
-/// Discards and zero writes longer than this are carried out on a thread of their own.
-const LONG_CLEAR_BYTES: u64 = 1 << 30;
+/// Discards and zero writes longer than this are carried out on the volume's thread for them.
+pub(crate) const LONG_CLEAR_BYTES: u64 = 1 << 30;
 
 /// Zeroes for the ends of a zero write.
 static ZEROES: [u8; BLOCK_BYTES as usize] = [0; BLOCK_BYTES as usize];
@@ -40,6 +41,7 @@ pub(crate) struct Inner {
     pub(crate) latencies: Latencies,
     /// What a cleared block becomes: absent over an empty base, zero over an image.
     cleared: Location,
+    pub(crate) clearing: Arc<Clearing>,
     elision: Option<Arc<Elision>>,
 }
 
@@ -82,6 +84,7 @@ impl Volume {
             counters: OwnCounters::default(),
             latencies: Latencies::default(),
             elision,
+            clearing: Arc::default(),
             cleared: if is_empty { Location::ABSENT } else { Location::ZERO },
         };
         Ok(Arc::new(Self { inner: Arc::new(inner) }))

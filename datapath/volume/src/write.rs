@@ -12,7 +12,7 @@ use parking_lot::Mutex;
 use crate::counters::Own;
 use crate::latency::Class;
 use crate::pieces::{Piece, piece_at};
-use crate::volume::{Inner, bad_buffer, split};
+use crate::volume::{Inner, LONG_CLEAR_BYTES, bad_buffer, split};
 
 const BLOCK: usize = BLOCK_BYTES as usize;
 
@@ -70,14 +70,10 @@ pub(crate) fn start_clear(inner: &Arc<Inner>, range: ByteRange, to: Location, do
         }
         joined.part_done(Ok(()));
     };
-    if whole.len() < 1 << 30 {
+    if whole.len() <= LONG_CLEAR_BYTES {
         return work();
     }
-    // A long one would hold up its caller's other requests. Where no thread can be had, dropping `work`
-    // answers with an error.
-    if let Err(error) = std::thread::Builder::new().name("hw-clear".into()).spawn(work) {
-        tracing::error!(%error, "no thread for a long discard");
-    }
+    inner.clearing.push(Box::new(work));
 }
 
 /// Answers once all parts are done.

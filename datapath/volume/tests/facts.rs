@@ -5,12 +5,12 @@ mod setup;
 
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
 use filling::{MIB, assert_holds, empty, eventually, fill, pattern};
-use headwater_block::{Device, IoErrorKind, blocking};
+use headwater_block::{ByteRange, Completion, Device, IoErrorKind, Request, blocking};
 use headwater_testkit::{ReferenceDisk, ReferenceOptions, Rng};
 use headwater_volume::CacheMode;
 use headwater_writecache::Host;
@@ -295,4 +295,36 @@ fn a_crash_left_devices_and_files_behind() {
     assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0);
     drop((volume, device));
     eventually("the space is free", || open_files(dir.path()).is_empty());
+}
+
+/// A guest may have a thousand of them under way.
+#[test]
+fn long_discards_take_one_thread_however_many_there_are() {
+    const COUNT: usize = 50;
+    let dir = tempfile::tempdir().unwrap();
+    let (host, _) = setup::host(u64::MAX);
+    let (_volume, device) =
+        setup::open(&setup::options(&empty(2048), CacheMode::RamDisk, 64, 256, dir.path()), &host);
+    let whole = ByteRange::new(0, 2048 * MIB).unwrap();
+    let (first, at_first) = mpsc::channel();
+    let (go_on, goes_on) = mpsc::channel::<()>();
+    let done = Completion::new(move |outcome| {
+        first.send((outcome.result.is_ok(), std::thread::current().id())).unwrap();
+        goes_on.recv().unwrap();
+    });
+    device.submit(Request::Discard { range: whole }, done);
+    let (is_ok, thread) = at_first.recv().unwrap();
+    assert!(is_ok && thread != std::thread::current().id());
+    // As long as that one takes, the others hold up nobody and take no threads.
+    let (told, tells) = mpsc::channel();
+    for _ in 0..COUNT {
+        let told = told.clone();
+        let done = Completion::new(move |outcome| {
+            told.send((outcome.result.is_ok(), std::thread::current().id())).unwrap();
+        });
+        device.submit(Request::Discard { range: whole }, done);
+    }
+    blocking::write(&*device, 0, &[7; 4096]).unwrap();
+    go_on.send(()).unwrap();
+    assert!((0..COUNT).all(|_| tells.recv().unwrap() == (true, thread)));
 }
