@@ -152,3 +152,27 @@ fn a_pin_waits_for_a_removal_that_may_fail() {
         pinning.join().unwrap().unwrap();
     });
 }
+
+#[test]
+fn an_object_that_is_copied_twice_at_once_is_right() {
+    let (elsewhere, dir) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let source = writable(elsewhere.path());
+    let bytes: Vec<u8> = (0..700_000u32).flat_map(u32::to_le_bytes).collect();
+    let id = publish(&source, "a", &bytes, &[], b"m").unwrap().objects[0];
+    let object = source.open_object(id).unwrap();
+    let store = writable(dir.path());
+    let (mut first, mut second) = (store.publish().unwrap(), store.publish().unwrap());
+    let mut calls = 0;
+    // The second copy is made, from its beginning to its end, when the first has a piece.
+    let copied = &mut |_| {
+        calls += 1;
+        if calls == 2 {
+            second.copy_object(object.as_ref(), &mut |_| Ok(()))?;
+        }
+        Ok(())
+    };
+    first.copy_object(object.as_ref(), copied).unwrap();
+    assert!(calls > 2);
+    assert!(fs::read(dir.path().join("objects").join(id.to_string())).unwrap() == bytes);
+    assert_eq!(fs::read_dir(dir.path().join("tmp")).unwrap().count(), 0);
+}

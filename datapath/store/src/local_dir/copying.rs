@@ -1,10 +1,12 @@
 //! Objects of other stores, and bytes in place of damaged ones, also of manifests.
 //!
 //! A copy grows in `tmp/HASH.part` and is renamed when its hash is right. One that was interrupted goes on where it
-//! was, unless another writer has opened the store in between: that empties `tmp`.
+//! was, unless another writer has opened the store in between: that empties `tmp`. Where an object is being copied already, as
+//! two repairs at once do, the second copy grows in a file of its own, which is not kept.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
+use std::path::PathBuf;
 
 use crate::error::{StoreError, StoreErrorKind};
 use crate::hash::Hash;
@@ -23,11 +25,9 @@ impl Inner {
     ) -> Result<(), StoreError> {
         let (id, len_bytes) = (source.id(), source.len_bytes());
         let target = self.layout.object(id);
-        let part = self.layout.tmp().join(format!("{id}.part"));
-        let failed = |e| StoreError::from_os(format!("cannot write {}", part.display()), e);
-        let mut file = step()
-            .and_then(|()| File::options().read(true).append(true).create(true).open(&part))
-            .map_err(failed)?;
+        let part = Part::new(self, id);
+        let failed = |e| StoreError::from_os(format!("cannot write {}", part.path.display()), e);
+        let mut file = step().and_then(|()| part.open()).map_err(failed)?;
         let mut hasher = blake3::Hasher::new();
         let mut at = take_up(&file, len_bytes, &mut hasher).map_err(failed)?;
         copied(at)?;
@@ -43,7 +43,7 @@ impl Inner {
             copied(len)?;
         }
         if Hash::from(hasher.finalize()) != id {
-            remove_quietly(&part);
+            remove_quietly(&part.path);
             return Err(StoreError::new(
                 StoreErrorKind::Damaged,
                 format!(
@@ -51,8 +51,8 @@ impl Inner {
                 ),
             ));
         }
-        sync_file(&file, &part).map_err(failed)?;
-        rename(&part, &target)
+        sync_file(&file, &part.path).map_err(failed)?;
+        rename(&part.path, &target)
             .map_err(|e| StoreError::from_os(format!("cannot write {}", target.display()), e))?;
         sync_dir(&self.layout.objects())
     }
@@ -103,6 +103,46 @@ impl Inner {
             step().and_then(|()| file.write_all_at(bytes, 0)).and_then(|()| file.set_len(len_bytes));
         written.map_err(failed)?;
         sync_file(&file, &path).map_err(failed)
+    }
+}
+
+/// Where a copy grows. It goes with this, unless the next copy of the object can go on with it.
+struct Part<'a> {
+    store: &'a Inner,
+    id: Hash,
+    path: PathBuf,
+    /// It has the object's name, and no other copy uses it.
+    is_named: bool,
+}
+
+impl<'a> Part<'a> {
+    fn new(store: &'a Inner, id: Hash) -> Self {
+        let is_named = store.copying.lock().insert(id);
+        let path = match is_named {
+            true => store.layout.tmp().join(format!("{id}.part")),
+            false => store.temporary("copy"),
+        };
+        Self { store, id, path, is_named }
+    }
+
+    fn open(&self) -> std::io::Result<File> {
+        let mut options = File::options();
+        match self.is_named {
+            true => options.append(true),
+            // A process that was killed may have left one of this name.
+            false => options.write(true).truncate(true),
+        };
+        options.read(true).create(true).open(&self.path)
+    }
+}
+
+impl Drop for Part<'_> {
+    fn drop(&mut self) {
+        if self.is_named {
+            self.store.copying.lock().remove(&self.id);
+        } else {
+            remove_quietly(&self.path);
+        }
     }
 }
 

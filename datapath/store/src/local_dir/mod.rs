@@ -91,6 +91,8 @@ struct Inner {
     writer_lock: Option<File>,
     state: Mutex<State>,
     next_temporary: AtomicU64,
+    /// Objects whose copies grow in files of their name.
+    copying: Mutex<HashSet<Hash>>,
 }
 
 #[derive(Debug, Default)]
@@ -130,6 +132,7 @@ impl LocalDir {
             writer_lock,
             state: Mutex::new(State::default()),
             next_temporary: AtomicU64::new(1),
+            copying: Mutex::default(),
         };
         if matches!(access, Access::Write { .. }) {
             inner.sweep_leftovers()?;
