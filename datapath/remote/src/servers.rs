@@ -453,13 +453,22 @@ impl Servers {
 }
 
 impl Server {
-    /// Looks its name up.
+    /// Looks its name up. Where that fails the addresses stay that are known: a name server that is gone must not take
+    /// servers along that are there.
     pub(crate) fn resolve(&self) -> Result<(), Fault> {
-        let found = (self.url.host.as_str(), self.url.port).to_socket_addrs();
-        let found: Vec<SocketAddr> = found
-            .map_err(|e| Fault::Gone(format!("its name '{}' cannot be looked up: {e}", self.url.host)))?
-            .collect();
+        let host = self.url.host.as_str();
+        let found = (host, self.url.port).to_socket_addrs();
         let mut addresses = self.addresses.lock();
+        let found: Vec<SocketAddr> = match found {
+            Ok(found) => found.collect(),
+            Err(e) if addresses.is_empty() => {
+                return Err(Fault::Gone(format!("its name '{host}' cannot be looked up: {e}")));
+            }
+            Err(e) => {
+                tracing::debug!(%host, error = %e, "going on with the addresses that were found before");
+                return Ok(());
+            }
+        };
         let mut known = addresses.clone();
         known.sort_unstable();
         let mut sorted = found.clone();
@@ -498,5 +507,22 @@ impl Server {
             }
         }
         None
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_lookup_that_fails_leaves_the_addresses_that_are_known() {
+        // No name has a part of more than 63 letters, so this asks nobody.
+        let url: ServerUrl = format!("http://{}.invalid", "x".repeat(64)).parse().unwrap();
+        let server = Server { url, tls: None, idle: Mutex::default(), addresses: Mutex::default() };
+        let Err(Fault::Gone(why)) = server.resolve() else { panic!("it has an address") };
+        assert!(why.contains("cannot be looked up"), "{why}");
+        *server.addresses.lock() = vec![([127, 0, 0, 1], 1).into(), ([127, 0, 0, 2], 1).into()];
+        assert_eq!(server.resolve(), Ok(()));
+        assert_eq!(server.addresses(), 2);
     }
 }
