@@ -184,6 +184,23 @@ impl Transfer {
     fn receive_head(&mut self) -> Result<bool, Fault> {
         let mut part = [0; 4096];
         loop {
+            // One that only announces an answer may have come with the answer itself, and nothing more will come then.
+            while let Some((head, end)) =
+                head::parse(&self.head_bytes).map_err(|why| Fault::Odd(why.into()))?
+            {
+                if (100..200).contains(&head.status) {
+                    self.head_bytes.drain(..end);
+                    continue;
+                }
+                self.expected = usize::try_from(judge(&head, self.wanted)?).unwrap_or(usize::MAX);
+                self.body = self.head_bytes.split_off(end);
+                self.got = self.body.len();
+                self.head = Some(head);
+                return if self.got > self.expected { Err(sends_more()) } else { Ok(true) };
+            }
+            if self.head_bytes.len() > HEAD_MAX_BYTES + part.len() {
+                return Err(Fault::Odd("the head of its answer is too long".into()));
+            }
             let len = match self.connection.read(&mut part) {
                 Ok(0) if self.reused && self.head_bytes.is_empty() => return Err(Fault::Stale),
                 Ok(0) => return Err(Fault::Gone("it closed the connection without an answer".into())),
@@ -194,25 +211,6 @@ impl Transfer {
             self.last_progress = Instant::now();
             self.first_byte.get_or_insert(self.last_progress);
             self.head_bytes.extend_from_slice(part.get(..len).unwrap_or_default());
-            let parsed = head::parse(&self.head_bytes).map_err(|why| Fault::Odd(why.into()))?;
-            let Some((head, end)) = parsed else {
-                if self.head_bytes.len() > HEAD_MAX_BYTES + part.len() {
-                    return Err(Fault::Odd("the head of its answer is too long".into()));
-                }
-                continue;
-            };
-            if (100..200).contains(&head.status) {
-                self.head_bytes.drain(..end);
-                continue;
-            }
-            self.expected = usize::try_from(judge(&head, self.wanted)?).unwrap_or(usize::MAX);
-            self.body = self.head_bytes.split_off(end);
-            self.got = self.body.len();
-            self.head = Some(head);
-            if self.got > self.expected {
-                return Err(sends_more());
-            }
-            return Ok(true);
         }
     }
 }
@@ -327,6 +325,28 @@ mod tests {
         let busy = verdict("HTTP/1.1 503 x\r\nRetry-After: 2\r\n\r\n", RANGE);
         assert_eq!(busy, Err(Fault::Busy(Duration::from_secs(2))));
         assert!(matches!(verdict("HTTP/1.1 500 x\r\n\r\n", RANGE), Err(Fault::Broke(_))));
+    }
+
+    #[test]
+    fn an_answer_that_comes_with_what_announces_it_is_read() {
+        use std::io::{Read, Write};
+        let listener = std::net::TcpListener::bind(("127.0.0.1", 0)).unwrap();
+        let connection = Connection::start(listener.local_addr().unwrap(), None).unwrap();
+        let (mut server, _) = listener.accept().unwrap();
+        let request = request("a", "/x", None, RANGE);
+        let mut transfer = Transfer::start(connection, false, &request, RANGE).unwrap();
+        assert_eq!(transfer.advance(), Ok(false));
+        server.read_exact(&mut vec![0; request.len()]).unwrap();
+        let heads = "HTTP/1.1 103 x\r\nLink: <y>\r\n\r\nHTTP/1.1 206 x\r\nContent-Length: 50\r\n\
+                     Content-Range: bytes 100-149/1000\r\n\r\n";
+        server.write_all(&[heads.as_bytes(), &[7; 50]].concat()).unwrap();
+        // All of it is here in one piece before it is looked at; nothing comes after it.
+        let until = Instant::now() + Duration::from_secs(60);
+        while !transfer.advance().unwrap() {
+            assert!(Instant::now() < until, "the answer was not seen");
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        assert_eq!(transfer.finish().0, [7; 50]);
     }
 
     #[test]
