@@ -1,14 +1,15 @@
 //! Reading images across a network: the flags, the caches, boot traces, and copying in the background.
 
+use std::collections::HashMap;
 use std::path::PathBuf;
-use std::sync::Arc;
 use std::sync::mpsc::{self, RecvTimeoutError};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use clap::Args;
 use headwater_block::size;
-use headwater_image::{Background, ChunkCache, DiskCache, ImageError, Trace, VersionReader};
+use headwater_image::{Background, ChunkCache, DiskCache, ImageError, Pace, Trace, VersionReader};
 use headwater_store::{Hash, Store};
 use serde::Serialize;
 use tokio::sync::watch;
@@ -100,8 +101,8 @@ pub struct StreamArgs {
     /// Keep chunks of images of other hosts on this disk too, at most SIZE
     #[arg(long, value_name = "DIR:SIZE")]
     pub chunk_cache: Option<DiskCachePlace>,
-    /// Copy images in use to the chunk cache, whole, at so many bytes a second (or max); from then on they need
-    /// no server
+    /// Copy images in use to the chunk cache, whole, all together at so many bytes a second (or max); from then on they
+    /// need no server
     #[arg(long, value_name = "RATE", requires = "chunk_cache")]
     pub hydrate: Option<CopyRate>,
     /// Whether first boots are recorded, and later ones have ahead what those read
@@ -129,9 +130,21 @@ pub struct Streaming {
     store: Arc<dyn Store>,
     chunks: Arc<ChunkCache>,
     traces: Arc<Traces>,
-    hydrate: Option<CopyRate>,
+    /// The pace of all copies together, if copies are made.
+    pace: Option<Arc<Pace>>,
+    copies: Copies,
     boot_trace: BootTrace,
     readahead: Ahead,
+}
+
+/// The copies of versions that are in use: one for all machines of a version.
+type Copies = Mutex<HashMap<Hash, Weak<VersionCopy>>>;
+
+/// A version that is copied to this host, and kept there while this lives.
+struct VersionCopy {
+    work: Background,
+    /// Any one reader of it: of the machine that was the first.
+    _reader: Arc<VersionReader>,
 }
 
 impl Streaming {
@@ -147,9 +160,10 @@ impl Streaming {
         };
         // A guest's reads wait for a bucket that is gone, as they do for servers.
         let store = store.patient().unwrap_or(store);
-        let (hydrate, boot_trace, readahead) = (args.hydrate, args.boot_trace, args.readahead);
+        let (boot_trace, readahead) = (args.boot_trace, args.readahead);
+        let pace = args.hydrate.map(|CopyRate(rate)| Arc::new(Pace::new(rate)));
         let traces = Arc::new(Traces::new(Arc::clone(&store), Arc::clone(&chunks)));
-        Ok(Self { store, chunks, traces, hydrate, boot_trace, readahead })
+        Ok(Self { store, chunks, traces, pace, copies: Copies::default(), boot_trace, readahead })
     }
 
     /// The chunks in memory.
@@ -178,11 +192,24 @@ impl Streaming {
                 recording = Some(Recording::start(&self.traces, &reader)?);
             }
         }
-        let copy = match self.hydrate.filter(|_| reader.is_remote()) {
-            Some(CopyRate(rate)) => Some(reader.hydrate(rate)?),
+        let copy = match self.pace.as_ref().filter(|_| reader.is_remote()) {
+            Some(pace) => Some(self.copy(&reader, pace)?),
             None => None,
         };
         Ok(Streamed { reader, _prefetch: prefetch, copy, _recording: recording })
+    }
+
+    /// The copy of a version, which is made once however many machines read it.
+    fn copy(&self, reader: &Arc<VersionReader>, pace: &Arc<Pace>) -> Result<Arc<VersionCopy>, ImageError> {
+        // Held until the copy has begun, which reads nothing: or two machines at a time would begin one each.
+        let mut copies = self.copies.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(copy) = copies.get(&reader.id()).and_then(Weak::upgrade) {
+            return Ok(copy);
+        }
+        copies.retain(|_, copy| copy.strong_count() > 0);
+        let copy = Arc::new(VersionCopy { work: reader.hydrate(pace)?, _reader: Arc::clone(reader) });
+        copies.insert(reader.id(), Arc::downgrade(&copy));
+        Ok(copy)
     }
 
     /// How much of a trace fits into memory, as it is stored; with a disk below all of it does.
@@ -339,14 +366,14 @@ pub struct Streamed {
     pub reader: Arc<VersionReader>,
     /// Ends what it does when it is dropped.
     _prefetch: Option<Background>,
-    copy: Option<Background>,
+    copy: Option<Arc<VersionCopy>>,
     _recording: Option<Recording>,
 }
 
 impl Streamed {
     /// How far the copy to the local disk is.
     pub fn copied(&self) -> Option<headwater_image::BackgroundProgress> {
-        self.copy.as_ref().map(Background::progress)
+        self.copy.as_ref().map(|copy| copy.work.progress())
     }
 }
 
@@ -416,5 +443,54 @@ mod tests {
         assert_eq!("max".parse(), Ok(CopyRate(None)));
         assert_eq!("50M".parse(), Ok(CopyRate(Some(50 << 20))));
         assert!("0".parse::<CopyRate>().is_err() && "fast".parse::<CopyRate>().is_err());
+    }
+
+    #[test]
+    fn machines_of_one_version_share_its_copy() {
+        use headwater_image::{ImportOptions, import, open_source};
+        use headwater_store::{Access, LocalDir};
+        use headwater_testkit::{FileServer, HttpFault, Rng};
+
+        let dir = tempfile::tempdir().unwrap();
+        let (raw, at) = (dir.path().join("disk.raw"), dir.path().join("store"));
+        let mut rng = Rng::new(5);
+        let disk: Vec<u8> = (0..1 << 20).flat_map(|_| rng.next_u64().to_le_bytes()).collect();
+        std::fs::write(&raw, &disk).unwrap();
+        let local = LocalDir::open(&at, Access::WRITE).unwrap();
+        let options = ImportOptions::new("disk".parse().unwrap(), 0);
+        let manifest = import(open_source(&raw, None).unwrap(), &local, &options, &mut |_| {}).unwrap();
+        let manifest = manifest.version.manifest;
+        let server = FileServer::start(&at, None);
+        let store = crate::stores::open(&server.url(), Access::Read, &Default::default()).unwrap();
+        let chunk_cache = DiskCachePlace { dir: dir.path().join("cache"), size_bytes: 64 << 20 };
+        let args = StreamArgs {
+            chunk_cache: Some(chunk_cache),
+            hydrate: Some(CopyRate(None)),
+            boot_trace: BootTrace::Off,
+            ..StreamArgs::default()
+        };
+        let streaming = Streaming::new(store, &args, None).unwrap();
+        // So slow that all are there before the first copy is made.
+        server.fail(HttpFault::Delay(Duration::from_millis(100)));
+        let first = streaming.open(manifest).unwrap();
+        let others = [streaming.open(manifest).unwrap(), streaming.open(manifest).unwrap()];
+        let before = first.copied().unwrap();
+        assert!(!before.is_over && before.total_bytes >= 8 << 20, "{before:?}");
+        // The copy is not that of the machine that was the first.
+        drop(first);
+        let until = Instant::now() + Duration::from_secs(60);
+        while !others.iter().all(|machine| machine.copied().unwrap().is_over) {
+            assert!(Instant::now() < until, "{:?}", others[0].copied());
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        for machine in &others {
+            let copied = machine.copied().unwrap();
+            assert_eq!(copied.done_bytes, copied.total_bytes);
+        }
+        assert!(server.body_bytes() < 9 << 20, "{} bytes came", server.body_bytes());
+        // Who comes later has it, too; when nobody is left it is not kept any more.
+        assert!(streaming.open(manifest).unwrap().copied().unwrap().is_over);
+        drop(others);
+        assert!(streaming.copies.lock().unwrap().values().all(|copy| copy.strong_count() == 0));
     }
 }

@@ -8,7 +8,8 @@ use parking_lot::Mutex;
 const WAIT_MAX: Duration = Duration::from_millis(200);
 
 /// A rate for several threads together. Time that was not used is not saved up for later.
-pub(crate) struct Pace {
+#[derive(Debug)]
+pub struct Pace {
     bytes_per_s: Option<u64>,
     /// When the next bytes may be read.
     next: Mutex<Instant>,
@@ -16,7 +17,7 @@ pub(crate) struct Pace {
 
 impl Pace {
     /// At most so many bytes a second; `None` for as fast as possible.
-    pub(crate) fn new(bytes_per_s: Option<u64>) -> Self {
+    pub fn new(bytes_per_s: Option<u64>) -> Self {
         Self { bytes_per_s: bytes_per_s.filter(|rate| *rate > 0), next: Mutex::new(Instant::now()) }
     }
 
@@ -38,6 +39,9 @@ impl Pace {
             }
             std::thread::sleep(left.min(WAIT_MAX));
         }
+        // It is not read, so nobody else has to wait for it.
+        let mut next = self.next.lock();
+        *next = next.checked_sub(cost).unwrap_or(*next);
     }
 }
 
@@ -57,6 +61,10 @@ mod tests {
         // 200,000 bytes; the last ones need not be waited for.
         assert!(began.elapsed() >= Duration::from_millis(190), "{:?}", began.elapsed());
         Pace::new(None).take(u64::MAX, || false);
-        Pace::new(Some(1)).take(u64::MAX, || true);
+        let slow = Pace::new(Some(1));
+        slow.take(1 << 20, || false);
+        slow.take(1 << 20, || true);
+        // What was given up is not waited for; what was read is.
+        assert!(*slow.next.lock() < Instant::now() + Duration::from_secs((1 << 20) + 1));
     }
 }

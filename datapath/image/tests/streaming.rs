@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use fixture::{import_bytes, noise, read_all, store};
 use headwater_block::{ByteRange, Device, Request, blocking};
 use headwater_image::{
-    Background, ChunkCache, DISK_CACHE_MIN_BYTES, DiskCache, ImageErrorKind, Trace, VersionReader,
+    Background, ChunkCache, DISK_CACHE_MIN_BYTES, DiskCache, ImageErrorKind, Pace, Trace, VersionReader,
 };
 use headwater_store::{
     Check, Hash, Image, ImageName, LocalDir, Object, Pin, Publication, Removed, Store, StoreError,
@@ -120,7 +120,7 @@ impl Store for Far {
 }
 
 struct Setup {
-    _store_dir: tempfile::TempDir,
+    store_dir: tempfile::TempDir,
     cache_dir: tempfile::TempDir,
     disk: Vec<u8>,
     manifest: Hash,
@@ -134,7 +134,7 @@ fn setup(mib: usize) -> Setup {
     noise(&mut disk, 5);
     let manifest = import_bytes(&local, "disk", &disk).version.manifest;
     let far = Far { store: local, line: Arc::default() };
-    Setup { _store_dir: store_dir, cache_dir: tempfile::tempdir().unwrap(), disk, manifest, far }
+    Setup { store_dir, cache_dir: tempfile::tempdir().unwrap(), disk, manifest, far }
 }
 
 impl Setup {
@@ -366,11 +366,11 @@ fn a_version_that_was_copied_needs_no_server() {
     let setup = setup(24);
     let disk = setup.disk_cache();
     let reader = setup.open(ChunkCache::with_disk(1 << 20, Arc::clone(&disk)));
-    let none = setup.open(ChunkCache::new(1 << 20)).hydrate(None);
+    let none = setup.open(ChunkCache::new(1 << 20)).hydrate(&Arc::new(Pace::new(None)));
     assert_eq!(none.err().unwrap().kind(), ImageErrorKind::Invalid);
     // The line is cut in the middle for a moment.
     setup.far.line.gone.store(true, Ordering::SeqCst);
-    let work = reader.hydrate(None).unwrap();
+    let work = reader.hydrate(&Arc::new(Pace::new(None))).unwrap();
     while work.failure().is_none() {
         std::thread::sleep(Duration::from_millis(2));
     }
@@ -384,11 +384,40 @@ fn a_version_that_was_copied_needs_no_server() {
 }
 
 #[test]
+fn a_damaged_chunk_keeps_no_other_one_from_being_copied() {
+    let setup = setup(24);
+    let reader = setup.open(ChunkCache::with_disk(1 << 20, setup.disk_cache()));
+    // One in each of so many groups that no thread would be left if each waited for one of them.
+    let damaged: Vec<usize> = (0..4).map(|n| n * 90 + 7).collect();
+    let mut damaged_bytes = 0;
+    for index in &damaged {
+        let chunk = *reader.manifest().chunk(*index as u64).unwrap();
+        let object = reader.manifest().objects()[chunk.object as usize].id;
+        let file = setup.store_dir.path().join("objects").join(object.to_string());
+        let file = std::fs::File::options().write(true).open(file).unwrap();
+        std::os::unix::fs::FileExt::write_all_at(&file, &[0; 64], chunk.offset + 1000).unwrap();
+        damaged_bytes += u64::from(chunk.stored_bytes);
+    }
+    let work = reader.hydrate(&Arc::new(Pace::new(None))).unwrap();
+    let until = Instant::now() + Duration::from_secs(60);
+    while work.progress().done_bytes < work.progress().total_bytes - damaged_bytes {
+        assert!(Instant::now() < until, "{:?}", work.progress());
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    assert!(!work.progress().is_over);
+    assert_eq!(work.failure().unwrap().kind(), ImageErrorKind::Damaged);
+    setup.far.line.gone.store(true, Ordering::SeqCst);
+    for index in (0..setup.disk.len() / CHUNK).filter(|index| !damaged.contains(index)) {
+        assert!(read_chunk(&reader, index) == setup.disk[index * CHUNK..][..4096], "chunk {index}");
+    }
+}
+
+#[test]
 fn copying_keeps_to_its_rate_and_ends_with_its_handle() {
     let setup = setup(16);
     let reader = setup.open(ChunkCache::with_disk(1 << 20, setup.disk_cache()));
     let started = Instant::now();
-    let work = reader.hydrate(Some(8 << 20)).unwrap();
+    let work = reader.hydrate(&Arc::new(Pace::new(Some(8 << 20)))).unwrap();
     while work.progress().done_bytes < 6 << 20 {
         std::thread::sleep(Duration::from_millis(2));
     }
