@@ -1,7 +1,7 @@
 //! What all caches of a process share: memory, the disk engine, one thread that spills, cleans and wakes.
 //!
 //! The thread sleeps without a time-out while there is nothing to do, so an idle host costs no CPU; while
-//! caches have RAM in use it looks for memory pressure once a second.
+//! caches have RAM in use it looks once a second for memory pressure, and for blocks that the image holds too.
 
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};

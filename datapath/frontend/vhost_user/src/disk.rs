@@ -71,7 +71,7 @@ impl Disk {
     /// Where a queue starts: at 0 if the guest has reset its disk, else where it ended. A guest that stands anywhere
     /// else has used another server, and what it believes to be on the disk may not be on this one.
     ///
-    /// `base` is what the front-end says, `used` what the ring says. All that was taken is answered before a queue ends,
+    /// `base` is what the front-end says, `used` what the ring says. All that was taken is answered before a queue ends, or back in the ring,
     /// so that both say the same; but a front-end that lost its connection asks the ring, perhaps before the last answers.
     ///
     /// Indices have 16 bits, so that a running guest stands at 0 now and then. Its used ring is full of answers then

@@ -294,7 +294,8 @@ impl Persist {
         self.may_begin() && overflow.ready_positions() > 0
     }
 
-    /// Whether there is a place for a segment that the machine fills, or the file system was not asked yet.
+    /// Whether there is a place for a segment that the machine fills: one that is claimed, besides those of cleaning, and room
+    /// in the map.
     pub fn could_begin(&self, overflow: &Overflow) -> bool {
         self.may_begin()
             && overflow.free_positions() > RESERVED_POSITIONS
