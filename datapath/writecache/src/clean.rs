@@ -33,8 +33,8 @@ const LOW_POSITIONS_DIVISOR: u32 = 32;
 /// Cleaning begins at this many free positions at the latest.
 const LOW_POSITIONS: u32 = 6;
 
-/// A segment that found no room is tried again after this at the latest.
-const STUCK: Duration = Duration::from_millis(if EXPLORED { 0 } else { 100 });
+/// A segment that was read in vain is tried again after this at the latest.
+const STUCK: Duration = Duration::from_millis(100);
 
 /// What cleaning a segment is worth: the slots that it frees for each one that it copies, times its age in segments written since.
 ///
@@ -62,7 +62,8 @@ pub struct Cleaner {
     damaged: Mutex<HashSet<u64>>,
     /// The one that the disk did not read last, which may pass: taken after all others until one was read.
     unread: Mutex<Option<u64>>,
-    /// When the last one found no room for what lives in it; forgotten when something was freed or written.
+    /// When the last one was read in vain: no room for what lives in it, or somebody is just taking that away. Forgotten
+    /// when something was freed or written.
     stuck_since: Mutex<Option<Instant>>,
 }
 
@@ -72,9 +73,14 @@ impl Cleaner {
         self.read.lock().take().map(|job| job.buffer)
     }
 
-    /// Whether the last one found no room a moment ago, and nothing has changed since: reading it again would be in vain.
+    /// Whether the last one was read in vain a moment ago, and nothing has changed since: so it would be again.
     fn is_stuck(&self) -> bool {
-        self.stuck_since.lock().is_some_and(|since| since.elapsed() < STUCK)
+        let mut since = self.stuck_since.lock();
+        if EXPLORED {
+            // Time stands still: one rest, in which others go on.
+            return since.take().is_some();
+        }
+        since.is_some_and(|since| since.elapsed() < STUCK)
     }
 
     /// There may be room again.
@@ -151,7 +157,9 @@ impl WriteCache {
                     (segment.word().state(), segment.live(), segment.generation());
                 let is_there =
                     matches!(state, State::Spilled | State::Clean) && !damaged.contains(&generation);
-                (is_there && live + MIN_GAIN <= u32::from(SLOT_COUNT)).then_some((id, live, generation))
+                // Where nothing lives, who took the last of it away is about to give all back.
+                let is_worth = live > 0 && live + MIN_GAIN <= u32::from(SLOT_COUNT);
+                (is_there && is_worth).then_some((id, live, generation))
             })
             .collect();
         let newest = candidates.iter().map(|(_, _, generation)| *generation).max()?;
@@ -188,16 +196,19 @@ impl WriteCache {
     /// Moves the live blocks of the segment that was read, as far as there is room.
     pub(crate) fn move_cleaned(&self, overflow: &Overflow) {
         let Some(mut job) = self.cleaner.read.lock().take() else { return };
-        let mut whole = true;
+        let (mut whole, before) = (true, self.counters.cleaned_blocks.load(Ordering::Relaxed));
         while whole && usize::from(job.next) < SLOTS {
             whole = self.move_slot(overflow, &mut job);
             job.next += 1;
         }
+        let is_in_vain = self.counters.cleaned_blocks.load(Ordering::Relaxed) == before
+            && self.segments.get(job.id).is_some_and(|segment| segment.generation() == job.generation);
         // Without room the rest stays where it is: a job that waited for room would keep a staging buffer
         // that spilling needs to make that room.
         if whole {
             count(&self.counters.cleaned_segments, 1);
-        } else {
+        }
+        if !whole || is_in_vain {
             *self.cleaner.stuck_since.lock() = Some(Instant::now());
         }
         self.host.give_staging(job.buffer);
