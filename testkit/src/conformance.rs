@@ -5,7 +5,8 @@
 //! 2. It is cut among threads at logical blocks that are *not* 4 KiB boundaries, so neighbours share blocks.
 //!    Each thread carries out random operations on its own part and compares each read with its own model:
 //!    one request at a time, alternately through `try_now` and `submit`, rounds of disjoint requests in flight together, and
-//!    rounds of overlapping writes, after which each 4 KiB block must hold the whole of one of them.
+//!    rounds of overlapping writes, after which each 4 KiB block must hold the whole of one of them. Writes of a round are
+//!    offered to `write_together` every other time.
 //! 3. When all threads are done everything is read once more, and `extents` is walked over it.
 //!
 //! Contents written are random, compressible, zero, or equal to what is there, since devices treat these
@@ -411,11 +412,15 @@ impl Worker {
             }
         }
         let (tx, rx) = mpsc::channel::<(usize, Outcome)>();
-        let mut all = Vec::new();
+        let (mut all, mut requests) = (Vec::new(), Vec::new());
         for (index, range) in ranges.into_iter().enumerate() {
             let request = self.random_request(range);
             let name = format!("{} operation {number}.{index}", self.name);
             all.push(self.expect(&request, &name));
+            requests.push((index, request));
+        }
+        let stored = self.store_together(&mut requests).len();
+        for (index, request) in requests {
             let tx = tx.clone();
             self.device.submit(
                 request,
@@ -440,9 +445,34 @@ impl Worker {
             }
             answers += 1;
         }
-        assert_eq!(answers, all.len(), "{} operation {number}: answers", self.name);
+        assert_eq!(answers + stored, all.len(), "{} operation {number}: answers", self.name);
         refused.into_iter().for_each(|index| self.settle(&all[index]));
-        answers as u32
+        all.len() as u32
+    }
+
+    /// Offers the writes among these requests to the device together, every other time. What it stored is taken out of
+    /// them, and returned.
+    fn store_together<N: Copy>(&mut self, requests: &mut Vec<(N, Request)>) -> Vec<(N, ByteRange)> {
+        let mut writes = Vec::new();
+        let mut names = Vec::new();
+        for (name, request) in requests.iter() {
+            if let Request::Write { range, buffer, fua: false } = request {
+                writes.push((*range, &**buffer));
+                names.push((*name, *range));
+            }
+        }
+        let mut done = vec![true; writes.len()];
+        if self.rng.chance(1, 2) {
+            self.device.write_together(&writes, &mut done);
+        } else {
+            done.fill(false);
+        }
+        let mut is_stored = done.iter();
+        requests.retain(|(_, request)| match request {
+            Request::Write { fua: false, .. } => !is_stored.next().expect("an answer for each write"),
+            _ => true,
+        });
+        names.into_iter().zip(done).filter_map(|(name, done)| done.then_some(name)).collect()
     }
 
     /// Writes of whole 4 KiB blocks over one another, in flight together. Returns how many.
@@ -456,6 +486,7 @@ impl Worker {
         let (tx, rx) = mpsc::channel::<(ByteRange, Outcome)>();
         // Which bytes each block may have afterwards.
         let mut allowed = vec![Vec::new(); span as usize];
+        let mut requests = Vec::new();
         for fill in 0..self.options.in_flight as u8 {
             let from = self.rng.below(span);
             let count = self.rng.between(1, span - from);
@@ -467,6 +498,13 @@ impl Worker {
                 (0, false) => Request::WriteZeroes { range, may_unmap: true, fua: false },
                 _ => Request::Write { range, buffer: vec![fill; range.len() as usize], fua: false },
             };
+            requests.push((range, request));
+        }
+        for (range, _) in self.store_together(&mut requests) {
+            // The receiver is there until all answers are.
+            let _ = tx.send((range, Outcome { result: Ok(()), buffer: Vec::new() }));
+        }
+        for (range, request) in requests {
             let tx = tx.clone();
             // The receiver waits for all answers unless a check has failed.
             let done = Completion::new(move |outcome| drop(tx.send((range, outcome))));

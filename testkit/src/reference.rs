@@ -82,6 +82,8 @@ pub struct Counts {
     pub prefetches: u64,
     /// Requests that went through `submit`.
     pub submitted: u64,
+    /// Writes that were stored together with others.
+    pub together: u64,
 }
 
 struct Content {
@@ -360,6 +362,16 @@ impl Device for ReferenceDisk {
             return Ok(Attempt::MustWait);
         }
         self.shared.apply(op).map(|()| Attempt::Done)
+    }
+
+    fn write_together(&self, writes: &[(ByteRange, &[u8])], done: &mut [bool]) {
+        for ((range, from), done) in writes.iter().zip(done) {
+            // Some are left to their caller.
+            let tries = self.shared.content.lock().rng.chance(3, 4);
+            let op = Op::Write { range: *range, from, fua: false };
+            *done = tries && matches!(self.try_now(op), Ok(Attempt::Done));
+            self.shared.content.lock().counts.together += u64::from(*done);
+        }
     }
 
     fn lend(&self, range: ByteRange, parts: &mut Vec<Lent>) -> bool {

@@ -192,6 +192,14 @@ pub trait Device: Send + Sync + 'static {
     /// of the data takes.
     fn try_now(&self, op: Op<'_>) -> Result<Attempt, IoError>;
 
+    /// Stores those of `writes` that [`Device::try_now`] would store at once, as far as doing it together costs less than one
+    /// after the other, and says of each in `done` whether it did. The others are as if they had not been given: their caller
+    /// goes on with them one by one. They are in flight together, so in no order.
+    fn write_together(&self, writes: &[(ByteRange, &[u8])], done: &mut [bool]) {
+        let _ = writes;
+        done.fill(false);
+    }
+
     /// Copies the range, if that needs no I/O and no waiting, for somebody who is not its reader: unlike a read it leaves no
     /// trace, in what is recorded, fetched ahead or kept because it is in use. Whether it did.
     fn peek(&self, range: ByteRange, into: &mut [u8]) -> bool {

@@ -55,6 +55,7 @@ pub mod latency;
 pub mod options;
 pub mod pieces;
 pub mod read;
+mod together;
 pub mod volume;
 pub mod write;
 

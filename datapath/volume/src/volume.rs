@@ -8,8 +8,8 @@ use headwater_block::{
     IoError, IoErrorKind, Lent, Op, Request,
 };
 use headwater_writecache::{
-    Beneath, BlockNumber, CacheOptions, Found, Host, Kind, Location, OverflowOptions, ReadTally, Shortage,
-    Turn, WriteCache, Wrote,
+    Beneath, BlockNumber, CacheOptions, Found, Host, Kind, Location, Now, OverflowOptions, ReadTally,
+    Shortage, Turn, WriteCache, Wrote,
 };
 
 use crate::clearing::Clearing;
@@ -20,6 +20,7 @@ use crate::latency::{Class, Latencies};
 use crate::options::{CacheMode, DISK_MODE_RAM_BYTES, VolumeOptions};
 use crate::pieces::{Piece, pieces};
 use crate::read::Side;
+use crate::together::SideBySide;
 use crate::{latency, read, write};
 
 /// Discards and zero writes longer than this are carried out on the volume's thread for them.
@@ -188,7 +189,11 @@ impl Inner {
     }
 
     fn write_now(&self, range: ByteRange, from: &[u8]) -> Result<Attempt, IoError> {
+        let mut stored = SideBySide::default();
         for piece in pieces(range) {
+            if piece.is_whole() && stored.has(self, &piece, from) {
+                continue;
+            }
             let Some(part) = from.get(piece.start..piece.start + piece.len) else { return Err(bad_buffer()) };
             if !self.write_piece_now(&piece, part) {
                 return Ok(Attempt::MustWait);
@@ -217,8 +222,13 @@ impl Inner {
     /// Stores a whole block, unless the image is known to hold the same.
     #[inline]
     pub(crate) fn write_whole(&self, block: BlockNumber, data: &[u8], turn: Turn) -> Wrote {
-        let same = |now| self.elision.as_ref().is_some_and(|elision| elision.is_same(block, data, now));
-        self.cache.write_unless(block, data, turn, same)
+        self.cache.write_unless(block, data, turn, |now| self.is_same(block, data, now))
+    }
+
+    /// Whether the image is known to hold the same block.
+    #[inline]
+    pub(crate) fn is_same(&self, block: BlockNumber, data: &[u8], now: Now) -> bool {
+        self.elision.as_ref().is_some_and(|elision| elision.is_same(block, data, now))
     }
 
     fn clear_now(&self, range: ByteRange, to: Location) -> Attempt {
@@ -281,6 +291,10 @@ pub(crate) fn split(range: ByteRange, size_bytes: u64) -> (ByteRange, ByteRange,
 impl Device for Volume {
     fn geometry(&self) -> Geometry {
         self.inner.geometry
+    }
+
+    fn write_together(&self, writes: &[(ByteRange, &[u8])], done: &mut [bool]) {
+        self.inner.write_together(writes, done);
     }
 
     #[inline]

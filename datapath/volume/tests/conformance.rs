@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use headwater_block::{Device, blocking};
+use headwater_block::{ByteRange, Device, blocking};
 use headwater_testkit::conformance::{self, Options};
 use headwater_testkit::{ReferenceDisk, ReferenceOptions, Rng};
 use headwater_volume::CacheMode;
@@ -44,6 +44,64 @@ fn ram_mode_over_an_image() {
     assert_eq!(counters.cache.spilled_segments, 0);
     assert!(counters.cache.write_in_place_blocks > 0 && counters.cache.read_ram_blocks > 0);
     assert!(counters.image_read_bytes > 0 && counters.cache.elided_zero_blocks > 0);
+}
+
+#[test]
+fn a_cache_larger_than_the_processors_caches_stays_correct() {
+    let dir = tempfile::tempdir().unwrap();
+    let (host, _) = setup::host(u64::MAX);
+    let image = base(80 * MIB, 6);
+    let (volume, device) = setup::open(&setup::options(&image, CacheMode::Ram, 128, 0, dir.path()), &host);
+    // From here on whole blocks go past the processor's caches.
+    let filling = Rng::new(7).bytes(MIB as usize);
+    (0..64).for_each(|piece| blocking::write(&*device, piece * MIB, &filling).unwrap());
+    conformance::check(&device, &suite(12, 16));
+    assert!(volume.counters().cache.write_in_place_blocks > 0);
+}
+
+#[test]
+fn writes_together_are_stored_where_they_are_and_others_are_left() {
+    let dir = tempfile::tempdir().unwrap();
+    let (host, _) = setup::host(u64::MAX);
+    let image = base(24 * MIB, 9);
+    let (volume, device) = setup::open(&setup::options(&image, CacheMode::Ram, 64, 0, dir.path()), &host);
+    let range = |block: u64, blocks: u64| ByteRange::new(block * 4096, blocks * 4096).unwrap();
+    blocking::write(&*device, 0, &[1; 20 * 4096]).unwrap();
+    let before = volume.counters();
+    let (two, four, part) = ([2; 4096], [4; 4 * 4096], ByteRange::new(512, 4096).unwrap());
+    let read = |device: &dyn Device, block: u64| {
+        let mut bytes = vec![0; 4096];
+        blocking::read(device, block * 4096, &mut bytes).unwrap();
+        bytes
+    };
+    let equal = read(&*device, 3000);
+    let writes = [
+        (range(0, 1), &two[..]),
+        // One that was never written, and one of which only the first half was.
+        (range(600, 1), &two),
+        (range(18, 4), &four),
+        (range(4, 4), &four),
+        // Not of whole blocks, zero, the same block again, as the image has it.
+        (part, &two),
+        (range(10, 1), &[0; 4096]),
+        (range(0, 1), &four[..4096]),
+        (range(3000, 1), &equal),
+    ];
+    let mut done = [true; 8];
+    device.write_together(&writes, &mut done);
+    assert_eq!(done, [true, false, false, true, false, false, true, false]);
+    let after = volume.counters();
+    assert_eq!(after.write_ops - before.write_ops, 3);
+    assert_eq!(after.write_bytes - before.write_bytes, 6 * 4096);
+    let byte = |block: u64| {
+        let bytes = read(&*device, block);
+        assert!(bytes.iter().all(|byte| *byte == bytes[0]), "block {block} is torn");
+        bytes[0]
+    };
+    assert_eq!([0, 1, 4, 7, 8, 10].map(byte), [4, 1, 4, 4, 1, 1]);
+    // What was left may have been stored in part, each block as a whole or not at all.
+    assert!([18, 19].map(byte).iter().all(|byte| [1, 4].contains(byte)));
+    assert_eq!(read(&*device, 600), read(&*image, 600));
 }
 
 #[test]

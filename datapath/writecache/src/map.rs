@@ -9,7 +9,8 @@
 //! ([`Map::sweep`]); after that nobody uses the old state any more. So the hit path needs no reference
 //! count and no epoch, only the lock that it takes anyway.
 //!
-//! Lock order: leaf, then the log, then the overflow's positions, then the memory pool. Never two leaves.
+//! Lock order: leaf, then the log, then the overflow's positions, then the memory pool. Nobody waits for a leaf who has one
+//! ([`Map::try_write`] takes more).
 //!
 //! # A frozen map
 //! [`Map::freeze`] stores an odd number, and that is the instant. Whoever locks a leaf to change what its blocks
@@ -177,12 +178,7 @@ impl Map {
     /// Locks a leaf to change what its blocks hold. `None` only for a leaf past the end of the volume.
     #[inline]
     pub fn write(&self, leaf: usize) -> Option<LeafWrite<'_>> {
-        let mut leaf = self.relocate(leaf)?;
-        let freeze = self.freeze.load(Ordering::SeqCst);
-        if freeze % 2 == 1 && leaf.leaf.seen != freeze {
-            leaf.keep(freeze);
-        }
-        Some(leaf)
+        self.relocate(leaf).map(|leaf| self.for_change(leaf))
     }
 
     /// As [`Map::write`], for who moves blocks and leaves what they hold as it is.
@@ -191,6 +187,24 @@ impl Map {
         let group = self.groups.get(leaf / LEAVES_PER_GROUP)?;
         let group = group.get_or_init(|| (0..LEAVES_PER_GROUP).map(|_| Line::default()).collect());
         Some(LeafWrite { leaf: group.get(leaf % LEAVES_PER_GROUP)?.0.write(), map: self })
+    }
+
+    /// As [`Map::write`], where the leaf was written to before and nobody has it locked.
+    #[inline]
+    pub fn try_write(&self, leaf: usize) -> Option<LeafWrite<'_>> {
+        let group = self.groups.get(leaf / LEAVES_PER_GROUP)?.get()?;
+        let leaf = group.get(leaf % LEAVES_PER_GROUP)?.0.try_write()?;
+        Some(self.for_change(LeafWrite { leaf, map: self }))
+    }
+
+    /// A leaf that was just locked to change what its blocks hold.
+    #[inline]
+    fn for_change<'a>(&self, mut leaf: LeafWrite<'a>) -> LeafWrite<'a> {
+        let freeze = self.freeze.load(Ordering::SeqCst);
+        if freeze % 2 == 1 && leaf.leaf.seen != freeze {
+            leaf.keep(freeze);
+        }
+        leaf
     }
 
     /// Freezes the map at this instant; its number, or `None` while an earlier freeze is not over.

@@ -117,6 +117,10 @@ impl Reached {
         }
     }
 
+    fn add_together(&mut self, client: &Client) {
+        *self.0.entry("overwritten together").or_default() += client.stored_together();
+    }
+
     fn add_disk(&mut self, now: &Snapshot) {
         for (what, count) in [
             ("spilled", now.spilled_segments),
@@ -180,6 +184,7 @@ fn execution(overflow: Option<PathBuf>, reached: &std::sync::Mutex<Reached>) {
     {
         let mut reached = reached.lock().unwrap();
         reached.add(&now, &beneath);
+        reached.add_together(&client);
         if has_disk {
             reached.add_disk(&now);
         }
@@ -271,6 +276,7 @@ fn persistent_execution(within: &Path, reached: &std::sync::Mutex<Reached>) {
     {
         let mut reached = reached.lock().unwrap();
         reached.add_disk(&now);
+        reached.add_together(&client);
         reached.add_persistent(&now, disk.renames());
     }
     drop(client);

@@ -1,8 +1,8 @@
 //! A driver that measures any vhost-user-blk server: the VDI mix (4 KiB, 80 % writes, 80 % random) on one queue.
 //!
-//! `vdi_mix SOCKET DEPTH SECONDS [SPAN [PID]]` prints one line: requests a second, mean and 99th percentile of
+//! `vdi_mix SOCKET DEPTH SECONDS [SPAN [PID [REQUEST]]]` prints one line: requests a second, mean and 99th percentile of
 //! the latency in microseconds, and, with the server's process id, its processor time per request. The span (1G) is written
-//! once beforehand, so that all of it is there.
+//! once beforehand, so that all of it is there. Requests are of 4K, or as long as said.
 #![expect(unsafe_code, reason = "buffers are shared with the server by address, as a guest does")]
 
 use std::error::Error;
@@ -14,7 +14,6 @@ use headwater_block::size;
 use rustix::mm::{MapFlags, ProtFlags};
 use virtio_driver::{QueueNotifier, VhostUser, VirtioBlkQueue, VirtioBlkTransport, VirtioFeatureFlags};
 
-const BLOCK_BYTES: usize = 4096;
 const FILL_BYTES: usize = 128 << 10;
 const QUEUE_SIZE: u16 = 256;
 
@@ -122,7 +121,7 @@ fn processor_seconds(pid: Option<&str>) -> Option<f64> {
 fn main() -> Result<(), Box<dyn Error>> {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let [path, depth, seconds, rest @ ..] = &arguments[..] else {
-        return Err("usage: vdi_mix SOCKET DEPTH SECONDS [SPAN [PID]]".into());
+        return Err("usage: vdi_mix SOCKET DEPTH SECONDS [SPAN [PID [REQUEST]]]".into());
     };
     let (depth, seconds): (usize, u64) = (depth.parse()?, seconds.parse()?);
     if depth == 0 || depth > usize::from(QUEUE_SIZE) / 3 {
@@ -130,12 +129,15 @@ fn main() -> Result<(), Box<dyn Error>> {
     }
     let span = size::parse(rest.first().map_or("1G", String::as_str))?;
     let pid = rest.get(1).map(String::as_str);
+    let request = size::parse(rest.get(2).map_or("4K", String::as_str))?;
+    let request_bytes = usize::try_from(request).ok().filter(|bytes| (1..=FILL_BYTES).contains(bytes));
+    let request_bytes = request_bytes.ok_or("a request has at most 128K")?;
     let mut driver = Driver::connect(path, depth.max(8) * FILL_BYTES)?;
     let mut rng = Rng(0x9e37_79b9_7f4a_7c15);
     driver.fill(span, &mut rng)?;
 
-    let blocks = span / BLOCK_BYTES as u64;
-    let mut next_block = 0;
+    let requests = span / request;
+    let mut next = 0;
     let mut started = vec![Instant::now(); depth];
     let mut latencies_ns: Vec<u32> = Vec::with_capacity(1 << 25);
     let mut free: Vec<usize> = (0..depth).collect();
@@ -146,9 +148,9 @@ fn main() -> Result<(), Box<dyn Error>> {
     while now < end {
         for slot in free.drain(..) {
             let roll = rng.next();
-            next_block = if roll % 5 < 4 { rng.next() % blocks } else { (next_block + 1) % blocks };
+            next = if roll % 5 < 4 { rng.next() % requests } else { (next + 1) % requests };
             started[slot] = now;
-            driver.add(roll / 5 % 5 < 4, next_block * BLOCK_BYTES as u64, slot, BLOCK_BYTES)?;
+            driver.add(roll / 5 % 5 < 4, next * request, slot, request_bytes)?;
         }
         driver.kick()?;
         driver.wait(&mut free)?;

@@ -310,10 +310,10 @@ impl Segment<'_> {
         self.len
     }
 
-    /// Lends the bytes to a device that stores them.
-    pub(crate) fn lend<R>(&self, to: impl FnOnce(&[u8]) -> R) -> R {
+    /// The bytes, for a device that stores them.
+    pub(crate) fn bytes(&self) -> &[u8] {
         // SAFETY: mapped for 'm; concurrent changes by the guest are harmless as the module's text explains.
-        to(unsafe { std::slice::from_raw_parts(self.first.as_ptr(), self.len) })
+        unsafe { std::slice::from_raw_parts(self.first.as_ptr(), self.len) }
     }
 
     /// Lends the bytes to a device that fills them.

@@ -28,6 +28,7 @@ fn check(disk: ReferenceDisk, setup: Setup, seed: u64) -> Arc<ReferenceDisk> {
 fn hits_of_one_queue() {
     let disk = check(ReferenceDisk::new(16 << 20), Setup { queues: 1, event_idx: true }, 1);
     assert_eq!(disk.counts().submitted, 0);
+    assert!(disk.counts().together > 0);
 }
 
 #[test]

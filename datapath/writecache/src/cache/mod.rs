@@ -9,6 +9,7 @@
 //! | `options` | what a cache is made of |
 //! | `answers` | the words between the cache and who uses it |
 //! | `read`, `write` | the hit path |
+//! | `together` | the hit path of several overwrites at once |
 //! | `freeze` | the state at one instant, while the machine goes on |
 //! | `second_look` | blocks that turned out to hold what the image holds |
 //! | `room` | slots and RAM: begun, given back |
@@ -23,6 +24,7 @@ mod read;
 mod room;
 mod second_look;
 mod statistics;
+mod together;
 mod write;
 
 use std::sync::Arc;
@@ -37,6 +39,7 @@ pub use self::options::{CacheOptions, MIN_RAM_BYTES, OverflowOptions};
 pub use self::second_look::Beneath;
 pub(crate) use self::second_look::Looks;
 use self::second_look::SecondLook;
+pub use self::together::{Block, TOGETHER};
 use crate::budget::Share;
 use crate::clean::Cleaner;
 use crate::counters::Counters;

@@ -249,7 +249,7 @@ impl WriteCache {
 }
 
 /// Whether all bytes are zero. Data that is not zero shows it in its first words, nearly always.
-fn is_zero(data: &[u8]) -> bool {
+pub(super) fn is_zero(data: &[u8]) -> bool {
     let (head, rest) = data.split_at(data.len().min(64));
     head.iter().all(|b| *b == 0) && rest.chunks(256).all(|c| c.iter().fold(0, |sum, b| sum | b) == 0)
 }

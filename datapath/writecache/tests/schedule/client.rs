@@ -6,8 +6,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use headwater_block::{IoError, IoErrorKind};
 use headwater_writecache::{
-    BlockNumber, Fetched, Found, FrozenCache, Location, Old, Parked, ReadTally, Ticket, Turn, WriteCache,
-    Wrote,
+    Block, BlockNumber, Fetched, Found, FrozenCache, Location, Old, Parked, ReadTally, Ticket, Turn,
+    WriteCache, Wrote,
 };
 use shuttle::rand::Rng;
 use shuttle::sync::mpsc;
@@ -19,6 +19,7 @@ use super::oracle::{BLOCK, HALF, Oracle, Value};
 pub struct Client {
     cache: Arc<WriteCache>,
     oracle: Arc<Oracle>,
+    together: Arc<AtomicU64>,
 }
 
 fn random(below: u32) -> u32 {
@@ -32,7 +33,7 @@ pub fn image(block: u32) -> Vec<u8> {
 impl Client {
     /// For a cache and what is known of it.
     pub fn new(cache: &Arc<WriteCache>, oracle: &Arc<Oracle>) -> Self {
-        Self { cache: Arc::clone(cache), oracle: Arc::clone(oracle) }
+        Self { cache: Arc::clone(cache), oracle: Arc::clone(oracle), together: Arc::default() }
     }
 
     fn some_block(&self) -> u32 {
@@ -51,9 +52,38 @@ impl Client {
                     self.write(block, self.oracle.fresh(), [first, !first]);
                 }
                 5..=6 => self.read(block),
+                7..=9 => self.overwrite_together(),
                 _ => self.write_whole(block),
             }
         }
+    }
+
+    /// Whole blocks in any leaves, the same one twice now and then. What is not stored then is written alone.
+    fn overwrite_together(&self) {
+        let first = self.some_block();
+        let blocks = [first, self.some_block(), first + u32::from(first + 1 < self.oracle.blocks())];
+        let begun = blocks.map(|block| {
+            let value = self.oracle.fresh();
+            let data: [u8; BLOCK] =
+                (0..2).flat_map(|half| value.bytes(block, half)).collect::<Vec<_>>().try_into().unwrap();
+            (block, data, self.oracle.begin(block, value, [true; 2]))
+        });
+        let writes = begun.each_ref().map(|(block, data, _)| Block { number: BlockNumber(*block), data });
+        let mut stored = [false; 3];
+        self.cache.overwrite_together(&writes, &mut stored, |_, _| false);
+        let (stored, left): (Vec<_>, Vec<_>) = begun.iter().zip(stored).partition(|(_, stored)| *stored);
+        for ((block, _, number), _) in stored {
+            self.oracle.end(*block, *number);
+            self.together.fetch_add(1, Ordering::Relaxed);
+        }
+        for ((block, data, number), _) in left {
+            self.write_begun((*block, *number), 0, data, false);
+        }
+    }
+
+    /// Blocks that were stored with others.
+    pub fn stored_together(&self) -> u64 {
+        self.together.load(Ordering::Relaxed)
     }
 
     /// Reads, twice as many.
@@ -197,6 +227,13 @@ impl Client {
             (0..2).filter(|half| halves[*half]).flat_map(|half| value.bytes(block, half)).collect();
         let skip = if halves[0] { 0 } else { HALF };
         let number = self.oracle.begin(block, value, halves);
+        // What is not noticed at once is left to the second look.
+        let same = value == Value::Image && random(2) == 0;
+        self.write_begun((block, number), skip, &data, same);
+    }
+
+    /// Carries out a write that the oracle knows of.
+    fn write_begun(&self, (block, number): (u32, usize), skip: usize, data: &[u8], same: bool) {
         let (answer, answers) = mpsc::channel();
         let mut fetched = None;
         loop {
@@ -205,9 +242,8 @@ impl Client {
                 block,
                 number,
                 skip,
-                data: data.clone(),
-                // What is not noticed at once is left to the second look.
-                same: value == Value::Image && random(2) == 0,
+                data: data.to_vec(),
+                same,
                 fetched: fetched.take(),
                 answer: answer.clone(),
             };

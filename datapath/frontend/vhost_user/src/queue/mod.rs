@@ -1,7 +1,7 @@
 //! One queue: its rings, and the thread that serves them.
 //!
 //! - `rings`: the rings in guest memory. `chain`: descriptors of one request. `request`: what they mean.
-//! - `thread`: the loop. `serve`: one request. `transfer`: data of reads and writes. `job`: what must wait.
+//! - `thread`: the loop. `serve`: one request. `together`: several writes. `transfer`: data of reads and writes. `job`: what must wait.
 //! - `post`: what other threads tell this one.
 
 pub(crate) mod chain;
@@ -11,6 +11,7 @@ pub(crate) mod request;
 pub(crate) mod rings;
 mod serve;
 mod thread;
+mod together;
 mod transfer;
 
 use std::os::fd::OwnedFd;

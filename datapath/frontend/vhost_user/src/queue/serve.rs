@@ -10,6 +10,7 @@ use super::job::{Job, Work};
 use super::post::Post;
 use super::request::{Command, Header, Piece, RANGE_BYTES, RANGES, Status, decode_ranges};
 use super::thread::QueueThread;
+use super::together;
 use super::transfer::{self, Direction, Progress, Transfer};
 use crate::fault::RingFault;
 use crate::memory::GuestMemory;
@@ -39,15 +40,33 @@ pub(super) fn request(
     if memory.segment(status, 1).is_none() {
         return Err(RingFault::NoStatus);
     }
-    let step = match queue.chain.take_header(memory) {
-        Some(bytes) => step(queue, Header::decode(bytes), memory),
+    let moved = total_bytes(&queue.chain.readable).max(total_bytes(&queue.chain.writable));
+    let step = match queue.chain.take_header(memory).map(Header::decode) {
+        Some(header) if together::gather(queue, (head, status), &header, memory) => return Ok(moved),
+        Some(header) => step(queue, header, memory),
         None => Step::Done(Err((Status::IoError, "a request without a header in memory".into())), 0),
     };
+    conclude(queue, (head, status), step, memory);
+    Ok(moved)
+}
+
+/// Carries out one read or write.
+pub(super) fn go_through(
+    queue: &mut QueueThread,
+    of: (u16, u64),
+    transfer: &Transfer<'_>,
+    memory: &Arc<GuestMemory>,
+) {
+    let step = attempt(queue, transfer);
+    conclude(queue, of, step, memory);
+}
+
+/// Answers a request (its chain's head, its status byte), or hands it on.
+fn conclude(queue: &mut QueueThread, (head, status): (u16, u64), step: Step, memory: &Arc<GuestMemory>) {
     let job = |work, written: u64| {
         let written = u32::try_from(written).unwrap_or(u32::MAX).saturating_add(1);
         Job { head, status, written, memory: Arc::clone(memory), work }
     };
-    let moved = total_bytes(&queue.chain.readable).max(total_bytes(&queue.chain.writable));
     match step {
         Step::Done(Ok(code), written) => {
             let written = u32::try_from(written).unwrap_or(u32::MAX).saturating_add(1);
@@ -60,7 +79,6 @@ pub(super) fn request(
         Step::Wait(work, written) => queue.submit_in_turn(job(work, written)),
         Step::Starve(work) => queue.starve(job(work, 0)),
     }
-    Ok(moved)
 }
 
 fn step(queue: &mut QueueThread, header: Header, memory: &GuestMemory) -> Step {
@@ -112,20 +130,30 @@ fn transfer(queue: &mut QueueThread, direction: Direction, at: Option<u64>, memo
     let Some(at) = at else {
         return Step::Done(Err((Status::IoError, "a sector past 64 bits".into())), 0);
     };
-    let buffers = match direction {
-        Direction::Read => &queue.chain.writable,
-        Direction::Write { .. } => &queue.chain.readable,
-    };
+    // Put back, so that it is allocated once.
+    let buffers = std::mem::take(match direction {
+        Direction::Read => &mut queue.chain.writable,
+        Direction::Write { .. } => &mut queue.chain.readable,
+    });
+    let step = attempt(queue, &Transfer { memory, direction, at, buffers: &buffers });
+    match direction {
+        Direction::Read => queue.chain.writable = buffers,
+        Direction::Write { .. } => queue.chain.readable = buffers,
+    }
+    step
+}
+
+fn attempt(queue: &mut QueueThread, transfer: &Transfer<'_>) -> Step {
+    let Transfer { direction, at, buffers, .. } = *transfer;
     let written = if direction == Direction::Read { total_bytes(buffers) } else { 0 };
-    let transfer = Transfer { memory, direction, at, buffers };
-    match transfer::attempt(&*queue.disk.device, &queue.disk.geometry, &transfer, &mut queue.scratch) {
+    match transfer::attempt(&*queue.disk.device, &queue.disk.geometry, transfer, &mut queue.scratch) {
         Ok(Progress::Done) => Step::Done(Ok(Status::Ok), written),
         Ok(Progress::Until(index, at)) => {
             let buffers = buffers.get(index..).unwrap_or_default().to_vec();
             Step::Wait(Work::Transfer { direction, at, buffers }, written)
         }
         Err(error) if error.kind() == IoErrorKind::NoSpace && direction != Direction::Read => {
-            Step::Starve(Work::Transfer { direction, at, buffers: buffers.clone() })
+            Step::Starve(Work::Transfer { direction, at, buffers: buffers.to_vec() })
         }
         Err(error) => {
             let name = if direction == Direction::Read { "a read" } else { "a write" };

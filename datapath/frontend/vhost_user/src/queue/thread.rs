@@ -24,6 +24,7 @@ use super::job::Job;
 use super::post::{Post, PostBox};
 use super::request::Status;
 use super::rings::{RingAddresses, Rings};
+use super::together::{self, Gathered};
 use super::{Setup, serve};
 use crate::disk::Disk;
 use crate::fault::RingFault;
@@ -45,6 +46,8 @@ pub(super) struct QueueThread {
     pub(super) posts: Arc<PostBox>,
     pub(super) chain: Chain,
     pub(super) scratch: Vec<u8>,
+    /// Writes of this round that are not begun yet.
+    pub(super) gathered: Vec<Gathered>,
     pub(super) free: Vec<Vec<u8>>,
     /// Requests that the device has.
     pub(super) in_flight: usize,
@@ -87,6 +90,7 @@ impl QueueThread {
             posts,
             chain: Chain::default(),
             scratch: Vec::new(),
+            gathered: Vec::new(),
             free: Vec::new(),
             in_flight: 0,
             bytes_in_flight: 0,
@@ -262,6 +266,7 @@ impl QueueThread {
                 break;
             }
         }
+        together::store(self, &memory);
         true
     }
 

@@ -57,7 +57,7 @@ pub(crate) fn attempt(
         let range = range_of(at, u64::from(buffer.len))?;
         let attempt = match transfer.direction {
             Direction::Read => segment.lend_mut(|into| device.try_now(Op::Read { range, into })),
-            Direction::Write { fua } => segment.lend(|from| device.try_now(Op::Write { range, from, fua })),
+            Direction::Write { fua } => device.try_now(Op::Write { range, from: segment.bytes(), fua }),
         };
         match attempt? {
             Attempt::Done => at = range.end(),
