@@ -6,6 +6,8 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use headwater_block::{Device, IoErrorKind, blocking};
+use headwater_db::Database;
+use headwater_db::sqlite::SqliteDatabase;
 use headwater_nbd::Client;
 use headwater_testkit::pki::{Authority, Oddity};
 use support::{Daemon, headwater, run, short_dir, tiny_disk};
@@ -103,7 +105,7 @@ fn a_machine_that_is_on_is_read_as_it_was_when_it_was_opened() {
     drop(second);
     // The server hears of it a moment later; who comes before that still reads the same moment.
     support::wait_until("the last reader is gone", || counted(&uri(&daemon, "one")) == 2);
-    assert!(daemon.history("one").contains("disk read"), "{}", daemon.history("one"));
+    support::wait_until("the reading is noted", || daemon.history("one").contains("disk read"));
 
     // What the machine wrote does not live on with those who read it.
     let reader = Client::open(&uri(&daemon, "one")).expect("it opens");
@@ -111,9 +113,28 @@ fn a_machine_that_is_on_is_read_as_it_was_when_it_was_opened() {
     let gone = blocking::read(&*reader, 0, &mut [0; 512]).expect_err("it has ended");
     assert_eq!(gone.kind(), IoErrorKind::Closed, "{gone}");
     assert_eq!(listed(&uri(&daemon, "")).len(), 1);
-    // An end in order, with a client that stays.
+    // An end in order, with a client that stays. The guest knows no power button, and its time to switch itself off would be waited out.
+    daemon.cli(&["machine", "stop", "two", "--force"]).ok();
     let (code, _dir) = daemon.terminate();
     assert_eq!(code, Some(0));
+}
+
+#[test]
+fn who_opens_a_disk_does_not_wait_for_the_history() {
+    let daemon = daemon_at_a_socket();
+    daemon.with_tiny_machine("one");
+    daemon.cli(&["machine", "start", "one", "--wait"]).ok();
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
+    // As when the database's disk is busy: nothing is written to it for a while.
+    let database = daemon.path().join("headwater.db");
+    let database = runtime.block_on(SqliteDatabase::open(&database)).expect("it opens");
+    let writing = runtime.block_on(database.write()).expect("nobody else writes");
+    let reader = Client::open(&uri(&daemon, "one")).expect("it opens");
+    assert_eq!(counted_by(&reader), 0);
+    assert!(!daemon.history("one").contains("disk read"), "{}", daemon.history("one"));
+    runtime.block_on(async { drop(writing) });
+    support::wait_until("the reading is noted", || daemon.history("one").contains("disk read"));
+    runtime.block_on(database.close());
 }
 
 #[test]
@@ -207,7 +228,7 @@ fn certificates_decide_who_sees_which_machine() {
     );
     let info = run(Command::new("qemu-img").args(["info", "--object", &tls, "--image-opts", &image])).ok();
     assert!(info.contains("1 MiB"), "{info}");
-    assert!(daemon.history("one").contains("nbd desk-1"), "{}", daemon.history("one"));
+    support::wait_until("the reading is noted", || daemon.history("one").contains("nbd desk-1"));
 
     // Whether a machine exists is not told to those who may not have it.
     for (files, machine) in [(&desk, "two"), (&desk, "three"), (&other, "one"), (&other, "other")] {

@@ -15,6 +15,7 @@ use crate::backend::{Clock, Disks, Hypervisor, Images, Random};
 use crate::extract::Actor;
 use crate::job::MAX_JOBS;
 use crate::life::Active;
+use crate::life::readable::MAX_NOTES;
 
 /// What a service is made of.
 pub struct Parts {
@@ -49,6 +50,8 @@ struct Inner {
     versions: RwLock<()>,
     stopping: Arc<AtomicBool>,
     job_slots: Arc<Semaphore>,
+    /// Of notes that are being written.
+    note_places: Arc<Semaphore>,
 }
 
 impl Service {
@@ -64,6 +67,7 @@ impl Service {
             versions: RwLock::default(),
             stopping: Arc::default(),
             job_slots: Arc::new(Semaphore::new(MAX_JOBS)),
+            note_places: Arc::new(Semaphore::new(MAX_NOTES)),
         }))
     }
 
@@ -121,6 +125,10 @@ impl Service {
 
     pub(crate) fn job_slots(&self) -> Arc<Semaphore> {
         self.0.job_slots.clone()
+    }
+
+    pub(crate) fn note_places(&self) -> Arc<Semaphore> {
+        self.0.note_places.clone()
     }
 
     /// Refuses new starts and cancels long operations, which then clean up after themselves.

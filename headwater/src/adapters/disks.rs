@@ -235,6 +235,8 @@ struct Opened {
     volume: Arc<Volume>,
     /// Holds its version, and what is done in the background for that.
     pin: Pin,
+    /// Holds its version alone.
+    version: Arc<Pin>,
     image: Weak<Streamed>,
 }
 
@@ -276,7 +278,7 @@ impl Opener {
     ) -> Result<Opened, BackendError> {
         let manifest = hash_of(version)?;
         // First, so that the version cannot be removed between here and the end of the disk.
-        let pin = self.store.pin(manifest).map_err(store_failed)?;
+        let version = Arc::new(self.store.pin(manifest).map_err(store_failed)?);
         let streamed = self.streaming.open(manifest).map_err(image_failed)?;
         let options = VolumeOptions {
             base: streamed.reader.clone(),
@@ -293,11 +295,13 @@ impl Opener {
         let streamed = Arc::new(streamed);
         let image = Arc::downgrade(&streamed);
         // What is done in the background for the version ends with its pin.
-        Ok(Opened { volume, pin: Pin::new((pin, streamed)), image })
+        let pin = Pin::new((Arc::clone(&version), streamed));
+        Ok(Opened { volume, pin, version, image })
     }
 
     fn serve(self, request: DiskRequest) -> Result<Arc<dyn Disk>, BackendError> {
-        let Opened { volume, pin, image } = self.volume(&request.version, &request.cache, request.kept)?;
+        let Opened { volume, pin, version, image } =
+            self.volume(&request.version, &request.cache, request.kept)?;
         let socket = request.run_dir.join("disk.sock");
         let served = Server::bind(&request, &socket, volume.clone());
         let server = served.inspect_err(|_| volume.close())?;
@@ -314,7 +318,7 @@ impl Opener {
             image,
             lending: Lending::default(),
             totals: self.totals,
-            parts: Arc::new(Mutex::new(Some((server, pin)))),
+            parts: Arc::new(Mutex::new(Some(ServedParts { server, pin, version }))),
         });
         let mut on = self.readable.on.lock();
         on.retain(|_, disk| disk.strong_count() > 0);
@@ -389,7 +393,15 @@ struct ServedVolume {
     lending: Lending,
     totals: Arc<Totals>,
     /// Gone once the disk is closed.
-    parts: Arc<Mutex<Option<(Server, Pin)>>>,
+    parts: Arc<Mutex<Option<ServedParts>>>,
+}
+
+/// What a disk needs while it is open.
+struct ServedParts {
+    server: Server,
+    /// As in [`Opened`].
+    pin: Pin,
+    version: Arc<Pin>,
 }
 
 impl ServedVolume {
@@ -399,14 +411,16 @@ impl ServedVolume {
     }
 
     fn lend(&self) -> Result<Reader, BackendError> {
-        self.lending.borrow(|| {
-            // Whoever closes the disk takes it back afterwards, so one that is closed is not lent.
-            let parts = self.parts.lock();
-            if parts.is_none() {
-                return Err(BackendError::new(ProblemKind::Conflict, "the machine is being switched off"));
-            }
-            FrozenVolume::of_machine(&self.store, &self.below, &self.volume)
-        })
+        self.lending.borrow(|| self.frozen())
+    }
+
+    fn frozen(&self) -> Result<FrozenVolume, BackendError> {
+        // Whoever closes the disk takes it back from readers afterwards, so one that is closed is not lent.
+        let parts = self.parts.lock();
+        let Some(parts) = &*parts else {
+            return Err(BackendError::new(ProblemKind::Conflict, "the machine is being switched off"));
+        };
+        FrozenVolume::of_machine(&self.store, &self.below, &self.volume, Arc::clone(&parts.version))
     }
 }
 
@@ -450,7 +464,7 @@ impl Disk for ServedVolume {
                 BackendError::new(ProblemKind::Conflict, message).advise("try again when that is done")
             );
         }
-        Ok(Box::new(FrozenVolume::of_machine(&self.store, &self.below, &self.volume)?))
+        Ok(Box::new(self.frozen()?))
     }
 
     fn set_limits(&self, cache: &CacheSettings) {
@@ -472,7 +486,7 @@ impl Disk for ServedVolume {
             });
         }
         let shortage = self.volume.shortage();
-        let waiting = self.parts.lock().as_ref().map_or(0, |(server, _)| server.waiting_writes());
+        let waiting = self.parts.lock().as_ref().map_or(0, |parts| parts.server.waiting_writes());
         if !shortage.refusing && shortage.waited < SHORTAGE_AFTER && waiting == 0 {
             return None;
         }
@@ -517,8 +531,9 @@ impl Disk for ServedVolume {
             drop(lending.take_back());
             // Writes that wait for space give up, or the server would wait for them.
             volume.close();
-            if let Some((server, _pin)) = parts {
+            if let Some(ServedParts { server, pin, version }) = parts {
                 server.stop();
+                drop((pin, version));
             }
             totals.closed(&volume);
             Ok(())

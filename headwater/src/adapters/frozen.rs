@@ -20,21 +20,21 @@ pub struct FrozenVolume {
     below: ImageVersion,
     view: Arc<FrozenView>,
     /// The version below stays as long as this.
-    _pin: Pin,
+    pin: Arc<Pin>,
     /// Opened for this, and closed with it.
     opened: Option<Arc<Volume>>,
 }
 
 impl FrozenVolume {
-    /// Freezes a volume that a machine uses.
+    /// Freezes a volume that a machine uses, and that `pin` holds the version of. No store is asked.
     pub fn of_machine(
         store: &Arc<dyn Store>,
         below: &ImageVersion,
         volume: &Volume,
+        pin: Arc<Pin>,
     ) -> Result<Self, BackendError> {
-        let pin = store.pin(hash_of(below)?).map_err(store_failed)?;
         let view = volume.freeze().map_err(in_use)?;
-        Ok(Self { store: store.clone(), below: below.clone(), view, _pin: pin, opened: None })
+        Ok(Self { store: store.clone(), below: below.clone(), view, pin, opened: None })
     }
 
     /// Freezes a volume that was opened for this.
@@ -45,7 +45,12 @@ impl FrozenVolume {
         pin: Pin,
     ) -> Result<Self, BackendError> {
         let view = volume.freeze().map_err(in_use)?;
-        Ok(Self { store: store.clone(), below, view, _pin: pin, opened: Some(volume) })
+        Ok(Self { store: store.clone(), below, view, pin: Arc::new(pin), opened: Some(volume) })
+    }
+
+    /// Ends it, but for what holds its version: to let go of that can take as long as the store does.
+    pub fn end(self) -> Arc<Pin> {
+        Arc::clone(&self.pin)
     }
 
     /// What it is as a device.

@@ -15,6 +15,7 @@ use headwater_block::{
     Attempt, ByteRange, Completion, Device, Extent, Geometry, IoError, IoErrorKind, Op, Request,
 };
 use headwater_service::backend::BackendError;
+use headwater_store::Pin;
 use headwater_volume::FrozenView;
 use parking_lot::{Mutex, MutexGuard, RwLock};
 
@@ -71,11 +72,8 @@ impl Lending {
     /// Takes the view away from all who read it. Nobody gets another one while the answer lives.
     pub fn take_back(&self) -> TakenBack<'_> {
         let mut lent = self.0.lock();
-        let readers = lent.take().map_or(0, |lent| {
-            lent.view.end();
-            lent.readers
-        });
-        TakenBack { readers, _lent: lent }
+        let (readers, pin) = lent.take().map_or((0, None), |lent| (lent.readers, lent.view.end()));
+        TakenBack { readers, _lent: lent, _pin: pin }
     }
 }
 
@@ -84,14 +82,17 @@ pub struct TakenBack<'a> {
     /// How many had it.
     pub readers: usize,
     _lent: MutexGuard<'a, Option<Lent>>,
+    /// Dropped after the guard.
+    _pin: Option<Arc<Pin>>,
 }
 
 impl View {
-    /// Requests that are under way end as they would have.
-    fn end(&self) {
+    /// Requests that are under way end as they would have. What is left holds the version; whoever opens the disk again must not wait
+    /// until a store has let go of that.
+    fn end(&self) -> Option<Arc<Pin>> {
         // Closing it may take its time: not with the lock held.
         let frozen = self.frozen.write().take();
-        drop(frozen);
+        frozen.map(FrozenVolume::end)
     }
 }
 
@@ -117,7 +118,9 @@ impl Drop for Reader {
         if held.readers == 0 {
             *lent = None;
             // With the lock held: who comes now finds the disk thawed, and can freeze it again.
-            self.view.end();
+            let pin = self.view.end();
+            drop(lent);
+            drop(pin);
         }
     }
 }

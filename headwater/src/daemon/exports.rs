@@ -176,10 +176,8 @@ impl MachineExports {
             None => "nbd".to_owned(),
         };
         tracing::info!(machine, client = %who, "its disk is read over NBD: {what}");
-        let noted = self.runtime.block_on(self.service.note_reading(machine, &who, what));
-        if let Err(error) = noted {
-            tracing::error!(machine, "cannot note who reads its disk: {error}");
-        }
+        let _runtime = self.runtime.enter();
+        self.service.note_reading(machine, &who, what);
     }
 }
 

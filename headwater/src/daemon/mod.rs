@@ -43,6 +43,9 @@ const REQUESTS_GRACE: Duration = Duration::from_millis(STOP_GRACE_MS + 15_000);
 /// How long cancelled operations may take to clean up.
 const JOBS_GRACE: Duration = Duration::from_secs(30);
 
+/// How long what is still to be noted in the history may take: as long as the database waits for another process.
+const NOTES_GRACE: Duration = Duration::from_secs(15);
+
 /// How long reads that wait for the store may go on waiting once the daemon stops. A store that is back by then lets
 /// guests switch themselves off as usual.
 const READS_GRACE: Duration = Duration::from_secs(10);
@@ -229,6 +232,9 @@ impl Daemon {
         // What still waits for it would keep the process.
         self.volumes.close_store();
         self.ticker.abort();
+        if !self.service.notes_written(NOTES_GRACE).await {
+            tracing::warn!("not all was noted in the history within {} s", NOTES_GRACE.as_secs());
+        }
         self.database.close().await;
     }
 }

@@ -26,7 +26,7 @@ pub(crate) mod boot;
 pub(crate) mod edit;
 mod error;
 mod limits;
-mod readable;
+pub(crate) mod readable;
 mod record;
 mod recover;
 mod seal;

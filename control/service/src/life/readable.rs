@@ -1,5 +1,7 @@
 //! Machines' disks as those see them who read them from outside, and the history of who did.
 
+use std::time::Duration;
+
 use headwater_api::MachineState;
 use headwater_db::{MachineRecord, Purpose};
 
@@ -8,6 +10,9 @@ use crate::backend::KeptRequest;
 use crate::extract::Actor;
 use crate::life::LifeError;
 use crate::life::boot::cache_of_edit;
+
+/// How many notes of readers wait at most to be written.
+pub(crate) const MAX_NOTES: usize = 256;
 
 /// A machine, and what there is of its disk.
 #[derive(Clone, Debug)]
@@ -55,11 +60,28 @@ impl Service {
         Ok(Some(ReadableDisk { machine, state, disk: self.residue(record).await? }))
     }
 
-    /// Notes in the history who reads a machine's disk.
-    pub async fn note_reading(&self, machine: &str, who: &str, detail: &str) -> Result<(), LifeError> {
+    /// Notes in the history who reads a machine's disk. It is written behind the caller's back: a reader does not wait for the
+    /// database's disk. Call it within a runtime.
+    pub fn note_reading(&self, machine: &str, who: &str, detail: &str) {
+        let Ok(place) = self.note_places().try_acquire_owned() else {
+            tracing::error!(machine, who, "not noted that its disk is read: {MAX_NOTES} notes wait already");
+            return;
+        };
         let actor = Actor(who.to_owned());
         let event = self.event(&actor, format!("machine {machine}"), "disk read", detail);
-        Ok(self.append(event).await?)
+        let (service, machine) = (self.clone(), machine.to_owned());
+        tokio::spawn(async move {
+            if let Err(error) = service.append(event).await {
+                tracing::error!(machine, "cannot note who reads its disk: {error}");
+            }
+            drop(place);
+        });
+    }
+
+    /// Waits until all that was noted is written, at most `limit`. Returns whether it is.
+    pub async fn notes_written(&self, limit: Duration) -> bool {
+        let all = u32::try_from(MAX_NOTES).unwrap_or(u32::MAX);
+        tokio::time::timeout(limit, self.note_places().acquire_many_owned(all)).await.is_ok()
     }
 
     async fn residue(&self, record: MachineRecord) -> Result<Residue, LifeError> {
