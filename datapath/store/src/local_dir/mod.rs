@@ -418,6 +418,10 @@ impl Inner {
         // Held until the files are gone, so that nobody pins a version on its way out.
         let mut locks = HashMap::new();
         for version in going.iter().filter(|v| !still_needed.contains(&v.manifest)) {
+            // Two numbers can have one manifest, and its second lock would wait for the first.
+            if locks.contains_key(&version.manifest) {
+                continue;
+            }
             if let Some(lock) = self.lock_manifest_for_removal(name, version.number, version.manifest)? {
                 locks.insert(version.manifest, lock);
             }
@@ -450,7 +454,7 @@ impl Inner {
                 StoreErrorKind::InUse,
                 format!("cannot remove {name}@{number}: a machine or an export is using it; stop that first"),
             )),
-            // A version whose manifest is lost can be removed all the same, and twice the same one too.
+            // A version whose manifest is lost can be removed all the same.
             Err(e) if e.kind() == std::io::ErrorKind::NotFound => Ok(None),
             Err(e) => Err(StoreError::from_os(format!("cannot remove {name}@{number}"), e)),
         }

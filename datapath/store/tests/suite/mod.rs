@@ -122,6 +122,22 @@ pub fn removing_frees_what_nobody_else_needs_and_numbers_go_on(place: &dyn Place
     assert_eq!(kind(store.remove(&name("b"), None)), StoreErrorKind::NotFound);
 }
 
+pub fn an_image_with_one_manifest_under_two_numbers_is_removed_as_a_whole(place: &dyn Place) {
+    let store = writable(place);
+    let first = publish(store.as_ref(), "a", b"object", &[], b"m").unwrap();
+    publish(store.as_ref(), "a", b"other", &[], b"m2").unwrap();
+    let third = publish(store.as_ref(), "a", b"", &first.objects, b"m").unwrap();
+    assert_eq!((third.number, third.manifest), (3, first.manifest));
+    let before = files(place.dir());
+    let pin = store.pin(first.manifest).unwrap();
+    assert_eq!(kind(store.remove(&name("a"), None)), StoreErrorKind::InUse);
+    assert_eq!(files(place.dir()), before);
+    drop(pin);
+    let removed = store.remove(&name("a"), None).unwrap();
+    assert_eq!((removed.versions.as_slice(), removed.freed_bytes), (&[1, 2, 3][..], 6 + 1 + 5 + 2));
+    assert_eq!(files(place.dir()), []);
+}
+
 pub fn a_pinned_version_is_not_removed_and_nothing_is_lost_in_the_attempt(place: &dyn Place) {
     let store = writable(place);
     let version = publish(store.as_ref(), "a", b"object", &[], b"m").unwrap();
@@ -633,6 +649,7 @@ macro_rules! store_suite {
             $with:
             a_version_is_published_found_and_read,
             removing_frees_what_nobody_else_needs_and_numbers_go_on,
+            an_image_with_one_manifest_under_two_numbers_is_removed_as_a_whole,
             a_pinned_version_is_not_removed_and_nothing_is_lost_in_the_attempt,
             a_dropped_publication_leaves_nothing,
             nothing_is_reclaimed_while_a_publication_may_refer_to_it,
