@@ -27,6 +27,9 @@ pub enum StoreErrorKind {
     Io,
 }
 
+/// The number of "input/output error" on Linux.
+const EIO: i32 = 5;
+
 /// A failed operation: the kind for programs, a message and a source for people.
 #[derive(Clone, Debug)]
 pub struct StoreError {
@@ -53,6 +56,14 @@ impl StoreError {
             _ => StoreErrorKind::Io,
         };
         Self { kind, message: format!("{tried}: {error}"), source: Some(Arc::new(error)) }
+    }
+
+    /// An operating-system error of a read of what was written before. A place that the disk cannot read is damaged like one whose
+    /// bytes are wrong, and helped in the same way: by writing it anew.
+    pub(crate) fn from_read(tried: impl std::fmt::Display, error: std::io::Error) -> Self {
+        let is_lost = error.raw_os_error() == Some(EIO);
+        let told = Self::from_os(tried, error);
+        if is_lost { Self { kind: StoreErrorKind::Damaged, ..told } } else { told }
     }
 
     /// The kind, for control flow.

@@ -68,6 +68,20 @@ fn nothing_is_swept_while_a_list_of_versions_cannot_be_read() {
 }
 
 #[test]
+fn what_the_disk_cannot_read_is_damaged() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = writable(dir.path());
+    let version = publish(&store, "a", b"object", &[], b"m").unwrap();
+    let path = dir.path().join("objects").join(version.objects[0].to_string());
+    fs::remove_file(&path).unwrap();
+    // Reading its first bytes is an I/O error: nothing is mapped there.
+    std::os::unix::fs::symlink("/proc/self/mem", &path).unwrap();
+    let error = store.open_object(version.objects[0]).unwrap().read_range(0, &mut [0; 6]).unwrap_err();
+    assert_eq!(error.os_error().and_then(std::io::Error::raw_os_error), Some(5), "{error}");
+    assert_eq!(error.kind(), StoreErrorKind::Damaged, "{error}");
+}
+
+#[test]
 fn only_one_writes_at_a_time() {
     let dir = tempfile::tempdir().unwrap();
     let store = writable(dir.path());

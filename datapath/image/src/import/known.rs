@@ -2,8 +2,8 @@
 //!
 //! A chunk that has rotted in the store would otherwise make every later version of the same bytes unreadable, while its
 //! source is there and good. So each distinct chunk is read, unpacked and compared with its hash once in an import;
-//! where it is damaged another copy of it is taken, if the store has one, and otherwise it counts as new and is stored
-//! again. Older versions keep the damaged one: `image verify` finds it. Where the store cannot be read for another reason
+//! where it is damaged, or lies where the disk cannot read, another copy of it is taken, if the store has one, and otherwise it
+//! counts as new and is stored again: a disk that fails as a whole refuses that, too. Older versions keep the damaged one: `image verify` finds it. Where the store cannot be read for another reason
 //! nothing is known of the chunk, and the import fails: it would store everything twice.
 //!
 //! Chunks of a store across a network are not read back: that would cost more than the import saves.

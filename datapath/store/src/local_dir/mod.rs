@@ -502,7 +502,7 @@ impl Store for LocalDir {
 
     fn open_object(&self, id: Hash) -> Result<Arc<dyn Object>, StoreError> {
         let path = self.inner.layout.object(id);
-        let failed = |e| StoreError::from_os(format!("cannot open the data object {}", path.display()), e);
+        let failed = |e| StoreError::from_read(format!("cannot open the data object {}", path.display()), e);
         let file = File::open(&path).map_err(failed)?;
         let len_bytes = file.metadata().map_err(failed)?.len();
         Ok(Arc::new(LocalObject { id, path, file, len_bytes }))
@@ -583,7 +583,7 @@ impl Object for LocalObject {
 
     fn read_range(&self, offset: u64, into: &mut [u8]) -> Result<(), StoreError> {
         self.file.read_exact_at(into, offset).map_err(|e| {
-            StoreError::from_os(
+            StoreError::from_read(
                 format!("cannot read {} bytes at {offset} of {}", into.len(), self.path.display()),
                 e,
             )
