@@ -145,6 +145,7 @@ impl Answers {
             refused.headers_mut().insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
             return refused;
         }
+        progress.let_in();
         let Some(target) = Target::of(request.uri().path()) else {
             return problem(
                 StatusCode::NOT_FOUND,

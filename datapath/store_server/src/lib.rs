@@ -15,6 +15,7 @@
 //! # Limits
 //! - [`CONNECTIONS_MAX`] connections, [`STREAMS_MAX`] requests at a time on one of HTTP/2; more wait.
 //! - [`IDLE_TIMEOUT`] for a request to come in full and for a client that takes nothing of its answer; pings are no sign of life.
+//! - [`ADMISSION_TIMEOUT`] for a connection until the first request with a token.
 //! - [`READS_MAX`] threads block on the store; who waits for one longer than [`READ_WAIT`] is refused.
 //! - [`LEASES_MAX`] versions are held for [`LEASE`]; [`MANIFESTS_BYTES`] of manifests are kept in memory.
 //!
@@ -64,5 +65,7 @@ pub use body::PIECE_BYTES;
 pub use error::ServeError;
 pub use leases::{LEASE, LEASES_MAX};
 pub use reads::{READ_WAIT, READS_MAX};
-pub use server::{CONNECTIONS_MAX, IDLE_TIMEOUT, Limits, Options, STREAMS_MAX, StoreServer, TlsFiles};
+pub use server::{
+    ADMISSION_TIMEOUT, CONNECTIONS_MAX, IDLE_TIMEOUT, Limits, Options, STREAMS_MAX, StoreServer, TlsFiles,
+};
 pub use tokens::{TokenFile, TokenName, token_line};

@@ -25,11 +25,15 @@ struct State {
     busy: usize,
     /// When the client did something last, or the server was done.
     last: Instant,
+    began: Instant,
+    /// Whether a request was let in.
+    is_let_in: bool,
 }
 
 impl Progress {
     pub(crate) fn new() -> Arc<Self> {
-        Arc::new(Self(Mutex::new(State { busy: 0, last: Instant::now() })))
+        let began = Instant::now();
+        Arc::new(Self(Mutex::new(State { busy: 0, last: began, began, is_let_in: false })))
     }
 
     /// The server does something for this connection, until the answer is dropped.
@@ -42,13 +46,20 @@ impl Progress {
         self.0.lock().last = Instant::now();
     }
 
-    /// Waits until the client has neither asked nor taken anything for `limit`.
-    pub(crate) async fn stalled(&self, limit: Duration) {
+    /// A request had what it takes to be answered.
+    pub(crate) fn let_in(&self) {
+        self.0.lock().is_let_in = true;
+    }
+
+    /// Waits until the client has neither asked nor taken anything for `limit`, or was not let in for `admission`, however often it
+    /// asked.
+    pub(crate) async fn stalled(&self, limit: Duration, admission: Duration) {
         loop {
             let until = {
                 let state = self.0.lock();
                 let since = if state.busy > 0 { Instant::now() } else { state.last };
-                since + limit
+                let until = since + limit;
+                if state.is_let_in { until } else { until.min(state.began + admission) }
             };
             if until <= Instant::now() {
                 return;

@@ -28,6 +28,8 @@ pub const CONNECTIONS_MAX: usize = 1024;
 pub const STREAMS_MAX: u32 = 128;
 /// How long a client may neither ask for anything in full nor take a byte of its answer.
 pub const IDLE_TIMEOUT: Duration = Duration::from_secs(60);
+/// How long a connection lasts on which no request has had a token that is known, however many were refused.
+pub const ADMISSION_TIMEOUT: Duration = Duration::from_secs(120);
 /// How long a handshake of TLS may take.
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
 /// How long answers under way may take when the server stops.
@@ -64,6 +66,8 @@ pub struct Options {
 pub struct Limits {
     /// See [`IDLE_TIMEOUT`].
     pub idle: Duration,
+    /// See [`ADMISSION_TIMEOUT`].
+    pub admission: Duration,
     /// How long a version is held after its manifest was asked for; see [`LEASE`].
     pub lease: Duration,
     /// The most that blocks on the store at a time; see [`READS_MAX`].
@@ -74,7 +78,13 @@ pub struct Limits {
 
 impl Default for Limits {
     fn default() -> Self {
-        Self { idle: IDLE_TIMEOUT, lease: LEASE, reads: READS_MAX, read_wait: READ_WAIT }
+        Self {
+            idle: IDLE_TIMEOUT,
+            admission: ADMISSION_TIMEOUT,
+            lease: LEASE,
+            reads: READS_MAX,
+            read_wait: READ_WAIT,
+        }
     }
 }
 
@@ -231,8 +241,8 @@ async fn serve_http<S: AsyncRead + AsyncWrite + Unpin + Send + 'static>(
             connection.await
         }
         // hyper watches no connection before its first 24 bytes, and takes an answered ping for a sign of life.
-        () = progress.stalled(limits.idle) => {
-            tracing::debug!("a connection is closed whose client neither asks nor takes anything");
+        () = progress.stalled(limits.idle, limits.admission) => {
+            tracing::debug!("a connection is closed whose client does not ask, takes nothing, or has no token");
             connection.as_mut().graceful_shutdown();
             tokio::time::timeout(limits.idle.min(STOP_GRACE), connection).await.unwrap_or(Ok(()))
         }

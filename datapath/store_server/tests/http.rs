@@ -363,6 +363,26 @@ fn who_says_nothing_in_full_is_given_up() {
 }
 
 #[test]
+fn who_asks_again_and_again_without_a_token_is_given_up() {
+    let dir = tempfile::tempdir().unwrap();
+    let tokens = dir.path().join("tokens");
+    std::fs::write(&tokens, token_line("anna", "secret").unwrap()).unwrap();
+    let limits = Limits { admission: Duration::from_millis(500), ..Limits::default() };
+    let served = serve(Options { token_file: Some(tokens), limits, ..options() });
+    // Whether it is still answered after so many requests, each of which comes soon after the one before.
+    let lasts = |header: &str| {
+        let mut stream = connect(&served);
+        (0..40).all(|_| {
+            std::thread::sleep(Duration::from_millis(50));
+            let asked = write!(stream, "GET /store HTTP/1.1\r\nHost: x\r\n{header}\r\n");
+            asked.is_ok() && stream.read(&mut [0; 4096]).is_ok_and(|n| n > 0)
+        })
+    };
+    assert!(!lasts("") && !lasts("Authorization: Bearer other\r\n"));
+    assert!(lasts("Authorization: Bearer secret\r\n"));
+}
+
+#[test]
 fn who_says_nothing_over_tls_is_given_up() {
     let dir = tempfile::tempdir().unwrap();
     let (certificate, key) = (dir.path().join("cert.pem"), dir.path().join("key.pem"));
