@@ -58,7 +58,7 @@ fn take_due(servers: &Servers, now: Instant) -> (Vec<usize>, Instant) {
     let several = servers.list.len() > 1;
     for (index, record) in servers.state.lock().records.iter_mut().enumerate() {
         let at = match record.health {
-            Health::Down { probe_at } | Health::Aside { probe_at } => probe_at,
+            Health::Down { probe_at, .. } | Health::Aside { probe_at } => probe_at,
             Health::Up if several => record.sampled_at + MEASURE_AFTER,
             _ => continue,
         };

@@ -7,6 +7,7 @@
 //! | breaks off, answers with 5xx | it is asked again when a probe was answered | it is down until then |
 //! | does so again after a probe | it is asked again after a pause; at last it is not | nothing |
 //! | is gone, is busy, speaks no HTTP | it is asked again when it is back | it is down, or put aside |
+//! | is busy again after a probe | it is asked again when it says so | nothing |
 
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -26,6 +27,9 @@ const BREAKS_MAX: u32 = 3;
 const HEDGE_SHARE: u64 = 20;
 /// .. apart from so many.
 const HEDGE_FREE: u64 = 8;
+/// A read that does not wait for servers waits for the probe of one that broke off, for at most so many times as long as
+/// comes before the first probe.
+const PROBE_WAITS: u32 = 10;
 
 /// What is to be read.
 pub(crate) struct Ask<'a> {
@@ -59,6 +63,8 @@ enum Verdict {
 struct Tried {
     verdict: Option<Verdict>,
     breaks: Option<Breaks>,
+    /// It was busy, and wants to be asked again then.
+    busy_until: Option<Instant>,
 }
 
 /// It broke off.
@@ -75,8 +81,13 @@ impl Tried {
 
     /// When it can be asked again, if that is later than `now`.
     fn paused_until(&self, now: Instant) -> Option<Instant> {
-        let breaks = self.breaks.as_ref().filter(|_| !self.is_judged())?;
-        Some(breaks.again_at).filter(|at| *at > now)
+        let again_at = self.breaks.as_ref().map(|breaks| breaks.again_at).max(self.busy_until);
+        again_at.filter(|at| *at > now && !self.is_judged())
+    }
+
+    /// Whether it fails with what is asked for although it is there.
+    fn is_there(&self) -> bool {
+        self.breaks.as_ref().is_some_and(|breaks| breaks.count > 1)
     }
 
     fn failed(&mut self, servers: &Servers, ask: &Ask<'_>, server: usize, fault: Fault) {
@@ -85,10 +96,18 @@ impl Tried {
             Fault::Odd(_) | Fault::Wrong(_) if ask.optional => self.verdict = Some(Verdict::Missing),
             Fault::Wrong(why) => self.cannot_give(servers, ask, server, why),
             Fault::Broke(why) => self.broke(servers, ask, server, why),
-            Fault::Busy(_) | Fault::Odd(_) => servers.failed(server, ask.path, &fault),
+            Fault::Odd(_) => servers.failed(server, ask.path, &fault),
+            Fault::Busy(wait) => {
+                // What it reads from may have been away, which may be why it broke off.
+                self.breaks = None;
+                match self.busy_until.replace(Instant::now() + wait) {
+                    None => servers.failed(server, ask.path, &fault),
+                    Some(_) => servers.cannot_give_now(server, ask.path),
+                }
+            }
             Fault::Gone(_) | Fault::Stale => {
                 // It was gone in between, which may be why it broke off.
-                self.breaks = None;
+                (self.breaks, self.busy_until) = (None, None);
                 servers.failed(server, ask.path, &fault);
             }
         }
@@ -155,13 +174,14 @@ pub(crate) fn read(servers: &Servers, ask: &Ask<'_>, check: &mut Check<'_>) -> R
 
 fn read_somewhere(servers: &Servers, ask: &Ask<'_>, check: &mut Check<'_>) -> Result<Answer, StoreError> {
     let before = |index| ask.whom.liars.contains(&index).then(|| Verdict::Wrong(wrong_as_a_whole()));
-    let before = |index| Tried { verdict: before(index), breaks: None };
+    let before = |index| Tried { verdict: before(index), ..Tried::default() };
     let mut tried: Vec<Tried> = (0..servers.list.len()).map(before).collect();
     let len = match ask.wanted {
         Wanted::Range { len, .. } => len,
         Wanted::Whole { .. } => 0,
     };
-    let (mut failed_before, mut better_until, mut waiting_since) = (false, None, None);
+    let (mut failed_before, mut probed_until, mut better_until, mut waiting_since) =
+        (false, None, None, None);
     loop {
         if servers.is_closed() {
             return Err(StoreError::new(StoreErrorKind::Io, "the store was closed during a read"));
@@ -171,6 +191,11 @@ fn read_somewhere(servers: &Servers, ask: &Ask<'_>, check: &mut Check<'_>) -> Re
         let excluded: Vec<bool> = tried.iter().map(is_out).collect();
         let Some(first) = choose(servers, ask, len, &excluded) else {
             if !ask.patient {
+                // Whether it is there tells what cannot be had at all from what can be had later.
+                let longest = servers.limits.probe_after.saturating_mul(PROBE_WAITS);
+                if servers.wait_for_probe(&excluded, *probed_until.get_or_insert(now + longest)) {
+                    continue;
+                }
                 return Err(hopeless(servers, ask, &mut tried));
             }
             if tried.iter().any(Tried::is_judged) {
@@ -253,10 +278,15 @@ fn hopeless(servers: &Servers, ask: &Ask<'_>, tried: &mut [Tried]) -> StoreError
     }
     let status = servers.status();
     let (mut missing, mut others) = (Vec::new(), Vec::new());
+    // Who waits gets it when they are back.
+    let mut kind = StoreErrorKind::Io;
     for (server, tried) in status.servers.iter().zip(tried) {
         match &tried.verdict {
             Some(_) => missing.push(server.url.as_str()),
             None => others.push(format!("{}: {}", server.url, server.why.as_deref().unwrap_or("unknown"))),
+        }
+        if !tried.is_judged() && !tried.is_there() {
+            kind = StoreErrorKind::Unreachable;
         }
     }
     if others.is_empty() {
@@ -267,7 +297,7 @@ fn hopeless(servers: &Servers, ask: &Ask<'_>, tried: &mut [Tried]) -> StoreError
     if !missing.is_empty() {
         message.push_str(&format!("; not at {}", missing.join(", ")));
     }
-    StoreError::new(StoreErrorKind::Io, message)
+    StoreError::new(kind, message)
 }
 
 /// Asks `first`, and when it is late a second one too.

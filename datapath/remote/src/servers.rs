@@ -78,9 +78,17 @@ impl Default for Limits {
 #[derive(Clone, Debug)]
 pub(crate) enum Health {
     Up,
-    Distrusted { until: Instant },
-    Down { probe_at: Instant },
-    Aside { probe_at: Instant },
+    Distrusted {
+        until: Instant,
+    },
+    /// It is gone, unless it only broke off or failed with what one read asked for.
+    Down {
+        probe_at: Instant,
+        is_gone: bool,
+    },
+    Aside {
+        probe_at: Instant,
+    },
 }
 
 /// What changes about a server.
@@ -159,7 +167,7 @@ impl Servers {
         }
         let now = Instant::now();
         let record = |_: &Server| Record {
-            health: Health::Down { probe_at: now },
+            health: Health::Down { probe_at: now, is_gone: true },
             why: None,
             speed: Speed::default(),
             sampled_at: now,
@@ -335,6 +343,19 @@ impl Servers {
         record.why = Some(why);
     }
 
+    /// It answers, and cannot give `what` now, which it said again after a probe. It is asked for all else as before.
+    pub(crate) fn cannot_give_now(&self, index: usize, what: &str) {
+        let url = self.list.get(index).map(|server| server.url.to_string()).unwrap_or_default();
+        let mut state = self.state.lock();
+        let Some(record) = state.records.get_mut(index) else { return };
+        record.failures += 1;
+        let why = "it answers, and says that it cannot give all of the store now";
+        if record.why.as_deref() != Some(why) {
+            tracing::warn!(server = %url, %what, %why, "reads go on at others, or wait");
+            record.why = Some(why.into());
+        }
+    }
+
     /// It gave no answer that can be used. `what` was asked for.
     pub(crate) fn failed(&self, index: usize, what: &str, fault: &Fault) {
         let url = self.list.get(index).map(|server| server.url.to_string()).unwrap_or_default();
@@ -352,10 +373,16 @@ impl Servers {
             Fault::Missing | Fault::Wrong(_) | Fault::Stale => {}
             Fault::Busy(wait) => {
                 record.why = Some("it is too busy".into());
-                record.health = Health::Down { probe_at: now + *wait };
+                record.health = Health::Down { probe_at: now + *wait, is_gone: true };
             }
             Fault::Gone(why) | Fault::Broke(why) => {
-                record.health = Health::Down { probe_at: now + pause };
+                let is_gone = matches!(fault, Fault::Gone(_));
+                let probe_at = match record.health {
+                    // Reads that were under way put no probe off.
+                    Health::Down { probe_at, .. } if !is_gone && probe_at > now => probe_at,
+                    _ => now + pause,
+                };
+                record.health = Health::Down { probe_at, is_gone };
                 if was_up {
                     tracing::warn!(server = %url, %what, %why, "a server is gone; others are asked");
                 }
@@ -388,6 +415,10 @@ impl Servers {
         let Some(record) = state.records.get_mut(index) else { return };
         record.speed.probed(first_byte);
         record.sampled_at = Instant::now();
+        if matches!(record.health, Health::Down { is_gone: false, .. }) {
+            // What it broke off was that file's fault: the next one who finds it so is not to wait longer for its probe.
+            record.strikes = 0;
+        }
         if matches!(record.health, Health::Down { .. } | Health::Aside { .. }) {
             if record.why.is_some() {
                 tracing::info!(server = %url, "a server is back");
@@ -400,6 +431,20 @@ impl Servers {
         }
         drop(state);
         self.changed.notify_all();
+    }
+
+    /// Waits, at most until `at`, for the probe of a server that broke off and may be there all the same. `false`: there
+    /// is none.
+    pub(crate) fn wait_for_probe(&self, excluded: &[bool], at: Instant) -> bool {
+        let mut state = self.state.lock();
+        let is_probed = |(record, out): (&Record, &bool)| {
+            !out && matches!(record.health, Health::Down { is_gone: false, .. })
+        };
+        if self.is_closed() || Instant::now() >= at || !state.records.iter().zip(excluded).any(is_probed) {
+            return false;
+        }
+        self.changed.wait_until(&mut state, at);
+        true
     }
 
     /// Waits until the state of a server changes, or until `at`. Says so when nobody is left.

@@ -385,12 +385,18 @@ fn when_all_are_gone_impatient_reads_fail_and_others_wait_on() {
     server.kill();
     std::thread::scope(|scope| {
         let waiting = scope.spawn(|| read(&*waits, &bytes, 0, 1000));
-        assert_eq!(read(&*fails, &bytes, 0, 1000).unwrap_err().kind(), StoreErrorKind::Io);
+        assert_eq!(read(&*fails, &bytes, 0, 1000).unwrap_err().kind(), StoreErrorKind::Unreachable);
         server.revive();
         waiting.join().unwrap().unwrap();
     });
     all_up(&remote);
     read(&*fails, &bytes, 0, 1000).unwrap();
+    // One that is there and cannot give this is not to be waited for.
+    server.fail(HttpFault::Status(500));
+    let error = read(&*fails, &bytes, 0, 1000).unwrap_err();
+    assert_eq!(error.kind(), StoreErrorKind::Io, "{error}");
+    server.fail(HttpFault::Status(503));
+    assert_eq!(read(&*fails, &bytes, 0, 1000).unwrap_err().kind(), StoreErrorKind::Unreachable);
 }
 
 #[test]

@@ -159,15 +159,14 @@ impl Answers {
         match found {
             Ok((Ok(found), place)) => {
                 let turn = Turn { reads: self.reads.clone(), place, progress: Arc::clone(progress) };
-                self.send(&target, &found, request, turn)
+                let mut response = self.send(&target, &found, request, turn);
+                // A head is a promise, so what is promised is there, or its beginning.
+                match response.body_mut().first_piece().await {
+                    Ok(()) => response,
+                    Err(e) => refused(&target, request.uri().path(), &e),
+                }
             }
-            Ok((Err(e), _)) if e.kind() == StoreErrorKind::NotFound => {
-                problem(StatusCode::NOT_FOUND, "not_found", &missing(&target))
-            }
-            Ok((Err(e), _)) => {
-                tracing::error!(path = request.uri().path(), error = %e, "cannot answer");
-                failed()
-            }
+            Ok((Err(e), _)) => refused(&target, request.uri().path(), &e),
             Err(e) => {
                 tracing::error!(path = request.uri().path(), error = %e, "cannot answer");
                 failed()
@@ -316,6 +315,21 @@ fn missing(target: &Target) -> String {
         Target::Manifest(id) => format!("there is no version {id} in this store"),
         Target::Object(id) => format!("there is no data object {id} in this store"),
         Target::Trace(id) => format!("no boot trace of version {id} was recorded in this store"),
+    }
+}
+
+fn refused(target: &Target, path: &str, why: &StoreError) -> Response<AnswerBody> {
+    match why.kind() {
+        StoreErrorKind::NotFound => problem(StatusCode::NOT_FOUND, "not_found", &missing(target)),
+        // Who asks waits, as it would if it read this store itself.
+        StoreErrorKind::Unreachable => {
+            tracing::warn!(path, error = %why, "cannot answer now");
+            busy()
+        }
+        _ => {
+            tracing::error!(path, error = %why, "cannot answer");
+            failed()
+        }
     }
 }
 

@@ -32,6 +32,8 @@ pub(crate) struct Reading {
     /// Not sent yet.
     left_bytes: u64,
     next: Option<JoinHandle<Result<Bytes, StoreError>>>,
+    /// The first piece, once it is here.
+    first: Option<Bytes>,
     reads: Reads,
     progress: Arc<Progress>,
 }
@@ -53,9 +55,21 @@ impl AnswerBody {
     pub(crate) fn object(object: Arc<dyn Object>, at: u64, len_bytes: u64, turn: Turn) -> Self {
         let end = at.saturating_add(len_bytes);
         let Turn { reads, place, progress } = turn;
-        let mut reading = Reading { object, at, end, left_bytes: len_bytes, next: None, reads, progress };
+        let mut reading =
+            Reading { object, at, end, left_bytes: len_bytes, next: None, first: None, reads, progress };
         reading.read_on(Some(place));
         Self::Object(Box::new(reading))
+    }
+
+    /// Waits for the first piece, so that what cannot be read is not promised.
+    pub(crate) async fn first_piece(&mut self) -> Result<(), StoreError> {
+        let Self::Object(reading) = self else { return Ok(()) };
+        let Some(next) = reading.next.as_mut() else { return Ok(()) };
+        let read = next.await;
+        reading.next = None;
+        let given_up = |_| StoreError::new(StoreErrorKind::Io, "a read of the store was given up");
+        reading.first = Some(read.map_err(given_up)??);
+        Ok(())
     }
 }
 
@@ -86,6 +100,9 @@ impl Reading {
     }
 
     fn poll_piece(&mut self, cx: &mut Context<'_>) -> Poll<Option<std::io::Result<Frame<Bytes>>>> {
+        if let Some(first) = self.first.take() {
+            return Poll::Ready(Some(Ok(self.sent(first))));
+        }
         let Some(next) = self.next.as_mut() else { return Poll::Ready(None) };
         let piece = match std::task::ready!(Pin::new(next).poll(cx)) {
             Ok(Ok(piece)) => piece,
@@ -100,9 +117,14 @@ impl Reading {
             }
         };
         self.next = None;
+        Poll::Ready(Some(Ok(self.sent(piece))))
+    }
+
+    /// Has the next piece read while this one is sent.
+    fn sent(&mut self, piece: Bytes) -> Frame<Bytes> {
         self.left_bytes = self.left_bytes.saturating_sub(u64::try_from(piece.len()).unwrap_or(u64::MAX));
         self.read_on(None);
-        Poll::Ready(Some(Ok(Frame::data(piece))))
+        Frame::data(piece)
     }
 }
 

@@ -1,0 +1,159 @@
+//! Servers whose store is itself on a server: what the one behind cannot give now is waited for, and not taken for damage.
+
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpStream};
+use std::path::Path;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use headwater_remote::{Limits, Options, RemoteStore};
+use headwater_store::{Access, Hash, LocalDir, NewVersion, Object, Store, StoreError, StoreErrorKind};
+use headwater_store_server::StoreServer;
+use headwater_testkit::{FileServer, HttpFault, Rng};
+use tokio::sync::watch;
+
+const OBJECT_BYTES: usize = 1 << 20;
+
+/// A store with one image, whose one object is returned.
+fn store(dir: &Path) -> Vec<u8> {
+    let mut bytes = vec![0; OBJECT_BYTES];
+    let mut rng = Rng::new(9);
+    bytes.chunks_mut(8).for_each(|part| part.copy_from_slice(&rng.next_u64().to_le_bytes()));
+    let store = LocalDir::open(dir, Access::WRITE).expect("a store");
+    let mut publication = store.publish().expect("a publication");
+    publication.append(&bytes).expect("room");
+    let (id, _) = publication.finish_object().expect("room").expect("an object");
+    let version = NewVersion {
+        name: &"debian".parse().expect("a name"),
+        manifest: b"a manifest",
+        objects: &[id],
+        size_bytes: 4096,
+        created_at_s: 1,
+        source: "",
+        note: "",
+        author: "",
+        unless_newest: false,
+    };
+    publication.commit(version).expect("a version");
+    bytes
+}
+
+/// Reads from this server, and gives up soon what cannot be had.
+fn read_from(url: &str) -> RemoteStore {
+    let limits = Limits {
+        probe_after: Duration::from_millis(20),
+        probe_after_max: Duration::from_millis(200),
+        wait_for_better: Duration::from_millis(300),
+        ..Limits::default()
+    };
+    RemoteStore::open(Options { limits, ..Options::new(vec![url.parse().expect("a URL")]) })
+        .expect("it is there")
+}
+
+/// A server of a store, until it is dropped.
+struct Relay {
+    address: SocketAddr,
+    url: String,
+    stop: watch::Sender<bool>,
+    thread: Option<std::thread::JoinHandle<()>>,
+}
+
+impl Relay {
+    fn of(store: RemoteStore) -> Self {
+        let (stop, stopped) = watch::channel(false);
+        let (tell, told) = std::sync::mpsc::channel();
+        let options = headwater_store_server::Options {
+            listen: "127.0.0.1:0".parse().expect("an address"),
+            tls: None,
+            token_file: None,
+            limits: headwater_store_server::Limits::default(),
+        };
+        let thread = std::thread::spawn(move || {
+            let runtime = tokio::runtime::Runtime::new().expect("a runtime");
+            runtime.block_on(async move {
+                let server = StoreServer::bind(Arc::new(store), &options).await.expect("a port");
+                tell.send((server.address(), server.url())).expect("it is waited for");
+                server.run(stopped).await;
+            });
+        });
+        let (address, url) = told.recv().expect("it listens");
+        Self { address, url, stop, thread: Some(thread) }
+    }
+
+    /// The head of its answer to a request for a part.
+    fn head(&self, path: &str) -> String {
+        let mut stream = TcpStream::connect(self.address).expect("it listens");
+        write!(stream, "GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\nRange: bytes=0-999\r\n\r\n")
+            .expect("it reads");
+        let mut bytes = Vec::new();
+        stream.read_to_end(&mut bytes).expect("an answer");
+        String::from_utf8_lossy(&bytes).split("\r\n\r\n").next().unwrap_or_default().to_lowercase()
+    }
+}
+
+impl Drop for Relay {
+    fn drop(&mut self) {
+        let _ = self.stop.send(true);
+        let _ = self.thread.take().map(std::thread::JoinHandle::join);
+    }
+}
+
+fn read(object: &dyn Object, bytes: &[u8], at: usize) -> Result<(), StoreError> {
+    let mut into = vec![0; 300_000];
+    object.read_checked(at as u64, &mut into, &mut |_| Ok(()))?;
+    assert!(into == bytes[at..at + into.len()]);
+    Ok(())
+}
+
+#[test]
+fn reads_wait_while_the_server_behind_their_server_is_gone() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let bytes = store(dir.path());
+    let mut behind = FileServer::start(dir.path(), None);
+    let relay = Relay::of(read_from(&behind.url()));
+    let remote = read_from(&relay.url);
+    let object = remote.open_object(Hash::of(&bytes)).expect("it is there");
+    read(&*object, &bytes, 0).expect("good bytes");
+    behind.kill();
+    let head = relay.head(&format!("/objects/{}", object.id()));
+    assert!(head.starts_with("http/1.1 503") && head.contains("retry-after: 1"), "{head}");
+    std::thread::scope(|scope| {
+        let reading = scope.spawn(|| read(&*object, &bytes, 5000));
+        let until = Instant::now() + Duration::from_secs(60);
+        // The server answers, and the read has been refused more often than a damaged object would be asked for.
+        while remote.status().servers[0].failures < 4 {
+            assert!(!reading.is_finished(), "{:?}", remote.status());
+            assert!(Instant::now() < until, "{:?}", remote.status());
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        behind.revive();
+        reading.join().expect("no panic").expect("good bytes");
+    });
+    assert_eq!(remote.counters().wrong_answers, 0);
+}
+
+#[test]
+fn what_the_server_behind_their_server_cannot_read_is_an_error() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let bytes = store(dir.path());
+    let behind = FileServer::start(dir.path(), None);
+    let relay = Relay::of(read_from(&behind.url()));
+    let remote = read_from(&relay.url);
+    let object = remote.open_object(Hash::of(&bytes)).expect("it is there");
+    behind.fail(HttpFault::Status(500));
+    // One that fails with this is there for others, so none of them is told to wait.
+    std::thread::scope(|scope| {
+        let readers = [0, 5000, 9000].map(|at| {
+            scope.spawn({
+                let (object, bytes) = (&object, &bytes);
+                move || read(&**object, bytes, at)
+            })
+        });
+        for reader in readers {
+            let error = reader.join().expect("no panic").expect_err("nobody has it");
+            assert_eq!(error.kind(), StoreErrorKind::Damaged, "{error}");
+        }
+    });
+    behind.fail(HttpFault::None);
+    read(&*object, &bytes, 0).expect("good bytes");
+}
