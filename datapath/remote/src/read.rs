@@ -121,7 +121,10 @@ impl Tried {
         };
         // It has answered a probe since. So it is there, for all reads but this one.
         breaks.count = breaks.count.saturating_add(1);
-        if breaks.count >= BREAKS_MAX && now.duration_since(breaks.first) >= servers.limits.wait_for_better {
+        // Time in which it was gone says nothing about what it has.
+        let since = Some(breaks.first).max(servers.back_at(server));
+        let is_long = since.is_none_or(|since| now.duration_since(since) >= servers.limits.wait_for_better);
+        if breaks.count >= BREAKS_MAX && is_long {
             let why = format!("{why}, and so it did {} times", breaks.count);
             return self.cannot_give(servers, ask, server, why);
         }

@@ -98,6 +98,8 @@ pub(crate) struct Record {
     pub why: Option<String>,
     pub speed: Speed,
     pub sampled_at: Instant,
+    /// When it last was back after it was gone.
+    back_at: Instant,
     pub in_flight: u64,
     /// Failures since the last answer that was used.
     pub strikes: u32,
@@ -171,6 +173,7 @@ impl Servers {
             why: None,
             speed: Speed::default(),
             sampled_at: now,
+            back_at: now,
             in_flight: 0,
             strikes: 0,
             probing: false,
@@ -401,6 +404,11 @@ impl Servers {
         self.changed.notify_all();
     }
 
+    /// When it last was back after it was gone.
+    pub(crate) fn back_at(&self, index: usize) -> Option<Instant> {
+        self.state.lock().records.get(index).map(|record| record.back_at)
+    }
+
     /// How long a server is left alone after so many failures before this one.
     pub(crate) fn pause_after(&self, failures: u32) -> Duration {
         let doubled = self.limits.probe_after.saturating_mul(1 << failures.min(10));
@@ -420,6 +428,9 @@ impl Servers {
             record.strikes = 0;
         }
         if matches!(record.health, Health::Down { .. } | Health::Aside { .. }) {
+            if !matches!(record.health, Health::Down { is_gone: false, .. }) {
+                record.back_at = Instant::now();
+            }
             if record.why.is_some() {
                 tracing::info!(server = %url, "a server is back");
             }

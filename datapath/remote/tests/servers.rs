@@ -429,6 +429,37 @@ fn a_single_server_that_breaks_off_is_asked_again_until_it_answers() {
     });
 }
 
+#[test]
+fn the_time_in_which_a_server_was_gone_is_not_taken_for_damage() {
+    let dir = tempfile::tempdir().unwrap();
+    let bytes = store(dir.path());
+    let mut server = FileServer::start(dir.path(), None);
+    let wait_for_better = Duration::from_secs(4);
+    let limits = Limits { wait_for_better, probe_after: Duration::from_millis(200), ..limits() };
+    let remote = RemoteStore::open(Options { limits, ..options(&[&server]) }).unwrap();
+    let object = object(&remote, &bytes);
+    server.fail(HttpFault::BreakAfter(10));
+    std::thread::scope(|scope| {
+        let reading = scope.spawn(|| read(&*object, &bytes, 0, 100_000));
+        let until = Instant::now() + Duration::from_secs(30);
+        let asked = |server: &FileServer, times: u64| {
+            while server.object_requests() < times && !reading.is_finished() {
+                assert!(Instant::now() < until, "{:?}", remote.status());
+                std::thread::sleep(Duration::from_millis(1));
+            }
+        };
+        asked(&server, 1);
+        server.kill();
+        // So long that what it breaks off then would be the end, if this counted.
+        std::thread::sleep(wait_for_better);
+        let before = server.object_requests();
+        server.revive();
+        asked(&server, before + 2);
+        server.fail(HttpFault::None);
+        reading.join().unwrap().unwrap();
+    });
+}
+
 /// A copy of a store whose one object is cut short.
 fn cut_short(store: &Path, bytes: &[u8], len: u64) -> tempfile::TempDir {
     let dir = tempfile::tempdir().unwrap();
