@@ -83,8 +83,11 @@ fn done(servers: &Servers, index: usize) {
     servers.changed.notify_all();
 }
 
-fn probe(servers: &Servers, index: usize) {
+fn probe(servers: &Arc<Servers>, index: usize) {
     let outcome = ask(servers, index);
+    if !matches!(outcome, Ok(_) | Err(Fault::Busy(_))) {
+        resolve_in_background(servers, index);
+    }
     match outcome {
         Ok(first_byte) => servers.is_back(index, first_byte),
         Err(fault) => {
@@ -102,7 +105,10 @@ fn probe(servers: &Servers, index: usize) {
 
 fn ask(servers: &Servers, index: usize) -> Result<Duration, Fault> {
     let Some(server) = servers.list.get(index) else { return Err(Fault::Missing) };
-    server.resolve()?;
+    // Its known addresses first: a name server that does not answer must not hold up a server that does.
+    if server.addresses() == 0 {
+        server.resolve()?;
+    }
     if let Err(e) = servers.read_token() {
         tracing::warn!(error = %e, "going on with the token that was read before");
     }
@@ -120,6 +126,26 @@ fn ask(servers: &Servers, index: usize) -> Result<Duration, Fault> {
         return Ok(first_byte);
     }
     Err(Fault::Odd("what is at this URL is not an image store".into()))
+}
+
+/// Looks the name up for the next probe, unless that is still being done: it may have other addresses by now.
+fn resolve_in_background(servers: &Arc<Servers>, index: usize) {
+    let Some(server) = servers.list.get(index) else { return };
+    if server.addresses() == 0 || server.resolving.swap(true, Ordering::AcqRel) {
+        return;
+    }
+    let theirs = Arc::clone(servers);
+    let started = std::thread::Builder::new().name(format!("resolve-{index}")).spawn(move || {
+        let Some(server) = theirs.list.get(index) else { return };
+        if let Err(fault) = server.resolve() {
+            tracing::debug!(?fault, "cannot look a server up");
+        }
+        server.resolving.store(false, Ordering::Release);
+    });
+    if let Err(e) = started {
+        tracing::warn!(error = %e, "cannot start a thread to look a server up; trying again");
+        server.resolving.store(false, Ordering::Release);
+    }
 }
 
 fn finish(servers: &Servers, mut transfer: Transfer) -> Result<(Vec<u8>, Duration), Fault> {
@@ -181,6 +207,41 @@ fn keep_versions(servers: &Servers) {
                 // It would not hear of the others either.
                 break;
             }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::{Read, Write};
+    use std::net::TcpListener;
+
+    #[test]
+    fn an_address_that_answers_is_asked_without_a_lookup() {
+        // The name has another address, where nobody listens.
+        let listener = TcpListener::bind(("127.0.0.2", 0)).unwrap();
+        let address = listener.local_addr().unwrap();
+        let answering = std::thread::spawn(move || {
+            let (mut stream, _) = listener.accept().unwrap();
+            let mut request = [0; 4096];
+            assert!(stream.read(&mut request).unwrap() > 0);
+            let head = "HTTP/1.1 206 x\r\nContent-Length: 16\r\nContent-Range: bytes 0-15/64\r\n\r\n";
+            stream.write_all(&[head.as_bytes(), MAGIC, &[0; 8]].concat()).unwrap();
+        });
+        let url = format!("http://127.0.0.1:{}", address.port()).parse().unwrap();
+        let servers = Servers::new(vec![url], None, None, crate::Limits::default()).unwrap();
+        servers.list[0].knows(vec![address]);
+        probe(&servers, 0);
+        assert!(matches!(servers.state.lock().records[0].health, Health::Up), "{:?}", servers.status());
+        answering.join().unwrap();
+        // It is gone now: the name is looked up for the probes that follow.
+        probe(&servers, 0);
+        assert!(!matches!(servers.state.lock().records[0].health, Health::Up));
+        let until = Instant::now() + Duration::from_secs(60);
+        while servers.list[0].known() == [address] {
+            assert!(Instant::now() < until, "it was not looked up");
+            std::thread::sleep(Duration::from_millis(1));
         }
     }
 }

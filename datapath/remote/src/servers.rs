@@ -124,6 +124,8 @@ pub(crate) struct Server {
     pub tls: Option<TlsPeer>,
     idle: Mutex<Vec<(Connection, Instant)>>,
     addresses: Mutex<Vec<SocketAddr>>,
+    /// Whether its name is being looked up in the background.
+    pub resolving: AtomicBool,
 }
 
 /// The servers of a store; lives as long as anybody reads from it.
@@ -165,7 +167,7 @@ impl Servers {
                 }
                 _ => None,
             };
-            list.push(Server { url, tls, idle: Mutex::default(), addresses: Mutex::default() });
+            list.push(Server::new(url, tls));
         }
         let now = Instant::now();
         let record = |_: &Server| Record {
@@ -509,6 +511,21 @@ impl Servers {
 }
 
 impl Server {
+    fn new(url: ServerUrl, tls: Option<TlsPeer>) -> Self {
+        let (idle, addresses) = (Mutex::default(), Mutex::default());
+        Self { url, tls, idle, addresses, resolving: AtomicBool::new(false) }
+    }
+
+    #[cfg(test)]
+    pub(crate) fn knows(&self, addresses: Vec<SocketAddr>) {
+        *self.addresses.lock() = addresses;
+    }
+
+    #[cfg(test)]
+    pub(crate) fn known(&self) -> Vec<SocketAddr> {
+        self.addresses.lock().clone()
+    }
+
     /// Looks its name up. Where that fails the addresses stay that are known: a name server that is gone must not take
     /// servers along that are there.
     pub(crate) fn resolve(&self) -> Result<(), Fault> {
@@ -574,10 +591,10 @@ mod tests {
     fn a_lookup_that_fails_leaves_the_addresses_that_are_known() {
         // No name has a part of more than 63 letters, so this asks nobody.
         let url: ServerUrl = format!("http://{}.invalid", "x".repeat(64)).parse().unwrap();
-        let server = Server { url, tls: None, idle: Mutex::default(), addresses: Mutex::default() };
+        let server = Server::new(url, None);
         let Err(Fault::Gone(why)) = server.resolve() else { panic!("it has an address") };
         assert!(why.contains("cannot be looked up"), "{why}");
-        *server.addresses.lock() = vec![([127, 0, 0, 1], 1).into(), ([127, 0, 0, 2], 1).into()];
+        server.knows(vec![([127, 0, 0, 1], 1).into(), ([127, 0, 0, 2], 1).into()]);
         assert_eq!(server.resolve(), Ok(()));
         assert_eq!(server.addresses(), 2);
     }
