@@ -5,7 +5,7 @@
 //! | does not have it, has another length of it | it is not asked again | nothing |
 //! | sends wrong bytes | it is not asked again | it is distrusted |
 //! | breaks off, answers with 5xx | it is asked again when a probe was answered | it is down until then |
-//! | does so again after a probe | it is asked again after a pause; at last it is not | nothing |
+//! | does so again after a probe | it is asked again after a pause; at last it is not | for a minute, reads of the same file ask twice only |
 //! | is gone, is busy, speaks no HTTP | it is asked again when it is back | it is down, or put aside |
 //! | is busy again after a probe | it is asked again when it says so | nothing |
 
@@ -115,8 +115,14 @@ impl Tried {
 
     fn broke(&mut self, servers: &Servers, ask: &Ask<'_>, server: usize, why: String) {
         let now = Instant::now();
+        let was_broken = servers.was_broken(server, ask.path);
         let Some(breaks) = &mut self.breaks else {
             self.breaks = Some(Breaks { count: 1, first: now, again_at: now });
+            if let Some(breaks) = self.breaks.as_mut().filter(|_| was_broken) {
+                // Once more, in case that it ends and starts again just now. All others go on.
+                breaks.again_at = now + servers.pause_after(0);
+                return;
+            }
             return servers.failed(server, ask.path, &Fault::Broke(why));
         };
         // It has answered a probe since. So it is there, for all reads but this one.
@@ -124,7 +130,8 @@ impl Tried {
         // Time in which it was gone says nothing about what it has.
         let since = Some(breaks.first).max(servers.back_at(server));
         let is_long = since.is_none_or(|since| now.duration_since(since) >= servers.limits.wait_for_better);
-        if breaks.count >= BREAKS_MAX && is_long {
+        if was_broken || (breaks.count >= BREAKS_MAX && is_long) {
+            servers.is_broken(server, ask.path);
             let why = format!("{why}, and so it did {} times", breaks.count);
             return self.cannot_give(servers, ask, server, why);
         }

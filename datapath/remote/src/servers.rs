@@ -14,6 +14,7 @@
 //! # Lock order
 //! `state`, then nothing. `idle` and `addresses` of a server alone. None is held across I/O.
 
+use std::collections::VecDeque;
 use std::net::{SocketAddr, ToSocketAddrs};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -32,6 +33,9 @@ use crate::url::ServerUrl;
 
 /// The most servers of one store.
 pub const SERVERS_MAX: usize = 16;
+
+/// Files that servers broke off, of which is known that they did.
+const BROKEN_MAX: usize = 256;
 
 /// Times and amounts, with values that suit most.
 #[derive(Clone, Copy, Debug)]
@@ -115,8 +119,18 @@ pub(crate) struct State {
     pub records: Vec<Record>,
     waiting: u64,
     gone_since: Option<Instant>,
+    /// Files that servers broke off until they were given up, oldest first.
+    broken: VecDeque<Broken>,
     /// Versions that are open, and how often.
     pub pins: Vec<(Hash, usize)>,
+}
+
+/// A file that a server broke off until it was given up.
+#[derive(Debug)]
+struct Broken {
+    server: usize,
+    path: String,
+    until: Instant,
 }
 
 pub(crate) struct Server {
@@ -189,7 +203,13 @@ impl Servers {
             list,
             limits,
             counting: Counting::default(),
-            state: Mutex::new(State { records, waiting: 0, gone_since: None, pins: Vec::new() }),
+            state: Mutex::new(State {
+                records,
+                waiting: 0,
+                gone_since: None,
+                broken: VecDeque::new(),
+                pins: Vec::new(),
+            }),
             changed: Condvar::new(),
             token_file,
             token: Mutex::default(),
@@ -346,6 +366,27 @@ impl Servers {
             tracing::warn!(server = %url, %why, "a server cannot give a file of the store; others are asked for it");
         }
         record.why = Some(why);
+    }
+
+    /// It broke `path` off until it was given up: the next reads of it shall not take as long to find that out.
+    pub(crate) fn is_broken(&self, server: usize, path: &str) {
+        let until = Instant::now() + self.limits.distrust;
+        let broken = &mut self.state.lock().broken;
+        broken.retain(|known| known.server != server || known.path != path);
+        broken.push_back(Broken { server, path: path.to_owned(), until });
+        if broken.len() > BROKEN_MAX {
+            broken.pop_front();
+        }
+    }
+
+    /// Whether it broke `path` off until it was given up, not long ago.
+    pub(crate) fn was_broken(&self, server: usize, path: &str) -> bool {
+        let now = Instant::now();
+        let broken = &mut self.state.lock().broken;
+        while broken.front().is_some_and(|oldest| oldest.until <= now) {
+            broken.pop_front();
+        }
+        broken.iter().any(|known| known.server == server && known.path == path)
     }
 
     /// It answers, and cannot give `what` now, which it said again after a probe. It is asked for all else as before.

@@ -521,6 +521,11 @@ fn what_a_server_breaks_off_for_ever_is_an_error_of_that_read_alone() {
         assert_eq!(error.kind(), StoreErrorKind::Damaged, "{fault:?}: {error}");
         assert!(server.object_requests() >= 3, "{fault:?}");
         assert_eq!(remote.manifest(Hash::of(MANIFEST)).unwrap(), MANIFEST, "{fault:?}");
+        // Of other parts of it that is known, and found out soon.
+        let before = server.object_requests();
+        assert_eq!(read(&*object, &bytes, 5000, 1000).unwrap_err().kind(), StoreErrorKind::Damaged);
+        assert_eq!(server.object_requests(), before + 2, "{fault:?}");
+        assert_eq!(remote.status().servers[0].state, ServerState::Up, "{fault:?}");
         server.fail(HttpFault::None);
         read(&*object, &bytes, 0, 1000).unwrap();
     }
