@@ -12,6 +12,9 @@ const GROW_BYTES: usize = 4 << 20;
 const BUSY: Duration = Duration::from_millis(500);
 const BUSY_MAX: Duration = Duration::from_secs(5);
 
+/// Heads that only announce an answer, before it.
+const ANNOUNCED_MAX: usize = 16;
+
 /// What is asked for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Wanted {
@@ -46,6 +49,8 @@ pub(crate) struct Transfer {
     reused: bool,
     head: Option<Head>,
     head_bytes: Vec<u8>,
+    /// Heads so far that only announced an answer.
+    announced: usize,
     body: Vec<u8>,
     got: usize,
     expected: usize,
@@ -87,6 +92,7 @@ impl Transfer {
             reused,
             head: None,
             head_bytes: Vec::new(),
+            announced: 0,
             body: Vec::new(),
             got: 0,
             expected: 0,
@@ -190,6 +196,11 @@ impl Transfer {
             {
                 if (100..200).contains(&head.status) {
                     self.head_bytes.drain(..end);
+                    self.announced += 1;
+                    // Each of them is a sign of life, and with no end of them nobody would notice.
+                    if self.announced > ANNOUNCED_MAX {
+                        return Err(Fault::Odd("it announces an answer again and again".into()));
+                    }
                     continue;
                 }
                 self.expected = usize::try_from(judge(&head, self.wanted)?).unwrap_or(usize::MAX);
@@ -347,6 +358,26 @@ mod tests {
             std::thread::sleep(Duration::from_millis(5));
         }
         assert_eq!(transfer.finish().0, [7; 50]);
+    }
+
+    #[test]
+    fn a_server_that_only_announces_answers_is_given_up() {
+        use std::io::Write;
+        let listener = std::net::TcpListener::bind(("127.0.0.1", 0)).unwrap();
+        let connection = Connection::start(listener.local_addr().unwrap(), None).unwrap();
+        let (mut server, _) = listener.accept().unwrap();
+        let request = request("a", "/x", None, RANGE);
+        let mut transfer = Transfer::start(connection, false, &request, RANGE).unwrap();
+        server.write_all(&b"HTTP/1.1 102 x\r\n\r\n".repeat(ANNOUNCED_MAX + 1)).unwrap();
+        let until = Instant::now() + Duration::from_secs(60);
+        let fault = loop {
+            assert!(Instant::now() < until, "it is still waited for");
+            match transfer.advance() {
+                Ok(_) => std::thread::sleep(Duration::from_millis(5)),
+                Err(fault) => break fault,
+            }
+        };
+        assert!(matches!(&fault, Fault::Odd(why) if why.contains("announces")), "{fault:?}");
     }
 
     #[test]
