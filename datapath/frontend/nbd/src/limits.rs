@@ -4,7 +4,7 @@ use headwater_block::MAX_REQUEST_BYTES;
 
 /// What one client, and all together, may cost.
 ///
-/// Memory of one connection is at most `receive_buffer_bytes + 2 * batch_bytes + bytes_in_flight` and one request more.
+/// Memory of one connection is at most `receive_buffer_bytes + 2 * batch_bytes`, 5/4 of `bytes_in_flight` and two requests more.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Limits {
     /// Connections at the same time, half-open ones included. More are closed at once.
@@ -23,9 +23,10 @@ pub struct Limits {
     /// One read or write, in bytes; told to clients as the maximum block size. A longer write drops the connection, since its
     /// payload cannot be taken; a longer read is an error. Of a longer cache request the device may do a part.
     pub request_bytes: u32,
-    /// Requests of one connection that wait for the device. Then no more are taken.
+    /// Requests of one connection that wait for the device. Then a write is not taken, nor what comes behind it; other requests are,
+    /// as long as they are less than a quarter of this.
     pub requests_in_flight: usize,
-    /// Payload of such requests, in bytes. One more request than fits is taken, so that any legal one can be.
+    /// Payload of such requests, in bytes, in the same way. One more request than fits is taken, so that any legal one can be.
     pub bytes_in_flight: usize,
     /// Extents in one answer to block status.
     pub extents_per_reply: usize,

@@ -3,7 +3,7 @@
 //! A request that does not fit is answered here ([`Refusal`]); the device sees only those that keep its contract. A
 //! refused write still has its payload taken, so that the stream stays in step.
 
-use headwater_block::{Attempt, ByteRange, ExtentKind, Op, Request};
+use headwater_block::{Attempt, BLOCK_BYTES, ByteRange, ExtentKind, Op, Request};
 
 use super::batch::INLINE_BYTES;
 use super::connection::{Connection, Progress, Stage, answered, is_zero};
@@ -48,6 +48,9 @@ impl Connection<'_> {
         }
         if head.command == command::WRITE && (announced || self.form != Form::Extended) {
             return self.take_write(&head);
+        }
+        if self.is_full() && self.needs_room(&head) {
+            return Ok(Progress::Throttled);
         }
         self.inbound.consume(self.head_bytes());
         if announced || head.command == command::WRITE {
@@ -107,6 +110,9 @@ impl Connection<'_> {
             }
         };
         if len >= LARGE_BYTES {
+            if self.is_full() {
+                return Ok(Progress::Throttled);
+            }
             self.inbound.consume(head_bytes);
             let mut buffer = self.pool.take(len);
             let here = self.inbound.available(len);
@@ -122,6 +128,10 @@ impl Connection<'_> {
         let fua = has(head, command_flag::FUA);
         let attempt = self.device.try_now(Op::Write { range, from: payload, fua });
         if matches!(attempt, Ok(Attempt::MustWait)) {
+            // It stays here, and is tried again when something was answered.
+            if self.in_flight.is_full(self.limits) {
+                return Ok(Progress::Throttled);
+            }
             let buffer = self.pool.copy_of(payload);
             self.inbound.consume(head_bytes.saturating_add(len));
             self.submit(head, len, Request::Write { range, buffer, fua });
@@ -130,6 +140,19 @@ impl Connection<'_> {
         self.inbound.consume(head_bytes.saturating_add(len));
         self.settle(head, attempt.map(drop))?;
         Ok(Progress::Again)
+    }
+
+    /// Whether the request may wait for room in the device: it stores data, or leaves parts of blocks behind.
+    pub(super) fn needs_room(&self, head: &RequestHead) -> bool {
+        match head.command {
+            command::WRITE => true,
+            command::TRIM | command::WRITE_ZEROES => {
+                let block = u64::from(BLOCK_BYTES);
+                let is_edge = |at: u64| !at.is_multiple_of(block) && at != self.geometry.size_bytes;
+                is_edge(head.offset) || is_edge(head.offset.saturating_add(head.length))
+            }
+            _ => false,
+        }
     }
 
     /// A write whose payload has a buffer of its own.

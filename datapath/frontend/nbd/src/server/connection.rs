@@ -11,8 +11,10 @@
 //! | `Drain` | the payload of a refused write | it is whole: the error is sent |
 //! | `Closing` | not read any more | nothing is in flight |
 //!
-//! No requests are taken while [`Limits::requests_in_flight`] or [`Limits::bytes_in_flight`] is reached, so a client that
-//! does not read its replies stops being served and costs what these allow, until [`Limits::send_stall_ms`] has passed.
+//! Where [`Limits::requests_in_flight`] or [`Limits::bytes_in_flight`] is reached, writes that would wait for the device are not taken, and
+//! what is behind them cannot be seen; other requests are taken while they use less than a quarter besides, so that writes that wait
+//! for room in the write cache do not hold up reads, nor the trim that makes room. So a client that does not read its replies stops
+//! being served and costs what these allow, until [`Limits::send_stall_ms`] has passed.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -28,6 +30,7 @@ use super::Shared;
 use super::batch::{Batch, INLINE_BYTES};
 use super::commands::Refusal;
 use super::handshake::Chosen;
+use super::in_flight::InFlight;
 use super::inbound::Inbound;
 use super::listener::Peer;
 use super::pool::Pool;
@@ -64,8 +67,7 @@ pub(super) struct Connection<'a> {
     pub(super) lent: Vec<Lent>,
     /// What those pass through on their way.
     pub(super) pipe: PagePipe,
-    pub(super) requests_in_flight: usize,
-    pub(super) bytes_in_flight: usize,
+    pub(super) in_flight: InFlight,
     polling: Polling,
     /// The same for what the disk answers to this thread.
     disk_polling: Polling,
@@ -96,6 +98,8 @@ pub(super) enum Stage {
 pub(super) enum Progress {
     Again,
     NeedBytes,
+    /// A limit is reached: answers come first.
+    Throttled,
 }
 
 impl<'a> Connection<'a> {
@@ -126,8 +130,7 @@ impl<'a> Connection<'a> {
             scratch: Vec::new(),
             lent: Vec::new(),
             pipe: PagePipe::default(),
-            requests_in_flight: 0,
-            bytes_in_flight: 0,
+            in_flight: InFlight::default(),
             polling: Polling::new(Duration::from_micros(shared.limits.polling_us)),
             rounds_unstarted: 0,
             disk_polling: Polling::new(Duration::from_micros(shared.limits.polling_us)),
@@ -145,12 +148,12 @@ impl<'a> Connection<'a> {
             }
         };
         // Nobody reads the replies any more, but who stops the server may rely on the device being at rest.
-        while self.requests_in_flight > 0 {
+        while self.in_flight.any() {
             self.take_answers();
             for (ticket, _) in std::mem::take(&mut self.answers) {
                 self.landed(&ticket);
             }
-            if self.requests_in_flight > 0 && self.sleep(false).is_err() {
+            if self.in_flight.any() && self.sleep(false).is_err() {
                 break;
             }
         }
@@ -161,30 +164,28 @@ impl<'a> Connection<'a> {
         self.send_answers()?;
         let progress = self.take_requests()?;
         self.rounds_unstarted = self.rounds_unstarted.saturating_add(1);
-        self.send_answers()?;
+        let made_room = self.send_answers()?;
         if !self.batch.is_empty() {
             self.flush_batch(&[])?;
         }
         match (progress, &self.stage) {
-            (Progress::NeedBytes, Stage::Closing(why)) if self.requests_in_flight == 0 => {
-                Err(End::Orderly(why))
-            }
+            (Progress::NeedBytes, Stage::Closing(why)) if !self.in_flight.any() => Err(End::Orderly(why)),
             (Progress::NeedBytes, Stage::Closing(_)) => self.sleep(false).map(drop),
             (Progress::NeedBytes, _) => self.receive(),
-            // Answers that came since may have made room for requests that are here.
-            (Progress::Again, _) if !self.is_throttled() => Ok(()),
-            (Progress::Again, _) => self.sleep(false).map(drop),
+            // Those answers may have made room for requests that are here.
+            (Progress::Throttled, _) if !made_room => self.sleep(false).map(drop),
+            (Progress::Throttled | Progress::Again, _) => Ok(()),
         }
     }
 
-    pub(super) fn is_throttled(&self) -> bool {
-        self.requests_in_flight >= self.limits.requests_in_flight
-            || self.bytes_in_flight >= self.limits.bytes_in_flight
+    /// Whether no more requests may wait for the device that need room in it.
+    pub(super) fn is_full(&self) -> bool {
+        self.in_flight.is_full(self.limits)
     }
 
     /// Receives once, sleeping if there is nothing.
     fn receive(&mut self) -> Result<(), End> {
-        let mut wait = self.requests_in_flight == 0;
+        let mut wait = !self.in_flight.any();
         if wait {
             self.start_waiting();
         }
@@ -283,9 +284,9 @@ impl<'a> Connection<'a> {
         }
     }
 
-    /// Takes whole requests until there is none (`NeedBytes`) or a limit is reached (`Again`).
+    /// Takes whole requests until there is none or a limit is reached.
     fn take_requests(&mut self) -> Result<Progress, End> {
-        while !self.is_throttled() {
+        while self.in_flight.has_room_for_others(self.limits) {
             if self.batch.is_full() {
                 self.flush_batch(&[])?;
             }
@@ -316,11 +317,11 @@ impl<'a> Connection<'a> {
                     Progress::NeedBytes
                 }
             };
-            if matches!(progress, Progress::NeedBytes) {
+            if !matches!(progress, Progress::Again) {
                 return Ok(progress);
             }
         }
-        Ok(Progress::Again)
+        Ok(Progress::Throttled)
     }
 
     /// Length of a request's head.
@@ -330,16 +331,15 @@ impl<'a> Connection<'a> {
 
     /// Hands a request to the device; the answer comes through the inbox.
     pub(super) fn submit(&mut self, head: &RequestHead, bytes: usize, request: Request) {
-        let ticket = Ticket { to: answered(head), command: head.command, bytes };
-        self.requests_in_flight = self.requests_in_flight.saturating_add(1);
-        self.bytes_in_flight = self.bytes_in_flight.saturating_add(bytes);
+        let needs_room = self.needs_room(head);
+        let ticket = Ticket { to: answered(head), command: head.command, bytes, needs_room };
+        self.in_flight.add(bytes, needs_room);
         let inbox = Arc::clone(&self.inbox);
         self.device.submit(request, Completion::new(move |outcome| inbox.post((ticket, outcome))));
     }
 
     fn landed(&mut self, ticket: &Ticket) {
-        self.requests_in_flight = self.requests_in_flight.saturating_sub(1);
-        self.bytes_in_flight = self.bytes_in_flight.saturating_sub(ticket.bytes);
+        self.in_flight.remove(ticket.bytes, ticket.needs_room);
     }
 
     /// Moves what the device has answered to `answers`, which is empty.
@@ -361,10 +361,11 @@ impl<'a> Connection<'a> {
         }
     }
 
-    /// Turns answers into replies.
-    fn send_answers(&mut self) -> Result<(), End> {
+    /// Turns answers into replies. Whether there were any.
+    fn send_answers(&mut self) -> Result<bool, End> {
         self.take_answers();
         let mut answers = std::mem::take(&mut self.answers);
+        let any = !answers.is_empty();
         let mut end = Ok(());
         for (ticket, outcome) in answers.drain(..) {
             self.landed(&ticket);
@@ -374,7 +375,7 @@ impl<'a> Connection<'a> {
             self.pool.give(outcome.buffer);
         }
         self.answers = answers;
-        end
+        end.map(|()| any)
     }
 
     fn answer(&mut self, ticket: &Ticket, outcome: &Outcome) -> Result<(), End> {

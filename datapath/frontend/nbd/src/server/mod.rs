@@ -3,12 +3,14 @@
 //! - `listener`: binding, with clear errors and stale sockets removed.
 //! - `handshake`: options, until an export is chosen.
 //! - `connection`: the transmission phase, one thread for each connection; `commands`: what each request does.
-//! - `inbound`, `batch`, `pool`: the buffers of a connection. `ticket`: what goes with a request that must wait.
+//! - `inbound`, `batch`, `pool`: the buffers of a connection. `ticket`: what goes with a request that must wait; `in_flight`: how much
+//!   does.
 
 mod batch;
 mod commands;
 mod connection;
 mod handshake;
+mod in_flight;
 mod inbound;
 mod listener;
 mod pool;

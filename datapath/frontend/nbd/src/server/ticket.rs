@@ -9,4 +9,6 @@ pub(super) struct Ticket {
     pub(super) command: u16,
     /// What the request counts in bytes in flight.
     pub(super) bytes: usize,
+    /// Whether it may wait for room in the device.
+    pub(super) needs_room: bool,
 }

@@ -1,0 +1,194 @@
+//! A write cache that is full, with writes that wait for room: reads and discards of the same client go on, over each front-end.
+//!
+//! More writes wait than the front-end's limits of requests and bytes in flight let wait. Over vhost-user the same is tested in its crate.
+
+mod support;
+
+use std::io::{BufRead, BufReader};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::time::Duration;
+
+use headwater_block::{ByteRange, Completion, Device, IoError, Request, blocking};
+use headwater_nbd::Client;
+use headwater_nbd::client::ClientOptions;
+use support::{headwater, pseudo_random, short_dir, signal, wait_until};
+
+const MIB: u64 = 1 << 20;
+
+/// More than any test takes, also on a busy machine.
+const PATIENCE: Duration = Duration::from_secs(100);
+
+/// What is written while there is no room goes here and behind.
+const LATER: u64 = 512 * MIB;
+
+/// An empty disk of 1 GiB with a cache of 16 MiB, whose writes wait for longer than a test takes.
+struct Export {
+    child: Child,
+    /// Where clients find it over NBD.
+    nbd: String,
+    /// The line of the other front-end.
+    line: String,
+    stats: PathBuf,
+    /// Its end ends the watchdog.
+    _done: Sender<()>,
+}
+
+/// A program that waits for an answer over FUSE cannot be killed: then the server is, and the test fails.
+fn watch(server: u32) -> Sender<()> {
+    let (done, wait) = channel();
+    std::thread::spawn(move || {
+        if wait.recv_timeout(PATIENCE) == Err(RecvTimeoutError::Timeout) {
+            eprintln!("the export is killed after {} s", PATIENCE.as_secs());
+            signal(server, "KILL");
+        }
+    });
+    done
+}
+
+impl Export {
+    fn start(dir: &Path, other: &[&str]) -> Self {
+        let stats = dir.join("stats.json");
+        let mut command = headwater();
+        command.args(["export", "null:1G", "--cache", "ram", "--ram", "16M", "--pause", "3600", "--stats"]);
+        command.arg(&stats).arg(format!("--nbd=unix:{}", dir.join("nbd.sock").display())).args(other);
+        let mut child = command.stdin(Stdio::null()).stdout(Stdio::piped()).spawn().expect("it starts");
+        let mut lines = BufReader::new(child.stdout.take().expect("piped")).lines();
+        let mut line = || lines.next().expect("a line for each front-end").expect("text");
+        let nbd = line();
+        let line = if other.is_empty() { String::new() } else { line() };
+        std::thread::spawn(move || lines.for_each(drop));
+        let done = watch(child.id());
+        Self { child, nbd, line, stats, _done: done }
+    }
+
+    /// A client that has as much in flight as it is told to.
+    fn client(&self) -> Arc<Client> {
+        let options = ClientOptions {
+            silence_limit_ms: Some(60_000),
+            commands_in_flight: 1024,
+            bytes_in_flight: 1 << 30,
+            ..ClientOptions::default()
+        };
+        Client::connect(&self.nbd.parse().expect("a URI"), &options).expect("it connects")
+    }
+
+    /// How many writes had to wait for room.
+    fn paused(&self) -> u64 {
+        std::fs::remove_file(&self.stats).expect("there were counters before");
+        signal(self.child.id(), "USR1");
+        wait_until("the counters are written", || self.stats.exists());
+        let stats: serde_json::Value =
+            serde_json::from_slice(&std::fs::read(&self.stats).expect("it can be read")).expect("JSON");
+        stats["cache"]["paused_writes"].as_u64().expect("a number")
+    }
+
+    /// Writes from the start of the disk on until a write waits. How much was stored.
+    fn fill(&self, client: &Arc<Client>) -> u64 {
+        let writes = Writes::default();
+        for number in 0..64 {
+            writes.submit(client, number * MIB, MIB);
+            let mut is_done = false;
+            wait_until("it is written or waits", || {
+                is_done = writes.done.try_recv().is_ok_and(|result| result.is_ok());
+                is_done || self.paused() > 0
+            });
+            if !is_done {
+                return number * MIB;
+            }
+        }
+        panic!("a cache of 16 MiB took 64 MiB");
+    }
+}
+
+impl Drop for Export {
+    fn drop(&mut self) {
+        // Nobody waits for what waits for room.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// Writes that were submitted, and their results.
+struct Writes {
+    tell: Sender<Result<(), IoError>>,
+    done: Receiver<Result<(), IoError>>,
+}
+
+impl Default for Writes {
+    fn default() -> Self {
+        let (tell, done) = channel();
+        Self { tell, done }
+    }
+}
+
+impl Writes {
+    fn submit(&self, client: &Arc<Client>, offset: u64, len: u64) {
+        let range = ByteRange::new(offset, len).expect("a range");
+        let tell = self.tell.clone();
+        let done = Completion::new(move |outcome| drop(tell.send(outcome.result)));
+        client.submit(Request::Write { range, buffer: data(offset, len), fua: false }, done);
+    }
+
+    fn all_waiting(&self) -> bool {
+        self.done.try_recv().is_err()
+    }
+}
+
+/// What is written there.
+fn data(offset: u64, len: u64) -> Vec<u8> {
+    pseudo_random(usize::try_from(len).expect("small"), offset + 1)
+}
+
+/// What was written there is read.
+fn reads(client: &Client, offset: u64, len: u64) {
+    let mut bytes = vec![0; usize::try_from(len).expect("small")];
+    blocking::read(client, offset, &mut bytes).expect("it reads");
+    assert!(bytes == data(offset, len), "other bytes at {offset}");
+}
+
+#[test]
+fn over_nbd_reads_and_discards_pass_writes_that_wait() {
+    // With the one that is waiting already, as many as the server takes: 128 requests, or 64 MiB.
+    for (count, len) in [(127, 4096), (63, MIB)] {
+        let dir = short_dir();
+        let export = Export::start(dir.path(), &[]);
+        let client = export.client();
+        let filled = export.fill(&client);
+        let writes = Writes::default();
+        (0..count).for_each(|number| writes.submit(&client, LATER + number * len, len));
+        for number in 0..filled / MIB {
+            reads(&client, number * MIB, MIB);
+        }
+        blocking::flush(&*client).expect("it flushes");
+        assert_eq!(export.paused(), count + 1, "all wait");
+        assert!(writes.all_waiting());
+        blocking::discard(&*client, 0, filled).expect("it discards");
+        // There is room now, for all or for some.
+        writes.done.recv().expect("a result").expect("it is written");
+        reads(&client, LATER, len);
+        if count * len < filled {
+            (1..count).for_each(|_| writes.done.recv().expect("a result").expect("it is written"));
+            (0..count).for_each(|number| reads(&client, LATER + number * len, len));
+        }
+    }
+}
+
+#[test]
+fn over_nbd_a_second_connection_makes_room_for_one_that_has_stopped() {
+    let dir = short_dir();
+    let export = Export::start(dir.path(), &[]);
+    let client = export.client();
+    let filled = export.fill(&client);
+    let writes = Writes::default();
+    // More than are taken: the socket is not read any more.
+    (0..300).for_each(|number| writes.submit(&client, LATER + number * 4096, 4096));
+    wait_until("as many wait as may", || export.paused() == 128);
+    let second = export.client();
+    reads(&second, 0, MIB);
+    blocking::discard(&*second, 0, filled).expect("it discards");
+    (0..300).for_each(|_| writes.done.recv().expect("a result").expect("it is written"));
+    (0..300).for_each(|number| reads(&client, LATER + number * 4096, 4096));
+}
