@@ -43,6 +43,9 @@ const REQUESTS_GRACE: Duration = Duration::from_millis(STOP_GRACE_MS + 15_000);
 /// How long cancelled operations may take to clean up.
 const JOBS_GRACE: Duration = Duration::from_secs(30);
 
+/// How long the VMs of machines may take to end once they are killed, before reads of their disks are failed.
+const KILL_GRACE: Duration = Duration::from_secs(5);
+
 /// How long what is still to be noted in the history may take: as long as the database waits for another process.
 const NOTES_GRACE: Duration = Duration::from_secs(15);
 
@@ -183,9 +186,16 @@ impl Daemon {
     pub fn hurry(&self) -> impl Future<Output = ()> + Send + 'static {
         let (service, volumes) = (self.service.clone(), Arc::clone(&self.volumes));
         async move {
+            let ended = service.vms_ended();
+            let stopping = tokio::spawn(async move { service.stop_all(true).await });
+            // A guest that still runs would take reads that fail for a broken disk.
+            if tokio::time::timeout(KILL_GRACE, ended).await.is_err() {
+                tracing::warn!("a machine did not end within {} s of being killed", KILL_GRACE.as_secs());
+            }
             // A machine that is ended needs no more of its disk, and its disk ends when its reads do.
             volumes.close_store();
-            service.stop_all(true).await;
+            // A panic there was reported by its own thread.
+            let _ = stopping.await;
         }
     }
 

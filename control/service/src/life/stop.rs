@@ -134,6 +134,17 @@ impl Service {
         self.switched_off(record, actor, MachineState::Stopped, None, format!("killed to {what}")).await
     }
 
+    /// Waits until the VMs of all machines that are on now have ended: from then on nothing sees their disks. Asked before it is
+    /// waited for.
+    pub fn vms_ended(&self) -> impl Future<Output = ()> + Send + use<> {
+        let active: Vec<_> = self.active_map().values().cloned().collect();
+        async move {
+            for machine in active {
+                machine.vm.exited().await;
+            }
+        }
+    }
+
     /// Stops all machines, at the same time, and those that are being started too. Called when the daemon ends:
     /// their disks live in it. With `force` also while another call waits for guests that take their time.
     pub async fn stop_all(&self, force: bool) {

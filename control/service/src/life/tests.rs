@@ -539,6 +539,26 @@ async fn a_start_that_a_stop_of_the_daemon_overtakes_is_undone() {
 }
 
 #[tokio::test]
+async fn it_is_known_when_all_vms_have_ended() {
+    let fixture = Fixture::new().await;
+    fixture.service.vms_ended().await;
+    fixture.start().await.unwrap();
+    let mut ended = Box::pin(fixture.service.vms_ended());
+    assert!(at_once(ended.as_mut()).is_none(), "the machine is on");
+    fixture.service.stop_all(true).await;
+    ended.await;
+}
+
+/// The outcome of a future that is there at once.
+fn at_once<F: Future>(future: std::pin::Pin<&mut F>) -> Option<F::Output> {
+    let mut context = std::task::Context::from_waker(std::task::Waker::noop());
+    match future.poll(&mut context) {
+        std::task::Poll::Ready(outcome) => Some(outcome),
+        std::task::Poll::Pending => None,
+    }
+}
+
+#[tokio::test]
 async fn stopping_the_daemon_leaves_machines_alone_that_are_off() {
     let fixture = Fixture::new().await;
     fixture.start().await.unwrap();
