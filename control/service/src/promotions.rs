@@ -30,6 +30,17 @@ impl Service {
 }
 
 impl Service {
+    /// Frees what removals had to leave, once nobody uses it.
+    pub(crate) async fn reclaim_due(&self) {
+        match self.images().reclaim_due(self.now_ms()).await {
+            Ok(0) => {}
+            Ok(bytes) => {
+                tracing::info!(bytes, "removed versions are not in use any more, and their space is free")
+            }
+            Err(e) => tracing::warn!("cannot free the space of removed versions now: {}", problem(&e)),
+        }
+    }
+
     /// Notes a change of an image that was made in the store.
     pub(crate) async fn image_changed(
         &self,

@@ -142,6 +142,10 @@ impl<S: Store + Clone> Store for PatientStore<S> {
     fn remove(&self, name: &ImageName, number: Option<u32>) -> Result<Removed, StoreError> {
         self.below.remove(name, number)
     }
+
+    fn reclaim_left(&self) -> Result<u64, StoreError> {
+        self.below.reclaim_left()
+    }
 }
 
 struct PatientObject {

@@ -138,6 +138,12 @@ pub trait Store: Send + Sync + 'static {
     /// last version is removed, so that numbers go on.
     fn remove(&self, name: &ImageName, number: Option<u32>) -> Result<Removed, StoreError>;
 
+    /// Frees what an earlier removal had to leave because somebody used it, if nobody does any more. Returns the bytes freed. Cheap
+    /// where nothing was left; nobody is told when a pin ends, so it is to be called now and then.
+    fn reclaim_left(&self) -> Result<u64, StoreError> {
+        Ok(0)
+    }
+
     /// Finds the version that a reference means. An error says which versions there are.
     fn resolve(&self, reference: &ImageReference) -> Result<Version, StoreError> {
         match self.image(&reference.name)? {
@@ -315,7 +321,8 @@ pub struct Removed {
     /// Numbers of the versions that are gone.
     pub versions: Vec<u32>,
     /// Bytes given back. Zero while a publication is under way: the space follows when that ends. Objects stay also while a
-    /// version is pinned that was removed before, and go with the next version that is written or removed after that.
+    /// version is pinned that was removed before, and go with the next version that is written or removed after that, or with
+    /// [`Store::reclaim_left`].
     pub freed_bytes: u64,
 }
 

@@ -2,6 +2,7 @@
 
 use std::path::Path;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use async_trait::async_trait;
@@ -36,13 +37,20 @@ pub struct StoredImages {
     /// What other stores need to be shown.
     credentials: Credentials,
     promotions: Arc<Promotions>,
+    /// When it was last looked whether removals left something, in seconds since 1970.
+    reclaimed_at_s: AtomicU64,
 }
+
+/// The time between two looks at whether what removals left is in use, for a store on this host; it reads little there.
+const RECLAIM_EVERY_S: u64 = 60;
+/// The same for a store across a network: while something is in use, a look lists the store.
+const RECLAIM_EVERY_REMOTE_S: u64 = 600;
 
 impl StoredImages {
     /// The images of `store`, and what boots of them read; servers that they are repaired from are shown `credentials`.
     pub fn new(store: Arc<dyn Store>, traces: Arc<Traces>, credentials: Credentials) -> Self {
         let promotions = Arc::new(Promotions::new(Arc::clone(&store)));
-        Self { store, traces, credentials, promotions }
+        Self { store, traces, credentials, promotions, reclaimed_at_s: AtomicU64::new(0) }
     }
 }
 
@@ -102,6 +110,18 @@ impl Images for StoredImages {
         }
         let promotions = Arc::clone(&self.promotions);
         blocking("carry out promotions", move || promotions.carry_out(now_s)).await
+    }
+
+    async fn reclaim_due(&self, now_ms: u64) -> Result<u64, BackendError> {
+        let (now_s, last_s) = (now_ms / 1000, self.reclaimed_at_s.load(Ordering::Relaxed));
+        let every_s = if self.store.is_remote() { RECLAIM_EVERY_REMOTE_S } else { RECLAIM_EVERY_S };
+        // A clock that was set back counts as it is now.
+        if self.store.is_read_only() || now_s.abs_diff(last_s) < every_s {
+            return Ok(0);
+        }
+        self.reclaimed_at_s.store(now_s, Ordering::Relaxed);
+        let store = self.store.clone();
+        blocking("free what removals left", move || store.reclaim_left().map_err(store_failed)).await
     }
 
     async fn revert(&self, image: &str, channel: Channel) -> Result<(u64, u64), BackendError> {

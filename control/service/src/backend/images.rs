@@ -120,6 +120,13 @@ pub trait Images: Send + Sync + 'static {
     /// nothing uses it.
     async fn remove(&self, reference: &ImageRef) -> Result<Removed, BackendError>;
 
+    /// Frees what a removal had to leave because somebody used it, if nobody does any more. Asked every second; looks when it is time
+    /// to. Returns the bytes freed.
+    async fn reclaim_due(&self, now_ms: u64) -> Result<u64, BackendError> {
+        let _ = now_ms;
+        Ok(0)
+    }
+
     /// A version's boot trace. Where there is none: an error of kind `NotFound`.
     async fn trace(&self, version: &ImageVersion) -> Result<BootTrace, BackendError>;
 

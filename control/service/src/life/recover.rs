@@ -98,7 +98,10 @@ impl Service {
             self.sample_rates();
             if promoting.as_ref().is_none_or(tokio::task::JoinHandle::is_finished) {
                 let service = self.clone();
-                promoting = Some(tokio::spawn(async move { service.promote_due().await }));
+                promoting = Some(tokio::spawn(async move {
+                    service.promote_due().await;
+                    service.reclaim_due().await;
+                }));
             }
             if let Err(e) = self.reconcile().await {
                 tracing::error!("cannot compare wanted and actual state: {e}");

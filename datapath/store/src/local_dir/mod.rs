@@ -358,15 +358,18 @@ impl Inner {
         let mut state = self.state.lock();
         state.publications = state.publications.saturating_sub(1);
         state.sweep_wanted |= left_something;
-        if state.publications == 0 && state.sweep_wanted {
-            state.sweep_wanted = false;
-            match self.reclaim(&HashMap::new()) {
-                Ok(reclaimed) => state.sweep_wanted = reclaimed.is_postponed,
-                Err(e) => {
-                    tracing::warn!(error = %e, "space is not reclaimed now; it will be when the store is next opened");
-                }
-            }
+        if let Err(e) = self.reclaim_if_wanted(&mut state) {
+            tracing::warn!(error = %e, "space is not reclaimed now; it will be later");
         }
+    }
+
+    fn reclaim_if_wanted(&self, state: &mut State) -> Result<u64, StoreError> {
+        if state.publications > 0 || !state.sweep_wanted {
+            return Ok(0);
+        }
+        let reclaimed = self.reclaim(&HashMap::new())?;
+        state.sweep_wanted = reclaimed.is_postponed;
+        Ok(reclaimed.freed_bytes)
     }
 
     fn pin(&self, manifest: Hash) -> Result<File, StoreError> {
@@ -544,6 +547,13 @@ impl Store for LocalDir {
 
     fn remove(&self, name: &ImageName, number: Option<u32>) -> Result<Removed, StoreError> {
         self.inner.remove(name, number)
+    }
+
+    fn reclaim_left(&self) -> Result<u64, StoreError> {
+        if self.inner.writer_lock.is_none() {
+            return Ok(0);
+        }
+        self.inner.reclaim_if_wanted(&mut self.inner.state.lock())
     }
 
     fn shown(&self) -> String {

@@ -581,6 +581,13 @@ impl Store for S3Store {
         self.inner.remove(name, number)
     }
 
+    fn reclaim_left(&self) -> Result<u64, StoreError> {
+        if !self.inner.is_writable || self.inner.bucket.head(SWEEP_WANTED)?.is_none() {
+            return Ok(0);
+        }
+        self.inner.sweep()
+    }
+
     fn stored_bytes(&self) -> Result<u64, StoreError> {
         let all = self.inner.bucket.list("")?;
         Ok(all.iter().fold(0, |sum, entry| sum.saturating_add(entry.len_bytes)))

@@ -243,6 +243,23 @@ pub fn a_version_that_is_pinned_after_its_removal_stays_while_it_is(place: &dyn 
     assert_eq!(left, ["images/a", "images/b"]);
 }
 
+pub fn what_a_late_pin_kept_is_given_back_once_it_is_gone(place: &dyn Place) {
+    let store = writable(place);
+    let version = publish(store.as_ref(), "a", b"object", &[], b"m").unwrap();
+    let publication = store.publish().unwrap();
+    assert_eq!(store.remove(&name("a"), Some(1)).unwrap().freed_bytes, 0);
+    assert_eq!(store.reclaim_left().unwrap(), 0);
+    let reader = place.open(Access::Read).unwrap();
+    let pin = reader.pin(version.manifest).unwrap();
+    drop(publication);
+    assert_eq!((store.reclaim_left().unwrap(), reader.reclaim_left().unwrap()), (0, 0));
+    assert!(reader.open_object(version.objects[0]).is_ok());
+    drop(pin);
+    assert_eq!((reader.reclaim_left().unwrap(), store.reclaim_left().unwrap()), (0, 6 + 1));
+    assert_eq!(files(place.dir()).into_iter().map(|(file, _)| file).collect::<Vec<_>>(), ["images/a"]);
+    assert_eq!(store.reclaim_left().unwrap(), 0);
+}
+
 pub fn a_damaged_manifest_is_noticed(place: &dyn Place) {
     let store = writable(place);
     let version = publish(store.as_ref(), "a", b"", &[], b"manifest").unwrap();
@@ -654,6 +671,7 @@ macro_rules! store_suite {
             a_dropped_publication_leaves_nothing,
             nothing_is_reclaimed_while_a_publication_may_refer_to_it,
             a_version_that_is_pinned_after_its_removal_stays_while_it_is,
+            what_a_late_pin_kept_is_given_back_once_it_is_gone,
             a_damaged_manifest_is_noticed,
             numbers_are_not_used_again_while_the_image_exists,
             a_channel_is_durable_and_holds_its_version,
