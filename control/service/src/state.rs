@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use headwater_db::{Database, NewEvent};
-use tokio::sync::{OwnedMutexGuard, RwLock, RwLockReadGuard, RwLockWriteGuard, Semaphore};
+use tokio::sync::{OwnedMutexGuard, RwLock, RwLockReadGuard, RwLockWriteGuard, Semaphore, watch};
 use uuid::Uuid;
 
 use crate::backend::{Clock, Disks, Hypervisor, Images, Random};
@@ -52,6 +52,8 @@ struct Inner {
     job_slots: Arc<Semaphore>,
     /// Of notes that are being written.
     note_places: Arc<Semaphore>,
+    /// Operations that are run to their end.
+    under_way: watch::Sender<usize>,
 }
 
 impl Service {
@@ -68,6 +70,7 @@ impl Service {
             stopping: Arc::default(),
             job_slots: Arc::new(Semaphore::new(MAX_JOBS)),
             note_places: Arc::new(Semaphore::new(MAX_NOTES)),
+            under_way: watch::Sender::new(0),
         }))
     }
 
@@ -140,6 +143,12 @@ impl Service {
     pub async fn jobs_ended(&self, limit: Duration) -> bool {
         let all = u32::try_from(MAX_JOBS).unwrap_or(u32::MAX);
         tokio::time::timeout(limit, self.0.job_slots.acquire_many(all)).await.is_ok()
+    }
+
+    /// Waits until what goes on after its client hung up has ended, at most `limit`. Returns whether it did.
+    pub async fn operations_ended(&self, limit: Duration) -> bool {
+        let mut under_way = self.0.under_way.subscribe();
+        tokio::time::timeout(limit, under_way.wait_for(|count| *count == 0)).await.is_ok()
     }
 
     pub(crate) fn active_map(&self) -> MutexGuard<'_, HashMap<Uuid, Arc<Active>>> {
@@ -222,6 +231,11 @@ impl Service {
         T: Send + 'static,
         E: Send + 'static,
     {
+        let under_way = UnderWay::begin(self);
+        let work = async move {
+            let _under_way = under_way;
+            work.await
+        };
         match tokio::spawn(work).await {
             Ok(outcome) => outcome,
             Err(e) => match e.try_into_panic() {
@@ -230,6 +244,22 @@ impl Service {
                 Err(_) => std::future::pending().await,
             },
         }
+    }
+}
+
+/// Counts an operation that is run to its end.
+struct UnderWay(Service);
+
+impl UnderWay {
+    fn begin(service: &Service) -> Self {
+        service.0.under_way.send_modify(|count| *count += 1);
+        Self(service.clone())
+    }
+}
+
+impl Drop for UnderWay {
+    fn drop(&mut self) {
+        self.0.0.under_way.send_modify(|count| *count -= 1);
     }
 }
 

@@ -242,6 +242,10 @@ impl Daemon {
         // What still waits for it would keep the process.
         self.volumes.close_store();
         self.ticker.abort();
+        // What goes on without its client writes to the history last.
+        if !self.service.operations_ended(JOBS_GRACE).await {
+            tracing::warn!("an operation did not end within {} s", JOBS_GRACE.as_secs());
+        }
         if !self.service.notes_written(NOTES_GRACE).await {
             tracing::warn!("not all was noted in the history within {} s", NOTES_GRACE.as_secs());
         }
