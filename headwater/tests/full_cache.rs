@@ -192,3 +192,53 @@ fn over_nbd_a_second_connection_makes_room_for_one_that_has_stopped() {
     (0..300).for_each(|_| writes.done.recv().expect("a result").expect("it is written"));
     (0..300).for_each(|number| reads(&client, LATER + number * 4096, 4096));
 }
+
+#[test]
+fn over_iscsi_reads_and_unmaps_pass_writes_that_wait() {
+    let dir = short_dir();
+    let target = "iqn.2026-01.org.example:disk";
+    let export = Export::start(dir.path(), &["--iscsi", "tcp:127.0.0.1:0", "--iscsi-target", target]);
+    let filled = export.fill(&export.client());
+    // 64 MiB may be under way and 32 MiB be collected.
+    const COUNT: u64 = 200;
+    let mut command = Command::new("qemu-io");
+    command.args(["-f", "raw", &export.line]);
+    for number in 0..COUNT {
+        command.arg("-c").arg(format!("aio_write -P 7 {} 1M", LATER + number * MIB));
+    }
+    command.args(["-c", "read 0 1M", "-c", "discard 0 1M", "-c", "read -P 0 0 1M", "-c", "read 900M 16M"]);
+    // The first writes are done once there is room.
+    command.arg("-c").arg(format!("discard 1M {}", filled - MIB));
+    command.arg("-c").arg("aio_flush");
+    let mut client = command
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .spawn()
+        .expect("qemu-io is needed: apt-get install qemu-utils");
+    let (tell, said) = channel();
+    let lines = BufReader::new(client.stdout.take().expect("piped")).lines();
+    std::thread::spawn(move || lines.map_while(Result::ok).try_for_each(|line| tell.send(line)));
+    let mut seen: Vec<String> = Vec::new();
+    let mut missing = vec![
+        "read 1048576/1048576 bytes at offset 0",
+        "discard 1048576/1048576 bytes at offset 0",
+        "read 1048576/1048576 bytes at offset 0",
+        "read 16777216/16777216 bytes at offset 943718400",
+        "discard ",
+        "wrote 1048576/1048576 bytes at offset",
+    ];
+    let patience = Duration::from_secs(60);
+    while !missing.is_empty() {
+        let Ok(line) = said.recv_timeout(patience) else { break };
+        if line.starts_with(missing[0]) {
+            missing.remove(0);
+        }
+        seen.push(line);
+    }
+    let paused = export.paused();
+    let _ = client.kill();
+    let _ = client.wait();
+    assert!(missing.is_empty(), "{missing:?} did not come: {seen:?}");
+    assert!(!seen.iter().any(|line| line.contains("failed")), "{seen:?}");
+    assert!(paused > 64, "{paused} writes waited");
+}

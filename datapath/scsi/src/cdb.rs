@@ -300,9 +300,9 @@ impl Op {
     /// How much data the command moves, with blocks of this size.
     pub(crate) fn expected(&self, block_bytes: u32) -> Expected {
         let bytes = |span: &Span| span.blocks.saturating_mul(u64::from(block_bytes));
-        let data_in = |bytes: u64| Expected { data_out_bytes: 0, data_in_bytes: bytes };
-        let data_out = |bytes: u64| Expected { data_out_bytes: bytes, data_in_bytes: 0 };
-        match self {
+        let data_in = |bytes: u64| Expected { data_in_bytes: bytes, ..Expected::default() };
+        let data_out = |bytes: u64| Expected { data_out_bytes: bytes, ..Expected::default() };
+        let moved = match self {
             Op::Read { span, .. } => data_in(bytes(span)),
             Op::Write { span, .. } | Op::WriteVerify { span, .. } | Op::OrWrite { span, .. } => {
                 data_out(bytes(span))
@@ -331,7 +331,17 @@ impl Op {
             Op::ModeSense(sense) => data_in(u64::from(sense.allocation)),
             Op::ReportOpcodes(report) => data_in(u64::from(report.allocation)),
             _ => Expected::default(),
-        }
+        };
+        let needs_room = matches!(
+            self,
+            Op::Write { .. }
+                | Op::WriteVerify { .. }
+                | Op::OrWrite { .. }
+                | Op::CompareAndWrite { .. }
+                | Op::WriteSame { unmap: false, no_data: false, .. }
+                | Op::ExtendedCopy { .. }
+        );
+        Expected { needs_room, ..moved }
     }
 }
 

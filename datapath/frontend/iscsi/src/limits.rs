@@ -5,7 +5,7 @@ use crate::wire::header::SEGMENT_BYTES_MAX;
 /// What one initiator, and all together, may cost, and what is negotiated with them.
 ///
 /// Memory of one session is at most the two buffers (about `2 * receive_segment_bytes + batch_bytes`), and
-/// `queue_depth * first_burst_bytes + bytes_collected + bytes_executing` with one transfer more of either.
+/// `queue_depth * first_burst_bytes`, and 5/4 of `bytes_collected` and of `bytes_executing` with two transfers more of either.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Limits {
     /// Connections at the same time, those that have not logged in included. More are closed at once.
@@ -26,11 +26,13 @@ pub struct Limits {
     pub max_burst_bytes: u32,
     /// R2Ts of one task at the same time (MaxOutstandingR2T).
     pub outstanding_r2t: u16,
-    /// Commands of one session at the same time (the window of MaxCmdSN); immediate ones come on top, as many again.
+    /// Commands of one session at the same time (the window of MaxCmdSN); immediate ones come on top, as many again. More than initiators
+    /// have, since commands keep their order: behind writes that fill the window and wait for room on the disk no read could come.
     pub queue_depth: u32,
-    /// Data of one session that R2Ts have asked for or that waits to be carried out, in bytes; one burst more than fits is taken.
+    /// Data of one session that R2Ts have asked for or that waits to be carried out, in bytes; one burst more than fits is taken. Commands
+    /// that store nothing have a quarter besides, so that writes which wait for room on the disk do not hold them up.
     pub bytes_collected: u64,
-    /// Data of one session that the device works on, in bytes; one request more than fits is taken.
+    /// Data of one session that the device works on, in bytes, in the same way; one request more than fits is taken.
     pub bytes_executing: u64,
     /// Replies are sent when this much is collected, in bytes, if not earlier; at least 128 KiB.
     pub batch_bytes: usize,
@@ -63,7 +65,7 @@ impl Default for Limits {
             first_burst_bytes: 128 << 10,
             max_burst_bytes: 1 << 20,
             outstanding_r2t: 4,
-            queue_depth: 128,
+            queue_depth: 320,
             bytes_collected: 32 << 20,
             bytes_executing: 64 << 20,
             batch_bytes: 256 << 10,

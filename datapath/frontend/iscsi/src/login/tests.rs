@@ -106,7 +106,7 @@ fn one_pdu_is_enough_without_chap() {
         (response.status, response.transit, response.current_stage, response.next_stage),
         (0, true, 1, 3)
     );
-    assert_eq!(response.numbers, Numbers { stat_sn: 50, exp_cmd_sn: 100, max_cmd_sn: 227 });
+    assert_eq!(response.numbers, Numbers { stat_sn: 50, exp_cmd_sn: 100, max_cmd_sn: 419 });
     for (key, expected) in [
         ("TargetPortalGroupTag", "1"),
         ("TargetAlias", "a disk"),

@@ -131,7 +131,7 @@ impl Session<'_> {
             self.window.open();
         }
         let charge = charge(order, data.len());
-        if self.tasks.bytes_executing() >= self.limits.bytes_executing {
+        if !self.may_execute(order) {
             self.tasks.add(*order, serial, State::Ready(data.to_vec()));
             return Ok(());
         }
@@ -140,16 +140,21 @@ impl Session<'_> {
         Ok(())
     }
 
+    /// Whether there is memory to hand the command over.
+    fn may_execute(&self, order: &Order) -> bool {
+        self.tasks.executing().admits(order.expected.needs_room, self.limits.bytes_executing)
+    }
+
     /// Starts what may start: ready tasks in their order and while there is room, then data for those that collect.
     pub(super) fn pump(&mut self) -> Result<(), End> {
         for tag in self.tasks.waiting() {
             let Some(task) = self.tasks.get_mut(tag) else { continue };
-            let (serial, attribute) = (task.serial, task.order.attribute);
+            let (serial, order) = (task.serial, task.order);
             match &task.state {
                 State::Ready(data) => {
-                    let charge = charge(&task.order, data.len());
-                    if self.tasks.bytes_executing() < self.limits.bytes_executing
-                        && self.tasks.may_run(serial, attribute)
+                    let charge = charge(&order, data.len());
+                    if self.may_execute(&order)
+                        && self.tasks.may_run(serial, order.attribute)
                         && let Some((order, serial, _, data)) = self.tasks.start(tag, charge)
                     {
                         self.hand_over(&order, serial, data);

@@ -76,9 +76,10 @@ impl Session<'_> {
 
     /// Sends R2Ts, as many as are allowed, once there is room for all of the task's data.
     pub(super) fn ask_for_data(&mut self, tag: u32) -> Result<(), End> {
-        let has_room = self.tasks.bytes_collected() < self.limits.bytes_collected;
+        let counted = self.tasks.collected();
         let Some(task) = self.tasks.get_mut(tag) else { return Ok(()) };
         let wanted = task.order.wanted();
+        let has_room = counted.admits(task.order.expected.needs_room, self.limits.bytes_collected);
         let State::Collecting(collecting) = &mut task.state else { return Ok(()) };
         if !collecting.admitted {
             if !has_room {

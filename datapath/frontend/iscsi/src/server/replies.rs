@@ -258,7 +258,7 @@ mod tests {
             write,
             announced,
             announced_read,
-            expected: Expected { data_out_bytes, data_in_bytes: 0 },
+            expected: Expected { data_out_bytes, ..Expected::default() },
             immediate: false,
         };
         let of = |order: Order, data_in| {

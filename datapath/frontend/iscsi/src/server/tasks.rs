@@ -6,6 +6,9 @@
 //! | ready | earlier ordered tasks, or room in `bytes_executing` | running |
 //! | running | the device | answered and gone |
 //!
+//! What waits for room on the disk may wait for long. So reads, and the unmaps that make room, have a quarter of each limit of bytes
+//! besides ([`Counted::admits`]).
+//!
 //! Tasks are numbered in the order in which they came. Those that do not run yet are also listed by that number, for the order
 //! that ordered tasks demand.
 
@@ -134,6 +137,36 @@ pub(super) struct Task {
     pub(super) collected: u64,
 }
 
+/// Bytes that count against a limit.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Counted {
+    all: u64,
+    /// Of which: of tasks that need no room on the disk.
+    others: u64,
+}
+
+impl Counted {
+    /// Whether one more task may count here.
+    #[inline]
+    pub(super) fn admits(self, needs_room: bool, limit: u64) -> bool {
+        self.all < limit || (!needs_room && (self.others == 0 || self.others < limit / 4))
+    }
+
+    fn add(&mut self, order: &Order, bytes: u64) {
+        self.all = self.all.saturating_add(bytes);
+        if !order.expected.needs_room {
+            self.others = self.others.saturating_add(bytes);
+        }
+    }
+
+    fn remove(&mut self, order: &Order, bytes: u64) {
+        self.all = self.all.saturating_sub(bytes);
+        if !order.expected.needs_room {
+            self.others = self.others.saturating_sub(bytes);
+        }
+    }
+}
+
 /// All tasks of a session, and what they count.
 #[derive(Default)]
 pub(super) struct Tasks {
@@ -144,8 +177,8 @@ pub(super) struct Tasks {
     ordered: VecDeque<u64>,
     last_serial: u64,
     running: usize,
-    bytes_collected: u64,
-    bytes_executing: u64,
+    collected: Counted,
+    executing: Counted,
 }
 
 impl Tasks {
@@ -173,12 +206,22 @@ impl Tasks {
         self.waiting.is_empty()
     }
 
-    pub(super) fn bytes_collected(&self) -> u64 {
-        self.bytes_collected
+    pub(super) fn collected(&self) -> Counted {
+        self.collected
     }
 
+    pub(super) fn executing(&self) -> Counted {
+        self.executing
+    }
+
+    #[cfg(any(test, feature = "fuzzing"))]
+    pub(super) fn bytes_collected(&self) -> u64 {
+        self.collected.all
+    }
+
+    #[cfg(any(test, feature = "fuzzing"))]
     pub(super) fn bytes_executing(&self) -> u64 {
-        self.bytes_executing
+        self.executing.all
     }
 
     pub(super) fn get_mut(&mut self, tag: u32) -> Option<&mut Task> {
@@ -203,7 +246,7 @@ impl Tasks {
     /// Adds a task that runs.
     pub(super) fn add_running(&mut self, order: Order, serial: u64, charge: u64) {
         self.running = self.running.saturating_add(1);
-        self.bytes_executing = self.bytes_executing.saturating_add(charge);
+        self.executing.add(&order, charge);
         let task = Task { order, serial, state: State::Running(charge), r2ts: 0, collected: 0 };
         self.by_tag.insert(order.tag, task);
     }
@@ -212,7 +255,7 @@ impl Tasks {
     pub(super) fn charge_collected(&mut self, tag: u32, bytes: u64) {
         if let Some(task) = self.by_tag.get_mut(&tag) {
             task.collected = task.collected.saturating_add(bytes);
-            self.bytes_collected = self.bytes_collected.saturating_add(bytes);
+            self.collected.add(&task.order, bytes);
         }
     }
 
@@ -236,10 +279,10 @@ impl Tasks {
         let State::Ready(data) = &mut task.state else { return None };
         let data = std::mem::take(data);
         task.state = State::Running(charge);
-        self.bytes_collected = self.bytes_collected.saturating_sub(task.collected);
+        self.collected.remove(&task.order, task.collected);
         task.collected = 0;
         self.running = self.running.saturating_add(1);
-        self.bytes_executing = self.bytes_executing.saturating_add(charge);
+        self.executing.add(&task.order, charge);
         let started = (task.order, task.serial, task.r2ts, data);
         let serial = task.serial;
         self.stop_waiting(serial);
@@ -249,10 +292,10 @@ impl Tasks {
     /// Forgets a task.
     pub(super) fn remove(&mut self, tag: u32) -> Option<Task> {
         let task = self.by_tag.remove(&tag)?;
-        self.bytes_collected = self.bytes_collected.saturating_sub(task.collected);
+        self.collected.remove(&task.order, task.collected);
         if let State::Running(charge) = task.state {
             self.running = self.running.saturating_sub(1);
-            self.bytes_executing = self.bytes_executing.saturating_sub(charge);
+            self.executing.remove(&task.order, charge);
         } else {
             self.stop_waiting(task.serial);
         }
@@ -288,7 +331,7 @@ mod tests {
             write: true,
             announced: 1000,
             announced_read: None,
-            expected: Expected { data_out_bytes: 4096, data_in_bytes: 0 },
+            expected: Expected { data_out_bytes: 4096, data_in_bytes: 0, needs_room: true },
             immediate: false,
         }
     }
@@ -324,6 +367,21 @@ mod tests {
         assert_eq!(write.takes(), 0);
         assert_eq!(Order { read: true, write: false, ..write }.takes(), 1000);
         assert_eq!(Order { read: true, announced_read: Some(7), ..write }.takes(), 7);
+    }
+
+    #[test]
+    fn what_waits_for_room_leaves_a_quarter_to_the_rest() {
+        let write = order(1, Attribute::Simple);
+        let read = Order { expected: Expected { needs_room: false, ..write.expected }, ..write };
+        let mut counted = Counted::default();
+        counted.add(&write, 800);
+        assert!(!counted.admits(true, 800) && counted.admits(false, 800));
+        counted.add(&read, 200);
+        assert!(!counted.admits(false, 800));
+        counted.remove(&read, 200);
+        assert!(counted.admits(false, 1), "one always may");
+        counted.remove(&write, 800);
+        assert_eq!(counted, Counted::default());
     }
 
     #[test]

@@ -158,8 +158,8 @@ impl Model {
 
     /// Has a task carried out, if there is room.
     fn start(&mut self, place: usize) {
-        let executing: u64 = self.running().map(|task| task.counts).sum();
-        if executing >= self.limits.bytes_executing {
+        let needs_room = self.tasks[place].moves.needs_room;
+        if !admits(self.running(), needs_room, self.limits.bytes_executing) {
             return;
         }
         let (cdb, attribute) = (self.tasks[place].cdb, self.tasks[place].attribute);
@@ -275,9 +275,9 @@ impl Model {
     }
 
     fn ask(&mut self, place: usize) {
-        let collected: u64 = self.waiting().map(|task| task.counts).sum();
+        let needs_room = self.tasks[place].moves.needs_room;
         let limits = (u64::from(self.agreed.max_burst_bytes), usize::from(self.agreed.outstanding_r2t));
-        let has_room = collected < self.limits.bytes_collected;
+        let has_room = admits(self.waiting(), needs_room, self.limits.bytes_collected);
         let task = &mut self.tasks[place];
         let wanted = task.wanted();
         let has = u64::try_from(task.data.len()).unwrap_or(0);
@@ -371,6 +371,16 @@ impl Work {
     fn announced_out(&self) -> u64 {
         if self.write { u64::from(self.announced) } else { 0 }
     }
+}
+
+/// Whether a limit of bytes lets another task count; one that stores nothing may use a quarter more with its like, or be alone.
+fn admits<'a>(counted: impl Iterator<Item = &'a Work>, needs_room: bool, limit: u64) -> bool {
+    let (mut all, mut others) = (0, 0);
+    for task in counted {
+        all += task.counts;
+        others += if task.moves.needs_room { 0 } else { task.counts };
+    }
+    all < limit || !needs_room && (others < limit / 4 || others == 0)
 }
 
 /// Flags and count of what was announced but not moved, or the other way round.
