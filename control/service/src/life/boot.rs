@@ -56,6 +56,7 @@ impl Service {
         let disks = self.db().read().await?.kept_disks().of_machine(record.uuid).await?;
         let find = |purpose| disks.iter().find(|disk| disk.purpose == purpose).cloned();
         if let Some(edit) = find(Purpose::Edit) {
+            self.not_sealed_yet(record, &edit, actor).await?;
             let cache = cache_of_edit(record.cache);
             return self.boot_kept(record, edit, cache).await;
         }
@@ -73,6 +74,23 @@ impl Service {
         repo.kept_disks().add(&kept).await?;
         repo.save().await?;
         Ok(Boot { version, cache: record.cache, kept: Some(kept), begun: true })
+    }
+
+    /// Refuses the disk of an edit that a version was made of, and ends the edit: what the machine would write to it from
+    /// now on is in no version. The caller holds the machine's lock.
+    async fn not_sealed_yet(
+        &self,
+        record: &MachineRecord,
+        edit: &KeptDisk,
+        actor: &Actor,
+    ) -> Result<(), LifeError> {
+        if self.is_sealing(edit.id) {
+            return Err(LifeError::Sealing { what: "start", machine: record.name.clone() });
+        }
+        let Some(version) = self.sealed_from(edit).await? else { return Ok(()) };
+        self.end_edit(edit, &record.name, &version, actor).await?;
+        let version = format!("{}@{}", version.image, version.number);
+        Err(LifeError::EditOver { machine: record.name.clone(), image: edit.image.clone(), version })
     }
 
     async fn boot_kept(

@@ -5,8 +5,9 @@
 //!   seal     machine off -> version made of the disk -> forgotten in the database -> files removed
 //!   discard  machine off ->                             forgotten in the database -> files removed
 //! ```
-//! A daemon that dies between the second and the third step of a seal leaves a version *and* an edit. The version's
-//! source names the disk, and so the next daemon knows, and goes on.
+//! A daemon that dies between the second and the third step of a seal, or whose database fails there, leaves a version
+//! *and* an edit. The version's source names the disk: the next daemon, seal or start knows, and goes on. The disk is not
+//! booted again, as what it would take from then on is in no version.
 
 use headwater_api::name::ImageRef;
 use headwater_api::{Channel, ImageVersion};

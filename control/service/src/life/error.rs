@@ -85,6 +85,25 @@ pub enum LifeError {
         /// The machine.
         machine: String,
     },
+    /// The version was made, and the edit is still noted.
+    #[error("sealed as {version}, but the edit could not be ended")]
+    EditStays {
+        /// The version, as `IMAGE@NUMBER`.
+        version: String,
+        /// Why.
+        #[source]
+        source: Box<LifeError>,
+    },
+    /// Its edit was sealed, and ended only now.
+    #[error("cannot start machine '{machine}' on the private disk of its edit: that was sealed as {version}")]
+    EditOver {
+        /// The machine.
+        machine: String,
+        /// The image.
+        image: String,
+        /// The version, as `IMAGE@NUMBER`.
+        version: String,
+    },
     /// The daemon stops and starts nothing any more.
     #[error("cannot start machine '{0}': the daemon is stopping")]
     Stopping(String),
@@ -124,7 +143,9 @@ impl Explain for LifeError {
             | Self::StillOn { .. }
             | Self::Edits { .. }
             | Self::Held { .. }
-            | Self::Sealing { .. } => ProblemKind::Conflict,
+            | Self::Sealing { .. }
+            | Self::EditOver { .. } => ProblemKind::Conflict,
+            Self::EditStays { source, .. } => source.kind(),
             Self::NoEdit { .. } => ProblemKind::NotFound,
             Self::Stopping(_) => ProblemKind::Unavailable,
             Self::Backend { source, .. } | Self::Leftovers(_, source) => source.kind(),
@@ -153,6 +174,14 @@ impl Explain for LifeError {
                 Some(format!("'headwater image edit {image} --machine MACHINE' begins an edit"))
             }
             Self::Sealing { .. } => Some("try again when it is made".to_owned()),
+            Self::EditStays { .. } => Some(
+                "it is ended by the next seal of the image, the next start of its machine or the next start of the daemon"
+                    .to_owned(),
+            ),
+            Self::EditOver { machine, image, .. } => Some(format!(
+                "the edit is over now: 'headwater image edit {image} --machine {machine}' begins another, 'headwater \
+                 machine start {machine}' starts without one"
+            )),
             Self::NotOn { machine, .. } => Some(format!("start it: 'headwater machine start {machine}'")),
             Self::Backend { source, .. } | Self::Leftovers(_, source) => source.advice().map(str::to_owned),
             Self::Reference { .. } | Self::Stopping(_) | Self::Db(_) => None,

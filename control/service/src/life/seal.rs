@@ -49,7 +49,10 @@ impl Service {
                 (outcome.version, outcome.changed_bytes)
             }
         };
-        self.end_edit(&edit, &record.name, &version, actor).await?;
+        self.end_edit(&edit, &record.name, &version, actor).await.map_err(|e| LifeError::EditStays {
+            version: format!("{}@{}", version.image, version.number),
+            source: Box::new(e),
+        })?;
         drop(guard);
         tracing::info!(image, version = version.number, actor = %actor.0, "sealed");
         Ok(Sealed { version, parent: edit.below(), changed_bytes, pause: None })

@@ -207,6 +207,34 @@ async fn a_daemon_that_dies_between_version_and_end_of_an_edit_is_made_up_for() 
 }
 
 #[tokio::test]
+async fn a_disk_that_was_sealed_takes_no_more_work_where_its_edit_could_not_be_ended() {
+    let fixture = Fixture::new().await;
+    let edit = fixture.edit().await;
+    fixture.start().await.unwrap();
+    fixture.stop().await;
+    fixture.host.seals_wait.store(true, Ordering::SeqCst);
+    let sealing = tokio::spawn({
+        let service = fixture.service.clone();
+        async move { service.seal_edit("image", String::new(), &Actor::daemon(), Arc::default()).await }
+    });
+    fixture.host.seal_waits.notified().await;
+    fixture.db.fails.store(true, Ordering::SeqCst);
+    fixture.host.seal_goes_on.notify_one();
+    let failed = sealing.await.unwrap().unwrap_err();
+    fixture.db.fails.store(false, Ordering::SeqCst);
+    assert!(failed.to_string().contains("sealed as image@2"), "{failed}");
+    assert_eq!(fixture.kept().await, [edit.clone()]);
+
+    let over = fixture.start().await.unwrap_err();
+    assert!(matches!(&over, LifeError::EditOver { version, .. } if version == "image@2"), "{over}");
+    assert_eq!((fixture.host.opened.lock().unwrap().len(), fixture.kept().await), (1, Vec::new()));
+    assert_eq!(*fixture.host.discarded.lock().unwrap(), [edit.id]);
+    assert!(matches!(fixture.seal().await, Err(LifeError::NoEdit { .. })));
+    fixture.start().await.unwrap();
+    assert_eq!(fixture.last_opened(), (None, 2, CacheMode::RamDisk));
+}
+
+#[tokio::test]
 async fn nobody_opens_a_disk_that_a_version_is_being_made_of() {
     let fixture = Fixture::new().await;
     fixture.edit().await;
