@@ -7,6 +7,7 @@ use headwater_api::{MachineState, Wanted};
 use headwater_db::MachineRecord;
 
 use crate::Service;
+use crate::answer::problem;
 use crate::backend::{Disk, DiskRequest, Vm, VmRequest};
 use crate::extract::Actor;
 use crate::life::boot::Boot;
@@ -21,19 +22,26 @@ impl Service {
         if self.active(uuid).is_some() {
             return Ok(record);
         }
-        self.start_locked(record, actor).await
+        self.start_locked(record, actor, Wanted::Stopped).await
     }
 
-    /// Starts a machine that is off; the caller holds its lock.
+    /// Starts a machine that is off; the caller holds its lock. After a failure it is wanted `otherwise`: `Running` where
+    /// the caller goes on trying.
     pub(crate) async fn start_locked(
         &self,
         mut record: MachineRecord,
         actor: &Actor,
+        otherwise: Wanted,
     ) -> Result<MachineRecord, LifeError> {
         if self.is_stopping() {
             return Err(LifeError::Stopping(record.name));
         }
-        let boot = self.what_to_boot(&record, actor).await?;
+        let boot = match self.what_to_boot(&record, actor).await {
+            Ok(boot) => boot,
+            // Refused, and nothing is wrong with the machine.
+            Err(e @ (LifeError::Sealing { .. } | LifeError::EditOver { .. })) => return Err(e),
+            Err(e) => return self.start_failed(record, actor, otherwise, None, e).await,
+        };
         let version = boot.version.clone();
         record.wanted = Wanted::Running;
         record.state = MachineState::Starting;
@@ -48,7 +56,7 @@ impl Service {
             // It takes seconds, and the daemon may have begun to stop meanwhile.
             Ok(active) if self.is_stopping() => {
                 let reason = self.take_down(&record, &active).await;
-                self.start_failed(record, actor, &boot, reason).await
+                self.start_failed(record, actor, Wanted::Stopped, Some(&boot), reason).await
             }
             Ok(active) => {
                 self.active_map().insert(record.uuid, active.clone());
@@ -58,7 +66,7 @@ impl Service {
                 self.watch(record.uuid, record.name.clone(), active);
                 saved.map(|()| record)
             }
-            Err(e) => self.start_failed(record, actor, &boot, e).await,
+            Err(e) => self.start_failed(record, actor, otherwise, Some(&boot), e).await,
         }
     }
 
@@ -66,18 +74,32 @@ impl Service {
         &self,
         mut record: MachineRecord,
         actor: &Actor,
-        boot: &Boot,
+        otherwise: Wanted,
+        boot: Option<&Boot>,
         error: LifeError,
     ) -> Result<MachineRecord, LifeError> {
-        if let (Some(kept), true) = (&boot.kept, boot.begun) {
+        if let Some(Boot { kept: Some(kept), begun: true, .. }) = boot {
             // Else it would tie the machine to a version that it never ran.
             self.forget_kept(kept, None).await?;
         }
+        let why = problem(&error).to_string();
+        let reason = match otherwise {
+            Wanted::Stopped => why.clone(),
+            Wanted::Running => {
+                format!(
+                    "its guest restarted, and it is started again until that works or the daemon ends: {why}"
+                )
+            }
+        };
+        if boot.is_none() && otherwise == Wanted::Running && record.reason.as_ref() == Some(&reason) {
+            // The history has it already.
+            return Err(error);
+        }
         record.state = MachineState::Stopped;
-        record.wanted = Wanted::Stopped;
-        record.reason = Some(crate::answer::problem(&error).to_string());
+        record.wanted = otherwise;
+        record.reason = Some(reason);
         self.remove_sockets(&record.name).await;
-        self.save(&record, actor, "state", format!("the start failed: {error}")).await?;
+        self.save(&record, actor, "state", format!("the start failed: {why}")).await?;
         Err(error)
     }
 

@@ -7,6 +7,7 @@ use headwater_api::{MachineState, Wanted};
 use headwater_db::{MachineRecord, Purpose};
 
 use crate::Service;
+use crate::answer::problem;
 use crate::backend::VmExit;
 use crate::extract::Actor;
 use crate::life::{Active, LifeError, STOP_GRACE_MS};
@@ -30,6 +31,10 @@ impl Service {
         let Some(active) = self.active(uuid) else {
             if record.wanted != Wanted::Stopped {
                 record.wanted = Wanted::Stopped;
+                if record.state == MachineState::Stopped {
+                    // It said that the machine is started again.
+                    record.reason = None;
+                }
                 self.save(&record, actor, "stop", "it was off already").await?;
             }
             return Ok(record);
@@ -71,12 +76,14 @@ impl Service {
             self.save(&record, actor, "reset", "its disk is pristine at its next start").await?;
             return Ok(record);
         };
+        // Where the store does not answer, it is better off as it is.
+        self.version_of("reset", &record, record.reference()).await?;
         self.save(&record, actor, "reset", "its disk is forgotten and it starts again").await?;
         self.kill_locked(&active, &mut record, actor, "reset").await?;
         if let Some(kept) = kept {
             self.forget_kept(&kept, None).await?;
         }
-        self.start_locked(record, actor).await
+        self.start_locked(record, actor, Wanted::Stopped).await
     }
 
     /// Removes a machine that is off; with `force` also one that is on.
@@ -170,7 +177,7 @@ impl Service {
                         return;
                     }
                     if let Err(e) = service.stop(&machine.name, force, &Actor::daemon()).await {
-                        tracing::error!(machine = %machine.name, "{e}");
+                        tracing::error!(machine = %machine.name, "{}", problem(&e));
                     }
                 })
             })

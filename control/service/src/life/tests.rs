@@ -580,3 +580,44 @@ async fn the_logs_of_a_machine_stay_when_it_is_off_and_its_secrets_do_not() {
     left.sort();
     assert_eq!(left, ["console.log", "console.log.old", "qemu.log"]);
 }
+
+#[tokio::test]
+async fn a_guest_that_restarts_while_the_store_is_away_is_started_when_it_is_back() {
+    let fixture = Fixture::new().await;
+    fixture.start().await.unwrap();
+    *fixture.host.unreadable.lock().unwrap() = Some("image".to_owned());
+    // It runs, and stays on: nothing could be started in its place.
+    fixture.service.reset("lab", &Actor::daemon()).await.unwrap_err();
+    assert_eq!((fixture.record().await.state, fixture.open_disks()), (MachineState::Booting, 1));
+
+    fixture.vm().end(VmExit::Rebooted);
+    until("it is said why", async || fixture.record().await.reason.is_some()).await;
+    let record = fixture.record().await;
+    assert_eq!((record.state, record.wanted), (MachineState::Stopped, Wanted::Running));
+    assert!(record.reason.unwrap().contains("not in this test"));
+    *fixture.host.unreadable.lock().unwrap() = None;
+    until("it has started", async || fixture.host.vms.lock().unwrap().len() == 2).await;
+    until("its start is over", async || fixture.record().await.state == MachineState::Booting).await;
+    assert_eq!(fixture.record().await.reason, None);
+
+    // Nobody starts one that is not wanted any more.
+    *fixture.host.unreadable.lock().unwrap() = Some("image".to_owned());
+    fixture.vm().end(VmExit::Rebooted);
+    until("it is said why", async || fixture.record().await.reason.is_some()).await;
+    fixture.service.stop("lab", false, &Actor::daemon()).await.unwrap();
+    *fixture.host.unreadable.lock().unwrap() = None;
+    let record = fixture.record().await;
+    fixture.service.start_if_wanted(record.uuid, "lab").await.unwrap();
+    assert_eq!((record.wanted, record.reason), (Wanted::Stopped, None));
+    assert_eq!(fixture.host.vms.lock().unwrap().len(), 2);
+}
+
+#[tokio::test]
+async fn a_start_that_finds_no_version_says_why_in_the_machine() {
+    let fixture = Fixture::new().await;
+    fixture.host.versions.lock().unwrap().clear();
+    fixture.start().await.unwrap_err();
+    let record = fixture.record().await;
+    assert_eq!((record.state, record.wanted), (MachineState::Stopped, Wanted::Stopped));
+    assert!(record.reason.unwrap().contains("there is no image"));
+}

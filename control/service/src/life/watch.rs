@@ -4,15 +4,21 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use headwater_api::{MachineState, Wanted};
+use headwater_db::MachineRecord;
 use uuid::Uuid;
 
 use crate::Service;
+use crate::answer::problem;
 use crate::backend::VmExit;
 use crate::extract::Actor;
 use crate::life::{Active, LifeError};
 
 /// How often a guest that restarted looks whether the version of its disk is made.
 const SEALING_LOOK: Duration = Duration::from_millis(200);
+
+/// How long after its guest restarted a machine that did not start is started again, at first and at most.
+const AGAIN_FIRST: Duration = Duration::from_secs(1);
+const AGAIN_MOST: Duration = Duration::from_secs(60);
 
 impl Service {
     /// Watches until the VM ends.
@@ -23,13 +29,16 @@ impl Service {
                 exit = active.vm.exited() => exit,
                 () = active.vm.booted() => {
                     if let Err(e) = service.has_booted(uuid, &name, &active).await {
-                        tracing::error!(machine = %name, "cannot note that it has booted: {e}");
+                        tracing::error!(machine = %name, "cannot note that it has booted: {}", problem(&e));
                     }
                     active.vm.exited().await
                 }
             };
-            if let Err(e) = service.has_ended(uuid, &name, &active, exit).await {
-                tracing::error!(machine = %name, "cannot note that it ended: {e}");
+            let restarted = exit == VmExit::Rebooted;
+            match service.has_ended(uuid, &name, &active, exit).await {
+                Ok(()) => {}
+                Err(e) if restarted => service.start_again(uuid, &name, e).await,
+                Err(e) => tracing::error!(machine = %name, "cannot note that it ended: {}", problem(&e)),
             }
         });
     }
@@ -87,7 +96,7 @@ impl Service {
                 while kept.iter().any(|disk| self.is_sealing(disk.id)) && !self.is_stopping() {
                     tokio::time::sleep(SEALING_LOOK).await;
                 }
-                self.start_locked(record, &daemon).await.map(drop)
+                self.start_locked(record, &daemon, Wanted::Running).await.map(drop)
             }
             VmExit::Killed => {
                 let reason = Some("it was ended".to_owned());
@@ -97,6 +106,40 @@ impl Service {
                 let detail = reason.clone();
                 self.switched_off(&mut record, &daemon, MachineState::Crashed, Some(reason), detail).await
             }
+        }
+    }
+
+    /// Goes on starting a machine whose guest restarted, for as long as it is wanted: the store may only be away.
+    async fn start_again(&self, uuid: Uuid, name: &str, mut error: LifeError) {
+        let mut pause = AGAIN_FIRST;
+        while !self.is_stopping() {
+            tracing::error!(machine = %name, "its guest restarted, and it is not on again: {}", problem(&error));
+            tokio::time::sleep(pause).await;
+            pause = pause.saturating_mul(2).min(AGAIN_MOST);
+            match self.start_if_wanted(uuid, name).await {
+                Ok(()) => return,
+                Err(e) => error = e,
+            }
+        }
+    }
+
+    pub(super) async fn start_if_wanted(&self, uuid: Uuid, name: &str) -> Result<(), LifeError> {
+        let is_wanted = |record: &MachineRecord| {
+            record.uuid == uuid
+                && record.wanted == Wanted::Running
+                && record.state == MachineState::Stopped
+                && self.active(uuid).is_none()
+        };
+        let found = self.db().read().await?.machines().by_name(name).await?;
+        if !found.as_ref().is_some_and(is_wanted) {
+            return Ok(());
+        }
+        let _turn = self.lock(uuid).await;
+        // Again, now that nobody else changes it.
+        let found = self.db().read().await?.machines().by_name(name).await?;
+        match found.filter(is_wanted) {
+            Some(record) => self.start_locked(record, &Actor::daemon(), Wanted::Running).await.map(drop),
+            None => Ok(()),
         }
     }
 
