@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 use tokio::io::{AsyncBufRead, AsyncBufReadExt, AsyncWriteExt, BufReader};
 use tokio::net::UnixStream;
 use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
-use tokio::sync::{broadcast, oneshot};
+use tokio::sync::{broadcast, oneshot, watch};
 use tokio::task::JoinHandle;
 
 use crate::error::{Error, Result};
@@ -49,6 +49,8 @@ pub struct Qmp {
     events: broadcast::Sender<Event>,
     next_id: AtomicU64,
     reader: JoinHandle<()>,
+    /// Its sender is the reader's, and goes with it.
+    reading: watch::Receiver<()>,
 }
 
 impl Qmp {
@@ -70,13 +72,19 @@ impl Qmp {
         }
         let waiting: Arc<Waiting> = Arc::new(Mutex::new(Some(HashMap::new())));
         let (events, _) = broadcast::channel(EVENT_BACKLOG);
-        let reader = tokio::spawn(dispatch(read, Arc::clone(&waiting), events.clone()));
+        let (until_ended, reading) = watch::channel(());
+        let dispatching = dispatch(read, Arc::clone(&waiting), events.clone());
+        let reader = tokio::spawn(async move {
+            dispatching.await;
+            drop(until_ended);
+        });
         let qmp = Self {
             writer: tokio::sync::Mutex::new(write),
             waiting,
             events,
             next_id: AtomicU64::new(1),
             reader,
+            reading,
         };
         qmp.execute("qmp_capabilities", json!({})).await?;
         Ok(qmp)
@@ -85,6 +93,13 @@ impl Qmp {
     /// The events from now on.
     pub fn events(&self) -> broadcast::Receiver<Event> {
         self.events.subscribe()
+    }
+
+    /// Waits until the connection has ended: receivers then have all events that were ever sent.
+    pub async fn ended(&self) {
+        let mut reading = self.reading.clone();
+        // Nothing is ever sent, so this is the sender's end.
+        let _ = reading.changed().await;
     }
 
     /// Carries a command out and returns what QEMU answered.

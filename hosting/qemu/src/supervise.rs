@@ -31,6 +31,10 @@ const PING_PATIENCE: Duration = Duration::from_secs(5);
 /// Pause between two pings.
 const PING_PAUSE: Duration = Duration::from_millis(500);
 
+/// How long the monitor's connection may outlive QEMU. What it sent last lies in the socket, so it takes no time;
+/// a child of QEMU's could hold the other end open.
+const LAST_EVENTS_PATIENCE: Duration = Duration::from_secs(2);
+
 /// How often a machine's disk errors are logged. A guest retries a bad block for ever.
 const DISK_ERROR_INTERVAL: Duration = Duration::from_secs(10);
 
@@ -154,9 +158,16 @@ impl Supervisor {
                 _ = tick.tick() => self.tick(),
             }
         };
-        // The reason of the shutdown may have arrived together with the end.
-        while let Ok(event) = events.try_recv() {
-            self.hear(&event);
+        // The end may be seen before the reader has taken the last event, the reason of the shutdown, from the socket.
+        if tokio::time::timeout(LAST_EVENTS_PATIENCE, self.monitor.ended()).await.is_err() {
+            tracing::warn!(machine = self.name, "QEMU ended and its monitor's connection did not");
+        }
+        loop {
+            match events.try_recv() {
+                Ok(event) => self.hear(&event),
+                Err(broadcast::error::TryRecvError::Lagged(_)) => {}
+                Err(_) => break,
+            }
         }
         self.agent_answers.abort();
         self.finish(status);
@@ -389,6 +400,44 @@ mod tests {
         assert_eq!(exit_reason(false, true, false, None), Crashed);
         assert_eq!(exit_reason(true, false, false, Some("host-signal")), Crashed);
         assert_eq!(exit_reason(true, false, false, None), Crashed);
+    }
+
+    /// A stand-in for the monitor, since it is to be late and QEMU's seldom is.
+    #[tokio::test]
+    async fn the_reason_of_a_shutdown_may_be_read_after_the_end_of_qemu() {
+        use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader};
+
+        let dir = tempfile::tempdir().unwrap();
+        let files = RunFiles::new(dir.path());
+        let listener = tokio::net::UnixListener::bind(files.monitor_socket()).unwrap();
+        let (ended, told_late) = tokio::sync::oneshot::channel::<()>();
+        tokio::spawn(async move {
+            let mut stream = BufReader::new(listener.accept().await.unwrap().0);
+            stream.write_all(b"{\"QMP\":{}}\n").await.unwrap();
+            stream.read_line(&mut String::new()).await.unwrap();
+            stream.write_all(b"{\"return\":{},\"id\":1}\n").await.unwrap();
+            told_late.await.unwrap();
+            // The supervisor is to see the end of the process first.
+            tokio::time::sleep(Duration::from_millis(500)).await;
+            let event = br#"{"event":"SHUTDOWN","data":{"guest":true,"reason":"guest-reset"}}"#;
+            stream.write_all(event).await.unwrap();
+            stream.write_all(b"\n").await.unwrap();
+        });
+        let monitor = Arc::new(Qmp::connect(&files.monitor_socket()).await.unwrap());
+        let child = tokio::process::Command::new("true").spawn().unwrap();
+        let (_orders, orders) = mpsc::unbounded_channel();
+        let mut state = Supervisor::spawn(Parts {
+            name: "late".into(),
+            child,
+            started: Instant::now(),
+            agent: Arc::new(Agent::new(&files.agent_socket())),
+            files,
+            monitor,
+            orders,
+        });
+        ended.send(()).unwrap();
+        let state = state.wait_for(|state| state.phase == Phase::Exited).await.unwrap();
+        assert_eq!(state.exit.as_ref().unwrap().reason, ExitReason::Rebooted);
     }
 
     #[test]
