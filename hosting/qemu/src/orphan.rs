@@ -6,9 +6,13 @@
 //! so processes without one are looked for by the command line alone, which names a directory that only
 //! the one daemon that holds the data directory's lock starts machines in.
 
-use std::ffi::OsStr;
+use std::collections::HashSet;
+use std::ffi::{OsStr, OsString};
+use std::fs::DirEntry;
 use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
+use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
 use crate::error::{Error, Result};
@@ -18,6 +22,9 @@ use crate::spec::{RunFiles, socket_chardev};
 /// How long an orphan may take to end by itself. Its disk is gone with the daemon, so there is nothing
 /// that it could still save.
 const GRACE: Duration = Duration::from_secs(2);
+
+/// How long looking at one process may take.
+const LOOK_PATIENCE: Duration = Duration::from_secs(1);
 
 /// An orphan that was found.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -48,42 +55,104 @@ fn sweep(run_root: &Path) -> std::io::Result<Vec<Orphan>> {
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(orphans),
         other => other?,
     };
+    let mut machines = Vec::new();
     for entry in entries {
         let entry = entry?;
-        if !entry.file_type()?.is_dir() {
-            continue;
+        if entry.file_type()?.is_dir() {
+            let files = RunFiles::new(&entry.path());
+            let line = std::fs::read_to_string(files.pid_file()).ok();
+            let named = line.and_then(|line| ProcessId::from_line(&line));
+            machines.push((files, named));
         }
-        let files = RunFiles::new(&entry.path());
-        for process in find(&files) {
-            let ended = process.end(GRACE)?;
-            tracing::warn!(pid = process.pid, run_dir = %files.dir.display(), ended, "ended a left-over QEMU");
-            orphans.push(Orphan { run_dir: files.dir.clone(), pid: process.pid, ended });
+    }
+    if machines.is_empty() {
+        return Ok(orphans);
+    }
+    let named: HashSet<u32> = machines.iter().filter_map(|(_, named)| named.map(|it| it.pid)).collect();
+    let Seen { processes, skipped } = look_at_processes(&named);
+    for (files, named) in machines {
+        let marker = socket_chardev("qmp", &files.monitor_socket());
+        let is_ours = |seen: &&Process| {
+            let known = seen.is_emulator || named == Some(seen.id);
+            known && seen.command_line.iter().any(|argument| argument == OsStr::new(&marker))
+        };
+        for Process { id, .. } in processes.iter().filter(is_ours) {
+            let ended = id.end(GRACE)?;
+            tracing::warn!(pid = id.pid, run_dir = %files.dir.display(), ended, "ended a left-over QEMU");
+            orphans.push(Orphan { run_dir: files.dir.clone(), pid: id.pid, ended });
+        }
+        if let Some(stuck) = named.filter(|named| skipped.contains(&named.pid)) {
+            // It may be the machine's, and cannot be asked.
+            orphans.push(Orphan { run_dir: files.dir.clone(), pid: stuck.pid, ended: false });
+            continue;
         }
         remove_leftovers(&files)?;
     }
     Ok(orphans)
 }
 
-/// The processes that belong to a run directory: the one of the pid file first.
-fn find(files: &RunFiles) -> Vec<ProcessId> {
-    let marker = socket_chardev("qmp", &files.monitor_socket());
-    let is_ours = |process: &ProcessId| {
-        process.command_line().is_some_and(|line| line.iter().any(|argument| argument == OsStr::new(&marker)))
-    };
-    let named = std::fs::read_to_string(files.pid_file())
-        .ok()
-        .and_then(|line| ProcessId::from_line(&line))
-        .filter(is_ours);
-    let mut found: Vec<ProcessId> = named.into_iter().collect();
-    let all = std::fs::read_dir("/proc").into_iter().flatten().flatten();
-    for entry in all {
-        let Some(pid) = entry.file_name().to_str().and_then(|name| name.parse().ok()) else { continue };
-        if !is_emulator(pid) || found.iter().any(|process| process.pid == pid) {
-            continue;
+/// A process that may be a machine's.
+struct Process {
+    id: ProcessId,
+    is_emulator: bool,
+    command_line: Vec<OsString>,
+}
+
+/// What was found out about all processes of the host.
+struct Seen<T> {
+    processes: Vec<T>,
+    /// Those that could not be looked at in time.
+    skipped: Vec<u32>,
+}
+
+/// Looks at the QEMUs of this host, and at the processes that pid files name, once for all machines.
+fn look_at_processes(named: &HashSet<u32>) -> Seen<Process> {
+    let number = |entry: DirEntry| entry.file_name().to_str().and_then(|name| name.parse().ok());
+    let pids = std::fs::read_dir("/proc").into_iter().flatten().flatten().filter_map(number).collect();
+    let user = rustix::process::geteuid();
+    let named = named.clone();
+    look_at_all(pids, move |pid| {
+        // Those of others are none that this user could have started, or could end.
+        let owner = std::fs::metadata(format!("/proc/{pid}")).ok()?.uid();
+        if !user.is_root() && owner != user.as_raw() {
+            return None;
         }
-        found.extend(ProcessId::of(pid).filter(is_ours));
+        let is_emulator = is_emulator(pid);
+        if !is_emulator && !named.contains(&pid) {
+            return None;
+        }
+        let id = ProcessId::of(pid)?;
+        Some(Process { id, is_emulator, command_line: id.command_line()? })
+    })
+}
+
+/// Looks at all, and skips those at which it takes too long: what is stuck in the kernel can hold whoever looks at it
+/// for as long. The thread that does stays behind until then.
+fn look_at_all<T: Send + 'static>(
+    pids: Vec<u32>,
+    look: impl Fn(u32) -> Option<T> + Send + Sync + 'static,
+) -> Seen<T> {
+    let look = Arc::new(look);
+    let mut seen = Seen { processes: Vec::new(), skipped: Vec::new() };
+    let mut rest = pids;
+    while !rest.is_empty() {
+        let (tell, told) = mpsc::channel();
+        let (looking, there) = (Arc::clone(&look), rest.clone());
+        std::thread::spawn(move || there.into_iter().all(|pid| tell.send(looking(pid)).is_ok()));
+        let mut done = 0;
+        while let Some(&pid) = rest.get(done) {
+            done += 1;
+            if let Ok(found) = told.recv_timeout(LOOK_PATIENCE) {
+                seen.processes.extend(found);
+                continue;
+            }
+            tracing::warn!(pid, "skipped a process that cannot be looked at: it seems to be stuck in the kernel");
+            seen.skipped.push(pid);
+            break;
+        }
+        rest.drain(..done);
     }
-    found
+    seen
 }
 
 /// Whether the program of a process is a QEMU, so that an editor or a shell whose command line quotes
@@ -103,4 +172,22 @@ pub(crate) fn remove_leftovers(files: &RunFiles) -> std::io::Result<()> {
         }
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_process_that_is_stuck_is_skipped_and_the_others_are_looked_at() {
+        let (_held, stuck) = mpsc::channel::<()>();
+        let stuck = std::sync::Mutex::new(stuck);
+        let seen = look_at_all(vec![1, 2, 3, 4], move |pid| {
+            if pid == 2 {
+                let _ = stuck.lock().unwrap().recv();
+            }
+            (pid != 4).then_some(pid)
+        });
+        assert_eq!((seen.processes, seen.skipped), (vec![1, 3], vec![2]));
+    }
 }
