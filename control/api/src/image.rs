@@ -3,6 +3,7 @@
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
+use crate::Problem;
 use crate::maintenance::Edit;
 
 /// One immutable state of an image.
@@ -136,6 +137,9 @@ pub struct Image {
 pub struct ImageList {
     /// Ordered by name.
     pub images: Vec<Image>,
+    /// Why other images are missing here: their lists of versions are damaged or of a later release.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub unreadable: Vec<Problem>,
 }
 
 /// What to import, and under which name.

@@ -5,20 +5,20 @@ use headwater_db::DbError;
 
 use crate::Service;
 use crate::answer::problem;
-use crate::backend::Promotion;
+use crate::backend::{Promoted, Promotion};
 use crate::extract::Actor;
 
 impl Service {
     /// Carries out the promotions whose time has come, by the clock as it is now: one whose time passed while
     /// no daemon ran is made up for, and a clock that is set back undoes nothing.
     pub(crate) async fn promote_due(&self) {
-        let done = match self.images().promote_due(self.now_ms()).await {
-            Ok(done) => done,
-            Err(e) => {
-                tracing::error!("cannot carry out the promotions that are due: {}", problem(&e));
-                return;
-            }
+        let Promoted { done, failed } = match self.images().promote_due(self.now_ms()).await {
+            Ok(promoted) => promoted,
+            Err(e) => Promoted { done: Vec::new(), failed: vec![e] },
         };
+        for e in failed {
+            tracing::error!("cannot carry out the promotions that are due: {}", problem(&e));
+        }
         for (promotion, before) in done {
             let detail = format!("{}, as {} asked", moved(&promotion, before), promotion.author);
             let noted = self.image_changed(&Actor::daemon(), &promotion.image, "promoted", detail).await;

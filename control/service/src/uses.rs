@@ -63,8 +63,7 @@ impl Service {
 
 /// The channels that point, or will point, to a version.
 async fn channels_of(service: &Service, version: &ImageVersion) -> Result<Vec<String>, BackendError> {
-    let images = service.images().list().await?;
-    let image = images.into_iter().find(|image| image.name == version.image);
+    let image = service.images().image(&version.image).await?;
     let now = version.channels.iter().filter(|channel| **channel != Channel::Maintenance);
     let now = now.map(|channel| format!("channel {channel} points to it"));
     let later = image.into_iter().flat_map(|image| image.scheduled);

@@ -11,7 +11,7 @@ use crate::units::usize_of_u32;
 use crate::verify::Verified;
 
 /// The versions of a store, as `IMAGE@NUMBER`, that hold one of the chunks or objects which were found damaged. One whose
-/// manifest cannot be read is left out: it is damaged in its own way.
+/// manifest or whose image's list cannot be read is left out: it is damaged in its own way.
 pub fn versions_touched(
     store: &dyn Store,
     found: &Verified,
@@ -25,7 +25,7 @@ pub fn versions_touched(
     // Versions with the same contents have one manifest.
     let mut known: HashMap<Hash, bool> = HashMap::new();
     let mut touched = Vec::new();
-    for image in store.images()? {
+    for image in store.listed()?.images {
         for version in &image.versions {
             cancel.check("the search for versions that are touched")?;
             let holds = *known.entry(version.manifest).or_insert_with(|| {

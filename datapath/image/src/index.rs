@@ -52,7 +52,7 @@ pub(crate) struct ChunkIndex {
 }
 
 impl ChunkIndex {
-    /// Reads all manifests. One that cannot be read is left out: then its chunks are stored once more.
+    /// Reads all manifests. One that cannot be read is left out, as is an image whose list of versions is damaged: then its chunks are stored once more.
     pub(crate) fn build(store: &dyn Store) -> Result<Self, ImageError> {
         let mut index = Self {
             objects: Vec::new(),
@@ -61,7 +61,11 @@ impl ChunkIndex {
             others: HashTable::default(),
         };
         let mut seen: HashTable<()> = HashTable::default();
-        for image in store.images()? {
+        let listed = store.listed()?;
+        for (image, error) in listed.unreadable {
+            tracing::warn!(%image, %error, "its chunks are not shared");
+        }
+        for image in listed.images {
             for version in &image.versions {
                 if seen.insert(version.manifest, ()).is_some() {
                     continue;

@@ -42,7 +42,8 @@ pub fn repair_manifest(
     let Err(found) = store.manifest(manifest) else { return Ok(false) };
     let found = ImageError::from(found);
     // One of a version that was removed meanwhile must not come back.
-    let is_listed = store.images()?.iter().any(|image| image.versions.iter().any(|v| v.manifest == manifest));
+    let is_listed =
+        store.listed()?.images.iter().any(|image| image.versions.iter().any(|v| v.manifest == manifest));
     if !is_listed {
         return Err(found);
     }

@@ -5,8 +5,8 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use headwater_store::{
-    Check, Hash, Image, ImageName, MANIFEST_MAX_BYTES, Object, Pin, Publication, Removed, Store, StoreError,
-    StoreErrorKind, TRACE_MAX_BYTES, Traffic, chunk_bytes_of,
+    Check, Hash, Image, ImageName, Listed, MANIFEST_MAX_BYTES, Object, Pin, Publication, Removed, Store,
+    StoreError, StoreErrorKind, TRACE_MAX_BYTES, Traffic, chunk_bytes_of,
 };
 use parking_lot::Mutex;
 
@@ -150,6 +150,23 @@ fn read_only(what: &str) -> StoreError {
     StoreError::new(StoreErrorKind::ReadOnly, why)
 }
 
+impl RemoteStore {
+    fn image_names(&self) -> Result<Vec<ImageName>, StoreError> {
+        let mut names: Vec<ImageName> = Vec::new();
+        let listed = self.open.optional("images/", LIST_MAX_BYTES, &mut |bytes| {
+            let not_a_list = || StoreError::new(StoreErrorKind::Invalid, "it gives no list of images");
+            let text = std::str::from_utf8(bytes).map_err(|_| not_a_list())?;
+            names = text.lines().map(str::parse).collect::<Result<_, _>>().map_err(|_| not_a_list())?;
+            Ok(())
+        });
+        listed.map_err(|e| {
+            let why = "these servers do not list their images (a plain web server cannot): name the image";
+            StoreError::new(e.kind(), format!("{why}. {e}"))
+        })?;
+        Ok(names)
+    }
+}
+
 impl Store for RemoteStore {
     fn chunk_bytes(&self) -> u32 {
         self.chunk_bytes
@@ -192,19 +209,13 @@ impl Store for RemoteStore {
     }
 
     fn images(&self) -> Result<Vec<Image>, StoreError> {
-        let mut names: Vec<ImageName> = Vec::new();
-        let listed = self.open.optional("images/", LIST_MAX_BYTES, &mut |bytes| {
-            let not_a_list = || StoreError::new(StoreErrorKind::Invalid, "it gives no list of images");
-            let text = std::str::from_utf8(bytes).map_err(|_| not_a_list())?;
-            names = text.lines().map(str::parse).collect::<Result<_, _>>().map_err(|_| not_a_list())?;
-            Ok(())
-        });
-        listed.map_err(|e| {
-            let why = "these servers do not list their images (a plain web server cannot): name the image";
-            StoreError::new(e.kind(), format!("{why}. {e}"))
-        })?;
+        let names = self.image_names()?;
         let images = names.iter().map(|name| self.image(name));
         images.filter_map(Result::transpose).collect()
+    }
+
+    fn listed(&self) -> Result<Listed, StoreError> {
+        Listed::read(&self.image_names()?, |name| self.image(name))
     }
 
     fn image(&self, name: &ImageName) -> Result<Option<Image>, StoreError> {

@@ -83,6 +83,6 @@ pub use refs::{
 };
 pub use s3::{Keys, S3Options, S3Store, S3Url};
 pub use store::{
-    Check, MANIFEST_MAX_BYTES, NewVersion, Object, Patch, Pin, Publication, Removed, Store, TRACE_MAX_BYTES,
-    Traffic,
+    Check, Listed, MANIFEST_MAX_BYTES, NewVersion, Object, Patch, Pin, Publication, Removed, Store,
+    TRACE_MAX_BYTES, Traffic,
 };

@@ -28,7 +28,7 @@ use crate::error::{StoreError, StoreErrorKind};
 use crate::hash::Hash;
 use crate::name::ImageName;
 use crate::refs::Image;
-use crate::store::{Check, Object, Patch, Pin, Publication, Removed, Store, Traffic};
+use crate::store::{Check, Listed, Object, Patch, Pin, Publication, Removed, Store, Traffic};
 
 /// The pause before a read is tried again; it doubles with each time, up to [`PAUSE_MAX`].
 const PAUSE: Duration = Duration::from_millis(100);
@@ -81,6 +81,10 @@ impl<S: Store + Clone> Store for PatientStore<S> {
 
     fn images(&self) -> Result<Vec<Image>, StoreError> {
         self.below.images()
+    }
+
+    fn listed(&self) -> Result<Listed, StoreError> {
+        self.below.listed()
     }
 
     fn image(&self, name: &ImageName) -> Result<Option<Image>, StoreError> {

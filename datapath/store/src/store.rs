@@ -54,8 +54,14 @@ pub trait Store: Send + Sync + 'static {
         None
     }
 
-    /// All images, by name.
+    /// All images, by name. One list of versions that cannot be read fails it: this is for those who must know every version.
     fn images(&self) -> Result<Vec<Image>, StoreError>;
+
+    /// All images, by name, but for those whose list of versions is damaged or of a later release: these must not stand in
+    /// the way of the others.
+    fn listed(&self) -> Result<Listed, StoreError> {
+        Ok(Listed { images: self.images()?, unreadable: Vec::new() })
+    }
 
     /// One image; `None` if there is none of that name.
     fn image(&self, name: &ImageName) -> Result<Option<Image>, StoreError>;
@@ -150,6 +156,36 @@ pub trait Store: Send + Sync + 'static {
             Some(image) => image.select(&reference.selector).cloned(),
             None => Err(crate::refs::no_such_image(&reference.name)),
         }
+    }
+}
+
+/// The images of a store.
+#[derive(Clone, Debug, Default)]
+pub struct Listed {
+    /// Those that can be read.
+    pub images: Vec<Image>,
+    /// The others, and why they cannot be.
+    pub unreadable: Vec<(ImageName, StoreError)>,
+}
+
+impl Listed {
+    /// Reads each of these images. Where the store itself fails, all fails.
+    pub fn read(
+        names: &[ImageName],
+        mut image: impl FnMut(&ImageName) -> Result<Option<Image>, StoreError>,
+    ) -> Result<Self, StoreError> {
+        let mut listed = Self::default();
+        for name in names {
+            match image(name) {
+                // `None`: it was removed since it was listed, and that is no error.
+                Ok(found) => listed.images.extend(found),
+                Err(e) if matches!(e.kind(), StoreErrorKind::Damaged | StoreErrorKind::UnknownFormat) => {
+                    listed.unreadable.push((name.clone(), e));
+                }
+                Err(e) => return Err(e),
+            }
+        }
+        Ok(listed)
     }
 }
 

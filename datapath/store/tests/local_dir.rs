@@ -68,6 +68,21 @@ fn nothing_is_swept_while_a_list_of_versions_cannot_be_read() {
 }
 
 #[test]
+fn a_damaged_list_of_versions_hides_no_other_image() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = writable(dir.path());
+    for name in ["a", "b", "c"] {
+        publish(&store, name, b"object", &[], b"m").unwrap();
+    }
+    fs::write(dir.path().join("images/b"), b"nonsense").unwrap();
+    let listed = store.listed().unwrap();
+    let names: Vec<_> = listed.images.iter().map(|image| image.name.to_string()).collect();
+    let [(bad, why)] = &listed.unreadable[..] else { panic!("{:?}", listed.unreadable) };
+    assert_eq!((names, bad.to_string()), (vec!["a".to_owned(), "c".to_owned()], "b".to_owned()));
+    assert!(why.to_string().contains("'b'"), "{why}");
+}
+
+#[test]
 fn what_the_disk_cannot_read_is_damaged() {
     let dir = tempfile::tempdir().unwrap();
     let store = writable(dir.path());

@@ -184,10 +184,12 @@ impl Answers {
         match target {
             Target::Settings => Ok(tagged(settings_bytes(self.store.chunk_bytes())?)),
             Target::Images => {
-                let images = self.store.images()?;
-                Ok(tagged(
-                    images.iter().map(|image| format!("{}\n", image.name)).collect::<String>().into_bytes(),
-                ))
+                // A damaged one too: whoever asks for it is told so, and the others are served.
+                let listed = self.store.listed()?;
+                let mut names: Vec<_> = listed.images.into_iter().map(|image| image.name).collect();
+                names.extend(listed.unreadable.into_iter().map(|(name, _)| name));
+                names.sort_unstable();
+                Ok(tagged(names.iter().map(|name| format!("{name}\n")).collect::<String>().into_bytes()))
             }
             Target::Image(name) => {
                 let image = self.store.image(name)?.ok_or_else(absent)?;

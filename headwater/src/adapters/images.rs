@@ -18,7 +18,9 @@ use headwater_image::{
 };
 use headwater_nbd::client::ClientOptions;
 use headwater_nbd::{Client, NbdUri};
-use headwater_service::backend::{BackendError, Images, ImportOrder, ImportOutcome, JobControl, Promotion};
+use headwater_service::backend::{
+    BackendError, Images, ImportOrder, ImportOutcome, JobControl, Listed, Promoted, Promotion,
+};
 use headwater_store::{
     Access, Hash, ImageName, ImageReference, Pointer, Selector, Store, StoreError, StoreErrorKind, Version,
 };
@@ -56,11 +58,24 @@ impl StoredImages {
 
 #[async_trait]
 impl Images for StoredImages {
-    async fn list(&self) -> Result<Vec<Image>, BackendError> {
+    async fn list(&self) -> Result<Listed, BackendError> {
         let store = self.store.clone();
         blocking("list the images", move || {
-            let images = store.images().map_err(store_failed)?;
-            Ok(images.iter().map(image_of).collect())
+            let listed = store.listed().map_err(store_failed)?;
+            let unreadable = listed.unreadable.into_iter().map(|(_, e)| store_failed(e));
+            Ok(Listed {
+                images: listed.images.iter().map(image_of).collect(),
+                unreadable: unreadable.collect(),
+            })
+        })
+        .await
+    }
+
+    async fn image(&self, name: &str) -> Result<Option<Image>, BackendError> {
+        let (store, name) = (self.store.clone(), name.parse::<ImageName>().map_err(store_failed)?);
+        blocking("look an image up", move || {
+            let image = store.image(&name).map_err(store_failed)?;
+            Ok(image.as_ref().map(image_of))
         })
         .await
     }
@@ -103,10 +118,10 @@ impl Images for StoredImages {
         Ok(promotion_of(image, pointer))
     }
 
-    async fn promote_due(&self, now_ms: u64) -> Result<Vec<(Promotion, Option<u64>)>, BackendError> {
+    async fn promote_due(&self, now_ms: u64) -> Result<Promoted, BackendError> {
         let now_s = now_ms / 1000;
         if !self.promotions.is_time(now_s) {
-            return Ok(Vec::new());
+            return Ok(Promoted::default());
         }
         let promotions = Arc::clone(&self.promotions);
         blocking("carry out promotions", move || promotions.carry_out(now_s)).await

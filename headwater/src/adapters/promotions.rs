@@ -5,17 +5,14 @@
 
 use std::sync::Arc;
 
-use headwater_service::backend::{BackendError, Promotion};
-use headwater_store::{Pointer, Store};
+use headwater_service::backend::{BackendError, Promoted, Promotion};
+use headwater_store::{ImageName, Pointer, Store, StoreError};
 use parking_lot::Mutex;
 
 use crate::adapters::images::{promotion_of, store_failed};
 
 /// The longest time between two looks. Each reads the lists of versions of all images.
 pub const LOOK_EVERY_S: u64 = 60;
-
-/// A promotion that was carried out, and where its channel pointed before.
-pub type Done = (Promotion, Option<u64>);
 
 /// When to look at a store.
 pub struct Promotions {
@@ -45,36 +42,38 @@ impl Promotions {
     }
 
     /// Looks at the store, and carries out what is due.
-    pub fn carry_out(&self, now_s: u64) -> Result<Vec<Done>, BackendError> {
+    pub fn carry_out(&self, now_s: u64) -> Result<Promoted, BackendError> {
         // Before looking, so that what is scheduled meanwhile is not overlooked. A store that cannot be read or written
         // is not asked each second either.
         *self.next_look_s.lock() = now_s.saturating_add(LOOK_EVERY_S);
-        let (done, next_s) = self.look(now_s)?;
-        self.expect(next_s);
-        Ok(done)
-    }
-
-    /// What was done, and when there is more to do: `u64::MAX` for never.
-    fn look(&self, now_s: u64) -> Result<(Vec<Done>, u64), BackendError> {
-        let (mut done, mut next_due_s) = (Vec::new(), u64::MAX);
-        for image in self.store.images().map_err(store_failed)? {
+        let listed = self.store.listed().map_err(store_failed)?;
+        let mut promoted = Promoted::default();
+        promoted.failed.extend(listed.unreadable.into_iter().map(|(_, e)| store_failed(e)));
+        for image in listed.images {
             if image.scheduled().iter().any(|pointer| pointer.at_s <= now_s) {
-                let mut of_image = Vec::new();
-                let changed = self.store.change(&image.name, &mut |image| {
-                    of_image = image.promote_due(now_s);
-                    Ok(())
-                });
-                changed.map_err(store_failed)?;
-                let name = image.name.as_str();
-                let tell = |(pointer, before): (Pointer, Option<u32>)| {
-                    (promotion_of(name, pointer), before.map(u64::from))
-                };
-                done.extend(of_image.into_iter().map(tell));
+                match self.promote(&image.name, now_s) {
+                    Ok(done) => promoted.done.extend(done),
+                    Err(e) => promoted.failed.push(store_failed(e)),
+                }
             }
             let later = image.scheduled().iter().map(|pointer| pointer.at_s).filter(|at_s| *at_s > now_s);
-            next_due_s = later.fold(next_due_s, u64::min);
+            if let Some(next_s) = later.min() {
+                self.expect(next_s);
+            }
         }
-        Ok((done, next_due_s))
+        Ok(promoted)
+    }
+
+    fn promote(&self, name: &ImageName, now_s: u64) -> Result<Vec<(Promotion, Option<u64>)>, StoreError> {
+        let mut done = Vec::new();
+        self.store.change(name, &mut |image| {
+            done = image.promote_due(now_s);
+            Ok(())
+        })?;
+        let tell = |(pointer, before): (Pointer, Option<u32>)| {
+            (promotion_of(name.as_str(), pointer), before.map(u64::from))
+        };
+        Ok(done.into_iter().map(tell).collect())
     }
 }
 
@@ -82,7 +81,7 @@ impl Promotions {
 mod tests {
     use super::*;
     use headwater_image::{ImportOptions, null_device};
-    use headwater_store::{Access, Channel, ImageName, LocalDir};
+    use headwater_store::{Access, Channel, LocalDir};
 
     #[test]
     fn what_somebody_else_scheduled_is_found_within_a_minute() {
@@ -100,7 +99,13 @@ mod tests {
             if !promotions.is_time(now_s) {
                 return Vec::new();
             }
-            promotions.carry_out(now_s).unwrap().into_iter().map(|(promotion, _)| promotion.version).collect()
+            promotions
+                .carry_out(now_s)
+                .unwrap()
+                .done
+                .into_iter()
+                .map(|(promotion, _)| promotion.version)
+                .collect()
         };
         assert!(versions(1000).is_empty());
         // By another daemon, which is gone before its time.
@@ -118,5 +123,24 @@ mod tests {
         schedule(1085);
         assert!(versions(1080).is_empty());
         assert_eq!(versions(1080 + LOOK_EVERY_S), [1]);
+    }
+
+    #[test]
+    fn a_damaged_image_keeps_no_other_from_its_promotion() {
+        let dir = tempfile::tempdir().unwrap();
+        let store: Arc<dyn Store> = Arc::new(LocalDir::open(dir.path(), Access::WRITE).unwrap());
+        for image in ["first", "second", "third"] {
+            let name: ImageName = image.parse().unwrap();
+            let options = ImportOptions::new(name.clone(), 500);
+            headwater_image::import(null_device(1 << 20).unwrap(), &*store, &options, &mut |_| {}).unwrap();
+            let pointer = Pointer { channel: Channel::Test, version: 1, at_s: 1010, author: "b".into() };
+            store.change(&name, &mut |image| image.schedule(pointer.clone())).unwrap();
+        }
+        std::fs::write(dir.path().join("images/second"), b"nonsense").unwrap();
+        let promoted = Promotions::new(Arc::clone(&store)).carry_out(1010).unwrap();
+        let done: Vec<_> = promoted.done.iter().map(|(promotion, _)| promotion.image.as_str()).collect();
+        assert_eq!(done, ["first", "third"]);
+        let [why] = &promoted.failed[..] else { panic!("{:?}", promoted.failed) };
+        assert!(why.to_string().contains("'second'"), "{why}");
     }
 }

@@ -5,7 +5,8 @@ use std::path::Path;
 use anyhow::Context;
 use headwater_api::name::{check_image, image_name_of};
 use headwater_api::{
-    ExportRequest, Image, ImageVersion, ImportRequest, JobResult, SourceFormat, VerifyReport, VerifyRequest,
+    ExportRequest, Image, ImageVersion, ImportRequest, JobResult, Problem, SourceFormat, VerifyReport,
+    VerifyRequest,
 };
 use headwater_block::size;
 
@@ -28,7 +29,15 @@ pub async fn run(client: Client, command: ImageCommand, json: bool) -> anyhow::R
         }
         ImageCommand::List => {
             let list = client.images().await?;
-            if json { show::json(&list)? } else { show_list(&list.images)? }
+            if json {
+                show::json(&list)?
+            } else {
+                show_list(&list.images)?
+            }
+            if let Some(first) = list.unreadable.first() {
+                let all: Vec<String> = list.unreadable.iter().map(ToString::to_string).collect();
+                return Err(Problem::new(first.kind, all.join("; ")).into());
+            }
         }
         ImageCommand::Show { image } => {
             let image = client.image(&image).await?;

@@ -54,6 +54,24 @@ pub struct Promotion {
     pub author: String,
 }
 
+/// The images of the store.
+#[derive(Debug, Default)]
+pub struct Listed {
+    /// Those that can be read, by name.
+    pub images: Vec<Image>,
+    /// Why the others cannot be, one error each that names the image.
+    pub unreadable: Vec<BackendError>,
+}
+
+/// What came of the promotions that were due.
+#[derive(Debug, Default)]
+pub struct Promoted {
+    /// Those that were carried out, each with where its channel pointed before.
+    pub done: Vec<(Promotion, Option<u64>)>,
+    /// Why those of other images were not. They stay due.
+    pub failed: Vec<BackendError>,
+}
+
 /// The store of images.
 ///
 /// # Contract
@@ -62,8 +80,11 @@ pub struct Promotion {
 /// - Whatever takes long runs on threads of its own and never on the caller's.
 #[async_trait]
 pub trait Images: Send + Sync + 'static {
-    /// All images, by name.
-    async fn list(&self) -> Result<Vec<Image>, BackendError>;
+    /// All images. One that is damaged does not hide the others.
+    async fn list(&self) -> Result<Listed, BackendError>;
+
+    /// One image; `None` if there is none of that name.
+    async fn image(&self, name: &str) -> Result<Option<Image>, BackendError>;
 
     /// The version that a reference means now. An error of kind `NotFound` says which there are.
     async fn resolve(&self, reference: &ImageRef) -> Result<ImageVersion, BackendError>;
@@ -80,9 +101,9 @@ pub trait Images: Send + Sync + 'static {
     /// Forgets the promotion to come of a channel, and returns it.
     async fn cancel_promotion(&self, image: &str, channel: Channel) -> Result<Promotion, BackendError>;
 
-    /// Carries out the promotions whose time has come. Returns them, each with where its channel pointed before.
+    /// Carries out the promotions whose time has come; an image where that fails does not keep the others from theirs.
     /// Cheap when there are none.
-    async fn promote_due(&self, now_ms: u64) -> Result<Vec<(Promotion, Option<u64>)>, BackendError>;
+    async fn promote_due(&self, now_ms: u64) -> Result<Promoted, BackendError>;
 
     /// Points a channel where it pointed before. Returns from where and to where.
     async fn revert(&self, image: &str, channel: Channel) -> Result<(u64, u64), BackendError>;

@@ -14,6 +14,7 @@ use headwater_api::{Channel, ImageVersion};
 use headwater_db::{DbError, KeptDisk, MachineRecord, Purpose};
 
 use crate::Service;
+use crate::answer::problem;
 use crate::extract::Actor;
 use crate::life::LifeError;
 
@@ -129,11 +130,16 @@ impl Service {
         self.forget_kept(edit, Some(event)).await
     }
 
-    /// Ends the edits whose version was made by a daemon that died before it could.
+    /// Ends the edits whose version was made by a daemon that died before it could. One that cannot be looked at now stays:
+    /// its next start or seal looks again.
     pub(crate) async fn end_sealed_edits(&self) -> Result<(), LifeError> {
         let disks = self.db().read().await?.kept_disks().list().await?;
         for edit in disks.into_iter().filter(|disk| disk.purpose == Purpose::Edit) {
-            if let Some(version) = self.sealed_from(&edit).await? {
+            let sealed = self.sealed_from(&edit).await.unwrap_or_else(|e| {
+                tracing::error!(image = %edit.image, "cannot tell whether its edit was sealed: {}", problem(&e));
+                None
+            });
+            if let Some(version) = sealed {
                 let record = self.db().read().await?.machines().by_uuid(edit.machine).await?;
                 let machine = record.map_or_else(|| edit.machine.to_string(), |record| record.name);
                 tracing::warn!(image = %edit.image, version = version.number, "an edit was sealed, and is over");
@@ -145,9 +151,8 @@ impl Service {
 
     /// The version that was made of an edit, if there is one.
     pub(crate) async fn sealed_from(&self, edit: &KeptDisk) -> Result<Option<ImageVersion>, LifeError> {
-        let images = self.images().list().await;
-        let images = images.map_err(|e| LifeError::Leftovers("look for sealed versions", e))?;
-        let image = images.into_iter().find(|image| image.name == edit.image);
+        let image = self.images().image(&edit.image).await;
+        let image = image.map_err(|e| LifeError::Leftovers("look for sealed versions", e))?;
         let mark = mark(edit);
         Ok(image.and_then(|image| image.versions.into_iter().find(|it| it.source.ends_with(&mark))))
     }

@@ -22,8 +22,8 @@ use uuid::Uuid;
 
 use crate::backend::{
     BackendError, Disk, DiskRequest, Disks, ExecOutput, FrozenDisk, Hypervisor, Images, ImportOrder,
-    ImportOutcome, JobControl, KeptRequest, Promotion, SealOrder, SealOutcome, Shortage, SystemClock,
-    SystemRandom, Vm, VmExit, VmPlan, VmRequest,
+    ImportOutcome, JobControl, KeptRequest, Listed, Promoted, Promotion, SealOrder, SealOutcome, Shortage,
+    SystemClock, SystemRandom, Vm, VmExit, VmPlan, VmRequest,
 };
 use crate::extract::Actor;
 use crate::life::LifeError;
@@ -68,10 +68,16 @@ fn unused<T>() -> Result<T, BackendError> {
 
 #[async_trait]
 impl Images for OneImage {
-    async fn list(&self) -> Result<Vec<Image>, BackendError> {
+    async fn list(&self) -> Result<Listed, BackendError> {
+        unused()
+    }
+    async fn image(&self, name: &str) -> Result<Option<Image>, BackendError> {
+        if self.0.damaged.load(Ordering::SeqCst) {
+            return Err(BackendError::new(ProblemKind::Damaged, format!("the list of '{name}' is damaged")));
+        }
         let versions = self.0.versions.lock().unwrap().clone();
         let (pointers, scheduled) = (Vec::new(), Vec::new());
-        Ok(vec![Image { name: "image".to_owned(), versions, pointers, scheduled, edit: None }])
+        Ok(Some(Image { name: name.to_owned(), versions, pointers, scheduled, edit: None }))
     }
     async fn resolve(&self, reference: &ImageRef) -> Result<ImageVersion, BackendError> {
         let text = reference.to_string();
@@ -103,8 +109,8 @@ impl Images for OneImage {
     async fn cancel_promotion(&self, _: &str, _: Channel) -> Result<Promotion, BackendError> {
         unused()
     }
-    async fn promote_due(&self, _: u64) -> Result<Vec<(Promotion, Option<u64>)>, BackendError> {
-        Ok(Vec::new())
+    async fn promote_due(&self, _: u64) -> Result<Promoted, BackendError> {
+        Ok(Promoted::default())
     }
     async fn revert(&self, _: &str, _: Channel) -> Result<(u64, u64), BackendError> {
         unused()
@@ -199,6 +205,8 @@ struct Host {
     seals_wait: AtomicBool,
     seal_waits: Notify,
     seal_goes_on: Notify,
+    /// The image's list of versions is damaged.
+    damaged: AtomicBool,
     /// The reference that the store cannot be asked for.
     unreadable: Mutex<Option<String>>,
     /// The reference that the store takes its time for, once.

@@ -6,7 +6,7 @@ use headwater_api::{DiskCounters, Problem, Status};
 
 use crate::Service;
 use crate::answer::{Failure, problem};
-use crate::backend::BackendError;
+use crate::backend::{BackendError, Listed};
 
 /// What the daemon, its store and its machines do, in one object.
 #[utoipa::path(
@@ -57,6 +57,7 @@ pub(super) fn free_bytes(path: &std::path::Path) -> Result<u64, BackendError> {
 /// How many images there are and what they take, where the store tells: one that is read from servers does not tell
 /// its size, a plain web server not its images, and one that is away nothing. That must not hide the rest.
 pub(super) async fn store_figures(service: &Service) -> (Option<u64>, Option<u64>) {
-    let images = service.images().list().await.ok().and_then(|list| u64::try_from(list.len()).ok());
+    let count = |list: Listed| list.images.len().saturating_add(list.unreadable.len());
+    let images = service.images().list().await.ok().and_then(|list| u64::try_from(count(list)).ok());
     (images, service.images().stored_bytes().await.ok())
 }

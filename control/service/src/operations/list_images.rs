@@ -5,9 +5,10 @@ use axum::extract::State;
 use headwater_api::{ImageList, Problem};
 
 use crate::Service;
-use crate::answer::Failure;
+use crate::answer::{Failure, problem};
+use crate::backend::Listed;
 
-/// All images with their versions, by name.
+/// All images with their versions, by name. Those whose list of versions cannot be read are left out, and told apart.
 #[utoipa::path(
     get,
     path = "/api/v1/images",
@@ -15,5 +16,6 @@ use crate::answer::Failure;
     responses((status = 200, body = ImageList), (status = 500, description = "The store failed", body = Problem)),
 )]
 pub(super) async fn list_images(State(service): State<Service>) -> Result<Json<ImageList>, Failure> {
-    Ok(Json(ImageList { images: service.images().list().await? }))
+    let Listed { images, unreadable } = service.images().list().await?;
+    Ok(Json(ImageList { images, unreadable: unreadable.iter().map(problem).collect() }))
 }

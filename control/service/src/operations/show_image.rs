@@ -42,7 +42,7 @@ pub(super) async fn show_image(
     Name(name): Name,
 ) -> Result<Json<Image>, Failure> {
     let reference = ImageRef::parse(&name).map_err(Failure)?;
-    let found = service.images().list().await?.into_iter().find(|image| image.name == reference.image);
+    let found = service.images().image(&reference.image).await?;
     let mut image = found.ok_or_else(|| Error::Unknown(reference.image.clone()))?;
     if reference.version.is_some() || reference.channel.is_some() {
         let wanted = service.images().resolve(&reference).await?;

@@ -45,7 +45,9 @@ use crate::local_dir::layout::Layout;
 use crate::local_dir::publication::LocalPublication;
 use crate::name::ImageName;
 use crate::refs::{self, Image, Version};
-use crate::store::{MANIFEST_MAX_BYTES, Object, Patch, Pin, Publication, Removed, Store, TRACE_MAX_BYTES};
+use crate::store::{
+    Listed, MANIFEST_MAX_BYTES, Object, Patch, Pin, Publication, Removed, Store, TRACE_MAX_BYTES,
+};
 
 pub use crate::local_dir::layout::{
     CHUNK_BYTES_DEFAULT, CHUNK_BYTES_MAX, CHUNK_BYTES_MIN, chunk_bytes_of, settings_bytes,
@@ -212,7 +214,7 @@ impl Inner {
         }
     }
 
-    fn images(&self) -> Result<Vec<Image>, StoreError> {
+    fn image_names(&self) -> Result<Vec<ImageName>, StoreError> {
         let dir = self.layout.images();
         let failed = |e| StoreError::from_os(format!("cannot list {}", dir.display()), e);
         let mut names: Vec<ImageName> = Vec::new();
@@ -224,6 +226,11 @@ impl Inner {
             }
         }
         names.sort_unstable();
+        Ok(names)
+    }
+
+    fn images(&self) -> Result<Vec<Image>, StoreError> {
+        let names = self.image_names()?;
         let images = names.iter().map(|name| self.image(name));
         // One that was removed since the directory was read is not there, and that is no error.
         images.filter_map(Result::transpose).collect()
@@ -481,6 +488,10 @@ impl Store for LocalDir {
 
     fn images(&self) -> Result<Vec<Image>, StoreError> {
         self.inner.images()
+    }
+
+    fn listed(&self) -> Result<Listed, StoreError> {
+        Listed::read(&self.inner.image_names()?, |name| self.inner.image(name))
     }
 
     fn image(&self, name: &ImageName) -> Result<Option<Image>, StoreError> {

@@ -46,7 +46,9 @@ use crate::s3::mark::{
     EXCLUSIVE, EXCLUSIVE_WAIT, LOCKS, Mark, Marks, PINS, Renewal, SWEEP_WANTED, WRITER_PREFIX,
 };
 use crate::s3::publication::S3Publication;
-use crate::store::{MANIFEST_MAX_BYTES, Object, Patch, Pin, Publication, Removed, Store, TRACE_MAX_BYTES};
+use crate::store::{
+    Listed, MANIFEST_MAX_BYTES, Object, Patch, Pin, Publication, Removed, Store, TRACE_MAX_BYTES,
+};
 
 pub use crate::s3::mark::STALE_AFTER;
 pub use crate::s3::url::{REQUEST_ATTEMPTS, REQUEST_PAUSE, REQUEST_TIMEOUT, S3Url};
@@ -218,7 +220,7 @@ impl Inner {
         Ok(Some((Image::decode(name, &bytes)?, tag)))
     }
 
-    fn images(&self) -> Result<Vec<Image>, StoreError> {
+    fn image_names(&self) -> Result<Vec<ImageName>, StoreError> {
         let mut names: Vec<ImageName> = Vec::new();
         for entry in self.bucket.list("images")? {
             match entry.name.parse() {
@@ -227,6 +229,11 @@ impl Inner {
             }
         }
         names.sort_unstable();
+        Ok(names)
+    }
+
+    fn images(&self) -> Result<Vec<Image>, StoreError> {
+        let names = self.image_names()?;
         let mut images = Vec::with_capacity(names.len());
         for name in &names {
             // One that was removed since is not there, and that is no error.
@@ -515,6 +522,10 @@ impl Store for S3Store {
 
     fn images(&self) -> Result<Vec<Image>, StoreError> {
         self.inner.images()
+    }
+
+    fn listed(&self) -> Result<Listed, StoreError> {
+        Listed::read(&self.inner.image_names()?, |name| self.image(name))
     }
 
     fn image(&self, name: &ImageName) -> Result<Option<Image>, StoreError> {

@@ -207,6 +207,19 @@ async fn a_daemon_that_dies_between_version_and_end_of_an_edit_is_made_up_for() 
 }
 
 #[tokio::test]
+async fn an_edit_of_a_damaged_image_keeps_no_daemon_from_starting() {
+    let fixture = Fixture::new().await;
+    let edit = fixture.edit().await;
+    fixture.host.damaged.store(true, Ordering::SeqCst);
+    let again = Fixture::service(fixture.db.clone(), &fixture.host, fixture.dir.path());
+    again.recover().await.unwrap();
+    assert_eq!(*fixture.host.kept_by_sweep.lock().unwrap(), [edit.id]);
+    // Nobody knows whether it was sealed.
+    fixture.start().await.unwrap_err();
+    assert_eq!((fixture.host.opened.lock().unwrap().len(), fixture.kept().await), (0, vec![edit]));
+}
+
+#[tokio::test]
 async fn a_disk_that_was_sealed_takes_no_more_work_where_its_edit_could_not_be_ended() {
     let fixture = Fixture::new().await;
     let edit = fixture.edit().await;
