@@ -2,7 +2,10 @@
 
 mod support;
 
-use support::{Daemon, headwater, is_alive, run, short_dir, wait_until};
+use std::io::{BufRead, BufReader, Read};
+use std::process::Stdio;
+
+use support::{Daemon, headwater, is_alive, run, short_dir, signal, wait_until};
 
 /// A directory with QEMU and nothing else in it, for `PATH`: no `setpriv` ties QEMU to the daemon.
 fn only_qemu() -> tempfile::TempDir {
@@ -102,6 +105,29 @@ fn tcp_is_for_loopback_and_a_port_in_use_is_said() {
     let address = taken.local_addr().unwrap().to_string();
     serve(&address).fails(4, &[&address, "in use"]);
     // Nothing is left that would keep the next one from starting.
+    assert!(!dir.path().join("api.sock").exists());
+    Daemon::start_in(dir, |_| {});
+}
+
+#[test]
+fn a_start_that_waits_for_a_store_says_so_and_ends_when_told() {
+    // It accepts connections and never answers.
+    let silent = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let store = format!("s3://images/golden?endpoint=http://{}&region=x", silent.local_addr().unwrap());
+    let dir = short_dir();
+    let mut command = headwater();
+    command.args(["serve", "--store", &store, "--data-dir"]).arg(dir.path());
+    command.env("AWS_ACCESS_KEY_ID", "x").env("AWS_SECRET_ACCESS_KEY", "x").stderr(Stdio::piped());
+    let mut serve = command.spawn().unwrap();
+    let mut log = BufReader::new(serve.stderr.take().unwrap());
+    let mut seen = String::new();
+    while !seen.contains("opening the store") {
+        assert!(log.read_line(&mut seen).unwrap() > 0, "it ended: {seen}");
+    }
+    signal(serve.id(), "TERM");
+    log.read_to_string(&mut seen).unwrap();
+    assert_eq!(serve.wait().unwrap().code(), Some(0), "{seen}");
+    assert!(seen.contains("ended by SIGTERM while opening the store"), "{seen}");
     assert!(!dir.path().join("api.sock").exists());
     Daemon::start_in(dir, |_| {});
 }

@@ -21,7 +21,7 @@ mod run;
 mod seal;
 mod serve;
 pub mod serve_nbd;
-mod signals;
+pub mod signals;
 mod spool;
 mod stats;
 mod status;
@@ -30,11 +30,13 @@ mod trace;
 mod when;
 
 use std::future::Future;
+use std::io::Write;
 
 use anyhow::Context;
 
 use crate::cli::{Cli, Command};
 use crate::client::Client;
+use crate::daemon::starting::EndedAtStart;
 use crate::data_dir::DataDir;
 
 /// Carries a command out. Returns the exit code of one that did not fail.
@@ -76,5 +78,15 @@ fn on_one_core(work: impl Future<Output = anyhow::Result<u8>>) -> anyhow::Result
 fn as_daemon(work: impl Future<Output = anyhow::Result<u8>>) -> anyhow::Result<u8> {
     // Keys, disks and consoles of machines are their owner's only.
     rustix::process::umask(rustix::fs::Mode::from_raw_mode(0o077));
-    tokio::runtime::Builder::new_multi_thread().enable_all().build().context("cannot start")?.block_on(work)
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().context("cannot start")?;
+    match runtime.block_on(work) {
+        Err(error) if error.is::<EndedAtStart>() => {
+            // What the start waited for must not keep us either.
+            runtime.shutdown_background();
+            // Where standard error is closed there is nobody to tell.
+            let _ = writeln!(std::io::stderr(), "headwater: {error}");
+            Ok(0)
+        }
+        outcome => outcome,
+    }
 }

@@ -17,7 +17,7 @@ use crate::cli::{MachineArgs, RunArgs};
 use crate::client::Client;
 use crate::cmd::signals::EndSignals;
 use crate::cmd::{image, machine};
-use crate::daemon::{Daemon, Options};
+use crate::daemon::{Options, starting};
 use crate::data_dir::DataDir;
 use crate::{logging, show, stores};
 
@@ -46,7 +46,7 @@ pub async fn run(data_dir: DataDir, args: RunArgs) -> anyhow::Result<u8> {
         caches: args.caches.clone(),
         ..Options::default()
     };
-    let daemon = Daemon::start(data_dir, options).await?;
+    let daemon = starting::start(data_dir, options, &mut signals, note).await?;
     logging::to_file(&daemon.data_dir().path().join("run.log"))?;
     let client = Client::new(daemon.data_dir().socket());
     let mut created = Created::default();

@@ -5,7 +5,7 @@ use sd_notify::NotifyState;
 use crate::cli::ServeArgs;
 use crate::cmd::signals::EndSignals;
 use crate::cmd::store::Scrub;
-use crate::daemon::{Daemon, Options};
+use crate::daemon::{Options, starting};
 use crate::data_dir::DataDir;
 use crate::logging;
 
@@ -28,7 +28,7 @@ pub async fn run(data_dir: DataDir, args: ServeArgs) -> anyhow::Result<u8> {
         stream: args.stream,
         credentials: args.credentials,
     };
-    let daemon = Daemon::start(data_dir, options).await?;
+    let daemon = starting::start(data_dir, options, &mut signals, |text| tracing::info!("{text}")).await?;
     tracing::info!(
         version = env!("CARGO_PKG_VERSION"),
         pid = std::process::id(),

@@ -9,6 +9,7 @@
 
 pub mod exports;
 mod scrub;
+pub mod starting;
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -98,8 +99,12 @@ pub struct Daemon {
 }
 
 impl Daemon {
-    /// Starts on a data directory. Serves when it returns.
-    pub async fn start(data_dir: DataDir, options: Options) -> anyhow::Result<Self> {
+    /// Starts on a data directory, and says what it does on the way. Serves when it returns.
+    async fn start(
+        data_dir: DataDir,
+        options: Options,
+        step: watch::Sender<&'static str>,
+    ) -> anyhow::Result<Self> {
         let lock = data_dir.lock()?;
         // Before anything is changed: most mistakes in an invocation are here.
         let tcp = match options.listen {
@@ -112,7 +117,9 @@ impl Daemon {
         let unix = server::bind_unix(&data_dir.socket()).await?;
         let socket_file = SocketFile(data_dir.socket());
         let tcp_address = tcp.as_ref().map(|(listener, _)| listener.local_addr()).transpose()?;
+        step.send_replace("opening the database");
         let database = Arc::new(SqliteDatabase::open(&data_dir.database()).await?);
+        step.send_replace("opening the store");
         let store = open_store(&data_dir, options.store, options.credentials.clone()).await?;
         let offer = match &options.offer {
             Some(offer) => Some(StoreServer::bind(store.clone(), offer).await?),
@@ -122,8 +129,10 @@ impl Daemon {
         let volumes = volumes(&data_dir, store.clone(), options.caches, options.stream).await?;
         let images = StoredImages::new(store.clone(), volumes.traces(), options.credentials);
         let service = service(&data_dir, images, database.clone(), volumes.clone());
+        step.send_replace("cleaning up after an earlier daemon");
         service.recover().await.context("cannot clean up after an earlier daemon")?;
 
+        step.send_replace("beginning to serve");
         // After that: what an earlier daemon left is not read.
         let nbd = options.nbd.map(|offer| offer.serve(service.clone(), volumes.clone())).transpose()?;
         let router = operations::router(service.clone());

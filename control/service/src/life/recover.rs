@@ -34,6 +34,7 @@ impl Service {
     /// Tells the truth after a daemon that died: ends the VMs it left, cleans its overflow files and run
     /// directories, and marks what ran as lost. Call it before serving; nothing is on yet.
     pub async fn recover(&self) -> Result<(), LifeError> {
+        tracing::info!("cleaning up after an earlier daemon");
         let run_root = self.run_root();
         let orphans = self
             .hypervisor()
