@@ -159,6 +159,7 @@ pub const FAMILIES: &[Family] = &[
     gauge("headwater_alarms", &[], "Alarms of machines at this moment."),
     gauge("headwater_images", &[], "Images in the store."),
     gauge("headwater_store_bytes", &[], "Bytes that the store's files take."),
+    gauge("headwater_store_age_seconds", &[], "How long ago the store was asked for these two: more than a minute where it does not answer soon."),
     gauge("headwater_free_bytes", &[], "Free bytes on the file system of the data directory."),
     gauge("headwater_host_ram_configured_bytes", &[], "RAM that all write caches together may use, as configured."),
     gauge("headwater_host_ram_limit_bytes", &[], "The same now: less under memory pressure."),

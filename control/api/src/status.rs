@@ -22,6 +22,10 @@ pub struct Status {
     /// Bytes that the store's files take. Absent where the store does not tell, as one that is read from servers.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub store_bytes: Option<u64>,
+    /// How long ago the store was asked for the two: more than a minute where it does not answer soon. Absent where
+    /// neither is known.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub store_age_ms: Option<u64>,
     /// How many machines there are.
     pub machines: u64,
     /// How many of them are starting, booting, running or stopping.

@@ -1,6 +1,6 @@
 //! Catalogs as clients see them, and how operations on them fail.
 
-use headwater_api::name::ImageRef;
+use futures_util::future::join_all;
 use headwater_api::{Catalog, ProblemKind};
 use headwater_db::{CatalogRecord, DbError};
 
@@ -55,15 +55,14 @@ impl Service {
     /// Catalogs as clients see them.
     pub(crate) async fn catalog_views(&self, records: Vec<CatalogRecord>) -> Result<Vec<Catalog>, DbError> {
         let machines = self.db().read().await?.machines().list().await?;
+        let reference = |record: &CatalogRecord| record.pin.as_ref().unwrap_or(&record.image).clone();
+        let next: Vec<_> = records.iter().map(|record| self.version_to_show(&reference(record))).collect();
         let machines = self.views(machines).await?;
+        let mut next = join_all(next).await.into_iter();
         let mut views = Vec::new();
         for record in records {
             let theirs = || machines.iter().filter(|it| it.catalog.as_ref() == Some(&record.name));
-            let next = match ImageRef::parse(record.pin.as_ref().unwrap_or(&record.image)) {
-                // What cannot be resolved is told when a machine is started.
-                Ok(reference) => self.images().resolve(&reference).await.ok(),
-                Err(_) => None,
-            };
+            let next = next.next().flatten();
             views.push(Catalog {
                 next_version: next.map(|version| format!("{}@{}", version.image, version.number)),
                 machines: theirs().map(|machine| machine.name.clone()).collect(),

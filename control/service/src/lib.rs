@@ -40,6 +40,7 @@
 //! Start reading at [`life`].
 
 mod answer;
+mod asked;
 pub mod backend;
 mod catalogs;
 mod extract;

@@ -50,6 +50,7 @@ impl Service {
         detail: String,
     ) -> Result<(), DbError> {
         tracing::info!(image, actor = %actor.0, action, "{detail}");
+        self.store_changed();
         self.append(self.event(actor, format!("image {image}"), action, detail)).await
     }
 }

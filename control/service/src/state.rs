@@ -11,6 +11,7 @@ use headwater_db::{Database, NewEvent};
 use tokio::sync::{OwnedMutexGuard, RwLock, RwLockReadGuard, RwLockWriteGuard, Semaphore, watch};
 use uuid::Uuid;
 
+use crate::asked::Answers;
 use crate::backend::{Clock, Disks, Hypervisor, Images, Random};
 use crate::extract::Actor;
 use crate::job::MAX_JOBS;
@@ -54,6 +55,7 @@ struct Inner {
     note_places: Arc<Semaphore>,
     /// Operations that are run to their end.
     under_way: watch::Sender<usize>,
+    answers: Answers,
 }
 
 impl Service {
@@ -71,6 +73,7 @@ impl Service {
             job_slots: Arc::new(Semaphore::new(MAX_JOBS)),
             note_places: Arc::new(Semaphore::new(MAX_NOTES)),
             under_way: watch::Sender::new(0),
+            answers: Answers::default(),
         }))
     }
 
@@ -132,6 +135,10 @@ impl Service {
 
     pub(crate) fn note_places(&self) -> Arc<Semaphore> {
         self.0.note_places.clone()
+    }
+
+    pub(crate) fn answers(&self) -> &Answers {
+        &self.0.answers
     }
 
     /// Refuses new starts and cancels long operations, which then clean up after themselves.

@@ -6,6 +6,9 @@ use headwater_block::size;
 use crate::client::Client;
 use crate::show;
 
+/// What the store said is asked for anew after a minute, and shown as it was if that takes longer than a second.
+const OLD_S: u64 = 75;
+
 /// Shows what the daemon does.
 pub async fn run(client: Client, json: bool) -> anyhow::Result<u8> {
     let status = client.status().await?;
@@ -13,6 +16,7 @@ pub async fn run(client: Client, json: bool) -> anyhow::Result<u8> {
         return show::json(&status).map(|()| 0);
     }
     let active = format!("{}, {} of them on", status.machines, status.machines_active);
+    let asked = asked(status.store_age_ms);
     show::pairs(&[
         ("version", status.version),
         ("process", status.pid.to_string()),
@@ -20,8 +24,8 @@ pub async fn run(client: Client, json: bool) -> anyhow::Result<u8> {
         ("data directory", status.data_dir),
         ("free there", size::format(status.free_bytes)),
         ("machines run by", status.hypervisor),
-        ("images", status.images.map_or_else(unknown, |images| images.to_string())),
-        ("store takes", status.store_bytes.map_or_else(unknown, size::format)),
+        ("images", status.images.map_or_else(unknown, |images| format!("{images}{asked}"))),
+        ("store takes", status.store_bytes.map_or_else(unknown, |bytes| size::format(bytes) + &asked)),
         ("machines", active),
         ("write caches in RAM", size::format(status.ram_used_bytes)),
         ("of the host's budget", budget(&status.host_ram)),
@@ -40,6 +44,14 @@ pub async fn run(client: Client, json: bool) -> anyhow::Result<u8> {
 
 fn unknown() -> String {
     "not known: the store does not tell".to_owned()
+}
+
+/// When the store was asked for what is shown of it, where it did not answer since.
+fn asked(age_ms: Option<u64>) -> String {
+    match age_ms.map(|ms| ms / 1000) {
+        Some(age_s) if age_s >= OLD_S => format!(", as of {age_s} s ago"),
+        _ => String::new(),
+    }
 }
 
 /// The memory that all write caches share, in words.

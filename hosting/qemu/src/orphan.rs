@@ -146,7 +146,10 @@ fn look_at_all<T: Send + 'static>(
                 seen.processes.extend(found);
                 continue;
             }
-            tracing::warn!(pid, "skipped a process that cannot be looked at: it seems to be stuck in the kernel");
+            tracing::warn!(
+                pid,
+                "skipped a process that cannot be looked at: it seems to be stuck in the kernel"
+            );
             seen.skipped.push(pid);
             break;
         }

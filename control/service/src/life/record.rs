@@ -1,9 +1,9 @@
 //! Reading and saving a machine's record together with the event that says what happened.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::time::Instant;
 
-use headwater_api::name::ImageRef;
+use futures_util::future::join_all;
 use headwater_api::{ImageVersion, Machine, MachineState};
 use headwater_db::{DbError, KeptDisk, MachineRecord, Purpose};
 use uuid::Uuid;
@@ -76,21 +76,17 @@ impl Service {
     /// Machines as clients see them, with what each would boot now.
     pub(crate) async fn views(&self, records: Vec<MachineRecord>) -> Result<Vec<Machine>, DbError> {
         let kept = self.db().read().await?.kept_disks().list().await?;
-        let mut known: HashMap<String, Option<ImageVersion>> = HashMap::new();
+        // Asked for all at once, and waited for together.
+        let references: HashSet<&str> = records.iter().map(MachineRecord::reference).collect();
+        let asked = references.into_iter().map(|reference| {
+            let version = self.version_to_show(reference);
+            let reference = reference.to_owned();
+            async move { (reference, version.await) }
+        });
+        let known: HashMap<String, Option<ImageVersion>> = join_all(asked).await.into_iter().collect();
         let mut views = Vec::new();
         for record in records {
-            let reference = record.reference().to_owned();
-            let next = match known.get(&reference) {
-                Some(next) => next.clone(),
-                None => {
-                    // What cannot be resolved is told when the machine is started.
-                    let next = match ImageRef::parse(&reference) {
-                        Ok(parsed) => self.images().resolve(&parsed).await.ok(),
-                        Err(_) => None,
-                    };
-                    known.entry(reference).or_insert(next).clone()
-                }
-            };
+            let next = known.get(record.reference()).cloned().flatten();
             let disk = |purpose| kept.iter().find(|it| it.machine == record.uuid && it.purpose == purpose);
             let (edit, own) = (disk(Purpose::Edit), disk(Purpose::Persistent));
             let own = own.filter(|_| record.cache.persistent);

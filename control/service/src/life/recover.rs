@@ -90,6 +90,9 @@ impl Service {
 
     /// Compares wanted and actual state, and samples counters, until the service is dropped by all others.
     pub async fn keep_reconciling(&self) {
+        // Whoever looks first then has something to see, also where the store goes away in between.
+        let service = self.clone();
+        tokio::spawn(async move { service.store_figures().await });
         let mut tick = tokio::time::interval(Duration::from_millis(TICK_MS));
         tick.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         // Beside the rest: a store across a network may take its time, and machines are not to wait for it.

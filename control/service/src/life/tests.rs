@@ -69,9 +69,11 @@ fn unused<T>() -> Result<T, BackendError> {
 #[async_trait]
 impl Images for OneImage {
     async fn list(&self) -> Result<Listed, BackendError> {
-        unused()
+        let images = self.image("image").await?.into_iter().collect();
+        Ok(Listed { images, ..Listed::default() })
     }
     async fn image(&self, name: &str) -> Result<Option<Image>, BackendError> {
+        self.0.answers().await;
         if self.0.damaged.load(Ordering::SeqCst) {
             return Err(BackendError::new(ProblemKind::Damaged, format!("the list of '{name}' is damaged")));
         }
@@ -80,6 +82,7 @@ impl Images for OneImage {
         Ok(Some(Image { name: name.to_owned(), versions, pointers, scheduled, edit: None }))
     }
     async fn resolve(&self, reference: &ImageRef) -> Result<ImageVersion, BackendError> {
+        self.0.answers().await;
         let text = reference.to_string();
         if self.0.unreadable.lock().unwrap().as_ref() == Some(&text) {
             return unused();
@@ -211,6 +214,9 @@ struct Host {
     unreadable: Mutex<Option<String>>,
     /// The reference that the store takes its time for, once.
     hangs_on: Mutex<Option<String>>,
+    /// The store does not answer while this is set.
+    away: AtomicBool,
+    back: Notify,
     resolve_waits: Notify,
     resolve_goes_on: Notify,
     /// References that were asked for.
@@ -225,6 +231,16 @@ struct Host {
     starts_wait: AtomicBool,
     start_waits: Notify,
     go_on: Notify,
+}
+
+impl Host {
+    /// Waits for the store.
+    async fn answers(&self) {
+        let back = self.back.notified();
+        if self.away.load(Ordering::SeqCst) {
+            back.await;
+        }
+    }
 }
 
 /// How long a guest takes to freeze its file systems.
@@ -519,6 +535,27 @@ async fn a_machine_that_ends_while_the_database_fails_is_not_on_for_ever() {
     assert!(reason.contains("could not be noted"), "{reason}");
     fixture.start().await.unwrap();
     assert_eq!((fixture.record().await.state, fixture.open_disks()), (MachineState::Booting, 1));
+}
+
+#[tokio::test]
+async fn a_store_that_is_away_hides_no_machine_and_no_status() {
+    let fixture = Fixture::new().await;
+    let views = async || {
+        let records = vec![fixture.record().await];
+        // The store answers when this test lets it, which it does not before the views are there.
+        tokio::time::timeout(Duration::from_secs(60), fixture.service.views(records)).await.unwrap().unwrap()
+    };
+    assert_eq!(views().await[0].next_version.as_deref(), Some("image@1"));
+    fixture.host.away.store(true, Ordering::SeqCst);
+    assert_eq!(views().await[0].next_version.as_deref(), Some("image@1"));
+    let figures =
+        tokio::time::timeout(Duration::from_secs(60), fixture.service.store_figures()).await.unwrap();
+    assert_eq!((figures.images, figures.bytes), (None, None));
+    fixture.host.away.store(false, Ordering::SeqCst);
+    fixture.host.back.notify_waiters();
+    until("it is back", async || fixture.service.store_figures().await.images == Some(1)).await;
+    fixture.host.versions.lock().unwrap().clear();
+    until("it is gone", async || views().await[0].next_version.is_none()).await;
 }
 
 #[tokio::test]

@@ -89,9 +89,10 @@ async fn all(service: &Service) -> Result<Vec<Sample>, Failure> {
         Sample::new("headwater_alarms", alarms),
         Sample::new("headwater_free_bytes", super::get_status::free_bytes(service.data_dir())?),
     ]);
-    let (images, store_bytes) = super::get_status::store_figures(service).await;
-    samples.extend(images.map(|images| Sample::new("headwater_images", images)));
-    samples.extend(store_bytes.map(|bytes| Sample::new("headwater_store_bytes", bytes)));
+    let store = service.store_figures().await;
+    samples.extend(store.images.map(|images| Sample::new("headwater_images", images)));
+    samples.extend(store.bytes.map(|bytes| Sample::new("headwater_store_bytes", bytes)));
+    samples.extend(store.age.map(|age| Sample::real("headwater_store_age_seconds", age.as_secs_f64())));
     Ok(samples)
 }
 

@@ -6,7 +6,7 @@ use headwater_api::{DiskCounters, Problem, Status};
 
 use crate::Service;
 use crate::answer::{Failure, problem};
-use crate::backend::{BackendError, Listed};
+use crate::backend::BackendError;
 
 /// What the daemon, its store and its machines do, in one object.
 #[utoipa::path(
@@ -23,7 +23,7 @@ pub(super) async fn get_status(State(service): State<Service>) -> Result<Json<St
         .filter_map(|machine| service.active(machine.uuid))
         .filter_map(|active| active.alarm().as_ref().map(|raised| raised.alarm.clone()))
         .collect();
-    let (images, store_bytes) = store_figures(&service).await;
+    let store = service.store_figures().await;
     let hypervisor = match service.hypervisor().describe().await {
         Ok(text) => text,
         Err(e) => problem(&e).to_string(),
@@ -34,8 +34,9 @@ pub(super) async fn get_status(State(service): State<Service>) -> Result<Json<St
         pid: std::process::id(),
         data_dir: service.data_dir().display().to_string(),
         started_at_ms: service.started_at_ms(),
-        images,
-        store_bytes,
+        images: store.images,
+        store_bytes: store.bytes,
+        store_age_ms: store.age.map(|age| u64::try_from(age.as_millis()).unwrap_or(u64::MAX)),
         machines: count(machines.len()),
         machines_active: count(machines.iter().filter(|machine| machine.state.is_active()).count()),
         alarms,
@@ -52,12 +53,4 @@ pub(super) fn free_bytes(path: &std::path::Path) -> Result<u64, BackendError> {
         BackendError::from_io(format!("cannot ask for the free space of {}", path.display()), e.into())
     })?;
     Ok(told.f_bavail.saturating_mul(told.f_frsize))
-}
-
-/// How many images there are and what they take, where the store tells: one that is read from servers does not tell
-/// its size, a plain web server not its images, and one that is away nothing. That must not hide the rest.
-pub(super) async fn store_figures(service: &Service) -> (Option<u64>, Option<u64>) {
-    let count = |list: Listed| list.images.len().saturating_add(list.unreadable.len());
-    let images = service.images().list().await.ok().and_then(|list| u64::try_from(count(list)).ok());
-    (images, service.images().stored_bytes().await.ok())
 }

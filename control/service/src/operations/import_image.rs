@@ -75,6 +75,7 @@ pub(super) async fn import_image(
         let outcome = handle.images().import(order, control).await.map_err(failed)?;
         let version = outcome.version;
         if outcome.created {
+            handle.store_changed();
             let detail = format!("version {} of {}, {}", version.number, version.source, version.hash);
             let event = handle.event(&actor, format!("image {}", version.image), "imported", detail);
             handle.append(event).await.map_err(|e| problem(&e))?;

@@ -1,0 +1,275 @@
+//! What the store said last, for whoever only looks: a store across a network may take minutes to answer, and that must
+//! not hide the rest.
+//!
+//! ```text
+//!   look --> the last answer is young --> it
+//!        --> else one question is asked, by a task of its own --> answered within PATIENCE --> the new answer
+//!                                                             --> not yet, or failed -------> the last one, with its age
+//! ```
+//! What decides anything asks the store itself.
+
+use std::collections::HashMap;
+use std::future::Future;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use headwater_api::name::ImageRef;
+use headwater_api::{ImageVersion, ProblemKind};
+use tokio::sync::{Semaphore, watch};
+use tokio::time::Instant;
+
+use crate::Service;
+use crate::backend::{BackendError, Listed};
+
+/// How long whoever looks waits for an answer, counted from the question's beginning.
+const PATIENCE: Duration = Duration::from_secs(1);
+
+/// For so long the number of images is not asked for again, unless this daemon changes it.
+const IMAGES_MAX_AGE: Duration = Duration::from_secs(10);
+
+/// The same for the store's size, for which a store may list all that it has.
+const BYTES_MAX_AGE: Duration = Duration::from_secs(60);
+
+/// References that are remembered; with more of them, all are forgotten.
+const MAX_REFERENCES: usize = 4_096;
+
+/// Questions for versions that the store is asked at once: each takes a thread for as long as it does.
+const MAX_QUESTIONS: usize = 8;
+
+/// An answer, and how old it is.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Answer<T> {
+    pub(crate) value: T,
+    pub(crate) age: Duration,
+}
+
+/// One question and its last answer. Cloning is cheap; all clones are one.
+#[derive(Clone)]
+struct Asked<T>(Arc<Mutex<State<T>>>);
+
+struct State<T> {
+    /// The answer, and when it was asked for.
+    last: Option<(T, Instant)>,
+    /// When the question that was asked last began; what ends with it.
+    question: Option<(Instant, watch::Receiver<()>)>,
+    /// When the daemon itself changed what the answer is about.
+    changed: Option<Instant>,
+}
+
+impl<T> Default for Asked<T> {
+    fn default() -> Self {
+        Self(Arc::new(Mutex::new(State { last: None, question: None, changed: None })))
+    }
+}
+
+impl<T: Clone + Send + 'static> Asked<T> {
+    fn lock(&self) -> MutexGuard<'_, State<T>> {
+        // It is whole between any two statements.
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The last answer is old from now on.
+    fn changed(&self) {
+        self.lock().changed = Some(Instant::now());
+    }
+
+    /// The last answer, where it is younger than `max_age`; else the question is asked, unless that is under way, before
+    /// this returns, and the future waits for it.
+    fn ask<F>(
+        self,
+        max_age: Duration,
+        question: impl FnOnce() -> F,
+    ) -> impl Future<Output = Option<Answer<T>>> + Send
+    where
+        F: Future<Output = Result<T, BackendError>> + Send + 'static,
+    {
+        let waits_for = (!self.is_young(max_age)).then(|| self.begin(question));
+        async move {
+            if let Some((since, mut ended)) = waits_for {
+                // Both ends mean the same: what there is now is what is known.
+                let _ = tokio::time::timeout_at(since + PATIENCE, ended.changed()).await;
+            }
+            let last = self.lock().last.clone();
+            last.map(|(value, asked)| Answer { value, age: asked.elapsed() })
+        }
+    }
+
+    fn is_young(&self, max_age: Duration) -> bool {
+        let state = self.lock();
+        let asked = state.last.as_ref().map(|(_, asked)| *asked);
+        asked.is_some_and(|asked| {
+            asked.elapsed() < max_age && state.changed.is_none_or(|changed| asked > changed)
+        })
+    }
+
+    fn begin<F>(&self, question: impl FnOnce() -> F) -> (Instant, watch::Receiver<()>)
+    where
+        F: Future<Output = Result<T, BackendError>> + Send + 'static,
+    {
+        let mut state = self.lock();
+        // The sender is dropped when the question ends, however it does.
+        if let Some(under_way) = state.question.clone().filter(|(_, ended)| ended.has_changed().is_ok()) {
+            return under_way;
+        }
+        let (ending, ended) = watch::channel(());
+        let since = Instant::now();
+        state.question = Some((since, ended.clone()));
+        let (this, question) = (self.clone(), question());
+        tokio::spawn(async move {
+            // One that fails leaves what was known: a store that is away has the images that it had.
+            if let Ok(value) = question.await {
+                this.lock().last = Some((value, since));
+            }
+            drop(ending);
+        });
+        (since, ended)
+    }
+}
+
+/// All that the store is asked for by those who only look.
+pub(crate) struct Answers {
+    images: Asked<u64>,
+    bytes: Asked<u64>,
+    /// By reference. `None`: the store has none.
+    versions: Mutex<HashMap<String, Asked<Option<ImageVersion>>>>,
+    question_places: Arc<Semaphore>,
+}
+
+impl Default for Answers {
+    fn default() -> Self {
+        Self {
+            images: Asked::default(),
+            bytes: Asked::default(),
+            versions: Mutex::default(),
+            question_places: Arc::new(Semaphore::new(MAX_QUESTIONS)),
+        }
+    }
+}
+
+impl Answers {
+    fn version(&self, reference: &ImageRef) -> Asked<Option<ImageVersion>> {
+        let mut versions = self.versions.lock().unwrap_or_else(PoisonError::into_inner);
+        let reference = reference.to_string();
+        if versions.len() >= MAX_REFERENCES && !versions.contains_key(&reference) {
+            versions.clear();
+        }
+        versions.entry(reference).or_default().clone()
+    }
+}
+
+/// What there is in the store, as far as it is known.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct StoreFigures {
+    /// How many images.
+    pub(crate) images: Option<u64>,
+    /// What they take.
+    pub(crate) bytes: Option<u64>,
+    /// How old the older one of the two is.
+    pub(crate) age: Option<Duration>,
+}
+
+impl Service {
+    /// How many images there are and what they take, where the store tells: one that is read from servers does not tell
+    /// its size, a plain web server not its images.
+    pub(crate) async fn store_figures(&self) -> StoreFigures {
+        let (lister, measurer) = (Arc::clone(self.images()), Arc::clone(self.images()));
+        let images = self.answers().images.clone().ask(IMAGES_MAX_AGE, || async move {
+            let count = |list: Listed| list.images.len().saturating_add(list.unreadable.len());
+            lister.list().await.map(|list| u64::try_from(count(list)).unwrap_or(u64::MAX))
+        });
+        let measure = || async move { measurer.stored_bytes().await };
+        let bytes = self.answers().bytes.clone().ask(BYTES_MAX_AGE, measure);
+        let (images, bytes) = tokio::join!(images, bytes);
+        StoreFigures {
+            images: images.map(|answer| answer.value),
+            bytes: bytes.map(|answer| answer.value),
+            age: images.iter().chain(&bytes).map(|answer| answer.age).max(),
+        }
+    }
+
+    /// What the store has was changed here: the figures are asked for anew.
+    pub(crate) fn store_changed(&self) {
+        self.answers().images.changed();
+        self.answers().bytes.changed();
+    }
+
+    /// What a reference means now, or meant when the store answered last; `None` where it means nothing. It is asked
+    /// for before this returns, so that several are asked for at the same time.
+    pub(crate) fn version_to_show(
+        &self,
+        reference: &str,
+    ) -> impl Future<Output = Option<ImageVersion>> + Send + use<> {
+        // What cannot be resolved is told when a machine is started.
+        let asked = ImageRef::parse(reference).ok().map(|parsed| {
+            let (images, places) = (Arc::clone(self.images()), self.answers().question_places.clone());
+            self.answers().version(&parsed).ask(Duration::ZERO, || async move {
+                let _place = places.acquire_owned().await;
+                match images.resolve(&parsed).await {
+                    Err(e) if e.kind() == ProblemKind::NotFound => Ok(None),
+                    resolved => resolved.map(Some),
+                }
+            })
+        });
+        async move { asked?.await?.value }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicU64, Ordering};
+
+    use super::*;
+
+    /// A store that answers with how often it was asked, when it is let to.
+    struct Slow {
+        asked: AtomicU64,
+        answers: Semaphore,
+    }
+
+    async fn ask(asked: &Asked<u64>, store: &Arc<Slow>, max_age: Duration) -> Option<u64> {
+        let store = Arc::clone(store);
+        let answer = asked.clone().ask(max_age, || async move {
+            let number = store.asked.fetch_add(1, Ordering::SeqCst) + 1;
+            store.answers.acquire().await.unwrap().forget();
+            Ok(number)
+        });
+        answer.await.map(|answer| answer.value)
+    }
+
+    #[tokio::test]
+    async fn a_store_that_is_away_holds_nobody_up_and_is_asked_once() {
+        let (asked, store) =
+            (Asked::default(), Arc::new(Slow { asked: AtomicU64::new(0), answers: Semaphore::new(0) }));
+        let (any, none) = (Duration::MAX, Duration::ZERO);
+        let times = || store.asked.load(Ordering::SeqCst);
+        for _ in 0..3 {
+            assert_eq!(ask(&asked, &store, any).await, None);
+        }
+        assert_eq!(times(), 1);
+        // It is back: who comes next sees the answer, and nothing is asked while that is young.
+        let mut ended = asked.lock().question.clone().unwrap().1;
+        store.answers.add_permits(1);
+        assert!(ended.changed().await.is_err());
+        assert_eq!((ask(&asked, &store, any).await, times()), (Some(1), 1));
+        // Old, and the store is away again: the last answer.
+        assert_eq!((ask(&asked, &store, none).await, times()), (Some(1), 2));
+        assert_eq!((ask(&asked, &store, none).await, times()), (Some(1), 2));
+        let mut ended = asked.lock().question.clone().unwrap().1;
+        store.answers.add_permits(1);
+        assert!(ended.changed().await.is_err());
+        assert_eq!((ask(&asked, &store, any).await, times()), (Some(2), 2));
+        // Young, and not what there is any more.
+        asked.changed();
+        store.answers.add_permits(1);
+        assert_eq!((ask(&asked, &store, any).await, times()), (Some(3), 3));
+    }
+
+    #[tokio::test]
+    async fn a_failure_leaves_what_was_known() {
+        let asked = Asked::default();
+        let failed = || BackendError::new(ProblemKind::Failed, "away");
+        assert!(asked.clone().ask(Duration::ZERO, || async { Ok(7) }).await.is_some());
+        let answer = asked.clone().ask(Duration::ZERO, || async move { Err(failed()) }).await;
+        assert_eq!(answer.map(|answer| answer.value), Some(7));
+    }
+}
