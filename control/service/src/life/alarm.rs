@@ -2,12 +2,13 @@
 //!
 //! ```text
 //!   no alarm --its disk has no room--> alarm, event "alarm"
-//!   alarm    --room for ALARM_LINGER_MS--> no alarm, event "alarm over"
+//!   alarm    --room for ALARM_LINGER--> no alarm, event "alarm over"
 //! ```
 //! A machine that stands still tries again every few seconds, and looks well for a moment whenever it does: an
 //! alarm ends only when nothing was wrong for a while.
 
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use headwater_api::Alarm;
 use headwater_db::MachineRecord;
@@ -18,13 +19,15 @@ use crate::extract::Actor;
 use crate::life::{Active, LifeError};
 
 /// How long all must be well before an alarm ends.
-const ALARM_LINGER_MS: u64 = 4_000;
+const ALARM_LINGER: Duration = Duration::from_secs(4);
 
 /// An alarm, and when its cause was seen last.
 #[derive(Clone, Debug)]
 pub(crate) struct Raised {
     pub(crate) alarm: Alarm,
-    seen_ms: u64,
+    /// No time of day: a clock that is set back would keep an alarm that is over.
+    began: Instant,
+    seen: Instant,
 }
 
 /// What a look changed.
@@ -32,7 +35,7 @@ pub(crate) struct Raised {
 enum Change {
     None,
     Raised,
-    Over { lasted_ms: u64 },
+    Over { lasted: Duration },
 }
 
 /// Updates what is raised after a look that found `cause`.
@@ -41,23 +44,24 @@ fn look(
     subject: impl FnOnce() -> String,
     cause: Option<Shortage>,
     now_ms: u64,
+    now: Instant,
 ) -> Change {
     match (raised.as_mut(), cause) {
         (Some(raised), Some(cause)) => {
-            raised.seen_ms = now_ms;
+            raised.seen = now;
             raised.alarm.message = cause.message;
             raised.alarm.advice = cause.advice;
             Change::None
         }
         (None, Some(Shortage { message, advice })) => {
             let alarm = Alarm { subject: subject(), since_ms: now_ms, message, advice };
-            *raised = Some(Raised { alarm, seen_ms: now_ms });
+            *raised = Some(Raised { alarm, began: now, seen: now });
             Change::Raised
         }
-        (Some(over), None) if now_ms.saturating_sub(over.seen_ms) >= ALARM_LINGER_MS => {
-            let lasted_ms = over.seen_ms.saturating_sub(over.alarm.since_ms);
+        (Some(over), None) if now.saturating_duration_since(over.seen) >= ALARM_LINGER => {
+            let lasted = over.seen.saturating_duration_since(over.began);
             *raised = None;
-            Change::Over { lasted_ms }
+            Change::Over { lasted }
         }
         (_, None) => Change::None,
     }
@@ -96,7 +100,7 @@ impl Service {
         let found = cause(active);
         let (change, alarm) = {
             let mut raised = active.alarm();
-            let change = look(&mut raised, || subject.clone(), found, self.now_ms());
+            let change = look(&mut raised, || subject.clone(), found, self.now_ms(), Instant::now());
             (change, raised.as_ref().map(|raised| raised.alarm.to_string()))
         };
         let event = match change {
@@ -106,9 +110,9 @@ impl Service {
                 tracing::warn!(machine = name, "alarm: {text}");
                 self.event(&Actor::daemon(), subject, "alarm", text)
             }
-            Change::Over { lasted_ms } => {
-                tracing::info!(machine = name, lasted_ms, "the alarm is over");
-                let text = format!("its writes find room again, after {} s", lasted_ms / 1000);
+            Change::Over { lasted } => {
+                tracing::info!(machine = name, lasted_s = lasted.as_secs(), "the alarm is over");
+                let text = format!("its writes find room again, after {} s", lasted.as_secs());
                 self.event(&Actor::daemon(), subject, "alarm over", text)
             }
         };
@@ -126,15 +130,22 @@ mod tests {
     fn an_alarm_ends_only_after_a_while_without_its_cause() {
         let full = |message: &str| Some(Shortage { message: message.to_owned(), advice: "more".to_owned() });
         let subject = || "machine a".to_owned();
-        let mut raised = None;
-        assert_eq!(look(&mut raised, subject, None, 0), Change::None);
-        assert_eq!(look(&mut raised, subject, full("RAM"), 1_000), Change::Raised);
-        assert_eq!(look(&mut raised, subject, None, 2_000), Change::None);
-        assert_eq!(look(&mut raised, subject, full("disk"), 3_000), Change::None);
-        let alarm = raised.as_ref().map(|raised| raised.alarm.clone()).unwrap();
-        assert_eq!((alarm.since_ms, alarm.to_string().as_str()), (1_000, "disk; more"));
-        assert_eq!(look(&mut raised, subject, None, 6_999), Change::None);
-        assert_eq!(look(&mut raised, subject, None, 7_000), Change::Over { lasted_ms: 2_000 });
-        assert!(raised.is_none());
+        let (mut raised, start) = (None, Instant::now());
+        // The clock that is shown says something else.
+        let mut look_at = |clock_ms: u64, cause, at_ms: u64| {
+            let change = look(&mut raised, subject, cause, clock_ms, start + Duration::from_millis(at_ms));
+            (change, raised.as_ref().map(|raised| raised.alarm.clone()))
+        };
+        assert_eq!(look_at(90_000, None, 0).0, Change::None);
+        assert_eq!(look_at(91_000, full("RAM"), 1_000).0, Change::Raised);
+        assert_eq!(look_at(92_000, None, 2_000).0, Change::None);
+        let (change, alarm) = look_at(93_000, full("disk"), 3_000);
+        let alarm = alarm.unwrap();
+        assert_eq!(change, Change::None);
+        assert_eq!((alarm.since_ms, alarm.to_string().as_str()), (91_000, "disk; more"));
+        // It is set back.
+        assert_eq!(look_at(6_999, None, 6_999).0, Change::None);
+        let lasted = Duration::from_secs(2);
+        assert_eq!(look_at(7_000, None, 7_000), (Change::Over { lasted }, None));
     }
 }
