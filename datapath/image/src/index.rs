@@ -52,7 +52,8 @@ pub(crate) struct ChunkIndex {
 }
 
 impl ChunkIndex {
-    /// Reads all manifests. One that cannot be read is left out, as is an image whose list of versions is damaged: then its chunks are stored once more.
+    /// Reads all manifests. One that cannot be read is left out, as is an image whose list of versions is damaged: then its
+    /// chunks are stored once more.
     pub(crate) fn build(store: &dyn Store) -> Result<Self, ImageError> {
         let mut index = Self {
             objects: Vec::new(),

@@ -30,9 +30,9 @@ pub async fn run(client: Client, command: ImageCommand, json: bool) -> anyhow::R
         ImageCommand::List => {
             let list = client.images().await?;
             if json {
-                show::json(&list)?
+                show::json(&list)?;
             } else {
-                show_list(&list.images)?
+                show_list(&list.images)?;
             }
             if let Some(first) = list.unreadable.first() {
                 let all: Vec<String> = list.unreadable.iter().map(ToString::to_string).collect();
