@@ -1,13 +1,16 @@
 //! A machine that is on: its disk, its VM, and its rate of requests.
 
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use headwater_api::DiskCounters;
 
 use crate::backend::{Disk, Vm};
 use crate::life::alarm::Raised;
+
+/// A boot that ends with a restart of the guest before this counts as quick.
+const QUICK_BOOT: Duration = Duration::from_secs(10);
 
 /// What belongs to a machine while it is on.
 pub struct Active {
@@ -18,6 +21,9 @@ pub struct Active {
     iops: AtomicU64,
     alarm: Mutex<Option<Raised>>,
     boot_bytes: OnceLock<u64>,
+    since: Instant,
+    /// Quick boots in a row before this one.
+    quick_boots: AtomicU32,
 }
 
 struct Sample {
@@ -35,6 +41,8 @@ impl Active {
             iops: AtomicU64::new(0),
             alarm: Mutex::new(None),
             boot_bytes: OnceLock::new(),
+            since: Instant::now(),
+            quick_boots: AtomicU32::new(0),
         }
     }
 
@@ -51,6 +59,17 @@ impl Active {
     /// Bytes that were read from the image until the guest was up.
     pub(crate) fn boot_bytes(&self) -> Option<u64> {
         self.boot_bytes.get().copied()
+    }
+
+    /// How many boots in a row were quick, where this one ends now.
+    pub(crate) fn quick_boots(&self) -> u32 {
+        let before = self.quick_boots.load(Ordering::Relaxed);
+        if self.since.elapsed() < QUICK_BOOT { before.saturating_add(1) } else { 0 }
+    }
+
+    /// Notes how many boots before this one were quick, in a row.
+    pub(crate) fn follows_quick_boots(&self, count: u32) {
+        self.quick_boots.store(count, Ordering::Relaxed);
     }
 
     /// What stands in its way.

@@ -3,7 +3,7 @@
 //! ```text
 //!   start   resolve version -> open disk -> start VM -> booting    (failure: closed again, state stopped)
 //!   watch   guest is up -> running; VM ended -> disk closed, stopped or crashed;
-//!           guest restarted -> disk forgotten, started again, until that works
+//!           guest restarted -> disk forgotten, started again until that works, after a pause where it does nothing else
 //!   stop    stopping -> ACPI -> after the grace time kill -> disk closed, stopped
 //!   reset   kill, disk forgotten; a machine that ran is started again on a pristine disk
 //!   edit    a machine gets a private disk over an image's newest version; seal makes a version of it
@@ -29,6 +29,7 @@ mod limits;
 pub(crate) mod readable;
 mod record;
 mod recover;
+mod restart;
 mod seal;
 mod start;
 mod stop;

@@ -604,6 +604,37 @@ fn at_once<F: Future>(future: std::pin::Pin<&mut F>) -> Option<F::Output> {
 }
 
 #[tokio::test]
+async fn a_guest_that_only_restarts_is_started_ever_later_and_can_be_stopped_meanwhile() {
+    let fixture = Fixture::new().await;
+    fixture.start().await.unwrap();
+    let starts = || fixture.host.vms.lock().unwrap().len();
+    let restart = async |pause: &str| {
+        let before = fixture.record().await;
+        assert_eq!(before.state, MachineState::Booting);
+        fixture.vm().end(VmExit::Rebooted);
+        until(pause, async || fixture.record().await.reason.is_some_and(|reason| reason.contains(pause)))
+            .await;
+        let record = fixture.record().await;
+        assert_eq!((record.state, record.wanted), (MachineState::Stopped, Wanted::Running));
+    };
+    // The first one waits for nothing.
+    fixture.vm().end(VmExit::Rebooted);
+    until("it has started again", async || starts() == 2).await;
+    until("its start is over", async || fixture.record().await.state == MachineState::Booting).await;
+    restart("again in 1 s").await;
+    until("it has started again", async || starts() == 3).await;
+    until("its start is over", async || fixture.record().await.state == MachineState::Booting).await;
+    restart("again in 2 s").await;
+    fixture.service.stop("lab", false, &Actor::daemon()).await.unwrap();
+    tokio::time::sleep(Duration::from_secs(3)).await;
+    let record = fixture.record().await;
+    assert_eq!((record.state, record.wanted, starts()), (MachineState::Stopped, Wanted::Stopped, 3));
+    // Whoever starts it does not wait.
+    fixture.start().await.unwrap();
+    assert_eq!(starts(), 4);
+}
+
+#[tokio::test]
 async fn stopping_the_daemon_leaves_machines_alone_that_are_off() {
     let fixture = Fixture::new().await;
     fixture.start().await.unwrap();

@@ -11,7 +11,7 @@ use crate::Service;
 use crate::answer::problem;
 use crate::backend::VmExit;
 use crate::extract::Actor;
-use crate::life::{Active, LifeError};
+use crate::life::{Active, LifeError, restart};
 
 /// How often a guest that restarted looks whether the version of its disk is made.
 const SEALING_LOOK: Duration = Duration::from_millis(200);
@@ -69,7 +69,7 @@ impl Service {
         active: &Arc<Active>,
         exit: VmExit,
     ) -> Result<(), LifeError> {
-        let _turn = self.lock(uuid).await;
+        let turn = self.lock(uuid).await;
         if !self.is_present(uuid, active) {
             // Whoever stopped it has cleaned up.
             return Ok(());
@@ -92,11 +92,24 @@ impl Service {
                 } else {
                     "the guest restarted; its disk is kept"
                 };
-                self.switched_off(&mut record, &daemon, MachineState::Stopped, None, detail).await?;
+                let quick_boots = active.quick_boots();
+                let pause = restart::pause(quick_boots);
+                let reason = (!pause.is_zero()).then(|| {
+                    let seconds = pause.as_secs();
+                    format!("the guest restarts again and again; it is started again in {seconds} s")
+                });
+                self.switched_off(&mut record, &daemon, MachineState::Stopped, reason, detail).await?;
+                let Some((_turn, record)) = self.pause_restart(pause, turn, record).await? else {
+                    return Ok(());
+                };
                 while kept.iter().any(|disk| self.is_sealing(disk.id)) && !self.is_stopping() {
                     tokio::time::sleep(SEALING_LOOK).await;
                 }
-                self.start_locked(record, &daemon, Wanted::Running).await.map(drop)
+                self.start_locked(record, &daemon, Wanted::Running).await?;
+                if let Some(started) = self.active(uuid) {
+                    started.follows_quick_boots(quick_boots);
+                }
+                Ok(())
             }
             VmExit::Killed => {
                 let reason = Some("it was ended".to_owned());

@@ -1,0 +1,66 @@
+//! Starting a guest again that restarts: at once, and ever later where it does nothing else.
+
+use std::time::Duration;
+
+use headwater_api::{MachineState, Wanted};
+use headwater_db::MachineRecord;
+use tokio::sync::OwnedMutexGuard;
+
+use crate::Service;
+use crate::life::LifeError;
+
+/// The longest pause before a start, in seconds.
+const LONGEST_PAUSE_S: u64 = 60;
+
+/// How often a pause looks whether the daemon stops.
+const LOOK: Duration = Duration::from_millis(200);
+
+/// How long a guest waits for its next start after so many quick boots in a row: the first restart is that of an
+/// installer or an update.
+pub(super) fn pause(quick_boots: u32) -> Duration {
+    let seconds = match quick_boots.checked_sub(2) {
+        None => 0,
+        Some(doublings) => 1_u64.checked_shl(doublings).unwrap_or(LONGEST_PAUSE_S).min(LONGEST_PAUSE_S),
+    };
+    Duration::from_secs(seconds)
+}
+
+impl Service {
+    /// Waits without the machine's turn, so that it can be stopped meanwhile. Returns the turn and the record as it is
+    /// by then; `None` where somebody else decided about the machine, or the daemon stops.
+    pub(super) async fn pause_restart(
+        &self,
+        pause: Duration,
+        turn: OwnedMutexGuard<()>,
+        before: MachineRecord,
+    ) -> Result<Option<(OwnedMutexGuard<()>, MachineRecord)>, LifeError> {
+        if pause.is_zero() {
+            return Ok(Some((turn, before)));
+        }
+        drop(turn);
+        let end = tokio::time::Instant::now() + pause;
+        while tokio::time::Instant::now() < end && !self.is_stopping() {
+            tokio::time::sleep_until(end.min(tokio::time::Instant::now() + LOOK)).await;
+        }
+        let turn = self.lock(before.uuid).await;
+        let record = self.db().read().await?.machines().by_uuid(before.uuid).await?;
+        let is_waiting = |record: &MachineRecord| {
+            record.wanted == Wanted::Running
+                && record.state == MachineState::Stopped
+                && record.started_at_ms == before.started_at_ms
+                && !self.is_stopping()
+        };
+        Ok(record.filter(is_waiting).map(|record| (turn, record)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pauses_double_up_to_a_minute() {
+        let seconds = |boots| pause(boots).as_secs();
+        assert_eq!([0, 1, 2, 3, 4, 7, 8, 9, 80, u32::MAX].map(seconds), [0, 0, 1, 2, 4, 32, 60, 60, 60, 60]);
+    }
+}
