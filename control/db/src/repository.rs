@@ -109,7 +109,10 @@ pub trait KeptDiskRepository: Send {
     async fn remove(&mut self, id: Uuid) -> Result<bool, DbError>;
 }
 
-/// The history. Rows are only ever added.
+/// How many events are kept at least; older ones are removed now and then as new ones come.
+pub const KEPT_EVENTS: i64 = 100_000;
+
+/// The history. Events are only ever added, and forgotten once [`KEPT_EVENTS`] newer ones have come.
 #[async_trait]
 pub trait EventRepository: Send {
     /// Appends an event.

@@ -53,6 +53,34 @@ async fn what_was_saved_is_there_after_reopening() {
 }
 
 #[tokio::test]
+async fn old_events_are_forgotten() {
+    use headwater_db::repository::KEPT_EVENTS;
+    use sqlx::ConnectOptions as _;
+
+    let (dir, db) = fresh().await;
+    let path = dir.path().join("headwater.db");
+    let options = sqlx::sqlite::SqliteConnectOptions::new().filename(&path);
+    let mut beside = options.connect().await.unwrap();
+    // In place of a hundred thousand events, their numbers are gone through in three leaps.
+    for last in [0, 999, KEPT_EVENTS - 1, KEPT_EVENTS + 998] {
+        sqlx::query("UPDATE sqlite_sequence SET seq = ? WHERE name = 'events'")
+            .bind(last)
+            .execute(&mut beside)
+            .await
+            .unwrap();
+        let mut repo = db.write().await.unwrap();
+        for _ in 0..2 {
+            repo.events().append(suite::event("machine a", "x")).await.unwrap();
+        }
+        repo.save().await.unwrap();
+    }
+    let events = db.read().await.unwrap().events().newest(None, 99).await.unwrap();
+    let left: Vec<i64> = events.iter().map(|event| event.id).collect();
+    let newest = KEPT_EVENTS + 1000;
+    assert_eq!(left, [newest, newest - 1, KEPT_EVENTS + 1, KEPT_EVENTS, 1001]);
+}
+
+#[tokio::test]
 async fn a_file_that_is_no_database_is_an_error_that_names_it() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("headwater.db");

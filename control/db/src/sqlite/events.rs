@@ -7,8 +7,11 @@ use sqlx::{FromRow, Row as _, SqliteConnection};
 
 use crate::error::DbError;
 use crate::record::NewEvent;
-use crate::repository::EventRepository;
+use crate::repository::{EventRepository, KEPT_EVENTS};
 use crate::sqlite::{loaded, stored};
+
+/// How often old events are removed: at every so many new ones.
+const PRUNE_INTERVAL: i64 = 1_000;
 
 pub(super) struct SqliteEvents<'a> {
     pub(super) connection: &'a mut SqliteConnection,
@@ -39,14 +42,23 @@ impl FromRow<'_, SqliteRow> for Row {
 #[async_trait]
 impl EventRepository for SqliteEvents<'_> {
     async fn append(&mut self, event: NewEvent) -> Result<(), DbError> {
-        sqlx::query("INSERT INTO events (at_ms, actor, subject, action, detail) VALUES (?, ?, ?, ?, ?)")
-            .bind(stored(event.at_ms))
-            .bind(event.actor)
-            .bind(event.subject)
-            .bind(event.action)
-            .bind(event.detail)
-            .execute(&mut *self.connection)
-            .await?;
+        let added =
+            sqlx::query("INSERT INTO events (at_ms, actor, subject, action, detail) VALUES (?, ?, ?, ?, ?)")
+                .bind(stored(event.at_ms))
+                .bind(event.actor)
+                .bind(event.subject)
+                .bind(event.action)
+                .bind(event.detail)
+                .execute(&mut *self.connection)
+                .await?;
+        // Numbers are given in order and never twice.
+        let id = added.last_insert_rowid();
+        if id % PRUNE_INTERVAL == 0 {
+            sqlx::query("DELETE FROM events WHERE id <= ?")
+                .bind(id.saturating_sub(KEPT_EVENTS))
+                .execute(&mut *self.connection)
+                .await?;
+        }
         Ok(())
     }
 

@@ -41,7 +41,7 @@ pub fn machine(name: &str) -> MachineRecord {
     }
 }
 
-fn event(subject: &str, detail: &str) -> NewEvent {
+pub fn event(subject: &str, detail: &str) -> NewEvent {
     NewEvent {
         at_ms: 5,
         actor: "uid 0".to_owned(),
