@@ -2,7 +2,9 @@
 
 mod support;
 
-use support::{Daemon, is_alive, signal};
+use std::io::{Read, Write};
+
+use support::{Daemon, headwater, is_alive, run, signal};
 
 #[test]
 fn a_machine_boots_writes_and_is_pristine_after_a_reset() {
@@ -39,6 +41,31 @@ fn boots_writes_and_is_pristine_after_a_reset(daemon: &Daemon, transport: &str, 
     assert_eq!(after["disk"]["writes"], 0);
     // Had the write survived, this would be "2 writes".
     assert!(daemon.cli(&["machine", "console", "lab", "--log"]).ok().contains("0 writes"));
+}
+
+#[test]
+fn a_second_console_is_refused_until_the_first_has_ended() {
+    let daemon = Daemon::start();
+    daemon.with_tiny_machine("lab");
+    daemon.cli(&["machine", "start", "lab", "--wait"]).ok();
+    let path = "/api/v1/machines/lab/console/attach";
+    let attach = || {
+        let mut stream = std::os::unix::net::UnixStream::connect(daemon.socket()).unwrap();
+        let request = format!(
+            "GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: upgrade\r\nUpgrade: headwater-console\r\n\r\n"
+        );
+        stream.write_all(request.as_bytes()).unwrap();
+        let mut status = [0; 12];
+        stream.read_exact(&mut status).unwrap();
+        (stream, String::from_utf8_lossy(&status).into_owned())
+    };
+    let (first, status) = attach();
+    assert_eq!(status, "HTTP/1.1 101");
+    assert_eq!(attach().1, "HTTP/1.1 409");
+    let console = run(headwater().arg("--data-dir").arg(daemon.path()).args(["machine", "console", "lab"]));
+    console.fails(4, &["uid ", "is attached to it", "--follow"]);
+    drop(first);
+    daemon.console("lab", "w", Some("W"));
 }
 
 #[test]

@@ -5,12 +5,16 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use headwater_api::DiskCounters;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use crate::backend::{Disk, Vm};
 use crate::life::alarm::Raised;
 
 /// A boot that ends with a restart of the guest before this counts as quick.
 const QUICK_BOOT: Duration = Duration::from_secs(10);
+
+/// How long the console's last client may take to let go of it.
+const CONSOLE_PATIENCE: Duration = Duration::from_secs(2);
 
 /// What belongs to a machine while it is on.
 pub struct Active {
@@ -24,6 +28,9 @@ pub struct Active {
     since: Instant,
     /// Quick boots in a row before this one.
     quick_boots: AtomicU32,
+    /// QEMU serves one client, and lets others wait without a word.
+    console: Arc<Semaphore>,
+    console_client: Mutex<String>,
 }
 
 struct Sample {
@@ -43,6 +50,8 @@ impl Active {
             boot_bytes: OnceLock::new(),
             since: Instant::now(),
             quick_boots: AtomicU32::new(0),
+            console: Arc::new(Semaphore::new(1)),
+            console_client: Mutex::default(),
         }
     }
 
@@ -70,6 +79,20 @@ impl Active {
     /// Notes how many boots before this one were quick, in a row.
     pub(crate) fn follows_quick_boots(&self, count: u32) {
         self.quick_boots.store(count, Ordering::Relaxed);
+    }
+
+    /// Takes the console for a client until the permit is dropped. An error says who has it.
+    pub(crate) async fn take_console(&self, client: &str) -> Result<OwnedSemaphorePermit, String> {
+        // One that has just gone is perhaps not yet noticed to be.
+        let turn = tokio::time::timeout(CONSOLE_PATIENCE, self.console.clone().acquire_owned()).await;
+        let mut holder = self.console_client.lock().unwrap_or_else(PoisonError::into_inner);
+        match turn {
+            Ok(Ok(permit)) => {
+                client.clone_into(&mut holder);
+                Ok(permit)
+            }
+            _ => Err(holder.clone()),
+        }
     }
 
     /// What stands in its way.

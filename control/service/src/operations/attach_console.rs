@@ -11,7 +11,7 @@ use tokio::net::UnixStream;
 use crate::Service;
 use crate::answer::{Explain, Failure};
 use crate::backend::BackendError;
-use crate::extract::Name;
+use crate::extract::{Actor, Name};
 use crate::life::LifeError;
 
 /// The protocol that the connection is changed to: the console's bytes, both ways.
@@ -21,11 +21,25 @@ pub const PROTOCOL: &str = "headwater-console";
 enum Error {
     #[error("a console is attached to by changing the connection's protocol to {PROTOCOL}")]
     NoUpgrade,
+    #[error("cannot attach to the console of machine '{machine}': {holder} is attached to it")]
+    Taken { machine: String, holder: String },
 }
 
 impl Explain for Error {
     fn kind(&self) -> ProblemKind {
-        ProblemKind::Invalid
+        match self {
+            Self::NoUpgrade => ProblemKind::Invalid,
+            Self::Taken { .. } => ProblemKind::Conflict,
+        }
+    }
+
+    fn advice(&self) -> Option<String> {
+        match self {
+            Self::NoUpgrade => None,
+            Self::Taken { machine, .. } => Some(format!(
+                "one client at a time: end that one, or read along with 'headwater machine console {machine} --follow'"
+            )),
+        }
     }
 }
 
@@ -40,22 +54,25 @@ impl Explain for Error {
         (status = 101, description = "The connection carries the console's bytes from here on"),
         (status = 400, description = "No upgrade was asked for", body = Problem),
         (status = 404, description = "No such machine", body = Problem),
-        (status = 409, description = "It is off", body = Problem),
+        (status = 409, description = "It is off, or another client is attached", body = Problem),
     ),
 )]
 pub(super) async fn attach_console(
     State(service): State<Service>,
     Name(name): Name,
+    actor: Actor,
     mut request: Request,
 ) -> Result<Response, Failure> {
     if request.headers().get(header::UPGRADE) != Some(&HeaderValue::from_static(PROTOCOL)) {
         return Err(Error::NoUpgrade.into());
     }
     let record = service.record(&name).await?;
-    if service.active(record.uuid).is_none() {
+    let Some(active) = service.active(record.uuid) else {
         let state = record.state.name();
         return Err(LifeError::NotOn { what: "attach to the console of", machine: name, state }.into());
-    }
+    };
+    let taken = active.take_console(&actor.0).await;
+    let taken = taken.map_err(|holder| Error::Taken { machine: name.clone(), holder })?;
     let path = service.hypervisor().console_socket(&service.run_dir(&name));
     let mut console = UnixStream::connect(&path).await.map_err(|e| {
         BackendError::from_io(format!("cannot connect to the console at {}", path.display()), e)
@@ -69,6 +86,8 @@ pub(super) async fn attach_console(
             }
             Err(e) => tracing::debug!(machine = %name, "a client did not take its console: {e}"),
         }
+        drop(console);
+        drop(taken);
     });
     let headers = [(header::CONNECTION, "upgrade"), (header::UPGRADE, PROTOCOL)];
     Ok((StatusCode::SWITCHING_PROTOCOLS, headers, Body::empty()).into_response())
