@@ -69,6 +69,18 @@ fn a_second_console_is_refused_until_the_first_has_ended() {
 }
 
 #[test]
+fn several_machines_are_removed_as_far_as_they_can_be() {
+    let daemon = Daemon::start();
+    daemon.with_tiny_machine("a");
+    daemon.cli(&["machine", "create", "c", "tiny", "--memory", "64M"]).ok();
+    let ran = daemon.cli(&["machine", "remove", "none", "a", "missing", "c"]);
+    assert_eq!(ran.code, 3, "{ran:?}");
+    assert!(ran.err.contains("'none'") && ran.err.contains("'missing'"), "{ran:?}");
+    assert!(ran.out.contains("removed a") && ran.out.contains("removed c"), "{ran:?}");
+    assert!(!daemon.cli(&["machine", "list"]).ok().contains("tiny"));
+}
+
+#[test]
 fn a_guest_that_restarts_gets_a_pristine_disk_and_one_that_powers_off_is_stopped() {
     let daemon = Daemon::start();
     daemon.with_tiny_machine("lab");

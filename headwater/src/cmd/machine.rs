@@ -55,12 +55,15 @@ pub async fn run(client: Client, command: MachineCommand, json: bool) -> anyhow:
             change(&client, &names, verb, None, json).await?;
         }
         MachineCommand::Remove { names, force } => {
+            let mut failures = Failures::default();
             for name in names {
-                client.remove_machine(&name, force).await?;
-                if !json {
-                    show::line(&format!("removed {name}"))?;
+                match client.remove_machine(&name, force).await {
+                    Ok(()) if json => {}
+                    Ok(()) => show::line(&format!("removed {name}"))?,
+                    Err(e) => failures.add(e),
                 }
             }
+            failures.end()?;
         }
         MachineCommand::Console { name, log, follow } => console::run(&client, &name, log, follow).await?,
         MachineCommand::Exec { name, timeout, command } => {
@@ -127,13 +130,11 @@ async fn change(
         })
         .collect();
     let mut changed = Vec::new();
-    let mut failure: Option<anyhow::Error> = None;
+    let mut failures = Failures::default();
     for task in tasks {
         match task.await.context("a request did not end")? {
             Ok(machine) => changed.push(machine),
-            // All are told; the last word is the first failure's, with its exit code.
-            Err(e) if failure.is_some() => eprintln!("headwater: {}", crate::failure::one_line(&e)),
-            Err(e) => failure = Some(e),
+            Err(e) => failures.add(e),
         }
     }
     if json {
@@ -143,7 +144,25 @@ async fn change(
             show::line(&sentence(machine))?;
         }
     }
-    failure.map_or(Ok(()), Err)
+    failures.end()
+}
+
+/// Failures of a command that names several machines.
+#[derive(Default)]
+struct Failures(Option<anyhow::Error>);
+
+impl Failures {
+    /// All are told; the last word is the first one's, with its exit code.
+    fn add(&mut self, error: anyhow::Error) {
+        match self.0 {
+            Some(_) => eprintln!("headwater: {}", crate::failure::one_line(&error)),
+            None => self.0 = Some(error),
+        }
+    }
+
+    fn end(self) -> anyhow::Result<()> {
+        self.0.map_or(Ok(()), Err)
+    }
 }
 
 /// A machine's state in a line.
