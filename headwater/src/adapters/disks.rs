@@ -280,7 +280,7 @@ impl Opener {
         // First, so that the version cannot be removed between here and the end of the disk.
         let version = Arc::new(self.store.pin(manifest).map_err(store_failed)?);
         let streamed = self.streaming.open(manifest).map_err(image_failed)?;
-        let options = VolumeOptions {
+        let mut options = VolumeOptions {
             base: streamed.reader.clone(),
             mode: volume_mode(cache.mode),
             ram_bytes: cache.ram_bytes,
@@ -289,9 +289,16 @@ impl Opener {
             disk_bytes: cache.disk_bytes,
             cache_dir: self.files.cache_dir.clone(),
             pause_limit: self.caches.pause_limit(),
-            persistent: kept.map(|id| self.files.options(id, manifest)).transpose()?,
+            persistent: None,
         };
-        let volume = Volume::open(&options, &self.host).map_err(volume_failed)?;
+        let mut open = |persistent| {
+            options.persistent = persistent;
+            Volume::open(&options, &self.host).map_err(volume_failed)
+        };
+        let volume = match kept {
+            Some(id) => self.files.open(id, manifest, |persistent| open(Some(persistent)))?,
+            None => open(None)?,
+        };
         let streamed = Arc::new(streamed);
         let image = Arc::downgrade(&streamed);
         // What is done in the background for the version ends with its pin.
@@ -595,3 +602,6 @@ pub fn host_memory_bytes() -> u64 {
     let limit = limits.iter().find_map(|path| std::fs::read_to_string(path).ok()?.trim().parse().ok());
     limit.map_or(installed, |limit: u64| limit.min(installed))
 }
+
+#[cfg(test)]
+mod tests;

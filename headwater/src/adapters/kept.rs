@@ -33,17 +33,45 @@ fn id_of(name: &std::ffi::OsStr) -> Option<Uuid> {
 }
 
 impl KeptFiles {
-    /// How to open a disk over a version: as it was left, or for the first time.
-    pub fn options(&self, id: Uuid, manifest: Hash) -> Result<PersistentOptions, BackendError> {
+    /// Opens a disk over a version with what `open` is given: as it was left, or for the first time. Where that fails before
+    /// there is a cache, there is no key either: nothing was written, and the next time is the first one again.
+    pub fn open<T>(
+        &self,
+        id: Uuid,
+        manifest: Hash,
+        open: impl FnOnce(PersistentOptions) -> Result<T, BackendError>,
+    ) -> Result<T, BackendError> {
+        let key_file = self.keys_dir.join(name(id));
+        let is_first = !key_file.exists();
+        let opened = self.options(id, manifest).and_then(open);
+        if opened.is_err() && is_first && !self.is_there(id) {
+            match std::fs::remove_file(&key_file) {
+                Err(e) if e.kind() != ErrorKind::NotFound => {
+                    tracing::warn!("cannot remove {}, which is the key of nothing: {e}", key_file.display());
+                }
+                _ => {}
+            }
+        }
+        opened
+    }
+
+    /// Whether there is a cache.
+    fn is_there(&self, id: Uuid) -> bool {
+        self.cache_dir.join(name(id)).join("map").exists()
+    }
+
+    fn options(&self, id: Uuid, manifest: Hash) -> Result<PersistentOptions, BackendError> {
         let failed = |what: String| BackendError::new(ProblemKind::Failed, what);
         let (name, key_file) = (name(id), self.keys_dir.join(name(id)));
-        let cache = self.cache_dir.join(&name);
-        let exists = cache.join("map").exists();
+        let exists = self.is_there(id);
         if !exists && key_file.exists() {
-            let message =
-                format!("what the machine wrote is gone: its kept disk {} is not there", cache.display());
+            let message = format!(
+                "what the machine wrote is gone: its kept disk {} is not there",
+                self.cache_dir.join(&name).display()
+            );
             return Err(BackendError::new(ProblemKind::Damaged, message).advise(
-                "bring that directory back, or give the machine a pristine disk ('headwater machine reset')",
+                "bring that directory back, or give up what was written: 'headwater image discard' where the machine edits \
+                 an image, and 'headwater machine reset' otherwise",
             ));
         }
         keys::make_directory(&self.keys_dir)
@@ -102,10 +130,14 @@ mod tests {
 
     fn make(files: &KeptFiles, id: Uuid) -> PersistentOptions {
         let options = files.options(id, Hash([1; 32])).unwrap();
-        let dir = files.cache_dir.join(&options.name);
+        make_cache(files, &options.name);
+        options
+    }
+
+    fn make_cache(files: &KeptFiles, name: &str) {
+        let dir = files.cache_dir.join(name);
         std::fs::create_dir_all(&dir).unwrap();
         std::fs::write(dir.join("map"), "").unwrap();
-        options
     }
 
     #[test]
@@ -131,7 +163,33 @@ mod tests {
         std::fs::remove_dir_all(files.cache_dir.join(options.name)).unwrap();
         let error = files.options(Uuid::from_u128(7), Hash([1; 32])).unwrap_err();
         assert_eq!(error.kind(), ProblemKind::Damaged);
-        assert!(error.advice().unwrap().contains("machine reset"));
+        let advice = error.advice().unwrap();
+        assert!(advice.contains("machine reset") && advice.contains("image discard"), "{advice}");
+    }
+
+    #[test]
+    fn a_first_open_that_fails_leaves_no_key() {
+        let dir = tempfile::tempdir().unwrap();
+        let files = files(dir.path());
+        let (id, version) = (Uuid::from_u128(7), Hash([1; 32]));
+        let failed = || BackendError::new(ProblemKind::Failed, "that directory cannot be written");
+        let fails = || files.open::<()>(id, version, |_| Err(failed())).unwrap_err().kind();
+        assert_eq!((fails(), fails()), (ProblemKind::Failed, ProblemKind::Failed));
+        let key = files.open(id, version, |options| Ok(options.key)).unwrap();
+        // It was opened once, so that it is not there means that it is lost, however often one tries.
+        assert_eq!((fails(), fails()), (ProblemKind::Damaged, ProblemKind::Damaged));
+        // One that is there keeps its key.
+        make_cache(&files, &name(id));
+        assert_eq!(fails(), ProblemKind::Failed);
+        assert_eq!(files.open(id, version, |options| Ok(options.key)).unwrap(), key);
+        // It failed after the cache was made.
+        let other = Uuid::from_u128(8);
+        let failed = files.open::<()>(other, version, |options| {
+            make_cache(&files, &options.name);
+            Err(failed())
+        });
+        assert_eq!(failed.unwrap_err().kind(), ProblemKind::Failed);
+        assert!(files.open(other, version, |_| Ok(())).is_ok());
     }
 
     #[test]

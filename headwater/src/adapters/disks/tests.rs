@@ -1,0 +1,67 @@
+//! Disks that are opened at the wrong moment or in the wrong place, and frozen without a store.
+
+use headwater_image::{ImportOptions, null_device};
+use headwater_store::{Access, LocalDir};
+
+use super::*;
+use crate::adapters::images::version_of;
+
+/// A store with one image, and what disks over it need.
+struct Fixture {
+    dir: tempfile::TempDir,
+    volumes: Volumes,
+    request: KeptRequest,
+}
+
+impl Fixture {
+    fn new() -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        let store: Arc<dyn Store> =
+            Arc::new(LocalDir::open(&dir.path().join("store"), Access::WRITE).unwrap());
+        let name: headwater_store::ImageName = "disk".parse().unwrap();
+        let options = ImportOptions::new(name.clone(), 500);
+        headwater_image::import(null_device(1 << 20).unwrap(), &*store, &options, &mut |_| {}).unwrap();
+        let image = store.image(&name).unwrap().unwrap();
+        let version = version_of(&image, image.newest().unwrap());
+        let [cache, keys] = ["cache", "keys"].map(|name| dir.path().join(name));
+        std::fs::create_dir(&cache).unwrap();
+        let caches = CacheArgs { buffering: headwater_volume::Buffering::Buffered, ..CacheArgs::default() };
+        let volumes = Volumes::new(store, cache, keys, caches, &StreamArgs::default()).unwrap();
+        let cache = CacheSettings { persistent: true, ..CacheSettings::default() };
+        let request = KeptRequest { id: Uuid::from_u128(7), version, cache };
+        Self { dir, volumes, request }
+    }
+
+    /// Opens the disk as a machine's start does, and closes it.
+    fn begin(&self) -> Result<(), BackendError> {
+        let KeptRequest { id, version, cache } = &self.request;
+        let opened = self.volumes.opener().volume(version, cache, Some(*id))?;
+        opened.volume.close();
+        Ok(())
+    }
+
+    fn key_exists(&self) -> bool {
+        self.dir.path().join(format!("keys/disk-{}", self.request.id)).exists()
+    }
+}
+
+#[test]
+fn a_disk_that_could_not_be_begun_can_be_once_its_directory_is_right() {
+    let fixture = Fixture::new();
+    let (cache, aside) = (fixture.dir.path().join("cache"), fixture.dir.path().join("aside"));
+    std::fs::rename(&cache, &aside).unwrap();
+    std::fs::write(&cache, "no directory").unwrap();
+    for _ in 0..2 {
+        let error = fixture.begin().unwrap_err();
+        assert!(error.kind() != ProblemKind::Damaged && !fixture.key_exists(), "{error}");
+    }
+    std::fs::remove_file(&cache).unwrap();
+    std::fs::rename(&aside, &cache).unwrap();
+    fixture.begin().unwrap();
+    // From now on there is something to lose.
+    std::fs::remove_dir_all(cache.join(format!("disk-{}", fixture.request.id))).unwrap();
+    for _ in 0..2 {
+        assert_eq!(fixture.begin().unwrap_err().kind(), ProblemKind::Damaged);
+    }
+    assert!(fixture.key_exists());
+}
