@@ -101,6 +101,12 @@ impl Volumes {
     pub fn lend_kept(&self, request: &KeptRequest) -> Result<Reader, BackendError> {
         let opener = self.opener();
         self.readable.of_kept(request.id).borrow(|| {
+            // It may have been discarded since the caller looked, or have never been begun; whoever discards it waits for
+            // this lock. A disk is begun by its machine alone, or one that is gone would come back empty.
+            if !opener.files.is_begun(request.id) {
+                let message = "the disk was discarded, or its machine has not begun it";
+                return Err(BackendError::new(ProblemKind::Conflict, message));
+            }
             let Opened { volume, pin, .. } =
                 opener.open_volume(&request.version, &request.cache, Some(request.id))?;
             FrozenVolume::of_nobody(&opener.store, request.version.clone(), volume, pin)

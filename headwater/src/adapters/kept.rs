@@ -55,6 +55,11 @@ impl KeptFiles {
         opened
     }
 
+    /// Whether there is anything of a disk; if that is not all of it, to open it is an error.
+    pub fn is_begun(&self, id: Uuid) -> bool {
+        self.is_there(id) || self.keys_dir.join(name(id)).exists()
+    }
+
     /// Whether there is a cache.
     fn is_there(&self, id: Uuid) -> bool {
         self.cache_dir.join(name(id)).join("map").exists()

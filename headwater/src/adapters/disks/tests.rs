@@ -40,9 +40,30 @@ impl Fixture {
         Ok(())
     }
 
+    fn discard(&self) {
+        let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+        runtime.block_on(self.volumes.discard(self.request.id)).unwrap();
+    }
+
     fn key_exists(&self) -> bool {
         self.dir.path().join(format!("keys/disk-{}", self.request.id)).exists()
     }
+
+    fn lend(&self) -> Result<(), BackendError> {
+        self.volumes.lend_kept(&self.request).map(drop)
+    }
+}
+
+#[test]
+fn a_disk_that_was_discarded_does_not_come_back_empty_to_a_reader() {
+    let fixture = Fixture::new();
+    assert_eq!(fixture.lend().unwrap_err().kind(), ProblemKind::Conflict);
+    fixture.begin().unwrap();
+    fixture.lend().unwrap();
+    // The reader looked it up before that.
+    fixture.discard();
+    assert_eq!(fixture.lend().unwrap_err().kind(), ProblemKind::Conflict);
+    assert!(!fixture.key_exists());
 }
 
 #[test]
