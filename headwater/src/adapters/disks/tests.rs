@@ -86,3 +86,26 @@ fn a_disk_that_could_not_be_begun_can_be_once_its_directory_is_right() {
     }
     assert!(fixture.key_exists());
 }
+
+#[test]
+fn a_machines_disk_is_frozen_without_asking_the_store() {
+    let fixture = Fixture::new();
+    let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+    let request = DiskRequest {
+        machine: "lab".to_owned(),
+        uuid: Uuid::from_u128(9),
+        run_dir: fixture.dir.path().to_owned(),
+        version: fixture.request.version.clone(),
+        cache: CacheSettings::default(),
+        kept: None,
+        transport: DiskTransport::Nbd,
+    };
+    let disk = runtime.block_on(fixture.volumes.open(request)).unwrap();
+    // The guest's file systems stand still meanwhile. A store that is away keeps one waiting; one that is gone refuses.
+    let (store, aside) = (fixture.dir.path().join("store"), fixture.dir.path().join("aside"));
+    std::fs::rename(&store, &aside).unwrap();
+    let frozen = disk.freeze();
+    std::fs::rename(&aside, &store).unwrap();
+    drop(frozen.unwrap());
+    runtime.block_on(disk.close()).unwrap();
+}
