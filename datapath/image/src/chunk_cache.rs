@@ -148,6 +148,12 @@ impl ChunkCache {
         self.shard(hash).is_some_and(|shard| shard.lock().slots.contains_key(hash))
     }
 
+    /// Whether several wait for a chunk that is on its way.
+    pub(crate) fn several_wait(&self, hash: &Hash) -> bool {
+        let several = |slot: &Slot| matches!(slot, Slot::Fetching(waiters) if waiters.len() > 1);
+        self.shard(hash).is_some_and(|shard| shard.lock().slots.get(hash).is_some_and(several))
+    }
+
     pub(crate) fn count_ahead(&self, chunks: usize) {
         self.counters.ahead.fetch_add(u64_of(chunks), Ordering::Relaxed);
     }

@@ -91,7 +91,7 @@ fn unpack_one(
 /// A fetch of a chunk under way. Whatever happens to it, those who wait are told.
 pub(crate) struct Fetch {
     cache: Arc<ChunkCache>,
-    chunk: ChunkRef,
+    pub chunk: ChunkRef,
     ended: bool,
 }
 

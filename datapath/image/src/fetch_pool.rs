@@ -11,6 +11,7 @@ use std::panic::AssertUnwindSafe;
 use std::sync::{Arc, Weak};
 
 use headwater_block::{IoError, IoErrorKind};
+use headwater_store::Hash;
 use parking_lot::{Condvar, Mutex};
 
 /// Threads of a pool: how many reads of files, or of remote stores, are under way at a time.
@@ -19,8 +20,9 @@ pub const FETCH_THREADS: usize = 8;
 const AHEAD_THREADS: usize = 6;
 /// Reads that wait for a thread. Whoever submits one more waits for room.
 pub const FETCH_QUEUE_MAX: usize = 4096;
-/// Reads ahead that wait for a thread. One more is left out.
-pub(crate) const AHEAD_QUEUE_MAX: usize = 64;
+/// Reads ahead that wait for a thread: as many as bring [`PREFETCH_MAX_BYTES`] of a store on this host whose chunks lie
+/// side by side. One more is left out.
+pub(crate) const AHEAD_QUEUE_MAX: usize = 128;
 
 /// What one prefetch brings at most: it is a hint, and a client must not have a whole image read with one request.
 pub(crate) const PREFETCH_MAX_BYTES: u64 = 32 << 20;
@@ -45,10 +47,16 @@ pub(crate) enum Urgency {
     Ahead,
 }
 
+/// A task that reads ahead, and the chunks that it brings.
+struct Ahead {
+    chunks: Vec<Hash>,
+    task: Task,
+}
+
 #[derive(Default)]
 struct Queue {
     tasks: VecDeque<Task>,
-    ahead: VecDeque<Task>,
+    ahead: VecDeque<Ahead>,
     /// Threads that fetch ahead at this moment.
     ahead_running: usize,
     /// Set when the last handle is gone: the threads finish what is queued and end.
@@ -105,26 +113,38 @@ impl FetchPool {
         Ok(pool)
     }
 
-    /// Queues `task`; waits while [`FETCH_QUEUE_MAX`] are queued, unless called by a task.
-    pub(crate) fn push(&self, urgency: Urgency, task: impl FnOnce() + Send + 'static) {
+    /// Queues `task`, which somebody waits for; waits while [`FETCH_QUEUE_MAX`] are queued, unless called by a task.
+    pub(crate) fn push(&self, task: impl FnOnce() + Send + 'static) {
         let mut queue = self.0.queue.lock();
-        match urgency {
-            Urgency::Waited => {
-                if !IN_POOL.get() {
-                    self.0.not_full.wait_while(&mut queue, |queue| queue.tasks.len() >= FETCH_QUEUE_MAX);
-                }
-                queue.tasks.push_back(Box::new(task));
-            }
-            // Bounded by those who push, see `has_room_ahead`.
-            Urgency::Ahead => queue.ahead.push_back(Box::new(task)),
+        if !IN_POOL.get() {
+            self.0.not_full.wait_while(&mut queue, |queue| queue.tasks.len() >= FETCH_QUEUE_MAX);
         }
+        queue.tasks.push_back(Box::new(task));
         drop(queue);
         self.0.not_empty.notify_one();
     }
 
-    /// Whether more may be read ahead.
-    pub(crate) fn has_room_ahead(&self) -> bool {
-        self.0.queue.lock().ahead.len() < AHEAD_QUEUE_MAX
+    /// Queues `task`, which nobody waits for yet, and which brings these chunks. Bounded by those who push, see
+    /// `room_ahead`.
+    pub(crate) fn push_ahead(&self, chunks: Vec<Hash>, task: impl FnOnce() + Send + 'static) {
+        self.0.queue.lock().ahead.push_back(Ahead { chunks, task: Box::new(task) });
+        self.0.not_empty.notify_one();
+    }
+
+    /// Somebody waits for these chunks from now on: what brings them no longer goes behind all that is waited for.
+    pub(crate) fn promote(&self, chunks: &[Hash]) {
+        if chunks.is_empty() {
+            return;
+        }
+        let promoted = self.0.queue.lock().promote(chunks);
+        (0..promoted).for_each(|_| {
+            self.0.not_empty.notify_one();
+        });
+    }
+
+    /// How many more tasks may be queued that read ahead.
+    pub(crate) fn room_ahead(&self) -> usize {
+        AHEAD_QUEUE_MAX.saturating_sub(self.0.queue.lock().ahead.len())
     }
 }
 
@@ -144,9 +164,21 @@ impl Queue {
         if self.ahead_running >= AHEAD_THREADS && !self.closed {
             return None;
         }
-        let task = self.ahead.pop_front()?;
+        let ahead = self.ahead.pop_front()?;
         self.ahead_running += 1;
-        Some((task, Urgency::Ahead))
+        Some((ahead.task, Urgency::Ahead))
+    }
+
+    /// Puts what brings any of these chunks behind what is waited for. Returns how many tasks that were.
+    fn promote(&mut self, chunks: &[Hash]) -> usize {
+        let (wanted, others) = std::mem::take(&mut self.ahead)
+            .into_iter()
+            .partition(|ahead: &Ahead| ahead.chunks.iter().any(|chunk| chunks.contains(chunk)));
+        self.ahead = others;
+        let wanted: VecDeque<Ahead> = wanted;
+        let promoted = wanted.len();
+        self.tasks.extend(wanted.into_iter().map(|ahead| ahead.task));
+        promoted
     }
 }
 

@@ -6,7 +6,7 @@ use headwater_block::{
     Attempt, ByteRange, Completion, Device, Extent, ExtentKind, Geometry, IoError, Op, Request,
 };
 
-use crate::fetch_pool::{FetchPool, PREFETCH_MAX_BYTES, Place, Urgency, read_only};
+use crate::fetch_pool::{FetchPool, PREFETCH_MAX_BYTES, Place, read_only};
 use crate::reader::read_only_geometry;
 
 /// A read-only disk whose calls block. Ranges lie inside the disk.
@@ -54,18 +54,18 @@ impl Device for PooledDisk {
         match request {
             Request::Read { range, mut buffer } => {
                 let disk = Arc::clone(&self.disk);
-                self.pool.push(Urgency::Waited, move || {
+                self.pool.push(move || {
                     let result = disk.read(range.offset(), &mut buffer);
                     done.complete(result, buffer);
                 });
             }
             Request::Prefetch { range } => {
-                if !self.pool.has_room_ahead() {
+                if self.pool.room_ahead() == 0 {
                     return done.complete(Ok(()), Vec::new());
                 }
                 let disk = Arc::clone(&self.disk);
                 let range = range.clipped_to(range.offset().saturating_add(PREFETCH_MAX_BYTES));
-                self.pool.push(Urgency::Ahead, move || {
+                self.pool.push_ahead(Vec::new(), move || {
                     disk.will_read(range);
                     done.complete(Ok(()), Vec::new());
                 });

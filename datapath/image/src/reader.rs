@@ -203,12 +203,16 @@ impl VersionReader {
             left: AtomicUsize::new(missing.len()),
             state: Mutex::new(ReadState { buffer, result: Ok(()), done: Some(done) }),
         });
-        let mut must_fetch = Vec::new();
+        let (mut must_fetch, mut joined) = (Vec::new(), Vec::new());
         for (piece, chunk) in missing {
             let read = Arc::clone(&read);
             let waiter: Waiter = Box::new(move |bytes| read.piece_is_here(piece, bytes));
-            must_fetch.extend(self.join(chunk, waiter));
+            match self.join(chunk, waiter) {
+                Some(chunk) => must_fetch.push(chunk),
+                None => joined.push(chunk.hash),
+            }
         }
+        self.pool.promote(&joined);
         self.fetch(must_fetch, Urgency::Waited, self.merge_limit());
         self.read_ahead(range, true);
     }
@@ -221,9 +225,7 @@ impl VersionReader {
         let chunk_bytes = u64::from(self.manifest.chunk_bytes());
         let first = range.offset() / chunk_bytes;
         let last = range.end().saturating_sub(1) / chunk_bytes;
-        if let Some(ahead) = self.readahead.read(first, last, missed)
-            && self.pool.has_room_ahead()
-        {
+        if let Some(ahead) = self.readahead.read(first, last, missed) {
             self.fetch_range_ahead(ahead);
         }
     }
@@ -232,10 +234,8 @@ impl VersionReader {
         let chunks = chunks.start..chunks.end.min(self.manifest.chunks());
         let absent = chunks.filter_map(|index| self.manifest.chunk(index).copied());
         let mut must_fetch = Vec::new();
-        for chunk in absent {
-            if !self.cache.is_known(&chunk.hash) {
-                must_fetch.extend(self.join(chunk, Box::new(|_| {})));
-            }
+        for chunk in self.with_room_ahead(absent.filter(|chunk| !self.cache.is_known(&chunk.hash))) {
+            must_fetch.extend(self.join(chunk, Box::new(|_| {})));
         }
         self.cache.count_ahead(must_fetch.len());
         self.fetch(must_fetch, Urgency::Ahead, self.merge_limit());
@@ -251,6 +251,12 @@ impl VersionReader {
         self.fetch(must_fetch, Urgency::Ahead, MergeLimit::AHEAD);
     }
 
+    /// Of these chunks the first, for which there is room in the queue of what is fetched ahead.
+    fn with_room_ahead(&self, chunks: impl IntoIterator<Item = ChunkRef>) -> Vec<ChunkRef> {
+        let groups = group(chunks, self.merge_limit()).into_iter();
+        groups.take(self.pool.room_ahead()).flatten().collect()
+    }
+
     fn merge_limit(&self) -> MergeLimit {
         if self.is_remote { MergeLimit::REMOTE } else { MergeLimit::HERE }
     }
@@ -263,7 +269,8 @@ impl VersionReader {
             self.manifest.chunk(piece.index).filter(|chunk| self.cache.get(&chunk.hash).is_none()).copied()
         };
         let missing: Vec<ChunkRef> = self.pieces(range).filter_map(absent).collect();
-        if missing.is_empty() || !self.pool.has_room_ahead() {
+        let missing = self.with_room_ahead(missing);
+        if missing.is_empty() {
             return done.complete(Ok(()), Vec::new());
         }
         let read = Arc::new(PendingRead {
@@ -292,8 +299,17 @@ impl VersionReader {
             let source = group.first().and_then(|chunk| self.object(usize_of_u32(chunk.object)));
             let fetches: Vec<Fetch> = group.into_iter().map(|chunk| Fetch::new(&self.cache, chunk)).collect();
             // Dropped, a fetch tells those who wait. A manifest that was parsed names no object that it lacks.
-            if let Some(source) = source {
-                self.pool.push(urgency, move || source.fetch(fetches));
+            let Some(source) = source else { continue };
+            match urgency {
+                Urgency::Waited => self.pool.push(move || source.fetch(fetches)),
+                Urgency::Ahead => {
+                    let chunks: Vec<Hash> = fetches.iter().map(|fetch| fetch.chunk.hash).collect();
+                    let mut wanted = chunks.clone();
+                    self.pool.push_ahead(chunks, move || source.fetch(fetches));
+                    // A read that joined before this was queued did not find it there.
+                    wanted.retain(|chunk| self.cache.several_wait(chunk));
+                    self.pool.promote(&wanted);
+                }
             }
         }
     }
