@@ -42,7 +42,9 @@ fn watch(server: u32) -> Sender<()> {
     std::thread::spawn(move || {
         if wait.recv_timeout(PATIENCE) == Err(RecvTimeoutError::Timeout) {
             eprintln!("the export is killed after {} s", PATIENCE.as_secs());
-            signal(server, "KILL");
+            // Not by a program: to start one may have to wait as well.
+            let server = server.try_into().ok().and_then(rustix::process::Pid::from_raw).expect("a process");
+            let _ = rustix::process::kill_process(server, rustix::process::Signal::KILL);
         }
     });
     done
@@ -108,6 +110,9 @@ impl Drop for Export {
         // Nobody waits for what waits for room.
         let _ = self.child.kill();
         let _ = self.child.wait();
+        if let Some(mount) = self.line.strip_prefix("fuse:").and_then(|file| Path::new(file).parent()) {
+            let _ = Command::new("umount").arg("-l").arg(mount).status();
+        }
     }
 }
 
@@ -235,10 +240,52 @@ fn over_iscsi_reads_and_unmaps_pass_writes_that_wait() {
         }
         seen.push(line);
     }
-    let paused = export.paused();
     let _ = client.kill();
     let _ = client.wait();
+    let paused = export.paused();
     assert!(missing.is_empty(), "{missing:?} did not come: {seen:?}");
     assert!(!seen.iter().any(|line| line.contains("failed")), "{seen:?}");
     assert!(paused > 64, "{paused} writes waited");
+}
+
+#[test]
+fn over_fuse_reads_pass_writes_that_wait() {
+    use std::os::unix::fs::FileExt;
+    let dir = short_dir();
+    let mount = dir.path().join("mount");
+    std::fs::create_dir(&mount).expect("it can be made");
+    let export = Export::start(dir.path(), &["--fuse", mount.to_str().expect("UTF-8")]);
+    let client = export.client();
+    let filled = export.fill(&client);
+    let file = std::fs::File::options().read(true).write(true).open(mount.join("disk")).expect("it opens");
+    let file = Arc::new(file);
+    // One waits already.
+    const COUNT: u64 = 127;
+    let writers: Vec<_> = (0..COUNT)
+        .map(|number| {
+            let file = Arc::clone(&file);
+            std::thread::spawn(move || {
+                // At a page's start, or the kernel cuts it into two that are no whole blocks.
+                let offset = LATER + number * MIB;
+                let mut bytes = vec![0; (MIB + 4096) as usize];
+                let start = bytes.as_ptr().align_offset(4096);
+                let page = &mut bytes[start..start + MIB as usize];
+                page.copy_from_slice(&data(offset, MIB));
+                file.write_all_at(page, offset)
+            })
+        })
+        .collect();
+    wait_until("all writes wait", || export.paused() == COUNT + 1);
+    let mut bytes = vec![0; 1 << 20];
+    for number in 0..filled / MIB {
+        file.read_exact_at(&mut bytes, number * MIB).expect("it reads");
+        assert!(bytes == data(number * MIB, MIB));
+    }
+    assert!(writers.iter().all(|writer| !writer.is_finished()));
+    blocking::discard(&*client, 0, filled).expect("it discards");
+    wait_until("one is written", || writers.iter().any(|writer| writer.is_finished()));
+    drop(export);
+    // The rest fails with the mount.
+    let written = writers.into_iter().filter_map(|writer| writer.join().expect("no panic").ok()).count();
+    assert!(written > 0);
 }

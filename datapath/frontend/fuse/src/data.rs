@@ -13,7 +13,7 @@ use parking_lot::Mutex;
 use rustix::io::Errno;
 
 use crate::channel::Channel;
-use crate::flow::{Gate, InFlight};
+use crate::flow::{Gate, InFlight, Way};
 use crate::limits::MAX_TRANSFER_BYTES;
 use crate::parts::{Clear, Job, Work};
 use crate::wire::{ANSWER_HEADER_BYTES, answer_header};
@@ -137,6 +137,7 @@ impl Disk {
     ) {
         let disk = Arc::clone(self);
         let what = describe(&request);
+        let way = if matches!(request, Request::Read { .. }) { Way::Read } else { Way::Write };
         let done = move |outcome: Outcome| {
             if gated {
                 disk.gate.leave();
@@ -146,7 +147,7 @@ impl Disk {
                 Err(error) => asker.fail(disk.failed(&what, &error)),
             }
             // After the answer, for which the buffer was still needed.
-            disk.in_flight.remove(bytes);
+            disk.in_flight.remove(way, bytes);
         };
         self.device.submit(request, Completion::new(done));
     }
@@ -179,7 +180,7 @@ impl Disk {
             }
         }
         let part = Answer::Part(first..first.saturating_add(wanted));
-        self.in_flight.add(bytes);
+        self.in_flight.add(Way::Read, bytes);
         let request = Request::Read { range: whole, buffer: vec![0; bytes] };
         self.submit(asker, request, part, bytes, false);
     }
@@ -210,7 +211,7 @@ impl Disk {
             }
             Ok(Attempt::MustWait) => {
                 // Not waiting for room while in the gate: whoever wants to be alone has room, and waits for us to leave.
-                if !self.in_flight.try_add(written) {
+                if !self.in_flight.try_add(Way::Write, written) {
                     self.gate.leave();
                     return self.take_turn(asker, Work::Write { range, data: from.to_vec(), fua });
                 }
@@ -258,13 +259,15 @@ impl Disk {
     }
 
     fn take_turn(&self, asker: Asker, work: Work) {
-        self.in_flight.add(work.bytes());
+        if let Work::Write { data, .. } = &work {
+            self.in_flight.add(Way::Write, data.len());
+        }
         let unsent = match &*self.parts.lock() {
             Some(parts) => parts.send(Job { asker, work }).err().map(|mpsc::SendError(job)| job),
             None => Some(Job { asker, work }),
         };
         if let Some(Job { asker, work }) = unsent {
-            self.in_flight.remove(work.bytes());
+            self.in_flight.remove(Way::Write, work.bytes());
             asker.fail(Errno::SHUTDOWN);
         }
     }

@@ -4,41 +4,73 @@ use parking_lot::{Condvar, Mutex};
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Bytes of requests that the device has, or that wait for their turn.
+///
+/// Writes may wait for room in the device for long, and reads go on meanwhile: with a quarter of the limit of their own.
 pub(crate) struct InFlight {
     limit_bytes: usize,
-    bytes: Mutex<usize>,
+    bytes: Mutex<Bytes>,
     freed: Condvar,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Bytes {
+    all: usize,
+    /// Of which: of reads.
+    of_reads: usize,
+}
+
+/// Which way the data of a request goes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Way {
+    Read,
+    Write,
+}
+
+impl Bytes {
+    fn admits(self, way: Way, limit: usize) -> bool {
+        self.all < limit || (way == Way::Read && (self.of_reads == 0 || self.of_reads < limit / 4))
+    }
+
+    fn add(&mut self, way: Way, bytes: usize) {
+        self.all = self.all.saturating_add(bytes);
+        if way == Way::Read {
+            self.of_reads = self.of_reads.saturating_add(bytes);
+        }
+    }
 }
 
 impl InFlight {
     pub(crate) fn new(limit_bytes: usize) -> Self {
-        Self { limit_bytes, bytes: Mutex::new(0), freed: Condvar::new() }
+        Self { limit_bytes, bytes: Mutex::default(), freed: Condvar::new() }
     }
 
     /// Waits until less than the limit is in flight, and adds `bytes`.
-    pub(crate) fn add(&self, bytes: usize) {
+    pub(crate) fn add(&self, way: Way, bytes: usize) {
         let mut now = self.bytes.lock();
-        while *now >= self.limit_bytes {
+        while !now.admits(way, self.limit_bytes) {
             self.freed.wait(&mut now);
         }
-        *now = now.saturating_add(bytes);
+        now.add(way, bytes);
     }
 
     /// Adds `bytes` if less than the limit is in flight.
-    pub(crate) fn try_add(&self, bytes: usize) -> bool {
+    pub(crate) fn try_add(&self, way: Way, bytes: usize) -> bool {
         let mut now = self.bytes.lock();
-        let has_room = *now < self.limit_bytes;
+        let has_room = now.admits(way, self.limit_bytes);
         if has_room {
-            *now = now.saturating_add(bytes);
+            now.add(way, bytes);
         }
         has_room
     }
 
     /// Takes `bytes` away.
-    pub(crate) fn remove(&self, bytes: usize) {
+    pub(crate) fn remove(&self, way: Way, bytes: usize) {
         let mut now = self.bytes.lock();
-        *now = now.saturating_sub(bytes);
-        if *now < self.limit_bytes {
+        now.all = now.all.saturating_sub(bytes);
+        if way == Way::Read {
+            now.of_reads = now.of_reads.saturating_sub(bytes);
+        }
+        if now.admits(Way::Read, self.limit_bytes) {
             self.freed.notify_all();
         }
     }
@@ -134,15 +166,31 @@ mod tests {
     #[test]
     fn a_full_limit_holds_the_next_one_back() {
         let flow = Arc::new(InFlight::new(10));
-        flow.add(10);
+        flow.add(Way::Write, 10);
         let waiter = std::thread::spawn({
             let flow = Arc::clone(&flow);
-            move || flow.add(5)
+            move || flow.add(Way::Write, 5)
         });
         std::thread::sleep(std::time::Duration::from_millis(20));
         assert!(!waiter.is_finished());
-        flow.remove(10);
+        flow.remove(Way::Write, 10);
         waiter.join().unwrap();
-        assert_eq!(*flow.bytes.lock(), 5);
+        assert_eq!(flow.bytes.lock().all, 5);
+    }
+
+    #[test]
+    fn reads_have_a_quarter_besides_that_writes_cannot_fill() {
+        let flow = InFlight::new(8);
+        flow.add(Way::Write, 8);
+        assert!(!flow.try_add(Way::Write, 1));
+        flow.add(Way::Read, 1);
+        flow.add(Way::Read, 1);
+        assert!(!flow.try_add(Way::Read, 1));
+        flow.remove(Way::Read, 2);
+        flow.add(Way::Read, 100);
+        flow.remove(Way::Write, 8);
+        assert!(!flow.try_add(Way::Read, 1), "100 bytes are in flight");
+        flow.remove(Way::Read, 100);
+        assert_eq!(*flow.bytes.lock(), Bytes::default());
     }
 }

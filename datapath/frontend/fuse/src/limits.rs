@@ -5,16 +5,18 @@ pub(crate) const MAX_TRANSFER_BYTES: u32 = 1 << 20;
 
 /// What one mounted file may cost.
 ///
-/// Memory: for each reader two buffers of 1 MiB, of which only touched pages count, and `bytes_in_flight` and one
+/// Memory: for each reader two buffers of 1 MiB, of which only touched pages count, and 5/4 of `bytes_in_flight` and one
 /// request for each reader more.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Limits {
     /// Threads that take requests, 1 to 16.
     pub readers: u16,
     /// Asynchronous requests that the kernel has under way at a time (`max_background`), 1 to 1024. Others wait in the
-    /// kernel; those of programs that wait for each answer are not counted.
+    /// kernel, reads behind writes too; those of programs that wait for each answer are not counted. Twice the depth of a loop device, whose
+    /// requests may be longer than one of ours.
     pub background_requests: u16,
-    /// Data of requests that wait for the device, in bytes. Then no more requests are taken.
+    /// Data of requests that wait for the device, in bytes. Then a reader that has taken a write waits; reads have a quarter besides.
+    /// The 128 requests of a loop device fit, of 1 MiB each, so that while they wait for room in the write cache they stop no reader.
     pub bytes_in_flight: usize,
     /// Warnings about a mount in ten seconds; further ones are counted and told later.
     pub warnings_per_10_s: u32,
@@ -22,7 +24,7 @@ pub struct Limits {
 
 impl Default for Limits {
     fn default() -> Self {
-        Self { readers: 2, background_requests: 64, bytes_in_flight: 64 << 20, warnings_per_10_s: 20 }
+        Self { readers: 2, background_requests: 256, bytes_in_flight: 128 << 20, warnings_per_10_s: 20 }
     }
 }
 

@@ -7,6 +7,7 @@ use std::sync::{Arc, mpsc};
 use headwater_block::{Attempt, ByteRange, IoError, IoErrorKind, Op, Request, blocking};
 
 use crate::data::{Answer, Asker, Disk};
+use crate::flow::Way;
 
 /// How a range is cleared.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -81,7 +82,7 @@ pub(crate) fn run(disk: &Arc<Disk>, jobs: &mpsc::Receiver<Job>) {
             Ok(answer) => asker.succeed(&answer, &[]),
             Err(error) => asker.fail(disk.failed(&format_args!("a change of {range}"), &error)),
         }
-        disk.in_flight.remove(bytes);
+        disk.in_flight.remove(Way::Write, bytes);
     }
 }
 

@@ -11,8 +11,8 @@ use crate::limits::MAX_TRANSFER_BYTES;
 use crate::parts::Clear;
 use crate::wire::{
     ANSWER_HEADER_BYTES, ASYNC_DIO, ASYNC_READ, Agreed, BIG_WRITES, Body, DIRECT_IO_ALLOW_MMAP,
-    FOPEN_DIRECT_IO, FOPEN_PARALLEL_DIRECT_WRITES, INIT_EXT, MAJOR, MAX_PAGES, MINOR, Message, OLDEST_MINOR,
-    PARALLEL_DIROPS, Request, WRITE_DATA_AT,
+    FOPEN_DIRECT_IO, FOPEN_NOFLUSH, FOPEN_PARALLEL_DIRECT_WRITES, INIT_EXT, MAJOR, MAX_PAGES, MINOR, Message,
+    OLDEST_MINOR, PARALLEL_DIROPS, Request, WRITE_DATA_AT,
 };
 
 /// Room for the longest request: the kernel refuses to give any to a shorter buffer.
@@ -117,7 +117,9 @@ impl Reader {
                 }
                 // Nothing is kept between a program and the volume: a write that was answered is in the volume, and one
                 // that found no room fails where it was made.
-                let open = FOPEN_DIRECT_IO | FOPEN_PARALLEL_DIRECT_WRITES;
+                // So there is nothing to flush when a descriptor is closed either, for which the kernel would wait for all writes under
+                // way: a program that starts another one would, while writes wait for room.
+                let open = FOPEN_DIRECT_IO | FOPEN_PARALLEL_DIRECT_WRITES | FOPEN_NOFLUSH;
                 Ok(Body::default().u64(0).u32(open).u32(0).0)
             }
             Request::OpenDir => Ok(Body::default().u64(0).u32(0).u32(0).0),

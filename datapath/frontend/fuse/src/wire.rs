@@ -29,6 +29,7 @@ pub(crate) const DIRECT_IO_ALLOW_MMAP: u64 = 1 << 36;
 
 // Flags of the answer to `FUSE_OPEN`.
 pub(crate) const FOPEN_DIRECT_IO: u32 = 1;
+pub(crate) const FOPEN_NOFLUSH: u32 = 1 << 5;
 pub(crate) const FOPEN_PARALLEL_DIRECT_WRITES: u32 = 1 << 6;
 
 // What `FUSE_SETATTR` changes.
