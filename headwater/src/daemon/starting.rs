@@ -47,7 +47,7 @@ pub async fn start(
                 let _ = tokio::time::timeout(PATIENCE, &mut starting).await;
                 return Err(EndedAtStart { signal, step }.into());
             }
-            _ = slow.tick() => say(&format!("not ready yet: {}", *step.borrow())),
+            _ = slow.tick() => say(&format!("still starting: {}", *step.borrow())),
         }
     }
 }
