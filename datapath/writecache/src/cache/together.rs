@@ -5,8 +5,8 @@
 //! each unlocking waits for them. So the leaves of several blocks are locked first, then all blocks are copied, and there is one
 //! wait for all of them (`docs/decisions/0023-overwrites-together.md`).
 //!
-//! Two leaves are locked here at once, which is done nowhere else. Only the first is ever waited for: the others are
-//! taken where they are free, so that nobody waits in a circle.
+//! Several leaves are locked here at once, which is done nowhere else. None is waited for: they are taken where they are
+//! free, so that nobody waits in a circle.
 
 use super::write::is_zero;
 use super::{BLOCK, Now, WriteCache};
