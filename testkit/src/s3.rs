@@ -102,13 +102,17 @@ impl Drop for S3Server {
 /// The server's part, in a test of the test program. Does nothing unless [`S3Server::start`] started it.
 pub fn serve_if_asked() {
     let Some(root) = std::env::var_os(ROOT_VARIABLE) else { return };
-    // Ends with the program that started us.
-    std::thread::spawn(|| {
+    // Ends with the program that started us, and takes the directory along: the server that all tests of a program
+    // share lives in a static, which nobody drops.
+    let root = PathBuf::from(root);
+    let removed = root.clone();
+    std::thread::spawn(move || {
         let _ = std::io::stdin().read_to_end(&mut Vec::new());
+        let _ = std::fs::remove_dir_all(removed);
         std::process::exit(0);
     });
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build();
-    runtime.expect("a runtime").block_on(serve(Path::new(&root)));
+    runtime.expect("a runtime").block_on(serve(&root));
 }
 
 async fn serve(root: &Path) {
