@@ -4,9 +4,10 @@
 //! A map is read twice: by [`crate::persist::format`], and by the tables of `docs/format-cache.md` as they are written down
 //! here. The two must agree on what counts, on what was lost in a crash, and on what is damage.
 
-use crate::persist::format::{
-    Encoder, HEADER_BYTES, Header, HeaderFault, NO_BLOCK, Record, Scan, ScanFault, decode, scan,
-};
+use std::io::Cursor;
+
+use crate::persist::format::{Encoder, HEADER_BYTES, Header, HeaderFault, NO_BLOCK, Record, decode};
+use crate::persist::scan::{Scan, ScanFault, Window, scan};
 
 /// What a fuzzer or a test feeds with bytes.
 pub type Oracle = fn(&[u8]);
@@ -109,9 +110,9 @@ fn plain_scan(bytes: &[u8], first_sequence: u64) -> Result<Scan, ScanFault> {
         sequence = number.wrapping_add(1);
         if let Plain::Commit(epoch, generation_limit) = record {
             if last.is_some_and(|last| last.epoch.wrapping_add(1) != epoch) {
-                return Err(ScanFault::Damaged(at));
+                return Err(ScanFault::Damaged(at as u64));
             }
-            last = Some(Scan { end: at, next_sequence: sequence, epoch, generation_limit });
+            last = Some(Scan { end: at as u64, next_sequence: sequence, epoch, generation_limit });
         }
     }
     // A commit that is more than one further on was begun after the one between them was durable.
@@ -119,7 +120,7 @@ fn plain_scan(bytes: &[u8], first_sequence: u64) -> Result<Scan, ScanFault> {
     let starts = (0..bytes.len()).step_by(8).skip_while(|start| *start <= at);
     let is_later = |start: usize| matches!(plain(bytes, start), Some((number, Plain::Commit(later, _), _)) if number > sequence && later > epoch.saturating_add(1));
     if starts.into_iter().any(is_later) {
-        return Err(ScanFault::Damaged(at));
+        return Err(ScanFault::Damaged(at as u64));
     }
     last.ok_or(ScanFault::NoCommit)
 }
@@ -194,7 +195,8 @@ fn check(bytes: &[u8]) {
     }
     assert_eq!(plain(bytes, at), None);
     let first = decoded.map_or(0, |header| header.first_sequence);
-    assert_eq!(scan(bytes, first), plain_scan(bytes, first));
+    let scanned = Window::of_bytes(Cursor::new(bytes), 0).and_then(|mut map| scan(&mut map, first));
+    assert_eq!(scanned.ok(), Some(plain_scan(bytes, first)));
 }
 
 /// A record is written as it was read, but for what is reserved.

@@ -245,13 +245,13 @@ impl Map {
 
     /// The ranges of blocks (first, count) that read as zeroes, ascending. For a checkpoint, while nobody
     /// changes the map.
-    pub fn zero_ranges(&self) -> Vec<(u32, u32)> {
-        let mut ranges: Vec<(u32, u32)> = Vec::new();
+    pub fn zero_ranges(&self, mut each: impl FnMut((u32, u32))) {
+        let mut last: Option<(u32, u32)> = None;
         let mut push = |first: usize, count: usize| {
             let (Ok(first), Ok(count)) = (u32::try_from(first), u32::try_from(count)) else { return };
-            match ranges.last_mut() {
+            match &mut last {
                 Some((start, len)) if *start + *len == first => *len += count,
-                _ => ranges.push((first, count)),
+                _ => last.replace((first, count)).into_iter().for_each(&mut each),
             }
         };
         for (number, group) in self.groups.iter().enumerate() {
@@ -272,7 +272,7 @@ impl Map {
                 }
             }
         }
-        ranges
+        last.into_iter().for_each(each);
     }
 
     /// Waits until everybody who locked the leaf of one of these blocks before this call has unlocked it.

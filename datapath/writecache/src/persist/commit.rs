@@ -7,7 +7,8 @@ use std::sync::{Arc, Weak};
 
 use headwater_block::{IoError, IoErrorKind};
 
-use super::format::{Encoder, NO_BLOCK};
+use super::format::{Encoder, MAX_RANGES, NO_BLOCK};
+use super::journal::Journal;
 use super::{Change, FlushDone, LOW_GENERATIONS, Persist};
 use crate::cache::WriteCache;
 use crate::counters::count;
@@ -38,15 +39,9 @@ struct Epoch {
     changes: Vec<Change>,
     freed: Vec<u32>,
     jobs: Vec<Job>,
-    /// Everything that is live, where the map is to be replaced.
-    checkpoint: Option<Everything>,
+    /// Everything that is live, where the map is to be replaced: 4 bytes for each block, once.
+    checkpoint: Option<Encoder>,
     waiters: Vec<FlushDone>,
-}
-
-/// What a checkpoint holds.
-struct Everything {
-    extents: Vec<(u32, u64, u16, Vec<u32>)>,
-    zero: Vec<(u32, u32)>,
 }
 
 impl Persist {
@@ -290,8 +285,14 @@ impl WriteCache {
 
     /// Commits what was written up to now.
     fn commit(&self, persist: &Persist, overflow: &Overflow) {
-        let epoch = self.close_epoch(persist, overflow);
-        let result = self.write_epoch(persist, overflow, &epoch);
+        let mut epoch = self.close_epoch(persist, overflow);
+        let checkpoint = epoch.checkpoint.take();
+        let checkpoint_bytes = checkpoint.as_ref().map_or(0, Encoder::len) as u64;
+        persist.checkpoint_bytes.store(checkpoint_bytes, Ordering::Relaxed);
+        self.host.add_ram(checkpoint_bytes);
+        let result = self.write_epoch(persist, overflow, &epoch, checkpoint);
+        persist.checkpoint_bytes.store(0, Ordering::Relaxed);
+        self.host.give_ram(checkpoint_bytes);
         let had_failed = persist.has_failed();
         self.set_failed(persist, overflow, result.is_err());
         let Epoch { mut changes, mut freed, waiters, .. } = epoch;
@@ -322,9 +323,14 @@ impl WriteCache {
     fn close_epoch(&self, persist: &Persist, overflow: &Overflow) -> Epoch {
         // First the flushes, then the epoch: what was answered before them is in it.
         let waiters = std::mem::take(&mut persist.asked.lock().waiters);
-        let due = {
+        let mut checkpoint = {
             let used = overflow.used_bytes() / SEALED_SEGMENT_BYTES as u64;
-            persist.journal.lock().wants_checkpoint(used * CHECKPOINT_SEGMENT_BYTES)
+            let bytes = used * CHECKPOINT_SEGMENT_BYTES;
+            let journal = persist.journal.lock();
+            // With room for all before the gate is closed; what is not used of it takes no memory.
+            journal
+                .wants_checkpoint(bytes)
+                .then(|| Encoder::with_room(journal.sequence(), usize::try_from(bytes).unwrap_or_default()))
         };
         let gate = persist.gate.write();
         let mut pending = persist.pending.lock();
@@ -334,18 +340,21 @@ impl WriteCache {
         pending.committing_changes = changes.len();
         drop(pending);
         let jobs = self.log.lock().close_epoch(&self.segments);
-        let checkpoint = (due && !changes.is_empty()).then(|| self.whole_state());
+        match &mut checkpoint {
+            Some(records) if !changes.is_empty() => self.whole_state(records),
+            _ => checkpoint = None,
+        }
         drop(gate);
         let jobs = jobs.into_iter().map(|(id, end)| Job { id, end }).collect();
         Epoch { changes, freed, jobs, checkpoint, waiters }
     }
 
     /// Everything that the map names. With the gate closed.
-    fn whole_state(&self) -> Everything {
-        let mut extents = Vec::new();
+    fn whole_state(&self, records: &mut Encoder) {
         let numbers = self.log.lock().numbers_used();
         // What only a frozen view needs ends with the process. Nobody can freeze and change anything meanwhile.
         let frozen = self.map.is_frozen();
+        let mut blocks: Vec<u32> = Vec::with_capacity(usize::from(SLOT_COUNT));
         for number in 0..numbers {
             let Some(segment) = self.segments.get(SegmentId(number)) else { continue };
             let Some(position) = segment.position() else { continue };
@@ -358,17 +367,31 @@ impl WriteCache {
                 (!frozen || self.is_at(block, here)).then_some(block.0)
             };
             let Some(first) = (0..SLOT_COUNT).find(|slot| owner(*slot).is_some()) else { continue };
-            let mut blocks: Vec<u32> =
-                (first..SLOT_COUNT).map(|slot| owner(slot).unwrap_or(NO_BLOCK)).collect();
+            blocks.clear();
+            blocks.extend((first..SLOT_COUNT).map(|slot| owner(slot).unwrap_or(NO_BLOCK)));
             while blocks.last() == Some(&NO_BLOCK) {
                 blocks.pop();
             }
-            extents.push((position, segment.generation(), first, blocks));
+            records.extent(position, segment.generation(), first, &blocks);
         }
-        Everything { extents, zero: self.map.zero_ranges() }
+        let mut ranges: Vec<(u32, u32)> = Vec::with_capacity(MAX_RANGES);
+        self.map.zero_ranges(|range| {
+            ranges.push(range);
+            if ranges.len() == MAX_RANGES {
+                records.ranges(true, &ranges);
+                ranges.clear();
+            }
+        });
+        records.ranges(true, &ranges);
     }
 
-    fn write_epoch(&self, persist: &Persist, overflow: &Overflow, epoch: &Epoch) -> Result<(), IoError> {
+    fn write_epoch(
+        &self,
+        persist: &Persist,
+        overflow: &Overflow,
+        epoch: &Epoch,
+        checkpoint: Option<Encoder>,
+    ) -> Result<(), IoError> {
         let mut journal = persist.journal.lock();
         if journal.is_broken() {
             self.unpin(&epoch.jobs);
@@ -393,17 +416,15 @@ impl WriteCache {
             journal.set_broken();
             return Err(journal.error(error));
         }
-        let replaced =
-            epoch.checkpoint.as_ref().map(|state| journal.checkpoint(|encoder| state.encode(encoder)));
-        let done = match replaced {
+        let done = match checkpoint.map(|everything| journal.checkpoint(everything)) {
             Some(Ok(())) => Ok(()),
             Some(Err(error)) if journal.is_broken() => Err(error),
             // Without room for a new map the old one grows, which has room.
             Some(Err(error)) => {
                 tracing::warn!(%error, "the map of a persistent cache could not be replaced by a shorter one, and grows");
-                journal.append_reserving(reserve, |encoder| encode(&epoch.changes, encoder))
+                append(&mut journal, &epoch.changes, reserve)
             }
-            None => journal.append_reserving(reserve, |encoder| encode(&epoch.changes, encoder)),
+            None => append(&mut journal, &epoch.changes, reserve),
         };
         // Where that fails, no new segments are begun.
         let _ = persist.room.claim(persist.pending_changes());
@@ -454,13 +475,10 @@ impl WriteCache {
     }
 }
 
-impl Everything {
-    fn encode(&self, encoder: &mut Encoder) {
-        for (position, generation, first, blocks) in &self.extents {
-            encoder.extent(*position, *generation, *first, blocks);
-        }
-        encoder.ranges(true, &self.zero);
-    }
+fn append(journal: &mut Journal, changes: &[Change], reserve: bool) -> io::Result<()> {
+    let mut records = Encoder::new(journal.sequence());
+    encode(changes, &mut records);
+    journal.append(records, reserve)
 }
 
 /// Changes in order, those in slots side by side as one record.

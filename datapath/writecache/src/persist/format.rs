@@ -24,6 +24,9 @@ pub const NO_BLOCK: u32 = u32::MAX;
 /// Ranges in one record at most.
 pub const MAX_RANGES: usize = 1024;
 
+/// Bytes of the longest record.
+pub const MAX_RECORD_BYTES: usize = RECORD_HEADER_BYTES + MAX_RANGES * 8;
+
 const KIND_EXTENT: u8 = 1;
 const KIND_ABSENT: u8 = 2;
 const KIND_ZERO: u8 = 3;
@@ -193,7 +196,22 @@ pub struct Encoder {
 impl Encoder {
     /// Begins with this sequence number.
     pub fn new(sequence: u64) -> Self {
-        Self { bytes: Vec::new(), sequence }
+        Self::with_room(sequence, 0)
+    }
+
+    /// The same, with room for so many bytes.
+    pub fn with_room(sequence: u64, bytes: usize) -> Self {
+        Self { bytes: Vec::with_capacity(bytes), sequence }
+    }
+
+    /// Bytes of memory that it takes.
+    pub fn len(&self) -> usize {
+        self.bytes.len()
+    }
+
+    /// Whether it has no record.
+    pub fn is_empty(&self) -> bool {
+        self.bytes.is_empty()
     }
 
     /// The bytes, and the sequence number of the record after them.
@@ -277,66 +295,6 @@ pub fn decode(bytes: &[u8], at: usize) -> Option<(u64, Record<'_>, usize)> {
         _ => Record::Commit { epoch: u64_at(body, 0)?, generation_limit: u64_at(body, 8)? },
     };
     Some((u64_at(rest, 8)?, record, at + end))
-}
-
-/// What a walk over a map's records found.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Scan {
-    /// Where the last commit that counts ends.
-    pub end: usize,
-    /// Sequence number of the record to be written there.
-    pub next_sequence: u64,
-    /// Number of that commit.
-    pub epoch: u64,
-    /// Its generation limit.
-    pub generation_limit: u64,
-}
-
-/// Why a map cannot be used.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum ScanFault {
-    /// No commit is whole.
-    NoCommit,
-    /// The records at this byte are damaged, and later ones prove that they were whole once.
-    Damaged(usize),
-}
-
-/// Walks over the records behind the header, to the last commit that counts.
-///
-/// What follows it is what a crash left of one commit that was never answered, and is dropped. Only one
-/// commit can be lost like that: the next is not begun before the last one is durable. So a commit that is
-/// further on proves damage, and the map is refused rather than cut back to before answered flushes.
-pub fn scan(bytes: &[u8], first_sequence: u64) -> Result<Scan, ScanFault> {
-    let mut found: Option<Scan> = None;
-    let (mut at, mut sequence) = (HEADER_BYTES, first_sequence);
-    while let Some((number, record, next)) = decode(bytes, at) {
-        if number != sequence {
-            break;
-        }
-        (at, sequence) = (next, sequence.wrapping_add(1));
-        if let Record::Commit { epoch, generation_limit } = record {
-            if found.is_some_and(|last| epoch != last.epoch.wrapping_add(1)) {
-                return Err(ScanFault::Damaged(at));
-            }
-            found = Some(Scan { end: at, next_sequence: sequence, epoch, generation_limit });
-        }
-    }
-    let last_epoch = found.map_or(0, |scan| scan.epoch);
-    let later = (at.saturating_add(1)..bytes.len()).filter_map(|at| {
-        // Records begin at multiples of 8.
-        if at % 8 != 0 || *bytes.get(at + 4)? != KIND_COMMIT {
-            return None;
-        }
-        match decode(bytes, at)? {
-            (number, Record::Commit { epoch, .. }, _) if number > sequence => Some(epoch),
-            _ => None,
-        }
-    });
-    match (found, later.max()) {
-        (_, Some(epoch)) if epoch > last_epoch.saturating_add(1) => Err(ScanFault::Damaged(at)),
-        (Some(scan), _) => Ok(scan),
-        (None, _) => Err(ScanFault::NoCommit),
-    }
 }
 
 #[cfg(test)]
@@ -424,77 +382,14 @@ mod tests {
         assert_eq!(Header::decode(&header().encode()[..100]), Err(HeaderFault::NotAMap));
     }
 
-    /// Three commits; where each ends.
-    fn map() -> (Vec<u8>, Vec<usize>) {
-        let mut bytes = header().encode().to_vec();
-        let mut ends = Vec::new();
-        let mut sequence = 7;
-        for epoch in 1..=3u64 {
-            let mut encoder = Encoder::new(sequence);
-            encoder.extent(epoch as u32, epoch, 0, &[1, 2, 3, 4, 5]);
-            encoder.ranges(true, &[(10, 20)]);
-            encoder.commit(epoch, 100);
-            let (more, next) = encoder.finish();
-            bytes.extend(more);
-            sequence = next;
-            ends.push(bytes.len());
-        }
-        (bytes, ends)
-    }
-
-    #[test]
-    fn a_map_cut_anywhere_is_recovered_to_the_last_commit_before() {
-        let (bytes, ends) = map();
-        for len in HEADER_BYTES..=bytes.len() {
-            let whole = ends.iter().filter(|end| **end <= len).count();
-            let found = scan(&bytes[..len], 7);
-            if whole == 0 {
-                assert_eq!(found, Err(ScanFault::NoCommit));
-            } else {
-                let scan = found.unwrap();
-                assert_eq!((scan.epoch, scan.end), (whole as u64, ends[whole - 1]), "cut at {len}");
-            }
-        }
-    }
-
-    #[test]
-    fn a_flipped_byte_is_refused_or_costs_the_last_commit_only() {
-        let (bytes, ends) = map();
-        for at in HEADER_BYTES..bytes.len() {
-            let mut flipped = bytes.clone();
-            flipped[at] ^= 0x40;
-            match scan(&flipped, 7) {
-                Ok(scan) => assert!(at >= ends[1] && scan.epoch == 2, "byte {at}: {scan:?}"),
-                Err(ScanFault::Damaged(place)) => assert!(at < ends[1] && place <= at + 1, "byte {at}"),
-                Err(ScanFault::NoCommit) => panic!("byte {at}: two commits are whole"),
-            }
-        }
-    }
-
     proptest! {
         #[test]
         fn any_bytes_are_read_without_a_panic(bytes in proptest::collection::vec(any::<u8>(), 0..4096)) {
             let _ = Header::decode(&bytes);
-            let _ = scan(&bytes, 0);
             for at in 0..bytes.len() {
                 if let Some((_, _, next)) = decode(&bytes, at) {
                     prop_assert!(next > at && next <= bytes.len());
                 }
-            }
-        }
-
-        #[test]
-        fn damage_never_adds_commits(
-            places in proptest::collection::vec((0usize..10_000, any::<u8>()), 1..6),
-        ) {
-            let (mut bytes, ends) = map();
-            let len = bytes.len();
-            for (at, value) in places {
-                bytes[HEADER_BYTES + at % (len - HEADER_BYTES)] = value;
-            }
-            if let Ok(scan) = scan(&bytes, 7) {
-                prop_assert!(ends.contains(&scan.end));
-                prop_assert_eq!(ends[scan.epoch as usize - 1], scan.end);
             }
         }
     }

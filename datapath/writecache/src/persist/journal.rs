@@ -18,8 +18,9 @@ use std::sync::Arc;
 use headwater_block::{IoError, IoErrorKind};
 
 use super::PersistentOptions;
-use super::format::{Encoder, HEADER_BYTES, Header, HeaderFault, Scan, ScanFault, scan};
+use super::format::{Encoder, HEADER_BYTES, Header, HeaderFault};
 use super::room::MapRoom;
+use super::scan::{Scan, ScanFault, Window, scan};
 use crate::overflow::io::IoEngine;
 use crate::overflow::seal::SealKey;
 use crate::sync::EXPLORED;
@@ -64,8 +65,8 @@ pub struct Opened {
     pub lock: File,
     /// Where the slots are.
     pub data: PathBuf,
-    /// The map's bytes and where the commits in it end; `None`: the cache is new.
-    pub recovered: Option<(Vec<u8>, Scan)>,
+    /// The map and where the commits in it end; `None`: the cache is new.
+    pub recovered: Option<(Window<File>, Scan)>,
     /// The first generation that may be used.
     pub first_generation: u64,
 }
@@ -152,18 +153,15 @@ impl Journal {
             .ok_or_else(|| IoError::new(IoErrorKind::Device, "the key check could not be made"))?;
         let header = Header { size_bytes, base_id: options.base_id, key_check, first_sequence: 1 };
         let map = dir.join("map");
-        let bytes = match std::fs::read(&map) {
-            Ok(bytes) => Some(bytes),
+        let mut recovered = match File::open(&map) {
+            Ok(file) => {
+                let mut records = Window::new(file).map_err(failed)?;
+                let found = check_header(&dir, records.from(0).map_err(failed)?, &header)?;
+                let scan = scan(&mut records, found.first_sequence).map_err(failed)?;
+                Some((records, scan.map_err(|fault| refused(&dir, fault))?))
+            }
             Err(error) if error.kind() == io::ErrorKind::NotFound => None,
             Err(error) => return Err(failed(error)),
-        };
-        let recovered = match bytes {
-            None => None,
-            Some(bytes) => {
-                let found = check_header(&dir, &bytes, &header)?;
-                let scan = check_records(&dir, &bytes, found.first_sequence)?;
-                Some((bytes, scan))
-            }
         };
         let file = match &recovered {
             Some(_) => open_rw(&map).map_err(failed)?,
@@ -187,9 +185,9 @@ impl Journal {
         // A session that crashed has begun at most one commit beyond the last whole one, and that may have
         // reserved one more step.
         let mut first_generation = random_generation()?;
-        if let Some((bytes, scan)) = &recovered {
+        if let Some((records, scan)) = &mut recovered {
             first_generation = scan.generation_limit.saturating_add(GENERATION_STEP);
-            journal.resume(bytes, scan).map_err(failed)?;
+            journal.resume(records, scan).map_err(failed)?;
         }
         Ok(Opened { journal, lock, data: dir.join("data"), recovered, first_generation })
     }
@@ -200,19 +198,27 @@ impl Journal {
     /// failed, after which the pages count as clean although the disk never took them. Commits that follow, and positions
     /// that are given back because of it, would then lie over a map that a power cut takes back. The same bytes in the same
     /// place do no harm where they were durable, and take no space.
-    fn resume(&mut self, bytes: &[u8], scan: &Scan) -> io::Result<()> {
-        self.tail = scan.end as u64;
+    fn resume(&mut self, records: &mut Window<File>, scan: &Scan) -> io::Result<()> {
+        self.tail = scan.end;
         self.room.moved(&self.file, self.tail);
         self.sequence = scan.next_sequence;
         self.epoch = scan.epoch;
-        if scan.end < bytes.len() {
+        if scan.end < records.len() {
             tracing::info!(
-                bytes = bytes.len() - scan.end,
+                bytes = records.len() - scan.end,
                 "dropping what a crash left of an unfinished commit"
             );
             self.engine.set_len(&self.file, self.tail)?;
         }
-        self.engine.write_at(&self.file, bytes.get(..scan.end).unwrap_or_default(), 0)?;
+        let mut at = 0;
+        while at < scan.end {
+            let bytes = records.from(at)?;
+            let count = usize::try_from(scan.end - at).unwrap_or(usize::MAX).min(bytes.len());
+            let bytes = bytes.get(..count).filter(|bytes| !bytes.is_empty());
+            let bytes = bytes.ok_or(io::ErrorKind::UnexpectedEof)?;
+            self.engine.write_at(&self.file, bytes, at)?;
+            at += bytes.len() as u64;
+        }
         self.engine.sync(&self.file)?;
         // The rename of the last checkpoint, too.
         self.engine.sync_dir(&self.dir_file)
@@ -221,7 +227,8 @@ impl Journal {
     /// Writes the first commit of a session, which reserves its generations.
     pub fn begin(&mut self, is_new: bool, first_generation: u64) -> Result<(), IoError> {
         self.generation_limit = first_generation;
-        let done = if is_new { self.checkpoint(|_| {}) } else { self.append(|_| {}) };
+        let records = Encoder::new(self.sequence);
+        let done = if is_new { self.checkpoint(records) } else { self.append(records, true) };
         done.map_err(|e| self.error(e))
     }
 
@@ -261,14 +268,16 @@ impl Journal {
         self.generation_limit.saturating_add(GENERATION_STEP)
     }
 
-    /// Adds a commit with the records that `fill` gives, and makes it durable. `reserve`: with new
-    /// generations.
-    pub fn append_reserving(&mut self, reserve: bool, fill: impl FnOnce(&mut Encoder)) -> io::Result<()> {
+    /// Sequence number of the first record of the next commit.
+    pub fn sequence(&self) -> u64 {
+        self.sequence
+    }
+
+    /// Adds a commit of these records, and makes it durable. `reserve`: with new generations.
+    pub fn append(&mut self, mut records: Encoder, reserve: bool) -> io::Result<()> {
         let limit = if reserve { self.next_limit() } else { self.generation_limit };
-        let mut encoder = Encoder::new(self.sequence);
-        fill(&mut encoder);
-        encoder.commit(self.epoch + 1, limit);
-        let (bytes, sequence) = encoder.finish();
+        records.commit(self.epoch + 1, limit);
+        let (bytes, sequence) = records.finish();
         if let Err(error) = self.engine.write_at(&self.file, &bytes, self.tail) {
             // Records that were half written must not be taken for the end of a later commit.
             self.broken |= self.engine.set_len(&self.file, self.tail).is_err();
@@ -285,18 +294,12 @@ impl Journal {
         Ok(())
     }
 
-    fn append(&mut self, fill: impl FnOnce(&mut Encoder)) -> io::Result<()> {
-        self.append_reserving(true, fill)
-    }
-
-    /// Replaces the map by one commit with the records that `fill` gives, which are all there are.
-    pub fn checkpoint(&mut self, fill: impl FnOnce(&mut Encoder)) -> io::Result<()> {
+    /// Replaces the map by one commit of these records, which are all there are.
+    pub fn checkpoint(&mut self, mut records: Encoder) -> io::Result<()> {
         let header = Header { first_sequence: self.sequence, ..self.header.clone() };
         let limit = self.next_limit();
-        let mut encoder = Encoder::new(self.sequence);
-        fill(&mut encoder);
-        encoder.commit(self.epoch + 1, limit);
-        let (records, sequence) = encoder.finish();
+        records.commit(self.epoch + 1, limit);
+        let (records, sequence) = records.finish();
         let (new, map) = (self.dir.join("map.new"), self.dir.join("map"));
         let _ = std::fs::remove_file(&new);
         let file = Arc::new(open_rw(&new)?);
@@ -383,15 +386,15 @@ fn check_header(dir: &Path, bytes: &[u8], expected: &Header) -> Result<Header, I
     Ok(found)
 }
 
-fn check_records(dir: &Path, bytes: &[u8], first_sequence: u64) -> Result<Scan, IoError> {
-    scan(bytes, first_sequence).map_err(|fault| match fault {
-        ScanFault::NoCommit => damaged(dir, HEADER_BYTES),
+fn refused(dir: &Path, fault: ScanFault) -> IoError {
+    match fault {
+        ScanFault::NoCommit => damaged(dir, HEADER_BYTES as u64),
         ScanFault::Damaged(at) => damaged(dir, at),
-    })
+    }
 }
 
 /// The error for a map that was changed behind our back.
-pub fn damaged(dir: &Path, at: usize) -> IoError {
+pub fn damaged(dir: &Path, at: u64) -> IoError {
     IoError::new(
         IoErrorKind::Corrupt,
         format!(

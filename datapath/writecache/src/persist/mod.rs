@@ -31,6 +31,7 @@ pub mod format;
 pub mod journal;
 pub mod recover;
 mod room;
+pub mod scan;
 
 use std::fs::File;
 use std::io;
@@ -163,6 +164,8 @@ pub struct Persist {
     buffers_made_bytes: AtomicU64,
     /// They were, since the last look.
     buffers_used: AtomicBool,
+    /// A checkpoint that is being written.
+    checkpoint_bytes: AtomicU64,
     next_generation: AtomicU64,
     generation_limit: AtomicU64,
     /// Slots were written since the data was last synced.
@@ -196,13 +199,14 @@ pub fn open(
     let parent = place.at.as_path();
     let device = |why: String| IoError::new(IoErrorKind::Device, why);
     let key = SealKey::from_bytes(&options.key).map_err(device)?;
-    let Opened { mut journal, lock, data, recovered: found, first_generation } =
+    let Opened { mut journal, lock, data, recovered: mut found, first_generation } =
         Journal::open(parent, options, size_bytes, &key, engine)?;
     let overflow = Overflow::open_named(place, &data, Arc::clone(engine), key).map_err(device)?;
     let dir = parent.join(&options.name);
-    let recovered = match &found {
+    let recovered = match &mut found {
         None => Recovered::default(),
-        Some((bytes, scan)) => recover::replay(bytes, scan, map, segments)
+        Some((records, scan)) => recover::replay(records, scan, map, segments)
+            .map_err(|e| IoError::from_os(format!("cannot read the map in {}", dir.display()), e))?
             .map_err(|Contradiction(at)| journal::damaged(&dir, at))?,
     };
     if recovered.used.last().is_some_and(|last| Overflow::offset_of(*last) >= overflow.file_bytes()) {
@@ -232,6 +236,7 @@ pub fn open(
         buffers: parking_lot::Mutex::default(),
         buffers_made_bytes: AtomicU64::new(0),
         buffers_used: AtomicBool::new(false),
+        checkpoint_bytes: AtomicU64::new(0),
         next_generation: AtomicU64::new(first_generation),
         generation_limit: AtomicU64::new(limit),
         unsynced: AtomicBool::new(false),
@@ -318,14 +323,15 @@ impl Persist {
         Some(Reserved { position, generation })
     }
 
-    /// RAM of the thread's buffers. The thread holds them for as long as it writes, so their lock is not asked.
+    /// RAM of the thread: its buffers, and a checkpoint. The thread holds them for as long as it writes, so their lock is
+    /// not asked.
     pub fn buffer_bytes(&self) -> u64 {
-        self.buffers_made_bytes.load(Ordering::Relaxed)
+        self.buffers_made_bytes.load(Ordering::Relaxed) + self.checkpoint_bytes.load(Ordering::Relaxed)
     }
 
     /// Whether the thread has buffers that it may not need.
     pub fn has_spare_buffers(&self) -> bool {
-        !EXPLORED && self.buffer_bytes() > 0
+        !EXPLORED && self.buffers_made_bytes.load(Ordering::Relaxed) > 0
     }
 
     /// Gives the thread's buffers back to the system, where it took none since the last call. How many bytes that was.

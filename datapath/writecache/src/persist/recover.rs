@@ -3,9 +3,11 @@
 //!
 //! A segment gets the number of its position, so that no table from one to the other is needed.
 
+use std::io::{self, Read, Seek};
 use std::ops::ControlFlow;
 
-use super::format::{self, HEADER_BYTES, NO_BLOCK, Record, Scan};
+use super::format::{self, HEADER_BYTES, NO_BLOCK, Record};
+use super::scan::{Scan, Window};
 use crate::map::{Map, split};
 use crate::segment::{Segment, SegmentTable, State, Word};
 use crate::units::{BlockNumber, Location, SLOTS, SegmentId, Slot};
@@ -21,19 +23,19 @@ pub struct Recovered {
 
 /// The record at this byte contradicts those before it, or the volume.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Contradiction(pub usize);
+pub struct Contradiction(pub u64);
 
-/// Replays the records that count.
-pub fn replay(
-    bytes: &[u8],
+/// Replays the records that count. The outer error: they cannot be read.
+pub fn replay<R: Read + Seek>(
+    records: &mut Window<R>,
     scan: &Scan,
     map: &Map,
     segments: &SegmentTable,
-) -> Result<Recovered, Contradiction> {
-    let mut at = HEADER_BYTES;
+) -> io::Result<Result<Recovered, Contradiction>> {
+    let mut at = HEADER_BYTES as u64;
     let mut numbers = 0;
     while at < scan.end {
-        let Some((_, record, next)) = format::decode(bytes, at) else { return Err(Contradiction(at)) };
+        let Some((_, record, next)) = records.record(at)? else { return Ok(Err(Contradiction(at))) };
         let applied = match record {
             Record::Extent { position, generation, first_slot, blocks } => {
                 numbers = numbers.max(position.saturating_add(1));
@@ -44,7 +46,7 @@ pub fn replay(
             Record::Commit { .. } => ControlFlow::Continue(()),
         };
         if applied.is_break() {
-            return Err(Contradiction(at));
+            return Ok(Err(Contradiction(at)));
         }
         at = next;
     }
@@ -59,7 +61,7 @@ pub fn replay(
             segment.set_position(None);
         }
     }
-    Ok(recovered)
+    Ok(Ok(recovered))
 }
 
 fn extent(
@@ -143,10 +145,11 @@ mod tests {
         let (records, next_sequence) = encoder.finish();
         let mut bytes = vec![0; HEADER_BYTES];
         bytes.extend(records);
-        let scan = Scan { end: bytes.len(), next_sequence, epoch: 1, generation_limit: 10 };
+        let scan = Scan { end: bytes.len() as u64, next_sequence, epoch: 1, generation_limit: 10 };
         let map = Map::new(blocks);
         let segments = SegmentTable::new(SegmentId::LIMIT);
-        replay(&bytes, &scan, &map, &segments).map(|recovered| (recovered, map))
+        let mut records = Window::new(std::io::Cursor::new(bytes)).unwrap();
+        replay(&mut records, &scan, &map, &segments).unwrap().map(|recovered| (recovered, map))
     }
 
     fn at(map: &Map, block: u32) -> Location {
