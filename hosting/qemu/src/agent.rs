@@ -1,5 +1,8 @@
 //! A client of the QEMU guest agent (qemu-ga), over the unix socket of its virtio-serial port.
 //!
+//! The guest is not trusted: what it sends is bounded before it is parsed, and parsed into what is expected, since a
+//! line of JSON takes up to 40 times its length where it is kept as it came.
+//!
 //! The port carries one conversation. A request that the guest never read stays in the pipe, so each
 //! connection starts with `guest-sync-delimited`: everything before the marked answer is stale and is
 //! dropped. After a time-out the connection is given up, and the next call makes a new one.
@@ -10,14 +13,16 @@ use std::time::Duration;
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD as BASE64;
+use serde::Deserialize;
+use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
-use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
+use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader};
 use tokio::net::UnixStream;
 use tokio::sync::Mutex;
 use tokio::time::{Instant, timeout_at};
 
 use crate::error::{Error, Result};
-use crate::qmp::read_message;
+use crate::qmp::read_line;
 
 /// How long the agent may take for one answer. Generous: an emulated guest under load is slow.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(30);
@@ -30,11 +35,17 @@ const POLL_FIRST: Duration = Duration::from_millis(20);
 const POLL_LONGEST: Duration = Duration::from_millis(500);
 
 /// The longest stale data that is skipped while synchronising, in bytes.
-const MAX_STALE_BYTES: u64 = 64 << 20;
+const MAX_STALE_BYTES: usize = 64 << 20;
 
-/// The longest answer that is accepted, in bytes. The agent gives 16 MiB each of a command's standard output
-/// and standard error, in base64 and in one line: 43 MiB.
-const MAX_ANSWER_BYTES: usize = 48 << 20;
+/// The longest answer that is accepted, in bytes.
+const MAX_ANSWER_BYTES: usize = 64 << 10;
+
+/// The same, where it has a command's output. The agent gives 16 MiB each of its standard output and standard error, in
+/// base64 and in one line: 43 MiB.
+const MAX_OUTPUT_BYTES: usize = 48 << 20;
+
+/// Most characters of a text of the guest in a message.
+const MAX_TEXT_CHARS: usize = 256;
 
 /// Numbers for `guest-sync-delimited`, each used once in this process. After a time-out the port may hold
 /// answers to several syncs of connections that were given up; a number that they shared would let the first of
@@ -80,6 +91,34 @@ struct Connection {
     stream: BufReader<UnixStream>,
 }
 
+/// An answer of the agent.
+#[derive(Deserialize)]
+struct Answer<T> {
+    #[serde(rename = "return")]
+    value: Option<T>,
+    error: Option<Refusal>,
+}
+
+#[derive(Deserialize)]
+struct Refusal {
+    desc: Option<String>,
+}
+
+/// The answer to `guest-exec-status`.
+#[derive(Deserialize)]
+#[serde(rename_all = "kebab-case")]
+struct Status {
+    exited: bool,
+    exitcode: Option<i32>,
+    signal: Option<i32>,
+    out_data: Option<String>,
+    err_data: Option<String>,
+    #[serde(default)]
+    out_truncated: bool,
+    #[serde(default)]
+    err_truncated: bool,
+}
+
 impl Agent {
     /// The agent behind `socket`. Connects at the first call.
     pub fn new(socket: &Path) -> Self {
@@ -88,13 +127,14 @@ impl Agent {
 
     /// Whether the agent answers, within `patience`.
     pub async fn ping(&self, patience: Duration) -> Result<()> {
-        self.call_within("guest-ping", json!({}), patience).await.map(drop)
+        self.call_within::<Value>("guest-ping", json!({}), MAX_ANSWER_BYTES, patience).await.map(drop)
     }
 
     /// Asks the guest's operating system to power off. Answers when the request was handed over.
     pub async fn shutdown(&self) -> Result<()> {
         // The agent does not answer this one when it succeeds, so silence is success.
-        match self.call_within("guest-shutdown", json!({}), Duration::from_secs(2)).await {
+        let patience = Duration::from_secs(2);
+        match self.call_within::<Value>("guest-shutdown", json!({}), MAX_ANSWER_BYTES, patience).await {
             Ok(_) | Err(Error::Timeout { .. } | Error::Gone(_)) => Ok(()),
             Err(other) => Err(other),
         }
@@ -148,13 +188,11 @@ impl Agent {
         let deadline = Instant::now() + exec.timeout;
         let mut pause = POLL_FIRST;
         loop {
-            let status = self.call("guest-exec-status", json!({ "pid": pid })).await?;
-            if status
-                .get("exited")
-                .and_then(Value::as_bool)
-                .ok_or_else(|| unexpected("guest-exec-status", &status))?
-            {
-                return output(&status);
+            let asked = json!({ "pid": pid });
+            let status: Status =
+                self.call_within("guest-exec-status", asked, MAX_OUTPUT_BYTES, ANSWER_TIMEOUT).await?;
+            if status.exited {
+                return output(status);
             }
             if Instant::now() >= deadline {
                 self.kill_in_guest(pid).await;
@@ -177,10 +215,16 @@ impl Agent {
 
     /// One command of the agent.
     pub async fn call(&self, command: &str, arguments: Value) -> Result<Value> {
-        self.call_within(command, arguments, ANSWER_TIMEOUT).await
+        self.call_within(command, arguments, MAX_ANSWER_BYTES, ANSWER_TIMEOUT).await
     }
 
-    async fn call_within(&self, command: &str, arguments: Value, patience: Duration) -> Result<Value> {
+    async fn call_within<T: DeserializeOwned>(
+        &self,
+        command: &str,
+        arguments: Value,
+        max_bytes: usize,
+        patience: Duration,
+    ) -> Result<T> {
         let deadline = Instant::now() + patience;
         let timed_out =
             || Error::Timeout { what: format!("guest agent command '{command}'"), after: patience };
@@ -191,11 +235,11 @@ impl Agent {
             Some(connection) => connection,
             None => timeout_at(deadline, Connection::open(&self.socket)).await.map_err(|_| timed_out())??,
         };
-        let answer = timeout_at(deadline, connection.request(&self.socket, command, arguments))
+        let answer = timeout_at(deadline, connection.request(&self.socket, command, arguments, max_bytes))
             .await
             .map_err(|_| timed_out())??;
         *slot = Some(connection);
-        interpret(command, answer)
+        interpret(command, &answer)
     }
 }
 
@@ -221,73 +265,106 @@ impl Connection {
             .await
             .map_err(Error::io("write to the guest agent's socket", socket))?;
         loop {
-            let mut stale = Vec::new();
-            (&mut self.stream)
-                .take(MAX_STALE_BYTES)
-                .read_until(0xFF, &mut stale)
-                .await
-                .map_err(Error::io("read from the guest agent's socket", socket))?;
-            if stale.last() != Some(&0xFF) {
-                return Err(Error::Gone("the guest agent's port was closed".into()));
-            }
-            let answer = self.read(socket).await?;
-            if answer.get("return").and_then(Value::as_u64) == Some(id) {
+            self.skip_stale(socket).await?;
+            let answer = self.read(socket, MAX_ANSWER_BYTES).await?;
+            let answer: Option<Answer<Value>> = serde_json::from_slice(&answer).ok();
+            if answer.and_then(|answer| answer.value?.as_u64()) == Some(id) {
                 return Ok(());
             }
         }
     }
 
-    async fn request(&mut self, socket: &Path, command: &str, arguments: Value) -> Result<Value> {
+    /// Skips what is there up to the next `0xFF`.
+    async fn skip_stale(&mut self, socket: &Path) -> Result<()> {
+        let mut skipped = 0;
+        while skipped < MAX_STALE_BYTES {
+            let available = self
+                .stream
+                .fill_buf()
+                .await
+                .map_err(Error::io("read from the guest agent's socket", socket))?;
+            if available.is_empty() {
+                break;
+            }
+            let mark = available.iter().position(|byte| *byte == 0xFF);
+            let count = mark.map_or(available.len(), |at| at + 1);
+            self.stream.consume(count);
+            skipped += count;
+            if mark.is_some() {
+                return Ok(());
+            }
+        }
+        Err(Error::Gone("the guest agent's port was closed".into()))
+    }
+
+    async fn request(
+        &mut self,
+        socket: &Path,
+        command: &str,
+        arguments: Value,
+        max_bytes: usize,
+    ) -> Result<Vec<u8>> {
         let mut line = json!({ "execute": command, "arguments": arguments }).to_string();
         line.push('\n');
         self.stream
             .write_all(line.as_bytes())
             .await
             .map_err(Error::io("write to the guest agent's socket", socket))?;
-        self.read(socket).await
+        self.read(socket, max_bytes).await
     }
 
-    async fn read(&mut self, socket: &Path) -> Result<Value> {
-        read_message(&mut self.stream, MAX_ANSWER_BYTES)
+    async fn read(&mut self, socket: &Path, max_bytes: usize) -> Result<Vec<u8>> {
+        read_line(&mut self.stream, max_bytes)
             .await
             .map_err(Error::io("read from the guest agent's socket", socket))?
             .ok_or_else(|| Error::Gone("the guest agent's port was closed".into()))
     }
 }
 
-fn interpret(command: &str, mut answer: Value) -> Result<Value> {
-    if let Some(error) = answer.get("error") {
-        let description = error.get("desc").and_then(Value::as_str).unwrap_or("no reason given").to_owned();
+fn interpret<T: DeserializeOwned>(command: &str, answer: &[u8]) -> Result<T> {
+    let unexpected = || {
+        let start = answer.get(..MAX_TEXT_CHARS).unwrap_or(answer);
+        Error::Protocol {
+            peer: PEER,
+            detail: format!("answer to '{command}': {}", shown(&String::from_utf8_lossy(start))),
+        }
+    };
+    let answer: Answer<T> = serde_json::from_slice(answer).map_err(|_| unexpected())?;
+    if let Some(refusal) = answer.error {
+        let description = shown(refusal.desc.as_deref().unwrap_or("no reason given"));
         return Err(Error::Agent { command: command.to_owned(), description });
     }
-    answer.get_mut("return").map(Value::take).ok_or_else(|| unexpected(command, &answer))
+    answer.value.ok_or_else(unexpected)
 }
 
 fn unexpected(command: &str, answer: &Value) -> Error {
-    Error::Protocol { peer: PEER, detail: format!("answer to '{command}': {answer}") }
+    Error::Protocol { peer: PEER, detail: format!("answer to '{command}': {}", shown(&answer.to_string())) }
 }
 
-fn output(status: &Value) -> Result<ExecOutput> {
-    let text = |key: &str| -> Result<Vec<u8>> {
-        match status.get(key).and_then(Value::as_str) {
-            None => Ok(Vec::new()),
-            Some(encoded) => BASE64
-                .decode(encoded)
-                .map_err(|error| Error::Protocol { peer: PEER, detail: format!("field '{key}': {error}") }),
-        }
+/// A text of the guest for a message: short, and without control characters.
+fn shown(text: &str) -> String {
+    text.chars().take(MAX_TEXT_CHARS).map(|c| if c.is_control() { ' ' } else { c }).collect()
+}
+
+fn output(status: Status) -> Result<ExecOutput> {
+    let bytes = |field: &str, encoded: Option<String>| {
+        BASE64
+            .decode(encoded.unwrap_or_default())
+            .map_err(|error| Error::Protocol { peer: PEER, detail: format!("field '{field}': {error}") })
     };
-    let number = |key: &str| status.get(key).and_then(Value::as_i64).and_then(|n| i32::try_from(n).ok());
-    let flag = |key: &str| status.get(key).and_then(Value::as_bool).unwrap_or(false);
-    let exit_code = match (number("exitcode"), number("signal")) {
+    let exit_code = match (status.exitcode, status.signal) {
         (Some(code), _) => code,
-        (None, Some(signal)) => 128 + signal,
-        (None, None) => return Err(unexpected("guest-exec-status", status)),
+        (None, Some(signal)) => 128_i32.saturating_add(signal),
+        (None, None) => {
+            let detail = "a command ended with neither a code nor a signal".into();
+            return Err(Error::Protocol { peer: PEER, detail });
+        }
     };
     Ok(ExecOutput {
         exit_code,
-        stdout: text("out-data")?,
-        stderr: text("err-data")?,
-        truncated: flag("out-truncated") || flag("err-truncated"),
+        stdout: bytes("out-data", status.out_data)?,
+        stderr: bytes("err-data", status.err_data)?,
+        truncated: status.out_truncated || status.err_truncated,
     })
 }
 
@@ -404,6 +481,33 @@ mod tests {
         assert_eq!(done, want);
         let error = agent.exec(&command("nothing")).await.unwrap_err();
         assert!(error.to_string().contains("no such file"), "{error}");
+        player.await.unwrap();
+    }
+
+    #[tokio::test]
+    async fn a_hostile_agent_gets_neither_memory_nor_the_log() {
+        let dir = tempfile::tempdir().unwrap();
+        let socket = dir.path().join("agent.sock");
+        let listener = UnixListener::bind(&socket).unwrap();
+        let player = tokio::spawn(async move {
+            let (mut stream, id) = accept(&listener).await;
+            stream.write_all(&answer_to_sync(id)).await.unwrap();
+            let long = json!({ "error": { "desc": format!("\u{1b}[2J{}", "x".repeat(60 << 10)) } });
+            answer(&mut stream, &[&long.to_string(), &format!("[{}0]", "[0],".repeat(10 << 10))]).await;
+            // As a command's output this would be taken; as the answer to a ping it is too long.
+            let nested = format!("{{\"return\": [{}0]}}", "[0],".repeat(1 << 20));
+            let mut line = String::new();
+            stream.read_line(&mut line).await.unwrap();
+            // The other side goes away in the middle.
+            stream.write_all(nested.as_bytes()).await.unwrap_err();
+        });
+        let agent = Agent::new(&socket);
+        let error = agent.ping(Duration::from_secs(60)).await.unwrap_err().to_string();
+        assert!(error.len() < 400 && !error.contains('\u{1b}'), "{error}");
+        let error = agent.ping(Duration::from_secs(60)).await.unwrap_err().to_string();
+        assert!(error.len() < 400 && error.contains("[0],"), "{error}");
+        let error = agent.ping(Duration::from_secs(60)).await.unwrap_err().to_string();
+        assert!(error.contains("longer than"), "{error}");
         player.await.unwrap();
     }
 

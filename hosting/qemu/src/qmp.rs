@@ -182,11 +182,20 @@ async fn dispatch(
     waiting.lock().unwrap_or_else(PoisonError::into_inner).take();
 }
 
-/// Reads one line of at most `max_bytes` and parses it; `None` at the end of the stream.
-pub(crate) async fn read_message(
+/// Reads one message of at most `max_bytes` and parses it; `None` at the end of the stream.
+async fn read_message(
     read: &mut (impl AsyncBufRead + Unpin),
     max_bytes: usize,
 ) -> std::io::Result<Option<Value>> {
+    let line = read_line(read, max_bytes).await?;
+    line.map(|line| serde_json::from_slice(&line).map_err(std::io::Error::other)).transpose()
+}
+
+/// Reads one line of at most `max_bytes` that is not empty; `None` at the end of the stream.
+pub(crate) async fn read_line(
+    read: &mut (impl AsyncBufRead + Unpin),
+    max_bytes: usize,
+) -> std::io::Result<Option<Vec<u8>>> {
     let mut line = Vec::new();
     loop {
         let available = read.fill_buf().await?;
@@ -203,7 +212,7 @@ pub(crate) async fn read_message(
             return Err(std::io::Error::other(format!("message longer than {max_bytes} bytes")));
         }
         if ended && line.iter().any(|byte| !byte.is_ascii_whitespace()) {
-            return serde_json::from_slice(&line).map(Some).map_err(std::io::Error::other);
+            return Ok(Some(line));
         }
         if ended {
             line.clear();
