@@ -1,4 +1,4 @@
-//! Following the log of a serial console: is there a login prompt, and does the log stay small?
+//! Following the log of a serial console: is there a login prompt? And keeping it and QEMU's own log small.
 
 use std::fs::File;
 use std::io::{Read, Seek, SeekFrom};
@@ -7,8 +7,8 @@ use std::path::{Path, PathBuf};
 /// What a text console prints when the system is up.
 const PROMPT: &[u8] = b"login:";
 
-/// When the log is longer than this it is moved to `console.log.old`, in bytes. A guest that prints
-/// without end must not fill the host's disk.
+/// When a log is longer than this it is moved to `NAME.log.old`, in bytes. A guest that prints without end, or
+/// that has QEMU complain about it without end, must not fill the host's disk.
 const MAX_LOG_BYTES: u64 = 16 << 20;
 
 /// The most that is read at one look, in bytes.
@@ -53,19 +53,28 @@ impl ConsoleLog {
             self.tail = seen.split_off(seen.len().saturating_sub(PROMPT.len() - 1));
         }
         if self.offset > MAX_LOG_BYTES {
-            self.rotate()?;
+            rotate(&self.path)?;
+            self.offset = 0;
         }
         Ok(found)
     }
+}
 
-    /// QEMU keeps the file open for appending, so it is copied and cut, not renamed. What is printed
-    /// between the two is lost.
-    fn rotate(&mut self) -> std::io::Result<()> {
-        std::fs::copy(&self.path, self.path.with_extension("log.old"))?;
-        File::options().write(true).open(&self.path)?.set_len(0)?;
-        self.offset = 0;
-        Ok(())
-    }
+/// Where a log goes that became too long.
+pub(crate) fn old(log: &Path) -> PathBuf {
+    log.with_extension("log.old")
+}
+
+/// Cuts a log that is too long.
+pub(crate) fn keep_short(log: &Path) -> std::io::Result<()> {
+    if log.metadata()?.len() > MAX_LOG_BYTES { rotate(log) } else { Ok(()) }
+}
+
+/// QEMU keeps the file open for appending, so it is copied and cut, not renamed. What is printed
+/// between the two is lost.
+fn rotate(log: &Path) -> std::io::Result<()> {
+    std::fs::copy(log, old(log))?;
+    File::options().write(true).open(log)?.set_len(0)
 }
 
 #[cfg(test)]
@@ -102,5 +111,20 @@ mod tests {
         assert!(dir.path().join("console.log.old").exists());
         log.write_all(b"login: ").unwrap();
         assert!(console.look().unwrap());
+    }
+
+    #[test]
+    fn a_log_that_nobody_follows_is_cut_off_too() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("qemu.log");
+        let mut log = File::options().create(true).append(true).open(&path).unwrap();
+        let noise = vec![b'x'; 1 << 20];
+        for _ in 0..40 {
+            log.write_all(&noise).unwrap();
+            keep_short(&path).unwrap();
+            assert!(path.metadata().unwrap().len() <= MAX_LOG_BYTES);
+        }
+        assert_eq!(old(&path), dir.path().join("qemu.log.old"));
+        assert!(old(&path).exists());
     }
 }

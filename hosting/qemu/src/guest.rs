@@ -23,6 +23,7 @@ use tokio::time::Instant;
 
 use crate::agent::Agent;
 use crate::binary;
+use crate::console_log;
 use crate::error::{Error, Result};
 use crate::launch;
 use crate::orphan;
@@ -317,6 +318,13 @@ fn prepare(files: &RunFiles) -> Result<()> {
     orphan::remove_leftovers(files).map_err(Error::io("clear the run directory", &files.dir))?;
     for log in [files.console_log(), files.qemu_log()] {
         std::fs::write(&log, "").map_err(Error::io("create the log", &log))?;
+        let old = console_log::old(&log);
+        match std::fs::remove_file(&old) {
+            Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+                return Err(Error::io("remove the log", &old)(error));
+            }
+            _ => {}
+        }
     }
     Ok(())
 }

@@ -13,7 +13,7 @@ use tokio::task::JoinHandle;
 use tokio::time::{Instant, MissedTickBehavior};
 
 use crate::agent::Agent;
-use crate::console_log::ConsoleLog;
+use crate::console_log::{self, ConsoleLog};
 use crate::guest::{Boot, BootSign, Exit, ExitReason, GuestState, Phase};
 use crate::orphan;
 use crate::qmp::{Event, Qmp};
@@ -288,6 +288,9 @@ impl Supervisor {
                 }
             }
             Err(error) => tracing::warn!(machine = self.name, %error, "the console log cannot be read"),
+        }
+        if let Err(error) = console_log::keep_short(&self.files.qemu_log()) {
+            tracing::debug!(machine = self.name, %error, "QEMU's log cannot be kept short");
         }
         if self.retry_at.is_some_and(|at| Instant::now() >= at) {
             // If there is still no room, the next error sets the flag again.
