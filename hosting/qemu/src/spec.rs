@@ -277,11 +277,17 @@ impl GuestSpec {
             format!("type=1,manufacturer=QEMU,product=Headwater machine,serial={serial},uuid={}", self.uuid),
         );
         // Graphics off makes the firmware talk on the serial line, so "no bootable device" is in its log.
-        let machine = "q35,graphics=off,vmport=off,smm=off,sata=off,hpet=off";
+        // What the guest has in memory is in no core dump of QEMU, and not merged with that of others, which would tell
+        // one guest by time what another has.
+        let machine =
+            "q35,graphics=off,vmport=off,smm=off,sata=off,hpet=off,dump-guest-core=off,mem-merge=off";
         match self.disk.transport {
             DiskTransport::VhostUser => {
                 let bytes = self.memory_bytes >> 10 << 10;
-                line.option("-object", format!("memory-backend-memfd,id=ram0,size={bytes},share=on"));
+                line.option(
+                    "-object",
+                    format!("memory-backend-memfd,id=ram0,size={bytes},share=on,dump=off,merge=off"),
+                );
                 line.option("-machine", format!("{machine},memory-backend=ram0"));
             }
             DiskTransport::Nbd { .. } => line.option("-machine", machine),
@@ -472,8 +478,8 @@ mod tests {
             let arguments: Vec<String> =
                 spec.arguments(true).into_iter().map(|a| a.into_string().unwrap()).collect();
             let has = |text: &str| arguments.iter().any(|a| a.contains(text));
-            assert!(has("memory-backend-memfd,id=ram0,size=268435456,share=on"));
-            assert!(has("hpet=off,memory-backend=ram0"));
+            assert!(has("memory-backend-memfd,id=ram0,size=268435456,share=on,dump=off,merge=off"));
+            assert!(has("dump-guest-core=off,mem-merge=off,memory-backend=ram0"));
             assert!(has("socket,id=disk-socket,path=/run/a,,b/disk.sock,reconnect=1"));
             assert!(has(&format!("chardev=disk-socket,id=disk0,bootindex=0,num-queues={queues}")));
             assert!(!has("nbd"));

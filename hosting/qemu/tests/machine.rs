@@ -118,6 +118,15 @@ fn is_alive(pid: u32) -> bool {
     stat.rsplit_once(") ").is_some_and(|(_, rest)| !rest.starts_with('Z'))
 }
 
+/// Whether the mapping of a process that has just so many bytes stays out of core dumps.
+fn stays_out_of_core_dumps(pid: u32, bytes: u64) -> bool {
+    let maps = std::fs::read_to_string(format!("/proc/{pid}/smaps")).unwrap();
+    let mut lines = maps.lines().map(|line| line.split_whitespace().collect::<Vec<_>>());
+    let size = (bytes >> 10).to_string();
+    assert!(lines.any(|line| line.first() == Some(&"Size:") && line.get(1) == Some(&size.as_str())));
+    lines.find(|line| line.first() == Some(&"VmFlags:")).unwrap().contains(&"dd")
+}
+
 fn kill_9(pid: u32) {
     assert!(Command::new("kill").args(["-9", &pid.to_string()]).status().unwrap().success());
 }
@@ -152,6 +161,7 @@ async fn a_machine_boots_is_asked_about_and_ends_after_the_grace_time() {
     let silent = guest.agent().ping(Duration::from_millis(100)).await.unwrap_err();
     assert!(matches!(silent, Error::Timeout { .. }), "{silent}");
     tokio::net::UnixStream::connect(guest.files().console_socket()).await.unwrap();
+    assert!(stays_out_of_core_dumps(guest.pid(), 64 << 20));
 
     // A boot sector does not know what a power button is.
     let exit = guest.stop(Duration::from_millis(300)).await.unwrap();
