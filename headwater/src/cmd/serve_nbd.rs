@@ -11,7 +11,7 @@ use crate::daemon::exports::{Offer, Right};
 #[derive(Debug, Args)]
 pub struct ServeNbdArgs {
     /// Also offer machines' disks to NBD clients here, for reading, each as an export by the machine's name:
-    /// unix:PATH or tcp:HOST[:PORT]. Anything but a socket or loopback needs the two flags below
+    /// unix:PATH or tcp:HOST[:PORT]. tcp: needs the two flags below
     #[arg(long, value_name = "ADDRESS")]
     pub nbd: Option<Address>,
     /// Encrypt NBD, and let in only clients with a certificate: directory with ca-cert.pem, server-cert.pem,
