@@ -124,16 +124,21 @@ impl Ublk {
     }
 }
 
-/// Whether the device waits for another server; `None`: the kernel did not say.
+/// Whether the device, whose server is dead, waits for another one; `None`: the kernel did not say.
 pub(crate) fn is_waiting(number: u32, mark: &Mark) -> Option<bool> {
     is_waiting_by(Control::open().and_then(|mut control| control.information(number)), mark)
 }
 
 /// The same, as the kernel's answer says.
 fn is_waiting_by(info: std::io::Result<Info>, mark: &Mark) -> Option<bool> {
-    let is_quiesced = info.as_ref().is_ok_and(|info| info.state() == State::Quiesced);
+    let is_kept = info.as_ref().is_ok_and(|info| match info.state() {
+        State::Quiesced => true,
+        // The kernel has not noticed the death yet: before Linux 6.7 that takes up to 5 s where nothing is asked of the device.
+        State::Live => info.flags & abi::F_USER_RECOVERY != 0,
+        State::Dead | State::Other(_) => false,
+    });
     match owner_by(info, mark) {
-        Owner::Ours => Some(is_quiesced),
+        Owner::Ours => Some(is_kept),
         Owner::Others | Owner::Nobody => Some(false),
         Owner::Unknown => None,
     }
@@ -301,6 +306,31 @@ mod tests {
         assert_eq!(owner_by(Ok(info(0)), &mark), Owner::Others);
         assert_eq!(owner_by(Err(Errno::NODEV.into()), &mark), Owner::Nobody);
         assert_eq!(owner_by(Err(Errno::NOENT.into()), &mark), Owner::Nobody);
+    }
+
+    #[test]
+    fn a_device_waits_for_another_server_also_before_the_kernel_notices_that_its_own_is_dead() {
+        let mark = Mark { pid: 10, thread: 12, started: 500 };
+        let recovery = abi::F_USER_RECOVERY | abi::F_USER_RECOVERY_REISSUE;
+        let info = |state: u16, flags: u64, server_flags: u64| {
+            let mut bytes = [0; abi::INFO_BYTES];
+            bytes[4..6].copy_from_slice(&state.to_ne_bytes());
+            bytes[24..32].copy_from_slice(&(flags | abi::F_CMD_IOCTL_ENCODE).to_ne_bytes());
+            bytes[32..40].copy_from_slice(&server_flags.to_ne_bytes());
+            Ok(Info::decode(&bytes))
+        };
+        let (dead, live, quiesced) = (0, 1, 2);
+        for (state, flags, waits) in
+            [(quiesced, recovery, true), (live, recovery, true), (live, 0, false), (dead, recovery, false)]
+        {
+            assert_eq!(
+                is_waiting_by(info(state, flags, mark.number()), &mark),
+                Some(waits),
+                "{state} {flags}"
+            );
+        }
+        let other = Mark { pid: 11, ..mark };
+        assert_eq!(is_waiting_by(info(live, recovery, other.number()), &mark), Some(false));
     }
 
     #[test]
