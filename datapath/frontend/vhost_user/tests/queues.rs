@@ -211,7 +211,7 @@ fn a_write_that_finds_no_room_waits_until_there_is_and_holds_nobody_up() {
         assert_eq!(status_of(&guest, 0), OK);
         assert_eq!(bench.disk.contents()[4096], 1);
 
-        // If the machine stops its disk meanwhile, the write fails, and stopping does not hang.
+        // If the machine stops its disk meanwhile, the write stays in the ring, and stopping does not hang.
         bench.disk.fail(ByteRange::new(4096, 4096).unwrap(), IoErrorKind::NoSpace);
         offer_write(&mut guest, 2, 8, 3);
         guest.kick();
@@ -219,8 +219,8 @@ fn a_write_that_finds_no_room_waits_until_there_is_and_holds_nobody_up() {
         while bench.disk.counts().writes < tries + 2 {
             std::thread::yield_now();
         }
-        assert_eq!(guest.stop_queue(), 3);
-        assert_eq!(status_of(&guest, 2), IOERR);
+        assert_eq!((guest.stop_queue(), bench.server.waiting_writes()), (2, 0));
+        assert_eq!(status_of(&guest, 2), 0xee);
     }
 }
 
@@ -386,6 +386,109 @@ fn stopping_a_queue_leaves_writes_in_the_ring_that_the_disk_has_not() {
     let used: Vec<u16> = (0..7).map(|_| guest.next_used().0).collect();
     assert_eq!(used, [0, 2, 4, 6, 8, 10, 12]);
     assert!((0..7).all(|number| disk.disk.contents()[number * 512] == number as u8 + 1));
+}
+
+#[test]
+fn stopping_a_queue_leaves_writes_in_the_ring_in_whatever_order_they_wait() {
+    const SECTORS: u64 = BLOCK as u64 / 512;
+    let dir = tempfile::tempdir().unwrap();
+    let disk = Arc::new(FullDisk {
+        disk: ReferenceDisk::new(1 << 20),
+        waiting: Mutex::default(),
+        is_full: AtomicBool::new(true),
+    });
+    let limits = Limits { bytes_in_flight: 1, ..Limits::default() };
+    let server =
+        Server::bind(&dir.path().join("s"), Arc::clone(&disk) as _, Options { limits, ..Options::default() });
+    let server = server.unwrap();
+    let mut guest = Guest::start(server.path());
+    assert_eq!(guest.stop_queue(), 0);
+    // All there before the queue starts, so that they are one batch. Those in one piece are gathered, and wait after the others.
+    let mut heads = Vec::new();
+    let mut next = 0;
+    for number in 0..6_u16 {
+        let at = FREE + 0x2000 * u64::from(number);
+        let header =
+            [&1_u32.to_le_bytes()[..], &[0; 4], &(u64::from(number) * SECTORS).to_le_bytes()].concat();
+        guest.write(at, &[&header[..], &[number as u8 + 1; BLOCK], &[0xee]].concat());
+        let (data, status) = ((at, 16 + BLOCK as u32, 0), (at + 16 + BLOCK as u64, 1, WRITE));
+        let parts = match number % 2 {
+            0 => vec![data, status],
+            _ => vec![(at, 1000, 0), (at + 1000, 16 + BLOCK as u32 - 1000, 0), status],
+        };
+        guest.chain(next, &parts);
+        guest.offer(next);
+        heads.push(next);
+        next += parts.len() as u16;
+    }
+    guest.continue_queue(0);
+    guest.kick();
+    // The second one is the first that the disk gets.
+    while disk.waiting.lock().unwrap().is_empty() {
+        std::thread::yield_now();
+    }
+    let stopped = std::thread::scope(|scope| {
+        scope.spawn(|| {
+            std::thread::sleep(std::time::Duration::from_millis(100));
+            disk.make_room();
+        });
+        guest.stop_queue()
+    });
+    assert_eq!((stopped, guest.used_index()), (2, 2), "all that came after it is in the ring");
+    let statuses = |guest: &Guest| {
+        let status = |number: u64| guest.read(FREE + 0x2000 * number + 16 + BLOCK as u64, 1)[0];
+        (0..6).map(status).collect::<Vec<u8>>()
+    };
+    assert_eq!(statuses(&guest), [0, 0, 0xee, 0xee, 0xee, 0xee]);
+    guest.continue_queue(2);
+    guest.kick();
+    let mut used: Vec<u16> = (0..6).map(|_| guest.next_used().0).collect();
+    used.sort_unstable();
+    assert_eq!((used, statuses(&guest)), (heads, vec![OK; 6]));
+    assert!((0..6).all(|number| disk.disk.contents()[number * BLOCK] == number as u8 + 1));
+}
+
+#[test]
+fn stopping_a_queue_leaves_writes_in_the_ring_that_found_no_room() {
+    let dir = tempfile::tempdir().unwrap();
+    let disk = Arc::new(ReferenceDisk::with_options(1 << 20, late()));
+    let limits = Limits { no_space_retry_ms: 3_600_000, ..Limits::default() };
+    let options = Options { limits, ..Options::default() };
+    let server = Server::bind(&dir.path().join("s"), Arc::clone(&disk) as _, options).unwrap();
+    let mut guest = Guest::start(server.path());
+    disk.fail(ByteRange::new(0, 1 << 19).unwrap(), IoErrorKind::NoSpace);
+    let offer = |guest: &mut Guest, numbers: std::ops::Range<u16>| {
+        for number in numbers {
+            offer_write(guest, number, u64::from(number), number as u8 + 1);
+        }
+        guest.kick();
+    };
+    let wait_for_starved = |count| {
+        while server.waiting_writes() != count {
+            std::thread::yield_now();
+        }
+    };
+    let statuses = |guest: &Guest| (0..5).map(|number| status_of(guest, number)).collect::<Vec<_>>();
+    offer(&mut guest, 0..5);
+    wait_for_starved(5);
+    assert_eq!((guest.stop_queue(), server.waiting_writes()), (0, 0));
+    assert_eq!(statuses(&guest), [0xee; 5]);
+    guest.continue_queue(0);
+    guest.kick();
+    wait_for_starved(5);
+    // Behind one that was answered they have to be answered too.
+    offer_write(&mut guest, 5, 1500, 6);
+    guest.kick();
+    assert_eq!(guest.next_used().0, 10);
+    offer(&mut guest, 6..7);
+    wait_for_starved(6);
+    assert_eq!((guest.stop_queue(), server.waiting_writes()), (6, 0));
+    assert_eq!((statuses(&guest), status_of(&guest, 6)), (vec![IOERR; 5], 0xee));
+    (0..5).for_each(|_| assert!(guest.next_used().0 < 10));
+    disk.heal();
+    guest.continue_queue(6);
+    guest.kick();
+    assert_eq!((guest.next_used().0, status_of(&guest, 6)), (12, OK));
 }
 
 #[test]

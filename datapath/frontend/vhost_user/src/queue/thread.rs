@@ -58,7 +58,7 @@ pub(super) struct QueueThread {
     held: VecDeque<Job>,
     /// Requests that found no room, to be tried again.
     pub(super) starved: Vec<Job>,
-    pub(super) stopping: bool,
+    stopping: bool,
     number: usize,
     addresses: RingAddresses,
     event_idx: bool,
@@ -127,8 +127,8 @@ impl QueueThread {
             worked |= self.take_available();
             self.show_used();
             self.interrupt();
-            if self.stopping && self.in_flight == 0 && self.starved.is_empty() && self.held.is_empty() {
-                return self.next_available;
+            if self.stopping && self.in_flight == 0 && self.held.is_empty() {
+                return self.end();
             }
             if !worked {
                 self.idle();
@@ -175,11 +175,20 @@ impl QueueThread {
 
     fn stop(&mut self) {
         self.stopping = true;
-        self.give_back_held();
+        self.retry_at = None;
+        self.give_back();
+    }
+
+    /// When the device has nothing any more; returns the next available entry.
+    fn end(mut self) -> u16 {
+        self.give_back();
         for job in self.take_starved() {
             self.warn(&NO_ROOM_AT_STOP);
             self.finish(job.head, job.status, Status::IoError, 1, &job.memory);
         }
+        self.show_used();
+        self.interrupt();
+        self.next_available
     }
 
     /// Whether another request may be taken.
@@ -210,15 +219,23 @@ impl QueueThread {
         if waits { self.held.push_back(job) } else { self.submit(job) }
     }
 
-    /// Gives held writes back to the ring, as far as nothing was taken after them: whoever goes on with the machine takes them
-    /// again. To wait for all of them would hold up whoever stops it.
-    fn give_back_held(&mut self) {
-        while !self.broken
-            && let Some(job) = self.held.back()
-            && self.rings.available_head(self.next_available.wrapping_sub(1)) == job.head
-        {
-            self.held.pop_back();
-            self.next_available = self.next_available.wrapping_sub(1);
+    /// Gives requests that wait here back to the ring, as far as nothing was taken after them: whoever goes on with the machine
+    /// takes them again. To wait for all of them would hold up whoever stops it, and those without room would fail.
+    fn give_back(&mut self) {
+        while !self.broken {
+            let last = self.next_available.wrapping_sub(1);
+            let head = self.rings.available_head(last);
+            // Neither is in the order of the ring: writes that are gathered come after others of their batch, and the device
+            // answers in its own order.
+            if let Some(place) = self.held.iter().rposition(|job| job.head == head) {
+                self.held.remove(place);
+            } else if let Some(place) = self.starved.iter().position(|job| job.head == head) {
+                self.starved.swap_remove(place);
+                self.disk.waiting_writes.fetch_sub(1, Ordering::Relaxed);
+            } else {
+                return;
+            }
+            self.next_available = last;
         }
     }
 
@@ -315,16 +332,12 @@ impl QueueThread {
     /// Keeps a write that found no room, and tries again later: the protocol has no such error, and the
     /// guest would take any other one for a broken disk.
     pub(super) fn starve(&mut self, job: Job) {
-        if self.stopping {
-            self.warn(&NO_ROOM_AT_STOP);
-            return self.finish(job.head, job.status, Status::IoError, 1, &job.memory);
-        }
-        if self.starved.is_empty() {
+        if self.starved.is_empty() && !self.stopping {
             self.warn(&"there is no room for a write; the machine waits until there is");
         }
         self.starved.push(job);
         self.disk.waiting_writes.fetch_add(1, Ordering::Relaxed);
-        if self.retry_at.is_none() {
+        if self.retry_at.is_none() && !self.stopping {
             self.retry_later();
         }
     }
