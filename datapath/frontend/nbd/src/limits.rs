@@ -14,7 +14,7 @@ pub struct Limits {
     pub half_open: usize,
     /// From accepting a connection to the end of its handshake, in milliseconds. Then it is closed.
     pub handshake_timeout_ms: u64,
-    /// Options in one handshake. Then it is closed.
+    /// Options in one handshake, besides three about each export that was listed in it. Then it is closed.
     pub handshake_options: u32,
     /// Data of one option, in bytes. A longer one is answered `TOO_BIG` and the connection is closed.
     pub option_bytes: u32,

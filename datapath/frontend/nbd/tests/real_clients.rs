@@ -2,10 +2,12 @@
 
 mod fixture;
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use fixture::{Fixture, run};
 use headwater_block::blocking;
+use headwater_nbd::{Address, ClientIdentity, Export, ExportInfo, Exports, Limits, NotOpened, Server};
 use headwater_testkit::{ReferenceDisk, ReferenceOptions, Rng, Waits};
 
 const MIB: u64 = 1 << 20;
@@ -55,6 +57,35 @@ fn nbdinfo_sees_size_flags_and_extents() {
     assert_eq!(lines[2][..3], ["12288", "33542144", "3"]);
     let list = run("libnbd-bin", "nbdinfo", &["--list", &uri]);
     assert!(list.contains("export=\"\""), "{list}");
+}
+
+/// Exports of the same disk by many names.
+struct Many(Arc<ReferenceDisk>);
+
+impl Exports for Many {
+    fn list(&self, _: &ClientIdentity) -> Vec<ExportInfo> {
+        let info = |number| ExportInfo { name: format!("machine-{number:02}"), description: "a disk".into() };
+        (0..30).map(info).collect()
+    }
+
+    fn open(&self, name: &str, client: &ClientIdentity) -> Result<Export, NotOpened> {
+        let is_there = self.list(client).iter().any(|info| info.name == name);
+        let export = || Export { device: self.0.clone(), description: "a disk".into() };
+        is_there.then(export).ok_or(NotOpened::Unknown)
+    }
+}
+
+#[test]
+fn qemu_nbd_lists_many_exports() {
+    let dir = tempfile::tempdir().unwrap();
+    let socket = dir.path().join("nbd.sock");
+    let exports = Arc::new(Many(Arc::new(ReferenceDisk::new(MIB))));
+    let _server = Server::bind(Address::Unix(socket.clone()), exports, Limits::default()).unwrap();
+    let text = run("qemu-utils", "qemu-nbd", &["--list", "-k", socket.to_str().unwrap()]);
+    assert!(text.contains("exports available: 30"), "{text}");
+    let is_told = |number: u32| text.contains(&format!("machine-{number:02}"));
+    assert!((0..30).all(is_told), "{text}");
+    assert_eq!(text.matches("base:allocation").count(), 30, "{text}");
 }
 
 #[test]

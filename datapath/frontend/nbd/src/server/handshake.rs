@@ -62,7 +62,12 @@ pub(super) struct Handshake<'a> {
     /// The export that `base:allocation` was chosen for.
     context_of: Option<String>,
     options: u32,
+    /// How many exports the client was told of.
+    listed: u32,
 }
+
+/// What a client may ask about each export that it was told of: QEMU's `--list` asks for information and contexts in one handshake.
+const OPTIONS_PER_LISTED: u32 = 3;
 
 impl<'a> Handshake<'a> {
     /// Starts with the client's flags.
@@ -86,6 +91,7 @@ impl<'a> Handshake<'a> {
             form: Form::Simple,
             context_of: None,
             options: 0,
+            listed: 0,
         })
     }
 
@@ -100,8 +106,10 @@ impl<'a> Handshake<'a> {
     /// Handles one option; replies are appended to `out`, and sent whatever the step.
     pub(super) fn option(&mut self, number: u32, data: &[u8], out: &mut Vec<u8>) -> Step {
         self.options = self.options.saturating_add(1);
-        if self.options > self.limits.handshake_options {
-            return Step::Fault(format!("it sent more than {} options", self.limits.handshake_options));
+        let about_listed = self.listed.saturating_mul(OPTIONS_PER_LISTED);
+        let most = self.limits.handshake_options.saturating_add(about_listed);
+        if self.options > most {
+            return Step::Fault(format!("it sent more than {most} options"));
         }
         if self.encryption == Encryption::Demanded && !matches!(number, option::STARTTLS | option::ABORT) {
             if number == option::EXPORT_NAME {
@@ -177,11 +185,13 @@ impl<'a> Handshake<'a> {
         Step::Start(self.chosen(name, export))
     }
 
-    fn list(&self, data: &[u8], out: &mut Vec<u8>) {
+    fn list(&mut self, data: &[u8], out: &mut Vec<u8>) {
         if !data.is_empty() {
             return refuse(out, option::LIST, "LIST takes no data");
         }
-        for export in self.exports.list(&self.client) {
+        let exports = self.exports.list(&self.client);
+        self.listed = u32::try_from(exports.len()).unwrap_or(u32::MAX);
+        for export in exports {
             let line = server_reply(&export.name, &export.description);
             encode_option_reply(out, option::LIST, reply::SERVER, &line);
         }
