@@ -27,7 +27,7 @@
 
 use std::collections::HashSet;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU8, AtomicUsize, Ordering};
 
 use headwater_block::ByteRange;
 use parking_lot::{Mutex, RwLock, RwLockReadGuard, RwLockWriteGuard};
@@ -88,12 +88,29 @@ impl Drop for Waiter {
 #[derive(Clone, Debug)]
 pub(crate) struct Ticket {
     id: u64,
-    aborted: Arc<AtomicBool>,
+    fate: Arc<AtomicU8>,
 }
+
+/// What became of a task: nothing yet, aborted, or its answer is on its way.
+const OPEN: u8 = 0;
+const ABORTED: u8 = 1;
+const ANSWERED: u8 = 2;
 
 impl Ticket {
     pub(crate) fn is_aborted(&self) -> bool {
-        self.aborted.load(Ordering::SeqCst)
+        self.fate.load(Ordering::SeqCst) == ABORTED
+    }
+
+    /// Before the task is answered: it cannot be aborted any more. `false`: it was, and nothing is to be told.
+    pub(crate) fn answer(&self) -> bool {
+        self.seal(ANSWERED)
+    }
+
+    fn seal(&self, fate: u8) -> bool {
+        match self.fate.compare_exchange(OPEN, fate, Ordering::SeqCst, Ordering::SeqCst) {
+            Ok(_) => true,
+            Err(before) => before == fate,
+        }
     }
 }
 
@@ -159,6 +176,8 @@ pub(crate) struct Aborted {
     pub(crate) waiting: Vec<Startable>,
     /// Whose they all were.
     pub(crate) whose: HashSet<NexusId>,
+    /// Whether others were meant too, whose answers are on their way.
+    pub(crate) were_answered: bool,
 }
 
 /// See the module's text.
@@ -209,7 +228,7 @@ impl TaskSet {
     pub(crate) fn add(&self, kind: Kind, start: Start, _: &Pass<'_>) -> Option<Startable> {
         let mut state = self.state.lock();
         state.last_id = state.last_id.wrapping_add(1);
-        let ticket = Ticket { id: state.last_id, aborted: Arc::default() };
+        let ticket = Ticket { id: state.last_id, fate: Arc::default() };
         let mut entry = Entry { ticket, kind, start: Some(start), waiters: Vec::new() };
         self.count(&entry);
         let waits = state.entries.iter().any(|earlier| entry.waits_for(earlier));
@@ -227,7 +246,8 @@ impl TaskSet {
         (startable.start)(startable.ticket);
     }
 
-    /// Removes a task that has ended. The waiters are to be dropped after its answer was given; the rest started.
+    /// Removes a task after its answer was given: whoever ends tasks until then waits for it, and is answered later. The waiters are
+    /// to be dropped, the rest started.
     pub(crate) fn finish(&self, ticket: &Ticket) -> (Vec<Arc<Waiter>>, Vec<Startable>) {
         let mut state = self.state.lock();
         let Some(place) = state.entries.iter().position(|e| e.ticket.id == ticket.id) else {
@@ -246,7 +266,7 @@ impl TaskSet {
         (entry.waiters, ready)
     }
 
-    /// Aborts the tasks that `is_meant` picks by nexus and tag.
+    /// Aborts the tasks that `is_meant` picks by nexus and tag; for those that are being answered it only waits.
     pub(crate) fn abort(
         &self,
         is_meant: impl Fn(NexusId, u64) -> bool,
@@ -255,8 +275,11 @@ impl TaskSet {
         let mut state = self.state.lock();
         let mut aborted = Aborted::default();
         for entry in state.entries.iter_mut().filter(|e| is_meant(e.kind.nexus, e.kind.tag)) {
-            entry.ticket.aborted.store(true, Ordering::SeqCst);
             entry.waiters.extend(waiter.cloned());
+            if !entry.ticket.seal(ABORTED) {
+                aborted.were_answered = true;
+                continue;
+            }
             aborted.whose.insert(entry.kind.nexus);
             let waits = startable(entry).map(|startable| Startable { exclusive: false, ..startable });
             aborted.waiting.extend(waits);

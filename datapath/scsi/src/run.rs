@@ -124,15 +124,16 @@ fn end(run: Run, result: Result<(), Fault>) {
     finish(run, Some(reply));
 }
 
-/// Leaves the task set, answers, and starts what waited for this.
+/// Answers, leaves the task set, and starts what waited for this. In this order: whoever ends tasks is answered after the tasks
+/// (RFC 7143), and waits only for those in the set.
 fn finish(run: Run, reply: Option<Reply>) {
     let Run { link, ticket, buffers, done, .. } = run;
-    let (waiters, ready) = link.unit.tasks.finish(&ticket);
     // An abort that came after the last step still silences the answer.
-    let reply = reply.filter(|_| !ticket.is_aborted());
+    let reply = reply.filter(|_| ticket.answer());
     let good = reply.as_ref().is_some_and(|reply| *reply == Reply::GOOD);
     let data_in = if good { buffers.data_in } else { Vec::new() };
     done(Outcome { reply, data_in, data_out: buffers.data_out });
+    let (waiters, ready) = link.unit.tasks.finish(&ticket);
     drop(waiters);
     for startable in ready {
         let unit = Arc::clone(&link.unit);

@@ -344,7 +344,7 @@ fn abort(
 ) -> bool {
     let aborted = unit.tasks.abort(is_meant, Some(waiter));
     drop(closed);
-    let any = !aborted.whose.is_empty();
+    let any = !aborted.whose.is_empty() || aborted.were_answered;
     end(unit, aborted);
     any
 }

@@ -7,7 +7,8 @@ use std::sync::{Arc, Mutex, mpsc};
 
 use headwater_block::{ByteRange, IoErrorKind};
 use headwater_scsi::{
-    Attribute, Cdb, Command, Function, FunctionResult, LogicalUnit, Lun, Nexus, Now, Options, Status, Target,
+    Attribute, Cdb, Command, Function, FunctionResult, LogicalUnit, Lun, Nexus, Now, Options, Reply, Status,
+    Target, Task,
 };
 use headwater_testkit::{ReferenceDisk, ReferenceOptions, Rng, Waits};
 use session::{
@@ -66,6 +67,45 @@ fn an_aborted_task_is_not_answered_and_the_abort_is_answered_when_it_has_ended()
     assert_eq!(abort.recv_timeout(PATIENCE), Ok(FunctionResult::Complete));
     assert_eq!(wait(&two).reply.map(|reply| reply.status), Some(Status::Good));
     assert!(attentions(&nexus).is_empty());
+}
+
+#[test]
+fn whoever_ends_tasks_is_answered_after_a_task_that_is_being_answered() {
+    let functions = [
+        Function::AbortTask { lun: LUN, tag: 1 },
+        Function::AbortTaskSet { lun: LUN },
+        Function::ClearTaskSet { lun: LUN },
+        Function::LogicalUnitReset { lun: LUN },
+    ];
+    for function in functions {
+        let (disk, target) = held();
+        let (a, b) = (Arc::new(target.nexus(initiator("a"))), target.nexus(initiator("b")));
+        let cdb = Cdb::new(&read10(0, 8));
+        let task = Task {
+            lun: LUN,
+            attribute: Attribute::Simple,
+            tag: 1,
+            cdb,
+            data_out: Vec::new(),
+            announced_bytes: 0,
+            data_in: Vec::new(),
+        };
+        let (sender, events) = mpsc::channel::<Result<Option<Reply>, FunctionResult>>();
+        let asker = Arc::clone(&a);
+        a.execute(task, move |outcome| {
+            // The function comes before the answer is on its way.
+            let told = sender.clone();
+            asker.manage(function, move |result| drop(told.send(Err(result))));
+            drop(sender.send(Ok(outcome.reply)));
+        });
+        disk.release();
+        let next = || events.recv_timeout(PATIENCE).unwrap();
+        assert!(next().unwrap().is_some_and(|reply| reply.status == Status::Good), "{function:?}");
+        assert_eq!(next().unwrap_err(), FunctionResult::Complete, "{function:?}");
+        if !matches!(function, Function::LogicalUnitReset { .. }) {
+            assert!(attentions(&a).is_empty() && attentions(&b).is_empty(), "{function:?}");
+        }
+    }
 }
 
 #[test]
