@@ -13,7 +13,7 @@ use parking_lot::Mutex;
 use rustix::io::Errno;
 
 use crate::channel::Channel;
-use crate::flow::{Gate, InFlight, Way};
+use crate::flow::{Entry, Gate, InFlight, Way};
 use crate::limits::MAX_TRANSFER_BYTES;
 use crate::parts::{Clear, Job, Work};
 use crate::wire::{ANSWER_HEADER_BYTES, answer_header};
@@ -125,22 +125,22 @@ impl Disk {
         errno(error)
     }
 
-    /// Hands a request to the device. `bytes` are what it counts for in flight, added before; `gated` says that it entered
-    /// the gate.
+    /// Hands a request to the device. `bytes` are what it counts for in flight, added before; `gated` says as what it
+    /// entered the gate.
     pub(crate) fn submit(
         self: &Arc<Self>,
         asker: Asker,
         request: Request,
         answer: Answer,
         bytes: usize,
-        gated: bool,
+        gated: Option<Entry>,
     ) {
         let disk = Arc::clone(self);
         let what = describe(&request);
         let way = if matches!(request, Request::Read { .. }) { Way::Read } else { Way::Write };
         let done = move |outcome: Outcome| {
-            if gated {
-                disk.gate.leave();
+            if let Some(entry) = gated {
+                disk.gate.leave(entry);
             }
             match outcome.result {
                 Ok(()) => asker.succeed(&answer, &outcome.buffer),
@@ -182,7 +182,7 @@ impl Disk {
         let part = Answer::Part(first..first.saturating_add(wanted));
         self.in_flight.add(Way::Read, bytes);
         let request = Request::Read { range: whole, buffer: vec![0; bytes] };
-        self.submit(asker, request, part, bytes, false);
+        self.submit(asker, request, part, bytes, None);
     }
 
     /// `FUSE_WRITE`.
@@ -200,26 +200,26 @@ impl Disk {
         let Some(from) = data.get(..written) else { return asker.fail(Errno::INVAL) };
         let fua = flags & SYNC_FLAGS != 0;
         self.note_written();
-        if !self.is_whole(range) || !self.gate.try_enter() {
+        if !self.is_whole(range) || !self.gate.try_enter(Entry::Write, range) {
             return self.take_turn(asker, Work::Write { range, data: from.to_vec(), fua });
         }
         let answer = Answer::Written(u32::try_from(written).unwrap_or(u32::MAX));
         match self.device.try_now(Op::Write { range, from, fua }) {
             Ok(Attempt::Done) => {
-                self.gate.leave();
+                self.gate.leave(Entry::Write);
                 asker.succeed(&answer, &[]);
             }
             Ok(Attempt::MustWait) => {
                 // Not waiting for room while in the gate: whoever wants to be alone has room, and waits for us to leave.
                 if !self.in_flight.try_add(Way::Write, written) {
-                    self.gate.leave();
+                    self.gate.leave(Entry::Write);
                     return self.take_turn(asker, Work::Write { range, data: from.to_vec(), fua });
                 }
                 let request = Request::Write { range, buffer: from.to_vec(), fua };
-                self.submit(asker, request, answer, written, true);
+                self.submit(asker, request, answer, written, Some(Entry::Write));
             }
             Err(error) => {
-                self.gate.leave();
+                self.gate.leave(Entry::Write);
                 asker.fail(self.failed(&format_args!("a write of {range}"), &error));
             }
         }
@@ -229,7 +229,7 @@ impl Disk {
     pub(crate) fn flush(self: &Arc<Self>, asker: Asker) {
         match self.device.try_now(Op::Flush) {
             Ok(Attempt::Done) => asker.answer(&[]),
-            Ok(Attempt::MustWait) => self.submit(asker, Request::Flush, Answer::Nothing, 0, false),
+            Ok(Attempt::MustWait) => self.submit(asker, Request::Flush, Answer::Nothing, 0, None),
             Err(error) => asker.fail(self.failed(&"a flush", &error)),
         }
     }
@@ -242,17 +242,19 @@ impl Disk {
         // A hole behind the end is there already.
         let Some(range) = self.clip(offset, len) else { return asker.answer(&[]) };
         self.note_written();
-        if !self.is_whole(range) || !self.gate.try_enter() {
+        if !self.is_whole(range) || !self.gate.try_enter(clear.entry(), range) {
             return self.take_turn(asker, Work::Clear { range, clear });
         }
         match self.device.try_now(clear.op(range)) {
             Ok(Attempt::Done) => {
-                self.gate.leave();
+                self.gate.leave(clear.entry());
                 asker.answer(&[]);
             }
-            Ok(Attempt::MustWait) => self.submit(asker, clear.request(range), Answer::Nothing, 0, true),
+            Ok(Attempt::MustWait) => {
+                self.submit(asker, clear.request(range), Answer::Nothing, 0, Some(clear.entry()))
+            }
             Err(error) => {
-                self.gate.leave();
+                self.gate.leave(clear.entry());
                 asker.fail(self.failed(&format_args!("clearing {range}"), &error));
             }
         }

@@ -1,5 +1,6 @@
 //! What holds requests back: the limit of data in flight, and the order of writes that share a block.
 
+use headwater_block::ByteRange;
 use parking_lot::{Condvar, Mutex};
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -76,53 +77,91 @@ impl InFlight {
     }
 }
 
-/// Lets writes of whole blocks pass together, and writes of parts of a block alone, because such a write reads the block,
+/// Lets changes of whole blocks pass together, and writes of parts of a block alone, because such a write reads the block,
 /// changes some bytes and writes it back: a write in between would be lost. Only one thread writes parts of blocks.
 ///
 /// Interleaving that this prevents: A reads block 7 to change its first byte; B's write of the whole block is carried out
 /// and answered; A writes block 7 back as it was before B.
+///
+/// Discards pass also while somebody waits to be alone with writes under way, and beside one who is alone with other
+/// blocks: they may be what gives these writes room. They do not keep anybody from being alone once the writes are done.
 pub(crate) struct Gate {
-    /// Writes of whole blocks under way, and [`CLOSED`].
+    /// Writes of whole blocks under way, discards, [`CLOSED`] and [`ALONE`].
     state: AtomicU64,
-    asleep: Mutex<()>,
+    /// The blocks of the one who is alone.
+    changing: Mutex<Option<ByteRange>>,
     changed: Condvar,
 }
 
-/// The writer of parts of blocks is alone, or wants to be.
+/// What passes the gate.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Entry {
+    /// What may need room.
+    Write,
+    Discard,
+}
+
+impl Entry {
+    fn count(self) -> u64 {
+        match self {
+            Entry::Write => 1,
+            Entry::Discard => 1 << 31,
+        }
+    }
+}
+
+/// Of the state: the writes.
+const WRITES: u64 = (1 << 31) - 1;
+/// The writer of parts of blocks is alone.
+const ALONE: u64 = 1 << 62;
+/// It is, or wants to be.
 const CLOSED: u64 = 1 << 63;
 
 impl Gate {
     pub(crate) fn new() -> Self {
-        Self { state: AtomicU64::new(0), asleep: Mutex::new(()), changed: Condvar::new() }
+        Self { state: AtomicU64::new(0), changing: Mutex::new(None), changed: Condvar::new() }
     }
 
-    /// Begins a write of whole blocks, which [`Gate::leave`] ends, on any thread; `false` while somebody is alone.
-    pub(crate) fn try_enter(&self) -> bool {
-        if self.state.fetch_add(1, Ordering::SeqCst) & CLOSED == 0 {
-            return true;
+    /// Begins a change of whole blocks, which [`Gate::leave`] ends, on any thread; `false` where it would meet somebody who is
+    /// alone, or wants to be.
+    pub(crate) fn try_enter(&self, entry: Entry, range: ByteRange) -> bool {
+        let state = self.state.fetch_add(entry.count(), Ordering::SeqCst);
+        let may_enter = match entry {
+            _ if state & CLOSED == 0 => true,
+            Entry::Write => false,
+            // Counted already: who is alone with these blocks now has said so, and nobody comes to be before we leave.
+            Entry::Discard if state & ALONE != 0 => self
+                .changing
+                .lock()
+                .is_none_or(|other| range.end() <= other.offset() || other.end() <= range.offset()),
+            Entry::Discard => state & WRITES != 0,
+        };
+        if !may_enter {
+            self.leave(entry);
         }
-        self.leave();
-        false
+        may_enter
     }
 
-    pub(crate) fn leave(&self) {
-        if self.state.fetch_sub(1, Ordering::SeqCst) & CLOSED != 0 {
-            let _asleep = self.asleep.lock();
+    pub(crate) fn leave(&self, entry: Entry) {
+        if self.state.fetch_sub(entry.count(), Ordering::SeqCst) & CLOSED != 0 {
+            let _changing = self.changing.lock();
             self.changed.notify_all();
         }
     }
 
-    /// Runs `work` while no other write is under way. Only for one thread.
-    pub(crate) fn alone<T>(&self, work: impl FnOnce() -> T) -> T {
+    /// Runs `work`, which changes these blocks, while nothing else changes them. Only for one thread.
+    pub(crate) fn alone<T>(&self, blocks: ByteRange, work: impl FnOnce() -> T) -> T {
         self.state.fetch_or(CLOSED, Ordering::SeqCst);
         {
-            let mut asleep = self.asleep.lock();
-            while self.state.load(Ordering::SeqCst) != CLOSED {
-                self.changed.wait(&mut asleep);
+            let mut changing = self.changing.lock();
+            *changing = Some(blocks);
+            let (free, alone) = (CLOSED, CLOSED | ALONE);
+            while self.state.compare_exchange(free, alone, Ordering::SeqCst, Ordering::SeqCst).is_err() {
+                self.changed.wait(&mut changing);
             }
         }
         let result = work();
-        self.state.fetch_and(!CLOSED, Ordering::SeqCst);
+        self.state.fetch_and(!(CLOSED | ALONE), Ordering::SeqCst);
         result
     }
 }
@@ -133,6 +172,40 @@ mod tests {
     use std::sync::Arc;
     use std::sync::atomic::AtomicU32;
 
+    fn blocks(first: u64, count: u64) -> ByteRange {
+        ByteRange::new(first * 512, count * 512).unwrap()
+    }
+
+    #[test]
+    fn discards_pass_while_somebody_waits_for_writes_to_be_alone() {
+        let gate = Arc::new(Gate::new());
+        assert!(gate.try_enter(Entry::Write, blocks(0, 1)));
+        let (begun, begins) = std::sync::mpsc::channel();
+        let (go_on, waits) = std::sync::mpsc::channel::<()>();
+        let other = Arc::clone(&gate);
+        let alone = std::thread::spawn(move || {
+            other.alone(blocks(2, 2), || {
+                begun.send(()).unwrap();
+                waits.recv().unwrap();
+            });
+        });
+        while gate.state.load(Ordering::SeqCst) & CLOSED == 0 {
+            std::thread::yield_now();
+        }
+        assert!(!gate.try_enter(Entry::Write, blocks(8, 1)));
+        assert!(gate.try_enter(Entry::Discard, blocks(2, 1)));
+        gate.leave(Entry::Write);
+        assert!(!gate.try_enter(Entry::Discard, blocks(8, 1)), "discards hold nobody up");
+        gate.leave(Entry::Discard);
+        begins.recv().unwrap();
+        assert!(!gate.try_enter(Entry::Discard, blocks(3, 1)));
+        assert!(gate.try_enter(Entry::Discard, blocks(4, 1)));
+        go_on.send(()).unwrap();
+        alone.join().unwrap();
+        gate.leave(Entry::Discard);
+        assert_eq!(gate.state.load(Ordering::SeqCst), 0);
+    }
+
     #[test]
     fn nobody_writes_beside_one_who_is_alone() {
         let gate = Arc::new(Gate::new());
@@ -141,17 +214,19 @@ mod tests {
         let threads: Vec<_> = (0..4_u32)
             .map(|number| {
                 let (gate, inside, refused) = (Arc::clone(&gate), Arc::clone(&inside), Arc::clone(&refused));
+                let entry = if number == 1 { Entry::Discard } else { Entry::Write };
                 std::thread::spawn(move || {
                     for _ in 0..5000 {
                         if number == 0 {
-                            gate.alone(|| {
+                            gate.alone(blocks(2, 2), || {
                                 assert_eq!(inside.load(Ordering::SeqCst), 0);
-                                assert!(!gate.try_enter());
+                                assert!(!gate.try_enter(Entry::Write, blocks(8, 1)));
+                                assert!(!gate.try_enter(Entry::Discard, blocks(3, 9)));
                             });
-                        } else if gate.try_enter() {
+                        } else if gate.try_enter(entry, blocks(3, 1)) {
                             inside.fetch_add(1, Ordering::SeqCst);
                             inside.fetch_sub(1, Ordering::SeqCst);
-                            gate.leave();
+                            gate.leave(entry);
                         } else {
                             refused.fetch_add(1, Ordering::SeqCst);
                         }

@@ -7,7 +7,7 @@ use std::sync::{Arc, mpsc};
 use headwater_block::{Attempt, ByteRange, IoError, IoErrorKind, Op, Request, blocking};
 
 use crate::data::{Answer, Asker, Disk};
-use crate::flow::Way;
+use crate::flow::{Entry, Way};
 
 /// How a range is cleared.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -23,6 +23,13 @@ impl Clear {
         match self {
             Clear::Discard => Op::Discard { range },
             Clear::Zero => Op::WriteZeroes { range, may_unmap: false, fua: false },
+        }
+    }
+
+    pub(crate) fn entry(self) -> Entry {
+        match self {
+            Clear::Discard => Entry::Discard,
+            Clear::Zero => Entry::Write,
         }
     }
 
@@ -48,6 +55,13 @@ impl Work {
         }
     }
 
+    fn entry(&self) -> Entry {
+        match self {
+            Work::Write { .. } => Entry::Write,
+            Work::Clear { clear, .. } => clear.entry(),
+        }
+    }
+
     fn range(&self) -> ByteRange {
         match self {
             Work::Write { range, .. } | Work::Clear { range, .. } => *range,
@@ -64,9 +78,9 @@ pub(crate) struct Job {
 /// Works until all senders are gone.
 pub(crate) fn run(disk: &Arc<Disk>, jobs: &mpsc::Receiver<Job>) {
     while let Ok(Job { asker, work }) = jobs.recv() {
-        let bytes = work.bytes();
+        let (bytes, entry, range) = (work.bytes(), work.entry(), work.range());
         // Nobody but this thread closes the gate.
-        if disk.is_whole(work.range()) && disk.gate.try_enter() {
+        if disk.is_whole(range) && disk.gate.try_enter(entry, range) {
             let (request, answer) = match work {
                 Work::Write { range, data, fua } => {
                     let written = Answer::Written(u32::try_from(data.len()).unwrap_or(u32::MAX));
@@ -74,11 +88,10 @@ pub(crate) fn run(disk: &Arc<Disk>, jobs: &mpsc::Receiver<Job>) {
                 }
                 Work::Clear { range, clear } => (clear.request(range), Answer::Nothing),
             };
-            disk.submit(asker, request, answer, bytes, true);
+            disk.submit(asker, request, answer, bytes, Some(entry));
             continue;
         }
-        let range = work.range();
-        match disk.gate.alone(|| change(disk, &work)) {
+        match disk.gate.alone(disk.widen(range).unwrap_or(range), || change(disk, &work)) {
             Ok(answer) => asker.succeed(&answer, &[]),
             Err(error) => asker.fail(disk.failed(&format_args!("a change of {range}"), &error)),
         }
