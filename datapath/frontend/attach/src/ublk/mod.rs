@@ -50,9 +50,23 @@ pub(crate) fn is_there() -> Result<(), String> {
             "this kernel has no ublk (there is no /dev/ublk-control, also after modprobe ublk_drv)".into()
         );
     }
-    Control::open()
-        .map(drop)
-        .map_err(|error| format!("ublk cannot be used: /dev/ublk-control or io_uring: {error}"))
+    // It has nothing to add, so that no kernel adds it.
+    let asked = Control::open().and_then(|mut control| control.command(abi::ADD_DEV, u32::MAX, 0));
+    knows_commands(asked)
+}
+
+/// Whether the kernel knows the commands by these numbers, from its answer to an [`abi::ADD_DEV`] without a device.
+fn knows_commands(answer: std::io::Result<()>) -> Result<(), String> {
+    let Err(error) = answer else { return Ok(()) };
+    match error.raw_os_error().map(Errno::from_raw_os_error) {
+        // It looked at what there was to add.
+        Some(Errno::INVAL) => Ok(()),
+        // Commands had other numbers before 6.4, and what is none is answered so.
+        Some(Errno::NODEV | Errno::OPNOTSUPP) => {
+            Err("this kernel's ublk is too old (Linux 6.4 is needed)".into())
+        }
+        _ => Err(format!("ublk cannot be used: /dev/ublk-control or io_uring: {error}")),
+    }
 }
 
 impl Ublk {
@@ -331,6 +345,15 @@ mod tests {
         }
         let other = Mark { pid: 11, ..mark };
         assert_eq!(is_waiting_by(info(live, recovery, other.number()), &mark), Some(false));
+    }
+
+    #[test]
+    fn a_kernel_that_looks_at_a_command_knows_it() {
+        assert_eq!(knows_commands(Err(Errno::INVAL.into())), Ok(()));
+        for errno in [Errno::NODEV, Errno::OPNOTSUPP] {
+            assert!(knows_commands(Err(errno.into())).unwrap_err().contains("6.4"), "{errno}");
+        }
+        assert!(knows_commands(Err(Errno::PERM.into())).unwrap_err().contains("cannot be used"));
     }
 
     #[test]
