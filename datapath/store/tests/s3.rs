@@ -63,6 +63,12 @@ impl InBucket {
         options
     }
 
+    /// The same place, without the relay.
+    fn direct(&self) -> Self {
+        let url = S3Url { endpoint: Some(format!("http://{}", server().address())), ..self.url.clone() };
+        Self { url, dir: self.dir.clone(), stale_after: self.stale_after, timeout: self.timeout }
+    }
+
     fn keys(&self, folder: &str) -> Vec<String> {
         let Ok(entries) = fs::read_dir(self.dir.join(folder)) else { return Vec::new() };
         let mut names: Vec<_> = entries.map(|e| e.unwrap().file_name().into_string().unwrap()).collect();
@@ -371,6 +377,29 @@ fn a_lock_of_a_dead_process_lapses_and_a_living_one_is_respected() {
     publish(store.as_ref(), "b", b"later", &[], b"m4").unwrap();
     assert!(since.elapsed() >= Duration::from_millis(600));
     freeing.join().unwrap();
+}
+
+#[test]
+fn who_slept_while_it_removed_removes_nothing_that_was_published_meanwhile() {
+    let (mut place, relay, object) = behind_a_relay();
+    place.timeout = NEVER;
+    let (store, other) = (suite::writable(&place), suite::writable(&place.direct()));
+    // It has forgotten the version and looks which objects nobody needs.
+    relay.fail("GET", "objects", Fault::Silence, u32::MAX);
+    std::thread::scope(|scope| {
+        let removing = scope.spawn(|| store.remove(&name("a"), Some(1)));
+        wait_until("it looks for objects", || relay.take_seen().iter().any(|it| it.contains("objects")));
+        make_older(&place.dir().join("locks/exclusive"), Duration::from_secs(700));
+        publish(other.as_ref(), "b", &object, &[], b"manifest").unwrap();
+        relay.heal();
+        assert_eq!(kind(removing.join().unwrap()), StoreErrorKind::Locked);
+    });
+    let version = store.resolve(&"b".parse().unwrap()).unwrap();
+    assert_eq!(store.manifest(version.manifest).unwrap(), b"manifest");
+    let mut bytes = vec![0; object.len()];
+    store.open_object(version.objects[0]).unwrap().read_range(0, &mut bytes).unwrap();
+    assert!(bytes == object);
+    assert_eq!(place.keys("locks"), [] as [&str; 0]);
 }
 
 #[test]

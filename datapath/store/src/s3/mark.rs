@@ -16,8 +16,9 @@
 //! # When a holder dies
 //! A mark that was not renewed for [`STALE_AFTER`] by the server's own clock (the time that the server gives a key
 //! that was just written, against the time it gave the mark) counts for nothing, and is removed. A holder that was
-//! only asleep finds its mark gone: a publication then fails before it commits, a pin is set again. Clocks of
-//! hosts do not matter.
+//! only asleep finds its mark gone: a publication then fails before it commits, a pin is set again. Who finds
+//! `locks/exclusive` stale takes it before going on, to publish or to pin as well, so that a holder that wakes up removes nothing
+//! that came to be needed meanwhile. Clocks of hosts do not matter.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -81,11 +82,12 @@ impl Marks {
         loop {
             let mark = self.set(key, renewal)?;
             let Some((_, at_s)) = self.bucket.head(EXCLUSIVE)? else { return Ok(mark) };
-            if self.is_stale(at_s)? {
-                return Ok(mark);
-            }
             // Not held while waiting, or who removes would wait for us in turn.
             drop(mark);
+            // Its holder may only be asleep, and would go on removing: it must find that the lock is not its own any more.
+            if self.is_stale(at_s)? && self.exclusive(Duration::ZERO)?.is_some() {
+                continue;
+            }
             if Instant::now() >= until {
                 return Err(self.busy());
             }
