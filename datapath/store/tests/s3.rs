@@ -250,6 +250,60 @@ fn an_answer_that_is_lost_is_not_taken_for_another_writer() {
 }
 
 #[test]
+fn a_change_whose_answer_is_lost_is_not_made_twice() {
+    let (mut place, relay, _) = behind_a_relay();
+    place.timeout = NEVER;
+    let (store, other) = (suite::writable(&place), suite::writable(&place.direct()));
+    relay.take_seen();
+    // It is written, and before it is tried again somebody else writes.
+    relay.fail("PUT", "/images/", Fault::LoseAnswer, 1);
+    relay.fail("PUT", "/images/", Fault::Silence, u32::MAX);
+    std::thread::scope(|scope| {
+        let publishing = scope.spawn(|| publish(store.as_ref(), "a", b"ours", &[], b"ours"));
+        let mut tries = 0;
+        wait_until("it is tried again", || {
+            tries += relay
+                .take_seen()
+                .iter()
+                .filter(|it| it.starts_with("PUT") && it.contains("/images/"))
+                .count();
+            tries == 2
+        });
+        publish(other.as_ref(), "a", b"theirs", &[], b"theirs").unwrap();
+        relay.heal();
+        let error = publishing.join().unwrap().unwrap_err();
+        assert!(error.to_string().contains("it is not known whether"), "{error}");
+    });
+    let versions = store.image(&name("a")).unwrap().unwrap().versions;
+    let made: Vec<Hash> = versions.iter().map(|version| version.manifest).collect();
+    assert_eq!(made, [b"manifest".as_slice(), b"ours", b"theirs"].map(Hash::of));
+    for version in versions {
+        store.manifest(version.manifest).unwrap();
+        store.open_object(version.objects[0]).unwrap();
+    }
+    assert_eq!(place.keys("locks"), [] as [&str; 0]);
+}
+
+#[test]
+fn a_change_that_the_server_may_still_be_making_is_not_made_again() {
+    let (place, relay, _) = behind_a_relay();
+    let store = suite::writable(&place);
+    // The first attempt is not answered in time, and the second comes while the server still works on the first.
+    relay.fail("PUT", "/images/", Fault::Refuse, 1);
+    relay.fail("PUT", "/images/", Fault::Status(409), 1);
+    let mut made = 0;
+    let error = store.change(&name("a"), &mut |image| {
+        made += 1;
+        image.retire(1, true)
+    });
+    assert_eq!(made, 1);
+    assert!(error.unwrap_err().to_string().contains("it is not known whether"));
+    // Without a doubt about an earlier attempt it is.
+    relay.fail("PUT", "/images/", Fault::Status(409), 1);
+    store.change(&name("a"), &mut |image| image.retire(1, true)).unwrap();
+}
+
+#[test]
 fn a_write_that_fails_leaves_the_store_as_it_was() {
     let (place, relay, _) = behind_a_relay();
     let store = suite::writable(&place);

@@ -50,6 +50,8 @@ pub(super) enum Refusal {
     Absent,
     /// The key is not as the condition said.
     Conflict,
+    /// The same, but that may be the work of an attempt before that got no answer.
+    Unknown,
     /// Everything else.
     Failed(StoreError),
 }
@@ -228,7 +230,9 @@ impl Bucket {
         match refusal {
             Refusal::Failed(error) => error,
             Refusal::Absent => Failure::Absent.describe(operation, &self.shown(key), &self.url, 1),
-            Refusal::Conflict => Failure::Conflict.describe(operation, &self.shown(key), &self.url, 1),
+            Refusal::Conflict | Refusal::Unknown => {
+                Failure::Conflict.describe(operation, &self.shown(key), &self.url, 1)
+            }
         }
     }
 
@@ -332,15 +336,15 @@ impl Bucket {
             Ok((tag, _)) => return Ok(tag),
             Err(refused) => refused,
         };
-        // An attempt that got no answer may have been the one that wrote it.
-        if unanswered > 0
-            && matches!(refusal, Refusal::Conflict)
-            && let Some((there, tag)) = self.get(key, u64::MAX)?
-            && there == *bytes
-        {
-            return Ok(tag);
+        if unanswered == 0 || matches!(refusal, Refusal::Failed(_)) {
+            return Err(refusal);
         }
-        Err(refusal)
+        // An attempt that got no answer may have been the one that wrote it. If something else is there, somebody may have written
+        // that since, or the server is still at that attempt.
+        match self.get(key, u64::MAX)? {
+            Some((there, tag)) if there == *bytes => Ok(tag),
+            _ => Err(Refusal::Unknown),
+        }
     }
 
     /// As [`Bucket::put`], on the threads that wait for S3, and with how often an attempt got no answer.

@@ -13,7 +13,8 @@
 //! # Many writers
 //! Unlike a directory, a bucket has no one writer. The list of versions of an image is written with `If-Match` (with
 //! `If-None-Match` for a new image); who comes second reads it again and does its change to what it finds, so that no
-//! update is lost. What is removed is removed under `locks/exclusive`, and space is given back only while nobody
+//! update is lost. Where an attempt got no answer and the list then is another one, the change fails: done again, it could be
+//! done twice. What is removed is removed under `locks/exclusive`, and space is given back only while nobody
 //! publishes.
 //!
 //! # After a crash
@@ -266,6 +267,17 @@ impl Inner {
             match self.put_image(&image, &condition) {
                 Ok(()) => return Ok(outcome),
                 Err(Refusal::Failed(e)) => return Err(e),
+                // Once more could be twice.
+                Err(Refusal::Unknown) => {
+                    return Err(StoreError::new(
+                        StoreErrorKind::Io,
+                        format!(
+                            "it is not known whether image '{name}' in {} was changed: the server did not answer in time, and others \
+                             change the image too. Look at its versions and channels, and try again if the change is missing",
+                            self.bucket.url()
+                        ),
+                    ));
+                }
                 Err(_) => tracing::debug!(%name, "somebody else changed the image; once more"),
             }
         }
