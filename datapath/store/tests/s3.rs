@@ -676,6 +676,38 @@ fn a_large_object_goes_in_parts_and_an_interrupted_copy_goes_on() {
     assert!(back == bytes);
 }
 
+#[test]
+fn parts_that_nobody_went_on_with_for_a_week_are_given_back() {
+    let (mut place, relay, _) = behind_a_relay();
+    place.timeout = Duration::from_secs(20);
+    let elsewhere = tempfile::tempdir().unwrap();
+    let source = headwater_store::LocalDir::open(elsewhere.path(), Access::WRITE).unwrap();
+    let bytes: Vec<u8> = (0..17u32 << 18).flat_map(|n| (n ^ (n >> 7)).to_le_bytes()).collect();
+    let id = publish_whole(&source, &bytes);
+    let object = source.open_object(id).unwrap();
+    let target = place.open(Access::Copy { new_chunk_bytes: source.chunk_bytes() }).unwrap();
+    let stop = |_| Err(StoreError::new(StoreErrorKind::Io, "stopped"));
+    target.publish().unwrap().copy_object(object.as_ref(), &mut { stop }).unwrap_err();
+    let (old, new) = (format!("{id}.upload"), format!("{}.upload", Hash::of(b"new")));
+    assert_eq!(place.keys("tmp"), [old.as_str()]);
+    fs::write(place.dir().join("tmp").join(&new), b"headwater upload 2\n16777216\nanother\n").unwrap();
+    for (state, days) in [(&old, 8), (&new, 6)] {
+        make_older(&place.dir().join("tmp").join(state), Duration::from_secs(days * 24 * 3600));
+    }
+    // While the server refuses that, it is kept, and holds nothing else up.
+    relay.fail("DELETE", "uploadId", Fault::Status(403), 1);
+    let store = suite::writable(&place);
+    store.remove(&name("a"), Some(1)).unwrap();
+    assert_eq!(place.keys("tmp").len(), 2);
+    relay.take_seen();
+    publish(store.as_ref(), "a", b"object", &[], b"m").unwrap();
+    store.remove(&name("a"), Some(2)).unwrap();
+    assert_eq!(place.keys("tmp"), [new]);
+    let given_back = format!("objects/{id}?uploadId=");
+    let seen = relay.take_seen();
+    assert!(seen.iter().any(|it| it.starts_with("DELETE") && it.contains(&given_back)), "{seen:?}");
+}
+
 /// One object in a store, without the small appends of the suite.
 fn publish_whole(store: &dyn Store, bytes: &[u8]) -> Hash {
     let mut publication = store.publish().unwrap();

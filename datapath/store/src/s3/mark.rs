@@ -173,6 +173,16 @@ impl Marks {
         Ok(told.unwrap_or(i64::MIN))
     }
 
+    /// Keys below `folder` that were not written for so long.
+    pub(super) fn older_than(&self, folder: &str, age: Duration) -> Result<Vec<Entry>, StoreError> {
+        let mut found = self.bucket.list(folder)?;
+        if !found.is_empty() {
+            let now_s = self.server_time_s()?;
+            found.retain(|entry| self.age_s(now_s, entry.at_s) > age.as_secs());
+        }
+        Ok(found)
+    }
+
     /// Marks below `folder` that count, and those that do not and can be removed.
     pub(super) fn live_and_stale(
         &self,

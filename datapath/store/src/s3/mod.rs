@@ -367,6 +367,7 @@ impl Inner {
             alone.confirm()?;
             self.bucket.remove_all(batch.to_vec())?;
         }
+        self.forget_abandoned(alone)?;
         alone.confirm()?;
         if is_postponed {
             self.want_sweep()?;
@@ -374,6 +375,17 @@ impl Inner {
             self.bucket.remove(SWEEP_WANTED)?;
         }
         Ok(freed_bytes)
+    }
+
+    /// Gives back what copies sent that were interrupted long ago. None goes on now: nobody publishes.
+    fn forget_abandoned(&self, alone: &Mark) -> Result<(), StoreError> {
+        for abandoned in self.marks.older_than(upload::STATES, upload::ABANDONED_AFTER)? {
+            alone.confirm()?;
+            if let Err(e) = upload::forget(&self.bucket, &abandoned) {
+                tracing::warn!(error = %e, key = abandoned.name, "parts of an interrupted copy stay in S3 for now");
+            }
+        }
+        Ok(())
     }
 
     /// Manifests that somebody uses. Who pins one from here on waits for the exclusive lock, which the caller holds, and

@@ -129,8 +129,7 @@ impl Publication for S3Publication {
         source: &dyn Object,
         copied: &mut dyn FnMut(u64) -> Result<(), StoreError>,
     ) -> Result<(), StoreError> {
-        let state_key = format!("tmp/{}.upload", source.id());
-        send_object(&self.store, source, &[], Some(state_key), copied)
+        send_object(&self.store, source, &[], Some(upload::state_key(source.id())), copied)
     }
 
     fn confirm(&self) -> Result<(), StoreError> {

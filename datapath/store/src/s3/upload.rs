@@ -3,12 +3,16 @@
 //! The parts of an object that is copied from another store are written down in `tmp/HASH.upload`, so that a copy
 //! that was interrupted goes on where it was, from whatever host. All of the source is read again then: a part that is
 //! there counts only where it was made of the same bytes, so that the hash of what was read is that of what is there.
+//! What nobody went on with for [`ABANDONED_AFTER`] is given back with the next space that is.
+
+use std::time::Duration;
 
 use bytes::Bytes;
 
 use crate::error::{StoreError, StoreErrorKind};
 use crate::hash::Hash;
-use crate::s3::bucket::{Bucket, Condition, Refusal};
+use crate::s3::bucket::{Bucket, Condition, Entry, Refusal};
+use crate::s3::object_key;
 
 /// Larger objects are sent in parts of this size, or of larger ones where there would be too many.
 pub(super) const PART_BYTES: u64 = 16 << 20;
@@ -17,6 +21,17 @@ const PARTS_MAX: u64 = 9_000;
 /// Parts that are sent at the same time; each is in memory meanwhile.
 const PARTS_AT_ONCE: usize = 4;
 const STATE_MAX_BYTES: u64 = 4 << 20;
+
+/// Where states are kept.
+pub(super) const STATES: &str = "tmp";
+const STATE_SUFFIX: &str = ".upload";
+/// How long an interrupted sending is kept to go on with: parts cost as much as objects, and no listing shows them.
+pub(super) const ABANDONED_AFTER: Duration = Duration::from_secs(7 * 24 * 3600);
+
+/// Where the state of the sending of an object is kept.
+pub(super) fn state_key(id: Hash) -> String {
+    format!("{STATES}/{id}{STATE_SUFFIX}")
+}
 
 /// Fills a buffer with the bytes at an offset.
 pub(super) type Read<'a> = dyn FnMut(u64, &mut [u8]) -> Result<(), StoreError> + 'a;
@@ -158,6 +173,19 @@ fn begin(bucket: &Bucket, sending: &Sending<'_>, part_bytes: u64) -> Result<Part
         }
     }
     Ok(Parts { upload: bucket.begin_parts(sending.key)?, part_bytes, there: Vec::new() })
+}
+
+/// Gives back the parts of a sending that was abandoned, and its state after them.
+pub(super) fn forget(bucket: &Bucket, abandoned: &Entry) -> Result<(), StoreError> {
+    let id = abandoned.name.strip_suffix(STATE_SUFFIX).and_then(|id| id.parse::<Hash>().ok());
+    let Some(id) = id else { return Ok(()) };
+    let state = state_key(id);
+    if let Some((bytes, _)) = bucket.get(&state, STATE_MAX_BYTES)?
+        && let Some(upload) = upload_in(&bytes)
+    {
+        bucket.abort_parts(&object_key(id), upload)?;
+    }
+    bucket.remove(&state)
 }
 
 /// An error, and whether what was sent so far is of no use any more.
