@@ -252,7 +252,8 @@ pub trait Publication: Send {
     ) -> Result<bool, StoreError>;
 
     /// Adds the version to the image, durably, and returns it; with [`NewVersion::unless_newest`] it may be
-    /// the one that was there. After an error nothing of it remains.
+    /// the one that was there. After an error nothing of it remains, unless a server's answer was lost and the error says that it is
+    /// not known whether it was added.
     fn commit(self: Box<Self>, version: NewVersion<'_>) -> Result<Version, StoreError>;
 }
 

@@ -123,6 +123,29 @@ impl Failure {
     }
 }
 
+/// Why a change of a list of versions failed.
+#[derive(Debug)]
+pub(super) enum Unchanged {
+    /// It was not made.
+    Known(StoreError),
+    /// It may have been made, or may yet be.
+    Unknown(StoreError),
+}
+
+impl From<StoreError> for Unchanged {
+    fn from(error: StoreError) -> Self {
+        Self::Known(error)
+    }
+}
+
+impl From<Unchanged> for StoreError {
+    fn from(unchanged: Unchanged) -> Self {
+        match unchanged {
+            Unchanged::Known(error) | Unchanged::Unknown(error) => error,
+        }
+    }
+}
+
 /// The last words of the chain of causes: those nearest to the network.
 fn innermost(error: &Error) -> String {
     let mut told = error.to_string();

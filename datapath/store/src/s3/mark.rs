@@ -251,6 +251,13 @@ impl Mark {
     }
 }
 
+impl Mark {
+    /// Stops renewing it, and leaves it to lapse.
+    pub(super) fn leave(self) {
+        self.held.lost.store(true, Ordering::Release);
+    }
+}
+
 impl Held {
     /// Writes the mark once more. Where it may not be set again and is not ours any more, it is lost for good.
     async fn write(&self, bucket: &Bucket, renewal: Renewal) -> Result<(), Refusal> {

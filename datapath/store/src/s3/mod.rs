@@ -43,6 +43,7 @@ use crate::name::{ImageName, Selector};
 use crate::patient::PatientStore;
 use crate::refs::{self, Image, Version};
 use crate::s3::bucket::{Bucket, Condition, Entry, Refusal};
+use crate::s3::failure::Unchanged;
 use crate::s3::mark::{
     EXCLUSIVE, EXCLUSIVE_WAIT, LOCKS, Mark, Marks, PINS, Renewal, SWEEP_WANTED, WRITER_PREFIX,
 };
@@ -254,7 +255,7 @@ impl Inner {
         &self,
         name: &ImageName,
         mut change: impl FnMut(&mut Image, bool) -> Result<(T, bool), StoreError>,
-    ) -> Result<T, StoreError> {
+    ) -> Result<T, Unchanged> {
         for _ in 0..CHANGES_MAX {
             let (mut image, condition, is_there) = match self.image(name)? {
                 Some((image, tag)) => (image, Condition::Tag(tag), true),
@@ -266,28 +267,26 @@ impl Inner {
             }
             match self.put_image(&image, &condition) {
                 Ok(()) => return Ok(outcome),
-                Err(Refusal::Failed(e)) => return Err(e),
+                Err(Refusal::Failed(e)) => return Err(e.into()),
                 // Once more could be twice.
                 Err(Refusal::Unknown) => {
-                    return Err(StoreError::new(
+                    return Err(Unchanged::Unknown(StoreError::new(
                         StoreErrorKind::Io,
                         format!(
                             "it is not known whether image '{name}' in {} was changed: the server did not answer in time, and others \
                              change the image too. Look at its versions and channels, and try again if the change is missing",
                             self.bucket.url()
                         ),
-                    ));
+                    )));
                 }
                 Err(_) => tracing::debug!(%name, "somebody else changed the image; once more"),
             }
         }
-        Err(StoreError::new(
-            StoreErrorKind::Locked,
-            format!(
-                "cannot change image '{name}' in {}: others changed it {CHANGES_MAX} times meanwhile",
-                self.bucket.url()
-            ),
-        ))
+        let message = format!(
+            "cannot change image '{name}' in {}: others changed it {CHANGES_MAX} times meanwhile",
+            self.bucket.url()
+        );
+        Err(StoreError::new(StoreErrorKind::Locked, message).into())
     }
 
     /// Removes what a writer that died, or a removal during a publication, left.
@@ -602,14 +601,15 @@ impl Store for S3Store {
         change: &mut dyn FnMut(&mut Image) -> Result<(), StoreError>,
     ) -> Result<(), StoreError> {
         self.inner.must_be_writable()?;
-        self.inner.change_image(name, |image, is_there| {
+        let changed = self.inner.change_image(name, |image, is_there| {
             if !is_there {
                 return Err(refs::no_such_image(name));
             }
             let before = image.clone();
             change(image)?;
             Ok(((), *image != before))
-        })
+        });
+        Ok(changed?)
     }
 
     fn remove(&self, name: &ImageName, number: Option<u32>) -> Result<Removed, StoreError> {

@@ -9,6 +9,7 @@ use crate::error::{StoreError, StoreErrorKind};
 use crate::hash::Hash;
 use crate::name::ImageName;
 use crate::refs::Version;
+use crate::s3::failure::Unchanged;
 use crate::s3::mark::{Mark, SWEEP_WANTED};
 use crate::s3::upload::{self, Sending};
 use crate::s3::{Inner, manifest_key, object_key};
@@ -51,6 +52,16 @@ impl S3Publication {
         let file = file.and_then(|file| std::fs::remove_file(&path).map(|()| file));
         let file = file.map_err(|e| self.spool_failed(e))?;
         Ok(Writing { file, hasher: blake3::Hasher::new(), len_bytes: 0 })
+    }
+
+    /// Where the server may yet add the version to the list, nobody may reclaim what it needs: the mark stays until it lapses.
+    fn not_listed(&mut self, why: Unchanged) -> StoreError {
+        if matches!(why, Unchanged::Unknown(_))
+            && let Some(mark) = self.mark.take()
+        {
+            mark.leave();
+        }
+        why.into()
     }
 
     fn put_manifest(&self, id: Hash, bytes: &[u8]) -> Result<u64, StoreError> {
@@ -161,13 +172,14 @@ impl Publication for S3Publication {
             let version = image.add(&new, id, stored_bytes)?;
             self.confirm()?;
             Ok((version, true))
-        })?;
+        });
+        let version = version.map_err(|e| self.not_listed(e))?;
         self.left_something = false;
         Ok(version)
     }
 
     fn adopt(
-        self: Box<Self>,
+        mut self: Box<Self>,
         name: &ImageName,
         version: &Version,
         manifest: &[u8],
@@ -181,8 +193,8 @@ impl Publication for S3Publication {
             let adopted = image.adopt(version)?;
             self.confirm()?;
             Ok((adopted, adopted))
-        })?;
-        Ok(adopted)
+        });
+        adopted.map_err(|e| self.not_listed(e))
     }
 }
 
