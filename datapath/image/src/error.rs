@@ -24,6 +24,13 @@ pub enum ImageErrorKind {
     Io,
 }
 
+impl ImageErrorKind {
+    /// Whether the store answered, and what it has is no good. After any other error of a read nothing is known of it.
+    pub(crate) fn is_damage(self) -> bool {
+        matches!(self, Self::Damaged | Self::NotFound)
+    }
+}
+
 /// A failed operation: the kind for programs, a message for people that says what was tried, on what, and
 /// why it failed.
 #[derive(Clone, Debug)]

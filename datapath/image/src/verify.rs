@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use headwater_store::{Hash, Object, Store};
+use headwater_store::{Hash, Object, Store, StoreError};
 
 use crate::chunk::header_fault;
 use crate::error::{ImageError, ImageErrorKind};
@@ -78,7 +78,8 @@ impl std::fmt::Display for DamagedChunk {
 }
 
 /// Reads the whole version with this manifest and checks all of it. Damage is part of the answer and does not
-/// end it; an error means that the manifest itself cannot be read, or that it was cancelled.
+/// end it; an error means that the manifest itself cannot be read, that the store did not answer, so that nothing is known
+/// of the rest, or that it was cancelled.
 pub fn verify(
     store: &dyn Store,
     manifest: Hash,
@@ -102,7 +103,7 @@ pub fn verify_at(
     let mut result = Verified::default();
     let mut objects: Vec<Option<Arc<dyn Object>>> = Vec::new();
     for object in parsed.objects() {
-        let (opened, reason) = open_object(store, object, parsed.chunk_bytes());
+        let (opened, reason) = open_object(store, object, parsed.chunk_bytes())?;
         result.objects.extend(reason.map(|reason| DamagedObject { object: object.id, reason }));
         objects.push(opened);
     }
@@ -120,7 +121,8 @@ pub fn verify_at(
             pace.take(u64::from(chunk.stored_bytes), || cancel.is_cancelled());
             let e = match check_chunk(&objects, chunk, buffer) {
                 Ok(buffer) => return Ok((buffer, None)),
-                Err(e) => e,
+                Err(e) if e.kind().is_damage() => e,
+                Err(e) => return Err(e.context("cannot verify it to the end")),
             };
             let image_offset = index * chunk_bytes;
             let object = parsed.objects().get(usize_of_u32(chunk.object)).map_or(Hash([0; 32]), |o| o.id);
@@ -150,25 +152,28 @@ pub fn verify_at(
     Ok(result)
 }
 
+/// A data object, if it is there, and what is wrong with it as a whole.
+type Opened = (Option<Arc<dyn Object>>, Option<String>);
+
 /// Opens a data object if that is possible at all, and says what is wrong with it as a whole.
-fn open_object(
-    store: &dyn Store,
-    object: &ObjectRef,
-    chunk_bytes: u32,
-) -> (Option<Arc<dyn Object>>, Option<String>) {
+fn open_object(store: &dyn Store, object: &ObjectRef, chunk_bytes: u32) -> Result<Opened, ImageError> {
+    let damage = |e: StoreError| {
+        let e = ImageError::from(e);
+        if e.kind().is_damage() { Ok(Some(e.to_string())) } else { Err(e.context("cannot verify it")) }
+    };
     let opened = match store.open_object(object.id) {
         Ok(opened) => opened,
-        Err(e) => return (None, Some(e.to_string())),
+        Err(e) => return Ok((None, damage(e)?)),
     };
     let mut header = [0; 16];
     let reason = if opened.len_bytes() != object.len_bytes {
         Some(format!("it has {} bytes instead of {}", opened.len_bytes(), object.len_bytes))
     } else if let Err(e) = opened.read_range(0, &mut header) {
-        Some(e.to_string())
+        damage(e)?
     } else {
         header_fault(&header, chunk_bytes)
     };
-    (Some(opened), reason)
+    Ok((Some(opened), reason))
 }
 
 fn check_chunk(

@@ -15,7 +15,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use headwater_store::{Hash, Object, Store};
 use parking_lot::Mutex;
 
-use crate::error::{ImageError, ImageErrorKind};
+use crate::error::ImageError;
 use crate::fetch::fetch_chunk;
 use crate::index::{ChunkIndex, HashTable};
 use crate::manifest::ChunkRef;
@@ -85,7 +85,7 @@ impl<'a> KnownChunks<'a> {
                 *buffer = bytes;
                 Ok(true)
             }
-            Err(e) if is_damage(e.kind()) => {
+            Err(e) if e.kind().is_damage() => {
                 buffer.resize(len, 0);
                 tracing::debug!(error = %e, "a chunk that the store has is not used");
                 Ok(false)
@@ -102,15 +102,10 @@ impl<'a> KnownChunks<'a> {
         let Some(object) = self.index.object(number) else { return Ok(None) };
         let opened = match self.store.open_object_of(object.id, object.len_bytes).map_err(ImageError::from) {
             Ok(opened) => Some(opened),
-            Err(e) if is_damage(e.kind()) => None,
+            Err(e) if e.kind().is_damage() => None,
             Err(e) => return Err(e.context("cannot read back what the store has")),
         };
         objects.insert(number, opened.clone());
         Ok(opened)
     }
-}
-
-/// Whether the store answered, and what it has is no good.
-fn is_damage(kind: ImageErrorKind) -> bool {
-    matches!(kind, ImageErrorKind::Damaged | ImageErrorKind::NotFound)
 }

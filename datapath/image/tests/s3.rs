@@ -1,0 +1,70 @@
+//! Verification of a store in S3, against a real server on loopback.
+
+mod fixture;
+
+use std::fs;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use fixture::{MemoryDisk, noise};
+use headwater_image::{Cancel, ImageErrorKind, ImportOptions, import, verify};
+use headwater_store::{Access, Keys, S3Options, S3Store, Store, Version};
+use headwater_testkit::s3::{KEY_ID, KEY_SECRET, S3Server, serve_if_asked};
+
+/// The server's process of the other tests; alone it has nothing to do.
+#[test]
+fn s3_server() {
+    serve_if_asked();
+}
+
+struct Served {
+    server: S3Server,
+    store: S3Store,
+    /// Where the keys are.
+    keys: PathBuf,
+    _dir: tempfile::TempDir,
+}
+
+fn served() -> Served {
+    let dir = tempfile::tempdir().unwrap();
+    let server = S3Server::start(dir.path(), "s3_server");
+    let keys = server.bucket("images").join("store");
+    let url = format!("s3://images/store?endpoint=http://{}", server.address()).parse().unwrap();
+    let mut options = S3Options::new("tester");
+    options.keys = Keys::Given { id: KEY_ID.into(), secret: KEY_SECRET.into() };
+    options.timeout = Some(Duration::from_secs(20));
+    options.pause = Duration::from_millis(5);
+    let store = S3Store::open(&url, Access::WRITE, &options).unwrap();
+    Served { server, store, keys, _dir: dir }
+}
+
+fn import_to(store: &dyn Store, disk: &[u8]) -> Version {
+    let options = ImportOptions::new("disk".parse().unwrap(), 1_700_000_000);
+    let source = Arc::new(MemoryDisk::new(disk.to_vec()));
+    import(source, store, &options, &mut |_| {}).unwrap().version
+}
+
+#[test]
+fn a_server_that_is_gone_is_no_damage() {
+    let mut served = served();
+    let mut disk = vec![0; 4 << 20];
+    noise(&mut disk, 1);
+    let version = import_to(&served.store, &disk);
+    let (store, mut began) = (served.store.clone(), false);
+    // When the objects are open, and before a chunk is read.
+    let error = verify(&store, version.manifest, &Cancel::new(), &mut |_| {
+        if !std::mem::replace(&mut began, true) {
+            served.server.kill();
+        }
+    });
+    let error = error.unwrap_err();
+    assert_eq!(error.kind(), ImageErrorKind::Io, "{error}");
+    assert!(error.to_string().contains("can be reached"), "{error}");
+    served.server.revive();
+    assert!(verify(&store, version.manifest, &Cancel::new(), &mut |_| {}).unwrap().is_sound());
+    // What is gone while the server is there is damage.
+    fs::remove_file(served.keys.join("objects").join(version.objects[0].to_string())).unwrap();
+    let found = verify(&store, version.manifest, &Cancel::new(), &mut |_| {}).unwrap();
+    assert_eq!((found.objects.len(), found.damaged_chunks), (1, 64));
+}
