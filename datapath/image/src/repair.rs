@@ -2,7 +2,8 @@
 //!
 //! A version has the same objects everywhere, so a damaged chunk is at the same place of the same object elsewhere. It is
 //! read there and checked against the hash in the manifest before it is put in place; where an object is lost or has the
-//! wrong length, it is copied as a whole. What cannot be repaired stays as it is.
+//! wrong length, it is copied as a whole, and also where the store writes an object only as a whole and it is damaged in
+//! other places too, which this version does not need. What cannot be repaired stays as it is.
 //!
 //! A manifest is named by its hash and the same everywhere, too: [`repair_manifest`] comes first, for without it nothing
 //! is known of a version.
@@ -10,7 +11,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use headwater_store::{Hash, Patch, Store};
+use headwater_store::{Hash, Patch, Store, StoreErrorKind};
 
 use crate::chunk::unpack;
 use crate::error::ImageError;
@@ -98,6 +99,10 @@ pub fn repair(
     for (object, patches) in patches {
         match store.mend(object, &patches) {
             Ok(()) => outcome.chunks += u64::try_from(patches.len()).unwrap_or(u64::MAX),
+            Err(e) if e.kind() == StoreErrorKind::Damaged => match copy_object(store, object, sources) {
+                Ok(()) => outcome.objects += 1,
+                Err(why) => outcome.reasons.push(format!("{e}; nor can it be copied as a whole: {why}")),
+            },
             Err(e) => outcome.reasons.push(e.to_string()),
         }
     }

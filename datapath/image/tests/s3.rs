@@ -1,14 +1,15 @@
-//! Verification of a store in S3, against a real server on loopback.
+//! Verification and repair of a store in S3, against a real server on loopback.
 
 mod fixture;
 
-use std::fs;
+use std::fs::{self, File};
+use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use fixture::{MemoryDisk, noise};
-use headwater_image::{Cancel, ImageErrorKind, ImportOptions, import, verify};
+use fixture::{MemoryDisk, noise, store};
+use headwater_image::{Cancel, ImageErrorKind, ImportOptions, import, repair, verify};
 use headwater_store::{Access, Keys, S3Options, S3Store, Store, Version};
 use headwater_testkit::s3::{KEY_ID, KEY_SECRET, S3Server, serve_if_asked};
 
@@ -67,4 +68,35 @@ fn a_server_that_is_gone_is_no_damage() {
     fs::remove_file(served.keys.join("objects").join(version.objects[0].to_string())).unwrap();
     let found = verify(&store, version.manifest, &Cancel::new(), &mut |_| {}).unwrap();
     assert_eq!((found.objects.len(), found.damaged_chunks), (1, 64));
+}
+
+#[test]
+fn an_object_that_is_damaged_in_other_places_too_is_copied_as_a_whole() {
+    let served = served();
+    let (_dir, other) = store();
+    let mut disk = vec![0; 4 << 20];
+    noise(&mut disk, 1);
+    let mut half = disk.clone();
+    half[..2 << 20].fill(0);
+    let versions = [&disk, &half].map(|disk| {
+        import_to(&other, disk);
+        import_to(&served.store, disk)
+    });
+    assert_eq!(versions[0].objects, versions[1].objects);
+    // Only the second version is left, and it needs the second half of the object.
+    served.store.remove(&"disk".parse().unwrap(), Some(1)).unwrap();
+    let object = versions[1].objects[0];
+    let path = served.keys.join("objects").join(object.to_string());
+    let good = fs::read(&path).unwrap();
+    let file = File::options().write(true).open(&path).unwrap();
+    for at in [1 << 20, 3 << 20] {
+        file.write_all_at(b"rotten", at).unwrap();
+    }
+    let manifest = versions[1].manifest;
+    let found = verify(&served.store, manifest, &Cancel::new(), &mut |_| {}).unwrap();
+    assert_eq!((found.objects.len(), found.damaged_chunks), (0, 1));
+    let sources: [Arc<dyn Store>; 1] = [Arc::new(other)];
+    let done = repair(&served.store, manifest, &found, &sources, &Cancel::new()).unwrap();
+    assert_eq!((done.objects, done.left.is_sound()), (1, true), "{:?}", done.reasons);
+    assert!(fs::read(&path).unwrap() == good);
 }
