@@ -205,3 +205,44 @@ fn an_object_that_is_copied_twice_at_once_is_right() {
     assert!(fs::read(dir.path().join("objects").join(id.to_string())).unwrap() == bytes);
     assert_eq!(fs::read_dir(dir.path().join("tmp")).unwrap().count(), 0);
 }
+
+#[test]
+fn an_object_that_is_open_is_right_again_once_it_was_copied_as_a_whole() {
+    let (dir, other_dir) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let (store, other) = (writable(dir.path()), writable(other_dir.path()));
+    for store in [&store, &other] {
+        publish(store, "a", b"the object", &[], b"m").unwrap();
+    }
+    let id = Hash::of(b"the object");
+    // Also for a reader in another process.
+    let reader = LocalDir::open(dir.path(), Access::Read).unwrap();
+    let opened = [store.open_object(id).unwrap(), reader.open_object(id).unwrap()];
+    let path = dir.path().join("objects").join(id.to_string());
+    let right = |object: &dyn headwater_store::Object| {
+        let mut bytes = [0; 10];
+        let outcome = object.read_checked(0, &mut bytes, &mut |bytes| match bytes {
+            b"the object" => Ok(()),
+            _ => Err(StoreError::new(StoreErrorKind::Damaged, "wrong")),
+        });
+        outcome.and_then(|()| object.read_range(4, &mut bytes[..6]))
+    };
+    let repair = || {
+        let copied =
+            store.publish().unwrap().copy_object(other.open_object(id).unwrap().as_ref(), &mut |_| Ok(()));
+        copied.unwrap();
+    };
+    for damage in [b"the".as_slice(), b"the abject", b""] {
+        fs::write(&path, damage).unwrap();
+        for object in &opened {
+            assert_eq!(kind(right(object.as_ref())), StoreErrorKind::Damaged);
+        }
+        repair();
+        for object in &opened {
+            right(object.as_ref()).unwrap();
+        }
+    }
+    // What is removed stays readable for who has it open.
+    store.remove(&name("a"), None).unwrap();
+    assert!(!path.exists());
+    right(opened[0].as_ref()).unwrap();
+}

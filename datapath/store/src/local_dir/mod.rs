@@ -24,6 +24,7 @@ mod copying;
 mod crash_tests;
 mod files;
 mod layout;
+mod object;
 #[cfg(test)]
 mod power_tests;
 mod publication;
@@ -31,7 +32,7 @@ mod publication;
 use std::collections::{HashMap, HashSet};
 use std::fs::{self, File, TryLockError};
 use std::io::{Seek, SeekFrom, Write};
-use std::os::unix::fs::{FileExt, MetadataExt};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -42,6 +43,7 @@ use crate::error::{StoreError, StoreErrorKind};
 use crate::hash::Hash;
 use crate::local_dir::files::{read_small, remove, replace_file, sync_dir};
 use crate::local_dir::layout::Layout;
+use crate::local_dir::object::LocalObject;
 use crate::local_dir::publication::LocalPublication;
 use crate::name::ImageName;
 use crate::refs::{self, Image, Version};
@@ -519,7 +521,7 @@ impl Store for LocalDir {
         let failed = |e| StoreError::from_read(format!("cannot open the data object {}", path.display()), e);
         let file = File::open(&path).map_err(failed)?;
         let len_bytes = file.metadata().map_err(failed)?.len();
-        Ok(Arc::new(LocalObject { id, path, file, len_bytes }))
+        Ok(Arc::new(LocalObject::new(id, path, file, len_bytes)))
     }
 
     fn trace(&self, manifest: Hash) -> Result<Option<Vec<u8>>, StoreError> {
@@ -583,31 +585,5 @@ impl Store for LocalDir {
 
     fn mend_manifest(&self, id: Hash, bytes: &[u8]) -> Result<(), StoreError> {
         self.inner.mend_manifest(id, bytes)
-    }
-}
-
-struct LocalObject {
-    id: Hash,
-    path: PathBuf,
-    file: File,
-    len_bytes: u64,
-}
-
-impl Object for LocalObject {
-    fn id(&self) -> Hash {
-        self.id
-    }
-
-    fn len_bytes(&self) -> u64 {
-        self.len_bytes
-    }
-
-    fn read_range(&self, offset: u64, into: &mut [u8]) -> Result<(), StoreError> {
-        self.file.read_exact_at(into, offset).map_err(|e| {
-            StoreError::from_read(
-                format!("cannot read {} bytes at {offset} of {}", into.len(), self.path.display()),
-                e,
-            )
-        })
     }
 }
