@@ -9,6 +9,7 @@
 
 use std::fs::File;
 use std::io::{Read, Seek, SeekFrom};
+use std::os::unix::fs::FileExt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -25,6 +26,9 @@ use crate::vhdx::Refusal;
 /// The largest table that is read into memory whole: of the blocks of a VHD or VHDX, and the metadata of a VHDX. It is enough
 /// for 64 TiB in blocks of 8 MiB and 8 TiB in blocks of 1 MiB (VHDX), and for 8 TiB in blocks of 512 KiB (VHD).
 pub(crate) const TABLE_BYTES_MAX: u64 = 64 << 20;
+
+/// The grain tables of a VMDK, which its crate keeps once it has read them: enough for 4 TiB in grains of 64 KiB.
+const GRAIN_TABLES_BYTES_MAX: u64 = 256 << 20;
 
 /// A format that a crate reads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -103,6 +107,7 @@ impl Foreign {
             }
             Self::Vmdk => {
                 let file = File::open(path).map_err(|e| e.to_string())?;
+                check_grain_tables(&file)?;
                 let reader = vmdk::VmdkReader::open(file).map_err(|e| e.to_string())?;
                 // A delta disk would read as holes where its parent has data.
                 if !matches!(reader.parent_cid(), 0 | u32::MAX) {
@@ -112,6 +117,19 @@ impl Foreign {
                 Ok((Box::new(reader), size_bytes))
             }
         }
+    }
+}
+
+/// Refuses a VMDK of which the tables would fill the memory, by the header that the crate goes by.
+fn check_grain_tables(file: &File) -> Result<(), String> {
+    let mut bytes = [0; 512];
+    file.read_exact_at(&mut bytes, 0).map_err(|e| e.to_string())?;
+    let header = vmdk::header::SparseExtentHeader::parse(&bytes).map_err(|e| e.to_string())?;
+    let entries = u64::from(header.num_gtes_per_gt);
+    let tables = header.capacity.div_ceil(header.grain_size.max(1)).div_ceil(entries.max(1));
+    match tables.saturating_mul(entries * 4) {
+        0..=GRAIN_TABLES_BYTES_MAX => Ok(()),
+        all => Err(format!("its grain tables take {all} bytes, and {GRAIN_TABLES_BYTES_MAX} are the most")),
     }
 }
 

@@ -183,14 +183,18 @@ fn tables_that_would_fill_the_memory_are_refused() {
     let dir = tempfile::tempdir().unwrap();
     raw(&dir.path().join("disk.raw"));
     let path = dir.path().join("image");
-    let refused = |bytes: &[u8], says: &str| {
+    let open = |bytes: &[u8]| {
         fs::write(&path, bytes).unwrap();
         // Long enough for what they claim, and a hole.
         fs::File::options().write(true).open(&path).unwrap().set_len(1 << 30).unwrap();
-        let error = open_file(&path).map(drop).unwrap_err();
-        assert_eq!(error.kind(), ImageErrorKind::Damaged);
-        assert!(error.to_string().contains(says) && error.to_string().contains("67108864"), "{error}");
+        open_file(&path).map(drop)
     };
+    let refused_above = |most: &str, bytes: &[u8], says: &str| {
+        let error = open(bytes).unwrap_err();
+        assert_eq!(error.kind(), ImageErrorKind::Damaged);
+        assert!(error.to_string().contains(says) && error.to_string().contains(most), "{error}");
+    };
+    let refused = |bytes: &[u8], says: &str| refused_above("67108864", bytes, says);
     qemu_img(dir.path(), &["convert", "-O", "vhdx", "DIR/disk.raw", "DIR/image"]);
     let vhdx = fs::read(&path).unwrap();
     for (region, says) in [(BAT, "table of blocks"), (METADATA, "metadata")] {
@@ -216,6 +220,14 @@ fn tables_that_would_fill_the_memory_are_refused() {
     bytes[512 + 32..512 + 36].copy_from_slice(&512u32.to_be_bytes());
     ones_complement(&mut bytes[512..1536], 36);
     refused(&bytes, "blocks of 512");
+
+    qemu_img(dir.path(), &["convert", "-O", "vmdk", "DIR/disk.raw", "DIR/image"]);
+    let mut bytes = fs::read(&path).unwrap();
+    let sectors = (4u64 << 40) / 512;
+    bytes[12..20].copy_from_slice(&sectors.to_le_bytes());
+    open(&bytes).unwrap();
+    bytes[12..20].copy_from_slice(&(sectors + 1).to_le_bytes());
+    refused_above("268435456", &bytes, "grain tables");
 }
 
 #[test]
