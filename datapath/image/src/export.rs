@@ -1,7 +1,7 @@
 //! Export: a version as a raw file, bit for bit, with holes where the image has none of its data.
 
 use std::fs::{self, File, TryLockError};
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
 use headwater_store::{Hash, Store};
@@ -97,12 +97,18 @@ impl Partial {
         partial.push(".partial");
         let path = to.with_file_name(partial);
         let options = File::options().write(true).create(true).truncate(false).clone();
-        let file = options.open(&path).map_err(failed)?;
-        match file.try_lock() {
-            Ok(()) => {}
-            Err(TryLockError::WouldBlock) => return Err(invalid("another export to it is under way")),
-            Err(TryLockError::Error(e)) => return Err(failed(e)),
-        }
+        let file = loop {
+            let file = options.open(&path).map_err(failed)?;
+            match file.try_lock() {
+                Ok(()) => {}
+                Err(TryLockError::WouldBlock) => return Err(invalid("another export to it is under way")),
+                Err(TryLockError::Error(e)) => return Err(failed(e)),
+            }
+            // An export that ended before the lock has put this file in its place: it is whole, and not ours.
+            if has_name(&file, &path).map_err(failed)? {
+                break file;
+            }
+        };
         let partial = Self { path, file, in_place: false };
         // Of an export that was killed: none of its bytes may shine through the holes of this one.
         partial.file.set_len(0).map_err(failed)?;
@@ -119,6 +125,15 @@ impl Partial {
     }
 }
 
+fn has_name(file: &File, path: &Path) -> Result<bool, std::io::Error> {
+    let held = file.metadata()?;
+    match fs::metadata(path) {
+        Ok(named) => Ok((named.dev(), named.ino()) == (held.dev(), held.ino())),
+        Err(e) if e.kind() == std::io::ErrorKind::NotFound => Ok(false),
+        Err(e) => Err(e),
+    }
+}
+
 impl Drop for Partial {
     fn drop(&mut self) {
         if !self.in_place
@@ -126,5 +141,23 @@ impl Drop for Partial {
         {
             tracing::warn!(path = %self.path.display(), error = %e, "cannot remove the unfinished export");
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_that_was_put_in_place_or_removed_has_its_name_no_more() {
+        let dir = tempfile::tempdir().unwrap();
+        let (path, to) = (dir.path().join("partial"), dir.path().join("disk.raw"));
+        let file = File::create(&path).unwrap();
+        assert!(has_name(&file, &path).unwrap());
+        fs::rename(&path, &to).unwrap();
+        assert!(!has_name(&file, &path).unwrap());
+        let next = File::create(&path).unwrap();
+        assert!(!has_name(&file, &path).unwrap());
+        assert!(has_name(&next, &path).unwrap());
     }
 }

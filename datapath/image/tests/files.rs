@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, mpsc};
 use std::time::Duration;
 
-use fixture::{files, noise, read_all, run, run_ok, store};
+use fixture::{files, import_bytes, noise, read_all, run, run_ok, store};
 use headwater_block::{
     Attempt, ByteRange, Completion, Device, Extent, ExtentKind, Geometry, IoError, Op, Request, blocking,
 };
@@ -366,6 +366,30 @@ fn a_failed_export_leaves_what_was_there() {
     assert!(bad.unwrap_err().to_string().contains("directory"));
     let bad = export_raw(&store, version.manifest, &dir.path("no/such"), &Cancel::new(), &mut |_| {});
     assert_eq!(bad.unwrap_err().kind(), ImageErrorKind::NotFound);
+}
+
+#[test]
+fn exports_to_one_name_at_a_time_leave_a_whole_one() {
+    let dir = Dir::new();
+    let mut disk = vec![0; 64 << 10];
+    noise(&mut disk, 1);
+    let (_store_dir, store) = store();
+    let version = import_bytes(&store, "disk", &disk).version;
+    let out = dir.path("out");
+    std::thread::scope(|scope| {
+        for _ in 0..4 {
+            scope.spawn(|| {
+                for _ in 0..25 {
+                    match export_raw(&store, version.manifest, &out, &Cancel::new(), &mut |_| {}) {
+                        // Whole from now on, whatever the others do.
+                        Ok(()) => assert!(fs::read(&out).unwrap() == disk),
+                        Err(e) => assert!(e.to_string().contains("another export"), "{e}"),
+                    }
+                }
+            });
+        }
+    });
+    assert!(!dir.path(".out.partial").exists());
 }
 
 /// A disk that answers no read, like a volume over a store that is gone.
