@@ -117,6 +117,7 @@ impl Drop for Fetch {
 }
 
 /// What fetches have in common.
+#[derive(Clone)]
 pub(crate) struct Source {
     pub object: Arc<dyn Object>,
     pub cache: Arc<ChunkCache>,
@@ -142,6 +143,20 @@ impl Source {
             }
             self.fetch_from_store(missing, packed);
         });
+    }
+
+    /// Carries out fetches of chunks that are on the local disk. Returns those whose chunks are not there, or damaged.
+    pub(crate) fn fetch_kept(&self, fetches: Vec<Fetch>) -> Vec<Fetch> {
+        PACKED.with_borrow_mut(|packed| {
+            let mut missing = Vec::new();
+            for fetch in fetches {
+                match self.kept_on_disk(&fetch.chunk, packed) {
+                    Some(bytes) => fetch.end(Ok(bytes)),
+                    None => missing.push(fetch),
+                }
+            }
+            missing
+        })
     }
 
     fn kept_on_disk(&self, chunk: &ChunkRef, packed: &mut Vec<u8>) -> Option<Pages> {

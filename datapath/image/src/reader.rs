@@ -8,7 +8,8 @@
 //!    fetch, the others wait for the same.
 //! 4. A thread of the fetch pool reads the chunk's range of its object (chunks side by side in one read), unpacks
 //!    it, checks its hash, puts it into the cache and copies from it for each request that waits. The last piece
-//!    of a request answers it. A chunk of a remote store is looked for on the local disk first, and kept there.
+//!    of a request answers it. A chunk of a remote store is kept on the local disk. What is there is read by threads that
+//!    wait for no server: reads that do may occupy all others.
 //! 5. A reader that goes through the disk in order has the next chunks fetched before it asks for them
 //!    ([`crate::readahead`]); a boot has those that earlier boots read ([`crate::trace`]).
 
@@ -48,6 +49,8 @@ pub struct VersionReader {
     objects: Vec<Arc<dyn Object>>,
     cache: Arc<ChunkCache>,
     pool: Arc<FetchPool>,
+    /// Reads what is on the local disk of a remote store's chunks.
+    kept_pool: Option<Arc<FetchPool>>,
     is_remote: bool,
     readahead: Readahead,
     recorder: OnceLock<Recorder>,
@@ -68,6 +71,9 @@ impl VersionReader {
         let is_remote = store.is_remote();
         let place = if is_remote { Place::Remote } else { Place::Here };
         let pool = FetchPool::shared(place).map_err(|e| opening(e.into()))?;
+        let keeps = is_remote && cache.disk().is_some();
+        let kept_pool = keeps.then(|| FetchPool::shared(Place::Here)).transpose();
+        let kept_pool = kept_pool.map_err(|e| opening(e.into()))?;
         let window = if is_remote { READAHEAD_REMOTE_MAX_BYTES } else { READAHEAD_MAX_BYTES };
         let window = window.min(cache.capacity_bytes() / READAHEAD_CACHE_SHARE);
         Ok(Arc::new(Self {
@@ -77,6 +83,7 @@ impl VersionReader {
             objects,
             cache,
             pool,
+            kept_pool,
             is_remote,
             recorder: OnceLock::new(),
             prefetches: AtomicUsize::new(0),
@@ -212,7 +219,7 @@ impl VersionReader {
                 None => joined.push(chunk.hash),
             }
         }
-        self.pool.promote(&joined);
+        self.promote(&joined);
         self.fetch(must_fetch, Urgency::Waited, self.merge_limit());
         self.read_ahead(range, true);
     }
@@ -253,8 +260,28 @@ impl VersionReader {
 
     /// Of these chunks the first, for which there is room in the queue of what is fetched ahead.
     fn with_room_ahead(&self, chunks: impl IntoIterator<Item = ChunkRef>) -> Vec<ChunkRef> {
-        let groups = group(chunks, self.merge_limit()).into_iter();
-        groups.take(self.pool.room_ahead()).flatten().collect()
+        let mut with_room = Vec::new();
+        for (pool, chunks) in self.by_pool(chunks) {
+            let groups = group(chunks, self.merge_limit()).into_iter();
+            with_room.extend(groups.take(pool.room_ahead()).flatten());
+        }
+        with_room
+    }
+
+    /// The pools, each with those of the chunks that it brings.
+    fn by_pool(&self, chunks: impl IntoIterator<Item = ChunkRef>) -> Vec<(&Arc<FetchPool>, Vec<ChunkRef>)> {
+        let (Some(kept_pool), Some(disk)) = (&self.kept_pool, self.cache.disk()) else {
+            return vec![(&self.pool, chunks.into_iter().collect())];
+        };
+        let (kept, others) = chunks.into_iter().partition(|chunk| disk.has(&chunk.hash));
+        vec![(kept_pool, kept), (&self.pool, others)]
+    }
+
+    fn promote(&self, chunks: &[Hash]) {
+        self.pool.promote(chunks);
+        if let Some(pool) = &self.kept_pool {
+            pool.promote(chunks);
+        }
     }
 
     fn merge_limit(&self) -> MergeLimit {
@@ -295,21 +322,38 @@ impl VersionReader {
     }
 
     fn fetch(&self, chunks: Vec<ChunkRef>, urgency: Urgency, limit: MergeLimit) {
-        for group in group(chunks, limit) {
-            let source = group.first().and_then(|chunk| self.object(usize_of_u32(chunk.object)));
-            let fetches: Vec<Fetch> = group.into_iter().map(|chunk| Fetch::new(&self.cache, chunk)).collect();
-            // Dropped, a fetch tells those who wait. A manifest that was parsed names no object that it lacks.
-            let Some(source) = source else { continue };
-            match urgency {
-                Urgency::Waited => self.pool.push(move || source.fetch(fetches)),
-                Urgency::Ahead => {
-                    let chunks: Vec<Hash> = fetches.iter().map(|fetch| fetch.chunk.hash).collect();
-                    let mut wanted = chunks.clone();
-                    self.pool.push_ahead(chunks, move || source.fetch(fetches));
-                    // A read that joined before this was queued did not find it there.
-                    wanted.retain(|chunk| self.cache.several_wait(chunk));
-                    self.pool.promote(&wanted);
+        for (pool, chunks) in self.by_pool(chunks) {
+            for group in group(chunks, limit) {
+                self.fetch_group(pool, group, urgency);
+            }
+        }
+    }
+
+    fn fetch_group(&self, pool: &Arc<FetchPool>, group: Vec<ChunkRef>, urgency: Urgency) {
+        let source = group.first().and_then(|chunk| self.object(usize_of_u32(chunk.object)));
+        let chunks: Vec<Hash> = group.iter().map(|chunk| chunk.hash).collect();
+        let fetches: Vec<Fetch> = group.into_iter().map(|chunk| Fetch::new(&self.cache, chunk)).collect();
+        // Dropped, a fetch tells those who wait. A manifest that was parsed names no object that it lacks.
+        let Some(source) = source else { return };
+        let other = (!Arc::ptr_eq(pool, &self.pool)).then(|| Arc::clone(&self.pool));
+        let task = move || match other {
+            None => source.fetch(fetches),
+            Some(other) => {
+                // No longer side by side, so one by one.
+                for fetch in source.fetch_kept(fetches) {
+                    let source = source.clone();
+                    other.push(move || source.fetch(vec![fetch]));
                 }
+            }
+        };
+        match urgency {
+            Urgency::Waited => pool.push(task),
+            Urgency::Ahead => {
+                let mut wanted = chunks.clone();
+                pool.push_ahead(chunks, task);
+                // A read that joined before this was queued did not find it there.
+                wanted.retain(|chunk| self.cache.several_wait(chunk));
+                pool.promote(&wanted);
             }
         }
     }

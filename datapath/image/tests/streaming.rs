@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use fixture::{import_bytes, noise, read_all, store};
-use headwater_block::{ByteRange, Device, Request, blocking};
+use headwater_block::{ByteRange, Completion, Device, Request, blocking};
 use headwater_image::{
     Background, ChunkCache, DISK_CACHE_MIN_BYTES, DiskCache, ImageErrorKind, Pace, Trace, VersionReader,
 };
@@ -26,6 +26,9 @@ struct Line {
     /// The next answers have a wrong bit each; a second copy is right.
     lies: AtomicU64,
     gone: AtomicBool,
+    /// Reads wait, as where all servers are gone.
+    waits: AtomicBool,
+    waiting: AtomicU64,
     delay_us: AtomicU64,
 }
 
@@ -53,6 +56,11 @@ impl Object for FarObject {
         if self.line.gone.load(Ordering::SeqCst) {
             return Err(StoreError::new(StoreErrorKind::Io, "the line is cut"));
         }
+        self.line.waiting.fetch_add(1, Ordering::SeqCst);
+        while self.line.waits.load(Ordering::SeqCst) {
+            std::thread::sleep(Duration::from_millis(2));
+        }
+        self.line.waiting.fetch_sub(1, Ordering::SeqCst);
         std::thread::sleep(Duration::from_micros(self.line.delay_us.load(Ordering::SeqCst)));
         self.line.requests.fetch_add(1, Ordering::SeqCst);
         self.line.bytes.fetch_add(into.len() as u64, Ordering::SeqCst);
@@ -381,6 +389,42 @@ fn a_version_that_was_copied_needs_no_server() {
     assert_eq!(setup.bytes(), 24 << 20);
     setup.far.line.gone.store(true, Ordering::SeqCst);
     assert!(read_all(reader.as_ref()) == setup.disk);
+}
+
+#[test]
+fn a_version_that_was_copied_does_not_wait_behind_one_that_was_not() {
+    let setup = setup(8);
+    let mut other = vec![0; 4 << 20];
+    noise(&mut other, 6);
+    let other_manifest = import_bytes(&setup.far.store, "other", &other).version.manifest;
+    let cache = ChunkCache::with_disk(1 << 20, setup.disk_cache());
+    let copied = setup.open(Arc::clone(&cache));
+    let others = VersionReader::open(&setup.far, other_manifest, cache).unwrap();
+    others.stop_readahead();
+    wait_for(&copied.hydrate(&Arc::new(Pace::new(None))).unwrap());
+    setup.far.line.waits.store(true, Ordering::SeqCst);
+    // More reads that wait than there are threads; no two lie side by side.
+    let (waiting, answers) = std::sync::mpsc::channel();
+    for at in (0..other.len() as u64).step_by(2 * CHUNK) {
+        let waiting = waiting.clone();
+        let range = ByteRange::new(at, 4096).unwrap();
+        let done = Completion::new(move |out| waiting.send((at, out.result.map(|()| out.buffer))).unwrap());
+        others.submit(Request::Read { range, buffer: vec![0; 4096] }, done);
+    }
+    let until = Instant::now() + Duration::from_secs(60);
+    while setup.far.line.waiting.load(Ordering::SeqCst) < 8 {
+        assert!(Instant::now() < until, "the reads do not wait");
+        std::thread::sleep(Duration::from_millis(2));
+    }
+    let (all, read) = std::sync::mpsc::channel();
+    std::thread::spawn(move || all.send(read_all(copied.as_ref())));
+    let read = read.recv_timeout(Duration::from_secs(60));
+    setup.far.line.waits.store(false, Ordering::SeqCst);
+    assert!(read.expect("a copied version waits for servers") == setup.disk);
+    drop(waiting);
+    for (at, read) in answers {
+        assert!(read.unwrap() == other[at as usize..][..4096], "{at}");
+    }
 }
 
 #[test]
