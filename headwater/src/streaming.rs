@@ -460,7 +460,7 @@ mod tests {
         let options = ImportOptions::new("disk".parse().unwrap(), 0);
         let manifest = import(open_source(&raw, None).unwrap(), &local, &options, &mut |_| {}).unwrap();
         let manifest = manifest.version.manifest;
-        let server = FileServer::start(&at, None);
+        let mut server = FileServer::start(&at, None);
         let store = crate::stores::open(&server.url(), Access::Read, &Default::default()).unwrap();
         let chunk_cache = DiskCachePlace { dir: dir.path().join("cache"), size_bytes: 64 << 20 };
         let args = StreamArgs {
@@ -490,7 +490,13 @@ mod tests {
         assert!(server.body_bytes() < 9 << 20, "{} bytes came", server.body_bytes());
         // Who comes later has it, too; when nobody is left it is not kept any more.
         assert!(streaming.open(manifest).unwrap().copied().unwrap().is_over);
-        drop(others);
+        // Also while no server is left.
+        server.kill();
+        let again = streaming.open(manifest).unwrap();
+        let mut read = vec![0; disk.len()];
+        headwater_block::blocking::read(again.reader.as_ref(), 0, &mut read).unwrap();
+        assert!(read == disk);
+        drop((others, again));
         assert!(streaming.copies.lock().unwrap().values().all(|copy| copy.strong_count() == 0));
     }
 }

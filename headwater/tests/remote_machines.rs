@@ -94,7 +94,7 @@ fn a_machine_tells_how_far_the_copy_of_its_image_is() {
     std::fs::write(&raw, disk).expect("the disk can be written");
     daemon.cli(&["image", "import", text(&raw)]).ok();
     let dir = daemon.terminate().1;
-    let server = FileServer::start(&dir.path().join("store"), None);
+    let mut server = FileServer::start(&dir.path().join("store"), None);
     let cache = short_dir();
     let place = format!("{}:64M", cache.path().display());
     let start = |rate: &str| {
@@ -131,6 +131,12 @@ fn a_machine_tells_how_far_the_copy_of_its_image_is() {
     assert!(shown(&daemon).contains("all of it: it needs no server"), "{}", shown(&daemon));
     let stats = daemon.cli(&["--json", "stats", "lab"]).ok();
     assert!((metric(&stats, "headwater_hydration_done_bytes") - whole).abs() < 0.5, "{stats}");
+
+    // Nor does it when it is started again.
+    server.kill();
+    daemon.cli(&["machine", "stop", "lab", "--force"]).ok();
+    daemon.cli(&["machine", "start", "lab", "--wait"]).ok();
+    assert_eq!(copied(&daemon), (whole, whole));
 }
 
 #[test]

@@ -26,7 +26,7 @@ pub fn export_raw(
     progress: &mut dyn FnMut(Progress),
 ) -> Result<(), ImageError> {
     let _pin = store.pin(manifest)?;
-    let (parsed, objects) = open_version(store, manifest)
+    let (parsed, objects) = open_version(store, manifest, None)
         .map_err(|e| e.context(format!("cannot export version {}", manifest.short())))?;
     let partial = Partial::create(to)?;
     let failed = |e: std::io::Error| {

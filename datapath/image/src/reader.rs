@@ -22,11 +22,11 @@ use headwater_block::{
     Attempt, ByteRange, Completion, Device, Extent, ExtentKind, Geometry, IoError, IoErrorKind, Lent, Op,
     Request,
 };
-use headwater_store::{Hash, Object, Pin, Store};
+use headwater_store::{Hash, Object, Pin, Store, StoreErrorKind};
 use parking_lot::Mutex;
 
 use crate::chunk_cache::{ChunkCache, Joined, Waiter};
-use crate::disk_cache::Kept;
+use crate::disk_cache::{DiskCache, Kept};
 use crate::error::ImageError;
 use crate::fetch::{Fetch, MergeLimit, Source, group};
 use crate::fetch_pool::{FetchPool, PREFETCH_MAX_BYTES, Place, Urgency, read_only};
@@ -67,12 +67,12 @@ impl VersionReader {
     pub fn open(store: &dyn Store, manifest: Hash, cache: Arc<ChunkCache>) -> Result<Arc<Self>, ImageError> {
         let opening = |e: ImageError| e.context(format!("cannot open version {}", manifest.short()));
         let pin = store.pin(manifest).map_err(|e| opening(e.into()))?;
-        let (parsed, objects) = open_version(store, manifest).map_err(opening)?;
         let is_remote = store.is_remote();
+        let disk = cache.disk().filter(|_| is_remote);
+        let (parsed, objects) = open_version(store, manifest, disk.map(Arc::as_ref)).map_err(opening)?;
         let place = if is_remote { Place::Remote } else { Place::Here };
         let pool = FetchPool::shared(place).map_err(|e| opening(e.into()))?;
-        let keeps = is_remote && cache.disk().is_some();
-        let kept_pool = keeps.then(|| FetchPool::shared(Place::Here)).transpose();
+        let kept_pool = disk.map(|_| FetchPool::shared(Place::Here)).transpose();
         let kept_pool = kept_pool.map_err(|e| opening(e.into()))?;
         let window = if is_remote { READAHEAD_REMOTE_MAX_BYTES } else { READAHEAD_MAX_BYTES };
         let window = window.min(cache.capacity_bytes() / READAHEAD_CACHE_SHARE);
@@ -368,12 +368,26 @@ impl Drop for Prefetching<'_> {
     }
 }
 
-/// Reads, parses and checks the manifest, and opens what it refers to.
+/// Reads, parses and checks the manifest, and opens what it refers to. The manifest is kept on the local disk, and comes from
+/// there while no server answers.
 pub(crate) fn open_version(
     store: &dyn Store,
     id: Hash,
+    disk: Option<&DiskCache>,
 ) -> Result<(Manifest, Vec<Arc<dyn Object>>), ImageError> {
-    let manifest = Manifest::decode(&store.manifest(id)?)?;
+    let bytes = match (store.manifest(id), disk) {
+        (Ok(bytes), Some(disk)) => {
+            disk.keep_manifest(id, &bytes);
+            bytes
+        }
+        (Err(e), Some(disk)) if matches!(e.kind(), StoreErrorKind::Unreachable | StoreErrorKind::Io) => {
+            let Some(bytes) = disk.manifest(id) else { return Err(e.into()) };
+            tracing::warn!(version = %id.short(), error = %e, "opening a version with the manifest that is kept here");
+            bytes
+        }
+        (found, _) => found?,
+    };
+    let manifest = Manifest::decode(&bytes)?;
     let open = |object: &crate::manifest::ObjectRef| store.open_object_of(object.id, object.len_bytes);
     let objects = manifest.objects().iter().map(open).collect::<Result<_, _>>()?;
     Ok((manifest, objects))

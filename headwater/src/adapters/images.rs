@@ -1,5 +1,6 @@
 //! Images in the store.
 
+use std::collections::HashMap;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -24,6 +25,7 @@ use headwater_service::backend::{
 use headwater_store::{
     Access, Hash, ImageName, ImageReference, Pointer, Selector, Store, StoreError, StoreErrorKind, Version,
 };
+use parking_lot::Mutex;
 
 use crate::adapters::disks::blocking;
 use crate::adapters::promotions::Promotions;
@@ -39,8 +41,45 @@ pub struct StoredImages {
     /// What other stores need to be shown.
     credentials: Credentials,
     promotions: Arc<Promotions>,
+    last_known: Arc<LastKnown>,
     /// When it was last looked whether removals left something, in seconds since 1970.
     reclaimed_at_s: AtomicU64,
+}
+
+/// What the images of a store across a network were when they were last looked up: while no server answers, machines start
+/// with that, as they can where their version was copied to this host.
+#[derive(Default)]
+struct LastKnown(Mutex<HashMap<ImageName, headwater_store::Image>>);
+
+/// Images of which that is known.
+const LAST_KNOWN_MAX: usize = 256;
+
+impl LastKnown {
+    fn look_up(
+        &self,
+        store: &dyn Store,
+        name: &ImageName,
+    ) -> Result<Option<headwater_store::Image>, StoreError> {
+        let found = store.image(name);
+        if !store.is_remote() {
+            return found;
+        }
+        let mut known = self.0.lock();
+        match &found {
+            Ok(Some(image)) if known.contains_key(name) || known.len() < LAST_KNOWN_MAX => {
+                known.insert(name.clone(), image.clone());
+            }
+            Ok(None) => drop(known.remove(name)),
+            Err(e) if e.kind() == StoreErrorKind::Unreachable => {
+                if let Some(image) = known.get(name) {
+                    tracing::warn!(image = %name, error = %e, "going on with what the image was when it was last looked up");
+                    return Ok(Some(image.clone()));
+                }
+            }
+            _ => {}
+        }
+        found
+    }
 }
 
 /// The time between two looks at whether what removals left is in use, for a store on this host; it reads little there.
@@ -52,7 +91,8 @@ impl StoredImages {
     /// The images of `store`, and what boots of them read; servers that they are repaired from are shown `credentials`.
     pub fn new(store: Arc<dyn Store>, traces: Arc<Traces>, credentials: Credentials) -> Self {
         let promotions = Arc::new(Promotions::new(Arc::clone(&store)));
-        Self { store, traces, credentials, promotions, reclaimed_at_s: AtomicU64::new(0) }
+        let (last_known, reclaimed_at_s) = (Arc::default(), AtomicU64::new(0));
+        Self { store, traces, credentials, promotions, last_known, reclaimed_at_s }
     }
 }
 
@@ -82,8 +122,9 @@ impl Images for StoredImages {
 
     async fn resolve(&self, reference: &ImageRef) -> Result<ImageVersion, BackendError> {
         let (store, reference) = (self.store.clone(), parse(reference)?);
+        let last_known = Arc::clone(&self.last_known);
         blocking("look an image up", move || {
-            let image = store.image(&reference.name).map_err(store_failed)?;
+            let image = last_known.look_up(&*store, &reference.name).map_err(store_failed)?;
             let image = match image {
                 Some(image) => image,
                 None => return Err(store_failed(store.resolve(&reference).err().unwrap_or_else(gone))),

@@ -6,6 +6,7 @@
 //!   DIR/segment-N      records, one after another; N counts up
 //!   DIR/moving         the segment to be, while what is to stay of the oldest is copied
 //!   DIR/traces/HASH    boot traces that were recorded here
+//!   DIR/manifests/HASH manifests of versions that were opened
 //! ```
 //! A record is a chunk as it is in the store, with its hash and length in front. Chunks are appended to the newest
 //! segment; when there is no room the oldest segment goes, and what was used since it came, or belongs to a
@@ -23,6 +24,7 @@
 //! # Lock order
 //! `state` alone; it is not held across I/O, but while a segment's file is made or removed.
 
+mod manifests;
 mod moving;
 pub(crate) mod segment;
 
@@ -231,6 +233,7 @@ impl DiskCache {
     /// Reads the segments that are there.
     fn load(&self) -> Result<(), std::io::Error> {
         moving::remove_rest(&self.dir)?;
+        manifests::remove_rest(&self.dir)?;
         let mut found: Vec<(u64, PathBuf)> = Vec::new();
         for entry in fs::read_dir(&self.dir)? {
             let path = entry?.path();
