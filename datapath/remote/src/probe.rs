@@ -90,20 +90,23 @@ fn probe(servers: &Arc<Servers>, index: usize) {
     }
     match outcome {
         Ok(first_byte) => servers.is_back(index, first_byte),
-        Err(fault) => {
-            let fault = match fault {
-                Fault::Missing => Fault::Odd("there is no store at this URL (status 404)".into()),
-                Fault::Wrong(why) => Fault::Odd(why),
-                Fault::Stale => Fault::Gone("it closed the connection".into()),
-                other => other,
-            };
-            servers.failed(index, "store", &fault);
-        }
+        Err(fault) => servers.failed(index, "store", &no_store(fault)),
     }
     done(servers, index);
 }
 
-fn ask(servers: &Servers, index: usize) -> Result<Duration, Fault> {
+/// What it means that a server does not give the file `store`.
+pub(crate) fn no_store(fault: Fault) -> Fault {
+    match fault {
+        Fault::Missing => Fault::Odd("there is no store at this URL (status 404)".into()),
+        Fault::Wrong(why) => Fault::Odd(why),
+        Fault::Stale => Fault::Gone("it closed the connection".into()),
+        other => other,
+    }
+}
+
+/// Asks a server for the start of the file `store`. Returns the time to the first byte.
+pub(crate) fn ask(servers: &Servers, index: usize) -> Result<Duration, Fault> {
     let Some(server) = servers.list.get(index) else { return Err(Fault::Missing) };
     // Its known addresses first: a name server that does not answer must not hold up a server that does.
     if server.addresses() == 0 {

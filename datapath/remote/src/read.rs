@@ -2,7 +2,8 @@
 //!
 //! | a server | for this read | for all others |
 //! |---|---|---|
-//! | does not have it, has another length of it | it is not asked again | nothing |
+//! | does not have it | it is not asked again soon; reads that wait make sure that it has a store at all | nothing |
+//! | has another length of it | it is not asked again | nothing |
 //! | sends wrong bytes | it is not asked again | it is distrusted |
 //! | breaks off, answers with 5xx | it is asked again when a probe was answered | it is down until then |
 //! | does so again after a probe | it is asked again after a pause; at last it is not | for a minute, reads of the same file ask twice only |
@@ -15,6 +16,7 @@ use std::time::{Duration, Instant};
 use headwater_store::{Check, StoreError, StoreErrorKind};
 use rustix::event::{PollFd, Timespec, poll};
 
+use crate::probe;
 use crate::servers::Servers;
 use crate::transfer::{Fault, Transfer, Wanted};
 use crate::whole::Whom;
@@ -54,7 +56,12 @@ pub(crate) struct Answer {
 
 /// Why a server has no good bytes, although it answers.
 enum Verdict {
-    Missing,
+    /// Not there, and not to be asked for again until then while others may have it.
+    Missing {
+        again_at: Instant,
+        /// Whether the server has its store, and is not one whose directory is gone.
+        is_sure: bool,
+    },
     Wrong(StoreError),
 }
 
@@ -75,6 +82,23 @@ struct Breaks {
 }
 
 impl Tried {
+    fn lacks(&mut self, servers: &Servers) {
+        let again_at = Instant::now() + servers.limits.wait_for_better;
+        self.verdict = Some(Verdict::Missing { again_at, is_sure: false });
+    }
+
+    fn is_wrong(&self) -> bool {
+        matches!(self.verdict, Some(Verdict::Wrong(_)))
+    }
+
+    /// When to ask again a server that does not have it.
+    fn missing_until(&self) -> Option<Instant> {
+        match self.verdict {
+            Some(Verdict::Missing { again_at, .. }) => Some(again_at),
+            _ => None,
+        }
+    }
+
     fn is_judged(&self) -> bool {
         self.verdict.is_some()
     }
@@ -92,8 +116,8 @@ impl Tried {
 
     fn failed(&mut self, servers: &Servers, ask: &Ask<'_>, server: usize, fault: Fault) {
         match fault {
-            Fault::Missing => self.verdict = Some(Verdict::Missing),
-            Fault::Odd(_) | Fault::Wrong(_) if ask.optional => self.verdict = Some(Verdict::Missing),
+            Fault::Missing => self.lacks(servers),
+            Fault::Odd(_) | Fault::Wrong(_) if ask.optional => self.lacks(servers),
             Fault::Wrong(why) => self.cannot_give(servers, ask, server, why),
             Fault::Broke(why) => self.broke(servers, ask, server, why),
             Fault::Odd(_) => servers.failed(server, ask.path, &fault),
@@ -208,16 +232,16 @@ fn read_somewhere(servers: &Servers, ask: &Ask<'_>, check: &mut Check<'_>) -> Re
                 }
                 return Err(hopeless(servers, ask, &mut tried));
             }
-            if tried.iter().any(Tried::is_judged) {
+            look_for_stores(servers, &mut tried);
+            if tried.iter().any(Tried::is_wrong) {
                 // Somebody who is away may have better bytes, but not for ever.
-                let until = *better_until.get_or_insert_with(|| now + servers.limits.wait_for_better);
-                if tried.iter().all(Tried::is_judged) || now >= until {
-                    return Err(hopeless(servers, ask, &mut tried));
-                }
+                better_until.get_or_insert_with(|| now + servers.limits.wait_for_better);
+            }
+            if tried.iter().all(Tried::is_judged) || better_until.is_some_and(|until| now >= until) {
+                return Err(hopeless(servers, ask, &mut tried));
             }
             waiting_since.get_or_insert_with(Instant::now);
-            let again_at = tried.iter().filter_map(|tried| tried.paused_until(now)).min();
-            servers.wait(better_until.into_iter().chain(again_at).min());
+            wait(servers, ask, &mut tried, better_until);
             continue;
         };
         if let Some(since) = waiting_since.take() {
@@ -255,6 +279,39 @@ fn read_somewhere(servers: &Servers, ask: &Ask<'_>, check: &mut Check<'_>) -> Re
                 }
             }
         }
+    }
+}
+
+/// Servers that do not have what is asked for are asked for their store: where a web server's directory is gone, nothing is
+/// there, and that may be back.
+fn look_for_stores(servers: &Servers, tried: &mut [Tried]) {
+    for (server, tried) in tried.iter_mut().enumerate() {
+        if let Some(Verdict::Missing { is_sure, .. }) = &mut tried.verdict
+            && !*is_sure
+        {
+            match probe::ask(servers, server) {
+                Ok(_) => *is_sure = true,
+                Err(fault) => {
+                    servers.failed(server, "store", &probe::no_store(fault));
+                    tried.verdict = None;
+                }
+            }
+        }
+    }
+}
+
+/// Waits for servers that are away, or until one is to be asked again. They may have what others do not.
+fn wait(servers: &Servers, ask: &Ask<'_>, tried: &mut [Tried], better_until: Option<Instant>) {
+    let now = Instant::now();
+    let missing_until = tried.iter().filter_map(Tried::missing_until).min();
+    if missing_until.is_some() {
+        servers.waits_for_others(ask.path);
+    }
+    let again_at = tried.iter().filter_map(|tried| tried.paused_until(now)).min();
+    servers.wait([better_until, again_at, missing_until].into_iter().flatten().min());
+    let now = Instant::now();
+    for tried in tried.iter_mut().filter(|tried| tried.missing_until().is_some_and(|until| until <= now)) {
+        tried.verdict = None;
     }
 }
 

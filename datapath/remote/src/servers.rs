@@ -119,6 +119,8 @@ pub(crate) struct State {
     pub records: Vec<Record>,
     waiting: u64,
     gone_since: Option<Instant>,
+    /// When it was last said that reads wait for servers that are away, while others do not have what they read.
+    lacking_said: Option<Instant>,
     /// Files that servers broke off until they were given up, oldest first.
     broken: VecDeque<Broken>,
     /// Versions that are open, and how often.
@@ -207,6 +209,7 @@ impl Servers {
                 records,
                 waiting: 0,
                 gone_since: None,
+                lacking_said: None,
                 broken: VecDeque::new(),
                 pins: Vec::new(),
             }),
@@ -399,6 +402,16 @@ impl Servers {
         if record.why.as_deref() != Some(why) {
             tracing::warn!(server = %url, %what, %why, "reads go on at others, or wait");
             record.why = Some(why.into());
+        }
+    }
+
+    /// No server that is there has `what`, and others are waited for. Says so now and then.
+    pub(crate) fn waits_for_others(&self, what: &str) {
+        let mut state = self.state.lock();
+        if state.lacking_said.is_none_or(|said| said.elapsed() >= self.limits.distrust) {
+            state.lacking_said = Some(Instant::now());
+            let reasons = self.status_of(&state).reasons();
+            tracing::warn!(%what, %reasons, "no server that is there has this: reads of it wait for those that are away");
         }
     }
 

@@ -531,6 +531,68 @@ fn what_a_server_breaks_off_for_ever_is_an_error_of_that_read_alone() {
     }
 }
 
+/// A read of an object beside the test, until it has been refused so often by the server that is there.
+fn reading_while(
+    remote: &RemoteStore,
+    bytes: &[u8],
+    waits: impl Fn() -> bool,
+    back: impl FnOnce(),
+) -> Result<(), StoreError> {
+    let object = object(remote, bytes);
+    std::thread::scope(|scope| {
+        let reading = scope.spawn(|| read(&*object, bytes, 5000, 300_000));
+        let until = Instant::now() + Duration::from_secs(60);
+        while !waits() {
+            assert!(!reading.is_finished(), "{:?}: {:?}", reading.join(), remote.status());
+            assert!(Instant::now() < until, "{:?}", remote.status());
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        back();
+        reading.join().unwrap()
+    })
+}
+
+#[test]
+fn what_a_server_has_that_is_away_is_waited_for_where_others_do_not_have_it() {
+    let (dir, other) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let bytes = store(dir.path());
+    store(other.path());
+    std::fs::remove_file(other.path().join("objects").join(Hash::of(&bytes).to_string())).unwrap();
+    let (mut holder, lacking) = (FileServer::start(dir.path(), None), FileServer::start(other.path(), None));
+    let remote = open(&[&holder, &lacking]);
+    all_up(&remote);
+    holder.kill();
+    // It is asked again and again: it may get it meanwhile.
+    let waits = || lacking.object_requests() >= 4;
+    reading_while(&remote, &bytes, waits, || holder.revive()).unwrap();
+    // So it does, and the other one does not come back.
+    holder.kill();
+    let asked = lacking.object_requests();
+    let get = || {
+        let name = |dir: &Path| dir.join("objects").join(Hash::of(&bytes).to_string());
+        std::fs::copy(name(dir.path()), other.path().join("new")).unwrap();
+        std::fs::rename(other.path().join("new"), name(other.path())).unwrap();
+    };
+    reading_while(&remote, &bytes, || lacking.object_requests() >= asked + 2, get).unwrap();
+    // What no server has is not there.
+    holder.revive();
+    all_up(&remote);
+    let missing = remote.open_object_of(Hash::of(b"none"), 5).unwrap();
+    assert_eq!(missing.read_range(0, &mut [0; 5]).unwrap_err().kind(), StoreErrorKind::NotFound);
+}
+
+#[test]
+fn a_web_server_whose_directory_is_gone_is_waited_for() {
+    let dir = tempfile::tempdir().unwrap();
+    let (at, away) = (dir.path().join("store"), dir.path().join("away"));
+    let bytes = store(&at);
+    let server = FileServer::start(&at, None);
+    let remote = open(&[&server]);
+    std::fs::rename(&at, &away).unwrap();
+    let waits = || remote.status().servers[0].state == ServerState::Aside;
+    reading_while(&remote, &bytes, waits, || std::fs::rename(&away, &at).unwrap()).unwrap();
+}
+
 #[test]
 fn metadata_that_is_wrong_on_one_server_comes_from_another() {
     let dir = tempfile::tempdir().unwrap();

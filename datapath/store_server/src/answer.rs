@@ -182,7 +182,13 @@ impl Answers {
         };
         let absent = || StoreError::new(StoreErrorKind::NotFound, "it is not there");
         match target {
-            Target::Settings => Ok(tagged(settings_bytes(self.store.chunk_bytes())?)),
+            Target::Settings => {
+                // Clients ask for this to learn whether the store is there. What lies on a bucket or on servers says so itself.
+                if !self.store.is_remote() {
+                    self.store.listed()?;
+                }
+                Ok(tagged(settings_bytes(self.store.chunk_bytes())?))
+            }
             Target::Images => {
                 // A damaged one too: whoever asks for it is told so, and the others are served.
                 let listed = self.store.listed()?;

@@ -189,6 +189,22 @@ fn what_is_not_there_or_not_allowed_is_refused_with_a_reason() {
 }
 
 #[test]
+fn a_server_says_when_its_directory_is_gone() {
+    let served = serve(options());
+    assert_eq!(served.get("/store").status, 200);
+    let (at, away) = (served.dir.path().join("store"), served.dir.path().join("away"));
+    std::fs::rename(&at, &away).unwrap();
+    let gone = served.get("/store");
+    assert!(
+        gone.status == 404 && String::from_utf8_lossy(&gone.body).contains("store is gone"),
+        "{}",
+        gone.head
+    );
+    std::fs::rename(&away, &at).unwrap();
+    assert_eq!(served.get("/store").status, 200);
+}
+
+#[test]
 fn a_version_that_was_asked_for_is_not_removed() {
     let served = serve(options());
     served.ask("HEAD", &format!("/manifests/{}", served.version.manifest), &[]);
