@@ -117,7 +117,8 @@ pub(crate) fn ask(servers: &Servers, index: usize) -> Result<Duration, Fault> {
     }
     let mut outcome = Err(Fault::Gone("its name has no address".into()));
     for _ in 0..server.addresses() {
-        outcome = servers.start(index, "store", START, true).and_then(|transfer| finish(servers, transfer));
+        outcome =
+            servers.start(index, "store", START, false, true).and_then(|transfer| finish(servers, transfer));
         match &outcome {
             // The next address of the name.
             Err(Fault::Gone(_) | Fault::Broke(_)) => server.next_address(),
@@ -202,8 +203,9 @@ fn keep_versions(servers: &Servers) {
             }
             let path = format!("manifests/{manifest}");
             let wanted = Wanted::Range { first: 0, len: 1, total: None };
-            let asked =
-                servers.start(server, &path, wanted, true).and_then(|transfer| finish(servers, transfer));
+            let asked = servers
+                .start(server, &path, wanted, false, true)
+                .and_then(|transfer| finish(servers, transfer));
             let Err(fault) = asked else { continue };
             tracing::debug!(server, ?fault, %manifest, "cannot tell a server that a version is in use");
             if !matches!(fault, Fault::Missing | Fault::Wrong(_)) {

@@ -3,8 +3,8 @@
 //! | a server | for this read | for all others |
 //! |---|---|---|
 //! | does not have it | it is not asked again soon; reads that wait make sure that it has a store at all | nothing |
-//! | has another length of it | it is not asked again | nothing |
-//! | sends wrong bytes | it is not asked again | it is distrusted |
+//! | has another length of it | the same | nothing |
+//! | sends wrong bytes | it is asked once more, past caches between; then not again | it is distrusted |
 //! | breaks off, answers with 5xx | it is asked again when a probe was answered | it is down until then |
 //! | does so again after a probe | it is asked again after a pause; at last it is not | for a minute, reads of the same file ask twice only |
 //! | is gone, is busy, speaks no HTTP | it is asked again when it is back | it is down, or put aside |
@@ -70,6 +70,8 @@ enum Verdict {
 struct Tried {
     verdict: Option<Verdict>,
     breaks: Option<Breaks>,
+    /// What came was wrong, which may be the fault of a cache in between: it is asked past caches.
+    past_caches: bool,
     /// It was busy, and wants to be asked again then.
     busy_until: Option<Instant>,
 }
@@ -214,6 +216,7 @@ fn read_somewhere(servers: &Servers, ask: &Ask<'_>, check: &mut Check<'_>) -> Re
         Wanted::Range { len, .. } => len,
         Wanted::Whole { .. } => 0,
     };
+    let mut once_more: Option<usize> = None;
     let (mut failed_before, mut probed_until, mut better_until, mut waiting_since) =
         (false, None, None, None);
     loop {
@@ -223,7 +226,8 @@ fn read_somewhere(servers: &Servers, ask: &Ask<'_>, check: &mut Check<'_>) -> Re
         let now = Instant::now();
         let is_out = |tried: &Tried| tried.is_judged() || tried.paused_until(now).is_some();
         let excluded: Vec<bool> = tried.iter().map(is_out).collect();
-        let Some(first) = choose(servers, ask, len, &excluded) else {
+        let past_caches: Vec<bool> = tried.iter().map(|tried| tried.past_caches).collect();
+        let Some(first) = once_more.take().or_else(|| choose(servers, ask, len, &excluded)) else {
             if !ask.patient {
                 // Whether it is there tells what cannot be had at all from what can be had later.
                 let longest = servers.limits.probe_after.saturating_mul(PROBE_WAITS);
@@ -247,7 +251,7 @@ fn read_somewhere(servers: &Servers, ask: &Ask<'_>, check: &mut Check<'_>) -> Re
         if let Some(since) = waiting_since.take() {
             servers.counting.waited(since.elapsed());
         }
-        match attempt(servers, ask, first, &excluded, len) {
+        match attempt(servers, ask, first, &excluded, &past_caches, len) {
             Attempt::Closed => {}
             Attempt::Answer { server, answer, times, fault } => match check(&answer.body) {
                 Ok(()) => {
@@ -262,6 +266,10 @@ fn read_somewhere(servers: &Servers, ask: &Ask<'_>, check: &mut Check<'_>) -> Re
                 }
                 Err(why) => {
                     failed_before = true;
+                    if is_past_caches(ask, &mut tried, server) {
+                        once_more = Some(server);
+                        continue;
+                    }
                     if !ask.optional {
                         servers.gave_wrong_bytes(server, ask.path, &why);
                     }
@@ -273,6 +281,10 @@ fn read_somewhere(servers: &Servers, ask: &Ask<'_>, check: &mut Check<'_>) -> Re
             Attempt::Failed(faults) => {
                 failed_before = true;
                 for (server, fault) in faults {
+                    if matches!(fault, Fault::Wrong(_)) && is_past_caches(ask, &mut tried, server) {
+                        once_more = Some(server);
+                        continue;
+                    }
                     if let Some(tried) = tried.get_mut(server) {
                         tried.failed(servers, ask, server, fault);
                     }
@@ -280,6 +292,20 @@ fn read_somewhere(servers: &Servers, ask: &Ask<'_>, check: &mut Check<'_>) -> Re
             }
         }
     }
+}
+
+/// What this server sent was wrong: whether it is to be asked once more, past caches.
+fn is_past_caches(ask: &Ask<'_>, tried: &mut [Tried], server: usize) -> bool {
+    let first = |tried: &mut Tried| !std::mem::replace(&mut tried.past_caches, true);
+    let is_first = !ask.optional && tried.get_mut(server).is_some_and(first);
+    if is_first {
+        tracing::info!(
+            server,
+            what = ask.path,
+            "what came was wrong: the server is asked once more, past caches"
+        );
+    }
+    is_first
 }
 
 /// Servers that do not have what is asked for are asked for their store: where a web server's directory is gone, nothing is
@@ -368,10 +394,18 @@ fn hopeless(servers: &Servers, ask: &Ask<'_>, tried: &mut [Tried]) -> StoreError
 }
 
 /// Asks `first`, and when it is late a second one too.
-fn attempt(servers: &Servers, ask: &Ask<'_>, first: usize, excluded: &[bool], len: u64) -> Attempt {
+fn attempt(
+    servers: &Servers,
+    ask: &Ask<'_>,
+    first: usize,
+    excluded: &[bool],
+    past_caches: &[bool],
+    len: u64,
+) -> Attempt {
+    let is_past = |server: usize| past_caches.get(server).copied().unwrap_or(false);
     let mut faults = Vec::new();
     let mut running: Vec<Running<'_>> = Vec::with_capacity(2);
-    if let Err(fault) = add(servers, ask, first, false, &mut running) {
+    if let Err(fault) = add(servers, ask, first, is_past(first), false, &mut running) {
         return Attempt::Failed(vec![(first, fault)]);
     }
     let late_at = Instant::now() + servers.late_after(first, len);
@@ -396,7 +430,7 @@ fn attempt(servers: &Servers, ask: &Ask<'_>, first: usize, excluded: &[bool], le
                     let server = run.server;
                     running.remove(at);
                     if fault == Fault::Stale {
-                        if let Err(fault) = add(servers, ask, server, true, &mut running) {
+                        if let Err(fault) = add(servers, ask, server, is_past(server), true, &mut running) {
                             faults.push((server, fault));
                         }
                     } else {
@@ -420,7 +454,7 @@ fn attempt(servers: &Servers, ask: &Ask<'_>, first: usize, excluded: &[bool], le
                 running.iter().for_each(|run| exclude(&mut excluded, run.server));
                 faults.iter().for_each(|(server, _)| exclude(&mut excluded, *server));
                 if let Some(second) = servers.choose(len, &excluded)
-                    && add(servers, ask, second, false, &mut running).is_ok()
+                    && add(servers, ask, second, is_past(second), false, &mut running).is_ok()
                 {
                     servers.counting.hedges.fetch_add(1, Ordering::Relaxed);
                     hedge = Some(second);
@@ -450,10 +484,11 @@ fn add<'a>(
     servers: &'a Servers,
     ask: &Ask<'_>,
     server: usize,
+    past_caches: bool,
     fresh: bool,
     running: &mut Vec<Running<'a>>,
 ) -> Result<(), Fault> {
-    let transfer = servers.start(server, ask.path, ask.wanted, fresh)?;
+    let transfer = servers.start(server, ask.path, ask.wanted, past_caches, fresh)?;
     servers.in_flight(server, true);
     running.push(Running { server, transfer, _counted: Counted(servers, server) });
     Ok(())

@@ -275,12 +275,14 @@ impl Servers {
         best.map(|(_, _, index)| index)
     }
 
-    /// Starts a request at a server; on a kept connection if there is one and `fresh` is not wanted.
+    /// Starts a request at a server; on a kept connection if there is one and `fresh` is not wanted. Caches on the way
+    /// are to ask it too where `past_caches` says so.
     pub(crate) fn start(
         &self,
         index: usize,
         path: &str,
         wanted: Wanted,
+        past_caches: bool,
         fresh: bool,
     ) -> Result<Transfer, Fault> {
         let Some(server) = self.list.get(index) else {
@@ -289,7 +291,7 @@ impl Servers {
         self.counting.requests.fetch_add(1, Ordering::Relaxed);
         let target = format!("{}/{path}", server.url.path);
         let token = self.token.lock().clone();
-        let request = request(&server.url.authority(), &target, token.as_deref(), wanted);
+        let request = request(&server.url.authority(), &target, token.as_deref(), wanted, past_caches);
         if !fresh && let Some(kept) = server.kept(self.limits.idle) {
             return Transfer::start(kept, true, &request, wanted);
         }

@@ -1,7 +1,10 @@
 //! Servers that die, hang, lie and come back, and reads that go on all the while.
 
+use std::io::{BufRead, BufReader, Write};
+use std::net::{TcpListener, TcpStream};
 use std::path::Path;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use headwater_remote::{Limits, Options, RemoteStore, ServerState};
@@ -232,6 +235,78 @@ fn a_server_that_lies_is_put_aside_and_the_others_go_on() {
         assert!(remote.counters().failovers >= 1 || fault == HttpFault::TooMuch, "{fault:?}");
         assert_eq!(remote.counters().waits, 0, "{fault:?}");
     }
+}
+
+/// A cache before a server: what it holds of objects has a wrong bit, until it is told not to use that.
+struct BadCache {
+    address: std::net::SocketAddr,
+    past: Arc<AtomicU64>,
+}
+
+impl BadCache {
+    fn before(server: &FileServer) -> Self {
+        let listener = TcpListener::bind(("127.0.0.1", 0)).unwrap();
+        let (address, behind) = (listener.local_addr().unwrap(), server.address());
+        let past = Arc::new(AtomicU64::new(0));
+        let counted = Arc::clone(&past);
+        // Both end with the test's process.
+        std::thread::spawn(move || {
+            for client in listener.incoming() {
+                let (client, past) = (client.unwrap(), Arc::clone(&counted));
+                std::thread::spawn(move || relay(client, TcpStream::connect(behind).unwrap(), &past));
+            }
+        });
+        Self { address, past }
+    }
+}
+
+/// The head of a message, and the rest of it if it says how long that is. `None` at the end.
+fn message(from: &mut impl BufRead) -> Option<(String, Vec<u8>)> {
+    let mut head = String::new();
+    while !head.ends_with("\r\n\r\n") {
+        if from.read_line(&mut head).ok()? == 0 {
+            return None;
+        }
+    }
+    let length = head.lines().find_map(|line| line.strip_prefix("Content-Length: "));
+    let mut body = vec![0; length.map_or(0, |length| length.parse().unwrap())];
+    from.read_exact(&mut body).ok()?;
+    Some((head, body))
+}
+
+fn relay(mut client: TcpStream, mut server: TcpStream, past: &AtomicU64) -> Option<()> {
+    let (mut asks, mut answers) =
+        (BufReader::new(client.try_clone().unwrap()), BufReader::new(server.try_clone().unwrap()));
+    while let Some((asked, _)) = message(&mut asks) {
+        server.write_all(asked.as_bytes()).ok()?;
+        let (head, mut body) = message(&mut answers)?;
+        if asked.contains("Cache-Control: no-cache") {
+            past.fetch_add(1, Ordering::SeqCst);
+        } else if asked.contains(" /objects/") {
+            body[0] ^= 1;
+        }
+        client.write_all(&[head.as_bytes(), &body].concat()).ok()?;
+    }
+    Some(())
+}
+
+#[test]
+fn a_server_is_asked_past_a_cache_that_holds_wrong_bytes() {
+    let dir = tempfile::tempdir().unwrap();
+    let bytes = store(dir.path());
+    let server = FileServer::start(dir.path(), None);
+    let cache = BadCache::before(&server);
+    let url = format!("http://{}", cache.address).parse().unwrap();
+    let remote = RemoteStore::open(Options { limits: limits(), ..Options::new(vec![url]) }).unwrap();
+    read(&*object(&remote, &bytes), &bytes, 1000, 100_000).unwrap();
+    assert_eq!(cache.past.load(Ordering::SeqCst), 1);
+    // The server is not to blame.
+    assert_eq!(remote.status().servers[0].state, ServerState::Up);
+    // It is where its own bytes are wrong.
+    server.fail(HttpFault::WrongBytes);
+    let error = read(&*object(&remote, &bytes), &bytes, 0, 3000).unwrap_err();
+    assert_eq!(error.kind(), StoreErrorKind::Damaged);
+    assert_eq!(remote.counters().wrong_answers, 1);
 }
 
 #[test]
