@@ -9,7 +9,7 @@ use std::process::{Command, Stdio};
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use filling::{MIB, assert_holds, empty, eventually, fill};
+use filling::{MIB, assert_holds, empty, eventually, fill, pattern};
 use headwater_block::{IoErrorKind, blocking};
 use headwater_testkit::Rng;
 use headwater_volume::{CacheMode, PersistentOptions, VolumeOptions};
@@ -36,7 +36,7 @@ fn a_file_system_that_others_fill_is_waited_for_and_used_again_when_it_has_room(
     let output = command.stdin(Stdio::null()).output().unwrap();
     let said = String::from_utf8_lossy(&output.stdout);
     let complained = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success() && said.matches("kept all").count() == 6, "{said}{complained}");
+    assert!(output.status.success() && said.matches("kept all").count() == 7, "{said}{complained}");
 }
 
 /// Part of the test above, in a process of its own.
@@ -53,6 +53,8 @@ fn child_on_a_small_file_system() {
     flush_what_was_accepted(dir);
     println!("kept all");
     clean_under_a_lowered_limit(dir);
+    println!("kept all");
+    open_again_while_the_closed_volume_is_still_there(dir);
     println!("kept all");
 }
 
@@ -177,6 +179,46 @@ fn clean_under_a_lowered_limit(dir: &Path) {
     volume.close();
     drop((volume, device, host));
     std::fs::remove_dir_all(dir.join("lowered")).unwrap();
+}
+
+/// Whoever closed a volume may still have it, and the file system has no room for either of the two.
+fn open_again_while_the_closed_volume_is_still_there(dir: &Path) {
+    const BEFORE_MIB: u64 = 20;
+    const ALL_MIB: u64 = 50;
+    let (host, _) = setup::host(u64::MAX);
+    let open = |limit_mib| {
+        let pause_limit = Duration::from_millis(200);
+        setup::open(&VolumeOptions { pause_limit, ..options(dir, Some("again"), limit_mib) }, &host)
+    };
+    let (closed, device) = open(LIMIT_MIB);
+    assert_eq!(fill(&*device, BEFORE_MIB), (BEFORE_MIB, None));
+    blocking::flush(&*device).unwrap();
+    let ballast = leave(dir, 0);
+    // Until it lacks places, and so goes on asking for them.
+    let refused = (100..250).any(|mib| blocking::write(&*device, mib * MIB, &[1; 1 << 20]).is_err());
+    assert!(refused, "the file system was not full");
+    closed.close();
+
+    let (volume, device) = open(BEFORE_MIB);
+    volume.set_disk_bytes(LIMIT_MIB * MIB);
+    let file = File::options().write(true).open(&ballast).unwrap();
+    let mut taken = file.metadata().unwrap().len();
+    for mib in BEFORE_MIB..ALL_MIB {
+        while blocking::write(&*device, mib * MIB, &pattern(mib)).is_err() {
+            taken = taken.checked_sub(2 * MIB).expect("there is room by now");
+            file.set_len(taken).unwrap();
+        }
+        blocking::flush(&*device).unwrap();
+    }
+    volume.close();
+    drop((volume, device, file));
+    // As it is on disk.
+    std::fs::remove_file(&ballast).unwrap();
+    let (volume, device) = open(LIMIT_MIB);
+    assert_holds(&*device, ALL_MIB);
+    volume.close();
+    drop((closed, volume, device, host));
+    std::fs::remove_dir_all(dir.join("again")).unwrap();
 }
 
 fn fill_and_free(dir: &Path, persistent: bool) {

@@ -99,12 +99,13 @@ impl WriteCache {
                 self.release(segment, id);
             }
         }
-        let mut disk_failed = persist.has_failed();
-        match overflow.prepare(READY_POSITIONS) {
-            Ok(()) => self.disk_full.store(false, Ordering::Relaxed),
-            Err(why) => disk_failed |= self.no_position(why),
-        }
-        disk_failed |= !self.claim_map(persist, overflow);
+        let Some(refused) = persist.while_open(|| self.claim_ahead(persist, overflow)) else {
+            // Nothing is written any more, and nothing waits.
+            self.move_cleaned(overflow);
+            self.shrink();
+            return Turned::default();
+        };
+        let mut disk_failed = refused || persist.has_failed();
         self.serve_waiting(now, false);
         self.move_cleaned(overflow);
         disk_failed |= self.clean(overflow);
@@ -121,6 +122,18 @@ impl WriteCache {
         let deadline = self.serve_waiting(now, hopeless);
         self.look_for_room();
         Turned { deadline, disk_failed }
+    }
+
+    /// Claims space for the segments to be begun next, and for the map. Whether the disk refused.
+    fn claim_ahead(&self, persist: &Persist, overflow: &Overflow) -> bool {
+        let refused = match overflow.prepare(READY_POSITIONS) {
+            Ok(()) => {
+                self.disk_full.store(false, Ordering::Relaxed);
+                false
+            }
+            Err(why) => self.no_position(why),
+        };
+        !self.claim_map(persist, overflow) || refused
     }
 
     /// Claims space for the map of a persistent cache, if need be at the cost of a place for data. Whether it has enough.
@@ -386,8 +399,15 @@ impl WriteCache {
 
     /// Whether the overflow has surplus space to punch out, or would have it after a commit.
     pub(crate) fn wants_trim(&self) -> bool {
-        self.overflow.as_ref().is_some_and(|o| o.wants_trim())
-            || self.persist.as_ref().is_some_and(|persist| persist.holds_surplus())
+        match &self.persist {
+            Some(persist) if persist.is_closed() => false,
+            Some(persist) => self.has_surplus() || persist.holds_surplus(),
+            None => self.has_surplus(),
+        }
+    }
+
+    fn has_surplus(&self) -> bool {
+        self.overflow.as_ref().is_some_and(|overflow| overflow.wants_trim())
     }
 
     /// Whether there are buffers that may not be needed.
@@ -397,8 +417,12 @@ impl WriteCache {
 
     /// Gives spare buffers back, and punches surplus space out; where a commit has to come first, asks for that.
     pub(crate) fn trim(&self) {
-        if let Some(overflow) = &self.overflow {
-            overflow.trim();
+        match (&self.overflow, &self.persist) {
+            (Some(overflow), Some(persist)) => {
+                persist.while_open(|| overflow.trim());
+            }
+            (Some(overflow), None) => overflow.trim(),
+            (None, _) => {}
         }
         if let Some(persist) = &self.persist {
             self.host.give_ram(persist.trim_buffers());

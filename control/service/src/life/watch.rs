@@ -35,7 +35,7 @@ impl Service {
                 }
             };
             let restarted = exit == VmExit::Rebooted;
-            match service.has_ended(uuid, &name, &active, exit).await {
+            match service.has_ended(uuid, &name, active, exit).await {
                 Ok(()) => {}
                 Err(e) if restarted => service.start_again(uuid, &name, e).await,
                 Err(e) => tracing::error!(machine = %name, "cannot note that it ended: {}", problem(&e)),
@@ -66,17 +66,20 @@ impl Service {
         &self,
         uuid: Uuid,
         name: &str,
-        active: &Arc<Active>,
+        active: Arc<Active>,
         exit: VmExit,
     ) -> Result<(), LifeError> {
         let turn = self.lock(uuid).await;
-        if !self.is_present(uuid, active) {
+        if !self.is_present(uuid, &active) {
             // Whoever stopped it has cleaned up.
             return Ok(());
         }
         // Whatever the database says, or fails to say: where it cannot be read or written now, the record goes on
         // saying that the machine is on, and the next comparison with the facts finds that it is lost.
         self.put_away(uuid, name).await;
+        let quick_boots = active.quick_boots();
+        // Its disks, with their RAM: the next start makes its own.
+        drop(active);
         let mut record = self.record(name).await?;
         let daemon = Actor::daemon();
         match exit {
@@ -92,7 +95,6 @@ impl Service {
                 } else {
                     "the guest restarted; its disk is kept"
                 };
-                let quick_boots = active.quick_boots();
                 let pause = restart::pause(quick_boots);
                 let reason = (!pause.is_zero()).then(|| {
                     let seconds = pause.as_secs();

@@ -112,6 +112,8 @@ impl Persist {
         if thread.join().is_err() {
             tracing::error!("the thread of a persistent cache has failed");
         }
+        // After the last commit, which may need space that is claimed for it.
+        *self.shut.lock() = true;
         if let Err(error) = rustix::fs::flock(&self.lock, rustix::fs::FlockOperation::Unlock) {
             tracing::debug!(%error, "the lock of a persistent cache goes with its file");
         }

@@ -173,6 +173,8 @@ pub struct Persist {
     /// The last commit or spill failed.
     failed: AtomicBool,
     closed: AtomicBool,
+    /// The files may be another's by now; see [`Persist::while_open`].
+    shut: Mutex<bool>,
     commits: AtomicU64,
     thread: Mutex<Option<thread::JoinHandle<()>>>,
     lock: File,
@@ -242,6 +244,7 @@ pub fn open(
         unsynced: AtomicBool::new(false),
         failed: AtomicBool::new(false),
         closed: AtomicBool::new(false),
+        shut: Mutex::default(),
         commits: AtomicU64::new(0),
         thread: Mutex::default(),
         lock,
@@ -406,6 +409,18 @@ impl Persist {
     pub fn is_durable(&self) -> bool {
         let pending = self.pending.lock();
         pending.changes.is_empty() && !pending.committing && !self.failed.load(Ordering::Acquire)
+    }
+
+    /// Does what claims or frees space of the files, unless the cache gave them up: who opens it next owns all that this one
+    /// takes for free. [`Persist::close`] alone waits for it, so that none of it falls behind the next opening.
+    pub fn while_open<T>(&self, work: impl FnOnce() -> T) -> Option<T> {
+        let shut = self.shut.lock();
+        (!*shut).then(work)
+    }
+
+    /// Whether it was closed, or is being closed.
+    pub fn is_closed(&self) -> bool {
+        self.closed.load(Ordering::Acquire)
     }
 
     /// Whether the disk failed at the last try.
