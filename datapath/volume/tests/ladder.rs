@@ -209,6 +209,36 @@ fn zeroing_a_whole_disk_takes_no_index() {
     assert!(cache.index_bytes < 64 << 10, "{cache:?}");
 }
 
+fn eighth(seed: u64) -> Vec<u8> {
+    Rng::new(seed).bytes(512).iter().flat_map(|b| [*b; 8]).collect()
+}
+
+/// The index of blocks that lie far apart takes as much as they do packed.
+#[test]
+fn blocks_far_apart_on_a_large_disk_stay_within_the_ram() {
+    let dir = tempfile::tempdir().unwrap();
+    let (host, _) = setup::host(u64::MAX);
+    let mut options = setup::options(&empty(4096), CacheMode::Ram, 24, 0, dir.path());
+    options.pause_limit = Duration::from_millis(200);
+    let (volume, device) = setup::open(&options, &host);
+    let mut rng = Rng::new(3);
+    let (mut most_bytes, mut refused) = (0, 0);
+    for write in 0..100_000 {
+        let at = rng.below(4096 * MIB / 4096) * 4096;
+        refused += u32::from(blocking::write(&*device, at, &eighth(write)).is_err());
+        let cache = volume.counters().cache;
+        most_bytes = most_bytes.max(cache.ram_used_bytes);
+        assert!(cache.ram_used_bytes <= cache.ram_target_bytes, "write {write}: {cache:?}");
+        if refused > 2 {
+            break;
+        }
+    }
+    // Nearly all of it was used.
+    let cache = volume.counters().cache;
+    assert!(refused > 2 && most_bytes > 20 * MIB, "{refused} refused, {most_bytes} bytes: {cache:?}");
+    assert!(cache.packed_segments > 10 && cache.index_bytes > 3 * MIB, "{cache:?}");
+}
+
 #[test]
 fn a_full_ram_cache_refuses_writes_keeps_what_it_has_and_recovers() {
     let dir = tempfile::tempdir().unwrap();

@@ -170,16 +170,20 @@ impl WriteCache {
     pub(crate) fn wants_spill(&self) -> bool {
         let log = self.log.lock();
         log.has_dirty_cleaned()
-            || log.dirty_segments > self.dirty_limit()
-            || self.packed.bytes() > self.packed_limit_bytes()
+            || log.dirty_segments > self.dirty_limit(&log)
+            || self.packed.bytes() > self.packed_limit_bytes(&log)
             || (self.waiting.any() && log.clean_segments == 0 && log.dirty_segments > 0)
+    }
+
+    fn wants_pack(&self) -> bool {
+        let log = self.log.lock();
+        log.dirty_segments > self.dirty_limit(&log) && self.packed.bytes() < self.packed_limit_bytes(&log)
     }
 
     /// Packs cold segments, while that pays and there is room for packed ones. Whether there is more to do, in a
     /// later turn: one segment by the strong packer takes some milliseconds, in which writers and other caches wait.
     fn pack_cold(&self) -> bool {
-        if self.packed.bytes() >= self.packed_limit_bytes() || (self.packed.bytes() > 0 && self.waiting.any())
-        {
+        if self.packed_is_full() || (self.packed.bytes() > 0 && self.waiting.any()) {
             // Dead slots of packed segments first: that costs a copy of what is alive, and no I/O.
             let freed = self.packed.shrink(|id| self.segments.get(id));
             self.host.give_ram(freed);
@@ -190,9 +194,7 @@ impl WriteCache {
         }
         let mut tried = 0;
         let mut packer = self.host.packer.lock();
-        while self.log.lock().dirty_segments > self.dirty_limit()
-            && self.packed.bytes() < self.packed_limit_bytes()
-        {
+        while self.wants_pack() {
             if tried > 0 && (packing == Packing::Alone || self.waiting.any()) {
                 return packing == Packing::Alone;
             }
@@ -261,7 +263,7 @@ impl WriteCache {
                 }
             };
             self.disk_full.store(false, Ordering::Relaxed);
-            let packed = !cleaned_only && self.packed.bytes() >= self.packed_limit_bytes();
+            let packed = !cleaned_only && self.packed_is_full();
             let victim = {
                 let mut log = self.log.lock();
                 let oldest = if packed { log.freeze_packed(&self.segments) } else { None };

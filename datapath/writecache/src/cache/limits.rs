@@ -6,9 +6,10 @@ use super::{MIN_RAM_BYTES, MIN_SEGMENTS, WriteCache};
 use crate::budget::Holding;
 use crate::counters::Hot;
 use crate::log::Log;
+use crate::map::TABLE_BYTES;
 use crate::persist;
 use crate::segment::RECORD_BYTES;
-use crate::units::SEGMENT_BYTES;
+use crate::units::{SEGMENT_BYTES, SLOTS};
 
 impl WriteCache {
     /// RAM that the cache may use now: its own limit, or its share of the host's where that is less.
@@ -55,15 +56,28 @@ impl WriteCache {
 
     /// How many segments may be in RAM.
     pub(crate) fn allowed_segments(&self, log: &Log) -> u32 {
-        let fixed = self.index_bytes(log) + self.packed.bytes() + self.staging_bytes();
+        let growth = if self.overflow.is_none() { self.index_growth_bytes() } else { 0 };
+        let fixed = self.index_bytes(log) + growth + self.packed.bytes() + self.staging_bytes();
         let left = self.ram_limit_bytes().saturating_sub(fixed) / SEGMENT_BYTES as u64;
         u32::try_from(left.max(MIN_SEGMENTS)).unwrap_or(u32::MAX)
     }
 
+    /// What the segment that is being filled may add to the map: at most a table for each of its blocks, and less where blocks
+    /// lie side by side, as those before did. With a disk there is a segment to spare for it.
+    fn index_growth_bytes(&self) -> u64 {
+        self.map.table_bytes().min(SLOTS as u64 * TABLE_BYTES)
+    }
+
+    /// The index as it is, or will be when each table's blocks are in a segment of their own. Records of segments stay when the
+    /// tables have gone.
+    fn index_estimate_bytes(&self, log: &Log) -> u64 {
+        self.index_bytes(log).max(self.map.table_bytes() * 2)
+    }
+
     /// Above this many dirty segments, cold ones are packed or written out.
-    pub(crate) fn dirty_limit(&self) -> u32 {
+    pub(crate) fn dirty_limit(&self, log: &Log) -> u32 {
         let allowed = self.ram_limit_bytes() / SEGMENT_BYTES as u64;
-        let index = self.map.table_bytes() * 2;
+        let index = self.index_estimate_bytes(log);
         let taken = (index + self.packed.bytes() + self.staging_bytes()).div_ceil(SEGMENT_BYTES as u64);
         let left = |reserve: u64| allowed.saturating_sub(taken + reserve).max(MIN_SEGMENTS);
         let limit = match self.overflow {
@@ -74,16 +88,25 @@ impl WriteCache {
     }
 
     /// Packed segments may take so much of the RAM.
-    pub(crate) fn packed_limit_bytes(&self) -> u64 {
+    pub(crate) fn packed_limit_bytes(&self, log: &Log) -> u64 {
         let ram = self.ram_limit_bytes();
         match self.overflow {
             Some(_) => {
                 let segments = MIN_SEGMENTS * SEGMENT_BYTES as u64;
-                let others = self.map.table_bytes() * 2 + self.staging_bytes() + segments;
+                let others = self.index_estimate_bytes(log) + self.staging_bytes() + segments;
                 (ram / 2).min(ram.saturating_sub(others))
             }
-            None => ram.saturating_sub((MIN_SEGMENTS + 1) * SEGMENT_BYTES as u64),
+            None => {
+                let segments = (MIN_SEGMENTS + 1) * SEGMENT_BYTES as u64;
+                ram.saturating_sub(self.index_bytes(log) + self.index_growth_bytes() + segments)
+            }
         }
+    }
+
+    /// Whether packed segments take so much.
+    pub(crate) fn packed_is_full(&self) -> bool {
+        let limit_bytes = self.packed_limit_bytes(&self.log.lock());
+        self.packed.bytes() >= limit_bytes
     }
 
     /// Changes the RAM limit; takes effect at once.
@@ -108,5 +131,46 @@ impl WriteCache {
         }
         self.not_full();
         self.host.signal();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+    use crate::budget::DEFAULT_WEIGHT;
+    use crate::cache::{CacheOptions, OverflowOptions};
+    use crate::host::Host;
+    use crate::overflow::buffering::Buffering;
+
+    #[test]
+    fn records_of_segments_that_are_free_again_do_not_end_spilling() {
+        let dir = tempfile::tempdir().unwrap();
+        let host = Host::start(u64::MAX).unwrap();
+        let place = OverflowOptions {
+            at: dir.path().to_owned(),
+            limit_bytes: 64 << 20,
+            buffering: Buffering::Buffered,
+        };
+        let options = CacheOptions {
+            size_bytes: 1 << 40,
+            ram_bytes: 64 << 20,
+            weight: DEFAULT_WEIGHT,
+            overflow: Some(place),
+            pause_limit: Duration::from_secs(1),
+            persistent: None,
+            beneath: None,
+        };
+        let cache = WriteCache::open(&options, &host.shared()).unwrap();
+        for numbers in [0, 5_000, 12_000, 25_000, 100_000] {
+            let mut log = Log::default();
+            // All free, as after the discard of a whole disk: 25,000 stand for 50 GB that were written.
+            log.restore(&[numbers]);
+            // One segment is being filled, and one is kept back for cleaning.
+            let reachable = cache.allowed_segments(&log) - 2;
+            let limit = cache.dirty_limit(&log);
+            assert!(limit <= reachable, "{limit} of at most {reachable} after {numbers} numbers");
+        }
     }
 }

@@ -58,7 +58,7 @@ impl WriteCache {
             return None;
         }
         // Who was refused before may be told of it.
-        if log.dirty_segments > self.dirty_limit() || log.has_dirty_cleaned() || self.waiting.is_full() {
+        if log.dirty_segments > self.dirty_limit(&log) || log.has_dirty_cleaned() || self.waiting.is_full() {
             self.host.signal();
         }
         log.claim(&self.segments, stream, block)
