@@ -210,3 +210,21 @@ fn memory_pressure_shrinks_the_limit_and_its_end_restores_it() {
         assert!(read == data, "MiB {number} was lost");
     }
 }
+
+/// Zero blocks over an image take an index and no segment, and what discards free is not taken by another write.
+#[test]
+fn the_budget_knows_of_an_index_that_comes_and_goes_without_data() {
+    let dir = tempfile::tempdir().unwrap();
+    let host = Host::start(u64::MAX).unwrap();
+    let base: Arc<dyn Device> = Arc::new(ReferenceDisk::new(4096 * MIB));
+    let (volume, device) = setup::open(&setup::options(&base, CacheMode::Ram, 64, 0, dir.path()), &host);
+    let index_bytes = || volume.counters().cache.index_bytes;
+    for number in 0..1000 {
+        blocking::write(&*device, number * 4 * MIB, &[0; 4096]).unwrap();
+    }
+    assert!(index_bytes() >= 1000 * 2048);
+    eventually("all of it is counted", || host.used_bytes() == index_bytes());
+    blocking::discard(&*device, 0, 4096 * MIB).unwrap();
+    assert!(index_bytes() < 2048);
+    eventually("it is given back", || host.used_bytes() == index_bytes());
+}

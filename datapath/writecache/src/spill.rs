@@ -53,6 +53,13 @@ enum Destaged {
 impl WriteCache {
     /// Does what there is to do for this cache, as far as it goes without waiting for the disk.
     pub(crate) fn work(self: &Arc<Self>, now: Instant) -> Turned {
+        let turned = self.turn(now);
+        // Tables come and go without a segment, too.
+        self.report_index(&self.log.lock());
+        turned
+    }
+
+    fn turn(self: &Arc<Self>, now: Instant) -> Turned {
         if let (Some(persist), Some(overflow)) = (&self.persist, &self.overflow) {
             return self.work_persistent(now, persist, overflow);
         }

@@ -44,7 +44,8 @@ impl WriteCache {
         self.map.table_bytes() + u64::from(log.numbers_used()) * RECORD_BYTES
     }
 
-    pub(super) fn report_index(&self, log: &Log) {
+    /// Tells the host's budget how large the index is. Under the log's lock, for each change is told once.
+    pub(crate) fn report_index(&self, log: &Log) {
         let now = self.index_bytes(log);
         let before = self.reported_index.swap(now, Ordering::Relaxed);
         if now >= before {

@@ -47,12 +47,16 @@ impl WriteCache {
         let (leaf, index) = split(block);
         let Some(mut leaf) = self.map.write(leaf) else { return (Wrote::NoRoom, false) };
         if is_zero(data) {
+            let tables_bytes = self.map.table_bytes();
             if leaf.get(index) != Location::ZERO {
                 self.note(block, 1, Location::ZERO);
             }
             self.replace(&mut leaf, index, Location::ZERO);
             // A disk that is zeroed from one end to the other must not fill the index.
             leaf.fold();
+            if self.map.table_bytes() != tables_bytes {
+                self.host.signal();
+            }
             self.counters.hot(Hot::ElidedZero, 1);
             return (Wrote::Done, false);
         }
@@ -165,6 +169,7 @@ impl WriteCache {
     pub fn clear(&self, first: BlockNumber, end: BlockNumber, to: Location) {
         let mut block = first.0;
         let mut cleared = 0;
+        let tables_bytes = self.map.table_bytes();
         while block < end.0 {
             let (leaf_number, start) = split(BlockNumber(block));
             let count = u32::try_from(SLOTS - start).unwrap_or(1).min(end.0 - block);
@@ -187,7 +192,8 @@ impl WriteCache {
             leaf.fold();
         }
         self.counters.hot(Hot::Discarded, cleared);
-        if self.waiting.wants_room() || self.host.pool.warm_bytes() > 0 {
+        let is_other_index = self.map.table_bytes() != tables_bytes;
+        if is_other_index || self.waiting.wants_room() || self.host.pool.warm_bytes() > 0 {
             self.host.signal();
         }
     }
