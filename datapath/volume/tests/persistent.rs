@@ -451,3 +451,45 @@ fn blocks_that_are_zero_do_not_have_the_map_replaced_with_each_flush() {
     assert!((1..=2).contains(&replaced), "the map was replaced {replaced} times");
     volume.close();
 }
+
+/// What needs no place on disk is noted for the next commit all the same: while there is none, not without end.
+#[test]
+fn writes_that_take_no_place_wait_for_a_commit_that_takes_long() {
+    let dir = tempfile::tempdir().unwrap();
+    let image = Rng::new(6).bytes(1 << 20);
+    let base: Arc<dyn Device> = Arc::new(ReferenceDisk::with_contents(image.clone(), Default::default()));
+    let options = VolumeOptions {
+        pause_limit: Duration::from_millis(500),
+        ..options(&base, CacheMode::RamDisk, 64, dir.path())
+    };
+    let (host, faults) = setup::host(u64::MAX);
+    let (volume, device) = setup::open(&options, &host);
+    blocking::write(&*device, 65536, &[5; 4096]).unwrap();
+    faults.hold.store(true, Ordering::Relaxed);
+    let flush = std::thread::spawn({
+        let device = Arc::clone(&device);
+        move || blocking::flush(&*device)
+    });
+    // Zero, and as in the image, in turns.
+    let write = |step: usize| {
+        let data = if step.is_multiple_of(2) { &[0; 4096] } else { &image[..4096] };
+        blocking::write(&*device, 0, data)
+    };
+    // A million of them: 24 MiB of notes, if each was taken.
+    let refused = (0..1 << 20).find_map(|step| write(step).err());
+    assert_eq!(refused.map(|error| error.kind()), Some(IoErrorKind::NoSpace));
+    blocking::discard(&*device, 0, 65536).unwrap();
+    faults.hold.store(false, Ordering::Relaxed);
+    flush.join().unwrap().unwrap();
+    assert!((0..200).any(|_| {
+        std::thread::sleep(Duration::from_millis(50));
+        write(1).is_ok()
+    }));
+    volume.close();
+    drop((volume, device));
+    let (_volume, device) = setup::open(&options, &host);
+    let mut read = vec![1; 1 << 20];
+    blocking::read(&*device, 0, &mut read).unwrap();
+    assert!(read[..4096] == image[..4096] && read[4096..65536].iter().all(|byte| *byte == 0));
+    assert!(read[65536..69632] == [5; 4096] && read[69632..] == image[69632..]);
+}

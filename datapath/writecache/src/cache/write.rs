@@ -49,6 +49,9 @@ impl WriteCache {
         if is_zero(data) {
             let tables_bytes = self.map.table_bytes();
             if leaf.get(index) != Location::ZERO {
+                if !self.takes_notes() {
+                    return (Wrote::NoRoom, false);
+                }
                 self.note(block, 1, Location::ZERO);
             }
             self.replace(&mut leaf, index, Location::ZERO);
@@ -67,7 +70,7 @@ impl WriteCache {
             && !leaf.keeps(index, old)
         {
             if same(Now::InPlace) {
-                return (self.elide(&mut leaf, index, block), false);
+                return (self.elide_where_noted(&mut leaf, index, block), false);
             }
             segment.touch_to_write();
             copy_in(address, slot, 0, data, &leaf);
@@ -75,10 +78,23 @@ impl WriteCache {
             return (Wrote::Done, false);
         }
         if same(Now::Elsewhere) {
-            return (self.elide(&mut leaf, index, block), false);
+            return (self.elide_where_noted(&mut leaf, index, block), false);
         }
         let wrote = self.store(&mut leaf, index, block, data, turn);
         (wrote, wrote == Wrote::Done)
+    }
+
+    /// As [`WriteCache::elide`], where a persistent cache can note it.
+    #[cold]
+    fn elide_where_noted(&self, leaf: &mut LeafWrite<'_>, index: usize, block: BlockNumber) -> Wrote {
+        if leaf.get(index) != Location::ABSENT && !self.takes_notes() {
+            return Wrote::NoRoom;
+        }
+        self.elide(leaf, index, block)
+    }
+
+    fn takes_notes(&self) -> bool {
+        self.persist.as_ref().is_none_or(|persist| persist.takes_notes())
     }
 
     /// The image holds what is written: the block is as if it had never been changed.

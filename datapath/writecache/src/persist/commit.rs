@@ -114,6 +114,7 @@ impl Persist {
         }
         // After the last commit, which may need space that is claimed for it.
         *self.shut.lock() = true;
+        self.pending.lock().end();
         if let Err(error) = rustix::fs::flock(&self.lock, rustix::fs::FlockOperation::Unlock) {
             tracing::debug!(%error, "the lock of a persistent cache goes with its file");
         }
@@ -295,6 +296,7 @@ impl WriteCache {
         let result = self.write_epoch(persist, overflow, &epoch, checkpoint);
         persist.checkpoint_bytes.store(0, Ordering::Relaxed);
         self.host.give_ram(checkpoint_bytes);
+        let broken = result.is_err() && persist.journal.lock().is_broken();
         let had_failed = persist.has_failed();
         self.set_failed(persist, overflow, result.is_err());
         let Epoch { mut changes, mut freed, waiters, .. } = epoch;
@@ -316,6 +318,9 @@ impl WriteCache {
                 pending.changes = changes;
                 pending.freed = freed;
                 pending.end_commit();
+                if broken {
+                    pending.end();
+                }
             }
         }
         waiters.into_iter().for_each(|done| done(result.clone()));

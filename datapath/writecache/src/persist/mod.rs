@@ -75,6 +75,10 @@ impl std::fmt::Debug for PersistentOptions {
 /// Changes noted in an epoch before it is committed without a flush: 6 MiB of memory, 1 GiB of blocks.
 const MAX_CHANGES: usize = if EXPLORED { 24 } else { 256 << 10 };
 
+/// Changes noted in an epoch at most, but for those that are bounded by themselves: 12 MiB of memory. A write that needs no
+/// place on disk waits then; another has to find one, and a discard to find something to discard.
+const MOST_CHANGES: usize = 2 * MAX_CHANGES;
+
 /// Segments that may be begun before the map has to reserve more generations.
 const LOW_GENERATIONS: u64 = 1 << 16;
 
@@ -122,9 +126,18 @@ struct Pending {
     committing: bool,
     /// The changes in it: their space in the map is not used up yet.
     committing_changes: usize,
+    /// There is no commit any more.
+    ended: bool,
 }
 
 impl Pending {
+    /// There is no commit any more, so the changes are of no use. One stays: not all is durable.
+    fn end(&mut self) {
+        self.ended = true;
+        self.changes.truncate(1);
+        self.changes.shrink_to_fit();
+    }
+
     fn end_commit(&mut self) {
         self.committing = false;
         self.committing_changes = 0;
@@ -262,12 +275,20 @@ impl Persist {
     /// Notes a change in the open epoch. The gate is entered.
     pub fn note(&self, change: Change) {
         let mut pending = self.pending.lock();
+        if pending.ended && !pending.changes.is_empty() {
+            return;
+        }
         pending.changes.push(change);
         let many = pending.changes.len() == MAX_CHANGES;
         drop(pending);
         if many {
             self.ask(|asked| asked.commit = true);
         }
+    }
+
+    /// Whether a write may note a change that takes no place on disk. Where not, a commit was asked for.
+    pub fn takes_notes(&self) -> bool {
+        self.pending.lock().changes.len() < MOST_CHANGES
     }
 
     fn pending_changes(&self) -> usize {
