@@ -25,6 +25,7 @@ fn main() {
     let host = Host::start(u64::MAX).expect("the host starts");
     let read_only = ReferenceOptions { read_only: true, ..ReferenceOptions::default() };
     let options = VolumeOptions {
+        name: "freeze_pause".into(),
         base: Arc::new(ReferenceDisk::with_options(span_bytes, read_only)),
         mode: CacheMode::Ram,
         ram_bytes: span_bytes * 2,

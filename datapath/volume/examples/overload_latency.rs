@@ -49,6 +49,7 @@ fn run(dir: &std::path::Path, threads: u64, mib: u64, round: u64) -> (Duration, 
     let read_only = ReferenceOptions { read_only: true, ..ReferenceOptions::default() };
     let base: Arc<dyn Device> = Arc::new(ReferenceDisk::with_options(SPAN_BYTES, read_only));
     let options = VolumeOptions {
+        name: "overload_latency".into(),
         base,
         mode: CacheMode::RamDisk,
         ram_bytes: 64 << 20,

@@ -70,6 +70,8 @@ pub const DEFAULT_PAUSE_LIMIT: Duration = Duration::from_secs(30);
 /// What a volume is made of.
 #[derive(Clone)]
 pub struct VolumeOptions {
+    /// What its owner calls the volume, for messages.
+    pub name: String,
     /// What lies below: its size is the volume's. Never written.
     pub base: Arc<dyn Device>,
     /// Where writes go.

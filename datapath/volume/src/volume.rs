@@ -62,6 +62,7 @@ impl Volume {
         let is_empty = first.is_some_and(|e| e.kind == ExtentKind::Hole && e.len >= whole.len());
         let elision = Elision::new(&options.base, is_empty);
         let cache_options = CacheOptions {
+            name: options.name.clone(),
             size_bytes: base.size_bytes,
             ram_bytes,
             weight: options.weight,

@@ -157,7 +157,8 @@ fn a_flipped_bit_on_the_overflow_disk_is_an_error_on_that_block_only(life: Life)
             }
             Err(error) => {
                 assert_eq!(error.kind(), IoErrorKind::Corrupt);
-                for part in ["at byte ", "authentication tag", "check that disk"] {
+                let place = format!("the block at byte {} of volume 'tested' ", number * 4096);
+                for part in [place.as_str(), "authentication tag", "check that disk"] {
                     assert!(error.to_string().contains(part), "{error}");
                 }
                 errors += 1;

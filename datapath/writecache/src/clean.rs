@@ -234,10 +234,9 @@ impl WriteCache {
             if self.is_current(&ticket) {
                 count(&self.counters.corrupt_blocks, 1);
                 if self.cleaner.damaged.lock().insert(job.generation) {
+                    let (place, advice) = (self.place_of(&ticket), self.advice());
                     tracing::error!(
-                        block = block.0,
-                        position = job.position,
-                        "a block on the overflow disk is not what was written, as cleaning found: its reads fail; its segment stays where it is"
+                        "{place} is not what was written, as cleaning found: its reads fail, and its segment stays where it is; {advice}"
                     );
                 }
             }

@@ -66,6 +66,28 @@ impl WriteCache {
         });
     }
 
+    /// Where a block is, for a message.
+    pub(crate) fn place_of(&self, ticket: &Ticket) -> String {
+        let Slot(slot) = ticket.slot;
+        format!(
+            "the block at byte {} of volume '{}' (position {} of the overflow disk, slot {slot})",
+            u64::from(ticket.block.0) * u64::from(BLOCK_BYTES),
+            self.name,
+            ticket.position
+        )
+    }
+
+    /// What to do about a block that cannot be read.
+    pub(crate) fn advice(&self) -> &'static str {
+        match &self.persist {
+            None => "check that disk, and reset the machine",
+            Some(_) => {
+                "check that disk, and copy from this one what can still be read: writing the block anew, or \
+                        beginning with an empty cache, ends the error"
+            }
+        }
+    }
+
     fn opened<'a>(
         &self,
         ticket: &Ticket,
@@ -88,19 +110,7 @@ impl WriteCache {
         if !self.is_current(ticket) {
             return Fetched::Moved;
         }
-        let Slot(slot) = ticket.slot;
-        let place = format!(
-            "the block at byte {} of the volume (position {} of the overflow disk, slot {slot})",
-            u64::from(ticket.block.0) * u64::from(BLOCK_BYTES),
-            ticket.position
-        );
-        let advice = match &self.persist {
-            None => "check that disk, and reset the machine",
-            Some(_) => {
-                "check that disk, and copy from this one what can still be read: writing the block anew, or \
-                        beginning with an empty cache, ends the error"
-            }
-        };
+        let (place, advice) = (self.place_of(ticket), self.advice());
         Fetched::Failed(match failed {
             None => {
                 count(&self.counters.corrupt_blocks, 1);

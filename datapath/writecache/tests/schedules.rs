@@ -58,6 +58,7 @@ fn options(overflow: Option<PathBuf>, blocks: u32, beneath: &Arc<ImageBeneath>) 
     // Less than what is written, so that segments move on to the disk, or are packed.
     let ram_segments = if overflow.is_some() { random(8..14) } else { random(RAM_ALONE) };
     CacheOptions {
+        name: "explored".into(),
         size_bytes: u64::from(blocks) * BLOCK_BYTES,
         ram_bytes: ram_segments * SEGMENT_BYTES as u64,
         weight: DEFAULT_WEIGHT,

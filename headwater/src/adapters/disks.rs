@@ -107,8 +107,12 @@ impl Volumes {
                 let message = "the disk was discarded, or its machine has not begun it";
                 return Err(BackendError::new(ProblemKind::Conflict, message));
             }
-            let Opened { volume, pin, .. } =
-                opener.open_volume(&request.version, &request.cache, Some(request.id))?;
+            let Opened { volume, pin, .. } = opener.open_volume(
+                &request.id.to_string(),
+                &request.version,
+                &request.cache,
+                Some(request.id),
+            )?;
             FrozenVolume::of_nobody(&opener.store, request.version.clone(), volume, pin)
         })
     }
@@ -174,7 +178,7 @@ impl Disks for Volumes {
         let opener = self.opener();
         blocking("open the disk", move || {
             let Opened { volume, pin, .. } =
-                opener.volume(&request.version, &request.cache, Some(request.id))?;
+                opener.volume(&request.id.to_string(), &request.version, &request.cache, Some(request.id))?;
             let frozen = FrozenVolume::of_nobody(&opener.store, request.version, volume, pin)?;
             Ok(Box::new(frozen) as Box<dyn FrozenDisk>)
         })
@@ -261,6 +265,7 @@ impl Opener {
     /// As [`Opener::open_volume`], and takes the disk back from those who read it.
     fn volume(
         &self,
+        name: &str,
         version: &ImageVersion,
         cache: &CacheSettings,
         kept: Option<Uuid>,
@@ -273,11 +278,12 @@ impl Opener {
         {
             tracing::warn!(disk = %id, readers = taken.readers, "a kept disk is needed and was taken from those who read it");
         }
-        self.open_volume(version, cache, kept)
+        self.open_volume(name, version, cache, kept)
     }
 
     fn open_volume(
         &self,
+        name: &str,
         version: &ImageVersion,
         cache: &CacheSettings,
         kept: Option<Uuid>,
@@ -287,6 +293,7 @@ impl Opener {
         let version = Arc::new(self.store.pin(manifest).map_err(store_failed)?);
         let streamed = self.streaming.open(manifest).map_err(image_failed)?;
         let mut options = VolumeOptions {
+            name: name.to_owned(),
             base: streamed.reader.clone(),
             mode: volume_mode(cache.mode),
             ram_bytes: cache.ram_bytes,
@@ -314,7 +321,7 @@ impl Opener {
 
     fn serve(self, request: DiskRequest) -> Result<Arc<dyn Disk>, BackendError> {
         let Opened { volume, pin, version, image } =
-            self.volume(&request.version, &request.cache, request.kept)?;
+            self.volume(&request.machine, &request.version, &request.cache, request.kept)?;
         let socket = request.run_dir.join("disk.sock");
         let served = Server::bind(&request, &socket, volume.clone());
         let server = served.inspect_err(|_| volume.close())?;

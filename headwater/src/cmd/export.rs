@@ -138,6 +138,7 @@ pub fn run(data_dir: impl Fn() -> anyhow::Result<DataDir>, args: ExportArgs) -> 
     };
     let host = Host::start(u64::MAX).map_err(anyhow::Error::msg)?;
     let options = VolumeOptions {
+        name: args.source.clone(),
         base,
         mode: volume_mode(args.cache),
         ram_bytes: args.ram,

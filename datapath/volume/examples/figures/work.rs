@@ -65,6 +65,7 @@ impl Device for Empty {
 /// A volume over that.
 pub fn options(mode: CacheMode, ram_bytes: u64, disk_bytes: u64, dir: &Path) -> VolumeOptions {
     VolumeOptions {
+        name: "figures".into(),
         base: Arc::new(Empty),
         mode,
         ram_bytes,

@@ -141,6 +141,7 @@ pub fn options(
     at: &Path,
 ) -> VolumeOptions {
     VolumeOptions {
+        name: "tested".into(),
         base: Arc::clone(base),
         mode,
         ram_bytes: ram_mib << 20,

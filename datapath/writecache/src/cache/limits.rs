@@ -155,6 +155,7 @@ mod tests {
             buffering: Buffering::Buffered,
         };
         let options = CacheOptions {
+            name: "test".into(),
             size_bytes: 1 << 40,
             ram_bytes: 64 << 20,
             weight: DEFAULT_WEIGHT,

@@ -63,6 +63,7 @@ const MIN_SEGMENTS: u64 = 4;
 
 /// The write cache of one volume. See the crate's documentation.
 pub struct WriteCache {
+    pub(crate) name: String,
     pub(crate) map: Map,
     pub(crate) segments: SegmentTable,
     pub(crate) log: Mutex<Log>,
@@ -125,6 +126,7 @@ impl WriteCache {
         };
         let overflow = overflow.map(Arc::new);
         let cache = Arc::new(Self {
+            name: options.name.clone(),
             map,
             segments,
             log: Mutex::new(log),

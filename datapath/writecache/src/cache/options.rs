@@ -26,6 +26,8 @@ pub struct OverflowOptions {
 /// What a cache is made of.
 #[derive(Clone, Debug)]
 pub struct CacheOptions {
+    /// What its owner calls the volume, for messages.
+    pub name: String,
     /// Size of the volume.
     pub size_bytes: u64,
     /// RAM that the cache may use, index and buffers included; at least [`MIN_RAM_BYTES`].

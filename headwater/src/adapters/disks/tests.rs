@@ -35,7 +35,7 @@ impl Fixture {
     /// Opens the disk as a machine's start does, and closes it.
     fn begin(&self) -> Result<(), BackendError> {
         let KeptRequest { id, version, cache } = &self.request;
-        let opened = self.volumes.opener().volume(version, cache, Some(*id))?;
+        let opened = self.volumes.opener().volume("vm1", version, cache, Some(*id))?;
         opened.volume.close();
         Ok(())
     }
