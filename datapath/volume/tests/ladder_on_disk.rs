@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use filling::{MIB, assert_holds, empty, eventually, fill, pattern};
 use headwater_block::{IoErrorKind, blocking};
-use headwater_volume::{CacheMode, PersistentOptions, VolumeOptions};
+use headwater_volume::{Buffering, CacheMode, PersistentOptions, VolumeOptions};
 
 /// What becomes of the cache when its volume closes.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -62,6 +62,7 @@ for_each_life!(
     a_read_error_of_the_overflow_disk_is_reported_and_passes,
     discarding_gives_ram_and_disk_back,
     a_lower_ram_limit_takes_effect,
+    a_lower_disk_limit_takes_effect,
     the_budget_of_the_host_bounds_all_volumes_together,
 );
 
@@ -222,6 +223,48 @@ fn a_lower_ram_limit_takes_effect(life: Life) {
         assert!(used() <= 24 * MIB, "{:?}", volume.counters().cache);
     }
     assert_holds(&*device, 200);
+}
+
+fn a_lower_disk_limit_takes_effect(life: Life) {
+    let dir = tempfile::tempdir().unwrap();
+    let (host, _) = setup::host(u64::MAX);
+    let (volume, device) = setup::open(&life.options(256, 16, 256, dir.path()), &host);
+    assert_eq!(fill(&*device, 120), (120, None));
+    volume.set_disk_bytes(64 * MIB);
+    // What is over the new limit stays, and nothing is taken beside it but by RAM.
+    let more = (120..160).take_while(|mib| blocking::write(&*device, mib * MIB, &pattern(*mib)).is_ok());
+    let more = more.count();
+    assert!(more <= 16, "{more} MiB were taken above the limit");
+    assert_holds(&*device, 120 + more as u64);
+    blocking::discard(&*device, 0, 256 * MIB).unwrap();
+    eventually("what was discarded is free", || {
+        blocking::flush(&*device).unwrap();
+        volume.counters().cache.disk_used_bytes <= 5 * MIB
+    });
+    let (taken, why) = fill(&*device, 256);
+    assert_eq!(why, Some(IoErrorKind::NoSpace));
+    assert!((45..=74).contains(&taken), "{taken} MiB were taken by 10 MiB of RAM and 64 of disk");
+    assert!(volume.counters().cache.disk_used_bytes <= 64 * MIB);
+    assert_holds(&*device, taken);
+}
+
+/// Where its writes are not delayed each by a little, it waits for a whole segment now and then. A persistent cache is not paced for.
+#[test]
+fn a_writer_that_is_faster_than_the_disk_is_paced() {
+    let dir = tempfile::tempdir().unwrap();
+    let (host, _) = setup::host(u64::MAX);
+    let options =
+        VolumeOptions { buffering: Buffering::Buffered, ..Life::Forgotten.patient(64, 32, 512, dir.path()) };
+    let (volume, device) = setup::open(&options, &host);
+    let mut number = 0;
+    // A disk that is slow at the moment is not paced for.
+    eventually("writes are paced", || {
+        for _ in 0..64 {
+            blocking::write(&*device, number % 64 * MIB, &pattern(number)).unwrap();
+            number += 1;
+        }
+        volume.counters().cache.paced_writes > 0
+    });
 }
 
 fn the_budget_of_the_host_bounds_all_volumes_together(life: Life) {

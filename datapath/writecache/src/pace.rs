@@ -59,6 +59,8 @@ pub struct Pace {
     slot_ns: AtomicU64,
     /// When the last segment was written.
     written_ns: AtomicU64,
+    /// Writes that were to be answered later.
+    paced_writes: AtomicU64,
 }
 
 /// The room of a cache, in segments.
@@ -82,6 +84,7 @@ impl Pace {
 
     #[cold]
     fn spin(&self, delay_ns: u64, spinner: &Spinner) {
+        self.paced_writes.fetch_add(1, Ordering::Relaxed);
         let now_ns = spinner.now_ns();
         if now_ns < spinner.crowded_until_ns.load(Ordering::Relaxed) {
             return;
@@ -98,6 +101,11 @@ impl Pace {
             std::hint::spin_loop();
         }
         spinner.busy.store(false, Ordering::Release);
+    }
+
+    /// Writes for which room was short and the disk fast enough to be paced for, whether their thread did spin or met others.
+    pub fn paced_writes(&self) -> u64 {
+        self.paced_writes.load(Ordering::Relaxed)
     }
 
     /// A segment has been written. `others`: more are on their way, so that the disk has not idled meanwhile.
