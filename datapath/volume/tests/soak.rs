@@ -7,6 +7,7 @@
 
 mod setup;
 
+use std::collections::VecDeque;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -28,8 +29,12 @@ const MODES: [CacheMode; 8] = {
 /// Which of them survive.
 const PERSISTENT: [bool; 8] = [false, false, false, true, false, false, false, true];
 const MOST_HOST_MIB: u64 = 400;
-/// Four segments of each volume are always allowed, and a limit that falls takes effect by spilling.
+/// Four segments of each volume are always allowed.
 const SLACK_MIB: u64 = 8 * 8;
+/// A limit that falls takes effect by spilling, on a disk that refuses now and then.
+const FALLS_WITHIN: Duration = Duration::from_secs(5);
+/// A run of so long certainly sees each fault.
+const LONG_SECONDS: u64 = 60;
 
 /// What a block holds: which write was the last; 0 for none, or for a discard.
 type Generation = u32;
@@ -208,6 +213,25 @@ struct Peaks {
     resident_mib: u64,
 }
 
+/// The host's limits that were in force lately.
+struct Limits(VecDeque<(Instant, u64)>);
+
+impl Limits {
+    /// This one is in force from now on.
+    fn set(&mut self, mib: u64) {
+        self.0.push_back((Instant::now(), mib));
+    }
+
+    /// The largest that may still be used.
+    fn most_mib(&mut self) -> u64 {
+        // One counts for as long as the next is not old.
+        while self.0.get(1).is_some_and(|(since, _)| since.elapsed() > FALLS_WITHIN) {
+            self.0.pop_front();
+        }
+        self.0.iter().map(|(_, mib)| *mib).max().expect("there always is one")
+    }
+}
+
 /// Changes limits and breaks the disk, until the time is over; then mends everything.
 fn disturb(
     host: &Host,
@@ -221,12 +245,20 @@ fn disturb(
     let resident_before_mib = resident_mib();
     let began = Instant::now();
     let mut minutes = 0;
+    let mut limits = Limits(VecDeque::new());
+    limits.set(MOST_HOST_MIB);
     while Instant::now() < until {
         let volume = &volumes[rng.index(volumes.len())];
         match rng.below(7) {
             0 => volume.set_ram_bytes(rng.between(16, 96) * MIB),
             1 | 2 => volume.set_disk_bytes(rng.between(32, 256) * MIB),
-            3 => host.set_limit_bytes(rng.between(160, MOST_HOST_MIB) * MIB),
+            // Seldom, so that a low one is in force for a while.
+            3 if rng.chance(1, 16) => {
+                let mib = rng.between(160, MOST_HOST_MIB);
+                host.set_limit_bytes(mib * MIB);
+                limits.set(mib);
+            }
+            3 => {}
             4 => faults.full.store(rng.chance(1, 3), Ordering::Relaxed),
             5 => faults.write_error_every.store(rng.below(3) * 7, Ordering::Relaxed),
             _ => {
@@ -237,17 +269,17 @@ fn disturb(
                 lies.fetch_add(1, Ordering::SeqCst);
             }
         }
-        let used_mib = host.used_bytes() / MIB;
+        let (used_mib, most_mib) = (host.used_bytes() / MIB, limits.most_mib());
         assert!(
-            used_mib <= MOST_HOST_MIB + SLACK_MIB,
-            "{used_mib} MiB of at most {MOST_HOST_MIB} in use: {:?}",
+            used_mib <= most_mib + SLACK_MIB,
+            "{used_mib} MiB of at most {most_mib} in use: {:?}",
             volumes.iter().map(|volume| uses(volume)).collect::<Vec<_>>()
         );
         peaks.used_mib = peaks.used_mib.max(used_mib);
         let resident_mib = resident_mib() - resident_before_mib;
         assert!(
-            resident_mib <= (MOST_HOST_MIB + SLACK_MIB) * 103 / 100 + 32,
-            "{resident_mib} MiB resident of at most {MOST_HOST_MIB}"
+            resident_mib <= (most_mib + SLACK_MIB) * 103 / 100 + 32,
+            "{resident_mib} MiB resident of at most {most_mib}"
         );
         peaks.resident_mib = peaks.resident_mib.max(resident_mib);
         if began.elapsed().as_secs() / 60 > minutes {
@@ -373,4 +405,5 @@ fn nothing_is_lost_while_limits_change_and_the_disk_misbehaves() {
     assert!(operations > 1000 && spilled > 0 && freezes > 0 && flushes > 0);
     // Each step of the ladder was taken, and the disk did fail.
     assert!(packed > 0 && cleaned > 0 && paused > 0 && errors > 0);
+    assert!(seconds < LONG_SECONDS || (damaged > 0 && refused > 0), "{damaged} damaged, {refused} refused");
 }
