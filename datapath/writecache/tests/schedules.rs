@@ -303,6 +303,10 @@ enum Mode {
 /// More than any execution takes in which everybody gets on.
 const STEPS_MAX: usize = 400_000;
 
+/// So many of so many executions come to their end; where each has to, the explorer fails on one that does not.
+const LEAST_VERDICTS: usize = 9;
+const VERDICTS_OF: usize = 10;
+
 /// Runs executions with a scheduler until that has enough.
 fn explore(scheduler: impl Scheduler + 'static, mode: Mode, max_steps: MaxSteps) {
     let mut config = Config::new();
@@ -314,11 +318,22 @@ fn explore(scheduler: impl Scheduler + 'static, mode: Mode, max_steps: MaxSteps)
     let at = dir.path().to_owned();
     let reached = Arc::new(std::sync::Mutex::new(Reached::default()));
     let seen = Arc::clone(&reached);
-    Runner::new(scheduler, config).run(move || match mode {
-        Mode::Ram => execution(None, &seen),
-        Mode::RamAndDisk => execution(Some(at.clone()), &seen),
-        Mode::Persistent => persistent_execution(&at, &seen),
+    let ended = Arc::new(std::sync::atomic::AtomicUsize::new(0));
+    let count = Arc::clone(&ended);
+    let begun = Runner::new(scheduler, config).run(move || {
+        match mode {
+            Mode::Ram => execution(None, &seen),
+            Mode::RamAndDisk => execution(Some(at.clone()), &seen),
+            Mode::Persistent => persistent_execution(&at, &seen),
+        }
+        count.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
     });
+    let ended = ended.load(std::sync::atomic::Ordering::Relaxed);
+    println!("{ended} of {begun} executions came to their end");
+    assert!(
+        begun > 0 && ended * VERDICTS_OF >= begun * LEAST_VERDICTS,
+        "{ended} of {begun} executions came to their end"
+    );
     let reached = reached.lock().unwrap();
     println!("{:?}", reached.0);
     assert!(reached.0.values().all(|count| *count > 0), "something was never reached: {:?}", reached.0);
