@@ -86,10 +86,15 @@ struct Meanings<'a> {
 impl Meanings<'_> {
     /// How a machine uses the version, or the image, if it does.
     async fn use_of(&mut self, machine: &MachineRecord) -> Result<Option<&'static str>, BackendError> {
-        let active = self.service.active(machine.uuid);
-        let runs = |version: &ImageVersion| active.is_some_and(|it| it.version_hash == version.hash);
-        if self.version.is_some_and(runs) {
-            return Ok(Some("runs it"));
+        if let Some(active) = self.service.active(machine.uuid) {
+            let of_image = || {
+                // What it runs is not always what it boots next.
+                let running = machine.version.as_deref().and_then(|text| ImageRef::parse(text).ok());
+                running.is_some_and(|running| running.image == self.reference.image)
+            };
+            if self.version.map_or_else(of_image, |version| version.hash == active.version_hash) {
+                return Ok(Some("runs it"));
+            }
         }
         // What its catalog says is told of that.
         let image = if machine.catalog.is_some() { "" } else { &machine.image };

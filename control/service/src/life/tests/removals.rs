@@ -1,6 +1,7 @@
 //! Versions that are removed: while somebody uses them, while the store does not answer, by a client that hangs up.
 
 use headwater_api::ProblemKind;
+use headwater_db::CatalogRecord;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::UnixStream;
 use tokio::sync::watch;
@@ -56,6 +57,41 @@ async fn a_version_is_not_removed_while_the_store_cannot_say_who_boots_it() {
     let (status, answer) = api.ask("DELETE", "images/image@1", "").await;
     assert_eq!(status, ProblemKind::Conflict.http_status(), "{answer}");
     assert!(answer.contains("machine 'lab' boots it"), "{answer}");
+}
+
+#[tokio::test]
+async fn an_image_that_a_machine_runs_is_not_removed_when_it_will_boot_another() {
+    let fixture = Fixture::new().await;
+    let mut record = fixture.record().await;
+    let mut repo = fixture.db.write().await.unwrap();
+    let catalog = CatalogRecord {
+        name: "lab".to_owned(),
+        image: "image".to_owned(),
+        pin: None,
+        cache: record.cache,
+        transport: record.transport,
+        memory_bytes: record.memory_bytes,
+        cpus: record.cpus,
+        user_data: None,
+        created_at_ms: 0,
+    };
+    repo.catalogs().add(&catalog).await.unwrap();
+    record.catalog = Some("lab".to_owned());
+    repo.machines().remove(record.uuid).await.unwrap();
+    repo.machines().add(&record).await.unwrap();
+    repo.save().await.unwrap();
+    fixture.start().await.unwrap();
+    let mut repo = fixture.db.write().await.unwrap();
+    repo.catalogs().set_image("lab", "other").await.unwrap();
+    repo.save().await.unwrap();
+    let api = Api::serve(&fixture).await;
+    for what in ["image", "image@1"] {
+        let (status, answer) = api.ask("DELETE", &format!("images/{what}"), "").await;
+        assert_eq!(status, ProblemKind::Conflict.http_status(), "{answer}");
+        assert!(answer.contains("machine 'lab' runs it"), "{answer}");
+    }
+    fixture.service.stop("lab", true, &Actor::daemon()).await.unwrap();
+    assert_eq!(api.ask("DELETE", "images/image", "").await.0, 200);
 }
 
 #[tokio::test]
