@@ -31,6 +31,11 @@ const READS_END_AFTER: Duration = Duration::from_secs(10);
 /// How often it is looked then whether reads wait.
 const READS_LOOK_INTERVAL: Duration = Duration::from_millis(100);
 
+/// How long the end of a recording waits until it is kept; a store that does not answer keeps nobody any longer.
+const KEPT_WITHIN: Duration = Duration::from_secs(5);
+/// How often it is looked whether it is.
+const KEPT_LOOK_INTERVAL: Duration = Duration::from_millis(10);
+
 /// A chunk cache on disk: where, and how large.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DiskCachePlace {
@@ -384,7 +389,7 @@ pub fn reads_wait(store: &dyn Store) -> Option<String> {
 }
 
 /// A boot that is being recorded; saved when its time is over, or when this is dropped.
-struct Recording(watch::Sender<()>, Option<JoinHandle<()>>);
+struct Recording(watch::Sender<()>, JoinHandle<()>);
 
 impl Recording {
     fn start(traces: &Arc<Traces>, reader: &Arc<VersionReader>) -> Result<Self, ImageError> {
@@ -408,16 +413,17 @@ impl Recording {
         let thread = std::thread::Builder::new().name("boot-trace".into()).spawn(run);
         let thread =
             thread.map_err(|e| ImageError::from_os("cannot start a thread that records a boot", &e))?;
-        Ok(Self(end, Some(thread)))
+        Ok(Self(end, thread))
     }
 }
 
 impl Drop for Recording {
     fn drop(&mut self) {
         let _ = self.0.send(());
-        if let Some(thread) = self.1.take() {
-            // It has nothing to wait for but a small file.
-            let _ = thread.join();
+        let until = Instant::now() + KEPT_WITHIN;
+        // Not joined: it goes on by itself for as long as the store lets it wait.
+        while !self.1.is_finished() && Instant::now() < until {
+            std::thread::sleep(KEPT_LOOK_INTERVAL);
         }
     }
 }

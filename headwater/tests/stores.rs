@@ -463,3 +463,31 @@ fn an_export_ends_while_a_bucket_does_not_answer() {
     drop(watchdog);
     assert!(reading.join().unwrap().is_err());
 }
+
+#[test]
+fn a_machine_is_switched_off_and_a_daemon_ends_while_a_bucket_does_not_answer() {
+    let keys = tempfile::tempdir().unwrap();
+    let server = S3Server::start(keys.path(), "s3_server");
+    server.bucket("asleep");
+    let url = format!("s3://asleep/golden?endpoint=http://{}", server.address());
+    // The boots of both are being recorded, which is to be kept in the bucket, as are their pins.
+    let daemon = Daemon::start_in(support::short_dir(), |command| {
+        with_keys(command).args(["--store", &url]);
+    });
+    daemon.with_tiny_machine("first");
+    daemon.cli(&["machine", "create", "second", "tiny", "--memory", "64M"]).ok();
+    for machine in ["first", "second"] {
+        daemon.cli(&["machine", "start", machine, "--wait"]).ok();
+    }
+    support::signal(server.pid(), "STOP");
+    let watchdog = support::Watchdog::on(daemon.pid());
+    daemon.cli(&["machine", "stop", "first", "--force"]).ok();
+    assert_eq!(daemon.machine("first")["state"], "stopped");
+    drop(watchdog);
+    let watchdog = support::Watchdog::on(daemon.pid());
+    // The boot sector knows no ACPI.
+    support::signal(daemon.pid(), "TERM");
+    std::thread::sleep(std::time::Duration::from_millis(500));
+    assert_eq!(daemon.terminate().0, Some(0));
+    drop(watchdog);
+}

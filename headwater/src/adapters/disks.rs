@@ -23,6 +23,7 @@ use crate::adapters::frozen::FrozenVolume;
 use crate::adapters::images::{hash_of, image_failed, store_failed};
 use crate::adapters::kept::KeptFiles;
 use crate::adapters::lending::{Lending, Reader};
+use crate::adapters::release::release;
 use crate::adapters::totals::Totals;
 use crate::caches::CacheArgs;
 use crate::streaming::{StreamArgs, Streamed, Streaming, reads_wait};
@@ -553,7 +554,7 @@ impl Disk for ServedVolume {
             volume.close();
             if let Some(ServedParts { server, pin, version }) = parts {
                 server.stop();
-                drop((pin, version));
+                release((pin, version));
             }
             totals.closed(&volume);
             Ok(())

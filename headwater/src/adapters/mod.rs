@@ -10,4 +10,5 @@ mod kept;
 pub mod lending;
 mod metrics;
 mod promotions;
+mod release;
 mod totals;

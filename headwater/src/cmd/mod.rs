@@ -31,6 +31,7 @@ mod when;
 
 use std::future::Future;
 use std::io::Write;
+use std::time::Duration;
 
 use anyhow::Context;
 
@@ -38,6 +39,9 @@ use crate::cli::{Cli, Command};
 use crate::client::Client;
 use crate::daemon::starting::EndedAtStart;
 use crate::data_dir::DataDir;
+
+/// How long requests to a store that nobody waits for any more may keep the end of a daemon.
+const REQUESTS_GRACE: Duration = Duration::from_secs(5);
 
 /// Carries a command out. Returns the exit code of one that did not fail.
 pub fn run(cli: Cli) -> anyhow::Result<u8> {
@@ -87,6 +91,10 @@ fn as_daemon(work: impl Future<Output = anyhow::Result<u8>>) -> anyhow::Result<u
             let _ = writeln!(std::io::stderr(), "headwater: {error}");
             Ok(0)
         }
-        outcome => outcome,
+        outcome => {
+            // Nor must a store that does not answer.
+            runtime.shutdown_timeout(REQUESTS_GRACE);
+            outcome
+        }
     }
 }

@@ -1,10 +1,11 @@
 //! Stopping, resetting and removing a machine.
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use headwater_api::{MachineState, Wanted};
 use headwater_db::{MachineRecord, Purpose};
+use uuid::Uuid;
 
 use crate::Service;
 use crate::answer::problem;
@@ -27,6 +28,16 @@ impl Service {
             active.vm.kill().await.map_err(LifeError::backend("stop", name))?;
         }
         let _turn = self.lock(uuid).await;
+        self.stop_locked(name, uuid, force, actor).await
+    }
+
+    async fn stop_locked(
+        &self,
+        name: &str,
+        uuid: Uuid,
+        force: bool,
+        actor: &Actor,
+    ) -> Result<MachineRecord, LifeError> {
         let mut record = self.record(name).await?;
         let Some(active) = self.active(uuid) else {
             if record.wanted != Wanted::Stopped {
@@ -43,9 +54,13 @@ impl Service {
         record.state = MachineState::Stopping;
         self.save(&record, actor, "stop", if force { "by force" } else { "by ACPI" }).await?;
         let grace = if force { Duration::ZERO } else { Duration::from_millis(STOP_GRACE_MS) };
+        let asked = Instant::now();
         let exit = active.vm.stop(grace).await.map_err(LifeError::backend("stop", name))?;
-        let reason = (exit == VmExit::Killed && !force).then(|| {
-            format!("it did not switch itself off within {} s and was killed", STOP_GRACE_MS / 1000)
+        let reason = (exit == VmExit::Killed && !force).then(|| match asked.elapsed() {
+            waited if waited < grace => {
+                format!("it was killed {} s after it was asked to switch itself off", waited.as_secs())
+            }
+            _ => format!("it did not switch itself off within {} s and was killed", grace.as_secs()),
         });
         let detail = reason.clone().unwrap_or_else(|| "it is off".to_owned());
         self.switched_off(&mut record, actor, MachineState::Stopped, reason, detail).await?;
@@ -152,6 +167,19 @@ impl Service {
         }
     }
 
+    async fn stop_for_the_end(&self, machine: &MachineRecord, force: bool) -> Result<(), LifeError> {
+        if force && let Some(active) = self.active(machine.uuid) {
+            active.vm.kill().await.map_err(LifeError::backend("stop", &machine.name))?;
+        }
+        // Somebody who has its turn may be starting it. Once the daemon stops, nobody does so after that.
+        let _turn = self.lock(machine.uuid).await;
+        if self.active(machine.uuid).is_none() {
+            // Where somebody else has stopped it, the database may be closed by now.
+            return Ok(());
+        }
+        self.stop_locked(&machine.name, machine.uuid, force, &Actor::daemon()).await.map(drop)
+    }
+
     /// Stops all machines, at the same time, and those that are being started too. Called when the daemon ends:
     /// their disks live in it. With `force` also while another call waits for guests that take their time.
     pub async fn stop_all(&self, force: bool) {
@@ -160,7 +188,10 @@ impl Service {
             Err(e) => Err(e),
         };
         let machines = machines.unwrap_or_else(|e| {
-            tracing::error!("cannot list the machines to stop: {e}");
+            // Who asks again when all is off finds the database closed.
+            if !self.active_map().is_empty() {
+                tracing::error!("cannot list the machines to stop: {e}");
+            }
             Vec::new()
         });
         let stops: Vec<_> = machines
@@ -168,15 +199,7 @@ impl Service {
             .map(|machine| {
                 let service = self.clone();
                 tokio::spawn(async move {
-                    if service.active(machine.uuid).is_none() {
-                        // Somebody who has its turn may be starting it. Once the daemon stops, nobody does so
-                        // after that.
-                        drop(service.lock(machine.uuid).await);
-                    }
-                    if service.active(machine.uuid).is_none() {
-                        return;
-                    }
-                    if let Err(e) = service.stop(&machine.name, force, &Actor::daemon()).await {
+                    if let Err(e) = service.stop_for_the_end(&machine, force).await {
                         tracing::error!(machine = %machine.name, "{}", problem(&e));
                     }
                 })

@@ -1,5 +1,6 @@
 //! Lives that go wrong, with backends that the tests steer.
 
+mod endings;
 mod maintenance;
 mod removals;
 
@@ -227,6 +228,9 @@ struct Host {
     removal_goes_on: Notify,
     open_disks: Mutex<usize>,
     vms: Mutex<Vec<Arc<FakeVm>>>,
+    /// Guests do not hear their power buttons.
+    deaf: AtomicBool,
+    button_pressed: Notify,
     /// A start waits while this is set.
     starts_wait: AtomicBool,
     start_waits: Notify,
@@ -366,7 +370,11 @@ impl Vm for FakeVm {
         let exit = ended.wait_for(Option::is_some).await.unwrap();
         exit.clone().unwrap()
     }
-    async fn stop(&self, _: Duration) -> Result<VmExit, BackendError> {
+    async fn stop(&self, grace: Duration) -> Result<VmExit, BackendError> {
+        if !grace.is_zero() && self.1.deaf.load(Ordering::SeqCst) {
+            self.1.button_pressed.notify_one();
+            return Ok(self.exited().await);
+        }
         self.end(VmExit::PoweredOff);
         Ok(self.exited().await)
     }
@@ -495,6 +503,10 @@ impl Fixture {
 
     async fn record(&self) -> MachineRecord {
         self.service.record("lab").await.unwrap()
+    }
+
+    async fn events(&self) -> Vec<headwater_api::Event> {
+        self.db.read().await.unwrap().events().newest(None, 100).await.unwrap()
     }
 
     fn open_disks(&self) -> usize {
