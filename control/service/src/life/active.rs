@@ -24,13 +24,19 @@ pub struct Active {
     rate: Mutex<Option<Sample>>,
     iops: AtomicU64,
     alarm: Mutex<Option<Raised>>,
-    boot_bytes: OnceLock<u64>,
+    boot: OnceLock<BootEnd>,
     since: Instant,
     /// Quick boots in a row before this one.
     quick_boots: AtomicU32,
     /// QEMU serves one client, and lets others wait without a word.
     console: Arc<Semaphore>,
     console_client: Mutex<String>,
+}
+
+/// When the guest was up, and what was read from the image until then.
+struct BootEnd {
+    at_ms: u64,
+    read_bytes: u64,
 }
 
 struct Sample {
@@ -47,7 +53,7 @@ impl Active {
             rate: Mutex::new(None),
             iops: AtomicU64::new(0),
             alarm: Mutex::new(None),
-            boot_bytes: OnceLock::new(),
+            boot: OnceLock::new(),
             since: Instant::now(),
             quick_boots: AtomicU32::new(0),
             console: Arc::new(Semaphore::new(1)),
@@ -60,14 +66,24 @@ impl Active {
         DiskCounters { iops: self.iops.load(Ordering::Relaxed), ..self.disk.counters() }
     }
 
-    /// The guest is up: notes what was read from the image until now.
-    pub(crate) fn has_booted(&self) {
-        self.boot_bytes.get_or_init(|| self.disk.counters().image_read_bytes);
+    /// What runs it, for the history.
+    pub(crate) fn in_words(&self) -> String {
+        format!("{} with process {}", self.vm.accelerator(), self.vm.pid())
+    }
+
+    /// The guest is up: notes when, and what was read from the image until now.
+    pub(crate) fn has_booted(&self, at_ms: u64) {
+        self.boot.get_or_init(|| BootEnd { at_ms, read_bytes: self.disk.counters().image_read_bytes });
+    }
+
+    /// When the guest was up, once it is.
+    pub(crate) fn booted_at_ms(&self) -> Option<u64> {
+        self.boot.get().map(|boot| boot.at_ms)
     }
 
     /// Bytes that were read from the image until the guest was up.
     pub(crate) fn boot_bytes(&self) -> Option<u64> {
-        self.boot_bytes.get().copied()
+        self.boot.get().map(|boot| boot.read_bytes)
     }
 
     /// How many boots in a row were quick, where this one ends now.

@@ -121,6 +121,24 @@ pub enum LifeError {
     /// What an earlier daemon left could not be cleaned up.
     #[error("cannot {0}")]
     Leftovers(&'static str, #[source] BackendError),
+    /// The database failed before the machine was on.
+    #[error("cannot start machine '{machine}'")]
+    NotNoted {
+        /// The machine.
+        machine: String,
+        /// Why.
+        #[source]
+        source: DbError,
+    },
+    /// The database failed when the machine was on.
+    #[error("machine '{machine}' is on, but that could not be noted")]
+    OnNotNoted {
+        /// The machine.
+        machine: String,
+        /// Why.
+        #[source]
+        source: DbError,
+    },
     /// The database failed.
     #[error(transparent)]
     Db(#[from] DbError),
@@ -149,7 +167,9 @@ impl Explain for LifeError {
             Self::NoEdit { .. } => ProblemKind::NotFound,
             Self::Stopping(_) => ProblemKind::Unavailable,
             Self::Backend { source, .. } | Self::Leftovers(_, source) => source.kind(),
-            Self::Db(e) => e.kind(),
+            Self::Db(source) | Self::NotNoted { source, .. } | Self::OnNotNoted { source, .. } => {
+                source.kind()
+            }
         }
     }
 
@@ -184,6 +204,13 @@ impl Explain for LifeError {
             )),
             Self::NotOn { machine, .. } => Some(format!("start it: 'headwater machine start {machine}'")),
             Self::Backend { source, .. } | Self::Leftovers(_, source) => source.advice().map(str::to_owned),
+            Self::NotNoted { machine, .. } => Some(format!(
+                "'headwater machine show {machine}' tells how it is; start it again when no other process holds the \
+                 database"
+            )),
+            Self::OnNotNoted { machine, .. } => Some(format!(
+                "it goes on, and is noted when the database can be written: 'headwater machine show {machine}'"
+            )),
             Self::Reference { .. } | Self::Stopping(_) | Self::Db(_) => None,
         }
     }

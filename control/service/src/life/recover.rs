@@ -8,6 +8,7 @@ use headwater_db::MachineRecord;
 
 use crate::Service;
 use crate::extract::Actor;
+use crate::life::watch::is_behind;
 use crate::life::{LifeError, TICK_MS};
 
 /// What to do about a machine.
@@ -117,14 +118,21 @@ impl Service {
         let machines = self.db().read().await?.machines().list().await?;
         self.look_for_alarms(&machines).await?;
         for seen in machines {
-            if verdict(seen.wanted, seen.state, self.active(seen.uuid).is_some()) == Verdict::Fine {
+            let active = self.active(seen.uuid);
+            let is_behind = active.as_ref().is_some_and(|active| is_behind(&seen, active));
+            if verdict(seen.wanted, seen.state, active.is_some()) == Verdict::Fine && !is_behind {
                 continue;
             }
             // Somebody who holds the lock is changing the machine right now: look again at the next tick.
             let Some(turn) = self.try_lock(seen.uuid) else { continue };
             let Ok(record) = self.record(&seen.name).await else { continue };
-            match verdict(record.wanted, record.state, self.active(record.uuid).is_some()) {
-                Verdict::Fine => {}
+            let active = self.active(record.uuid);
+            match verdict(record.wanted, record.state, active.is_some()) {
+                Verdict::Fine => {
+                    if let Some(active) = active {
+                        self.catch_up(record, &active).await?;
+                    }
+                }
                 Verdict::Lost => {
                     tracing::error!(machine = %record.name, "it is noted as {} and is not on", record.state);
                     let how = format!("it ended while it was {}, and that could not be noted", record.state);

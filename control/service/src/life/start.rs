@@ -16,13 +16,19 @@ use crate::life::{Active, LifeError};
 impl Service {
     /// Starts a machine; one that is on already stays as it is. Returns once its VM runs.
     pub(crate) async fn start(&self, name: &str, actor: &Actor) -> Result<MachineRecord, LifeError> {
-        let uuid = self.record(name).await?.uuid;
-        let _turn = self.lock(uuid).await;
-        let record = self.record(name).await?;
-        if self.active(uuid).is_some() {
-            return Ok(record);
-        }
-        self.start_locked(record, actor, Wanted::Stopped).await
+        let started = async {
+            let uuid = self.record(name).await?.uuid;
+            let _turn = self.lock(uuid).await;
+            let record = self.record(name).await?;
+            if self.active(uuid).is_some() {
+                return Ok(record);
+            }
+            self.start_locked(record, actor, Wanted::Stopped).await
+        };
+        started.await.map_err(|e| match e {
+            LifeError::Db(source) => LifeError::NotNoted { machine: name.to_owned(), source },
+            e => e,
+        })
     }
 
     /// Starts a machine that is off; the caller holds its lock. After a failure it is wanted `otherwise`: `Running` where
@@ -61,10 +67,12 @@ impl Service {
             Ok(active) => {
                 self.active_map().insert(record.uuid, active.clone());
                 record.state = MachineState::Booting;
-                let detail = format!("{} with process {}", active.vm.accelerator(), active.vm.pid());
-                let saved = self.save(&record, actor, "state", detail).await;
+                let saved = self.save(&record, actor, "state", active.in_words()).await;
                 self.watch(record.uuid, record.name.clone(), active);
-                saved.map(|()| record)
+                match saved {
+                    Err(LifeError::Db(source)) => Err(LifeError::OnNotNoted { machine: record.name, source }),
+                    saved => saved.map(|()| record),
+                }
             }
             Err(e) => self.start_failed(record, actor, otherwise, Some(&boot), e).await,
         }

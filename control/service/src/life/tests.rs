@@ -231,6 +231,8 @@ struct Host {
     /// Guests do not hear their power buttons.
     deaf: AtomicBool,
     button_pressed: Notify,
+    /// Guests are up.
+    boots: watch::Sender<bool>,
     /// A start waits while this is set.
     starts_wait: AtomicBool,
     start_waits: Notify,
@@ -363,7 +365,7 @@ impl Vm for FakeVm {
         false
     }
     async fn booted(&self) {
-        std::future::pending().await
+        self.1.boots.subscribe().wait_for(|up| *up).await.unwrap();
     }
     async fn exited(&self) -> VmExit {
         let mut ended = self.0.subscribe();

@@ -20,6 +20,15 @@ const SEALING_LOOK: Duration = Duration::from_millis(200);
 const AGAIN_FIRST: Duration = Duration::from_secs(1);
 const AGAIN_MOST: Duration = Duration::from_secs(60);
 
+/// Whether the start of a machine that is on is further than noted: the database could not be written then.
+pub(super) fn is_behind(record: &MachineRecord, active: &Active) -> bool {
+    match record.state {
+        MachineState::Starting => true,
+        MachineState::Booting => active.booted_at_ms().is_some(),
+        _ => false,
+    }
+}
+
 impl Service {
     /// Watches until the VM ends.
     pub(crate) fn watch(&self, uuid: Uuid, name: String, active: Arc<Active>) {
@@ -29,7 +38,7 @@ impl Service {
                 exit = active.vm.exited() => exit,
                 () = active.vm.booted() => {
                     if let Err(e) = service.has_booted(uuid, &name, &active).await {
-                        tracing::error!(machine = %name, "cannot note that it has booted: {}", problem(&e));
+                        tracing::error!(machine = %name, "cannot note now that it has booted: {}", problem(&e));
                     }
                     active.vm.exited().await
                 }
@@ -44,21 +53,33 @@ impl Service {
     }
 
     async fn has_booted(&self, uuid: Uuid, name: &str, active: &Arc<Active>) -> Result<(), LifeError> {
-        // The time is taken now: the machine's turn may come late.
-        let now_ms = self.now_ms();
-        active.has_booted();
+        // The time is taken now: the machine's turn, or an answer of the database, may come late.
+        active.has_booted(self.now_ms());
         let _turn = self.lock(uuid).await;
         if !self.is_present(uuid, active) {
             return Ok(());
         }
-        let mut record = self.record(name).await?;
-        if record.state != MachineState::Booting {
+        let record = self.record(name).await?;
+        self.catch_up(record, active).await
+    }
+
+    /// Notes how far a machine's start is, where it is further than noted. The caller has the machine's turn.
+    pub(super) async fn catch_up(&self, mut record: MachineRecord, active: &Active) -> Result<(), LifeError> {
+        if !is_behind(&record, active) {
             return Ok(());
         }
-        let boot_ms = now_ms.saturating_sub(record.started_at_ms.unwrap_or(now_ms));
-        record.state = MachineState::Running;
-        record.boot_ms = Some(boot_ms);
-        let detail = format!("booted in {}.{:03} s", boot_ms / 1000, boot_ms % 1000);
+        let detail = match active.booted_at_ms() {
+            Some(at_ms) => {
+                let boot_ms = at_ms.saturating_sub(record.started_at_ms.unwrap_or(at_ms));
+                record.state = MachineState::Running;
+                record.boot_ms = Some(boot_ms);
+                format!("booted in {}.{:03} s", boot_ms / 1000, boot_ms % 1000)
+            }
+            None => {
+                record.state = MachineState::Booting;
+                active.in_words()
+            }
+        };
         self.save(&record, &Actor::daemon(), "state", detail).await
     }
 

@@ -1,6 +1,7 @@
 //! Machines and daemons that end in the middle of something.
 
 use super::*;
+use crate::answer::problem;
 
 #[tokio::test]
 async fn a_stop_that_is_broken_into_says_when_and_does_its_work_once() {
@@ -22,4 +23,40 @@ async fn a_stop_that_is_broken_into_says_when_and_does_its_work_once() {
     assert!(reason.starts_with("it was killed") && reason.contains("after it was asked"), "{reason}");
     let events = fixture.events().await;
     assert_eq!(events.iter().filter(|event| event.action == "stop").count(), 1, "{events:?}");
+}
+
+#[tokio::test]
+async fn a_start_that_could_not_be_noted_is_noted_later() {
+    let fixture = Fixture::new().await;
+    fixture.db.fails.store(true, Ordering::SeqCst);
+    let error = problem(&fixture.start().await.unwrap_err()).to_string();
+    assert!(error.starts_with("cannot start machine 'lab': the database"), "{error}");
+    fixture.db.fails.store(false, Ordering::SeqCst);
+
+    let reconciling = tokio::spawn({
+        let service = fixture.service.clone();
+        async move { service.keep_reconciling().await }
+    });
+    fixture.host.starts_wait.store(true, Ordering::SeqCst);
+    let starting = tokio::spawn({
+        let service = fixture.service.clone();
+        async move { service.start("lab", &Actor::daemon()).await }
+    });
+    fixture.host.start_waits.notified().await;
+    fixture.db.fails.store(true, Ordering::SeqCst);
+    fixture.host.go_on.notify_one();
+    let error = problem(&starting.await.unwrap().unwrap_err()).to_string();
+    assert!(error.starts_with("machine 'lab' is on, but"), "{error}");
+    fixture.db.fails.store(false, Ordering::SeqCst);
+    until("it boots", async || fixture.record().await.state == MachineState::Booting).await;
+
+    fixture.db.fails.store(true, Ordering::SeqCst);
+    fixture.host.boots.send_replace(true);
+    let active = fixture.service.active_map().values().next().unwrap().clone();
+    until("it has booted", async || active.booted_at_ms().is_some()).await;
+    tokio::time::sleep(Duration::from_millis(50)).await;
+    fixture.db.fails.store(false, Ordering::SeqCst);
+    until("it runs", async || fixture.record().await.state == MachineState::Running).await;
+    assert!(fixture.record().await.boot_ms.is_some());
+    reconciling.abort();
 }
