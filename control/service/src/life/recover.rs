@@ -33,7 +33,8 @@ pub const fn verdict(wanted: Wanted, state: MachineState, is_on: bool) -> Verdic
 
 impl Service {
     /// Tells the truth after a daemon that died: ends the VMs it left, cleans its overflow files and run
-    /// directories, and marks what ran as lost. Call it before serving; nothing is on yet.
+    /// directories, and marks what ran as lost. What was to
+    /// be started again stays off, and says so. Call it before serving; nothing is on yet.
     pub async fn recover(&self) -> Result<(), LifeError> {
         tracing::info!("cleaning up after an earlier daemon");
         let run_root = self.run_root();
@@ -65,6 +66,8 @@ impl Service {
                 };
                 let how = format!("the daemon ended while it was {}; {process}", record.state);
                 self.mark_lost(record, &how).await?;
+            } else {
+                self.not_started_again(record).await?;
             }
         }
         Ok(())

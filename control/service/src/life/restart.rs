@@ -7,6 +7,7 @@ use headwater_db::MachineRecord;
 use tokio::sync::OwnedMutexGuard;
 
 use crate::Service;
+use crate::extract::Actor;
 use crate::life::LifeError;
 
 /// The longest pause before a start, in seconds.
@@ -25,7 +26,20 @@ pub(super) fn pause(quick_boots: u32) -> Duration {
     Duration::from_secs(seconds)
 }
 
+/// Why a machine stays off that was to be started again.
+const NOT_AGAIN: &str = "the daemon ended before it was started again; start it";
+
 impl Service {
+    /// Notes of a machine that is off, and was to be started again, that nobody does so any more. The caller has its turn.
+    pub(super) async fn not_started_again(&self, mut record: MachineRecord) -> Result<(), LifeError> {
+        let is_waiting = record.wanted == Wanted::Running && record.state == MachineState::Stopped;
+        if !is_waiting || record.reason.as_deref() == Some(NOT_AGAIN) {
+            return Ok(());
+        }
+        record.reason = Some(NOT_AGAIN.to_owned());
+        self.save(&record, &Actor::daemon(), "state", NOT_AGAIN).await
+    }
+
     /// Waits without the machine's turn, so that it can be stopped meanwhile. Returns the turn and the record as it is
     /// by then; `None` where somebody else decided about the machine, or the daemon stops.
     pub(super) async fn pause_restart(

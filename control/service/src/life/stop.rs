@@ -174,8 +174,15 @@ impl Service {
         // Somebody who has its turn may be starting it. Once the daemon stops, nobody does so after that.
         let _turn = self.lock(machine.uuid).await;
         if self.active(machine.uuid).is_none() {
-            // Where somebody else has stopped it, the database may be closed by now.
-            return Ok(());
+            if force {
+                // Where somebody else has stopped it, the database may be closed by now.
+                return Ok(());
+            }
+            let record = self.db().read().await?.machines().by_uuid(machine.uuid).await?;
+            return match record {
+                Some(record) => self.not_started_again(record).await,
+                None => Ok(()),
+            };
         }
         self.stop_locked(&machine.name, machine.uuid, force, &Actor::daemon()).await.map(drop)
     }

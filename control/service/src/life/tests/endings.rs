@@ -60,3 +60,31 @@ async fn a_start_that_could_not_be_noted_is_noted_later() {
     assert!(fixture.record().await.boot_ms.is_some());
     reconciling.abort();
 }
+
+#[tokio::test]
+async fn a_machine_that_is_not_started_again_says_so() {
+    let fixture = Fixture::new().await;
+    fixture.start().await.unwrap();
+    fixture.vm().end(VmExit::Rebooted);
+    until("it has started again", async || fixture.host.vms.lock().unwrap().len() == 2).await;
+    until("its start is over", async || fixture.record().await.state == MachineState::Booting).await;
+    fixture.vm().end(VmExit::Rebooted);
+    let reason = async || fixture.record().await.reason.unwrap_or_default();
+    until("it pauses", async || reason().await.contains("again in 1 s")).await;
+    // An earlier daemon died in the pause.
+    let again = Fixture::service(fixture.db.clone(), &fixture.host, fixture.dir.path());
+    let waiting = fixture.record().await;
+    fixture.service.begin_stop();
+    fixture.service.stop_all(false).await;
+    let told = "the daemon ended before it was started again; start it";
+    assert_eq!(reason().await, told);
+    again.save(&waiting, &Actor::daemon(), "state", "").await.unwrap();
+    let events = fixture.events().await.len();
+    for _ in 0..2 {
+        again.recover().await.unwrap();
+        let record = fixture.record().await;
+        assert_eq!((record.state, record.wanted), (MachineState::Stopped, Wanted::Running));
+        assert_eq!((record.reason.as_deref(), fixture.events().await.len()), (Some(told), events + 1));
+    }
+    again.start("lab", &Actor::daemon()).await.unwrap();
+}
