@@ -3,8 +3,9 @@
 use std::time::Duration;
 
 use headwater_api::{MachineState, Wanted};
-use headwater_db::MachineRecord;
+use headwater_db::{KeptDisk, MachineRecord};
 use tokio::sync::OwnedMutexGuard;
+use tokio::time::Instant;
 
 use crate::Service;
 use crate::extract::Actor;
@@ -13,7 +14,7 @@ use crate::life::LifeError;
 /// The longest pause before a start, in seconds.
 const LONGEST_PAUSE_S: u64 = 60;
 
-/// How often a pause looks whether the daemon stops.
+/// How often a pause looks whether the daemon stops, or the version of the machine's disk is made.
 const LOOK: Duration = Duration::from_millis(200);
 
 /// How long a guest waits for its next start after so many quick boots in a row: the first restart is that of an
@@ -40,23 +41,36 @@ impl Service {
         self.save(&record, &Actor::daemon(), "state", NOT_AGAIN).await
     }
 
-    /// Waits without the machine's turn, so that it can be stopped meanwhile. Returns the turn and the record as it is
-    /// by then; `None` where somebody else decided about the machine, or the daemon stops.
+    pub(super) fn is_any_sealing(&self, kept: &[KeptDisk]) -> bool {
+        kept.iter().any(|disk| self.is_sealing(disk.id))
+    }
+
+    /// Waits for the end of the pause, and while a version is made of one of its disks. Without the machine's turn, so that
+    /// it can be stopped meanwhile. Returns the turn and the record as it is by then; `None` where somebody else decided
+    /// about the machine, or the daemon stops.
     pub(super) async fn pause_restart(
         &self,
         pause: Duration,
-        turn: OwnedMutexGuard<()>,
+        kept: &[KeptDisk],
+        mut turn: OwnedMutexGuard<()>,
         before: MachineRecord,
     ) -> Result<Option<(OwnedMutexGuard<()>, MachineRecord)>, LifeError> {
-        if pause.is_zero() {
+        if pause.is_zero() && !self.is_any_sealing(kept) {
             return Ok(Some((turn, before)));
         }
-        drop(turn);
-        let end = tokio::time::Instant::now() + pause;
-        while tokio::time::Instant::now() < end && !self.is_stopping() {
-            tokio::time::sleep_until(end.min(tokio::time::Instant::now() + LOOK)).await;
+        let end = Instant::now() + pause;
+        loop {
+            drop(turn);
+            while (Instant::now() < end || self.is_any_sealing(kept)) && !self.is_stopping() {
+                let next = Instant::now() + LOOK;
+                tokio::time::sleep_until(if Instant::now() < end { end.min(next) } else { next }).await;
+            }
+            turn = self.lock(before.uuid).await;
+            // Whoever had it meanwhile may have begun another version.
+            if !self.is_any_sealing(kept) || self.is_stopping() {
+                break;
+            }
         }
-        let turn = self.lock(before.uuid).await;
         let record = self.db().read().await?.machines().by_uuid(before.uuid).await?;
         let is_waiting = |record: &MachineRecord| {
             record.wanted == Wanted::Running

@@ -13,9 +13,6 @@ use crate::backend::VmExit;
 use crate::extract::Actor;
 use crate::life::{Active, LifeError, restart};
 
-/// How often a guest that restarted looks whether the version of its disk is made.
-const SEALING_LOOK: Duration = Duration::from_millis(200);
-
 /// How long after its guest restarted a machine that did not start is started again, at first and at most.
 const AGAIN_FIRST: Duration = Duration::from_secs(1);
 const AGAIN_MOST: Duration = Duration::from_secs(60);
@@ -117,17 +114,21 @@ impl Service {
                     "the guest restarted; its disk is kept"
                 };
                 let pause = restart::pause(quick_boots);
-                let reason = (!pause.is_zero()).then(|| {
+                let reason = if !pause.is_zero() {
                     let seconds = pause.as_secs();
-                    format!("the guest restarts again and again; it is started again in {seconds} s")
-                });
+                    Some(format!("the guest restarts again and again; it is started again in {seconds} s"))
+                } else if self.is_any_sealing(&kept) {
+                    Some(
+                        "the guest restarted; it is started again when the version of its disk is made"
+                            .to_owned(),
+                    )
+                } else {
+                    None
+                };
                 self.switched_off(&mut record, &daemon, MachineState::Stopped, reason, detail).await?;
-                let Some((_turn, record)) = self.pause_restart(pause, turn, record).await? else {
+                let Some((_turn, record)) = self.pause_restart(pause, &kept, turn, record).await? else {
                     return Ok(());
                 };
-                while kept.iter().any(|disk| self.is_sealing(disk.id)) && !self.is_stopping() {
-                    tokio::time::sleep(SEALING_LOOK).await;
-                }
                 self.start_locked(record, &daemon, Wanted::Running).await?;
                 if let Some(started) = self.active(uuid) {
                     started.follows_quick_boots(quick_boots);

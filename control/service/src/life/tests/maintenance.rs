@@ -309,3 +309,33 @@ async fn a_kept_disk_is_sealed_while_its_machine_is_off_and_stays() {
     let kept = fixture.kept().await;
     assert!(kept.len() == 1 && kept[0].purpose == Purpose::Persistent && kept[0].version == 1, "{kept:?}");
 }
+
+#[tokio::test]
+async fn a_guest_that_restarts_while_its_disk_is_sealed_can_be_stopped() {
+    let fixture = Fixture::persistent().await;
+    fixture.start().await.unwrap();
+    fixture.host.seals_wait.store(true, Ordering::SeqCst);
+    let sealing = tokio::spawn({
+        let service = fixture.service.clone();
+        async move {
+            service
+                .seal_machine("lab", String::new(), &Actor::daemon(), Arc::new(JobControl::default()))
+                .await
+        }
+    });
+    fixture.host.seal_waits.notified().await;
+    fixture.vm().end(VmExit::Rebooted);
+    until("it is off", async || fixture.record().await.state == MachineState::Stopped).await;
+    let record = fixture.record().await;
+    assert_eq!(record.wanted, Wanted::Running);
+    assert!(record.reason.unwrap().contains("version of its disk"));
+    let stop = async { fixture.service.stop("lab", true, &Actor::daemon()).await };
+    tokio::time::timeout(Duration::from_secs(60), stop).await.unwrap().unwrap();
+    fixture.host.seal_goes_on.notify_one();
+    sealing.await.unwrap().unwrap();
+    // Twice what a pause sleeps.
+    tokio::time::sleep(Duration::from_millis(500)).await;
+    let record = fixture.record().await;
+    assert_eq!((record.state, record.wanted), (MachineState::Stopped, Wanted::Stopped));
+    assert_eq!((fixture.host.vms.lock().unwrap().len(), record.reason), (1, None));
+}
