@@ -123,6 +123,13 @@ impl Service {
         {
             return Err(LifeError::Sealing { what: "remove", machine: record.name });
         }
+        // While the name is this machine's: once it is free, the directory may be that of another one.
+        match tokio::fs::remove_dir_all(self.run_dir(name)).await {
+            Err(e) if e.kind() != std::io::ErrorKind::NotFound => {
+                tracing::warn!(machine = %name, "cannot remove its directory: {e}");
+            }
+            _ => {}
+        }
         let mut repo = self.db().write().await?;
         if let Some(kept) = &kept {
             repo.kept_disks().remove(kept.id).await?;
@@ -134,12 +141,6 @@ impl Service {
         tracing::info!(machine = %name, actor = %actor.0, "removed");
         if let Some(kept) = &kept {
             self.discard_files(kept).await;
-        }
-        match tokio::fs::remove_dir_all(self.run_dir(name)).await {
-            Err(e) if e.kind() != std::io::ErrorKind::NotFound => {
-                tracing::warn!(machine = %name, "cannot remove its directory: {e}");
-            }
-            _ => {}
         }
         self.forget_lock(uuid);
         Ok(())

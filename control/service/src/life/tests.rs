@@ -231,6 +231,10 @@ struct Host {
     /// Guests do not hear their power buttons.
     deaf: AtomicBool,
     button_pressed: Notify,
+    /// A disk's removal waits while this is set.
+    discards_wait: AtomicBool,
+    discard_waits: Notify,
+    discard_goes_on: Notify,
     /// Guests are up.
     boots: watch::Sender<bool>,
     /// A start waits while this is set.
@@ -327,6 +331,10 @@ impl Disks for FakeDisks {
         Ok(Box::new(FakeFrozen(self.0.clone())))
     }
     async fn discard(&self, id: Uuid) -> Result<(), BackendError> {
+        if self.0.discards_wait.load(Ordering::SeqCst) {
+            self.0.discard_waits.notify_one();
+            self.0.discard_goes_on.notified().await;
+        }
         self.0.discarded.lock().unwrap().push(id);
         Ok(())
     }

@@ -339,3 +339,28 @@ async fn a_guest_that_restarts_while_its_disk_is_sealed_can_be_stopped() {
     assert_eq!((record.state, record.wanted), (MachineState::Stopped, Wanted::Stopped));
     assert_eq!((fixture.host.vms.lock().unwrap().len(), record.reason), (1, None));
 }
+
+#[tokio::test]
+async fn a_removal_leaves_the_next_machine_of_that_name_alone() {
+    let fixture = Fixture::persistent().await;
+    let before = fixture.record().await;
+    fixture.start().await.unwrap();
+    fixture.stop().await;
+    fixture.host.discards_wait.store(true, Ordering::SeqCst);
+    let removing = tokio::spawn({
+        let service = fixture.service.clone();
+        async move { service.remove("lab", false, &Actor::daemon()).await }
+    });
+    fixture.host.discard_waits.notified().await;
+    let dir = fixture.dir.path().join("run/lab");
+    assert!(!dir.exists());
+    let new = crate::identity::make(&SystemRandom, "lab", None).unwrap();
+    let record = MachineRecord { uuid: new.uuid, mac: new.mac, ..before };
+    let mut repo = fixture.db.write().await.unwrap();
+    repo.machines().add(&record).await.unwrap();
+    repo.save().await.unwrap();
+    fixture.start().await.unwrap();
+    fixture.host.discard_goes_on.notify_one();
+    removing.await.unwrap().unwrap();
+    assert!(dir.join("seed.img").exists());
+}
