@@ -47,6 +47,12 @@ pub(crate) fn cache_of_edit(cache: CacheSettings) -> CacheSettings {
 }
 
 impl Service {
+    /// The write cache of the disk that a machine has now: that of its edit is not always as it was given.
+    pub(crate) async fn cache_in_use(&self, record: &MachineRecord) -> Result<CacheSettings, LifeError> {
+        let edit = self.kept_disk(record.uuid, Purpose::Edit).await?;
+        Ok(if edit.is_some() { cache_of_edit(record.cache) } else { record.cache })
+    }
+
     /// What a machine boots now. Begins its kept disk, where it is to have one and has none.
     pub(crate) async fn what_to_boot(
         &self,

@@ -22,7 +22,8 @@ impl Service {
         record.cache.ram_bytes = limits.ram_bytes.unwrap_or(before.ram_bytes);
         record.cache.disk_bytes = limits.disk_bytes.unwrap_or(before.disk_bytes);
         record.cache.weight = limits.weight.unwrap_or(before.weight);
-        self.disks().check(&record.cache).await.map_err(LifeError::backend("change", name))?;
+        let in_use = self.cache_in_use(&record).await?;
+        self.disks().check(&in_use).await.map_err(LifeError::backend("change", name))?;
         let after = record.cache;
         let detail = format!(
             "RAM {} -> {} bytes, disk {} -> {} bytes, weight {} -> {}",
@@ -41,7 +42,7 @@ impl Service {
         repo.events().append(event).await?;
         repo.save().await?;
         if let Some(active) = self.active(uuid) {
-            active.disk.set_limits(&record.cache);
+            active.disk.set_limits(&in_use);
         }
         tracing::info!(machine = name, actor = %actor.0, ?limits, "new limits");
         Ok(record)

@@ -196,6 +196,8 @@ struct Host {
     versions: Mutex<Vec<ImageVersion>>,
     /// The kept disk, version and mode of each disk that was opened.
     opened: Mutex<Vec<(Option<Uuid>, u64, CacheMode)>>,
+    /// The limits that disks were given.
+    limits: Mutex<Vec<CacheSettings>>,
     discarded: Mutex<Vec<Uuid>>,
     kept_by_sweep: Mutex<Vec<Uuid>>,
     /// What was done to guests' file systems and to disks, in order.
@@ -269,7 +271,9 @@ impl Disk for FakeDisk {
     fn metrics(&self) -> Vec<Sample> {
         Vec::new()
     }
-    fn set_limits(&self, _: &CacheSettings) {}
+    fn set_limits(&self, cache: &CacheSettings) {
+        self.0.limits.lock().unwrap().push(*cache);
+    }
     fn freeze(&self) -> Result<Box<dyn FrozenDisk>, BackendError> {
         self.0.freezes.lock().unwrap().push("disk");
         Ok(Box::new(FakeFrozen(self.0.clone())))

@@ -50,7 +50,8 @@ async fn check(service: &Service, name: &str, limits: SetMachine) -> Result<(), 
     if limits == SetMachine::default() {
         return Err(Error::Nothing(name.to_owned()).into());
     }
-    let mode = service.record(name).await?.cache.mode;
+    let record = service.record(name).await?;
+    let mode = service.cache_in_use(&record).await?.mode;
     let what = match (mode, limits.ram_bytes, limits.disk_bytes) {
         (CacheMode::Disk, Some(_), _) => "memory",
         (CacheMode::Ram, _, Some(_)) => "disk",

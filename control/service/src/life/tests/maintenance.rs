@@ -2,14 +2,19 @@
 
 use headwater_db::{KeptDisk, Purpose};
 
+use super::removals::Api;
 use super::*;
 
 impl Fixture {
     /// Makes its machine's write cache persistent.
     pub(super) async fn persistent() -> Self {
+        Self::with_cache(|cache| cache.persistent = true).await
+    }
+
+    async fn with_cache(change: impl FnOnce(&mut CacheSettings)) -> Self {
         let fixture = Self::new().await;
         let mut record = fixture.record().await;
-        record.cache.persistent = true;
+        change(&mut record.cache);
         let mut repo = fixture.db.write().await.unwrap();
         repo.machines().remove(record.uuid).await.unwrap();
         repo.machines().add(&record).await.unwrap();
@@ -363,4 +368,22 @@ async fn a_removal_leaves_the_next_machine_of_that_name_alone() {
     fixture.host.discard_goes_on.notify_one();
     removing.await.unwrap().unwrap();
     assert!(dir.join("seed.img").exists());
+}
+
+#[tokio::test]
+async fn the_disk_of_an_edit_gets_more_room_whatever_the_mode_of_its_machine() {
+    let fixture = Fixture::with_cache(|cache| (cache.mode, cache.disk_bytes) = (CacheMode::Ram, 0)).await;
+    let api = Api::serve(&fixture).await;
+    let (status, answer) = api.ask("PATCH", "machines/lab", r#"{"disk_bytes":1073741824}"#).await;
+    assert!(status == 400 && answer.contains("no limit of its own for disk"), "{answer}");
+    fixture.edit().await;
+    fixture.start().await.unwrap();
+    let (status, answer) = api.ask("PATCH", "machines/lab", r#"{"disk_bytes":1073741824}"#).await;
+    assert_eq!(status, 200, "{answer}");
+    // What it does not say stays as the edit had it, too.
+    assert_eq!(api.ask("PATCH", "machines/lab", r#"{"weight":200}"#).await.0, 200);
+    let given = fixture.host.limits.lock().unwrap().clone();
+    let given: Vec<_> = given.iter().map(|cache| (cache.mode, cache.disk_bytes)).collect();
+    assert_eq!(given, [(CacheMode::RamDisk, 1 << 30); 2]);
+    assert_eq!(fixture.record().await.cache.mode, CacheMode::Ram);
 }

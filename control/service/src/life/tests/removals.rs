@@ -10,13 +10,13 @@ use super::*;
 use crate::server::{bind_unix, serve_unix};
 
 /// The API of a service, until this is dropped.
-struct Api {
+pub(super) struct Api {
     socket: PathBuf,
     _stop: watch::Sender<bool>,
 }
 
 impl Api {
-    async fn serve(fixture: &Fixture) -> Self {
+    pub(super) async fn serve(fixture: &Fixture) -> Self {
         let socket = fixture.dir.path().join("api.sock");
         let listener = bind_unix(&socket).await.unwrap();
         let (stop, stopped) = watch::channel(false);
@@ -35,7 +35,7 @@ impl Api {
     }
 
     /// The answer's status and text.
-    async fn ask(&self, method: &str, path: &str, body: &str) -> (u16, String) {
+    pub(super) async fn ask(&self, method: &str, path: &str, body: &str) -> (u16, String) {
         let mut stream = self.send(method, path, body).await;
         let mut answer = String::new();
         stream.read_to_string(&mut answer).await.unwrap();
