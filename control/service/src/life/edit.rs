@@ -64,8 +64,10 @@ impl Service {
 
     /// Gives up what was edited.
     pub(crate) async fn discard_edit(&self, image: &str, actor: &Actor) -> Result<KeptDisk, LifeError> {
-        let (edit, record) = self.edit_of("discard what was edited", image).await?;
+        let what = "discard what was edited";
+        let (edit, record) = self.edit_of(what, image).await?;
         let _turn = self.lock(record.uuid).await;
+        self.still_edit_of(what, &edit).await?;
         self.off_for_edit("discard the edit of", &edit, &record)?;
         if self.is_sealing(edit.id) {
             return Err(LifeError::Sealing { what: "discard what was edited on", machine: record.name });
@@ -88,6 +90,12 @@ impl Service {
         let edit = repo.kept_disks().edit_of(image).await?.ok_or_else(none)?;
         let record = repo.machines().by_uuid(edit.machine).await?.ok_or_else(none)?;
         Ok((edit, record))
+    }
+
+    /// Refuses an edit that is over by now, also where another one has taken its place. The caller holds the machine's lock.
+    pub(crate) async fn still_edit_of(&self, what: &'static str, edit: &KeptDisk) -> Result<(), LifeError> {
+        let (now, _) = self.edit_of(what, &edit.image).await?;
+        if now.id == edit.id { Ok(()) } else { Err(LifeError::NoEdit { what, image: edit.image.clone() }) }
     }
 
     /// Refuses a machine that is on. The caller holds its lock.

@@ -35,10 +35,11 @@ impl Service {
         let guard = {
             let _turn = self.lock(record.uuid).await;
             self.off_for_edit("seal", &edit, &record)?;
-            self.begin_sealing(edit.id).ok_or_else(sealing)?
+            let guard = self.begin_sealing(edit.id).ok_or_else(sealing)?;
+            // Now that nobody else ends it.
+            self.still_edit_of("seal", &edit).await?;
+            guard
         };
-        // Again, now that nobody else ends it.
-        let (edit, record) = self.edit_of("seal", image).await?;
         let (version, changed_bytes) = match self.sealed_from(&edit).await? {
             Some(version) => (version, 0),
             None => {

@@ -387,3 +387,34 @@ async fn the_disk_of_an_edit_gets_more_room_whatever_the_mode_of_its_machine() {
     assert_eq!(given, [(CacheMode::RamDisk, 1 << 30); 2]);
     assert_eq!(fixture.record().await.cache.mode, CacheMode::Ram);
 }
+
+#[tokio::test]
+async fn an_edit_that_took_the_place_of_the_one_that_was_meant_stays() {
+    let fixture = Fixture::new().await;
+    let edit = fixture.edit().await;
+    let turn = fixture.service.lock(edit.machine).await;
+    let (discard, seal) = (
+        tokio::spawn({
+            let service = fixture.service.clone();
+            async move { service.discard_edit("image", &Actor::daemon()).await.map(drop) }
+        }),
+        tokio::spawn({
+            let service = fixture.service.clone();
+            let job = Arc::new(JobControl::default());
+            async move { service.seal_edit("image", String::new(), &Actor::daemon(), job).await.map(drop) }
+        }),
+    );
+    // Both have looked it up by then.
+    tokio::time::sleep(Duration::from_millis(200)).await;
+    fixture.service.forget_kept(&edit, None).await.unwrap();
+    let other = KeptDisk { id: Uuid::from_u128(7), ..edit };
+    let mut repo = fixture.db.write().await.unwrap();
+    repo.kept_disks().add(&other).await.unwrap();
+    repo.save().await.unwrap();
+    drop(turn);
+    for outcome in [discard.await.unwrap(), seal.await.unwrap()] {
+        assert!(matches!(outcome, Err(LifeError::NoEdit { .. })), "{outcome:?}");
+    }
+    assert_eq!(fixture.kept().await, [other]);
+    assert_eq!(fixture.host.seals.lock().unwrap().len(), 0);
+}
