@@ -1,8 +1,14 @@
 //! The files of disks that are kept: a persistent write cache in `cache/disk-UUID`, and its key in `keys/disk-UUID`.
 //!
+//! ```text
+//!   keys/disk-UUID.new -> cache/disk-UUID with its map -> keys/disk-UUID
+//! ```
 //! The key is made before the cache and goes before it. So a cache without a key is left over and cannot be read, and a
-//! key without a cache means that the cache was lost: that is an error, and no reason to begin with an empty disk.
+//! key without a cache means that the cache was lost: that is an error, and no reason to begin with an empty disk. The key
+//! has its name only once the map is there: with the other one, whoever was to make the disk died before anything was
+//! written to it, and it is begun again.
 
+use std::fs::File;
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
@@ -27,9 +33,13 @@ fn name(id: Uuid) -> String {
     format!("disk-{id}")
 }
 
+/// The end of the name of a key whose cache is not there yet.
+const NEW: &str = ".new";
+
 /// The disk that a file or directory belongs to.
 fn id_of(name: &std::ffi::OsStr) -> Option<Uuid> {
-    Uuid::parse_str(name.to_str()?.strip_prefix("disk-")?).ok()
+    let id = name.to_str()?.strip_prefix("disk-")?;
+    Uuid::parse_str(id.strip_suffix(NEW).unwrap_or(id)).ok()
 }
 
 impl KeptFiles {
@@ -41,23 +51,38 @@ impl KeptFiles {
         manifest: Hash,
         open: impl FnOnce(PersistentOptions) -> Result<T, BackendError>,
     ) -> Result<T, BackendError> {
-        let key_file = self.keys_dir.join(name(id));
-        let is_first = !key_file.exists();
         let opened = self.options(id, manifest).and_then(open);
-        if opened.is_err() && is_first && !self.is_there(id) {
-            match std::fs::remove_file(&key_file) {
-                Err(e) if e.kind() != ErrorKind::NotFound => {
-                    tracing::warn!("cannot remove {}, which is the key of nothing: {e}", key_file.display());
-                }
-                _ => {}
-            }
+        let new_key = self.new_key(id);
+        if !new_key.exists() {
+            return opened;
+        }
+        if opened.is_ok() || self.is_there(id) {
+            self.settle(id)?;
+        } else if let Err(e) = std::fs::remove_file(&new_key) {
+            tracing::warn!("cannot remove {}, which is the key of nothing: {e}", new_key.display());
         }
         opened
     }
 
+    fn key(&self, id: Uuid) -> PathBuf {
+        self.keys_dir.join(name(id))
+    }
+
+    fn new_key(&self, id: Uuid) -> PathBuf {
+        self.keys_dir.join(name(id) + NEW)
+    }
+
+    /// Gives the key of a cache that is there its name: from now on there is something to lose.
+    fn settle(&self, id: Uuid) -> Result<(), BackendError> {
+        let key = self.key(id);
+        std::fs::rename(self.new_key(id), &key)
+            .and_then(|()| File::open(&self.keys_dir)?.sync_all())
+            .map_err(|e| BackendError::from_io(format!("cannot rename the new key to {}", key.display()), e))
+    }
+
     /// Whether there is anything of a disk; if that is not all of it, to open it is an error.
     pub fn is_begun(&self, id: Uuid) -> bool {
-        self.is_there(id) || self.keys_dir.join(name(id)).exists()
+        self.is_there(id) || self.key(id).exists()
     }
 
     /// Whether there is a cache.
@@ -67,8 +92,12 @@ impl KeptFiles {
 
     fn options(&self, id: Uuid, manifest: Hash) -> Result<PersistentOptions, BackendError> {
         let failed = |what: String| BackendError::new(ProblemKind::Failed, what);
-        let (name, key_file) = (name(id), self.keys_dir.join(name(id)));
+        let (name, key_file, new_key) = (name(id), self.key(id), self.new_key(id));
         let exists = self.is_there(id);
+        if !key_file.exists() && new_key.exists() {
+            // Whoever began the disk died on the way.
+            if exists { self.settle(id)? } else { self.discard(id)? }
+        }
         if !exists && key_file.exists() {
             let message = format!(
                 "what the machine wrote is gone: its kept disk {} is not there",
@@ -81,7 +110,8 @@ impl KeptFiles {
         }
         keys::make_directory(&self.keys_dir)
             .map_err(|e| BackendError::from_io(format!("cannot make {}", self.keys_dir.display()), e))?;
-        let key = keys::key(&key_file, &self.cache_dir, exists)
+        let key_file = if exists { &key_file } else { &new_key };
+        let key = keys::key(key_file, &self.cache_dir, exists)
             .map_err(|e| failed("cannot use the key of the machine's kept disk".to_owned()).because(e))?;
         Ok(PersistentOptions { name, key, base_id: manifest.0 })
     }
@@ -89,10 +119,11 @@ impl KeptFiles {
     /// Removes a disk: its key first.
     pub fn discard(&self, id: Uuid) -> Result<(), BackendError> {
         let failed = |path: &Path, e| BackendError::from_io(format!("cannot remove {}", path.display()), e);
-        let key = self.keys_dir.join(name(id));
-        match std::fs::remove_file(&key) {
-            Err(e) if e.kind() != ErrorKind::NotFound => return Err(failed(&key, e)),
-            _ => {}
+        for key in [self.key(id), self.new_key(id)] {
+            match std::fs::remove_file(&key) {
+                Err(e) if e.kind() != ErrorKind::NotFound => return Err(failed(&key, e)),
+                _ => {}
+            }
         }
         let cache = self.cache_dir.join(name(id));
         match std::fs::remove_dir_all(&cache) {
@@ -134,9 +165,11 @@ mod tests {
     }
 
     fn make(files: &KeptFiles, id: Uuid) -> PersistentOptions {
-        let options = files.options(id, Hash([1; 32])).unwrap();
-        make_cache(files, &options.name);
-        options
+        let make = |options: PersistentOptions| {
+            make_cache(files, &options.name);
+            Ok(options)
+        };
+        files.open(id, Hash([1; 32]), make).unwrap()
     }
 
     fn make_cache(files: &KeptFiles, name: &str) {
@@ -170,6 +203,33 @@ mod tests {
         assert_eq!(error.kind(), ProblemKind::Damaged);
         let advice = error.advice().unwrap();
         assert!(advice.contains("machine reset") && advice.contains("image discard"), "{advice}");
+    }
+
+    #[test]
+    fn a_disk_whose_maker_died_is_begun_again() {
+        let dir = tempfile::tempdir().unwrap();
+        let files = files(dir.path());
+        let (id, version) = (Uuid::from_u128(7), Hash([1; 32]));
+        let die = |options: PersistentOptions| -> Result<(), BackendError> {
+            std::fs::create_dir(files.cache_dir.join(options.name)).unwrap();
+            panic!("killed");
+        };
+        let dies = std::panic::AssertUnwindSafe(|| files.open(id, version, die));
+        assert!(std::panic::catch_unwind(dies).is_err());
+        assert!(!files.is_begun(id));
+        let die = |options: PersistentOptions| -> Result<(), BackendError> {
+            make_cache(&files, &options.name);
+            std::fs::write(dir.path().join("key"), options.key).unwrap();
+            panic!("killed");
+        };
+        let dies = std::panic::AssertUnwindSafe(|| files.open(id, version, die));
+        assert!(std::panic::catch_unwind(dies).is_err());
+        // This one has a map, and opens with the key that it was made with.
+        assert!(files.is_begun(id));
+        let key = files.open(id, version, |options| Ok(options.key)).unwrap();
+        assert!(std::fs::read(dir.path().join("key")).unwrap() == key);
+        let keys = std::fs::read_dir(&files.keys_dir).unwrap();
+        assert_eq!(keys.map(|key| key.unwrap().file_name()).collect::<Vec<_>>(), [name(id).as_str()]);
     }
 
     #[test]
@@ -207,8 +267,9 @@ mod tests {
         // A key whose cache went first, and those of `headwater export --persistent`.
         std::fs::write(files.keys_dir.join(name(Uuid::from_u128(3))), "").unwrap();
         std::fs::write(files.keys_dir.join("mine"), "").unwrap();
+        std::fs::write(files.keys_dir.join(name(Uuid::from_u128(4)) + NEW), "").unwrap();
         std::fs::create_dir(files.cache_dir.join("mine")).unwrap();
-        assert_eq!(files.sweep(&[kept]).unwrap().len(), 2);
+        assert_eq!(files.sweep(&[kept]).unwrap().len(), 3);
         for (dir, count) in [(&files.cache_dir, 2), (&files.keys_dir, 2)] {
             assert_eq!(std::fs::read_dir(dir).unwrap().count(), count, "{}", dir.display());
         }

@@ -88,6 +88,26 @@ fn a_disk_that_could_not_be_begun_can_be_once_its_directory_is_right() {
 }
 
 #[test]
+fn a_disk_whose_daemon_was_killed_while_it_began_is_begun_again() {
+    let fixture = Fixture::new();
+    let name = format!("disk-{}", fixture.request.id);
+    let keys = fixture.dir.path().join("keys");
+    let map = fixture.dir.path().join("cache").join(&name).join("map");
+    let unfinished = || {
+        fixture.begin().unwrap();
+        std::fs::rename(keys.join(&name), keys.join(format!("{name}.new"))).unwrap();
+    };
+    // It died after the map was there, and before.
+    unfinished();
+    unfinished();
+    std::fs::remove_file(&map).unwrap();
+    assert_eq!(fixture.lend().unwrap_err().kind(), ProblemKind::Conflict);
+    fixture.begin().unwrap();
+    assert!(fixture.key_exists() && map.exists());
+    assert_eq!(std::fs::read_dir(&keys).unwrap().count(), 1);
+}
+
+#[test]
 fn a_machines_disk_is_frozen_without_asking_the_store() {
     let fixture = Fixture::new();
     let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
