@@ -136,6 +136,10 @@ impl Service {
                 Ok(())
             }
             VmExit::Killed => {
+                if self.is_stopping() {
+                    // By the end of the daemon, which notes no more of it. Anybody else notes what was asked for.
+                    record.wanted = Wanted::Stopped;
+                }
                 let reason = Some("it was ended".to_owned());
                 self.switched_off(&mut record, &daemon, MachineState::Stopped, reason, "it was ended").await
             }

@@ -88,3 +88,17 @@ async fn a_machine_that_is_not_started_again_says_so() {
     }
     again.start("lab", &Actor::daemon()).await.unwrap();
 }
+
+#[tokio::test]
+async fn a_machine_that_the_end_of_the_daemon_killed_is_not_wanted() {
+    let fixture = Fixture::new().await;
+    fixture.start().await.unwrap();
+    fixture.service.begin_stop();
+    // Whoever watches it is there first.
+    fixture.vm().kill().await.unwrap();
+    until("it is off", async || fixture.record().await.state == MachineState::Stopped).await;
+    fixture.service.stop_all(true).await;
+    fixture.service.stop_all(false).await;
+    let record = fixture.record().await;
+    assert_eq!((record.wanted, record.reason.as_deref()), (Wanted::Stopped, Some("it was ended")));
+}
