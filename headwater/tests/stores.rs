@@ -470,19 +470,28 @@ fn a_machine_is_switched_off_and_a_daemon_ends_while_a_bucket_does_not_answer() 
     let server = S3Server::start(keys.path(), "s3_server");
     server.bucket("asleep");
     let url = format!("s3://asleep/golden?endpoint=http://{}", server.address());
-    // The boots of both are being recorded, which is to be kept in the bucket, as are their pins.
-    let daemon = Daemon::start_in(support::short_dir(), |command| {
-        with_keys(command).args(["--store", &url]);
+    let dir = support::short_dir();
+    let socket = dir.path().join("nbd");
+    // Their boots are being recorded, which is to be kept in the bucket, as are their pins.
+    let daemon = Daemon::start_in(dir, |command| {
+        with_keys(command).args(["--store", &url, "--nbd", &format!("unix:{}", socket.display())]);
     });
     daemon.with_tiny_machine("first");
     daemon.cli(&["machine", "create", "second", "tiny", "--memory", "64M"]).ok();
-    for machine in ["first", "second"] {
+    daemon.cli(&["machine", "create", "kept", "tiny", "--memory", "64M", "--persistent"]).ok();
+    for machine in ["first", "second", "kept"] {
         daemon.cli(&["machine", "start", machine, "--wait"]).ok();
     }
+    daemon.cli(&["machine", "stop", "kept", "--force"]).ok();
+    let reader = headwater_nbd::Client::open(&format!("nbd+unix:///kept?socket={}", socket.display()));
     support::signal(server.pid(), "STOP");
     let watchdog = support::Watchdog::on(daemon.pid());
     daemon.cli(&["machine", "stop", "first", "--force"]).ok();
     assert_eq!(daemon.machine("first")["state"], "stopped");
+    drop(watchdog);
+    let watchdog = support::Watchdog::on(daemon.pid());
+    // Its disk is taken from the reader, who held the version.
+    daemon.cli(&["machine", "reset", "kept"]).ok();
     drop(watchdog);
     let watchdog = support::Watchdog::on(daemon.pid());
     // The boot sector knows no ACPI.
@@ -490,4 +499,5 @@ fn a_machine_is_switched_off_and_a_daemon_ends_while_a_bucket_does_not_answer() 
     std::thread::sleep(std::time::Duration::from_millis(500));
     assert_eq!(daemon.terminate().0, Some(0));
     drop(watchdog);
+    drop(reader.unwrap());
 }

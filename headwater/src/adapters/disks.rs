@@ -23,7 +23,7 @@ use crate::adapters::frozen::FrozenVolume;
 use crate::adapters::images::{hash_of, image_failed, store_failed};
 use crate::adapters::kept::KeptFiles;
 use crate::adapters::lending::{Lending, Reader};
-use crate::adapters::release::release;
+use crate::adapters::release::{Released, release};
 use crate::adapters::totals::Totals;
 use crate::caches::CacheArgs;
 use crate::streaming::{StreamArgs, Streamed, Streaming, reads_wait};
@@ -291,7 +291,8 @@ impl Opener {
     ) -> Result<Opened, BackendError> {
         let manifest = hash_of(version)?;
         // First, so that the version cannot be removed between here and the end of the disk.
-        let version = Arc::new(self.store.pin(manifest).map_err(store_failed)?);
+        let version = self.store.pin(manifest).map_err(store_failed)?;
+        let version = Arc::new(Pin::new(Released::new(version)));
         let streamed = self.streaming.open(manifest).map_err(image_failed)?;
         let mut options = VolumeOptions {
             name: name.to_owned(),
