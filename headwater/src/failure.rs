@@ -6,7 +6,9 @@ use std::process::ExitCode;
 use headwater_api::{Problem, ProblemKind};
 use headwater_block::{IoError, IoErrorKind};
 use headwater_image::{ImageError, ImageErrorKind};
+use headwater_service::server::ListenError;
 use headwater_store::{StoreError, StoreErrorKind};
+use headwater_store_server::ServeError;
 
 /// The command line could not be understood.
 pub const USAGE: u8 = 2;
@@ -40,6 +42,11 @@ pub struct Locked {
     pub data_dir: String,
     /// The process that holds it, as it wrote itself.
     pub holder: String,
+}
+
+/// A request that makes no sense as it stands.
+pub fn invalid(why: impl Into<String>) -> anyhow::Error {
+    Problem::new(ProblemKind::Invalid, why).into()
 }
 
 /// Prints an error, and returns the exit code that goes with it.
@@ -109,15 +116,25 @@ fn code_of_link(link: &(dyn std::error::Error + 'static)) -> Option<u8> {
     }
     if let Some(error) = link.downcast_ref::<IoError>() {
         return match error.kind() {
+            // What does not fit may do so only because of the present state, which its cause says then.
+            IoErrorKind::Invalid => Some(link.source().and_then(code_of_link).unwrap_or(USAGE)),
             IoErrorKind::NoSpace => Some(ProblemKind::NoSpace.exit_code()),
             IoErrorKind::Corrupt => Some(ProblemKind::Damaged.exit_code()),
             _ => None,
         };
     }
+    if let Some(ListenError::NotLoopback { .. }) = link.downcast_ref() {
+        return Some(USAGE);
+    }
+    if let Some(ServeError::Invalid(_)) = link.downcast_ref() {
+        return Some(USAGE);
+    }
     match link.downcast_ref::<std::io::Error>()?.kind() {
         ErrorKind::StorageFull | ErrorKind::QuotaExceeded => Some(ProblemKind::NoSpace.exit_code()),
         ErrorKind::NotFound => Some(ProblemKind::NotFound.exit_code()),
-        ErrorKind::AddrInUse | ErrorKind::AlreadyExists => Some(ProblemKind::Conflict.exit_code()),
+        ErrorKind::AddrInUse | ErrorKind::AlreadyExists | ErrorKind::ResourceBusy => {
+            Some(ProblemKind::Conflict.exit_code())
+        }
         _ => None,
     }
 }

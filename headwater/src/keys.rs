@@ -7,6 +7,8 @@ use std::path::Path;
 
 use anyhow::Context;
 
+use crate::failure::invalid;
+
 /// Makes the directory of keys where it is missing.
 pub fn make_directory(keys: &Path) -> std::io::Result<()> {
     DirBuilder::new().recursive(true).mode(0o700).create(keys)
@@ -19,12 +21,13 @@ pub fn key(file: &Path, cache_dir: &Path, exists: bool) -> anyhow::Result<[u8; 1
         _ => Path::new("."),
     };
     let within = |dir: &Path| Some(parent.canonicalize().ok()?.starts_with(dir.canonicalize().ok()?));
-    anyhow::ensure!(
-        within(cache_dir) != Some(true),
-        "{} is in the cache's own directory, where who can read the cache can read it too: choose another \
-         place with --key-file",
-        file.display()
-    );
+    if within(cache_dir) == Some(true) {
+        return Err(invalid(format!(
+            "{} is in the cache's own directory, where who can read the cache can read it too: choose another \
+             place with --key-file",
+            file.display()
+        )));
+    }
     match File::open(file) {
         Ok(opened) => read_key(opened, file),
         Err(error) if error.kind() == ErrorKind::NotFound && !exists => new_key(file, parent),

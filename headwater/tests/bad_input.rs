@@ -14,6 +14,7 @@
 //! | second daemon on one data directory | `restart.rs`: a_second_daemon_is_refused_and_the_first_goes_on |
 //! | socket path in use or too long | `restart.rs`: a_socket_that_cannot_be_is_refused; here: a_socket_that_cannot_be; nbd `addresses.rs` |
 //! | port in use | `restart.rs`: tcp_is_for_loopback_and_a_port_in_use_is_said; here: a_port_in_use |
+//! | request that makes no sense | here: what_makes_no_sense_is_2_and_invalid; `stores.rs`: `store serve` |
 //! | RAM larger than the machine | `cli.rs`: bad_names_and_sizes_are_refused_with_advice, run_of_what_does_not_exist_or_cannot_be_says_so |
 //! | overflow directory missing, read-only or too small | here: an_overflow_directory_that_cannot_be_used; full later: volume `ladder.rs`, `space.rs` |
 //! | QEMU not installed | `machines.rs`: qemu_that_is_not_installed_is_said_and_leaves_nothing |
@@ -71,6 +72,36 @@ fn a_port_in_use() {
     let address = taken.local_addr().unwrap().to_string();
     let ran = export(dir.path(), "null:1G", &["--cache", "ram", "--nbd", &format!("tcp:{address}")]);
     assert!(ran.code != 0 && ran.err.contains(&address) && ran.err.contains("in use"), "{ran:?}");
+}
+
+#[test]
+fn what_makes_no_sense_is_2_and_invalid() {
+    let dir = short_dir();
+    let listening = ["--nbd", "unix:x.sock"];
+    let export =
+        |source: &'static str, more: &[&'static str]| [&["export", source], more, &listening].concat();
+    for (args, words) in [
+        (export("null:10X", &[]), "'10X' is not a size"),
+        (export("null:1G", &["--ram", "1M"]), "needs at least"),
+        (export("null:1G", &["--ram", "900T"]), "give a smaller --ram"),
+        (export("null:1G", &["--cache", "ram", "--persistent", "p"]), "needs a disk"),
+        (export("null:1G", &["--persistent", "a/b"]), "'a/b' is no name"),
+        (vec!["serve", "--listen", "0.0.0.0:9"], "only loopback"),
+        (vec!["serve", "--nbd", "tcp:0.0.0.0:10809"], "other hosts can reach"),
+        (vec!["store", "token", "odd name", "--token-file", "tokens"], "'odd name'"),
+        (vec!["image", "import", "-"], "give --name"),
+        (vec!["image", "import", ""], "is not a file name"),
+    ] {
+        let with = |more: &[&str]| {
+            let mut command = headwater();
+            command.current_dir(dir.path()).args(["--data-dir", "data"]).args(more).args(&args);
+            run(&mut command)
+        };
+        with(&[]).fails(2, &[words]);
+        let ran = with(&["--json"]);
+        let problem: serde_json::Value = serde_json::from_str(ran.err.trim_end()).expect(&ran.err);
+        assert_eq!((ran.code, &problem["kind"]), (2, &"invalid".into()), "{ran:?}");
+    }
 }
 
 #[test]

@@ -258,14 +258,14 @@ fn certificates_decide_who_sees_which_machine() {
 fn disks_are_not_offered_to_the_world() {
     let dir = short_dir();
     let serve = |args: &[&str]| run(headwater().arg("--data-dir").arg(dir.path()).arg("serve").args(args));
-    serve(&["--nbd", "tcp:0.0.0.0:0"]).fails(1, &["other hosts or guests", "--nbd-allow", "unix:PATH"]);
+    serve(&["--nbd", "tcp:0.0.0.0:0"]).fails(2, &["other hosts or guests", "--nbd-allow", "unix:PATH"]);
     let authority = Authority::new("the authority");
     let files = authority.directory(&dir.path().join("pki"), &[("server", "localhost", GOOD)]);
     let files = files.to_str().expect("UTF-8");
-    serve(&["--nbd", "tcp:0.0.0.0:0", "--nbd-certificates", files]).fails(1, &["--nbd-allow"]);
+    serve(&["--nbd", "tcp:0.0.0.0:0", "--nbd-certificates", files]).fails(2, &["--nbd-allow"]);
     std::fs::remove_file(Path::new(files).join("server-key.pem")).expect("removed");
     // Guests reach the loopback of their host.
-    serve(&["--nbd", "tcp:127.0.0.1:0"]).fails(1, &["guests of this one", "--nbd-certificates"]);
+    serve(&["--nbd", "tcp:127.0.0.1:0"]).fails(2, &["guests of this one", "--nbd-certificates"]);
     let no_key = serve(&["--nbd", "tcp:127.0.0.1:0", "--nbd-certificates", files, "--nbd-allow", "backup"]);
     no_key.fails(1, &["server-key.pem", "no such file"]);
 }

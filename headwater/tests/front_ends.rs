@@ -153,14 +153,14 @@ fn each_target_is_a_machine_of_its_own() {
     let secrets = secrets.to_str().expect("UTF-8");
     let args =
         ["--iscsi", "tcp:127.0.0.1:0", "--iscsi-target", one, "--iscsi-target", two, "--chap-file", secrets];
-    for (more, words) in [
-        (&["--nbd", "unix:/nowhere/x"][..], "--iscsi-target was given 2 times"),
-        (&["--persistent", "kept"][..], "--persistent is for one disk"),
-        (&["--iscsi-target", one][..], "was given twice"),
-        (&["--iscsi-target", "iqn.2026-01.org.example:three"][..], "let nobody log in to"),
+    for (code, more, words) in [
+        (2, &["--nbd", "unix:/nowhere/x"][..], "--iscsi-target was given 2 times"),
+        (2, &["--persistent", "kept"][..], "--persistent is for one disk"),
+        (2, &["--iscsi-target", one][..], "was given twice"),
+        (1, &["--iscsi-target", "iqn.2026-01.org.example:three"][..], "let nobody log in to"),
     ] {
         run(headwater().args(["export", "null:16M", "--cache", "ram"]).args(args).args(more))
-            .fails(1, &[words]);
+            .fails(code, &[words]);
     }
     let export = Export::start(dir.path(), 2, &args, None);
     let urls: Vec<String> = [("pc-1", 0), ("pc-2", 1)]

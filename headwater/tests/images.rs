@@ -447,7 +447,7 @@ fn standard_input_is_imported_like_a_file_and_leaves_nothing() {
     assert!(import(&disk, &["--name", "d"]).ok().contains("imported as d@1"));
     assert!(import(&qcow2, &["--name", "d"]).ok().contains("unchanged; it is d@1"));
     assert!(daemon.cli(&["image", "show", "d"]).ok().contains("standard input"));
-    import(&disk, &[]).fails(1, &["--name"]);
+    import(&disk, &[]).fails(2, &["--name"]);
     import(Path::new("/dev/null"), &["--name", "e"]).fails(2, &["cannot import 'standard input'", "empty"]);
     assert_eq!(std::fs::read_dir(daemon.path()).unwrap().count(), before);
 }

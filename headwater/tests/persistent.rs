@@ -135,16 +135,16 @@ fn what_does_not_fit_is_refused_in_one_line() {
         let mut command = export(dir.path(), source, more);
         run(&mut command).fails(code, words);
     };
-    let fails = |source: &str, more: &[&str], words: &[&str]| fails_with(1, source, more, words);
-    fails("null:16M", &[], &["in use"]);
+    fails_with(4, "null:16M", &[], &["in use: a volume has it open already; close that one first"]);
     signal(child.id(), "TERM");
     assert!(child.wait().unwrap().success());
-    fails("null:32M", &[], &["belongs to base"]);
+    fails_with(2, "null:32M", &[], &["belongs to base"]);
     std::fs::rename(&key, dir.path().join("data/keys/other")).unwrap();
     fails_with(3, "null:16M", &[], &["cannot use the key", "keys/work", "--key-file"]);
     std::fs::write(&key, "00112233445566778899aabbccddeeff\n").unwrap();
-    fails("null:16M", &[], &["chmod 600"]);
+    fails_with(1, "null:16M", &[], &["chmod 600"]);
     std::fs::remove_file(&key).unwrap();
     let other = dir.path().join("data/keys/other");
-    fails("null:16M", &["--key-file", other.to_str().unwrap(), "--cache", "ram"], &["needs a disk"]);
+    let other = ["--key-file", other.to_str().unwrap(), "--cache", "ram"];
+    fails_with(2, "null:16M", &other, &["needs a disk"]);
 }

@@ -31,6 +31,7 @@ use crate::cmd::persistent;
 use crate::cmd::resume::Resume;
 use crate::cmd::signals::EndSignals;
 use crate::data_dir::DataDir;
+use crate::failure::invalid;
 use crate::logging;
 use crate::stores::{self, Credentials};
 use crate::streaming::{StreamArgs, StreamCounters, Streamed, Streaming};
@@ -129,7 +130,9 @@ pub fn run(data_dir: impl Fn() -> anyhow::Result<DataDir>, args: ExportArgs) -> 
     let persistent = match &args.persistent {
         None => None,
         Some(_) if args.cache == CacheMode::Ram => {
-            anyhow::bail!("a persistent cache needs a disk to be on: give --cache ram+disk or --cache disk")
+            return Err(invalid(
+                "a persistent cache needs a disk to be on: give --cache ram+disk or --cache disk",
+            ));
         }
         Some(name) => {
             let (key, cache_dir) = (args.key_file.as_deref(), args.cache_dir.as_path());
@@ -270,13 +273,14 @@ fn serial(text: &str) -> Result<String, String> {
 fn check_ram(args: &ExportArgs) -> anyhow::Result<()> {
     let total = host_memory_bytes();
     let wanted = u64::try_from(machines(args)).unwrap_or(u64::MAX).saturating_mul(args.ram);
-    anyhow::ensure!(
-        args.cache == CacheMode::Disk || wanted <= total,
+    if args.cache == CacheMode::Disk || wanted <= total {
+        return Ok(());
+    }
+    Err(invalid(format!(
         "write caches of {} of memory in all were asked for, and this machine has {}: give a smaller --ram",
         size::format(wanted),
         size::format(total)
-    );
-    Ok(())
+    )))
 }
 
 /// How many disks are served.
@@ -299,22 +303,22 @@ fn check_machines(args: &ExportArgs) -> anyhow::Result<()> {
         ("--persistent", args.persistent.is_some()),
     ];
     let other = others.into_iter().find_map(|(name, asked)| asked.then_some(name));
-    anyhow::ensure!(
-        other.is_none(),
-        "{many} was given {} times, which makes a disk for each of as many machines, and {} is for one disk: \
-         start an export of its own for that",
-        machines(args),
-        other.unwrap_or_default()
-    );
+    if let Some(other) = other {
+        return Err(invalid(format!(
+            "{many} was given {} times, which makes a disk for each of as many machines, and {other} is for one \
+             disk: start an export of its own for that",
+            machines(args)
+        )));
+    }
     let targets = &args.iscsi.iscsi_target;
     let twice =
         targets.iter().enumerate().find(|(at, target)| targets.iter().take(*at).any(|t| t == *target));
-    anyhow::ensure!(
-        twice.is_none(),
-        "--iscsi-target {} was given twice: give each machine a target of its own",
-        twice.map(|(_, target)| target.to_string()).unwrap_or_default()
-    );
-    Ok(())
+    match twice {
+        None => Ok(()),
+        Some((_, target)) => Err(invalid(format!(
+            "--iscsi-target {target} was given twice: give each machine a target of its own"
+        ))),
+    }
 }
 
 /// What lies under the write cache.
@@ -334,7 +338,7 @@ fn open_base(args: &ExportArgs, data_dir: impl FnOnce() -> anyhow::Result<DataDi
     let source = args.source.as_str();
     if args.from.is_none() {
         if let Some(text) = source.strip_prefix("null:") {
-            let bytes = size::parse(text).map_err(anyhow::Error::msg)?;
+            let bytes = size::parse(text).map_err(invalid)?;
             let device = headwater_image::null_device(bytes)?;
             return Ok(Base { device, id: persistent::null_id(bytes), image: None });
         }

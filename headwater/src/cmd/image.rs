@@ -2,7 +2,6 @@
 
 use std::path::Path;
 
-use anyhow::Context;
 use headwater_api::name::{check_image, image_name_of};
 use headwater_api::{
     ExportRequest, Image, ImageVersion, ImportRequest, JobResult, Problem, SourceFormat, VerifyReport,
@@ -14,7 +13,7 @@ use crate::cli::ImageCommand;
 use crate::client::Client;
 use crate::cmd::spool::Spooled;
 use crate::cmd::{channels, diff, seal, trace};
-use crate::failure::DAMAGED;
+use crate::failure::{DAMAGED, invalid};
 use crate::show::{self, progress::Shown};
 
 /// Carries out one of the image commands.
@@ -103,7 +102,7 @@ pub async fn import(
 ) -> anyhow::Result<JobResult> {
     let spooled = match source {
         STANDARD_INPUT => {
-            anyhow::ensure!(named.name.is_some(), NO_NAME);
+            named.name.as_ref().ok_or_else(|| invalid(NO_NAME))?;
             Some(Spooled::standard_input(client.data_dir())?)
         }
         _ => None,
@@ -158,10 +157,12 @@ fn absolute(source: &str) -> anyhow::Result<String> {
 
 /// A path that means the same to the daemon.
 pub fn absolute_path(path: &Path) -> anyhow::Result<String> {
-    let absolute =
-        std::path::absolute(path).with_context(|| format!("'{}' is not a file name", path.display()))?;
+    let absolute = std::path::absolute(path)
+        .map_err(|e| invalid(format!("'{}' is not a file name: {e}", path.display())))?;
     let text = absolute.into_os_string().into_string();
-    text.map_err(|odd| anyhow::anyhow!("the path {} is not UTF-8, which the API cannot carry", odd.display()))
+    text.map_err(|odd| {
+        invalid(format!("the path {} is not UTF-8, which the API cannot carry", odd.display()))
+    })
 }
 
 async fn verify(client: &Client, image: &str, from: Vec<String>, json: bool) -> anyhow::Result<u8> {

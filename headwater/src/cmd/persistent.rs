@@ -8,6 +8,7 @@ use headwater_store::Hash;
 use headwater_volume::PersistentOptions;
 
 use crate::data_dir::DataDir;
+use crate::failure::invalid;
 use crate::keys;
 
 /// Puts the options together: reads the key, or makes one for a new cache.
@@ -34,7 +35,9 @@ fn default_key_file(data_dir: &DataDir, name: &str) -> anyhow::Result<PathBuf> {
     keys::make_directory(&keys).with_context(|| {
         format!("cannot make {} (give the file of the key with --key-file)", keys.display())
     })?;
-    anyhow::ensure!(!name.contains('/'), "'{name}' is no name for a persistent cache: it has a '/'");
+    if name.contains('/') {
+        return Err(invalid(format!("'{name}' is no name for a persistent cache: it has a '/'")));
+    }
     Ok(keys.join(name))
 }
 

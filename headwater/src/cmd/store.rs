@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use anyhow::Context;
 use clap::{Args, Subcommand, ValueHint};
-use headwater_api::Progress;
+use headwater_api::{Problem, ProblemKind, Progress};
 use headwater_block::size;
 use headwater_image::{
     Cancel, Verified, files_touched, repair, repair_manifest, verify_at, versions_touched,
@@ -237,11 +237,13 @@ fn add_token(name: &str, file: &Path) -> anyhow::Result<()> {
         Err(e) if e.kind() == std::io::ErrorKind::NotFound => String::new(),
         Err(e) => return Err(e).with_context(failed),
     };
-    anyhow::ensure!(
-        !known.lines().any(|line| line.split(' ').next() == Some(name)),
-        "{} has a token named '{name}' already: take its line out first, or choose another name",
-        file.display()
-    );
+    if known.lines().any(|line| line.split(' ').next() == Some(name)) {
+        let taken = format!(
+            "{} has a token named '{name}' already: take its line out first, or choose another name",
+            file.display()
+        );
+        return Err(Problem::new(ProblemKind::Conflict, taken).into());
+    }
     let mut options = std::fs::File::options();
     let mut open = options.append(true).create(true).mode(0o600).open(file).with_context(failed)?;
     let separator = if known.is_empty() || known.ends_with('\n') { "" } else { "\n" };

@@ -24,6 +24,7 @@ use tokio::runtime::Handle;
 
 use crate::adapters::disks::Volumes;
 use crate::adapters::lending::Reader;
+use crate::failure::invalid;
 
 /// Blocks of a disk over an image, as a volume has them.
 const LOGICAL_BLOCK_BYTES: u32 = 512;
@@ -71,10 +72,10 @@ impl Offer {
     /// address reaches every user of this host, and every guest: QEMU's user-mode network leads there.
     pub fn new(address: Address, certificates: Option<PathBuf>, rights: Vec<Right>) -> anyhow::Result<Self> {
         if matches!(address, Address::Tcp { .. }) && (certificates.is_none() || rights.is_empty()) {
-            anyhow::bail!(
+            return Err(invalid(format!(
                 "cannot offer machines' disks at {address}, which other hosts or guests of this one can reach, to \
                  everybody: give --nbd-certificates DIR and --nbd-allow NAME, or listen on unix:PATH"
-            );
+            )));
         }
         let options = ServerTlsOptions { is_required: true, verifies_clients: true };
         let tls = certificates.map(|directory| ServerTls::load(&directory, options)).transpose();

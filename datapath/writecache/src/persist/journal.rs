@@ -119,10 +119,12 @@ fn lock(dir: &Path) -> Result<File, IoError> {
     let file = open_rw(&path).map_err(|e| IoError::from_os(format!("cannot open {}", path.display()), e))?;
     match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
         Ok(()) => Ok(file),
-        Err(rustix::io::Errno::WOULDBLOCK) => Err(invalid(format!(
-            "the persistent cache {} is in use: a volume has it open already; close that one first",
-            dir.display()
-        ))),
+        Err(rustix::io::Errno::WOULDBLOCK) => {
+            let why = "a volume has it open already; close that one first";
+            let busy = io::Error::new(io::ErrorKind::ResourceBusy, why);
+            let what = format!("the persistent cache {} is in use", dir.display());
+            Err(IoError::with_source(IoErrorKind::Invalid, what, busy))
+        }
         Err(error) => Err(IoError::from_os(format!("cannot lock {}", path.display()), error.into())),
     }
 }
