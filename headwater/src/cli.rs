@@ -556,7 +556,10 @@ pub struct EventsArgs {
     /// Only those of one subject, for instance 'machine web-1'
     #[arg(long)]
     pub subject: Option<String>,
-    /// At most so many
+    /// Only those older than the event with this id, which --json shows
+    #[arg(long, value_name = "ID")]
+    pub before: Option<i64>,
+    /// At most so many, the newest; the daemon keeps the newest 100,000
     #[arg(long, default_value_t = 100)]
     pub limit: u32,
 }

@@ -2,6 +2,8 @@
 
 mod support;
 
+use headwater_db::sqlite::SqliteDatabase;
+use headwater_db::{Database, NewEvent};
 use serde_json::{Value, json};
 use support::{Daemon, http};
 
@@ -85,6 +87,54 @@ fn a_machine_has_an_identity_of_its_own_and_a_history() {
         events.as_array().unwrap().iter().map(|event| event["action"].as_str().unwrap()).collect();
     assert_eq!(actions, ["removed", "created"]);
     assert!(events[0]["actor"].as_str().unwrap().starts_with("uid "));
+}
+
+/// A history of so many events.
+fn write_events(database: &std::path::Path, count: u64) {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    runtime.block_on(async {
+        let database = SqliteDatabase::open(database).await.unwrap();
+        let mut repo = database.write().await.unwrap();
+        for at_ms in 0..count {
+            let (actor, subject, detail) = ("daemon".into(), "machine old".into(), String::new());
+            let event = NewEvent { at_ms, actor, subject, action: "state", detail };
+            repo.events().append(event).await.unwrap();
+        }
+        repo.save().await.unwrap();
+    });
+}
+
+#[test]
+fn the_history_is_given_in_pages() {
+    let dir = support::short_dir();
+    write_events(&dir.path().join("headwater.db"), 1200);
+    let daemon = Daemon::start_in(dir, |_| {});
+    let get = |query: &str| {
+        let (status, answer) = http(&daemon.socket(), "GET", &format!("/api/v1/events?{query}"), None);
+        (status, parse(&answer))
+    };
+    let ids = |list: &Value| -> Vec<i64> {
+        list["events"].as_array().unwrap().iter().map(|event| event["id"].as_i64().unwrap()).collect()
+    };
+    let (status, first) = get("limit=1000");
+    let first = ids(&first);
+    assert_eq!((status, first.len()), (200, 1000));
+    let (_, second) = get(&format!("limit=1000&before={}", first[999]));
+    let all = [first.clone(), ids(&second)].concat();
+    assert!(all.len() >= 1200 && all.is_sorted_by(|a, b| a > b), "{} events", all.len());
+
+    let (status, problem) = get("limit=1001");
+    assert_eq!((status, &problem["kind"]), (400, &"invalid".into()), "{problem}");
+    assert!(problem["advice"].as_str().unwrap().contains("before=ID"), "{problem}");
+
+    // People ask once.
+    let shown = |args: &[&str]| daemon.cli(&[&["events", "--json"], args].concat()).ok();
+    assert_eq!(ids(&parse(&shown(&["--limit", "50000"]))), all);
+    assert_eq!(ids(&parse(&shown(&["--limit", "1001"]))), all[..1001]);
+    let before = all[1000].to_string();
+    assert_eq!(ids(&parse(&shown(&["--before", &before]))), all[1001..1101]);
+    let two = daemon.cli(&["events", "--limit", "2"]);
+    assert_eq!(two.err, format!("older ones, if there are any: --before {}\n", all[1]));
 }
 
 #[test]

@@ -3,6 +3,9 @@
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
+/// The most events that one answer has; older ones are asked for with `before`.
+pub const MAX_EVENTS: u32 = 1000;
+
 /// One change.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Event {

@@ -33,7 +33,7 @@ pub mod status;
 pub mod trace;
 
 pub use catalog::{Catalog, CatalogList, CreateCatalog, SetCatalog};
-pub use event::{Event, EventList};
+pub use event::{Event, EventList, MAX_EVENTS};
 pub use image::{
     ChangedFile, Channel, ChannelPointer, ChannelRequest, DiffReport, DiffRequest, ExportFormat,
     ExportRequest, FileChange, Image, ImageList, ImageVersion, ImportRequest, PartitionDifference,

@@ -119,5 +119,10 @@ pub trait EventRepository: Send {
     async fn append(&mut self, event: NewEvent) -> Result<(), DbError>;
 
     /// The newest `limit` events, newest first, of one subject or of all.
-    async fn newest(&mut self, subject: Option<&str>, limit: u32) -> Result<Vec<Event>, DbError>;
+    async fn newest(&mut self, subject: Option<&str>, limit: u32) -> Result<Vec<Event>, DbError> {
+        self.older(subject, i64::MAX, limit).await
+    }
+
+    /// The same of those older than the event with the number `before`.
+    async fn older(&mut self, subject: Option<&str>, before: i64, limit: u32) -> Result<Vec<Event>, DbError>;
 }

@@ -8,9 +8,9 @@ use std::path::{Path, PathBuf};
 use anyhow::Context;
 use headwater_api::{
     BootTrace, Catalog, CatalogList, Channel, ChannelPointer, ChannelRequest, CreateCatalog, CreateMachine,
-    Edit, EditRequest, EventList, ExecRequest, ExecResult, Image, ImageList, ImageVersion, Machine,
-    MachineList, MergeTraceRequest, PinRequest, Problem, ProblemKind, PromoteRequest, Removed, RetireRequest,
-    SaveTraceRequest, SetCatalog, SetMachine, Stats, Status,
+    Edit, EditRequest, EventList, ExecRequest, ExecResult, Image, ImageList, ImageVersion, MAX_EVENTS,
+    Machine, MachineList, MergeTraceRequest, PinRequest, Problem, ProblemKind, PromoteRequest, Removed,
+    RetireRequest, SaveTraceRequest, SetCatalog, SetMachine, Stats, Status,
 };
 use http_body_util::{BodyExt, Full};
 use hyper::body::{Bytes, Incoming};
@@ -213,10 +213,28 @@ impl Client {
         self.post(&format!("/api/v1/machines/{}/exec", escape(name)), request).await
     }
 
-    /// The newest events.
-    pub async fn events(&self, subject: Option<&str>, limit: u32) -> anyhow::Result<EventList> {
+    /// The newest events, or the newest of those older than `before`, in as many answers as they take.
+    pub async fn events(
+        &self,
+        subject: Option<&str>,
+        mut before: Option<i64>,
+        limit: u32,
+    ) -> anyhow::Result<EventList> {
         let subject = subject.map(|subject| format!("&subject={}", escape(subject))).unwrap_or_default();
-        self.get(&format!("/api/v1/events?limit={limit}{subject}")).await
+        let (mut all, mut left) = (EventList { events: Vec::new() }, limit);
+        loop {
+            let asked = left.min(MAX_EVENTS);
+            let from = before.map(|before| format!("&before={before}")).unwrap_or_default();
+            let mut page: EventList =
+                self.get(&format!("/api/v1/events?limit={asked}{subject}{from}")).await?;
+            let given = u32::try_from(page.events.len()).unwrap_or(u32::MAX);
+            before = page.events.last().map(|event| event.id);
+            all.events.append(&mut page.events);
+            left = left.saturating_sub(given);
+            if left == 0 || given < asked {
+                return Ok(all);
+            }
+        }
     }
 
     async fn get<T: DeserializeOwned>(&self, path: &str) -> anyhow::Result<T> {

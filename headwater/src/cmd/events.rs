@@ -1,5 +1,7 @@
 //! `headwater events`: who changed what, and when.
 
+use std::io::Write;
+
 use headwater_api::EventList;
 
 use crate::cli::EventsArgs;
@@ -8,7 +10,14 @@ use crate::show;
 
 /// Shows the history, oldest first, as a log reads.
 pub async fn run(client: Client, args: EventsArgs, json: bool) -> anyhow::Result<u8> {
-    show(client.events(args.subject.as_deref(), args.limit).await?, json)?;
+    let list = client.events(args.subject.as_deref(), args.before, args.limit).await?;
+    let cut = u32::try_from(list.events.len()).is_ok_and(|given| given == args.limit);
+    let oldest = list.events.last().map(|event| event.id);
+    show(list, json)?;
+    if let (false, true, Some(id)) = (json, cut, oldest) {
+        // Where standard error is closed there is nobody to tell.
+        let _ = writeln!(std::io::stderr(), "older ones, if there are any: --before {id}");
+    }
     Ok(0)
 }
 

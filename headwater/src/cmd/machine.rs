@@ -267,7 +267,7 @@ async fn show_one(client: &Client, name: &str, json: bool) -> anyhow::Result<()>
         }
     }
     show::pairs(&pairs)?;
-    let events = client.events(Some(&format!("machine {name}")), 10).await?.events;
+    let events = client.events(Some(&format!("machine {name}")), None, 10).await?.events;
     let rows = events
         .into_iter()
         .rev()

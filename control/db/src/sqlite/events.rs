@@ -62,12 +62,13 @@ impl EventRepository for SqliteEvents<'_> {
         Ok(())
     }
 
-    async fn newest(&mut self, subject: Option<&str>, limit: u32) -> Result<Vec<Event>, DbError> {
+    async fn older(&mut self, subject: Option<&str>, before: i64, limit: u32) -> Result<Vec<Event>, DbError> {
         let rows: Vec<Row> = sqlx::query_as(
             "SELECT id, at_ms, actor, subject, action, detail FROM events
-             WHERE ?1 IS NULL OR subject = ?1 ORDER BY id DESC LIMIT ?2",
+             WHERE (?1 IS NULL OR subject = ?1) AND id < ?2 ORDER BY id DESC LIMIT ?3",
         )
         .bind(subject)
+        .bind(before)
         .bind(i64::from(limit))
         .fetch_all(&mut *self.connection)
         .await?;

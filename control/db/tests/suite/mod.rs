@@ -250,6 +250,9 @@ pub async fn events_are_numbered_and_filtered(db: &dyn Database) {
     assert_eq!(details(repo.events().newest(Some("machine b"), 9).await.unwrap()), ["3", "1"]);
     let ids: Vec<i64> = repo.events().newest(None, 9).await.unwrap().iter().map(|e| e.id).collect();
     assert!(ids.is_sorted_by(|a, b| a > b));
+    assert_eq!(details(repo.events().older(None, ids[1], 2).await.unwrap()), ["2", "1"]);
+    assert_eq!(details(repo.events().older(Some("machine b"), ids[1], 9).await.unwrap()), ["1"]);
+    assert_eq!(details(repo.events().older(None, ids[4], 9).await.unwrap()), [""; 0]);
 }
 
 /// Many writers at once all succeed, and a reader is not kept waiting by one.

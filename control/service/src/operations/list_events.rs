@@ -2,16 +2,32 @@
 
 use axum::Json;
 use axum::extract::State;
-use headwater_api::{EventList, Problem};
+use headwater_api::{EventList, MAX_EVENTS, Problem, ProblemKind};
 use serde::Deserialize;
 use utoipa::IntoParams;
 
 use crate::Service;
-use crate::answer::Failure;
+use crate::answer::{Explain, Failure};
 use crate::extract::Parameters;
 
-/// How many events are given at most.
-pub const MAX_EVENTS: u32 = 1000;
+/// How many are given to who does not say.
+const DEFAULT_EVENTS: u32 = 100;
+
+#[derive(Debug, thiserror::Error)]
+enum Error {
+    #[error("cannot give {0} events in one answer: the most are {MAX_EVENTS}")]
+    TooMany(u32),
+}
+
+impl Explain for Error {
+    fn kind(&self) -> ProblemKind {
+        ProblemKind::Invalid
+    }
+
+    fn advice(&self) -> Option<String> {
+        Some("ask for the others with before=ID, the id of the last one of the answer before".into())
+    }
+}
 
 /// Which events.
 #[derive(Debug, Deserialize, IntoParams)]
@@ -19,11 +35,13 @@ pub const MAX_EVENTS: u32 = 1000;
 pub(super) struct Wanted {
     /// Only those of one subject, for instance `machine web-1` or `image debian`.
     subject: Option<String>,
-    /// At most so many; 100 where absent, 1000 at most.
+    /// Only those older than the event with this id: the next page, with the id of the last event of a page.
+    before: Option<i64>,
+    /// At most so many; 100 where absent, and no more than 1000.
     limit: Option<u32>,
 }
 
-/// The newest events, newest first.
+/// The newest events, or the newest of those before one, newest first.
 #[utoipa::path(
     get,
     path = "/api/v1/events",
@@ -35,7 +53,11 @@ pub(super) async fn list_events(
     State(service): State<Service>,
     Parameters(wanted): Parameters<Wanted>,
 ) -> Result<Json<EventList>, Failure> {
-    let limit = wanted.limit.unwrap_or(100).min(MAX_EVENTS);
+    let limit = wanted.limit.unwrap_or(DEFAULT_EVENTS);
+    if limit > MAX_EVENTS {
+        return Err(Error::TooMany(limit).into());
+    }
+    let before = wanted.before.unwrap_or(i64::MAX);
     let mut repo = service.db().read().await?;
-    Ok(Json(EventList { events: repo.events().newest(wanted.subject.as_deref(), limit).await? }))
+    Ok(Json(EventList { events: repo.events().older(wanted.subject.as_deref(), before, limit).await? }))
 }
