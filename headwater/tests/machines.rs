@@ -2,7 +2,8 @@
 
 mod support;
 
-use std::io::{Read, Write};
+use std::io::{BufRead, BufReader, Read, Write};
+use std::process::{Child, Stdio};
 
 use support::{Daemon, headwater, is_alive, run, signal};
 
@@ -169,6 +170,41 @@ fn qemu_that_is_not_installed_is_said_and_leaves_nothing() {
     assert_eq!((&machine["state"], &machine["wanted"]), (&"stopped".into(), &"stopped".into()));
     assert!(!daemon.path().join("run/lab/disk.sock").exists());
     assert!(daemon.cli(&["status"]).ok().contains("not installed"));
+}
+
+#[test]
+fn whoever_waits_is_told_what_for() {
+    let daemon = Daemon::start();
+    daemon.with_tiny_machine("lab");
+    daemon
+        .cli(&["machine", "start", "lab", "--wait", "0"])
+        .fails(1, &["not up after 0 s", "'headwater machine console --log lab' shows"]);
+    daemon.wait_for("lab", "running");
+    let begin = |args: &[&str]| {
+        let mut command = headwater();
+        command.arg("--data-dir").arg(daemon.path()).args(args);
+        command.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().expect("it starts")
+    };
+    let told = |child: &mut Child| {
+        let _watchdog = support::Watchdog::on(child.id());
+        let (mut err, mut line) = (BufReader::new(child.stderr.take().expect("piped")), String::new());
+        err.read_line(&mut line).expect("text");
+        line
+    };
+    // The boot sector knows no ACPI.
+    let mut stop = begin(&["machine", "stop", "lab"]);
+    let line = told(&mut stop);
+    assert!(
+        line.contains("waiting for lab to switch itself off; 'headwater machine stop --force lab'"),
+        "{line}"
+    );
+    let mut set = begin(&["machine", "set", "lab", "--weight", "7"]);
+    let line = told(&mut set);
+    assert!(line.starts_with("waiting for lab: another change of it may be under way"), "{line}");
+    daemon.cli(&["machine", "stop", "--force", "lab"]).ok();
+    assert!(stop.wait().expect("it ends").success());
+    assert!(set.wait().expect("it ends").success());
+    assert_eq!(daemon.machine("lab")["cache"]["weight"], 7);
 }
 
 #[test]

@@ -12,7 +12,7 @@ use headwater_block::size;
 use crate::cli::{MachineArgs, MachineCommand};
 use crate::client::Client;
 use crate::cmd::{console, exec, seal};
-use crate::show;
+use crate::show::{self, progress::said_if_slow};
 
 /// How often a boot that is waited for is looked at.
 const WAIT_INTERVAL: Duration = Duration::from_millis(500);
@@ -44,7 +44,7 @@ pub async fn run(client: Client, command: MachineCommand, json: bool) -> anyhow:
         MachineCommand::Seal { name, note } => seal::machine(&client, &name, note, json).await?,
         MachineCommand::Set { name, ram, disk, weight } => {
             let limits = SetMachine { ram_bytes: ram, disk_bytes: disk, weight };
-            let machine = client.set_machine(&name, &limits).await?;
+            let machine = said_if_slow(json, &behind(&name), client.set_machine(&name, &limits)).await?;
             let text = format!("{name} has a write cache of {}", cache_text(&machine.cache));
             if json { show::json(&machine)? } else { show::line(&text)? }
         }
@@ -57,7 +57,8 @@ pub async fn run(client: Client, command: MachineCommand, json: bool) -> anyhow:
         MachineCommand::Remove { names, force } => {
             let mut failures = Failures::default();
             for name in names {
-                match client.remove_machine(&name, force).await {
+                let what = if force { waits_for(&name, "remove") } else { behind(&name) };
+                match said_if_slow(json, &what, client.remove_machine(&name, force)).await {
                     Ok(()) if json => {}
                     Ok(()) => show::line(&format!("removed {name}"))?,
                     Err(e) => failures.add(e),
@@ -121,7 +122,8 @@ async fn change(
         .map(|name| {
             let (client, name) = (client.clone(), name.clone());
             tokio::spawn(async move {
-                let machine = client.change_machine(&name, verb).await?;
+                let what = waits_for(&name, verb);
+                let machine = said_if_slow(json, &what, client.change_machine(&name, verb)).await?;
                 match wait {
                     Some(seconds) => wait_until_up(&client, machine, Duration::from_secs(seconds)).await,
                     None => Ok(machine),
@@ -145,6 +147,25 @@ async fn change(
         }
     }
     failures.end()
+}
+
+/// What a change of a machine waits for, as far as is known here.
+fn waits_for(name: &str, verb: &str) -> String {
+    match verb {
+        "stop" => format!(
+            "waiting for {name} to switch itself off; 'headwater machine stop --force {name}' ends it at once"
+        ),
+        "start" => format!("waiting for {name} to start, or for another change of it"),
+        "reset" => format!("waiting for {name} to end and start again, or for another change of it"),
+        _ => format!("waiting for {name} to end"),
+    }
+}
+
+/// What a change waits for that is done at once where nothing else is under way.
+pub fn behind(name: &str) -> String {
+    format!(
+        "waiting for {name}: another change of it may be under way, such as a stop that waits for its guest"
+    )
 }
 
 /// Failures of a command that names several machines.
@@ -199,6 +220,10 @@ fn copied_text(disk: &DiskCounters) -> String {
     format!("{} of {whole} ({percent} %)", size::format(disk.copied_bytes))
 }
 
+fn console_advice(name: &str) -> String {
+    format!("'headwater machine console --log {name}' shows what it printed")
+}
+
 async fn wait_until_up(client: &Client, mut machine: Machine, limit: Duration) -> anyhow::Result<Machine> {
     let deadline = tokio::time::Instant::now() + limit;
     loop {
@@ -206,12 +231,12 @@ async fn wait_until_up(client: &Client, mut machine: Machine, limit: Duration) -
             MachineState::Running => return Ok(machine),
             state if !state.is_active() => {
                 let problem = Problem::new(ProblemKind::Failed, sentence(&machine));
-                return Err(problem.advise("'headwater machine console --log' shows what it printed").into());
+                return Err(problem.advise(console_advice(&machine.name)).into());
             }
             _ if tokio::time::Instant::now() >= deadline => {
                 let message = format!("machine '{}' is not up after {} s", machine.name, limit.as_secs());
                 let problem = Problem::new(ProblemKind::Failed, message);
-                return Err(problem.advise("'headwater machine console --log' shows what it printed").into());
+                return Err(problem.advise(console_advice(&machine.name)).into());
             }
             _ => {}
         }

@@ -4,11 +4,13 @@ use headwater_api::{Edit, EditRequest, JobResult, Pause, SealRequest, Sealed};
 use headwater_block::size;
 
 use crate::client::Client;
-use crate::show::{self, progress::Shown};
+use crate::cmd::machine::behind;
+use crate::show::{self, progress::Shown, progress::said_if_slow};
 
 /// Has a machine edit an image.
 pub async fn edit(client: &Client, image: &str, machine: String, json: bool) -> anyhow::Result<()> {
-    let edit = client.edit(image, &EditRequest { machine }).await?;
+    let what = behind(&machine);
+    let edit = said_if_slow(json, &what, client.edit(image, &EditRequest { machine })).await?;
     if json {
         return show::json(&edit);
     }

@@ -1,11 +1,30 @@
 //! How far a long operation is: a bar with rate and time left on a terminal, plain lines elsewhere.
 
+use std::future::Future;
 use std::io::{IsTerminal, Write};
 use std::time::{Duration, Instant};
 
 use headwater_api::Progress;
 use headwater_block::size;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+
+/// After how long it is said what an answer is waited for.
+const PATIENCE: Duration = Duration::from_secs(1);
+
+/// Waits for an answer that has no progress, and says what for where it takes its time; `quiet` says nothing.
+pub async fn said_if_slow<T>(quiet: bool, what: &str, answer: impl Future<Output = T>) -> T {
+    let mut answer = std::pin::pin!(answer);
+    match tokio::time::timeout(PATIENCE, &mut answer).await {
+        Ok(answer) => answer,
+        Err(_) => {
+            if !quiet {
+                // Where standard error is closed there is nobody to tell.
+                let _ = writeln!(std::io::stderr(), "{what}");
+            }
+            answer.await
+        }
+    }
+}
 
 /// Elsewhere than on a terminal a line is printed this often at most.
 const LINE_INTERVAL: Duration = Duration::from_secs(5);
