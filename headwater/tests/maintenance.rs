@@ -224,6 +224,39 @@ fn a_version_is_made_of_a_machine_that_goes_on() {
 }
 
 #[test]
+fn answers_to_changes_say_what_a_machine_edits_keeps_and_runs() {
+    let daemon = Daemon::start();
+    import(&daemon, 1);
+    import(&daemon, 2);
+    create(&daemon, "editor", &[]);
+    create(&daemon, "keeper", &["--persistent"]);
+    daemon.cli(&["machine", "create", "fixed", "tiny@2", "--memory", "64M"]).ok();
+    daemon.cli(&["image", "edit", "tiny", "--machine", "editor"]).ok();
+    let changed = |args: &[&str]| {
+        let answer = json(&daemon, &[&["machine"], args].concat());
+        answer.get(0).cloned().unwrap_or(answer)
+    };
+    let set = |name: &str| changed(&["set", name, "--weight", "9"]);
+    assert_eq!((&set("editor")["edits"], &set("editor")["old"]), (&"tiny@2".into(), &false.into()));
+    assert_eq!(changed(&["start", "editor"])["edits"], "tiny@2");
+    assert_eq!(changed(&["stop", "--force", "editor"])["edits"], "tiny@2");
+    let keeper = changed(&["start", "keeper"]);
+    assert_eq!((&keeper["kept"], &keeper["old"]), (&"tiny@2".into(), &false.into()));
+    daemon.cli(&["machine", "start", "fixed"]).ok();
+    assert_eq!(set("fixed")["old"], false);
+    // What a pin names needs no store to be compared.
+    for name in ["keeper", "fixed"] {
+        daemon.cli(&["image", "pin", name, "tiny@1"]).ok();
+        assert_eq!((&set(name)["old"], &daemon.machine(name)["old"]), (&true.into(), &true.into()), "{name}");
+    }
+    let (kept, gone) = (changed(&["stop", "--force", "keeper"]), changed(&["stop", "--force", "fixed"]));
+    assert_eq!((&kept["kept"], &kept["old"]), (&"tiny@2".into(), &true.into()));
+    assert_eq!((&gone["kept"], &gone["old"]), (&serde_json::Value::Null, &false.into()));
+    let reset = changed(&["reset", "keeper"]);
+    assert_eq!(reset["old"], false, "{reset}");
+}
+
+#[test]
 fn the_machines_of_a_catalog_are_made_alike_and_boot_what_it_says() {
     let daemon = Daemon::start();
     import(&daemon, 1);

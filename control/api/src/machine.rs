@@ -333,7 +333,8 @@ pub struct Machine {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub next_version: Option<String>,
     /// Whether it runs another version than its image or pin means now: it changes at its next boot, or where its
-    /// disk is kept, when it is reset.
+    /// disk is kept, when it is reset. In answers to changes only where the image or pin names a version: what a
+    /// channel points to is the store's to say, which they do not wait for.
     #[serde(default)]
     pub old: bool,
     /// The version that its kept disk belongs to, where there is one: it boots that until it is reset.

@@ -49,7 +49,7 @@ use axum::middleware::{self, Next};
 use axum::response::Response;
 use axum::{Json, Router};
 use headwater_api::{Edit, JobEvent, Machine, Problem, ProblemKind};
-use headwater_db::{KeptDisk, MachineRecord};
+use headwater_db::{KeptDisk, MachineRecord, Purpose};
 use utoipa::OpenApi;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
@@ -57,6 +57,9 @@ use utoipa_axum::routes;
 use crate::Service;
 use crate::answer::Failure;
 use crate::life::LifeError;
+
+/// What follows an `@` is a number where it is shorter, and else the beginning of a hash.
+const HASH_PREFIX_MIN: usize = 8;
 
 /// The longest request body: user data is the largest thing that clients send.
 pub const MAX_BODY_BYTES: usize = 8 << 20;
@@ -115,7 +118,8 @@ fn routes() -> OpenApiRouter<Service> {
         .routes(routes!(attach_console::attach_console))
 }
 
-/// Changes a machine, to the end even where the client hangs up, and answers with what became of it.
+/// Changes a machine, to the end even where the client hangs up, and answers with what became of it: what the database
+/// and the machine tell, since a store may not answer for long.
 async fn change_machine<W>(
     service: Service,
     change: impl FnOnce(Service) -> W,
@@ -124,7 +128,33 @@ where
     W: Future<Output = Result<MachineRecord, LifeError>> + Send + 'static,
 {
     let record = service.to_the_end(change(service.clone())).await?;
-    Ok(Json(service.view(record)))
+    let disks = service.db().read().await?.kept_disks().of_machine(record.uuid).await?;
+    let disk = |purpose| disks.iter().find(|disk| disk.purpose == purpose);
+    let (edit, own) = (disk(Purpose::Edit), disk(Purpose::Persistent).filter(|_| record.cache.persistent));
+    let running = service.active(record.uuid).map(|active| active.version_hash.clone());
+    let runs = running.as_ref().and(record.version.clone()).or_else(|| own.map(KeptDisk::below));
+    let hash = running.or_else(|| own.map(|disk| disk.hash.clone()));
+    let old = edit.is_none()
+        && runs.zip(hash).is_some_and(|(runs, hash)| is_another(record.reference(), &runs, &hash));
+    let (kept, edits) = (own.map(KeptDisk::below), edit.map(KeptDisk::below));
+    Ok(Json(Machine { old, kept, edits, ..service.view(record) }))
+}
+
+/// Whether a reference names another version than `name`, `IMAGE@NUMBER`, with this hash. What a channel points to only the
+/// store knows.
+fn is_another(reference: &str, name: &str, hash: &str) -> bool {
+    let (Some((image, version)), Some((its_image, its_number))) =
+        (reference.split_once('@'), name.split_once('@'))
+    else {
+        return false;
+    };
+    let is_number = version.len() < HASH_PREFIX_MIN;
+    let same = if is_number { number(version) == number(its_number) } else { hash.starts_with(version) };
+    image != its_image || !same
+}
+
+fn number(text: &str) -> Option<u64> {
+    text.parse().ok()
 }
 
 /// An edit as clients see it.
@@ -166,4 +196,20 @@ async fn log(request: Request, next: Next) -> Response {
     let took_ms = started.elapsed().as_millis();
     tracing::debug!(%method, path, status = response.status().as_u16(), took_ms, "request");
     response
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_what_a_reference_says_itself_is_another_version() {
+        let another = |reference| is_another(reference, "tiny@3", "0123456789abcdef");
+        for same in ["tiny", "tiny:test", "tiny@3", "tiny@003", "tiny@01234567", "tiny@0123456789abcdef"] {
+            assert!(!another(same), "{same}");
+        }
+        for other in ["tiny@2", "tiny@30", "other@3", "tiny@12345678", "other@01234567"] {
+            assert!(another(other), "{other}");
+        }
+    }
 }
