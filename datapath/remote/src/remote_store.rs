@@ -159,11 +159,28 @@ impl RemoteStore {
             names = text.lines().map(str::parse).collect::<Result<_, _>>().map_err(|_| not_a_list())?;
             Ok(())
         });
-        listed.map_err(|e| {
-            let why = "these servers do not list their images (a plain web server cannot): name the image";
-            StoreError::new(e.kind(), format!("{why}. {e}"))
-        })?;
+        listed.map_err(|e| self.not_listed(&e))?;
         Ok(names)
+    }
+
+    /// Why there is no list. A server that answers without one never has one; one that does not answer may.
+    fn not_listed(&self, error: &StoreError) -> StoreError {
+        let status = self.status();
+        let is_up = status.servers.iter().any(|server| server.state == ServerState::Up);
+        let why = match error.kind() {
+            StoreErrorKind::NotFound | StoreErrorKind::Invalid => format!(
+                "these servers do not list their images (a plain web server cannot): name the image. {error}"
+            ),
+            StoreErrorKind::Unreachable if !is_up => format!(
+                "cannot list images: no server answers: {} (start one, or see that this host reaches it, and try \
+                 again)",
+                status.reasons()
+            ),
+            _ => {
+                format!("cannot list images: {error} (try again when more servers answer, or name the image)")
+            }
+        };
+        StoreError::new(error.kind(), why)
     }
 }
 

@@ -104,7 +104,8 @@ fn a_store_is_read_through_a_plain_web_server() {
     assert_eq!(remote.trace(Hash::of(b"other")).unwrap(), None);
     assert_eq!(remote.manifest(Hash::of(b"other")).unwrap_err().kind(), StoreErrorKind::NotFound);
     // A plain web server has no list, and says so in a way that helps.
-    assert!(remote.images().unwrap_err().to_string().contains("name the image"));
+    let no_list = remote.images().unwrap_err().to_string();
+    assert!(no_list.contains("do not list") && no_list.contains("name the image"), "{no_list}");
 
     assert_eq!(remote.open_object(Hash::of(&bytes)).unwrap().len_bytes(), bytes.len() as u64);
     let object = object(&remote, &bytes);
@@ -118,6 +119,26 @@ fn a_store_is_read_through_a_plain_web_server() {
         assert_eq!(refused.unwrap_err().kind(), StoreErrorKind::ReadOnly);
     }
     let _pin = remote.pin(version.manifest).unwrap();
+}
+
+#[test]
+fn servers_that_do_not_answer_are_not_said_to_have_no_list() {
+    let dir = tempfile::tempdir().unwrap();
+    store(dir.path());
+    let (plain, silent) = (FileServer::start(dir.path(), None), FileServer::start(dir.path(), None));
+    let both = open(&[&plain, &silent]);
+    let alone = open(&[&silent]);
+    all_up(&both);
+    silent.fail_all(HttpFault::Hang);
+    let error = alone.images().unwrap_err();
+    let text = error.to_string();
+    assert_eq!(error.kind(), StoreErrorKind::Unreachable, "{text}");
+    assert!(text.starts_with("cannot list images: no server answers: "), "{text}");
+    assert!(text.contains(&silent.url()) && text.contains("sent nothing"), "{text}");
+    assert!(!text.contains("do not list"), "{text}");
+    let text = both.images().unwrap_err().to_string();
+    assert!(text.starts_with("cannot list images: no server gives images/: "), "{text}");
+    assert!(text.contains(&format!("not at {}", plain.url())), "{text}");
 }
 
 #[test]
