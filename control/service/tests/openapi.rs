@@ -15,3 +15,23 @@ fn the_checked_in_description_is_up_to_date() {
         "docs/openapi.json is out of date; write it anew with HEADWATER_BLESS=1 cargo test -p headwater-service --test openapi"
     );
 }
+
+#[test]
+fn parameters_are_where_clients_put_them() {
+    let described = serde_json::to_value(headwater_service::operations::openapi()).expect("it is JSON");
+    let mut seen = 0;
+    for (path, methods) in described["paths"].as_object().expect("paths") {
+        for parameter in methods
+            .as_object()
+            .expect("methods")
+            .values()
+            .flat_map(|it| it["parameters"].as_array().cloned().unwrap_or_default())
+        {
+            let name = parameter["name"].as_str().expect("a name");
+            let place = if path.contains(&format!("{{{name}}}")) { "path" } else { "query" };
+            assert_eq!(parameter["in"], place, "{name} of {path}");
+            seen += 1;
+        }
+    }
+    assert!(seen > 30, "{seen} parameters");
+}

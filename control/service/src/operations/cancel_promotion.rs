@@ -14,6 +14,7 @@ use crate::promotions::named_image;
 
 /// Which one.
 #[derive(Debug, Deserialize, IntoParams)]
+#[into_params(parameter_in = Query)]
 #[serde(deny_unknown_fields)]
 pub(super) struct Which {
     /// The channel that it is for.

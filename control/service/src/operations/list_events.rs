@@ -31,6 +31,7 @@ impl Explain for Error {
 
 /// Which events.
 #[derive(Debug, Deserialize, IntoParams)]
+#[into_params(parameter_in = Query)]
 #[serde(deny_unknown_fields)]
 pub(super) struct Wanted {
     /// Only those of one subject, for instance `machine web-1` or `image debian`.

@@ -28,6 +28,7 @@ const PIECE_BYTES: usize = 64 << 10;
 
 /// How.
 #[derive(Debug, Deserialize, IntoParams)]
+#[into_params(parameter_in = Query)]
 #[serde(deny_unknown_fields)]
 pub(super) struct How {
     /// Go on with what is printed from now on, until the machine is off.

@@ -12,6 +12,7 @@ use crate::extract::{Actor, Name, Parameters};
 
 /// How.
 #[derive(Debug, Deserialize, IntoParams)]
+#[into_params(parameter_in = Query)]
 #[serde(deny_unknown_fields)]
 pub(super) struct How {
     /// End it first where it is on.
