@@ -298,7 +298,7 @@ pub enum ImageCommand {
         #[arg(long)]
         undo: bool,
     },
-    /// Show what changed between two versions: bytes, and files of ext and FAT file systems
+    /// Show what changed between two versions: bytes, and files of ext, FAT and NTFS file systems
     Diff {
         /// The older one: IMAGE, IMAGE:CHANNEL, IMAGE@NUMBER or IMAGE@HASH
         from: String,
