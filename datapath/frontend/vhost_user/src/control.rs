@@ -34,6 +34,12 @@ struct QueueState {
     running: Option<Queue>,
 }
 
+/// The message layer takes descriptors without this flag, and a program that this process starts meanwhile (qemu-img, a
+/// hypervisor) would have a machine's memory and queues.
+fn close_on_exec(file: &File) -> Result<()> {
+    rustix::io::fcntl_setfd(file, rustix::io::FdFlags::CLOEXEC).map_err(|e| Error::ReqHandlerError(e.into()))
+}
+
 /// The state of a connection.
 pub(crate) struct Control {
     disk: Arc<Disk>,
@@ -214,6 +220,7 @@ impl VhostUserBackendReqHandlerMut for Control {
         files: Vec<File>,
         _: Option<bool>,
     ) -> Result<Option<Vec<VhostUserMemoryRegionBase>>> {
+        files.iter().try_for_each(close_on_exec)?;
         if regions.len() != files.len() {
             return Err(Error::IncorrectFds);
         }
@@ -235,6 +242,7 @@ impl VhostUserBackendReqHandlerMut for Control {
         file: File,
         _: Option<bool>,
     ) -> Result<Option<VhostUserMemoryRegionBase>> {
+        close_on_exec(&file)?;
         let memory = self.memory.with(spec(region), &file);
         self.use_memory(memory)?;
         Ok(None)
@@ -309,6 +317,7 @@ impl VhostUserBackendReqHandlerMut for Control {
         let Some(fd) = fd else {
             return unsupported("queues without a kick descriptor, which are polled, are not supported");
         };
+        close_on_exec(&fd)?;
         if queue.running.is_some() {
             return unsupported("the kick descriptor of a running queue cannot be replaced");
         }
@@ -317,6 +326,7 @@ impl VhostUserBackendReqHandlerMut for Control {
     }
 
     fn set_vring_call(&mut self, index: u8, fd: Option<File>) -> Result<()> {
+        fd.iter().try_for_each(close_on_exec)?;
         let queue = self.queue(usize::from(index))?;
         queue.call = fd.map(OwnedFd::from);
         if let Some(running) = &queue.running {
@@ -327,6 +337,7 @@ impl VhostUserBackendReqHandlerMut for Control {
     }
 
     fn set_vring_err(&mut self, index: u8, fd: Option<File>) -> Result<()> {
+        fd.iter().try_for_each(close_on_exec)?;
         let queue = self.queue(usize::from(index))?;
         queue.error = fd.map(OwnedFd::from);
         if let Some(running) = &queue.running {

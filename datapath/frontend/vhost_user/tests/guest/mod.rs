@@ -13,7 +13,7 @@ use rustix::fs::MemfdFlags;
 use vhost::vhost_user::message::{VhostUserConfigFlags, VhostUserHeaderFlag, VhostUserProtocolFeatures};
 use vhost::vhost_user::{Frontend, VhostUserFrontend};
 use vhost::{VhostBackend, VhostUserMemoryRegionInfo, VringConfigData};
-use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
+use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
 
 /// Where the machine's memory starts for the guest and for the front-end's process.
 pub const GUEST: u64 = 0x10_0000;
@@ -89,7 +89,7 @@ impl Guest {
         frontend.set_features(features).unwrap();
         frontend.set_hdr_flags(VhostUserHeaderFlag::NEED_REPLY);
         frontend.set_mem_table(&[region(&memory)]).unwrap();
-        let event = || EventFd::new(EFD_NONBLOCK).unwrap();
+        let event = || EventFd::new(EFD_NONBLOCK | EFD_CLOEXEC).unwrap();
         Self {
             frontend,
             connection,
