@@ -1,15 +1,17 @@
 //! What is answered to a request: which path is which part of the store, and which part of that is meant.
 //!
 //! ```text
-//!   GET, HEAD only -> token -> path -> tag known already? 304 -> range -> 200, 206 or 416
+//!   GET, HEAD only -> token, or no web page -> path -> tag known already? 304 -> range -> 200, 206 or 416
 //! ```
 
+use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Instant;
 
 use bytes::Bytes;
 use headwater_store::{Hash, ImageName, Object, Store, StoreError, StoreErrorKind, settings_bytes};
 use hyper::header::{self, HeaderMap, HeaderValue};
+use hyper::http::uri::Authority;
 use hyper::{Method, Request, Response, StatusCode};
 use parking_lot::Mutex;
 
@@ -88,6 +90,7 @@ impl Content {
 pub struct Answers {
     store: Arc<dyn Store>,
     tokens: Option<TokenFile>,
+    tls: bool,
     leases: Leases,
     reads: Reads,
     /// The manifests that were asked for last, newest last.
@@ -100,12 +103,12 @@ pub struct Answers {
 const OBJECTS_OPEN_MAX: usize = 64;
 
 impl Answers {
-    /// Answers for `store`, to everybody or to those with tokens.
-    pub fn new(store: Arc<dyn Store>, tokens: Option<TokenFile>, limits: &Limits) -> Self {
+    /// Answers for `store`, to everybody or to those with tokens; over TLS or not.
+    pub fn new(store: Arc<dyn Store>, tokens: Option<TokenFile>, tls: bool, limits: &Limits) -> Self {
         let leases = Leases::new(Arc::clone(&store), limits.lease);
         let reads = Reads::new(limits.reads, limits.read_wait);
         let (manifests, objects) = (Mutex::new(Vec::new()), Mutex::new(Vec::new()));
-        Self { store, tokens, leases, reads, manifests, objects }
+        Self { store, tokens, tls, leases, reads, manifests, objects }
     }
 
     /// The versions that are held.
@@ -144,6 +147,11 @@ impl Answers {
             let mut refused = problem(StatusCode::UNAUTHORIZED, "unauthorized", message);
             refused.headers_mut().insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
             return refused;
+        }
+        if self.tokens.is_none() && is_foreign(request, self.tls) {
+            let message = "the request comes from a web page or under another name: without tokens this store is read as \
+                           localhost or under a loopback address, and by no browser";
+            return problem(StatusCode::BAD_REQUEST, "invalid", message);
         }
         progress.let_in();
         let Some(target) = Target::of(request.uri().path()) else {
@@ -303,6 +311,19 @@ impl Answers {
             (true, false) => "public, max-age=31536000, immutable",
         }
     }
+}
+
+/// Whether a browser may have been made to ask: a page from anywhere can have it talk to loopback ports, and can point a
+/// name of its own at them, for which it has no certificate.
+fn is_foreign<B>(request: &Request<B>, tls: bool) -> bool {
+    let headers = request.headers();
+    // HTTP/2 has the host in the address.
+    let host = text(headers, &header::HOST).or_else(|| request.uri().authority().map(Authority::as_str));
+    let authority = host.and_then(|host| host.parse::<Authority>().ok());
+    let name = authority.as_ref().map_or("", Authority::host).trim_matches(['[', ']']);
+    let is_ours =
+        name.eq_ignore_ascii_case("localhost") || name.parse::<IpAddr>().is_ok_and(|ip| ip.is_loopback());
+    headers.contains_key(header::ORIGIN) || !(tls || is_ours)
 }
 
 fn text<'a>(headers: &'a HeaderMap, name: &header::HeaderName) -> Option<&'a str> {

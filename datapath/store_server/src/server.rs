@@ -122,7 +122,7 @@ impl StoreServer {
         let limits = options.limits;
         // Who asks has other servers, or asks again, and may be gone long before a store that is waited for is back.
         let store = store.impatient().unwrap_or(store);
-        let answers = Arc::new(Answers::new(store, tokens, &limits));
+        let answers = Arc::new(Answers::new(store, tokens, tls.is_some(), &limits));
         Ok(Self { listener, address, tls, answers, limits })
     }
 

@@ -86,8 +86,11 @@ impl Served {
     fn ask(&self, method: &str, path: &str, headers: &[&str]) -> Answer {
         let mut stream = TcpStream::connect(self.address).unwrap();
         stream.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
-        let more: String = headers.iter().map(|header| format!("{header}\r\n")).collect();
-        write!(stream, "{method} {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n{more}\r\n").unwrap();
+        let mut more: String = headers.iter().map(|header| format!("{header}\r\n")).collect();
+        if !more.contains("Host:") {
+            more.push_str("Host: localhost\r\n");
+        }
+        write!(stream, "{method} {path} HTTP/1.1\r\nConnection: close\r\n{more}\r\n").unwrap();
         let mut bytes = Vec::new();
         stream.read_to_end(&mut bytes).unwrap();
         let end = bytes.windows(4).position(|four| four == b"\r\n\r\n").unwrap() + 4;
@@ -236,7 +239,7 @@ fn a_store_that_does_not_answer_takes_no_more_threads_than_it_may() {
     assert!(Command::new("mkfifo").arg(&pipe).status().unwrap().success());
     let ask = |_| {
         let mut stream = connect(&served);
-        write!(stream, "GET /objects/{id} HTTP/1.1\r\nHost: x\r\n\r\n").unwrap();
+        write!(stream, "GET /objects/{id} HTTP/1.1\r\nHost: localhost\r\n\r\n").unwrap();
         stream
     };
     let given_up: Vec<_> = (0..3).map(ask).collect();
@@ -272,6 +275,35 @@ fn only_a_token_of_the_file_opens_the_store() {
         (answer.status, answer.header("cache-control")),
         (200, "private, max-age=31536000, immutable")
     );
+}
+
+#[test]
+fn web_pages_do_not_read_a_store_without_tokens() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("tokens");
+    std::fs::write(&file, token_line("anna", "right").unwrap()).unwrap();
+    let open = serve(options());
+    let with_tokens = serve(Options { token_file: Some(file), ..options() });
+    let port = open.address.port();
+    let ours =
+        ["localhost", &format!("localhost:{port}"), &format!("127.0.0.1:{port}"), "127.0.0.2", "[::1]:80"];
+    for host in ours {
+        assert_eq!(open.ask("GET", "/images/", &[&format!("Host: {host}")]).status, 200, "{host}");
+    }
+    for foreign in [
+        &["Host: evil.example"][..],
+        &[&format!("Host: evil.example:{port}")],
+        &["Host: localhost.evil.example"],
+        &["Host: localhost", "Origin: http://evil.example"],
+        &["Host: localhost", "Origin: null"],
+        &["Host: "],
+    ] {
+        let answer = open.ask("GET", "/images/", foreign);
+        assert_eq!(answer.status, 400, "{foreign:?}");
+        // Who has a token says who it is.
+        let with_token = [foreign, &["Authorization: Bearer right"]].concat();
+        assert_eq!(with_tokens.ask("GET", "/images/", &with_token).status, 200, "{foreign:?}");
+    }
 }
 
 fn curl(arguments: &[&str]) -> (String, Vec<u8>) {
@@ -390,7 +422,7 @@ fn who_asks_again_and_again_without_a_token_is_given_up() {
         let mut stream = connect(&served);
         (0..40).all(|_| {
             std::thread::sleep(Duration::from_millis(50));
-            let asked = write!(stream, "GET /store HTTP/1.1\r\nHost: x\r\n{header}\r\n");
+            let asked = write!(stream, "GET /store HTTP/1.1\r\nHost: localhost\r\n{header}\r\n");
             asked.is_ok() && stream.read(&mut [0; 4096]).is_ok_and(|n| n > 0)
         })
     };
