@@ -4,17 +4,24 @@ use std::io;
 use std::net::SocketAddr;
 use std::os::unix::fs::{FileTypeExt, PermissionsExt};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
 
 use axum::Router;
-use axum::extract::connect_info::Connected;
+use axum::extract::connect_info::{ConnectInfo, Connected};
 use axum::extract::{Request, State};
 use axum::http::{HeaderMap, header};
 use axum::middleware::{self, Next};
 use axum::response::{IntoResponse, Response};
 use axum::serve::IncomingStream;
 use headwater_api::{Problem, ProblemKind};
-use tokio::net::{TcpListener, UnixListener, UnixStream};
-use tokio::sync::watch;
+use hyper::server::conn::http1;
+use hyper::service::{Service, service_fn};
+use hyper_util::rt::{TokioIo, TokioTimer};
+use hyper_util::service::TowerToHyperService;
+use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
+use tokio::task::JoinSet;
 
 use crate::answer::Failure;
 use crate::extract::Peer;
@@ -22,6 +29,18 @@ use crate::token::Token;
 
 /// The longest path of a unix socket on Linux, without its closing zero.
 pub const MAX_SOCKET_PATH_BYTES: usize = 107;
+
+/// The most connections over TCP at a time; more wait to be accepted.
+pub const TCP_CONNECTIONS_MAX: usize = 512;
+
+/// How long a client over TCP may take for the head of a request, also of the next one.
+pub const HEAD_TIMEOUT: Duration = Duration::from_secs(30);
+
+/// What a connection over TCP holds of a request that is not taken yet: the longest head.
+const BUFFER_MAX_BYTES: usize = 64 << 10;
+
+/// The pause after a connection could not be accepted: there are too many open files.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
 /// Why the daemon cannot listen.
 #[derive(Debug, thiserror::Error)]
@@ -122,18 +141,99 @@ pub async fn serve_unix(
 }
 
 /// Serves a TCP port, likewise. Requests without the token, and those that a web page could have caused, are
-/// refused: every process of every user of this host can connect.
+/// refused: every process of every user of this host can connect. So it is bounded what those without the token take: so
+/// many connections, each for one refusal or for as long as a head may take.
 pub async fn serve_tcp(
     listener: TcpListener,
     router: Router,
     token: Token,
     stop: watch::Receiver<bool>,
 ) -> io::Result<()> {
-    let service = router
+    let limits = Limits { connections: TCP_CONNECTIONS_MAX, head: HEAD_TIMEOUT };
+    let router = router
         .layer(middleware::from_fn_with_state(token, require_token))
-        .layer(middleware::from_fn(refuse_browsers))
-        .into_make_service_with_connect_info::<Peer>();
-    axum::serve(listener, service).with_graceful_shutdown(stopped(stop)).await
+        .layer(middleware::from_fn(refuse_browsers));
+    serve_bounded(listener, router, limits, stop).await;
+    Ok(())
+}
+
+/// What clients over TCP may take.
+#[derive(Clone, Copy)]
+struct Limits {
+    connections: usize,
+    head: Duration,
+}
+
+async fn serve_bounded(
+    listener: TcpListener,
+    router: Router,
+    limits: Limits,
+    mut stop: watch::Receiver<bool>,
+) {
+    let room = Arc::new(Semaphore::new(limits.connections));
+    let mut connections = JoinSet::new();
+    loop {
+        while connections.try_join_next().is_some() {}
+        let accepted = tokio::select! {
+            _ = stop.wait_for(|stop| *stop) => break,
+            accepted = accept(&listener, &room) => accepted,
+        };
+        let Some((stream, address, place)) = accepted else { continue };
+        let (router, stop) = (router.clone(), stop.clone());
+        connections.spawn(async move {
+            let _place = place;
+            serve_connection(stream, address, router, limits, stop).await;
+        });
+    }
+    drop(listener);
+    while connections.join_next().await.is_some() {}
+}
+
+async fn accept(
+    listener: &TcpListener,
+    room: &Arc<Semaphore>,
+) -> Option<(TcpStream, SocketAddr, OwnedSemaphorePermit)> {
+    let place = Arc::clone(room).acquire_owned().await.ok()?;
+    match listener.accept().await {
+        Ok((stream, address)) => Some((stream, address, place)),
+        Err(e) => {
+            tracing::warn!(error = %e, "cannot accept a connection");
+            tokio::time::sleep(ACCEPT_PAUSE).await;
+            None
+        }
+    }
+}
+
+async fn serve_connection(
+    stream: TcpStream,
+    address: SocketAddr,
+    router: Router,
+    limits: Limits,
+    stop: watch::Receiver<bool>,
+) {
+    let service = TowerToHyperService::new(router);
+    let service = service_fn(move |mut request: hyper::Request<hyper::body::Incoming>| {
+        request.extensions_mut().insert(ConnectInfo(Peer::Tcp(address)));
+        service.call(request)
+    });
+    let connection = http1::Builder::new()
+        .timer(TokioTimer::new())
+        .header_read_timeout(limits.head)
+        .max_buf_size(BUFFER_MAX_BYTES)
+        .serve_connection(TokioIo::new(stream), service)
+        // Consoles.
+        .with_upgrades();
+    let mut connection = std::pin::pin!(connection);
+    let ended = tokio::select! {
+        ended = connection.as_mut() => ended,
+        () = stopped(stop) => {
+            connection.as_mut().graceful_shutdown();
+            connection.await
+        }
+    };
+    if let Err(e) = ended {
+        tracing::debug!(client = %address, error = %e, "a connection ended");
+    }
 }
 
 async fn stopped(mut stop: watch::Receiver<bool>) {
@@ -146,7 +246,7 @@ async fn refuse_browsers(request: Request, next: Next) -> Response {
     if is_foreign(request.headers()) {
         let problem = Problem::new(ProblemKind::Invalid, "the request comes from a web page or another host")
             .advise("use the name localhost or 127.0.0.1, and no browser");
-        return Failure(problem).into_response();
+        return refusal(problem);
     }
     next.run(request).await
 }
@@ -160,7 +260,12 @@ async fn require_token(State(token): State<Token>, request: Request, next: Next)
     let problem = Problem::new(ProblemKind::Unauthorized, message).advise(
         "send 'Authorization: Bearer TOKEN'; the token is in the file api.token of the data directory",
     );
-    ([(header::WWW_AUTHENTICATE, "Bearer")], Failure(problem)).into_response()
+    ([(header::WWW_AUTHENTICATE, "Bearer")], refusal(problem)).into_response()
+}
+
+/// The last answer of a connection: who may not ask does not keep its place.
+fn refusal(problem: Problem) -> Response {
+    ([(header::CONNECTION, "close")], Failure(problem)).into_response()
 }
 
 fn is_foreign(headers: &HeaderMap) -> bool {
@@ -175,15 +280,92 @@ impl Connected<IncomingStream<'_, UnixListener>> for Peer {
     }
 }
 
-impl Connected<IncomingStream<'_, TcpListener>> for Peer {
-    fn connect_info(stream: IncomingStream<'_, TcpListener>) -> Self {
-        Peer::Tcp(*stream.remote_addr())
-    }
-}
-
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    use axum::routing::get;
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+
     use super::*;
+
+    /// For what would else be waited for for ever.
+    const SOON: Duration = Duration::from_secs(60);
+
+    /// A server of one path, how many it answered at once at most, and its address.
+    async fn served(limits: Limits) -> (SocketAddr, Arc<AtomicUsize>, watch::Sender<bool>) {
+        let listener = bind_tcp("127.0.0.1:0".parse().unwrap()).await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let (now, most) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
+        let seen = Arc::clone(&most);
+        let answer = move |ConnectInfo(peer): ConnectInfo<Peer>| async move {
+            most.fetch_max(now.fetch_add(1, Ordering::SeqCst) + 1, Ordering::SeqCst);
+            tokio::time::sleep(Duration::from_millis(50)).await;
+            now.fetch_sub(1, Ordering::SeqCst);
+            format!("{peer:?}")
+        };
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::write(dir.path().join("token"), "ab".repeat(32)).unwrap();
+        let token = Token::load_or_make(&dir.path().join("token"), &crate::backend::SystemRandom).unwrap();
+        let router = Router::new()
+            .route("/", get(answer))
+            .layer(middleware::from_fn_with_state(token, require_token))
+            .layer(middleware::from_fn(refuse_browsers));
+        let (stop, stopped) = watch::channel(false);
+        tokio::spawn(serve_bounded(listener, router, limits, stopped));
+        (address, seen, stop)
+    }
+
+    /// All that comes back.
+    async fn ask(address: SocketAddr, headers: &str) -> String {
+        let mut stream = TcpStream::connect(address).await.unwrap();
+        stream.write_all(format!("GET / HTTP/1.1\r\n{headers}\r\n").as_bytes()).await.unwrap();
+        let mut answer = String::new();
+        tokio::time::timeout(SOON, stream.read_to_string(&mut answer)).await.unwrap().unwrap();
+        answer
+    }
+
+    fn with_token() -> String {
+        format!("host: localhost\r\nconnection: close\r\nauthorization: Bearer {}\r\n", "ab".repeat(32))
+    }
+
+    #[tokio::test]
+    async fn who_says_nothing_does_not_keep_others_out() {
+        let (address, _, stop) = served(Limits { connections: 4, head: Duration::from_millis(200) }).await;
+        let mut silent = Vec::new();
+        for n in 0..12 {
+            let mut stream = TcpStream::connect(address).await.unwrap();
+            // Some begin a request.
+            stream.write_all(if n % 2 == 0 { b"" } else { b"GET / HT" }).await.unwrap();
+            silent.push(stream);
+        }
+        let answer = ask(address, &with_token()).await;
+        assert!(answer.starts_with("HTTP/1.1 200") && answer.contains("Tcp(127.0.0.1:"), "{answer}");
+        for mut stream in silent {
+            let mut rest = Vec::new();
+            let _ = tokio::time::timeout(SOON, stream.read_to_end(&mut rest)).await.unwrap();
+        }
+        stop.send(true).unwrap();
+    }
+
+    #[tokio::test]
+    async fn so_many_connections_are_served_at_a_time_and_one_that_was_refused_ends() {
+        let (address, most, _stop) = served(Limits { connections: 3, head: SOON }).await;
+        let headers = with_token();
+        let asking: Vec<_> = (0..12)
+            .map(|_| {
+                let headers = headers.clone();
+                tokio::spawn(async move { ask(address, &headers).await })
+            })
+            .collect();
+        for answer in asking {
+            assert!(answer.await.unwrap().starts_with("HTTP/1.1 200"));
+        }
+        assert!((1..=3).contains(&most.load(Ordering::SeqCst)));
+        // These do not ask for the end of the connection.
+        assert!(ask(address, "host: localhost\r\n").await.starts_with("HTTP/1.1 401"));
+        assert!(ask(address, "host: evil.example\r\n").await.starts_with("HTTP/1.1 4"));
+    }
 
     #[tokio::test]
     async fn a_stale_socket_is_replaced_and_a_live_one_is_not() {
