@@ -133,6 +133,55 @@ fn many_flushes_at_once_share_commits() {
 }
 
 #[test]
+fn what_another_user_put_in_a_caches_place_is_refused_and_not_followed() {
+    use std::fs::Permissions;
+    use std::os::unix::fs::{PermissionsExt, symlink};
+
+    let dir = tempfile::tempdir().unwrap();
+    let options = options(&empty(16), CacheMode::RamDisk, 64, dir.path());
+    let cache = dir.path().join("disk1");
+    let refused = |what: &str, because: &str| {
+        let (host, _) = setup::host(u64::MAX);
+        let error = Volume::open(&options, &host).err().expect("it was accepted");
+        let text = format!("{error}: {:?}", std::error::Error::source(&error));
+        assert!(text.contains(because) && text.contains("disk1"), "{what}: {text}");
+    };
+    let target = dir.path().join("target");
+    std::fs::write(&target, "precious").unwrap();
+    for name in ["lock", "map", "data"] {
+        std::fs::create_dir(&cache).unwrap();
+        std::fs::set_permissions(&cache, Permissions::from_mode(0o700)).unwrap();
+        symlink(&target, cache.join(name)).unwrap();
+        refused(name, "is a link");
+        std::fs::remove_dir_all(&cache).unwrap();
+    }
+    std::fs::create_dir(&cache).unwrap();
+    std::fs::set_permissions(&cache, Permissions::from_mode(0o700)).unwrap();
+    let made = std::process::Command::new("mkfifo").arg(cache.join("data")).status().unwrap();
+    assert!(made.success());
+    refused("a pipe", "or a pipe");
+    std::fs::remove_file(cache.join("data")).unwrap();
+    for mode in [0o720, 0o702, 0o1777] {
+        std::fs::set_permissions(&cache, Permissions::from_mode(mode)).unwrap();
+        refused("a directory for others", "chmod");
+    }
+    let elsewhere = dir.path().join("elsewhere");
+    std::fs::set_permissions(&cache, Permissions::from_mode(0o700)).unwrap();
+    std::fs::rename(&cache, &elsewhere).unwrap();
+    symlink(&elsewhere, &cache).unwrap();
+    refused("a link to a directory", "symbolic link");
+    assert_eq!(std::fs::read(&target).unwrap(), b"precious");
+    // The same directory, where it should be.
+    std::fs::remove_file(&cache).unwrap();
+    std::fs::rename(&elsewhere, &cache).unwrap();
+    // The map is written beside its place first: a link there goes, and its target stays.
+    symlink(&target, cache.join("map.new")).unwrap();
+    let (host, _) = setup::host(u64::MAX);
+    drop(setup::open(&options, &host));
+    assert_eq!(std::fs::read(&target).unwrap(), b"precious");
+}
+
+#[test]
 fn a_cache_belongs_to_one_base_one_key_and_one_volume() {
     let dir = tempfile::tempdir().unwrap();
     let right = options(&empty(16), CacheMode::RamDisk, 64, dir.path());

@@ -6,8 +6,9 @@
 //!   kill -9, power cut: there is no file       the machine must be started anew: answered writes may be lost
 //! ```
 
-use std::fs::File;
-use std::io::{ErrorKind, Write};
+use std::fs::{File, OpenOptions};
+use std::io::{ErrorKind, Read, Write};
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
 use anyhow::Context;
@@ -15,6 +16,15 @@ use headwater_vhost_user::Positions;
 
 /// The file's name in the directory of the persistent cache.
 const NAME: &str = "vhost-user";
+
+/// More than the positions of all queues take.
+const MAX_BYTES: u64 = 64 << 10;
+
+/// Opens the file, and nothing that a link points at.
+fn open(options: &mut OpenOptions, path: &Path) -> std::io::Result<File> {
+    let no_follow = i32::try_from(rustix::fs::OFlags::NOFOLLOW.bits()).unwrap_or(0);
+    options.custom_flags(no_follow).open(path)
+}
 
 /// The place of one cache's file.
 pub struct Resume {
@@ -31,8 +41,9 @@ impl Resume {
     pub fn take(&self) -> anyhow::Result<Option<Positions>> {
         let path = self.dir.join(NAME);
         let failed = || format!("cannot tell from {} where a machine stood", path.display());
-        let text = match std::fs::read_to_string(&path) {
-            Ok(text) => text,
+        let mut text = String::new();
+        match open(OpenOptions::new().read(true), &path) {
+            Ok(file) => file.take(MAX_BYTES).read_to_string(&mut text).with_context(failed)?,
             Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
             Err(error) => return Err(error).with_context(failed),
         };
@@ -45,7 +56,8 @@ impl Resume {
     pub fn leave(&self, positions: &Positions) -> anyhow::Result<()> {
         let path = self.dir.join(NAME);
         let write = || {
-            let mut file = File::create(&path)?;
+            let mut file =
+                open(OpenOptions::new().write(true).create(true).truncate(true).mode(0o600), &path)?;
             writeln!(file, "{positions}")?;
             file.sync_all()?;
             self.sync()
@@ -75,5 +87,18 @@ mod tests {
         std::fs::write(dir.path().join("lab").join(NAME), "seven").unwrap();
         let error = format!("{:#}", resume.take().unwrap_err());
         assert!(error.contains("lab/vhost-user") && error.contains("'seven'"), "{error}");
+    }
+
+    #[test]
+    fn a_link_in_its_place_is_not_followed() {
+        let dir = tempfile::tempdir().unwrap();
+        let (cache, target) = (dir.path().join("lab"), dir.path().join("target"));
+        std::fs::create_dir(&cache).unwrap();
+        std::fs::write(&target, "7 -").unwrap();
+        std::os::unix::fs::symlink(&target, cache.join(NAME)).unwrap();
+        let resume = Resume::new(dir.path(), "lab");
+        assert!(resume.take().is_err());
+        assert!(resume.leave(&Positions::parse("9 -").unwrap()).is_err());
+        assert_eq!(std::fs::read(&target).unwrap(), b"7 -");
     }
 }

@@ -34,12 +34,13 @@ use headwater_block::CompletionQueue;
 
 use self::buffering::{Chosen, OpenFile};
 use self::io::{Direction, IoEngine, IoOp};
-use self::place::{check_space, direct_alignment, open_file, open_named_file};
+use self::place::{check_space, direct_alignment, open_file};
 use self::positions::Positions;
 pub use self::positions::{KEEP_POSITIONS, NoPosition};
 use self::seal::{SEALED_SEGMENT_BYTES, SEALED_SLOT_BYTES, SealKey};
 use crate::cache::OverflowOptions;
 use crate::memory::AlignedBuffer;
+use crate::persist::directory::open_rw;
 use crate::sync::{EXPLORED, Mutex, thread};
 use crate::units::Slot;
 
@@ -102,7 +103,7 @@ impl Overflow {
     ) -> Result<Self, String> {
         // What is measured is written to a file beside it.
         let chosen = buffering::choose(place.buffering, &place.at, &|direct| open_file(&place.at, direct))?;
-        Self::open_with(place, chosen, engine, key, &|direct| open_named_file(data, direct))
+        Self::open_with(place, chosen, engine, key, &|direct| open_rw(data, direct))
     }
 
     fn open_with(

@@ -46,18 +46,6 @@ pub(super) fn open_file(at: &Path, direct: bool) -> io::Result<File> {
     }
 }
 
-pub(super) fn open_named_file(at: &Path, direct: bool) -> io::Result<File> {
-    let flags = if direct { i32::try_from(OFlags::DIRECT.bits()).unwrap_or(0) } else { 0 };
-    OpenOptions::new()
-        .read(true)
-        .write(true)
-        .create(true)
-        .truncate(false)
-        .mode(0o600)
-        .custom_flags(flags)
-        .open(at)
-}
-
 /// Refuses a limit that the file system cannot hold now: better before a machine runs than in its middle.
 pub(super) fn check_space(file: &File, at: &Path, limit_bytes: u64) -> Result<(), String> {
     let Ok(space) = rustix::fs::fstatvfs(file) else { return Ok(()) };

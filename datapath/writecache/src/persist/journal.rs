@@ -9,15 +9,15 @@
 //! Legal outcomes of a crash while a commit is added: {without it, with it}. Of one while a checkpoint
 //! replaces the map: {the old map, the new one}, and both are true.
 
-use std::fs::{DirBuilder, File, OpenOptions};
+use std::fs::File;
 use std::io;
-use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use headwater_block::{IoError, IoErrorKind};
 
 use super::PersistentOptions;
+use super::directory::{lock, open_dir, open_found, open_rw};
 use super::format::{Encoder, HEADER_BYTES, Header, HeaderFault};
 use super::room::MapRoom;
 use super::scan::{Scan, ScanFault, Window, scan};
@@ -99,36 +99,6 @@ fn check_name(name: &str) -> Result<(), IoError> {
     Ok(())
 }
 
-fn open_rw(path: &Path) -> io::Result<File> {
-    OpenOptions::new().read(true).write(true).create(true).truncate(false).mode(0o600).open(path)
-}
-
-/// Makes the cache's directory where it is missing.
-fn make_dir(parent: &Path, dir: &Path) -> Result<(), IoError> {
-    let failed = |e| IoError::from_os(format!("cannot make the persistent cache {}", dir.display()), e);
-    match DirBuilder::new().mode(0o700).create(dir) {
-        Ok(()) => File::open(parent).and_then(|p| p.sync_all()).map_err(failed),
-        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(()),
-        Err(error) => Err(failed(error)),
-    }
-}
-
-fn lock(dir: &Path) -> Result<File, IoError> {
-    use rustix::fs::FlockOperation;
-    let path = dir.join("lock");
-    let file = open_rw(&path).map_err(|e| IoError::from_os(format!("cannot open {}", path.display()), e))?;
-    match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
-        Ok(()) => Ok(file),
-        Err(rustix::io::Errno::WOULDBLOCK) => {
-            let why = "a volume has it open already; close that one first";
-            let busy = io::Error::new(io::ErrorKind::ResourceBusy, why);
-            let what = format!("the persistent cache {} is in use", dir.display());
-            Err(IoError::with_source(IoErrorKind::Invalid, what, busy))
-        }
-        Err(error) => Err(IoError::from_os(format!("cannot lock {}", path.display()), error.into())),
-    }
-}
-
 impl Journal {
     /// Opens the cache, or makes it where there is none.
     pub fn open(
@@ -146,16 +116,15 @@ impl Journal {
             )));
         }
         let dir = parent.join(&options.name);
-        make_dir(parent, &dir)?;
+        let dir_file = open_dir(parent, &dir)?;
         let lock = lock(&dir)?;
         let failed = |e| IoError::from_os(format!("cannot open the persistent cache {}", dir.display()), e);
-        let dir_file = File::open(&dir).map_err(failed)?;
         let key_check = key
             .check(&Header::checked_part(size_bytes, &options.base_id))
             .ok_or_else(|| IoError::new(IoErrorKind::Device, "the key check could not be made"))?;
         let header = Header { size_bytes, base_id: options.base_id, key_check, first_sequence: 1 };
         let map = dir.join("map");
-        let mut recovered = match File::open(&map) {
+        let mut recovered = match open_found(&map) {
             Ok(file) => {
                 let mut records = Window::new(file).map_err(failed)?;
                 let found = check_header(&dir, records.from(0).map_err(failed)?, &header)?;
@@ -166,7 +135,7 @@ impl Journal {
             Err(error) => return Err(failed(error)),
         };
         let file = match &recovered {
-            Some(_) => open_rw(&map).map_err(failed)?,
+            Some(_) => open_rw(&map, false).map_err(failed)?,
             None => lock.try_clone().map_err(failed)?,
         };
         let file = Arc::new(file);
@@ -304,7 +273,7 @@ impl Journal {
         let (records, sequence) = records.finish();
         let (new, map) = (self.dir.join("map.new"), self.dir.join("map"));
         let _ = std::fs::remove_file(&new);
-        let file = Arc::new(open_rw(&new)?);
+        let file = Arc::new(open_rw(&new, false)?);
         let write = || {
             self.engine.write_at(&file, &header.encode(), 0)?;
             self.engine.write_at(&file, &records, HEADER_BYTES as u64)?;

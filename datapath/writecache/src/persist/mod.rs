@@ -27,6 +27,7 @@
 //! Lock order: the gate before a leaf, and what is pending after everything else.
 
 pub mod commit;
+pub mod directory;
 pub mod format;
 pub mod journal;
 pub mod recover;

@@ -1,0 +1,109 @@
+//! The directory of a persistent cache and its files, opened so that what another user has put in their place is not followed.
+//!
+//! The default place of `headwater export`'s caches is `/var/tmp`, where everybody can make a directory of a cache's name before
+//! the cache is there. So the directory must be this user's own, and nobody else may write to it; then what is in it is this
+//! user's doing, and in a sticky directory nobody else can put another one in its place.
+
+use std::fs::{DirBuilder, File, OpenOptions};
+use std::io;
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
+use std::path::Path;
+
+use headwater_block::{IoError, IoErrorKind};
+use rustix::fs::{FlockOperation, OFlags};
+
+/// Write permission of group and others.
+const OTHERS_WRITE: u32 = 0o022;
+
+fn flags(flags: OFlags) -> i32 {
+    i32::try_from(flags.bits()).unwrap_or(0)
+}
+
+fn invalid(why: String) -> IoError {
+    IoError::new(IoErrorKind::Invalid, why)
+}
+
+/// Opens the cache's directory, and makes it where it is missing.
+pub fn open_dir(parent: &Path, dir: &Path) -> Result<File, IoError> {
+    let failed =
+        |what: &str, e| IoError::from_os(format!("cannot {what} the persistent cache {}", dir.display()), e);
+    match DirBuilder::new().mode(0o700).create(dir) {
+        Ok(()) => File::open(parent).and_then(|p| p.sync_all()).map_err(|e| failed("make", e))?,
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
+        Err(error) => return Err(failed("make", error)),
+    }
+    let no_follow = flags(OFlags::DIRECTORY | OFlags::NOFOLLOW);
+    let opened = match OpenOptions::new().read(true).custom_flags(no_follow).open(dir) {
+        Err(error) if matches!(error.raw_os_error(), Some(libc::ELOOP | libc::ENOTDIR)) => {
+            return Err(invalid(format!(
+                "{} is a symbolic link or no directory, and no persistent cache: give another name, or the directory that \
+                 the cache is in",
+                dir.display()
+            )));
+        }
+        opened => opened.map_err(|e| failed("open", e))?,
+    };
+    let found = opened.metadata().map_err(|e| failed("open", e))?;
+    let user = rustix::process::geteuid().as_raw();
+    if found.uid() != user {
+        return Err(invalid(format!(
+            "{} belongs to user {} and this process to user {user}, so it is not opened as a persistent cache: give another \
+             name or directory, or, if the cache is yours, give it to this user (chown -R)",
+            dir.display(),
+            found.uid()
+        )));
+    }
+    if found.mode() & OTHERS_WRITE != 0 {
+        return Err(invalid(format!(
+            "others can write to {} (mode {:o}), so it is not opened as a persistent cache: look what is in it, then chmod \
+             700 it, or give another name",
+            dir.display(),
+            found.mode() & 0o7777
+        )));
+    }
+    Ok(opened)
+}
+
+/// Opens a file of the cache, and makes it where it is missing.
+pub fn open_rw(path: &Path, direct: bool) -> io::Result<File> {
+    let direct = if direct { OFlags::DIRECT } else { OFlags::empty() };
+    open_regular(OpenOptions::new().create(true).truncate(false).mode(0o600), direct, path)
+}
+
+/// Opens a file of the cache that should be there.
+pub fn open_found(path: &Path) -> io::Result<File> {
+    open_regular(&mut OpenOptions::new(), OFlags::empty(), path)
+}
+
+/// Only a file: no link is followed, and nothing else taken. For reading and writing always, so that opening a pipe does not
+/// wait.
+fn open_regular(options: &mut OpenOptions, direct: OFlags, path: &Path) -> io::Result<File> {
+    let opened = options.read(true).write(true).custom_flags(flags(OFlags::NOFOLLOW | direct)).open(path);
+    // What is no file may also be the reason why it is not opened.
+    let found = opened.as_ref().map_or_else(|_| std::fs::symlink_metadata(path), File::metadata);
+    if found.is_ok_and(|found| !found.is_file()) {
+        let why = format!(
+            "{} is a link, a device or a pipe, and no file of a persistent cache: remove it",
+            path.display()
+        );
+        return Err(io::Error::new(io::ErrorKind::InvalidData, why));
+    }
+    opened
+}
+
+/// Opens and locks the cache's lock.
+pub fn lock(dir: &Path) -> Result<File, IoError> {
+    let path = dir.join("lock");
+    let file =
+        open_rw(&path, false).map_err(|e| IoError::from_os(format!("cannot open {}", path.display()), e))?;
+    match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
+        Ok(()) => Ok(file),
+        Err(rustix::io::Errno::WOULDBLOCK) => {
+            let why = "a volume has it open already; close that one first";
+            let busy = io::Error::new(io::ErrorKind::ResourceBusy, why);
+            let what = format!("the persistent cache {} is in use", dir.display());
+            Err(IoError::with_source(IoErrorKind::Invalid, what, busy))
+        }
+        Err(error) => Err(IoError::from_os(format!("cannot lock {}", path.display()), error.into())),
+    }
+}
