@@ -29,8 +29,9 @@ mod moving;
 pub(crate) mod segment;
 
 use std::collections::VecDeque;
-use std::fs::{self, File, TryLockError};
-use std::os::unix::fs::FileExt;
+use std::fs::{self, File, OpenOptions, TryLockError};
+use std::io::Write;
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -157,11 +158,7 @@ impl DiskCache {
             ));
         }
         fs::create_dir_all(dir).map_err(failed)?;
-        let lock = File::options()
-            .create(true)
-            .truncate(false)
-            .write(true)
-            .open(dir.join("lock"))
+        let lock = open_own(File::options().create(true).truncate(false).write(true), &dir.join("lock"))
             .map_err(failed)?;
         match lock.try_lock() {
             Ok(()) => {}
@@ -227,7 +224,11 @@ impl DiskCache {
         };
         let part = dir.join("part");
         fs::create_dir_all(&dir).map_err(failed)?;
-        fs::write(&part, trace).and_then(|()| fs::rename(&part, &path)).map_err(failed)
+        let write = || {
+            open_own(File::options().create(true).truncate(true).write(true), &part)?.write_all(trace)?;
+            fs::rename(&part, &path)
+        };
+        write().map_err(failed)
     }
 
     /// Reads the segments that are there.
@@ -246,7 +247,7 @@ impl DiskCache {
         let mut state = self.state.lock();
         for (number, path) in found {
             state.next_number = number + 1;
-            let file = File::options().read(true).write(true).open(&path)?;
+            let file = open_own(File::options().read(true).write(true), &path)?;
             let len = file.metadata()?.len();
             let records = scan(&file, len);
             let mut hashes = Vec::with_capacity(records.len());
@@ -406,6 +407,12 @@ impl Drop for Kept {
     }
 }
 
+/// Opens a file of the cache: no link is followed, which another user may have put there where others can write.
+fn open_own(options: &mut OpenOptions, path: &Path) -> std::io::Result<File> {
+    let no_follow = i32::try_from(rustix::fs::OFlags::NOFOLLOW.bits()).unwrap_or(0);
+    options.custom_flags(no_follow).open(path)
+}
+
 /// Marks the directory as a cache. One with other files in it is not taken over.
 fn mark(dir: &Path) -> Result<(), ImageError> {
     let path = dir.join("cache");
@@ -432,7 +439,9 @@ fn mark(dir: &Path) -> Result<(), ImageError> {
             return Err(ImageError::new(ImageErrorKind::Invalid, why));
         }
     }
-    fs::write(&path, MARK).map_err(failed)
+    open_own(File::options().create(true).truncate(true).write(true), &path)
+        .and_then(|mut file| file.write_all(MARK))
+        .map_err(failed)
 }
 
 #[cfg(test)]

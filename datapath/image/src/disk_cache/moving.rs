@@ -21,7 +21,7 @@ use std::sync::atomic::Ordering;
 use headwater_store::Hash;
 
 use crate::disk_cache::segment::{RECORD_HEADER_BYTES, record_header};
-use crate::disk_cache::{DiskCache, Place, Segment, State};
+use crate::disk_cache::{DiskCache, Place, Segment, State, open_own};
 use crate::index::HashTable;
 use crate::units::{u64_of, usize_of_u32};
 
@@ -95,7 +95,7 @@ impl DiskCache {
     fn begin_segment(&self, state: &mut State) -> io::Result<()> {
         let number = state.next_number;
         let path = self.dir.join(format!("segment-{number}"));
-        let file = File::options().read(true).write(true).create(true).truncate(true).open(&path)?;
+        let file = open_own(File::options().read(true).write(true).create(true).truncate(true), &path)?;
         state.next_number += 1;
         state.segments.push_back(Segment { number, path, file: Arc::new(file), len: 0, hashes: Vec::new() });
         Ok(())
@@ -236,7 +236,8 @@ fn places_in<'a>(state: &'a State, segment: &'a Segment) -> impl Iterator<Item =
 impl Copied {
     fn create(dir: &Path) -> io::Result<Self> {
         let mut options = File::options();
-        let file = options.read(true).write(true).create(true).truncate(true).open(dir.join(MOVING))?;
+        options.read(true).write(true).create(true).truncate(true);
+        let file = open_own(&mut options, &dir.join(MOVING))?;
         Ok(Self { file, len: 0, places: HashTable::default() })
     }
 

@@ -133,6 +133,29 @@ fn damage_is_forgotten_and_foreign_directories_are_refused() {
 }
 
 #[test]
+fn links_in_the_place_of_its_files_are_not_followed() {
+    let links = tempfile::tempdir().unwrap();
+    let target = links.path().join("target");
+    let link = |at: &Path| std::os::unix::fs::symlink(&target, at).unwrap();
+    for name in ["lock", "cache"] {
+        let dir = tempfile::tempdir().unwrap();
+        link(&dir.path().join(name));
+        assert!(DiskCache::open(dir.path(), CAPACITY).is_err(), "{name}");
+        assert!(!target.exists(), "{name}");
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let cache = DiskCache::open(dir.path(), CAPACITY).unwrap();
+    fs::create_dir(dir.path().join("traces")).unwrap();
+    link(&dir.path().join("traces").join("part"));
+    link(&dir.path().join("segment-0"));
+    assert!(cache.set_trace(Hash::of(b"m"), Some(b"trace")).is_err());
+    put(&cache, 1);
+    assert!(!target.exists() && !has(&cache, 1));
+    drop(cache);
+    assert!(DiskCache::open(dir.path(), CAPACITY).is_err());
+}
+
+#[test]
 fn traces_are_kept_beside_the_chunks() {
     let dir = tempfile::tempdir().unwrap();
     let cache = DiskCache::open(dir.path(), CAPACITY).unwrap();
