@@ -9,6 +9,9 @@ use anyhow::Context;
 
 use crate::failure::invalid;
 
+/// More than a file with a key has.
+const KEY_FILE_MAX_BYTES: usize = 256;
+
 /// Makes the directory of keys where it is missing.
 pub fn make_directory(keys: &Path) -> std::io::Result<()> {
     DirBuilder::new().recursive(true).mode(0o700).create(keys)
@@ -77,6 +80,28 @@ fn new_key(file: &Path, parent: &Path) -> anyhow::Result<[u8; 16]> {
     Ok(key)
 }
 
+/// Removes a key for good, as far as the disk goes along: its file is overwritten before it loses its name.
+pub fn destroy(file: &Path) -> std::io::Result<()> {
+    let gone = |e: std::io::Error| if e.kind() == ErrorKind::NotFound { Ok(()) } else { Err(e) };
+    // What cannot be overwritten (a disk that is full, and copies what is written) is removed all the same.
+    if let Err(error) = overwrite(file).or_else(gone) {
+        tracing::warn!("{} is removed without being overwritten: {error}", file.display());
+    }
+    std::fs::remove_file(file).or_else(gone)?;
+    match file.parent() {
+        Some(parent) => File::open(parent).and_then(|dir| dir.sync_all()).or_else(gone),
+        None => Ok(()),
+    }
+}
+
+fn overwrite(file: &Path) -> std::io::Result<()> {
+    let no_follow = i32::try_from(rustix::fs::OFlags::NOFOLLOW.bits()).unwrap_or(0);
+    let mut opened = OpenOptions::new().write(true).custom_flags(no_follow).open(file)?;
+    let len = usize::try_from(opened.metadata()?.len()).unwrap_or(KEY_FILE_MAX_BYTES);
+    opened.write_all(&vec![0; len.min(KEY_FILE_MAX_BYTES)])?;
+    opened.sync_all()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -98,6 +123,13 @@ mod tests {
         assert!(key(&keys.join("lost"), &cache, true).is_err());
         assert!(!keys.join("lost").exists());
         assert!(key(&cache.join("k"), &cache, false).unwrap_err().to_string().contains("own directory"));
+        // What is destroyed is overwritten: another name of the file shows it.
+        let other_name = keys.join("other");
+        std::fs::hard_link(&file, &other_name).unwrap();
+        destroy(&file).unwrap();
+        destroy(&file).unwrap();
+        assert!(!file.exists());
+        assert_eq!(std::fs::read(&other_name).unwrap(), [0; 33]);
         std::fs::write(&file, "secret").unwrap();
         std::fs::set_permissions(&file, Permissions::from_mode(0o600)).unwrap();
         assert!(key(&file, &cache, true).unwrap_err().to_string().contains("32 hexadecimal"));

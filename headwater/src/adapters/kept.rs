@@ -120,10 +120,7 @@ impl KeptFiles {
     pub fn discard(&self, id: Uuid) -> Result<(), BackendError> {
         let failed = |path: &Path, e| BackendError::from_io(format!("cannot remove {}", path.display()), e);
         for key in [self.key(id), self.new_key(id)] {
-            match std::fs::remove_file(&key) {
-                Err(e) if e.kind() != ErrorKind::NotFound => return Err(failed(&key, e)),
-                _ => {}
-            }
+            keys::destroy(&key).map_err(|e| failed(&key, e))?;
         }
         let cache = self.cache_dir.join(name(id));
         match std::fs::remove_dir_all(&cache) {
