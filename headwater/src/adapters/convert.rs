@@ -1,13 +1,14 @@
 //! Exports to formats of other programs: qemu-img writes them, and reads the version over NBD.
 //!
-//! The version is served on a socket in the store's directory of temporary files, so no raw copy is needed. What
+//! The version is served on a socket in a temporary directory that no other user can enter, so no raw copy is needed. What
 //! qemu-img writes gets its name when it is whole and durable. Until then it has one that no other export has: of two to one
 //! name at the same time, the first that is ready makes the file, and the other one is told so.
 
 use std::ffi::{OsStr, OsString};
-use std::fs::{self, File};
+use std::fs::{self, DirBuilder, File};
 use std::io::{self, Read};
 use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
@@ -34,8 +35,6 @@ const FILE_NAME_MAX_BYTES: usize = 255;
 /// The most of qemu-img's complaints that is told.
 const COMPLAINT_MAX_BYTES: u64 = 4096;
 
-static NEXT_SOCKET: AtomicU64 = AtomicU64::new(1);
-
 /// Writes a version to `target` in a format. Returns the file's size.
 pub fn export(
     store: &dyn Store,
@@ -46,9 +45,8 @@ pub fn export(
     job: &JobControl,
 ) -> Result<u64, BackendError> {
     let reader = VersionReader::open(store, manifest, ChunkCache::new(CHUNKS_BYTES)).map_err(image_failed)?;
-    let number = NEXT_SOCKET.fetch_add(1, Ordering::Relaxed);
-    let process = std::process::id();
-    let socket = std::env::temp_dir().join(format!("headwater-{process}-export-{number}.sock"));
+    let private = Private::make()?;
+    let socket = private.0.join("export.sock");
     let device: Arc<dyn Device> = reader;
     let server = Server::bind(
         Address::Unix(socket.clone()),
@@ -62,8 +60,7 @@ pub fn export(
     let partial = Partial::beside(target);
     let written = convert(&server.uri().to_string(), &partial.0, version.size_bytes, format, job);
     server.stop();
-    // The server removes it too.
-    let _ = fs::remove_file(&socket);
+    drop(private);
     written?;
     let failed = |e| BackendError::from_io(format!("cannot write {}", target.display()), e);
     let file = File::open(&partial.0).map_err(failed)?;
@@ -80,6 +77,26 @@ pub fn export(
         File::open(dir).and_then(|dir| dir.sync_all()).map_err(failed)?;
     }
     Ok(size_bytes)
+}
+
+/// A directory of an export's own, for its socket: nobody else can guess its name, look into it, or connect.
+struct Private(PathBuf);
+
+impl Private {
+    fn make() -> Result<Self, BackendError> {
+        let dir = std::env::temp_dir().join(format!("headwater-export-{}", uuid::Uuid::new_v4().simple()));
+        DirBuilder::new()
+            .mode(0o700)
+            .create(&dir)
+            .map_err(|e| BackendError::from_io(format!("cannot make {}", dir.display()), e))?;
+        Ok(Self(dir))
+    }
+}
+
+impl Drop for Private {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.0);
+    }
 }
 
 /// What is being written; removed unless it got its name.
@@ -202,6 +219,19 @@ fn missing(format: ExportFormat, error: std::io::Error) -> BackendError {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn an_exports_socket_is_where_nobody_else_can_look() {
+        use std::os::unix::fs::PermissionsExt;
+
+        let (one, two) = (Private::make().unwrap(), Private::make().unwrap());
+        assert_ne!(one.0, two.0);
+        assert_eq!(one.0.metadata().unwrap().permissions().mode() & 0o777, 0o700);
+        fs::write(one.0.join("export.sock"), "").unwrap();
+        let path = one.0.clone();
+        drop(one);
+        assert!(!path.exists());
+    }
 
     #[test]
     fn a_name_of_any_length_has_room_for_what_is_written_until_it_is_ready() {
