@@ -225,6 +225,9 @@ pub enum ImageCommand {
         /// disk that a guest has written which is not trusted: its bytes may look like an image that names files of the host
         #[arg(long, value_parser = SourceFormat::parse)]
         format: Option<SourceFormat>,
+        /// Allow a qcow2 image backing files outside of its own directory, and devices: whatever it names is read
+        #[arg(long)]
+        backing: bool,
     },
     /// List all images
     List,

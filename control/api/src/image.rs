@@ -155,6 +155,10 @@ pub struct ImportRequest {
     /// look like a qcow2 image that is backed by a file of the host: say `raw` where the guest is not trusted.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub format: Option<SourceFormat>,
+    /// Whether a qcow2 image may have backing files outside of its own directory, and devices: who made it can have it
+    /// name whatever the daemon may read.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub backing: bool,
     /// What the source is called in the version and in errors, where that is something else.
     #[serde(default)]
     pub source_name: Option<String>,

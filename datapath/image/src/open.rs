@@ -47,26 +47,57 @@ impl FileFormat {
     }
 }
 
+/// Which files and devices a qcow2 image may name as its backing file, of which everything can be read through it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Backing {
+    /// Files in the directory of the image that is opened, or below it: what came together with it.
+    #[default]
+    Beside,
+    /// Everything that this process may read.
+    Anywhere,
+}
+
 /// Opens an image file that a machine reads, whatever its format: all but raw are known by their bytes, and what is
 /// known to be something else is refused. The files of the chain must not change while it is used.
 ///
 /// A raw disk that an untrusted guest has written could pass itself off as a qcow2 image that names a file
-/// of the host as its backing file; import such a disk with its format ([`open_source`]).
+/// beside it as its backing file; import such a disk with its format ([`open_source`]).
 pub fn open_file(path: &Path) -> Result<Arc<dyn Device>, ImageError> {
-    Ok(PooledDisk::open(open_layer(path, None, &mut Vec::new())?, Place::Here)?)
+    open_file_backed(path, Backing::Beside)
+}
+
+/// The same, with backing files from elsewhere where these are allowed.
+pub fn open_file_backed(path: &Path, backing: Backing) -> Result<Arc<dyn Device>, ImageError> {
+    Ok(PooledDisk::open(
+        open_layer(path, None, place(path, backing).as_deref(), &mut Vec::new())?,
+        Place::Here,
+    )?)
 }
 
 /// Opens an image file that an image is made of. Its reads have threads of their own: a slow file holds up no machine. As
 /// [`open_file`] without a format. One that is known to have this format and has another is refused; what is raw is the disk
 /// whatever its bytes say, and the backing files of a qcow2 image are opened as it says.
 pub fn open_source(path: &Path, format: Option<FileFormat>) -> Result<Arc<dyn Device>, ImageError> {
-    Ok(PooledDisk::open(open_layer(path, format, &mut Vec::new())?, Place::Source)?)
+    open_source_backed(path, format, Backing::Beside)
+}
+
+/// The same, with backing files from elsewhere where these are allowed.
+pub fn open_source_backed(
+    path: &Path,
+    format: Option<FileFormat>,
+    backing: Backing,
+) -> Result<Arc<dyn Device>, ImageError> {
+    Ok(PooledDisk::open(
+        open_layer(path, format, place(path, backing).as_deref(), &mut Vec::new())?,
+        Place::Source,
+    )?)
 }
 
 /// Opens a file and those below it. `chain` holds device and inode of the files above.
 fn open_layer(
     path: &Path,
     format: Option<FileFormat>,
+    within: Option<&Path>,
     chain: &mut Vec<(u64, u64)>,
 ) -> Result<Arc<dyn FileDisk>, ImageError> {
     let (file, file_bytes) = open_disk_file(path)?;
@@ -103,7 +134,7 @@ fn open_layer(
     chain.push(identity);
     let header = Header::decode(&start).map_err(|refusal| refused(path, refusal))?;
     let backing = match &header.backing {
-        Some(name) => Some(open_backing(path, name, header.backing_format.as_deref(), chain)?),
+        Some(name) => Some(open_backing(path, name, header.backing_format.as_deref(), within, chain)?),
         None => None,
     };
     let disk = Qcow2Disk::open(path, file, file_bytes, header, backing).map_err(|e| {
@@ -116,6 +147,7 @@ fn open_backing(
     above: &Path,
     name: &str,
     format: Option<&str>,
+    within: Option<&Path>,
     chain: &mut Vec<(u64, u64)>,
 ) -> Result<Arc<dyn FileDisk>, ImageError> {
     let unsupported = |what: String| {
@@ -139,7 +171,10 @@ fn open_backing(
         Some(dir) => dir.join(plain),
         None => PathBuf::from(plain),
     };
-    open_layer(&path, format, chain).map_err(|e| {
+    if let Some(within) = within {
+        refuse_elsewhere(above, name, &path, within)?;
+    }
+    open_layer(&path, format, within, chain).map_err(|e| {
         let hint = if e.kind() == ImageErrorKind::NotFound {
             ". Put it there, or join both into one image where both are: qemu-img convert"
         } else {
@@ -151,6 +186,35 @@ fn open_backing(
             format!("cannot use {} without its backing file '{name}': {e}{hint}", above.display()),
         )
     })
+}
+
+/// The directory in which all files of the chain must be.
+fn place(path: &Path, backing: Backing) -> Option<PathBuf> {
+    let dir = match path.parent() {
+        Some(dir) if !dir.as_os_str().is_empty() => dir,
+        _ => Path::new("."),
+    };
+    // One that is not there is refused by who opens the image.
+    (backing == Backing::Beside).then(|| dir.canonicalize().unwrap_or_else(|_| dir.to_owned()))
+}
+
+/// Refuses what does not lie within the directory. Whoever made the image may have had any file or device of this host in
+/// mind. What is not there is refused by who opens it.
+fn refuse_elsewhere(above: &Path, name: &str, path: &Path, within: &Path) -> Result<(), ImageError> {
+    let refuse = |what: &str| {
+        let why = format!(
+            "cannot use {}: it names {what} as its backing file, '{name}', and could so show anything that is on this \
+             host. If that is what you expect (look with 'qemu-img info --backing-chain'), allow it with --backing, or put \
+             both files into one directory and say so: qemu-img rebase -u",
+            above.display()
+        );
+        Err(ImageError::new(ImageErrorKind::Invalid, why))
+    };
+    let Ok(whole) = path.canonicalize() else { return Ok(()) };
+    if !std::fs::metadata(&whole).is_ok_and(|found| found.is_file()) {
+        return refuse("something that is no file");
+    }
+    if whole.starts_with(within) { Ok(()) } else { refuse("a file outside of its directory") }
 }
 
 fn is_another(path: &Path, expected: FileFormat) -> ImageError {

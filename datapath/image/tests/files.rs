@@ -13,7 +13,8 @@ use headwater_block::{
     Attempt, ByteRange, Completion, Device, Extent, ExtentKind, Geometry, IoError, Op, Request, blocking,
 };
 use headwater_image::{
-    Cancel, FileFormat, ImageErrorKind, ImportOptions, export_raw, import, open_file, open_source,
+    Backing, Cancel, FileFormat, ImageErrorKind, ImportOptions, export_raw, import, open_file,
+    open_file_backed, open_source, open_source_backed,
 };
 
 struct Dir(tempfile::TempDir);
@@ -160,6 +161,32 @@ fn a_truncated_qcow2_is_refused_wherever_it_ends() {
         assert_eq!(kind, ImageErrorKind::Damaged, "{len}: {message}");
         assert!(message.contains("cut.qcow2"), "{len}: {message}");
     }
+}
+
+#[test]
+fn a_backing_file_elsewhere_is_used_only_where_that_is_allowed() {
+    let (dir, other) = (Dir::new(), Dir::new());
+    other.raw("secret.raw");
+    fs::create_dir(dir.path("sub")).unwrap();
+    std::os::unix::fs::symlink(other.path("secret.raw"), dir.path("link.raw")).unwrap();
+    let secret = other.text("secret.raw");
+    for (name, backing) in [("a.qcow2", secret.as_str()), ("b.qcow2", "link.raw")] {
+        let target = format!("DIR/{name}");
+        dir.qemu_img(&["create", "-q", "-f", "qcow2", "-F", "raw", "-b", backing, &target]);
+    }
+    // Not the first image, but one that it is backed by.
+    dir.qemu_img(&["create", "-q", "-f", "qcow2", "-F", "qcow2", "-b", "a.qcow2", "DIR/c.qcow2"]);
+    for (name, named) in [("a.qcow2", secret.as_str()), ("b.qcow2", "link.raw"), ("c.qcow2", &secret)] {
+        let (kind, message) = error(&dir.path(name));
+        assert_eq!(kind, ImageErrorKind::Invalid, "{message}");
+        assert!(message.contains(named) && message.contains("--backing"), "{message}");
+        assert!(open_source(&dir.path(name), Some(FileFormat::Qcow2)).is_err());
+        let image = open_source_backed(&dir.path(name), None, Backing::Anywhere).unwrap();
+        assert!(read_all(image.as_ref()) == fs::read(&secret).unwrap());
+        assert!(open_file_backed(&dir.path(name), Backing::Anywhere).is_ok());
+    }
+    dir.qemu_img(&["create", "-q", "-u", "-f", "qcow2", "-F", "raw", "-b", "/dev/zero", "DIR/d.qcow2", "1M"]);
+    assert!(error(&dir.path("d.qcow2")).1.contains("no file"));
 }
 
 #[test]

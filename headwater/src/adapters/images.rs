@@ -14,7 +14,7 @@ use headwater_api::{
 };
 use headwater_block::Device;
 use headwater_image::{
-    Cancel, Difference, FileFormat, ImageError, ImportOptions, Verified, files_touched, repair,
+    Backing, Cancel, Difference, FileFormat, ImageError, ImportOptions, Verified, files_touched, repair,
     repair_manifest, versions_touched,
 };
 use headwater_nbd::client::ClientOptions;
@@ -308,7 +308,7 @@ impl StoredImages {
 
 fn import(store: &dyn Store, order: &ImportOrder, job: &JobControl) -> Result<ImportOutcome, BackendError> {
     let name: ImageName = order.name.parse().map_err(store_failed)?;
-    let (device, connection) = open_source(&order.source, order.format)?;
+    let (device, connection) = open_source(&order.source, order.format, order.backing)?;
     let before = store.image(&name).map_err(store_failed)?;
     let newest = before.as_ref().and_then(|image| image.newest().map(|version| version.number));
     let since_1970 = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
@@ -343,7 +343,7 @@ pub(super) fn gone() -> StoreError {
 type Source = (Arc<dyn Device>, Option<Arc<Client>>);
 
 /// Any device is a source: a file, or what an NBD server serves, then with its connection.
-fn open_source(source: &str, format: Option<SourceFormat>) -> Result<Source, BackendError> {
+fn open_source(source: &str, format: Option<SourceFormat>, backing: bool) -> Result<Source, BackendError> {
     if NbdUri::is_uri(source) {
         let uri: NbdUri =
             source.parse().map_err(|e| BackendError::new(ProblemKind::Invalid, format!("{e}")))?;
@@ -353,7 +353,9 @@ fn open_source(source: &str, format: Option<SourceFormat>) -> Result<Source, Bac
         return Ok((client.clone(), Some(client)));
     }
     let path = Path::new(source);
-    let file = headwater_image::open_source(path, format.map(file_format)).map_err(image_failed)?;
+    let backing = if backing { Backing::Anywhere } else { Backing::Beside };
+    let format = format.map(file_format);
+    let file = headwater_image::open_source_backed(path, format, backing).map_err(image_failed)?;
     Ok((file, None))
 }
 

@@ -11,6 +11,7 @@ use anyhow::Context;
 use clap::{ArgGroup, Args, ValueHint};
 use headwater_api::CacheMode;
 use headwater_block::{Device, blocking, size};
+use headwater_image::Backing;
 use headwater_nbd::{Address, Limits, Options, Server, SingleExport};
 use headwater_store::{Access, ImageReference, Store, StoreError, StoreErrorKind};
 use headwater_vhost_user::Positions;
@@ -52,6 +53,9 @@ pub struct ExportArgs {
     /// IMAGE[@VERSION] of the store, a raw or qcow2 file, or null:SIZE for an empty disk
     #[arg(value_name = "IMAGE|FILE|null:SIZE", value_hint = ValueHint::FilePath)]
     pub source: String,
+    /// Allow a qcow2 file backing files outside of its own directory, and devices: whatever it names is read
+    #[arg(long)]
+    pub backing: bool,
     /// Where writes go: ram, ram+disk or disk
     #[arg(long, value_name = "MODE", default_value = "ram+disk", value_parser = CacheMode::parse)]
     pub cache: CacheMode,
@@ -343,7 +347,8 @@ fn open_base(args: &ExportArgs, data_dir: impl FnOnce() -> anyhow::Result<DataDi
             return Ok(Base { device, id: persistent::null_id(bytes), image: None });
         }
         if source.contains('/') || Path::new(source).exists() {
-            let device = headwater_image::open_file(Path::new(source))?;
+            let backing = if args.backing { Backing::Anywhere } else { Backing::Beside };
+            let device = headwater_image::open_file_backed(Path::new(source), backing)?;
             let id = persistent::file_id(Path::new(source), device.geometry().size_bytes)?;
             return Ok(Base { device, id, image: None });
         }

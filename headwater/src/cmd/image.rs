@@ -19,9 +19,9 @@ use crate::show::{self, progress::Shown};
 /// Carries out one of the image commands.
 pub async fn run(client: Client, command: ImageCommand, json: bool) -> anyhow::Result<u8> {
     match command {
-        ImageCommand::Import { source, name, note, format } => {
+        ImageCommand::Import { source, name, note, format, backing } => {
             let named = Named { name, note: note.unwrap_or_default() };
-            let result = import(&client, &source, format, named, json).await?;
+            let result = import(&client, &source, Form { format, backing }, named, json).await?;
             if json {
                 show::json(&result)?;
             }
@@ -92,11 +92,20 @@ pub struct Named {
     pub note: String,
 }
 
+/// What a source may be.
+#[derive(Debug, Default)]
+pub struct Form {
+    /// Its format; absent: what its bytes look like.
+    pub format: Option<SourceFormat>,
+    /// Whether its backing files may be anywhere.
+    pub backing: bool,
+}
+
 /// Imports a file or an NBD export; `headwater run` does it too. Prints what came of it unless `quiet`.
 pub async fn import(
     client: &Client,
     source: &str,
-    format: Option<SourceFormat>,
+    form: Form,
     named: Named,
     quiet: bool,
 ) -> anyhow::Result<JobResult> {
@@ -112,7 +121,8 @@ pub async fn import(
     let source_name = spooled.is_some().then(|| "standard input".to_owned());
     let source = spooled.as_ref().map_or_else(|| absolute(source), |spooled| Ok(spooled.path()))?;
     let mut shown = Shown::begin(&format!("import {name}"), quiet);
-    let request = ImportRequest { name, source, format, source_name, note: named.note };
+    let Form { format, backing } = form;
+    let request = ImportRequest { name, source, format, backing, source_name, note: named.note };
     let result = client.import(&request, |progress| shown.update(progress)).await;
     shown.end();
     let result = result?;

@@ -83,7 +83,8 @@ async fn bring_up_and_watch(client: &Client, args: &RunArgs, created: &mut Creat
 /// Imports a file or an NBD export; anything else is an image of the store.
 async fn image_of(client: &Client, source: &str, may_import: bool) -> anyhow::Result<String> {
     if may_import && image::is_source(source) {
-        let result = image::import(client, source, None, image::Named::default(), false).await?;
+        let result =
+            image::import(client, source, image::Form::default(), image::Named::default(), false).await?;
         let JobResult::Imported { version, .. } = result else {
             anyhow::bail!("the import ended as something else");
         };

@@ -31,6 +31,8 @@ pub struct ImportOrder {
     pub source: String,
     /// The file's format; `None`: what its bytes look like.
     pub format: Option<SourceFormat>,
+    /// Whether its backing files may be anywhere.
+    pub backing: bool,
     /// What the version's source is called, where that is something else.
     pub source_name: Option<String>,
     /// A line for people.

@@ -66,6 +66,7 @@ pub(super) async fn import_image(
             name: request.name,
             source: request.source.clone(),
             format: request.format,
+            backing: request.backing,
             source_name: request.source_name.clone(),
             note: request.note,
             author: actor.0.clone(),
