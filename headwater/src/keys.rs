@@ -52,9 +52,34 @@ fn read_key(mut opened: File, file: &Path) -> anyhow::Result<[u8; 16]> {
         file.display(),
         mode & 0o777
     );
-    let mut text = String::new();
-    opened.read_to_string(&mut text).with_context(|| format!("cannot read {}", file.display()))?;
-    parse(text.trim()).with_context(|| format!("{} does not hold 32 hexadecimal digits", file.display()))
+    // No larger than it must be: where it grew, pieces of the key would be left behind.
+    let mut text = [0; KEY_FILE_MAX_BYTES];
+    let read = read_up_to(&mut opened, &mut text).with_context(|| format!("cannot read {}", file.display()));
+    let key = read.map(|len| {
+        let digits = std::str::from_utf8(text.get(..len)?).ok()?;
+        parse(digits.trim())
+    });
+    wipe(&mut text);
+    key?.with_context(|| format!("{} does not hold 32 hexadecimal digits", file.display()))
+}
+
+fn read_up_to(from: &mut File, into: &mut [u8]) -> std::io::Result<usize> {
+    let mut len = 0;
+    while let Some(rest) = into.get_mut(len..).filter(|rest| !rest.is_empty()) {
+        match from.read(rest) {
+            Ok(0) => break,
+            Ok(more) => len += more,
+            Err(e) if e.kind() == ErrorKind::Interrupted => {}
+            Err(e) => return Err(e),
+        }
+    }
+    Ok(len)
+}
+
+/// Overwrites what is not needed any more, so that no compiler leaves it out.
+fn wipe(bytes: &mut [u8]) {
+    bytes.fill(0);
+    std::hint::black_box(&bytes);
 }
 
 fn parse(text: &str) -> Option<[u8; 16]> {
@@ -70,13 +95,15 @@ fn new_key(file: &Path, parent: &Path) -> anyhow::Result<[u8; 16]> {
     File::open("/dev/urandom").and_then(|mut random| random.read_exact(&mut key)).with_context(failed)?;
     let mut made =
         OpenOptions::new().write(true).create_new(true).mode(0o600).open(file).with_context(failed)?;
-    let text = format!("{:032x}\n", u128::from_be_bytes(key));
+    let mut text = format!("{:032x}\n", u128::from_be_bytes(key)).into_bytes();
     // Durable before anything is sealed with it.
-    made.set_permissions(Permissions::from_mode(0o600))
-        .and_then(|()| made.write_all(text.as_bytes()))
+    let done = made
+        .set_permissions(Permissions::from_mode(0o600))
+        .and_then(|()| made.write_all(&text))
         .and_then(|()| made.sync_all())
-        .and_then(|()| File::open(parent)?.sync_all())
-        .with_context(failed)?;
+        .and_then(|()| File::open(parent)?.sync_all());
+    wipe(&mut text);
+    done.with_context(failed)?;
     Ok(key)
 }
 

@@ -194,12 +194,13 @@ fn a_cache_belongs_to_one_base_one_key_and_one_volume() {
     volume.close();
 
     let mut other = right.clone();
-    other.persistent = Some(PersistentOptions { base_id: [0xee; 32], ..persistent("disk1") });
+    other.persistent.as_mut().unwrap().base_id = [0xee; 32];
     let (kind, text) = refusal(&other);
     let both = [&"05".repeat(32), &"ee".repeat(32)];
     assert!(kind == IoErrorKind::Invalid && both.iter().all(|id| text.contains(*id)), "{text}");
 
-    other.persistent = Some(PersistentOptions { key: [4; 16], ..persistent("disk1") });
+    other.persistent = right.persistent.clone();
+    other.persistent.as_mut().unwrap().key = [4; 16];
     let (kind, text) = refusal(&other);
     assert!(kind == IoErrorKind::Invalid && text.contains("key"), "{text}");
 

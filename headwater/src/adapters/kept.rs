@@ -195,7 +195,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let files = files(dir.path());
         let options = make(&files, Uuid::from_u128(7));
-        std::fs::remove_dir_all(files.cache_dir.join(options.name)).unwrap();
+        std::fs::remove_dir_all(files.cache_dir.join(&options.name)).unwrap();
         let error = files.options(Uuid::from_u128(7), Hash([1; 32])).unwrap_err();
         assert_eq!(error.kind(), ProblemKind::Damaged);
         let advice = error.advice().unwrap();

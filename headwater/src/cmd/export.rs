@@ -160,6 +160,8 @@ pub fn run(data_dir: impl Fn() -> anyhow::Result<DataDir>, args: ExportArgs) -> 
         .map(|_| Volume::open(&options, &host))
         .collect::<Result<_, _>>()
         .with_context(|| format!("cannot open a volume over '{}'", args.source))?;
+    // With the key of a persistent cache, which is not kept for as long as it is served.
+    drop(options);
     let runtime =
         tokio::runtime::Builder::new_current_thread().enable_all().build().context("cannot start")?;
     runtime.block_on(serve(&args, &volumes, image.as_ref()))

@@ -67,6 +67,15 @@ pub struct PersistentOptions {
     pub base_id: [u8; 32],
 }
 
+impl Drop for PersistentOptions {
+    /// The key is in the cache's protected memory by now, and this copy is in ordinary memory, which is swapped and dumped.
+    fn drop(&mut self) {
+        self.key.fill(0);
+        // So that no compiler leaves it out.
+        std::hint::black_box(&self.key);
+    }
+}
+
 impl std::fmt::Debug for PersistentOptions {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("PersistentOptions").field("name", &self.name).finish_non_exhaustive()
