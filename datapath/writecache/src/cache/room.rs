@@ -164,10 +164,9 @@ impl WriteCache {
     /// Frees RAM without I/O, by dropping the coldest clean copy. Whether there was one. To be called
     /// without any leaf's lock.
     pub fn make_room(&self) -> bool {
-        // Where it is a place on disk that lacks, or a commit, RAM helps nobody, and reads would lose what they find there.
+        // Where it is a place on disk that lacks, RAM helps nobody, and reads would lose what they find there.
         let lacks_place = |persist: &Arc<persist::Persist>| {
-            !persist.takes_notes()
-                || self.overflow.as_ref().is_some_and(|overflow| !persist.could_begin(overflow))
+            self.overflow.as_ref().is_some_and(|overflow| !persist.could_begin(overflow))
         };
         !self.persist.as_ref().is_some_and(lacks_place) && self.evict_one()
     }

@@ -9,6 +9,9 @@ use crate::segment::State;
 use crate::sync::RwLockReadGuard;
 use crate::units::{BlockNumber, Location, SLOTS};
 
+/// Steps of the index that the host is told of at once: 64 KiB, the tables of 64 MiB of disk.
+const INDEX_STEP_BITS: u32 = 16;
+
 impl WriteCache {
     /// Stores a whole block.
     #[inline]
@@ -46,18 +49,15 @@ impl WriteCache {
         let _entered = self.enter();
         let (leaf, index) = split(block);
         let Some(mut leaf) = self.map.write(leaf) else { return (Wrote::NoRoom, false) };
-        if is_zero(data) {
+        if is_zero(data) && (leaf.get(index) == Location::ZERO || self.takes_notes()) {
             let tables_bytes = self.map.table_bytes();
             if leaf.get(index) != Location::ZERO {
-                if !self.takes_notes() {
-                    return (Wrote::NoRoom, false);
-                }
                 self.note(block, 1, Location::ZERO);
             }
             self.replace(&mut leaf, index, Location::ZERO);
             // A disk that is zeroed from one end to the other must not fill the index.
             leaf.fold();
-            if self.map.table_bytes() != tables_bytes {
+            if self.is_other_index(tables_bytes) {
                 self.host.signal();
             }
             self.counters.hot(Hot::ElidedZero, 1);
@@ -69,30 +69,27 @@ impl WriteCache {
             && let Some(address) = segment.writable(slot)
             && !leaf.keeps(index, old)
         {
-            if same(Now::InPlace) {
-                return (self.elide_where_noted(&mut leaf, index, block), false);
+            if same(Now::InPlace) && self.takes_notes() {
+                return (self.elide(&mut leaf, index, block), false);
             }
             segment.touch_to_write();
             copy_in(address, slot, 0, data, &leaf);
             self.counters.hot(Hot::WriteInPlace, 1);
             return (Wrote::Done, false);
         }
-        if same(Now::Elsewhere) {
-            return (self.elide_where_noted(&mut leaf, index, block), false);
+        if same(Now::Elsewhere) && (old == Location::ABSENT || self.takes_notes()) {
+            return (self.elide(&mut leaf, index, block), false);
         }
         let wrote = self.store(&mut leaf, index, block, data, turn);
         (wrote, wrote == Wrote::Done)
     }
 
-    /// As [`WriteCache::elide`], where a persistent cache can note it.
-    #[cold]
-    fn elide_where_noted(&self, leaf: &mut LeafWrite<'_>, index: usize, block: BlockNumber) -> Wrote {
-        if leaf.get(index) != Location::ABSENT && !self.takes_notes() {
-            return Wrote::NoRoom;
-        }
-        self.elide(leaf, index, block)
+    /// Whether the index has changed so much that the host should hear of it. Each turn of its thread looks at all caches.
+    fn is_other_index(&self, tables_bytes: u64) -> bool {
+        self.map.table_bytes() >> INDEX_STEP_BITS != tables_bytes >> INDEX_STEP_BITS
     }
 
+    /// Whether a persistent cache can note what takes no place. Where not, the write takes one, as any other.
     fn takes_notes(&self) -> bool {
         self.persist.as_ref().is_none_or(|persist| persist.takes_notes())
     }
@@ -208,8 +205,7 @@ impl WriteCache {
             leaf.fold();
         }
         self.counters.hot(Hot::Discarded, cleared);
-        let is_other_index = self.map.table_bytes() != tables_bytes;
-        if is_other_index || self.waiting.wants_room() || self.host.pool.warm_bytes() > 0 {
+        if self.is_other_index(tables_bytes) || self.waiting.wants_room() || self.host.pool.warm_bytes() > 0 {
             self.host.signal();
         }
     }

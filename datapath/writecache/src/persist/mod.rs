@@ -86,7 +86,7 @@ impl std::fmt::Debug for PersistentOptions {
 const MAX_CHANGES: usize = if EXPLORED { 24 } else { 256 << 10 };
 
 /// Changes noted in an epoch at most, but for those that are bounded by themselves: 12 MiB of memory. A write that needs no
-/// place on disk waits then; another has to find one, and a discard to find something to discard.
+/// place on disk takes one then; of those there are only so many, and a discard has to find something to discard.
 const MOST_CHANGES: usize = 2 * MAX_CHANGES;
 
 /// Segments that may be begun before the map has to reserve more generations.
@@ -296,7 +296,8 @@ impl Persist {
         }
     }
 
-    /// Whether a write may note a change that takes no place on disk. Where not, a commit was asked for.
+    /// Whether a write may note a change that takes no place on disk. Where not, a commit was asked for, and the write takes a
+    /// place: of those there are only so many.
     pub fn takes_notes(&self) -> bool {
         self.pending.lock().changes.len() < MOST_CHANGES
     }
