@@ -106,7 +106,11 @@ impl<'a> Handshake<'a> {
     /// Handles one option; replies are appended to `out`, and sent whatever the step.
     pub(super) fn option(&mut self, number: u32, data: &[u8], out: &mut Vec<u8>) -> Step {
         self.options = self.options.saturating_add(1);
-        let about_listed = self.listed.saturating_mul(OPTIONS_PER_LISTED);
+        let about_listed = match number {
+            // A list is long, and each would be told anew.
+            option::LIST => 0,
+            _ => self.listed.saturating_mul(OPTIONS_PER_LISTED),
+        };
         let most = self.limits.handshake_options.saturating_add(about_listed);
         if self.options > most {
             return Step::Fault(format!("it sent more than {most} options"));
