@@ -63,6 +63,11 @@ pub trait Store: Send + Sync + 'static {
         Ok(Listed { images: self.images()?, unreadable: Vec::new() })
     }
 
+    /// Whether the store can still be reached where it was opened: an error where not.
+    fn is_there(&self) -> Result<(), StoreError> {
+        self.listed().map(drop)
+    }
+
     /// One image; `None` if there is none of that name.
     fn image(&self, name: &ImageName) -> Result<Option<Image>, StoreError>;
 

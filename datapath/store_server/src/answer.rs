@@ -193,7 +193,7 @@ impl Answers {
             Target::Settings => {
                 // Clients ask for this to learn whether the store is there. What lies on a bucket or on servers says so itself.
                 if !self.store.is_remote() {
-                    self.store.listed()?;
+                    self.store.is_there()?;
                 }
                 Ok(tagged(settings_bytes(self.store.chunk_bytes())?))
             }

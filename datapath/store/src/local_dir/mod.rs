@@ -496,6 +496,12 @@ impl Store for LocalDir {
         Listed::read(&self.inner.image_names()?, |name| self.inner.image(name))
     }
 
+    fn is_there(&self) -> Result<(), StoreError> {
+        let dir = self.inner.layout.images();
+        let failed = |e| StoreError::from_os(format!("cannot open {}", dir.display()), e);
+        fs::read_dir(&dir).map(drop).map_err(failed)
+    }
+
     fn image(&self, name: &ImageName) -> Result<Option<Image>, StoreError> {
         self.inner.image(name)
     }
