@@ -340,9 +340,9 @@ impl Bucket {
             return Err(refusal);
         }
         // An attempt that got no answer may have been the one that wrote it. If something else is there, somebody may have written
-        // that since, or the server is still at that attempt.
-        match self.get(key, u64::MAX)? {
-            Some((there, tag)) if there == *bytes => Ok(tag),
+        // that since, or the server is still at that attempt. And if that cannot be seen, nothing is known either.
+        match self.get(key, u64::MAX) {
+            Ok(Some((there, tag))) if there == *bytes => Ok(tag),
             _ => Err(Refusal::Unknown),
         }
     }
