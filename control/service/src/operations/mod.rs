@@ -49,7 +49,7 @@ use axum::middleware::{self, Next};
 use axum::response::Response;
 use axum::{Json, Router};
 use headwater_api::{Edit, JobEvent, Machine, Problem, ProblemKind};
-use headwater_db::{KeptDisk, MachineRecord, Purpose};
+use headwater_db::{DbError, KeptDisk, MachineRecord, Purpose};
 use utoipa::OpenApi;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
@@ -128,7 +128,14 @@ where
     W: Future<Output = Result<MachineRecord, LifeError>> + Send + 'static,
 {
     let record = service.to_the_end(change(service.clone())).await?;
-    let disks = service.db().read().await?.kept_disks().of_machine(record.uuid).await?;
+    let disks = match kept_disks_of(&service, &record).await {
+        Ok(disks) => disks,
+        // It was done, and must not be done again because of this.
+        Err(error) => {
+            tracing::warn!(machine = record.name, %error, "what a machine keeps cannot be told");
+            return Ok(Json(service.view(record)));
+        }
+    };
     let disk = |purpose| disks.iter().find(|disk| disk.purpose == purpose);
     let (edit, own) = (disk(Purpose::Edit), disk(Purpose::Persistent).filter(|_| record.cache.persistent));
     let running = service.active(record.uuid).map(|active| active.version_hash.clone());
@@ -138,6 +145,10 @@ where
         && runs.zip(hash).is_some_and(|(runs, hash)| is_another(record.reference(), &runs, &hash));
     let (kept, edits) = (own.map(KeptDisk::below), edit.map(KeptDisk::below));
     Ok(Json(Machine { old, kept, edits, ..service.view(record) }))
+}
+
+async fn kept_disks_of(service: &Service, record: &MachineRecord) -> Result<Vec<KeptDisk>, DbError> {
+    service.db().read().await?.kept_disks().of_machine(record.uuid).await
 }
 
 /// Whether a reference names another version than `name`, `IMAGE@NUMBER`, with this hash. What a channel points to only the
