@@ -92,10 +92,18 @@ impl Service {
         Ok((edit, record))
     }
 
-    /// Refuses an edit that is over by now, also where another one has taken its place. The caller holds the machine's lock.
-    pub(crate) async fn still_edit_of(&self, what: &'static str, edit: &KeptDisk) -> Result<(), LifeError> {
-        let (now, _) = self.edit_of(what, &edit.image).await?;
-        if now.id == edit.id { Ok(()) } else { Err(LifeError::NoEdit { what, image: edit.image.clone() }) }
+    /// Refuses an edit that is over by now, also where another one has taken its place. Else its machine as it is now. The
+    /// caller holds the machine's lock.
+    pub(crate) async fn still_edit_of(
+        &self,
+        what: &'static str,
+        edit: &KeptDisk,
+    ) -> Result<MachineRecord, LifeError> {
+        let (now, record) = self.edit_of(what, &edit.image).await?;
+        if now.id != edit.id {
+            return Err(LifeError::NoEdit { what, image: edit.image.clone() });
+        }
+        Ok(record)
     }
 
     /// Refuses a machine that is on. The caller holds its lock.

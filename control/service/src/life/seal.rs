@@ -32,13 +32,12 @@ impl Service {
     ) -> Result<Sealed, LifeError> {
         let (edit, record) = self.edit_of("seal", image).await?;
         let sealing = || LifeError::Sealing { what: "seal what was edited on", machine: record.name.clone() };
-        let guard = {
+        let (guard, record) = {
             let _turn = self.lock(record.uuid).await;
             self.off_for_edit("seal", &edit, &record)?;
             let guard = self.begin_sealing(edit.id).ok_or_else(sealing)?;
             // Now that nobody else ends it.
-            self.still_edit_of("seal", &edit).await?;
-            guard
+            (guard, self.still_edit_of("seal", &edit).await?)
         };
         let (version, changed_bytes) = match self.sealed_from(&edit).await? {
             Some(version) => (version, 0),
