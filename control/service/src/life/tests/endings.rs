@@ -68,13 +68,13 @@ async fn a_machine_that_is_not_started_again_says_so() {
     fixture.vm().end(VmExit::Rebooted);
     until("it has started again", async || fixture.host.vms.lock().unwrap().len() == 2).await;
     until("its start is over", async || fixture.record().await.state == MachineState::Booting).await;
+    let again = Fixture::service(fixture.db.clone(), &fixture.host, fixture.dir.path());
     fixture.vm().end(VmExit::Rebooted);
     let reason = async || fixture.record().await.reason.unwrap_or_default();
     until("it pauses", async || reason().await.contains("again in 1 s")).await;
-    // An earlier daemon died in the pause.
-    let again = Fixture::service(fixture.db.clone(), &fixture.host, fixture.dir.path());
-    let waiting = fixture.record().await;
     fixture.service.begin_stop();
+    // An earlier daemon died in the pause.
+    let waiting = fixture.record().await;
     fixture.service.stop_all(false).await;
     let told = "the daemon ended before it was started again; start it";
     assert_eq!(reason().await, told);
