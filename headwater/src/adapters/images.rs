@@ -49,7 +49,13 @@ pub struct StoredImages {
 /// What the images of a store across a network were when they were last looked up: while no server answers, machines start
 /// with that, as they can where their version was copied to this host.
 #[derive(Default)]
-struct LastKnown(Mutex<HashMap<ImageName, headwater_store::Image>>);
+struct LastKnown(Mutex<HashMap<ImageName, Known>>);
+
+struct Known {
+    image: headwater_store::Image,
+    /// That this is gone on with was said since the image was last looked up.
+    is_said: bool,
+}
 
 /// Images of which that is known.
 const LAST_KNOWN_MAX: usize = 256;
@@ -67,13 +73,15 @@ impl LastKnown {
         let mut known = self.0.lock();
         match &found {
             Ok(Some(image)) if known.contains_key(name) || known.len() < LAST_KNOWN_MAX => {
-                known.insert(name.clone(), image.clone());
+                known.insert(name.clone(), Known { image: image.clone(), is_said: false });
             }
             Ok(None) => drop(known.remove(name)),
             Err(e) if e.kind() == StoreErrorKind::Unreachable => {
-                if let Some(image) = known.get(name) {
-                    tracing::warn!(image = %name, error = %e, "going on with what the image was when it was last looked up");
-                    return Ok(Some(image.clone()));
+                if let Some(known) = known.get_mut(name) {
+                    if !std::mem::replace(&mut known.is_said, true) {
+                        tracing::warn!(image = %name, error = %e, "going on with what the image was when it was last looked up");
+                    }
+                    return Ok(Some(known.image.clone()));
                 }
             }
             _ => {}
