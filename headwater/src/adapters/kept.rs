@@ -208,7 +208,7 @@ mod tests {
         let files = files(dir.path());
         let (id, version) = (Uuid::from_u128(7), Hash([1; 32]));
         let die = |options: PersistentOptions| -> Result<(), BackendError> {
-            std::fs::create_dir(files.cache_dir.join(options.name)).unwrap();
+            std::fs::create_dir(files.cache_dir.join(&options.name)).unwrap();
             panic!("killed");
         };
         let dies = std::panic::AssertUnwindSafe(|| files.open(id, version, die));
