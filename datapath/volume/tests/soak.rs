@@ -7,7 +7,6 @@
 
 mod setup;
 
-use std::collections::VecDeque;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -31,8 +30,6 @@ const PERSISTENT: [bool; 8] = [false, false, false, true, false, false, false, t
 const MOST_HOST_MIB: u64 = 400;
 /// Four segments of each volume are always allowed.
 const SLACK_MIB: u64 = 8 * 8;
-/// A limit that falls takes effect by spilling, on a disk that refuses now and then.
-const FALLS_WITHIN: Duration = Duration::from_secs(5);
 /// A run of so long certainly sees each fault.
 const LONG_SECONDS: u64 = 60;
 
@@ -213,22 +210,23 @@ struct Peaks {
     resident_mib: u64,
 }
 
-/// The host's limits that were in force lately.
-struct Limits(VecDeque<(Instant, u64)>);
+/// What may be used under a limit that changes: after it has fallen, what was used before may take any time to go, on a disk that
+/// refuses, but none may come.
+struct Ceiling {
+    limit_mib: u64,
+    mib: u64,
+}
 
-impl Limits {
-    /// This one is in force from now on.
-    fn set(&mut self, mib: u64) {
-        self.0.push_back((Instant::now(), mib));
+impl Ceiling {
+    /// This limit is in force from now on.
+    fn limit(&mut self, mib: u64) {
+        self.limit_mib = mib;
+        self.mib = self.mib.max(mib);
     }
 
-    /// The largest that may still be used.
-    fn most_mib(&mut self) -> u64 {
-        // One counts for as long as the next is not old.
-        while self.0.get(1).is_some_and(|(since, _)| since.elapsed() > FALLS_WITHIN) {
-            self.0.pop_front();
-        }
-        self.0.iter().map(|(_, mib)| *mib).max().expect("there always is one")
+    /// So much is used now.
+    fn used(&mut self, mib: u64) {
+        self.mib = self.limit_mib.max(self.mib.min(mib));
     }
 }
 
@@ -245,8 +243,7 @@ fn disturb(
     let resident_before_mib = resident_mib();
     let began = Instant::now();
     let mut minutes = 0;
-    let mut limits = Limits(VecDeque::new());
-    limits.set(MOST_HOST_MIB);
+    let mut ceiling = Ceiling { limit_mib: MOST_HOST_MIB, mib: MOST_HOST_MIB };
     while Instant::now() < until {
         let volume = &volumes[rng.index(volumes.len())];
         match rng.below(7) {
@@ -256,7 +253,7 @@ fn disturb(
             3 if rng.chance(1, 16) => {
                 let mib = rng.between(160, MOST_HOST_MIB);
                 host.set_limit_bytes(mib * MIB);
-                limits.set(mib);
+                ceiling.limit(mib);
             }
             3 => {}
             4 => faults.full.store(rng.chance(1, 3), Ordering::Relaxed),
@@ -269,18 +266,17 @@ fn disturb(
                 lies.fetch_add(1, Ordering::SeqCst);
             }
         }
-        let (used_mib, most_mib) = (host.used_bytes() / MIB, limits.most_mib());
+        let used_mib = host.used_bytes() / MIB;
         assert!(
-            used_mib <= most_mib + SLACK_MIB,
-            "{used_mib} MiB of at most {most_mib} in use: {:?}",
+            used_mib <= ceiling.mib + SLACK_MIB,
+            "{used_mib} MiB of at most {} in use: {:?}",
+            ceiling.mib,
             volumes.iter().map(|volume| uses(volume)).collect::<Vec<_>>()
         );
+        ceiling.used(used_mib);
         peaks.used_mib = peaks.used_mib.max(used_mib);
         let resident_mib = resident_mib() - resident_before_mib;
-        assert!(
-            resident_mib <= (most_mib + SLACK_MIB) * 103 / 100 + 32,
-            "{resident_mib} MiB resident of at most {most_mib}"
-        );
+        assert!(resident_mib <= (MOST_HOST_MIB + SLACK_MIB) * 103 / 100 + 32, "{resident_mib} MiB resident");
         peaks.resident_mib = peaks.resident_mib.max(resident_mib);
         if began.elapsed().as_secs() / 60 > minutes {
             minutes += 1;
