@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use filling::{MIB, assert_holds, empty, eventually, fill, pattern};
 use headwater_block::{IoErrorKind, blocking};
-use headwater_volume::{Buffering, CacheMode, PersistentOptions, VolumeOptions};
+use headwater_volume::{CacheMode, PersistentOptions, VolumeOptions};
 
 /// What becomes of the cache when its volume closes.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -246,25 +246,6 @@ fn a_lower_disk_limit_takes_effect(life: Life) {
     assert!((45..=74).contains(&taken), "{taken} MiB were taken by 10 MiB of RAM and 64 of disk");
     assert!(volume.counters().cache.disk_used_bytes <= 64 * MIB);
     assert_holds(&*device, taken);
-}
-
-/// Where its writes are not delayed each by a little, it waits for a whole segment now and then. A persistent cache is not paced for.
-#[test]
-fn a_writer_that_is_faster_than_the_disk_is_paced() {
-    let dir = tempfile::tempdir().unwrap();
-    let (host, _) = setup::host(u64::MAX);
-    let options =
-        VolumeOptions { buffering: Buffering::Buffered, ..Life::Forgotten.patient(64, 32, 512, dir.path()) };
-    let (volume, device) = setup::open(&options, &host);
-    let mut number = 0;
-    // A disk that is slow at the moment is not paced for.
-    eventually("writes are paced", || {
-        for _ in 0..64 {
-            blocking::write(&*device, number % 64 * MIB, &pattern(number)).unwrap();
-            number += 1;
-        }
-        volume.counters().cache.paced_writes > 0
-    });
 }
 
 fn the_budget_of_the_host_bounds_all_volumes_together(life: Life) {

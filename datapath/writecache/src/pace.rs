@@ -122,6 +122,12 @@ impl Pace {
         self.delay_ns.store(delay_ns(self.slot_ns.load(Ordering::Relaxed), room), Ordering::Relaxed);
     }
 
+    /// As where room is short, and the disk takes so long for a slot.
+    #[cfg(test)]
+    pub fn delay_for(&self, slot_ns: u64) {
+        self.delay_ns.store(slot_ns, Ordering::Relaxed);
+    }
+
     /// A limit was changed: nobody is slowed down until it is clear what for.
     pub fn reset(&self) {
         self.delay_ns.store(0, Ordering::Relaxed);

@@ -137,23 +137,20 @@ impl WriteCache {
 
 #[cfg(test)]
 mod tests {
+    use std::path::Path;
+    use std::sync::Arc;
     use std::time::Duration;
 
     use super::*;
     use crate::budget::DEFAULT_WEIGHT;
-    use crate::cache::{CacheOptions, OverflowOptions};
+    use crate::cache::{BLOCK, CacheOptions, OverflowOptions, Turn, Wrote};
     use crate::host::Host;
     use crate::overflow::buffering::Buffering;
+    use crate::units::BlockNumber;
 
-    #[test]
-    fn records_of_segments_that_are_free_again_do_not_end_spilling() {
-        let dir = tempfile::tempdir().unwrap();
-        let host = Host::start(u64::MAX).unwrap();
-        let place = OverflowOptions {
-            at: dir.path().to_owned(),
-            limit_bytes: 64 << 20,
-            buffering: Buffering::Buffered,
-        };
+    fn cache(host: &Host, dir: &Path) -> Arc<WriteCache> {
+        let place =
+            OverflowOptions { at: dir.to_owned(), limit_bytes: 64 << 20, buffering: Buffering::Buffered };
         let options = CacheOptions {
             name: "test".into(),
             size_bytes: 1 << 40,
@@ -164,7 +161,30 @@ mod tests {
             persistent: None,
             beneath: None,
         };
-        let cache = WriteCache::open(&options, &host.shared()).unwrap();
+        WriteCache::open(&options, &host.shared()).unwrap()
+    }
+
+    #[test]
+    fn writes_that_take_a_slot_are_paced_where_room_is_short() {
+        let dir = tempfile::tempdir().unwrap();
+        let host = Host::start(u64::MAX).unwrap();
+        let cache = cache(&host, dir.path());
+        let write = |block, byte| cache.write(BlockNumber(block), &[byte; BLOCK], Turn::New);
+        assert_eq!((write(1, 1), cache.snapshot().paced_writes), (Wrote::Done, 0));
+        cache.pace.delay_for(1000);
+        assert_eq!((write(2, 1), cache.snapshot().paced_writes), (Wrote::Done, 1));
+        // In place.
+        assert_eq!((write(2, 2), cache.snapshot().paced_writes), (Wrote::Done, 1));
+        // A change of the limits begins anew.
+        cache.set_ram_bytes(48 << 20);
+        assert_eq!((write(3, 1), cache.snapshot().paced_writes), (Wrote::Done, 1));
+    }
+
+    #[test]
+    fn records_of_segments_that_are_free_again_do_not_end_spilling() {
+        let dir = tempfile::tempdir().unwrap();
+        let host = Host::start(u64::MAX).unwrap();
+        let cache = cache(&host, dir.path());
         for numbers in [0, 5_000, 12_000, 25_000, 100_000] {
             let mut log = Log::default();
             // All free, as after the discard of a whole disk: 25,000 stand for 50 GB that were written.
