@@ -83,8 +83,11 @@ impl Relay {
     /// The head of its answer to a request for a part.
     fn head(&self, path: &str) -> String {
         let mut stream = TcpStream::connect(self.address).expect("it listens");
-        write!(stream, "GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\nRange: bytes=0-999\r\n\r\n")
-            .expect("it reads");
+        write!(
+            stream,
+            "GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nRange: bytes=0-999\r\n\r\n"
+        )
+        .expect("it reads");
         let mut bytes = Vec::new();
         stream.read_to_end(&mut bytes).expect("an answer");
         String::from_utf8_lossy(&bytes).split("\r\n\r\n").next().unwrap_or_default().to_lowercase()

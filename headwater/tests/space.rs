@@ -86,7 +86,7 @@ fn stands_still_until(daemon: &Daemon, raise: &[&str]) -> serde_json::Value {
     // It is noted just after it is over.
     wait_until("the history has it", || daemon.history("lab").contains("alarm over"));
     let history = daemon.history("lab");
-    for words in ["alarm", "writes are refused", "find room again"] {
+    for words in ["alarm", "writes are refused", "all is well again"] {
         assert!(history.contains(words), "{words:?} is not in {history}");
     }
     assert!(daemon.cli(&["status"]).ok().contains("alarms                none"));
