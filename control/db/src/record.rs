@@ -148,6 +148,8 @@ pub struct KeptDisk {
     pub author: String,
     /// When.
     pub created_at_ms: u64,
+    /// A machine had it open: from then on its files are there, or lost.
+    pub is_begun: bool,
 }
 
 impl KeptDisk {

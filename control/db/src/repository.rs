@@ -105,6 +105,9 @@ pub trait KeptDiskRepository: Send {
     /// All of them, oldest first.
     async fn list(&mut self) -> Result<Vec<KeptDisk>, DbError>;
 
+    /// A machine has it open: its files are there.
+    async fn begun(&mut self, id: Uuid) -> Result<(), DbError>;
+
     /// Removes one. Returns whether it existed.
     async fn remove(&mut self, id: Uuid) -> Result<bool, DbError>;
 }

@@ -12,7 +12,9 @@ use headwater_api::{
 use headwater_block::{Device, Geometry, IoError, IoErrorKind, size};
 use headwater_image::BackgroundProgress;
 use headwater_nbd::{Address, SingleExport};
-use headwater_service::backend::{BackendError, Disk, DiskRequest, Disks, FrozenDisk, KeptRequest, Shortage};
+use headwater_service::backend::{
+    BackendError, Disk, DiskRequest, Disks, FrozenDisk, Kept, KeptRequest, Shortage,
+};
 use headwater_store::{Pin, Store};
 use headwater_volume::{Volume, VolumeOptions};
 use headwater_writecache::{Host, MAX_WEIGHT, MIN_RAM_BYTES};
@@ -101,18 +103,18 @@ impl Volumes {
     /// Lends a kept disk whose machine is off, as it was left. A machine that starts takes it back.
     pub fn lend_kept(&self, request: &KeptRequest) -> Result<Reader, BackendError> {
         let opener = self.opener();
-        self.readable.of_kept(request.id).borrow(|| {
+        self.readable.of_kept(request.kept.id).borrow(|| {
             // It may have been discarded since the caller looked, or have never been begun; whoever discards it waits for
             // this lock. A disk is begun by its machine alone, or one that is gone would come back empty.
-            if !opener.files.is_begun(request.id) {
+            if !opener.files.is_begun(request.kept.id) {
                 let message = "the disk was discarded, or its machine has not begun it";
                 return Err(BackendError::new(ProblemKind::Conflict, message));
             }
             let Opened { volume, pin, .. } = opener.open_volume(
-                &request.id.to_string(),
+                &request.kept.id.to_string(),
                 &request.version,
                 &request.cache,
-                Some(request.id),
+                Some(request.kept),
             )?;
             FrozenVolume::of_nobody(&opener.store, request.version.clone(), volume, pin)
         })
@@ -178,8 +180,12 @@ impl Disks for Volumes {
     async fn open_kept(&self, request: KeptRequest) -> Result<Box<dyn FrozenDisk>, BackendError> {
         let opener = self.opener();
         blocking("open the disk", move || {
-            let Opened { volume, pin, .. } =
-                opener.volume(&request.id.to_string(), &request.version, &request.cache, Some(request.id))?;
+            let Opened { volume, pin, .. } = opener.volume(
+                &request.kept.id.to_string(),
+                &request.version,
+                &request.cache,
+                Some(request.kept),
+            )?;
             let frozen = FrozenVolume::of_nobody(&opener.store, request.version, volume, pin)?;
             Ok(Box::new(frozen) as Box<dyn FrozenDisk>)
         })
@@ -269,15 +275,15 @@ impl Opener {
         name: &str,
         version: &ImageVersion,
         cache: &CacheSettings,
-        kept: Option<Uuid>,
+        kept: Option<Kept>,
     ) -> Result<Opened, BackendError> {
-        let lending = kept.map(|id| self.readable.of_kept(id));
+        let lending = kept.map(|kept| self.readable.of_kept(kept.id));
         // Until it is open here: a reader who came between would have it open then.
         let taken = lending.as_ref().map(Lending::take_back);
-        if let (Some(id), Some(taken)) = (kept, &taken)
+        if let (Some(kept), Some(taken)) = (kept, &taken)
             && taken.readers > 0
         {
-            tracing::warn!(disk = %id, readers = taken.readers, "a kept disk is needed and was taken from those who read it");
+            tracing::warn!(disk = %kept.id, readers = taken.readers, "a kept disk is needed and was taken from those who read it");
         }
         self.open_volume(name, version, cache, kept)
     }
@@ -287,7 +293,7 @@ impl Opener {
         name: &str,
         version: &ImageVersion,
         cache: &CacheSettings,
-        kept: Option<Uuid>,
+        kept: Option<Kept>,
     ) -> Result<Opened, BackendError> {
         let manifest = hash_of(version)?;
         // First, so that the version cannot be removed between here and the end of the disk.
@@ -311,7 +317,7 @@ impl Opener {
             Volume::open(&options, &self.host).map_err(volume_failed)
         };
         let volume = match kept {
-            Some(id) => self.files.open(id, manifest, |persistent| open(Some(persistent)))?,
+            Some(kept) => self.files.open(kept, manifest, |persistent| open(Some(persistent)))?,
             None => open(None)?,
         };
         let streamed = Arc::new(streamed);

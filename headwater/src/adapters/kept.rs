@@ -13,7 +13,7 @@ use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
 use headwater_api::ProblemKind;
-use headwater_service::backend::BackendError;
+use headwater_service::backend::{BackendError, Kept};
 use headwater_store::Hash;
 use headwater_volume::PersistentOptions;
 use uuid::Uuid;
@@ -47,11 +47,12 @@ impl KeptFiles {
     /// there is a cache, there is no key either: nothing was written, and the next time is the first one again.
     pub fn open<T>(
         &self,
-        id: Uuid,
+        kept: Kept,
         manifest: Hash,
         open: impl FnOnce(PersistentOptions) -> Result<T, BackendError>,
     ) -> Result<T, BackendError> {
-        let opened = self.options(id, manifest).and_then(open);
+        let id = kept.id;
+        let opened = self.options(kept, manifest).and_then(open);
         let new_key = self.new_key(id);
         if !new_key.exists() {
             return opened;
@@ -90,7 +91,8 @@ impl KeptFiles {
         self.cache_dir.join(name(id)).join("map").exists()
     }
 
-    fn options(&self, id: Uuid, manifest: Hash) -> Result<PersistentOptions, BackendError> {
+    fn options(&self, kept: Kept, manifest: Hash) -> Result<PersistentOptions, BackendError> {
+        let Kept { id, is_begun } = kept;
         let failed = |what: String| BackendError::new(ProblemKind::Failed, what);
         let (name, key_file, new_key) = (name(id), self.key(id), self.new_key(id));
         let exists = self.is_there(id);
@@ -98,7 +100,7 @@ impl KeptFiles {
             // Whoever began the disk died on the way.
             if exists { self.settle(id)? } else { self.discard(id)? }
         }
-        if !exists && key_file.exists() {
+        if !exists && (is_begun || key_file.exists()) {
             let message = format!(
                 "what the machine wrote is gone: its kept disk {} is not there",
                 self.cache_dir.join(&name).display()
@@ -161,12 +163,17 @@ mod tests {
         files
     }
 
+    /// A disk that no machine is known to have had open.
+    fn kept(id: Uuid) -> Kept {
+        Kept { id, is_begun: false }
+    }
+
     fn make(files: &KeptFiles, id: Uuid) -> PersistentOptions {
         let make = |options: PersistentOptions| {
             make_cache(files, &options.name);
             Ok(options)
         };
-        files.open(id, Hash([1; 32]), make).unwrap()
+        files.open(kept(id), Hash([1; 32]), make).unwrap()
     }
 
     fn make_cache(files: &KeptFiles, name: &str) {
@@ -181,13 +188,13 @@ mod tests {
         let files = files(dir.path());
         let id = Uuid::from_u128(7);
         let first = make(&files, id);
-        let again = files.options(id, Hash([1; 32])).unwrap();
+        let again = files.options(kept(id), Hash([1; 32])).unwrap();
         assert!(first == again && first.base_id == [1; 32]);
         assert_ne!(make(&files, Uuid::from_u128(8)).key, first.key);
         files.discard(id).unwrap();
         files.discard(id).unwrap();
         assert!(!files.cache_dir.join(&first.name).exists() && !files.keys_dir.join(&first.name).exists());
-        assert_ne!(files.options(id, Hash([1; 32])).unwrap().key, first.key);
+        assert_ne!(files.options(kept(id), Hash([1; 32])).unwrap().key, first.key);
     }
 
     #[test]
@@ -196,10 +203,14 @@ mod tests {
         let files = files(dir.path());
         let options = make(&files, Uuid::from_u128(7));
         std::fs::remove_dir_all(files.cache_dir.join(&options.name)).unwrap();
-        let error = files.options(Uuid::from_u128(7), Hash([1; 32])).unwrap_err();
+        let error = files.options(kept(Uuid::from_u128(7)), Hash([1; 32])).unwrap_err();
         assert_eq!(error.kind(), ProblemKind::Damaged);
         let advice = error.advice().unwrap();
         assert!(advice.contains("machine reset") && advice.contains("image discard"), "{advice}");
+        // Nor where its key went with it, once a machine had it open.
+        let lost = Kept { id: Uuid::from_u128(8), is_begun: true };
+        let opened = files.open::<()>(lost, Hash([1; 32]), |_| panic!("it is not there"));
+        assert_eq!(opened.unwrap_err().kind(), ProblemKind::Damaged);
     }
 
     #[test]
@@ -211,7 +222,7 @@ mod tests {
             std::fs::create_dir(files.cache_dir.join(&options.name)).unwrap();
             panic!("killed");
         };
-        let dies = std::panic::AssertUnwindSafe(|| files.open(id, version, die));
+        let dies = std::panic::AssertUnwindSafe(|| files.open(kept(id), version, die));
         assert!(std::panic::catch_unwind(dies).is_err());
         assert!(!files.is_begun(id));
         let die = |options: PersistentOptions| -> Result<(), BackendError> {
@@ -219,11 +230,11 @@ mod tests {
             std::fs::write(dir.path().join("key"), options.key).unwrap();
             panic!("killed");
         };
-        let dies = std::panic::AssertUnwindSafe(|| files.open(id, version, die));
+        let dies = std::panic::AssertUnwindSafe(|| files.open(kept(id), version, die));
         assert!(std::panic::catch_unwind(dies).is_err());
         // This one has a map, and opens with the key that it was made with.
         assert!(files.is_begun(id));
-        let key = files.open(id, version, |options| Ok(options.key)).unwrap();
+        let key = files.open(kept(id), version, |options| Ok(options.key)).unwrap();
         assert!(std::fs::read(dir.path().join("key")).unwrap() == key);
         let keys = std::fs::read_dir(&files.keys_dir).unwrap();
         assert_eq!(keys.map(|key| key.unwrap().file_name()).collect::<Vec<_>>(), [name(id).as_str()]);
@@ -235,23 +246,23 @@ mod tests {
         let files = files(dir.path());
         let (id, version) = (Uuid::from_u128(7), Hash([1; 32]));
         let failed = || BackendError::new(ProblemKind::Failed, "that directory cannot be written");
-        let fails = || files.open::<()>(id, version, |_| Err(failed())).unwrap_err().kind();
+        let fails = || files.open::<()>(kept(id), version, |_| Err(failed())).unwrap_err().kind();
         assert_eq!((fails(), fails()), (ProblemKind::Failed, ProblemKind::Failed));
-        let key = files.open(id, version, |options| Ok(options.key)).unwrap();
+        let key = files.open(kept(id), version, |options| Ok(options.key)).unwrap();
         // It was opened once, so that it is not there means that it is lost, however often one tries.
         assert_eq!((fails(), fails()), (ProblemKind::Damaged, ProblemKind::Damaged));
         // One that is there keeps its key.
         make_cache(&files, &name(id));
         assert_eq!(fails(), ProblemKind::Failed);
-        assert_eq!(files.open(id, version, |options| Ok(options.key)).unwrap(), key);
+        assert_eq!(files.open(kept(id), version, |options| Ok(options.key)).unwrap(), key);
         // It failed after the cache was made.
         let other = Uuid::from_u128(8);
-        let failed = files.open::<()>(other, version, |options| {
+        let failed = files.open::<()>(kept(other), version, |options| {
             make_cache(&files, &options.name);
             Err(failed())
         });
         assert_eq!(failed.unwrap_err().kind(), ProblemKind::Failed);
-        assert!(files.open(other, version, |_| Ok(())).is_ok());
+        assert!(files.open(kept(other), version, |_| Ok(())).is_ok());
     }
 
     #[test]
@@ -270,6 +281,6 @@ mod tests {
         for (dir, count) in [(&files.cache_dir, 2), (&files.keys_dir, 2)] {
             assert_eq!(std::fs::read_dir(dir).unwrap().count(), count, "{}", dir.display());
         }
-        assert!(files.options(kept, Hash([1; 32])).is_ok());
+        assert!(files.options(Kept { id: kept, is_begun: false }, Hash([1; 32])).is_ok());
     }
 }

@@ -23,6 +23,7 @@ struct Row {
     hash: String,
     author: String,
     created_at_ms: i64,
+    is_begun: bool,
 }
 
 impl FromRow<'_, SqliteRow> for Row {
@@ -36,6 +37,7 @@ impl FromRow<'_, SqliteRow> for Row {
             hash: row.try_get("hash")?,
             author: row.try_get("author")?,
             created_at_ms: row.try_get("created_at_ms")?,
+            is_begun: row.try_get("is_begun")?,
         })
     }
 }
@@ -54,6 +56,7 @@ impl TryFrom<Row> for KeptDisk {
             hash: row.hash,
             author: row.author,
             created_at_ms: loaded(row.created_at_ms),
+            is_begun: row.is_begun,
         })
     }
 }
@@ -62,8 +65,8 @@ impl TryFrom<Row> for KeptDisk {
 impl KeptDiskRepository for SqliteKeptDisks<'_> {
     async fn add(&mut self, disk: &KeptDisk) -> Result<(), DbError> {
         let outcome = sqlx::query(
-            "INSERT INTO kept_disks (id, machine, purpose, image, version, hash, author, created_at_ms)
-             VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
+            "INSERT INTO kept_disks (id, machine, purpose, image, version, hash, author, created_at_ms, is_begun)
+             VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
         )
         .bind(disk.id.to_string())
         .bind(disk.machine.to_string())
@@ -73,6 +76,7 @@ impl KeptDiskRepository for SqliteKeptDisks<'_> {
         .bind(&disk.hash)
         .bind(&disk.author)
         .bind(stored(disk.created_at_ms))
+        .bind(disk.is_begun)
         .execute(&mut *self.connection)
         .await;
         added(outcome, || format!("a disk over '{}'", disk.below()))
@@ -100,6 +104,14 @@ impl KeptDiskRepository for SqliteKeptDisks<'_> {
             .fetch_all(&mut *self.connection)
             .await?;
         rows.into_iter().map(KeptDisk::try_from).collect()
+    }
+
+    async fn begun(&mut self, id: Uuid) -> Result<(), DbError> {
+        sqlx::query("UPDATE kept_disks SET is_begun = 1 WHERE id = ?")
+            .bind(id.to_string())
+            .execute(&mut *self.connection)
+            .await?;
+        Ok(())
     }
 
     async fn remove(&mut self, id: Uuid) -> Result<bool, DbError> {

@@ -15,6 +15,7 @@ pub(super) fn all() -> Migrator {
         (3, "pins", include_str!("../../migrations/sqlite/0003_pins.sql")),
         (5, "transport", include_str!("../../migrations/sqlite/0005_transport.sql")),
         (6, "maintenance", include_str!("../../migrations/sqlite/0006_maintenance.sql")),
+        (7, "begun disks", include_str!("../../migrations/sqlite/0007_begun_disks.sql")),
     ];
     let migration = |(version, description, sql): (i64, &'static str, &'static str)| {
         Migration::new(version, Cow::Borrowed(description), MigrationType::Simple, sql.into_sql_str(), false)

@@ -193,12 +193,13 @@ pub async fn disks_are_kept_once(db: &dyn Database) {
         hash: "ab".repeat(32),
         author: "uid 0".to_owned(),
         created_at_ms: 7,
+        is_begun: false,
     };
     let mut repo = db.write().await.unwrap();
     repo.machines().add(&one).await.unwrap();
     repo.machines().add(&two).await.unwrap();
     let persistent = disk(1, &one, Purpose::Persistent, "debian");
-    let edit = disk(2, &one, Purpose::Edit, "debian");
+    let mut edit = disk(2, &one, Purpose::Edit, "debian");
     repo.kept_disks().add(&persistent).await.unwrap();
     repo.kept_disks().add(&edit).await.unwrap();
     repo.kept_disks().add(&disk(3, &two, Purpose::Persistent, "debian")).await.unwrap();
@@ -215,6 +216,9 @@ pub async fn disks_are_kept_once(db: &dyn Database) {
     assert_eq!(repo.kept_disks().edit_of("other").await.unwrap(), None);
     assert_eq!(repo.kept_disks().of_machine(one.uuid).await.unwrap(), [edit.clone(), persistent.clone()]);
     assert_eq!(repo.kept_disks().list().await.unwrap().len(), 3);
+    repo.kept_disks().begun(edit.id).await.unwrap();
+    edit.is_begun = true;
+    assert_eq!(repo.kept_disks().of_machine(one.uuid).await.unwrap(), [edit.clone(), persistent.clone()]);
     assert!(repo.machines().remove(one.uuid).await.is_err());
     assert!(repo.kept_disks().remove(edit.id).await.unwrap());
     assert!(!repo.kept_disks().remove(edit.id).await.unwrap());

@@ -23,16 +23,25 @@ pub struct DiskRequest {
     /// The write cache.
     pub cache: CacheSettings,
     /// The disk that is kept: it is opened as it was left, or begun. `None`: a fresh one, forgotten at its end.
-    pub kept: Option<Uuid>,
+    pub kept: Option<Kept>,
     /// What its socket speaks.
     pub transport: DiskTransport,
+}
+
+/// A disk that is kept.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Kept {
+    /// It.
+    pub id: Uuid,
+    /// A machine had it open: if nothing of it is there, it is lost, and to begin it is an error.
+    pub is_begun: bool,
 }
 
 /// A kept disk whose machine is off.
 #[derive(Clone, Debug)]
 pub struct KeptRequest {
     /// The disk.
-    pub id: Uuid,
+    pub kept: Kept,
     /// What lies under it.
     pub version: ImageVersion,
     /// Its write cache.

@@ -10,7 +10,7 @@ mod images;
 mod job;
 mod surroundings;
 
-pub use disks::{Disk, DiskRequest, Disks, FrozenDisk, KeptRequest, SealOrder, SealOutcome, Shortage};
+pub use disks::{Disk, DiskRequest, Disks, FrozenDisk, Kept, KeptRequest, SealOrder, SealOutcome, Shortage};
 pub use error::BackendError;
 pub use hypervisor::{ExecOutput, Hypervisor, Vm, VmExit, VmPlan, VmRequest};
 pub use images::{Images, ImportOrder, ImportOutcome, Listed, Promoted, Promotion};

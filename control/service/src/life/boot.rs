@@ -12,7 +12,7 @@ use headwater_db::{KeptDisk, MachineRecord, NewEvent, Purpose};
 use uuid::Uuid;
 
 use crate::Service;
-use crate::backend::BackendError;
+use crate::backend::{BackendError, Kept};
 use crate::extract::Actor;
 use crate::life::LifeError;
 
@@ -24,6 +24,11 @@ pub(crate) struct Boot {
     pub(crate) kept: Option<KeptDisk>,
     /// Whether that was begun for this start.
     pub(crate) begun: bool,
+}
+
+/// A kept disk as its opener knows it.
+pub(crate) fn files_of(disk: &KeptDisk) -> Kept {
+    Kept { id: disk.id, is_begun: disk.is_begun }
 }
 
 impl Boot {
@@ -144,6 +149,7 @@ impl Service {
             hash: version.hash.clone(),
             author: actor.0.clone(),
             created_at_ms: self.now_ms(),
+            is_begun: false,
         })
     }
 

@@ -9,7 +9,7 @@ use crate::Service;
 use crate::backend::KeptRequest;
 use crate::extract::Actor;
 use crate::life::LifeError;
-use crate::life::boot::cache_of_edit;
+use crate::life::boot::{cache_of_edit, files_of};
 
 /// How many notes of readers wait at most to be written.
 pub(crate) const MAX_NOTES: usize = 256;
@@ -96,6 +96,6 @@ impl Service {
             _ => return Ok(Residue::None),
         };
         let version = self.version_of("read the disk of", &record, &kept.below()).await?;
-        Ok(Residue::Kept(Box::new(KeptRequest { id: kept.id, version, cache })))
+        Ok(Residue::Kept(Box::new(KeptRequest { kept: files_of(kept), version, cache })))
     }
 }

@@ -17,7 +17,7 @@ use crate::Service;
 use crate::answer::problem;
 use crate::backend::{FrozenDisk, JobControl, KeptRequest, SealOrder};
 use crate::extract::Actor;
-use crate::life::boot::cache_of_edit;
+use crate::life::boot::{cache_of_edit, files_of};
 use crate::life::edit::source;
 use crate::life::{Active, LifeError};
 
@@ -65,7 +65,7 @@ impl Service {
     ) -> Result<Box<dyn FrozenDisk>, LifeError> {
         let version = self.version_of("seal", record, &disk.below()).await?;
         let cache = if disk.purpose == Purpose::Edit { cache_of_edit(record.cache) } else { record.cache };
-        let request = KeptRequest { id: disk.id, version, cache };
+        let request = KeptRequest { kept: files_of(disk), version, cache };
         self.disks().open_kept(request).await.map_err(LifeError::backend("seal", &record.name))
     }
 

@@ -4,13 +4,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use headwater_api::{MachineState, Wanted};
-use headwater_db::MachineRecord;
+use headwater_db::{DbError, KeptDisk, MachineRecord};
 
 use crate::Service;
 use crate::answer::problem;
 use crate::backend::{Disk, DiskRequest, Vm, VmRequest};
 use crate::extract::Actor;
-use crate::life::boot::Boot;
+use crate::life::boot::{Boot, files_of};
 use crate::life::{Active, LifeError};
 
 impl Service {
@@ -66,6 +66,9 @@ impl Service {
             }
             Ok(active) => {
                 self.active_map().insert(record.uuid, active.clone());
+                if let Some(kept) = boot.kept.as_ref().filter(|kept| !kept.is_begun) {
+                    self.note_begun(kept).await;
+                }
                 record.state = MachineState::Booting;
                 let saved = self.save(&record, actor, "state", active.in_words()).await;
                 self.watch(record.uuid, record.name.clone(), active);
@@ -75,6 +78,19 @@ impl Service {
                 }
             }
             Err(e) => self.start_failed(record, actor, otherwise, Some(&boot), e).await,
+        }
+    }
+
+    /// From now on a kept disk of which nothing is there is lost. Where that cannot be noted, the next start notes it.
+    async fn note_begun(&self, kept: &KeptDisk) {
+        let note = async {
+            let mut repo = self.db().write().await?;
+            repo.kept_disks().begun(kept.id).await?;
+            repo.save().await
+        };
+        let noted: Result<(), DbError> = note.await;
+        if let Err(error) = noted {
+            tracing::warn!(disk = %kept.id, %error, "cannot note that a kept disk was begun");
         }
     }
 
@@ -138,7 +154,7 @@ impl Service {
             run_dir,
             version: boot.version.clone(),
             cache: boot.cache,
-            kept: boot.kept.as_ref().map(|kept| kept.id),
+            kept: boot.kept.as_ref().map(files_of),
             transport: record.transport,
         };
         let disk = self.disks().open(request).await.map_err(failed())?;

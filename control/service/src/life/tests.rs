@@ -322,7 +322,7 @@ impl Disks for FakeDisks {
         Ok(())
     }
     async fn open(&self, request: DiskRequest) -> Result<Arc<dyn Disk>, BackendError> {
-        let opened = (request.kept, request.version.number, request.cache.mode);
+        let opened = (request.kept.map(|kept| kept.id), request.version.number, request.cache.mode);
         self.0.opened.lock().unwrap().push(opened);
         *self.0.open_disks.lock().unwrap() += 1;
         Ok(Arc::new(FakeDisk(self.0.clone(), AtomicBool::new(false))))

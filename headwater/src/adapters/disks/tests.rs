@@ -1,6 +1,7 @@
 //! Disks that are opened at the wrong moment or in the wrong place, and frozen without a store.
 
 use headwater_image::{ImportOptions, null_device};
+use headwater_service::backend::Kept;
 use headwater_store::{Access, LocalDir};
 
 use super::*;
@@ -28,25 +29,25 @@ impl Fixture {
         let caches = CacheArgs { buffering: headwater_volume::Buffering::Buffered, ..CacheArgs::default() };
         let volumes = Volumes::new(store, cache, keys, caches, &StreamArgs::default()).unwrap();
         let cache = CacheSettings { persistent: true, ..CacheSettings::default() };
-        let request = KeptRequest { id: Uuid::from_u128(7), version, cache };
+        let request = KeptRequest { kept: Kept { id: Uuid::from_u128(7), is_begun: false }, version, cache };
         Self { dir, volumes, request }
     }
 
     /// Opens the disk as a machine's start does, and closes it.
     fn begin(&self) -> Result<(), BackendError> {
-        let KeptRequest { id, version, cache } = &self.request;
-        let opened = self.volumes.opener().volume("vm1", version, cache, Some(*id))?;
+        let KeptRequest { kept, version, cache } = &self.request;
+        let opened = self.volumes.opener().volume("vm1", version, cache, Some(*kept))?;
         opened.volume.close();
         Ok(())
     }
 
     fn discard(&self) {
         let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
-        runtime.block_on(self.volumes.discard(self.request.id)).unwrap();
+        runtime.block_on(self.volumes.discard(self.request.kept.id)).unwrap();
     }
 
     fn key_exists(&self) -> bool {
-        self.dir.path().join(format!("keys/disk-{}", self.request.id)).exists()
+        self.dir.path().join(format!("keys/disk-{}", self.request.kept.id)).exists()
     }
 
     fn lend(&self) -> Result<(), BackendError> {
@@ -80,7 +81,7 @@ fn a_disk_that_could_not_be_begun_can_be_once_its_directory_is_right() {
     std::fs::rename(&aside, &cache).unwrap();
     fixture.begin().unwrap();
     // From now on there is something to lose.
-    std::fs::remove_dir_all(cache.join(format!("disk-{}", fixture.request.id))).unwrap();
+    std::fs::remove_dir_all(cache.join(format!("disk-{}", fixture.request.kept.id))).unwrap();
     for _ in 0..2 {
         assert_eq!(fixture.begin().unwrap_err().kind(), ProblemKind::Damaged);
     }
@@ -90,7 +91,7 @@ fn a_disk_that_could_not_be_begun_can_be_once_its_directory_is_right() {
 #[test]
 fn a_disk_whose_daemon_was_killed_while_it_began_is_begun_again() {
     let fixture = Fixture::new();
-    let name = format!("disk-{}", fixture.request.id);
+    let name = format!("disk-{}", fixture.request.kept.id);
     let keys = fixture.dir.path().join("keys");
     let map = fixture.dir.path().join("cache").join(&name).join("map");
     let unfinished = || {

@@ -231,6 +231,7 @@ async fn a_disk_that_was_sealed_takes_no_more_work_where_its_edit_could_not_be_e
     let edit = fixture.edit().await;
     fixture.start().await.unwrap();
     fixture.stop().await;
+    let edit = KeptDisk { is_begun: true, ..edit };
     fixture.host.seals_wait.store(true, Ordering::SeqCst);
     let sealing = tokio::spawn({
         let service = fixture.service.clone();
