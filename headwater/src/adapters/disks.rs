@@ -80,7 +80,12 @@ impl Volumes {
         stream: &StreamArgs,
     ) -> Result<Self, BackendError> {
         let store = store.patient().unwrap_or(store);
-        let ram_bytes = caches.cache_ram.unwrap_or_else(host_memory_bytes).min(host_memory_bytes());
+        let most = host_memory_bytes();
+        let ram_bytes = caches.cache_ram.unwrap_or(most);
+        if ram_bytes > most {
+            let message = format!("cannot give write caches {ram_bytes} bytes of RAM: this host has {most}");
+            return Err(BackendError::new(ProblemKind::Invalid, message).advise("give a smaller --cache-ram"));
+        }
         let streaming = Arc::new(Streaming::new(store.clone(), stream, None).map_err(image_failed)?);
         let host = Host::start(ram_bytes).map_err(|e| BackendError::new(ProblemKind::Failed, e))?;
         let files = KeptFiles { cache_dir, keys_dir };
