@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 
 use headwater_api::{MachineState, Wanted};
 use headwater_db::{MachineRecord, Purpose};
+use tokio::sync::OwnedMutexGuard;
 use uuid::Uuid;
 
 use crate::Service;
@@ -23,12 +24,29 @@ impl Service {
         actor: &Actor,
     ) -> Result<MachineRecord, LifeError> {
         let uuid = self.record(name).await?.uuid;
-        if force && let Some(active) = self.active(uuid) {
-            // Before waiting for the machine's turn: a graceful stop may be under way.
-            active.vm.kill().await.map_err(LifeError::backend("stop", name))?;
-        }
-        let _turn = self.lock(uuid).await;
+        let _turn =
+            if force { self.turn_by_force("stop", name, uuid, actor).await? } else { self.lock(uuid).await };
         self.stop_locked(name, uuid, force, actor).await
+    }
+
+    /// The machine's turn. Where somebody else has it, who may be waiting for the guest, the VM is ended first; who wanted
+    /// that is in the history before.
+    async fn turn_by_force(
+        &self,
+        what: &'static str,
+        name: &str,
+        uuid: Uuid,
+        actor: &Actor,
+    ) -> Result<OwnedMutexGuard<()>, LifeError> {
+        if let Some(turn) = self.try_lock(uuid) {
+            return Ok(turn);
+        }
+        if let Some(active) = self.active(uuid) {
+            let event = self.event(actor, format!("machine {name}"), what, "by force".to_owned());
+            self.append(event).await?;
+            active.vm.kill().await.map_err(LifeError::backend(what, name))?;
+        }
+        Ok(self.lock(uuid).await)
     }
 
     async fn stop_locked(
@@ -46,7 +64,8 @@ impl Service {
                     // It said that the machine is started again.
                     record.reason = None;
                 }
-                self.save(&record, actor, "stop", "it was off already").await?;
+                let detail = if force { "it is off" } else { "it was off already" };
+                self.save(&record, actor, "stop", detail).await?;
             }
             return Ok(record);
         };
@@ -106,15 +125,18 @@ impl Service {
         let seen = self.record(name).await?;
         let uuid = seen.uuid;
         self.not_editing("remove", &seen).await?;
-        if force && let Some(active) = self.active(uuid) {
-            active.vm.kill().await.map_err(LifeError::backend("remove", name))?;
-        }
-        let _turn = self.lock(uuid).await;
+        let _turn = if force {
+            self.turn_by_force("remove", name, uuid, actor).await?
+        } else {
+            self.lock(uuid).await
+        };
         let mut record = self.record(name).await?;
         if let Some(active) = self.active(uuid) {
             if !force {
                 return Err(LifeError::NotOff { machine: record.name, state: record.state.name() });
             }
+            record.wanted = Wanted::Stopped;
+            self.save(&record, actor, "remove", "by force").await?;
             self.kill_locked(&active, &mut record, actor, "remove").await?;
         }
         let kept = self.kept_disk(uuid, Purpose::Persistent).await?;
