@@ -346,6 +346,27 @@ fn a_damaged_file_system_is_a_remark_and_no_failure() {
     }
 }
 
+/// Memory that is not to be had ends a program, and nothing catches that.
+#[test]
+fn what_would_take_all_memory_is_a_remark() {
+    let dir = tempfile::tempdir().unwrap();
+    let (_kept, store) = store();
+    let before = file_system(dir.path());
+    let from = add(&store, before.clone());
+    let remark = |after| compare(&store, from, add(&store, after)).partitions[0].remark.clone().unwrap();
+    let link = debugfs(dir.path(), "set_inode_field /link size 1099511627776\n");
+    assert!(remark(link).contains("a symbolic link has 1099511627776 bytes"));
+    // Without the checksum that would be wrong.
+    let with = |at: usize, value: u32| {
+        let mut after = before.clone();
+        after[1024 + 0x64..][..4].copy_from_slice(&0u32.to_le_bytes());
+        after[1024 + at..][..4].copy_from_slice(&value.to_le_bytes());
+        after
+    };
+    assert!(remark(with(0x150, 1 << 18)).contains("groups of blocks"));
+    assert!(remark(with(0x18, 20)).contains("its blocks have 2^30 bytes"));
+}
+
 #[test]
 fn directories_and_files_without_an_end_are_a_remark() {
     let dir = tempfile::tempdir().unwrap();

@@ -1,8 +1,18 @@
-//! ext2, ext3 and ext4, read by a crate made for that.
+//! ext2, ext3 and ext4, read by a crate made for that. It takes as much memory as the file system says that it needs, and
+//! memory that is not to be had ends the program, which nothing catches: so that is looked at here before.
 
 use ext4_view::{Ext4, Ext4Read, FileType, Metadata, PathBuf};
 
 use crate::diff::tree::{Bytes, Entries, Fault, Kind, Node, Tree, fault};
+
+/// The largest blocks that Linux reads have 64 KiB: 2 to the power of 10 and so many.
+const LOG_BLOCK_BYTES_MAX: u32 = 6;
+
+/// Most groups of blocks: with the usual 128 MiB each, 512 TiB.
+const GROUPS_MAX: u64 = 1 << 22;
+
+/// The longest target of a symbolic link: it lies in one block.
+const LINK_BYTES_MAX: u64 = 64 << 10;
 
 /// An ext file system.
 pub(super) struct Ext {
@@ -22,10 +32,31 @@ impl Ext4Read for Bytes {
 }
 
 impl Ext {
-    pub(super) fn open(bytes: Bytes) -> Result<Self, Fault> {
+    pub(super) fn open(mut bytes: Bytes) -> Result<Self, Fault> {
+        check_superblock(&mut bytes)?;
         let fs = Ext4::load(Box::new(bytes)).map_err(fault)?;
         Ok(Self { fs, open: None })
     }
+}
+
+/// Refuses what would take more memory than any file system needs.
+fn check_superblock(bytes: &mut Bytes) -> Result<(), Fault> {
+    let mut block = [0; 1024];
+    bytes.read(1024, &mut block)?;
+    let word = |at: usize| {
+        let field = block.get(at..at + 4).and_then(|field| field.try_into().ok());
+        field.map_or(0, u32::from_le_bytes)
+    };
+    let log_block_bytes = word(0x18);
+    if log_block_bytes > LOG_BLOCK_BYTES_MAX {
+        return Err(fault(format!("its blocks have 2^{} bytes", u64::from(log_block_bytes) + 10)));
+    }
+    let blocks = u64::from(word(0x150)) << 32 | u64::from(word(0x4));
+    let groups = blocks.div_ceil(u64::from(word(0x20)).max(1));
+    if groups > GROUPS_MAX {
+        return Err(fault(format!("it has {groups} groups of blocks")));
+    }
+    Ok(())
 }
 
 fn path_of(path: &[u8]) -> Result<PathBuf, Fault> {
@@ -91,6 +122,9 @@ impl Tree for Ext {
     }
 
     fn link(&mut self, link: &Node) -> Result<Vec<u8>, Fault> {
+        if link.size_bytes > LINK_BYTES_MAX {
+            return Err(fault(format!("a symbolic link has {} bytes", link.size_bytes)));
+        }
         let target = self.fs.read_link(&path_of(&link.path)?).map_err(fault)?;
         Ok(target.as_ref().to_vec())
     }
