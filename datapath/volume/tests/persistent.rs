@@ -520,6 +520,9 @@ fn writes_that_take_no_place_take_one_while_a_commit_takes_long() {
         let device = Arc::clone(&device);
         move || blocking::flush(&*device)
     });
+    while faults.in_flight.load(Ordering::SeqCst) == 0 {
+        std::thread::yield_now();
+    }
     // Zero, and as in the image, in turns.
     let write = |step: usize| {
         let data = if step.is_multiple_of(2) { &[0; 4096] } else { &image[..4096] };

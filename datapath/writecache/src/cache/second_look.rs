@@ -129,7 +129,7 @@ impl WriteCache {
         };
         let mut data = [0; BLOCK];
         copy_out(address, at.1, 0, &mut data, &leaf);
-        if beneath.begins_with(block, &data) {
+        if beneath.begins_with(block, &data) && self.takes_notes() {
             self.elide(&mut leaf, index, block);
             leaf.fold();
         }

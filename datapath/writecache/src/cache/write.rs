@@ -90,7 +90,7 @@ impl WriteCache {
     }
 
     /// Whether a persistent cache can note what takes no place. Where not, the write takes one, as any other.
-    fn takes_notes(&self) -> bool {
+    pub(super) fn takes_notes(&self) -> bool {
         self.persist.as_ref().is_none_or(|persist| persist.takes_notes())
     }
 
