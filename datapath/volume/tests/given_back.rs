@@ -5,9 +5,11 @@
 mod filling;
 mod setup;
 
+use std::sync::Arc;
+
 use filling::{MIB, empty, eventually};
 use headwater_block::{Device, blocking};
-use headwater_testkit::Rng;
+use headwater_testkit::{FileDevice, Rng};
 use headwater_volume::CacheMode;
 
 /// Memory of this process, by the system's count.
@@ -43,4 +45,21 @@ fn ram_that_is_free_goes_back_to_the_system() {
     filled(&*device, full - 128 * MIB);
     drop((volume, device));
     eventually("what a volume had is free for others", || resident_bytes() + 100 * MIB < full);
+
+    // One block in each 2 MiB takes half as much for the index as for the data.
+    let path = dir.path().join("image");
+    std::fs::File::create(&path).unwrap().set_len(32 << 30).unwrap();
+    let image: Arc<dyn Device> = Arc::new(FileDevice::open(&path, true, 512).unwrap());
+    let (volume, device) = setup::open(&setup::options(&image, CacheMode::Ram, 256, 0, dir.path()), &host);
+    let before = resident_bytes();
+    let block = Rng::new(8).bytes(4096);
+    for number in 0..16 << 10 {
+        blocking::write(&*device, number * 2 * MIB, &block).unwrap();
+    }
+    let full = resident_bytes();
+    assert!(full > before + 90 * MIB, "{before} bytes before and {full} after");
+    blocking::discard(&*device, 0, 30 << 30).unwrap();
+    eventually("the index of what was discarded is free", || resident_bytes() < full - 80 * MIB);
+    drop((volume, device));
+    eventually("the index of a volume is free", || resident_bytes() < before + 8 * MIB);
 }

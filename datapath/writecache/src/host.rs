@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use crate::budget::{Budget, Divider};
 use crate::cache::{Looks, WriteCache};
+use crate::index_memory;
 use crate::memory::{AlignedBuffer, MemoryPool};
 use crate::overflow::io::{IoEngine, open_engine};
 use crate::overflow::seal::SEALED_SEGMENT_BYTES;
@@ -310,9 +311,11 @@ impl HostShared {
             deadline = deadline.into_iter().chain(look).min();
             let trim_due = self.pool.warm_bytes() > 0
                 || self.has_spare_staging()
+                || index_memory::wants_trim()
                 || caches.iter().any(|c| c.wants_trim() || c.has_spare_buffers());
             if trim_due && now.duration_since(last_trim) >= trim_after {
                 self.pool.trim();
+                index_memory::trim();
                 self.trim_staging();
                 caches.iter().for_each(|c| c.trim());
                 last_trim = now;

@@ -64,6 +64,7 @@ pub mod fetch;
 #[cfg(any(test, feature = "fuzzing"))]
 pub mod fuzzing;
 pub mod host;
+mod index_memory;
 mod log;
 pub mod map;
 mod memory;

@@ -23,14 +23,12 @@
 use std::sync::OnceLock;
 use std::sync::atomic::AtomicU64;
 
+use crate::index_memory::Piece;
 use crate::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use crate::sync::{RwLock, RwLockReadGuard, RwLockWriteGuard};
 use crate::units::{BlockNumber, Location, SLOTS};
 
 const LEAVES_PER_GROUP: usize = SLOTS;
-
-/// 512 locations.
-type Table = [Location; SLOTS];
 
 /// Bytes that a leaf's table takes.
 pub const TABLE_BYTES: u64 = (SLOTS * size_of::<Location>()) as u64;
@@ -44,7 +42,7 @@ pub enum Leaf {
     /// Every block reads as zeroes.
     Zero,
     /// Anything else.
-    Table(Box<Table>),
+    Table(Piece<Location>),
 }
 
 impl Leaf {
@@ -308,7 +306,7 @@ impl LeafWrite<'_> {
         if fill == location {
             return;
         }
-        let mut table = Box::new([fill; SLOTS]);
+        let mut table = Piece::new(|| fill);
         if let Some(entry) = table.get_mut(index) {
             *entry = location;
         }

@@ -21,6 +21,7 @@
 
 use std::sync::OnceLock;
 
+use crate::index_memory::Piece;
 use crate::sync::EXPLORED;
 use crate::sync::atomic::{AtomicBool, AtomicU8, AtomicU16, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use crate::units::{BlockNumber, SEGMENT_BYTES, SLOT_COUNT, SLOTS, SegmentId, Slot};
@@ -106,7 +107,7 @@ const USED: u8 = 1;
 /// In `marks`: set by a write, cleared by who compares the segment with the image.
 const CHANGED: u8 = 2;
 
-type Owners = Box<[AtomicU32]>;
+type Owners = Piece<AtomicU32>;
 
 /// The record of one segment. In a cache line of its own: of a large cache it is not in the processor's caches, and comes
 /// with one look at memory.
@@ -273,7 +274,7 @@ impl Segment {
     }
 
     fn owners(&self) -> &Owners {
-        self.owners.get_or_init(|| (0..SLOTS).map(|_| AtomicU32::new(DEAD)).collect())
+        self.owners.get_or_init(|| Piece::new(|| AtomicU32::new(DEAD)))
     }
 
     /// Gives a slot to a block. Under the log's lock, in state `Filling`.

@@ -174,10 +174,14 @@ impl Drop for WriteCache {
             }
         }
         log.ram_segments = 0;
+        drop(log);
         if let Some(persist) = &self.persist {
             persist.stop();
             bytes += persist.buffer_bytes();
         }
+        // The index goes before the host hears of it, and its thread returns the memory to the system.
+        self.map = Map::new(0);
+        self.segments = SegmentTable::new(0);
         self.host.give_ram(bytes);
         if self.overflow.is_some() {
             self.host.budget.leave_spilling();

@@ -1,0 +1,325 @@
+//! Memory of the index: pieces of 512 numbers (2 KiB), side by side in huge pages.
+//!
+//! The index of a large cache is not in the processor's caches, and in pages of 4 KiB each look into it walks the page
+//! tables besides (decision 16). The heap would also keep what a cache that is gone had: here it goes back to the system
+//! within a second ([`trim`]).
+//!
+//! One for the process, as the heap is: so a piece is no longer than its contents, and any thread may drop it.
+#![expect(unsafe_code, reason = "memory is mapped, and cut into pieces that own a part of it")]
+
+use std::alloc::{Layout, alloc, dealloc, handle_alloc_error};
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+use std::ops::{Deref, DerefMut};
+use std::ptr::NonNull;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use rustix::mm::{Advice, MapFlags, ProtFlags};
+
+use crate::sync::EXPLORED;
+use crate::units::SLOTS;
+
+/// Bytes of a piece.
+const PIECE: usize = 2048;
+
+/// Bytes of an arena: a huge page.
+const ARENA: usize = 2 << 20;
+
+const PIECES: usize = ARENA / PIECE;
+
+/// Bytes of a page that is given back where both its pieces are free.
+const PAGE: usize = 2 * PIECE;
+
+/// An arena with fewer free pages keeps them: giving some back splits the huge page.
+const LEAST_FREE_PAGES: usize = ARENA / PAGE / 8;
+
+/// 512 values of 4 bytes.
+pub struct Piece<T>(NonNull<[T; SLOTS]>);
+
+// SAFETY: it owns its values as a box does.
+unsafe impl<T: Send> Send for Piece<T> {}
+// SAFETY: as above.
+unsafe impl<T: Sync> Sync for Piece<T> {}
+
+impl<T> Piece<T> {
+    /// The explorer's atomics are larger, and its segments smaller: there pieces come from the heap.
+    const OF_HEAP: bool = EXPLORED;
+    const LAYOUT: Layout = Layout::new::<[T; SLOTS]>();
+
+    /// A piece of which `each` makes the values.
+    pub fn new(mut each: impl FnMut() -> T) -> Self {
+        const { assert!(EXPLORED || (size_of::<[T; SLOTS]>() == PIECE && align_of::<T>() <= PIECE)) };
+        let memory = if Self::OF_HEAP {
+            // SAFETY: the layout has a size.
+            NonNull::new(unsafe { alloc(Self::LAYOUT) })
+        } else {
+            ARENAS.lock().take()
+        };
+        let Some(memory) = memory else { handle_alloc_error(Self::LAYOUT) };
+        let values = memory.cast::<T>();
+        for index in 0..SLOTS {
+            // SAFETY: inside the piece, which is large enough for as many and aligned for them.
+            unsafe { values.add(index).write(each()) };
+        }
+        Self(values.cast())
+    }
+}
+
+impl<T> Drop for Piece<T> {
+    fn drop(&mut self) {
+        // SAFETY: the values were made by `new` and are dropped once.
+        unsafe { self.0.as_ptr().drop_in_place() };
+        let memory = self.0.cast::<u8>();
+        if Self::OF_HEAP {
+            // SAFETY: it came from the heap with this layout.
+            unsafe { dealloc(memory.as_ptr(), Self::LAYOUT) };
+        } else {
+            ARENAS.lock().give(memory);
+            GIVEN.store(true, Ordering::Relaxed);
+        }
+    }
+}
+
+impl<T> Deref for Piece<T> {
+    type Target = [T; SLOTS];
+    #[inline]
+    fn deref(&self) -> &Self::Target {
+        // SAFETY: initialised by `new`, and there as long as the piece is.
+        unsafe { self.0.as_ref() }
+    }
+}
+
+impl<T> DerefMut for Piece<T> {
+    #[inline]
+    fn deref_mut(&mut self) -> &mut Self::Target {
+        // SAFETY: as above, and the piece is borrowed alone.
+        unsafe { self.0.as_mut() }
+    }
+}
+
+impl<T: Copy> Clone for Piece<T> {
+    fn clone(&self) -> Self {
+        let [first, rest @ ..] = &**self;
+        let mut rest = std::iter::once(first).chain(rest);
+        Self::new(|| *rest.next().unwrap_or(first))
+    }
+}
+
+impl<T: fmt::Debug> fmt::Debug for Piece<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.deref().fmt(f)
+    }
+}
+
+/// Whether pieces were given back since the last [`trim`].
+pub fn wants_trim() -> bool {
+    GIVEN.load(Ordering::Relaxed)
+}
+
+/// Returns the memory of free pieces to the system: of arenas that are empty, and of pages where enough are free.
+pub fn trim() {
+    let mut arenas = ARENAS.lock();
+    GIVEN.store(false, Ordering::Relaxed);
+    arenas.trim();
+}
+
+static GIVEN: AtomicBool = AtomicBool::new(false);
+
+static ARENAS: parking_lot::Mutex<Arenas> = parking_lot::const_mutex(Arenas::new());
+
+/// Which pieces of an arena are in use, and which pages of it were given back: a bit for each.
+#[derive(Debug)]
+struct Arena {
+    used: [u64; PIECES / 64],
+    gone: [u64; PIECES / 128],
+    free: usize,
+}
+
+/// By their addresses, which are multiples of [`ARENA`].
+#[derive(Debug)]
+struct Arenas {
+    all: BTreeMap<usize, Arena>,
+    /// Arenas with free pieces. The first one is used first, so that the others get empty.
+    with_room: BTreeSet<usize>,
+    /// Arenas that got a piece back since they were trimmed.
+    given: BTreeSet<usize>,
+}
+
+impl Arena {
+    const NEW: Self = Self { used: [0; PIECES / 64], gone: [0; PIECES / 128], free: PIECES };
+
+    fn take(&mut self) -> Option<usize> {
+        let (word, bits) = self.used.iter_mut().enumerate().find(|(_, bits)| **bits != u64::MAX)?;
+        let piece = word * 64 + bits.trailing_ones() as usize;
+        *bits |= 1 << (piece % 64);
+        self.free = self.free.saturating_sub(1);
+        if let Some(gone) = self.gone.get_mut(piece / 128) {
+            *gone &= !(1 << (piece / 2 % 64));
+        }
+        Some(piece)
+    }
+
+    fn give(&mut self, piece: usize) {
+        if let Some(bits) = self.used.get_mut(piece / 64) {
+            *bits &= !(1 << (piece % 64));
+            self.free += 1;
+        }
+    }
+
+    /// Pages with memory and without a piece in use.
+    fn free_pages(&self) -> impl Iterator<Item = usize> {
+        (0..PIECES / 2).filter(|page| {
+            let used = self.used.get(page / 32).is_none_or(|bits| bits >> (page % 32 * 2) & 3 != 0);
+            let gone = self.gone.get(page / 64).is_none_or(|bits| bits >> (page % 64) & 1 != 0);
+            !used && !gone
+        })
+    }
+}
+
+impl Arenas {
+    const fn new() -> Self {
+        Self { all: BTreeMap::new(), with_room: BTreeSet::new(), given: BTreeSet::new() }
+    }
+
+    /// `None`: the system has no memory.
+    fn take(&mut self) -> Option<NonNull<u8>> {
+        let base = match self.with_room.first() {
+            Some(base) => *base,
+            None => self.add()?,
+        };
+        let arena = self.all.get_mut(&base)?;
+        let piece = arena.take()?;
+        if arena.free == 0 {
+            self.with_room.remove(&base);
+        }
+        NonNull::new(std::ptr::with_exposed_provenance_mut(base + piece * PIECE))
+    }
+
+    fn give(&mut self, memory: NonNull<u8>) {
+        let address = memory.as_ptr().expose_provenance();
+        let base = address - address % ARENA;
+        if let Some(arena) = self.all.get_mut(&base) {
+            arena.give(address % ARENA / PIECE);
+            self.with_room.insert(base);
+            self.given.insert(base);
+        }
+    }
+
+    /// A new arena, of which nothing is in use.
+    fn add(&mut self) -> Option<usize> {
+        // Twice as long as needed, to have a whole huge page in it wherever it lies.
+        let (len, flags) = (2 * ARENA, MapFlags::PRIVATE | MapFlags::NORESERVE);
+        // SAFETY: a new mapping at an address of the kernel's choice.
+        let start = unsafe {
+            rustix::mm::mmap_anonymous(std::ptr::null_mut(), len, ProtFlags::READ | ProtFlags::WRITE, flags)
+        };
+        let start = start.ok()?.expose_provenance();
+        let base = start.next_multiple_of(ARENA);
+        unmap(start, base - start);
+        unmap(base + ARENA, start + ARENA - base);
+        // SAFETY: advice on our own new mapping; it changes no contents. A kernel without huge pages says no.
+        let _ = unsafe {
+            rustix::mm::madvise(std::ptr::with_exposed_provenance_mut(base), ARENA, Advice::LinuxHugepage)
+        };
+        self.all.insert(base, Arena::NEW);
+        self.with_room.insert(base);
+        Some(base)
+    }
+
+    fn trim(&mut self) {
+        for base in std::mem::take(&mut self.given) {
+            let Some(arena) = self.all.get_mut(&base) else { continue };
+            if arena.free == PIECES {
+                self.all.remove(&base);
+                self.with_room.remove(&base);
+                unmap(base, ARENA);
+                continue;
+            }
+            let pages: Vec<usize> = arena.free_pages().collect();
+            if pages.len() < LEAST_FREE_PAGES {
+                continue;
+            }
+            for page in pages {
+                let start = std::ptr::with_exposed_provenance_mut(base + page * PAGE);
+                // SAFETY: no piece of this page is in use, and none is handed out while this is borrowed.
+                let done = unsafe { rustix::mm::madvise(start, PAGE, Advice::LinuxDontNeed) };
+                if let (Ok(()), Some(gone)) = (done, arena.gone.get_mut(page / 64)) {
+                    *gone |= 1 << (page % 64);
+                }
+            }
+        }
+    }
+}
+
+/// Gives address space back that nobody uses.
+fn unmap(address: usize, len: usize) {
+    if len > 0 {
+        // SAFETY: a part of our own mapping, without a piece in use.
+        let _ = unsafe { rustix::mm::munmap(std::ptr::with_exposed_provenance_mut(address), len) };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::HashSet;
+
+    /// Bytes of this range that have memory.
+    fn resident(base: usize, len: usize) -> usize {
+        let mut pages = vec![0u8; len / 4096];
+        let start = std::ptr::with_exposed_provenance_mut::<std::ffi::c_void>(base);
+        // SAFETY: one byte for each page of the range.
+        let done = unsafe { libc::mincore(start, len, pages.as_mut_ptr()) };
+        assert_eq!(done, 0);
+        pages.iter().filter(|page| **page & 1 == 1).count() * 4096
+    }
+
+    #[test]
+    fn pieces_hold_their_values_and_share_nothing() {
+        let mut pieces: Vec<Piece<u32>> = (0..3000).map(|n| Piece::new(|| n)).collect();
+        let addresses: HashSet<usize> = pieces.iter().map(|p| p.as_ptr().addr()).collect();
+        assert_eq!(addresses.len(), 3000);
+        pieces[7][511] = 9;
+        let copy = pieces[7].clone();
+        drop(pieces.drain(..2000).collect::<Vec<_>>());
+        assert_eq!((copy[0], copy[511]), (7, 9));
+        assert!(pieces.iter().enumerate().all(|(n, p)| p.iter().all(|v| *v as usize == n + 2000)));
+    }
+
+    #[test]
+    fn free_memory_goes_back_and_is_used_again() {
+        let mut arenas = Arenas::new();
+        let mut pieces: Vec<_> = (0..PIECES + 1).map(|_| arenas.take().unwrap()).collect();
+        assert_eq!(arenas.all.len(), 2);
+        for piece in &pieces {
+            // SAFETY: a piece of 2 KiB that nobody else has.
+            unsafe { piece.as_ptr().write_bytes(0xa5, PIECE) };
+        }
+        let last = pieces.pop().unwrap().as_ptr().addr();
+        let full = pieces[0].as_ptr().addr() / ARENA * ARENA;
+        assert_ne!(last / ARENA * ARENA, full);
+        assert_eq!(resident(full, ARENA), ARENA);
+        // One piece of each page: none can go. Then all but the last page.
+        let (even, odd): (Vec<_>, Vec<_>) = pieces.into_iter().partition(|p| p.as_ptr().addr() % PAGE == 0);
+        even.iter().for_each(|piece| arenas.give(*piece));
+        arenas.trim();
+        assert_eq!(resident(full, ARENA), ARENA);
+        odd[..PIECES / 2 - 1].iter().for_each(|piece| arenas.give(*piece));
+        arenas.trim();
+        assert_eq!(resident(full, ARENA), PAGE);
+        // What is handed out again has memory again, and the one piece kept what it had.
+        let again: Vec<_> = (0..PIECES).map(|_| arenas.take().unwrap()).collect();
+        assert_eq!(arenas.all.len(), 2);
+        assert!(!again.contains(&odd[PIECES / 2 - 1]));
+        // SAFETY: the piece is still ours.
+        assert!(unsafe { std::slice::from_raw_parts(odd[PIECES / 2 - 1].as_ptr(), PIECE) } == [0xa5; PIECE]);
+        again.into_iter().for_each(|piece| arenas.give(piece));
+        arenas.give(odd[PIECES / 2 - 1]);
+        arenas.trim();
+        // Of the other arena one piece is still in use.
+        assert_eq!(arenas.all.keys().copied().collect::<Vec<_>>(), vec![last / ARENA * ARENA]);
+        arenas.give(NonNull::new(std::ptr::with_exposed_provenance_mut(last)).unwrap());
+        arenas.trim();
+        assert!(arenas.all.is_empty() && arenas.with_room.is_empty());
+    }
+}
