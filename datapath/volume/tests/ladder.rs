@@ -136,6 +136,31 @@ fn a_segment_that_the_disk_did_not_read_once_is_cleaned_later() {
     assert!(cache.cleaned_segments > 20 && cache.refused_writes == 0, "{cache:?}");
 }
 
+#[test]
+fn a_few_places_that_stay_unreadable_do_not_keep_cleaning_from_the_others() {
+    let dir = tempfile::tempdir().unwrap();
+    let (host, faults) = setup::host(u64::MAX);
+    let (volume, device) =
+        setup::open(&setup::options(&empty(64), CacheMode::RamDisk, 16, 80, dir.path()), &host);
+    let mut rng = Rng::new(6);
+    for number in 0..64 {
+        blocking::write(&*device, number * MIB, &rng.bytes(MIB as usize)).unwrap();
+    }
+    *faults.unreadable.lock().unwrap() = [5, 19, 31, 44].map(|place| place * MIB).to_vec();
+    let mut write = || {
+        // Half of the blocks, so that what the others have stays in its segments, which age.
+        let at = rng.below(32 * MIB / 4096) * 8192;
+        blocking::write(&*device, at, &rng.bytes(4096)).unwrap();
+    };
+    (0..60_000).for_each(|_| write());
+    let before = volume.counters().cache;
+    assert!(before.disk_errors > 3, "the places were met: {before:?}");
+    (0..60_000).for_each(|_| write());
+    let cache = volume.counters().cache;
+    assert!(cache.cleaned_segments > before.cleaned_segments + 20, "{before:?} and then {cache:?}");
+    assert!(cache.refused_writes == 0, "{cache:?}");
+}
+
 /// Six bits in each byte and nothing that repeats: three quarters of its size for zstd, and all of it for LZ4.
 fn six_bits(seed: u64) -> Vec<u8> {
     Rng::new(seed).bytes(MIB as usize).iter().map(|byte| byte & 63).collect()

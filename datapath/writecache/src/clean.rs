@@ -5,7 +5,7 @@
 //! [`crate::spill::RESERVED_POSITIONS`] positions are kept for it, and a victim has at least [`MIN_GAIN`]
 //! dead slots.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::io;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -36,6 +36,15 @@ const LOW_POSITIONS: u32 = 6;
 /// A segment that was read in vain is tried again after this at the latest.
 const STUCK: Duration = Duration::from_millis(100);
 
+/// One that the disk does not read is left alone for this long, and longer each time, while there are others.
+const UNREAD: Duration = if EXPLORED { Duration::ZERO } else { Duration::from_millis(100) };
+
+/// But not longer than this.
+const UNREAD_MOST: Duration = Duration::from_secs(30);
+
+/// So many segments that the disk does not read at one time are logged each.
+const UNREAD_LOGGED: usize = 8;
+
 /// What cleaning a segment is worth: the slots that it frees for each one that it copies, times its age in segments written since.
 ///
 /// In an old segment little dies any more, so what it frees stays free; a young one is soon emptier by itself. Where all blocks die
@@ -43,6 +52,24 @@ const STUCK: Duration = Duration::from_millis(100);
 fn worth(live: u32, age: u64) -> u64 {
     let dead = u64::from(u32::from(SLOT_COUNT).saturating_sub(live));
     (dead * u64::from(SLOT_COUNT)).saturating_mul(age + 1) / u64::from(live.max(1))
+}
+
+/// When the disk did not read a segment last, and how long that counts.
+#[derive(Clone, Copy, Debug)]
+struct Unread {
+    since: Instant,
+    pause: Duration,
+}
+
+impl Unread {
+    fn is_over(&self, now: Instant) -> bool {
+        now.saturating_duration_since(self.since) >= self.pause
+    }
+
+    /// Where there is no other segment, it is tried again sooner.
+    fn is_over_for_want_of_others(&self, now: Instant) -> bool {
+        now.saturating_duration_since(self.since) >= self.pause.min(STUCK)
+    }
 }
 
 struct Job {
@@ -60,8 +87,9 @@ pub struct Cleaner {
     read: Mutex<Option<Job>>,
     /// Writes of segments (by generation) with blocks that are damaged: left alone.
     damaged: Mutex<HashSet<u64>>,
-    /// The one that the disk did not read last, which may pass: taken after all others until one was read.
-    unread: Mutex<Option<u64>>,
+    /// Those that the disk did not read, which may pass. A few places that stay unreadable must not keep cleaning from
+    /// all others, and they age into those most worth it.
+    unread: Mutex<HashMap<u64, Unread>>,
     /// When the last one was read in vain: no room for what lives in it, or somebody is just taking that away. Forgotten
     /// when something was freed or written.
     stuck_since: Mutex<Option<Instant>>,
@@ -117,10 +145,12 @@ impl WriteCache {
         if overflow.is_resting() || self.cleaner.is_stuck() || !self.has_place_for_cleaned(overflow) {
             return true;
         }
-        if !self.cleaner.busy.swap(true, Ordering::AcqRel) && !self.begin_clean(overflow) {
-            self.cleaner.busy.store(false, Ordering::Release);
+        if self.cleaner.busy.swap(true, Ordering::AcqRel) || self.begin_clean(overflow) {
+            return false;
         }
-        false
+        self.cleaner.busy.store(false, Ordering::Release);
+        // Where only those are left that are left alone, nothing but time brings one back.
+        !self.cleaner.unread.lock().is_empty()
     }
 
     fn begin_clean(self: &Arc<Self>, overflow: &Arc<Overflow>) -> bool {
@@ -147,7 +177,7 @@ impl WriteCache {
     /// The segment whose cleaning is worth most.
     fn victim(&self) -> Option<SegmentId> {
         let numbers = self.log.lock().numbers_used();
-        let unread = *self.cleaner.unread.lock();
+        let mut unread = self.cleaner.unread.lock();
         let damaged = self.cleaner.damaged.lock();
         let candidates: Vec<(SegmentId, u32, u64)> = (0..numbers)
             .map(SegmentId)
@@ -162,35 +192,59 @@ impl WriteCache {
                 (is_there && is_worth).then_some((id, live, generation))
             })
             .collect();
+        if !unread.is_empty() {
+            let there: HashSet<u64> = candidates.iter().map(|(_, _, generation)| *generation).collect();
+            unread.retain(|generation, _| there.contains(generation));
+        }
+        let now = Instant::now();
         let newest = candidates.iter().map(|(_, _, generation)| *generation).max()?;
-        // What the disk did not read comes last of all, where there is no other.
-        candidates
-            .into_iter()
-            .max_by_key(|(_, live, generation)| {
-                (unread != Some(*generation), worth(*live, newest - generation))
-            })
-            .map(|(id, _, _)| id)
+        let is_left_alone = |generation: &u64| unread.get(generation).is_some_and(|u| !u.is_over(now));
+        let best = candidates
+            .iter()
+            .filter(|(_, _, generation)| !is_left_alone(generation))
+            .max_by_key(|(_, live, generation)| worth(*live, newest - generation));
+        let longest_ago = || {
+            let tried =
+                candidates.iter().filter_map(|(id, _, generation)| Some((id, unread.get(generation)?)));
+            let (id, last) = tried.min_by_key(|(_, unread)| unread.since)?;
+            last.is_over_for_want_of_others(now).then_some(*id)
+        };
+        best.map(|(id, _, _)| *id).or_else(longest_ago)
     }
 
     fn read_for_cleaning(&self, job: Job, result: io::Result<()>) {
         match result {
             Ok(()) => {
-                *self.cleaner.unread.lock() = None;
+                self.cleaner.unread.lock().remove(&job.generation);
                 *self.cleaner.read.lock() = Some(job);
             }
             Err(error) => {
                 count(&self.counters.disk_errors, 1);
-                tracing::warn!(%error, "a segment of the overflow disk could not be read for cleaning");
-                *self.cleaner.unread.lock() = Some(job.generation);
-                if let Some(overflow) = &self.overflow {
-                    // Not tried again at once.
-                    overflow.failed();
-                }
+                self.unread(&job, &error);
                 self.host.give_staging(job.buffer);
                 self.cleaner.busy.store(false, Ordering::Release);
             }
         }
         self.host.signal();
+    }
+
+    /// Leaves a segment alone that the disk did not read, and does not ask the disk again at once.
+    fn unread(&self, job: &Job, error: &io::Error) {
+        let now = Instant::now();
+        let mut unread = self.cleaner.unread.lock();
+        let before = unread.get(&job.generation).map(|unread| unread.pause);
+        let pause = before.map_or(UNREAD, |pause| (pause * 2).min(UNREAD_MOST));
+        unread.insert(job.generation, Unread { since: now, pause });
+        if before.is_none() && unread.len() <= UNREAD_LOGGED {
+            tracing::warn!(
+                "position {} of the overflow disk of volume '{}' could not be read for cleaning: {error}; it stays \
+                 where it is and is tried again, others are cleaned meanwhile; {}",
+                job.position,
+                self.name,
+                self.advice()
+            );
+        }
+        *self.cleaner.stuck_since.lock() = Some(now);
     }
 
     /// Moves the live blocks of the segment that was read, as far as there is room.

@@ -3,8 +3,8 @@
 use std::io;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use headwater_block::{CompletionQueue, Device};
@@ -21,6 +21,8 @@ pub struct Faults {
     pub write_error_every: AtomicU64,
     /// Every so many-th read fails with EIO; 0: none.
     pub read_error_every: AtomicU64,
+    /// Reads that touch one of these bytes of the file fail with EIO.
+    pub unreadable: Mutex<Vec<u64>>,
     /// Reads give one flipped bit.
     pub flip: AtomicBool,
     /// Every so many-th write puts half of its bytes on disk, then fails with EIO; 0: none.
@@ -39,6 +41,11 @@ impl Faults {
     /// Whether a write has to wait before it begins.
     fn are_late(&self) -> bool {
         self.hold.load(Ordering::Relaxed) || self.write_delay_ms.load(Ordering::Relaxed) != 0
+    }
+
+    fn hits_unreadable(&self, offset: u64, len: usize) -> bool {
+        let read = offset..offset + len as u64;
+        self.unreadable.lock().unwrap().iter().any(|at| read.contains(at))
     }
 
     fn wait(&self) {
@@ -89,6 +96,9 @@ impl IoEngine for FaultyEngine {
             }
             Direction::Write if due(&self.faults.write_error_every) => Some(io::Error::from_raw_os_error(5)),
             Direction::Read if due(&self.faults.read_error_every) => Some(io::Error::from_raw_os_error(5)),
+            Direction::Read if self.faults.hits_unreadable(op.offset, op.len) => {
+                Some(io::Error::from_raw_os_error(5))
+            }
             _ => None,
         };
         if let Some(error) = error {
