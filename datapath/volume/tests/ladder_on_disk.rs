@@ -248,6 +248,32 @@ fn a_lower_disk_limit_takes_effect(life: Life) {
     assert_holds(&*device, taken);
 }
 
+#[test]
+fn a_lower_disk_limit_is_reached_although_the_disk_failed_meanwhile() {
+    let dir = tempfile::tempdir().unwrap();
+    let (host, faults) = setup::host(u64::MAX);
+    let (volume, device) = setup::open(&Life::Forgotten.patient(256, 16, 256, dir.path()), &host);
+    // Twice, each second 64 KiB the second time: so half of what is in most segments is dead.
+    assert_eq!(fill(&*device, 110), (110, None));
+    let again = pattern(7);
+    for at in 0..110 * 8 {
+        blocking::write(&*device, at * (MIB / 8), &again[..(MIB / 16) as usize]).unwrap();
+    }
+    let used = || volume.counters().cache.disk_used_bytes;
+    let before = used();
+    assert!(before > 140 * MIB, "{before}");
+    faults.write_error_every.store(1, Ordering::Relaxed);
+    volume.set_disk_bytes(124 * MIB);
+    eventually("cleaning meets a disk that takes nothing", || volume.counters().cache.disk_errors > 20);
+    faults.write_error_every.store(0, Ordering::Relaxed);
+    eventually("the lower limit is kept", || used() <= 126 * MIB);
+    for at in 0..110 * 8 {
+        let mut read = vec![0; (MIB / 16) as usize];
+        blocking::read(&*device, at * (MIB / 8), &mut read).unwrap();
+        assert!(read == again[..(MIB / 16) as usize], "{at}");
+    }
+}
+
 fn the_budget_of_the_host_bounds_all_volumes_together(life: Life) {
     let dir = tempfile::tempdir().unwrap();
     let (host, _) = setup::host(64 * MIB);

@@ -104,9 +104,10 @@ impl Overflow {
     }
 
     /// A position that is claimed already, whatever the limit: for what cleaning fills, which gives back more than it takes.
+    /// One that could not be written, where there is no other: a limit that was lowered meanwhile lets none be claimed.
     pub fn take_for_cleaning(&self) -> Option<u32> {
         let mut positions = self.positions.lock();
-        let position = positions.ready.pop()?;
+        let position = positions.ready.pop().or_else(|| positions.doubtful.pop_front())?;
         positions.used += 1;
         Some(position)
     }
