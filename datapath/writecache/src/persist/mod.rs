@@ -126,6 +126,25 @@ pub enum Change {
     },
 }
 
+impl Change {
+    /// Takes a range that begins where this one ends into it: discards come in small pieces, side by side, and nothing bounds
+    /// them while commits fail.
+    fn is_continued_by(&mut self, next: &Change) -> bool {
+        match (self, next) {
+            (
+                Change::Range { first, count, zero },
+                Change::Range { first: next, count: more, zero: also },
+            ) if zero == also && first.checked_add(*count) == Some(*next) => {
+                count.checked_add(*more).is_some_and(|sum| {
+                    *count = sum;
+                    true
+                })
+            }
+            _ => false,
+        }
+    }
+}
+
 /// What the open epoch has brought so far.
 #[derive(Default)]
 struct Pending {
@@ -286,6 +305,9 @@ impl Persist {
     pub fn note(&self, change: Change) {
         let mut pending = self.pending.lock();
         if pending.ended && !pending.changes.is_empty() {
+            return;
+        }
+        if pending.changes.last_mut().is_some_and(|last| last.is_continued_by(&change)) {
             return;
         }
         pending.changes.push(change);
@@ -487,5 +509,27 @@ impl Persist {
     fn flush_waits(&self) -> bool {
         let asked = self.asked.lock();
         asked.stop || asked.commit || !asked.waiters.is_empty()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Change;
+
+    #[test]
+    fn discards_side_by_side_are_one_change() {
+        let range = |first, count, zero| Change::Range { first, count, zero };
+        let mut last = range(8, 2, true);
+        assert!((10..1000).all(|next| last.is_continued_by(&range(next, 1, true))));
+        assert_eq!(last, range(8, 992, true));
+        // Not the other kind, not elsewhere, not longer than a count can say, and not what lies in a slot.
+        for next in
+            [range(1000, 1, false), range(1001, 1, true), range(999, 1, true), range(1000, u32::MAX, true)]
+        {
+            assert!(!last.is_continued_by(&next), "{next:?}");
+        }
+        let slot = Change::Slot { block: 1000, position: 0, slot: 0, generation: 1 };
+        assert!(!last.is_continued_by(&slot) && !{ slot }.is_continued_by(&range(1001, 1, true)));
+        assert_eq!(last, range(8, 992, true));
     }
 }
