@@ -4,7 +4,7 @@
 //! queues may hold entries that are out of date (the segment was freed or has another state by now):
 //! whoever takes an entry checks the segment's state.
 
-use std::collections::VecDeque;
+use std::collections::{HashSet, VecDeque};
 
 use crate::clean::MIN_GAIN;
 use crate::memory::{MemoryPool, SegmentMemory};
@@ -85,6 +85,11 @@ pub struct Log {
     pub clean_segments: u32,
 }
 
+/// Entries of a queue, of a cache with so many numbers, that are not looked at for being out of date.
+fn most_queued(numbers: u32) -> usize {
+    2 * numbers as usize + 64
+}
+
 /// Whether a segment that had room again still has.
 fn is_refillable(segment: &Segment) -> bool {
     segment.word().state() == State::Dirty && segment.live() <= REFILL_LIVE
@@ -118,7 +123,29 @@ impl Log {
         }
         *place = None;
         self.close(segment, id, stream);
+        self.prune(table, most_queued(self.next_id));
         None
+    }
+
+    /// Takes out of queues that are longer than `most` what has another state by now, and the earlier of two entries. What
+    /// dies before anybody takes it out would stay there.
+    fn prune(&mut self, table: &SegmentTable, most: usize) {
+        let queues = [
+            (&mut self.dirty, State::Dirty),
+            (&mut self.dirty_cleaned, State::Dirty),
+            (&mut self.dirty_unpackable, State::Dirty),
+            (&mut self.refill, State::Dirty),
+            (&mut self.packed, State::Packed),
+            (&mut self.clean, State::Clean),
+        ];
+        for (queue, state) in queues.into_iter().filter(|(queue, _)| queue.len() > most) {
+            let mut seen = HashSet::new();
+            let is_in =
+                |id: &SegmentId| table.get(*id).is_some_and(|segment| segment.word().state() == state);
+            let rest: Vec<SegmentId> =
+                queue.drain(..).rev().filter(|id| is_in(id) && seen.insert(*id)).collect();
+            queue.extend(rest.into_iter().rev());
+        }
     }
 
     /// Whether a slot is to be had without taking memory. With `any_dead`, also where a dirty segment has but a few.
@@ -502,97 +529,4 @@ impl Log {
 }
 
 #[cfg(test)]
-mod tests {
-    use std::sync::Arc;
-
-    use super::*;
-
-    /// A log with so many full segments, the oldest first.
-    fn full_segments(count: u32) -> (Log, SegmentTable, Arc<MemoryPool>) {
-        let (mut log, table, pool) = (Log::default(), SegmentTable::new(count), MemoryPool::new());
-        for number in 0..count {
-            log.begin(&table, Stream::Fresh, pool.take().unwrap()).unwrap();
-            let first = number * u32::from(SLOT_COUNT);
-            for block in first..first + u32::from(SLOT_COUNT) {
-                log.claim(&table, Stream::Fresh, BlockNumber(block)).unwrap();
-            }
-            // Who finds no slot closes the segment.
-            assert!(log.claim(&table, Stream::Fresh, BlockNumber(0)).is_none());
-        }
-        assert_eq!(log.dirty_segments, count);
-        (log, table, pool)
-    }
-
-    fn clean_segments(count: u32) -> (Log, SegmentTable, Arc<MemoryPool>) {
-        let (mut log, table, pool) = full_segments(count);
-        for number in 0..count {
-            let id = log.freeze_victim(&table, false).unwrap();
-            assert_eq!(id, SegmentId(number));
-            assert!(log.thaw(table.get(id).unwrap(), id, true).is_none());
-        }
-        assert_eq!((log.clean_segments, log.dirty_segments, log.frozen_segments), (count, 0, 0));
-        (log, table, pool)
-    }
-
-    fn touch(table: &SegmentTable, number: u32) {
-        table.get(SegmentId(number)).unwrap().touch();
-    }
-
-    /// Evicts all, one after the other: their numbers.
-    fn evicted(mut log: Log, table: &SegmentTable, pool: &MemoryPool) -> Vec<u32> {
-        let next = || {
-            let (id, memory) = log.evict_victim(table)?;
-            pool.give(memory);
-            Some(id.0)
-        };
-        std::iter::from_fn(next).collect()
-    }
-
-    #[test]
-    fn what_may_be_half_written_is_not_overwritten_in_place() {
-        let (mut log, table, _pool) = full_segments(1);
-        let id = log.freeze_victim(&table, false).unwrap();
-        let segment = table.get(id).unwrap();
-        log.thaw_unsaved(segment, id);
-        assert_eq!(segment.word().state(), State::Dirty);
-        assert!((0..SLOT_COUNT).all(|slot| segment.writable(Slot(slot)).is_none()));
-    }
-
-    #[test]
-    fn a_clean_segment_that_was_used_survives_one_eviction() {
-        let (log, table, pool) = clean_segments(2);
-        touch(&table, 0);
-        assert_eq!(evicted(log, &table, &pool), [1, 0]);
-
-        let (log, table, pool) = clean_segments(2);
-        assert_eq!(evicted(log, &table, &pool), [0, 1], "the oldest goes first where none was used");
-
-        let (log, table, pool) = clean_segments(3);
-        (0..3).for_each(|number| touch(&table, number));
-        assert_eq!(evicted(log, &table, &pool), [0, 1, 2], "one goes even where all were used");
-    }
-
-    /// Freezes all dirty segments, one after the other: their numbers.
-    fn frozen(mut log: Log, mut next: impl FnMut(&mut Log) -> Option<SegmentId>) -> Vec<u32> {
-        std::iter::from_fn(|| next(&mut log)).map(|id| id.0).collect()
-    }
-
-    #[test]
-    fn a_dirty_segment_that_was_used_is_not_the_coldest() {
-        let (log, table, _pool) = full_segments(3);
-        touch(&table, 0);
-        assert_eq!(frozen(log, |log| log.freeze_coldest(&table)), [1, 2, 0]);
-
-        let (log, table, _pool) = full_segments(3);
-        touch(&table, 1);
-        assert_eq!(frozen(log, |log| log.freeze_victim(&table, false)), [0, 2, 1]);
-
-        let (log, table, _pool) = full_segments(2);
-        (0..2).for_each(|number| touch(&table, number));
-        assert_eq!(
-            frozen(log, |log| log.freeze_coldest(&table)),
-            [0, 1],
-            "one goes even where all were used"
-        );
-    }
-}
+mod tests;
