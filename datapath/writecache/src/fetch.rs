@@ -7,8 +7,10 @@ use headwater_block::{BLOCK_BYTES, CompletionQueue, IoError, IoErrorKind};
 
 use crate::cache::{Ticket, WriteCache};
 use crate::counters::count;
+use crate::map::split;
 use crate::overflow::{MAX_READ_SLOTS, SealedRun};
-use crate::units::Slot;
+use crate::segment::NOWHERE;
+use crate::units::{Location, Slot};
 
 /// What became of one block of a fetch.
 #[derive(Debug)]
@@ -49,9 +51,10 @@ impl WriteCache {
         run: Vec<Ticket>,
         mut each: impl FnMut(usize, Fetched<'_>) + Send + 'static,
     ) {
-        let (Some(overflow), Some(first)) = (&self.overflow, run.first().copied()) else {
-            for index in 0..run.len() {
-                each(index, Fetched::Moved);
+        let first = run.first().copied().filter(|first| first.position != NOWHERE);
+        let (Some(overflow), Some(first)) = (&self.overflow, first) else {
+            for (index, ticket) in run.iter().enumerate() {
+                each(index, self.without_disk(ticket));
             }
             return;
         };
@@ -64,6 +67,28 @@ impl WriteCache {
                 each(index, this.opened(ticket, index, &result, &mut plain));
             }
         });
+    }
+
+    /// A block that is in no place on disk: it moved meanwhile, or its packed form is damaged.
+    fn without_disk(&self, ticket: &Ticket) -> Fetched<'static> {
+        let (leaf, index) = split(ticket.block);
+        let named = Location::at(ticket.id, ticket.slot);
+        let leaf = self.map.read(leaf);
+        let is_there = leaf.as_ref().is_some_and(|leaf| leaf.get(index) == named || leaf.keeps(index, named));
+        let is_packed = || self.segments.get(ticket.id).is_some_and(|s| s.word().is_packed());
+        // With the leaf locked, so that it does not move between the two looks.
+        if !is_there || !is_packed() || self.unpack(ticket.id, ticket.slot, &mut [0; BLOCK_BYTES as usize]) {
+            return Fetched::Moved;
+        }
+        count(&self.counters.corrupt_blocks, 1);
+        let at = u64::from(ticket.block.0) * u64::from(BLOCK_BYTES);
+        let what = format!(
+            "the block at byte {at} of volume '{}' is damaged in memory, where it was packed: it cannot be unpacked; \
+             check the memory of this host, and reset the machine",
+            self.name
+        );
+        tracing::error!("{what}");
+        Fetched::Failed(IoError::new(IoErrorKind::Corrupt, what))
     }
 
     /// Where a block is, for a message.
@@ -125,5 +150,57 @@ impl WriteCache {
                 IoError::new(IoErrorKind::Device, what)
             }
         })
+    }
+}
+
+#[cfg(all(test, not(feature = "shuttle")))]
+mod tests {
+    use std::sync::mpsc;
+    use std::time::Duration;
+
+    use super::*;
+    use crate::budget::DEFAULT_WEIGHT;
+    use crate::cache::{CacheOptions, Found, Residence, Turn, Wrote};
+    use crate::host::Host;
+    use crate::units::BlockNumber;
+
+    #[test]
+    fn a_packed_block_that_cannot_be_unpacked_is_an_error_and_no_endless_search() {
+        let host = Host::start(u64::MAX).unwrap();
+        let options = CacheOptions {
+            name: "test".into(),
+            size_bytes: 1 << 30,
+            ram_bytes: 32 << 20,
+            weight: DEFAULT_WEIGHT,
+            overflow: None,
+            pause_limit: Duration::from_secs(1),
+            persistent: None,
+            beneath: None,
+        };
+        let cache = WriteCache::open(&options, &host.shared()).unwrap();
+        let mut block = 0;
+        while cache.snapshot().packed_segments == 0 {
+            match cache.write(BlockNumber(block), &[block as u8 | 1; BLOCK_BYTES as usize], Turn::New) {
+                Wrote::Done => block += 1,
+                _ => std::thread::sleep(Duration::from_millis(1)),
+            }
+        }
+        let packed = || (0..block).map(BlockNumber).find(|b| cache.residence(*b) == Residence::Packed);
+        let at = packed().unwrap();
+        let mut read = [0; BLOCK_BYTES as usize];
+        assert!(matches!(cache.read(at, 0, &mut read), Found::Done(Residence::Packed)));
+        cache.packed.damage();
+        let Found::Spilled(ticket) = cache.read(at, 0, &mut read) else { panic!("it is damaged") };
+        let (tell, told) = mpsc::channel();
+        cache.fetch(vec![ticket], move |_, fetched| {
+            tell.send(match fetched {
+                Fetched::Failed(error) => Some(error),
+                Fetched::Data(_) | Fetched::Moved => None,
+            })
+            .unwrap();
+        });
+        let error = told.recv().unwrap().expect("it says so");
+        assert_eq!(error.kind(), IoErrorKind::Corrupt);
+        assert!(error.to_string().contains("volume 'test'"), "{error}");
     }
 }

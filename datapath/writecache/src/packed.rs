@@ -257,6 +257,13 @@ impl PackedTable {
         freed
     }
 
+    /// Spoils all entries.
+    #[cfg(test)]
+    pub fn damage(&self) {
+        let mut segments = self.segments.write();
+        segments.values_mut().filter_map(Arc::get_mut).for_each(|packed| packed.blob.fill(0xff));
+    }
+
     /// Takes one out; its memory goes with its last reader. Returns its bytes.
     pub fn remove(&self, id: SegmentId) -> u64 {
         let bytes = self.segments.write().remove(&id).map_or(0, |packed| packed.bytes);

@@ -99,7 +99,7 @@ impl Word {
 const DEAD: u32 = u32::MAX;
 
 /// In `position`: not on disk.
-const NOWHERE: u32 = u32::MAX;
+pub(crate) const NOWHERE: u32 = u32::MAX;
 
 /// In `marks`: set by a hit, cleared by the clock that looks for cold segments.
 const USED: u8 = 1;

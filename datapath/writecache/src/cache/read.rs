@@ -4,6 +4,7 @@ use super::{BLOCK, Found, Kind, ReadTally, Residence, Ticket, WriteCache};
 use crate::counters::Hot;
 use crate::map::{Leaf, LeafState, split};
 use crate::memory::copy_out;
+use crate::segment::NOWHERE;
 use crate::units::{BlockNumber, Location, SLOTS, SegmentId, Slot};
 
 impl WriteCache {
@@ -64,7 +65,7 @@ impl WriteCache {
         }
     }
 
-    pub(super) fn unpack(&self, id: SegmentId, slot: Slot, into: &mut [u8; BLOCK]) -> bool {
+    pub(crate) fn unpack(&self, id: SegmentId, slot: Slot, into: &mut [u8; BLOCK]) -> bool {
         self.packed.get(id).is_some_and(|packed| packed.unpack(slot, into))
     }
 
@@ -74,7 +75,7 @@ impl WriteCache {
             block,
             id,
             slot,
-            position: segment.and_then(|s| s.position()).unwrap_or(u32::MAX),
+            position: segment.and_then(|s| s.position()).unwrap_or(NOWHERE),
             generation: segment.map_or(0, |s| s.generation()),
         }
     }
