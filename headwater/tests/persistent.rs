@@ -148,3 +148,27 @@ fn what_does_not_fit_is_refused_in_one_line() {
     let other = ["--key-file", other.to_str().unwrap(), "--cache", "ram"];
     fails_with(2, "null:16M", &other, &["needs a disk"]);
 }
+
+#[test]
+fn a_start_that_fails_leaves_the_note_that_lets_a_machine_go_on() {
+    let dir = short_dir();
+    std::fs::create_dir(dir.path().join("cache")).unwrap();
+    let (mut child, _) = start(dir.path());
+    signal(child.id(), "TERM");
+    assert!(child.wait().unwrap().success());
+    let note = dir.path().join("cache").join("work").join("vhost-user");
+    let socket = dir.path().join("machine");
+    let socket = ["--vhost-user", socket.to_str().unwrap()];
+    let taken = dir.path().join("taken");
+    let _other = std::os::unix::net::UnixListener::bind(&taken).unwrap();
+    let taken = ["--vhost-user", taken.to_str().unwrap()];
+    let nowhere = ["--fuse", "/missing/disk"];
+    for (more, code) in
+        [([socket, nowhere].concat(), 3), (nowhere.to_vec(), 3), ([taken, nowhere].concat(), 1)]
+    {
+        std::fs::write(&note, "write-through 7 -\n").unwrap();
+        let ran = run(&mut export(dir.path(), "null:16M", &more));
+        assert_eq!(ran.code, code, "{ran:?}");
+        assert_eq!(std::fs::read_to_string(&note).unwrap(), "write-through 7 -\n", "{more:?}");
+    }
+}

@@ -26,7 +26,7 @@ use crate::adapters::disks::{host_memory_bytes, volume_mode};
 use crate::cli::LogFormat;
 use crate::cmd::attach::{self, AttachArgs};
 use crate::cmd::fuse::{self, FuseArgs};
-use crate::cmd::iscsi::IscsiArgs;
+use crate::cmd::iscsi::{self, IscsiArgs};
 use crate::cmd::nbd_tls::NbdTlsArgs;
 use crate::cmd::persistent;
 use crate::cmd::resume::Resume;
@@ -175,16 +175,13 @@ async fn serve(args: &ExportArgs, volumes: &[Arc<Volume>], image: Option<&OpenIm
     let nbd = args.nbd.as_ref().map(|address| serve_nbd(args, address, volume)).transpose()?;
     let resume = args.persistent.as_ref().map(|name| Resume::new(&args.cache_dir, name));
     // Whoever serves it now: what is written makes the note untrue.
-    let mut stood = resume.as_ref().map(Resume::take).transpose()?.flatten();
-    let sockets = args.vhost_user.iter().zip(volumes);
-    let vhost_user: Vec<_> = sockets
-        .map(|(path, volume)| serve_vhost_user(args, path, volume, stood.take()))
-        .collect::<Result<_, _>>()?;
-    let devices: Vec<_> = volumes.iter().map(|volume| Arc::clone(volume) as Arc<dyn Device>).collect();
-    let iscsi = args.iscsi.serve(&args.source, args.persistent.as_deref(), &devices)?;
-    let fuse = args.fuse.serve(&args.source, Arc::clone(volume) as Arc<dyn Device>)?;
-    let device = Arc::clone(volume) as Arc<dyn Device>;
-    let attached = args.attach.serve(&args.source, args.persistent.as_deref(), &device)?;
+    let stood = resume.as_ref().map(Resume::take).transpose()?.flatten();
+    let mut vhost_user = Vec::new();
+    let others = serve_others(args, volumes, stood.clone(), &mut vhost_user).inspect_err(|_| {
+        let stands = vhost_user.first().map(headwater_vhost_user::Server::stop);
+        close(volumes, resume.as_ref(), || stands.or_else(|| stood.filter(|_| is_untouched(volumes))));
+    })?;
+    let Others { iscsi, fuse, attached } = others;
     if let Some(nbd) = &nbd {
         say(&format!("{}\n", nbd.uri()));
     }
@@ -225,17 +222,52 @@ async fn serve(args: &ExportArgs, volumes: &[Arc<Volume>], image: Option<&OpenIm
     }
     // Before the volume closes: what the machine has under way is answered, so that another server can go on.
     let stands: Vec<Positions> = vhost_user.iter().map(headwater_vhost_user::Server::stop).collect();
-    let flushed = blocking::flush(&**volume);
-    // Before NBD, so that requests which wait for space do not hold the server up.
-    volumes.iter().for_each(|volume| volume.close());
+    close(volumes, resume.as_ref(), || stands.into_iter().next());
     drop(nbd);
     drop(ending);
-    if let (Some(resume), Some(stands)) = (&resume, stands.first()) {
-        flushed.map_err(anyhow::Error::new).and_then(|()| resume.leave(stands)).unwrap_or_else(|e| {
+    report(args, volumes, image)
+}
+
+/// The front-ends that one disk has besides NBD and vhost-user.
+struct Others {
+    iscsi: Option<iscsi::Running>,
+    fuse: Option<fuse::Mounted>,
+    attached: Option<attach::AttachedDisk>,
+}
+
+/// Serves over all front-ends but NBD. What `vhost_user` holds after a failure may have had its machine already.
+fn serve_others(
+    args: &ExportArgs,
+    volumes: &[Arc<Volume>],
+    mut stood: Option<Positions>,
+    vhost_user: &mut Vec<headwater_vhost_user::Server>,
+) -> anyhow::Result<Others> {
+    for (path, volume) in args.vhost_user.iter().zip(volumes) {
+        vhost_user.push(serve_vhost_user(args, path, volume, stood.take())?);
+    }
+    let devices: Vec<_> = volumes.iter().map(|volume| Arc::clone(volume) as Arc<dyn Device>).collect();
+    let device = devices.first().context("nothing to serve")?;
+    let iscsi = args.iscsi.serve(&args.source, args.persistent.as_deref(), &devices)?;
+    let fuse = args.fuse.serve(&args.source, Arc::clone(device))?;
+    let attached = args.attach.serve(&args.source, args.persistent.as_deref(), device)?;
+    Ok(Others { iscsi, fuse, attached })
+}
+
+/// Closes the volumes, and then leaves for the next export where the machine stands.
+fn close(volumes: &[Arc<Volume>], resume: Option<&Resume>, stands: impl FnOnce() -> Option<Positions>) {
+    let flushed = volumes.first().map_or(Ok(()), |volume| blocking::flush(&**volume));
+    // Before NBD ends, so that requests which wait for space do not hold it up.
+    volumes.iter().for_each(|volume| volume.close());
+    if let (Some(resume), Some(stands)) = (resume, stands()) {
+        flushed.map_err(anyhow::Error::new).and_then(|()| resume.leave(&stands)).unwrap_or_else(|e| {
             tracing::error!("a machine that still runs cannot go on with another export: {e:#}");
         });
     }
-    report(args, volumes, image)
+}
+
+/// Whether nobody wrote.
+fn is_untouched(volumes: &[Arc<Volume>]) -> bool {
+    volumes.iter().map(|volume| volume.counters()).all(|counts| counts.write_ops + counts.discard_ops == 0)
 }
 
 fn serve_nbd(args: &ExportArgs, address: &Address, volume: &Arc<Volume>) -> anyhow::Result<Server> {
