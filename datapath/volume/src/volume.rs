@@ -97,6 +97,11 @@ impl Volume {
         self.inner.counters.view(self.inner.latencies.view(), self.inner.cache.snapshot())
     }
 
+    /// What tells a persistent write cache from every other one, whatever they are called: random, made with it.
+    pub fn cache_id(&self) -> Option<[u8; 16]> {
+        self.inner.cache.persistent_id()
+    }
+
     /// Changes the RAM limit; takes effect at once.
     pub fn set_ram_bytes(&self, ram_bytes: u64) {
         self.inner.cache.set_ram_bytes(ram_bytes);

@@ -174,8 +174,9 @@ fn what_another_user_put_in_a_caches_place_is_refused_and_not_followed() {
     // The same directory, where it should be.
     std::fs::remove_file(&cache).unwrap();
     std::fs::rename(&elsewhere, &cache).unwrap();
-    // The map is written beside its place first: a link there goes, and its target stays.
+    // These are written beside their places first: a link there goes, and its target stays.
     symlink(&target, cache.join("map.new")).unwrap();
+    symlink(&target, cache.join("id.new")).unwrap();
     let (host, _) = setup::host(u64::MAX);
     drop(setup::open(&options, &host));
     assert_eq!(std::fs::read(&target).unwrap(), b"precious");
@@ -222,6 +223,31 @@ fn a_cache_belongs_to_one_base_one_key_and_one_volume() {
     let mut read = [0; 4096];
     blocking::read(&*device, 0, &mut read).unwrap();
     assert_eq!(read, [1; 4096]);
+}
+
+#[test]
+fn a_cache_is_told_from_one_that_is_made_anew_in_its_place() {
+    let dir = tempfile::tempdir().unwrap();
+    let options = options(&empty(16), CacheMode::RamDisk, 64, dir.path());
+    let id = || {
+        let (host, _) = setup::host(u64::MAX);
+        let (volume, _device) = setup::open(&options, &host);
+        volume.close();
+        volume.cache_id().unwrap()
+    };
+    let cache = dir.path().join("disk1");
+    let first = id();
+    assert_eq!(id(), first);
+    // Made by a version that gave none, or damaged.
+    std::fs::remove_file(cache.join("id")).unwrap();
+    let second = id();
+    assert_eq!((second == first, id()), (false, second));
+    std::fs::write(cache.join("id"), "short").unwrap();
+    let third = id();
+    assert_eq!((third == second, id()), (false, third));
+    // Another cache, though what is beside the map was left.
+    std::fs::remove_file(cache.join("map")).unwrap();
+    assert_ne!(id(), third);
 }
 
 /// A closed cache with a few commits; the contents after each, and the base.

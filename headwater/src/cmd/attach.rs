@@ -15,7 +15,8 @@ use headwater_block::Device;
 use headwater_nbd::{Address, Limits, Server, SingleExport};
 use rustix::process::{Pid, Signal, kill_process};
 
-use crate::cmd::leftovers::{KernelDevices, NAMES_DIR, clear, clear_all, forget, kept};
+use crate::cmd::leftovers::{Fate, KernelDevices, NAMES_DIR, clear, clear_all, forget, kept};
+use crate::cmd::persistent::Kept;
 use crate::show;
 
 /// Where records of attached devices are, and the sockets of the kernel's NBD client.
@@ -100,11 +101,11 @@ impl AttachedDisk {
 }
 
 impl AttachArgs {
-    /// Attaches `device` where that was asked for. `kept` is the name of what keeps its contents, if anything does.
+    /// Attaches `device` where that was asked for. `kept` is what keeps its contents, if anything does.
     pub fn serve(
         &self,
         source: &str,
-        kept: Option<&str>,
+        kept: Option<&Kept>,
         device: &Arc<dyn Device>,
     ) -> anyhow::Result<Option<AttachedDisk>> {
         if !self.attach {
@@ -124,12 +125,16 @@ impl AttachArgs {
         let geometry = device.geometry();
         // Only where nothing that was answered can be lost with this process.
         let survives = geometry.read_only || (kept.is_some() && self.write_through);
-        let identity = format!("{source}|{}|{}", kept.unwrap_or_default(), geometry.size_bytes);
-        let is_wanted = |record: &Record| {
+        let identity = identity(source, kept, geometry.size_bytes);
+        let kept_in = kept.map(|kept| kept.dir.as_path());
+        let fate = |record: &Record| {
             let is_meant = self.device.as_deref().is_none_or(|device| record.is_meant_by(device));
-            survives && record.identity == identity && is_meant
+            match Fate::of(record, &identity, kept_in) {
+                Fate::GoesOn if !survives || !is_meant => Fate::Waits,
+                fate => fate,
+            }
         };
-        let waiting = clear_all(&registry(), &KernelDevices, is_wanted).with_context(failed)?;
+        let waiting = clear_all(&registry(), &KernelDevices, fate).with_context(failed)?;
         name.as_deref().map_or(Ok(()), check_free).with_context(failed)?;
         let (way, why) = match &waiting {
             Some(record) => (record.way, "its former server died, and the kernel kept the device".into()),
@@ -160,7 +165,7 @@ impl AttachArgs {
         let _ = std::fs::remove_file(nbd_socket());
         let name = name.or_else(|| waiting.and_then(|record| record.name));
         let record = Record::of_this_process(way, attached.number(), name, source.into(), identity, survives);
-        let record = Record { made_by: Some(mark), ..record };
+        let record = Record { made_by: Some(mark), kept_in: kept_in.map(Path::to_owned), ..record };
         note(&record).with_context(failed)?;
         drop(intended);
         Ok(Some(AttachedDisk { attached, record, server, why }))
@@ -224,6 +229,12 @@ impl Drop for Intended {
             tracing::warn!("a record in {RUN_DIR} cannot be removed: {error}");
         }
     }
+}
+
+/// What a server must have to go on with the device of another one. Names are not enough: another cache may have the same.
+fn identity(source: &str, kept: Option<&Kept>, size_bytes: u64) -> String {
+    let what = kept.map_or_else(|| source.to_owned(), Kept::identity);
+    format!("{what}|{size_bytes}")
 }
 
 /// Refuses a name that a living device has.

@@ -28,7 +28,7 @@ use crate::cmd::attach::{self, AttachArgs};
 use crate::cmd::fuse::{self, FuseArgs};
 use crate::cmd::iscsi::{self, IscsiArgs};
 use crate::cmd::nbd_tls::NbdTlsArgs;
-use crate::cmd::persistent;
+use crate::cmd::persistent::{self, Kept};
 use crate::cmd::resume::Resume;
 use crate::cmd::signals::EndSignals;
 use crate::data_dir::DataDir;
@@ -160,24 +160,31 @@ pub fn run(data_dir: impl Fn() -> anyhow::Result<DataDir>, args: ExportArgs) -> 
         .map(|_| Volume::open(&options, &host))
         .collect::<Result<_, _>>()
         .with_context(|| format!("cannot open a volume over '{}'", args.source))?;
+    let kept = args.persistent.as_ref().zip(volumes.first().and_then(|volume| volume.cache_id()));
+    let kept = kept.map(|(name, id)| Kept::new(&args.cache_dir, name, base_id, id)).transpose()?;
     // With the key of a persistent cache, which is not kept for as long as it is served.
     drop(options);
     let runtime =
         tokio::runtime::Builder::new_current_thread().enable_all().build().context("cannot start")?;
-    runtime.block_on(serve(&args, &volumes, image.as_ref()))
+    runtime.block_on(serve(&args, &volumes, kept.as_ref(), image.as_ref()))
 }
 
-async fn serve(args: &ExportArgs, volumes: &[Arc<Volume>], image: Option<&OpenImage>) -> anyhow::Result<()> {
+async fn serve(
+    args: &ExportArgs,
+    volumes: &[Arc<Volume>],
+    kept: Option<&Kept>,
+    image: Option<&OpenImage>,
+) -> anyhow::Result<()> {
     // All front-ends but vhost-user and iSCSI have one disk.
     let volume = volumes.first().context("nothing to serve")?;
     let mut end = EndSignals::catch()?;
     let mut ask = signal(SignalKind::user_defined1()).context("cannot catch SIGUSR1")?;
     let nbd = args.nbd.as_ref().map(|address| serve_nbd(args, address, volume)).transpose()?;
-    let resume = args.persistent.as_ref().map(|name| Resume::new(&args.cache_dir, name));
+    let resume = kept.map(|kept| Resume::new(&kept.dir));
     // Whoever serves it now: what is written makes the note untrue.
     let stood = resume.as_ref().map(Resume::take).transpose()?.flatten();
     let mut vhost_user = Vec::new();
-    let others = serve_others(args, volumes, stood.clone(), &mut vhost_user).inspect_err(|_| {
+    let others = serve_others(args, volumes, kept, stood.clone(), &mut vhost_user).inspect_err(|_| {
         let stands = vhost_user.first().map(headwater_vhost_user::Server::stop);
         close(volumes, resume.as_ref(), || stands.or_else(|| stood.filter(|_| is_untouched(volumes))));
     })?;
@@ -239,6 +246,7 @@ struct Others {
 fn serve_others(
     args: &ExportArgs,
     volumes: &[Arc<Volume>],
+    kept: Option<&Kept>,
     mut stood: Option<Positions>,
     vhost_user: &mut Vec<headwater_vhost_user::Server>,
 ) -> anyhow::Result<Others> {
@@ -247,9 +255,9 @@ fn serve_others(
     }
     let devices: Vec<_> = volumes.iter().map(|volume| Arc::clone(volume) as Arc<dyn Device>).collect();
     let device = devices.first().context("nothing to serve")?;
-    let iscsi = args.iscsi.serve(&args.source, args.persistent.as_deref(), &devices)?;
+    let iscsi = args.iscsi.serve(&args.source, kept, &devices)?;
     let fuse = args.fuse.serve(&args.source, Arc::clone(device))?;
-    let attached = args.attach.serve(&args.source, args.persistent.as_deref(), device)?;
+    let attached = args.attach.serve(&args.source, kept, device)?;
     Ok(Others { iscsi, fuse, attached })
 }
 

@@ -10,6 +10,8 @@ use headwater_iscsi::chap_file::{self, ChapFile};
 use headwater_iscsi::{Accounts, Address, FixedTargets, IscsiName, Limits, Offer, Server};
 use headwater_scsi::{Identity, LogicalUnit, Options, Target};
 
+use crate::cmd::persistent::Kept;
+
 /// Where secrets may be instead of a file.
 const SECRETS_VARIABLE: &str = "HEADWATER_CHAP";
 
@@ -46,12 +48,12 @@ impl Running {
 }
 
 impl IscsiArgs {
-    /// Serves `devices`, one by each target, where that was asked for. `kept`: the name of what keeps the contents, where
+    /// Serves `devices`, one by each target, where that was asked for. `kept`: what keeps the contents, where
     /// something does; then it is the same disk after a restart, else another one.
     pub fn serve(
         &self,
         source: &str,
-        kept: Option<&str>,
+        kept: Option<&Kept>,
         devices: &[Arc<dyn Device>],
     ) -> anyhow::Result<Option<Running>> {
         let Some(address) = &self.iscsi else { return Ok(None) };
@@ -93,16 +95,16 @@ impl IscsiArgs {
 /// The disk as a target.
 fn offer(
     source: &str,
-    kept: Option<&str>,
+    kept: Option<&Kept>,
     target: &IscsiName,
     device: Arc<dyn Device>,
     accounts: Option<Arc<Accounts>>,
 ) -> Offer {
     let uuid = match kept {
         Some(kept) => {
-            // Not only by names, which another host may give as well: multipath would take both for one disk.
+            // Also by the host and the target: a copy of the cache elsewhere must not be one disk with it to multipath.
             let machine = std::fs::read("/etc/machine-id").unwrap_or_default();
-            fingerprint(&[&machine, target.as_str().as_bytes(), kept.as_bytes(), source.as_bytes()])
+            fingerprint(&[&machine, target.as_str().as_bytes(), kept.identity().as_bytes()])
         }
         None => *uuid::Uuid::new_v4().as_bytes(),
     };

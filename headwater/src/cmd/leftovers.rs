@@ -3,6 +3,7 @@
 //! | whose the device is | it | its record |
 //! |---|---|---|
 //! | ours, and it waits for a server | stays | stays |
+//! | ours, and what it waits for cannot come: its cache was made anew | is removed | is forgotten |
 //! | ours otherwise | is removed | is forgotten |
 //! | nobody's: the kernel has ended it | - | is forgotten |
 //! | somebody else's | stays | is forgotten |
@@ -14,6 +15,30 @@ use headwater_attach::{Intent, Mark, Owner, Record, Registry, Way, find, is_wait
 
 /// Where names of devices are.
 pub const NAMES_DIR: &str = "/dev/headwater";
+
+/// What a start of a server means for a device that waits for one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fate {
+    /// It goes on here.
+    GoesOn,
+    /// It waits for another server.
+    Waits,
+    /// Another cache is in the place of its own: no server can go on with it.
+    Ends,
+}
+
+impl Fate {
+    /// Where `identity` is served, and kept in this directory.
+    pub fn of(record: &Record, identity: &str, kept_in: Option<&Path>) -> Self {
+        if record.identity == identity {
+            Self::GoesOn
+        } else if kept_in.is_some() && record.kept_in.as_deref() == kept_in {
+            Self::Ends
+        } else {
+            Self::Waits
+        }
+    }
+}
 
 /// What is asked of the kernel.
 pub trait Devices {
@@ -39,17 +64,27 @@ impl Devices for KernelDevices {
     }
 }
 
-/// Removes what dead servers left, except devices that wait for another one; returns the first of these that is `wanted`.
+/// Removes what dead servers left, except devices that wait for another one; returns the first of these that goes on here.
 pub fn clear_all(
     registry: &Registry,
     devices: &impl Devices,
-    wanted: impl Fn(&Record) -> bool,
+    fate: impl Fn(&Record) -> Fate,
 ) -> std::io::Result<Option<Record>> {
     let mut waiting = None;
     for record in registry.all()?.into_iter().filter(|record| !record.is_served()) {
         match if record.survives { devices.is_waiting(&record) } else { Some(false) } {
-            Some(true) if waiting.is_none() && wanted(&record) => waiting = Some(record),
-            Some(true) => {}
+            Some(true) => match fate(&record) {
+                Fate::GoesOn if waiting.is_none() => waiting = Some(record),
+                Fate::GoesOn | Fate::Waits => {}
+                Fate::Ends => {
+                    let dir = record.kept_in.as_deref().unwrap_or(Path::new("")).display();
+                    tracing::warn!(
+                        "{} waited for the persistent cache that was in {dir}, and there is another one by now",
+                        record.device()
+                    );
+                    let _ = clear(registry, devices, &record);
+                }
+            },
             Some(false) => drop(clear(registry, devices, &record)),
             None => tracing::warn!("{}", kept(&record)),
         }
@@ -196,11 +231,38 @@ mod tests {
             let left = record(3, survives);
             registry.record(&left).unwrap();
             let devices = answers(waiting, owner);
-            let wanted = clear_all(&registry, &devices, |_| true).unwrap();
+            let wanted = clear_all(&registry, &devices, |_| Fate::GoesOn).unwrap();
             assert_eq!(wanted.is_some(), survives && waiting == Some(true), "{case:?}");
             assert_eq!(registry.all().unwrap().contains(&left), is_kept, "{case:?}");
             assert_eq!(!devices.removed.take().is_empty(), is_tried, "{case:?}");
             registry.forget(left.way, left.number).unwrap();
+        }
+    }
+
+    #[test]
+    fn a_device_goes_on_with_the_cache_that_it_had_and_with_no_other_of_its_name() {
+        let dir = tempfile::tempdir().unwrap();
+        let registry = Registry::new(dir.path());
+        let left = Record { kept_in: Some("/cache/lab".into()), ..record(3, true) };
+        let of_a_former_version = Record { kept_in: None, ..left.clone() };
+        let cases = [
+            (&left, "id", "/cache/lab", Fate::GoesOn),
+            // The directory was moved.
+            (&left, "id", "/elsewhere/lab", Fate::GoesOn),
+            // It was removed, and the cache made anew.
+            (&left, "other", "/cache/lab", Fate::Ends),
+            // Another cache of the same name.
+            (&left, "other", "/elsewhere/lab", Fate::Waits),
+            (&of_a_former_version, "other", "/cache/lab", Fate::Waits),
+        ];
+        for (left, identity, kept_in, expected) in cases {
+            registry.record(left).unwrap();
+            let devices = answers(Some(true), Owner::Ours);
+            let fate = |record: &Record| Fate::of(record, identity, Some(Path::new(kept_in)));
+            let waiting = clear_all(&registry, &devices, fate).unwrap();
+            assert_eq!(waiting.is_some(), expected == Fate::GoesOn, "{identity} in {kept_in}");
+            assert_eq!(devices.removed.take().is_empty(), expected != Fate::Ends, "{identity} in {kept_in}");
+            assert_eq!(registry.all().unwrap().is_empty(), expected == Fate::Ends, "{identity} in {kept_in}");
         }
     }
 
@@ -210,10 +272,10 @@ mod tests {
         let registry = Registry::new(dir.path());
         let intent = Intent { way: Way::Ublk, mark: mark() };
         registry.intend(&intent).unwrap();
-        clear_all(&registry, &answers(None, Owner::Unknown), |_| true).unwrap();
+        clear_all(&registry, &answers(None, Owner::Unknown), |_| Fate::GoesOn).unwrap();
         assert_eq!(registry.intents().unwrap(), [intent]);
         let devices = answers(None, Owner::Ours);
-        clear_all(&registry, &devices, |_| true).unwrap();
+        clear_all(&registry, &devices, |_| Fate::GoesOn).unwrap();
         assert_eq!((devices.removed.take(), registry.intents().unwrap()), (vec![4], vec![]));
     }
 
@@ -225,7 +287,7 @@ mod tests {
         // The last thing that it did, and nobody had seen a record of it until then.
         let meanwhile = || registry.record(&record(4, true)).unwrap();
         let devices = Answers { meanwhile: &meanwhile, ..answers(Some(true), Owner::Ours) };
-        clear_all(&registry, &devices, |_| true).unwrap();
+        clear_all(&registry, &devices, |_| Fate::GoesOn).unwrap();
         assert!(devices.removed.take().is_empty());
         assert_eq!(registry.all().unwrap(), [record(4, true)]);
         assert_eq!(registry.intents().unwrap(), []);

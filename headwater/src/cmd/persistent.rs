@@ -1,4 +1,4 @@
-//! What `headwater export --persistent` needs beside the cache: the key's file, and the identity of the base.
+//! What `headwater export --persistent` needs beside the cache: the key's file, and what is kept and over which base.
 
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
@@ -41,6 +41,28 @@ fn default_key_file(data_dir: &DataDir, name: &str) -> anyhow::Result<PathBuf> {
     Ok(keys.join(name))
 }
 
+/// What keeps the contents of a volume: by this, and by no name, another server of it is known.
+pub struct Kept {
+    /// The cache's directory.
+    pub dir: PathBuf,
+    base_id: [u8; 32],
+    cache_id: [u8; 16],
+}
+
+impl Kept {
+    /// The cache `name` in `cache_dir`, which is open.
+    pub fn new(cache_dir: &Path, name: &str, base_id: [u8; 32], cache_id: [u8; 16]) -> anyhow::Result<Self> {
+        let dir = cache_dir.join(name);
+        let dir = dir.canonicalize().with_context(|| format!("cannot find {}", dir.display()))?;
+        Ok(Self { dir, base_id, cache_id })
+    }
+
+    /// The same wherever the cache is, and of no other one: of one that is made anew in its place, for instance.
+    pub fn identity(&self) -> String {
+        self.base_id.iter().chain(&self.cache_id).map(|byte| format!("{byte:02x}")).collect()
+    }
+}
+
 /// Identity of an empty disk.
 pub fn null_id(size_bytes: u64) -> [u8; 32] {
     Hash::of(format!("headwater base: null {size_bytes}").as_bytes()).0
@@ -65,6 +87,21 @@ pub fn file_id(path: &Path, size_bytes: u64) -> anyhow::Result<[u8; 32]> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_cache_is_known_by_its_base_and_itself_and_by_no_name() {
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::create_dir_all(dir.path().join("a/lab")).unwrap();
+        std::fs::create_dir_all(dir.path().join("b/lab")).unwrap();
+        let kept =
+            |at: &str, base, cache| Kept::new(&dir.path().join(at), "lab", [base; 32], [cache; 16]).unwrap();
+        let first = kept("a", 1, 2);
+        assert_eq!(first.identity(), format!("{}{}", "01".repeat(32), "02".repeat(16)));
+        assert_eq!(first.identity(), kept("b", 1, 2).identity());
+        assert_ne!(first.identity(), kept("a", 1, 3).identity());
+        assert_ne!(first.identity(), kept("a", 3, 2).identity());
+        assert_eq!(first.dir, kept("b/../a", 1, 2).dir);
+    }
 
     #[test]
     fn a_file_that_changes_is_another_base() {

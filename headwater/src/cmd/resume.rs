@@ -32,9 +32,9 @@ pub struct Resume {
 }
 
 impl Resume {
-    /// For the cache `name` in `cache_dir`.
-    pub fn new(cache_dir: &Path, name: &str) -> Self {
-        Self { dir: cache_dir.join(name) }
+    /// For the cache in `dir`.
+    pub fn new(dir: &Path) -> Self {
+        Self { dir: dir.to_owned() }
     }
 
     /// Takes what an end in order left: it is of use once.
@@ -78,7 +78,7 @@ mod tests {
     fn what_was_left_is_taken_once_and_nonsense_is_an_error() {
         let dir = tempfile::tempdir().unwrap();
         std::fs::create_dir(dir.path().join("lab")).unwrap();
-        let resume = Resume::new(dir.path(), "lab");
+        let resume = Resume::new(&dir.path().join("lab"));
         assert_eq!(resume.take().unwrap(), None);
         let positions = Positions::parse("7 -").unwrap();
         resume.leave(&positions).unwrap();
@@ -96,7 +96,7 @@ mod tests {
         std::fs::create_dir(&cache).unwrap();
         std::fs::write(&target, "7 -").unwrap();
         std::os::unix::fs::symlink(&target, cache.join(NAME)).unwrap();
-        let resume = Resume::new(dir.path(), "lab");
+        let resume = Resume::new(&cache);
         assert!(resume.take().is_err());
         assert!(resume.leave(&Positions::parse("9 -").unwrap()).is_err());
         assert_eq!(std::fs::read(&target).unwrap(), b"7 -");

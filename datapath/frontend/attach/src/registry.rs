@@ -20,7 +20,7 @@ pub struct Record {
     pub name: Option<String>,
     /// What is attached.
     pub source: String,
-    /// What another server must have to go on with it: the image's identity and the cache's name.
+    /// What another server must have to go on with it: the image's identity and the cache's.
     pub identity: String,
     /// Whether another server may go on with it.
     pub survives: bool,
@@ -31,6 +31,9 @@ pub struct Record {
     /// Who made the device; `None`: the process that serves it, which is of a version that gave no marks.
     #[serde(default)]
     pub made_by: Option<Mark>,
+    /// The directory of what keeps the contents; `None`: nothing does, or it is of a version that did not say.
+    #[serde(default)]
+    pub kept_in: Option<PathBuf>,
 }
 
 /// What is about to be attached, kept before it is: the kernel chooses the number, and who dies before that is recorded
@@ -55,7 +58,7 @@ impl Record {
     ) -> Self {
         let pid = std::process::id();
         let started = start_ticks(pid).unwrap_or(0);
-        Self { way, number, name, source, identity, survives, pid, started, made_by: None }
+        Self { way, number, name, source, identity, survives, pid, started, made_by: None, kept_in: None }
     }
 
     /// What the device carries if it still is the one that was recorded.

@@ -7,6 +7,7 @@ use std::sync::{Arc, Weak};
 
 use headwater_block::{IoError, IoErrorKind};
 
+use super::directory::ID_BYTES;
 use super::format::{Encoder, MAX_RANGES, NO_BLOCK};
 use super::journal::Journal;
 use super::{Change, FlushDone, LOW_GENERATIONS, Persist};
@@ -479,6 +480,11 @@ impl WriteCache {
     /// Whether what is flushed survives.
     pub fn is_persistent(&self) -> bool {
         self.persist.is_some()
+    }
+
+    /// What tells a persistent cache from every other one, whatever they are called.
+    pub fn persistent_id(&self) -> Option<[u8; ID_BYTES]> {
+        self.persist.as_ref().map(|persist| persist.id())
     }
 }
 

@@ -5,12 +5,15 @@
 //! user's doing, and in a sticky directory nobody else can put another one in its place.
 
 use std::fs::{DirBuilder, File, OpenOptions};
-use std::io;
+use std::io::{self, Read, Write};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::Path;
 
 use headwater_block::{IoError, IoErrorKind};
 use rustix::fs::{FlockOperation, OFlags};
+
+/// Length of a cache's identity.
+pub const ID_BYTES: usize = 16;
 
 /// Write permission of group and others.
 const OTHERS_WRITE: u32 = 0o022;
@@ -106,4 +109,31 @@ pub fn lock(dir: &Path) -> Result<File, IoError> {
         }
         Err(error) => Err(IoError::from_os(format!("cannot lock {}", path.display()), error.into())),
     }
+}
+
+/// What tells a cache from every other one, whatever they are called: made at random with it, and once more where it is
+/// missing or no identity. The caller syncs the directory.
+pub fn identity(dir: &Path, is_new: bool) -> io::Result<[u8; ID_BYTES]> {
+    let path = dir.join("id");
+    let mut id = [0; ID_BYTES];
+    if !is_new {
+        match open_found(&path) {
+            Ok(mut file) if file.metadata()?.len() == ID_BYTES as u64 => {
+                file.read_exact(&mut id)?;
+                return Ok(id);
+            }
+            Ok(_) => tracing::warn!("{} is no identity of a cache; it gets a new one", path.display()),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+            Err(error) => return Err(error),
+        }
+    }
+    aws_lc_rs::rand::fill(&mut id)
+        .map_err(|_| io::Error::other("no random bytes for the identity of a cache"))?;
+    let new = dir.join("id.new");
+    let _ = std::fs::remove_file(&new);
+    let mut file = open_rw(&new, false)?;
+    file.write_all(&id)?;
+    file.sync_all()?;
+    std::fs::rename(&new, &path)?;
+    Ok(id)
 }

@@ -5,6 +5,7 @@
 //!                 data       slots, sealed; see [`crate::overflow`]
 //!                 map        header, then records up to the last commit; see [`super::format`]
 //!                 map.new    the next map while it is written; renamed over `map`
+//!                 id         what tells this cache from any other; see [`super::directory::identity`]
 //! ```
 //! Legal outcomes of a crash while a commit is added: {without it, with it}. Of one while a checkpoint
 //! replaces the map: {the old map, the new one}, and both are true.
@@ -17,7 +18,7 @@ use std::sync::Arc;
 use headwater_block::{IoError, IoErrorKind};
 
 use super::PersistentOptions;
-use super::directory::{lock, open_dir, open_found, open_rw};
+use super::directory::{ID_BYTES, identity, lock, open_dir, open_found, open_rw};
 use super::format::{Encoder, HEADER_BYTES, Header, HeaderFault};
 use super::room::MapRoom;
 use super::scan::{Scan, ScanFault, Window, scan};
@@ -69,6 +70,8 @@ pub struct Opened {
     pub recovered: Option<(Window<File>, Scan)>,
     /// The first generation that may be used.
     pub first_generation: u64,
+    /// What tells this cache from any other.
+    pub id: [u8; ID_BYTES],
 }
 
 fn invalid(why: String) -> IoError {
@@ -156,11 +159,13 @@ impl Journal {
         // A session that crashed has begun at most one commit beyond the last whole one, and that may have
         // reserved one more step.
         let mut first_generation = random_generation()?;
+        // Durable with the directory: before the first map is, or an old one is gone on with.
+        let id = identity(&dir, recovered.is_none()).map_err(failed)?;
         if let Some((records, scan)) = &mut recovered {
             first_generation = scan.generation_limit.saturating_add(GENERATION_STEP);
             journal.resume(records, scan).map_err(failed)?;
         }
-        Ok(Opened { journal, lock, data: dir.join("data"), recovered, first_generation })
+        Ok(Opened { journal, lock, data: dir.join("data"), recovered, first_generation, id })
     }
 
     /// Goes on behind the last commit that counts, once all that was read is durable.

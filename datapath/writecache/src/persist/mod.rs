@@ -42,6 +42,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use headwater_block::{IoError, IoErrorKind};
 
 pub use self::commit::BUFFERS_BYTES;
+use self::directory::ID_BYTES;
 use self::journal::{Journal, Opened};
 use self::recover::{Contradiction, Recovered};
 use self::room::MapRoom;
@@ -220,6 +221,7 @@ pub struct Persist {
     commits: AtomicU64,
     thread: Mutex<Option<thread::JoinHandle<()>>>,
     lock: File,
+    id: [u8; ID_BYTES],
 }
 
 /// A persistent cache's parts, as they are after opening.
@@ -243,7 +245,7 @@ pub fn open(
     let parent = place.at.as_path();
     let device = |why: String| IoError::new(IoErrorKind::Device, why);
     let key = SealKey::from_bytes(&options.key).map_err(device)?;
-    let Opened { mut journal, lock, data, recovered: mut found, first_generation } =
+    let Opened { mut journal, lock, data, recovered: mut found, first_generation, id } =
         Journal::open(parent, options, size_bytes, &key, engine)?;
     let overflow = Overflow::open_named(place, &data, Arc::clone(engine), key).map_err(device)?;
     let dir = parent.join(&options.name);
@@ -290,11 +292,17 @@ pub fn open(
         commits: AtomicU64::new(0),
         thread: Mutex::default(),
         lock,
+        id,
     };
     Ok(Recovery { persist: Arc::new(persist), overflow, recovered })
 }
 
 impl Persist {
+    /// What tells this cache from every other one, whatever they are called.
+    pub fn id(&self) -> [u8; ID_BYTES] {
+        self.id
+    }
+
     /// To be held while the map is changed: an epoch does not end meanwhile.
     #[inline]
     pub fn enter(&self) -> RwLockReadGuard<'_, ()> {
