@@ -250,6 +250,16 @@ fn a_cache_is_told_from_one_that_is_made_anew_in_its_place() {
     assert_ne!(id(), third);
 }
 
+#[test]
+fn a_map_that_a_crash_left_half_written_is_gone_after_opening() {
+    let dir = tempfile::tempdir().unwrap();
+    let (options, states) = with_commits(dir.path());
+    let half = dir.path().join("disk1/map.new");
+    std::fs::write(&half, [7; 100_000]).unwrap();
+    assert!(contents(&options).unwrap() == *states.last().unwrap());
+    assert!(!half.exists());
+}
+
 /// A closed cache with a few commits; the contents after each, and the base.
 fn with_commits(at: &Path) -> (VolumeOptions, Vec<Vec<u8>>) {
     let options = options(&image(MIB, 7), CacheMode::RamDisk, 64, at);

@@ -197,7 +197,10 @@ impl Journal {
         }
         self.engine.sync(&self.file)?;
         // The rename of the last checkpoint, too.
-        self.engine.sync_dir(&self.dir_file)
+        self.engine.sync_dir(&self.dir_file)?;
+        // A map that a crash left half written means nothing and takes space. Where it stays, the next checkpoint takes it away.
+        let _ = std::fs::remove_file(self.dir.join("map.new"));
+        Ok(())
     }
 
     /// Writes the first commit of a session, which reserves its generations.
