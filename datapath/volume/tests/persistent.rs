@@ -260,6 +260,33 @@ fn a_map_that_a_crash_left_half_written_is_gone_after_opening() {
     assert!(!half.exists());
 }
 
+#[test]
+fn a_cache_that_goes_on_from_an_older_copy_seals_under_other_nonces() {
+    let dir = tempfile::tempdir().unwrap();
+    let (options, states) = with_commits(dir.path());
+    let copies: Vec<_> = (0..2)
+        .map(|number| {
+            let at = dir.path().join(number.to_string());
+            std::fs::create_dir(&at).unwrap();
+            let copied =
+                std::process::Command::new("cp").arg("-a").arg(dir.path().join("disk1")).arg(&at).status();
+            assert!(copied.unwrap().success());
+            let copy = VolumeOptions { cache_dir: at.clone(), ..options.clone() };
+            let (host, _) = setup::host(u64::MAX);
+            let (volume, device) = setup::open(&copy, &host);
+            blocking::write(&*device, 0, &[9; 4096]).unwrap();
+            volume.close();
+            drop((volume, device));
+            let mut expected = states.last().unwrap().clone();
+            expected[..4096].fill(9);
+            assert!(contents(&copy).unwrap() == expected);
+            std::fs::read(at.join("disk1/data")).unwrap()
+        })
+        .collect();
+    // The same block, with the same contents, in the same slot: under one nonce it would be the same bytes.
+    assert!(copies[0] != copies[1]);
+}
+
 /// A closed cache with a few commits; the contents after each, and the base.
 fn with_commits(at: &Path) -> (VolumeOptions, Vec<Vec<u8>>) {
     let options = options(&image(MIB, 7), CacheMode::RamDisk, 64, at);

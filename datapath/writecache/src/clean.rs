@@ -45,13 +45,17 @@ const UNREAD_MOST: Duration = Duration::from_secs(30);
 /// So many segments that the disk does not read at one time are logged each.
 const UNREAD_LOGGED: usize = 8;
 
+/// An age beyond this, 2 TiB of writes, is no more: generations jump where a persistent cache is opened, and segments
+/// of earlier times with little dead in them would be cleaned before anything that was written since.
+const OLDEST: u64 = 1 << 20;
+
 /// What cleaning a segment is worth: the slots that it frees for each one that it copies, times its age in segments written since.
 ///
 /// In an old segment little dies any more, so what it frees stays free; a young one is soon emptier by itself. Where all blocks die
 /// equally soon, age tells nothing and does no harm. (Rosenblum and Ousterhout, 1992: cost-benefit.)
 fn worth(live: u32, age: u64) -> u64 {
     let dead = u64::from(u32::from(SLOT_COUNT).saturating_sub(live));
-    (dead * u64::from(SLOT_COUNT)).saturating_mul(age + 1) / u64::from(live.max(1))
+    (dead * u64::from(SLOT_COUNT)).saturating_mul(age.min(OLDEST) + 1) / u64::from(live.max(1))
 }
 
 /// When the disk did not read a segment last, and how long that counts.
@@ -341,5 +345,7 @@ mod tests {
         assert!(worth(slots / 2, 1000) < worth(slots / 8, 1000));
         assert_eq!(worth(slots, u64::MAX - 1), 0);
         assert!(worth(0, u64::MAX - 1) > worth(0, 0));
+        // From before a jump of the generations, and with hardly anything to gain.
+        assert!(worth(slots - 1, 1 << 49) < worth(slots / 64, 1000));
     }
 }

@@ -29,6 +29,9 @@ use crate::sync::EXPLORED;
 /// Generations that a commit reserves ahead: so many segments may be begun before the next one.
 pub const GENERATION_STEP: u64 = 1 << 20;
 
+/// Each opening leaves out up to this part of the generations that are left.
+const JUMP_DIVISOR: u64 = 1 << 14;
+
 /// A map is not replaced by a checkpoint while it is shorter than this.
 const MIN_CHECKPOINT_BYTES: u64 = if EXPLORED { 1 << 10 } else { 64 << 10 };
 
@@ -81,10 +84,26 @@ fn invalid(why: String) -> IoError {
 /// Where the generations of a new cache begin: at random, so that a cache that is removed and made anew under
 /// the same key repeats no nonce. Never 0, and far from the end.
 fn random_generation() -> Result<u64, IoError> {
+    Ok((random()? >> 2) | 1)
+}
+
+/// Where the generations of an opening begin.
+///
+/// A session that crashed has begun at most one commit beyond the last whole one, and that may have reserved one more
+/// step. And the cache may be an older copy: the one that went on from there had the next generations, under the same
+/// key. So a random number of them is left out, about 2^49 of a new cache's; there are enough for tens of thousands of
+/// openings before a jump is half as wide.
+fn next_session(generation_limit: u64) -> Result<u64, IoError> {
+    let first = generation_limit.saturating_add(GENERATION_STEP);
+    let widest = (u64::MAX - first) / JUMP_DIVISOR;
+    Ok(first.saturating_add(random()? % widest.max(1)))
+}
+
+fn random() -> Result<u64, IoError> {
     let mut bytes = [0u8; 8];
     aws_lc_rs::rand::fill(&mut bytes)
-        .map_err(|e| IoError::new(IoErrorKind::Device, format!("no random bytes for a new cache: {e}")))?;
-    Ok((u64::from_le_bytes(bytes) >> 2) | 1)
+        .map_err(|e| IoError::new(IoErrorKind::Device, format!("no random bytes for a cache: {e}")))?;
+    Ok(u64::from_le_bytes(bytes))
 }
 
 fn hex(bytes: &[u8]) -> String {
@@ -156,13 +175,11 @@ impl Journal {
             generation_limit: 1,
             broken: false,
         };
-        // A session that crashed has begun at most one commit beyond the last whole one, and that may have
-        // reserved one more step.
         let mut first_generation = random_generation()?;
         // Durable with the directory: before the first map is, or an old one is gone on with.
         let id = identity(&dir, recovered.is_none()).map_err(failed)?;
         if let Some((records, scan)) = &mut recovered {
-            first_generation = scan.generation_limit.saturating_add(GENERATION_STEP);
+            first_generation = next_session(scan.generation_limit)?;
             journal.resume(records, scan).map_err(failed)?;
         }
         Ok(Opened { journal, lock, data: dir.join("data"), recovered, first_generation, id })
