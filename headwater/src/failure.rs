@@ -126,6 +126,15 @@ fn code_of_link(link: &(dyn std::error::Error + 'static)) -> Option<u8> {
     if let Some(ListenError::NotLoopback { .. }) = link.downcast_ref() {
         return Some(USAGE);
     }
+    if let Some(ListenError::TooLong { .. }) = link.downcast_ref() {
+        return Some(USAGE);
+    }
+    if let Some(headwater_nbd::BindError::PathTooLong { .. }) = link.downcast_ref() {
+        return Some(USAGE);
+    }
+    if let Some(headwater_vhost_user::BindError::PathTooLong { .. }) = link.downcast_ref() {
+        return Some(USAGE);
+    }
     if let Some(ServeError::Invalid(_)) = link.downcast_ref() {
         return Some(USAGE);
     }

@@ -48,16 +48,24 @@ fn an_overflow_directory_that_cannot_be_used() {
     // No file can be made there, whoever asks.
     with("/proc").fails(1, &["cannot make an overflow file in /proc"]);
     let args = ["--disk", "9000T", "--nbd", "unix:x.sock", "--cache-dir", "/var/tmp"];
-    export(dir.path(), "null:1G", &args).fails(1, &["8.7 PiB on disk", "/var/tmp has only", "lower limit"]);
+    export(dir.path(), "null:1G", &args).fails(2, &["8.7 PiB on disk", "/var/tmp has only", "lower limit"]);
+    // What would fit if nothing else were there is no bad usage.
+    let size =
+        run(std::process::Command::new("df").args(["--output=size", "--block-size=1", "/var/tmp"])).ok();
+    let size = size.lines().last().expect("a size").trim();
+    let args = ["--disk", size, "--nbd", "unix:x.sock", "--cache-dir", "/var/tmp"];
+    export(dir.path(), "null:1G", &args).fails(5, &["/var/tmp has only", "lower limit"]);
     assert!(names(dir.path()).is_empty(), "{:?}", names(dir.path()));
 }
 
 #[test]
 fn a_socket_that_cannot_be() {
     let dir = short_dir();
-    let long = format!("unix:/tmp/{}", "x".repeat(120));
-    export(dir.path(), "null:1G", &["--cache", "ram", "--nbd", &long])
-        .fails(1, &["107", "choose a shorter one"]);
+    let long = format!("/tmp/{}", "x".repeat(120));
+    for listening in [["--nbd", &format!("unix:{long}")], ["--vhost-user", &long]] {
+        export(dir.path(), "null:1G", &[&["--cache", "ram"], &listening[..]].concat())
+            .fails(2, &["107", "choose a shorter one"]);
+    }
     std::fs::write(dir.path().join("file"), "precious").unwrap();
     export(dir.path(), "null:1G", &["--cache", "ram", "--nbd", "unix:file"])
         .fails(1, &["no socket is in the way"]);

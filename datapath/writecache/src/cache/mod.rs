@@ -110,11 +110,7 @@ impl WriteCache {
         let overflow = match (&options.overflow, &options.persistent) {
             (None, None) => None,
             (None, Some(_)) => return Err(invalid("a persistent cache needs a disk to be on".into())),
-            (Some(place), None) => {
-                let opened = Overflow::open(place, Arc::clone(&host.engine))
-                    .map_err(|why| IoError::new(IoErrorKind::Device, why))?;
-                Some(opened)
-            }
+            (Some(place), None) => Some(Overflow::open(place, Arc::clone(&host.engine))?),
             (Some(place), Some(how)) => {
                 let into = (&map, &segments);
                 let size = options.size_bytes;

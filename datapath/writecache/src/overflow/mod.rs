@@ -30,7 +30,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use headwater_block::CompletionQueue;
+use headwater_block::{CompletionQueue, IoError, IoErrorKind};
 
 use self::buffering::{Chosen, OpenFile};
 use self::io::{Direction, IoEngine, IoOp};
@@ -84,14 +84,19 @@ impl SealedRun<'_> {
     }
 }
 
+/// An overflow that cannot be had.
+fn device(why: String) -> IoError {
+    IoError::new(IoErrorKind::Device, why)
+}
+
 impl Overflow {
     /// Opens the overflow of an ephemeral cache: a directory, in which an unnamed file is made, or a block
     /// device.
-    pub fn open(place: &OverflowOptions, engine: Arc<dyn IoEngine>) -> Result<Self, String> {
+    pub fn open(place: &OverflowOptions, engine: Arc<dyn IoEngine>) -> Result<Self, IoError> {
         let at = &place.at;
         let open = |direct| open_file(at, direct);
-        let chosen = buffering::choose(place.buffering, at, &open)?;
-        Self::open_with(place, chosen, engine, SealKey::random()?, &open)
+        let chosen = buffering::choose(place.buffering, at, &open).map_err(device)?;
+        Self::open_with(place, chosen, engine, SealKey::random().map_err(device)?, &open)
     }
 
     /// Opens the overflow of a persistent cache: a file with a name.
@@ -100,9 +105,10 @@ impl Overflow {
         data: &Path,
         engine: Arc<dyn IoEngine>,
         key: SealKey,
-    ) -> Result<Self, String> {
+    ) -> Result<Self, IoError> {
         // What is measured is written to a file beside it.
-        let chosen = buffering::choose(place.buffering, &place.at, &|direct| open_file(&place.at, direct))?;
+        let chosen = buffering::choose(place.buffering, &place.at, &|direct| open_file(&place.at, direct));
+        let chosen = chosen.map_err(device)?;
         Self::open_with(place, chosen, engine, key, &|direct| open_rw(data, direct))
     }
 
@@ -112,11 +118,12 @@ impl Overflow {
         engine: Arc<dyn IoEngine>,
         key: SealKey,
         open_file: OpenFile<'_>,
-    ) -> Result<Self, String> {
+    ) -> Result<Self, IoError> {
         let (at, limit_bytes) = (&place.at, place.limit_bytes);
-        let tried = |e: stdio::Error| format!("cannot make an overflow file in {}: {e}", at.display());
+        let tried =
+            |e: stdio::Error| device(format!("cannot make an overflow file in {}: {e}", at.display()));
         let file = open_file(buffering.direct).map_err(|error| match error.kind() {
-            stdio::ErrorKind::InvalidInput if buffering.direct => buffering::no_direct(at),
+            stdio::ErrorKind::InvalidInput if buffering.direct => device(buffering::no_direct(at)),
             _ => tried(error),
         })?;
         check_space(&file, at, limit_bytes)?;

@@ -6,6 +6,7 @@ use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use headwater_block::{IoError, IoErrorKind};
 use rustix::fs::OFlags;
 
 /// How to open an overflow file or device without a name of its own.
@@ -47,7 +48,7 @@ pub(super) fn open_file(at: &Path, direct: bool) -> io::Result<File> {
 }
 
 /// Refuses a limit that the file system cannot hold now: better before a machine runs than in its middle.
-pub(super) fn check_space(file: &File, at: &Path, limit_bytes: u64) -> Result<(), String> {
+pub(super) fn check_space(file: &File, at: &Path, limit_bytes: u64) -> Result<(), IoError> {
     let Ok(space) = rustix::fs::fstatvfs(file) else { return Ok(()) };
     let metadata = file.metadata();
     let is_file = metadata.as_ref().is_ok_and(|m| m.is_file());
@@ -55,12 +56,16 @@ pub(super) fn check_space(file: &File, at: &Path, limit_bytes: u64) -> Result<()
     let own = metadata.map_or(0, |m| m.blocks().saturating_mul(512));
     let free = space.f_bavail.saturating_mul(space.f_frsize).saturating_add(own);
     if is_file && free < limit_bytes {
-        return Err(format!(
+        // What would not fit into it when it is empty either is no matter of its present state.
+        let is_larger = space.f_blocks.saturating_mul(space.f_frsize) < limit_bytes;
+        let kind = if is_larger { IoErrorKind::Invalid } else { IoErrorKind::NoSpace };
+        let why = format!(
             "the write cache may take {} on disk, and {} has only {} free: choose another directory or a lower limit",
             headwater_block::size::format(limit_bytes),
             at.display(),
             headwater_block::size::format(free),
-        ));
+        );
+        return Err(IoError::new(kind, why));
     }
     Ok(())
 }

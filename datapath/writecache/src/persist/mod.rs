@@ -247,7 +247,7 @@ pub fn open(
     let key = SealKey::from_bytes(&options.key).map_err(device)?;
     let Opened { mut journal, lock, data, recovered: mut found, first_generation, id } =
         Journal::open(parent, options, size_bytes, &key, engine)?;
-    let overflow = Overflow::open_named(place, &data, Arc::clone(engine), key).map_err(device)?;
+    let overflow = Overflow::open_named(place, &data, Arc::clone(engine), key)?;
     let dir = parent.join(&options.name);
     let recovered = match &mut found {
         None => Recovered::default(),
