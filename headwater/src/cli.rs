@@ -131,6 +131,9 @@ pub struct RunArgs {
     /// A raw, qcow2, VHD, VHDX or VMDK file, an NBD URI, or an image of the store (IMAGE, IMAGE@VERSION)
     #[arg(value_name = "FILE|IMAGE", value_hint = ValueHint::FilePath)]
     pub source: String,
+    /// Allow a qcow2 image backing files outside of its own directory, and devices: whatever it names is read
+    #[arg(long)]
+    pub backing: bool,
     /// How many machines
     #[arg(short = 'n', long, value_name = "COUNT", default_value_t = 1,
           value_parser = clap::value_parser!(u32).range(1..=1000))]

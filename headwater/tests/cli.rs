@@ -174,6 +174,29 @@ fn run_imports_boots_shows_and_cleans_up() {
 }
 
 #[test]
+fn run_reads_backing_files_elsewhere_where_that_is_allowed() {
+    let dir = short_dir();
+    let (elsewhere, images) = (dir.path().join("elsewhere"), dir.path().join("images"));
+    std::fs::create_dir(&elsewhere).unwrap();
+    std::fs::create_dir(&images).unwrap();
+    let (base, disk) = (elsewhere.join("base.raw"), images.join("tiny.qcow2"));
+    std::fs::write(&base, tiny_disk()).unwrap();
+    let mut create = Command::new("qemu-img");
+    create.args(["create", "-q", "-f", "qcow2", "-F", "raw", "-b"]).arg(&base).arg(&disk);
+    run(&mut create).ok();
+    let (data, disk) = (dir.path().join("data"), disk.to_str().unwrap());
+    let refused = run(headwater().args(["run", disk, "--data-dir"]).arg(&data));
+    assert!(refused.code == 2 && refused.err.contains("--backing"), "{refused:?}");
+    let mut running = Running::start(&data, disk, &["--backing"]);
+    running.until("imported as tiny@1");
+    running.until("tiny-1 is running, booted in");
+    signal(running.child.id(), "INT");
+    std::thread::sleep(std::time::Duration::from_millis(500));
+    signal(running.child.id(), "INT");
+    assert_eq!(running.child.wait().unwrap().code(), Some(0));
+}
+
+#[test]
 fn run_of_what_does_not_exist_or_cannot_be_says_so() {
     let dir = short_dir();
     let data = dir.path().join("data");

@@ -71,7 +71,7 @@ pub async fn run(data_dir: DataDir, args: RunArgs) -> anyhow::Result<u8> {
 async fn bring_up_and_watch(client: &Client, args: &RunArgs, created: &mut Created) -> anyhow::Result<u8> {
     // Nothing can be imported into the store of servers, so a file of this name is not what is meant.
     let may_import = !args.from.as_deref().is_some_and(stores::is_server);
-    let image = image_of(client, &args.source, may_import).await?;
+    let image = image_of(client, args, may_import).await?;
     let names = free_names(client, &image, args.count).await?;
     create(client, names, &image, &args.machine, created).await?;
     for name in &created.names {
@@ -81,10 +81,11 @@ async fn bring_up_and_watch(client: &Client, args: &RunArgs, created: &mut Creat
 }
 
 /// Imports a file or an NBD export; anything else is an image of the store.
-async fn image_of(client: &Client, source: &str, may_import: bool) -> anyhow::Result<String> {
+async fn image_of(client: &Client, args: &RunArgs, may_import: bool) -> anyhow::Result<String> {
+    let source = args.source.as_str();
     if may_import && image::is_source(source) {
-        let result =
-            image::import(client, source, image::Form::default(), image::Named::default(), false).await?;
+        let form = image::Form { backing: args.backing, ..image::Form::default() };
+        let result = image::import(client, source, form, image::Named::default(), false).await?;
         let JobResult::Imported { version, .. } = result else {
             anyhow::bail!("the import ended as something else");
         };
