@@ -14,7 +14,7 @@ use async_trait::async_trait;
 use sqlx::sqlite::{
     SqliteConnectOptions, SqliteJournalMode, SqlitePool, SqlitePoolOptions, SqliteSynchronous,
 };
-use sqlx::{Sqlite, Transaction};
+use sqlx::{Connection as _, Sqlite, Transaction};
 
 use crate::error::DbError;
 use crate::repository::{
@@ -52,19 +52,21 @@ impl SqliteDatabase {
             .synchronous(SqliteSynchronous::Full)
             .foreign_keys(true)
             .busy_timeout(Duration::from_millis(BUSY_TIMEOUT_MS));
-        let writer = SqlitePoolOptions::new()
-            .max_connections(1)
-            .connect_with(options.clone())
-            .await
-            .map_err(|e| failed(Box::new(e)))?;
+        let writer = pool(1).connect_with(options.clone()).await.map_err(|e| failed(Box::new(e)))?;
         migrations::all().run(&writer).await.map_err(|e| failed(Box::new(e)))?;
-        let readers = SqlitePoolOptions::new()
-            .max_connections(MAX_READERS)
-            .connect_with(options)
-            .await
-            .map_err(|e| failed(Box::new(e)))?;
+        let readers = pool(MAX_READERS).connect_with(options).await.map_err(|e| failed(Box::new(e)))?;
         Ok(Self { readers, writer })
     }
+}
+
+/// Where the disk is full or fails, SQLite ends a transaction by itself. sqlx then fails to roll it back, and counts it as
+/// open for good: such a connection begins no other one, and is replaced. Looked at when it is taken, as the rollback of a
+/// dropped transaction is only queued when it is given back.
+fn pool(max_connections: u32) -> SqlitePoolOptions {
+    SqlitePoolOptions::new().max_connections(max_connections).before_acquire(|connection, _| {
+        let is_free = !connection.is_in_transaction();
+        Box::pin(async move { Ok(is_free) })
+    })
 }
 
 #[async_trait]
@@ -128,5 +130,35 @@ fn added<T>(outcome: Result<T, sqlx::Error>, what: impl FnOnce() -> String) -> R
             Err(DbError::Taken { what: what() })
         }
         Err(e) => Err(e.into()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::record::NewEvent;
+
+    fn event(detail: &str) -> NewEvent {
+        let (actor, subject) = ("uid 0".to_owned(), "daemon".to_owned());
+        NewEvent { at_ms: 0, actor, subject, action: "test", detail: detail.to_owned() }
+    }
+
+    #[tokio::test]
+    async fn a_full_disk_is_got_over_when_there_is_space_again() {
+        let dir = tempfile::tempdir().unwrap();
+        let db = SqliteDatabase::open(&dir.path().join("headwater.db")).await.unwrap();
+        // No page more than there are.
+        sqlx::query("PRAGMA max_page_count = 1").execute(&db.writer).await.unwrap();
+        let mut repo = db.write().await.unwrap();
+        let full = repo.events().append(event(&"x".repeat(1 << 20))).await.unwrap_err();
+        let DbError::Failed(sqlx::Error::Database(full)) = full else { panic!("{full:?}") };
+        assert_eq!(full.code().as_deref(), Some("13"), "{full}");
+        drop(repo);
+        sqlx::query("PRAGMA max_page_count = 1000000").execute(&db.writer).await.unwrap();
+        let mut repo = db.write().await.unwrap();
+        repo.events().append(event("there is space again")).await.unwrap();
+        repo.save().await.unwrap();
+        let events = db.read().await.unwrap().events().newest(None, 9).await.unwrap();
+        assert!(events.len() == 1 && events[0].detail == "there is space again", "{events:?}");
     }
 }
