@@ -18,6 +18,7 @@ const CONSOLE_PATIENCE: Duration = Duration::from_secs(2);
 
 /// What belongs to a machine while it is on.
 pub struct Active {
+    pub(crate) name: String,
     pub(crate) disk: Arc<dyn Disk>,
     pub(crate) vm: Arc<dyn Vm>,
     pub(crate) version_hash: String,
@@ -45,8 +46,9 @@ struct Sample {
 }
 
 impl Active {
-    pub(crate) fn new(disk: Arc<dyn Disk>, vm: Arc<dyn Vm>, version_hash: String) -> Self {
+    pub(crate) fn new(name: String, disk: Arc<dyn Disk>, vm: Arc<dyn Vm>, version_hash: String) -> Self {
         Self {
+            name,
             disk,
             vm,
             version_hash,

@@ -139,6 +139,15 @@ pub enum LifeError {
         #[source]
         source: DbError,
     },
+    /// The database failed when the machine was off.
+    #[error("machine '{machine}' is off, but that could not be noted")]
+    OffNotNoted {
+        /// The machine.
+        machine: String,
+        /// Why.
+        #[source]
+        source: DbError,
+    },
     /// The database failed.
     #[error(transparent)]
     Db(#[from] DbError),
@@ -167,9 +176,10 @@ impl Explain for LifeError {
             Self::NoEdit { .. } => ProblemKind::NotFound,
             Self::Stopping(_) => ProblemKind::Unavailable,
             Self::Backend { source, .. } | Self::Leftovers(_, source) => source.kind(),
-            Self::Db(source) | Self::NotNoted { source, .. } | Self::OnNotNoted { source, .. } => {
-                source.kind()
-            }
+            Self::Db(source)
+            | Self::NotNoted { source, .. }
+            | Self::OnNotNoted { source, .. }
+            | Self::OffNotNoted { source, .. } => source.kind(),
         }
     }
 
@@ -211,6 +221,9 @@ impl Explain for LifeError {
             Self::OnNotNoted { machine, .. } => Some(format!(
                 "it goes on, and is noted when the database can be written: 'headwater machine show {machine}'"
             )),
+            Self::OffNotNoted { .. } => {
+                Some("it is noted as lost when the database can be written, and can be started then".to_owned())
+            }
             Self::Reference { .. } | Self::Stopping(_) | Self::Db(_) => None,
         }
     }

@@ -159,7 +159,7 @@ impl Service {
         };
         let disk = self.disks().open(request).await.map_err(failed())?;
         match self.start_vm(record, &*disk).await {
-            Ok(vm) => Ok(Arc::new(Active::new(disk, vm, version_hash))),
+            Ok(vm) => Ok(Arc::new(Active::new(record.name.clone(), disk, vm, version_hash))),
             Err(e) => {
                 if let Err(close) = disk.close().await {
                     tracing::warn!(machine = %record.name, "cannot close its disk cleanly: {close}");

@@ -6,10 +6,11 @@ use std::time::{Duration, Instant};
 use headwater_api::{MachineState, Wanted};
 use headwater_db::{MachineRecord, Purpose};
 use tokio::sync::OwnedMutexGuard;
+use tokio::task::JoinHandle;
 use uuid::Uuid;
 
 use crate::Service;
-use crate::answer::problem;
+use crate::answer::{Explain, problem};
 use crate::backend::VmExit;
 use crate::extract::Actor;
 use crate::life::{Active, LifeError, STOP_GRACE_MS};
@@ -30,7 +31,7 @@ impl Service {
     }
 
     /// The machine's turn. Where somebody else has it, who may be waiting for the guest, the VM is ended first; who wanted
-    /// that is in the history before.
+    /// that is in the history before. A stop ends it also where that cannot be written.
     async fn turn_by_force(
         &self,
         what: &'static str,
@@ -43,7 +44,10 @@ impl Service {
         }
         if let Some(active) = self.active(uuid) {
             let event = self.event(actor, format!("machine {name}"), what, "by force".to_owned());
-            self.append(event).await?;
+            match self.append(event).await {
+                Err(e) if what == "stop" => not_noted(name, &e),
+                noted => noted?,
+            }
             active.vm.kill().await.map_err(LifeError::backend(what, name))?;
         }
         Ok(self.lock(uuid).await)
@@ -71,7 +75,12 @@ impl Service {
         };
         record.wanted = Wanted::Stopped;
         record.state = MachineState::Stopping;
-        self.save(&record, actor, "stop", if force { "by force" } else { "by ACPI" }).await?;
+        let how = if force { "by force" } else { "by ACPI" };
+        // On a full disk it may be the machine's own writes that leave no room to note this.
+        let noted = self.save(&record, actor, "stop", how).await;
+        if let Err(e) = &noted {
+            not_noted(name, e);
+        }
         let grace = if force { Duration::ZERO } else { Duration::from_millis(STOP_GRACE_MS) };
         let asked = Instant::now();
         let exit = active.vm.stop(grace).await.map_err(LifeError::backend("stop", name))?;
@@ -81,9 +90,17 @@ impl Service {
             }
             _ => format!("it did not switch itself off within {} s and was killed", grace.as_secs()),
         });
+        if noted.is_err() {
+            self.put_away(uuid, name).await;
+            if let Err(e) = self.save(&record, actor, "stop", how).await {
+                not_noted(name, &e);
+            }
+        }
         let detail = reason.clone().unwrap_or_else(|| "it is off".to_owned());
-        self.switched_off(&mut record, actor, MachineState::Stopped, reason, detail).await?;
-        Ok(record)
+        match self.switched_off(&mut record, actor, MachineState::Stopped, reason, detail).await {
+            Err(LifeError::Db(source)) => Err(LifeError::OffNotNoted { machine: record.name, source }),
+            outcome => outcome.map(|()| record),
+        }
     }
 
     /// Gives a machine its pristine disk, also one whose disk is kept: one that is on is switched off like by its
@@ -210,6 +227,21 @@ impl Service {
         self.stop_locked(&machine.name, machine.uuid, force, &Actor::daemon()).await.map(drop)
     }
 
+    /// Stops a machine of which the database does not tell: its guest is to write out what it has all the same. What is
+    /// noted of it stays as it is, and the next daemon finds it lost.
+    async fn stop_unread(&self, uuid: Uuid, active: &Active, force: bool) -> Result<(), LifeError> {
+        let failed = || LifeError::backend("stop", &active.name);
+        if force {
+            active.vm.kill().await.map_err(failed())?;
+        }
+        let _turn = self.lock(uuid).await;
+        if self.active(uuid).is_some() {
+            active.vm.stop(Duration::from_millis(STOP_GRACE_MS)).await.map_err(failed())?;
+            self.put_away(uuid, &active.name).await;
+        }
+        Ok(())
+    }
+
     /// Stops all machines, at the same time, and those that are being started too. Called when the daemon ends:
     /// their disks live in it. With `force` also while another call waits for guests that take their time.
     pub async fn stop_all(&self, force: bool) {
@@ -217,27 +249,54 @@ impl Service {
             Ok(mut repo) => repo.machines().list().await,
             Err(e) => Err(e),
         };
-        let machines = machines.unwrap_or_else(|e| {
-            // Who asks again when all is off finds the database closed.
-            if !self.active_map().is_empty() {
-                tracing::error!("cannot list the machines to stop: {e}");
-            }
-            Vec::new()
-        });
-        let stops: Vec<_> = machines
-            .into_iter()
-            .map(|machine| {
-                let service = self.clone();
-                tokio::spawn(async move {
-                    if let Err(e) = service.stop_for_the_end(&machine, force).await {
-                        tracing::error!(machine = %machine.name, "{}", problem(&e));
+        let stops: Vec<_> =
+            match machines {
+                Ok(machines) => machines
+                    .into_iter()
+                    .map(|machine| {
+                        let service = self.clone();
+                        beside(machine.name.clone(), async move {
+                            service.stop_for_the_end(&machine, force).await
+                        })
+                    })
+                    .collect(),
+                Err(e) => {
+                    let on: Vec<_> = self.active_map().iter().map(|(uuid, it)| (*uuid, it.clone())).collect();
+                    // Who asks again when all is off finds the database closed.
+                    if !on.is_empty() {
+                        tracing::error!("cannot list the machines to stop, and stops those that are on: {e}");
                     }
-                })
-            })
-            .collect();
+                    on.into_iter()
+                        .map(|(uuid, active)| {
+                            let service = self.clone();
+                            beside(active.name.clone(), async move {
+                                service.stop_unread(uuid, &active, force).await
+                            })
+                        })
+                        .collect()
+                }
+            };
         for stop in stops {
             // A panic there was reported by its own thread.
             let _ = stop.await;
         }
     }
+}
+
+/// Stops one machine while others are stopped, also where nobody waits for that any more.
+fn beside(
+    machine: String,
+    stop: impl Future<Output = Result<(), LifeError>> + Send + 'static,
+) -> JoinHandle<()> {
+    tokio::spawn(async move {
+        if let Err(e) = stop.await {
+            tracing::error!(%machine, "{}", problem(&e));
+        }
+    })
+}
+
+/// A stop could not be noted, and is done all the same: it gives back room, and a guest that is not stopped in order loses
+/// what it has not written out.
+fn not_noted(machine: &str, error: &(impl Explain + 'static)) {
+    tracing::error!(machine, "it is stopped, and that cannot be noted now: {}", problem(error));
 }

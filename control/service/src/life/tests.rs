@@ -34,6 +34,8 @@ use crate::{Parts, Service};
 struct FragileDatabase {
     inner: SqliteDatabase,
     fails: AtomicBool,
+    /// Only reading works.
+    full: AtomicBool,
 }
 
 impl FragileDatabase {
@@ -52,6 +54,9 @@ impl Database for FragileDatabase {
 
     async fn write(&self) -> Result<Box<dyn Repository>, DbError> {
         self.check()?;
+        if self.full.load(Ordering::SeqCst) {
+            return Err(DbError::Unreadable { column: "state", found: "nonsense".to_owned() });
+        }
         self.inner.write().await
     }
 
@@ -230,6 +235,8 @@ struct Host {
     removal_goes_on: Notify,
     open_disks: Mutex<usize>,
     vms: Mutex<Vec<Arc<FakeVm>>>,
+    /// How machines were stopped: by their power button, or at once.
+    stops: Mutex<Vec<&'static str>>,
     /// Guests do not hear their power buttons.
     deaf: AtomicBool,
     button_pressed: Notify,
@@ -385,6 +392,7 @@ impl Vm for FakeVm {
         exit.clone().unwrap()
     }
     async fn stop(&self, grace: Duration) -> Result<VmExit, BackendError> {
+        self.1.stops.lock().unwrap().push(if grace.is_zero() { "at once" } else { "ACPI" });
         if !grace.is_zero() && self.1.deaf.load(Ordering::SeqCst) {
             self.1.button_pressed.notify_one();
             return Ok(self.exited().await);
@@ -466,7 +474,8 @@ impl Fixture {
     async fn new() -> Self {
         let dir = tempfile::tempdir().unwrap();
         let inner = SqliteDatabase::open(&dir.path().join("db")).await.unwrap();
-        let db = Arc::new(FragileDatabase { inner, fails: AtomicBool::new(false) });
+        let db =
+            Arc::new(FragileDatabase { inner, fails: AtomicBool::default(), full: AtomicBool::default() });
         let host = Arc::new(Host::default());
         host.versions.lock().unwrap().push(version(1, ""));
         let service = Self::service(db.clone(), &host, dir.path());

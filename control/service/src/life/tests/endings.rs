@@ -102,3 +102,66 @@ async fn a_machine_that_the_end_of_the_daemon_killed_is_not_wanted() {
     let record = fixture.record().await;
     assert_eq!((record.wanted, record.reason.as_deref()), (Wanted::Stopped, Some("it was ended")));
 }
+
+#[tokio::test]
+async fn a_machine_stops_also_where_that_cannot_be_noted() {
+    let fixture = Fixture::new().await;
+    let stops = || std::mem::take(&mut *fixture.host.stops.lock().unwrap());
+    for (force, how) in [(true, "at once"), (false, "ACPI")] {
+        fixture.start().await.unwrap();
+        fixture.db.full.store(true, Ordering::SeqCst);
+        let error = fixture.service.stop("lab", force, &Actor::daemon()).await.unwrap_err();
+        assert!(error.to_string().starts_with("machine 'lab' is off, but"), "{error}");
+        assert_eq!((stops(), fixture.open_disks()), (vec![how], 0));
+        fixture.db.full.store(false, Ordering::SeqCst);
+        assert_eq!(fixture.record().await.state, MachineState::Booting);
+    }
+    // Also in somebody else's turn.
+    fixture.start().await.unwrap();
+    fixture.host.deaf.store(true, Ordering::SeqCst);
+    let stopping = tokio::spawn({
+        let service = fixture.service.clone();
+        async move { service.stop("lab", false, &Actor::daemon()).await }
+    });
+    fixture.host.button_pressed.notified().await;
+    fixture.db.full.store(true, Ordering::SeqCst);
+    fixture.service.stop("lab", true, &Actor::daemon()).await.unwrap();
+    assert!(matches!(stopping.await.unwrap(), Err(LifeError::OffNotNoted { .. })));
+    assert_eq!((fixture.vm().0.borrow().clone(), fixture.open_disks()), (Some(VmExit::Killed), 0));
+}
+
+#[tokio::test]
+async fn what_a_stop_gives_back_is_room_to_note_it() {
+    let fixture = Fixture::new().await;
+    fixture.start().await.unwrap();
+    fixture.db.full.store(true, Ordering::SeqCst);
+    fixture.host.deaf.store(true, Ordering::SeqCst);
+    let mut stopping = tokio::spawn({
+        let service = fixture.service.clone();
+        async move { service.stop("lab", false, &Actor("uid 7".to_owned())).await }
+    });
+    tokio::select! {
+        () = fixture.host.button_pressed.notified() => {}
+        stopped = &mut stopping => panic!("its guest was not asked: {stopped:?}"),
+    }
+    fixture.db.full.store(false, Ordering::SeqCst);
+    fixture.vm().end(VmExit::PoweredOff);
+    let record = stopping.await.unwrap().unwrap();
+    assert_eq!((record.state, record.wanted), (MachineState::Stopped, Wanted::Stopped));
+    let events = fixture.events().await;
+    assert!(events.iter().any(|event| event.action == "stop" && event.actor == "uid 7"), "{events:?}");
+}
+
+#[tokio::test]
+async fn the_end_of_the_daemon_asks_guests_to_end_whatever_the_database_does() {
+    let fixture = Fixture::new().await;
+    for fails in [&fixture.db.full, &fixture.db.fails] {
+        fixture.start().await.unwrap();
+        fixture.host.stops.lock().unwrap().clear();
+        fails.store(true, Ordering::SeqCst);
+        fixture.service.stop_all(false).await;
+        fails.store(false, Ordering::SeqCst);
+        assert_eq!((fixture.host.stops.lock().unwrap().clone(), fixture.open_disks()), (vec!["ACPI"], 0));
+        assert_eq!(fixture.vm().0.borrow().clone(), Some(VmExit::PoweredOff));
+    }
+}
