@@ -26,9 +26,8 @@ impl Service {
         machine: &str,
         actor: &Actor,
     ) -> Result<(KeptDisk, MachineRecord), LifeError> {
-        let uuid = self.record(machine).await?.uuid;
-        let _turn = self.lock(uuid).await;
-        let record = self.record(machine).await?;
+        let (_turn, record) = self.turn_of(machine).await?;
+        let uuid = record.uuid;
         if self.active(uuid).is_some() {
             let (what, machine) = (format!("edit image '{image}' on it"), record.name);
             return Err(LifeError::StillOn { what, machine, state: record.state.name() });

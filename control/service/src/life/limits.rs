@@ -15,9 +15,8 @@ impl Service {
         limits: SetMachine,
         actor: &Actor,
     ) -> Result<MachineRecord, LifeError> {
-        let uuid = self.record(name).await?.uuid;
-        let _turn = self.lock(uuid).await;
-        let mut record = self.record(name).await?;
+        let (_turn, mut record) = self.turn_of(name).await?;
+        let uuid = record.uuid;
         let before = record.cache;
         record.cache.ram_bytes = limits.ram_bytes.unwrap_or(before.ram_bytes);
         record.cache.disk_bytes = limits.disk_bytes.unwrap_or(before.disk_bytes);

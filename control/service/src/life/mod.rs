@@ -14,7 +14,8 @@
 //! ```
 //!
 //! # Who may change what
-//! Whoever changes a machine holds its lock (`Service::lock`) from reading the record to saving it. The
+//! Whoever changes a machine holds its lock (`Service::turn_of`) from reading the record to saving it; who has waited for
+//! it may find that the machine is gone, and its name another's. The
 //! watcher takes the same lock, and does nothing where the VM that ended is not the machine's present one:
 //! a stop that waits for the end of the VM holds the lock and does the cleaning itself.
 //!

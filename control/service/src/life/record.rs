@@ -6,6 +6,7 @@ use std::time::Instant;
 use futures_util::future::join_all;
 use headwater_api::{ImageVersion, Machine, MachineState};
 use headwater_db::{DbError, KeptDisk, MachineRecord, Purpose};
+use tokio::sync::OwnedMutexGuard;
 use uuid::Uuid;
 
 use crate::Service;
@@ -17,6 +18,23 @@ impl Service {
     pub(crate) async fn record(&self, name: &str) -> Result<MachineRecord, LifeError> {
         let found = self.db().read().await?.machines().by_name(name).await?;
         found.ok_or_else(|| LifeError::Unknown(name.to_owned()))
+    }
+
+    /// The same, of a machine that was looked up before.
+    pub(crate) async fn record_of(&self, uuid: Uuid, name: &str) -> Result<MachineRecord, LifeError> {
+        let found = self.db().read().await?.machines().by_uuid(uuid).await?;
+        found.ok_or_else(|| LifeError::Unknown(name.to_owned()))
+    }
+
+    /// The turn of the machine that has this name now, and its record at that turn. One that is removed meanwhile is unknown,
+    /// also where another one has its name by then: that one's turn would be another.
+    pub(crate) async fn turn_of(
+        &self,
+        name: &str,
+    ) -> Result<(OwnedMutexGuard<()>, MachineRecord), LifeError> {
+        let uuid = self.record(name).await?.uuid;
+        let turn = self.lock(uuid).await;
+        Ok((turn, self.record_of(uuid, name).await?))
     }
 
     /// Saves the changed state and its event, together.

@@ -128,7 +128,7 @@ impl Service {
             }
             // Somebody who holds the lock is changing the machine right now: look again at the next tick.
             let Some(turn) = self.try_lock(seen.uuid) else { continue };
-            let Ok(record) = self.record(&seen.name).await else { continue };
+            let Ok(record) = self.record_of(seen.uuid, &seen.name).await else { continue };
             let active = self.active(record.uuid);
             match verdict(record.wanted, record.state, active.is_some()) {
                 Verdict::Fine => {
@@ -144,7 +144,7 @@ impl Service {
                 Verdict::StopIt => {
                     drop(turn);
                     tracing::warn!(machine = %record.name, "it is on and should be off; stopping it");
-                    self.stop(&record.name, true, &Actor::daemon()).await?;
+                    self.stop_record(record, true, &Actor::daemon()).await?;
                 }
             }
         }

@@ -78,9 +78,8 @@ impl Service {
         actor: &Actor,
         job: Arc<JobControl>,
     ) -> Result<Sealed, LifeError> {
-        let uuid = self.record(name).await?.uuid;
-        let turn = self.lock(uuid).await;
-        let record = self.record(name).await?;
+        let (turn, record) = self.turn_of(name).await?;
+        let uuid = record.uuid;
         let kept = match self.kept_disk(uuid, Purpose::Edit).await? {
             Some(edit) => Some(edit),
             None if record.cache.persistent => self.kept_disk(uuid, Purpose::Persistent).await?,

@@ -17,10 +17,8 @@ impl Service {
     /// Starts a machine; one that is on already stays as it is. Returns once its VM runs.
     pub(crate) async fn start(&self, name: &str, actor: &Actor) -> Result<MachineRecord, LifeError> {
         let started = async {
-            let uuid = self.record(name).await?.uuid;
-            let _turn = self.lock(uuid).await;
-            let record = self.record(name).await?;
-            if self.active(uuid).is_some() {
+            let (_turn, record) = self.turn_of(name).await?;
+            if self.active(record.uuid).is_some() {
                 return Ok(record);
             }
             self.start_locked(record, actor, Wanted::Stopped).await

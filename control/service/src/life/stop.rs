@@ -24,10 +24,22 @@ impl Service {
         force: bool,
         actor: &Actor,
     ) -> Result<MachineRecord, LifeError> {
-        let uuid = self.record(name).await?.uuid;
+        let record = self.record(name).await?;
+        self.stop_record(record, force, actor).await
+    }
+
+    /// The same of a machine that was looked up.
+    pub(super) async fn stop_record(
+        &self,
+        record: MachineRecord,
+        force: bool,
+        actor: &Actor,
+    ) -> Result<MachineRecord, LifeError> {
+        let (name, uuid) = (record.name, record.uuid);
         let _turn =
-            if force { self.turn_by_force("stop", name, uuid, actor).await? } else { self.lock(uuid).await };
-        self.stop_locked(name, uuid, force, actor).await
+            if force { self.turn_by_force("stop", &name, uuid, actor).await? } else { self.lock(uuid).await };
+        let record = self.record_of(uuid, &name).await?;
+        self.stop_locked(record, force, actor).await
     }
 
     /// The machine's turn. Where somebody else has it, who may be waiting for the guest, the VM is ended first; who wanted
@@ -55,13 +67,11 @@ impl Service {
 
     async fn stop_locked(
         &self,
-        name: &str,
-        uuid: Uuid,
+        mut record: MachineRecord,
         force: bool,
         actor: &Actor,
     ) -> Result<MachineRecord, LifeError> {
-        let mut record = self.record(name).await?;
-        let Some(active) = self.active(uuid) else {
+        let Some(active) = self.active(record.uuid) else {
             if record.wanted != Wanted::Stopped {
                 record.wanted = Wanted::Stopped;
                 if record.state == MachineState::Stopped {
@@ -79,11 +89,11 @@ impl Service {
         // On a full disk it may be the machine's own writes that leave no room to note this.
         let noted = self.save(&record, actor, "stop", how).await;
         if let Err(e) = &noted {
-            not_noted(name, e);
+            not_noted(&record.name, e);
         }
         let grace = if force { Duration::ZERO } else { Duration::from_millis(STOP_GRACE_MS) };
         let asked = Instant::now();
-        let exit = active.vm.stop(grace).await.map_err(LifeError::backend("stop", name))?;
+        let exit = active.vm.stop(grace).await.map_err(LifeError::backend("stop", &record.name))?;
         let reason = (exit == VmExit::Killed && !force).then(|| match asked.elapsed() {
             waited if waited < grace => {
                 format!("it was killed {} s after it was asked to switch itself off", waited.as_secs())
@@ -91,9 +101,9 @@ impl Service {
             _ => format!("it did not switch itself off within {} s and was killed", grace.as_secs()),
         });
         if noted.is_err() {
-            self.put_away(uuid, name).await;
+            self.put_away(record.uuid, &record.name).await;
             if let Err(e) = self.save(&record, actor, "stop", how).await {
-                not_noted(name, &e);
+                not_noted(&record.name, &e);
             }
         }
         let detail = reason.clone().unwrap_or_else(|| "it is off".to_owned());
@@ -106,9 +116,8 @@ impl Service {
     /// Gives a machine its pristine disk, also one whose disk is kept: one that is on is switched off like by its
     /// reset button, and started again.
     pub(crate) async fn reset(&self, name: &str, actor: &Actor) -> Result<MachineRecord, LifeError> {
-        let uuid = self.record(name).await?.uuid;
-        let _turn = self.lock(uuid).await;
-        let mut record = self.record(name).await?;
+        let (_turn, mut record) = self.turn_of(name).await?;
+        let uuid = record.uuid;
         self.not_editing("reset", &record).await?;
         let kept = self.kept_disk(uuid, Purpose::Persistent).await?;
         if let Some(kept) = &kept
@@ -147,7 +156,7 @@ impl Service {
         } else {
             self.lock(uuid).await
         };
-        let mut record = self.record(name).await?;
+        let mut record = self.record_of(uuid, name).await?;
         if let Some(active) = self.active(uuid) {
             if !force {
                 return Err(LifeError::NotOff { machine: record.name, state: record.state.name() });
@@ -213,18 +222,16 @@ impl Service {
         }
         // Somebody who has its turn may be starting it. Once the daemon stops, nobody does so after that.
         let _turn = self.lock(machine.uuid).await;
-        if self.active(machine.uuid).is_none() {
-            if force {
-                // Where somebody else has stopped it, the database may be closed by now.
-                return Ok(());
-            }
-            let record = self.db().read().await?.machines().by_uuid(machine.uuid).await?;
-            return match record {
-                Some(record) => self.not_started_again(record).await,
-                None => Ok(()),
-            };
+        let is_on = self.active(machine.uuid).is_some();
+        if !is_on && force {
+            // Where somebody else has stopped it, the database may be closed by now.
+            return Ok(());
         }
-        self.stop_locked(&machine.name, machine.uuid, force, &Actor::daemon()).await.map(drop)
+        match self.db().read().await?.machines().by_uuid(machine.uuid).await? {
+            Some(record) if is_on => self.stop_locked(record, force, &Actor::daemon()).await.map(drop),
+            Some(record) => self.not_started_again(record).await,
+            None => Ok(()),
+        }
     }
 
     /// Stops a machine of which the database does not tell: its guest is to write out what it has all the same. What is

@@ -372,6 +372,51 @@ async fn a_removal_leaves_the_next_machine_of_that_name_alone() {
 }
 
 #[tokio::test]
+async fn who_waits_for_a_machine_that_is_removed_leaves_the_next_one_of_its_name_alone() {
+    let fixture = Fixture::new().await;
+    let before = fixture.record().await;
+    let turn = fixture.service.lock(before.uuid).await;
+    let mut waiting = tokio::task::JoinSet::new();
+    let service = || (fixture.service.clone(), Actor::daemon());
+    let (of, actor) = service();
+    waiting.spawn(async move { of.start("lab", &actor).await.map(drop) });
+    for force in [false, true] {
+        let (of, actor) = service();
+        waiting.spawn(async move { of.stop("lab", force, &actor).await.map(drop) });
+        let (of, actor) = service();
+        waiting.spawn(async move { of.remove("lab", force, &actor).await });
+    }
+    let (of, actor) = service();
+    waiting.spawn(async move { of.reset("lab", &actor).await.map(drop) });
+    let (of, actor) = service();
+    let limits = headwater_api::SetMachine { ram_bytes: None, disk_bytes: None, weight: Some(7) };
+    waiting.spawn(async move { of.set_limits("lab", limits, &actor).await.map(drop) });
+    let (of, actor) = service();
+    waiting.spawn(async move { of.edit_image("image", "lab", &actor).await.map(drop) });
+    let (of, actor) = service();
+    waiting
+        .spawn(async move { of.seal_machine("lab", String::new(), &actor, Arc::default()).await.map(drop) });
+    // All have looked it up by then.
+    tokio::time::sleep(Duration::from_millis(200)).await;
+    let new = crate::identity::make(&SystemRandom, "lab", None).unwrap();
+    let (uuid, mac) = (new.uuid, new.mac);
+    // One that runs, and so could be stopped.
+    let next =
+        MachineRecord { uuid, mac, wanted: Wanted::Running, state: MachineState::Running, ..before.clone() };
+    let mut repo = fixture.db.write().await.unwrap();
+    repo.machines().remove(before.uuid).await.unwrap();
+    repo.machines().add(&next).await.unwrap();
+    repo.save().await.unwrap();
+    drop(turn);
+    while let Some(outcome) = waiting.join_next().await {
+        let outcome = outcome.unwrap();
+        assert!(matches!(outcome, Err(LifeError::Unknown(_))), "{outcome:?}");
+    }
+    assert_eq!(fixture.record().await, next);
+    assert_eq!((fixture.kept().await, fixture.host.vms.lock().unwrap().len()), (Vec::new(), 0));
+}
+
+#[tokio::test]
 async fn the_disk_of_an_edit_gets_more_room_whatever_the_mode_of_its_machine() {
     let fixture = Fixture::with_cache(|cache| (cache.mode, cache.disk_bytes) = (CacheMode::Ram, 0)).await;
     let api = Api::serve(&fixture).await;
