@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use headwater_api::{MachineState, Wanted};
-use headwater_db::{MachineRecord, Purpose};
+use headwater_db::{KeptDisk, MachineRecord, Purpose};
 use tokio::sync::OwnedMutexGuard;
 use tokio::task::JoinHandle;
 use uuid::Uuid;
@@ -150,13 +150,16 @@ impl Service {
     pub(crate) async fn remove(&self, name: &str, force: bool, actor: &Actor) -> Result<(), LifeError> {
         let seen = self.record(name).await?;
         let uuid = seen.uuid;
-        self.not_editing("remove", &seen).await?;
+        // First, as nothing is to be killed that is not removed then.
+        self.may_go(&seen).await?;
         let _turn = if force {
             self.turn_by_force("remove", name, uuid, actor).await?
         } else {
             self.lock(uuid).await
         };
         let mut record = self.record_of(uuid, name).await?;
+        // Again: whoever had the turn may have begun an edit or a version.
+        let kept = self.may_go(&record).await?;
         if let Some(active) = self.active(uuid) {
             if !force {
                 return Err(LifeError::NotOff { machine: record.name, state: record.state.name() });
@@ -164,12 +167,6 @@ impl Service {
             record.wanted = Wanted::Stopped;
             self.save(&record, actor, "remove", "by force").await?;
             self.kill_locked(&active, &mut record, actor, "remove").await?;
-        }
-        let kept = self.kept_disk(uuid, Purpose::Persistent).await?;
-        if let Some(kept) = &kept
-            && self.is_sealing(kept.id)
-        {
-            return Err(LifeError::Sealing { what: "remove", machine: record.name });
         }
         // While the name is this machine's: once it is free, the directory may be that of another one.
         match tokio::fs::remove_dir_all(self.run_dir(name)).await {
@@ -192,6 +189,16 @@ impl Service {
         }
         self.forget_lock(uuid);
         Ok(())
+    }
+
+    /// The disk that goes with a machine. Refuses one that edits an image, or whose disk a version is being made of.
+    async fn may_go(&self, record: &MachineRecord) -> Result<Option<KeptDisk>, LifeError> {
+        self.not_editing("remove", record).await?;
+        let kept = self.kept_disk(record.uuid, Purpose::Persistent).await?;
+        if kept.as_ref().is_some_and(|kept| self.is_sealing(kept.id)) {
+            return Err(LifeError::Sealing { what: "remove", machine: record.name.clone() });
+        }
+        Ok(kept)
     }
 
     async fn kill_locked(

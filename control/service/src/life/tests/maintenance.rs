@@ -347,6 +347,50 @@ async fn a_guest_that_restarts_while_its_disk_is_sealed_can_be_stopped() {
 }
 
 #[tokio::test]
+async fn a_removal_that_is_refused_ends_nothing_and_removes_nothing() {
+    let fixture = Fixture::persistent().await;
+    fixture.start().await.unwrap();
+    fixture.host.seals_wait.store(true, Ordering::SeqCst);
+    let sealing = tokio::spawn({
+        let service = fixture.service.clone();
+        async move { service.seal_machine("lab", String::new(), &Actor::daemon(), Arc::default()).await }
+    });
+    fixture.host.seal_waits.notified().await;
+    let is_refused = async || {
+        let refused = fixture.service.remove("lab", true, &Actor::daemon()).await.unwrap_err();
+        assert!(matches!(refused, LifeError::Sealing { .. }), "{refused}");
+        assert_eq!(fixture.vm().0.borrow().clone(), None);
+    };
+    is_refused().await;
+    // Also where the seal still has the machine's turn.
+    let turn = fixture.service.lock(fixture.record().await.uuid).await;
+    is_refused().await;
+    drop(turn);
+    assert_eq!(fixture.record().await.state, MachineState::Booting);
+    fixture.host.seal_goes_on.notify_one();
+    sealing.await.unwrap().unwrap();
+
+    // An edit that is begun before the removal has its turn.
+    fixture.stop().await;
+    let turn = fixture.service.lock(fixture.record().await.uuid).await;
+    let edit = tokio::spawn({
+        let service = fixture.service.clone();
+        async move { service.edit_image("image", "lab", &Actor::daemon()).await.map(drop) }
+    });
+    tokio::time::sleep(Duration::from_millis(200)).await;
+    let removal = tokio::spawn({
+        let service = fixture.service.clone();
+        async move { service.remove("lab", false, &Actor::daemon()).await }
+    });
+    tokio::time::sleep(Duration::from_millis(200)).await;
+    drop(turn);
+    edit.await.unwrap().unwrap();
+    let refused = removal.await.unwrap().unwrap_err();
+    assert!(matches!(refused, LifeError::Edits { .. }), "{refused}");
+    assert!(fixture.dir.path().join("run/lab/console.log").exists());
+}
+
+#[tokio::test]
 async fn a_removal_leaves_the_next_machine_of_that_name_alone() {
     let fixture = Fixture::persistent().await;
     let before = fixture.record().await;
