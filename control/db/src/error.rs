@@ -26,7 +26,20 @@ pub enum DbError {
         #[source]
         source: Box<dyn std::error::Error + Send + Sync>,
     },
+    /// Its file system is full.
+    #[error("the database cannot be written")]
+    NoSpace(#[source] Box<dyn std::error::Error + Send + Sync>),
     /// A statement failed.
     #[error("the database failed")]
-    Failed(#[from] sqlx::Error),
+    Failed(#[source] sqlx::Error),
+}
+
+/// What SQLite says of a full file system: `SQLITE_FULL`.
+const FULL: &str = "13";
+
+impl From<sqlx::Error> for DbError {
+    fn from(error: sqlx::Error) -> Self {
+        let is_full = error.as_database_error().is_some_and(|it| it.code().as_deref() == Some(FULL));
+        if is_full { Self::NoSpace(Box::new(error)) } else { Self::Failed(error) }
+    }
 }

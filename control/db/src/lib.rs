@@ -24,7 +24,7 @@
 //! - Sizes and times are stored as signed 64-bit numbers.
 //!
 //! # Errors
-//! [`DbError`]: `Taken` for a name that exists, everything else failed.
+//! [`DbError`]: `Taken` for a name that exists, `NoSpace` on a full disk, everything else failed.
 //!
 //! # Not here
 //! No rules (who may do what, which state follows which): they are in `control/service`. No clock and no

@@ -62,7 +62,13 @@ impl Explain for DbError {
     fn kind(&self) -> ProblemKind {
         match self {
             DbError::Taken { .. } => ProblemKind::Conflict,
+            DbError::NoSpace(_) => ProblemKind::NoSpace,
             DbError::Open { .. } | DbError::Unreadable { .. } | DbError::Failed(_) => ProblemKind::Failed,
         }
+    }
+
+    fn advice(&self) -> Option<String> {
+        let full = "free space on the file system of the data directory, which 'headwater status' names";
+        matches!(self, DbError::NoSpace(_)).then(|| full.to_owned())
     }
 }

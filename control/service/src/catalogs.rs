@@ -40,7 +40,7 @@ impl Explain for CatalogError {
             Self::OtherImage { image, .. } => {
                 Some(format!("'headwater image versions {image}' shows what it can be pinned to"))
             }
-            Self::Db(_) => None,
+            Self::Db(e) => e.advice(),
         }
     }
 }

@@ -214,6 +214,7 @@ impl Explain for LifeError {
             )),
             Self::NotOn { machine, .. } => Some(format!("start it: 'headwater machine start {machine}'")),
             Self::Backend { source, .. } | Self::Leftovers(_, source) => source.advice().map(str::to_owned),
+            Self::NotNoted { source: source @ DbError::NoSpace(_), .. } => source.advice(),
             Self::NotNoted { machine, .. } => Some(format!(
                 "'headwater machine show {machine}' tells how it is; start it again when no other process holds the \
                  database"
@@ -224,7 +225,8 @@ impl Explain for LifeError {
             Self::OffNotNoted { .. } => {
                 Some("it is noted as lost when the database can be written, and can be started then".to_owned())
             }
-            Self::Reference { .. } | Self::Stopping(_) | Self::Db(_) => None,
+            Self::Db(source) => source.advice(),
+            Self::Reference { .. } | Self::Stopping(_) => None,
         }
     }
 }

@@ -34,7 +34,7 @@ use crate::{Parts, Service};
 struct FragileDatabase {
     inner: SqliteDatabase,
     fails: AtomicBool,
-    /// Only reading works.
+    /// Its disk is full, and only reading works.
     full: AtomicBool,
 }
 
@@ -55,7 +55,7 @@ impl Database for FragileDatabase {
     async fn write(&self) -> Result<Box<dyn Repository>, DbError> {
         self.check()?;
         if self.full.load(Ordering::SeqCst) {
-            return Err(DbError::Unreadable { column: "state", found: "nonsense".to_owned() });
+            return Err(DbError::NoSpace("the disk is full".into()));
         }
         self.inner.write().await
     }

@@ -29,6 +29,13 @@ impl Explain for Error {
             Self::Db(e) => e.kind(),
         }
     }
+
+    fn advice(&self) -> Option<String> {
+        match self {
+            Self::Exists(_) | Self::IsMachine(_) => None,
+            Self::Db(e) => e.advice(),
+        }
+    }
 }
 
 /// Creates a catalog: what its machines boot, and how each is made. It has no machines yet.

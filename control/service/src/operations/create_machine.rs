@@ -68,11 +68,8 @@ impl Explain for Error {
                 Some("use a shorter name or a data directory with a shorter path".to_owned())
             }
             Self::Backend { source, .. } => source.advice().map(str::to_owned),
-            Self::Exists(_)
-            | Self::IsCatalog(_)
-            | Self::ImageOrCatalog(_)
-            | Self::Identity { .. }
-            | Self::Db(_) => None,
+            Self::Exists(_) | Self::IsCatalog(_) | Self::ImageOrCatalog(_) | Self::Identity { .. } => None,
+            Self::Db(e) => e.advice(),
         }
     }
 }

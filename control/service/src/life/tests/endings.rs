@@ -1,5 +1,6 @@
 //! Machines and daemons that end in the middle of something.
 
+use super::removals::Api;
 use super::*;
 use crate::answer::problem;
 
@@ -163,5 +164,22 @@ async fn the_end_of_the_daemon_asks_guests_to_end_whatever_the_database_does() {
         fails.store(false, Ordering::SeqCst);
         assert_eq!((fixture.host.stops.lock().unwrap().clone(), fixture.open_disks()), (vec!["ACPI"], 0));
         assert_eq!(fixture.vm().0.borrow().clone(), Some(VmExit::PoweredOff));
+    }
+}
+
+#[tokio::test]
+async fn a_full_disk_of_the_database_is_said_to_be_full() {
+    let fixture = Fixture::new().await;
+    let api = Api::serve(&fixture).await;
+    fixture.db.full.store(true, Ordering::SeqCst);
+    let full = ProblemKind::NoSpace.http_status();
+    for (method, path, body) in [
+        ("PATCH", "machines/lab", r#"{"weight":200}"#),
+        ("POST", "machines/lab/start", ""),
+        ("POST", "machines", r#"{"name":"desk","image":"image"}"#),
+        ("POST", "catalogs", r#"{"name":"ward","image":"image"}"#),
+    ] {
+        let (status, answer) = api.ask(method, path, body).await;
+        assert!(status == full && answer.contains("free space on"), "{method} {path}: {answer}");
     }
 }
