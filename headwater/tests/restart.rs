@@ -142,7 +142,27 @@ fn a_data_directory_that_cannot_be_made_is_said() {
     let db = short_dir();
     std::fs::write(db.path().join("headwater.db"), "no database, ".repeat(100)).unwrap();
     run(headwater().args(["serve", "--data-dir"]).arg(db.path()))
-        .fails(1, &["headwater.db", "not a database"]);
+        .fails(1, &["headwater.db", "not a database", "backup"]);
+}
+
+#[test]
+fn a_database_that_was_lost_leaves_the_kept_disks_alone() {
+    let dir = short_dir();
+    let disk = "disk-00000000-0000-0000-0000-000000000007";
+    let (map, key) = (dir.path().join("cache").join(disk).join("map"), dir.path().join("keys").join(disk));
+    for file in [&map, &key] {
+        std::fs::create_dir_all(file.parent().unwrap()).unwrap();
+        std::fs::write(file, "").unwrap();
+    }
+    // Also the second time, with the database that the first one made.
+    for _ in 0..2 {
+        run(headwater().args(["serve", "--data-dir"]).arg(dir.path()))
+            .fails(1, &["knows no machine", disk, "restore the database"]);
+        assert!(map.exists() && key.exists());
+    }
+    std::fs::remove_file(key).unwrap();
+    let _daemon = Daemon::start_in(dir, |_| {});
+    assert!(!map.exists());
 }
 
 #[test]

@@ -89,6 +89,8 @@ async fn a_file_that_is_no_database_is_an_error_that_names_it() {
     let error = SqliteDatabase::open(&path).await.unwrap_err();
     assert!(matches!(error, DbError::Open { .. }));
     assert!(error.to_string().contains("headwater.db"), "{error}");
+    let cause = std::error::Error::source(&error).unwrap().to_string();
+    assert!(cause.contains("not a database") && cause.contains("backup"), "{cause}");
     assert!(std::fs::read(&path).unwrap().starts_with(b"this is no database"));
 }
 

@@ -227,6 +227,11 @@ impl Disks for Volumes {
         samples
     }
 
+    async fn kept_keys(&self) -> Result<Vec<PathBuf>, BackendError> {
+        let files = self.files.clone();
+        blocking("look for kept disks", move || files.settled_keys()).await
+    }
+
     async fn sweep(&self, keep: &[Uuid]) -> Result<Vec<String>, BackendError> {
         let (files, keep) = (self.files.clone(), keep.to_vec());
         blocking("clean up the overflow directory", move || {

@@ -131,6 +131,22 @@ impl KeptFiles {
         }
     }
 
+    /// The keys of all disks that something was written to.
+    pub fn settled_keys(&self) -> Result<Vec<PathBuf>, BackendError> {
+        let failed = |e| BackendError::from_io(format!("cannot read {}", self.keys_dir.display()), e);
+        let mut keys = Vec::new();
+        let entries = match std::fs::read_dir(&self.keys_dir) {
+            Err(e) if e.kind() == ErrorKind::NotFound => return Ok(keys),
+            entries => entries.map_err(failed)?,
+        };
+        for entry in entries {
+            let entry = entry.map_err(failed)?;
+            let key = id_of(&entry.file_name()).map(|id| self.key(id));
+            keys.extend(key.filter(|key| *key == entry.path()));
+        }
+        Ok(keys)
+    }
+
     /// Removes all disks but some. Returns what was removed.
     pub fn sweep(&self, keep: &[Uuid]) -> Result<Vec<String>, BackendError> {
         let mut removed = Vec::new();
@@ -277,6 +293,9 @@ mod tests {
         std::fs::write(files.keys_dir.join("mine"), "").unwrap();
         std::fs::write(files.keys_dir.join(name(Uuid::from_u128(4)) + NEW), "").unwrap();
         std::fs::create_dir(files.cache_dir.join("mine")).unwrap();
+        let mut keys = files.settled_keys().unwrap();
+        keys.sort();
+        assert_eq!(keys, [1, 2, 3].map(|id| files.key(Uuid::from_u128(id))));
         assert_eq!(files.sweep(&[kept]).unwrap().len(), 3);
         for (dir, count) in [(&files.cache_dir, 2), (&files.keys_dir, 2)] {
             assert_eq!(std::fs::read_dir(dir).unwrap().count(), count, "{}", dir.display());

@@ -11,6 +11,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use async_trait::async_trait;
+use sqlx::migrate::MigrateError;
 use sqlx::sqlite::{
     SqliteConnectOptions, SqliteJournalMode, SqlitePool, SqlitePoolOptions, SqliteSynchronous,
 };
@@ -52,10 +53,29 @@ impl SqliteDatabase {
             .synchronous(SqliteSynchronous::Full)
             .foreign_keys(true)
             .busy_timeout(Duration::from_millis(BUSY_TIMEOUT_MS));
-        let writer = pool(1).connect_with(options.clone()).await.map_err(|e| failed(Box::new(e)))?;
-        migrations::all().run(&writer).await.map_err(|e| failed(Box::new(e)))?;
-        let readers = pool(MAX_READERS).connect_with(options).await.map_err(|e| failed(Box::new(e)))?;
+        let writer = pool(1).connect_with(options.clone()).await.map_err(|e| failed(cause(e)))?;
+        migrations::all().run(&writer).await.map_err(|e| {
+            failed(match e {
+                MigrateError::Execute(e) => cause(e),
+                e => Box::new(e),
+            })
+        })?;
+        let readers = pool(MAX_READERS).connect_with(options).await.map_err(|e| failed(cause(e)))?;
         Ok(Self { readers, writer })
+    }
+}
+
+/// What SQLite says of a damaged file: `SQLITE_CORRUPT`, `SQLITE_NOTADB`.
+const DAMAGED: [&str; 2] = ["11", "26"];
+
+/// Why a file could not be opened; of a damaged one, also what to do. Without its database a daemon has no use for the disks
+/// that are kept.
+fn cause(error: sqlx::Error) -> Box<dyn std::error::Error + Send + Sync> {
+    let code = error.as_database_error().and_then(sqlx::error::DatabaseError::code);
+    if code.is_some_and(|code| DAMAGED.contains(&&*code)) {
+        format!("{error} (restore it from its backup; kept disks are of no use without it)").into()
+    } else {
+        Box::new(error)
     }
 }
 

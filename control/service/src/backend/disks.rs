@@ -99,6 +99,9 @@ pub trait Disks: Send + Sync + 'static {
     /// What all disks together use.
     fn metrics(&self) -> Vec<Sample>;
 
+    /// The key files of the kept disks that there are, whoever knows them. One without a key cannot be read.
+    async fn kept_keys(&self) -> Result<Vec<PathBuf>, BackendError>;
+
     /// Cleans what a daemon that died left in its overflow directory, and all kept disks but `keep`. Returns what was
     /// removed. Called once, before the first disk is opened.
     async fn sweep(&self, keep: &[Uuid]) -> Result<Vec<String>, BackendError>;

@@ -121,6 +121,18 @@ pub enum LifeError {
     /// What an earlier daemon left could not be cleaned up.
     #[error("cannot {0}")]
     Leftovers(&'static str, #[source] BackendError),
+    /// The database is new, or another one: to sweep would destroy what machines wrote.
+    #[error(
+        "the database knows no machine, and kept disks are there, {count} in number, the first with the key {first} \
+         (restore the database from its backup, or move cache/disk-* and keys/disk-* of the data \
+         directory away)"
+    )]
+    Forgotten {
+        /// How many.
+        count: usize,
+        /// The key of one.
+        first: String,
+    },
     /// The database failed before the machine was on.
     #[error("cannot start machine '{machine}'")]
     NotNoted {
@@ -171,7 +183,8 @@ impl Explain for LifeError {
             | Self::Edits { .. }
             | Self::Held { .. }
             | Self::Sealing { .. }
-            | Self::EditOver { .. } => ProblemKind::Conflict,
+            | Self::EditOver { .. }
+            | Self::Forgotten { .. } => ProblemKind::Conflict,
             Self::EditStays { source, .. } => source.kind(),
             Self::NoEdit { .. } => ProblemKind::NotFound,
             Self::Stopping(_) => ProblemKind::Unavailable,
@@ -226,7 +239,7 @@ impl Explain for LifeError {
                 Some("it is noted as lost when the database can be written, and can be started then".to_owned())
             }
             Self::Db(source) => source.advice(),
-            Self::Reference { .. } | Self::Stopping(_) => None,
+            Self::Reference { .. } | Self::Stopping(_) | Self::Forgotten { .. } => None,
         }
     }
 }

@@ -36,6 +36,7 @@ impl Service {
     /// directories, and marks what ran as lost. What was to
     /// be started again stays off, and says so. Call it before serving; nothing is on yet.
     pub async fn recover(&self) -> Result<(), LifeError> {
+        self.kept_disks_are_known().await?;
         tracing::info!("cleaning up after an earlier daemon");
         let run_root = self.run_root();
         let orphans = self
@@ -71,6 +72,22 @@ impl Service {
             }
         }
         Ok(())
+    }
+
+    /// Refuses a database that was lost and made anew: for that one, every disk that is kept is a leftover. Whoever discards a
+    /// disk destroys its key first, so that what a crash leaves of that is none.
+    async fn kept_disks_are_known(&self) -> Result<(), LifeError> {
+        if !self.db().read().await?.machines().list().await?.is_empty() {
+            return Ok(());
+        }
+        let keys =
+            self.disks().kept_keys().await.map_err(|e| LifeError::Leftovers("look for kept disks", e))?;
+        match keys.iter().min() {
+            Some(first) => {
+                Err(LifeError::Forgotten { count: keys.len(), first: first.display().to_string() })
+            }
+            None => Ok(()),
+        }
     }
 
     async fn mark_lost(&self, mut record: MachineRecord, how: &str) -> Result<(), LifeError> {

@@ -205,6 +205,8 @@ struct Host {
     limits: Mutex<Vec<CacheSettings>>,
     discarded: Mutex<Vec<Uuid>>,
     kept_by_sweep: Mutex<Vec<Uuid>>,
+    /// The keys of kept disks.
+    keys: Mutex<Vec<PathBuf>>,
     /// What was done to guests' file systems and to disks, in order.
     freezes: Mutex<Vec<&'static str>>,
     seals: Mutex<Vec<SealOrder>>,
@@ -351,6 +353,9 @@ impl Disks for FakeDisks {
     }
     fn host_ram(&self) -> HostRam {
         HostRam::default()
+    }
+    async fn kept_keys(&self) -> Result<Vec<PathBuf>, BackendError> {
+        Ok(self.0.keys.lock().unwrap().clone())
     }
     async fn sweep(&self, keep: &[Uuid]) -> Result<Vec<String>, BackendError> {
         *self.0.kept_by_sweep.lock().unwrap() = keep.to_vec();

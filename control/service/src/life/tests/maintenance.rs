@@ -212,6 +212,25 @@ async fn a_daemon_that_dies_between_version_and_end_of_an_edit_is_made_up_for() 
 }
 
 #[tokio::test]
+async fn a_database_that_knows_no_machine_has_no_kept_disk_removed() {
+    let fixture = Fixture::persistent().await;
+    fixture.host.keys.lock().unwrap().push("keys/disk-1".into());
+    let again = Fixture::service(fixture.db.clone(), &fixture.host, fixture.dir.path());
+    // It knows one: what it does not know of its disks is left over.
+    again.recover().await.unwrap();
+    let mut repo = fixture.db.write().await.unwrap();
+    let uuid = repo.machines().by_name("lab").await.unwrap().unwrap().uuid;
+    repo.machines().remove(uuid).await.unwrap();
+    repo.save().await.unwrap();
+    fixture.host.kept_by_sweep.lock().unwrap().push(uuid);
+    let refused = again.recover().await.unwrap_err().to_string();
+    assert!(refused.contains("keys/disk-1") && refused.contains("restore the database"), "{refused}");
+    assert_eq!(*fixture.host.kept_by_sweep.lock().unwrap(), [uuid], "it swept");
+    fixture.host.keys.lock().unwrap().clear();
+    again.recover().await.unwrap();
+}
+
+#[tokio::test]
 async fn an_edit_of_a_damaged_image_keeps_no_daemon_from_starting() {
     let fixture = Fixture::new().await;
     let edit = fixture.edit().await;
