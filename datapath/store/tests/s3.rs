@@ -469,6 +469,32 @@ fn who_slept_while_it_removed_removes_nothing_that_was_published_meanwhile() {
 }
 
 #[test]
+fn who_slept_while_it_removed_an_image_leaves_the_list_that_was_written_meanwhile() {
+    let (mut place, relay, object) = behind_a_relay();
+    place.timeout = NEVER;
+    let (store, other) = (suite::writable(&place), suite::writable(&place.direct()));
+    // It has taken the lock, confirmed it, and emptied the list.
+    relay.fail("PUT", "/locks/exclusive", Fault::Delay(Duration::ZERO), 2);
+    relay.fail("PUT", "/locks/exclusive", Fault::Silence, u32::MAX);
+    for (method, target) in [("POST", "delete"), ("DELETE", "/images/")] {
+        relay.fail(method, target, Fault::Silence, u32::MAX);
+    }
+    let is_empty = || other.image(&name("a")).unwrap().is_some_and(|image| image.versions.is_empty());
+    std::thread::scope(|scope| {
+        let removing = scope.spawn(|| store.remove(&name("a"), None));
+        wait_until("the list is empty", is_empty);
+        make_older(&place.dir().join("locks/exclusive"), Duration::from_secs(700));
+        publish(other.as_ref(), "a", &object, &[], b"manifest").unwrap();
+        relay.heal();
+        assert_eq!(kind(removing.join().unwrap()), StoreErrorKind::Locked);
+    });
+    let version = other.resolve(&"a".parse().unwrap()).unwrap();
+    assert_eq!(other.manifest(version.manifest).unwrap(), b"manifest");
+    other.open_object(version.objects[0]).unwrap();
+    assert_eq!(place.keys("locks"), [] as [&str; 0]);
+}
+
+#[test]
 fn a_dead_writer_cannot_wake_up_once_it_was_looked_at_what_is_needed() {
     let (mut place, relay, _) = behind_a_relay();
     // It cannot go on before it is let.

@@ -429,8 +429,10 @@ impl Inner {
             alone.confirm()?;
             Ok((going, true))
         })?;
-        // The list is empty by now, so that no change can come to it any more, and nobody publishes.
+        // The list is empty by now, so that no change can come to it any more, and nobody publishes, unless somebody took
+        // us for dead meanwhile: what they published is in the list then.
         if number.is_none() {
+            alone.confirm()?;
             self.bucket.remove(&image_key(name))?;
         }
         let freed_bytes = self.reclaim(&alone)?;
