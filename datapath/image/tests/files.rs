@@ -164,6 +164,24 @@ fn a_truncated_qcow2_is_refused_wherever_it_ends() {
 }
 
 #[test]
+fn a_qcow2_with_one_table_in_two_places_is_refused() {
+    let dir = Dir::new();
+    let path = dir.path("a.qcow2");
+    dir.qemu_img(&["create", "-q", "-f", "qcow2", "-o", "cluster_size=512", "DIR/a.qcow2", "1M"]);
+    run_ok("qemu-io", &["-c", "write 0 512", &dir.text("a.qcow2")]);
+    open_file(&path).unwrap();
+    let file = File::options().read(true).write(true).open(&path).unwrap();
+    let (mut l1, mut entry) = ([0; 8], [0; 8]);
+    file.read_exact_at(&mut l1, 40).unwrap();
+    let l1 = u64::from_be_bytes(l1);
+    file.read_exact_at(&mut entry, l1).unwrap();
+    file.write_all_at(&entry, l1 + 3 * 8).unwrap();
+    let (kind, message) = error(&path);
+    assert_eq!(kind, ImageErrorKind::Damaged, "{message}");
+    assert!(message.contains("twice"), "{message}");
+}
+
+#[test]
 fn a_backing_file_elsewhere_is_used_only_where_that_is_allowed() {
     let (dir, other) = (Dir::new(), Dir::new());
     other.raw("secret.raw");

@@ -78,6 +78,7 @@ impl Tables {
         let cluster_bytes = self.header.cluster_bytes();
         let clusters = self.header.size_bytes.div_ceil(cluster_bytes);
         let tables = clusters.div_ceil(self.header.l2_entries());
+        self.refuse_shared_tables(tables)?;
         for (number, entry) in (0..tables).zip(&self.l1) {
             let offset = entry & OFFSET_MASK;
             if offset == 0 {
@@ -88,7 +89,8 @@ impl Tables {
                     "L2 table {number} should be at {offset}, and the file has {file_bytes} bytes"
                 )));
             }
-            let table = self.l2(offset, read)?;
+            // Each is needed once here: looking for it in the cache would take longer the more there are.
+            let table = read_words(offset, cluster_bytes, read)?;
             let first = number * self.header.l2_entries();
             for (cluster, index) in (first..clusters).zip(0..self.header.l2_entries()) {
                 let Some(end) = self.needed_end(&table, index, cluster)? else {
@@ -104,8 +106,25 @@ impl Tables {
         Ok(())
     }
 
+    /// Refuses a table that stands for two places of the disk, as QEMU's check does: a short file with a long L1 table could
+    /// otherwise have any number of clusters to look at.
+    fn refuse_shared_tables(&self, tables: u64) -> Result<(), IoError> {
+        let used = self.l1.iter().take(usize_of(tables)).map(|entry| entry & OFFSET_MASK);
+        let mut offsets: Vec<u64> = used.filter(|offset| *offset != 0).collect();
+        offsets.sort_unstable();
+        match offsets.array_windows().find(|[one, next]| one == next) {
+            Some([offset, _]) => Err(damaged(format!("its L1 table names the L2 table at {offset} twice"))),
+            None => Ok(()),
+        }
+    }
+
     /// Up to where the file must go for what this cluster has in it; `None` if that is nothing.
-    fn needed_end(&self, table: &L2, index: u64, cluster: u64) -> Result<Option<u64>, IoError> {
+    fn needed_end(&self, table: &[u64], index: u64, cluster: u64) -> Result<Option<u64>, IoError> {
+        let words = usize_of(self.header.l2_entry_bytes() / 8);
+        let entry = table.chunks_exact(words).nth(usize_of(index));
+        if entry.is_some_and(|entry| entry.iter().all(|word| *word == 0)) {
+            return Ok(None);
+        }
         let cluster_bytes = self.header.cluster_bytes();
         // What lies after the end of the disk need not be there.
         let used = cluster_bytes.min(self.header.size_bytes - cluster * cluster_bytes);
@@ -141,7 +160,7 @@ impl Tables {
         self.place_in(&table, cluster % self.header.l2_entries(), within)
     }
 
-    fn place_in(&self, table: &L2, index: u64, within: u64) -> Result<(Place, u64), IoError> {
+    fn place_in(&self, table: &[u64], index: u64, within: u64) -> Result<(Place, u64), IoError> {
         let missing = || damaged("an L2 table is too short");
         let cluster_bytes = self.header.cluster_bytes();
         let words = self.header.l2_entry_bytes() / 8;
