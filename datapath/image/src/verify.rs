@@ -10,7 +10,7 @@ use crate::fetch::fetch_chunk;
 use crate::manifest::{ChunkRef, Manifest, ObjectRef};
 use crate::pace::Pace;
 use crate::progress::{Cancel, Progress};
-use crate::units::usize_of_u32;
+use crate::units::{u64_of, usize_of_u32};
 use crate::walk::walk;
 
 /// The most damaged chunks that are listed; more are counted.
@@ -33,6 +33,18 @@ impl Verified {
     /// Whether all is as it was written.
     pub fn is_sound(&self) -> bool {
         self.damaged_chunks == 0 && self.objects.is_empty()
+    }
+
+    /// What is damaged, a line each; the last one says how many chunks more there are than are listed.
+    pub fn damage(&self) -> Vec<String> {
+        let objects =
+            self.objects.iter().map(|object| format!("data object {}: {}", object.object, object.reason));
+        let mut damage: Vec<String> = objects.chain(self.damaged.iter().map(ToString::to_string)).collect();
+        let more = self.damaged_chunks.saturating_sub(u64_of(self.damaged.len()));
+        if more > 0 {
+            damage.push(format!("{more} chunks more"));
+        }
+        damage
     }
 }
 
@@ -185,4 +197,25 @@ fn check_chunk(
         return Err(ImageError::new(ImageErrorKind::Damaged, "its data object is lost"));
     };
     fetch_chunk(object.as_ref(), chunk, buffer)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_not_listed_is_counted() {
+        let chunk = DamagedChunk {
+            image_offset: 0,
+            image_bytes: 4096,
+            object: Hash([0; 32]),
+            object_offset: 16,
+            stored_bytes: 100,
+            reason: "it is wrong".to_owned(),
+        };
+        let mut found = Verified { damaged_chunks: 1, damaged: vec![chunk.clone()], ..Verified::default() };
+        assert_eq!(found.damage(), [chunk.to_string()]);
+        found.damaged_chunks = 12;
+        assert_eq!(found.damage(), [chunk.to_string(), "11 chunks more".to_owned()]);
+    }
 }

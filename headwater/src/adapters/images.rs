@@ -14,7 +14,7 @@ use headwater_api::{
 };
 use headwater_block::Device;
 use headwater_image::{
-    Backing, Cancel, Difference, FileFormat, ImageError, ImportOptions, Verified, files_touched, repair,
+    Backing, Cancel, Difference, FileFormat, ImageError, ImportOptions, files_touched, repair,
     repair_manifest, versions_touched,
 };
 use headwater_nbd::client::ClientOptions;
@@ -443,22 +443,10 @@ fn verify(
         files = touched.files.into_iter().chain(touched.remarks).collect();
         versions = versions_touched(store, &left, &cancel).map_err(image_failed)?;
     }
-    let damage = damage_of(&left).into_iter().chain(reasons).collect();
+    let damage = left.damage().into_iter().chain(reasons).collect();
     // Who uses these versions is for the service to say.
     let uses = Vec::new();
     Ok(VerifyReport { version, checked_bytes, damage, repaired, files, versions, uses })
-}
-
-fn damage_of(found: &Verified) -> Vec<String> {
-    let objects =
-        found.objects.iter().map(|object| format!("data object {}: {}", object.object, object.reason));
-    let mut damage: Vec<String> = objects.chain(found.damaged.iter().map(ToString::to_string)).collect();
-    let listed = u64::try_from(found.damaged.len()).unwrap_or(u64::MAX);
-    let more = found.damaged_chunks.saturating_sub(listed);
-    if more > 0 {
-        damage.push(format!("{more} chunks more"));
-    }
-    damage
 }
 
 /// Passes progress on to the job, and the job's cancellation to the operation.

@@ -10,9 +10,7 @@ use anyhow::Context;
 use clap::{Args, Subcommand, ValueHint};
 use headwater_api::{Problem, ProblemKind, Progress};
 use headwater_block::size;
-use headwater_image::{
-    Cancel, Verified, files_touched, repair, repair_manifest, verify_at, versions_touched,
-};
+use headwater_image::{Cancel, files_touched, repair, repair_manifest, verify_at, versions_touched};
 use headwater_store::copy::{everything, selected};
 use headwater_store::{Access, Copied, Hash, ImageReference, Store, StoreError, StoreErrorKind, copy};
 use headwater_store_server::{Limits, Options, StoreServer, TlsFiles, token_line};
@@ -278,6 +276,8 @@ pub struct CheckedVersion {
     pub chunks: u64,
     /// Chunks and objects that were repaired.
     pub repaired: u64,
+    /// Chunks that are damaged still, more of them than have a line where there are very many.
+    pub damaged_chunks: u64,
     /// What is damaged still, a line each.
     pub damage: Vec<String>,
     /// Files that it touches.
@@ -396,12 +396,8 @@ pub fn check_version(
         let touched = files_touched(store, hash, &left.damaged, cancel).with_context(doing)?;
         files = touched.files.into_iter().chain(touched.remarks).collect();
     }
-    let damage = damage_lines(&left).into_iter().chain(reasons).collect();
-    Ok(CheckedVersion { names, hash: hash.to_string(), chunks, repaired, damage, files, versions })
-}
-
-fn damage_lines(found: &Verified) -> Vec<String> {
-    let objects =
-        found.objects.iter().map(|object| format!("data object {}: {}", object.object, object.reason));
-    objects.chain(found.damaged.iter().map(ToString::to_string)).collect()
+    let damaged_chunks = left.damaged_chunks;
+    let damage = left.damage().into_iter().chain(reasons).collect();
+    let hash = hash.to_string();
+    Ok(CheckedVersion { names, hash, chunks, repaired, damaged_chunks, damage, files, versions })
 }
