@@ -11,14 +11,17 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use headwater_store::{Hash, Patch, Store, StoreErrorKind};
+use headwater_store::{Hash, Patch, Store, StoreError, StoreErrorKind};
 
 use crate::chunk::unpack;
 use crate::error::ImageError;
 use crate::manifest::{ChunkRef, Manifest};
 use crate::progress::Cancel;
-use crate::units::usize_of_u32;
+use crate::units::{u64_of, usize_of_u32};
 use crate::verify::{DamagedChunk, Verified, verify};
+
+/// Right bytes that wait in memory to be put in place, but for those of one chunk.
+const PATCHES_MAX_BYTES: usize = 32 << 20;
 
 /// What a repair did.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -63,7 +66,8 @@ pub fn repair_manifest(
 }
 
 /// Repairs what [`verify`] found in the version with this manifest, from the first of `sources` that has it, and
-/// verifies the version again where something was done.
+/// verifies the version again where something was done. Where more chunks are damaged than are listed, it goes on with the next
+/// ones for as long as they get fewer.
 pub fn repair(
     store: &dyn Store,
     manifest: Hash,
@@ -71,62 +75,132 @@ pub fn repair(
     sources: &[Arc<dyn Store>],
     cancel: &Cancel,
 ) -> Result<Repaired, ImageError> {
-    let mut outcome = Repaired::default();
     if found.is_sound() {
-        return Ok(outcome);
+        return Ok(Repaired::default());
     }
     let _pin = store.pin(manifest)?;
     let parsed = Manifest::decode(&store.manifest(manifest)?)?;
-    let mut whole = Vec::new();
-    for lost in &found.objects {
-        cancel.check("the repair")?;
-        match copy_object(store, lost.object, sources) {
-            Ok(()) => {
-                outcome.objects += 1;
-                whole.push(lost.object);
-            }
-            Err(why) => outcome.reasons.push(format!("data object {}: {why}", lost.object)),
+    let repair = Repair { store, manifest: &parsed, sources, cancel };
+    let mut outcome = Repaired { left: found.clone(), ..Repaired::default() };
+    loop {
+        let before = (outcome.chunks, outcome.objects);
+        // What could not be repaired is tried, and told, again.
+        outcome.reasons.clear();
+        repair.listed(&mut outcome)?;
+        if (outcome.chunks, outcome.objects) == before {
+            return Ok(outcome);
+        }
+        let left = verify(store, manifest, cancel, &mut |_| {})?;
+        let is_fewer = left.damaged_chunks < outcome.left.damaged_chunks;
+        let had_more = outcome.left.damaged_chunks > u64_of(outcome.left.damaged.len());
+        outcome.left = left;
+        if outcome.left.is_sound() || !had_more || !is_fewer {
+            return Ok(outcome);
         }
     }
-    let mut patches: BTreeMap<Hash, Vec<Patch>> = BTreeMap::new();
-    for damaged in found.damaged.iter().filter(|damaged| !whole.contains(&damaged.object)) {
-        cancel.check("the repair")?;
-        match right_bytes(&parsed, damaged, sources) {
-            Ok(patch) => patches.entry(damaged.object).or_default().push(patch),
-            Err(why) => outcome.reasons.push(format!("{damaged}: {why}")),
-        }
-    }
-    for (object, patches) in patches {
-        match store.mend(object, &patches) {
-            Ok(()) => outcome.chunks += u64::try_from(patches.len()).unwrap_or(u64::MAX),
-            Err(e) if e.kind() == StoreErrorKind::Damaged => match copy_object(store, object, sources) {
-                Ok(()) => outcome.objects += 1,
-                Err(why) => outcome.reasons.push(format!("{e}; nor can it be copied as a whole: {why}")),
-            },
-            Err(e) => outcome.reasons.push(e.to_string()),
-        }
-    }
-    outcome.left = if outcome.chunks + outcome.objects > 0 {
-        verify(store, manifest, cancel, &mut |_| {})?
-    } else {
-        found.clone()
-    };
-    Ok(outcome)
 }
 
-fn copy_object(store: &dyn Store, id: Hash, sources: &[Arc<dyn Store>]) -> Result<(), String> {
-    let mut why = "no other store was named".to_owned();
-    for source in sources {
-        let to = headwater_store::copy_object;
-        let copied = source
-            .open_object(id)
-            .and_then(|object| to(store.publish()?.as_mut(), object.as_ref(), &mut |_| Ok(())));
-        match copied {
-            Ok(()) => return Ok(()),
-            Err(e) => why = e.to_string(),
+/// One repair.
+struct Repair<'a> {
+    store: &'a dyn Store,
+    manifest: &'a Manifest,
+    sources: &'a [Arc<dyn Store>],
+    cancel: &'a Cancel,
+}
+
+impl Repair<'_> {
+    /// Repairs what is listed as damaged, and notes what came of it.
+    fn listed(&self, outcome: &mut Repaired) -> Result<(), ImageError> {
+        let found = outcome.left.clone();
+        let mut whole = Vec::new();
+        for lost in &found.objects {
+            self.cancel.check("the repair")?;
+            match self.copy_object(lost.object) {
+                Ok(()) => {
+                    outcome.objects += 1;
+                    whole.push(lost.object);
+                }
+                Err(why) => outcome.reasons.push(format!("data object {}: {why}", lost.object)),
+            }
+        }
+        let mut by_object: BTreeMap<Hash, Vec<&DamagedChunk>> = BTreeMap::new();
+        for damaged in found.damaged.iter().filter(|damaged| !whole.contains(&damaged.object)) {
+            by_object.entry(damaged.object).or_default().push(damaged);
+        }
+        by_object.into_iter().try_for_each(|(object, damaged)| self.chunks(object, &damaged, outcome))
+    }
+
+    /// Repairs chunks of one object, as many at a time as there is room for. A store across a network writes objects only as a
+    /// whole: there one with more damage than that is copied.
+    fn chunks(
+        &self,
+        object: Hash,
+        damaged: &[&DamagedChunk],
+        outcome: &mut Repaired,
+    ) -> Result<(), ImageError> {
+        let all_bytes: u64 = damaged.iter().map(|chunk| u64::from(chunk.stored_bytes)).sum();
+        if self.store.is_remote() && all_bytes > u64_of(PATCHES_MAX_BYTES) {
+            let why = format!("object {object} is damaged in {} places", damaged.len());
+            self.whole(object, &why, outcome);
+            return Ok(());
+        }
+        let (mut patches, mut bytes) = (Vec::new(), 0usize);
+        let mut damaged = damaged.iter().peekable();
+        while let Some(chunk) = damaged.next() {
+            self.cancel.check("the repair")?;
+            match right_bytes(self.manifest, chunk, self.sources) {
+                Ok(patch) => {
+                    bytes = bytes.saturating_add(patch.bytes.len());
+                    patches.push(patch);
+                }
+                Err(why) => outcome.reasons.push(format!("{chunk}: {why}")),
+            }
+            let is_due = bytes >= PATCHES_MAX_BYTES || damaged.peek().is_none();
+            if !is_due || patches.is_empty() {
+                continue;
+            }
+            match self.store.mend(object, &patches) {
+                Ok(()) => outcome.chunks += u64_of(patches.len()),
+                Err(e) if e.kind() == StoreErrorKind::Damaged => {
+                    self.whole(object, &e, outcome);
+                    return Ok(());
+                }
+                Err(e) => {
+                    outcome.reasons.push(e.to_string());
+                    return Ok(());
+                }
+            }
+            patches.clear();
+            bytes = 0;
+        }
+        Ok(())
+    }
+
+    fn whole(&self, object: Hash, why: &dyn std::fmt::Display, outcome: &mut Repaired) {
+        match self.copy_object(object) {
+            Ok(()) => outcome.objects += 1,
+            Err(e) => outcome.reasons.push(format!("{why}; nor can it be copied as a whole: {e}")),
         }
     }
-    Err(why)
+
+    fn copy_object(&self, id: Hash) -> Result<(), String> {
+        let mut why = "no other store was named".to_owned();
+        let mut go_on = |_: u64| {
+            let stopped = || StoreError::new(StoreErrorKind::Io, "the repair was cancelled");
+            if self.cancel.is_cancelled() { Err(stopped()) } else { Ok(()) }
+        };
+        for source in self.sources {
+            let to = headwater_store::copy_object;
+            let copied = source
+                .open_object(id)
+                .and_then(|object| to(self.store.publish()?.as_mut(), object.as_ref(), &mut go_on));
+            match copied {
+                Ok(()) => return Ok(()),
+                Err(e) => why = e.to_string(),
+            }
+        }
+        Err(why)
+    }
 }
 
 /// The right bytes of a chunk, as they are stored.

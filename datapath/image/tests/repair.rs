@@ -6,14 +6,19 @@ use std::fs::{self, File};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use fixture::{import_bytes, noise, read_all, run_ok, store};
+use headwater_image::verify::DAMAGED_LISTED_MAX;
 use headwater_image::{
     Cancel, ChunkCache, ImageErrorKind, Verified, VersionReader, files_touched, repair, repair_manifest,
     verify, verify_at,
 };
-use headwater_store::{LocalDir, Store, Version};
+use headwater_store::{
+    Access, Hash, Image, ImageName, LocalDir, Object, Patch, Pin, Publication, Removed, Store, StoreError,
+    Version,
+};
 
 fn object_path(dir: &Path, version: &Version) -> PathBuf {
     dir.join("objects").join(version.objects[0].to_string())
@@ -82,6 +87,87 @@ fn every_kind_of_damage_is_repaired_from_another_store() {
     let done = mend(&here, &version, &[Arc::new(other), Arc::new(third)]);
     assert!(done.left.is_sound(), "{:?}", done.reasons);
     assert!(fs::read(&path).unwrap() == good);
+}
+
+/// A store that notes the most bytes that were put right at once.
+struct Noting(LocalDir, AtomicUsize);
+
+impl Store for Noting {
+    fn chunk_bytes(&self) -> u32 {
+        self.0.chunk_bytes()
+    }
+
+    fn images(&self) -> Result<Vec<Image>, StoreError> {
+        self.0.images()
+    }
+
+    fn image(&self, name: &ImageName) -> Result<Option<Image>, StoreError> {
+        self.0.image(name)
+    }
+
+    fn manifest(&self, id: Hash) -> Result<Vec<u8>, StoreError> {
+        self.0.manifest(id)
+    }
+
+    fn open_object(&self, id: Hash) -> Result<Arc<dyn Object>, StoreError> {
+        self.0.open_object(id)
+    }
+
+    fn pin(&self, manifest: Hash) -> Result<Pin, StoreError> {
+        self.0.pin(manifest)
+    }
+
+    fn publish(&self) -> Result<Box<dyn Publication>, StoreError> {
+        self.0.publish()
+    }
+
+    fn change(
+        &self,
+        name: &ImageName,
+        change: &mut dyn FnMut(&mut Image) -> Result<(), StoreError>,
+    ) -> Result<(), StoreError> {
+        self.0.change(name, change)
+    }
+
+    fn mend(&self, object: Hash, patches: &[Patch]) -> Result<(), StoreError> {
+        self.1.fetch_max(patches.iter().map(|patch| patch.bytes.len()).sum(), Ordering::Relaxed);
+        self.0.mend(object, patches)
+    }
+
+    fn remove(&self, name: &ImageName, number: Option<u32>) -> Result<Removed, StoreError> {
+        self.0.remove(name, number)
+    }
+}
+
+#[test]
+fn any_number_of_chunks_is_repaired_in_little_memory() {
+    const CHUNK: usize = 4096;
+    let mut disk = vec![0; (DAMAGED_LISTED_MAX + 500) * CHUNK];
+    noise(&mut disk, 1);
+    let small = || {
+        let dir = tempfile::tempdir().unwrap();
+        let store = LocalDir::open(dir.path(), Access::Write { new_chunk_bytes: CHUNK as u32 }).unwrap();
+        (dir, store)
+    };
+    let ((dir, here), (_other_dir, other)) = (small(), small());
+    let version = import_bytes(&here, "disk", &disk).version;
+    import_bytes(&other, "copy", &disk);
+    let path = object_path(dir.path(), &version);
+    let good = fs::read(&path).unwrap();
+    let mut bad = good.clone();
+    for at in (64..bad.len()).step_by(CHUNK / 2) {
+        bad[at] ^= 1;
+    }
+    File::options().write(true).open(&path).unwrap().write_all_at(&bad, 0).unwrap();
+    let found = check(&here, &version);
+    assert_eq!(found.damaged_chunks, DAMAGED_LISTED_MAX as u64 + 500);
+    let (here, sources): (_, [Arc<dyn Store>; 1]) = (Noting(here, AtomicUsize::new(0)), [Arc::new(other)]);
+    let done = repair(&here, version.manifest, &found, &sources, &Cancel::new()).unwrap();
+    assert!(done.left.is_sound(), "{} are left", done.left.damaged_chunks);
+    assert_eq!((done.chunks, done.reasons.len()), (found.damaged_chunks, 0));
+    assert!(fs::read(&path).unwrap() == good);
+    let most = here.1.load(Ordering::Relaxed);
+    assert!((1..(32 << 20) + 2 * CHUNK).contains(&most), "{most} bytes at once");
 }
 
 #[test]
