@@ -15,8 +15,17 @@ pub struct Progress {
 }
 
 /// Stops a long operation from another thread or a signal handler. Clones are one switch.
-#[derive(Clone, Debug, Default)]
-pub struct Cancel(Arc<AtomicBool>);
+#[derive(Clone, Default)]
+pub struct Cancel {
+    switch: Arc<AtomicBool>,
+    also: Option<Arc<dyn Fn() -> bool + Send + Sync>>,
+}
+
+impl std::fmt::Debug for Cancel {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Cancel({})", self.is_cancelled())
+    }
+}
 
 impl Cancel {
     /// A switch that is off.
@@ -24,15 +33,21 @@ impl Cancel {
         Self::default()
     }
 
+    /// A switch that is on, too, once `cancelled` says so. It is asked at each step of the operation: also where there is
+    /// no progress to be told of.
+    pub fn when(cancelled: impl Fn() -> bool + Send + Sync + 'static) -> Self {
+        Self { switch: Arc::default(), also: Some(Arc::new(cancelled)) }
+    }
+
     /// Stops the operation at its next step. It then fails with [`ImageErrorKind::Cancelled`] and leaves
     /// nothing behind.
     pub fn cancel(&self) {
-        self.0.store(true, Ordering::Relaxed);
+        self.switch.store(true, Ordering::Relaxed);
     }
 
     /// Whether it was stopped.
     pub fn is_cancelled(&self) -> bool {
-        self.0.load(Ordering::Relaxed)
+        self.switch.load(Ordering::Relaxed) || self.also.as_ref().is_some_and(|also| also())
     }
 
     pub(crate) fn check(&self, what: &str) -> Result<(), ImageError> {

@@ -6,9 +6,10 @@ mod fixture;
 use std::fs;
 use std::path::Path;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 use fixture::{MemoryDisk, noise, run_ok, store};
-use headwater_image::{Cancel, Difference, FileChange, ImportOptions, diff, import};
+use headwater_image::{Cancel, Difference, FileChange, ImageErrorKind, ImportOptions, diff, import};
 use headwater_store::{Hash, LocalDir};
 
 fn add(store: &LocalDir, disk: Vec<u8>) -> Hash {
@@ -96,6 +97,25 @@ fn on_disk(fs: &[u8], gpt: bool) -> Vec<u8> {
     }
     disk[(first as usize) * 512..][..fs.len()].copy_from_slice(fs);
     disk
+}
+
+#[test]
+fn a_comparison_is_cancelled_while_it_looks_at_files() {
+    let dir = tempfile::tempdir().unwrap();
+    let before = file_system(dir.path());
+    let after = debugfs(dir.path(), "rm /gone\n");
+    let (_kept, store) = store();
+    let (from, to) = (add(&store, before), add(&store, after));
+    // Nothing is told of how far it is from then on.
+    let (is_told, asked) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU32::new(0)));
+    let (all, asks) = (Arc::clone(&is_told), Arc::clone(&asked));
+    let cancel =
+        Cancel::when(move || all.load(Ordering::Relaxed) && asks.fetch_add(1, Ordering::Relaxed) >= 3);
+    let outcome = diff(&store, from, to, &cancel, &mut |at| {
+        is_told.store(at.done_bytes == at.total_bytes, Ordering::Relaxed);
+    });
+    assert_eq!(outcome.unwrap_err().kind(), ImageErrorKind::Cancelled);
+    assert!(asked.load(Ordering::Relaxed) > 3);
 }
 
 #[test]

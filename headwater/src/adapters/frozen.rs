@@ -6,13 +6,15 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use async_trait::async_trait;
 use headwater_api::{ImageVersion, ProblemKind};
 use headwater_block::{Device, IoError};
-use headwater_image::{Basis, Cancel, ImportOptions};
+use headwater_image::{Basis, ImportOptions};
 use headwater_service::backend::{BackendError, FrozenDisk, JobControl, SealOrder, SealOutcome};
 use headwater_store::{ImageName, Pin, Store};
 use headwater_volume::{FrozenView, Volume};
 
 use crate::adapters::disks::blocking;
-use crate::adapters::images::{end_of, forward, gone, hash_of, image_failed, store_failed, version_of};
+use crate::adapters::images::{
+    cancel_of, end_of, forward, gone, hash_of, image_failed, store_failed, version_of,
+};
 
 /// A frozen disk.
 pub struct FrozenVolume {
@@ -58,7 +60,7 @@ impl FrozenVolume {
         &self.view
     }
 
-    fn seal(&self, order: &SealOrder, job: &JobControl) -> Result<SealOutcome, BackendError> {
+    fn seal(&self, order: &SealOrder, job: &Arc<JobControl>) -> Result<SealOutcome, BackendError> {
         let name: ImageName = self.below.image.parse().map_err(store_failed)?;
         let since_1970 = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         let mut options = ImportOptions::new(name.clone(), since_1970.as_secs());
@@ -70,10 +72,10 @@ impl FrozenVolume {
             view.changed(range, max_runs).into_iter().map(|run| (run.len, run.changed)).collect()
         });
         options.basis = Some(Basis { parent: hash_of(&self.below)?, changes });
-        let cancel: Cancel = options.cancel.clone();
+        options.cancel = cancel_of(job);
         let source: Arc<dyn Device> = Arc::clone(&self.view) as _;
-        let imported = headwater_image::import(source, &*self.store, &options, &mut forward(job, &cancel))
-            .map_err(|e| {
+        let imported =
+            headwater_image::import(source, &*self.store, &options, &mut forward(job)).map_err(|e| {
                 let nothing = e.kind() == headwater_image::ImageErrorKind::Invalid;
                 let failed = image_failed(e);
                 if nothing { failed.advise("change something on the machine first") } else { failed }

@@ -224,10 +224,13 @@ impl Images for StoredImages {
     ) -> Result<DiffReport, BackendError> {
         let (store, from, to) = (self.store.clone(), from.clone(), to.clone());
         blocking("compare versions", move || {
-            let cancel = Cancel::new();
-            let mut progress = forward(&job, &cancel);
-            let found =
-                headwater_image::diff(&*store, hash_of(&from)?, hash_of(&to)?, &cancel, &mut progress);
+            let found = headwater_image::diff(
+                &*store,
+                hash_of(&from)?,
+                hash_of(&to)?,
+                &cancel_of(&job),
+                &mut forward(&job),
+            );
             found.map(|found| diff_report(from, to, found)).map_err(image_failed)
         })
         .await
@@ -314,7 +317,11 @@ impl StoredImages {
     }
 }
 
-fn import(store: &dyn Store, order: &ImportOrder, job: &JobControl) -> Result<ImportOutcome, BackendError> {
+fn import(
+    store: &dyn Store,
+    order: &ImportOrder,
+    job: &Arc<JobControl>,
+) -> Result<ImportOutcome, BackendError> {
     let name: ImageName = order.name.parse().map_err(store_failed)?;
     let (device, connection) = open_source(&order.source, order.format, order.backing)?;
     let before = store.image(&name).map_err(store_failed)?;
@@ -326,12 +333,12 @@ fn import(store: &dyn Store, order: &ImportOrder, job: &JobControl) -> Result<Im
     options.author.clone_from(&order.author);
     // The same bytes: a second version would only be a second name for the first.
     options.unless_newest = true;
-    let cancel = options.cancel.clone();
-    let mut forward = forward(job, &cancel);
+    options.cancel = cancel_of(job);
+    let mut forward = forward(job);
     let mut progress = |progress| {
         forward(progress);
         // A server that hangs would hold the import's readers, and so its end, up.
-        if let (true, Some(connection)) = (cancel.is_cancelled(), &connection) {
+        if let (true, Some(connection)) = (job.is_cancelled(), &connection) {
             connection.close();
         }
     };
@@ -381,11 +388,9 @@ fn export(
     store: &dyn Store,
     version: &ImageVersion,
     target: &Path,
-    job: &JobControl,
+    job: &Arc<JobControl>,
 ) -> Result<u64, BackendError> {
-    let cancel = Cancel::new();
-    let mut progress = forward(job, &cancel);
-    headwater_image::export_raw(store, hash_of(version)?, target, &cancel, &mut progress)
+    headwater_image::export_raw(store, hash_of(version)?, target, &cancel_of(job), &mut forward(job))
         .map_err(image_failed)?;
     Ok(version.size_bytes)
 }
@@ -424,12 +429,11 @@ fn verify(
     store: &dyn Store,
     version: ImageVersion,
     sources: &[Arc<dyn Store>],
-    job: &JobControl,
+    job: &Arc<JobControl>,
 ) -> Result<VerifyReport, BackendError> {
-    let (cancel, hash) = (Cancel::new(), hash_of(&version)?);
+    let (cancel, hash) = (cancel_of(job), hash_of(&version)?);
     let manifest = !sources.is_empty() && repair_manifest(store, hash, sources).map_err(image_failed)?;
-    let found =
-        headwater_image::verify(store, hash, &cancel, &mut forward(job, &cancel)).map_err(image_failed)?;
+    let found = headwater_image::verify(store, hash, &cancel, &mut forward(job)).map_err(image_failed)?;
     let checked_bytes = found.chunks.saturating_mul(u64::from(store.chunk_bytes()));
     let (mut left, mut repaired, mut reasons) = (found, u64::from(manifest), Vec::new());
     if !left.is_sound() && !sources.is_empty() {
@@ -449,17 +453,15 @@ fn verify(
     Ok(VerifyReport { version, checked_bytes, damage, repaired, files, versions, uses })
 }
 
-/// Passes progress on to the job, and the job's cancellation to the operation.
-pub(super) fn forward<'a>(
-    job: &'a JobControl,
-    cancel: &'a Cancel,
-) -> impl FnMut(headwater_image::Progress) + 'a {
-    move |progress| {
-        job.report(progress.done_bytes, progress.total_bytes);
-        if job.is_cancelled() {
-            cancel.cancel();
-        }
-    }
+/// The job's cancellation, for an operation: also where that tells no progress.
+pub(super) fn cancel_of(job: &Arc<JobControl>) -> Cancel {
+    let job = Arc::clone(job);
+    Cancel::when(move || job.is_cancelled())
+}
+
+/// Passes progress on to the job.
+pub(super) fn forward(job: &JobControl) -> impl FnMut(headwater_image::Progress) + '_ {
+    move |progress| job.report(progress.done_bytes, progress.total_bytes)
 }
 
 fn parse(reference: &ImageRef) -> Result<ImageReference, BackendError> {
@@ -565,4 +567,20 @@ pub fn store_failed(error: StoreError) -> BackendError {
 /// A failure of an image, in the service's words.
 pub fn image_failed(error: ImageError) -> BackendError {
     BackendError::new(image_kind(error.kind()), error.to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_job_that_is_cancelled_ends_what_tells_no_progress() {
+        let (job, stopping) = (Arc::new(JobControl::default()), Arc::default());
+        let (cancel, other) = (cancel_of(&job), cancel_of(&Arc::new(JobControl::new(Arc::clone(&stopping)))));
+        assert!(!cancel.is_cancelled() && !other.is_cancelled());
+        job.cancel();
+        assert!(cancel.is_cancelled() && !other.is_cancelled());
+        stopping.store(true, Ordering::Relaxed);
+        assert!(other.is_cancelled());
+    }
 }

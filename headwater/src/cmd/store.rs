@@ -326,15 +326,12 @@ fn check(name: &str, images: &[String], scrub: &Scrub, json: bool) -> anyhow::Re
     let references = images.iter().map(|image| image.parse()).collect::<Result<Vec<ImageReference>, _>>()?;
     let what = if images.is_empty() { everything(&*store)? } else { selected(&*store, &references)? };
     let stopped = stop_on_signals()?;
+    let cancel = Cancel::when(move || stopped.load(Ordering::Relaxed));
     let mut report = CheckReport { versions: Vec::new() };
     for (hash, names) in distinct(&what) {
-        let cancel = Cancel::new();
         let mut shown = Shown::begin(&format!("verify {}", names.join(", ")), json);
         let checked = check_version(&*store, hash, names, (scrub.rate, &sources), &cancel, &mut |at| {
             shown.update(Progress { done_bytes: at.done_bytes, total_bytes: at.total_bytes });
-            if stopped.load(Ordering::Relaxed) {
-                cancel.cancel();
-            }
         });
         shown.end();
         let checked = checked?;
