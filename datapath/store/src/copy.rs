@@ -206,6 +206,22 @@ pub fn everything(source: &dyn Store) -> Result<Vec<(Image, Vec<Version>)>, Stor
     Ok(images.into_iter().map(|image| (image.clone(), image.versions)).collect())
 }
 
+/// As [`everything`], but for images whose list of versions is damaged or of a later release: these, and why they cannot be
+/// read, are told apart.
+pub fn everything_readable(source: &dyn Store) -> Result<Readable, StoreError> {
+    let listed = source.listed()?;
+    let what = listed.images.into_iter().map(|image| (image.clone(), image.versions)).collect();
+    Ok(Readable { what, unreadable: listed.unreadable })
+}
+
+/// What of a store can be read.
+pub struct Readable {
+    /// All versions of the images, for [`copy`].
+    pub what: Vec<(Image, Vec<Version>)>,
+    /// The other images, and why not.
+    pub unreadable: Vec<(ImageName, StoreError)>,
+}
+
 /// The versions that references mean, by image, for [`copy`].
 pub fn selected(
     source: &dyn Store,

@@ -10,8 +10,10 @@ use anyhow::Context;
 use clap::{Args, Subcommand, ValueHint};
 use headwater_api::{Problem, ProblemKind, Progress};
 use headwater_block::size;
-use headwater_image::{Cancel, files_touched, repair, repair_manifest, verify_at, versions_touched};
-use headwater_store::copy::{everything, selected};
+use headwater_image::{
+    Cancel, ImageError, ImageErrorKind, files_touched, repair, repair_manifest, verify_at, versions_touched,
+};
+use headwater_store::copy::{Readable, everything_readable, selected};
 use headwater_store::{Access, Copied, Hash, ImageReference, Store, StoreError, StoreErrorKind, copy};
 use headwater_store_server::{Limits, Options, StoreServer, TlsFiles, token_line};
 use serde::Serialize;
@@ -150,9 +152,9 @@ struct CopyReport {
 
 fn copy_some(between: &Between, references: Option<&[ImageReference]>, json: bool) -> anyhow::Result<()> {
     let source = stores::open(&between.source, Access::Read, &between.credentials)?;
-    let what = match references {
-        Some(references) => selected(&*source, references)?,
-        None => everything(&*source)?,
+    let Readable { what, unreadable } = match references {
+        Some(references) => Readable { what: selected(&*source, references)?, unreadable: Vec::new() },
+        None => everything_readable(&*source)?,
     };
     let access = Access::Copy { new_chunk_bytes: source.chunk_bytes() };
     let target = stores::open(&between.target, access, &between.credentials)?;
@@ -171,13 +173,19 @@ fn copy_some(between: &Between, references: Option<&[ImageReference]>, json: boo
     let Copied { versions, present, objects, bytes } =
         outcome.with_context(|| format!("cannot copy from {} to {}", source.shown(), target.shown()))?;
     if json {
-        return show::json(&CopyReport { versions, present, objects, bytes });
+        show::json(&CopyReport { versions, present, objects, bytes })?;
+    } else {
+        let sent = size::format(bytes);
+        show::line(&format!(
+            "{versions} versions copied to {}, {present} were there; {sent} in {objects} objects",
+            target.shown()
+        ))?;
     }
-    let sent = size::format(bytes);
-    show::line(&format!(
-        "{versions} versions copied to {}, {present} were there; {sent} in {objects} objects",
-        target.shown()
-    ))
+    let names: Vec<String> = unreadable.iter().map(|(name, _)| name.to_string()).collect();
+    match unreadable.into_iter().next() {
+        Some((_, e)) => Err(e).with_context(|| format!("not copied: {}", names.join(", "))),
+        None => Ok(()),
+    }
 }
 
 /// Set once the user or the system wants us to end.
@@ -263,10 +271,19 @@ pub struct Scrub {
 #[derive(Serialize)]
 struct CheckReport {
     versions: Vec<CheckedVersion>,
+    /// Nothing is known of the versions of these.
+    images: Vec<DamagedImage>,
+}
+
+/// An image whose list of versions cannot be read.
+#[derive(Serialize)]
+struct DamagedImage {
+    image: String,
+    damage: String,
 }
 
 /// What came of one version.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Default, Serialize)]
 pub struct CheckedVersion {
     /// `IMAGE@NUMBER`, all that have these contents.
     pub names: Vec<String>,
@@ -324,27 +341,69 @@ fn check(name: &str, images: &[String], scrub: &Scrub, json: bool) -> anyhow::Re
     }
     let sources = open_sources(scrub)?;
     let references = images.iter().map(|image| image.parse()).collect::<Result<Vec<ImageReference>, _>>()?;
-    let what = if images.is_empty() { everything(&*store)? } else { selected(&*store, &references)? };
+    let Readable { what, unreadable } = if images.is_empty() {
+        everything_readable(&*store)?
+    } else {
+        Readable { what: selected(&*store, &references)?, unreadable: Vec::new() }
+    };
     let stopped = stop_on_signals()?;
     let cancel = Cancel::when(move || stopped.load(Ordering::Relaxed));
-    let mut report = CheckReport { versions: Vec::new() };
+    let mut report = CheckReport { versions: Vec::new(), images: Vec::new() };
     for (hash, names) in distinct(&what) {
         let mut shown = Shown::begin(&format!("verify {}", names.join(", ")), json);
-        let checked = check_version(&*store, hash, names, (scrub.rate, &sources), &cancel, &mut |at| {
-            shown.update(Progress { done_bytes: at.done_bytes, total_bytes: at.total_bytes });
-        });
+        let checked =
+            check_version(&*store, hash, names.clone(), (scrub.rate, &sources), &cancel, &mut |at| {
+                shown.update(Progress { done_bytes: at.done_bytes, total_bytes: at.total_bytes });
+            });
         shown.end();
-        let checked = checked?;
+        let checked = match checked {
+            Ok(checked) => checked,
+            Err(e) => match unreadable_version(&*store, hash, names, e)? {
+                Some(damaged) => damaged,
+                None => continue,
+            },
+        };
         if !json {
             checked.show()?;
         }
         report.versions.push(checked);
     }
-    let sound = report.versions.iter().all(CheckedVersion::is_sound);
+    for (name, e) in unreadable {
+        let damaged = DamagedImage { image: name.to_string(), damage: e.to_string() };
+        if !json {
+            show::line(&format!("{} is damaged: {}", damaged.image, show::printable(&damaged.damage)))?;
+        }
+        report.images.push(damaged);
+    }
+    let sound = report.images.is_empty() && report.versions.iter().all(CheckedVersion::is_sound);
     if json {
         show::json(&report)?;
     }
     Ok(if sound { 0 } else { DAMAGED })
+}
+
+/// What came of a version whose manifest is damaged or lost, which is no reason not to look at the others; `None` of one that was
+/// removed meanwhile. All other errors stay errors.
+fn unreadable_version(
+    store: &dyn Store,
+    hash: Hash,
+    names: Vec<String>,
+    error: anyhow::Error,
+) -> anyhow::Result<Option<CheckedVersion>> {
+    use ImageErrorKind::{Damaged, NotFound, Unsupported};
+    let Some(found) = error.downcast_ref::<ImageError>() else { return Err(error) };
+    if !matches!(found.kind(), NotFound | Damaged | Unsupported) {
+        return Err(error);
+    }
+    let is_listed = |hash| -> Result<bool, StoreError> {
+        let images = store.listed()?.images;
+        Ok(images.iter().any(|image| image.versions.iter().any(|version| version.manifest == hash)))
+    };
+    if found.kind() == NotFound && !is_listed(hash)? {
+        return Ok(None);
+    }
+    let damage = vec![found.to_string()];
+    Ok(Some(CheckedVersion { names, hash: hash.to_string(), damage, ..CheckedVersion::default() }))
 }
 
 /// Opens the stores that may have what is damaged.

@@ -6,7 +6,7 @@ use std::time::Duration;
 use headwater_image::Cancel;
 use headwater_service::Service;
 use headwater_store::Store;
-use headwater_store::copy::everything;
+use headwater_store::copy::everything_readable;
 
 use crate::cmd::store::{Scrub, check_version, distinct, open_sources};
 
@@ -71,7 +71,11 @@ fn round(
         }
     };
     let (mut chunks, mut versions) = (0u64, 0u32);
-    for (hash, names) in distinct(&everything(&**store)?) {
+    let there = everything_readable(&**store)?;
+    for (_, e) in &there.unreadable {
+        tracing::error!("the scrub: {e}");
+    }
+    for (hash, names) in distinct(&there.what) {
         let shown = names.join(", ");
         let checked = match check_version(&**store, hash, names, (scrub.rate, &sources), cancel, &mut |_| {})
         {
