@@ -82,11 +82,15 @@ impl Foreign {
             if self == Self::Vhdx {
                 crate::vhdx::check(path)?;
             }
-            self.open_reader(path).map_err(Refusal::Damaged)
+            self.open_reader(path)
         });
         let (reader, size_bytes) = match opened {
             Ok(Ok(opened)) => opened,
             Ok(Err(Refusal::NotClosed)) => return Err(not_closed(path)),
+            Ok(Err(Refusal::Unsupported(why))) => {
+                let why = format!("cannot open the {} image {}: {why}", self.name(), path.display());
+                return Err(ImageError::new(ImageErrorKind::Unsupported, why));
+            }
             Ok(Err(Refusal::Damaged(why))) => return Err(damaged(why)),
             Err(_) => return Err(damaged("it is damaged".into())),
         };
@@ -97,21 +101,28 @@ impl Foreign {
         Ok(Arc::new(ForeignDisk { path, name, size_bytes, reader: Mutex::new(reader) }))
     }
 
-    fn open_reader(self, path: &Path) -> Result<(Box<dyn ReadSeek>, u64), String> {
+    fn open_reader(self, path: &Path) -> Result<(Box<dyn ReadSeek>, u64), Refusal> {
         match self {
-            Self::Vhd => Err("it is read without a crate".to_owned()),
+            Self::Vhd => Err(Refusal::Damaged("it is read without a crate".to_owned())),
             Self::Vhdx => {
-                let reader = vhdx::VhdxReader::open(path).map_err(|e| e.to_string())?;
+                let reader = vhdx::VhdxReader::open(path).map_err(damaged)?;
+                let sector_bytes = reader.logical_sector_size();
+                if sector_bytes != 512 {
+                    return Err(Refusal::Unsupported(format!(
+                        "its sectors have {sector_bytes} bytes, and a disk is given to machines with sectors of 512: its \
+                         partition table and file systems would not be found"
+                    )));
+                }
                 let size_bytes = reader.virtual_disk_size();
                 Ok((Box::new(reader), size_bytes))
             }
             Self::Vmdk => {
-                let file = File::open(path).map_err(|e| e.to_string())?;
+                let file = File::open(path).map_err(damaged)?;
                 check_grain_tables(&file)?;
-                let reader = vmdk::VmdkReader::open(file).map_err(|e| e.to_string())?;
+                let reader = vmdk::VmdkReader::open(file).map_err(damaged)?;
                 // A delta disk would read as holes where its parent has data.
                 if !matches!(reader.parent_cid(), 0 | u32::MAX) {
-                    return Err("it holds only the difference to a parent".to_owned());
+                    return Err(Refusal::Damaged("it holds only the difference to a parent".to_owned()));
                 }
                 let size_bytes = reader.virtual_disk_size();
                 Ok((Box::new(reader), size_bytes))
@@ -120,16 +131,22 @@ impl Foreign {
     }
 }
 
+fn damaged(why: impl std::fmt::Display) -> Refusal {
+    Refusal::Damaged(why.to_string())
+}
+
 /// Refuses a VMDK of which the tables would fill the memory, by the header that the crate goes by.
-fn check_grain_tables(file: &File) -> Result<(), String> {
+fn check_grain_tables(file: &File) -> Result<(), Refusal> {
     let mut bytes = [0; 512];
-    file.read_exact_at(&mut bytes, 0).map_err(|e| e.to_string())?;
-    let header = vmdk::header::SparseExtentHeader::parse(&bytes).map_err(|e| e.to_string())?;
+    file.read_exact_at(&mut bytes, 0).map_err(damaged)?;
+    let header = vmdk::header::SparseExtentHeader::parse(&bytes).map_err(damaged)?;
     let entries = u64::from(header.num_gtes_per_gt);
     let tables = header.capacity.div_ceil(header.grain_size.max(1)).div_ceil(entries.max(1));
     match tables.saturating_mul(entries * 4) {
         0..=GRAIN_TABLES_BYTES_MAX => Ok(()),
-        all => Err(format!("its grain tables take {all} bytes, and {GRAIN_TABLES_BYTES_MAX} are the most")),
+        all => Err(damaged(format!(
+            "its grain tables take {all} bytes, and {GRAIN_TABLES_BYTES_MAX} are the most"
+        ))),
     }
 }
 

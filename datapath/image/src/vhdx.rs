@@ -18,6 +18,8 @@ const HEAD_BYTES: u64 = 0x25_0000;
 pub(crate) enum Refusal {
     /// It has a log to be replayed.
     NotClosed,
+    /// What it is, and what to do.
+    Unsupported(String),
     /// In a few words.
     Damaged(String),
 }

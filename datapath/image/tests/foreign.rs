@@ -252,6 +252,27 @@ fn what_needs_other_files_is_refused_with_what_to_do() {
 }
 
 #[test]
+fn a_vhdx_of_large_sectors_is_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("image");
+    qemu_img(dir.path(), &["create", "-q", "-f", "vhdx", "DIR/image", "16M"]);
+    open_file(&path).unwrap();
+    let mut bytes = fs::read(&path).unwrap();
+    let region = u64_at(&bytes, entry_of(&bytes, REGION_TABLES[0], METADATA) + 16) as usize;
+    // The item of the logical sector size.
+    let id = [0x1d, 0xbf, 0x41, 0x81, 0x6f, 0xa9, 0x09, 0x47];
+    let item = region + bytes[region..region + 4096].windows(8).position(|window| window == id).unwrap();
+    let at = region + u32::from_le_bytes(bytes[item + 16..item + 20].try_into().unwrap()) as usize;
+    assert_eq!(bytes[at..at + 4], 512u32.to_le_bytes());
+    bytes[at..at + 4].copy_from_slice(&4096u32.to_le_bytes());
+    fs::write(&path, bytes).unwrap();
+    let error = open_file(&path).map(drop).unwrap_err();
+    assert_eq!(error.kind(), ImageErrorKind::Unsupported, "{error}");
+    // QEMU does not read it either.
+    assert!(error.to_string().contains("4096") && !error.to_string().contains("qemu"), "{error}");
+}
+
+#[test]
 fn damaged_files_are_errors_and_leave_nothing() {
     let dir = tempfile::tempdir().unwrap();
     raw(&dir.path().join("disk.raw"));
