@@ -124,6 +124,7 @@ impl Foreign {
                 if !matches!(reader.parent_cid(), 0 | u32::MAX) {
                     return Err(Refusal::Damaged("it holds only the difference to a parent".to_owned()));
                 }
+                check_description(reader.disk_type(), reader.descriptor_text())?;
                 let size_bytes = reader.virtual_disk_size();
                 Ok((Box::new(reader), size_bytes))
             }
@@ -148,6 +149,39 @@ fn check_grain_tables(file: &File) -> Result<(), Refusal> {
             "its grain tables take {all} bytes, and {GRAIN_TABLES_BYTES_MAX} are the most"
         ))),
     }
+}
+
+/// What helps where a VMDK is more than one file.
+const JOIN_VMDK: &str = "Join all of it into one file: qemu-img convert -O qcow2 DESCRIPTION.vmdk DISK.qcow2";
+
+/// Refuses a disk that is more than this file.
+fn check_description(kind: &str, text: &str) -> Result<(), Refusal> {
+    if kind.is_empty() {
+        let why = format!("it is one piece of a disk, which another file describes. {JOIN_VMDK}");
+        return Err(Refusal::Unsupported(why));
+    }
+    if !matches!(kind, "monolithicSparse" | "streamOptimized") {
+        return Err(Refusal::Unsupported(format!(
+            "it says that it is '{}', and monolithicSparse and streamOptimized are read. {JOIN_VMDK}",
+            shown(kind)
+        )));
+    }
+    let parent = text.lines().find_map(|line| {
+        let (key, parent) = line.split_once('=')?;
+        key.trim().eq_ignore_ascii_case("parentFileNameHint").then(|| parent.trim().trim_matches('"'))
+    });
+    match parent.filter(|parent| !parent.is_empty()) {
+        Some(parent) => Err(Refusal::Unsupported(format!(
+            "it holds only the difference to a parent, '{}'. {JOIN_VMDK}",
+            shown(parent)
+        ))),
+        None => Ok(()),
+    }
+}
+
+/// What a file says, for a message.
+fn shown(text: &str) -> String {
+    text.chars().take(80).flat_map(char::escape_debug).collect()
 }
 
 fn not_closed(path: &Path) -> ImageError {

@@ -252,6 +252,41 @@ fn what_needs_other_files_is_refused_with_what_to_do() {
 }
 
 #[test]
+fn a_piece_of_a_vmdk_is_not_taken_for_the_disk() {
+    let dir = tempfile::tempdir().unwrap();
+    let refused = |name: &str, says: &str| {
+        let error = open_file(&dir.path().join(name)).map(drop).unwrap_err();
+        assert_eq!(error.kind(), ImageErrorKind::Unsupported, "{error}");
+        assert!(
+            error.to_string().contains(says) && error.to_string().contains("qemu-img convert"),
+            "{error}"
+        );
+    };
+    let split =
+        ["create", "-q", "-f", "vmdk", "-o", "subformat=twoGbMaxExtentSparse", "DIR/split.vmdk", "5G"];
+    qemu_img(dir.path(), &split);
+    refused("split-s002.vmdk", "one piece");
+
+    // The same file, described as something else.
+    qemu_img(dir.path(), &["create", "-q", "-f", "vmdk", "DIR/whole.vmdk", "9M"]);
+    let whole = fs::read(dir.path().join("whole.vmdk")).unwrap();
+    let described = |from: &str, to: &str| {
+        let at = whole.windows(from.len()).position(|window| window == from.as_bytes()).unwrap();
+        // It is followed by zeroes.
+        let end = at + whole[at..].iter().position(|byte| *byte == 0).unwrap();
+        let text = [to.as_bytes(), &whole[at + from.len()..end]].concat();
+        let mut bytes = whole.clone();
+        bytes[at..at + text.len()].copy_from_slice(&text);
+        fs::write(dir.path().join("other.vmdk"), bytes).unwrap();
+    };
+    let kind = "createType=\"monolithicSparse\"\n";
+    described(kind, "createType=\"vmfsSparse\"          \n");
+    refused("other.vmdk", "vmfsSparse");
+    described(kind, &format!("{kind}parentFileNameHint=\"base.vmdk\"\n"));
+    refused("other.vmdk", "base.vmdk");
+}
+
+#[test]
 fn a_vhdx_of_large_sectors_is_refused() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("image");
