@@ -377,7 +377,7 @@ fn an_export_to_other_formats_is_what_qemu_reads_as_the_disk() {
     assert_eq!(std::fs::read_dir(daemon.path().join("store/tmp")).unwrap().count(), 0);
     daemon
         .cli(&["image", "export", "disk", &path("nowhere/x"), "--format", "vhdx"])
-        .fails(1, &["qemu-img", "nowhere"]);
+        .fails(3, &["nowhere", "No such file"]);
 }
 
 #[test]

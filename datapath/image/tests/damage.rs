@@ -9,7 +9,7 @@ use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::time::Duration;
 
-use fixture::{MemoryDisk, files, import_bytes, noise, read_all, store};
+use fixture::{MemoryDisk, files, import_bytes, noise, partials, read_all, store};
 use headwater_block::{ByteRange, IoErrorKind, blocking};
 use headwater_image::{
     Basis, Cancel, ChunkCache, ImageErrorKind, ImportOptions, VersionReader, export_raw, import, verify,
@@ -127,7 +127,7 @@ fn a_flipped_byte_anywhere_in_the_object_is_found_and_only_its_chunk_is_lost() {
         let out = dir.path().join("out");
         let error = export_raw(&store, version.manifest, &out, &Cancel::new(), &mut |_| {}).unwrap_err();
         assert_eq!(error.kind(), ImageErrorKind::Damaged);
-        assert!(!out.exists() && !dir.path().join(".out.partial").exists());
+        assert!(!out.exists() && partials(dir.path()).is_empty());
 
         flip(&path, at);
         // The reader asks again, and all is well.
@@ -296,6 +296,6 @@ fn an_export_that_finds_no_room_says_so_and_leaves_nothing() {
     };
     let said = export("trap '' XFSZ; ulimit -f 1024;");
     assert!(said.contains("NoSpace: cannot write") && said.contains("removed"), "{said}");
-    assert!(!dir.path().join("out").exists() && !dir.path().join(".out.partial").exists());
+    assert!(!dir.path().join("out").exists() && partials(dir.path()).is_empty());
     assert!(export("").contains("exported"));
 }

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, mpsc};
 use std::time::Duration;
 
-use fixture::{files, import_bytes, noise, read_all, run, run_ok, store};
+use fixture::{files, import_bytes, noise, partials, read_all, run, run_ok, store};
 use headwater_block::{
     Attempt, ByteRange, Completion, Device, Extent, ExtentKind, Geometry, IoError, Op, Request, blocking,
 };
@@ -401,16 +401,39 @@ fn a_failed_export_leaves_what_was_there() {
     let error = export_raw(&store, version.manifest, &dir.path("out"), &cancel, &mut |_| stop.cancel());
     assert_eq!(error.unwrap_err().kind(), ImageErrorKind::Cancelled);
     assert_eq!(fs::read(dir.path("out")).unwrap(), b"old");
-    assert!(!dir.path(".out.partial").exists());
-    // What an export that was killed left does not shine through.
-    fs::write(dir.path(".out.partial"), vec![1; 10 << 20]).unwrap();
+    assert_eq!(partials(dir.0.path()), [] as [&str; 0]);
     export_raw(&store, version.manifest, &dir.path("out"), &Cancel::new(), &mut |_| {}).unwrap();
     assert!(fs::read(dir.path("out")).unwrap() == disk);
-    assert!(!dir.path(".out.partial").exists());
+    assert_eq!(partials(dir.0.path()), [] as [&str; 0]);
     let bad = export_raw(&store, version.manifest, &dir.path(""), &Cancel::new(), &mut |_| {});
     assert!(bad.unwrap_err().to_string().contains("directory"));
     let bad = export_raw(&store, version.manifest, &dir.path("no/such"), &Cancel::new(), &mut |_| {});
     assert_eq!(bad.unwrap_err().kind(), ImageErrorKind::NotFound);
+}
+
+#[test]
+fn an_export_takes_no_file_over_whatever_its_own_name() {
+    let dir = Dir::new();
+    let mut disk = vec![0; 64 << 10];
+    noise(&mut disk, 1);
+    let (_store_dir, store) = store();
+    let version = import_bytes(&store, "disk", &disk).version;
+    let export = |name: &str| {
+        let to = dir.path(name);
+        export_raw(&store, version.manifest, &to, &Cancel::new(), &mut |_| {}).unwrap();
+        assert!(fs::read(to).unwrap() == disk);
+    };
+    // Of somebody else, and a link to somebody else's.
+    fs::write(dir.path(".a.partial"), b"mine").unwrap();
+    fs::write(dir.path("precious"), b"mine").unwrap();
+    symlink(dir.path("precious"), dir.path(".b.partial")).unwrap();
+    for name in ["a", "b", &"n".repeat(255)] {
+        export(name);
+    }
+    for name in [".a.partial", "precious", ".b.partial"] {
+        assert_eq!(fs::read(dir.path(name)).unwrap(), b"mine");
+    }
+    assert_eq!(partials(dir.0.path()).len(), 2);
 }
 
 #[test]
@@ -434,7 +457,7 @@ fn exports_to_one_name_at_a_time_leave_a_whole_one() {
             });
         }
     });
-    assert!(!dir.path(".out.partial").exists());
+    assert_eq!(partials(dir.0.path()), [] as [&str; 0]);
 }
 
 /// A disk that answers no read, like a volume over a store that is gone.

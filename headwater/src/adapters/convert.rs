@@ -4,10 +4,8 @@
 //! qemu-img writes gets its name when it is whole and durable. Until then it has one that no other export has: of two to one
 //! name at the same time, the first that is ready makes the file, and the other one is told so.
 
-use std::ffi::{OsStr, OsString};
 use std::fs::{self, DirBuilder, File};
 use std::io::{self, Read};
-use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -17,12 +15,10 @@ use std::time::Duration;
 
 use headwater_api::{ExportFormat, ImageVersion, ProblemKind};
 use headwater_block::Device;
-use headwater_image::{ChunkCache, VersionReader};
+use headwater_image::{ChunkCache, Partial, VersionReader};
 use headwater_nbd::{Address, Limits, Server, SingleExport};
 use headwater_service::backend::{BackendError, JobControl};
 use headwater_store::{Hash, Store};
-use rustix::fs::{CWD, RenameFlags};
-use rustix::io::Errno;
 
 use crate::adapters::images::image_failed;
 
@@ -30,8 +26,6 @@ use crate::adapters::images::image_failed;
 const CHUNKS_BYTES: u64 = 32 << 20;
 /// How often qemu-img is looked after.
 const LOOK_INTERVAL: Duration = Duration::from_millis(50);
-/// The longest name of a file, on Linux.
-const FILE_NAME_MAX_BYTES: usize = 255;
 /// The most of qemu-img's complaints that is told.
 const COMPLAINT_MAX_BYTES: u64 = 4096;
 
@@ -57,16 +51,16 @@ pub fn export(
         BackendError::new(ProblemKind::Failed, format!("cannot serve the version on {}", socket.display()))
             .because(e)
     })?;
-    let partial = Partial::beside(target);
-    let written = convert(&server.uri().to_string(), &partial.0, version.size_bytes, format, job);
+    let failed = |e| BackendError::from_io(format!("cannot write {}", target.display()), e);
+    let (partial, _) = Partial::create(target).map_err(failed)?;
+    let written = convert(&server.uri().to_string(), partial.path(), version.size_bytes, format, job);
     server.stop();
     drop(private);
     written?;
-    let failed = |e| BackendError::from_io(format!("cannot write {}", target.display()), e);
-    let file = File::open(&partial.0).map_err(failed)?;
+    let file = File::open(partial.path()).map_err(failed)?;
     file.sync_all().map_err(failed)?;
     let size_bytes = file.metadata().map_err(failed)?.len();
-    put_in_place(&partial.0, target).map_err(|e| match e.kind() {
+    partial.put_in_place(target).map_err(|e| match e.kind() {
         io::ErrorKind::AlreadyExists => {
             let message = format!("{} was made by another export meanwhile", target.display());
             BackendError::new(ProblemKind::Conflict, message)
@@ -96,38 +90,6 @@ impl Private {
 impl Drop for Private {
     fn drop(&mut self) {
         let _ = fs::remove_dir_all(&self.0);
-    }
-}
-
-/// What is being written; removed unless it got its name.
-struct Partial(PathBuf);
-
-impl Partial {
-    fn beside(target: &Path) -> Self {
-        let end = format!(".{}.partial", uuid::Uuid::new_v4().simple());
-        // As much of it as fits: the end alone is a name that nobody else uses.
-        let name = target.file_name().unwrap_or_default().as_bytes();
-        let room = FILE_NAME_MAX_BYTES.saturating_sub(end.len()).saturating_sub(1);
-        let mut partial = OsString::from(".");
-        partial.push(OsStr::from_bytes(name.get(..room).unwrap_or(name)));
-        partial.push(end);
-        Self(target.with_file_name(partial))
-    }
-}
-
-impl Drop for Partial {
-    fn drop(&mut self) {
-        // Gone where it got its name.
-        let _ = fs::remove_file(&self.0);
-    }
-}
-
-/// Gives a file its name, which nothing has.
-fn put_in_place(from: &Path, to: &Path) -> io::Result<()> {
-    match rustix::fs::renameat_with(CWD, from, CWD, to, RenameFlags::NOREPLACE) {
-        // Some file systems cannot, and whoever comes last has the name.
-        Err(Errno::INVAL | Errno::NOSYS | Errno::OPNOTSUPP) => fs::rename(from, to),
-        renamed => Ok(renamed?),
     }
 }
 
@@ -231,18 +193,5 @@ mod tests {
         let path = one.0.clone();
         drop(one);
         assert!(!path.exists());
-    }
-
-    #[test]
-    fn a_name_of_any_length_has_room_for_what_is_written_until_it_is_ready() {
-        let dir = tempfile::tempdir().unwrap();
-        for len in [1, 213, 214, FILE_NAME_MAX_BYTES] {
-            let target = dir.path().join("n".repeat(len));
-            let (partial, other) = (Partial::beside(&target), Partial::beside(&target));
-            assert_ne!(partial.0, other.0);
-            assert_eq!(partial.0.extension(), Some(OsStr::new("partial")));
-            File::create(&partial.0).unwrap();
-            put_in_place(&partial.0, &target).unwrap();
-        }
     }
 }

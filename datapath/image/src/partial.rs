@@ -1,0 +1,105 @@
+//! A file while it is written: beside its place, under a name that nothing else has.
+
+use std::ffi::{OsStr, OsString};
+use std::fs::{self, File};
+use std::io::{self, ErrorKind};
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use rustix::fs::{CWD, RenameFlags};
+use rustix::io::Errno;
+
+/// The longest name of a file, on Linux.
+const FILE_NAME_MAX_BYTES: usize = 255;
+
+/// A file that is being written, `.NAME.ID.partial`. Goes away unless it was put in place.
+#[derive(Debug)]
+pub struct Partial {
+    path: PathBuf,
+    in_place: bool,
+}
+
+impl Partial {
+    /// Makes an empty file beside `to`. What is there is left alone, whatever its name, and no link is followed.
+    pub fn create(to: &Path) -> io::Result<(Self, File)> {
+        static NEXT: AtomicU64 = AtomicU64::new(1);
+        loop {
+            let number = NEXT.fetch_add(1, Ordering::Relaxed);
+            let path = to.with_file_name(name_of(to, number));
+            match File::options().write(true).create_new(true).open(&path) {
+                Ok(file) => return Ok((Self { path, in_place: false }, file)),
+                // Of a process that was killed, or of one in another container.
+                Err(e) if e.kind() == ErrorKind::AlreadyExists => {}
+                Err(e) => return Err(e),
+            }
+        }
+    }
+
+    /// Where it is.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Gives it its name, in place of a file that has it.
+    pub fn replace(mut self, to: &Path) -> io::Result<()> {
+        fs::rename(&self.path, to)?;
+        self.in_place = true;
+        Ok(())
+    }
+
+    /// Gives it its name, which nothing has: else that is an error.
+    pub fn put_in_place(mut self, to: &Path) -> io::Result<()> {
+        match rustix::fs::renameat_with(CWD, &self.path, CWD, to, RenameFlags::NOREPLACE) {
+            // Some file systems cannot, and whoever comes last has the name.
+            Err(Errno::INVAL | Errno::NOSYS | Errno::OPNOTSUPP) => return self.replace(to),
+            renamed => renamed?,
+        }
+        self.in_place = true;
+        Ok(())
+    }
+}
+
+fn name_of(to: &Path, number: u64) -> OsString {
+    let end = format!(".{}-{number}.partial", std::process::id());
+    // As much of it as fits: the end alone tells it from others.
+    let name = to.file_name().unwrap_or_default().as_bytes();
+    let room = FILE_NAME_MAX_BYTES.saturating_sub(end.len()).saturating_sub(1);
+    let mut partial = OsString::from(".");
+    partial.push(OsStr::from_bytes(name.get(..room).unwrap_or(name)));
+    partial.push(end);
+    partial
+}
+
+impl Drop for Partial {
+    fn drop(&mut self) {
+        if !self.in_place
+            && let Err(e) = fs::remove_file(&self.path)
+            && e.kind() != ErrorKind::NotFound
+        {
+            tracing::warn!(path = %self.path.display(), error = %e, "cannot remove the unfinished export");
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_name_of_any_length_has_room_for_what_is_written_until_it_is_ready() {
+        let dir = tempfile::tempdir().unwrap();
+        for len in [1, 213, 246, FILE_NAME_MAX_BYTES] {
+            let target = dir.path().join("n".repeat(len));
+            let ((partial, _), (other, _)) =
+                (Partial::create(&target).unwrap(), Partial::create(&target).unwrap());
+            assert_ne!(partial.path(), other.path());
+            assert_eq!(partial.path().extension(), Some(OsStr::new("partial")));
+            partial.put_in_place(&target).unwrap();
+            assert_eq!(other.put_in_place(&target).unwrap_err().kind(), ErrorKind::AlreadyExists);
+            Partial::create(&target).unwrap().0.replace(&target).unwrap();
+            assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1);
+            fs::remove_file(target).unwrap();
+        }
+    }
+}
