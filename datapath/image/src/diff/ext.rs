@@ -3,7 +3,7 @@
 
 use ext4_view::{Ext4, Ext4Read, FileType, Metadata, PathBuf};
 
-use crate::diff::tree::{Bytes, Entries, Fault, Kind, Node, Tree, fault};
+use crate::diff::tree::{Bytes, Entries, Fault, Kind, Node, Tree, Visits, fault};
 
 /// The largest blocks that Linux reads have 64 KiB: 2 to the power of 10 and so many.
 const LOG_BLOCK_BYTES_MAX: u32 = 6;
@@ -87,13 +87,15 @@ impl Tree for Ext {
         Node::root(0)
     }
 
-    fn list(&mut self, directory: &Node) -> Result<Entries, Fault> {
+    fn list(&mut self, directory: &Node, visits: &mut Visits) -> Result<Entries, Fault> {
         let mut out = Entries::new();
         for entry in self.fs.read_dir(&path_of(&directory.path)?).map_err(fault)? {
             let entry = entry.map_err(fault)?;
+            visits.add()?;
             let name = entry.file_name().as_ref().to_vec();
             if name != b"." && name != b".." {
-                let metadata = self.fs.symlink_metadata(&entry.path()).map_err(fault)?;
+                // By its inode: a look-up by path reads the directories above anew for each entry.
+                let metadata = entry.metadata().map_err(fault)?;
                 out.insert(name.clone(), node(directory.child(&name), &metadata));
             }
         }

@@ -7,7 +7,7 @@
 
 use std::collections::HashSet;
 
-use crate::diff::tree::{Bytes, Entries, Fault, Kind, Node, Tree, fault};
+use crate::diff::tree::{Bytes, Entries, Fault, Kind, Node, Tree, Visits, fault};
 use crate::units::{u64_of, usize_of};
 
 /// The longest directory: 65,536 entries.
@@ -229,7 +229,7 @@ impl Tree for Fat {
         Node::root(self.root_cluster)
     }
 
-    fn list(&mut self, directory: &Node) -> Result<Entries, Fault> {
+    fn list(&mut self, directory: &Node, visits: &mut Visits) -> Result<Entries, Fault> {
         if directory.place == FIXED_ROOT && directory.path != b"/" {
             return Err(fault("a directory has no cluster"));
         }
@@ -258,6 +258,7 @@ impl Tree for Fat {
             }
             let high = if self.width == Width::ThirtyTwo { u64::from(u16_at(entry, 20)) } else { 0 };
             let kind = if flags & DIRECTORY != 0 { Kind::Directory } else { Kind::File };
+            visits.add()?;
             let node = Node {
                 path: directory.child(&name),
                 kind,

@@ -54,7 +54,7 @@ pub(super) fn compare(
     partition: &Partition,
     cancel: &Cancel,
 ) -> Result<Found, ImageError> {
-    let mut walk = Walk { cancel, changed: Vec::new(), cut: false, visits: Visits::default() };
+    let mut walk = Walk { cancel, changed: Vec::new(), cut: false, visits: Visits::new(cancel) };
     // Hostile bytes must not end the caller, whatever a crate makes of them.
     let outcome = catch_unwind(AssertUnwindSafe(|| -> Result<(), Fault> {
         let mut trees = Trees { old: tree::open(from, partition)?, new: tree::open(to, partition)? };
@@ -100,9 +100,7 @@ impl Walk<'_> {
     }
 
     fn list(&mut self, tree: &mut dyn Tree, directory: &Node) -> Result<tree::Entries, Fault> {
-        let entries = tree.list(directory)?;
-        self.visits.add(&entries)?;
-        Ok(entries)
+        tree.list(directory, &mut self.visits)
     }
 
     fn directory(&mut self, trees: &mut Trees, old: &Node, new: &Node, depth: usize) -> Result<(), Fault> {

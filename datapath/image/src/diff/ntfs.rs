@@ -9,7 +9,7 @@ use std::io::{self, Read, Seek, SeekFrom};
 use ntfs::structured_values::NtfsFileNamespace;
 use ntfs::{Ntfs as Volume, NtfsFile, NtfsReadSeek};
 
-use crate::diff::tree::{Bytes, Entries, Fault, Kind, Node, Tree, fault};
+use crate::diff::tree::{Bytes, Entries, Fault, Kind, Node, Tree, Visits, fault};
 use crate::units::{u64_of, usize_of};
 
 /// Records below this one are of NTFS itself, but for the root directory.
@@ -99,7 +99,7 @@ impl Tree for Ntfs {
         Node::root(ROOT_RECORD)
     }
 
-    fn list(&mut self, directory: &Node) -> Result<Entries, Fault> {
+    fn list(&mut self, directory: &Node, visits: &mut Visits) -> Result<Entries, Fault> {
         let Self { volume, cursor } = self;
         cursor.left = STRUCTURE_BYTES_MAX;
         let mut found = Vec::new();
@@ -109,6 +109,7 @@ impl Tree for Ntfs {
             let mut entries = index.entries();
             while let Some(entry) = entries.next(cursor) {
                 let entry = entry.map_err(fault)?;
+                visits.add()?;
                 let number = entry.file_reference().file_record_number();
                 let name = entry.key().ok_or_else(|| fault("a directory has an entry without a name"))?;
                 let name = name.map_err(fault)?;
@@ -120,6 +121,7 @@ impl Tree for Ntfs {
         }
         let mut out = Entries::new();
         for (number, name) in found {
+            visits.check()?;
             cursor.left = STRUCTURE_BYTES_MAX;
             let file = volume.file(cursor, number).map_err(fault)?;
             let node = node(&file, cursor, directory.child(&name))?;

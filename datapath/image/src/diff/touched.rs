@@ -72,7 +72,7 @@ pub fn files_touched(
 
 fn look_into(disk: &Arc<dyn Device>, partition: &Partition, cancel: &Cancel, touched: &mut Touched) {
     let prefix = format!("partition {}: ", partition.number);
-    let mut walk = Walk { cancel, prefix, files: Vec::new(), visits: Visits::default() };
+    let mut walk = Walk { cancel, prefix, files: Vec::new(), visits: Visits::new(cancel) };
     // Hostile bytes must not end the caller, whatever a crate makes of them.
     let outcome = catch_unwind(AssertUnwindSafe(|| -> Result<(), Fault> {
         let mut tree = tree::open(disk, partition)?;
@@ -103,11 +103,11 @@ impl Walk<'_> {
     }
 
     fn directory(&mut self, tree: &mut dyn Tree, directory: &Node, depth: usize) -> Result<(), Fault> {
-        let Ok(entries) = tree.list(directory) else {
+        let Ok(entries) = tree.list(directory, &mut self.visits) else {
+            self.visits.check()?;
             self.note(directory);
             return Ok(());
         };
-        self.visits.add(&entries)?;
         for node in entries.into_values() {
             if self.cancel.is_cancelled() || depth >= DEPTH_MAX {
                 return Ok(());

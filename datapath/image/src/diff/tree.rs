@@ -10,6 +10,7 @@ use headwater_block::{Device, blocking};
 
 use crate::diff::partitions::Partition;
 use crate::diff::{ext, fat, ntfs};
+use crate::progress::Cancel;
 use crate::units::{u64_of, usize_of};
 
 /// The most entries of one file system that are visited.
@@ -81,8 +82,8 @@ pub(crate) trait Tree {
     /// The directory that everything is in.
     fn root(&self) -> Node;
 
-    /// What is in a directory, without `.` and `..`.
-    fn list(&mut self, directory: &Node) -> Result<Entries, Fault>;
+    /// What is in a directory, without `.` and `..`. Each entry is counted before it is kept.
+    fn list(&mut self, directory: &Node, visits: &mut Visits) -> Result<Entries, Fault>;
 
     /// Fills `into` with what a file has from `at` on; less only at its end. Returns how much.
     fn read(&mut self, file: &Node, at: u64, into: &mut [u8]) -> Result<usize, Fault>;
@@ -168,15 +169,36 @@ impl Bytes {
     }
 }
 
-/// Counts the entries that are visited.
-#[derive(Default)]
-pub(crate) struct Visits(u64);
+/// Counts the entries that are visited, and ends the visit where it was cancelled.
+pub(crate) struct Visits {
+    left: u64,
+    is_over: bool,
+    cancel: Cancel,
+}
 
 impl Visits {
-    /// Counts some more; a fault where that is too many.
-    pub(crate) fn add(&mut self, entries: &Entries) -> Result<(), Fault> {
-        self.0 = self.0.saturating_add(u64_of(entries.len()));
-        if self.0 > ENTRIES_MAX {
+    pub(crate) fn new(cancel: &Cancel) -> Self {
+        Self::of(ENTRIES_MAX, cancel)
+    }
+
+    /// No more than so many.
+    pub(crate) fn of(entries: u64, cancel: &Cancel) -> Self {
+        Self { left: entries, is_over: false, cancel: cancel.clone() }
+    }
+
+    /// Counts one more; a fault where that is too many, or where nobody wants to know any more.
+    pub(crate) fn add(&mut self) -> Result<(), Fault> {
+        self.is_over = self.left == 0;
+        self.left = self.left.saturating_sub(1);
+        self.check()
+    }
+
+    /// The fault that ends the visit as a whole, and not only that of one directory.
+    pub(crate) fn check(&self) -> Result<(), Fault> {
+        if self.cancel.is_cancelled() {
+            return Err(fault("the visit was cancelled"));
+        }
+        if self.is_over {
             return Err(fault(format!(
                 "it has more than {ENTRIES_MAX} entries, or directories that contain themselves"
             )));

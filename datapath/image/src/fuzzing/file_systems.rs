@@ -15,9 +15,10 @@ use headwater_block::{
 
 use crate::diff::fat;
 use crate::diff::partitions::{self, PARTITIONS_MAX, Partition};
-use crate::diff::tree::{self, Fault, Kind, Node, Tree};
+use crate::diff::tree::{self, Fault, Kind, Node, Tree, Visits};
 use crate::fetch_pool::read_only;
 use crate::fuzzing::files::{pieces_of, tolerant, whole_of};
+use crate::progress::Cancel;
 use crate::reader::read_only_geometry;
 use crate::units::{u64_of, usize_of};
 
@@ -133,8 +134,9 @@ impl Look<'_> {
     fn partition(&mut self, device: &Arc<dyn Device>, partition: &Partition) {
         let Some(mut tree) = self.step(|| tree::open(device, partition)) else { return };
         let mut left = vec![tree.root()];
+        let mut visits = Visits::new(&Cancel::new());
         while let Some(directory) = left.pop() {
-            let Some(entries) = self.step(|| tree.list(&directory)) else { continue };
+            let Some(entries) = self.step(|| tree.list(&directory, &mut visits)) else { continue };
             for (name, node) in entries {
                 self.seen += 1;
                 if self.seen > ENTRIES_LOOKED_AT {
@@ -293,6 +295,36 @@ fn with_gpt(inner: &[u8]) -> Vec<u8> {
 mod tests {
     use super::*;
 
+    fn visits() -> Visits {
+        Visits::new(&Cancel::new())
+    }
+
+    #[test]
+    fn a_directory_is_listed_no_further_than_it_may() {
+        let dir = tempfile::tempdir().unwrap();
+        let (tree, image) = (dir.path().join("tree"), dir.path().join("image"));
+        std::fs::create_dir_all(tree.join("many/deep")).unwrap();
+        for number in 0..300 {
+            std::fs::write(tree.join(format!("many/deep/file-{number}")), "hello").unwrap();
+        }
+        let made = std::process::Command::new("mke2fs")
+            .args(["-q", "-t", "ext4", "-d"])
+            .args([&tree, &image])
+            .arg("8M")
+            .status();
+        assert!(made.as_ref().is_ok_and(std::process::ExitStatus::success), "{made:?}");
+        let device: Arc<dyn Device> = disk_of(&pieces_of(&std::fs::read(image).unwrap()));
+        let mut tree = tree::open(&device, &partitions::find(device.as_ref()).unwrap()[0]).unwrap();
+        let deep = Node { path: b"/many/deep".to_vec(), ..tree.root() };
+        let entries = tree.list(&deep, &mut visits()).unwrap();
+        assert_eq!((entries.len(), entries[&b"file-7"[..]].size_bytes), (300, 5));
+        let refused = tree.list(&deep, &mut Visits::of(100, &Cancel::new())).unwrap_err();
+        assert!(refused.to_string().contains("entries"), "{refused}");
+        let cancel = Cancel::new();
+        cancel.cancel();
+        assert!(tree.list(&deep, &mut Visits::new(&cancel)).is_err());
+    }
+
     #[test]
     fn samples_are_what_they_are_made_for() {
         for (number, sample) in samples().iter().enumerate() {
@@ -307,12 +339,12 @@ mod tests {
             assert_eq!(found[0].number, u32::from(number < 2), "sample {number}");
             let mut tree = tree::open(&device, &found[0]).unwrap();
             let root = tree.root();
-            let entries = tree.list(&root).unwrap();
+            let entries = tree.list(&root, &mut visits()).unwrap();
             let mut read = [0; 10];
             assert_eq!(tree.read(&entries[&b"hello"[..]], 0, &mut read).unwrap(), 5, "sample {number}");
             assert_eq!(&read[..5], b"xxxxx");
             if let Some(inner) = entries.get(&b"inner"[..]) {
-                let large = &tree.list(inner).unwrap()[&b"large"[..]];
+                let large = &tree.list(inner, &mut visits()).unwrap()[&b"large"[..]];
                 assert_eq!(large.size_bytes, 20_000, "sample {number}");
             }
         }
@@ -326,7 +358,7 @@ mod tests {
         let device: Arc<dyn Device> = disk_of(&pieces_of(&bytes));
         let mut tree = tree::open(&device, &partitions::find(device.as_ref()).unwrap()[0]).unwrap();
         let root = tree.root();
-        let hello = &tree.list(&root).unwrap()[&b"hello"[..]];
+        let hello = &tree.list(&root, &mut visits()).unwrap()[&b"hello"[..]];
         let refused = tree.read(hello, 0, &mut [0; 10]).unwrap_err();
         assert!(refused.to_string().contains("larger than its file system"), "{refused}");
     }
