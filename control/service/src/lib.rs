@@ -43,6 +43,7 @@ mod answer;
 mod asked;
 pub mod backend;
 mod catalogs;
+mod console;
 mod extract;
 mod identity;
 pub mod job;

@@ -11,6 +11,7 @@ use tokio::net::UnixStream;
 use crate::Service;
 use crate::answer::{Explain, Failure};
 use crate::backend::BackendError;
+use crate::console;
 use crate::extract::{Actor, Name};
 use crate::life::LifeError;
 
@@ -44,7 +45,7 @@ impl Explain for Error {
 }
 
 /// Connects to the serial console, both ways: the connection carries its bytes once it was upgraded to
-/// `headwater-console`. One client at a time.
+/// `headwater-console`. One client at a time. Output that it does not take is left out, with a line that says so.
 #[utoipa::path(
     get,
     path = "/api/v1/machines/{machine}/console/attach",
@@ -74,7 +75,7 @@ pub(super) async fn attach_console(
     let taken = active.take_console(&actor.0).await;
     let taken = taken.map_err(|holder| Error::Taken { machine: name.clone(), holder })?;
     let path = service.hypervisor().console_socket(&service.run_dir(&name));
-    let mut console = UnixStream::connect(&path).await.map_err(|e| {
+    let guest = UnixStream::connect(&path).await.map_err(|e| {
         BackendError::from_io(format!("cannot connect to the console at {}", path.display()), e)
     })?;
     let upgrade = hyper::upgrade::on(&mut request);
@@ -82,11 +83,10 @@ pub(super) async fn attach_console(
         match upgrade.await {
             // Either side hanging up ends it; there is nobody left to tell.
             Ok(client) => {
-                let _ = tokio::io::copy_bidirectional(&mut TokioIo::new(client), &mut console).await;
+                let _ = console::relay(TokioIo::new(client), guest).await;
             }
             Err(e) => tracing::debug!(machine = %name, "a client did not take its console: {e}"),
         }
-        drop(console);
         drop(taken);
     });
     let headers = [(header::CONNECTION, "upgrade"), (header::UPGRADE, PROTOCOL)];
