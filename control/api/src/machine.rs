@@ -255,7 +255,7 @@ pub struct Identity {
     pub machine_id: String,
     /// The public half of its SSH host key, as in `known_hosts`.
     pub ssh_host_key_public: String,
-    /// Cloud-init user data (`#cloud-config ...`) that was given when it was created.
+    /// Cloud-init user data (`#cloud-config ...`) that was given when it was created. The list of all machines is without.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub user_data: Option<String>,
 }

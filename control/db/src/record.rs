@@ -50,7 +50,7 @@ pub struct MachineRecord {
     pub memory_bytes: u64,
     /// The guest's processors.
     pub cpus: u32,
-    /// What its guest is told.
+    /// What its guest is told. In a list of machines without its user data.
     pub identity: Identity,
     /// The private half of its SSH host key, as an OpenSSH file.
     pub ssh_host_key_private: Secret,

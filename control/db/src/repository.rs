@@ -51,7 +51,7 @@ pub trait MachineRepository: Send {
     /// The machine of that UUID.
     async fn by_uuid(&mut self, uuid: Uuid) -> Result<Option<MachineRecord>, DbError>;
 
-    /// All machines, by name.
+    /// All machines, by name, without their user data: that may be large, and lists are read often.
     async fn list(&mut self) -> Result<Vec<MachineRecord>, DbError>;
 
     /// Stores what may change in a machine's life: wanted, state, reason, version, boot time and start time.

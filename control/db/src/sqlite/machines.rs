@@ -12,6 +12,12 @@ use crate::repository::MachineRepository;
 use crate::sqlite::hardware::{self, Columns, Hardware, unreadable};
 use crate::sqlite::{loaded, stored};
 
+const WHOLE_BY_NAME: &str = "SELECT machines_and_catalogs.*, user_data.text AS user_data
+    FROM machines_and_catalogs LEFT JOIN user_data ON machine = uuid WHERE name = ?";
+
+const WHOLE_BY_UUID: &str = "SELECT machines_and_catalogs.*, user_data.text AS user_data
+    FROM machines_and_catalogs LEFT JOIN user_data ON machine = uuid WHERE uuid = ?";
+
 pub(super) struct SqliteMachines<'a> {
     pub(super) connection: &'a mut SqliteConnection,
 }
@@ -109,9 +115,9 @@ impl MachineRepository for SqliteMachines<'_> {
         let MachineRecord { cache, transport, memory_bytes, cpus, .. } = *machine;
         let insert = sqlx::query(
             "INSERT INTO machines (uuid, name, mac, image, pin, catalog, cache_mode, cache_ram_bytes, cache_disk_bytes, cache_weight, cache_persistent,
-               transport, memory_bytes, cpus, host_name, machine_id, ssh_host_key_public, ssh_host_key_private, user_data,
+               transport, memory_bytes, cpus, host_name, machine_id, ssh_host_key_public, ssh_host_key_private,
                wanted, state, reason, version, boot_ms, started_at_ms, created_at_ms)
-             VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+             VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
         )
         .bind(machine.uuid.to_string())
         .bind(&machine.name)
@@ -124,7 +130,6 @@ impl MachineRepository for SqliteMachines<'_> {
             .bind(&machine.identity.machine_id)
             .bind(&machine.identity.ssh_host_key_public)
             .bind(machine.ssh_host_key_private.reveal())
-            .bind(&machine.identity.user_data)
             .bind(machine.wanted.name())
             .bind(machine.state.name())
             .bind(&machine.reason)
@@ -134,19 +139,25 @@ impl MachineRepository for SqliteMachines<'_> {
             .bind(stored(machine.created_at_ms))
             .execute(&mut *self.connection)
             .await;
-        super::added(added, || format!("machine '{}'", machine.name))
+        super::added(added, || format!("machine '{}'", machine.name))?;
+        if let Some(text) = &machine.identity.user_data {
+            sqlx::query("INSERT INTO user_data (machine, text) VALUES (?, ?)")
+                .bind(machine.uuid.to_string())
+                .bind(text)
+                .execute(&mut *self.connection)
+                .await?;
+        }
+        Ok(())
     }
 
     async fn by_name(&mut self, name: &str) -> Result<Option<MachineRecord>, DbError> {
-        let row: Option<Row> = sqlx::query_as("SELECT * FROM machines_and_catalogs WHERE name = ?")
-            .bind(name)
-            .fetch_optional(&mut *self.connection)
-            .await?;
+        let row: Option<Row> =
+            sqlx::query_as(WHOLE_BY_NAME).bind(name).fetch_optional(&mut *self.connection).await?;
         row.map(MachineRecord::try_from).transpose()
     }
 
     async fn by_uuid(&mut self, uuid: Uuid) -> Result<Option<MachineRecord>, DbError> {
-        let row: Option<Row> = sqlx::query_as("SELECT * FROM machines_and_catalogs WHERE uuid = ?")
+        let row: Option<Row> = sqlx::query_as(WHOLE_BY_UUID)
             .bind(uuid.to_string())
             .fetch_optional(&mut *self.connection)
             .await?;
@@ -154,9 +165,10 @@ impl MachineRepository for SqliteMachines<'_> {
     }
 
     async fn list(&mut self) -> Result<Vec<MachineRecord>, DbError> {
-        let rows: Vec<Row> = sqlx::query_as("SELECT * FROM machines_and_catalogs ORDER BY name")
-            .fetch_all(&mut *self.connection)
-            .await?;
+        let rows: Vec<Row> =
+            sqlx::query_as("SELECT *, NULL AS user_data FROM machines_and_catalogs ORDER BY name")
+                .fetch_all(&mut *self.connection)
+                .await?;
         rows.into_iter().map(MachineRecord::try_from).collect()
     }
 

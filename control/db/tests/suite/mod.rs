@@ -51,9 +51,9 @@ pub fn event(subject: &str, detail: &str) -> NewEvent {
     }
 }
 
-/// A machine comes back as it was stored; absent is `None`; the list is ordered by name.
+/// A machine comes back as it was stored; absent is `None`; the list is ordered by name, and has no user data.
 pub async fn machines_are_stored_whole(db: &dyn Database) {
-    let (b, a) = (machine("b"), machine("a"));
+    let (mut b, mut a) = (machine("b"), machine("a"));
     let mut repo = db.write().await.unwrap();
     repo.machines().add(&b).await.unwrap();
     repo.machines().add(&a).await.unwrap();
@@ -64,6 +64,8 @@ pub async fn machines_are_stored_whole(db: &dyn Database) {
     assert_eq!(repo.machines().by_uuid(b.uuid).await.unwrap().as_ref(), Some(&b));
     assert_eq!(repo.machines().by_name("c").await.unwrap(), None);
     assert_eq!(repo.machines().by_uuid(Uuid::nil()).await.unwrap(), None);
+    a.identity.user_data = None;
+    b.identity.user_data = None;
     assert_eq!(repo.machines().list().await.unwrap(), [a, b]);
 }
 
