@@ -53,8 +53,11 @@ impl ConsoleLog {
             self.tail = seen.split_off(seen.len().saturating_sub(PROMPT.len() - 1));
         }
         if self.offset > MAX_LOG_BYTES {
-            rotate(&self.path)?;
-            self.offset = 0;
+            // What was found counts whatever becomes of the log.
+            match rotate(&self.path) {
+                Ok(()) => self.offset = 0,
+                Err(error) => tracing::warn!(log = %self.path.display(), %error, "cannot cut a long log"),
+            }
         }
         Ok(found)
     }
@@ -71,9 +74,14 @@ pub(crate) fn keep_short(log: &Path) -> std::io::Result<()> {
 }
 
 /// QEMU keeps the file open for appending, so it is copied and cut, not renamed. What is printed
-/// between the two is lost.
+/// between the two is lost, and all of it where there is no room for a copy.
 fn rotate(log: &Path) -> std::io::Result<()> {
-    std::fs::copy(log, old(log))?;
+    let old = old(log);
+    if let Err(error) = std::fs::copy(log, &old) {
+        tracing::warn!(log = %log.display(), %error, "cut a long log without keeping a copy");
+        // A part of one would take the room that is left. Where it cannot be removed, the next copy replaces it.
+        let _ = std::fs::remove_file(&old);
+    }
     File::options().write(true).open(log)?.set_len(0)
 }
 
@@ -109,6 +117,28 @@ mod tests {
             assert!(path.metadata().unwrap().len() <= MAX_LOG_BYTES + MAX_LOOK_BYTES);
         }
         assert!(dir.path().join("console.log.old").exists());
+        log.write_all(b"login: ").unwrap();
+        assert!(console.look().unwrap());
+    }
+
+    #[test]
+    fn a_log_is_cut_where_there_is_no_room_for_a_copy() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("console.log");
+        let mut log = File::options().create(true).append(true).open(&path).unwrap();
+        let mut console = ConsoleLog::new(&path);
+        let noise = vec![b'x'; 1 << 20];
+        for _ in 0..16 {
+            log.write_all(&noise).unwrap();
+            assert!(!console.look().unwrap());
+        }
+        // Whatever is written there finds no space.
+        std::os::unix::fs::symlink("/dev/full", old(&path)).unwrap();
+        log.write_all(b"login: ").unwrap();
+        assert!(console.look().unwrap());
+        assert_eq!(path.metadata().unwrap().len(), 0);
+        assert!(old(&path).symlink_metadata().is_err(), "what was begun of the copy is left");
+        // And it is followed from there.
         log.write_all(b"login: ").unwrap();
         assert!(console.look().unwrap());
     }
