@@ -18,7 +18,7 @@ use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader};
 use tokio::net::UnixStream;
-use tokio::sync::Mutex;
+use tokio::sync::{Mutex, MutexGuard, watch};
 use tokio::time::{Instant, timeout_at};
 
 use crate::error::{Error, Result};
@@ -54,6 +54,9 @@ static NEXT_SYNC: AtomicU64 = AtomicU64::new(0x6865_6164);
 
 const PEER: &str = "the guest agent";
 
+const FREEZE: &str = "guest-fsfreeze-freeze";
+const THAW: &str = "guest-fsfreeze-thaw";
+
 /// A command to run in the guest.
 #[derive(Clone, Debug)]
 pub struct Exec {
@@ -79,11 +82,13 @@ pub struct ExecOutput {
 }
 
 /// The agent of one guest. Calls may come from many tasks; they take turns, and a running command does
-/// not hold the others up.
+/// not hold the others up. Frozen file systems do: the agent refuses everything else until they are thawed.
 #[derive(Debug)]
 pub struct Agent {
     socket: PathBuf,
     connection: Mutex<Option<Connection>>,
+    /// Changed by who has the connection.
+    is_frozen: watch::Sender<bool>,
 }
 
 #[derive(Debug)]
@@ -122,7 +127,11 @@ struct Status {
 impl Agent {
     /// The agent behind `socket`. Connects at the first call.
     pub fn new(socket: &Path) -> Self {
-        Self { socket: socket.to_path_buf(), connection: Mutex::new(None) }
+        Self {
+            socket: socket.to_path_buf(),
+            connection: Mutex::new(None),
+            is_frozen: watch::Sender::new(false),
+        }
     }
 
     /// Whether the agent answers, within `patience`.
@@ -153,8 +162,8 @@ impl Agent {
 
     /// Has the guest write its file systems out and write no more until they are thawed. Returns how many there are.
     pub async fn freeze_file_systems(&self) -> Result<u64> {
-        match self.call("guest-fsfreeze-freeze", json!({})).await {
-            Ok(count) => count.as_u64().ok_or_else(|| unexpected("guest-fsfreeze-freeze", &count)),
+        match self.call(FREEZE, json!({})).await {
+            Ok(count) => count.as_u64().ok_or_else(|| unexpected(FREEZE, &count)),
             Err(error) => {
                 // It may have frozen some, or do so later.
                 if let Err(thaw) = self.thaw_file_systems().await {
@@ -167,7 +176,7 @@ impl Agent {
 
     /// Ends that.
     pub async fn thaw_file_systems(&self) -> Result<()> {
-        self.call("guest-fsfreeze-thaw", json!({})).await.map(drop)
+        self.call(THAW, json!({})).await.map(drop)
     }
 
     /// Runs a command in the guest and waits for its end.
@@ -228,7 +237,7 @@ impl Agent {
         let deadline = Instant::now() + patience;
         let timed_out =
             || Error::Timeout { what: format!("guest agent command '{command}'"), after: patience };
-        let mut slot = timeout_at(deadline, self.connection.lock()).await.map_err(|_| timed_out())?;
+        let mut slot = timeout_at(deadline, self.turn(command)).await.map_err(|_| timed_out())?;
         // Taken out while in use: a call that is cancelled or fails half-way leaves no connection behind
         // whose next answer would belong to somebody else.
         let mut connection = match slot.take() {
@@ -239,7 +248,31 @@ impl Agent {
             .await
             .map_err(|_| timed_out())??;
         *slot = Some(connection);
-        interpret(command, &answer)
+        let answer = interpret(command, &answer);
+        if command == FREEZE && answer.is_ok() {
+            self.is_frozen.send_replace(true);
+        }
+        answer
+    }
+
+    /// The connection. While file systems are frozen it is for the thaw alone, which is not to wait for anybody; whoever came
+    /// before the freeze was answered looks again.
+    async fn turn(&self, command: &str) -> MutexGuard<'_, Option<Connection>> {
+        if command == THAW {
+            // Whatever comes of it: nobody else will thaw them.
+            let slot = self.connection.lock().await;
+            self.is_frozen.send_replace(false);
+            return slot;
+        }
+        let mut is_frozen = self.is_frozen.subscribe();
+        loop {
+            // The sender lives as long as `self`.
+            let _ = is_frozen.wait_for(|frozen| !frozen).await;
+            let slot = self.connection.lock().await;
+            if !*self.is_frozen.borrow() {
+                return slot;
+            }
+        }
     }
 }
 
@@ -481,6 +514,56 @@ mod tests {
         assert_eq!(done, want);
         let error = agent.exec(&command("nothing")).await.unwrap_err();
         assert!(error.to_string().contains("no such file"), "{error}");
+        player.await.unwrap();
+    }
+
+    #[tokio::test]
+    async fn a_command_that_runs_is_not_asked_about_while_the_guest_is_frozen() {
+        let dir = tempfile::tempdir().unwrap();
+        let socket = dir.path().join("agent.sock");
+        let listener = UnixListener::bind(&socket).unwrap();
+        let (asked, mut was_asked) = watch::channel(false);
+        let player = tokio::spawn(async move {
+            let (mut stream, id) = accept(&listener).await;
+            stream.write_all(&answer_to_sync(id)).await.unwrap();
+            let (mut is_frozen, mut was_frozen) = (false, false);
+            let mut line = String::new();
+            while stream.read_line(&mut line).await.unwrap() > 0 {
+                let request: Value = serde_json::from_str(&line).unwrap();
+                line.clear();
+                let answer = match request["execute"].as_str().unwrap() {
+                    "guest-exec" => json!({ "return": { "pid": 7 } }),
+                    FREEZE => {
+                        // Long enough for whoever asks meanwhile to come.
+                        tokio::time::sleep(Duration::from_millis(200)).await;
+                        (is_frozen, was_frozen) = (true, true);
+                        json!({ "return": 1 })
+                    }
+                    THAW => {
+                        is_frozen = false;
+                        json!({ "return": 1 })
+                    }
+                    _ if is_frozen => json!({ "error": { "desc": "the agent is in frozen state" } }),
+                    _ => {
+                        asked.send_replace(true);
+                        json!({ "return": { "exited": was_frozen, "exitcode": 5 } })
+                    }
+                };
+                stream.write_all(format!("{answer}\n").as_bytes()).await.unwrap();
+            }
+        });
+        let agent = std::sync::Arc::new(Agent::new(&socket));
+        let running = tokio::spawn({
+            let agent = std::sync::Arc::clone(&agent);
+            async move { agent.exec(&command("sleep")).await }
+        });
+        was_asked.wait_for(|asked| *asked).await.unwrap();
+        assert_eq!(agent.freeze_file_systems().await.unwrap(), 1);
+        tokio::time::sleep(Duration::from_millis(200)).await;
+        assert!(!running.is_finished());
+        agent.thaw_file_systems().await.unwrap();
+        assert_eq!(running.await.unwrap().unwrap().exit_code, 5);
+        drop(agent);
         player.await.unwrap();
     }
 
