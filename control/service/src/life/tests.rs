@@ -1,5 +1,6 @@
 //! Lives that go wrong, with backends that the tests steer.
 
+mod creation;
 mod endings;
 mod maintenance;
 mod removals;

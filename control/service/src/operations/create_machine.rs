@@ -14,11 +14,14 @@ use crate::answer::{Explain, Failure};
 use crate::backend::{BackendError, VmPlan};
 use crate::catalogs::CatalogError;
 use crate::extract::{Actor, Body};
-use crate::identity::{self, IdentityError};
+use crate::identity::{self, IdentityError, NewIdentity};
 use crate::server::MAX_SOCKET_PATH_BYTES;
 
 /// The longest name of a socket in a machine's directory, with its separator.
 const MAX_SOCKET_NAME_BYTES: usize = "/console.sock".len();
+
+/// How many identities are made at most for one machine: 24 bits of a MAC are random, and another machine may have it.
+const IDENTITIES_MAX: u32 = 16;
 
 #[derive(Debug, thiserror::Error)]
 enum Error {
@@ -96,9 +99,7 @@ pub(super) async fn create_machine(
     check(&service, &plan).await?;
     let _using = service.using_versions().await;
     resolve(&service, &plan.name, &plan.image).await?;
-    let record = record(&service, plan)?;
-    let detail = format!("{}, {}", record.uuid, record.image);
-    let event = service.event(&actor, format!("machine {}", record.name), "created", detail);
+    let mut record = record(&service, plan)?;
     let mut repo = service.db().write().await?;
     if repo.catalogs().by_name(&record.name).await?.is_some() {
         return Err(Error::IsCatalog(record.name).into());
@@ -108,10 +109,19 @@ pub(super) async fn create_machine(
     {
         return Err(CatalogError::Unknown(catalog.clone()).into());
     }
-    repo.machines().add(&record).await.map_err(|e| match e {
-        DbError::Taken { .. } => Error::Exists(record.name.clone()),
-        e => Error::Db(e),
-    })?;
+    if repo.machines().by_name(&record.name).await?.is_some() {
+        return Err(Error::Exists(record.name).into());
+    }
+    let mut identities = 1;
+    while let Err(e) = repo.machines().add(&record).await {
+        if !matches!(e, DbError::Taken { .. }) || identities >= IDENTITIES_MAX {
+            return Err(Error::Db(e).into());
+        }
+        give_another_identity(&service, &mut record)?;
+        identities += 1;
+    }
+    let detail = format!("{}, {}", record.uuid, record.image);
+    let event = service.event(&actor, format!("machine {}", record.name), "created", detail);
     repo.events().append(event).await?;
     repo.save().await?;
     tracing::info!(machine = %record.name, image = %record.image, actor = %actor.0, "created");
@@ -189,9 +199,28 @@ async fn resolve(service: &Service, machine: &str, image: &str) -> Result<(), Fa
     Ok(())
 }
 
+fn identity(
+    service: &Service,
+    machine: &str,
+    host_name: &str,
+    user_data: Option<String>,
+) -> Result<NewIdentity, Error> {
+    identity::make(service.random(), host_name, user_data)
+        .map_err(|source| Error::Identity { machine: machine.to_owned(), source })
+}
+
+fn give_another_identity(service: &Service, record: &mut MachineRecord) -> Result<(), Error> {
+    let user_data = record.identity.user_data.take();
+    let new = identity(service, &record.name, &record.identity.host_name, user_data)?;
+    record.uuid = new.uuid;
+    record.mac = new.mac;
+    record.identity = new.identity;
+    record.ssh_host_key_private = new.ssh_host_key_private;
+    Ok(())
+}
+
 fn record(service: &Service, plan: Plan) -> Result<MachineRecord, Error> {
-    let new = identity::make(service.random(), &plan.host_name, plan.user_data)
-        .map_err(|source| Error::Identity { machine: plan.name.clone(), source })?;
+    let new = identity(service, &plan.name, &plan.host_name, plan.user_data)?;
     let (catalog, catalog_pin) = plan.catalog.map(|it| (it.name, it.pin)).unzip();
     Ok(MachineRecord {
         uuid: new.uuid,
