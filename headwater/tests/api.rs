@@ -22,7 +22,7 @@ fn every_failure_is_a_problem_with_the_right_status() {
     };
     let cases = [
         (("GET", "/api/v1/nothing", None), 404, "not_found"),
-        (("PUT", "/api/v1/machines", None), 400, "invalid"),
+        (("PUT", "/api/v1/machines", None), 405, "invalid"),
         (("GET", "/api/v1/machines/nobody", None), 404, "not_found"),
         (("GET", "/api/v1/images/none", None), 404, "not_found"),
         (("GET", "/api/v1/images/tiny@9", None), 404, "not_found"),

@@ -35,3 +35,17 @@ fn parameters_are_where_clients_put_them() {
     }
     assert!(seen > 30, "{seen} parameters");
 }
+
+#[test]
+fn every_operation_tells_how_it_is_refused() {
+    let described = serde_json::to_value(headwater_service::operations::openapi()).expect("it is JSON");
+    for (path, methods) in described["paths"].as_object().expect("paths") {
+        for (method, operation) in methods.as_object().expect("methods") {
+            for status in ["400", "401"] {
+                let content = &operation["responses"][status]["content"]["application/json"];
+                let schema = &content["schema"]["$ref"];
+                assert_eq!(schema, "#/components/schemas/Problem", "{status} of {method} {path}");
+            }
+        }
+    }
+}

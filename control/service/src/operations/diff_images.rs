@@ -19,6 +19,7 @@ use crate::job;
     request_body = DiffRequest,
     responses(
         (status = 200, description = "Progress, then the report", body = JobEvent, content_type = "application/x-ndjson"),
+        (status = 400, description = "No reference to an image or version", body = Problem),
         (status = 404, description = "No such image or version", body = Problem),
     ),
 )]

@@ -17,6 +17,7 @@ use crate::promotions::named_image;
     params(("image" = String, Path, description = "`IMAGE`")),
     responses(
         (status = 204, description = "It is forgotten"),
+        (status = 400, description = "A version or a channel is named, and no image", body = Problem),
         (status = 404, description = "Nobody edits the image", body = Problem),
         (status = 409, description = "The machine is on, or a version is being made", body = Problem),
     ),

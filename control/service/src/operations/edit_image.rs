@@ -20,6 +20,7 @@ use crate::promotions::named_image;
     request_body = EditRequest,
     responses(
         (status = 201, body = Edit),
+        (status = 400, description = "A version or a channel is named, and no image", body = Problem),
         (status = 404, description = "No such image or machine", body = Problem),
         (status = 409, description = "The machine is on or edits something else, or another machine edits the image", body = Problem),
     ),

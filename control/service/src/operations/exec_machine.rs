@@ -44,6 +44,7 @@ impl Explain for Error {
     request_body = ExecRequest,
     responses(
         (status = 200, body = ExecResult),
+        (status = 400, description = "No command is given", body = Problem),
         (status = 404, description = "No such machine", body = Problem),
         (status = 409, description = "It is off, or ends meanwhile", body = Problem),
         (status = 500, description = "The guest agent does not answer", body = Problem),

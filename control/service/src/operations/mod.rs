@@ -44,13 +44,14 @@ mod verify_image;
 use std::future::Future;
 
 use axum::extract::{DefaultBodyLimit, Request};
-use axum::http::{Method, Uri};
+use axum::http::{Method, StatusCode, Uri};
 use axum::middleware::{self, Next};
-use axum::response::Response;
+use axum::response::{IntoResponse, Response};
 use axum::{Json, Router};
 use headwater_api::{Edit, JobEvent, Machine, Problem, ProblemKind};
 use headwater_db::{DbError, KeptDisk, MachineRecord, Purpose};
 use utoipa::OpenApi;
+use utoipa::openapi::{Content, Ref, ResponseBuilder};
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
@@ -174,9 +175,24 @@ fn edit_view(disk: KeptDisk, machine: String) -> Edit {
     Edit { image, version, machine, since_ms, author }
 }
 
-/// The description of all operations.
+/// The description of all operations. Any of them may be refused before it is looked at.
 pub fn openapi() -> utoipa::openapi::OpenApi {
-    routes().into_openapi()
+    let mut described = routes().into_openapi();
+    let refusals = [("400", "The request makes no sense"), ("401", "Over TCP: not the daemon's token")];
+    for item in described.paths.paths.values_mut() {
+        let methods = [&mut item.get, &mut item.put, &mut item.post, &mut item.patch, &mut item.delete];
+        for operation in methods.into_iter().flatten() {
+            for (status, description) in refusals {
+                let refusal = || {
+                    let body = Content::new(Some(Ref::from_schema_name("Problem")));
+                    let response = ResponseBuilder::new().description(description);
+                    response.content("application/json", body).build().into()
+                };
+                operation.responses.responses.entry(status.to_owned()).or_insert_with(refusal);
+            }
+        }
+    }
+    described
 }
 
 /// All operations over a service.
@@ -195,9 +211,11 @@ async fn no_such_path(uri: Uri) -> Failure {
     Failure(problem.advise("/api/v1/openapi.json describes what there is"))
 }
 
-async fn no_such_method(method: Method, uri: Uri) -> Failure {
+async fn no_such_method(method: Method, uri: Uri) -> Response {
     let problem = Problem::new(ProblemKind::Invalid, format!("{} does not know {method}", uri.path()));
-    Failure(problem.advise("/api/v1/openapi.json describes what there is"))
+    let failure = Failure(problem.advise("/api/v1/openapi.json describes what there is"));
+    // The router adds the header `Allow`.
+    (StatusCode::METHOD_NOT_ALLOWED, failure).into_response()
 }
 
 async fn log(request: Request, next: Next) -> Response {

@@ -18,6 +18,7 @@ use crate::promotions::named_version;
     request_body = RetireRequest,
     responses(
         (status = 200, body = ImageVersion),
+        (status = 400, description = "No version is named", body = Problem),
         (status = 404, description = "No such image or version", body = Problem),
         (status = 409, description = "A channel points to it, or will", body = Problem),
     ),

@@ -19,6 +19,7 @@ use crate::extract::{Actor, Body, Name};
     request_body = SetCatalog,
     responses(
         (status = 200, body = Catalog),
+        (status = 400, description = "No reference to an image", body = Problem),
         (status = 404, description = "No such catalog, image or version", body = Problem),
         (status = 409, description = "It is pinned to a version of another image", body = Problem),
     ),

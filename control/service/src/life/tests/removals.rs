@@ -185,3 +185,14 @@ async fn what_many_machines_boot_is_asked_of_the_store_once() {
     let resolved = fixture.host.resolved.lock().unwrap().clone();
     assert_eq!(resolved, ["image@1", "image"]);
 }
+
+#[tokio::test]
+async fn a_method_that_a_path_does_not_know_is_told_with_those_that_it_knows() {
+    let fixture = Fixture::new().await;
+    let api = Api::serve(&fixture).await;
+    let (status, answer) = api.ask("PUT", "machines", "").await;
+    assert_eq!(status, 405, "{answer}");
+    let head = answer.to_lowercase();
+    assert!(head.contains("\r\nallow: get,head,post\r\n"), "{answer}");
+    assert!(answer.contains(r#""kind":"invalid""#), "{answer}");
+}
