@@ -5,7 +5,7 @@ use std::time::Duration;
 use anyhow::Context;
 use headwater_api::{
     CacheSettings, Catalog, CreateMachine, DiskCounters, Machine, MachineState, Problem, ProblemKind,
-    SetMachine,
+    SetMachine, Wanted,
 };
 use headwater_block::size;
 
@@ -224,12 +224,18 @@ fn console_advice(name: &str) -> String {
     format!("'headwater machine console --log {name}' shows what it printed")
 }
 
+/// Off, and not about to be started again: a guest that restarts is off for a moment.
+pub fn is_off(machine: &Machine) -> bool {
+    let restarts = machine.state == MachineState::Stopped && machine.wanted == Wanted::Running;
+    !machine.state.is_active() && !restarts
+}
+
 async fn wait_until_up(client: &Client, mut machine: Machine, limit: Duration) -> anyhow::Result<Machine> {
     let deadline = tokio::time::Instant::now() + limit;
     loop {
         match machine.state {
             MachineState::Running => return Ok(machine),
-            state if !state.is_active() => {
+            _ if is_off(&machine) => {
                 let problem = Problem::new(ProblemKind::Failed, sentence(&machine));
                 return Err(problem.advise(console_advice(&machine.name)).into());
             }
@@ -299,4 +305,57 @@ async fn show_one(client: &Client, name: &str, json: bool) -> anyhow::Result<()>
         .map(|event| vec![show::time(event.at_ms), event.actor, event.action, event.detail]);
     show::line("")?;
     show::table(&["TIME", "WHO", "ACTION", "DETAIL"], rows)
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+    use tokio::net::UnixListener;
+
+    use super::*;
+
+    fn machine(state: &str, wanted: &str) -> Machine {
+        let machine = json!({
+            "name": "lab", "uuid": "00112233-4455-4677-8899-aabbccddeeff", "mac": "52:54:00:01:02:03", "image": "i",
+            "cache": CacheSettings::default(), "memory_bytes": 1, "cpus": 1, "wanted": wanted, "state": state,
+            "created_at_ms": 0, "identity": {"host_name": "lab", "machine_id": "1", "ssh_host_key_public": "k"},
+        });
+        serde_json::from_value(machine).unwrap()
+    }
+
+    /// Waits for a machine that is shown like this, one look after the other.
+    async fn wait(looks: Vec<Machine>) -> anyhow::Result<Machine> {
+        let dir = tempfile::tempdir().unwrap();
+        let listener = UnixListener::bind(dir.path().join("api.sock")).unwrap();
+        let client = Client::new(dir.path().join("api.sock"));
+        let mut looks = looks.into_iter();
+        let first = looks.next().unwrap();
+        let daemon = async {
+            for look in looks {
+                let (mut stream, _) = listener.accept().await.unwrap();
+                let mut request = [0; 4096];
+                let _ = stream.read(&mut request).await.unwrap();
+                let body = serde_json::to_string(&look).unwrap();
+                let head = format!("HTTP/1.1 200 OK\r\ncontent-length: {}\r\n\r\n", body.len());
+                stream.write_all(format!("{head}{body}").as_bytes()).await.unwrap();
+            }
+            std::future::pending().await
+        };
+        tokio::select! {
+            outcome = wait_until_up(&client, first, Duration::from_secs(60)) => outcome,
+            () = daemon => unreachable!(),
+        }
+    }
+
+    #[tokio::test]
+    async fn a_guest_that_restarts_while_it_is_waited_for_comes_up() {
+        let (booting, restarts) = (machine("booting", "running"), machine("stopped", "running"));
+        let up = wait(vec![booting.clone(), restarts, machine("running", "running")]).await.unwrap();
+        assert_eq!(up.state, MachineState::Running);
+        for (state, wanted) in [("stopped", "stopped"), ("crashed", "running"), ("lost", "running")] {
+            let error = wait(vec![booting.clone(), machine(state, wanted)]).await.unwrap_err();
+            assert!(error.to_string().starts_with(&format!("lab is {state}")), "{error}");
+        }
+    }
 }

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use anyhow::Context;
 use headwater_api::name::ImageRef;
-use headwater_api::{JobResult, Machine, MachineState, Problem, ProblemKind, Wanted};
+use headwater_api::{JobResult, Machine, MachineState, Problem, ProblemKind};
 use tokio::sync::Mutex;
 
 use crate::cli::{MachineArgs, RunArgs};
@@ -157,18 +157,12 @@ async fn watch(client: &Client, names: &[String]) -> anyhow::Result<u8> {
         let all = client.machines().await?.machines;
         let ours: Vec<Machine> = all.into_iter().filter(|machine| names.contains(&machine.name)).collect();
         screen.show(&ours)?;
-        if ours.iter().all(is_off) {
+        if ours.iter().all(machine::is_off) {
             let crashed = ours.iter().any(|machine| machine.state == MachineState::Crashed);
             note(if crashed { "all machines are off, not all of them well" } else { "all machines are off" });
             return Ok(u8::from(crashed));
         }
     }
-}
-
-/// Off, and not about to be started again: a guest that restarts is off for a moment.
-fn is_off(machine: &Machine) -> bool {
-    let restarts = machine.state == MachineState::Stopped && machine.wanted == Wanted::Running;
-    !machine.state.is_active() && !restarts
 }
 
 async fn clean_up(client: &Client, created: &Created) -> anyhow::Result<()> {
