@@ -6,6 +6,7 @@ use std::io::BufRead;
 use std::path::Path;
 use std::process::Stdio;
 
+use headwater_nbd::Client;
 use headwater_testkit::{FileServer, TestTls};
 use support::{Daemon, headwater, pseudo_random, run, short_dir, signal, tiny_disk, wait_until};
 
@@ -137,6 +138,47 @@ fn a_machine_tells_how_far_the_copy_of_its_image_is() {
     daemon.cli(&["machine", "stop", "lab", "--force"]).ok();
     daemon.cli(&["machine", "start", "lab", "--wait"]).ok();
     assert_eq!(copied(&daemon), (whole, whole));
+}
+
+#[test]
+fn a_machine_whose_image_is_here_does_not_wait_for_servers() {
+    let daemon = Daemon::start();
+    let disks = [("large", [tiny_disk(), pseudo_random(8 << 20, 3)].concat()), ("small", tiny_disk())];
+    for (name, disk) in disks {
+        let raw = daemon.path().join(format!("{name}.raw"));
+        std::fs::write(&raw, disk).expect("the disk can be written");
+        daemon.cli(&["image", "import", text(&raw)]).ok();
+    }
+    let dir = daemon.terminate().1;
+    let mut server = FileServer::start(&dir.path().join("store"), None);
+    let cache = short_dir();
+    let (place, socket) = (format!("{}:64M", cache.path().display()), cache.path().join("nbd"));
+    let nbd = format!("unix:{}", socket.display());
+    let daemon = Daemon::start_in(short_dir(), |command| {
+        // The small one comes with the first request, and the large one never.
+        command.args(["--from", &server.url(), "--chunk-cache", &place, "--hydrate", "1", "--nbd", &nbd]);
+    });
+    for (name, image) in [("a", "large"), ("b", "small")] {
+        daemon.cli(&["machine", "create", name, image, "--memory", "64M"]).ok();
+        daemon.cli(&["machine", "start", name, "--wait"]).ok();
+    }
+    let is_here = |name: &str| {
+        let disk = &daemon.machine(name)["disk"];
+        disk["copied_bytes"] == disk["to_copy_bytes"] && disk["to_copy_bytes"] != 0
+    };
+    wait_until("all of the small image is here", || is_here("b"));
+    assert!(!is_here("a"));
+    let large = Client::open(&format!("nbd+unix:///a?socket={}", socket.display())).expect("it opens");
+    server.kill();
+    // Of the large one only the beginning was read.
+    let reading =
+        std::thread::spawn(move || headwater_block::blocking::read(&*large, 4 << 20, &mut [0; 512]).is_ok());
+    wait_until("there is an alarm", || daemon.machine("a").get("alarm").is_some());
+    let alarm = daemon.machine("a")["alarm"]["message"].clone();
+    assert!(alarm.as_str().expect("text").contains("no server of its image answers"), "{alarm}");
+    assert_eq!(daemon.machine("b").get("alarm"), None);
+    server.revive();
+    assert!(reading.join().expect("it ends"), "the read failed");
 }
 
 #[test]

@@ -517,12 +517,43 @@ impl Disk for ServedVolume {
     }
 
     fn shortage(&self) -> Option<Shortage> {
-        if let Some(reasons) = reads_wait(&*self.store) {
-            return Some(Shortage {
-                message: format!("no server of its image answers, and its reads wait: {reasons}"),
-                advice: "they go on by themselves when a server is back".into(),
-            });
+        self.full_cache().or_else(|| self.no_server())
+    }
+
+    async fn close(&self) -> Result<(), BackendError> {
+        let (volume, parts, lending) = (self.volume.clone(), self.parts.clone(), self.lending.clone());
+        let totals = Arc::clone(&self.totals);
+        blocking("close the disk", move || {
+            let parts = parts.lock().take();
+            // Or what the machine wrote would live as long as its readers.
+            drop(lending.take_back());
+            // Writes that wait for space give up, or the server would wait for them.
+            volume.close();
+            if let Some(ServedParts { server, pin, version }) = parts {
+                server.stop();
+                release((pin, version));
+            }
+            totals.closed(&volume);
+            Ok(())
+        })
+        .await
+    }
+}
+
+impl ServedVolume {
+    fn no_server(&self) -> Option<Shortage> {
+        // The store counts the reads of all machines, and one whose image is here needs no server.
+        let copied = self.copied();
+        if copied.total_bytes > 0 && copied.done_bytes >= copied.total_bytes {
+            return None;
         }
+        reads_wait(&*self.store).map(|reasons| Shortage {
+            message: format!("no server of its image answers, and its reads wait: {reasons}"),
+            advice: "they go on by themselves when a server is back".into(),
+        })
+    }
+
+    fn full_cache(&self) -> Option<Shortage> {
         let shortage = self.volume.shortage();
         let waiting = self.parts.lock().as_ref().map_or(0, |parts| parts.server.waiting_writes());
         if !shortage.refusing && shortage.waited < SHORTAGE_AFTER && waiting == 0 {
@@ -558,25 +589,6 @@ impl Disk for ServedVolume {
         };
         let message = format!("its write cache is full and writes {fare}: {used} in use");
         Some(Shortage { message, advice: format!("{advice}; files deleted in the guest free some, too") })
-    }
-
-    async fn close(&self) -> Result<(), BackendError> {
-        let (volume, parts, lending) = (self.volume.clone(), self.parts.clone(), self.lending.clone());
-        let totals = Arc::clone(&self.totals);
-        blocking("close the disk", move || {
-            let parts = parts.lock().take();
-            // Or what the machine wrote would live as long as its readers.
-            drop(lending.take_back());
-            // Writes that wait for space give up, or the server would wait for them.
-            volume.close();
-            if let Some(ServedParts { server, pin, version }) = parts {
-                server.stop();
-                release((pin, version));
-            }
-            totals.closed(&volume);
-            Ok(())
-        })
-        .await
     }
 }
 
