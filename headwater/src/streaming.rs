@@ -9,7 +9,9 @@ use std::time::{Duration, Instant};
 
 use clap::Args;
 use headwater_block::size;
-use headwater_image::{Background, ChunkCache, DiskCache, ImageError, Pace, Trace, VersionReader};
+use headwater_image::{
+    Background, BackgroundProgress, ChunkCache, DiskCache, ImageError, Pace, Trace, VersionReader,
+};
 use headwater_store::{Hash, Store};
 use serde::Serialize;
 use tokio::sync::watch;
@@ -152,6 +154,11 @@ struct VersionCopy {
     _reader: Arc<VersionReader>,
 }
 
+/// A version of which no copy is made.
+struct NotCopied {
+    total_bytes: u64,
+}
+
 impl Streaming {
     /// Opens the caches. Unless the arguments say how much of images is kept in memory it is `ram_bytes`, and
     /// without that a share of the host's memory.
@@ -197,10 +204,15 @@ impl Streaming {
                 recording = Some(Recording::start(&self.traces, &reader)?);
             }
         }
-        let copy = match self.pace.as_ref().filter(|_| reader.is_remote()) {
-            Some(pace) => Some(self.copy(&reader, pace)?),
-            None => None,
-        };
+        let pace = self.pace.as_ref().filter(|_| reader.is_remote());
+        let copy = pace.map(|pace| {
+            // A machine boots without a copy as well.
+            self.copy(&reader, pace).map_err(|e| {
+                tracing::warn!(version = %manifest.short(), error = %e,
+                    "an image is not copied to this host: its machines go on needing a server");
+                NotCopied { total_bytes: reader.to_copy_bytes() }
+            })
+        });
         Ok(Streamed { reader, _prefetch: prefetch, copy, _recording: recording })
     }
 
@@ -371,14 +383,17 @@ pub struct Streamed {
     pub reader: Arc<VersionReader>,
     /// Ends what it does when it is dropped.
     _prefetch: Option<Background>,
-    copy: Option<Arc<VersionCopy>>,
+    copy: Option<Result<Arc<VersionCopy>, NotCopied>>,
     _recording: Option<Recording>,
 }
 
 impl Streamed {
-    /// How far the copy to the local disk is.
-    pub fn copied(&self) -> Option<headwater_image::BackgroundProgress> {
-        self.copy.as_ref().map(|copy| copy.work.progress())
+    /// How far the copy to the local disk is. One that was not begun is over, and has nothing.
+    pub fn copied(&self) -> Option<BackgroundProgress> {
+        self.copy.as_ref().map(|copy| match copy {
+            Ok(copy) => copy.work.progress(),
+            Err(none) => BackgroundProgress { total_bytes: none.total_bytes, done_bytes: 0, is_over: true },
+        })
     }
 }
 
@@ -451,31 +466,55 @@ mod tests {
         assert!("0".parse::<CopyRate>().is_err() && "fast".parse::<CopyRate>().is_err());
     }
 
-    #[test]
-    fn machines_of_one_version_share_its_copy() {
+    /// A store with one version of so many MiB, on a server.
+    fn served(dir: &std::path::Path, mib: u64) -> (headwater_testkit::FileServer, Hash, Vec<u8>) {
         use headwater_image::{ImportOptions, import, open_source};
         use headwater_store::{Access, LocalDir};
-        use headwater_testkit::{FileServer, HttpFault, Rng};
 
-        let dir = tempfile::tempdir().unwrap();
-        let (raw, at) = (dir.path().join("disk.raw"), dir.path().join("store"));
-        let mut rng = Rng::new(5);
-        let disk: Vec<u8> = (0..1 << 20).flat_map(|_| rng.next_u64().to_le_bytes()).collect();
+        let (raw, at) = (dir.join("disk.raw"), dir.join("store"));
+        let mut rng = headwater_testkit::Rng::new(5);
+        let disk: Vec<u8> = (0..mib << 17).flat_map(|_| rng.next_u64().to_le_bytes()).collect();
         std::fs::write(&raw, &disk).unwrap();
         let local = LocalDir::open(&at, Access::WRITE).unwrap();
         let options = ImportOptions::new("disk".parse().unwrap(), 0);
-        let manifest = import(open_source(&raw, None).unwrap(), &local, &options, &mut |_| {}).unwrap();
-        let manifest = manifest.version.manifest;
-        let mut server = FileServer::start(&at, None);
-        let store = crate::stores::open(&server.url(), Access::Read, &Default::default()).unwrap();
-        let chunk_cache = DiskCachePlace { dir: dir.path().join("cache"), size_bytes: 64 << 20 };
+        let imported = import(open_source(&raw, None).unwrap(), &local, &options, &mut |_| {}).unwrap();
+        (headwater_testkit::FileServer::start(&at, None), imported.version.manifest, disk)
+    }
+
+    /// Its reader with the smallest chunk cache, of which copies are made.
+    fn copying(dir: &std::path::Path, server: &headwater_testkit::FileServer) -> Streaming {
+        let store =
+            crate::stores::open(&server.url(), headwater_store::Access::Read, &Default::default()).unwrap();
+        let chunk_cache = DiskCachePlace { dir: dir.join("cache"), size_bytes: 64 << 20 };
         let args = StreamArgs {
             chunk_cache: Some(chunk_cache),
             hydrate: Some(CopyRate(None)),
             boot_trace: BootTrace::Off,
             ..StreamArgs::default()
         };
-        let streaming = Streaming::new(store, &args, None).unwrap();
+        Streaming::new(store, &args, None).unwrap()
+    }
+
+    #[test]
+    fn a_version_that_does_not_fit_is_read_without_a_copy() {
+        let dir = tempfile::tempdir().unwrap();
+        let (server, manifest, disk) = served(dir.path(), 56);
+        let streaming = copying(dir.path(), &server);
+        let opened = streaming.open(manifest).unwrap();
+        let copied = opened.copied().unwrap();
+        assert!(copied.total_bytes >= 56 << 20 && copied.done_bytes == 0 && copied.is_over, "{copied:?}");
+        let mut read = vec![0; 1 << 20];
+        headwater_block::blocking::read(opened.reader.as_ref(), 0, &mut read).unwrap();
+        assert!(read == disk[..1 << 20]);
+    }
+
+    #[test]
+    fn machines_of_one_version_share_its_copy() {
+        use headwater_testkit::HttpFault;
+
+        let dir = tempfile::tempdir().unwrap();
+        let (mut server, manifest, disk) = served(dir.path(), 8);
+        let streaming = copying(dir.path(), &server);
         // So slow that all are there before the first copy is made.
         server.fail(HttpFault::Delay(Duration::from_millis(100)));
         let first = streaming.open(manifest).unwrap();

@@ -88,9 +88,7 @@ impl VersionReader {
         let all = self.manifest().data().map(|(_, chunk)| (chunk.hash, chunk.stored_bytes));
         let kept = disk.keep(self.id(), all)?;
         self.keep_on_disk(kept);
-        let mut seen: HashSet<Hash> = HashSet::new();
-        let mut chunks: Vec<ChunkRef> =
-            self.manifest().data().map(|(_, chunk)| *chunk).filter(|chunk| seen.insert(chunk.hash)).collect();
+        let mut chunks: Vec<ChunkRef> = self.distinct().copied().collect();
         chunks.sort_unstable_by_key(|chunk| (chunk.object, chunk.offset));
         // Only while the version is open.
         let (reader, pace) = (Arc::downgrade(self), Arc::clone(pace));
@@ -106,6 +104,17 @@ impl VersionReader {
                 }
             });
         })
+    }
+
+    /// What a copy of the whole version has to fetch, as it is stored.
+    pub fn to_copy_bytes(&self) -> u64 {
+        self.distinct().map(|chunk| u64::from(chunk.stored_bytes)).sum()
+    }
+
+    /// Its chunks, each once.
+    fn distinct(&self) -> impl Iterator<Item = &ChunkRef> {
+        let mut seen: HashSet<Hash> = HashSet::new();
+        self.manifest().data().map(|(_, chunk)| chunk).filter(move |chunk| seen.insert(chunk.hash))
     }
 
     /// Copies one part, unless that fails.

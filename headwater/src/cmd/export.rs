@@ -437,6 +437,8 @@ impl CopyWatch {
         let (done, total) = (size::format(copied.done_bytes), size::format(copied.total_bytes));
         say(&if copied.is_over && copied.done_bytes == copied.total_bytes {
             format!("image copied to this host: {total}; it needs no server now\n")
+        } else if copied.is_over {
+            format!("the image is not on this host, but for {done} of {total}: it goes on needing a server\n")
         } else {
             format!("copying the image to this host: {done} of {total} ({percent} %)\n")
         });

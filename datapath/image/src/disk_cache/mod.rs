@@ -22,7 +22,7 @@
 //!   segment stays.
 //!
 //! # Lock order
-//! `state` alone; it is not held across I/O, but while a segment's file is made or removed.
+//! `keeping`, `state`. `state` is not held across I/O, but while a segment's file is made or removed.
 
 mod manifests;
 mod moving;
@@ -94,10 +94,8 @@ struct State {
 /// The chunks of a version that must not go.
 #[derive(Debug)]
 struct KeptVersion {
-    manifest: Hash,
-    chunks: HashTable<()>,
-    /// Of all of its records.
-    stored_bytes: u64,
+    /// With the length of each one's record.
+    chunks: HashTable<u64>,
 }
 
 /// What the cache did since it was opened.
@@ -139,6 +137,8 @@ pub struct DiskCache {
     capacity_bytes: u64,
     segment_bytes: u64,
     state: Mutex<State>,
+    /// Held while it is decided whether one more version can be kept.
+    keeping: Mutex<()>,
     counters: Counters,
 }
 
@@ -180,6 +180,7 @@ impl DiskCache {
             capacity_bytes,
             segment_bytes,
             state: Mutex::default(),
+            keeping: Mutex::default(),
             counters: Counters::default(),
         };
         cache.load().map_err(failed)?;
@@ -351,14 +352,12 @@ impl DiskCache {
         manifest: Hash,
         chunks: impl Iterator<Item = (Hash, u32)>,
     ) -> Result<Kept, ImageError> {
-        let mut version = KeptVersion { manifest, chunks: HashTable::default(), stored_bytes: 0 };
+        let mut version = KeptVersion { chunks: HashTable::default() };
         let mut largest = 0;
         for (hash, stored_bytes) in chunks {
-            if version.chunks.insert(hash, ()).is_none() {
-                let len = u64::from(stored_bytes) + u64_of(RECORD_HEADER_BYTES);
-                version.stored_bytes += len;
-                largest = len.max(largest);
-            }
+            let len = u64::from(stored_bytes) + u64_of(RECORD_HEADER_BYTES);
+            version.chunks.insert(hash, len);
+            largest = len.max(largest);
         }
         if largest > self.record_max_bytes() {
             let why = format!(
@@ -371,26 +370,40 @@ impl DiskCache {
             );
             return Err(ImageError::new(ImageErrorKind::NoSpace, why));
         }
-        let mut state = self.state.lock();
-        let others: u64 = state.kept.iter().filter(|v| v.manifest != manifest).map(|v| v.stored_bytes).sum();
+        // Versions that go meanwhile only leave more room.
+        let _one_at_a_time = self.keeping.lock();
+        let others = self.state.lock().kept.clone();
+        let others_bytes: u64 = others
+            .iter()
+            .enumerate()
+            .map(|(n, other)| other.bytes_beside(others.get(..n).unwrap_or_default()))
+            .sum();
+        let more_bytes = version.bytes_beside(&others);
         let room = self.capacity_bytes / SEGMENTS * KEPT_SHARE;
-        if others + version.stored_bytes > room {
+        if others_bytes + more_bytes > room {
             return Err(ImageError::new(
                 ImageErrorKind::NoSpace,
                 format!(
-                    "version {} does not fit into the chunk cache {}: it takes {} bytes, {} are kept for other \
-                     versions, and of {} bytes at most {room} can be kept: make the cache larger",
+                    "version {} does not fit into the chunk cache {}: it takes {more_bytes} bytes beside the \
+                     {others_bytes} that are kept for other versions, and of {} bytes at most {room} can be kept: make \
+                     the cache larger",
                     manifest.short(),
                     self.dir.display(),
-                    version.stored_bytes,
-                    others,
                     self.capacity_bytes
                 ),
             ));
         }
         let version = Arc::new(version);
-        state.kept.push(Arc::clone(&version));
+        self.state.lock().kept.push(Arc::clone(&version));
         Ok(Kept { cache: Arc::clone(self), version })
+    }
+}
+
+impl KeptVersion {
+    /// What its records take beside those of others: each chunk is kept once, however many versions have it.
+    fn bytes_beside(&self, others: &[Arc<Self>]) -> u64 {
+        let is_new = |hash: &Hash| !others.iter().any(|other| other.chunks.contains_key(hash));
+        self.chunks.iter().filter(|(hash, _)| is_new(hash)).map(|(_, len)| len).sum()
     }
 }
 

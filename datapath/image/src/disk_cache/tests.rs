@@ -270,3 +270,24 @@ fn a_version_with_chunks_that_are_too_large_is_refused() {
     assert_eq!(refused.kind(), ImageErrorKind::NoSpace);
     assert!(refused.to_string().contains("chunks"), "{refused}");
 }
+
+#[test]
+fn what_versions_share_is_kept_once() {
+    let dir = tempfile::tempdir().unwrap();
+    let cache = DiskCache::open(dir.path(), CAPACITY).unwrap();
+    let keep = |name: &[u8], chunks: std::ops::Range<u32>| {
+        cache.keep(Hash::of(name), chunks.map(|n| (chunk(n).0, 100_000)))
+    };
+    // 40 of at most 52 MiB; each next one has a few chunks of its own.
+    let first = keep(b"1", 0..400).unwrap();
+    let second = keep(b"2", 5..405).unwrap();
+    let _third = keep(b"3", 10..410).unwrap();
+    let _again = keep(b"3", 10..410).unwrap();
+    let refused = keep(b"4", 400..600).err().unwrap();
+    assert_eq!(refused.kind(), ImageErrorKind::NoSpace);
+    (0..3000).for_each(|n| put(&cache, n));
+    assert!((0..410).all(|n| has(&cache, n)));
+    // What only the first two have counts no more.
+    drop((first, second));
+    assert_eq!(keep(b"5", 405..540).err().map(|e| e.kind()), None);
+}
