@@ -132,8 +132,8 @@ pub fn boot_trace(bytes: &[u8]) {
     assert!(trace.encode() == sealed, "one trace has two encodings");
 }
 
-/// A segment of the chunk cache on disk: the records up to the first place that is none. The checksums of headers are put
-/// right first where that makes a record of the bytes.
+/// A segment of the chunk cache on disk: its records, and what is between them skipped. The checksums of headers are put
+/// right first, up to the first place where that makes no record of the bytes.
 pub fn cached_chunks(bytes: &[u8]) {
     let mut sealed = bytes.to_vec();
     let mut expected = Vec::new();
@@ -155,6 +155,20 @@ pub fn cached_chunks(bytes: &[u8]) {
         at = end;
     }
     // A record without a byte behind its header is none.
+    while let Some(header) = sealed.get(at..at + 48) {
+        let (body, sum) = header.split_at(40);
+        let len = body.iter().skip(4).take(4).rev().fold(0u32, |len, byte| len << 8 | u32::from(*byte));
+        let end = at.saturating_add(48).saturating_add(usize_of_u32(len));
+        let is_record = body.starts_with(b"HWCK")
+            && (1..=headwater_store::CHUNK_BYTES_MAX).contains(&len)
+            && end <= sealed.len()
+            && Hash::of(body).0.starts_with(sum);
+        if is_record {
+            let hash = body.get(8..).and_then(|rest| rest.first_chunk()).copied().unwrap_or([0; 32]);
+            expected.push((Hash(hash), u64_of(at + 48), len));
+        }
+        at = if is_record { end } else { at + 1 };
+    }
     assert_eq!(
         files::with_file(&sealed, |file| crate::disk_cache::segment::scan(file, u64_of(sealed.len()))),
         expected

@@ -13,10 +13,12 @@ use std::os::unix::fs::FileExt;
 
 use headwater_store::{CHUNK_BYTES_MAX, Hash};
 
-use crate::units::u64_of;
+use crate::units::{u64_of, usize_of};
 
 pub(super) const RECORD_HEADER_BYTES: usize = 48;
 const MAGIC: [u8; 4] = *b"HWCK";
+/// How much is read at a time where records are looked for.
+const SEARCH_BYTES: usize = 256 << 10;
 
 /// What goes in front of a stored chunk.
 pub(super) fn record_header(hash: &Hash, stored_bytes: u32) -> [u8; RECORD_HEADER_BYTES] {
@@ -42,22 +44,50 @@ fn parse(header: &[u8; RECORD_HEADER_BYTES]) -> Option<(Hash, u32)> {
     (fits && record_header(&hash, len) == *header).then_some((hash, len))
 }
 
-/// The records of a segment of `len` bytes: hash, where the chunk starts, its stored length. Ends at the first
-/// place that is no record: a crash left it so, and what follows is not found again.
+/// The records of a segment of `len` bytes: hash, where the chunk starts, its stored length. What is no record is skipped: a
+/// write that failed, or a crash, left it between others, also of those that were written at the same time.
 pub(crate) fn scan(file: &File, len: u64) -> Vec<(Hash, u64, u32)> {
     let mut found = Vec::new();
     let mut at = 0u64;
     let mut header = [0; RECORD_HEADER_BYTES];
     while at + u64_of(RECORD_HEADER_BYTES) < len && file.read_exact_at(&mut header, at).is_ok() {
-        let Some((hash, stored_bytes)) = parse(&header) else { break };
-        let start = at + u64_of(RECORD_HEADER_BYTES);
-        at = start + u64::from(stored_bytes);
-        if at > len {
+        if let Some((hash, stored_bytes)) = record_at(&header, at, len) {
+            let start = at + u64_of(RECORD_HEADER_BYTES);
+            at = start + u64::from(stored_bytes);
+            found.push((hash, start, stored_bytes));
+        } else if let Some(next) = next_record(file, at + 1, len) {
+            at = next;
+        } else {
             break;
         }
-        found.push((hash, start, stored_bytes));
     }
     found
+}
+
+/// The record that begins at `at` in a segment of `len` bytes, if one does, and is whole.
+fn record_at(header: &[u8; RECORD_HEADER_BYTES], at: u64, len: u64) -> Option<(Hash, u32)> {
+    let end = |stored_bytes| at + u64_of(RECORD_HEADER_BYTES) + u64::from(stored_bytes);
+    parse(header).filter(|(_, stored_bytes)| end(*stored_bytes) <= len)
+}
+
+/// Where the first record from `at` on begins.
+fn next_record(file: &File, mut at: u64, len: u64) -> Option<u64> {
+    let mut block = vec![0; SEARCH_BYTES];
+    while at + u64_of(RECORD_HEADER_BYTES) < len {
+        let size = usize_of((len - at).min(u64_of(SEARCH_BYTES)));
+        let part = block.get_mut(..size)?;
+        file.read_exact_at(part, at).ok()?;
+        let mut headers = (at..).zip(part.windows(RECORD_HEADER_BYTES));
+        let is_record = |(at, header): &(u64, &[u8])| {
+            header.first_chunk().is_some_and(|header| record_at(header, *at, len).is_some())
+        };
+        if let Some((found, _)) = headers.find(is_record) {
+            return Some(found);
+        }
+        // One may begin in the last bytes.
+        at += u64_of(size - (RECORD_HEADER_BYTES - 1));
+    }
+    None
 }
 
 #[cfg(test)]

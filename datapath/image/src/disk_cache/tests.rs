@@ -111,6 +111,28 @@ fn a_process_that_ends_anywhere_leaves_whole_chunks_or_none() {
 }
 
 #[test]
+fn what_comes_after_a_write_that_failed_is_found_by_the_next_process() {
+    let dir = tempfile::tempdir().unwrap();
+    let cache = DiskCache::open(dir.path(), CAPACITY).unwrap();
+    (0..3).for_each(|n| put(&cache, n));
+    // The disk is full for a moment: nothing, or a part, is where the chunk was to be.
+    cache.claim(100_048).unwrap().unwrap();
+    put(&cache, 3);
+    let (_, file, at) = cache.claim(300_048).unwrap().unwrap();
+    file.write_all_at(&record_header(&Hash::of(b"cut"), 300_000)[..20], at).unwrap();
+    (4..10).for_each(|n| put(&cache, n));
+    drop(cache);
+    let cache = DiskCache::open(dir.path(), CAPACITY).unwrap();
+    assert_eq!((0..10).filter(|n| has(&cache, *n)).count(), 10);
+    // A record whose header was damaged costs itself alone.
+    drop(cache);
+    let segment = File::options().write(true).open(dir.path().join("segment-0")).unwrap();
+    segment.write_all_at(&[0], 100_048 + 9).unwrap();
+    let cache = DiskCache::open(dir.path(), CAPACITY).unwrap();
+    assert_eq!((0..10).filter(|n| !has(&cache, *n)).collect::<Vec<_>>(), [1]);
+}
+
+#[test]
 fn damage_is_forgotten_and_foreign_directories_are_refused() {
     let dir = tempfile::tempdir().unwrap();
     let cache = DiskCache::open(dir.path(), CAPACITY).unwrap();
