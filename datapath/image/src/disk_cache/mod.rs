@@ -15,7 +15,7 @@
 //! # Guarantees
 //! - What comes out is checked by the reader like what comes from a server; a chunk that is not what it should
 //!   be is forgotten and fetched again.
-//! - Nothing is synced, and nothing needs to be: after a crash a record is whole, or is noticed not to be.
+//! - Nothing but `cache` is synced, and nothing else needs to be: after a crash a record is whole, or is noticed not to be.
 //! - The files of segments never take more than the limit. A disk that is full or fails costs the cache, not
 //!   the read.
 //! - What belongs to a version that is kept goes only when it is elsewhere: until it was copied, and where that fails, its
@@ -53,6 +53,9 @@ const SEGMENT_MAX_BYTES: u64 = 64 << 20;
 /// How much of the cache, in parts of 16, versions that are kept may fill: the rest is room to move them.
 const KEPT_SHARE: u64 = 13;
 
+const MARK_FILE: &str = "cache";
+/// The mark while it is written.
+const MARK_PART: &str = "cache-part";
 const MARK: &[u8] = b"HWCHUNKS\x01\0\0\0\0\0\0\0";
 
 #[derive(Clone, Copy, Debug)]
@@ -428,22 +431,24 @@ fn open_own(options: &mut OpenOptions, path: &Path) -> std::io::Result<File> {
 
 /// Marks the directory as a cache. One with other files in it is not taken over.
 fn mark(dir: &Path) -> Result<(), ImageError> {
-    let path = dir.join("cache");
+    let (path, part) = (dir.join(MARK_FILE), dir.join(MARK_PART));
     let failed =
         |e: std::io::Error| ImageError::from_os(format!("cannot use {} as a chunk cache", dir.display()), &e);
-    match fs::read(&path) {
+    let is_begun = match fs::read(&path) {
         Ok(bytes) if bytes == MARK => return Ok(()),
+        // A full disk or a power cut while an earlier release made it.
+        Ok(bytes) if bytes.len() <= MARK.len() && bytes.iter().all(|byte| *byte == 0) => true,
         Ok(_) => {
             let why =
                 format!("{} is no chunk cache of this release: choose another directory", dir.display());
             return Err(ImageError::new(ImageErrorKind::Unsupported, why));
         }
-        Err(e) if e.kind() == std::io::ErrorKind::NotFound => {}
+        Err(e) if e.kind() == std::io::ErrorKind::NotFound => false,
         Err(e) => return Err(failed(e)),
-    }
+    };
     for entry in fs::read_dir(dir).map_err(failed)? {
         let name = entry.map_err(failed)?.file_name();
-        if name != "lock" {
+        if name != "lock" && name != MARK_PART && !(is_begun && name == MARK_FILE) {
             let why = format!(
                 "{} is no chunk cache, and is not empty (it holds {}): choose another directory",
                 dir.display(),
@@ -452,8 +457,11 @@ fn mark(dir: &Path) -> Result<(), ImageError> {
             return Err(ImageError::new(ImageErrorKind::Invalid, why));
         }
     }
-    open_own(File::options().create(true).truncate(true).write(true), &path)
-        .and_then(|mut file| file.write_all(MARK))
+    // Durable before anything is beside it: without it the directory would be refused.
+    open_own(File::options().create(true).truncate(true).write(true), &part)
+        .and_then(|mut file| file.write_all(MARK).and_then(|()| file.sync_all()))
+        .and_then(|()| fs::rename(&part, &path))
+        .and_then(|()| File::open(dir)?.sync_all())
         .map_err(failed)
 }
 

@@ -40,6 +40,25 @@ fn golden_bytes_of_the_mark() {
 }
 
 #[test]
+fn a_cache_whose_making_was_cut_off_is_made_again() {
+    for cut in [&[][..], &[0; 16]] {
+        let dir = tempfile::tempdir().unwrap();
+        let in_dir = |name: &str| dir.path().join(name);
+        fs::write(in_dir("lock"), "").unwrap();
+        fs::write(in_dir("cache"), cut).unwrap();
+        fs::write(in_dir("cache-part"), &MARK[..5]).unwrap();
+        drop(DiskCache::open(dir.path(), CAPACITY).unwrap());
+        assert_eq!(fs::read(in_dir("cache")).unwrap(), MARK);
+        assert!(!in_dir("cache-part").exists());
+        // An empty file of that name makes no cache of somebody's files.
+        fs::write(in_dir("cache"), cut).unwrap();
+        fs::write(in_dir("letter.txt"), "dear").unwrap();
+        let refused = DiskCache::open(dir.path(), CAPACITY).unwrap_err().to_string();
+        assert!(refused.contains("letter.txt"), "{refused}");
+    }
+}
+
+#[test]
 fn chunks_are_found_again_by_the_next_process() {
     let dir = tempfile::tempdir().unwrap();
     let cache = DiskCache::open(dir.path(), CAPACITY).unwrap();
