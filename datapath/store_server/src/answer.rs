@@ -14,12 +14,14 @@ use hyper::header::{self, HeaderMap, HeaderValue};
 use hyper::http::uri::Authority;
 use hyper::{Method, Request, Response, StatusCode};
 use parking_lot::Mutex;
+use tokio::sync::Semaphore;
 
 use crate::body::{AnswerBody, Turn};
 use crate::leases::Leases;
 use crate::progress::Progress;
 use crate::range::{Wanted, wanted};
 use crate::reads::Reads;
+use crate::room::Room;
 use crate::server::Limits;
 use crate::tokens::TokenFile;
 
@@ -93,6 +95,8 @@ pub struct Answers {
     tls: bool,
     leases: Leases,
     reads: Reads,
+    /// For pieces of all answers.
+    room: Arc<Semaphore>,
     /// The manifests that were asked for last, newest last.
     manifests: Mutex<Vec<(Hash, Bytes)>>,
     /// Objects of a remote store that were asked for last, newest last.
@@ -108,7 +112,12 @@ impl Answers {
         let leases = Leases::new(Arc::clone(&store), limits.lease);
         let reads = Reads::new(limits.reads, limits.read_wait);
         let (manifests, objects) = (Mutex::new(Vec::new()), Mutex::new(Vec::new()));
-        Self { store, tokens, tls, leases, reads, manifests, objects }
+        Self { store, tokens, tls, leases, reads, room: Room::of_server(), manifests, objects }
+    }
+
+    /// Room for what is sent on a connection.
+    pub(crate) fn room(&self) -> Room {
+        Room::of_connection(&self.room)
     }
 
     /// The versions that are held.
@@ -120,10 +129,11 @@ impl Answers {
     pub(crate) async fn answer<B>(
         self: &Arc<Self>,
         request: &Request<B>,
+        room: &Room,
         progress: &Arc<Progress>,
     ) -> Response<AnswerBody> {
         let _busy = progress.busy();
-        let mut response = self.respond(request, progress).await;
+        let mut response = self.respond(request, room, progress).await;
         response.headers_mut().insert("headwater-store", HeaderValue::from_static("1"));
         response
     }
@@ -131,6 +141,7 @@ impl Answers {
     async fn respond<B>(
         self: &Arc<Self>,
         request: &Request<B>,
+        room: &Room,
         progress: &Arc<Progress>,
     ) -> Response<AnswerBody> {
         if !matches!(*request.method(), Method::GET | Method::HEAD) {
@@ -166,7 +177,8 @@ impl Answers {
         let found = tokio::task::spawn_blocking(move || (answers.find(&wanted), place)).await;
         match found {
             Ok((Ok(found), place)) => {
-                let turn = Turn { reads: self.reads.clone(), place, progress: Arc::clone(progress) };
+                let (reads, progress) = (self.reads.clone(), Arc::clone(progress));
+                let turn = Turn { reads, place, room: room.of_answer(), progress };
                 let mut response = self.send(&target, &found, request, turn);
                 // A head is a promise, so what is promised is there, or its beginning.
                 match response.body_mut().first_piece().await {

@@ -11,8 +11,9 @@ use tokio::task::JoinHandle;
 
 use crate::progress::Progress;
 use crate::reads::{Place, Reads};
+use crate::room::{AnswerRoom, Held};
 
-/// How much of an object is read at a time. While one piece is sent, the next is read.
+/// How much of an object is read at a time, where there is room. While one piece is sent, the next is read.
 pub const PIECE_BYTES: usize = 256 << 10;
 
 /// A body.
@@ -35,7 +36,20 @@ pub(crate) struct Reading {
     /// The first piece, once it is here.
     first: Option<Bytes>,
     reads: Reads,
+    room: AnswerRoom,
     progress: Arc<Progress>,
+}
+
+/// A piece, with the room that it takes for as long as somebody has a part of it.
+struct Piece {
+    bytes: Vec<u8>,
+    _held: Held,
+}
+
+impl AsRef<[u8]> for Piece {
+    fn as_ref(&self) -> &[u8] {
+        &self.bytes
+    }
 }
 
 /// What a body of an object needs to be read.
@@ -43,6 +57,7 @@ pub(crate) struct Turn {
     pub reads: Reads,
     /// For the first piece.
     pub place: Place,
+    pub room: AnswerRoom,
     pub progress: Arc<Progress>,
 }
 
@@ -54,9 +69,18 @@ impl AnswerBody {
     /// `len_bytes` from `at`, which the object has.
     pub(crate) fn object(object: Arc<dyn Object>, at: u64, len_bytes: u64, turn: Turn) -> Self {
         let end = at.saturating_add(len_bytes);
-        let Turn { reads, place, progress } = turn;
-        let mut reading =
-            Reading { object, at, end, left_bytes: len_bytes, next: None, first: None, reads, progress };
+        let Turn { reads, place, room, progress } = turn;
+        let mut reading = Reading {
+            object,
+            at,
+            end,
+            left_bytes: len_bytes,
+            next: None,
+            first: None,
+            reads,
+            room,
+            progress,
+        };
         reading.read_on(Some(place));
         Self::Object(Box::new(reading))
     }
@@ -80,19 +104,21 @@ impl Reading {
             return;
         }
         let (object, at) = (Arc::clone(&self.object), self.at);
-        self.at = self.at.saturating_add(u64::try_from(len).unwrap_or(u64::MAX));
-        let (reads, busy) = (self.reads.clone(), self.progress.busy());
+        let (reads, room, progress) = (self.reads.clone(), self.room.clone(), Arc::clone(&self.progress));
         // A task of its own: a place that is given to a body which nobody polls would be lost to all others.
         self.next = Some(tokio::spawn(async move {
+            let (len, held) = room.take(len).await;
+            // Only now: it may have been the client that was waited for.
+            let busy = progress.busy();
             let place = match place {
                 Some(place) => Some(place),
                 None => reads.place().await,
             };
             let read = move || {
-                let _held = (busy, place);
-                let mut piece = vec![0; len];
-                object.read_range(at, &mut piece)?;
-                Ok(Bytes::from(piece))
+                let _until_read = (busy, place);
+                let mut bytes = vec![0; len];
+                object.read_range(at, &mut bytes)?;
+                Ok(Bytes::from_owner(Piece { bytes, _held: held }))
             };
             let failed = |_| StoreError::new(StoreErrorKind::Io, "a read of the store failed by a bug");
             tokio::task::spawn_blocking(read).await.map_err(failed)?
@@ -122,7 +148,9 @@ impl Reading {
 
     /// Has the next piece read while this one is sent.
     fn sent(&mut self, piece: Bytes) -> Frame<Bytes> {
-        self.left_bytes = self.left_bytes.saturating_sub(u64::try_from(piece.len()).unwrap_or(u64::MAX));
+        let len_bytes = u64::try_from(piece.len()).unwrap_or(u64::MAX);
+        self.at = self.at.saturating_add(len_bytes);
+        self.left_bytes = self.left_bytes.saturating_sub(len_bytes);
         self.read_on(None);
         Frame::data(piece)
     }

@@ -10,7 +10,9 @@
 //! - Paths and bytes are those of a store's directory, so that any web server can take this one's place
 //!   (`docs/http-store.md`). Nothing can be written.
 //! - Without TLS it listens on loopback only; elsewhere it also wants tokens. Tokens are kept as hashes.
-//! - What is not read does not pile up: an answer has at most two pieces of [`PIECE_BYTES`] in memory.
+//! - What is not read does not pile up: an answer has at most three pieces of [`PIECE_BYTES`] in memory, a connection
+//!   [`CONNECTION_PIECES_BYTES`] of them, the server [`PIECES_BYTES`]; and each answer at most [`SMALL_PIECE_BYTES`] more,
+//!   with which it goes on where others take all of that.
 //!
 //! # Limits
 //! - [`CONNECTIONS_MAX`] connections, [`STREAMS_MAX`] requests at a time on one of HTTP/2; more wait.
@@ -58,6 +60,7 @@ mod leases;
 mod progress;
 mod range;
 mod reads;
+mod room;
 mod tls;
 
 pub use answer::MANIFESTS_BYTES;
@@ -65,6 +68,7 @@ pub use body::PIECE_BYTES;
 pub use error::ServeError;
 pub use leases::{LEASE, LEASES_MAX};
 pub use reads::{READ_WAIT, READS_MAX};
+pub use room::{CONNECTION_PIECES_BYTES, PIECES_BYTES, SMALL_PIECE_BYTES};
 pub use server::{
     ADMISSION_TIMEOUT, CONNECTIONS_MAX, IDLE_TIMEOUT, Limits, Options, STREAMS_MAX, StoreServer, TlsFiles,
 };

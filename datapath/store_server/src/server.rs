@@ -36,6 +36,8 @@ const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
 const STOP_GRACE: Duration = Duration::from_secs(5);
 /// How often it is looked whether versions need no longer be held, of the time for which they are.
 const LEASE_LOOKS: u32 = 60;
+/// An answer of HTTP/2 is asked for its next piece once less than this waits to be sent of the one before.
+const SEND_BUFFER_BYTES: usize = 64 << 10;
 /// The pause after a connection could not be accepted: there are too many open files.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
@@ -223,13 +225,14 @@ async fn serve_http<S: AsyncRead + AsyncWrite + Unpin + Send + 'static>(
         .max_concurrent_streams(STREAMS_MAX)
         .keep_alive_interval(limits.idle)
         .keep_alive_timeout(limits.idle)
+        .max_send_buf_size(SEND_BUFFER_BYTES)
         .max_frame_size(64 << 10);
     let progress = Progress::new();
     let watched = Watched::new(stream, Arc::clone(&progress));
-    let asked = Arc::clone(&progress);
+    let (asked, room) = (Arc::clone(&progress), answers.room());
     let service = service_fn(move |request| {
-        let (answers, progress) = (Arc::clone(&answers), Arc::clone(&asked));
-        async move { Ok::<_, std::convert::Infallible>(answers.answer(&request, &progress).await) }
+        let (answers, room, progress) = (Arc::clone(&answers), room.clone(), Arc::clone(&asked));
+        async move { Ok::<_, std::convert::Infallible>(answers.answer(&request, &room, &progress).await) }
     });
     let connection = builder.serve_connection(TokioIo::new(watched), service);
     let mut connection = std::pin::pin!(connection);

@@ -1,0 +1,181 @@
+//! Clients that ask for much and take nothing of it: what the server keeps in memory for them, and what others get.
+
+use std::collections::HashMap;
+use std::io::{Read, Write};
+use std::net::TcpStream;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use headwater_store::{
+    Access, Hash, Image, ImageName, LocalDir, NewVersion, Object, Pin, Publication, Removed, Store,
+    StoreError,
+};
+use headwater_store_server::{
+    CONNECTION_PIECES_BYTES, Limits, Options, PIECE_BYTES, SMALL_PIECE_BYTES, StoreServer,
+};
+use tokio::sync::watch;
+
+/// A store that counts what is read of its objects.
+struct Counted(LocalDir, Arc<AtomicUsize>);
+
+struct CountedObject(Arc<dyn Object>, Arc<AtomicUsize>);
+
+impl Object for CountedObject {
+    fn id(&self) -> Hash {
+        self.0.id()
+    }
+
+    fn len_bytes(&self) -> u64 {
+        self.0.len_bytes()
+    }
+
+    fn read_range(&self, offset: u64, into: &mut [u8]) -> Result<(), StoreError> {
+        self.1.fetch_add(into.len(), Ordering::SeqCst);
+        self.0.read_range(offset, into)
+    }
+}
+
+impl Store for Counted {
+    fn chunk_bytes(&self) -> u32 {
+        self.0.chunk_bytes()
+    }
+
+    fn images(&self) -> Result<Vec<Image>, StoreError> {
+        self.0.images()
+    }
+
+    fn image(&self, name: &ImageName) -> Result<Option<Image>, StoreError> {
+        self.0.image(name)
+    }
+
+    fn manifest(&self, id: Hash) -> Result<Vec<u8>, StoreError> {
+        self.0.manifest(id)
+    }
+
+    fn open_object(&self, id: Hash) -> Result<Arc<dyn Object>, StoreError> {
+        Ok(Arc::new(CountedObject(self.0.open_object(id)?, Arc::clone(&self.1))))
+    }
+
+    fn pin(&self, manifest: Hash) -> Result<Pin, StoreError> {
+        self.0.pin(manifest)
+    }
+
+    fn publish(&self) -> Result<Box<dyn Publication>, StoreError> {
+        self.0.publish()
+    }
+
+    fn change(
+        &self,
+        name: &ImageName,
+        change: &mut dyn FnMut(&mut Image) -> Result<(), StoreError>,
+    ) -> Result<(), StoreError> {
+        self.0.change(name, change)
+    }
+
+    fn remove(&self, name: &ImageName, number: Option<u32>) -> Result<Removed, StoreError> {
+        self.0.remove(name, number)
+    }
+}
+
+const DATA: u8 = 0;
+const HEADERS: u8 = 1;
+const SETTINGS: u8 = 4;
+const WINDOW_UPDATE: u8 = 8;
+const END_STREAM: u8 = 1;
+
+fn frame(kind: u8, flags: u8, stream: u8, payload: &[u8]) -> Vec<u8> {
+    let len = u32::try_from(payload.len()).unwrap().to_be_bytes();
+    [&len[1..], &[kind, flags, 0, 0, 0, stream], payload].concat()
+}
+
+/// How much each stream may be sent to begin with.
+fn window(bytes: u32) -> Vec<u8> {
+    frame(SETTINGS, 0, 0, &[&[0, 4], &bytes.to_be_bytes()[..]].concat())
+}
+
+/// Type, flags, stream and payload of the next frame.
+fn read_frame(stream: &mut TcpStream) -> (u8, u8, u8, Vec<u8>) {
+    let mut head = [0; 9];
+    stream.read_exact(&mut head).unwrap();
+    let mut payload = vec![0; u32::from_be_bytes([0, head[0], head[1], head[2]]) as usize];
+    stream.read_exact(&mut payload).unwrap();
+    (head[3], head[4], head[8], payload)
+}
+
+#[test]
+fn a_client_that_takes_nothing_fills_no_memory_and_keeps_nobody_from_reading() {
+    const STREAMS: u8 = 100;
+    let dir = tempfile::tempdir().unwrap();
+    let store = LocalDir::open(dir.path(), Access::WRITE).unwrap();
+    let content: Vec<u8> = (0..200_000u32).flat_map(|n| (n ^ (n >> 7)).to_le_bytes()).collect();
+    let mut publication = store.publish().unwrap();
+    publication.append(&content).unwrap();
+    let (id, _) = publication.finish_object().unwrap().unwrap();
+    let new = NewVersion {
+        name: &"debian".parse().unwrap(),
+        manifest: b"a manifest",
+        objects: &[id],
+        size_bytes: 4096,
+        created_at_s: 1,
+        source: "",
+        note: "",
+        author: "",
+        unless_newest: false,
+    };
+    publication.commit(new).unwrap();
+    let read = Arc::new(AtomicUsize::new(0));
+    let counted: Arc<dyn Store> = Arc::new(Counted(store, Arc::clone(&read)));
+    let runtime = tokio::runtime::Runtime::new().unwrap();
+    let (_stop, stopped) = watch::channel(false);
+    let listen = "127.0.0.1:0".parse().unwrap();
+    let options = Options { listen, tls: None, token_file: None, limits: Limits::default() };
+    let server = runtime.block_on(StoreServer::bind(counted, &options)).unwrap();
+    let address = server.address();
+    runtime.spawn(server.run(stopped));
+
+    let path = format!("/objects/{id}");
+    let mut headers = vec![0x82, 0x86, 0x04, u8::try_from(path.len()).unwrap()];
+    headers.extend_from_slice(path.as_bytes());
+    headers.extend_from_slice(b"\x01\x09localhost");
+    let mut slow = TcpStream::connect(address).unwrap();
+    slow.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
+    let mut said =
+        [b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", &window(1)[..], &frame(SETTINGS, 1, 0, &[])].concat();
+    (0..STREAMS).for_each(|n| said.extend(frame(HEADERS, 5, n * 2 + 1, &headers)));
+    slow.write_all(&said).unwrap();
+    let mut got: HashMap<u8, Vec<u8>> = HashMap::new();
+    let mut heads = 0;
+    while heads < STREAMS || got.len() < usize::from(STREAMS) {
+        match read_frame(&mut slow) {
+            (HEADERS, ..) => heads += 1,
+            (DATA, _, stream, bytes) => got.entry(stream).or_default().extend(bytes),
+            _ => {}
+        }
+    }
+    let most = CONNECTION_PIECES_BYTES + usize::from(STREAMS) * SMALL_PIECE_BYTES;
+    assert!(most < usize::from(STREAMS) * PIECE_BYTES / 4);
+    let kept = read.load(Ordering::SeqCst);
+    assert!(kept <= most, "{kept} bytes are kept for a client that takes nothing, and not {most}");
+
+    // Others get what they ask for.
+    let mut other = TcpStream::connect(address).unwrap();
+    other.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
+    write!(other, "GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n").unwrap();
+    let mut answer = Vec::new();
+    other.read_to_end(&mut answer).unwrap();
+    assert!(answer.ends_with(&content));
+
+    // And so does the slow one, when it takes it.
+    slow.write_all(&[window(1 << 30), frame(WINDOW_UPDATE, 0, 0, &(1u32 << 30).to_be_bytes())].concat())
+        .unwrap();
+    let mut ended = 0;
+    while ended < STREAMS {
+        let (kind, flags, stream, bytes) = read_frame(&mut slow);
+        if kind == DATA {
+            got.entry(stream).or_default().extend(bytes);
+            ended += flags & END_STREAM;
+        }
+    }
+    assert!(got.values().all(|bytes| *bytes == content));
+}
