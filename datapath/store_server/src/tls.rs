@@ -1,34 +1,220 @@
-//! Certificate and key of the server.
+//! Certificate and key of the server. They are read again when their files change, so that a renewal ends no connection.
 
+use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
+use parking_lot::Mutex;
 use rustls::ServerConfig;
+use rustls::crypto::CryptoProvider;
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
+use rustls::server::{ClientHello, ResolvesServerCert};
+use rustls::sign::CertifiedKey;
+use rustls::time_provider::{DefaultTimeProvider, TimeProvider};
+use x509_parser::prelude::{FromDer, X509Certificate};
 
 use crate::error::ServeError;
 use crate::server::TlsFiles;
 
+/// How often the files are looked at, at most.
+const LOOK_EVERY: Duration = Duration::from_secs(1);
+/// How long before a certificate expires the log says so.
+const EXPIRES_SOON: Duration = Duration::from_hours(14 * 24);
+/// How often it does.
+const TELL_EVERY: Duration = Duration::from_hours(24);
+
 /// TLS 1.3 and 1.2 with ALPN for both versions of HTTP.
 pub(crate) fn config(files: &TlsFiles) -> Result<Arc<ServerConfig>, ServeError> {
-    let failed = |file: &Path, why: String| ServeError::Tls { file: file.to_owned(), why };
-    let chain: Vec<CertificateDer<'static>> = CertificateDer::pem_file_iter(&files.certificate)
-        .and_then(Iterator::collect)
-        .map_err(|e| failed(&files.certificate, e.to_string()))?;
-    if chain.is_empty() {
-        return Err(failed(&files.certificate, "it holds no certificate in PEM".to_owned()));
-    }
-    let key = PrivateKeyDer::from_pem_file(&files.key).map_err(|e| failed(&files.key, e.to_string()))?;
     let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
+    let certificates = Certificates::open(files, Arc::clone(&provider))?;
     let mut config = ServerConfig::builder_with_provider(provider)
         .with_safe_default_protocol_versions()
-        .map_err(|e| failed(&files.certificate, e.to_string()))?
+        .map_err(|e| unusable(&files.certificate, e.to_string()))?
         .with_no_client_auth()
-        .with_single_cert(chain, key)
-        .map_err(|e| {
-            failed(&files.key, format!("{e}; it must be the key of {}", files.certificate.display()))
-        })?;
+        .with_cert_resolver(Arc::new(certificates));
     config.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
     Ok(Arc::new(config))
+}
+
+/// The files, and the pair that was read from them last.
+#[derive(Debug)]
+struct Certificates {
+    files: TlsFiles,
+    provider: Arc<CryptoProvider>,
+    state: Mutex<State>,
+}
+
+#[derive(Debug)]
+struct State {
+    pair: Arc<CertifiedKey>,
+    /// Of both files, when they were read, used or not.
+    seen: [Option<Stamp>; 2],
+    looked: Instant,
+    /// When it was said last that the certificate expires.
+    told: Option<Instant>,
+}
+
+/// What tells a file from the one that was there before: its number, its length, and when it was changed.
+type Stamp = (u64, u64, i64, i64);
+
+impl Certificates {
+    fn open(files: &TlsFiles, provider: Arc<CryptoProvider>) -> Result<Self, ServeError> {
+        let seen = stamps(files);
+        let pair = Arc::new(read(files, &provider)?);
+        let mut state = State { pair, seen, looked: Instant::now(), told: None };
+        tell_expiry(files, &mut state);
+        Ok(Self { files: files.clone(), provider, state: Mutex::new(state) })
+    }
+
+    fn current(&self) -> Arc<CertifiedKey> {
+        let mut state = self.state.lock();
+        if state.looked.elapsed() >= LOOK_EVERY {
+            state.looked = Instant::now();
+            self.look_again(&mut state);
+            tell_expiry(&self.files, &mut state);
+        }
+        Arc::clone(&state.pair)
+    }
+
+    fn look_again(&self, state: &mut State) {
+        // Before they are read: what is changed meanwhile is read again.
+        let seen = stamps(&self.files);
+        if std::mem::replace(&mut state.seen, seen) == seen {
+            return;
+        }
+        match read(&self.files, &self.provider) {
+            Ok(pair) => {
+                tracing::info!(certificate = %self.files.certificate.display(), "the certificate was read again");
+                (state.pair, state.told) = (Arc::new(pair), None);
+            }
+            // Between the one file and the other, this is how it is.
+            Err(e) => tracing::warn!(error = %e,
+                "the certificate and its key have changed and cannot be used: the ones before are, until that is mended"),
+        }
+    }
+}
+
+impl ResolvesServerCert for Certificates {
+    fn resolve(&self, _: ClientHello<'_>) -> Option<Arc<CertifiedKey>> {
+        Some(self.current())
+    }
+}
+
+fn stamps(files: &TlsFiles) -> [Option<Stamp>; 2] {
+    [&files.certificate, &files.key].map(|path| {
+        let file = std::fs::metadata(path).ok()?;
+        Some((file.ino(), file.len(), file.mtime(), file.mtime_nsec()))
+    })
+}
+
+fn unusable(file: &Path, why: String) -> ServeError {
+    ServeError::Tls { file: file.to_owned(), why }
+}
+
+fn read(files: &TlsFiles, provider: &CryptoProvider) -> Result<CertifiedKey, ServeError> {
+    let chain: Vec<CertificateDer<'static>> = CertificateDer::pem_file_iter(&files.certificate)
+        .and_then(Iterator::collect)
+        .map_err(|e| unusable(&files.certificate, e.to_string()))?;
+    if chain.is_empty() {
+        return Err(unusable(&files.certificate, "it holds no certificate in PEM".to_owned()));
+    }
+    let key = PrivateKeyDer::from_pem_file(&files.key).map_err(|e| unusable(&files.key, e.to_string()))?;
+    CertifiedKey::from_der(chain, key, provider).map_err(|e| {
+        unusable(&files.key, format!("{e}; it must be the key of {}", files.certificate.display()))
+    })
+}
+
+/// Says that the certificate expires soon, or has: clients refuse it then, and say so where nobody looks.
+fn tell_expiry(files: &TlsFiles, state: &mut State) {
+    if state.told.is_some_and(|told| told.elapsed() < TELL_EVERY) {
+        return;
+    }
+    let now = DefaultTimeProvider.current_time().and_then(|now| i64::try_from(now.as_secs()).ok());
+    let ends = state.pair.cert.first().and_then(|certificate| ends_at(certificate));
+    let (Some(now), Some(ends)) = (now, ends) else { return };
+    let left_hours = ends.saturating_sub(now).div_euclid(3600);
+    let certificate = files.certificate.display();
+    if ends <= now {
+        tracing::error!(%certificate, "the certificate has expired, and clients refuse it: replace it and its key");
+    } else if ends.saturating_sub(now).unsigned_abs() < EXPIRES_SOON.as_secs() {
+        tracing::warn!(%certificate, left_hours, "the certificate expires soon: replace it and its key");
+    } else {
+        return;
+    }
+    state.told = Some(Instant::now());
+}
+
+/// Until when a certificate is good, in seconds since 1970.
+fn ends_at(certificate: &CertificateDer<'_>) -> Option<i64> {
+    let (_, certificate) = X509Certificate::from_der(certificate).ok()?;
+    Some(certificate.validity().not_after.timestamp())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn make(files: &TlsFiles) -> Vec<u8> {
+        let made = rcgen::generate_simple_self_signed(vec!["localhost".to_owned()]).unwrap();
+        std::fs::write(&files.certificate, made.cert.pem()).unwrap();
+        std::fs::write(&files.key, made.signing_key.serialize_pem()).unwrap();
+        made.cert.der().to_vec()
+    }
+
+    #[test]
+    fn a_pair_that_fits_takes_the_place_of_the_one_before() {
+        let dir = tempfile::tempdir().unwrap();
+        let files = TlsFiles { certificate: dir.path().join("cert.pem"), key: dir.path().join("key.pem") };
+        let first = make(&files);
+        let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
+        let certificates = Certificates::open(&files, provider).unwrap();
+        let shown = || {
+            certificates.state.lock().looked -= LOOK_EVERY * 2;
+            certificates.current().cert[0].to_vec()
+        };
+        assert!(shown() == first);
+        let key = std::fs::read(&files.key).unwrap();
+        let second = make(&files);
+        assert!(shown() == second);
+        // A key that is another's, none, and no file at all: the last good pair stays.
+        std::fs::write(&files.key, &key).unwrap();
+        assert!(shown() == second);
+        std::fs::write(&files.key, "").unwrap();
+        assert!(shown() == second);
+        std::fs::remove_file(&files.certificate).unwrap();
+        assert!(shown() == second);
+        let third = make(&files);
+        assert!(shown() == third);
+    }
+
+    #[test]
+    fn the_end_of_a_certificate_is_known_and_told_once() {
+        let dir = tempfile::tempdir().unwrap();
+        let files = TlsFiles { certificate: dir.path().join("cert.pem"), key: dir.path().join("key.pem") };
+        let mut parameters = rcgen::CertificateParams::new(vec!["localhost".to_owned()]).unwrap();
+        parameters.not_after = rcgen::date_time_ymd(2001, 9, 9);
+        let key = rcgen::KeyPair::generate().unwrap();
+        let expired = parameters.self_signed(&key).unwrap();
+        assert_eq!(ends_at(expired.der()), Some(999_993_600));
+        let told = |certificates: &Certificates| certificates.state.lock().told;
+        let open = || {
+            let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
+            Certificates::open(&files, provider).unwrap()
+        };
+        std::fs::write(&files.certificate, expired.pem()).unwrap();
+        std::fs::write(&files.key, key.serialize_pem()).unwrap();
+        let certificates = open();
+        let when = told(&certificates);
+        assert!(when.is_some());
+        certificates.state.lock().looked -= LOOK_EVERY * 2;
+        certificates.current();
+        assert_eq!(told(&certificates), when);
+        // What is good for long is not worth a word.
+        make(&files);
+        certificates.state.lock().looked -= LOOK_EVERY * 2;
+        certificates.current();
+        assert_eq!((told(&certificates), told(&open())), (None, None));
+    }
 }
