@@ -11,7 +11,9 @@ use std::path::PathBuf;
 use crate::error::{StoreError, StoreErrorKind};
 use crate::hash::Hash;
 use crate::local_dir::Inner;
-use crate::local_dir::files::{remove_quietly, rename, replace_file, step, sync_dir, sync_file, write};
+use crate::local_dir::files::{
+    remove_quietly, rename, replace_file, share_file, step, sync_dir, sync_file, write,
+};
 use crate::store::{Object, Patch};
 
 /// How much is read and written at a time.
@@ -51,7 +53,7 @@ impl Inner {
                 ),
             ));
         }
-        sync_file(&file, &part.path).map_err(failed)?;
+        share_file(&file, &target).and_then(|()| sync_file(&file, &part.path)).map_err(failed)?;
         rename(&part.path, &target)
             .map_err(|e| StoreError::from_os(format!("cannot write {}", target.display()), e))?;
         sync_dir(&self.layout.objects())

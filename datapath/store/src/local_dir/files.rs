@@ -1,8 +1,8 @@
 //! Writing and reading whole files so that a crash never leaves half of one.
 
-use std::fs::{self, File};
+use std::fs::{self, File, Permissions};
 use std::io::{Error, ErrorKind, Read, Write};
-use std::os::unix::fs::MetadataExt;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::Path;
 
 use crate::error::StoreError;
@@ -21,7 +21,7 @@ pub(super) fn read_small(path: &Path, max_bytes: u64) -> Result<Vec<u8>, Error> 
 /// Puts `bytes` at `path`, durably, by way of `temporary` on the same file system. After an error `path` is
 /// as it was and `temporary` is gone.
 pub(super) fn replace_file(temporary: &Path, path: &Path, bytes: &[u8]) -> Result<(), StoreError> {
-    let written = write_synced(temporary, bytes).and_then(|()| rename(temporary, path));
+    let written = write_synced(temporary, path, bytes).and_then(|()| rename(temporary, path));
     if let Err(e) = written {
         remove_quietly(temporary);
         return Err(StoreError::from_os(format!("cannot write {}", path.display()), e));
@@ -32,11 +32,39 @@ pub(super) fn replace_file(temporary: &Path, path: &Path, bytes: &[u8]) -> Resul
     }
 }
 
-fn write_synced(path: &Path, bytes: &[u8]) -> Result<(), Error> {
+fn write_synced(temporary: &Path, path: &Path, bytes: &[u8]) -> Result<(), Error> {
     step()?;
-    let mut file = File::create(path)?;
+    let mut file = File::create(temporary)?;
     write(&mut file, bytes)?;
-    sync_file(&file, path)
+    share_file(&file, path)?;
+    sync_file(&file, temporary)
+}
+
+/// Has those read a file who can read the directory in which it will be `path`: whose the store is says there who reads it,
+/// and not the umask of a process that has secrets elsewhere.
+pub(super) fn share_file(file: &File, path: &Path) -> Result<(), Error> {
+    path.parent().map_or(Ok(()), |dir| share(file, dir, 0o044))
+}
+
+/// The same for a directory.
+pub(super) fn share_dir(path: &Path) -> Result<(), Error> {
+    path.parent().map_or(Ok(()), |dir| share(&File::open(path)?, dir, 0o055))
+}
+
+fn share(file: &File, dir: &Path, bits: u32) -> Result<(), Error> {
+    let granted = fs::metadata(dir)?.mode() & bits;
+    let mode = file.metadata()?.mode() & 0o7777;
+    if mode | granted == mode {
+        return Ok(());
+    }
+    match file.set_permissions(Permissions::from_mode(mode | granted)) {
+        // Of some file systems the mount says who reads what.
+        Err(e) if matches!(e.kind(), ErrorKind::PermissionDenied | ErrorKind::Unsupported) => {
+            tracing::warn!(dir = %dir.display(), error = %e, "a new file is not opened to those who can read its directory");
+            Ok(())
+        }
+        set => set,
+    }
 }
 
 /// Makes what was written to a file durable.

@@ -41,7 +41,7 @@ use parking_lot::Mutex;
 
 use crate::error::{StoreError, StoreErrorKind};
 use crate::hash::Hash;
-use crate::local_dir::files::{read_small, remove, replace_file, sync_dir};
+use crate::local_dir::files::{read_small, remove, replace_file, share_dir, sync_dir};
 use crate::local_dir::layout::Layout;
 use crate::local_dir::object::LocalObject;
 use crate::local_dir::publication::LocalPublication;
@@ -356,10 +356,13 @@ impl Inner {
         // Under this lock no removal of the version is under way that would leave the trace behind; what
         // another process removes meanwhile leaves one, which the next writer's start removes.
         let _pin = self.pin(manifest)?;
-        fs::create_dir_all(self.layout.traces()).map_err(failed)?;
+        let traces = self.layout.traces();
+        if !traces.exists() {
+            fs::create_dir_all(&traces).and_then(|()| share_dir(&traces)).map_err(failed)?;
+        }
         let number = self.next_temporary.fetch_add(1, Ordering::Relaxed);
         let part = format!("{}.{}-{number}.part", manifest, std::process::id());
-        replace_file(&self.layout.traces().join(part), &path, trace)
+        replace_file(&traces.join(part), &path, trace)
     }
 
     /// Called when a publication is over. `left_something` if an object without a version may be there.

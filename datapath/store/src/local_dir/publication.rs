@@ -7,7 +7,9 @@ use std::sync::Arc;
 use crate::error::StoreError;
 use crate::hash::Hash;
 use crate::local_dir::Inner;
-use crate::local_dir::files::{read_small, remove_quietly, rename, step, sync_dir, sync_file, write};
+use crate::local_dir::files::{
+    read_small, remove_quietly, rename, share_file, step, sync_dir, sync_file, write,
+};
 use crate::name::ImageName;
 use crate::refs::{Image, Version};
 use crate::store::{MANIFEST_MAX_BYTES, NewVersion, Object, Publication, check_manifest_size};
@@ -80,7 +82,7 @@ impl Publication for LocalPublication {
         let id = Hash::from(writing.hasher.finalize());
         let path = self.store.layout.object(id);
         self.left_something = true;
-        let synced = sync_file(&writing.file, &writing.path);
+        let synced = share_file(&writing.file, &path).and_then(|()| sync_file(&writing.file, &writing.path));
         if let Err(e) = synced.and_then(|()| rename(&writing.path, &path)) {
             remove_quietly(&writing.path);
             return Err(StoreError::from_os(format!("cannot write {}", path.display()), e));
