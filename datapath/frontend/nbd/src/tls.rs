@@ -9,9 +9,12 @@
 //!
 //! TLS 1.2 and 1.3. Keys that are shared beforehand (PSK) are not supported.
 
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
+use parking_lot::Mutex;
 use rustls::crypto::aws_lc_rs::default_provider;
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, CertificateRevocationListDer, PrivateKeyDer, ServerName};
@@ -66,13 +69,38 @@ pub struct ClientIdentity {
     pub names: Vec<String>,
 }
 
-/// What a server needs for TLS.
+/// What a server needs for TLS. The files are read again when they change: who has a connection keeps it, and who comes then
+/// is shown the new certificate and checked against the new lists.
 #[derive(Clone)]
 pub struct ServerTls {
-    pub(crate) config: Arc<ServerConfig>,
+    files: Arc<ServerFiles>,
     /// Clients without TLS are refused.
     pub(crate) is_required: bool,
 }
+
+/// The files, and what was read from them last.
+struct ServerFiles {
+    directory: PathBuf,
+    verifies_clients: bool,
+    state: Mutex<ServerState>,
+}
+
+struct ServerState {
+    config: Arc<ServerConfig>,
+    /// Of the files, when they were read, used or not.
+    seen: Stamps,
+    /// Whether there was a list of withdrawn certificates.
+    has_withdrawn: bool,
+    looked: Instant,
+}
+
+/// How often the files are looked at, at most.
+const LOOK_EVERY: Duration = Duration::from_secs(1);
+const WITHDRAWN: &str = "ca-crl.pem";
+const SERVER_FILES: [&str; 4] = ["ca-cert.pem", WITHDRAWN, "server-cert.pem", "server-key.pem"];
+
+/// What tells files from those that were there before: number, length, and when they were changed.
+type Stamps = [Option<(u64, u64, i64, i64)>; SERVER_FILES.len()];
 
 /// How a server uses TLS.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -86,34 +114,81 @@ pub struct ServerTlsOptions {
 impl ServerTls {
     /// Reads a directory.
     pub fn load(directory: &Path, options: ServerTlsOptions) -> Result<Self, TlsError> {
-        let together = |why: String| TlsError::Together { directory: directory.into(), why };
-        let provider = Arc::new(default_provider());
-        let builder = ServerConfig::builder_with_provider(Arc::clone(&provider))
-            .with_safe_default_protocol_versions()
-            .map_err(|e| together(e.to_string()))?;
-        let builder = if options.verifies_clients {
-            let mut verifier =
-                WebPkiClientVerifier::builder_with_provider(Arc::new(authorities(directory)?), provider);
-            let withdrawn = directory.join("ca-crl.pem");
-            if withdrawn.exists() {
-                let lists: Vec<CertificateRevocationListDer<'static>> =
-                    objects(&withdrawn, "withdrawn certificates")?;
-                verifier = verifier.with_crls(lists).allow_unknown_revocation_status();
-            }
-            builder.with_client_cert_verifier(verifier.build().map_err(|e| together(e.to_string()))?)
-        } else {
-            builder.with_no_client_auth()
-        };
-        let (certificates, key) = own(directory, "server")?;
-        let mut config = builder.with_single_cert(certificates, key).map_err(|e| together(e.to_string()))?;
-        // NBD connections last for hours; resuming them saves nothing, and tickets are secrets to keep.
-        config.send_tls13_tickets = 0;
-        Ok(Self { config: Arc::new(config), is_required: options.is_required })
+        let (seen, verifies_clients) = (stamps(directory), options.verifies_clients);
+        let (config, has_withdrawn) = server_config(directory, verifies_clients)?;
+        let state = Mutex::new(ServerState { config, seen, has_withdrawn, looked: Instant::now() });
+        let files = Arc::new(ServerFiles { directory: directory.into(), verifies_clients, state });
+        Ok(Self { files, is_required: options.is_required })
     }
 
     pub(crate) fn connection(&self) -> Result<rustls::Connection, rustls::Error> {
-        ServerConnection::new(Arc::clone(&self.config)).map(rustls::Connection::Server)
+        ServerConnection::new(self.files.current()).map(rustls::Connection::Server)
     }
+}
+
+impl ServerFiles {
+    fn current(&self) -> Arc<ServerConfig> {
+        let mut state = self.state.lock();
+        if state.looked.elapsed() >= LOOK_EVERY {
+            state.looked = Instant::now();
+            // Before they are read: what is changed meanwhile is read again.
+            let seen = stamps(&self.directory);
+            if std::mem::replace(&mut state.seen, seen) != seen {
+                self.read_again(&mut state);
+            }
+        }
+        Arc::clone(&state.config)
+    }
+
+    fn read_again(&self, state: &mut ServerState) {
+        let directory = self.directory.display();
+        match server_config(&self.directory, self.verifies_clients) {
+            // It is being replaced: nobody who was locked out comes in meanwhile.
+            Ok((_, false)) if state.has_withdrawn => tracing::warn!(%directory,
+                "the list of withdrawn certificates ({WITHDRAWN}) is gone: the files before are used until it is back"),
+            Ok((config, has_withdrawn)) => {
+                tracing::info!(%directory, "the TLS files were read again");
+                (state.config, state.has_withdrawn) = (config, has_withdrawn);
+            }
+            // Between one file and the next, this is how it is.
+            Err(error) => {
+                tracing::warn!(%error, "TLS files have changed, and those before are used until that is mended")
+            }
+        }
+    }
+}
+
+fn stamps(directory: &Path) -> Stamps {
+    SERVER_FILES.map(|name| {
+        let file = std::fs::metadata(directory.join(name)).ok()?;
+        Some((file.ino(), file.len(), file.mtime(), file.mtime_nsec()))
+    })
+}
+
+/// Reads a server's files. Returns, too, whether there is a list of withdrawn certificates among them.
+fn server_config(directory: &Path, verifies_clients: bool) -> Result<(Arc<ServerConfig>, bool), TlsError> {
+    let together = |why: String| TlsError::Together { directory: directory.into(), why };
+    let provider = Arc::new(default_provider());
+    let builder = ServerConfig::builder_with_provider(Arc::clone(&provider))
+        .with_safe_default_protocol_versions()
+        .map_err(|e| together(e.to_string()))?;
+    let withdrawn = Some(directory.join(WITHDRAWN)).filter(|path| verifies_clients && path.exists());
+    let builder = if verifies_clients {
+        let mut verifier =
+            WebPkiClientVerifier::builder_with_provider(Arc::new(authorities(directory)?), provider);
+        if let Some(path) = &withdrawn {
+            let lists: Vec<CertificateRevocationListDer<'static>> = objects(path, "withdrawn certificates")?;
+            verifier = verifier.with_crls(lists).allow_unknown_revocation_status();
+        }
+        builder.with_client_cert_verifier(verifier.build().map_err(|e| together(e.to_string()))?)
+    } else {
+        builder.with_no_client_auth()
+    };
+    let (certificates, key) = own(directory, "server")?;
+    let mut config = builder.with_single_cert(certificates, key).map_err(|e| together(e.to_string()))?;
+    // NBD connections last for hours; resuming them saves nothing, and tickets are secrets to keep.
+    config.send_tls13_tickets = 0;
+    Ok((Arc::new(config), withdrawn.is_some()))
 }
 
 /// What a client's URI says about TLS.

@@ -330,6 +330,31 @@ fn files_that_cannot_be_used_are_named() {
 }
 
 #[test]
+fn files_that_change_count_for_those_who_come_then() {
+    let secured = Secured::new(ReferenceDisk::new(MIB), VERIFIED, None);
+    let before = secured.client(&secured.authority, Some("desk-7"), USUAL);
+    let is_let_in = |files: &Path| Client::open(&secured.uri(files)).is_ok();
+    let open = Client::open(&secured.uri(&before)).unwrap();
+    let other = Authority::new("another authority");
+    other.directory(&secured.pki(), &[("server", "localhost", USUAL), ("client", "desk-7", USUAL)]);
+    wait_for("the new certificate", || is_let_in(&secured.pki()));
+    assert!(!is_let_in(&before));
+    blocking::read(&*open, 0, &mut [0; 4096]).unwrap();
+    // One is withdrawn, also while its list is away for a moment.
+    let withdrawn = secured.client(&other, Some("gone"), Oddity { is_expired: false, serial: 99 });
+    assert!(is_let_in(&withdrawn));
+    other.withdraw(&secured.pki(), 99);
+    wait_for("the list of withdrawn certificates", || !is_let_in(&withdrawn));
+    std::fs::remove_file(secured.pki().join("ca-crl.pem")).unwrap();
+    std::thread::sleep(Duration::from_millis(1500));
+    assert!(!is_let_in(&withdrawn) && is_let_in(&secured.pki()));
+    // What cannot be read locks nobody out.
+    std::fs::write(secured.pki().join("server-key.pem"), "").unwrap();
+    std::thread::sleep(Duration::from_millis(1500));
+    assert!(is_let_in(&secured.pki()));
+}
+
+#[test]
 fn garbage_instead_of_tls_costs_its_own_connection() {
     let directory = tempfile::tempdir().unwrap();
     let authority = Authority::new("the authority");
