@@ -27,6 +27,7 @@ use parking_lot::Mutex;
 use crate::disk_cache::DiskCache;
 use crate::error::ImageError;
 use crate::index::HashTable;
+use crate::open_manifests::OpenManifests;
 use crate::units::{u64_of, usize_of};
 
 /// The most parts with a lock of their own.
@@ -99,6 +100,7 @@ pub struct ChunkCache {
     shard_bytes: u64,
     spare: Mutex<Vec<Pages>>,
     disk: Option<Arc<DiskCache>>,
+    manifests: OpenManifests,
     counters: Counters,
 }
 
@@ -129,6 +131,7 @@ impl ChunkCache {
             shard_bytes: capacity_bytes / u64_of(shards),
             spare: Mutex::default(),
             disk,
+            manifests: OpenManifests::default(),
             counters: Counters::default(),
         })
     }
@@ -136,6 +139,11 @@ impl ChunkCache {
     /// The cache on the local disk, if there is one.
     pub fn disk(&self) -> Option<&Arc<DiskCache>> {
         self.disk.as_ref()
+    }
+
+    /// What the readers over this cache have open.
+    pub(crate) fn manifests(&self) -> &OpenManifests {
+        &self.manifests
     }
 
     /// The most bytes of chunks that are held.

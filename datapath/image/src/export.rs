@@ -12,7 +12,7 @@ use crate::fetch::fetch_chunk;
 use crate::manifest::Manifest;
 use crate::partial::Partial;
 use crate::progress::{Cancel, Progress};
-use crate::reader::open_version;
+use crate::reader::{open_objects, read_manifest};
 use crate::units::{usize_of, usize_of_u32};
 use crate::walk::walk;
 
@@ -29,8 +29,9 @@ pub fn export_raw(
     progress: &mut dyn FnMut(Progress),
 ) -> Result<(), ImageError> {
     let _pin = store.pin(manifest)?;
-    let (parsed, objects) = open_version(store, manifest, None)
-        .map_err(|e| e.context(format!("cannot export version {}", manifest.short())))?;
+    let opening = |e: ImageError| e.context(format!("cannot export version {}", manifest.short()));
+    let parsed = read_manifest(store, manifest, None).map_err(opening)?;
+    let objects = open_objects(store, &parsed).map_err(opening)?;
     // Whoever saw nothing there does not take another export's file away.
     let is_new = fs::symlink_metadata(to).is_err();
     let (partial, file) = create_partial(to)?;

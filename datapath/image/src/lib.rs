@@ -87,6 +87,7 @@ mod file_disk;
 mod foreign;
 mod hydrate;
 mod index;
+mod open_manifests;
 mod pace;
 mod qcow2;
 mod readahead;

@@ -30,7 +30,7 @@ use crate::disk_cache::{DiskCache, Kept};
 use crate::error::ImageError;
 use crate::fetch::{Fetch, MergeLimit, Source, group};
 use crate::fetch_pool::{FetchPool, PREFETCH_MAX_BYTES, Place, Urgency, read_only};
-use crate::manifest::{ChunkRef, Manifest};
+use crate::manifest::{ChunkRef, Manifest, ObjectRef};
 use crate::readahead::Readahead;
 use crate::trace::{Recorder, Trace};
 use crate::units::{usize_of, usize_of_u32};
@@ -45,7 +45,7 @@ const READAHEAD_CACHE_SHARE: u64 = 8;
 /// A version of an image, open for reading. It cannot be removed from the store meanwhile.
 pub struct VersionReader {
     id: Hash,
-    manifest: Manifest,
+    manifest: Arc<Manifest>,
     objects: Vec<Arc<dyn Object>>,
     cache: Arc<ChunkCache>,
     pool: Arc<FetchPool>,
@@ -69,7 +69,9 @@ impl VersionReader {
         let pin = store.pin(manifest).map_err(|e| opening(e.into()))?;
         let is_remote = store.is_remote();
         let disk = cache.disk().filter(|_| is_remote);
-        let (parsed, objects) = open_version(store, manifest, disk.map(Arc::as_ref)).map_err(opening)?;
+        let read = || read_manifest(store, manifest, disk.map(Arc::as_ref));
+        let parsed = cache.manifests().get(manifest, read).map_err(opening)?;
+        let objects = open_objects(store, &parsed).map_err(opening)?;
         let place = if is_remote { Place::Remote } else { Place::Here };
         let pool = FetchPool::shared(place).map_err(|e| opening(e.into()))?;
         let kept_pool = disk.map(|_| FetchPool::shared(Place::Here)).transpose();
@@ -368,13 +370,12 @@ impl Drop for Prefetching<'_> {
     }
 }
 
-/// Reads, parses and checks the manifest, and opens what it refers to. The manifest is kept on the local disk, and comes from
-/// there while no server answers.
-pub(crate) fn open_version(
+/// Reads, parses and checks the manifest. It is kept on the local disk, and comes from there while no server answers.
+pub(crate) fn read_manifest(
     store: &dyn Store,
     id: Hash,
     disk: Option<&DiskCache>,
-) -> Result<(Manifest, Vec<Arc<dyn Object>>), ImageError> {
+) -> Result<Manifest, ImageError> {
     let bytes = match (store.manifest(id), disk) {
         (Ok(bytes), Some(disk)) => {
             disk.keep_manifest(id, &bytes);
@@ -387,10 +388,16 @@ pub(crate) fn open_version(
         }
         (found, _) => found?,
     };
-    let manifest = Manifest::decode(&bytes)?;
-    let open = |object: &crate::manifest::ObjectRef| store.open_object_of(object.id, object.len_bytes);
-    let objects = manifest.objects().iter().map(open).collect::<Result<_, _>>()?;
-    Ok((manifest, objects))
+    Manifest::decode(&bytes)
+}
+
+/// Opens what a manifest refers to.
+pub(crate) fn open_objects(
+    store: &dyn Store,
+    manifest: &Manifest,
+) -> Result<Vec<Arc<dyn Object>>, ImageError> {
+    let open = |object: &ObjectRef| store.open_object_of(object.id, object.len_bytes);
+    Ok(manifest.objects().iter().map(open).collect::<Result<_, _>>()?)
 }
 
 /// Part of a request that lies in one chunk.

@@ -338,6 +338,14 @@ fn a_budget_is_spent_on_the_start_of_a_trace() {
 }
 
 #[test]
+fn readers_of_a_version_have_one_manifest() {
+    let setup = setup(1);
+    let cache = ChunkCache::new(1 << 20);
+    let readers = [0; 3].map(|_| setup.open(Arc::clone(&cache)));
+    assert!(readers.iter().all(|reader| std::ptr::eq(reader.manifest(), readers[0].manifest())));
+}
+
+#[test]
 fn what_is_lent_counts_as_read() {
     let setup = setup(8);
     let cache = ChunkCache::new(64 << 20);

@@ -1,0 +1,135 @@
+//! The manifests of versions that are open: in memory once, and read once, for all readers of a version.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Weak};
+
+use headwater_store::Hash;
+use parking_lot::{Condvar, Mutex};
+
+use crate::error::ImageError;
+use crate::manifest::Manifest;
+
+/// Manifests that readers have.
+#[derive(Default)]
+pub(crate) struct OpenManifests {
+    slots: Mutex<HashMap<Hash, Slot>>,
+    /// Somebody ended reading one.
+    read: Condvar,
+}
+
+enum Slot {
+    Reading,
+    Open(Weak<Manifest>),
+}
+
+impl OpenManifests {
+    /// A manifest that another reader has, or reads at this moment, or else what `read` gives. Where the other one fails, who
+    /// waited for it reads too, and gets a reason of its own.
+    pub(crate) fn get(
+        &self,
+        id: Hash,
+        read: impl FnOnce() -> Result<Manifest, ImageError>,
+    ) -> Result<Arc<Manifest>, ImageError> {
+        let mut slots = self.slots.lock();
+        let waits = matches!(slots.get(&id), Some(Slot::Reading));
+        self.read.wait_while(&mut slots, |slots| waits && matches!(slots.get(&id), Some(Slot::Reading)));
+        if let Some(Slot::Open(open)) = slots.get(&id)
+            && let Some(manifest) = open.upgrade()
+        {
+            return Ok(manifest);
+        }
+        slots.retain(|_, slot| !matches!(slot, Slot::Open(open) if open.strong_count() == 0));
+        // Those who waited in vain do not wait for each other.
+        let reading = (!waits).then(|| {
+            slots.insert(id, Slot::Reading);
+            Reading { manifests: self, id }
+        });
+        drop(slots);
+        let manifest = Arc::new(read()?);
+        self.slots.lock().insert(id, Slot::Open(Arc::downgrade(&manifest)));
+        drop(reading);
+        Ok(manifest)
+    }
+}
+
+/// Ends the wait of others, also where reading fails.
+struct Reading<'a> {
+    manifests: &'a OpenManifests,
+    id: Hash,
+}
+
+impl Drop for Reading<'_> {
+    fn drop(&mut self) {
+        let mut slots = self.manifests.slots.lock();
+        if matches!(slots.get(&self.id), Some(Slot::Reading)) {
+            slots.remove(&self.id);
+        }
+        drop(slots);
+        self.manifests.read.notify_all();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::error::ImageErrorKind;
+    use crate::manifest::ManifestBuilder;
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    fn manifest() -> Manifest {
+        ManifestBuilder::new(4096, 65_536, None).finish(&[]).unwrap()
+    }
+
+    #[test]
+    fn a_manifest_is_read_once_for_all_who_open_it_together() {
+        let (open, id) = (OpenManifests::default(), Hash::of(b"m"));
+        let reads = AtomicUsize::new(0);
+        let (begun, wait_begun) = std::sync::mpsc::channel();
+        let (go_on, wait) = std::sync::mpsc::channel::<()>();
+        std::thread::scope(|scope| {
+            let (open, reads) = (&open, &reads);
+            let first = scope.spawn(move || {
+                open.get(id, || {
+                    reads.fetch_add(1, Ordering::SeqCst);
+                    begun.send(()).unwrap();
+                    wait.recv().unwrap();
+                    Ok(manifest())
+                })
+            });
+            wait_begun.recv().unwrap();
+            let other = || {
+                open.get(id, || {
+                    reads.fetch_add(1, Ordering::SeqCst);
+                    Ok(manifest())
+                })
+            };
+            let others: Vec<_> = (0..8).map(|_| scope.spawn(other)).collect();
+            go_on.send(()).unwrap();
+            let first = first.join().unwrap().unwrap();
+            for other in others {
+                assert!(Arc::ptr_eq(&first, &other.join().unwrap().unwrap()));
+            }
+        });
+        assert_eq!(reads.load(Ordering::SeqCst), 1);
+        // Nobody has it any more.
+        open.get(id, || {
+            reads.fetch_add(1, Ordering::SeqCst);
+            Ok(manifest())
+        })
+        .unwrap();
+        assert_eq!(reads.load(Ordering::SeqCst), 2);
+    }
+
+    #[test]
+    fn one_that_fails_keeps_nobody_waiting() {
+        let (open, id) = (OpenManifests::default(), Hash::of(b"m"));
+        let fails = || open.get(id, || Err(ImageError::new(ImageErrorKind::Io, "gone"))).map(drop);
+        std::thread::scope(|scope| {
+            let all: Vec<_> = (0..8).map(|_| scope.spawn(fails)).collect();
+            assert!(all.into_iter().all(|one| one.join().unwrap().is_err()));
+        });
+        let panics = || open.get(id, || panic!("a bug")).map(drop);
+        assert!(std::panic::catch_unwind(std::panic::AssertUnwindSafe(panics)).is_err());
+        assert!(open.get(id, || Ok(manifest())).is_ok());
+    }
+}
