@@ -25,8 +25,11 @@ use crate::room::Room;
 use crate::server::Limits;
 use crate::tokens::TokenFile;
 
-/// How much of manifests is kept in memory, so that one that is fetched in parts is read and checked once.
+/// How much of manifests, lists and traces is kept in memory, so that what is fetched in parts is read and checked once, and what
+/// many fetch at a time is there once.
 pub const MANIFESTS_BYTES: usize = 256 << 20;
+/// The most of them.
+const CONTENTS_MAX: usize = 1024;
 
 /// What a path leads to.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -97,8 +100,8 @@ pub struct Answers {
     reads: Reads,
     /// For pieces of all answers.
     room: Arc<Semaphore>,
-    /// The manifests that were asked for last, newest last.
-    manifests: Mutex<Vec<(Hash, Bytes)>>,
+    /// The manifests, lists and traces that were asked for last, by their hash, newest last.
+    contents: Mutex<Vec<(Hash, Bytes)>>,
     /// Objects of a remote store that were asked for last, newest last.
     objects: Mutex<Vec<Arc<dyn Object>>>,
 }
@@ -111,8 +114,8 @@ impl Answers {
     pub fn new(store: Arc<dyn Store>, tokens: Option<TokenFile>, tls: bool, limits: &Limits) -> Self {
         let leases = Leases::new(Arc::clone(&store), limits.lease);
         let reads = Reads::new(limits.reads, limits.read_wait);
-        let (manifests, objects) = (Mutex::new(Vec::new()), Mutex::new(Vec::new()));
-        Self { store, tokens, tls, leases, reads, room: Room::of_server(), manifests, objects }
+        let (contents, objects) = (Mutex::new(Vec::new()), Mutex::new(Vec::new()));
+        Self { store, tokens, tls, leases, reads, room: Room::of_server(), contents, objects }
     }
 
     /// Room for what is sent on a connection.
@@ -196,9 +199,9 @@ impl Answers {
 
     /// Looks it up. Blocks on I/O.
     fn find(&self, target: &Target) -> Result<Found, StoreError> {
-        let tagged = |bytes: Vec<u8>| Found {
-            tag: format!("\"{}\"", Hash::of(&bytes)),
-            content: Content::Bytes(Bytes::from(bytes)),
+        let tagged = |bytes: Vec<u8>| {
+            let id = Hash::of(&bytes);
+            Found { tag: format!("\"{id}\""), content: Content::Bytes(self.keep(id, bytes)) }
         };
         let absent = || StoreError::new(StoreErrorKind::NotFound, "it is not there");
         match target {
@@ -233,23 +236,31 @@ impl Answers {
     }
 
     fn manifest(&self, id: Hash) -> Result<Bytes, StoreError> {
-        let mut kept = self.manifests.lock();
-        if let Some(at) = kept.iter().position(|(kept, _)| *kept == id) {
-            let entry = kept.remove(at);
-            kept.push(entry);
-            return kept
-                .last()
-                .map(|(_, bytes)| bytes.clone())
-                .ok_or_else(|| StoreError::new(StoreErrorKind::NotFound, "it is not there"));
+        match self.kept(id) {
+            Some(bytes) => Ok(bytes),
+            None => Ok(self.keep(id, self.store.manifest(id)?)),
         }
-        drop(kept);
-        let bytes = Bytes::from(self.store.manifest(id)?);
-        let mut kept = self.manifests.lock();
-        kept.push((id, bytes.clone()));
-        while kept.len() > 1 && kept.iter().map(|(_, bytes)| bytes.len()).sum::<usize>() > MANIFESTS_BYTES {
-            kept.remove(0);
+    }
+
+    fn kept(&self, id: Hash) -> Option<Bytes> {
+        newest(&mut self.contents.lock(), id)
+    }
+
+    /// Keeps a content, so that all answers that have it at a time have it once.
+    fn keep(&self, id: Hash, bytes: Vec<u8>) -> Bytes {
+        let mut contents = self.contents.lock();
+        if let Some(bytes) = newest(&mut contents, id) {
+            return bytes;
         }
-        Ok(bytes)
+        let bytes = Bytes::from(bytes);
+        contents.push((id, bytes.clone()));
+        while contents.len() > 1
+            && (contents.len() > CONTENTS_MAX
+                || contents.iter().map(|(_, bytes)| bytes.len()).sum::<usize>() > MANIFESTS_BYTES)
+        {
+            contents.remove(0);
+        }
+        bytes
     }
 
     /// An object. Those of a store that would have to ask for their length stay open; a file that was removed would
@@ -323,6 +334,15 @@ impl Answers {
             (true, false) => "public, max-age=31536000, immutable",
         }
     }
+}
+
+/// The content with this hash, which was used last now.
+fn newest(contents: &mut Vec<(Hash, Bytes)>, id: Hash) -> Option<Bytes> {
+    let at = contents.iter().position(|(kept, _)| *kept == id)?;
+    let entry = contents.remove(at);
+    let bytes = entry.1.clone();
+    contents.push(entry);
+    Some(bytes)
 }
 
 /// Whether a browser may have been made to ask: a page from anywhere can have it talk to loopback ports, and can point a
@@ -405,6 +425,19 @@ fn problem(status: StatusCode, kind: &str, message: &str) -> Response<AnswerBody
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn equal_answers_have_their_bytes_once() {
+        let dir = tempfile::tempdir().unwrap();
+        let store = headwater_store::LocalDir::open(dir.path(), headwater_store::Access::WRITE).unwrap();
+        let answers = Answers::new(Arc::new(store), None, false, &Limits::default());
+        let bytes = || match answers.find(&Target::Settings).unwrap().content {
+            Content::Bytes(bytes) => bytes,
+            Content::Object(_) => panic!("it is no object"),
+        };
+        let all = [bytes(), bytes()];
+        assert!(all[0].len() == 64 && std::ptr::eq(all[0].as_ptr(), all[1].as_ptr()));
+    }
 
     #[test]
     fn paths_are_those_of_a_directory_and_no_others() {

@@ -19,7 +19,8 @@
 //! - [`IDLE_TIMEOUT`] for a request to come in full and for a client that takes nothing of its answer; pings are no sign of life.
 //! - [`ADMISSION_TIMEOUT`] for a connection until the first request with a token.
 //! - [`READS_MAX`] threads block on the store; who waits for one longer than [`READ_WAIT`] is refused.
-//! - [`LEASES_MAX`] versions are held for [`LEASE`]; [`MANIFESTS_BYTES`] of manifests are kept in memory.
+//! - [`LEASES_MAX`] versions are held for [`LEASE`]; [`MANIFESTS_BYTES`] of manifests, lists and traces are kept
+//!   in memory.
 //!
 //! # Errors
 //! [`ServeError`] for what cannot be served at all; a client gets a status and a problem as JSON, and the log the
