@@ -62,6 +62,7 @@ pub mod url;
 mod connection;
 mod head;
 mod probe;
+mod server;
 mod speed;
 mod tls;
 mod transfer;

@@ -15,7 +15,6 @@
 //! `state`, then nothing. `idle` and `addresses` of a server alone. None is held across I/O.
 
 use std::collections::VecDeque;
-use std::net::{SocketAddr, ToSocketAddrs};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -26,6 +25,7 @@ use parking_lot::{Condvar, Mutex};
 use rustls::pki_types::ServerName;
 
 use crate::connection::{Connection, TlsPeer};
+use crate::server::Server;
 use crate::speed::Speed;
 use crate::status::{Counting, ServerState, ServerStatus, Status};
 use crate::transfer::{Fault, Transfer, Wanted, request};
@@ -133,15 +133,6 @@ struct Broken {
     server: usize,
     path: String,
     until: Instant,
-}
-
-pub(crate) struct Server {
-    pub url: ServerUrl,
-    pub tls: Option<TlsPeer>,
-    idle: Mutex<Vec<(Connection, Instant)>>,
-    addresses: Mutex<Vec<SocketAddr>>,
-    /// Whether its name is being looked up in the background.
-    pub resolving: AtomicBool,
 }
 
 /// The servers of a store; lives as long as anybody reads from it.
@@ -302,10 +293,7 @@ impl Servers {
     /// Keeps a connection for the next request.
     pub(crate) fn keep(&self, index: usize, connection: Connection) {
         if let Some(server) = self.list.get(index) {
-            let mut idle = server.idle.lock();
-            if idle.len() < self.limits.idle_connections {
-                idle.push((connection, Instant::now()));
-            }
+            server.keep(connection, self.limits.idle_connections);
         }
     }
 
@@ -421,7 +409,7 @@ impl Servers {
     pub(crate) fn failed(&self, index: usize, what: &str, fault: &Fault) {
         let url = self.list.get(index).map(|server| server.url.to_string()).unwrap_or_default();
         if let Some(server) = self.list.get(index) {
-            server.idle.lock().clear();
+            server.drop_kept();
         }
         let mut state = self.state.lock();
         let Some(record) = state.records.get_mut(index) else { return };
@@ -563,95 +551,5 @@ impl Servers {
             waiting: state.waiting,
             waiting_for: state.gone_since.map_or(Duration::ZERO, |since| since.elapsed()),
         }
-    }
-}
-
-impl Server {
-    fn new(url: ServerUrl, tls: Option<TlsPeer>) -> Self {
-        let (idle, addresses) = (Mutex::default(), Mutex::default());
-        Self { url, tls, idle, addresses, resolving: AtomicBool::new(false) }
-    }
-
-    #[cfg(test)]
-    pub(crate) fn knows(&self, addresses: Vec<SocketAddr>) {
-        *self.addresses.lock() = addresses;
-    }
-
-    #[cfg(test)]
-    pub(crate) fn known(&self) -> Vec<SocketAddr> {
-        self.addresses.lock().clone()
-    }
-
-    /// Looks its name up. Where that fails the addresses stay that are known: a name server that is gone must not take
-    /// servers along that are there.
-    pub(crate) fn resolve(&self) -> Result<(), Fault> {
-        let host = self.url.host.as_str();
-        let found = (host, self.url.port).to_socket_addrs();
-        let mut addresses = self.addresses.lock();
-        let found: Vec<SocketAddr> = match found {
-            Ok(found) => found.collect(),
-            Err(e) if addresses.is_empty() => {
-                return Err(Fault::Gone(format!("its name '{host}' cannot be looked up: {e}")));
-            }
-            Err(e) => {
-                tracing::debug!(%host, error = %e, "going on with the addresses that were found before");
-                return Ok(());
-            }
-        };
-        let mut known = addresses.clone();
-        known.sort_unstable();
-        let mut sorted = found.clone();
-        sorted.sort_unstable();
-        // The order of those that are known says which of them works.
-        if known != sorted {
-            *addresses = found;
-        }
-        Ok(())
-    }
-
-    /// How many addresses it has.
-    pub(crate) fn addresses(&self) -> usize {
-        self.addresses.lock().len()
-    }
-
-    /// Uses the next of its addresses from now on.
-    pub(crate) fn next_address(&self) {
-        let mut addresses = self.addresses.lock();
-        if !addresses.is_empty() {
-            addresses.rotate_left(1);
-        }
-    }
-
-    fn connect(&self) -> Result<Connection, Fault> {
-        let address = self.addresses.lock().first().copied();
-        let address = address.ok_or_else(|| Fault::Gone("its name has no address".into()))?;
-        Connection::start(address, self.tls.as_ref()).map_err(|e| Fault::Gone(e.to_string()))
-    }
-
-    fn kept(&self, idle: Duration) -> Option<Connection> {
-        let mut kept = self.idle.lock();
-        while let Some((connection, since)) = kept.pop() {
-            if since.elapsed() < idle {
-                return Some(connection);
-            }
-        }
-        None
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_lookup_that_fails_leaves_the_addresses_that_are_known() {
-        // No name has a part of more than 63 letters, so this asks nobody.
-        let url: ServerUrl = format!("http://{}.invalid", "x".repeat(64)).parse().unwrap();
-        let server = Server::new(url, None);
-        let Err(Fault::Gone(why)) = server.resolve() else { panic!("it has an address") };
-        assert!(why.contains("cannot be looked up"), "{why}");
-        server.knows(vec![([127, 0, 0, 1], 1).into(), ([127, 0, 0, 2], 1).into()]);
-        assert_eq!(server.resolve(), Ok(()));
-        assert_eq!(server.addresses(), 2);
     }
 }

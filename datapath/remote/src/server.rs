@@ -1,0 +1,124 @@
+//! One server: its addresses, and the connections to it that are kept.
+
+use std::net::{SocketAddr, ToSocketAddrs};
+use std::sync::atomic::AtomicBool;
+use std::time::{Duration, Instant};
+
+use parking_lot::Mutex;
+
+use crate::connection::{Connection, TlsPeer};
+use crate::transfer::Fault;
+use crate::url::ServerUrl;
+
+pub(crate) struct Server {
+    pub url: ServerUrl,
+    pub tls: Option<TlsPeer>,
+    idle: Mutex<Vec<(Connection, Instant)>>,
+    addresses: Mutex<Vec<SocketAddr>>,
+    /// Whether its name is being looked up in the background.
+    pub resolving: AtomicBool,
+}
+
+impl Server {
+    pub(crate) fn new(url: ServerUrl, tls: Option<TlsPeer>) -> Self {
+        let (idle, addresses) = (Mutex::default(), Mutex::default());
+        Self { url, tls, idle, addresses, resolving: AtomicBool::new(false) }
+    }
+
+    #[cfg(test)]
+    pub(crate) fn knows(&self, addresses: Vec<SocketAddr>) {
+        *self.addresses.lock() = addresses;
+    }
+
+    #[cfg(test)]
+    pub(crate) fn known(&self) -> Vec<SocketAddr> {
+        self.addresses.lock().clone()
+    }
+
+    /// Looks its name up. Where that fails the addresses stay that are known: a name server that is gone must not take
+    /// servers along that are there.
+    pub(crate) fn resolve(&self) -> Result<(), Fault> {
+        let host = self.url.host.as_str();
+        let found = (host, self.url.port).to_socket_addrs();
+        let mut addresses = self.addresses.lock();
+        let found: Vec<SocketAddr> = match found {
+            Ok(found) => found.collect(),
+            Err(e) if addresses.is_empty() => {
+                return Err(Fault::Gone(format!("its name '{host}' cannot be looked up: {e}")));
+            }
+            Err(e) => {
+                tracing::debug!(%host, error = %e, "going on with the addresses that were found before");
+                return Ok(());
+            }
+        };
+        let mut known = addresses.clone();
+        known.sort_unstable();
+        let mut sorted = found.clone();
+        sorted.sort_unstable();
+        // The order of those that are known says which of them works.
+        if known != sorted {
+            *addresses = found;
+        }
+        Ok(())
+    }
+
+    /// How many addresses it has.
+    pub(crate) fn addresses(&self) -> usize {
+        self.addresses.lock().len()
+    }
+
+    /// Uses the next of its addresses from now on.
+    pub(crate) fn next_address(&self) {
+        let mut addresses = self.addresses.lock();
+        if !addresses.is_empty() {
+            addresses.rotate_left(1);
+        }
+    }
+
+    pub(crate) fn connect(&self) -> Result<Connection, Fault> {
+        let address = self.addresses.lock().first().copied();
+        let address = address.ok_or_else(|| Fault::Gone("its name has no address".into()))?;
+        Connection::start(address, self.tls.as_ref()).map_err(|e| Fault::Gone(e.to_string()))
+    }
+
+    /// Keeps a connection for the next request, unless that many are kept.
+    pub(crate) fn keep(&self, connection: Connection, most: usize) {
+        let mut idle = self.idle.lock();
+        if idle.len() < most {
+            idle.push((connection, Instant::now()));
+        }
+    }
+
+    /// Closes those that are kept.
+    pub(crate) fn drop_kept(&self) {
+        self.idle.lock().clear();
+    }
+
+    /// One that is kept, and not for longer than `idle`.
+    pub(crate) fn kept(&self, idle: Duration) -> Option<Connection> {
+        let mut kept = self.idle.lock();
+        while let Some((connection, since)) = kept.pop() {
+            if since.elapsed() < idle {
+                return Some(connection);
+            }
+        }
+        None
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_lookup_that_fails_leaves_the_addresses_that_are_known() {
+        // No name has a part of more than 63 letters, so this asks nobody.
+        let url: ServerUrl = format!("http://{}.invalid", "x".repeat(64)).parse().unwrap();
+        let server = Server::new(url, None);
+        let Err(Fault::Gone(why)) = server.resolve() else { panic!("it has an address") };
+        assert!(why.contains("cannot be looked up"), "{why}");
+        server.knows(vec![([127, 0, 0, 1], 1).into(), ([127, 0, 0, 2], 1).into()]);
+        assert_eq!(server.resolve(), Ok(()));
+        assert_eq!(server.addresses(), 2);
+    }
+}
