@@ -8,85 +8,11 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use headwater_remote::{Limits, Options, RemoteStore, ServerState};
-use headwater_store::{Access, Hash, LocalDir, NewVersion, Object, Store, StoreError, StoreErrorKind};
-use headwater_testkit::{FileServer, HttpFault, Rng, TestTls};
+use headwater_store::{Access, Hash, LocalDir, Store, StoreError, StoreErrorKind};
+use headwater_testkit::{FileServer, HttpFault, TestTls};
+use support::{MANIFEST, OBJECT_BYTES, all_up, limits, object, open, options, read, store};
 
-const OBJECT_BYTES: usize = 1 << 20;
-const MANIFEST: &[u8] = b"a manifest";
-
-/// A store with one image, whose one object is returned.
-fn store(dir: &Path) -> Vec<u8> {
-    let mut bytes = vec![0; OBJECT_BYTES];
-    let mut rng = Rng::new(7);
-    bytes.chunks_mut(8).for_each(|part| part.copy_from_slice(&rng.next_u64().to_le_bytes()));
-    let store = LocalDir::open(dir, Access::WRITE).unwrap();
-    let mut publication = store.publish().unwrap();
-    publication.append(&bytes).unwrap();
-    let (id, _) = publication.finish_object().unwrap().unwrap();
-    let version = NewVersion {
-        name: &"debian".parse().unwrap(),
-        manifest: MANIFEST,
-        objects: &[id],
-        size_bytes: 4096,
-        created_at_s: 1_700_000_000,
-        source: "/disk.raw",
-        note: "",
-        author: "anna",
-        unless_newest: false,
-    };
-    publication.commit(version).unwrap();
-    store.set_trace(Hash::of(MANIFEST), Some(b"a trace")).unwrap();
-    bytes
-}
-
-fn limits() -> Limits {
-    Limits {
-        stall: Duration::from_millis(800),
-        hedge_after: Duration::from_millis(30),
-        hedge_after_max: Duration::from_millis(200),
-        probe_after: Duration::from_millis(20),
-        probe_after_max: Duration::from_millis(200),
-        distrust: Duration::from_secs(60),
-        wait_for_better: Duration::from_millis(300),
-        ..Limits::default()
-    }
-}
-
-fn options(servers: &[&FileServer]) -> Options {
-    let urls = servers.iter().map(|server| server.url().parse().unwrap()).collect();
-    Options { limits: limits(), ..Options::new(urls) }
-}
-
-fn open(servers: &[&FileServer]) -> RemoteStore {
-    RemoteStore::open(options(servers)).unwrap()
-}
-
-fn object(store: &RemoteStore, bytes: &[u8]) -> Arc<dyn Object> {
-    store.open_object_of(Hash::of(bytes), bytes.len() as u64).unwrap()
-}
-
-/// Reads a part and compares it, as a reader that knows the hashes does.
-fn read(object: &dyn Object, bytes: &[u8], at: usize, len: usize) -> Result<(), StoreError> {
-    let mut into = vec![0; len];
-    object.read_checked(at as u64, &mut into, &mut |got| {
-        if got == &bytes[at..at + len] {
-            return Ok(());
-        }
-        Err(StoreError::new(StoreErrorKind::Damaged, "these are not the bytes"))
-    })?;
-    assert!(into == bytes[at..at + len]);
-    Ok(())
-}
-
-/// Waits until all servers of a store are up.
-fn all_up(store: &RemoteStore) {
-    let up = |store: &RemoteStore| store.status().servers.iter().all(|s| s.state == ServerState::Up);
-    let until = Instant::now() + Duration::from_secs(20);
-    while !up(store) {
-        assert!(Instant::now() < until, "{:?}", store.status());
-        std::thread::sleep(Duration::from_millis(5));
-    }
-}
+mod support;
 
 #[test]
 fn a_store_is_read_through_a_plain_web_server() {
