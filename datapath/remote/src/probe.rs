@@ -90,7 +90,7 @@ fn probe(servers: &Arc<Servers>, index: usize) {
     }
     match outcome {
         Ok(first_byte) => servers.is_back(index, first_byte),
-        Err(fault) => servers.failed(index, "store", &no_store(fault)),
+        Err(fault) => servers.probe_failed(index, &no_store(fault)),
     }
     done(servers, index);
 }
@@ -112,9 +112,7 @@ pub(crate) fn ask(servers: &Servers, index: usize) -> Result<Duration, Fault> {
     if server.addresses() == 0 {
         server.resolve()?;
     }
-    if let Err(e) = servers.read_token() {
-        tracing::warn!(error = %e, "going on with the token that was read before");
-    }
+    servers.renew_token();
     let mut outcome = Err(Fault::Gone("its name has no address".into()));
     for _ in 0..server.addresses() {
         outcome =
@@ -196,6 +194,10 @@ fn keep_versions(servers: &Servers) {
         let up = state.records.iter().enumerate().filter(|(_, record)| is_up(&record.health));
         (pins, up.map(|(index, _)| index).collect::<Vec<_>>())
     };
+    if !pins.is_empty() {
+        // Where nothing is read, nobody else notices that it was replaced.
+        servers.renew_token();
+    }
     for server in up {
         for manifest in &pins {
             if servers.is_closed() {

@@ -7,6 +7,7 @@
 //! | sends wrong bytes | it is asked once more, past caches between; then not again | it is distrusted |
 //! | breaks off, answers with 5xx | it is asked again when a probe was answered | it is down until then |
 //! | does so again after a probe | it is asked again after a pause; at last it is not | for a minute, reads of the same file ask twice only |
+//! | refuses the token | it is asked once more, with what is in the token's file now | it is put aside |
 //! | is gone, is busy, speaks no HTTP | it is asked again when it is back | it is down, or put aside |
 //! | is busy again after a probe | it is asked again when it says so | nothing |
 
@@ -72,6 +73,8 @@ struct Tried {
     breaks: Option<Breaks>,
     /// What came was wrong, which may be the fault of a cache in between: it is asked past caches.
     past_caches: bool,
+    /// It refused the token, and was asked once more with what was in the token's file then.
+    token_renewed: bool,
     /// It was busy, and wants to be asked again then.
     busy_until: Option<Instant>,
 }
@@ -119,10 +122,10 @@ impl Tried {
     fn failed(&mut self, servers: &Servers, ask: &Ask<'_>, server: usize, fault: Fault) {
         match fault {
             Fault::Missing => self.lacks(servers),
-            Fault::Odd(_) | Fault::Wrong(_) if ask.optional => self.lacks(servers),
+            Fault::Odd(_) | Fault::Refused(_) | Fault::Wrong(_) if ask.optional => self.lacks(servers),
             Fault::Wrong(why) => self.cannot_give(servers, ask, server, why),
             Fault::Broke(why) => self.broke(servers, ask, server, why),
-            Fault::Odd(_) => servers.failed(server, ask.path, &fault),
+            Fault::Odd(_) | Fault::Refused(_) => servers.failed(server, ask.path, &fault),
             Fault::Busy(wait) => {
                 // What it reads from may have been away, which may be why it broke off.
                 self.breaks = None;
@@ -285,6 +288,10 @@ fn read_somewhere(servers: &Servers, ask: &Ask<'_>, check: &mut Check<'_>) -> Re
                         once_more = Some(server);
                         continue;
                     }
+                    if matches!(fault, Fault::Refused(_)) && may_take_token(servers, &mut tried, server) {
+                        once_more = Some(server);
+                        continue;
+                    }
                     if let Some(tried) = tried.get_mut(server) {
                         tried.failed(servers, ask, server, fault);
                     }
@@ -306,6 +313,12 @@ fn is_past_caches(ask: &Ask<'_>, tried: &mut [Tried], server: usize) -> bool {
         );
     }
     is_first
+}
+
+/// This server refused the token: whether it is to be asked once more, as there may be another one in the file by now.
+fn may_take_token(servers: &Servers, tried: &mut [Tried], server: usize) -> bool {
+    let first = |tried: &mut Tried| !std::mem::replace(&mut tried.token_renewed, true);
+    tried.get_mut(server).is_some_and(first) && servers.renew_token()
 }
 
 /// Servers that do not have what is asked for are asked for their store: where a web server's directory is gone, nothing is

@@ -213,8 +213,16 @@ impl Servers {
         Ok(servers)
     }
 
-    /// Reads the token again: it may have been replaced by a newer one.
-    pub(crate) fn read_token(&self) -> Result<(), StoreError> {
+    /// Reads the token again. `false`: there is none, or it cannot be read, and the one from before stays.
+    pub(crate) fn renew_token(&self) -> bool {
+        if let Err(e) = self.read_token() {
+            tracing::warn!(error = %e, "going on with the token that was read before");
+            return false;
+        }
+        self.token_file.is_some()
+    }
+
+    fn read_token(&self) -> Result<(), StoreError> {
         let Some(file) = &self.token_file else { return Ok(()) };
         let tried = || format!("cannot read the token in {}", file.display());
         let text = std::fs::read_to_string(file).map_err(|e| StoreError::from_os(tried(), e))?;
@@ -405,8 +413,17 @@ impl Servers {
         }
     }
 
-    /// It gave no answer that can be used. `what` was asked for.
+    /// It gave a read no answer that can be used. `what` was asked for.
     pub(crate) fn failed(&self, index: usize, what: &str, fault: &Fault) {
+        self.note_failure(index, what, fault, false);
+    }
+
+    /// It gave a probe no answer that can be used.
+    pub(crate) fn probe_failed(&self, index: usize, fault: &Fault) {
+        self.note_failure(index, "store", fault, true);
+    }
+
+    fn note_failure(&self, index: usize, what: &str, fault: &Fault, is_probe: bool) {
         let url = self.list.get(index).map(|server| server.url.to_string()).unwrap_or_default();
         if let Some(server) = self.list.get(index) {
             server.drop_kept();
@@ -416,6 +433,15 @@ impl Servers {
         let now = Instant::now();
         let was_up = matches!(record.health, Health::Up | Health::Distrusted { .. });
         record.failures += 1;
+        if !was_up && !is_probe {
+            // Reads that were under way together fail together, which is one failure: the others put no probe off.
+            if let (Health::Down { is_gone, .. }, Fault::Gone(_) | Fault::Busy(_)) =
+                (&mut record.health, fault)
+            {
+                *is_gone = true;
+            }
+            return;
+        }
         let pause = self.pause_after(record.strikes);
         record.strikes = record.strikes.saturating_add(1);
         match fault {
@@ -426,18 +452,13 @@ impl Servers {
             }
             Fault::Gone(why) | Fault::Broke(why) => {
                 let is_gone = matches!(fault, Fault::Gone(_));
-                let probe_at = match record.health {
-                    // Reads that were under way put no probe off.
-                    Health::Down { probe_at, .. } if !is_gone && probe_at > now => probe_at,
-                    _ => now + pause,
-                };
-                record.health = Health::Down { probe_at, is_gone };
+                record.health = Health::Down { probe_at: now + pause, is_gone };
                 if was_up {
                     tracing::warn!(server = %url, %what, %why, "a server is gone; others are asked");
                 }
                 record.why = Some(why.clone());
             }
-            Fault::Odd(why) => {
+            Fault::Odd(why) | Fault::Refused(why) => {
                 let pause = (pause * 10).min(self.limits.distrust);
                 record.health = Health::Aside { probe_at: now + pause };
                 if was_up || record.why.as_deref() != Some(why) {
@@ -550,6 +571,37 @@ impl Servers {
             servers: self.list.iter().zip(&state.records).map(status).collect(),
             waiting: state.waiting,
             waiting_for: state.gone_since.map_or(Duration::ZERO, |since| since.elapsed()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn reads_that_fail_together_are_one_failure() {
+        let url = "http://127.0.0.1:1".parse().unwrap();
+        let servers = Servers::new(vec![url], None, None, Limits::default()).unwrap();
+        let probe_at = || match servers.state.lock().records[0].health {
+            Health::Down { probe_at, .. } | Health::Aside { probe_at } => probe_at,
+            _ => panic!("it is up: {:?}", servers.status()),
+        };
+        let why = || "for a moment".into();
+        for fault in [Fault::Gone(why()), Fault::Odd(why()), Fault::Refused(why()), Fault::Broke(why())] {
+            servers.is_back(0, Duration::ZERO);
+            servers.answered(0, 1, None);
+            servers.failed(0, "objects/1", &fault);
+            let first = probe_at();
+            for _ in 1..8 {
+                servers.failed(0, "objects/1", &fault);
+            }
+            assert_eq!(probe_at(), first, "{fault:?}");
+            assert_eq!(servers.state.lock().records[0].strikes, 1, "{fault:?}");
+            // What a probe finds is new.
+            servers.probe_failed(0, &fault);
+            assert!(probe_at() > first, "{fault:?}");
+            assert_eq!(servers.state.lock().records[0].strikes, 2, "{fault:?}");
         }
     }
 }

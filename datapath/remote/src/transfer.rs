@@ -35,6 +35,8 @@ pub(crate) enum Fault {
     Busy(Duration),
     /// It answers something else than what was asked for: not soon again.
     Odd(String),
+    /// It does not take the token, or wants one.
+    Refused(String),
     /// It has something else under this name than there is.
     Wrong(String),
     /// It does not have this.
@@ -249,7 +251,8 @@ fn judge(head: &Head, wanted: Wanted) -> Result<u64, Fault> {
             return odd(format!("it redirects to '{}', which is not followed", place.escape_debug()));
         }
         401 | 403 => {
-            return odd(format!("it refuses access (status {}): give it the right token", head.status));
+            let why = format!("it refuses access (status {}): give it the right token", head.status);
+            return Err(if head.status == 401 { Fault::Refused(why) } else { Fault::Odd(why) });
         }
         404 | 410 => return Err(Fault::Missing),
         416 => return Err(Fault::Wrong("it has less of this than there is".into())),
@@ -320,7 +323,7 @@ mod tests {
             ("206 x\r\nTransfer-Encoding: chunked", RANGE, "encoding"),
             ("206 x\r\nContent-Range: bytes 100-149/1000", RANGE, "how long"),
             ("302 x\r\nLocation: http://evil/", RANGE, "http://evil/"),
-            ("401 x", RANGE, "token"),
+            ("403 x", RANGE, "token"),
             ("204 x", RANGE, "status 204"),
             ("200 x\r\nContent-Length: 65", whole, "at most 64"),
             ("206 x\r\nContent-Length: 5\r\nContent-Range: bytes 0-4/9", whole, "a part"),
@@ -342,6 +345,7 @@ mod tests {
             assert!(why.contains(says), "{text}: {why}");
         }
         assert_eq!(verdict("HTTP/1.1 404 x\r\n\r\n", RANGE), Err(Fault::Missing));
+        assert!(matches!(verdict("HTTP/1.1 401 x\r\n\r\n", RANGE), Err(Fault::Refused(_))));
         let busy = verdict("HTTP/1.1 503 x\r\nRetry-After: 2\r\n\r\n", RANGE);
         assert_eq!(busy, Err(Fault::Busy(Duration::from_secs(2))));
         assert!(matches!(verdict("HTTP/1.1 500 x\r\n\r\n", RANGE), Err(Fault::Broke(_))));
