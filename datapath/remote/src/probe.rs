@@ -58,7 +58,7 @@ fn take_due(servers: &Servers, now: Instant) -> (Vec<usize>, Instant) {
     let several = servers.list.len() > 1;
     for (index, record) in servers.state.lock().records.iter_mut().enumerate() {
         let at = match record.health {
-            Health::Down { probe_at, .. } | Health::Aside { probe_at } => probe_at,
+            Health::Down { probe_at, .. } | Health::Aside { probe_at, .. } => probe_at,
             Health::Up if several => record.sampled_at + MEASURE_AFTER,
             _ => continue,
         };
@@ -100,7 +100,7 @@ pub(crate) fn no_store(fault: Fault) -> Fault {
     match fault {
         Fault::Missing => Fault::Odd("there is no store at this URL (status 404)".into()),
         Fault::Wrong(why) => Fault::Odd(why),
-        Fault::Stale => Fault::Gone("it closed the connection".into()),
+        Fault::Stale => Fault::Gone(fault.to_string()),
         other => other,
     }
 }

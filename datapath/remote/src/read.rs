@@ -6,9 +6,10 @@
 //! | has another length of it | the same | nothing |
 //! | sends wrong bytes | it is asked once more, past caches between; then not again | it is distrusted |
 //! | breaks off, answers with 5xx | it is asked again when a probe was answered | it is down until then |
-//! | does so again after a probe | it is asked again after a pause; at last it is not | for a minute, reads of the same file ask twice only |
-//! | refuses the token | it is asked once more, with what is in the token's file now | it is put aside |
-//! | is gone, is busy, speaks no HTTP | it is asked again when it is back | it is down, or put aside |
+//! | answers something else, such as 403 or a redirect | it is asked again when a probe was answered | it is put aside until then |
+//! | breaks off or answers so again after a probe | it is asked again after a pause; at last it is not | for a minute, reads of the same file ask twice only |
+//! | refuses the token | it is asked once more, with what is in the token's file now; then as above | it is put aside |
+//! | is gone, is busy | it is asked again when it is back | it is down |
 //! | is busy again after a probe | it is asked again when it says so | nothing |
 
 use std::sync::atomic::Ordering;
@@ -24,7 +25,7 @@ use crate::whole::Whom;
 
 /// How long one wait for sockets lasts at most, so that a closed store is noticed.
 const POLL_MAX: Duration = Duration::from_millis(250);
-/// A server that breaks off so often in one read, and for as long as is waited for better bytes, has none.
+/// A server that breaks off or answers oddly so often in one read, and for as long as is waited for better bytes, has none.
 const BREAKS_MAX: u32 = 3;
 /// A read that is late is asked for a second time at most for one in so many ..
 const HEDGE_SHARE: u64 = 20;
@@ -79,7 +80,7 @@ struct Tried {
     busy_until: Option<Instant>,
 }
 
-/// It broke off.
+/// It broke off, or answered something else.
 struct Breaks {
     count: u32,
     first: Instant,
@@ -124,8 +125,7 @@ impl Tried {
             Fault::Missing => self.lacks(servers),
             Fault::Odd(_) | Fault::Refused(_) | Fault::Wrong(_) if ask.optional => self.lacks(servers),
             Fault::Wrong(why) => self.cannot_give(servers, ask, server, why),
-            Fault::Broke(why) => self.broke(servers, ask, server, why),
-            Fault::Odd(_) | Fault::Refused(_) => servers.failed(server, ask.path, &fault),
+            Fault::Broke(_) | Fault::Odd(_) | Fault::Refused(_) => self.broke(servers, ask, server, fault),
             Fault::Busy(wait) => {
                 // What it reads from may have been away, which may be why it broke off.
                 self.breaks = None;
@@ -142,7 +142,8 @@ impl Tried {
         }
     }
 
-    fn broke(&mut self, servers: &Servers, ask: &Ask<'_>, server: usize, why: String) {
+    /// It broke off, or answered something else.
+    fn broke(&mut self, servers: &Servers, ask: &Ask<'_>, server: usize, fault: Fault) {
         let now = Instant::now();
         let was_broken = servers.was_broken(server, ask.path);
         let Some(breaks) = &mut self.breaks else {
@@ -152,7 +153,7 @@ impl Tried {
                 breaks.again_at = now + servers.pause_after(0);
                 return;
             }
-            return servers.failed(server, ask.path, &Fault::Broke(why));
+            return servers.failed(server, ask.path, &fault);
         };
         // It has answered a probe since. So it is there, for all reads but this one.
         breaks.count = breaks.count.saturating_add(1);
@@ -161,7 +162,7 @@ impl Tried {
         let is_long = since.is_none_or(|since| now.duration_since(since) >= servers.limits.wait_for_better);
         if was_broken || (breaks.count >= BREAKS_MAX && is_long) {
             servers.is_broken(server, ask.path);
-            let why = format!("{why}, and so it did {} times", breaks.count);
+            let why = format!("{fault}, and so it did {} times", breaks.count);
             return self.cannot_give(servers, ask, server, why);
         }
         breaks.again_at = now + servers.pause_after(breaks.count);

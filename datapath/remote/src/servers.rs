@@ -90,8 +90,10 @@ pub(crate) enum Health {
         probe_at: Instant,
         is_gone: bool,
     },
+    /// Its store is gone, unless it only answered wrongly what one read asked for.
     Aside {
         probe_at: Instant,
+        is_gone: bool,
     },
 }
 
@@ -447,7 +449,7 @@ impl Servers {
         match fault {
             Fault::Missing | Fault::Wrong(_) | Fault::Stale => {}
             Fault::Busy(wait) => {
-                record.why = Some("it is too busy".into());
+                record.why = Some(fault.to_string());
                 record.health = Health::Down { probe_at: now + *wait, is_gone: true };
             }
             Fault::Gone(why) | Fault::Broke(why) => {
@@ -460,7 +462,7 @@ impl Servers {
             }
             Fault::Odd(why) | Fault::Refused(why) => {
                 let pause = (pause * 10).min(self.limits.distrust);
-                record.health = Health::Aside { probe_at: now + pause };
+                record.health = Health::Aside { probe_at: now + pause, is_gone: is_probe };
                 if was_up || record.why.as_deref() != Some(why) {
                     tracing::warn!(server = %url, %what, %why, "a server answers wrongly and is put aside");
                 }
@@ -495,7 +497,10 @@ impl Servers {
             record.strikes = 0;
         }
         if matches!(record.health, Health::Down { .. } | Health::Aside { .. }) {
-            if !matches!(record.health, Health::Down { is_gone: false, .. }) {
+            if matches!(
+                record.health,
+                Health::Down { is_gone: true, .. } | Health::Aside { is_gone: true, .. }
+            ) {
                 record.back_at = Instant::now();
             }
             if record.why.is_some() {
@@ -584,7 +589,7 @@ mod tests {
         let url = "http://127.0.0.1:1".parse().unwrap();
         let servers = Servers::new(vec![url], None, None, Limits::default()).unwrap();
         let probe_at = || match servers.state.lock().records[0].health {
-            Health::Down { probe_at, .. } | Health::Aside { probe_at } => probe_at,
+            Health::Down { probe_at, .. } | Health::Aside { probe_at, .. } => probe_at,
             _ => panic!("it is up: {:?}", servers.status()),
         };
         let why = || "for a moment".into();

@@ -45,6 +45,19 @@ pub(crate) enum Fault {
     Stale,
 }
 
+impl std::fmt::Display for Fault {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Self::Gone(why) | Self::Broke(why) | Self::Odd(why) | Self::Refused(why) | Self::Wrong(why) => {
+                why
+            }
+            Self::Busy(_) => "it is too busy",
+            Self::Missing => "it does not have this",
+            Self::Stale => "it closed the connection",
+        })
+    }
+}
+
 pub(crate) struct Transfer {
     connection: Connection,
     wanted: Wanted,
