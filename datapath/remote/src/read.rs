@@ -78,6 +78,8 @@ struct Tried {
     token_renewed: bool,
     /// It was busy, and wants to be asked again then.
     busy_until: Option<Instant>,
+    /// How often it was.
+    busy_times: u32,
 }
 
 /// It broke off, or answered something else.
@@ -129,6 +131,9 @@ impl Tried {
             Fault::Busy(wait) => {
                 // What it reads from may have been away, which may be why it broke off.
                 self.breaks = None;
+                // One that says "at once" again and again is asked more rarely.
+                let wait = wait.max(servers.busy_for(self.busy_times));
+                self.busy_times = self.busy_times.saturating_add(1);
                 match self.busy_until.replace(Instant::now() + wait) {
                     None => servers.failed(server, ask.path, &fault),
                     Some(_) => servers.cannot_give_now(server, ask.path),
@@ -136,7 +141,7 @@ impl Tried {
             }
             Fault::Gone(_) | Fault::Stale => {
                 // It was gone in between, which may be why it broke off.
-                (self.breaks, self.busy_until) = (None, None);
+                (self.breaks, self.busy_until, self.busy_times) = (None, None, 0);
                 servers.failed(server, ask.path, &fault);
             }
         }

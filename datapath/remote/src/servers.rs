@@ -37,6 +37,9 @@ pub const SERVERS_MAX: usize = 16;
 /// Files that servers broke off, of which is known that they did.
 const BROKEN_MAX: usize = 256;
 
+/// So often the least time doubles for which a busy server is left alone: it stays below what servers ask for.
+const BUSY_DOUBLINGS_MAX: u32 = 3;
+
 /// Times and amounts, with values that suit most.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
@@ -444,13 +447,13 @@ impl Servers {
             }
             return;
         }
-        let pause = self.pause_after(record.strikes);
+        let (pause, busy_for) = (self.pause_after(record.strikes), self.busy_for(record.strikes));
         record.strikes = record.strikes.saturating_add(1);
         match fault {
             Fault::Missing | Fault::Wrong(_) | Fault::Stale => {}
             Fault::Busy(wait) => {
                 record.why = Some(fault.to_string());
-                record.health = Health::Down { probe_at: now + *wait, is_gone: true };
+                record.health = Health::Down { probe_at: now + busy_for.max(*wait), is_gone: true };
             }
             Fault::Gone(why) | Fault::Broke(why) => {
                 let is_gone = matches!(fault, Fault::Gone(_));
@@ -482,6 +485,11 @@ impl Servers {
     pub(crate) fn pause_after(&self, failures: u32) -> Duration {
         let doubled = self.limits.probe_after.saturating_mul(1 << failures.min(10));
         doubled.min(self.limits.probe_after_max)
+    }
+
+    /// How long a server that was busy so often before is left alone at least.
+    pub(crate) fn busy_for(&self, times: u32) -> Duration {
+        self.pause_after(times.min(BUSY_DOUBLINGS_MAX))
     }
 
     /// A probe got the right answer.
@@ -583,6 +591,14 @@ impl Servers {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_server_that_is_busy_for_no_time_is_asked_more_and_more_rarely() {
+        let url = "http://127.0.0.1:1".parse().unwrap();
+        let servers = Servers::new(vec![url], None, None, Limits::default()).unwrap();
+        let pauses = [0, 1, 2, 3, 4, 1000].map(|times| servers.busy_for(times).as_millis());
+        assert_eq!(pauses, [100, 200, 400, 800, 800, 800]);
+    }
 
     #[test]
     fn reads_that_fail_together_are_one_failure() {

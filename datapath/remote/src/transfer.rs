@@ -8,9 +8,10 @@ use crate::head::{self, HEAD_MAX_BYTES, Head};
 
 /// The body grows by so much at a time where its length is only claimed.
 const GROW_BYTES: usize = 4 << 20;
-/// How long a server that is busy is left alone, unless it says otherwise, and at most.
+/// How long a server that is busy is left alone, unless it says otherwise, at least and at most.
 const BUSY: Duration = Duration::from_millis(500);
-const BUSY_MAX: Duration = Duration::from_secs(5);
+const BUSY_MIN: Duration = Duration::from_millis(100);
+const BUSY_MAX: Duration = Duration::from_secs(30);
 
 /// Heads that only announce an answer, before it.
 const ANNOUNCED_MAX: usize = 16;
@@ -271,7 +272,7 @@ fn judge(head: &Head, wanted: Wanted) -> Result<u64, Fault> {
         416 => return Err(Fault::Wrong("it has less of this than there is".into())),
         429 | 503 => {
             let wait = head.retry_after_s.map_or(BUSY, Duration::from_secs);
-            return Err(Fault::Busy(wait.min(BUSY_MAX)));
+            return Err(Fault::Busy(wait.clamp(BUSY_MIN, BUSY_MAX)));
         }
         status @ 500.. => return Err(Fault::Broke(format!("it answers with status {status}"))),
         status => return odd(format!("it answers with status {status}")),
@@ -361,6 +362,11 @@ mod tests {
         assert!(matches!(verdict("HTTP/1.1 401 x\r\n\r\n", RANGE), Err(Fault::Refused(_))));
         let busy = verdict("HTTP/1.1 503 x\r\nRetry-After: 2\r\n\r\n", RANGE);
         assert_eq!(busy, Err(Fault::Busy(Duration::from_secs(2))));
+        // At once is not at once, and a day is not waited for; a date is not read.
+        for (after, wait_ms) in [("0", 100), ("86400", 30_000), ("Mon, 23 Nov 2026 03:00:00 GMT", 500)] {
+            let busy = verdict(&format!("HTTP/1.1 503 x\r\nRetry-After: {after}\r\n\r\n"), RANGE);
+            assert_eq!(busy, Err(Fault::Busy(Duration::from_millis(wait_ms))), "{after}");
+        }
         assert!(matches!(verdict("HTTP/1.1 500 x\r\n\r\n", RANGE), Err(Fault::Broke(_))));
     }
 
