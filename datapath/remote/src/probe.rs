@@ -84,8 +84,11 @@ fn done(servers: &Servers, index: usize) {
 }
 
 fn probe(servers: &Arc<Servers>, index: usize) {
-    let outcome = ask(servers, index);
-    if !matches!(outcome, Ok(_) | Err(Fault::Busy(_))) {
+    let health = servers.state.lock().records.get(index).map(|record| record.health.clone());
+    // What put it aside may be hidden by a cache that has the file `store`. One that is down is not asked this way: where
+    // a cache does not reach its server, what it holds can still be read.
+    let outcome = ask(servers, index, matches!(health, Some(Health::Aside { .. })));
+    if outcome.is_err() {
         resolve_in_background(servers, index);
     }
     match outcome {
@@ -105,8 +108,8 @@ pub(crate) fn no_store(fault: Fault) -> Fault {
     }
 }
 
-/// Asks a server for the start of the file `store`. Returns the time to the first byte.
-pub(crate) fn ask(servers: &Servers, index: usize) -> Result<Duration, Fault> {
+/// Asks a server for the start of the file `store`, past caches or not. Returns the time to the first byte.
+pub(crate) fn ask(servers: &Servers, index: usize, past_caches: bool) -> Result<Duration, Fault> {
     let Some(server) = servers.list.get(index) else { return Err(Fault::Missing) };
     // Its known addresses first: a name server that does not answer must not hold up a server that does.
     if server.addresses() == 0 {
@@ -115,11 +118,12 @@ pub(crate) fn ask(servers: &Servers, index: usize) -> Result<Duration, Fault> {
     servers.renew_token();
     let mut outcome = Err(Fault::Gone("its name has no address".into()));
     for _ in 0..server.addresses() {
-        outcome =
-            servers.start(index, "store", START, false, true).and_then(|transfer| finish(servers, transfer));
+        outcome = servers
+            .start(index, "store", START, past_caches, true)
+            .and_then(|transfer| finish(servers, transfer));
         match &outcome {
             // The next address of the name.
-            Err(Fault::Gone(_) | Fault::Broke(_)) => server.next_address(),
+            Err(Fault::Gone(_) | Fault::Broke(_) | Fault::Busy(..)) => server.next_address(),
             _ => break,
         }
     }

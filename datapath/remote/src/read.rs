@@ -2,14 +2,14 @@
 //!
 //! | a server | for this read | for all others |
 //! |---|---|---|
-//! | does not have it | it is not asked again soon; reads that wait make sure that it has a store at all | nothing |
+//! | does not have it | where nobody has it, it is asked once more, past caches; then not again soon; reads that wait make sure that it has a store at all | nothing |
 //! | has another length of it | the same | nothing |
 //! | sends wrong bytes | it is asked once more, past caches between; then not again | it is distrusted |
 //! | breaks off, answers with 5xx | it is asked again when a probe was answered | it is down until then |
 //! | answers something else, such as 403 or a redirect | it is asked again when a probe was answered | it is put aside until then |
 //! | breaks off or answers so again after a probe | it is asked again after a pause; at last it is not | for a minute, reads of the same file ask twice only |
 //! | refuses the token | it is asked once more, with what is in the token's file now; then as above | it is put aside |
-//! | is gone, is busy | it is asked again when it is back | it is down |
+//! | is gone, is busy, does not reach what it reads from (502, 504) | it is asked again when it is back | it is down |
 //! | is busy again after a probe | it is asked again when it says so | nothing |
 
 use std::sync::atomic::Ordering;
@@ -72,7 +72,7 @@ enum Verdict {
 struct Tried {
     verdict: Option<Verdict>,
     breaks: Option<Breaks>,
-    /// What came was wrong, which may be the fault of a cache in between: it is asked past caches.
+    /// What came was wrong, or nothing, which may be the fault of a cache in between: it is asked past caches.
     past_caches: bool,
     /// It refused the token, and was asked once more with what was in the token's file then.
     token_renewed: bool,
@@ -128,7 +128,7 @@ impl Tried {
             Fault::Odd(_) | Fault::Refused(_) | Fault::Wrong(_) if ask.optional => self.lacks(servers),
             Fault::Wrong(why) => self.cannot_give(servers, ask, server, why),
             Fault::Broke(_) | Fault::Odd(_) | Fault::Refused(_) => self.broke(servers, ask, server, fault),
-            Fault::Busy(wait) => {
+            Fault::Busy(wait, _) => {
                 // What it reads from may have been away, which may be why it broke off.
                 self.breaks = None;
                 // One that says "at once" again and again is asked more rarely.
@@ -237,6 +237,9 @@ fn read_somewhere(servers: &Servers, ask: &Ask<'_>, check: &mut Check<'_>) -> Re
         let excluded: Vec<bool> = tried.iter().map(is_out).collect();
         let past_caches: Vec<bool> = tried.iter().map(|tried| tried.past_caches).collect();
         let Some(first) = once_more.take().or_else(|| choose(servers, ask, len, &excluded)) else {
+            if ask_past_caches(ask, &mut tried) {
+                continue;
+            }
             if !ask.patient {
                 // Whether it is there tells what cannot be had at all from what can be had later.
                 let longest = servers.limits.probe_after.saturating_mul(PROBE_WAITS);
@@ -321,6 +324,19 @@ fn is_past_caches(ask: &Ask<'_>, tried: &mut [Tried], server: usize) -> bool {
     is_first
 }
 
+/// Nobody has it: whether some are to be asked once more, past caches. One may remember that it was not there, or that its
+/// server was not.
+fn ask_past_caches(ask: &Ask<'_>, tried: &mut [Tried]) -> bool {
+    let mut is_any = false;
+    for tried in tried.iter_mut().filter(|tried| !ask.optional && tried.missing_until().is_some()) {
+        if !std::mem::replace(&mut tried.past_caches, true) {
+            tried.verdict = None;
+            is_any = true;
+        }
+    }
+    is_any
+}
+
 /// This server refused the token: whether it is to be asked once more, as there may be another one in the file by now.
 fn may_take_token(servers: &Servers, tried: &mut [Tried], server: usize) -> bool {
     let first = |tried: &mut Tried| !std::mem::replace(&mut tried.token_renewed, true);
@@ -334,7 +350,7 @@ fn look_for_stores(servers: &Servers, tried: &mut [Tried]) {
         if let Some(Verdict::Missing { is_sure, .. }) = &mut tried.verdict
             && !*is_sure
         {
-            match probe::ask(servers, server) {
+            match probe::ask(servers, server, true) {
                 Ok(_) => *is_sure = true,
                 Err(fault) => {
                     servers.failed(server, "store", &probe::no_store(fault));

@@ -440,7 +440,7 @@ impl Servers {
         record.failures += 1;
         if !was_up && !is_probe {
             // Reads that were under way together fail together, which is one failure: the others put no probe off.
-            if let (Health::Down { is_gone, .. }, Fault::Gone(_) | Fault::Busy(_)) =
+            if let (Health::Down { is_gone, .. }, Fault::Gone(_) | Fault::Busy(..)) =
                 (&mut record.health, fault)
             {
                 *is_gone = true;
@@ -451,7 +451,7 @@ impl Servers {
         record.strikes = record.strikes.saturating_add(1);
         match fault {
             Fault::Missing | Fault::Wrong(_) | Fault::Stale => {}
-            Fault::Busy(wait) => {
+            Fault::Busy(wait, _) => {
                 record.why = Some(fault.to_string());
                 record.health = Health::Down { probe_at: now + busy_for.max(*wait), is_gone: true };
             }

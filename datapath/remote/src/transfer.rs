@@ -32,8 +32,8 @@ pub(crate) enum Fault {
     Gone(String),
     /// It began an answer and broke off, or failed with what was asked for: perhaps later, perhaps never with this.
     Broke(String),
-    /// It has too much to do.
-    Busy(Duration),
+    /// It has too much to do, or does not reach what it reads from; with the status that says so.
+    Busy(Duration, u16),
     /// It answers something else than what was asked for: not soon again.
     Odd(String),
     /// It does not take the token, or wants one.
@@ -52,7 +52,8 @@ impl std::fmt::Display for Fault {
             Self::Gone(why) | Self::Broke(why) | Self::Odd(why) | Self::Refused(why) | Self::Wrong(why) => {
                 why
             }
-            Self::Busy(_) => "it is too busy",
+            Self::Busy(_, 502 | 504) => "it does not reach the server that it stands before",
+            Self::Busy(..) => "it is too busy",
             Self::Missing => "it does not have this",
             Self::Stale => "it closed the connection",
         })
@@ -270,9 +271,9 @@ fn judge(head: &Head, wanted: Wanted) -> Result<u64, Fault> {
         }
         404 | 410 => return Err(Fault::Missing),
         416 => return Err(Fault::Wrong("it has less of this than there is".into())),
-        429 | 503 => {
+        429 | 502..=504 => {
             let wait = head.retry_after_s.map_or(BUSY, Duration::from_secs);
-            return Err(Fault::Busy(wait.clamp(BUSY_MIN, BUSY_MAX)));
+            return Err(Fault::Busy(wait.clamp(BUSY_MIN, BUSY_MAX), head.status));
         }
         status @ 500.. => return Err(Fault::Broke(format!("it answers with status {status}"))),
         status => return odd(format!("it answers with status {status}")),
@@ -361,11 +362,13 @@ mod tests {
         assert_eq!(verdict("HTTP/1.1 404 x\r\n\r\n", RANGE), Err(Fault::Missing));
         assert!(matches!(verdict("HTTP/1.1 401 x\r\n\r\n", RANGE), Err(Fault::Refused(_))));
         let busy = verdict("HTTP/1.1 503 x\r\nRetry-After: 2\r\n\r\n", RANGE);
-        assert_eq!(busy, Err(Fault::Busy(Duration::from_secs(2))));
+        assert_eq!(busy, Err(Fault::Busy(Duration::from_secs(2), 503)));
+        let origin = verdict("HTTP/1.1 502 x\r\n\r\n", RANGE);
+        assert_eq!(origin, Err(Fault::Busy(BUSY, 502)));
         // At once is not at once, and a day is not waited for; a date is not read.
         for (after, wait_ms) in [("0", 100), ("86400", 30_000), ("Mon, 23 Nov 2026 03:00:00 GMT", 500)] {
             let busy = verdict(&format!("HTTP/1.1 503 x\r\nRetry-After: {after}\r\n\r\n"), RANGE);
-            assert_eq!(busy, Err(Fault::Busy(Duration::from_millis(wait_ms))), "{after}");
+            assert_eq!(busy, Err(Fault::Busy(Duration::from_millis(wait_ms), 503)), "{after}");
         }
         assert!(matches!(verdict("HTTP/1.1 500 x\r\n\r\n", RANGE), Err(Fault::Broke(_))));
     }

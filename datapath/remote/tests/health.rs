@@ -1,13 +1,16 @@
 //! How the state of servers changes, and whom that concerns.
 
+use std::io::{BufReader, Write};
+use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::path::Path;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use headwater_remote::{Options, RemoteStore, ServerState};
 use headwater_store::{Hash, Object, Store, StoreError, StoreErrorKind};
 use headwater_testkit::FileServer;
-use support::{all_up, object, open, options, read, store};
+use support::{all_up, limits, message, object, open, options, read, store};
 
 mod support;
 
@@ -83,4 +86,123 @@ fn an_object_that_a_server_refuses_concerns_reads_of_it_alone() {
         assert_eq!(remote.status().servers[0].state, ServerState::Up);
     }
     read(&*good, &bytes, 0, 1000).unwrap();
+}
+
+/// What stands before a server, and may answer in its place: it gets the head of a request, and how many came before it on its
+/// connection. After an answer that says so it closes the connection.
+type Answers = dyn Fn(&str, usize) -> Option<Vec<u8>> + Send + Sync;
+
+/// Reads through what stands before a server. It ends with the test's process.
+fn open_behind(server: &FileServer, answers: Arc<Answers>) -> RemoteStore {
+    let listener = TcpListener::bind(("127.0.0.1", 0)).unwrap();
+    let (address, behind) = (listener.local_addr().unwrap(), server.address());
+    std::thread::spawn(move || {
+        for client in listener.incoming() {
+            let (client, answers) = (client.unwrap(), Arc::clone(&answers));
+            std::thread::spawn(move || pass(client, behind, &*answers));
+        }
+    });
+    let url = format!("http://{address}").parse().unwrap();
+    RemoteStore::open(Options { limits: limits(), ..Options::new(vec![url]) }).unwrap()
+}
+
+fn pass(mut client: TcpStream, behind: SocketAddr, answers: &Answers) -> Option<()> {
+    let mut server = TcpStream::connect(behind).ok()?;
+    let (mut asks, mut passed) =
+        (BufReader::new(client.try_clone().unwrap()), BufReader::new(server.try_clone().unwrap()));
+    for nth in 0.. {
+        let (asked, _) = message(&mut asks)?;
+        if let Some(answer) = answers(&asked, nth) {
+            client.write_all(&answer).ok()?;
+            if String::from_utf8_lossy(&answer).contains("Connection: close") {
+                return None;
+            }
+            continue;
+        }
+        server.write_all(asked.as_bytes()).ok()?;
+        let (head, body) = message(&mut passed)?;
+        client.write_all(&[head.as_bytes(), &body].concat()).ok()?;
+    }
+    None
+}
+
+fn status(status: u16) -> Option<Vec<u8>> {
+    Some(format!("HTTP/1.1 {status} x\r\nContent-Length: 0\r\n\r\n").into_bytes())
+}
+
+/// A read of good bytes.
+fn reading(remote: &RemoteStore, bytes: &[u8]) -> std::thread::JoinHandle<Result<(), StoreError>> {
+    let (object, bytes) = (object(remote, bytes), bytes.to_vec());
+    std::thread::spawn(move || read(&*object, &bytes, 1000, 5000))
+}
+
+fn until(remote: &RemoteStore, what: &str, done: impl Fn() -> bool) {
+    let until = Instant::now() + Duration::from_secs(60);
+    while !done() {
+        assert!(Instant::now() < until, "{what}: {:?}", remote.status());
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+#[test]
+fn what_a_cache_says_is_not_there_is_asked_for_past_it() {
+    let dir = tempfile::tempdir().unwrap();
+    let bytes = store(dir.path());
+    let server = FileServer::start(dir.path(), None);
+    let remembers = |asked: &str, _| {
+        let is_hit = asked.contains(" /objects/") && !asked.contains("no-cache");
+        if is_hit { status(404) } else { None }
+    };
+    let remote = open_behind(&server, Arc::new(remembers));
+    joined(reading(&remote, &bytes), &remote).unwrap();
+    assert_eq!(remote.status().servers[0].state, ServerState::Up);
+}
+
+#[test]
+fn a_directory_that_is_gone_behind_a_cache_is_waited_for() {
+    let dir = tempfile::tempdir().unwrap();
+    let (at, away) = (dir.path().join("store"), dir.path().join("away"));
+    let bytes = store(&at);
+    let server = FileServer::start(&at, None);
+    let kept = std::fs::read(at.join("store")).unwrap()[..16].to_vec();
+    let opened = Arc::new(AtomicBool::new(false));
+    let is_open = Arc::clone(&opened);
+    let has_store = move |asked: &str, _| {
+        let is_hit = asked.contains(" /store ") && !asked.contains("no-cache");
+        let head = "HTTP/1.1 206 x\r\nContent-Length: 16\r\nContent-Range: bytes 0-15/64\r\n\r\n";
+        (is_hit && is_open.load(Ordering::SeqCst)).then(|| [head.as_bytes(), &kept].concat())
+    };
+    let remote = open_behind(&server, Arc::new(has_store));
+    opened.store(true, Ordering::SeqCst);
+    std::fs::rename(&at, &away).unwrap();
+    let read = reading(&remote, &bytes);
+    // It is put aside, and stays so although the cache has the file `store`.
+    until(&remote, "it is asked past the cache", || read.is_finished() || server.requests() >= 8);
+    std::fs::rename(&away, &at).unwrap();
+    joined(read, &remote).unwrap();
+}
+
+#[test]
+fn a_server_that_a_proxy_does_not_reach_is_waited_for() {
+    let dir = tempfile::tempdir().unwrap();
+    let bytes = store(dir.path());
+    for gateway in [502, 504] {
+        let server = FileServer::start(dir.path(), None);
+        let asked_times = Arc::new(AtomicU64::new(0));
+        let is_back = Arc::new(AtomicBool::new(false));
+        let (counted, reached) = (Arc::clone(&asked_times), Arc::clone(&is_back));
+        let answers = move |asked: &str, _| {
+            if !asked.contains(" /objects/") || reached.load(Ordering::SeqCst) {
+                return None;
+            }
+            counted.fetch_add(1, Ordering::SeqCst);
+            status(gateway)
+        };
+        let remote = open_behind(&server, Arc::new(answers));
+        let read = reading(&remote, &bytes);
+        // More often than one that breaks off is asked, for longer than better bytes are waited for.
+        until(&remote, "it is asked again", || read.is_finished() || asked_times.load(Ordering::SeqCst) >= 5);
+        is_back.store(true, Ordering::SeqCst);
+        joined(read, &remote).unwrap();
+    }
 }

@@ -1,6 +1,6 @@
 //! Servers that die, hang, lie and come back, and reads that go on all the while.
 
-use std::io::{BufRead, BufReader, Write};
+use std::io::{BufReader, Write};
 use std::net::{TcpListener, TcpStream};
 use std::path::Path;
 use std::sync::Arc;
@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use headwater_remote::{Limits, Options, RemoteStore, ServerState};
 use headwater_store::{Access, Hash, LocalDir, Store, StoreError, StoreErrorKind};
 use headwater_testkit::{FileServer, HttpFault, TestTls};
-use support::{MANIFEST, OBJECT_BYTES, all_up, limits, object, open, options, read, store};
+use support::{MANIFEST, OBJECT_BYTES, all_up, limits, message, object, open, options, read, store};
 
 mod support;
 
@@ -205,20 +205,6 @@ impl BadCache {
         });
         Self { address, past }
     }
-}
-
-/// The head of a message, and the rest of it if it says how long that is. `None` at the end.
-fn message(from: &mut impl BufRead) -> Option<(String, Vec<u8>)> {
-    let mut head = String::new();
-    while !head.ends_with("\r\n\r\n") {
-        if from.read_line(&mut head).ok()? == 0 {
-            return None;
-        }
-    }
-    let length = head.lines().find_map(|line| line.strip_prefix("Content-Length: "));
-    let mut body = vec![0; length.map_or(0, |length| length.parse().unwrap())];
-    from.read_exact(&mut body).ok()?;
-    Some((head, body))
 }
 
 fn relay(mut client: TcpStream, mut server: TcpStream, past: &AtomicU64) -> Option<()> {

@@ -1,5 +1,6 @@
 //! What the tests of this crate share: a store of one image, and readers of it through servers.
 
+use std::io::BufRead;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -83,4 +84,18 @@ pub fn all_up(store: &RemoteStore) {
         assert!(Instant::now() < until, "{:?}", store.status());
         std::thread::sleep(Duration::from_millis(5));
     }
+}
+
+/// The head of a message, and the rest of it if it says how long that is. `None` at the end.
+pub fn message(from: &mut impl BufRead) -> Option<(String, Vec<u8>)> {
+    let mut head = String::new();
+    while !head.ends_with("\r\n\r\n") {
+        if from.read_line(&mut head).ok()? == 0 {
+            return None;
+        }
+    }
+    let length = head.lines().find_map(|line| line.strip_prefix("Content-Length: "));
+    let mut body = vec![0; length.map_or(0, |length| length.parse().unwrap())];
+    from.read_exact(&mut body).ok()?;
+    Some((head, body))
 }
