@@ -21,7 +21,8 @@
 //!
 //! # Limits
 //! - [`SERVERS_MAX`] servers; a connection for each read under way, [`Limits::idle_connections`] kept idle.
-//! - Opening, and looking up images, does not wait for servers: it fails and says why each one did.
+//! - Opening, and looking up images, does not wait for servers: it fails and says why each one did. An answer to it has 15 s,
+//!   and one more for each 16 KiB that have come.
 //! - A body is at most as long as what was asked for; a head has at most 16 KiB.
 //!
 //! # Errors

@@ -15,7 +15,7 @@ use crate::transfer::{Fault, Transfer, Wanted};
 /// A server that nobody has asked for so long is measured.
 const MEASURE_AFTER: Duration = Duration::from_secs(5);
 /// An answer has so many times as long as a server may be silent: one that sends a byte now and then holds up nobody.
-const STALLS_MAX: u32 = 3;
+pub(crate) const STALLS_MAX: u32 = 3;
 
 /// The start of the file `store`: enough to know that the server is one, and that it gives ranges.
 const START: Wanted = Wanted::Range { first: 0, len: 16, total: Some(64) };

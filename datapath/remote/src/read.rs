@@ -35,6 +35,9 @@ const HEDGE_FREE: u64 = 8;
 /// comes before the first probe.
 const PROBE_WAITS: u32 = 10;
 
+/// A read that does not wait for servers takes as long as a probe, and a second for each so many bytes that have come.
+const SLOWEST_BYTES_S: u64 = 16 << 10;
+
 /// What is to be read.
 pub(crate) struct Ask<'a> {
     /// Below the servers' base URLs.
@@ -451,6 +454,9 @@ fn attempt(
         while let Some(run) = running.get_mut(at) {
             let outcome = run.transfer.advance().and_then(|whole| {
                 let silent = run.transfer.last_progress().elapsed();
+                if !whole && !ask.patient {
+                    in_time(servers, &run.transfer)?;
+                }
                 if whole || silent < servers.limits.stall {
                     return Ok(whole);
                 }
@@ -500,6 +506,16 @@ fn attempt(
         let until = if may_hedge && now < late_at { late_at.duration_since(now) } else { POLL_MAX };
         wait_for_sockets(&running, until.min(POLL_MAX));
     }
+}
+
+/// Who does not wait for servers does not wait for one that sends a byte now and then, either.
+fn in_time(servers: &Servers, transfer: &Transfer) -> Result<(), Fault> {
+    let longest = servers.limits.stall.saturating_mul(probe::STALLS_MAX)
+        + Duration::from_secs(transfer.got_bytes() / SLOWEST_BYTES_S);
+    if transfer.started().elapsed() < longest {
+        return Ok(());
+    }
+    Err(Fault::Gone(format!("it did not answer in full for {:.1} s", longest.as_secs_f64())))
 }
 
 fn exclude(excluded: &mut [bool], server: usize) {

@@ -153,6 +153,11 @@ impl Transfer {
         self.first_byte.map_or_else(|| self.started.elapsed(), |at| at.duration_since(self.started))
     }
 
+    /// How much of the body has come.
+    pub(crate) fn got_bytes(&self) -> u64 {
+        u64::try_from(self.got).unwrap_or(u64::MAX)
+    }
+
     /// How long the whole is of which this is a part.
     pub(crate) fn total(&self) -> Option<u64> {
         self.head.as_ref()?.range?.total

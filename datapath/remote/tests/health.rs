@@ -9,8 +9,8 @@ use std::time::{Duration, Instant};
 
 use headwater_remote::{Options, RemoteStore, ServerState};
 use headwater_store::{Hash, Object, Store, StoreError, StoreErrorKind};
-use headwater_testkit::FileServer;
-use support::{all_up, limits, message, object, open, options, read, store};
+use headwater_testkit::{FileServer, HttpFault};
+use support::{MANIFEST, all_up, limits, message, object, open, options, read, store};
 
 mod support;
 
@@ -205,4 +205,18 @@ fn a_server_that_a_proxy_does_not_reach_is_waited_for() {
         is_back.store(true, Ordering::SeqCst);
         joined(read, &remote).unwrap();
     }
+}
+
+#[test]
+fn opening_and_listing_end_where_a_server_sends_a_byte_now_and_then() {
+    let dir = tempfile::tempdir().unwrap();
+    store(dir.path());
+    let server = FileServer::start(dir.path(), None);
+    let remote = open(&[&server]);
+    server.fail_all(HttpFault::Drip(Duration::from_millis(50)));
+    let asking = remote.clone();
+    let asked = std::thread::spawn(move || asking.manifest(Hash::of(MANIFEST)).unwrap_err());
+    let error = joined(asked, &remote);
+    assert_eq!(error.kind(), StoreErrorKind::Unreachable, "{error}");
+    assert!(error.to_string().contains("in full"), "{error}");
 }
