@@ -190,6 +190,11 @@ impl Connection {
         }
     }
 
+    #[cfg(test)]
+    pub(crate) fn local(&self) -> SocketAddr {
+        self.socket.local_addr().unwrap()
+    }
+
     pub(crate) fn fd(&self) -> BorrowedFd<'_> {
         self.socket.as_fd()
     }

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 
-use crate::connection::{Connection, TlsPeer};
+use crate::connection::{AfterAnswer, Connection, TlsPeer};
 use crate::transfer::Fault;
 use crate::url::ServerUrl;
 
@@ -94,21 +94,53 @@ impl Server {
         self.idle.lock().clear();
     }
 
-    /// One that is kept, and not for longer than `idle`.
+    /// One that is kept, and not for longer than `idle`. Those that the server has ended, or on which it announced that, are
+    /// closed.
     pub(crate) fn kept(&self, idle: Duration) -> Option<Connection> {
-        let mut kept = self.idle.lock();
-        while let Some((connection, since)) = kept.pop() {
-            if since.elapsed() < idle {
+        loop {
+            let (mut connection, since) = self.idle.lock().pop()?;
+            if since.elapsed() < idle && connection.after_answer() == AfterAnswer::Quiet {
                 return Some(connection);
             }
         }
-        None
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_connection_on_which_the_server_announced_its_end_is_not_used() {
+        use std::io::Write;
+        let listener = std::net::TcpListener::bind(("127.0.0.1", 0)).unwrap();
+        let server = Server::new("http://127.0.0.1:1".parse().unwrap(), None);
+        server.knows(vec![listener.local_addr().unwrap()]);
+        let mut ends = Vec::new();
+        for _ in 0..2 {
+            let mut connection = server.connect().unwrap();
+            ends.push(listener.accept().unwrap().0);
+            connection.drive().unwrap();
+            assert!(connection.is_connected());
+            server.keep(connection, 2);
+        }
+        // The one that was kept last, which would be used first.
+        ends[1].write_all(b"HTTP/1.1 408 x\r\nConnection: close\r\n\r\n").unwrap();
+        let idle = Duration::from_secs(600);
+        let until = Instant::now() + Duration::from_secs(60);
+        let quiet = ends[0].peer_addr().unwrap();
+        loop {
+            let connection = server.kept(idle).unwrap();
+            if connection.local() == quiet {
+                break;
+            }
+            // It has not arrived yet.
+            server.keep(connection, 2);
+            assert!(Instant::now() < until, "it is used all the same");
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        assert!(server.kept(idle).is_none());
+    }
 
     #[test]
     fn a_lookup_that_fails_leaves_the_addresses_that_are_known() {

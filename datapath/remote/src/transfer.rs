@@ -42,7 +42,7 @@ pub(crate) enum Fault {
     Wrong(String),
     /// It does not have this.
     Missing,
-    /// A kept connection was closed by the server before it took this request: again, on a new one.
+    /// A kept connection was closed by the server before it took this request, or by it: again, on a new one.
     Stale,
 }
 
@@ -233,6 +233,10 @@ impl Transfer {
                         return Err(Fault::Odd("it announces an answer again and again".into()));
                     }
                     continue;
+                }
+                if head.status == 408 && self.reused {
+                    // So some announce that they end a connection that nobody used for a while.
+                    return Err(Fault::Stale);
                 }
                 self.expected = usize::try_from(judge(&head, self.wanted)?).unwrap_or(usize::MAX);
                 self.body = self.head_bytes.split_off(end);

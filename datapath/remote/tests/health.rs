@@ -220,3 +220,21 @@ fn opening_and_listing_end_where_a_server_sends_a_byte_now_and_then() {
     assert_eq!(error.kind(), StoreErrorKind::Unreachable, "{error}");
     assert!(error.to_string().contains("in full"), "{error}");
 }
+
+#[test]
+fn a_kept_connection_that_is_ended_with_408_is_not_the_servers_fault() {
+    let dir = tempfile::tempdir().unwrap();
+    let bytes = store(dir.path());
+    let server = FileServer::start(dir.path(), None);
+    let ends = |asked: &str, nth| {
+        let is_late = asked.contains(" /objects/") && nth > 0;
+        is_late.then(|| b"HTTP/1.1 408 x\r\nContent-Length: 0\r\nConnection: close\r\n\r\n".to_vec())
+    };
+    let remote = open_behind(&server, Arc::new(ends));
+    let failures = remote.status().servers[0].failures;
+    for _ in 0..5 {
+        joined(reading(&remote, &bytes), &remote).unwrap();
+    }
+    let status = remote.status();
+    assert_eq!((status.servers[0].state, status.servers[0].failures), (ServerState::Up, failures));
+}
