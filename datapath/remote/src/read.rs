@@ -66,6 +66,8 @@ enum Verdict {
         again_at: Instant,
         /// Whether the server has its store, and is not one whose directory is gone.
         is_sure: bool,
+        /// What it answers, where that is more than that it does not have it.
+        why: Option<String>,
     },
     Wrong(StoreError),
 }
@@ -93,9 +95,9 @@ struct Breaks {
 }
 
 impl Tried {
-    fn lacks(&mut self, servers: &Servers) {
+    fn lacks(&mut self, servers: &Servers, why: Option<String>) {
         let again_at = Instant::now() + servers.limits.wait_for_better;
-        self.verdict = Some(Verdict::Missing { again_at, is_sure: false });
+        self.verdict = Some(Verdict::Missing { again_at, is_sure: false, why });
     }
 
     fn is_wrong(&self) -> bool {
@@ -127,8 +129,12 @@ impl Tried {
 
     fn failed(&mut self, servers: &Servers, ask: &Ask<'_>, server: usize, fault: Fault) {
         match fault {
-            Fault::Missing => self.lacks(servers),
-            Fault::Odd(_) | Fault::Refused(_) | Fault::Wrong(_) if ask.optional => self.lacks(servers),
+            Fault::Missing => self.lacks(servers, None),
+            Fault::Odd(why) | Fault::Wrong(why) if ask.optional => self.lacks(servers, Some(why)),
+            // Whether it has this is not known, and nobody else needs to hear of it.
+            Fault::Refused(why) if ask.optional => {
+                self.verdict = Some(Verdict::Wrong(StoreError::new(StoreErrorKind::Io, why)));
+            }
             Fault::Wrong(why) => self.cannot_give(servers, ask, server, why),
             Fault::Broke(_) | Fault::Odd(_) | Fault::Refused(_) => self.broke(servers, ask, server, fault),
             Fault::Busy(wait, _) => {
@@ -249,7 +255,7 @@ fn read_somewhere(servers: &Servers, ask: &Ask<'_>, check: &mut Check<'_>) -> Re
                 if servers.wait_for_probe(&excluded, *probed_until.get_or_insert(now + longest)) {
                     continue;
                 }
-                return Err(hopeless(servers, ask, &mut tried));
+                return Err(hopeless(servers, ask, &tried));
             }
             look_for_stores(servers, &mut tried);
             if tried.iter().any(Tried::is_wrong) {
@@ -257,7 +263,7 @@ fn read_somewhere(servers: &Servers, ask: &Ask<'_>, check: &mut Check<'_>) -> Re
                 better_until.get_or_insert_with(|| now + servers.limits.wait_for_better);
             }
             if tried.iter().all(Tried::is_judged) || better_until.is_some_and(|until| now >= until) {
-                return Err(hopeless(servers, ask, &mut tried));
+                return Err(hopeless(servers, ask, &tried));
             }
             waiting_since.get_or_insert_with(Instant::now);
             wait(servers, ask, &mut tried, better_until);
@@ -394,17 +400,17 @@ fn choose(servers: &Servers, ask: &Ask<'_>, len: u64, excluded: &[bool]) -> Opti
 }
 
 /// Nobody has it, or nobody is there.
-fn hopeless(servers: &Servers, ask: &Ask<'_>, tried: &mut [Tried]) -> StoreError {
-    let wrong = tried.iter_mut().find_map(|tried| match tried.verdict.take() {
-        Some(Verdict::Wrong(why)) => Some(why),
-        other => {
-            tried.verdict = other;
-            None
-        }
+fn hopeless(servers: &Servers, ask: &Ask<'_>, tried: &[Tried]) -> StoreError {
+    let wrong = tried.iter().enumerate().find_map(|(server, tried)| match &tried.verdict {
+        Some(Verdict::Wrong(why)) => Some((server, why)),
+        _ => None,
     });
     let what = ask.path;
-    if let Some(why) = wrong {
-        let message = format!("no server has good bytes of {what}: {why}");
+    if let Some((server, why)) = wrong {
+        let message = match servers.list.get(server).filter(|_| ask.optional) {
+            Some(server) => format!("no server gives {what}: {}: {why}", server.url),
+            None => format!("no server has good bytes of {what}: {why}"),
+        };
         return StoreError::new(why.kind(), message);
     }
     let status = servers.status();
@@ -413,7 +419,8 @@ fn hopeless(servers: &Servers, ask: &Ask<'_>, tried: &mut [Tried]) -> StoreError
     let mut kind = StoreErrorKind::Io;
     for (server, tried) in status.servers.iter().zip(tried) {
         match &tried.verdict {
-            Some(_) => missing.push(server.url.as_str()),
+            Some(Verdict::Missing { why: Some(why), .. }) => missing.push(format!("{} ({why})", server.url)),
+            Some(_) => missing.push(server.url.clone()),
             None => others.push(format!("{}: {}", server.url, server.why.as_deref().unwrap_or("unknown"))),
         }
         if !tried.is_judged() && !tried.is_there() {

@@ -145,6 +145,24 @@ fn until(remote: &RemoteStore, what: &str, done: impl Fn() -> bool) {
 }
 
 #[test]
+fn a_server_that_refuses_the_token_is_not_said_to_have_no_list() {
+    let dir = tempfile::tempdir().unwrap();
+    store(dir.path());
+    let server = FileServer::start(dir.path(), None);
+    let remote = open(&[&server]);
+    // It says what it answers, where it has none.
+    let text = remote.images().unwrap_err().to_string();
+    assert!(text.contains("do not list") && text.contains("status 403"), "{text}");
+    server.ask_for_token("sesame");
+    let error = remote.images().unwrap_err();
+    let text = error.to_string();
+    assert_eq!(error.kind(), StoreErrorKind::Io, "{text}");
+    assert!(text.contains("status 401") && text.contains(&server.url()), "{text}");
+    assert!(!text.contains("do not list"), "{text}");
+    assert!(remote.trace(Hash::of(MANIFEST)).is_err());
+}
+
+#[test]
 fn what_a_cache_says_is_not_there_is_asked_for_past_it() {
     let dir = tempfile::tempdir().unwrap();
     let bytes = store(dir.path());
