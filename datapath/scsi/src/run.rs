@@ -5,6 +5,9 @@
 //!                                 |
 //!                                 +-- aborted meanwhile: ends without a reply
 //! ```
+//!
+//! A device may answer on the spot. The thread that gave the command takes [`BYTES_IN_A_ROW`] then and no more, the unit's own
+//! goes on, in turns: the transport's has to hear of an abort, and of an initiator that is gone.
 
 use std::sync::Arc;
 
@@ -15,6 +18,9 @@ use crate::link::Link;
 use crate::queue::Ticket;
 use crate::sense::Fault;
 use crate::task::{Outcome, Reply};
+
+/// How much a task moves on a thread before others have their turn, in bytes; of what it clears a 64th counts.
+const BYTES_IN_A_ROW: u64 = 64 << 20;
 
 /// Where the answer goes.
 pub(crate) type Done = Box<dyn FnOnce(Outcome) + Send>;
@@ -61,9 +67,18 @@ enum Slot {
     Taken,
 }
 
-/// Takes steps until a request does not land at once.
+/// Takes steps until a request does not land at once or others have their turn.
 pub(crate) fn drive(mut run: Box<Run>, mut landed: Option<Landed>) {
+    let mut left = BYTES_IN_A_ROW;
     loop {
+        if left == 0 {
+            let unit = Arc::clone(&run.link.unit);
+            if unit.worker.is_there() {
+                return unit.worker.post(Box::new(move || drive(run, landed)));
+            }
+            // There is no other thread: all of it is done here.
+            left = u64::MAX;
+        }
         if run.ticket.is_aborted() {
             return finish(*run, None);
         }
@@ -81,6 +96,7 @@ pub(crate) fn drive(mut run: Box<Run>, mut landed: Option<Landed>) {
             Step::End(result) => return end(*run, result),
             Step::Submit(request) => request,
         };
+        left = left.saturating_sub(weight(&request));
         let slot = Arc::new(Mutex::new(Slot::Submitting));
         let theirs = Arc::clone(&slot);
         let unit = Arc::clone(&run.link.unit);
@@ -94,6 +110,15 @@ pub(crate) fn drive(mut run: Box<Run>, mut landed: Option<Landed>) {
                 return;
             }
         }
+    }
+}
+
+/// What a request counts for [`BYTES_IN_A_ROW`].
+fn weight(request: &Request) -> u64 {
+    match request {
+        Request::Read { range, .. } | Request::Write { range, .. } => range.len(),
+        Request::WriteZeroes { range, .. } | Request::Discard { range } => range.len() / 64,
+        Request::Flush | Request::Prefetch { .. } => 0,
     }
 }
 

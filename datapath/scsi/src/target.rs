@@ -53,7 +53,7 @@ impl Target {
         self.units.iter().map(|(lun, _)| *lun)
     }
 
-    /// A new I_T nexus. It ends when it is dropped; tasks in flight are then answered as aborted.
+    /// A new I_T nexus. It ends when it is dropped; tasks in flight are then aborted.
     pub fn nexus(self: &Arc<Self>, initiator: Initiator) -> Nexus {
         let (id, initiator) = (NexusId::next(), Arc::new(initiator));
         let link = |unit: &Arc<LogicalUnit>| {
@@ -322,14 +322,22 @@ impl Nexus {
             _ => reset(unit, &waiter),
         }
     }
+
+    /// Aborts all tasks, for a transport whose session is over and that waits for the device to be at rest: it is told of the end
+    /// of each, without a reply. Reservations stay until the nexus is dropped. No command may be on its way meanwhile.
+    pub fn abort_tasks(&self) {
+        for (_, link) in &self.links {
+            let aborted = link.unit.tasks.abort(|nexus, _| nexus == self.id, None);
+            end(&link.unit, aborted);
+        }
+    }
 }
 
 impl Drop for Nexus {
     fn drop(&mut self) {
+        // Nothing of it passes any more: that would borrow it.
+        self.abort_tasks();
         for (_, link) in &self.links {
-            // Nothing of it passes any more: that would borrow it.
-            let aborted = link.unit.tasks.abort(|nexus, _| nexus == self.id, None);
-            end(&link.unit, aborted);
             link.unit.reservations.nexus_lost(self.id);
         }
     }

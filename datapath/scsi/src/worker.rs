@@ -4,7 +4,7 @@
 
 use std::sync::mpsc;
 
-use parking_lot::Mutex;
+use parking_lot::{Mutex, MutexGuard};
 
 /// Something to do.
 pub(crate) type Job = Box<dyn FnOnce() + Send>;
@@ -18,18 +18,31 @@ pub(crate) struct Worker {
 impl Worker {
     /// Has `job` done on the worker's thread. There is at most one job for each task in the set, which bounds them.
     pub(crate) fn post(&self, job: Job) {
-        let mut sender = self.sender.lock();
-        if sender.is_none() {
-            *sender = start();
-        }
+        let mut sender = self.started();
         let rejected = match sender.as_ref() {
             Some(sender) => sender.send(job).err().map(|error| error.0),
             None => Some(job),
         };
+        if rejected.is_some() {
+            *sender = None;
+        }
         drop(sender);
         if let Some(job) = rejected {
             job();
         }
+    }
+
+    /// Whether jobs are done on another thread than the caller's.
+    pub(crate) fn is_there(&self) -> bool {
+        self.started().is_some()
+    }
+
+    fn started(&self) -> MutexGuard<'_, Option<mpsc::Sender<Job>>> {
+        let mut sender = self.sender.lock();
+        if sender.is_none() {
+            *sender = start();
+        }
+        sender
     }
 }
 

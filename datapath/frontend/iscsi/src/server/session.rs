@@ -144,7 +144,7 @@ impl<'a> Session<'a> {
         })
     }
 
-    /// Serves until the end. What runs is finished whatever the end is.
+    /// Serves until the end.
     pub(super) fn run(&mut self) -> End {
         let end = loop {
             match self.round() {
@@ -152,8 +152,11 @@ impl<'a> Session<'a> {
                 Err(end) => break end,
             }
         };
-        // Nobody reads the replies any more, but a login that takes this session's place, or who stops the server, relies
-        // on the device being at rest.
+        // Nobody reads the replies any more, so what runs ends; but a login that takes this session's place, or who stops the
+        // server, relies on the device being at rest.
+        if let Some(nexus) = &self.nexus {
+            nexus.abort_tasks();
+        }
         while self.tasks.running() > 0 {
             self.inbox.take(&mut self.events);
             for event in std::mem::take(&mut self.events) {
@@ -412,7 +415,12 @@ impl<'a> Session<'a> {
     /// Answers the logout when nothing runs any more.
     fn close(&mut self) -> Result<(), End> {
         if self.tasks.running() > 0 {
-            return self.sleep(None, None).map(drop);
+            // Nothing is received, but it may be cut, by a login that takes this session's place.
+            return if self.sleep(Some(PollFlags::empty()), None)? {
+                Err(End::Fault("the connection was cut before its commands had ended".into()))
+            } else {
+                Ok(())
+            };
         }
         let Stage::Closing(logout, why) = &self.stage else { return Ok(()) };
         let (tag, why) = (logout.as_ref().map(|request| request.task_tag), *why);
@@ -433,7 +441,7 @@ impl<'a> Session<'a> {
             Received::Nothing if idle => self.look_at_the_clock(),
             Received::Nothing => {
                 let patience = Duration::from_millis(self.limits.keepalive_ms);
-                self.sleep(Some(self.socket), Some(patience))?;
+                self.sleep(Some(PollFlags::IN), Some(patience))?;
                 self.look_at_the_clock()
             }
         }
@@ -468,8 +476,7 @@ impl<'a> Session<'a> {
             return self.ask_for_logout();
         }
         if self.inbound.is_empty() && self.tasks.is_clear() {
-            self.stage = Stage::Closing(None, "it hung up");
-            return Ok(());
+            return Err(End::Orderly("it hung up"));
         }
         Err(End::Fault("it hung up in the middle of a command, which was not carried out".into()))
     }
@@ -517,23 +524,24 @@ impl<'a> Session<'a> {
         self.flush_batch(&[])
     }
 
-    /// Sleeps until the inbox has events, the socket has bytes where it is given, or the time is over.
-    fn sleep(&self, socket: Option<&Socket>, patience: Option<Duration>) -> Result<(), End> {
+    /// Sleeps until the inbox has events, the socket is ready for `watched` or cut, or the time is over. With `None` only the
+    /// inbox counts. `true`: the socket is cut, in both directions.
+    fn sleep(&self, watched: Option<PollFlags>, patience: Option<Duration>) -> Result<bool, End> {
         if !self.inbox.fall_asleep() {
-            return Ok(());
+            return Ok(false);
         }
         let timeout = patience.and_then(|patience| Timespec::try_from(patience).ok());
         let mut fds = [
             PollFd::from_borrowed_fd(self.inbox.event(), PollFlags::IN),
-            PollFd::new(self.socket, PollFlags::IN),
+            PollFd::new(self.socket, watched.unwrap_or(PollFlags::empty())),
         ];
         // Without the socket where only the inbox counts: poll reports a hang-up whatever is asked for.
-        let watched = if socket.is_some() { 2 } else { 1 };
-        let polled = rustix::event::poll(fds.get_mut(..watched).unwrap_or_default(), timeout.as_ref());
-        let [event, _] = &fds;
+        let count = if watched.is_some() { 2 } else { 1 };
+        let polled = rustix::event::poll(fds.get_mut(..count).unwrap_or_default(), timeout.as_ref());
+        let [event, socket] = &fds;
         self.inbox.wake_up(event.revents().contains(PollFlags::IN));
         match polled {
-            Ok(_) | Err(Errno::INTR) => Ok(()),
+            Ok(_) | Err(Errno::INTR) => Ok(socket.revents().intersects(PollFlags::HUP | PollFlags::ERR)),
             Err(errno) => Err(End::Fault(format!("poll failed: {errno}"))),
         }
     }

@@ -4,6 +4,7 @@ mod commands;
 mod data;
 #[path = "../fixture/mod.rs"]
 mod fixture;
+mod gone;
 mod sessions;
 
 use fixture::Fixture;
