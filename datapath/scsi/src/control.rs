@@ -97,12 +97,11 @@ pub(crate) fn carry_out(target: &Target, link: &Link, op: &Op, data_out: &[u8]) 
         Op::ReserveIn { action, .. } => unit.reservations.report(*action).map_err(refuse)?,
         Op::ReserveOut(ask) => {
             let list = parameter_list(data_out, ask.list_bytes).map_err(refuse)?;
-            let effects = unit.reservations.persistent_out(&link.initiator, ask, list).map_err(
-                |refusal| match refusal {
-                    Refusal::Conflict => conflict(),
-                    Refusal::Fault(fault) => refuse(fault),
-                },
-            )?;
+            let effects = unit.reservations.persistent_out(link.nexus, &link.initiator, ask, list);
+            let effects = effects.map_err(|refusal| match refusal {
+                Refusal::Conflict => conflict(),
+                Refusal::Fault(fault) => refuse(fault),
+            })?;
             for other in unit.links() {
                 let told = effects.attentions.iter().filter(|(port, _)| **port == *other.initiator);
                 told.for_each(|(_, code)| other.attention.establish(*code));

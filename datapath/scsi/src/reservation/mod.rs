@@ -39,6 +39,12 @@ struct State {
     simple: Option<NexusId>,
 }
 
+impl State {
+    fn is_held_by_another(&self, nexus: NexusId) -> bool {
+        self.simple.is_some_and(|holder| holder != nexus)
+    }
+}
+
 impl Reservations {
     /// Whether a reservation of another initiator is in the way.
     #[inline]
@@ -49,7 +55,7 @@ impl Reservations {
     #[cold]
     fn look_up(&self, nexus: NexusId, initiator: &Initiator, access: Access) -> bool {
         let state = self.state.lock();
-        if state.simple.is_some_and(|holder| holder != nexus) {
+        if state.is_held_by_another(nexus) {
             return access != Access::Identify;
         }
         state.persistent.conflicts(initiator, access)
@@ -65,7 +71,8 @@ impl Reservations {
     /// RESERVE. `false`: conflict.
     pub(crate) fn reserve_simple(&self, nexus: NexusId) -> bool {
         self.change(|state| {
-            if state.persistent.is_registered_by_any() {
+            // Two that come at the same time were both found to meet no reservation.
+            if state.persistent.is_registered_by_any() || state.is_held_by_another(nexus) {
                 return false;
             }
             state.simple = Some(nexus);
@@ -108,10 +115,43 @@ impl Reservations {
     /// PERSISTENT RESERVE OUT.
     pub(crate) fn persistent_out(
         &self,
+        nexus: NexusId,
         initiator: &Arc<Initiator>,
         ask: &ReserveOut,
         list: &[u8],
     ) -> Result<Effects, Refusal> {
-        self.change(|state| state.persistent.out(initiator, ask, list))
+        self.change(|state| {
+            // A RESERVE may have come since this was found to meet none.
+            if state.is_held_by_another(nexus) {
+                return Err(Refusal::Conflict);
+            }
+            state.persistent.out(initiator, ask, list)
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn of_two_that_were_found_allowed_only_one_reserves() {
+        let (a, b) = (NexusId::next(), NexusId::next());
+        let port = |name| {
+            Arc::new(Initiator {
+                transport_id: Box::new([0x45, 0, 0, name]),
+                target_port: 1,
+                target_port_name: "t".into(),
+            })
+        };
+        let register = ReserveOut { action: 0, scope: 0, kind: 0, list_bytes: 24 };
+        let list = [[0; 8], 7_u64.to_be_bytes(), [0; 8]].concat();
+        let reservations = Reservations::default();
+        assert!(reservations.reserve_simple(a) && reservations.reserve_simple(a));
+        assert!(!reservations.reserve_simple(b));
+        let out = reservations.persistent_out(b, &port(2), &register, &list);
+        assert_eq!(out.err(), Some(Refusal::Conflict));
+        assert!(reservations.release_simple(b) && !reservations.reserve_simple(b));
+        assert!(reservations.release_simple(a) && reservations.reserve_simple(b));
     }
 }

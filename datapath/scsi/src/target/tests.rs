@@ -34,7 +34,7 @@ fn take(unit: &LogicalUnit, who: &Arc<Initiator>) {
     let key = 7_u64.to_be_bytes();
     let out = |action, kind, list: [[u8; 8]; 3]| {
         let ask = ReserveOut { action, scope: 0, kind, list_bytes: 24 };
-        unit.reservations.persistent_out(who, &ask, &list.concat()).unwrap();
+        unit.reservations.persistent_out(NexusId::next(), who, &ask, &list.concat()).unwrap();
     };
     out(0, 0, [[0; 8], key, [0; 8]]);
     out(1, 1, [key, [0; 8], [0; 8]]);
