@@ -74,5 +74,7 @@ mod worker;
 pub use identity::{Identity, Initiator};
 pub use sense::{Code, Sense, SenseKey, Status};
 pub use target::{Nexus, Target};
-pub use task::{Attribute, Cdb, Command, Expected, Function, FunctionResult, Lun, Now, Outcome, Reply, Task};
+pub use task::{
+    Arrival, Attribute, Cdb, Command, Expected, Function, FunctionResult, Lun, Now, Outcome, Reply, Task,
+};
 pub use unit::{LogicalUnit, Options};

@@ -27,13 +27,13 @@
 
 use std::collections::HashSet;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU8, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU8, AtomicU64, AtomicUsize, Ordering};
 
 use headwater_block::ByteRange;
 use parking_lot::{Mutex, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use crate::link::NexusId;
-use crate::task::{Attribute, FunctionResult};
+use crate::task::{Arrival, Attribute, FunctionResult};
 
 /// Most tasks of a logical unit that wait or run; more are answered with TASK SET FULL.
 const TASKS: usize = 4096;
@@ -189,6 +189,9 @@ pub(crate) struct TaskSet {
     all: AtomicUsize,
     ordered: AtomicUsize,
     exclusive: AtomicUsize,
+    /// How often all tasks were ended, by resets and by CLEAR TASK SET; changed under the closed fence.
+    resets: AtomicU64,
+    clears: AtomicU64,
 }
 
 impl TaskSet {
@@ -217,6 +220,22 @@ impl TaskSet {
     /// Waits for all that pass, and keeps others from it.
     pub(crate) fn close(&self) -> Closed<'_> {
         self.fence.write()
+    }
+
+    /// All tasks are ended by a reset, those too that the transport has not handed over yet.
+    pub(crate) fn note_reset(&self, _: &Closed<'_>) {
+        self.resets.fetch_add(1, Ordering::SeqCst);
+    }
+
+    /// The same by CLEAR TASK SET.
+    pub(crate) fn note_clear(&self, _: &Closed<'_>) {
+        self.clears.fetch_add(1, Ordering::SeqCst);
+    }
+
+    /// What a command that comes now is compared with when it is handed over.
+    #[inline]
+    pub(crate) fn arrival(&self) -> Arrival {
+        Arrival { resets: self.resets.load(Ordering::SeqCst), clears: self.clears.load(Ordering::SeqCst) }
     }
 
     /// Whether no more tasks should be added. (One for each thread that asks may still be.)

@@ -24,7 +24,9 @@ use crate::queue::{Aborted, Closed, Kind, Pass, Waiter};
 use crate::reservation::Access;
 use crate::run::{self, Buffers, Done, Run};
 use crate::sense::{Code, Fault, Status};
-use crate::task::{Cdb, Command, Expected, Function, FunctionResult, Lun, Now, Outcome, Reply, Task};
+use crate::task::{
+    Arrival, Cdb, Command, Expected, Function, FunctionResult, Lun, Now, Outcome, Reply, Task,
+};
 use crate::unit::LogicalUnit;
 
 /// A SCSI target device.
@@ -88,6 +90,12 @@ impl Nexus {
         let number = lun.number()?;
         let place = self.links.binary_search_by_key(&number, |(lun, _)| *lun).ok()?;
         self.links.get(place).map(|(_, link)| link)
+    }
+
+    /// What [`Task::arrival`] of a command is that comes now.
+    #[inline]
+    pub fn arrival(&self, lun: Lun) -> Arrival {
+        self.link(lun).map_or(Arrival::default(), |link| link.unit.tasks.arrival())
     }
 
     /// How much data the command moves. Zero for commands whose CDB will be refused, so that no data is asked for.
@@ -201,7 +209,7 @@ impl Nexus {
     /// Starts the task; `done` is called when it is over, possibly before this returns, on any thread. It must not
     /// block.
     pub fn execute(&self, task: Task, done: impl FnOnce(Outcome) + Send + 'static) {
-        let Task { lun, attribute, tag, cdb, data_out, announced_bytes, data_in } = task;
+        let Task { lun, attribute, tag, arrival, cdb, data_out, announced_bytes, data_in } = task;
         let buffers = Buffers { data_in, data_out };
         let done: Done = Box::new(done);
         let Some(link) = self.link(lun) else {
@@ -212,9 +220,13 @@ impl Nexus {
         let unit = &link.unit;
         let parsed = cdb::parse(&cdb);
         if parsed.as_ref().is_ok_and(control::ends_tasks) {
-            return self.preempt_and_abort(link, &cdb, parsed, buffers, done);
+            return self.preempt_and_abort(link, (&cdb, arrival), parsed, buffers, done);
         }
         let pass = unit.tasks.pass();
+        if was_ended(link, arrival) {
+            drop(pass);
+            return silence(buffers, done);
+        }
         let op = match admit(link, &cdb, parsed) {
             Ok(op) => op,
             Err(reply) => {
@@ -251,13 +263,17 @@ impl Nexus {
     fn preempt_and_abort(
         &self,
         link: &Arc<Link>,
-        cdb: &Cdb,
+        (cdb, arrival): (&Cdb, Arrival),
         parsed: Result<Op, Fault>,
         buffers: Buffers,
         done: Done,
     ) {
         let unit = &link.unit;
         let closed = unit.tasks.close();
+        if was_ended(link, arrival) {
+            drop(closed);
+            return silence(buffers, done);
+        }
         let result = admit(link, cdb, parsed)
             .and_then(|op| control::carry_out(&self.target, link, &op, &buffers.data_out));
         let ports = match result {
@@ -310,6 +326,7 @@ impl Nexus {
             }
             Function::ClearTaskSet { .. } => {
                 let closed = unit.tasks.close();
+                unit.tasks.note_clear(&closed);
                 let aborted = unit.tasks.abort(|_, _| true, Some(&waiter));
                 for other in unit.links() {
                     if other.nexus != self.id && aborted.whose.contains(&other.nexus) {
@@ -360,6 +377,7 @@ fn abort(
 /// Aborts all tasks and resets the unit.
 fn reset(unit: &LogicalUnit, waiter: &Arc<Waiter>) {
     let closed = unit.tasks.close();
+    unit.tasks.note_reset(&closed);
     unit.reset();
     abort(unit, closed, |_, _| true, waiter);
 }
@@ -369,6 +387,21 @@ fn end(unit: &LogicalUnit, aborted: Aborted) {
     for startable in aborted.waiting {
         unit.tasks.start(startable);
     }
+}
+
+/// Whether all tasks were ended after the command came; under the fence. A reset has told all initiators of it, CLEAR TASK SET
+/// only those that had tasks in the set.
+fn was_ended(link: &Link, arrival: Arrival) -> bool {
+    let now = link.unit.tasks.arrival();
+    if arrival.resets == now.resets && arrival.clears != now.clears {
+        link.attention.establish(Code::COMMANDS_CLEARED_BY_ANOTHER_INITIATOR);
+    }
+    arrival != now
+}
+
+/// Ends a command that was aborted before it became a task.
+fn silence(buffers: Buffers, done: Done) {
+    done(Outcome { reply: None, data_in: Vec::new(), data_out: buffers.data_out });
 }
 
 /// Whether a command must pass the fence: all but those that only read.

@@ -101,6 +101,13 @@ pub struct Command<'a> {
     pub announced_bytes: u64,
 }
 
+/// When a command came, as far as that matters to what ends all tasks of a logical unit.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Arrival {
+    pub(crate) resets: u64,
+    pub(crate) clears: u64,
+}
+
 /// A command that owns its buffers, for [`crate::Nexus::execute`].
 #[derive(Debug)]
 pub struct Task {
@@ -110,6 +117,9 @@ pub struct Task {
     pub attribute: Attribute,
     /// The transport's name of the task, unique in the nexus while it runs ([`Function::AbortTask`]).
     pub tag: u64,
+    /// [`crate::Nexus::arrival`] when the command came, which may be long before its data had: it is aborted if all tasks were
+    /// ended meanwhile.
+    pub arrival: Arrival,
     /// What to do.
     pub cdb: Cdb,
     /// As [`Command::data_out`]; handed back in [`Outcome::data_out`].

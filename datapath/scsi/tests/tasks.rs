@@ -85,6 +85,7 @@ fn whoever_ends_tasks_is_answered_after_a_task_that_is_being_answered() {
             lun: LUN,
             attribute: Attribute::Simple,
             tag: 1,
+            arrival: a.arrival(LUN),
             cdb,
             data_out: Vec::new(),
             announced_bytes: 0,

@@ -164,6 +164,7 @@ impl Bench {
             lun: LUN,
             attribute,
             tag: 1,
+            arrival: nexus.arrival(LUN),
             cdb: *cdb,
             data_out: data_out.to_vec(),
             announced_bytes,

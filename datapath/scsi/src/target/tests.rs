@@ -62,6 +62,7 @@ fn overtaken(cdb: [u8; 16], data_out: &[u8], at_once: bool) -> (Option<Reply>, A
                 lun: LUN,
                 attribute: Attribute::Simple,
                 tag: 1,
+                arrival: nexus.arrival(LUN),
                 cdb,
                 data_out,
                 announced_bytes,

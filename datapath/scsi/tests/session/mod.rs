@@ -123,6 +123,7 @@ pub fn start_as(
         lun,
         attribute,
         tag,
+        arrival: nexus.arrival(lun),
         cdb: *cdb,
         data_out: data_out.to_vec(),
         announced_bytes: data_out.len() as u64,

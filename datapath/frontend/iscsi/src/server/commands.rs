@@ -52,6 +52,7 @@ impl Session<'_> {
             announced: command.expected_bytes,
             announced_read,
             expected: nexus.expected(lun, &cdb),
+            arrival: nexus.arrival(lun),
             immediate: command.immediate,
         };
         let wanted = usize::try_from(order.wanted()).unwrap_or(usize::MAX);
@@ -175,6 +176,7 @@ impl Session<'_> {
             lun: order.lun,
             attribute: order.attribute,
             tag: serial,
+            arrival: order.arrival,
             cdb: order.cdb,
             data_out,
             announced_bytes: order.announced_out(),

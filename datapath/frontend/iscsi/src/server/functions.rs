@@ -1,7 +1,8 @@
 //! Task management functions.
 //!
 //! Tasks that do not run yet are the session's own and forgotten at once; the rest is the logical unit's business, which answers
-//! when the tasks concerned have ended. An aborted task is not answered.
+//! when the tasks concerned have ended. Those of other sessions that do not run yet are aborted when they are handed over. An
+//! aborted task is not answered.
 
 use std::collections::VecDeque;
 use std::sync::Arc;

@@ -245,7 +245,7 @@ impl Residuals {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use headwater_scsi::{Attribute, Cdb, Expected, Lun};
+    use headwater_scsi::{Arrival, Attribute, Cdb, Expected, Lun};
 
     #[test]
     fn residuals_tell_the_difference_in_each_direction() {
@@ -259,6 +259,7 @@ mod tests {
             announced,
             announced_read,
             expected: Expected { data_out_bytes, ..Expected::default() },
+            arrival: Arrival::default(),
             immediate: false,
         };
         let of = |order: Order, data_in| {

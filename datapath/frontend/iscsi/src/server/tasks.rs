@@ -14,7 +14,7 @@
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 
-use headwater_scsi::{Attribute, Cdb, Expected, Lun};
+use headwater_scsi::{Arrival, Attribute, Cdb, Expected, Lun};
 
 /// What a task is, apart from its data.
 #[derive(Clone, Copy, Debug)]
@@ -33,6 +33,8 @@ pub(super) struct Order {
     pub(super) announced_read: Option<u32>,
     /// What the command moves.
     pub(super) expected: Expected,
+    /// So that who ends all tasks of the unit ends it before it is handed over.
+    pub(super) arrival: Arrival,
     pub(super) immediate: bool,
 }
 
@@ -332,6 +334,7 @@ mod tests {
             announced: 1000,
             announced_read: None,
             expected: Expected { data_out_bytes: 4096, data_in_bytes: 0, needs_room: true },
+            arrival: Arrival::default(),
             immediate: false,
         }
     }

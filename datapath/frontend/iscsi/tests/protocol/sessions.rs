@@ -6,7 +6,7 @@ use std::time::Duration;
 use crate::fixture::raw::{read10, write10};
 use crate::fixture::{Fixture, INITIATOR, Raw, TARGET, accounts, name, target, wait_for};
 use crate::{MIB, slow};
-use headwater_iscsi::wire::request::{LogoutRequest, NopOut, TextRequest};
+use headwater_iscsi::wire::request::{LogoutRequest, NopOut, ScsiCommand, TextRequest};
 use headwater_iscsi::wire::response::{AsyncMessage, NopIn, RejectReason};
 use headwater_iscsi::wire::text::{pairs, put_pair};
 use headwater_iscsi::wire::{Opcode, RESERVED_TAG};
@@ -145,6 +145,39 @@ fn a_second_login_of_a_session_takes_its_place() {
     assert_eq!(attempt(second.tsih ^ 1, 1).0, 0x020a);
     assert_eq!(attempt(second.tsih, 1), (0, second.tsih));
     second.ends();
+}
+
+#[test]
+fn what_ends_all_tasks_ends_those_of_other_sessions_that_await_their_data() {
+    // CLEAR TASK SET, LOGICAL UNIT RESET, TARGET WARM RESET, and what others are told.
+    for (function, told) in [(4, 0x2f00), (5, 0x2903), (6, 0x2903)] {
+        let fixture = Fixture::new(ReferenceDisk::new(MIB));
+        let (mut a, mut b) = (fixture.session(&[]), fixture.session(&[]));
+        let write = ScsiCommand { write: true, expected_bytes: 512, ..b.scsi(&write10(0, 1)) };
+        b.pdu(&write.encode(), &[]);
+        let r2t = b.take().r2t();
+        let tag = a.manage(function, 0, 0);
+        let answer = a.take();
+        assert_eq!((answer.function().task_tag, answer.function().response), (tag, 0));
+        if function != 4 {
+            b.command(&[0], 0, None);
+            assert_eq!(b.take().sense(), (6, told));
+            a.clear_attention();
+        }
+        b.data_out(&r2t, 0, 0, true, &[1; 512]);
+        if function == 4 {
+            b.command(&[0], 0, None);
+            assert_eq!(b.take().sense(), (6, told));
+        }
+        // These are the next answers: there is none to the write.
+        for _ in 0..2 {
+            let tag = b.command(&[0], 0, None);
+            b.good(tag);
+        }
+        assert_eq!(a.read(0, 1), [0; 512], "function {function}");
+        b.write(0, &[2; 512]);
+        assert_eq!(a.read(0, 1), [2; 512]);
+    }
 }
 
 #[test]

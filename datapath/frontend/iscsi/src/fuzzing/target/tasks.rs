@@ -173,6 +173,8 @@ impl Model {
             lun: task.lun,
             attribute: task.attribute,
             tag: serial,
+            // What it ends of its own tasks it forgets at once.
+            arrival: self.nexus.arrival(task.lun),
             cdb: task.cdb,
             data_out: data,
             announced_bytes: task.announced_out(),
