@@ -154,6 +154,8 @@ fn versions_travel_between_a_directory_a_bucket_and_a_server() {
         std::fs::read(here.join("images").join(file)).unwrap()
             == std::fs::read(copy.join("images").join(file)).unwrap()
     };
+    let open = support::open_to_others(dir.path()).into_iter().find(|path| path.starts_with(&copy));
+    assert_eq!(open, None, "a copy is its owner's only");
     assert!(same("disk"), "note, author, time and channels came along");
     // What cannot be is refused with a reason.
     store(&["copy", &server, "https://localhost:1", "disk", "--token", text(&shown)])

@@ -128,7 +128,7 @@ fn an_image_of_servers_is_read_through_their_failures_and_then_needs_none() {
     // A copy on this host, made in the background, is enough.
     a.revive();
     let cache = short_dir();
-    let place = format!("{}:128M", cache.path().display());
+    let place = format!("{}:128M", cache.path().join("chunks").display());
     let mut export = start(&|_, command| {
         command.args(["--chunk-cache", &place, "--hydrate", "max"]);
     });
@@ -140,6 +140,7 @@ fn an_image_of_servers_is_read_through_their_failures_and_then_needs_none() {
     let image = export.image();
     assert_eq!(image["waits"], 0, "{image}");
     assert!(image["disk_hits"].as_u64() > Some(100), "{image}");
+    assert_eq!(support::open_to_others(cache.path()), Vec::<PathBuf>::new());
     drop(export);
 
     // Without servers nothing is opened, and it says why.

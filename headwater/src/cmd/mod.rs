@@ -57,7 +57,10 @@ pub fn run(cli: Cli) -> anyhow::Result<u8> {
         Command::Status => on_one_core(status::run(client()?, json)),
         Command::Stats(args) => on_one_core(stats::run(client()?, args, json)),
         Command::Events(args) => on_one_core(events::run(client()?, args, json)),
-        Command::Store(command) => store::run(command, json),
+        Command::Store(command) => {
+            own_only();
+            store::run(command, json)
+        }
         Command::Export(args) => export::run(data_dir, args).map(|()| 0),
         Command::Attach(mut args) => {
             args.attach.attach = true;
@@ -79,9 +82,13 @@ fn on_one_core(work: impl Future<Output = anyhow::Result<u8>>) -> anyhow::Result
     outcome
 }
 
-fn as_daemon(work: impl Future<Output = anyhow::Result<u8>>) -> anyhow::Result<u8> {
-    // Keys, disks and consoles of machines are their owner's only.
+/// Disks of machines are their owner's only, and so are keys, consoles, and the stores that are made.
+fn own_only() {
     rustix::process::umask(rustix::fs::Mode::from_raw_mode(0o077));
+}
+
+fn as_daemon(work: impl Future<Output = anyhow::Result<u8>>) -> anyhow::Result<u8> {
+    own_only();
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().context("cannot start")?;
     match runtime.block_on(work) {
         Err(error) if error.is::<EndedAtStart>() => {

@@ -241,6 +241,23 @@ pub fn wait_until(what: &str, mut is_true: impl FnMut() -> bool) {
     }
 }
 
+/// What is in a directory, and below it, that others than the owner may use in any way.
+pub fn open_to_others(dir: &Path) -> Vec<PathBuf> {
+    use std::os::unix::fs::PermissionsExt;
+    let mut open = Vec::new();
+    for entry in std::fs::read_dir(dir).expect("it can be listed") {
+        let path = entry.expect("an entry").path();
+        let metadata = std::fs::symlink_metadata(&path).expect("it is there");
+        if metadata.is_dir() {
+            open.append(&mut open_to_others(&path));
+        }
+        if metadata.permissions().mode() & 0o077 != 0 {
+            open.push(path);
+        }
+    }
+    open
+}
+
 /// Bytes that nothing makes smaller.
 pub fn pseudo_random(len: usize, mut state: u64) -> Vec<u8> {
     let mut bytes = Vec::with_capacity(len + 8);

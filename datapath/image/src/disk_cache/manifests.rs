@@ -1,7 +1,7 @@
 //! Manifests of versions that were opened, so that they can be opened again while no server answers.
 
-use std::fs;
-use std::io;
+use std::fs::{self, File};
+use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::SystemTime;
@@ -9,7 +9,7 @@ use std::time::SystemTime;
 use headwater_store::{Hash, MANIFEST_MAX_BYTES};
 use rustix::fs::{AtFlags, CWD, Timespec, Timestamps, UTIME_NOW, utimensat};
 
-use crate::disk_cache::DiskCache;
+use crate::disk_cache::{DiskCache, make_own, open_own};
 use crate::units::u64_of;
 
 const DIR: &str = "manifests";
@@ -62,14 +62,16 @@ impl DiskCache {
             let times = Timestamps { last_access: now(), last_modification: now() };
             return Ok(utimensat(CWD, &path, &times, AtFlags::empty())?);
         }
-        fs::create_dir_all(&dir)?;
+        make_own(&dir)?;
         let room = (self.capacity_bytes / SHARE).checked_sub(u64_of(bytes.len()));
         let Some(room) = room else {
             return Err(io::Error::other(format!("it has {} bytes: make the cache larger", bytes.len())));
         };
         thin(&dir, room)?;
         let part = dir.join(format!("{PART}{}", WRITES.fetch_add(1, Ordering::Relaxed)));
-        let written = fs::write(&part, bytes).and_then(|()| fs::rename(&part, &path));
+        let written = open_own(File::options().create(true).truncate(true).write(true), &part)
+            .and_then(|mut file| file.write_all(bytes))
+            .and_then(|()| fs::rename(&part, &path));
         if written.is_err() {
             // The first failure is the one to tell.
             let _ = fs::remove_file(&part);

@@ -29,9 +29,9 @@ mod moving;
 pub(crate) mod segment;
 
 use std::collections::VecDeque;
-use std::fs::{self, File, OpenOptions, TryLockError};
+use std::fs::{self, DirBuilder, File, OpenOptions, TryLockError};
 use std::io::Write;
-use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::os::unix::fs::{DirBuilderExt, FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -160,7 +160,7 @@ impl DiskCache {
                 ),
             ));
         }
-        fs::create_dir_all(dir).map_err(failed)?;
+        make_own(dir).map_err(failed)?;
         let lock = open_own(File::options().create(true).truncate(false).write(true), &dir.join("lock"))
             .map_err(failed)?;
         match lock.try_lock() {
@@ -227,7 +227,7 @@ impl DiskCache {
             };
         };
         let part = dir.join("part");
-        fs::create_dir_all(&dir).map_err(failed)?;
+        make_own(&dir).map_err(failed)?;
         let write = || {
             open_own(File::options().create(true).truncate(true).write(true), &part)?.write_all(trace)?;
             fs::rename(&part, &path)
@@ -423,10 +423,16 @@ impl Drop for Kept {
     }
 }
 
-/// Opens a file of the cache: no link is followed, which another user may have put there where others can write.
+/// Opens a file of the cache, for its owner only: it holds parts of disks. No link is followed, which another user may have
+/// put there where others can write.
 fn open_own(options: &mut OpenOptions, path: &Path) -> std::io::Result<File> {
     let no_follow = i32::try_from(rustix::fs::OFlags::NOFOLLOW.bits()).unwrap_or(0);
-    options.custom_flags(no_follow).open(path)
+    options.mode(0o600).custom_flags(no_follow).open(path)
+}
+
+/// Makes a directory of the cache where it is missing, for its owner only.
+fn make_own(dir: &Path) -> std::io::Result<()> {
+    DirBuilder::new().recursive(true).mode(0o700).create(dir)
 }
 
 /// Marks the directory as a cache. One with other files in it is not taken over.
