@@ -343,9 +343,9 @@ pub enum ImageCommand {
         /// The file; it must not exist
         #[arg(value_hint = ValueHint::FilePath)]
         file: PathBuf,
-        /// raw, qcow2, vhdx or vmdk; all but raw need qemu-img
-        #[arg(long, default_value = "raw", value_parser = ExportFormat::parse)]
-        format: ExportFormat,
+        /// raw, qcow2, vhdx or vmdk; all but raw need qemu-img [default: the file's extension where it is one of these, else raw]
+        #[arg(long, value_parser = ExportFormat::parse)]
+        format: Option<ExportFormat>,
     },
     /// Remove an image, or one of its versions
     Remove {

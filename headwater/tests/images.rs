@@ -364,16 +364,20 @@ fn an_export_to_other_formats_is_what_qemu_reads_as_the_disk() {
     daemon.cli(&["image", "import", &path("a.raw"), "--name", "disk"]).ok();
     for format in ["qcow2", "vhdx", "vmdk"] {
         let out = path(&format!("out.{format}"));
-        let said = daemon.cli(&["image", "export", "disk", &out, "--format", format]).ok();
-        assert!(said.contains("disk@1 written to"), "{said}");
+        let said = daemon.cli(&["image", "export", "disk", &out]).ok();
+        assert!(said.contains(&format!("disk@1 written to {out} as {format}, ")), "{said}");
         qemu_img(&["compare", "-f", "raw", "-F", format, &path("a.raw"), &out]);
         // And in again: the same content is the same version.
         let again = daemon.cli(&["image", "import", &out, "--name", "disk"]).ok();
         assert!(again.contains("unchanged; it is disk@1"), "{format}: {again}");
     }
+    // What is said counts more than the name.
+    let odd = path("odd.qcow2");
+    assert!(daemon.cli(&["image", "export", "disk", &odd, "--format", "raw"]).ok().contains("as raw, "));
+    assert!(std::fs::read(&odd).unwrap() == disk);
     let left: Vec<_> =
         std::fs::read_dir(dir.path()).unwrap().map(|entry| entry.unwrap().file_name()).collect();
-    assert_eq!(left.len(), 4, "{left:?}");
+    assert_eq!(left.len(), 5, "{left:?}");
     assert_eq!(std::fs::read_dir(daemon.path().join("store/tmp")).unwrap().count(), 0);
     daemon
         .cli(&["image", "export", "disk", &path("nowhere/x"), "--format", "vhdx"])

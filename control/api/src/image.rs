@@ -232,6 +232,12 @@ impl ExportFormat {
         }
     }
 
+    /// What a file's name says by its extension; raw where that is no format's.
+    pub fn of_file_name(path: &std::path::Path) -> Self {
+        let extension = path.extension().and_then(|text| text.to_str()).unwrap_or_default();
+        Self::parse(&extension.to_ascii_lowercase()).unwrap_or_default()
+    }
+
     /// Reads a format.
     pub fn parse(text: &str) -> Result<Self, String> {
         [Self::Raw, Self::Qcow2, Self::Vhdx, Self::Vmdk]

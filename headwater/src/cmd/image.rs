@@ -4,8 +4,8 @@ use std::path::Path;
 
 use headwater_api::name::{check_image, image_name_of};
 use headwater_api::{
-    ExportRequest, Image, ImageVersion, ImportRequest, JobResult, Problem, SourceFormat, VerifyReport,
-    VerifyRequest,
+    ExportFormat, ExportRequest, Image, ImageVersion, ImportRequest, JobResult, Problem, SourceFormat,
+    VerifyReport, VerifyRequest,
 };
 use headwater_block::size;
 
@@ -63,6 +63,7 @@ pub async fn run(client: Client, command: ImageCommand, json: bool) -> anyhow::R
             return verify(&client, &image, repair_from, json).await;
         }
         ImageCommand::Export { image, file, format } => {
+            let format = format.unwrap_or_else(|| ExportFormat::of_file_name(&file));
             export(&client, &image, ExportRequest { target: absolute_path(&file)?, format }, json).await?;
         }
         ImageCommand::Remove { image } => {
@@ -230,7 +231,8 @@ async fn export(client: &Client, image: &str, request: ExportRequest, json: bool
     }
     if let JobResult::Exported { version, size_bytes } = result {
         let place = format!("{}@{}", version.image, version.number);
-        show::line(&format!("{place} written to {}, {}", request.target, size::format(size_bytes)))?;
+        let (target, format) = (&request.target, request.format.name());
+        show::line(&format!("{place} written to {target} as {format}, {}", size::format(size_bytes)))?;
     }
     Ok(())
 }
