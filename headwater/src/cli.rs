@@ -340,7 +340,7 @@ pub enum ImageCommand {
     Export {
         /// IMAGE, IMAGE:CHANNEL, IMAGE@NUMBER or IMAGE@HASH
         image: String,
-        /// The file; it must not exist
+        /// The file; it must not exist, and - is refused: the daemon writes it
         #[arg(value_hint = ValueHint::FilePath)]
         file: PathBuf,
         /// raw, qcow2, vhdx or vmdk; all but raw need qemu-img [default: the file's extension where it is one of these, else raw]

@@ -48,6 +48,9 @@ fn an_image_comes_out_as_it_went_in() {
     daemon.cli(&["image", "export", "disk@1", &text(&out)]).ok();
     assert!(std::fs::read(&out).unwrap() == disk, "the export differs");
     daemon.cli(&["image", "export", "disk", &text(&out)]).fails(4, &["exists already"]);
+    for output in ["-", "/dev/stdout"] {
+        daemon.cli(&["image", "export", "disk", output]).fails(2, &["the daemon writes", "name a new file"]);
+    }
 
     let shown: serde_json::Value =
         serde_json::from_str(&daemon.cli(&["image", "show", "disk", "--json"]).ok()).unwrap();

@@ -4,8 +4,8 @@ use std::path::Path;
 
 use headwater_api::name::{check_image, image_name_of};
 use headwater_api::{
-    ExportFormat, ExportRequest, Image, ImageVersion, ImportRequest, JobResult, Problem, SourceFormat,
-    VerifyReport, VerifyRequest,
+    ExportFormat, ExportRequest, Image, ImageVersion, ImportRequest, JobResult, Problem, ProblemKind,
+    SourceFormat, VerifyReport, VerifyRequest,
 };
 use headwater_block::size;
 
@@ -64,7 +64,7 @@ pub async fn run(client: Client, command: ImageCommand, json: bool) -> anyhow::R
         }
         ImageCommand::Export { image, file, format } => {
             let format = format.unwrap_or_else(|| ExportFormat::of_file_name(&file));
-            export(&client, &image, ExportRequest { target: absolute_path(&file)?, format }, json).await?;
+            export(&client, &image, ExportRequest { target: new_file(&file)?, format }, json).await?;
         }
         ImageCommand::Remove { image } => {
             let removed = client.remove_image(&image).await?;
@@ -83,6 +83,8 @@ pub async fn run(client: Client, command: ImageCommand, json: bool) -> anyhow::R
 const STANDARD_INPUT: &str = "-";
 
 const NO_NAME: &str = "cannot import the standard input without a name for the image: give --name";
+
+const NEW_FILE: &str = "name a new file, and read that; a file that is really called '-' is './-'";
 
 /// What a version is called.
 #[derive(Debug, Default)]
@@ -174,6 +176,18 @@ pub fn absolute_path(path: &Path) -> anyhow::Result<String> {
     text.map_err(|odd| {
         invalid(format!("the path {} is not UTF-8, which the API cannot carry", odd.display()))
     })
+}
+
+/// The path of a file that the daemon is to write. It cannot write to our standard output.
+pub fn new_file(path: &Path) -> anyhow::Result<String> {
+    let is_output =
+        ["-", "/dev/stdout", "/dev/fd/1", "/proc/self/fd/1"].iter().any(|it| path == Path::new(it));
+    if is_output {
+        let message =
+            format!("cannot write to '{}': the daemon writes the file, not this command", path.display());
+        return Err(Problem::new(ProblemKind::Invalid, message).advise(NEW_FILE).into());
+    }
+    absolute_path(path)
 }
 
 async fn verify(client: &Client, image: &str, from: Vec<String>, json: bool) -> anyhow::Result<u8> {

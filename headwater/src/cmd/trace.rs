@@ -11,7 +11,7 @@ use headwater_block::size;
 
 use crate::cli::{MachineArgs, TraceCommand};
 use crate::client::Client;
-use crate::cmd::image::absolute_path;
+use crate::cmd::image::{absolute_path, new_file};
 use crate::cmd::machine;
 use crate::cmd::signals::EndSignals;
 use crate::show;
@@ -39,7 +39,7 @@ pub async fn run(client: &Client, command: TraceCommand, json: bool) -> anyhow::
             merged.context("there is no file to merge")?
         }
         TraceCommand::Save { image, file } => {
-            client.save_trace(&image, &SaveTraceRequest { target: absolute_path(&file)? }).await?
+            client.save_trace(&image, &SaveTraceRequest { target: new_file(&file)? }).await?
         }
         TraceCommand::Remove { image } => {
             let gone = client.remove_trace(&image).await?;
