@@ -76,6 +76,7 @@ fn two_guests_share_an_image_and_nothing_else_overflow_reset_and_survive_a_dead_
     daemon.cli(&["machine", "start", "one", "two", "--wait"]).ok();
 
     each_guest_is_itself(&daemon);
+    output_that_is_cut_is_no_success(&daemon);
     what_one_writes_overflows_and_is_its_own(&daemon);
     a_full_cache_makes_a_guest_wait_and_no_more(&daemon);
 
@@ -173,6 +174,14 @@ fn each_guest_is_itself(daemon: &Daemon) {
     }
     assert_eq!(sh(daemon, "two", "cat /var/tmp/applied"), "two", "it ran before the user data had");
     assert_eq!(sh(daemon, "one", "test -e /var/tmp/applied || echo none"), "none");
+}
+
+fn output_that_is_cut_is_no_success(daemon: &Daemon) {
+    let ran = daemon.cli(&["machine", "exec", "two", "--", "head", "-c", "17000000", "/dev/zero"]);
+    assert_eq!((ran.code, ran.out.len()), (1, 16 << 20), "{}", ran.err);
+    assert!(ran.err.starts_with("headwater: the output is not whole"), "{}", ran.err);
+    let ran = daemon.cli(&["machine", "exec", "two", "--", "sh", "-c", "head -c 17000000 /dev/zero; exit 3"]);
+    assert_eq!(ran.code, 3, "{}", ran.err);
 }
 
 fn what_one_writes_overflows_and_is_its_own(daemon: &Daemon) {

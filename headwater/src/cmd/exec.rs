@@ -5,10 +5,13 @@ use std::io::Write;
 use anyhow::Context;
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
-use headwater_api::ExecRequest;
+use headwater_api::{ExecRequest, ExecResult};
 
 use crate::client::Client;
 use crate::show;
+
+/// The code where the output is not whole: a command that succeeded would pass for one that printed all of it.
+const CUT: u8 = 1;
 
 /// Runs the command; its output becomes ours, and its exit code too.
 pub async fn run(
@@ -20,7 +23,7 @@ pub async fn run(
 ) -> anyhow::Result<u8> {
     let request = ExecRequest { argv, timeout_ms: timeout_s.saturating_mul(1000) };
     let result = client.exec(name, &request).await?;
-    let code = u8::try_from(result.exit_code.clamp(0, 255)).unwrap_or(1);
+    let code = exit_code(&result);
     if json {
         show::json(&result)?;
         return Ok(code);
@@ -30,7 +33,17 @@ pub async fn run(
     // Where standard error is closed, its reader wants none of it.
     let _ = std::io::stderr().write_all(&decode(&result.stderr_base64)?);
     if result.truncated {
-        eprintln!("headwater: the guest agent cut the output off");
+        eprintln!(
+            "headwater: the output is not whole: the guest agent keeps 16 MiB each of standard output and standard error \
+             (have the command write to a file, and read that in parts)"
+        );
     }
     Ok(code)
+}
+
+fn exit_code(result: &ExecResult) -> u8 {
+    match u8::try_from(result.exit_code.clamp(0, 255)).unwrap_or(1) {
+        0 if result.truncated => CUT,
+        code => code,
+    }
 }
