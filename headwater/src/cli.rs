@@ -496,7 +496,7 @@ pub enum MachineCommand {
         #[arg(long)]
         follow: bool,
     },
-    /// Run a command in a guest, through its agent; its exit code becomes ours
+    /// Run a command in a guest, through its agent; its exit code becomes ours, and Ctrl-C ends it
     Exec {
         /// The machine's name
         name: String,

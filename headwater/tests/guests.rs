@@ -77,6 +77,7 @@ fn two_guests_share_an_image_and_nothing_else_overflow_reset_and_survive_a_dead_
 
     each_guest_is_itself(&daemon);
     output_that_is_cut_is_no_success(&daemon);
+    a_command_ends_with_its_client(&daemon);
     what_one_writes_overflows_and_is_its_own(&daemon);
     a_full_cache_makes_a_guest_wait_and_no_more(&daemon);
 
@@ -182,6 +183,20 @@ fn output_that_is_cut_is_no_success(daemon: &Daemon) {
     assert!(ran.err.starts_with("headwater: the output is not whole"), "{}", ran.err);
     let ran = daemon.cli(&["machine", "exec", "two", "--", "sh", "-c", "head -c 17000000 /dev/zero; exit 3"]);
     assert_eq!(ran.code, 3, "{}", ran.err);
+}
+
+fn a_command_ends_with_its_client(daemon: &Daemon) {
+    let mut client = support::headwater()
+        .arg("--data-dir")
+        .arg(daemon.path())
+        .args(["machine", "exec", "two", "--", "sleep", "4242"])
+        .spawn()
+        .expect("it starts");
+    let running = || sh(daemon, "two", "pgrep -xf 'sleep 4242' || echo none") != "none";
+    wait_until("the command runs", running);
+    support::signal(client.id(), "INT");
+    assert_eq!(client.wait().expect("it ends").code(), None, "it ended otherwise than by the signal");
+    wait_until("the command ends", || !running());
 }
 
 fn what_one_writes_overflows_and_is_its_own(daemon: &Daemon) {

@@ -8,6 +8,7 @@
 //! dropped. After a time-out the connection is given up, and the next call makes a new one.
 
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
@@ -18,7 +19,7 @@ use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader};
 use tokio::net::UnixStream;
-use tokio::sync::{Mutex, MutexGuard, watch};
+use tokio::sync::{Mutex, MutexGuard, oneshot, watch};
 use tokio::time::{Instant, timeout_at};
 
 use crate::error::{Error, Result};
@@ -83,10 +84,10 @@ pub struct ExecOutput {
 
 /// The agent of one guest. Calls may come from many tasks; they take turns, and a running command does
 /// not hold the others up. Frozen file systems do: the agent refuses everything else until they are thawed.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct Agent {
     socket: PathBuf,
-    connection: Mutex<Option<Connection>>,
+    connection: Arc<Mutex<Option<Connection>>>,
     /// Changed by who has the connection.
     is_frozen: watch::Sender<bool>,
 }
@@ -129,7 +130,7 @@ impl Agent {
     pub fn new(socket: &Path) -> Self {
         Self {
             socket: socket.to_path_buf(),
-            connection: Mutex::new(None),
+            connection: Arc::default(),
             is_frozen: watch::Sender::new(false),
         }
     }
@@ -179,8 +180,16 @@ impl Agent {
         self.call(THAW, json!({})).await.map(drop)
     }
 
-    /// Runs a command in the guest and waits for its end.
+    /// Runs a command in the guest and waits for its end. Where this is dropped, the command is killed.
     pub async fn exec(&self, exec: &Exec) -> Result<ExecOutput> {
+        let (agent, exec) = (self.clone(), exec.clone());
+        let (_waits, given_up) = oneshot::channel();
+        // A task of its own: which process is to be killed is known only after the agent has answered.
+        let work = tokio::spawn(async move { agent.exec_unless(given_up, &exec).await });
+        work.await.unwrap_or_else(|error| Err(Error::Gone(format!("a command's end is not known: {error}"))))
+    }
+
+    async fn exec_unless(&self, mut given_up: oneshot::Receiver<()>, exec: &Exec) -> Result<ExecOutput> {
         let Some((program, arguments)) = exec.command.split_first() else {
             return Err(Error::Agent {
                 command: "guest-exec".into(),
@@ -210,7 +219,13 @@ impl Agent {
                     after: exec.timeout,
                 });
             }
-            tokio::time::sleep_until((Instant::now() + pause).min(deadline)).await;
+            tokio::select! {
+                () = tokio::time::sleep_until((Instant::now() + pause).min(deadline)) => {}
+                _ = &mut given_up => {
+                    self.kill_in_guest(pid).await;
+                    return Err(Error::Gone(format!("nobody waits for command '{program}'")));
+                }
+            }
             pause = (pause * 2).min(POLL_LONGEST);
         }
     }
@@ -218,7 +233,7 @@ impl Agent {
     async fn kill_in_guest(&self, pid: i64) {
         let request = json!({ "path": "kill", "arg": ["-KILL", pid.to_string()] });
         if let Err(error) = self.call("guest-exec", request).await {
-            tracing::warn!(%error, pid, "a command that took too long could not be killed in the guest");
+            tracing::warn!(%error, pid, "a command could not be killed in the guest");
         }
     }
 
@@ -565,6 +580,33 @@ mod tests {
         assert_eq!(running.await.unwrap().unwrap().exit_code, 5);
         drop(agent);
         player.await.unwrap();
+    }
+
+    #[tokio::test]
+    async fn a_command_that_nobody_waits_for_is_killed() {
+        let dir = tempfile::tempdir().unwrap();
+        let socket = dir.path().join("agent.sock");
+        let listener = UnixListener::bind(&socket).unwrap();
+        let agent = Agent::new(&socket);
+        let waiting = tokio::spawn(async move { agent.exec(&command("sleep")).await });
+        let (mut stream, id) = accept(&listener).await;
+        stream.write_all(&answer_to_sync(id)).await.unwrap();
+        let mut line = String::new();
+        stream.read_line(&mut line).await.unwrap();
+        // Which process it is, is not known yet.
+        waiting.abort();
+        waiting.await.unwrap_err();
+        stream.write_all(b"{\"return\": {\"pid\": 7}}\n").await.unwrap();
+        let (mut asked, mut times) = (String::new(), 0);
+        while !asked.contains("kill") {
+            asked.clear();
+            times += 1;
+            let read = stream.read_line(&mut asked).await.unwrap();
+            assert!(read > 0 && times < 5, "the command was left alone");
+            let answer = if asked.contains("status") { r#"{"exited": false}"# } else { r#"{"pid": 8}"# };
+            stream.write_all(format!("{{\"return\": {answer}}}\n").as_bytes()).await.unwrap();
+        }
+        assert!(asked.contains(r#"["-KILL","7"]"#), "{asked}");
     }
 
     #[tokio::test]
