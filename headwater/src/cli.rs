@@ -503,6 +503,9 @@ pub enum MachineCommand {
         /// End the command after so many seconds
         #[arg(long, value_name = "SECONDS", default_value_t = 600)]
         timeout: u64,
+        /// Give the command our standard input, read to its end: at most 1 MiB. Without it, it reads nothing
+        #[arg(short = 'i', long)]
+        stdin: bool,
         /// The command and its arguments
         #[arg(last = true, required = true)]
         command: Vec<String>,

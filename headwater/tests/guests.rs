@@ -78,6 +78,7 @@ fn two_guests_share_an_image_and_nothing_else_overflow_reset_and_survive_a_dead_
     each_guest_is_itself(&daemon);
     output_that_is_cut_is_no_success(&daemon);
     a_command_ends_with_its_client(&daemon);
+    a_command_reads_what_it_is_given(&daemon);
     what_one_writes_overflows_and_is_its_own(&daemon);
     a_full_cache_makes_a_guest_wait_and_no_more(&daemon);
 
@@ -197,6 +198,29 @@ fn a_command_ends_with_its_client(daemon: &Daemon) {
     support::signal(client.id(), "INT");
     assert_eq!(client.wait().expect("it ends").code(), None, "it ended otherwise than by the signal");
     wait_until("the command ends", || !running());
+}
+
+fn a_command_reads_what_it_is_given(daemon: &Daemon) {
+    let file = daemon.path().join("input");
+    let exec = |more: &[&str]| {
+        let mut command = support::headwater();
+        command.arg("--data-dir").arg(daemon.path()).args(["machine", "exec", "two"]).args(more);
+        command.args(["--", "b2sum"]).stdin(std::fs::File::open(&file).expect("the input"));
+        support::Ran::from(command.output().expect("it runs"))
+    };
+    let sum = || {
+        let input = std::fs::File::open(&file).expect("the input");
+        String::from_utf8(Command::new("b2sum").stdin(input).output().expect("it runs").stdout).expect("text")
+    };
+    std::fs::write(&file, "").expect("it can be written");
+    let nothing = sum();
+    let mut input = support::pseudo_random(1 << 20, 3);
+    std::fs::write(&file, &input).expect("it can be written");
+    assert_eq!(exec(&["-i"]).ok(), sum());
+    assert_eq!(exec(&[]).ok(), nothing);
+    input.push(0);
+    std::fs::write(&file, &input).expect("it can be written");
+    exec(&["--stdin"]).fails(2, &["longer than 1.0 MiB"]);
 }
 
 fn what_one_writes_overflows_and_is_its_own(daemon: &Daemon) {

@@ -466,7 +466,13 @@ pub struct ExecRequest {
     /// How long to wait for it.
     #[serde(default = "ExecRequest::default_timeout_ms")]
     pub timeout_ms: u64,
+    /// What it reads from its standard input, in base64; at most 1 MiB. Absent: nothing.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub stdin_base64: Option<String>,
 }
+
+/// The most that a command reads from its standard input: it crosses the guest agent's port in one message.
+pub const MAX_STDIN_BYTES: usize = 1 << 20;
 
 impl ExecRequest {
     /// Ten minutes.

@@ -184,8 +184,13 @@ impl Vm for QemuVm {
         self.guest.agent().thaw_file_systems().await.map_err(failed)
     }
 
-    async fn exec(&self, argv: &[String], timeout: Duration) -> Result<ExecOutput, BackendError> {
-        let exec = Exec { command: argv.to_vec(), input: Vec::new(), timeout };
+    async fn exec(
+        &self,
+        argv: &[String],
+        input: Vec<u8>,
+        timeout: Duration,
+    ) -> Result<ExecOutput, BackendError> {
+        let exec = Exec { command: argv.to_vec(), input, timeout };
         let output = self.guest.agent().exec(&exec).await.map_err(failed)?;
         Ok(ExecOutput {
             exit_code: output.exit_code,

@@ -1,28 +1,23 @@
 //! `headwater machine exec`: run a command in a guest.
 
-use std::io::Write;
+use std::io::{Read, Write};
 
 use anyhow::Context;
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
-use headwater_api::{ExecRequest, ExecResult};
+use headwater_api::{ExecRequest, ExecResult, MAX_STDIN_BYTES};
+use headwater_block::size;
 
 use crate::client::Client;
+use crate::failure::invalid;
 use crate::show;
 
 /// The code where the output is not whole: a command that succeeded would pass for one that printed all of it.
 const CUT: u8 = 1;
 
 /// Runs the command; its output becomes ours, and its exit code too.
-pub async fn run(
-    client: &Client,
-    name: &str,
-    timeout_s: u64,
-    argv: Vec<String>,
-    json: bool,
-) -> anyhow::Result<u8> {
-    let request = ExecRequest { argv, timeout_ms: timeout_s.saturating_mul(1000) };
-    let result = client.exec(name, &request).await?;
+pub async fn run(client: &Client, name: &str, request: &ExecRequest, json: bool) -> anyhow::Result<u8> {
+    let result = client.exec(name, request).await?;
     let code = exit_code(&result);
     if json {
         show::json(&result)?;
@@ -39,6 +34,21 @@ pub async fn run(
         );
     }
     Ok(code)
+}
+
+/// All of our standard input.
+pub fn standard_input() -> anyhow::Result<String> {
+    let mut bytes = Vec::new();
+    // One more, to see that there is more.
+    let limit = u64::try_from(MAX_STDIN_BYTES)?.saturating_add(1);
+    std::io::stdin().lock().take(limit).read_to_end(&mut bytes).context("cannot read the standard input")?;
+    if bytes.len() > MAX_STDIN_BYTES {
+        let most = size::format(limit - 1);
+        return Err(invalid(format!(
+            "the standard input is longer than {most}, the most that a command is given"
+        )));
+    }
+    Ok(STANDARD.encode(bytes))
 }
 
 fn exit_code(result: &ExecResult) -> u8 {

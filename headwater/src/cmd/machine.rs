@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use anyhow::Context;
 use headwater_api::{
-    CacheSettings, Catalog, CreateMachine, DiskCounters, Machine, MachineState, Problem, ProblemKind,
-    SetMachine, Wanted,
+    CacheSettings, Catalog, CreateMachine, DiskCounters, ExecRequest, Machine, MachineState, Problem,
+    ProblemKind, SetMachine, Wanted,
 };
 use headwater_block::size;
 
@@ -67,8 +67,11 @@ pub async fn run(client: Client, command: MachineCommand, json: bool) -> anyhow:
             failures.end()?;
         }
         MachineCommand::Console { name, log, follow } => console::run(&client, &name, log, follow).await?,
-        MachineCommand::Exec { name, timeout, command } => {
-            return exec::run(&client, &name, timeout, command, json).await;
+        MachineCommand::Exec { name, timeout, stdin, command } => {
+            let stdin_base64 = stdin.then(exec::standard_input).transpose()?;
+            let timeout_ms = timeout.saturating_mul(1000);
+            let request = ExecRequest { argv: command, timeout_ms, stdin_base64 };
+            return exec::run(&client, &name, &request, json).await;
         }
     }
     Ok(0)

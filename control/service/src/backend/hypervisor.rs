@@ -137,6 +137,11 @@ pub trait Vm: Send + Sync + 'static {
     /// Ends that.
     async fn thaw_file_systems(&self) -> Result<(), BackendError>;
 
-    /// Runs a command in the guest, through its agent.
-    async fn exec(&self, argv: &[String], timeout: Duration) -> Result<ExecOutput, BackendError>;
+    /// Runs a command in the guest, through its agent, which reads `input`.
+    async fn exec(
+        &self,
+        argv: &[String],
+        input: Vec<u8>,
+        timeout: Duration,
+    ) -> Result<ExecOutput, BackendError>;
 }

@@ -427,7 +427,7 @@ impl Vm for FakeVm {
         self.1.freezes.lock().unwrap().push("thaw");
         Ok(())
     }
-    async fn exec(&self, _: &[String], _: Duration) -> Result<ExecOutput, BackendError> {
+    async fn exec(&self, _: &[String], _: Vec<u8>, _: Duration) -> Result<ExecOutput, BackendError> {
         unused()
     }
 }

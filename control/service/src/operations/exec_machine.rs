@@ -6,7 +6,7 @@ use axum::Json;
 use axum::extract::State;
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
-use headwater_api::{ExecRequest, ExecResult, Problem, ProblemKind};
+use headwater_api::{ExecRequest, ExecResult, MAX_STDIN_BYTES, Problem, ProblemKind};
 
 use crate::Service;
 use crate::answer::{Explain, Failure};
@@ -18,6 +18,12 @@ use crate::life::LifeError;
 enum Error {
     #[error("cannot run a command in machine '{0}': no command was given")]
     Empty(String),
+    #[error("cannot run a command in machine '{0}': its standard input is no base64")]
+    NoBase64(String),
+    #[error(
+        "cannot run a command in machine '{0}': its standard input has more than {MAX_STDIN_BYTES} bytes"
+    )]
+    Long(String),
     #[error("cannot run a command in machine '{machine}': it is not up after {waited_s} s")]
     NotUp { machine: String, waited_s: u64 },
     #[error("cannot run a command in machine '{0}': it ended before it was up")]
@@ -27,7 +33,7 @@ enum Error {
 impl Explain for Error {
     fn kind(&self) -> ProblemKind {
         match self {
-            Self::Empty(_) => ProblemKind::Invalid,
+            Self::Empty(_) | Self::NoBase64(_) | Self::Long(_) => ProblemKind::Invalid,
             Self::NotUp { .. } => ProblemKind::Failed,
             Self::Ended(_) => ProblemKind::Conflict,
         }
@@ -44,7 +50,7 @@ impl Explain for Error {
     request_body = ExecRequest,
     responses(
         (status = 200, body = ExecResult),
-        (status = 400, description = "No command is given", body = Problem),
+        (status = 400, description = "No command, or a standard input that is too long", body = Problem),
         (status = 404, description = "No such machine", body = Problem),
         (status = 409, description = "It is off, or ends meanwhile", body = Problem),
         (status = 500, description = "The guest agent does not answer", body = Problem),
@@ -59,6 +65,7 @@ pub(super) async fn exec_machine(
     if request.argv.is_empty() {
         return Err(Error::Empty(name).into());
     }
+    let input = input(&name, &request)?;
     let record = service.record(&name).await?;
     let Some(active) = service.active(record.uuid) else {
         let state = record.state.name();
@@ -74,7 +81,7 @@ pub(super) async fn exec_machine(
     wait_until_up(&*active.vm, &name, timeout).await?;
     let output = active
         .vm
-        .exec(&request.argv, timeout)
+        .exec(&request.argv, input, timeout)
         .await
         .map_err(LifeError::backend("run a command in", &name))?;
     Ok(Json(ExecResult {
@@ -83,6 +90,12 @@ pub(super) async fn exec_machine(
         stderr_base64: STANDARD.encode(output.stderr),
         truncated: output.truncated,
     }))
+}
+
+fn input(name: &str, request: &ExecRequest) -> Result<Vec<u8>, Error> {
+    let encoded = request.stdin_base64.as_deref().unwrap_or_default();
+    let input = STANDARD.decode(encoded).map_err(|_| Error::NoBase64(name.to_owned()))?;
+    if input.len() > MAX_STDIN_BYTES { Err(Error::Long(name.to_owned())) } else { Ok(input) }
 }
 
 /// A guest that still boots has not applied its identity: no command is to find it half made.
