@@ -86,6 +86,20 @@ pub struct ChannelPointer {
     pub author: String,
 }
 
+/// What came of taking a promotion back.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct Reverted {
+    /// The channel.
+    pub channel: Channel,
+    /// Where it points now. Absent: it is not set any more, as before its first promotion.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub version: Option<u64>,
+    /// Since when.
+    pub at_ms: u64,
+    /// Who asked for it.
+    pub author: String,
+}
+
 /// A version to promote: the one that the path names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]

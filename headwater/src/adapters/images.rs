@@ -188,9 +188,9 @@ impl Images for StoredImages {
         blocking("free what removals left", move || store.reclaim_left().map_err(store_failed)).await
     }
 
-    async fn revert(&self, image: &str, channel: Channel) -> Result<(u64, u64), BackendError> {
+    async fn revert(&self, image: &str, channel: Channel) -> Result<(u64, Option<u64>), BackendError> {
         let (from, to) = self.change(image, move |image| image.revert(stored_channel(channel))).await?;
-        Ok((u64::from(from), u64::from(to)))
+        Ok((u64::from(from), to.map(u64::from)))
     }
 
     async fn retire(&self, version: &ImageVersion, retired: bool) -> Result<(), BackendError> {

@@ -10,7 +10,7 @@ use headwater_api::{
     BootTrace, Catalog, CatalogList, Channel, ChannelPointer, ChannelRequest, CreateCatalog, CreateMachine,
     Edit, EditRequest, EventList, ExecRequest, ExecResult, Image, ImageList, ImageVersion, MAX_EVENTS,
     Machine, MachineList, MergeTraceRequest, PinRequest, Problem, ProblemKind, PromoteRequest, Removed,
-    RetireRequest, SaveTraceRequest, SetCatalog, SetMachine, Stats, Status,
+    RetireRequest, Reverted, SaveTraceRequest, SetCatalog, SetMachine, Stats, Status,
 };
 use http_body_util::{BodyExt, Full};
 use hyper::body::{Bytes, Incoming};
@@ -80,7 +80,7 @@ impl Client {
     }
 
     /// Points a channel where it pointed before.
-    pub async fn revert(&self, image: &str, request: &ChannelRequest) -> anyhow::Result<ChannelPointer> {
+    pub async fn revert(&self, image: &str, request: &ChannelRequest) -> anyhow::Result<Reverted> {
         self.post(&format!("/api/v1/images/{}/revert", escape(image)), request).await
     }
 

@@ -100,7 +100,17 @@ pub async fn revert(client: &Client, image: &str, channel: Channel, json: bool) 
     if json {
         return show::json(&pointer);
     }
-    show::line(&format!("{channel} of {image} is version {} again", pointer.version))?;
+    let name = channel.name();
+    show::line(&match (pointer.version, channel) {
+        (Some(version), _) => format!("{name} of {image} is version {version} again"),
+        (None, Channel::Production) => format!(
+            "{name} of {image} is not set any more, as before its first promotion: {image} means its newest version"
+        ),
+        (None, _) => format!(
+            "{name} of {image} is not set any more, as before its first promotion: what boots {image}:{name} does not start \
+             until it is"
+        ),
+    })?;
     told_old(client, image).await
 }
 

@@ -107,8 +107,8 @@ pub trait Images: Send + Sync + 'static {
     /// Cheap when there are none.
     async fn promote_due(&self, now_ms: u64) -> Result<Promoted, BackendError>;
 
-    /// Points a channel where it pointed before. Returns from where and to where.
-    async fn revert(&self, image: &str, channel: Channel) -> Result<(u64, u64), BackendError>;
+    /// Points a channel where it pointed before, nowhere where that was its first promotion. Returns from where and to where.
+    async fn revert(&self, image: &str, channel: Channel) -> Result<(u64, Option<u64>), BackendError>;
 
     /// Takes a version out of use, or brings it back.
     async fn retire(&self, version: &ImageVersion, retired: bool) -> Result<(), BackendError>;

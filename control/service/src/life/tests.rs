@@ -122,7 +122,7 @@ impl Images for OneImage {
     async fn promote_due(&self, _: u64) -> Result<Promoted, BackendError> {
         Ok(Promoted::default())
     }
-    async fn revert(&self, _: &str, _: Channel) -> Result<(u64, u64), BackendError> {
+    async fn revert(&self, _: &str, _: Channel) -> Result<(u64, Option<u64>), BackendError> {
         unused()
     }
     async fn retire(&self, _: &ImageVersion, _: bool) -> Result<(), BackendError> {

@@ -2,14 +2,14 @@
 
 use axum::Json;
 use axum::extract::State;
-use headwater_api::{ChannelPointer, ChannelRequest, Problem};
+use headwater_api::{ChannelRequest, Problem, Reverted};
 
 use crate::Service;
 use crate::answer::Failure;
 use crate::extract::{Actor, Body, Name};
 use crate::promotions::{can_be_set, named_image};
 
-/// Points a channel where it pointed before its last promotion, step by step. Versions that are removed or retired meanwhile are left out.
+/// Points a channel where it pointed before its last promotion, step by step. Versions that are removed or retired meanwhile are left out. Without an earlier promotion it is not set any more.
 #[utoipa::path(
     post,
     path = "/api/v1/images/{image}/revert",
@@ -17,7 +17,7 @@ use crate::promotions::{can_be_set, named_image};
     params(("image" = String, Path, description = "`IMAGE`")),
     request_body = ChannelRequest,
     responses(
-        (status = 200, description = "Where the channel points now", body = ChannelPointer),
+        (status = 200, description = "Where the channel points now", body = Reverted),
         (status = 400, description = "There is nothing to go back to", body = Problem),
         (status = 404, description = "No such image, or the channel is not set", body = Problem),
     ),
@@ -27,16 +27,17 @@ pub(super) async fn revert_image(
     actor: Actor,
     Name(name): Name,
     Body(request): Body<ChannelRequest>,
-) -> Result<Json<ChannelPointer>, Failure> {
+) -> Result<Json<Reverted>, Failure> {
     let image = named_image(&name).map_err(Failure)?;
     let channel = request.channel;
     can_be_set(channel).map_err(Failure)?;
     let handle = service.clone();
     let work = async move {
         let (from, to) = handle.images().revert(&image, channel).await?;
-        let detail = format!("{channel} from version {from} back to {to}");
+        let back = to.map_or_else(|| "not being set".to_owned(), |to| to.to_string());
+        let detail = format!("{channel} from version {from} back to {back}");
         handle.image_changed(&actor, &image, "reverted", detail).await?;
-        Ok(Json(ChannelPointer { channel, version: to, at_ms: handle.now_ms(), author: actor.0 }))
+        Ok(Json(Reverted { channel, version: to, at_ms: handle.now_ms(), author: actor.0 }))
     };
     service.to_the_end(work).await
 }

@@ -7,7 +7,7 @@
 //!
 //!   promote  pushes a pointer, and forgets a promotion to come to the same channel
 //!   schedule keeps a promotion for later; `promote_due` carries it out
-//!   revert   pops: the channel points where it pointed before
+//!   revert   pops: the channel points where it pointed before, and nowhere where it was promoted once
 //! ```
 //! A version that a channel points to, or will, can be neither retired nor removed. One that a channel pointed
 //! to in the past can: it is left out of what the channel can go back to.
@@ -158,8 +158,9 @@ impl Image {
         done
     }
 
-    /// Points a channel where it pointed before. Returns from where and to where.
-    pub fn revert(&mut self, channel: Channel) -> Result<(u32, u32), StoreError> {
+    /// Points a channel where it pointed before; before its first promotion it was not set. Returns from where and
+    /// to where.
+    pub fn revert(&mut self, channel: Channel) -> Result<(u32, Option<u32>), StoreError> {
         if channel == Channel::Maintenance {
             return Err(self.maintenance_is_not_set());
         }
@@ -174,7 +175,12 @@ impl Image {
             }
             rest.remove(at);
         }
-        let Some(before) = rest.iter().rev().find(|pointer| pointer.channel == channel) else {
+        let before =
+            rest.iter().rev().find(|pointer| pointer.channel == channel).map(|before| before.version);
+        // What was retired since is left out, but with nothing beside it that is no way back to before all promotions.
+        let of_channel = |pointer: &&Pointer| pointer.channel == channel;
+        let was_elsewhere = self.pointers.iter().filter(of_channel).any(|pointer| pointer.version != now);
+        if before.is_none() && was_elsewhere {
             return Err(StoreError::new(
                 StoreErrorKind::Invalid,
                 format!(
@@ -183,8 +189,7 @@ impl Image {
                     self.name
                 ),
             ));
-        };
-        let before = before.version;
+        }
         self.pointers = rest;
         Ok((now, before))
     }
@@ -204,19 +209,27 @@ impl Image {
         Ok(())
     }
 
-    /// Which channel points, or will point, to a version, as a sentence about it.
+    /// Which channels point, or will point, to a version, as a sentence about it.
     pub fn held_by(&self, number: u32) -> Option<String> {
-        let now = Channel::ALL
-            .into_iter()
-            .find(|channel| self.channel(*channel).is_some_and(|pointer| pointer.version == number));
-        if let Some(channel) = now {
-            return Some(format!("{channel} points to it; promote another version first"));
-        }
-        let later = self.scheduled.iter().find(|pointer| pointer.version == number)?;
-        let channel = later.channel;
-        Some(format!(
-            "it will be promoted to {channel}; cancel that first ('headwater image promote --cancel')"
-        ))
+        let names = |pointers: &mut dyn Iterator<Item = &Pointer>| {
+            let of_version = pointers.filter(|pointer| pointer.version == number);
+            of_version.map(|pointer| pointer.channel.name()).collect::<Vec<_>>()
+        };
+        let now = names(&mut Channel::ALL.into_iter().filter_map(|channel| self.channel(channel)));
+        let later = names(&mut self.scheduled.iter());
+        let now = match now.as_slice() {
+            [] => None,
+            [one] => Some(format!("{one} points to it; promote another version first")),
+            all => Some(format!("{} point to it; promote another version of each first", all.join(" and "))),
+        };
+        let later = (!later.is_empty()).then(|| {
+            let channels = later.join(" and ");
+            format!(
+                "it will be promoted to {channels}; cancel that first ('headwater image promote --cancel')"
+            )
+        });
+        let all: Vec<String> = now.into_iter().chain(later).collect();
+        (!all.is_empty()).then(|| all.join("; and "))
     }
 
     /// Forgets a version: also as one that a channel pointed to.
@@ -339,14 +352,43 @@ mod tests {
         }
         image.promote(to(Test, 4, 5)).unwrap();
         image.retire(3, true).unwrap();
-        assert_eq!(image.revert(Production).unwrap(), (4, 2));
+        assert_eq!(image.revert(Production).unwrap(), (4, Some(2)));
         image.forget(3);
-        assert_eq!(image.revert(Production).unwrap(), (2, 1));
-        let end = image.revert(Production).unwrap_err();
-        assert_eq!(end.kind(), StoreErrorKind::Invalid);
+        assert_eq!(image.revert(Production).unwrap(), (2, Some(1)));
         assert_eq!(at(&image, &Selector::Default), 1);
         // The other channel did not move.
         assert_eq!(at(&image, &Selector::Channel(Test)), 4);
+    }
+
+    #[test]
+    fn reverting_the_first_promotion_sets_the_channel_back_to_none() {
+        use Channel::Production;
+        let mut image = image(3);
+        image.promote(to(Production, 1, 5)).unwrap();
+        assert_eq!(image.revert(Production).unwrap(), (1, None));
+        assert_eq!(at(&image, &Selector::Default), 3);
+        assert_eq!(image.revert(Production).unwrap_err().kind(), StoreErrorKind::NotFound);
+        // It was not set before version 1, but that is not where it pointed last.
+        image.promote(to(Production, 1, 5)).unwrap();
+        image.promote(to(Production, 2, 6)).unwrap();
+        image.retire(1, true).unwrap();
+        assert_eq!(image.revert(Production).unwrap_err().kind(), StoreErrorKind::Invalid);
+        assert_eq!(at(&image, &Selector::Default), 2);
+    }
+
+    #[test]
+    fn all_channels_that_hold_a_version_are_named() {
+        use Channel::{Production, Test};
+        let mut image = image(2);
+        for channel in [Test, Production] {
+            image.promote(to(channel, 1, 5)).unwrap();
+        }
+        let held = image.held_by(1).unwrap();
+        assert!(held.starts_with("test and production point to it; promote"), "{held}");
+        image.promote(to(Production, 2, 5)).unwrap();
+        image.schedule(to(Production, 1, 100)).unwrap();
+        let held = image.held_by(1).unwrap();
+        assert!(held.contains("test points to it") && held.contains("promoted to production"), "{held}");
     }
 
     #[test]
