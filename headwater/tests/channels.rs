@@ -73,6 +73,10 @@ fn a_promotion_reaches_a_running_machine_at_its_next_boot_only() {
     daemon.cli(&["machine", "stop", "lab", "--force"]).ok();
     daemon.cli(&["image", "remove", "tiny@2"]).fails(4, &["machine 'lab' is pinned to it"]);
     assert!(daemon.cli(&["image", "unpin", "lab"]).ok().contains("tiny@1"));
+    assert!(
+        daemon.cli(&["machine", "list"]).ok().contains("tiny@2 (old)"),
+        "it is off, and boots another next"
+    );
     daemon.cli(&["image", "remove", "tiny@2"]).ok();
     let refused = daemon.cli(&["image", "remove", "tiny@1"]);
     refused.fails(4, &["channel production points to it", "machine 'lab' boots it"]);

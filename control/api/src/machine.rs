@@ -332,7 +332,7 @@ pub struct Machine {
     /// The version that it would boot now. Absent where there is none, and in answers to changes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub next_version: Option<String>,
-    /// Whether it runs another version than its image or pin means now: it changes at its next boot, or where its
+    /// Whether it runs, or ran last, another version than its image or pin means now: it changes at its next boot, or where its
     /// disk is kept, when it is reset. In answers to changes only where the image or pin names a version: what a
     /// channel points to is the store's to say, which they do not wait for.
     #[serde(default)]

@@ -62,8 +62,12 @@ fn version(machine: &Machine) -> String {
     if machine.old {
         text.push_str(" (old)");
     }
-    if machine.pin.is_some() {
-        text.push_str(" (pinned)");
+    match &machine.pin {
+        Some(pin) if machine.version.as_ref().is_none_or(|version| version == pin) => {
+            text.push_str(" (pinned)")
+        }
+        Some(pin) => text.push_str(&format!(" (pinned to @{})", pin.rsplit('@').next().unwrap_or(pin))),
+        None => {}
     }
     if machine.edits.is_some() {
         text.push_str(" (edits)");

@@ -110,10 +110,15 @@ impl Service {
             let own = own.filter(|_| record.cache.persistent);
             let running = self.active(record.uuid).map(|active| active.version_hash.clone());
             let has = running.or_else(|| own.map(|disk| disk.hash.clone()));
+            // Off, and nothing is kept: what it ran last is gone, and people see its number beside what comes next.
+            let last = record.version.clone();
             let mut view = self.view(record);
             if let Some(next) = next {
-                view.old = edit.is_none() && has.is_some_and(|has| has != next.hash);
-                view.next_version = Some(format!("{}@{}", next.image, next.number));
+                let number = format!("{}@{}", next.image, next.number);
+                let differs =
+                    has.map_or_else(|| last.is_some_and(|last| last != number), |has| has != next.hash);
+                view.old = edit.is_none() && differs;
+                view.next_version = Some(number);
             }
             if let Some(disk) = edit.or(own) {
                 view.next_version = Some(disk.below());

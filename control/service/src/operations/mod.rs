@@ -140,10 +140,14 @@ where
     let disk = |purpose| disks.iter().find(|disk| disk.purpose == purpose);
     let (edit, own) = (disk(Purpose::Edit), disk(Purpose::Persistent).filter(|_| record.cache.persistent));
     let running = service.active(record.uuid).map(|active| active.version_hash.clone());
-    let runs = running.as_ref().and(record.version.clone()).or_else(|| own.map(KeptDisk::below));
+    let runs = match (&running, own) {
+        (None, Some(own)) => Some(own.below()),
+        // Or ran last.
+        _ => record.version.clone(),
+    };
     let hash = running.or_else(|| own.map(|disk| disk.hash.clone()));
-    let old = edit.is_none()
-        && runs.zip(hash).is_some_and(|(runs, hash)| is_another(record.reference(), &runs, &hash));
+    let old =
+        edit.is_none() && runs.is_some_and(|runs| is_another(record.reference(), &runs, hash.as_deref()));
     let (kept, edits) = (own.map(KeptDisk::below), edit.map(KeptDisk::below));
     Ok(Json(Machine { old, kept, edits, ..service.view(record) }))
 }
@@ -153,15 +157,19 @@ async fn kept_disks_of(service: &Service, record: &MachineRecord) -> Result<Vec<
 }
 
 /// Whether a reference names another version than `name`, `IMAGE@NUMBER`, with this hash. What a channel points to only the
-/// store knows.
-fn is_another(reference: &str, name: &str, hash: &str) -> bool {
+/// store knows, and so the hash of what a machine that is off ran last.
+fn is_another(reference: &str, name: &str, hash: Option<&str>) -> bool {
     let (Some((image, version)), Some((its_image, its_number))) =
         (reference.split_once('@'), name.split_once('@'))
     else {
         return false;
     };
     let is_number = version.len() < HASH_PREFIX_MIN;
-    let same = if is_number { number(version) == number(its_number) } else { hash.starts_with(version) };
+    let same = if is_number {
+        number(version) == number(its_number)
+    } else {
+        hash.is_none_or(|hash| hash.starts_with(version))
+    };
     image != its_image || !same
 }
 
@@ -233,7 +241,7 @@ mod tests {
 
     #[test]
     fn only_what_a_reference_says_itself_is_another_version() {
-        let another = |reference| is_another(reference, "tiny@3", "0123456789abcdef");
+        let another = |reference| is_another(reference, "tiny@3", Some("0123456789abcdef"));
         for same in ["tiny", "tiny:test", "tiny@3", "tiny@003", "tiny@01234567", "tiny@0123456789abcdef"] {
             assert!(!another(same), "{same}");
         }

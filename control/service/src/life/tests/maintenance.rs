@@ -92,7 +92,7 @@ async fn a_persistent_machine_keeps_disk_and_version_until_it_is_reset() {
     fixture.service.reset("lab", &Actor::daemon()).await.unwrap();
     assert_eq!(*fixture.host.discarded.lock().unwrap(), [disk]);
     let view = fixture.view().await;
-    assert!(!view.old && view.kept.is_none() && view.next_version.as_deref() == Some("image@2"), "{view:?}");
+    assert!(view.old && view.kept.is_none() && view.next_version.as_deref() == Some("image@2"), "{view:?}");
     fixture.start().await.unwrap();
     let (Some(other), 2, _) = fixture.last_opened() else { panic!("{:?}", fixture.last_opened()) };
     assert_ne!(other, disk);
