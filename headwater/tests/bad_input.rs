@@ -96,6 +96,8 @@ fn what_makes_no_sense_is_2_and_invalid() {
         (export("null:1G", &["--persistent", "a/b"]), "'a/b' is no name"),
         (vec!["serve", "--listen", "0.0.0.0:9"], "only loopback"),
         (vec!["serve", "--nbd", "tcp:0.0.0.0:10809"], "other hosts or guests"),
+        (vec!["serve", "--log", "inof"], "'inof' is not a level"),
+        (vec!["serve", "--log", "headwater_service=dbug"], "is not a log filter"),
         (vec!["store", "token", "odd name", "--token-file", "tokens"], "'odd name'"),
         (vec!["image", "import", "-"], "give --name"),
         (vec!["image", "import", ""], "is not a file name"),
