@@ -4,7 +4,9 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum, ValueHint};
-use headwater_api::{CacheMode, CacheSettings, Channel, DiskTransport, ExportFormat, SourceFormat};
+use headwater_api::{
+    CacheMode, CacheSettings, Channel, DiskTransport, ExportFormat, Problem, ProblemKind, SourceFormat,
+};
 
 use crate::caches::CacheArgs;
 use crate::cmd::attach::DetachArgs;
@@ -89,10 +91,10 @@ pub struct MachineArgs {
     /// Where writes go: ram, ram+disk or disk [default: ram+disk]
     #[arg(long, value_name = "MODE", value_parser = CacheMode::parse)]
     pub cache: Option<CacheMode>,
-    /// The most memory that the write cache takes [default: 64M]
+    /// The most memory that the write cache takes; not with --cache disk [default: 64M]
     #[arg(long, value_name = "SIZE", value_parser = size)]
     pub ram: Option<u64>,
-    /// The most disk space that the write cache takes [default: 10G]
+    /// The most disk space that the write cache takes; not with --cache ram [default: 10G]
     #[arg(long, value_name = "SIZE", value_parser = size)]
     pub disk: Option<u64>,
     /// Its weight among the host's write caches while memory is short, 1 to 10000 [default: 100]
@@ -113,15 +115,26 @@ pub struct MachineArgs {
 }
 
 impl MachineArgs {
-    /// The write cache as the API has it: what is not given is as in `base`.
-    pub fn cache_settings(&self, base: CacheSettings) -> CacheSettings {
-        CacheSettings {
-            mode: self.cache.unwrap_or(base.mode),
+    /// The write cache as the API has it: what is not given is as in `base`. A limit that the mode does not have is refused.
+    pub fn cache_settings(&self, base: CacheSettings) -> anyhow::Result<CacheSettings> {
+        let mode = self.cache.unwrap_or(base.mode);
+        let (limit, why) = match mode {
+            CacheMode::Ram if self.disk.is_some() => ("--disk", "has no disk"),
+            CacheMode::Disk if self.ram.is_some() => ("--ram", "has a little memory of a fixed size"),
+            _ => ("", ""),
+        };
+        if !limit.is_empty() {
+            let message = format!("{limit} was given, and the cache mode '{mode}' {why}");
+            let advice = format!("leave {limit} out, or give --cache ram+disk");
+            return Err(Problem::new(ProblemKind::Invalid, message).advise(advice).into());
+        }
+        Ok(CacheSettings {
+            mode,
             ram_bytes: self.ram.unwrap_or(base.ram_bytes),
             disk_bytes: self.disk.unwrap_or(base.disk_bytes),
             weight: self.weight.unwrap_or(base.weight),
             persistent: base.persistent,
-        }
+        })
     }
 }
 
@@ -592,7 +605,7 @@ mod tests {
         let cli = Cli::parse_from(["headwater", "run", "x.qcow2"]);
         let Command::Run(run) = cli.command else { panic!("not run") };
         let default = CacheSettings::default();
-        assert_eq!((run.machine.cache_settings(default), run.count), (default, 1));
+        assert_eq!((run.machine.cache_settings(default).unwrap(), run.count), (default, 1));
         // The help texts say what the API does.
         let help = Cli::command().find_subcommand_mut("run").unwrap().render_long_help().to_string();
         let size = headwater_block::size::format;

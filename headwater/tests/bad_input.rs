@@ -96,6 +96,12 @@ fn what_makes_no_sense_is_2_and_invalid() {
         (export("null:1G", &["--persistent", "a/b"]), "'a/b' is no name"),
         (vec!["serve", "--listen", "0.0.0.0:9"], "only loopback"),
         (vec!["serve", "--nbd", "tcp:0.0.0.0:10809"], "other hosts or guests"),
+        (
+            vec!["run", "x.raw", "--cache", "ram", "--disk", "5G"],
+            "--disk was given, and the cache mode 'ram'",
+        ),
+        (vec!["machine", "create", "a", "b", "--cache", "disk", "--ram", "5G"], "--ram was given"),
+        (vec!["catalog", "create", "a", "b", "--cache", "ram", "--disk", "5G"], "--disk was given"),
         (vec!["serve", "--log", "inof"], "'inof' is not a level"),
         (vec!["serve", "--log", "headwater_service=dbug"], "is not a log filter"),
         (vec!["store", "token", "odd name", "--token-file", "tokens"], "'odd name'"),

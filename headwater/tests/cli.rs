@@ -18,6 +18,7 @@ fn usage_errors_are_2_and_help_is_0() {
         &["run", "x", "--transport", "scsi"],
         &["machine", "create", "a", "b", "--cpus", "0"],
         &["serve", "--listen", "nonsense"],
+        &["serve", "--cache-ram", "1"],
         &["export", "null:1M", "--vhost-user", "/nowhere/s", "--serial", "more-than-twenty-bytes"],
         &["export", "null:1M", "--vhost-user", "/nowhere/s", "--serial", "two words"],
         &["export", "null:1M", "--nbd", "unix:/nowhere/s", "--serial", "of-no-disk"],

@@ -47,7 +47,7 @@ fn creation(
     Ok(CreateCatalog {
         name,
         image,
-        cache: args.cache_settings(CacheSettings { persistent, ..CacheSettings::default() }),
+        cache: args.cache_settings(CacheSettings { persistent, ..CacheSettings::default() })?,
         memory_bytes: args.memory.unwrap_or(CreateMachine::default_memory_bytes()),
         cpus: args.cpus.unwrap_or(CreateMachine::default_cpus()),
         transport: args.transport.unwrap_or_default(),

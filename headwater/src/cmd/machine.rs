@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use anyhow::Context;
 use headwater_api::{
-    CacheSettings, Catalog, CreateMachine, DiskCounters, ExecRequest, Machine, MachineState, Problem,
-    ProblemKind, SetMachine, Wanted,
+    CacheMode, CacheSettings, Catalog, CreateMachine, DiskCounters, ExecRequest, Machine, MachineState,
+    Problem, ProblemKind, SetMachine, Wanted,
 };
 use headwater_block::size;
 
@@ -95,7 +95,7 @@ pub fn creation(name: String, boots: Boots, args: &MachineArgs) -> anyhow::Resul
         name,
         image,
         catalog,
-        cache: Some(args.cache_settings(cache)),
+        cache: Some(args.cache_settings(cache)?),
         transport: args.transport,
         memory_bytes: args.memory,
         cpus: args.cpus,
@@ -206,11 +206,15 @@ pub fn sentence(machine: &Machine) -> String {
 
 /// A write cache in words.
 pub fn cache_text(cache: &CacheSettings) -> String {
-    let (ram, disk) = (size::format(cache.ram_bytes), size::format(cache.disk_bytes));
+    let ram = size::format(show::machines::ram_limit_bytes(cache));
+    let disk = match cache.mode {
+        CacheMode::Ram => String::new(),
+        CacheMode::RamDisk | CacheMode::Disk => format!(", disk {}", size::format(cache.disk_bytes)),
+    };
     let kept = if cache.persistent { ", persistent" } else { "" };
     let usual = cache.weight == CacheSettings::default_weight();
     let weight = if usual { String::new() } else { format!(", weight {}", cache.weight) };
-    format!("{}, RAM {ram}, disk {disk}{weight}{kept}", cache.mode)
+    format!("{}, RAM {ram}{disk}{weight}{kept}", cache.mode)
 }
 
 /// How far the copy of a machine's image to this host is.

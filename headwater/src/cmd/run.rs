@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use anyhow::Context;
 use headwater_api::name::ImageRef;
-use headwater_api::{JobResult, Machine, MachineState, Problem, ProblemKind};
+use headwater_api::{CacheSettings, JobResult, Machine, MachineState, Problem, ProblemKind};
 use tokio::sync::Mutex;
 
 use crate::cli::{MachineArgs, RunArgs};
@@ -38,6 +38,8 @@ struct Created {
 
 /// Runs machines until a signal comes, or until all of them are off.
 pub async fn run(data_dir: DataDir, args: RunArgs) -> anyhow::Result<u8> {
+    // What cannot be is refused before anything is imported.
+    args.machine.cache_settings(CacheSettings::default())?;
     let mut signals = EndSignals::catch()?;
     let options = Options {
         store: args.from.clone(),

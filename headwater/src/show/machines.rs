@@ -1,7 +1,8 @@
 //! Machines as rows of a table.
 
-use headwater_api::Machine;
+use headwater_api::{CacheMode, CacheSettings, Machine};
 use headwater_block::size;
+use headwater_volume::DISK_MODE_RAM_BYTES;
 
 use crate::show::{printable, seconds, table_text};
 
@@ -11,6 +12,11 @@ const LIVE: [&str; 8] =
 
 /// What a full row has besides.
 const MORE: [&str; 3] = ["RAM LIMIT", "VERSION", "REASON"];
+
+/// The most memory that a write cache takes, which the mode `disk` does not leave to its settings.
+pub fn ram_limit_bytes(cache: &CacheSettings) -> u64 {
+    if cache.mode == CacheMode::Disk { DISK_MODE_RAM_BYTES } else { cache.ram_bytes }
+}
 
 /// The table of machines.
 pub fn machines(machines: &[Machine]) -> String {
@@ -47,7 +53,7 @@ fn row(machine: &Machine) -> Vec<String> {
         counter(|disk| disk.disk_used_bytes),
         counter(|disk| disk.spilled_bytes),
         machine.disk.as_ref().map_or_else(|| "-".to_owned(), |disk| disk.iops.to_string()),
-        size::format(machine.cache.ram_bytes),
+        size::format(ram_limit_bytes(&machine.cache)),
         version(machine),
         machine
             .alarm
