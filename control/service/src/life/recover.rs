@@ -74,12 +74,14 @@ impl Service {
         Ok(())
     }
 
-    /// Refuses a database that was lost and made anew: for that one, every disk that is kept is a leftover. Whoever discards a
-    /// disk destroys its key first, so that what a crash leaves of that is none.
+    /// Refuses a database that was lost and made anew: for that one, every disk that is kept is a leftover.
     async fn kept_disks_are_known(&self) -> Result<(), LifeError> {
-        if !self.db().read().await?.machines().list().await?.is_empty() {
+        let mut repo = self.db().read().await?;
+        // Where the last machine was removed there is a history, and what a crash left of its disk is swept.
+        if !repo.machines().list().await?.is_empty() || !repo.events().newest(None, 1).await?.is_empty() {
             return Ok(());
         }
+        drop(repo);
         let keys =
             self.disks().kept_keys().await.map_err(|e| LifeError::Leftovers("look for kept disks", e))?;
         match keys.iter().min() {

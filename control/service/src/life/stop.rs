@@ -234,25 +234,37 @@ impl Service {
             // Where somebody else has stopped it, the database may be closed by now.
             return Ok(());
         }
-        match self.db().read().await?.machines().by_uuid(machine.uuid).await? {
-            Some(record) if is_on => self.stop_locked(record, force, &Actor::daemon()).await.map(drop),
-            Some(record) => self.not_started_again(record).await,
-            None => Ok(()),
+        let read = async { self.db().read().await?.machines().by_uuid(machine.uuid).await };
+        match (read.await, self.active(machine.uuid)) {
+            (Ok(Some(record)), Some(_)) => self.stop_locked(record, force, &Actor::daemon()).await.map(drop),
+            (Ok(Some(record)), None) => self.not_started_again(record).await,
+            (Ok(None), _) => Ok(()),
+            (Err(e), Some(active)) => {
+                tracing::error!("cannot read what is noted of machine '{}', and stops it: {e}", machine.name);
+                self.stop_active(machine.uuid, &active).await
+            }
+            (Err(e), None) => Err(e.into()),
         }
     }
 
     /// Stops a machine of which the database does not tell: its guest is to write out what it has all the same. What is
     /// noted of it stays as it is, and the next daemon finds it lost.
     async fn stop_unread(&self, uuid: Uuid, active: &Active, force: bool) -> Result<(), LifeError> {
-        let failed = || LifeError::backend("stop", &active.name);
         if force {
-            active.vm.kill().await.map_err(failed())?;
+            active.vm.kill().await.map_err(LifeError::backend("stop", &active.name))?;
         }
         let _turn = self.lock(uuid).await;
-        if self.active(uuid).is_some() {
-            active.vm.stop(Duration::from_millis(STOP_GRACE_MS)).await.map_err(failed())?;
-            self.put_away(uuid, &active.name).await;
+        match self.active(uuid) {
+            Some(active) => self.stop_active(uuid, &active).await,
+            None => Ok(()),
         }
+    }
+
+    /// Stops a machine that is on, and notes nothing. With its turn.
+    async fn stop_active(&self, uuid: Uuid, active: &Active) -> Result<(), LifeError> {
+        let grace = Duration::from_millis(STOP_GRACE_MS);
+        active.vm.stop(grace).await.map_err(LifeError::backend("stop", &active.name))?;
+        self.put_away(uuid, &active.name).await;
         Ok(())
     }
 

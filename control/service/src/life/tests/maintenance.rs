@@ -1,6 +1,6 @@
 //! Disks that are kept, edits and seals: who has which disk over which version, and what is left when things go wrong.
 
-use headwater_db::{KeptDisk, Purpose};
+use headwater_db::{KeptDisk, NewEvent, Purpose};
 
 use super::removals::Api;
 use super::*;
@@ -226,7 +226,17 @@ async fn a_database_that_knows_no_machine_has_no_kept_disk_removed() {
     let refused = again.recover().await.unwrap_err().to_string();
     assert!(refused.contains("keys/disk-1") && refused.contains("restore the database"), "{refused}");
     assert_eq!(*fixture.host.kept_by_sweep.lock().unwrap(), [uuid], "it swept");
-    fixture.host.keys.lock().unwrap().clear();
+    // One whose last machine was removed has a history, and what a crash left of that machine's disk is swept.
+    let mut repo = fixture.db.write().await.unwrap();
+    let removed = NewEvent {
+        actor: String::new(),
+        action: "removed",
+        subject: "machine lab".into(),
+        detail: String::new(),
+        at_ms: 1,
+    };
+    repo.events().append(removed).await.unwrap();
+    repo.save().await.unwrap();
     again.recover().await.unwrap();
 }
 
