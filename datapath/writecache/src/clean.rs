@@ -39,8 +39,10 @@ const STUCK: Duration = Duration::from_millis(100);
 /// One that the disk does not read is left alone for this long, and longer each time, while there are others.
 const UNREAD: Duration = if EXPLORED { Duration::ZERO } else { Duration::from_millis(100) };
 
-/// But not longer than this.
+/// But not longer than this, or than so many times what the read took: a disk that tries for long before it says no would
+/// do nothing else.
 const UNREAD_MOST: Duration = Duration::from_secs(30);
+const UNREAD_TIMES: u32 = 32;
 
 /// So many segments that the disk does not read at one time are logged each.
 const UNREAD_LOGGED: usize = 8;
@@ -82,6 +84,7 @@ struct Job {
     generation: u64,
     buffer: AlignedBuffer,
     next: u16,
+    began: Instant,
 }
 
 /// The state of cleaning of one cache: at most one segment at a time.
@@ -171,9 +174,9 @@ impl WriteCache {
             self.host.give_staging(buffer);
             return false;
         };
-        let this = Arc::clone(self);
+        let (this, began) = (Arc::clone(self), Instant::now());
         overflow.read_segment(position, buffer, move |result, buffer| {
-            this.read_for_cleaning(Job { id, position, generation, buffer, next: 0 }, result);
+            this.read_for_cleaning(Job { id, position, generation, buffer, next: 0, began }, result);
         });
         true
     }
@@ -238,6 +241,8 @@ impl WriteCache {
         let mut unread = self.cleaner.unread.lock();
         let before = unread.get(&job.generation).map(|unread| unread.pause);
         let pause = before.map_or(UNREAD, |pause| (pause * 2).min(UNREAD_MOST));
+        let took = if EXPLORED { Duration::ZERO } else { job.began.elapsed() };
+        let pause = pause.max(took * UNREAD_TIMES);
         unread.insert(job.generation, Unread { since: now, pause });
         if before.is_none() && unread.len() <= UNREAD_LOGGED {
             tracing::warn!(
