@@ -1,10 +1,11 @@
 //! The log of a cache: which segment is filled next, which are full, clean, free. Bookkeeping only.
 //!
-//! Everything here happens under one lock, held for some tens of nanoseconds, never across I/O. The
+//! Everything here happens under one lock, held for some tens of nanoseconds, never across I/O; longer where the emptiest
+//! segment is looked for, and once in as many full segments as there are numbers, when a queue is gone through. The
 //! queues may hold entries that are out of date (the segment was freed or has another state by now):
 //! whoever takes an entry checks the segment's state.
 
-use std::collections::{HashSet, VecDeque};
+use std::collections::VecDeque;
 
 use crate::clean::MIN_GAIN;
 use crate::memory::{MemoryPool, SegmentMemory};
@@ -139,11 +140,13 @@ impl Log {
             (&mut self.clean, State::Clean),
         ];
         for (queue, state) in queues.into_iter().filter(|(queue, _)| queue.len() > most) {
-            let mut seen = HashSet::new();
+            let mut seen = vec![false; self.next_id as usize];
             let is_in =
                 |id: &SegmentId| table.get(*id).is_some_and(|segment| segment.word().state() == state);
-            let rest: Vec<SegmentId> =
-                queue.drain(..).rev().filter(|id| is_in(id) && seen.insert(*id)).collect();
+            let mut is_last = |id: &SegmentId| {
+                seen.get_mut(id.0 as usize).is_some_and(|seen| !std::mem::replace(seen, true))
+            };
+            let rest: Vec<SegmentId> = queue.drain(..).rev().filter(|id| is_in(id) && is_last(id)).collect();
             queue.extend(rest.into_iter().rev());
         }
     }
