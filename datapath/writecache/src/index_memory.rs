@@ -118,9 +118,12 @@ pub fn wants_trim() -> bool {
 
 /// Returns the memory of free pieces to the system: of arenas that are empty, and of pages where enough are free.
 pub fn trim() {
-    let mut arenas = ARENAS.lock();
     GIVEN.store(false, Ordering::Relaxed);
-    arenas.trim();
+    let given = std::mem::take(&mut ARENAS.lock().given);
+    for base in given {
+        // One at a time: whoever needs a piece meanwhile holds locks that others wait for.
+        ARENAS.lock().trim(base);
+    }
 }
 
 static GIVEN: AtomicBool = AtomicBool::new(false);
@@ -188,7 +191,11 @@ impl Arenas {
             None => self.add()?,
         };
         let arena = self.all.get_mut(&base)?;
+        let was_split = arena.gone.iter().any(|bits| *bits != 0);
         let piece = arena.take()?;
+        if was_split && arena.gone.iter().all(|bits| *bits == 0) {
+            advise(base, ARENA, Advice::LinuxHugepage);
+        }
         if arena.free == 0 {
             self.with_room.remove(&base);
         }
@@ -217,38 +224,48 @@ impl Arenas {
         let base = start.next_multiple_of(ARENA);
         unmap(start, base - start);
         unmap(base + ARENA, start + ARENA - base);
-        // SAFETY: advice on our own new mapping; it changes no contents. A kernel without huge pages says no.
-        let _ = unsafe {
-            rustix::mm::madvise(std::ptr::with_exposed_provenance_mut(base), ARENA, Advice::LinuxHugepage)
-        };
+        // A kernel without huge pages says no.
+        advise(base, ARENA, Advice::LinuxHugepage);
         self.all.insert(base, Arena::NEW);
         self.with_room.insert(base);
         Some(base)
     }
 
-    fn trim(&mut self) {
-        for base in std::mem::take(&mut self.given) {
-            let Some(arena) = self.all.get_mut(&base) else { continue };
-            if arena.free == PIECES {
-                self.all.remove(&base);
-                self.with_room.remove(&base);
-                unmap(base, ARENA);
-                continue;
-            }
-            let pages: Vec<usize> = arena.free_pages().collect();
-            if pages.len() < LEAST_FREE_PAGES {
-                continue;
-            }
-            for page in pages {
-                let start = std::ptr::with_exposed_provenance_mut(base + page * PAGE);
-                // SAFETY: no piece of this page is in use, and none is handed out while this is borrowed.
-                let done = unsafe { rustix::mm::madvise(start, PAGE, Advice::LinuxDontNeed) };
-                if let (Ok(()), Some(gone)) = (done, arena.gone.get_mut(page / 64)) {
-                    *gone |= 1 << (page % 64);
+    fn trim(&mut self, base: usize) {
+        let Some(arena) = self.all.get_mut(&base) else { return };
+        if arena.free == PIECES {
+            self.all.remove(&base);
+            self.with_room.remove(&base);
+            self.given.remove(&base);
+            unmap(base, ARENA);
+            return;
+        }
+        let pages: Vec<usize> = arena.free_pages().collect();
+        if pages.len() < LEAST_FREE_PAGES {
+            return;
+        }
+        if arena.gone.iter().all(|bits| *bits == 0) {
+            // Else the kernel makes a huge page of what is left before long, and all of it has memory again.
+            advise(base, ARENA, Advice::LinuxNoHugepage);
+        }
+        for run in pages.chunk_by(|one, next| one + 1 == *next) {
+            let Some(first) = run.first() else { continue };
+            // No piece of these pages is in use, and none is handed out while this is borrowed.
+            if advise(base + first * PAGE, run.len() * PAGE, Advice::LinuxDontNeed) {
+                for page in run {
+                    if let Some(gone) = arena.gone.get_mut(page / 64) {
+                        *gone |= 1 << (page % 64);
+                    }
                 }
             }
         }
     }
+}
+
+/// Advice on a part of our own mapping; whether the kernel took it. Where contents may go by it nothing of them is in use.
+fn advise(start: usize, len: usize, advice: Advice) -> bool {
+    // SAFETY: as said above.
+    unsafe { rustix::mm::madvise(std::ptr::with_exposed_provenance_mut(start), len, advice) }.is_ok()
 }
 
 /// Gives address space back that nobody uses.
@@ -272,6 +289,10 @@ mod tests {
         let done = unsafe { libc::mincore(start, len, pages.as_mut_ptr()) };
         assert_eq!(done, 0);
         pages.iter().filter(|page| **page & 1 == 1).count() * 4096
+    }
+
+    fn trim_all(arenas: &mut Arenas) {
+        std::mem::take(&mut arenas.given).into_iter().for_each(|base| arenas.trim(base));
     }
 
     #[test]
@@ -302,10 +323,10 @@ mod tests {
         // One piece of each page: none can go. Then all but the last page.
         let (even, odd): (Vec<_>, Vec<_>) = pieces.into_iter().partition(|p| p.as_ptr().addr() % PAGE == 0);
         even.iter().for_each(|piece| arenas.give(*piece));
-        arenas.trim();
+        trim_all(&mut arenas);
         assert_eq!(resident(full, ARENA), ARENA);
         odd[..PIECES / 2 - 1].iter().for_each(|piece| arenas.give(*piece));
-        arenas.trim();
+        trim_all(&mut arenas);
         assert_eq!(resident(full, ARENA), PAGE);
         // What is handed out again has memory again, and the one piece kept what it had.
         let again: Vec<_> = (0..PIECES).map(|_| arenas.take().unwrap()).collect();
@@ -315,11 +336,11 @@ mod tests {
         assert!(unsafe { std::slice::from_raw_parts(odd[PIECES / 2 - 1].as_ptr(), PIECE) } == [0xa5; PIECE]);
         again.into_iter().for_each(|piece| arenas.give(piece));
         arenas.give(odd[PIECES / 2 - 1]);
-        arenas.trim();
+        trim_all(&mut arenas);
         // Of the other arena one piece is still in use.
         assert_eq!(arenas.all.keys().copied().collect::<Vec<_>>(), vec![last / ARENA * ARENA]);
         arenas.give(NonNull::new(std::ptr::with_exposed_provenance_mut(last)).unwrap());
-        arenas.trim();
+        trim_all(&mut arenas);
         assert!(arenas.all.is_empty() && arenas.with_room.is_empty());
     }
 }
