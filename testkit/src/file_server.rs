@@ -83,6 +83,21 @@ impl TestTls {
         let mut leaf = CertificateParams::new(names).expect("parameters");
         leaf.use_authority_key_identifier_extension = true;
         let certificate = leaf.signed_by(&key, &issuer).expect("a certificate");
+        Self::with(ca_pem, &certificate, &key)
+    }
+
+    /// A certificate for localhost that is the authority's own, as OpenSSL makes it when nothing else is asked for.
+    pub fn of_authority() -> Self {
+        use rcgen::{BasicConstraints, CertificateParams, IsCa, KeyPair};
+        let key = KeyPair::generate().expect("a key");
+        let names = vec!["localhost".to_owned(), "127.0.0.1".to_owned()];
+        let mut both = CertificateParams::new(names).expect("parameters");
+        both.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+        let certificate = both.self_signed(&key).expect("a certificate");
+        Self::with(certificate.pem(), &certificate, &key)
+    }
+
+    fn with(ca_pem: String, certificate: &rcgen::Certificate, key: &rcgen::KeyPair) -> Self {
         let (certificate_pem, key_pem) = (certificate.pem(), key.serialize_pem());
         let key = rustls::pki_types::PrivateKeyDer::try_from(key.serialize_der()).expect("a key");
         let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());

@@ -161,7 +161,7 @@ impl Connection {
             if let Err(e) = tls.session.process_new_packets() {
                 // The reason why, for the server; it may be gone.
                 let _ = tls.session.write_tls(&mut self.socket);
-                return Err(Error::new(ErrorKind::InvalidData, e));
+                return Err(Error::new(ErrorKind::InvalidData, crate::tls::in_words(&e)));
             }
             while tls.session.wants_write() {
                 match tls.session.write_tls(&mut self.socket) {

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use headwater_store::{StoreError, StoreErrorKind};
 use rustls::pki_types::CertificateDer;
 use rustls::pki_types::pem::PemObject;
-use rustls::{ClientConfig, RootCertStore};
+use rustls::{CertificateError, ClientConfig, RootCertStore};
 
 /// A client's settings. With `ca_file` (PEM) only its certificates are trusted, otherwise the system's.
 pub(crate) fn client_config(ca_file: Option<&Path>) -> Result<Arc<ClientConfig>, StoreError> {
@@ -33,6 +33,18 @@ pub(crate) fn client_config(ca_file: Option<&Path>) -> Result<Arc<ClientConfig>,
         .with_no_client_auth();
     config.alpn_protocols = vec![b"http/1.1".to_vec()];
     Ok(Arc::new(config))
+}
+
+/// Why a session failed. What people make who follow the usual recipes has no words in rustls.
+pub(crate) fn in_words(error: &rustls::Error) -> String {
+    if let rustls::Error::InvalidCertificate(CertificateError::Other(why)) = error
+        && why.to_string() == "CaUsedAsEndEntity"
+    {
+        return "its certificate is that of an authority (CA:TRUE), which cannot be a server's: make one with \
+                CA:FALSE"
+            .to_owned();
+    }
+    error.to_string()
 }
 
 fn add_file(roots: &mut RootCertStore, file: &Path) -> Result<(), StoreError> {

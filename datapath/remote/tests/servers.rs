@@ -105,6 +105,11 @@ fn tls_is_verified_and_tokens_are_shown() {
     read(&*object(&remote, &bytes), &bytes, 1000, 500_000).unwrap();
     let refused = try_open(&wrong_ca, &token).unwrap_err().to_string();
     assert!(refused.contains("trusted") && refused.contains(&server.url()), "{refused}");
+    let of_authority = TestTls::of_authority();
+    let own = FileServer::start(dir.path(), Some(&of_authority));
+    let ca_file = write("own-ca", &of_authority.ca_pem);
+    let refused = RemoteStore::open(Options { ca_file, ..options(&[&own]) }).unwrap_err().to_string();
+    assert!(refused.contains("CA:FALSE") && !refused.contains("OtherError"), "{refused}");
     for bad in [&wrong_token, &None] {
         let refused = try_open(&ca, bad).unwrap_err().to_string();
         assert!(refused.contains("token"), "{refused}");

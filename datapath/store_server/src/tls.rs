@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use parking_lot::Mutex;
 use rustls::ServerConfig;
 use rustls::crypto::CryptoProvider;
-use rustls::pki_types::pem::PemObject;
+use rustls::pki_types::pem::{Error, PemObject};
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use rustls::server::{ClientHello, ResolvesServerCert};
 use rustls::sign::CertifiedKey;
@@ -120,7 +120,10 @@ fn read(files: &TlsFiles, provider: &CryptoProvider) -> Result<CertifiedKey, Ser
     if chain.is_empty() {
         return Err(unusable(&files.certificate, "it holds no certificate in PEM".to_owned()));
     }
-    let key = PrivateKeyDer::from_pem_file(&files.key).map_err(|e| unusable(&files.key, e.to_string()))?;
+    let key = PrivateKeyDer::from_pem_file(&files.key).map_err(|e| match e {
+        Error::NoItemsFound => unusable(&files.key, "it holds no private key in PEM".to_owned()),
+        e => unusable(&files.key, e.to_string()),
+    })?;
     CertifiedKey::from_der(chain, key, provider).map_err(|e| {
         unusable(&files.key, format!("{e}; it must be the key of {}", files.certificate.display()))
     })

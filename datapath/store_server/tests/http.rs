@@ -481,3 +481,19 @@ fn pings_are_no_sign_of_life() {
         }
     }
 }
+
+#[test]
+fn a_key_file_without_a_key_is_named() {
+    let dir = tempfile::tempdir().unwrap();
+    let certificate = dir.path().join("cert.pem");
+    let made = rcgen::generate_simple_self_signed(vec!["localhost".to_owned()]).unwrap();
+    std::fs::write(&certificate, made.cert.pem()).unwrap();
+    let tls = Some(TlsFiles { key: certificate.clone(), certificate });
+    let store = LocalDir::open(&dir.path().join("store"), Access::WRITE).unwrap();
+    let runtime = tokio::runtime::Runtime::new().unwrap();
+    let options = Options { tls, ..options() };
+    let Err(refused) = runtime.block_on(StoreServer::bind(Arc::new(store), &options)) else {
+        panic!("a certificate is taken for a key");
+    };
+    assert!(refused.to_string().contains("cert.pem for TLS: it holds no private key"), "{refused}");
+}
