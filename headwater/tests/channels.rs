@@ -133,12 +133,14 @@ fn a_scheduled_promotion_survives_the_daemon_and_happens_once() {
     daemon.cli(&["image", "promote", "tiny@1", "production"]).ok();
     daemon
         .cli(&["image", "promote", "tiny@2", "production", "--at", "1999-01-01T00:00Z"])
-        .fails(2, &["s ago"]);
+        .fails(2, &["at 1999-01-01 00:00:00Z", "s ago"]);
     daemon.cli(&["image", "promote", "tiny@2", "production", "--at", "soon"]).fails(2, &["+90m"]);
     daemon.cli(&["image", "promote", "tiny@2", "test", "--at", "+1d"]).ok();
     let said = daemon.cli(&["image", "promote", "tiny@2", "production", "--at", "+3s"]).ok();
     assert!(said.contains("will be version 2 at 20"), "{said}");
     assert_eq!(number(&daemon, "tiny"), 1);
+    let history = daemon.cli(&["image", "history", "tiny"]).ok();
+    assert!(history.contains("production to version 2 at 20") && !history.contains(" ms"), "{history}");
     assert!(daemon.cli(&["image", "versions", "tiny"]).ok().contains("production will be version 2"));
     daemon.cli(&["image", "remove", "tiny@2"]).fails(4, &["will be promoted to production", "to test"]);
 

@@ -85,6 +85,10 @@ fn a_persistent_machine_keeps_its_disk_until_it_is_reset() {
     std::fs::rename(&aside, &kept).unwrap();
     assert_eq!(boot(&daemon, "lab"), found);
     daemon.cli(&["machine", "set", "lab", "--weight", "9"]).ok();
+    daemon.cli(&["machine", "set", "lab", "--ram", "33M"]).ok();
+    let history = daemon.history("lab");
+    assert!(history.contains("-> 33 MiB\n") && !history.contains("33 MiB, "), "{history}");
+    assert!(!history.contains("bytes, disk"), "{history}");
     daemon.cli(&["machine", "set", "lab", "--weight", "0"]).fails(2, &["weight", "1 to 10000"]);
     assert_eq!(daemon.machine("lab")["cache"]["weight"], 9);
 

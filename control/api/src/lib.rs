@@ -31,6 +31,7 @@ pub mod name;
 pub mod problem;
 pub mod status;
 pub mod trace;
+pub mod words;
 
 pub use catalog::{Catalog, CatalogList, CreateCatalog, SetCatalog};
 pub use event::{Event, EventList, MAX_EVENTS};

@@ -6,6 +6,7 @@ pub mod progress;
 use std::io::{ErrorKind, Write};
 
 use comfy_table::{ContentArrangement, Table, presets};
+pub use headwater_api::words::time;
 use serde::Serialize;
 
 /// Whoever reads our output has gone; that is no failure.
@@ -72,34 +73,9 @@ pub fn seconds(ms: u64) -> String {
     format!("{}.{}", ms / 1000, ms % 1000 / 100)
 }
 
-/// A time as `2026-11-20 11:34:29Z`.
-pub fn time(ms: u64) -> String {
-    let seconds = ms / 1000;
-    let (days, in_day) = (seconds / 86_400, seconds % 86_400);
-    // Days are counted in eras of 400 years that begin on 1 March, so that leap days come last.
-    let shifted = days + 719_468;
-    let (era, day_of_era) = (shifted / 146_097, shifted % 146_097);
-    let year_of_era = (day_of_era - day_of_era / 1460 + day_of_era / 36_524 - day_of_era / 146_096) / 365;
-    let day_of_year = day_of_era - (365 * year_of_era + year_of_era / 4 - year_of_era / 100);
-    let shifted_month = (5 * day_of_year + 2) / 153;
-    let day = day_of_year - (153 * shifted_month + 2) / 5 + 1;
-    let month = if shifted_month < 10 { shifted_month + 3 } else { shifted_month - 9 };
-    let year = year_of_era + era * 400 + u64::from(month <= 2);
-    let (hour, minute, second) = (in_day / 3600, in_day / 60 % 60, in_day % 60);
-    format!("{year:04}-{month:02}-{day:02} {hour:02}:{minute:02}:{second:02}Z")
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn times_are_calendar_times() {
-        assert_eq!(time(0), "1970-01-01 00:00:00Z");
-        assert_eq!(time(951_827_696_000), "2000-02-29 12:34:56Z");
-        assert_eq!(time(1_795_174_469_999), "2026-11-20 11:34:29Z");
-        assert_eq!(time(4_107_542_399_000), "2100-02-28 23:59:59Z");
-    }
 
     #[test]
     fn tables_have_no_blanks_at_the_end_and_no_control_characters() {

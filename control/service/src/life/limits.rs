@@ -1,6 +1,7 @@
 //! Changing the limits of a machine's write cache.
 
-use headwater_api::SetMachine;
+use headwater_api::words::size;
+use headwater_api::{CacheSettings, SetMachine};
 use headwater_db::MachineRecord;
 
 use crate::Service;
@@ -23,17 +24,7 @@ impl Service {
         record.cache.weight = limits.weight.unwrap_or(before.weight);
         let in_use = self.cache_in_use(&record).await?;
         self.disks().check(&in_use).await.map_err(LifeError::backend("change", name))?;
-        let after = record.cache;
-        let detail = format!(
-            "RAM {} -> {} bytes, disk {} -> {} bytes, weight {} -> {}",
-            before.ram_bytes,
-            after.ram_bytes,
-            before.disk_bytes,
-            after.disk_bytes,
-            before.weight,
-            after.weight
-        );
-        let event = self.event(actor, format!("machine {name}"), "set", detail);
+        let event = self.event(actor, format!("machine {name}"), "set", changed(&before, &record.cache));
         let mut repo = self.db().write().await?;
         if !repo.machines().set_limits(uuid, &record.cache).await? {
             return Err(LifeError::Unknown(name.to_owned()));
@@ -46,4 +37,20 @@ impl Service {
         tracing::info!(machine = name, actor = %actor.0, ?limits, "new limits");
         Ok(record)
     }
+}
+
+/// What is another one than before.
+fn changed(before: &CacheSettings, after: &CacheSettings) -> String {
+    let mut changes = Vec::new();
+    for (what, before, after) in
+        [("RAM", before.ram_bytes, after.ram_bytes), ("disk", before.disk_bytes, after.disk_bytes)]
+    {
+        if before != after {
+            changes.push(format!("{what} {} -> {}", size(before), size(after)));
+        }
+    }
+    if before.weight != after.weight {
+        changes.push(format!("weight {} -> {}", before.weight, after.weight));
+    }
+    if changes.is_empty() { "as before".to_owned() } else { changes.join(", ") }
 }

@@ -2,6 +2,7 @@
 
 use axum::Json;
 use axum::extract::State;
+use headwater_api::words::time;
 use headwater_api::{Channel, ChannelPointer, Problem};
 use serde::Deserialize;
 use utoipa::IntoParams;
@@ -43,7 +44,7 @@ pub(super) async fn cancel_promotion(
     let work = async move {
         let Promotion { channel, version, at_ms, author, .. } =
             handle.images().cancel_promotion(&image, which.channel).await?;
-        let detail = format!("{channel} to version {version} at {at_ms} ms");
+        let detail = format!("{channel} to version {version} at {}", time(at_ms));
         handle.image_changed(&actor, &image, "promotion cancelled", detail).await?;
         Ok(Json(ChannelPointer { channel, version, at_ms, author }))
     };

@@ -2,6 +2,7 @@
 
 use axum::Json;
 use axum::extract::State;
+use headwater_api::words::time;
 use headwater_api::{ChannelPointer, Problem, ProblemKind, PromoteRequest};
 
 use crate::Service;
@@ -12,7 +13,7 @@ use crate::promotions::{can_be_set, moved, named_version};
 
 #[derive(Debug, thiserror::Error)]
 enum Error {
-    #[error("cannot promote '{name}' at {at_ms} ms since 1970: that is {ago_s} s ago")]
+    #[error("cannot promote '{name}' at {}: that is {ago_s} s ago", time(*at_ms))]
     Past { name: String, at_ms: u64, ago_s: u64 },
 }
 
@@ -71,7 +72,7 @@ async fn promote(
     };
     let (action, detail) = if request.at_ms.is_some() {
         service.images().schedule(&promotion).await?;
-        let detail = format!("{} to version {} at {at_ms} ms", promotion.channel, promotion.version);
+        let detail = format!("{} to version {} at {}", promotion.channel, promotion.version, time(at_ms));
         ("promotion scheduled", detail)
     } else {
         let before = service.images().promote(&promotion).await?;
