@@ -1,7 +1,7 @@
 //! The data directory: where everything is, and the lock that makes its owner the only one.
 
 use std::fs::{File, TryLockError};
-use std::io::{Read, Seek, SeekFrom, Write};
+use std::io::{ErrorKind, Read, Seek, SeekFrom, Write};
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 
@@ -69,6 +69,9 @@ impl DataDir {
     /// Makes the directory where it is missing, for its owner only, and takes its lock.
     pub fn lock(&self) -> anyhow::Result<DataDirLock> {
         let failed = || format!("cannot use the data directory {}", self.0.display());
+        if self.0.exists() && !self.0.is_dir() {
+            return Err(anyhow::Error::new(std::io::Error::from(ErrorKind::NotADirectory)).context(failed()));
+        }
         let mut builder = std::fs::DirBuilder::new();
         builder.recursive(true).mode(0o700);
         builder.create(&self.0).with_context(failed)?;

@@ -21,14 +21,14 @@ pub const DAMAGED: u8 = 6;
 
 /// No daemon answers on its socket.
 #[derive(Debug, thiserror::Error)]
-#[error(
-    "cannot reach the daemon at {socket}: {reason} (start it with 'headwater serve', or name its --data-dir)"
-)]
+#[error("cannot reach the daemon at {socket}: {reason} ({advice})")]
 pub struct Unreachable {
     /// The socket.
     pub socket: String,
     /// Why.
     pub reason: String,
+    /// What to do.
+    pub advice: &'static str,
 }
 
 /// Another daemon has the data directory.

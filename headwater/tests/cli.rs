@@ -43,6 +43,15 @@ fn without_a_daemon_every_client_says_so() {
 }
 
 #[test]
+fn a_file_is_no_data_directory() {
+    let dir = short_dir();
+    let file = dir.path().join("file");
+    std::fs::write(&file, "").unwrap();
+    let ran = run(headwater().arg("--data-dir").arg(&file).arg("serve"));
+    ran.fails(1, &["cannot use the data directory", "not a directory"]);
+}
+
+#[test]
 fn bad_names_and_sizes_are_refused_with_advice() {
     let daemon = Daemon::start();
     daemon.with_tiny_machine("lab");
@@ -57,6 +66,7 @@ fn bad_names_and_sizes_are_refused_with_advice() {
     create("lab", "tiny", &[]).fails(4, &["there is one already"]);
     create("new", "tiny", &["--ram", "900T"]).fails(2, &["larger than this host's"]);
     create("new", "tiny", &["--memory", "900T"]).fails(2, &["this host has"]);
+    create("new", "tiny", &["--memory", "1"]).fails(2, &["cannot run here: 1 bytes of memory are too few"]);
     create("new", "tiny", &["--user-data", "/nowhere"]).fails(3, &["/nowhere"]);
     daemon.cli(&["machine", "show", "nobody"]).fails(3, &["no machine 'nobody'"]);
     daemon.cli(&["machine", "start", "nobody", "lab-2"]);

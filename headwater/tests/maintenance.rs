@@ -213,6 +213,9 @@ fn a_version_is_made_of_a_machine_that_goes_on() {
     boot(&daemon, "lab");
     daemon.console("lab", "w", Some("W"));
     let pid = daemon.machine("lab")["pid"].clone();
+    let refused = daemon.cli(&["machine", "seal", "lab", "--note", &"x".repeat(1025)]);
+    assert!(!refused.err.contains("change something"), "{refused:?}");
+    refused.fails(2, &["the note has 1025 bytes"]);
     let said = daemon.cli(&["machine", "seal", "lab", "--note", "as it was"]).ok();
     assert!(said.contains("sealed as tiny@2 over tiny@1") && said.contains("as after a power cut"), "{said}");
     // It goes on, and what it writes now is not in the version.

@@ -217,10 +217,15 @@ impl WriteCache {
         }
         let due = waited >= TOLD_AFTER;
         if due && !self.waiting.told.swap(true, Ordering::Relaxed) {
+            let what_to_do = if self.overflow.is_some() {
+                "raise its RAM or disk limit, or free space on the overflow disk"
+            } else {
+                "raise its RAM limit"
+            };
             tracing::warn!(
                 waited_s = waited.as_secs_f64(),
                 pause_s = self.pause_limit.as_secs_f64(),
-                "writes wait for room in the write cache: raise its RAM or disk limit, or free space on the overflow disk"
+                "writes wait for room in the write cache: {what_to_do}"
             );
         }
         due

@@ -76,7 +76,8 @@ impl FrozenVolume {
         let source: Arc<dyn Device> = Arc::clone(&self.view) as _;
         let imported =
             headwater_image::import(source, &*self.store, &options, &mut forward(job)).map_err(|e| {
-                let nothing = e.kind() == headwater_image::ImageErrorKind::Invalid;
+                let fits = order.note.len() <= headwater_store::NOTE_MAX_BYTES;
+                let nothing = fits && e.kind() == headwater_image::ImageErrorKind::Invalid;
                 let failed = image_failed(e);
                 if nothing { failed.advise("change something on the machine first") } else { failed }
             })?;

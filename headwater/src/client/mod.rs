@@ -268,7 +268,12 @@ impl Client {
                 std::io::ErrorKind::ConnectionRefused => "nobody listens there".to_owned(),
                 _ => e.to_string(),
             };
-            Unreachable { socket: self.socket.display().to_string(), reason }
+            let advice = if e.kind() == std::io::ErrorKind::PermissionDenied {
+                "it is its owner's only: be that user, for instance with sudo, or name your own --data-dir"
+            } else {
+                "start it with 'headwater serve', or name its --data-dir"
+            };
+            Unreachable { socket: self.socket.display().to_string(), reason, advice }
         };
         let stream = UnixStream::connect(&self.socket).await.map_err(unreachable)?;
         let (mut sender, connection) = hyper::client::conn::http1::handshake(TokioIo::new(stream))

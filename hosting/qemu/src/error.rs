@@ -16,7 +16,7 @@ pub enum Error {
         binary: String,
     },
     /// The description of the guest cannot be met. Nothing was started.
-    #[error("cannot start machine '{machine}': {reason}")]
+    #[error("machine '{machine}' cannot run here: {reason}")]
     Spec {
         /// Name of the machine.
         machine: String,

@@ -203,7 +203,7 @@ pub fn check_size(memory_bytes: u64, cpus: u32) -> std::result::Result<(), Strin
     }
     if memory_bytes < MIN_MEMORY_BYTES {
         return Err(format!(
-            "{memory_bytes} bytes of memory; it needs {} MiB or more",
+            "{memory_bytes} bytes of memory are too few; give it {} MiB or more",
             mib(MIN_MEMORY_BYTES)
         ));
     }
