@@ -29,7 +29,7 @@ pub enum ConnectError {
     #[error(transparent)]
     Uri(#[from] UriError),
     /// Nobody answers there.
-    #[error("cannot connect to {uri}: {source}; is the server running, and is the address right?")]
+    #[error("cannot connect to {uri} (is the server running, and is the address right?): {source}")]
     Unreachable {
         /// Where.
         uri: String,
