@@ -129,7 +129,7 @@ impl Daemon {
         let volumes = volumes(&data_dir, store.clone(), options.caches, options.stream).await?;
         let images = StoredImages::new(store.clone(), volumes.traces(), options.credentials);
         let service = service(&data_dir, images, database.clone(), volumes.clone());
-        step.send_replace("cleaning up after an earlier daemon");
+        step.send_replace("looking for what an earlier daemon left");
         service.recover().await.context("cannot clean up after an earlier daemon")?;
 
         step.send_replace("beginning to serve");

@@ -37,7 +37,7 @@ impl Service {
     /// be started again stays off, and says so. Call it before serving; nothing is on yet.
     pub async fn recover(&self) -> Result<(), LifeError> {
         self.kept_disks_are_known().await?;
-        tracing::info!("cleaning up after an earlier daemon");
+        tracing::info!("looking for what an earlier daemon left");
         let run_root = self.run_root();
         let orphans = self
             .hypervisor()
