@@ -170,8 +170,14 @@ fn copy_some(between: &Between, references: Option<&[ImageReference]>, json: boo
         Ok(())
     });
     shown.end();
-    let Copied { versions, present, objects, bytes } =
-        outcome.with_context(|| format!("cannot copy from {} to {}", source.shown(), target.shown()))?;
+    let failed = || format!("cannot copy from {} to {}", source.shown(), target.shown());
+    let outcome = match outcome {
+        Err(e) if stopped.load(Ordering::Relaxed) => {
+            return Err(Problem::new(ProblemKind::Cancelled, format!("{}: {e}", failed())).into());
+        }
+        outcome => outcome,
+    };
+    let Copied { versions, present, objects, bytes } = outcome.with_context(failed)?;
     if json {
         show::json(&CopyReport { versions, present, objects, bytes })?;
     } else {
@@ -378,6 +384,8 @@ fn check(name: &str, images: &[String], scrub: &Scrub, json: bool) -> anyhow::Re
     let sound = report.images.is_empty() && report.versions.iter().all(CheckedVersion::is_sound);
     if json {
         show::json(&report)?;
+    } else if report.versions.is_empty() {
+        show::line(&format!("{}: there is no version to verify", store.shown()))?;
     }
     Ok(if sound { 0 } else { DAMAGED })
 }
