@@ -6,6 +6,7 @@ use std::process::ExitCode;
 use headwater_api::{Problem, ProblemKind};
 use headwater_block::{IoError, IoErrorKind};
 use headwater_image::{ImageError, ImageErrorKind};
+use headwater_nbd::TlsError;
 use headwater_service::server::ListenError;
 use headwater_store::{StoreError, StoreErrorKind};
 use headwater_store_server::ServeError;
@@ -123,20 +124,14 @@ fn code_of_link(link: &(dyn std::error::Error + 'static)) -> Option<u8> {
             _ => None,
         };
     }
-    if let Some(ListenError::NotLoopback { .. }) = link.downcast_ref() {
-        return Some(USAGE);
-    }
-    if let Some(ListenError::TooLong { .. }) = link.downcast_ref() {
-        return Some(USAGE);
-    }
-    if let Some(headwater_nbd::BindError::PathTooLong { .. }) = link.downcast_ref() {
-        return Some(USAGE);
-    }
-    if let Some(headwater_vhost_user::BindError::PathTooLong { .. }) = link.downcast_ref() {
-        return Some(USAGE);
+    if let Some(kind) = listen_kind(link) {
+        return Some(kind.exit_code());
     }
     if let Some(ServeError::Invalid(_)) = link.downcast_ref() {
         return Some(USAGE);
+    }
+    if let Some(TlsError::Missing { .. }) = link.downcast_ref() {
+        return Some(ProblemKind::NotFound.exit_code());
     }
     match link.downcast_ref::<std::io::Error>()?.kind() {
         ErrorKind::StorageFull | ErrorKind::QuotaExceeded => Some(ProblemKind::NoSpace.exit_code()),
@@ -144,6 +139,36 @@ fn code_of_link(link: &(dyn std::error::Error + 'static)) -> Option<u8> {
         ErrorKind::AddrInUse | ErrorKind::AlreadyExists | ErrorKind::ResourceBusy => {
             Some(ProblemKind::Conflict.exit_code())
         }
+        _ => None,
+    }
+}
+
+/// Why something cannot listen, in the words of the API; `None` where the cause decides.
+fn listen_kind(link: &(dyn std::error::Error + 'static)) -> Option<ProblemKind> {
+    use ProblemKind::{Conflict, Invalid, NotFound};
+    use headwater_iscsi::BindError as Iscsi;
+    use headwater_nbd::BindError as Nbd;
+    use headwater_vhost_user::BindError as VhostUser;
+    if let Some(error) = link.downcast_ref::<Nbd>() {
+        return match error {
+            Nbd::PathInUse { .. } | Nbd::PortInUse { .. } | Nbd::NotASocket { .. } => Some(Conflict),
+            Nbd::NoDirectory { .. } => Some(NotFound),
+            Nbd::PathTooLong { .. } => Some(Invalid),
+            Nbd::UnknownHost { .. } | Nbd::System { .. } => None,
+        };
+    }
+    if let Some(error) = link.downcast_ref::<VhostUser>() {
+        return match error {
+            VhostUser::InUse { .. } | VhostUser::NotASocket { .. } => Some(Conflict),
+            VhostUser::NoDirectory { .. } => Some(NotFound),
+            VhostUser::PathTooLong { .. } => Some(Invalid),
+            VhostUser::System { .. } => None,
+        };
+    }
+    match (link.downcast_ref::<Iscsi>(), link.downcast_ref::<ListenError>()) {
+        (Some(Iscsi::PortInUse { .. }), _) => Some(Conflict),
+        (_, Some(ListenError::InUse { .. } | ListenError::NotASocket { .. })) => Some(Conflict),
+        (_, Some(ListenError::NotLoopback { .. } | ListenError::TooLong { .. })) => Some(Invalid),
         _ => None,
     }
 }

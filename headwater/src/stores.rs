@@ -26,7 +26,7 @@ pub fn open(name: &str, access: Access, credentials: &Credentials) -> Result<Arc
     if is_server(name) {
         if access != Access::Read {
             let message = format!("{name} is a server, which can only be read: name a directory or s3://..");
-            return Err(StoreError::new(StoreErrorKind::ReadOnly, message));
+            return Err(StoreError::new(StoreErrorKind::Invalid, message));
         }
         let mut options = Options::new(ServerUrl::parse_list(name)?);
         options.token_file.clone_from(&credentials.token);

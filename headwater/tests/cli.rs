@@ -52,6 +52,41 @@ fn a_file_is_no_data_directory() {
 }
 
 #[test]
+fn what_is_in_use_missing_or_too_small_has_its_code() {
+    let dir = short_dir();
+    let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let taken = taken.local_addr().unwrap().to_string();
+    let taken_socket = dir.path().join("s");
+    let _listening = std::os::unix::net::UnixListener::bind(&taken_socket).unwrap();
+    let socket = taken_socket.to_str().unwrap();
+    let ends = |args: &[&str], code: i32, word: &str| {
+        let ran = run(headwater().args(args));
+        assert!(ran.code == code && ran.err.contains(word), "{args:?}: {ran:?}");
+    };
+    let export = |args: &[&str], code, word| ends(&[&["export", "null:1M"], args].concat(), code, word);
+    export(&["--nbd", &format!("tcp:{taken}")], 4, "the port is in use");
+    export(&["--nbd", &format!("unix:{socket}")], 4, "another process");
+    export(&["--vhost-user", socket], 4, "another process");
+    export(&["--nbd", "unix:/no/such/dir/s"], 3, "its directory does not exist");
+    export(&["--nbd", "tcp:127.0.0.1:0", "--tls-certificates", "/no/such"], 3, "no such file");
+    let free = format!("unix:{}", dir.path().join("free").display());
+    let on_disk = ["--nbd", &free, "--cache", "disk", "--cache-dir"];
+    export(&[&on_disk[..], &["/no/such"]].concat(), 3, "/no/such");
+    let here = dir.path().to_str().unwrap();
+    export(&[&on_disk[..], &[here, "--disk", "900T"]].concat(), 2, "free: choose");
+
+    let daemon = Daemon::start();
+    let store = daemon.path().join("store");
+    let store = store.to_str().unwrap();
+    ends(&["store", "serve", store, "--listen", &taken], 4, "cannot listen on");
+    let tokens = ["--token-file", "/no/such"];
+    ends(&[&["store", "serve", store, "--listen", "127.0.0.1:0"], &tokens[..]].concat(), 3, "/no/such");
+    ends(&["store", "sync", store, "https://localhost:1"], 2, "can only be read");
+    ends(&["store", "sync", "https://localhost:1", store, "--ca", "/no/such"], 3, "/no/such");
+    assert!(run(headwater().args(["store", "verify", store])).ok().contains("no version to verify"));
+}
+
+#[test]
 fn bad_names_and_sizes_are_refused_with_advice() {
     let daemon = Daemon::start();
     daemon.with_tiny_machine("lab");

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use headwater_store::{StoreError, StoreErrorKind};
 use rustls::pki_types::CertificateDer;
-use rustls::pki_types::pem::PemObject;
+use rustls::pki_types::pem::{Error, PemObject};
 use rustls::{CertificateError, ClientConfig, RootCertStore};
 
 /// A client's settings. With `ca_file` (PEM) only its certificates are trusted, otherwise the system's.
@@ -52,7 +52,10 @@ fn add_file(roots: &mut RootCertStore, file: &Path) -> Result<(), StoreError> {
         let what = format!("cannot use the certificates of {}: {why}", file.display());
         StoreError::new(StoreErrorKind::Invalid, what)
     };
-    let certificates = CertificateDer::pem_file_iter(file).map_err(|e| refused(e.to_string()))?;
+    let certificates = CertificateDer::pem_file_iter(file).map_err(|e| match e {
+        Error::Io(e) => StoreError::from_os(format!("cannot read the certificates of {}", file.display()), e),
+        e => refused(e.to_string()),
+    })?;
     for certificate in certificates {
         let certificate = certificate.map_err(|e| refused(e.to_string()))?;
         roots.add(certificate).map_err(|e| refused(e.to_string()))?;

@@ -24,13 +24,21 @@ use rustls::{ClientConfig, ClientConnection, RootCertStore, ServerConfig, Server
 /// Why TLS cannot be set up.
 #[derive(Debug, thiserror::Error)]
 pub enum TlsError {
-    /// A file is missing or is not what it should be.
+    /// A file is not what it should be.
     #[error("cannot use '{path}' for TLS: {why}")]
     File {
         /// Which.
         path: PathBuf,
         /// What is wrong, and what to do.
         why: String,
+    },
+    /// A file is not there.
+    #[error("cannot use '{path}' for TLS: there is no such file; it must hold {what} in PEM form")]
+    Missing {
+        /// Which.
+        path: PathBuf,
+        /// What it is to hold.
+        what: String,
     },
     /// The files do not fit together.
     #[error("the TLS files in '{directory}' cannot be used: {why}")]
@@ -293,7 +301,7 @@ fn unreadable(path: &Path, what: &str, error: &rustls::pki_types::pem::Error) ->
     use rustls::pki_types::pem::Error;
     let why = match error {
         Error::Io(error) if error.kind() == std::io::ErrorKind::NotFound => {
-            format!("there is no such file; it must hold {what} in PEM form")
+            return TlsError::Missing { path: path.into(), what: what.to_owned() };
         }
         Error::Io(error) => format!("it cannot be read: {error}"),
         other => format!("it does not hold {what} in PEM form: {other}"),

@@ -10,6 +10,7 @@ use std::path::Path;
 use std::str::FromStr;
 use std::time::{Duration, Instant};
 
+use headwater_block::IoError;
 use serde::{Deserialize, Serialize};
 
 use crate::memory::AlignedBuffer;
@@ -80,12 +81,14 @@ const MOST_WRITES: u64 = 4;
 const BETTER_PERCENT: u64 = 125;
 
 /// Decides for an overflow at `at`; `scratch` opens what may be written to for measuring.
-pub(super) fn choose(wanted: Buffering, at: &Path, scratch: OpenFile<'_>) -> Result<Chosen, String> {
+pub(super) fn choose(wanted: Buffering, at: &Path, scratch: OpenFile<'_>) -> Result<Chosen, IoError> {
     let plain = |direct| Chosen { direct, text: if direct { "direct" } else { "buffered" }.to_owned() };
     if wanted != Buffering::Auto {
         return Ok(plain(wanted == Buffering::Direct));
     }
-    let failed = |e: io::Error| format!("cannot measure the overflow disk at {}: {e}", at.display());
+    let failed = |e: io::Error| {
+        IoError::from_os(format!("cannot measure the overflow disk at {}: {e}", at.display()), e)
+    };
     let chosen = match scratch(true) {
         Err(error) if error.kind() == io::ErrorKind::InvalidInput => {
             Chosen { direct: false, text: "auto: buffered (there is no direct I/O here)".to_owned() }
@@ -207,7 +210,7 @@ mod tests {
         let chosen = choose(Buffering::Auto, Path::new("/x"), &none).unwrap();
         assert!(!chosen.direct && chosen.text.contains("no direct I/O"));
         let full = |_: bool| -> io::Result<File> { Err(io::ErrorKind::PermissionDenied.into()) };
-        assert!(choose(Buffering::Auto, Path::new("/x"), &full).unwrap_err().contains("/x"));
+        assert!(choose(Buffering::Auto, Path::new("/x"), &full).unwrap_err().to_string().contains("/x"));
     }
 
     #[test]

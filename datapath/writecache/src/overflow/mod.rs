@@ -95,8 +95,9 @@ impl Overflow {
     pub fn open(place: &OverflowOptions, engine: Arc<dyn IoEngine>) -> Result<Self, IoError> {
         let at = &place.at;
         let open = |direct| open_file(at, direct);
-        let chosen = buffering::choose(place.buffering, at, &open).map_err(device)?;
-        Self::open_with(place, chosen, engine, SealKey::random().map_err(device)?, &open)
+        let chosen = buffering::choose(place.buffering, at, &open)?;
+        let key = SealKey::random().map_err(device)?;
+        Self::open_with(place, chosen, engine, key, &open)
     }
 
     /// Opens the overflow of a persistent cache: a file with a name.
@@ -107,8 +108,7 @@ impl Overflow {
         key: SealKey,
     ) -> Result<Self, IoError> {
         // What is measured is written to a file beside it.
-        let chosen = buffering::choose(place.buffering, &place.at, &|direct| open_file(&place.at, direct));
-        let chosen = chosen.map_err(device)?;
+        let chosen = buffering::choose(place.buffering, &place.at, &|direct| open_file(&place.at, direct))?;
         Self::open_with(place, chosen, engine, key, &|direct| open_rw(data, direct))
     }
 
@@ -120,8 +120,9 @@ impl Overflow {
         open_file: OpenFile<'_>,
     ) -> Result<Self, IoError> {
         let (at, limit_bytes) = (&place.at, place.limit_bytes);
-        let tried =
-            |e: stdio::Error| device(format!("cannot make an overflow file in {}: {e}", at.display()));
+        let tried = |e: stdio::Error| {
+            IoError::from_os(format!("cannot make an overflow file in {}: {e}", at.display()), e)
+        };
         let file = open_file(buffering.direct).map_err(|error| match error.kind() {
             stdio::ErrorKind::InvalidInput if buffering.direct => device(buffering::no_direct(at)),
             _ => tried(error),
