@@ -50,6 +50,15 @@ pub fn invalid(why: impl Into<String>) -> anyhow::Error {
     Problem::new(ProblemKind::Invalid, why).into()
 }
 
+/// A command line that could not be understood, without the usage text.
+pub fn usage(error: &clap::Error) -> anyhow::Error {
+    let text = error.render().to_string();
+    let told = text.split("\n\nUsage:").next().unwrap_or_default();
+    let words: Vec<&str> = told.split_whitespace().collect();
+    let line = words.join(" ");
+    invalid(line.strip_prefix("error: ").unwrap_or(&line))
+}
+
 /// Prints an error, and returns the exit code that goes with it.
 pub fn report(error: &anyhow::Error, json: bool) -> ExitCode {
     if is_closed_output(error) {

@@ -39,6 +39,9 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 fn main() -> ExitCode {
     let cli = match cli::Cli::try_parse() {
         Ok(cli) => cli,
+        Err(e) if e.use_stderr() && std::env::args_os().any(|word| word == "--json") => {
+            return failure::report(&failure::usage(&e), true);
+        }
         Err(e) => {
             // A reader that is gone needs no usage text.
             let _ = e.print();

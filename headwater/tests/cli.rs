@@ -26,6 +26,10 @@ fn usage_errors_are_2_and_help_is_0() {
     ] {
         assert_eq!(run(headwater().args(args)).code, 2, "{args:?}");
     }
+    let ran = run(headwater().args(["--json", "machine", "create", "--cpus", "0"]));
+    let problem: serde_json::Value = serde_json::from_str(&ran.err).unwrap();
+    assert_eq!((ran.code, &problem["kind"]), (2, &"invalid".into()));
+    assert!(!ran.err.contains("Usage") && !ran.err.contains("\\n"), "{ran:?}");
     assert!(run(headwater().arg("--help")).ok().contains("Exit codes"));
     assert!(run(headwater().arg("--version")).ok().contains(env!("CARGO_PKG_VERSION")));
 }

@@ -50,6 +50,9 @@ const DEFAULT_CACHE_DIR: &str = "/var/tmp";
 #[derive(Debug, Args)]
 #[command(group(ArgGroup::new("front-end").args(["nbd", "vhost_user", "iscsi", "fuse", "attach"]).required(true).multiple(true)))]
 pub struct ExportArgs {
+    /// Whether addresses and counters are printed as JSON.
+    #[arg(skip)]
+    pub json: bool,
     /// IMAGE[@VERSION] of the store, a raw or qcow2 file, or null:SIZE for an empty disk
     #[arg(value_name = "IMAGE|FILE|null:SIZE", value_hint = ValueHint::FilePath)]
     pub source: String,
@@ -190,20 +193,20 @@ async fn serve(
     })?;
     let Others { iscsi, fuse, attached } = others;
     if let Some(nbd) = &nbd {
-        say(&format!("{}\n", nbd.uri()));
+        say_uri(args, &nbd.uri());
     }
     for vhost_user in &vhost_user {
-        say(&format!("vhost-user:{}\n", vhost_user.path().display()));
+        say_uri(args, &format!("vhost-user:{}", vhost_user.path().display()));
     }
     for url in iscsi.iter().flat_map(|iscsi| iscsi.urls()) {
-        say(&format!("{url}\n"));
+        say_uri(args, &url);
     }
     if let Some(fuse) = &fuse {
-        say(&format!("fuse:{}\n", fuse.path().display()));
+        say_uri(args, &format!("fuse:{}", fuse.path().display()));
     }
     if let Some(attached) = &attached {
         attach::explain(attached);
-        say(&format!("attached:{}\n", attached.path()));
+        say_uri(args, &format!("attached:{}", attached.path()));
     }
     let mut watch = CopyWatch::default();
     loop {
@@ -448,14 +451,16 @@ impl CopyWatch {
 fn report(args: &ExportArgs, volumes: &[Arc<Volume>], image: Option<&OpenImage>) -> anyhow::Result<()> {
     let counters: Vec<_> = volumes.iter().map(|volume| volume.counters()).collect();
     let streaming = image.map(|image| image.streaming.counters());
-    for (number, counters) in counters.iter().enumerate() {
-        if volumes.len() > 1 {
-            say(&format!("{}\n", machine_name(args, number)));
+    if args.json {
+        say(&format!("{}\n", stats_json(&counters, streaming)?));
+    } else {
+        for (number, counters) in counters.iter().enumerate() {
+            if volumes.len() > 1 {
+                say(&format!("{}\n", machine_name(args, number)));
+            }
+            say(&table(counters));
         }
-        say(&table(counters));
-    }
-    if let Some(streaming) = &streaming {
-        say(&image_table(streaming));
+        streaming.iter().for_each(|streaming| say(&image_table(streaming)));
     }
     match &args.stats {
         Some(file) => write_stats(file, &counters, streaming),
@@ -469,6 +474,15 @@ fn machine_name(args: &ExportArgs, number: usize) -> String {
         (Some(path), _) => format!("vhost-user:{}", path.display()),
         (None, Some(target)) => format!("iscsi:{target}"),
         (None, None) => String::new(),
+    }
+}
+
+/// Prints where something is served, a line each.
+fn say_uri(args: &ExportArgs, uri: &str) {
+    if args.json {
+        say(&format!("{}\n", serde_json::json!({ "uri": uri })));
+    } else {
+        say(&format!("{uri}\n"));
     }
 }
 
@@ -493,6 +507,13 @@ struct StatsOfMachines<'a> {
     image: Option<StreamCounters>,
 }
 
+fn stats_json(counters: &[VolumeCounters], image: Option<StreamCounters>) -> serde_json::Result<String> {
+    match counters {
+        [volume] => serde_json::to_string_pretty(&Stats { volume, image }),
+        machines => serde_json::to_string_pretty(&StatsOfMachines { machines, image }),
+    }
+}
+
 /// Replaces the file as a whole, so that a reader never sees half of it.
 fn write_stats(
     file: &Path,
@@ -503,11 +524,7 @@ fn write_stats(
     let mut name = file.file_name().unwrap_or_default().to_owned();
     name.push(".part");
     let part = file.with_file_name(name);
-    let json = match counters {
-        [volume] => serde_json::to_vec_pretty(&Stats { volume, image }),
-        machines => serde_json::to_vec_pretty(&StatsOfMachines { machines, image }),
-    };
-    let json = json.with_context(failed)?;
+    let json = stats_json(counters, image).with_context(failed)?;
     std::fs::write(&part, json).and_then(|()| std::fs::rename(&part, file)).with_context(failed)
 }
 

@@ -61,8 +61,12 @@ pub fn run(cli: Cli) -> anyhow::Result<u8> {
             own_only();
             store::run(command, json)
         }
-        Command::Export(args) => export::run(data_dir, args).map(|()| 0),
+        Command::Export(mut args) => {
+            args.json = json;
+            export::run(data_dir, args).map(|()| 0)
+        }
         Command::Attach(mut args) => {
+            args.json = json;
             args.attach.attach = true;
             export::run(data_dir, args).map(|()| 0)
         }

@@ -128,7 +128,7 @@ pub fn run(command: StoreCommand, json: bool) -> anyhow::Result<u8> {
             Ok(0)
         }
         StoreCommand::Serve { store, listen, offer } => serve(&store, &offer.options(listen)),
-        StoreCommand::Token { name, token_file } => add_token(&name, &token_file).map(|()| 0),
+        StoreCommand::Token { name, token_file } => add_token(&name, &token_file, json).map(|()| 0),
         StoreCommand::Verify { store, images, rate, repair_from, credentials } => {
             check(&store, &images, &Scrub { rate, repair_from, credentials }, json)
         }
@@ -239,7 +239,13 @@ fn serve(store: &str, options: &Options) -> anyhow::Result<u8> {
     })
 }
 
-fn add_token(name: &str, file: &Path) -> anyhow::Result<()> {
+#[derive(Serialize)]
+struct NewToken<'a> {
+    name: &'a str,
+    token: &'a str,
+}
+
+fn add_token(name: &str, file: &Path, json: bool) -> anyhow::Result<()> {
     use std::os::unix::fs::OpenOptionsExt;
     let token = format!("{}{}", uuid::Uuid::new_v4().simple(), uuid::Uuid::new_v4().simple());
     let line = token_line(name, &token)?;
@@ -261,7 +267,7 @@ fn add_token(name: &str, file: &Path) -> anyhow::Result<()> {
     let separator = if known.is_empty() || known.ends_with('\n') { "" } else { "\n" };
     open.write_all(format!("{separator}{line}\n").as_bytes()).with_context(failed)?;
     open.sync_all().with_context(failed)?;
-    show::line(&token)
+    if json { show::json(&NewToken { name, token: &token }) } else { show::line(&token) }
 }
 
 /// How a store is checked.
