@@ -55,11 +55,8 @@ impl Shown {
         if !std::io::stderr().is_terminal() {
             return Self::Lines { what: what.to_owned(), began: Instant::now(), last: Instant::now() };
         }
-        let template = "{msg} {wide_bar} {percent:>3}% {bytes}/{total_bytes} {bytes_per_sec} left {eta}";
-        let bar = ProgressBar::with_draw_target(Some(0), ProgressDrawTarget::stderr());
-        if let Ok(style) = ProgressStyle::with_template(template) {
-            bar.set_style(style.progress_chars("=> "));
-        }
+        // Nothing is known yet: a bar of no bytes would be a full one.
+        let bar = ProgressBar::with_draw_target(Some(0), ProgressDrawTarget::hidden());
         bar.set_message(what.to_owned());
         Self::Bar(bar)
     }
@@ -68,10 +65,7 @@ impl Shown {
     pub fn update(&mut self, progress: Progress) {
         match self {
             Self::Silent => {}
-            Self::Bar(bar) => {
-                bar.set_length(progress.total_bytes);
-                bar.set_position(progress.done_bytes);
-            }
+            Self::Bar(bar) => draw(bar, progress),
             Self::Lines { what, began, last } => {
                 let now = Instant::now();
                 if now.duration_since(*last) < LINE_INTERVAL {
@@ -90,6 +84,29 @@ impl Shown {
         if let Self::Bar(bar) = self {
             bar.finish_and_clear();
         }
+    }
+}
+
+fn draw(bar: &ProgressBar, progress: Progress) {
+    let Progress { done_bytes, total_bytes } = progress;
+    let begins = bar.is_hidden();
+    let was_through = bar.length() == Some(bar.position());
+    let is_through = done_bytes >= total_bytes;
+    if begins || was_through != is_through {
+        // What comes after the last byte, files that are compared or a list that is written, has no bytes to count.
+        let template = if is_through {
+            "{msg} {wide_bar} {total_bytes} done, finishing"
+        } else {
+            "{msg} {wide_bar} {percent:>3}% {bytes}/{total_bytes} {bytes_per_sec} left {eta}"
+        };
+        if let Ok(style) = ProgressStyle::with_template(template) {
+            bar.set_style(style.progress_chars("=> "));
+        }
+    }
+    bar.set_length(total_bytes);
+    bar.set_position(done_bytes);
+    if begins {
+        bar.set_draw_target(ProgressDrawTarget::stderr());
     }
 }
 
