@@ -44,7 +44,7 @@ fn an_overflow_directory_that_cannot_be_used() {
         export(dir.path(), "null:1G", &args)
     };
     with("/nowhere/cache")
-        .fails(1, &["cannot open a volume over 'null:1G'", "/nowhere/cache", "No such file"]);
+        .fails(3, &["cannot open a volume over 'null:1G'", "/nowhere/cache", "No such file"]);
     // No file can be made there, whoever asks.
     with("/proc").fails(1, &["cannot make an overflow file in /proc"]);
     let args = ["--disk", "9000T", "--nbd", "unix:x.sock", "--cache-dir", "/var/tmp"];
@@ -68,7 +68,7 @@ fn a_socket_that_cannot_be() {
     }
     std::fs::write(dir.path().join("file"), "precious").unwrap();
     export(dir.path(), "null:1G", &["--cache", "ram", "--nbd", "unix:file"])
-        .fails(1, &["no socket is in the way"]);
+        .fails(4, &["no socket is in the way"]);
     assert_eq!(std::fs::read(dir.path().join("file")).unwrap(), b"precious");
     assert_eq!(names(dir.path()), ["file"]);
 }

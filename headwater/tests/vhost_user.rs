@@ -193,6 +193,6 @@ fn a_front_end_is_needed_and_a_path_in_use_is_an_error() {
     let export = |path: &Path| {
         run(headwater().args(["export", "null:1M", "--cache", "ram", "--vhost-user"]).arg(path))
     };
-    export(&socket).fails(1, &["another process listens"]);
-    export(&dir.path().join("no/s")).fails(1, &["directory does not exist"]);
+    export(&socket).fails(4, &["another process listens"]);
+    export(&dir.path().join("no/s")).fails(3, &["directory does not exist"]);
 }
