@@ -46,9 +46,9 @@ pub(super) fn share_file(file: &File, path: &Path) -> Result<(), Error> {
     path.parent().map_or(Ok(()), |dir| share(file, dir, 0o044))
 }
 
-/// The same for a directory.
-pub(super) fn share_dir(path: &Path) -> Result<(), Error> {
-    path.parent().map_or(Ok(()), |dir| share(&File::open(path)?, dir, 0o055))
+/// The same for a directory that comes later, after another one of the store.
+pub(super) fn share_dir(path: &Path, like: &Path) -> Result<(), Error> {
+    share(&File::open(path)?, like, 0o055)
 }
 
 fn share(file: &File, dir: &Path, bits: u32) -> Result<(), Error> {

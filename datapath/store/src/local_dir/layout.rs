@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use crate::error::{StoreError, StoreErrorKind};
 use crate::hash::Hash;
-use crate::local_dir::files::{read_small, replace_file, share_dir, sync_dir};
+use crate::local_dir::files::{read_small, replace_file, sync_dir};
 use crate::name::ImageName;
 
 /// Smallest chunk size of a store.
@@ -96,7 +96,7 @@ impl Layout {
         self.refuse_foreign_files()?;
         let failed = |e| StoreError::from_os(format!("cannot make the store {}", self.root.display()), e);
         for dir in DIRS.map(|dir| self.root.join(dir)) {
-            fs::create_dir_all(&dir).and_then(|()| share_dir(&dir)).map_err(failed)?;
+            fs::create_dir_all(&dir).map_err(failed)?;
         }
         sync_dir(&self.root)?;
         // Last: a store without this file is one whose making was interrupted, and is made again.

@@ -358,7 +358,8 @@ impl Inner {
         let _pin = self.pin(manifest)?;
         let traces = self.layout.traces();
         if !traces.exists() {
-            fs::create_dir_all(&traces).and_then(|()| share_dir(&traces)).map_err(failed)?;
+            let made = fs::create_dir_all(&traces);
+            made.and_then(|()| share_dir(&traces, &self.layout.objects())).map_err(failed)?;
         }
         let number = self.next_temporary.fetch_add(1, Ordering::Relaxed);
         let part = format!("{}.{}-{number}.part", manifest, std::process::id());
