@@ -28,12 +28,12 @@ pub fn export_raw(
     cancel: &Cancel,
     progress: &mut dyn FnMut(Progress),
 ) -> Result<(), ImageError> {
+    // Whoever saw nothing there does not take another export's file away.
+    let is_new = fs::symlink_metadata(to).is_err();
     let _pin = store.pin(manifest)?;
     let opening = |e: ImageError| e.context(format!("cannot export version {}", manifest.short()));
     let parsed = read_manifest(store, manifest, None).map_err(opening)?;
     let objects = open_objects(store, &parsed).map_err(opening)?;
-    // Whoever saw nothing there does not take another export's file away.
-    let is_new = fs::symlink_metadata(to).is_err();
     let (partial, file) = create_partial(to)?;
     let failed = |e: std::io::Error| {
         ImageError::from_os(format!("cannot write {} (what was written is removed)", to.display()), &e)
