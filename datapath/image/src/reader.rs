@@ -69,8 +69,15 @@ impl VersionReader {
         let pin = store.pin(manifest).map_err(|e| opening(e.into()))?;
         let is_remote = store.is_remote();
         let disk = cache.disk().filter(|_| is_remote);
-        let read = || read_manifest(store, manifest, disk.map(Arc::as_ref));
+        let mut was_read = false;
+        let read = || {
+            was_read = true;
+            read_manifest(store, manifest, disk.map(Arc::as_ref))
+        };
         let parsed = cache.manifests().get(manifest, read).map_err(opening)?;
+        if let Some(disk) = disk.filter(|_| !was_read) {
+            use_kept_manifest(store, manifest, disk);
+        }
         let objects = open_objects(store, &parsed).map_err(opening)?;
         let place = if is_remote { Place::Remote } else { Place::Here };
         let pool = FetchPool::shared(place).map_err(|e| opening(e.into()))?;
@@ -389,6 +396,15 @@ pub(crate) fn read_manifest(
         (found, _) => found?,
     };
     Manifest::decode(&bytes)
+}
+
+/// Marks the manifest that is kept on the local disk as used now, where another reader has it in memory; keeps it again where
+/// others took its place.
+fn use_kept_manifest(store: &dyn Store, id: Hash, disk: &DiskCache) {
+    let bytes = disk.manifest(id).map_or_else(|| store.manifest(id).ok(), Some);
+    if let Some(bytes) = bytes {
+        disk.keep_manifest(id, &bytes);
+    }
 }
 
 /// Opens what a manifest refers to.
