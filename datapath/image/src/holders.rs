@@ -2,7 +2,7 @@
 
 use std::collections::{HashMap, HashSet};
 
-use headwater_store::{Hash, Store};
+use headwater_store::{Hash, Store, StoreErrorKind};
 
 use crate::error::ImageError;
 use crate::manifest::Manifest;
@@ -25,7 +25,12 @@ pub fn versions_touched(
     // Versions with the same contents have one manifest.
     let mut known: HashMap<Hash, bool> = HashMap::new();
     let mut touched = Vec::new();
-    for image in store.listed()?.images {
+    let images = match store.listed() {
+        // A plain web server has no list.
+        Err(e) if e.kind() == StoreErrorKind::NotFound => return Ok(touched),
+        listed => listed?.images,
+    };
+    for image in images {
         for version in &image.versions {
             cancel.check("the search for versions that are touched")?;
             let holds = *known.entry(version.manifest).or_insert_with(|| {
