@@ -175,6 +175,11 @@ impl Tried {
         let since = Some(breaks.first).max(servers.back_at(server));
         let is_long = since.is_none_or(|since| now.duration_since(since) >= servers.limits.wait_for_better);
         if was_broken || (breaks.count >= BREAKS_MAX && is_long) {
+            // What stands before it may have answered the probe, and it is away: then reads wait.
+            if let Err(fault) = probe::ask(servers, server, true) {
+                self.breaks = None;
+                return servers.failed(server, "store", &probe::no_store(fault));
+            }
             servers.is_broken(server, ask.path);
             let why = format!("{fault}, and so it did {} times", breaks.count);
             return self.cannot_give(servers, ask, server, why);
