@@ -161,8 +161,14 @@ mod tests {
 
     fn make(files: &TlsFiles) -> Vec<u8> {
         let made = rcgen::generate_simple_self_signed(vec!["localhost".to_owned()]).unwrap();
-        std::fs::write(&files.certificate, made.cert.pem()).unwrap();
-        std::fs::write(&files.key, made.signing_key.serialize_pem()).unwrap();
+        // As files of their own: times of change are coarse, and the length may be the same.
+        let put = |path: &Path, pem: String| {
+            let beside = path.with_extension("new");
+            std::fs::write(&beside, pem).unwrap();
+            std::fs::rename(&beside, path).unwrap();
+        };
+        put(&files.certificate, made.cert.pem());
+        put(&files.key, made.signing_key.serialize_pem());
         made.cert.der().to_vec()
     }
 
