@@ -31,14 +31,6 @@ fn publish(store: &LocalDir, note: &str) {
     store.set_trace(version.manifest, Some(b"a trace")).unwrap();
 }
 
-#[test]
-#[ignore = "run by the test below, with a umask"]
-fn makes_a_store() {
-    let Some(place) = std::env::var_os(PLACE) else { return };
-    let store = LocalDir::open(Path::new(&place), Access::WRITE).unwrap();
-    publish(&store, &std::env::var(NOTE).unwrap());
-}
-
 /// The modes of directories and of files that are read, each once.
 fn modes_in(root: &Path) -> (Vec<u32>, Vec<u32>) {
     let mode = |path: &Path| std::fs::metadata(path).unwrap().permissions().mode() & 0o777;
@@ -59,12 +51,17 @@ fn modes_in(root: &Path) -> (Vec<u32>, Vec<u32>) {
 
 #[test]
 fn a_store_is_its_users_until_it_is_opened_and_stays_open_then() {
+    if let Some(place) = std::env::var_os(PLACE) {
+        let store = LocalDir::open(Path::new(&place), Access::WRITE).unwrap();
+        return publish(&store, &std::env::var(NOTE).unwrap());
+    }
     let dir = tempfile::tempdir().unwrap();
-    let publish = |root: &Path, note: &str| {
+    let publish_in = |root: &Path, note: &str| {
         let test = std::env::current_exe().unwrap();
         let mut command = Command::new("sh");
         command.args(["-c", "umask 077; exec \"$0\" \"$@\""]).arg(test);
-        command.args(["--exact", "makes_a_store", "--ignored"]).env(PLACE, root).env(NOTE, note);
+        let this = "a_store_is_its_users_until_it_is_opened_and_stays_open_then";
+        command.args(["--exact", this]).env(PLACE, root).env(NOTE, note);
         assert!(command.output().unwrap().status.success());
     };
     for (mode, who, opened) in [(0o755, "go+rX", (0o755, 0o644)), (0o750, "g+rX", (0o750, 0o640))] {
@@ -72,20 +69,20 @@ fn a_store_is_its_users_until_it_is_opened_and_stays_open_then() {
         // A mount, or what the system made for a service: nobody asked for others to read what comes into it.
         std::fs::create_dir(&root).unwrap();
         std::fs::set_permissions(&root, PermissionsExt::from_mode(mode)).unwrap();
-        publish(&root, "one");
-        publish(&root, "two");
+        publish_in(&root, "one");
+        publish_in(&root, "two");
         assert_eq!(modes_in(&root), (vec![0o700], vec![0o600]), "{mode:o}");
         assert!(Command::new("chmod").args(["-R", who]).arg(&root).status().unwrap().success());
-        publish(&root, "three");
+        publish_in(&root, "three");
         let (dirs, files) = modes_in(&root);
         assert_eq!((dirs, files), (vec![opened.0], vec![opened.1]), "{mode:o}");
     }
     // Before its first trace, which has a directory of its own.
     let root = dir.path().join("own");
-    publish(&root, "one");
+    publish_in(&root, "one");
     std::fs::remove_dir_all(root.join("traces")).unwrap();
     assert!(Command::new("chmod").args(["-R", "go+rX"]).arg(&root).status().unwrap().success());
-    publish(&root, "two");
-    publish(&root, "one");
+    publish_in(&root, "two");
+    publish_in(&root, "one");
     assert_eq!(modes_in(&root).0, [0o755]);
 }
