@@ -164,7 +164,7 @@ fn a_start_that_fails_leaves_the_note_that_lets_a_machine_go_on() {
     let taken = ["--vhost-user", taken.to_str().unwrap()];
     let nowhere = ["--fuse", "/missing/disk"];
     for (more, code) in
-        [([socket, nowhere].concat(), 3), (nowhere.to_vec(), 3), ([taken, nowhere].concat(), 1)]
+        [([socket, nowhere].concat(), 3), (nowhere.to_vec(), 3), ([taken, nowhere].concat(), 4)]
     {
         std::fs::write(&note, "write-through 7 -\n").unwrap();
         let ran = run(&mut export(dir.path(), "null:16M", &more));

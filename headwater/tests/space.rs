@@ -194,5 +194,5 @@ fn limits_that_cannot_be_are_refused_and_change_nothing() {
     assert_eq!(daemon.cli(&["machine", "list", "--json"]).ok(), before);
     let said = set("lab", &["--ram", "128M", "--disk", "2G"]).ok();
     assert_eq!(said, "lab has a write cache of ram+disk, RAM 128.0 MiB, disk 2.0 GiB\n");
-    assert!(daemon.history("lab").contains("RAM 67108864 -> 134217728 bytes"));
+    assert!(daemon.history("lab").contains("RAM 64 MiB -> 128 MiB"));
 }
