@@ -89,6 +89,10 @@ impl Shown {
 
 fn draw(bar: &ProgressBar, progress: Progress) {
     let Progress { done_bytes, total_bytes } = progress;
+    if total_bytes == 0 {
+        // Not begun.
+        return;
+    }
     let begins = bar.is_hidden();
     let was_through = bar.length() == Some(bar.position());
     let is_through = done_bytes >= total_bytes;
