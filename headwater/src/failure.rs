@@ -92,8 +92,8 @@ pub fn one_line(error: &anyhow::Error) -> String {
 }
 
 fn as_problem(error: &anyhow::Error, code: u8) -> Problem {
-    use ProblemKind::{Conflict, Damaged, Failed, Invalid, NoSpace, NotFound, Unavailable};
-    let kinds = [Invalid, NotFound, Conflict, NoSpace, Damaged];
+    use ProblemKind::{Cancelled, Conflict, Damaged, Failed, Invalid, NoSpace, NotFound, Unavailable};
+    let kinds = [Invalid, NotFound, Conflict, NoSpace, Damaged, Cancelled];
     let kind = kinds.into_iter().find(|kind| kind.exit_code() == code);
     let fallback = if code == UNREACHABLE { Unavailable } else { Failed };
     Problem::new(kind.unwrap_or(fallback), one_line(error))

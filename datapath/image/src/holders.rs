@@ -26,8 +26,13 @@ pub fn versions_touched(
     let mut known: HashMap<Hash, bool> = HashMap::new();
     let mut touched = Vec::new();
     let images = match store.listed() {
-        // A plain web server has no list.
-        Err(e) if e.kind() == StoreErrorKind::NotFound => return Ok(touched),
+        // A plain web server has no list, or one for people.
+        Err(e)
+            if store.is_remote()
+                && matches!(e.kind(), StoreErrorKind::NotFound | StoreErrorKind::Invalid) =>
+        {
+            return Ok(touched);
+        }
         listed => listed?.images,
     };
     for image in images {

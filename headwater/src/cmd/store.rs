@@ -390,7 +390,7 @@ fn check(name: &str, images: &[String], scrub: &Scrub, json: bool) -> anyhow::Re
     let sound = report.images.is_empty() && report.versions.iter().all(CheckedVersion::is_sound);
     if json {
         show::json(&report)?;
-    } else if report.versions.is_empty() {
+    } else if report.versions.is_empty() && report.images.is_empty() {
         show::line(&format!("{}: there is no version to verify", store.shown()))?;
     }
     Ok(if sound { 0 } else { DAMAGED })
@@ -411,8 +411,13 @@ fn unreadable_version(
     }
     let is_listed = |hash| -> Result<bool, StoreError> {
         let images = match store.listed() {
-            // A plain web server has no list: what was named there is missed.
-            Err(e) if e.kind() == StoreErrorKind::NotFound => return Ok(true),
+            // A plain web server has no list, or one for people: what was named there is missed.
+            Err(e)
+                if store.is_remote()
+                    && matches!(e.kind(), StoreErrorKind::NotFound | StoreErrorKind::Invalid) =>
+            {
+                return Ok(true);
+            }
             listed => listed?.images,
         };
         Ok(images.iter().any(|image| image.versions.iter().any(|version| version.manifest == hash)))
