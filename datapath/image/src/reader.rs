@@ -401,8 +401,9 @@ pub(crate) fn read_manifest(
 /// Marks the manifest that is kept on the local disk as used now, where another reader has it in memory; keeps it again where
 /// others took its place.
 fn use_kept_manifest(store: &dyn Store, id: Hash, disk: &DiskCache) {
-    let bytes = disk.manifest(id).map_or_else(|| store.manifest(id).ok(), Some);
-    if let Some(bytes) = bytes {
+    if let Ok(false) = disk.use_manifest(id)
+        && let Ok(bytes) = store.manifest(id)
+    {
         disk.keep_manifest(id, &bytes);
     }
 }

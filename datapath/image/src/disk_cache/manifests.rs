@@ -54,13 +54,21 @@ impl DiskCache {
         }
     }
 
+    /// Marks a manifest as used now. Whether it is there.
+    pub(crate) fn use_manifest(&self, id: Hash) -> io::Result<bool> {
+        let now = || Timespec { tv_sec: 0, tv_nsec: UTIME_NOW };
+        let times = Timestamps { last_access: now(), last_modification: now() };
+        match utimensat(CWD, self.dir.join(DIR).join(id.to_string()), &times, AtFlags::empty()) {
+            Err(rustix::io::Errno::NOENT) => Ok(false),
+            done => Ok(done.map(|()| true)?),
+        }
+    }
+
     fn try_keep_manifest(&self, id: Hash, bytes: &[u8]) -> io::Result<()> {
         let dir = self.dir.join(DIR);
         let path = dir.join(id.to_string());
         if self.manifest(id).is_some() {
-            let now = || Timespec { tv_sec: 0, tv_nsec: UTIME_NOW };
-            let times = Timestamps { last_access: now(), last_modification: now() };
-            return Ok(utimensat(CWD, &path, &times, AtFlags::empty())?);
+            return self.use_manifest(id).map(drop);
         }
         make_own(&dir)?;
         let room = (self.capacity_bytes / SHARE).checked_sub(u64_of(bytes.len()));
