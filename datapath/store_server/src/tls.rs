@@ -116,17 +116,27 @@ fn unusable(file: &Path, why: String) -> ServeError {
 fn read(files: &TlsFiles, provider: &CryptoProvider) -> Result<CertifiedKey, ServeError> {
     let chain: Vec<CertificateDer<'static>> = CertificateDer::pem_file_iter(&files.certificate)
         .and_then(Iterator::collect)
-        .map_err(|e| unusable(&files.certificate, e.to_string()))?;
+        .map_err(|e| unread(&files.certificate, e))?;
     if chain.is_empty() {
         return Err(unusable(&files.certificate, "it holds no certificate in PEM".to_owned()));
     }
     let key = PrivateKeyDer::from_pem_file(&files.key).map_err(|e| match e {
         Error::NoItemsFound => unusable(&files.key, "it holds no private key in PEM".to_owned()),
-        e => unusable(&files.key, e.to_string()),
+        e => unread(&files.key, e),
     })?;
     CertifiedKey::from_der(chain, key, provider).map_err(|e| {
         unusable(&files.key, format!("{e}; it must be the key of {}", files.certificate.display()))
     })
+}
+
+/// A file that is not there or cannot be read, or that is no PEM.
+fn unread(file: &Path, error: Error) -> ServeError {
+    match error {
+        Error::Io(source) => {
+            ServeError::Io { tried: format!("cannot use {} for TLS", file.display()), source }
+        }
+        other => unusable(file, other.to_string()),
+    }
 }
 
 /// Says that the certificate expires soon, or has: clients refuse it then, and say so where nobody looks.
