@@ -66,7 +66,7 @@ pub struct Catalog {
     pub created_at_ms: u64,
     /// The names of its machines.
     pub machines: Vec<String>,
-    /// Of which still run another version than they would boot now.
+    /// Of which run, or are off and ran last, another version than they would boot now.
     pub old: Vec<String>,
 }
 
