@@ -319,8 +319,9 @@ fn files_that_cannot_be_used_are_named() {
     let key = std::fs::read(at.join("server-key.pem")).unwrap();
     std::fs::remove_file(at.join("server-key.pem")).unwrap();
     let error = load();
-    assert!(matches!(&error, TlsError::File { path, .. } if path.ends_with("server-key.pem")), "{error}");
+    assert!(matches!(&error, TlsError::Missing { path, .. } if path.ends_with("server-key.pem")), "{error}");
     assert!(error.to_string().contains("no such file"), "{error}");
+    assert!(error.to_string().contains("a private key in PEM"), "{error}");
     std::fs::write(at.join("server-key.pem"), &key[..key.len() / 2]).unwrap();
     assert!(load().to_string().contains("server-key.pem"));
     std::fs::copy(at.join("client-key.pem"), at.join("server-key.pem")).unwrap();
