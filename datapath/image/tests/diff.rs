@@ -8,7 +8,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
-use fixture::{MemoryDisk, noise, run_ok, store};
+use fixture::{MemoryDisk, noise, run, run_ok, store};
 use headwater_image::{Cancel, Difference, FileChange, ImageErrorKind, ImportOptions, diff, import};
 use headwater_store::{Hash, LocalDir};
 
@@ -254,7 +254,12 @@ fn in_ntfs(dir: &Path, work: impl FnOnce(&Path)) -> Vec<u8> {
     fs::create_dir_all(&at).unwrap();
     run_ok("ntfs-3g", &[image.to_str().unwrap(), at.to_str().unwrap()]);
     let done = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| work(&at)));
-    run_ok("umount", &[at.to_str().unwrap()]);
+    // Between its fork and its program a child of another test has our files open.
+    let deadline = std::time::Instant::now() + std::time::Duration::from_secs(20);
+    while !run("umount", &[at.to_str().unwrap()]).status.success() {
+        assert!(std::time::Instant::now() < deadline, "{} stays busy", at.display());
+        std::thread::sleep(std::time::Duration::from_millis(20));
+    }
     // The file system's process writes its last blocks after that.
     let deadline = std::time::Instant::now() + std::time::Duration::from_secs(20);
     while is_open_elsewhere(&image) && std::time::Instant::now() < deadline {
