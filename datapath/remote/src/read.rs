@@ -7,7 +7,7 @@
 //! | sends wrong bytes | it is asked once more, past caches between; then not again | it is distrusted |
 //! | breaks off, answers with 5xx | it is asked again when a probe was answered | it is down until then |
 //! | answers something else, such as 403 or a redirect | it is asked again when a probe was answered | it is put aside until then |
-//! | breaks off or answers so again after a probe | it is asked again after a pause; at last it is not | for a minute, reads of the same file ask twice only |
+//! | breaks off or answers so again after a probe | it is asked again after a pause; at last it is not, if it gives the file `store` past caches: else it is away | for a minute, reads of the same file ask twice only |
 //! | refuses the token | it is asked once more, with what is in the token's file now; then as above | it is put aside |
 //! | is gone, is busy, does not reach what it reads from (502, 504) | it is asked again when it is back | it is down |
 //! | is busy again after a probe | it is asked again when it says so | nothing |
