@@ -5,7 +5,6 @@
 //! slow disk or a share that hangs holds up no machine. What somebody waits for goes first; what is fetched ahead never
 //! takes all threads.
 
-use std::cell::Cell;
 use std::collections::VecDeque;
 use std::panic::AssertUnwindSafe;
 use std::sync::{Arc, Weak};
@@ -18,8 +17,6 @@ use parking_lot::{Condvar, Mutex};
 pub const FETCH_THREADS: usize = 8;
 /// Of which so many may fetch ahead.
 const AHEAD_THREADS: usize = 6;
-/// Reads that wait for a thread. Whoever submits one more waits for room.
-pub const FETCH_QUEUE_MAX: usize = 4096;
 /// Reads ahead that wait for a thread: as many as bring [`PREFETCH_MAX_BYTES`] of a store on this host whose chunks lie
 /// side by side. One more is left out.
 pub(crate) const AHEAD_QUEUE_MAX: usize = 128;
@@ -67,17 +64,11 @@ struct Queue {
 struct Shared {
     queue: Mutex<Queue>,
     not_empty: Condvar,
-    not_full: Condvar,
 }
 
 /// A small pool of threads for blocking reads, shared by all devices of the process. The threads end when
 /// the last device that uses them is gone.
 pub(crate) struct FetchPool(Arc<Shared>);
-
-thread_local! {
-    /// Whether this thread belongs to a pool. Such a one must not wait for room in the queue that it empties.
-    static IN_POOL: Cell<bool> = const { Cell::new(false) };
-}
 
 /// The pools of the process, while there are any.
 static POOLS: [Mutex<Weak<FetchPool>>; 3] = [const { Mutex::new(Weak::new()) }; 3];
@@ -113,14 +104,10 @@ impl FetchPool {
         Ok(pool)
     }
 
-    /// Queues `task`, which somebody waits for; waits while [`FETCH_QUEUE_MAX`] are queued, unless called by a task.
+    /// Queues `task`, which somebody waits for. Never waits: while no server answers, nothing leaves the queue, and who comes
+    /// here may serve writes and hits of all machines too. Bounded by the requests that front-ends take in.
     pub(crate) fn push(&self, task: impl FnOnce() + Send + 'static) {
-        let mut queue = self.0.queue.lock();
-        if !IN_POOL.get() {
-            self.0.not_full.wait_while(&mut queue, |queue| queue.tasks.len() >= FETCH_QUEUE_MAX);
-        }
-        queue.tasks.push_back(Box::new(task));
-        drop(queue);
+        self.0.queue.lock().tasks.push_back(Box::new(task));
         self.0.not_empty.notify_one();
     }
 
@@ -184,7 +171,6 @@ impl Queue {
 
 impl Shared {
     fn run(&self) {
-        IN_POOL.set(true);
         loop {
             let mut queue = self.queue.lock();
             let (task, urgency) = loop {
@@ -197,7 +183,6 @@ impl Shared {
                 self.not_empty.wait(&mut queue);
             };
             drop(queue);
-            self.not_full.notify_one();
             // A task that panics drops its completion, which answers the request with an error. The thread
             // goes on for the others.
             if std::panic::catch_unwind(AssertUnwindSafe(task)).is_err() {

@@ -145,4 +145,21 @@ mod tests {
         let import = open_source(file.path(), None).unwrap();
         assert!(read(&import).recv().unwrap().starts_with("source-"));
     }
+
+    #[test]
+    fn nobody_waits_to_submit_a_read_while_a_share_hangs() {
+        static HANGS: Mutex<()> = Mutex::new(());
+        let hanging: MutexGuard<'_, ()> = HANGS.lock();
+        let source = PooledDisk::open(Arc::new(Hanging(&HANGS)), Place::Source).unwrap();
+        let (tell, submitted) = mpsc::channel();
+        let of_machine = std::thread::spawn(move || {
+            let reads: Vec<_> = (0..10_000).map(|_| read(&source)).collect();
+            tell.send(()).unwrap();
+            reads
+        });
+        let all_in = submitted.recv_timeout(Duration::from_secs(60));
+        drop(hanging);
+        assert!(all_in.is_ok());
+        assert!(of_machine.join().unwrap().iter().all(|read| read.recv().is_ok()));
+    }
 }

@@ -26,7 +26,7 @@
 //! - [`diff`](mod@diff): [`diff::CHANGED_FILES_MAX`] files and [`diff::PARTITIONS_MAX`] partitions.
 //! - Images: at most [`manifest::IMAGE_MAX_BYTES`], in multiples of 512 bytes.
 //! - VHD and VHDX: tables of 64 MiB (`foreign::TABLE_BYTES_MAX`).
-//! - [`ChunkCache`]: the bytes it was made with. [`FETCH_THREADS`] reads of each place at a time, [`FETCH_QUEUE_MAX`] waiting.
+//! - [`ChunkCache`]: the bytes it was made with. [`FETCH_THREADS`] reads of each place at a time; as many wait as were taken in.
 //! - [`DiskCache`]: the bytes it was made with, on disk. Readahead: [`reader::READAHEAD_MAX_BYTES`] and
 //!   [`reader::READAHEAD_REMOTE_MAX_BYTES`] for each of eight readers of a disk.
 //! - Import: [`import::IMPORT_THREADS_MAX`] threads with 8 MiB each, and 64 bytes for each distinct chunk of
@@ -102,7 +102,7 @@ pub use diff::{ChangedFile, Difference, FileChange, PartitionDifference, Touched
 pub use disk_cache::{DISK_CACHE_MIN_BYTES, DiskCache, DiskCacheCounters};
 pub use error::{ImageError, ImageErrorKind};
 pub use export::export_raw;
-pub use fetch_pool::{FETCH_QUEUE_MAX, FETCH_THREADS};
+pub use fetch_pool::FETCH_THREADS;
 pub use holders::versions_touched;
 pub use import::{Basis, Changes, ImportOptions, Imported, import};
 pub use manifest::{Manifest, objects_of};

@@ -251,7 +251,7 @@ fn a_prefetch_of_everything_brings_a_part_and_lets_reads_pass() {
 }
 
 #[test]
-fn more_requests_than_the_queue_holds_are_all_answered() {
+fn requests_far_beyond_the_threads_are_all_answered() {
     let (_dir, store) = store();
     let mut disk = vec![0; 16 << 20];
     noise(&mut disk, 4);
