@@ -8,9 +8,11 @@ use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::OnceLock;
+use std::time::{Duration, Instant};
 
 use headwater_store::{Access, LocalDir, NewVersion, Store};
 use headwater_testkit::s3::{KEY_ID, KEY_SECRET, S3Server, serve_if_asked};
+use rustix::process::{Pid, Signal, kill_process};
 use support::{Daemon, headwater, pseudo_random, run};
 
 /// The server's process of the other tests; alone it has nothing to do.
@@ -100,6 +102,34 @@ fn damage(store: &Path) -> (PathBuf, Vec<u8>) {
     bad[100_000] ^= 1;
     std::fs::write(&object, &bad).unwrap();
     (object, good)
+}
+
+#[test]
+fn a_server_over_a_bucket_that_does_not_answer_ends_when_it_is_told() {
+    let dir = tempfile::tempdir().unwrap();
+    let bucket = S3Server::start(dir.path(), "s3_server");
+    bucket.bucket("hangs");
+    let url = format!("s3://hangs/golden?endpoint=http://{}", bucket.address());
+    let (made, _) = made_by_a_daemon();
+    store(&["sync", text(&made.path().join("store")), &url]).ok();
+    let (mut served, server) = serve(&[&url, "--listen", "127.0.0.1:0"]);
+    // For which it has a mark in the bucket, to be taken away at the end.
+    store(&["verify", &server]).ok();
+    let bucket_pid = Pid::from_raw(i32::try_from(bucket.pid()).unwrap()).unwrap();
+    kill_process(bucket_pid, Signal::STOP).unwrap();
+    let server_pid = Pid::from_raw(i32::try_from(served.0.id()).unwrap()).unwrap();
+    kill_process(server_pid, Signal::TERM).unwrap();
+    // One try at the bucket alone takes 30 s.
+    let give_up = Instant::now() + Duration::from_secs(25);
+    let ended = loop {
+        let ended = served.0.try_wait().unwrap();
+        if ended.is_some() || Instant::now() > give_up {
+            break ended;
+        }
+        std::thread::sleep(Duration::from_millis(50));
+    };
+    kill_process(bucket_pid, Signal::CONT).unwrap();
+    assert!(ended.is_some_and(|status| status.success()));
 }
 
 #[test]

@@ -225,7 +225,7 @@ fn stop_on_signals() -> anyhow::Result<Arc<AtomicBool>> {
 fn serve(store: &str, options: &Options) -> anyhow::Result<u8> {
     let store = stores::open(store, Access::Read, &Credentials::default())?;
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().context("cannot start")?;
-    runtime.block_on(async {
+    let outcome = runtime.block_on(async {
         let mut signals = EndSignals::catch()?;
         let server = StoreServer::bind(store, options).await?;
         show::line(&server.url())?;
@@ -234,9 +234,16 @@ fn serve(store: &str, options: &Options) -> anyhow::Result<u8> {
         signals.next().await;
         // Where the server has ended already there is nobody to tell.
         let _ = stop.send(true);
-        serving.await.context("the server failed")?;
+        tokio::select! {
+            ended = serving => ended.context("the server failed")?,
+            // A second time, it ends at once.
+            _ = signals.next() => return Ok(130),
+        }
         Ok(0)
-    })
+    });
+    // What still waits for a bucket that does not answer must not keep us: marks there lapse by themselves.
+    runtime.shutdown_background();
+    outcome
 }
 
 #[derive(Serialize)]
