@@ -134,8 +134,11 @@ impl AttachArgs {
                 fate => fate,
             }
         };
+        // Until it is recorded: two that look at once would take one name, or go on with one device.
+        let turn = registry().turn().with_context(failed)?;
         let waiting = clear_all(&registry(), &KernelDevices, fate).with_context(failed)?;
-        name.as_deref().map_or(Ok(()), check_free).with_context(failed)?;
+        let is_free = |name| check_free(&registry(), name, waiting.as_ref());
+        name.as_deref().map_or(Ok(()), is_free).with_context(failed)?;
         let (way, why) = match &waiting {
             Some(record) => (record.way, "its former server died, and the kernel kept the device".into()),
             None => {
@@ -167,7 +170,7 @@ impl AttachArgs {
         let record = Record::of_this_process(way, attached.number(), name, source.into(), identity, survives);
         let record = Record { made_by: Some(mark), kept_in: kept_in.map(Path::to_owned), ..record };
         note(&record).with_context(failed)?;
-        drop(intended);
+        drop((intended, turn));
         Ok(Some(AttachedDisk { attached, record, server, why }))
     }
 
@@ -237,13 +240,22 @@ fn identity(source: &str, kept: Option<&Kept>, size_bytes: u64) -> String {
     format!("{what}|{size_bytes}")
 }
 
-/// Refuses a name that a living device has.
-fn check_free(name: &str) -> anyhow::Result<()> {
-    if registry().all()?.iter().any(|record| record.is_meant_by(name) && record.is_served()) {
-        let text = format!("there is a device called '{name}' already; detach it or choose another name");
-        return Err(Problem::new(ProblemKind::Conflict, text).into());
-    }
-    Ok(())
+/// Refuses a name that another device has: one that is served, or one that waits for its server, which comes back under that
+/// name. What is left of others was cleared. `ours` is what we go on with.
+fn check_free(registry: &Registry, name: &str, ours: Option<&Record>) -> anyhow::Result<()> {
+    let is_ours = |record: &Record| ours.is_some_and(|ours| ours.device() == record.device());
+    let others = registry.all()?.into_iter().find(|record| record.is_meant_by(name) && !is_ours(record));
+    let Some(other) = others else { return Ok(()) };
+    let waits = if other.is_served() {
+        String::new()
+    } else {
+        format!(", which waits for the server of '{}'", other.source)
+    };
+    let text = format!(
+        "there is a device called '{name}' already, {}{waits}; detach it or choose another name",
+        other.device()
+    );
+    Err(Problem::new(ProblemKind::Conflict, text).into())
 }
 
 /// Tells the user, on standard error, how a device is attached and why.
@@ -378,5 +390,30 @@ fn problem(error: AttachError) -> anyhow::Error {
     match &error {
         AttachError::Taken { .. } => Problem::new(ProblemKind::Conflict, error.to_string()).into(),
         AttachError::Missing(_) | AttachError::System { .. } => error.into(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_name_is_free_when_no_device_has_it_that_is_served_or_waits() {
+        let dir = tempfile::tempdir().unwrap();
+        let registry = Registry::new(dir.path());
+        let served =
+            Record::of_this_process(Way::Ublk, 3, Some("lab".into()), "win11".into(), "id".into(), true);
+        // Its process is dead. What was not to survive has been cleared before names are looked at.
+        let waits =
+            Record { number: 4, name: Some("desk".into()), started: served.started + 1, ..served.clone() };
+        registry.record(&served).unwrap();
+        registry.record(&waits).unwrap();
+        assert!(check_free(&registry, "other", None).is_ok());
+        let refused = |name, ours| check_free(&registry, name, ours).unwrap_err().to_string();
+        assert!(refused("lab", None).contains("/dev/ublkb3; detach it"));
+        assert!(refused("desk", None).contains("/dev/ublkb4, which waits for the server of 'win11'"));
+        // Its own server comes back.
+        assert!(check_free(&registry, "desk", Some(&waits)).is_ok());
+        assert!(refused("lab", Some(&waits)).contains("/dev/ublkb3"));
     }
 }

@@ -121,6 +121,18 @@ impl Registry {
         self.write(&self.intent_file(intent), &serde_json::to_vec_pretty(intent)?)
     }
 
+    /// Waits until no other process is between looking at the records and making one. Ends when the file is dropped.
+    pub fn turn(&self) -> std::io::Result<std::fs::File> {
+        std::fs::create_dir_all(&self.dir)?;
+        let lock = std::fs::OpenOptions::new()
+            .create(true)
+            .truncate(false)
+            .write(true)
+            .open(self.dir.join("lock"))?;
+        lock.lock()?;
+        Ok(lock)
+    }
+
     /// Forgets it: the device is recorded, or there is none.
     pub fn settle(&self, intent: &Intent) -> std::io::Result<()> {
         absent_or(std::fs::remove_file(self.intent_file(intent)))
