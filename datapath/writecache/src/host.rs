@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use crate::budget::{Budget, Divider};
 use crate::cache::{Looks, WriteCache};
+use crate::containment::survives;
 use crate::index_memory;
 use crate::memory::{AlignedBuffer, MemoryPool};
 use crate::overflow::io::{IoEngine, open_engine};
@@ -303,9 +304,11 @@ impl HostShared {
             let mut deadline = self.divide(&caches, &mut parts, now);
             let mut failed = false;
             for cache in after.iter().chain(before) {
-                let turn = cache.work(now);
-                failed |= turn.disk_failed;
-                deadline = deadline.into_iter().chain(turn.deadline).min();
+                let mut turned = None;
+                // One whose turn panics is tried again after a while, and does not keep the others from theirs.
+                failed |= !survives("the thread of the write caches", || turned = Some(cache.work(now)));
+                failed |= turned.as_ref().is_some_and(|turn| turn.disk_failed);
+                deadline = deadline.into_iter().chain(turned.and_then(|turn| turn.deadline)).min();
             }
             let look = parts.looks.turn(after.iter().chain(before).map(|cache| &**cache), now);
             deadline = deadline.into_iter().chain(look).min();

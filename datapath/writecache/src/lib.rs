@@ -59,6 +59,7 @@
 pub mod budget;
 pub mod cache;
 mod clean;
+mod containment;
 pub mod counters;
 pub mod fetch;
 #[cfg(any(test, feature = "fuzzing"))]

@@ -10,6 +10,7 @@ use std::sync::mpsc;
 use headwater_block::CompletionQueue;
 use parking_lot::Mutex;
 
+use crate::containment::survives;
 use crate::memory::AlignedBuffer;
 
 /// Called when an operation is over, on a thread of the engine or in [`CompletionQueue::take`]; must not block.
@@ -111,7 +112,7 @@ impl ThreadEngine {
                 loop {
                     let next = ops.lock().recv();
                     let Ok(op) = next else { return };
-                    run(op);
+                    survives("a thread of the disk", || run(op));
                 }
             })?;
         }

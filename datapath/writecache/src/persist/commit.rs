@@ -12,6 +12,7 @@ use super::format::{Encoder, MAX_RANGES, NO_BLOCK};
 use super::journal::Journal;
 use super::{Change, FlushDone, LOW_GENERATIONS, Persist};
 use crate::cache::WriteCache;
+use crate::containment::survives;
 use crate::counters::count;
 use crate::memory::{AlignedBuffer, with_frozen};
 use crate::overflow::Overflow;
@@ -75,15 +76,31 @@ impl Persist {
             };
             let Some(cache) = cache.upgrade() else { return self.refuse_waiters() };
             let Some(overflow) = cache.overflow.clone() else { return self.refuse_waiters() };
-            if commit {
-                cache.commit(self, &overflow);
+            let turn = || {
+                if commit {
+                    cache.commit(self, &overflow);
+                }
+                if spill {
+                    cache.save_cold(self, &overflow);
+                }
+            };
+            if !survives("the thread of a persistent cache", turn) {
+                self.give_up();
             }
             if spill {
-                cache.save_cold(self, &overflow);
                 self.asked.lock().spilling = false;
             }
             cache.host.signal();
         }
+    }
+
+    /// What was being committed is not known any more: nothing can be made durable until the cache is opened again.
+    fn give_up(&self) {
+        self.journal.lock().set_broken();
+        self.failed.store(true, Ordering::Release);
+        let mut pending = self.pending.lock();
+        pending.end_commit();
+        pending.end();
     }
 
     fn refuse_waiters(&self) {

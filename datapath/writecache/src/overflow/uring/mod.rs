@@ -24,6 +24,7 @@ use parking_lot::Mutex;
 use self::flight::{Flight, Landing};
 use self::manners::Manners;
 use super::io::{Direction, IoEngine, IoOp};
+use crate::containment::survives;
 
 /// Entries of the ring, and operations in flight at most. More of them queue up here, without anybody
 /// waiting: a thread that completes one operation may submit the next, and would wait for itself. How many
@@ -169,7 +170,10 @@ fn reap(shared: &Shared) {
             // SAFETY: this thread is the only user of the completion side.
             let next = unsafe { self::next(shared) };
             let Some((user_data, result)) = next else { break };
-            if !shared.complete(user_data, result) {
+            // Callbacks are the caches', and the others' operations end here too.
+            let mut goes_on = true;
+            survives("the thread of the disk", || goes_on = shared.complete(user_data, result));
+            if !goes_on {
                 return;
             }
         }

@@ -1,0 +1,22 @@
+//! What a panic on a thread that serves everybody costs: that turn, and not the thread. Whoever waited for the turn gets an
+//! error, as what it held is dropped; all others go on.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+use crate::sync::EXPLORED;
+
+/// Runs one turn of a thread. `false`: it panicked, which is in the log.
+///
+/// Locks are given back on the way out, and what they guard may be half changed: callers give up what that may concern.
+pub(crate) fn survives(whose: &str, turn: impl FnOnce()) -> bool {
+    if EXPLORED {
+        // A panic is what the explorer looks for.
+        turn();
+        return true;
+    }
+    let survived = catch_unwind(AssertUnwindSafe(turn)).is_ok();
+    if !survived {
+        tracing::error!("{whose} panicked; it goes on, and what it was doing failed: please report this");
+    }
+    survived
+}
