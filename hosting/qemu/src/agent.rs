@@ -7,9 +7,11 @@
 //! connection starts with `guest-sync-delimited`: everything before the marked answer is stale and is
 //! dropped. After a time-out the connection is given up, and the next call makes a new one.
 
+mod freeze;
+
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use base64::Engine;
@@ -22,6 +24,7 @@ use tokio::net::UnixStream;
 use tokio::sync::{Mutex, MutexGuard, oneshot, watch};
 use tokio::time::{Instant, timeout_at};
 
+use crate::agent::freeze::{FREEZE, THAW};
 use crate::error::{Error, Result};
 use crate::qmp::read_line;
 
@@ -55,9 +58,6 @@ static NEXT_SYNC: AtomicU64 = AtomicU64::new(0x6865_6164);
 
 const PEER: &str = "the guest agent";
 
-const FREEZE: &str = "guest-fsfreeze-freeze";
-const THAW: &str = "guest-fsfreeze-thaw";
-
 /// A command to run in the guest.
 #[derive(Clone, Debug)]
 pub struct Exec {
@@ -90,6 +90,10 @@ pub struct Agent {
     connection: Arc<Mutex<Option<Connection>>>,
     /// Changed by who has the connection.
     is_frozen: watch::Sender<bool>,
+    /// A thaw was not answered, and is asked for again until one is. Cleared by who has the connection.
+    owes_thaw: Arc<AtomicBool>,
+    /// How long an answer may take.
+    patience: Duration,
 }
 
 #[derive(Debug)]
@@ -132,6 +136,8 @@ impl Agent {
             socket: socket.to_path_buf(),
             connection: Arc::default(),
             is_frozen: watch::Sender::new(false),
+            owes_thaw: Arc::default(),
+            patience: ANSWER_TIMEOUT,
         }
     }
 
@@ -159,25 +165,6 @@ impl Agent {
             tracing::debug!(%error, "the guest did not write out before it is frozen");
         }
         Ok(())
-    }
-
-    /// Has the guest write its file systems out and write no more until they are thawed. Returns how many there are.
-    pub async fn freeze_file_systems(&self) -> Result<u64> {
-        match self.call(FREEZE, json!({})).await {
-            Ok(count) => count.as_u64().ok_or_else(|| unexpected(FREEZE, &count)),
-            Err(error) => {
-                // It may have frozen some, or do so later.
-                if let Err(thaw) = self.thaw_file_systems().await {
-                    tracing::warn!(error = %thaw, "file systems of the guest may be frozen");
-                }
-                Err(error)
-            }
-        }
-    }
-
-    /// Ends that.
-    pub async fn thaw_file_systems(&self) -> Result<()> {
-        self.call(THAW, json!({})).await.map(drop)
     }
 
     /// Runs a command in the guest and waits for its end. Where this is dropped, the command is killed.
@@ -208,7 +195,7 @@ impl Agent {
         loop {
             let asked = json!({ "pid": pid });
             let status: Status =
-                self.call_within("guest-exec-status", asked, MAX_OUTPUT_BYTES, ANSWER_TIMEOUT).await?;
+                self.call_within("guest-exec-status", asked, MAX_OUTPUT_BYTES, self.patience).await?;
             if status.exited {
                 return output(status);
             }
@@ -239,7 +226,7 @@ impl Agent {
 
     /// One command of the agent.
     pub async fn call(&self, command: &str, arguments: Value) -> Result<Value> {
-        self.call_within(command, arguments, MAX_ANSWER_BYTES, ANSWER_TIMEOUT).await
+        self.call_within(command, arguments, MAX_ANSWER_BYTES, self.patience).await
     }
 
     async fn call_within<T: DeserializeOwned>(
@@ -252,20 +239,36 @@ impl Agent {
         let deadline = Instant::now() + patience;
         let timed_out =
             || Error::Timeout { what: format!("guest agent command '{command}'"), after: patience };
-        let mut slot = timeout_at(deadline, self.turn(command)).await.map_err(|_| timed_out())?;
+        let slot = timeout_at(deadline, self.turn(command)).await.map_err(|_| timed_out())?;
+        timeout_at(deadline, self.converse(slot, command, arguments, max_bytes))
+            .await
+            .map_err(|_| timed_out())?
+    }
+
+    /// Asks one thing of the agent, by whoever has the connection.
+    async fn converse<T: DeserializeOwned>(
+        &self,
+        mut slot: MutexGuard<'_, Option<Connection>>,
+        command: &str,
+        arguments: Value,
+        max_bytes: usize,
+    ) -> Result<T> {
         // Taken out while in use: a call that is cancelled or fails half-way leaves no connection behind
         // whose next answer would belong to somebody else.
         let mut connection = match slot.take() {
             Some(connection) => connection,
-            None => timeout_at(deadline, Connection::open(&self.socket)).await.map_err(|_| timed_out())??,
+            None => Connection::open(&self.socket).await?,
         };
-        let answer = timeout_at(deadline, connection.request(&self.socket, command, arguments, max_bytes))
-            .await
-            .map_err(|_| timed_out())??;
+        let answer = connection.request(&self.socket, command, arguments, max_bytes).await?;
         *slot = Some(connection);
         let answer = interpret(command, &answer);
-        if command == FREEZE && answer.is_ok() {
-            self.is_frozen.send_replace(true);
+        match (command, &answer) {
+            (FREEZE, Ok(_)) => {
+                self.is_frozen.send_replace(true);
+            }
+            // One that refuses will not do it when it is asked again.
+            (THAW, Ok(_) | Err(Error::Agent { .. })) => self.owes_thaw.store(false, Ordering::Relaxed),
+            _ => {}
         }
         answer
     }
@@ -274,7 +277,7 @@ impl Agent {
     /// before the freeze was answered looks again.
     async fn turn(&self, command: &str) -> MutexGuard<'_, Option<Connection>> {
         if command == THAW {
-            // Whatever comes of it: nobody else will thaw them.
+            // Whatever comes of it: the others need not wait for a thaw that nobody answers.
             let slot = self.connection.lock().await;
             self.is_frozen.send_replace(false);
             return slot;
@@ -422,7 +425,7 @@ mod tests {
     use tokio::net::UnixListener;
 
     /// Takes a connection and its sync, and gives the number that it asks for.
-    async fn accept(listener: &UnixListener) -> (BufReader<UnixStream>, u64) {
+    pub(super) async fn accept(listener: &UnixListener) -> (BufReader<UnixStream>, u64) {
         let (stream, _) = listener.accept().await.unwrap();
         let mut stream = BufReader::new(stream);
         let mut sync = Vec::new();
@@ -433,14 +436,14 @@ mod tests {
         (stream, id)
     }
 
-    fn answer_to_sync(id: u64) -> Vec<u8> {
+    pub(super) fn answer_to_sync(id: u64) -> Vec<u8> {
         let mut bytes = vec![0xFF];
         bytes.extend_from_slice(json!({ "return": id }).to_string().as_bytes());
         bytes.push(b'\n');
         bytes
     }
 
-    async fn answer(stream: &mut BufReader<UnixStream>, answers: &[&str]) {
+    pub(super) async fn answer(stream: &mut BufReader<UnixStream>, answers: &[&str]) {
         for answer in answers {
             let mut line = String::new();
             stream.read_line(&mut line).await.unwrap();

@@ -10,12 +10,12 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use headwater_api::name::ImageRef;
-use headwater_api::{ImageVersion, MachineState, Pause, Sealed};
+use headwater_api::{ImageVersion, MachineState, Pause, ProblemKind, Sealed};
 use headwater_db::{KeptDisk, MachineRecord, Purpose};
 
 use crate::Service;
 use crate::answer::problem;
-use crate::backend::{FrozenDisk, JobControl, KeptRequest, SealOrder};
+use crate::backend::{BackendError, FrozenDisk, JobControl, KeptRequest, SealOrder};
 use crate::extract::Actor;
 use crate::life::boot::{cache_of_edit, files_of};
 use crate::life::edit::source;
@@ -94,7 +94,7 @@ impl Service {
         let (frozen, pause, parent) = match (self.active(uuid), &kept) {
             (Some(active), _) => {
                 let parent = self.version_that_runs(&record, &active).await?;
-                let (frozen, pause) = self.freeze(&record, &active).await?;
+                let (frozen, pause) = self.freeze(&record, &active, &job).await?;
                 (frozen, Some(pause), parent)
             }
             (None, Some(kept)) => {
@@ -135,10 +135,17 @@ impl Service {
         &self,
         record: &MachineRecord,
         active: &Active,
+        job: &JobControl,
     ) -> Result<(Box<dyn FrozenDisk>, Pause), LifeError> {
-        let failed = LifeError::backend("seal", &record.name);
+        let failed = || LifeError::backend("seal", &record.name);
+        let cancelled =
+            || BackendError::new(ProblemKind::Cancelled, "it was stopped before its disk was frozen");
         let running = record.state == MachineState::Running;
         let mut outcome = if running { active.vm.write_file_systems_out().await } else { Ok(()) };
+        // A slow guest takes minutes, and who asked may be gone: it is not frozen for nothing.
+        if job.is_cancelled() {
+            return Err(failed()(cancelled()));
+        }
         // The guest's writers stand still from the moment when the first of its file systems is being frozen, which is
         // before the answer: what is still dirty is written out meanwhile.
         let asked = Instant::now();
@@ -151,7 +158,7 @@ impl Service {
             Ok(()) => None,
         };
         let since = Instant::now();
-        let frozen = active.disk.freeze();
+        let frozen = if job.is_cancelled() { Err(cancelled()) } else { active.disk.freeze() };
         let disk_us = u64::try_from(since.elapsed().as_micros()).unwrap_or(u64::MAX);
         let mut guest_ms = None;
         if remark.is_none() {
@@ -160,6 +167,6 @@ impl Service {
             guest_ms = Some(u64::try_from(asked.elapsed().as_millis()).unwrap_or(u64::MAX));
             thawed.map_err(LifeError::backend("thaw the file systems of", &record.name))?;
         }
-        Ok((frozen.map_err(failed)?, Pause { disk_us, guest_ms, remark }))
+        Ok((frozen.map_err(failed())?, Pause { disk_us, guest_ms, remark }))
     }
 }

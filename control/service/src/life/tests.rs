@@ -210,6 +210,8 @@ struct Host {
     keys: Mutex<Vec<PathBuf>>,
     /// What was done to guests' file systems and to disks, in order.
     freezes: Mutex<Vec<&'static str>>,
+    /// Whoever waits for this hangs up while a guest freezes.
+    cancelled_by_freeze: Mutex<Option<Arc<JobControl>>>,
     seals: Mutex<Vec<SealOrder>>,
     /// No agent answers.
     no_agent: AtomicBool,
@@ -421,6 +423,9 @@ impl Vm for FakeVm {
         self.1.freezes.lock().unwrap().push("freeze");
         // The guest writes out what is dirty.
         tokio::time::sleep(FREEZING).await;
+        if let Some(job) = &*self.1.cancelled_by_freeze.lock().unwrap() {
+            job.cancel();
+        }
         Ok(())
     }
     async fn thaw_file_systems(&self) -> Result<(), BackendError> {

@@ -4,6 +4,7 @@ use headwater_db::{KeptDisk, NewEvent, Purpose};
 
 use super::removals::Api;
 use super::*;
+use crate::answer::problem;
 
 impl Fixture {
     /// Makes its machine's write cache persistent.
@@ -332,6 +333,23 @@ async fn a_machine_that_runs_is_sealed_between_freeze_and_thaw_of_its_guest() {
     let pause = fixture.seal_machine().await.unwrap().pause.unwrap();
     assert!(pause.guest_ms.is_none() && pause.remark.unwrap().contains("no agent"));
     assert_eq!((fixture.record().await.state, fixture.open_disks()), (MachineState::Running, 1));
+}
+
+#[tokio::test]
+async fn a_seal_that_nobody_waits_for_freezes_no_guest() {
+    let fixture = Fixture::new().await;
+    fixture.start().await.unwrap();
+    fixture.host.boots.send_replace(true);
+    until("it runs", async || fixture.record().await.state == MachineState::Running).await;
+    let job = Arc::new(JobControl::default());
+    job.cancel();
+    let error = fixture.service.seal_machine("lab", String::new(), &Actor::daemon(), job).await.unwrap_err();
+    assert_eq!(problem(&error).kind, ProblemKind::Cancelled, "{error}");
+    let job = Arc::new(JobControl::default());
+    *fixture.host.cancelled_by_freeze.lock().unwrap() = Some(job.clone());
+    fixture.service.seal_machine("lab", String::new(), &Actor::daemon(), job).await.unwrap_err();
+    let freezes = fixture.host.freezes.lock().unwrap().clone();
+    assert_eq!(freezes, ["write out", "write out", "freeze", "thaw"]);
 }
 
 #[tokio::test]

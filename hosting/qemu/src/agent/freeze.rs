@@ -1,0 +1,166 @@
+//! Freezing a guest's file systems, and thawing them whatever happens: a guest that stays frozen is lost to its user.
+//!
+//! The agent does one thing at a time. While it freezes a busy file system it answers nothing, a thaw neither, and it may
+//! end that long after everybody has given up: so a thaw that is not answered is asked for again until it is.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use serde_json::{Value, json};
+use tokio::time::timeout;
+
+use super::{Agent, MAX_ANSWER_BYTES, unexpected};
+use crate::error::{Error, Result};
+
+pub(super) const FREEZE: &str = "guest-fsfreeze-freeze";
+pub(super) const THAW: &str = "guest-fsfreeze-thaw";
+
+/// How long others may use the agent before an unanswered thaw is asked for again.
+const THAW_AGAIN: Duration = Duration::from_millis(500);
+
+impl Agent {
+    /// Has the guest write its file systems out and write no more until they are thawed. Returns how many there are.
+    pub async fn freeze_file_systems(&self) -> Result<u64> {
+        if self.owes_thaw.load(Ordering::Relaxed) {
+            // Of an earlier freeze. Later it would end this one.
+            self.call(THAW, json!({})).await?;
+        }
+        match self.call(FREEZE, json!({})).await {
+            Ok(count) => count.as_u64().ok_or_else(|| unexpected(FREEZE, &count)),
+            Err(error) => {
+                // It may have frozen some, or do so later.
+                if let Err(thaw) = self.thaw_file_systems().await {
+                    tracing::warn!(error = %thaw, "file systems of the guest may be frozen");
+                }
+                Err(error)
+            }
+        }
+    }
+
+    /// Ends that. Where the agent does not answer, it is asked again in the background until it does, or until nobody has the
+    /// machine any more.
+    pub async fn thaw_file_systems(&self) -> Result<()> {
+        match self.call(THAW, json!({})).await {
+            Err(error) if !matches!(error, Error::Agent { .. }) => {
+                if !self.owes_thaw.swap(true, Ordering::Relaxed) {
+                    self.go_on_thawing();
+                }
+                Err(error)
+            }
+            outcome => outcome.map(drop),
+        }
+    }
+
+    fn go_on_thawing(&self) {
+        let alive = Arc::downgrade(&self.connection);
+        let agent = Self { connection: Arc::default(), ..self.clone() };
+        tokio::spawn(async move {
+            loop {
+                tokio::time::sleep(THAW_AGAIN).await;
+                let Some(connection) = alive.upgrade() else { return };
+                let agent = Self { connection, ..agent.clone() };
+                match timeout(agent.patience, agent.thaw_if_owed()).await {
+                    Ok(Ok(true)) => tracing::info!("the guest's file systems are thawed now"),
+                    Ok(Err(error @ Error::Agent { .. })) => {
+                        tracing::warn!(%error, "file systems of the guest may be frozen");
+                    }
+                    Ok(Ok(false)) => {}
+                    Ok(Err(_)) | Err(_) => continue,
+                }
+                return;
+            }
+        });
+    }
+
+    /// Whether it was thawed. Where somebody else did that meanwhile, a freeze that came after it is left alone.
+    async fn thaw_if_owed(&self) -> Result<bool> {
+        let slot = self.connection.lock().await;
+        if !self.owes_thaw.load(Ordering::Relaxed) {
+            return Ok(false);
+        }
+        self.is_frozen.send_replace(false);
+        self.converse::<Value>(slot, THAW, json!({}), MAX_ANSWER_BYTES).await.map(|_| true)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::io::{AsyncBufReadExt, AsyncWriteExt};
+    use tokio::net::UnixListener;
+
+    use super::super::tests::{accept, answer, answer_to_sync};
+    use super::*;
+
+    #[tokio::test]
+    async fn a_guest_that_freezes_after_everybody_has_given_up_is_thawed() {
+        let dir = tempfile::tempdir().unwrap();
+        let socket = dir.path().join("agent.sock");
+        let listener = UnixListener::bind(&socket).unwrap();
+        let player = tokio::spawn(async move {
+            let (mut stream, id) = accept(&listener).await;
+            stream.write_all(&answer_to_sync(id)).await.unwrap();
+            answer(&mut stream, &[r#"{"return": {}}"#]).await;
+            let mut line = String::new();
+            stream.read_line(&mut line).await.unwrap();
+            assert!(line.contains(FREEZE), "{line}");
+            // It freezes, and reads nothing: of those who ask for a thaw meanwhile only the syncs stay in the port.
+            let mut stale = Vec::new();
+            for _ in 0..3 {
+                let (mut stream, id) = accept(&listener).await;
+                assert_eq!(stream.read_line(&mut String::new()).await.unwrap(), 0);
+                stale.push(id);
+            }
+            // It goes on, and may be too late for who asks at that moment.
+            loop {
+                let (mut stream, id) = accept(&listener).await;
+                let mut late = b"{\"return\": 1}\n".to_vec();
+                late.extend(stale.drain(..).chain([id]).flat_map(answer_to_sync));
+                line.clear();
+                if stream.write_all(&late).await.is_ok()
+                    && stream.read_line(&mut line).await.is_ok_and(|n| n > 0)
+                {
+                    // Not awaited by anybody but the task that thaws.
+                    let _ = stream.write_all(b"{\"return\": 1}\n").await;
+                    return line;
+                }
+            }
+        });
+        let agent = Agent::new(&socket);
+        agent.ping(Duration::from_secs(60)).await.unwrap();
+        let agent = Agent { patience: Duration::from_millis(200), ..agent };
+        let error = agent.freeze_file_systems().await.unwrap_err();
+        assert!(matches!(error, Error::Timeout { .. }), "{error}");
+        let asked = timeout(Duration::from_secs(60), player).await.expect("nobody thaws it").unwrap();
+        assert!(asked.contains(THAW), "{asked}");
+    }
+
+    #[tokio::test]
+    async fn a_thaw_that_is_owed_ends_no_later_freeze() {
+        let dir = tempfile::tempdir().unwrap();
+        let socket = dir.path().join("agent.sock");
+        let listener = UnixListener::bind(&socket).unwrap();
+        let player = tokio::spawn(async move {
+            let (stream, _) = accept(&listener).await;
+            // The thaw is not answered.
+            drop(stream);
+            let (mut stream, id) = accept(&listener).await;
+            stream.write_all(&answer_to_sync(id)).await.unwrap();
+            let mut asked = Vec::new();
+            loop {
+                let mut line = String::new();
+                if stream.read_line(&mut line).await.unwrap() == 0 {
+                    return asked;
+                }
+                asked.push(serde_json::from_str::<Value>(&line).unwrap()["execute"].clone());
+                stream.write_all(b"{\"return\": 1}\n").await.unwrap();
+            }
+        });
+        let agent = Agent::new(&socket);
+        agent.thaw_file_systems().await.unwrap_err();
+        assert_eq!(agent.freeze_file_systems().await.unwrap(), 1);
+        tokio::time::sleep(THAW_AGAIN * 3).await;
+        drop(agent);
+        assert_eq!(player.await.unwrap(), [THAW, FREEZE]);
+    }
+}
