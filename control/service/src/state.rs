@@ -47,6 +47,8 @@ struct Inner {
     locks: Mutex<HashMap<Uuid, Arc<tokio::sync::Mutex<()>>>>,
     /// Kept disks that a version is being made of.
     sealing: Mutex<HashSet<Uuid>>,
+    /// Machines whose guests restarted and that are not on again, each with whose work that is.
+    restarting: Mutex<HashMap<Uuid, Arc<()>>>,
     /// Shared by who is about to use a version, alone with who removes one.
     versions: RwLock<()>,
     stopping: Arc<AtomicBool>,
@@ -68,6 +70,7 @@ impl Service {
             active: Mutex::default(),
             locks: Mutex::default(),
             sealing: Mutex::default(),
+            restarting: Mutex::default(),
             versions: RwLock::default(),
             stopping: Arc::default(),
             job_slots: Arc::new(Semaphore::new(MAX_JOBS)),
@@ -196,6 +199,29 @@ impl Service {
         self.0.sealing.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Notes that a machine is off only until it is started again, whatever the database says, until the guard is dropped or
+    /// the machine is on.
+    pub(crate) fn begin_restart(&self, machine: Uuid) -> Restart {
+        let whose = Arc::new(());
+        self.restarts().insert(machine, whose.clone());
+        Restart { service: self.clone(), machine, whose }
+    }
+
+    /// Whether that is so.
+    pub(crate) fn is_restarting(&self, machine: Uuid) -> bool {
+        self.restarts().contains_key(&machine)
+    }
+
+    /// A machine is on.
+    pub(crate) fn is_on_now(&self, machine: Uuid, active: Arc<Active>) {
+        self.active_map().insert(machine, active);
+        self.restarts().remove(&machine);
+    }
+
+    fn restarts(&self) -> MutexGuard<'_, HashMap<Uuid, Arc<()>>> {
+        self.0.restarting.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     /// Keeps versions from being removed: held from before a version is looked up until the database says who uses it. It
     /// comes after a machine's turn and before a write transaction. There is one of those at a time in the whole daemon, and
     /// so none is held while a store is asked, which may take minutes to answer.
@@ -279,6 +305,23 @@ pub(crate) struct Sealing {
 impl Drop for Sealing {
     fn drop(&mut self) {
         self.service.sealing_set().remove(&self.disk);
+    }
+}
+
+/// See [`Service::begin_restart`].
+pub(crate) struct Restart {
+    service: Service,
+    machine: Uuid,
+    whose: Arc<()>,
+}
+
+impl Drop for Restart {
+    fn drop(&mut self) {
+        let mut restarts = self.service.restarts();
+        // It may have been on meanwhile, and be restarting again.
+        if restarts.get(&self.machine).is_some_and(|whose| Arc::ptr_eq(whose, &self.whose)) {
+            restarts.remove(&self.machine);
+        }
     }
 }
 

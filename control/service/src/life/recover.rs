@@ -155,6 +155,8 @@ impl Service {
                         self.catch_up(record, &active).await?;
                     }
                 }
+                // Noted when it is started again.
+                Verdict::Lost if self.is_unnoted_restart(&record) => {}
                 Verdict::Lost => {
                     tracing::error!(machine = %record.name, "it is noted as {} and is not on", record.state);
                     let how = format!("it ended while it was {}, and that could not be noted", record.state);

@@ -33,10 +33,12 @@ const NOT_AGAIN: &str = "the daemon ended before it was started again; start it"
 impl Service {
     /// Notes of a machine that is off, and was to be started again, that nobody does so any more. The caller has its turn.
     pub(super) async fn not_started_again(&self, mut record: MachineRecord) -> Result<(), LifeError> {
-        let is_waiting = record.wanted == Wanted::Running && record.state == MachineState::Stopped;
+        let is_off = record.state == MachineState::Stopped || self.is_unnoted_restart(&record);
+        let is_waiting = record.wanted == Wanted::Running && is_off;
         if !is_waiting || record.reason.as_deref() == Some(NOT_AGAIN) {
             return Ok(());
         }
+        record.state = MachineState::Stopped;
         record.reason = Some(NOT_AGAIN.to_owned());
         self.save(&record, &Actor::daemon(), "state", NOT_AGAIN).await
     }

@@ -63,7 +63,7 @@ impl Service {
                 self.start_failed(record, actor, Wanted::Stopped, Some(&boot), reason).await
             }
             Ok(active) => {
-                self.active_map().insert(record.uuid, active.clone());
+                self.is_on_now(record.uuid, active.clone());
                 if let Some(kept) = boot.kept.as_ref().filter(|kept| !kept.is_begun) {
                     self.note_begun(kept).await;
                 }

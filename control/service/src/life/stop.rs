@@ -74,7 +74,8 @@ impl Service {
         let Some(active) = self.active(record.uuid) else {
             if record.wanted != Wanted::Stopped {
                 record.wanted = Wanted::Stopped;
-                if record.state == MachineState::Stopped {
+                if record.state == MachineState::Stopped || self.is_unnoted_restart(&record) {
+                    record.state = MachineState::Stopped;
                     // It said that the machine is started again.
                     record.reason = None;
                 }

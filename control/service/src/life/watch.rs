@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use headwater_api::{MachineState, Wanted};
-use headwater_db::MachineRecord;
+use headwater_db::{KeptDisk, MachineRecord};
 use uuid::Uuid;
 
 use crate::Service;
@@ -26,6 +26,15 @@ pub(super) fn is_behind(record: &MachineRecord, active: &Active) -> bool {
     }
 }
 
+/// For the history.
+fn how_it_restarted(kept: &[KeptDisk]) -> &'static str {
+    if kept.is_empty() {
+        "the guest restarted; what it wrote is forgotten"
+    } else {
+        "the guest restarted; its disk is kept"
+    }
+}
+
 impl Service {
     /// Watches until the VM ends.
     pub(crate) fn watch(&self, uuid: Uuid, name: String, active: Arc<Active>) {
@@ -41,6 +50,8 @@ impl Service {
                 }
             };
             let restarted = exit == VmExit::Rebooted;
+            // From before it is off: nobody is to take it for lost while that cannot be noted.
+            let _restart = restarted.then(|| service.begin_restart(uuid));
             match service.has_ended(uuid, &name, active, exit).await {
                 Ok(()) => {}
                 Err(e) if restarted => service.start_again(uuid, &name, e).await,
@@ -108,11 +119,7 @@ impl Service {
             }
             VmExit::Rebooted => {
                 let kept = self.db().read().await?.kept_disks().of_machine(uuid).await?;
-                let detail = if kept.is_empty() {
-                    "the guest restarted; what it wrote is forgotten"
-                } else {
-                    "the guest restarted; its disk is kept"
-                };
+                let detail = how_it_restarted(&kept);
                 let pause = restart::pause(quick_boots);
                 let reason = if !pause.is_zero() {
                     let seconds = pause.as_secs();
@@ -164,11 +171,12 @@ impl Service {
         }
     }
 
+    /// Starts a machine whose guest restarted, where it is off and wanted. That it is off may be still to be noted.
     pub(super) async fn start_if_wanted(&self, uuid: Uuid, name: &str) -> Result<(), LifeError> {
         let is_wanted = |record: &MachineRecord| {
             record.uuid == uuid
                 && record.wanted == Wanted::Running
-                && record.state == MachineState::Stopped
+                && (record.state == MachineState::Stopped || self.is_unnoted_restart(record))
                 && self.active(uuid).is_none()
         };
         let found = self.db().read().await?.machines().by_name(name).await?;
@@ -178,10 +186,19 @@ impl Service {
         let _turn = self.lock(uuid).await;
         // Again, now that nobody else changes it.
         let found = self.db().read().await?.machines().by_name(name).await?;
-        match found.filter(is_wanted) {
-            Some(record) => self.start_locked(record, &Actor::daemon(), Wanted::Running).await.map(drop),
-            None => Ok(()),
+        let Some(mut record) = found.filter(is_wanted) else { return Ok(()) };
+        let daemon = Actor::daemon();
+        if record.state != MachineState::Stopped {
+            let kept = self.db().read().await?.kept_disks().of_machine(uuid).await?;
+            let detail = how_it_restarted(&kept);
+            self.switched_off(&mut record, &daemon, MachineState::Stopped, None, detail).await?;
         }
+        self.start_locked(record, &daemon, Wanted::Running).await.map(drop)
+    }
+
+    /// Whether the guest of a machine that is noted as on restarted, and the machine is off until it is started again.
+    pub(super) fn is_unnoted_restart(&self, record: &MachineRecord) -> bool {
+        record.state.is_active() && self.is_restarting(record.uuid) && self.active(record.uuid).is_none()
     }
 
     fn is_present(&self, uuid: Uuid, active: &Arc<Active>) -> bool {

@@ -63,6 +63,44 @@ async fn a_start_that_could_not_be_noted_is_noted_later() {
 }
 
 #[tokio::test]
+async fn a_guest_that_restarts_while_nothing_can_be_noted_is_started_again() {
+    let fixture = Fixture::new().await;
+    let reconciling = tokio::spawn({
+        let service = fixture.service.clone();
+        async move { service.keep_reconciling().await }
+    });
+    for (count, fails) in [(1, &fixture.db.full), (2, &fixture.db.fails)] {
+        fixture.start().await.unwrap();
+        fails.store(true, Ordering::SeqCst);
+        fixture.vm().end(VmExit::Rebooted);
+        until("its disk is closed", async || fixture.open_disks() == 0).await;
+        // It is tried again, and looked whether the machine is lost.
+        tokio::time::sleep(Duration::from_millis(2 * crate::life::TICK_MS)).await;
+        fails.store(false, Ordering::SeqCst);
+        until("it is on again or lost", async || {
+            fixture.host.vms.lock().unwrap().len() > count
+                || fixture.record().await.state == MachineState::Lost
+        })
+        .await;
+        until("it boots", async || fixture.record().await.state == MachineState::Booting).await;
+        assert_eq!((fixture.host.vms.lock().unwrap().len(), fixture.open_disks()), (count + 1, 1));
+        let restarts = fixture.events().await;
+        let restarts = restarts.iter().filter(|event| event.detail.starts_with("the guest restarted"));
+        assert_eq!(restarts.count(), count);
+    }
+    // One that is stopped meanwhile is off, and not lost.
+    fixture.db.full.store(true, Ordering::SeqCst);
+    fixture.vm().end(VmExit::Rebooted);
+    until("its disk is closed", async || fixture.open_disks() == 0).await;
+    fixture.db.full.store(false, Ordering::SeqCst);
+    fixture.service.stop("lab", false, &Actor::daemon()).await.unwrap();
+    tokio::time::sleep(Duration::from_millis(2 * crate::life::TICK_MS)).await;
+    let record = fixture.record().await;
+    assert_eq!((record.state, record.wanted, record.reason), (MachineState::Stopped, Wanted::Stopped, None));
+    reconciling.abort();
+}
+
+#[tokio::test]
 async fn a_machine_that_is_not_started_again_says_so() {
     let fixture = Fixture::new().await;
     fixture.start().await.unwrap();
