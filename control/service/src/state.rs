@@ -16,6 +16,7 @@ use crate::backend::{Clock, Disks, Hypervisor, Images, Random};
 use crate::extract::Actor;
 use crate::job::MAX_JOBS;
 use crate::life::Active;
+use crate::life::alarm::Unnoted;
 use crate::life::readable::MAX_NOTES;
 
 /// What a service is made of.
@@ -58,6 +59,7 @@ struct Inner {
     /// Operations that are run to their end.
     under_way: watch::Sender<usize>,
     answers: Answers,
+    unnoted: Unnoted,
 }
 
 impl Service {
@@ -77,6 +79,7 @@ impl Service {
             note_places: Arc::new(Semaphore::new(MAX_NOTES)),
             under_way: watch::Sender::new(0),
             answers: Answers::default(),
+            unnoted: Unnoted::default(),
         }))
     }
 
@@ -142,6 +145,10 @@ impl Service {
 
     pub(crate) fn answers(&self) -> &Answers {
         &self.0.answers
+    }
+
+    pub(crate) fn unnoted(&self) -> &Unnoted {
+        &self.0.unnoted
     }
 
     /// Refuses new starts and cancels long operations, which then clean up after themselves.

@@ -7,16 +7,17 @@
 //! A machine that stands still tries again every few seconds, and looks well for a moment whenever it does: an
 //! alarm ends only when nothing was wrong for a while.
 
-use std::sync::Arc;
+use std::collections::VecDeque;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use headwater_api::Alarm;
-use headwater_db::MachineRecord;
+use headwater_db::{DbError, NewEvent};
 
 use crate::Service;
 use crate::backend::Shortage;
 use crate::extract::Actor;
-use crate::life::{Active, LifeError};
+use crate::life::Active;
 
 /// How long all must be well before an alarm ends.
 const ALARM_LINGER: Duration = Duration::from_secs(4);
@@ -85,18 +86,50 @@ fn cause(active: &Active) -> Option<Shortage> {
     Some(Shortage { message, advice: shortage.advice })
 }
 
-impl Service {
-    /// Looks at all machines that are on.
-    pub(crate) async fn look_for_alarms(&self, machines: &[MachineRecord]) -> Result<(), LifeError> {
-        for machine in machines {
-            let Some(active) = self.active(machine.uuid) else { continue };
-            self.look_for_alarm(&machine.name, &active).await?;
-        }
-        Ok(())
+/// Most events of alarms that wait until the database can be written.
+const MAX_UNNOTED: usize = 256;
+
+/// Events of alarms that are still to be written to the history, the oldest first. A full disk, which they are often about,
+/// may be the database's too.
+#[derive(Debug, Default)]
+pub(crate) struct Unnoted(Mutex<VecDeque<NewEvent>>);
+
+impl Unnoted {
+    fn queue(&self) -> MutexGuard<'_, VecDeque<NewEvent>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    async fn look_for_alarm(&self, name: &str, active: &Arc<Active>) -> Result<(), LifeError> {
-        let subject = format!("machine {name}");
+    fn add(&self, event: NewEvent) {
+        let mut queue = self.queue();
+        if queue.len() < MAX_UNNOTED {
+            queue.push_back(event);
+        } else {
+            let NewEvent { subject, action, .. } = event;
+            tracing::error!(
+                "not noted in the history, where {MAX_UNNOTED} events wait already: {subject}: {action}"
+            );
+        }
+    }
+}
+
+impl Service {
+    /// Looks at all machines that are on. The history follows as soon as it can be written.
+    pub(crate) async fn look_for_alarms(&self) {
+        let machines: Vec<_> = self.active_map().values().cloned().collect();
+        let mut is_news = false;
+        for active in machines {
+            is_news |= self.look_for_alarm(&active);
+        }
+        if let Err(e) = self.note_alarms().await
+            && is_news
+        {
+            tracing::error!("cannot note an alarm in the history now: {e}");
+        }
+    }
+
+    /// Whether an alarm began or is over.
+    fn look_for_alarm(&self, active: &Active) -> bool {
+        let subject = format!("machine {}", active.name);
         let found = cause(active);
         let (change, alarm) = {
             let mut raised = active.alarm();
@@ -104,21 +137,36 @@ impl Service {
             (change, raised.as_ref().map(|raised| raised.alarm.to_string()))
         };
         let event = match change {
-            Change::None => return Ok(()),
+            Change::None => return false,
             Change::Raised => {
                 let text = alarm.unwrap_or_default();
-                tracing::warn!(machine = name, "alarm: {text}");
+                tracing::warn!(machine = %active.name, "alarm: {text}");
                 self.event(&Actor::daemon(), subject, "alarm", text)
             }
             Change::Over { lasted } => {
-                tracing::info!(machine = name, lasted_s = lasted.as_secs(), "the alarm is over");
+                tracing::info!(machine = %active.name, lasted_s = lasted.as_secs(), "the alarm is over");
                 let text = format!("all is well again, after {} s", lasted.as_secs());
                 self.event(&Actor::daemon(), subject, "alarm over", text)
             }
         };
+        self.unnoted().add(event);
+        true
+    }
+
+    /// Writes what waits. Only one task does this.
+    async fn note_alarms(&self) -> Result<(), DbError> {
+        let events: Vec<_> = self.unnoted().queue().iter().cloned().collect();
+        if events.is_empty() {
+            return Ok(());
+        }
+        let count = events.len();
         let mut repo = self.db().write().await?;
-        repo.events().append(event).await?;
-        Ok(repo.save().await?)
+        for event in events {
+            repo.events().append(event).await?;
+        }
+        repo.save().await?;
+        self.unnoted().queue().drain(..count);
+        Ok(())
     }
 }
 

@@ -22,7 +22,7 @@
 //! Killing needs no lock: `stop --force` breaks into a graceful stop that waits.
 
 mod active;
-mod alarm;
+pub(crate) mod alarm;
 pub(crate) mod boot;
 pub(crate) mod edit;
 mod error;

@@ -130,6 +130,7 @@ impl Service {
                     service.reclaim_due().await;
                 }));
             }
+            self.look_for_alarms().await;
             if let Err(e) = self.reconcile().await {
                 tracing::error!("cannot compare wanted and actual state: {e}");
             }
@@ -138,7 +139,6 @@ impl Service {
 
     async fn reconcile(&self) -> Result<(), LifeError> {
         let machines = self.db().read().await?.machines().list().await?;
-        self.look_for_alarms(&machines).await?;
         for seen in machines {
             let active = self.active(seen.uuid);
             let is_behind = active.as_ref().is_some_and(|active| is_behind(&seen, active));

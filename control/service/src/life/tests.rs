@@ -239,6 +239,8 @@ struct Host {
     removal_waits: Notify,
     removal_goes_on: Notify,
     open_disks: Mutex<usize>,
+    /// Disks have no room for writes.
+    disks_full: AtomicBool,
     vms: Mutex<Vec<Arc<FakeVm>>>,
     /// How machines were stopped: by their power button, or at once.
     stops: Mutex<Vec<&'static str>>,
@@ -291,7 +293,8 @@ impl Disk for FakeDisk {
         Ok(Box::new(FakeFrozen(self.0.clone())))
     }
     fn shortage(&self) -> Option<Shortage> {
-        None
+        let full = || Shortage { message: "its disk is full".to_owned(), advice: "more".to_owned() };
+        self.0.disks_full.load(Ordering::SeqCst).then(full)
     }
     async fn close(&self) -> Result<(), BackendError> {
         if !self.1.swap(true, Ordering::SeqCst) {

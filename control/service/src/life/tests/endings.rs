@@ -221,3 +221,29 @@ async fn a_full_disk_of_the_database_is_said_to_be_full() {
         assert!(status == full && answer.contains("free space on"), "{method} {path}: {answer}");
     }
 }
+
+#[tokio::test]
+async fn an_alarm_that_cannot_be_noted_is_noted_later() {
+    let fixture = Fixture::new().await;
+    fixture.start().await.unwrap();
+    let active = fixture.service.active_map().values().next().unwrap().clone();
+    // The history cannot be written, then nothing can be read either.
+    for fails in [&fixture.db.full, &fixture.db.fails] {
+        fails.store(true, Ordering::SeqCst);
+        fixture.host.disks_full.store(true, Ordering::SeqCst);
+        let reconciling = tokio::spawn({
+            let service = fixture.service.clone();
+            async move { service.keep_reconciling().await }
+        });
+        until("there is an alarm", async || active.alarm().is_some()).await;
+        fails.store(false, Ordering::SeqCst);
+        let noted =
+            async |action: &str| fixture.events().await.iter().filter(|event| event.action == action).count();
+        let before = noted("alarm over").await;
+        until("it is noted", async || noted("alarm").await > before).await;
+        fixture.host.disks_full.store(false, Ordering::SeqCst);
+        until("its end is noted", async || noted("alarm over").await > before).await;
+        assert_eq!((noted("alarm").await, noted("alarm over").await), (before + 1, before + 1));
+        reconciling.abort();
+    }
+}
