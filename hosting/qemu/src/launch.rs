@@ -16,8 +16,8 @@
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
-use std::sync::OnceLock;
 use std::sync::mpsc::{Sender, channel};
+use std::sync::{Mutex, PoisonError};
 
 use tokio::process::{Child, Command};
 use tokio::runtime::Handle;
@@ -41,8 +41,9 @@ struct Job {
 /// The command that runs QEMU and ends it with this process, where the host can do that.
 pub(crate) async fn command(qemu: &Path) -> Command {
     static WRAPPER_PATH: OnceCell<Option<PathBuf>> = OnceCell::const_new();
-    match WRAPPER_PATH.get_or_init(|| wrapper(qemu)).await {
-        Some(wrapper) => wrapped(wrapper, qemu),
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    match wrapper(&WRAPPER_PATH, qemu, &path).await {
+        Some(wrapper) => wrapped(&wrapper, qemu),
         None => Command::new(qemu),
     }
 }
@@ -53,40 +54,77 @@ fn wrapped(wrapper: &Path, qemu: &Path) -> Command {
     command
 }
 
-/// The wrapper, found out by using it: there are others of its name that cannot do this.
-async fn wrapper(qemu: &Path) -> Option<PathBuf> {
-    let path = std::env::var_os("PATH").unwrap_or_default();
-    let reason = match find_and_try(qemu, &path).await {
-        Ok(wrapper) => return Some(wrapper),
-        Err(reason) => reason,
-    };
-    tracing::warn!(reason, "machines would outlive a daemon that is killed, until it starts again");
-    None
+/// Why there is no wrapper.
+#[derive(Debug)]
+enum Unusable {
+    /// It will not be there later either.
+    ForGood(String),
+    /// It could not be tried, as where the host has no process or file left for it.
+    Now(String),
 }
 
-async fn find_and_try(qemu: &Path, path: &OsStr) -> Result<PathBuf, String> {
-    let wrapper = binary::find_in(WRAPPER, path)
-        .map_err(|_| format!("{WRAPPER} is not installed; on Debian: apt-get install util-linux"))?;
+/// The wrapper. What it is, is remembered; that it could not be tried is not.
+async fn wrapper(known: &OnceCell<Option<PathBuf>>, qemu: &Path, path: &OsStr) -> Option<PathBuf> {
+    let trial = || async {
+        match find_and_try(qemu, path).await {
+            Ok(wrapper) => Ok(Some(wrapper)),
+            Err(Unusable::ForGood(reason)) => {
+                tracing::warn!(
+                    reason,
+                    "machines would outlive a daemon that is killed, until it starts again"
+                );
+                Ok(None)
+            }
+            Err(Unusable::Now(reason)) => Err(reason),
+        }
+    };
+    match known.get_or_try_init(trial).await {
+        Ok(wrapper) => wrapper.clone(),
+        Err(reason) => {
+            tracing::warn!(
+                reason,
+                "this machine would outlive a daemon that is killed, until it starts again"
+            );
+            None
+        }
+    }
+}
+
+/// Found out by using it: there are others of its name that cannot do this.
+async fn find_and_try(qemu: &Path, path: &OsStr) -> Result<PathBuf, Unusable> {
+    let wrapper = binary::find_in(WRAPPER, path).map_err(|_| {
+        Unusable::ForGood(format!("{WRAPPER} is not installed; on Debian: apt-get install util-linux"))
+    })?;
     let mut trial = wrapped(&wrapper, qemu);
     trial.arg("--version").stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
     let describe = |what: String| format!("{} does not run QEMU: {what}", wrapper.display());
     match trial.status().await {
         Ok(status) if status.success() => Ok(wrapper),
-        Ok(status) => Err(describe(status.to_string())),
-        Err(error) => Err(describe(error.to_string())),
+        Ok(status) if status.code().is_some() => Err(Unusable::ForGood(describe(status.to_string()))),
+        // Somebody else ended it.
+        Ok(status) => Err(Unusable::Now(describe(status.to_string()))),
+        Err(error) => Err(Unusable::Now(describe(error.to_string()))),
     }
 }
 
 /// Starts a process from the thread that lives as long as this process.
 pub(crate) async fn spawn(command: Command) -> std::io::Result<Child> {
-    static THREAD: OnceLock<Result<Sender<Job>, std::io::ErrorKind>> = OnceLock::new();
+    static THREAD: Mutex<Option<Sender<Job>>> = Mutex::new(None);
     let (answer, outcome) = oneshot::channel();
     let job = Job { command, runtime: Handle::current(), answer };
-    let thread = THREAD.get_or_init(|| start_thread().map_err(|error| error.kind()));
-    let thread = thread.as_ref().map_err(|kind| std::io::Error::from(*kind))?;
+    let thread = kept(&THREAD, start_thread)?;
     let ended = || std::io::Error::other("the thread that starts processes has ended");
     thread.send(job).map_err(|_| ended())?;
     outcome.await.map_err(|_| ended())?
+}
+
+/// What is made once. Where that fails, the next caller tries again.
+fn kept<T: Clone>(made: &Mutex<Option<T>>, make: impl FnOnce() -> std::io::Result<T>) -> std::io::Result<T> {
+    let mut made = made.lock().unwrap_or_else(PoisonError::into_inner);
+    match &*made {
+        Some(made) => Ok(made.clone()),
+        None => Ok(made.insert(make()?).clone()),
+    }
 }
 
 fn start_thread() -> std::io::Result<Sender<Job>> {
@@ -103,6 +141,8 @@ fn start_thread() -> std::io::Result<Sender<Job>> {
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::fs::PermissionsExt;
+
     use super::*;
 
     /// The signal that a process gets with its parent's end: `setpriv --dump` of the wrapped program tells.
@@ -118,12 +158,43 @@ mod tests {
     #[tokio::test]
     async fn a_wrapper_that_cannot_do_it_is_not_used() {
         let dir = tempfile::tempdir().unwrap();
-        let missing = find_and_try(Path::new("/bin/true"), dir.path().as_os_str()).await.unwrap_err();
-        assert!(missing.contains("apt-get install util-linux"), "{missing}");
+        let path = dir.path().as_os_str();
+        let missing = find_and_try(Path::new("/bin/true"), path).await.unwrap_err();
+        assert!(
+            matches!(&missing, Unusable::ForGood(why) if why.contains("apt-get install util-linux")),
+            "{missing:?}"
+        );
         let other = dir.path().join(WRAPPER);
         std::os::unix::fs::symlink("/bin/false", &other).unwrap();
-        let useless = find_and_try(Path::new("/bin/true"), dir.path().as_os_str()).await.unwrap_err();
-        assert!(useless.contains("exit status: 1"), "{useless}");
+        let useless = find_and_try(Path::new("/bin/true"), path).await.unwrap_err();
+        assert!(matches!(&useless, Unusable::ForGood(why) if why.contains("exit status: 1")), "{useless:?}");
+    }
+
+    #[tokio::test]
+    async fn a_wrapper_that_could_not_be_tried_is_tried_again() {
+        let dir = tempfile::tempdir().unwrap();
+        let (path, file) = (dir.path().as_os_str(), dir.path().join(WRAPPER));
+        let known = OnceCell::new();
+        let wrapper = async || wrapper(&known, Path::new("/bin/true"), path).await;
+        // The kernel does not get as far as running it.
+        std::fs::write(&file, "\0").unwrap();
+        std::fs::set_permissions(&file, std::fs::Permissions::from_mode(0o755)).unwrap();
+        assert_eq!(wrapper().await, None);
+        std::fs::remove_file(&file).unwrap();
+        std::os::unix::fs::symlink("/bin/true", &file).unwrap();
+        assert_eq!(wrapper().await, Some(file.clone()));
+        // That is remembered.
+        std::fs::remove_file(&file).unwrap();
+        assert_eq!(wrapper().await, Some(file));
+    }
+
+    #[test]
+    fn what_could_not_be_made_is_made_by_the_next() {
+        let made = Mutex::new(None);
+        let error = kept(&made, || Err::<u8, _>(std::io::ErrorKind::WouldBlock.into())).unwrap_err();
+        assert_eq!(error.kind(), std::io::ErrorKind::WouldBlock);
+        assert_eq!(kept(&made, || Ok(1)).unwrap(), 1);
+        assert_eq!(kept(&made, || Ok(2)).unwrap(), 1);
     }
 
     #[tokio::test]
