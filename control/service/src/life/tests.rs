@@ -15,7 +15,7 @@ use headwater_api::metrics::Sample;
 use headwater_api::name::ImageRef;
 use headwater_api::{
     BootTrace, CacheMode, CacheSettings, Channel, DiffReport, DiskCounters, ExportFormat, HostRam, Image,
-    ImageVersion, MachineState, ProblemKind, Removed, VerifyReport, Wanted,
+    ImageVersion, MachineState, ProblemKind, Removed, TracePlace, VerifyReport, Wanted,
 };
 use headwater_db::sqlite::SqliteDatabase;
 use headwater_db::{Database, DbError, MachineRecord, Repository};
@@ -155,24 +155,23 @@ impl Images for OneImage {
     }
     async fn remove(&self, reference: &ImageRef) -> Result<Removed, BackendError> {
         let gone = self.resolve(reference).await?;
-        if self.0.removals_wait.load(Ordering::SeqCst) {
-            self.0.removal_waits.notify_one();
-            self.0.removal_goes_on.notified().await;
-        }
+        self.0.change_of_the_store().await;
         self.0.versions.lock().unwrap().retain(|it| it.number != gone.number);
         Ok(Removed { removed: vec![reference.to_string()], freed_bytes: 0 })
     }
     async fn trace(&self, _: &ImageVersion) -> Result<BootTrace, BackendError> {
         unused()
     }
-    async fn merge_trace(&self, _: &ImageVersion, _: &Path) -> Result<BootTrace, BackendError> {
-        unused()
+    async fn merge_trace(&self, version: &ImageVersion, _: &Path) -> Result<BootTrace, BackendError> {
+        self.0.change_of_the_store().await;
+        Ok(trace(version))
     }
     async fn save_trace(&self, _: &ImageVersion, _: &Path) -> Result<BootTrace, BackendError> {
         unused()
     }
-    async fn remove_trace(&self, _: &ImageVersion) -> Result<BootTrace, BackendError> {
-        unused()
+    async fn remove_trace(&self, version: &ImageVersion) -> Result<BootTrace, BackendError> {
+        self.0.change_of_the_store().await;
+        Ok(trace(version))
     }
     async fn stored_bytes(&self) -> Result<u64, BackendError> {
         unused()
@@ -194,6 +193,12 @@ fn version(number: u64, source: &str) -> ImageVersion {
         retired: false,
         channels: Vec::new(),
     }
+}
+
+fn trace(version: &ImageVersion) -> BootTrace {
+    let (version, place) = (version.clone(), TracePlace::Store);
+    let (boots, chunks, image_bytes, stored_bytes) = (1, 1, 1, 1);
+    BootTrace { version, boots, boots_wanted: 3, chunks, image_bytes, stored_bytes, lasts_ms: 1, place }
 }
 
 /// Disks and VMs that only remember what became of them.
@@ -234,7 +239,7 @@ struct Host {
     resolve_goes_on: Notify,
     /// References that were asked for.
     resolved: Mutex<Vec<String>>,
-    /// A removal waits while this is set.
+    /// A removal, or a change of a boot trace, waits while this is set.
     removals_wait: AtomicBool,
     removal_waits: Notify,
     removal_goes_on: Notify,
@@ -260,6 +265,14 @@ struct Host {
 }
 
 impl Host {
+    /// Takes its time, where it is to.
+    async fn change_of_the_store(&self) {
+        if self.removals_wait.load(Ordering::SeqCst) {
+            self.removal_waits.notify_one();
+            self.removal_goes_on.notified().await;
+        }
+    }
+
     /// Waits for the store.
     async fn answers(&self) {
         let back = self.back.notified();

@@ -59,11 +59,15 @@ pub(super) async fn merge_trace(
 ) -> Result<Json<BootTrace>, Failure> {
     let reference = ImageRef::parse(&name).map_err(Failure)?;
     let source = absolute(request.source)?;
-    let version = service.images().resolve(&reference).await?;
-    let merged = service.images().merge_trace(&version, &source).await?;
-    let detail = format!("version {}, from {}", version.number, source.display());
-    service.image_changed(&actor, &version.image, "boot trace merged", detail).await?;
-    Ok(Json(merged))
+    let handle = service.clone();
+    let work = async move {
+        let version = handle.images().resolve(&reference).await?;
+        let merged = handle.images().merge_trace(&version, &source).await?;
+        let detail = format!("version {}, from {}", version.number, source.display());
+        handle.image_changed(&actor, &version.image, "boot trace merged", detail).await?;
+        Ok(Json(merged))
+    };
+    service.to_the_end(work).await
 }
 
 /// Writes a version's boot trace to a new file, for another host to take in.

@@ -47,9 +47,13 @@ pub(super) async fn remove_trace(
     Name(name): Name,
 ) -> Result<Json<BootTrace>, Failure> {
     let reference = ImageRef::parse(&name).map_err(Failure)?;
-    let version = service.images().resolve(&reference).await?;
-    let removed = service.images().remove_trace(&version).await?;
-    let detail = format!("version {}, of {} boots", version.number, removed.boots);
-    service.image_changed(&actor, &version.image, "boot trace removed", detail).await?;
-    Ok(Json(removed))
+    let handle = service.clone();
+    let work = async move {
+        let version = handle.images().resolve(&reference).await?;
+        let removed = handle.images().remove_trace(&version).await?;
+        let detail = format!("version {}, of {} boots", version.number, removed.boots);
+        handle.image_changed(&actor, &version.image, "boot trace removed", detail).await?;
+        Ok(Json(removed))
+    };
+    service.to_the_end(work).await
 }

@@ -117,6 +117,27 @@ async fn a_removal_whose_client_hangs_up_goes_on_and_is_in_the_history() {
 }
 
 #[tokio::test]
+async fn a_boot_trace_that_changes_while_its_client_hangs_up_changes_in_the_history_too() {
+    let fixture = Fixture::new().await;
+    let api = Api::serve(&fixture).await;
+    fixture.host.removals_wait.store(true, Ordering::SeqCst);
+    for (method, path, body, action) in [
+        ("POST", "images/image/trace/merge", r#"{"source":"/trace"}"#, "boot trace merged"),
+        ("DELETE", "images/image/trace", "", "boot trace removed"),
+    ] {
+        let client = api.send(method, path, body).await;
+        fixture.host.removal_waits.notified().await;
+        drop(client);
+        // As above.
+        assert_eq!(api.ask("GET", "machines", "").await.0, 200);
+        fixture.host.removal_goes_on.notify_one();
+        assert!(fixture.service.operations_ended(Duration::from_secs(60)).await);
+        let events = fixture.events().await;
+        assert!(events.iter().any(|event| event.action == action), "{action}: {events:?}");
+    }
+}
+
+#[tokio::test]
 async fn what_waits_for_the_store_holds_nobody_else_up() {
     let fixture = Fixture::persistent().await;
     fixture.second_machine().await;
