@@ -162,7 +162,7 @@ impl Service {
         tokio::time::timeout(limit, self.0.job_slots.acquire_many(all)).await.is_ok()
     }
 
-    /// Waits until what goes on after its client hung up has ended, at most `limit`. Returns whether it did.
+    /// Waits until what goes on after its client hung up, or without one, has ended, at most `limit`. Returns whether it did.
     pub async fn operations_ended(&self, limit: Duration) -> bool {
         let mut under_way = self.0.under_way.subscribe();
         tokio::time::timeout(limit, under_way.wait_for(|count| *count == 0)).await.is_ok()
@@ -262,6 +262,12 @@ impl Service {
         repo.save().await
     }
 
+    /// Counts an operation until what this gives is dropped: [`Service::operations_ended`] waits for it.
+    pub(crate) fn begin_operation(&self) -> UnderWay {
+        self.0.under_way.send_modify(|count| *count += 1);
+        UnderWay(self.clone())
+    }
+
     /// Runs an operation to its end even where the client that asked for it hangs up.
     pub(crate) async fn to_the_end<T, E>(
         &self,
@@ -271,7 +277,7 @@ impl Service {
         T: Send + 'static,
         E: Send + 'static,
     {
-        let under_way = UnderWay::begin(self);
+        let under_way = self.begin_operation();
         let work = async move {
             let _under_way = under_way;
             work.await
@@ -287,15 +293,8 @@ impl Service {
     }
 }
 
-/// Counts an operation that is run to its end.
-struct UnderWay(Service);
-
-impl UnderWay {
-    fn begin(service: &Service) -> Self {
-        service.0.under_way.send_modify(|count| *count += 1);
-        Self(service.clone())
-    }
-}
+/// See [`Service::begin_operation`].
+pub(crate) struct UnderWay(Service);
 
 impl Drop for UnderWay {
     fn drop(&mut self) {

@@ -123,10 +123,12 @@ impl Service {
         loop {
             tick.tick().await;
             self.sample_rates();
-            if promoting.as_ref().is_none_or(tokio::task::JoinHandle::is_finished) {
-                let service = self.clone();
+            if !self.is_stopping() && promoting.as_ref().is_none_or(tokio::task::JoinHandle::is_finished) {
+                let (service, under_way) = (self.clone(), self.begin_operation());
                 promoting = Some(tokio::spawn(async move {
                     service.promote_due().await;
+                    // What follows is in no history, and an orderly end need not wait for it.
+                    drop(under_way);
                     service.reclaim_due().await;
                 }));
             }

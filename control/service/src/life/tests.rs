@@ -119,8 +119,15 @@ impl Images for OneImage {
     async fn cancel_promotion(&self, _: &str, _: Channel) -> Result<Promotion, BackendError> {
         unused()
     }
-    async fn promote_due(&self, _: u64) -> Result<Promoted, BackendError> {
-        Ok(Promoted::default())
+    async fn promote_due(&self, at_ms: u64) -> Result<Promoted, BackendError> {
+        if !self.0.promotions_wait.load(Ordering::SeqCst) {
+            return Ok(Promoted::default());
+        }
+        self.0.promotion_waits.notify_one();
+        self.0.promotion_goes_on.notified().await;
+        let (image, author) = ("image".to_owned(), "uid 7".to_owned());
+        let promotion = Promotion { image, version: 1, channel: Channel::Test, at_ms, author };
+        Ok(Promoted { done: vec![(promotion, None)], failed: Vec::new() })
     }
     async fn revert(&self, _: &str, _: Channel) -> Result<(u64, Option<u64>), BackendError> {
         unused()
@@ -243,6 +250,10 @@ struct Host {
     removals_wait: AtomicBool,
     removal_waits: Notify,
     removal_goes_on: Notify,
+    /// A promotion is due, and waits, while this is set.
+    promotions_wait: AtomicBool,
+    promotion_waits: Notify,
+    promotion_goes_on: Notify,
     open_disks: Mutex<usize>,
     /// Disks have no room for writes.
     disks_full: AtomicBool,

@@ -247,3 +247,29 @@ async fn an_alarm_that_cannot_be_noted_is_noted_later() {
         reconciling.abort();
     }
 }
+
+#[tokio::test]
+async fn the_end_of_the_daemon_waits_for_a_promotion_and_begins_none() {
+    let fixture = Fixture::new().await;
+    fixture.host.promotions_wait.store(true, Ordering::SeqCst);
+    let reconcile = || {
+        let service = fixture.service.clone();
+        tokio::spawn(async move { service.keep_reconciling().await })
+    };
+    let reconciling = reconcile();
+    fixture.host.promotion_waits.notified().await;
+    fixture.service.begin_stop();
+    reconciling.abort();
+    assert!(!fixture.service.operations_ended(Duration::ZERO).await, "it is not waited for");
+    fixture.host.promotion_goes_on.notify_one();
+    assert!(fixture.service.operations_ended(Duration::from_secs(60)).await);
+    let events = fixture.events().await;
+    assert!(events.iter().any(|event| event.action == "promoted"), "{events:?}");
+    let reconciling = reconcile();
+    let another = tokio::time::timeout(
+        Duration::from_millis(2 * crate::life::TICK_MS),
+        fixture.host.promotion_waits.notified(),
+    );
+    assert!(another.await.is_err(), "another one was begun");
+    reconciling.abort();
+}
