@@ -26,6 +26,8 @@ pub struct Active {
     iops: AtomicU64,
     alarm: Mutex<Option<Raised>>,
     boot: OnceLock<BootEnd>,
+    /// When its start began, and when its VM ran. No time of day: a clock that is set would count as part of the boot.
+    asked: Instant,
     since: Instant,
     /// Quick boots in a row before this one.
     quick_boots: AtomicU32,
@@ -34,9 +36,9 @@ pub struct Active {
     console_client: Mutex<String>,
 }
 
-/// When the guest was up, and what was read from the image until then.
+/// How long it took until the guest was up, and what was read from the image until then.
 struct BootEnd {
-    at_ms: u64,
+    took: Duration,
     read_bytes: u64,
 }
 
@@ -46,7 +48,13 @@ struct Sample {
 }
 
 impl Active {
-    pub(crate) fn new(name: String, disk: Arc<dyn Disk>, vm: Arc<dyn Vm>, version_hash: String) -> Self {
+    pub(crate) fn new(
+        name: String,
+        disk: Arc<dyn Disk>,
+        vm: Arc<dyn Vm>,
+        version_hash: String,
+        asked: Instant,
+    ) -> Self {
         Self {
             name,
             disk,
@@ -56,6 +64,7 @@ impl Active {
             iops: AtomicU64::new(0),
             alarm: Mutex::new(None),
             boot: OnceLock::new(),
+            asked,
             since: Instant::now(),
             quick_boots: AtomicU32::new(0),
             console: Arc::new(Semaphore::new(1)),
@@ -73,14 +82,15 @@ impl Active {
         format!("{} with process {}", self.vm.accelerator(), self.vm.pid())
     }
 
-    /// The guest is up: notes when, and what was read from the image until now.
-    pub(crate) fn has_booted(&self, at_ms: u64) {
-        self.boot.get_or_init(|| BootEnd { at_ms, read_bytes: self.disk.counters().image_read_bytes });
+    /// The guest is up: notes how long that took, and what was read from the image until now.
+    pub(crate) fn has_booted(&self) {
+        let took = self.asked.elapsed();
+        self.boot.get_or_init(|| BootEnd { took, read_bytes: self.disk.counters().image_read_bytes });
     }
 
-    /// When the guest was up, once it is.
-    pub(crate) fn booted_at_ms(&self) -> Option<u64> {
-        self.boot.get().map(|boot| boot.at_ms)
+    /// How long the start took until the guest was up, once it is.
+    pub(crate) fn boot_time(&self) -> Option<Duration> {
+        self.boot.get().map(|boot| boot.took)
     }
 
     /// Bytes that were read from the image until the guest was up.

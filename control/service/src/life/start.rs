@@ -1,7 +1,7 @@
 //! Starting a machine.
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use headwater_api::{MachineState, Wanted};
 use headwater_db::{DbError, KeptDisk, MachineRecord};
@@ -52,11 +52,12 @@ impl Service {
         record.reason = None;
         record.boot_ms = None;
         record.started_at_ms = Some(self.now_ms());
+        let asked = Instant::now();
         record.version = Some(format!("{}@{}", version.image, version.number));
         let detail = format!("{}@{}, {}{}", version.image, version.number, version.hash, boot.in_words());
         self.save(&record, actor, "start", detail).await?;
 
-        match self.bring_up(&record, &boot).await {
+        match self.bring_up(&record, &boot, asked).await {
             // It takes seconds, and the daemon may have begun to stop meanwhile.
             Ok(active) if self.is_stopping() => {
                 let reason = self.take_down(&record, &active).await;
@@ -138,7 +139,12 @@ impl Service {
     }
 
     /// Opens the disk and starts the VM on it; where the second fails, the first is undone.
-    async fn bring_up(&self, record: &MachineRecord, boot: &Boot) -> Result<Arc<Active>, LifeError> {
+    async fn bring_up(
+        &self,
+        record: &MachineRecord,
+        boot: &Boot,
+        asked: Instant,
+    ) -> Result<Arc<Active>, LifeError> {
         let failed = || LifeError::backend("start", &record.name);
         let run_dir = self.run_dir(&record.name);
         tokio::fs::create_dir_all(&run_dir).await.map_err(|e| {
@@ -157,7 +163,7 @@ impl Service {
         };
         let disk = self.disks().open(request).await.map_err(failed())?;
         match self.start_vm(record, &*disk).await {
-            Ok(vm) => Ok(Arc::new(Active::new(record.name.clone(), disk, vm, version_hash))),
+            Ok(vm) => Ok(Arc::new(Active::new(record.name.clone(), disk, vm, version_hash, asked))),
             Err(e) => {
                 if let Err(close) = disk.close().await {
                     tracing::warn!(machine = %record.name, "cannot close its disk cleanly: {close}");

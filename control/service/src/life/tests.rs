@@ -6,7 +6,7 @@ mod maintenance;
 mod removals;
 
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -23,7 +23,7 @@ use tokio::sync::{Notify, watch};
 use uuid::Uuid;
 
 use crate::backend::{
-    BackendError, Disk, DiskRequest, Disks, ExecOutput, FrozenDisk, Hypervisor, Images, ImportOrder,
+    BackendError, Clock, Disk, DiskRequest, Disks, ExecOutput, FrozenDisk, Hypervisor, Images, ImportOrder,
     ImportOutcome, JobControl, KeptRequest, Listed, Promoted, Promotion, SealOrder, SealOutcome, Shortage,
     SystemClock, SystemRandom, Vm, VmExit, VmPlan, VmRequest,
 };
@@ -267,6 +267,7 @@ struct Host {
     discards_wait: AtomicBool,
     discard_waits: Notify,
     discard_goes_on: Notify,
+    clock_set_ms: AtomicI64,
     /// Guests are up.
     boots: watch::Sender<bool>,
     /// A start waits while this is set.
@@ -500,6 +501,15 @@ impl Hypervisor for FakeHypervisor {
     }
 }
 
+/// The host's clock, which somebody sets by so much.
+struct SetClock(Arc<Host>);
+
+impl Clock for SetClock {
+    fn now_ms(&self) -> u64 {
+        SystemClock.now_ms().saturating_add_signed(self.0.clock_set_ms.load(Ordering::SeqCst))
+    }
+}
+
 struct Fixture {
     dir: tempfile::TempDir,
     db: Arc<FragileDatabase>,
@@ -552,7 +562,7 @@ impl Fixture {
             images: Arc::new(OneImage(host.clone())),
             disks: Arc::new(FakeDisks(host.clone())),
             hypervisor: Arc::new(FakeHypervisor(host.clone())),
-            clock: Arc::new(SystemClock),
+            clock: Arc::new(SetClock(host.clone())),
             random: Arc::new(SystemRandom),
             data_dir: data_dir.to_owned(),
         })

@@ -21,7 +21,7 @@ const AGAIN_MOST: Duration = Duration::from_secs(60);
 pub(super) fn is_behind(record: &MachineRecord, active: &Active) -> bool {
     match record.state {
         MachineState::Starting => true,
-        MachineState::Booting => active.booted_at_ms().is_some(),
+        MachineState::Booting => active.boot_time().is_some(),
         _ => false,
     }
 }
@@ -62,7 +62,7 @@ impl Service {
 
     async fn has_booted(&self, uuid: Uuid, name: &str, active: &Arc<Active>) -> Result<(), LifeError> {
         // The time is taken now: the machine's turn, or an answer of the database, may come late.
-        active.has_booted(self.now_ms());
+        active.has_booted();
         let _turn = self.lock(uuid).await;
         if !self.is_present(uuid, active) {
             return Ok(());
@@ -76,9 +76,9 @@ impl Service {
         if !is_behind(&record, active) {
             return Ok(());
         }
-        let detail = match active.booted_at_ms() {
-            Some(at_ms) => {
-                let boot_ms = at_ms.saturating_sub(record.started_at_ms.unwrap_or(at_ms));
+        let detail = match active.boot_time() {
+            Some(took) => {
+                let boot_ms = u64::try_from(took.as_millis()).unwrap_or(u64::MAX);
                 record.state = MachineState::Running;
                 record.boot_ms = Some(boot_ms);
                 format!("booted in {}.{:03} s", boot_ms / 1000, boot_ms % 1000)

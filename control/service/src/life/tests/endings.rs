@@ -54,7 +54,7 @@ async fn a_start_that_could_not_be_noted_is_noted_later() {
     fixture.db.fails.store(true, Ordering::SeqCst);
     fixture.host.boots.send_replace(true);
     let active = fixture.service.active_map().values().next().unwrap().clone();
-    until("it has booted", async || active.booted_at_ms().is_some()).await;
+    until("it has booted", async || active.boot_time().is_some()).await;
     tokio::time::sleep(Duration::from_millis(50)).await;
     fixture.db.fails.store(false, Ordering::SeqCst);
     until("it runs", async || fixture.record().await.state == MachineState::Running).await;
@@ -272,4 +272,22 @@ async fn the_end_of_the_daemon_waits_for_a_promotion_and_begins_none() {
     );
     assert!(another.await.is_err(), "another one was begun");
     reconciling.abort();
+}
+
+#[tokio::test]
+async fn a_clock_that_is_set_while_a_guest_boots_is_no_part_of_its_boot() {
+    const HOUR_MS: i64 = 3_600_000;
+    let fixture = Fixture::new().await;
+    for set in [HOUR_MS, -HOUR_MS] {
+        fixture.start().await.unwrap();
+        let took = Duration::from_millis(20);
+        tokio::time::sleep(took).await;
+        fixture.host.clock_set_ms.fetch_add(set, Ordering::SeqCst);
+        fixture.host.boots.send_replace(true);
+        until("it runs", async || fixture.record().await.state == MachineState::Running).await;
+        let boot_ms = i64::try_from(fixture.record().await.boot_ms.unwrap()).unwrap();
+        assert!(u128::try_from(boot_ms).unwrap() >= took.as_millis() && boot_ms < HOUR_MS, "{boot_ms}");
+        fixture.service.stop("lab", true, &Actor::daemon()).await.unwrap();
+        fixture.host.boots.send_replace(false);
+    }
 }
