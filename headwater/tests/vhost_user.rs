@@ -103,6 +103,7 @@ fn spec(dir: &Path) -> GuestSpec {
         uuid: uuid::Uuid::from_u128(0x0123_4567_89ab_cdef),
         mac: "52:54:00:00:00:08".parse().expect("an address"),
         memory_bytes: 512 << 20,
+        host_memory_bytes: u64::MAX,
         cpus: 2,
         disk: Disk::vhost_user(dir.join("disk.sock")),
         seed: None,

@@ -208,6 +208,13 @@ impl SystemPressure {
         Self { root: root.to_path_buf(), last: None, has_psi }
     }
 
+    /// The memory that this process can have at all: the machine's, or the least limit of its cgroup and those above it.
+    /// `None` where it cannot be told.
+    pub fn memory_bytes(&self) -> Option<u64> {
+        let limits = cgroups(&self.root).into_iter().filter_map(|(dir, [limit, ..])| limit_in(&dir, limit));
+        limits.chain(memory_field(&self.root, "MemTotal:")).min()
+    }
+
     fn stalled(&mut self, now: Instant) -> Level {
         let Some(stalls) = read_stalls(&self.root) else { return Level::Ample };
         let before = self.last.replace((stalls, now));
@@ -280,37 +287,50 @@ fn read_stalls(root: &Path) -> Option<Stalls> {
 }
 
 fn machine_left(root: &Path) -> Option<Left> {
-    let text = read(&root.join("proc/meminfo"))?;
-    let kib = |key: &str| field(&text, key).map(|kib| kib.saturating_mul(1024));
-    Some(Left { free: kib("MemAvailable:")?, limit: kib("MemTotal:")? })
+    Some(Left { free: memory_field(root, "MemAvailable:")?, limit: memory_field(root, "MemTotal:")? })
 }
 
-/// What the limits of this process's cgroup and of those above it leave, the tightest first.
-fn cgroup_left(root: &Path) -> Option<Left> {
-    let text = read(&root.join("proc/self/cgroup"))?;
-    let lefts = text.lines().filter_map(|line| {
+/// In bytes.
+fn memory_field(root: &Path, key: &str) -> Option<u64> {
+    let text = read(&root.join("proc/meminfo"))?;
+    field(&text, key).map(|kib| kib.saturating_mul(1024))
+}
+
+/// What is read of a cgroup: its limit, its usage, and what of that is page cache.
+type Files = [&'static str; 3];
+
+/// This process's memory cgroups and those above them, up to the mount: a container sees its own group there.
+fn cgroups(root: &Path) -> Vec<(PathBuf, Files)> {
+    let text = read(&root.join("proc/self/cgroup")).unwrap_or_default();
+    let groups = text.lines().filter_map(|line| {
         let mut parts = line.splitn(3, ':').skip(1);
         let (controllers, group) = (parts.next()?, parts.next()?.trim_start_matches('/'));
         if controllers.is_empty() {
             let files = ["memory.max", "memory.current", "inactive_file "];
-            return tightest(&root.join("sys/fs/cgroup"), group, files);
+            return Some((root.join("sys/fs/cgroup"), group, files));
         }
         let files = ["memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file "];
         let is_memory = controllers.split(',').any(|name| name == "memory");
-        is_memory.then(|| tightest(&root.join("sys/fs/cgroup/memory"), group, files)).flatten()
+        is_memory.then(|| (root.join("sys/fs/cgroup/memory"), group, files))
     });
-    lefts.min_by_key(Left::per_mille)
+    let above = |(mount, group, files): (PathBuf, &str, Files)| -> Vec<_> {
+        Path::new(group).ancestors().map(|part| (mount.join(part), files)).collect()
+    };
+    groups.flat_map(above).collect()
 }
 
-/// From the group up to the mount: the tightest limit. A container sees its own group at the mount.
-fn tightest(mount: &Path, group: &str, files: [&str; 3]) -> Option<Left> {
-    let groups = Path::new(group).ancestors().map(|part| mount.join(part));
-    groups.filter_map(|dir| left_in(&dir, files)).min_by_key(Left::per_mille)
+/// What the limits of this process's cgroup and of those above it leave, the tightest first.
+fn cgroup_left(root: &Path) -> Option<Left> {
+    cgroups(root).into_iter().filter_map(|(dir, files)| left_in(&dir, files)).min_by_key(Left::per_mille)
 }
 
-fn left_in(dir: &Path, [limit, usage, cache]: [&str; 3]) -> Option<Left> {
-    // "max" is no number, and so no limit; v1 says a number near 2^63 instead.
-    let limit = read_number(&dir.join(limit)).filter(|limit| *limit < 1 << 60 && *limit > 0)?;
+/// "max" is no number, and so no limit; v1 says a number near 2^63 instead.
+fn limit_in(dir: &Path, file: &str) -> Option<u64> {
+    read_number(&dir.join(file)).filter(|limit| *limit < 1 << 60 && *limit > 0)
+}
+
+fn left_in(dir: &Path, [limit, usage, cache]: Files) -> Option<Left> {
+    let limit = limit_in(dir, limit)?;
     let usage = read_number(&dir.join(usage))?;
     let given_back = read(&dir.join("memory.stat")).and_then(|text| field(&text, cache)).unwrap_or(0);
     Some(Left { free: limit.saturating_sub(usage.saturating_sub(given_back)), limit })
@@ -492,6 +512,27 @@ mod tests {
         assert_eq!(v1("500000000\n"), Level::Ample);
         assert_eq!(v1("990000000\n"), Level::Critical);
         assert_eq!(level(&[]), Level::Ample);
+    }
+
+    #[test]
+    fn a_limit_of_a_group_above_is_the_memory_that_there_is() {
+        let memory = |files: &[(&str, &str)]| SystemPressure::under(machine(files).path()).memory_bytes();
+        let meminfo = ("proc/meminfo", "MemTotal: 1000000 kB\nMemAvailable: 900000 kB\n");
+        // A unit of systemd with MemoryMax=, which the group at the mount knows nothing of.
+        let unit = ("sys/fs/cgroup/system.slice/headwater.service/memory.max", "300000000\n");
+        let v2 = [meminfo, ("proc/self/cgroup", "0::/system.slice/headwater.service\n"), unit];
+        assert_eq!(memory(&v2), Some(300_000_000));
+        let slice = ("sys/fs/cgroup/system.slice/memory.max", "200000000\n");
+        assert_eq!(memory(&[&v2[..], &[slice]].concat()), Some(200_000_000));
+        let container =
+            [meminfo, ("proc/self/cgroup", "0::/\n"), ("sys/fs/cgroup/memory.max", "100000000\n")];
+        assert_eq!(memory(&container), Some(100_000_000));
+        let v1 = [
+            meminfo,
+            ("proc/self/cgroup", "4:memory:/gone\n"),
+            ("sys/fs/cgroup/memory/memory.limit_in_bytes", "9223372036854771712\n"),
+        ];
+        assert_eq!((memory(&v1), memory(&[])), (Some(1_024_000_000), None));
     }
 
     #[test]

@@ -17,6 +17,7 @@ use headwater_service::backend::{
 };
 use headwater_store::{Pin, Store};
 use headwater_volume::{Volume, VolumeOptions};
+use headwater_writecache::pressure::SystemPressure;
 use headwater_writecache::{Host, MAX_WEIGHT, MIN_RAM_BYTES};
 use parking_lot::Mutex;
 use uuid::Uuid;
@@ -637,13 +638,10 @@ pub fn volume_mode(mode: CacheMode) -> headwater_volume::CacheMode {
     }
 }
 
-/// The memory that this host, or the container it is, has.
+/// The memory that this process can have at all: the host's, or the limit of its container or unit. No limit where that cannot
+/// be told.
 pub fn host_memory_bytes() -> u64 {
-    let info = rustix::system::sysinfo();
-    let installed = info.totalram.saturating_mul(u64::from(info.mem_unit));
-    let limits = ["/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"];
-    let limit = limits.iter().find_map(|path| std::fs::read_to_string(path).ok()?.trim().parse().ok());
-    limit.map_or(installed, |limit: u64| limit.min(installed))
+    SystemPressure::new().memory_bytes().unwrap_or(u64::MAX)
 }
 
 #[cfg(test)]

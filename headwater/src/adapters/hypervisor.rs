@@ -12,6 +12,8 @@ use headwater_qemu::{
 };
 use headwater_service::backend::{BackendError, ExecOutput, Hypervisor, Vm, VmExit, VmPlan, VmRequest};
 
+use crate::adapters::disks::host_memory_bytes;
+
 /// A guest that still boots misses the power button, so it is pressed again this often.
 const POWER_BUTTON_INTERVAL: Duration = Duration::from_secs(3);
 
@@ -37,6 +39,7 @@ impl Hypervisor for Qemu {
             uuid: uuid::Uuid::nil(),
             mac: MacAddress([0; 6]),
             memory_bytes: plan.memory_bytes,
+            host_memory_bytes: host_memory_bytes(),
             cpus: plan.cpus,
             disk: Disk::nbd("/", ""),
             seed: None,
@@ -67,6 +70,7 @@ impl Hypervisor for Qemu {
             uuid: request.uuid,
             mac,
             memory_bytes: request.memory_bytes,
+            host_memory_bytes: host_memory_bytes(),
             cpus: request.cpus,
             disk: match request.transport {
                 DiskTransport::VhostUser => Disk::vhost_user(request.disk_socket),

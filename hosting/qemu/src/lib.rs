@@ -38,7 +38,6 @@ mod binary;
 mod console_log;
 pub mod error;
 pub mod guest;
-mod host_memory;
 mod launch;
 pub mod orphan;
 pub mod probe;

@@ -9,7 +9,6 @@ use serde_json::json;
 use uuid::Uuid;
 
 use crate::error::{Error, Result};
-use crate::host_memory;
 use crate::probe::{Acceleration, SANDBOX};
 
 /// The longest path of a unix socket on Linux, in bytes, without the closing NUL.
@@ -130,6 +129,8 @@ pub struct GuestSpec {
     pub mac: MacAddress,
     /// Memory; at least [`MIN_MEMORY_BYTES`].
     pub memory_bytes: u64,
+    /// What there is for all that runs here.
+    pub host_memory_bytes: u64,
     /// Processors: 1 to [`MAX_CPUS`].
     pub cpus: u32,
     /// Its disk, which it boots from.
@@ -195,8 +196,8 @@ impl RunFiles {
     }
 }
 
-/// Whether this host can run a machine of that size; if not, the reason and what would be possible.
-pub fn check_size(memory_bytes: u64, cpus: u32) -> std::result::Result<(), String> {
+/// Whether a host with so much memory can run a machine of that size; if not, the reason and what would be possible.
+pub fn check_size(memory_bytes: u64, cpus: u32, host_memory_bytes: u64) -> std::result::Result<(), String> {
     let mib = |bytes: u64| bytes >> 20;
     if cpus == 0 || cpus > MAX_CPUS {
         return Err(format!("{cpus} processors; possible are 1 to {MAX_CPUS}"));
@@ -207,14 +208,14 @@ pub fn check_size(memory_bytes: u64, cpus: u32) -> std::result::Result<(), Strin
             mib(MIN_MEMORY_BYTES)
         ));
     }
-    match host_memory::total_bytes() {
-        Some(host) if memory_bytes > host => Err(format!(
+    if memory_bytes > host_memory_bytes {
+        return Err(format!(
             "{} MiB of memory, but this host has {} MiB in all; give the machine less memory",
             mib(memory_bytes),
-            mib(host)
-        )),
-        _ => Ok(()),
+            mib(host_memory_bytes)
+        ));
     }
+    Ok(())
 }
 
 impl GuestSpec {
@@ -232,7 +233,8 @@ impl GuestSpec {
         if self.name.is_empty() || self.name.chars().any(|c| c.is_control()) {
             return Err(self.error("its name is empty or has control characters".into()));
         }
-        check_size(self.memory_bytes, self.cpus).map_err(|reason| self.error(reason))?;
+        check_size(self.memory_bytes, self.cpus, self.host_memory_bytes)
+            .map_err(|reason| self.error(reason))?;
         let files = self.files();
         let sockets =
             [files.monitor_socket(), files.agent_socket(), files.console_socket(), self.disk.socket.clone()];
@@ -417,6 +419,7 @@ mod tests {
             uuid: Uuid::from_u128(0x0123_4567_89ab_cdef_0123_4567_89ab_cdef),
             mac: MacAddress([0x52, 0x54, 0, 1, 2, 3]),
             memory_bytes: 256 << 20,
+            host_memory_bytes: 1 << 30,
             cpus: 1,
             disk: Disk::nbd("/run/a,b/nbd.sock", "x"),
             seed: None,
@@ -447,7 +450,7 @@ mod tests {
         };
         refused(|s| s.cpus = 0, "1 to 255");
         refused(|s| s.memory_bytes = 1 << 20, "64 MiB or more");
-        refused(|s| s.memory_bytes = 1 << 60, "this host has");
+        refused(|s| s.memory_bytes = 2 << 30, "2048 MiB of memory, but this host has 1024 MiB");
         refused(|s| s.run_dir = format!("/{}", "x".repeat(120)).into(), "Linux allows 107");
         refused(|s| s.name.clear(), "empty");
     }

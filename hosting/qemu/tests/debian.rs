@@ -67,6 +67,7 @@ fn spec(dir: &Path) -> GuestSpec {
         uuid: UUID,
         mac: "52:54:00:00:00:07".parse().unwrap(),
         memory_bytes: 512 << 20,
+        host_memory_bytes: u64::MAX,
         cpus: 1,
         disk: Disk::nbd(dir.join("nbd.sock"), "disk"),
         seed: Some(dir.join("seed.img")),

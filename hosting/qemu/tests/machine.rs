@@ -78,6 +78,7 @@ impl Setup {
             uuid: Uuid::from_u128(7),
             mac: "52:54:00:00:00:07".parse().unwrap(),
             memory_bytes: 64 << 20,
+            host_memory_bytes: u64::MAX,
             cpus: 1,
             disk: Disk::nbd(self.dir.path().join("nbd.sock"), "disk"),
             seed: None,
