@@ -521,6 +521,16 @@ impl Disk for ServedVolume {
         self.full_cache().or_else(|| self.no_server())
     }
 
+    fn relieve(&self) {
+        if !self.is_full() {
+            return;
+        }
+        let readers = self.lending.take_back().readers;
+        if readers > 0 {
+            tracing::warn!(machine = %self.machine, readers, "its write cache is full: the frozen view was taken from those who read it");
+        }
+    }
+
     async fn close(&self) -> Result<(), BackendError> {
         let (volume, parts, lending) = (self.volume.clone(), self.parts.clone(), self.lending.clone());
         let totals = Arc::clone(&self.totals);
@@ -554,19 +564,19 @@ impl ServedVolume {
         })
     }
 
-    fn full_cache(&self) -> Option<Shortage> {
+    /// Whether writes find no room, or did not for long.
+    fn is_full(&self) -> bool {
         let shortage = self.volume.shortage();
-        let waiting = self.parts.lock().as_ref().map_or(0, |parts| parts.server.waiting_writes());
-        if !shortage.refusing && shortage.waited < SHORTAGE_AFTER && waiting == 0 {
+        let waiting = || self.parts.lock().as_ref().map_or(0, |parts| parts.server.waiting_writes());
+        shortage.refusing || shortage.waited >= SHORTAGE_AFTER || waiting() > 0
+    }
+
+    fn full_cache(&self) -> Option<Shortage> {
+        if !self.is_full() {
             return None;
         }
-        // What a frozen view needs is the first to go: the machine comes before those who read it.
-        let readers = self.lending.take_back().readers;
-        if readers > 0 {
-            tracing::warn!(machine = %self.machine, readers, "its write cache is full: the frozen view was taken from those who read it");
-        }
         let cache = self.volume.counters().cache;
-        let told = shortage.refusing && self.transport == DiskTransport::Nbd;
+        let told = self.volume.shortage().refusing && self.transport == DiskTransport::Nbd;
         let fare = if told { "are refused" } else { "wait" };
         let ram =
             format!("{} of {} RAM", size::format(cache.ram_used_bytes), size::format(cache.ram_target_bytes));

@@ -125,6 +125,10 @@ pub trait Disk: Send + Sync + 'static {
     /// Whether writes find no room: not the short waits of a disk that is slower than its machine.
     fn shortage(&self) -> Option<Shortage>;
 
+    /// Gives its writes the room that only those need who read the disk from outside, where they find no other: they are
+    /// disconnected. Harmless where there is room.
+    fn relieve(&self);
+
     /// Its state at this moment, while the machine goes on. Takes no time to speak of. One at a time.
     fn freeze(&self) -> Result<Box<dyn FrozenDisk>, BackendError>;
 

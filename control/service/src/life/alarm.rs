@@ -131,6 +131,10 @@ impl Service {
     fn look_for_alarm(&self, active: &Active) -> bool {
         let subject = format!("machine {}", active.name);
         let found = cause(active);
+        if found.is_some() {
+            // The machine comes before those who read its disk.
+            active.disk.relieve();
+        }
         let (change, alarm) = {
             let mut raised = active.alarm();
             let change = look(&mut raised, || subject.clone(), found, self.now_ms(), Instant::now());

@@ -257,6 +257,7 @@ struct Host {
     open_disks: Mutex<usize>,
     /// Disks have no room for writes.
     disks_full: AtomicBool,
+    relieved: AtomicBool,
     vms: Mutex<Vec<Arc<FakeVm>>>,
     /// How machines were stopped: by their power button, or at once.
     stops: Mutex<Vec<&'static str>>,
@@ -320,6 +321,9 @@ impl Disk for FakeDisk {
     fn shortage(&self) -> Option<Shortage> {
         let full = || Shortage { message: "its disk is full".to_owned(), advice: "more".to_owned() };
         self.0.disks_full.load(Ordering::SeqCst).then(full)
+    }
+    fn relieve(&self) {
+        self.0.relieved.store(true, Ordering::SeqCst);
     }
     async fn close(&self) -> Result<(), BackendError> {
         if !self.1.swap(true, Ordering::SeqCst) {

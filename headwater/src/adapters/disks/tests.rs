@@ -16,17 +16,21 @@ struct Fixture {
 
 impl Fixture {
     fn new() -> Self {
+        let caches = CacheArgs { buffering: headwater_volume::Buffering::Buffered, ..CacheArgs::default() };
+        Self::with(1 << 20, caches)
+    }
+
+    fn with(image_bytes: u64, caches: CacheArgs) -> Self {
         let dir = tempfile::tempdir().unwrap();
         let store: Arc<dyn Store> =
             Arc::new(LocalDir::open(&dir.path().join("store"), Access::WRITE).unwrap());
         let name: headwater_store::ImageName = "disk".parse().unwrap();
         let options = ImportOptions::new(name.clone(), 500);
-        headwater_image::import(null_device(1 << 20).unwrap(), &*store, &options, &mut |_| {}).unwrap();
+        headwater_image::import(null_device(image_bytes).unwrap(), &*store, &options, &mut |_| {}).unwrap();
         let image = store.image(&name).unwrap().unwrap();
         let version = version_of(&image, image.newest().unwrap());
         let [cache, keys] = ["cache", "keys"].map(|name| dir.path().join(name));
         std::fs::create_dir(&cache).unwrap();
-        let caches = CacheArgs { buffering: headwater_volume::Buffering::Buffered, ..CacheArgs::default() };
         let volumes = Volumes::new(store, cache, keys, caches, &StreamArgs::default()).unwrap();
         let cache = CacheSettings { persistent: true, ..CacheSettings::default() };
         let request = KeptRequest { kept: Kept { id: Uuid::from_u128(7), is_begun: false }, version, cache };
@@ -39,6 +43,19 @@ impl Fixture {
         let opened = self.volumes.opener().volume("vm1", version, cache, Some(*kept))?;
         opened.volume.close();
         Ok(())
+    }
+
+    /// Of the machine `lab`, which is on.
+    fn disk(&self, cache: CacheSettings) -> DiskRequest {
+        DiskRequest {
+            machine: "lab".to_owned(),
+            uuid: Uuid::from_u128(9),
+            run_dir: self.dir.path().to_owned(),
+            version: self.request.version.clone(),
+            cache,
+            kept: None,
+            transport: DiskTransport::Nbd,
+        }
     }
 
     fn discard(&self) {
@@ -112,21 +129,46 @@ fn a_disk_whose_daemon_was_killed_while_it_began_is_begun_again() {
 fn a_machines_disk_is_frozen_without_asking_the_store() {
     let fixture = Fixture::new();
     let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
-    let request = DiskRequest {
-        machine: "lab".to_owned(),
-        uuid: Uuid::from_u128(9),
-        run_dir: fixture.dir.path().to_owned(),
-        version: fixture.request.version.clone(),
-        cache: CacheSettings::default(),
-        kept: None,
-        transport: DiskTransport::Nbd,
-    };
-    let disk = runtime.block_on(fixture.volumes.open(request)).unwrap();
+    let disk = runtime.block_on(fixture.volumes.open(fixture.disk(CacheSettings::default()))).unwrap();
     // The guest's file systems stand still meanwhile. A store that is away keeps one waiting; one that is gone refuses.
     let (store, aside) = (fixture.dir.path().join("store"), fixture.dir.path().join("aside"));
     std::fs::rename(&store, &aside).unwrap();
     let frozen = disk.freeze();
     std::fs::rename(&aside, &store).unwrap();
     drop(frozen.unwrap());
+    runtime.block_on(disk.close()).unwrap();
+}
+
+#[test]
+fn to_ask_whether_a_disk_is_full_disconnects_nobody_and_to_relieve_it_does() {
+    use headwater_block::blocking;
+
+    const MIB: usize = 1 << 20;
+    let fixture = Fixture::with(64 << 20, CacheArgs { pause: 0, ..CacheArgs::default() });
+    let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+    let cache = CacheSettings { mode: CacheMode::Ram, ram_bytes: MIN_RAM_BYTES, ..CacheSettings::default() };
+    let disk = runtime.block_on(fixture.volumes.open(fixture.disk(cache))).unwrap();
+    let reader = fixture.volumes.lend("lab").unwrap().unwrap();
+    disk.relieve();
+    assert_eq!(disk.shortage(), None);
+    let served = fixture.volumes.readable.of_machine("lab").unwrap();
+    // Packing gains nothing on it.
+    let mut state = 1_u64;
+    let noise: Vec<u8> = (0..MIB)
+        .map(|_| {
+            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            (state >> 56) as u8
+        })
+        .collect();
+    let refused = (0..64).find_map(|at| blocking::write(&*served.volume, at << 20, &noise).err());
+    assert_eq!(refused.unwrap().kind(), IoErrorKind::NoSpace);
+    let mut block = [0; 4096];
+    for _ in 0..2 {
+        assert!(disk.shortage().unwrap().message.contains("is full"));
+        blocking::read(&reader, 0, &mut block).unwrap();
+    }
+    disk.relieve();
+    blocking::read(&reader, 0, &mut block).unwrap_err();
+    drop(served);
     runtime.block_on(disk.close()).unwrap();
 }

@@ -236,6 +236,7 @@ async fn an_alarm_that_cannot_be_noted_is_noted_later() {
             async move { service.keep_reconciling().await }
         });
         until("there is an alarm", async || active.alarm().is_some()).await;
+        assert!(fixture.host.relieved.swap(false, Ordering::SeqCst));
         fails.store(false, Ordering::SeqCst);
         let noted =
             async |action: &str| fixture.events().await.iter().filter(|event| event.action == action).count();
