@@ -26,6 +26,7 @@ mod data_dir;
 mod failure;
 mod keys;
 mod logging;
+mod replace;
 mod show;
 mod stores;
 mod streaming;

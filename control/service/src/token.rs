@@ -86,7 +86,10 @@ impl Token {
         let mut file = options.write(true).create_new(true).mode(0o600).open(&unfinished)?;
         writeln!(file, "{}", self.0)?;
         file.sync_all()?;
-        std::fs::rename(&unfinished, path)
+        std::fs::rename(&unfinished, path)?;
+        // Clients keep the token: after a power cut it is to be the same.
+        let dir = path.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."));
+        std::fs::File::open(dir)?.sync_all()
     }
 
     /// Whether a request presents it, as `Authorization: Bearer TOKEN`.

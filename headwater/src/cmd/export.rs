@@ -34,6 +34,7 @@ use crate::cmd::signals::EndSignals;
 use crate::data_dir::DataDir;
 use crate::failure::invalid;
 use crate::logging;
+use crate::replace::replace;
 use crate::stores::{self, Credentials};
 use crate::streaming::{StreamArgs, StreamCounters, Streamed, Streaming};
 
@@ -514,18 +515,15 @@ fn stats_json(counters: &[VolumeCounters], image: Option<StreamCounters>) -> ser
     }
 }
 
-/// Replaces the file as a whole, so that a reader never sees half of it.
+/// Replaces the file, so that a reader never sees half of it.
 fn write_stats(
     file: &Path,
     counters: &[VolumeCounters],
     image: Option<StreamCounters>,
 ) -> anyhow::Result<()> {
     let failed = || format!("cannot write the counters to {}", file.display());
-    let mut name = file.file_name().unwrap_or_default().to_owned();
-    name.push(".part");
-    let part = file.with_file_name(name);
     let json = stats_json(counters, image).with_context(failed)?;
-    std::fs::write(&part, json).and_then(|()| std::fs::rename(&part, file)).with_context(failed)
+    replace(file, json.as_bytes(), 0o666).with_context(failed)
 }
 
 fn table(counters: &VolumeCounters) -> String {

@@ -7,12 +7,14 @@
 //! ```
 
 use std::fs::{File, OpenOptions};
-use std::io::{ErrorKind, Read, Write};
+use std::io::{ErrorKind, Read};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
 use anyhow::Context;
 use headwater_vhost_user::Positions;
+
+use crate::replace::replace;
 
 /// The file's name in the directory of the persistent cache.
 const NAME: &str = "vhost-user";
@@ -55,14 +57,9 @@ impl Resume {
     /// Leaves it for the next export. The contents must be durable already.
     pub fn leave(&self, positions: &Positions) -> anyhow::Result<()> {
         let path = self.dir.join(NAME);
-        let write = || {
-            let mut file =
-                open(OpenOptions::new().write(true).create(true).truncate(true).mode(0o600), &path)?;
-            writeln!(file, "{positions}")?;
-            file.sync_all()?;
-            self.sync()
-        };
-        write().with_context(|| format!("cannot note in {} where the machine stands", path.display()))
+        // As a whole: half of it would be an error at the next export.
+        replace(&path, format!("{positions}\n").as_bytes(), 0o600)
+            .with_context(|| format!("cannot note in {} where the machine stands", path.display()))
     }
 
     fn sync(&self) -> std::io::Result<()> {
@@ -90,6 +87,24 @@ mod tests {
     }
 
     #[test]
+    fn half_of_what_was_to_be_left_is_nothing() {
+        let dir = tempfile::tempdir().unwrap();
+        let resume = Resume::new(dir.path());
+        let positions = Positions::parse("7 -").unwrap();
+        resume.leave(&positions).unwrap();
+        let mut before = File::open(dir.path().join(NAME)).unwrap();
+        resume.leave(&Positions::parse("9 -").unwrap()).unwrap();
+        // Until the new one was whole, the old one was.
+        let mut text = String::new();
+        before.read_to_string(&mut text).unwrap();
+        assert_eq!(Positions::parse(&text).unwrap(), positions);
+        resume.take().unwrap().unwrap();
+        // A power cut while it was written.
+        std::fs::write(dir.path().join("vhost-user.new"), "1").unwrap();
+        assert_eq!(resume.take().unwrap(), None);
+    }
+
+    #[test]
     fn a_link_in_its_place_is_not_followed() {
         let dir = tempfile::tempdir().unwrap();
         let (cache, target) = (dir.path().join("lab"), dir.path().join("target"));
@@ -98,7 +113,8 @@ mod tests {
         std::os::unix::fs::symlink(&target, cache.join(NAME)).unwrap();
         let resume = Resume::new(&cache);
         assert!(resume.take().is_err());
-        assert!(resume.leave(&Positions::parse("9 -").unwrap()).is_err());
+        resume.leave(&Positions::parse("9 -").unwrap()).unwrap();
         assert_eq!(std::fs::read(&target).unwrap(), b"7 -");
+        assert_eq!(std::fs::read(cache.join(NAME)).unwrap(), b"9 -\n");
     }
 }
