@@ -303,6 +303,9 @@ pub enum ImageCommand {
         /// A line about the version, for people
         #[arg(long)]
         note: Option<String>,
+        /// Also where the image has newer versions, whose changes are not in it then
+        #[arg(long)]
+        over_newer: bool,
     },
     /// Forget what was changed since edit; the machine must be off
     Discard {
@@ -461,6 +464,9 @@ pub enum MachineCommand {
         /// A line about the version, for people
         #[arg(long)]
         note: Option<String>,
+        /// Also where the machine edits an image that has newer versions, whose changes are not in it then
+        #[arg(long)]
+        over_newer: bool,
     },
     /// Start machines, each on a pristine disk, or on its own where that is kept
     Start {

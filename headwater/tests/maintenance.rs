@@ -162,6 +162,38 @@ fn an_image_is_edited_on_one_machine_and_sealed_for_all() {
 }
 
 #[test]
+fn a_seal_leaves_out_what_came_since_its_edit_began_only_where_that_is_said() {
+    let daemon = Daemon::start();
+    import(&daemon, 0);
+    create(&daemon, "lab", &[]);
+    create(&daemon, "desk", &[]);
+    boot(&daemon, "desk");
+    daemon.cli(&["image", "edit", "tiny", "--machine", "lab"]).ok();
+    boot(&daemon, "lab");
+    daemon.console("lab", "w", Some("W"));
+    stop(&daemon, "lab");
+    let mut disk = support::tiny_disk();
+    disk[512] = 5;
+    let path = daemon.path().join("five.raw");
+    std::fs::write(&path, disk).unwrap();
+    let imported = daemon.cli(&["image", "import", path.to_str().unwrap(), "--name", "tiny"]);
+    assert!(imported.err.contains("machine 'lab' edits tiny over an older version"), "{imported:?}");
+    imported.ok();
+    for refused in [["image", "seal", "tiny"], ["machine", "seal", "lab"]] {
+        let says = ["over tiny@1: tiny@2 is newer", "image discard tiny", "--over-newer"];
+        daemon.cli(&refused).fails(4, &says);
+    }
+    assert_eq!(json(&daemon, &["image", "show", "tiny"])["versions"].as_array().unwrap().len(), 2);
+    // A machine that edits nothing is sealed as it is.
+    daemon.console("desk", "w", Some("W"));
+    let said = daemon.cli(&["machine", "seal", "desk"]).ok();
+    assert!(said.contains("sealed as tiny@3 over tiny@1") && said.contains("tiny@2 is newer"), "{said}");
+    let sealed = json(&daemon, &["image", "seal", "tiny", "--over-newer"]);
+    assert_eq!((&sealed["version"]["number"], &sealed["newer"]), (&4.into(), &"tiny@3".into()));
+    assert_eq!(boot(&daemon, "lab"), 1);
+}
+
+#[test]
 fn a_daemon_that_is_killed_while_it_seals_has_the_edit_or_the_version() {
     let mut daemon = Daemon::start();
     import(&daemon, 0);

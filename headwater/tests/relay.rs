@@ -33,6 +33,7 @@ fn store(dir: &Path) -> Vec<u8> {
         note: "",
         author: "",
         unless_newest: false,
+        newest_at_most: None,
     };
     publication.commit(version).expect("a version");
     bytes

@@ -412,6 +412,7 @@ fn a_list_that_leaves_out_what_a_version_needs_brings_no_version() {
         note: "",
         author: "",
         unless_newest: false,
+        newest_at_most: None,
     };
     liar.publish().unwrap().commit(listed).unwrap();
     store(&["copy", text(&lying), text(&copy), "disk@1"]).fails(6, &["the manifest of version 1 needs"]);

@@ -34,6 +34,10 @@ pub enum JobResult {
         /// older versions that share them need a repair.
         #[serde(default)]
         damaged_chunks: u64,
+        /// The machine that edits the image, over an older version: what it does is sealed over that version only where the
+        /// request says so.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        edited_by: Option<String>,
     },
     /// What the verification found.
     Verified(Box<VerifyReport>),

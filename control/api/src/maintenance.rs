@@ -35,6 +35,10 @@ pub struct SealRequest {
     /// A line about the version, for people.
     #[serde(default)]
     pub note: String,
+    /// Whether what was edited becomes a version also where the image has versions that are newer than the one it was edited
+    /// over: what they changed is not in it. What a machine that edits nothing has is sealed in any case.
+    #[serde(default)]
+    pub over_newer: bool,
 }
 
 /// How a running machine was stopped for the instant of which a version was made.
@@ -59,6 +63,10 @@ pub struct Sealed {
     pub version: ImageVersion,
     /// The version that it was made from, as `IMAGE@NUMBER`.
     pub parent: String,
+    /// The newest version there was, as `IMAGE@NUMBER`, where that is not the one that it was made from: what it changed is in this
+    /// one only where the machine did it, too.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub newer: Option<String>,
     /// Bytes in chunks that the machine changed: so much was read.
     pub changed_bytes: u64,
     /// The pause, where the machine was on.

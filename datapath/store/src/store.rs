@@ -283,6 +283,8 @@ pub struct NewVersion<'a> {
     pub author: &'a str,
     /// Whether nothing is added where the newest version that is not retired has this manifest already.
     pub unless_newest: bool,
+    /// The highest number that a version of the image may have by then, retired ones aside: with a newer one the commit is refused.
+    pub newest_at_most: Option<u32>,
 }
 
 /// Right bytes for a place in a data object.

@@ -26,6 +26,7 @@ fn publish(store: &LocalDir, note: &str) {
         note,
         author: "",
         unless_newest: false,
+        newest_at_most: None,
     };
     let version = publication.commit(new).unwrap();
     store.set_trace(version.manifest, Some(b"a trace")).unwrap();

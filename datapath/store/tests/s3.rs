@@ -538,6 +538,7 @@ fn a_writer_that_was_taken_for_dead_does_not_commit() {
         note: "",
         author: "",
         unless_newest: false,
+        newest_at_most: None,
     });
     let error = refused.unwrap_err();
     assert_eq!(error.kind(), StoreErrorKind::Locked);
@@ -761,6 +762,7 @@ fn publish_whole(store: &dyn Store, bytes: &[u8]) -> Hash {
         note: "",
         author: "",
         unless_newest: false,
+        newest_at_most: None,
     };
     publication.commit(new).unwrap();
     id

@@ -39,6 +39,7 @@ fn publish(store: &dyn Store, image: &str, own: &[u8], older: &[&[u8]]) -> Resul
         note: "",
         author: "",
         unless_newest: false,
+        newest_at_most: None,
     };
     publication.commit(version).map(drop)
 }

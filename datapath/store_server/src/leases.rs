@@ -77,6 +77,7 @@ mod tests {
             note: "",
             author: "",
             unless_newest: false,
+            newest_at_most: None,
         };
         let version = store.publish().unwrap().commit(new).unwrap();
         let leases = Leases::new(Arc::new(store.clone()), LEASE);

@@ -44,6 +44,7 @@ fn serve(options: Options) -> Served {
         note: "",
         author: "",
         unless_newest: false,
+        newest_at_most: None,
     };
     let version = publication.commit(new).unwrap();
     store.set_trace(version.manifest, Some(b"a trace")).unwrap();

@@ -122,6 +122,7 @@ fn a_client_that_takes_nothing_fills_no_memory_and_keeps_nobody_from_reading() {
         note: "",
         author: "",
         unless_newest: false,
+        newest_at_most: None,
     };
     publication.commit(new).unwrap();
     let read = Arc::new(AtomicUsize::new(0));

@@ -13,7 +13,7 @@ use headwater_volume::{FrozenView, Volume};
 
 use crate::adapters::disks::blocking;
 use crate::adapters::images::{
-    cancel_of, end_of, forward, gone, hash_of, image_failed, store_failed, version_of,
+    cancel_of, end_of, forward, gone, hash_of, image_failed, number_of, store_failed, version_of,
 };
 
 /// A frozen disk.
@@ -67,6 +67,7 @@ impl FrozenVolume {
         options.source = end_of(&order.source);
         options.note.clone_from(&order.note);
         options.author.clone_from(&order.author);
+        options.newest_at_most = order.newest_at_most.map(number_of).transpose()?;
         let view = Arc::clone(&self.view);
         let changes = Arc::new(move |range, max_runs| {
             view.changed(range, max_runs).into_iter().map(|run| (run.len, run.changed)).collect()

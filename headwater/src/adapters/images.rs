@@ -525,7 +525,7 @@ fn stored_channel(channel: Channel) -> headwater_store::Channel {
     }
 }
 
-fn number_of(number: u64) -> Result<u32, BackendError> {
+pub(super) fn number_of(number: u64) -> Result<u32, BackendError> {
     let odd = || BackendError::new(ProblemKind::NotFound, format!("there is no version {number}"));
     u32::try_from(number).map_err(|_| odd())
 }

@@ -53,7 +53,9 @@ pub async fn run(client: Client, command: ImageCommand, json: bool) -> anyhow::R
         ImageCommand::Pin { name, image } => channels::pin(&client, &name, image, json).await?,
         ImageCommand::Unpin { name } => channels::unpin(&client, &name, json).await?,
         ImageCommand::Edit { image, machine } => seal::edit(&client, &image, machine, json).await?,
-        ImageCommand::Seal { image, note } => seal::image(&client, &image, note, json).await?,
+        ImageCommand::Seal { image, note, over_newer } => {
+            seal::image(&client, &image, seal::request(note, over_newer), json).await?;
+        }
         ImageCommand::Discard { image } => seal::discard(&client, &image, json).await?,
         ImageCommand::Retire { image, undo } => channels::retire(&client, &image, undo, json).await?,
         ImageCommand::Diff { from, to } => diff::run(&client, &from, &to, json).await?,
@@ -135,6 +137,13 @@ pub async fn import(
             "headwater: {damaged} chunks that the store had are damaged; {image}@{} has sound ones in their place, but older \
              versions need them: 'headwater image verify {image}@NUMBER' says which, and with --repair-from repairs them",
             version.number
+        );
+    }
+    if let JobResult::Imported { version, edited_by: Some(machine), .. } = &result {
+        let image = &version.image;
+        eprintln!(
+            "headwater: machine '{machine}' edits {image} over an older version: 'headwater image seal {image}' is refused now, \
+             unless with --over-newer"
         );
     }
     if let JobResult::Imported { version, created, .. } = &result

@@ -41,7 +41,9 @@ pub async fn run(client: Client, command: MachineCommand, json: bool) -> anyhow:
             if json { show::json(&list)? } else { show::line(&show::machines::machines(&list.machines))? }
         }
         MachineCommand::Show { name } => show_one(&client, &name, json).await?,
-        MachineCommand::Seal { name, note } => seal::machine(&client, &name, note, json).await?,
+        MachineCommand::Seal { name, note, over_newer } => {
+            seal::machine(&client, &name, seal::request(note, over_newer), json).await?;
+        }
         MachineCommand::Set { name, ram, disk, weight } => {
             let limits = SetMachine { ram_bytes: ram, disk_bytes: disk, weight };
             let machine = said_if_slow(json, &behind(&name), client.set_machine(&name, &limits)).await?;

@@ -27,9 +27,13 @@ pub async fn discard(client: &Client, image: &str, json: bool) -> anyhow::Result
     if json { Ok(()) } else { show::line(&format!("what was changed of {image} is forgotten")) }
 }
 
+/// What the options of a seal say.
+pub fn request(note: Option<String>, over_newer: bool) -> SealRequest {
+    SealRequest { note: note.unwrap_or_default(), over_newer }
+}
+
 /// Makes a version of what was edited.
-pub async fn image(client: &Client, image: &str, note: Option<String>, json: bool) -> anyhow::Result<()> {
-    let request = SealRequest { note: note.unwrap_or_default() };
+pub async fn image(client: &Client, image: &str, request: SealRequest, json: bool) -> anyhow::Result<()> {
     let mut shown = Shown::begin(&format!("seal {image}"), json);
     let result = client.seal_image(image, &request, |progress| shown.update(progress)).await;
     shown.end();
@@ -37,8 +41,7 @@ pub async fn image(client: &Client, image: &str, note: Option<String>, json: boo
 }
 
 /// Makes a version of a machine's disk.
-pub async fn machine(client: &Client, name: &str, note: Option<String>, json: bool) -> anyhow::Result<()> {
-    let request = SealRequest { note: note.unwrap_or_default() };
+pub async fn machine(client: &Client, name: &str, request: SealRequest, json: bool) -> anyhow::Result<()> {
     let mut shown = Shown::begin(&format!("seal {name}"), json);
     let result = client.seal_machine(name, &request, |progress| shown.update(progress)).await;
     shown.end();
@@ -52,13 +55,18 @@ fn told(result: JobResult, json: bool) -> anyhow::Result<()> {
     let JobResult::Sealed(sealed) = result else {
         anyhow::bail!("the daemon answered something else than a version: is it of another version?");
     };
-    let Sealed { version, parent, changed_bytes, pause } = *sealed;
+    let Sealed { version, parent, newer, changed_bytes, pause } = *sealed;
     let (changed, stored) = (size::format(changed_bytes), size::format(version.stored_bytes));
     let name = format!("{}@{}", version.image, version.number);
     show::line(&format!(
         "sealed as {name} over {parent}, {changed} changed, {stored} stored, {}",
         version.hash
     ))?;
+    if let Some(newer) = newer {
+        show::line(&format!(
+            "{newer} is newer than {parent}: what it changed is in {name} only where this machine did it, too"
+        ))?;
+    }
     if let Some(Pause { disk_us, guest_ms, remark }) = pause {
         let disk = format!("the disk paused for {}.{:03} ms", disk_us / 1000, disk_us % 1000);
         match (guest_ms, remark) {

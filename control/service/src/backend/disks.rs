@@ -57,6 +57,9 @@ pub struct SealOrder {
     pub note: String,
     /// Who wants it.
     pub author: String,
+    /// The highest number that a version of the image may have by then, retired ones aside. A newer one is an error of
+    /// kind `Conflict`.
+    pub newest_at_most: Option<u64>,
 }
 
 /// A version that was made of a disk.

@@ -11,7 +11,7 @@
 
 use headwater_api::name::ImageRef;
 use headwater_api::{Channel, ImageVersion};
-use headwater_db::{DbError, KeptDisk, MachineRecord, Purpose};
+use headwater_db::{DbError, KeptDisk, MachineRecord, Purpose, Repository};
 
 use crate::Service;
 use crate::answer::problem;
@@ -41,11 +41,7 @@ impl Service {
         let added = repo.kept_disks().add(&disk).await;
         match added {
             Err(DbError::Taken { .. }) => {
-                let holder = repo.kept_disks().edit_of(image).await?;
-                let holder = match &holder {
-                    Some(held) => repo.machines().by_uuid(held.machine).await?.map(|record| record.name),
-                    None => None,
-                };
+                let holder = editor(&mut *repo, image).await?;
                 let (image, machine) = (image.to_owned(), record.name);
                 let holder = holder.unwrap_or_else(|| machine.clone());
                 return Err(LifeError::Held { image, machine, holder });
@@ -76,6 +72,11 @@ impl Service {
         self.forget_kept(&edit, Some(event)).await?;
         tracing::info!(image, machine = %record.name, actor = %actor.0, "an edit was discarded");
         Ok(edit)
+    }
+
+    /// The machine that edits an image.
+    pub(crate) async fn editor_of(&self, image: &str) -> Result<Option<String>, LifeError> {
+        Ok(editor(&mut *self.db().read().await?, image).await?)
     }
 
     /// The edit of an image, and its machine.
@@ -173,9 +174,29 @@ impl Service {
     }
 }
 
+async fn editor(repo: &mut dyn Repository, image: &str) -> Result<Option<String>, DbError> {
+    let Some(edit) = repo.kept_disks().edit_of(image).await? else { return Ok(None) };
+    Ok(repo.machines().by_uuid(edit.machine).await?.map(|record| record.name))
+}
+
 /// Where a version comes from that is made of an edit.
 pub(crate) fn source(edit: &KeptDisk, machine: &str) -> String {
     format!("{} edited by machine {machine}{}", edit.below(), mark(edit))
+}
+
+/// Where a version comes from that is made of a machine's disk, and the edit goes on if it is that.
+pub(crate) fn source_of_copy(parent: &str, machine: &str, edit: Option<&KeptDisk>) -> String {
+    format!("{parent} as machine {machine} had it{}", edit.map(mark_of_copy).unwrap_or_default())
+}
+
+/// Whether a version was made of an edit that went on: what is sealed of that edit has what it changed.
+pub(crate) fn is_copy(version: &ImageVersion, edit: &KeptDisk) -> bool {
+    version.source.ends_with(&mark_of_copy(edit))
+}
+
+/// Does not end as [`mark`]: it does not end the edit.
+fn mark_of_copy(edit: &KeptDisk) -> String {
+    format!(", so far on disk {}", edit.id)
 }
 
 fn mark(edit: &KeptDisk) -> String {

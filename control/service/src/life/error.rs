@@ -77,6 +77,20 @@ pub enum LifeError {
         /// The image.
         image: String,
     },
+    /// What it did is over a version that is not the newest any more.
+    #[error(
+        "cannot seal {what} over {parent}: {newer} is newer, and what it changed would not be in the new version"
+    )]
+    Newer {
+        /// What was to be sealed: `image 'debian'`.
+        what: String,
+        /// The image.
+        image: String,
+        /// The version below, as `IMAGE@NUMBER`.
+        parent: String,
+        /// The newest one.
+        newer: String,
+    },
     /// A version is being made of its disk.
     #[error("cannot {what} machine '{machine}': a version is being made of its disk")]
     Sealing {
@@ -182,6 +196,7 @@ impl Explain for LifeError {
             | Self::StillOn { .. }
             | Self::Edits { .. }
             | Self::Held { .. }
+            | Self::Newer { .. }
             | Self::Sealing { .. }
             | Self::EditOver { .. }
             | Self::Forgotten { .. } => ProblemKind::Conflict,
@@ -216,6 +231,10 @@ impl Explain for LifeError {
             Self::NoEdit { image, .. } => {
                 Some(format!("'headwater image edit {image} --machine MACHINE' begins an edit"))
             }
+            Self::Newer { image, newer, .. } => Some(format!(
+                "discard the edit ('headwater image discard {image}') and edit {newer}, or seal it all the same with \
+                 --over-newer"
+            )),
             Self::Sealing { .. } => Some("try again when it is made".to_owned()),
             Self::EditStays { .. } => Some(
                 "it is ended by the next seal of the image, the next start of its machine or the next start of the daemon"

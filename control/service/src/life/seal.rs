@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use headwater_api::name::ImageRef;
-use headwater_api::{ImageVersion, MachineState, Pause, ProblemKind, Sealed};
+use headwater_api::{ImageVersion, MachineState, Pause, ProblemKind, SealRequest, Sealed};
 use headwater_db::{KeptDisk, MachineRecord, Purpose};
 
 use crate::Service;
@@ -18,15 +18,41 @@ use crate::answer::problem;
 use crate::backend::{BackendError, FrozenDisk, JobControl, KeptRequest, SealOrder};
 use crate::extract::Actor;
 use crate::life::boot::{cache_of_edit, files_of};
-use crate::life::edit::source;
+use crate::life::edit::{is_copy, source, source_of_copy};
 use crate::life::{Active, LifeError};
+
+/// What something is sealed over.
+struct Over {
+    image: String,
+    /// As `IMAGE@NUMBER`.
+    parent: String,
+    /// The newest version that is newer than that, and was not made of the same edit.
+    newer: Option<String>,
+    /// The highest number of a version that is not retired.
+    newest: u64,
+}
+
+impl Over {
+    /// Refuses to leave out what newer versions changed, unless that is wanted.
+    fn allowed(&self, what: &str, over_newer: bool) -> Result<(), LifeError> {
+        match &self.newer {
+            Some(newer) if !over_newer => Err(LifeError::Newer {
+                what: what.to_owned(),
+                image: self.image.clone(),
+                parent: self.parent.clone(),
+                newer: newer.clone(),
+            }),
+            _ => Ok(()),
+        }
+    }
+}
 
 impl Service {
     /// Makes a version of what was edited, and ends the edit.
     pub(crate) async fn seal_edit(
         &self,
         image: &str,
-        note: String,
+        request: SealRequest,
         actor: &Actor,
         job: Arc<JobControl>,
     ) -> Result<Sealed, LifeError> {
@@ -39,14 +65,24 @@ impl Service {
             // Now that nobody else ends it.
             (guard, self.still_edit_of("seal", &edit).await?)
         };
-        let (version, changed_bytes) = match self.sealed_from(&edit).await? {
-            Some(version) => (version, 0),
+        let (version, changed_bytes, newer) = match self.sealed_from(&edit).await? {
+            Some(version) => (version, 0, None),
             None => {
+                let what = format!("image '{image}'");
+                let over = self.over(&edit.image, edit.version, Some(&edit)).await?;
+                over.allowed(&what, request.over_newer)?;
                 let frozen = self.open_kept(&record, &edit).await?;
-                let order = SealOrder { source: source(&edit, &record.name), note, author: actor.0.clone() };
-                let outcome =
-                    frozen.seal(order, job).await.map_err(LifeError::backend("seal", &record.name))?;
-                (outcome.version, outcome.changed_bytes)
+                let order = SealOrder {
+                    source: source(&edit, &record.name),
+                    note: request.note,
+                    author: actor.0.clone(),
+                    newest_at_most: (!request.over_newer).then_some(over.newest),
+                };
+                let outcome = match frozen.seal(order, job).await {
+                    Ok(outcome) => outcome,
+                    Err(e) => return Err(self.not_sealed(e, &what, &record.name, &edit).await),
+                };
+                (outcome.version, outcome.changed_bytes, over.newer)
             }
         };
         self.end_edit(&edit, &record.name, &version, actor).await.map_err(|e| LifeError::EditStays {
@@ -55,7 +91,7 @@ impl Service {
         })?;
         drop(guard);
         tracing::info!(image, version = version.number, actor = %actor.0, "sealed");
-        Ok(Sealed { version, parent: edit.below(), changed_bytes, pause: None })
+        Ok(Sealed { version, parent: edit.below(), newer, changed_bytes, pause: None })
     }
 
     async fn open_kept(
@@ -74,7 +110,7 @@ impl Service {
     pub(crate) async fn seal_machine(
         &self,
         name: &str,
-        note: String,
+        request: SealRequest,
         actor: &Actor,
         job: Arc<JobControl>,
     ) -> Result<Sealed, LifeError> {
@@ -91,33 +127,79 @@ impl Service {
             Some(kept) => Some(self.begin_sealing(kept.id).ok_or_else(sealing)?),
             None => None,
         };
-        let (frozen, pause, parent) = match (self.active(uuid), &kept) {
+        let not_on = || {
+            let (machine, state) = (record.name.clone(), record.state.name());
+            LifeError::NotOn { what: "seal", machine, state }
+        };
+        let active = self.active(uuid);
+        let parent = match (&active, &kept) {
+            (Some(active), _) => self.version_that_runs(&record, active).await?,
+            (None, Some(kept)) => self.version_of("seal", &record, &kept.below()).await?,
+            (None, None) => return Err(not_on()),
+        };
+        let edit = kept.as_ref().filter(|kept| kept.purpose == Purpose::Edit);
+        let (what, is_bound) = (format!("machine '{name}'"), edit.is_some() && !request.over_newer);
+        let over = self.over(&parent.image, parent.number, edit).await?;
+        over.allowed(&what, !is_bound)?;
+        let (frozen, pause) = match (&active, &kept) {
             (Some(active), _) => {
-                let parent = self.version_that_runs(&record, &active).await?;
-                let (frozen, pause) = self.freeze(&record, &active, &job).await?;
-                (frozen, Some(pause), parent)
+                let (frozen, pause) = self.freeze(&record, active, &job).await?;
+                (frozen, Some(pause))
             }
-            (None, Some(kept)) => {
-                let parent = self.version_of("seal", &record, &kept.below()).await?;
-                (self.open_kept(&record, kept).await?, None, parent)
-            }
-            (None, None) => {
-                let (machine, state) = (record.name, record.state.name());
-                return Err(LifeError::NotOn { what: "seal", machine, state });
-            }
+            (None, Some(kept)) => (self.open_kept(&record, kept).await?, None),
+            (None, None) => return Err(not_on()),
         };
         drop(turn);
-        let parent = format!("{}@{}", parent.image, parent.number);
-        let source = format!("{parent} as machine {name} had it");
-        let order = SealOrder { source, note, author: actor.0.clone() };
-        let outcome = frozen.seal(order, job).await.map_err(LifeError::backend("seal", name))?;
+        let parent = over.parent;
+        let order = SealOrder {
+            source: source_of_copy(&parent, name, edit),
+            note: request.note,
+            author: actor.0.clone(),
+            newest_at_most: is_bound.then_some(over.newest),
+        };
+        let outcome = match (frozen.seal(order, job).await, edit) {
+            (Ok(outcome), _) => outcome,
+            (Err(e), Some(edit)) => return Err(self.not_sealed(e, &what, name, edit).await),
+            (Err(e), None) => return Err(LifeError::backend("seal", name)(e)),
+        };
         drop(guard);
         let version = outcome.version;
         let detail = format!("version {} of the disk of machine {name} over {parent}", version.number);
         self.image_changed(actor, &version.image, "sealed", detail).await?;
         let detail = format!("its disk is {}@{}", version.image, version.number);
         self.append(self.event(actor, format!("machine {name}"), "sealed", detail)).await?;
-        Ok(Sealed { version, parent, changed_bytes: outcome.changed_bytes, pause })
+        Ok(Sealed { version, parent, newer: over.newer, changed_bytes: outcome.changed_bytes, pause })
+    }
+
+    /// What there is above a version that something is sealed over.
+    async fn over(&self, image: &str, parent: u64, edit: Option<&KeptDisk>) -> Result<Over, LifeError> {
+        let found = self.images().image(image).await;
+        let found = found.map_err(|e| LifeError::Leftovers("look for newer versions", e))?;
+        let versions = found.map(|image| image.versions).unwrap_or_default();
+        let mut over = Over {
+            image: image.to_owned(),
+            parent: format!("{image}@{parent}"),
+            newer: None,
+            newest: parent,
+        };
+        for version in versions.iter().filter(|it| it.number > parent && !it.retired) {
+            over.newest = over.newest.max(version.number);
+            if !edit.is_some_and(|edit| is_copy(version, edit)) {
+                over.newer = Some(format!("{image}@{}", version.number));
+            }
+        }
+        Ok(over)
+    }
+
+    /// Why an edit was not sealed: a version that came in this moment is told of like one that was there before.
+    async fn not_sealed(&self, error: BackendError, what: &str, machine: &str, edit: &KeptDisk) -> LifeError {
+        if error.kind() == ProblemKind::Conflict
+            && let Ok(over) = self.over(&edit.image, edit.version, Some(edit)).await
+            && let Err(newer) = over.allowed(what, false)
+        {
+            return newer;
+        }
+        LifeError::backend("seal", machine)(error)
     }
 
     async fn version_that_runs(

@@ -351,6 +351,10 @@ impl FrozenDisk for FakeFrozen {
             return Err(BackendError::new(ProblemKind::Cancelled, "cancelled"));
         }
         let mut versions = self.0.versions.lock().unwrap();
+        let newest = versions.iter().rev().find(|version| !version.retired);
+        if order.newest_at_most.is_some_and(|most| newest.is_some_and(|newest| newest.number > most)) {
+            return Err(BackendError::new(ProblemKind::Conflict, "there is a newer one"));
+        }
         let version = version(versions.len() as u64 + 1, &order.source);
         versions.push(version.clone());
         self.0.seals.lock().unwrap().push(order);

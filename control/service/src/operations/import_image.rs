@@ -75,14 +75,16 @@ pub(super) async fn import_image(
         let failed = |e| problem(&e).during(format!("cannot import '{called}'"));
         let outcome = handle.images().import(order, control).await.map_err(failed)?;
         let version = outcome.version;
+        let mut edited_by = None;
         if outcome.created {
             handle.store_changed();
             let detail = format!("version {} of {}, {}", version.number, version.source, version.hash);
             let event = handle.event(&actor, format!("image {}", version.image), "imported", detail);
             handle.append(event).await.map_err(|e| problem(&e))?;
+            edited_by = handle.editor_of(&version.image).await.map_err(|e| problem(&e))?;
         }
         let (created, damaged_chunks) = (outcome.created, outcome.damaged_chunks);
-        Ok(JobResult::Imported { version, created, damaged_chunks })
+        Ok(JobResult::Imported { version, created, damaged_chunks, edited_by })
     };
     Ok(job::run(&service, work).await)
 }

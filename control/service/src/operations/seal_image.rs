@@ -11,7 +11,8 @@ use crate::job;
 use crate::promotions::named_image;
 
 /// Makes a version of what a machine did to an image, and ends the edit. Only what was changed is read and stored. The
-/// version is the newest one, and so in the channel maintenance.
+/// version is the newest one, and so in the channel maintenance. Where versions came since the edit began, whose changes it would lack, it is
+/// refused unless `over_newer` is true.
 #[utoipa::path(
     post,
     path = "/api/v1/images/{image}/seal",
@@ -22,7 +23,7 @@ use crate::promotions::named_image;
         (status = 200, description = "Progress, then the version", body = JobEvent, content_type = "application/x-ndjson"),
         (status = 400, description = "Nothing was changed", body = Problem),
         (status = 404, description = "Nobody edits the image", body = Problem),
-        (status = 409, description = "The machine is on", body = Problem),
+        (status = 409, description = "The machine is on, or the image has newer versions than the one that was edited", body = Problem),
         (status = 507, description = "The store's disk is full", body = Problem),
     ),
 )]
@@ -35,7 +36,7 @@ pub(super) async fn seal_image(
     let image = named_image(&name).map_err(Failure)?;
     let handle = service.clone();
     let work = async move |control| {
-        let sealed = handle.seal_edit(&image, request.note, &actor, control).await;
+        let sealed = handle.seal_edit(&image, request, &actor, control).await;
         sealed.map(|sealed| JobResult::Sealed(Box::new(sealed))).map_err(|e| problem(&e))
     };
     Ok(job::run(&service, work).await)

@@ -11,7 +11,8 @@ use crate::job;
 
 /// Makes a version of a machine's disk as it is at this moment, and the machine goes on. Its guest's file systems are
 /// frozen for that moment where the guest agent does so. Of a machine that is off, its kept disk is taken. The version
-/// is the newest one of its image, and so in the channel maintenance.
+/// is the newest one of its image, and so in the channel maintenance; `newer` of the answer names the newest one that there was, where
+/// the machine does not run that. Of a machine that edits an image that is refused unless `over_newer` is true.
 #[utoipa::path(
     post,
     path = "/api/v1/machines/{machine}/seal",
@@ -22,7 +23,7 @@ use crate::job;
         (status = 200, description = "Progress, then the version", body = JobEvent, content_type = "application/x-ndjson"),
         (status = 400, description = "Nothing was changed", body = Problem),
         (status = 404, description = "No such machine", body = Problem),
-        (status = 409, description = "It is off and its disk is not kept, or a version is being made of it", body = Problem),
+        (status = 409, description = "It is off and its disk is not kept, a version is being made of it, or it edits an image that has newer versions", body = Problem),
         (status = 507, description = "The store's disk is full", body = Problem),
     ),
 )]
@@ -34,7 +35,7 @@ pub(super) async fn seal_machine(
 ) -> Result<Response, Failure> {
     let handle = service.clone();
     let work = async move |control| {
-        let sealed = handle.seal_machine(&name, request.note, &actor, control).await;
+        let sealed = handle.seal_machine(&name, request, &actor, control).await;
         sealed.map(|sealed| JobResult::Sealed(Box::new(sealed))).map_err(|e| problem(&e))
     };
     Ok(job::run(&service, work).await)

@@ -83,6 +83,8 @@ pub struct ImportOptions {
     pub author: String,
     /// Whether no version is made where the newest one has the same bytes already.
     pub unless_newest: bool,
+    /// The highest number that a version of the image may have when this one is added, retired ones aside.
+    pub newest_at_most: Option<u32>,
     /// zstd level.
     pub level: i32,
     /// Worker threads; `None` for one a core.
@@ -103,6 +105,7 @@ impl ImportOptions {
             note: String::new(),
             author: String::new(),
             unless_newest: false,
+            newest_at_most: None,
             level: LEVEL_DEFAULT,
             threads: None,
             basis: None,
@@ -176,6 +179,7 @@ pub fn import(
         note: &options.note,
         author: &options.author,
         unless_newest: options.unless_newest,
+        newest_at_most: options.newest_at_most,
     })?;
     progress(Progress { done_bytes: size_bytes, total_bytes: size_bytes });
     if damaged_chunks > 0 {

@@ -31,6 +31,7 @@ pub fn store(dir: &Path) -> Vec<u8> {
         note: "",
         author: "anna",
         unless_newest: false,
+        newest_at_most: None,
     };
     publication.commit(version).unwrap();
     store.set_trace(Hash::of(MANIFEST), Some(b"a trace")).unwrap();

@@ -185,6 +185,7 @@ fn commit(
         note: "",
         author: "",
         unless_newest: false,
+        newest_at_most: None,
     };
     publication.commit(version).map(drop)
 }

@@ -80,6 +80,14 @@ impl Image {
         manifest: Hash,
         stored_bytes: u64,
     ) -> Result<Version, StoreError> {
+        if let (Some(most), Some(newest)) = (new.newest_at_most, self.newest())
+            && newest.number > most
+        {
+            let (image, newest) = (&self.name, newest.number);
+            let message =
+                format!("{image}@{newest} was made meanwhile, which what was to be made is not based on");
+            return Err(StoreError::new(StoreErrorKind::InUse, message));
+        }
         let version = Version {
             number: self.next_number,
             manifest,

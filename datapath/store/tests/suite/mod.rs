@@ -55,6 +55,7 @@ pub fn publish(
         note: "a note",
         author: "anna",
         unless_newest: false,
+        newest_at_most: None,
     })
 }
 
@@ -184,6 +185,7 @@ pub fn a_dropped_publication_leaves_nothing(place: &dyn Place) {
         note: &long,
         author: "",
         unless_newest: false,
+        newest_at_most: None,
     });
     assert_eq!(kind(refused), StoreErrorKind::Invalid);
     assert_eq!(files(place.dir()), []);
@@ -205,6 +207,7 @@ pub fn nothing_is_reclaimed_while_a_publication_may_refer_to_it(place: &dyn Plac
         note: "",
         author: "",
         unless_newest: false,
+        newest_at_most: None,
     };
     publication.commit(new).unwrap();
     // The object stays for b@1; the manifest of a@1 is gone, late.
@@ -334,6 +337,7 @@ pub fn the_same_content_again_is_the_version_that_is_there_where_that_is_wanted(
             note: "",
             author: "",
             unless_newest: true,
+            newest_at_most: None,
         };
         store.publish().unwrap().commit(new).unwrap()
     };
@@ -535,6 +539,7 @@ pub fn a_clock_that_goes_back_changes_no_order(place: &dyn Place) {
             note: "",
             author: "",
             unless_newest: false,
+            newest_at_most: None,
         };
         store.publish().unwrap().commit(new).unwrap()
     };

@@ -1,5 +1,6 @@
 //! Disks that are kept, edits and seals: who has which disk over which version, and what is left when things go wrong.
 
+use headwater_api::SealRequest;
 use headwater_db::{KeptDisk, NewEvent, Purpose};
 
 use super::removals::Api;
@@ -55,13 +56,18 @@ impl Fixture {
     }
 
     async fn seal(&self) -> Result<headwater_api::Sealed, LifeError> {
+        self.seal_with(false).await
+    }
+
+    async fn seal_with(&self, over_newer: bool) -> Result<headwater_api::Sealed, LifeError> {
         let job = Arc::new(JobControl::default());
-        self.service.seal_edit("image", "a note".to_owned(), &Actor::daemon(), job).await
+        let request = SealRequest { note: "a note".to_owned(), over_newer };
+        self.service.seal_edit("image", request, &Actor::daemon(), job).await
     }
 
     async fn seal_machine(&self) -> Result<headwater_api::Sealed, LifeError> {
         let job = Arc::new(JobControl::default());
-        self.service.seal_machine("lab", String::new(), &Actor::daemon(), job).await
+        self.service.seal_machine("lab", SealRequest::default(), &Actor::daemon(), job).await
     }
 
     async fn view(&self) -> headwater_api::Machine {
@@ -147,7 +153,7 @@ async fn one_machine_edits_an_image_until_it_is_sealed() {
     assert!(matches!(busy, LifeError::StillOn { .. }), "{busy}");
     assert!(matches!(fixture.service.discard_edit("image", &actor).await, Err(LifeError::StillOn { .. })));
     fixture.stop().await;
-    let sealed = fixture.seal().await.unwrap();
+    let sealed = fixture.seal_with(true).await.unwrap();
     assert_eq!((sealed.version.number, sealed.parent.as_str()), (3, "image@1"));
     let order = fixture.host.seals.lock().unwrap()[0].clone();
     assert!(order.note == "a note" && order.source.starts_with("image@1 edited by machine lab"), "{order:?}");
@@ -158,6 +164,42 @@ async fn one_machine_edits_an_image_until_it_is_sealed() {
     assert!(matches!(fixture.seal().await, Err(LifeError::NoEdit { .. })));
     fixture.start().await.unwrap();
     assert_eq!(fixture.last_opened(), (None, 3, CacheMode::RamDisk));
+}
+
+#[tokio::test]
+async fn what_came_since_an_edit_began_is_not_left_out_unless_that_is_wanted() {
+    let fixture = Fixture::new().await;
+    fixture.edit().await;
+    fixture.start().await.unwrap();
+    // What is made of the edit itself is in it, and stands in nobody's way.
+    let so_far = fixture.seal_machine().await.unwrap();
+    assert_eq!((so_far.version.number, &so_far.newer), (2, &None));
+    fixture.next_version();
+    let machine = fixture.seal_machine().await.unwrap_err();
+    fixture.stop().await;
+    let image = fixture.seal().await.unwrap_err();
+    for (refused, what) in [(machine, "machine 'lab'"), (image, "image 'image'")] {
+        assert!(matches!(refused, LifeError::Newer { .. }), "{refused}");
+        let told = format!("cannot seal {what} over image@1: image@3 is newer");
+        assert!(refused.to_string().starts_with(&told), "{refused}");
+    }
+    // One that comes while the disk is being read.
+    fixture.host.versions.lock().unwrap()[2].retired = true;
+    fixture.host.seals_wait.store(true, Ordering::SeqCst);
+    let service = fixture.service.clone();
+    let sealing = tokio::spawn(async move {
+        service.seal_edit("image", SealRequest::default(), &Actor::daemon(), Arc::default()).await
+    });
+    fixture.host.seal_waits.notified().await;
+    fixture.next_version();
+    fixture.host.seals_wait.store(false, Ordering::SeqCst);
+    fixture.host.seal_goes_on.notify_one();
+    let late = sealing.await.unwrap().unwrap_err();
+    assert!(late.to_string().contains("image@4 is newer"), "{late}");
+
+    let sealed = fixture.seal_with(true).await.unwrap();
+    assert_eq!((sealed.version.number, sealed.newer.as_deref()), (5, Some("image@4")));
+    assert_eq!(fixture.kept().await, []);
 }
 
 #[tokio::test]
@@ -187,6 +229,7 @@ async fn a_daemon_that_dies_between_version_and_end_of_an_edit_is_made_up_for() 
         source: crate::life::edit::source(&edit, "lab"),
         note: String::new(),
         author: String::new(),
+        newest_at_most: None,
     };
     let job = Arc::new(JobControl::default());
     Box::new(FakeFrozen(fixture.host.clone())).seal(order, job).await.unwrap();
@@ -206,6 +249,7 @@ async fn a_daemon_that_dies_between_version_and_end_of_an_edit_is_made_up_for() 
         source: crate::life::edit::source(&edit, "lab"),
         note: String::new(),
         author: String::new(),
+        newest_at_most: None,
     };
     Box::new(FakeFrozen(fixture.host.clone())).seal(order, Arc::default()).await.unwrap();
     assert_eq!(fixture.seal().await.unwrap().version.number, 3);
@@ -265,7 +309,7 @@ async fn a_disk_that_was_sealed_takes_no_more_work_where_its_edit_could_not_be_e
     fixture.host.seals_wait.store(true, Ordering::SeqCst);
     let sealing = tokio::spawn({
         let service = fixture.service.clone();
-        async move { service.seal_edit("image", String::new(), &Actor::daemon(), Arc::default()).await }
+        async move { service.seal_edit("image", SealRequest::default(), &Actor::daemon(), Arc::default()).await }
     });
     fixture.host.seal_waits.notified().await;
     fixture.db.fails.store(true, Ordering::SeqCst);
@@ -293,7 +337,7 @@ async fn nobody_opens_a_disk_that_a_version_is_being_made_of() {
     let job = Arc::new(JobControl::default());
     let sealing = tokio::spawn({
         let (service, job) = (fixture.service.clone(), job.clone());
-        async move { service.seal_edit("image", String::new(), &Actor::daemon(), job).await }
+        async move { service.seal_edit("image", SealRequest::default(), &Actor::daemon(), job).await }
     });
     fixture.host.seal_waits.notified().await;
     let refused = fixture.start().await.unwrap_err();
@@ -372,7 +416,12 @@ async fn a_guest_that_restarts_while_its_disk_is_sealed_can_be_stopped() {
         let service = fixture.service.clone();
         async move {
             service
-                .seal_machine("lab", String::new(), &Actor::daemon(), Arc::new(JobControl::default()))
+                .seal_machine(
+                    "lab",
+                    SealRequest::default(),
+                    &Actor::daemon(),
+                    Arc::new(JobControl::default()),
+                )
                 .await
         }
     });
@@ -400,7 +449,7 @@ async fn a_removal_that_is_refused_ends_nothing_and_removes_nothing() {
     fixture.host.seals_wait.store(true, Ordering::SeqCst);
     let sealing = tokio::spawn({
         let service = fixture.service.clone();
-        async move { service.seal_machine("lab", String::new(), &Actor::daemon(), Arc::default()).await }
+        async move { service.seal_machine("lab", SealRequest::default(), &Actor::daemon(), Arc::default()).await }
     });
     fixture.host.seal_waits.notified().await;
     let is_refused = async || {
@@ -485,8 +534,9 @@ async fn who_waits_for_a_machine_that_is_removed_leaves_the_next_one_of_its_name
     let (of, actor) = service();
     waiting.spawn(async move { of.edit_image("image", "lab", &actor).await.map(drop) });
     let (of, actor) = service();
-    waiting
-        .spawn(async move { of.seal_machine("lab", String::new(), &actor, Arc::default()).await.map(drop) });
+    waiting.spawn(async move {
+        of.seal_machine("lab", SealRequest::default(), &actor, Arc::default()).await.map(drop)
+    });
     // All have looked it up by then.
     tokio::time::sleep(Duration::from_millis(200)).await;
     let new = crate::identity::make(&SystemRandom, "lab", None).unwrap();
@@ -538,7 +588,9 @@ async fn an_edit_that_took_the_place_of_the_one_that_was_meant_stays() {
         tokio::spawn({
             let service = fixture.service.clone();
             let job = Arc::new(JobControl::default());
-            async move { service.seal_edit("image", String::new(), &Actor::daemon(), job).await.map(drop) }
+            async move {
+                service.seal_edit("image", SealRequest::default(), &Actor::daemon(), job).await.map(drop)
+            }
         }),
     );
     // Both have looked it up by then.
