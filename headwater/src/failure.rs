@@ -5,6 +5,7 @@ use std::process::ExitCode;
 
 use headwater_api::{Problem, ProblemKind};
 use headwater_block::{IoError, IoErrorKind};
+use headwater_db::DbError;
 use headwater_image::{ImageError, ImageErrorKind};
 use headwater_nbd::TlsError;
 use headwater_service::server::ListenError;
@@ -118,6 +119,9 @@ fn code_of_link(link: &(dyn std::error::Error + 'static)) -> Option<u8> {
     if link.is::<Locked>() {
         return Some(ProblemKind::Conflict.exit_code());
     }
+    if let Some(DbError::Newer { .. } | DbError::Foreign { .. }) = link.downcast_ref() {
+        return Some(DAMAGED);
+    }
     if let Some(error) = link.downcast_ref::<StoreError>() {
         return Some(store_kind(error.kind()).exit_code());
     }
@@ -220,6 +224,8 @@ mod tests {
         assert_eq!(exit_code(&anyhow::anyhow!("odd")), 1);
         let problem = Problem::new(ProblemKind::Conflict, "in use");
         assert_eq!(exit_code(&anyhow::Error::new(problem).context("cannot remove")), 4);
+        let newer = DbError::Newer { path: "db".to_owned(), format: 9, known: 8 };
+        assert_eq!(exit_code(&anyhow::Error::new(newer)), 6);
     }
 
     #[test]

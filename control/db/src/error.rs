@@ -26,6 +26,30 @@ pub enum DbError {
         #[source]
         source: Box<dyn std::error::Error + Send + Sync>,
     },
+    /// A later release made it, or brought it up to date.
+    #[error(
+        "the database {path} has format {format}; this release reads formats up to {known}: use the release that made it, or a \
+         later one"
+    )]
+    Newer {
+        /// The file.
+        path: String,
+        /// The number of the last change of its tables.
+        format: i64,
+        /// The number of the last one that this release knows.
+        known: i64,
+    },
+    /// Its tables went through a change that this release does not have, or has another one of that number.
+    #[error(
+        "the database {path} went through change {change} of its tables, which is another one in this release: use the release that \
+         made it"
+    )]
+    Foreign {
+        /// The file.
+        path: String,
+        /// The number of the change.
+        change: i64,
+    },
     /// Its file system is full.
     #[error("the database cannot be written")]
     NoSpace(#[source] Box<dyn std::error::Error + Send + Sync>),

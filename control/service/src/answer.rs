@@ -63,6 +63,7 @@ impl Explain for DbError {
         match self {
             DbError::Taken { .. } => ProblemKind::Conflict,
             DbError::NoSpace(_) => ProblemKind::NoSpace,
+            DbError::Newer { .. } | DbError::Foreign { .. } => ProblemKind::Damaged,
             DbError::Open { .. } | DbError::Unreadable { .. } | DbError::Failed(_) => ProblemKind::Failed,
         }
     }

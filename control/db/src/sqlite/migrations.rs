@@ -7,6 +7,7 @@ use std::borrow::Cow;
 
 use sqlx::SqlSafeStr as _;
 use sqlx::migrate::{Migration, MigrationType, Migrator};
+use sqlx::sqlite::SqlitePool;
 
 /// All migrations.
 pub(super) fn all() -> Migrator {
@@ -22,6 +23,11 @@ pub(super) fn all() -> Migrator {
         Migration::new(version, Cow::Borrowed(description), MigrationType::Simple, sql.into_sql_str(), false)
     };
     Migrator::with_migrations(all.into_iter().map(migration).collect())
+}
+
+/// The number of the last migration that a file went through.
+pub(super) async fn last(pool: &SqlitePool) -> Result<Option<i64>, sqlx::Error> {
+    sqlx::query_scalar("SELECT max(version) FROM _sqlx_migrations").fetch_one(pool).await
 }
 
 #[cfg(test)]

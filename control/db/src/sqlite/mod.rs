@@ -54,12 +54,21 @@ impl SqliteDatabase {
             .foreign_keys(true)
             .busy_timeout(Duration::from_millis(BUSY_TIMEOUT_MS));
         let writer = pool(1).connect_with(options.clone()).await.map_err(|e| failed(cause(e)))?;
-        migrations::all().run(&writer).await.map_err(|e| {
-            failed(match e {
-                MigrateError::Execute(e) => cause(e),
-                e => Box::new(e),
-            })
-        })?;
+        let all = migrations::all();
+        if let Err(e) = all.run(&writer).await {
+            let known = all.iter().map(|migration| migration.version).max().unwrap_or(0);
+            let path = path.display().to_string();
+            return Err(match e {
+                MigrateError::VersionMissing(change) if change > known => {
+                    DbError::Newer { path, format: migrations::last(&writer).await?.unwrap_or(change), known }
+                }
+                MigrateError::VersionMissing(change) | MigrateError::VersionMismatch(change) => {
+                    DbError::Foreign { path, change }
+                }
+                MigrateError::Execute(e) => failed(cause(e)),
+                e => failed(Box::new(e)),
+            });
+        }
         let readers = pool(MAX_READERS).connect_with(options).await.map_err(|e| failed(cause(e)))?;
         Ok(Self { readers, writer })
     }
@@ -161,6 +170,29 @@ mod tests {
     fn event(detail: &str) -> NewEvent {
         let (actor, subject) = ("uid 0".to_owned(), "daemon".to_owned());
         NewEvent { at_ms: 0, actor, subject, action: "test", detail: detail.to_owned() }
+    }
+
+    #[tokio::test]
+    async fn a_database_of_another_release_is_refused_in_words() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("headwater.db");
+        let refused = async |changed: &'static str| {
+            let db = SqliteDatabase::open(&path).await.unwrap();
+            sqlx::query(changed).execute(&db.writer).await.unwrap();
+            db.close().await;
+            SqliteDatabase::open(&path).await.unwrap_err()
+        };
+        let known = migrations::all().iter().map(|migration| migration.version).max().unwrap();
+        let newer = "INSERT INTO _sqlx_migrations (version, description, success, checksum, execution_time)
+             VALUES (1000, 'later', 1, x'00', 0), (1001, 'later still', 1, x'00', 0)";
+        let newer = refused(newer).await;
+        let told = format!("has format 1001; this release reads formats up to {known}: use the release");
+        assert!(newer.to_string().contains(&told), "{newer}");
+        let pool = pool(1).connect_with(SqliteConnectOptions::new().filename(&path)).await.unwrap();
+        sqlx::query("DELETE FROM _sqlx_migrations WHERE version >= 1000").execute(&pool).await.unwrap();
+        pool.close().await;
+        let foreign = refused("UPDATE _sqlx_migrations SET checksum = x'00' WHERE version = 3").await;
+        assert!(foreign.to_string().contains("went through change 3 of its tables"), "{foreign}");
     }
 
     #[tokio::test]
