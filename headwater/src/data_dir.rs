@@ -2,7 +2,7 @@
 
 use std::fs::{File, TryLockError};
 use std::io::{ErrorKind, Read, Seek, SeekFrom, Write};
-use std::os::unix::fs::DirBuilderExt;
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 use anyhow::Context;
@@ -66,6 +66,37 @@ impl DataDir {
         self.0.join("run")
     }
 
+    /// Who the daemon of this directory is to others that share its store: 32 hexadecimal digits, made once. The directory's lock
+    /// is held.
+    pub fn identity(&self) -> anyhow::Result<String> {
+        let path = self.0.join("daemon.id");
+        let failed = || format!("cannot use {}", path.display());
+        match std::fs::read_to_string(&path) {
+            Ok(text) => {
+                let digits = text.trim_end();
+                let is_sound = digits.len() == 32 && digits.bytes().all(|c| c.is_ascii_hexdigit());
+                return is_sound.then(|| digits.to_owned()).with_context(|| {
+                    format!(
+                        "{} does not hold 32 hexadecimal digits: restore it, or remove it to have another made",
+                        path.display()
+                    )
+                });
+            }
+            Err(e) if e.kind() == ErrorKind::NotFound => {}
+            Err(e) => return Err(e).with_context(failed),
+        }
+        // Under another name first, so that it is whole or not there.
+        let new = self.0.join("daemon.id.new");
+        let id = uuid::Uuid::new_v4().simple().to_string();
+        let mut options = File::options();
+        let mut file =
+            options.write(true).create(true).truncate(true).mode(0o600).open(&new).with_context(failed)?;
+        writeln!(file, "{id}").and_then(|()| file.sync_all()).with_context(failed)?;
+        std::fs::rename(&new, &path).with_context(failed)?;
+        File::open(&self.0).and_then(|dir| dir.sync_all()).with_context(failed)?;
+        Ok(id)
+    }
+
     /// Makes the directory where it is missing, for its owner only, and takes its lock.
     pub fn lock(&self) -> anyhow::Result<DataDirLock> {
         let failed = || format!("cannot use the data directory {}", self.0.display());
@@ -125,6 +156,9 @@ mod tests {
         let held = data_dir.lock().unwrap();
         let error = data_dir.lock().unwrap_err();
         assert!(error.to_string().contains(&format!("process {}", std::process::id())), "{error}");
+        assert_eq!(data_dir.identity().unwrap(), data_dir.identity().unwrap());
+        std::fs::write(dir.path().join("deep/data/daemon.id"), "").unwrap();
+        assert!(data_dir.identity().unwrap_err().to_string().contains("daemon.id"));
         drop(held);
         data_dir.lock().unwrap();
     }

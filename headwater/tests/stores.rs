@@ -10,7 +10,8 @@ use std::process::{Child, Command, Stdio};
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
-use headwater_store::{Access, LocalDir, NewVersion, Store};
+use headwater_store::hold::Purpose;
+use headwater_store::{Access, Hold, ImageReference, Keys, LocalDir, NewVersion, S3Options, S3Store, Store};
 use headwater_testkit::s3::{KEY_ID, KEY_SECRET, S3Server, serve_if_asked};
 use rustix::process::{Pid, Signal, kill_process};
 use support::{Daemon, headwater, pseudo_random, run};
@@ -155,6 +156,92 @@ fn a_daemon_keeps_images_in_a_bucket() {
     assert!(daemon.cli(&["image", "list"]).ok().contains("disk"));
     assert!(daemon.cli(&["image", "verify", "disk@2"]).ok().contains("sound"));
     assert!(daemon.cli(&["image", "remove", "disk@1"]).ok().contains("removed disk@1"));
+}
+
+/// Has the daemon of a data directory hold a version for nothing.
+fn left_by_a_crash(url: &str, data_dir: &Path, version: &str) {
+    let id = std::fs::read_to_string(data_dir.join("daemon.id")).unwrap();
+    let mut options = S3Options::new("test");
+    options.keys = Keys::Given { id: KEY_ID.to_owned(), secret: KEY_SECRET.to_owned() };
+    let opened = S3Store::open(&url.parse().unwrap(), Access::WRITE, &options).unwrap();
+    let reference: ImageReference = version.parse().unwrap();
+    let hold = Hold {
+        manifest: opened.resolve(&reference).unwrap().manifest,
+        image: reference.name,
+        purpose: Purpose::Disk,
+        daemon: id.trim().to_owned(),
+        id: "begun".to_owned(),
+        holder: "machine 'never'".to_owned(),
+    };
+    opened.hold(&hold).unwrap();
+}
+
+#[test]
+fn daemons_of_one_bucket_do_not_remove_what_another_needs() {
+    let url = in_bucket("held-images");
+    let over_s3 = |dir| {
+        Daemon::start_in(dir, |command| {
+            with_keys(command).args(["--store", &url]);
+        })
+    };
+    let (one, other) = (over_s3(support::short_dir()), over_s3(support::short_dir()));
+    one.with_tiny_machine("desk");
+    one.cli(&["machine", "create", "lab", "tiny", "--memory", "64M", "--persistent"]).ok();
+    one.cli(&["machine", "start", "lab", "--wait"]).ok();
+    one.cli(&["machine", "stop", "lab", "--force"]).ok();
+    let import = |daemon: &Daemon, seed: u8| {
+        let raw = daemon.path().join("tiny.raw");
+        let mut disk = support::tiny_disk();
+        disk[512] = seed;
+        std::fs::write(&raw, disk).unwrap();
+        daemon.cli(&["image", "import", text(&raw)]).ok();
+    };
+    // Below a kept disk whose machine is off, below an edit, pinned, named, and free.
+    import(&one, 2);
+    one.cli(&["image", "edit", "tiny", "--machine", "desk"]).ok();
+    import(&other, 3);
+    import(&other, 4);
+    import(&other, 5);
+    import(&other, 6);
+    one.cli(&["catalog", "create", "class", "tiny", "--memory", "64M"]).ok();
+    one.cli(&["image", "pin", "class", "tiny@3"]).ok();
+    one.cli(&["machine", "create", "fixed", "tiny@4", "--memory", "64M"]).ok();
+    let is_held = |version: &str, holder: &str| {
+        let says = [holder, text(one.path()), "gone for ever", "/holds/"];
+        other.cli(&["image", "remove", version]).fails(4, &says);
+    };
+    is_held("tiny@1", "machine 'lab'");
+    is_held("tiny@2", "machine 'desk' of host");
+    is_held("tiny@3", "catalog 'class'");
+    is_held("tiny@4", "machine 'fixed'");
+    other.cli(&["image", "remove", "tiny"]).fails(4, &["gone for ever"]);
+    other.cli(&["machine", "create", "hers", "tiny", "--memory", "64M"]).ok();
+    other
+        .cli(&["image", "edit", "tiny", "--machine", "hers"])
+        .fails(4, &["machine 'desk' of host", "edits image 'tiny' already"]);
+
+    // Not while its daemon is gone, either. The next one lets go of what its database does not say.
+    let dir = one.kill();
+    other.cli(&["image", "remove", "tiny@1"]).fails(4, &["machine 'lab'"]);
+    left_by_a_crash(&url, dir.path(), "tiny@5");
+    let one = over_s3(dir);
+    other.cli(&["image", "remove", "tiny@5"]).ok();
+    other.cli(&["image", "remove", "tiny@1"]).fails(4, &["machine 'lab'"]);
+    one.cli(&["machine", "start", "lab", "--wait"]).ok();
+    one.cli(&["machine", "stop", "lab", "--force"]).ok();
+
+    let goes = |version: &str| {
+        support::wait_until(&format!("others can remove {version}"), || {
+            other.cli(&["image", "remove", version]).code == 0
+        });
+    };
+    one.cli(&["machine", "reset", "lab"]).ok();
+    goes("tiny@1");
+    one.cli(&["image", "discard", "tiny"]).ok();
+    other.cli(&["image", "edit", "tiny", "--machine", "hers"]).ok();
+    other.cli(&["image", "remove", "tiny@2"]).ok();
+    one.cli(&["image", "unpin", "class"]).ok();
+    goes("tiny@3");
 }
 
 #[test]

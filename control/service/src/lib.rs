@@ -45,6 +45,7 @@ pub mod backend;
 mod catalogs;
 mod console;
 mod extract;
+mod holds;
 mod identity;
 pub mod job;
 pub mod life;

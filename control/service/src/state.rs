@@ -14,6 +14,7 @@ use uuid::Uuid;
 use crate::asked::Answers;
 use crate::backend::{Clock, Disks, Hypervisor, Images, Random};
 use crate::extract::Actor;
+use crate::holds::Holds;
 use crate::job::MAX_JOBS;
 use crate::life::Active;
 use crate::life::alarm::Unnoted;
@@ -60,6 +61,7 @@ struct Inner {
     under_way: watch::Sender<usize>,
     answers: Answers,
     unnoted: Unnoted,
+    holds: Holds,
 }
 
 impl Service {
@@ -80,6 +82,7 @@ impl Service {
             under_way: watch::Sender::new(0),
             answers: Answers::default(),
             unnoted: Unnoted::default(),
+            holds: Holds::default(),
         }))
     }
 
@@ -141,6 +144,10 @@ impl Service {
 
     pub(crate) fn note_places(&self) -> Arc<Semaphore> {
         self.0.note_places.clone()
+    }
+
+    pub(crate) fn hold_state(&self) -> &Holds {
+        &self.0.holds
     }
 
     pub(crate) fn answers(&self) -> &Answers {

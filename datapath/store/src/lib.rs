@@ -63,6 +63,7 @@ pub mod error;
 #[cfg(any(test, feature = "fuzzing"))]
 pub mod fuzzing;
 pub mod hash;
+pub mod hold;
 pub mod local_dir;
 pub mod name;
 pub mod patient;
@@ -73,6 +74,7 @@ pub mod store;
 pub use copy::{Copied, CopyProgress, ObjectsOf, copy, copy_object};
 pub use error::{StoreError, StoreErrorKind};
 pub use hash::Hash;
+pub use hold::Hold;
 pub use local_dir::{
     Access, CHUNK_BYTES_DEFAULT, CHUNK_BYTES_MAX, CHUNK_BYTES_MIN, LocalDir, chunk_bytes_of, settings_bytes,
 };

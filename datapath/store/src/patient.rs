@@ -26,6 +26,7 @@ use parking_lot::{Condvar, Mutex};
 
 use crate::error::{StoreError, StoreErrorKind};
 use crate::hash::Hash;
+use crate::hold::Hold;
 use crate::name::ImageName;
 use crate::refs::Image;
 use crate::store::{Check, Listed, Object, Patch, Pin, Publication, Removed, Store, Traffic};
@@ -113,6 +114,22 @@ impl<S: Store + Clone> Store for PatientStore<S> {
 
     fn pin(&self, manifest: Hash) -> Result<Pin, StoreError> {
         self.below.pin(manifest)
+    }
+
+    fn keeps_holds(&self) -> bool {
+        self.below.keeps_holds()
+    }
+
+    fn hold(&self, hold: &Hold) -> Result<(), StoreError> {
+        self.below.hold(hold)
+    }
+
+    fn release(&self, hold: &Hold) -> Result<(), StoreError> {
+        self.below.release(hold)
+    }
+
+    fn holds_of(&self, daemon: &str) -> Result<Vec<Hold>, StoreError> {
+        self.below.holds_of(daemon)
     }
 
     fn publish(&self) -> Result<Box<dyn Publication>, StoreError> {

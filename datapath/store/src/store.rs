@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use crate::error::{StoreError, StoreErrorKind};
 use crate::hash::Hash;
+use crate::hold::Hold;
 use crate::name::{ImageName, ImageReference};
 use crate::refs::{Image, Version};
 
@@ -106,6 +107,33 @@ pub trait Store: Send + Sync + 'static {
 
     /// Keeps the version with this manifest from being removed, by any process, until the pin is dropped.
     fn pin(&self, manifest: Hash) -> Result<Pin, StoreError>;
+
+    /// Whether daemons of their own remove versions from it, and so are to be told by [`Store::hold`] what others need.
+    fn keeps_holds(&self) -> bool {
+        false
+    }
+
+    /// Notes that somebody needs a version also while nobody has the store open: it is not removed until [`Store::release`].
+    /// Once more is no error. A version that is not in its image is [`StoreErrorKind::NotFound`], an edit of an image that another
+    /// daemon edits [`StoreErrorKind::InUse`]; then nothing is left of it, and after any other error it may be there.
+    ///
+    /// A store of one writer keeps none: only that one removes, and it knows its own needs.
+    fn hold(&self, hold: &Hold) -> Result<(), StoreError> {
+        let _ = hold;
+        Ok(())
+    }
+
+    /// Takes a hold away. One that is not there is no error.
+    fn release(&self, hold: &Hold) -> Result<(), StoreError> {
+        let _ = hold;
+        Ok(())
+    }
+
+    /// The holds of a daemon, without who their holders are.
+    fn holds_of(&self, daemon: &str) -> Result<Vec<Hold>, StoreError> {
+        let _ = daemon;
+        Ok(Vec::new())
+    }
 
     /// Starts a new version. While a publication is under way no object is reclaimed.
     fn publish(&self) -> Result<Box<dyn Publication>, StoreError>;

@@ -10,8 +10,10 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
+use headwater_store::hold::Purpose;
 use headwater_store::{
-    Access, Hash, Keys, NewVersion, Object, S3Options, S3Store, S3Url, Store, StoreError, StoreErrorKind,
+    Access, Hash, Hold, Keys, NewVersion, Object, S3Options, S3Store, S3Url, Store, StoreError,
+    StoreErrorKind,
 };
 use headwater_testkit::s3::{KEY_ID, KEY_SECRET, S3Server, serve_if_asked};
 use headwater_testkit::{Fault, HttpRelay};
@@ -443,6 +445,108 @@ fn a_lock_of_a_dead_process_lapses_and_a_living_one_is_respected() {
     publish(store.as_ref(), "b", b"later", &[], b"m4").unwrap();
     assert!(since.elapsed() >= Duration::from_millis(600));
     freeing.join().unwrap();
+}
+
+/// A need of a version of image `a`.
+fn hold(manifest: Hash, daemon: &str, purpose: Purpose) -> Hold {
+    let (image, daemon) = (name("a"), daemon.to_owned());
+    Hold {
+        image,
+        manifest,
+        purpose,
+        id: "disk-1".into(),
+        holder: format!("machine 'lab' of {daemon}"),
+        daemon,
+    }
+}
+
+/// How many there are. The server leaves empty folders.
+fn holds_in(folder: &Path) -> usize {
+    let entries = fs::read_dir(folder).into_iter().flatten().map(Result::unwrap);
+    entries.map(|entry| if entry.path().is_dir() { holds_in(&entry.path()) } else { 1 }).sum()
+}
+
+#[test]
+fn what_a_daemon_holds_stays_until_it_lets_go_also_while_it_is_off() {
+    let place = InBucket::new(server().address());
+    let (one, other) = (suite::writable(&place), suite::writable(&place));
+    let first = publish(one.as_ref(), "a", b"object", &[], b"m").unwrap();
+    publish(one.as_ref(), "a", b"second", &[], b"m2").unwrap();
+    publish(one.as_ref(), "b", b"object", &[], b"m").unwrap();
+    let held = hold(first.manifest, "d1", Purpose::Disk);
+    one.hold(&held).unwrap();
+    one.hold(&held).unwrap();
+    drop(one);
+    // It does not lapse.
+    let key = place.dir().join(format!("holds/{}/a/disk.d1.disk-1", first.manifest));
+    assert_eq!(fs::read_to_string(&key).unwrap(), "machine 'lab' of d1\n");
+    make_older(&key, NEVER);
+    for number in [Some(1), None] {
+        let refused = other.remove(&name("a"), number).unwrap_err();
+        assert_eq!(refused.kind(), StoreErrorKind::InUse);
+        let told = refused.to_string();
+        for says in ["a@1", "machine 'lab' of d1 has a kept disk over it", "gone for ever", "disk.d1.disk-1"]
+        {
+            assert!(told.contains(says), "no {says} in {told}");
+        }
+    }
+    // Other versions, and the same one of another image, are not its.
+    other.remove(&name("a"), Some(2)).unwrap();
+    other.remove(&name("b"), None).unwrap();
+    // Nor is it given back where the list of its image is lost.
+    let list = fs::read(place.dir().join("images/a")).unwrap();
+    fs::remove_file(place.dir().join("images/a")).unwrap();
+    publish(other.as_ref(), "b", b"third", &[], b"m3").unwrap();
+    other.remove(&name("b"), None).unwrap();
+    fs::write(place.dir().join("images/a"), list).unwrap();
+    assert_eq!(other.manifest(first.manifest).unwrap(), b"m");
+    other.open_object(first.objects[0]).unwrap();
+
+    let mine = other.holds_of("d1").unwrap();
+    assert_eq!((mine.len(), mine[0].manifest, other.holds_of("d2").unwrap().len()), (1, first.manifest, 0));
+    other.release(&mine[0]).unwrap();
+    other.release(&mine[0]).unwrap();
+    assert_eq!(holds_in(&place.dir().join("holds")), 0);
+    other.remove(&name("a"), None).unwrap();
+    assert_eq!(files(place.dir()), []);
+    // What is gone cannot be held any more, and nothing is left of the attempt.
+    assert_eq!(kind(other.hold(&held)), StoreErrorKind::NotFound);
+    assert_eq!(holds_in(&place.dir().join("holds")), 0);
+}
+
+#[test]
+fn an_image_is_edited_by_one_daemon_of_a_bucket() {
+    let place = InBucket::new(server().address());
+    let store = suite::writable(&place);
+    let first = publish(store.as_ref(), "a", b"object", &[], b"m").unwrap();
+    let second = publish(store.as_ref(), "a", b"second", &[], b"m2").unwrap();
+    store.hold(&hold(first.manifest, "d1", Purpose::Edit)).unwrap();
+    let refused = store.hold(&hold(second.manifest, "d2", Purpose::Edit)).unwrap_err();
+    assert_eq!(refused.kind(), StoreErrorKind::InUse);
+    assert!(refused.to_string().contains("machine 'lab' of d1 edits image 'a' already"), "{refused}");
+    assert_eq!(store.holds_of("d2").unwrap(), []);
+    store.hold(&hold(second.manifest, "d2", Purpose::Disk)).unwrap();
+    store.release(&hold(first.manifest, "d1", Purpose::Edit)).unwrap();
+    store.hold(&hold(second.manifest, "d2", Purpose::Edit)).unwrap();
+}
+
+#[test]
+fn who_holds_a_version_waits_for_a_removal_that_did_not_see_it() {
+    let place = InBucket::new(server().address());
+    let store = suite::writable(&place);
+    let version = publish(store.as_ref(), "a", b"object", &[], b"m").unwrap();
+    fs::create_dir_all(place.dir().join("locks")).unwrap();
+    fs::write(place.dir().join("locks/exclusive"), b"alive\n").unwrap();
+    let holding = std::thread::spawn({
+        let store = Arc::clone(&store);
+        move || store.hold(&hold(version.manifest, "d1", Purpose::Disk))
+    });
+    wait_until("it is noted", || holds_in(&place.dir().join("holds")) == 1);
+    // The removal goes on.
+    fs::remove_file(place.dir().join("images/a")).unwrap();
+    fs::remove_file(place.dir().join("locks/exclusive")).unwrap();
+    assert_eq!(kind(holding.join().unwrap()), StoreErrorKind::NotFound);
+    assert_eq!(holds_in(&place.dir().join("holds")), 0);
 }
 
 #[test]

@@ -20,7 +20,7 @@ use headwater_image::{
 use headwater_nbd::client::ClientOptions;
 use headwater_nbd::{Client, NbdUri};
 use headwater_service::backend::{
-    BackendError, Images, ImportOrder, ImportOutcome, JobControl, Listed, Promoted, Promotion,
+    BackendError, Hold, Images, ImportOrder, ImportOutcome, JobControl, Listed, Promoted, Promotion,
 };
 use headwater_store::{
     Access, Hash, ImageName, ImageReference, Pointer, Selector, Store, StoreError, StoreErrorKind, Version,
@@ -28,6 +28,7 @@ use headwater_store::{
 use parking_lot::Mutex;
 
 use crate::adapters::disks::blocking;
+use crate::adapters::holds::{DaemonName, heard};
 use crate::adapters::promotions::Promotions;
 use crate::adapters::{boot_traces, convert};
 use crate::failure::{image_kind, store_kind};
@@ -42,6 +43,8 @@ pub struct StoredImages {
     credentials: Credentials,
     promotions: Arc<Promotions>,
     last_known: Arc<LastKnown>,
+    /// Who needs versions.
+    daemon: DaemonName,
     /// When it was last looked whether removals left something, in seconds since 1970.
     reclaimed_at_s: AtomicU64,
 }
@@ -96,11 +99,17 @@ const RECLAIM_EVERY_S: u64 = 60;
 const RECLAIM_EVERY_REMOTE_S: u64 = 600;
 
 impl StoredImages {
-    /// The images of `store`, and what boots of them read; servers that they are repaired from are shown `credentials`.
-    pub fn new(store: Arc<dyn Store>, traces: Arc<Traces>, credentials: Credentials) -> Self {
+    /// The images of `store`, of which `daemon` needs some, and what boots of them read; servers that they are repaired from
+    /// are shown `credentials`.
+    pub fn new(
+        store: Arc<dyn Store>,
+        traces: Arc<Traces>,
+        credentials: Credentials,
+        daemon: DaemonName,
+    ) -> Self {
         let promotions = Arc::new(Promotions::new(Arc::clone(&store)));
         let (last_known, reclaimed_at_s) = (Arc::default(), AtomicU64::new(0));
-        Self { store, traces, credentials, promotions, last_known, reclaimed_at_s }
+        Self { store, traces, credentials, promotions, last_known, daemon, reclaimed_at_s }
     }
 }
 
@@ -265,6 +274,27 @@ impl Images for StoredImages {
             Ok(Removed { removed: names.collect(), freed_bytes: removed.freed_bytes })
         })
         .await
+    }
+
+    fn keeps_holds(&self) -> bool {
+        self.store.keeps_holds()
+    }
+
+    async fn hold(&self, hold: &Hold) -> Result<(), BackendError> {
+        let (store, hold) = (self.store.clone(), self.daemon.told(hold)?);
+        blocking("hold a version", move || store.hold(&hold).map_err(store_failed)).await
+    }
+
+    async fn release(&self, hold: &Hold) -> Result<(), BackendError> {
+        let (store, hold) = (self.store.clone(), self.daemon.told(hold)?);
+        blocking("release a version", move || store.release(&hold).map_err(store_failed)).await
+    }
+
+    async fn holds(&self) -> Result<Vec<Hold>, BackendError> {
+        let (store, daemon) = (self.store.clone(), self.daemon.id.clone());
+        let held =
+            blocking("see what is held", move || store.holds_of(&daemon).map_err(store_failed)).await?;
+        Ok(held.into_iter().map(heard).collect())
     }
 
     async fn trace(&self, version: &ImageVersion) -> Result<BootTrace, BackendError> {

@@ -4,6 +4,7 @@ mod boot_traces;
 mod convert;
 pub mod disks;
 mod frozen;
+pub mod holds;
 pub mod hypervisor;
 pub mod images;
 mod kept;

@@ -28,6 +28,7 @@ use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
 use crate::adapters::disks::Volumes;
+use crate::adapters::holds::DaemonName;
 use crate::adapters::hypervisor::Qemu;
 use crate::adapters::images::StoredImages;
 use crate::caches::CacheArgs;
@@ -127,7 +128,8 @@ impl Daemon {
         };
         let offer_url = offer.as_ref().map(StoreServer::url);
         let volumes = volumes(&data_dir, store.clone(), options.caches, options.stream).await?;
-        let images = StoredImages::new(store.clone(), volumes.traces(), options.credentials);
+        let daemon = DaemonName::here(data_dir.identity()?, data_dir.path());
+        let images = StoredImages::new(store.clone(), volumes.traces(), options.credentials, daemon);
         let service = service(&data_dir, images, database.clone(), volumes.clone());
         step.send_replace("looking for what an earlier daemon left");
         service.recover().await.context("cannot clean up after an earlier daemon")?;

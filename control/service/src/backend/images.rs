@@ -74,6 +74,40 @@ pub struct Promoted {
     pub failed: Vec<BackendError>,
 }
 
+/// What a version is held for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum HoldPurpose {
+    /// A disk over it is kept.
+    Disk,
+    /// It is edited, on one machine of all daemons of the store.
+    Edit,
+    /// A machine or a catalog names it.
+    Pin,
+}
+
+/// This daemon's need of a version, also while no disk is open.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Hold {
+    /// What for.
+    pub purpose: HoldPurpose,
+    /// What of this daemon's: letters, digits, `-` and `.`.
+    pub id: String,
+    /// The image.
+    pub image: String,
+    /// The hash of the version's manifest.
+    pub hash: String,
+    /// Who: `machine 'lab'`. Not told of those that are there.
+    pub holder: String,
+}
+
+impl Hold {
+    /// Whether both are the same need.
+    pub fn is_same(&self, other: &Self) -> bool {
+        let key = |hold: &Self| (hold.purpose, hold.id.clone(), hold.image.clone(), hold.hash.clone());
+        key(self) == key(other)
+    }
+}
+
 /// The store of images.
 ///
 /// # Contract
@@ -142,6 +176,29 @@ pub trait Images: Send + Sync + 'static {
     /// Removes one version, or the whole image where the reference names none. The caller made sure that
     /// nothing uses it.
     async fn remove(&self, reference: &ImageRef) -> Result<Removed, BackendError>;
+
+    /// Whether other daemons remove versions from the store, too, and so are to be told by [`Images::hold`] what this one needs.
+    fn keeps_holds(&self) -> bool {
+        false
+    }
+
+    /// Keeps a version from being removed by other daemons until it is released. An image that another daemon edits is an error of
+    /// kind `Conflict`, a version that is gone of kind `NotFound`; after any other error it may be held.
+    async fn hold(&self, hold: &Hold) -> Result<(), BackendError> {
+        let _ = hold;
+        Ok(())
+    }
+
+    /// Lets go of it. What is not held is no error.
+    async fn release(&self, hold: &Hold) -> Result<(), BackendError> {
+        let _ = hold;
+        Ok(())
+    }
+
+    /// What this daemon holds.
+    async fn holds(&self) -> Result<Vec<Hold>, BackendError> {
+        Ok(Vec::new())
+    }
 
     /// Frees what a removal had to leave because somebody used it, if nobody does any more. Asked every second; looks when it is time
     /// to. Returns the bytes freed.

@@ -13,6 +13,6 @@ mod surroundings;
 pub use disks::{Disk, DiskRequest, Disks, FrozenDisk, Kept, KeptRequest, SealOrder, SealOutcome, Shortage};
 pub use error::BackendError;
 pub use hypervisor::{ExecOutput, Hypervisor, Vm, VmExit, VmPlan, VmRequest};
-pub use images::{Images, ImportOrder, ImportOutcome, Listed, Promoted, Promotion};
+pub use images::{Hold, HoldPurpose, Images, ImportOrder, ImportOutcome, Listed, Promoted, Promotion};
 pub use job::JobControl;
 pub use surroundings::{Clock, Random, SystemClock, SystemRandom};

@@ -81,6 +81,7 @@ impl Service {
         let _using = self.using_versions().await;
         let version = self.version_of("start", record, record.reference()).await?;
         let kept = self.new_disk(record.uuid, Purpose::Persistent, &version, actor)?;
+        self.hold_disk(&kept, &record.name).await.map_err(LifeError::backend("start", &record.name))?;
         let mut repo = self.db().write().await?;
         repo.kept_disks().add(&kept).await?;
         repo.save().await?;
@@ -167,6 +168,7 @@ impl Service {
         }
         repo.save().await?;
         self.discard_files(disk).await;
+        self.release_disk(disk).await;
         Ok(())
     }
 

@@ -37,6 +37,10 @@ impl Service {
         let newest = ImageRef { image: image.to_owned(), version: None, channel: Some(Channel::Maintenance) };
         let version = self.images().resolve(&newest).await.map_err(LifeError::backend("edit on", machine))?;
         let disk = self.new_disk(uuid, Purpose::Edit, &version, actor)?;
+        if let Err(e) = self.hold_disk(&disk, machine).await {
+            self.release_disk(&disk).await;
+            return Err(LifeError::backend("edit on", machine)(e));
+        }
         let mut repo = self.db().write().await?;
         let added = repo.kept_disks().add(&disk).await;
         match added {
@@ -44,6 +48,8 @@ impl Service {
                 let holder = editor(&mut *repo, image).await?;
                 let (image, machine) = (image.to_owned(), record.name);
                 let holder = holder.unwrap_or_else(|| machine.clone());
+                drop(repo);
+                self.release_disk(&disk).await;
                 return Err(LifeError::Held { image, machine, holder });
             }
             other => other?,

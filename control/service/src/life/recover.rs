@@ -71,6 +71,9 @@ impl Service {
                 self.not_started_again(record).await?;
             }
         }
+        // What a crash left in the store, and what an earlier release did not tell it.
+        self.holds_changed();
+        self.holds_due().await;
         Ok(())
     }
 
@@ -129,6 +132,7 @@ impl Service {
                     service.promote_due().await;
                     // What follows is in no history, and an orderly end need not wait for it.
                     drop(under_way);
+                    service.holds_due().await;
                     service.reclaim_due().await;
                 }));
             }

@@ -185,8 +185,10 @@ impl Service {
         repo.events().append(event).await?;
         repo.save().await?;
         tracing::info!(machine = %name, actor = %actor.0, "removed");
+        self.holds_changed();
         if let Some(kept) = &kept {
             self.discard_files(kept).await;
+            self.release_disk(kept).await;
         }
         self.forget_lock(uuid);
         Ok(())

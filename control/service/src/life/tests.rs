@@ -23,9 +23,9 @@ use tokio::sync::{Notify, watch};
 use uuid::Uuid;
 
 use crate::backend::{
-    BackendError, Clock, Disk, DiskRequest, Disks, ExecOutput, FrozenDisk, Hypervisor, Images, ImportOrder,
-    ImportOutcome, JobControl, KeptRequest, Listed, Promoted, Promotion, SealOrder, SealOutcome, Shortage,
-    SystemClock, SystemRandom, Vm, VmExit, VmPlan, VmRequest,
+    BackendError, Clock, Disk, DiskRequest, Disks, ExecOutput, FrozenDisk, Hold, Hypervisor, Images,
+    ImportOrder, ImportOutcome, JobControl, KeptRequest, Listed, Promoted, Promotion, SealOrder, SealOutcome,
+    Shortage, SystemClock, SystemRandom, Vm, VmExit, VmPlan, VmRequest,
 };
 use crate::extract::Actor;
 use crate::life::LifeError;
@@ -166,6 +166,26 @@ impl Images for OneImage {
         self.0.versions.lock().unwrap().retain(|it| it.number != gone.number);
         Ok(Removed { removed: vec![reference.to_string()], freed_bytes: 0 })
     }
+    fn keeps_holds(&self) -> bool {
+        self.0.is_shared.load(Ordering::SeqCst)
+    }
+    async fn hold(&self, hold: &Hold) -> Result<(), BackendError> {
+        if self.0.holds_fail.load(Ordering::SeqCst) {
+            return unused();
+        }
+        self.0.holds.lock().unwrap().push(hold.clone());
+        Ok(())
+    }
+    async fn release(&self, hold: &Hold) -> Result<(), BackendError> {
+        if self.0.holds_fail.load(Ordering::SeqCst) {
+            return unused();
+        }
+        self.0.holds.lock().unwrap().retain(|it| !it.is_same(hold));
+        Ok(())
+    }
+    async fn holds(&self) -> Result<Vec<Hold>, BackendError> {
+        Ok(self.0.holds.lock().unwrap().clone())
+    }
     async fn trace(&self, _: &ImageVersion) -> Result<BootTrace, BackendError> {
         unused()
     }
@@ -246,6 +266,12 @@ struct Host {
     resolve_goes_on: Notify,
     /// References that were asked for.
     resolved: Mutex<Vec<String>>,
+    /// Other daemons use the store, too.
+    is_shared: AtomicBool,
+    /// What it was told that is needed.
+    holds: Mutex<Vec<Hold>>,
+    /// It cannot be told anything.
+    holds_fail: AtomicBool,
     /// A removal, or a change of a boot trace, waits while this is set.
     removals_wait: AtomicBool,
     removal_waits: Notify,

@@ -11,6 +11,7 @@ use crate::Service;
 use crate::answer::{Explain, Failure};
 use crate::backend::VmPlan;
 use crate::extract::{Actor, Body};
+use crate::holds::{Namer, Place};
 
 #[derive(Debug, thiserror::Error)]
 enum Error {
@@ -79,7 +80,9 @@ pub(super) async fn create_catalog(
         created_at_ms: service.now_ms(),
     };
     let using = service.using_versions().await;
-    service.images().resolve(&ImageRef::parse(&record.image).map_err(Failure)?).await?;
+    let reference = ImageRef::parse(&record.image).map_err(Failure)?;
+    let version = service.images().resolve(&reference).await?;
+    service.hold_named(Namer::Catalog(&record.name), Place::Image, &reference, &version).await?;
     let mut repo = service.db().write().await?;
     if repo.machines().by_name(&record.name).await?.is_some() {
         return Err(Error::IsMachine(record.name).into());

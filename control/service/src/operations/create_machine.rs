@@ -5,7 +5,8 @@ use axum::extract::State;
 use axum::http::StatusCode;
 use headwater_api::name::{self, ImageRef};
 use headwater_api::{
-    CacheSettings, CreateMachine, DiskTransport, Machine, MachineState, Problem, ProblemKind, Wanted,
+    CacheSettings, CreateMachine, DiskTransport, ImageVersion, Machine, MachineState, Problem, ProblemKind,
+    Wanted,
 };
 use headwater_db::{CatalogRecord, DbError, MachineRecord};
 
@@ -14,6 +15,7 @@ use crate::answer::{Explain, Failure};
 use crate::backend::{BackendError, VmPlan};
 use crate::catalogs::CatalogError;
 use crate::extract::{Actor, Body};
+use crate::holds::{Namer, Place};
 use crate::identity::{self, IdentityError, NewIdentity};
 use crate::server::MAX_SOCKET_PATH_BYTES;
 
@@ -98,7 +100,7 @@ pub(super) async fn create_machine(
     let plan = settle(&service, request).await?;
     check(&service, &plan).await?;
     let _using = service.using_versions().await;
-    resolve(&service, &plan.name, &plan.image).await?;
+    resolve_and_hold(&service, &plan).await?;
     let mut record = record(&service, plan)?;
     let mut repo = service.db().write().await?;
     if repo.catalogs().by_name(&record.name).await?.is_some() {
@@ -192,10 +194,21 @@ async fn check(service: &Service, plan: &Plan) -> Result<(), Failure> {
     Ok(())
 }
 
-async fn resolve(service: &Service, machine: &str, image: &str) -> Result<(), Failure> {
+async fn resolve(service: &Service, machine: &str, image: &str) -> Result<(ImageRef, ImageVersion), Failure> {
     let reference = ImageRef::parse(image).map_err(Failure)?;
     let failed = |source| Error::Backend { machine: machine.to_owned(), source };
-    service.images().resolve(&reference).await.map_err(failed)?;
+    let version = service.images().resolve(&reference).await.map_err(failed)?;
+    Ok((reference, version))
+}
+
+/// Makes sure that what a machine is to boot is there and stays. What one of a catalog boots is held for that.
+async fn resolve_and_hold(service: &Service, plan: &Plan) -> Result<(), Failure> {
+    let (reference, version) = resolve(service, &plan.name, &plan.image).await?;
+    if plan.catalog.is_none() {
+        let failed = |source| Error::Backend { machine: plan.name.clone(), source };
+        let namer = Namer::Machine(&plan.name);
+        service.hold_named(namer, Place::Image, &reference, &version).await.map_err(failed)?;
+    }
     Ok(())
 }
 

@@ -10,6 +10,7 @@ use crate::Service;
 use crate::answer::Failure;
 use crate::catalogs::CatalogError;
 use crate::extract::{Actor, Body, Name};
+use crate::holds::{Namer, Place};
 use crate::promotions::named_version;
 
 /// Pins a catalog to a version of its image: its machines boot that from their next boot on, but for those with a pin of
@@ -39,6 +40,8 @@ pub(super) async fn pin_catalog(
     if image != version.image {
         return Err(CatalogError::OtherImage { catalog: name, version: request.version, image }.into());
     }
+    let pinned = ImageRef::parse(&request.version).map_err(Failure)?;
+    service.hold_named(Namer::Catalog(&name), Place::Pin, &pinned, &version).await?;
     let pin = format!("{}@{}", version.image, version.number);
     let record = set_pin(&service, &actor, name, Some(pin)).await?;
     drop(using);
@@ -59,6 +62,7 @@ pub(super) async fn unpin_catalog(
     Name(name): Name,
 ) -> Result<Json<Catalog>, Failure> {
     let record = set_pin(&service, &actor, name, None).await?;
+    service.holds_changed();
     Ok(Json(service.catalog_view(record).await?))
 }
 

@@ -8,6 +8,7 @@ use headwater_api::{Machine, PinRequest, Problem, ProblemKind};
 use crate::Service;
 use crate::answer::{Explain, Failure};
 use crate::extract::{Actor, Body, Name};
+use crate::holds::{Namer, Place};
 use crate::life::LifeError;
 use crate::promotions::named_version;
 
@@ -50,6 +51,8 @@ pub(super) async fn pin_machine(
     service.record(&name).await?;
     let using = service.using_versions().await;
     let version = named_version(&service, &request.version).await.map_err(Failure)?;
+    let pinned = ImageRef::parse(&request.version).map_err(Failure)?;
+    service.hold_named(Namer::Machine(&name), Place::Pin, &pinned, &version).await?;
     let mut repo = service.db().write().await?;
     let found = repo.machines().by_name(&name).await?;
     let mut record = found.ok_or_else(|| LifeError::Unknown(name.clone()))?;

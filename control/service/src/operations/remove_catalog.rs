@@ -39,5 +39,6 @@ pub(super) async fn remove_catalog(
     repo.catalogs().remove(&name).await?;
     repo.events().append(service.event(&actor, format!("catalog {name}"), "removed", "")).await?;
     repo.save().await?;
+    service.holds_changed();
     Ok(StatusCode::NO_CONTENT)
 }

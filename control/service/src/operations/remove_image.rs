@@ -67,6 +67,8 @@ async fn remove(service: &Service, actor: &Actor, name: String) -> Result<Remove
     if !uses.is_empty() {
         return Err(Error::InUse { what: name, uses }.into());
     }
+    // What this daemon does not need any more is not to stand in its own way.
+    service.match_holds().await;
     let removed = service.images().remove(&reference).await?;
     service.image_changed(actor, &reference.image, "removed", removed.removed.join(", ")).await?;
     Ok(removed)

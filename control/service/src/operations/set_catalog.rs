@@ -9,6 +9,7 @@ use crate::Service;
 use crate::answer::Failure;
 use crate::catalogs::CatalogError;
 use crate::extract::{Actor, Body, Name};
+use crate::holds::{Namer, Place};
 
 /// Changes what the machines of a catalog boot from their next boot on: another channel, version or image.
 #[utoipa::path(
@@ -33,7 +34,8 @@ pub(super) async fn set_catalog(
     let reference = ImageRef::parse(&request.image).map_err(Failure)?;
     service.catalog(&name).await?;
     let using = service.using_versions().await;
-    service.images().resolve(&reference).await?;
+    let version = service.images().resolve(&reference).await?;
+    service.hold_named(Namer::Catalog(&name), Place::Image, &reference, &version).await?;
     let mut repo = service.db().write().await?;
     let found = repo.catalogs().by_name(&name).await?;
     let mut record = found.ok_or_else(|| CatalogError::Unknown(name.clone()))?;
@@ -47,6 +49,7 @@ pub(super) async fn set_catalog(
     let detail = format!("{} -> {}", record.image, request.image);
     repo.events().append(service.event(&actor, format!("catalog {name}"), "set", detail)).await?;
     repo.save().await?;
+    service.holds_changed();
     drop(using);
     record.image = request.image;
     Ok(Json(service.catalog_view(record).await?))

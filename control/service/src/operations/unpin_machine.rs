@@ -29,6 +29,7 @@ pub(super) async fn unpin_machine(
         repo.machines().set_pin(record.uuid, None).await?;
         repo.events().append(service.event(&actor, format!("machine {name}"), "unpinned", pin)).await?;
         repo.save().await?;
+        service.holds_changed();
     } else {
         drop(repo);
     }

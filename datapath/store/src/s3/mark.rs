@@ -7,6 +7,7 @@
 //!   locks/clock-OWNER-N    written to learn the server's time, and removed at once
 //!   pins/HASH/OWNER-N      the version with this manifest is in use
 //! ```
+//! Those in `holds/` (see [`crate::hold`]) are set in the same order, and are neither renewed nor lapse.
 //!
 //! # Why nothing in use is removed
 //! S3 shows every write to every later read. Who starts to publish or to pin writes a mark first and looks for
@@ -43,6 +44,7 @@ pub(super) const EXCLUSIVE: &str = "locks/exclusive";
 pub(super) const SWEEP_WANTED: &str = "locks/sweep";
 pub(super) const LOCKS: &str = "locks";
 pub(super) const PINS: &str = "pins";
+pub(super) const HOLDS: &str = "holds";
 pub(super) const WRITER_PREFIX: &str = "writer-";
 const MARK_MAX_BYTES: u64 = 4096;
 
@@ -93,6 +95,27 @@ impl Marks {
             }
             std::thread::sleep(LOOK_EVERY);
         }
+    }
+
+    /// Writes a key that does not lapse, and then waits until nobody removes. After an error it may be there.
+    pub(super) fn lasting(&self, key: &str, content: &Bytes) -> Result<(), StoreError> {
+        let until = Instant::now() + EXCLUSIVE_WAIT;
+        match self.bucket.put(key, content, &Condition::Any) {
+            Ok(_) => {}
+            Err(Refusal::Failed(e)) => return Err(e),
+            Err(_) => return Err(self.busy()),
+        }
+        // It stays meanwhile: who removes does not wait for it, and one who begins now heeds it.
+        while let Some((_, at_s)) = self.bucket.head(EXCLUSIVE)? {
+            if self.is_stale(at_s)? && self.exclusive(Duration::ZERO)?.is_some() {
+                continue;
+            }
+            if Instant::now() >= until {
+                return Err(self.busy());
+            }
+            std::thread::sleep(LOOK_EVERY);
+        }
+        Ok(())
     }
 
     fn set(&self, key: &str, renewal: Renewal) -> Result<Mark, StoreError> {

@@ -7,6 +7,7 @@
 //!                      objects/HASH     immutable
 //!                      traces/HASH
 //!                      locks/, pins/    who uses what: see `mark`
+//!                      holds/           who needs what also while it is off: see `crate::hold`
 //!                      tmp/HASH.upload  how far a copy that was interrupted is
 //! ```
 //!
@@ -24,6 +25,7 @@
 
 mod bucket;
 mod failure;
+mod holds;
 mod mark;
 mod publication;
 pub(crate) mod upload;
@@ -38,6 +40,7 @@ use bytes::Bytes;
 
 use crate::error::{StoreError, StoreErrorKind};
 use crate::hash::Hash;
+use crate::hold::{self, Hold};
 use crate::local_dir::{Access, chunk_bytes_of, settings_bytes};
 use crate::name::{ImageName, Selector};
 use crate::patient::PatientStore;
@@ -170,7 +173,7 @@ impl S3Store {
 fn make(bucket: &Bucket, chunk_bytes: u32) -> Result<u32, StoreError> {
     let bytes = Bytes::from(settings_bytes(chunk_bytes)?);
     let others = bucket.list("")?;
-    let ours = ["store", "images/", "manifests/", "objects/", "traces/", "tmp/", "locks/", "pins/"];
+    let ours = ["store", "images/", "manifests/", "objects/", "traces/", "tmp/", "locks/", "pins/", "holds/"];
     if let Some(other) = others.iter().find(|key| !ours.iter().any(|own| key.name.starts_with(own))) {
         return Err(StoreError::new(
             StoreErrorKind::UnknownFormat,
@@ -387,12 +390,14 @@ impl Inner {
         Ok(())
     }
 
-    /// Manifests that somebody uses. Who pins one from here on waits for the exclusive lock, which the caller holds, and
+    /// Manifests that somebody uses or holds. Who pins or holds one from here on waits for the exclusive lock, which the caller holds, and
     /// looks for the manifest then.
     fn pinned(&self) -> Result<HashSet<Hash>, StoreError> {
         let (live, _) = self.marks.live_and_stale(PINS, "")?;
         let manifest = |mark: &Entry| mark.name.split_once('/')?.0.parse().ok();
-        Ok(live.iter().filter_map(manifest).collect())
+        let held = self.holds()?;
+        let held = held.iter().filter_map(|entry| hold::manifest_of(&entry.name));
+        Ok(live.iter().filter_map(manifest).chain(held).collect())
     }
 
     /// Notes that there is something to give back when nobody publishes any more.
@@ -422,6 +427,7 @@ impl Inner {
             for version in &going {
                 image.forget(version.number);
             }
+            self.must_not_be_held(name, image, &going)?;
             self.must_not_be_pinned(name, image, &going)?;
             if number.is_none() {
                 self.must_have_no_writers(name)?;
@@ -588,6 +594,22 @@ impl Store for S3Store {
 
     fn pin(&self, manifest: Hash) -> Result<Pin, StoreError> {
         self.inner.pin(manifest)
+    }
+
+    fn keeps_holds(&self) -> bool {
+        self.inner.is_writable
+    }
+
+    fn hold(&self, hold: &Hold) -> Result<(), StoreError> {
+        self.inner.hold(hold)
+    }
+
+    fn release(&self, hold: &Hold) -> Result<(), StoreError> {
+        self.inner.release(hold)
+    }
+
+    fn holds_of(&self, daemon: &str) -> Result<Vec<Hold>, StoreError> {
+        self.inner.holds_of(daemon)
     }
 
     fn publish(&self) -> Result<Box<dyn Publication>, StoreError> {

@@ -347,6 +347,34 @@ pub fn the_same_content_again_is_the_version_that_is_there_where_that_is_wanted(
     assert_eq!(again(&first.objects).number, 2);
 }
 
+pub fn nothing_is_added_above_a_version_that_it_does_not_know(place: &dyn Place) {
+    let store = writable(place);
+    publish(store.as_ref(), "a", b"one", &[], b"m1").unwrap();
+    publish(store.as_ref(), "a", b"two", &[], b"m2").unwrap();
+    let image = name("a");
+    let over_first = || {
+        let new = NewVersion {
+            name: &image,
+            manifest: b"m3",
+            objects: &[Hash::of(b"one")],
+            size_bytes: 4096,
+            created_at_s: 9,
+            source: "",
+            note: "",
+            author: "",
+            unless_newest: false,
+            newest_at_most: Some(1),
+        };
+        store.publish().unwrap().commit(new)
+    };
+    let before = files(place.dir());
+    let refused = over_first().unwrap_err();
+    assert!(refused.kind() == StoreErrorKind::InUse && refused.to_string().contains("a@2"), "{refused}");
+    assert_eq!(files(place.dir()), before);
+    store.change(&image, &mut |image| image.retire(2, true)).unwrap();
+    assert_eq!(over_first().unwrap().number, 3);
+}
+
 /// Objects, versions and channels of one store come to another one, once.
 pub fn a_version_is_copied_with_its_number_and_only_once(place: &dyn Place) {
     let elsewhere = tempfile::tempdir().unwrap();
@@ -681,6 +709,7 @@ macro_rules! store_suite {
             numbers_are_not_used_again_while_the_image_exists,
             a_channel_is_durable_and_holds_its_version,
             the_same_content_again_is_the_version_that_is_there_where_that_is_wanted,
+            nothing_is_added_above_a_version_that_it_does_not_know,
             a_version_is_copied_with_its_number_and_only_once,
             a_damaged_object_is_not_copied,
             a_sync_brings_what_is_missing_and_goes_on_where_it_was_stopped,

@@ -127,6 +127,42 @@ async fn a_machine_that_never_ran_is_tied_to_no_version() {
 }
 
 #[tokio::test]
+async fn a_shared_store_is_told_before_the_database_and_agrees_with_it_afterwards() {
+    let fixture = Fixture::persistent().await;
+    let host = &fixture.host;
+    host.is_shared.store(true, Ordering::SeqCst);
+    let held = || host.holds.lock().unwrap().iter().map(|hold| hold.id.clone()).collect::<Vec<_>>();
+    host.holds_fail.store(true, Ordering::SeqCst);
+    fixture.start().await.unwrap_err();
+    assert!(fixture.service.edit_image("image", "lab", &Actor::daemon()).await.is_err());
+    assert_eq!(fixture.kept().await, []);
+    host.holds_fail.store(false, Ordering::SeqCst);
+    fixture.start().await.unwrap();
+    fixture.stop().await;
+    let disk = [fixture.kept().await[0].id.to_string()];
+    assert_eq!(held(), disk);
+
+    // One that a crash left, and one that was never set, as by an earlier release.
+    let left = Hold { id: "left".to_owned(), ..host.holds.lock().unwrap().remove(0) };
+    host.holds.lock().unwrap().push(left);
+    let again = Fixture::service(fixture.db.clone(), &fixture.host, fixture.dir.path());
+    again.recover().await.unwrap();
+    assert_eq!(held(), disk);
+    // One that could not be taken away goes later.
+    host.holds_fail.store(true, Ordering::SeqCst);
+    fixture.service.reset("lab", &Actor::daemon()).await.unwrap();
+    assert_eq!((fixture.kept().await, held()), (Vec::new(), disk.to_vec()));
+    host.holds_fail.store(false, Ordering::SeqCst);
+    fixture.service.holds_due().await;
+    assert_eq!(held(), [] as [String; 0]);
+    // An edit is held as one, and as a disk.
+    fixture.edit().await;
+    assert_eq!(held().len(), 2);
+    fixture.service.discard_edit("image", &Actor::daemon()).await.unwrap();
+    assert_eq!(held(), [] as [String; 0]);
+}
+
+#[tokio::test]
 async fn one_machine_edits_an_image_until_it_is_sealed() {
     let fixture = Fixture::new().await;
     fixture.second_machine().await;

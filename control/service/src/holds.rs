@@ -1,0 +1,224 @@
+//! What the store is told of the versions that this daemon needs also while no disk is open: below kept disks and edits, and
+//! those that machines and catalogs name. Other daemons of the same store do not remove them.
+//!
+//! ```text
+//!   begin   hold in the store -> noted in the database
+//!   end     forgotten in the database -> hold released
+//! ```
+//! What a crash, a store that is away or a client that hangs up leaves in between is made good later: the database decides, and
+//! what the store holds is compared with it after each change, at the start and before a removal. That is done alone with
+//! who is about to use a version ([`Service::using_versions`]), whose hold is there before its row.
+
+use std::collections::HashSet;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
+
+use headwater_api::name::ImageRef;
+use headwater_api::{ImageVersion, ProblemKind};
+use headwater_db::{KeptDisk, Purpose};
+
+use crate::Service;
+use crate::answer::problem;
+use crate::backend::{BackendError, Hold, HoldPurpose};
+use crate::life::LifeError;
+
+/// The time between two attempts to make the store's holds what the database says.
+const RETRY_EVERY_MS: u64 = 60_000;
+
+/// How long an operation that is done waits for the store to let go of what it held.
+const RELEASE_WAIT: Duration = Duration::from_secs(2);
+
+/// Whether the store may hold something else than the database says.
+#[derive(Default)]
+pub(crate) struct Holds {
+    may_differ: AtomicBool,
+    /// After an attempt that failed.
+    not_before_ms: AtomicU64,
+}
+
+/// Who names a version.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Namer<'a> {
+    Machine(&'a str),
+    Catalog(&'a str),
+}
+
+/// Where it is named.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Place {
+    Pin,
+    Image,
+}
+
+impl Service {
+    /// Holds the version below a disk that is about to be kept. The caller uses versions, and has no transaction.
+    pub(crate) async fn hold_disk(&self, disk: &KeptDisk, machine: &str) -> Result<(), BackendError> {
+        self.holds_changed();
+        for hold in of_disk(disk, machine) {
+            self.images().hold(&hold).await?;
+        }
+        Ok(())
+    }
+
+    /// Lets go of the version below a disk that is not kept any more. What is left is found later, also where the store takes
+    /// its time: nobody waits for that who has done all else.
+    pub(crate) async fn release_disk(&self, disk: &KeptDisk) {
+        self.holds_changed();
+        let releasing = async {
+            for hold in of_disk(disk, "") {
+                if let Err(e) = self.images().release(&hold).await {
+                    tracing::warn!("the store holds {} for a disk that is gone, for now: {e}", disk.below());
+                }
+            }
+        };
+        if tokio::time::timeout(RELEASE_WAIT, releasing).await.is_err() {
+            tracing::warn!("the store does not answer, and holds {} for a disk that is gone", disk.below());
+        }
+    }
+
+    /// Holds the version that a machine or a catalog is about to boot, where its reference names one. As [`Service::hold_disk`].
+    pub(crate) async fn hold_named(
+        &self,
+        namer: Namer<'_>,
+        place: Place,
+        reference: &ImageRef,
+        version: &ImageVersion,
+    ) -> Result<(), BackendError> {
+        if reference.version.is_none() {
+            return Ok(());
+        }
+        self.holds_changed();
+        self.images().hold(&of_name(namer, place, version)).await
+    }
+
+    /// The database says something else than before.
+    pub(crate) fn holds_changed(&self) {
+        self.hold_state().may_differ.store(true, Ordering::SeqCst);
+    }
+
+    /// Makes the store's holds what the database says, where they may differ.
+    pub(crate) async fn holds_due(&self) {
+        let state = self.hold_state();
+        if !state.may_differ.load(Ordering::SeqCst)
+            || self.now_ms() < state.not_before_ms.load(Ordering::SeqCst)
+        {
+            return;
+        }
+        let _alone = self.removing_versions().await;
+        self.match_holds().await;
+    }
+
+    /// The same in any case. The caller is alone with the versions.
+    pub(crate) async fn match_holds(&self) {
+        let state = self.hold_state();
+        state.may_differ.store(false, Ordering::SeqCst);
+        if !self.images().keeps_holds() {
+            return;
+        }
+        if let Err(e) = self.set_and_release().await {
+            tracing::warn!("cannot tell the store now which versions are needed here: {}", problem(&e));
+            state.may_differ.store(true, Ordering::SeqCst);
+            state.not_before_ms.store(self.now_ms().saturating_add(RETRY_EVERY_MS), Ordering::SeqCst);
+        }
+    }
+
+    async fn set_and_release(&self) -> Result<(), LifeError> {
+        let failed = |e| LifeError::Leftovers("tell the store which versions are needed", e);
+        let there = self.images().holds().await.map_err(failed)?;
+        let (wanted, unknown, mut first) = self.wanted_holds().await?;
+        for hold in wanted.iter().filter(|hold| !there.iter().any(|it| it.is_same(hold))) {
+            match self.images().hold(hold).await {
+                Ok(()) => {}
+                // It is so already, and to say so is all that can be done.
+                Err(e) if matches!(e.kind(), ProblemKind::Conflict | ProblemKind::NotFound) => {
+                    tracing::error!(image = %hold.image, "what {} needs is not held in the store: {e}", hold.holder);
+                }
+                Err(e) => first = first.or(Some(e)),
+            }
+        }
+        for hold in there {
+            if unknown.contains(&hold.id) || wanted.iter().any(|it| it.is_same(&hold)) {
+                continue;
+            }
+            first = first.or(self.images().release(&hold).await.err());
+        }
+        first.map_or(Ok(()), |e| Err(failed(e)))
+    }
+
+    /// What is to be held; which references the store could not be asked for, and why the first of them.
+    async fn wanted_holds(&self) -> Result<(Vec<Hold>, HashSet<String>, Option<BackendError>), LifeError> {
+        let mut repo = self.db().read().await?;
+        let machines = repo.machines().list().await?;
+        let catalogs = repo.catalogs().list().await?;
+        let disks = repo.kept_disks().list().await?;
+        drop(repo);
+        let mut wanted = Vec::new();
+        for disk in disks {
+            let machine = machines.iter().find(|machine| machine.uuid == disk.machine);
+            let name = machine.map_or_else(|| disk.machine.to_string(), |machine| machine.name.clone());
+            wanted.extend(of_disk(&disk, &name));
+        }
+        let mut named = Vec::new();
+        for machine in &machines {
+            let namer = Namer::Machine(&machine.name);
+            named.extend(machine.pin.as_deref().map(|pin| (namer, Place::Pin, pin)));
+            // That of a catalog is the catalog's.
+            let own = machine.catalog.is_none().then_some(&*machine.image);
+            named.extend(own.map(|image| (namer, Place::Image, image)));
+        }
+        for catalog in &catalogs {
+            let namer = Namer::Catalog(&catalog.name);
+            named.extend(catalog.pin.as_deref().map(|pin| (namer, Place::Pin, pin)));
+            named.push((namer, Place::Image, &*catalog.image));
+        }
+        let (mut unknown, mut first) = (HashSet::new(), None);
+        for (namer, place, text) in named {
+            let reference = ImageRef::parse(text).ok().filter(|reference| reference.version.is_some());
+            let Some(reference) = reference else { continue };
+            match self.images().resolve(&reference).await {
+                Ok(version) => wanted.push(of_name(namer, place, &version)),
+                Err(e) if e.kind() == ProblemKind::NotFound => {}
+                Err(e) => {
+                    unknown.insert(id_of(namer, place));
+                    first = first.or(Some(e));
+                }
+            }
+        }
+        Ok((wanted, unknown, first))
+    }
+}
+
+/// The version is held for the disk in any case, and for the edit where that is the only one.
+fn of_disk(disk: &KeptDisk, machine: &str) -> Vec<Hold> {
+    let hold = |purpose| Hold {
+        purpose,
+        id: disk.id.to_string(),
+        image: disk.image.clone(),
+        hash: disk.hash.clone(),
+        holder: format!("machine '{machine}'"),
+    };
+    let mut holds = vec![hold(HoldPurpose::Disk)];
+    if disk.purpose == Purpose::Edit {
+        holds.push(hold(HoldPurpose::Edit));
+    }
+    holds
+}
+
+fn of_name(namer: Namer<'_>, place: Place, version: &ImageVersion) -> Hold {
+    let holder = match namer {
+        Namer::Machine(name) => format!("machine '{name}'"),
+        Namer::Catalog(name) => format!("catalog '{name}'"),
+    };
+    let (image, hash) = (version.image.clone(), version.hash.clone());
+    Hold { purpose: HoldPurpose::Pin, id: id_of(namer, place), image, hash, holder }
+}
+
+/// Machines and catalogs share their names.
+fn id_of(namer: Namer<'_>, place: Place) -> String {
+    let (Namer::Machine(name) | Namer::Catalog(name)) = namer;
+    let place = match place {
+        Place::Pin => "pin",
+        Place::Image => "image",
+    };
+    format!("{place}.{name}")
+}

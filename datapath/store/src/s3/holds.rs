@@ -1,0 +1,93 @@
+//! Holds in a bucket: keys that do not lapse, and are set and heeded in the order of marks (see `mark`).
+
+use bytes::Bytes;
+
+use crate::error::{StoreError, StoreErrorKind};
+use crate::hold::{self, Hold, Purpose};
+use crate::name::ImageName;
+use crate::refs::{Image, Version};
+use crate::s3::Inner;
+use crate::s3::bucket::Entry;
+use crate::s3::mark::HOLDS;
+
+/// The longest text that is read of one.
+const TEXT_MAX_BYTES: u64 = 4096;
+
+impl Inner {
+    pub(super) fn hold(&self, hold: &Hold) -> Result<(), StoreError> {
+        self.must_be_writable()?;
+        let path = hold.path()?;
+        let key = format!("{HOLDS}/{path}");
+        self.marks.lasting(&key, &Bytes::from(hold.text()))?;
+        // Whoever removes from here on sees it. Who did so before is done.
+        let may_stay = self.may_hold(hold, &path);
+        if let Err(e) = &may_stay
+            && matches!(e.kind(), StoreErrorKind::NotFound | StoreErrorKind::InUse)
+        {
+            self.bucket.remove(&key)?;
+        }
+        may_stay
+    }
+
+    fn may_hold(&self, hold: &Hold, path: &str) -> Result<(), StoreError> {
+        let image = self.image(&hold.image)?;
+        let versions = image.map(|(image, _)| image.versions).unwrap_or_default();
+        if !versions.iter().any(|version| version.manifest == hold.manifest) {
+            return Err(hold::gone(hold));
+        }
+        let others = self.holds()?.into_iter().filter(|entry| entry.name != path);
+        for other in others {
+            if Hold::parse(&other.name).is_some_and(|other| hold.excludes(&other)) {
+                let (text, shown) = self.hold_text(&other.name)?;
+                return Err(hold::edited(hold, &text, &shown));
+            }
+        }
+        Ok(())
+    }
+
+    /// All of them, also those of a later release.
+    pub(super) fn holds(&self) -> Result<Vec<Entry>, StoreError> {
+        self.bucket.list(HOLDS)
+    }
+
+    fn hold_text(&self, path: &str) -> Result<(Bytes, String), StoreError> {
+        let key = format!("{HOLDS}/{path}");
+        let text = self.bucket.get(&key, TEXT_MAX_BYTES)?.map(|(text, _)| text).unwrap_or_default();
+        Ok((text, self.bucket.shown(&key)))
+    }
+
+    pub(super) fn release(&self, hold: &Hold) -> Result<(), StoreError> {
+        self.must_be_writable()?;
+        self.bucket.remove(&format!("{HOLDS}/{}", hold.path()?))
+    }
+
+    pub(super) fn holds_of(&self, daemon: &str) -> Result<Vec<Hold>, StoreError> {
+        let holds = self.holds()?;
+        let holds = holds.iter().filter_map(|entry| Hold::parse(&entry.name));
+        Ok(holds.filter(|hold| hold.daemon == daemon).collect())
+    }
+
+    /// Refuses to remove what is held of an image, unless the same version stays in it under another number.
+    pub(super) fn must_not_be_held(
+        &self,
+        name: &ImageName,
+        left: &Image,
+        going: &[Version],
+    ) -> Result<(), StoreError> {
+        let holds = self.holds()?;
+        for version in going {
+            if left.versions.iter().any(|other| other.manifest == version.manifest) {
+                continue;
+            }
+            let of_it = holds.iter().filter(|entry| hold::is_of(&entry.name, version.manifest, name));
+            // An edit holds it twice, and that it is one says more.
+            let is_edit =
+                |entry: &&Entry| Hold::parse(&entry.name).is_some_and(|hold| hold.purpose == Purpose::Edit);
+            if let Some(held) = of_it.max_by_key(is_edit) {
+                let (text, shown) = self.hold_text(&held.name)?;
+                return Err(hold::in_use(name, version.number, &held.name, &text, &shown));
+            }
+        }
+        Ok(())
+    }
+}
