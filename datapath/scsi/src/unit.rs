@@ -36,7 +36,7 @@ impl Default for Options {
             read_only: false,
             write_cache_enabled: true,
             power_on_attention: true,
-            transfer_bytes: 16 << 20,
+            transfer_bytes: MAX_REQUEST_BYTES,
         }
     }
 }

@@ -80,7 +80,7 @@ fn block_limits() {
     // WSNZ 0; COMPARE AND WRITE up to 255 blocks; granularity of transfers 4 KiB.
     assert_eq!(data[4..8], [0, 255, 0, 8]);
     let word = |at: usize| u32::from_be_bytes([data[at], data[at + 1], data[at + 2], data[at + 3]]);
-    assert_eq!(word(8), (16 << 20) / 512);
+    assert_eq!(word(8), (32 << 20) / 512);
     assert_eq!(word(12), (1 << 20) / 512);
     assert_eq!(word(16), word(8));
     assert_eq!((word(20), word(24), word(28)), (u32::MAX, 4095, 8));
@@ -168,7 +168,7 @@ fn a_disk_with_more_blocks_than_32_bits_count() {
         discard((2 << 30) + 512, 512 << 20),
         zeroes(0, 1 << 30),
         zeroes(1 << 30, 512 << 20),
-        headwater_block::Request::Prefetch { range: range(4096, 16 << 20) },
+        headwater_block::Request::Prefetch { range: range(4096, 32 << 20) },
     ];
     assert_eq!(*disk.0.lock().unwrap(), expected.map(|request| format!("{request:?}")));
     // All of it is one hole, longer than one descriptor can say.

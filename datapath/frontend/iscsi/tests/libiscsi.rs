@@ -3,6 +3,8 @@
 //! As one process the suite can spin for ever when a session ends under it, and one failure would hide others. What a test says
 //! counts, not only how it exits: one that skips itself is listed with its reason in `docs/iscsi.md`, and the list there must be the
 //! one that is found here.
+//!
+//! All tests run on a disk that answers at once, and those of commands that reach the disk also on one that lets each wait.
 
 mod fixture;
 
@@ -13,13 +15,31 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use fixture::{Fixture, run};
-use headwater_testkit::{ReferenceDisk, ReferenceOptions};
+use headwater_testkit::{ReferenceDisk, ReferenceOptions, Waits};
 
 /// For one test; reached only where something hangs. The longest takes some seconds.
 const LIMIT: Duration = Duration::from_secs(60);
 
 /// How many of libiscsi 1.19's tests there are.
 const TESTS: usize = 230;
+
+/// The suite writes up to 65,536 blocks, if the disk has as many: more than that, so that no test does less than on a real disk.
+const DISK_BYTES: u64 = 64 << 20;
+
+/// What the groups of those tests begin with whose commands read or write the disk.
+const OF_DATA: [&str; 11] = [
+    "CompareAndWrite",
+    "GetLBAStatus",
+    "OrWrite",
+    "Prefetch",
+    "Read1",
+    "Read6",
+    "Unmap",
+    "Verify",
+    "Write",
+    "iSCSIResiduals",
+    "iSCSIdatasn",
+];
 
 /// At least so many must pass rather than be skipped.
 const PASS: usize = 190;
@@ -43,21 +63,13 @@ fn all_tests_of_the_suite_pass_or_skip_themselves() {
     let wanted = std::env::var("HEADWATER_ISCSI_TESTS").ok();
     let names: Vec<&str> =
         names.into_iter().filter(|name| wanted.as_ref().is_none_or(|wanted| name.contains(wanted))).collect();
-    let verdicts = Mutex::new(BTreeMap::new());
-    let next = AtomicUsize::new(0);
-    // Most tests sleep somewhere; each runner has a disk of its own.
-    std::thread::scope(|scope| {
-        for _ in 0..8 {
-            scope.spawn(|| {
-                while let Some(name) = names.get(next.fetch_add(1, Ordering::Relaxed)) {
-                    let fixture = Fixture::new(ReferenceDisk::with_options(16 << 20, disk_for(name)));
-                    let verdict = judge(&fixture, name);
-                    verdicts.lock().unwrap().insert((*name).to_string(), verdict);
-                }
-            });
-        }
-    });
-    let verdicts = verdicts.into_inner().unwrap();
+    let verdicts = judge_all(&names, Waits::Never);
+    let of_data = |name: &&str| OF_DATA.iter().any(|group| name["ALL.".len()..].starts_with(group));
+    let data_names: Vec<&str> = names.iter().copied().filter(of_data).collect();
+    let waited = judge_all(&data_names, Waits::Always);
+    let differs = waited.iter().filter(|(name, verdict)| verdicts.get(*name) != Some(verdict));
+    let differs: Vec<_> = differs.map(|(name, verdict)| format!("{name}: {verdict:?}")).collect();
+    println!("{} of them once more on a disk that lets each request wait", waited.len());
     let failed: Vec<_> = verdicts.iter().filter(|(_, v)| matches!(v, Verdict::Failed(_))).collect();
     let skipped: Vec<_> = verdicts.iter().filter(|(_, v)| matches!(v, Verdict::Skipped(_))).collect();
     let passed = verdicts.len() - failed.len() - skipped.len();
@@ -66,6 +78,7 @@ fn all_tests_of_the_suite_pass_or_skip_themselves() {
         println!("{name}: {verdict:?}");
     }
     assert!(failed.is_empty(), "{} tests of libiscsi failed, see above", failed.len());
+    assert!(differs.is_empty(), "on a disk that lets requests wait: {differs:#?}");
     let skipped: BTreeSet<_> =
         skipped.iter().map(|(name, _)| name.trim_start_matches("ALL.").to_owned()).collect();
     let (counts, documented) = documented();
@@ -81,6 +94,26 @@ fn all_tests_of_the_suite_pass_or_skip_themselves() {
             "docs/iscsi.md"
         );
     }
+}
+
+/// Runs these tests, each on a disk of its own.
+fn judge_all(names: &[&str], waits: Waits) -> BTreeMap<String, Verdict> {
+    let verdicts = Mutex::new(BTreeMap::new());
+    let next = AtomicUsize::new(0);
+    // Most tests sleep somewhere.
+    std::thread::scope(|scope| {
+        for _ in 0..8 {
+            scope.spawn(|| {
+                while let Some(name) = names.get(next.fetch_add(1, Ordering::Relaxed)) {
+                    let options = ReferenceOptions { waits, ..disk_for(name) };
+                    let fixture = Fixture::new(ReferenceDisk::with_options(DISK_BYTES, options));
+                    let verdict = judge(&fixture, name);
+                    verdicts.lock().unwrap().insert((*name).to_string(), verdict);
+                }
+            });
+        }
+    });
+    verdicts.into_inner().unwrap()
 }
 
 /// What `docs/iscsi.md` says: the line with the numbers, and the tests in the table below it.
