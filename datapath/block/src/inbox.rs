@@ -36,6 +36,11 @@ impl<T> Inbox<T> {
     /// Posts an item; called on any thread.
     pub fn post(&self, item: T) {
         self.items.lock().push(item);
+        self.nudge();
+    }
+
+    /// Wakes the thread, as an item would.
+    pub fn nudge(&self) {
         self.filled.store(true, Ordering::SeqCst);
         if self.asleep.swap(false, Ordering::SeqCst) {
             // It cannot fail: the counter is far from full.

@@ -42,6 +42,7 @@
 )]
 
 pub mod blocking;
+pub mod budget;
 pub mod completion;
 pub mod completion_queue;
 pub mod device;
@@ -56,6 +57,7 @@ pub mod range;
 pub mod size;
 pub mod tcp;
 
+pub use budget::{Budget, Share};
 pub use completion::{Completion, Outcome};
 pub use completion_queue::CompletionQueue;
 pub use device::{Attempt, Device, Extent, ExtentKind, Geometry, Op, Request};

@@ -3,6 +3,7 @@
 //! The table of commands is [`crate::opcodes`]; here is what their fields mean. Bits that the standards reserve are
 //! ignored, as they ask of a target; fields with values that are not supported are refused, with the byte's number.
 
+use crate::medium::CHUNK_BYTES;
 use crate::sense::{Code, Fault};
 use crate::task::{Cdb, Expected};
 use crate::wire::{bit_at, number_at, u8_at, u16_at, u32_at, u64_at};
@@ -341,7 +342,17 @@ impl Op {
                 | Op::WriteSame { unmap: false, no_data: false, .. }
                 | Op::ExtendedCopy { .. }
         );
-        Expected { needs_room, ..moved }
+        let buffer_bytes = match self {
+            // Of no blocks it means all up to the end.
+            Op::WriteSame { span, .. } if span.blocks == 0 => CHUNK_BYTES,
+            Op::Verify { span, .. } | Op::WriteVerify { span, .. } | Op::WriteSame { span, .. } => {
+                bytes(span).min(CHUNK_BYTES)
+            }
+            Op::OrWrite { span, .. } | Op::CompareAndWrite { span, .. } => bytes(span),
+            Op::ExtendedCopy { .. } => CHUNK_BYTES,
+            _ => 0,
+        };
+        Expected { buffer_bytes, needs_room, ..moved }
     }
 }
 

@@ -130,13 +130,15 @@ pub struct Task {
     pub data_in: Vec<u8>,
 }
 
-/// How much data a command moves, and whether it takes room, as far as its CDB tells.
+/// How much data a command moves and needs memory for, and whether it takes room, as far as its CDB tells.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Expected {
     /// Bytes of data-out that the command takes.
     pub data_out_bytes: u64,
     /// Most bytes of data-in that the command gives.
     pub data_in_bytes: u64,
+    /// Memory that it needs besides while it waits for the device, for what is read to be compared or is written many times.
+    pub buffer_bytes: u64,
     /// Whether it stores data, so that it may wait for room on the disk; one that unmaps or clears blocks does not.
     pub needs_room: bool,
 }

@@ -292,4 +292,16 @@ fn expected_lengths() {
     assert_eq!(expected(&session::ten(0x42, 0, 0, 24)), (24, 0));
     assert_eq!(expected(&[0x12, 0, 0, 1, 0, 0]), (0, 256));
     assert_eq!(expected(&[0xff]), (0, 0));
+    let buffer = |cdb: &[u8]| nexus.expected(session::LUN, &headwater_scsi::Cdb::new(cdb)).buffer_bytes;
+    for (cdb, bytes) in [
+        (session::read10(0, 8).to_vec(), 0),
+        (session::write10(0, 8).to_vec(), 0),
+        (session::ten(0x2f, 0, 0, 9).to_vec(), 9 * 512),
+        (session::ten(0x41, 0, 0, 9).to_vec(), 9 * 512),
+        (session::sixteen(0x93, 0, 0, 0).to_vec(), 1 << 20),
+        (session::sixteen(0x8f, 0, 0, 1 << 20).to_vec(), 1 << 20),
+        (compare.to_vec(), 3 * 512),
+    ] {
+        assert_eq!(buffer(&cdb), bytes, "{cdb:x?}");
+    }
 }

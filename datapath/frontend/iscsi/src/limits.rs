@@ -5,7 +5,8 @@ use crate::wire::header::SEGMENT_BYTES_MAX;
 /// What one initiator, and all together, may cost, and what is negotiated with them.
 ///
 /// Memory of one session is at most the two buffers (about `2 * receive_segment_bytes + batch_bytes`), and
-/// `queue_depth * first_burst_bytes`, and 5/4 of `bytes_collected` and of `bytes_executing` with two transfers more of either.
+/// `queue_depth * first_burst_bytes`, and 5/4 of `bytes_collected` and of `bytes_executing` with two transfers more of either. Of all but
+/// the two buffers all sessions together take at most 5/4 of `shared_bytes` and 3/4 MiB each.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Limits {
     /// Connections at the same time, those that have not logged in included. More are closed at once.
@@ -34,6 +35,11 @@ pub struct Limits {
     pub bytes_collected: u64,
     /// Data of one session that the device works on, in bytes, in the same way; one request more than fits is taken.
     pub bytes_executing: u64,
+    /// What the commands of all sessions share besides [`headwater_block::budget::OWN_BYTES`] each for those that store data and for
+    /// others, in bytes: their data, from when an R2T asks for it or it comes unasked until their reply was sent, and what they read to
+    /// compare or write many times. Commands for which there is nothing wait. Those that store data have three quarters of it. A quarter
+    /// besides is for data that has come unasked, with commands that wait; where there is no more of it, they are answered TASK SET FULL.
+    pub shared_bytes: u64,
     /// Replies are sent when this much is collected, in bytes, if not earlier; at least 128 KiB.
     pub batch_bytes: usize,
     /// How long a session's thread looks for the next command before it sleeps, in microseconds; 0 sleeps at once. Looking ends
@@ -42,7 +48,8 @@ pub struct Limits {
     /// Silence after which a session is asked whether it is there (NOP-In), and time to answer, in milliseconds. An initiator
     /// that never answered one is only asked: some boot firmware cannot.
     pub keepalive_ms: u64,
-    /// How long a send may make no progress, in milliseconds. Then the connection is cut.
+    /// How long a send may make no progress, in milliseconds. Then the connection is cut. Also how long data that was asked for may not
+    /// come, where others wait for the memory that was set aside for it.
     pub send_stall_ms: u64,
     /// How long [`crate::Server::stop`] waits for initiators to log out when asked to, in milliseconds.
     pub logout_grace_ms: u64,
@@ -68,6 +75,7 @@ impl Default for Limits {
             queue_depth: 320,
             bytes_collected: 32 << 20,
             bytes_executing: 64 << 20,
+            shared_bytes: 256 << 20,
             batch_bytes: 256 << 10,
             polling_us: 100,
             keepalive_ms: 30_000,

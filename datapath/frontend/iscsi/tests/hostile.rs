@@ -9,6 +9,7 @@ use std::time::Duration;
 use fixture::raw::{names, read10, write10};
 use fixture::{Fixture, Raw, accounts, wait_for};
 use headwater_iscsi::Limits;
+use headwater_iscsi::wire::Opcode;
 use headwater_iscsi::wire::header::set_segment_bytes;
 use headwater_iscsi::wire::request::ScsiCommand;
 use headwater_testkit::{ReferenceDisk, ReferenceOptions, Rng, Waits};
@@ -259,7 +260,8 @@ fn an_initiator_that_goes_leaves_no_task_behind() {
 /// Writes that announce much and send nothing take no memory.
 #[test]
 fn announced_data_takes_memory_only_when_it_comes() {
-    let fixture = Fixture::new(ReferenceDisk::new(64 * MIB));
+    let limits = Limits { shared_bytes: 2 << 30, ..Limits::default() };
+    let fixture = Fixture::with(ReferenceDisk::new(64 * MIB), limits, None);
     let mut sessions = Vec::new();
     let before = resident_bytes();
     for _ in 0..8 {
@@ -278,6 +280,97 @@ fn announced_data_takes_memory_only_when_it_comes() {
     assert!(taken < 64 << 20, "{taken} bytes");
     drop(sessions);
     fixture.wait_for_connections(0);
+}
+
+/// Fifty sessions that ask for 16 MiB each and take nothing share one budget; others are served, and those that wait come to their turn.
+#[test]
+fn greedy_readers_share_one_budget() {
+    let fixture = Fixture::new(ReferenceDisk::new(16 * MIB));
+    let before = resident_bytes();
+    let greedy: Vec<_> = (0..50)
+        .map(|_| {
+            let mut raw = fixture.session(&[("MaxRecvDataSegmentLength", "262144")]);
+            let tag = raw.command(&read10(0, 32768), 16 << 20, None);
+            (raw, tag)
+        })
+        .collect();
+    wait_for("the budget is taken", || fixture.server.shared_bytes_used() > 200 << 20);
+    let mut other = fixture.session(&[]);
+    for _ in 0..100 {
+        other.read(0, 512);
+    }
+    let taken = resident_bytes().saturating_sub(before);
+    assert!(fixture.server.shared_bytes_used() <= 256 << 20);
+    // Buffers of sessions besides.
+    assert!(taken < 450 << 20, "{taken} bytes");
+    // In any order: those that wait get theirs when others have taken theirs.
+    std::thread::scope(|scope| {
+        for (mut raw, tag) in greedy {
+            scope.spawn(move || raw.data(tag, 16 << 20));
+        }
+    });
+    wait_for("all is given back", || fixture.server.shared_bytes_used() == 0);
+}
+
+#[test]
+fn an_initiator_that_sends_no_data_does_not_keep_its_memory_from_others() {
+    let limits =
+        Limits { shared_bytes: 64 << 20, send_stall_ms: 200, keepalive_ms: 100, ..Limits::default() };
+    let fixture = Fixture::with(ReferenceDisk::new(32 * MIB), limits, None);
+    let write = |raw: &mut Raw| {
+        let command = raw.scsi(&write10(0, 65_535));
+        let command = ScsiCommand { write: true, expected_bytes: 65_535 * 512, ..command };
+        raw.pdu(&command.encode(), &[]);
+    };
+    let mut silent = fixture.session(&[]);
+    write(&mut silent);
+    silent.take().r2t();
+    let mut other = fixture.session(&[]);
+    write(&mut other);
+    // Pings may come before.
+    while other.take().opcode() != Opcode::ReadyToTransfer {}
+    wait_for("the silent one is gone", || fixture.server.connections() == 1);
+}
+
+/// Data that comes unasked and waits for the device: where there is no memory for it, its command is refused until there is.
+#[test]
+fn unasked_data_without_memory_is_refused_until_there_is_some() {
+    let options = ReferenceOptions { waits: Waits::Always, ..ReferenceOptions::default() };
+    let limits = Limits { shared_bytes: 64 << 20, ..Limits::default() };
+    let fixture = Fixture::with(ReferenceDisk::with_options(MIB, options), limits, None);
+    let keys = [("FirstBurstLength", "131072"), ("MaxRecvDataSegmentLength", "262144")];
+    let mut sessions: Vec<Raw> = (0..4).map(|_| fixture.session(&keys)).collect();
+    fixture.disk.hold();
+    let data = vec![3; 128 << 10];
+    let write = write10(0, 256);
+    const COUNT: u32 = 250;
+    // One session alone gets all that there is.
+    for _ in 0..COUNT {
+        sessions[0].command(&write, 0, Some(&data));
+    }
+    wait_for("memory is taken", || fixture.server.shared_bytes_used() > 30 << 20);
+    fixture.disk.release();
+    (0..COUNT).for_each(|_| assert_eq!(sessions[0].take().scsi().status, 0));
+    fixture.disk.hold();
+    for raw in &mut sessions {
+        for _ in 0..COUNT {
+            raw.command(&write, 0, Some(&data));
+        }
+    }
+    // Three quarters of the budget, and as much as the least is for what comes unasked.
+    wait_for("memory is taken", || fixture.server.shared_bytes_used() > 90 << 20);
+    assert!(fixture.server.shared_bytes_used() <= 112 << 20);
+    fixture.disk.release();
+    let mut full = 0;
+    for raw in &mut sessions {
+        let statuses: Vec<u8> = (0..COUNT).map(|_| raw.take().scsi().status).collect();
+        assert!(statuses.iter().all(|status| matches!(status, 0 | 0x28)), "{statuses:x?}");
+        assert!(statuses.contains(&0));
+        full += statuses.iter().filter(|status| **status == 0x28).count();
+        raw.write(0, &data);
+    }
+    assert!(full > 0);
+    wait_for("all is given back", || fixture.server.shared_bytes_used() == 0);
 }
 
 #[test]

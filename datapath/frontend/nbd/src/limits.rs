@@ -4,7 +4,8 @@ use headwater_block::MAX_REQUEST_BYTES;
 
 /// What one client, and all together, may cost.
 ///
-/// Memory of one connection is at most `receive_buffer_bytes + 2 * batch_bytes`, 5/4 of `bytes_in_flight` and two requests more.
+/// Memory of one connection is at most `receive_buffer_bytes + 2 * batch_bytes`, a MiB of buffers that are used again, 5/4 of
+/// `bytes_in_flight` and two requests more; of these last two all connections together take `shared_bytes` and half a MiB each.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Limits {
     /// Connections at the same time, half-open ones included. More are closed at once.
@@ -28,6 +29,10 @@ pub struct Limits {
     pub requests_in_flight: usize,
     /// Payload of such requests, in bytes, in the same way. One more request than fits is taken, so that any legal one can be.
     pub bytes_in_flight: usize,
+    /// What the requests of all connections share besides [`headwater_block::budget::OWN_BYTES`] each for writes and for others, in
+    /// bytes: those that wait for the device, whose payload is under way, or whose reply is being sent. What does not fit waits in the
+    /// client's socket. Writes have three quarters of it.
+    pub shared_bytes: u64,
     /// Extents in one answer to block status.
     pub extents_per_reply: usize,
     /// What one receive takes at most, in bytes; at least 192 KiB.
@@ -38,7 +43,8 @@ pub struct Limits {
     /// at once. Watching ends by itself where requests come more slowly ([`headwater_block::Polling`]).
     pub polling_us: u64,
     /// How long a client may take nothing of a reply that is being sent, in milliseconds. The connection is cut then, or up to two such
-    /// times later; never while it takes something, however little.
+    /// times later; never while it takes something, however little. Also how long it may send nothing of a write that it has begun, where
+    /// others wait for the memory that was set aside for it.
     pub send_stall_ms: u64,
     /// How long [`crate::Server::stop`] waits for requests in flight and for clients to take
     /// their replies, in milliseconds. Then connections are cut.
@@ -59,6 +65,7 @@ impl Default for Limits {
             request_bytes: MAX_REQUEST_BYTES,
             requests_in_flight: 128,
             bytes_in_flight: 64 << 20,
+            shared_bytes: 256 << 20,
             extents_per_reply: 4096,
             receive_buffer_bytes: 256 << 10,
             batch_bytes: 256 << 10,

@@ -309,6 +309,91 @@ fn a_client_that_never_reads_is_not_served_without_end() {
     assert_eq!(fixture.server.connections(), 0);
 }
 
+/// Fifty clients that ask for 32 MiB each and take nothing share one budget; others are served, and those that wait come to their turn.
+#[test]
+fn greedy_readers_share_one_budget() {
+    let fixture = Fixture::new(ReferenceDisk::with_contents(vec![7; 32 << 20], ReferenceOptions::default()));
+    let before = resident_bytes();
+    let mut greedy: Vec<_> = (0..50).map(|_| fixture.started(false)).collect();
+    greedy.iter_mut().for_each(|raw| raw.request(command::READ, 0, 1, 0, 32 << 20));
+    wait_for("the budget is taken", || fixture.server.shared_bytes_used() > 200 << 20);
+    let mut other = fixture.started(false);
+    for cookie in 0..100 {
+        other.request(command::READ, 0, cookie, 0, 256 << 10);
+        assert_eq!(other.simple(), (0, cookie));
+        other.take_vec(256 << 10);
+    }
+    let taken = resident_bytes().saturating_sub(before);
+    assert!(fixture.server.shared_bytes_used() <= 256 << 20);
+    // Buffers of connections besides, and the sockets' own.
+    assert!(taken < 450 << 20, "{taken} bytes");
+    // Those that wait get what they asked for when those before them take theirs, or go.
+    std::thread::scope(|scope| {
+        for mut raw in greedy {
+            scope.spawn(move || {
+                assert_eq!(raw.simple(), (0, 1));
+                assert!(raw.take_vec(32 << 20).iter().all(|byte| *byte == 7));
+            });
+        }
+    });
+    fixture.wait_for_connections(1);
+    assert_eq!(fixture.server.shared_bytes_used(), 0);
+}
+
+/// The same with writes that the device does not answer. All are stored in the end.
+#[test]
+fn greedy_writers_share_one_budget_and_leave_room_for_reads() {
+    let options = ReferenceOptions { waits: Waits::Always, ..Default::default() };
+    let fixture = Fixture::new(ReferenceDisk::with_options(32 * MIB, options));
+    fixture.disk.hold();
+    let writers: Vec<_> = (0..20_u8)
+        .map(|number| {
+            let mut raw = fixture.started(false);
+            std::thread::spawn(move || {
+                for cookie in 0..3 {
+                    raw.request(command::WRITE, 0, cookie, 0, 16 << 20);
+                    raw.send(&vec![number; 16 << 20]);
+                }
+                let mut answers: Vec<_> = (0..3).map(|_| raw.simple()).collect();
+                answers.sort_unstable();
+                assert_eq!(answers, [(0, 0), (0, 1), (0, 2)]);
+            })
+        })
+        .collect();
+    wait_for("writes have taken what they may", || fixture.server.shared_bytes_used() > 170 << 20);
+    assert!(fixture.server.shared_bytes_used() <= 192 << 20);
+    let mut reader = fixture.started(false);
+    reader.request(command::READ, 0, 9, 0, 16 << 20);
+    wait_for("a read is under way besides", || fixture.server.shared_bytes_used() > 192 << 20);
+    fixture.disk.release();
+    assert_eq!(reader.simple(), (0, 9));
+    reader.take_vec(16 << 20);
+    writers.into_iter().for_each(|writer| writer.join().unwrap());
+    wait_for("all is given back", || fixture.server.shared_bytes_used() == 0);
+}
+
+#[test]
+fn a_write_that_stops_in_the_middle_does_not_keep_its_memory_from_others() {
+    let limits = Limits { shared_bytes: 64 << 20, send_stall_ms: 200, ..Limits::default() };
+    let fixture = Fixture::with_limits(ReferenceDisk::new(32 * MIB), limits);
+    let mut stopped = fixture.started(false);
+    stopped.request(command::WRITE, 0, 1, 0, 32 << 20);
+    stopped.send(&[1; 1000]);
+    wait_for("its memory is set aside", || fixture.server.shared_bytes_used() > 0);
+    let mut other = fixture.started(false);
+    other.request(command::WRITE, 0, 2, 0, 32 << 20);
+    other.send(&vec![2; 32 << 20]);
+    assert_eq!(other.simple(), (0, 2));
+    stopped.ends();
+    assert!(fixture.disk.contents().iter().all(|byte| *byte == 2));
+}
+
+fn resident_bytes() -> u64 {
+    let text = std::fs::read_to_string("/proc/self/statm").unwrap();
+    let pages: u64 = text.split_whitespace().nth(1).unwrap().parse().unwrap();
+    pages * 4096
+}
+
 #[test]
 fn all_zero_reads_are_holes_and_others_are_data() {
     let fixture = fixture();

@@ -19,7 +19,7 @@ use crate::sense::{Code, Fault};
 use crate::unit::LogicalUnit;
 
 /// What the medium's commands read and compare at a time.
-const CHUNK_BYTES: u64 = 1 << 20;
+pub(crate) const CHUNK_BYTES: u64 = 1 << 20;
 
 /// What is cleared at a time, so that a task that clears a whole disk can be aborted.
 const CLEAR_BYTES: u64 = 1 << 30;

@@ -94,11 +94,23 @@ impl Session<'_> {
                 data_sn: 0,
             });
         }
+        let unasked = match &collecting.unasked {
+            Some(unasked) => unasked.end.min(order.wanted()),
+            None => u32::try_from(collecting.data.len()).unwrap_or(u32::MAX),
+        };
+        let mut unasked_bytes = u64::from(unasked);
+        if collecting.fault.is_some() {
+            unasked_bytes = 0;
+        } else if !self.unasked.take_unasked(unasked_bytes, false) {
+            unasked_bytes = 0;
+            collecting.data = Vec::new();
+            collecting.fault = Some(Fault::NoMemory);
+        }
         let serial = self.tasks.next_serial();
         if !order.immediate {
             self.window.open();
         }
-        self.tasks.add(order, serial, State::Collecting(collecting));
+        self.tasks.add(order, serial, State::Collecting(collecting), unasked_bytes);
         self.advance(order.tag)?;
         if self.tasks.is_clear() { Ok(()) } else { self.pump() }
     }
@@ -127,16 +139,22 @@ impl Session<'_> {
         {
             return self.reply(order, 0, Ending::of(&reply), &[]);
         }
+        let charge = charge(order, data.len());
+        let came_bytes = u64::try_from(data.len()).unwrap_or(u64::MAX);
+        let memory_bytes = order.memory_bytes(came_bytes);
+        let is_admitted = self.may_execute(order) && self.share.take(memory_bytes, order.expected.needs_room);
+        if !is_admitted && !self.unasked.take_unasked(came_bytes, false) {
+            return self.reply(order, 0, FULL, &[]);
+        }
         let serial = self.tasks.next_serial();
         if !order.immediate {
             self.window.open();
         }
-        let charge = charge(order, data.len());
-        if !self.may_execute(order) {
-            self.tasks.add(*order, serial, State::Ready(data.to_vec()));
+        if !is_admitted {
+            self.tasks.add(*order, serial, State::Ready(data.to_vec()), came_bytes);
             return Ok(());
         }
-        self.tasks.add_running(*order, serial, charge);
+        self.tasks.add_running(*order, serial, charge, memory_bytes);
         self.hand_over(order, serial, data.to_vec());
         Ok(())
     }
@@ -154,9 +172,11 @@ impl Session<'_> {
             match &task.state {
                 State::Ready(data) => {
                     let charge = charge(&order, data.len());
+                    let more_bytes = task.more_bytes(u64::try_from(data.len()).unwrap_or(u64::MAX));
                     if self.may_execute(&order)
                         && self.tasks.may_run(serial, order.attribute)
-                        && let Some((order, serial, _, data)) = self.tasks.start(tag, charge)
+                        && self.share.take(more_bytes, order.expected.needs_room)
+                        && let Some((order, serial, _, data)) = self.tasks.start(tag, charge, more_bytes)
                     {
                         self.hand_over(&order, serial, data);
                     }
@@ -193,18 +213,31 @@ impl Session<'_> {
         if !task.order.immediate {
             self.window.close();
         }
-        match outcome.reply {
+        let answered = match &outcome.reply {
             // Aborted: the initiator hears of it by the answer to the function.
             None => Ok(()),
-            Some(reply) => self.reply(&task.order, task.r2ts, Ending::of(&reply), &outcome.data_in),
-        }
+            Some(reply) => self.reply(&task.order, task.r2ts, Ending::of(reply), &outcome.data_in),
+        };
+        drop(outcome);
+        self.give_back(&task);
+        answered
+    }
+
+    /// Gives back the memory of a task that is gone.
+    pub(super) fn give_back(&mut self, task: &super::tasks::Task) {
+        self.share.give(task.memory_bytes, task.order.expected.needs_room);
+        self.unasked.give(task.unasked_bytes, false);
     }
 
     /// Answers a task that was refused for how its data came.
     pub(super) fn refuse(&mut self, tag: u32, fault: Fault) -> Result<(), End> {
         let Some(task) = self.tasks.remove(tag) else { return Ok(()) };
+        self.give_back(&task);
         if !task.order.immediate {
             self.window.close();
+        }
+        if fault == Fault::NoMemory {
+            return self.reply(&task.order, task.r2ts, FULL, &[]);
         }
         self.shared.faults.warn(&self.who, &format_args!("a command was refused for its data: {fault:?}"));
         let [asc, ascq] = fault.code().to_be_bytes();
@@ -215,6 +248,10 @@ impl Session<'_> {
         self.reply(&task.order, task.r2ts, ending, &[])
     }
 }
+
+/// There is no memory for the data that came with the command: the initiator sends it again when others of its commands have ended. A
+/// session that has none under way has memory of its own for as much as may come unasked.
+const FULL: Ending<'static> = Ending { status: Status::TaskSetFull, sense: &[] };
 
 #[inline]
 fn try_now(nexus: &Nexus, order: &Order, data_out: &[u8], data_in: &mut [u8]) -> Now {

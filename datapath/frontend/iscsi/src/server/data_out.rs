@@ -3,6 +3,8 @@
 //! All data comes in order, as was negotiated, so it is only ever appended; memory is taken as it comes. A fault does not end
 //! the task at once: what is under way for it comes first, so that it cannot be taken for another task's.
 
+use std::time::Instant;
+
 use super::serve::End;
 use super::session::Session;
 use super::tasks::{Collecting, Fault, Sequence, State, Task};
@@ -22,6 +24,7 @@ impl Session<'_> {
             tracing::debug!("iSCSI: {}: data for no task, tag {:#x}", self.who, pdu.task_tag);
             return Ok(());
         };
+        self.data_heard = Instant::now();
         let wanted = order.wanted();
         let Some(sequence) = sequence(collecting, pdu.transfer_tag) else {
             return self.reject(header, RejectReason::InvalidPduField);
@@ -80,12 +83,16 @@ impl Session<'_> {
         let Some(task) = self.tasks.get_mut(tag) else { return Ok(()) };
         let wanted = task.order.wanted();
         let has_room = counted.admits(task.order.expected.needs_room, self.limits.bytes_collected);
+        // With all that it needs to run: a task that had its data and waited for more would keep that from others.
+        let more_bytes = task.more_bytes(u64::from(wanted));
         let State::Collecting(collecting) = &mut task.state else { return Ok(()) };
         if !collecting.admitted {
-            if !has_room {
+            if !has_room || !self.share.take(more_bytes, task.order.expected.needs_room) {
                 return Ok(());
             }
+            task.memory_bytes = task.memory_bytes.saturating_add(more_bytes);
             collecting.admitted = true;
+            self.data_heard = Instant::now();
             collecting.next = u32::try_from(collecting.data.len()).unwrap_or(u32::MAX);
             let bytes = u64::from(wanted.saturating_sub(collecting.next));
             self.tasks.charge_collected(tag, bytes);

@@ -116,9 +116,9 @@ impl Session<'_> {
 
     /// Drops a task that does not run yet.
     pub(super) fn forget(&mut self, tag: u32) {
-        if let Some(task) = self.tasks.remove(tag)
-            && !task.order.immediate
-        {
+        let Some(task) = self.tasks.remove(tag) else { return };
+        self.give_back(&task);
+        if !task.order.immediate {
             self.window.close();
         }
     }

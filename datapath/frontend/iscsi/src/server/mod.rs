@@ -29,7 +29,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use headwater_block::FaultLog;
+use headwater_block::{Budget, FaultLog};
 use parking_lot::Mutex;
 use rustix::event::{EventfdFlags, PollFd, PollFlags};
 
@@ -56,6 +56,9 @@ struct Shared {
     targets: Arc<dyn Targets>,
     limits: Limits,
     faults: FaultLog,
+    budget: Arc<Budget>,
+    /// For data that came unasked. It waits for memory of the other budget, which therefore may not be taken by it.
+    unasked: Arc<Budget>,
     registry: Registry,
     stopping: AtomicBool,
     stop_event: OwnedFd,
@@ -72,6 +75,8 @@ impl Server {
         let limits = limits.sane();
         let shared = Arc::new(Shared {
             faults: FaultLog::shared("iSCSI", limits.warnings_per_10_s),
+            budget: Budget::new(limits.shared_bytes),
+            unasked: Budget::new(limits.shared_bytes / 4),
             registry: Registry::default(),
             targets,
             limits,
@@ -107,6 +112,11 @@ impl Server {
     /// How many sessions are in the full feature phase, discoveries included.
     pub fn sessions(&self) -> usize {
         self.shared.registry.sessions()
+    }
+
+    /// What commands of all sessions have taken of [`Limits::shared_bytes`], and of the quarter besides, now.
+    pub fn shared_bytes_used(&self) -> u64 {
+        self.shared.budget.used_bytes().saturating_add(self.shared.unasked.used_bytes())
     }
 
     /// Stops: no new connections; initiators are asked to log out, then commands in flight are finished and answered, and

@@ -6,12 +6,13 @@
 
 #[cfg(any(test, feature = "fuzzing"))]
 pub(crate) mod alone;
+mod transport_id;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use headwater_block::{Inbox, Polling};
+use headwater_block::{Inbox, Polling, Share};
 use headwater_scsi::{Initiator, Nexus};
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::io::Errno;
@@ -35,6 +36,7 @@ use crate::wire::RESERVED_TAG;
 use crate::wire::header::{Bhs, Opcode, ahs_bytes, get_u32, is_immediate, opcode_number, task_tag};
 use crate::wire::request::{LogoutRequest, NopOut, SnackRequest, TextRequest};
 use crate::wire::response::{AsyncMessage, LogoutResponse, NopIn, RejectReason};
+use transport_id::transport_id;
 
 /// While the server stops, receiving does not wait: so long the thread sleeps between looks.
 const STOPPING_TICK: Duration = Duration::from_millis(5);
@@ -64,9 +66,15 @@ pub(super) struct Session<'a> {
     held: BTreeMap<u32, Pdu>,
     held_bytes: usize,
     pub(super) tasks: Tasks,
+    /// Memory for the data of commands.
+    pub(super) share: Share,
+    /// The same for what comes unasked.
+    pub(super) unasked: Share,
     pub(super) functions: Functions,
     pub(super) texts: Texts,
     pub(super) last_transfer_tag: u32,
+    /// When data was asked for or came last.
+    pub(super) data_heard: Instant,
     keepalive: Keepalive,
     polling: Polling,
     stage: Stage,
@@ -77,6 +85,12 @@ struct Pdu {
     header: Bhs,
     ahs: Vec<u8>,
     data: Vec<u8>,
+}
+
+impl Pdu {
+    fn bytes(&self) -> usize {
+        self.ahs.len().saturating_add(self.data.len())
+    }
 }
 
 enum Stage {
@@ -115,6 +129,11 @@ impl<'a> Session<'a> {
                 (Some(name), Some(offer.scsi.nexus(initiator)))
             }
         };
+        let inbox = Arc::new(Inbox::new()?);
+        let share = {
+            let inbox = Arc::clone(&inbox);
+            shared.budget.share(move || inbox.nudge())
+        };
         Ok(Self {
             shared,
             seat,
@@ -130,14 +149,18 @@ impl<'a> Session<'a> {
             window: Window::new(established.exp_cmd_sn, limits.queue_depth),
             inbound: Inbound::new(limits.receive_segment_bytes),
             batch: Batch::new(limits.batch_bytes),
-            inbox: Arc::new(Inbox::new()?),
+            inbox,
             events: Vec::new(),
             held: BTreeMap::new(),
             held_bytes: 0,
             tasks: Tasks::default(),
+            share,
+            // It is never waited for.
+            unasked: shared.unasked.share(|| {}),
             functions: Functions::default(),
             texts: Texts::default(),
             last_transfer_tag: 0,
+            data_heard: Instant::now(),
             keepalive: Keepalive { heard: Instant::now(), asked: None, answers: false },
             polling: Polling::new(Duration::from_micros(limits.polling_us)),
             stage: Stage::Open,
@@ -176,6 +199,7 @@ impl<'a> Session<'a> {
 
     fn round(&mut self) -> Result<(), End> {
         self.work()?;
+        self.check_data_comes()?;
         match &self.stage {
             Stage::Closing(..) => self.close(),
             Stage::Asked(until) if Instant::now() >= *until => {
@@ -185,6 +209,19 @@ impl<'a> Session<'a> {
             Stage::Asked(_) => self.receive_while_stopping(),
             Stage::Open => self.receive(),
         }
+    }
+
+    /// Ends a session whose initiator does not send what it was asked for, where others wait for the memory that was set aside for it.
+    fn check_data_comes(&self) -> Result<(), End> {
+        let limit = self.limits.send_stall_ms;
+        if self.share.is_wanted()
+            && self.data_heard.elapsed() >= Duration::from_millis(limit)
+            && self.tasks.awaits_data()
+        {
+            let what = "of the data that it was asked for, and others waited for its memory";
+            return Err(End::Fault(format!("it sent nothing for {limit} ms {what}")));
+        }
+        Ok(())
     }
 
     /// All of a round but receiving.
@@ -288,14 +325,20 @@ impl<'a> Session<'a> {
             }
             Verdict::Hold if self.held.contains_key(&number) => return Ok(()),
             Verdict::Hold => {
-                self.held_bytes = self.held_bytes.saturating_add(data.len()).saturating_add(ahs.len());
+                let pdu = Pdu { header: *header, ahs: ahs.to_vec(), data: data.to_vec() };
+                self.held_bytes = self.held_bytes.saturating_add(pdu.bytes());
                 if self.held_bytes > HELD_BYTES {
                     return Err(End::Fault(format!(
                         "more than {HELD_BYTES} bytes wait for command number {}, which does not come",
                         self.window.next()
                     )));
                 }
-                let pdu = Pdu { header: *header, ahs: ahs.to_vec(), data: data.to_vec() };
+                if !self.unasked.take_unasked(length(pdu.bytes()), false) {
+                    return Err(End::Fault(format!(
+                        "there is no memory for commands that wait for command number {}, which does not come",
+                        self.window.next()
+                    )));
+                }
                 self.held.insert(number, pdu);
                 return Ok(());
             }
@@ -312,7 +355,7 @@ impl<'a> Session<'a> {
             && self.window.judge(self.window.next()) == Verdict::Now
         {
             let Some(pdu) = self.held.remove(&self.window.next()) else { break };
-            self.held_bytes = self.held_bytes.saturating_sub(pdu.data.len()).saturating_sub(pdu.ahs.len());
+            self.let_go(pdu.bytes());
             self.window.advance();
             self.command(&pdu.header, &pdu.ahs, &pdu.data)?;
         }
@@ -326,7 +369,8 @@ impl<'a> Session<'a> {
             if task_tag(&pdu.header) != tag {
                 return false;
             }
-            self.held_bytes = self.held_bytes.saturating_sub(pdu.data.len()).saturating_sub(pdu.ahs.len());
+            let bytes = pdu.bytes();
+            self.let_go(bytes);
         }
         let nothing = NopOut {
             immediate: false,
@@ -338,6 +382,12 @@ impl<'a> Session<'a> {
         };
         self.held.insert(number, Pdu { header: nothing.encode(), ahs: Vec::new(), data: Vec::new() });
         true
+    }
+
+    /// Counts no more what was held.
+    fn let_go(&mut self, bytes: usize) {
+        self.held_bytes = self.held_bytes.saturating_sub(bytes);
+        self.unasked.give(length(bytes), false);
     }
 
     fn command(&mut self, header: &Bhs, ahs: &[u8], data: &[u8]) -> Result<(), End> {
@@ -433,12 +483,18 @@ impl<'a> Session<'a> {
 
     /// Receives once, sleeping if there is nothing.
     fn receive(&mut self) -> Result<(), End> {
-        let idle = self.tasks.running() == 0 && self.functions.is_empty();
+        let idle = self.tasks.running() == 0 && self.functions.is_empty() && !self.share.is_waiting();
         match self.receive_now(idle)? {
             Received::Bytes(_) => Ok(()),
             Received::End => self.hung_up(),
             // Woken by the clock.
-            Received::Nothing if idle => self.look_at_the_clock(),
+            Received::Nothing if idle => {
+                // Memory may have become free of which nobody tells: of others that left some.
+                if !self.tasks.is_clear() {
+                    self.pump()?;
+                }
+                self.look_at_the_clock()
+            }
             Received::Nothing => {
                 let patience = Duration::from_millis(self.limits.keepalive_ms);
                 self.sleep(Some(PollFlags::IN), Some(patience))?;
@@ -565,8 +621,15 @@ impl<'a> Session<'a> {
         }
         self.events = events;
         end?;
-        // What ended may have made room.
-        if any && !self.tasks.is_clear() { self.pump() } else { Ok(()) }
+        // What ended may have made room, here or in another session.
+        let is_granted = self.share.is_waiting() && self.share.is_granted();
+        if (any || is_granted) && !self.tasks.is_clear() {
+            self.pump()?;
+        }
+        if is_granted {
+            self.share.settle();
+        }
+        Ok(())
     }
 
     /// A tag for an R2T, a ping or a text.
@@ -586,29 +649,6 @@ impl<'a> Session<'a> {
     }
 }
 
-/// The TransportID of an initiator port (SPC-4, 7.6.4.6): its name and its ISID.
-fn transport_id(initiator: &IscsiName, isid: [u8; 6]) -> Box<[u8]> {
-    let isid = isid.iter().fold(String::new(), |text, byte| text + &format!("{byte:02x}"));
-    let mut name = format!("{initiator},i,0x{isid}").into_bytes();
-    // At least one zero byte, and a multiple of four.
-    name.push(0);
-    name.resize(name.len().next_multiple_of(4).max(20), 0);
-    let length = u16::try_from(name.len()).unwrap_or(u16::MAX);
-    let [high, low] = length.to_be_bytes();
-    let mut id = vec![0x45, 0, high, low];
-    id.append(&mut name);
-    id.into_boxed_slice()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn transport_ids_are_padded() {
-        let id = transport_id(&"iqn.2026-01.org.example:a".parse().unwrap(), [0x80, 1, 2, 3, 4, 5]);
-        assert_eq!(id[..4], [0x45, 0, 0, 44]);
-        assert_eq!(&id[4..], b"iqn.2026-01.org.example:a,i,0x800102030405\0\0");
-        assert_eq!(id.len() % 4, 0);
-    }
+fn length(bytes: usize) -> u64 {
+    u64::try_from(bytes).unwrap_or(u64::MAX)
 }

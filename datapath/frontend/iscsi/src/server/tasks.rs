@@ -47,6 +47,12 @@ impl Order {
         u32::try_from(self.expected.data_out_bytes).unwrap_or(u32::MAX).min(self.announced)
     }
 
+    /// All the memory that it needs to run, with so much data.
+    pub(super) fn memory_bytes(&self, data_out_bytes: u64) -> u64 {
+        let Expected { data_in_bytes, buffer_bytes, .. } = self.expected;
+        data_in_bytes.saturating_add(buffer_bytes).saturating_add(data_out_bytes)
+    }
+
     /// How much data-out was announced.
     #[inline]
     pub(super) fn announced_out(&self) -> u64 {
@@ -85,6 +91,8 @@ pub(super) enum Fault {
     Unexpected,
     /// A number, an offset or a length was wrong.
     Sequence,
+    /// There is no memory for what comes unasked.
+    NoMemory,
 }
 
 impl Fault {
@@ -93,7 +101,8 @@ impl Fault {
         match self {
             Self::Digest => 0x4705,
             Self::Unexpected => 0x0c0c,
-            Self::Sequence => 0x0c0d,
+            // Told by the status instead.
+            Self::Sequence | Self::NoMemory => 0x0c0d,
         }
     }
 }
@@ -137,6 +146,18 @@ pub(super) struct Task {
     pub(super) r2ts: u32,
     /// What it counts in bytes collected.
     pub(super) collected: u64,
+    /// What it has of the memory of all sessions, and of its session's own.
+    pub(super) memory_bytes: u64,
+    /// The same of the memory for what comes unasked.
+    pub(super) unasked_bytes: u64,
+}
+
+impl Task {
+    /// What it needs besides of the memory of all sessions to run, with so much data.
+    pub(super) fn more_bytes(&self, data_out_bytes: u64) -> u64 {
+        let have = self.memory_bytes.saturating_add(self.unasked_bytes);
+        self.order.memory_bytes(data_out_bytes).saturating_sub(have)
+    }
 }
 
 /// Bytes that count against a limit.
@@ -235,21 +256,22 @@ impl Tasks {
         self.by_tag.get(&tag).map(|task| task.serial)
     }
 
-    /// Adds a task that does not run yet.
-    pub(super) fn add(&mut self, order: Order, serial: u64, state: State) {
+    /// Adds a task that does not run yet, with what was taken for the data that came with it.
+    pub(super) fn add(&mut self, order: Order, serial: u64, state: State, unasked_bytes: u64) {
         self.waiting.insert(serial, order.tag);
         if order.attribute == Attribute::Ordered {
             self.ordered.push_back(serial);
         }
-        let task = Task { order, serial, state, r2ts: 0, collected: 0 };
+        let task = Task { order, serial, state, r2ts: 0, collected: 0, memory_bytes: 0, unasked_bytes };
         self.by_tag.insert(order.tag, task);
     }
 
     /// Adds a task that runs.
-    pub(super) fn add_running(&mut self, order: Order, serial: u64, charge: u64) {
+    pub(super) fn add_running(&mut self, order: Order, serial: u64, charge: u64, memory_bytes: u64) {
         self.running = self.running.saturating_add(1);
         self.executing.add(&order, charge);
-        let task = Task { order, serial, state: State::Running(charge), r2ts: 0, collected: 0 };
+        let state = State::Running(charge);
+        let task = Task { order, serial, state, r2ts: 0, collected: 0, memory_bytes, unasked_bytes: 0 };
         self.by_tag.insert(order.tag, task);
     }
 
@@ -266,6 +288,13 @@ impl Tasks {
         self.waiting.values().copied().collect()
     }
 
+    /// Whether data is under way for one of them.
+    pub(super) fn awaits_data(&self) -> bool {
+        let awaits =
+            |task: &Task| matches!(&task.state, State::Collecting(collecting) if collecting.awaits_data());
+        self.waiting.values().filter_map(|tag| self.by_tag.get(tag)).any(awaits)
+    }
+
     /// Whether the order of tasks lets this one run.
     pub(super) fn may_run(&self, serial: u64, attribute: Attribute) -> bool {
         match attribute {
@@ -275,12 +304,18 @@ impl Tasks {
         }
     }
 
-    /// Takes a ready task's data; it counts as running from now on.
-    pub(super) fn start(&mut self, tag: u32, charge: u64) -> Option<(Order, u64, u32, Vec<u8>)> {
+    /// Takes a ready task's data; it counts as running from now on, with so much more memory.
+    pub(super) fn start(
+        &mut self,
+        tag: u32,
+        charge: u64,
+        more_bytes: u64,
+    ) -> Option<(Order, u64, u32, Vec<u8>)> {
         let task = self.by_tag.get_mut(&tag)?;
         let State::Ready(data) = &mut task.state else { return None };
         let data = std::mem::take(data);
         task.state = State::Running(charge);
+        task.memory_bytes = task.memory_bytes.saturating_add(more_bytes);
         self.collected.remove(&task.order, task.collected);
         task.collected = 0;
         self.running = self.running.saturating_add(1);
@@ -333,7 +368,7 @@ mod tests {
             write: true,
             announced: 1000,
             announced_read: None,
-            expected: Expected { data_out_bytes: 4096, data_in_bytes: 0, needs_room: true },
+            expected: Expected { data_out_bytes: 4096, needs_room: true, ..Expected::default() },
             arrival: Arrival::default(),
             immediate: false,
         }
@@ -345,15 +380,15 @@ mod tests {
         let kinds = [Attribute::Simple, Attribute::Ordered, Attribute::Simple, Attribute::HeadOfQueue];
         for (tag, attribute) in (1..).zip(kinds) {
             let serial = tasks.next_serial();
-            tasks.add(order(tag, attribute), serial, State::Ready(vec![tag as u8]));
+            tasks.add(order(tag, attribute), serial, State::Ready(vec![tag as u8]), 0);
         }
         let may = |tasks: &Tasks| -> Vec<u64> {
             (1..).zip(kinds).filter(|(serial, kind)| tasks.may_run(*serial, *kind)).map(|(s, _)| s).collect()
         };
         assert_eq!(may(&tasks), [1, 4]);
-        assert_eq!(tasks.start(1, 10).unwrap().3, [1]);
+        assert_eq!(tasks.start(1, 10, 0).unwrap().3, [1]);
         assert_eq!(may(&tasks), [1, 2, 4]);
-        assert!(tasks.start(2, 10).is_some());
+        assert!(tasks.start(2, 10, 0).is_some());
         assert_eq!(may(&tasks), [1, 2, 3, 4]);
         assert_eq!((tasks.running(), tasks.bytes_executing()), (2, 20));
         tasks.remove(1);
@@ -392,11 +427,11 @@ mod tests {
         let mut tasks = Tasks::default();
         for tag in [1, 2] {
             let serial = tasks.next_serial();
-            tasks.add(order(tag, Attribute::Simple), serial, State::Ready(Vec::new()));
+            tasks.add(order(tag, Attribute::Simple), serial, State::Ready(Vec::new()), 0);
             tasks.charge_collected(tag, 100);
         }
         assert_eq!(tasks.bytes_collected(), 200);
-        tasks.start(1, 50);
+        tasks.start(1, 50, 0);
         assert_eq!((tasks.bytes_collected(), tasks.bytes_executing()), (100, 50));
         tasks.remove(2);
         assert_eq!(tasks.bytes_collected(), 0);

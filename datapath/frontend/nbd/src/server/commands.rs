@@ -52,6 +52,10 @@ impl Connection<'_> {
         if self.is_full() && self.needs_room(&head) {
             return Ok(Progress::Throttled);
         }
+        let read_bytes = if announced { 0 } else { self.read_bytes(&head) };
+        if !self.set_aside(read_bytes, false) {
+            return Ok(Progress::Throttled);
+        }
         self.inbound.consume(self.head_bytes());
         if announced || head.command == command::WRITE {
             return self.refuse_payload(&head, announced);
@@ -61,7 +65,14 @@ impl Connection<'_> {
             return self.refuse(&head, &error).map(|()| Progress::Again);
         };
         match head.command {
-            command::READ => self.read(&head, range)?,
+            command::READ => {
+                let waiting = self.in_flight.requests();
+                self.read(&head, range)?;
+                // Else it is given back when the device's answer has been sent.
+                if self.in_flight.requests() == waiting {
+                    self.give_back(read_bytes, false);
+                }
+            }
             command::FLUSH => self.flush(&head)?,
             command::TRIM => self.trim(&head, range)?,
             command::WRITE_ZEROES => self.write_zeroes(&head, range)?,
@@ -71,6 +82,14 @@ impl Connection<'_> {
             other => self.refuse(&head, &Refusal::invalid(format!("unknown command {other}")))?,
         }
         Ok(Progress::Again)
+    }
+
+    /// What a request that is carried out reads.
+    fn read_bytes(&self, head: &RequestHead) -> usize {
+        let is_read = head.command == command::READ
+            && head.length <= self.limits.request_bytes.into()
+            && ByteRange::new(head.offset, head.length).is_some();
+        if is_read { length(head) } else { 0 }
     }
 
     /// A payload where none belongs, or none where one belongs.
@@ -110,7 +129,7 @@ impl Connection<'_> {
             }
         };
         if len >= LARGE_BYTES {
-            if self.is_full() {
+            if self.is_full() || !self.set_aside(len, true) {
                 return Ok(Progress::Throttled);
             }
             self.inbound.consume(head_bytes);
@@ -129,9 +148,10 @@ impl Connection<'_> {
         let attempt = self.device.try_now(Op::Write { range, from: payload, fua });
         if matches!(attempt, Ok(Attempt::MustWait)) {
             // It stays here, and is tried again when something was answered.
-            if self.in_flight.is_full(self.limits) {
+            if self.is_full() || !self.set_aside(len, true) {
                 return Ok(Progress::Throttled);
             }
+            let payload = self.inbound.payload(head_bytes, len).unwrap_or_default();
             let buffer = self.pool.copy_of(payload);
             self.inbound.consume(head_bytes.saturating_add(len));
             self.submit(head, len, Request::Write { range, buffer, fua });
@@ -170,7 +190,9 @@ impl Connection<'_> {
                 Ok(())
             }
             attempt => {
+                let bytes = buffer.len();
                 self.pool.give(buffer);
+                self.give_back(bytes, true);
                 self.settle(head, attempt.map(drop))
             }
         }

@@ -11,7 +11,8 @@
 //! | `Drain` | the payload of a refused write | it is whole: the error is sent |
 //! | `Closing` | not read any more | nothing is in flight |
 //!
-//! Where [`Limits::requests_in_flight`] or [`Limits::bytes_in_flight`] is reached, writes that would wait for the device are not taken, and
+//! A long request is taken once there is memory for it in what all connections share ([`Share`]). Where
+//! [`Limits::requests_in_flight`] or [`Limits::bytes_in_flight`] is reached, writes that would wait for the device are not taken, and
 //! what is behind them cannot be seen; other requests are taken while they use less than a quarter besides, so that writes that wait
 //! for room in the write cache do not hold up reads, nor the trim that makes room. So a client that does not read its replies stops
 //! being served and costs what these allow, until [`Limits::send_stall_ms`] has passed.
@@ -21,7 +22,8 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use headwater_block::{
-    ByteRange, Completion, CompletionQueue, Device, Geometry, Inbox, IoError, Lent, Outcome, Polling, Request,
+    ByteRange, Completion, CompletionQueue, Device, Geometry, Inbox, IoError, Lent, Outcome, Polling,
+    Request, Share,
 };
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::io::Errno;
@@ -68,6 +70,8 @@ pub(super) struct Connection<'a> {
     /// What those pass through on their way.
     pub(super) pipe: PagePipe,
     pub(super) in_flight: InFlight,
+    /// Memory of requests under way; each long one asks before it is taken from the receive buffer.
+    pub(super) share: Share,
     polling: Polling,
     /// The same for what the disk answers to this thread.
     disk_polling: Polling,
@@ -110,6 +114,11 @@ impl<'a> Connection<'a> {
         chosen: Chosen,
     ) -> std::io::Result<Self> {
         let own = chosen.export.device.completion_queue();
+        let inbox = Arc::new(Inbox::new()?);
+        let share = {
+            let inbox = Arc::clone(&inbox);
+            shared.budget.share(move || inbox.nudge())
+        };
         Ok(Self {
             shared,
             socket,
@@ -123,7 +132,8 @@ impl<'a> Connection<'a> {
             inbound: Inbound::new(shared.limits.receive_buffer_bytes),
             batch: Batch::new(shared.limits.batch_bytes),
             stage: Stage::Head,
-            inbox: Arc::new(Inbox::new()?),
+            inbox,
+            share,
             own,
             answers: Vec::new(),
             pool: Pool::default(),
@@ -210,6 +220,16 @@ impl<'a> Connection<'a> {
                         _ => self.inbound.received(count),
                     }
                     return Ok(());
+                }
+                // A receive that may wait has waited for as long as it may. In the middle of a write it goes on, unless others need what
+                // was set aside for it.
+                Ok(Received::Nothing) if wait && matches!(self.stage, Stage::Payload { .. }) => {
+                    if self.share.is_wanted() {
+                        let limit = self.limits.send_stall_ms;
+                        return Err(End::Fault(format!(
+                            "it sent nothing of a write's data for {limit} ms, and others waited for its memory"
+                        )));
+                    }
                 }
                 Ok(Received::Nothing) => {
                     // Woken by the inbox: its answers go first.
@@ -329,13 +349,27 @@ impl<'a> Connection<'a> {
         if self.form == Form::Extended { EXTENDED_REQUEST_BYTES } else { REQUEST_BYTES }
     }
 
-    /// Hands a request to the device; the answer comes through the inbox.
+    /// Hands a request to the device, with memory that was set aside; the answer comes through the inbox.
     pub(super) fn submit(&mut self, head: &RequestHead, bytes: usize, request: Request) {
         let needs_room = self.needs_room(head);
         let ticket = Ticket { to: answered(head), command: head.command, bytes, needs_room };
         self.in_flight.add(bytes, needs_room);
         let inbox = Arc::clone(&self.inbox);
         self.device.submit(request, Completion::new(move |outcome| inbox.post((ticket, outcome))));
+    }
+
+    /// Asks for memory for a request's data. `false`: not now, the request stays where it is.
+    pub(super) fn set_aside(&mut self, bytes: usize, needs_room: bool) -> bool {
+        let is_taken = self.share.take(u64::try_from(bytes).unwrap_or(u64::MAX), needs_room);
+        // One waits at a time, and it is this one.
+        if is_taken && self.share.is_waiting() {
+            self.share.withdraw();
+        }
+        is_taken
+    }
+
+    pub(super) fn give_back(&mut self, bytes: usize, needs_room: bool) {
+        self.share.give(u64::try_from(bytes).unwrap_or(u64::MAX), needs_room);
     }
 
     fn landed(&mut self, ticket: &Ticket) {
@@ -373,6 +407,7 @@ impl<'a> Connection<'a> {
                 end = self.answer(&ticket, &outcome);
             }
             self.pool.give(outcome.buffer);
+            self.give_back(ticket.bytes, ticket.needs_room);
         }
         self.answers = answers;
         end.map(|()| any)

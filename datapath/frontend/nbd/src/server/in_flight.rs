@@ -31,6 +31,10 @@ impl InFlight {
         }
     }
 
+    pub(super) fn requests(&self) -> usize {
+        self.requests
+    }
+
     #[inline]
     pub(super) fn any(&self) -> bool {
         self.requests > 0

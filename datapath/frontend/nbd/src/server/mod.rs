@@ -24,7 +24,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use headwater_block::{Device, FaultLog, Geometry};
+use headwater_block::{Budget, Device, FaultLog, Geometry};
 use parking_lot::{Condvar, Mutex};
 use rustix::event::{EventfdFlags, PollFd, PollFlags};
 
@@ -161,6 +161,7 @@ struct Shared {
     limits: Limits,
     tls: Option<ServerTls>,
     faults: FaultLog,
+    budget: Arc<Budget>,
     register: Mutex<Register>,
     emptied: Condvar,
     stopping: AtomicBool,
@@ -203,6 +204,7 @@ impl Server {
         let limits = limits.sane();
         let shared = Arc::new(Shared {
             faults: FaultLog::shared("NBD", limits.warnings_per_10_s),
+            budget: Budget::new(limits.shared_bytes),
             exports,
             limits,
             tls,
@@ -247,6 +249,11 @@ impl Server {
     /// How many clients are connected now, half-open handshakes included.
     pub fn connections(&self) -> usize {
         self.shared.register.lock().connections.len()
+    }
+
+    /// What requests of all connections have taken of [`Limits::shared_bytes`] now.
+    pub fn shared_bytes_used(&self) -> u64 {
+        self.shared.budget.used_bytes()
     }
 
     /// Stops: no new connections or requests; requests in flight are finished and answered, then connections

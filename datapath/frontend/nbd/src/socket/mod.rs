@@ -57,8 +57,9 @@ impl Socket {
     /// Bounds how long the peer of a send without a deadline may take nothing; it fails with `TimedOut` then, or up to two such times
     /// later.
     pub(crate) fn limit_stall(&self, limit: Duration) -> std::io::Result<()> {
-        let which = rustix::net::sockopt::Timeout::Send;
-        Ok(rustix::net::sockopt::set_socket_timeout(self, which, Some(limit))?)
+        use rustix::net::sockopt::{Timeout, set_socket_timeout};
+        set_socket_timeout(self, Timeout::Recv, Some(limit))?;
+        Ok(set_socket_timeout(self, Timeout::Send, Some(limit))?)
     }
 
     /// Encrypts all that follows, after a handshake before `deadline`. Once only.

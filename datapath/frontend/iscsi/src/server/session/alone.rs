@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
-use headwater_block::FaultLog;
+use headwater_block::{Budget, FaultLog};
 use rustix::event::EventfdFlags;
 
 use super::super::Shared;
@@ -63,6 +63,8 @@ pub(crate) fn with_session(
     socket.limit_waits(Duration::from_millis(1), Duration::from_secs(5))?;
     let shared = Arc::new(Shared {
         faults: FaultLog::new("iSCSI", limits.warnings_per_10_s),
+        budget: Budget::new(limits.shared_bytes),
+        unasked: Budget::new(limits.shared_bytes / 4),
         registry: Registry::default(),
         targets,
         limits,

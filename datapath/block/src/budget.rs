@@ -1,0 +1,425 @@
+//! Memory for requests under way that all connections of a server share.
+//!
+//! Requests are of two kinds: those that store data may wait for room in the device for as long as it lets them; the others, such as
+//! reads, end soon.
+//!
+//! | of one kind a connection has | it gets more |
+//! |---|---|
+//! | up to [`OWN_BYTES`], this included | at once; nothing that is shared is touched |
+//! | up to [`OWN_BYTES`], but more with this | once it fits, in the order in which connections asked: then its thread is woken |
+//! | more | no more of what is free than it leaves free, and only while no other one waits; it asks again when one of its own has ended |
+//!
+//! So a connection waits for others only with nothing in hand that is shared, those that hold much leave some to each that comes, and
+//! whatever others do, small requests go on. A quarter of all is kept from what stores data, so that reads pass writes that wait.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+
+use parking_lot::Mutex;
+
+use crate::range::MAX_REQUEST_BYTES;
+
+/// What each connection has of each kind besides.
+pub const OWN_BYTES: u64 = 256 << 10;
+
+/// What the connections of one server share, in bytes.
+pub struct Budget {
+    limit: u64,
+    used: AtomicU64,
+    others: Queue,
+    stores: Queue,
+}
+
+/// Who waits for memory for requests of one kind.
+#[derive(Default)]
+struct Queue {
+    /// The length of `waiters`.
+    count: AtomicUsize,
+    waiters: Mutex<VecDeque<Arc<Waiter>>>,
+}
+
+struct Waiter {
+    bytes: u64,
+    granted: AtomicU64,
+    wake: Arc<dyn Fn() + Send + Sync>,
+}
+
+impl Budget {
+    /// A budget; at least what two of the longest requests need.
+    pub fn new(limit_bytes: u64) -> Arc<Self> {
+        let limit = limit_bytes.max(2 * u64::from(MAX_REQUEST_BYTES));
+        Arc::new(Self { limit, used: AtomicU64::new(0), others: Queue::default(), stores: Queue::default() })
+    }
+
+    /// What is taken of it now.
+    pub fn used_bytes(&self) -> u64 {
+        self.used.load(Ordering::SeqCst)
+    }
+
+    /// The part of a new connection. `wake` wakes its thread, which is to ask again then.
+    pub fn share(self: &Arc<Self>, wake: impl Fn() + Send + Sync + 'static) -> Share {
+        Share {
+            budget: Arc::clone(self),
+            wake: Arc::new(wake),
+            others: Part::default(),
+            stores: Part::default(),
+        }
+    }
+
+    fn queue(&self, stores: bool) -> &Queue {
+        if stores { &self.stores } else { &self.others }
+    }
+
+    /// Takes `bytes` where so much, and `besides`, is free for that kind.
+    fn claim(&self, bytes: u64, besides: u64, stores: bool) -> bool {
+        let limit = if stores { self.limit - self.limit / 4 } else { self.limit };
+        let claim = |used: u64| {
+            let all = used.saturating_add(bytes);
+            (all.saturating_add(besides) <= limit).then_some(all)
+        };
+        self.used.fetch_update(Ordering::SeqCst, Ordering::SeqCst, claim).is_ok()
+    }
+
+    fn release(&self, bytes: u64) {
+        if bytes == 0 {
+            return;
+        }
+        self.used.fetch_sub(bytes, Ordering::SeqCst);
+        // Whoever begins to wait counts first and looks at what is used then: one of both sees the other.
+        self.serve(true);
+        self.serve(false);
+    }
+
+    /// Gives those who wait what has become free.
+    fn serve(&self, stores: bool) {
+        let queue = self.queue(stores);
+        let mut served = Vec::new();
+        if queue.count.load(Ordering::SeqCst) > 0 {
+            let mut waiters = queue.waiters.lock();
+            while let Some(waiter) = waiters.pop_front_if(|waiter| self.claim(waiter.bytes, 0, stores)) {
+                queue.count.fetch_sub(1, Ordering::SeqCst);
+                waiter.granted.store(waiter.bytes, Ordering::SeqCst);
+                served.push(waiter);
+            }
+        }
+        served.iter().for_each(|waiter| (waiter.wake)());
+    }
+}
+
+/// What one connection has. What it took is given back when this is dropped.
+pub struct Share {
+    budget: Arc<Budget>,
+    wake: Arc<dyn Fn() + Send + Sync>,
+    others: Part,
+    stores: Part,
+}
+
+#[derive(Default)]
+struct Part {
+    used: u64,
+    /// Of what is shared: what `used` is beyond its own, and what was granted and is not used yet.
+    taken: u64,
+    waiter: Option<Arc<Waiter>>,
+}
+
+impl Part {
+    fn beyond(used: u64) -> u64 {
+        used.saturating_sub(OWN_BYTES)
+    }
+}
+
+impl Share {
+    /// Takes `bytes` for a request that stores data, or one that does not. `false`: not now. It is to be asked for again when something
+    /// was given back here, or when this was woken.
+    #[inline]
+    pub fn take(&mut self, bytes: u64, stores: bool) -> bool {
+        let part = if stores { &mut self.stores } else { &mut self.others };
+        let used = part.used.saturating_add(bytes);
+        if Part::beyond(used) <= part.taken || self.take_shared(used, stores) {
+            self.part(stores).used = used;
+            return true;
+        }
+        false
+    }
+
+    /// The same for data that is here already and cannot wait: as long as it fits, whoever waits, and however much is had here. For a budget
+    /// of such data only: what waits for more memory may not take all of it.
+    pub fn take_unasked(&mut self, bytes: u64, stores: bool) -> bool {
+        self.collect(stores);
+        let budget = Arc::clone(&self.budget);
+        let part = self.part(stores);
+        let used = part.used.saturating_add(bytes);
+        let more = Part::beyond(used).saturating_sub(part.taken);
+        if more > 0 && !budget.claim(more, 0, stores) {
+            return false;
+        }
+        part.taken = part.taken.saturating_add(more);
+        part.used = used;
+        true
+    }
+
+    fn take_shared(&mut self, used: u64, stores: bool) -> bool {
+        self.collect(stores);
+        let budget = Arc::clone(&self.budget);
+        let wake = Arc::clone(&self.wake);
+        let part = self.part(stores);
+        let beyond = Part::beyond(used);
+        let more = beyond.saturating_sub(part.taken);
+        if more == 0 {
+            return true;
+        }
+        let queue = budget.queue(stores);
+        let is_first = part.used <= OWN_BYTES;
+        let besides = if is_first { 0 } else { part.taken };
+        if queue.count.load(Ordering::SeqCst) == 0 && budget.claim(more, besides, stores) {
+            part.taken = beyond;
+            return true;
+        }
+        if !is_first || part.waiter.is_some() {
+            return false;
+        }
+        // What was granted for a shorter one would be held while this one waits.
+        budget.release(std::mem::take(&mut part.taken));
+        let waiter = Arc::new(Waiter { bytes: beyond, granted: AtomicU64::new(0), wake });
+        part.waiter = Some(Arc::clone(&waiter));
+        {
+            let mut waiters = queue.waiters.lock();
+            waiters.push_back(waiter);
+            queue.count.fetch_add(1, Ordering::SeqCst);
+        }
+        // Something may have become free meanwhile.
+        budget.serve(stores);
+        self.collect(stores);
+        self.part(stores).taken >= beyond
+    }
+
+    /// Gives back what was taken for a request that has ended.
+    #[inline]
+    pub fn give(&mut self, bytes: u64, stores: bool) {
+        let part = self.part(stores);
+        part.used = part.used.saturating_sub(bytes);
+        if part.taken > 0 {
+            self.settle_part(stores);
+        }
+    }
+
+    /// Takes over what was granted to requests that waited, if anything was. They are to ask again then, and [`Share::settle`] is to be
+    /// called when they have.
+    pub fn is_granted(&mut self) -> bool {
+        let stores = self.collect(true);
+        self.collect(false) || stores
+    }
+
+    /// Gives back what was granted to requests that are gone.
+    pub fn settle(&mut self) {
+        // Not what is granted just now: nobody would ask for it any more.
+        self.settle_part(true);
+        self.settle_part(false);
+    }
+
+    /// Waits no more: what waited got enough from what was given back here, or is gone.
+    pub fn withdraw(&mut self) {
+        self.leave(true);
+        self.leave(false);
+    }
+
+    /// Whether something waits here that will be woken, or was.
+    pub fn is_waiting(&self) -> bool {
+        self.others.waiter.is_some() || self.stores.waiter.is_some()
+    }
+
+    /// Whether others wait for memory that this one has for requests that store data.
+    pub fn is_wanted(&self) -> bool {
+        self.stores.taken > 0 && self.budget.stores.count.load(Ordering::SeqCst) > 0
+    }
+
+    fn part(&mut self, stores: bool) -> &mut Part {
+        if stores { &mut self.stores } else { &mut self.others }
+    }
+
+    /// Takes over what was granted, if it was.
+    fn collect(&mut self, stores: bool) -> bool {
+        let part = self.part(stores);
+        let granted = part.waiter.as_ref().map_or(0, |waiter| waiter.granted.swap(0, Ordering::SeqCst));
+        if granted > 0 {
+            part.taken = part.taken.saturating_add(granted);
+            part.waiter = None;
+        }
+        granted > 0
+    }
+
+    fn settle_part(&mut self, stores: bool) {
+        let part = self.part(stores);
+        let keep = Part::beyond(part.used).min(part.taken);
+        let surplus = part.taken.saturating_sub(keep);
+        part.taken = keep;
+        self.budget.release(surplus);
+    }
+
+    fn leave(&mut self, stores: bool) {
+        if let Some(waiter) = self.part(stores).waiter.clone() {
+            let queue = self.budget.queue(stores);
+            let mut waiters = queue.waiters.lock();
+            let before = waiters.len();
+            waiters.retain(|other| !Arc::ptr_eq(other, &waiter));
+            queue.count.fetch_sub(before.saturating_sub(waiters.len()), Ordering::SeqCst);
+        }
+        // After it has left nothing can be granted any more.
+        self.collect(stores);
+        self.part(stores).waiter = None;
+        self.settle_part(stores);
+        // Those behind may need less.
+        self.budget.serve(stores);
+    }
+}
+
+impl Drop for Share {
+    fn drop(&mut self) {
+        for stores in [true, false] {
+            self.part(stores).used = 0;
+            self.leave(stores);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MIB: u64 = 1 << 20;
+
+    fn counted(budget: &Arc<Budget>) -> (Share, Arc<AtomicUsize>) {
+        let woken = Arc::new(AtomicUsize::new(0));
+        let share = {
+            let woken = Arc::clone(&woken);
+            budget.share(move || {
+                woken.fetch_add(1, Ordering::SeqCst);
+            })
+        };
+        (share, woken)
+    }
+
+    #[test]
+    fn small_requests_take_nothing_that_is_shared() {
+        let budget = Budget::new(64 * MIB);
+        let (mut greedy, _) = counted(&budget);
+        assert!(greedy.take(64 * MIB + OWN_BYTES, false));
+        let (mut small, _) = counted(&budget);
+        let before = budget.used_bytes();
+        for stores in [true, false] {
+            assert!(small.take(OWN_BYTES, stores));
+            assert!(!small.take(1, stores));
+            small.give(OWN_BYTES, stores);
+        }
+        assert_eq!(budget.used_bytes(), before);
+        drop((greedy, small));
+        assert_eq!(budget.used_bytes(), 0);
+    }
+
+    #[test]
+    fn what_stores_data_leaves_a_quarter_and_each_leaves_as_much_as_it_has() {
+        let budget = Budget::new(256 * MIB);
+        let mut shares: Vec<Share> = (0..50).map(|_| counted(&budget).0).collect();
+        let mut had = Vec::new();
+        for share in &mut shares {
+            had.push((0..200).filter(|_| share.take(MIB, true)).count());
+        }
+        assert!(budget.used_bytes() <= 192 * MIB, "{}", budget.used_bytes());
+        // Those that got nothing beyond their own wait for the others.
+        assert!(shares[0].is_wanted() && !shares[49].is_wanted());
+        shares.iter_mut().for_each(Share::withdraw);
+        assert!(!shares[0].is_wanted());
+        // Reads of those that hold much go on, and of others.
+        let (mut reader, _) = counted(&budget);
+        for share in [&mut reader, &mut shares[0]] {
+            assert!(share.take(16 * MIB, false));
+            share.give(16 * MIB, false);
+        }
+        drop((shares, reader));
+        assert_eq!(budget.used_bytes(), 0);
+    }
+
+    #[test]
+    fn those_who_wait_are_served_in_their_order_and_woken() {
+        let budget = Budget::new(64 * MIB);
+        let (mut greedy, _) = counted(&budget);
+        assert!(greedy.take(60 * MIB, false));
+        let (mut long, long_woken) = counted(&budget);
+        let (mut short, short_woken) = counted(&budget);
+        assert!(!long.take(32 * MIB, false) && long.is_waiting());
+        // It would fit, and still does not pass the one before it; nor does whoever has something already.
+        assert!(!short.take(2 * MIB, false) && !greedy.take(1, false));
+        assert!(!greedy.is_wanted(), "it stores nothing");
+        // What cannot wait does.
+        assert!(short.take_unasked(MIB, false) && !short.take_unasked(8 * MIB, false));
+        short.give(MIB, false);
+        greedy.give(10 * MIB, false);
+        assert_eq!(long_woken.load(Ordering::SeqCst), 0);
+        greedy.give(30 * MIB, false);
+        assert_eq!((long_woken.load(Ordering::SeqCst), short_woken.load(Ordering::SeqCst)), (1, 1));
+        assert!(long.take(32 * MIB, false) && short.take(2 * MIB, false));
+        assert!(!long.is_waiting());
+        drop((greedy, long));
+        short.give(2 * MIB, false);
+        assert_eq!(budget.used_bytes(), 0);
+    }
+
+    #[test]
+    fn what_is_not_wanted_any_more_goes_to_the_next() {
+        let budget = Budget::new(64 * MIB);
+        let (mut greedy, _) = counted(&budget);
+        assert!(greedy.take(64 * MIB, false));
+        let (mut gone, _) = counted(&budget);
+        let (mut aborted, _) = counted(&budget);
+        let (mut next, woken) = counted(&budget);
+        for share in [&mut gone, &mut aborted, &mut next] {
+            assert!(!share.take(48 * MIB, false));
+        }
+        drop(gone);
+        let (mut withdrawn, _) = counted(&budget);
+        assert!(!withdrawn.take(48 * MIB, false));
+        withdrawn.withdraw();
+        assert!(!withdrawn.is_waiting());
+        greedy.give(64 * MIB, false);
+        assert_eq!(woken.load(Ordering::SeqCst), 0);
+        assert!(aborted.is_granted());
+        aborted.settle();
+        assert_eq!(woken.load(Ordering::SeqCst), 1);
+        assert!(next.take(48 * MIB, false));
+        next.give(48 * MIB, false);
+        assert_eq!(budget.used_bytes(), 0);
+    }
+
+    /// Whatever the order of events, all come to an end, and never is more taken than there is.
+    #[test]
+    fn nobody_waits_for_ever() {
+        let budget = Budget::new(64 * MIB);
+        let threads: Vec<_> = (0..6_u64)
+            .map(|number| {
+                let budget = Arc::clone(&budget);
+                std::thread::spawn(move || {
+                    let this = std::thread::current();
+                    let mut share = budget.share(move || this.unpark());
+                    let (stores, mut held) = (number % 2 == 0, VecDeque::new());
+                    for round in 0..3_000_u64 {
+                        let bytes = (round * 7 + number * 13) % 31 * MIB + 4096;
+                        while !share.take(bytes, stores) {
+                            match held.pop_front() {
+                                Some(bytes) => share.give(bytes, stores),
+                                None => std::thread::park(),
+                            }
+                        }
+                        held.push_back(bytes);
+                        assert!(budget.used_bytes() <= 64 * MIB);
+                        if round % 3 == 0 {
+                            held.drain(..).for_each(|bytes| share.give(bytes, stores));
+                        }
+                    }
+                })
+            })
+            .collect();
+        threads.into_iter().for_each(|thread| thread.join().unwrap());
+        assert_eq!(budget.used_bytes(), 0);
+    }
+}
