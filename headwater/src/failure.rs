@@ -1,6 +1,6 @@
 //! How a command fails: one line for people, a problem for programs, an exit code for scripts.
 
-use std::io::{ErrorKind, Write};
+use std::io::ErrorKind;
 use std::process::ExitCode;
 
 use headwater_api::{Problem, ProblemKind};
@@ -11,6 +11,8 @@ use headwater_nbd::TlsError;
 use headwater_service::server::ListenError;
 use headwater_store::{StoreError, StoreErrorKind};
 use headwater_store_server::ServeError;
+
+use crate::logging;
 
 /// The command line could not be understood.
 pub const USAGE: u8 = 2;
@@ -73,8 +75,7 @@ pub fn report(error: &anyhow::Error, json: bool) -> ExitCode {
     } else {
         format!("headwater: {}", one_line(error))
     };
-    // Where standard error is closed, only the exit code is left.
-    let _ = writeln!(std::io::stderr(), "{text}");
+    logging::say(&text);
     ExitCode::from(code)
 }
 

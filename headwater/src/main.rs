@@ -51,10 +51,12 @@ fn main() -> ExitCode {
     };
     allow_open_files();
     let json = cli.json;
-    match cmd::run(cli) {
+    let code = match cmd::run(cli) {
         Ok(code) => ExitCode::from(code),
         Err(error) => failure::report(&error, json),
-    }
+    };
+    logging::flush();
+    code
 }
 
 /// Takes as many open files as the process may have: a connection has up to five. The lower limit is there for programs that

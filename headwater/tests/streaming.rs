@@ -119,7 +119,7 @@ fn an_image_of_servers_is_read_through_their_failures_and_then_needs_none() {
     b.revive();
     assert!(copying.wait().expect("it ends").success());
     assert!(std::fs::read(out).expect("the copy") == bytes);
-    assert!(export.log().contains("reads go on"), "{}", export.log());
+    wait_until("the log says that they go on", || export.log().contains("reads go on"));
     let image = export.image();
     assert!(image["waits"].as_u64() >= Some(1) && image["servers_up"].as_u64() >= Some(1), "{image}");
     assert!(image["ahead"].as_u64() > Some(100), "{image}");
@@ -192,7 +192,7 @@ fn a_full_disk_below_the_chunk_cache_costs_the_cache_and_not_the_read() {
     let written = image["disk_writes"].as_u64().expect("a number");
     assert!(written > 0 && written < 640, "{image}");
     assert_eq!(image["failures"], 0, "{image}");
-    assert!(export.log().contains("reads go on without it"), "{}", export.log());
+    wait_until("the log says why", || export.log().contains("reads go on without it"));
     drop(export);
 
     // What could be written is sound, and the cache is one again when there is room.

@@ -1,8 +1,13 @@
 //! Setting the log up.
 
+mod queue;
+
+use std::backtrace::{Backtrace, BacktraceStatus};
 use std::fs::File;
+use std::os::fd::AsFd;
+use std::panic::PanicHookInfo;
 use std::path::Path;
-use std::sync::Mutex;
+use std::sync::OnceLock;
 
 use anyhow::Context;
 use headwater_api::{Problem, ProblemKind};
@@ -10,19 +15,62 @@ use tracing_subscriber::EnvFilter;
 use tracing_subscriber::filter::LevelFilter;
 
 use crate::cli::LogFormat;
+use queue::LogQueue;
 
 const ADVICE: &str =
     "write off, error, warn, info, debug or trace, or parts like headwater_service=debug with commas between";
 
-/// Logs to standard error.
+/// The log of this process, and whether it goes to standard error. Absent in commands that have none.
+static LOG: OnceLock<(LogQueue, bool)> = OnceLock::new();
+
+/// Logs to standard error: panics too, and what [`say`] is given.
 pub fn to_stderr(filter: &str, format: LogFormat) -> anyhow::Result<()> {
     let filter = parse(filter)?;
-    let builder = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
+    // Not `std::io::stderr`: while a reader stands still, its lock would be held.
+    let output = std::io::stderr().as_fd().try_clone_to_owned().context("cannot write to standard error")?;
+    let log = LogQueue::start(output.into(), format)?;
+    let _ = LOG.set((log.clone(), true));
+    std::panic::set_hook(Box::new(log_panic));
+    let builder =
+        tracing_subscriber::fmt().with_env_filter(filter).with_writer(log).log_internal_errors(false);
     match format {
         LogFormat::Text => builder.with_ansi(false).init(),
         LogFormat::Json => builder.json().init(),
     }
     Ok(())
+}
+
+/// Writes a line for the user to standard error, behind what was logged there.
+pub fn say(line: &str) {
+    match LOG.get() {
+        Some((log, true)) => log.push(format!("{line}\n").as_bytes()),
+        _ => {
+            use std::io::Write;
+            // Where standard error is closed, nobody wants to know.
+            let _ = writeln!(std::io::stderr(), "{line}");
+        }
+    }
+}
+
+/// Waits until what was logged is written, but not for long.
+pub fn flush() {
+    if let Some((log, _)) = LOG.get() {
+        log.flush();
+    }
+}
+
+/// Says what Rust's own hook says, which would wait for whoever reads standard error.
+fn log_panic(panic: &PanicHookInfo<'_>) {
+    let Some((log, _)) = LOG.get() else { return };
+    let thread = std::thread::current();
+    let mut text = format!("thread '{}' {panic}", thread.name().unwrap_or("<unnamed>"));
+    let backtrace = Backtrace::capture();
+    if backtrace.status() == BacktraceStatus::Captured {
+        text = format!("{text}\nstack backtrace:\n{backtrace}");
+    }
+    log.note("ERROR", &text);
+    // It may be the last thing that this process does.
+    log.flush();
 }
 
 /// A filter of which every part counts. `EnvFilter` takes a misspelt level for a target, and the log is silent.
@@ -50,8 +98,10 @@ fn parse(text: &str) -> anyhow::Result<EnvFilter> {
 /// Logs to a file, so that the terminal stays free.
 pub fn to_file(path: &Path) -> anyhow::Result<()> {
     let file = File::create(path).with_context(|| format!("cannot write the log {}", path.display()))?;
-    let filter = EnvFilter::new("info");
-    tracing_subscriber::fmt().with_env_filter(filter).with_ansi(false).with_writer(Mutex::new(file)).init();
+    let log = LogQueue::start(file, LogFormat::Text)?;
+    let _ = LOG.set((log.clone(), false));
+    let builder = tracing_subscriber::fmt().with_env_filter(EnvFilter::new("info")).with_ansi(false);
+    builder.with_writer(log).log_internal_errors(false).init();
     Ok(())
 }
 

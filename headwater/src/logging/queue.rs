@@ -1,0 +1,242 @@
+//! Log lines on their way out: whoever logs never waits for whoever reads the log, and never fails with it.
+
+use std::fs::File;
+use std::io::{self, ErrorKind, Write};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use anyhow::Context;
+use parking_lot::{Condvar, Mutex};
+use serde_json::json;
+use tracing_subscriber::fmt::MakeWriter;
+use tracing_subscriber::fmt::format::Writer;
+use tracing_subscriber::fmt::time::{FormatTime, SystemTime};
+
+use crate::cli::LogFormat;
+
+/// What waits while other lines are being written, which are as much again at most.
+const MAX_QUEUE_BYTES: usize = 1 << 20;
+
+/// What is kept for the next lines once all are written.
+const SPARE_BYTES: usize = 64 << 10;
+
+/// How long a process that ends waits for its last lines to be written.
+const FLUSH_LIMIT: Duration = Duration::from_secs(1);
+
+/// Where somebody else made the output non-blocking, how long until it is tried again.
+const TRIED_AGAIN_AFTER: Duration = Duration::from_millis(20);
+
+/// Lines in the order in which they were logged. A thread writes them; what finds no room is lost, and a later line says so.
+#[derive(Clone)]
+pub struct LogQueue(Arc<Shared>);
+
+struct Shared {
+    queue: Mutex<Queue>,
+    /// There is something to write.
+    more: Condvar,
+    /// All was written, or could not be.
+    written: Condvar,
+    format: LogFormat,
+}
+
+#[derive(Default)]
+struct Queue {
+    text: Vec<u8>,
+    lost_lines: u64,
+    is_writing: bool,
+}
+
+impl LogQueue {
+    /// Starts the thread that writes to `output`.
+    pub fn start(output: File, format: LogFormat) -> anyhow::Result<Self> {
+        let shared =
+            Shared { queue: Mutex::default(), more: Condvar::new(), written: Condvar::new(), format };
+        let shared = Arc::new(shared);
+        let theirs = Arc::clone(&shared);
+        let thread = std::thread::Builder::new().name("log".into());
+        thread
+            .spawn(move || theirs.write_all(output))
+            .context("cannot start the thread that writes the log")?;
+        Ok(Self(shared))
+    }
+
+    /// Adds a line, which ends with a line feed.
+    pub fn push(&self, line: &[u8]) {
+        let mut queue = self.0.queue.lock();
+        if queue.text.len().saturating_add(line.len()) > MAX_QUEUE_BYTES {
+            queue.lost_lines += 1;
+            return;
+        }
+        queue.text.extend_from_slice(line);
+        drop(queue);
+        self.0.more.notify_one();
+    }
+
+    /// Adds a line about the process itself, whatever the filter of the log is.
+    pub fn note(&self, level: &str, message: &str) {
+        self.push(&self.0.line(level, message));
+    }
+
+    /// Waits until all is written, or until that takes too long.
+    pub fn flush(&self) {
+        let deadline = Instant::now() + FLUSH_LIMIT;
+        let mut queue = self.0.queue.lock();
+        while queue.is_writing || !queue.text.is_empty() {
+            if self.0.written.wait_until(&mut queue, deadline).timed_out() {
+                return;
+            }
+        }
+    }
+}
+
+/// What is written at once is one line: so the formatter does it.
+impl Write for &LogQueue {
+    fn write(&mut self, line: &[u8]) -> io::Result<usize> {
+        self.push(line);
+        Ok(line.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+impl<'a> MakeWriter<'a> for LogQueue {
+    type Writer = &'a Self;
+
+    fn make_writer(&'a self) -> Self::Writer {
+        self
+    }
+}
+
+impl Shared {
+    fn write_all(&self, mut output: File) {
+        let mut batch = Vec::new();
+        let mut lost_lines = 0;
+        loop {
+            batch.clear();
+            batch.shrink_to(SPARE_BYTES);
+            let mut queue = self.queue.lock();
+            queue.is_writing = false;
+            self.written.notify_all();
+            while queue.text.is_empty() {
+                self.more.wait(&mut queue);
+            }
+            queue.is_writing = true;
+            std::mem::swap(&mut queue.text, &mut batch);
+            lost_lines += std::mem::take(&mut queue.lost_lines);
+            drop(queue);
+            let noted = lost_lines;
+            if noted > 0 {
+                let message = format!(
+                    "{noted} lines of this log are lost: they could not be written as fast as they came"
+                );
+                batch.extend_from_slice(&self.line("WARN", &message));
+            }
+            let rest = write(&mut output, &batch);
+            let unwritten = rest.iter().filter(|byte| **byte == b'\n').count();
+            // The last line is the note: those that it tells of stay lost with it.
+            lost_lines = match u64::try_from(unwritten).unwrap_or(u64::MAX) {
+                0 => 0,
+                lines if noted > 0 => lines - 1 + noted,
+                lines => lines,
+            };
+        }
+    }
+
+    /// A line like those of the formatter.
+    fn line(&self, level: &str, message: &str) -> Vec<u8> {
+        let mut time = String::new();
+        // A clock that cannot be formatted leaves the time out.
+        let _ = SystemTime.format_time(&mut Writer::new(&mut time));
+        let target = module_path!();
+        let line = match self.format {
+            LogFormat::Text => format!("{time} {level:>5} {target}: {message}\n"),
+            LogFormat::Json => {
+                let fields = json!({ "message": message });
+                let line = json!({ "timestamp": time, "level": level, "fields": fields, "target": target });
+                format!("{line}\n")
+            }
+        };
+        line.into_bytes()
+    }
+}
+
+/// Returns what could not be written.
+fn write<'a>(output: &mut File, mut bytes: &'a [u8]) -> &'a [u8] {
+    while !bytes.is_empty() {
+        match output.write(bytes) {
+            Ok(0) => break,
+            Ok(n) => bytes = bytes.get(n..).unwrap_or_default(),
+            Err(e) if e.kind() == ErrorKind::Interrupted => {}
+            Err(e) if e.kind() == ErrorKind::WouldBlock => std::thread::sleep(TRIED_AGAIN_AFTER),
+            // There is nowhere to report it.
+            Err(_) => break,
+        }
+    }
+    bytes
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::Read;
+    use std::os::fd::OwnedFd;
+
+    #[test]
+    fn lines_are_written_in_order_and_a_later_one_says_how_many_were_lost() {
+        let (mut reader, writer) = io::pipe().unwrap();
+        let log = LogQueue::start(File::from(OwnedFd::from(writer)), LogFormat::Text).unwrap();
+        // Nobody reads: the pipe, what is being written and the queue fill up.
+        let lines = 40_000;
+        for number in 0..lines {
+            log.push(format!("line {number:0100}\n").as_bytes());
+        }
+        let read = std::thread::spawn(move || {
+            let (mut text, mut piece) = (Vec::new(), vec![0; 64 << 10]);
+            while !String::from_utf8_lossy(&text).contains("the end") {
+                let n = reader.read(&mut piece).unwrap();
+                assert!(n > 0);
+                text.extend_from_slice(&piece[..n]);
+            }
+            String::from_utf8(text).unwrap()
+        });
+        // Only once there is room again.
+        while !log.0.queue.lock().text.is_empty() {
+            std::thread::yield_now();
+        }
+        log.push(b"the end\n");
+        let text = read.join().unwrap();
+        let (numbered, others): (Vec<&str>, Vec<&str>) =
+            text.lines().partition(|line| line.starts_with("line "));
+        let numbers: Vec<u64> = numbered.iter().map(|line| line["line ".len()..].parse().unwrap()).collect();
+        assert!(numbers.is_sorted() && numbers.len() > MAX_QUEUE_BYTES / 110, "{}", numbers.len());
+        let (end, notes) = others.split_last().unwrap();
+        assert_eq!(*end, "the end");
+        let lost = |note: &&str| -> usize {
+            let (_, text) = note.split_once(" WARN headwater::logging::queue: ").unwrap();
+            text.strip_suffix(" lines of this log are lost: they could not be written as fast as they came")
+                .unwrap()
+                .parse()
+                .unwrap()
+        };
+        assert!(!notes.is_empty());
+        assert_eq!(notes.iter().map(lost).sum::<usize>(), lines - numbers.len());
+    }
+
+    #[test]
+    fn a_log_that_cannot_be_written_holds_nobody_up() {
+        let full = File::options().write(true).open("/dev/full").unwrap();
+        let rest = write(&mut { full }, b"one\ntwo\n");
+        assert_eq!(rest, b"one\ntwo\n");
+        let full = File::options().write(true).open("/dev/full").unwrap();
+        let log = LogQueue::start(full, LogFormat::Json).unwrap();
+        log.push(b"one\n");
+        log.flush();
+        log.note("ERROR", "two");
+        log.flush();
+        assert!(log.0.queue.lock().text.is_empty());
+        let line: serde_json::Value = serde_json::from_slice(&log.0.line("ERROR", "a \"b\"\nc")).unwrap();
+        assert_eq!((&line["level"], &line["fields"]["message"]), (&json!("ERROR"), &json!("a \"b\"\nc")));
+    }
+}
