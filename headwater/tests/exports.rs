@@ -239,6 +239,7 @@ fn certificates_decide_who_sees_which_machine() {
         let refused = Client::open(&secured.uri(machine, files)).map(drop).expect_err("it is refused");
         assert!(refused.to_string().contains("do not allow this export"), "{refused}");
     }
+    daemon.wait_for_log(&["NBD: client ", "the export 'two'", "do not allow this export", "names 'desk-1'"]);
     let stranger = Authority::new("somebody else");
     for (authority, name, oddity) in [
         (&stranger, Some("backup-2"), GOOD),

@@ -6,6 +6,7 @@ use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 /// The program under test.
@@ -72,6 +73,8 @@ pub struct Daemon {
     pub dir: tempfile::TempDir,
     /// What it logged until it was ready.
     pub log: String,
+    /// What it logged since.
+    later: Arc<Mutex<String>>,
     child: Child,
 }
 
@@ -104,8 +107,19 @@ impl Daemon {
             assert!(n > 0, "the daemon ended: {seen}");
         }
         // Read on, or the pipe fills and the daemon waits.
-        std::thread::spawn(move || std::io::copy(&mut log, &mut std::io::sink()));
-        Self { dir, log: seen, child }
+        let later = Arc::new(Mutex::new(String::new()));
+        let lines = log.lines().map_while(Result::ok);
+        let kept = Arc::clone(&later);
+        std::thread::spawn(move || lines.for_each(|line| *kept.lock().expect("no panic") += &(line + "\n")));
+        Self { dir, log: seen, later, child }
+    }
+
+    /// Waits until it has logged a line with all of `words` since it was ready.
+    pub fn wait_for_log(&self, words: &[&str]) {
+        wait_until(&format!("the log has {words:?}"), || {
+            let later = self.later.lock().expect("no panic");
+            later.lines().any(|line| words.iter().all(|word| line.contains(word)))
+        });
     }
 
     pub fn path(&self) -> &Path {

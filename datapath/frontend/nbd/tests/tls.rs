@@ -183,6 +183,12 @@ impl Log {
         STARTED.call_once(|| subscriber.with_max_level(tracing_subscriber::filter::LevelFilter::WARN).init());
     }
 
+    /// How many lines have all of these words.
+    fn lines(words: &[&str]) -> usize {
+        let text = String::from_utf8_lossy(&LOGGED.lock().unwrap()).into_owned();
+        text.lines().filter(|line| words.iter().all(|word| line.contains(word))).count()
+    }
+
     /// How many clients were refused for one of these reasons. Alerts are of clients that refuse their server, in another test.
     fn refused(reasons: &[&str]) -> usize {
         let text = String::from_utf8_lossy(&LOGGED.lock().unwrap()).into_owned();
@@ -272,6 +278,7 @@ fn servers_that_are_not_who_they_should_be_are_refused() {
 
 #[test]
 fn an_export_is_for_those_whose_certificate_names_them() {
+    Log::start();
     let secured = Secured::new(ReferenceDisk::new(MIB), VERIFIED, Some("desk-7"));
     let other = secured.client(&secured.authority, Some("desk-8"), USUAL);
     let (ours, libnbd) = refusals(&secured.uri(&other));
@@ -279,17 +286,22 @@ fn an_export_is_for_those_whose_certificate_names_them() {
     assert!(libnbd.contains("opt_go"), "{libnbd}");
     let output = Command::new("nbdinfo").args(["--list", &secured.uri(&other)]).output().unwrap();
     assert!(!String::from_utf8_lossy(&output.stdout).contains("secret"), "it is listed");
+    // Ours and libnbd.
+    let words = ["client ", "the export ''", "do not allow this export", "names 'desk-8'"];
+    wait_for("the log says who wanted what, and why not", || Log::lines(&words) >= 2);
     secured.is_alive();
 }
 
 #[test]
 fn where_tls_is_required_nothing_goes_without() {
+    Log::start();
     let secured = Secured::new(ReferenceDisk::new(MIB), REQUIRED, None);
     assert!(secured.server.uri().starts_with("nbds://"), "{}", secured.server.uri());
     let plain = secured.server.uri().replacen("nbds:", "nbd:", 1);
     let (ours, libnbd) = refusals(&plain);
     assert!(ours.contains("demands TLS; write nbds://"), "{ours}");
     assert!(libnbd.contains("opt_go"), "{libnbd}");
+    wait_for("the log says why", || Log::lines(&["client ", "does not use TLS, which is required"]) >= 2);
     secured.is_alive();
 }
 

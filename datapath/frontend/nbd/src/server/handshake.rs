@@ -64,6 +64,14 @@ pub(super) struct Handshake<'a> {
     options: u32,
     /// How many exports the client was told of.
     listed: u32,
+    denied: Option<Denial>,
+}
+
+/// What the client was not given, for the log.
+pub(super) struct Denial {
+    /// It may not have it, whatever it does.
+    pub(super) is_forbidden: bool,
+    pub(super) what: String,
 }
 
 /// What a client may ask about each export that it was told of: QEMU's `--list` asks for information and contexts in one handshake.
@@ -92,7 +100,29 @@ impl<'a> Handshake<'a> {
             context_of: None,
             options: 0,
             listed: 0,
+            denied: None,
         })
+    }
+
+    /// What was denied in the last option.
+    pub(super) fn take_denial(&mut self) -> Option<Denial> {
+        self.denied.take()
+    }
+
+    /// Notes that the client does not get an export; returns how that reads.
+    fn deny(&mut self, name: &str, why: &NotOpened) -> String {
+        let who = match self.client.names.as_slice() {
+            _ if !self.client.is_encrypted => "it came without TLS".to_owned(),
+            [] => "it showed no certificate with a name".to_owned(),
+            names => {
+                let names: Vec<String> =
+                    names.iter().map(|name| format!("'{}'", name.escape_debug())).collect();
+                format!("its certificate names {}", names.join(", "))
+            }
+        };
+        let what = format!("it asked for the export '{}': {why} ({who})", name.escape_debug());
+        self.denied = Some(Denial { is_forbidden: *why == NotOpened::Forbidden, what: what.clone() });
+        what
     }
 
     /// TLS runs now. What was agreed on before could have been forged, and is forgotten.
@@ -120,6 +150,8 @@ impl<'a> Handshake<'a> {
                 return Step::Fault("it asked for an export without TLS, which is required here".into());
             }
             encode_option_reply(out, number, reply::ERR_TLS_REQD, b"this server requires TLS");
+            let what = "it was refused because it does not use TLS, which is required here".to_owned();
+            self.denied = Some(Denial { is_forbidden: true, what });
             return Step::More;
         }
         match number {
@@ -177,7 +209,10 @@ impl<'a> Handshake<'a> {
         let export = match self.exports.open(name, &self.client) {
             Ok(export) => export,
             Err(why) => {
-                return Step::Fault(format!("it asked for the export '{}': {why}", name.escape_debug()));
+                let what = self.deny(name, &why);
+                // The end of the connection is logged, with this.
+                self.denied = None;
+                return Step::Fault(what);
             }
         };
         let geometry = export.device.geometry();
@@ -223,6 +258,7 @@ impl<'a> Handshake<'a> {
             Ok(found) => found,
             Err(why) => {
                 refuse_export(out, number, &why);
+                self.deny(go.name, &why);
                 return Step::More;
             }
         };
@@ -266,6 +302,7 @@ impl<'a> Handshake<'a> {
             Err(error) => return refuse_malformed(out, number, &error),
         };
         if let Err(why) = self.exports.describe(query.name, &self.client) {
+            self.deny(query.name, &why);
             return refuse_export(out, number, &why);
         }
         let named = query.queries.contains(&BASE_ALLOCATION);

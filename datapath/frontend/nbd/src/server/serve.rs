@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use super::connection::Connection;
-use super::handshake::{Chosen, Encryption, Handshake, Step};
+use super::handshake::{Chosen, Denial, Encryption, Handshake, Step};
 use super::listener::Peer;
 use super::{Seat, Shared};
 use crate::limits::Limits;
@@ -33,7 +33,7 @@ impl End {
 pub(super) fn serve(seat: &Seat, socket: &Socket, peer: &Peer) {
     let shared = &*seat.shared;
     tracing::debug!("NBD: {peer} connected");
-    let end = match shake_hands(shared, socket) {
+    let end = match shake_hands(shared, socket, peer) {
         _ if seat.is_evicted() => {
             let limit = shared.limits.half_open;
             End::Fault(format!("{limit} others were in their handshake, and its was the oldest"))
@@ -66,7 +66,7 @@ pub(super) fn serve(seat: &Seat, socket: &Socket, peer: &Peer) {
     }
 }
 
-fn shake_hands(shared: &Shared, socket: &Socket) -> Result<Chosen, End> {
+fn shake_hands(shared: &Shared, socket: &Socket, peer: &Peer) -> Result<Chosen, End> {
     let limits = &shared.limits;
     let patience = Duration::from_millis(limits.handshake_timeout_ms);
     let Some(deadline) = Instant::now().checked_add(patience) else {
@@ -95,6 +95,8 @@ fn shake_hands(shared: &Shared, socket: &Socket) -> Result<Chosen, End> {
     };
     let mut handshake = Handshake::new(&*shared.exports, limits, encryption, u32::from_be_bytes(flags))
         .map_err(End::Fault)?;
+    // A client that is denied something asks again in other words: the log has it once.
+    let mut is_told = false;
     let mut data = Vec::new();
     let mut out = Vec::new();
     loop {
@@ -116,6 +118,9 @@ fn shake_hands(shared: &Shared, socket: &Socket) -> Result<Chosen, End> {
             receive(&mut data)?;
         }
         let step = handshake.option(number, &data, &mut out);
+        if let Some(denial) = handshake.take_denial() {
+            is_told |= tell(shared, peer, &denial, is_told);
+        }
         let sent = socket.send_before(&out, deadline);
         match step {
             Step::More => sent.map_err(failed)?,
@@ -133,6 +138,16 @@ fn shake_hands(shared: &Shared, socket: &Socket) -> Result<Chosen, End> {
             Step::Fault(why) => return Err(End::Fault(why)),
         }
     }
+}
+
+/// Logs that a client did not get something. Whether it was a warning.
+fn tell(shared: &Shared, peer: &Peer, denial: &Denial, is_told: bool) -> bool {
+    if denial.is_forbidden && !is_told {
+        shared.faults.warn(peer, &denial.what);
+        return true;
+    }
+    tracing::debug!("NBD: {peer}: {}", denial.what);
+    false
 }
 
 fn encrypt(shared: &Shared, socket: &Socket, deadline: Instant) -> Result<(), End> {
