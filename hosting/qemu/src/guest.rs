@@ -27,7 +27,7 @@ use crate::console_log;
 use crate::error::{Error, Result};
 use crate::launch;
 use crate::orphan;
-use crate::probe;
+use crate::probe::{self, Probe};
 use crate::process::ProcessId;
 use crate::qmp::Qmp;
 use crate::spec::{GuestSpec, RunFiles};
@@ -159,11 +159,11 @@ impl Guest {
     pub async fn start(spec: &GuestSpec) -> Result<Self> {
         spec.check()?;
         let qemu = binary::find()?;
-        let sandbox = probe::probe().await?.sandbox;
+        let probe = probe::probe().await?;
         let files = spec.files();
         prepare(&files)?;
         let started = Instant::now();
-        let mut child = spawn(&qemu, spec, sandbox, &files).await?;
+        let mut child = spawn(&qemu, spec, &probe, &files).await?;
         // Between here and the return, dropping `child` kills QEMU.
         let outcome = Self::finish_start(spec, &mut child, &files).await;
         let (process, monitor) = match outcome {
@@ -329,7 +329,7 @@ fn prepare(files: &RunFiles) -> Result<()> {
     Ok(())
 }
 
-async fn spawn(qemu: &Path, spec: &GuestSpec, sandbox: bool, files: &RunFiles) -> Result<Child> {
+async fn spawn(qemu: &Path, spec: &GuestSpec, probe: &Probe, files: &RunFiles) -> Result<Child> {
     let log_path = files.qemu_log();
     let log = std::fs::File::options()
         .append(true)
@@ -338,7 +338,7 @@ async fn spawn(qemu: &Path, spec: &GuestSpec, sandbox: bool, files: &RunFiles) -
     let stdout = log.try_clone().map_err(Error::io("open the log", &log_path))?;
     let mut command = launch::command(qemu).await;
     command
-        .args(spec.arguments(sandbox))
+        .args(spec.arguments(probe.sandbox, probe.version))
         .stdin(Stdio::null())
         .stdout(stdout)
         .stderr(log)

@@ -51,7 +51,7 @@ pub use agent::{Agent, Exec, ExecOutput};
 pub use error::{Error, Result};
 pub use guest::{Boot, BootSign, Exit, ExitReason, Guest, GuestState, MonitorStatus, Phase};
 pub use orphan::{Orphan, sweep_orphans};
-pub use probe::{Acceleration, probe_acceleration};
+pub use probe::{Acceleration, Version, probe_acceleration};
 pub use qmp::{Event, Qmp};
 pub use seed::{Identity, SshHostKey};
 pub use spec::{

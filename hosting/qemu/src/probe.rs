@@ -65,6 +65,21 @@ pub struct Probe {
     pub acceleration: Acceleration,
     /// Whether QEMU runs with its system-call filter on.
     pub sandbox: bool,
+    /// QEMU's version.
+    pub version: Version,
+}
+
+/// A version of QEMU: major and minor number.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Version(pub u32, pub u32);
+
+impl Version {
+    /// Reads what `--version` prints.
+    fn parse(text: &str) -> Option<Self> {
+        let (_, rest) = text.split_once("version ")?;
+        let mut numbers = rest.split(|c: char| !c.is_ascii_digit()).map(str::parse);
+        Some(Self(numbers.next()?.ok()?, numbers.next()?.ok()?))
+    }
 }
 
 /// Finds out how machines can be run here. The first call takes up to about two seconds; its result is
@@ -81,6 +96,7 @@ pub async fn probe_acceleration() -> Result<Acceleration> {
 
 async fn run_probe() -> Result<Probe> {
     let qemu = binary::find()?;
+    let version = version_of(&qemu).await?;
     let tcg = Trial { accelerator: "tcg", cpu: "max", timeout: TCG_TIMEOUT };
     // The emulated run tells what is wrong with QEMU from what is wrong with KVM, and whether the
     // system-call filter works (it does not where seccomp itself is forbidden).
@@ -116,7 +132,21 @@ async fn run_probe() -> Result<Probe> {
         }
     };
     tracing::info!(%acceleration, sandbox, "how machines are run");
-    Ok(Probe { acceleration, sandbox })
+    Ok(Probe { acceleration, sandbox, version })
+}
+
+async fn version_of(qemu: &Path) -> Result<Version> {
+    let mut command = Command::new(qemu);
+    command.arg("--version").stdin(Stdio::null()).kill_on_drop(true);
+    let failed =
+        |status: String| Error::StartFailed { machine: "probe".into(), status, stderr: String::new() };
+    let output = tokio::time::timeout(TCG_TIMEOUT, command.output())
+        .await
+        .map_err(|_| failed(format!("it did not tell its version within {} s", TCG_TIMEOUT.as_secs())))?
+        .map_err(Error::io("run", qemu))?;
+    let text = String::from_utf8_lossy(&output.stdout);
+    let told = || text.lines().next().unwrap_or_default();
+    Version::parse(&text).ok_or_else(|| failed(format!("it does not tell its version, but '{}'", told())))
 }
 
 const NO_PROCESSOR: &str = "/dev/kvm opens, but the processor has neither VMX nor SVM (/proc/cpuinfo): a KVM that does \
@@ -211,6 +241,17 @@ fn boot_disk() -> Result<std::fs::File> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_version_is_read() {
+        let debian = "QEMU emulator version 7.2.22 (Debian 1:7.2+dfsg-7+deb12u18)\nCopyright (c) 2003-2022\n";
+        assert_eq!(Version::parse(debian), Some(Version(7, 2)));
+        assert_eq!(Version::parse("QEMU emulator version 10.2.0\n"), Some(Version(10, 2)));
+        assert!(Version(9, 1) < Version(9, 2) && Version(9, 2) < Version(10, 0));
+        for odd in ["", "version x", "QEMU emulator version 10"] {
+            assert_eq!(Version::parse(odd), None, "{odd}");
+        }
+    }
 
     #[test]
     fn a_processor_without_vmx_and_svm_is_no_kvm() {

@@ -9,7 +9,7 @@ use serde_json::json;
 use uuid::Uuid;
 
 use crate::error::{Error, Result};
-use crate::probe::{Acceleration, SANDBOX};
+use crate::probe::{Acceleration, SANDBOX, Version};
 
 /// The longest path of a unix socket on Linux, in bytes, without the closing NUL.
 const MAX_SOCKET_PATH_BYTES: usize = 107;
@@ -93,6 +93,9 @@ pub fn disk_serial(uuid: Uuid) -> String {
     serial.truncate(20);
     serial
 }
+
+/// The first version that takes the time between two tries to connect in milliseconds. In seconds it is deprecated there, and gone in 10.2.
+const RECONNECTS_IN_MS: Version = Version(9, 2);
 
 /// Most queues of a disk over vhost-user; the server has a thread for each.
 const MAX_DISK_QUEUES: u32 = 8;
@@ -251,11 +254,11 @@ impl GuestSpec {
         Ok(())
     }
 
-    /// QEMU's arguments. `sandbox` tells whether the system-call filter works here.
-    pub fn arguments(&self, sandbox: bool) -> Vec<OsString> {
+    /// The arguments of a QEMU of this version. `sandbox` tells whether the system-call filter works here.
+    pub fn arguments(&self, sandbox: bool, version: Version) -> Vec<OsString> {
         let mut line = CommandLine::default();
         self.machine(&mut line, sandbox);
-        self.disks(&mut line);
+        self.disks(&mut line, version);
         self.channels(&mut line);
         match self.network {
             // Without `-nic none` QEMU 7.2 warns about nothing and adds nothing, thanks to -nodefaults.
@@ -319,9 +322,9 @@ impl GuestSpec {
         }
     }
 
-    fn disks(&self, line: &mut CommandLine) {
+    fn disks(&self, line: &mut CommandLine, version: Version) {
         match &self.disk.transport {
-            DiskTransport::VhostUser => self.vhost_user_disk(line),
+            DiskTransport::VhostUser => self.vhost_user_disk(line, version),
             DiskTransport::Nbd { export } => self.nbd_disk(line, export),
         }
         if let Some(seed) = &self.seed {
@@ -336,9 +339,10 @@ impl GuestSpec {
         }
     }
 
-    fn vhost_user_disk(&self, line: &mut CommandLine) {
+    fn vhost_user_disk(&self, line: &mut CommandLine, version: Version) {
         let path = escape(&self.disk.socket.to_string_lossy());
-        line.option("-chardev", format!("socket,id=disk-socket,path={path},reconnect=1"));
+        let reconnect = if version < RECONNECTS_IN_MS { "reconnect=1" } else { "reconnect-ms=1000" };
+        line.option("-chardev", format!("socket,id=disk-socket,path={path},{reconnect}"));
         let queues = self.cpus.min(MAX_DISK_QUEUES);
         line.option(
             "-device",
@@ -413,6 +417,8 @@ impl CommandLine {
 mod tests {
     use super::*;
 
+    const OLD: Version = Version(7, 2);
+
     fn spec() -> GuestSpec {
         GuestSpec {
             name: "lab,1".into(),
@@ -458,7 +464,7 @@ mod tests {
     #[test]
     fn commas_in_names_and_paths_reach_qemu_unchanged() {
         let arguments: Vec<String> =
-            spec().arguments(true).into_iter().map(|a| a.into_string().unwrap()).collect();
+            spec().arguments(true, OLD).into_iter().map(|a| a.into_string().unwrap()).collect();
         assert!(arguments.iter().any(|a| a == "guest=lab,,1,debug-threads=on"));
         assert!(arguments.iter().any(|a| a.contains("path=/run/a,,b/qmp.sock,server")));
         assert!(arguments.iter().any(|a| a.contains(r#""path":"/run/a,b/nbd.sock""#)));
@@ -467,7 +473,7 @@ mod tests {
     #[test]
     fn a_disk_over_nbd_has_a_serial_number_of_its_own() {
         let arguments: Vec<String> =
-            spec().arguments(true).into_iter().map(|a| a.into_string().unwrap()).collect();
+            spec().arguments(true, OLD).into_iter().map(|a| a.into_string().unwrap()).collect();
         assert!(
             arguments.iter().any(|a| a.contains("id=disk0,") && a.contains(",serial=0123456789abcdef0123,"))
         );
@@ -479,13 +485,27 @@ mod tests {
         for (cpus, queues) in [(1, 1), (3, 3), (64, 8)] {
             let spec = GuestSpec { cpus, disk: Disk::vhost_user("/run/a,b/disk.sock"), ..spec() };
             let arguments: Vec<String> =
-                spec.arguments(true).into_iter().map(|a| a.into_string().unwrap()).collect();
+                spec.arguments(true, OLD).into_iter().map(|a| a.into_string().unwrap()).collect();
             let has = |text: &str| arguments.iter().any(|a| a.contains(text));
             assert!(has("memory-backend-memfd,id=ram0,size=268435456,share=on,dump=off,merge=off"));
             assert!(has("dump-guest-core=off,mem-merge=off,memory-backend=ram0"));
             assert!(has("socket,id=disk-socket,path=/run/a,,b/disk.sock,reconnect=1"));
             assert!(has(&format!("chardev=disk-socket,id=disk0,bootindex=0,num-queues={queues}")));
             assert!(!has("nbd"));
+        }
+    }
+
+    #[test]
+    fn qemu_is_told_to_reconnect_in_its_versions_words() {
+        let spec = GuestSpec { disk: Disk::vhost_user("/run/disk.sock"), ..spec() };
+        for (version, expected) in [
+            (OLD, "socket,id=disk-socket,path=/run/disk.sock,reconnect=1"),
+            (Version(9, 1), "socket,id=disk-socket,path=/run/disk.sock,reconnect=1"),
+            (Version(9, 2), "socket,id=disk-socket,path=/run/disk.sock,reconnect-ms=1000"),
+            (Version(10, 2), "socket,id=disk-socket,path=/run/disk.sock,reconnect-ms=1000"),
+        ] {
+            let arguments = spec.arguments(true, version);
+            assert!(arguments.iter().any(|argument| argument == expected), "{version:?}: {arguments:?}");
         }
     }
 }

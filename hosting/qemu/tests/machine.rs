@@ -5,7 +5,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 use headwater_qemu::{
-    Acceleration, BootSign, Disk, Error, ExitReason, Guest, GuestSpec, Network, OnReboot, Phase,
+    Acceleration, BootSign, Disk, Error, ExitReason, Guest, GuestSpec, Network, OnReboot, Phase, Version,
     sweep_orphans,
 };
 use uuid::Uuid;
@@ -231,7 +231,9 @@ async fn a_start_that_fails_says_why_and_leaves_nothing_running() {
 /// Starts QEMU as a daemon would that is killed in the next moment: nobody watches the process.
 fn abandon(spec: &GuestSpec) -> Child {
     std::fs::create_dir_all(&spec.run_dir).unwrap();
-    let child = Command::new("qemu-system-x86_64").args(spec.arguments(false)).spawn().unwrap();
+    // The version matters for disks over vhost-user only.
+    let arguments = spec.arguments(false, Version(7, 2));
+    let child = Command::new("qemu-system-x86_64").args(arguments).spawn().unwrap();
     when_listening(child, &spec.files().monitor_socket())
 }
 
