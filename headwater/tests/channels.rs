@@ -4,7 +4,8 @@ mod support;
 
 use std::path::Path;
 
-use support::{Daemon, http, wait_until};
+use headwater_testkit::wait_until;
+use support::{Daemon, http};
 
 /// Imports one more version of `tiny`: its boot sector prints `writes`.
 fn import(daemon: &Daemon, writes: u8, note: &str) {

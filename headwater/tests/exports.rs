@@ -10,6 +10,7 @@ use headwater_db::Database;
 use headwater_db::sqlite::SqliteDatabase;
 use headwater_nbd::Client;
 use headwater_testkit::pki::{Authority, Oddity};
+use headwater_testkit::wait_until;
 use support::{Daemon, headwater, run, short_dir, tiny_disk};
 
 const GOOD: Oddity = Oddity { is_expired: false, serial: 0 };
@@ -104,8 +105,8 @@ fn a_machine_that_is_on_is_read_as_it_was_when_it_was_opened() {
     assert_eq!(counted_by(&second), 1);
     drop(second);
     // The server hears of it a moment later; who comes before that still reads the same moment.
-    support::wait_until("the last reader is gone", || counted(&uri(&daemon, "one")) == 2);
-    support::wait_until("the reading is noted", || daemon.history("one").contains("disk read"));
+    wait_until("the last reader is gone", || counted(&uri(&daemon, "one")) == 2);
+    wait_until("the reading is noted", || daemon.history("one").contains("disk read"));
 
     // What the machine wrote does not live on with those who read it.
     let reader = Client::open(&uri(&daemon, "one")).expect("it opens");
@@ -135,7 +136,7 @@ fn who_opens_a_disk_does_not_wait_for_the_history() {
     assert_eq!(counted_by(&reader), 0);
     assert!(!daemon.history("one").contains("disk read"), "{}", daemon.history("one"));
     drop(writing);
-    support::wait_until("the reading is noted", || daemon.history("one").contains("disk read"));
+    wait_until("the reading is noted", || daemon.history("one").contains("disk read"));
     runtime.block_on(database.close());
 }
 
@@ -230,7 +231,7 @@ fn certificates_decide_who_sees_which_machine() {
     );
     let info = run(Command::new("qemu-img").args(["info", "--object", &tls, "--image-opts", &image])).ok();
     assert!(info.contains("1 MiB"), "{info}");
-    support::wait_until("the reading is noted", || daemon.history("one").contains("nbd desk-1"));
+    wait_until("the reading is noted", || daemon.history("one").contains("nbd desk-1"));
 
     // Whether a machine exists is not told to those who may not have it.
     for (files, machine) in [(&desk, "two"), (&desk, "three"), (&other, "one"), (&other, "other")] {

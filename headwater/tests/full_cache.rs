@@ -14,7 +14,8 @@ use std::time::Duration;
 use headwater_block::{ByteRange, Completion, Device, IoError, Request, blocking};
 use headwater_nbd::Client;
 use headwater_nbd::client::ClientOptions;
-use support::{headwater, pseudo_random, short_dir, signal, wait_until};
+use headwater_testkit::wait_until;
+use support::{headwater, pseudo_random, short_dir, signal};
 
 const MIB: u64 = 1 << 20;
 

@@ -7,7 +7,8 @@ use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 
-use support::{headwater, run, short_dir, signal, wait_until};
+use headwater_testkit::wait_until;
+use support::{headwater, run, short_dir, signal};
 
 /// A running export, killed and unmounted at the end of a test.
 struct Export {

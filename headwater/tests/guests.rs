@@ -10,7 +10,8 @@ mod support;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-use support::{Daemon, is_alive, wait_until};
+use headwater_testkit::wait_until;
+use support::{Daemon, is_alive};
 
 /// How much of random data is written; the write cache has 64 MiB of RAM.
 const FILE_MB: u64 = 100;

@@ -10,7 +10,8 @@ use headwater_block::{
     Attempt, ByteRange, Completion, Device, Extent, ExtentKind, Geometry, IoError, Op, Request,
 };
 use headwater_nbd::{Address, Limits, Server, SingleExport};
-use support::{Daemon, begin, http, pseudo_random, wait_until};
+use headwater_testkit::wait_until;
+use support::{Daemon, begin, http, pseudo_random};
 
 fn qemu_img(args: &[&str]) {
     let status = Command::new("qemu-img").args(args).output();

@@ -5,6 +5,7 @@ mod support;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::process::{Child, Stdio};
 
+use headwater_testkit::wait_until;
 use support::{Daemon, headwater, is_alive, run, signal};
 
 #[test]
@@ -89,7 +90,7 @@ fn a_guest_that_restarts_gets_a_pristine_disk_and_one_that_powers_off_is_stopped
     let first = daemon.machine("lab")["pid"].clone();
     daemon.console("lab", "w", Some("W"));
     daemon.console("lab", "r", None);
-    support::wait_until("it has started again", || {
+    wait_until("it has started again", || {
         let now = daemon.machine("lab");
         now["state"] == "running" && now["pid"].is_u64() && now["pid"] != first
     });

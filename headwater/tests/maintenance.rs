@@ -5,7 +5,8 @@ mod support;
 
 use std::time::Duration;
 
-use support::{Daemon, is_alive, signal, wait_until};
+use headwater_testkit::wait_until;
+use support::{Daemon, is_alive, signal};
 
 /// How many writes the disk of a machine holds, as its boot sector found.
 fn writes(daemon: &Daemon, machine: &str) -> u32 {

@@ -7,8 +7,8 @@ use std::path::Path;
 use std::process::Stdio;
 
 use headwater_nbd::Client;
-use headwater_testkit::{FileServer, TestTls};
-use support::{Daemon, headwater, pseudo_random, run, short_dir, signal, tiny_disk, wait_until};
+use headwater_testkit::{FileServer, TestTls, wait_until};
+use support::{Daemon, headwater, pseudo_random, run, short_dir, signal, tiny_disk};
 
 /// A data directory with the image `tiny` in its store, which no daemon uses any more.
 fn store() -> tempfile::TempDir {

@@ -5,7 +5,8 @@ mod support;
 use std::io::{BufRead, BufReader, Read};
 use std::process::Stdio;
 
-use support::{Daemon, headwater, is_alive, run, short_dir, signal, wait_until};
+use headwater_testkit::wait_until;
+use support::{Daemon, headwater, is_alive, run, short_dir, signal};
 
 /// A directory with QEMU and nothing else in it, for `PATH`: no `setpriv` ties QEMU to the daemon.
 fn only_qemu() -> tempfile::TempDir {

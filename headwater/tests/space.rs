@@ -5,7 +5,8 @@ mod support;
 
 use std::process::Command;
 
-use support::{Daemon, pseudo_random, short_dir, wait_until};
+use headwater_testkit::wait_until;
+use support::{Daemon, pseudo_random, short_dir};
 
 /// The machine's disk, and what is written to it at most.
 const DISK_BYTES: usize = 96 << 20;

@@ -13,6 +13,7 @@ use std::time::{Duration, Instant};
 use headwater_store::hold::Purpose;
 use headwater_store::{Access, Hold, ImageReference, Keys, LocalDir, NewVersion, S3Options, S3Store, Store};
 use headwater_testkit::s3::{KEY_ID, KEY_SECRET, S3Server, serve_if_asked};
+use headwater_testkit::wait_until;
 use rustix::process::{Pid, Signal, kill_process};
 use support::{Daemon, headwater, pseudo_random, run};
 
@@ -378,7 +379,7 @@ fn a_daemon_repairs_its_store_from_directories_and_from_servers_that_ask_for_a_t
         let daemon = Daemon::start_in(data_dir, |command| {
             command.args(["--scrub", "100M", "--repair-from", source, "--token", text(&token)]);
         });
-        support::wait_until(&format!("the damage is repaired from {source}"), || {
+        wait_until(format!("the damage is repaired from {source}"), || {
             std::fs::read(&object).is_ok_and(|bytes| bytes == good)
         });
         let (code, dir) = daemon.terminate();
@@ -534,7 +535,7 @@ fn a_volume_waits_for_a_bucket_that_is_gone_and_goes_on_when_it_is_back() {
     let uri = format!("nbd+unix:///?socket={}", socket.display());
     let mut copying = Command::new("nbdcopy").arg(&uri).arg(&out).spawn().expect("nbdcopy");
     let logged = |words: &str| std::fs::read_to_string(&log).is_ok_and(|log| log.contains(words));
-    support::wait_until("it says that reads wait", || logged("reads wait until one is back"));
+    wait_until("it says that reads wait", || logged("reads wait until one is back"));
     // What is no read of a guest fails as ever.
     store(&["verify", &url]).fails(1, &["can be reached"]);
     assert!(copying.try_wait().unwrap().is_none(), "the read waits");
@@ -579,7 +580,7 @@ fn a_daemon_ends_while_reads_wait_for_a_bucket_that_is_gone() {
         let mut bytes = vec![0; 64 << 10];
         headwater_block::blocking::read(&*reader, 4 << 20, &mut bytes)
     });
-    support::wait_until("the read waits", || {
+    wait_until("the read waits", || {
         let stats: serde_json::Value = serde_json::from_str(&daemon.cli(&["--json", "stats"]).ok()).unwrap();
         let samples = stats["samples"].as_array().unwrap();
         samples.iter().any(|it| it["metric"] == "headwater_image_servers_up" && it["value"] == 0.0)
@@ -623,7 +624,7 @@ fn an_export_ends_while_a_bucket_does_not_answer() {
     let reader = headwater_nbd::Client::open(ready.trim()).unwrap();
     relay.take_seen();
     let reading = std::thread::spawn(move || headwater_block::blocking::read(&*reader, 0, &mut [0; 4096]));
-    support::wait_until("a chunk is asked for", || {
+    wait_until("a chunk is asked for", || {
         relay.take_seen().iter().any(|request| request.contains("/objects/"))
     });
     // Nobody knows yet that there will be no answer.

@@ -6,8 +6,8 @@ use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
-use headwater_testkit::{FileServer, HttpFault, TestTls};
-use support::{Daemon, headwater, headwater_on_full_disk, pseudo_random, run, short_dir, signal, wait_until};
+use headwater_testkit::{FileServer, HttpFault, TestTls, wait_until};
+use support::{Daemon, headwater, headwater_on_full_disk, pseudo_random, run, short_dir, signal};
 
 const IMAGE_BYTES: usize = 48 << 20;
 

@@ -12,7 +12,8 @@ use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 use headwater_qemu::{Acceleration, Disk, Exec, ExitReason, Guest, GuestSpec, Network, OnReboot};
-use support::{headwater, run, short_dir, signal, wait_until};
+use headwater_testkit::wait_until;
+use support::{headwater, run, short_dir, signal};
 
 /// Emulation on a busy host is slow; a boot takes ten seconds on an idle one.
 const PATIENCE: Duration = Duration::from_secs(300);

@@ -14,6 +14,7 @@
 //!   S3Server              a real S3 server in a process of its own (feature `s3`)
 //!   VhostDisk             a vhost-user-blk disk as a Device, through a guest's driver (feature `vhost`)
 //!   FileDevice            a file or a block device of the kernel as a Device (feature `file`)
+//!   wait_until            waits for what others do, and fails with what was waited for
 //! ```
 //!
 //! # Guarantees
@@ -26,7 +27,7 @@
 //! - [`conformance::Options::span_bytes`] bounds what the suite touches, so that it also fits large devices.
 //!
 //! # Not here
-//! No clocks, no benchmarks, and nothing that production code links: crates use it as a dev-dependency, and
+//! No benchmarks, and nothing that production code links: crates use it as a dev-dependency, and
 //! `measure/` for its line and its certificates.
 //!
 //! Start reading at [`conformance`].
@@ -48,6 +49,7 @@ pub mod s3;
 
 #[cfg(feature = "vhost")]
 pub mod vhost;
+pub mod wait;
 
 pub use delay_relay::DelayRelay;
 #[cfg(feature = "file")]
@@ -59,3 +61,4 @@ pub use random::Rng;
 pub use reference::{Counts, ReferenceDisk, ReferenceOptions, Waits};
 #[cfg(feature = "vhost")]
 pub use vhost::VhostDisk;
+pub use wait::wait_until;

@@ -15,6 +15,7 @@ use headwater_store::{
     Check, Hash, Image, ImageName, LocalDir, Object, Pin, Publication, Removed, Store, StoreError,
     StoreErrorKind,
 };
+use headwater_testkit::wait_until;
 
 const CHUNK: usize = 65_536;
 
@@ -173,11 +174,8 @@ impl Setup {
 }
 
 fn wait_for(work: &Background) {
-    let until = Instant::now() + Duration::from_secs(60);
-    while !work.progress().is_over {
-        assert!(Instant::now() < until, "{:?} {:?}", work.progress(), work.failure());
-        std::thread::sleep(Duration::from_millis(2));
-    }
+    let state = std::fmt::from_fn(|f| write!(f, "the end of {:?} {:?}", work.progress(), work.failure()));
+    wait_until(state, || work.progress().is_over);
 }
 
 fn read_chunk(reader: &VersionReader, chunk: usize) -> Vec<u8> {
@@ -387,9 +385,7 @@ fn a_version_that_was_copied_needs_no_server() {
     // The line is cut in the middle for a moment.
     setup.far.line.gone.store(true, Ordering::SeqCst);
     let work = reader.hydrate(&Arc::new(Pace::new(None))).unwrap();
-    while work.failure().is_none() {
-        std::thread::sleep(Duration::from_millis(2));
-    }
+    wait_until("it meets the cut line", || work.failure().is_some());
     setup.far.line.gone.store(false, Ordering::SeqCst);
     wait_for(&work);
     let progress = work.progress();
@@ -419,11 +415,7 @@ fn a_version_that_was_copied_does_not_wait_behind_one_that_was_not() {
         let done = Completion::new(move |out| waiting.send((at, out.result.map(|()| out.buffer))).unwrap());
         others.submit(Request::Read { range, buffer: vec![0; 4096] }, done);
     }
-    let until = Instant::now() + Duration::from_secs(60);
-    while setup.far.line.waiting.load(Ordering::SeqCst) < 8 {
-        assert!(Instant::now() < until, "the reads do not wait");
-        std::thread::sleep(Duration::from_millis(2));
-    }
+    wait_until("the reads wait", || setup.far.line.waiting.load(Ordering::SeqCst) >= 8);
     let (all, read) = std::sync::mpsc::channel();
     std::thread::spawn(move || all.send(read_all(copied.as_ref())));
     let read = read.recv_timeout(Duration::from_secs(60));
@@ -451,11 +443,8 @@ fn a_damaged_chunk_keeps_no_other_one_from_being_copied() {
         damaged_bytes += u64::from(chunk.stored_bytes);
     }
     let work = reader.hydrate(&Arc::new(Pace::new(None))).unwrap();
-    let until = Instant::now() + Duration::from_secs(60);
-    while work.progress().done_bytes < work.progress().total_bytes - damaged_bytes {
-        assert!(Instant::now() < until, "{:?}", work.progress());
-        std::thread::sleep(Duration::from_millis(5));
-    }
+    let state = std::fmt::from_fn(|f| write!(f, "all but what is damaged is copied: {:?}", work.progress()));
+    wait_until(state, || work.progress().done_bytes >= work.progress().total_bytes - damaged_bytes);
     assert!(!work.progress().is_over);
     assert_eq!(work.failure().unwrap().kind(), ImageErrorKind::Damaged);
     setup.far.line.gone.store(true, Ordering::SeqCst);
@@ -470,9 +459,7 @@ fn copying_keeps_to_its_rate_and_ends_with_its_handle() {
     let reader = setup.open(ChunkCache::with_disk(1 << 20, setup.disk_cache()));
     let started = Instant::now();
     let work = reader.hydrate(&Arc::new(Pace::new(Some(8 << 20)))).unwrap();
-    while work.progress().done_bytes < 6 << 20 {
-        std::thread::sleep(Duration::from_millis(2));
-    }
+    wait_until("6 MiB are copied", || work.progress().done_bytes >= 6 << 20);
     // 6 MiB at 8 MiB/s, of which the first MiB of each thread comes at once.
     assert!(started.elapsed() >= Duration::from_millis(450), "{:?}", started.elapsed());
     drop(work);

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use headwater_remote::{Options, RemoteStore, ServerState};
 use headwater_store::{Hash, Object, Store, StoreError, StoreErrorKind};
 use headwater_testkit::{FileServer, HttpFault};
-use support::{MANIFEST, all_up, limits, message, object, open, options, read, store};
+use support::{MANIFEST, all_up, limits, message, object, open, options, read, store, until};
 
 mod support;
 
@@ -41,11 +41,7 @@ fn a_token_that_was_replaced_is_shown_at_once() {
 
 /// Waits until a thread is done, so that a read that hangs is a failure of its test.
 fn joined<T>(thread: std::thread::JoinHandle<T>, remote: &RemoteStore) -> T {
-    let until = Instant::now() + Duration::from_secs(60);
-    while !thread.is_finished() {
-        assert!(Instant::now() < until, "it still waits: {:?}", remote.status());
-        std::thread::sleep(Duration::from_millis(5));
-    }
+    until(remote, "the read ends", || thread.is_finished());
     thread.join().unwrap()
 }
 
@@ -134,14 +130,6 @@ fn status(status: u16) -> Option<Vec<u8>> {
 fn reading(remote: &RemoteStore, bytes: &[u8]) -> std::thread::JoinHandle<Result<(), StoreError>> {
     let (object, bytes) = (object(remote, bytes), bytes.to_vec());
     std::thread::spawn(move || read(&*object, &bytes, 1000, 5000))
-}
-
-fn until(remote: &RemoteStore, what: &str, done: impl Fn() -> bool) {
-    let until = Instant::now() + Duration::from_secs(60);
-    while !done() {
-        assert!(Instant::now() < until, "{what}: {:?}", remote.status());
-        std::thread::sleep(Duration::from_millis(5));
-    }
 }
 
 #[test]

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use headwater_remote::{Limits, Options, RemoteStore, ServerState};
 use headwater_store::{Access, Hash, LocalDir, Store, StoreError, StoreErrorKind};
 use headwater_testkit::{FileServer, HttpFault, TestTls};
-use support::{MANIFEST, OBJECT_BYTES, all_up, limits, message, object, open, options, read, store};
+use support::{MANIFEST, OBJECT_BYTES, all_up, limits, message, object, open, options, read, store, until};
 
 mod support;
 
@@ -355,11 +355,7 @@ fn when_all_are_gone_reads_wait_and_go_on_when_one_is_back() {
                 scope.spawn(move || read(&**object, bytes, n * 5000, 5000))
             })
             .collect();
-        let until = Instant::now() + Duration::from_secs(20);
-        while remote.status().waiting < 3 {
-            assert!(Instant::now() < until, "{:?}", remote.status());
-            std::thread::sleep(Duration::from_millis(5));
-        }
+        until(&remote, "all of them wait", || remote.status().waiting >= 3);
         let status = remote.status();
         assert!(status.servers.iter().all(|server| server.state == ServerState::Down), "{status:?}");
         assert!(status.reasons().contains("refused"), "{}", status.reasons());
@@ -376,9 +372,7 @@ fn when_all_are_gone_reads_wait_and_go_on_when_one_is_back() {
     b.kill();
     std::thread::scope(|scope| {
         let waiting = scope.spawn(|| read(&*object, &bytes, 0, 10));
-        while remote.status().waiting == 0 {
-            std::thread::sleep(Duration::from_millis(5));
-        }
+        until(&remote, "the read waits", || remote.status().waiting != 0);
         remote.close();
         let error = waiting.join().unwrap().unwrap_err();
         assert!(error.to_string().contains("closed"), "{error}");
@@ -423,9 +417,7 @@ fn a_single_server_that_breaks_off_is_asked_again_until_it_answers() {
     server.fail(HttpFault::BreakAfter(10));
     std::thread::scope(|scope| {
         let reading = scope.spawn(|| read(&*object, &bytes, 0, 100_000));
-        while server.object_requests() < 5 {
-            std::thread::sleep(Duration::from_millis(5));
-        }
+        until(&remote, "it is asked again and again", || server.object_requests() >= 5);
         server.fail(HttpFault::None);
         reading.join().unwrap().unwrap();
     });
@@ -434,9 +426,7 @@ fn a_single_server_that_breaks_off_is_asked_again_until_it_answers() {
     std::thread::scope(|scope| {
         let before = server.object_requests();
         let reading = scope.spawn(|| read(&*object, &bytes, 0, 100_000));
-        while server.object_requests() == before {
-            std::thread::sleep(Duration::from_millis(5));
-        }
+        until(&remote, "the server refused once", || server.object_requests() != before);
         server.fail(HttpFault::None);
         reading.join().unwrap().unwrap();
     });
@@ -554,11 +544,9 @@ fn reading_while(
     let object = object(remote, bytes);
     std::thread::scope(|scope| {
         let reading = scope.spawn(|| read(&*object, bytes, 5000, 300_000));
-        let until = Instant::now() + Duration::from_secs(60);
-        while !waits() {
-            assert!(!reading.is_finished(), "{:?}: {:?}", reading.join(), remote.status());
-            assert!(Instant::now() < until, "{:?}", remote.status());
-            std::thread::sleep(Duration::from_millis(5));
+        until(remote, "it waits", || waits() || reading.is_finished());
+        if !waits() {
+            panic!("{:?}: {:?}", reading.join(), remote.status());
         }
         back();
         reading.join().unwrap()
@@ -672,16 +660,9 @@ fn a_server_whose_answer_never_ends_holds_up_no_probes_of_others() {
     let remote = RemoteStore::open(Options { limits, ..options(&[&endless, &other]) }).unwrap();
     all_up(&remote);
     let state = |server: usize| remote.status().servers[server].state;
-    let until = |what: &str, done: &dyn Fn() -> bool| {
-        let until = Instant::now() + Duration::from_secs(20);
-        while !done() {
-            assert!(Instant::now() < until, "{what}: {:?}", remote.status());
-            std::thread::sleep(Duration::from_millis(5));
-        }
-    };
     let object = object(&remote, &bytes);
     other.kill();
-    until("the other one is down", &|| {
+    until(&remote, "the other one is down", || {
         read(&*object, &bytes, 0, 1000).unwrap();
         state(1) == ServerState::Down
     });
@@ -689,10 +670,10 @@ fn a_server_whose_answer_never_ends_holds_up_no_probes_of_others() {
     // It is told that the version is in use, and goes on answering for ever.
     endless.fail_all(HttpFault::Drip(Duration::from_millis(50)));
     let before = endless.requests();
-    until("it is told of the version", &|| endless.requests() > before);
+    until(&remote, "it is told of the version", || endless.requests() > before);
     other.revive();
-    until("the other one is back", &|| state(1) == ServerState::Up);
-    until("the endless one is down", &|| state(0) == ServerState::Down);
+    until(&remote, "the other one is back", || state(1) == ServerState::Up);
+    until(&remote, "the endless one is down", || state(0) == ServerState::Down);
     assert!(remote.status().servers[0].why.as_ref().unwrap().contains("in full"), "{:?}", remote.status());
 
     // Opening ends, too, where there is no other one.

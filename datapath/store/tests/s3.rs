@@ -16,7 +16,7 @@ use headwater_store::{
     StoreErrorKind,
 };
 use headwater_testkit::s3::{KEY_ID, KEY_SECRET, S3Server, serve_if_asked};
-use headwater_testkit::{Fault, HttpRelay};
+use headwater_testkit::{Fault, HttpRelay, wait_until};
 use suite::{Place, files, kind, name, publish};
 
 /// The server's process of the other tests; alone it has nothing to do.
@@ -197,11 +197,7 @@ fn a_read_that_is_under_way_ends_when_the_store_is_closed() {
     let (ended, outcome) = std::sync::mpsc::channel();
     let theirs = Arc::clone(&opened);
     std::thread::spawn(move || ended.send(theirs.read_range(0, &mut [0; 10])).unwrap());
-    let until = Instant::now() + Duration::from_secs(60);
-    while relay.take_seen().is_empty() {
-        assert!(Instant::now() < until, "nothing was asked for");
-        std::thread::sleep(Duration::from_millis(2));
-    }
+    wait_until("something is asked for", || !relay.take_seen().is_empty());
     store.close();
     let ended = outcome.recv_timeout(Duration::from_secs(60)).expect("the read ends");
     assert_eq!(kind(ended), StoreErrorKind::Io);
@@ -684,15 +680,6 @@ fn a_copy_that_was_taken_for_dead_publishes_nothing_without_its_objects() {
     assert_eq!(copy(&mut |_| Ok(())).unwrap().objects, 1);
     let version = target.resolve(&"a".parse().unwrap()).unwrap();
     assert!(target.open_object(version.objects[0]).is_ok());
-}
-
-/// Waits until `done`, which a thread that a broken client blocks would never make true.
-fn wait_until(what: &str, mut done: impl FnMut() -> bool) {
-    let until = Instant::now() + Duration::from_secs(60);
-    while !done() {
-        assert!(Instant::now() < until, "{what}");
-        std::thread::sleep(Duration::from_millis(2));
-    }
 }
 
 /// Puts somebody else's exclusive lock in place of the one that is held, as who takes its holder for dead does.

@@ -2,7 +2,7 @@
 
 use std::net::TcpStream;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use headwater_store::{Access, LocalDir, Store};
 use headwater_store_server::{Limits, Options, StoreServer, TlsFiles};
@@ -52,10 +52,6 @@ fn a_renewed_certificate_is_shown_without_a_restart() {
     };
     assert!(is_shown(&first));
     let second = renew();
-    let until = Instant::now() + Duration::from_secs(60);
-    while !is_shown(&second) {
-        assert!(Instant::now() < until, "the certificate from before is shown still");
-        std::thread::sleep(Duration::from_millis(50));
-    }
+    headwater_testkit::wait_until("the new certificate is shown", || is_shown(&second));
     assert!(!is_shown(&first));
 }

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 use std::time::{Duration, Instant};
 
 use headwater_block::{Device, blocking};
-use headwater_testkit::{ReferenceDisk, Rng};
+use headwater_testkit::{ReferenceDisk, Rng, wait_until};
 use headwater_volume::{CacheMode, Volume};
 use headwater_writecache::Host;
 use headwater_writecache::host::STAGING_BUFFERS;
@@ -34,15 +34,6 @@ fn keep_writing(device: &dyn Device, seed: u64, stop: &AtomicBool) {
     while !stop.load(Ordering::Relaxed) {
         let offset = rng.below(SPAN_MIB * MIB / (64 << 10)) * (64 << 10);
         blocking::write(device, offset, &data).unwrap();
-    }
-}
-
-/// Waits until `check` holds.
-fn eventually(what: &str, mut check: impl FnMut() -> bool) {
-    let start = Instant::now();
-    while !check() {
-        assert!(start.elapsed() < Duration::from_secs(20), "not within 20 s: {what}");
-        std::thread::sleep(Duration::from_millis(10));
     }
 }
 
@@ -74,9 +65,9 @@ fn two_volumes_under_pressure_share_by_weight_and_one_that_stops_lends() {
         let _guard = StopOnDrop(&stops);
         // The light one comes first and takes all it may have, because nobody else wants it.
         scope.spawn(|| keep_writing(&*light_device, 1, &stops[0]));
-        eventually("the light volume fills its maximum", || used_mib(&light) > 125);
+        wait_until("the light volume fills its maximum", || used_mib(&light) > 125);
         scope.spawn(|| keep_writing(&*heavy_device, 2, &stops[1]));
-        eventually("the two use memory by their weights", ratio_is_near_three);
+        wait_until("the two use memory by their weights", ratio_is_near_three);
         for _ in 0..20 {
             std::thread::sleep(Duration::from_millis(50));
             let (light_mib, heavy_mib) = (used_mib(&light), used_mib(&heavy));
@@ -85,8 +76,8 @@ fn two_volumes_under_pressure_share_by_weight_and_one_that_stops_lends() {
         }
         // The heavy one stops: what it does not use goes to the other.
         stops[1].store(true, Ordering::Relaxed);
-        eventually("the light volume uses what the heavy one lends", || used_mib(&light) > 125);
-        eventually("the heavy volume keeps little", || used_mib(&heavy) <= 14);
+        wait_until("the light volume uses what the heavy one lends", || used_mib(&light) > 125);
+        wait_until("the heavy volume keeps little", || used_mib(&heavy) <= 14);
         assert!(light.counters().cache.ram_share_bytes > 125 * MIB);
         // And back.
         let again = AtomicBool::new(false);
@@ -94,7 +85,7 @@ fn two_volumes_under_pressure_share_by_weight_and_one_that_stops_lends() {
         std::thread::scope(|scope| {
             let _guard = StopOnDrop(again);
             scope.spawn(|| keep_writing(&*heavy_device, 3, &again[0]));
-            eventually("the heavy volume has its share again", ratio_is_near_three);
+            wait_until("the heavy volume has its share again", ratio_is_near_three);
         });
     });
 }
@@ -113,9 +104,9 @@ fn changed_weights_move_memory() {
         }
         let ratio = || used_mib(&volumes[0].0) as f64 / used_mib(&volumes[1].0).max(1) as f64;
         let all = || used_mib(&volumes[0].0) + used_mib(&volumes[1].0) > 90;
-        eventually("both have the same", || all() && (0.8..=1.25).contains(&ratio()));
+        wait_until("both have the same", || all() && (0.8..=1.25).contains(&ratio()));
         volumes[0].0.set_weight(400);
-        eventually("the first has four times as much", || all() && (3.0..=5.5).contains(&ratio()));
+        wait_until("the first has four times as much", || all() && (3.0..=5.5).contains(&ratio()));
     });
 }
 
@@ -148,19 +139,19 @@ fn what_the_volumes_and_the_buffers_take_is_what_the_host_counts() {
         let data: Vec<u8> = rng.bytes(1 << 17).iter().flat_map(|byte| [*byte; 8]).collect();
         blocking::write(&*volumes[2].1, mib * MIB, &data).unwrap();
     }
-    eventually("the buffers are counted", || {
+    wait_until("the buffers are counted", || {
         is_beyond(&volumes, (STAGING_BUFFERS * SEALED_SEGMENT_BYTES) as u64)
     });
     // Index and packed segments are no small part of it.
     assert!(counters(&volumes, |volume| volume.counters().cache.index_bytes) > 4 * BEHIND);
     assert!(counters(&volumes, |volume| volume.counters().cache.packed_bytes) > 4 * BEHIND);
     faults.hold.store(false, Ordering::Relaxed);
-    eventually("the buffers are given back", || is_beyond(&volumes, 0));
+    wait_until("the buffers are given back", || is_beyond(&volumes, 0));
     assert!(counters(&volumes, |volume| volume.counters().cache.spilled_segments) > 4);
     volumes.pop();
-    eventually("what a volume had is given back", || is_beyond(&volumes, 0));
+    wait_until("what a volume had is given back", || is_beyond(&volumes, 0));
     drop(volumes);
-    eventually("everything is given back", || host.used_bytes() == 0);
+    wait_until("everything is given back", || host.used_bytes() == 0);
 }
 
 /// A source whose level a test sets.
@@ -195,13 +186,13 @@ fn memory_pressure_shrinks_the_limit_and_its_end_restores_it() {
     (0..200).for_each(|number| blocking::write(&*device, number * MIB, &data).unwrap());
     assert!(used_mib(&volume) > 70);
     level.store(2, Ordering::SeqCst);
-    eventually("the caches give memory back", || used_mib(&volume) < 50);
+    wait_until("the caches give memory back", || used_mib(&volume) < 50);
     let cache = volume.counters().cache;
     assert!(cache.pressure_shrinks >= 2 && cache.host_limit_bytes < 60 * MIB, "{cache:?}");
     assert_eq!(cache.ram_target_bytes, 96 * MIB);
     assert_eq!(host.snapshot().pressure_shrinks, volume.counters().cache.pressure_shrinks);
     level.store(0, Ordering::SeqCst);
-    eventually("the whole limit is back", || host.snapshot().limit_bytes == u64::MAX);
+    wait_until("the whole limit is back", || host.snapshot().limit_bytes == u64::MAX);
     (0..200).for_each(|number| blocking::write(&*device, number * MIB, &data).unwrap());
     assert!(used_mib(&volume) > 70);
     let mut read = vec![0; MIB as usize];
@@ -223,8 +214,8 @@ fn the_budget_knows_of_an_index_that_comes_and_goes_without_data() {
         blocking::write(&*device, number * 4 * MIB, &[0; 4096]).unwrap();
     }
     assert!(index_bytes() >= 1000 * 2048);
-    eventually("all of it is counted", || host.used_bytes() == index_bytes());
+    wait_until("all of it is counted", || host.used_bytes() == index_bytes());
     blocking::discard(&*device, 0, 4096 * MIB).unwrap();
     assert!(index_bytes() < 2048);
-    eventually("it is given back", || host.used_bytes() == index_bytes());
+    wait_until("it is given back", || host.used_bytes() == index_bytes());
 }

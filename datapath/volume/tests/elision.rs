@@ -3,10 +3,9 @@
 mod setup;
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
 
 use headwater_block::{Device, blocking};
-use headwater_testkit::{ReferenceDisk, ReferenceOptions, Rng, Waits};
+use headwater_testkit::{ReferenceDisk, ReferenceOptions, Rng, Waits, wait_until};
 use headwater_volume::{CacheMode, Volume};
 
 const MIB: u64 = 1 << 20;
@@ -20,14 +19,6 @@ fn image(size_mib: u64) -> (Vec<u8>, Arc<dyn Device>) {
         blocking::write(&disk, mib * MIB, part).unwrap();
     });
     (bytes, Arc::new(disk))
-}
-
-fn eventually(what: &str, mut check: impl FnMut() -> bool) {
-    let start = Instant::now();
-    while !check() {
-        assert!(start.elapsed() < Duration::from_secs(10), "not within 10 s: {what}");
-        std::thread::sleep(Duration::from_millis(10));
-    }
 }
 
 fn assert_is_image(device: &dyn Device, image: &[u8]) {
@@ -77,7 +68,7 @@ fn putting_the_image_back_frees_ram_and_disk() {
     assert_is_image(&*device, &bytes);
     // A few blocks may have been stored before a run of equal ones was noticed; they are found later. Then nothing is
     // left but the segments that are being filled.
-    eventually("space is given back", || {
+    wait_until("space is given back", || {
         let cache = volume.counters().cache;
         cache.elided_equal_blocks == 96 * MIB / BLOCK
             && (cache.disk_used_bytes, cache.packed_bytes) == (0, 0)
@@ -110,7 +101,7 @@ fn equal_blocks_among_differing_ones_are_found_later() {
                 let same = &bytes[(block * BLOCK) as usize..((block + 1) * BLOCK) as usize];
                 blocking::write(&*device, block * BLOCK, same).unwrap();
             }
-            eventually("each takes nothing", || {
+            wait_until("each takes nothing", || {
                 volume.counters().cache.elided_equal_blocks == (round + 1) * lonely.clone().count() as u64
             });
         }
@@ -139,7 +130,7 @@ fn equal_blocks_are_found_before_they_are_written_out() {
         }
         blocking::write(&*device, block * BLOCK, &expected[at]).unwrap();
     }
-    eventually("half of it takes nothing", || {
+    wait_until("half of it takes nothing", || {
         volume.counters().cache.elided_equal_blocks == (64 * MIB / BLOCK - 256) / 2
     });
     assert_is_image(&*device, &expected);
@@ -167,7 +158,7 @@ fn a_persistent_cache_finds_them_and_comes_back_as_the_image() {
             blocking::write(&*device, block * BLOCK, same).unwrap();
             blocking::flush(&*device).unwrap();
         }
-        eventually("found, although on disk by then", || {
+        wait_until("found, although on disk by then", || {
             volume.counters().cache.elided_equal_blocks == lonely.clone().count() as u64
         });
         volume.close();

@@ -9,9 +9,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
-use filling::{MIB, assert_holds, empty, eventually, fill, pattern};
+use filling::{MIB, assert_holds, empty, fill, pattern};
 use headwater_block::{ByteRange, Completion, Device, IoErrorKind, Request, blocking};
-use headwater_testkit::{ReferenceDisk, ReferenceOptions, Rng};
+use headwater_testkit::{ReferenceDisk, ReferenceOptions, Rng, wait_until};
 use headwater_volume::CacheMode;
 use headwater_writecache::Host;
 use headwater_writecache::overflow::io::{Direction, IoEngine, IoOp, open_engine};
@@ -100,8 +100,8 @@ fn no_space_hung_for_good_even_when_space_was_back() {
         assert!(volume.shortage().refusing, "round {round}");
         faults.full.store(false, Ordering::Relaxed);
         // By itself: nobody writes and no limit is changed.
-        eventually("it is not full any more", || !volume.shortage().refusing);
-        eventually("writes are taken again", || {
+        wait_until("it is not full any more", || !volume.shortage().refusing);
+        wait_until("writes are taken again", || {
             blocking::write(&*device, taken * MIB, &pattern(taken)).is_ok()
         });
         assert_eq!(fill(&*device, 200), (200, None), "round {round}");
@@ -128,7 +128,7 @@ fn full_pool_queued_for_a_minute_and_growing_it_in_time_recovered_everything() {
                 })
             })
             .collect();
-        eventually("writes queue", || volume.counters().cache.paused_writes > 0);
+        wait_until("writes queue", || volume.counters().cache.paused_writes > 0);
         std::thread::sleep(Duration::from_millis(200));
         assert!(writers.iter().any(|writer| !writer.is_finished()));
         volume.set_disk_bytes(512 * MIB);
@@ -153,7 +153,7 @@ fn copy_up_of_a_cluster_on_the_first_small_write_made_five_iops_of_147_thousand(
         let from = (number as usize % 255) * BLOCK as usize;
         blocking::write(&*device, number * 2 * MIB, &data[from..from + BLOCK as usize]).unwrap();
     }
-    eventually("spilling is over", || {
+    wait_until("spilling is over", || {
         let cache = volume.counters().cache;
         counts.writes.load(Ordering::SeqCst) == cache.spilled_segments
     });
@@ -200,8 +200,8 @@ fn trimming_in_the_guest_freed_nothing_on_the_host() {
         blocking::discard(&*device, number * 4 * MIB, 4 * MIB).unwrap();
     }
     // A few free places are kept for the next spills.
-    eventually("the host's file shrinks", || on_disk() <= 96 * MIB);
-    eventually("RAM shrinks", || volume.counters().cache.ram_used_bytes <= 16 * MIB);
+    wait_until("the host's file shrinks", || on_disk() <= 96 * MIB);
+    wait_until("RAM shrinks", || volume.counters().cache.ram_used_bytes <= 16 * MIB);
     assert_holds(&*device, 32);
     assert_eq!(fill(&*device, 256), (256, None));
     assert_holds(&*device, 256);
@@ -294,7 +294,7 @@ fn a_crash_left_devices_and_files_behind() {
     assert!(!files.is_empty() && files.iter().all(|file| file.nlink() == 0));
     assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0);
     drop((volume, device));
-    eventually("the space is free", || open_files(dir.path()).is_empty());
+    wait_until("the space is free", || open_files(dir.path()).is_empty());
 }
 
 /// A guest may have a thousand of them under way.

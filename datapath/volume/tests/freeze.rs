@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use headwater_block::{ByteRange, Device, IoErrorKind, blocking};
 use headwater_testkit::conformance::{self, Options};
-use headwater_testkit::{ReferenceDisk, ReferenceOptions, Rng};
+use headwater_testkit::{ReferenceDisk, ReferenceOptions, Rng, wait_until};
 use headwater_volume::{CacheMode, FrozenView, PersistentOptions, Volume, VolumeOptions};
 
 const MIB: u64 = 1 << 20;
@@ -157,20 +157,10 @@ fn lives(mode: CacheMode, sizes_mib: [u64; 3], seed: u64, packs: bool) {
     let end = life.model.len() as u64;
     blocking::write(&*life.device, 0, &life.base[..BLOCK]).unwrap();
     blocking::discard(&*life.device, 0, end).unwrap();
-    setup_eventually("all space is free", || {
+    wait_until("all space is free", || {
         let now = life.volume.counters().cache;
         now.packed_bytes == 0 && now.disk_used_bytes == 0 && now.ram_used_bytes < 8 * MIB
     });
-}
-
-fn setup_eventually(what: &str, mut is_so: impl FnMut() -> bool) {
-    for _ in 0..1000 {
-        if is_so() {
-            return;
-        }
-        std::thread::sleep(Duration::from_millis(20));
-    }
-    panic!("not so after 20 s: {what}");
 }
 
 #[test]

@@ -9,9 +9,9 @@ use std::process::{Command, Stdio};
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use filling::{MIB, assert_holds, empty, eventually, fill, pattern};
+use filling::{MIB, assert_holds, empty, fill, pattern};
 use headwater_block::{IoErrorKind, blocking};
-use headwater_testkit::Rng;
+use headwater_testkit::{Rng, wait_until};
 use headwater_volume::{CacheMode, PersistentOptions, VolumeOptions};
 use rustix::fs::{FallocateFlags, fallocate};
 
@@ -134,7 +134,7 @@ fn flush_what_was_accepted(dir: &Path) {
     assert!(refused > 0, "the file system was not full");
     blocking::discard(&*device, 0, 40 * MIB).unwrap();
     blocking::flush(&*device).unwrap();
-    eventually("it has room again", || !volume.shortage().refusing);
+    wait_until("it has room again", || !volume.shortage().refusing);
     for number in 0..1000 {
         blocking::write(&*device, number * 4096, &block(number, 1)).unwrap();
         if number % 50 == 0 {
@@ -164,12 +164,12 @@ fn clean_under_a_lowered_limit(dir: &Path) {
     let before = volume.counters().cache.disk_used_bytes;
     // More than its RAM and its disk take: refused, and cleaning begins.
     assert!((64..100).any(|mib| blocking::write(&*device, mib * MIB, &[1; 1 << 20]).is_err()));
-    eventually("it is cleaned", || {
+    wait_until("it is cleaned", || {
         let cache = volume.counters().cache;
         cache.cleaned_segments > 10 && cache.disk_used_bytes < before
     });
     let mut operations = 0;
-    eventually("it stands still", || {
+    wait_until("it stands still", || {
         let begun = faults.count.load(Ordering::Relaxed);
         let is_still = begun == operations;
         operations = begun;
@@ -242,7 +242,7 @@ fn fill_and_free(dir: &Path, persistent: bool) {
 
         // Nothing but that: no limit is changed, and nobody writes meanwhile.
         std::fs::remove_file(&ballast).unwrap();
-        eventually("it is not full any more", || !volume.shortage().refusing);
+        wait_until("it is not full any more", || !volume.shortage().refusing);
         let refused = volume.counters().cache.refused_writes;
         let more = taken + BALLAST_MIB / 2;
         assert_eq!(fill(&*device, more), (more, None), "round {round}, persistent: {persistent}");
@@ -250,7 +250,7 @@ fn fill_and_free(dir: &Path, persistent: bool) {
         assert_holds(&*device, more);
 
         blocking::discard(&*device, 0, 256 * MIB).unwrap();
-        eventually("what was discarded is given back to the file system", || {
+        wait_until("what was discarded is given back to the file system", || {
             blocking::flush(&*device).unwrap();
             let free = rustix::fs::statvfs(dir).unwrap();
             free.f_bavail * free.f_frsize >= (BALLAST_MIB + 16) * MIB

@@ -7,9 +7,9 @@ mod setup;
 
 use std::sync::Arc;
 
-use filling::{MIB, empty, eventually};
+use filling::{MIB, empty};
 use headwater_block::{Device, blocking};
-use headwater_testkit::{FileDevice, Rng};
+use headwater_testkit::{FileDevice, Rng, wait_until};
 use headwater_volume::CacheMode;
 
 /// Memory of this process, by the system's count.
@@ -39,12 +39,12 @@ fn ram_that_is_free_goes_back_to_the_system() {
     let before = resident_bytes();
     let full = filled(&*device, before);
     blocking::discard(&*device, 0, 256 * MIB).unwrap();
-    eventually("what was discarded is free for others", || resident_bytes() + 100 * MIB < full);
+    wait_until("what was discarded is free for others", || resident_bytes() + 100 * MIB < full);
     // Overwriting what is there takes no more; and what is left when the volume goes is free too.
     let full = filled(&*device, resident_bytes());
     filled(&*device, full - 128 * MIB);
     drop((volume, device));
-    eventually("what a volume had is free for others", || resident_bytes() + 100 * MIB < full);
+    wait_until("what a volume had is free for others", || resident_bytes() + 100 * MIB < full);
 
     // One block in each 2 MiB takes half as much for the index as for the data.
     let path = dir.path().join("image");
@@ -59,7 +59,7 @@ fn ram_that_is_free_goes_back_to_the_system() {
     let full = resident_bytes();
     assert!(full > before + 60 * MIB, "{before} bytes before and {full} after");
     blocking::discard(&*device, 0, 30 << 30).unwrap();
-    eventually("the index of what was discarded is free", || resident_bytes() < full - 50 * MIB);
+    wait_until("the index of what was discarded is free", || resident_bytes() < full - 50 * MIB);
     drop((volume, device));
-    eventually("the index of a volume is free", || resident_bytes() < before + 16 * MIB);
+    wait_until("the index of a volume is free", || resident_bytes() < before + 16 * MIB);
 }

@@ -6,9 +6,9 @@ mod setup;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use filling::{MIB, assert_holds, empty, eventually, fill, pattern};
+use filling::{MIB, assert_holds, empty, fill, pattern};
 use headwater_block::{IoErrorKind, blocking};
-use headwater_testkit::Rng;
+use headwater_testkit::{Rng, wait_until};
 use headwater_volume::{CacheMode, Volume};
 
 /// Like text: a quarter of its size when packed.
@@ -46,9 +46,9 @@ fn compressible_data_is_packed_and_ram_holds_twice_as_much() {
         assert!(cache.ram_used_bytes <= cache.ram_target_bytes, "{cache:?}");
         assert_eq!(cache.spilled_segments > 0, mode == CacheMode::RamDisk, "{cache:?}");
         blocking::discard(&*device, 0, 256 * MIB).unwrap();
-        eventually("packed RAM is given back", || volume.counters().cache.packed_bytes == 0);
+        wait_until("packed RAM is given back", || volume.counters().cache.packed_bytes == 0);
         drop((volume, device));
-        eventually("the budget is given back", || host.used_bytes() == 0);
+        wait_until("the budget is given back", || host.used_bytes() == 0);
     }
 }
 
@@ -123,8 +123,8 @@ fn a_segment_that_the_disk_did_not_read_once_is_cleaned_later() {
     faults.read_error_every.store(1, Ordering::Relaxed);
     let before = volume.counters().cache;
     // Little enough to find room without cleaning, and cleaning is tried.
-    eventually("cleaning is tried in vain", || {
-        write(&mut rng);
+    wait_until("cleaning is tried in vain", || {
+        (0..5).for_each(|_| write(&mut rng));
         volume.counters().cache.disk_errors > before.disk_errors + 2
     });
     faults.read_error_every.store(0, Ordering::Relaxed);
@@ -339,7 +339,7 @@ fn a_write_that_waits_is_refused_when_the_volume_closes() {
     options.pause_limit = Duration::from_secs(600);
     let (volume, device) = setup::open(&options, &host);
     let writer = std::thread::spawn(move || fill(&*device, 64).1);
-    eventually("a write waits", || volume.counters().cache.paused_writes > 0);
+    wait_until("a write waits", || volume.counters().cache.paused_writes > 0);
     volume.close();
     assert_eq!(writer.join().unwrap(), Some(IoErrorKind::Closed));
 }

@@ -9,8 +9,9 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use filling::{MIB, assert_holds, empty, eventually, fill, pattern};
+use filling::{MIB, assert_holds, empty, fill, pattern};
 use headwater_block::{IoErrorKind, blocking};
+use headwater_testkit::wait_until;
 use headwater_volume::{CacheMode, PersistentOptions, VolumeOptions};
 
 /// What becomes of the cache when its volume closes.
@@ -77,7 +78,7 @@ fn a_disk_that_fails_for_a_while_is_used_again(life: Life) {
         let device = Arc::clone(&device);
         move || fill(&*device, 200)
     });
-    eventually("the disk fails", || volume.counters().cache.disk_errors > 3);
+    wait_until("the disk fails", || volume.counters().cache.disk_errors > 3);
     std::thread::sleep(Duration::from_millis(500));
     let errors = volume.counters().cache.disk_errors;
     assert!(errors < 100, "the disk was tried {errors} times in vain");
@@ -109,11 +110,11 @@ fn a_full_cache_is_full_no_more_once_the_machine_has_discarded(life: Life) {
     assert!(!volume.shortage().refusing);
     for round in 0..2 {
         // A segment that was on its way to the disk when a write was refused may have made room since.
-        eventually("it is full", || {
+        wait_until("it is full", || {
             fill(&*device, 256).1 == Some(IoErrorKind::NoSpace) && volume.shortage().refusing
         });
         blocking::discard(&*device, 0, 256 * MIB).unwrap();
-        eventually("it is not full any more", || !volume.shortage().refusing);
+        wait_until("it is not full any more", || !volume.shortage().refusing);
         let refused = volume.counters().cache.refused_writes;
         assert_eq!(fill(&*device, 30), (30, None), "round {round}");
         assert_eq!(volume.counters().cache.refused_writes, refused, "round {round}");
@@ -131,7 +132,7 @@ fn a_waiting_write_goes_on_as_soon_as_there_is_space(life: Life) {
         let device = Arc::clone(&device);
         move || fill(&*device, 100)
     });
-    eventually("a write waits", || volume.counters().cache.paused_writes > 0);
+    wait_until("a write waits", || volume.counters().cache.paused_writes > 0);
     // Reads always go on.
     let mut read = vec![0; MIB as usize];
     blocking::read(&*device, 0, &mut read).unwrap();
@@ -197,7 +198,7 @@ fn discarding_gives_ram_and_disk_back(life: Life) {
     // What was on its way to the disk is freed when it arrives; the segment being filled stays, and in a
     // persistent cache its place too. There, places are free once it is durable that nothing is in them.
     let stays_bytes = if life == Life::Persistent { 5 * MIB } else { 0 };
-    eventually("space is given back", || {
+    wait_until("space is given back", || {
         blocking::flush(&*device).unwrap();
         let cache = volume.counters().cache;
         cache.disk_used_bytes <= stays_bytes && cache.ram_used_bytes - cache.index_bytes <= 2 * MIB
@@ -216,7 +217,7 @@ fn a_lower_ram_limit_takes_effect(life: Life) {
     assert!(used() > 72 * MIB, "{} bytes of 96 MiB are used", used());
     volume.set_ram_bytes(24 * MIB);
     // Dirty segments have to be written out first. The host counts the buffers for that too, while they are there.
-    eventually("the lower limit is kept", || used() <= 24 * MIB && host.used_bytes() <= 24 * MIB);
+    wait_until("the lower limit is kept", || used() <= 24 * MIB && host.used_bytes() <= 24 * MIB);
     assert_holds(&*device, 200);
     for number in 0..64 {
         blocking::write(&*device, number * MIB, &pattern(number)).unwrap();
@@ -237,7 +238,7 @@ fn a_lower_disk_limit_takes_effect(life: Life) {
     assert!(more <= 16, "{more} MiB were taken above the limit");
     assert_holds(&*device, 120 + more as u64);
     blocking::discard(&*device, 0, 256 * MIB).unwrap();
-    eventually("what was discarded is free", || {
+    wait_until("what was discarded is free", || {
         blocking::flush(&*device).unwrap();
         volume.counters().cache.disk_used_bytes <= 5 * MIB
     });
@@ -264,9 +265,9 @@ fn a_lower_disk_limit_is_reached_although_the_disk_failed_meanwhile() {
     assert!(before > 140 * MIB, "{before}");
     faults.write_error_every.store(1, Ordering::Relaxed);
     volume.set_disk_bytes(124 * MIB);
-    eventually("cleaning meets a disk that takes nothing", || volume.counters().cache.disk_errors > 20);
+    wait_until("cleaning meets a disk that takes nothing", || volume.counters().cache.disk_errors > 20);
     faults.write_error_every.store(0, Ordering::Relaxed);
-    eventually("the lower limit is kept", || used() <= 126 * MIB);
+    wait_until("the lower limit is kept", || used() <= 126 * MIB);
     for at in 0..110 * 8 {
         let mut read = vec![0; (MIB / 16) as usize];
         blocking::read(&*device, at * (MIB / 8), &mut read).unwrap();
@@ -294,5 +295,5 @@ fn the_budget_of_the_host_bounds_all_volumes_together(life: Life) {
     assert!(host.used_bytes() <= 65 * MIB, "{} bytes used", host.used_bytes());
     volumes.iter().for_each(|(_, device)| assert_holds(&**device, 64));
     drop(volumes);
-    eventually("the budget is given back", || host.used_bytes() == 0);
+    wait_until("the budget is given back", || host.used_bytes() == 0);
 }

@@ -3,22 +3,14 @@
 mod setup;
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use headwater_block::{Device, blocking};
-use headwater_testkit::{ReferenceDisk, ReferenceOptions, Rng, Waits};
+use headwater_testkit::{ReferenceDisk, ReferenceOptions, Rng, Waits, wait_until};
 use headwater_volume::{CacheMode, LatencySnapshot, Volume};
 
 const BLOCK: usize = 4096;
 const MIB: u64 = 1 << 20;
-
-fn eventually(what: &str, mut check: impl FnMut() -> bool) {
-    let start = Instant::now();
-    while !check() {
-        assert!(start.elapsed() < Duration::from_secs(20), "not within 20 s: {what}");
-        std::thread::sleep(Duration::from_millis(10));
-    }
-}
 
 /// Whether a count is as it should be, where not every request is timed.
 fn near(told: u64, true_count: u64) -> bool {
@@ -60,7 +52,7 @@ fn packed_blocks_and_those_of_the_image_have_their_own_times() {
             blocking::write(&*volume, mib * MIB, &data).unwrap();
         }
         // The first that were written are the first that are packed, and stay so.
-        eventually("much is packed", || volume.counters().cache.packed_segments >= 6);
+        wait_until("much is packed", || volume.counters().cache.packed_segments >= 6);
         let before = volume.counters();
         read(&*volume, (0, 4 * MIB), 4000, &mut rng);
         assert_eq!(volume.counters().cache.read_packed_blocks - before.cache.read_packed_blocks, 4000);
@@ -99,7 +91,7 @@ fn writes_that_waited_have_times_of_their_own() {
             blocking::write(&*device, mib * MIB, &rng.bytes(1 << 20)).unwrap();
         }
     });
-    eventually("a write waits", || volume.counters().cache.paused_writes > 0);
+    wait_until("a write waits", || volume.counters().cache.paused_writes > 0);
     std::thread::sleep(Duration::from_millis(50));
     volume.set_ram_bytes(128 * MIB);
     writer.join().unwrap();

@@ -6,9 +6,9 @@ mod setup;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use filling::{MIB, assert_holds, empty, eventually, fill, pattern};
+use filling::{MIB, assert_holds, empty, fill, pattern};
 use headwater_block::{Device, IoErrorKind, blocking};
-use headwater_testkit::Rng;
+use headwater_testkit::{Rng, wait_until};
 use headwater_volume::{CacheMode, Volume};
 
 const BLOCK: u64 = 4096;
@@ -22,7 +22,9 @@ fn settle(volume: &Volume, faults: &setup::Faults) {
         (done, cache.ram_used_bytes, cache.disk_used_bytes, faults.in_flight.load(Ordering::SeqCst))
     };
     let mut before = None;
-    eventually("nothing is under way", || {
+    wait_until("nothing is under way", || {
+        // Time for a next step to begin.
+        std::thread::sleep(Duration::from_millis(10));
         let now = look();
         before.replace(now) == Some(now) && now.3 == 0
     });
@@ -41,7 +43,7 @@ fn cold_segments_are_written_out_early_and_their_copies_stay_in_ram() {
         setup::open(&setup::options(&empty(128), CacheMode::RamDisk, 64, 256, dir.path()), &host);
     assert_eq!(fill(&*device, 50), (50, None));
     // 18 segments may be dirty, and 27 in RAM: these 25 all fit.
-    eventually("the others are on disk", || volume.counters().cache.spilled_segments >= 4);
+    wait_until("the others are on disk", || volume.counters().cache.spilled_segments >= 4);
     assert_holds(&*device, 50);
     let cache = volume.counters().cache;
     assert_eq!((cache.evicted_segments, cache.paused_writes, cache.packed_segments), (0, 0, 0), "{cache:?}");
@@ -56,7 +58,7 @@ fn a_writer_gets_the_ram_of_clean_copies_before_it_has_to_wait() {
     let (volume, device) =
         setup::open(&setup::options(&empty(128), CacheMode::RamDisk, 64, 256, dir.path()), &host);
     assert_eq!(fill(&*device, 50), (50, None));
-    eventually("there are clean copies", || volume.counters().cache.spilled_segments >= 4);
+    wait_until("there are clean copies", || volume.counters().cache.spilled_segments >= 4);
     settle(&volume, &faults);
     // From here on the disk takes nothing: room is what two free segments and the clean copies have.
     faults.hold.store(true, Ordering::Relaxed);

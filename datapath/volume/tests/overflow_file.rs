@@ -11,9 +11,9 @@ use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
-use filling::{MIB, assert_holds, empty, eventually, fill, pattern};
+use filling::{MIB, assert_holds, empty, fill, pattern};
 use headwater_block::{IoErrorKind, blocking};
-use headwater_testkit::Rng;
+use headwater_testkit::{Rng, wait_until};
 use headwater_volume::{Buffering, CacheMode, PersistentOptions, VolumeOptions};
 use headwater_writecache::Host;
 use headwater_writecache::overflow::io::{Direction, IoEngine, IoOp, open_engine};
@@ -123,7 +123,7 @@ fn space_is_claimed_before_it_is_written_to() {
         // What is free is punched out, but for a few places; the same places are claimed again later.
         blocking::discard(&*device, 0, 256 * MIB).unwrap();
         let file = overflow_file(persistent, dir.path());
-        eventually("the file shrinks", || {
+        wait_until("the file shrinks", || {
             blocking::flush(&*device).unwrap();
             std::fs::metadata(&file).unwrap().blocks() * 512 <= 48 * MIB
         });
@@ -148,7 +148,7 @@ fn a_persistent_cache_gives_space_back_that_was_discarded_and_not_flushed() {
     let commits = volume.counters().cache.commits;
     blocking::discard(&*device, 0, 256 * MIB).unwrap();
     // 16 places stay for the next writes, as many may wait for a flush, and some are being filled.
-    eventually("the file shrinks", || taken_bytes() <= 76 * MIB);
+    wait_until("the file shrinks", || taken_bytes() <= 76 * MIB);
     assert!(volume.counters().cache.commits > commits);
 }
 
@@ -171,7 +171,7 @@ fn child_whose_disk_is_full() {
         assert!(cache.disk_errors > 0 && cache.spilled_segments > 0, "{cache:?}");
         assert_holds(&*device, taken);
         blocking::discard(&*device, 0, 16 * MIB).unwrap();
-        eventually("there is room again", || blocking::write(&*device, 0, &pattern(0)).is_ok());
+        wait_until("there is room again", || blocking::write(&*device, 0, &pattern(0)).is_ok());
         for number in 16..taken {
             let mut read = vec![0; MIB as usize];
             blocking::read(&*device, number * MIB, &mut read).unwrap();

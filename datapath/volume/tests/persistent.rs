@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use headwater_block::{Attempt, ByteRange, Device, IoErrorKind, Op, Request, blocking};
 use headwater_testkit::conformance::{self, Options};
-use headwater_testkit::{ReferenceDisk, ReferenceOptions, Rng};
+use headwater_testkit::{ReferenceDisk, ReferenceOptions, Rng, wait_until};
 use headwater_volume::{CacheMode, PersistentOptions, Volume, VolumeOptions};
 
 const MIB: u64 = 1 << 20;
@@ -583,9 +583,7 @@ fn writes_that_take_no_place_take_one_while_a_commit_takes_long() {
         let device = Arc::clone(&device);
         move || blocking::flush(&*device)
     });
-    while faults.in_flight.load(Ordering::SeqCst) == 0 {
-        std::thread::yield_now();
-    }
+    wait_until("the flush is under way", || faults.in_flight.load(Ordering::SeqCst) != 0);
     // Zero, and as in the image, in turns.
     let write = |step: usize| {
         let data = if step.is_multiple_of(2) { &[0; 4096] } else { &image[..4096] };

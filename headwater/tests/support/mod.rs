@@ -2,12 +2,13 @@
 
 #![expect(dead_code, reason = "each test binary uses a part of this")]
 
+use headwater_testkit::wait_until;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::sync::{Arc, Mutex};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// The program under test.
 pub fn headwater() -> Command {
@@ -160,7 +161,7 @@ impl Daemon {
     /// Waits until a machine is in a state.
     pub fn wait_for(&self, name: &str, state: &str) -> serde_json::Value {
         let mut last = serde_json::Value::Null;
-        wait_until(&format!("machine {name} is {state}"), || {
+        wait_until(format!("machine {name} is {state}"), || {
             last = self.machine(name);
             last["state"] == state
         });
@@ -244,15 +245,6 @@ pub fn is_alive(pid: u64) -> bool {
     // A zombie is not alive.
     std::fs::read_to_string(format!("/proc/{pid}/stat"))
         .is_ok_and(|stat| !stat.rsplit(')').next().unwrap_or_default().trim_start().starts_with('Z'))
-}
-
-/// Generous: the machine that tests run on may be busy.
-pub fn wait_until(what: &str, mut is_true: impl FnMut() -> bool) {
-    let deadline = Instant::now() + Duration::from_secs(120);
-    while !is_true() {
-        assert!(Instant::now() < deadline, "waited in vain until {what}");
-        std::thread::sleep(Duration::from_millis(100));
-    }
 }
 
 /// What is in a directory, and below it, that others than the owner may use in any way.

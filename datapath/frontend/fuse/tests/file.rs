@@ -14,7 +14,7 @@ use std::time::Duration;
 use fixture::{Mounted, output, run};
 use headwater_block::{ByteRange, IoErrorKind, blocking};
 use headwater_fuse::{MountError, Options, Server};
-use headwater_testkit::{ReferenceDisk, ReferenceOptions, Waits};
+use headwater_testkit::{ReferenceDisk, ReferenceOptions, Waits, wait_until};
 use rustix::fs::FallocateFlags;
 use rustix::io::Errno;
 
@@ -222,9 +222,7 @@ fn requests_that_the_device_keeps_do_not_hold_up_the_end() {
     mounted.disk.hold();
     let file = mounted.open();
     let reader = std::thread::spawn(move || file.read_at(&mut [0; 4096], 0));
-    while mounted.disk.waiting() == 0 {
-        std::thread::sleep(Duration::from_millis(1));
-    }
+    wait_until("the read reaches the disk", || mounted.disk.waiting() != 0);
     mounted.server.stop();
     assert!(reader.join().unwrap().is_err());
     mounted.disk.release();
@@ -246,9 +244,7 @@ fn programs_that_are_killed_in_the_middle_disturb_no_others() {
     let (input, output) = (format!("if={path}"), format!("of={path}"));
     let mut reader = dd([&input, "of=/dev/null", "skip=1"]);
     let mut writer = dd(["if=/dev/zero", &output, "seek=2"]);
-    while mounted.disk.waiting() < 2 {
-        std::thread::sleep(Duration::from_millis(1));
-    }
+    wait_until("both requests reach the disk", || mounted.disk.waiting() >= 2);
     reader.kill().unwrap();
     writer.kill().unwrap();
     mounted.disk.release();

@@ -7,12 +7,12 @@ use std::net::TcpStream;
 use std::time::Duration;
 
 use fixture::raw::{names, read10, write10};
-use fixture::{Fixture, Raw, accounts, wait_for};
+use fixture::{Fixture, Raw, accounts};
 use headwater_iscsi::Limits;
 use headwater_iscsi::wire::Opcode;
 use headwater_iscsi::wire::header::set_segment_bytes;
 use headwater_iscsi::wire::request::ScsiCommand;
-use headwater_testkit::{ReferenceDisk, ReferenceOptions, Rng, Waits};
+use headwater_testkit::{ReferenceDisk, ReferenceOptions, Rng, Waits, wait_until};
 
 const MIB: u64 = 1 << 20;
 
@@ -116,7 +116,7 @@ fn a_thousand_half_open_logins_keep_nobody_out() {
         }
     }
     fixture.is_alive();
-    wait_for("most to be closed", || fixture.server.connections() <= 50);
+    wait_until("most to be closed", || fixture.server.connections() <= 50);
     // The rest is closed when their time is over, though they stay.
     fixture.wait_for_connections(0);
     drop(held);
@@ -249,7 +249,7 @@ fn an_initiator_that_goes_leaves_no_task_behind() {
         for block in 0..20 {
             raw.command(&read10(block, 1), 512, None);
         }
-        wait_for("a read to reach the disk", || fixture.disk.waiting() > 0);
+        wait_until("a read to reach the disk", || fixture.disk.waiting() > 0);
         drop(raw);
     }
     fixture.disk.release();

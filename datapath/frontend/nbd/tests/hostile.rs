@@ -5,11 +5,11 @@ mod fixture;
 use std::io::Write;
 use std::time::Duration;
 
-use fixture::{Fixture, Raw, wait_for};
+use fixture::{Fixture, Raw};
 use headwater_nbd::Limits;
 use headwater_nbd::wire::handshake::{GoData, MetaContextData, option, reply};
 use headwater_nbd::wire::transmission::{chunk, command, command_flag, decode_block_status, decode_hole};
-use headwater_testkit::{ReferenceDisk, ReferenceOptions, Rng, Waits};
+use headwater_testkit::{ReferenceDisk, ReferenceOptions, Rng, Waits, wait_until};
 
 const MIB: u64 = 1 << 20;
 
@@ -209,7 +209,7 @@ fn hanging_up_with_requests_in_flight_harms_nobody() {
     for cookie in 0..10 {
         raw.request(command::READ, 0, cookie, cookie * 4096, 4096);
     }
-    wait_for("ten reads", || fixture.disk.waiting() == 10);
+    wait_until("ten reads", || fixture.disk.waiting() == 10);
     drop(raw);
     fixture.disk.release();
     fixture.wait_for_connections(0);
@@ -268,7 +268,7 @@ fn a_thousand_half_open_handshakes_keep_nobody_out() {
         }
     }
     fixture.is_alive();
-    wait_for("most to be closed", || fixture.server.connections() <= 51);
+    wait_until("most to be closed", || fixture.server.connections() <= 51);
     // The rest is closed when their time is over, though they stay; who is through stays.
     fixture.wait_for_connections(1);
     working.request(command::READ, 0, 1, 0, 512);

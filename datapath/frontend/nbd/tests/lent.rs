@@ -16,9 +16,10 @@ use headwater_block::{
 };
 use headwater_nbd::wire::transmission::{REPLY_BYTES, ReplyHead, command};
 use headwater_nbd::{Address, Limits, Server, SingleExport};
+use headwater_testkit::wait_until;
 use parking_lot::Mutex;
 
-use fixture::{PATIENCE, Raw, wait_for};
+use fixture::{PATIENCE, Raw};
 
 const SIZE_BYTES: u64 = 64 << 20;
 const PIECE_BYTES: u64 = 16 << 10;
@@ -164,7 +165,7 @@ fn a_client_that_goes_in_the_middle_ends_only_its_connection() {
     let mut some = [0; 100_000];
     gone.0.read_exact(&mut some).unwrap();
     drop(gone);
-    wait_for("the end of the connection", || server.connections() == 0);
+    wait_until("the end of the connection", || server.connections() == 0);
     let mut raw = Raw::connect(&path);
     raw.shake_hands(false);
     raw.request(command::READ, 0, 9, 4096, 64 << 10);

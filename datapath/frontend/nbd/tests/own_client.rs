@@ -5,14 +5,14 @@ mod fixture;
 use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
-use fixture::{Fixture, wait_for};
+use fixture::Fixture;
 use headwater_block::{ByteRange, Completion, Device, ExtentKind, IoErrorKind, Request, blocking};
 use headwater_nbd::client::{ClientOptions, ConnectError};
 use headwater_nbd::{
     Address, Client, ClientIdentity, Export, ExportInfo, Exports, Limits, NotOpened, Server, SingleExport,
 };
 use headwater_testkit::conformance::{self, Options};
-use headwater_testkit::{ReferenceDisk, ReferenceOptions, Rng, Waits};
+use headwater_testkit::{ReferenceDisk, ReferenceOptions, Rng, Waits, wait_until};
 use proptest::prelude::*;
 
 const MIB: u64 = 1 << 20;
@@ -139,7 +139,7 @@ fn a_request_that_waits_does_not_hold_up_others() {
         Request::Read { range: range(0, 4096), buffer: vec![0; 4096] },
         Completion::new(move |outcome| tx.send(outcome.result.is_ok()).unwrap()),
     );
-    wait_for("the slow read", || slow.waiting() == 1);
+    wait_until("the slow read", || slow.waiting() == 1);
     for _ in 0..20 {
         blocking::read(&*client, MIB / 2, &mut [0; 4096]).unwrap();
     }
@@ -254,7 +254,7 @@ fn a_lost_server_fails_requests_in_flight_and_later_ones() {
         Request::Read { range: range(0, 4096), buffer: vec![0; 4096] },
         Completion::new(move |outcome| tx.send(outcome.result).unwrap()),
     );
-    wait_for("the read", || fixture.disk.waiting() == 1);
+    wait_until("the read", || fixture.disk.waiting() == 1);
     fixture.server.stop();
     let error = rx.recv().unwrap().unwrap_err();
     assert_eq!(error.kind(), IoErrorKind::Device);
@@ -291,7 +291,7 @@ fn closing_fails_requests_in_flight_at_once() {
         Request::Read { range: range(0, 4096), buffer: vec![0; 4096] },
         Completion::new(move |outcome| tx.send(outcome.result).unwrap()),
     );
-    wait_for("the read", || fixture.disk.waiting() == 1);
+    wait_until("the read", || fixture.disk.waiting() == 1);
     client.close();
     assert_eq!(rx.recv().unwrap().unwrap_err().kind(), IoErrorKind::Closed);
     assert!(blocking::read(&*client, 0, &mut [0; 512]).is_err());
@@ -312,7 +312,7 @@ fn stopping_finishes_requests_in_flight_and_removes_the_socket() {
             Completion::new(move |outcome| tx.send(outcome.result).unwrap()),
         );
     }
-    wait_for("the writes", || fixture.disk.waiting() == 8);
+    wait_until("the writes", || fixture.disk.waiting() == 8);
     std::thread::scope(|scope| {
         let stopping = scope.spawn(|| fixture.server.stop());
         std::thread::sleep(Duration::from_millis(20));

@@ -15,8 +15,9 @@ use headwater_block::{
 };
 use headwater_nbd::wire::transmission::command;
 use headwater_nbd::{Address, Limits, Server, SingleExport};
+use headwater_testkit::wait_until;
 
-use fixture::{PATIENCE, Raw, wait_for};
+use fixture::{PATIENCE, Raw};
 
 const LEN: u32 = 1 << 20;
 
@@ -106,8 +107,8 @@ fn ask_and_never_read(lends: bool, over_tcp: bool, send_stall_ms: u64) {
     }
     let expected =
         format!("{who}: the connection was closed: it took nothing of a reply for {send_stall_ms} ms");
-    wait_for(&expected, || String::from_utf8_lossy(&LOGGED.lock().unwrap()).contains(&expected));
-    wait_for("the end of the connection", || server.connections() == 0);
+    wait_until(&expected, || String::from_utf8_lossy(&LOGGED.lock().unwrap()).contains(&expected));
+    wait_until("the end of the connection", || server.connections() == 0);
 }
 
 #[test]

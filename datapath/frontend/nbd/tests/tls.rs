@@ -8,7 +8,7 @@ use std::process::Command;
 use std::sync::{Arc, Mutex, Once};
 use std::time::Duration;
 
-use fixture::{Raw, run, wait_for};
+use fixture::{Raw, run};
 use headwater_block::{Device, blocking};
 use headwater_nbd::client::ConnectError;
 use headwater_nbd::wire::handshake::{GoData, option, reply};
@@ -17,7 +17,7 @@ use headwater_nbd::{
 };
 use headwater_testkit::conformance;
 use headwater_testkit::pki::{Authority, Oddity};
-use headwater_testkit::{ReferenceDisk, ReferenceOptions, Waits};
+use headwater_testkit::{ReferenceDisk, ReferenceOptions, Waits, wait_until};
 
 const MIB: u64 = 1 << 20;
 const USUAL: Oddity = Oddity { is_expired: false, serial: 0 };
@@ -243,7 +243,7 @@ fn clients_without_a_valid_certificate_are_refused() {
         let qemu = qemu_info(&secured, &files);
         assert!(!qemu.status.success() && qemu.stdout.is_empty(), "{what}: {qemu:?}");
         // Ours, libnbd and QEMU.
-        wait_for(&format!("refusals of {what}"), || Log::refused(reasons) == before + 3);
+        wait_until(format!("refusals of {what}"), || Log::refused(reasons) == before + 3);
         secured.is_alive();
     }
 }
@@ -350,14 +350,14 @@ fn files_that_change_count_for_those_who_come_then() {
     let open = Client::open(&secured.uri(&before)).unwrap();
     let other = Authority::new("another authority");
     other.directory(&secured.pki(), &[("server", "localhost", USUAL), ("client", "desk-7", USUAL)]);
-    wait_for("the new certificate", || is_let_in(&secured.pki()));
+    wait_until("the new certificate", || is_let_in(&secured.pki()));
     assert!(!is_let_in(&before));
     blocking::read(&*open, 0, &mut [0; 4096]).unwrap();
     // One is withdrawn, also while its list is away for a moment.
     let withdrawn = secured.client(&other, Some("gone"), Oddity { is_expired: false, serial: 99 });
     assert!(is_let_in(&withdrawn));
     other.withdraw(&secured.pki(), 99);
-    wait_for("the list of withdrawn certificates", || !is_let_in(&withdrawn));
+    wait_until("the list of withdrawn certificates", || !is_let_in(&withdrawn));
     std::fs::remove_file(secured.pki().join("ca-crl.pem")).unwrap();
     std::thread::sleep(Duration::from_millis(1500));
     assert!(!is_let_in(&withdrawn) && is_let_in(&secured.pki()));
@@ -406,7 +406,7 @@ fn garbage_instead_of_tls_costs_its_own_connection() {
     assert_eq!(early.answer().0, reply::ERR_TLS_REQD);
     early.option(option::EXPORT_NAME, b"");
     early.ends();
-    wait_for("the silent client to be cut off", || server.connections() == 0);
+    wait_until("the silent client to be cut off", || server.connections() == 0);
     drop(silent);
     let uri = format!("{}&tls-certificates={}", server.uri(), files.display());
     let client = Client::open(&uri).unwrap();

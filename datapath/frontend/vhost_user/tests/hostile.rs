@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use guest::{FREE, GUEST, Guest, INDIRECT, MEMORY_BYTES, NEXT, PATIENCE, SIZE, WRITE, encode};
-use headwater_testkit::{ReferenceDisk, ReferenceOptions, Rng, Waits};
+use headwater_testkit::{ReferenceDisk, ReferenceOptions, Rng, Waits, wait_until};
 use headwater_vhost_user::{Options, Server};
 use rustix::fs::{MemfdFlags, SealFlags};
 use vhost::VhostBackend;
@@ -237,9 +237,7 @@ fn memory_that_goes_away_under_a_running_queue_breaks_that_queue_only() {
     guest.chain(0, &[header, DATA, STATUS]);
     guest.offer(0);
     guest.kick();
-    while disk.waiting() == 0 {
-        std::thread::yield_now();
-    }
+    wait_until("the request reaches the disk", || disk.waiting() != 0);
     guest.frontend.remove_mem_region(&guest::region(&guest.memory)).unwrap();
     guest.wait_broken();
     // The request in flight still finds its buffers.
@@ -264,9 +262,7 @@ fn a_front_end_that_vanishes_in_the_middle_leaves_a_disk_that_goes_on() {
     guest.chain(0, &[(FREE, 16 + 512, 0), STATUS]);
     guest.offer(0);
     guest.kick();
-    while disk.waiting() == 0 {
-        std::thread::yield_now();
-    }
+    wait_until("the request reaches the disk", || disk.waiting() != 0);
     drop(guest);
     disk.release();
     // What was taken is carried out, and the next one is served.
@@ -365,9 +361,7 @@ fn a_front_end_that_stops_in_the_middle_of_a_message_holds_up_nobody() {
     let mut slow = UnixStream::connect(two.bad.path()).unwrap();
     // The beginning of a header, and of a body.
     slow.write_all(&[1, 0, 0, 0, 1]).unwrap();
-    while !two.bad.is_connected() {
-        std::thread::yield_now();
-    }
+    wait_until("the slow one is connected", || two.bad.is_connected());
     works(&mut good);
     two.bad.stop();
     assert!(!two.bad.path().exists());

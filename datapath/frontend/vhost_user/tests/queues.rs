@@ -14,7 +14,7 @@ use headwater_block::{
     Attempt, ByteRange, Completion, Device, Extent, Geometry, IoError, IoErrorKind, Op, Request, blocking,
 };
 use headwater_testkit::vhost::{Setup, VhostDisk};
-use headwater_testkit::{ReferenceDisk, ReferenceOptions, Waits};
+use headwater_testkit::{ReferenceDisk, ReferenceOptions, Waits, wait_until};
 use headwater_vhost_user::{BindError, Limits, Options, Positions, Server};
 use vhost::VhostBackend;
 use vhost::vhost_user::VhostUserFrontend;
@@ -198,13 +198,9 @@ fn a_write_that_finds_no_room_waits_until_there_is_and_holds_nobody_up() {
         guest.kick();
         assert_eq!(guest.next_used().0, 2, "the write that needs no room is answered first");
         let tries = bench.disk.counts().writes;
-        while bench.disk.counts().writes < tries + 3 {
-            std::thread::yield_now();
-        }
+        wait_until("it is tried again", || bench.disk.counts().writes >= tries + 3);
         assert_eq!(status_of(&guest, 0), 0xee);
-        while bench.server.waiting_writes() != 1 {
-            std::thread::yield_now();
-        }
+        wait_until("one write waits for room", || bench.server.waiting_writes() == 1);
         bench.disk.heal();
         assert_eq!(guest.next_used().0, 0);
         assert_eq!(bench.server.waiting_writes(), 0);
@@ -216,9 +212,7 @@ fn a_write_that_finds_no_room_waits_until_there_is_and_holds_nobody_up() {
         offer_write(&mut guest, 2, 8, 3);
         guest.kick();
         let tries = bench.disk.counts().writes;
-        while bench.disk.counts().writes < tries + 2 {
-            std::thread::yield_now();
-        }
+        wait_until("it is tried again", || bench.disk.counts().writes >= tries + 2);
         assert_eq!((guest.stop_queue(), bench.server.waiting_writes()), (2, 0));
         assert_eq!(status_of(&guest, 2), 0xee);
     }
@@ -261,9 +255,7 @@ fn no_more_data_is_in_flight_than_the_limit_says_with_any_number_of_queues() {
         // As many as the client offers at once, so that all of them are in the rings.
         let blocks = 16 * queues;
         let results = write_blocks(&client, blocks);
-        while disk.waiting() < LET_IN {
-            std::thread::yield_now();
-        }
+        wait_until("as many as may are let in", || disk.waiting() >= LET_IN);
         // Time for more to come, if they did.
         std::thread::sleep(std::time::Duration::from_millis(200));
         assert_eq!(disk.waiting(), LET_IN, "{queues} queues");
@@ -331,9 +323,7 @@ fn reads_and_discards_go_on_while_all_writes_wait_for_room() {
     let server = server.unwrap();
     let client = VhostDisk::connect(server.path(), Setup { queues: 1, event_idx: true });
     let results = write_blocks(&client, 12);
-    while disk.waiting.lock().unwrap().len() < LET_IN {
-        std::thread::yield_now();
-    }
+    wait_until("as many as may are let in", || disk.waiting.lock().unwrap().len() >= LET_IN);
     let mut block = [0xee; BLOCK];
     for number in 0..8 {
         blocking::read(&client, (20 + number) * BLOCK as u64, &mut block).unwrap();
@@ -366,9 +356,7 @@ fn stopping_a_queue_leaves_writes_in_the_ring_that_the_disk_has_not() {
         offer_write(&mut guest, number, u64::from(number), number as u8 + 1);
     }
     guest.kick();
-    while disk.waiting.lock().unwrap().len() < 2 {
-        std::thread::yield_now();
-    }
+    wait_until("two requests reach the disk", || disk.waiting.lock().unwrap().len() >= 2);
     let stopped = std::thread::scope(|scope| {
         scope.spawn(|| {
             std::thread::sleep(std::time::Duration::from_millis(100));
@@ -424,9 +412,7 @@ fn stopping_a_queue_leaves_writes_in_the_ring_in_whatever_order_they_wait() {
     guest.continue_queue(0);
     guest.kick();
     // The second one is the first that the disk gets.
-    while disk.waiting.lock().unwrap().is_empty() {
-        std::thread::yield_now();
-    }
+    wait_until("a request reaches the disk", || !disk.waiting.lock().unwrap().is_empty());
     let stopped = std::thread::scope(|scope| {
         scope.spawn(|| {
             std::thread::sleep(std::time::Duration::from_millis(100));
@@ -464,9 +450,7 @@ fn stopping_a_queue_leaves_writes_in_the_ring_that_found_no_room() {
         guest.kick();
     };
     let wait_for_starved = |count| {
-        while server.waiting_writes() != count {
-            std::thread::yield_now();
-        }
+        wait_until("so many wait for room", || server.waiting_writes() == count);
     };
     let statuses = |guest: &Guest| (0..5).map(|number| status_of(guest, number)).collect::<Vec<_>>();
     offer(&mut guest, 0..5);
@@ -499,9 +483,9 @@ fn writes_that_found_no_room_do_not_all_come_back_at_once() {
     disk.fail(ByteRange::new(0, 1 << 20).unwrap(), IoErrorKind::NoSpace);
     let results = write_blocks(&client, 16);
     // Some are always being tried again.
-    while server.waiting_writes() + LET_IN < 16 || disk.counts().writes < 16 {
-        std::thread::yield_now();
-    }
+    wait_until("all wait for room or are tried", || {
+        !(server.waiting_writes() + LET_IN < 16 || disk.counts().writes < 16)
+    });
     disk.hold();
     std::thread::sleep(std::time::Duration::from_millis(200));
     disk.heal();
@@ -519,9 +503,7 @@ fn stopping_a_queue_finishes_what_was_taken_and_leaves_the_rest() {
         offer_write(&mut guest, number, u64::from(number), 1);
     }
     guest.kick();
-    while bench.disk.waiting() < 5 {
-        std::thread::yield_now();
-    }
+    wait_until("five writes reach the disk", || bench.disk.waiting() >= 5);
     let disk = Arc::clone(&bench.disk);
     let releaser = std::thread::spawn(move || {
         std::thread::sleep(std::time::Duration::from_millis(100));
@@ -642,9 +624,7 @@ fn stopping_the_server_answers_what_was_taken_and_removes_the_socket() {
         offer_write(&mut guest, number, u64::from(number), 1);
     }
     guest.kick();
-    while bench.disk.waiting() < usize::from(SIZE / 2) {
-        std::thread::yield_now();
-    }
+    wait_until("all writes reach the disk", || bench.disk.waiting() >= usize::from(SIZE / 2));
     std::thread::scope(|scope| {
         scope.spawn(|| bench.server.stop());
         std::thread::sleep(std::time::Duration::from_millis(50));
@@ -666,9 +646,7 @@ fn a_device_that_never_answers_does_not_keep_the_server_from_stopping() {
     let mut guest = Guest::start(server.path());
     offer_write(&mut guest, 0, 0, 1);
     guest.kick();
-    while disk.waiting() == 0 {
-        std::thread::yield_now();
-    }
+    wait_until("the write reaches the disk", || disk.waiting() != 0);
     server.stop();
     assert_eq!(guest.used_index(), 0);
     disk.release();
@@ -771,9 +749,7 @@ fn a_queue_that_was_given_up_has_no_position() {
     let mut guest = Guest::start(server.path());
     offer_write(&mut guest, 0, 0, 1);
     guest.kick();
-    while disk.waiting() == 0 {
-        std::thread::yield_now();
-    }
+    wait_until("the write reaches the disk", || disk.waiting() != 0);
     assert_eq!(server.stop().to_string(), "-");
     disk.release();
     guest.next_used();

@@ -3,11 +3,11 @@
 use std::io::BufRead;
 use std::path::Path;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use headwater_remote::{Limits, Options, RemoteStore, ServerState};
 use headwater_store::{Access, Hash, LocalDir, NewVersion, Object, Store, StoreError, StoreErrorKind};
-use headwater_testkit::{FileServer, Rng};
+use headwater_testkit::{FileServer, Rng, wait_until};
 
 pub const OBJECT_BYTES: usize = 1 << 20;
 pub const MANIFEST: &[u8] = b"a manifest";
@@ -80,11 +80,13 @@ pub fn read(object: &dyn Object, bytes: &[u8], at: usize, len: usize) -> Result<
 /// Waits until all servers of a store are up.
 pub fn all_up(store: &RemoteStore) {
     let up = |store: &RemoteStore| store.status().servers.iter().all(|s| s.state == ServerState::Up);
-    let until = Instant::now() + Duration::from_secs(20);
-    while !up(store) {
-        assert!(Instant::now() < until, "{:?}", store.status());
-        std::thread::sleep(Duration::from_millis(5));
-    }
+    until(store, "all are up", || up(store));
+}
+
+/// Waits until `done`; where that does not come, how the servers are is said.
+#[track_caller]
+pub fn until(store: &RemoteStore, what: &str, done: impl FnMut() -> bool) {
+    wait_until(std::fmt::from_fn(|f| write!(f, "{what}: {:?}", store.status())), done);
 }
 
 /// The head of a message, and the rest of it if it says how long that is. `None` at the end.

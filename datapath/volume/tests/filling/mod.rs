@@ -1,7 +1,6 @@
 //! Filling volumes with known data, MiB by MiB, and looking whether it is there.
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
 
 use headwater_block::{Device, IoErrorKind, blocking};
 use headwater_testkit::{ReferenceDisk, Rng};
@@ -31,13 +30,5 @@ pub fn assert_holds(device: &dyn Device, count_mib: u64) {
     for number in 0..count_mib {
         blocking::read(device, number * MIB, &mut read).unwrap();
         assert!(read == pattern(number), "MiB {number} was lost");
-    }
-}
-
-pub fn eventually(what: &str, mut check: impl FnMut() -> bool) {
-    let start = Instant::now();
-    while !check() {
-        assert!(start.elapsed() < Duration::from_secs(20), "not within 20 s: {what}");
-        std::thread::sleep(Duration::from_millis(10));
     }
 }

@@ -1,13 +1,13 @@
 //! The order of commands, their window, their end before time, and PDUs that have no place.
 
 use crate::fixture::raw::{read10, write10};
-use crate::fixture::{Fixture, Raw, wait_for};
+use crate::fixture::{Fixture, Raw};
 use crate::{MIB, fixture, slow};
 use headwater_iscsi::Limits;
 use headwater_iscsi::wire::RESERVED_TAG;
 use headwater_iscsi::wire::request::{NopOut, ScsiCommand, SnackRequest};
 use headwater_iscsi::wire::response::RejectReason;
-use headwater_testkit::{ReferenceDisk, ReferenceOptions, Waits};
+use headwater_testkit::{ReferenceDisk, ReferenceOptions, Waits, wait_until};
 
 #[test]
 fn commands_run_in_the_order_of_their_numbers_and_only_within_the_window() {
@@ -91,7 +91,7 @@ fn tasks_are_aborted() {
     // One that the disk works on: it has ended when the function is answered, and is not answered itself.
     fixture.disk.hold();
     let tag = raw.command(&read10(0, 1), 512, None);
-    wait_for("the read to reach the disk", || fixture.disk.waiting() == 1);
+    wait_until("the read to reach the disk", || fixture.disk.waiting() == 1);
     let function = raw.manage(1, tag, 0);
     let ping = raw.ping(&[]);
     assert_eq!(raw.take().nop().task_tag, ping);

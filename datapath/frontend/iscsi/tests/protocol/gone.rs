@@ -4,12 +4,13 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, mpsc};
 use std::time::Duration;
 
-use crate::fixture::{Raw, TARGET, name, target, wait_for};
+use crate::fixture::{Raw, TARGET, name, target};
 use headwater_block::{
     Attempt, ByteRange, Completion, Device, Extent, ExtentKind, Geometry, IoError, Op, Request,
 };
 use headwater_iscsi::wire::request::LogoutRequest;
 use headwater_iscsi::{Address, FixedTargets, Limits, Offer, Server};
+use headwater_testkit::wait_until;
 
 /// A disk so large that clearing all of it never ends; it answers on the spot, or from a thread of its own.
 struct Endless {
@@ -93,7 +94,7 @@ fn clearing(server: &Server, disk: &Endless) -> Raw {
     write_same[..2].copy_from_slice(&[0x93, 0x09]);
     raw.command(&write_same, 0, None);
     let before = disk.clears();
-    wait_for("the disk to clear", || disk.clears() > before);
+    wait_until("the disk to clear", || disk.clears() > before);
     raw
 }
 
@@ -117,7 +118,7 @@ fn the_commands_of_an_initiator_that_hung_up_end() {
         let raw = clearing(&server, &disk);
         let isid = raw.isid;
         drop(raw);
-        wait_for("the session to end", || server.connections() == 0);
+        wait_until("the session to end", || server.connections() == 0);
         comes_back(&server, &disk, isid);
     }
 }

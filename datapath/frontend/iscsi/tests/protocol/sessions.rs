@@ -4,14 +4,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::fixture::raw::{read10, write10};
-use crate::fixture::{Fixture, INITIATOR, Raw, TARGET, accounts, name, target, wait_for};
+use crate::fixture::{Fixture, INITIATOR, Raw, TARGET, accounts, name, target};
 use crate::{MIB, slow};
 use headwater_iscsi::wire::request::{LogoutRequest, NopOut, ScsiCommand, TextRequest};
 use headwater_iscsi::wire::response::{AsyncMessage, NopIn, RejectReason};
 use headwater_iscsi::wire::text::{pairs, put_pair};
 use headwater_iscsi::wire::{Opcode, RESERVED_TAG};
 use headwater_iscsi::{Address, FixedTargets, Limits, Offer, Server};
-use headwater_testkit::{ReferenceDisk, ReferenceOptions, Rng, Waits};
+use headwater_testkit::{ReferenceDisk, ReferenceOptions, Rng, Waits, wait_until};
 
 #[test]
 fn logout_ends_the_session_when_what_runs_has_ended() {
@@ -32,7 +32,7 @@ fn logout_ends_the_session_when_what_runs_has_ended() {
     }
     fixture.disk.hold();
     let tag = raw.command(&read10(0, 1), 512, None);
-    wait_for("the read to reach the disk", || fixture.disk.waiting() == 1);
+    wait_until("the read to reach the disk", || fixture.disk.waiting() == 1);
     let request = logout(&mut raw, 1, 1);
     raw.pdu(&request.encode(), &[]);
     fixture.disk.release();
@@ -117,7 +117,7 @@ fn a_second_login_of_a_session_takes_its_place() {
     let mut first = fixture.session(&[]);
     fixture.disk.hold();
     first.command(&write10(0, 1), 0, Some(&[1; 512]));
-    wait_for("the write to reach the disk", || fixture.disk.waiting() == 1);
+    wait_until("the write to reach the disk", || fixture.disk.waiting() == 1);
     let mut second = fixture.raw();
     second.isid = first.isid;
     // The new session starts when the old one's write has ended.
@@ -341,7 +341,7 @@ fn a_server_that_stops_asks_for_logout_and_finishes_what_runs() {
     let mut other = fixture.session(&[]);
     fixture.disk.hold();
     let tag = other.command(&read10(0, 1), 512, None);
-    wait_for("the read to reach the disk", || fixture.disk.waiting() == 1);
+    wait_until("the read to reach the disk", || fixture.disk.waiting() == 1);
     let mut half_open = fixture.raw();
     std::thread::scope(|scope| {
         let stopper = scope.spawn(|| fixture.server.stop());

@@ -1,0 +1,46 @@
+//! Waiting for what other threads and processes do, with an end.
+
+use std::fmt::Display;
+use std::time::{Duration, Instant};
+
+/// How long [`wait_until`] waits. Generous, since the machine that tests run on may be busy, and well below what the
+/// test runner grants a whole program.
+pub const PATIENCE: Duration = Duration::from_secs(120);
+
+/// Waits until `is_so`, and panics with `what` where that does not come. A test that has no end names no culprit.
+///
+/// `what` is asked when the time is over: with [`std::fmt::from_fn`] it tells how things are then.
+#[track_caller]
+pub fn wait_until(what: impl Display, is_so: impl FnMut() -> bool) {
+    assert!(comes_within(PATIENCE, is_so), "not within {} s: {what}", PATIENCE.as_secs());
+}
+
+/// Asks at once, then soon, then less and less often: a waiting thread leaves the processors to those it waits for.
+fn comes_within(patience: Duration, mut is_so: impl FnMut() -> bool) -> bool {
+    let start = Instant::now();
+    let mut pause = Duration::from_micros(200);
+    while !is_so() {
+        if start.elapsed() > patience {
+            return false;
+        }
+        std::thread::sleep(pause);
+        pause = (pause * 2).min(Duration::from_millis(50));
+    }
+    true
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_comes_is_waited_for_and_what_does_not_has_an_end() {
+        let mut asked = 0;
+        wait_until("the third time", || {
+            asked += 1;
+            asked == 3
+        });
+        assert_eq!(asked, 3);
+        assert!(!comes_within(Duration::from_millis(5), || false));
+    }
+}
