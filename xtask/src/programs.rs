@@ -1,10 +1,11 @@
 //! The test programs: built by cargo, found in what it says, and run side by side.
 
 use std::collections::VecDeque;
-use std::io::{BufRead, BufReader};
+use std::io::{BufRead, BufReader, Read};
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
-use std::sync::Mutex;
+use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 /// These take longest, and so begin first: what is left at the end should be short.
@@ -13,6 +14,15 @@ const LONG: &[&str] =
 
 /// Programs that run for longer say so this often.
 const STILL: Duration = Duration::from_secs(30);
+
+/// A program that takes longer hangs: it is ended, and has failed. The longest take some minutes on a busy host.
+const LIMIT: Duration = Duration::from_secs(20 * 60);
+
+/// In the environment of a program, and of all that it starts.
+const MARK: &str = "HEADWATER_TEST_PROGRAM";
+
+/// How many of the last lines are told again of a program that gave no result.
+const LAST_LINES: usize = 10;
 
 /// One program of tests.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -28,8 +38,15 @@ pub struct Program {
 pub struct Ends {
     /// Whether each of them said that it passed.
     pub all_good: bool,
-    /// Those that gave no result.
-    pub killed: Vec<String>,
+    /// Those that gave no result, or did not end.
+    pub killed: Vec<Killed>,
+}
+
+/// A program that gave no result, or did not end.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Killed {
+    pub name: String,
+    pub last_lines: String,
 }
 
 /// Builds test programs with `cargo test --no-run` and these arguments. `None`: they do not build.
@@ -76,6 +93,15 @@ fn text_of(message: &str, key: &str) -> Option<String> {
 
 /// Runs all of them; `output` is called with what each printed, when it is over.
 pub fn run(programs: &[Program], filter: &[&str], output: impl FnMut(&str) + Send) -> Ends {
+    run_within(LIMIT, programs, filter, output)
+}
+
+fn run_within(
+    limit: Duration,
+    programs: &[Program],
+    filter: &[&str],
+    output: impl FnMut(&str) + Send,
+) -> Ends {
     let mut order: Vec<&Program> = programs.iter().collect();
     order.sort_by_key(|p| LONG.iter().position(|name| *name == p.name).unwrap_or(LONG.len()));
     let waiting = Mutex::new(VecDeque::from(order));
@@ -91,16 +117,18 @@ pub fn run(programs: &[Program], filter: &[&str], output: impl FnMut(&str) + Sen
                         if let Ok(mut running) = running.lock() {
                             running.push((program.name.clone(), begin));
                         }
-                        let (text, good) = run_one(program, filter);
+                        let (text, end) = run_one(program, filter, limit);
                         if let Ok(mut running) = running.lock() {
                             running.retain(|(name, since)| *name != program.name || *since != begin);
                         }
                         let Ok(mut over) = over.lock() else { return };
                         println!("== {} in {} s", program.name, begin.elapsed().as_secs());
                         println!("{text}");
-                        over.0.all_good &= good;
-                        if !text.lines().any(|line| line.starts_with("test result:")) {
-                            over.0.killed.push(program.name.clone());
+                        over.0.all_good &= end == End::Good;
+                        if end == End::Late || !text.lines().any(|line| line.starts_with("test result:")) {
+                            over.0
+                                .killed
+                                .push(Killed { name: program.name.clone(), last_lines: last_lines(&text) });
                         }
                         (over.1)(&text);
                     }
@@ -125,27 +153,93 @@ pub fn run(programs: &[Program], filter: &[&str], output: impl FnMut(&str) + Sen
     over.into_inner().map(|(ends, _)| ends).unwrap_or_default()
 }
 
-/// Runs a program to its end: what it printed on both streams, and whether it passed.
-fn run_one(program: &Program, filter: &[&str]) -> (String, bool) {
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum End {
+    Good,
+    Failed,
+    Late,
+}
+
+/// Runs a program to its end, or to the limit: what it printed on both streams, and whether it passed.
+fn run_one(program: &Program, filter: &[&str], limit: Duration) -> (String, End) {
     // One pipe for both streams keeps their order.
     let both = std::io::pipe().and_then(|(reader, writer)| Ok((reader, writer.try_clone()?, writer)));
     let (mut reader, stdout, stderr) = match both {
         Ok(both) => both,
-        Err(error) => return (format!("cannot make a pipe for {}: {error}", program.path.display()), false),
+        Err(error) => {
+            return (format!("cannot make a pipe for {}: {error}", program.path.display()), End::Failed);
+        }
     };
+    static NEXT: AtomicU64 = AtomicU64::new(0);
+    let mark = format!("{}-{}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
+    let begin = Instant::now();
     let mut command = Command::new(&program.path);
     command.args(filter).current_dir(&program.package).env("CARGO_MANIFEST_DIR", &program.package);
-    let child = command.stdin(Stdio::null()).stdout(stdout).stderr(stderr).spawn();
+    let child = command.env(MARK, &mark).stdin(Stdio::null()).stdout(stdout).stderr(stderr).spawn();
     // It holds the writing ends: with them open here the output would have no end.
     drop(command);
     let mut child = match child {
         Ok(child) => child,
-        Err(error) => return (format!("cannot run {}: {error}", program.path.display()), false),
+        Err(error) => return (format!("cannot run {}: {error}", program.path.display()), End::Failed),
     };
-    let mut bytes = Vec::new();
-    let read = std::io::Read::read_to_end(&mut reader, &mut bytes);
-    let good = child.wait().is_ok_and(|status| status.success());
-    (String::from_utf8_lossy(&bytes).into_owned(), good && read.is_ok())
+    let printed = Arc::new(Mutex::new(Vec::new()));
+    let into = Arc::clone(&printed);
+    let reading = std::thread::spawn(move || {
+        let mut part = [0; 1 << 16];
+        while let Ok(count @ 1..) = reader.read(&mut part) {
+            let Ok(mut printed) = into.lock() else { return };
+            printed.extend_from_slice(part.get(..count).unwrap_or_default());
+        }
+    });
+    // What it has started may hold the pipe when it is gone itself: both have to end.
+    let is_over = |child: &mut Child, limit: Duration| {
+        while begin.elapsed() < limit {
+            if reading.is_finished() && !matches!(child.try_wait(), Ok(None)) {
+                return true;
+            }
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        false
+    };
+    let end = if !is_over(&mut child, limit) {
+        end_all(&mark);
+        // What is printed last is worth a moment, and no more: who wiped the mark off may hold the pipe still.
+        is_over(&mut child, begin.elapsed() + Duration::from_secs(10));
+        End::Late
+    } else if child.wait().is_ok_and(|status| status.success()) {
+        End::Good
+    } else {
+        End::Failed
+    };
+    let mut text =
+        printed.lock().map(|bytes| String::from_utf8_lossy(&bytes).into_owned()).unwrap_or_default();
+    if end == End::Late {
+        text += &format!("\n{} is not over after {} s, and was killed\n", program.name, limit.as_secs());
+    }
+    (text, end)
+}
+
+/// Ends a program and all that it started. By their mark, and not as a process group: one of its own would not hear of
+/// an interrupt from the keyboard.
+fn end_all(mark: &str) {
+    let mark = format!("{MARK}={mark}");
+    // Twice: one may have been starting another one.
+    for _ in 0..2 {
+        let processes = std::fs::read_dir("/proc").into_iter().flatten().flatten();
+        let is_marked = |dir: &Path| {
+            let environment = std::fs::read(dir.join("environ")).unwrap_or_default();
+            environment.split(|byte| *byte == 0).any(|variable| variable == mark.as_bytes())
+        };
+        let marked =
+            processes.filter(|process| is_marked(&process.path())).map(|process| process.file_name());
+        // One that has ended meanwhile is told of, and nothing is wrong.
+        let _ = Command::new("kill").arg("-KILL").args(marked).stderr(Stdio::null()).status();
+    }
+}
+
+fn last_lines(text: &str) -> String {
+    let lines: Vec<&str> = text.lines().filter(|line| !line.is_empty()).collect();
+    lines.get(lines.len().saturating_sub(LAST_LINES)..).unwrap_or_default().join("\n")
 }
 
 #[cfg(test)]
@@ -175,6 +269,25 @@ mod tests {
         assert_eq!(seen, "out\nerr\ntest result: ok. 1 passed\n".repeat(3));
         let ends = run(&[shell("a")], &["-c", "kill -9 $$"], |_| {});
         assert!(!ends.all_good);
-        assert_eq!(ends.killed, ["a"]);
+        assert_eq!(ends.killed, [Killed { name: "a".into(), last_lines: String::new() }]);
+    }
+
+    #[test]
+    fn a_program_that_hangs_is_ended_with_all_that_it_started() {
+        // The second one is not even in its process group, and holds the pipe.
+        let dir = std::env::temp_dir().join(format!("headwater-xtask-{}", std::process::id()));
+        let script = format!("echo begun; setsid sleep 1000 & echo $! >{}; sleep 1000", dir.display());
+        let ends = run_within(Duration::from_secs(1), &[shell("a")], &["-c", &script], |_| {});
+        assert!(!ends.all_good);
+        let last_lines = "begun\na is not over after 1 s, and was killed".into();
+        assert_eq!(ends.killed, [Killed { name: "a".into(), last_lines }]);
+        let sleeper = std::fs::read_to_string(&dir).unwrap();
+        std::fs::remove_file(dir).unwrap();
+        let stat = std::fs::read_to_string(format!("/proc/{}/stat", sleeper.trim())).unwrap_or_default();
+        assert!(stat.is_empty() || stat.contains(") Z "), "it lives: {stat}");
+        // So where only what it left behind does not end.
+        let script = "echo 'test result: ok. 1 passed'; sleep 1000 & exit 0";
+        let ends = run_within(Duration::from_secs(1), &[shell("a")], &["-c", script], |_| {});
+        assert!(!ends.all_good && ends.killed.len() == 1);
     }
 }

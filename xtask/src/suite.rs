@@ -75,9 +75,12 @@ pub fn run(root: &Path, filter: &[&str]) -> Result<bool, String> {
     check("tests", &mut || {
         let ends =
             programs::run(&programs, filter, |output| output.lines().for_each(|line| tally.add_line(line)));
-        // A test that failed is in the tally; a program that was killed is not.
+        // A test that failed is in the tally; a program that was killed, or had to be, is not.
         for program in &ends.killed {
-            println!("{program} ended without a result: killed, or it could not be started");
+            let (name, last) = (&program.name, &program.last_lines);
+            println!(
+                "{name} ended without a result: killed, or it could not be started. Its last lines:\n{last}"
+            );
         }
         tally.failed += ends.killed.len() as u64;
         Ok(ends.all_good)
