@@ -17,17 +17,14 @@ use headwater_testkit::wait_until;
 use rustix::process::{Pid, Signal, kill_process};
 use support::{Daemon, headwater, pseudo_random, run};
 
-/// The server's process of the other tests; alone it has nothing to do.
-#[test]
-fn s3_server() {
-    serve_if_asked();
-}
+/// The server is this program once more, in this test.
+const SERVED_BY: &str = "a_daemon_keeps_images_in_a_bucket";
 
 fn server() -> &'static S3Server {
     static SERVER: OnceLock<(S3Server, tempfile::TempDir)> = OnceLock::new();
     let started = SERVER.get_or_init(|| {
         let dir = tempfile::tempdir().unwrap();
-        (S3Server::start(dir.path(), "s3_server"), dir)
+        (S3Server::start(dir.path(), SERVED_BY), dir)
     });
     &started.0
 }
@@ -136,6 +133,7 @@ fn a_server_over_a_bucket_that_does_not_answer_ends_when_it_is_told() {
 
 #[test]
 fn a_daemon_keeps_images_in_a_bucket() {
+    serve_if_asked();
     let url = in_bucket("daemon-images");
     let over_s3 = || {
         Daemon::start_in(support::short_dir(), |command| {
@@ -512,7 +510,7 @@ fn a_volume_waits_for_a_bucket_that_is_gone_and_goes_on_when_it_is_back() {
     let (data_dir, disk) = made_by_a_daemon();
     let dir = support::short_dir();
     let keys = tempfile::tempdir().unwrap();
-    let mut server = S3Server::start(keys.path(), "s3_server");
+    let mut server = S3Server::start(keys.path(), SERVED_BY);
     server.bucket("away");
     let url = format!("s3://away/golden?endpoint=http://{}", server.address());
     store(&["copy", text(&data_dir.path().join("store")), &url, "disk@1"]).ok();
@@ -555,7 +553,7 @@ fn a_volume_waits_for_a_bucket_that_is_gone_and_goes_on_when_it_is_back() {
 fn a_daemon_ends_while_reads_wait_for_a_bucket_that_is_gone() {
     let dir = support::short_dir();
     let keys = tempfile::tempdir().unwrap();
-    let mut server = S3Server::start(keys.path(), "s3_server");
+    let mut server = S3Server::start(keys.path(), SERVED_BY);
     server.bucket("lost");
     let url = format!("s3://lost/golden?endpoint=http://{}", server.address());
     let address = format!("unix:{}", dir.path().join("nbd").display());
@@ -638,7 +636,7 @@ fn an_export_ends_while_a_bucket_does_not_answer() {
 #[test]
 fn a_machine_is_switched_off_and_a_daemon_ends_while_a_bucket_does_not_answer() {
     let keys = tempfile::tempdir().unwrap();
-    let server = S3Server::start(keys.path(), "s3_server");
+    let server = S3Server::start(keys.path(), SERVED_BY);
     server.bucket("asleep");
     let url = format!("s3://asleep/golden?endpoint=http://{}", server.address());
     let dir = support::short_dir();

@@ -1,7 +1,7 @@
 //! A real S3 server in a process of its own, on loopback, over a temporary directory.
 //!
-//! The process is the test program itself, started once more with [`serve_if_asked`]'s test as its only one; it ends
-//! when the program that started it ends, however that ends. What it serves are plain files, so that tests can look at
+//! The process is the test program itself, started once more with a test that begins with [`serve_if_asked`] as its only
+//! one; it ends when the program that started it ends, however that ends. What it serves are plain files, so that tests can look at
 //! what is in a bucket, and damage it: `DIR/BUCKET/KEY`.
 
 use std::io::{BufRead, BufReader, Read, Write};
@@ -32,7 +32,7 @@ pub struct S3Server {
 }
 
 impl S3Server {
-    /// Starts a server over `dir`. `test` is the name of the test that calls [`serve_if_asked`].
+    /// Starts a server over `dir`. `test` is the name of a test that begins with [`serve_if_asked`].
     pub fn start(dir: &Path, test: &str) -> Self {
         let (child, address) = Self::run(dir, test, "127.0.0.1:0");
         Self { child, address, dir: dir.to_owned(), test: test.to_owned() }
@@ -64,7 +64,7 @@ impl S3Server {
             .by_ref()
             .map_while(Result::ok)
             .find_map(|line| line.split_once(LISTENING)?.1.trim().parse().ok())
-            .expect("the S3 server says where it listens; is there a test that calls serve_if_asked?");
+            .expect("the S3 server says where it listens; does that test begin with serve_if_asked?");
         std::thread::spawn(move || lines.for_each(drop));
         (child, address)
     }
@@ -104,7 +104,8 @@ impl Drop for S3Server {
     }
 }
 
-/// The server's part, in a test of the test program. Does nothing unless [`S3Server::start`] started it.
+/// The server's part, at the beginning of a test. Does nothing unless [`S3Server::start`] started it, and does not
+/// return then.
 pub fn serve_if_asked() {
     let Some(root) = std::env::var_os(ROOT_VARIABLE) else { return };
     // Ends with the program that started us, and takes the directory along: the server that all tests of a program

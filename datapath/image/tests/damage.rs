@@ -15,6 +15,7 @@ use headwater_image::{
     Basis, Cancel, ChunkCache, ImageErrorKind, ImportOptions, VersionReader, export_raw, import, verify,
 };
 use headwater_store::{Access, LocalDir, Store, Version};
+use headwater_testkit::wait_until;
 
 /// Set for the child that is to be killed or to run out of space: where its store is.
 const CHILD_STORE: &str = "HEADWATER_TEST_CHILD_STORE";
@@ -202,13 +203,14 @@ fn a_flipped_byte_anywhere_in_the_manifest_is_found() {
     VersionReader::open(&store, version.manifest, ChunkCache::new(0)).unwrap();
 }
 
-/// Not a test of its own: what the tests below start as a child. It imports until it is stopped.
-#[test]
-fn child_that_imports() {
-    let Ok(dir) = std::env::var(CHILD_STORE) else {
-        return;
-    };
-    let store = LocalDir::open(Path::new(&dir), Access::WRITE).unwrap();
+/// Where the store is, in the child.
+fn child_store() -> Option<std::path::PathBuf> {
+    std::env::var_os(CHILD_STORE).map(Into::into)
+}
+
+/// What a child does until it is stopped.
+fn import_again_and_again(dir: &Path) {
+    let store = LocalDir::open(dir, Access::WRITE).unwrap();
     for round in 0.. {
         let mut disk = vec![0; 6 << 20];
         noise(&mut disk, 100 + round);
@@ -224,6 +226,7 @@ fn child_that_imports() {
     }
 }
 
+/// This program as a child, in the test of that name.
 fn child(shell: &str, test: &str, dir: &Path) -> Command {
     let mut command = Command::new("sh");
     let program = std::env::current_exe().unwrap();
@@ -234,6 +237,10 @@ fn child(shell: &str, test: &str, dir: &Path) -> Command {
 
 #[test]
 fn an_import_killed_at_any_moment_leaves_nothing_behind() {
+    if let Some(dir) = child_store() {
+        return import_again_and_again(&dir);
+    }
+    let this = "an_import_killed_at_any_moment_leaves_nothing_behind";
     let dir = tempfile::tempdir().unwrap();
     let kept = {
         let store = LocalDir::open(dir.path(), Access::WRITE).unwrap();
@@ -242,8 +249,9 @@ fn an_import_killed_at_any_moment_leaves_nothing_behind() {
     let before = files(dir.path());
     let mut interrupted = 0;
     for n in 0..25 {
-        let mut child = child("", "child_that_imports", dir.path()).stdout(Stdio::null()).spawn().unwrap();
-        std::thread::sleep(Duration::from_millis(20 + n * 7));
+        let mut child = child("", this, dir.path()).stdout(Stdio::null()).spawn().unwrap();
+        wait_until("an import has begun", || files(dir.path()) != before);
+        std::thread::sleep(Duration::from_millis(n * 7));
         child.kill().unwrap();
         child.wait().unwrap();
         interrupted += usize::from(files(dir.path()) != before);
@@ -261,23 +269,21 @@ fn an_import_killed_at_any_moment_leaves_nothing_behind() {
 
 #[test]
 fn an_import_that_finds_no_room_says_so_and_leaves_nothing() {
+    if let Some(dir) = child_store() {
+        return import_again_and_again(&dir);
+    }
+    let this = "an_import_that_finds_no_room_says_so_and_leaves_nothing";
     let dir = tempfile::tempdir().unwrap();
     drop(LocalDir::open(dir.path(), Access::WRITE).unwrap());
     let before = files(dir.path());
     // A limit on the size of files stands for the full disk: it needs no mount and gives EFBIG.
-    let output = child("trap '' XFSZ; ulimit -f 4096;", "child_that_imports", dir.path()).output().unwrap();
+    let output = child("trap '' XFSZ; ulimit -f 4096;", this, dir.path()).output().unwrap();
     let said = String::from_utf8_lossy(&output.stdout);
     assert!(said.contains("NoSpace: cannot write"), "{said}");
     assert_eq!(files(dir.path()), before);
 }
 
-/// Not a test of its own: the child of the test below.
-#[test]
-fn child_that_exports() {
-    let Ok(dir) = std::env::var(CHILD_STORE) else {
-        return;
-    };
-    let dir = Path::new(&dir);
+fn export(dir: &Path) {
     let store = LocalDir::open(dir, Access::Read).unwrap();
     let version = store.resolve(&"disk".parse().unwrap()).unwrap();
     match export_raw(&store, version.manifest, &dir.join("out"), &Cancel::new(), &mut |_| {}) {
@@ -288,10 +294,14 @@ fn child_that_exports() {
 
 #[test]
 fn an_export_that_finds_no_room_says_so_and_leaves_nothing() {
+    if let Some(dir) = child_store() {
+        return export(&dir);
+    }
+    let this = "an_export_that_finds_no_room_says_so_and_leaves_nothing";
     let (dir, store) = store();
     import_bytes(&store, "disk", &disk());
     let export = |shell| {
-        let output = child(shell, "child_that_exports", dir.path()).output().unwrap();
+        let output = child(shell, this, dir.path()).output().unwrap();
         String::from_utf8_lossy(&output.stdout).into_owned()
     };
     let said = export("trap '' XFSZ; ulimit -f 1024;");

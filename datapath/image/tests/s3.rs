@@ -13,11 +13,8 @@ use headwater_image::{Cancel, ImageErrorKind, ImportOptions, import, repair, ver
 use headwater_store::{Access, Keys, S3Options, S3Store, Store, Version};
 use headwater_testkit::s3::{KEY_ID, KEY_SECRET, S3Server, serve_if_asked};
 
-/// The server's process of the other tests; alone it has nothing to do.
-#[test]
-fn s3_server() {
-    serve_if_asked();
-}
+/// The server is this program once more, in this test.
+const SERVED_BY: &str = "a_server_that_is_gone_is_no_damage";
 
 struct Served {
     server: S3Server,
@@ -29,7 +26,7 @@ struct Served {
 
 fn served() -> Served {
     let dir = tempfile::tempdir().unwrap();
-    let server = S3Server::start(dir.path(), "s3_server");
+    let server = S3Server::start(dir.path(), SERVED_BY);
     let keys = server.bucket("images").join("store");
     let url = format!("s3://images/store?endpoint=http://{}", server.address()).parse().unwrap();
     let mut options = S3Options::new("tester");
@@ -48,6 +45,7 @@ fn import_to(store: &dyn Store, disk: &[u8]) -> Version {
 
 #[test]
 fn a_server_that_is_gone_is_no_damage() {
+    serve_if_asked();
     let mut served = served();
     let mut disk = vec![0; 4 << 20];
     noise(&mut disk, 1);

@@ -19,17 +19,14 @@ use headwater_testkit::s3::{KEY_ID, KEY_SECRET, S3Server, serve_if_asked};
 use headwater_testkit::{Fault, HttpRelay, wait_until};
 use suite::{Place, files, kind, name, publish};
 
-/// The server's process of the other tests; alone it has nothing to do.
-#[test]
-fn s3_server() {
-    serve_if_asked();
-}
+/// The server is this program once more, in this test.
+const SERVED_BY: &str = "what_passes_is_tried_again";
 
 fn server() -> &'static S3Server {
     static SERVER: OnceLock<(S3Server, tempfile::TempDir)> = OnceLock::new();
     let started = SERVER.get_or_init(|| {
         let dir = tempfile::tempdir().unwrap();
-        (S3Server::start(dir.path(), "s3_server"), dir)
+        (S3Server::start(dir.path(), SERVED_BY), dir)
     });
     &started.0
 }
@@ -110,6 +107,7 @@ fn behind_a_relay() -> (InBucket, HttpRelay, Vec<u8>) {
 
 #[test]
 fn what_passes_is_tried_again() {
+    serve_if_asked();
     let (place, relay, object) = behind_a_relay();
     let store = place.open(Access::Read).unwrap();
     let opened = store.open_object(Hash::of(&object)).unwrap();

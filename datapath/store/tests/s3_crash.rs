@@ -12,11 +12,8 @@ use headwater_store::{
 use headwater_testkit::HttpRelay;
 use headwater_testkit::s3::{KEY_ID, KEY_SECRET, S3Server, serve_if_asked};
 
-/// The server's process of the other test; alone it has nothing to do.
-#[test]
-fn s3_server() {
-    serve_if_asked();
-}
+/// The server is this program once more, in this test.
+const SERVED_BY: &str = "a_machine_that_ends_between_any_two_changes_in_s3_loses_nothing_and_leaves_nothing";
 
 fn name(text: &str) -> ImageName {
     text.parse().unwrap()
@@ -172,8 +169,9 @@ fn live(place: &Place<'_>, changes: u64, after: &mut dyn FnMut(&dyn Store)) -> (
 
 #[test]
 fn a_machine_that_ends_between_any_two_changes_in_s3_loses_nothing_and_leaves_nothing() {
+    serve_if_asked();
     let dir = tempfile::tempdir().unwrap();
-    let server = S3Server::start(dir.path(), "s3_server");
+    let server = S3Server::start(dir.path(), SERVED_BY);
     let mut states = Vec::new();
     let whole = Place { server: &server, number: 0 };
     let (answered, total) = live(&whole, 1_000_000, &mut |store| states.push(lists(store)));

@@ -25,10 +25,14 @@ const LIMIT_MIB: u64 = 150;
 
 #[test]
 fn a_file_system_that_others_fill_is_waited_for_and_used_again_when_it_has_room() {
+    if let Some(dir) = std::env::var_os(CHILD_DIR) {
+        return on_a_small_file_system(Path::new(&dir));
+    }
     let dir = tempfile::tempdir().unwrap();
+    let this = "a_file_system_that_others_fill_is_waited_for_and_used_again_when_it_has_room";
     // In a mount namespace of its own: nobody else sees the mount, and it goes with the process.
     let script = format!(
-        "mount -t tmpfs -o size={SIZE_MIB}m tmpfs \"${CHILD_DIR}\" && exec \"$0\" --exact child_on_a_small_file_system --nocapture"
+        "mount -t tmpfs -o size={SIZE_MIB}m tmpfs \"${CHILD_DIR}\" && exec \"$0\" --exact {this} --nocapture"
     );
     let mut command = Command::new("unshare");
     command.args(["--user", "--map-root-user", "--mount", "sh", "-c", &script]);
@@ -39,11 +43,8 @@ fn a_file_system_that_others_fill_is_waited_for_and_used_again_when_it_has_room(
     assert!(output.status.success() && said.matches("kept all").count() == 7, "{said}{complained}");
 }
 
-/// Part of the test above, in a process of its own.
-#[test]
-fn child_on_a_small_file_system() {
-    let Some(dir) = std::env::var_os(CHILD_DIR) else { return };
-    let dir = Path::new(&dir);
+/// The child's part of the test above.
+fn on_a_small_file_system(dir: &Path) {
     for persistent in [false, true] {
         fill_and_free(dir, persistent);
         println!("kept all");

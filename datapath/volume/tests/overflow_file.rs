@@ -155,13 +155,10 @@ fn a_persistent_cache_gives_space_back_that_was_discarded_and_not_flushed() {
 /// Set for the child that may not have large files: where its caches are.
 const CHILD_DIR: &str = "HEADWATER_TEST_CHILD_DIR";
 
-/// Not a test of its own: the child of the test below.
-#[test]
-fn child_whose_disk_is_full() {
-    let Ok(dir) = std::env::var(CHILD_DIR) else { return };
+fn fill_a_disk_without_room(dir: &Path) {
     for persistent in [false, true] {
         let (host, seen) = looking_host();
-        let (volume, device) = setup::open(&options(persistent, 256, Path::new(&dir)), &host);
+        let (volume, device) = setup::open(&options(persistent, 256, dir), &host);
         let (taken, why) = fill(&*device, 200);
         assert_eq!(why, Some(IoErrorKind::NoSpace), "a full disk is 'no space', not an I/O error");
         assert!((40..=74).contains(&taken), "{taken} MiB of 64 on disk and 10 in RAM");
@@ -184,11 +181,15 @@ fn child_whose_disk_is_full() {
 
 #[test]
 fn a_disk_without_room_is_found_full_before_data_is_accepted_for_it() {
+    if let Some(dir) = std::env::var_os(CHILD_DIR) {
+        return fill_a_disk_without_room(Path::new(&dir));
+    }
     let dir = tempfile::tempdir().unwrap();
     // A limit on the size of files stands for the full disk. Its signal is ignored across exec, and calls fail instead.
     let script = format!(
-        "trap '' XFSZ; ulimit -f {}; exec \"$0\" --exact child_whose_disk_is_full --nocapture",
-        64 * MIB / 512
+        "trap '' XFSZ; ulimit -f {}; exec \"$0\" --exact {} --nocapture",
+        64 * MIB / 512,
+        "a_disk_without_room_is_found_full_before_data_is_accepted_for_it",
     );
     let mut command = Command::new("sh");
     command.arg("-c").arg(script).arg(std::env::current_exe().unwrap()).env(CHILD_DIR, dir.path());
