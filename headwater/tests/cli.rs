@@ -108,7 +108,12 @@ fn bad_names_and_sizes_are_refused_with_advice() {
     create("new", "tiny", &["--memory", "1"]).fails(2, &["cannot run here: 1 bytes of memory are too few"]);
     create("new", "tiny", &["--user-data", "/nowhere"]).fails(3, &["/nowhere"]);
     daemon.cli(&["machine", "show", "nobody"]).fails(3, &["no machine 'nobody'"]);
-    daemon.cli(&["machine", "start", "nobody", "lab-2"]);
+    let two = daemon.cli(&["machine", "start", "nobody", "lab-2"]);
+    assert_eq!(two.code, 3, "{two:?}");
+    for name in ["nobody", "lab-2"] {
+        let line = format!("headwater: there is no machine '{name}'");
+        assert_eq!(two.err.lines().filter(|told| told.starts_with(&line)).count(), 1, "{two:?}");
+    }
     daemon.cli(&["image", "show", "none@1"]).fails(3, &["no image 'none'"]);
     daemon.cli(&["image", "remove", "none"]).fails(3, &["no image 'none'"]);
     daemon.cli(&["machine", "exec", "lab", "--", "true"]).fails(4, &["'lab'", "it is created"]);

@@ -4,10 +4,12 @@
 mod suite;
 
 use std::fs;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use headwater_store::{Access, Hash, LocalDir, Store, StoreError, StoreErrorKind};
+use headwater_testkit::wait_until;
 use suite::{Place, files, kind, name, publish};
 
 struct Directory(PathBuf);
@@ -176,7 +178,13 @@ fn a_pin_waits_for_a_removal_that_may_fail() {
     removal.try_lock().unwrap();
     std::thread::scope(|scope| {
         let pinning = scope.spawn(|| store.pin(version.manifest));
-        std::thread::sleep(std::time::Duration::from_millis(200));
+        // The kernel knows of those who wait for a lock, and lists them below it.
+        let inode = removal.metadata().unwrap().ino().to_string();
+        wait_until("the pin waits", || {
+            let locks = fs::read_to_string("/proc/locks").unwrap();
+            assert!(!pinning.is_finished(), "it does not wait for the removal");
+            locks.lines().any(|lock| lock.contains("->") && lock.contains(&format!(":{inode} ")))
+        });
         drop(removal);
         pinning.join().unwrap().unwrap();
     });

@@ -29,6 +29,7 @@ pub fn headwater_on_full_disk(limit_bytes: u64) -> Command {
 
 /// What a command gave.
 #[derive(Debug)]
+#[must_use = "whether it succeeded has to be asked"]
 pub struct Ran {
     pub code: i32,
     pub out: String,
