@@ -194,6 +194,14 @@ impl Service {
         self.machine_lock(uuid).try_lock_owned().ok()
     }
 
+    /// How many have the machine's turn, or wait for it.
+    #[cfg(test)]
+    pub(crate) fn at_turn(&self, uuid: Uuid) -> usize {
+        // The map has one of its own.
+        let locks = self.0.locks.lock().unwrap_or_else(PoisonError::into_inner);
+        locks.get(&uuid).map_or(0, |lock| Arc::strong_count(lock) - 1)
+    }
+
     fn machine_lock(&self, uuid: Uuid) -> Arc<tokio::sync::Mutex<()>> {
         self.0.locks.lock().unwrap_or_else(PoisonError::into_inner).entry(uuid).or_default().clone()
     }

@@ -229,7 +229,7 @@ fn too_many_connections_are_closed_at_once() {
 
 #[test]
 fn half_open_handshakes_are_closed_in_time() {
-    let limits = Limits { handshake_timeout_ms: 100, ..Limits::default() };
+    let limits = Limits { handshake_timeout_ms: 2_000, ..Limits::default() };
     let fixture = Fixture::with_limits(ReferenceDisk::new(MIB), limits);
     let mut silent = fixture.raw();
     let mut dripping = fixture.raw();
@@ -245,7 +245,7 @@ fn half_open_handshakes_are_closed_in_time() {
     fixture.wait_for_connections(0);
     // The time-out is of the handshake alone.
     let mut raw = fixture.started(true);
-    std::thread::sleep(Duration::from_millis(300));
+    std::thread::sleep(Duration::from_millis(2_500));
     raw.request(command::READ, 0, 1, 0, 512);
     raw.chunk();
 }

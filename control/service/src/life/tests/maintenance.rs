@@ -504,17 +504,18 @@ async fn a_removal_that_is_refused_ends_nothing_and_removes_nothing() {
 
     // An edit that is begun before the removal has its turn.
     fixture.stop().await;
-    let turn = fixture.service.lock(fixture.record().await.uuid).await;
+    let machine = fixture.record().await.uuid;
+    let turn = fixture.service.lock(machine).await;
     let edit = tokio::spawn({
         let service = fixture.service.clone();
         async move { service.edit_image("image", "lab", &Actor::daemon()).await.map(drop) }
     });
-    tokio::time::sleep(Duration::from_millis(200)).await;
+    until("the edit waits", async || fixture.service.at_turn(machine) == 2).await;
     let removal = tokio::spawn({
         let service = fixture.service.clone();
         async move { service.remove("lab", false, &Actor::daemon()).await }
     });
-    tokio::time::sleep(Duration::from_millis(200)).await;
+    until("the removal waits", async || fixture.service.at_turn(machine) == 3).await;
     drop(turn);
     edit.await.unwrap().unwrap();
     let refused = removal.await.unwrap().unwrap_err();
@@ -573,8 +574,9 @@ async fn who_waits_for_a_machine_that_is_removed_leaves_the_next_one_of_its_name
     waiting.spawn(async move {
         of.seal_machine("lab", SealRequest::default(), &actor, Arc::default()).await.map(drop)
     });
-    // All have looked it up by then.
-    tokio::time::sleep(Duration::from_millis(200)).await;
+    // Who waits has looked it up.
+    let others = waiting.len();
+    until("all wait", async || fixture.service.at_turn(before.uuid) == 1 + others).await;
     let new = crate::identity::make(&SystemRandom, "lab", None).unwrap();
     let (uuid, mac) = (new.uuid, new.mac);
     // One that runs, and so could be stopped.
@@ -629,8 +631,8 @@ async fn an_edit_that_took_the_place_of_the_one_that_was_meant_stays() {
             }
         }),
     );
-    // Both have looked it up by then.
-    tokio::time::sleep(Duration::from_millis(200)).await;
+    // Who waits has looked it up.
+    until("both wait", async || fixture.service.at_turn(edit.machine) == 3).await;
     fixture.service.forget_kept(&edit, None).await.unwrap();
     let other = KeptDisk { id: Uuid::from_u128(7), ..edit };
     let mut repo = fixture.db.write().await.unwrap();
