@@ -3,10 +3,11 @@
 mod creation;
 mod endings;
 mod maintenance;
+mod promotions;
 mod removals;
 
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -113,21 +114,24 @@ impl Images for OneImage {
     async fn promote(&self, _: &Promotion) -> Result<Option<u64>, BackendError> {
         unused()
     }
-    async fn schedule(&self, _: &Promotion) -> Result<(), BackendError> {
-        unused()
+    async fn schedule(&self, promotion: &Promotion) -> Result<(), BackendError> {
+        self.0.scheduled.lock().unwrap().push(promotion.clone());
+        Ok(())
     }
     async fn cancel_promotion(&self, _: &str, _: Channel) -> Result<Promotion, BackendError> {
         unused()
     }
-    async fn promote_due(&self, at_ms: u64) -> Result<Promoted, BackendError> {
-        if !self.0.promotions_wait.load(Ordering::SeqCst) {
-            return Ok(Promoted::default());
+    async fn promote_due(&self, now_ms: u64) -> Result<Promoted, BackendError> {
+        if self.0.promotions_wait.load(Ordering::SeqCst) {
+            self.0.promotion_waits.notify_one();
+            self.0.promotion_goes_on.notified().await;
+            let (image, author) = ("image".to_owned(), "uid 7".to_owned());
+            let promotion = Promotion { image, version: 1, channel: Channel::Test, at_ms: now_ms, author };
+            return Ok(Promoted { done: vec![(promotion, None)], failed: Vec::new() });
         }
-        self.0.promotion_waits.notify_one();
-        self.0.promotion_goes_on.notified().await;
-        let (image, author) = ("image".to_owned(), "uid 7".to_owned());
-        let promotion = Promotion { image, version: 1, channel: Channel::Test, at_ms, author };
-        Ok(Promoted { done: vec![(promotion, None)], failed: Vec::new() })
+        let due =
+            self.0.scheduled.lock().unwrap().extract_if(.., |it| it.at_ms <= now_ms).collect::<Vec<_>>();
+        Ok(Promoted { done: due.into_iter().map(|it| (it, None)).collect(), failed: Vec::new() })
     }
     async fn revert(&self, _: &str, _: Channel) -> Result<(u64, Option<u64>), BackendError> {
         unused()
@@ -232,6 +236,10 @@ fn trace(version: &ImageVersion) -> BootTrace {
 #[derive(Default)]
 struct Host {
     versions: Mutex<Vec<ImageVersion>>,
+    /// Promotions to come.
+    scheduled: Mutex<Vec<Promotion>>,
+    /// What the clock says; 0: the time.
+    now_ms: AtomicU64,
     /// The kept disk, version and mode of each disk that was opened.
     opened: Mutex<Vec<(Option<Uuid>, u64, CacheMode)>>,
     /// The limits that disks were given.
@@ -294,6 +302,7 @@ struct Host {
     discards_wait: AtomicBool,
     discard_waits: Notify,
     discard_goes_on: Notify,
+    /// By how much somebody has set the clock.
     clock_set_ms: AtomicI64,
     /// Guests are up.
     boots: watch::Sender<bool>,
@@ -301,6 +310,19 @@ struct Host {
     starts_wait: AtomicBool,
     start_waits: Notify,
     go_on: Notify,
+}
+
+/// Tells the time that a test sets.
+struct SetClock(Arc<Host>);
+
+impl Clock for SetClock {
+    fn now_ms(&self) -> u64 {
+        let ms = match self.0.now_ms.load(Ordering::SeqCst) {
+            0 => SystemClock.now_ms(),
+            set_ms => set_ms,
+        };
+        ms.saturating_add_signed(self.0.clock_set_ms.load(Ordering::SeqCst))
+    }
 }
 
 impl Host {
@@ -532,15 +554,6 @@ impl Hypervisor for FakeHypervisor {
     }
     fn console_socket(&self, run_dir: &Path) -> PathBuf {
         run_dir.join("console.sock")
-    }
-}
-
-/// The host's clock, which somebody sets by so much.
-struct SetClock(Arc<Host>);
-
-impl Clock for SetClock {
-    fn now_ms(&self) -> u64 {
-        SystemClock.now_ms().saturating_add_signed(self.0.clock_set_ms.load(Ordering::SeqCst))
     }
 }
 
