@@ -18,6 +18,7 @@ mod no_panics;
 mod reexports;
 mod units;
 mod unsafe_reason;
+mod unused_dependencies;
 
 use crate::source::SourceFile;
 use crate::tidy::Finding;
@@ -52,6 +53,7 @@ pub const ALL: &[Rule] = &[
     reexports::RULE,
     units::RULE,
     unsafe_reason::RULE,
+    unused_dependencies::RULE,
 ];
 
 /// Lines found by a rule's check in one sample file.

@@ -59,12 +59,6 @@ impl ByteRange {
         (self.end().wrapping_sub(1) >> BLOCK_SHIFT).wrapping_add(1)
     }
 
-    /// Whether both ends fall on block boundaries.
-    pub const fn is_block_aligned(&self) -> bool {
-        let mask = (BLOCK_BYTES as u64).wrapping_sub(1);
-        (self.offset | self.len) & mask == 0
-    }
-
     /// The part of `self` below `limit`.
     pub const fn clipped_to(&self, limit: u64) -> Self {
         let end = if self.end() < limit { self.end() } else { limit };

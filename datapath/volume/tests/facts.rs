@@ -53,10 +53,6 @@ impl IoEngine for CountingEngine {
         }
         self.real.submit(op);
     }
-
-    fn name(&self) -> &'static str {
-        "counting"
-    }
 }
 
 fn counting_host() -> (Host, Arc<IoCounts>) {

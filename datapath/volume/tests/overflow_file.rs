@@ -98,10 +98,6 @@ impl IoEngine for LookingEngine {
         }
         self.real.submit(op);
     }
-
-    fn name(&self) -> &'static str {
-        "looking"
-    }
 }
 
 fn looking_host() -> (Host, Arc<Seen>) {

@@ -162,11 +162,6 @@ impl Host {
             caches: caches as u64,
         }
     }
-
-    /// The disk engine's name.
-    pub fn engine_name(&self) -> &'static str {
-        self.shared.engine.name()
-    }
 }
 
 impl Drop for Host {

@@ -47,7 +47,10 @@ fn check(files: &[SourceFile]) -> Vec<Finding> {
             findings.push(Finding::error(&file.path, 1, what));
             continue;
         };
-        for (line, name, is_dev) in local_dependencies(&file.text) {
+        for (line, name, is_dev) in dependencies_of(&file.text) {
+            if !(name == "headwater" || name.starts_with("headwater-") || name == "xtask") {
+                continue;
+            }
             let fits = allowed.contains(&name.as_str()) || allowed == &["*"];
             let is_test_aid = is_dev && name == "headwater-testkit";
             if !fits && !is_test_aid {
@@ -68,8 +71,8 @@ fn matches(pattern: &str, folder: &str) -> bool {
     }
 }
 
-/// Dependencies on this workspace's packages: line, name, and whether for tests only.
-fn local_dependencies(manifest: &str) -> Vec<(usize, String, bool)> {
+/// What a manifest depends on: line, name, and whether for tests only.
+pub(super) fn dependencies_of(manifest: &str) -> Vec<(usize, String, bool)> {
     let mut found = Vec::new();
     let mut section = String::new();
     for (index, line) in manifest.lines().enumerate() {
@@ -81,13 +84,12 @@ fn local_dependencies(manifest: &str) -> Vec<(usize, String, bool)> {
             {
                 found.push((index + 1, name.to_owned(), table.ends_with("dev-dependencies")));
             }
-        } else if section.ends_with("dependencies") {
+        } else if section.ends_with("dependencies") && line.starts_with(|c: char| c.is_alphanumeric()) {
             let name: String =
                 line.chars().take_while(|c| c.is_alphanumeric() || matches!(c, '-' | '_')).collect();
             found.push((index + 1, name, section.ends_with("dev-dependencies")));
         }
     }
-    found.retain(|(_, name, _)| name == "headwater" || name.starts_with("headwater-") || name == "xtask");
     found
 }
 

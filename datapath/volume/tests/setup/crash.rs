@@ -175,10 +175,6 @@ impl IoEngine for CrashEngine {
         self.real.submit(op);
     }
 
-    fn name(&self) -> &'static str {
-        "crash"
-    }
-
     fn sync(&self, file: &File) -> io::Result<()> {
         let mut state = self.state.lock().unwrap();
         if state.step()? {

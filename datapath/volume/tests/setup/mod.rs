@@ -129,10 +129,6 @@ impl IoEngine for FaultyEngine {
     fn completion_queue(&self) -> Option<Box<dyn CompletionQueue>> {
         self.real.completion_queue()
     }
-
-    fn name(&self) -> &'static str {
-        "faulty"
-    }
 }
 
 /// A host with faults to switch on.

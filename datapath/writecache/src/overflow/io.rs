@@ -52,9 +52,6 @@ pub trait IoEngine: Send + Sync + 'static {
         None
     }
 
-    /// What it is, for statistics and logs.
-    fn name(&self) -> &'static str;
-
     /// Makes what was written to the file durable. This and the following are what a persistent cache needs
     /// beside reading and writing; they block, and are called on its own thread. Tests replace them.
     fn sync(&self, file: &File) -> io::Result<()> {
@@ -137,10 +134,6 @@ impl IoEngine for ThreadEngine {
             let gone = io::Error::other("the disk threads are gone");
             (op.done)(Err(gone), op.buffer);
         }
-    }
-
-    fn name(&self) -> &'static str {
-        "threads"
     }
 }
 

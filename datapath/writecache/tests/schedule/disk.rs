@@ -159,10 +159,6 @@ impl IoEngine for Disk {
         self.wake.notify_one();
     }
 
-    fn name(&self) -> &'static str {
-        "explored"
-    }
-
     fn sync(&self, file: &File) -> io::Result<()> {
         point();
         let mut files = self.files.lock().unwrap();

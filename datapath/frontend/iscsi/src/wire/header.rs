@@ -153,11 +153,6 @@ pub(crate) fn get_u32(header: &Bhs, at: usize) -> u32 {
 }
 
 #[inline]
-pub(crate) fn get_u64(header: &Bhs, at: usize) -> u64 {
-    header.get(at..).and_then(|rest| rest.first_chunk()).map_or(0, |bytes| u64::from_be_bytes(*bytes))
-}
-
-#[inline]
 pub(crate) fn get_bytes<const N: usize>(header: &Bhs, at: usize) -> [u8; N] {
     header.get(at..).and_then(|rest| rest.first_chunk()).copied().unwrap_or([0; N])
 }
@@ -176,11 +171,6 @@ pub(crate) fn put_u16(header: &mut Bhs, at: usize, value: u16) {
 
 #[inline]
 pub(crate) fn put_u32(header: &mut Bhs, at: usize, value: u32) {
-    put(header, at, &value.to_be_bytes());
-}
-
-#[inline]
-pub(crate) fn put_u64(header: &mut Bhs, at: usize, value: u64) {
     put(header, at, &value.to_be_bytes());
 }
 

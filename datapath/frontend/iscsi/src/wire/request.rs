@@ -1,6 +1,6 @@
 //! PDUs that initiators send.
 
-use super::header::{Bhs, CONTINUE, FINAL, get_u64, put_u64};
+use super::header::{CONTINUE, FINAL};
 use super::table::{At, Bit, Bits, IMMEDIATE, pdu};
 
 pdu! {
@@ -182,19 +182,4 @@ pdu! {
         /// How many; 0 for all.
         run: u32 = At(44);
     }
-}
-
-/// The logical unit number of a LUN field as an integer, as it is on the wire.
-pub fn lun_number(lun: [u8; 8]) -> u64 {
-    u64::from_be_bytes(lun)
-}
-
-/// A LUN field of a header.
-pub fn lun_of(header: &Bhs) -> u64 {
-    get_u64(header, 8)
-}
-
-/// Sets a LUN field.
-pub fn set_lun(header: &mut Bhs, lun: u64) {
-    put_u64(header, 8, lun);
 }

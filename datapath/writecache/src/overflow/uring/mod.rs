@@ -213,10 +213,6 @@ impl IoEngine for UringEngine {
     fn completion_queue(&self) -> Option<Box<dyn CompletionQueue>> {
         own::OwnQueue::open()
     }
-
-    fn name(&self) -> &'static str {
-        "io_uring"
-    }
 }
 
 impl Drop for UringEngine {
