@@ -74,6 +74,6 @@ fuzz: rust ## fuzz the readers of formats and wires with coverage, TIME=60 secon
 	@xtask/need g++=g++ qemu-img=qemu-utils
 	fuzz/run $(or $(TIME),60) $(JOBS)
 
-clean: ## remove what was built, except the guest
+clean: ## remove what was built and measured, except the guest and what fuzzing found
 	cargo clean
-	rm -rf build/compare
+	rm -rf build/bench build/compare build/demo build/fuzz/target build/streaming

@@ -18,8 +18,11 @@
 //!   block (512 or 4096 bytes); a request is at most [`MAX_REQUEST_BYTES`] long.
 //!
 //! # Not here
-//! No I/O, no threads, no runtime, no protocol. Management (limits, statistics, sealing) is not part of
+//! No disk I/O, no threads, no runtime, no protocol. Management (limits, statistics, sealing) is not part of
 //! `Device`: each implementation offers its own.
+//!
+//! What front-ends share is here as well: [`inbox`] and [`polling`] (how their threads are woken), [`pages`] (memory that
+//! sockets send from), [`tcp`] (options of connections) and [`fault_log`].
 //!
 //! Start reading at [`device`].
 

@@ -54,7 +54,7 @@ pub struct ExportArgs {
     /// Whether addresses and counters are printed as JSON.
     #[arg(skip)]
     pub json: bool,
-    /// IMAGE[@VERSION] of the store, a raw or qcow2 file, or null:SIZE for an empty disk
+    /// IMAGE[@VERSION] of the store, a raw, qcow2, VHD, VHDX or VMDK file, or null:SIZE for an empty disk
     #[arg(value_name = "IMAGE|FILE|null:SIZE", value_hint = ValueHint::FilePath)]
     pub source: String,
     /// Allow a qcow2 file backing files outside of its own directory, and devices: whatever it names is read

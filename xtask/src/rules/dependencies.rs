@@ -19,10 +19,10 @@ const LAYERS: &[(&str, &[&str])] = &[
     ("datapath/frontend/iscsi", &["headwater-block", "headwater-scsi"]),
     ("datapath/frontend/*", &["headwater-block"]),
     ("datapath/scsi", &["headwater-block"]),
-    ("datapath/volume", &["headwater-writecache", "headwater-image", "headwater-block"]),
+    ("datapath/volume", &["headwater-writecache", "headwater-block"]),
     ("datapath/writecache", &["headwater-block"]),
     ("datapath/image", &["headwater-store", "headwater-block"]),
-    ("datapath/store", &["headwater-block"]),
+    ("datapath/store", &[]),
     ("datapath/store_server", &["headwater-store", "headwater-block"]),
     ("datapath/remote", &["headwater-store"]),
     ("control/api", &[]),
@@ -102,7 +102,8 @@ mod tests {
         let manifest = "[dependencies]\nheadwater-block.workspace = true\nheadwater-api = { path = \"x\" }\n\
                         [dev-dependencies]\nheadwater-testkit.workspace = true\nheadwater-image.workspace = true\n";
         assert_eq!(lines_found(&RULE, "datapath/frontend/nbd/Cargo.toml", manifest), [3, 6]);
-        assert_eq!(lines_found(&RULE, "datapath/volume/Cargo.toml", manifest), [3]);
+        // A volume is given its image as a `Device`.
+        assert_eq!(lines_found(&RULE, "datapath/volume/Cargo.toml", manifest), [3, 6]);
         assert_eq!(lines_found(&RULE, "headwater/Cargo.toml", manifest), []);
     }
 

@@ -1,6 +1,8 @@
 //! The changes of the tables, in order. What was released stays as it is: a file notes the hash of each that it went
 //! through, and refuses one that is another now.
 //!
+//! The numbers 2 and 4 were never used.
+//!
 //! They are listed here rather than by sqlx's macro, which would have SQLite compiled a second time for the compiler.
 
 use std::borrow::Cow;
