@@ -4,13 +4,10 @@ mod support;
 
 use std::path::Path;
 use std::process::Command;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
-use headwater_block::{
-    Attempt, ByteRange, Completion, Device, Extent, ExtentKind, Geometry, IoError, Op, Request,
-};
 use headwater_nbd::{Address, Limits, Server, SingleExport};
-use headwater_testkit::wait_until;
+use headwater_testkit::{ReferenceDisk, ReferenceOptions, Waits, wait_until};
 use support::{Daemon, begin, http, pseudo_random};
 
 fn qemu_img(args: &[&str]) {
@@ -298,38 +295,12 @@ fn an_nbd_export_is_imported_like_a_file() {
     assert_eq!(status, 400, "{answer}");
 }
 
-/// A disk that takes requests and never answers one.
-#[derive(Default)]
-struct HungDisk(Mutex<Vec<(Request, Completion)>>);
-
-impl Device for HungDisk {
-    fn geometry(&self) -> Geometry {
-        Geometry {
-            size_bytes: 8 << 20,
-            logical_block_bytes: 512,
-            physical_block_bytes: 4096,
-            read_only: true,
-            volatile_cache: false,
-        }
-    }
-
-    fn try_now(&self, _op: Op<'_>) -> Result<Attempt, IoError> {
-        Ok(Attempt::MustWait)
-    }
-
-    fn submit(&self, request: Request, done: Completion) {
-        self.0.lock().unwrap().push((request, done));
-    }
-
-    fn extents(&self, range: ByteRange, _max_extents: usize) -> Result<Vec<Extent>, IoError> {
-        Ok(vec![Extent { len: range.len(), kind: ExtentKind::Data }])
-    }
-}
-
 #[test]
 fn an_import_from_a_server_that_hangs_ends_with_its_client() {
     let daemon = Daemon::start();
-    let disk = Arc::new(HungDisk::default());
+    let options = ReferenceOptions { waits: Waits::Always, ..Default::default() };
+    let disk = Arc::new(ReferenceDisk::with_contents(vec![0; 8 << 20], options));
+    disk.hold();
     let address = Address::Unix(daemon.path().join("nbd.sock"));
     let server = Server::bind(address, SingleExport::new(disk.clone(), ""), Limits::default()).unwrap();
     let mut import = support::headwater()
@@ -338,7 +309,7 @@ fn an_import_from_a_server_that_hangs_ends_with_its_client() {
         .args(["image", "import", &server.uri(), "--name", "n"])
         .spawn()
         .unwrap();
-    wait_until("the server is asked", || !disk.0.lock().unwrap().is_empty());
+    wait_until("the server is asked", || disk.waiting() > 0);
     let works = || {
         let threads = std::fs::read_dir(format!("/proc/{}/task", daemon.pid())).unwrap();
         let names =
@@ -351,9 +322,7 @@ fn an_import_from_a_server_that_hangs_ends_with_its_client() {
     wait_until("the import has ended", || !works());
     assert_eq!(std::fs::read_dir(daemon.path().join("store/tmp")).unwrap().count(), 0);
     // Every reply can be given now, to nobody.
-    for (request, done) in disk.0.lock().unwrap().drain(..) {
-        done.complete(Ok(()), request.into_buffer());
-    }
+    disk.release();
 }
 
 #[test]

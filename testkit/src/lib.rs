@@ -14,6 +14,7 @@
 //!   S3Server              a real S3 server in a process of its own (feature `s3`)
 //!   VhostDisk             a vhost-user-blk disk as a Device, through a guest's driver (feature `vhost`)
 //!   FileDevice            a file or a block device of the kernel as a Device (feature `file`)
+//!   run                   runs a program that must succeed, and says what to install where it is missing
 //!   wait_until            waits for what others do, and fails with what was waited for
 //! ```
 //!
@@ -42,6 +43,7 @@ pub mod http_relay;
 pub mod mutate;
 #[cfg(feature = "pki")]
 pub mod pki;
+pub mod program;
 pub mod random;
 pub mod reference;
 #[cfg(feature = "s3")]
@@ -57,6 +59,7 @@ pub use file::FileDevice;
 #[cfg(feature = "http")]
 pub use file_server::{FileServer, HttpFault, TestTls};
 pub use http_relay::{Fault, HttpRelay};
+pub use program::{output, run, succeed};
 pub use random::Rng;
 pub use reference::{Counts, ReferenceDisk, ReferenceOptions, Waits};
 #[cfg(feature = "vhost")]

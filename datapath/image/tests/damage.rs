@@ -9,7 +9,7 @@ use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::time::Duration;
 
-use fixture::{MemoryDisk, files, import_bytes, noise, partials, read_all, store};
+use fixture::{disk_of, files, import_bytes, noise, partials, read_all, store};
 use headwater_block::{ByteRange, IoErrorKind, blocking};
 use headwater_image::{
     Basis, Cancel, ChunkCache, ImageErrorKind, ImportOptions, VersionReader, export_raw, import, verify,
@@ -55,7 +55,7 @@ fn what_is_damaged_in_the_store_is_stored_again_by_the_next_import() {
     let again = |name: &str| {
         let mut options = ImportOptions::new(name.parse().unwrap(), 1_700_000_000);
         options.unless_newest = true;
-        import(Arc::new(MemoryDisk::new(disk.clone())), &store, &options, &mut |_| {}).unwrap()
+        import(disk_of(disk.clone()), &store, &options, &mut |_| {}).unwrap()
     };
     assert_eq!((again("disk").version.number, again("disk").damaged_chunks), (1, 0));
 
@@ -81,7 +81,7 @@ fn what_is_damaged_in_the_store_is_stored_again_by_the_next_import() {
         vec![(before, false), (range.len() - before, true)]
     });
     options.basis = Some(Basis { parent, changes });
-    let sealed = import(Arc::new(MemoryDisk::new(changed)), &store, &options, &mut |_| {}).unwrap();
+    let sealed = import(disk_of(changed), &store, &options, &mut |_| {}).unwrap();
     let found = verify(&store, sealed.version.manifest, &Cancel::new(), &mut |_| {}).unwrap();
     assert!(found.is_sound(), "{found:?}");
 
@@ -215,7 +215,7 @@ fn import_again_and_again(dir: &Path) {
         let mut disk = vec![0; 6 << 20];
         noise(&mut disk, 100 + round);
         let options = ImportOptions::new("child".parse().unwrap(), round);
-        match import(Arc::new(MemoryDisk::new(disk)), &store, &options, &mut |_| {}) {
+        match import(disk_of(disk), &store, &options, &mut |_| {}) {
             Ok(_) => println!("imported {round}"),
             Err(e) => {
                 println!("{:?}: {e}", e.kind());

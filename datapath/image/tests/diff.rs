@@ -5,16 +5,18 @@ mod fixture;
 
 use std::fs;
 use std::path::Path;
+use std::process::Command;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
-use fixture::{MemoryDisk, noise, run, run_ok, store};
+use fixture::{disk_of, noise, store};
 use headwater_image::{Cancel, Difference, FileChange, ImageErrorKind, ImportOptions, diff, import};
 use headwater_store::{Hash, LocalDir};
+use headwater_testkit::{output, run, wait_until};
 
 fn add(store: &LocalDir, disk: Vec<u8>) -> Hash {
     let options = ImportOptions::new("disk".parse().unwrap(), 0);
-    import(Arc::new(MemoryDisk::new(disk)), store, &options, &mut |_| {}).unwrap().version.manifest
+    import(disk_of(disk), store, &options, &mut |_| {}).unwrap().version.manifest
 }
 
 fn compare(store: &LocalDir, from: Hash, to: Hash) -> Difference {
@@ -64,14 +66,14 @@ fn file_system(dir: &Path) -> Vec<u8> {
     let image = dir.join("fs.img");
     let _ = fs::remove_file(&image);
     let (tree, image) = (tree.to_str().unwrap(), image.to_str().unwrap());
-    run_ok("mke2fs", &["-q", "-t", "ext4", "-d", tree, image, "16M"]);
+    run("e2fsprogs", "mke2fs", &["-q", "-t", "ext4", "-d", tree, image, "16M"]);
     fs::read(image).unwrap()
 }
 
 fn debugfs(dir: &Path, commands: &str) -> Vec<u8> {
     let (script, image) = (dir.join("script"), dir.join("fs.img"));
     fs::write(&script, commands).unwrap();
-    run_ok("debugfs", &["-w", "-f", script.to_str().unwrap(), image.to_str().unwrap()]);
+    run("e2fsprogs", "debugfs", &["-w", "-f", script.to_str().unwrap(), image.to_str().unwrap()]);
     fs::read(image).unwrap()
 }
 
@@ -183,11 +185,15 @@ fn fat(dir: &Path, bits: &str, megabytes: u64) -> (Vec<u8>, Vec<u8>) {
     let image = path.to_str().unwrap();
     let _ = fs::remove_file(&path);
     fs::File::create(&path).unwrap().set_len(megabytes << 20).unwrap();
-    run_ok("mkfs.vfat", &["-F", bits, "-s", "1", "-n", "LABEL", image]);
+    run("dosfstools", "mkfs.vfat", &["-F", bits, "-s", "1", "-n", "LABEL", image]);
     let copy = |content: &[u8], minutes: u64, to: &str| {
-        run_ok("mcopy", &["-o", "-m", "-i", image, &outside(dir, content, minutes), &format!("::{to}")]);
+        run(
+            "mtools",
+            "mcopy",
+            &["-o", "-m", "-i", image, &outside(dir, content, minutes), &format!("::{to}")],
+        );
     };
-    run_ok("mmd", &["-i", image, "::/EFI", "::/EFI/A directory with a long name"]);
+    run("mtools", "mmd", &["-i", image, "::/EFI", "::/EFI/A directory with a long name"]);
     let mut large = vec![0; 1 << 20];
     noise(&mut large, 7);
     for (name, content) in [
@@ -209,8 +215,8 @@ fn fat(dir: &Path, bits: &str, megabytes: u64) -> (Vec<u8>, Vec<u8>) {
         "/EFI/A directory with a long name/A file with a long name that takes three entries.conf",
     );
     copy(b"same", 1, "/touched");
-    run_ok("mdel", &["-i", image, "::/gone"]);
-    run_ok("mmd", &["-i", image, "::/added"]);
+    run("mtools", "mdel", &["-i", image, "::/gone"]);
+    run("mtools", "mmd", &["-i", image, "::/added"]);
     for number in 0..40 {
         copy(&[number], 1, &format!("/added/file number {number}"));
     }
@@ -252,19 +258,12 @@ fn changed_files_of_fat_are_named() {
 fn in_ntfs(dir: &Path, work: impl FnOnce(&Path)) -> Vec<u8> {
     let (image, at) = (dir.join("ntfs.img"), dir.join("mounted"));
     fs::create_dir_all(&at).unwrap();
-    run_ok("ntfs-3g", &[image.to_str().unwrap(), at.to_str().unwrap()]);
+    run("ntfs-3g", "ntfs-3g", &[image.to_str().unwrap(), at.to_str().unwrap()]);
     let done = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| work(&at)));
     // Between its fork and its program a child of another test has our files open.
-    let deadline = std::time::Instant::now() + std::time::Duration::from_secs(20);
-    while !run("umount", &[at.to_str().unwrap()]).status.success() {
-        assert!(std::time::Instant::now() < deadline, "{} stays busy", at.display());
-        std::thread::sleep(std::time::Duration::from_millis(20));
-    }
+    wait_until("it is not busy", || output("mount", Command::new("umount").arg(&at)).status.success());
     // The file system's process writes its last blocks after that.
-    let deadline = std::time::Instant::now() + std::time::Duration::from_secs(20);
-    while is_open_elsewhere(&image) && std::time::Instant::now() < deadline {
-        std::thread::sleep(std::time::Duration::from_millis(20));
-    }
+    wait_until("its process ends", || !is_open_elsewhere(&image));
     done.unwrap();
     fs::read(image).unwrap()
 }
@@ -280,7 +279,8 @@ fn ntfs(dir: &Path) -> (Vec<u8>, Vec<u8>) {
     let image = dir.join("ntfs.img");
     let _ = fs::remove_file(&image);
     fs::File::create(&image).unwrap().set_len(24 << 20).unwrap();
-    run_ok(
+    run(
+        "ntfs-3g",
         "mkntfs",
         &["-q", "-F", "-Q", "-p", "0", "-s", "512", "-H", "0", "-S", "0", image.to_str().unwrap()],
     );

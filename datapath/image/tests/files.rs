@@ -5,17 +5,16 @@ mod fixture;
 use std::fs::{self, File};
 use std::os::unix::fs::{FileExt, symlink};
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, mpsc};
+use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
-use fixture::{files, import_bytes, noise, partials, read_all, run, run_ok, store};
-use headwater_block::{
-    Attempt, ByteRange, Completion, Device, Extent, ExtentKind, Geometry, IoError, Op, Request, blocking,
-};
+use fixture::{disk_of, files, import_bytes, noise, partials, read_all, store};
+use headwater_block::{ByteRange, ExtentKind, blocking};
 use headwater_image::{
     Backing, Cancel, FileFormat, ImageErrorKind, ImportOptions, export_raw, import, open_file,
     open_file_backed, open_source, open_source_backed,
 };
+use headwater_testkit::{run, wait_until};
 
 struct Dir(tempfile::TempDir);
 
@@ -45,7 +44,7 @@ impl Dir {
     fn qemu_img(&self, arguments: &[&str]) {
         let here = self.0.path().to_str().unwrap();
         let arguments: Vec<String> = arguments.iter().map(|a| a.replace("DIR", here)).collect();
-        run_ok("qemu-img", &arguments.iter().map(String::as_str).collect::<Vec<_>>());
+        run("qemu-utils", "qemu-img", &arguments.iter().map(String::as_str).collect::<Vec<_>>());
     }
 }
 
@@ -131,7 +130,7 @@ fn a_chain_of_backing_files_is_imported_and_exported_bit_for_bit() {
         ("c.qcow2", &["write -P 4 6k 2k", "write -z 1M 4k"]),
     ] {
         for command in commands {
-            run_ok("qemu-io", &["-c", command, &dir.text(name)]);
+            run("qemu-utils", "qemu-io", &["-c", command, &dir.text(name)]);
         }
     }
     let (_store_dir, store) = store();
@@ -143,7 +142,7 @@ fn a_chain_of_backing_files_is_imported_and_exported_bit_for_bit() {
     let mut last = 0;
     export_raw(&store, version.manifest, &out, &Cancel::new(), &mut |p| last = p.done_bytes).unwrap();
     assert_eq!(last, 12 << 20);
-    run_ok("qemu-img", &["compare", &dir.text("c.qcow2"), &dir.text("out.raw")]);
+    run("qemu-utils", "qemu-img", &["compare", &dir.text("c.qcow2"), &dir.text("out.raw")]);
     let blocks = std::os::unix::fs::MetadataExt::blocks(&fs::metadata(&out).unwrap());
     assert!(blocks * 512 < 5 << 20, "the export has no holes: {blocks} sectors");
 }
@@ -168,7 +167,7 @@ fn a_qcow2_with_one_table_in_two_places_is_refused() {
     let dir = Dir::new();
     let path = dir.path("a.qcow2");
     dir.qemu_img(&["create", "-q", "-f", "qcow2", "-o", "cluster_size=512", "DIR/a.qcow2", "1M"]);
-    run_ok("qemu-io", &["-c", "write 0 512", &dir.text("a.qcow2")]);
+    run("qemu-utils", "qemu-io", &["-c", "write 0 512", &dir.text("a.qcow2")]);
     open_file(&path).unwrap();
     let file = File::options().read(true).write(true).open(&path).unwrap();
     let (mut l1, mut entry) = ([0; 8], [0; 8]);
@@ -317,9 +316,9 @@ fn other_formats_are_refused_by_name_and_with_what_to_do() {
         assert_eq!(kind, ImageErrorKind::Unsupported);
         assert!(message.contains(says) && message.contains("qemu-nbd"), "{message}");
     }
-    run_ok("gzip", &["--keep", &dir.text("disk.raw")]);
+    run("gzip", "gzip", &["--keep", &dir.text("disk.raw")]);
     assert!(error(&dir.path("disk.raw.gz")).1.contains("gunzip"));
-    run_ok("tar", &["-cf", &dir.text("x.tar"), "-C", &dir.text(""), "disk.raw"]);
+    run("tar", "tar", &["-cf", &dir.text("x.tar"), "-C", &dir.text(""), "disk.raw"]);
     assert!(error(&dir.path("x.tar")).1.contains("tar archive"));
     let text = "#!/bin/sh\n# No disk at all, although of a good size.\n".repeat(512);
     fs::write(dir.path("text"), &text[..512 * 20]).unwrap();
@@ -372,7 +371,7 @@ fn files_that_cannot_be_disks_are_refused_with_the_reason() {
     fs::write(dir.path("odd"), &odd).unwrap();
     File::create(dir.path("empty")).unwrap();
     symlink("nowhere", dir.path("dangling")).unwrap();
-    run("mkfifo", &[&dir.text("fifo")]);
+    run("coreutils", "mkfifo", &[&dir.text("fifo")]);
     for (name, says) in [
         ("odd", "not a multiple of 512"),
         ("empty", "it is empty"),
@@ -460,39 +459,12 @@ fn exports_to_one_name_at_a_time_leave_a_whole_one() {
     assert_eq!(partials(dir.0.path()), [] as [&str; 0]);
 }
 
-/// A disk that answers no read, like a volume over a store that is gone.
-#[derive(Default)]
-struct Hung(Mutex<Vec<(Request, Completion)>>);
-
-impl Device for Hung {
-    fn geometry(&self) -> Geometry {
-        Geometry {
-            size_bytes: 4 << 20,
-            logical_block_bytes: 512,
-            physical_block_bytes: 4096,
-            read_only: true,
-            volatile_cache: false,
-        }
-    }
-
-    fn try_now(&self, _: Op<'_>) -> Result<Attempt, IoError> {
-        Ok(Attempt::MustWait)
-    }
-
-    fn submit(&self, request: Request, done: Completion) {
-        self.0.lock().unwrap().push((request, done));
-    }
-
-    fn extents(&self, range: ByteRange, _: usize) -> Result<Vec<Extent>, IoError> {
-        Ok(vec![Extent { len: range.len(), kind: ExtentKind::Data }])
-    }
-}
-
 #[test]
 fn a_cancelled_import_does_not_wait_for_a_source_that_hangs() {
     let (store_dir, store) = store();
     let before = files(store_dir.path());
-    let source = Arc::new(Hung::default());
+    let source = disk_of(vec![0; 4 << 20]);
+    source.hold();
     let (ended, outcome) = mpsc::channel();
     let theirs = Arc::clone(&source);
     std::thread::spawn(move || {
@@ -504,7 +476,6 @@ fn a_cancelled_import_does_not_wait_for_a_source_that_hangs() {
     assert_eq!(error.kind(), ImageErrorKind::Cancelled);
     assert_eq!(files(store_dir.path()), before);
     // What comes too late goes nowhere.
-    for (request, done) in source.0.lock().unwrap().drain(..) {
-        done.complete(Ok(()), request.into_buffer());
-    }
+    source.release();
+    wait_until("all is answered", || source.waiting() == 0);
 }

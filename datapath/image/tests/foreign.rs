@@ -5,8 +5,9 @@ mod fixture;
 use std::fs;
 use std::path::Path;
 
-use fixture::{files, noise, read_all, run_ok, store};
+use fixture::{files, noise, read_all, store};
 use headwater_image::{Cancel, ImageErrorKind, ImportOptions, export_raw, import, open_file};
+use headwater_testkit::run;
 
 /// A disk with data that packs, data that does not, and holes.
 fn raw(path: &Path) -> Vec<u8> {
@@ -20,7 +21,7 @@ fn raw(path: &Path) -> Vec<u8> {
 
 fn qemu_img(dir: &Path, arguments: &[&str]) {
     let arguments: Vec<String> = arguments.iter().map(|a| a.replace("DIR", dir.to_str().unwrap())).collect();
-    run_ok("qemu-img", &arguments.iter().map(String::as_str).collect::<Vec<_>>());
+    run("qemu-utils", "qemu-img", &arguments.iter().map(String::as_str).collect::<Vec<_>>());
 }
 
 const FORMS: [(&str, &str); 8] = [

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use fixture::{import_bytes, noise, read_all, run_ok, store};
+use fixture::{import_bytes, noise, read_all, store};
 use headwater_image::verify::DAMAGED_LISTED_MAX;
 use headwater_image::{
     Cancel, ChunkCache, ImageErrorKind, Verified, VersionReader, files_touched, repair, repair_manifest,
@@ -19,6 +19,7 @@ use headwater_store::{
     Access, Hash, Image, ImageName, LocalDir, Object, Patch, Pin, Publication, Removed, Store, StoreError,
     Version,
 };
+use headwater_testkit::run;
 
 fn object_path(dir: &Path, version: &Version) -> PathBuf {
     dir.join("objects").join(version.objects[0].to_string())
@@ -198,7 +199,7 @@ fn a_manifest_is_repaired_from_another_store_and_stays_in_use() {
     flip(&path, 60);
     let mut options = headwater_image::ImportOptions::new("disk".parse().unwrap(), 1_700_000_000);
     options.unless_newest = true;
-    let source = Arc::new(fixture::MemoryDisk::new(disk));
+    let source = fixture::disk_of(disk);
     let again = headwater_image::import(source, &here, &options, &mut |_| {}).unwrap();
     assert_eq!(again.version.number, 1);
     assert!(fs::read(&path).unwrap() == good);
@@ -225,7 +226,11 @@ fn damage_is_reported_with_the_files_that_it_touches() {
         fs::write(tree.join(name), bytes).unwrap();
     }
     let image = dir.path().join("fs.img");
-    run_ok("mke2fs", &["-q", "-t", "ext4", "-d", tree.to_str().unwrap(), image.to_str().unwrap(), "16M"]);
+    run(
+        "e2fsprogs",
+        "mke2fs",
+        &["-q", "-t", "ext4", "-d", tree.to_str().unwrap(), image.to_str().unwrap(), "16M"],
+    );
     let disk = fs::read(&image).unwrap();
     let mut second = vec![0; 1 << 20];
     noise(&mut second, 2);

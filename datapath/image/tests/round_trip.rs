@@ -4,10 +4,11 @@ mod fixture;
 
 use std::sync::Arc;
 
-use fixture::{HungDisk, MemoryDisk, import_bytes, noise, read_all, store};
+use fixture::{disk_of, hung_disk, import_bytes, noise, read_all, store};
 use headwater_block::{ByteRange, Device, ExtentKind, IoErrorKind, blocking};
 use headwater_image::{Cancel, ChunkCache, ImageErrorKind, ImportOptions, VersionReader, import};
 use headwater_store::{Access, LocalDir, Store};
+use headwater_testkit::{ReferenceDisk, ReferenceOptions};
 use proptest::prelude::*;
 
 #[test]
@@ -51,7 +52,7 @@ fn one_content_is_one_version_whatever_the_number_of_threads() {
             let (_dir, store) = store();
             let mut options = ImportOptions::new("disk".parse().unwrap(), 0);
             options.threads = Some(threads);
-            let source = Arc::new(MemoryDisk::new(disk.clone()));
+            let source = disk_of(disk.clone());
             versions.push(import(source, &store, &options, &mut |_| {}).unwrap().version.manifest);
         }
     }
@@ -107,7 +108,7 @@ fn a_cancelled_or_failed_import_leaves_nothing() {
     let mut options = ImportOptions::new("disk".parse().unwrap(), 0);
     options.cancel = cancel.clone();
     let mut last = 0;
-    let source = Arc::new(MemoryDisk::new(disk.clone()));
+    let source = disk_of(disk.clone());
     let error = import(source, &store, &options, &mut |progress| {
         assert!(progress.done_bytes >= last && progress.total_bytes == 32 << 20);
         last = progress.done_bytes;
@@ -119,11 +120,11 @@ fn a_cancelled_or_failed_import_leaves_nothing() {
     assert_eq!(error.kind(), ImageErrorKind::Cancelled);
     assert_eq!(fixture::files(dir.path()), before);
 
-    let mut source = MemoryDisk::new(disk);
-    source.fail_at = Some(20 << 20);
+    let source = disk_of(disk);
+    source.fail(ByteRange::new(20 << 20, 512).unwrap(), IoErrorKind::Device);
     let options = ImportOptions::new("disk".parse().unwrap(), 0);
-    let error = import(Arc::new(source), &store, &options, &mut |_| {}).unwrap_err();
-    assert_eq!(error.to_string(), "the disk is broken at 20971520");
+    let error = import(source, &store, &options, &mut |_| {}).unwrap_err();
+    assert!(error.to_string().starts_with("injected failure of "), "{error}");
     assert_eq!(fixture::files(dir.path()), before);
 }
 
@@ -131,7 +132,7 @@ fn a_cancelled_or_failed_import_leaves_nothing() {
 fn an_import_from_a_source_that_hangs_can_be_cancelled() {
     let (dir, store) = store();
     let before = fixture::files(dir.path());
-    let source = Arc::new(HungDisk::default());
+    let source = hung_disk();
     let mut options = ImportOptions::new("disk".parse().unwrap(), 0);
     let cancel = Cancel::new();
     options.cancel = cancel.clone();
@@ -139,7 +140,9 @@ fn an_import_from_a_source_that_hangs_can_be_cancelled() {
     let error = import(source, &store, &options, &mut |progress| {
         assert_eq!(progress.done_bytes, 0);
         cancel.cancel();
-        cut.cut();
+        // Its server goes away, say: what waits fails, and what comes.
+        cut.fail(ByteRange::new(0, 8 << 20).unwrap(), IoErrorKind::Closed);
+        cut.release();
     })
     .unwrap_err();
     assert_eq!(error.kind(), ImageErrorKind::Cancelled);
@@ -150,9 +153,12 @@ fn an_import_from_a_source_that_hangs_can_be_cancelled() {
 fn odd_sources_are_refused() {
     let (dir, store) = store();
     let before = fixture::files(dir.path());
+    // With blocks of 512 bytes it could not have these sizes.
+    let blocks_of_eight = ReferenceOptions { logical_block_bytes: 8, ..Default::default() };
     for (len, says) in [(0, "empty"), (1000, "multiple of 512")] {
         let options = ImportOptions::new("disk".parse().unwrap(), 0);
-        let source = Arc::new(MemoryDisk::new(vec![1; len]));
+        let source = ReferenceDisk::with_contents(vec![1; len], blocks_of_eight.clone());
+        let source = Arc::new(source);
         let error = import(source, &store, &options, &mut |_| {}).unwrap_err();
         assert_eq!(error.kind(), ImageErrorKind::Invalid);
         assert!(error.to_string().contains(says), "{error}");

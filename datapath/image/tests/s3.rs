@@ -8,7 +8,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use fixture::{MemoryDisk, noise, store};
+use fixture::{disk_of, noise, store};
 use headwater_image::{Cancel, ImageErrorKind, ImportOptions, import, repair, verify};
 use headwater_store::{Access, Keys, S3Options, S3Store, Store, Version};
 use headwater_testkit::s3::{KEY_ID, KEY_SECRET, S3Server, serve_if_asked};
@@ -39,7 +39,7 @@ fn served() -> Served {
 
 fn import_to(store: &dyn Store, disk: &[u8]) -> Version {
     let options = ImportOptions::new("disk".parse().unwrap(), 1_700_000_000);
-    let source = Arc::new(MemoryDisk::new(disk.to_vec()));
+    let source = disk_of(disk.to_vec());
     import(source, store, &options, &mut |_| {}).unwrap().version
 }
 

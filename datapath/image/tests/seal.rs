@@ -6,7 +6,7 @@ mod fixture;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use fixture::{MemoryDisk, files, import_bytes, noise, read_all, store};
+use fixture::{disk_of, files, import_bytes, noise, read_all, store};
 use headwater_block::ByteRange;
 use headwater_image::{
     Basis, Cancel, ChunkCache, ImageError, ImageErrorKind, ImportOptions, Imported, Manifest, VersionReader,
@@ -46,7 +46,7 @@ fn seal(store: &dyn Store, basis: Basis, new: &[u8]) -> Result<Imported, ImageEr
     options.basis = Some(basis);
     options.note = "sealed".into();
     options.author = "somebody".into();
-    import(Arc::new(MemoryDisk::new(new.to_vec())), store, &options, &mut |_| {})
+    import(disk_of(new.to_vec()), store, &options, &mut |_| {})
 }
 
 /// A disk of 40 chunks and a bit, with holes, and what became of it.

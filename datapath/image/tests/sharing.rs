@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Barrier, mpsc};
 use std::time::Duration;
 
-use fixture::{MemoryDisk, import_bytes, noise, read_all, store};
+use fixture::{disk_of, import_bytes, noise, read_all, store};
 use headwater_block::{Attempt, ByteRange, Completion, Device, Op, Request, blocking};
 use headwater_image::{ChunkCache, ImageErrorKind, ImportOptions, VersionReader, import};
 use headwater_store::{
@@ -137,7 +137,7 @@ fn a_store_that_cannot_be_read_for_now_is_not_taken_for_damaged() {
     let store = slow(store, 0);
     let again = || {
         let options = ImportOptions::new("again".parse().unwrap(), 1_700_000_000);
-        import(Arc::new(MemoryDisk::new(disk.clone())), &store, &options, &mut |_| {})
+        import(disk_of(disk.clone()), &store, &options, &mut |_| {})
     };
     store.fails.store(true, Ordering::SeqCst);
     let error = again().unwrap_err();

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use headwater_remote::{Limits, Options, RemoteStore, ServerState};
 use headwater_store::{Access, Hash, LocalDir, Store, StoreError, StoreErrorKind};
-use headwater_testkit::{FileServer, HttpFault, TestTls};
+use headwater_testkit::{FileServer, HttpFault, TestTls, run};
 use support::{MANIFEST, OBJECT_BYTES, all_up, limits, message, object, open, options, read, store, until};
 
 mod support;
@@ -466,16 +466,11 @@ fn the_time_in_which_a_server_was_gone_is_not_taken_for_damage() {
 /// A copy of a store whose one object is cut short.
 fn cut_short(store: &Path, bytes: &[u8], len: u64) -> tempfile::TempDir {
     let dir = tempfile::tempdir().unwrap();
-    run_ok("cp", &["-r", &format!("{}/.", store.display()), &dir.path().display().to_string()]);
+    run("coreutils", "cp", &["-r", &format!("{}/.", store.display()), &dir.path().display().to_string()]);
     let object = dir.path().join("objects").join(Hash::of(bytes).to_string());
-    run_ok("chmod", &["u+w", &object.display().to_string()]);
+    run("coreutils", "chmod", &["u+w", &object.display().to_string()]);
     std::fs::File::options().write(true).open(object).unwrap().set_len(len).unwrap();
     dir
-}
-
-fn run_ok(program: &str, arguments: &[&str]) {
-    let done = std::process::Command::new(program).args(arguments).status();
-    assert!(done.as_ref().is_ok_and(|status| status.success()), "{program} {arguments:?}: {done:?}");
 }
 
 #[test]

@@ -2,7 +2,7 @@
 
 #![expect(dead_code, reason = "each test binary uses a part of this")]
 
-use headwater_testkit::wait_until;
+use headwater_testkit::{Rng, wait_until};
 use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
@@ -266,16 +266,8 @@ pub fn open_to_others(dir: &Path) -> Vec<PathBuf> {
 }
 
 /// Bytes that nothing makes smaller.
-pub fn pseudo_random(len: usize, mut state: u64) -> Vec<u8> {
-    let mut bytes = Vec::with_capacity(len + 8);
-    while bytes.len() < len {
-        state ^= state << 13;
-        state ^= state >> 7;
-        state ^= state << 17;
-        bytes.extend_from_slice(&state.to_le_bytes());
-    }
-    bytes.truncate(len);
-    bytes
+pub fn pseudo_random(len: usize, seed: u64) -> Vec<u8> {
+    Rng::new(seed).bytes(len)
 }
 
 /// A plain HTTP exchange over the socket. Returns status and body.

@@ -1,27 +1,16 @@
 //! The seed disk, read back with the tools that others read it with.
 
 use std::path::Path;
-use std::process::Command;
 
 use headwater_qemu::{Identity, MacAddress, Network, SshHostKey, seed};
+use headwater_testkit::run;
 use uuid::Uuid;
 
 const UUID: Uuid = Uuid::from_u128(0x0123_4567_89ab_cdef_0123_4567_89ab_cdef);
 const MAC: MacAddress = MacAddress([0x52, 0x54, 0, 1, 2, 3]);
 
-/// Runs a tool and returns what it printed; says what to install where it is missing.
-fn run(program: &str, package: &str, arguments: &[&str]) -> String {
-    let output = Command::new(program)
-        .args(arguments)
-        .output()
-        .unwrap_or_else(|error| panic!("cannot run {program}: {error}; apt-get install {package}"));
-    let stderr = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success(), "{program} {arguments:?}: {}\n{stderr}", output.status);
-    String::from_utf8(output.stdout).unwrap()
-}
-
 fn file(disk: &Path, name: &str) -> String {
-    run("mtype", "mtools", &["-i", disk.to_str().unwrap(), &format!("::{name}")])
+    run("mtools", "mtype", &["-i", disk.to_str().unwrap(), &format!("::{name}")])
 }
 
 #[test]
@@ -35,8 +24,8 @@ fn the_disk_is_sound_and_holds_the_identity() {
     seed::write(&disk, &identity, Network::User, MAC).unwrap();
 
     let path = disk.to_str().unwrap();
-    run("fsck.vfat", "dosfstools", &["-n", path]);
-    let found = run("blkid", "util-linux", &["-p", "-o", "export", path]);
+    run("dosfstools", "fsck.vfat", &["-n", path]);
+    let found = run("util-linux", "blkid", &["-p", "-o", "export", path]);
     assert!(found.contains("LABEL=CIDATA\n") && found.contains("TYPE=vfat\n"), "{found}");
 
     assert_eq!(file(&disk, "user-data"), "#!/bin/sh\necho \"done\" >/tmp/it\n");
@@ -72,7 +61,7 @@ fn the_machine_id_command_does_what_it_says() {
         if let Some(before) = before {
             std::fs::write(&target, before).unwrap();
         }
-        run("sh", "dash", &["-c", &command]);
+        run("dash", "sh", &["-c", &command]);
         assert_eq!(std::fs::read_to_string(&target).unwrap(), format!("{}\n", UUID.simple()));
     }
 }

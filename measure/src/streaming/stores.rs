@@ -7,6 +7,7 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
+use headwater_testkit::Rng;
 
 use crate::Plan;
 use crate::systems::Process;
@@ -118,23 +119,18 @@ fn walk(folder: &Path) -> Result<Vec<PathBuf>> {
 }
 
 /// Blocks of 4 KiB of which half does not compress, all different.
-pub struct Blocks(u64);
+pub struct Blocks(Rng);
 
 impl Blocks {
     /// The same seed gives the same blocks.
     pub fn new(seed: u64) -> Self {
-        Self(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1)
+        Self(Rng::new(seed))
     }
 
     /// The next block.
     pub fn next_block(&mut self) -> [u8; 4096] {
         let mut block = [b'.'; 4096];
-        for word in block[..2048].chunks_exact_mut(8) {
-            self.0 ^= self.0 << 13;
-            self.0 ^= self.0 >> 7;
-            self.0 ^= self.0 << 17;
-            word.copy_from_slice(&self.0.to_le_bytes());
-        }
+        self.0.fill(&mut block[..2048]);
         block
     }
 }

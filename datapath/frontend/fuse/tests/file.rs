@@ -11,10 +11,10 @@ use std::sync::Arc;
 use std::sync::mpsc;
 use std::time::Duration;
 
-use fixture::{Mounted, output, run};
+use fixture::Mounted;
 use headwater_block::{ByteRange, IoErrorKind, blocking};
 use headwater_fuse::{MountError, Options, Server};
-use headwater_testkit::{ReferenceDisk, ReferenceOptions, Waits, wait_until};
+use headwater_testkit::{ReferenceDisk, ReferenceOptions, Waits, output, succeed, wait_until};
 use rustix::fs::FallocateFlags;
 use rustix::io::Errno;
 
@@ -60,7 +60,7 @@ fn permissions_and_owner_can_be_changed_while_it_is_mounted() {
 fn others_come_in_only_where_they_are_allowed() {
     let as_nobody = |file: &Path| {
         let id = ["--reuid=65534", "--regid=65534", "--clear-groups", "cat"];
-        output(Command::new("setpriv").args(id).arg(file)).status.success()
+        output("util-linux", Command::new("setpriv").args(id).arg(file)).status.success()
     };
     for allow_other in [false, true] {
         let options = Options { allow_other, ..Options::default() };
@@ -175,7 +175,7 @@ fn a_mapping_sees_the_disk_and_writes_to_it() {
         f=open(sys.argv[1],'r+b'); m=mmap.mmap(f.fileno(),1<<20)\n\
         assert m[8192:8196]==b'\\x05'*4, m[8192:8196]\n\
         m[0:4]=b'abcd'; m.flush()\n";
-    run(Command::new("python3").args(["-c", python]).arg(mounted.file()));
+    succeed("python3-minimal", Command::new("python3").args(["-c", python]).arg(mounted.file()));
     assert_eq!(&mounted.disk.contents()[..4], b"abcd");
 }
 
@@ -264,7 +264,7 @@ fn unmounting_from_outside_is_told_once() {
     let (tx, rx) = mpsc::channel();
     let on_unmounted: Option<Box<dyn FnOnce() + Send>> = Some(Box::new(move || tx.send(()).unwrap()));
     let mounted = Mounted::with(ReferenceDisk::new(SIZE), Options { on_unmounted, ..Options::default() });
-    run(Command::new("umount").arg(mounted.dir.path()));
+    succeed("mount", Command::new("umount").arg(mounted.dir.path()));
     rx.recv_timeout(Duration::from_secs(60)).expect("it is told");
     mounted.server.stop();
 }

@@ -5,10 +5,10 @@ mod fixture;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use fixture::{Mounted, output, run};
+use fixture::Mounted;
 use headwater_block::{Device, blocking};
 use headwater_fuse::Options;
-use headwater_testkit::{ReferenceDisk, ReferenceOptions, Rng, Waits};
+use headwater_testkit::{ReferenceDisk, ReferenceOptions, Rng, Waits, output, succeed, wait_until};
 
 const SIZE: u64 = 64 << 20;
 
@@ -40,7 +40,7 @@ fn fio_verifies_what_it_wrote() {
         ]);
         command.args(["--allow_file_create=0", "--fallocate=none"]);
         command.arg(format!("--ioengine={engine}")).arg(format!("--filename={}", mounted.file().display()));
-        run(&mut command);
+        succeed("fio", &mut command);
     }
 }
 
@@ -54,27 +54,39 @@ fn images_go_in_and_come_out_through_qemu_img_and_stay_sparse_in_cp() {
     std::fs::write(&raw, &contents).unwrap();
     let file = mounted.file();
     let copy = dir.path().join("copy.raw");
-    run(Command::new("cp").arg("--sparse=auto").arg(&file).arg(&copy));
+    succeed("coreutils", Command::new("cp").arg("--sparse=auto").arg(&file).arg(&copy));
     assert!(std::fs::read(&copy).unwrap() == contents);
     let blocks = std::os::unix::fs::MetadataExt::blocks(&std::fs::metadata(&copy).unwrap());
     assert!(blocks * 512 <= (16 << 20), "{blocks} blocks");
     let compare = |format: &str, other: &Path| {
-        run(Command::new("qemu-img").args(["compare", "-f", "raw", "-F", format]).arg(&file).arg(other));
+        succeed(
+            "qemu-utils",
+            Command::new("qemu-img").args(["compare", "-f", "raw", "-F", format]).arg(&file).arg(other),
+        );
     };
     compare("raw", &raw);
     let qcow2 = dir.path().join("out.qcow2");
-    run(Command::new("qemu-img").args(["convert", "-f", "raw", "-O", "qcow2"]).arg(&file).arg(&qcow2));
+    succeed(
+        "qemu-utils",
+        Command::new("qemu-img").args(["convert", "-f", "raw", "-O", "qcow2"]).arg(&file).arg(&qcow2),
+    );
     compare("qcow2", &qcow2);
     // The other way, onto a disk that has something else.
     blocking::write(&*mounted.disk, 1 << 20, &[0xee; 1 << 20]).unwrap();
-    run(Command::new("qemu-img").args(["convert", "-n", "-f", "qcow2", "-O", "raw"]).arg(&qcow2).arg(&file));
+    succeed(
+        "qemu-utils",
+        Command::new("qemu-img").args(["convert", "-n", "-f", "qcow2", "-O", "raw"]).arg(&qcow2).arg(&file),
+    );
     assert!(mounted.disk.contents() == contents);
-    run(Command::new("dd")
-        .args(["bs=1000", "count=3000", "conv=notrunc", "status=none"])
-        .arg(format!("if={}", raw.display()))
-        .arg(format!("of={}", file.display())));
+    succeed(
+        "coreutils",
+        Command::new("dd")
+            .args(["bs=1000", "count=3000", "conv=notrunc", "status=none"])
+            .arg(format!("if={}", raw.display()))
+            .arg(format!("of={}", file.display())),
+    );
     assert!(mounted.disk.contents() == contents);
-    let refused = output(Command::new("cp").arg(&raw).arg(&file));
+    let refused = output("coreutils", Command::new("cp").arg(&raw).arg(&file));
     assert!(!refused.status.success() && String::from_utf8_lossy(&refused.stderr).contains("not permitted"));
 }
 
@@ -87,23 +99,19 @@ impl Loop {
         command
             .args(["--find", "--show", if direct { "--direct-io=on" } else { "--direct-io=off" }])
             .arg(file);
-        Self(run(&mut command).trim().into())
+        Self(succeed("mount", &mut command).trim().into())
     }
 }
 
 impl Drop for Loop {
     fn drop(&mut self) {
-        let _ = output(Command::new("losetup").arg("--detach").arg(&self.0));
+        let _ = output("mount", Command::new("losetup").arg("--detach").arg(&self.0));
     }
 }
 
 /// Waits where it is busy: between its fork and its program a child of another test has our files open.
 fn unmount(at: &Path) {
-    let deadline = std::time::Instant::now() + std::time::Duration::from_secs(20);
-    while !output(Command::new("umount").arg(at)).status.success() {
-        assert!(std::time::Instant::now() < deadline, "{} stays busy", at.display());
-        std::thread::sleep(std::time::Duration::from_millis(20));
-    }
+    wait_until("it is not busy", || output("mount", Command::new("umount").arg(at)).status.success());
 }
 
 #[test]
@@ -112,20 +120,20 @@ fn a_loop_device_carries_a_file_system_and_trims_it() {
         let mounted = mounted();
         let dir = tempfile::tempdir().unwrap();
         let device = Loop::over(&mounted.file(), direct);
-        run(Command::new("mkfs.ext4").args(["-q", "-F"]).arg(&device.0));
-        run(Command::new("mount").arg(&device.0).arg(dir.path()));
+        succeed("e2fsprogs", Command::new("mkfs.ext4").args(["-q", "-F"]).arg(&device.0));
+        succeed("mount", Command::new("mount").arg(&device.0).arg(dir.path()));
         let bytes = Rng::new(3).bytes(16 << 20);
         std::fs::write(dir.path().join("file"), &bytes).unwrap();
         unmount(dir.path());
         assert_ne!(mounted.disk.counts().flushes, 0);
-        run(Command::new("mount").arg(&device.0).arg(dir.path()));
+        succeed("mount", Command::new("mount").arg(&device.0).arg(dir.path()));
         assert!(std::fs::read(dir.path().join("file")).unwrap() == bytes);
         std::fs::remove_file(dir.path().join("file")).unwrap();
         let before = mounted.disk.counts();
-        run(Command::new("fstrim").arg(dir.path()));
+        succeed("util-linux", Command::new("fstrim").arg(dir.path()));
         let after = mounted.disk.counts();
         assert!(after.discards + after.zeroes > before.discards + before.zeroes);
         unmount(dir.path());
-        run(Command::new("fsck.ext4").args(["-f", "-n"]).arg(&device.0));
+        succeed("e2fsprogs", Command::new("fsck.ext4").args(["-f", "-n"]).arg(&device.0));
     }
 }

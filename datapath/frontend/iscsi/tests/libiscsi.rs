@@ -14,8 +14,8 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use fixture::{Fixture, run};
-use headwater_testkit::{ReferenceDisk, ReferenceOptions, Waits};
+use fixture::Fixture;
+use headwater_testkit::{ReferenceDisk, ReferenceOptions, Waits, run};
 
 /// For one test; reached only where something hangs. The longest takes some seconds.
 const LIMIT: Duration = Duration::from_secs(60);

@@ -5,10 +5,10 @@ mod fixture;
 use std::sync::Arc;
 use std::time::Duration;
 
-use fixture::{Fixture, run};
+use fixture::Fixture;
 use headwater_block::blocking;
 use headwater_nbd::{Address, ClientIdentity, Export, ExportInfo, Exports, Limits, NotOpened, Server};
-use headwater_testkit::{ReferenceDisk, ReferenceOptions, Rng, Waits};
+use headwater_testkit::{ReferenceDisk, ReferenceOptions, Rng, Waits, run};
 
 const MIB: u64 = 1 << 20;
 

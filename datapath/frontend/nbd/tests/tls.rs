@@ -8,7 +8,7 @@ use std::process::Command;
 use std::sync::{Arc, Mutex, Once};
 use std::time::Duration;
 
-use fixture::{Raw, run};
+use fixture::Raw;
 use headwater_block::{Device, blocking};
 use headwater_nbd::client::ConnectError;
 use headwater_nbd::wire::handshake::{GoData, option, reply};
@@ -17,7 +17,7 @@ use headwater_nbd::{
 };
 use headwater_testkit::conformance;
 use headwater_testkit::pki::{Authority, Oddity};
-use headwater_testkit::{ReferenceDisk, ReferenceOptions, Waits, wait_until};
+use headwater_testkit::{ReferenceDisk, ReferenceOptions, Waits, run, wait_until};
 
 const MIB: u64 = 1 << 20;
 const USUAL: Oddity = Oddity { is_expired: false, serial: 0 };

@@ -11,22 +11,12 @@ use std::os::fd::AsRawFd;
 use std::time::{Duration, Instant};
 
 use headwater_block::size;
+use headwater_testkit::Rng;
 use rustix::mm::{MapFlags, ProtFlags};
 use virtio_driver::{QueueNotifier, VhostUser, VirtioBlkQueue, VirtioBlkTransport, VirtioFeatureFlags};
 
 const FILL_BYTES: usize = 128 << 10;
 const QUEUE_SIZE: u16 = 256;
-
-struct Rng(u64);
-
-impl Rng {
-    fn next(&mut self) -> u64 {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        self.0
-    }
-}
 
 struct Driver {
     queue: VirtioBlkQueue<'static, usize>,
@@ -96,7 +86,7 @@ impl Driver {
             let slot = free.pop().ok_or("no slot")?;
             for word in 0..FILL_BYTES / 8 {
                 // SAFETY: inside of the slot, which no request uses now.
-                unsafe { self.memory.add(slot * FILL_BYTES).cast::<u64>().add(word).write(rng.next()) };
+                unsafe { self.memory.add(slot * FILL_BYTES).cast::<u64>().add(word).write(rng.next_u64()) };
             }
             self.add(true, at, slot, FILL_BYTES)?;
             self.kick()?;
@@ -133,7 +123,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let request_bytes = usize::try_from(request).ok().filter(|bytes| (1..=FILL_BYTES).contains(bytes));
     let request_bytes = request_bytes.ok_or("a request has at most 128K")?;
     let mut driver = Driver::connect(path, depth.max(8) * FILL_BYTES)?;
-    let mut rng = Rng(0x9e37_79b9_7f4a_7c15);
+    let mut rng = Rng::new(1);
     driver.fill(span, &mut rng)?;
 
     let requests = span / request;
@@ -147,8 +137,8 @@ fn main() -> Result<(), Box<dyn Error>> {
     let mut now = begin;
     while now < end {
         for slot in free.drain(..) {
-            let roll = rng.next();
-            next = if roll % 5 < 4 { rng.next() % requests } else { (next + 1) % requests };
+            let roll = rng.next_u64();
+            next = if roll % 5 < 4 { rng.next_u64() % requests } else { (next + 1) % requests };
             started[slot] = now;
             driver.add(roll / 5 % 5 < 4, next * request, slot, request_bytes)?;
         }

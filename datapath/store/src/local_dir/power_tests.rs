@@ -101,13 +101,8 @@ fn run(history: &[Operation], steps: u64, seed: u64) {
     LEFT.with(|left| left.set(u64::MAX));
     let durable = DURABLE.take().unwrap();
 
-    let mut state = seed | 1;
-    let mut dice = || {
-        state ^= state << 13;
-        state ^= state >> 7;
-        state ^= state << 17;
-        state >> 20
-    };
+    let mut rng = headwater_testkit::Rng::new(seed);
+    let mut dice = || rng.next_u64();
     let found = after_the_cut(dir.path(), &durable, &mut dice);
     let store = LocalDir::open(found.path(), Access::WRITE).unwrap();
     check(found.path(), &store, true);

@@ -1,0 +1,34 @@
+//! Programs that tests need, run to their end; one that is missing is a failure that says what to install.
+
+use std::process::{Command, Output};
+
+/// Runs a program of a Debian package, which must succeed; returns what it printed.
+#[track_caller]
+pub fn run(package: &str, program: &str, arguments: &[&str]) -> String {
+    succeed(package, Command::new(program).args(arguments))
+}
+
+/// The same of a command.
+#[track_caller]
+pub fn succeed(package: &str, command: &mut Command) -> String {
+    let output = output(package, command);
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    let (out, err) = (text(&output.stdout), text(&output.stderr));
+    assert!(output.status.success(), "{command:?}: {}\n{out}{err}", output.status);
+    out
+}
+
+/// Runs a command of a Debian package, which may fail.
+#[track_caller]
+pub fn output(package: &str, command: &mut Command) -> Output {
+    // Tools for file systems are there, and not in the path of users.
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    command.env("PATH", [path.as_os_str(), ":/usr/sbin:/sbin".as_ref()].join("".as_ref()));
+    let program = command.get_program().to_owned();
+    match command.output() {
+        Ok(output) => output,
+        Err(error) => {
+            panic!("cannot run {}: {error}; install it: apt-get install {package}", program.display())
+        }
+    }
+}
