@@ -33,10 +33,6 @@ impl IoEngine for PanickingEngine {
         self.0.submit(op);
     }
 
-    fn name(&self) -> &'static str {
-        "panicking"
-    }
-
     fn sync(&self, file: &File) -> io::Result<()> {
         assert!(!self.1.on_sync.load(Ordering::SeqCst), "as the test wants it");
         self.0.sync(file)
