@@ -25,6 +25,7 @@ mod daemon;
 mod data_dir;
 mod failure;
 mod keys;
+mod last_known;
 mod logging;
 mod replace;
 mod show;

@@ -28,10 +28,7 @@ pub fn open(name: &str, access: Access, credentials: &Credentials) -> Result<Arc
             let message = format!("{name} is a server, which can only be read: name a directory or s3://..");
             return Err(StoreError::new(StoreErrorKind::Invalid, message));
         }
-        let mut options = Options::new(ServerUrl::parse_list(name)?);
-        options.token_file.clone_from(&credentials.token);
-        options.ca_file.clone_from(&credentials.ca);
-        return Ok(Arc::new(RemoteStore::open(options)?));
+        return Ok(Arc::new(RemoteStore::open(servers(name, credentials)?)?));
     }
     if let Some((scheme, _)) = name.split_once("://") {
         let message = format!(
@@ -40,6 +37,27 @@ pub fn open(name: &str, access: Access, credentials: &Credentials) -> Result<Arc
         return Err(StoreError::new(StoreErrorKind::Invalid, message));
     }
     Ok(Arc::new(LocalDir::open(Path::new(name), access)?))
+}
+
+/// Opens a store of another host whose chunk size is known, whether or not it can be reached.
+pub fn open_unseen(
+    name: &str,
+    access: Access,
+    credentials: &Credentials,
+    chunk_bytes: u32,
+) -> Result<Arc<dyn Store>, StoreError> {
+    if S3Url::is_meant(name) {
+        let (url, options) = (name.parse()?, S3Options::new(owner()));
+        return Ok(Arc::new(S3Store::open_unseen(&url, access, &options, chunk_bytes)?));
+    }
+    Ok(Arc::new(RemoteStore::open_unseen(servers(name, credentials)?, chunk_bytes)?))
+}
+
+fn servers(name: &str, credentials: &Credentials) -> Result<Options, StoreError> {
+    let mut options = Options::new(ServerUrl::parse_list(name)?);
+    options.token_file.clone_from(&credentials.token);
+    options.ca_file.clone_from(&credentials.ca);
+    Ok(options)
 }
 
 /// Whether a store's name is that of servers, which are only read.

@@ -12,7 +12,7 @@ use headwater_block::size;
 use headwater_image::{
     Background, BackgroundProgress, ChunkCache, DiskCache, ImageError, Pace, Trace, VersionReader,
 };
-use headwater_store::{Hash, Store};
+use headwater_store::{Hash, Pin, Store};
 use serde::Serialize;
 use tokio::sync::watch;
 
@@ -120,6 +120,13 @@ pub struct StreamArgs {
     pub readahead: Ahead,
 }
 
+impl StreamArgs {
+    /// Opens the chunk cache on disk, if there is to be one.
+    pub fn open_disk(&self) -> Result<Option<Arc<DiskCache>>, ImageError> {
+        self.chunk_cache.as_ref().map(|place| DiskCache::open(&place.dir, place.size_bytes)).transpose()
+    }
+}
+
 /// Less than this holds hardly more than the chunks that are on their way.
 const CHUNK_MEMORY_MIN_BYTES: u64 = 16 << 20;
 
@@ -160,14 +167,19 @@ struct NotCopied {
 }
 
 impl Streaming {
-    /// Opens the caches. Unless the arguments say how much of images is kept in memory it is `ram_bytes`, and
-    /// without that a share of the host's memory.
-    pub fn new(store: Arc<dyn Store>, args: &StreamArgs, ram_bytes: Option<u64>) -> Result<Self, ImageError> {
+    /// Makes the caches, over that on `disk`. Unless the arguments say how much of images is kept in memory it is `ram_bytes`,
+    /// and without that a share of the host's memory.
+    pub fn new(
+        store: Arc<dyn Store>,
+        args: &StreamArgs,
+        disk: Option<Arc<DiskCache>>,
+        ram_bytes: Option<u64>,
+    ) -> Self {
         let share =
             (host_memory_bytes() / CHUNK_CACHE_SHARE).clamp(CHUNK_CACHE_MIN_BYTES, CHUNK_CACHE_MAX_BYTES);
         let ram_bytes = args.chunk_memory.or(ram_bytes).unwrap_or(share);
-        let chunks = match &args.chunk_cache {
-            Some(place) => ChunkCache::with_disk(ram_bytes, DiskCache::open(&place.dir, place.size_bytes)?),
+        let chunks = match disk {
+            Some(disk) => ChunkCache::with_disk(ram_bytes, disk),
             None => ChunkCache::new(ram_bytes),
         };
         // A guest's reads wait for a bucket that is gone, as they do for servers.
@@ -175,7 +187,13 @@ impl Streaming {
         let (boot_trace, readahead) = (args.boot_trace, args.readahead);
         let pace = args.hydrate.map(|CopyRate(rate)| Arc::new(Pace::new(rate)));
         let traces = Arc::new(Traces::new(Arc::clone(&store), Arc::clone(&chunks)));
-        Ok(Self { store, chunks, traces, pace, copies: Copies::default(), boot_trace, readahead })
+        Self { store, chunks, traces, pace, copies: Copies::default(), boot_trace, readahead }
+    }
+
+    /// Keeps a version from being removed.
+    pub fn pin(&self, manifest: Hash) -> Result<Pin, ImageError> {
+        let disk = self.chunks.disk().filter(|_| self.store.is_remote());
+        headwater_image::pin(&*self.store, manifest, disk.map(Arc::as_ref))
     }
 
     /// The chunks in memory.
@@ -492,7 +510,8 @@ mod tests {
             boot_trace: BootTrace::Off,
             ..StreamArgs::default()
         };
-        Streaming::new(store, &args, None).unwrap()
+        let disk = args.open_disk().unwrap();
+        Streaming::new(store, &args, disk, None)
     }
 
     #[test]

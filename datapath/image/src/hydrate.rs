@@ -103,6 +103,12 @@ impl VersionReader {
                     scope.spawn(|| copy(&reader, &parts, &pace, work));
                 }
             });
+            // Before it is said that no server is needed: that is to hold after a power cut, too.
+            if let Some(reader) = reader.upgrade().filter(|_| !work.is_cancelled())
+                && let Some(Err(e)) = reader.cache().disk().map(|disk| disk.sync())
+            {
+                tracing::warn!(error = %e, version = %reader.id().short(), "what was copied may be lost in a power cut");
+            }
         })
     }
 

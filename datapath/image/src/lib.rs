@@ -112,7 +112,7 @@ pub use pace::Pace;
 pub use partial::Partial;
 pub use progress::{Cancel, Progress};
 pub use raw_file::raw_file;
-pub use reader::VersionReader;
+pub use reader::{VersionReader, pin};
 pub use repair::{Repaired, repair, repair_manifest};
 pub use trace::Trace;
 pub use verify::{DamagedChunk, DamagedObject, Verified, verify, verify_at};

@@ -66,9 +66,9 @@ impl VersionReader {
     /// Opens the version with this manifest. Chunks are kept in `cache`, which all readers of the host share.
     pub fn open(store: &dyn Store, manifest: Hash, cache: Arc<ChunkCache>) -> Result<Arc<Self>, ImageError> {
         let opening = |e: ImageError| e.context(format!("cannot open version {}", manifest.short()));
-        let pin = store.pin(manifest).map_err(|e| opening(e.into()))?;
         let is_remote = store.is_remote();
         let disk = cache.disk().filter(|_| is_remote);
+        let pin = pin(store, manifest, disk.map(Arc::as_ref)).map_err(opening)?;
         let mut was_read = false;
         let read = || {
             was_read = true;
@@ -374,6 +374,19 @@ pub(crate) struct Prefetching<'a>(&'a AtomicUsize);
 impl Drop for Prefetching<'_> {
     fn drop(&mut self) {
         self.0.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+/// Keeps a version from being removed. One whose manifest is kept on the local disk is opened while the store cannot be reached,
+/// and its pin counts from when it can.
+pub fn pin(store: &dyn Store, id: Hash, disk: Option<&DiskCache>) -> Result<Pin, ImageError> {
+    let is_kept = || disk.is_some_and(|disk| disk.manifest(id).is_some());
+    match store.pin(id) {
+        Err(e) if e.kind() == StoreErrorKind::Unreachable && is_kept() => {
+            tracing::warn!(version = %id.short(), error = %e, "a version in use is not pinned before its store is back");
+            Ok(store.pin_later(id)?)
+        }
+        pinned => Ok(pinned?),
     }
 }
 

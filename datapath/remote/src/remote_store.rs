@@ -65,20 +65,22 @@ impl Drop for Open {
 impl RemoteStore {
     /// Finds out which servers are there; one is enough. Fails, with what each one answered, when there is none.
     pub fn open(options: Options) -> Result<Self, StoreError> {
-        let Options { servers, ca_file, token_file, limits } = options;
-        let servers = Servers::new(servers, ca_file.as_deref(), token_file, limits)?;
-        let probing = Arc::clone(&servers);
-        std::thread::Builder::new()
-            .name("probe".into())
-            .spawn(move || probe::run(&probing))
-            .map_err(|e| StoreError::from_os("cannot start a thread that looks for servers", e))?;
-        let open = Arc::new(Open(servers));
+        let open = Open::start(options)?;
         open.0.wait_for_first()?;
         let mut chunk_bytes = 0;
         open.whole("store", SETTINGS_MAX_BYTES, &mut |bytes| {
             chunk_bytes = chunk_bytes_of("at this server", bytes)?;
             Ok(())
         })?;
+        Ok(Self { open, chunk_bytes, patient: true })
+    }
+
+    /// The same where the chunk size is known, whether or not a server is there: reads of objects wait until one is.
+    pub fn open_unseen(options: Options, chunk_bytes: u32) -> Result<Self, StoreError> {
+        let open = Open::start(options)?;
+        if let Err(e) = open.0.wait_for_first() {
+            tracing::debug!(error = %e, "a store is opened without servers");
+        }
         Ok(Self { open, chunk_bytes, patient: true })
     }
 
@@ -99,6 +101,18 @@ impl RemoteStore {
 }
 
 impl Open {
+    /// Begins to look for the servers.
+    fn start(options: Options) -> Result<Arc<Self>, StoreError> {
+        let Options { servers, ca_file, token_file, limits } = options;
+        let servers = Servers::new(servers, ca_file.as_deref(), token_file, limits)?;
+        let probing = Arc::clone(&servers);
+        std::thread::Builder::new()
+            .name("probe".into())
+            .spawn(move || probe::run(&probing))
+            .map_err(|e| StoreError::from_os("cannot start a thread that looks for servers", e))?;
+        Ok(Arc::new(Self(servers)))
+    }
+
     fn whole(&self, path: &str, max_bytes: u64, check: &mut Check<'_>) -> Result<Vec<u8>, StoreError> {
         let ask = Ask {
             path,
@@ -138,8 +152,9 @@ impl Servers {
             self.changed.wait_until(&mut state, Instant::now() + std::time::Duration::from_millis(200));
         }
         drop(state);
+        // Reads wait for all of these, also for those that answer wrongly.
         Err(StoreError::new(
-            StoreErrorKind::Io,
+            StoreErrorKind::Unreachable,
             format!("none of the servers can be used: {}", self.status().reasons()),
         ))
     }

@@ -6,7 +6,8 @@
 //!                                 +--> say so once, wait, try again --- it answers: say so, go on
 //! ```
 //!
-//! Only reads of objects that are open wait: opening, lists, manifests and all that changes the store fail as they do below.
+//! Only reads of objects that are open wait: opening, lists, manifests and all that changes the store fail as they do below. What
+//! opens a version fails at once where the same was found out a moment ago: each answer of a store that hangs takes minutes.
 //! What the store answers is passed on at once, also that an object is not there, that its bytes are wrong, or that the
 //! server refuses it: reads wait for [`StoreErrorKind::Unreachable`] only.
 //!
@@ -16,7 +17,7 @@
 //! as gone from the first read that waits until the last one has been answered, so it is said once that it is.
 //!
 //! # Lock order
-//! `Line::state` alone; never held across I/O.
+//! `Line::state` and `Line::away`, each alone; never held across I/O.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -35,6 +36,8 @@ use crate::store::{Check, Listed, Object, Patch, Pin, Publication, Removed, Stor
 const PAUSE: Duration = Duration::from_millis(100);
 /// The longest pause.
 const PAUSE_MAX: Duration = Duration::from_secs(3);
+/// So long after it could not be reached the store is not asked for what opens a version: that is asked for one after the other.
+const AWAY_FOR: Duration = Duration::from_secs(3);
 
 /// A store of which reads wait.
 pub struct PatientStore<S> {
@@ -47,6 +50,19 @@ impl<S: Store + Clone> PatientStore<S> {
     pub fn new(below: S) -> Self {
         let line = Line { shown: below.shown(), ..Line::default() };
         Self { below, line: Arc::new(line) }
+    }
+
+    fn opening<T>(&self, ask: impl FnOnce() -> Result<T, StoreError>) -> Result<T, StoreError> {
+        let away = self.line.away.lock().clone();
+        if let Some((since, why)) = away.filter(|(since, _)| since.elapsed() < AWAY_FOR) {
+            tracing::debug!(ago_ms = as_ms(since.elapsed()), "not asked: it could not be reached");
+            return Err(why);
+        }
+        let outcome = ask();
+        let is_away = |e: &&StoreError| e.kind() == StoreErrorKind::Unreachable;
+        let why = outcome.as_ref().err().filter(is_away);
+        *self.line.away.lock() = why.map(|why| (Instant::now(), why.clone()));
+        outcome
     }
 
     fn patient(&self, object: Arc<dyn Object>) -> Arc<dyn Object> {
@@ -93,7 +109,7 @@ impl<S: Store + Clone> Store for PatientStore<S> {
     }
 
     fn manifest(&self, id: Hash) -> Result<Vec<u8>, StoreError> {
-        self.below.manifest(id)
+        self.opening(|| self.below.manifest(id))
     }
 
     fn open_object(&self, id: Hash) -> Result<Arc<dyn Object>, StoreError> {
@@ -105,7 +121,7 @@ impl<S: Store + Clone> Store for PatientStore<S> {
     }
 
     fn trace(&self, manifest: Hash) -> Result<Option<Vec<u8>>, StoreError> {
-        self.below.trace(manifest)
+        self.opening(|| self.below.trace(manifest))
     }
 
     fn set_trace(&self, manifest: Hash, trace: Option<&[u8]>) -> Result<(), StoreError> {
@@ -113,7 +129,11 @@ impl<S: Store + Clone> Store for PatientStore<S> {
     }
 
     fn pin(&self, manifest: Hash) -> Result<Pin, StoreError> {
-        self.below.pin(manifest)
+        self.opening(|| self.below.pin(manifest))
+    }
+
+    fn pin_later(&self, manifest: Hash) -> Result<Pin, StoreError> {
+        self.below.pin_later(manifest)
     }
 
     fn keeps_holds(&self) -> bool {
@@ -202,6 +222,8 @@ impl Object for PatientObject {
 struct Line {
     shown: String,
     state: Mutex<State>,
+    /// When what opens versions was last asked for, if it could not be reached then, and why.
+    away: Mutex<Option<(Instant, StoreError)>>,
     changed: Condvar,
     closed: AtomicBool,
     requests: AtomicU64,

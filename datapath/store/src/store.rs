@@ -135,6 +135,12 @@ pub trait Store: Send + Sync + 'static {
         Ok(Vec::new())
     }
 
+    /// As [`Store::pin`], while the store cannot be reached: it is not asked now, and whether the version is still there is found
+    /// out by whoever reads it. The pin counts from when the store is back.
+    fn pin_later(&self, manifest: Hash) -> Result<Pin, StoreError> {
+        self.pin(manifest)
+    }
+
     /// Starts a new version. While a publication is under way no object is reclaimed.
     fn publish(&self) -> Result<Box<dyn Publication>, StoreError>;
 

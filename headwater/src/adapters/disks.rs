@@ -10,7 +10,7 @@ use headwater_api::{
     CacheMode, CacheSettings, DiskCounters, DiskTransport, HostRam, ImageVersion, ProblemKind, Sample,
 };
 use headwater_block::{Device, Geometry, IoError, IoErrorKind, size};
-use headwater_image::BackgroundProgress;
+use headwater_image::{BackgroundProgress, DiskCache};
 use headwater_nbd::{Address, SingleExport};
 use headwater_service::backend::{
     BackendError, Disk, DiskRequest, Disks, FrozenDisk, Kept, KeptRequest, Shortage,
@@ -23,7 +23,7 @@ use parking_lot::Mutex;
 use uuid::Uuid;
 
 use crate::adapters::frozen::FrozenVolume;
-use crate::adapters::images::{hash_of, image_failed, store_failed};
+use crate::adapters::images::{hash_of, image_failed};
 use crate::adapters::kept::KeptFiles;
 use crate::adapters::lending::{Lending, Reader};
 use crate::adapters::release::{Released, release};
@@ -72,13 +72,15 @@ impl Readable {
 }
 
 impl Volumes {
-    /// Disks over the images of `store`, overflowing to `cache_dir`; the keys of those that are kept are in `keys_dir`.
+    /// Disks over the images of `store`, overflowing to `cache_dir`; the keys of those that are kept are in `keys_dir`, and chunks
+    /// of other hosts on `disk`.
     pub fn new(
         store: Arc<dyn Store>,
         cache_dir: PathBuf,
         keys_dir: PathBuf,
         caches: CacheArgs,
         stream: &StreamArgs,
+        disk: Option<Arc<DiskCache>>,
     ) -> Result<Self, BackendError> {
         let store = store.patient().unwrap_or(store);
         let most = host_memory_bytes();
@@ -87,7 +89,7 @@ impl Volumes {
             let message = format!("cannot give write caches {ram_bytes} bytes of RAM: this host has {most}");
             return Err(BackendError::new(ProblemKind::Invalid, message).advise("give a smaller --cache-ram"));
         }
-        let streaming = Arc::new(Streaming::new(store.clone(), stream, None).map_err(image_failed)?);
+        let streaming = Arc::new(Streaming::new(store.clone(), stream, disk, None));
         let host = Host::start(ram_bytes).map_err(|e| BackendError::new(ProblemKind::Failed, e))?;
         let files = KeptFiles { cache_dir, keys_dir };
         let (host, readable, totals) = (Arc::new(host), Arc::default(), Arc::default());
@@ -308,7 +310,7 @@ impl Opener {
     ) -> Result<Opened, BackendError> {
         let manifest = hash_of(version)?;
         // First, so that the version cannot be removed between here and the end of the disk.
-        let version = self.store.pin(manifest).map_err(store_failed)?;
+        let version = self.streaming.pin(manifest).map_err(image_failed)?;
         let version = Arc::new(Pin::new(Released::new(version)));
         let streamed = self.streaming.open(manifest).map_err(image_failed)?;
         let mut options = VolumeOptions {

@@ -1,6 +1,5 @@
 //! Images in the store.
 
-use std::collections::HashMap;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -25,13 +24,13 @@ use headwater_service::backend::{
 use headwater_store::{
     Access, Hash, ImageName, ImageReference, Pointer, Selector, Store, StoreError, StoreErrorKind, Version,
 };
-use parking_lot::Mutex;
 
 use crate::adapters::disks::blocking;
 use crate::adapters::holds::{DaemonName, heard};
 use crate::adapters::promotions::Promotions;
 use crate::adapters::{boot_traces, convert};
 use crate::failure::{image_kind, store_kind};
+use crate::last_known::LastKnown;
 use crate::stores::{self, Credentials};
 use crate::traces::Traces;
 
@@ -49,50 +48,6 @@ pub struct StoredImages {
     reclaimed_at_s: AtomicU64,
 }
 
-/// What the images of a store across a network were when they were last looked up: while no server answers, machines start
-/// with that, as they can where their version was copied to this host.
-#[derive(Default)]
-struct LastKnown(Mutex<HashMap<ImageName, Known>>);
-
-struct Known {
-    image: headwater_store::Image,
-    /// That this is gone on with was said since the image was last looked up.
-    is_said: bool,
-}
-
-/// Images of which that is known.
-const LAST_KNOWN_MAX: usize = 256;
-
-impl LastKnown {
-    fn look_up(
-        &self,
-        store: &dyn Store,
-        name: &ImageName,
-    ) -> Result<Option<headwater_store::Image>, StoreError> {
-        let found = store.image(name);
-        if !store.is_remote() {
-            return found;
-        }
-        let mut known = self.0.lock();
-        match &found {
-            Ok(Some(image)) if known.contains_key(name) || known.len() < LAST_KNOWN_MAX => {
-                known.insert(name.clone(), Known { image: image.clone(), is_said: false });
-            }
-            Ok(None) => drop(known.remove(name)),
-            Err(e) if e.kind() == StoreErrorKind::Unreachable => {
-                if let Some(known) = known.get_mut(name) {
-                    if !std::mem::replace(&mut known.is_said, true) {
-                        tracing::warn!(image = %name, error = %e, "going on with what the image was when it was last looked up");
-                    }
-                    return Ok(Some(known.image.clone()));
-                }
-            }
-            _ => {}
-        }
-        found
-    }
-}
-
 /// The time between two looks at whether what removals left is in use, for a store on this host; it reads little there.
 const RECLAIM_EVERY_S: u64 = 60;
 /// The same for a store across a network: while something is in use, a look lists the store.
@@ -105,10 +60,11 @@ impl StoredImages {
         store: Arc<dyn Store>,
         traces: Arc<Traces>,
         credentials: Credentials,
+        last_known: Arc<LastKnown>,
         daemon: DaemonName,
     ) -> Self {
         let promotions = Arc::new(Promotions::new(Arc::clone(&store)));
-        let (last_known, reclaimed_at_s) = (Arc::default(), AtomicU64::new(0));
+        let reclaimed_at_s = AtomicU64::new(0);
         Self { store, traces, credentials, promotions, last_known, daemon, reclaimed_at_s }
     }
 }

@@ -13,7 +13,7 @@ use headwater_api::CacheMode;
 use headwater_block::{Device, blocking, size};
 use headwater_image::Backing;
 use headwater_nbd::{Address, Limits, Options, Server, SingleExport};
-use headwater_store::{Access, ImageReference, Store, StoreError, StoreErrorKind};
+use headwater_store::{Access, ImageReference, StoreError, StoreErrorKind};
 use headwater_vhost_user::Positions;
 use headwater_volume::{
     Buffering, DEFAULT_PAUSE_LIMIT, DEFAULT_WEIGHT, Volume, VolumeCounters, VolumeOptions,
@@ -33,9 +33,10 @@ use crate::cmd::resume::Resume;
 use crate::cmd::signals::EndSignals;
 use crate::data_dir::DataDir;
 use crate::failure::invalid;
+use crate::last_known::LastKnown;
 use crate::logging;
 use crate::replace::replace;
-use crate::stores::{self, Credentials};
+use crate::stores::Credentials;
 use crate::streaming::{StreamArgs, StreamCounters, Streamed, Streaming};
 
 /// Unpacked chunks of an image that are kept in memory, beside the write cache.
@@ -408,8 +409,10 @@ fn open_base(args: &ExportArgs, data_dir: impl FnOnce() -> anyhow::Result<DataDi
         Some(from) => from.clone(),
         None => data_dir()?.store().display().to_string(),
     };
-    let store: Arc<dyn Store> = stores::open(&name, Access::Read, &args.credentials).with_context(failed)?;
-    let image = store.image(&reference.name).with_context(failed)?;
+    let disk = args.stream.open_disk().with_context(failed)?;
+    let last_known = LastKnown::new(&name, disk.clone());
+    let store = last_known.open(Access::Read, &args.credentials).with_context(failed)?;
+    let image = last_known.look_up(&*store, &reference.name).with_context(failed)?;
     let image = image.ok_or_else(|| {
         let why = format!("the store {name} has no image '{}'", reference.name);
         StoreError::new(StoreErrorKind::NotFound, why)
@@ -417,7 +420,7 @@ fn open_base(args: &ExportArgs, data_dir: impl FnOnce() -> anyhow::Result<DataDi
     let image = image.with_context(failed)?;
     let version = image.select(&reference.selector).with_context(failed)?;
     let ram_bytes = (!store.is_remote()).then_some(CHUNK_CACHE_BYTES);
-    let streaming = Streaming::new(store, &args.stream, ram_bytes).with_context(failed)?;
+    let streaming = Streaming::new(store, &args.stream, disk, ram_bytes);
     let streamed = streaming.open(version.manifest).with_context(failed)?;
     let device = Arc::clone(&streamed.reader) as Arc<dyn Device>;
     let id = streamed.reader.id().0;

@@ -19,6 +19,7 @@ use std::time::Duration;
 use anyhow::Context;
 use headwater_db::Database;
 use headwater_db::sqlite::SqliteDatabase;
+use headwater_image::DiskCache;
 use headwater_service::backend::{SystemClock, SystemRandom};
 use headwater_service::life::STOP_GRACE_MS;
 use headwater_service::{Parts, Service, Token, operations, server};
@@ -36,6 +37,7 @@ use crate::cmd::store::Scrub;
 use crate::daemon::exports::Offer;
 use crate::daemon::scrub::Scrubbing;
 use crate::data_dir::{DataDir, DataDirLock};
+use crate::last_known::LastKnown;
 use crate::stores::{self, Credentials};
 use crate::streaming::StreamArgs;
 
@@ -121,15 +123,18 @@ impl Daemon {
         step.send_replace("opening the database");
         let database = Arc::new(SqliteDatabase::open(&data_dir.database()).await?);
         step.send_replace("opening the store");
-        let store = open_store(&data_dir, options.store, options.credentials.clone()).await?;
+        let stream = options.stream;
+        let OpenStore { store, last_known, disk } =
+            open_store(&data_dir, options.store, options.credentials.clone(), stream.clone()).await?;
         let offer = match &options.offer {
             Some(offer) => Some(StoreServer::bind(store.clone(), offer).await?),
             None => None,
         };
         let offer_url = offer.as_ref().map(StoreServer::url);
-        let volumes = volumes(&data_dir, store.clone(), options.caches, options.stream).await?;
+        let volumes = volumes(&data_dir, store.clone(), options.caches, stream, disk).await?;
         let daemon = DaemonName::here(data_dir.identity()?, data_dir.path());
-        let images = StoredImages::new(store.clone(), volumes.traces(), options.credentials, daemon);
+        let images =
+            StoredImages::new(store.clone(), volumes.traces(), options.credentials, last_known, daemon);
         let service = service(&data_dir, images, database.clone(), volumes.clone());
         step.send_replace("looking for what an earlier daemon left");
         service.recover().await.context("cannot clean up after an earlier daemon")?;
@@ -292,20 +297,34 @@ impl Drop for SocketFile {
     }
 }
 
+/// A store, what is known of it, and the chunk cache on disk.
+struct OpenStore {
+    store: Arc<dyn Store>,
+    last_known: Arc<LastKnown>,
+    disk: Option<Arc<DiskCache>>,
+}
+
 async fn open_store(
     data_dir: &DataDir,
     name: Option<String>,
     credentials: Credentials,
-) -> anyhow::Result<Arc<dyn Store>> {
+    stream: StreamArgs,
+) -> anyhow::Result<OpenStore> {
     let own = data_dir.store();
-    let opened = tokio::task::spawn_blocking(move || match name {
-        Some(name) => {
-            let access = if stores::is_server(&name) { Access::Read } else { Access::WRITE };
-            stores::open(&name, access, &credentials)
-        }
-        None => Ok(Arc::new(headwater_store::LocalDir::open(&own, Access::WRITE)?) as Arc<dyn Store>),
+    let opened = tokio::task::spawn_blocking(move || {
+        // First: what the store was when it cannot be reached is in there.
+        let disk = stream.open_disk()?;
+        let last_known = Arc::new(LastKnown::new(name.as_deref().unwrap_or_default(), disk.clone()));
+        let store = match &name {
+            Some(name) => {
+                let access = if stores::is_server(name) { Access::Read } else { Access::WRITE };
+                last_known.open(access, &credentials)?
+            }
+            None => Arc::new(headwater_store::LocalDir::open(&own, Access::WRITE)?),
+        };
+        anyhow::Ok(OpenStore { store, last_known, disk })
     });
-    Ok(opened.await.context("cannot open the store")??)
+    opened.await.context("cannot open the store")?
 }
 
 async fn volumes(
@@ -313,10 +332,11 @@ async fn volumes(
     store: Arc<dyn Store>,
     caches: CacheArgs,
     stream: StreamArgs,
+    disk: Option<Arc<DiskCache>>,
 ) -> anyhow::Result<Arc<Volumes>> {
     let (cache_dir, keys_dir) = (data_dir.cache(), data_dir.keys());
     let opened =
-        tokio::task::spawn_blocking(move || Volumes::new(store, cache_dir, keys_dir, caches, &stream));
+        tokio::task::spawn_blocking(move || Volumes::new(store, cache_dir, keys_dir, caches, &stream, disk));
     Ok(Arc::new(opened.await.context("cannot open the store")??))
 }
 

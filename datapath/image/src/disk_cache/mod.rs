@@ -7,6 +7,7 @@
 //!   DIR/moving         the segment to be, while what is to stay of the oldest is copied
 //!   DIR/traces/HASH    boot traces that were recorded here
 //!   DIR/manifests/HASH manifests of versions that were opened
+//!   DIR/stores/HASH    what their stores were: see [`stores`]
 //! ```
 //! A record is a chunk as it is in the store, with its hash and length in front. Chunks are appended to the newest
 //! segment; when there is no room the oldest segment goes, and what was used since it came, or belongs to a
@@ -15,7 +16,8 @@
 //! # Guarantees
 //! - What comes out is checked by the reader like what comes from a server; a chunk that is not what it should
 //!   be is forgotten and fetched again.
-//! - Nothing but `cache` is synced, and nothing else needs to be: after a crash a record is whole, or is noticed not to be.
+//! - What does not need to be durable is not synced: after a crash a record is whole, or is noticed not to be. Synced are
+//!   `cache`, what it takes to open a version without servers, and the chunks of one that is said to be here ([`DiskCache::sync`]).
 //! - The files of segments never take more than the limit. A disk that is full or fails costs the cache, not
 //!   the read.
 //! - What belongs to a version that is kept goes only when it is elsewhere: until it was copied, and where that fails, its
@@ -24,9 +26,11 @@
 //! # Lock order
 //! `keeping`, `state`. `state` is not held across I/O, but while a segment's file is made or removed.
 
+mod beside;
 mod manifests;
 mod moving;
 pub(crate) mod segment;
+mod stores;
 
 use std::collections::VecDeque;
 use std::fs::{self, DirBuilder, File, OpenOptions, TryLockError};
@@ -238,7 +242,8 @@ impl DiskCache {
     /// Reads the segments that are there.
     fn load(&self) -> Result<(), std::io::Error> {
         moving::remove_rest(&self.dir)?;
-        manifests::remove_rest(&self.dir)?;
+        self.manifests().remove_rest()?;
+        self.stores().remove_rest()?;
         let mut found: Vec<(u64, PathBuf)> = Vec::new();
         for entry in fs::read_dir(&self.dir)? {
             let path = entry?.path();
@@ -347,6 +352,16 @@ impl DiskCache {
             self.counters.writes.fetch_add(1, Ordering::Relaxed);
         }
         Ok(())
+    }
+
+    /// Makes what is here durable.
+    pub(crate) fn sync(&self) -> std::io::Result<()> {
+        let files: Vec<Arc<File>> =
+            self.state.lock().segments.iter().map(|segment| Arc::clone(&segment.file)).collect();
+        for file in files {
+            file.sync_data()?;
+        }
+        File::open(&self.dir)?.sync_all()
     }
 
     /// Keeps the chunks of a version from going, once they are here, while the answer lives.

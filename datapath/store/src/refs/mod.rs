@@ -69,7 +69,8 @@ pub(crate) fn no_such_image(name: &ImageName) -> StoreError {
 }
 
 impl Image {
-    pub(crate) fn empty(name: ImageName) -> Self {
+    /// An image that has no versions yet.
+    pub fn empty(name: ImageName) -> Self {
         Self { name, versions: Vec::new(), pointers: Vec::new(), scheduled: Vec::new(), next_number: 1 }
     }
 

@@ -55,6 +55,8 @@ pub(super) enum Renewal {
     OnlyMine,
     /// Yes.
     Always,
+    /// Yes, unless the server refuses it.
+    IfAllowed,
 }
 
 /// Makes marks for one opened store.
@@ -116,6 +118,13 @@ impl Marks {
             std::thread::sleep(LOOK_EVERY);
         }
         Ok(())
+    }
+
+    /// A mark that is set as soon as the bucket can be reached, and again whenever it is lost. Who may not write there
+    /// (`must_be_set` says that it may) does without.
+    pub(super) fn later(&self, key: &str, must_be_set: bool) -> Mark {
+        let renewal = if must_be_set { Renewal::Always } else { Renewal::IfAllowed };
+        Mark::keep(self, key, self.content(), String::new(), renewal)
     }
 
     fn set(&self, key: &str, renewal: Renewal) -> Result<Mark, StoreError> {
@@ -290,7 +299,7 @@ impl Held {
         }
         let mut condition = match renewal {
             Renewal::OnlyMine => Condition::Tag(tag.clone()),
-            Renewal::Always => Condition::Any,
+            Renewal::Always | Renewal::IfAllowed => Condition::Any,
         };
         let mut is_first = true;
         loop {
@@ -324,6 +333,14 @@ async fn keep_renewing(bucket: Bucket, held: Arc<Held>, every: Duration, renewal
         tokio::time::sleep(every).await;
         match held.write(&bucket, renewal).await {
             Ok(()) => {}
+            Err(Refusal::Failed(e))
+                if renewal == Renewal::IfAllowed && e.kind() != StoreErrorKind::Unreachable =>
+            {
+                let key = bucket.shown(&held.key);
+                tracing::warn!(error = %e, key, "a version can be removed while it is read here");
+                held.lost.store(true, Ordering::Release);
+                return;
+            }
             Err(Refusal::Failed(e)) => tracing::warn!(error = %e, "a mark in S3 is not renewed now"),
             Err(_) => {
                 let key = bucket.shown(&held.key);

@@ -34,6 +34,7 @@ mod url;
 use std::collections::HashSet;
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -135,6 +136,8 @@ struct Inner {
     marks: Marks,
     chunk_bytes: u32,
     is_writable: bool,
+    /// Whether the bucket was seen to hold a store of this chunk size.
+    is_seen: AtomicBool,
     spool_dir: PathBuf,
 }
 
@@ -155,17 +158,24 @@ impl S3Store {
                 make(&bucket, new_chunk_bytes)?
             }
         };
-        let inner = Arc::new(Inner {
-            marks: Marks::new(bucket.clone(), &options.owner, options.stale_after),
-            bucket,
-            chunk_bytes,
-            is_writable: access != Access::Read,
-            spool_dir: options.spool_dir.clone(),
-        });
+        let inner = Inner::new(bucket, access, options, chunk_bytes);
+        inner.is_seen.store(true, Ordering::Release);
         if matches!(access, Access::Write { .. }) {
             inner.clean_up_after_others()?;
         }
-        Ok(Self { inner })
+        Ok(Self { inner: Arc::new(inner) })
+    }
+
+    /// The same where the chunk size is known, whether or not the bucket can be reached. What a writer left is cleaned up by
+    /// the next one that reaches it.
+    pub fn open_unseen(
+        url: &S3Url,
+        access: Access,
+        options: &S3Options,
+        chunk_bytes: u32,
+    ) -> Result<Self, StoreError> {
+        let inner = Inner::new(Bucket::new(url, options)?, access, options, chunk_bytes);
+        Ok(Self { inner: Arc::new(inner) })
     }
 }
 
@@ -211,12 +221,35 @@ fn trace_key(manifest: Hash) -> String {
 }
 
 impl Inner {
+    fn new(bucket: Bucket, access: Access, options: &S3Options, chunk_bytes: u32) -> Self {
+        Self {
+            marks: Marks::new(bucket.clone(), &options.owner, options.stale_after),
+            bucket,
+            chunk_bytes,
+            is_writable: access != Access::Read,
+            is_seen: AtomicBool::new(false),
+            spool_dir: options.spool_dir.clone(),
+        }
+    }
+
     fn must_be_writable(&self) -> Result<(), StoreError> {
-        if self.is_writable {
+        if !self.is_writable {
+            let message = format!("the store {} was opened for reading only", self.bucket.url());
+            return Err(StoreError::new(StoreErrorKind::ReadOnly, message));
+        }
+        if self.is_seen.load(Ordering::Acquire) {
             return Ok(());
         }
-        let message = format!("the store {} was opened for reading only", self.bucket.url());
-        Err(StoreError::new(StoreErrorKind::ReadOnly, message))
+        // What was known of it may be old, and versions of another chunk size would not be read.
+        let url = self.bucket.url().to_string();
+        let found =
+            self.bucket.get("store", 4096)?.map(|(bytes, _)| chunk_bytes_of(&url, &bytes)).transpose()?;
+        if found == Some(self.chunk_bytes) {
+            self.is_seen.store(true, Ordering::Release);
+            return Ok(());
+        }
+        let message = format!("{url} is not the store any more that it was: open it again");
+        Err(StoreError::new(StoreErrorKind::Invalid, message))
     }
 
     /// The list of versions, and its tag.
@@ -507,6 +540,11 @@ impl Inner {
         Ok(Pin::new(mark))
     }
 
+    fn pin_later(&self, manifest: Hash) -> Pin {
+        let key = format!("{PINS}/{manifest}/{}", self.marks.unique());
+        Pin::new(self.marks.later(&key, self.is_writable))
+    }
+
     fn manifest(&self, id: Hash) -> Result<Vec<u8>, StoreError> {
         let key = manifest_key(id);
         // Twice: what was changed on its way here is right the second time.
@@ -576,6 +614,12 @@ impl Store for S3Store {
         Ok(Arc::new(S3Object { id, key, bucket: self.inner.bucket.clone(), len_bytes }))
     }
 
+    /// The first read tells whether it is there and has that length.
+    fn open_object_of(&self, id: Hash, len_bytes: u64) -> Result<Arc<dyn Object>, StoreError> {
+        let (key, bucket) = (object_key(id), self.inner.bucket.clone());
+        Ok(Arc::new(S3Object { id, key, bucket, len_bytes }))
+    }
+
     fn trace(&self, manifest: Hash) -> Result<Option<Vec<u8>>, StoreError> {
         let found = self.inner.bucket.get(&trace_key(manifest), TRACE_MAX_BYTES)?;
         Ok(found.map(|(bytes, _)| bytes.to_vec()))
@@ -610,6 +654,10 @@ impl Store for S3Store {
 
     fn holds_of(&self, daemon: &str) -> Result<Vec<Hold>, StoreError> {
         self.inner.holds_of(daemon)
+    }
+
+    fn pin_later(&self, manifest: Hash) -> Result<Pin, StoreError> {
+        Ok(self.inner.pin_later(manifest))
     }
 
     fn publish(&self) -> Result<Box<dyn Publication>, StoreError> {

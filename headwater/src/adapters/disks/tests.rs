@@ -31,7 +31,7 @@ impl Fixture {
         let version = version_of(&image, image.newest().unwrap());
         let [cache, keys] = ["cache", "keys"].map(|name| dir.path().join(name));
         std::fs::create_dir(&cache).unwrap();
-        let volumes = Volumes::new(store, cache, keys, caches, &StreamArgs::default()).unwrap();
+        let volumes = Volumes::new(store, cache, keys, caches, &StreamArgs::default(), None).unwrap();
         let cache = CacheSettings { persistent: true, ..CacheSettings::default() };
         let request = KeptRequest { kept: Kept { id: Uuid::from_u128(7), is_begun: false }, version, cache };
         Self { dir, volumes, request }
