@@ -18,6 +18,16 @@ pub(super) fn read_small(path: &Path, max_bytes: u64) -> Result<Vec<u8>, Error> 
     Ok(bytes)
 }
 
+/// Opens a file that is to be locked for one alone. Where the kernel asks an NFS server for that, it takes a file that is open for
+/// writing.
+pub(super) fn open_to_lock(path: &Path) -> Result<File, Error> {
+    match File::options().read(true).write(true).open(path) {
+        // One that was copied here as read-only: other file systems lock it all the same.
+        Err(e) if e.kind() == ErrorKind::PermissionDenied => File::open(path),
+        opened => opened,
+    }
+}
+
 /// Puts `bytes` at `path`, durably, by way of `temporary` on the same file system. After an error `path` is
 /// as it was and `temporary` is gone.
 pub(super) fn replace_file(temporary: &Path, path: &Path, bytes: &[u8]) -> Result<(), StoreError> {
@@ -155,4 +165,28 @@ pub(super) fn directory_bytes(dir: &Path) -> Result<u64, Error> {
         total = total.saturating_add(bytes);
     }
     Ok(total)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::AsRawFd;
+
+    use super::*;
+
+    #[test]
+    fn what_is_locked_for_one_alone_is_open_for_writing() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("manifest");
+        fs::write(&path, "as it was").unwrap();
+        let file = open_to_lock(&path).unwrap();
+        let info = fs::read_to_string(format!("/proc/self/fdinfo/{}", file.as_raw_fd())).unwrap();
+        let flags = info.lines().find_map(|line| line.strip_prefix("flags:")).unwrap().trim();
+        assert_eq!(u32::from_str_radix(flags, 8).unwrap() & 3, 2, "{info}");
+        file.try_lock().unwrap();
+        assert_eq!(fs::read(&path).unwrap(), b"as it was");
+        drop(file);
+        fs::set_permissions(&path, Permissions::from_mode(0o444)).unwrap();
+        open_to_lock(&path).unwrap().try_lock().unwrap();
+        assert_eq!(open_to_lock(&dir.path().join("none")).unwrap_err().kind(), ErrorKind::NotFound);
+    }
 }

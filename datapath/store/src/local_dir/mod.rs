@@ -479,7 +479,7 @@ impl Inner {
 
 /// Locks a manifest that is to go; `None` where it is pinned.
 fn lock_unless_pinned(path: &Path) -> std::io::Result<Option<File>> {
-    let file = File::open(path)?;
+    let file = files::open_to_lock(path)?;
     match file.try_lock() {
         Ok(()) => Ok(Some(file)),
         Err(TryLockError::WouldBlock) => Ok(None),
