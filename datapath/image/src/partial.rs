@@ -4,6 +4,7 @@ use std::ffi::{OsStr, OsString};
 use std::fs::{self, File};
 use std::io::{self, ErrorKind};
 use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -51,12 +52,44 @@ impl Partial {
     /// Gives it its name, which nothing has: else that is an error.
     pub fn put_in_place(mut self, to: &Path) -> io::Result<()> {
         match rustix::fs::renameat_with(CWD, &self.path, CWD, to, RenameFlags::NOREPLACE) {
-            // Some file systems cannot, and whoever comes last has the name.
-            Err(Errno::INVAL | Errno::NOSYS | Errno::OPNOTSUPP) => return self.replace(to),
+            // Some file systems cannot, such as NFS.
+            Err(Errno::INVAL | Errno::NOSYS | Errno::OPNOTSUPP) => return self.link(to),
             renamed => renamed?,
         }
         self.in_place = true;
         Ok(())
+    }
+
+    /// The same by a second name, which nobody gets twice either.
+    fn link(self, to: &Path) -> io::Result<()> {
+        let no_links = |e: &io::Error| {
+            matches!(
+                e.raw_os_error().map(Errno::from_raw_os_error),
+                Some(Errno::PERM | Errno::NOSYS | Errno::OPNOTSUPP)
+            )
+        };
+        match fs::hard_link(&self.path, to) {
+            Err(e) if no_links(&e) => return self.rename(to),
+            // The answer of a server that did it was lost, and it was asked again.
+            Err(e) if e.kind() == ErrorKind::AlreadyExists && self.is_at(to) => {}
+            linked => linked?,
+        }
+        // Its first name goes with this.
+        Ok(())
+    }
+
+    /// The same where there are no second names: who makes one in this moment loses it.
+    fn rename(self, to: &Path) -> io::Result<()> {
+        match fs::symlink_metadata(to) {
+            Err(e) if e.kind() == ErrorKind::NotFound => self.replace(to),
+            Err(e) => Err(e),
+            Ok(_) => Err(ErrorKind::AlreadyExists.into()),
+        }
+    }
+
+    fn is_at(&self, to: &Path) -> bool {
+        let id = |path: &Path| fs::symlink_metadata(path).map(|found| (found.dev(), found.ino()));
+        matches!((id(&self.path), id(to)), (Ok(own), Ok(there)) if own == there)
     }
 }
 
@@ -101,5 +134,37 @@ mod tests {
             assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1);
             fs::remove_file(target).unwrap();
         }
+    }
+
+    #[test]
+    fn a_file_that_came_first_stays_whatever_the_file_system_can() {
+        type Put = fn(Partial, &Path) -> io::Result<()>;
+        for put in [Partial::put_in_place as Put, Partial::link, Partial::rename] {
+            let dir = tempfile::tempdir().unwrap();
+            let target = dir.path().join("disk.raw");
+            let make = |text: &str| {
+                let (partial, _) = Partial::create(&target).unwrap();
+                fs::write(partial.path(), text).unwrap();
+                partial
+            };
+            let (first, second) = (make("first"), make("second"));
+            put(first, &target).unwrap();
+            assert_eq!(put(second, &target).unwrap_err().kind(), ErrorKind::AlreadyExists);
+            assert_eq!(fs::read(&target).unwrap(), b"first");
+            assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1);
+            fs::remove_file(&target).unwrap();
+            std::os::unix::fs::symlink("nowhere", &target).unwrap();
+            assert_eq!(put(make("third"), &target).unwrap_err().kind(), ErrorKind::AlreadyExists);
+        }
+    }
+
+    #[test]
+    fn a_second_name_that_was_asked_for_twice_is_right() {
+        let dir = tempfile::tempdir().unwrap();
+        let target = dir.path().join("disk.raw");
+        let (partial, _) = Partial::create(&target).unwrap();
+        fs::hard_link(partial.path(), &target).unwrap();
+        partial.link(&target).unwrap();
+        assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1);
     }
 }
