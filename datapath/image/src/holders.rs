@@ -7,7 +7,8 @@ use headwater_store::{Hash, Store, StoreErrorKind};
 use crate::error::ImageError;
 use crate::manifest::Manifest;
 use crate::progress::Cancel;
-use crate::units::usize_of_u32;
+use crate::round::Round;
+use crate::units::{u64_of, usize_of_u32};
 use crate::verify::Verified;
 
 /// The versions of a store, as `IMAGE@NUMBER`, that hold one of the chunks or objects which were found damaged. One whose
@@ -15,6 +16,7 @@ use crate::verify::Verified;
 pub fn versions_touched(
     store: &dyn Store,
     found: &Verified,
+    round: &Round,
     cancel: &Cancel,
 ) -> Result<Vec<String>, ImageError> {
     let lost: HashSet<Hash> = found.objects.iter().map(|object| object.object).collect();
@@ -41,7 +43,10 @@ pub fn versions_touched(
             let holds = *known.entry(version.manifest).or_insert_with(|| {
                 let manifest = store.manifest(version.manifest).map_err(ImageError::from);
                 manifest
-                    .and_then(|bytes| Manifest::decode(&bytes))
+                    .and_then(|bytes| {
+                        round.take(u64_of(bytes.len()), cancel);
+                        Manifest::decode(&bytes)
+                    })
                     .is_ok_and(|manifest| holds(&manifest, &lost, &damaged))
             });
             if holds {

@@ -77,6 +77,7 @@ pub mod progress;
 pub mod raw_file;
 pub mod reader;
 pub mod repair;
+pub mod round;
 pub mod trace;
 pub mod verify;
 
@@ -114,5 +115,6 @@ pub use progress::{Cancel, Progress};
 pub use raw_file::raw_file;
 pub use reader::{VersionReader, pin};
 pub use repair::{Repaired, repair, repair_manifest};
+pub use round::Round;
 pub use trace::Trace;
-pub use verify::{DamagedChunk, DamagedObject, Verified, verify, verify_at};
+pub use verify::{DamagedChunk, DamagedObject, Verified, verify, verify_in};

@@ -21,6 +21,11 @@ impl Pace {
         Self { bytes_per_s: bytes_per_s.filter(|rate| *rate > 0), next: Mutex::new(Instant::now()) }
     }
 
+    /// Whether anybody ever waits.
+    pub(crate) fn is_limited(&self) -> bool {
+        self.bytes_per_s.is_some()
+    }
+
     /// Waits until `bytes` more may be read, or `is_over` says so.
     pub(crate) fn take(&self, bytes: u64, is_over: impl Fn() -> bool) {
         let Some(rate) = self.bytes_per_s else { return };

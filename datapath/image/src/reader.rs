@@ -160,6 +160,13 @@ impl VersionReader {
         &self.manifest
     }
 
+    /// What is to be fetched for a read of this range, as it is stored.
+    pub(crate) fn absent_bytes(&self, range: ByteRange) -> u64 {
+        let chunks = self.pieces(range).filter_map(|piece| self.manifest.chunk(piece.index));
+        let absent = chunks.filter(|chunk| !self.cache.is_known(&chunk.hash));
+        absent.map(|chunk| u64::from(chunk.stored_bytes)).sum()
+    }
+
     /// The parts of `range` that lie in one chunk each, in order.
     fn pieces(&self, range: ByteRange) -> impl Iterator<Item = Piece> {
         let chunk_bytes = u64::from(self.manifest.chunk_bytes());

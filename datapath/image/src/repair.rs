@@ -17,8 +17,9 @@ use crate::chunk::unpack;
 use crate::error::ImageError;
 use crate::manifest::{ChunkRef, Manifest};
 use crate::progress::Cancel;
+use crate::round::Round;
 use crate::units::{u64_of, usize_of_u32};
-use crate::verify::{DamagedChunk, Verified, verify};
+use crate::verify::{DamagedChunk, Verified, verify_in};
 
 /// Right bytes that wait in memory to be put in place, but for those of one chunk.
 const PATCHES_MAX_BYTES: usize = 32 << 20;
@@ -65,14 +66,15 @@ pub fn repair_manifest(
     Err(ImageError::new(found.kind(), format!("{found}; it cannot be repaired: {why}")))
 }
 
-/// Repairs what [`verify`] found in the version with this manifest, from the first of `sources` that has it, and
-/// verifies the version again where something was done. Where more chunks are damaged than are listed, it goes on with the next
+/// Repairs what [`verify_in`] found in the version with this manifest, from the first of `sources` that has it, and
+/// verifies the version again, in the same round, where something was done: what was right then is not read again. Where more chunks are damaged than are listed, it goes on with the next
 /// ones for as long as they get fewer.
 pub fn repair(
     store: &dyn Store,
     manifest: Hash,
     found: &Verified,
     sources: &[Arc<dyn Store>],
+    round: &Round,
     cancel: &Cancel,
 ) -> Result<Repaired, ImageError> {
     if found.is_sound() {
@@ -90,7 +92,7 @@ pub fn repair(
         if (outcome.chunks, outcome.objects) == before {
             return Ok(outcome);
         }
-        let left = verify(store, manifest, cancel, &mut |_| {})?;
+        let left = verify_in(store, manifest, round, cancel, &mut |_| {})?;
         let is_fewer = left.damaged_chunks < outcome.left.damaged_chunks;
         let had_more = outcome.left.damaged_chunks > u64_of(outcome.left.damaged.len());
         outcome.left = left;

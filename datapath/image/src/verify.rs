@@ -8,8 +8,8 @@ use crate::chunk::header_fault;
 use crate::error::{ImageError, ImageErrorKind};
 use crate::fetch::fetch_chunk;
 use crate::manifest::{ChunkRef, Manifest, ObjectRef};
-use crate::pace::Pace;
 use crate::progress::{Cancel, Progress};
+use crate::round::{Place, Round};
 use crate::units::{u64_of, usize_of_u32};
 use crate::walk::walk;
 
@@ -19,7 +19,7 @@ pub const DAMAGED_LISTED_MAX: usize = 10_000;
 /// What a verification found.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Verified {
-    /// Chunks that were read and checked, whatever came out.
+    /// Chunks that were checked, whatever came out: now, or earlier in the same round.
     pub chunks: u64,
     /// Chunks that are damaged.
     pub damaged_chunks: u64,
@@ -98,20 +98,21 @@ pub fn verify(
     cancel: &Cancel,
     progress: &mut dyn FnMut(Progress),
 ) -> Result<Verified, ImageError> {
-    verify_at(store, manifest, None, cancel, progress)
+    verify_in(store, manifest, &Round::new(None), cancel, progress)
 }
 
-/// As [`verify`], at no more than so many stored bytes a second.
-pub fn verify_at(
+/// As [`verify`], in a round of checks: what was found right in it is not read again.
+pub fn verify_in(
     store: &dyn Store,
     manifest: Hash,
-    bytes_per_s: Option<u64>,
+    round: &Round,
     cancel: &Cancel,
     progress: &mut dyn FnMut(Progress),
 ) -> Result<Verified, ImageError> {
-    let pace = Pace::new(bytes_per_s);
     let _pin = store.pin(manifest)?;
-    let parsed = Manifest::decode(&store.manifest(manifest)?)?;
+    let bytes = store.manifest(manifest)?;
+    round.take(u64_of(bytes.len()), cancel);
+    let parsed = Manifest::decode(&bytes)?;
     let mut result = Verified::default();
     let mut objects: Vec<Option<Arc<dyn Object>>> = Vec::new();
     for object in parsed.objects() {
@@ -130,14 +131,22 @@ pub fn verify_at(
         cancel,
         "verification",
         |index, chunk, buffer| {
-            pace.take(u64::from(chunk.stored_bytes), || cancel.is_cancelled());
-            let e = match check_chunk(&objects, chunk, buffer) {
-                Ok(buffer) => return Ok((buffer, None)),
+            let number = usize_of_u32(chunk.object);
+            let object = parsed.objects().get(number).map_or(Hash([0; 32]), |o| o.id);
+            let (opened, place) = (objects.get(number).and_then(Option::as_ref), Place::new(&object, chunk));
+            if opened.is_some() && round.is_sound(place) {
+                return Ok((buffer, None));
+            }
+            round.take(u64::from(chunk.stored_bytes), cancel);
+            let e = match check_chunk(opened, chunk, buffer) {
+                Ok(buffer) => {
+                    round.found_sound(place);
+                    return Ok((buffer, None));
+                }
                 Err(e) if e.kind().is_damage() => e,
                 Err(e) => return Err(e.context("cannot verify it to the end")),
             };
             let image_offset = index * chunk_bytes;
-            let object = parsed.objects().get(usize_of_u32(chunk.object)).map_or(Hash([0; 32]), |o| o.id);
             let found = DamagedChunk {
                 image_offset,
                 image_bytes: chunk_bytes.min(total_bytes - image_offset),
@@ -189,11 +198,11 @@ fn open_object(store: &dyn Store, object: &ObjectRef, chunk_bytes: u32) -> Resul
 }
 
 fn check_chunk(
-    objects: &[Option<Arc<dyn Object>>],
+    object: Option<&Arc<dyn Object>>,
     chunk: &ChunkRef,
     buffer: Vec<u8>,
 ) -> Result<Vec<u8>, ImageError> {
-    let Some(Some(object)) = objects.get(usize_of_u32(chunk.object)) else {
+    let Some(object) = object else {
         return Err(ImageError::new(ImageErrorKind::Damaged, "its data object is lost"));
     };
     fetch_chunk(object.as_ref(), chunk, buffer)

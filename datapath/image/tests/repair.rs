@@ -6,14 +6,14 @@ use std::fs::{self, File};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use fixture::{import_bytes, noise, read_all, store};
 use headwater_image::verify::DAMAGED_LISTED_MAX;
 use headwater_image::{
-    Cancel, ChunkCache, ImageErrorKind, Verified, VersionReader, files_touched, repair, repair_manifest,
-    verify, verify_at,
+    Cancel, ChunkCache, ImageErrorKind, Round, Verified, VersionReader, files_touched, repair,
+    repair_manifest, verify, verify_in, versions_touched,
 };
 use headwater_store::{
     Access, Hash, Image, ImageName, LocalDir, Object, Patch, Pin, Publication, Removed, Store, StoreError,
@@ -37,7 +37,8 @@ fn check(store: &LocalDir, version: &Version) -> Verified {
 }
 
 fn mend(store: &LocalDir, version: &Version, sources: &[Arc<dyn Store>]) -> headwater_image::Repaired {
-    repair(store, version.manifest, &check(store, version), sources, &Cancel::new()).unwrap()
+    repair(store, version.manifest, &check(store, version), sources, &Round::new(None), &Cancel::new())
+        .unwrap()
 }
 
 #[test]
@@ -90,8 +91,36 @@ fn every_kind_of_damage_is_repaired_from_another_store() {
     assert!(fs::read(&path).unwrap() == good);
 }
 
-/// A store that notes the most bytes that were put right at once.
-struct Noting(LocalDir, AtomicUsize);
+/// A store that notes the most bytes that were put right at once, and how many were read of its objects.
+struct Noting(LocalDir, AtomicUsize, Arc<AtomicU64>);
+
+impl Noting {
+    fn new(store: LocalDir) -> Self {
+        Self(store, AtomicUsize::new(0), Arc::default())
+    }
+
+    /// The bytes that were read since the last time.
+    fn take_read(&self) -> u64 {
+        self.2.swap(0, Ordering::Relaxed)
+    }
+}
+
+struct NotingObject(Arc<dyn Object>, Arc<AtomicU64>);
+
+impl Object for NotingObject {
+    fn id(&self) -> Hash {
+        self.0.id()
+    }
+
+    fn len_bytes(&self) -> u64 {
+        self.0.len_bytes()
+    }
+
+    fn read_range(&self, offset: u64, into: &mut [u8]) -> Result<(), StoreError> {
+        self.1.fetch_add(into.len() as u64, Ordering::Relaxed);
+        self.0.read_range(offset, into)
+    }
+}
 
 impl Store for Noting {
     fn chunk_bytes(&self) -> u32 {
@@ -111,7 +140,7 @@ impl Store for Noting {
     }
 
     fn open_object(&self, id: Hash) -> Result<Arc<dyn Object>, StoreError> {
-        self.0.open_object(id)
+        Ok(Arc::new(NotingObject(self.0.open_object(id)?, Arc::clone(&self.2))))
     }
 
     fn pin(&self, manifest: Hash) -> Result<Pin, StoreError> {
@@ -162,8 +191,8 @@ fn any_number_of_chunks_is_repaired_in_little_memory() {
     File::options().write(true).open(&path).unwrap().write_all_at(&bad, 0).unwrap();
     let found = check(&here, &version);
     assert_eq!(found.damaged_chunks, DAMAGED_LISTED_MAX as u64 + 500);
-    let (here, sources): (_, [Arc<dyn Store>; 1]) = (Noting(here, AtomicUsize::new(0)), [Arc::new(other)]);
-    let done = repair(&here, version.manifest, &found, &sources, &Cancel::new()).unwrap();
+    let (here, sources): (_, [Arc<dyn Store>; 1]) = (Noting::new(here), [Arc::new(other)]);
+    let done = repair(&here, version.manifest, &found, &sources, &Round::new(None), &Cancel::new()).unwrap();
     assert!(done.left.is_sound(), "{} are left", done.left.damaged_chunks);
     assert_eq!((done.chunks, done.reasons.len()), (found.damaged_chunks, 0));
     assert!(fs::read(&path).unwrap() == good);
@@ -245,12 +274,24 @@ fn damage_is_reported_with_the_files_that_it_touches() {
     flip(&path, at as u64);
     let found = check(&store, &version);
     assert_eq!(found.damaged_chunks, 1);
-    let touched = files_touched(&store, version.manifest, &found.damaged, &Cancel::new()).unwrap();
+    let touched =
+        files_touched(&store, version.manifest, &found.damaged, &Round::new(None), &Cancel::new()).unwrap();
     assert_eq!((touched.files, touched.remarks), (vec!["partition 0: /two".to_owned()], vec![]));
-    assert!(files_touched(&store, version.manifest, &[], &Cancel::new()).unwrap().files.is_empty());
+    // The search reads 3 MiB and more, and holds the rate of its round, too.
+    let (began, round) = (Instant::now(), Round::new(Some(6 << 20)));
+    let touched = files_touched(&store, version.manifest, &found.damaged, &round, &Cancel::new()).unwrap();
+    assert_eq!(touched.files, ["partition 0: /two"]);
+    assert!(began.elapsed() >= Duration::from_millis(400), "{:?}", began.elapsed());
+    assert!(
+        files_touched(&store, version.manifest, &[], &Round::new(None), &Cancel::new())
+            .unwrap()
+            .files
+            .is_empty()
+    );
     // A version that cannot be opened at all is told so.
     fs::remove_file(&path).unwrap();
-    let touched = files_touched(&store, version.manifest, &found.damaged, &Cancel::new()).unwrap();
+    let touched =
+        files_touched(&store, version.manifest, &found.damaged, &Round::new(None), &Cancel::new()).unwrap();
     assert_eq!((touched.files.len(), touched.remarks.len()), (0, 1));
 }
 
@@ -261,7 +302,46 @@ fn a_verification_holds_its_rate() {
     let (_kept, store) = store();
     let version = import_bytes(&store, "disk", &disk).version;
     let began = Instant::now();
-    let found = verify_at(&store, version.manifest, Some(4 << 20), &Cancel::new(), &mut |_| {}).unwrap();
+    let found =
+        verify_in(&store, version.manifest, &Round::new(Some(4 << 20)), &Cancel::new(), &mut |_| {}).unwrap();
     assert!(found.is_sound());
     assert!(began.elapsed() >= Duration::from_millis(400), "{:?}", began.elapsed());
+}
+
+#[test]
+fn a_round_reads_what_versions_share_once_and_tells_damage_of_each() {
+    const FEW_BYTES: u64 = 4 * (64 << 10);
+    let mut disk = vec![0; 4 << 20];
+    noise(&mut disk, 1);
+    let ((dir, here), (_other_dir, other)) = (store(), store());
+    let first = import_bytes(&here, "disk", &disk).version;
+    import_bytes(&other, "disk", &disk);
+    disk[1 << 20] ^= 1;
+    let second = import_bytes(&here, "disk", &disk).version;
+    import_bytes(&other, "disk", &disk);
+    let (here, sources): (_, [Arc<dyn Store>; 1]) = (Noting::new(here), [Arc::new(other)]);
+    let check = |version: &Version, round: &Round| {
+        verify_in(&here, version.manifest, round, &Cancel::new(), &mut |_| {}).unwrap()
+    };
+    let round = Round::new(None);
+    assert!(check(&first, &round).is_sound());
+    assert!(here.take_read() >= 4 << 20);
+    let found = check(&second, &round);
+    assert_eq!((found.is_sound(), found.chunks), (true, 64));
+    assert!((1..FEW_BYTES).contains(&here.take_read()));
+
+    // The next round reads all of it again, and each version is told of what is damaged in it.
+    flip(&object_path(dir.path(), &first), 3 << 20);
+    let round = Round::new(None);
+    let found = check(&first, &round);
+    assert_eq!((found.damaged_chunks, check(&second, &round).damaged_chunks), (1, 1));
+    let touched = versions_touched(&here, &found, &round, &Cancel::new()).unwrap();
+    assert_eq!(touched, ["disk@1", "disk@2"]);
+    here.take_read();
+    // What was repaired is read again, and nothing else.
+    let done = repair(&here, first.manifest, &found, &sources, &round, &Cancel::new()).unwrap();
+    assert_eq!((done.chunks, done.left.is_sound()), (1, true), "{:?}", done.reasons);
+    assert!((1..FEW_BYTES).contains(&here.take_read()));
+    assert!(check(&second, &round).is_sound());
+    assert!((1..FEW_BYTES).contains(&here.take_read()));
 }

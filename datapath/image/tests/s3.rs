@@ -94,7 +94,9 @@ fn an_object_that_is_damaged_in_other_places_too_is_copied_as_a_whole() {
     let found = verify(&served.store, manifest, &Cancel::new(), &mut |_| {}).unwrap();
     assert_eq!((found.objects.len(), found.damaged_chunks), (0, 1));
     let sources: [Arc<dyn Store>; 1] = [Arc::new(other)];
-    let done = repair(&served.store, manifest, &found, &sources, &Cancel::new()).unwrap();
+    let done =
+        repair(&served.store, manifest, &found, &sources, &headwater_image::Round::new(None), &Cancel::new())
+            .unwrap();
     assert_eq!((done.objects, done.left.is_sound()), (1, true), "{:?}", done.reasons);
     assert!(fs::read(&path).unwrap() == good);
 }

@@ -13,8 +13,8 @@ use headwater_api::{
 };
 use headwater_block::Device;
 use headwater_image::{
-    Backing, Cancel, Difference, FileFormat, ImageError, ImportOptions, files_touched, repair,
-    repair_manifest, versions_touched,
+    Backing, Cancel, Difference, FileFormat, ImageError, ImportOptions, Round, files_touched,
+    repair, repair_manifest, verify_in, versions_touched,
 };
 use headwater_nbd::client::ClientOptions;
 use headwater_nbd::{Client, NbdUri};
@@ -419,19 +419,20 @@ fn verify(
 ) -> Result<VerifyReport, BackendError> {
     let (cancel, hash) = (cancel_of(job), hash_of(&version)?);
     let manifest = !sources.is_empty() && repair_manifest(store, hash, sources).map_err(image_failed)?;
-    let found = headwater_image::verify(store, hash, &cancel, &mut forward(job)).map_err(image_failed)?;
+    let round = Round::new(None);
+    let found = verify_in(store, hash, &round, &cancel, &mut forward(job)).map_err(image_failed)?;
     let checked_bytes = found.chunks.saturating_mul(u64::from(store.chunk_bytes()));
     let (mut left, mut repaired, mut reasons) = (found, u64::from(manifest), Vec::new());
     if !left.is_sound() && !sources.is_empty() {
-        let done = repair(store, hash, &left, sources, &cancel).map_err(image_failed)?;
+        let done = repair(store, hash, &left, sources, &round, &cancel).map_err(image_failed)?;
         repaired = repaired.saturating_add(done.chunks).saturating_add(done.objects);
         (left, reasons) = (done.left, done.reasons);
     }
     let (mut files, mut versions) = (Vec::new(), Vec::new());
     if !left.is_sound() {
-        let touched = files_touched(store, hash, &left.damaged, &cancel).map_err(image_failed)?;
+        let touched = files_touched(store, hash, &left.damaged, &round, &cancel).map_err(image_failed)?;
         files = touched.files.into_iter().chain(touched.remarks).collect();
-        versions = versions_touched(store, &left, &cancel).map_err(image_failed)?;
+        versions = versions_touched(store, &left, &round, &cancel).map_err(image_failed)?;
     }
     let damage = left.damage().into_iter().chain(reasons).collect();
     // Who uses these versions is for the service to say.

@@ -11,7 +11,8 @@ use clap::{Args, Subcommand, ValueHint};
 use headwater_api::{Problem, ProblemKind, Progress};
 use headwater_block::size;
 use headwater_image::{
-    Cancel, ImageError, ImageErrorKind, files_touched, repair, repair_manifest, verify_at, versions_touched,
+    Cancel, ImageError, ImageErrorKind, Round, files_touched, repair, repair_manifest, verify_in,
+    versions_touched,
 };
 use headwater_store::copy::{Readable, everything_readable, selected};
 use headwater_store::{Access, Copied, Hash, ImageReference, Store, StoreError, StoreErrorKind, copy};
@@ -308,7 +309,7 @@ pub struct CheckedVersion {
     pub names: Vec<String>,
     /// The manifest's hash.
     pub hash: String,
-    /// Chunks that were read.
+    /// Chunks that were checked; those that older versions have in common with it were read with them.
     pub chunks: u64,
     /// Chunks and objects that were repaired.
     pub repaired: u64,
@@ -342,7 +343,7 @@ impl CheckedVersion {
             show::line(&format!("{names}: {} places repaired", self.repaired))?;
         }
         let verdict = if self.is_sound() { "sound" } else { "damaged" };
-        show::line(&format!("{names} is {verdict}: {} chunks read", self.chunks))
+        show::line(&format!("{names} is {verdict}: {} chunks checked", self.chunks))
     }
 }
 
@@ -367,13 +368,13 @@ fn check(name: &str, images: &[String], scrub: &Scrub, json: bool) -> anyhow::Re
     };
     let stopped = stop_on_signals()?;
     let cancel = Cancel::when(move || stopped.load(Ordering::Relaxed));
+    let round = Round::new(scrub.rate);
     let mut report = CheckReport { versions: Vec::new(), images: Vec::new() };
     for (hash, names) in distinct(&what) {
         let mut shown = Shown::begin(&format!("verify {}", names.join(", ")), json);
-        let checked =
-            check_version(&*store, hash, names.clone(), (scrub.rate, &sources), &cancel, &mut |at| {
-                shown.update(Progress { done_bytes: at.done_bytes, total_bytes: at.total_bytes });
-            });
+        let checked = check_version(&*store, hash, names.clone(), (&round, &sources), &cancel, &mut |at| {
+            shown.update(Progress { done_bytes: at.done_bytes, total_bytes: at.total_bytes });
+        });
         shown.end();
         let checked = match checked {
             Ok(checked) => checked,
@@ -457,29 +458,29 @@ pub fn distinct(
     out
 }
 
-/// Verifies a version at a rate, repairs what can be repaired, and says what the rest touches.
+/// Verifies a version in a round of checks, repairs what can be repaired, and says what the rest touches.
 pub fn check_version(
     store: &dyn Store,
     hash: Hash,
     names: Vec<String>,
-    (rate, sources): (Option<u64>, &[Arc<dyn Store>]),
+    (round, sources): (&Round, &[Arc<dyn Store>]),
     cancel: &Cancel,
     progress: &mut dyn FnMut(headwater_image::Progress),
 ) -> anyhow::Result<CheckedVersion> {
     let doing = || format!("cannot verify {}", names.join(", "));
     let manifest = !sources.is_empty() && repair_manifest(store, hash, sources).with_context(doing)?;
-    let found = verify_at(store, hash, rate, cancel, progress).with_context(doing)?;
+    let found = verify_in(store, hash, round, cancel, progress).with_context(doing)?;
     let chunks = found.chunks;
     let (mut left, mut repaired, mut reasons) = (found, u64::from(manifest), Vec::new());
     if !left.is_sound() && !sources.is_empty() {
-        let done = repair(store, hash, &left, sources, cancel).with_context(doing)?;
+        let done = repair(store, hash, &left, sources, round, cancel).with_context(doing)?;
         repaired += done.chunks + done.objects;
         (left, reasons) = (done.left, done.reasons);
     }
     let (mut files, mut versions) = (Vec::new(), Vec::new());
     if !left.is_sound() {
-        versions = versions_touched(store, &left, cancel).with_context(doing)?;
-        let touched = files_touched(store, hash, &left.damaged, cancel).with_context(doing)?;
+        versions = versions_touched(store, &left, round, cancel).with_context(doing)?;
+        let touched = files_touched(store, hash, &left.damaged, round, cancel).with_context(doing)?;
         files = touched.files.into_iter().chain(touched.remarks).collect();
     }
     let damaged_chunks = left.damaged_chunks;

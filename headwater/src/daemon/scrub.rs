@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use headwater_image::Cancel;
+use headwater_image::{Cancel, Round};
 use headwater_service::Service;
 use headwater_store::Store;
 use headwater_store::copy::everything_readable;
@@ -75,10 +75,11 @@ fn round(
     for (_, e) in &there.unreadable {
         tracing::error!("the scrub: {e}");
     }
+    // What versions share is read with the first one of them.
+    let checks = Round::new(scrub.rate);
     for (hash, names) in distinct(&there.what) {
         let shown = names.join(", ");
-        let checked = match check_version(&**store, hash, names, (scrub.rate, &sources), cancel, &mut |_| {})
-        {
+        let checked = match check_version(&**store, hash, names, (&checks, &sources), cancel, &mut |_| {}) {
             Ok(checked) => checked,
             Err(_) if cancel.is_cancelled() => return Ok(()),
             // One that was removed meanwhile, or whose manifest is damaged: the others are checked all the same.

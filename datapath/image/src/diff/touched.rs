@@ -16,6 +16,7 @@ use crate::diff::tree::{self, Fault, Kind, Node, READABLE, Tree, Visits};
 use crate::error::ImageError;
 use crate::progress::Cancel;
 use crate::reader::VersionReader;
+use crate::round::Round;
 use crate::units::u64_of;
 use crate::verify::DamagedChunk;
 
@@ -33,11 +34,12 @@ pub struct Touched {
     pub remarks: Vec<String>,
 }
 
-/// Finds the files of a version that the damaged chunks touch. A version that cannot be opened is a remark.
+/// Finds the files of a version that the damaged chunks touch, at the rate of the round. A version that cannot be opened is a remark.
 pub fn files_touched(
     store: &dyn Store,
     manifest: Hash,
     damaged: &[DamagedChunk],
+    round: &Round,
     cancel: &Cancel,
 ) -> Result<Touched, ImageError> {
     let mut touched = Touched::default();
@@ -48,7 +50,7 @@ pub fn files_touched(
             return Ok(touched);
         }
     };
-    let version: Arc<dyn Device> = version;
+    let version = round.paced(version, cancel);
     let found = match partitions::find(version.as_ref()) {
         Ok(found) => found,
         Err(e) => {
