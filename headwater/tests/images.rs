@@ -162,6 +162,74 @@ fn damage_is_told_with_who_it_touches_and_repaired_from_another_store() {
 }
 
 #[test]
+fn damage_that_cannot_be_repaired_is_told_with_who_it_touches_by_verify_and_by_the_scrub() {
+    let daemon = Daemon::start();
+    let raw = daemon.path().join("d.raw");
+    for (name, seed) in [("chunk", 3), ("manifest", 4), ("sound", 5)] {
+        std::fs::write(&raw, pseudo_random(1 << 20, seed)).unwrap();
+        daemon.cli(&["image", "import", raw.to_str().unwrap(), "--name", name]).ok();
+        daemon.cli(&["machine", "create", &format!("m-{name}"), name, "--memory", "64M"]).ok();
+        daemon.cli(&["catalog", "create", &format!("c-{name}"), name, "--memory", "64M"]).ok();
+    }
+    // A second image with the same bytes is damaged with it.
+    std::fs::write(&raw, pseudo_random(1 << 20, 4)).unwrap();
+    daemon.cli(&["image", "import", raw.to_str().unwrap(), "--name", "twin"]).ok();
+    let shown = |image: &str| {
+        let shown = daemon.cli(&["--json", "image", "show", image]).ok();
+        serde_json::from_str::<serde_json::Value>(&shown).unwrap()["versions"][0].clone()
+    };
+    let store = daemon.path().join("store");
+    let manifest = store.join("manifests").join(shown("manifest")["hash"].as_str().unwrap());
+    let mut bytes = std::fs::read(&manifest).unwrap();
+    let last = bytes.len() - 1;
+    bytes[last] ^= 1;
+    std::fs::write(&manifest, bytes).unwrap();
+    // Of the objects that are not needed by others the one of this image.
+    let chunk = headwater_store::LocalDir::open(&store, headwater_store::Access::Read).unwrap();
+    let chunk = headwater_store::Store::resolve(&chunk, &"chunk@1".parse().unwrap()).unwrap();
+    let object = store.join("objects").join(chunk.objects[0].to_string());
+    let mut bytes = std::fs::read(&object).unwrap();
+    bytes[1000] ^= 1;
+    std::fs::remove_file(&object).unwrap();
+    std::fs::write(&object, bytes).unwrap();
+
+    let verified = daemon.cli(&["--json", "image", "verify", "manifest"]);
+    assert_eq!(verified.code, 6, "{verified:?}");
+    let report: serde_json::Value = serde_json::from_str(&verified.out).unwrap();
+    assert_eq!(report["versions"], serde_json::json!(["manifest@1", "twin@1"]));
+    assert!(report["damage"][0].as_str().unwrap().contains("the manifest"), "{report}");
+    let uses = report["uses"].to_string();
+    assert!(uses.contains("machine 'm-manifest'") && uses.contains("catalog 'c-manifest'"), "{uses}");
+    let text = daemon.cli(&["image", "verify", "manifest"]).out;
+    for says in ["manifest@1: the manifest", "touched: manifest@1: machine 'm-manifest'", "twin@1 holds some"]
+    {
+        assert!(text.contains(says), "no '{says}' in {text}");
+    }
+
+    let (_, dir) = daemon.terminate();
+    let log = dir.path().join("scrub.log");
+    let mut scrubbing = support::headwater();
+    scrubbing.args(["serve", "--scrub", "1G", "--data-dir"]).arg(dir.path());
+    let mut scrubbing = scrubbing.stderr(std::fs::File::create(&log).unwrap()).spawn().unwrap();
+    let logged = || std::fs::read_to_string(&log).unwrap();
+    wait_until("a round is over", || logged().contains("the scrub read all versions once"));
+    support::signal(scrubbing.id(), "TERM");
+    scrubbing.wait().unwrap();
+    let logged = logged();
+    for says in [
+        "damaged: the manifest",
+        "touched by the damage: manifest@1: machine 'm-manifest'",
+        "touched by the damage: manifest@1: catalog 'c-manifest'",
+        "damaged: bytes ",
+        "touched by the damage: chunk@1: machine 'm-chunk'",
+        "touched by the damage: chunk@1: catalog 'c-chunk'",
+    ] {
+        assert!(logged.contains(says), "no '{says}' in {logged}");
+    }
+    assert!(!logged.contains("m-sound"), "{logged}");
+}
+
+#[test]
 fn what_is_no_image_is_refused_and_leaves_nothing() {
     let daemon = Daemon::start();
     let dir = support::short_dir();

@@ -13,7 +13,7 @@ use headwater_api::{
 };
 use headwater_block::Device;
 use headwater_image::{
-    Backing, Cancel, Difference, FileFormat, ImageError, ImportOptions, Round, files_touched,
+    Backing, Cancel, Difference, FileFormat, ImageError, ImageErrorKind, ImportOptions, Round, files_touched,
     repair, repair_manifest, verify_in, versions_touched,
 };
 use headwater_nbd::client::ClientOptions;
@@ -417,10 +417,16 @@ fn verify(
     sources: &[Arc<dyn Store>],
     job: &Arc<JobControl>,
 ) -> Result<VerifyReport, BackendError> {
-    let (cancel, hash) = (cancel_of(job), hash_of(&version)?);
-    let manifest = !sources.is_empty() && repair_manifest(store, hash, sources).map_err(image_failed)?;
-    let round = Round::new(None);
-    let found = verify_in(store, hash, &round, &cancel, &mut forward(job)).map_err(image_failed)?;
+    let (cancel, hash, round) = (cancel_of(job), hash_of(&version)?, Round::new(None));
+    let repaired = if sources.is_empty() { Ok(false) } else { repair_manifest(store, hash, sources) };
+    let found = repaired.and_then(|manifest| {
+        let found = verify_in(store, hash, &round, &cancel, &mut forward(job))?;
+        Ok((manifest, found))
+    });
+    let (manifest, found) = match found {
+        Ok(found) => found,
+        Err(e) => return without_manifest(store, version, hash, e),
+    };
     let checked_bytes = found.chunks.saturating_mul(u64::from(store.chunk_bytes()));
     let (mut left, mut repaired, mut reasons) = (found, u64::from(manifest), Vec::new());
     if !left.is_sound() && !sources.is_empty() {
@@ -438,6 +444,44 @@ fn verify(
     // Who uses these versions is for the service to say.
     let uses = Vec::new();
     Ok(VerifyReport { version, checked_bytes, damage, repaired, files, versions, uses })
+}
+
+/// What is damaged of a version whose manifest is, or is lost: all of it, and of all versions that are the same. All other errors
+/// stay errors.
+fn without_manifest(
+    store: &dyn Store,
+    version: ImageVersion,
+    hash: Hash,
+    error: ImageError,
+) -> Result<VerifyReport, BackendError> {
+    use ImageErrorKind::{Damaged, NotFound, Unsupported};
+    if !matches!(error.kind(), NotFound | Damaged | Unsupported) {
+        return Err(image_failed(error));
+    }
+    let versions = match store.listed() {
+        Ok(listed) => versions_of(&listed.images, hash),
+        // A plain web server has no list, or one for people.
+        Err(e)
+            if store.is_remote()
+                && matches!(e.kind(), StoreErrorKind::NotFound | StoreErrorKind::Invalid) =>
+        {
+            vec![format!("{}@{}", version.image, version.number)]
+        }
+        Err(e) => return Err(store_failed(e)),
+    };
+    // It was removed meanwhile.
+    if error.kind() == NotFound && versions.is_empty() {
+        return Err(image_failed(error));
+    }
+    let (damage, files, uses) = (vec![error.to_string()], Vec::new(), Vec::new());
+    Ok(VerifyReport { version, checked_bytes: 0, damage, repaired: 0, files, versions, uses })
+}
+
+/// The versions with this manifest, as `IMAGE@NUMBER`.
+fn versions_of(images: &[headwater_store::Image], manifest: Hash) -> Vec<String> {
+    let all = images.iter().flat_map(|image| image.versions.iter().map(move |version| (image, version)));
+    let same = all.filter(|(_, version)| version.manifest == manifest);
+    same.map(|(image, version)| format!("{}@{}", image.name, version.number)).collect()
 }
 
 /// The job's cancellation, for an operation: also where that tells no progress.

@@ -406,7 +406,7 @@ fn check(name: &str, images: &[String], scrub: &Scrub, json: bool) -> anyhow::Re
 
 /// What came of a version whose manifest is damaged or lost, which is no reason not to look at the others; `None` of one that was
 /// removed meanwhile. All other errors stay errors.
-fn unreadable_version(
+pub fn unreadable_version(
     store: &dyn Store,
     hash: Hash,
     names: Vec<String>,
@@ -433,8 +433,8 @@ fn unreadable_version(
     if found.kind() == NotFound && !is_listed(hash)? {
         return Ok(None);
     }
-    let damage = vec![found.to_string()];
-    Ok(Some(CheckedVersion { names, hash: hash.to_string(), damage, ..CheckedVersion::default() }))
+    let (damage, versions, hash) = (vec![found.to_string()], names.clone(), hash.to_string());
+    Ok(Some(CheckedVersion { names, hash, damage, versions, ..CheckedVersion::default() }))
 }
 
 /// Opens the stores that may have what is damaged.

@@ -8,7 +8,7 @@ use headwater_service::Service;
 use headwater_store::Store;
 use headwater_store::copy::everything_readable;
 
-use crate::cmd::store::{Scrub, check_version, distinct, open_sources};
+use crate::cmd::store::{Scrub, check_version, distinct, open_sources, unreadable_version};
 
 /// The pause between two rounds, and after a round that failed.
 const BETWEEN_ROUNDS: Duration = Duration::from_secs(3600);
@@ -79,10 +79,13 @@ fn round(
     let checks = Round::new(scrub.rate);
     for (hash, names) in distinct(&there.what) {
         let shown = names.join(", ");
-        let checked = match check_version(&**store, hash, names, (&checks, &sources), cancel, &mut |_| {}) {
-            Ok(checked) => checked,
-            Err(_) if cancel.is_cancelled() => return Ok(()),
-            // One that was removed meanwhile, or whose manifest is damaged: the others are checked all the same.
+        let checked = check_version(&**store, hash, names.clone(), (&checks, &sources), cancel, &mut |_| {});
+        // The others are checked all the same where a manifest is damaged, or something fails.
+        let checked = match checked.map(Some).or_else(|e| unreadable_version(&**store, hash, names, e)) {
+            Ok(Some(checked)) => checked,
+            _ if cancel.is_cancelled() => return Ok(()),
+            // It was removed meanwhile.
+            Ok(None) => continue,
             Err(e) => {
                 tracing::error!(version = shown, "the scrub: {e:#}");
                 continue;
