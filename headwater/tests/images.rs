@@ -442,10 +442,10 @@ fn two_exports_to_one_name_do_not_mix() {
         command.env("PATH", path);
     });
     let dir = support::short_dir();
-    let (raw, out) = (dir.path().join("d.raw"), dir.path().join("out.qcow2"));
+    let (raw, out) = (dir.path().join("d.raw"), dir.path().join("out.vhdx"));
     std::fs::write(&raw, pseudo_random(8 << 20, 3)).unwrap();
     daemon.cli(&["image", "import", raw.to_str().unwrap()]).ok();
-    let export = || daemon.cli(&["image", "export", "d", out.to_str().unwrap(), "--format", "qcow2"]);
+    let export = || daemon.cli(&["image", "export", "d", out.to_str().unwrap(), "--format", "vhdx"]);
     let (one, other) = std::thread::scope(|scope| {
         let other = scope.spawn(export);
         (export(), other.join().unwrap())
@@ -453,12 +453,12 @@ fn two_exports_to_one_name_do_not_mix() {
     let (ready, late) = if one.code == 0 { (one, other) } else { (other, one) };
     ready.ok();
     late.fails(4, &["another export"]);
-    qemu_img(&["compare", "-f", "raw", "-F", "qcow2", raw.to_str().unwrap(), out.to_str().unwrap()]);
+    qemu_img(&["compare", "-f", "raw", "-F", "vhdx", raw.to_str().unwrap(), out.to_str().unwrap()]);
     assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 2);
 }
 
 #[test]
-fn a_format_that_needs_qemu_img_says_so_where_there_is_none() {
+fn only_formats_that_need_qemu_img_are_refused_where_there_is_none() {
     let empty = support::short_dir();
     let daemon = Daemon::start_in(support::short_dir(), |command| {
         command.env("PATH", empty.path());
@@ -466,10 +466,14 @@ fn a_format_that_needs_qemu_img_says_so_where_there_is_none() {
     let raw = daemon.path().join("d.raw");
     std::fs::write(&raw, pseudo_random(1 << 20, 3)).unwrap();
     daemon.cli(&["image", "import", raw.to_str().unwrap()]).ok();
-    let out = daemon.path().join("out.qcow2");
-    let ran = daemon.cli(&["image", "export", "d", out.to_str().unwrap(), "--format", "qcow2"]);
-    ran.fails(1, &["qemu-img", "not installed", "apt-get install qemu-utils"]);
+    let out = daemon.path().join("out.vhdx");
+    let ran = daemon.cli(&["image", "export", "d", out.to_str().unwrap(), "--format", "vhdx"]);
+    ran.fails(1, &["qemu-img", "not installed", "apt-get install qemu-utils", "qcow2"]);
     assert!(!out.exists());
+    let out = daemon.path().join("out.qcow2");
+    daemon.cli(&["image", "export", "d", out.to_str().unwrap()]).ok();
+    qemu_img(&["check", "-f", "qcow2", out.to_str().unwrap()]);
+    qemu_img(&["compare", "-f", "raw", "-F", "qcow2", raw.to_str().unwrap(), out.to_str().unwrap()]);
     assert_eq!(std::fs::read_dir(daemon.path().join("store/tmp")).unwrap().count(), 0);
 }
 

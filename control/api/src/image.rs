@@ -227,7 +227,7 @@ pub enum ExportFormat {
     /// The bytes of the disk, zeroes as holes.
     #[default]
     Raw,
-    /// QEMU's; written by qemu-img.
+    /// QEMU's, not compressed.
     Qcow2,
     /// Hyper-V's; written by qemu-img.
     Vhdx,

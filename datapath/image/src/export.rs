@@ -1,7 +1,7 @@
-//! Export: a version as a raw file, bit for bit, with holes where the image has none of its data.
+//! Export: a version as a raw file, bit for bit, with holes where the image has none of its data, or as a qcow2 image.
 
 use std::fs::{self, File};
-use std::io::ErrorKind;
+use std::io::{BufWriter, ErrorKind, Write};
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 
@@ -12,11 +12,15 @@ use crate::fetch::fetch_chunk;
 use crate::manifest::Manifest;
 use crate::partial::Partial;
 use crate::progress::{Cancel, Progress};
+use crate::qcow2::writer::Layout;
 use crate::reader::{open_objects, read_manifest};
 use crate::units::{usize_of, usize_of_u32};
 use crate::walk::walk;
 
-/// Writes the version with this manifest to the file `to`. A file of that name is replaced, but only when
+/// How much of a qcow2 image's tables is written at a time.
+const TABLES_PIECE_BYTES: usize = 1 << 20;
+
+/// Writes the version with this manifest to the raw file `to`. A file of that name is replaced, but only when
 /// everything is written and durable; after an error it is as it was, and nothing is left behind.
 ///
 /// A process that is killed leaves `.NAME.ID.partial` beside it, which can be removed. Of two exports to a name
@@ -28,6 +32,29 @@ pub fn export_raw(
     cancel: &Cancel,
     progress: &mut dyn FnMut(Progress),
 ) -> Result<(), ImageError> {
+    export(store, manifest, to, cancel, progress, |_| None).map(drop)
+}
+
+/// As [`export_raw`], to a qcow2 image without compression. Returns the length of the file.
+pub fn export_qcow2(
+    store: &dyn Store,
+    manifest: Hash,
+    to: &Path,
+    cancel: &Cancel,
+    progress: &mut dyn FnMut(Progress),
+) -> Result<u64, ImageError> {
+    export(store, manifest, to, cancel, progress, |manifest| Some(Layout::new(manifest)))
+}
+
+/// Without a layout everything is where it is in the image.
+fn export(
+    store: &dyn Store,
+    manifest: Hash,
+    to: &Path,
+    cancel: &Cancel,
+    progress: &mut dyn FnMut(Progress),
+    layout: impl FnOnce(&Manifest) -> Option<Layout>,
+) -> Result<u64, ImageError> {
     // Whoever saw nothing there does not take another export's file away.
     let is_new = fs::symlink_metadata(to).is_err();
     let _pin = store.pin(manifest)?;
@@ -38,7 +65,17 @@ pub fn export_raw(
     let failed = |e: std::io::Error| {
         ImageError::from_os(format!("cannot write {} (what was written is removed)", to.display()), &e)
     };
-    file.set_len(parsed.size_bytes()).map_err(failed)?;
+    let layout = layout(&parsed);
+    let file_bytes = layout.as_ref().map_or(parsed.size_bytes(), Layout::file_bytes);
+    file.set_len(file_bytes).map_err(failed)?;
+    if let Some(layout) = &layout {
+        let mut tables = BufWriter::with_capacity(TABLES_PIECE_BYTES, &file);
+        for cluster in layout.metadata() {
+            cancel.check("the export")?;
+            tables.write_all(&cluster).map_err(failed)?;
+        }
+        tables.flush().map_err(failed)?;
+    }
 
     let chunk_bytes = u64::from(parsed.chunk_bytes());
     let mut done_bytes = hole_bytes(&parsed);
@@ -55,7 +92,11 @@ pub fn export_raw(
             // The last chunk is filled up with zeroes that are not part of the image.
             let len = chunk_bytes.min(total_bytes - offset);
             let part = bytes.get(..usize_of(len)).unwrap_or(&bytes);
-            file.write_all_at(part, offset).map_err(failed)?;
+            let place = match &layout {
+                Some(layout) => layout.offset_of(index).ok_or_else(no_place)?,
+                None => offset,
+            };
+            file.write_all_at(part, place).map_err(failed)?;
             Ok((bytes, None))
         },
         |chunks, _| {
@@ -75,7 +116,8 @@ pub fn export_raw(
     })?;
     // The parent of a plain file name is the empty path.
     let dir = to.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    File::open(dir).and_then(|dir| dir.sync_all()).map_err(failed)
+    File::open(dir).and_then(|dir| dir.sync_all()).map_err(failed)?;
+    Ok(file_bytes)
 }
 
 /// Bytes of the image that nothing has to be written for.
@@ -86,6 +128,10 @@ fn hole_bytes(manifest: &Manifest) -> u64 {
 
 fn no_object() -> ImageError {
     ImageError::new(ImageErrorKind::Damaged, "a chunk lies in no object")
+}
+
+fn no_place() -> ImageError {
+    ImageError::new(ImageErrorKind::Damaged, "a chunk has no place in the qcow2 image")
 }
 
 /// Makes the file that is written until all is there.

@@ -102,7 +102,7 @@ pub use chunk_cache::{ChunkCache, ChunkCacheCounters};
 pub use diff::{ChangedFile, Difference, FileChange, PartitionDifference, Touched, diff, files_touched};
 pub use disk_cache::{DISK_CACHE_MIN_BYTES, DiskCache, DiskCacheCounters};
 pub use error::{ImageError, ImageErrorKind};
-pub use export::export_raw;
+pub use export::{export_qcow2, export_raw};
 pub use fetch_pool::FETCH_THREADS;
 pub use holders::versions_touched;
 pub use import::{Basis, Changes, ImportOptions, Imported, import};

@@ -175,7 +175,7 @@ fn missing(format: ExportFormat, error: std::io::Error) -> BackendError {
     }
     let message = format!("{} is written by qemu-img, which is not installed", format.name());
     BackendError::new(ProblemKind::Unavailable, message)
-        .advise("install it ('apt-get install qemu-utils'), or export a raw disk")
+        .advise("install it ('apt-get install qemu-utils'), or export to raw or qcow2")
 }
 
 #[cfg(test)]

@@ -210,7 +210,7 @@ impl Images for StoredImages {
     ) -> Result<u64, BackendError> {
         let (store, version, target) = (self.store.clone(), version.clone(), target.to_owned());
         blocking("export an image", move || match format {
-            ExportFormat::Raw => export(&*store, &version, &target, &job),
+            ExportFormat::Raw | ExportFormat::Qcow2 => export(&*store, &version, &target, format, &job),
             other => convert::export(&*store, &version, hash_of(&version)?, &target, other, &job),
         })
         .await
@@ -374,11 +374,16 @@ fn export(
     store: &dyn Store,
     version: &ImageVersion,
     target: &Path,
+    format: ExportFormat,
     job: &Arc<JobControl>,
 ) -> Result<u64, BackendError> {
-    headwater_image::export_raw(store, hash_of(version)?, target, &cancel_of(job), &mut forward(job))
-        .map_err(image_failed)?;
-    Ok(version.size_bytes)
+    let (manifest, cancel, mut forward) = (hash_of(version)?, cancel_of(job), forward(job));
+    let written = match format {
+        ExportFormat::Qcow2 => headwater_image::export_qcow2(store, manifest, target, &cancel, &mut forward),
+        _ => headwater_image::export_raw(store, manifest, target, &cancel, &mut forward)
+            .map(|()| version.size_bytes),
+    };
+    written.map_err(image_failed)
 }
 
 fn diff_report(from: ImageVersion, to: ImageVersion, found: Difference) -> DiffReport {

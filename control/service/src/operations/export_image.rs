@@ -33,7 +33,7 @@ impl Explain for Error {
     }
 }
 
-/// Writes a version to a new file, byte for byte the disk that was imported; zeroes become holes. Other formats than raw are written by qemu-img.
+/// Writes a version to a new file, byte for byte the disk that was imported; zeroes become holes. Other formats than raw and qcow2 are written by qemu-img.
 #[utoipa::path(
     post,
     path = "/api/v1/images/{image}/export",
