@@ -437,11 +437,39 @@ fn a_volume_is_read_from_a_bucket() {
     let (data_dir, disk) = made_by_a_daemon();
     let url = in_bucket("volumes");
     store(&["copy", text(&data_dir.path().join("store")), &url, "disk@1"]).ok();
+    assert!(exported(&["disk", "--from", &url]) == disk);
+}
+
+#[test]
+fn a_url_says_where_an_image_is_and_which() {
+    let (data_dir, disk) = made_by_a_daemon();
+    let here = data_dir.path().join("store");
+    let (_served, server) = serve(&[text(&here), "--listen", "127.0.0.1:0"]);
+    assert!(exported(&[&format!("{}/disk@1", server.trim_end_matches('/'))]) == disk);
+    let bucket = in_bucket("urls");
+    store(&["copy", text(&here), &bucket, "disk@1"]).ok();
+    let (place, query) = bucket.split_once('?').unwrap();
+    assert!(exported(&[&format!("{place}/disk?{query}")]) == disk);
+    let fails = |command: &str, args: &[&str], code, words: &[&str]| {
+        let mut ran = headwater();
+        run(with_keys(&mut ran).args([command, "--cache", "ram"]).args(args)).fails(code, words);
+    };
+    let nbd = "--nbd=unix:/nowhere/x";
+    let missing = format!("{server}/none");
+    fails("export", &[&missing, nbd], 3, &["cannot export 'none' from http://", "no image 'none'"]);
+    fails("attach", &["http://127.0.0.1:1/x"], 1, &["cannot export 'x' from http://127.0.0.1:1", "refused"]);
+    fails("attach", &["nbd+unix:///?socket=/nowhere/x"], 2, &["image import URI"]);
+    fails("export", &[&missing, nbd, "--from", &server], 2, &["so does --from"]);
+}
+
+/// All bytes of what an export with these arguments serves.
+fn exported(args: &[&str]) -> Vec<u8> {
     let dir = support::short_dir();
     let socket = dir.path().join("nbd");
     let mut command = headwater();
     with_keys(&mut command)
-        .args(["export", "disk", "--cache", "ram", "--from", &url])
+        .args(["export", "--cache", "ram"])
+        .args(args)
         .arg(format!("--nbd=unix:{}", socket.display()))
         .stdout(Stdio::piped());
     let mut child = command.spawn().unwrap();
@@ -453,7 +481,7 @@ fn a_volume_is_read_from_a_bucket() {
     let copied =
         Command::new("nbdcopy").arg(format!("nbd+unix:///?socket={}", socket.display())).arg(&out).status();
     assert!(copied.expect("nbdcopy is needed: apt-get install libnbd-bin").success());
-    assert!(std::fs::read(&out).unwrap() == disk);
+    std::fs::read(&out).unwrap()
 }
 
 #[test]

@@ -31,6 +31,7 @@ use crate::cmd::nbd_tls::NbdTlsArgs;
 use crate::cmd::persistent::{self, Kept};
 use crate::cmd::resume::Resume;
 use crate::cmd::signals::EndSignals;
+use crate::cmd::source_url;
 use crate::data_dir::DataDir;
 use crate::failure::invalid;
 use crate::last_known::LastKnown;
@@ -55,8 +56,9 @@ pub struct ExportArgs {
     /// Whether addresses and counters are printed as JSON.
     #[arg(skip)]
     pub json: bool,
-    /// IMAGE[@VERSION] of the store, a raw, qcow2, VHD, VHDX or VMDK file, or null:SIZE for an empty disk
-    #[arg(value_name = "IMAGE|FILE|null:SIZE", value_hint = ValueHint::FilePath)]
+    /// IMAGE[@VERSION] of the store, https://HOST[:PORT][/BASE]/IMAGE[@VERSION] on servers (s3://BUCKET/PREFIX/IMAGE in a
+    /// bucket), a raw, qcow2, VHD, VHDX or VMDK file, or null:SIZE for an empty disk
+    #[arg(value_name = "IMAGE|URL|FILE|null:SIZE", value_hint = ValueHint::FilePath)]
     pub source: String,
     /// Allow a qcow2 file backing files outside of its own directory, and devices: whatever it names is read
     #[arg(long)]
@@ -102,7 +104,7 @@ pub struct ExportArgs {
     #[command(flatten)]
     pub attach: AttachArgs,
     /// Read the image from here: servers (https://HOST[,https://HOST..]), s3://BUCKET/PREFIX, or the directory of
-    /// another store
+    /// another store. A URL as the source says it, too
     #[arg(long, value_name = "STORE")]
     pub from: Option<String>,
     /// Token and authorities of the servers
@@ -127,8 +129,9 @@ pub struct ExportArgs {
 }
 
 /// Serves until SIGINT or SIGTERM. Ready when it has printed a line for each front-end.
-pub fn run(data_dir: impl Fn() -> anyhow::Result<DataDir>, args: ExportArgs) -> anyhow::Result<()> {
+pub fn run(data_dir: impl Fn() -> anyhow::Result<DataDir>, mut args: ExportArgs) -> anyhow::Result<()> {
     logging::to_stderr(&args.log, LogFormat::Text)?;
+    take_url(&mut args)?;
     check_ram(&args)?;
     check_machines(&args)?;
     if let Some(file) = &args.stats {
@@ -332,6 +335,19 @@ fn check_ram(args: &ExportArgs) -> anyhow::Result<()> {
         size::format(wanted),
         size::format(total)
     )))
+}
+
+/// A URL is an image and where it is.
+fn take_url(args: &mut ExportArgs) -> anyhow::Result<()> {
+    let Some((store, image)) = source_url::split(&args.source)? else { return Ok(()) };
+    if let Some(from) = &args.from {
+        let source = &args.source;
+        return Err(invalid(format!(
+            "'{source}' says where the image is, and so does --from {from}: give one of them"
+        )));
+    }
+    (args.from, args.source) = (Some(store), image);
+    Ok(())
 }
 
 /// How many disks are served.

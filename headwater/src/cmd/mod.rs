@@ -22,6 +22,7 @@ mod seal;
 mod serve;
 pub mod serve_nbd;
 pub mod signals;
+pub mod source_url;
 mod spool;
 mod stats;
 mod status;

@@ -1,0 +1,92 @@
+//! A URL as the source of `export` and `attach`: an image on servers or in a bucket, named in one with its store.
+
+use headwater_nbd::NbdUri;
+use headwater_store::S3Url;
+
+use crate::failure::invalid;
+use crate::stores;
+
+/// What a URL of an image looks like.
+const FORMS: &str = "https://HOST[:PORT][/BASE]/IMAGE or s3://BUCKET[/PREFIX]/IMAGE";
+
+/// Takes `https://HOST/BASE/IMAGE` apart into what `--from` would be, and the image. `None`: it is no URL.
+pub fn split(source: &str) -> anyhow::Result<Option<(String, String)>> {
+    let Some((scheme, rest)) = source.split_once("://").filter(|(scheme, _)| is_scheme(scheme)) else {
+        return Ok(None);
+    };
+    if NbdUri::is_uri(source) {
+        return Err(invalid(format!(
+            "cannot export '{source}': what another NBD server serves may change below a write cache; make an image of it \
+             ('headwater image import URI --name IMAGE'), and export that"
+        )));
+    }
+    let is_bucket = S3Url::is_meant(source);
+    if !is_bucket && !stores::is_server(source) {
+        return Err(invalid(format!(
+            "cannot export '{source}': no images are read from {scheme}://; name an image of the store, a file, or {FORMS}"
+        )));
+    }
+    // Where a bucket is found is said behind what lies in it.
+    let (place, query) = match rest.split_once('?') {
+        Some((place, query)) if is_bucket => (place, format!("?{query}")),
+        _ => (rest, String::new()),
+    };
+    match place.rsplit_once('/') {
+        Some((store, image)) if !image.is_empty() => {
+            Ok(Some((format!("{scheme}://{store}{query}"), image.to_owned())))
+        }
+        _ => Err(invalid(format!(
+            "cannot export '{source}': it names a store and no image in it; write {FORMS}"
+        ))),
+    }
+}
+
+/// Whether what stands before `://` can be a scheme, and is not a part of a file's name.
+fn is_scheme(text: &str) -> bool {
+    text.starts_with(|c: char| c.is_ascii_alphabetic())
+        && text.bytes().all(|byte| byte.is_ascii_alphanumeric() || matches!(byte, b'+' | b'-' | b'.'))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_url_is_a_store_and_an_image() {
+        for (url, store, image) in [
+            ("https://a/debian", "https://a", "debian"),
+            ("http://127.0.0.1:8080/base/two/debian@3", "http://127.0.0.1:8080/base/two", "debian@3"),
+            ("https://[::1]:8443/debian:test", "https://[::1]:8443", "debian:test"),
+            ("https://a,https://b/base/debian", "https://a,https://b/base", "debian"),
+            ("s3://bucket/debian", "s3://bucket", "debian"),
+            (
+                "s3://bucket/a/b/debian@3?endpoint=http://127.0.0.1:9000&region=x",
+                "s3://bucket/a/b?endpoint=http://127.0.0.1:9000&region=x",
+                "debian@3",
+            ),
+        ] {
+            assert_eq!(split(url).unwrap(), Some((store.to_owned(), image.to_owned())), "{url}");
+        }
+        for no_url in
+            ["debian@3", "debian:test", "/srv/disk.raw", "./http://a/b", "nbd:test", "null:1G", "dir/a://b"]
+        {
+            assert_eq!(split(no_url).unwrap(), None, "{no_url}");
+        }
+    }
+
+    #[test]
+    fn other_urls_are_refused_with_what_to_give() {
+        for (url, words) in [
+            ("https://a", "no image in it; write https://HOST"),
+            ("https://a/", "no image in it"),
+            ("s3://bucket?endpoint=http://a/b", "no image in it"),
+            ("ftp://a/b", "from ftp://; name an image"),
+            ("file:///srv/disk.raw", "a file, or https://"),
+            ("nbd+unix:///?socket=/run/x", "image import URI"),
+            ("nbd://a/b", "image import URI"),
+        ] {
+            let error = split(url).unwrap_err().to_string();
+            assert!(error.contains(words) && error.contains(url), "{error}");
+        }
+    }
+}
