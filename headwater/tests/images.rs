@@ -500,3 +500,36 @@ fn standard_input_is_imported_like_a_file_and_leaves_nothing() {
     import(Path::new("/dev/null"), &["--name", "e"]).fails(2, &["cannot import 'standard input'", "empty"]);
     assert_eq!(std::fs::read_dir(daemon.path()).unwrap().count(), before);
 }
+
+#[test]
+fn a_path_that_means_another_file_to_the_daemon_is_refused() {
+    use std::os::unix::fs::MetadataExt;
+
+    let daemon = Daemon::start();
+    let (disk, other) = (daemon.path().join("d.raw"), daemon.path().join("other.raw"));
+    for file in [&disk, &other] {
+        std::fs::write(file, pseudo_random(1 << 20, 3)).unwrap();
+    }
+    let found = std::fs::metadata(&disk).unwrap();
+    let import = |source: &Path, device: u64, inode: u64| {
+        let body = serde_json::json!({
+            "name": "d", "source": source, "source_name": "standard input",
+            "source_id": { "device": device, "inode": inode },
+        });
+        http(&daemon.socket(), "POST", "/api/v1/images", Some(&body.to_string())).1
+    };
+    let gone = daemon.path().join("gone.raw");
+    for (source, device, inode) in [
+        (&other, found.dev(), found.ino()),
+        (&disk, found.dev() + 1, found.ino()),
+        (&gone, found.dev(), found.ino()),
+    ] {
+        let answer = import(source, device, inode);
+        for words in ["cannot import 'standard input'", "is not the file to the daemon", "container"] {
+            assert!(answer.contains(words), "{answer}");
+        }
+    }
+    assert!(!daemon.cli(&["image", "list"]).ok().contains("d.raw"));
+    let answer = import(&disk, found.dev(), found.ino());
+    assert!(answer.contains(r#""created":true"#), "{answer}");
+}

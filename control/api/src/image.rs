@@ -176,9 +176,23 @@ pub struct ImportRequest {
     /// What the source is called in the version and in errors, where that is something else.
     #[serde(default)]
     pub source_name: Option<String>,
+    /// The file that `source` must be: where the daemon finds another one there, the import is refused. For paths that can mean
+    /// something else to the daemon, such as `/proc/PID/fd/NUMBER` to one in another container.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub source_id: Option<FileId>,
     /// A line for people about the version.
     #[serde(default)]
     pub note: String,
+}
+
+/// What tells a file of a host from all others, as `stat` gives it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct FileId {
+    /// `st_dev`.
+    pub device: u64,
+    /// `st_ino`.
+    pub inode: u64,
 }
 
 /// The format of a file that is imported.

@@ -37,7 +37,7 @@ pub use catalog::{Catalog, CatalogList, CreateCatalog, SetCatalog};
 pub use event::{Event, EventList, MAX_EVENTS};
 pub use image::{
     ChangedFile, Channel, ChannelPointer, ChannelRequest, DiffReport, DiffRequest, ExportFormat,
-    ExportRequest, FileChange, Image, ImageList, ImageVersion, ImportRequest, PartitionDifference,
+    ExportRequest, FileChange, FileId, Image, ImageList, ImageVersion, ImportRequest, PartitionDifference,
     PromoteRequest, Removed, RetireRequest, Reverted, SourceFormat, VerifyReport, VerifyRequest,
 };
 pub use job::{JobEvent, JobResult, Progress};

@@ -9,15 +9,12 @@ use async_trait::async_trait;
 use headwater_api::name::ImageRef;
 use headwater_api::{
     BootTrace, ChangedFile, Channel, ChannelPointer, DiffReport, ExportFormat, FileChange, Image,
-    ImageVersion, PartitionDifference, ProblemKind, Removed, SourceFormat, VerifyReport,
+    ImageVersion, PartitionDifference, ProblemKind, Removed, VerifyReport,
 };
-use headwater_block::Device;
 use headwater_image::{
-    Backing, Cancel, Difference, FileFormat, ImageError, ImageErrorKind, ImportOptions, Round, files_touched,
-    repair, repair_manifest, verify_in, versions_touched,
+    Cancel, Difference, ImageError, ImageErrorKind, ImportOptions, Round, files_touched, repair, repair_manifest,
+    verify_in, versions_touched,
 };
-use headwater_nbd::client::ClientOptions;
-use headwater_nbd::{Client, NbdUri};
 use headwater_service::backend::{
     BackendError, Hold, Images, ImportOrder, ImportOutcome, JobControl, Listed, Promoted, Promotion,
 };
@@ -28,7 +25,7 @@ use headwater_store::{
 use crate::adapters::disks::blocking;
 use crate::adapters::holds::{DaemonName, heard};
 use crate::adapters::promotions::Promotions;
-use crate::adapters::{boot_traces, convert};
+use crate::adapters::{boot_traces, convert, sources};
 use crate::failure::{image_kind, store_kind};
 use crate::last_known::LastKnown;
 use crate::stores::{self, Credentials};
@@ -309,7 +306,7 @@ fn import(
     job: &Arc<JobControl>,
 ) -> Result<ImportOutcome, BackendError> {
     let name: ImageName = order.name.parse().map_err(store_failed)?;
-    let (device, connection) = open_source(&order.source, order.format, order.backing)?;
+    let (device, connection) = sources::open(order)?;
     let before = store.image(&name).map_err(store_failed)?;
     let newest = before.as_ref().and_then(|image| image.newest().map(|version| version.number));
     let since_1970 = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
@@ -338,36 +335,6 @@ fn import(
 /// Somebody else removed it in this moment.
 pub(super) fn gone() -> StoreError {
     StoreError::new(StoreErrorKind::NotFound, "the image was removed meanwhile")
-}
-
-/// What an image is made of, and the connection that brings it, where there is one to cut.
-type Source = (Arc<dyn Device>, Option<Arc<Client>>);
-
-/// Any device is a source: a file, or what an NBD server serves, then with its connection.
-fn open_source(source: &str, format: Option<SourceFormat>, backing: bool) -> Result<Source, BackendError> {
-    if NbdUri::is_uri(source) {
-        let uri: NbdUri =
-            source.parse().map_err(|e| BackendError::new(ProblemKind::Invalid, format!("{e}")))?;
-        let client = Client::connect(&uri, &ClientOptions::default()).map_err(|e| {
-            BackendError::new(ProblemKind::Failed, "cannot read from the NBD server").because(e)
-        })?;
-        return Ok((client.clone(), Some(client)));
-    }
-    let path = Path::new(source);
-    let backing = if backing { Backing::Anywhere } else { Backing::Beside };
-    let format = format.map(file_format);
-    let file = headwater_image::open_source_backed(path, format, backing).map_err(image_failed)?;
-    Ok((file, None))
-}
-
-fn file_format(format: SourceFormat) -> FileFormat {
-    match format {
-        SourceFormat::Raw => FileFormat::Raw,
-        SourceFormat::Qcow2 => FileFormat::Qcow2,
-        SourceFormat::Vhd => FileFormat::Vhd,
-        SourceFormat::Vhdx => FileFormat::Vhdx,
-        SourceFormat::Vmdk => FileFormat::Vmdk,
-    }
 }
 
 fn export(

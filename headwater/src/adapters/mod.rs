@@ -12,4 +12,5 @@ pub mod lending;
 mod metrics;
 mod promotions;
 mod release;
+mod sources;
 mod totals;

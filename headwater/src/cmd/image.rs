@@ -124,10 +124,11 @@ pub async fn import(
     let name = named.name.unwrap_or_else(|| name_of(source));
     check_image(&name)?;
     let source_name = spooled.is_some().then(|| "standard input".to_owned());
+    let source_id = spooled.as_ref().map(Spooled::id).transpose()?;
     let source = spooled.as_ref().map_or_else(|| absolute(source), |spooled| Ok(spooled.path()))?;
     let mut shown = Shown::begin(&format!("import {name}"), quiet);
     let Form { format, backing } = form;
-    let request = ImportRequest { name, source, format, backing, source_name, note: named.note };
+    let request = ImportRequest { name, source, format, backing, source_name, source_id, note: named.note };
     let result = client.import(&request, |progress| shown.update(progress)).await;
     shown.end();
     let result = result?;

@@ -1,15 +1,19 @@
 //! Standard input as a file: disks are not read from front to back, so it is kept in a file without a name.
 //!
 //! The file lies in the data directory, where images go, and is gone with this process however that ends. The
-//! daemon opens it through `/proc`, which it may because its socket is only for its own user.
+//! daemon opens it through `/proc`, which it may because its socket is only for its own user. Where the daemon sees other
+//! processes than we do (one of us is in a container), the path means another file or none there: so it is told which file it is.
 
-use std::fs::File;
-use std::io::{ErrorKind, Read, Seek, SeekFrom, Write};
+use std::fs::{File, OpenOptions};
+use std::io::{self, ErrorKind, Read, Seek, SeekFrom, Write};
 use std::os::fd::AsRawFd;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::Path;
 
 use anyhow::Context;
+use headwater_api::FileId;
 use rustix::fs::{Mode, OFlags};
+use rustix::io::Errno;
 
 /// How much is read at a time; what is all zero takes no space.
 const PIECE_BYTES: usize = 64 << 10;
@@ -23,16 +27,12 @@ impl Spooled {
     /// Reads standard input to its end into a file in `dir`.
     pub fn standard_input(dir: &Path) -> anyhow::Result<Self> {
         let failed = || format!("cannot keep the standard input in {}", dir.display());
-        let flags = OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC;
-        let file = rustix::fs::open(dir, flags, Mode::RUSR | Mode::WUSR)
-            .map_err(std::io::Error::from)
-            .with_context(failed)?;
-        let mut spooled = Self { file: File::from(file) };
+        let mut spooled = Self { file: unnamed(dir).with_context(failed)? };
         spooled.fill(&mut std::io::stdin().lock()).with_context(failed)?;
         Ok(spooled)
     }
 
-    fn fill(&mut self, from: &mut impl Read) -> std::io::Result<()> {
+    fn fill(&mut self, from: &mut impl Read) -> io::Result<()> {
         let mut piece = vec![0; PIECE_BYTES];
         let mut len_bytes = 0u64;
         loop {
@@ -56,5 +56,48 @@ impl Spooled {
     /// How the daemon opens it.
     pub fn path(&self) -> String {
         format!("/proc/{}/fd/{}", std::process::id(), self.file.as_raw_fd())
+    }
+
+    /// Which file the daemon must find there.
+    pub fn id(&self) -> anyhow::Result<FileId> {
+        let metadata = self.file.metadata().context("cannot look at what standard input gave")?;
+        Ok(FileId { device: metadata.dev(), inode: metadata.ino() })
+    }
+}
+
+/// Makes a file without a name.
+fn unnamed(dir: &Path) -> io::Result<File> {
+    let flags = OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC;
+    match rustix::fs::open(dir, flags, Mode::RUSR | Mode::WUSR) {
+        // File systems without O_TMPFILE, such as NFS and some over FUSE.
+        Err(Errno::OPNOTSUPP | Errno::ISDIR) => named_for_a_moment(dir),
+        opened => Ok(opened?.into()),
+    }
+}
+
+/// Makes a file whose name is taken away at once.
+fn named_for_a_moment(dir: &Path) -> io::Result<File> {
+    let name = dir.join(format!(".headwater-import-{}", uuid::Uuid::new_v4().simple()));
+    let file = OpenOptions::new().read(true).write(true).create_new(true).mode(0o600).open(&name)?;
+    std::fs::remove_file(&name)?;
+    Ok(file)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn either_way_of_making_it_leaves_a_file_of_ours_and_no_name() {
+        let dir = tempfile::tempdir().unwrap();
+        for make in [unnamed, named_for_a_moment] {
+            let mut spooled = Spooled { file: make(dir.path()).unwrap() };
+            spooled.fill(&mut [&[7; 1000][..], &[0; 1 << 20]].concat().as_slice()).unwrap();
+            assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0);
+            let seen = std::fs::metadata(spooled.path()).unwrap();
+            assert_eq!((seen.len(), seen.mode() & 0o777), (1000 + (1 << 20), 0o600));
+            assert_eq!(spooled.id().unwrap(), FileId { device: seen.dev(), inode: seen.ino() });
+        }
+        assert_eq!(unnamed(&dir.path().join("none")).unwrap_err().kind(), ErrorKind::NotFound);
     }
 }

@@ -6,7 +6,8 @@ use std::sync::Arc;
 use async_trait::async_trait;
 use headwater_api::name::ImageRef;
 use headwater_api::{
-    BootTrace, Channel, DiffReport, ExportFormat, Image, ImageVersion, Removed, SourceFormat, VerifyReport,
+    BootTrace, Channel, DiffReport, ExportFormat, FileId, Image, ImageVersion, Removed, SourceFormat,
+    VerifyReport,
 };
 
 use crate::backend::{BackendError, JobControl};
@@ -35,6 +36,8 @@ pub struct ImportOrder {
     pub backing: bool,
     /// What the version's source is called, where that is something else.
     pub source_name: Option<String>,
+    /// The file that the path must be, where whoever named it knows.
+    pub source_id: Option<FileId>,
     /// A line for people.
     pub note: String,
     /// Who wants it.

@@ -68,6 +68,7 @@ pub(super) async fn import_image(
             format: request.format,
             backing: request.backing,
             source_name: request.source_name.clone(),
+            source_id: request.source_id,
             note: request.note,
             author: actor.0.clone(),
         };
