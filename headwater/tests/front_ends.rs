@@ -1,4 +1,5 @@
-//! The front-ends of `headwater export` together: the iSCSI target with real initiators, and clients that break the rules.
+//! The front-ends of `headwater export` together: a disk for each of many machines over iSCSI and NBD with real initiators and
+//! clients, and clients that break the rules.
 //!
 //! Where each kind of bad input and fault is tested, by front-end (`hostile.rs` unless another file is named):
 //!
@@ -24,11 +25,12 @@ use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
+use headwater_testkit::pki::{Authority, Oddity};
 use support::{Ran, headwater, pseudo_random, run, short_dir, signal};
 
 const MIB: usize = 1 << 20;
 
-/// A running export of an empty disk of 16 MiB.
+/// A running export of an empty disk.
 struct Export {
     child: Child,
     log: PathBuf,
@@ -38,12 +40,16 @@ struct Export {
 
 impl Export {
     fn start(dir: &Path, front_ends: usize, args: &[&str], secrets: Option<&str>) -> Self {
-        let log = dir.join("log");
         let mut command = headwater();
         command.args(["export", "null:16M", "--cache", "ram", "--ram", "64M"]).args(args);
         if let Some(secrets) = secrets {
             command.env("HEADWATER_CHAP", secrets);
         }
+        Self::start_as(command, dir, front_ends)
+    }
+
+    fn start_as(mut command: Command, dir: &Path, front_ends: usize) -> Self {
+        let log = dir.join("log");
         let log_file = std::fs::File::create(&log).expect("a log");
         let mut child =
             command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(log_file).spawn().expect("it starts");
@@ -191,6 +197,108 @@ fn each_target_is_a_machine_of_its_own() {
     assert!(found.contains(one) && found.contains(two), "{found}");
     let log = export.end();
     assert!(log.contains("pc-1"), "{log}");
+}
+
+/// Writes a byte to the whole of the first 4 MiB, in requests of 64 KiB.
+fn fill(uri: &str, byte: u8) -> Child {
+    let mut command = Command::new("qemu-io");
+    command.args(["-f", "raw", uri]).stdin(Stdio::null()).stdout(Stdio::null());
+    for at in (0..4096).step_by(64) {
+        command.arg("-c").arg(format!("write -P {byte} {at}k 64k"));
+    }
+    command.spawn().expect("qemu-io is needed: apt-get install qemu-utils")
+}
+
+#[test]
+fn each_nbd_export_is_a_machine_of_its_own_whose_cache_is_on_the_server() {
+    let dir = short_dir();
+    let address = format!("unix:{}", dir.path().join("nbd").display());
+    let args = ["--nbd", &address, "--nbd-export", "desk-1", "--nbd-export", "desk-2"];
+    for (code, more, words) in [
+        (2, &["--iscsi", "tcp:127.0.0.1:0"][..], "--nbd-export was given 2 times"),
+        (2, &["--vhost-user", "/nowhere/x"][..], "--vhost-user is for one disk"),
+        (2, &["--persistent", "kept"][..], "--persistent is for one disk"),
+        (2, &["--nbd-export", "desk-2"][..], "was given twice"),
+    ] {
+        run(headwater().args(["export", "null:16M", "--cache", "ram"]).args(args).args(more))
+            .fails(code, &[words]);
+    }
+    // More than the RAM of this mode is written, so the overflow of each takes part.
+    let cache_dir = dir.path().to_str().expect("UTF-8");
+    let more = ["--cache", "disk", "--disk", "256M", "--cache-dir", cache_dir];
+    let mut command = headwater();
+    command.args(["export", "null:64M"]).args(args).args(more);
+    let export = Export::start_as(command, dir.path(), 2);
+    let uris = &export.lines;
+    assert!(uris[0].contains("/desk-1?") && uris[1].contains("/desk-2?"), "{uris:?}");
+
+    let list: serde_json::Value =
+        serde_json::from_str(&tool("nbdinfo", &["--list", "--json", &uris[0]]).ok()).expect("JSON");
+    let exports = list["exports"].as_array().expect("a list");
+    let listed: Vec<_> = exports
+        .iter()
+        .map(|export| (export["export-name"].as_str().expect("a name"), export["can_multi_conn"] == true))
+        .collect();
+    assert_eq!(listed, [("desk-1", true), ("desk-2", true)]);
+    for none in ["", "desk-3"] {
+        let uri = uris[0].replacen("desk-1", none, 1);
+        assert!(tool("nbdinfo", &[&uri]).code != 0, "{uri} is there");
+    }
+
+    // Both write the same blocks at the same time, and again.
+    for round in [0, 2] {
+        let clients = [fill(&uris[0], 1 + round), fill(&uris[1], 2 + round)];
+        for mut client in clients {
+            assert!(client.wait().expect("it ends").success());
+        }
+        for (uri, byte) in uris.iter().zip([1 + round, 2 + round]) {
+            let read = format!("read -P {byte} 0 4M");
+            let read = tool("qemu-io", &["-r", "-f", "raw", uri, "-c", &read]).ok();
+            assert!(!read.contains("failed"), "{uri}: {read}");
+        }
+    }
+    // A disk that one copies as a whole, over several connections, is its own.
+    let files = ["1.raw", "2.raw"].map(|name| dir.path().join(name).display().to_string());
+    for (seed, (file, uri)) in files.iter().zip(uris).enumerate() {
+        std::fs::write(file, pseudo_random(64 * MIB, 11 + seed as u64)).expect("written");
+        tool("nbdcopy", &["--connections=4", file, uri]).ok();
+    }
+    for (file, uri) in files.iter().zip(uris) {
+        tool("qemu-img", &["compare", "-f", "raw", "-F", "raw", file, uri]).ok();
+    }
+    export.end();
+}
+
+#[test]
+fn a_certificate_opens_the_exports_only_that_it_is_for() {
+    let dir = short_dir();
+    let authority = Authority::new("the authority");
+    let usual = Oddity::default();
+    let files = |who: &str, roles: &[(&str, &str, Oddity)]| {
+        authority.directory(&dir.path().join(who), roles).display().to_string()
+    };
+    let server = files("server", &[("server", "localhost", usual)]);
+    let args = ["--nbd", "tcp:localhost:0", "--tls-certificates", &server];
+    let exports = ["--nbd-export", "desk-1", "--nbd-export", "desk-2"];
+    run(headwater()
+        .args(["export", "null:16M", "--cache", "ram"])
+        .args(args)
+        .args(exports)
+        .args(["--tls-allow", "pc-1=desk-3"]))
+    .fails(2, &["--tls-allow pc-1=desk-3", "there is no --nbd-export desk-3"]);
+    let rights = ["--tls-allow", "pc-1=desk-1", "--tls-allow", "pc-2=desk-2", "--tls-allow", "backup"];
+    let args = [&args[..], &exports, &rights].concat();
+    let export = Export::start(dir.path(), 2, &args, None);
+    for (client, seen) in [("pc-1", [true, false]), ("pc-2", [false, true]), ("backup", [true, true])] {
+        let pki = files(client, &[("client", client, usual)]);
+        let list = tool("nbdinfo", &["--list", &format!("{}?tls-certificates={pki}", export.lines[0])]).ok();
+        for (number, is_seen) in seen.into_iter().enumerate() {
+            let uri = format!("{}?tls-certificates={pki}", export.lines[number]);
+            assert_eq!(tool("nbdinfo", &[&uri]).code == 0, is_seen, "{client}: {uri}");
+            assert_eq!(list.contains(&format!("desk-{}", number + 1)), is_seen, "{client}: {list}");
+        }
+    }
+    export.end();
 }
 
 /// How often a rule is broken, of each front-end.

@@ -39,7 +39,8 @@ impl CacheMode {
             "disk" => Ok(Self::Disk),
             "server" => Err("there is no cache mode 'server': a write cache is on the host that serves the machine's \
                              disk. To have it on a server, run 'headwater export IMAGE --nbd tcp:HOST' there with ram+disk, ram \
-                             or disk, and let the machine reach that disk over the network"
+                             or disk (and --nbd-export NAME for each of several machines), and let them reach their disks over the \
+                             network"
                 .into()),
             _ => Err(format!("'{text}' is not a cache mode; write one of {}", Self::NAMES.join(", "))),
         }

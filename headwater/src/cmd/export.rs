@@ -1,7 +1,7 @@
 //! `headwater export`: serve one volume over NBD, vhost-user, iSCSI or as a file in the foreground, without a daemon;
-//! or a volume for each of many machines, over vhost-user or iSCSI.
+//! or a volume for each of many machines, over NBD, vhost-user or iSCSI.
 
-use std::fmt::Write as _;
+use std::fmt::{Display, Write as _};
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -12,7 +12,6 @@ use clap::{ArgGroup, Args, ValueHint};
 use headwater_api::CacheMode;
 use headwater_block::{Device, blocking, size};
 use headwater_image::Backing;
-use headwater_nbd::{Address, Limits, Options, Server, SingleExport};
 use headwater_store::{Access, ImageReference, StoreError, StoreErrorKind};
 use headwater_vhost_user::Positions;
 use headwater_volume::{
@@ -27,7 +26,7 @@ use crate::cli::LogFormat;
 use crate::cmd::attach::{self, AttachArgs};
 use crate::cmd::fuse::{self, FuseArgs};
 use crate::cmd::iscsi::{self, IscsiArgs};
-use crate::cmd::nbd_tls::NbdTlsArgs;
+use crate::cmd::nbd::NbdArgs;
 use crate::cmd::persistent::{self, Kept};
 use crate::cmd::resume::Resume;
 use crate::cmd::signals::EndSignals;
@@ -81,12 +80,9 @@ pub struct ExportArgs {
     /// How long a write waits for room in the write cache before it is refused
     #[arg(long, value_name = "SECONDS", default_value_t = DEFAULT_PAUSE_LIMIT.as_secs())]
     pub pause: u64,
-    /// Where to listen for NBD clients: unix:PATH or tcp:HOST[:PORT]
-    #[arg(long, value_name = "ADDRESS")]
-    pub nbd: Option<Address>,
-    /// TLS of the NBD server
+    /// The NBD server
     #[command(flatten)]
-    pub nbd_tls: NbdTlsArgs,
+    pub nbd: NbdArgs,
     /// Socket for a virtual machine with shared memory (vhost-user-blk); given several times, each is another machine's,
     /// with a disk and a write cache of its own
     #[arg(long, value_name = "PATH", value_hint = ValueHint::FilePath)]
@@ -152,8 +148,8 @@ pub fn run(data_dir: impl Fn() -> anyhow::Result<DataDir>, mut args: ExportArgs)
         }
     };
     let host = Host::start(u64::MAX).map_err(anyhow::Error::msg)?;
-    let options = VolumeOptions {
-        name: args.source.clone(),
+    let mut options = VolumeOptions {
+        name: String::new(),
         base,
         mode: volume_mode(args.cache),
         ram_bytes: args.ram,
@@ -165,7 +161,10 @@ pub fn run(data_dir: impl Fn() -> anyhow::Result<DataDir>, mut args: ExportArgs)
         persistent,
     };
     let volumes: Vec<_> = (0..machines(&args))
-        .map(|_| Volume::open(&options, &host))
+        .map(|number| {
+            options.name = volume_name(&args, number);
+            Volume::open(&options, &host)
+        })
         .collect::<Result<_, _>>()
         .with_context(|| format!("cannot open a volume over '{}'", args.source))?;
     let kept = args.persistent.as_ref().zip(volumes.first().and_then(|volume| volume.cache_id()));
@@ -183,11 +182,9 @@ async fn serve(
     kept: Option<&Kept>,
     image: Option<&OpenImage>,
 ) -> anyhow::Result<()> {
-    // All front-ends but vhost-user and iSCSI have one disk.
-    let volume = volumes.first().context("nothing to serve")?;
     let mut end = EndSignals::catch()?;
     let mut ask = signal(SignalKind::user_defined1()).context("cannot catch SIGUSR1")?;
-    let nbd = args.nbd.as_ref().map(|address| serve_nbd(args, address, volume)).transpose()?;
+    let nbd = args.nbd.serve(&args.source, volumes)?;
     let resume = kept.map(|kept| Resume::new(&kept.dir));
     // Whoever serves it now: what is written makes the note untrue.
     let stood = resume.as_ref().map(Resume::take).transpose()?.flatten();
@@ -197,8 +194,8 @@ async fn serve(
         close(volumes, resume.as_ref(), || stands.or_else(|| stood.filter(|_| is_untouched(volumes))));
     })?;
     let Others { iscsi, fuse, attached } = others;
-    if let Some(nbd) = &nbd {
-        say_uri(args, &nbd.uri());
+    for uri in nbd.iter().flat_map(|nbd| nbd.uris()) {
+        say_uri(args, &uri);
     }
     for vhost_user in &vhost_user {
         say_uri(args, &format!("vhost-user:{}", vhost_user.path().display()));
@@ -286,16 +283,6 @@ fn is_untouched(volumes: &[Arc<Volume>]) -> bool {
     volumes.iter().map(|volume| volume.counters()).all(|counts| counts.write_ops + counts.discard_ops == 0)
 }
 
-fn serve_nbd(args: &ExportArgs, address: &Address, volume: &Arc<Volume>) -> anyhow::Result<Server> {
-    let (device, description) = (Arc::clone(volume) as Arc<dyn Device>, args.source.clone());
-    let export = match args.nbd_tls.tls_allow.as_slice() {
-        [] => SingleExport::new(device, description),
-        names => SingleExport::for_clients(device, description, names.to_vec()),
-    };
-    let options = Options { limits: Limits::default(), tls: args.nbd_tls.load()? };
-    Server::bind(address.clone(), export, options).with_context(|| format!("cannot serve '{}'", args.source))
-}
-
 fn serve_vhost_user(
     args: &ExportArgs,
     path: &Path,
@@ -352,19 +339,25 @@ fn take_url(args: &mut ExportArgs) -> anyhow::Result<()> {
 
 /// How many disks are served.
 fn machines(args: &ExportArgs) -> usize {
-    args.vhost_user.len().max(args.iscsi.iscsi_target.len()).max(1)
+    args.vhost_user.len().max(args.iscsi.iscsi_target.len()).max(args.nbd.nbd_export.len()).max(1)
 }
 
 fn check_machines(args: &ExportArgs) -> anyhow::Result<()> {
     if machines(args) == 1 {
         return Ok(());
     }
-    let (sockets, targets) = (args.vhost_user.len(), args.iscsi.iscsi_target.len());
-    let many = if sockets > 1 { "--vhost-user" } else { "--iscsi-target" };
+    let (sockets, targets, exports) =
+        (args.vhost_user.len(), args.iscsi.iscsi_target.len(), args.nbd.nbd_export.len());
+    let many = match (sockets, targets) {
+        (2.., _) => "--vhost-user",
+        (_, 2..) => "--iscsi-target",
+        _ => "--nbd-export",
+    };
     let others = [
-        ("--nbd", args.nbd.is_some()),
-        ("--vhost-user", targets > 1 && sockets > 0),
-        ("--iscsi", sockets > 1 && args.iscsi.iscsi.is_some()),
+        ("--nbd", many != "--nbd-export" && args.nbd.nbd.is_some()),
+        ("--nbd-export", many != "--nbd-export" && exports > 0),
+        ("--vhost-user", many != "--vhost-user" && sockets > 0),
+        ("--iscsi", many != "--iscsi-target" && args.iscsi.iscsi.is_some()),
         ("--fuse", args.fuse.fuse.is_some()),
         ("--attach", args.attach.attach),
         ("--persistent", args.persistent.is_some()),
@@ -377,14 +370,17 @@ fn check_machines(args: &ExportArgs) -> anyhow::Result<()> {
             machines(args)
         )));
     }
-    let targets = &args.iscsi.iscsi_target;
-    let twice =
-        targets.iter().enumerate().find(|(at, target)| targets.iter().take(*at).any(|t| t == *target));
+    check_each_once("--iscsi-target", "target", &args.iscsi.iscsi_target)?;
+    check_each_once("--nbd-export", "export", &args.nbd.nbd_export)
+}
+
+fn check_each_once<T: PartialEq + Display>(flag: &str, what: &str, names: &[T]) -> anyhow::Result<()> {
+    let twice = names.iter().enumerate().find(|(at, name)| names.iter().take(*at).any(|n| n == *name));
     match twice {
         None => Ok(()),
-        Some((_, target)) => Err(invalid(format!(
-            "--iscsi-target {target} was given twice: give each machine a target of its own"
-        ))),
+        Some((_, name)) => {
+            Err(invalid(format!("{flag} {name} was given twice: give each machine one {what} of its own")))
+        }
     }
 }
 
@@ -490,11 +486,18 @@ fn report(args: &ExportArgs, volumes: &[Arc<Volume>], image: Option<&OpenImage>)
 
 /// What tells a machine from the others of one export.
 fn machine_name(args: &ExportArgs, number: usize) -> String {
-    match (args.vhost_user.get(number), args.iscsi.iscsi_target.get(number)) {
-        (Some(path), _) => format!("vhost-user:{}", path.display()),
-        (None, Some(target)) => format!("iscsi:{target}"),
-        (None, None) => String::new(),
+    if let Some(path) = args.vhost_user.get(number) {
+        format!("vhost-user:{}", path.display())
+    } else if let Some(target) = args.iscsi.iscsi_target.get(number) {
+        format!("iscsi:{target}")
+    } else {
+        args.nbd.nbd_export.get(number).map_or_else(String::new, |export| format!("nbd:{export}"))
     }
+}
+
+/// What a volume is called in the log: machines have the source in common.
+fn volume_name(args: &ExportArgs, number: usize) -> String {
+    if machines(args) == 1 { args.source.clone() } else { machine_name(args, number) }
 }
 
 /// Prints where something is served, a line each.

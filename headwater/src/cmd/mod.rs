@@ -14,6 +14,7 @@ mod image;
 mod iscsi;
 mod leftovers;
 mod machine;
+mod nbd;
 mod nbd_tls;
 mod persistent;
 mod resume;

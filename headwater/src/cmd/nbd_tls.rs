@@ -29,8 +29,9 @@ pub struct NbdTlsArgs {
     /// Let only those NBD clients in that show a certificate which ca-cert.pem has signed
     #[arg(long, requires = "tls_certificates")]
     pub tls_verify_peer: bool,
-    /// Let only NBD clients in whose certificate has this common name or DNS name; may be given several times
-    #[arg(long, value_name = "NAME", requires = "tls_certificates")]
+    /// Let only NBD clients in whose certificate has this common name or DNS name; with --nbd-export also to some exports
+    /// only. May be given several times
+    #[arg(long, value_name = "NAME[=EXPORT,..]", requires = "tls_certificates")]
     pub tls_allow: Vec<String>,
 }
 

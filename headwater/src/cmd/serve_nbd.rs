@@ -3,9 +3,9 @@
 use std::path::PathBuf;
 
 use clap::{Args, ValueHint};
-use headwater_nbd::Address;
+use headwater_nbd::{Address, Right};
 
-use crate::daemon::exports::{Offer, Right};
+use crate::daemon::exports::{self, Offer};
 
 /// The flags.
 #[derive(Debug, Args)]
@@ -20,7 +20,7 @@ pub struct ServeNbdArgs {
     pub nbd_certificates: Option<PathBuf>,
     /// Let clients whose certificate has this common name or DNS name read all machines' disks, or those of some;
     /// may be given several times
-    #[arg(long, value_name = "NAME[=MACHINE,..]", requires = "nbd_certificates")]
+    #[arg(long, value_name = "NAME[=MACHINE,..]", requires = "nbd_certificates", value_parser = exports::right)]
     pub nbd_allow: Vec<Right>,
 }
 

@@ -66,6 +66,7 @@ pub use client::{Client, NbdUri};
 pub use error::NbdError;
 pub use limits::Limits;
 pub use server::{
-    BindError, Described, Export, ExportInfo, Exports, NotOpened, Options, Server, SingleExport,
+    BindError, Described, Export, ExportInfo, Exports, NamedExports, NotOpened, Options, Right, Server,
+    SingleExport,
 };
 pub use tls::{ClientIdentity, ServerTls, ServerTlsOptions, TlsError};

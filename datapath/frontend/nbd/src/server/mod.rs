@@ -2,6 +2,7 @@
 //!
 //! - `listener`: binding, with clear errors and stale sockets removed.
 //! - `handshake`: options, until an export is chosen.
+//! - `named`: several exports by name.
 //! - `connection`: the transmission phase, one thread for each connection; `commands`: what each request does.
 //! - `inbound`, `batch`, `pool`: the buffers of a connection. `ticket`: what goes with a request that must wait; `in_flight`: how much
 //!   does.
@@ -13,6 +14,7 @@ mod handshake;
 mod in_flight;
 mod inbound;
 mod listener;
+mod named;
 mod pool;
 mod serve;
 mod ticket;
@@ -32,6 +34,7 @@ use crate::tls::{ClientIdentity, ServerTls};
 use crate::{Address, Limits};
 pub use listener::BindError;
 use listener::{Listener, Peer};
+pub use named::{NamedExports, Right};
 
 /// One export: a device and a text for people.
 #[derive(Clone)]
