@@ -240,7 +240,8 @@ pub fn is_off(machine: &Machine) -> bool {
 }
 
 async fn wait_until_up(client: &Client, mut machine: Machine, limit: Duration) -> anyhow::Result<Machine> {
-    let deadline = tokio::time::Instant::now() + limit;
+    // None: so far away that it never comes.
+    let deadline = tokio::time::Instant::now().checked_add(limit);
     loop {
         match machine.state {
             MachineState::Running => return Ok(machine),
@@ -248,7 +249,7 @@ async fn wait_until_up(client: &Client, mut machine: Machine, limit: Duration) -
                 let problem = Problem::new(ProblemKind::Failed, sentence(&machine));
                 return Err(problem.advise(console_advice(&machine.name)).into());
             }
-            _ if tokio::time::Instant::now() >= deadline => {
+            _ if deadline.is_some_and(|deadline| tokio::time::Instant::now() >= deadline) => {
                 let message = format!("machine '{}' is not up after {} s", machine.name, limit.as_secs());
                 let problem = Problem::new(ProblemKind::Failed, message);
                 return Err(problem.advise(console_advice(&machine.name)).into());
@@ -334,7 +335,7 @@ mod tests {
     }
 
     /// Waits for a machine that is shown like this, one look after the other.
-    async fn wait(looks: Vec<Machine>) -> anyhow::Result<Machine> {
+    async fn wait(looks: Vec<Machine>, limit: Duration) -> anyhow::Result<Machine> {
         let dir = tempfile::tempdir().unwrap();
         let listener = UnixListener::bind(dir.path().join("api.sock")).unwrap();
         let client = Client::new(dir.path().join("api.sock"));
@@ -352,7 +353,7 @@ mod tests {
             std::future::pending().await
         };
         tokio::select! {
-            outcome = wait_until_up(&client, first, Duration::from_secs(60)) => outcome,
+            outcome = wait_until_up(&client, first, limit) => outcome,
             () = daemon => unreachable!(),
         }
     }
@@ -360,11 +361,19 @@ mod tests {
     #[tokio::test]
     async fn a_guest_that_restarts_while_it_is_waited_for_comes_up() {
         let (booting, restarts) = (machine("booting", "running"), machine("stopped", "running"));
-        let up = wait(vec![booting.clone(), restarts, machine("running", "running")]).await.unwrap();
+        let limit = Duration::from_secs(60);
+        let up = wait(vec![booting.clone(), restarts, machine("running", "running")], limit).await.unwrap();
         assert_eq!(up.state, MachineState::Running);
         for (state, wanted) in [("stopped", "stopped"), ("crashed", "running"), ("lost", "running")] {
-            let error = wait(vec![booting.clone(), machine(state, wanted)]).await.unwrap_err();
+            let error = wait(vec![booting.clone(), machine(state, wanted)], limit).await.unwrap_err();
             assert!(error.to_string().starts_with(&format!("lab is {state}")), "{error}");
         }
+    }
+
+    #[tokio::test]
+    async fn a_wait_may_be_as_long_as_a_number_can_say() {
+        let looks = vec![machine("booting", "running"), machine("running", "running")];
+        let up = wait(looks, Duration::from_secs(u64::MAX)).await.unwrap();
+        assert_eq!(up.state, MachineState::Running);
     }
 }
