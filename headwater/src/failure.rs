@@ -12,8 +12,6 @@ use headwater_service::server::ListenError;
 use headwater_store::{StoreError, StoreErrorKind};
 use headwater_store_server::ServeError;
 
-use crate::logging;
-
 /// The command line could not be understood.
 pub const USAGE: u8 = 2;
 
@@ -75,7 +73,8 @@ pub fn report(error: &anyhow::Error, json: bool) -> ExitCode {
     } else {
         format!("headwater: {}", one_line(error))
     };
-    logging::say(&text);
+    // Where standard error is closed, only the exit code is left.
+    crate::show::aside(&format!("{text}\n"));
     ExitCode::from(code)
 }
 

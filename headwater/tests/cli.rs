@@ -47,6 +47,17 @@ fn without_a_daemon_every_client_says_so() {
 }
 
 #[test]
+fn an_error_that_cannot_be_written_has_its_exit_code() {
+    let dir = short_dir();
+    // The first of two failures is told last, and the other one at once.
+    let mut command = headwater();
+    command.arg("--data-dir").arg(dir.path()).args(["machine", "stop", "a", "b"]);
+    let full = std::fs::File::options().write(true).open("/dev/full").expect("it is there");
+    let status = command.stdin(Stdio::null()).stderr(full).status().expect("it runs");
+    assert_eq!(status.code(), Some(7));
+}
+
+#[test]
 fn a_file_is_no_data_directory() {
     let dir = short_dir();
     let file = dir.path().join("file");

@@ -15,6 +15,7 @@ mod names;
 mod no_allow;
 mod no_clock;
 mod no_panics;
+mod no_print;
 mod reexports;
 mod units;
 mod unsafe_reason;
@@ -50,6 +51,7 @@ pub const ALL: &[Rule] = &[
     no_allow::RULE,
     no_clock::RULE,
     no_panics::RULE,
+    no_print::RULE,
     reexports::RULE,
     units::RULE,
     unsafe_reason::RULE,

@@ -12,8 +12,8 @@ use headwater_api::{
     ImageVersion, PartitionDifference, ProblemKind, Removed, VerifyReport,
 };
 use headwater_image::{
-    Cancel, Difference, ImageError, ImageErrorKind, ImportOptions, Round, files_touched, repair, repair_manifest,
-    verify_in, versions_touched,
+    Cancel, Difference, ImageError, ImageErrorKind, ImportOptions, Round, files_touched, repair,
+    repair_manifest, verify_in, versions_touched,
 };
 use headwater_service::backend::{
     BackendError, Hold, Images, ImportOrder, ImportOutcome, JobControl, Listed, Promoted, Promotion,

@@ -17,7 +17,7 @@ use rustix::process::{Pid, Signal, kill_process};
 
 use crate::cmd::leftovers::{Fate, KernelDevices, NAMES_DIR, clear, clear_all, forget, kept};
 use crate::cmd::persistent::Kept;
-use crate::{logging, show};
+use crate::show;
 
 /// Where records of attached devices are, and the sockets of the kernel's NBD client.
 const RUN_DIR: &str = "/run/headwater/attached";
@@ -260,7 +260,8 @@ fn check_free(registry: &Registry, name: &str, ours: Option<&Record>) -> anyhow:
 
 /// Tells the user, on standard error, how a device is attached and why.
 pub fn explain(disk: &AttachedDisk) {
-    logging::say(&format!("headwater: {} is attached by {}: {}", disk.path(), disk.record.way, disk.why));
+    let (path, way, why) = (disk.path(), disk.record.way, &disk.why);
+    show::aside(&format!("headwater: {path} is attached by {way}: {why}\n"));
 }
 
 /// Waits until somebody else removed the device; for ever where there is none.

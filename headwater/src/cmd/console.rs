@@ -21,7 +21,7 @@ pub async fn run(client: &Client, name: &str, log: bool, follow: bool) -> anyhow
     let console = client.attach_console(name).await?;
     let raw = RawTerminal::enter()?;
     if raw.is_some() {
-        eprint!("connected to {name}; Ctrl-] leaves\r\n");
+        show::aside(&format!("connected to {name}; Ctrl-] leaves\r\n"));
     }
     let outcome = exchange(console, raw.is_some()).await;
     drop(raw);

@@ -1,7 +1,5 @@
 //! `headwater events`: who changed what, and when.
 
-use std::io::Write;
-
 use headwater_api::EventList;
 
 use crate::cli::EventsArgs;
@@ -15,8 +13,7 @@ pub async fn run(client: Client, args: EventsArgs, json: bool) -> anyhow::Result
     let oldest = list.events.last().map(|event| event.id);
     show(list, json)?;
     if let (false, true, Some(id)) = (json, cut, oldest) {
-        // Where standard error is closed there is nobody to tell.
-        let _ = writeln!(std::io::stderr(), "older ones, if there are any: --before {id}");
+        show::aside(&format!("older ones, if there are any: --before {id}\n"));
     }
     Ok(0)
 }

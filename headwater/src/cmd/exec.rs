@@ -28,9 +28,9 @@ pub async fn run(client: &Client, name: &str, request: &ExecRequest, json: bool)
     // Where standard error is closed, its reader wants none of it.
     let _ = std::io::stderr().write_all(&decode(&result.stderr_base64)?);
     if result.truncated {
-        eprintln!(
+        show::aside(
             "headwater: the output is not whole: the guest agent keeps 16 MiB each of standard output and standard error \
-             (have the command write to a file, and read that in parts)"
+             (have the command write to a file, and read that in parts)\n",
         );
     }
     Ok(code)

@@ -134,11 +134,11 @@ pub async fn import(
     let result = result?;
     if let JobResult::Imported { version, damaged_chunks: damaged @ 1.., .. } = &result {
         let image = &version.image;
-        eprintln!(
+        show::aside(&format!(
             "headwater: {damaged} chunks that the store had are damaged; {image}@{} has sound ones in their place, but older \
-             versions need them: 'headwater image verify {image}@NUMBER' says which, and with --repair-from repairs them",
+             versions need them: 'headwater image verify {image}@NUMBER' says which, and with --repair-from repairs them\n",
             version.number
-        );
+        ));
     }
     if let JobResult::Imported { version, edited_by: Some(machine), .. } = &result {
         let image = &version.image;

@@ -181,7 +181,7 @@ impl Failures {
     /// All are told; the last word is the first one's, with its exit code.
     fn add(&mut self, error: anyhow::Error) {
         match self.0 {
-            Some(_) => eprintln!("headwater: {}", crate::failure::one_line(&error)),
+            Some(_) => show::aside(&format!("headwater: {}\n", crate::failure::one_line(&error))),
             None => self.0 = Some(error),
         }
     }

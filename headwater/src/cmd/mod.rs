@@ -32,7 +32,6 @@ mod trace;
 mod when;
 
 use std::future::Future;
-use std::io::Write;
 use std::time::Duration;
 
 use anyhow::Context;
@@ -100,8 +99,7 @@ fn as_daemon(work: impl Future<Output = anyhow::Result<u8>>) -> anyhow::Result<u
         Err(error) if error.is::<EndedAtStart>() => {
             // What the start waited for must not keep us either.
             runtime.shutdown_background();
-            // Where standard error is closed there is nobody to tell.
-            let _ = writeln!(std::io::stderr(), "headwater: {error}");
+            crate::show::aside(&format!("headwater: {error}\n"));
             Ok(0)
         }
         outcome => {

@@ -4,7 +4,7 @@
 //! terminal shows the same machines, and there is no second way of doing things.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::io::{IsTerminal, Write};
+use std::io::IsTerminal;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -201,8 +201,7 @@ fn unless_gone(error: anyhow::Error) -> anyhow::Result<()> {
 
 /// For people, beside the results.
 fn note(text: &str) {
-    // Where standard error is closed there is nobody to tell.
-    let _ = writeln!(std::io::stderr(), "{text}");
+    show::aside(&format!("{text}\n"));
 }
 
 /// A table that is drawn over itself on a terminal; elsewhere, a line for each change of a state.

@@ -1,6 +1,5 @@
 //! `headwater image trace`: what boots of a version read first.
 
-use std::io::Write;
 use std::time::Duration;
 
 use anyhow::Context;
@@ -177,8 +176,7 @@ async fn boot(client: &Client, name: &str, after: Duration, json: bool) -> anyho
         }
         if !json && said.elapsed() >= SAID_EVERY {
             said = tokio::time::Instant::now();
-            // Where standard error is closed there is nobody to tell.
-            let _ = writeln!(std::io::stderr(), "{}", progress(&machine, begun.elapsed()));
+            show::aside(&format!("{}\n", progress(&machine, begun.elapsed())));
         }
         tokio::time::sleep(INTERVAL).await;
         machine = client.machine(name).await?;

@@ -23,7 +23,7 @@ const ADVICE: &str =
 /// The log of this process, and whether it goes to standard error. Absent in commands that have none.
 static LOG: OnceLock<(LogQueue, bool)> = OnceLock::new();
 
-/// Logs to standard error: panics too, and what [`say`] is given.
+/// Logs to standard error: panics too, and what [`aside`] is given.
 pub fn to_stderr(filter: &str, format: LogFormat) -> anyhow::Result<()> {
     let filter = parse(filter)?;
     // Not `std::io::stderr`: while a reader stands still, its lock would be held.
@@ -40,14 +40,14 @@ pub fn to_stderr(filter: &str, format: LogFormat) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Writes a line for the user to standard error, behind what was logged there.
-pub fn say(line: &str) {
+/// Writes to standard error, behind what was logged there.
+pub fn aside(text: &str) {
     match LOG.get() {
-        Some((log, true)) => log.push(format!("{line}\n").as_bytes()),
+        Some((log, true)) => log.push(text.as_bytes()),
         _ => {
             use std::io::Write;
             // Where standard error is closed, nobody wants to know.
-            let _ = writeln!(std::io::stderr(), "{line}");
+            let _ = std::io::stderr().write_all(text.as_bytes());
         }
     }
 }

@@ -24,6 +24,12 @@ pub fn bytes(bytes: &[u8]) -> anyhow::Result<()> {
     }
 }
 
+/// Writes to the standard error, for people. Where that cannot be written there is nobody to tell, and that is no failure of what
+/// was asked for.
+pub fn aside(text: &str) {
+    crate::logging::aside(text);
+}
+
 /// Writes a line.
 pub fn line(text: &str) -> anyhow::Result<()> {
     bytes(format!("{text}\n").as_bytes())

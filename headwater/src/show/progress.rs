@@ -1,7 +1,7 @@
 //! How far a long operation is: a bar with rate and time left on a terminal, plain lines elsewhere.
 
 use std::future::Future;
-use std::io::{IsTerminal, Write};
+use std::io::IsTerminal;
 use std::time::{Duration, Instant};
 
 use headwater_api::Progress;
@@ -18,8 +18,7 @@ pub async fn said_if_slow<T>(quiet: bool, what: &str, answer: impl Future<Output
         Ok(answer) => answer,
         Err(_) => {
             if !quiet {
-                // Where standard error is closed there is nobody to tell.
-                let _ = writeln!(std::io::stderr(), "{what}");
+                super::aside(&format!("{what}\n"));
             }
             answer.await
         }
@@ -73,8 +72,7 @@ impl Shown {
                 }
                 *last = now;
                 let text = text(what, progress, now.duration_since(*began));
-                // Where standard error is closed there is nobody to tell.
-                let _ = writeln!(std::io::stderr(), "{text}");
+                super::aside(&format!("{text}\n"));
             }
         }
     }
