@@ -8,8 +8,9 @@ use headwater_api::{
     CacheMode, CacheSettings, Channel, DiskTransport, ExportFormat, Problem, ProblemKind, SourceFormat,
 };
 
-use crate::caches::CacheArgs;
+use crate::caches::{CacheArgs, unfit_limit};
 use crate::cmd::attach::DetachArgs;
+use crate::cmd::cache::CacheCommand;
 use crate::cmd::export::ExportArgs;
 use crate::cmd::serve_nbd::ServeNbdArgs;
 use crate::cmd::store::{OfferArgs, StoreCommand};
@@ -63,11 +64,15 @@ pub enum Command {
     Stats(StatsArgs),
     /// Show who changed what, and when
     Events(EventsArgs),
-    /// Serve one volume over NBD in the foreground, without a daemon
+    /// Serve one volume over NBD, vhost-user, iSCSI or as a file in the foreground, or one for each of many machines, without
+    /// a daemon
     Export(ExportArgs),
     /// Make one volume a block device of this kernel, until Ctrl-C, SIGTERM or 'headwater detach'
     #[command(mut_group("front-end", |group| group.required(false)))]
     Attach(ExportArgs),
+    /// Show and change the limits of write caches of exports and attached devices that run, without a daemon
+    #[command(subcommand)]
+    Cache(CacheCommand),
     /// Remove a block device that 'headwater attach' made
     Detach(DetachArgs),
     /// List the block devices that 'headwater attach' made
@@ -118,12 +123,7 @@ impl MachineArgs {
     /// The write cache as the API has it: what is not given is as in `base`. A limit that the mode does not have is refused.
     pub fn cache_settings(&self, base: CacheSettings) -> anyhow::Result<CacheSettings> {
         let mode = self.cache.unwrap_or(base.mode);
-        let (limit, why) = match mode {
-            CacheMode::Ram if self.disk.is_some() => ("--disk", "has no disk"),
-            CacheMode::Disk if self.ram.is_some() => ("--ram", "has a little memory of a fixed size"),
-            _ => ("", ""),
-        };
-        if !limit.is_empty() {
+        if let Some((limit, why)) = unfit_limit(mode, self.ram, self.disk) {
             let message = format!("{limit} was given, and the cache mode '{mode}' {why}");
             let advice = format!("leave {limit} out, or give --cache ram+disk");
             return Err(Problem::new(ProblemKind::Invalid, message).advise(advice).into());

@@ -2,7 +2,8 @@
 //!
 //! ```text
 //!   cmd/  one file a command --> client/ --HTTP, unix socket--> daemon/ (serve; run starts one in-process)
-//!   cmd/export: one volume in the foreground, no daemon            |
+//!   cmd/export: volumes in the foreground, no daemon               |
+//!   cmd/cache --unix socket--> limits/ in cmd/export               |
 //!                                                    control/service over adapters/ (images, disks, QEMU)
 //! ```
 //!
@@ -26,6 +27,7 @@ mod data_dir;
 mod failure;
 mod keys;
 mod last_known;
+mod limits;
 mod logging;
 mod replace;
 mod show;

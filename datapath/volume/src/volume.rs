@@ -102,6 +102,16 @@ impl Volume {
         self.inner.cache.persistent_id()
     }
 
+    /// Refuses limits that a volume which is opened now could not have. What is not given stays.
+    pub fn check_limits(&self, ram_bytes: Option<u64>, disk_bytes: Option<u64>) -> Result<(), IoError> {
+        self.inner.cache.check_limits(ram_bytes, disk_bytes)
+    }
+
+    /// Has the log name the command that raises the limits where writes wait for room. The first one stays.
+    pub fn advise(&self, command: String) {
+        self.inner.cache.advise(command);
+    }
+
     /// Changes the RAM limit; takes effect at once.
     pub fn set_ram_bytes(&self, ram_bytes: u64) {
         self.inner.cache.set_ram_bytes(ram_bytes);

@@ -51,6 +51,8 @@ pub struct Waiting {
     /// The log has it that writes wait.
     told: std::sync::atomic::AtomicBool,
     closed: AtomicBool,
+    /// What raises the limits, where the cache's owner said so.
+    raised_by: std::sync::OnceLock<String>,
 }
 
 impl Waiting {
@@ -69,6 +71,11 @@ impl Waiting {
     #[inline]
     pub(crate) fn is_full(&self) -> bool {
         self.full.load(Ordering::Acquire)
+    }
+
+    /// For a message: what raises the limits, in parentheses.
+    fn raised_by(&self) -> String {
+        self.raised_by.get().map_or_else(String::new, |command| format!(" ('{command}')"))
     }
 
     /// There is room: the cache does not count as full any more.
@@ -116,6 +123,11 @@ impl WriteCache {
     /// Whether writes wait for space; new ones then queue behind them.
     pub fn has_waiting(&self) -> bool {
         self.waiting.any()
+    }
+
+    /// Has the log name the command that raises the limits. The first one stays.
+    pub fn advise(&self, command: String) {
+        let _ = self.waiting.raised_by.set(command);
     }
 
     /// How writes that find no room fare at this moment.
@@ -187,7 +199,8 @@ impl WriteCache {
                     if !self.waiting.full.swap(true, Ordering::AcqRel) {
                         tracing::error!(
                             pause_s = self.pause_limit.as_secs_f64(),
-                            "the write cache is full; writes are refused until space is there"
+                            "the write cache is full; writes are refused until space is there{}",
+                            self.waiting.raised_by()
                         );
                     }
                     self.refuse(write);
@@ -217,10 +230,11 @@ impl WriteCache {
         }
         let due = waited >= TOLD_AFTER;
         if due && !self.waiting.told.swap(true, Ordering::Relaxed) {
+            let raised_by = self.waiting.raised_by();
             let what_to_do = if self.overflow.is_some() {
-                "raise its RAM or disk limit, or free space on the overflow disk"
+                format!("raise its RAM or disk limit{raised_by}, or free space on the overflow disk")
             } else {
-                "raise its RAM limit"
+                format!("raise its RAM limit{raised_by}")
             };
             tracing::warn!(
                 waited_s = waited.as_secs_f64(),

@@ -84,6 +84,11 @@ impl AttachedDisk {
         self.record.device()
     }
 
+    /// The device, and the name of its own that it was given.
+    pub fn names(&self) -> Vec<String> {
+        std::iter::once(self.record.device()).chain(self.record.name.clone()).collect()
+    }
+
     /// Removes the device and what tells of it.
     pub fn stop(self) {
         let Self { attached, record, server, .. } = self;

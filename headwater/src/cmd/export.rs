@@ -1,7 +1,7 @@
 //! `headwater export`: serve one volume over NBD, vhost-user, iSCSI or as a file in the foreground, without a daemon;
 //! or a volume for each of many machines, over NBD, vhost-user or iSCSI.
 
-use std::fmt::{Display, Write as _};
+use std::fmt::Display;
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -18,12 +18,13 @@ use headwater_volume::{
     Buffering, DEFAULT_PAUSE_LIMIT, DEFAULT_WEIGHT, Volume, VolumeCounters, VolumeOptions,
 };
 use headwater_writecache::Host;
-use serde::Serialize;
 use tokio::signal::unix::{SignalKind, signal};
 
-use crate::adapters::disks::{host_memory_bytes, volume_mode};
+use crate::adapters::disks::volume_mode;
+use crate::caches::check_host_memory;
 use crate::cli::LogFormat;
 use crate::cmd::attach::{self, AttachArgs};
+use crate::cmd::counters;
 use crate::cmd::fuse::{self, FuseArgs};
 use crate::cmd::iscsi::{self, IscsiArgs};
 use crate::cmd::nbd::NbdArgs;
@@ -34,10 +35,10 @@ use crate::cmd::source_url;
 use crate::data_dir::DataDir;
 use crate::failure::invalid;
 use crate::last_known::LastKnown;
-use crate::logging;
-use crate::replace::replace;
+use crate::limits::server::{Listening, Served};
 use crate::stores::Credentials;
-use crate::streaming::{StreamArgs, StreamCounters, Streamed, Streaming};
+use crate::streaming::{StreamArgs, Streamed, Streaming};
+use crate::{limits, logging};
 
 /// Unpacked chunks of an image that are kept in memory, beside the write cache.
 const CHUNK_CACHE_BYTES: u64 = 64 << 20;
@@ -132,7 +133,7 @@ pub fn run(data_dir: impl Fn() -> anyhow::Result<DataDir>, mut args: ExportArgs)
     check_machines(&args)?;
     if let Some(file) = &args.stats {
         // Found now rather than after hours.
-        write_stats(file, &[VolumeCounters::default()], None)?;
+        counters::write_stats(file, &[VolumeCounters::default()], None)?;
     }
     let Base { device: base, id: base_id, image } = open_base(&args, &data_dir)?;
     let persistent = match &args.persistent {
@@ -194,6 +195,7 @@ async fn serve(
         close(volumes, resume.as_ref(), || stands.or_else(|| stood.filter(|_| is_untouched(volumes))));
     })?;
     let Others { iscsi, fuse, attached } = others;
+    let limits = answer_limits(args, volumes, attached.as_ref());
     for uri in nbd.iter().flat_map(|nbd| nbd.uris()) {
         say_uri(args, &uri);
     }
@@ -226,6 +228,7 @@ async fn serve(
     }
     // What front-ends have under way may need a server that is gone, or will be before they are through.
     let ending = image.map(|image| image.streaming.ending());
+    drop(limits);
     // Before the volume closes: what machines have under way is answered, and initiators log out.
     drop(iscsi);
     drop(fuse);
@@ -238,6 +241,28 @@ async fn serve(
     drop(nbd);
     drop(ending);
     report(args, volumes, image)
+}
+
+/// Lets `headwater cache` see and change the limits, where a socket can be had for that.
+fn answer_limits(
+    args: &ExportArgs,
+    volumes: &[Arc<Volume>],
+    attached: Option<&attach::AttachedDisk>,
+) -> Option<Listening> {
+    let named = volumes.iter().enumerate();
+    let served = Served {
+        source: args.source.clone(),
+        devices: attached.map(attach::AttachedDisk::names).unwrap_or_default(),
+        mode: args.cache,
+        volumes: named.map(|(number, volume)| (volume_name(args, number), Arc::clone(volume))).collect(),
+    };
+    limits::server::listen(served)
+        .inspect_err(|error| {
+            tracing::warn!(
+                "'headwater cache' will not find this process, whose limits stay as they are: {error}"
+            );
+        })
+        .ok()
 }
 
 /// The front-ends that one disk has besides NBD and vhost-user.
@@ -312,16 +337,11 @@ fn serial(text: &str) -> Result<String, String> {
 }
 
 fn check_ram(args: &ExportArgs) -> anyhow::Result<()> {
-    let total = host_memory_bytes();
-    let wanted = u64::try_from(machines(args)).unwrap_or(u64::MAX).saturating_mul(args.ram);
-    if args.cache == CacheMode::Disk || wanted <= total {
+    if args.cache == CacheMode::Disk {
         return Ok(());
     }
-    Err(invalid(format!(
-        "write caches of {} of memory in all were asked for, and this machine has {}: give a smaller --ram",
-        size::format(wanted),
-        size::format(total)
-    )))
+    let wanted = u64::try_from(machines(args)).unwrap_or(u64::MAX).saturating_mul(args.ram);
+    check_host_memory(wanted).map_err(invalid)
 }
 
 /// A URL is an image and where it is.
@@ -468,18 +488,18 @@ fn report(args: &ExportArgs, volumes: &[Arc<Volume>], image: Option<&OpenImage>)
     let counters: Vec<_> = volumes.iter().map(|volume| volume.counters()).collect();
     let streaming = image.map(|image| image.streaming.counters());
     if args.json {
-        say(&format!("{}\n", stats_json(&counters, streaming)?));
+        say(&format!("{}\n", counters::stats_json(&counters, streaming)?));
     } else {
         for (number, counters) in counters.iter().enumerate() {
             if volumes.len() > 1 {
                 say(&format!("{}\n", machine_name(args, number)));
             }
-            say(&table(counters));
+            say(&counters::table(counters));
         }
-        streaming.iter().for_each(|streaming| say(&image_table(streaming)));
+        streaming.iter().for_each(|streaming| say(&counters::image_table(streaming)));
     }
     match &args.stats {
-        Some(file) => write_stats(file, &counters, streaming),
+        Some(file) => counters::write_stats(file, &counters, streaming),
         None => Ok(()),
     }
 }
@@ -513,158 +533,4 @@ fn say_uri(args: &ExportArgs, uri: &str) {
 fn say(text: &str) {
     let mut out = std::io::stdout().lock();
     let _ = out.write_all(text.as_bytes()).and_then(|()| out.flush());
-}
-
-/// What `--stats` writes.
-#[derive(Serialize)]
-struct Stats<'a> {
-    #[serde(flatten)]
-    volume: &'a VolumeCounters,
-    image: Option<StreamCounters>,
-}
-
-/// The same of several machines, in the order of their sockets.
-#[derive(Serialize)]
-struct StatsOfMachines<'a> {
-    machines: &'a [VolumeCounters],
-    image: Option<StreamCounters>,
-}
-
-fn stats_json(counters: &[VolumeCounters], image: Option<StreamCounters>) -> serde_json::Result<String> {
-    match counters {
-        [volume] => serde_json::to_string_pretty(&Stats { volume, image }),
-        machines => serde_json::to_string_pretty(&StatsOfMachines { machines, image }),
-    }
-}
-
-/// Replaces the file, so that a reader never sees half of it.
-fn write_stats(
-    file: &Path,
-    counters: &[VolumeCounters],
-    image: Option<StreamCounters>,
-) -> anyhow::Result<()> {
-    let failed = || format!("cannot write the counters to {}", file.display());
-    let json = stats_json(counters, image).with_context(failed)?;
-    replace(file, json.as_bytes(), 0o666).with_context(failed)
-}
-
-fn table(counters: &VolumeCounters) -> String {
-    let cache = &counters.cache;
-    let blocks = |count: u64| size::format(count * u64::from(headwater_block::BLOCK_BYTES));
-    let of = |used: u64, limit: u64| format!("{} of {}", size::format(used), size::format(limit));
-    let packed = format!(
-        "{}, which holds {}",
-        size::format(cache.packed_bytes),
-        size::format(cache.packed_holds_bytes)
-    );
-    let rows = [
-        ("reads", format!("{} requests, {}", counters.read_ops, size::format(counters.read_bytes))),
-        ("  from RAM", blocks(cache.read_ram_blocks)),
-        ("  from packed RAM", blocks(cache.read_packed_blocks)),
-        ("  from the overflow disk", blocks(cache.read_disk_blocks)),
-        ("  from the image", size::format(counters.image_read_bytes)),
-        ("  zeroes", blocks(cache.read_zero_blocks)),
-        ("writes", format!("{} requests, {}", counters.write_ops, size::format(counters.write_bytes))),
-        ("  over their own place in RAM", blocks(cache.write_in_place_blocks)),
-        ("  to a new place", blocks(cache.write_new_blocks)),
-        ("  zeroes, not stored", blocks(cache.elided_zero_blocks)),
-        ("discards", format!("{} requests, {}", counters.discard_ops, blocks(cache.discarded_blocks))),
-        ("cache memory", of(cache.ram_used_bytes, cache.ram_target_bytes)),
-        ("  of which index", size::format(cache.index_bytes)),
-        ("  of which packed", packed),
-        ("cache disk", of(cache.disk_used_bytes, cache.disk_limit_bytes)),
-        ("spilled", format!("{} in {} segments", size::format(cache.spilled_bytes), cache.spilled_segments)),
-        ("cleaned", format!("{} in {} segments", blocks(cache.cleaned_blocks), cache.cleaned_segments)),
-        ("commits of a persistent cache", cache.commits.to_string()),
-        ("writes paused", format!("{}, {:.3} s in all", cache.paused_writes, cache.paused_ns as f64 / 1e9)),
-        ("writes refused", cache.refused_writes.to_string()),
-        ("overflow disk errors", format!("{}, damaged blocks {}", cache.disk_errors, cache.corrupt_blocks)),
-    ];
-    let mut text = String::new();
-    for (name, value) in rows {
-        // Writing to a string does not fail.
-        let _ = writeln!(text, "{name:<32}{value}");
-    }
-    text
-}
-
-fn image_table(image: &StreamCounters) -> String {
-    let mut rows = vec![
-        ("image chunks", format!("{} fetched, {} ahead of time", image.fetches, image.ahead)),
-        ("  from the store", size::format(image.store_bytes)),
-    ];
-    if image.disk_bytes > 0 || image.disk_hits > 0 {
-        let used = format!("{} chunks found, {} damaged", image.disk_hits, image.disk_damaged);
-        rows.push(("  chunk cache on disk", format!("{used}, {} in use", size::format(image.disk_bytes))));
-    }
-    if image.servers > 0 {
-        let asked = format!("{} of {} up, {} requests", image.servers_up, image.servers, image.requests);
-        let received = size::format(image.received_bytes);
-        rows.push(("servers", format!("{asked}, {received}, {} failovers", image.failovers)));
-        let longest_s = image.longest_wait_ms as f64 / 1e3;
-        rows.push(("  reads without a server", format!("{}, longest wait {longest_s:.3} s", image.waits)));
-        rows.push(("  longest read", format!("{:.3} s", image.longest_read_ms as f64 / 1e3)));
-    }
-    let mut text = String::new();
-    for (name, value) in rows {
-        // Writing to a string does not fail.
-        let _ = writeln!(text, "{name:<32}{value}");
-    }
-    text
-}
-
-#[cfg(test)]
-mod tests {
-    use std::collections::BTreeSet;
-
-    use serde_json::Value;
-
-    use super::*;
-
-    /// The names in the first column of the tables below a heading of a document.
-    fn documented(file: &str, heading: &str) -> BTreeSet<String> {
-        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs").join(file);
-        let text = std::fs::read_to_string(&path).unwrap();
-        let (_, section) = text.split_once(&format!("\n## {heading}\n")).unwrap();
-        let section = section.split("\n## ").next().unwrap();
-        let rows = section.lines().filter_map(|line| line.strip_prefix("| `")?.split(" | ").next());
-        rows.flat_map(|names| names.split(", "))
-            .map(|name| name.trim_matches('`').to_owned())
-            .filter(|name| !name.ends_with('.'))
-            .collect()
-    }
-
-    fn names(of: &Value) -> BTreeSet<String> {
-        of.as_object().unwrap().keys().cloned().collect()
-    }
-
-    #[test]
-    fn the_documentation_has_a_row_for_each_counter_and_no_other() {
-        let (volume, image) = (VolumeCounters::default(), Some(StreamCounters::default()));
-        let stats = serde_json::to_value(Stats { volume: &volume, image }).unwrap();
-        let groups = ["cache", "latency", "image"];
-        let mut wanted: BTreeSet<_> =
-            names(&stats).into_iter().filter(|name| !groups.contains(&name.as_str())).collect();
-        for group in [&stats["cache"], &stats["latency"], &stats["latency"]["write"]] {
-            wanted.extend(names(group));
-        }
-        assert_eq!(documented("write-cache.md", "Counters"), wanted);
-        assert_eq!(documented("streaming.md", "Counters"), names(&stats["image"]));
-    }
-
-    #[test]
-    fn the_counters_are_a_table_and_a_file_that_is_replaced_as_a_whole() {
-        let dir = tempfile::tempdir().unwrap();
-        let file = dir.path().join("stats.json");
-        let counters = VolumeCounters { read_ops: 7, read_bytes: 28 << 10, ..Default::default() };
-        write_stats(&file, &[VolumeCounters::default()], None).unwrap();
-        write_stats(&file, std::slice::from_ref(&counters), Some(StreamCounters::default())).unwrap();
-        let back: VolumeCounters = serde_json::from_slice(&std::fs::read(&file).unwrap()).unwrap();
-        assert_eq!(back, counters);
-        assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 1);
-        write_stats(&file, &[VolumeCounters::default(), counters.clone()], None).unwrap();
-        let both: serde_json::Value = serde_json::from_slice(&std::fs::read(&file).unwrap()).unwrap();
-        assert_eq!(both["machines"][1]["read_ops"], 7);
-        assert!(table(&counters).contains("7 requests, 28.0 KiB"));
-    }
 }

@@ -1,9 +1,11 @@
 //! The commands, one file each.
 
 pub mod attach;
+pub mod cache;
 mod catalog;
 mod channels;
 mod console;
+mod counters;
 mod diff;
 mod events;
 mod exec;
@@ -71,6 +73,7 @@ pub fn run(cli: Cli) -> anyhow::Result<u8> {
             args.attach.attach = true;
             export::run(data_dir, args).map(|()| 0)
         }
+        Command::Cache(command) => cache::run(command, json),
         Command::Detach(args) => attach::detach(&args),
         Command::Attachments => attach::list(json),
         Command::Completions { shell } => generate::completions(shell).map(|()| 0),

@@ -14,6 +14,8 @@ use std::time::Duration;
 pub fn headwater() -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_headwater"));
     command.env_remove("HEADWATER_DATA_DIR").env_remove("HEADWATER_LOG").env_remove("NOTIFY_SOCKET");
+    // The exports of tests are not among those of the user.
+    command.env("HEADWATER_RUN_DIR", concat!(env!("CARGO_TARGET_TMPDIR"), "/run"));
     command
 }
 

@@ -2,6 +2,8 @@
 
 use std::sync::atomic::Ordering;
 
+use headwater_block::{IoError, IoErrorKind};
+
 use super::{MIN_RAM_BYTES, MIN_SEGMENTS, WriteCache};
 use crate::budget::Holding;
 use crate::counters::Hot;
@@ -110,6 +112,18 @@ impl WriteCache {
         self.packed.bytes() >= limit_bytes
     }
 
+    /// Refuses limits that a cache which is opened now could not have. What is not given stays.
+    pub fn check_limits(&self, ram_bytes: Option<u64>, disk_bytes: Option<u64>) -> Result<(), IoError> {
+        ram_bytes.map_or(Ok(()), check_ram_bytes)?;
+        match (&self.overflow, disk_bytes) {
+            // A lower one needs nothing that is not there.
+            (Some(overflow), Some(bytes)) if bytes > self.disk_bytes.load(Ordering::Relaxed) => {
+                overflow.check_limit_bytes(bytes)
+            }
+            _ => Ok(()),
+        }
+    }
+
     /// Changes the RAM limit; takes effect at once.
     pub fn set_ram_bytes(&self, ram_bytes: u64) {
         self.ram_bytes.store(ram_bytes.max(MIN_RAM_BYTES), Ordering::Relaxed);
@@ -133,6 +147,17 @@ impl WriteCache {
         self.not_full();
         self.host.signal();
     }
+}
+
+/// Refuses a RAM limit that no cache can have.
+pub(super) fn check_ram_bytes(ram_bytes: u64) -> Result<(), IoError> {
+    if ram_bytes >= MIN_RAM_BYTES {
+        return Ok(());
+    }
+    let (least, asked) =
+        (headwater_block::size::format(MIN_RAM_BYTES), headwater_block::size::format(ram_bytes));
+    let why = format!("a write cache needs at least {least} of RAM, and {asked} were asked for");
+    Err(IoError::new(IoErrorKind::Invalid, why))
 }
 
 #[cfg(test)]

@@ -92,13 +92,7 @@ impl WriteCache {
     /// Opens a cache: an empty one, or a persistent one as it was left.
     pub fn open(options: &CacheOptions, host: &Arc<HostShared>) -> Result<Arc<Self>, IoError> {
         let invalid = |why: String| IoError::new(IoErrorKind::Invalid, why);
-        if options.ram_bytes < MIN_RAM_BYTES {
-            return Err(invalid(format!(
-                "a write cache needs at least {} of RAM, and {} were asked for",
-                headwater_block::size::format(MIN_RAM_BYTES),
-                headwater_block::size::format(options.ram_bytes),
-            )));
-        }
+        limits::check_ram_bytes(options.ram_bytes)?;
         let blocks = options.size_bytes.div_ceil(u64::from(BLOCK_BYTES));
         if blocks > u64::from(u32::MAX - 1) {
             return Err(invalid(format!("the volume has {} bytes; at most 16 TiB work", options.size_bytes)));

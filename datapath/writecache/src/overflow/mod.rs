@@ -25,7 +25,7 @@ pub mod uring;
 use std::fs::File;
 use std::io as stdio;
 use std::os::unix::fs::FileTypeExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -64,6 +64,8 @@ pub struct Overflow {
     align: usize,
     buffering: Chosen,
     is_device: bool,
+    /// Directory or block device, for people.
+    at: PathBuf,
     positions: Mutex<Positions>,
     failed_at: Mutex<Option<Instant>>,
     generation: AtomicU64,
@@ -137,6 +139,7 @@ impl Overflow {
             align,
             buffering,
             is_device,
+            at: at.clone(),
             positions: Mutex::default(),
             failed_at: Mutex::default(),
             generation: AtomicU64::new(1),
@@ -150,6 +153,11 @@ impl Overflow {
     /// See [`IoEngine::completion_queue`].
     pub fn completion_queue(&self) -> Option<Box<dyn CompletionQueue>> {
         self.engine.completion_queue()
+    }
+
+    /// Refuses a limit that the file system cannot hold now.
+    pub fn check_limit_bytes(&self, limit_bytes: u64) -> Result<(), IoError> {
+        check_space(&self.file, &self.at, limit_bytes)
     }
 
     /// How it is written and read, and for `auto` why.

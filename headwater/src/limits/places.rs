@@ -1,0 +1,191 @@
+//! Where the sockets are, and that nobody else can put one there.
+//!
+//! A socket gets its name when somebody listens on it already, so one that refuses a connection has lost its process.
+
+use std::fs::{DirBuilder, Metadata, Permissions};
+use std::io::{Error, ErrorKind};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::{Path, PathBuf};
+
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
+
+/// Says where they are instead.
+const VARIABLE: &str = "HEADWATER_RUN_DIR";
+
+/// What a socket is called until somebody listens on it begins so.
+const UNFINISHED: &str = ".new-";
+
+/// Directories that this user's sockets may be in, the preferred one first: processes of one user may have been started with
+/// and without the environment of a login.
+pub fn usual() -> Vec<PathBuf> {
+    let absolute =
+        |name| std::env::var_os(name).map(PathBuf::from).filter(|path: &PathBuf| path.is_absolute());
+    let user = rustix::process::geteuid();
+    let number = user.as_raw();
+    let mut bases = Vec::new();
+    if let Some(dir) = absolute(VARIABLE) {
+        bases.push(dir);
+    } else if user.is_root() {
+        bases.push(PathBuf::from("/run/headwater"));
+    } else {
+        let of_login = PathBuf::from(format!("/run/user/{number}"));
+        bases.extend(absolute("XDG_RUNTIME_DIR").map(|dir| dir.join("headwater")));
+        bases.extend(of_login.is_dir().then(|| of_login.join("headwater")));
+        bases.push(PathBuf::from(format!("/tmp/headwater-{number}")));
+    }
+    bases.dedup();
+    bases.into_iter().map(|base| base.join("caches")).collect()
+}
+
+/// Listens in the first of these directories where that can be done. Returns the path as well.
+pub fn listen(dirs: &[PathBuf]) -> Result<(UnixListener, PathBuf), Error> {
+    let mut failed = Error::from(ErrorKind::NotFound);
+    for dir in dirs {
+        match listen_in(dir) {
+            Ok(listening) => return Ok(listening),
+            Err(error) => failed = Error::new(error.kind(), format!("{}: {error}", dir.display())),
+        }
+    }
+    Err(failed)
+}
+
+fn listen_in(dir: &Path) -> Result<(UnixListener, PathBuf), Error> {
+    if let Some(base) = dir.parent() {
+        DirBuilder::new().recursive(true).mode(0o755).create(base)?;
+    }
+    DirBuilder::new().recursive(true).mode(0o700).create(dir)?;
+    check(dir)?;
+    sweep(dir);
+    let pid = std::process::id();
+    let path = dir.join(format!("{pid}.sock"));
+    if connect(&path).is_ok() {
+        // A process of another container, which has the same number there.
+        return Err(Error::new(
+            ErrorKind::AddrInUse,
+            format!("another process listens on {}", path.display()),
+        ));
+    }
+    let unfinished = dir.join(format!("{UNFINISHED}{pid}"));
+    let _ = std::fs::remove_file(&unfinished);
+    let listener = UnixListener::bind(&unfinished)?;
+    std::fs::set_permissions(&unfinished, Permissions::from_mode(0o600))
+        .and_then(|()| std::fs::rename(&unfinished, &path))
+        .inspect_err(|_| drop(std::fs::remove_file(&unfinished)))?;
+    Ok((listener, path))
+}
+
+/// The sockets in these directories. Those that lost their process are removed. A directory that cannot be trusted is an error
+/// only where the others have none: anybody can make one in `/tmp`.
+pub fn sockets(dirs: &[PathBuf]) -> Result<Vec<PathBuf>, Error> {
+    let (mut found, mut refused) = (Vec::new(), None);
+    for dir in dirs {
+        match check(dir) {
+            Err(error) if error.kind() == ErrorKind::NotFound => {}
+            Err(error) => refused = Some(Error::new(error.kind(), format!("{}: {error}", dir.display()))),
+            Ok(()) => found.append(&mut sweep(dir)),
+        }
+    }
+    match refused {
+        Some(error) if found.is_empty() => Err(error),
+        _ => Ok(found),
+    }
+}
+
+/// Refuses a directory in which somebody else could put a socket, or into whose place another one.
+fn check(dir: &Path) -> Result<(), Error> {
+    let user = rustix::process::geteuid().as_raw();
+    let refused = |why: &str| Err(Error::new(ErrorKind::PermissionDenied, why.to_owned()));
+    let look = |path: &Path| std::fs::symlink_metadata(path);
+    let open_to_others = |metadata: &Metadata, bits: u32| metadata.mode() & bits != 0;
+    if let Some(base) = dir.parent() {
+        let base = look(base)?;
+        if !base.is_dir() || ![user, 0].contains(&base.uid()) || open_to_others(&base, 0o022) {
+            return refused("the directory that it is in is somebody else's, or others may write to it");
+        }
+    }
+    let metadata = look(dir)?;
+    if !metadata.is_dir() || metadata.uid() != user || open_to_others(&metadata, 0o077) {
+        return refused("it is no directory of this user's only (mode 0700)");
+    }
+    Ok(())
+}
+
+/// Removes what dead processes left. Returns the sockets of others.
+fn sweep(dir: &Path) -> Vec<PathBuf> {
+    let mut alive = Vec::new();
+    for entry in std::fs::read_dir(dir).into_iter().flatten().flatten() {
+        let (name, path) = (entry.file_name(), entry.path());
+        let name = name.to_string_lossy();
+        if let Some(pid) = name.strip_prefix(UNFINISHED) {
+            if !Path::new("/proc").join(pid).exists() {
+                let _ = std::fs::remove_file(&path);
+            }
+        } else if name.ends_with(".sock") {
+            match connect(&path) {
+                Err(error) if error.kind() == ErrorKind::ConnectionRefused => {
+                    let _ = std::fs::remove_file(&path);
+                }
+                _ => alive.push(path),
+            }
+        }
+    }
+    alive.sort();
+    alive
+}
+
+/// Connects without waiting for a process that has stopped to accept.
+pub fn connect(path: &Path) -> Result<UnixStream, Error> {
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
+    rustix::net::connect(&socket, &SocketAddrUnix::new(path)?)?;
+    let stream = UnixStream::from(socket);
+    stream.set_nonblocking(false)?;
+    Ok(stream)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn mode(path: &Path) -> u32 {
+        std::fs::metadata(path).unwrap().mode() & 0o777
+    }
+
+    #[test]
+    fn a_socket_is_its_owners_only_and_one_of_a_dead_process_is_swept() {
+        let base = tempfile::tempdir().unwrap();
+        let dirs = [base.path().join("run/caches")];
+        assert!(sockets(&dirs).unwrap().is_empty());
+        let (listener, path) = listen(&dirs).unwrap();
+        assert_eq!((mode(&dirs[0]), mode(&path)), (0o700, 0o600));
+        // Nobody listens any more, as after `kill -9`, and one died in the middle of beginning to.
+        let (dead, half) = (dirs[0].join("4194305.sock"), dirs[0].join(".new-4194305"));
+        drop(UnixListener::bind(&dead).unwrap());
+        drop(UnixListener::bind(&half).unwrap());
+        assert_eq!(sockets(&dirs).unwrap(), std::slice::from_ref(&path));
+        assert!(!dead.exists() && !half.exists());
+        // Ours is alive, so a second one of this number is another container's.
+        assert_eq!(listen(&dirs).unwrap_err().kind(), ErrorKind::AddrInUse);
+        drop(listener);
+        assert!(sockets(&dirs).unwrap().is_empty() && !path.exists());
+    }
+
+    #[test]
+    fn a_directory_that_others_may_use_is_refused() {
+        let base = tempfile::tempdir().unwrap();
+        let dirs = [base.path().join("run/caches")];
+        drop(listen(&dirs).unwrap());
+        for (path, bad, good) in [(&dirs[0], 0o750, 0o700), (&base.path().join("run"), 0o777, 0o755)] {
+            std::fs::set_permissions(path, Permissions::from_mode(bad)).unwrap();
+            assert_eq!(listen(&dirs).unwrap_err().kind(), ErrorKind::PermissionDenied);
+            assert_eq!(sockets(&dirs).unwrap_err().kind(), ErrorKind::PermissionDenied);
+            std::fs::set_permissions(path, Permissions::from_mode(good)).unwrap();
+        }
+        // The next place is taken where the first is of no use.
+        let other = base.path().join("other/caches");
+        std::fs::set_permissions(&dirs[0], Permissions::from_mode(0o755)).unwrap();
+        let (_listener, path) = listen(&[dirs[0].clone(), other.clone()]).unwrap();
+        assert!(path.starts_with(other));
+    }
+}

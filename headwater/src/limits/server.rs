@@ -1,0 +1,245 @@
+//! The side of `headwater export` and `headwater attach`.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use headwater_api::{CacheMode, Problem, ProblemKind};
+use headwater_block::{IoErrorKind, size};
+use headwater_volume::Volume;
+use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
+use tokio::net::{UnixListener, UnixStream};
+use tokio::sync::Semaphore;
+use tokio::task::JoinHandle;
+
+use super::{Answer, Cache, Change, DEADLINE, Process, REQUEST_BYTES, Request, State, places};
+use crate::caches::{check_host_memory, unfit_limit};
+
+/// Requests that are under way at the same time; others wait.
+const CLIENTS: usize = 8;
+
+/// A pause where no connection can be accepted, for lack of descriptors say.
+const PAUSE_AFTER_FAILURE: Duration = Duration::from_millis(100);
+
+/// What this process serves.
+pub struct Served {
+    /// What its volumes are over.
+    pub source: String,
+    /// Block devices of this kernel, and what they were called.
+    pub devices: Vec<String>,
+    /// Where writes go.
+    pub mode: CacheMode,
+    /// The volumes, with what they are called.
+    pub volumes: Vec<(String, Arc<Volume>)>,
+}
+
+/// A socket on which requests are answered, until this is dropped.
+pub struct Listening {
+    path: PathBuf,
+    task: JoinHandle<()>,
+}
+
+impl Drop for Listening {
+    fn drop(&mut self) {
+        self.task.abort();
+        let _ = std::fs::remove_file(&self.path);
+    }
+}
+
+/// Begins to answer, in the runtime of the caller.
+pub fn listen(served: Served) -> std::io::Result<Listening> {
+    let (listener, path) = places::listen(&places::usual())?;
+    let listener = listener.set_nonblocking(true).and_then(|()| UnixListener::from_std(listener));
+    let listener = listener.inspect_err(|_| drop(std::fs::remove_file(&path)))?;
+    let pid = std::process::id();
+    for (name, volume) in &served.volumes {
+        volume.advise(served.command(pid, name));
+    }
+    let task = tokio::spawn(accept(listener, Arc::new(served)));
+    Ok(Listening { path, task })
+}
+
+async fn accept(listener: UnixListener, served: Arc<Served>) {
+    let seats = Arc::new(Semaphore::new(CLIENTS));
+    loop {
+        let Ok(seat) = Arc::clone(&seats).acquire_owned().await else { return };
+        match listener.accept().await {
+            Ok((stream, _)) => {
+                let served = Arc::clone(&served);
+                tokio::spawn(async move {
+                    // Who is too slow, or gone, gets no answer.
+                    let _ = tokio::time::timeout(DEADLINE, serve(stream, &served)).await;
+                    drop(seat);
+                });
+            }
+            Err(error) => {
+                tracing::warn!("cannot accept a request for other limits: {error}");
+                tokio::time::sleep(PAUSE_AFTER_FAILURE).await;
+            }
+        }
+    }
+}
+
+async fn serve(mut stream: UnixStream, served: &Served) -> std::io::Result<()> {
+    let user = rustix::process::geteuid().as_raw();
+    let peer = stream.peer_cred()?.uid();
+    let (from, mut to) = stream.split();
+    // Whoever it is: a client that still writes would not see the answer.
+    let mut line = Vec::new();
+    BufReader::new(from).take(REQUEST_BYTES).read_until(b'\n', &mut line).await?;
+    let answer = if may(peer, user) {
+        served.answer(&line)
+    } else {
+        let why = format!("user {peer} may not see or change what a process of user {user} serves");
+        Answer::Problem(Problem::new(ProblemKind::Failed, why))
+    };
+    let mut text = serde_json::to_vec(&answer)?;
+    text.push(b'\n');
+    to.write_all(&text).await
+}
+
+/// The same user, and root, who can do all that anyway.
+fn may(peer: u32, user: u32) -> bool {
+    peer == user || peer == 0
+}
+
+impl Served {
+    /// What raises the limits of a volume.
+    fn command(&self, pid: u32, volume: &str) -> String {
+        let which = if self.volumes.len() > 1 { format!(" --volume {volume}") } else { String::new() };
+        let limits = match self.mode {
+            CacheMode::Ram => "--ram SIZE",
+            CacheMode::RamDisk => "--ram SIZE --disk SIZE",
+            CacheMode::Disk => "--disk SIZE",
+        };
+        format!("headwater cache set {pid}{which} {limits}")
+    }
+
+    fn answer(&self, line: &[u8]) -> Answer {
+        let done = match serde_json::from_slice(line) {
+            Ok(Request::List) => Ok(()),
+            Ok(Request::Set(change)) => self.set(&change),
+            Err(error) => {
+                Err(Problem::new(ProblemKind::Invalid, format!("cannot understand the request: {error}")))
+            }
+        };
+        match done {
+            Ok(()) => Answer::Caches(self.process()),
+            Err(problem) => Answer::Problem(problem),
+        }
+    }
+
+    fn process(&self) -> Process {
+        Process {
+            pid: std::process::id(),
+            source: self.source.clone(),
+            devices: self.devices.clone(),
+            caches: self.volumes.iter().map(|(name, volume)| self.cache(name, volume)).collect(),
+        }
+    }
+
+    fn cache(&self, name: &str, volume: &Volume) -> Cache {
+        let (cache, shortage) = (volume.counters().cache, volume.shortage());
+        Cache {
+            volume: name.to_owned(),
+            mode: self.mode,
+            ram_limit_bytes: cache.ram_target_bytes,
+            ram_used_bytes: cache.ram_used_bytes,
+            disk_limit_bytes: cache.disk_limit_bytes,
+            disk_used_bytes: cache.disk_used_bytes,
+            state: match (shortage.refusing, shortage.waited.is_zero()) {
+                (true, _) => State::Full,
+                (false, false) => State::Waiting,
+                (false, true) => State::Ok,
+            },
+        }
+    }
+
+    /// All volumes that are meant get the limits, or none does.
+    fn set(&self, change: &Change) -> Result<(), Problem> {
+        let is_meant = |name: &str| match change.volume.as_deref() {
+            None => true,
+            // Also without the way to it: `desk-1` for `nbd:desk-1`.
+            Some(wanted) => name == wanted || name.split_once(':').is_some_and(|(_, rest)| rest == wanted),
+        };
+        let failed = |kind, why: String| {
+            Problem::new(kind, format!("cannot change the limits of '{}': {why}", self.source))
+        };
+        let (meant, others): (Vec<_>, Vec<_>) = self.volumes.iter().partition(|(name, _)| is_meant(name));
+        if meant.is_empty() {
+            let names: Vec<_> = self.volumes.iter().map(|(name, _)| name.as_str()).collect();
+            let why = format!("it has no volume '{}'", change.volume.as_deref().unwrap_or_default());
+            return Err(failed(ProblemKind::NotFound, why).advise(format!("there are {}", names.join(", "))));
+        }
+        if let Some((limit, why)) = unfit_limit(self.mode, change.ram_bytes, change.disk_bytes) {
+            let why = format!("{limit} was given, and the cache mode '{}' {why}", self.mode);
+            return Err(failed(ProblemKind::Invalid, why).advise(format!("leave {limit} out")));
+        }
+        if change.disk_bytes == Some(0) {
+            let why = format!("the cache mode '{}' needs disk space, and was given none", self.mode);
+            return Err(failed(ProblemKind::Invalid, why));
+        }
+        if let Some(ram_bytes) = change.ram_bytes {
+            let of_others = others.iter().map(|(_, volume)| volume.counters().cache.ram_target_bytes);
+            let of_meant = meant.iter().map(|_| ram_bytes);
+            let wanted = of_others.chain(of_meant).fold(0, u64::saturating_add);
+            check_host_memory(wanted).map_err(|why| failed(ProblemKind::Invalid, why))?;
+        }
+        for (_, volume) in &meant {
+            volume.check_limits(change.ram_bytes, change.disk_bytes).map_err(|error| {
+                let kind = match error.kind() {
+                    IoErrorKind::Invalid => ProblemKind::Invalid,
+                    IoErrorKind::NoSpace => ProblemKind::NoSpace,
+                    _ => ProblemKind::Failed,
+                };
+                failed(kind, error.to_string())
+            })?;
+        }
+        for (name, volume) in meant {
+            if let Some(bytes) = change.ram_bytes {
+                volume.set_ram_bytes(bytes);
+            }
+            if let Some(bytes) = change.disk_bytes {
+                volume.set_disk_bytes(bytes);
+            }
+            let text = |bytes: Option<u64>| bytes.map_or_else(|| "as before".to_owned(), size::format);
+            let (ram, disk) = (text(change.ram_bytes), text(change.disk_bytes));
+            tracing::info!(volume = %name, %ram, %disk, "new limits");
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_the_owner_and_root_may_ask() {
+        assert!(may(1000, 1000) && may(0, 1000) && may(0, 0));
+        assert!(!may(1001, 1000) && !may(1000, 0));
+    }
+
+    #[test]
+    fn a_request_that_cannot_be_understood_is_answered() {
+        let served = Served {
+            source: "desktop".into(),
+            devices: Vec::new(),
+            mode: CacheMode::Ram,
+            volumes: Vec::new(),
+        };
+        for bad in ["", "x", "{\"set\":{\"ram\":1}}", "\"end\"", "{\"set\":{\"ram_bytes\":-1}}"] {
+            let answer = served.answer(bad.as_bytes());
+            assert!(matches!(&answer, Answer::Problem(it) if it.kind == ProblemKind::Invalid), "{answer:?}");
+        }
+        assert!(matches!(served.answer(b"\"list\"\n"), Answer::Caches(it) if it.source == "desktop"));
+    }
+
+    #[test]
+    fn what_is_to_be_done_names_the_limits_that_the_mode_has() {
+        let served =
+            |mode| Served { source: "desktop".into(), devices: Vec::new(), mode, volumes: Vec::new() };
+        assert_eq!(served(CacheMode::Ram).command(7, "x"), "headwater cache set 7 --ram SIZE");
+        assert_eq!(served(CacheMode::Disk).command(7, "x"), "headwater cache set 7 --disk SIZE");
+    }
+}

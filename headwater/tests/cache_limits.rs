@@ -1,0 +1,220 @@
+//! `headwater cache`: limits of an export that runs are seen and changed, by its user only, and count at once.
+
+mod support;
+
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
+use std::thread::JoinHandle;
+
+use headwater_block::{IoError, blocking};
+use headwater_nbd::Client;
+use serde_json::Value;
+use support::{Ran, headwater, pseudo_random, run, short_dir, signal, wait_until};
+
+const MIB: u64 = 1 << 20;
+
+/// An export of an empty disk of 1 GiB whose writes wait for longer than a test takes.
+struct Export {
+    dir: tempfile::TempDir,
+    child: Child,
+}
+
+impl Export {
+    fn start(args: &[&str]) -> Self {
+        let dir = short_dir();
+        let log = std::fs::File::create(dir.path().join("log")).expect("a log");
+        let mut command = headwater();
+        command.env("HEADWATER_RUN_DIR", dir.path().join("run")).stdin(Stdio::null()).stdout(Stdio::null());
+        command.args(["export", "null:1G", "--pause", "3600", "--cache-dir"]).arg(dir.path());
+        command.arg(format!("--nbd=unix:{}", dir.path().join("nbd").display())).args(args).stderr(log);
+        let export = Self { child: command.spawn().expect("it starts"), dir };
+        wait_until("it can be found", || export.socket().exists());
+        export
+    }
+
+    fn socket(&self) -> PathBuf {
+        self.dir.path().join(format!("run/caches/{}.sock", self.child.id()))
+    }
+
+    fn cli(&self, args: &[&str]) -> Ran {
+        run(headwater().env("HEADWATER_RUN_DIR", self.dir.path().join("run")).args(args))
+    }
+
+    fn set(&self, args: &[&str]) -> Ran {
+        self.cli(&[&["cache", "set", &self.child.id().to_string()], args].concat())
+    }
+
+    /// What there is of the volume with this number.
+    fn cache(&self, number: usize) -> Value {
+        let list: Value =
+            serde_json::from_str(&self.cli(&["--json", "cache", "list"]).ok()).expect("it is JSON");
+        assert_eq!((&list[0]["pid"], &list[0]["source"]), (&self.child.id().into(), &"null:1G".into()));
+        list[0]["caches"][number].clone()
+    }
+
+    fn log(&self) -> String {
+        std::fs::read_to_string(self.dir.path().join("log")).expect("a log")
+    }
+
+    fn client(&self, export: &str) -> Arc<Client> {
+        let uri = format!("nbd+unix:///{export}?socket={}", self.dir.path().join("nbd").display());
+        Client::open(&uri).expect("it connects")
+    }
+}
+
+impl Drop for Export {
+    fn drop(&mut self) {
+        // Nobody waits for what waits for room.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// Writes what does not pack, MiB by MiB, on a thread of its own.
+fn write(client: &Arc<Client>, from_mib: u64, to_mib: u64) -> JoinHandle<Result<(), IoError>> {
+    let client = Arc::clone(client);
+    std::thread::spawn(move || {
+        (from_mib..to_mib).try_for_each(|at| blocking::write(&*client, at * MIB, &data(at)))
+    })
+}
+
+fn data(at_mib: u64) -> Vec<u8> {
+    pseudo_random(MIB as usize, at_mib + 1)
+}
+
+fn reads(client: &Client, to_mib: u64) {
+    let mut bytes = vec![0; MIB as usize];
+    for at in 0..to_mib {
+        blocking::read(client, at * MIB, &mut bytes).expect("it reads");
+        assert!(bytes == data(at), "other bytes at {at} MiB");
+    }
+}
+
+#[test]
+fn an_export_that_is_full_goes_on_with_more_disk_and_a_lower_limit_counts_at_once() {
+    let export = Export::start(&["--cache", "disk", "--disk", "32M"]);
+    let client = export.client("");
+    assert_eq!(
+        (&export.cache(0)["mode"], &export.cache(0)["disk_limit_bytes"]),
+        (&"disk".into(), &(32 * MIB).into())
+    );
+    let writer = write(&client, 0, 100);
+    wait_until("writes wait", || export.cache(0)["state"] == "waiting");
+    let advice = format!("'headwater cache set {} --disk SIZE'", export.child.id());
+    wait_until("the log says what to do", || export.log().contains(&advice));
+    export.set(&["--ram", "1G"]).fails(2, &["--ram was given", "'disk' has a little memory"]);
+    export.set(&["--disk", "0"]).fails(2, &["needs disk space"]);
+    export.set(&["--disk", "1000000000G"]).fails(2, &["the write cache may take", "lower limit"]);
+    assert!(!writer.is_finished());
+
+    let told = export.set(&["--disk", "256M"]).ok();
+    assert!(told.contains("256.0 MiB"), "{told}");
+    writer.join().expect("no panic").expect("all is written");
+    reads(&client, 100);
+    assert_eq!(export.cache(0)["state"], "ok");
+
+    // By what is served; a limit below what is in use throws nothing away, and lets nothing in.
+    export.cli(&["cache", "set", "null:1G", "--disk", "64M"]).ok();
+    let cache = export.cache(0);
+    assert_eq!(cache["disk_limit_bytes"], 64 * MIB);
+    assert!(cache["disk_used_bytes"].as_u64() > Some(64 * MIB), "{cache}");
+    let writer = write(&client, 100, 140);
+    wait_until("writes wait", || export.cache(0)["state"] == "waiting");
+    export.set(&["--disk", "512M"]).ok();
+    writer.join().expect("no panic").expect("all is written");
+    reads(&client, 140);
+}
+
+#[test]
+fn each_volume_of_a_process_has_limits_of_its_own() {
+    let export =
+        Export::start(&["--cache", "ram", "--ram", "16M", "--nbd-export", "one", "--nbd-export", "two"]);
+    let limits =
+        || [0, 1].map(|number| export.cache(number)["ram_limit_bytes"].as_u64().expect("a number") / MIB);
+    for (code, args, words) in [
+        (2, &["--disk", "1G"][..], "--disk was given, and the cache mode 'ram' has no disk"),
+        (
+            2,
+            &["--ram", "15M"][..],
+            "a write cache needs at least 16.0 MiB of RAM, and 15.0 MiB were asked for",
+        ),
+        (2, &["--ram", "1000000G"][..], "give a smaller --ram"),
+        (3, &["--ram", "32M", "--volume", "three"][..], "it has no volume 'three'"),
+        (2, &[][..], "--ram"),
+    ] {
+        let ran = export.set(args);
+        assert!(ran.code == code && ran.err.contains(words), "{args:?}: {ran:?}");
+    }
+    export.cli(&["cache", "set", "other", "--ram", "32M"]).fails(3, &["'other'", "headwater cache list"]);
+    assert_eq!(limits(), [16, 16]);
+    let two = export.client("two");
+    let writer = write(&two, 0, 40);
+    wait_until("writes wait", || export.cache(1)["state"] == "waiting");
+    let advice = format!("'headwater cache set {} --volume nbd:two --ram SIZE'", export.child.id());
+    wait_until("the log says what to do", || export.log().contains(&advice));
+    export.set(&["--ram", "32M", "--volume", "one"]).ok();
+    assert_eq!((limits(), writer.is_finished()), ([32, 16], false));
+    export.set(&["--ram", "128M", "--volume", "nbd:two"]).ok();
+    writer.join().expect("no panic").expect("all is written");
+    assert_eq!(limits(), [32, 128]);
+    export.set(&["--ram", "64M"]).ok();
+    assert_eq!(limits(), [64, 64]);
+    reads(&two, 40);
+}
+
+#[test]
+fn a_socket_is_its_users_only_and_goes_with_its_process() {
+    let mut export = Export::start(&["--cache", "ram", "--ram", "16M"]);
+    let (socket, dir) = (export.socket(), export.dir.path().to_owned());
+    let mode = |path: &Path| std::fs::metadata(path).expect("it is there").mode() & 0o777;
+    assert_eq!((mode(&socket), mode(&dir.join("run/caches"))), (0o600, 0o700));
+    if rustix::process::geteuid().is_root() {
+        // Where somebody opened the way to it, another user is refused all the same.
+        for (path, mode) in [(dir.clone(), 0o755), (dir.join("run/caches"), 0o755), (socket.clone(), 0o666)] {
+            std::fs::set_permissions(path, PermissionsExt::from_mode(mode)).expect("changed");
+        }
+        let script =
+            "$s = IO::Socket::UNIX->new(Peer => $ARGV[0]) or die $!; print $s qq(\"list\"\\n); print <$s>";
+        let ask = |who: &[&str]| {
+            run(Command::new(who[0]).args(&who[1..]).args(["-MIO::Socket::UNIX", "-e", script]).arg(&socket))
+                .ok()
+        };
+        let other = ask(&["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", "perl"]);
+        assert!(other.contains("may not see or change") && !other.contains("null:1G"), "{other}");
+        assert!(ask(&["perl"]).contains("null:1G"));
+        // And nobody trusts a directory that others may write to.
+        export.cli(&["cache", "list"]).fails(1, &["mode 0700"]);
+        std::fs::set_permissions(dir.join("run/caches"), PermissionsExt::from_mode(0o700)).expect("changed");
+    }
+    signal(export.child.id(), "KILL");
+    export.child.wait().expect("it ends");
+    assert!(socket.exists());
+    assert_eq!(export.cli(&["--json", "cache", "list"]).ok().trim(), "[]");
+    assert!(!socket.exists(), "what a dead process left is swept");
+    let mut ended = Export::start(&["--cache", "ram", "--ram", "16M"]);
+    signal(ended.child.id(), "TERM");
+    assert!(ended.child.wait().expect("it ends").success());
+    assert!(!ended.socket().exists());
+}
+
+#[test]
+fn an_export_without_a_socket_serves_all_the_same() {
+    let dir = short_dir();
+    let file = dir.path().join("file");
+    std::fs::write(&file, "").expect("written");
+    let log = dir.path().join("log");
+    let mut command = headwater();
+    command.env("HEADWATER_RUN_DIR", &file).stdin(Stdio::null()).stdout(Stdio::null());
+    command.args(["export", "null:16M", "--cache", "ram", "--nbd"]);
+    command.arg(format!("unix:{}", dir.path().join("nbd").display()));
+    let mut child = command.stderr(std::fs::File::create(&log).expect("a log")).spawn().expect("it starts");
+    let is_told =
+        || std::fs::read_to_string(&log).expect("a log").contains("'headwater cache' will not find");
+    wait_until("it says so", is_told);
+    let uri = format!("nbd+unix:///?socket={}", dir.path().join("nbd").display());
+    run(Command::new("nbdinfo").arg(&uri)).ok();
+    signal(child.id(), "TERM");
+    assert!(child.wait().expect("it ends").success());
+}
