@@ -77,6 +77,52 @@ fn putting_the_image_back_frees_ram_and_disk() {
     assert_is_image(&*device, &bytes);
 }
 
+#[test]
+fn zeroes_and_the_image_in_parts_of_blocks_take_nothing() {
+    let dir = tempfile::tempdir().unwrap();
+    let (host, _) = setup::host(u64::MAX);
+    let (bytes, base) = image(2);
+    let empty: Arc<dyn Device> = Arc::new(ReferenceDisk::new(2 * MIB));
+    for (base, data) in [(&empty, &vec![0; 2 * MIB as usize]), (&base, &bytes)] {
+        let (volume, device) = setup::open(&setup::options(base, CacheMode::Ram, 16, 0, dir.path()), &host);
+        for (number, part) in (0..).zip(data.chunks(512)) {
+            blocking::write(&*device, number * 512, part).unwrap();
+        }
+        let cache = volume.counters().cache;
+        assert_eq!((cache.ram_used_bytes, cache.write_new_blocks), (0, 0), "{cache:?}");
+        assert_is_image(&*device, data);
+    }
+}
+
+#[test]
+fn the_last_bytes_of_a_block_that_are_zeroed_free_it() {
+    let dir = tempfile::tempdir().unwrap();
+    let (host, _) = setup::host(u64::MAX);
+    let (_, base) = image(96);
+    let (volume, device) =
+        setup::open(&setup::options(&base, CacheMode::RamDisk, 24, 256, dir.path()), &host);
+    let mut rng = Rng::new(9);
+    for mib in 0..96 {
+        let mut data = if mib % 2 == 0 { rng.bytes(MIB as usize) } else { vec![mib as u8 | 1; MIB as usize] };
+        data.chunks_mut(BLOCK as usize).for_each(|block| block[3584..].fill(0));
+        blocking::write(&*device, mib * MIB, &data).unwrap();
+    }
+    let full = volume.counters().cache;
+    assert!(full.disk_used_bytes > 40 * MIB && full.packed_bytes > 0, "{full:?}");
+    for block in 0..96 * MIB / BLOCK {
+        if block % 3 == 0 {
+            blocking::discard(&*device, block * BLOCK, 3584).unwrap();
+        } else {
+            blocking::write(&*device, block * BLOCK, &[0; 3584]).unwrap();
+        }
+    }
+    eventually("space is given back", || {
+        let cache = volume.counters().cache;
+        (cache.disk_used_bytes, cache.packed_bytes) == (0, 0) && cache.ram_used_bytes <= 4 * MIB
+    });
+    assert_is_image(&*device, &vec![0; 96 * MIB as usize]);
+}
+
 /// Differing writes until the volume does not look at each one any more.
 fn write_differing(device: &dyn Device, mib: u64) {
     blocking::write(device, mib * MIB, &Rng::new(77).bytes(MIB as usize)).unwrap();

@@ -286,6 +286,28 @@ fn a_full_ram_cache_refuses_writes_keeps_what_it_has_and_recovers() {
 }
 
 #[test]
+fn zeroes_of_less_than_a_block_need_no_room() {
+    let dir = tempfile::tempdir().unwrap();
+    let (host, _) = setup::host(u64::MAX);
+    let mut options = setup::options(&empty(128), CacheMode::Ram, 32, 0, dir.path());
+    options.pause_limit = Duration::from_millis(200);
+    let (volume, device) = setup::open(&options, &host);
+    blocking::write_zeroes(&*device, 100 * MIB, 4096).unwrap();
+    blocking::write(&*device, 101 * MIB, &[0; 4096]).unwrap();
+    let (taken, why) = fill(&*device, 64);
+    assert_eq!(why, Some(IoErrorKind::NoSpace));
+    let refused = volume.counters().cache.refused_writes;
+    // Never written; discarded or zeroed as a whole before.
+    for at in [110 * MIB, 100 * MIB, 101 * MIB] {
+        blocking::discard(&*device, at + 512, 512).unwrap();
+        blocking::write_zeroes(&*device, at + 1024, 8192).unwrap();
+        blocking::write(&*device, at + 2048, &[0; 512]).unwrap();
+    }
+    assert_eq!(volume.counters().cache.refused_writes, refused);
+    assert_holds(&*device, taken);
+}
+
+#[test]
 fn a_few_dead_blocks_in_each_segment_are_space_too() {
     let dir = tempfile::tempdir().unwrap();
     let (host, _) = setup::host(u64::MAX);

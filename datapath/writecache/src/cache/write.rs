@@ -50,18 +50,7 @@ impl WriteCache {
         let (leaf, index) = split(block);
         let Some(mut leaf) = self.map.write(leaf) else { return (Wrote::NoRoom, false) };
         if is_zero(data) && (leaf.get(index) == Location::ZERO || self.takes_notes()) {
-            let tables_bytes = self.map.table_bytes();
-            if leaf.get(index) != Location::ZERO {
-                self.note(block, 1, Location::ZERO);
-            }
-            self.replace(&mut leaf, index, Location::ZERO);
-            // A disk that is zeroed from one end to the other must not fill the index.
-            leaf.fold();
-            if self.is_other_index(tables_bytes) {
-                self.host.signal();
-            }
-            self.counters.hot(Hot::ElidedZero, 1);
-            return (Wrote::Done, false);
+            return (self.set_zero(&mut leaf, index, block), false);
         }
         let old = leaf.get(index);
         if let Some((id, slot)) = old.place()
@@ -94,6 +83,22 @@ impl WriteCache {
         self.persist.as_ref().is_none_or(|persist| persist.takes_notes())
     }
 
+    /// The block is all zero from now on.
+    fn set_zero(&self, leaf: &mut LeafWrite<'_>, index: usize, block: BlockNumber) -> Wrote {
+        let tables_bytes = self.map.table_bytes();
+        if leaf.get(index) != Location::ZERO {
+            self.note(block, 1, Location::ZERO);
+        }
+        self.replace(leaf, index, Location::ZERO);
+        // A disk that is zeroed from one end to the other must not fill the index.
+        leaf.fold();
+        if self.is_other_index(tables_bytes) {
+            self.host.signal();
+        }
+        self.counters.hot(Hot::ElidedZero, 1);
+        Wrote::Done
+    }
+
     /// The image holds what is written: the block is as if it had never been changed.
     #[cold]
     pub(super) fn elide(&self, leaf: &mut LeafWrite<'_>, index: usize, block: BlockNumber) -> Wrote {
@@ -122,6 +127,15 @@ impl WriteCache {
             if let Some(address) = segment.writable(slot)
                 && !leaf.keeps(index, old)
             {
+                if is_zero(data) && self.takes_notes() {
+                    copy_out(address, slot, 0, &mut whole, &leaf);
+                    if let Some(part) = whole.get_mut(skip..skip.saturating_add(data.len())) {
+                        part.fill(0);
+                    }
+                    if is_zero(&whole) {
+                        return self.set_zero(&mut leaf, index, block);
+                    }
+                }
                 segment.touch_to_write();
                 copy_in(address, slot, skip, data, &leaf);
                 self.counters.hot(Hot::WriteInPlace, 1);
@@ -158,6 +172,13 @@ impl WriteCache {
             };
             let mut whole = [0u8; BLOCK];
             if same && fetched.1.len() == BLOCK {
+                let part = fetched.1.get(skip..skip.saturating_add(data.len()));
+                if fetched.0 == Old::Absent && part == Some(data) {
+                    // The block stays absent.
+                    let which = if is_zero(data) { Hot::ElidedZero } else { Hot::ElidedEqual };
+                    self.counters.hot(which, 1);
+                    return Wrote::Done;
+                }
                 whole.copy_from_slice(fetched.1);
                 return self.overlay(&mut leaf, index, block, (whole, skip, data), turn);
             }
@@ -175,6 +196,10 @@ impl WriteCache {
     ) -> Wrote {
         let Some(part) = whole.get_mut(skip..skip.saturating_add(data.len())) else { return Wrote::NoRoom };
         part.copy_from_slice(data);
+        // Only zeroes make a block zero.
+        if is_zero(data) && is_zero(&whole) && (leaf.get(index) == Location::ZERO || self.takes_notes()) {
+            return self.set_zero(leaf, index, block);
+        }
         self.store(leaf, index, block, &whole, turn)
     }
 
