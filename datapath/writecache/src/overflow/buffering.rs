@@ -96,6 +96,8 @@ pub(super) fn choose(wanted: Buffering, at: &Path, scratch: OpenFile<'_>) -> Res
         Err(error) => return Err(failed(error)),
         Ok(file) => {
             let direct = measure(&file).map_err(failed)?;
+            // Of a block device there is one opening at a time.
+            drop(file);
             let buffered = scratch(false).and_then(|file| measure(&file)).map_err(failed)?;
             decide(direct, buffered)
         }
@@ -211,6 +213,19 @@ mod tests {
         assert!(!chosen.direct && chosen.text.contains("no direct I/O"));
         let full = |_: bool| -> io::Result<File> { Err(io::ErrorKind::PermissionDenied.into()) };
         assert!(choose(Buffering::Auto, Path::new("/x"), &full).unwrap_err().to_string().contains("/x"));
+    }
+
+    #[test]
+    fn auto_opens_a_device_once_at_a_time() {
+        let device = tempfile::NamedTempFile::new().unwrap();
+        // As `O_EXCL` does with a block device.
+        let exclusive = |_: bool| {
+            let file = File::options().read(true).write(true).open(device.path())?;
+            rustix::fs::flock(&file, rustix::fs::FlockOperation::NonBlockingLockExclusive)?;
+            Ok(file)
+        };
+        let text = choose(Buffering::Auto, Path::new("/x"), &exclusive).unwrap().text;
+        assert!(text.contains("MiB/s written"), "{text}");
     }
 
     #[test]
