@@ -34,7 +34,7 @@ use headwater_block::{CompletionQueue, IoError, IoErrorKind};
 
 use self::buffering::{Chosen, OpenFile};
 use self::io::{Direction, IoEngine, IoOp};
-use self::place::{check_space, direct_alignment, open_file};
+use self::place::{check_space, direct_alignment, is_memory, open_file};
 use self::positions::Positions;
 pub use self::positions::{KEEP_POSITIONS, NoPosition};
 use self::seal::{SEALED_SEGMENT_BYTES, SEALED_SLOT_BYTES, SealKey};
@@ -130,6 +130,12 @@ impl Overflow {
             _ => tried(error),
         })?;
         check_space(&file, at, limit_bytes)?;
+        if is_memory(&file) {
+            tracing::warn!(
+                path = %at.display(),
+                "the overflow goes to a file system in memory (tmpfs), which no limit of RAM counts: choose a directory on a disk"
+            );
+        }
         let is_device = file.metadata().map_err(tried)?.file_type().is_block_device();
         let align = if buffering.direct { direct_alignment(&file) } else { 1 };
         let overflow = Self {

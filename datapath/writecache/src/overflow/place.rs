@@ -70,6 +70,14 @@ pub(super) fn check_space(file: &File, at: &Path, limit_bytes: u64) -> Result<()
     Ok(())
 }
 
+/// File systems that lie in memory, as `statfs` names them: `tmpfs` and `ramfs`.
+const IN_MEMORY: [rustix::fs::FsWord; 2] = [0x0102_1994, 0x8584_58f6];
+
+/// Whether what is written there takes memory, and no disk.
+pub(super) fn is_memory(file: &File) -> bool {
+    rustix::fs::fstatfs(file).is_ok_and(|found| IN_MEMORY.contains(&found.f_type))
+}
+
 /// What direct I/O wants offsets and lengths to be multiples of: asked from the kernel, 4096 where it does
 /// not say.
 pub(super) fn direct_alignment(file: &File) -> usize {
@@ -80,5 +88,18 @@ pub(super) fn direct_alignment(file: &File) -> usize {
             usize::try_from(answer.stx_dio_offset_align).unwrap_or(4096).clamp(512, 4096)
         }
         _ => 4096,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_system_in_memory_is_told_from_others() {
+        // Such files are on a tmpfs of the kernel's own.
+        let file = rustix::fs::memfd_create("overflow", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
+        assert!(is_memory(&File::from(file)));
+        assert!(!is_memory(&File::open("/proc/version").unwrap()));
     }
 }
