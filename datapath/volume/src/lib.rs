@@ -18,7 +18,7 @@
 //!   a flush is a no-op, because what a machine writes is forgotten at its next boot.
 //!
 //! # Limits
-//! - Volumes up to 16 TiB; the size is the base's size; logical blocks of 512 bytes.
+//! - Volumes up to 16 TiB less 8 KiB; the size is the base's size; logical blocks of 512 bytes.
 //! - One thread for discards and zero writes longer than 1 GiB, one after another, while there are any.
 //!
 //! # Errors

@@ -23,7 +23,7 @@
 //!   answered flush: a prefix of the writes.
 //!
 //! # Limits
-//! - Volumes up to 16 TiB; 2^23 - 1 segments of 2 MiB; at least 16 MiB of RAM a cache.
+//! - Volumes up to 16 TiB less 8 KiB; 2^23 - 1 segments of 2 MiB; at least 16 MiB of RAM a cache.
 //! - A persistent cache has two buffers (4 MiB) of its own once it has written, and 4 bytes for each block while its map
 //!   is replaced by a shorter one; it keeps every segment's place on disk from the moment it is begun, and packs nothing.
 //! - Three staging buffers (6 MiB) for all caches of a host, which bear them in equal parts; 64 blocks in one overflow read.

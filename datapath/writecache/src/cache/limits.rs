@@ -190,6 +190,28 @@ mod tests {
     }
 
     #[test]
+    fn the_largest_volume_is_what_the_refusal_of_a_larger_one_says() {
+        let host = Host::start(u64::MAX).unwrap();
+        let open = |size_bytes| {
+            let options = CacheOptions {
+                name: "test".into(),
+                size_bytes,
+                ram_bytes: 64 << 20,
+                weight: DEFAULT_WEIGHT,
+                overflow: None,
+                pause_limit: Duration::from_secs(1),
+                persistent: None,
+                beneath: None,
+            };
+            WriteCache::open(&options, &host.shared())
+        };
+        let most = (16 << 40) - (8 << 10);
+        let refused = open(most + 1).err().expect("it is too large").to_string();
+        assert!(refused.contains(&format!("at most {most} work")), "{refused}");
+        open(most).unwrap();
+    }
+
+    #[test]
     fn writes_that_take_a_slot_are_paced_where_room_is_short() {
         let dir = tempfile::tempdir().unwrap();
         let host = Host::start(u64::MAX).unwrap();

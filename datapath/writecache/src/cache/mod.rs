@@ -57,6 +57,9 @@ use crate::units::{SEGMENT_BYTES, SegmentId};
 
 const BLOCK: usize = BLOCK_BYTES as usize;
 
+/// Of a volume: blocks have numbers of 32 bits, and the last one means none.
+const MOST_BLOCKS: u64 = u32::MAX as u64 - 1;
+
 /// Segments that a cache may always have in RAM, however large its index grows: one to fill, one on its
 /// way to the disk, one for cleaning, and one more.
 const MIN_SEGMENTS: u64 = 4;
@@ -94,8 +97,12 @@ impl WriteCache {
         let invalid = |why: String| IoError::new(IoErrorKind::Invalid, why);
         limits::check_ram_bytes(options.ram_bytes)?;
         let blocks = options.size_bytes.div_ceil(u64::from(BLOCK_BYTES));
-        if blocks > u64::from(u32::MAX - 1) {
-            return Err(invalid(format!("the volume has {} bytes; at most 16 TiB work", options.size_bytes)));
+        if blocks > MOST_BLOCKS {
+            return Err(invalid(format!(
+                "the volume has {} bytes; at most {} work (8 KiB less than 16 TiB)",
+                options.size_bytes,
+                MOST_BLOCKS * u64::from(BLOCK_BYTES)
+            )));
         }
         let map = Map::new(blocks);
         let segments = SegmentTable::new(SegmentId::LIMIT);
