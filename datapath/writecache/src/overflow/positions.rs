@@ -311,3 +311,32 @@ impl Overflow {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::fs::File;
+    use std::path::Path;
+
+    use super::*;
+    use crate::cache::OverflowOptions;
+    use crate::overflow::buffering::{Buffering, Chosen};
+    use crate::overflow::io::ThreadEngine;
+    use crate::overflow::seal::SealKey;
+
+    #[test]
+    fn a_file_system_that_reserves_nothing_gives_positions_all_the_same() {
+        let place =
+            OverflowOptions { at: Path::new("/proc").into(), limit_bytes: 0, buffering: Buffering::Buffered };
+        let chosen = Chosen { direct: false, text: "buffered".to_owned() };
+        // A regular file of a file system without `fallocate`.
+        let open = |_: bool| File::options().read(true).write(true).open("/proc/self/comm");
+        let engine = std::sync::Arc::new(ThreadEngine::open().unwrap());
+        let key = SealKey::random().unwrap();
+        let overflow = Overflow::open_with(&place, chosen, engine, key, &open).unwrap();
+        overflow.set_limit_bytes(64 << 20);
+        assert!(!overflow.no_fallocate.load(Ordering::Relaxed));
+        overflow.prepare(8).unwrap();
+        assert!(overflow.no_fallocate.load(Ordering::Relaxed) && !overflow.lacks_space(0));
+        assert!(overflow.ready_positions() >= 8 && overflow.take_ready(0).is_some());
+    }
+}

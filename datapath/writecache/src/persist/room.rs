@@ -112,6 +112,17 @@ mod tests {
     use super::*;
 
     #[test]
+    fn a_file_system_that_reserves_nothing_is_taken_at_its_word() {
+        // A regular file of a file system without `fallocate`.
+        let file = File::options().write(true).open("/proc/self/comm").unwrap();
+        let room = MapRoom::new(Arc::new(file), 0);
+        room.claim(0).unwrap();
+        assert!(room.is_enough(1 << 30));
+        room.cut();
+        assert!(room.is_enough(1 << 30));
+    }
+
+    #[test]
     fn what_is_claimed_is_enough_for_what_is_noted() {
         let file = Arc::new(tempfile::tempfile().unwrap());
         let room = MapRoom::new(Arc::clone(&file), 0);
