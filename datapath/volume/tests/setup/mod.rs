@@ -29,6 +29,10 @@ pub struct Faults {
     pub half_write_every: AtomicU64,
     /// Writes begin so much later.
     pub write_delay_ms: AtomicU64,
+    /// Writes take so long, one after another, and put nothing on disk; 0: as usual.
+    pub nowhere_us: AtomicU64,
+    /// By the one of these that is under way.
+    one: Mutex<()>,
     /// Writes do not begin while this is set.
     pub hold: AtomicBool,
     /// Reads and writes that are not answered yet.
@@ -104,6 +108,16 @@ impl IoEngine for FaultyEngine {
         if let Some(error) = error {
             // Completed from another thread, as a disk does.
             std::thread::spawn(move || (op.done)(Err(error), op.buffer));
+            return;
+        }
+        if op.direction == Direction::Write && self.faults.nowhere_us.load(Ordering::Relaxed) != 0 {
+            let faults = Arc::clone(&self.faults);
+            std::thread::spawn(move || {
+                let one = faults.one.lock().unwrap();
+                std::thread::sleep(Duration::from_micros(faults.nowhere_us.load(Ordering::Relaxed)));
+                drop(one);
+                (op.done)(Ok(()), op.buffer);
+            });
             return;
         }
         if op.direction == Direction::Read && self.faults.flip.load(Ordering::Relaxed) {
