@@ -132,6 +132,12 @@ impl Volume {
         self.inner.cache.shortage()
     }
 
+    /// Whether no flush succeeds any more until the volume is opened again: the disk of its persistent write cache failed
+    /// at one, and what was written since the last one that succeeded may be lost.
+    pub fn is_broken(&self) -> bool {
+        self.inner.cache.is_broken()
+    }
+
     /// The state of this moment, while the machine goes on: of what was answered before, everything, and of what
     /// begins afterwards, nothing. What is overwritten meanwhile takes new room in the write cache. An error while
     /// an earlier view is there.

@@ -2,6 +2,8 @@
 //!
 //! The files hold what was written ("live"); beside them the engine keeps, for each sector written since the
 //! last sync, what was there before ("durable"). A crash puts a random part of the latter back.
+//!
+//! A sync can be told to fail. As in a kernel, what it had to write is then lost at a crash, whatever later syncs say.
 
 use std::collections::{BTreeMap, HashMap};
 use std::fs::{File, OpenOptions};
@@ -22,6 +24,8 @@ struct Undo {
     file: File,
     durable_len: u64,
     sectors: BTreeMap<u64, Vec<u8>>,
+    /// A sync of it failed.
+    lost: bool,
 }
 
 impl Undo {
@@ -29,7 +33,7 @@ impl Undo {
         let path = format!("/proc/self/fd/{}", file.as_raw_fd());
         let file = OpenOptions::new().read(true).write(true).open(path).expect("the file is there");
         let durable_len = file.metadata().expect("it is open").len();
-        Self { file, durable_len, sectors: BTreeMap::new() }
+        Self { file, durable_len, sectors: BTreeMap::new(), lost: false }
     }
 
     fn remember(&mut self, offset: u64, len: u64) {
@@ -52,7 +56,7 @@ impl Undo {
     fn crash(self, rng: &mut Rng) {
         let live_len = self.file.metadata().expect("it is open").len();
         // Nothing, everything, or a part gets lost.
-        let keep_of_4 = rng.below(5);
+        let keep_of_4 = if self.lost { 0 } else { rng.below(5) };
         for (sector, old) in &self.sectors {
             if !rng.chance(keep_of_4, 4) {
                 self.file.write_all_at(old, sector * SECTOR).expect("it writes");
@@ -60,6 +64,7 @@ impl Undo {
         }
         let len = match live_len.checked_sub(self.durable_len) {
             // The end may not have moved yet, or not as far.
+            Some(_) if self.lost => self.durable_len,
             Some(grown) if rng.chance(1, 2) => self.durable_len + rng.between(0, grown),
             Some(_) => live_len,
             None => self.durable_len,
@@ -68,8 +73,24 @@ impl Undo {
     }
 }
 
+/// What fails, once.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fails {
+    /// The sync of the file with this name.
+    SyncOf(&'static str),
+    /// A file takes another's place.
+    Rename,
+    /// The sync of a directory.
+    SyncDir,
+}
+
+fn input_output_error() -> io::Error {
+    io::Error::from_raw_os_error(5)
+}
+
 #[derive(Default)]
 struct State {
+    fails: Option<Fails>,
     undo: HashMap<u64, Undo>,
     /// A name whose change was not synced, and what it named before.
     renamed: Option<(PathBuf, Option<Vec<u8>>)>,
@@ -102,6 +123,11 @@ impl State {
         }
     }
 
+    /// Whether this is what is to fail; the next time it does not.
+    fn fails(&mut self, what: Fails) -> bool {
+        self.fails.take_if(|fails| *fails == what).is_some()
+    }
+
     fn undo(&mut self, file: &File) -> &mut Undo {
         let number = file.metadata().expect("it is open").ino();
         self.undo.entry(number).or_insert_with(|| Undo::of(file))
@@ -121,6 +147,16 @@ impl CrashEngine {
     /// From now on syncs do nothing, and say that they did.
     pub fn lie(&self) {
         self.state.lock().unwrap().lies = true;
+    }
+
+    /// The next one of these fails, with an input/output error.
+    pub fn fail(&self, what: Fails) {
+        self.state.lock().unwrap().fails = Some(what);
+    }
+
+    /// Whether what was to fail did.
+    pub fn has_failed(&self) -> bool {
+        self.state.lock().unwrap().fails.is_none()
     }
 
     /// Whether it is gone.
@@ -180,9 +216,17 @@ impl IoEngine for CrashEngine {
         if state.step()? {
             return Err(gone());
         }
-        let number = file.metadata()?.ino();
-        if !state.lies {
-            state.undo.remove(&number);
+        let name = std::fs::read_link(format!("/proc/self/fd/{}", file.as_raw_fd()))?;
+        let name = name.file_name().and_then(|name| name.to_str()).unwrap_or_default();
+        if let Some(Fails::SyncOf(fails)) = state.fails
+            && fails == name
+        {
+            state.fails = None;
+            state.undo(file).lost = true;
+            return Err(input_output_error());
+        }
+        if !state.lies && !state.undo(file).lost {
+            state.undo.remove(&file.metadata()?.ino());
         }
         Ok(())
     }
@@ -207,6 +251,9 @@ impl IoEngine for CrashEngine {
     fn rename(&self, from: &Path, to: &Path) -> io::Result<()> {
         let mut state = self.state.lock().unwrap();
         let last = state.step()?;
+        if state.fails(Fails::Rename) {
+            return Err(input_output_error());
+        }
         state.renamed = Some((to.to_path_buf(), std::fs::read(to).ok()));
         std::fs::rename(from, to)?;
         if last { Err(gone()) } else { Ok(()) }
@@ -216,6 +263,9 @@ impl IoEngine for CrashEngine {
         let mut state = self.state.lock().unwrap();
         if state.step()? {
             return Err(gone());
+        }
+        if state.fails(Fails::SyncDir) {
+            return Err(input_output_error());
         }
         state.renamed = None;
         Ok(())

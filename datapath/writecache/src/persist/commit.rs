@@ -327,8 +327,11 @@ impl WriteCache {
                 count(&persist.commits, 1);
             }
             Err(error) => {
-                if !had_failed {
+                if !broken && !had_failed {
                     tracing::warn!(%error, "a flush of a persistent cache failed; it is tried again with the next");
+                }
+                if broken && !persist.broken.swap(true, Ordering::AcqRel) {
+                    tracing::error!(%error, "no flush of a persistent cache succeeds any more until it is opened again");
                 }
                 let mut pending = persist.pending.lock();
                 changes.append(&mut pending.changes);
@@ -437,19 +440,22 @@ impl WriteCache {
         if persist.unsynced.swap(false, Ordering::AcqRel)
             && let Err(error) = overflow.sync()
         {
+            count(&self.counters.disk_errors, 1);
             // The kernel may have dropped what it could not write, and forgets that it did.
             journal.set_broken();
             return Err(journal.error(error));
         }
-        let done = match checkpoint.map(|everything| journal.checkpoint(everything)) {
+        let failed = |_: &io::Error| count(&self.counters.disk_errors, 1);
+        let replaced = checkpoint.map(|everything| journal.checkpoint(everything).inspect_err(failed));
+        let done = match replaced {
             Some(Ok(())) => Ok(()),
             Some(Err(error)) if journal.is_broken() => Err(error),
             // Without room for a new map the old one grows, which has room.
             Some(Err(error)) => {
                 tracing::warn!(%error, "the map of a persistent cache could not be replaced by a shorter one, and grows");
-                append(&mut journal, &epoch.changes, reserve)
+                append(&mut journal, &epoch.changes, reserve).inspect_err(failed)
             }
-            None => append(&mut journal, &epoch.changes, reserve),
+            None => append(&mut journal, &epoch.changes, reserve).inspect_err(failed),
         };
         // Where that fails, no new segments are begun.
         let _ = persist.room.claim(persist.pending_changes());
@@ -492,6 +498,11 @@ impl WriteCache {
             Some(persist) => persist.flush(done),
             None => done(Ok(())),
         }
+    }
+
+    /// Whether no flush succeeds any more until a persistent cache is opened again, because its disk failed at one.
+    pub fn is_broken(&self) -> bool {
+        self.persist.as_ref().is_some_and(|persist| persist.is_broken())
     }
 
     /// Whether what is flushed survives.

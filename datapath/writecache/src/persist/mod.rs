@@ -215,6 +215,8 @@ pub struct Persist {
     unsynced: AtomicBool,
     /// The last commit or spill failed.
     failed: AtomicBool,
+    /// No commit succeeds any more; see [`Persist::is_broken`].
+    broken: AtomicBool,
     closed: AtomicBool,
     /// The files may be another's by now; see [`Persist::while_open`].
     shut: Mutex<bool>,
@@ -287,6 +289,7 @@ pub fn open(
         generation_limit: AtomicU64::new(limit),
         unsynced: AtomicBool::new(false),
         failed: AtomicBool::new(false),
+        broken: AtomicBool::new(false),
         closed: AtomicBool::new(false),
         shut: Mutex::default(),
         commits: AtomicU64::new(0),
@@ -452,7 +455,8 @@ impl Persist {
     pub fn holds_surplus(&self) -> bool {
         let pending = self.pending.lock();
         // After a failure the next flush tries again.
-        !pending.committing && pending.freed.len() > KEEP_POSITIONS && !self.has_failed()
+        let fails = self.has_failed() || self.is_broken();
+        !pending.committing && pending.freed.len() > KEEP_POSITIONS && !fails
     }
 
     /// Whether positions are on their way back, or cold segments to the disk.
@@ -488,6 +492,12 @@ impl Persist {
     /// Whether the disk failed at the last try.
     pub fn has_failed(&self) -> bool {
         self.failed.load(Ordering::Acquire)
+    }
+
+    /// Whether no flush succeeds any more until the cache is opened again: a sync failed, or what replaces the map. The system
+    /// may have dropped what it could not write, and says of it afterwards that it is durable.
+    pub fn is_broken(&self) -> bool {
+        self.broken.load(Ordering::Acquire)
     }
 
     /// Commits since the cache was opened.

@@ -1,0 +1,132 @@
+//! The disk of a persistent write cache fails while something is made durable, and works again at once: what a flush did not
+//! write may be lost, and no later flush says that it is durable. Reads go on, and opening the volume again helps.
+
+#[path = "setup/crash.rs"]
+#[expect(dead_code, reason = "lying disks are for other tests")]
+mod crash;
+#[expect(dead_code, reason = "its faults are for other tests")]
+mod setup;
+
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use headwater_block::{ByteRange, Device, IoErrorKind, Request, blocking};
+use headwater_testkit::{ReferenceDisk, Rng};
+use headwater_volume::{CacheMode, PersistentOptions, Volume, VolumeOptions};
+use headwater_writecache::Host;
+
+use crash::{CrashEngine, Fails};
+
+const MIB: u64 = 1 << 20;
+const BLOCK: u64 = 4096;
+
+fn options(base: &Arc<dyn Device>, at: &Path) -> VolumeOptions {
+    VolumeOptions {
+        persistent: Some(PersistentOptions { name: "disk".into(), key: [7; 16], base_id: [9; 32] }),
+        pause_limit: Duration::from_secs(20),
+        ..setup::options(base, CacheMode::RamDisk, 16, 64, at)
+    }
+}
+
+fn open(options: &VolumeOptions) -> (Arc<CrashEngine>, Host, Arc<Volume>) {
+    let engine = CrashEngine::new();
+    let host = Host::with_engine(u64::MAX, Arc::clone(&engine) as _).unwrap();
+    let volume = Volume::open(options, &host).unwrap();
+    (engine, host, volume)
+}
+
+/// So many changes apart that the next commit replaces the map.
+fn lengthen_the_map(volume: &Volume) {
+    for pair in 0..3000 {
+        let at = 8 * MIB + pair % 1024 * BLOCK;
+        blocking::write(volume, at, &[pair as u8 | 1; BLOCK as usize]).unwrap();
+        blocking::discard(volume, at, BLOCK).unwrap();
+    }
+    blocking::flush(volume).unwrap();
+}
+
+fn read(volume: &Volume) -> Vec<u8> {
+    let mut all = vec![0; 24 * MIB as usize];
+    blocking::read(volume, 0, &mut all).unwrap();
+    all
+}
+
+fn assert_fails(result: Result<(), headwater_block::IoError>) {
+    let error = result.unwrap_err();
+    assert_eq!(error.kind(), IoErrorKind::Device);
+    assert!(error.to_string().contains("close the volume, check that disk, and open it again"), "{error}");
+}
+
+/// From a flush that succeeds to what is found after one that does not, by a crash or by closing.
+fn one_that_fails(what: Fails, crashes: bool, rng: &mut Rng) {
+    let dir = tempfile::tempdir().unwrap();
+    let base: Arc<dyn Device> = Arc::new(ReferenceDisk::new(24 * MIB));
+    let options = options(&base, dir.path());
+    let (engine, host, volume) = open(&options);
+    lengthen_the_map(&volume);
+    if let Fails::SyncOf(_) = what {
+        // The next commit adds to the map again.
+        blocking::write(&*volume, 0, &rng.bytes(MIB as usize)).unwrap();
+        blocking::flush(&*volume).unwrap();
+    }
+    let flushed = read(&volume);
+    assert!(!volume.is_broken());
+    blocking::write(&*volume, MIB / 2, &rng.bytes(MIB as usize)).unwrap();
+    let written = read(&volume);
+    engine.fail(what);
+    assert_fails(blocking::flush(&*volume));
+    assert!(engine.has_failed() && volume.is_broken());
+    assert_eq!(volume.counters().cache.disk_errors, 1);
+    // The disk works again, and would say so.
+    for _ in 0..2 {
+        assert_fails(blocking::flush(&*volume));
+    }
+    let range = ByteRange::new(0, BLOCK).unwrap();
+    let durably = Request::Write { range, buffer: written[..BLOCK as usize].to_vec(), fua: true };
+    assert_fails(blocking::wait(&*volume, durably).map(drop));
+    assert!(read(&volume) == written, "reads go on");
+    assert!(volume.is_broken() && volume.counters().cache.disk_errors == 1);
+    if crashes {
+        engine.crash(rng);
+    }
+    volume.close();
+    drop((volume, host));
+    let (_, _host, volume) = open(&options);
+    let found = read(&volume);
+    assert!(found == flushed || found == written, "{what:?}: neither what was flushed nor what was written");
+    assert!(!volume.is_broken());
+    blocking::write(&*volume, 0, &rng.bytes(MIB as usize)).unwrap();
+    blocking::flush(&*volume).unwrap();
+    volume.close();
+}
+
+#[test]
+fn a_flush_that_failed_is_never_made_good_by_a_later_one() {
+    let mut rng = Rng::new(21);
+    for what in [Fails::SyncOf("data"), Fails::SyncOf("map"), Fails::Rename, Fails::SyncDir] {
+        for crashes in [false, true, true, true] {
+            one_that_fails(what, crashes, &mut rng);
+        }
+    }
+}
+
+#[test]
+fn a_new_map_that_cannot_be_synced_is_left_and_the_old_one_grows() {
+    let dir = tempfile::tempdir().unwrap();
+    let base: Arc<dyn Device> = Arc::new(ReferenceDisk::new(24 * MIB));
+    let options = options(&base, dir.path());
+    let (engine, host, volume) = open(&options);
+    lengthen_the_map(&volume);
+    blocking::write(&*volume, 0, &[7; MIB as usize]).unwrap();
+    let written = read(&volume);
+    engine.fail(Fails::SyncOf("map.new"));
+    blocking::flush(&*volume).unwrap();
+    assert!(engine.has_failed() && !volume.is_broken());
+    assert_eq!(volume.counters().cache.disk_errors, 1);
+    engine.crash(&mut Rng::new(3));
+    volume.close();
+    drop((volume, host));
+    let (_, _host, volume) = open(&options);
+    assert!(read(&volume) == written);
+}
