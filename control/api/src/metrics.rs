@@ -217,7 +217,7 @@ pub const FAMILIES: &[Family] = &[
     counter("headwater_image_waits_total", &[], "Reads that waited because no server was left."),
     counter("headwater_image_waited_seconds_total", &[], "How long they waited, together."),
     gauge("headwater_image_longest_read_seconds", &[], "How long the longest read of the servers took since the daemon started, waits included."),
-    gauge("headwater_machine_alarm", MACHINE, "1 while the machine's disk has no room for its writes, or its reads wait because no server of its image answers; else 0."),
+    gauge("headwater_machine_alarm", MACHINE, "1 while the machine's disk has no room for its writes, its flushes fail until it is started again, or its reads wait because no server of its image answers; else 0."),
     gauge("headwater_boot_seconds", MACHINE, "How long the last boot took, until the guest was up."),
     gauge("headwater_boot_bytes", MACHINE, "Bytes that were read from the image until the guest was up."),
     gauge("headwater_hydration_whole_bytes", MACHINE, "Bytes of the image, as they are stored, that --hydrate copies to this host; 0 without it."),
@@ -251,7 +251,7 @@ pub const FAMILIES: &[Family] = &[
     counter("headwater_paused_seconds_total", MACHINE, "How long they waited, in all."),
     counter("headwater_paced_writes_total", MACHINE, "Writes answered a few microseconds later, because room was short and the disk slower than the machine."),
     counter("headwater_refused_writes_total", MACHINE, "Writes refused for lack of room."),
-    counter("headwater_disk_errors_total", MACHINE, "Reads and writes of the overflow disk that failed."),
+    counter("headwater_disk_errors_total", MACHINE, "Reads, writes, syncs and reservations of the overflow disk that failed."),
     counter("headwater_corrupt_blocks_total", MACHINE, "Blocks on the overflow disk that were not what was written."),
     counter("headwater_commits_total", MACHINE, "Commits of a kept disk: flushes that arrive together share one, and some are made for room."),
     Family {

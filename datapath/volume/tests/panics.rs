@@ -84,7 +84,7 @@ fn a_spill_that_panics_stops_neither_its_cache_nor_the_others() {
     let (host, faults) = host();
     let options = || VolumeOptions {
         pause_limit: Duration::from_secs(60),
-        ..setup::options(&empty(), CacheMode::RamDisk, 8, 64, dir.path())
+        ..setup::options(&empty(), CacheMode::RamDisk, 16, 64, dir.path())
     };
     let open = || {
         let volume = Volume::open(&options(), &host).unwrap();
@@ -92,7 +92,7 @@ fn a_spill_that_panics_stops_neither_its_cache_nor_the_others() {
         (volume, device)
     };
     let ((_first, first), (_second, second)) = (open(), open());
-    let data = Rng::new(4).bytes(32 << 20);
+    let data = Rng::new(4).bytes(48 << 20);
     faults.on_write.store(true, Ordering::SeqCst);
     let writing = std::thread::spawn({
         let (first, data) = (Arc::clone(&first), data.clone());

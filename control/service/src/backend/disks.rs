@@ -71,10 +71,10 @@ pub struct SealOutcome {
     pub changed_bytes: u64,
 }
 
-/// A disk whose writes find no room.
+/// A disk whose writes find no room, or that cannot do something else that its machine relies on.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Shortage {
-    /// What is full.
+    /// What is full, or wrong.
     pub message: String,
     /// What to do.
     pub advice: String,
@@ -125,7 +125,8 @@ pub trait Disk: Send + Sync + 'static {
     /// Changes its limits; takes effect at once. The mode stays.
     fn set_limits(&self, cache: &CacheSettings);
 
-    /// Whether writes find no room: not the short waits of a disk that is slower than its machine.
+    /// Whether writes find no room (not the short waits of a disk that is slower than its machine), flushes fail for good,
+    /// or reads wait.
     fn shortage(&self) -> Option<Shortage>;
 
     /// Gives its writes the room that only those need who read the disk from outside, where they find no other: they are

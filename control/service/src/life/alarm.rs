@@ -1,8 +1,8 @@
 //! What stands in a machine's way: looked for at every tick, shown with the machine, and noted in the history.
 //!
 //! ```text
-//!   no alarm --its disk has no room, or no server of its image answers--> alarm, event "alarm"
-//!   alarm    --neither for ALARM_LINGER--> no alarm, event "alarm over"
+//!   no alarm --its disk has no room or is not made durable, or no server of its image answers--> alarm, event "alarm"
+//!   alarm    --none of it for ALARM_LINGER--> no alarm, event "alarm over"
 //! ```
 //! A machine that stands still tries again every few seconds, and looks well for a moment whenever it does: an
 //! alarm ends only when nothing was wrong for a while.
@@ -68,7 +68,7 @@ fn look(
     }
 }
 
-/// Why a machine's disk takes no writes, or its reads wait.
+/// Why a machine's disk takes no writes, is not made durable, or its reads wait.
 fn cause(active: &Active) -> Option<Shortage> {
     let stands_still = active.vm.is_out_of_space();
     let shortage = active.disk.shortage().or_else(|| {

@@ -9,7 +9,7 @@
 //!   edit    a machine gets a private disk over an image's newest version; seal makes a version of it
 //!   seal    of a machine that runs: its disk at one moment becomes a version
 //!   limits  in the database and in the open disk, at once
-//!   alarm   its disk has no room, or no server of its image answers: shown, and in the history
+//!   alarm   its disk has no room or is not made durable, or no server of its image answers: shown, and in the history
 //!   recover after a daemon that died: orphans ended, what ran is lost
 //! ```
 //!

@@ -1,8 +1,12 @@
 //! Disks that are opened at the wrong moment or in the wrong place, and frozen without a store.
 
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use headwater_block::blocking;
 use headwater_image::{ImportOptions, null_device};
 use headwater_service::backend::Kept;
 use headwater_store::{Access, LocalDir};
+use headwater_writecache::overflow::io::{IoEngine, IoOp, open_engine};
 
 use super::*;
 use crate::adapters::images::version_of;
@@ -170,5 +174,63 @@ fn to_ask_whether_a_disk_is_full_disconnects_nobody_and_to_relieve_it_does() {
     disk.relieve();
     blocking::read(&reader, 0, &mut block).unwrap_err();
     drop(served);
+    runtime.block_on(disk.close()).unwrap();
+}
+
+/// The real engine; its syncs fail on demand.
+struct Unsynced {
+    real: Arc<dyn IoEngine>,
+    fails: Arc<AtomicBool>,
+}
+
+impl IoEngine for Unsynced {
+    fn submit(&self, op: IoOp) {
+        self.real.submit(op);
+    }
+
+    fn sync(&self, file: &std::fs::File) -> std::io::Result<()> {
+        if self.fails.load(Ordering::Relaxed) {
+            return Err(std::io::Error::from_raw_os_error(5));
+        }
+        self.real.sync(file)
+    }
+}
+
+#[test]
+fn a_kept_disk_that_is_not_made_durable_is_an_alarm_until_it_is_opened_again() {
+    let mut fixture = Fixture::new();
+    let fails = Arc::new(AtomicBool::new(false));
+    let engine = Unsynced { real: open_engine().unwrap(), fails: Arc::clone(&fails) };
+    fixture.volumes.host = Arc::new(Host::with_engine(u64::MAX, Arc::new(engine)).unwrap());
+    let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+    let open = |is_begun| {
+        let request = DiskRequest {
+            machine: "lab".to_owned(),
+            uuid: Uuid::from_u128(9),
+            run_dir: fixture.dir.path().to_owned(),
+            version: fixture.request.version.clone(),
+            cache: fixture.request.cache.clone(),
+            kept: Some(Kept { is_begun, ..fixture.request.kept }),
+            transport: DiskTransport::Nbd,
+        };
+        let disk = runtime.block_on(fixture.volumes.open(request)).unwrap();
+        (disk, fixture.volumes.readable.of_machine("lab").unwrap())
+    };
+    let (disk, served) = open(false);
+    blocking::write(&*served.volume, 0, &[1; 4096]).unwrap();
+    blocking::flush(&*served.volume).unwrap();
+    assert_eq!(disk.shortage(), None);
+    blocking::write(&*served.volume, 0, &[2; 4096]).unwrap();
+    fails.store(true, Ordering::Relaxed);
+    blocking::flush(&*served.volume).unwrap_err();
+    fails.store(false, Ordering::Relaxed);
+    let alarm = disk.shortage().expect("an alarm");
+    assert!(alarm.message.contains("cannot be made durable"), "{alarm:?}");
+    assert!(alarm.advice.contains("stop the machine and start it again"), "{alarm:?}");
+    runtime.block_on(disk.close()).unwrap();
+    drop((disk, served));
+    let (disk, served) = open(true);
+    blocking::flush(&*served.volume).unwrap();
+    assert_eq!(disk.shortage(), None);
     runtime.block_on(disk.close()).unwrap();
 }
