@@ -11,6 +11,7 @@
 //! | more connections than allowed | too_many_connections_are_closed_at_once | more_connections_than_allowed_are_closed_at_once | a_second_front_end_is_turned_away_while_the_first_one_is_served | - |
 //! | wrong secrets or certificates | `tls.rs`: clients_without_a_valid_certificate_are_refused | guessing_a_secret_leads_nowhere, here: an_initiator_logs_in_with_its_secret_only | - | - |
 //! | replies that nobody takes | a_client_that_never_reads_is_not_served_without_end | an_initiator_that_never_reads_stops_only_itself | a_front_end_that_never_reads_does_not_keep_the_server_from_stopping | - |
+//! | memory of many that take or send nothing | greedy_readers_share_one_budget, greedy_writers_share_one_budget_and_leave_room_for_reads, a_write_that_stops_in_the_middle_does_not_keep_its_memory_from_others | greedy_readers_share_one_budget, unasked_data_without_memory_is_refused_until_there_is_some, an_initiator_that_sends_no_data_does_not_keep_its_memory_from_others | - | - |
 //! | 1,000 half-open logins | a_thousand_half_open_handshakes_keep_nobody_out | a_thousand_half_open_logins_keep_nobody_out | - | - |
 //! | a log that is flooded | here: a_log_is_not_filled_by_those_who_break_the_rules | here | here | - |
 //!
@@ -83,6 +84,62 @@ impl Drop for Export {
 
 fn tool(program: &str, args: &[&str]) -> Ran {
     run(Command::new(program).args(args))
+}
+
+const GOOD: Oddity = Oddity { is_expired: false, serial: 0 };
+
+#[test]
+fn certificates_decide_who_may_open_an_export_over_nbd() {
+    let dir = short_dir();
+    let authority = Authority::new("the authority");
+    let pki = authority.directory(&dir.path().join("pki"), &[("server", "localhost", GOOD)]);
+    let stranger = Authority::new("somebody else");
+    let client = |authority: &Authority, name: Option<&str>| -> PathBuf {
+        let at = dir.path().join(format!("client-{}", name.unwrap_or("nobody")));
+        let roles: Vec<_> = name.iter().map(|name| ("client", *name, GOOD)).collect();
+        authority.directory(&at, &roles);
+        std::fs::copy(pki.join("ca-cert.pem"), at.join("ca-cert.pem")).expect("copied");
+        at
+    };
+    let desk = client(&authority, Some("desk-7"));
+    let other = client(&authority, Some("desk-8"));
+    let nobody = client(&authority, None);
+    let unknown = client(&stranger, Some("stranger"));
+    let files = pki.to_str().expect("UTF-8");
+    // Who of these gets in: with the right name, another one, none, one that nobody vouches for, without TLS.
+    let required: &[&str] = &[];
+    let verified = &["--tls-verify-peer"][..];
+    let allowed = &["--tls-allow", "desk-9", "--tls-allow", "desk-7"][..];
+    let optional = &["--tls", "optional"][..];
+    for (flags, expected) in [
+        (required, [true, true, true, true, false]),
+        (verified, [true, true, false, false, false]),
+        (allowed, [true, false, false, false, false]),
+        (optional, [true, true, true, true, true]),
+    ] {
+        let args = ["--nbd", "tcp:localhost:0", "--tls-certificates", files];
+        let export = Export::start(dir.path(), 1, &[&args[..], flags].concat(), None);
+        let scheme = if flags == optional { "nbd://" } else { "nbds://" };
+        let (_, place) = export.lines[0].split_once(scheme).expect("a URI that says whether TLS must be");
+        let secured = |files: &Path| format!("nbds://{place}?tls-certificates={}", files.display());
+        let uris = [&desk, &other, &nobody, &unknown].map(|files| secured(files));
+        let uris = [&uris[..], &[format!("nbd://{place}")]].concat();
+        for (uri, expected) in uris.iter().zip(expected) {
+            let info = tool("nbdinfo", &[uri]);
+            assert_eq!(info.code == 0, expected, "{flags:?}, {uri}: {info:?}, {}", export.log());
+            let is_encrypted = info.out.contains("protocol: newstyle-fixed with TLS");
+            let is_secure = !expected || is_encrypted == uri.starts_with("nbds://");
+            assert!(is_secure, "{flags:?}, {uri}: {info:?}");
+        }
+        let log = export.end();
+        if flags == allowed {
+            let why = log.lines().find(|line| line.contains("'desk-8'"));
+            assert!(why.is_some_and(|why| why.contains("do not allow this export")), "{log}");
+        }
+        if !expected[4] {
+            assert!(log.contains("does not use TLS"), "{log}");
+        }
+    }
 }
 
 const TARGET: &str = "iqn.2026-01.org.example:disk";
