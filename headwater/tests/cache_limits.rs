@@ -10,8 +10,9 @@ use std::thread::JoinHandle;
 
 use headwater_block::{IoError, blocking};
 use headwater_nbd::Client;
+use headwater_testkit::wait_until;
 use serde_json::Value;
-use support::{Ran, headwater, pseudo_random, run, short_dir, signal, wait_until};
+use support::{Ran, headwater, pseudo_random, run, short_dir, signal};
 
 const MIB: u64 = 1 << 20;
 

@@ -11,7 +11,8 @@ use std::process::{Child, Command, Stdio};
 use headwater_block::{IoErrorKind, blocking};
 use headwater_nbd::Client;
 use headwater_nbd::client::ClientOptions;
-use support::{Watchdog, headwater, run, short_dir, signal, wait_until};
+use headwater_testkit::wait_until;
+use support::{Watchdog, headwater, run, short_dir, signal};
 
 const MIB: u64 = 1 << 20;
 

@@ -7,15 +7,9 @@ use std::path::Path;
 use std::process::{Child, Command, Stdio};
 
 use headwater_block::blocking;
-use headwater_testkit::FileServer;
 use headwater_testkit::s3::{KEY_ID, KEY_SECRET, S3Server, serve_if_asked};
-use support::{Daemon, headwater, pseudo_random, run, short_dir, signal, tiny_disk, wait_until};
-
-/// The server's process of the other tests; alone it has nothing to do.
-#[test]
-fn s3_server() {
-    serve_if_asked();
-}
+use headwater_testkit::{FileServer, wait_until};
+use support::{Daemon, headwater, pseudo_random, run, short_dir, signal, tiny_disk};
 
 fn text(path: &Path) -> &str {
     path.to_str().expect("UTF-8")
@@ -107,7 +101,7 @@ fn is_copied_and_starts_again(from: &str, bytes: &[u8], kill: impl FnOnce()) {
     first.wait_until_copied();
     drop(first);
     let daemon = serve(short_dir());
-    daemon.cli(&["machine", "create", "lab", "disk", "--memory", "64M"]).ok();
+    daemon.cli(&["machine", "create", "lab", "disk", "--memory", "64M", "--cache", "ram"]).ok();
     daemon.cli(&["machine", "start", "lab", "--wait"]).ok();
     wait_until("all of the image is here", || copied(&daemon));
     daemon.cli(&["machine", "stop", "lab", "--force"]).ok();
@@ -142,9 +136,10 @@ fn what_was_copied_starts_again_while_all_servers_are_gone() {
 
 #[test]
 fn what_was_copied_starts_again_while_its_bucket_is_gone() {
+    serve_if_asked();
     let (dir, bytes) = store();
     let keys = tempfile::tempdir().expect("a directory");
-    let mut server = S3Server::start(keys.path(), "s3_server");
+    let mut server = S3Server::start(keys.path(), "what_was_copied_starts_again_while_its_bucket_is_gone");
     server.bucket("outage");
     let url = format!("s3://outage/golden?endpoint=http://{}", server.address());
     run(with_keys(&mut headwater()).args(["store", "copy", text(&dir.path().join("store")), &url, "disk@1"]))

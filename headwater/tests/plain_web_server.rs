@@ -8,7 +8,8 @@ use std::path::Path;
 use std::process::{Child, Command, Stdio};
 
 use headwater_testkit::pki::{Authority, Oddity};
-use support::{Daemon, headwater, pseudo_random, run, signal, wait_until};
+use headwater_testkit::wait_until;
+use support::{Daemon, headwater, pseudo_random, run, signal};
 
 /// The one block of nginx's configuration that the document has.
 fn documented() -> &'static str {

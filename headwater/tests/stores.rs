@@ -228,7 +228,7 @@ fn daemons_of_one_bucket_do_not_remove_what_another_needs() {
     one.cli(&["machine", "stop", "lab", "--force"]).ok();
 
     let goes = |version: &str| {
-        support::wait_until(&format!("others can remove {version}"), || {
+        wait_until(format!("others can remove {version}"), || {
             other.cli(&["image", "remove", version]).code == 0
         });
     };

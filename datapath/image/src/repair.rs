@@ -67,8 +67,8 @@ pub fn repair_manifest(
 }
 
 /// Repairs what [`verify_in`] found in the version with this manifest, from the first of `sources` that has it, and
-/// verifies the version again, in the same round, where something was done: what was right then is not read again. Where more chunks are damaged than are listed, it goes on with the next
-/// ones for as long as they get fewer.
+/// verifies the version again, in the same round, where something was done: what was right then is not read again.
+/// Where more chunks are damaged than are listed, it goes on with the next ones for as long as they get fewer.
 pub fn repair(
     store: &dyn Store,
     manifest: Hash,

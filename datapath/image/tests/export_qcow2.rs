@@ -6,9 +6,10 @@ use std::fs::{self, File};
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::Path;
 
-use fixture::{noise, partials, run_ok};
+use fixture::{noise, partials};
 use headwater_image::{Cancel, ImageErrorKind, ImportOptions, export_qcow2, import, open_file, raw_file};
 use headwater_store::{Access, Hash, LocalDir};
+use headwater_testkit::run;
 
 /// A raw file of this size with noise at these places.
 fn raw(path: &Path, size_bytes: u64, data: &[(u64, usize)]) {
@@ -64,8 +65,8 @@ fn what_is_written_is_sound_and_what_qemu_reads_is_the_disk() {
             let manifest = imported(&store, name, &from);
             let written = export(&store, manifest, &to);
             let texts = [&from, &to].map(|path| path.to_str().unwrap().to_owned());
-            run_ok("qemu-img", &["check", "-f", "qcow2", &texts[1]]);
-            run_ok("qemu-img", &["compare", "-f", "raw", "-F", "qcow2", &texts[0], &texts[1]]);
+            run("qemu-utils", "qemu-img", &["check", "-f", "qcow2", &texts[1]]);
+            run("qemu-utils", "qemu-img", &["compare", "-f", "raw", "-F", "qcow2", &texts[0], &texts[1]]);
             let blocks = fs::metadata(&to).unwrap().blocks() * 512;
             assert!(
                 blocks <= written + megabyte && written < 8 * megabyte,

@@ -116,7 +116,7 @@ fn the_last_bytes_of_a_block_that_are_zeroed_free_it() {
             blocking::write(&*device, block * BLOCK, &[0; 3584]).unwrap();
         }
     }
-    eventually("space is given back", || {
+    wait_until("space is given back", || {
         let cache = volume.counters().cache;
         (cache.disk_used_bytes, cache.packed_bytes) == (0, 0) && cache.ram_used_bytes <= 4 * MIB
     });

@@ -1,49 +1,17 @@
 //! A fault of our own on a thread that serves all volumes costs what it was doing, and leaves nobody waiting.
 
-use std::fs::File;
-use std::io;
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use headwater_block::{Device, IoErrorKind, blocking};
 use headwater_testkit::{ReferenceDisk, Rng};
 use headwater_volume::{CacheMode, PersistentOptions, Volume, VolumeOptions};
-use headwater_writecache::Host;
-use headwater_writecache::overflow::io::{Direction, IoEngine, IoOp, open_engine};
 
 mod setup;
 
 const MIB: u64 = 1 << 20;
-
-/// Panics where it is told to.
-#[derive(Default)]
-struct Faults {
-    on_sync: AtomicBool,
-    on_write: AtomicBool,
-}
-
-struct PanickingEngine(Arc<dyn IoEngine>, Arc<Faults>);
-
-impl IoEngine for PanickingEngine {
-    fn submit(&self, op: IoOp) {
-        let panics = op.direction == Direction::Write && self.1.on_write.load(Ordering::SeqCst);
-        assert!(!panics, "as the test wants it");
-        self.0.submit(op);
-    }
-
-    fn sync(&self, file: &File) -> io::Result<()> {
-        assert!(!self.1.on_sync.load(Ordering::SeqCst), "as the test wants it");
-        self.0.sync(file)
-    }
-}
-
-fn host() -> (Host, Arc<Faults>) {
-    let faults = Arc::new(Faults::default());
-    let engine = PanickingEngine(open_engine().unwrap(), Arc::clone(&faults));
-    (Host::with_engine(u64::MAX, Arc::new(engine)).unwrap(), faults)
-}
 
 fn empty() -> Arc<dyn Device> {
     Arc::new(ReferenceDisk::new(64 * MIB))
@@ -57,14 +25,14 @@ fn persistent(at: &Path) -> VolumeOptions {
 #[test]
 fn a_flush_that_panics_fails_and_so_do_those_after_it() {
     let dir = tempfile::tempdir().unwrap();
-    let (host, faults) = host();
+    let (host, faults) = setup::host(u64::MAX);
     let (volume, device) = setup::open(&persistent(dir.path()), &host);
     blocking::write(&*device, 0, &[1; 4096]).unwrap();
     blocking::flush(&*device).unwrap();
     blocking::write(&*device, 4096, &[2; 4096]).unwrap();
-    faults.on_sync.store(true, Ordering::SeqCst);
+    faults.panics.store(true, Ordering::SeqCst);
     assert!(blocking::flush(&*device).is_err());
-    faults.on_sync.store(false, Ordering::SeqCst);
+    faults.panics.store(false, Ordering::SeqCst);
     // What became of the data is not known, so nothing is called durable any more.
     assert_eq!(blocking::flush(&*device).unwrap_err().kind(), IoErrorKind::Device);
     let mut read = vec![0; 8192];
@@ -81,7 +49,7 @@ fn a_flush_that_panics_fails_and_so_do_those_after_it() {
 #[test]
 fn a_spill_that_panics_stops_neither_its_cache_nor_the_others() {
     let dir = tempfile::tempdir().unwrap();
-    let (host, faults) = host();
+    let (host, faults) = setup::host(u64::MAX);
     let options = || VolumeOptions {
         pause_limit: Duration::from_secs(60),
         ..setup::options(&empty(), CacheMode::RamDisk, 16, 64, dir.path())
@@ -93,7 +61,7 @@ fn a_spill_that_panics_stops_neither_its_cache_nor_the_others() {
     };
     let ((_first, first), (_second, second)) = (open(), open());
     let data = Rng::new(4).bytes(48 << 20);
-    faults.on_write.store(true, Ordering::SeqCst);
+    faults.panics.store(true, Ordering::SeqCst);
     let writing = std::thread::spawn({
         let (first, data) = (Arc::clone(&first), data.clone());
         // More than its RAM: this waits for what panics.
@@ -105,7 +73,7 @@ fn a_spill_that_panics_stops_neither_its_cache_nor_the_others() {
     });
     std::thread::sleep(Duration::from_millis(500));
     assert!(!writing.is_finished());
-    faults.on_write.store(false, Ordering::SeqCst);
+    faults.panics.store(false, Ordering::SeqCst);
     writing.join().unwrap().unwrap();
     for (n, part) in (0..).zip(data.chunks(MIB as usize)) {
         blocking::write(&*second, n * MIB, part).unwrap();

@@ -120,7 +120,7 @@ impl Daemon {
 
     /// Waits until it has logged a line with all of `words` since it was ready.
     pub fn wait_for_log(&self, words: &[&str]) {
-        wait_until(&format!("the log has {words:?}"), || {
+        wait_until(format!("the log has {words:?}"), || {
             let later = self.later.lock().expect("no panic");
             later.lines().any(|line| words.iter().all(|word| line.contains(word)))
         });

@@ -294,7 +294,7 @@ fn greedy_readers_share_one_budget() {
             (raw, tag)
         })
         .collect();
-    wait_for("the budget is taken", || fixture.server.shared_bytes_used() > 200 << 20);
+    wait_until("the budget is taken", || fixture.server.shared_bytes_used() > 200 << 20);
     let mut other = fixture.session(&[]);
     for _ in 0..100 {
         other.read(0, 512);
@@ -309,7 +309,7 @@ fn greedy_readers_share_one_budget() {
             scope.spawn(move || raw.data(tag, 16 << 20));
         }
     });
-    wait_for("all is given back", || fixture.server.shared_bytes_used() == 0);
+    wait_until("all is given back", || fixture.server.shared_bytes_used() == 0);
 }
 
 #[test]
@@ -329,7 +329,7 @@ fn an_initiator_that_sends_no_data_does_not_keep_its_memory_from_others() {
     write(&mut other);
     // Pings may come before.
     while other.take().opcode() != Opcode::ReadyToTransfer {}
-    wait_for("the silent one is gone", || fixture.server.connections() == 1);
+    wait_until("the silent one is gone", || fixture.server.connections() == 1);
 }
 
 /// Data that comes unasked and waits for the device: where there is no memory for it, its command is refused until there is.
@@ -348,7 +348,7 @@ fn unasked_data_without_memory_is_refused_until_there_is_some() {
     for _ in 0..COUNT {
         sessions[0].command(&write, 0, Some(&data));
     }
-    wait_for("memory is taken", || fixture.server.shared_bytes_used() > 30 << 20);
+    wait_until("memory is taken", || fixture.server.shared_bytes_used() > 30 << 20);
     fixture.disk.release();
     (0..COUNT).for_each(|_| assert_eq!(sessions[0].take().scsi().status, 0));
     fixture.disk.hold();
@@ -358,7 +358,7 @@ fn unasked_data_without_memory_is_refused_until_there_is_some() {
         }
     }
     // Three quarters of the budget, and as much as the least is for what comes unasked.
-    wait_for("memory is taken", || fixture.server.shared_bytes_used() > 90 << 20);
+    wait_until("memory is taken", || fixture.server.shared_bytes_used() > 90 << 20);
     assert!(fixture.server.shared_bytes_used() <= 112 << 20);
     fixture.disk.release();
     let mut full = 0;
@@ -370,7 +370,7 @@ fn unasked_data_without_memory_is_refused_until_there_is_some() {
         raw.write(0, &data);
     }
     assert!(full > 0);
-    wait_for("all is given back", || fixture.server.shared_bytes_used() == 0);
+    wait_until("all is given back", || fixture.server.shared_bytes_used() == 0);
 }
 
 #[test]

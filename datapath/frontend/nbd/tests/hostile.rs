@@ -316,7 +316,7 @@ fn greedy_readers_share_one_budget() {
     let before = resident_bytes();
     let mut greedy: Vec<_> = (0..50).map(|_| fixture.started(false)).collect();
     greedy.iter_mut().for_each(|raw| raw.request(command::READ, 0, 1, 0, 32 << 20));
-    wait_for("the budget is taken", || fixture.server.shared_bytes_used() > 200 << 20);
+    wait_until("the budget is taken", || fixture.server.shared_bytes_used() > 200 << 20);
     let mut other = fixture.started(false);
     for cookie in 0..100 {
         other.request(command::READ, 0, cookie, 0, 256 << 10);
@@ -360,16 +360,16 @@ fn greedy_writers_share_one_budget_and_leave_room_for_reads() {
             })
         })
         .collect();
-    wait_for("writes have taken what they may", || fixture.server.shared_bytes_used() > 170 << 20);
+    wait_until("writes have taken what they may", || fixture.server.shared_bytes_used() > 170 << 20);
     assert!(fixture.server.shared_bytes_used() <= 192 << 20);
     let mut reader = fixture.started(false);
     reader.request(command::READ, 0, 9, 0, 16 << 20);
-    wait_for("a read is under way besides", || fixture.server.shared_bytes_used() > 192 << 20);
+    wait_until("a read is under way besides", || fixture.server.shared_bytes_used() > 192 << 20);
     fixture.disk.release();
     assert_eq!(reader.simple(), (0, 9));
     reader.take_vec(16 << 20);
     writers.into_iter().for_each(|writer| writer.join().unwrap());
-    wait_for("all is given back", || fixture.server.shared_bytes_used() == 0);
+    wait_until("all is given back", || fixture.server.shared_bytes_used() == 0);
 }
 
 #[test]
@@ -379,7 +379,7 @@ fn a_write_that_stops_in_the_middle_does_not_keep_its_memory_from_others() {
     let mut stopped = fixture.started(false);
     stopped.request(command::WRITE, 0, 1, 0, 32 << 20);
     stopped.send(&[1; 1000]);
-    wait_for("its memory is set aside", || fixture.server.shared_bytes_used() > 0);
+    wait_until("its memory is set aside", || fixture.server.shared_bytes_used() > 0);
     let mut other = fixture.started(false);
     other.request(command::WRITE, 0, 2, 0, 32 << 20);
     other.send(&vec![2; 32 << 20]);

@@ -288,7 +288,7 @@ fn an_export_is_for_those_whose_certificate_names_them() {
     assert!(!String::from_utf8_lossy(&output.stdout).contains("secret"), "it is listed");
     // Ours and libnbd.
     let words = ["client ", "the export ''", "do not allow this export", "names 'desk-8'"];
-    wait_for("the log says who wanted what, and why not", || Log::lines(&words) >= 2);
+    wait_until("the log says who wanted what, and why not", || Log::lines(&words) >= 2);
     secured.is_alive();
 }
 
@@ -301,7 +301,7 @@ fn where_tls_is_required_nothing_goes_without() {
     let (ours, libnbd) = refusals(&plain);
     assert!(ours.contains("demands TLS; write nbds://"), "{ours}");
     assert!(libnbd.contains("opt_go"), "{libnbd}");
-    wait_for("the log says why", || Log::lines(&["client ", "does not use TLS, which is required"]) >= 2);
+    wait_until("the log says why", || Log::lines(&["client ", "does not use TLS, which is required"]) >= 2);
     secured.is_alive();
 }
 

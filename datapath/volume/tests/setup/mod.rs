@@ -1,5 +1,6 @@
 //! Volumes for tests, on a host whose disk engine can be told to fail.
 
+use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
@@ -35,6 +36,8 @@ pub struct Faults {
     one: Mutex<()>,
     /// Writes do not begin while this is set.
     pub hold: AtomicBool,
+    /// Writes and syncs panic on the thread that asks for them, as a fault of our own would there.
+    pub panics: AtomicBool,
     /// Reads and writes that are not answered yet.
     pub in_flight: AtomicU64,
     /// Reads and writes that were begun.
@@ -88,6 +91,10 @@ fn write_half(op: IoOp) {
 
 impl IoEngine for FaultyEngine {
     fn submit(&self, op: IoOp) {
+        assert!(
+            op.direction == Direction::Read || !self.faults.panics.load(Ordering::SeqCst),
+            "as asked for"
+        );
         let mut op = counted(op, &self.faults);
         let count = self.faults.count.fetch_add(1, Ordering::Relaxed) + 1;
         let due = |every: &AtomicU64| {
@@ -142,6 +149,11 @@ impl IoEngine for FaultyEngine {
 
     fn completion_queue(&self) -> Option<Box<dyn CompletionQueue>> {
         self.real.completion_queue()
+    }
+
+    fn sync(&self, file: &File) -> io::Result<()> {
+        assert!(!self.faults.panics.load(Ordering::SeqCst), "as asked for");
+        self.real.sync(file)
     }
 }
 

@@ -209,7 +209,7 @@ fn a_kept_disk_that_is_not_made_durable_is_an_alarm_until_it_is_opened_again() {
             uuid: Uuid::from_u128(9),
             run_dir: fixture.dir.path().to_owned(),
             version: fixture.request.version.clone(),
-            cache: fixture.request.cache.clone(),
+            cache: fixture.request.cache,
             kept: Some(Kept { is_begun, ..fixture.request.kept }),
             transport: DiskTransport::Nbd,
         };

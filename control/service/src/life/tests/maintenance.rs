@@ -423,11 +423,12 @@ async fn a_seal_that_nobody_waits_for_freezes_no_guest() {
     until("it runs", async || fixture.record().await.state == MachineState::Running).await;
     let job = Arc::new(JobControl::default());
     job.cancel();
-    let error = fixture.service.seal_machine("lab", String::new(), &Actor::daemon(), job).await.unwrap_err();
+    let error =
+        fixture.service.seal_machine("lab", SealRequest::default(), &Actor::daemon(), job).await.unwrap_err();
     assert_eq!(problem(&error).kind, ProblemKind::Cancelled, "{error}");
     let job = Arc::new(JobControl::default());
     *fixture.host.cancelled_by_freeze.lock().unwrap() = Some(job.clone());
-    fixture.service.seal_machine("lab", String::new(), &Actor::daemon(), job).await.unwrap_err();
+    fixture.service.seal_machine("lab", SealRequest::default(), &Actor::daemon(), job).await.unwrap_err();
     let freezes = fixture.host.freezes.lock().unwrap().clone();
     assert_eq!(freezes, ["write out", "write out", "freeze", "thaw"]);
 }
