@@ -298,21 +298,19 @@ fn the_budget_of_the_host_bounds_all_volumes_together(life: Life) {
     wait_until("the budget is given back", || host.used_bytes() == 0);
 }
 
-/// On a disk of at most 1.4 GB/s, fast enough to be paced for.
+/// On a disk of at most 3.5 GB/s, fast enough to be paced for.
 #[test]
 fn a_lone_writer_near_the_limit_goes_at_the_pace_of_the_disk() {
     let dir = tempfile::tempdir().unwrap();
     let (host, faults) = setup::host(u64::MAX);
-    faults.nowhere_us.store(1_500, Ordering::Relaxed);
+    faults.nowhere_us.store(600, Ordering::Relaxed);
     let (volume, device) =
         setup::open(&setup::options(&empty(256), CacheMode::RamDisk, 64, 512, dir.path()), &host);
     let data = pattern(1);
-    let start = std::time::Instant::now();
     // A busy host may be slower than that, for a while.
-    while volume.counters().cache.paced_writes == 0 {
-        let cache = volume.counters().cache;
-        assert!(start.elapsed() < Duration::from_secs(60), "nobody was paced: {cache:?}");
+    wait_until("somebody is paced", || {
         blocking::discard(&*device, 0, 256 * MIB).unwrap();
         (0..192).for_each(|number| blocking::write(&*device, number * MIB, &data).unwrap());
-    }
+        volume.counters().cache.paced_writes > 0
+    });
 }

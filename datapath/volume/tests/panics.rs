@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use headwater_block::{Device, IoErrorKind, blocking};
-use headwater_testkit::{ReferenceDisk, Rng};
+use headwater_testkit::{ReferenceDisk, Rng, wait_until};
 use headwater_volume::{CacheMode, PersistentOptions, Volume, VolumeOptions};
 
 mod setup;
@@ -33,6 +33,7 @@ fn a_flush_that_panics_fails_and_so_do_those_after_it() {
     faults.panics.store(true, Ordering::SeqCst);
     assert!(blocking::flush(&*device).is_err());
     faults.panics.store(false, Ordering::SeqCst);
+    wait_until("it is known", || volume.is_broken());
     // What became of the data is not known, so nothing is called durable any more.
     assert_eq!(blocking::flush(&*device).unwrap_err().kind(), IoErrorKind::Device);
     let mut read = vec![0; 8192];
@@ -79,8 +80,10 @@ fn a_spill_that_panics_stops_neither_its_cache_nor_the_others() {
         blocking::write(&*second, n * MIB, part).unwrap();
     }
     for device in [&first, &second] {
-        let mut read = vec![0; data.len()];
-        blocking::read(&**device, 0, &mut read).unwrap();
-        assert!(read == data);
+        for (n, part) in (0..).zip(data.chunks(MIB as usize)) {
+            let mut read = vec![0; part.len()];
+            blocking::read(&**device, n * MIB, &mut read).unwrap();
+            assert!(read == part, "MiB {n}");
+        }
     }
 }

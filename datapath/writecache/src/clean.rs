@@ -13,6 +13,7 @@ use std::time::{Duration, Instant};
 use headwater_block::BLOCK_BYTES;
 
 use crate::cache::{Ticket, WriteCache};
+use crate::containment::Otherwise;
 use crate::counters::count;
 use crate::log::Stream;
 use crate::map::split;
@@ -85,6 +86,7 @@ struct Job {
     buffer: AlignedBuffer,
     next: u16,
     began: Instant,
+    otherwise: Otherwise,
 }
 
 /// The state of cleaning of one cache: at most one segment at a time.
@@ -105,7 +107,9 @@ pub struct Cleaner {
 impl Cleaner {
     /// The staging buffer of a segment that was read and not moved yet.
     pub(crate) fn take_buffer(&self) -> Option<AlignedBuffer> {
-        self.read.lock().take().map(|job| job.buffer)
+        let job = self.read.lock().take()?;
+        job.otherwise.answered();
+        Some(job.buffer)
     }
 
     /// Whether the last one was read in vain a moment ago, and nothing has changed since: so it would be again.
@@ -152,7 +156,13 @@ impl WriteCache {
         if overflow.is_resting() || self.cleaner.is_stuck() || !self.has_place_for_cleaned(overflow) {
             return true;
         }
-        if self.cleaner.busy.swap(true, Ordering::AcqRel) || self.begin_clean(overflow) {
+        if self.cleaner.busy.swap(true, Ordering::AcqRel) {
+            return false;
+        }
+        let otherwise = self.not_busy_otherwise();
+        let has_begun = self.begin_clean(overflow);
+        otherwise.answered();
+        if has_begun {
             return false;
         }
         self.cleaner.busy.store(false, Ordering::Release);
@@ -160,10 +170,26 @@ impl WriteCache {
         !self.cleaner.unread.lock().is_empty()
     }
 
+    fn not_busy_otherwise(self: &Arc<Self>) -> Otherwise {
+        // A job is kept by the cache itself, which is not to keep the cache.
+        let this = Arc::downgrade(self);
+        Otherwise::new(move || {
+            if let Some(this) = this.upgrade() {
+                this.cleaner.busy.store(false, Ordering::Release);
+                this.host.signal();
+            }
+        })
+    }
+
     fn begin_clean(self: &Arc<Self>, overflow: &Arc<Overflow>) -> bool {
         let Some(id) = self.victim() else { return false };
         let Some(segment) = self.segments.get(id) else { return false };
         let Some(buffer) = self.host.take_staging() else { return false };
+        let (host, not_busy) = (Arc::clone(&self.host), self.not_busy_otherwise());
+        let otherwise = Otherwise::new(move || {
+            host.lost_staging();
+            drop(not_busy);
+        });
         let evicted = self.log.lock().evict(segment, id);
         if let Some((id, memory)) = evicted {
             self.forget_ram(id, memory);
@@ -171,12 +197,16 @@ impl WriteCache {
         let (state, position, generation) =
             (segment.word().state(), segment.position(), segment.generation());
         let (State::Spilled, Some(position)) = (state, position) else {
+            otherwise.answered();
             self.host.give_staging(buffer);
             return false;
         };
         let (this, began) = (Arc::clone(self), Instant::now());
         overflow.read_segment(position, buffer, move |result, buffer| {
-            this.read_for_cleaning(Job { id, position, generation, buffer, next: 0, began }, result);
+            this.read_for_cleaning(
+                Job { id, position, generation, buffer, next: 0, began, otherwise },
+                result,
+            );
         });
         true
     }
@@ -228,6 +258,7 @@ impl WriteCache {
             Err(error) => {
                 count(&self.counters.disk_errors, 1);
                 self.unread(&job, &error);
+                job.otherwise.answered();
                 self.host.give_staging(job.buffer);
                 self.cleaner.busy.store(false, Ordering::Release);
             }
@@ -274,6 +305,7 @@ impl WriteCache {
         if !whole || is_in_vain {
             *self.cleaner.stuck_since.lock() = Some(Instant::now());
         }
+        job.otherwise.answered();
         self.host.give_staging(job.buffer);
         self.cleaner.busy.store(false, Ordering::Release);
     }

@@ -20,3 +20,25 @@ pub(crate) fn survives(whose: &str, turn: impl FnOnce()) -> bool {
     }
     survived
 }
+
+/// What is to be done where something is dropped without having been answered: by a panic, or by a disk that never calls back.
+pub(crate) struct Otherwise(Option<Box<dyn FnOnce() + Send>>);
+
+impl Otherwise {
+    pub(crate) fn new(undo: impl FnOnce() + Send + 'static) -> Self {
+        Self(Some(Box::new(undo)))
+    }
+
+    /// Nothing is left to be done.
+    pub(crate) fn answered(mut self) {
+        self.0 = None;
+    }
+}
+
+impl Drop for Otherwise {
+    fn drop(&mut self) {
+        if let Some(undo) = self.0.take() {
+            undo();
+        }
+    }
+}

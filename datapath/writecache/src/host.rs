@@ -252,6 +252,14 @@ impl HostShared {
         self.staging.lock().free.push(buffer);
     }
 
+    /// A staging buffer was dropped, so another one may be made.
+    pub(crate) fn lost_staging(&self) {
+        let mut staging = self.staging.lock();
+        staging.made = staging.made.saturating_sub(1);
+        drop(staging);
+        self.give_ram(SEALED_SEGMENT_BYTES as u64);
+    }
+
     fn live_caches(&self) -> Vec<Arc<WriteCache>> {
         self.caches.lock().iter().filter_map(Weak::upgrade).collect()
     }

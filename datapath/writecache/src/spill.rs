@@ -13,6 +13,7 @@ use std::time::Instant;
 use headwater_block::BLOCK_BYTES;
 
 use crate::cache::WriteCache;
+use crate::containment::Otherwise;
 use crate::counters::count;
 use crate::memory::{AlignedBuffer, with_frozen};
 use crate::overflow::seal::{SEALED_SEGMENT_BYTES, SEALED_SLOT_BYTES};
@@ -319,10 +320,15 @@ impl WriteCache {
         position: u32,
         mut buffer: AlignedBuffer,
     ) {
+        let this = Arc::clone(self);
+        let otherwise = Otherwise::new(move || {
+            this.written(id, position, 0, Err(io::Error::other("its write was given up")), None);
+        });
         // Those who saw the segment as writable have left once each of its leaves was locked again.
         self.map.sweep(segment.live_slots().map(|(_, block)| block));
         self.look_at(segment, id);
         if segment.live() == 0 && segment.word().ram().is_some() {
+            otherwise.answered();
             overflow.give_position(position);
             self.host.give_staging(buffer);
             let released = self.log.lock().thaw(segment, id, false);
@@ -352,7 +358,8 @@ impl WriteCache {
         }
         let this = Arc::clone(self);
         overflow.write_segment(position, buffer, move |result, buffer| {
-            this.written(id, position, blocks, result, buffer);
+            otherwise.answered();
+            this.written(id, position, blocks, result, Some(buffer));
         });
     }
 
@@ -363,9 +370,12 @@ impl WriteCache {
         position: u32,
         blocks: u64,
         result: io::Result<()>,
-        buffer: AlignedBuffer,
+        buffer: Option<AlignedBuffer>,
     ) {
-        self.host.give_staging(buffer);
+        match buffer {
+            Some(buffer) => self.host.give_staging(buffer),
+            None => self.host.lost_staging(),
+        }
         let (Some(segment), Some(overflow)) = (self.segments.get(id), &self.overflow) else { return };
         match &result {
             Ok(()) => {

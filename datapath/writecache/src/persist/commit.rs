@@ -86,6 +86,8 @@ impl Persist {
             };
             if !survives("the thread of a persistent cache", turn) {
                 self.give_up();
+                // Not tried again at once.
+                overflow.failed();
             }
             if spill {
                 self.asked.lock().spilling = false;
@@ -97,6 +99,7 @@ impl Persist {
     /// What was being committed is not known any more: nothing can be made durable until the cache is opened again.
     fn give_up(&self) {
         self.journal.lock().set_broken();
+        self.broken.store(true, Ordering::Release);
         self.failed.store(true, Ordering::Release);
         let mut pending = self.pending.lock();
         pending.end_commit();

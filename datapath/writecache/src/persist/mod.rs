@@ -474,7 +474,8 @@ impl Persist {
     /// Whether everything written so far is durable.
     pub fn is_durable(&self) -> bool {
         let pending = self.pending.lock();
-        pending.changes.is_empty() && !pending.committing && !self.failed.load(Ordering::Acquire)
+        let fails = self.has_failed() || self.is_broken();
+        pending.changes.is_empty() && !pending.committing && !fails
     }
 
     /// Does what claims or frees space of the files, unless the cache gave them up: who opens it next owns all that this one
