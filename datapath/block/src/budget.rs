@@ -10,7 +10,8 @@
 //! | more | no more of what is free than it leaves free, and only while no other one waits; it asks again when one of its own has ended |
 //!
 //! So a connection waits for others only with nothing in hand that is shared, those that hold much leave some to each that comes, and
-//! whatever others do, small requests go on. A quarter of all is kept from what stores data, so that reads pass writes that wait.
+//! whatever others do, small requests go on. Neither kind may have more than three quarters of all, so that reads pass writes that wait,
+//! and writes come to an end while others read without pause. A request of more than that counts as so much.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -26,7 +27,8 @@ pub const OWN_BYTES: u64 = 256 << 10;
 /// What the connections of one server share, in bytes.
 pub struct Budget {
     limit: u64,
-    used: AtomicU64,
+    /// By requests that do not store data, and by those that do.
+    used: Mutex<[u64; 2]>,
     others: Queue,
     stores: Queue,
 }
@@ -49,12 +51,17 @@ impl Budget {
     /// A budget; at least what two of the longest requests need.
     pub fn new(limit_bytes: u64) -> Arc<Self> {
         let limit = limit_bytes.max(2 * u64::from(MAX_REQUEST_BYTES));
-        Arc::new(Self { limit, used: AtomicU64::new(0), others: Queue::default(), stores: Queue::default() })
+        Arc::new(Self { limit, used: Mutex::default(), others: Queue::default(), stores: Queue::default() })
     }
 
     /// What is taken of it now.
     pub fn used_bytes(&self) -> u64 {
-        self.used.load(Ordering::SeqCst)
+        self.used.lock().iter().sum()
+    }
+
+    /// What requests of one kind may have.
+    fn most(&self) -> u64 {
+        self.limit - self.limit / 4
     }
 
     /// The part of a new connection. `wake` wakes its thread, which is to ask again then.
@@ -73,19 +80,27 @@ impl Budget {
 
     /// Takes `bytes` where so much, and `besides`, is free for that kind.
     fn claim(&self, bytes: u64, besides: u64, stores: bool) -> bool {
-        let limit = if stores { self.limit - self.limit / 4 } else { self.limit };
-        let claim = |used: u64| {
-            let all = used.saturating_add(bytes);
-            (all.saturating_add(besides) <= limit).then_some(all)
-        };
-        self.used.fetch_update(Ordering::SeqCst, Ordering::SeqCst, claim).is_ok()
+        let mut used = self.used.lock();
+        let [others, stored] = &mut *used;
+        let (of_kind, of_other) = if stores { (stored, *others) } else { (others, *stored) };
+        let with_all = of_kind.saturating_add(bytes).saturating_add(besides);
+        let fits = with_all <= self.most() && with_all.saturating_add(of_other) <= self.limit;
+        if fits {
+            *of_kind = of_kind.saturating_add(bytes);
+        }
+        fits
     }
 
-    fn release(&self, bytes: u64) {
+    fn release(&self, bytes: u64, stores: bool) {
         if bytes == 0 {
             return;
         }
-        self.used.fetch_sub(bytes, Ordering::SeqCst);
+        {
+            let mut used = self.used.lock();
+            let [others, stored] = &mut *used;
+            let of_kind = if stores { stored } else { others };
+            *of_kind = of_kind.saturating_sub(bytes);
+        }
         // Whoever begins to wait counts first and looks at what is used then: one of both sees the other.
         self.serve(true);
         self.serve(false);
@@ -164,13 +179,14 @@ impl Share {
         let budget = Arc::clone(&self.budget);
         let wake = Arc::clone(&self.wake);
         let part = self.part(stores);
-        let beyond = Part::beyond(used);
+        let beyond = Part::beyond(used).min(budget.most());
         let more = beyond.saturating_sub(part.taken);
+        let is_first = part.used <= OWN_BYTES;
         if more == 0 {
-            return true;
+            // One that counts as all that there is has nothing beside it.
+            return is_first || beyond == Part::beyond(used);
         }
         let queue = budget.queue(stores);
-        let is_first = part.used <= OWN_BYTES;
         let besides = if is_first { 0 } else { part.taken };
         if queue.count.load(Ordering::SeqCst) == 0 && budget.claim(more, besides, stores) {
             part.taken = beyond;
@@ -180,7 +196,7 @@ impl Share {
             return false;
         }
         // What was granted for a shorter one would be held while this one waits.
-        budget.release(std::mem::take(&mut part.taken));
+        budget.release(std::mem::take(&mut part.taken), stores);
         let waiter = Arc::new(Waiter { bytes: beyond, granted: AtomicU64::new(0), wake });
         part.waiter = Some(Arc::clone(&waiter));
         {
@@ -254,7 +270,7 @@ impl Share {
         let keep = Part::beyond(part.used).min(part.taken);
         let surplus = part.taken.saturating_sub(keep);
         part.taken = keep;
-        self.budget.release(surplus);
+        self.budget.release(surplus, stores);
     }
 
     fn leave(&mut self, stores: bool) {
@@ -304,7 +320,7 @@ mod tests {
     fn small_requests_take_nothing_that_is_shared() {
         let budget = Budget::new(64 * MIB);
         let (mut greedy, _) = counted(&budget);
-        assert!(greedy.take(64 * MIB + OWN_BYTES, false));
+        assert!(greedy.take(48 * MIB + OWN_BYTES, false) && greedy.take(16 * MIB + OWN_BYTES, true));
         let (mut small, _) = counted(&budget);
         let before = budget.used_bytes();
         for stores in [true, false] {
@@ -341,10 +357,41 @@ mod tests {
     }
 
     #[test]
+    fn writes_come_to_an_end_while_others_read_without_pause() {
+        let budget = Budget::new(128 * MIB);
+        let mut readers: Vec<Share> = (0..50).map(|_| counted(&budget).0).collect();
+        let (mut writer, woken) = counted(&budget);
+        readers.iter_mut().for_each(|share| while share.take(MIB, false) {});
+        assert!(budget.used_bytes() > 90 * MIB && writer.take(32 * MIB, true));
+        let (mut second, _) = counted(&budget);
+        assert!(!second.take(32 * MIB, true));
+        // What readers give back they take again.
+        for share in &mut readers {
+            share.give(MIB, false);
+            share.take(MIB, false);
+        }
+        writer.give(32 * MIB, true);
+        assert!(second.take(32 * MIB, true));
+        assert_eq!(woken.load(Ordering::SeqCst), 0);
+    }
+
+    #[test]
+    fn a_request_of_more_than_there_is_goes_alone() {
+        let budget = Budget::new(64 * MIB);
+        let (mut long, _) = counted(&budget);
+        assert!(long.take(u64::from(u32::MAX), false) && !long.take(1, false));
+        let (mut next, woken) = counted(&budget);
+        assert!(!next.take(MIB, false));
+        long.give(u64::from(u32::MAX), false);
+        assert_eq!(woken.load(Ordering::SeqCst), 1);
+        assert!(next.take(MIB, false));
+    }
+
+    #[test]
     fn those_who_wait_are_served_in_their_order_and_woken() {
         let budget = Budget::new(64 * MIB);
         let (mut greedy, _) = counted(&budget);
-        assert!(greedy.take(60 * MIB, false));
+        assert!(greedy.take(44 * MIB, false));
         let (mut long, long_woken) = counted(&budget);
         let (mut short, short_woken) = counted(&budget);
         assert!(!long.take(32 * MIB, false) && long.is_waiting());
@@ -369,25 +416,25 @@ mod tests {
     fn what_is_not_wanted_any_more_goes_to_the_next() {
         let budget = Budget::new(64 * MIB);
         let (mut greedy, _) = counted(&budget);
-        assert!(greedy.take(64 * MIB, false));
+        assert!(greedy.take(48 * MIB, false));
         let (mut gone, _) = counted(&budget);
         let (mut aborted, _) = counted(&budget);
         let (mut next, woken) = counted(&budget);
         for share in [&mut gone, &mut aborted, &mut next] {
-            assert!(!share.take(48 * MIB, false));
+            assert!(!share.take(32 * MIB, false));
         }
         drop(gone);
         let (mut withdrawn, _) = counted(&budget);
-        assert!(!withdrawn.take(48 * MIB, false));
+        assert!(!withdrawn.take(32 * MIB, false));
         withdrawn.withdraw();
         assert!(!withdrawn.is_waiting());
-        greedy.give(64 * MIB, false);
+        greedy.give(48 * MIB, false);
         assert_eq!(woken.load(Ordering::SeqCst), 0);
         assert!(aborted.is_granted());
         aborted.settle();
         assert_eq!(woken.load(Ordering::SeqCst), 1);
-        assert!(next.take(48 * MIB, false));
-        next.give(48 * MIB, false);
+        assert!(next.take(32 * MIB, false));
+        next.give(32 * MIB, false);
         assert_eq!(budget.used_bytes(), 0);
     }
 

@@ -178,6 +178,7 @@ fn guessing_a_secret_leads_nowhere() {
 /// An initiator that asks for more and more and takes nothing: its session stops, memory stays bounded, others work on.
 #[test]
 fn an_initiator_that_never_reads_stops_only_itself() {
+    let _alone = alone();
     let limits = Limits { send_stall_ms: 1_000, ..Limits::default() };
     let fixture = Fixture::with(ReferenceDisk::new(16 * MIB), limits, None);
     let mut greedy = fixture.session(&[("MaxRecvDataSegmentLength", "262144")]);
@@ -206,6 +207,12 @@ fn an_initiator_that_never_reads_stops_only_itself() {
     // It is cut when it has taken nothing for too long.
     fixture.wait_for_connections(0);
     fixture.is_alive();
+}
+
+/// Those that take much memory, or look how much this process has, do so one after the other.
+fn alone() -> std::sync::MutexGuard<'static, ()> {
+    static ALONE: std::sync::Mutex<()> = std::sync::Mutex::new(());
+    ALONE.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
 }
 
 fn resident_bytes() -> u64 {
@@ -260,6 +267,7 @@ fn an_initiator_that_goes_leaves_no_task_behind() {
 /// Writes that announce much and send nothing take no memory.
 #[test]
 fn announced_data_takes_memory_only_when_it_comes() {
+    let _alone = alone();
     let limits = Limits { shared_bytes: 2 << 30, ..Limits::default() };
     let fixture = Fixture::with(ReferenceDisk::new(64 * MIB), limits, None);
     let mut sessions = Vec::new();
@@ -285,6 +293,7 @@ fn announced_data_takes_memory_only_when_it_comes() {
 /// Fifty sessions that ask for 16 MiB each and take nothing share one budget; others are served, and those that wait come to their turn.
 #[test]
 fn greedy_readers_share_one_budget() {
+    let _alone = alone();
     let fixture = Fixture::new(ReferenceDisk::new(16 * MIB));
     let before = resident_bytes();
     let greedy: Vec<_> = (0..50)
@@ -294,7 +303,7 @@ fn greedy_readers_share_one_budget() {
             (raw, tag)
         })
         .collect();
-    wait_until("the budget is taken", || fixture.server.shared_bytes_used() > 200 << 20);
+    wait_until("the budget is taken", || fixture.server.shared_bytes_used() > 170 << 20);
     let mut other = fixture.session(&[]);
     for _ in 0..100 {
         other.read(0, 512);
@@ -335,6 +344,7 @@ fn an_initiator_that_sends_no_data_does_not_keep_its_memory_from_others() {
 /// Data that comes unasked and waits for the device: where there is no memory for it, its command is refused until there is.
 #[test]
 fn unasked_data_without_memory_is_refused_until_there_is_some() {
+    let _alone = alone();
     let options = ReferenceOptions { waits: Waits::Always, ..ReferenceOptions::default() };
     let limits = Limits { shared_bytes: 64 << 20, ..Limits::default() };
     let fixture = Fixture::with(ReferenceDisk::with_options(MIB, options), limits, None);

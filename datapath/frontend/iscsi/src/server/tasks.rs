@@ -14,6 +14,7 @@
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 
+use headwater_block::MAX_REQUEST_BYTES;
 use headwater_scsi::{Arrival, Attribute, Cdb, Expected, Lun};
 
 /// What a task is, apart from its data.
@@ -50,6 +51,8 @@ impl Order {
     /// All the memory that it needs to run, with so much data.
     pub(super) fn memory_bytes(&self, data_out_bytes: u64) -> u64 {
         let Expected { data_in_bytes, buffer_bytes, .. } = self.expected;
+        // Where a command names only what its initiator has room for, no answer is as long as that.
+        let data_in_bytes = data_in_bytes.min(u64::from(MAX_REQUEST_BYTES));
         data_in_bytes.saturating_add(buffer_bytes).saturating_add(data_out_bytes)
     }
 

@@ -157,6 +157,10 @@ impl Connection<'_> {
             self.submit(head, len, Request::Write { range, buffer, fua });
             return Ok(Progress::Again);
         }
+        if self.share.is_waiting() {
+            // It did wait, and there is room in the device now.
+            self.share.withdraw();
+        }
         self.inbound.consume(head_bytes.saturating_add(len));
         self.settle(head, attempt.map(drop))?;
         Ok(Progress::Again)
