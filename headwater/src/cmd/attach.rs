@@ -24,6 +24,8 @@ const RUN_DIR: &str = "/run/headwater/attached";
 
 /// How long `detach` waits for a server to end.
 const DETACH_TIMEOUT: Duration = Duration::from_secs(60);
+/// How long an attach waits for others that are attaching something.
+const TURN_TIMEOUT: Duration = Duration::from_secs(30);
 /// How often is looked whether somebody else removed the device.
 const GONE_LOOKED_EVERY: Duration = Duration::from_secs(1);
 
@@ -140,7 +142,7 @@ impl AttachArgs {
             }
         };
         // Until it is recorded: two that look at once would take one name, or go on with one device.
-        let turn = registry().turn().with_context(failed)?;
+        let turn = registry().turn(TURN_TIMEOUT).with_context(failed)?;
         let waiting = clear_all(&registry(), &KernelDevices, fate).with_context(failed)?;
         let is_free = |name| check_free(&registry(), name, waiting.as_ref());
         name.as_deref().map_or(Ok(()), is_free).with_context(failed)?;

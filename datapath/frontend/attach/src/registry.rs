@@ -1,13 +1,18 @@
 //! Which devices are attached, and by whom: a file for each in a directory, so that the next process finds what a dead
 //! one left.
 
+use std::fs::{File, TryLockError};
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 
 use crate::Way;
 use crate::mark::{Mark, start_ticks};
+
+/// How often is looked whether it is our turn.
+const LOOKED_EVERY: Duration = Duration::from_millis(20);
 
 /// One attached device.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -121,16 +126,25 @@ impl Registry {
         self.write(&self.intent_file(intent), &serde_json::to_vec_pretty(intent)?)
     }
 
-    /// Waits until no other process is between looking at the records and making one. Ends when the file is dropped.
-    pub fn turn(&self) -> std::io::Result<std::fs::File> {
+    /// Waits until no other process is between looking at the records and making one, but not for ever: the kernel looks for
+    /// partitions of what is attached, and its image may be on servers that are away. Ends when the file is dropped.
+    pub fn turn(&self, longest: Duration) -> std::io::Result<File> {
         std::fs::create_dir_all(&self.dir)?;
-        let lock = std::fs::OpenOptions::new()
-            .create(true)
-            .truncate(false)
-            .write(true)
-            .open(self.dir.join("lock"))?;
-        lock.lock()?;
-        Ok(lock)
+        let lock = File::options().create(true).truncate(false).write(true).open(self.dir.join("lock"))?;
+        let until = Instant::now() + longest;
+        loop {
+            match lock.try_lock() {
+                Ok(()) => return Ok(lock),
+                Err(TryLockError::WouldBlock) if Instant::now() < until => std::thread::sleep(LOOKED_EVERY),
+                Err(TryLockError::WouldBlock) => {
+                    return Err(std::io::Error::new(
+                        ErrorKind::WouldBlock,
+                        "another process has been attaching a device for long; wait until it has one, or end it",
+                    ));
+                }
+                Err(TryLockError::Error(error)) => return Err(error),
+            }
+        }
     }
 
     /// Forgets it: the device is recorded, or there is none.
