@@ -5,6 +5,7 @@ mod support;
 use std::fs::File;
 use std::io::{BufRead, BufReader, Write};
 use std::os::fd::OwnedFd;
+use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 
@@ -103,4 +104,31 @@ fn an_error_is_not_held_up_by_a_log_that_nobody_reads() {
     let mut child = command.stdin(Stdio::null()).stderr(writer).spawn().expect("it starts");
     let _watchdog = Watchdog::on(child.id());
     assert_eq!(child.wait().expect("it ends").code(), Some(3));
+}
+
+#[test]
+fn an_export_whose_counters_nobody_reads_ends() {
+    let dir = short_dir();
+    let (reader, writer) = std::io::pipe().expect("a pipe");
+    rustix::pipe::fcntl_setpipe_size(&writer, 4096).expect("a page is the least");
+    let stats = dir.path().join("stats.json");
+    let mut command = headwater();
+    command.args(["export", "null:64M", "--cache", "ram", "--ram", "16M"]);
+    command.arg(format!("--nbd=unix:{}", dir.path().join("nbd.sock").display())).arg("--stats").arg(&stats);
+    let mut child =
+        command.stdin(Stdio::null()).stdout(writer).stderr(Stdio::null()).spawn().expect("it starts");
+    let _watchdog = Watchdog::on(child.id());
+    let mut output = BufReader::new(reader);
+    output.read_line(&mut String::new()).expect("text");
+    // Each is a table of more than a kilobyte, and a file that is another one then.
+    for _ in 0..16 {
+        let before = std::fs::metadata(&stats).expect("it is there").ino();
+        signal(child.id(), "USR1");
+        wait_until("the counters are written", || {
+            std::fs::metadata(&stats).is_ok_and(|now| now.ino() != before)
+        });
+    }
+    signal(child.id(), "TERM");
+    assert!(child.wait().expect("it ends").success());
+    drop(output);
 }

@@ -2,7 +2,6 @@
 //! or a volume for each of many machines, over NBD, vhost-user or iSCSI.
 
 use std::fmt::Display;
-use std::io::Write as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -529,8 +528,7 @@ fn say_uri(args: &ExportArgs, uri: &str) {
     }
 }
 
-/// Prints to standard output; a reader that has gone is no reason to stop serving.
+/// Prints to standard output; a reader that has gone, or stands still, is no reason to stop serving.
 fn say(text: &str) {
-    let mut out = std::io::stdout().lock();
-    let _ = out.write_all(text.as_bytes()).and_then(|()| out.flush());
+    logging::aloud(text);
 }

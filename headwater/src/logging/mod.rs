@@ -23,6 +23,9 @@ const ADVICE: &str =
 /// The log of this process, and whether it goes to standard error. Absent in commands that have none.
 static LOG: OnceLock<(LogQueue, bool)> = OnceLock::new();
 
+/// What [`aloud`] is given. `None`: there is no standard output.
+static OUTPUT: OnceLock<Option<LogQueue>> = OnceLock::new();
+
 /// Logs to standard error: panics too, and what [`aside`] is given.
 pub fn to_stderr(filter: &str, format: LogFormat) -> anyhow::Result<()> {
     let filter = parse(filter)?;
@@ -52,11 +55,21 @@ pub fn aside(text: &str) {
     }
 }
 
+/// Writes to standard output, for commands that serve: machines do not wait for whoever reads it, and signals are heard.
+pub fn aloud(text: &str) {
+    let start = || {
+        let output = std::io::stdout().as_fd().try_clone_to_owned().ok()?;
+        LogQueue::start(output.into(), LogFormat::Text).ok()
+    };
+    if let Some(output) = OUTPUT.get_or_init(start) {
+        output.push(text.as_bytes());
+    }
+}
+
 /// Waits until what was logged is written, but not for long.
 pub fn flush() {
-    if let Some((log, _)) = LOG.get() {
-        log.flush();
-    }
+    let log = LOG.get().map(|(log, _)| log);
+    log.into_iter().chain(OUTPUT.get().and_then(Option::as_ref)).for_each(LogQueue::flush);
 }
 
 /// Says what Rust's own hook says, which would wait for whoever reads standard error.
