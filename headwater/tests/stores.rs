@@ -235,8 +235,11 @@ fn daemons_of_one_bucket_do_not_remove_what_another_needs() {
     one.cli(&["machine", "reset", "lab"]).ok();
     goes("tiny@1");
     one.cli(&["image", "discard", "tiny"]).ok();
-    other.cli(&["image", "edit", "tiny", "--machine", "hers"]).ok();
-    other.cli(&["image", "remove", "tiny@2"]).ok();
+    // What a store is not told in time it is told later.
+    wait_until("the image can be edited", || {
+        other.cli(&["image", "edit", "tiny", "--machine", "hers"]).code == 0
+    });
+    goes("tiny@2");
     one.cli(&["image", "unpin", "class"]).ok();
     goes("tiny@3");
 }

@@ -10,6 +10,7 @@
 //! who is about to use a version ([`Service::using_versions`]), whose hold is there before its row.
 
 use std::collections::HashSet;
+use std::collections::hash_map::{Entry, HashMap};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
@@ -104,6 +105,9 @@ impl Service {
         {
             return;
         }
+        if !self.images().keeps_holds() {
+            return state.may_differ.store(false, Ordering::SeqCst);
+        }
         let _alone = self.removing_versions().await;
         self.match_holds().await;
     }
@@ -172,16 +176,25 @@ impl Service {
             named.push((namer, Place::Image, &*catalog.image));
         }
         let (mut unknown, mut first) = (HashSet::new(), None);
+        // Many machines have one version: each is asked of the store once.
+        let mut known: HashMap<&str, Option<Option<ImageVersion>>> = HashMap::new();
         for (namer, place, text) in named {
             let reference = ImageRef::parse(text).ok().filter(|reference| reference.version.is_some());
             let Some(reference) = reference else { continue };
-            match self.images().resolve(&reference).await {
-                Ok(version) => wanted.push(of_name(namer, place, &version)),
-                Err(e) if e.kind() == ProblemKind::NotFound => {}
-                Err(e) => {
-                    unknown.insert(id_of(namer, place));
-                    first = first.or(Some(e));
-                }
+            let version = match known.entry(text) {
+                Entry::Occupied(known) => known.into_mut(),
+                Entry::Vacant(place) => place.insert(match self.images().resolve(&reference).await {
+                    Ok(version) => Some(Some(version)),
+                    Err(e) if e.kind() == ProblemKind::NotFound => Some(None),
+                    Err(e) => {
+                        first = first.or(Some(e));
+                        None
+                    }
+                }),
+            };
+            match version {
+                Some(version) => wanted.extend(version.iter().map(|version| of_name(namer, place, version))),
+                None => drop(unknown.insert(id_of(namer, place))),
             }
         }
         Ok((wanted, unknown, first))

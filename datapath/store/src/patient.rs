@@ -58,8 +58,11 @@ impl<S: Store + Clone> PatientStore<S> {
             tracing::debug!(ago_ms = as_ms(since.elapsed()), "not asked: it could not be reached");
             return Err(why);
         }
+        let began = Instant::now();
         let outcome = ask();
-        let is_away = |e: &&StoreError| e.kind() == StoreErrorKind::Unreachable;
+        // One that says so at once costs little to ask again.
+        let is_away =
+            |e: &&StoreError| e.kind() == StoreErrorKind::Unreachable && began.elapsed() >= AWAY_FOR;
         let why = outcome.as_ref().err().filter(is_away);
         *self.line.away.lock() = why.map(|why| (Instant::now(), why.clone()));
         outcome

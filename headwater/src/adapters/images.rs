@@ -235,7 +235,12 @@ impl Images for StoredImages {
 
     async fn hold(&self, hold: &Hold) -> Result<(), BackendError> {
         let (store, hold) = (self.store.clone(), self.daemon.told(hold)?);
-        blocking("hold a version", move || store.hold(&hold).map_err(store_failed)).await
+        let failed = |e: StoreError| match e.kind() {
+            // Somebody removes for long, which says nothing about this version.
+            StoreErrorKind::Locked => BackendError::new(ProblemKind::Unavailable, e.to_string()),
+            _ => store_failed(e),
+        };
+        blocking("hold a version", move || store.hold(&hold).map_err(failed)).await
     }
 
     async fn release(&self, hold: &Hold) -> Result<(), BackendError> {

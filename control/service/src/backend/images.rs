@@ -106,8 +106,8 @@ pub struct Hold {
 impl Hold {
     /// Whether both are the same need.
     pub fn is_same(&self, other: &Self) -> bool {
-        let key = |hold: &Self| (hold.purpose, hold.id.clone(), hold.image.clone(), hold.hash.clone());
-        key(self) == key(other)
+        let Self { purpose, id, image, hash, holder: _ } = self;
+        (*purpose, id, image, hash) == (other.purpose, &other.id, &other.image, &other.hash)
     }
 }
 

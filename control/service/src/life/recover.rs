@@ -11,6 +11,9 @@ use crate::extract::Actor;
 use crate::life::watch::is_behind;
 use crate::life::{LifeError, TICK_MS};
 
+/// How long a start waits for the store to be told which versions are needed.
+const HOLDS_WAIT: Duration = Duration::from_secs(10);
+
 /// What to do about a machine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verdict {
@@ -73,7 +76,10 @@ impl Service {
         }
         // What a crash left in the store, and what an earlier release did not tell it.
         self.holds_changed();
-        self.holds_due().await;
+        if tokio::time::timeout(HOLDS_WAIT, self.holds_due()).await.is_err() {
+            // A store that does not answer is told later; a machine that starts waits for that itself.
+            self.holds_changed();
+        }
         Ok(())
     }
 

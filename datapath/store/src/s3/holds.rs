@@ -35,6 +35,10 @@ impl Inner {
         if !versions.iter().any(|version| version.manifest == hold.manifest) {
             return Err(hold::gone(hold));
         }
+        if hold.purpose != Purpose::Edit {
+            // Nothing else excludes another.
+            return Ok(());
+        }
         let others = self.holds()?.into_iter().filter(|entry| entry.name != path);
         for other in others {
             if Hold::parse(&other.name).is_some_and(|other| hold.excludes(&other)) {
