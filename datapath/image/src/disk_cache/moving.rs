@@ -33,6 +33,7 @@ const PASSES: u32 = 256;
 struct Copied {
     file: File,
     len: u64,
+    is_synced: bool,
     /// Where each chunk starts in it.
     places: HashTable<u64>,
 }
@@ -135,6 +136,13 @@ impl DiskCache {
             let left: Vec<(Hash, Place)> =
                 places_in(&state, oldest).filter(|(hash, _)| !is_copied(hash)).collect();
             if left.is_empty() {
+                if let Some(copy) = copied.as_mut().filter(|copy| !copy.is_synced) {
+                    // What is moved may have been durable, and a power cut must not take it away.
+                    drop(state);
+                    copy.file.sync_all()?;
+                    copy.is_synced = true;
+                    continue;
+                }
                 return self.replace_oldest(&mut state, copied.take());
             }
             let from = Arc::clone(&oldest.file);
@@ -238,12 +246,13 @@ impl Copied {
         let mut options = File::options();
         options.read(true).write(true).create(true).truncate(true);
         let file = open_own(&mut options, &dir.join(MOVING))?;
-        Ok(Self { file, len: 0, places: HashTable::default() })
+        Ok(Self { file, len: 0, is_synced: false, places: HashTable::default() })
     }
 
     fn append(&mut self, hash: &Hash, stored_bytes: u32, stored: &[u8]) -> io::Result<()> {
         let mut record = record_header(hash, stored_bytes).to_vec();
         record.extend_from_slice(stored);
+        self.is_synced = false;
         self.file.write_all_at(&record, self.len)?;
         self.places.insert(*hash, self.len + u64_of(RECORD_HEADER_BYTES));
         self.len += u64_of(record.len());
