@@ -196,7 +196,8 @@ fn a_command_ends_with_its_client(daemon: &Daemon) {
         .expect("it starts");
     let running = || sh(daemon, "two", "pgrep -xf 'sleep 4242' || echo none") != "none";
     wait_until("the command runs", running);
-    support::signal(client.id(), "INT");
+    // Not SIGINT, which programs ignore that were started in the background.
+    support::signal(client.id(), "TERM");
     assert_eq!(client.wait().expect("it ends").code(), None, "it ended otherwise than by the signal");
     wait_until("the command ends", || !running());
 }

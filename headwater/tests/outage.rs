@@ -118,7 +118,7 @@ fn is_copied_and_starts_again(from: &str, bytes: &[u8], kill: impl FnOnce()) {
     drop(again);
     let daemon = serve(dir);
     daemon.cli(&["machine", "start", "lab", "--wait"]).ok();
-    assert!(copied(&daemon));
+    wait_until("it knows that all of the image is here", || copied(&daemon));
     daemon.cli(&["machine", "stop", "lab", "--force"]).ok();
 }
 

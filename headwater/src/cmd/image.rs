@@ -142,10 +142,10 @@ pub async fn import(
     }
     if let JobResult::Imported { version, edited_by: Some(machine), .. } = &result {
         let image = &version.image;
-        eprintln!(
+        show::aside(&format!(
             "headwater: machine '{machine}' edits {image} over an older version: 'headwater image seal {image}' is refused now, \
-             unless with --over-newer"
-        );
+             unless with --over-newer\n"
+        ));
     }
     if let JobResult::Imported { version, created, .. } = &result
         && !quiet

@@ -223,7 +223,7 @@ async fn a_start_that_fails_says_why_and_leaves_nothing_running() {
     assert!(matches!(error, Error::StartFailed { .. }), "{error}");
     assert!(error.to_string().contains("other"), "{error}");
     assert_eq!(names(&spec.run_dir), ["console.log", "qemu.log"]);
-    spec.memory_bytes = 1 << 50;
+    (spec.memory_bytes, spec.host_memory_bytes) = (1 << 50, 1 << 40);
     let error = Guest::start(&spec).await.unwrap_err();
     assert!(matches!(error, Error::Spec { .. }), "{error}");
 }

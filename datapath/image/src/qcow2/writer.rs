@@ -4,7 +4,7 @@
 //! ```text
 //!   header | refcount table | refcount blocks | L1 table | L2 tables | data clusters, in the order of the disk
 //! ```
-//! Section names are those of QEMU's `docs/interop/qcow2.txt`. Clusters have 64 KiB, are not compressed, and are there only
+//! Section names are those of QEMU's specification of the format. Clusters have 64 KiB, are not compressed, and are there only
 //! where the version has data ("Cluster mapping"); every cluster of the file is used once ("Host cluster management").
 
 use std::iter;
