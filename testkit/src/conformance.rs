@@ -11,8 +11,8 @@
 //!
 //! Contents written are random, compressible, zero, or equal to what is there, since devices treat these
 //! differently. Discarded and zeroed ranges must read as zeroes, and extents may call a range
-//! `Hole` or `Zero` only where the model has zeroes. A device that may be full ([`Options::may_refuse`]) may refuse what
-//! changes it, never a read; the suite then looks which blocks were changed all the same.
+//! `Hole` or `Zero` only where the model has zeroes. A device that may be full ([`Options::may_refuse`]) may refuse writes
+//! and zero writes, never a read or a discard; the suite then looks which blocks were changed all the same.
 
 use std::fmt::Write as _;
 use std::sync::{Arc, mpsc};
@@ -41,8 +41,9 @@ pub struct Options {
     pub max_request_bytes: u64,
     /// Requests in flight together from one thread.
     pub in_flight: u32,
-    /// Writes, zero writes and discards may be refused with [`IoErrorKind::NoSpace`]. Each 4 KiB block of a refused one
-    /// holds the whole of the old or of the new contents, and nothing else has changed.
+    /// Writes and zero writes may be refused with [`IoErrorKind::NoSpace`]. Each 4 KiB block of a refused one
+    /// holds the whole of the old or of the new contents, and nothing else has changed. A discard is not refused, and may leave
+    /// parts of blocks at its ends as they are.
     pub may_refuse: bool,
 }
 
@@ -367,25 +368,46 @@ impl Worker {
         }
         match carry_out(&*self.device, request, self.rng.chance(1, 3)) {
             Ok(bytes) if sent.is_read => self.part.compare(range, &bytes, &sent.text),
-            Ok(_) => {}
+            Ok(_) => self.settle_ends(&sent),
             Err(error) => {
                 self.check_refusal(&sent, &error);
-                self.settle(&sent);
+                self.settle(&sent, sent.range);
             }
         }
     }
 
     /// Panics unless the request may have been refused.
     fn check_refusal(&self, sent: &Sent, error: &IoError) {
-        let may_be = self.options.may_refuse && sent.old.is_some() && error.kind() == IoErrorKind::NoSpace;
+        let may_be = self.options.may_refuse
+            && sent.old.is_some()
+            && !sent.is_discard
+            && error.kind() == IoErrorKind::NoSpace;
         assert!(may_be, "{} failed: {error}", sent.text);
     }
 
-    /// Finds out which blocks a refused request has changed.
-    fn settle(&mut self, sent: &Sent) {
-        let (range, old) = (sent.range, sent.old.as_deref().unwrap_or_default());
-        let found = carry_out(&*self.device, read_of(range), self.rng.chance(1, 2))
-            .unwrap_or_else(|e| panic!("{} was refused, and reading it failed: {e}", sent.text));
+    /// Finds out whether a discard has cleared the parts of blocks at its ends, where it need not.
+    fn settle_ends(&mut self, sent: &Sent) {
+        if !(self.options.may_refuse && sent.is_discard) {
+            return;
+        }
+        let (start, end) = (sent.range.offset(), sent.range.end());
+        let first = start.next_multiple_of(BLOCK_BYTES).min(end);
+        let last = (end / BLOCK_BYTES * BLOCK_BYTES).max(first);
+        for (from, to) in [(start, first), (last, end)] {
+            let part = ByteRange::new(from, to - from).expect("a part of the range");
+            if !part.is_empty() {
+                self.settle(sent, part);
+            }
+        }
+    }
+
+    /// Finds out which blocks of `range`, a part of what it was to change, a request has changed that need not.
+    fn settle(&mut self, sent: &Sent, range: ByteRange) {
+        let old = sent.old.as_deref().unwrap_or_default();
+        let old = &old[(range.offset() - sent.range.offset()) as usize..][..range.len() as usize];
+        let found = carry_out(&*self.device, read_of(range), self.rng.chance(1, 2)).unwrap_or_else(|e| {
+            panic!("{} may be carried out in part, and reading it failed: {e}", sent.text)
+        });
         let mut at = range.offset();
         while at < range.end() {
             let end = (at / BLOCK_BYTES + 1).saturating_mul(BLOCK_BYTES).min(range.end());
@@ -394,7 +416,7 @@ impl Worker {
             let model = self.part.slice(block);
             assert!(
                 found[bytes.clone()] == *model || found[bytes.clone()] == old[bytes.clone()],
-                "{} was refused, and {block} is neither as before nor as written",
+                "{} may be carried out in part, but {block} is neither as before nor as asked for",
                 sent.text
             );
             model.copy_from_slice(&found[bytes]);
@@ -432,12 +454,12 @@ impl Worker {
         }
         drop(tx);
         let mut answers = 0;
-        let mut refused = Vec::new();
+        let (mut refused, mut changed) = (Vec::new(), Vec::new());
         while let Ok((index, outcome)) = rx.recv() {
             let sent = &all[index];
             match outcome.result {
                 Ok(()) if sent.is_read => self.part.compare(sent.range, &outcome.buffer, &sent.text),
-                Ok(()) => {}
+                Ok(()) => changed.push(index),
                 Err(error) => {
                     self.check_refusal(sent, &error);
                     refused.push(index);
@@ -446,7 +468,8 @@ impl Worker {
             answers += 1;
         }
         assert_eq!(answers + stored, all.len(), "{} operation {number}: answers", self.name);
-        refused.into_iter().for_each(|index| self.settle(&all[index]));
+        refused.into_iter().for_each(|index| self.settle(&all[index], all[index].range));
+        changed.into_iter().for_each(|index| self.settle_ends(&all[index]));
         all.len() as u32
     }
 
@@ -594,6 +617,7 @@ impl Worker {
     fn expect(&mut self, request: &Request, name: &str) -> Sent {
         let text = format!("{name}: {}", describe(request));
         let is_read = matches!(request, Request::Read { .. });
+        let is_discard = matches!(request, Request::Discard { .. });
         let (range, old) = match request {
             Request::Write { range, buffer, .. } => {
                 let model = self.part.slice(*range);
@@ -610,7 +634,7 @@ impl Worker {
             Request::Read { range, .. } | Request::Prefetch { range } => (*range, None),
             Request::Flush => (ByteRange::new(0, 0).expect("an empty range"), None),
         };
-        Sent { range, text, is_read, old }
+        Sent { range, text, is_read, is_discard, old }
     }
 }
 
@@ -620,6 +644,7 @@ struct Sent {
     /// For people.
     text: String,
     is_read: bool,
+    is_discard: bool,
     /// What was there before, where it changes something.
     old: Option<Vec<u8>>,
 }

@@ -21,6 +21,7 @@ use crate::options::{CacheMode, DISK_MODE_RAM_BYTES, VolumeOptions};
 use crate::pieces::{Piece, pieces};
 use crate::read::Side;
 use crate::together::SideBySide;
+use crate::write::Ends;
 use crate::{latency, read, write};
 
 /// Discards and zero writes longer than this are carried out on the volume's thread for them.
@@ -255,13 +256,14 @@ impl Inner {
 
     fn clear_now(&self, range: ByteRange, to: Location) -> Attempt {
         let (head, whole, tail) = split(range, self.geometry.size_bytes);
+        // First what brings space: the ends may need some.
+        self.clear_blocks(whole, to);
         for edge in pieces(head).chain(pieces(tail)) {
             let Some(zeroes) = ZEROES.get(..edge.len) else { return Attempt::MustWait };
             if !self.write_piece_now(&edge, zeroes) {
                 return Attempt::MustWait;
             }
         }
-        self.clear_blocks(whole, to);
         Attempt::Done
     }
 
@@ -395,9 +397,13 @@ impl Device for Volume {
                 inner.counters.add(Own::WriteBytes, range.len());
                 write::start(inner, range, buffer, Some(Instant::now()), done);
             }
-            Request::WriteZeroes { range, .. } | Request::Discard { range } => {
+            Request::WriteZeroes { range, .. } => {
                 inner.counters.add(Own::DiscardOps, 1);
-                write::start_clear(inner, range, inner.cleared, done);
+                write::start_clear(inner, range, inner.cleared, Ends::MustBeZero, done);
+            }
+            Request::Discard { range } => {
+                inner.counters.add(Own::DiscardOps, 1);
+                write::start_clear(inner, range, inner.cleared, Ends::MayStay, done);
             }
             Request::Flush => inner.cache.flush(Box::new(move |result| done.complete(result, Vec::new()))),
             Request::Prefetch { range } => inner.base.submit(Request::Prefetch { range }, done),

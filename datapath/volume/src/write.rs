@@ -49,8 +49,17 @@ pub(crate) fn start(
     Box::new(task).go_on();
 }
 
+/// What becomes of parts of blocks, at the ends of what is cleared, where there is no room to keep the rest of their blocks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Ends {
+    /// The request is refused: a zero write.
+    MustBeZero,
+    /// They stay as they are: a discard. A machine that discards to get room must not be refused for want of it.
+    MayStay,
+}
+
 /// Starts a discard or zero write.
-pub(crate) fn start_clear(inner: &Arc<Inner>, range: ByteRange, to: Location, done: Completion) {
+pub(crate) fn start_clear(inner: &Arc<Inner>, range: ByteRange, to: Location, ends: Ends, done: Completion) {
     let (head, whole, tail) = split(range, inner.geometry.size_bytes);
     let this = Arc::clone(inner);
     let work = move || {
@@ -65,7 +74,12 @@ pub(crate) fn start_clear(inner: &Arc<Inner>, range: ByteRange, to: Location, do
                 edge,
                 zeroes,
                 None,
-                Completion::new(move |outcome: Outcome| joined.part_done(outcome.result)),
+                Completion::new(move |outcome: Outcome| {
+                    joined.part_done(match outcome.result {
+                        Err(error) if error.kind() == IoErrorKind::NoSpace && ends == Ends::MayStay => Ok(()),
+                        result => result,
+                    });
+                }),
             );
         }
         joined.part_done(Ok(()));

@@ -203,6 +203,21 @@ fn ram_mode_that_is_full_refuses_loses_nothing_and_goes_on() {
 }
 
 #[test]
+fn a_full_disk_refuses_loses_nothing_and_goes_on() {
+    let dir = tempfile::tempdir().unwrap();
+    let (host, _) = setup::host(u64::MAX);
+    let image = base(64 * MIB, 17);
+    let mut options = setup::options(&image, CacheMode::RamDisk, 16, 24, dir.path());
+    options.pause_limit = Duration::from_millis(10);
+    let (volume, device) = setup::open(&options, &host);
+    conformance::check(&device, &Options { may_refuse: true, ..suite(71, 64) });
+    let full = volume.counters().cache;
+    assert!(full.refused_writes > 10 && full.read_disk_blocks > 0, "{full:?}");
+    blocking::discard(&*device, 0, 64 * MIB).unwrap();
+    wait_until("there is room again", || blocking::write(&*device, 0, &[1; 65536]).is_ok());
+}
+
+#[test]
 fn limits_change_while_it_runs() {
     let dir = tempfile::tempdir().unwrap();
     let (host, _) = setup::host(u64::MAX);

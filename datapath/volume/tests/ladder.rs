@@ -307,6 +307,50 @@ fn zeroes_of_less_than_a_block_need_no_room() {
     assert_holds(&*device, taken);
 }
 
+/// Where the rest of a block has to be kept, that needs a slot; whole blocks of the same discard are free all the same.
+#[test]
+fn discards_of_less_than_a_block_are_not_refused() {
+    // What packs, in RAM alone; what does not, on a disk too.
+    for (mode, packs) in [(CacheMode::Ram, true), (CacheMode::RamDisk, false)] {
+        let dir = tempfile::tempdir().unwrap();
+        let (host, _) = setup::host(u64::MAX);
+        let mut options = setup::options(&empty(512), mode, 16, 48, dir.path());
+        options.pause_limit = Duration::from_millis(200);
+        let (volume, device) = setup::open(&options, &host);
+        let contents = if packs { compressible } else { pattern };
+        let refused =
+            (0..512).find(|number| blocking::write(&*device, number * MIB, &contents(*number)).is_err());
+        let taken = refused.expect("it is full at some time");
+        let mut left = 0;
+        for number in 0..taken {
+            // The second half of a block, a whole one, and the first half of another.
+            blocking::discard(&*device, number * MIB + 2048, 8192).unwrap();
+            let mut expected = contents(number);
+            expected[4096..8192].fill(0);
+            let mut found = vec![0; MIB as usize];
+            blocking::read(&*device, number * MIB, &mut found).unwrap();
+            for part in [2048..4096, 8192..10240] {
+                left += u32::from(found[part.clone()] == expected[part.clone()]);
+                let is_zero = found[part.clone()].iter().all(|byte| *byte == 0);
+                assert!(is_zero || found[part.clone()] == expected[part.clone()], "MiB {number} is torn");
+                expected[part.clone()].copy_from_slice(&found[part]);
+            }
+            assert!(found == expected, "MiB {number} holds something else");
+        }
+        let cache = volume.counters().cache;
+        assert!(left > 0 && (cache.packed_blocks > 0) == packs, "{mode}: {left} parts, {cache:?}");
+        // A zero write makes zeroes, or is refused.
+        let zeroed = (0..taken).find(|number| {
+            blocking::write_zeroes(&*device, number * MIB + 65536 + 2048, 512).map_err(|e| e.kind())
+                == Err(IoErrorKind::NoSpace)
+        });
+        assert!(zeroed.is_some(), "{mode}: no zero write was refused");
+        // What brings room brings it here too.
+        blocking::discard(&*device, 2048, taken * MIB - 4096).unwrap();
+        blocking::write(&*device, 0, &pattern(1)).unwrap();
+    }
+}
+
 #[test]
 fn a_few_dead_blocks_in_each_segment_are_space_too() {
     let dir = tempfile::tempdir().unwrap();

@@ -12,8 +12,8 @@ use crate::flow::{Entry, Way};
 /// How a range is cleared.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Clear {
-    /// The contents are not needed (`FALLOC_FL_PUNCH_HOLE`).
-    Discard,
+    /// Zeroes that need no space (`FALLOC_FL_PUNCH_HOLE`): unlike a discard, never left undone.
+    Hole,
     /// Zeroes that keep their space (`FALLOC_FL_ZERO_RANGE`).
     Zero,
 }
@@ -21,21 +21,21 @@ pub(crate) enum Clear {
 impl Clear {
     pub(crate) fn op(self, range: ByteRange) -> Op<'static> {
         match self {
-            Clear::Discard => Op::Discard { range },
+            Clear::Hole => Op::WriteZeroes { range, may_unmap: true, fua: false },
             Clear::Zero => Op::WriteZeroes { range, may_unmap: false, fua: false },
         }
     }
 
     pub(crate) fn entry(self) -> Entry {
         match self {
-            Clear::Discard => Entry::Discard,
+            Clear::Hole => Entry::Discard,
             Clear::Zero => Entry::Write,
         }
     }
 
     pub(crate) fn request(self, range: ByteRange) -> Request {
         match self {
-            Clear::Discard => Request::Discard { range },
+            Clear::Hole => Request::WriteZeroes { range, may_unmap: true, fua: false },
             Clear::Zero => Request::WriteZeroes { range, may_unmap: false, fua: false },
         }
     }

@@ -143,7 +143,7 @@ impl Reader {
     fn allocate(&self, asker: Asker, offset: u64, len: u64, mode: u32) {
         let fits = offset.checked_add(len).is_some_and(|end| end <= self.files.size_bytes());
         if mode == PUNCH_HOLE | KEEP_SIZE {
-            return self.disk.clear(asker, offset, len, Clear::Discard);
+            return self.disk.clear(asker, offset, len, Clear::Hole);
         }
         if mode & !KEEP_SIZE == ZERO_RANGE {
             if mode & KEEP_SIZE == 0 && !fits {
