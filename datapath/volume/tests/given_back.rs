@@ -1,4 +1,5 @@
-//! RAM that a volume does not need any more goes back to the system, by the system's own count. Alone in its program:
+//! RAM that a volume does not need any more goes back to the system, by the system's own count (how soon: the test in
+//! `writecache/src/host.rs`, with a clock that is set). Alone in its program:
 //! what other tests allocate meanwhile would be counted too.
 
 #[expect(dead_code, reason = "one test needs a part of it")]

@@ -22,7 +22,8 @@ use crate::sync::{Condvar, EXPLORED, Mutex};
 /// Buffers for segments on their way to or from the disk, for all caches together.
 pub const STAGING_BUFFERS: usize = 3;
 
-/// Free memory goes back to the system, and surplus overflow space is punched out, this often.
+/// Free memory goes back to the system, and surplus overflow space is punched out, this often. Whoever frees a segment wakes
+/// the thread, so that what is free goes within this, a turn, and what the system takes for it.
 const TRIM_INTERVAL: Duration = Duration::from_millis(if EXPLORED { 0 } else { 300 });
 
 /// While there is more to punch out, the next part follows after this.
@@ -176,6 +177,28 @@ struct Parts {
     monitor: Monitor,
     divider: Divider,
     looks: Looks,
+    /// The cache that a turn begins with.
+    first: usize,
+    last_trim: Option<Instant>,
+    trim_after: Duration,
+}
+
+impl Parts {
+    fn new(monitor: Monitor) -> Self {
+        let (divider, looks) = (Divider::default(), Looks::default());
+        Self { monitor, divider, looks, first: 0, last_trim: None, trim_after: TRIM_INTERVAL }
+    }
+
+    /// Whether the last trim was long enough ago.
+    fn may_trim(&self, now: Instant) -> bool {
+        self.last_trim.is_none_or(|last| now.duration_since(last) >= self.trim_after)
+    }
+}
+
+/// When the next turn is due, unless somebody wakes the thread before: whichever comes first, if any.
+struct Next {
+    at: Option<Instant>,
+    after: Option<Duration>,
 }
 
 impl HostShared {
@@ -291,53 +314,61 @@ impl HostShared {
     }
 
     fn run(&self, monitor: Monitor) {
-        let mut parts = Parts { monitor, divider: Divider::default(), looks: Looks::default() };
-        let mut last_trim = Instant::now();
-        let mut trim_after = TRIM_INTERVAL;
-        let mut first = 0usize;
+        let mut parts = Parts::new(monitor);
         loop {
             let caches = self.live_caches();
             if self.stop.load(Ordering::Acquire) && caches.is_empty() {
                 return;
             }
-            let now = Instant::now();
-            // Each round begins with another cache, so that the staging buffers go round.
-            first = first.wrapping_add(1);
-            let (before, after) = caches.split_at(first % caches.len().max(1));
-            let mut deadline = self.divide(&caches, &mut parts, now);
-            let mut failed = false;
-            for cache in after.iter().chain(before) {
-                let mut turned = None;
-                // One whose turn panics is tried again after a while, and does not keep the others from theirs.
-                failed |= !survives("the thread of the write caches", || turned = Some(cache.work(now)));
-                failed |= turned.as_ref().is_some_and(|turn| turn.disk_failed);
-                deadline = deadline.into_iter().chain(turned.and_then(|turn| turn.deadline)).min();
-            }
-            let look = parts.looks.turn(after.iter().chain(before).map(|cache| &**cache), now);
-            deadline = deadline.into_iter().chain(look).min();
-            let trim_due = self.pool.warm_bytes() > 0
-                || self.has_spare_staging()
-                || index_memory::wants_trim()
-                || caches.iter().any(|c| c.wants_trim() || c.has_spare_buffers());
-            if trim_due && now.duration_since(last_trim) >= trim_after {
-                self.pool.trim();
-                index_memory::trim();
-                self.trim_staging();
-                caches.iter().for_each(|c| c.trim());
-                last_trim = now;
-                let more = caches.iter().any(|c| c.wants_trim());
-                trim_after = if more { TRIM_ON } else { TRIM_INTERVAL };
-            }
+            let next = self.turn(&caches, &mut parts, Instant::now());
             drop(caches);
-            let mut sleep = deadline.map(|d| d.saturating_duration_since(Instant::now()));
-            if trim_due {
-                sleep = Some(sleep.unwrap_or(trim_after).min(trim_after));
-            }
-            if failed {
-                sleep = Some(sleep.unwrap_or(RETRY_INTERVAL).min(RETRY_INTERVAL));
-            }
-            self.sleep(sleep);
+            let until = next.at.map(|at| at.saturating_duration_since(Instant::now()));
+            self.sleep(until.into_iter().chain(next.after).min());
         }
+    }
+
+    /// Does what there is to do for all caches.
+    fn turn(&self, caches: &[Arc<WriteCache>], parts: &mut Parts, now: Instant) -> Next {
+        // Each round begins with another cache, so that the staging buffers go round.
+        parts.first = parts.first.wrapping_add(1);
+        let (before, after) = caches.split_at(parts.first % caches.len().max(1));
+        let mut deadline = self.divide(caches, parts, now);
+        let mut failed = false;
+        for cache in after.iter().chain(before) {
+            let mut turned = None;
+            // One whose turn panics is tried again after a while, and does not keep the others from theirs.
+            failed |= !survives("the thread of the write caches", || turned = Some(cache.work(now)));
+            failed |= turned.as_ref().is_some_and(|turn| turn.disk_failed);
+            deadline = deadline.into_iter().chain(turned.and_then(|turn| turn.deadline)).min();
+        }
+        let look = parts.looks.turn(after.iter().chain(before).map(|cache| &**cache), now);
+        let trim_due = self.trim(caches, parts, now);
+        Next {
+            at: deadline.into_iter().chain(look).min(),
+            after: trim_due
+                .then_some(parts.trim_after)
+                .into_iter()
+                .chain(failed.then_some(RETRY_INTERVAL))
+                .min(),
+        }
+    }
+
+    /// Returns what is free to the system, where it is time. Whether there is, or was, something to return.
+    fn trim(&self, caches: &[Arc<WriteCache>], parts: &mut Parts, now: Instant) -> bool {
+        let is_due = self.pool.warm_bytes() > 0
+            || self.has_spare_staging()
+            || index_memory::wants_trim()
+            || caches.iter().any(|c| c.wants_trim() || c.has_spare_buffers());
+        if is_due && parts.may_trim(now) {
+            self.pool.trim();
+            index_memory::trim();
+            self.trim_staging();
+            caches.iter().for_each(|c| c.trim());
+            parts.last_trim = Some(now);
+            let more = caches.iter().any(|c| c.wants_trim());
+            parts.trim_after = if more { TRIM_ON } else { TRIM_INTERVAL };
+        }
+        is_due
     }
 
     fn sleep(&self, limit: Option<Duration>) {
@@ -352,5 +383,61 @@ impl HostShared {
             }
         }
         *pending = false;
+    }
+}
+
+#[cfg(all(test, not(feature = "shuttle")))]
+mod tests {
+    use headwater_block::BLOCK_BYTES;
+
+    use super::*;
+    use crate::overflow::io::open_engine;
+    use crate::units::{BlockNumber, Location};
+    use crate::{CacheOptions, DEFAULT_WEIGHT, Turn, Wrote};
+
+    /// The thread's turns, with a clock that is set: as many as it would make by itself, each when it would.
+    #[test]
+    fn what_is_discarded_is_the_systems_again_within_a_second() {
+        const BLOCKS: u32 = 4096;
+        let (host, _run) = Host::prepare(u64::MAX, open_engine().unwrap(), NoPressure);
+        let shared = host.shared();
+        let options = CacheOptions {
+            name: "tested".into(),
+            size_bytes: u64::from(BLOCKS * BLOCK_BYTES),
+            ram_bytes: 64 << 20,
+            weight: DEFAULT_WEIGHT,
+            overflow: None,
+            pause_limit: Duration::ZERO,
+            persistent: None,
+            beneath: None,
+        };
+        let cache = WriteCache::open(&options, &shared).unwrap();
+        let mut parts = Parts::new(Monitor::new(Box::new(NoPressure)));
+        let mut now = Instant::now();
+        for round in 0..3 {
+            for block in 0..BLOCKS {
+                let wrote = cache.write(BlockNumber(block), &[7; BLOCK_BYTES as usize], Turn::New);
+                assert_eq!(wrote, Wrote::Done);
+            }
+            // A turn just before what is freed, as late for it as can be.
+            let _ = shared.turn(&shared.live_caches(), &mut parts, now);
+            parts.last_trim = Some(now);
+            *shared.signal.lock() = false;
+            cache.clear(BlockNumber(0), BlockNumber(BLOCKS), Location::ZERO);
+            assert!(*shared.signal.lock(), "round {round}: the thread is not woken");
+            let freed = now;
+            let free = shared.pool.warm_bytes();
+            assert!(free > u64::from(BLOCKS * BLOCK_BYTES) / 2, "round {round}: {free} bytes are free");
+            loop {
+                let next = shared.turn(&shared.live_caches(), &mut parts, now);
+                if shared.pool.warm_bytes() == 0 {
+                    break;
+                }
+                let slept = next.at.map(|at| at.saturating_duration_since(now));
+                now += slept.into_iter().chain(next.after).min().expect("it comes back");
+                assert!(now < freed + Duration::from_secs(1), "round {round}: it is still there");
+            }
+            now += Duration::from_millis(1);
+        }
     }
 }
