@@ -1,14 +1,17 @@
 //! Fetching chunks: from the local disk cache, or from the store, several that lie side by side in one read.
 
 use std::cell::RefCell;
+use std::collections::VecDeque;
 use std::sync::Arc;
+use std::time::Instant;
 
 use headwater_block::{IoError, IoErrorKind, Pages};
-use headwater_store::{Object, StoreError, StoreErrorKind};
+use headwater_store::{Check, Object, StoreError, StoreErrorKind, Waiting};
 
 use crate::chunk;
 use crate::chunk_cache::ChunkCache;
 use crate::error::{ImageError, ImageErrorKind};
+use crate::fetch_pool::Task;
 use crate::manifest::ChunkRef;
 use crate::units::{u64_of, usize_of_u32};
 
@@ -127,24 +130,6 @@ pub(crate) struct Source {
 }
 
 impl Source {
-    /// Carries out fetches of chunks that lie side by side.
-    pub(crate) fn fetch(&self, fetches: Vec<Fetch>) {
-        PACKED.with_borrow_mut(|packed| {
-            let mut missing: Vec<Fetch> = Vec::with_capacity(fetches.len());
-            for fetch in fetches {
-                match self.kept_on_disk(&fetch.chunk, packed) {
-                    Some(bytes) => {
-                        // What lies before this one is no longer beside what comes after it.
-                        self.fetch_from_store(std::mem::take(&mut missing), packed);
-                        fetch.end(Ok(bytes));
-                    }
-                    None => missing.push(fetch),
-                }
-            }
-            self.fetch_from_store(missing, packed);
-        });
-    }
-
     /// Carries out fetches of chunks that are on the local disk. Returns those whose chunks are not there, or damaged.
     pub(crate) fn fetch_kept(&self, fetches: Vec<Fetch>) -> Vec<Fetch> {
         PACKED.with_borrow_mut(|packed| {
@@ -174,53 +159,31 @@ impl Source {
         }
     }
 
-    fn fetch_from_store(&self, fetches: Vec<Fetch>, packed: &mut Vec<u8>) {
-        let chunks: Vec<ChunkRef> = fetches.iter().map(|fetch| fetch.chunk).collect();
-        if chunks.is_empty() {
-            return;
-        }
-        match self.read(&chunks, packed) {
-            Ok(unpacked) => {
-                for (fetch, bytes) in fetches.into_iter().zip(unpacked) {
-                    fetch.end(Ok(bytes));
-                }
-            }
-            // Damage is that of one chunk: the others are good.
-            Err(e) if e.kind() == ImageErrorKind::Damaged && fetches.len() > 1 => {
-                for fetch in fetches {
-                    match self.read(std::slice::from_ref(&fetch.chunk), packed) {
-                        // One was asked for and has come; a fetch that is dropped tells those who wait too.
-                        Ok(mut unpacked) => {
-                            if let Some(bytes) = unpacked.pop() {
-                                fetch.end(Ok(bytes));
-                            }
-                        }
-                        Err(e) => fetch.end(Err(e.into())),
-                    }
-                }
-            }
-            Err(e) => {
-                let error = IoError::from(e);
-                fetches.into_iter().for_each(|fetch| fetch.end(Err(error.clone())));
-            }
-        }
-    }
-
-    /// Reads chunks that lie side by side, in one read.
-    fn read(&self, chunks: &[ChunkRef], packed: &mut Vec<u8>) -> Result<Vec<Pages>, ImageError> {
+    /// Reads chunks that lie side by side, in one read. `None`: it waits for its store, and is to be tried again with this
+    /// `waiting`.
+    fn read(
+        &self,
+        chunks: &[ChunkRef],
+        packed: &mut Vec<u8>,
+        waiting: &mut Waiting,
+    ) -> Result<Option<Vec<Pages>>, ImageError> {
         let pages = |_| self.cache.pages(self.chunk_bytes);
         let mut unpacked = chunks.iter().map(pages).collect::<Result<Vec<Pages>, ImageError>>()?;
         let mut next = 0;
-        read_group(self.object.as_ref(), chunks, packed, &mut |chunk, stored| {
-            if chunks.first() == Some(chunk) {
-                // Bytes of another server were refused before.
-                next = 0;
-            }
-            let bytes = unpacked.get_mut(next);
-            next += 1;
-            let bytes = bytes.ok_or_else(|| unasked(chunk))?;
-            unpack_one(self.object.as_ref(), chunk, stored, bytes)
-        })?;
+        let is_read =
+            read_group(self.object.as_ref(), chunks, packed, Some(waiting), &mut |chunk, stored| {
+                if chunks.first() == Some(chunk) {
+                    // Bytes of another server were refused before.
+                    next = 0;
+                }
+                let bytes = unpacked.get_mut(next);
+                next += 1;
+                let bytes = bytes.ok_or_else(|| unasked(chunk))?;
+                unpack_one(self.object.as_ref(), chunk, stored, bytes)
+            })?;
+        if !is_read {
+            return Ok(None);
+        }
         if next != chunks.len() {
             return Err(ImageError::new(ImageErrorKind::Io, "chunks were not checked, and are not used"));
         }
@@ -231,14 +194,14 @@ impl Source {
                 Ok(())
             })?;
         }
-        Ok(unpacked)
+        Ok(Some(unpacked))
     }
 
     /// Copies chunks that lie side by side to the local disk, checked, without keeping them in memory.
     pub(crate) fn copy_to_disk(&self, chunks: &[ChunkRef]) -> Result<(), ImageError> {
         PACKED.with_borrow_mut(|packed| {
             let mut bytes = vec![0; self.chunk_bytes];
-            read_group(self.object.as_ref(), chunks, packed, &mut |chunk, stored| {
+            read_group(self.object.as_ref(), chunks, packed, None, &mut |chunk, stored| {
                 unpack_one(self.object.as_ref(), chunk, stored, &mut bytes)
             })?;
             self.cache.count_fetched(u64_of(packed.len()));
@@ -253,22 +216,106 @@ impl Source {
     }
 }
 
+/// Fetches of chunks that lie side by side: one task of a pool.
+pub(crate) struct Fetching {
+    source: Source,
+    /// What is on the local disk was not looked for yet.
+    is_new: bool,
+    /// What is left to be read, each in one read.
+    parts: VecDeque<Vec<Fetch>>,
+    /// Of the first part.
+    waiting: Waiting,
+}
+
+impl Fetching {
+    pub(crate) fn new(source: Source, fetches: Vec<Fetch>) -> Self {
+        Self { source, is_new: true, parts: VecDeque::from([fetches]), waiting: Waiting::default() }
+    }
+
+    /// Takes out what is on the local disk.
+    fn take_kept(&mut self, packed: &mut Vec<u8>) {
+        let mut part = Vec::new();
+        let mut parts = VecDeque::new();
+        for fetch in self.parts.drain(..).flatten() {
+            match self.source.kept_on_disk(&fetch.chunk, packed) {
+                Some(bytes) => {
+                    fetch.end(Ok(bytes));
+                    // What lies before this one is not beside what comes after it.
+                    parts.push_back(std::mem::take(&mut part));
+                }
+                None => part.push(fetch),
+            }
+        }
+        parts.push_back(part);
+        self.parts = parts;
+    }
+
+    /// Reads the first part. Whether it waits, and is still there.
+    fn read_first(&mut self, packed: &mut Vec<u8>) -> bool {
+        let Some(part) = self.parts.pop_front().filter(|part| !part.is_empty()) else { return false };
+        let chunks: Vec<ChunkRef> = part.iter().map(|fetch| fetch.chunk).collect();
+        match self.source.read(&chunks, packed, &mut self.waiting) {
+            Ok(Some(unpacked)) => {
+                part.into_iter().zip(unpacked).for_each(|(fetch, bytes)| fetch.end(Ok(bytes)));
+            }
+            Ok(None) => {
+                self.parts.push_front(part);
+                return true;
+            }
+            // Damage is that of one chunk: the others are good.
+            Err(e) if e.kind() == ImageErrorKind::Damaged && part.len() > 1 => {
+                part.into_iter().rev().for_each(|fetch| self.parts.push_front(vec![fetch]));
+            }
+            Err(e) => {
+                let error = IoError::from(e);
+                part.into_iter().for_each(|fetch| fetch.end(Err(error.clone())));
+            }
+        }
+        false
+    }
+}
+
+impl Task for Fetching {
+    fn run(mut self: Box<Self>) -> Option<Box<dyn Task>> {
+        PACKED.with_borrow_mut(|packed| {
+            if std::mem::take(&mut self.is_new) {
+                self.take_kept(packed);
+            }
+            while !self.parts.is_empty() {
+                if self.read_first(packed) {
+                    return Some(self as Box<dyn Task>);
+                }
+            }
+            None
+        })
+    }
+
+    fn is_due(&self, now: Instant) -> bool {
+        self.waiting.is_due(now)
+    }
+}
+
 fn unasked(chunk: &ChunkRef) -> StoreError {
     StoreError::new(StoreErrorKind::Io, format!("chunk {} was not asked for", chunk.hash))
 }
 
 type EachChunk<'a> = dyn FnMut(&ChunkRef, &[u8]) -> Result<(), StoreError> + 'a;
 
+/// `false`: the read waits. Without `waiting` it does so here.
 fn read_group(
     object: &dyn Object,
     chunks: &[ChunkRef],
     packed: &mut Vec<u8>,
+    waiting: Option<&mut Waiting>,
     check: &mut EachChunk<'_>,
-) -> Result<(), ImageError> {
-    let Some(first) = chunks.first() else { return Ok(()) };
+) -> Result<bool, ImageError> {
+    let Some(first) = chunks.first() else { return Ok(true) };
     packed.resize(chunks.iter().map(|chunk| usize_of_u32(chunk.stored_bytes)).sum(), 0);
-    object.read_checked(first.offset, packed, &mut |bytes| each_stored(chunks, bytes, check))?;
-    Ok(())
+    let check: &mut Check<'_> = &mut |bytes| each_stored(chunks, bytes, check);
+    Ok(match waiting {
+        Some(waiting) => object.read_or_wait(first.offset, packed, check, waiting)?,
+        None => object.read_checked(first.offset, packed, check).map(|()| true)?,
+    })
 }
 
 fn each_stored(chunks: &[ChunkRef], packed: &[u8], visit: &mut EachChunk<'_>) -> Result<(), StoreError> {

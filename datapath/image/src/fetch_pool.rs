@@ -3,11 +3,12 @@
 //! There are three pools in a process: one for what machines read of files and stores on this host, one for stores on
 //! others, one for files that images are made of. So servers that are gone do not hold up what lies here, and a file on a
 //! slow disk or a share that hangs holds up no machine. What somebody waits for goes first; what is fetched ahead never
-//! takes all threads.
+//! takes all threads. What waits for a server that is away takes none: it is put aside, and goes on when it says so.
 
 use std::collections::VecDeque;
 use std::panic::AssertUnwindSafe;
 use std::sync::{Arc, Weak};
+use std::time::{Duration, Instant};
 
 use headwater_block::{IoError, IoErrorKind};
 use headwater_store::Hash;
@@ -24,7 +25,30 @@ pub(crate) const AHEAD_QUEUE_MAX: usize = 128;
 /// What one prefetch brings at most: it is a hint, and a client must not have a whole image read with one request.
 pub(crate) const PREFETCH_MAX_BYTES: u64 = 32 << 20;
 
-type Task = Box<dyn FnOnce() + Send>;
+/// One thread that has nothing else to do looks this often whether what is put aside can go on.
+const LOOK_INTERVAL: Duration = Duration::from_millis(20);
+
+/// Something to be done by a thread of a pool.
+pub(crate) trait Task: Send {
+    /// Does it. What waits for a store that is away gives itself back.
+    fn run(self: Box<Self>) -> Option<Box<dyn Task>>;
+
+    /// Whether what gave itself back is to be run again.
+    fn is_due(&self, now: Instant) -> bool {
+        let _ = now;
+        true
+    }
+}
+
+/// A task that does not wait for a store.
+pub(crate) struct Once<F>(pub F);
+
+impl<F: FnOnce() + Send> Task for Once<F> {
+    fn run(self: Box<Self>) -> Option<Box<dyn Task>> {
+        (self.0)();
+        None
+    }
+}
 
 /// Which pool.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -47,13 +71,24 @@ pub(crate) enum Urgency {
 /// A task that reads ahead, and the chunks that it brings.
 struct Ahead {
     chunks: Vec<Hash>,
-    task: Task,
+    task: Box<dyn Task>,
+}
+
+/// What a thread took, and the chunks that it reads ahead.
+struct Taken {
+    task: Box<dyn Task>,
+    ahead: Option<Vec<Hash>>,
 }
 
 #[derive(Default)]
 struct Queue {
-    tasks: VecDeque<Task>,
+    tasks: VecDeque<Box<dyn Task>>,
     ahead: VecDeque<Ahead>,
+    /// What waits for its store. Bounded as the other two are: by those who push.
+    aside: Vec<Taken>,
+    /// When it was last looked at, and whether a thread without work looks after it.
+    looked: Option<Instant>,
+    has_looker: bool,
     /// Threads that fetch ahead at this moment.
     ahead_running: usize,
     /// Set when the last handle is gone: the threads finish what is queued and end.
@@ -107,14 +142,24 @@ impl FetchPool {
     /// Queues `task`, which somebody waits for. Never waits: while no server answers, nothing leaves the queue, and who comes
     /// here may serve writes and hits of all machines too. Bounded by the requests that front-ends take in.
     pub(crate) fn push(&self, task: impl FnOnce() + Send + 'static) {
-        self.0.queue.lock().tasks.push_back(Box::new(task));
+        self.push_task(Box::new(Once(task)));
+    }
+
+    /// The same for a task that may wait for its store.
+    pub(crate) fn push_task(&self, task: Box<dyn Task>) {
+        self.0.queue.lock().tasks.push_back(task);
         self.0.not_empty.notify_one();
     }
 
     /// Queues `task`, which nobody waits for yet, and which brings these chunks. Bounded by those who push, see
     /// `room_ahead`.
     pub(crate) fn push_ahead(&self, chunks: Vec<Hash>, task: impl FnOnce() + Send + 'static) {
-        self.0.queue.lock().ahead.push_back(Ahead { chunks, task: Box::new(task) });
+        self.push_task_ahead(chunks, Box::new(Once(task)));
+    }
+
+    /// The same for a task that may wait for its store.
+    pub(crate) fn push_task_ahead(&self, chunks: Vec<Hash>, task: Box<dyn Task>) {
+        self.0.queue.lock().ahead.push_back(Ahead { chunks, task });
         self.0.not_empty.notify_one();
     }
 
@@ -131,7 +176,9 @@ impl FetchPool {
 
     /// How many more tasks may be queued that read ahead.
     pub(crate) fn room_ahead(&self) -> usize {
-        AHEAD_QUEUE_MAX.saturating_sub(self.0.queue.lock().ahead.len())
+        let queue = self.0.queue.lock();
+        let aside = queue.aside.iter().filter(|taken| taken.ahead.is_some()).count();
+        AHEAD_QUEUE_MAX.saturating_sub(queue.ahead.len() + aside)
     }
 }
 
@@ -143,17 +190,36 @@ impl Drop for FetchPool {
 }
 
 impl Queue {
-    /// The next task, and whether it is one that reads ahead.
-    fn take(&mut self) -> Option<(Task, Urgency)> {
+    /// The next task.
+    fn take(&mut self) -> Option<Taken> {
+        self.look_aside();
         if let Some(task) = self.tasks.pop_front() {
-            return Some((task, Urgency::Waited));
+            return Some(Taken { task, ahead: None });
         }
         if self.ahead_running >= AHEAD_THREADS && !self.closed {
             return None;
         }
-        let ahead = self.ahead.pop_front()?;
+        let Ahead { chunks, task } = self.ahead.pop_front()?;
         self.ahead_running += 1;
-        Some((ahead.task, Urgency::Ahead))
+        Some(Taken { task, ahead: Some(chunks) })
+    }
+
+    /// Queues again what waited for its store and can go on, now and then.
+    fn look_aside(&mut self) {
+        if self.aside.is_empty() {
+            return;
+        }
+        let now = Instant::now();
+        if self.looked.is_some_and(|looked| now.duration_since(looked) < LOOK_INTERVAL) {
+            return;
+        }
+        self.looked = Some(now);
+        for Taken { task, ahead } in self.aside.extract_if(.., |taken| taken.task.is_due(now)) {
+            match ahead {
+                None => self.tasks.push_back(task),
+                Some(chunks) => self.ahead.push_back(Ahead { chunks, task }),
+            }
+        }
     }
 
     /// Puts what brings any of these chunks behind what is waited for. Returns how many tasks that were.
@@ -164,6 +230,10 @@ impl Queue {
         self.ahead = others;
         let wanted: VecDeque<Ahead> = wanted;
         let promoted = wanted.len();
+        let is_wanted = |ahead: &Vec<Hash>| ahead.iter().any(|chunk| chunks.contains(chunk));
+        for taken in self.aside.iter_mut().filter(|taken| taken.ahead.as_ref().is_some_and(is_wanted)) {
+            taken.ahead = None;
+        }
         self.tasks.extend(wanted.into_iter().map(|ahead| ahead.task));
         promoted
     }
@@ -171,25 +241,19 @@ impl Queue {
 
 impl Shared {
     fn run(&self) {
-        loop {
-            let mut queue = self.queue.lock();
-            let (task, urgency) = loop {
-                if let Some(taken) = queue.take() {
-                    break taken;
-                }
-                if queue.closed {
-                    return;
-                }
-                self.not_empty.wait(&mut queue);
-            };
-            drop(queue);
+        while let Some(Taken { task, ahead }) = self.next() {
             // A task that panics drops its completion, which answers the request with an error. The thread
             // goes on for the others.
-            if std::panic::catch_unwind(AssertUnwindSafe(task)).is_err() {
+            let left = std::panic::catch_unwind(AssertUnwindSafe(|| task.run())).unwrap_or_else(|_| {
                 tracing::error!("reading an image panicked; the request is failed");
+                None
+            });
+            let mut queue = self.queue.lock();
+            let is_ahead = ahead.is_some();
+            if let Some(task) = left {
+                queue.aside.push(Taken { task, ahead });
             }
-            if urgency == Urgency::Ahead {
-                let mut queue = self.queue.lock();
+            if is_ahead {
                 queue.ahead_running = queue.ahead_running.saturating_sub(1);
                 let more = !queue.ahead.is_empty();
                 drop(queue);
@@ -197,6 +261,30 @@ impl Shared {
                     // This thread may take something else, so another one looks too.
                     self.not_empty.notify_one();
                 }
+            }
+        }
+    }
+
+    /// The next task, waited for. `None`: the pool is closed, and nothing is left.
+    fn next(&self) -> Option<Taken> {
+        let mut queue = self.queue.lock();
+        loop {
+            if let Some(taken) = queue.take() {
+                if !queue.tasks.is_empty() || !queue.aside.is_empty() {
+                    // Several may have been put back at once, and somebody is to look after the others.
+                    self.not_empty.notify_one();
+                }
+                return Some(taken);
+            }
+            if queue.aside.is_empty() || queue.has_looker {
+                if queue.closed {
+                    return None;
+                }
+                self.not_empty.wait(&mut queue);
+            } else {
+                queue.has_looker = true;
+                self.not_empty.wait_for(&mut queue, LOOK_INTERVAL);
+                queue.has_looker = false;
             }
         }
     }

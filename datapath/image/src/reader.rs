@@ -9,7 +9,7 @@
 //! 4. A thread of the fetch pool reads the chunk's range of its object (chunks side by side in one read), unpacks
 //!    it, checks its hash, puts it into the cache and copies from it for each request that waits. The last piece
 //!    of a request answers it. A chunk of a remote store is kept on the local disk. What is there is read by threads that
-//!    wait for no server: reads that do may occupy all others.
+//!    wait for no server: reads that do may occupy all others. One that waits for servers that are away occupies none.
 //! 5. A reader that goes through the disk in order has the next chunks fetched before it asks for them
 //!    ([`crate::readahead`]); a boot has those that earlier boots read ([`crate::trace`]).
 
@@ -28,8 +28,8 @@ use parking_lot::Mutex;
 use crate::chunk_cache::{ChunkCache, Joined, Waiter};
 use crate::disk_cache::{DiskCache, Kept};
 use crate::error::ImageError;
-use crate::fetch::{Fetch, MergeLimit, Source, group};
-use crate::fetch_pool::{FetchPool, PREFETCH_MAX_BYTES, Place, Urgency, read_only};
+use crate::fetch::{Fetch, Fetching, MergeLimit, Source, group};
+use crate::fetch_pool::{FetchPool, Once, PREFETCH_MAX_BYTES, Place, Task, Urgency, read_only};
 use crate::manifest::{ChunkRef, Manifest, ObjectRef};
 use crate::readahead::Readahead;
 use crate::trace::{Recorder, Trace};
@@ -352,21 +352,20 @@ impl VersionReader {
         // Dropped, a fetch tells those who wait. A manifest that was parsed names no object that it lacks.
         let Some(source) = source else { return };
         let other = (!Arc::ptr_eq(pool, &self.pool)).then(|| Arc::clone(&self.pool));
-        let task = move || match other {
-            None => source.fetch(fetches),
-            Some(other) => {
-                // No longer side by side, so one by one.
+        let task: Box<dyn Task> = match other {
+            None => Box::new(Fetching::new(source, fetches)),
+            // No longer side by side, so one by one.
+            Some(other) => Box::new(Once(move || {
                 for fetch in source.fetch_kept(fetches) {
-                    let source = source.clone();
-                    other.push(move || source.fetch(vec![fetch]));
+                    other.push_task(Box::new(Fetching::new(source.clone(), vec![fetch])));
                 }
-            }
+            })),
         };
         match urgency {
-            Urgency::Waited => pool.push(task),
+            Urgency::Waited => pool.push_task(task),
             Urgency::Ahead => {
                 let mut wanted = chunks.clone();
-                pool.push_ahead(chunks, task);
+                pool.push_task_ahead(chunks, task);
                 // A read that joined before this was queued did not find it there.
                 wanted.retain(|chunk| self.cache.several_wait(chunk));
                 pool.promote(&wanted);

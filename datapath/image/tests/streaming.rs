@@ -2,8 +2,8 @@
 
 mod fixture;
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use fixture::{import_bytes, noise, read_all, store};
@@ -13,7 +13,7 @@ use headwater_image::{
 };
 use headwater_store::{
     Check, Hash, Image, ImageName, LocalDir, Object, Pin, Publication, Removed, Store, StoreError,
-    StoreErrorKind,
+    StoreErrorKind, Waiting,
 };
 use headwater_testkit::wait_until;
 
@@ -30,6 +30,8 @@ struct Line {
     /// Reads wait, as where all servers are gone.
     waits: AtomicBool,
     waiting: AtomicU64,
+    /// Who has this object is away: reads of it wait without a thread.
+    away: Mutex<Option<Hash>>,
     delay_us: AtomicU64,
 }
 
@@ -79,6 +81,28 @@ impl Object for FarObject {
             into[middle] ^= 1;
         }
         check(into)
+    }
+
+    fn read_or_wait(
+        &self,
+        offset: u64,
+        into: &mut [u8],
+        check: &mut Check<'_>,
+        waiting: &mut Waiting,
+    ) -> Result<bool, StoreError> {
+        let (line, id) = (Arc::clone(&self.line), self.id());
+        let is_away = move || *line.away.lock().unwrap() == Some(id);
+        match waiting.end::<()>() {
+            None if is_away() => self.line.waiting.fetch_add(1, Ordering::SeqCst),
+            Some(()) if !is_away() => self.line.waiting.fetch_sub(1, Ordering::SeqCst),
+            None => return self.read_checked(offset, into, check).map(|()| true),
+            Some(()) => 0,
+        };
+        if is_away() {
+            waiting.begin((), move |_| !is_away());
+            return Ok(false);
+        }
+        self.read_checked(offset, into, check).map(|()| true)
     }
 }
 
@@ -425,6 +449,42 @@ fn a_version_that_was_copied_does_not_wait_behind_one_that_was_not() {
     for (at, read) in answers {
         assert!(read.unwrap() == other[at as usize..][..4096], "{at}");
     }
+}
+
+#[test]
+fn reads_that_wait_for_who_is_away_hold_up_no_others() {
+    let setup = setup(8);
+    let mut other = vec![0; 4 << 20];
+    noise(&mut other, 6);
+    let other_manifest = import_bytes(&setup.far.store, "other", &other).version.manifest;
+    let cache = ChunkCache::new(64 << 20);
+    let here = setup.open(Arc::clone(&cache));
+    let away = VersionReader::open(&setup.far, other_manifest, cache).unwrap();
+    *setup.far.line.away.lock().unwrap() = Some(away.manifest().objects()[0].id);
+    // More than there are threads, of those that read and of those that read ahead.
+    let (waiting, answers) = std::sync::mpsc::channel();
+    let offsets: Vec<u64> = (0..other.len() as u64).step_by(2 * CHUNK).collect();
+    for at in offsets.clone() {
+        let waiting = waiting.clone();
+        let range = ByteRange::new(at, 4096).unwrap();
+        let done = Completion::new(move |out| waiting.send((at, out.result.map(|()| out.buffer))).unwrap());
+        away.submit(Request::Read { range, buffer: vec![0; 4096] }, done);
+    }
+    drop(waiting);
+    wait_until("the reads wait", || setup.far.line.waiting.load(Ordering::SeqCst) >= 8);
+    let (all, read) = std::sync::mpsc::channel();
+    let reader = Arc::clone(&here);
+    std::thread::spawn(move || all.send(read_all(reader.as_ref())));
+    let read = read.recv_timeout(Duration::from_secs(60));
+    assert!(answers.try_recv().is_err(), "who is away has answered");
+    *setup.far.line.away.lock().unwrap() = None;
+    assert!(read.expect("what is there waits for what is away") == setup.disk);
+    let answers: Vec<_> = answers.iter().collect();
+    assert_eq!(answers.len(), offsets.len());
+    for (at, read) in answers {
+        assert!(read.unwrap() == other[at as usize..][..4096], "{at}");
+    }
+    wait_until("none is left behind", || setup.far.line.waiting.load(Ordering::SeqCst) == 0);
 }
 
 #[test]

@@ -16,6 +16,8 @@
 //! - A read goes on without an error while at least one server has the bytes. When all are gone, reads wait,
 //!   say so once, and go on when one is back, for as long as the store is open.
 //! - Of an object that is checked only as a whole, and was wrong, the next reading is from other servers.
+//! - A read that waits takes no thread where its caller has other things to do
+//!   ([`Object::read_or_wait`](headwater_store::Object::read_or_wait)).
 //! - A read that is late is asked for a second time from another server; the first answer counts.
 //! - A token goes to the configured servers only, and never unencrypted over a network.
 //!
@@ -60,6 +62,7 @@ pub mod servers;
 pub mod status;
 pub mod url;
 
+mod attempt;
 mod connection;
 mod head;
 mod probe;

@@ -80,7 +80,7 @@ fn done(servers: &Servers, index: usize) {
         record.probing = false;
         record.probes += 1;
     }
-    servers.changed.notify_all();
+    servers.tell();
 }
 
 fn probe(servers: &Arc<Servers>, index: usize) {

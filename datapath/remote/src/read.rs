@@ -12,31 +12,23 @@
 //! | is gone, is busy, does not reach what it reads from (502, 504) | it is asked again when it is back | it is down |
 //! | is busy again after a probe | it is asked again when it says so | nothing |
 
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
-use headwater_store::{Check, StoreError, StoreErrorKind};
-use rustix::event::{PollFd, Timespec, poll};
+use headwater_store::{Check, StoreError, StoreErrorKind, Waiting};
 
+use crate::attempt::{Attempt, attempt};
 use crate::probe;
-use crate::servers::Servers;
-use crate::transfer::{Fault, Transfer, Wanted};
+use crate::servers::{Resting, Servers};
+use crate::transfer::{Fault, Wanted};
 use crate::whole::Whom;
 
-/// How long one wait for sockets lasts at most, so that a closed store is noticed.
-const POLL_MAX: Duration = Duration::from_millis(250);
 /// A server that breaks off or answers oddly so often in one read, and for as long as is waited for better bytes, has none.
 const BREAKS_MAX: u32 = 3;
-/// A read that is late is asked for a second time at most for one in so many ..
-const HEDGE_SHARE: u64 = 20;
-/// .. apart from so many.
-const HEDGE_FREE: u64 = 8;
 /// A read that does not wait for servers waits for the probe of one that broke off, for at most so many times as long as
 /// comes before the first probe.
 const PROBE_WAITS: u32 = 10;
-
-/// A read that does not wait for servers takes as long as a probe, and a second for each so many bytes that have come.
-const SLOWEST_BYTES_S: u64 = 16 << 10;
 
 /// What is to be read.
 pub(crate) struct Ask<'a> {
@@ -193,91 +185,176 @@ impl Tried {
     }
 }
 
-/// A request under way.
-struct Running<'a> {
-    server: usize,
-    transfer: Transfer,
-    _counted: Counted<'a>,
-}
-
-/// Counts a request at its server while it lives.
-struct Counted<'a>(&'a Servers, usize);
-
-impl Drop for Counted<'_> {
-    fn drop(&mut self) {
-        self.0.in_flight(self.1, false);
+/// Reads until somebody gives what `check` accepts.
+pub(crate) fn read(servers: &Servers, ask: &Ask<'_>, check: &mut Check<'_>) -> Result<Answer, StoreError> {
+    let mut reading = Reading::new(servers, ask);
+    loop {
+        match reading.go_on(servers, ask, check)? {
+            Step::Read(answer) => return Ok(answer),
+            Step::Waits(until) => servers.wait(until),
+        }
     }
 }
 
-enum Attempt {
-    /// The body, and who sent it.
-    Answer {
-        server: usize,
-        answer: Answer,
-        times: Option<(Duration, Duration)>,
-        /// What was wrong beside it: the body may be good all the same.
-        fault: Option<Fault>,
-    },
-    /// All that were asked failed; they have been told.
-    Failed(Vec<(usize, Fault)>),
-    Closed,
-}
-
-/// Reads until somebody gives what `check` accepts.
-pub(crate) fn read(servers: &Servers, ask: &Ask<'_>, check: &mut Check<'_>) -> Result<Answer, StoreError> {
-    let started = Instant::now();
-    let outcome = read_somewhere(servers, ask, check);
-    servers.counting.read_took(started.elapsed());
-    outcome
-}
-
-fn read_somewhere(servers: &Servers, ask: &Ask<'_>, check: &mut Check<'_>) -> Result<Answer, StoreError> {
-    let before = |index| ask.whom.liars.contains(&index).then(|| Verdict::Wrong(wrong_as_a_whole()));
-    let before = |index| Tried { verdict: before(index), ..Tried::default() };
-    let mut tried: Vec<Tried> = (0..servers.list.len()).map(before).collect();
-    let len = match ask.wanted {
-        Wanted::Range { len, .. } => len,
-        Wanted::Whole { .. } => 0,
+/// The same, without a thread while it waits. `None`: it waits, and goes on when the same is asked with this `waiting`.
+pub(crate) fn read_or_wait(
+    servers: &Arc<Servers>,
+    ask: &Ask<'_>,
+    check: &mut Check<'_>,
+    waiting: &mut Waiting,
+) -> Result<Option<Answer>, StoreError> {
+    let mut reading = match waiting.end::<(Reading, Resting)>() {
+        Some((reading, _)) => reading,
+        None => Reading::new(servers, ask),
     };
-    let mut once_more: Option<usize> = None;
-    let (mut failed_before, mut probed_until, mut better_until, mut waiting_since) =
-        (false, None, None, None);
     loop {
-        if servers.is_closed() {
-            return Err(StoreError::new(StoreErrorKind::Io, "the store was closed during a read"));
-        }
-        let now = Instant::now();
-        let is_out = |tried: &Tried| tried.is_judged() || tried.paused_until(now).is_some();
-        let excluded: Vec<bool> = tried.iter().map(is_out).collect();
-        let past_caches: Vec<bool> = tried.iter().map(|tried| tried.past_caches).collect();
-        let Some(first) = once_more.take().or_else(|| choose(servers, ask, len, &excluded)) else {
-            if ask_past_caches(ask, &mut tried) {
-                continue;
-            }
-            if !ask.patient {
-                // Whether it is there tells what cannot be had at all from what can be had later.
-                let longest = servers.limits.probe_after.saturating_mul(PROBE_WAITS);
-                if servers.wait_for_probe(&excluded, *probed_until.get_or_insert(now + longest)) {
-                    continue;
-                }
-                return Err(hopeless(servers, ask, &tried));
-            }
-            look_for_stores(servers, &mut tried);
-            if tried.iter().any(Tried::is_wrong) {
-                // Somebody who is away may have better bytes, but not for ever.
-                better_until.get_or_insert_with(|| now + servers.limits.wait_for_better);
-            }
-            if tried.iter().all(Tried::is_judged) || better_until.is_some_and(|until| now >= until) {
-                return Err(hopeless(servers, ask, &tried));
-            }
-            waiting_since.get_or_insert_with(Instant::now);
-            wait(servers, ask, &mut tried, better_until);
-            continue;
+        // Before it looks at the servers, so that it hears of what changes meanwhile.
+        let seen = servers.changes();
+        let until = match reading.go_on(servers, ask, check)? {
+            Step::Read(answer) => return Ok(Some(answer)),
+            Step::Waits(until) => until,
         };
-        if let Some(since) = waiting_since.take() {
-            servers.counting.waited(since.elapsed());
+        let Some(resting) = servers.rest(until) else { continue };
+        let (theirs, until) = (Arc::clone(servers), resting.until);
+        waiting.begin((reading, resting), move |now| now >= until || theirs.changes() != seen);
+        return Ok(None);
+    }
+}
+
+/// A read under way: who was asked, and what came of it.
+struct Reading {
+    started: Instant,
+    tried: Vec<Tried>,
+    once_more: Option<usize>,
+    failed_before: bool,
+    probed_until: Option<Instant>,
+    better_until: Option<Instant>,
+    waiting_since: Option<Instant>,
+    /// Who does not have it may be asked again.
+    has_waited: bool,
+}
+
+enum Step {
+    Read(Answer),
+    /// Nobody is left now: it is to go on when the state of a server has changed, or then.
+    Waits(Option<Instant>),
+}
+
+impl Reading {
+    fn new(servers: &Servers, ask: &Ask<'_>) -> Self {
+        let before = |index| ask.whom.liars.contains(&index).then(|| Verdict::Wrong(wrong_as_a_whole()));
+        let before = |index| Tried { verdict: before(index), ..Tried::default() };
+        Self {
+            started: Instant::now(),
+            tried: (0..servers.list.len()).map(before).collect(),
+            once_more: None,
+            failed_before: false,
+            probed_until: None,
+            better_until: None,
+            waiting_since: None,
+            has_waited: false,
         }
-        match attempt(servers, ask, first, &excluded, &past_caches, len) {
+    }
+
+    /// Goes on until it is read, cannot be, or waits.
+    fn go_on(&mut self, servers: &Servers, ask: &Ask<'_>, check: &mut Check<'_>) -> Result<Step, StoreError> {
+        let outcome = self.ask_servers(servers, ask, check);
+        if !matches!(outcome, Ok(Step::Waits(_))) {
+            servers.counting.read_took(self.started.elapsed());
+        }
+        outcome
+    }
+
+    fn ask_servers(
+        &mut self,
+        servers: &Servers,
+        ask: &Ask<'_>,
+        check: &mut Check<'_>,
+    ) -> Result<Step, StoreError> {
+        let len = match ask.wanted {
+            Wanted::Range { len, .. } => len,
+            Wanted::Whole { .. } => 0,
+        };
+        loop {
+            if servers.is_closed() {
+                return Err(StoreError::new(StoreErrorKind::Io, "the store was closed during a read"));
+            }
+            let now = Instant::now();
+            if std::mem::take(&mut self.has_waited) {
+                let no_more = |tried: &&mut Tried| tried.missing_until().is_some_and(|until| until <= now);
+                self.tried.iter_mut().filter(no_more).for_each(|tried| tried.verdict = None);
+            }
+            let is_out = |tried: &Tried| tried.is_judged() || tried.paused_until(now).is_some();
+            let excluded: Vec<bool> = self.tried.iter().map(is_out).collect();
+            let past_caches: Vec<bool> = self.tried.iter().map(|tried| tried.past_caches).collect();
+            let Some(first) = self.once_more.take().or_else(|| choose(servers, ask, len, &excluded)) else {
+                if let Some(until) = self.nobody(servers, ask, &excluded, now)? {
+                    return Ok(Step::Waits(until));
+                }
+                continue;
+            };
+            if let Some(since) = self.waiting_since.take() {
+                servers.counting.waited(since.elapsed());
+            }
+            let asked = attempt(servers, ask, first, &excluded, &past_caches, len);
+            if let Some(answer) = self.judge(servers, ask, check, asked) {
+                return Ok(Step::Read(answer));
+            }
+        }
+    }
+
+    /// Nobody can be asked now. `None`: somebody may be, after all. Else until when to wait.
+    fn nobody(
+        &mut self,
+        servers: &Servers,
+        ask: &Ask<'_>,
+        excluded: &[bool],
+        now: Instant,
+    ) -> Result<Option<Option<Instant>>, StoreError> {
+        if ask_past_caches(ask, &mut self.tried) {
+            return Ok(None);
+        }
+        if !ask.patient {
+            // Whether it is there tells what cannot be had at all from what can be had later.
+            let longest = servers.limits.probe_after.saturating_mul(PROBE_WAITS);
+            if servers.wait_for_probe(excluded, *self.probed_until.get_or_insert(now + longest)) {
+                return Ok(None);
+            }
+            return Err(hopeless(servers, ask, &self.tried));
+        }
+        look_for_stores(servers, &mut self.tried);
+        if self.tried.iter().any(Tried::is_wrong) {
+            // Somebody who is away may have better bytes, but not for ever.
+            self.better_until.get_or_insert_with(|| now + servers.limits.wait_for_better);
+        }
+        if self.tried.iter().all(Tried::is_judged) || self.better_until.is_some_and(|until| now >= until) {
+            return Err(hopeless(servers, ask, &self.tried));
+        }
+        self.waiting_since.get_or_insert_with(Instant::now);
+        self.has_waited = true;
+        Ok(Some(self.wait_until(servers, ask)))
+    }
+
+    /// Until when to wait for servers that are away, or for one that is to be asked again. They may have what others do not.
+    fn wait_until(&self, servers: &Servers, ask: &Ask<'_>) -> Option<Instant> {
+        let now = Instant::now();
+        let missing_until = self.tried.iter().filter_map(Tried::missing_until).min();
+        if missing_until.is_some() {
+            servers.waits_for_others(ask.path);
+        }
+        let again_at = self.tried.iter().filter_map(|tried| tried.paused_until(now)).min();
+        [self.better_until, again_at, missing_until].into_iter().flatten().min()
+    }
+
+    /// What came of asking somebody: the answer, if it is good.
+    fn judge(
+        &mut self,
+        servers: &Servers,
+        ask: &Ask<'_>,
+        check: &mut Check<'_>,
+        asked: Attempt,
+    ) -> Option<Answer> {
+        match asked {
             Attempt::Closed => {}
             Attempt::Answer { server, answer, times, fault } => match check(&answer.body) {
                 Ok(()) => {
@@ -285,41 +362,42 @@ fn read_somewhere(servers: &Servers, ask: &Ask<'_>, check: &mut Check<'_>) -> Re
                     if let Some(fault) = fault.filter(|_| !ask.optional) {
                         servers.failed(server, ask.path, &fault);
                     }
-                    if failed_before {
+                    if self.failed_before {
                         servers.counting.failovers.fetch_add(1, Ordering::Relaxed);
                     }
-                    return Ok(answer);
+                    return Some(answer);
                 }
                 Err(why) => {
-                    failed_before = true;
-                    if is_past_caches(ask, &mut tried, server) {
-                        once_more = Some(server);
-                        continue;
+                    self.failed_before = true;
+                    if is_past_caches(ask, &mut self.tried, server) {
+                        self.once_more = Some(server);
+                        return None;
                     }
                     if !ask.optional {
                         servers.gave_wrong_bytes(server, ask.path, &why);
                     }
-                    if let Some(tried) = tried.get_mut(server) {
+                    if let Some(tried) = self.tried.get_mut(server) {
                         tried.verdict = Some(Verdict::Wrong(why));
                     }
                 }
             },
             Attempt::Failed(faults) => {
-                failed_before = true;
+                self.failed_before = true;
                 for (server, fault) in faults {
-                    if matches!(fault, Fault::Wrong(_)) && is_past_caches(ask, &mut tried, server) {
-                        once_more = Some(server);
-                        continue;
-                    }
-                    if matches!(fault, Fault::Refused(_)) && may_take_token(servers, &mut tried, server) {
-                        once_more = Some(server);
-                        continue;
-                    }
-                    if let Some(tried) = tried.get_mut(server) {
-                        tried.failed(servers, ask, server, fault);
-                    }
+                    self.failed(servers, ask, server, fault);
                 }
             }
+        }
+        None
+    }
+
+    fn failed(&mut self, servers: &Servers, ask: &Ask<'_>, server: usize, fault: Fault) {
+        if (matches!(fault, Fault::Wrong(_)) && is_past_caches(ask, &mut self.tried, server))
+            || (matches!(fault, Fault::Refused(_)) && may_take_token(servers, &mut self.tried, server))
+        {
+            self.once_more = Some(server);
+        } else if let Some(tried) = self.tried.get_mut(server) {
+            tried.failed(servers, ask, server, fault);
         }
     }
 }
@@ -375,21 +453,6 @@ fn look_for_stores(servers: &Servers, tried: &mut [Tried]) {
     }
 }
 
-/// Waits for servers that are away, or until one is to be asked again. They may have what others do not.
-fn wait(servers: &Servers, ask: &Ask<'_>, tried: &mut [Tried], better_until: Option<Instant>) {
-    let now = Instant::now();
-    let missing_until = tried.iter().filter_map(Tried::missing_until).min();
-    if missing_until.is_some() {
-        servers.waits_for_others(ask.path);
-    }
-    let again_at = tried.iter().filter_map(|tried| tried.paused_until(now)).min();
-    servers.wait([better_until, again_at, missing_until].into_iter().flatten().min());
-    let now = Instant::now();
-    for tried in tried.iter_mut().filter(|tried| tried.missing_until().is_some_and(|until| until <= now)) {
-        tried.verdict = None;
-    }
-}
-
 /// What is wrong with bytes that are checked only as a whole.
 pub(crate) fn wrong_as_a_whole() -> StoreError {
     StoreError::new(StoreErrorKind::Damaged, "as a whole it does not have the hash that is its name")
@@ -441,154 +504,4 @@ fn hopeless(servers: &Servers, ask: &Ask<'_>, tried: &[Tried]) -> StoreError {
         message.push_str(&format!("; not at {}", missing.join(", ")));
     }
     StoreError::new(kind, message)
-}
-
-/// Asks `first`, and when it is late a second one too.
-fn attempt(
-    servers: &Servers,
-    ask: &Ask<'_>,
-    first: usize,
-    excluded: &[bool],
-    past_caches: &[bool],
-    len: u64,
-) -> Attempt {
-    let is_past = |server: usize| past_caches.get(server).copied().unwrap_or(false);
-    let mut faults = Vec::new();
-    let mut running: Vec<Running<'_>> = Vec::with_capacity(2);
-    if let Err(fault) = add(servers, ask, first, is_past(first), false, &mut running) {
-        return Attempt::Failed(vec![(first, fault)]);
-    }
-    let late_at = Instant::now() + servers.late_after(first, len);
-    let mut hedge: Option<usize> = None;
-    let mut may_hedge = servers.list.len() > 1 && !ask.whom.alone;
-    loop {
-        let mut at = 0;
-        while let Some(run) = running.get_mut(at) {
-            let outcome = run.transfer.advance().and_then(|whole| {
-                let silent = run.transfer.last_progress().elapsed();
-                if !whole && !ask.patient {
-                    in_time(servers, &run.transfer)?;
-                }
-                if whole || silent < servers.limits.stall {
-                    return Ok(whole);
-                }
-                let doing =
-                    if run.transfer.connection().is_connected() { "sent nothing" } else { "did not answer" };
-                Err(Fault::Gone(format!("it {doing} for {:.1} s", silent.as_secs_f64())))
-            });
-            match outcome {
-                Ok(false) => at += 1,
-                Ok(true) => return answer(servers, running, at, hedge),
-                Err(fault) => {
-                    let server = run.server;
-                    running.remove(at);
-                    if fault == Fault::Stale {
-                        if let Err(fault) = add(servers, ask, server, is_past(server), true, &mut running) {
-                            faults.push((server, fault));
-                        }
-                    } else {
-                        faults.push((server, fault));
-                    }
-                }
-            }
-        }
-        if servers.is_closed() {
-            return Attempt::Closed;
-        }
-        if running.is_empty() {
-            return Attempt::Failed(faults);
-        }
-        let now = Instant::now();
-        if may_hedge && now >= late_at && running.len() == 1 {
-            let silent = running.first().map_or(Duration::ZERO, |run| run.transfer.last_progress().elapsed());
-            if affordable(servers) || silent >= servers.limits.hedge_after_max {
-                may_hedge = false;
-                let mut excluded = excluded.to_vec();
-                running.iter().for_each(|run| exclude(&mut excluded, run.server));
-                faults.iter().for_each(|(server, _)| exclude(&mut excluded, *server));
-                if let Some(second) = servers.choose(len, &excluded)
-                    && add(servers, ask, second, is_past(second), false, &mut running).is_ok()
-                {
-                    servers.counting.hedges.fetch_add(1, Ordering::Relaxed);
-                    hedge = Some(second);
-                }
-                continue;
-            }
-        }
-        let until = if may_hedge && now < late_at { late_at.duration_since(now) } else { POLL_MAX };
-        wait_for_sockets(&running, until.min(POLL_MAX));
-    }
-}
-
-/// Who does not wait for servers does not wait for one that sends a byte now and then, either.
-fn in_time(servers: &Servers, transfer: &Transfer) -> Result<(), Fault> {
-    let longest = servers.limits.stall.saturating_mul(probe::STALLS_MAX)
-        + Duration::from_secs(transfer.got_bytes() / SLOWEST_BYTES_S);
-    if transfer.started().elapsed() < longest {
-        return Ok(());
-    }
-    Err(Fault::Gone(format!("it did not answer in full for {:.1} s", longest.as_secs_f64())))
-}
-
-fn exclude(excluded: &mut [bool], server: usize) {
-    if let Some(flag) = excluded.get_mut(server) {
-        *flag = true;
-    }
-}
-
-/// Whether few enough reads were asked for twice.
-fn affordable(servers: &Servers) -> bool {
-    let hedges = servers.counting.hedges.load(Ordering::Relaxed);
-    hedges.saturating_mul(HEDGE_SHARE)
-        <= servers.counting.requests.load(Ordering::Relaxed) + HEDGE_SHARE * HEDGE_FREE
-}
-
-fn add<'a>(
-    servers: &'a Servers,
-    ask: &Ask<'_>,
-    server: usize,
-    past_caches: bool,
-    fresh: bool,
-    running: &mut Vec<Running<'a>>,
-) -> Result<(), Fault> {
-    let transfer = servers.start(server, ask.path, ask.wanted, past_caches, fresh)?;
-    servers.in_flight(server, true);
-    running.push(Running { server, transfer, _counted: Counted(servers, server) });
-    Ok(())
-}
-
-/// The one at `at` is done; others are given up, with their connections.
-fn answer(servers: &Servers, mut running: Vec<Running<'_>>, at: usize, hedge: Option<usize>) -> Attempt {
-    let done = running.swap_remove(at);
-    for late in &running {
-        servers.was_late(late.server, late.transfer.started().elapsed());
-    }
-    let server = done.server;
-    if hedge == Some(server) {
-        servers.counting.hedges_won.fetch_add(1, Ordering::Relaxed);
-    }
-    let times = done.transfer.times();
-    let total = done.transfer.total();
-    let (body, connection) = done.transfer.finish();
-    let mut fault = None;
-    match connection {
-        Ok(Some(connection)) => servers.keep(server, connection),
-        Ok(None) => {}
-        Err(found) => fault = Some(found),
-    }
-    Attempt::Answer { server, answer: Answer { body, total, server }, times, fault }
-}
-
-fn wait_for_sockets(running: &[Running<'_>], longest: Duration) {
-    let interest = |run: &Running<'_>| run.transfer.connection().interest();
-    let mut sockets: Vec<PollFd<'_>> = running
-        .iter()
-        .map(|run| PollFd::from_borrowed_fd(run.transfer.connection().fd(), interest(run)))
-        .collect();
-    let longest = Timespec {
-        tv_sec: i64::try_from(longest.as_secs()).unwrap_or(1),
-        tv_nsec: i64::from(longest.subsec_nanos()),
-    };
-    // A signal or a lack of memory ends the wait early, which does no harm: all are looked at again.
-    let _ = poll(&mut sockets, Some(&longest));
 }

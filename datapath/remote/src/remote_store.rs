@@ -6,12 +6,12 @@ use std::time::Instant;
 
 use headwater_store::{
     Check, Hash, Image, ImageName, Listed, MANIFEST_MAX_BYTES, Object, Pin, Publication, Removed, Store,
-    StoreError, StoreErrorKind, TRACE_MAX_BYTES, Traffic, chunk_bytes_of,
+    StoreError, StoreErrorKind, TRACE_MAX_BYTES, Traffic, Waiting, chunk_bytes_of,
 };
 use parking_lot::Mutex;
 
 use crate::probe;
-use crate::read::{Ask, read, wrong_as_a_whole};
+use crate::read::{Answer, Ask, read, read_or_wait, wrong_as_a_whole};
 use crate::servers::{Limits, Servers};
 use crate::status::{Counters, ServerState, Status};
 use crate::transfer::Wanted;
@@ -378,22 +378,35 @@ impl RemoteObject {
         check: &mut Check<'_>,
     ) -> Result<Option<usize>, StoreError> {
         let len = u64::try_from(into.len()).unwrap_or(u64::MAX);
-        if offset.checked_add(len).is_none_or(|end| end > self.len_bytes) {
-            let why =
-                format!("{len} bytes at {offset} are not in {}, which has {}", self.path, self.len_bytes);
-            return Err(StoreError::new(StoreErrorKind::Damaged, why));
-        }
+        self.check_range(offset, len)?;
         if len == 0 {
             return check(into).map(|()| None);
         }
+        let answer = read(&self.open.0, &self.ask(offset, len, whom), check)?;
+        self.fill(into, &answer)?;
+        Ok(Some(answer.server))
+    }
+
+    fn ask(&self, offset: u64, len: u64, whom: Whom) -> Ask<'_> {
         let wanted = Wanted::Range { first: offset, len, total: Some(self.len_bytes) };
-        let ask = Ask { path: &self.path, wanted, patient: self.patient, optional: false, whom };
-        let answer = read(&self.open.0, &ask, check)?;
+        Ask { path: &self.path, wanted, patient: self.patient, optional: false, whom }
+    }
+
+    fn fill(&self, into: &mut [u8], answer: &Answer) -> Result<(), StoreError> {
         let Some(body) = answer.body.get(..into.len()) else {
             return Err(StoreError::new(StoreErrorKind::Io, format!("too few bytes came of {}", self.path)));
         };
         into.copy_from_slice(body);
-        Ok(Some(answer.server))
+        Ok(())
+    }
+
+    /// Whether `len` bytes at `offset` are in the object.
+    fn check_range(&self, offset: u64, len: u64) -> Result<(), StoreError> {
+        if offset.checked_add(len).is_some_and(|end| end <= self.len_bytes) {
+            return Ok(());
+        }
+        let why = format!("{len} bytes at {offset} are not in {}, which has {}", self.path, self.len_bytes);
+        Err(StoreError::new(StoreErrorKind::Damaged, why))
     }
 }
 
@@ -416,6 +429,25 @@ impl Object for RemoteObject {
 
     fn read_checked(&self, offset: u64, into: &mut [u8], check: &mut Check<'_>) -> Result<(), StoreError> {
         self.read(offset, into, Whom::default(), check).map(drop)
+    }
+
+    fn read_or_wait(
+        &self,
+        offset: u64,
+        into: &mut [u8],
+        check: &mut Check<'_>,
+        waiting: &mut Waiting,
+    ) -> Result<bool, StoreError> {
+        let len = u64::try_from(into.len()).unwrap_or(u64::MAX);
+        self.check_range(offset, len)?;
+        if len == 0 {
+            return check(into).map(|()| true);
+        }
+        let ask = self.ask(offset, len, Whom::default());
+        match read_or_wait(&self.open.0, &ask, check, waiting)? {
+            Some(answer) => self.fill(into, &answer).map(|()| true),
+            None => Ok(false),
+        }
     }
 
     fn was_wrong(&self) -> bool {

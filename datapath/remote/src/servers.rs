@@ -17,7 +17,7 @@
 use std::collections::VecDeque;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use headwater_store::{Hash, StoreError, StoreErrorKind};
@@ -39,6 +39,9 @@ const BROKEN_MAX: usize = 256;
 
 /// So often the least time doubles for which a busy server is left alone: it stays below what servers ask for.
 const BUSY_DOUBLINGS_MAX: u32 = 3;
+
+/// A read that waits looks at the servers again after so long at the latest.
+const WAIT_MAX: Duration = Duration::from_millis(500);
 
 /// Times and amounts, with values that suit most.
 #[derive(Clone, Copy, Debug)]
@@ -147,9 +150,24 @@ pub(crate) struct Servers {
     pub counting: Counting,
     pub state: Mutex<State>,
     pub changed: Condvar,
+    /// How often it was told that something has changed.
+    changes: AtomicU64,
     token_file: Option<PathBuf>,
     token: Mutex<Option<String>>,
     closed: AtomicBool,
+}
+
+/// A read that waits without a thread; counted while it does.
+pub(crate) struct Resting {
+    servers: Arc<Servers>,
+    pub until: Instant,
+}
+
+impl Drop for Resting {
+    fn drop(&mut self) {
+        let waiting = &mut self.servers.state.lock().waiting;
+        *waiting = waiting.saturating_sub(1);
+    }
 }
 
 impl Servers {
@@ -210,6 +228,7 @@ impl Servers {
                 pins: Vec::new(),
             }),
             changed: Condvar::new(),
+            changes: AtomicU64::new(0),
             token_file,
             token: Mutex::default(),
             closed: AtomicBool::new(false),
@@ -244,7 +263,18 @@ impl Servers {
         self.closed.store(true, Ordering::Release);
         // Whoever looks at the flag and then waits does so under the lock.
         drop(self.state.lock());
+        self.tell();
+    }
+
+    /// Has those who wait look again.
+    pub(crate) fn tell(&self) {
+        self.changes.fetch_add(1, Ordering::AcqRel);
         self.changed.notify_all();
+    }
+
+    /// How often something has changed. To be asked before one looks at the servers, so that no change is missed.
+    pub(crate) fn changes(&self) -> u64 {
+        self.changes.load(Ordering::Acquire)
     }
 
     pub(crate) fn is_closed(&self) -> bool {
@@ -473,7 +503,7 @@ impl Servers {
             }
         }
         drop(state);
-        self.changed.notify_all();
+        self.tell();
     }
 
     /// When it last was back after it was gone.
@@ -521,7 +551,7 @@ impl Servers {
             }
         }
         drop(state);
-        self.changed.notify_all();
+        self.tell();
     }
 
     /// Waits, at most until `at`, for the probe of a server that broke off and may be there all the same. `false`: there
@@ -541,24 +571,35 @@ impl Servers {
     /// Waits until the state of a server changes, or until `at`. Says so when nobody is left.
     pub(crate) fn wait(&self, at: Option<Instant>) {
         let mut state = self.state.lock();
+        let Some(until) = self.begin_wait(&mut state, at) else { return };
+        self.changed.wait_until(&mut state, until);
+        state.waiting = state.waiting.saturating_sub(1);
+    }
+
+    /// As [`Servers::wait`], for a read that takes no thread while it waits.
+    pub(crate) fn rest(self: &Arc<Self>, at: Option<Instant>) -> Option<Resting> {
+        let until = self.begin_wait(&mut self.state.lock(), at)?;
+        Some(Resting { servers: Arc::clone(self), until })
+    }
+
+    /// Counts a read that waits, and says so where nobody is left. When it is to look again at the latest; `None`: at once.
+    fn begin_wait(&self, state: &mut State, at: Option<Instant>) -> Option<Instant> {
         let usable = |record: &Record| matches!(record.health, Health::Up | Health::Distrusted { .. });
         if self.is_closed() {
-            return;
+            return None;
         }
         let nobody = !state.records.iter().any(usable);
         if nobody && state.gone_since.is_none() {
             state.gone_since = Some(Instant::now());
-            let reasons = self.status_of(&state).reasons();
+            let reasons = self.status_of(state).reasons();
             tracing::error!(%reasons, "no server of the image is left: reads wait until one is back");
         }
         if !nobody && at.is_none() {
-            return;
+            return None;
         }
         state.waiting += 1;
-        let started = Instant::now();
-        let longest = started + Duration::from_millis(500);
-        self.changed.wait_until(&mut state, at.map_or(longest, |at| at.min(longest)));
-        state.waiting = state.waiting.saturating_sub(1);
+        let longest = Instant::now() + WAIT_MAX;
+        Some(at.map_or(longest, |at| at.min(longest)))
     }
 
     /// How things are.

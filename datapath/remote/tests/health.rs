@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use headwater_remote::{Options, RemoteStore, ServerState};
-use headwater_store::{Hash, Object, Store, StoreError, StoreErrorKind};
+use headwater_store::{Check, Hash, Object, Store, StoreError, StoreErrorKind, Waiting};
 use headwater_testkit::{FileServer, HttpFault};
 use support::{MANIFEST, all_up, limits, message, object, open, options, read, store, until};
 
@@ -37,6 +37,45 @@ fn a_token_that_was_replaced_is_shown_at_once() {
     let status = remote.status();
     assert_eq!((status.servers[0].state, status.servers[0].failures), (ServerState::Up, 0), "{status:?}");
     assert_eq!(remote.counters().waits, 0);
+}
+
+#[test]
+fn a_read_that_waits_needs_no_thread_until_its_server_is_back() {
+    let dir = tempfile::tempdir().unwrap();
+    let bytes = store(dir.path());
+    let mut server = FileServer::start(dir.path(), None);
+    let remote = open(&[&server]);
+    let object = object(&remote, &bytes);
+    server.kill();
+    // All of them on this thread.
+    let mut into = vec![0; 1000];
+    let mut waiting: Vec<Waiting> = (0..40).map(|_| Waiting::default()).collect();
+    let mut go_on = |number: usize, waiting: &mut Waiting| {
+        let at = number * 1000;
+        let check: &mut Check<'_> = &mut |_| Ok(());
+        let is_read = object.read_or_wait(at as u64, &mut into, check, waiting).unwrap();
+        assert!(!is_read || into == bytes[at..at + 1000], "read {number}");
+        is_read
+    };
+    for (number, waiting) in waiting.iter_mut().enumerate() {
+        assert!(!go_on(number, waiting), "read {number}");
+    }
+    assert_eq!(remote.status().waiting, 40);
+    // One that is given up counts no more.
+    waiting.pop();
+    assert_eq!((remote.status().waiting, remote.counters().waits), (39, 0));
+    server.revive();
+    for (number, waiting) in waiting.iter_mut().enumerate() {
+        until(&remote, "it is read", || waiting.is_due(Instant::now()) && go_on(number, waiting));
+    }
+    assert_eq!((remote.status().waiting, remote.counters().waits), (0, 39));
+    // A store that is closed keeps nobody.
+    server.kill();
+    let mut waiting = Waiting::default();
+    until(&remote, "the server is missed", || !go_on(0, &mut waiting));
+    remote.close();
+    assert!(waiting.is_due(Instant::now()));
+    assert!(object.read_or_wait(0, &mut [0; 10], &mut |_| Ok(()), &mut waiting).is_err());
 }
 
 /// Waits until a thread is done, so that a read that hangs is a failure of its test.

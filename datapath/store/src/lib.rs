@@ -70,6 +70,7 @@ pub mod patient;
 pub mod refs;
 pub mod s3;
 pub mod store;
+pub mod waiting;
 
 pub use copy::{Copied, CopyProgress, ObjectsOf, copy, copy_object};
 pub use error::{StoreError, StoreErrorKind};
@@ -88,3 +89,4 @@ pub use store::{
     Check, Listed, MANIFEST_MAX_BYTES, NewVersion, Object, Patch, Pin, Publication, Removed, Store,
     TRACE_MAX_BYTES, Traffic,
 };
+pub use waiting::Waiting;

@@ -7,6 +7,7 @@ use crate::hash::Hash;
 use crate::hold::Hold;
 use crate::name::{ImageName, ImageReference};
 use crate::refs::{Image, Version};
+use crate::waiting::Waiting;
 
 /// The largest manifest: enough for 20 million distinct chunks, or 1.2 TiB of data at 64 KiB.
 pub const MANIFEST_MAX_BYTES: u64 = 1 << 30;
@@ -245,6 +246,19 @@ pub trait Object: Send + Sync + 'static {
     fn read_checked(&self, offset: u64, into: &mut [u8], check: &mut Check<'_>) -> Result<(), StoreError> {
         self.read_range(offset, into)?;
         check(into)
+    }
+
+    /// As [`Object::read_checked`], for a caller that has something else to do while the store is away. `false`: the read
+    /// waits, `into` holds nothing, and the same is to be asked for again, with this `waiting`, when that is due.
+    fn read_or_wait(
+        &self,
+        offset: u64,
+        into: &mut [u8],
+        check: &mut Check<'_>,
+        waiting: &mut Waiting,
+    ) -> Result<bool, StoreError> {
+        let _ = waiting;
+        self.read_checked(offset, into, check).map(|()| true)
     }
 
     /// Says that what [`Object::read_range`] gave of it, as a whole, does not have the hash that is its name. A store

@@ -1,0 +1,35 @@
+//! A read that waits for its store, and takes no thread meanwhile.
+
+use std::any::Any;
+use std::fmt;
+use std::time::Instant;
+
+type IsDue = Box<dyn Fn(Instant) -> bool + Send>;
+
+/// How far a read has come that waits; see [`Object::read_or_wait`](crate::Object::read_or_wait). Dropping it gives the read up.
+#[derive(Default)]
+pub struct Waiting(Option<(Box<dyn Any + Send>, IsDue)>);
+
+impl Waiting {
+    /// Whether the read is to go on: its store has changed, or it has waited long enough to look again.
+    pub fn is_due(&self, now: Instant) -> bool {
+        self.0.as_ref().is_none_or(|(_, is_due)| is_due(now))
+    }
+
+    /// Has the read wait, with what it needs to go on. `is_due` is asked often, and must not block.
+    pub fn begin(&mut self, state: impl Any + Send, is_due: impl Fn(Instant) -> bool + Send + 'static) {
+        self.0 = Some((Box::new(state), Box::new(is_due)));
+    }
+
+    /// What the read needs to go on, where it has waited.
+    pub fn end<T: Any>(&mut self) -> Option<T> {
+        let (state, _) = self.0.take()?;
+        state.downcast().ok().map(|state| *state)
+    }
+}
+
+impl fmt::Debug for Waiting {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(if self.0.is_some() { "Waiting(..)" } else { "Waiting(none)" })
+    }
+}
