@@ -494,7 +494,8 @@ impl Servers {
                 record.why = Some(why.clone());
             }
             Fault::Odd(why) | Fault::Refused(why) => {
-                let pause = (pause * 10).min(self.limits.distrust);
+                // It may be what one read asked for alone. What a probe finds wrong is put right by people.
+                let pause = if is_probe { (pause * 10).min(self.limits.distrust) } else { pause };
                 record.health = Health::Aside { probe_at: now + pause, is_gone: is_probe };
                 if was_up || record.why.as_deref() != Some(why) {
                     tracing::warn!(server = %url, %what, %why, "a server answers wrongly and is put aside");
@@ -639,6 +640,23 @@ mod tests {
         let servers = Servers::new(vec![url], None, None, Limits::default()).unwrap();
         let pauses = [0, 1, 2, 3, 4, 1000].map(|times| servers.busy_for(times).as_millis());
         assert_eq!(pauses, [100, 200, 400, 800, 800, 800]);
+    }
+
+    #[test]
+    fn a_server_that_refuses_what_one_read_asks_for_is_soon_probed() {
+        let url = "http://127.0.0.1:1".parse().unwrap();
+        let servers = Servers::new(vec![url], None, None, Limits::default()).unwrap();
+        servers.is_back(0, Duration::ZERO);
+        servers.failed(0, "objects/1", &Fault::Odd("status 403".into()));
+        let probe_at = |servers: &Servers| match servers.state.lock().records[0].health {
+            Health::Aside { probe_at, .. } => probe_at,
+            _ => panic!("it is not aside: {:?}", servers.status()),
+        };
+        assert!(probe_at(&servers) <= Instant::now() + servers.limits.probe_after);
+        // It refuses the probe too, so that it concerns all reads.
+        let before = Instant::now();
+        servers.probe_failed(0, &Fault::Odd("status 403".into()));
+        assert!(probe_at(&servers) >= before + servers.limits.probe_after * 10);
     }
 
     #[test]
