@@ -44,7 +44,7 @@ pub struct Limits {
     pub polling_us: u64,
     /// How long a client may take nothing of a reply that is being sent, in milliseconds. The connection is cut then, or up to two such
     /// times later; never while it takes something, however little. Also how long it may send nothing of a write that it has begun, where
-    /// others wait for the memory that was set aside for it.
+    /// others wait for the memory that was set aside for it; and all of its data may then take so long, and a second more for each 128 KiB.
     pub send_stall_ms: u64,
     /// How long [`crate::Server::stop`] waits for requests in flight and for clients to take
     /// their replies, in milliseconds. Then connections are cut.

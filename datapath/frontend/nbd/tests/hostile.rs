@@ -391,6 +391,31 @@ fn a_write_that_stops_in_the_middle_does_not_keep_its_memory_from_others() {
     assert!(fixture.disk.contents().iter().all(|byte| *byte == 2));
 }
 
+#[test]
+fn a_write_that_comes_bit_by_bit_does_not_keep_its_memory_from_others() {
+    let _alone = alone();
+    let limits = Limits { shared_bytes: 64 << 20, send_stall_ms: 500, ..Limits::default() };
+    let fixture = Fixture::with_limits(ReferenceDisk::new(32 * MIB), limits);
+    let mut slow = fixture.started(false);
+    slow.request(command::WRITE, 0, 1, 0, 32 << 20);
+    slow.send(&[1; 1000]);
+    wait_until("its memory is set aside", || fixture.server.shared_bytes_used() > 0);
+    let mut other = fixture.started(false);
+    other.request(command::WRITE, 0, 2, 0, 32 << 20);
+    let writing = std::thread::spawn(move || {
+        other.send(&vec![2; 32 << 20]);
+        other.simple()
+    });
+    // Nobody would wait for all of it.
+    wait_until("the other's write is done", || {
+        // Until it is cut.
+        let _ = slow.0.write(&[1; 10]);
+        writing.is_finished()
+    });
+    assert_eq!(writing.join().unwrap(), (0, 2));
+    assert!(fixture.disk.contents().iter().all(|byte| *byte == 2));
+}
+
 /// Those that take much memory, or look how much this process has, do so one after the other.
 fn alone() -> std::sync::MutexGuard<'static, ()> {
     static ALONE: std::sync::Mutex<()> = std::sync::Mutex::new(());

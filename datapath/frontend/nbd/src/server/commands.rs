@@ -3,6 +3,8 @@
 //! A request that does not fit is answered here ([`Refusal`]); the device sees only those that keep its contract. A
 //! refused write still has its payload taken, so that the stream stays in step.
 
+use std::time::Instant;
+
 use headwater_block::{Attempt, BLOCK_BYTES, ByteRange, ExtentKind, Op, Request};
 
 use super::batch::INLINE_BYTES;
@@ -140,7 +142,7 @@ impl Connection<'_> {
                 place.copy_from_slice(here);
             }
             self.inbound.consume(have);
-            self.stage = Stage::Payload { head: *head, range, buffer, have };
+            self.stage = Stage::Payload { head: *head, range, buffer, have, since: Instant::now() };
             return Ok(Progress::Again);
         }
         let Some(payload) = self.inbound.payload(head_bytes, len) else { return Ok(Progress::NeedBytes) };

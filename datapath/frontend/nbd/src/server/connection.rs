@@ -91,9 +91,13 @@ const LONE_ROUNDS: u32 = 16;
 /// start them, however many, is to ring the disk's bell, which costs more than all the rest of a read.
 const MOST_ROUNDS_UNSTARTED: u32 = 2;
 
+/// Where others wait for its memory, a write's data has [`Limits::send_stall_ms`], and a second more for each so many bytes that came:
+/// 1 Mbit/s.
+const SLOWEST_BYTES_S: u64 = 128 << 10;
+
 pub(super) enum Stage {
     Head,
-    Payload { head: RequestHead, range: ByteRange, buffer: Vec<u8>, have: usize },
+    Payload { head: RequestHead, range: ByteRange, buffer: Vec<u8>, have: usize, since: Instant },
     Drain { head: RequestHead, left: usize, error: Refusal },
     Closing(&'static str),
 }
@@ -220,7 +224,7 @@ impl<'a> Connection<'a> {
                         Stage::Payload { have, .. } => *have = have.saturating_add(count),
                         _ => self.inbound.received(count),
                     }
-                    return Ok(());
+                    return self.in_time();
                 }
                 // A receive that may wait has waited for as long as it may. In the middle of a write it goes on, unless others need what
                 // was set aside for it.
@@ -243,6 +247,21 @@ impl<'a> Connection<'a> {
                 Err(error) => return Err(End::Fault(format!("receiving failed: {error}"))),
             }
         }
+    }
+
+    /// A write whose data comes bit by bit keeps its memory from others that wait for it no longer than on the slowest line.
+    fn in_time(&self) -> Result<(), End> {
+        let Stage::Payload { buffer, have, since, .. } = &self.stage else { return Ok(()) };
+        let longest = Duration::from_millis(self.limits.send_stall_ms)
+            + Duration::from_secs(*have as u64 / SLOWEST_BYTES_S);
+        if *have == buffer.len() || !self.share.is_wanted() || since.elapsed() < longest {
+            return Ok(());
+        }
+        Err(End::Fault(format!(
+            "it sent {have} of the {} bytes of a write's data in {:.1} s, and others waited for its memory",
+            buffer.len(),
+            since.elapsed().as_secs_f64()
+        )))
     }
 
     fn hung_up(&mut self) -> Result<(), End> {
@@ -313,8 +332,8 @@ impl<'a> Connection<'a> {
             }
             let progress = match std::mem::replace(&mut self.stage, Stage::Head) {
                 Stage::Head => self.take_head()?,
-                Stage::Payload { head, range, buffer, have } if have < buffer.len() => {
-                    self.stage = Stage::Payload { head, range, buffer, have };
+                Stage::Payload { head, range, buffer, have, since } if have < buffer.len() => {
+                    self.stage = Stage::Payload { head, range, buffer, have, since };
                     Progress::NeedBytes
                 }
                 Stage::Payload { head, range, buffer, .. } => {
