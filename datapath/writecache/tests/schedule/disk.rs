@@ -1,5 +1,5 @@
 //! A disk in memory. Its threads take operations in any order and carry them out in two halves; of the first
-//! ones some fail, after their first half. It knows what a power cut would leave.
+//! ones some fail, after their first half, and some writes are given up without an answer. It knows what a power cut would leave.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -25,6 +25,8 @@ struct Queue {
 struct Contents {
     live: Vec<u8>,
     durable: Vec<u8>,
+    /// A sync failed: as in a kernel, no later one makes good what that had to write.
+    has_lost: bool,
 }
 
 /// By the real file's number. The real files stay empty; their lengths and names are real.
@@ -37,6 +39,8 @@ pub struct Disk {
     /// Locked for one copy, without a change of threads in it.
     files: std::sync::Mutex<Files>,
     faults: AtomicU32,
+    sync_faults: AtomicU32,
+    given_up: AtomicU32,
     renames: AtomicU32,
 }
 
@@ -49,6 +53,15 @@ fn put(bytes: &mut Vec<u8>, at: usize, from: &[u8]) {
         bytes.resize(at + from.len(), 0);
     }
     bytes[at..at + from.len()].copy_from_slice(from);
+}
+
+/// Whether this is one of those that fail.
+fn is_one(faults: &AtomicU32) -> bool {
+    let is_one = faults.load(Ordering::Relaxed) > 0 && shuttle::rand::thread_rng().gen_bool(0.3);
+    if is_one {
+        faults.fetch_sub(1, Ordering::Relaxed);
+    }
+    is_one
 }
 
 /// Others go on here.
@@ -64,6 +77,8 @@ impl Disk {
             wake: Condvar::new(),
             files: std::sync::Mutex::default(),
             faults: AtomicU32::new(faults),
+            sync_faults: AtomicU32::new(0),
+            given_up: AtomicU32::new(0),
             renames: AtomicU32::new(0),
         }
     }
@@ -71,6 +86,16 @@ impl Disk {
     /// From now on so many operations fail at most.
     pub fn fail_some(&self, faults: u32) {
         self.faults.store(faults, Ordering::Relaxed);
+    }
+
+    /// From now on so many syncs fail at most.
+    pub fn fail_some_syncs(&self, faults: u32) {
+        self.sync_faults.store(faults, Ordering::Relaxed);
+    }
+
+    /// Writes that were dropped without an answer.
+    pub fn given_up(&self) -> u32 {
+        self.given_up.load(Ordering::Relaxed)
     }
 
     /// How often a file took another's place.
@@ -81,7 +106,7 @@ impl Disk {
     /// A disk that holds a file with these bytes.
     pub fn with_file(file: &File, bytes: Vec<u8>) -> Self {
         let disk = Self::new(0);
-        disk.files.lock().unwrap().insert(number(file), Contents { live: bytes.clone(), durable: bytes });
+        disk.files.lock().unwrap().insert(number(file), Contents { live: bytes.clone(), durable: bytes, has_lost: false });
         disk
     }
 
@@ -117,11 +142,7 @@ impl Disk {
     }
 
     fn fails(&self) -> bool {
-        let fails = self.faults.load(Ordering::Relaxed) > 0 && shuttle::rand::thread_rng().gen_bool(0.3);
-        if fails {
-            self.faults.fetch_sub(1, Ordering::Relaxed);
-        }
-        fails
+        is_one(&self.faults)
     }
 
     fn carry_out(&self, mut op: IoOp) {
@@ -129,6 +150,11 @@ impl Disk {
         self.transfer(&mut op, 0..half);
         point();
         let result = if self.fails() {
+            if op.direction == Direction::Write && shuttle::rand::thread_rng().gen_bool(0.5) {
+                // As where a thread that carries it out panics.
+                self.given_up.fetch_add(1, Ordering::Relaxed);
+                return;
+            }
             Err(io::Error::other("injected"))
         } else {
             let len = op.len;
@@ -163,10 +189,14 @@ impl IoEngine for Disk {
         point();
         let mut files = self.files.lock().unwrap();
         let contents = files.entry(number(file)).or_default();
-        contents.durable.clone_from(&contents.live);
+        let fails = is_one(&self.sync_faults);
+        contents.has_lost |= fails;
+        if !contents.has_lost {
+            contents.durable.clone_from(&contents.live);
+        }
         drop(files);
         point();
-        Ok(())
+        if fails { Err(io::Error::other("injected")) } else { Ok(()) }
     }
 
     fn write_at(&self, file: &File, bytes: &[u8], offset: u64) -> io::Result<()> {
