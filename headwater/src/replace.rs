@@ -5,20 +5,16 @@ use std::io::{ErrorKind, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 
-/// What is added to the name of a file while it is written; such a file means nothing.
-const NEW: &str = ".new";
-
 /// Puts a file with these contents in the place of what is at `path`, if anything; a link there is replaced, and not followed. It
-/// is durable when this returns. `mode` is that of the new file, less what the umask takes away.
+/// is durable when this returns. Of several that do it at the same time, the last one's is there. `mode` is that of the new
+/// file, less what the umask takes away.
 pub fn replace(path: &Path, bytes: &[u8], mode: u32) -> std::io::Result<()> {
-    let mut name = path.file_name().ok_or(ErrorKind::IsADirectory)?.to_owned();
-    name.push(NEW);
-    let new = path.with_file_name(name);
-    match std::fs::remove_file(&new) {
-        // Of whoever died while writing it.
-        Err(error) if error.kind() != ErrorKind::NotFound => return Err(error),
-        _ => {}
+    if path.file_name().is_none() {
+        return Err(ErrorKind::IsADirectory.into());
     }
+    // A name that nobody else has, whose process may be one of another container. Such a file means nothing: who dies while
+    // writing it leaves it.
+    let new = path.with_file_name(format!(".headwater-{}.new", uuid::Uuid::new_v4().simple()));
     let mut file = OpenOptions::new().write(true).create_new(true).mode(mode).open(&new)?;
     let written = file.write_all(bytes).and_then(|()| file.sync_all());
     if let Err(error) = written.and_then(|()| std::fs::rename(&new, path)) {
@@ -41,7 +37,6 @@ mod tests {
     fn a_file_is_replaced_as_a_whole() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("note");
-        std::fs::write(dir.path().join("note.new"), "of one that died").unwrap();
         replace(&path, b"old", 0o600).unwrap();
         assert_eq!(std::fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
         let mut old = File::open(&path).unwrap();
@@ -53,6 +48,22 @@ mod tests {
         assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 1);
         std::fs::create_dir(dir.path().join("a")).unwrap();
         assert!(replace(&dir.path().join("a"), b"", 0o600).is_err());
-        assert!(!dir.path().join("a.new").exists());
+        assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 2);
+    }
+
+    #[test]
+    fn of_several_writers_each_has_a_file_of_its_own_until_it_is_whole() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("note");
+        let text = |writer: u8| vec![writer; 1000 * usize::from(writer)];
+        std::thread::scope(|scope| {
+            for writer in 1..=4 {
+                let path = &path;
+                scope.spawn(move || (0..50).for_each(|_| replace(path, &text(writer), 0o600).unwrap()));
+            }
+        });
+        let there = std::fs::read(&path).unwrap();
+        assert!((1..=4).any(|writer| there == text(writer)), "{} bytes", there.len());
+        assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 1);
     }
 }

@@ -100,7 +100,7 @@ mod tests {
         assert_eq!(Positions::parse(&text).unwrap(), positions);
         resume.take().unwrap().unwrap();
         // A power cut while it was written.
-        std::fs::write(dir.path().join("vhost-user.new"), "1").unwrap();
+        std::fs::write(dir.path().join(".headwater-0.new"), "1").unwrap();
         assert_eq!(resume.take().unwrap(), None);
     }
 
