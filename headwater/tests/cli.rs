@@ -269,6 +269,8 @@ fn run_of_what_does_not_exist_or_cannot_be_says_so() {
     let ran = |args: &[&str]| run(headwater().arg("run").args(args).arg("--data-dir").arg(&data));
     ran(&["none"]).fails(3, &["'none' is neither a file nor an image"]);
     ran(&["./none.qcow2"]).fails(3, &["none.qcow2"]);
+    ran(&["https://127.0.0.1:1/debian"])
+        .fails(2, &["cannot import 'https://127.0.0.1:1/debian'", "--from STORE"]);
     let disk = dir.path().join("d.raw");
     std::fs::write(&disk, tiny_disk()).unwrap();
     let disk = disk.to_str().unwrap();

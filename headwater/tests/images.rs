@@ -73,6 +73,9 @@ fn a_disk_that_is_said_to_be_raw_is_not_looked_into() {
     let unknown = daemon.cli(&["image", "import", &trap, "--format", "vdi"]);
     assert!(unknown.code == 2 && unknown.err.contains("vhd (vpc)"), "{unknown:?}");
     daemon.cli(&["image", "import", "nbd://127.0.0.1:1/x", "--format", "raw"]).fails(2, &["NBD server"]);
+    let url = "https://127.0.0.1:1/disk.qcow2";
+    daemon.cli(&["image", "import", url]).fails(2, &[url, "curl URL |", "store copy"]);
+    daemon.cli(&["image", "import", "s3://bucket/disk"]).fails(2, &["store copy", "--from STORE"]);
 }
 
 #[test]

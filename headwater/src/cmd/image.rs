@@ -12,7 +12,7 @@ use headwater_block::size;
 use crate::cli::ImageCommand;
 use crate::client::Client;
 use crate::cmd::spool::Spooled;
-use crate::cmd::{channels, diff, seal, trace};
+use crate::cmd::{channels, diff, seal, source_url, trace};
 use crate::failure::{DAMAGED, invalid};
 use crate::show::{self, progress::Shown};
 
@@ -114,6 +114,7 @@ pub async fn import(
     named: Named,
     quiet: bool,
 ) -> anyhow::Result<JobResult> {
+    source_url::check_import(source)?;
     let spooled = match source {
         STANDARD_INPUT => {
             named.name.as_ref().ok_or_else(|| invalid(NO_NAME))?;

@@ -1,5 +1,7 @@
-//! A URL as the source of `export` and `attach`: an image on servers or in a bucket, named in one with its store.
+//! A URL as the source of `export` and `attach`: an image on servers or in a bucket, named in one with its store; and why one
+//! is no source of `image import`.
 
+use headwater_api::{Problem, ProblemKind};
 use headwater_nbd::NbdUri;
 use headwater_store::S3Url;
 
@@ -39,6 +41,30 @@ pub fn split(source: &str) -> anyhow::Result<Option<(String, String)>> {
             "cannot export '{source}': it names a store and no image in it; write {FORMS}"
         ))),
     }
+}
+
+/// Refuses a URL that is none of an NBD server where a disk is to be imported.
+pub fn check_import(source: &str) -> Result<(), Problem> {
+    let Some((scheme, _)) = source.split_once("://").filter(|(scheme, _)| is_scheme(scheme)) else {
+        return Ok(());
+    };
+    if NbdUri::is_uri(source) {
+        return Ok(());
+    }
+    let of_store = "'headwater store copy STORE DIR IMAGE' brings versions of a store, and '--from STORE' of run, serve, export and \
+                    attach reads them where they are";
+    let advice = if S3Url::is_meant(source) {
+        of_store.to_owned()
+    } else if stores::is_server(source) {
+        format!(
+            "'curl URL | headwater image import - --name IMAGE' makes a version of a disk image; {of_store}"
+        )
+    } else {
+        "write /path/to/disk.qcow2, nbd://HOST[:PORT]/NAME or nbd+unix:///NAME?socket=PATH".to_owned()
+    };
+    let why =
+        format!("cannot import '{source}': a file or an NBD export is imported, and nothing at {scheme}://");
+    Err(Problem::new(ProblemKind::Invalid, why).advise(advice))
 }
 
 /// Whether what stands before `://` can be a scheme, and is not a part of a file's name.
@@ -86,6 +112,23 @@ mod tests {
             ("nbd://a/b", "image import URI"),
         ] {
             let error = split(url).unwrap_err().to_string();
+            assert!(error.contains(words) && error.contains(url), "{error}");
+        }
+    }
+
+    #[test]
+    fn what_is_imported_is_no_url_but_that_of_an_nbd_server() {
+        for good in ["/srv/disk.raw", "disk.raw", "-", "./https://a/b", "nbd://a/b", "nbd+unix:///?socket=/x"]
+        {
+            check_import(good).unwrap();
+        }
+        for (url, words) in [
+            ("https://a/debian.qcow2", "curl URL | headwater image import -"),
+            ("http://a/debian", "store copy STORE DIR IMAGE"),
+            ("s3://bucket/debian", "--from STORE"),
+            ("file:///srv/disk.raw", "write /path/to/disk.qcow2"),
+        ] {
+            let error = check_import(url).unwrap_err().to_string();
             assert!(error.contains(words) && error.contains(url), "{error}");
         }
     }
