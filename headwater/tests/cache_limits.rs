@@ -3,6 +3,7 @@
 mod support;
 
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
@@ -198,6 +199,39 @@ fn a_socket_is_its_users_only_and_goes_with_its_process() {
     signal(ended.child.id(), "TERM");
     assert!(ended.child.wait().expect("it ends").success());
     assert!(!ended.socket().exists());
+}
+
+#[test]
+fn root_sees_and_changes_what_any_user_serves_and_says_whose_it_is() {
+    let own = rustix::process::geteuid().as_raw();
+    // A user sees its own alone, and root that of others, too.
+    let user = if own == 0 { 65534 } else { own };
+    let dir = short_dir();
+    std::os::unix::fs::chown(dir.path(), Some(user), None).expect("changed");
+    // The program may lie where that user cannot go, so it is passed on open.
+    let program = std::fs::File::open(env!("CARGO_BIN_EXE_headwater")).expect("the program");
+    let mut command = Command::new("sh");
+    command.args(["-c", "exec /proc/self/fd/0 \"$@\"", "sh"]).stdin(program).stdout(Stdio::null());
+    command.args(["export", "null:1G", "--cache", "ram", "--ram", "16M", "--cache-dir"]).arg(dir.path());
+    command.arg(format!("--nbd=unix:{}", dir.path().join("nbd").display()));
+    command.uid(user).current_dir("/").env("HEADWATER_RUN_DIR", dir.path().join("run"));
+    let export = Export { child: command.spawn().expect("it starts"), dir };
+    wait_until("it can be found", || export.socket().exists());
+    let list = || export.cli(&["--json", "cache", "list"]).ok();
+    let list: Value = serde_json::from_str(&list()).expect("it is JSON");
+    assert_eq!((&list[0]["uid"], &list[0]["pid"]), (&user.into(), &export.child.id().into()), "{list}");
+    let told = export.cli(&["cache", "set", "null:1G", "--ram", "32M"]).ok();
+    assert!(told.contains(&user.to_string()) && told.contains("32.0 MiB"), "{told}");
+    assert_eq!(export.cache(0)["ram_limit_bytes"], 32 * MIB);
+    if own == 0 {
+        // What root's own process listens on is asked nothing through another user's directory.
+        let root = Export::start(&["--cache", "ram", "--ram", "16M"]);
+        let link = export.dir.path().join("run/caches/1.sock");
+        std::os::unix::fs::symlink(root.socket(), &link).expect("made");
+        let listed = export.cli(&["cache", "list"]);
+        assert!(listed.err.contains("user 0's, in a directory of user 65534"), "{listed:?}");
+        assert_eq!(listed.out.matches("null:1G").count(), 1, "{listed:?}");
+    }
 }
 
 #[test]

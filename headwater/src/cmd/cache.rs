@@ -10,7 +10,8 @@ use crate::show;
 /// `headwater cache ...`.
 #[derive(Debug, Subcommand)]
 pub enum CacheCommand {
-    /// List the write caches of this user's exports and attached devices that run, with their limits and use
+    /// List the write caches of this user's exports and attached devices that run (for root: of all users), with their limits and
+    /// use
     List,
     /// Change the limits of such a write cache, up or down, at once
     #[command(group = ArgGroup::new("limits").required(true).multiple(true))]
@@ -31,15 +32,15 @@ pub enum CacheCommand {
 }
 
 /// Carries one out.
-pub fn run(command: CacheCommand, json: bool) -> anyhow::Result<u8> {
+pub async fn run(command: CacheCommand, json: bool) -> anyhow::Result<u8> {
     match command {
         CacheCommand::List => {
-            let processes = client::list()?;
+            let processes = client::list().await?;
             if json { show::json(&processes)? } else { table(&processes)? }
         }
         CacheCommand::Set { which, volume, ram, disk } => {
             let change = Change { volume, ram_bytes: ram, disk_bytes: disk };
-            let process = client::set(&which, change)?;
+            let process = client::set(&which, change).await?;
             if json { show::json(&process)? } else { table(&[process])? }
         }
     }
@@ -48,8 +49,18 @@ pub fn run(command: CacheCommand, json: bool) -> anyhow::Result<u8> {
 
 fn table(processes: &[Process]) -> anyhow::Result<()> {
     let rows = processes.iter().flat_map(|process| process.caches.iter().map(|cache| row(process, cache)));
-    let headings =
-        ["PROCESS", "SOURCE", "VOLUME", "MODE", "RAM USED", "RAM LIMIT", "DISK USED", "DISK LIMIT", "STATE"];
+    let headings = [
+        "PROCESS",
+        "USER",
+        "SOURCE",
+        "VOLUME",
+        "MODE",
+        "RAM USED",
+        "RAM LIMIT",
+        "DISK USED",
+        "DISK LIMIT",
+        "STATE",
+    ];
     show::table(&headings, rows)
 }
 
@@ -64,6 +75,7 @@ fn row(process: &Process, cache: &Cache) -> Vec<String> {
     let volume = process.devices.first().filter(|_| process.caches.len() == 1).unwrap_or(&cache.volume);
     vec![
         process.pid.to_string(),
+        process.uid.to_string(),
         process.source.clone(),
         volume.clone(),
         cache.mode.to_string(),

@@ -73,7 +73,7 @@ pub fn run(cli: Cli) -> anyhow::Result<u8> {
             args.attach.attach = true;
             export::run(data_dir, args).map(|()| 0)
         }
-        Command::Cache(command) => cache::run(command, json),
+        Command::Cache(command) => on_one_core(cache::run(command, json)),
         Command::Detach(args) => attach::detach(&args),
         Command::Attachments => attach::list(json),
         Command::Completions { shell } => generate::completions(shell).map(|()| 0),

@@ -1,80 +1,111 @@
 //! The side of `headwater cache`.
 
-use std::io::{BufRead, BufReader, Read, Write};
-use std::path::Path;
+use std::io::{Error, ErrorKind};
 
 use anyhow::Context;
 use headwater_api::{Problem, ProblemKind};
+use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
+use tokio::net::UnixStream;
+use tokio::net::unix::UCred;
 
-use super::{ANSWER_BYTES, Answer, Change, DEADLINE, Process, Request, places};
+use super::places::{self, Socket};
+use super::{ANSWER_BYTES, Answer, Change, DEADLINE, Process, Request};
 use crate::show;
 
-/// Processes of this user that serve volumes. Those that do not answer are named on the standard error.
-pub fn list() -> anyhow::Result<Vec<Process>> {
-    let sockets = places::sockets(&places::usual()).context("cannot look for exports that run")?;
-    let mut processes = Vec::new();
-    for path in sockets {
-        match ask(&path, &Request::List) {
-            Ok(process) => processes.push(process),
-            // It ended meanwhile.
-            Err(_) if !path.exists() => {}
+/// Processes of this user that serve volumes, and for root those of all users. Those that do not answer are named on the standard
+/// error.
+pub async fn list() -> anyhow::Result<Vec<Process>> {
+    Ok(found().await?.into_iter().map(|(_, process)| process).collect())
+}
+
+async fn found() -> anyhow::Result<Vec<(Socket, Process)>> {
+    let sockets = places::sockets(&places::usual(), &places::of_others());
+    let mut found = Vec::new();
+    for socket in sockets.context("cannot look for exports that run")? {
+        match ask(&socket, &Request::List).await {
+            Ok(process) => found.push((socket, process)),
+            // It ended meanwhile, or died and was another user's, who sweeps it.
+            Err(error) if !socket.path.exists() || is_dead(&error) => {}
             Err(error) => show::aside(&format!("headwater: {}\n", crate::failure::one_line(&error))),
         }
     }
-    processes.sort_by_key(|process| process.pid);
-    Ok(processes)
+    found.sort_by_key(|(_, process)| (process.uid != own_uid(), process.uid, process.pid));
+    Ok(found)
+}
+
+fn is_dead(error: &anyhow::Error) -> bool {
+    error.downcast_ref::<Error>().is_some_and(|error| error.kind() == ErrorKind::ConnectionRefused)
+}
+
+fn own_uid() -> u32 {
+    rustix::process::geteuid().as_raw()
 }
 
 /// Changes the limits of the process with this number, or that serves this source or device.
-pub fn set(which: &str, change: Change) -> anyhow::Result<Process> {
-    let processes = list()?;
-    let is_meant = |process: &&Process| {
+pub async fn set(which: &str, change: Change) -> anyhow::Result<Process> {
+    let is_meant = |process: &Process| {
         process.pid.to_string() == which
             || process.source == which
             || process.devices.iter().any(|device| {
                 device == which || device.strip_prefix("/dev/").is_some_and(|name| name == which)
             })
     };
-    let meant: Vec<_> = processes.iter().filter(is_meant).collect();
-    let process = match meant.as_slice() {
-        [process] => process,
+    let mut meant: Vec<_> = found().await?.into_iter().filter(|(_, process)| is_meant(process)).collect();
+    // What another user calls the same must not keep root from its own.
+    if meant.iter().any(|(_, process)| process.uid == own_uid()) {
+        meant.retain(|(_, process)| process.uid == own_uid());
+    }
+    match meant.as_slice() {
+        [(socket, _)] => ask(socket, &Request::Set(change)).await,
         [] => {
-            let why = format!("no export or attached device of this user that runs is '{which}'");
+            let whose = if own_uid() == 0 { "" } else { " of this user" };
+            let why = format!("no export or attached device{whose} that runs is '{which}'");
             let problem = Problem::new(ProblemKind::NotFound, why);
-            return Err(problem.advise("'headwater cache list' shows them").into());
+            Err(problem.advise("'headwater cache list' shows them").into())
         }
         several => {
-            let pids: Vec<_> = several.iter().map(|process| process.pid.to_string()).collect();
+            let pids: Vec<_> = several.iter().map(|(_, process)| process.pid.to_string()).collect();
             let why = format!("{} processes serve '{which}'", pids.len());
             let problem = Problem::new(ProblemKind::Conflict, why);
-            return Err(problem.advise(format!("give one of the processes {}", pids.join(", "))).into());
+            Err(problem.advise(format!("give one of the processes {}", pids.join(", "))).into())
         }
-    };
-    let sockets = places::sockets(&places::usual()).context("cannot look for exports that run")?;
-    let name = format!("{}.sock", process.pid);
-    let path = sockets.iter().find(|path| path.file_name().is_some_and(|it| it == name.as_str()));
-    let path = path.with_context(|| format!("process {} ended meanwhile", process.pid))?;
-    ask(path, &Request::Set(change))
-}
-
-fn ask(path: &Path, request: &Request) -> anyhow::Result<Process> {
-    let mut line = Vec::new();
-    exchange(path, request, &mut line)
-        .with_context(|| format!("the process at {} does not answer", path.display()))?;
-    match serde_json::from_slice(&line) {
-        Ok(Answer::Caches(process)) => Ok(process),
-        Ok(Answer::Problem(problem)) => Err(problem.into()),
-        Err(error) => Err(error)
-            .with_context(|| format!("cannot understand the answer of the process at {}", path.display())),
     }
 }
 
-fn exchange(path: &Path, request: &Request, line: &mut Vec<u8>) -> std::io::Result<()> {
-    let mut stream = places::connect(path)?;
-    stream.set_read_timeout(Some(DEADLINE))?;
-    stream.set_write_timeout(Some(DEADLINE))?;
+async fn ask(socket: &Socket, request: &Request) -> anyhow::Result<Process> {
+    let mut line = Vec::new();
+    // For all of it: a process of another user may mean to keep root waiting.
+    let exchanged = tokio::time::timeout(DEADLINE, exchange(socket, request, &mut line)).await;
+    let peer = exchanged
+        .unwrap_or_else(|_| Err(ErrorKind::TimedOut.into()))
+        .with_context(|| format!("the process at {} does not answer", socket.path.display()))?;
+    match serde_json::from_slice(&line) {
+        Ok(Answer::Caches(mut process)) => {
+            process.uid = peer.uid();
+            if let Some(pid) = peer.pid().filter(|_| peer.uid() != own_uid()) {
+                // Another user's may say any number. One of ours is known by its own, also in a container.
+                process.pid = pid.unsigned_abs();
+            }
+            Ok(process)
+        }
+        Ok(Answer::Problem(problem)) => Err(problem.into()),
+        Err(error) => Err(error).with_context(|| {
+            format!("cannot understand the answer of the process at {}", socket.path.display())
+        }),
+    }
+}
+
+async fn exchange(socket: &Socket, request: &Request, line: &mut Vec<u8>) -> std::io::Result<UCred> {
+    let mut stream = UnixStream::connect(&socket.path).await?;
+    let peer = stream.peer_cred()?;
+    if peer.uid() != socket.owner {
+        // The name may be a link to something else that does what root asks.
+        let why = format!("it is user {}'s, in a directory of user {}", peer.uid(), socket.owner);
+        return Err(Error::new(ErrorKind::PermissionDenied, why));
+    }
     let mut text = serde_json::to_vec(request)?;
     text.push(b'\n');
-    stream.write_all(&text)?;
-    BufReader::new(stream).take(ANSWER_BYTES).read_until(b'\n', line).map(drop)
+    stream.write_all(&text).await?;
+    BufReader::new(stream).take(ANSWER_BYTES).read_until(b'\n', line).await?;
+    Ok(peer)
 }

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   headwater cache list|set                             headwater export, attach: one socket each
-//!   client --- a line of JSON: Request, at most 4 KiB ---> server     DIR/PID.sock, for this user only
+//!   client --- a line of JSON: Request, at most 4 KiB ---> server     DIR/PID.sock, for this user and root
 //!          <-- a line of JSON: Answer, at most 1 MiB -----
 //! ```
 //!
@@ -63,6 +63,9 @@ pub enum Answer {
 pub struct Process {
     /// Its number.
     pub pid: u32,
+    /// The number of its user, as the kernel has it: what the process itself says of that counts nothing.
+    #[serde(default)]
+    pub uid: u32,
     /// What its volumes are over, as it was given.
     pub source: String,
     /// Block devices of this kernel that it serves, and what they were called.

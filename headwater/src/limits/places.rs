@@ -38,6 +38,29 @@ pub fn usual() -> Vec<PathBuf> {
     bases.into_iter().map(|base| base.join("caches")).collect()
 }
 
+/// For root: those of all other users, but for one that somebody's `XDG_RUNTIME_DIR` names elsewhere.
+pub fn of_others() -> Vec<PathBuf> {
+    let is_said = std::env::var_os(VARIABLE).is_some_and(|dir| Path::new(&dir).is_absolute());
+    if is_said || !rustix::process::geteuid().is_root() {
+        return Vec::new();
+    }
+    others_in(Path::new("/run/user"), Path::new("/tmp"))
+}
+
+fn others_in(logins: &Path, tmp: &Path) -> Vec<PathBuf> {
+    let is_other = |number: &str| number.parse::<u32>().is_ok_and(|number| number != 0);
+    let dirs = |dir: &Path| std::fs::read_dir(dir).into_iter().flatten().flatten().map(|entry| entry.path());
+    let named = |path: &PathBuf, prefix: &str| {
+        let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
+        name.strip_prefix(prefix).is_some_and(is_other)
+    };
+    let of_logins = dirs(logins).filter(|path| named(path, "")).map(|dir| dir.join("headwater"));
+    let in_tmp = dirs(tmp).filter(|path| named(path, "headwater-"));
+    let mut bases: Vec<_> = of_logins.chain(in_tmp).collect();
+    bases.sort();
+    bases.into_iter().map(|base| base.join("caches")).collect()
+}
+
 /// Listens in the first of these directories where that can be done. Returns the path as well.
 pub fn listen(dirs: &[PathBuf]) -> Result<(UnixListener, PathBuf), Error> {
     let mut failed = Error::from(ErrorKind::NotFound);
@@ -55,7 +78,7 @@ fn listen_in(dir: &Path) -> Result<(UnixListener, PathBuf), Error> {
         DirBuilder::new().recursive(true).mode(0o755).create(base)?;
     }
     DirBuilder::new().recursive(true).mode(0o700).create(dir)?;
-    check(dir)?;
+    check(dir, rustix::process::geteuid().as_raw())?;
     sweep(dir);
     let pid = std::process::id();
     let path = dir.join(format!("{pid}.sock"));
@@ -75,26 +98,45 @@ fn listen_in(dir: &Path) -> Result<(UnixListener, PathBuf), Error> {
     Ok((listener, path))
 }
 
-/// The sockets in these directories. Those that lost their process are removed. A directory that cannot be trusted is an error
-/// only where the others have none: anybody can make one in `/tmp`.
-pub fn sockets(dirs: &[PathBuf]) -> Result<Vec<PathBuf>, Error> {
+/// A socket that somebody has listened on.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Socket {
+    /// Where it is.
+    pub path: PathBuf,
+    /// Whose directory that is.
+    pub owner: u32,
+}
+
+/// The sockets in these directories. Those of this user that lost their process are removed. A directory that cannot be trusted is
+/// an error only where the others have none: anybody can make one in `/tmp`. For the same reason it never is among `others`.
+pub fn sockets(dirs: &[PathBuf], others: &[PathBuf]) -> Result<Vec<Socket>, Error> {
     let (mut found, mut refused) = (Vec::new(), None);
     for dir in dirs {
-        match check(dir) {
+        match look(dir) {
             Err(error) if error.kind() == ErrorKind::NotFound => {}
             Err(error) => refused = Some(Error::new(error.kind(), format!("{}: {error}", dir.display()))),
-            Ok(()) => found.append(&mut sweep(dir)),
+            Ok(mut sockets) => found.append(&mut sockets),
         }
     }
     match refused {
-        Some(error) if found.is_empty() => Err(error),
-        _ => Ok(found),
+        Some(error) if found.is_empty() => return Err(error),
+        _ => found.extend(others.iter().filter_map(|dir| look(dir).ok()).flatten()),
     }
+    Ok(found)
 }
 
-/// Refuses a directory in which somebody else could put a socket, or into whose place another one.
-fn check(dir: &Path) -> Result<(), Error> {
-    let user = rustix::process::geteuid().as_raw();
+/// The sockets in this user's directory; for root in anybody's.
+fn look(dir: &Path) -> Result<Vec<Socket>, Error> {
+    let user = rustix::process::geteuid();
+    let owner = if user.is_root() { std::fs::symlink_metadata(dir)?.uid() } else { user.as_raw() };
+    check(dir, owner)?;
+    // Root removes nothing elsewhere: while it looks, the owner may have the name mean another directory.
+    let paths = if owner == user.as_raw() { sweep(dir) } else { named_sockets(dir) };
+    Ok(paths.into_iter().map(|path| Socket { path, owner }).collect())
+}
+
+/// Refuses a directory in which somebody other than this user could put a socket, or into whose place another one.
+fn check(dir: &Path, user: u32) -> Result<(), Error> {
     let refused = |why: &str| Err(Error::new(ErrorKind::PermissionDenied, why.to_owned()));
     let look = |path: &Path| std::fs::symlink_metadata(path);
     let open_to_others = |metadata: &Metadata, bits: u32| metadata.mode() & bits != 0;
@@ -134,6 +176,14 @@ fn sweep(dir: &Path) -> Vec<PathBuf> {
     alive
 }
 
+fn named_sockets(dir: &Path) -> Vec<PathBuf> {
+    let entries = std::fs::read_dir(dir).into_iter().flatten().flatten().map(|entry| entry.path());
+    let mut sockets: Vec<_> =
+        entries.filter(|path| path.extension().is_some_and(|it| it == "sock")).collect();
+    sockets.sort();
+    sockets
+}
+
 /// Connects without waiting for a process that has stopped to accept.
 pub fn connect(path: &Path) -> Result<UnixStream, Error> {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
@@ -152,23 +202,29 @@ mod tests {
         std::fs::metadata(path).unwrap().mode() & 0o777
     }
 
+    fn paths(dirs: &[PathBuf]) -> Vec<PathBuf> {
+        let user = rustix::process::geteuid().as_raw();
+        let found = sockets(dirs, &[]).unwrap();
+        found.into_iter().inspect(|socket| assert_eq!(socket.owner, user)).map(|socket| socket.path).collect()
+    }
+
     #[test]
     fn a_socket_is_its_owners_only_and_one_of_a_dead_process_is_swept() {
         let base = tempfile::tempdir().unwrap();
         let dirs = [base.path().join("run/caches")];
-        assert!(sockets(&dirs).unwrap().is_empty());
+        assert!(paths(&dirs).is_empty());
         let (listener, path) = listen(&dirs).unwrap();
         assert_eq!((mode(&dirs[0]), mode(&path)), (0o700, 0o600));
         // Nobody listens any more, as after `kill -9`, and one died in the middle of beginning to.
         let (dead, half) = (dirs[0].join("4194305.sock"), dirs[0].join(".new-4194305"));
         drop(UnixListener::bind(&dead).unwrap());
         drop(UnixListener::bind(&half).unwrap());
-        assert_eq!(sockets(&dirs).unwrap(), std::slice::from_ref(&path));
+        assert_eq!(paths(&dirs), std::slice::from_ref(&path));
         assert!(!dead.exists() && !half.exists());
         // Ours is alive, so a second one of this number is another container's.
         assert_eq!(listen(&dirs).unwrap_err().kind(), ErrorKind::AddrInUse);
         drop(listener);
-        assert!(sockets(&dirs).unwrap().is_empty() && !path.exists());
+        assert!(paths(&dirs).is_empty() && !path.exists());
     }
 
     #[test]
@@ -179,7 +235,7 @@ mod tests {
         for (path, bad, good) in [(&dirs[0], 0o750, 0o700), (&base.path().join("run"), 0o777, 0o755)] {
             std::fs::set_permissions(path, Permissions::from_mode(bad)).unwrap();
             assert_eq!(listen(&dirs).unwrap_err().kind(), ErrorKind::PermissionDenied);
-            assert_eq!(sockets(&dirs).unwrap_err().kind(), ErrorKind::PermissionDenied);
+            assert_eq!(sockets(&dirs, &[]).unwrap_err().kind(), ErrorKind::PermissionDenied);
             std::fs::set_permissions(path, Permissions::from_mode(good)).unwrap();
         }
         // The next place is taken where the first is of no use.
@@ -187,5 +243,44 @@ mod tests {
         std::fs::set_permissions(&dirs[0], Permissions::from_mode(0o755)).unwrap();
         let (_listener, path) = listen(&[dirs[0].clone(), other.clone()]).unwrap();
         assert!(path.starts_with(other));
+    }
+
+    #[test]
+    fn directories_of_others_are_found_by_the_numbers_of_users() {
+        let base = tempfile::tempdir().unwrap();
+        let (logins, tmp) = (base.path().join("logins"), base.path().join("tmp"));
+        for name in
+            ["logins/1000", "logins/0", "logins/x", "tmp/headwater-7", "tmp/headwater-0", "tmp/headwater-x"]
+        {
+            std::fs::create_dir_all(base.path().join(name)).unwrap();
+        }
+        let wanted = [logins.join("1000/headwater/caches"), tmp.join("headwater-7/caches")];
+        assert_eq!(others_in(&logins, &tmp), wanted);
+        assert!(others_in(&base.path().join("none"), &base.path().join("none")).is_empty());
+    }
+
+    #[test]
+    fn a_directory_of_others_that_cannot_be_trusted_has_no_sockets() {
+        let base = tempfile::tempdir().unwrap();
+        let (own, other) = ([base.path().join("run/caches")], [base.path().join("other/caches")]);
+        let (_listener, path) = listen(&own).unwrap();
+        let (_second, second) = listen(&other).unwrap();
+        assert_eq!(sockets(&own, &other).unwrap().len(), 2);
+        std::fs::set_permissions(&other[0], Permissions::from_mode(0o755)).unwrap();
+        let found = sockets(&own, &other).unwrap();
+        assert!(found.len() == 1 && found[0].path == path && second.exists(), "{found:?}");
+        assert!(sockets(&[], &other).unwrap().is_empty());
+        if rustix::process::geteuid().is_root() {
+            // Root sees what is another user's, and leaves what is dead there to its owner.
+            let nobody = 65534;
+            std::fs::set_permissions(&other[0], Permissions::from_mode(0o700)).unwrap();
+            for path in [other[0].parent().unwrap(), &other[0]] {
+                std::os::unix::fs::chown(path, Some(nobody), None).unwrap();
+            }
+            drop(UnixListener::bind(other[0].join("4194305.sock")).unwrap());
+            let found = sockets(&own, &other).unwrap();
+            assert_eq!(found.iter().map(|socket| socket.owner).collect::<Vec<_>>(), [0, nobody, nobody]);
+            assert!(other[0].join("4194305.sock").exists());
+        }
     }
 }

@@ -132,6 +132,7 @@ impl Served {
     fn process(&self) -> Process {
         Process {
             pid: std::process::id(),
+            uid: rustix::process::geteuid().as_raw(),
             source: self.source.clone(),
             devices: self.devices.clone(),
             caches: self.volumes.iter().map(|(name, volume)| self.cache(name, volume)).collect(),
