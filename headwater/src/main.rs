@@ -31,9 +31,11 @@ mod limits;
 mod logging;
 mod replace;
 mod show;
+mod signals;
 mod stores;
 mod streaming;
 mod traces;
+mod verification;
 
 use std::process::ExitCode;
 

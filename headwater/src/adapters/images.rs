@@ -11,15 +11,12 @@ use headwater_api::{
     BootTrace, ChangedFile, Channel, ChannelPointer, DiffReport, ExportFormat, FileChange, Image,
     ImageVersion, PartitionDifference, ProblemKind, Removed, VerifyReport,
 };
-use headwater_image::{
-    Cancel, Difference, ImageError, ImageErrorKind, ImportOptions, Round, files_touched, repair,
-    repair_manifest, verify_in, versions_touched,
-};
+use headwater_image::{Cancel, Difference, ImageError, ImportOptions, Round};
 use headwater_service::backend::{
     BackendError, Hold, Images, ImportOrder, ImportOutcome, JobControl, Listed, Promoted, Promotion,
 };
 use headwater_store::{
-    Access, Hash, ImageName, ImageReference, Pointer, Selector, Store, StoreError, StoreErrorKind, Version,
+    Hash, ImageName, ImageReference, Pointer, Selector, Store, StoreError, StoreErrorKind, Version,
 };
 
 use crate::adapters::disks::blocking;
@@ -28,8 +25,9 @@ use crate::adapters::promotions::Promotions;
 use crate::adapters::{boot_traces, convert, sources};
 use crate::failure::{image_kind, store_kind};
 use crate::last_known::LastKnown;
-use crate::stores::{self, Credentials};
+use crate::stores::Credentials;
 use crate::traces::Traces;
+use crate::verification::{self, Checked};
 
 /// The images of one store.
 pub struct StoredImages {
@@ -170,9 +168,7 @@ impl Images for StoredImages {
         let (repair_from, credentials) = (repair_from.to_vec(), self.credentials.clone());
         blocking("verify an image", move || {
             // First, so that a name that is wrong is told before hours of reading.
-            let open = |name: &String| stores::open(name, Access::Read, &credentials);
-            let sources: Vec<_> =
-                repair_from.iter().map(open).collect::<Result<_, _>>().map_err(store_failed)?;
+            let sources = verification::open_sources(&repair_from, &credentials).map_err(store_failed)?;
             verify(&*store, version, &sources, &job)
         })
         .await
@@ -387,7 +383,6 @@ fn diff_report(from: ImageVersion, to: ImageVersion, found: Difference) -> DiffR
     }
 }
 
-/// What is damaged, a line each. Only the first places are named where there are very many.
 fn verify(
     store: &dyn Store,
     version: ImageVersion,
@@ -395,70 +390,14 @@ fn verify(
     job: &Arc<JobControl>,
 ) -> Result<VerifyReport, BackendError> {
     let (cancel, hash, round) = (cancel_of(job), hash_of(&version)?, Round::new(None));
-    let repaired = if sources.is_empty() { Ok(false) } else { repair_manifest(store, hash, sources) };
-    let found = repaired.and_then(|manifest| {
-        let found = verify_in(store, hash, &round, &cancel, &mut forward(job))?;
-        Ok((manifest, found))
-    });
-    let (manifest, found) = match found {
-        Ok(found) => found,
-        Err(e) => return without_manifest(store, version, hash, e),
-    };
-    let checked_bytes = found.chunks.saturating_mul(u64::from(store.chunk_bytes()));
-    let (mut left, mut repaired, mut reasons) = (found, u64::from(manifest), Vec::new());
-    if !left.is_sound() && !sources.is_empty() {
-        let done = repair(store, hash, &left, sources, &round, &cancel).map_err(image_failed)?;
-        repaired = repaired.saturating_add(done.chunks).saturating_add(done.objects);
-        (left, reasons) = (done.left, done.reasons);
-    }
-    let (mut files, mut versions) = (Vec::new(), Vec::new());
-    if !left.is_sound() {
-        let touched = files_touched(store, hash, &left.damaged, &round, &cancel).map_err(image_failed)?;
-        files = touched.files.into_iter().chain(touched.remarks).collect();
-        versions = versions_touched(store, &left, &round, &cancel).map_err(image_failed)?;
-    }
-    let damage = left.damage().into_iter().chain(reasons).collect();
+    let names = [format!("{}@{}", version.image, version.number)];
+    let checked = verification::check(store, hash, &names, (&round, sources), &cancel, &mut forward(job));
+    let checked = checked.map_err(image_failed)?.ok_or_else(|| store_failed(gone()))?;
+    let Checked { chunks, repaired, damage, files, versions, .. } = checked;
+    let checked_bytes = chunks.saturating_mul(u64::from(store.chunk_bytes()));
     // Who uses these versions is for the service to say.
     let uses = Vec::new();
     Ok(VerifyReport { version, checked_bytes, damage, repaired, files, versions, uses })
-}
-
-/// What is damaged of a version whose manifest is, or is lost: all of it, and of all versions that are the same. All other errors
-/// stay errors.
-fn without_manifest(
-    store: &dyn Store,
-    version: ImageVersion,
-    hash: Hash,
-    error: ImageError,
-) -> Result<VerifyReport, BackendError> {
-    use ImageErrorKind::{Damaged, NotFound, Unsupported};
-    if !matches!(error.kind(), NotFound | Damaged | Unsupported) {
-        return Err(image_failed(error));
-    }
-    let versions = match store.listed() {
-        Ok(listed) => versions_of(&listed.images, hash),
-        // A plain web server has no list, or one for people.
-        Err(e)
-            if store.is_remote()
-                && matches!(e.kind(), StoreErrorKind::NotFound | StoreErrorKind::Invalid) =>
-        {
-            vec![format!("{}@{}", version.image, version.number)]
-        }
-        Err(e) => return Err(store_failed(e)),
-    };
-    // It was removed meanwhile.
-    if error.kind() == NotFound && versions.is_empty() {
-        return Err(image_failed(error));
-    }
-    let (damage, files, uses) = (vec![error.to_string()], Vec::new(), Vec::new());
-    Ok(VerifyReport { version, checked_bytes: 0, damage, repaired: 0, files, versions, uses })
-}
-
-/// The versions with this manifest, as `IMAGE@NUMBER`.
-fn versions_of(images: &[headwater_store::Image], manifest: Hash) -> Vec<String> {
-    let all = images.iter().flat_map(|image| image.versions.iter().map(move |version| (image, version)));
-    let same = all.filter(|(_, version)| version.manifest == manifest);
-    same.map(|(image, version)| format!("{}@{}", image.name, version.number)).collect()
 }
 
 /// The job's cancellation, for an operation: also where that tells no progress.

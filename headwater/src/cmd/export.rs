@@ -29,7 +29,7 @@ use crate::cmd::iscsi::{self, IscsiArgs};
 use crate::cmd::nbd::NbdArgs;
 use crate::cmd::persistent::{self, Kept};
 use crate::cmd::resume::Resume;
-use crate::cmd::signals::EndSignals;
+use crate::signals::EndSignals;
 use crate::cmd::source_url;
 use crate::data_dir::DataDir;
 use crate::failure::invalid;

@@ -24,7 +24,6 @@ mod run;
 mod seal;
 mod serve;
 pub mod serve_nbd;
-pub mod signals;
 pub mod source_url;
 mod spool;
 mod stats;

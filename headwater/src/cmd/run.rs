@@ -15,10 +15,10 @@ use tokio::sync::Mutex;
 
 use crate::cli::{MachineArgs, RunArgs};
 use crate::client::Client;
-use crate::cmd::signals::EndSignals;
 use crate::cmd::{image, machine};
 use crate::daemon::{Options, starting};
 use crate::data_dir::DataDir;
+use crate::signals::EndSignals;
 use crate::{logging, show, stores};
 
 /// How often the table is drawn, and states are looked at.

@@ -3,11 +3,11 @@
 use sd_notify::NotifyState;
 
 use crate::cli::ServeArgs;
-use crate::cmd::signals::EndSignals;
-use crate::cmd::store::Scrub;
 use crate::daemon::{Options, starting};
 use crate::data_dir::DataDir;
 use crate::logging;
+use crate::signals::EndSignals;
+use crate::verification::Scrub;
 
 /// Serves until SIGTERM or SIGINT; a second one ends machines that take their time.
 pub async fn run(data_dir: DataDir, args: ServeArgs) -> anyhow::Result<u8> {

@@ -10,20 +10,18 @@ use anyhow::Context;
 use clap::{Args, Subcommand, ValueHint};
 use headwater_api::{Problem, ProblemKind, Progress};
 use headwater_block::size;
-use headwater_image::{
-    Cancel, ImageError, ImageErrorKind, Round, files_touched, repair, repair_manifest, verify_in,
-    versions_touched,
-};
+use headwater_image::{Cancel, Round};
 use headwater_store::copy::{Readable, everything_readable, selected};
-use headwater_store::{Access, Copied, Hash, ImageReference, Store, StoreError, StoreErrorKind, copy};
+use headwater_store::{Access, Copied, ImageReference, StoreError, StoreErrorKind, copy};
 use headwater_store_server::{Limits, Options, StoreServer, TlsFiles, token_line};
 use serde::Serialize;
 use tokio::sync::watch;
 
-use crate::cmd::signals::EndSignals;
 use crate::failure::DAMAGED;
 use crate::show::{self, progress::Shown};
+use crate::signals::EndSignals;
 use crate::stores::{self, Credentials};
+use crate::verification::{self, Checked, Scrub, distinct};
 
 /// `headwater store ...`.
 #[derive(Debug, Subcommand)]
@@ -278,16 +276,6 @@ fn add_token(name: &str, file: &Path, json: bool) -> anyhow::Result<()> {
     if json { show::json(&NewToken { name, token: &token }) } else { show::line(&token) }
 }
 
-/// How a store is checked.
-pub struct Scrub {
-    /// Bytes a second, at most.
-    pub rate: Option<u64>,
-    /// Stores that may have what is damaged here.
-    pub repair_from: Vec<String>,
-    /// What servers need to be shown.
-    pub credentials: Credentials,
-}
-
 #[derive(Serialize)]
 struct CheckReport {
     versions: Vec<CheckedVersion>,
@@ -303,47 +291,37 @@ struct DamagedImage {
 }
 
 /// What came of one version.
-#[derive(Debug, Default, Serialize)]
-pub struct CheckedVersion {
+#[derive(Serialize)]
+struct CheckedVersion {
     /// `IMAGE@NUMBER`, all that have these contents.
-    pub names: Vec<String>,
+    names: Vec<String>,
     /// The manifest's hash.
-    pub hash: String,
-    /// Chunks that were checked; those that older versions have in common with it were read with them.
-    pub chunks: u64,
-    /// Chunks and objects that were repaired.
-    pub repaired: u64,
-    /// Chunks that are damaged still, more of them than have a line where there are very many.
-    pub damaged_chunks: u64,
-    /// What is damaged still, a line each.
-    pub damage: Vec<String>,
-    /// Files that it touches.
-    pub files: Vec<String>,
-    /// Versions of this store that hold some of it, as `IMAGE@NUMBER`.
-    pub versions: Vec<String>,
+    hash: String,
+    #[serde(flatten)]
+    checked: Checked,
 }
 
 impl CheckedVersion {
     fn is_sound(&self) -> bool {
-        self.damage.is_empty()
+        self.checked.damage.is_empty()
     }
 
     fn show(&self) -> anyhow::Result<()> {
         let names = self.names.join(", ");
-        for line in &self.damage {
+        for line in &self.checked.damage {
             show::line(&format!("{names}: {}", show::printable(line)))?;
         }
-        for file in &self.files {
+        for file in &self.checked.files {
             show::line(&format!("{names}: cannot be read: {}", show::printable(file)))?;
         }
-        for version in self.versions.iter().filter(|version| !self.names.contains(version)) {
+        for version in self.checked.versions.iter().filter(|version| !self.names.contains(version)) {
             show::line(&format!("{version} holds some of it, too"))?;
         }
-        if self.repaired > 0 {
-            show::line(&format!("{names}: {} places repaired", self.repaired))?;
+        if self.checked.repaired > 0 {
+            show::line(&format!("{names}: {} places repaired", self.checked.repaired))?;
         }
         let verdict = if self.is_sound() { "sound" } else { "damaged" };
-        show::line(&format!("{names} is {verdict}: {} chunks checked", self.chunks))
+        show::line(&format!("{names} is {verdict}: {} chunks checked", self.checked.chunks))
     }
 }
 
@@ -359,7 +337,7 @@ fn check(name: &str, images: &[String], scrub: &Scrub, json: bool) -> anyhow::Re
     if access != Access::Read {
         store = stores::open(name, access, &scrub.credentials)?;
     }
-    let sources = open_sources(scrub)?;
+    let sources = scrub.open_sources()?;
     let references = images.iter().map(|image| image.parse()).collect::<Result<Vec<ImageReference>, _>>()?;
     let Readable { what, unreadable } = if images.is_empty() {
         everything_readable(&*store)?
@@ -372,17 +350,14 @@ fn check(name: &str, images: &[String], scrub: &Scrub, json: bool) -> anyhow::Re
     let mut report = CheckReport { versions: Vec::new(), images: Vec::new() };
     for (hash, names) in distinct(&what) {
         let mut shown = Shown::begin(&format!("verify {}", names.join(", ")), json);
-        let checked = check_version(&*store, hash, names.clone(), (&round, &sources), &cancel, &mut |at| {
+        let shown_at = &mut |at: headwater_image::Progress| {
             shown.update(Progress { done_bytes: at.done_bytes, total_bytes: at.total_bytes });
-        });
-        shown.end();
-        let checked = match checked {
-            Ok(checked) => checked,
-            Err(e) => match unreadable_version(&*store, hash, names, e)? {
-                Some(damaged) => damaged,
-                None => continue,
-            },
         };
+        let checked = verification::check(&*store, hash, &names, (&round, &sources), &cancel, shown_at);
+        shown.end();
+        let checked = checked.with_context(|| format!("cannot verify {}", names.join(", ")))?;
+        let Some(checked) = checked else { continue };
+        let checked = CheckedVersion { names, hash: hash.to_string(), checked };
         if !json {
             checked.show()?;
         }
@@ -402,89 +377,4 @@ fn check(name: &str, images: &[String], scrub: &Scrub, json: bool) -> anyhow::Re
         show::line(&format!("{}: there is no version to verify", store.shown()))?;
     }
     Ok(if sound { 0 } else { DAMAGED })
-}
-
-/// What came of a version whose manifest is damaged or lost, which is no reason not to look at the others; `None` of one that was
-/// removed meanwhile. All other errors stay errors.
-pub fn unreadable_version(
-    store: &dyn Store,
-    hash: Hash,
-    names: Vec<String>,
-    error: anyhow::Error,
-) -> anyhow::Result<Option<CheckedVersion>> {
-    use ImageErrorKind::{Damaged, NotFound, Unsupported};
-    let Some(found) = error.downcast_ref::<ImageError>() else { return Err(error) };
-    if !matches!(found.kind(), NotFound | Damaged | Unsupported) {
-        return Err(error);
-    }
-    let is_listed = |hash| -> Result<bool, StoreError> {
-        let images = match store.listed() {
-            // A plain web server has no list, or one for people: what was named there is missed.
-            Err(e)
-                if store.is_remote()
-                    && matches!(e.kind(), StoreErrorKind::NotFound | StoreErrorKind::Invalid) =>
-            {
-                return Ok(true);
-            }
-            listed => listed?.images,
-        };
-        Ok(images.iter().any(|image| image.versions.iter().any(|version| version.manifest == hash)))
-    };
-    if found.kind() == NotFound && !is_listed(hash)? {
-        return Ok(None);
-    }
-    let (damage, versions, hash) = (vec![found.to_string()], names.clone(), hash.to_string());
-    Ok(Some(CheckedVersion { names, hash, damage, versions, ..CheckedVersion::default() }))
-}
-
-/// Opens the stores that may have what is damaged.
-pub fn open_sources(scrub: &Scrub) -> Result<Vec<Arc<dyn Store>>, StoreError> {
-    scrub.repair_from.iter().map(|name| stores::open(name, Access::Read, &scrub.credentials)).collect()
-}
-
-/// Contents are checked once, whatever the number of versions that have them.
-pub fn distinct(
-    what: &[(headwater_store::Image, Vec<headwater_store::Version>)],
-) -> Vec<(Hash, Vec<String>)> {
-    let mut out: Vec<(Hash, Vec<String>)> = Vec::new();
-    for (image, version) in what.iter().flat_map(|(image, versions)| versions.iter().map(move |v| (image, v)))
-    {
-        let name = format!("{}@{}", image.name, version.number);
-        match out.iter_mut().find(|(hash, _)| *hash == version.manifest) {
-            Some((_, names)) => names.push(name),
-            None => out.push((version.manifest, vec![name])),
-        }
-    }
-    out
-}
-
-/// Verifies a version in a round of checks, repairs what can be repaired, and says what the rest touches.
-pub fn check_version(
-    store: &dyn Store,
-    hash: Hash,
-    names: Vec<String>,
-    (round, sources): (&Round, &[Arc<dyn Store>]),
-    cancel: &Cancel,
-    progress: &mut dyn FnMut(headwater_image::Progress),
-) -> anyhow::Result<CheckedVersion> {
-    let doing = || format!("cannot verify {}", names.join(", "));
-    let manifest = !sources.is_empty() && repair_manifest(store, hash, sources).with_context(doing)?;
-    let found = verify_in(store, hash, round, cancel, progress).with_context(doing)?;
-    let chunks = found.chunks;
-    let (mut left, mut repaired, mut reasons) = (found, u64::from(manifest), Vec::new());
-    if !left.is_sound() && !sources.is_empty() {
-        let done = repair(store, hash, &left, sources, round, cancel).with_context(doing)?;
-        repaired += done.chunks + done.objects;
-        (left, reasons) = (done.left, done.reasons);
-    }
-    let (mut files, mut versions) = (Vec::new(), Vec::new());
-    if !left.is_sound() {
-        versions = versions_touched(store, &left, round, cancel).with_context(doing)?;
-        let touched = files_touched(store, hash, &left.damaged, round, cancel).with_context(doing)?;
-        files = touched.files.into_iter().chain(touched.remarks).collect();
-    }
-    let damaged_chunks = left.damaged_chunks;
-    let damage = left.damage().into_iter().chain(reasons).collect();
-    let hash = hash.to_string();
-    Ok(CheckedVersion { names, hash, chunks, repaired, damaged_chunks, damage, files, versions })
 }

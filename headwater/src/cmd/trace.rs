@@ -12,8 +12,8 @@ use crate::cli::{MachineArgs, TraceCommand};
 use crate::client::Client;
 use crate::cmd::image::{absolute_path, new_file};
 use crate::cmd::machine;
-use crate::cmd::signals::EndSignals;
 use crate::show;
+use crate::signals::EndSignals;
 
 /// How often the machine is looked at.
 const INTERVAL: Duration = Duration::from_millis(500);

@@ -33,13 +33,13 @@ use crate::adapters::holds::DaemonName;
 use crate::adapters::hypervisor::Qemu;
 use crate::adapters::images::StoredImages;
 use crate::caches::CacheArgs;
-use crate::cmd::store::Scrub;
 use crate::daemon::exports::Offer;
 use crate::daemon::scrub::Scrubbing;
 use crate::data_dir::{DataDir, DataDirLock};
 use crate::last_known::LastKnown;
 use crate::stores::{self, Credentials};
 use crate::streaming::StreamArgs;
+use crate::verification::Scrub;
 
 /// How long requests in flight may take once the daemon stops. The longest is a stop of a machine.
 const REQUESTS_GRACE: Duration = Duration::from_millis(STOP_GRACE_MS + 15_000);

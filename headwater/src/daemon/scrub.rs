@@ -8,7 +8,7 @@ use headwater_service::Service;
 use headwater_store::Store;
 use headwater_store::copy::everything_readable;
 
-use crate::cmd::store::{Scrub, check_version, distinct, open_sources, unreadable_version};
+use crate::verification::{self, Scrub, distinct};
 
 /// The pause between two rounds, and after a round that failed.
 const BETWEEN_ROUNDS: Duration = Duration::from_secs(3600);
@@ -63,7 +63,7 @@ fn round(
     users: &dyn Fn(&str) -> Vec<String>,
     cancel: &Cancel,
 ) -> anyhow::Result<()> {
-    let sources = match open_sources(scrub) {
+    let sources = match scrub.open_sources() {
         Ok(sources) => sources,
         Err(e) => {
             tracing::warn!("the scrub cannot repair in this round: {e}");
@@ -79,15 +79,15 @@ fn round(
     let checks = Round::new(scrub.rate);
     for (hash, names) in distinct(&there.what) {
         let shown = names.join(", ");
-        let checked = check_version(&**store, hash, names.clone(), (&checks, &sources), cancel, &mut |_| {});
-        // The others are checked all the same where a manifest is damaged, or something fails.
-        let checked = match checked.map(Some).or_else(|e| unreadable_version(&**store, hash, names, e)) {
+        let checked = verification::check(&**store, hash, &names, (&checks, &sources), cancel, &mut |_| {});
+        // The others are checked all the same where something fails.
+        let checked = match checked {
             Ok(Some(checked)) => checked,
             _ if cancel.is_cancelled() => return Ok(()),
             // It was removed meanwhile.
             Ok(None) => continue,
             Err(e) => {
-                tracing::error!(version = shown, "the scrub: {e:#}");
+                tracing::error!(version = shown, "the scrub: cannot verify it: {e}");
                 continue;
             }
         };

@@ -6,9 +6,9 @@ use anyhow::Context;
 use tokio::sync::watch;
 use tokio::time::Instant;
 
-use crate::cmd::signals::EndSignals;
 use crate::daemon::{Daemon, Options};
 use crate::data_dir::DataDir;
+use crate::signals::EndSignals;
 
 /// After how long it is said what a start waits for.
 const PATIENCE: Duration = Duration::from_secs(1);
