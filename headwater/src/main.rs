@@ -15,7 +15,7 @@
 //! # Not here
 //! No rule of the control plane and no byte of a disk: those are in `control/` and `datapath/`.
 //!
-//! Start reading at `cli.rs`, then `daemon/mod.rs`.
+//! Start reading at `cli/mod.rs`, then `daemon/mod.rs`.
 
 mod adapters;
 mod caches;

@@ -5,7 +5,6 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
-use clap::{Args, ValueEnum};
 use headwater_api::{Problem, ProblemKind};
 use headwater_attach::{
     AttachError, Attached, Intent, Mark, Options, Owner, Record, Registry, Way, choose, is_in_use,
@@ -15,6 +14,7 @@ use headwater_block::Device;
 use headwater_nbd::{Address, Limits, Server, SingleExport};
 use rustix::process::{Pid, Signal, kill_process};
 
+use crate::cli::{AttachArgs, DetachArgs, Via};
 use crate::cmd::leftovers::{Fate, KernelDevices, NAMES_DIR, clear, clear_all, forget, kept};
 use crate::cmd::persistent::Kept;
 use crate::show;
@@ -28,46 +28,6 @@ const DETACH_TIMEOUT: Duration = Duration::from_secs(60);
 const TURN_TIMEOUT: Duration = Duration::from_secs(30);
 /// How often is looked whether somebody else removed the device.
 const GONE_LOOKED_EVERY: Duration = Duration::from_secs(1);
-
-/// Options of `headwater attach`, and of `headwater export --attach`.
-#[derive(Debug, Args)]
-pub struct AttachArgs {
-    /// Make the volume a block device of this kernel (what 'headwater attach' does)
-    #[arg(long)]
-    pub attach: bool,
-    /// Which device: ublkbN or nbdN, or a name of your own, which becomes /dev/headwater/NAME
-    #[arg(long, value_name = "NAME")]
-    pub device: Option<String>,
-    /// How the kernel reaches the volume [default: ublk where this kernel has it, else nbd]
-    #[arg(long, value_enum)]
-    pub via: Option<Via>,
-    /// Answer writes only when they are durable; with --persistent the device then outlives a crash of this program:
-    /// its requests wait until the same command is started again
-    #[arg(long)]
-    pub write_through: bool,
-    /// Queues of the device, each with a thread
-    #[arg(long, value_name = "COUNT", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=64))]
-    pub queues: u16,
-}
-
-/// Ways as the command line has them.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum Via {
-    /// Requests come to this program through io_uring
-    Ublk,
-    /// The kernel's NBD client over a local socket
-    Nbd,
-}
-
-/// `headwater detach`.
-#[derive(Debug, Args)]
-pub struct DetachArgs {
-    /// The device, for instance /dev/ublkb0, or the name it was given
-    pub device: String,
-    /// Also where it is mounted or otherwise in use; its users get errors
-    #[arg(long)]
-    pub force: bool,
-}
 
 /// A device by the kernel's name.
 type KernelDevice = (Way, u32);

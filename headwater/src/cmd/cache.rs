@@ -1,35 +1,11 @@
 //! `headwater cache`: the write caches of exports and attached devices that run.
 
-use clap::{ArgGroup, Subcommand};
 use headwater_api::CacheMode;
 use headwater_block::size;
 
+use crate::cli::CacheCommand;
 use crate::limits::{Cache, Change, Process, State, client};
 use crate::show;
-
-/// `headwater cache ...`.
-#[derive(Debug, Subcommand)]
-pub enum CacheCommand {
-    /// List the write caches of this user's exports and attached devices that run (for root: of all users), with their limits and
-    /// use
-    List,
-    /// Change the limits of such a write cache, up or down, at once
-    #[command(group = ArgGroup::new("limits").required(true).multiple(true))]
-    Set {
-        /// The number of the process, what it serves, or the device that it attached
-        #[arg(value_name = "PID|SOURCE|DEVICE")]
-        which: String,
-        /// Only of this volume, where the process serves several
-        #[arg(long, value_name = "VOLUME")]
-        volume: Option<String>,
-        /// The most memory that the write cache takes; not with --cache disk
-        #[arg(long, value_name = "SIZE", value_parser = size::parse, group = "limits")]
-        ram: Option<u64>,
-        /// The most disk space that the write cache takes; not with --cache ram
-        #[arg(long, value_name = "SIZE", value_parser = size::parse, group = "limits")]
-        disk: Option<u64>,
-    },
-}
 
 /// Carries one out.
 pub async fn run(command: CacheCommand, json: bool) -> anyhow::Result<u8> {

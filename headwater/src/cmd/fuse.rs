@@ -1,29 +1,15 @@
-//! The FUSE file of `headwater export`: its options, and the end of the program when somebody unmounts it.
+//! The FUSE file of `headwater export`, and the end of the program when somebody unmounts it.
 
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::SystemTime;
 
 use anyhow::Context;
-use clap::{Args, ValueHint};
 use headwater_api::{Problem, ProblemKind};
 use headwater_block::Device;
 use headwater_fuse::{Limits, MountError, Options, Server};
 use tokio::sync::Notify;
 
-/// Options of `headwater export --fuse`.
-#[derive(Debug, Args)]
-pub struct FuseArgs {
-    /// Empty directory in which the volume is one regular file (FUSE), for tools that want a file
-    #[arg(long, value_name = "DIR", value_hint = ValueHint::DirPath)]
-    pub fuse: Option<PathBuf>,
-    /// Name of that file
-    #[arg(long, value_name = "NAME", default_value = "disk", requires = "fuse")]
-    pub fuse_name: String,
-    /// Let other users reach the file, as far as its owner and permissions (chown, chmod) allow
-    #[arg(long, requires = "fuse")]
-    pub fuse_allow_other: bool,
-}
+use crate::cli::FuseArgs;
 
 /// A mounted file.
 pub struct Mounted {

@@ -1,15 +1,15 @@
-//! The iSCSI server of `headwater export`: its options, the target's name and identity, the secrets of CHAP.
+//! The iSCSI server of `headwater export`: the target's name and identity, the secrets of CHAP.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 
 use anyhow::Context;
-use clap::{Args, ValueHint};
 use headwater_block::Device;
 use headwater_iscsi::chap_file::{self, ChapFile};
-use headwater_iscsi::{Accounts, Address, FixedTargets, IscsiName, Limits, Offer, Server};
+use headwater_iscsi::{Accounts, FixedTargets, IscsiName, Limits, Offer, Server};
 use headwater_scsi::{Identity, LogicalUnit, Options, Target};
 
+use crate::cli::IscsiArgs;
 use crate::cmd::persistent::Kept;
 
 /// Where secrets may be instead of a file.
@@ -17,22 +17,6 @@ const SECRETS_VARIABLE: &str = "HEADWATER_CHAP";
 
 /// The beginning of names that are made up here.
 const NAME_PREFIX: &str = "iqn.2026-01.local.headwater:";
-
-/// Options of `headwater export --iscsi`.
-#[derive(Debug, Args)]
-pub struct IscsiArgs {
-    /// Where to listen for iSCSI initiators: tcp:HOST[:PORT]
-    #[arg(long, value_name = "ADDRESS")]
-    pub iscsi: Option<Address>,
-    /// The target's name, for instance iqn.2026-01.org.example:disk1 [default: made from the source's name]; given several
-    /// times, each is another machine's, with a disk and a write cache of its own
-    #[arg(long, value_name = "NAME", requires = "iscsi")]
-    pub iscsi_target: Vec<IscsiName>,
-    /// Who may log in: lines 'initiator NAME SECRET [TARGET..]', and for mutual CHAP 'target NAME SECRET', in a file that
-    /// only its owner can read; HEADWATER_CHAP in the environment may hold the same lines instead
-    #[arg(long, value_name = "FILE", requires = "iscsi", value_hint = ValueHint::FilePath)]
-    pub chap_file: Option<PathBuf>,
-}
 
 /// A running server, and what it offers.
 pub struct Running {

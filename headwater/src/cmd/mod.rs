@@ -1,7 +1,7 @@
 //! The commands, one file each.
 
-pub mod attach;
-pub mod cache;
+mod attach;
+mod cache;
 mod catalog;
 mod channels;
 mod console;
@@ -9,7 +9,7 @@ mod counters;
 mod diff;
 mod events;
 mod exec;
-pub mod export;
+mod export;
 mod fuse;
 mod generate;
 mod image;
@@ -17,18 +17,16 @@ mod iscsi;
 mod leftovers;
 mod machine;
 mod nbd;
-mod nbd_tls;
 mod persistent;
 mod resume;
 mod run;
 mod seal;
 mod serve;
-pub mod serve_nbd;
-pub mod source_url;
+mod source_url;
 mod spool;
 mod stats;
 mod status;
-pub mod store;
+mod store;
 mod trace;
 mod when;
 

@@ -1,30 +1,17 @@
-//! The NBD server of `headwater export`: its options, and which disk each export is.
+//! The NBD server of `headwater export`: which disk each export is, and its TLS: which files, who must use it, and who may open
+//! the disk.
 
 use std::sync::Arc;
 
 use anyhow::Context;
-use clap::Args;
 use headwater_block::Device;
-use headwater_nbd::{Address, Export, Exports, Limits, NamedExports, Options, Right, Server, SingleExport};
+use headwater_nbd::{
+    Export, Exports, Limits, NamedExports, Options, Right, Server, ServerTls, ServerTlsOptions, SingleExport,
+};
 use headwater_volume::Volume;
 
-use crate::cmd::nbd_tls::NbdTlsArgs;
+use crate::cli::{Demand, NbdArgs, NbdTlsArgs};
 use crate::failure::invalid;
-
-/// Options of `headwater export --nbd`.
-#[derive(Debug, Args)]
-pub struct NbdArgs {
-    /// Where to listen for NBD clients: unix:PATH or tcp:HOST[:PORT]
-    #[arg(long, value_name = "ADDRESS")]
-    pub nbd: Option<Address>,
-    /// The export's name, by which alone it is opened then [default: one that is opened by any name, or none]; given several
-    /// times, each is another machine's, with a disk and a write cache of its own
-    #[arg(long, value_name = "NAME", requires = "nbd", value_parser = export_name)]
-    pub nbd_export: Vec<String>,
-    /// TLS of the NBD server
-    #[command(flatten)]
-    pub tls: NbdTlsArgs,
-}
 
 /// A running server, and what it offers.
 pub struct Running {
@@ -80,10 +67,15 @@ impl NbdArgs {
     }
 }
 
-/// A name that stands in a URI, and in a list of names, as it is.
-fn export_name(text: &str) -> Result<String, String> {
-    let fits = (1..=63).contains(&text.len())
-        && text.bytes().all(|byte| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_' | b'.'))
-        && !text.starts_with('.');
-    if fits { Ok(text.to_owned()) } else { Err("1 to 63 letters, digits, '-', '_' and '.'".into()) }
+impl NbdTlsArgs {
+    /// Reads the files, if TLS is asked for.
+    pub fn load(&self) -> anyhow::Result<Option<ServerTls>> {
+        let Some(directory) = &self.tls_certificates else { return Ok(None) };
+        let options = ServerTlsOptions {
+            is_required: self.tls == Demand::Required,
+            // A name counts only if somebody vouches for it.
+            verifies_clients: self.tls_verify_peer || !self.tls_allow.is_empty(),
+        };
+        ServerTls::load(directory, options).map(Some).context("cannot serve NBD with TLS")
+    }
 }

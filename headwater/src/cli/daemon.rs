@@ -1,0 +1,114 @@
+//! Flags of `headwater run` and `headwater serve`.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+
+use clap::{Args, ValueHint};
+use headwater_block::size;
+use headwater_nbd::{Address, Right};
+
+use crate::caches::CacheArgs;
+use crate::cli::{LogFormat, MachineArgs, OfferArgs};
+use crate::daemon::exports::{self, Offer};
+use crate::stores::Credentials;
+use crate::streaming::StreamArgs;
+
+/// `headwater run`.
+#[derive(Debug, Args)]
+pub struct RunArgs {
+    /// A raw, qcow2, VHD, VHDX or VMDK file, an NBD URI, or an image of the store (IMAGE, IMAGE@VERSION)
+    #[arg(value_name = "FILE|IMAGE", value_hint = ValueHint::FilePath)]
+    pub source: String,
+    /// Allow a qcow2 image backing files outside of its own directory, and devices: whatever it names is read
+    #[arg(long)]
+    pub backing: bool,
+    /// How many machines
+    #[arg(short = 'n', long, value_name = "COUNT", default_value_t = 1,
+          value_parser = clap::value_parser!(u32).range(1..=1000))]
+    pub count: u32,
+    /// Write cache and size of each machine
+    #[command(flatten)]
+    pub machine: MachineArgs,
+    /// Take images from this store in place of DIR/store: servers that offer one (https://HOST[,https://HOST..]),
+    /// s3://BUCKET/PREFIX, or a directory
+    #[arg(long, visible_alias = "store", value_name = "STORE")]
+    pub from: Option<String>,
+    /// Token and authorities of the servers
+    #[command(flatten)]
+    pub credentials: Credentials,
+    /// How images are read
+    #[command(flatten)]
+    pub stream: StreamArgs,
+    /// What the write caches of all machines have in common
+    #[command(flatten)]
+    pub caches: CacheArgs,
+}
+
+/// `headwater serve`.
+#[derive(Debug, Args)]
+pub struct ServeArgs {
+    /// Also listen on a TCP address of the loopback interface, for instance 127.0.0.1:8080; its clients send
+    /// 'Authorization: Bearer TOKEN' with the token of the file DIR/api.token, which is made for it
+    #[arg(long, value_name = "ADDR")]
+    pub listen: Option<SocketAddr>,
+    /// Keep images in this store in place of DIR/store: a directory, or s3://BUCKET/PREFIX[?endpoint=URL] with
+    /// the keys of AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY; or read them from servers that offer a store,
+    /// https://HOST[,https://HOST..]
+    #[arg(long, visible_alias = "from", value_name = "STORE")]
+    pub store: Option<String>,
+    /// Token and authorities of the servers
+    #[command(flatten)]
+    pub credentials: Credentials,
+    /// How images on other hosts are read
+    #[command(flatten)]
+    pub stream: StreamArgs,
+    /// Also offer the store to others over HTTP at this address, for reading; anything but loopback needs TLS
+    /// and tokens
+    #[arg(long, value_name = "ADDR")]
+    pub store_listen: Option<SocketAddr>,
+    /// Certificate, key and tokens of that
+    #[command(flatten)]
+    pub offer: OfferArgs,
+    /// The NBD server
+    #[command(flatten)]
+    pub nbd: ServeNbdArgs,
+    /// Check all versions in the background, at so many bytes a second
+    #[arg(long, value_name = "SIZE", value_parser = size::parse)]
+    pub scrub: Option<u64>,
+    /// Repair what the check finds damaged from this store or server, if it has it; may be given several times
+    #[arg(long, value_name = "STORE", requires = "scrub")]
+    pub repair_from: Vec<String>,
+    /// What the write caches of all machines have in common
+    #[command(flatten)]
+    pub caches: CacheArgs,
+    /// How the log is written
+    #[arg(long, value_enum, default_value_t = LogFormat::Text)]
+    pub log_format: LogFormat,
+    /// What is logged: error, warn, info, debug, trace, or a filter such as headwater_service=debug
+    #[arg(long, value_name = "FILTER", default_value = "info", env = "HEADWATER_LOG")]
+    pub log: String,
+}
+
+/// How `headwater serve` offers machines' disks over NBD.
+#[derive(Debug, Args)]
+pub struct ServeNbdArgs {
+    /// Also offer machines' disks to NBD clients here, for reading, each as an export by the machine's name:
+    /// unix:PATH or tcp:HOST[:PORT]. tcp: needs the two flags below
+    #[arg(long, value_name = "ADDRESS")]
+    pub nbd: Option<Address>,
+    /// Encrypt NBD, and let in only clients with a certificate: directory with ca-cert.pem, server-cert.pem,
+    /// server-key.pem and, if there is one, ca-crl.pem
+    #[arg(long, value_name = "DIR", requires = "nbd", value_hint = ValueHint::DirPath)]
+    pub nbd_certificates: Option<PathBuf>,
+    /// Let clients whose certificate has this common name or DNS name read all machines' disks, or those of some;
+    /// may be given several times
+    #[arg(long, value_name = "NAME[=MACHINE,..]", requires = "nbd_certificates", value_parser = exports::right)]
+    pub nbd_allow: Vec<Right>,
+}
+
+impl ServeNbdArgs {
+    /// What is to be offered, if anything.
+    pub fn offer(self) -> anyhow::Result<Option<Offer>> {
+        self.nbd.map(|address| Offer::new(address, self.nbd_certificates, self.nbd_allow)).transpose()
+    }
+}

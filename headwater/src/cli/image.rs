@@ -1,0 +1,197 @@
+//! Flags of `headwater image`.
+
+use std::path::PathBuf;
+
+use clap::{Subcommand, ValueHint};
+use headwater_api::{Channel, ExportFormat, SourceFormat};
+
+use crate::cli::MachineArgs;
+
+/// `headwater image ...`.
+#[derive(Debug, Subcommand)]
+pub enum ImageCommand {
+    /// Make a version of a raw, qcow2, VHD, VHDX or VMDK file, or of an NBD export
+    Import {
+        /// A file, - for standard input, or nbd://HOST[:PORT]/NAME or nbd+unix:///NAME?socket=PATH
+        #[arg(value_name = "FILE|URI", value_hint = ValueHint::FilePath)]
+        source: String,
+        /// The image's name [default: the file's name without its extension]
+        #[arg(long)]
+        name: Option<String>,
+        /// A line about the version, for people
+        #[arg(long)]
+        note: Option<String>,
+        /// The file's format: raw, qcow2, vhd (or vpc), vhdx or vmdk [default: what its bytes look like]. Say raw for a raw
+        /// disk that a guest has written which is not trusted: its bytes may look like an image that names files of the host
+        #[arg(long, value_parser = SourceFormat::parse)]
+        format: Option<SourceFormat>,
+        /// Allow a qcow2 image backing files outside of its own directory, and devices: whatever it names is read
+        #[arg(long)]
+        backing: bool,
+    },
+    /// List all images
+    List,
+    /// List an image's versions: channels, state, author, machines that run them
+    Versions {
+        /// IMAGE
+        image: String,
+    },
+    /// Have a channel point to a version; machines get it at their next boot
+    Promote {
+        /// IMAGE@NUMBER or IMAGE@HASH; with --cancel IMAGE
+        image: String,
+        /// test or production
+        #[arg(value_parser = Channel::parse)]
+        channel: Channel,
+        /// When: 2026-12-24T03:00Z (UTC), or +90m, +12h, +7d from now
+        #[arg(long, value_name = "TIME", conflicts_with = "cancel")]
+        at: Option<String>,
+        /// Forget the promotion to come of this channel
+        #[arg(long)]
+        cancel: bool,
+    },
+    /// Have a channel point where it pointed before
+    Revert {
+        /// IMAGE
+        image: String,
+        /// test or production
+        #[arg(value_parser = Channel::parse)]
+        channel: Channel,
+    },
+    /// Have a machine, or all of a catalog, boot one version, whatever the channels say
+    Pin {
+        /// The machine or catalog
+        #[arg(value_name = "MACHINE|CATALOG")]
+        name: String,
+        /// IMAGE@NUMBER or IMAGE@HASH
+        image: String,
+    },
+    /// Let a machine, or all of a catalog, follow its image again
+    Unpin {
+        /// The machine or catalog
+        #[arg(value_name = "MACHINE|CATALOG")]
+        name: String,
+    },
+    /// Change an image on a machine: it boots the newest version on a private disk that is kept until seal or discard
+    Edit {
+        /// IMAGE
+        image: String,
+        /// The machine; it must be off
+        #[arg(long)]
+        machine: String,
+    },
+    /// Make a version of what was changed since edit; the machine must be off
+    Seal {
+        /// IMAGE
+        image: String,
+        /// A line about the version, for people
+        #[arg(long)]
+        note: Option<String>,
+        /// Also where the image has newer versions, whose changes are not in it then
+        #[arg(long)]
+        over_newer: bool,
+    },
+    /// Forget what was changed since edit; the machine must be off
+    Discard {
+        /// IMAGE
+        image: String,
+    },
+    /// Take a version out of use: it is not the newest any more and cannot be promoted
+    Retire {
+        /// IMAGE@NUMBER or IMAGE@HASH
+        image: String,
+        /// Bring it back
+        #[arg(long)]
+        undo: bool,
+    },
+    /// Show what changed between two versions: bytes, and files of ext, FAT and NTFS file systems
+    Diff {
+        /// The older one: IMAGE, IMAGE:CHANNEL, IMAGE@NUMBER or IMAGE@HASH
+        from: String,
+        /// The newer one
+        to: String,
+    },
+    /// Show, record, merge and remove a version's boot trace: what its boots read first, and later ones have ahead
+    #[command(subcommand)]
+    Trace(TraceCommand),
+    /// Show who changed an image, and when
+    History {
+        /// IMAGE
+        image: String,
+        /// At most so many changes
+        #[arg(long, default_value_t = 100)]
+        limit: u32,
+    },
+    /// Show an image and its versions
+    Show {
+        /// IMAGE, IMAGE:CHANNEL, IMAGE@NUMBER or IMAGE@HASH
+        image: String,
+    },
+    /// Read all of a version and compare it with its hashes; damage is told with the files and machines that it touches
+    Verify {
+        /// IMAGE, IMAGE:CHANNEL, IMAGE@NUMBER or IMAGE@HASH
+        image: String,
+        /// Repair what is damaged from this store or server, if it has it; may be given several times. Servers are
+        /// shown the token that the daemon was started with
+        #[arg(long, value_name = "STORE")]
+        repair_from: Vec<String>,
+    },
+    /// Write a version to a new file
+    Export {
+        /// IMAGE, IMAGE:CHANNEL, IMAGE@NUMBER or IMAGE@HASH
+        image: String,
+        /// The file; it must not exist, and - is refused: the daemon writes it
+        #[arg(value_hint = ValueHint::FilePath)]
+        file: PathBuf,
+        /// raw, qcow2, vhdx or vmdk; the last two need qemu-img [default: the file's extension where it is one of these, else raw]
+        #[arg(long, value_parser = ExportFormat::parse)]
+        format: Option<ExportFormat>,
+    },
+    /// Remove an image, or one of its versions
+    Remove {
+        /// IMAGE, IMAGE:CHANNEL, IMAGE@NUMBER or IMAGE@HASH
+        image: String,
+    },
+}
+
+/// `headwater image trace ...`.
+#[derive(Debug, Subcommand)]
+pub enum TraceCommand {
+    /// Show how many boots it was made from, what it holds, and where it is kept
+    Show {
+        /// IMAGE, IMAGE:CHANNEL, IMAGE@NUMBER or IMAGE@HASH
+        image: String,
+    },
+    /// Boot the version once, on a machine that is made for it and removed again, and record what it reads
+    Record {
+        /// IMAGE, IMAGE:CHANNEL, IMAGE@NUMBER or IMAGE@HASH
+        image: String,
+        /// Go on so long after the guest is up, for what starts late; two minutes are recorded at most
+        #[arg(long, value_name = "SECONDS", default_value_t = 0)]
+        after: u64,
+        /// Size of the machine
+        #[command(flatten)]
+        machine: MachineArgs,
+    },
+    /// Take in boot traces that other hosts saved
+    Merge {
+        /// IMAGE, IMAGE:CHANNEL, IMAGE@NUMBER or IMAGE@HASH
+        image: String,
+        /// What 'trace save' wrote there
+        #[arg(required = true, value_name = "FILE", value_hint = ValueHint::FilePath)]
+        files: Vec<PathBuf>,
+    },
+    /// Write the boot trace to a file, for another host to merge
+    Save {
+        /// IMAGE, IMAGE:CHANNEL, IMAGE@NUMBER or IMAGE@HASH
+        image: String,
+        /// The file; it must not exist
+        #[arg(value_hint = ValueHint::FilePath)]
+        file: PathBuf,
+    },
+    /// Forget the boot trace; the next boots are recorded anew
+    Remove {
+        /// IMAGE, IMAGE:CHANNEL, IMAGE@NUMBER or IMAGE@HASH
+        image: String,
+    },
+}

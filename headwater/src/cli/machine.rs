@@ -1,0 +1,213 @@
+//! Flags of machines and catalogs.
+
+use std::path::PathBuf;
+
+use clap::{Args, Subcommand, ValueHint};
+use headwater_api::{CacheMode, CacheSettings, DiskTransport, Problem, ProblemKind};
+use headwater_block::size;
+
+use crate::caches::unfit_limit;
+
+/// A machine's write cache and size.
+#[derive(Debug, Args)]
+pub struct MachineArgs {
+    /// Where writes go: ram, ram+disk or disk [default: ram+disk]
+    #[arg(long, value_name = "MODE", value_parser = CacheMode::parse)]
+    pub cache: Option<CacheMode>,
+    /// The most memory that the write cache takes; not with --cache disk [default: 64M]
+    #[arg(long, value_name = "SIZE", value_parser = size::parse)]
+    pub ram: Option<u64>,
+    /// The most disk space that the write cache takes; not with --cache ram [default: 10G]
+    #[arg(long, value_name = "SIZE", value_parser = size::parse)]
+    pub disk: Option<u64>,
+    /// Its weight among the host's write caches while memory is short, 1 to 10000 [default: 100]
+    #[arg(long, value_name = "WEIGHT")]
+    pub weight: Option<u32>,
+    /// The guest's memory [default: 512M]
+    #[arg(long, value_name = "SIZE", value_parser = size::parse)]
+    pub memory: Option<u64>,
+    /// The guest's processors [default: 1]
+    #[arg(long, value_name = "COUNT", value_parser = clap::value_parser!(u32).range(1..))]
+    pub cpus: Option<u32>,
+    /// How the guest reaches its disk: vhost-user (memory shared with the daemon) or nbd (a socket) [default: vhost-user]
+    #[arg(long, value_name = "HOW", value_parser = DiskTransport::parse)]
+    pub transport: Option<DiskTransport>,
+    /// File with cloud-init user data for the guest (#cloud-config, a script, ...)
+    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
+    pub user_data: Option<PathBuf>,
+}
+
+impl MachineArgs {
+    /// The write cache as the API has it: what is not given is as in `base`. A limit that the mode does not have is refused.
+    pub fn cache_settings(&self, base: CacheSettings) -> anyhow::Result<CacheSettings> {
+        let mode = self.cache.unwrap_or(base.mode);
+        if let Some((limit, why)) = unfit_limit(mode, self.ram, self.disk) {
+            let message = format!("{limit} was given, and the cache mode '{mode}' {why}");
+            let advice = format!("leave {limit} out, or give --cache ram+disk");
+            return Err(Problem::new(ProblemKind::Invalid, message).advise(advice).into());
+        }
+        Ok(CacheSettings {
+            mode,
+            ram_bytes: self.ram.unwrap_or(base.ram_bytes),
+            disk_bytes: self.disk.unwrap_or(base.disk_bytes),
+            weight: self.weight.unwrap_or(base.weight),
+            persistent: base.persistent,
+        })
+    }
+}
+
+/// `headwater machine ...`.
+#[derive(Debug, Subcommand)]
+pub enum MachineCommand {
+    /// Create a machine; it is not started
+    Create {
+        /// Its name: 1 to 63 of a-z, 0-9 and '-'
+        name: String,
+        /// IMAGE, IMAGE:CHANNEL, IMAGE@NUMBER or IMAGE@HASH
+        #[arg(required_unless_present = "catalog")]
+        image: Option<String>,
+        /// The catalog that it belongs to: it boots what that says, and what is not given is as there
+        #[arg(long, conflicts_with = "image")]
+        catalog: Option<String>,
+        /// Keep its disk over stops, restarts and crashes; it stays on its version until a reset
+        #[arg(long)]
+        persistent: bool,
+        /// The guest's host name [default: the machine's name]
+        #[arg(long)]
+        host_name: Option<String>,
+        /// Write cache and size
+        #[command(flatten)]
+        machine: MachineArgs,
+    },
+    /// List all machines
+    List,
+    /// Show a machine, its disk's counters and its latest events
+    Show {
+        /// Its name
+        name: String,
+    },
+    /// Change the limits of a machine's write cache: at once where it is on, and for its later starts
+    #[command(group = clap::ArgGroup::new("limits").required(true).multiple(true))]
+    Set {
+        /// Its name
+        name: String,
+        /// The most memory that the write cache takes
+        #[arg(long, value_name = "SIZE", value_parser = size::parse, group = "limits")]
+        ram: Option<u64>,
+        /// The most disk space that the write cache takes
+        #[arg(long, value_name = "SIZE", value_parser = size::parse, group = "limits")]
+        disk: Option<u64>,
+        /// Its weight among the host's write caches while memory is short, 1 to 10000
+        #[arg(long, value_name = "WEIGHT", group = "limits")]
+        weight: Option<u32>,
+    },
+    /// Make a version of a machine's disk as it is now, while the machine goes on
+    Seal {
+        /// Its name
+        name: String,
+        /// A line about the version, for people
+        #[arg(long)]
+        note: Option<String>,
+        /// Also where the machine edits an image that has newer versions, whose changes are not in it then
+        #[arg(long)]
+        over_newer: bool,
+    },
+    /// Start machines, each on a pristine disk, or on its own where that is kept
+    Start {
+        /// Their names
+        #[arg(required = true)]
+        names: Vec<String>,
+        /// Wait until the guests are up, at most so many seconds
+        #[arg(long, value_name = "SECONDS", num_args = 0..=1, default_missing_value = "600")]
+        wait: Option<u64>,
+    },
+    /// Stop machines: ask the guest, end it after 30 seconds, forget what it wrote unless its disk is kept
+    Stop {
+        /// Their names
+        #[arg(required = true)]
+        names: Vec<String>,
+        /// End them at once
+        #[arg(long)]
+        force: bool,
+    },
+    /// Give machines a pristine disk, also those whose disk is kept; those that are on start again at once
+    Reset {
+        /// Their names
+        #[arg(required = true)]
+        names: Vec<String>,
+        /// Wait until the guests are up, at most so many seconds
+        #[arg(long, value_name = "SECONDS", num_args = 0..=1, default_missing_value = "600")]
+        wait: Option<u64>,
+    },
+    /// Remove machines that are off
+    Remove {
+        /// Their names
+        #[arg(required = true)]
+        names: Vec<String>,
+        /// End them first where they are on
+        #[arg(long)]
+        force: bool,
+    },
+    /// Connect the terminal to a machine's console (Ctrl-] leaves), or print what it printed
+    Console {
+        /// Its name
+        name: String,
+        /// Print what the console printed since the machine started, and end
+        #[arg(long)]
+        log: bool,
+        /// Print it and go on until the machine is off
+        #[arg(long)]
+        follow: bool,
+    },
+    /// Run a command in a guest, through its agent; its exit code becomes ours, and Ctrl-C ends it
+    Exec {
+        /// The machine's name
+        name: String,
+        /// End the command after so many seconds
+        #[arg(long, value_name = "SECONDS", default_value_t = 600)]
+        timeout: u64,
+        /// Give the command our standard input, read to its end: at most 1 MiB. Without it, it reads nothing
+        #[arg(short = 'i', long)]
+        stdin: bool,
+        /// The command and its arguments
+        #[arg(last = true, required = true)]
+        command: Vec<String>,
+    },
+}
+
+/// `headwater catalog ...`.
+#[derive(Debug, Subcommand)]
+pub enum CatalogCommand {
+    /// Create a catalog; 'machine create NAME --catalog CATALOG' adds machines
+    Create {
+        /// Its name: 1 to 63 of a-z, 0-9 and '-'; no machine has it
+        name: String,
+        /// What its machines boot: IMAGE, IMAGE:CHANNEL, IMAGE@NUMBER or IMAGE@HASH
+        image: String,
+        /// Keep its machines' disks over stops, restarts and crashes
+        #[arg(long)]
+        persistent: bool,
+        /// Write cache and size of each machine
+        #[command(flatten)]
+        machine: MachineArgs,
+    },
+    /// List all catalogs
+    List,
+    /// Show a catalog and its machines
+    Show {
+        /// Its name
+        name: String,
+    },
+    /// Have a catalog's machines boot something else from their next boot on
+    Set {
+        /// Its name
+        name: String,
+        /// IMAGE, IMAGE:CHANNEL, IMAGE@NUMBER or IMAGE@HASH
+        image: String,
+    },
+    /// Remove a catalog that has no machines
+    Remove {
+        /// Its name
+        name: String,
+    },
+}

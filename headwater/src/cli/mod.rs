@@ -1,0 +1,162 @@
+//! The command line: the commands, and their flags.
+
+mod cache;
+mod daemon;
+mod export;
+mod front_ends;
+mod image;
+mod machine;
+mod store;
+
+use std::path::PathBuf;
+
+use clap::{Args, Parser, Subcommand, ValueEnum, ValueHint};
+
+pub use self::cache::CacheCommand;
+pub use self::daemon::{RunArgs, ServeArgs};
+pub use self::export::ExportArgs;
+pub use self::front_ends::{AttachArgs, Demand, DetachArgs, FuseArgs, IscsiArgs, NbdArgs, NbdTlsArgs, Via};
+pub use self::image::{ImageCommand, TraceCommand};
+pub use self::machine::{CatalogCommand, MachineArgs, MachineCommand};
+pub use self::store::{OfferArgs, StoreCommand};
+
+/// One golden disk image, many machines: each with a private write cache in RAM that overflows to disk.
+#[derive(Debug, Parser)]
+#[command(name = "headwater", version, max_term_width = 100, arg_required_else_help = true)]
+#[command(
+    after_help = "Exit codes: 0 ok, 1 failed, 2 usage or bad request, 3 not found, 4 in use or conflict, \
+                        5 no space, 6 damaged data, 7 daemon not reachable. 'headwater man DIR' writes the manual."
+)]
+pub struct Cli {
+    /// Directory of the store, the database and the socket [default: /var/lib/headwater for root, else
+    /// $XDG_DATA_HOME/headwater]
+    #[arg(long, global = true, value_name = "DIR", env = "HEADWATER_DATA_DIR", value_hint = ValueHint::DirPath)]
+    pub data_dir: Option<PathBuf>,
+
+    /// Print results (and errors, on standard error) as JSON, for programs
+    #[arg(long, global = true)]
+    pub json: bool,
+
+    /// What to do
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+/// The commands.
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// Boot machines from a disk image in the foreground; Ctrl-C stops and removes them
+    Run(RunArgs),
+    /// Run the daemon
+    Serve(ServeArgs),
+    /// Import, promote, verify, export and remove images and their versions
+    #[command(subcommand)]
+    Image(ImageCommand),
+    /// Create, start, stop, reset, seal and remove machines
+    #[command(subcommand)]
+    Machine(MachineCommand),
+    /// Create, show and remove catalogs: machines that are made alike and boot the same
+    #[command(subcommand)]
+    Catalog(CatalogCommand),
+    /// Copy versions between stores, serve, check and repair a store, without a daemon
+    #[command(subcommand)]
+    Store(StoreCommand),
+    /// Show what the daemon and its host do
+    Status,
+    /// Show the metrics of the host and of machines that are on
+    Stats(StatsArgs),
+    /// Show who changed what, and when
+    Events(EventsArgs),
+    /// Serve one volume over NBD, vhost-user, iSCSI or as a file in the foreground, or one for each of many machines, without
+    /// a daemon
+    Export(ExportArgs),
+    /// Make one volume a block device of this kernel, until Ctrl-C, SIGTERM or 'headwater detach'
+    #[command(mut_group("front-end", |group| group.required(false)))]
+    Attach(ExportArgs),
+    /// Show and change the limits of write caches of exports and attached devices that run, without a daemon
+    #[command(subcommand)]
+    Cache(CacheCommand),
+    /// Remove a block device that 'headwater attach' made
+    Detach(DetachArgs),
+    /// List the block devices that 'headwater attach' made
+    Attachments,
+    /// Print the completions for a shell
+    Completions {
+        /// The shell
+        shell: clap_complete::Shell,
+    },
+    /// Write the manual pages to a directory
+    Man {
+        /// The directory; made if it does not exist
+        #[arg(value_hint = ValueHint::DirPath)]
+        dir: PathBuf,
+    },
+}
+
+/// How a log is written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum LogFormat {
+    /// Lines for people
+    Text,
+    /// One JSON object a line
+    Json,
+}
+
+/// `headwater stats`.
+#[derive(Debug, Args)]
+pub struct StatsArgs {
+    /// Only those of this machine
+    pub machine: Option<String>,
+    /// Again each second, with the rates of counters, until Ctrl-C
+    #[arg(long)]
+    pub watch: bool,
+}
+
+/// `headwater events`.
+#[derive(Debug, Args)]
+pub struct EventsArgs {
+    /// Only those of one subject, for instance 'machine web-1'
+    #[arg(long)]
+    pub subject: Option<String>,
+    /// Only those older than the event with this id, which --json shows
+    #[arg(long, value_name = "ID")]
+    pub before: Option<i64>,
+    /// At most so many, the newest; the daemon keeps the newest 100,000
+    #[arg(long, default_value_t = 100)]
+    pub limit: u32,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory;
+    use headwater_api::{CacheSettings, DiskTransport};
+
+    #[test]
+    fn the_command_line_is_sound() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn defaults_are_those_of_the_api() {
+        let cli = Cli::parse_from(["headwater", "run", "x.qcow2"]);
+        let Command::Run(run) = cli.command else { panic!("not run") };
+        let default = CacheSettings::default();
+        assert_eq!((run.machine.cache_settings(default).unwrap(), run.count), (default, 1));
+        // The help texts say what the API does.
+        let help = Cli::command().find_subcommand_mut("run").unwrap().render_long_help().to_string();
+        let size = headwater_block::size::format;
+        let memory = size(headwater_api::CreateMachine::default_memory_bytes());
+        let said = |text: String| assert!(help.contains(&text), "{text}: {help}");
+        said(format!("[default: {}]", default.mode));
+        said(format!("[default: {}]", default.weight));
+        said(format!("[default: {}]", headwater_api::CreateMachine::default_cpus()));
+        said(format!("[default: {}]", DiskTransport::default()));
+        for (short, long) in
+            [("64M", size(default.ram_bytes)), ("10G", size(default.disk_bytes)), ("512M", memory)]
+        {
+            assert_eq!(headwater_block::size::format(headwater_block::size::parse(short).unwrap()), long);
+            said(format!("[default: {short}]"));
+        }
+    }
+}

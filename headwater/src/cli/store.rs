@@ -1,0 +1,100 @@
+//! Flags of `headwater store`.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+
+use clap::{Args, Subcommand, ValueHint};
+use headwater_block::size;
+use headwater_store_server::{Limits, Options, TlsFiles};
+
+use crate::stores::Credentials;
+
+/// `headwater store ...`.
+#[derive(Debug, Subcommand)]
+pub enum StoreCommand {
+    /// Copy versions to another store, each under its own number; what is there is not sent again
+    Copy {
+        /// A directory, s3://BUCKET/PREFIX[?endpoint=URL], or servers: https://HOST[,https://HOST..]
+        #[arg(value_name = "FROM")]
+        source: String,
+        /// A directory or s3://..; made if there is none
+        #[arg(value_name = "TO")]
+        target: String,
+        /// IMAGE, IMAGE:CHANNEL, IMAGE@NUMBER or IMAGE@HASH
+        #[arg(required = true)]
+        images: Vec<String>,
+        /// What servers need to be shown
+        #[command(flatten)]
+        credentials: Credentials,
+    },
+    /// Copy all versions and channels that another store does not have; removes nothing there
+    Sync {
+        /// A directory, s3://BUCKET/PREFIX[?endpoint=URL], or servers: https://HOST[,https://HOST..]
+        #[arg(value_name = "FROM")]
+        source: String,
+        /// A directory or s3://..; made if there is none
+        #[arg(value_name = "TO")]
+        target: String,
+        /// What servers need to be shown
+        #[command(flatten)]
+        credentials: Credentials,
+    },
+    /// Offer a store to others over HTTP, for reading
+    Serve {
+        /// A directory or s3://..
+        store: String,
+        /// Where, for instance 127.0.0.1:8090; anything but loopback needs TLS and tokens
+        #[arg(long, value_name = "ADDR")]
+        listen: SocketAddr,
+        /// Certificate, key and tokens
+        #[command(flatten)]
+        offer: OfferArgs,
+    },
+    /// Make a token for readers: print it, once, and add its hash to a file
+    Token {
+        /// Who gets it, for people
+        name: String,
+        /// The file; made if there is none
+        #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
+        token_file: PathBuf,
+    },
+    /// Read all of a store, or some versions, compare it with its hashes, and repair what is damaged
+    Verify {
+        /// A directory, s3://.. or https://..
+        store: String,
+        /// IMAGE, IMAGE:CHANNEL, IMAGE@NUMBER or IMAGE@HASH [default: all]
+        images: Vec<String>,
+        /// Read at most so many bytes a second
+        #[arg(long, value_name = "SIZE", value_parser = size::parse)]
+        rate: Option<u64>,
+        /// Take what is damaged from this store, if it has it; may be given several times
+        #[arg(long, value_name = "STORE")]
+        repair_from: Vec<String>,
+        /// What servers need to be shown
+        #[command(flatten)]
+        credentials: Credentials,
+    },
+}
+
+/// How a store is offered to others.
+#[derive(Clone, Debug, Default, Args)]
+pub struct OfferArgs {
+    /// Certificate in PEM, with those between it and the authority
+    #[arg(long, value_name = "FILE", requires = "tls_key", value_hint = ValueHint::FilePath)]
+    pub tls_cert: Option<PathBuf>,
+    /// Its key in PEM
+    #[arg(long, value_name = "FILE", requires = "tls_cert", value_hint = ValueHint::FilePath)]
+    pub tls_key: Option<PathBuf>,
+    /// Names and hashes of the tokens of those who may read; 'headwater store token' adds one
+    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
+    pub token_file: Option<PathBuf>,
+}
+
+impl OfferArgs {
+    /// As the server takes them.
+    pub fn options(&self, listen: SocketAddr) -> Options {
+        let files = self.tls_cert.clone().zip(self.tls_key.clone());
+        let tls = files.map(|(certificate, key)| TlsFiles { certificate, key });
+        Options { listen, tls, token_file: self.token_file.clone(), limits: Limits::default() }
+    }
+}
