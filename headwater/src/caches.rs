@@ -1,27 +1,85 @@
-//! What the write caches of all machines have in common: the flags of `serve` and `run`.
+//! The flags of write caches: of one, and what all of a host have in common.
 
 use std::time::Duration;
 
 use clap::Args;
-use headwater_api::CacheMode;
+use headwater_api::{CacheMode, CacheSettings, Problem, ProblemKind};
 use headwater_block::size;
 use headwater_volume::{Buffering, DEFAULT_PAUSE_LIMIT};
 use headwater_writecache::MIN_RAM_BYTES;
 
 use crate::adapters::disks::host_memory_bytes;
 
-/// How write caches are used.
+/// The write cache of a machine or an export.
 #[derive(Args, Clone, Debug)]
-pub struct CacheArgs {
-    /// How long a write waits for room in its write cache before the machine is told that there is none
+pub struct LimitArgs {
+    /// Where writes go: ram, ram+disk or disk [default: ram+disk]
+    #[arg(long, value_name = "MODE", value_parser = CacheMode::parse)]
+    pub cache: Option<CacheMode>,
+    /// The most memory that the write cache takes; not with --cache disk [default: 64M]
+    #[arg(long, value_name = "SIZE", value_parser = size::parse)]
+    pub ram: Option<u64>,
+    /// The most disk space that the write cache takes; not with --cache ram [default: 10G]
+    #[arg(long, value_name = "SIZE", value_parser = size::parse)]
+    pub disk: Option<u64>,
+}
+
+impl LimitArgs {
+    /// Where writes go unless another base than the defaults says so.
+    pub fn mode(&self) -> CacheMode {
+        self.cache.unwrap_or(CacheSettings::default_mode())
+    }
+
+    /// The write cache as the API has it: what is not given is as in `base`. A limit that the mode does not have is refused.
+    pub fn settings(&self, base: CacheSettings) -> Result<CacheSettings, Problem> {
+        let mode = self.cache.unwrap_or(base.mode);
+        if let Some((limit, why)) = unfit_limit(mode, self.ram, self.disk) {
+            let message = format!("{limit} was given, and the cache mode '{mode}' {why}");
+            let advice = format!("leave {limit} out, or give --cache ram+disk");
+            return Err(Problem::new(ProblemKind::Invalid, message).advise(advice));
+        }
+        Ok(CacheSettings {
+            mode,
+            ram_bytes: self.ram.unwrap_or(base.ram_bytes),
+            disk_bytes: self.disk.unwrap_or(base.disk_bytes),
+            ..base
+        })
+    }
+}
+
+/// How write caches take what is written.
+#[derive(Args, Clone, Debug)]
+pub struct WritingArgs {
+    /// How long a write waits for room in its write cache before it is refused
     #[arg(long, value_name = "SECONDS", default_value_t = DEFAULT_PAUSE_LIMIT.as_secs())]
     pub pause: u64,
-    /// Memory that the write caches of all machines together may take, 16M or more [default: all that this host has]
-    #[arg(long, value_name = "SIZE", value_parser = cache_ram)]
-    pub cache_ram: Option<u64>,
     /// How overflow is written: direct (past the page cache), buffered, or auto (measured once)
     #[arg(long, value_name = "HOW", default_value_t = Buffering::Direct)]
     pub buffering: Buffering,
+}
+
+impl Default for WritingArgs {
+    fn default() -> Self {
+        Self { pause: DEFAULT_PAUSE_LIMIT.as_secs(), buffering: Buffering::Direct }
+    }
+}
+
+impl WritingArgs {
+    /// How long a write waits for room.
+    pub fn pause_limit(&self) -> Duration {
+        Duration::from_secs(self.pause)
+    }
+}
+
+/// What the write caches of all machines have in common.
+#[derive(Args, Clone, Debug, Default)]
+pub struct CacheArgs {
+    /// How they take what is written
+    #[command(flatten)]
+    pub writing: WritingArgs,
+    /// Memory that the write caches of all machines together may take, 16M or more [default: all that this host has]
+    #[arg(long, value_name = "SIZE", value_parser = cache_ram)]
+    pub cache_ram: Option<u64>,
 }
 
 /// A limit that was given and that the mode does not have, and why not.
@@ -56,18 +114,5 @@ fn cache_ram(text: &str) -> Result<u64, String> {
             Err(format!("a write cache needs {} of memory or more", size::format(MIN_RAM_BYTES)))
         }
         bytes => Ok(bytes),
-    }
-}
-
-impl Default for CacheArgs {
-    fn default() -> Self {
-        Self { pause: DEFAULT_PAUSE_LIMIT.as_secs(), cache_ram: None, buffering: Buffering::Direct }
-    }
-}
-
-impl CacheArgs {
-    /// How long a write waits for room.
-    pub fn pause_limit(&self) -> Duration {
-        Duration::from_secs(self.pause)
     }
 }

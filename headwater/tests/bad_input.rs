@@ -100,6 +100,14 @@ fn what_makes_no_sense_is_2_and_invalid() {
         (export("null:1G", &["--ram", "900T"]), "give a smaller --ram"),
         (export("null:1G", &["--cache", "ram", "--persistent", "p"]), "needs a disk"),
         (export("null:1G", &["--persistent", "a/b"]), "'a/b' is no name"),
+        (
+            export("null:1G", &["--cache", "ram", "--disk", "5G"]),
+            "--disk was given, and the cache mode 'ram'",
+        ),
+        (
+            export("null:1G", &["--cache", "disk", "--ram", "5G"]),
+            "--ram was given, and the cache mode 'disk'",
+        ),
         (vec!["serve", "--listen", "0.0.0.0:9"], "only loopback"),
         (vec!["serve", "--nbd", "tcp:0.0.0.0:10809"], "other hosts or guests"),
         (

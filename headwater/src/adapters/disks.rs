@@ -312,10 +312,10 @@ impl Opener {
             mode: volume_mode(cache.mode),
             ram_bytes: cache.ram_bytes,
             weight: cache.weight,
-            buffering: self.caches.buffering,
+            buffering: self.caches.writing.buffering,
             disk_bytes: cache.disk_bytes,
             cache_dir: self.files.cache_dir.clone(),
-            pause_limit: self.caches.pause_limit(),
+            pause_limit: self.caches.writing.pause_limit(),
             persistent: None,
         };
         let mut open = |persistent| {

@@ -3,10 +3,8 @@
 use std::path::PathBuf;
 
 use clap::{ArgGroup, Args, ValueHint};
-use headwater_api::CacheMode;
-use headwater_block::size;
-use headwater_volume::{Buffering, DEFAULT_PAUSE_LIMIT};
 
+use crate::caches::{LimitArgs, WritingArgs};
 use crate::cli::{AttachArgs, FuseArgs, IscsiArgs, NbdArgs};
 use crate::stores::Credentials;
 use crate::streaming::StreamArgs;
@@ -28,24 +26,15 @@ pub struct ExportArgs {
     /// Allow a qcow2 file backing files outside of its own directory, and devices: whatever it names is read
     #[arg(long)]
     pub backing: bool,
-    /// Where writes go: ram, ram+disk or disk
-    #[arg(long, value_name = "MODE", default_value = "ram+disk", value_parser = CacheMode::parse)]
-    pub cache: CacheMode,
-    /// The most memory that the write cache takes
-    #[arg(long, value_name = "SIZE", default_value = "64M", value_parser = size::parse)]
-    pub ram: u64,
-    /// The most disk space that the write cache takes
-    #[arg(long, value_name = "SIZE", default_value = "10G", value_parser = size::parse)]
-    pub disk: u64,
+    /// The write cache
+    #[command(flatten)]
+    pub limits: LimitArgs,
     /// Directory or block device of the overflow
     #[arg(long, value_name = "DIR", default_value = DEFAULT_CACHE_DIR, value_hint = ValueHint::AnyPath)]
     pub cache_dir: PathBuf,
-    /// How the overflow is written: direct (past the page cache), buffered, or auto (measured once)
-    #[arg(long, value_name = "HOW", default_value_t = Buffering::Direct)]
-    pub buffering: Buffering,
-    /// How long a write waits for room in the write cache before it is refused
-    #[arg(long, value_name = "SECONDS", default_value_t = DEFAULT_PAUSE_LIMIT.as_secs())]
-    pub pause: u64,
+    /// How it takes what is written
+    #[command(flatten)]
+    pub writing: WritingArgs,
     /// The NBD server
     #[command(flatten)]
     pub nbd: NbdArgs,

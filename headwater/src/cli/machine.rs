@@ -3,23 +3,17 @@
 use std::path::PathBuf;
 
 use clap::{Args, Subcommand, ValueHint};
-use headwater_api::{CacheMode, CacheSettings, DiskTransport, Problem, ProblemKind};
+use headwater_api::{CacheSettings, DiskTransport, Problem};
 use headwater_block::size;
 
-use crate::caches::unfit_limit;
+use crate::caches::LimitArgs;
 
 /// A machine's write cache and size.
 #[derive(Debug, Args)]
 pub struct MachineArgs {
-    /// Where writes go: ram, ram+disk or disk [default: ram+disk]
-    #[arg(long, value_name = "MODE", value_parser = CacheMode::parse)]
-    pub cache: Option<CacheMode>,
-    /// The most memory that the write cache takes; not with --cache disk [default: 64M]
-    #[arg(long, value_name = "SIZE", value_parser = size::parse)]
-    pub ram: Option<u64>,
-    /// The most disk space that the write cache takes; not with --cache ram [default: 10G]
-    #[arg(long, value_name = "SIZE", value_parser = size::parse)]
-    pub disk: Option<u64>,
+    /// Its write cache
+    #[command(flatten)]
+    pub limits: LimitArgs,
     /// Its weight among the host's write caches while memory is short, 1 to 10000 [default: 100]
     #[arg(long, value_name = "WEIGHT")]
     pub weight: Option<u32>,
@@ -38,21 +32,10 @@ pub struct MachineArgs {
 }
 
 impl MachineArgs {
-    /// The write cache as the API has it: what is not given is as in `base`. A limit that the mode does not have is refused.
-    pub fn cache_settings(&self, base: CacheSettings) -> anyhow::Result<CacheSettings> {
-        let mode = self.cache.unwrap_or(base.mode);
-        if let Some((limit, why)) = unfit_limit(mode, self.ram, self.disk) {
-            let message = format!("{limit} was given, and the cache mode '{mode}' {why}");
-            let advice = format!("leave {limit} out, or give --cache ram+disk");
-            return Err(Problem::new(ProblemKind::Invalid, message).advise(advice).into());
-        }
-        Ok(CacheSettings {
-            mode,
-            ram_bytes: self.ram.unwrap_or(base.ram_bytes),
-            disk_bytes: self.disk.unwrap_or(base.disk_bytes),
-            weight: self.weight.unwrap_or(base.weight),
-            persistent: base.persistent,
-        })
+    /// The write cache as the API has it: what is not given is as in `base`.
+    pub fn cache_settings(&self, base: CacheSettings) -> Result<CacheSettings, Problem> {
+        let weight = self.weight.unwrap_or(base.weight);
+        Ok(CacheSettings { weight, ..self.limits.settings(base)? })
     }
 }
 

@@ -144,7 +144,14 @@ mod tests {
         let default = CacheSettings::default();
         assert_eq!((run.machine.cache_settings(default).unwrap(), run.count), (default, 1));
         // The help texts say what the API does.
-        let help = Cli::command().find_subcommand_mut("run").unwrap().render_long_help().to_string();
+        let help_of =
+            |command| Cli::command().find_subcommand_mut(command).unwrap().render_long_help().to_string();
+        let (help, export) = (help_of("run"), help_of("export"));
+        for default in
+            [format!("[default: {}]", default.mode), "[default: 64M]".into(), "[default: 10G]".into()]
+        {
+            assert!(export.contains(&default), "{default}: {export}");
+        }
         let size = headwater_block::size::format;
         let memory = size(headwater_api::CreateMachine::default_memory_bytes());
         let said = |text: String| assert!(help.contains(&text), "{text}: {help}");

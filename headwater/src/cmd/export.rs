@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context;
-use headwater_api::CacheMode;
+use headwater_api::{CacheMode, CacheSettings};
 use headwater_block::{Device, blocking, size};
 use headwater_image::Backing;
 use headwater_store::{Access, ImageReference, StoreError, StoreErrorKind};
@@ -40,7 +40,8 @@ const COPY_SHOWN_EVERY: Duration = Duration::from_secs(1);
 pub fn run(data_dir: impl Fn() -> anyhow::Result<DataDir>, mut args: ExportArgs) -> anyhow::Result<()> {
     logging::to_stderr(&args.log, LogFormat::Text)?;
     take_url(&mut args)?;
-    check_ram(&args)?;
+    let cache = args.limits.settings(CacheSettings::default())?;
+    check_ram(&args, &cache)?;
     check_machines(&args)?;
     if let Some(file) = &args.stats {
         // Found now rather than after hours.
@@ -49,7 +50,7 @@ pub fn run(data_dir: impl Fn() -> anyhow::Result<DataDir>, mut args: ExportArgs)
     let Base { device: base, id: base_id, image } = open_base(&args, &data_dir)?;
     let persistent = match &args.persistent {
         None => None,
-        Some(_) if args.cache == CacheMode::Ram => {
+        Some(_) if cache.mode == CacheMode::Ram => {
             return Err(invalid(
                 "a persistent cache needs a disk to be on: give --cache ram+disk or --cache disk",
             ));
@@ -63,13 +64,13 @@ pub fn run(data_dir: impl Fn() -> anyhow::Result<DataDir>, mut args: ExportArgs)
     let mut options = VolumeOptions {
         name: String::new(),
         base,
-        mode: volume_mode(args.cache),
-        ram_bytes: args.ram,
+        mode: volume_mode(cache.mode),
+        ram_bytes: cache.ram_bytes,
         weight: DEFAULT_WEIGHT,
-        buffering: args.buffering,
-        disk_bytes: args.disk,
+        buffering: args.writing.buffering,
+        disk_bytes: cache.disk_bytes,
         cache_dir: args.cache_dir.clone(),
-        pause_limit: Duration::from_secs(args.pause),
+        pause_limit: args.writing.pause_limit(),
         persistent,
     };
     let volumes: Vec<_> = (0..machines(&args))
@@ -164,7 +165,7 @@ fn answer_limits(
     let served = Served {
         source: args.source.clone(),
         devices: attached.map(attach::AttachedDisk::names).unwrap_or_default(),
-        mode: args.cache,
+        mode: args.limits.mode(),
         volumes: named.map(|(number, volume)| (volume_name(args, number), Arc::clone(volume))).collect(),
     };
     limits::server::listen(served)
@@ -240,11 +241,11 @@ fn serve_vhost_user(
         .with_context(|| format!("cannot serve '{}'", args.source))
 }
 
-fn check_ram(args: &ExportArgs) -> anyhow::Result<()> {
-    if args.cache == CacheMode::Disk {
+fn check_ram(args: &ExportArgs, cache: &CacheSettings) -> anyhow::Result<()> {
+    if cache.mode == CacheMode::Disk {
         return Ok(());
     }
-    let wanted = u64::try_from(machines(args)).unwrap_or(u64::MAX).saturating_mul(args.ram);
+    let wanted = u64::try_from(machines(args)).unwrap_or(u64::MAX).saturating_mul(cache.ram_bytes);
     check_host_memory(wanted).map_err(invalid)
 }
 

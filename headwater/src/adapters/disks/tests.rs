@@ -10,6 +10,7 @@ use headwater_writecache::overflow::io::{IoEngine, IoOp, open_engine};
 
 use super::*;
 use crate::adapters::images::version_of;
+use crate::caches::WritingArgs;
 
 /// A store with one image, and what disks over it need.
 struct Fixture {
@@ -20,7 +21,9 @@ struct Fixture {
 
 impl Fixture {
     fn new() -> Self {
-        let caches = CacheArgs { buffering: headwater_volume::Buffering::Buffered, ..CacheArgs::default() };
+        let writing =
+            WritingArgs { buffering: headwater_volume::Buffering::Buffered, ..WritingArgs::default() };
+        let caches = CacheArgs { writing, ..CacheArgs::default() };
         Self::with(1 << 20, caches)
     }
 
@@ -148,7 +151,8 @@ fn to_ask_whether_a_disk_is_full_disconnects_nobody_and_to_relieve_it_does() {
     use headwater_block::blocking;
 
     const MIB: usize = 1 << 20;
-    let fixture = Fixture::with(64 << 20, CacheArgs { pause: 0, ..CacheArgs::default() });
+    let writing = WritingArgs { pause: 0, ..WritingArgs::default() };
+    let fixture = Fixture::with(64 << 20, CacheArgs { writing, ..CacheArgs::default() });
     let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
     let cache = CacheSettings { mode: CacheMode::Ram, ram_bytes: MIN_RAM_BYTES, ..CacheSettings::default() };
     let disk = runtime.block_on(fixture.volumes.open(fixture.disk(cache))).unwrap();
