@@ -279,7 +279,7 @@ enum Advice {
 
 /// Files that are no raw disks: where their mark is, the mark, what they are, what to do.
 const KNOWN: &[(usize, &[u8], &str, Advice)] = &[
-    (0, b"COWD", "a VMDK image", Advice::Qemu),
+    (0, b"COWD", "a VMDK image of the old kind (COWD)", Advice::Qemu),
     (0, b"# Disk DescriptorFile", "the description of a VMDK image", Advice::Qemu),
     (64, b"\x7f\x10\xda\xbe", "a VDI image", Advice::Qemu),
     (0, b"QED\0", "a QED image", Advice::Qemu),
@@ -308,7 +308,9 @@ fn refuse_known_formats(path: &Path, file_bytes: u64, start: &[u8]) -> Result<()
             Advice::Unpack(tool) => format!(". Unpack it first: {tool} {shown}"),
             Advice::None => String::new(),
         };
-        let why = format!("cannot use {shown} as a disk image: it is {what}, not raw or qcow2{advice}");
+        let why = format!(
+            "cannot use {shown} as a disk image: it is {what}, and what is read is raw, qcow2, VHD, VHDX and VMDK in one file{advice}"
+        );
         ImageError::new(ImageErrorKind::Unsupported, why)
     };
     for (at, mark, what, advice) in KNOWN {
@@ -324,8 +326,8 @@ fn refuse_known_formats(path: &Path, file_bytes: u64, start: &[u8]) -> Result<()
         return Err(ImageError::new(
             ImageErrorKind::Invalid,
             format!(
-                "cannot use {shown} as a disk image: it is not qcow2, and its size of {file_bytes} bytes is not a \
-                 multiple of 512, so it is no raw disk either"
+                "cannot use {shown} as a disk image: it is not qcow2, VHD, VHDX or VMDK, and its size of {file_bytes} \
+                 bytes is not a multiple of 512, so it is no raw disk either"
             ),
         ));
     }

@@ -373,7 +373,7 @@ fn files_that_cannot_be_disks_are_refused_with_the_reason() {
     symlink("nowhere", dir.path("dangling")).unwrap();
     run("coreutils", "mkfifo", &[&dir.text("fifo")]);
     for (name, says) in [
-        ("odd", "not a multiple of 512"),
+        ("odd", "not qcow2, VHD, VHDX or VMDK, and its size of 1000 bytes is not a multiple of 512"),
         ("empty", "it is empty"),
         ("", "it is a directory"),
         ("dangling", "No such file"),

@@ -250,6 +250,7 @@ fn what_needs_other_files_is_refused_with_what_to_do() {
     let error = refused("flat.vmdk");
     assert_eq!(error.kind(), ImageErrorKind::Unsupported);
     assert!(error.to_string().contains("description of a VMDK") && error.to_string().contains("qemu-nbd"));
+    assert!(error.to_string().contains("raw, qcow2, VHD, VHDX and VMDK in one file"), "{error}");
 }
 
 #[test]
