@@ -25,7 +25,7 @@ const PREFETCH_WINDOW: usize = 48;
 pub struct BackgroundProgress {
     /// Bytes to fetch, as they are stored.
     pub total_bytes: u64,
-    /// Of which are here.
+    /// Of which are here: all of them once it is over, when what is kept has been synced as well.
     pub done_bytes: u64,
     /// Whether it ended, well or not.
     pub is_over: bool,
@@ -46,11 +46,12 @@ pub struct Background(Arc<Work>);
 impl Background {
     /// How far it is.
     pub fn progress(&self) -> BackgroundProgress {
-        BackgroundProgress {
-            total_bytes: self.0.total_bytes,
-            done_bytes: self.0.done_bytes.load(Ordering::Relaxed),
-            is_over: self.0.over.load(Ordering::Acquire),
-        }
+        let total_bytes = self.0.total_bytes;
+        // First: work that ends in between would be over with less than it did.
+        let is_over = self.0.over.load(Ordering::Acquire);
+        let most = if is_over { total_bytes } else { total_bytes.saturating_sub(1) };
+        let done_bytes = self.0.done_bytes.load(Ordering::Relaxed).min(most);
+        BackgroundProgress { total_bytes, done_bytes, is_over }
     }
 
     /// What went wrong last, if it did.
@@ -184,5 +185,31 @@ pub(crate) fn pause(time: Duration, work: &Work) {
     let until = Instant::now() + time;
     while Instant::now() < until && !work.is_cancelled() {
         std::thread::sleep(Duration::from_millis(20).min(until.saturating_duration_since(Instant::now())));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc;
+
+    use headwater_testkit::wait_until;
+
+    use super::*;
+
+    #[test]
+    fn the_last_byte_is_counted_when_the_work_is_over() {
+        let (copied, is_copied) = mpsc::channel();
+        let (sync, is_synced) = mpsc::channel();
+        let work = start("test", 10, move |work| {
+            work.done_bytes.fetch_add(10, Ordering::Relaxed);
+            copied.send(()).unwrap();
+            is_synced.recv().unwrap();
+        });
+        let work = work.unwrap();
+        is_copied.recv().unwrap();
+        assert_eq!(work.progress(), BackgroundProgress { total_bytes: 10, done_bytes: 9, is_over: false });
+        sync.send(()).unwrap();
+        wait_until("it is over", || work.progress().is_over);
+        assert_eq!(work.progress().done_bytes, 10);
     }
 }
