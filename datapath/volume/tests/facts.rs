@@ -65,8 +65,9 @@ fn counting_host() -> (Host, Arc<IoCounts>) {
 fn full_disk_under_a_sparse_cache_file_killed_the_daemon_with_sigbus() {
     let dir = tempfile::tempdir().unwrap();
     let (host, faults) = setup::host(u64::MAX);
-    let (volume, device) =
-        setup::open(&setup::options(&empty(256), CacheMode::RamDisk, 32, 512, dir.path()), &host);
+    let mut options = setup::options(&empty(256), CacheMode::RamDisk, 32, 512, dir.path());
+    options.pause_limit = Duration::from_secs(10);
+    let (volume, device) = setup::open(&options, &host);
     assert_eq!(fill(&*device, 100), (100, None));
     faults.full.store(true, Ordering::Relaxed);
     let (taken, why) = fill(&*device, 256);
@@ -84,8 +85,9 @@ fn full_disk_under_a_sparse_cache_file_killed_the_daemon_with_sigbus() {
 fn no_space_hung_for_good_even_when_space_was_back() {
     let dir = tempfile::tempdir().unwrap();
     let (host, faults) = setup::host(u64::MAX);
-    let (volume, device) =
-        setup::open(&setup::options(&empty(256), CacheMode::RamDisk, 16, 512, dir.path()), &host);
+    let mut options = setup::options(&empty(256), CacheMode::RamDisk, 16, 512, dir.path());
+    options.pause_limit = Duration::from_secs(10);
+    let (volume, device) = setup::open(&options, &host);
     for round in 0..3 {
         faults.full.store(true, Ordering::Relaxed);
         let (taken, why) = fill(&*device, 256);
@@ -210,13 +212,8 @@ fn sixty_clients_that_started_at_once_waited_for_minutes() {
     let base = empty(64);
     let threads = || std::fs::read_dir("/proc/self/task").unwrap().count();
     let before = threads();
-    let volumes: Vec<_> = (0..64)
-        .map(|_| {
-            let mut options = setup::options(&base, CacheMode::RamDisk, 64, 128, dir.path());
-            options.pause_limit = Duration::from_secs(60);
-            setup::open(&options, &host)
-        })
-        .collect();
+    let options = setup::options(&base, CacheMode::RamDisk, 64, 128, dir.path());
+    let volumes: Vec<_> = (0..64).map(|_| setup::open(&options, &host)).collect();
     // Other tests of this process start and end threads meanwhile; 64 volumes would add 64 at least.
     assert!(threads() < before + 48, "a volume has no thread of its own");
     std::thread::scope(|scope| {

@@ -86,7 +86,10 @@ fn block(number: u64, version: u64) -> [u8; 4096] {
 /// The file system has room for half as much again as what lives: cleaning must find it, for as long as there are writes.
 fn overwrite_with_little_more_than_it_takes(dir: &Path, persistent: bool) {
     let (host, _) = setup::host(u64::MAX);
-    let (volume, device) = setup::open(&options(dir, persistent.then_some("worn"), LIMIT_MIB), &host);
+    let options = options(dir, persistent.then_some("worn"), LIMIT_MIB);
+    // Cleaning takes its time on a busy host.
+    let options = VolumeOptions { pause_limit: Duration::from_secs(60), ..options };
+    let (volume, device) = setup::open(&options, &host);
     let ballast = leave(dir, 64);
     let blocks = 40 * MIB / 4096;
     let mut versions = vec![0; blocks as usize];

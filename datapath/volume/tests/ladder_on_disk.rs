@@ -26,10 +26,10 @@ impl Life {
         self.named("volume", size_mib, ram_mib, disk_mib, at)
     }
 
-    /// For writes that nothing refuses: they may wait for a disk that others keep busy.
-    fn patient(self, size_mib: u64, ram_mib: u64, disk_mib: u64, at: &Path) -> VolumeOptions {
+    /// For writes that are refused in the end; those before may wait for a disk that others keep busy.
+    fn impatient(self, size_mib: u64, ram_mib: u64, disk_mib: u64, at: &Path) -> VolumeOptions {
         VolumeOptions {
-            pause_limit: Duration::from_secs(60),
+            pause_limit: Duration::from_secs(10),
             ..self.options(size_mib, ram_mib, disk_mib, at)
         }
     }
@@ -70,9 +70,7 @@ for_each_life!(
 fn a_disk_that_fails_for_a_while_is_used_again(life: Life) {
     let dir = tempfile::tempdir().unwrap();
     let (host, faults) = setup::host(u64::MAX);
-    let mut options = life.options(256, 16, 256, dir.path());
-    options.pause_limit = Duration::from_secs(60);
-    let (volume, device) = setup::open(&options, &host);
+    let (volume, device) = setup::open(&life.options(256, 16, 256, dir.path()), &host);
     faults.write_error_every.store(1, Ordering::Relaxed);
     let writer = std::thread::spawn({
         let device = Arc::clone(&device);
@@ -90,7 +88,7 @@ fn a_disk_that_fails_for_a_while_is_used_again(life: Life) {
 fn a_full_overflow_disk_pauses_then_refuses_and_recovers(life: Life) {
     let dir = tempfile::tempdir().unwrap();
     let (host, _) = setup::host(u64::MAX);
-    let (volume, device) = setup::open(&life.options(256, 16, 64, dir.path()), &host);
+    let (volume, device) = setup::open(&life.impatient(256, 16, 64, dir.path()), &host);
     let (taken, why) = fill(&*device, 256);
     assert_eq!(why, Some(IoErrorKind::NoSpace));
     // All of a persistent cache has its place on disk; RAM adds to the other.
@@ -106,7 +104,7 @@ fn a_full_overflow_disk_pauses_then_refuses_and_recovers(life: Life) {
 fn a_full_cache_is_full_no_more_once_the_machine_has_discarded(life: Life) {
     let dir = tempfile::tempdir().unwrap();
     let (host, _) = setup::host(u64::MAX);
-    let (volume, device) = setup::open(&life.options(256, 16, 64, dir.path()), &host);
+    let (volume, device) = setup::open(&life.impatient(256, 16, 64, dir.path()), &host);
     assert!(!volume.shortage().refusing);
     for round in 0..2 {
         // A segment that was on its way to the disk when a write was refused may have made room since.
@@ -124,9 +122,7 @@ fn a_full_cache_is_full_no_more_once_the_machine_has_discarded(life: Life) {
 fn a_waiting_write_goes_on_as_soon_as_there_is_space(life: Life) {
     let dir = tempfile::tempdir().unwrap();
     let (host, faults) = setup::host(u64::MAX);
-    let mut options = life.options(256, 16, 512, dir.path());
-    options.pause_limit = Duration::from_secs(60);
-    let (volume, device) = setup::open(&options, &host);
+    let (volume, device) = setup::open(&life.options(256, 16, 512, dir.path()), &host);
     faults.full.store(true, Ordering::Relaxed);
     let writer = std::thread::spawn({
         let device = Arc::clone(&device);
@@ -146,7 +142,7 @@ fn a_waiting_write_goes_on_as_soon_as_there_is_space(life: Life) {
 fn a_flipped_bit_on_the_overflow_disk_is_an_error_on_that_block_only(life: Life) {
     let dir = tempfile::tempdir().unwrap();
     let (host, faults) = setup::host(u64::MAX);
-    let (volume, device) = setup::open(&life.patient(128, 16, 256, dir.path()), &host);
+    let (volume, device) = setup::open(&life.options(128, 16, 256, dir.path()), &host);
     assert_eq!(fill(&*device, 64), (64, None));
     faults.flip.store(true, Ordering::Relaxed);
     let mut errors = 0;
@@ -179,7 +175,7 @@ fn a_flipped_bit_on_the_overflow_disk_is_an_error_on_that_block_only(life: Life)
 fn a_read_error_of_the_overflow_disk_is_reported_and_passes(life: Life) {
     let dir = tempfile::tempdir().unwrap();
     let (host, faults) = setup::host(u64::MAX);
-    let (_volume, device) = setup::open(&life.patient(128, 16, 256, dir.path()), &host);
+    let (_volume, device) = setup::open(&life.options(128, 16, 256, dir.path()), &host);
     assert_eq!(fill(&*device, 64), (64, None));
     faults.read_error_every.store(1, Ordering::Relaxed);
     let mut read = vec![0; MIB as usize];
@@ -191,7 +187,7 @@ fn a_read_error_of_the_overflow_disk_is_reported_and_passes(life: Life) {
 fn discarding_gives_ram_and_disk_back(life: Life) {
     let dir = tempfile::tempdir().unwrap();
     let (host, _) = setup::host(u64::MAX);
-    let (volume, device) = setup::open(&life.patient(256, 32, 512, dir.path()), &host);
+    let (volume, device) = setup::open(&life.options(256, 32, 512, dir.path()), &host);
     assert_eq!(fill(&*device, 200), (200, None));
     assert!(volume.counters().cache.disk_used_bytes > 150 * MIB);
     blocking::discard(&*device, 0, 256 * MIB).unwrap();
@@ -211,7 +207,7 @@ fn discarding_gives_ram_and_disk_back(life: Life) {
 fn a_lower_ram_limit_takes_effect(life: Life) {
     let dir = tempfile::tempdir().unwrap();
     let (host, _) = setup::host(u64::MAX);
-    let (volume, device) = setup::open(&life.patient(256, 96, 512, dir.path()), &host);
+    let (volume, device) = setup::open(&life.options(256, 96, 512, dir.path()), &host);
     assert_eq!(fill(&*device, 200), (200, None));
     let used = || volume.counters().cache.ram_used_bytes;
     assert!(used() > 72 * MIB, "{} bytes of 96 MiB are used", used());
@@ -229,7 +225,7 @@ fn a_lower_ram_limit_takes_effect(life: Life) {
 fn a_lower_disk_limit_takes_effect(life: Life) {
     let dir = tempfile::tempdir().unwrap();
     let (host, _) = setup::host(u64::MAX);
-    let (volume, device) = setup::open(&life.options(256, 16, 256, dir.path()), &host);
+    let (volume, device) = setup::open(&life.impatient(256, 16, 256, dir.path()), &host);
     assert_eq!(fill(&*device, 120), (120, None));
     volume.set_disk_bytes(64 * MIB);
     // What is over the new limit stays, and nothing is taken beside it but by RAM.
@@ -253,7 +249,7 @@ fn a_lower_disk_limit_takes_effect(life: Life) {
 fn a_lower_disk_limit_is_reached_although_the_disk_failed_meanwhile() {
     let dir = tempfile::tempdir().unwrap();
     let (host, faults) = setup::host(u64::MAX);
-    let (volume, device) = setup::open(&Life::Forgotten.patient(256, 16, 256, dir.path()), &host);
+    let (volume, device) = setup::open(&Life::Forgotten.options(256, 16, 256, dir.path()), &host);
     // Twice, each second 64 KiB the second time: so half of what is in most segments is dead.
     assert_eq!(fill(&*device, 110), (110, None));
     let again = pattern(7);
@@ -281,9 +277,7 @@ fn the_budget_of_the_host_bounds_all_volumes_together(life: Life) {
     let volumes: Vec<_> = (0..4)
         .map(|number| {
             let name = format!("volume{number}");
-            let mut options = life.named(&name, 64, 64, 256, dir.path());
-            options.pause_limit = Duration::from_secs(60);
-            setup::open(&options, &host)
+            setup::open(&life.named(&name, 64, 64, 256, dir.path()), &host)
         })
         .collect();
     std::thread::scope(|scope| {

@@ -111,9 +111,7 @@ fn space_is_claimed_before_it_is_written_to() {
     for persistent in [false, true] {
         let dir = tempfile::tempdir().unwrap();
         let (host, seen) = looking_host();
-        let mut options = options(persistent, 512, dir.path());
-        options.pause_limit = std::time::Duration::from_secs(60);
-        let (_volume, device) = setup::open(&options, &host);
+        let (_volume, device) = setup::open(&options(persistent, 512, dir.path()), &host);
         assert_eq!(fill(&*device, 100), (100, None));
         seen.assert_all_was_claimed(40);
         // What is free is punched out, but for a few places; the same places are claimed again later.
@@ -134,9 +132,7 @@ fn space_is_claimed_before_it_is_written_to() {
 fn a_persistent_cache_gives_space_back_that_was_discarded_and_not_flushed() {
     let dir = tempfile::tempdir().unwrap();
     let (host, _seen) = looking_host();
-    let mut options = options(true, 512, dir.path());
-    options.pause_limit = std::time::Duration::from_secs(60);
-    let (volume, device) = setup::open(&options, &host);
+    let (volume, device) = setup::open(&options(true, 512, dir.path()), &host);
     assert_eq!(fill(&*device, 100), (100, None));
     blocking::flush(&*device).unwrap();
     let taken_bytes = || std::fs::metadata(overflow_file(true, dir.path())).unwrap().blocks() * 512;
@@ -154,7 +150,9 @@ const CHILD_DIR: &str = "HEADWATER_TEST_CHILD_DIR";
 fn fill_a_disk_without_room(dir: &Path) {
     for persistent in [false, true] {
         let (host, seen) = looking_host();
-        let (volume, device) = setup::open(&options(persistent, 256, dir), &host);
+        let mut options = options(persistent, 256, dir);
+        options.pause_limit = std::time::Duration::from_secs(10);
+        let (volume, device) = setup::open(&options, &host);
         let (taken, why) = fill(&*device, 200);
         assert_eq!(why, Some(IoErrorKind::NoSpace), "a full disk is 'no space', not an I/O error");
         assert!((40..=74).contains(&taken), "{taken} MiB of 64 on disk and 10 in RAM");
@@ -244,9 +242,7 @@ fn nothing_that_was_written_can_be_read_in_the_file() {
     for persistent in [false, true] {
         let dir = tempfile::tempdir().unwrap();
         let (host, _) = setup::host(u64::MAX);
-        let mut options = options(persistent, 256, dir.path());
-        options.pause_limit = std::time::Duration::from_secs(60);
-        let (volume, device) = setup::open(&options, &host);
+        let (volume, device) = setup::open(&options(persistent, 256, dir.path()), &host);
         for number in 0..BLOCKS {
             blocking::write(&*device, number * BLOCK as u64, &marked(number)).unwrap();
         }

@@ -29,11 +29,7 @@ fn persistent(name: &str) -> PersistentOptions {
 }
 
 fn options(base: &Arc<dyn Device>, mode: CacheMode, disk_mib: u64, at: &Path) -> VolumeOptions {
-    VolumeOptions {
-        persistent: Some(persistent("disk1")),
-        pause_limit: Duration::from_secs(10),
-        ..setup::options(base, mode, 16, disk_mib, at)
-    }
+    VolumeOptions { persistent: Some(persistent("disk1")), ..setup::options(base, mode, 16, disk_mib, at) }
 }
 
 fn suite(seed: u64, span_mib: u64) -> Options {
@@ -429,7 +425,7 @@ fn damage_to_the_data_is_an_error_on_that_block_only() {
 fn a_full_disk_pauses_then_refuses_keeps_everything_and_recovers() {
     let dir = tempfile::tempdir().unwrap();
     let mut options = options(&empty(128), CacheMode::RamDisk, 40, dir.path());
-    options.pause_limit = Duration::from_secs(3);
+    options.pause_limit = Duration::from_secs(10);
     let (host, _) = setup::host(u64::MAX);
     let (volume, device) = setup::open(&options, &host);
     let pattern = |number: u64| Rng::new(number).bytes(MIB as usize);

@@ -300,7 +300,8 @@ fn options(number: usize, base: &Arc<dyn Device>, at: &Path) -> VolumeOptions {
     let name = format!("volume{number}");
     let persistent =
         PERSISTENT[number].then_some(PersistentOptions { name, key: [number as u8; 16], base_id: [1; 32] });
-    VolumeOptions { persistent, ..options }
+    // So short that writes are refused while the disk is full.
+    VolumeOptions { persistent, pause_limit: Duration::from_secs(3), ..options }
 }
 
 fn worker(number: usize, (volume, device): (Arc<Volume>, Arc<dyn Device>)) -> Worker {

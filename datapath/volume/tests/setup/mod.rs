@@ -181,8 +181,8 @@ pub fn options(
         buffering: Buffering::Direct,
         disk_bytes: disk_mib << 20,
         cache_dir: at.to_path_buf(),
-        // What no test waits for in vain: a disk that others use may take a while.
-        pause_limit: Duration::from_secs(3),
+        // What no test waits for in vain: a disk that others use may take a while. Who waits for a refusal sets less.
+        pause_limit: Duration::from_secs(60),
         persistent: None,
     }
 }
