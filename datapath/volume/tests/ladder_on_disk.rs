@@ -7,7 +7,7 @@ mod setup;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use filling::{MIB, assert_holds, empty, fill, pattern};
 use headwater_block::{IoErrorKind, blocking};
@@ -76,10 +76,13 @@ fn a_disk_that_fails_for_a_while_is_used_again(life: Life) {
         let device = Arc::clone(&device);
         move || fill(&*device, 200)
     });
+    let began = Instant::now();
     wait_until("the disk fails", || volume.counters().cache.disk_errors > 3);
     std::thread::sleep(Duration::from_millis(500));
     let errors = volume.counters().cache.disk_errors;
-    assert!(errors < 100, "the disk was tried {errors} times in vain");
+    // However long that took on a busy host: not more than so often each second.
+    let most = 50 + began.elapsed().as_millis() / 10;
+    assert!(u128::from(errors) < most, "the disk was tried {errors} times in vain, and not {most}");
     faults.write_error_every.store(0, Ordering::Relaxed);
     assert_eq!(writer.join().unwrap(), (200, None));
     assert_holds(&*device, 200);
