@@ -42,7 +42,7 @@ fn a_promotion_reaches_a_running_machine_at_its_next_boot_only() {
     import(&daemon, 1, "the first");
     import(&daemon, 2, "");
     daemon.cli(&["image", "promote", "tiny@1", "production"]).ok();
-    daemon.cli(&["machine", "create", "lab", "tiny", "--memory", "64M"]).ok();
+    daemon.create("lab", "tiny", &[]);
     daemon.cli(&["machine", "start", "lab", "--wait"]).ok();
     let lab = daemon.machine("lab");
     assert_eq!((&lab["version"], &lab["old"]), (&"tiny@1".into(), &false.into()));
@@ -99,7 +99,7 @@ fn a_channel_is_chosen_by_name_and_what_cannot_be_is_said() {
     daemon.cli(&["machine", "create", "a", "tiny:test"]).fails(3, &["channel test"]);
     daemon.cli(&["image", "promote", "tiny@2", "test"]).ok();
     assert_eq!(number(&daemon, "tiny:test"), 2);
-    daemon.cli(&["machine", "create", "a", "tiny:test", "--memory", "64M"]).ok();
+    daemon.create("a", "tiny:test", &[]);
     assert_eq!(daemon.machine("a")["next_version"], "tiny@2");
 
     daemon.cli(&["image", "promote", "tiny", "test"]).fails(2, &["does not say which version"]);

@@ -185,7 +185,7 @@ impl Running {
         command.arg("--default-signal=HUP").arg(headwater().get_program());
         command.env_remove("HEADWATER_DATA_DIR").env_remove("HEADWATER_LOG");
         let mut child = command
-            .args(["run", source, "--memory", "64M", "--data-dir"])
+            .args(["run", source, "--memory", "64M", "--disk", "1G", "--data-dir"])
             .arg(dir)
             .args(more)
             .stdin(Stdio::null())

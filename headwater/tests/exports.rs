@@ -59,7 +59,7 @@ fn counted_by(client: &Client) -> u8 {
 fn a_machine_that_is_on_is_read_as_it_was_when_it_was_opened() {
     let daemon = daemon_at_a_socket();
     daemon.with_tiny_machine("one");
-    daemon.cli(&["machine", "create", "two", "tiny", "--memory", "64M"]).ok();
+    daemon.create("two", "tiny", &[]);
     assert!(listed(&uri(&daemon, "")).is_empty());
     for (machine, why) in [("one", "start the machine"), ("three", "no export has this name")] {
         let none = run(Command::new("nbdinfo").arg(uri(&daemon, machine)));
@@ -144,7 +144,7 @@ fn who_opens_a_disk_does_not_wait_for_the_history() {
 fn a_kept_disk_is_read_while_its_machine_is_off_and_goes_back_to_it() {
     let daemon = daemon_at_a_socket();
     daemon.with_tiny_machine("plain");
-    daemon.cli(&["machine", "create", "kept", "tiny", "--memory", "64M", "--persistent"]).ok();
+    daemon.create("kept", "tiny", &["--persistent"]);
     assert!(listed(&uri(&daemon, "")).is_empty(), "a disk that was not begun is none");
     daemon.cli(&["machine", "start", "kept", "--wait"]).ok();
     daemon.console("kept", "w", Some("W"));
@@ -209,7 +209,7 @@ fn certificates_decide_who_sees_which_machine() {
     let secured = Secured::start(&["backup", "desk-1=one,other"]);
     let daemon = &secured.daemon;
     daemon.with_tiny_machine("one");
-    daemon.cli(&["machine", "create", "two", "tiny", "--memory", "64M"]).ok();
+    daemon.create("two", "tiny", &[]);
     daemon.cli(&["machine", "start", "one", "two", "--wait"]).ok();
     let names = |files: &Path| -> Vec<String> {
         listed(&secured.uri("", files)).into_iter().map(|export| export.0).collect()

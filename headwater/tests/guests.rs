@@ -58,7 +58,9 @@ fn two_guests_share_an_image_and_nothing_else_overflow_reset_and_survive_a_dead_
     daemon.cli(&["image", "import", &guest(), "--name", "debian"]).ok();
     let hash = hash_of(&daemon, "debian");
     assert!(hash.is_string(), "the image has no hash: {hash}");
-    daemon.cli(&["machine", "create", "one", "debian", "--ram", "64M", "--host-name", "desk-one"]).ok();
+    let create =
+        ["machine", "create", "one", "debian", "--ram", "64M", "--disk", "4G", "--host-name", "desk-one"];
+    daemon.cli(&create).ok();
     let user_data = user_data.to_str().expect("UTF-8");
     daemon
         .cli(&[
@@ -68,6 +70,8 @@ fn two_guests_share_an_image_and_nothing_else_overflow_reset_and_survive_a_dead_
             "debian",
             "--ram",
             "64M",
+            "--disk",
+            "4G",
             "--user-data",
             user_data,
             "--transport",
@@ -149,7 +153,7 @@ fn a_full_cache_makes_a_guest_wait_and_no_more(daemon: &Daemon) {
         machine["alarm"]["message"].as_str().is_some_and(|text| text.contains("is full and writes wait"))
     });
     assert_eq!(sh(daemon, "two", "cat /var/tmp/mark"), "two was here", "the other machine is disturbed");
-    daemon.cli(&["machine", "set", "one", "--ram", "64M", "--disk", "10G"]).ok();
+    daemon.cli(&["machine", "set", "one", "--ram", "64M", "--disk", "4G"]).ok();
     wait_until("the alarm is over", || daemon.machine("one").get("alarm").is_none());
     let wait = "while ! test -e /var/tmp/done; do sleep 0.2; done; echo 3 >/proc/sys/vm/drop_caches; \
                 cd /var/tmp; sed 's/-$/more.bin/' more.sum | b2sum --check; b2sum --check random.sum; \

@@ -128,8 +128,8 @@ fn damage_is_told_with_who_it_touches_and_repaired_from_another_store() {
     let copy = daemon.path().join("copy");
     let store = daemon.path().join("store");
     daemon.cli(&["store", "sync", store.to_str().unwrap(), copy.to_str().unwrap()]).ok();
-    daemon.cli(&["machine", "create", "desk", "d@1", "--memory", "64M"]).ok();
-    daemon.cli(&["machine", "create", "lab", "other", "--memory", "64M"]).ok();
+    daemon.create("desk", "d@1", &[]);
+    daemon.create("lab", "other", &[]);
     daemon.cli(&["catalog", "create", "class", "d", "--memory", "64M"]).ok();
     daemon.cli(&["image", "pin", "class", "d@2"]).ok();
 
@@ -171,7 +171,7 @@ fn damage_that_cannot_be_repaired_is_told_with_who_it_touches_by_verify_and_by_t
     for (name, seed) in [("chunk", 3), ("manifest", 4), ("sound", 5)] {
         std::fs::write(&raw, pseudo_random(1 << 20, seed)).unwrap();
         daemon.cli(&["image", "import", raw.to_str().unwrap(), "--name", name]).ok();
-        daemon.cli(&["machine", "create", &format!("m-{name}"), name, "--memory", "64M"]).ok();
+        daemon.create(&format!("m-{name}"), name, &[]);
         daemon.cli(&["catalog", "create", &format!("c-{name}"), name, "--memory", "64M"]).ok();
     }
     // A second image with the same bytes is damaged with it.

@@ -14,8 +14,7 @@ fn a_machine_boots_writes_and_is_pristine_after_a_reset() {
     daemon.with_tiny_machine("lab");
     boots_writes_and_is_pristine_after_a_reset(&daemon, "vhost-user", "vhost-user-blk-pci");
     daemon.cli(&["machine", "remove", "lab", "--force"]).ok();
-    let create = ["machine", "create", "lab", "tiny", "--memory", "64M", "--transport", "nbd"];
-    daemon.cli(&create).ok();
+    daemon.create("lab", "tiny", &["--transport", "nbd"]);
     boots_writes_and_is_pristine_after_a_reset(&daemon, "nbd", "virtio-blk-pci");
     assert!(daemon.cli(&["image", "verify", "tiny"]).ok().contains("sound"));
 }
@@ -74,7 +73,7 @@ fn a_second_console_is_refused_until_the_first_has_ended() {
 fn several_machines_are_removed_as_far_as_they_can_be() {
     let daemon = Daemon::start();
     daemon.with_tiny_machine("a");
-    daemon.cli(&["machine", "create", "c", "tiny", "--memory", "64M"]).ok();
+    daemon.create("c", "tiny", &[]);
     let ran = daemon.cli(&["machine", "remove", "none", "a", "missing", "c"]);
     assert_eq!(ran.code, 3, "{ran:?}");
     assert!(ran.err.contains("'none'") && ran.err.contains("'missing'"), "{ran:?}");

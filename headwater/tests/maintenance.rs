@@ -38,7 +38,7 @@ fn import(daemon: &Daemon, count: u8) {
 }
 
 fn create(daemon: &Daemon, machine: &str, rest: &[&str]) {
-    daemon.cli(&[&["machine", "create", machine, "tiny", "--memory", "64M"], rest].concat()).ok();
+    daemon.create(machine, "tiny", rest);
 }
 
 #[test]
@@ -270,7 +270,7 @@ fn answers_to_changes_say_what_a_machine_edits_keeps_and_runs() {
     import(&daemon, 2);
     create(&daemon, "editor", &[]);
     create(&daemon, "keeper", &["--persistent"]);
-    daemon.cli(&["machine", "create", "fixed", "tiny@2", "--memory", "64M"]).ok();
+    daemon.create("fixed", "tiny@2", &[]);
     daemon.cli(&["image", "edit", "tiny", "--machine", "editor"]).ok();
     let changed = |args: &[&str]| {
         let answer = json(&daemon, &[&["machine"], args].concat());
@@ -311,9 +311,8 @@ fn the_machines_of_a_catalog_are_made_alike_and_boot_what_it_says() {
     import(&daemon, 2);
     daemon.cli(&["image", "promote", "tiny@1", "test"]).ok();
     daemon.cli(&["catalog", "create", "class", "nothing"]).fails(3, &["nothing"]);
-    daemon
-        .cli(&["catalog", "create", "class", "tiny:test", "--memory", "64M", "--ram", "32M", "--weight", "7"])
-        .ok();
+    let size = ["--memory", "64M", "--ram", "32M", "--disk", "1G", "--weight", "7"];
+    daemon.cli(&[&["catalog", "create", "class", "tiny:test"][..], &size].concat()).ok();
     daemon.cli(&["catalog", "create", "class", "tiny"]).fails(4, &["'class'", "there is one already"]);
     daemon.cli(&["machine", "create", "class", "tiny"]).fails(4, &["catalog of that name"]);
     daemon.cli(&["machine", "create", "a", "--catalog", "nobody"]).fails(3, &["no catalog 'nobody'"]);

@@ -43,7 +43,8 @@ fn run_boots_from_servers_and_goes_on_when_one_of_them_dies() {
     let cache = format!("{}:64M", data.path().join("chunks").display());
     let mut child = headwater()
         .args(["run", "tiny", "--from", &format!("{},{}", a.url(), b.url()), "--ca", text(&ca)])
-        .args(["--chunk-cache", &cache, "--chunk-memory", "32M", "--memory", "64M", "--data-dir"])
+        .args(["--chunk-cache", &cache, "--chunk-memory", "32M"])
+        .args(["--memory", "64M", "--disk", "1G", "--data-dir"])
         .arg(data.path().join("d"))
         .current_dir(data.path())
         .stdin(Stdio::null())
@@ -114,7 +115,7 @@ fn a_machine_tells_how_far_the_copy_of_its_image_is() {
 
     // At a byte a second it comes no further than its first request.
     let daemon = start("1");
-    daemon.cli(&["machine", "create", "lab", "big", "--memory", "64M"]).ok();
+    daemon.create("lab", "big", &[]);
     daemon.cli(&["machine", "start", "lab", "--wait"]).ok();
     wait_until("a part of the image is here", || copied(&daemon).0 > 0.0);
     let (done, whole) = copied(&daemon);
@@ -126,7 +127,7 @@ fn a_machine_tells_how_far_the_copy_of_its_image_is() {
     drop(daemon);
 
     let daemon = start("max");
-    daemon.cli(&["machine", "create", "lab", "big", "--memory", "64M"]).ok();
+    daemon.create("lab", "big", &[]);
     daemon.cli(&["machine", "start", "lab", "--wait"]).ok();
     wait_until("all of the image is here", || copied(&daemon) == (whole, whole));
     assert!(shown(&daemon).contains("all of it: it needs no server"), "{}", shown(&daemon));
@@ -159,7 +160,7 @@ fn a_machine_whose_image_is_here_does_not_wait_for_servers() {
         command.args(["--from", &server.url(), "--chunk-cache", &place, "--hydrate", "1", "--nbd", &nbd]);
     });
     for (name, image) in [("a", "large"), ("b", "small")] {
-        daemon.cli(&["machine", "create", name, image, "--memory", "64M"]).ok();
+        daemon.create(name, image, &[]);
         daemon.cli(&["machine", "start", name, "--wait"]).ok();
     }
     let is_here = |name: &str| {
@@ -188,7 +189,9 @@ fn boots_are_recorded_on_demand_and_traces_travel_between_hosts() {
         .cli(&["image", "trace", "show", "tiny"])
         .fails(3, &["no boot of tiny@1 was recorded", "trace record"]);
     daemon.cli(&["image", "trace", "show", "none"]).fails(3, &["no image 'none'"]);
-    let record = |daemon: &Daemon| daemon.cli(&["image", "trace", "record", "tiny", "--memory", "64M"]).ok();
+    let record = |daemon: &Daemon| {
+        daemon.cli(&["image", "trace", "record", "tiny", "--memory", "64M", "--disk", "1G"]).ok()
+    };
     let first = record(&daemon);
     assert!(first.starts_with("tiny@1: 1 boot in the first"), "{first}");
     assert!(first.contains("kept in the store, 3 more will be recorded"), "{first}");
@@ -232,7 +235,7 @@ fn record_other(daemon: &Daemon) {
         command.args(["--from", &server.url(), "--chunk-cache", &place]);
     });
     // Machines of a catalog over servers, like any others.
-    reader.cli(&["catalog", "create", "lab", "tiny@1", "--memory", "64M"]).ok();
+    reader.cli(&["catalog", "create", "lab", "tiny@1", "--memory", "64M", "--disk", "1G"]).ok();
     reader.cli(&["machine", "create", "desk", "--catalog", "lab"]).ok();
     reader.cli(&["machine", "start", "desk", "--wait"]).ok();
     reader.cli(&["machine", "stop", "desk", "--force"]).ok();

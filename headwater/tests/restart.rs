@@ -26,7 +26,7 @@ fn after_kill_9_the_next_daemon_tells_the_truth_and_cleans_up() {
         command.env("PATH", path.path());
     });
     daemon.with_tiny_machine("ran");
-    daemon.cli(&["machine", "create", "idle", "tiny", "--memory", "64M"]).ok();
+    daemon.create("idle", "tiny", &[]);
     daemon.cli(&["machine", "start", "ran", "--wait"]).ok();
     daemon.console("ran", "w", Some("W"));
     let orphan = daemon.machine("ran")["pid"].as_u64().unwrap();

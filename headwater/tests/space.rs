@@ -127,8 +127,7 @@ fn a_full_overflow_is_an_alarm_and_more_disk_ends_it() {
 #[test]
 fn a_seal_into_a_full_store_loses_nothing() {
     let daemon = daemon();
-    let create = ["machine", "create", "lab", "tiny", "--memory", "64M", "--transport", "nbd"];
-    daemon.cli(&create).ok();
+    daemon.create("lab", "tiny", &["--transport", "nbd"]);
     daemon.cli(&["image", "edit", "tiny", "--machine", "lab"]).ok();
     daemon.cli(&["machine", "start", "lab", "--wait"]).ok();
     let bytes = pseudo_random(16 << 20, 9);

@@ -66,7 +66,7 @@ fn check_family(line: &Line, types: &BTreeMap<String, String>) {
 fn prometheus_gets_all_metrics_and_they_are_true() {
     let daemon = Daemon::start();
     daemon.with_tiny_machine("lab");
-    daemon.cli(&["machine", "create", "off", "tiny", "--memory", "64M"]).ok();
+    daemon.create("off", "tiny", &[]);
     daemon.cli(&["machine", "start", "lab", "--wait"]).ok();
     for _ in 0..3 {
         daemon.console("lab", "w", Some("W"));

@@ -183,7 +183,7 @@ fn daemons_of_one_bucket_do_not_remove_what_another_needs() {
     };
     let (one, other) = (over_s3(support::short_dir()), over_s3(support::short_dir()));
     one.with_tiny_machine("desk");
-    one.cli(&["machine", "create", "lab", "tiny", "--memory", "64M", "--persistent"]).ok();
+    one.create("lab", "tiny", &["--persistent"]);
     one.cli(&["machine", "start", "lab", "--wait"]).ok();
     one.cli(&["machine", "stop", "lab", "--force"]).ok();
     let import = |daemon: &Daemon, seed: u8| {
@@ -202,7 +202,7 @@ fn daemons_of_one_bucket_do_not_remove_what_another_needs() {
     import(&other, 6);
     one.cli(&["catalog", "create", "class", "tiny", "--memory", "64M"]).ok();
     one.cli(&["image", "pin", "class", "tiny@3"]).ok();
-    one.cli(&["machine", "create", "fixed", "tiny@4", "--memory", "64M"]).ok();
+    one.create("fixed", "tiny@4", &[]);
     let is_held = |version: &str, holder: &str| {
         let says = [holder, text(one.path()), "gone for ever", "/holds/"];
         other.cli(&["image", "remove", version]).fails(4, &says);
@@ -212,7 +212,7 @@ fn daemons_of_one_bucket_do_not_remove_what_another_needs() {
     is_held("tiny@3", "catalog 'class'");
     is_held("tiny@4", "machine 'fixed'");
     other.cli(&["image", "remove", "tiny"]).fails(4, &["gone for ever"]);
-    other.cli(&["machine", "create", "hers", "tiny", "--memory", "64M"]).ok();
+    other.create("hers", "tiny", &[]);
     other
         .cli(&["image", "edit", "tiny", "--machine", "hers"])
         .fails(4, &["machine 'desk' of host", "edits image 'tiny' already"]);
@@ -598,7 +598,7 @@ fn a_daemon_ends_while_reads_wait_for_a_bucket_that_is_gone() {
     let raw = daemon.path().join("big.raw");
     std::fs::write(&raw, [support::tiny_disk(), pseudo_random(8 << 20, 3)].concat()).unwrap();
     daemon.cli(&["image", "import", text(&raw)]).ok();
-    daemon.cli(&["machine", "create", "kept", "big", "--memory", "64M", "--persistent"]).ok();
+    daemon.create("kept", "big", &["--persistent"]);
     daemon.cli(&["machine", "start", "kept", "--wait"]).ok();
     daemon.cli(&["machine", "stop", "kept", "--force"]).ok();
     let uri = format!("nbd+unix:///kept?socket={}", daemon.path().join("nbd").display());
@@ -676,8 +676,8 @@ fn a_machine_is_switched_off_and_a_daemon_ends_while_a_bucket_does_not_answer() 
         with_keys(command).args(["--store", &url, "--nbd", &format!("unix:{}", socket.display())]);
     });
     daemon.with_tiny_machine("first");
-    daemon.cli(&["machine", "create", "second", "tiny", "--memory", "64M"]).ok();
-    daemon.cli(&["machine", "create", "kept", "tiny", "--memory", "64M", "--persistent"]).ok();
+    daemon.create("second", "tiny", &[]);
+    daemon.create("kept", "tiny", &["--persistent"]);
     for machine in ["first", "second", "kept"] {
         daemon.cli(&["machine", "start", machine, "--wait"]).ok();
     }

@@ -12,6 +12,11 @@ use super::*;
 use crate::adapters::images::version_of;
 use crate::caches::WritingArgs;
 
+/// Less room than the usual write cache asks for, which not every host has.
+fn small() -> CacheSettings {
+    CacheSettings { disk_bytes: 1 << 30, ..CacheSettings::default() }
+}
+
 /// A store with one image, and what disks over it need.
 struct Fixture {
     dir: tempfile::TempDir,
@@ -39,7 +44,7 @@ impl Fixture {
         let [cache, keys] = ["cache", "keys"].map(|name| dir.path().join(name));
         std::fs::create_dir(&cache).unwrap();
         let volumes = Volumes::new(store, cache, keys, caches, &StreamArgs::default(), None).unwrap();
-        let cache = CacheSettings { persistent: true, ..CacheSettings::default() };
+        let cache = CacheSettings { persistent: true, ..small() };
         let request = KeptRequest { kept: Kept { id: Uuid::from_u128(7), is_begun: false }, version, cache };
         Self { dir, volumes, request }
     }
@@ -136,7 +141,7 @@ fn a_disk_whose_daemon_was_killed_while_it_began_is_begun_again() {
 fn a_machines_disk_is_frozen_without_asking_the_store() {
     let fixture = Fixture::new();
     let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
-    let disk = runtime.block_on(fixture.volumes.open(fixture.disk(CacheSettings::default()))).unwrap();
+    let disk = runtime.block_on(fixture.volumes.open(fixture.disk(small()))).unwrap();
     // The guest's file systems stand still meanwhile. A store that is away keeps one waiting; one that is gone refuses.
     let (store, aside) = (fixture.dir.path().join("store"), fixture.dir.path().join("aside"));
     std::fs::rename(&store, &aside).unwrap();
@@ -154,7 +159,7 @@ fn to_ask_whether_a_disk_is_full_disconnects_nobody_and_to_relieve_it_does() {
     let writing = WritingArgs { pause: 0, ..WritingArgs::default() };
     let fixture = Fixture::with(64 << 20, CacheArgs { writing, ..CacheArgs::default() });
     let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
-    let cache = CacheSettings { mode: CacheMode::Ram, ram_bytes: MIN_RAM_BYTES, ..CacheSettings::default() };
+    let cache = CacheSettings { mode: CacheMode::Ram, ram_bytes: MIN_RAM_BYTES, ..small() };
     let disk = runtime.block_on(fixture.volumes.open(fixture.disk(cache))).unwrap();
     let reader = fixture.volumes.lend("lab").unwrap().unwrap();
     disk.relieve();
