@@ -106,17 +106,14 @@ async fn a_machine_that_is_not_started_again_says_so() {
     fixture.start().await.unwrap();
     fixture.vm().end(VmExit::Rebooted);
     until("it has started again", async || fixture.host.vms.lock().unwrap().len() == 2).await;
-    until("its start is over", async || fixture.record().await.state == MachineState::Booting).await;
     let again = Fixture::service(fixture.db.clone(), &fixture.host, fixture.dir.path());
-    fixture.vm().end(VmExit::Rebooted);
-    let reason = async || fixture.record().await.reason.unwrap_or_default();
-    until("it pauses", async || reason().await.contains("again in 1 s")).await;
+    // Longer than it takes until the end of the daemon has begun.
+    let waiting = fixture.restarts_until_a_pause_of(4).await;
     fixture.service.begin_stop();
-    // An earlier daemon died in the pause.
-    let waiting = fixture.record().await;
     fixture.service.stop_all(false).await;
     let told = "the daemon ended before it was started again; start it";
-    assert_eq!(reason().await, told);
+    assert_eq!(fixture.record().await.reason.as_deref(), Some(told));
+    // An earlier daemon died in the pause.
     again.save(&waiting, &Actor::daemon(), "state", "").await.unwrap();
     let events = fixture.events().await.len();
     for _ in 0..2 {
