@@ -413,21 +413,22 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let files = RunFiles::new(dir.path());
         let listener = tokio::net::UnixListener::bind(files.monitor_socket()).unwrap();
-        let (ended, told_late) = tokio::sync::oneshot::channel::<()>();
+        let child = tokio::process::Command::new("true").spawn().unwrap();
+        let process = format!("/proc/{}", child.id().unwrap());
         tokio::spawn(async move {
             let mut stream = BufReader::new(listener.accept().await.unwrap().0);
             stream.write_all(b"{\"QMP\":{}}\n").await.unwrap();
             stream.read_line(&mut String::new()).await.unwrap();
             stream.write_all(b"{\"return\":{},\"id\":1}\n").await.unwrap();
-            told_late.await.unwrap();
-            // The supervisor is to see the end of the process first.
-            tokio::time::sleep(Duration::from_millis(500)).await;
+            // The supervisor is to see the end of the process first: until then there is something of it.
+            while Path::new(&process).exists() {
+                tokio::time::sleep(Duration::from_millis(1)).await;
+            }
             let event = br#"{"event":"SHUTDOWN","data":{"guest":true,"reason":"guest-reset"}}"#;
             stream.write_all(event).await.unwrap();
             stream.write_all(b"\n").await.unwrap();
         });
         let monitor = Arc::new(Qmp::connect(&files.monitor_socket()).await.unwrap());
-        let child = tokio::process::Command::new("true").spawn().unwrap();
         let (_orders, orders) = mpsc::unbounded_channel();
         let mut state = Supervisor::spawn(Parts {
             name: "late".into(),
@@ -438,7 +439,6 @@ mod tests {
             monitor,
             orders,
         });
-        ended.send(()).unwrap();
         let state = state.wait_for(|state| state.phase == Phase::Exited).await.unwrap();
         assert_eq!(state.exit.as_ref().unwrap().reason, ExitReason::Rebooted);
     }

@@ -10,7 +10,8 @@ use headwater_qemu::{
 };
 use uuid::Uuid;
 
-const PATIENCE: Duration = Duration::from_secs(60);
+/// Emulation on a busy host is slow; a boot sector takes a second on an idle one.
+const PATIENCE: Duration = Duration::from_secs(300);
 
 /// Prints "login:" on the serial line and waits for ever.
 #[rustfmt::skip]
