@@ -351,9 +351,8 @@ mod tests {
         command.args(["-c", "echo first; echo last; exec sleep 60"]);
         let process = Process::start(&mut command, "sh").unwrap();
         let pid = process.pid();
-        let start = Instant::now();
-        while process.last_words() != "last" && start.elapsed() < Duration::from_secs(20) {}
-        assert_eq!(process.last_words(), "last");
+        let words = std::fmt::from_fn(|f| write!(f, "its last words: {}", process.last_words()));
+        headwater_testkit::wait_until(words, || process.last_words() == "last");
         drop(process);
         assert!(!Path::new(&format!("/proc/{pid}")).exists());
     }
