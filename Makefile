@@ -67,6 +67,7 @@ conformance: rust ## real NBD, iSCSI and vhost-user clients, the Device conforma
 	guest/vhost-test target/release/headwater
 	guest/iscsi-boot bios
 	guest/iscsi-boot uefi
+	guest/iscsi-test target/release/headwater
 	cargo build --release --locked --package headwater-attach --example device_suite
 	guest/attach-test target/release/headwater ublk nbd client whose
 
