@@ -69,7 +69,7 @@ conformance: rust ## real NBD, iSCSI and vhost-user clients, the Device conforma
 	guest/iscsi-boot uefi
 	guest/iscsi-test target/release/headwater
 	cargo build --release --locked --package headwater-attach --example device_suite
-	guest/attach-test target/release/headwater ublk nbd client whose
+	guest/attach-test target/release/headwater ublk nbd client whose images kept
 
 fuzz: rust ## fuzz the readers of formats and wires with coverage, TIME=60 seconds each, JOBS at a time
 	@xtask/need g++=g++ qemu-img=qemu-utils
