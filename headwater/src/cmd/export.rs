@@ -40,6 +40,11 @@ const COPY_SHOWN_EVERY: Duration = Duration::from_secs(1);
 pub fn run(data_dir: impl Fn() -> anyhow::Result<DataDir>, mut args: ExportArgs) -> anyhow::Result<()> {
     logging::to_stderr(&args.log, LogFormat::Text)?;
     take_url(&mut args)?;
+    if args.persistent.is_some() && args.limits.mode() == CacheMode::Ram {
+        return Err(invalid(
+            "a persistent cache needs a disk to be on: give --cache ram+disk or --cache disk",
+        ));
+    }
     let cache = args.limits.settings(CacheSettings::default())?;
     check_ram(&args, &cache)?;
     check_machines(&args)?;
@@ -50,11 +55,6 @@ pub fn run(data_dir: impl Fn() -> anyhow::Result<DataDir>, mut args: ExportArgs)
     let Base { device: base, id: base_id, image } = open_base(&args, &data_dir)?;
     let persistent = match &args.persistent {
         None => None,
-        Some(_) if cache.mode == CacheMode::Ram => {
-            return Err(invalid(
-                "a persistent cache needs a disk to be on: give --cache ram+disk or --cache disk",
-            ));
-        }
         Some(name) => {
             let (key, cache_dir) = (args.key_file.as_deref(), args.cache_dir.as_path());
             Some(persistent::options(name, key, cache_dir, base_id, &data_dir)?)
