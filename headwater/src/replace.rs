@@ -1,7 +1,7 @@
 //! Files that are replaced as a whole: after a crash there is the old one or the new one, and never half of one.
 
 use std::fs::{File, OpenOptions};
-use std::io::{ErrorKind, Write};
+use std::io::{Error, ErrorKind, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 
@@ -9,9 +9,7 @@ use std::path::Path;
 /// is durable when this returns. Of several that do it at the same time, the last one's is there. `mode` is that of the new
 /// file, less what the umask takes away.
 pub fn replace(path: &Path, bytes: &[u8], mode: u32) -> std::io::Result<()> {
-    if path.file_name().is_none() {
-        return Err(ErrorKind::IsADirectory.into());
-    }
+    check(path)?;
     // A name that nobody else has, whose process may be one of another container. Such a file means nothing: who dies while
     // writing it leaves it.
     let new = path.with_file_name(format!(".headwater-{}.new", uuid::Uuid::new_v4().simple()));
@@ -24,6 +22,18 @@ pub fn replace(path: &Path, bytes: &[u8], mode: u32) -> std::io::Result<()> {
     }
     let dir = path.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."));
     File::open(dir)?.sync_all()
+}
+
+/// Refuses to take the place of a device, a pipe or a directory, and of a link that stands for a stream of whoever looks at it
+/// (`/dev/stdout`): root could, and the host would be without it.
+fn check(path: &Path) -> std::io::Result<()> {
+    let is_stream = std::fs::read_link(path).is_ok_and(|target| target.starts_with("/proc"));
+    if path.file_name().is_none() || is_stream || std::fs::metadata(path).is_ok_and(|found| !found.is_file())
+    {
+        let why = "it is no regular file, and a file would take its place";
+        return Err(Error::new(ErrorKind::InvalidInput, why));
+    }
+    Ok(())
 }
 
 #[cfg(test)]
@@ -49,6 +59,23 @@ mod tests {
         std::fs::create_dir(dir.path().join("a")).unwrap();
         assert!(replace(&dir.path().join("a"), b"", 0o600).is_err());
         assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 2);
+    }
+
+    #[test]
+    fn only_files_are_replaced() {
+        let dir = tempfile::tempdir().unwrap();
+        let (socket, stream) = (dir.path().join("socket"), dir.path().join("stream"));
+        let _listener = std::os::unix::net::UnixListener::bind(&socket).unwrap();
+        std::os::unix::fs::symlink("/proc/self/fd/1", &stream).unwrap();
+        std::os::unix::fs::symlink(&socket, dir.path().join("link")).unwrap();
+        for name in ["socket", "stream", "link"] {
+            let error = replace(&dir.path().join(name), b"", 0o600).unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::InvalidInput, "{name}: {error}");
+        }
+        assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 3);
+        // A link to a file, or to nothing, is replaced.
+        std::os::unix::fs::symlink("nowhere", dir.path().join("dangling")).unwrap();
+        replace(&dir.path().join("dangling"), b"", 0o600).unwrap();
     }
 
     #[test]

@@ -100,6 +100,7 @@ fn what_makes_no_sense_is_2_and_invalid() {
         (export("null:1G", &["--ram", "900T"]), "give a smaller --ram"),
         (export("null:1G", &["--cache", "ram", "--persistent", "p"]), "needs a disk"),
         (export("null:1G", &["--persistent", "a/b"]), "'a/b' is no name"),
+        (export("null:1G", &["--stats", "/"]), "cannot write the counters to /: it is no regular file"),
         (
             export("null:1G", &["--cache", "ram", "--disk", "5G"]),
             "--disk was given, and the cache mode 'ram'",

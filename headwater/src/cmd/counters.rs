@@ -1,6 +1,7 @@
 //! The counters of `headwater export`: a table for people, JSON for programs, and the file of `--stats`.
 
 use std::fmt::Write as _;
+use std::io::ErrorKind;
 use std::path::Path;
 
 use anyhow::Context;
@@ -8,6 +9,7 @@ use headwater_block::size;
 use headwater_volume::VolumeCounters;
 use serde::Serialize;
 
+use crate::failure::invalid;
 use crate::replace::replace;
 use crate::streaming::StreamCounters;
 
@@ -42,7 +44,10 @@ pub fn write_stats(
 ) -> anyhow::Result<()> {
     let failed = || format!("cannot write the counters to {}", file.display());
     let json = stats_json(counters, image).with_context(failed)?;
-    replace(file, json.as_bytes(), 0o666).with_context(failed)
+    replace(file, json.as_bytes(), 0o666).map_err(|error| match error.kind() {
+        ErrorKind::InvalidInput => invalid(format!("{}: {error}", failed())),
+        _ => anyhow::Error::new(error).context(failed()),
+    })
 }
 
 /// The same of one machine for people.
