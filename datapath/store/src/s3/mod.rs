@@ -27,11 +27,12 @@ mod bucket;
 mod failure;
 mod holds;
 mod mark;
+mod object;
 mod publication;
+mod reclaim;
 pub(crate) mod upload;
 mod url;
 
-use std::collections::HashSet;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -41,16 +42,15 @@ use bytes::Bytes;
 
 use crate::error::{StoreError, StoreErrorKind};
 use crate::hash::Hash;
-use crate::hold::{self, Hold};
+use crate::hold::Hold;
 use crate::local_dir::{Access, chunk_bytes_of, settings_bytes};
-use crate::name::{ImageName, Selector};
+use crate::name::ImageName;
 use crate::patient::PatientStore;
-use crate::refs::{self, Image, Version};
-use crate::s3::bucket::{Bucket, Condition, Entry, Refusal};
+use crate::refs::{self, Image};
+use crate::s3::bucket::{Bucket, Condition, Refusal};
 use crate::s3::failure::Unchanged;
-use crate::s3::mark::{
-    EXCLUSIVE, EXCLUSIVE_WAIT, LOCKS, Mark, Marks, PINS, Renewal, SWEEP_WANTED, WRITER_PREFIX,
-};
+use crate::s3::mark::{LOCKS, Marks, PINS, Renewal, SWEEP_WANTED, WRITER_PREFIX};
+use crate::s3::object::S3Object;
 use crate::s3::publication::S3Publication;
 use crate::store::{
     Listed, MANIFEST_MAX_BYTES, Object, Patch, Pin, Publication, Removed, Store, TRACE_MAX_BYTES,
@@ -61,8 +61,6 @@ pub use crate::s3::url::{REQUEST_ATTEMPTS, REQUEST_PAUSE, REQUEST_TIMEOUT, S3Url
 
 /// The largest list of versions.
 const REFS_MAX_BYTES: u64 = 1 << 30;
-/// Keys that are removed before the right to remove is confirmed again.
-const REMOVED_AT_ONCE: usize = 32;
 /// How often a change of a list of versions is tried when others change it at the same time.
 const CHANGES_MAX: u32 = 50;
 
@@ -325,199 +323,6 @@ impl Inner {
         Err(StoreError::new(StoreErrorKind::Locked, message).into())
     }
 
-    /// Removes what a writer that died, or a removal during a publication, left.
-    fn clean_up_after_others(&self) -> Result<(), StoreError> {
-        let locks = self.bucket.list(LOCKS)?;
-        if locks.is_empty() {
-            return Ok(());
-        }
-        // Of writers, and of one that removed or reclaimed.
-        let (_, stale) = self.marks.live_and_stale(LOCKS, "")?;
-        let is_wanted = locks.iter().any(|entry| format!("{LOCKS}/{}", entry.name) == SWEEP_WANTED);
-        if stale.is_empty() && !is_wanted {
-            return Ok(());
-        }
-        match self.sweep() {
-            Ok(_) => Ok(()),
-            Err(e) if e.kind() == StoreErrorKind::Damaged || e.kind() == StoreErrorKind::UnknownFormat => {
-                tracing::warn!(error = %e, "not cleaning up the store");
-                Ok(())
-            }
-            Err(e) => Err(e),
-        }
-    }
-
-    /// Gives space back, if nobody publishes or removes at this time.
-    fn sweep(&self) -> Result<u64, StoreError> {
-        match self.marks.exclusive(Duration::ZERO)? {
-            Some(alone) => self.reclaim(&alone),
-            None => Ok(0),
-        }
-    }
-
-    /// Removes manifests, objects and traces that no version needs, unless somebody publishes. A manifest that is pinned all
-    /// the same stays for a later time, with all objects. Returns the bytes freed.
-    fn reclaim(&self, alone: &Mark) -> Result<u64, StoreError> {
-        let (live, stale) = self.marks.live_and_stale(LOCKS, "")?;
-        if live.iter().any(|mark| mark.name.starts_with(WRITER_PREFIX)) {
-            self.want_sweep()?;
-            return Ok(0);
-        }
-        // Before it is looked at what is needed: a writer that wakes up after that finds that it was taken for dead, and
-        // does not commit what refers to an object that goes.
-        let stale = stale.iter().map(|mark| format!("{LOCKS}/{}", mark.name));
-        let stale: Vec<String> = stale.filter(|key| key != EXCLUSIVE && key != SWEEP_WANTED).collect();
-        if !stale.is_empty() {
-            alone.confirm()?;
-            self.bucket.remove_all(stale)?;
-        }
-        let mut going: Vec<String> = Vec::new();
-        let mut needed: HashSet<Hash> = HashSet::new();
-        for image in self.images()? {
-            for version in image.versions {
-                needed.insert(version.manifest);
-                needed.extend(version.objects);
-            }
-        }
-        let (mut freed_bytes, mut is_postponed) = (0u64, false);
-        let pinned = self.pinned()?;
-        for folder in ["manifests", "objects", "traces"] {
-            for entry in self.bucket.list(folder)? {
-                let hash = entry.name.parse::<Hash>().ok();
-                let Some(hash) = hash.filter(|hash| !needed.contains(hash)) else { continue };
-                if folder == "manifests" && pinned.contains(&hash) {
-                    is_postponed = true;
-                    continue;
-                }
-                going.push(format!("{folder}/{}", entry.name));
-                freed_bytes = freed_bytes.saturating_add(entry.len_bytes);
-            }
-            // Which objects it refers to is not known here.
-            if is_postponed {
-                break;
-            }
-        }
-        for batch in going.chunks(REMOVED_AT_ONCE) {
-            // Somebody who took us for dead may publish by now, and need what is to go.
-            alone.confirm()?;
-            self.bucket.remove_all(batch.to_vec())?;
-        }
-        self.forget_abandoned(alone)?;
-        alone.confirm()?;
-        if is_postponed {
-            self.want_sweep()?;
-        } else {
-            self.bucket.remove(SWEEP_WANTED)?;
-        }
-        Ok(freed_bytes)
-    }
-
-    /// Gives back what copies sent that were interrupted long ago. None goes on now: nobody publishes.
-    fn forget_abandoned(&self, alone: &Mark) -> Result<(), StoreError> {
-        for abandoned in self.marks.older_than(upload::STATES, upload::ABANDONED_AFTER)? {
-            alone.confirm()?;
-            if let Err(e) = upload::forget(&self.bucket, &abandoned) {
-                tracing::warn!(error = %e, key = abandoned.name, "parts of an interrupted copy stay in S3 for now");
-            }
-        }
-        Ok(())
-    }
-
-    /// Manifests that somebody uses or holds. Who pins or holds one from here on waits for the exclusive lock, which the caller holds, and
-    /// looks for the manifest then.
-    fn pinned(&self) -> Result<HashSet<Hash>, StoreError> {
-        let (live, _) = self.marks.live_and_stale(PINS, "")?;
-        let manifest = |mark: &Entry| mark.name.split_once('/')?.0.parse().ok();
-        let held = self.holds()?;
-        let held = held.iter().filter_map(|entry| hold::manifest_of(&entry.name));
-        Ok(live.iter().filter_map(manifest).chain(held).collect())
-    }
-
-    /// Notes that there is something to give back when nobody publishes any more.
-    pub(super) fn want_sweep(&self) -> Result<(), StoreError> {
-        match self.bucket.put(SWEEP_WANTED, &Bytes::from_static(b"sweep\n"), &Condition::Any) {
-            Err(Refusal::Failed(e)) => Err(e),
-            _ => Ok(()),
-        }
-    }
-
-    fn remove(&self, name: &ImageName, number: Option<u32>) -> Result<Removed, StoreError> {
-        self.must_be_writable()?;
-        let alone = self.marks.exclusive(EXCLUSIVE_WAIT)?.ok_or_else(|| self.marks.busy())?;
-        let going = self.change_image(name, |image, is_there| {
-            if !is_there {
-                return Err(refs::no_such_image(name));
-            }
-            if let Some(number) = number {
-                image.select(&Selector::Number(number))?;
-                if let Some(holder) = image.held_by(number) {
-                    let message = format!("cannot remove {name}@{number}: {holder}");
-                    return Err(StoreError::new(StoreErrorKind::InUse, message));
-                }
-            }
-            let going: Vec<Version> =
-                image.versions.iter().filter(|v| number.is_none_or(|n| v.number == n)).cloned().collect();
-            for version in &going {
-                image.forget(version.number);
-            }
-            self.must_not_be_held(name, image, &going)?;
-            self.must_not_be_pinned(name, image, &going)?;
-            if number.is_none() {
-                self.must_have_no_writers(name)?;
-            }
-            alone.confirm()?;
-            Ok((going, true))
-        })?;
-        // The list is empty by now, so that no change can come to it any more, and nobody publishes, unless somebody took
-        // us for dead meanwhile: what they published is in the list then.
-        if number.is_none() {
-            alone.confirm()?;
-            self.bucket.remove(&image_key(name))?;
-        }
-        let freed_bytes = self.reclaim(&alone)?;
-        Ok(Removed { versions: going.iter().map(|v| v.number).collect(), freed_bytes })
-    }
-
-    /// A list of versions that goes as a whole must not take along a version that comes in this moment.
-    fn must_have_no_writers(&self, name: &ImageName) -> Result<(), StoreError> {
-        let (writers, _) = self.marks.live_and_stale(LOCKS, WRITER_PREFIX)?;
-        let Some(writer) = writers.first() else { return Ok(()) };
-        let writer = writer.name.trim_start_matches(WRITER_PREFIX);
-        Err(StoreError::new(
-            StoreErrorKind::InUse,
-            format!(
-                "cannot remove image '{name}' as a whole while a version is written to {} ({writer} does): remove it \
-                 when that is done",
-                self.bucket.url()
-            ),
-        ))
-    }
-
-    fn must_not_be_pinned(
-        &self,
-        name: &ImageName,
-        left: &Image,
-        going: &[Version],
-    ) -> Result<(), StoreError> {
-        let mut still_needed: HashSet<Hash> = left.versions.iter().map(|v| v.manifest).collect();
-        for other in self.images()?.into_iter().filter(|other| other.name != *name) {
-            still_needed.extend(other.versions.iter().map(|v| v.manifest));
-        }
-        for version in going.iter().filter(|v| !still_needed.contains(&v.manifest)) {
-            let folder = format!("{PINS}/{}", version.manifest);
-            let (live, stale) = self.marks.live_and_stale(&folder, "")?;
-            if let Some(pin) = live.first() {
-                let number = version.number;
-                return Err(StoreError::new(
-                    StoreErrorKind::InUse,
-                    format!("cannot remove {name}@{number}: {} is using it; stop that first", pin.name),
-                ));
-            }
-            self.bucket.remove_all(stale.iter().map(|pin| format!("{folder}/{}", pin.name)).collect())?;
-        }
-        Ok(())
-    }
-
     fn pin(&self, manifest: Hash) -> Result<Pin, StoreError> {
         let key = format!("{PINS}/{manifest}/{}", self.marks.unique());
         let mark = match self.marks.shared(&key, Renewal::Always) {
@@ -715,56 +520,5 @@ impl Store for S3Store {
             ));
         }
         publication::send_manifest(&self.inner, id, bytes)
-    }
-}
-
-/// An object that is read range by range.
-struct S3Object {
-    id: Hash,
-    key: String,
-    bucket: Bucket,
-    len_bytes: u64,
-}
-
-impl Object for S3Object {
-    fn id(&self) -> Hash {
-        self.id
-    }
-
-    fn len_bytes(&self) -> u64 {
-        self.len_bytes
-    }
-
-    fn read_range(&self, offset: u64, into: &mut [u8]) -> Result<(), StoreError> {
-        let end = u64::try_from(into.len()).ok().and_then(|len| offset.checked_add(len));
-        if end.is_none_or(|end| end > self.len_bytes) {
-            return Err(StoreError::new(
-                StoreErrorKind::Damaged,
-                format!(
-                    "cannot read {} bytes at {offset} of {}: it ends at {}",
-                    into.len(),
-                    self.bucket.shown(&self.key),
-                    self.len_bytes
-                ),
-            ));
-        }
-        let bytes = self.bucket.get_range(&self.key, offset, into.len())?;
-        into.copy_from_slice(&bytes);
-        Ok(())
-    }
-
-    fn read_checked(
-        &self,
-        offset: u64,
-        into: &mut [u8],
-        check: &mut crate::store::Check<'_>,
-    ) -> Result<(), StoreError> {
-        self.read_range(offset, into)?;
-        if check(into).is_ok() {
-            return Ok(());
-        }
-        // What was changed on its way here is right the second time.
-        self.read_range(offset, into)?;
-        check(into)
     }
 }

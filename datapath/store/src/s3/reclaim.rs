@@ -1,0 +1,214 @@
+//! Removing versions, and giving back the space of what no version needs, while nobody publishes.
+
+use std::collections::HashSet;
+use std::time::Duration;
+
+use bytes::Bytes;
+
+use crate::error::{StoreError, StoreErrorKind};
+use crate::hash::Hash;
+use crate::hold;
+use crate::name::{ImageName, Selector};
+use crate::refs::{self, Image, Version};
+use crate::s3::bucket::{Condition, Entry, Refusal};
+use crate::s3::mark::{EXCLUSIVE, EXCLUSIVE_WAIT, LOCKS, Mark, PINS, SWEEP_WANTED, WRITER_PREFIX};
+use crate::s3::{Inner, image_key, upload};
+use crate::store::Removed;
+
+/// Keys that are removed before the right to remove is confirmed again.
+const REMOVED_AT_ONCE: usize = 32;
+
+impl Inner {
+    /// Removes what a writer that died, or a removal during a publication, left.
+    pub(super) fn clean_up_after_others(&self) -> Result<(), StoreError> {
+        let locks = self.bucket.list(LOCKS)?;
+        if locks.is_empty() {
+            return Ok(());
+        }
+        // Of writers, and of one that removed or reclaimed.
+        let (_, stale) = self.marks.live_and_stale(LOCKS, "")?;
+        let is_wanted = locks.iter().any(|entry| format!("{LOCKS}/{}", entry.name) == SWEEP_WANTED);
+        if stale.is_empty() && !is_wanted {
+            return Ok(());
+        }
+        match self.sweep() {
+            Ok(_) => Ok(()),
+            Err(e) if e.kind() == StoreErrorKind::Damaged || e.kind() == StoreErrorKind::UnknownFormat => {
+                tracing::warn!(error = %e, "not cleaning up the store");
+                Ok(())
+            }
+            Err(e) => Err(e),
+        }
+    }
+
+    /// Gives space back, if nobody publishes or removes at this time.
+    pub(super) fn sweep(&self) -> Result<u64, StoreError> {
+        match self.marks.exclusive(Duration::ZERO)? {
+            Some(alone) => self.reclaim(&alone),
+            None => Ok(0),
+        }
+    }
+
+    /// Removes manifests, objects and traces that no version needs, unless somebody publishes. A manifest that is pinned all
+    /// the same stays for a later time, with all objects. Returns the bytes freed.
+    fn reclaim(&self, alone: &Mark) -> Result<u64, StoreError> {
+        let (live, stale) = self.marks.live_and_stale(LOCKS, "")?;
+        if live.iter().any(|mark| mark.name.starts_with(WRITER_PREFIX)) {
+            self.want_sweep()?;
+            return Ok(0);
+        }
+        // Before it is looked at what is needed: a writer that wakes up after that finds that it was taken for dead, and
+        // does not commit what refers to an object that goes.
+        let stale = stale.iter().map(|mark| format!("{LOCKS}/{}", mark.name));
+        let stale: Vec<String> = stale.filter(|key| key != EXCLUSIVE && key != SWEEP_WANTED).collect();
+        if !stale.is_empty() {
+            alone.confirm()?;
+            self.bucket.remove_all(stale)?;
+        }
+        let mut going: Vec<String> = Vec::new();
+        let mut needed: HashSet<Hash> = HashSet::new();
+        for image in self.images()? {
+            for version in image.versions {
+                needed.insert(version.manifest);
+                needed.extend(version.objects);
+            }
+        }
+        let (mut freed_bytes, mut is_postponed) = (0u64, false);
+        let pinned = self.pinned()?;
+        for folder in ["manifests", "objects", "traces"] {
+            for entry in self.bucket.list(folder)? {
+                let hash = entry.name.parse::<Hash>().ok();
+                let Some(hash) = hash.filter(|hash| !needed.contains(hash)) else { continue };
+                if folder == "manifests" && pinned.contains(&hash) {
+                    is_postponed = true;
+                    continue;
+                }
+                going.push(format!("{folder}/{}", entry.name));
+                freed_bytes = freed_bytes.saturating_add(entry.len_bytes);
+            }
+            // Which objects it refers to is not known here.
+            if is_postponed {
+                break;
+            }
+        }
+        for batch in going.chunks(REMOVED_AT_ONCE) {
+            // Somebody who took us for dead may publish by now, and need what is to go.
+            alone.confirm()?;
+            self.bucket.remove_all(batch.to_vec())?;
+        }
+        self.forget_abandoned(alone)?;
+        alone.confirm()?;
+        if is_postponed {
+            self.want_sweep()?;
+        } else {
+            self.bucket.remove(SWEEP_WANTED)?;
+        }
+        Ok(freed_bytes)
+    }
+
+    /// Gives back what copies sent that were interrupted long ago. None goes on now: nobody publishes.
+    fn forget_abandoned(&self, alone: &Mark) -> Result<(), StoreError> {
+        for abandoned in self.marks.older_than(upload::STATES, upload::ABANDONED_AFTER)? {
+            alone.confirm()?;
+            if let Err(e) = upload::forget(&self.bucket, &abandoned) {
+                tracing::warn!(error = %e, key = abandoned.name, "parts of an interrupted copy stay in S3 for now");
+            }
+        }
+        Ok(())
+    }
+
+    /// Manifests that somebody uses or holds. Who pins or holds one from here on waits for the exclusive lock, which the caller holds, and
+    /// looks for the manifest then.
+    fn pinned(&self) -> Result<HashSet<Hash>, StoreError> {
+        let (live, _) = self.marks.live_and_stale(PINS, "")?;
+        let manifest = |mark: &Entry| mark.name.split_once('/')?.0.parse().ok();
+        let held = self.holds()?;
+        let held = held.iter().filter_map(|entry| hold::manifest_of(&entry.name));
+        Ok(live.iter().filter_map(manifest).chain(held).collect())
+    }
+
+    /// Notes that there is something to give back when nobody publishes any more.
+    pub(super) fn want_sweep(&self) -> Result<(), StoreError> {
+        match self.bucket.put(SWEEP_WANTED, &Bytes::from_static(b"sweep\n"), &Condition::Any) {
+            Err(Refusal::Failed(e)) => Err(e),
+            _ => Ok(()),
+        }
+    }
+
+    pub(super) fn remove(&self, name: &ImageName, number: Option<u32>) -> Result<Removed, StoreError> {
+        self.must_be_writable()?;
+        let alone = self.marks.exclusive(EXCLUSIVE_WAIT)?.ok_or_else(|| self.marks.busy())?;
+        let going = self.change_image(name, |image, is_there| {
+            if !is_there {
+                return Err(refs::no_such_image(name));
+            }
+            if let Some(number) = number {
+                image.select(&Selector::Number(number))?;
+                if let Some(holder) = image.held_by(number) {
+                    let message = format!("cannot remove {name}@{number}: {holder}");
+                    return Err(StoreError::new(StoreErrorKind::InUse, message));
+                }
+            }
+            let going: Vec<Version> =
+                image.versions.iter().filter(|v| number.is_none_or(|n| v.number == n)).cloned().collect();
+            for version in &going {
+                image.forget(version.number);
+            }
+            self.must_not_be_held(name, image, &going)?;
+            self.must_not_be_pinned(name, image, &going)?;
+            if number.is_none() {
+                self.must_have_no_writers(name)?;
+            }
+            alone.confirm()?;
+            Ok((going, true))
+        })?;
+        // The list is empty by now, so that no change can come to it any more, and nobody publishes, unless somebody took
+        // us for dead meanwhile: what they published is in the list then.
+        if number.is_none() {
+            alone.confirm()?;
+            self.bucket.remove(&image_key(name))?;
+        }
+        let freed_bytes = self.reclaim(&alone)?;
+        Ok(Removed { versions: going.iter().map(|v| v.number).collect(), freed_bytes })
+    }
+
+    /// A list of versions that goes as a whole must not take along a version that comes in this moment.
+    fn must_have_no_writers(&self, name: &ImageName) -> Result<(), StoreError> {
+        let (writers, _) = self.marks.live_and_stale(LOCKS, WRITER_PREFIX)?;
+        let Some(writer) = writers.first() else { return Ok(()) };
+        let writer = writer.name.trim_start_matches(WRITER_PREFIX);
+        Err(StoreError::new(
+            StoreErrorKind::InUse,
+            format!(
+                "cannot remove image '{name}' as a whole while a version is written to {} ({writer} does): remove it \
+                 when that is done",
+                self.bucket.url()
+            ),
+        ))
+    }
+
+    fn must_not_be_pinned(
+        &self,
+        name: &ImageName,
+        left: &Image,
+        going: &[Version],
+    ) -> Result<(), StoreError> {
+        let mut still_needed: HashSet<Hash> = left.versions.iter().map(|v| v.manifest).collect();
+        for other in self.images()?.into_iter().filter(|other| other.name != *name) {
+            still_needed.extend(other.versions.iter().map(|v| v.manifest));
+        }
+        for version in going.iter().filter(|v| !still_needed.contains(&v.manifest)) {
+            let folder = format!("{PINS}/{}", version.manifest);
+            let (live, stale) = self.marks.live_and_stale(&folder, "")?;
+            if let Some(pin) = live.first() {
+                let number = version.number;
+                return Err(StoreError::new(
+                    StoreErrorKind::InUse,
+                    format!("cannot remove {name}@{number}: {} is using it; stop that first", pin.name),
+                ));
+            }
+            self.bucket.remove_all(stale.iter().map(|pin| format!("{folder}/{}", pin.name)).collect())?;
+        }
+        Ok(())
+    }
+}
