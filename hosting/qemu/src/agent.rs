@@ -7,11 +7,12 @@
 //! connection starts with `guest-sync-delimited`: everything before the marked answer is stale and is
 //! dropped. After a time-out the connection is given up, and the next call makes a new one.
 
+mod connection;
 mod freeze;
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use base64::Engine;
@@ -19,14 +20,12 @@ use base64::engine::general_purpose::STANDARD as BASE64;
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
-use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader};
-use tokio::net::UnixStream;
 use tokio::sync::{Mutex, MutexGuard, oneshot, watch};
 use tokio::time::{Instant, timeout_at};
 
+use crate::agent::connection::Connection;
 use crate::agent::freeze::{FREEZE, THAW};
 use crate::error::{Error, Result};
-use crate::qmp::read_line;
 
 /// How long the agent may take for one answer. Generous: an emulated guest under load is slow.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(30);
@@ -38,9 +37,6 @@ const SYNC_TIMEOUT: Duration = Duration::from_secs(60);
 const POLL_FIRST: Duration = Duration::from_millis(20);
 const POLL_LONGEST: Duration = Duration::from_millis(500);
 
-/// The longest stale data that is skipped while synchronising, in bytes.
-const MAX_STALE_BYTES: usize = 64 << 20;
-
 /// The longest answer that is accepted, in bytes.
 const MAX_ANSWER_BYTES: usize = 64 << 10;
 
@@ -50,11 +46,6 @@ const MAX_OUTPUT_BYTES: usize = 48 << 20;
 
 /// Most characters of a text of the guest in a message.
 const MAX_TEXT_CHARS: usize = 256;
-
-/// Numbers for `guest-sync-delimited`, each used once in this process. After a time-out the port may hold
-/// answers to several syncs of connections that were given up; a number that they shared would let the first of
-/// them pass for the answer to the last, and all later answers would belong to the question before.
-static NEXT_SYNC: AtomicU64 = AtomicU64::new(0x6865_6164);
 
 const PEER: &str = "the guest agent";
 
@@ -94,11 +85,6 @@ pub struct Agent {
     owes_thaw: Arc<AtomicBool>,
     /// How long an answer may take.
     patience: Duration,
-}
-
-#[derive(Debug)]
-struct Connection {
-    stream: BufReader<UnixStream>,
 }
 
 /// An answer of the agent.
@@ -294,84 +280,6 @@ impl Agent {
     }
 }
 
-impl Connection {
-    async fn open(socket: &Path) -> Result<Self> {
-        let stream = UnixStream::connect(socket)
-            .await
-            .map_err(Error::io("connect to the guest agent's socket", socket))?;
-        let mut connection = Self { stream: BufReader::new(stream) };
-        connection.synchronise(socket).await?;
-        Ok(connection)
-    }
-
-    /// `0xFF` resets the agent's parser, and the agent puts one before its answer.
-    async fn synchronise(&mut self, socket: &Path) -> Result<()> {
-        let id = NEXT_SYNC.fetch_add(1, Ordering::Relaxed);
-        let request = json!({ "execute": "guest-sync-delimited", "arguments": { "id": id } });
-        let mut bytes = vec![0xFF];
-        bytes.extend_from_slice(request.to_string().as_bytes());
-        bytes.push(b'\n');
-        self.stream
-            .write_all(&bytes)
-            .await
-            .map_err(Error::io("write to the guest agent's socket", socket))?;
-        loop {
-            self.skip_stale(socket).await?;
-            let answer = self.read(socket, MAX_ANSWER_BYTES).await?;
-            let answer: Option<Answer<Value>> = serde_json::from_slice(&answer).ok();
-            if answer.and_then(|answer| answer.value?.as_u64()) == Some(id) {
-                return Ok(());
-            }
-        }
-    }
-
-    /// Skips what is there up to the next `0xFF`.
-    async fn skip_stale(&mut self, socket: &Path) -> Result<()> {
-        let mut skipped = 0;
-        while skipped < MAX_STALE_BYTES {
-            let available = self
-                .stream
-                .fill_buf()
-                .await
-                .map_err(Error::io("read from the guest agent's socket", socket))?;
-            if available.is_empty() {
-                break;
-            }
-            let mark = available.iter().position(|byte| *byte == 0xFF);
-            let count = mark.map_or(available.len(), |at| at + 1);
-            self.stream.consume(count);
-            skipped += count;
-            if mark.is_some() {
-                return Ok(());
-            }
-        }
-        Err(Error::Gone("the guest agent's port was closed".into()))
-    }
-
-    async fn request(
-        &mut self,
-        socket: &Path,
-        command: &str,
-        arguments: Value,
-        max_bytes: usize,
-    ) -> Result<Vec<u8>> {
-        let mut line = json!({ "execute": command, "arguments": arguments }).to_string();
-        line.push('\n');
-        self.stream
-            .write_all(line.as_bytes())
-            .await
-            .map_err(Error::io("write to the guest agent's socket", socket))?;
-        self.read(socket, max_bytes).await
-    }
-
-    async fn read(&mut self, socket: &Path, max_bytes: usize) -> Result<Vec<u8>> {
-        read_line(&mut self.stream, max_bytes)
-            .await
-            .map_err(Error::io("read from the guest agent's socket", socket))?
-            .ok_or_else(|| Error::Gone("the guest agent's port was closed".into()))
-    }
-}
-
 fn interpret<T: DeserializeOwned>(command: &str, answer: &[u8]) -> Result<T> {
     let unexpected = || {
         let start = answer.get(..MAX_TEXT_CHARS).unwrap_or(answer);
@@ -422,7 +330,8 @@ fn output(status: Status) -> Result<ExecOutput> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use tokio::net::UnixListener;
+    use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader};
+    use tokio::net::{UnixListener, UnixStream};
 
     /// Takes a connection and its sync, and gives the number that it asks for.
     pub(super) async fn accept(listener: &UnixListener) -> (BufReader<UnixStream>, u64) {
