@@ -56,6 +56,7 @@
 
 #[cfg(any(test, feature = "fuzzing"))]
 pub mod fuzzing;
+pub mod limits;
 pub mod read;
 pub mod remote_store;
 pub mod servers;
@@ -63,6 +64,7 @@ pub mod status;
 pub mod url;
 
 mod attempt;
+mod broken;
 mod connection;
 mod head;
 mod probe;
@@ -72,7 +74,8 @@ mod tls;
 mod transfer;
 mod whole;
 
+pub use limits::Limits;
 pub use remote_store::{Options, RemoteStore};
-pub use servers::{Limits, SERVERS_MAX};
+pub use servers::SERVERS_MAX;
 pub use status::{Counters, ServerState, ServerStatus, Status};
 pub use url::ServerUrl;

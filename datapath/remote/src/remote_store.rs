@@ -10,9 +10,10 @@ use headwater_store::{
 };
 use parking_lot::Mutex;
 
+use crate::limits::Limits;
 use crate::probe;
 use crate::read::{Answer, Ask, read, read_or_wait, wrong_as_a_whole};
-use crate::servers::{Limits, Servers};
+use crate::servers::Servers;
 use crate::status::{Counters, ServerState, Status};
 use crate::transfer::Wanted;
 use crate::url::ServerUrl;

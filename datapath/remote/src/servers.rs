@@ -24,7 +24,9 @@ use headwater_store::{Hash, StoreError, StoreErrorKind};
 use parking_lot::{Condvar, Mutex};
 use rustls::pki_types::ServerName;
 
+use crate::broken::Broken;
 use crate::connection::{Connection, TlsPeer};
+use crate::limits::Limits;
 use crate::server::Server;
 use crate::speed::Speed;
 use crate::status::{Counting, ServerState, ServerStatus, Status};
@@ -34,56 +36,11 @@ use crate::url::ServerUrl;
 /// The most servers of one store.
 pub const SERVERS_MAX: usize = 16;
 
-/// Files that servers broke off, of which is known that they did.
-const BROKEN_MAX: usize = 256;
-
 /// So often the least time doubles for which a busy server is left alone: it stays below what servers ask for.
 const BUSY_DOUBLINGS_MAX: u32 = 3;
 
 /// A read that waits looks at the servers again after so long at the latest.
 const WAIT_MAX: Duration = Duration::from_millis(500);
-
-/// Times and amounts, with values that suit most.
-#[derive(Clone, Copy, Debug)]
-pub struct Limits {
-    /// A server from which nothing arrives for so long is down.
-    pub stall: Duration,
-    /// A read is asked for a second time from another server at the earliest after so long ..
-    pub hedge_after: Duration,
-    /// .. and at the latest after so long without a byte.
-    pub hedge_after_max: Duration,
-    /// A server that failed is tried again after so long, and after twice that for each further failure ..
-    pub probe_after: Duration,
-    /// .. but at least so often.
-    pub probe_after_max: Duration,
-    /// A server whose bytes were wrong is distrusted for so long.
-    pub distrust: Duration,
-    /// A read that no reachable server has the right bytes for waits so long for the others.
-    pub wait_for_better: Duration,
-    /// How often servers that are up are told which versions are in use.
-    pub keep_every: Duration,
-    /// Connections that are kept for each server while nothing is read.
-    pub idle_connections: usize,
-    /// How long they are kept.
-    pub idle: Duration,
-}
-
-impl Default for Limits {
-    fn default() -> Self {
-        Self {
-            stall: Duration::from_secs(5),
-            hedge_after: Duration::from_millis(50),
-            hedge_after_max: Duration::from_secs(1),
-            probe_after: Duration::from_millis(100),
-            probe_after_max: Duration::from_secs(3),
-            distrust: Duration::from_secs(60),
-            wait_for_better: Duration::from_secs(10),
-            keep_every: Duration::from_secs(600),
-            idle_connections: 16,
-            idle: Duration::from_secs(20),
-        }
-    }
-}
 
 #[derive(Clone, Debug)]
 pub(crate) enum Health {
@@ -130,17 +87,9 @@ pub(crate) struct State {
     /// When it was last said that reads wait for servers that are away, while others do not have what they read.
     lacking_said: Option<Instant>,
     /// Files that servers broke off until they were given up, oldest first.
-    broken: VecDeque<Broken>,
+    pub broken: VecDeque<Broken>,
     /// Versions that are open, and how often.
     pub pins: Vec<(Hash, usize)>,
-}
-
-/// A file that a server broke off until it was given up.
-#[derive(Debug)]
-struct Broken {
-    server: usize,
-    path: String,
-    until: Instant,
 }
 
 /// The servers of a store; lives as long as anybody reads from it.
@@ -402,27 +351,6 @@ impl Servers {
             tracing::warn!(server = %url, %why, "a server cannot give a file of the store; others are asked for it");
         }
         record.why = Some(why);
-    }
-
-    /// It broke `path` off until it was given up: the next reads of it shall not take as long to find that out.
-    pub(crate) fn is_broken(&self, server: usize, path: &str) {
-        let until = Instant::now() + self.limits.distrust;
-        let broken = &mut self.state.lock().broken;
-        broken.retain(|known| known.server != server || known.path != path);
-        broken.push_back(Broken { server, path: path.to_owned(), until });
-        if broken.len() > BROKEN_MAX {
-            broken.pop_front();
-        }
-    }
-
-    /// Whether it broke `path` off until it was given up, not long ago.
-    pub(crate) fn was_broken(&self, server: usize, path: &str) -> bool {
-        let now = Instant::now();
-        let broken = &mut self.state.lock().broken;
-        while broken.front().is_some_and(|oldest| oldest.until <= now) {
-            broken.pop_front();
-        }
-        broken.iter().any(|known| known.server == server && known.path == path)
     }
 
     /// It answers, and cannot give `what` now, which it said again after a probe. It is asked for all else as before.
