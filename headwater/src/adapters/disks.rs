@@ -5,15 +5,10 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Weak};
 
 use async_trait::async_trait;
-use headwater_api::{
-    CacheMode, CacheSettings, DiskCounters, DiskTransport, HostRam, ImageVersion, ProblemKind, Sample,
-};
+use headwater_api::{CacheMode, CacheSettings, HostRam, ImageVersion, ProblemKind, Sample};
 use headwater_block::{Device, Geometry, IoError, IoErrorKind, size};
-use headwater_image::{BackgroundProgress, DiskCache};
-use headwater_nbd::{Address, SingleExport};
-use headwater_service::backend::{
-    BackendError, Disk, DiskRequest, Disks, FrozenDisk, Kept, KeptRequest, Shortage,
-};
+use headwater_image::DiskCache;
+use headwater_service::backend::{BackendError, Disk, DiskRequest, Disks, FrozenDisk, Kept, KeptRequest};
 use headwater_store::{Pin, Store};
 use headwater_volume::{Volume, VolumeOptions};
 use headwater_writecache::pressure::SystemPressure;
@@ -21,11 +16,12 @@ use headwater_writecache::{Host, MAX_WEIGHT, MIN_RAM_BYTES};
 use parking_lot::Mutex;
 use uuid::Uuid;
 
+use self::served::{ServedParts, ServedVolume, Server};
 use crate::adapters::frozen::FrozenVolume;
 use crate::adapters::images::{hash_of, image_failed};
 use crate::adapters::kept::KeptFiles;
 use crate::adapters::lending::{Lending, Reader};
-use crate::adapters::release::{Released, release};
+use crate::adapters::release::Released;
 use crate::adapters::totals::Totals;
 use crate::caches::CacheArgs;
 use crate::streaming::{StreamArgs, Streamed, Streaming};
@@ -362,190 +358,6 @@ impl Opener {
     }
 }
 
-/// What speaks to the machine.
-enum Server {
-    VhostUser(headwater_vhost_user::Server),
-    Nbd(headwater_nbd::Server),
-}
-
-impl Server {
-    fn bind(request: &DiskRequest, socket: &Path, device: Arc<dyn Device>) -> Result<Self, BackendError> {
-        let machine = &request.machine;
-        let failed = || BackendError::new(ProblemKind::Failed, "cannot serve the machine's disk");
-        match request.transport {
-            DiskTransport::VhostUser => {
-                let options = headwater_vhost_user::Options {
-                    name: format!("machine {machine}"),
-                    serial: headwater_qemu::disk_serial(request.uuid),
-                    // A machine does not outlive its daemon, and each start has a disk of its own.
-                    resume: None,
-                    // Its memory is a memfd of QEMU's; a guest that has taken over its QEMU must not end the others.
-                    sealed_memory: true,
-                    limits: headwater_vhost_user::Limits::default(),
-                };
-                let server = headwater_vhost_user::Server::bind(socket, device, options);
-                server.map(Self::VhostUser).map_err(|e| failed().because(e))
-            }
-            DiskTransport::Nbd => {
-                let export = SingleExport::new(device, format!("machine {machine}"));
-                let limits = headwater_nbd::Limits::default();
-                let server = headwater_nbd::Server::bind(Address::Unix(socket.to_owned()), export, limits);
-                server.map(Self::Nbd).map_err(|e| failed().because(e))
-            }
-        }
-    }
-
-    fn stop(&self) {
-        match self {
-            Self::VhostUser(server) => drop(server.stop()),
-            Self::Nbd(server) => server.stop(),
-        }
-    }
-
-    /// Writes that found no room and that nobody was told of: they are tried again until there is.
-    fn waiting_writes(&self) -> usize {
-        match self {
-            Self::VhostUser(server) => server.waiting_writes(),
-            // Its clients are told, and QEMU then stops the machine.
-            Self::Nbd(_) => 0,
-        }
-    }
-}
-
-struct ServedVolume {
-    machine: String,
-    mode: CacheMode,
-    cache_dir: PathBuf,
-    store: Arc<dyn Store>,
-    below: ImageVersion,
-    socket: PathBuf,
-    transport: DiskTransport,
-    volume: Arc<Volume>,
-    /// What is done in the background for its image, while the disk is open.
-    image: Weak<Streamed>,
-    /// To readers outside.
-    lending: Lending,
-    totals: Arc<Totals>,
-    /// Gone once the disk is closed.
-    parts: Arc<Mutex<Option<ServedParts>>>,
-}
-
-/// What a disk needs while it is open.
-struct ServedParts {
-    server: Server,
-    /// As in [`Opened`].
-    pin: Pin,
-    version: Arc<Pin>,
-}
-
-impl ServedVolume {
-    /// How far the copy of its image to this host is; zeroes where none is made.
-    fn copied(&self) -> BackgroundProgress {
-        self.image.upgrade().and_then(|image| image.copied()).unwrap_or_default()
-    }
-
-    fn lend(&self) -> Result<Reader, BackendError> {
-        self.lending.borrow(|| self.frozen())
-    }
-
-    fn frozen(&self) -> Result<FrozenVolume, BackendError> {
-        // Whoever closes the disk takes it back from readers afterwards, so one that is closed is not lent.
-        let parts = self.parts.lock();
-        let Some(parts) = &*parts else {
-            return Err(BackendError::new(ProblemKind::Conflict, "the machine is being switched off"));
-        };
-        FrozenVolume::of_machine(&self.store, &self.below, &self.volume, Arc::clone(&parts.version))
-    }
-}
-
-#[async_trait]
-impl Disk for ServedVolume {
-    fn socket(&self) -> &Path {
-        &self.socket
-    }
-
-    fn counters(&self) -> DiskCounters {
-        let (volume, copied) = (self.volume.counters(), self.copied());
-        DiskCounters {
-            reads: volume.read_ops,
-            writes: volume.write_ops,
-            read_bytes: volume.read_bytes,
-            written_bytes: volume.write_bytes,
-            image_read_bytes: volume.image_read_bytes,
-            ram_used_bytes: volume.cache.ram_used_bytes,
-            disk_used_bytes: volume.cache.disk_used_bytes,
-            spilled_bytes: volume.cache.spilled_bytes,
-            pauses: volume.cache.paused_writes,
-            iops: 0,
-            to_copy_bytes: copied.total_bytes,
-            copied_bytes: copied.done_bytes,
-        }
-    }
-
-    fn metrics(&self) -> Vec<Sample> {
-        let mut samples = super::metrics::volume(&self.volume.counters());
-        samples.extend(super::metrics::hydration(self.copied()));
-        samples
-    }
-
-    fn freeze(&self) -> Result<Box<dyn FrozenDisk>, BackendError> {
-        let readers = self.lending.readers();
-        if readers > 0 {
-            let message = format!(
-                "its disk is being read over NBD, by {readers} connection(s), and can be frozen once at a time"
-            );
-            return Err(
-                BackendError::new(ProblemKind::Conflict, message).advise("try again when that is done")
-            );
-        }
-        Ok(Box::new(self.frozen()?))
-    }
-
-    fn set_limits(&self, cache: &CacheSettings) {
-        self.volume.set_weight(cache.weight);
-        // The buffer of mode `disk` has a size of its own, and mode `ram` no disk.
-        if self.mode != CacheMode::Disk {
-            self.volume.set_ram_bytes(cache.ram_bytes);
-        }
-        if self.mode != CacheMode::Ram {
-            self.volume.set_disk_bytes(cache.disk_bytes);
-        }
-    }
-
-    fn shortage(&self) -> Option<Shortage> {
-        self.trouble()
-    }
-
-    fn relieve(&self) {
-        if !self.is_full() {
-            return;
-        }
-        let readers = self.lending.take_back().readers;
-        if readers > 0 {
-            tracing::warn!(machine = %self.machine, readers, "its write cache is full: the frozen view was taken from those who read it");
-        }
-    }
-
-    async fn close(&self) -> Result<(), BackendError> {
-        let (volume, parts, lending) = (self.volume.clone(), self.parts.clone(), self.lending.clone());
-        let totals = Arc::clone(&self.totals);
-        blocking("close the disk", move || {
-            let parts = parts.lock().take();
-            // Or what the machine wrote would live as long as its readers.
-            drop(lending.take_back());
-            // Writes that wait for space give up, or the server would wait for them.
-            volume.close();
-            if let Some(ServedParts { server, pin, version }) = parts {
-                server.stop();
-                release((pin, version));
-            }
-            totals.closed(&volume);
-            Ok(())
-        })
-        .await
-    }
-}
-
 /// Overflow files have no name from their birth on, so nothing should be here: what is here was left by
 /// something that died between making a file and unlinking it.
 fn sweep(dir: &Path) -> Result<Vec<String>, BackendError> {
@@ -597,6 +409,7 @@ pub fn host_memory_bytes() -> u64 {
     SystemPressure::new().memory_bytes().unwrap_or(u64::MAX)
 }
 
+mod served;
 mod shortage;
 #[cfg(test)]
 mod tests;

@@ -6,7 +6,7 @@ use headwater_api::{CacheMode, DiskTransport};
 use headwater_block::size;
 use headwater_service::backend::Shortage;
 
-use super::ServedVolume;
+use super::served::ServedVolume;
 use crate::streaming::reads_wait;
 
 /// A write that waited so long found no room; shorter waits are a disk that is slower than its machine.

@@ -2,6 +2,7 @@
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use headwater_api::DiskTransport;
 use headwater_block::blocking;
 use headwater_image::{ImportOptions, null_device};
 use headwater_service::backend::Kept;

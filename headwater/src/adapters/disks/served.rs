@@ -1,0 +1,212 @@
+//! The disk of a machine that is on.
+
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Weak};
+
+use async_trait::async_trait;
+use headwater_api::{
+    CacheMode, CacheSettings, DiskCounters, DiskTransport, ImageVersion, ProblemKind, Sample,
+};
+use headwater_block::Device;
+use headwater_image::BackgroundProgress;
+use headwater_nbd::{Address, SingleExport};
+use headwater_service::backend::{BackendError, Disk, DiskRequest, FrozenDisk, Shortage};
+use headwater_store::{Pin, Store};
+use headwater_volume::Volume;
+use parking_lot::Mutex;
+
+use super::blocking;
+use crate::adapters::frozen::FrozenVolume;
+use crate::adapters::lending::{Lending, Reader};
+use crate::adapters::metrics;
+use crate::adapters::release::release;
+use crate::adapters::totals::Totals;
+use crate::streaming::Streamed;
+
+/// What speaks to the machine.
+pub(super) enum Server {
+    VhostUser(headwater_vhost_user::Server),
+    Nbd(headwater_nbd::Server),
+}
+
+impl Server {
+    pub(super) fn bind(
+        request: &DiskRequest,
+        socket: &Path,
+        device: Arc<dyn Device>,
+    ) -> Result<Self, BackendError> {
+        let machine = &request.machine;
+        let failed = || BackendError::new(ProblemKind::Failed, "cannot serve the machine's disk");
+        match request.transport {
+            DiskTransport::VhostUser => {
+                let options = headwater_vhost_user::Options {
+                    name: format!("machine {machine}"),
+                    serial: headwater_qemu::disk_serial(request.uuid),
+                    // A machine does not outlive its daemon, and each start has a disk of its own.
+                    resume: None,
+                    // Its memory is a memfd of QEMU's; a guest that has taken over its QEMU must not end the others.
+                    sealed_memory: true,
+                    limits: headwater_vhost_user::Limits::default(),
+                };
+                let server = headwater_vhost_user::Server::bind(socket, device, options);
+                server.map(Self::VhostUser).map_err(|e| failed().because(e))
+            }
+            DiskTransport::Nbd => {
+                let export = SingleExport::new(device, format!("machine {machine}"));
+                let limits = headwater_nbd::Limits::default();
+                let server = headwater_nbd::Server::bind(Address::Unix(socket.to_owned()), export, limits);
+                server.map(Self::Nbd).map_err(|e| failed().because(e))
+            }
+        }
+    }
+
+    fn stop(&self) {
+        match self {
+            Self::VhostUser(server) => drop(server.stop()),
+            Self::Nbd(server) => server.stop(),
+        }
+    }
+
+    /// Writes that found no room and that nobody was told of: they are tried again until there is.
+    pub(super) fn waiting_writes(&self) -> usize {
+        match self {
+            Self::VhostUser(server) => server.waiting_writes(),
+            // Its clients are told, and QEMU then stops the machine.
+            Self::Nbd(_) => 0,
+        }
+    }
+}
+
+pub(super) struct ServedVolume {
+    pub(super) machine: String,
+    pub(super) mode: CacheMode,
+    pub(super) cache_dir: PathBuf,
+    pub(super) store: Arc<dyn Store>,
+    pub(super) below: ImageVersion,
+    pub(super) socket: PathBuf,
+    pub(super) transport: DiskTransport,
+    pub(super) volume: Arc<Volume>,
+    /// What is done in the background for its image, while the disk is open.
+    pub(super) image: Weak<Streamed>,
+    /// To readers outside.
+    pub(super) lending: Lending,
+    pub(super) totals: Arc<Totals>,
+    /// Gone once the disk is closed.
+    pub(super) parts: Arc<Mutex<Option<ServedParts>>>,
+}
+
+/// What a disk needs while it is open.
+pub(super) struct ServedParts {
+    pub(super) server: Server,
+    /// As in [`super::Opened`].
+    pub(super) pin: Pin,
+    pub(super) version: Arc<Pin>,
+}
+
+impl ServedVolume {
+    /// How far the copy of its image to this host is; zeroes where none is made.
+    pub(super) fn copied(&self) -> BackgroundProgress {
+        self.image.upgrade().and_then(|image| image.copied()).unwrap_or_default()
+    }
+
+    pub(super) fn lend(&self) -> Result<Reader, BackendError> {
+        self.lending.borrow(|| self.frozen())
+    }
+
+    fn frozen(&self) -> Result<FrozenVolume, BackendError> {
+        // Whoever closes the disk takes it back from readers afterwards, so one that is closed is not lent.
+        let parts = self.parts.lock();
+        let Some(parts) = &*parts else {
+            return Err(BackendError::new(ProblemKind::Conflict, "the machine is being switched off"));
+        };
+        FrozenVolume::of_machine(&self.store, &self.below, &self.volume, Arc::clone(&parts.version))
+    }
+}
+
+#[async_trait]
+impl Disk for ServedVolume {
+    fn socket(&self) -> &Path {
+        &self.socket
+    }
+
+    fn counters(&self) -> DiskCounters {
+        let (volume, copied) = (self.volume.counters(), self.copied());
+        DiskCounters {
+            reads: volume.read_ops,
+            writes: volume.write_ops,
+            read_bytes: volume.read_bytes,
+            written_bytes: volume.write_bytes,
+            image_read_bytes: volume.image_read_bytes,
+            ram_used_bytes: volume.cache.ram_used_bytes,
+            disk_used_bytes: volume.cache.disk_used_bytes,
+            spilled_bytes: volume.cache.spilled_bytes,
+            pauses: volume.cache.paused_writes,
+            iops: 0,
+            to_copy_bytes: copied.total_bytes,
+            copied_bytes: copied.done_bytes,
+        }
+    }
+
+    fn metrics(&self) -> Vec<Sample> {
+        let mut samples = metrics::volume(&self.volume.counters());
+        samples.extend(metrics::hydration(self.copied()));
+        samples
+    }
+
+    fn freeze(&self) -> Result<Box<dyn FrozenDisk>, BackendError> {
+        let readers = self.lending.readers();
+        if readers > 0 {
+            let message = format!(
+                "its disk is being read over NBD, by {readers} connection(s), and can be frozen once at a time"
+            );
+            return Err(
+                BackendError::new(ProblemKind::Conflict, message).advise("try again when that is done")
+            );
+        }
+        Ok(Box::new(self.frozen()?))
+    }
+
+    fn set_limits(&self, cache: &CacheSettings) {
+        self.volume.set_weight(cache.weight);
+        // The buffer of mode `disk` has a size of its own, and mode `ram` no disk.
+        if self.mode != CacheMode::Disk {
+            self.volume.set_ram_bytes(cache.ram_bytes);
+        }
+        if self.mode != CacheMode::Ram {
+            self.volume.set_disk_bytes(cache.disk_bytes);
+        }
+    }
+
+    fn shortage(&self) -> Option<Shortage> {
+        self.trouble()
+    }
+
+    fn relieve(&self) {
+        if !self.is_full() {
+            return;
+        }
+        let readers = self.lending.take_back().readers;
+        if readers > 0 {
+            tracing::warn!(machine = %self.machine, readers, "its write cache is full: the frozen view was taken from those who read it");
+        }
+    }
+
+    async fn close(&self) -> Result<(), BackendError> {
+        let (volume, parts, lending) = (self.volume.clone(), self.parts.clone(), self.lending.clone());
+        let totals = Arc::clone(&self.totals);
+        blocking("close the disk", move || {
+            let parts = parts.lock().take();
+            // Or what the machine wrote would live as long as its readers.
+            drop(lending.take_back());
+            // Writes that wait for space give up, or the server would wait for them.
+            volume.close();
+            if let Some(ServedParts { server, pin, version }) = parts {
+                server.stop();
+                release((pin, version));
+            }
+            totals.closed(&volume);
+            Ok(())
+        })
+        .await
+    }
+}
