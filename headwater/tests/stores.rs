@@ -480,6 +480,8 @@ fn exported(args: &[&str]) -> Vec<u8> {
     BufReader::new(child.stdout.take().unwrap()).read_line(&mut ready).unwrap();
     let _exported = Served(child);
     assert!(ready.starts_with("nbd+unix:"), "{ready}");
+    let listed = run(headwater().args(["cache", "list"])).ok();
+    assert!(listed.contains(&format!(" {} ", args[0])), "the source is not listed as it was given: {listed}");
     let out = dir.path().join("out.raw");
     let copied =
         Command::new("nbdcopy").arg(format!("nbd+unix:///?socket={}", socket.display())).arg(&out).status();

@@ -23,6 +23,9 @@ pub struct ExportArgs {
     /// bucket), a raw, qcow2, VHD, VHDX or VMDK file, or null:SIZE for an empty disk
     #[arg(value_name = "IMAGE|URL|FILE|null:SIZE", value_hint = ValueHint::FilePath)]
     pub source: String,
+    /// The source as it was given: of a URL, `source` is the image alone.
+    #[arg(skip)]
+    pub given: String,
     /// Allow a qcow2 file backing files outside of its own directory, and devices: whatever it names is read
     #[arg(long)]
     pub backing: bool,

@@ -163,7 +163,7 @@ fn answer_limits(
 ) -> Option<Listening> {
     let named = volumes.iter().enumerate();
     let served = Served {
-        source: args.source.clone(),
+        source: args.given.clone(),
         devices: attached.map(attach::AttachedDisk::names).unwrap_or_default(),
         mode: args.limits.mode(),
         volumes: named.map(|(number, volume)| (volume_name(args, number), Arc::clone(volume))).collect(),
@@ -199,7 +199,7 @@ fn serve_others(
     let device = devices.first().context("nothing to serve")?;
     let iscsi = args.iscsi.serve(&args.source, kept, &devices)?;
     let fuse = args.fuse.serve(&args.source, Arc::clone(device))?;
-    let attached = args.attach.serve(&args.source, kept, device)?;
+    let attached = args.attach.serve(&args.given, kept, device)?;
     Ok(Others { iscsi, fuse, attached })
 }
 
@@ -251,6 +251,7 @@ fn check_ram(args: &ExportArgs, cache: &CacheSettings) -> anyhow::Result<()> {
 
 /// A URL is an image and where it is.
 fn take_url(args: &mut ExportArgs) -> anyhow::Result<()> {
+    args.given.clone_from(&args.source);
     let Some((store, image)) = source_url::split(&args.source)? else { return Ok(()) };
     if let Some(from) = &args.from {
         let source = &args.source;
