@@ -47,9 +47,6 @@ const BLOCK_BYTES: u64 = 4096;
 /// RAM in segments, its index included, of a volume in RAM alone.
 const RAM_ALONE: std::ops::Range<u64> = 9..12;
 
-/// RAM, and places on disk, of a volume that is never short of room.
-const ROOMY_SEGMENTS: u64 = 48;
-
 /// What each of the threads does, so many times.
 const STEPS: usize = 8;
 
@@ -141,13 +138,9 @@ impl Reached {
     fn add_given_up(&mut self, disk: &Disk) {
         *self.0.entry("given up").or_default() += u64::from(disk.given_up());
     }
+}
 
-    fn add_broken(&mut self, now: &Snapshot, is_broken: bool) {
-        for (what, count) in [("committed", now.commits), ("broken for good", u64::from(is_broken))] {
-            *self.0.entry(what).or_default() += count;
-        }
-    }
-
+impl Reached {
     fn add_persistent(&mut self, now: &Snapshot, maps: u32) {
         for (what, count) in [("committed", now.commits), ("replaced the map", u64::from(maps > 1))] {
             *self.0.entry(what).or_default() += count;
@@ -223,9 +216,8 @@ fn cut_some(times: usize, cut: impl Fn() -> Cut) -> Vec<Cut> {
     cuts
 }
 
-/// One execution with a persistent cache: writers and one that flushes, and power cuts at any moment. With `syncs_fail` the
-/// disk fails a sync at some time, and the cache is so large that nobody waits for room, which then would never come.
-fn persistent_execution(within: &Path, reached: &std::sync::Mutex<Reached>, syncs_fail: bool) {
+/// One execution with a persistent cache: writers and one that flushes, and power cuts at any moment.
+fn persistent_execution(within: &Path, reached: &std::sync::Mutex<Reached>) {
     const NAME: &str = "kept";
     let dir = tempfile::tempdir_in(within).unwrap();
     let disk = Arc::new(Disk::new(0));
@@ -236,20 +228,12 @@ fn persistent_execution(within: &Path, reached: &std::sync::Mutex<Reached>, sync
         machinery.push(thread::spawn(move || disk.run()));
     }
     let persistent = PersistentOptions { name: NAME.into(), key: [7; 16], base_id: [1; 32] };
-    let mut options = CacheOptions {
+    let options = CacheOptions {
         persistent: Some(persistent),
         ..options(Some(dir.path().to_owned()), BLOCKS_WITH_DISK, &Arc::default())
     };
-    if syncs_fail {
-        options.ram_bytes = ROOMY_SEGMENTS * SEGMENT_BYTES as u64;
-        options.overflow.as_mut().unwrap().limit_bytes = ROOMY_SEGMENTS * SEALED_SEGMENT_BYTES as u64;
-    }
     let cache = WriteCache::open(&options, &host.shared()).unwrap();
-    if syncs_fail {
-        disk.fail_some_syncs(1);
-    } else {
-        disk.fail_some(u32::try_from(random(0..3)).unwrap());
-    }
+    disk.fail_some(u32::try_from(random(0..3)).unwrap());
     let oracle = Arc::new(Oracle::new(BLOCKS_WITH_DISK));
     let flushed = Arc::new(AtomicU64::new(0));
     let client = Client::new(&cache, &oracle);
@@ -276,10 +260,8 @@ fn persistent_execution(within: &Path, reached: &std::sync::Mutex<Reached>, sync
     }
     let frozen = client.clone();
     workers.push(thread::spawn(move || frozen.freeze_some(1)));
-    if !syncs_fail {
-        let limited = Arc::clone(&cache);
-        workers.push(thread::spawn(move || change_limits(&limited, true)));
-    }
+    let limited = Arc::clone(&cache);
+    workers.push(thread::spawn(move || change_limits(&limited, true)));
     for worker in workers {
         worker.join().unwrap();
     }
@@ -287,32 +269,21 @@ fn persistent_execution(within: &Path, reached: &std::sync::Mutex<Reached>, sync
     for block in 0..BLOCKS_WITH_DISK {
         client.read(block);
     }
-    if cache.is_broken() {
-        // What was lost is not called durable, whatever works by now.
-        client.write_whole(0);
-        assert!(!client.flush(&flushed) && !client.flush(&flushed), "a flush was answered after a sync failed");
-    } else {
-        settle("a flush works, once the disk does", || client.flush(&flushed));
-        cuts.push(cut());
-        client.clear(0..BLOCKS_WITH_DISK, Location::ABSENT);
-        // Those that are being filled keep theirs.
-        settle("no block is left, so positions come back", || {
-            client.flush(&flushed) && cache.snapshot().disk_used_bytes <= 2 * SEALED_SEGMENT_BYTES as u64
-        });
-    }
-    let is_broken = cache.is_broken();
+    settle("a flush works, once the disk does", || client.flush(&flushed));
+    cuts.push(cut());
+    client.clear(0..BLOCKS_WITH_DISK, Location::ABSENT);
+    // Those that are being filled keep theirs.
+    settle("no block is left, so positions come back", || {
+        client.flush(&flushed) && cache.snapshot().disk_used_bytes <= 2 * SEALED_SEGMENT_BYTES as u64
+    });
     let now = cache.snapshot();
     cache.close();
     cuts.push(cut());
     {
         let mut reached = reached.lock().unwrap();
-        if syncs_fail {
-            reached.add_broken(&now, is_broken);
-        } else {
-            reached.add_disk(&now);
-            reached.add_together(&client);
-            reached.add_persistent(&now, disk.renames());
-        }
+        reached.add_disk(&now);
+        reached.add_together(&client);
+        reached.add_persistent(&now, disk.renames());
     }
     drop(client);
     close(cache, &host);
@@ -332,8 +303,6 @@ enum Mode {
     Ram,
     RamAndDisk,
     Persistent,
-    /// Persistent, and a sync fails.
-    SyncFails,
 }
 
 /// More than any execution takes in which everybody gets on.
@@ -360,8 +329,7 @@ fn explore(scheduler: impl Scheduler + 'static, mode: Mode, max_steps: MaxSteps)
         match mode {
             Mode::Ram => execution(None, &seen),
             Mode::RamAndDisk => execution(Some(at.clone()), &seen),
-            Mode::Persistent => persistent_execution(&at, &seen, false),
-            Mode::SyncFails => persistent_execution(&at, &seen, true),
+            Mode::Persistent => persistent_execution(&at, &seen),
         }
         count.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
     });
@@ -393,7 +361,7 @@ fn explore_with_few_preemptions(depth: usize, executions: usize, mode: Mode) {
     // This scheduler is not fair: who tries again after a fault, without a rest for time stands still, may keep all
     // others from going on. Such an execution ends without a verdict.
     let max_steps = match mode {
-        Mode::Persistent | Mode::SyncFails => MaxSteps::ContinueAfter(STEPS_MAX),
+        Mode::Persistent => MaxSteps::ContinueAfter(STEPS_MAX),
         Mode::Ram | Mode::RamAndDisk => MaxSteps::FailAfter(STEPS_MAX),
     };
     explore(PctScheduler::new_from_seed(seed.0, depth, executions), mode, max_steps);
@@ -427,9 +395,4 @@ fn persistent_at_random() {
 #[test]
 fn persistent_with_few_preemptions() {
     explore_with_few_preemptions(5, 1_500, Mode::Persistent);
-}
-
-#[test]
-fn a_sync_that_fails_at_random() {
-    explore(RandomScheduler::new(700), Mode::SyncFails, MaxSteps::FailAfter(STEPS_MAX));
 }

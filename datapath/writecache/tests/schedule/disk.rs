@@ -25,8 +25,6 @@ struct Queue {
 struct Contents {
     live: Vec<u8>,
     durable: Vec<u8>,
-    /// A sync failed: as in a kernel, no later one makes good what that had to write.
-    has_lost: bool,
 }
 
 /// By the real file's number. The real files stay empty; their lengths and names are real.
@@ -39,7 +37,6 @@ pub struct Disk {
     /// Locked for one copy, without a change of threads in it.
     files: std::sync::Mutex<Files>,
     faults: AtomicU32,
-    sync_faults: AtomicU32,
     given_up: AtomicU32,
     renames: AtomicU32,
 }
@@ -55,15 +52,6 @@ fn put(bytes: &mut Vec<u8>, at: usize, from: &[u8]) {
     bytes[at..at + from.len()].copy_from_slice(from);
 }
 
-/// Whether this is one of those that fail.
-fn is_one(faults: &AtomicU32) -> bool {
-    let is_one = faults.load(Ordering::Relaxed) > 0 && shuttle::rand::thread_rng().gen_bool(0.3);
-    if is_one {
-        faults.fetch_sub(1, Ordering::Relaxed);
-    }
-    is_one
-}
-
 /// Others go on here.
 fn point() {
     AtomicBool::new(false).load(Ordering::SeqCst);
@@ -77,7 +65,6 @@ impl Disk {
             wake: Condvar::new(),
             files: std::sync::Mutex::default(),
             faults: AtomicU32::new(faults),
-            sync_faults: AtomicU32::new(0),
             given_up: AtomicU32::new(0),
             renames: AtomicU32::new(0),
         }
@@ -86,11 +73,6 @@ impl Disk {
     /// From now on so many operations fail at most.
     pub fn fail_some(&self, faults: u32) {
         self.faults.store(faults, Ordering::Relaxed);
-    }
-
-    /// From now on so many syncs fail at most.
-    pub fn fail_some_syncs(&self, faults: u32) {
-        self.sync_faults.store(faults, Ordering::Relaxed);
     }
 
     /// Writes that were dropped without an answer.
@@ -106,7 +88,7 @@ impl Disk {
     /// A disk that holds a file with these bytes.
     pub fn with_file(file: &File, bytes: Vec<u8>) -> Self {
         let disk = Self::new(0);
-        disk.files.lock().unwrap().insert(number(file), Contents { live: bytes.clone(), durable: bytes, has_lost: false });
+        disk.files.lock().unwrap().insert(number(file), Contents { live: bytes.clone(), durable: bytes });
         disk
     }
 
@@ -142,7 +124,11 @@ impl Disk {
     }
 
     fn fails(&self) -> bool {
-        is_one(&self.faults)
+        let fails = self.faults.load(Ordering::Relaxed) > 0 && shuttle::rand::thread_rng().gen_bool(0.3);
+        if fails {
+            self.faults.fetch_sub(1, Ordering::Relaxed);
+        }
+        fails
     }
 
     fn carry_out(&self, mut op: IoOp) {
@@ -189,14 +175,10 @@ impl IoEngine for Disk {
         point();
         let mut files = self.files.lock().unwrap();
         let contents = files.entry(number(file)).or_default();
-        let fails = is_one(&self.sync_faults);
-        contents.has_lost |= fails;
-        if !contents.has_lost {
-            contents.durable.clone_from(&contents.live);
-        }
+        contents.durable.clone_from(&contents.live);
         drop(files);
         point();
-        if fails { Err(io::Error::other("injected")) } else { Ok(()) }
+        Ok(())
     }
 
     fn write_at(&self, file: &File, bytes: &[u8], offset: u64) -> io::Result<()> {
