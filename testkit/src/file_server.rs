@@ -6,6 +6,7 @@
 use std::fs::File;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{Ipv4Addr, Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::os::fd::OwnedFd;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -14,6 +15,7 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use parking_lot::Mutex;
+use rustix::net::{AddressFamily, SocketFlags, SocketType, sockopt};
 use rustls::{ServerConfig, ServerConnection, StreamOwned};
 
 /// What a server does wrong.
@@ -136,6 +138,24 @@ pub struct FileServer {
     serving: Arc<Serving>,
     address: SocketAddr,
     accepting: Option<JoinHandle<()>>,
+    /// Never listens: keeps the port for when the server comes back.
+    _port: OwnedFd,
+}
+
+/// A socket at an address which others may share that do the same. Nobody else is given a port that it has.
+fn bound(at: SocketAddr) -> rustix::io::Result<OwnedFd> {
+    let socket =
+        rustix::net::socket_with(AddressFamily::INET, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
+    sockopt::set_socket_reuseaddr(&socket, true)?;
+    sockopt::set_socket_reuseport(&socket, true)?;
+    rustix::net::bind(&socket, &at)?;
+    Ok(socket)
+}
+
+fn listen(at: SocketAddr) -> TcpListener {
+    let socket = bound(at).expect("a port of our own");
+    rustix::net::listen(&socket, 128).expect("a socket that is bound");
+    socket.into()
 }
 
 impl FileServer {
@@ -154,10 +174,11 @@ impl FileServer {
             object_requests: AtomicU64::new(0),
             body_bytes: AtomicU64::new(0),
         });
-        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a free port");
-        let address = listener.local_addr().expect("an address");
-        let accepting = Some(accept(Arc::clone(&serving), listener));
-        Self { serving, address, accepting }
+        let port = bound((Ipv4Addr::LOCALHOST, 0).into()).expect("a free port");
+        let address = rustix::net::getsockname(&port).expect("a socket that is bound");
+        let address = address.try_into().expect("an internet address");
+        let accepting = Some(accept(Arc::clone(&serving), listen(address)));
+        Self { serving, address, accepting, _port: port }
     }
 
     /// Its base URL.
@@ -224,13 +245,7 @@ impl FileServer {
     /// Comes back on the same port.
     pub fn revive(&mut self) {
         self.serving.stopped.store(false, Ordering::Release);
-        let listener = loop {
-            match TcpListener::bind(self.address) {
-                Ok(listener) => break listener,
-                Err(_) => std::thread::sleep(Duration::from_millis(20)),
-            }
-        };
-        self.accepting = Some(accept(Arc::clone(&self.serving), listener));
+        self.accepting = Some(accept(Arc::clone(&self.serving), listen(self.address)));
     }
 }
 
