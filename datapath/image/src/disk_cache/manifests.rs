@@ -49,6 +49,7 @@ mod tests {
 
     use super::*;
     use crate::disk_cache::DISK_CACHE_MIN_BYTES;
+    use crate::disk_cache::tests::open_again;
 
     #[test]
     fn manifests_are_kept_whole_and_bounded() {
@@ -78,7 +79,7 @@ mod tests {
         let part = dir.path().join(DIR).join("part-7");
         fs::write(&part, [0]).unwrap();
         drop(cache);
-        let cache = DiskCache::open(dir.path(), DISK_CACHE_MIN_BYTES).unwrap();
+        let cache = open_again(dir.path());
         assert!(!part.exists() && cache.manifest(Hash::of(&manifests[0])).is_some());
     }
 }

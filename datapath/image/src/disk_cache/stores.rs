@@ -98,6 +98,7 @@ mod tests {
 
     use super::*;
     use crate::disk_cache::DISK_CACHE_MIN_BYTES;
+    use crate::disk_cache::tests::open_again;
 
     const STORE: &str = "https://a.example";
 
@@ -114,7 +115,7 @@ mod tests {
         cache.keep_store(STORE, 65_536);
         cache.keep_image(STORE, &image("debian"));
         drop(cache);
-        let cache = DiskCache::open(dir.path(), DISK_CACHE_MIN_BYTES).unwrap();
+        let cache = open_again(dir.path());
         assert_eq!(cache.kept_store(STORE).unwrap().0, 65_536);
         assert_eq!(cache.kept_image(STORE, &name).unwrap().0, image("debian"));
         assert!(cache.kept_image("https://b.example", &name).is_none());
