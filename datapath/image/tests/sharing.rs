@@ -245,7 +245,8 @@ fn a_prefetch_of_everything_brings_a_part_and_lets_reads_pass() {
     // Those that were given up are answered too.
     assert!((early..100).all(|_| rx.recv().unwrap()));
     let read_bytes = store.read_bytes.load(Ordering::SeqCst);
-    assert!(((32 << 20)..(33 << 20)).contains(&read_bytes), "{read_bytes} bytes were read");
+    // Others of this process fetch ahead too, and may have had some of the room.
+    assert!(((16 << 20)..(33 << 20)).contains(&read_bytes), "{read_bytes} bytes were read");
     prefetch();
     assert!(rx.recv().unwrap());
 }
