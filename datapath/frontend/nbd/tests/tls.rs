@@ -56,7 +56,7 @@ impl Secured {
         };
         let tls = Some(ServerTls::load(files, tls).unwrap());
         // All refusals of one client are counted in the log.
-        let limits = Limits { handshake_timeout_ms: 2000, warnings_per_10_s: 1000, ..Limits::default() };
+        let limits = Limits { handshake_timeout_ms: 20_000, warnings_per_10_s: 1000, ..Limits::default() };
         let address = Address::Tcp { host: "localhost".into(), port: 0 };
         let server = Server::bind(address, export, Options { limits, tls }).unwrap();
         Self { disk, server, authority, directory }
@@ -373,7 +373,7 @@ fn garbage_instead_of_tls_costs_its_own_connection() {
     let authority = Authority::new("the authority");
     let files = authority.directory(&directory.path().join("pki"), &[("server", "localhost", USUAL)]);
     let tls = Some(ServerTls::load(&files, REQUIRED).unwrap());
-    let limits = Limits { handshake_timeout_ms: 500, ..Limits::default() };
+    let limits = Limits { handshake_timeout_ms: 3_000, ..Limits::default() };
     let path = directory.path().join("s");
     let disk: Arc<dyn Device> = Arc::new(ReferenceDisk::new(MIB));
     let server =
