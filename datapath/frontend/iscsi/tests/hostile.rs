@@ -324,7 +324,7 @@ fn greedy_readers_share_one_budget() {
 #[test]
 fn an_initiator_that_sends_no_data_does_not_keep_its_memory_from_others() {
     let limits =
-        Limits { shared_bytes: 64 << 20, send_stall_ms: 200, keepalive_ms: 100, ..Limits::default() };
+        Limits { shared_bytes: 64 << 20, send_stall_ms: 200, keepalive_ms: 1_000, ..Limits::default() };
     let fixture = Fixture::with(ReferenceDisk::new(32 * MIB), limits, None);
     let write = |raw: &mut Raw| {
         let command = raw.scsi(&write10(0, 65_535));
