@@ -359,7 +359,8 @@ fn stopping_a_queue_leaves_writes_in_the_ring_that_the_disk_has_not() {
     wait_until("two requests reach the disk", || disk.waiting.lock().unwrap().len() >= 2);
     let stopped = std::thread::scope(|scope| {
         scope.spawn(|| {
-            std::thread::sleep(std::time::Duration::from_millis(100));
+            // The server has heard of it by then, on a busy host too.
+            std::thread::sleep(std::time::Duration::from_secs(2));
             disk.make_room();
         });
         guest.stop_queue()
@@ -415,7 +416,8 @@ fn stopping_a_queue_leaves_writes_in_the_ring_in_whatever_order_they_wait() {
     wait_until("a request reaches the disk", || !disk.waiting.lock().unwrap().is_empty());
     let stopped = std::thread::scope(|scope| {
         scope.spawn(|| {
-            std::thread::sleep(std::time::Duration::from_millis(100));
+            // The server has heard of it by then, on a busy host too.
+            std::thread::sleep(std::time::Duration::from_secs(2));
             disk.make_room();
         });
         guest.stop_queue()
