@@ -99,8 +99,9 @@ fn a_machine_that_is_on_is_read_as_it_was_when_it_was_opened() {
     daemon.console("one", "w", Some("W"));
     let second = Client::open(&uri(&daemon, "one")).expect("it opens");
     assert_eq!((counted_by(&first), counted_by(&second), counted(&uri(&daemon, "two"))), (1, 1, 0));
-    let sealed = daemon.cli(&["machine", "seal", "one"]);
-    sealed.fails(4, &["read over NBD", "2 connection", "try again"]);
+    let sealed = || daemon.cli(&["machine", "seal", "one"]);
+    wait_until("the programs' connections are over", || sealed().err.contains("2 connection"));
+    sealed().fails(4, &["read over NBD", "2 connection", "try again"]);
     drop(first);
     assert_eq!(counted_by(&second), 1);
     drop(second);

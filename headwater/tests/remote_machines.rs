@@ -138,7 +138,8 @@ fn a_machine_tells_how_far_the_copy_of_its_image_is() {
     server.kill();
     daemon.cli(&["machine", "stop", "lab", "--force"]).ok();
     daemon.cli(&["machine", "start", "lab", "--wait"]).ok();
-    assert_eq!(copied(&daemon), (whole, whole));
+    // The copy is looked through again, in the background.
+    wait_until("it knows that all of the image is here", || copied(&daemon) == (whole, whole));
 }
 
 #[test]
