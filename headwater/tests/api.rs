@@ -101,6 +101,7 @@ fn write_events(database: &std::path::Path, count: u64) {
             repo.events().append(event).await.unwrap();
         }
         repo.save().await.unwrap();
+        database.close().await;
     });
 }
 
@@ -151,11 +152,12 @@ fn the_daemon_describes_itself() {
 #[test]
 fn tcp_is_served_on_request_to_who_has_the_token_but_not_to_web_pages() {
     use std::io::{Read, Write};
-    let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
-    let address = format!("127.0.0.1:{port}");
     let daemon = Daemon::start_in(support::short_dir(), |command| {
-        command.args(["--listen", &address]);
+        command.args(["--listen", "127.0.0.1:0"]);
     });
+    let (_, after) = daemon.log.split_once("tcp=127.0.0.1:").expect("it says where it listens");
+    let port: String = after.chars().take_while(char::is_ascii_digit).collect();
+    let address = format!("127.0.0.1:{port}");
     let ask = |headers: &str| {
         let mut stream = std::net::TcpStream::connect(&address).unwrap();
         let request = format!("GET /api/v1/machines HTTP/1.1\r\nconnection: close\r\n{headers}\r\n");
