@@ -25,6 +25,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
 
 use headwater_testkit::pki::{Authority, Oddity};
 use support::{Ran, headwater, pseudo_random, run, short_dir, signal};
@@ -361,8 +362,11 @@ fn a_certificate_opens_the_exports_only_that_it_is_for() {
 /// How often a rule is broken, of each front-end.
 const TIMES: usize = 300;
 
-/// The limit of each front-end, and the line that says how many were kept back.
+/// The limit of each front-end, and the line that says how many were kept back, in [`WINDOW`].
 const MOST_LINES: usize = 21;
+
+/// After this a front-end may say as much again.
+const WINDOW: Duration = Duration::from_secs(10);
 
 #[test]
 fn a_log_is_not_filled_by_those_who_break_the_rules() {
@@ -371,6 +375,7 @@ fn a_log_is_not_filled_by_those_who_break_the_rules() {
     let nbd_address = format!("unix:{}", nbd.display());
     let args =
         ["--nbd", &nbd_address, "--vhost-user", vhost.to_str().expect("UTF-8"), "--iscsi", "tcp:127.0.0.1:0"];
+    let begun = Instant::now();
     let export = Export::start(dir.path(), 3, &args, None);
     let (_, iscsi) = export.lines[2].split_once("iscsi://").expect("a URL");
     let (iscsi, _) = iscsi.split_once('/').expect("a portal");
@@ -385,17 +390,20 @@ fn a_log_is_not_filled_by_those_who_break_the_rules() {
     tool("nbdinfo", &[&export.lines[0]]).ok();
     tool("iscsi-inq", &[&export.lines[2]]).ok();
     let log = export.end();
+    // A busy host takes its time.
+    let windows = 1 + (begun.elapsed().as_secs() / WINDOW.as_secs()) as usize;
+    let most_lines = MOST_LINES * windows;
     for (front_end, who, why) in [
         ("NBD: ", "client process", "unknown handshake flags"),
         ("iSCSI: ", "127.0.0.1:", "does not speak iSCSI"),
         ("vhost-user: ", "null:16M", "invalid message"),
     ] {
         let lines: Vec<&str> = log.lines().filter(|line| line.contains(front_end)).collect();
-        assert!((1..=MOST_LINES).contains(&lines.len()), "{front_end}{} lines: {log}", lines.len());
+        assert!((1..=most_lines).contains(&lines.len()), "{front_end}{} lines: {log}", lines.len());
         assert!(lines[0].contains(who), "{front_end}: it does not say who: {}", lines[0]);
         assert!(lines[0].contains(why), "{front_end}: it does not say why: {}", lines[0]);
     }
-    assert!(log.lines().count() <= 3 * MOST_LINES, "{log}");
+    assert!(log.lines().count() <= 3 * most_lines, "{log}");
 }
 
 /// Sends bytes that mean nothing, and waits until it was thrown out.
