@@ -76,7 +76,10 @@ impl Export {
         signal(self.child.id(), "TERM");
         let status = self.child.wait().expect("it ends");
         assert!(status.success(), "{status}");
-        assert_eq!(self.log(), "");
+        // A disk that is busy for seconds has the guest's writes wait, and the log say so.
+        let log = self.log();
+        let others: Vec<&str> = log.lines().filter(|line| !line.contains("writes wait for room")).collect();
+        assert!(others.is_empty(), "{log}");
     }
 
     fn log(&self) -> String {
