@@ -7,11 +7,12 @@ use std::io::{BufRead, BufReader};
 use std::path::Path;
 use std::process::{Child, Stdio};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use headwater_block::{Device, blocking};
 use headwater_nbd::client::Client;
+use headwater_testkit::wait_until;
 use support::{headwater, run, short_dir, signal};
 
 const BLOCK: usize = 4096;
@@ -71,7 +72,7 @@ impl Oracle {
     }
 
     /// Writes until it fails, with a flush now and then.
-    fn write(&mut self, device: &dyn Device, stop: &AtomicBool, seed: usize) {
+    fn write(&mut self, device: &dyn Device, stop: &AtomicBool, answered: &AtomicUsize, seed: usize) {
         let mut at = seed;
         while !stop.load(Ordering::Relaxed) {
             at = (at * 1_103_515_245 + 12_345) % (1 << 31);
@@ -82,6 +83,7 @@ impl Oracle {
             if blocking::write(device, (block * BLOCK) as u64, &data).is_err() {
                 return;
             }
+            answered.fetch_add(1, Ordering::Relaxed);
             if at.is_multiple_of(67) {
                 if blocking::flush(device).is_err() {
                     return;
@@ -102,10 +104,11 @@ fn what_was_flushed_survives_kill_9_and_everything_survives_an_orderly_end() {
         let client: Arc<Client> = Client::open(&uri).expect("it listens");
         assert!(client.geometry().volatile_cache);
         oracle.check(&*client);
-        let stop = AtomicBool::new(false);
+        let (stop, answered) = (AtomicBool::new(false), AtomicUsize::new(0));
         std::thread::scope(|scope| {
-            let writer = scope.spawn(|| oracle.write(&*client, &stop, round + 1));
+            let writer = scope.spawn(|| oracle.write(&*client, &stop, &answered, round + 1));
             std::thread::sleep(Duration::from_millis(200 + 150 * round as u64));
+            wait_until("something is written", || answered.load(Ordering::Relaxed) > 100);
             if round == 4 {
                 stop.store(true, Ordering::Relaxed);
                 writer.join().unwrap();

@@ -234,8 +234,10 @@ mod tests {
         log.push(b"one\n");
         log.flush();
         log.note("ERROR", "two");
-        log.flush();
-        assert!(log.0.queue.lock().text.is_empty());
+        headwater_testkit::wait_until("both are given up", || {
+            log.flush();
+            log.0.queue.lock().text.is_empty()
+        });
         let line: serde_json::Value = serde_json::from_slice(&log.0.line("ERROR", "a \"b\"\nc")).unwrap();
         assert_eq!((&line["level"], &line["fields"]["message"]), (&json!("ERROR"), &json!("a \"b\"\nc")));
     }
