@@ -529,24 +529,24 @@ mod tests {
 
     #[test]
     fn machines_of_one_version_share_its_copy() {
-        use headwater_testkit::HttpFault;
+        use headwater_testkit::{HttpFault, wait_until};
 
         let dir = tempfile::tempdir().unwrap();
         let (mut server, manifest, disk) = served(dir.path(), 8);
         let streaming = copying(dir.path(), &server);
-        // So slow that all are there before the first copy is made.
-        server.fail(HttpFault::Delay(Duration::from_millis(100)));
+        // None of it comes before all are there.
+        server.fail(HttpFault::Hang);
         let first = streaming.open(manifest).unwrap();
         let others = [streaming.open(manifest).unwrap(), streaming.open(manifest).unwrap()];
         let before = first.copied().unwrap();
         assert!(!before.is_over && before.total_bytes >= 8 << 20, "{before:?}");
         // The copy is not that of the machine that was the first.
         drop(first);
-        let until = Instant::now() + Duration::from_secs(60);
-        while !others.iter().all(|machine| machine.copied().unwrap().is_over) {
-            assert!(Instant::now() < until, "{:?}", others[0].copied());
-            std::thread::sleep(Duration::from_millis(5));
-        }
+        server.fail(HttpFault::None);
+        server.kill();
+        server.revive();
+        let copied = std::fmt::from_fn(|f| write!(f, "the copy is made: {:?}", others[0].copied()));
+        wait_until(copied, || others.iter().all(|machine| machine.copied().unwrap().is_over));
         for machine in &others {
             let copied = machine.copied().unwrap();
             assert_eq!(copied.done_bytes, copied.total_bytes);
