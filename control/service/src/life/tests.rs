@@ -36,6 +36,8 @@ use crate::{Parts, Service};
 struct FragileDatabase {
     inner: SqliteDatabase,
     fails: AtomicBool,
+    /// How often it did.
+    failures: AtomicU64,
     /// Its disk is full, and only reading works.
     full: AtomicBool,
 }
@@ -43,7 +45,11 @@ struct FragileDatabase {
 impl FragileDatabase {
     fn check(&self) -> Result<(), DbError> {
         let failed = || DbError::Unreadable { column: "state", found: "nonsense".to_owned() };
-        if self.fails.load(Ordering::SeqCst) { Err(failed()) } else { Ok(()) }
+        if !self.fails.load(Ordering::SeqCst) {
+            return Ok(());
+        }
+        self.failures.fetch_add(1, Ordering::SeqCst);
+        Err(failed())
     }
 }
 
@@ -569,8 +575,8 @@ impl Fixture {
     async fn new() -> Self {
         let dir = tempfile::tempdir().unwrap();
         let inner = SqliteDatabase::open(&dir.path().join("db")).await.unwrap();
-        let db =
-            Arc::new(FragileDatabase { inner, fails: AtomicBool::default(), full: AtomicBool::default() });
+        let (fails, failures, full) = (AtomicBool::default(), AtomicU64::default(), AtomicBool::default());
+        let db = Arc::new(FragileDatabase { inner, fails, failures, full });
         let host = Arc::new(Host::default());
         host.versions.lock().unwrap().push(version(1, ""));
         let service = Self::service(db.clone(), &host, dir.path());
@@ -678,6 +684,7 @@ async fn a_machine_that_ends_while_the_database_fails_is_not_on_for_ever() {
     fixture.db.fails.store(true, Ordering::SeqCst);
     fixture.vm().end(VmExit::PoweredOff);
     until("its disk is closed", async || fixture.open_disks() == 0).await;
+    until("that could not be noted", async || fixture.db.failures.load(Ordering::SeqCst) > 0).await;
     fixture.db.fails.store(false, Ordering::SeqCst);
     let reconciling = tokio::spawn({
         let service = fixture.service.clone();
