@@ -16,8 +16,9 @@ pub const RULE: Rule = Rule {
 /// In `[dev-dependencies]` everybody may also use headwater-testkit. The first row that matches counts.
 const LAYERS: &[(&str, &[&str])] = &[
     ("datapath/block", &[]),
-    ("datapath/frontend/iscsi", &["headwater-block", "headwater-scsi"]),
-    ("datapath/frontend/*", &["headwater-block"]),
+    ("datapath/frontend/connections", &["headwater-block"]),
+    ("datapath/frontend/iscsi", &["headwater-block", "headwater-connections", "headwater-scsi"]),
+    ("datapath/frontend/*", &["headwater-block", "headwater-connections"]),
     ("datapath/scsi", &["headwater-block"]),
     ("datapath/volume", &["headwater-writecache", "headwater-block"]),
     ("datapath/writecache", &["headwater-block"]),
@@ -117,6 +118,16 @@ mod tests {
         }
         let for_tests = "[dev-dependencies]\nheadwater-scsi.workspace = true\n";
         assert_eq!(lines_found(&RULE, "datapath/frontend/nbd/Cargo.toml", for_tests), [2]);
+    }
+
+    #[test]
+    fn what_servers_have_in_common_is_below_the_front_ends() {
+        let manifest =
+            "[dependencies]\nheadwater-connections.workspace = true\nheadwater-nbd.workspace = true\n";
+        assert_eq!(lines_found(&RULE, "datapath/frontend/iscsi/Cargo.toml", manifest), [3]);
+        assert_eq!(lines_found(&RULE, "datapath/frontend/vhost_user/Cargo.toml", manifest), [3]);
+        assert_eq!(lines_found(&RULE, "datapath/frontend/connections/Cargo.toml", manifest), [2, 3]);
+        assert_eq!(lines_found(&RULE, "datapath/block/Cargo.toml", manifest), [2, 3]);
     }
 
     #[test]
