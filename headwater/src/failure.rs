@@ -5,6 +5,7 @@ use std::process::ExitCode;
 
 use headwater_api::{Problem, ProblemKind};
 use headwater_block::{IoError, IoErrorKind};
+use headwater_connections::BindError;
 use headwater_db::DbError;
 use headwater_image::{ImageError, ImageErrorKind};
 use headwater_nbd::TlsError;
@@ -159,29 +160,19 @@ fn code_of_link(link: &(dyn std::error::Error + 'static)) -> Option<u8> {
 /// Why something cannot listen, in the words of the API; `None` where the cause decides.
 fn listen_kind(link: &(dyn std::error::Error + 'static)) -> Option<ProblemKind> {
     use ProblemKind::{Conflict, Invalid, NotFound};
-    use headwater_iscsi::BindError as Iscsi;
-    use headwater_nbd::BindError as Nbd;
-    use headwater_vhost_user::BindError as VhostUser;
-    if let Some(error) = link.downcast_ref::<Nbd>() {
+    if let Some(error) = link.downcast_ref() {
         return match error {
-            Nbd::PathInUse { .. } | Nbd::PortInUse { .. } | Nbd::NotASocket { .. } => Some(Conflict),
-            Nbd::NoDirectory { .. } => Some(NotFound),
-            Nbd::PathTooLong { .. } => Some(Invalid),
-            Nbd::UnknownHost { .. } | Nbd::System { .. } => None,
+            BindError::PathInUse { .. } | BindError::PortInUse { .. } | BindError::NotASocket { .. } => {
+                Some(Conflict)
+            }
+            BindError::NoDirectory { .. } => Some(NotFound),
+            BindError::PathTooLong { .. } => Some(Invalid),
+            BindError::UnknownHost { .. } | BindError::NotOurs { .. } | BindError::System { .. } => None,
         };
     }
-    if let Some(error) = link.downcast_ref::<VhostUser>() {
-        return match error {
-            VhostUser::InUse { .. } | VhostUser::NotASocket { .. } => Some(Conflict),
-            VhostUser::NoDirectory { .. } => Some(NotFound),
-            VhostUser::PathTooLong { .. } => Some(Invalid),
-            VhostUser::System { .. } => None,
-        };
-    }
-    match (link.downcast_ref::<Iscsi>(), link.downcast_ref::<ListenError>()) {
-        (Some(Iscsi::PortInUse { .. }), _) => Some(Conflict),
-        (_, Some(ListenError::InUse { .. } | ListenError::NotASocket { .. })) => Some(Conflict),
-        (_, Some(ListenError::NotLoopback { .. } | ListenError::TooLong { .. })) => Some(Invalid),
+    match link.downcast_ref() {
+        Some(ListenError::InUse { .. } | ListenError::NotASocket { .. }) => Some(Conflict),
+        Some(ListenError::NotLoopback { .. } | ListenError::TooLong { .. }) => Some(Invalid),
         _ => None,
     }
 }

@@ -2,6 +2,8 @@
 
 use std::str::FromStr;
 
+use headwater_connections::host_port;
+
 /// The port of iSCSI.
 pub const DEFAULT_PORT: u16 = 3260;
 
@@ -28,34 +30,18 @@ impl FromStr for Address {
     fn from_str(text: &str) -> Result<Self, AddressError> {
         let fail = |why| AddressError { text: text.to_string(), why };
         let rest = text.strip_prefix("tcp:").ok_or_else(|| fail("it does not start with tcp:"))?;
-        let (host, port) = match rest.strip_prefix('[') {
-            Some(rest) => {
-                let (host, after) = rest.split_once(']').ok_or_else(|| fail("the bracket is not closed"))?;
-                (host, after)
-            }
-            None => rest.split_at(rest.rfind(':').unwrap_or(rest.len())),
-        };
+        let (host, port) = host_port::split(rest).map_err(fail)?;
         if host.is_empty() {
             return Err(fail("the host is missing, for instance 127.0.0.1"));
         }
-        let port = match port.strip_prefix(':') {
-            Some(port) => port.parse().map_err(|_| fail("the port is not a number below 65536"))?,
-            None if port.is_empty() => DEFAULT_PORT,
-            None => return Err(fail("something other than a port follows the bracket")),
-        };
-        Ok(Self { host: host.to_string(), port })
+        Ok(Self { host: host.to_string(), port: port.unwrap_or(DEFAULT_PORT) })
     }
 }
 
 impl std::fmt::Display for Address {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "tcp:{}", portal(&self.host, self.port))
+        write!(f, "tcp:{}", host_port::join(&self.host, self.port))
     }
-}
-
-/// `HOST:PORT`, with brackets where the host is an IPv6 address.
-pub(crate) fn portal(host: &str, port: u16) -> String {
-    if host.contains(':') { format!("[{host}]:{port}") } else { format!("{host}:{port}") }
 }
 
 #[cfg(test)]

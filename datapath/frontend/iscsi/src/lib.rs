@@ -61,8 +61,9 @@ pub mod targets;
 pub mod wire;
 
 pub use address::{Address, AddressError};
+pub use headwater_connections::BindError;
 pub use limits::Limits;
 pub use login::chap::{Accounts, Secret};
 pub use name::{IscsiName, NameError};
-pub use server::{BindError, Server};
+pub use server::Server;
 pub use targets::{Denied, FixedTargets, Offer, Targets};

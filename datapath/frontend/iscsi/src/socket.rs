@@ -29,18 +29,9 @@ pub(crate) struct Socket {
 }
 
 impl Socket {
-    /// Sets what a storage connection needs: no delay, and detection of peers that are gone without a word.
-    pub(crate) fn new(stream: std::net::TcpStream) -> Self {
-        let local = stream.local_addr().ok();
-        let fd = OwnedFd::from(stream);
-        headwater_block::tcp::tune(&fd);
+    pub(crate) fn new(fd: OwnedFd) -> Self {
+        let local = rustix::net::getsockname(&fd).ok().and_then(|address| address.try_into().ok());
         Self { fd, local }
-    }
-
-    /// A socket of any kind, as it is.
-    #[cfg(any(test, feature = "fuzzing"))]
-    pub(crate) fn of(fd: OwnedFd) -> Self {
-        Self { fd, local: None }
     }
 
     /// The address that the initiator connected to.

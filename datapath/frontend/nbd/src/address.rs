@@ -3,8 +3,7 @@
 use std::path::PathBuf;
 use std::str::FromStr;
 
-/// Longest path of a unix socket in bytes (`sun_path` without its final zero).
-pub const UNIX_PATH_BYTES: usize = 107;
+use headwater_connections::host_port;
 
 /// The port of NBD.
 pub const DEFAULT_PORT: u16 = 10809;
@@ -45,8 +44,7 @@ impl FromStr for Address {
         let Some(rest) = text.strip_prefix("tcp:") else {
             return Err(fail("it starts with neither unix: nor tcp:"));
         };
-        let (host, port) =
-            split_host_port(rest).ok_or_else(|| fail("the port is not a number below 65536"))?;
+        let (host, port) = host_port::split(rest).map_err(fail)?;
         if host.is_empty() {
             return Err(fail("the host is missing, for instance 127.0.0.1"));
         }
@@ -54,28 +52,11 @@ impl FromStr for Address {
     }
 }
 
-/// Splits `host`, `host:port`, `[v6]` and `[v6]:port`. `None` where the port is no number.
-pub(crate) fn split_host_port(text: &str) -> Option<(&str, Option<u16>)> {
-    if let Some(rest) = text.strip_prefix('[') {
-        let (host, after) = rest.split_once(']')?;
-        return match after.strip_prefix(':') {
-            Some(port) => Some((host, Some(port.parse().ok()?))),
-            None if after.is_empty() => Some((host, None)),
-            None => None,
-        };
-    }
-    match text.rsplit_once(':') {
-        Some((host, port)) => Some((host, Some(port.parse().ok()?))),
-        None => Some((text, None)),
-    }
-}
-
 impl std::fmt::Display for Address {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             Self::Unix(path) => write!(f, "unix:{}", path.display()),
-            Self::Tcp { host, port } if host.contains(':') => write!(f, "tcp:[{host}]:{port}"),
-            Self::Tcp { host, port } => write!(f, "tcp:{host}:{port}"),
+            Self::Tcp { host, port } => write!(f, "tcp:{}", host_port::join(host, *port)),
         }
     }
 }

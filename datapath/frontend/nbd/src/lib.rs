@@ -64,9 +64,9 @@ pub mod wire;
 pub use address::{Address, AddressError};
 pub use client::{Client, NbdUri};
 pub use error::NbdError;
+pub use headwater_connections::BindError;
 pub use limits::Limits;
 pub use server::{
-    BindError, Described, Export, ExportInfo, Exports, NamedExports, NotOpened, Options, Right, Server,
-    SingleExport,
+    Described, Export, ExportInfo, Exports, NamedExports, NotOpened, Options, Right, Server, SingleExport,
 };
 pub use tls::{ClientIdentity, ServerTls, ServerTlsOptions, TlsError};

@@ -60,13 +60,12 @@ mod fault;
 #[cfg(any(test, feature = "fuzzing"))]
 pub mod fuzzing;
 mod limits;
-mod listener;
 mod memory;
 mod positions;
 mod queue;
 mod server;
 
+pub use headwater_connections::BindError;
 pub use limits::Limits;
-pub use listener::{BindError, SOCKET_PATH_BYTES};
 pub use positions::Positions;
 pub use server::{Options, SERIAL_BYTES, Server};

@@ -9,6 +9,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use headwater_block::Device;
+use headwater_connections::{BindError, Listener, Peer};
 use parking_lot::Mutex;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec};
 use rustix::io::Errno;
@@ -17,7 +18,6 @@ use vhost::vhost_user::{BackendReqHandler, Error};
 use crate::control::Control;
 use crate::disk::Disk;
 use crate::limits::Limits;
-use crate::listener::{BindError, Listener};
 use crate::positions::Positions;
 use crate::queue::request::ID_BYTES;
 
@@ -66,10 +66,10 @@ struct Shared {
 impl Server {
     /// Listens at `path` and serves one front-end at a time, one after the other, until [`Server::stop`].
     pub fn bind(path: &Path, device: Arc<dyn Device>, options: Options) -> Result<Self, BindError> {
-        let listener = Listener::bind(path)?;
-        let fail = |source: std::io::Error| BindError::System { path: path.into(), source };
+        let listener = Listener::unix(path)?;
+        let failed = listener.failed();
         let stop_event = rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
-            .map_err(|errno| fail(errno.into()))?;
+            .map_err(|errno| failed(errno.into()))?;
         let disk = Disk::new(device, options);
         let shared = Arc::new(Shared {
             disk: Arc::new(disk),
@@ -85,7 +85,7 @@ impl Server {
                 let shared = Arc::clone(&shared);
                 move || shared.serve(&listener)
             })
-            .map_err(fail)?;
+            .map_err(failed)?;
         let path = std::path::absolute(path).unwrap_or_else(|_| path.into());
         Ok(Self { shared, path, thread: Mutex::new(Some(thread)) })
     }
@@ -173,7 +173,7 @@ impl Shared {
                 return;
             }
             match listener.accept() {
-                Ok(Some(stream)) => self.session(listener, stream),
+                Ok(Some((socket, peer))) => self.session(listener, socket.into(), peer),
                 Ok(None) => {}
                 Err(error) => {
                     // Out of descriptors or memory, which others may give back.
@@ -188,10 +188,10 @@ impl Shared {
 
     fn wait(&self, listener: &Listener, stream: Option<&UnixStream>) -> Event {
         loop {
-            let connection = stream.map_or(listener.socket.as_fd(), AsFd::as_fd);
+            let connection = stream.map_or(listener.as_fd(), AsFd::as_fd);
             let mut fds = [
                 PollFd::from_borrowed_fd(connection, PollFlags::IN),
-                PollFd::new(&listener.socket, PollFlags::IN),
+                PollFd::new(listener, PollFlags::IN),
                 PollFd::new(&self.stop_event, PollFlags::IN),
             ];
             let polled = rustix::event::poll(&mut fds, None);
@@ -213,10 +213,8 @@ impl Shared {
         }
     }
 
-    fn session(&self, listener: &Listener, stream: UnixStream) {
-        let peer =
-            rustix::net::sockopt::socket_peercred(&stream).map_or(0, |peer| peer.pid.as_raw_nonzero().get());
-        tracing::info!("vhost-user: {}: front-end process {peer} connected", self.disk.name);
+    fn session(&self, listener: &Listener, stream: UnixStream, peer: Peer) {
+        tracing::info!("vhost-user: {}: front-end {peer} connected", self.disk.name);
         let (Ok(watched), Ok(kept)) = (stream.try_clone(), stream.try_clone()) else {
             self.disk.faults.warn(&self.disk.name, &"out of file descriptors; a front-end was turned away");
             return;
@@ -236,7 +234,7 @@ impl Shared {
                     Err(Error::Disconnected) => break,
                     Err(error) => {
                         if !self.is_stopping() {
-                            let why = format_args!("front-end process {peer} is disconnected: {error}");
+                            let why = format_args!("front-end {peer} is disconnected: {error}");
                             self.disk.faults.warn(&self.disk.name, &why);
                         }
                         break;
@@ -255,14 +253,12 @@ impl Shared {
         }
         *self.connection.lock() = None;
         self.connected.store(false, Ordering::Relaxed);
-        tracing::info!("vhost-user: {}: front-end process {peer} is gone", self.disk.name);
+        tracing::info!("vhost-user: {}: front-end {peer} is gone", self.disk.name);
     }
 
     fn turn_away(&self, listener: &Listener) {
-        if let Ok(Some(stream)) = listener.accept() {
-            let peer = rustix::net::sockopt::socket_peercred(&stream);
-            let peer = peer.map_or(0, |peer| peer.pid.as_raw_nonzero().get());
-            let why = format_args!("process {peer} was turned away: a machine uses this disk already");
+        if let Ok(Some((_, peer))) = listener.accept() {
+            let why = format_args!("{peer} was turned away: a machine uses this disk already");
             self.disk.faults.warn(&self.disk.name, &why);
         }
     }

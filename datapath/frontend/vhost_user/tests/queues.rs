@@ -763,7 +763,7 @@ fn each_way_in_which_listening_fails_has_its_message() {
     let bind = |path: &Path| Server::bind(path, Arc::new(ReferenceDisk::new(4096)), Options::default());
     let path = dir.path().join("s");
     let first = bind(&path).unwrap();
-    assert!(matches!(bind(&path), Err(BindError::InUse { .. })));
+    assert!(matches!(bind(&path), Err(BindError::PathInUse { .. })));
     drop(first);
     // Left behind by a process that died.
     drop(std::os::unix::net::UnixListener::bind(&path).unwrap());

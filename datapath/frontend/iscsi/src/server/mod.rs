@@ -1,6 +1,5 @@
 //! The server: listening, accepting, the registers of connections and sessions, and stopping.
 //!
-//! - `listener`: binding, with clear errors.
 //! - `serve`: one connection from its first byte to its last; the login with its deadline.
 //! - `registry`: who is connected, which session is whose, and replacing one by a new login.
 //! - `session`: the full feature phase, one thread for each session; `commands`, `data_out`, `functions` and `texts` are what
@@ -13,7 +12,6 @@ mod data_out;
 mod event;
 mod functions;
 mod inbound;
-mod listener;
 mod registry;
 mod replies;
 mod serve;
@@ -22,23 +20,22 @@ mod tasks;
 mod texts;
 mod window;
 
-use std::net::{SocketAddr, TcpListener};
-use std::os::fd::{AsFd as _, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
 use headwater_block::{Budget, FaultLog};
+use headwater_connections::{BindError, Listener, Peer, host_port};
 use parking_lot::Mutex;
 use rustix::event::{EventfdFlags, PollFd, PollFlags};
 
 use crate::Limits;
-use crate::address::{Address, portal};
+use crate::address::Address;
 use crate::name::IscsiName;
 use crate::socket::Socket;
 use crate::targets::Targets;
-pub use listener::BindError;
 use registry::{Registry, Seat};
 
 /// How often a silent connection's thread looks at the clock, at least.
@@ -67,11 +64,10 @@ struct Shared {
 impl Server {
     /// Listens and serves until [`Server::stop`]. Initiators can connect when this returns.
     pub fn bind(address: &Address, targets: Arc<dyn Targets>, limits: Limits) -> Result<Self, BindError> {
-        let listener = listener::bind(address)?;
-        let fail = |source: std::io::Error| BindError::System { address: address.to_string(), source };
-        let port = listener.local_addr().map_err(fail)?.port();
+        let (listener, port) = Listener::tcp(&address.host, address.port)?;
+        let failed = listener.failed();
         let stop_event = rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
-            .map_err(|errno| fail(errno.into()))?;
+            .map_err(|errno| failed(errno.into()))?;
         let limits = limits.sane();
         let shared = Arc::new(Shared {
             faults: FaultLog::shared("iSCSI", limits.warnings_per_10_s),
@@ -89,7 +85,7 @@ impl Server {
                 let shared = Arc::clone(&shared);
                 move || shared.accept(&listener)
             })
-            .map_err(fail)?;
+            .map_err(failed)?;
         let host = address.host.clone();
         Ok(Self { shared, host, port, acceptor: Mutex::new(Some(acceptor)) })
     }
@@ -101,7 +97,7 @@ impl Server {
 
     /// The URL of a logical unit as libiscsi, QEMU and others take it: `iscsi://HOST:PORT/TARGET/LUN`.
     pub fn url(&self, target: &IscsiName, lun: u16) -> String {
-        format!("iscsi://{}/{target}/{lun}", portal(&self.host, self.port))
+        format!("iscsi://{}/{target}/{lun}", host_port::join(&self.host, self.port))
     }
 
     /// How many initiators are connected now, half-open logins included.
@@ -154,22 +150,20 @@ impl Shared {
         self.stopping.load(Ordering::SeqCst)
     }
 
-    fn accept(self: &Arc<Self>, listener: &TcpListener) {
+    fn accept(self: &Arc<Self>, listener: &Listener) {
         loop {
-            let mut fds = [
-                PollFd::from_borrowed_fd(listener.as_fd(), PollFlags::IN),
-                PollFd::new(&self.stop_event, PollFlags::IN),
-            ];
+            let mut fds =
+                [PollFd::new(listener, PollFlags::IN), PollFd::new(&self.stop_event, PollFlags::IN)];
             let polled = rustix::event::poll(&mut fds, None);
             if self.is_stopping() {
                 return;
             }
             let accepted = match polled {
-                Ok(_) => listener::accept(listener),
+                Ok(_) => listener.accept(),
                 Err(errno) => Err(errno.into()),
             };
             match accepted {
-                Ok(Some((socket, peer))) => self.admit(socket, peer),
+                Ok(Some((socket, peer))) => self.admit(Socket::new(socket), peer),
                 Ok(None) => {}
                 Err(error) => {
                     // Out of descriptors or memory: connections that end make room again.
@@ -180,7 +174,7 @@ impl Shared {
         }
     }
 
-    fn admit(self: &Arc<Self>, socket: Socket, peer: SocketAddr) {
+    fn admit(self: &Arc<Self>, socket: Socket, peer: Peer) {
         let socket = Arc::new(socket);
         let limits = &self.limits;
         let who = format!("initiator at {peer}");
@@ -193,7 +187,7 @@ impl Shared {
         };
         let seat = Seat { shared: Arc::clone(self), id };
         let spawned = std::thread::Builder::new().name(format!("iscsi-{id}")).spawn(move || {
-            serve::serve(&seat, &socket, peer);
+            serve::serve(&seat, &socket, &peer);
             drop(socket);
             drop(seat);
         });

@@ -2,9 +2,10 @@
 
 use std::fmt::Display;
 use std::io::ErrorKind;
-use std::net::SocketAddr;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
+
+use headwater_connections::Peer;
 
 use super::TICK_MS_MAX;
 use super::registry::{NoPlace, Place, Seat, SessionKey, Wanted};
@@ -32,7 +33,7 @@ pub(super) enum End {
     Fault(String),
 }
 
-pub(super) fn serve(seat: &Seat, socket: &Socket, peer: SocketAddr) {
+pub(super) fn serve(seat: &Seat, socket: &Socket, peer: &Peer) {
     let shared = &seat.shared;
     let at = format!("initiator at {peer}");
     tracing::debug!("iSCSI: {at} connected");

@@ -6,9 +6,10 @@
 
 use std::collections::HashSet;
 
+use headwater_connections::host_port;
+
 use super::serve::End;
 use super::session::Session;
-use crate::address::portal;
 use crate::login::PORTAL_GROUP;
 use crate::login::keys::{Answer, NOT_UNDERSTOOD, negotiate};
 use crate::name::IscsiName;
@@ -100,7 +101,10 @@ impl Session<'_> {
             }
         };
         let address = self.socket.local().map(|local| {
-            format!("{},{PORTAL_GROUP}", portal(&local.ip().to_canonical().to_string(), local.port()))
+            format!(
+                "{},{PORTAL_GROUP}",
+                host_port::join(&local.ip().to_canonical().to_string(), local.port())
+            )
         });
         for name in names {
             put_pair(&mut self.texts.answer, "TargetName", name.as_str());

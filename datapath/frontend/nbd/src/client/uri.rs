@@ -5,7 +5,9 @@ use std::os::unix::ffi::OsStringExt;
 use std::path::PathBuf;
 use std::str::FromStr;
 
-use crate::address::{DEFAULT_PORT, split_host_port};
+use headwater_connections::host_port;
+
+use crate::address::DEFAULT_PORT;
 use crate::tls::ClientTls;
 
 /// Where an export is.
@@ -71,7 +73,7 @@ impl FromStr for NbdUri {
         let server = match scheme {
             "nbd" | "nbds" => {
                 let (host, port) =
-                    split_host_port(authority).ok_or_else(|| fail("its port is not a number below 65536"))?;
+                    host_port::split(authority).map_err(|_| fail("its port is not a number below 65536"))?;
                 let host = if host.is_empty() { "localhost" } else { host };
                 ServerAddress::Tcp { host: host.to_string(), port: port.unwrap_or(DEFAULT_PORT) }
             }
@@ -108,10 +110,9 @@ impl std::fmt::Display for NbdUri {
         let scheme = if self.tls.is_some() { "nbds" } else { "nbd" };
         let mut parameters = Vec::new();
         match &self.server {
-            ServerAddress::Tcp { host, port } if host.contains(':') => {
-                write!(f, "{scheme}://[{host}]:{port}/{name}")?;
+            ServerAddress::Tcp { host, port } => {
+                write!(f, "{scheme}://{}/{name}", host_port::join(host, *port))?;
             }
-            ServerAddress::Tcp { host, port } => write!(f, "{scheme}://{host}:{port}/{name}")?,
             ServerAddress::Unix(path) => {
                 write!(f, "{scheme}+unix:///{name}")?;
                 parameters.push(format!("socket={}", escape(path.as_os_str().as_bytes(), true)));

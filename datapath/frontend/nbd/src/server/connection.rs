@@ -34,7 +34,6 @@ use super::commands::Refusal;
 use super::handshake::Chosen;
 use super::in_flight::InFlight;
 use super::inbound::Inbound;
-use super::listener::Peer;
 use super::pool::Pool;
 use super::serve::End;
 use super::ticket::Ticket;
@@ -47,7 +46,7 @@ use crate::wire::transmission::{EXTENDED_REQUEST_BYTES, REQUEST_BYTES, RequestHe
 pub(super) struct Connection<'a> {
     pub(super) shared: &'a Shared,
     pub(super) socket: &'a Socket,
-    pub(super) peer: &'a Peer,
+    pub(super) who: &'a str,
     pub(super) limits: &'a Limits,
     pub(super) name: String,
     pub(super) device: Arc<dyn Device>,
@@ -114,7 +113,7 @@ impl<'a> Connection<'a> {
     pub(super) fn new(
         shared: &'a Shared,
         socket: &'a Socket,
-        peer: &'a Peer,
+        who: &'a str,
         chosen: Chosen,
     ) -> std::io::Result<Self> {
         let own = chosen.export.device.completion_queue();
@@ -126,7 +125,7 @@ impl<'a> Connection<'a> {
         Ok(Self {
             shared,
             socket,
-            peer,
+            who,
             limits: &shared.limits,
             name: chosen.name,
             geometry: chosen.export.device.geometry(),
@@ -477,7 +476,7 @@ impl<'a> Connection<'a> {
     pub(super) fn fail(&mut self, to: Answered, number: u16, error: &IoError) -> Result<(), End> {
         let code = NbdError::from(error);
         self.shared.faults.warn(
-            self.peer,
+            &self.who,
             &format_args!(
                 "command {number} on the export '{}' failed with {code}: {}",
                 self.name.escape_debug(),
@@ -489,7 +488,7 @@ impl<'a> Connection<'a> {
 
     /// Answers a request that the device did not see with an error.
     pub(super) fn refuse(&mut self, head: &RequestHead, error: &Refusal) -> Result<(), End> {
-        tracing::debug!("NBD: {}: refused with {}: {}", self.peer, error.code, error.why);
+        tracing::debug!("NBD: {}: refused with {}: {}", self.who, error.code, error.why);
         self.put_error(answered(head), error.code, &error.why)
     }
 

@@ -1,6 +1,5 @@
 //! The server: listening, accepting, the register of connections, and stopping.
 //!
-//! - `listener`: binding, with clear errors and stale sockets removed.
 //! - `handshake`: options, until an export is chosen.
 //! - `named`: several exports by name.
 //! - `connection`: the transmission phase, one thread for each connection; `commands`: what each request does.
@@ -13,7 +12,6 @@ mod connection;
 mod handshake;
 mod in_flight;
 mod inbound;
-mod listener;
 mod named;
 mod pool;
 mod serve;
@@ -27,13 +25,13 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use headwater_block::{Budget, Device, FaultLog, Geometry};
+use headwater_connections::{BindError, Listener, Peer, host_port};
 use parking_lot::{Condvar, Mutex};
 use rustix::event::{EventfdFlags, PollFd, PollFlags};
 
+use crate::socket::Socket;
 use crate::tls::{ClientIdentity, ServerTls};
 use crate::{Address, Limits};
-pub use listener::BindError;
-use listener::{Listener, Peer};
 pub use named::{NamedExports, Right};
 
 /// One export: a device and a text for people.
@@ -151,7 +149,7 @@ impl From<Limits> for Options {
 pub struct Server {
     shared: Arc<Shared>,
     uri: UriBase,
-    acceptor: Mutex<Option<JoinHandle<Listener>>>,
+    acceptor: Mutex<Option<JoinHandle<()>>>,
 }
 
 enum UriBase {
@@ -179,7 +177,7 @@ struct Register {
 }
 
 struct Registered {
-    socket: Arc<crate::socket::Socket>,
+    socket: Arc<Socket>,
     stage: Stage,
 }
 
@@ -199,11 +197,19 @@ impl Server {
         options: impl Into<Options>,
     ) -> Result<Self, BindError> {
         let Options { limits, tls } = options.into();
-        let listener = Listener::bind(&address)?;
-        let uri = listener.uri_base(&address);
-        let fail = |source: std::io::Error| BindError::System { address: address.to_string(), source };
+        let (listener, uri) = match address {
+            Address::Unix(path) => {
+                let listener = Listener::unix(&path)?;
+                (listener, UriBase::Unix(std::path::absolute(&path).unwrap_or(path)))
+            }
+            Address::Tcp { host, port } => {
+                let (listener, port) = Listener::tcp(&host, port)?;
+                (listener, UriBase::Tcp { host, port })
+            }
+        };
+        let failed = listener.failed();
         let stop_event = rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
-            .map_err(|errno| fail(errno.into()))?;
+            .map_err(|errno| failed(errno.into()))?;
         let limits = limits.sane();
         let shared = Arc::new(Shared {
             faults: FaultLog::shared("NBD", limits.warnings_per_10_s),
@@ -220,12 +226,9 @@ impl Server {
             .name("nbd-accept".into())
             .spawn({
                 let shared = Arc::clone(&shared);
-                move || {
-                    shared.accept(&listener);
-                    listener
-                }
+                move || shared.accept(&listener)
             })
-            .map_err(fail)?;
+            .map_err(failed)?;
         Ok(Self { shared, uri, acceptor: Mutex::new(Some(acceptor)) })
     }
 
@@ -244,8 +247,7 @@ impl Server {
                 let path = crate::client::uri::escape(path.as_os_str().as_bytes(), true);
                 format!("{scheme}+unix:///{name}?socket={path}")
             }
-            UriBase::Tcp { host, port } if host.contains(':') => format!("{scheme}://[{host}]:{port}/{name}"),
-            UriBase::Tcp { host, port } => format!("{scheme}://{host}:{port}/{name}"),
+            UriBase::Tcp { host, port } => format!("{scheme}://{}/{name}", host_port::join(host, *port)),
         }
     }
 
@@ -265,9 +267,7 @@ impl Server {
         let Some(acceptor) = self.acceptor.lock().take() else { return };
         self.shared.stopping.store(true, Ordering::SeqCst);
         let _ = rustix::io::write(&self.shared.stop_event, &1_u64.to_ne_bytes());
-        if let Ok(listener) = acceptor.join() {
-            listener.close();
-        }
+        let _ = acceptor.join();
         for connection in self.shared.register.lock().connections.values() {
             connection.socket.stop_receiving();
         }
@@ -315,10 +315,8 @@ impl Shared {
 
     fn accept(self: &Arc<Self>, listener: &Listener) {
         loop {
-            let mut fds = [
-                PollFd::from_borrowed_fd(listener.fd(), PollFlags::IN),
-                PollFd::new(&self.stop_event, PollFlags::IN),
-            ];
+            let mut fds =
+                [PollFd::new(listener, PollFlags::IN), PollFd::new(&self.stop_event, PollFlags::IN)];
             let polled = rustix::event::poll(&mut fds, None);
             if self.stopping.load(Ordering::SeqCst) {
                 return;
@@ -328,7 +326,7 @@ impl Shared {
                 Err(errno) => Err(errno.into()),
             };
             match accepted {
-                Ok(Some((socket, peer))) => self.admit(socket, peer),
+                Ok(Some((socket, peer))) => self.admit(Socket::new(socket), peer),
                 Ok(None) => {}
                 Err(error) => {
                     // Out of descriptors or memory: connections that end make room again.
@@ -339,8 +337,9 @@ impl Shared {
         }
     }
 
-    fn admit(self: &Arc<Self>, socket: crate::socket::Socket, peer: Peer) {
+    fn admit(self: &Arc<Self>, socket: Socket, peer: Peer) {
         let socket = Arc::new(socket);
+        let who = format!("client {peer}");
         let id = {
             let mut register = self.register.lock();
             register.make_room(self.limits.half_open);
@@ -348,7 +347,7 @@ impl Shared {
                 drop(register);
                 let limit = self.limits.connections;
                 self.faults
-                    .warn(&peer, &format_args!("refused: {limit} clients are connected, which is the limit"));
+                    .warn(&who, &format_args!("refused: {limit} clients are connected, which is the limit"));
                 return;
             }
             register.next = register.next.wrapping_add(1);
@@ -359,7 +358,7 @@ impl Shared {
         };
         let seat = Seat { shared: Arc::clone(self), id };
         let spawned = std::thread::Builder::new().name(format!("nbd-{id}")).spawn(move || {
-            serve::serve(&seat, &socket, &peer);
+            serve::serve(&seat, &socket, &who);
             drop(socket);
             drop(seat);
         });

@@ -6,7 +6,6 @@ use std::time::{Duration, Instant};
 
 use super::connection::Connection;
 use super::handshake::{Chosen, Denial, Encryption, Handshake, Step};
-use super::listener::Peer;
 use super::{Seat, Shared};
 use crate::limits::Limits;
 use crate::socket::Socket;
@@ -30,10 +29,10 @@ impl End {
     }
 }
 
-pub(super) fn serve(seat: &Seat, socket: &Socket, peer: &Peer) {
+pub(super) fn serve(seat: &Seat, socket: &Socket, who: &str) {
     let shared = &*seat.shared;
-    tracing::debug!("NBD: {peer} connected");
-    let end = match shake_hands(shared, socket, peer) {
+    tracing::debug!("NBD: {who} connected");
+    let end = match shake_hands(shared, socket, who) {
         _ if seat.is_evicted() => {
             let limit = shared.limits.half_open;
             End::Fault(format!("{limit} others were in their handshake, and its was the oldest"))
@@ -41,13 +40,13 @@ pub(super) fn serve(seat: &Seat, socket: &Socket, peer: &Peer) {
         Ok(_) if !seat.open() => End::Orderly("it was cut in its handshake"),
         Ok(chosen) => {
             tracing::debug!(
-                "NBD: {peer} opened the export '{}', replies: {:?}, base:allocation: {}",
+                "NBD: {who} opened the export '{}', replies: {:?}, base:allocation: {}",
                 chosen.name.escape_debug(),
                 chosen.form,
                 chosen.base_allocation
             );
             let stall = Duration::from_millis(shared.limits.send_stall_ms);
-            match socket.limit_stall(stall).and_then(|()| Connection::new(shared, socket, peer, chosen)) {
+            match socket.limit_stall(stall).and_then(|()| Connection::new(shared, socket, who, chosen)) {
                 Ok(mut connection) => {
                     let end = connection.run();
                     socket.say_goodbye();
@@ -59,14 +58,14 @@ pub(super) fn serve(seat: &Seat, socket: &Socket, peer: &Peer) {
         Err(end) => end,
     };
     match end {
-        End::Orderly(why) => tracing::debug!("NBD: {peer} disconnected: {why}"),
+        End::Orderly(why) => tracing::debug!("NBD: {who} disconnected: {why}"),
         End::Fault(why) => {
-            shared.faults.warn(peer, &format_args!("the connection was closed: {why}"));
+            shared.faults.warn(&who, &format_args!("the connection was closed: {why}"));
         }
     }
 }
 
-fn shake_hands(shared: &Shared, socket: &Socket, peer: &Peer) -> Result<Chosen, End> {
+fn shake_hands(shared: &Shared, socket: &Socket, who: &str) -> Result<Chosen, End> {
     let limits = &shared.limits;
     let patience = Duration::from_millis(limits.handshake_timeout_ms);
     let Some(deadline) = Instant::now().checked_add(patience) else {
@@ -119,7 +118,7 @@ fn shake_hands(shared: &Shared, socket: &Socket, peer: &Peer) -> Result<Chosen, 
         }
         let step = handshake.option(number, &data, &mut out);
         if let Some(denial) = handshake.take_denial() {
-            is_told |= tell(shared, peer, &denial, is_told);
+            is_told |= tell(shared, who, &denial, is_told);
         }
         let sent = socket.send_before(&out, deadline);
         match step {
@@ -141,12 +140,12 @@ fn shake_hands(shared: &Shared, socket: &Socket, peer: &Peer) -> Result<Chosen, 
 }
 
 /// Logs that a client did not get something. Whether it was a warning.
-fn tell(shared: &Shared, peer: &Peer, denial: &Denial, is_told: bool) -> bool {
+fn tell(shared: &Shared, who: &str, denial: &Denial, is_told: bool) -> bool {
     if denial.is_forbidden && !is_told {
-        shared.faults.warn(peer, &denial.what);
+        shared.faults.warn(&who, &denial.what);
         return true;
     }
-    tracing::debug!("NBD: {peer}: {}", denial.what);
+    tracing::debug!("NBD: {who}: {}", denial.what);
     false
 }
 

@@ -142,11 +142,6 @@ impl Socket {
             secure.close(&self.plain);
         }
     }
-
-    /// The process at the other end of a unix socket.
-    pub(crate) fn peer_process(&self) -> Option<i32> {
-        rustix::net::sockopt::socket_peercred(&self.plain.0).ok().map(|c| c.pid.as_raw_nonzero().get())
-    }
 }
 
 impl Plain {

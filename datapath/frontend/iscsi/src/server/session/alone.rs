@@ -58,7 +58,7 @@ pub(crate) fn with_session(
     let limits = limits.sane();
     let (ours, peer) = UnixStream::pair()?;
     peer.set_nonblocking(true)?;
-    let socket = Socket::of(ours.into());
+    let socket = Socket::new(ours.into());
     // Replies that do not fit are a fault; none of what this sends waits.
     socket.limit_waits(Duration::from_millis(1), Duration::from_secs(5))?;
     let shared = Arc::new(Shared {
