@@ -15,6 +15,7 @@
 //!   VhostDisk             a vhost-user-blk disk as a Device, through a guest's driver (feature `vhost`)
 //!   FileDevice            a file or a block device of the kernel as a Device (feature `file`)
 //!   run                   runs a program that must succeed, and says what to install where it is missing
+//!   send_to_slow_reader   to a peer that takes what it is sent, but slowly
 //!   wait_until            waits for what others do, and fails with what was waited for
 //! ```
 //!
@@ -48,7 +49,7 @@ pub mod random;
 pub mod reference;
 #[cfg(feature = "s3")]
 pub mod s3;
-
+pub mod slow_reader;
 #[cfg(feature = "vhost")]
 pub mod vhost;
 pub mod wait;
@@ -62,6 +63,7 @@ pub use http_relay::{Fault, HttpRelay};
 pub use program::{output, run, succeed};
 pub use random::Rng;
 pub use reference::{Counts, ReferenceDisk, ReferenceOptions, Waits};
+pub use slow_reader::send_to_slow_reader;
 #[cfg(feature = "vhost")]
 pub use vhost::VhostDisk;
 pub use wait::wait_until;

@@ -1,4 +1,4 @@
-//! What servers of several front-ends have in common: where they listen.
+//! What servers of several front-ends have in common: where they listen, and how connections receive and send.
 //!
 //! # Guarantees
 //! - The file of a unix socket goes with its [`Listener`]; one that a dead process has left is replaced, and nothing else is.
@@ -31,5 +31,9 @@
 
 pub mod host_port;
 pub mod listener;
+pub mod socket;
+pub mod stall;
 
 pub use listener::{BindError, Listener, Peer, UNIX_PATH_BYTES};
+pub use socket::{Received, Socket};
+pub use stall::Stall;

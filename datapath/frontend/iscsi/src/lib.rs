@@ -56,7 +56,6 @@ pub mod limits;
 pub mod login;
 pub mod name;
 pub mod server;
-mod socket;
 pub mod targets;
 pub mod wire;
 

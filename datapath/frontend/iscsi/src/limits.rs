@@ -48,7 +48,8 @@ pub struct Limits {
     /// Silence after which a session is asked whether it is there (NOP-In), and time to answer, in milliseconds. An initiator
     /// that never answered one is only asked: some boot firmware cannot.
     pub keepalive_ms: u64,
-    /// How long a send may make no progress, in milliseconds. Then the connection is cut. Also how long data that was asked for may not
+    /// How long an initiator may take nothing of what is sent, in milliseconds. The connection is cut then, or up to two such times later;
+    /// never while it takes something, however little. Also how long data that was asked for may not
     /// come, where others wait for the memory that was set aside for it.
     pub send_stall_ms: u64,
     /// How long [`crate::Server::stop`] waits for initiators to log out when asked to, in milliseconds.

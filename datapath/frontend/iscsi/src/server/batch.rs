@@ -1,6 +1,8 @@
 //! Replies that are collected and sent with one system call.
 
-use crate::socket::Socket;
+use std::io::IoSlice;
+
+use headwater_connections::Socket;
 
 /// Data of at most this length is put into the batch; longer data is sent from where it is.
 pub(super) const INLINE_BYTES: usize = 64 << 10;
@@ -53,7 +55,10 @@ impl Batch {
     /// Sends all, followed by `more`.
     pub(super) fn send(&mut self, socket: &Socket, more: &[u8]) -> std::io::Result<()> {
         let bytes = self.bytes.get(..self.used).unwrap_or_default();
-        let sent = socket.send_all(bytes, more);
+        let mut parts = [IoSlice::new(bytes), IoSlice::new(more)];
+        // One part is sent with a cheaper call.
+        let count = if more.is_empty() { 1 } else { 2 };
+        let sent = socket.send(parts.get_mut(..count).unwrap_or_default(), None);
         self.used = 0;
         sent
     }

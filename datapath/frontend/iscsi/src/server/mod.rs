@@ -27,14 +27,13 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use headwater_block::{Budget, FaultLog};
-use headwater_connections::{BindError, Listener, Peer, host_port};
+use headwater_connections::{BindError, Listener, Peer, Socket, host_port};
 use parking_lot::Mutex;
 use rustix::event::{EventfdFlags, PollFd, PollFlags};
 
 use crate::Limits;
 use crate::address::Address;
 use crate::name::IscsiName;
-use crate::socket::Socket;
 use crate::targets::Targets;
 use registry::{Registry, Seat};
 

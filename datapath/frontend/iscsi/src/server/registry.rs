@@ -10,11 +10,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
+use headwater_connections::Socket;
 use parking_lot::{Condvar, Mutex};
 
 use super::Shared;
 use crate::name::IscsiName;
-use crate::socket::Socket;
 
 /// What makes two logins the same session.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]

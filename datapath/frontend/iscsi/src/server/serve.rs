@@ -1,18 +1,17 @@
 //! One connection from its first byte to its last: login with a deadline, then the session.
 
 use std::fmt::Display;
-use std::io::ErrorKind;
+use std::io::{ErrorKind, IoSlice};
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use headwater_connections::Peer;
+use headwater_connections::{Peer, Socket};
 
 use super::TICK_MS_MAX;
 use super::registry::{NoPlace, Place, Seat, SessionKey, Wanted};
 use super::session::Session;
 use crate::login::chap::CHALLENGE_BYTES;
 use crate::login::{Established, Login, Step, status};
-use crate::socket::Socket;
 use crate::wire::header::{
     BHS_BYTES, Bhs, Opcode, ahs_bytes, padded, padding, segment_bytes, set_segment_bytes,
 };
@@ -43,8 +42,8 @@ pub(super) fn serve(seat: &Seat, socket: &Socket, peer: &Peer) {
     };
     let limits = &shared.limits;
     let tick = Duration::from_millis((limits.keepalive_ms / 4).clamp(1, TICK_MS_MAX));
-    let waits = socket.limit_waits(tick, Duration::from_millis(limits.send_stall_ms.max(1)));
-    if let Err(error) = waits {
+    let stall = Duration::from_millis(limits.send_stall_ms.max(1));
+    if let Err(error) = socket.limit_wait(tick).and_then(|()| socket.limit_stall(stall)) {
         return tell(&at, End::Fault(format!("its socket cannot be set up: {error}")));
     }
     let (established, place) = match log_in(seat, socket) {
@@ -75,9 +74,14 @@ pub(super) fn serve(seat: &Seat, socket: &Socket, peer: &Peer) {
     tell(&who, end);
 }
 
-/// Sends what is left to send has been sent before; this lets the peer read it.
+/// Says that nothing more is sent, and waits a moment for the initiator to close: closing with bytes unread would reset the
+/// connection, and it might lose what was sent last.
 pub(super) fn say_farewell(socket: &Socket) {
-    socket.finish(FAREWELL);
+    socket.stop_sending();
+    let Some(deadline) = Instant::now().checked_add(FAREWELL) else { return };
+    let mut rest = [0; 4096];
+    // What still comes is of no interest, and one that sends on and on is left after the deadline.
+    while Instant::now() < deadline && matches!(socket.receive_exact(&mut rest, deadline), Ok(true)) {}
 }
 
 fn log_in(seat: &Seat, socket: &Socket) -> Result<(Box<Established>, Place), End> {
@@ -213,6 +217,6 @@ fn send(socket: &Socket, response: &LoginResponse, text: &[u8]) -> Result<(), En
     let mut data = text.to_vec();
     data.resize(text.len().saturating_add(padding(text.len())), 0);
     socket
-        .send_all(&header, &data)
+        .send(&mut [IoSlice::new(&header), IoSlice::new(&data)], None)
         .map_err(|error| End::Fault(format!("sending a login response failed: {error}")))
 }

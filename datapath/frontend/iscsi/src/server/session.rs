@@ -13,6 +13,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use headwater_block::{Inbox, Polling, Share};
+use headwater_connections::{Received, Socket};
 use headwater_scsi::{Initiator, Nexus};
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::io::Errno;
@@ -31,7 +32,6 @@ use crate::limits::Limits;
 use crate::login::keys::Parameters;
 use crate::login::{Established, PORTAL_GROUP};
 use crate::name::IscsiName;
-use crate::socket::{Received, Socket};
 use crate::wire::RESERVED_TAG;
 use crate::wire::header::{Bhs, Opcode, ahs_bytes, get_u32, is_immediate, opcode_number, task_tag};
 use crate::wire::request::{LogoutRequest, NopOut, SnackRequest, TextRequest};

@@ -5,6 +5,7 @@
 //! all targets for each of a thousand `SendTargets` would be no small thing to keep.
 
 use std::collections::HashSet;
+use std::net::SocketAddr;
 
 use headwater_connections::host_port;
 
@@ -100,7 +101,10 @@ impl Session<'_> {
                 return;
             }
         };
-        let address = self.socket.local().map(|local| {
+        // Where the initiator connected to.
+        let local =
+            rustix::net::getsockname(self.socket).ok().and_then(|local| SocketAddr::try_from(local).ok());
+        let address = local.map(|local| {
             format!(
                 "{},{PORTAL_GROUP}",
                 host_port::join(&local.ip().to_canonical().to_string(), local.port())

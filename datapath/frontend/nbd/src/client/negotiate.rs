@@ -391,7 +391,7 @@ impl Session<'_> {
         if into.is_empty() {
             return Ok(());
         }
-        match self.socket.receive_exact(into, Some(self.deadline)) {
+        match self.socket.receive_exact(into, self.deadline) {
             Ok(true) => Ok(()),
             Ok(false) => Err(self.broken(std::io::Error::new(
                 std::io::ErrorKind::UnexpectedEof,

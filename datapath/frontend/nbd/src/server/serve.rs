@@ -78,7 +78,7 @@ fn shake_hands(shared: &Shared, socket: &Socket, who: &str) -> Result<Chosen, En
         ErrorKind::UnexpectedEof => End::Fault("it hung up in the middle of its handshake".into()),
         _ => End::Fault(format!("in the handshake: {error}")),
     };
-    let receive = |into: &mut [u8]| match socket.receive_exact(into, Some(deadline)) {
+    let receive = |into: &mut [u8]| match socket.receive_exact(into, deadline) {
         Ok(true) => Ok(()),
         Ok(false) if shared.stopping.load(Ordering::SeqCst) => Err(End::Orderly("the server stops")),
         Ok(false) => Err(End::Orderly("it hung up in the handshake")),

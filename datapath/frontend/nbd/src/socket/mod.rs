@@ -1,9 +1,7 @@
-//! A connected socket: receiving and sending with and without waiting, by system calls that raise no SIGPIPE (but see [`splice`]);
-//! encrypted from the moment on that both ends agree to.
+//! A connected socket that sends memory from where it is, see [`splice`], and is encrypted from the moment on that both ends agree to.
 
 mod secure;
 mod splice;
-mod stall;
 
 use std::io::IoSlice;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -11,16 +9,11 @@ use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
 use headwater_block::Lent;
-use rustix::event::{PollFd, PollFlags, Timespec};
-use rustix::io::Errno;
-use rustix::net::{RecvFlags, SendAncillaryBuffer, SendFlags, Shutdown};
+pub(crate) use headwater_connections::Received;
+use headwater_connections::Socket as Plain;
 
 use secure::Secure;
 pub(crate) use splice::PagePipe;
-use stall::Stall;
-
-/// Parts of one system call: what every kernel takes (`UIO_MAXIOV`).
-const SEND_PARTS: usize = 1024;
 
 /// A connected stream socket, unix or TCP.
 pub(crate) struct Socket {
@@ -29,37 +22,21 @@ pub(crate) struct Socket {
     secure: OnceLock<Box<Secure>>,
 }
 
-/// The socket itself.
-struct Plain(OwnedFd);
-
-/// What a receive without waiting found.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Received {
-    /// This many bytes; never 0.
-    Bytes(usize),
-    /// Nothing yet.
-    Nothing,
-    /// The peer sends no more.
-    End,
-}
-
 impl Socket {
     pub(crate) fn new(fd: OwnedFd) -> Self {
-        Self { plain: Plain(fd), secure: OnceLock::new() }
+        Self { plain: Plain::new(fd), secure: OnceLock::new() }
     }
 
     /// Bounds how long one receive that waits does so; it says [`Received::Nothing`] then.
     pub(crate) fn limit_wait(&self, limit: Duration) -> std::io::Result<()> {
-        let which = rustix::net::sockopt::Timeout::Recv;
-        Ok(rustix::net::sockopt::set_socket_timeout(self, which, Some(limit))?)
+        self.plain.limit_wait(limit)
     }
 
-    /// Bounds how long the peer of a send without a deadline may take nothing; it fails with `TimedOut` then, or up to two such times
-    /// later.
+    /// The same, and how long the peer of a send without a deadline may take nothing; it fails with `TimedOut` then, or up to two such
+    /// times later.
     pub(crate) fn limit_stall(&self, limit: Duration) -> std::io::Result<()> {
-        use rustix::net::sockopt::{Timeout, set_socket_timeout};
-        set_socket_timeout(self, Timeout::Recv, Some(limit))?;
-        Ok(set_socket_timeout(self, Timeout::Send, Some(limit))?)
+        self.plain.limit_wait(limit)?;
+        self.plain.limit_stall(limit)
     }
 
     /// Encrypts all that follows, after a handshake before `deadline`. Once only.
@@ -82,19 +59,8 @@ impl Socket {
     }
 
     /// Receives exactly `into.len()` bytes before `deadline`. `Ok(false)`: the peer closed before the first byte.
-    pub(crate) fn receive_exact(&self, into: &mut [u8], deadline: Option<Instant>) -> std::io::Result<bool> {
-        let mut have = 0_usize;
-        while let Some(rest) = into.get_mut(have..)
-            && !rest.is_empty()
-        {
-            match self.receive(rest, deadline.is_none())? {
-                Received::Bytes(count) => have = have.saturating_add(count),
-                Received::End if have == 0 => return Ok(false),
-                Received::End => return Err(std::io::ErrorKind::UnexpectedEof.into()),
-                Received::Nothing => self.plain.wait_until(PollFlags::IN, deadline)?,
-            }
-        }
-        Ok(true)
+    pub(crate) fn receive_exact(&self, into: &mut [u8], deadline: Instant) -> std::io::Result<bool> {
+        self.plain.receive_exact_by(into, deadline, |into| self.receive(into, false))
     }
 
     /// Sends all parts whole, waiting for the peer up to the limit that was set, else as long as it takes. Empties `parts`, which are those of one message.
@@ -109,7 +75,7 @@ impl Socket {
 
     fn send_parts(&self, parts: &mut [IoSlice<'_>], deadline: Option<Instant>) -> std::io::Result<()> {
         match self.secure.get() {
-            None => self.plain.send_parts(parts, deadline),
+            None => self.plain.send(parts, deadline),
             Some(secure) => secure.send(&self.plain, parts, deadline),
         }
     }
@@ -119,8 +85,8 @@ impl Socket {
         // What is encrypted is copied anyway.
         let ends = if self.secure.get().is_none() { pipe.ends() } else { None };
         if let Some(ends) = ends {
-            self.plain.send(&mut [IoSlice::new(first)], SendFlags::NOSIGNAL | SendFlags::MORE, None)?;
-            return self.plain.send_pages(ends, lent);
+            self.plain.send_first(&mut [IoSlice::new(first)])?;
+            return splice::send_pages(&self.plain, ends, lent);
         }
         let parts = std::iter::once(first).chain(lent.iter().map(|part| &**part));
         self.send_parts(&mut parts.map(IoSlice::new).collect::<Vec<IoSlice<'_>>>(), None)
@@ -128,12 +94,12 @@ impl Socket {
 
     /// Ends receiving: what has arrived can still be read, and replies can be sent.
     pub(crate) fn stop_receiving(&self) {
-        let _ = rustix::net::shutdown(&self.plain.0, Shutdown::Read);
+        self.plain.stop_receiving();
     }
 
     /// Ends both directions; wakes whoever waits in a system call on it.
     pub(crate) fn cut(&self) {
-        let _ = rustix::net::shutdown(&self.plain.0, Shutdown::Both);
+        self.plain.cut();
     }
 
     /// Tells the other end of an encrypted connection that nothing follows, if it can be told at once.
@@ -144,81 +110,8 @@ impl Socket {
     }
 }
 
-impl Plain {
-    fn receive(&self, into: &mut [u8], wait: bool) -> std::io::Result<Received> {
-        let flags = if wait { RecvFlags::empty() } else { RecvFlags::DONTWAIT };
-        loop {
-            return match rustix::net::recv(&self.0, &mut *into, flags) {
-                Ok((_, 0)) => Ok(Received::End),
-                Ok((_, count)) => Ok(Received::Bytes(count.min(into.len()))),
-                Err(Errno::INTR) => continue,
-                Err(Errno::AGAIN) => Ok(Received::Nothing),
-                Err(errno) => Err(errno.into()),
-            };
-        }
-    }
-
-    fn send_parts(&self, parts: &mut [IoSlice<'_>], deadline: Option<Instant>) -> std::io::Result<()> {
-        let wait = if deadline.is_some() { SendFlags::DONTWAIT } else { SendFlags::empty() };
-        self.send(parts, SendFlags::NOSIGNAL | wait, deadline)
-    }
-
-    fn send(
-        &self,
-        mut parts: &mut [IoSlice<'_>],
-        flags: SendFlags,
-        deadline: Option<Instant>,
-    ) -> std::io::Result<()> {
-        let mut stall = Stall::default();
-        // Empty ones in front go too.
-        IoSlice::advance_slices(&mut parts, 0);
-        while let Some(first) = parts.first() {
-            let sent = if parts.len() == 1 {
-                rustix::net::send(&self.0, first, flags)
-            } else {
-                let most = parts.len().min(SEND_PARTS);
-                let now = parts.get(..most).unwrap_or_default();
-                rustix::net::sendmsg(&self.0, now, &mut SendAncillaryBuffer::default(), flags)
-            };
-            match sent {
-                Ok(sent) => {
-                    IoSlice::advance_slices(&mut parts, sent);
-                    if !parts.is_empty() && deadline.is_none() {
-                        stall.took_some(&self.0);
-                    }
-                }
-                Err(Errno::INTR) => {}
-                // Without a deadline it has waited already.
-                Err(Errno::AGAIN) if deadline.is_none() => stall.waited(&self.0)?,
-                Err(Errno::AGAIN) => self.wait_until(PollFlags::OUT, deadline)?,
-                Err(errno) => return Err(errno.into()),
-            }
-        }
-        Ok(())
-    }
-
-    fn wait_until(&self, flags: PollFlags, deadline: Option<Instant>) -> std::io::Result<()> {
-        let timeout = match deadline {
-            None => None,
-            Some(deadline) => {
-                let left = deadline.saturating_duration_since(Instant::now());
-                if left.is_zero() {
-                    return Err(std::io::ErrorKind::TimedOut.into());
-                }
-                Timespec::try_from(left).ok()
-            }
-        };
-        let mut fds = [PollFd::new(&self.0, flags)];
-        match rustix::event::poll(&mut fds, timeout.as_ref()) {
-            // The caller tries again and finds out.
-            Ok(_) | Err(Errno::INTR) => Ok(()),
-            Err(errno) => Err(errno.into()),
-        }
-    }
-}
-
 impl AsFd for Socket {
     fn as_fd(&self) -> BorrowedFd<'_> {
-        self.plain.0.as_fd()
+        self.plain.as_fd()
     }
 }

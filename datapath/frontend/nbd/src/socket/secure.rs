@@ -70,7 +70,7 @@ impl Secure {
             match arrived.receive(plain, false)? {
                 Received::Bytes(_) => {}
                 Received::Nothing => {
-                    plain.wait_until(PollFlags::IN, Some(deadline))?;
+                    plain.wait_until(PollFlags::IN, deadline)?;
                     continue;
                 }
                 Received::End => return Err(ErrorKind::UnexpectedEof.into()),
@@ -157,7 +157,7 @@ impl Secure {
                 connection.write_tls(sealed)?;
             }
         }
-        plain.send_parts(&mut [IoSlice::new(sealed)], deadline)
+        plain.send(&mut [IoSlice::new(sealed)], deadline)
     }
 
     /// Says goodbye, so that the peer can tell the end from a cut.

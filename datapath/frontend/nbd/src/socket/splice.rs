@@ -7,7 +7,7 @@ use headwater_block::{Lent, Pages};
 use rustix::io::Errno;
 use rustix::pipe::{IoSliceRaw, PipeFlags, SpliceFlags};
 
-use super::{Plain, Stall};
+use headwater_connections::{Socket as Plain, Stall};
 
 /// What a pipe is asked to hold: the most that an unprivileged process may ask for (`/proc/sys/fs/pipe-max-size`).
 const PIPE_BYTES: usize = 1 << 20;
@@ -80,47 +80,45 @@ impl Ends {
     }
 }
 
-impl Plain {
-    /// Sends all of `lent`, waiting for the peer as [`super::Socket::send_all`] does. After an error the pipe may hold a rest, and the
-    /// connection is at its end.
-    ///
-    /// `splice` has no flag against SIGPIPE; programs in Rust ignore that signal from their start.
-    pub(super) fn send_pages(&self, pipe: &Ends, mut lent: &[Lent]) -> std::io::Result<()> {
-        // How much of the first part is on its way already.
-        let mut begun = 0_usize;
-        while !lent.is_empty() {
-            let filled = fill(pipe, lent, begun)?;
-            begun = begun.saturating_add(filled);
-            while let Some((first, rest)) = lent.split_first()
-                && begun >= first.len()
-            {
-                begun = begun.saturating_sub(first.len());
-                lent = rest;
-            }
-            self.drain(pipe, filled, !lent.is_empty())?;
+/// Sends all of `lent`, waiting for the peer as [`super::Socket::send_all`] does. After an error the pipe may hold a rest, and the
+/// connection is at its end.
+///
+/// `splice` has no flag against SIGPIPE; programs in Rust ignore that signal from their start.
+pub(super) fn send_pages(plain: &Plain, pipe: &Ends, mut lent: &[Lent]) -> std::io::Result<()> {
+    // How much of the first part is on its way already.
+    let mut begun = 0_usize;
+    while !lent.is_empty() {
+        let filled = fill(pipe, lent, begun)?;
+        begun = begun.saturating_add(filled);
+        while let Some((first, rest)) = lent.split_first()
+            && begun >= first.len()
+        {
+            begun = begun.saturating_sub(first.len());
+            lent = rest;
         }
-        Ok(())
+        drain(plain, pipe, filled, !lent.is_empty())?;
     }
+    Ok(())
+}
 
-    /// Moves `left` bytes from the pipe to the socket; `more` follow.
-    fn drain(&self, pipe: &Ends, mut left: usize, more: bool) -> std::io::Result<()> {
-        let flags = if more { SpliceFlags::MORE } else { SpliceFlags::empty() };
-        let mut stall = Stall::default();
-        while left > 0 {
-            match rustix::pipe::splice(&pipe.read, None, &self.0, None, left, flags) {
-                Ok(0) => return Err(std::io::ErrorKind::WriteZero.into()),
-                Ok(moved) => {
-                    left = left.saturating_sub(moved);
-                    stall.took();
-                }
-                Err(Errno::INTR) => {}
-                // The pipe is full: the socket's limit has passed.
-                Err(Errno::AGAIN) => stall.waited(&self.0)?,
-                Err(errno) => return Err(errno.into()),
+/// Moves `left` bytes from the pipe to the socket; `more` follow.
+fn drain(plain: &Plain, pipe: &Ends, mut left: usize, more: bool) -> std::io::Result<()> {
+    let flags = if more { SpliceFlags::MORE } else { SpliceFlags::empty() };
+    let mut stall = Stall::default();
+    while left > 0 {
+        match rustix::pipe::splice(&pipe.read, None, plain, None, left, flags) {
+            Ok(0) => return Err(std::io::ErrorKind::WriteZero.into()),
+            Ok(moved) => {
+                left = left.saturating_sub(moved);
+                stall.took();
             }
+            Err(Errno::INTR) => {}
+            // The pipe is full: the socket's limit has passed.
+            Err(Errno::AGAIN) => stall.waited(plain)?,
+            Err(errno) => return Err(errno.into()),
         }
-        Ok(())
     }
+    Ok(())
 }
 
 /// Puts as much into the empty pipe as fits, beginning `begun` bytes into the first part.
@@ -139,5 +137,27 @@ fn fill(pipe: &Ends, lent: &[Lent], begun: usize) -> std::io::Result<usize> {
             Err(Errno::INTR) => {}
             Err(errno) => return Err(errno.into()),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use headwater_testkit::send_to_slow_reader;
+    use headwater_testkit::slow_reader::PIECE_BYTES;
+    use rustix::net::sockopt;
+
+    use super::super::Socket;
+    use super::*;
+
+    #[test]
+    fn a_slow_reader_of_what_is_lent_is_waited_for() {
+        send_to_slow_reader(|socket| {
+            let size = sockopt::socket_send_buffer_size(&socket)?;
+            sockopt::set_socket_send_buffer_size(&socket, size / 4)?;
+            let mut pipe = PagePipe::default();
+            let lent = Lent::new(Pages::new(PIECE_BYTES)?.share(), 0, PIECE_BYTES).unwrap();
+            assert!(pipe.ends().is_some());
+            Socket::new(socket.into()).send_lent(&[], &[lent], &mut pipe)
+        });
     }
 }

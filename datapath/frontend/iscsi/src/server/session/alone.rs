@@ -8,6 +8,7 @@ use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 use headwater_block::{Budget, FaultLog};
+use headwater_connections::{Received, Socket};
 use rustix::event::EventfdFlags;
 
 use super::super::Shared;
@@ -16,7 +17,6 @@ use super::super::serve::End;
 use super::{Session, Stage};
 use crate::limits::Limits;
 use crate::login::Established;
-use crate::socket::{Received, Socket};
 use crate::targets::Targets;
 
 /// A session in the full feature phase, and the initiator's end of its connection.
@@ -60,7 +60,8 @@ pub(crate) fn with_session(
     peer.set_nonblocking(true)?;
     let socket = Socket::new(ours.into());
     // Replies that do not fit are a fault; none of what this sends waits.
-    socket.limit_waits(Duration::from_millis(1), Duration::from_secs(5))?;
+    socket.limit_wait(Duration::from_millis(1))?;
+    socket.limit_stall(Duration::from_secs(5))?;
     let shared = Arc::new(Shared {
         faults: FaultLog::new("iSCSI", limits.warnings_per_10_s),
         budget: Budget::new(limits.shared_bytes),
