@@ -165,6 +165,12 @@ impl Socket {
     }
 }
 
+impl AsRef<Self> for Socket {
+    fn as_ref(&self) -> &Self {
+        self
+    }
+}
+
 impl AsFd for Socket {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.0.as_fd()

@@ -18,7 +18,6 @@
 //! being served and costs what these allow, until [`Limits::send_stall_ms`] has passed.
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use headwater_block::{
@@ -28,7 +27,6 @@ use headwater_block::{
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::io::Errno;
 
-use super::Shared;
 use super::batch::{Batch, INLINE_BYTES};
 use super::commands::Refusal;
 use super::handshake::Chosen;
@@ -37,6 +35,7 @@ use super::inbound::Inbound;
 use super::pool::Pool;
 use super::serve::End;
 use super::ticket::Ticket;
+use super::{Seat, Shared};
 use crate::error::NbdError;
 use crate::limits::Limits;
 use crate::socket::{PagePipe, Received, Socket};
@@ -45,6 +44,7 @@ use crate::wire::transmission::{EXTENDED_REQUEST_BYTES, REQUEST_BYTES, RequestHe
 
 pub(super) struct Connection<'a> {
     pub(super) shared: &'a Shared,
+    seat: &'a Seat,
     pub(super) socket: &'a Socket,
     pub(super) who: &'a str,
     pub(super) limits: &'a Limits,
@@ -112,6 +112,7 @@ pub(super) enum Progress {
 impl<'a> Connection<'a> {
     pub(super) fn new(
         shared: &'a Shared,
+        seat: &'a Seat,
         socket: &'a Socket,
         who: &'a str,
         chosen: Chosen,
@@ -124,6 +125,7 @@ impl<'a> Connection<'a> {
         };
         Ok(Self {
             shared,
+            seat,
             socket,
             who,
             limits: &shared.limits,
@@ -264,7 +266,7 @@ impl<'a> Connection<'a> {
     }
 
     fn hung_up(&mut self) -> Result<(), End> {
-        if self.shared.stopping.load(Ordering::SeqCst) {
+        if self.seat.is_stopping() {
             self.stage = Stage::Closing("the server stops");
             return Ok(());
         }

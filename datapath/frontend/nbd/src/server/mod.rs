@@ -1,4 +1,4 @@
-//! The server: listening, accepting, the register of connections, and stopping.
+//! The server: what it offers, and what becomes of a connection. Listening, letting in and stopping are `headwater-connections`.
 //!
 //! - `handshake`: options, until an export is chosen.
 //! - `named`: several exports by name.
@@ -17,17 +17,12 @@ mod pool;
 mod serve;
 mod ticket;
 
-use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::thread::JoinHandle;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use headwater_block::{Budget, Device, FaultLog, Geometry};
-use headwater_connections::{BindError, Listener, Peer, host_port};
-use parking_lot::{Condvar, Mutex};
-use rustix::event::{EventfdFlags, PollFd, PollFlags};
+use headwater_connections::{Acceptor, BindError, FrontEnd, Listener, Peer, host_port};
 
 use crate::socket::Socket;
 use crate::tls::{ClientIdentity, ServerTls};
@@ -148,13 +143,9 @@ impl From<Limits> for Options {
 /// A running server. Dropping it stops it.
 pub struct Server {
     shared: Arc<Shared>,
-    uri: UriBase,
-    acceptor: Mutex<Option<JoinHandle<()>>>,
-}
-
-enum UriBase {
-    Unix(std::path::PathBuf),
-    Tcp { host: String, port: u16 },
+    /// With the port that it got.
+    address: Address,
+    acceptor: Acceptor<Shared>,
 }
 
 struct Shared {
@@ -163,30 +154,6 @@ struct Shared {
     tls: Option<ServerTls>,
     faults: FaultLog,
     budget: Arc<Budget>,
-    register: Mutex<Register>,
-    emptied: Condvar,
-    stopping: AtomicBool,
-    stop_event: OwnedFd,
-}
-
-#[derive(Default)]
-struct Register {
-    next: u64,
-    /// By age.
-    connections: BTreeMap<u64, Registered>,
-}
-
-struct Registered {
-    socket: Arc<Socket>,
-    stage: Stage,
-}
-
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Stage {
-    Handshake,
-    /// Cut in its handshake, to make room for another client.
-    Evicted,
-    Open,
 }
 
 impl Server {
@@ -197,39 +164,29 @@ impl Server {
         options: impl Into<Options>,
     ) -> Result<Self, BindError> {
         let Options { limits, tls } = options.into();
-        let (listener, uri) = match address {
+        let (listener, address) = match address {
             Address::Unix(path) => {
                 let listener = Listener::unix(&path)?;
-                (listener, UriBase::Unix(std::path::absolute(&path).unwrap_or(path)))
+                (listener, Address::Unix(std::path::absolute(&path).unwrap_or(path)))
             }
             Address::Tcp { host, port } => {
                 let (listener, port) = Listener::tcp(&host, port)?;
-                (listener, UriBase::Tcp { host, port })
+                (listener, Address::Tcp { host, port })
             }
         };
-        let failed = listener.failed();
-        let stop_event = rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
-            .map_err(|errno| failed(errno.into()))?;
         let limits = limits.sane();
+        let seats =
+            headwater_connections::Limits { connections: limits.connections, half_open: limits.half_open };
+        let stop_timeout = Duration::from_millis(limits.stop_timeout_ms);
         let shared = Arc::new(Shared {
-            faults: FaultLog::shared("NBD", limits.warnings_per_10_s),
+            faults: FaultLog::shared(Shared::PROTOCOL, limits.warnings_per_10_s),
             budget: Budget::new(limits.shared_bytes),
             exports,
             limits,
             tls,
-            register: Mutex::default(),
-            emptied: Condvar::new(),
-            stopping: AtomicBool::new(false),
-            stop_event,
         });
-        let acceptor = std::thread::Builder::new()
-            .name("nbd-accept".into())
-            .spawn({
-                let shared = Arc::clone(&shared);
-                move || shared.accept(&listener)
-            })
-            .map_err(failed)?;
-        Ok(Self { shared, uri, acceptor: Mutex::new(Some(acceptor)) })
+        let acceptor = Acceptor::start(listener, Arc::clone(&shared), seats, stop_timeout)?;
+        Ok(Self { shared, address, acceptor })
     }
 
     /// The URI of the default export, as clients take it.
@@ -241,19 +198,19 @@ impl Server {
     pub fn uri_of(&self, export: &str) -> String {
         let name = crate::client::uri::escape(export.as_bytes(), false);
         let scheme = if self.shared.tls.as_ref().is_some_and(|tls| tls.is_required) { "nbds" } else { "nbd" };
-        match &self.uri {
-            UriBase::Unix(path) => {
+        match &self.address {
+            Address::Unix(path) => {
                 use std::os::unix::ffi::OsStrExt;
                 let path = crate::client::uri::escape(path.as_os_str().as_bytes(), true);
                 format!("{scheme}+unix:///{name}?socket={path}")
             }
-            UriBase::Tcp { host, port } => format!("{scheme}://{}/{name}", host_port::join(host, *port)),
+            Address::Tcp { host, port } => format!("{scheme}://{}/{name}", host_port::join(host, *port)),
         }
     }
 
     /// How many clients are connected now, half-open handshakes included.
     pub fn connections(&self) -> usize {
-        self.shared.register.lock().connections.len()
+        self.acceptor.connections()
     }
 
     /// What requests of all connections have taken of [`Limits::shared_bytes`] now.
@@ -264,154 +221,33 @@ impl Server {
     /// Stops: no new connections or requests; requests in flight are finished and answered, then connections
     /// close and the socket file is removed. Takes at most [`Limits::stop_timeout_ms`] and a second. Harmless when repeated.
     pub fn stop(&self) {
-        let Some(acceptor) = self.acceptor.lock().take() else { return };
-        self.shared.stopping.store(true, Ordering::SeqCst);
-        let _ = rustix::io::write(&self.shared.stop_event, &1_u64.to_ne_bytes());
-        let _ = acceptor.join();
-        for connection in self.shared.register.lock().connections.values() {
-            connection.socket.stop_receiving();
-        }
-        let patience = Duration::from_millis(self.shared.limits.stop_timeout_ms);
-        if !self.shared.wait_until_empty(patience) {
-            let register = self.shared.register.lock();
-            tracing::warn!(
-                connections = register.connections.len(),
-                "NBD clients did not take their replies within {} ms, or the device did not answer; cutting them off",
-                self.shared.limits.stop_timeout_ms
-            );
-            for connection in register.connections.values() {
-                connection.socket.cut();
-            }
-            drop(register);
-            self.shared.wait_until_empty(Duration::from_secs(1));
-        }
+        self.acceptor.stop();
     }
 }
 
-impl Drop for Server {
-    fn drop(&mut self) {
-        self.stop();
+impl FrontEnd for Shared {
+    const PROTOCOL: &'static str = "NBD";
+    const CLIENTS: &'static str = "clients";
+    const THREADS: &'static str = "nbd";
+
+    type Socket = Socket;
+
+    fn socket(fd: OwnedFd) -> Socket {
+        Socket::new(fd)
+    }
+
+    fn client(peer: &Peer) -> String {
+        format!("client {peer}")
+    }
+
+    fn faults(&self) -> &FaultLog {
+        &self.faults
+    }
+
+    fn serve(&self, seat: &Seat, socket: &Arc<Socket>, peer: &Peer) {
+        serve::serve(self, seat, socket, &Self::client(peer));
     }
 }
 
-impl Shared {
-    fn wait_until_empty(&self, patience: Duration) -> bool {
-        let deadline = Instant::now().checked_add(patience);
-        let mut register = self.register.lock();
-        while !register.connections.is_empty() {
-            let timed_out = match deadline {
-                Some(deadline) => self.emptied.wait_until(&mut register, deadline).timed_out(),
-                None => {
-                    self.emptied.wait(&mut register);
-                    false
-                }
-            };
-            if timed_out {
-                return register.connections.is_empty();
-            }
-        }
-        true
-    }
-
-    fn accept(self: &Arc<Self>, listener: &Listener) {
-        loop {
-            let mut fds =
-                [PollFd::new(listener, PollFlags::IN), PollFd::new(&self.stop_event, PollFlags::IN)];
-            let polled = rustix::event::poll(&mut fds, None);
-            if self.stopping.load(Ordering::SeqCst) {
-                return;
-            }
-            let accepted = match polled {
-                Ok(_) => listener.accept(),
-                Err(errno) => Err(errno.into()),
-            };
-            match accepted {
-                Ok(Some((socket, peer))) => self.admit(Socket::new(socket), peer),
-                Ok(None) => {}
-                Err(error) => {
-                    // Out of descriptors or memory: connections that end make room again.
-                    self.faults.warn(&"listener", &format_args!("cannot accept a connection: {error}"));
-                    std::thread::sleep(Duration::from_millis(100));
-                }
-            }
-        }
-    }
-
-    fn admit(self: &Arc<Self>, socket: Socket, peer: Peer) {
-        let socket = Arc::new(socket);
-        let who = format!("client {peer}");
-        let id = {
-            let mut register = self.register.lock();
-            register.make_room(self.limits.half_open);
-            if register.connections.len() >= self.limits.connections {
-                drop(register);
-                let limit = self.limits.connections;
-                self.faults
-                    .warn(&who, &format_args!("refused: {limit} clients are connected, which is the limit"));
-                return;
-            }
-            register.next = register.next.wrapping_add(1);
-            let id = register.next;
-            let registered = Registered { socket: Arc::clone(&socket), stage: Stage::Handshake };
-            register.connections.insert(id, registered);
-            id
-        };
-        let seat = Seat { shared: Arc::clone(self), id };
-        let spawned = std::thread::Builder::new().name(format!("nbd-{id}")).spawn(move || {
-            serve::serve(&seat, &socket, &who);
-            drop(socket);
-            drop(seat);
-        });
-        if let Err(error) = spawned {
-            self.faults.warn(&"listener", &format_args!("cannot start a thread for a connection: {error}"));
-        }
-    }
-}
-
-/// A connection's place in the register; leaves it when dropped, also by a panic.
-struct Seat {
-    shared: Arc<Shared>,
-    id: u64,
-}
-
-impl Seat {
-    /// The handshake is over. `false`: it was cut before.
-    fn open(&self) -> bool {
-        let mut register = self.shared.register.lock();
-        let Some(connection) = register.connections.get_mut(&self.id) else { return false };
-        let is_there = connection.stage == Stage::Handshake;
-        if is_there {
-            connection.stage = Stage::Open;
-        }
-        is_there
-    }
-
-    /// Whether it was cut to make room for another client.
-    fn is_evicted(&self) -> bool {
-        let register = self.shared.register.lock();
-        register.connections.get(&self.id).is_some_and(|connection| connection.stage == Stage::Evicted)
-    }
-}
-
-impl Register {
-    /// Ends the oldest handshake where there are `limit`.
-    fn make_room(&mut self, limit: usize) {
-        let is_half_open = |connection: &&mut Registered| connection.stage == Stage::Handshake;
-        if self.connections.values_mut().filter(is_half_open).count() >= limit
-            && let Some(oldest) = self.connections.values_mut().find(is_half_open)
-        {
-            oldest.stage = Stage::Evicted;
-            oldest.socket.cut();
-        }
-    }
-}
-
-impl Drop for Seat {
-    fn drop(&mut self) {
-        let mut register = self.shared.register.lock();
-        register.connections.remove(&self.id);
-        if register.connections.is_empty() {
-            self.shared.emptied.notify_all();
-        }
-    }
-}
+/// A connection's place in the server.
+type Seat = headwater_connections::Seat<Socket>;

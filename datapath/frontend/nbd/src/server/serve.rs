@@ -1,7 +1,6 @@
 //! One connection from its first byte to its last: handshake with a deadline, then transmission.
 
 use std::io::ErrorKind;
-use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use super::connection::Connection;
@@ -29,10 +28,9 @@ impl End {
     }
 }
 
-pub(super) fn serve(seat: &Seat, socket: &Socket, who: &str) {
-    let shared = &*seat.shared;
+pub(super) fn serve(shared: &Shared, seat: &Seat, socket: &Socket, who: &str) {
     tracing::debug!("NBD: {who} connected");
-    let end = match shake_hands(shared, socket, who) {
+    let end = match shake_hands(shared, seat, socket, who) {
         _ if seat.is_evicted() => {
             let limit = shared.limits.half_open;
             End::Fault(format!("{limit} others were in their handshake, and its was the oldest"))
@@ -46,7 +44,8 @@ pub(super) fn serve(seat: &Seat, socket: &Socket, who: &str) {
                 chosen.base_allocation
             );
             let stall = Duration::from_millis(shared.limits.send_stall_ms);
-            match socket.limit_stall(stall).and_then(|()| Connection::new(shared, socket, who, chosen)) {
+            match socket.limit_stall(stall).and_then(|()| Connection::new(shared, seat, socket, who, chosen))
+            {
                 Ok(mut connection) => {
                     let end = connection.run();
                     socket.say_goodbye();
@@ -65,7 +64,7 @@ pub(super) fn serve(seat: &Seat, socket: &Socket, who: &str) {
     }
 }
 
-fn shake_hands(shared: &Shared, socket: &Socket, who: &str) -> Result<Chosen, End> {
+fn shake_hands(shared: &Shared, seat: &Seat, socket: &Socket, who: &str) -> Result<Chosen, End> {
     let limits = &shared.limits;
     let patience = Duration::from_millis(limits.handshake_timeout_ms);
     let Some(deadline) = Instant::now().checked_add(patience) else {
@@ -80,7 +79,7 @@ fn shake_hands(shared: &Shared, socket: &Socket, who: &str) -> Result<Chosen, En
     };
     let receive = |into: &mut [u8]| match socket.receive_exact(into, deadline) {
         Ok(true) => Ok(()),
-        Ok(false) if shared.stopping.load(Ordering::SeqCst) => Err(End::Orderly("the server stops")),
+        Ok(false) if seat.is_stopping() => Err(End::Orderly("the server stops")),
         Ok(false) => Err(End::Orderly("it hung up in the handshake")),
         Err(error) => Err(failed(error)),
     };

@@ -110,6 +110,12 @@ impl Socket {
     }
 }
 
+impl AsRef<Plain> for Socket {
+    fn as_ref(&self) -> &Plain {
+        &self.plain
+    }
+}
+
 impl AsFd for Socket {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.plain.as_fd()
