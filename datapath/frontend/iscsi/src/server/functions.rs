@@ -151,7 +151,7 @@ impl Session<'_> {
         if pending.ends_sessions
             && let Some(target) = &self.target
         {
-            self.shared.registry.end_sessions_of(target, self.seat.id);
+            self.shared.sessions.end_sessions_of(target, self.seat.id());
             self.flush_batch(&[])?;
             return Err(End::Orderly("it reset the target, which ends all sessions"));
         }

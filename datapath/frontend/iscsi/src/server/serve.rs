@@ -2,14 +2,15 @@
 
 use std::fmt::Display;
 use std::io::{ErrorKind, IoSlice};
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use headwater_connections::{Peer, Socket};
+use headwater_connections::{FrontEnd as _, Peer, Socket};
 
-use super::TICK_MS_MAX;
-use super::registry::{NoPlace, Place, Seat, SessionKey, Wanted};
 use super::session::Session;
+use super::sessions::{NoPlace, Place, SessionKey, Wanted};
+use super::{Seat, Shared, TICK_MS_MAX};
 use crate::login::chap::CHALLENGE_BYTES;
 use crate::login::{Established, Login, Step, status};
 use crate::wire::header::{
@@ -32,9 +33,8 @@ pub(super) enum End {
     Fault(String),
 }
 
-pub(super) fn serve(seat: &Seat, socket: &Socket, peer: &Peer) {
-    let shared = &seat.shared;
-    let at = format!("initiator at {peer}");
+pub(super) fn serve(shared: &Shared, seat: &Seat, socket: &Arc<Socket>, peer: &Peer) {
+    let at = Shared::client(peer);
     tracing::debug!("iSCSI: {at} connected");
     let tell = |who: &dyn Display, end: End| match end {
         End::Orderly(why) => tracing::debug!("iSCSI: {who} disconnected: {why}"),
@@ -46,9 +46,9 @@ pub(super) fn serve(seat: &Seat, socket: &Socket, peer: &Peer) {
     if let Err(error) = socket.limit_wait(tick).and_then(|()| socket.limit_stall(stall)) {
         return tell(&at, End::Fault(format!("its socket cannot be set up: {error}")));
     }
-    let (established, place) = match log_in(seat, socket) {
+    let (established, place) = match log_in(shared, seat, socket) {
         Ok(logged_in) => logged_in,
-        Err(_) if shared.registry.is_evicted(seat.id) => {
+        Err(_) if seat.is_evicted() => {
             let why =
                 format!("more than {} others wanted to log in, and it had not", limits.half_open_logins);
             return tell(&at, End::Fault(why));
@@ -60,7 +60,7 @@ pub(super) fn serve(seat: &Seat, socket: &Socket, peer: &Peer) {
     let proved = established.proved.as_deref().unwrap_or("-").escape_debug();
     tracing::info!(tsih = place.tsih, "iSCSI: {who} logged in to {target}, CHAP name {proved}");
     let is_discovery = established.target.is_none();
-    let end = match Session::new(seat, socket, &who, *established) {
+    let end = match Session::new(shared, seat, socket, &who, *established) {
         Ok(mut session) => session.run(),
         Err(error) => End::Fault(format!("no resources for the session: {error}")),
     };
@@ -84,8 +84,11 @@ pub(super) fn say_farewell(socket: &Socket) {
     while Instant::now() < deadline && matches!(socket.receive_exact(&mut rest, deadline), Ok(true)) {}
 }
 
-fn log_in(seat: &Seat, socket: &Socket) -> Result<(Box<Established>, Place), End> {
-    let shared = &seat.shared;
+fn log_in<'a>(
+    shared: &'a Shared,
+    seat: &Seat,
+    socket: &Arc<Socket>,
+) -> Result<(Box<Established>, Place<'a>), End> {
     let limits = &shared.limits;
     let patience = Duration::from_millis(limits.login_timeout_ms);
     let Some(deadline) = Instant::now().checked_add(patience) else {
@@ -96,7 +99,7 @@ fn log_in(seat: &Seat, socket: &Socket) -> Result<(Box<Established>, Place), End
         .map_err(|_| End::Fault("the system gave no random bytes for a challenge".into()))?;
     let mut login = Login::new(&*shared.targets, limits, random);
     for _ in 0..limits.login_pdus {
-        let (header, data) = receive_pdu(seat, socket, deadline)?;
+        let (header, data) = receive_pdu(shared, seat, socket, deadline)?;
         let request = match LoginRequest::decode(&header) {
             Ok(request) => request,
             Err(_) => return Err(not_a_login(&mut login, socket, &header)),
@@ -104,7 +107,7 @@ fn log_in(seat: &Seat, socket: &Socket) -> Result<(Box<Established>, Place), End
         match login.step(&request, &data) {
             Step::More(response, text) => send(socket, &response, &text)?,
             Step::Done(response, text, established) => {
-                let place = match find_place(seat, &established) {
+                let place = match find_place(shared, seat, socket, &established) {
                     Ok(place) => place,
                     Err((status, why)) => {
                         let response = LoginResponse { transit: false, next_stage: 0, status, ..response };
@@ -127,7 +130,12 @@ fn log_in(seat: &Seat, socket: &Socket) -> Result<(Box<Established>, Place), End
     Err(End::Fault(format!("its login took more than {} PDUs", limits.login_pdus)))
 }
 
-fn find_place(seat: &Seat, established: &Established) -> Result<Place, (u16, &'static str)> {
+fn find_place<'a>(
+    shared: &'a Shared,
+    seat: &Seat,
+    socket: &Arc<Socket>,
+    established: &Established,
+) -> Result<Place<'a>, (u16, &'static str)> {
     let key = established.target.as_ref().map(|(target, _)| SessionKey {
         initiator: established.initiator.clone(),
         isid: established.isid,
@@ -135,8 +143,8 @@ fn find_place(seat: &Seat, established: &Established) -> Result<Place, (u16, &'s
     });
     let account = established.proved.clone();
     let wanted = Wanted { key, tsih: established.tsih, cid: established.cid, account };
-    let patience = Duration::from_millis(seat.shared.limits.stop_timeout_ms);
-    seat.shared.registry.establish(seat.id, &wanted, patience).map_err(|no_place| match no_place {
+    let patience = Duration::from_millis(shared.limits.stop_timeout_ms);
+    shared.sessions.establish(seat, socket, &wanted, patience).map_err(|no_place| match no_place {
         NoPlace::NoSuchSession => {
             (status::SESSION_DOES_NOT_EXIST, "it wants to go on with a session that is not here")
         }
@@ -178,11 +186,15 @@ fn not_a_login(login: &mut Login<'_>, socket: &Socket, header: &Bhs) -> End {
     End::Fault(format!("it sent {why}"))
 }
 
-fn receive_pdu(seat: &Seat, socket: &Socket, deadline: Instant) -> Result<(Bhs, Vec<u8>), End> {
-    let shared = &seat.shared;
+fn receive_pdu(
+    shared: &Shared,
+    seat: &Seat,
+    socket: &Socket,
+    deadline: Instant,
+) -> Result<(Bhs, Vec<u8>), End> {
     let receive = |into: &mut [u8]| match socket.receive_exact(into, deadline) {
         Ok(true) => Ok(()),
-        Ok(false) | Err(_) if shared.is_stopping() => Err(End::Orderly("the server stops")),
+        Ok(false) | Err(_) if seat.is_stopping() => Err(End::Orderly("the server stops")),
         Ok(false) => Err(End::Orderly("it closed before its login was done")),
         Err(error) => Err(End::Fault(match error.kind() {
             ErrorKind::TimedOut => {

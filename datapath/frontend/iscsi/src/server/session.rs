@@ -18,16 +18,15 @@ use headwater_scsi::{Initiator, Nexus};
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::io::Errno;
 
-use super::Shared;
 use super::batch::Batch;
 use super::event::Event;
 use super::functions::Functions;
 use super::inbound::{Found, Framing, Front, Inbound};
-use super::registry::Seat;
 use super::serve::{End, say_farewell};
 use super::tasks::Tasks;
 use super::texts::Texts;
 use super::window::{Verdict, Window};
+use super::{Seat, Shared};
 use crate::limits::Limits;
 use crate::login::keys::Parameters;
 use crate::login::{Established, PORTAL_GROUP};
@@ -111,12 +110,12 @@ struct Keepalive {
 
 impl<'a> Session<'a> {
     pub(super) fn new(
+        shared: &'a Shared,
         seat: &'a Seat,
         socket: &'a Socket,
         who: &'a str,
         established: Established,
     ) -> std::io::Result<Self> {
-        let shared = &*seat.shared;
         let limits = &shared.limits;
         let (target, nexus) = match established.target {
             None => (None, None),
@@ -528,7 +527,7 @@ impl<'a> Session<'a> {
     }
 
     fn hung_up(&mut self) -> Result<(), End> {
-        if self.shared.is_stopping() {
+        if self.seat.is_stopping() {
             return self.ask_for_logout();
         }
         if self.inbound.is_empty() && self.tasks.is_clear() {

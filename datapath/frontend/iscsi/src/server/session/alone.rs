@@ -4,16 +4,14 @@
 use std::io::{Read as _, Write as _};
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 use headwater_block::{Budget, FaultLog};
-use headwater_connections::{Received, Socket};
-use rustix::event::EventfdFlags;
+use headwater_connections::{Received, Register, Socket};
 
 use super::super::Shared;
-use super::super::registry::{Registry, Seat};
 use super::super::serve::End;
+use super::super::sessions::Sessions;
 use super::{Session, Stage};
 use crate::limits::Limits;
 use crate::login::Established;
@@ -62,18 +60,18 @@ pub(crate) fn with_session(
     // Replies that do not fit are a fault; none of what this sends waits.
     socket.limit_wait(Duration::from_millis(1))?;
     socket.limit_stall(Duration::from_secs(5))?;
-    let shared = Arc::new(Shared {
+    let shared = Shared {
         faults: FaultLog::new("iSCSI", limits.warnings_per_10_s),
         budget: Budget::new(limits.shared_bytes),
         unasked: Budget::new(limits.shared_bytes / 4),
-        registry: Registry::default(),
+        sessions: Sessions::default(),
         targets,
         limits,
-        stopping: AtomicBool::new(false),
-        stop_event: rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?,
-    });
-    let seat = Seat { shared, id: 1 };
-    let session = Session::new(&seat, &socket, "an initiator", established)?;
+    };
+    let socket = Arc::new(socket);
+    let register = Register::new(headwater_connections::Limits { connections: 1, half_open: 1 });
+    let seat = register.admit(&socket).ok_or(std::io::ErrorKind::ResourceBusy)?;
+    let session = Session::new(&shared, &seat, &socket, "an initiator", established)?;
     act(&mut Alone { session, peer: &peer, sent: 0, end: None });
     Ok(())
 }
