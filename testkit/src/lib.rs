@@ -15,6 +15,7 @@
 //!   VhostDisk             a vhost-user-blk disk as a Device, through a guest's driver (feature `vhost`)
 //!   FileDevice            a file or a block device of the kernel as a Device (feature `file`)
 //!   run                   runs a program that must succeed, and says what to install where it is missing
+//!   resident_bytes, alone memory of this process, and tests of it one after the other
 //!   send_to_slow_reader   to a peer that takes what it is sent, but slowly
 //!   wait_until            waits for what others do, and fails with what was waited for
 //! ```
@@ -41,6 +42,7 @@ pub mod file;
 #[cfg(feature = "http")]
 pub mod file_server;
 pub mod http_relay;
+pub mod memory;
 pub mod mutate;
 #[cfg(feature = "pki")]
 pub mod pki;
@@ -60,6 +62,7 @@ pub use file::FileDevice;
 #[cfg(feature = "http")]
 pub use file_server::{FileServer, HttpFault, TestTls};
 pub use http_relay::{Fault, HttpRelay};
+pub use memory::{alone, resident_bytes};
 pub use program::{output, run, succeed};
 pub use random::Rng;
 pub use reference::{Counts, ReferenceDisk, ReferenceOptions, Waits};

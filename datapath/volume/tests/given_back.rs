@@ -10,15 +10,8 @@ use std::sync::Arc;
 
 use filling::{MIB, empty};
 use headwater_block::{Device, blocking};
-use headwater_testkit::{FileDevice, Rng, wait_until};
+use headwater_testkit::{FileDevice, Rng, resident_bytes, wait_until};
 use headwater_volume::CacheMode;
-
-/// Memory of this process, by the system's count.
-fn resident_bytes() -> u64 {
-    let status = std::fs::read_to_string("/proc/self/status").unwrap();
-    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).expect("the kernel counts it");
-    line.trim().trim_end_matches(" kB").parse::<u64>().unwrap() << 10
-}
 
 /// Writes 128 MiB; what is resident then.
 fn filled(device: &dyn Device, before: u64) -> u64 {

@@ -13,7 +13,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use headwater_block::{Device, IoError, IoErrorKind, blocking};
-use headwater_testkit::{ReferenceDisk, Rng, wait_until};
+use headwater_testkit::{ReferenceDisk, Rng, resident_bytes, wait_until};
 use headwater_volume::{CacheMode, FrozenView, PersistentOptions, Volume, VolumeOptions};
 use headwater_writecache::Host;
 
@@ -184,13 +184,6 @@ impl Worker {
     }
 }
 
-/// Memory of this process, by the system's count.
-fn resident_mib() -> u64 {
-    let status = std::fs::read_to_string("/proc/self/status").unwrap();
-    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).expect("the kernel counts it");
-    line.trim().trim_end_matches(" kB").parse::<u64>().unwrap() >> 10
-}
-
 /// What a volume has of the memory, and may have, in KiB.
 fn uses(volume: &Volume) -> [(&'static str, u64); 5] {
     let cache = volume.counters().cache;
@@ -240,7 +233,7 @@ fn disturb(
 ) -> Peaks {
     let mut rng = Rng::new(99);
     let mut peaks = Peaks::default();
-    let resident_before_mib = resident_mib();
+    let resident_before_mib = resident_bytes() >> 20;
     let began = Instant::now();
     let mut minutes = 0;
     let mut ceiling = Ceiling { limit_mib: MOST_HOST_MIB, mib: MOST_HOST_MIB };
@@ -276,7 +269,7 @@ fn disturb(
         ceiling.used(used_mib);
         peaks.used_mib = peaks.used_mib.max(used_mib);
         // Pages of the program itself go where memory is short.
-        let resident_mib = resident_mib().saturating_sub(resident_before_mib);
+        let resident_mib = (resident_bytes() >> 20).saturating_sub(resident_before_mib);
         assert!(resident_mib <= (MOST_HOST_MIB + SLACK_MIB) * 103 / 100 + 32, "{resident_mib} MiB resident");
         peaks.resident_mib = peaks.resident_mib.max(resident_mib);
         if began.elapsed().as_secs() / 60 > minutes {

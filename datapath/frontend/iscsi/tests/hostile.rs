@@ -12,7 +12,7 @@ use headwater_iscsi::Limits;
 use headwater_iscsi::wire::Opcode;
 use headwater_iscsi::wire::header::set_segment_bytes;
 use headwater_iscsi::wire::request::ScsiCommand;
-use headwater_testkit::{ReferenceDisk, ReferenceOptions, Rng, Waits, wait_until};
+use headwater_testkit::{ReferenceDisk, ReferenceOptions, Rng, Waits, alone, resident_bytes, wait_until};
 
 const MIB: u64 = 1 << 20;
 
@@ -207,18 +207,6 @@ fn an_initiator_that_never_reads_stops_only_itself() {
     // It is cut when it has taken nothing for too long.
     fixture.wait_for_connections(0);
     fixture.is_alive();
-}
-
-/// Those that take much memory, or look how much this process has, do so one after the other.
-fn alone() -> std::sync::MutexGuard<'static, ()> {
-    static ALONE: std::sync::Mutex<()> = std::sync::Mutex::new(());
-    ALONE.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
-}
-
-fn resident_bytes() -> u64 {
-    let text = std::fs::read_to_string("/proc/self/statm").unwrap();
-    let pages: u64 = text.split_whitespace().nth(1).unwrap().parse().unwrap();
-    pages * 4096
 }
 
 #[test]

@@ -9,7 +9,7 @@ use fixture::{Fixture, Raw};
 use headwater_nbd::Limits;
 use headwater_nbd::wire::handshake::{GoData, MetaContextData, option, reply};
 use headwater_nbd::wire::transmission::{chunk, command, command_flag, decode_block_status, decode_hole};
-use headwater_testkit::{ReferenceDisk, ReferenceOptions, Rng, Waits, wait_until};
+use headwater_testkit::{ReferenceDisk, ReferenceOptions, Rng, Waits, alone, resident_bytes, wait_until};
 
 const MIB: u64 = 1 << 20;
 
@@ -414,18 +414,6 @@ fn a_write_that_comes_bit_by_bit_does_not_keep_its_memory_from_others() {
     });
     assert_eq!(writing.join().unwrap(), (0, 2));
     assert!(fixture.disk.contents().iter().all(|byte| *byte == 2));
-}
-
-/// Those that take much memory, or look how much this process has, do so one after the other.
-fn alone() -> std::sync::MutexGuard<'static, ()> {
-    static ALONE: std::sync::Mutex<()> = std::sync::Mutex::new(());
-    ALONE.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
-}
-
-fn resident_bytes() -> u64 {
-    let text = std::fs::read_to_string("/proc/self/statm").unwrap();
-    let pages: u64 = text.split_whitespace().nth(1).unwrap().parse().unwrap();
-    pages * 4096
 }
 
 #[test]

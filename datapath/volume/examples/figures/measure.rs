@@ -12,13 +12,6 @@ fn processor_time(of: ClockId) -> Duration {
     Duration::try_from(clock_gettime(of)).expect("it grows from nothing")
 }
 
-/// Memory of this process, by the system's count.
-pub fn resident_bytes() -> u64 {
-    let status = std::fs::read_to_string("/proc/self/status").expect("the kernel counts it");
-    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).expect("the kernel counts it");
-    line.trim().trim_end_matches(" kB").parse::<u64>().expect("a number") * 1024
-}
-
 /// Memory that could be had, by the system's estimate.
 pub fn available_bytes() -> u64 {
     let text = std::fs::read_to_string("/proc/meminfo").expect("the kernel counts it");

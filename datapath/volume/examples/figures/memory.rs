@@ -5,10 +5,9 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use headwater_block::blocking;
-use headwater_testkit::Rng;
+use headwater_testkit::{Rng, resident_bytes};
 use headwater_volume::CacheMode;
 
-use crate::measure;
 use crate::rows::{Goal, Report, Row, median};
 use crate::work::{self, GIB, MIB};
 
@@ -71,13 +70,13 @@ fn disk_bytes(dir: &Path) -> u64 {
 /// RAM and disk after a machine has discarded all of its 1 GiB.
 pub fn resident(dir: &Path, report: &mut Report) {
     let host = work::host();
-    let before = measure::resident_bytes();
+    let before = resident_bytes();
     let volume = work::open(&work::options(CacheMode::RamDisk, 256 * MIB, 4 * GIB, dir), &host);
     let data = Rng::new(3).bytes(MIB as usize);
     let mut most = 0;
     for number in 0..1024 {
         blocking::write(&*volume, number * MIB, &data).expect("there is room");
-        most = most.max(measure::resident_bytes().saturating_sub(before));
+        most = most.max(resident_bytes().saturating_sub(before));
     }
     let limit = 256.0 * 1.03 + 32.0;
     let figure = "resident while 1 GiB is written, 256 MiB of RAM";
@@ -88,7 +87,7 @@ pub fn resident(dir: &Path, report: &mut Report) {
     let (mut ram_ms, mut disk_ms) = (None, None);
     while (ram_ms.is_none() || disk_ms.is_none()) && start.elapsed() < Duration::from_secs(20) {
         let ms = start.elapsed().as_secs_f64() * 1e3;
-        if measure::resident_bytes() <= before + 12 * MIB {
+        if resident_bytes() <= before + 12 * MIB {
             ram_ms.get_or_insert(ms);
         }
         // Sixteen places stay claimed.

@@ -1,0 +1,32 @@
+//! How much memory this process has, by the system's count, and tests that look at it one after the other.
+
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+/// Those that take much memory, or look how much this process has, hold this meanwhile: others of the same program would be counted too.
+pub fn alone() -> MutexGuard<'static, ()> {
+    static ALONE: Mutex<()> = Mutex::new(());
+    // One that failed has let go all the same.
+    ALONE.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Memory of this process that is in RAM.
+pub fn resident_bytes() -> u64 {
+    let status = std::fs::read_to_string("/proc/self/status").expect("the kernel counts it");
+    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).expect("the kernel counts it");
+    line.trim().trim_end_matches(" kB").parse::<u64>().expect("a number") << 10
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_used_is_counted() {
+        let _alone = alone();
+        let before = resident_bytes();
+        let used = std::hint::black_box(vec![1_u8; 64 << 20]);
+        let after = resident_bytes();
+        assert!(after >= before + (60 << 20), "{before} bytes before and {after} after");
+        drop(used);
+    }
+}
