@@ -47,14 +47,14 @@ pub struct SystemResult {
 }
 
 impl SystemResult {
-    /// Median over the rounds of what `figure` takes from a sample.
-    pub fn median(&self, figure: impl Fn(&Sample) -> Option<f64>) -> Option<f64> {
-        statistics::median(&self.samples.iter().filter_map(figure).collect::<Vec<f64>>())
+    /// What `figure` takes from the sample of each round.
+    pub fn figures(&self, figure: impl Fn(&Sample) -> Option<f64>) -> Vec<f64> {
+        self.samples.iter().filter_map(figure).collect()
     }
 
-    /// Median of reads and writes a second.
-    pub fn iops(&self) -> Option<f64> {
-        self.median(|sample| Some(sample.fio.iops))
+    /// Reads and writes a second.
+    pub fn iops(&self) -> Vec<f64> {
+        self.figures(|sample| Some(sample.fio.iops))
     }
 }
 
@@ -231,10 +231,10 @@ mod tests {
     }
 
     #[test]
-    fn a_result_is_the_median_of_its_rounds() {
+    fn a_result_has_a_figure_of_each_round() {
         let samples = vec![sample(100, 3.0, 1), sample(100, 1.0, 1), sample(100, 2.0, 1)];
         let result = SystemResult { system: "x", samples, peak_resident_bytes: None };
-        assert_eq!(result.median(|s| s.cpu_seconds), Some(2.0));
-        assert_eq!(result.median(|_| None), None);
+        assert_eq!(result.figures(|s| s.cpu_seconds), [3.0, 1.0, 2.0]);
+        assert!(result.figures(|_| None).is_empty());
     }
 }

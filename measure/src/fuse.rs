@@ -9,7 +9,7 @@ use serde::Serialize;
 
 use crate::fio::{self, Job, Target};
 use crate::systems::Process;
-use crate::{Plan, process, statistics};
+use crate::{Plan, process};
 
 /// Name for `--only`.
 pub const NAME: &str = "fuse";
@@ -30,18 +30,6 @@ pub struct FuseResult {
     pub iops: Vec<f64>,
     /// CPU of the server for each, in microseconds; one for each round.
     pub cpu_us: Vec<f64>,
-}
-
-impl FuseResult {
-    /// Median of the rounds.
-    pub fn median_iops(&self) -> Option<f64> {
-        statistics::median(&self.iops)
-    }
-
-    /// Median of the rounds.
-    pub fn median_cpu_us(&self) -> Option<f64> {
-        statistics::median(&self.cpu_us)
-    }
 }
 
 /// A file and who serves it.

@@ -42,13 +42,10 @@ struct Round {
 /// The peers: options of `qemu-img convert` in front of the formats.
 const PEERS: [(&str, &[&str]); 2] = [("qemu-img", &[]), ("qemu-img -m 16 -W", &["-m", "16", "-W"])];
 
-/// Imports the plan's image in every round. Nothing where there is no image.
+/// Imports the plan's image in every round.
 pub fn run(plan: &Plan) -> Result<Vec<ImportResult>> {
     println!("\n{NAME}: {TITLE}");
-    if !plan.image.is_file() {
-        println!("  left out: there is no {}; `make guest` builds it", plan.image.display());
-        return Ok(Vec::new());
-    }
+    crate::streaming::need_guest(plan)?;
     let names = std::iter::once("headwater").chain(PEERS.iter().map(|(name, _)| *name));
     let mut results: Vec<ImportResult> = names
         .map(|system| ImportResult {

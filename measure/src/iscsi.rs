@@ -10,7 +10,7 @@ use serde::Serialize;
 
 use crate::fio::{self, Job, Target};
 use crate::systems::Process;
-use crate::{Plan, process, statistics};
+use crate::{Plan, process};
 
 /// Name for `--only`.
 pub const NAME: &str = "iscsi";
@@ -34,18 +34,6 @@ pub struct IscsiResult {
     pub iops: Vec<f64>,
     /// CPU of the server for each read, in microseconds; one for each round.
     pub cpu_us: Vec<f64>,
-}
-
-impl IscsiResult {
-    /// Median of the rounds.
-    pub fn median_iops(&self) -> Option<f64> {
-        statistics::median(&self.iops)
-    }
-
-    /// Median of the rounds.
-    pub fn median_cpu_us(&self) -> Option<f64> {
-        statistics::median(&self.cpu_us)
-    }
 }
 
 /// Measures all in turn, in every round.

@@ -2,7 +2,8 @@
 
 use serde::Serialize;
 
-use crate::bench::CaseResult;
+use crate::accepted::{self, Accepted};
+use crate::bench::{CaseResult, Sample, SystemResult};
 use crate::fuse::{FuseResult, NULL};
 use crate::idle::IdleResult;
 use crate::images::ImportResult;
@@ -10,7 +11,7 @@ use crate::iscsi::{IscsiResult, TGT_FILE};
 use crate::machine::Machine;
 use crate::memory::MemoryResult;
 use crate::statistics;
-use crate::streaming::Comparison;
+use crate::streaming::{Comparison, mib};
 
 /// Everything that one run found out; `results.json` is this.
 #[derive(Debug, Default, Serialize)]
@@ -21,6 +22,8 @@ pub struct Results {
     pub quick: bool,
     /// Ours beside the peers.
     pub rows: Vec<Row>,
+    /// Cases that were asked for and gave no figure.
+    pub left_out: Vec<LeftOut>,
     /// The samples behind the rows.
     pub cases: Vec<CaseResult>,
     /// Resident memory.
@@ -77,6 +80,22 @@ impl std::fmt::Display for Goal {
     }
 }
 
+/// What became of a goal.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Verdict {
+    /// The figure is where it has to be.
+    Reached,
+    /// It is not, but within what a decision accepts.
+    Accepted,
+    /// It is not.
+    Missed,
+    /// There is no figure.
+    NotMeasured,
+    /// There is no goal.
+    Reported,
+}
+
 /// One comparison.
 #[derive(Clone, Debug, Serialize)]
 pub struct Row {
@@ -86,6 +105,10 @@ pub struct Row {
     pub figure: &'static str,
     /// Our median.
     pub ours: Option<f64>,
+    /// Of how many rounds.
+    pub rounds: usize,
+    /// Their least and greatest.
+    pub range: Option<(f64, f64)>,
     /// With whom.
     pub peer: String,
     /// Their median.
@@ -94,27 +117,113 @@ pub struct Row {
     pub ratio: Option<f64>,
     /// What the ratio has to be.
     pub goal: Goal,
+    /// What it has to be all the same where the goal is known to be missed.
+    pub accepted: Option<Accepted>,
     /// Whether it is.
-    pub reached: Option<bool>,
+    pub verdict: Verdict,
 }
 
 impl Row {
-    fn new(
+    /// Medians of the rounds of both, and how they are judged.
+    pub fn new(
         case: &str,
         figure: &'static str,
-        ours: Option<f64>,
+        ours: &[f64],
         peer: &str,
-        theirs: Option<f64>,
+        theirs: &[f64],
         goal: Goal,
     ) -> Self {
+        let (rounds, range) = (ours.len(), statistics::range(ours));
+        let (ours, theirs) = (statistics::median(ours), statistics::median(theirs));
         let ratio = statistics::ratio(ours, theirs);
-        let reached = ratio.and_then(|ratio| goal.is_reached(ratio));
-        Self { case: case.into(), figure, ours, peer: peer.into(), theirs, ratio, goal, reached }
+        let accepted = accepted::of(case, figure, peer).filter(|_| goal != Goal::None);
+        let within = |accepted: Accepted| ratio.and_then(|ratio| accepted.bound.is_reached(ratio));
+        let verdict = match (ratio, ratio.and_then(|ratio| goal.is_reached(ratio))) {
+            (None, _) => Verdict::NotMeasured,
+            (_, None) => Verdict::Reported,
+            (_, Some(true)) => Verdict::Reached,
+            (_, Some(false)) if accepted.and_then(within) == Some(true) => Verdict::Accepted,
+            (_, Some(false)) => Verdict::Missed,
+        };
+        let (case, peer) = (case.into(), peer.into());
+        Self { case, figure, ours, rounds, range, peer, theirs, ratio, goal, accepted, verdict }
     }
 
-    /// Whether this was measured and is short of its goal.
-    pub fn is_missed(&self) -> bool {
-        self.reached == Some(false)
+    /// Whether it keeps a run from passing. What has a goal has to have a figure.
+    fn fails(&self) -> bool {
+        match self.verdict {
+            Verdict::Missed => true,
+            Verdict::NotMeasured => self.goal != Goal::None,
+            Verdict::Reached | Verdict::Accepted | Verdict::Reported => false,
+        }
+    }
+
+    fn is(&self, verdict: Verdict) -> bool {
+        self.verdict == verdict
+    }
+}
+
+/// A case that was asked for and gave no figure.
+#[derive(Clone, Debug, Serialize)]
+pub struct LeftOut {
+    /// The case.
+    pub case: String,
+    /// Why.
+    pub reason: String,
+}
+
+/// Why a case cannot be measured here: an error that leaves out this case, and goes on with the others.
+#[derive(Debug)]
+pub struct Unavailable(pub String);
+
+impl std::fmt::Display for Unavailable {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl std::error::Error for Unavailable {}
+
+impl Results {
+    /// Takes down why a case was left out, where that is what its error says.
+    pub fn or_left_out<T: Default>(&mut self, case: &str, outcome: anyhow::Result<T>) -> anyhow::Result<T> {
+        let error = match outcome {
+            Ok(found) => return Ok(found),
+            Err(error) => error,
+        };
+        let Some(Unavailable(reason)) = error.downcast_ref() else {
+            return Err(error.context(format!("case {case}")));
+        };
+        println!("  left out: {reason}");
+        self.left_out.push(LeftOut { case: case.into(), reason: reason.clone() });
+        Ok(T::default())
+    }
+
+    /// Makes the rows. A case that was asked for, gave nothing and did not say why is left out as well.
+    pub fn judge<'a>(&mut self, asked: impl Iterator<Item = &'a str>) {
+        self.rows = rows(self);
+        for case in asked {
+            let is_known = self.rows.iter().any(|row| row.case == case)
+                || self.left_out.iter().any(|left| left.case == case);
+            if !is_known {
+                self.left_out.push(LeftOut { case: case.into(), reason: "it gave no figure".into() });
+            }
+        }
+    }
+
+    /// What keeps this run from passing, a line each.
+    pub fn failures(&self) -> Vec<String> {
+        let rows = self.rows.iter().filter(|row| row.fails()).map(|row| {
+            let what = if row.is(Verdict::NotMeasured) { "no figure" } else { "not reached" };
+            format!("{}, {} beside {}: {what}", row.case, row.figure, row.peer)
+        });
+        rows.chain(self.left_out.iter().map(|left| format!("{}: left out, {}", left.case, left.reason)))
+            .collect()
+    }
+
+    /// How many rows are short of their goals by no more than a decision accepts.
+    pub fn accepted(&self) -> usize {
+        self.rows.iter().filter(|row| row.is(Verdict::Accepted)).count()
     }
 }
 
@@ -150,8 +259,7 @@ pub fn rows(results: &Results) -> Vec<Row> {
 }
 
 fn comparison_row(found: &Comparison) -> Row {
-    let (ours, theirs) = (statistics::median(&found.ours), statistics::median(&found.theirs));
-    Row::new(found.case, found.figure, ours, &found.peer, theirs, found.goal)
+    Row::new(found.case, found.figure, &found.ours, &found.peer, &found.theirs, found.goal)
 }
 
 fn fits_rows(case: &CaseResult, rows: &mut Vec<Row>) {
@@ -159,10 +267,10 @@ fn fits_rows(case: &CaseResult, rows: &mut Vec<Row>) {
     for peer in case.systems.iter().filter(|system| system.system != OURS) {
         let is_limit = peer.system == "nbdkit null";
         let goal = if is_limit { Goal::AtLeast(1.0) } else { Goal::None };
-        rows.push(Row::new(case.name, IOPS, ours.iops(), peer.system, peer.iops(), goal));
+        rows.push(Row::new(case.name, IOPS, &ours.iops(), peer.system, &peer.iops(), goal));
         if is_limit {
-            let cpu = |system: &crate::bench::SystemResult| system.median(|s| s.cpu_us_per_operation());
-            rows.push(Row::new(case.name, CPU, cpu(ours), peer.system, cpu(peer), Goal::AtMost(0.6)));
+            let cpu = |system: &SystemResult| system.figures(Sample::cpu_us_per_operation);
+            rows.push(Row::new(case.name, CPU, &cpu(ours), peer.system, &cpu(peer), Goal::AtMost(0.6)));
         }
     }
 }
@@ -173,13 +281,13 @@ fn vhost_fits_rows(case: &CaseResult, rows: &mut Vec<Row>) {
     for peer in case.systems.iter().filter(|system| system.system != OURS) {
         let is_limit = peer.system == "storage-daemon null-co";
         if case.depth == 1 {
-            let us = |system: &crate::bench::SystemResult| system.iops().map(|iops| 1e6 / iops);
+            let us = |system: &SystemResult| system.figures(|sample| Some(1e6 / sample.fio.iops));
             let goal = if is_limit { Goal::AtMost(1.1) } else { Goal::None };
-            rows.push(Row::new(case.name, "us/op", us(ours), peer.system, us(peer), goal));
+            rows.push(Row::new(case.name, "us/op", &us(ours), peer.system, &us(peer), goal));
             continue;
         }
         let goal = Goal::AtLeast(if is_limit { 0.7 } else { 5.0 });
-        rows.push(Row::new(case.name, IOPS, ours.iops(), peer.system, peer.iops(), goal));
+        rows.push(Row::new(case.name, IOPS, &ours.iops(), peer.system, &peer.iops(), goal));
     }
 }
 
@@ -192,45 +300,38 @@ fn disk_rows(case: &CaseResult, rows: &mut Vec<Row>) {
         "vhost-disk" => 1.5,
         _ => 1.0,
     };
-    rows.push(Row::new(case.name, IOPS, ours.iops(), raw.system, raw.iops(), Goal::AtLeast(goal)));
+    rows.push(Row::new(case.name, IOPS, &ours.iops(), raw.system, &raw.iops(), Goal::AtLeast(goal)));
     // In a cache with room, a block is written to the disk once; a nearly full one has to clean.
     let amplification = match case.name {
         "overflow-64m" | "overflow-64m-random" => Goal::AtMost(1.1),
         "overflow-64m-tight" => Goal::AtMost(2.0),
         _ => return,
     };
-    let written = ours.median(|sample| sample.write_amplification());
-    rows.push(Row::new(case.name, "bytes to disk/byte", written, "written once", Some(1.0), amplification));
+    let written = ours.figures(Sample::write_amplification);
+    rows.push(Row::new(case.name, "bytes to disk/byte", &written, "written once", &[1.0], amplification));
 }
 
 /// A large RAM cache that does not hold everything, beside one that does.
 fn large_ram_row(results: &Results, rows: &mut Vec<Row>) {
     let (Some(large), Some(fits)) = (results.case("overflow-4g"), results.case("fits-qd16")) else { return };
-    let iops = |case: &CaseResult| case.system(OURS).and_then(crate::bench::SystemResult::iops);
-    rows.push(Row::new(
-        large.name,
-        IOPS,
-        iops(large),
-        "headwater, fits-qd16",
-        iops(fits),
-        Goal::AtLeast(0.8),
-    ));
+    let iops = |case: &CaseResult| case.system(OURS).map(SystemResult::iops).unwrap_or_default();
+    let (ours, theirs) = (iops(large), iops(fits));
+    rows.push(Row::new(large.name, IOPS, &ours, "headwater, fits-qd16", &theirs, Goal::AtLeast(0.8)));
 }
 
 fn memory_row(memory: &MemoryResult, rows: &mut Vec<Row>) {
-    let mib = |bytes: u64| u32::try_from(bytes >> 20).ok().map(f64::from);
-    let limit = mib(memory.ram_bytes).map(|ram| ram * 1.03 + 32.0);
+    let limit = mib(memory.ram_bytes) * 1.03 + 32.0;
     let ours = mib(memory.peak_resident_bytes);
-    rows.push(Row::new(memory.name, "MiB resident", ours, "RAM x 1.03 + 32 MiB", limit, Goal::AtMost(1.0)));
+    let goal = Goal::AtMost(1.0);
+    rows.push(Row::new(memory.name, "MiB resident", &[ours], "RAM x 1.03 + 32 MiB", &[limit], goal));
 }
 
 fn iscsi_rows(iscsi: &[IscsiResult], rows: &mut Vec<Row>) {
     let Some((ours, peers)) = iscsi.split_first() else { return };
     for peer in peers {
         let goal = Goal::AtLeast(if peer.system == TGT_FILE { 2.0 } else { 1.2 });
-        rows.push(Row::new("iscsi", IOPS, ours.median_iops(), peer.system, peer.median_iops(), goal));
-        let (ours, theirs) = (ours.median_cpu_us(), peer.median_cpu_us());
-        rows.push(Row::new("iscsi", CPU, ours, peer.system, theirs, Goal::None));
+        rows.push(Row::new("iscsi", IOPS, &ours.iops, peer.system, &peer.iops, goal));
+        rows.push(Row::new("iscsi", CPU, &ours.cpu_us, peer.system, &peer.cpu_us, Goal::None));
     }
 }
 
@@ -239,51 +340,40 @@ fn fuse_rows(fuse: &[FuseResult], rows: &mut Vec<Row>) {
     for peer in peers {
         // Against one that has nothing to keep the figure is told only: we keep what is written.
         let goal = if peer.system == NULL { Goal::None } else { Goal::AtLeast(1.0) };
-        rows.push(Row::new("fuse", IOPS, ours.median_iops(), peer.system, peer.median_iops(), goal));
-        let (ours, theirs) = (ours.median_cpu_us(), peer.median_cpu_us());
-        rows.push(Row::new("fuse", CPU, ours, peer.system, theirs, Goal::None));
+        rows.push(Row::new("fuse", IOPS, &ours.iops, peer.system, &peer.iops, goal));
+        rows.push(Row::new("fuse", CPU, &ours.cpu_us, peer.system, &peer.cpu_us, Goal::None));
     }
 }
 
 fn idle_rows(idle: &IdleResult, rows: &mut Vec<Row>) {
     let of_all = format!("1 % for {} machines", idle.machines);
     let goal = Goal::AtMost(1.0);
-    rows.push(Row::new(
-        crate::idle::NAME,
-        "% of a processor",
-        Some(idle.cpu_percent),
-        &of_all,
-        Some(1.0),
-        goal,
-    ));
-    let mib = u32::try_from(idle.resident_bytes >> 10).ok().map(|kib| f64::from(kib) / 1024.0);
-    let each = mib.map(|mib| mib / f64::from(idle.machines));
-    rows.push(Row::new(crate::idle::NAME, "MiB each", each, "2 MiB each", Some(2.0), goal));
+    let name = crate::idle::NAME;
+    rows.push(Row::new(name, "% of a processor", &[idle.cpu_percent], &of_all, &[1.0], goal));
+    let each = mib(idle.resident_bytes) / f64::from(idle.machines);
+    rows.push(Row::new(name, "MiB each", &[each], "2 MiB each", &[2.0], goal));
 }
 
 fn import_rows(import: &[ImportResult], rows: &mut Vec<Row>) {
     let Some((ours, peers)) = import.split_first() else { return };
-    let mib = |bytes: u64| u32::try_from(bytes >> 20).ok().map(f64::from);
     for peer in peers {
-        let (mine, theirs) = (statistics::median(&ours.seconds), statistics::median(&peer.seconds));
         // 1.5 times the speed of the plain one, 0.9 times that with more threads than we use and out of order.
         let goal = if peer.system == "qemu-img" { 1.0 / 1.5 } else { 1.0 / 0.9 };
-        rows.push(Row::new("import", "seconds", mine, peer.system, theirs, Goal::AtMost(goal)));
-        let goal = Goal::AtMost(1.02);
-        rows.push(Row::new("import", "MiB", mib(ours.size_bytes), peer.system, mib(peer.size_bytes), goal));
-        let (mine, theirs) =
-            (statistics::median(&ours.export_seconds), statistics::median(&peer.export_seconds));
+        let goal = Goal::AtMost(goal);
+        rows.push(Row::new("import", "seconds", &ours.seconds, peer.system, &peer.seconds, goal));
+        let (size, theirs) = (mib(ours.size_bytes), mib(peer.size_bytes));
+        rows.push(Row::new("import", "MiB", &[size], peer.system, &[theirs], Goal::AtMost(1.02)));
+        let (mine, theirs) = (&ours.export_seconds, &peer.export_seconds);
         rows.push(Row::new("export to raw", "seconds", mine, peer.system, theirs, Goal::None));
     }
-    let seconds = statistics::median(&ours.export_seconds);
-    let rate = statistics::ratio(mib(ours.data_bytes).map(|mib| mib * 1.048_576e-3), seconds);
-    rows.push(Row::new("export to raw", "GB/s of data", rate, "1 GB/s", Some(1.0), Goal::AtLeast(1.0)));
+    let gigabytes = mib(ours.data_bytes) * 1.048_576e-3;
+    let rate: Vec<f64> = ours.export_seconds.iter().map(|seconds| gigabytes / seconds).collect();
+    rows.push(Row::new("export to raw", "GB/s of data", &rate, "1 GB/s", &[1.0], Goal::AtLeast(1.0)));
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::bench::{Sample, SystemResult};
     use crate::fio::Measured;
 
     /// A system with these IOPS in its rounds, each operation taking a microsecond of CPU.
@@ -308,10 +398,10 @@ mod tests {
         CaseResult { name, title: "t", set_bytes: 1, depth: 16, percentage_random: 80, systems }
     }
 
-    fn verdict(results: &Results, case: &str, figure: &str) -> Vec<(Option<f64>, Option<bool>)> {
+    fn verdict(results: &Results, case: &str, figure: &str) -> Vec<(Option<f64>, Verdict)> {
         let rows = rows(results);
         let wanted = rows.iter().filter(|row| row.case == case && row.figure == figure);
-        wanted.map(|row| (row.ratio, row.reached)).collect()
+        wanted.map(|row| (row.ratio, row.verdict)).collect()
     }
 
     #[test]
@@ -320,8 +410,11 @@ mod tests {
         let null = system("nbdkit null", &[100.0, 80.0, 500.0]);
         let cow = system("nbdkit file+cow", &[50.0]);
         let results = Results { cases: vec![case("fits-qd16", vec![ours, null, cow])], ..Results::default() };
-        assert_eq!(verdict(&results, "fits-qd16", IOPS), [(Some(1.0), Some(true)), (Some(2.0), None)]);
-        assert_eq!(verdict(&results, "fits-qd16", CPU), [(Some(1.0), Some(false))]);
+        assert_eq!(
+            verdict(&results, "fits-qd16", IOPS),
+            [(Some(1.0), Verdict::Reached), (Some(2.0), Verdict::Reported)]
+        );
+        assert_eq!(verdict(&results, "fits-qd16", CPU), [(Some(1.0), Verdict::Missed)]);
     }
 
     #[test]
@@ -331,7 +424,7 @@ mod tests {
         let results = Results { cases: vec![fits, overflow], ..Results::default() };
         assert_eq!(
             verdict(&results, "overflow-4g", IOPS),
-            [(Some(1.4), Some(true)), (Some(0.7), Some(false))]
+            [(Some(1.4), Verdict::Reached), (Some(0.7), Verdict::Missed)]
         );
     }
 
@@ -339,8 +432,8 @@ mod tests {
     fn idle_machines_are_judged_together_and_each() {
         let idle = IdleResult { machines: 64, cpu_percent: 0.5, resident_bytes: 192 << 20 };
         let results = Results { idle: Some(idle), ..Results::default() };
-        assert_eq!(verdict(&results, "idle-64", "% of a processor"), [(Some(0.5), Some(true))]);
-        assert_eq!(verdict(&results, "idle-64", "MiB each"), [(Some(1.5), Some(false))]);
+        assert_eq!(verdict(&results, "idle-64", "% of a processor"), [(Some(0.5), Verdict::Reached)]);
+        assert_eq!(verdict(&results, "idle-64", "MiB each"), [(Some(1.5), Verdict::Missed)]);
     }
 
     #[test]
@@ -348,8 +441,11 @@ mod tests {
         let pair = || vec![system("headwater", &[70.0]), system("raw disk", &[50.0])];
         let cases = vec![case("overflow-64m", pair()), case("overflow-64m-tight", pair())];
         let results = Results { cases, ..Results::default() };
-        assert_eq!(verdict(&results, "overflow-64m", "bytes to disk/byte"), [(Some(1.5), Some(false))]);
-        assert_eq!(verdict(&results, "overflow-64m-tight", "bytes to disk/byte"), [(Some(1.5), Some(true))]);
+        assert_eq!(verdict(&results, "overflow-64m", "bytes to disk/byte"), [(Some(1.5), Verdict::Missed)]);
+        assert_eq!(
+            verdict(&results, "overflow-64m-tight", "bytes to disk/byte"),
+            [(Some(1.5), Verdict::Reached)]
+        );
     }
 
     #[test]
@@ -370,11 +466,43 @@ mod tests {
         };
         let import = vec![import("headwater", 2.0, 110), import("qemu-img", 4.0, 100)];
         let results = Results { memory: vec![memory], import, ..Results::default() };
-        assert_eq!(verdict(&results, "memory-64m", "MiB resident")[0].1, Some(true));
-        assert_eq!(verdict(&results, "import", "seconds"), [(Some(0.5), Some(true))]);
-        assert_eq!(verdict(&results, "import", "MiB"), [(Some(1.1), Some(false))]);
-        assert_eq!(verdict(&results, "export to raw", "seconds"), [(Some(0.5), None)]);
+        assert_eq!(verdict(&results, "memory-64m", "MiB resident")[0].1, Verdict::Reached);
+        assert_eq!(verdict(&results, "import", "seconds"), [(Some(0.5), Verdict::Reached)]);
+        assert_eq!(verdict(&results, "import", "MiB"), [(Some(1.1), Verdict::Missed)]);
+        assert_eq!(verdict(&results, "export to raw", "seconds"), [(Some(0.5), Verdict::Reported)]);
         let rate = verdict(&results, "export to raw", "GB/s of data")[0];
-        assert!(rate.0.is_some_and(|rate| (rate - 2.0).abs() < 0.01) && rate.1 == Some(true), "{rate:?}");
+        assert!(rate.0.is_some_and(|rate| (rate - 2.0).abs() < 0.01) && rate.1 == Verdict::Reached, "{rate:?}");
+    }
+
+    #[test]
+    fn a_miss_that_a_decision_records_passes_down_to_its_bound() {
+        let row =
+            |ours| Row::new("slow-link", "seconds", &[ours], "on demand", &[1.0], Goal::AtMost(1.0 / 3.0));
+        let verdicts = [0.3, 0.45, 0.55].map(|ours| row(ours).verdict);
+        assert_eq!(verdicts, [Verdict::Reached, Verdict::Accepted, Verdict::Missed]);
+        let results = Results { rows: [0.3, 0.45].map(row).into(), ..Results::default() };
+        assert_eq!((results.failures(), results.accepted()), (Vec::new(), 1));
+        let results = Results { rows: [0.45, 0.55].map(row).into(), ..Results::default() };
+        assert_eq!(results.failures(), ["slow-link, seconds beside on demand: not reached"]);
+        // The same figure of a row that has no goal is no known miss.
+        let told = Row::new("slow-link", "seconds", &[0.9], "on demand", &[1.0], Goal::None);
+        assert_eq!((told.verdict, told.accepted), (Verdict::Reported, None));
+    }
+
+    #[test]
+    fn what_was_asked_for_and_gave_no_figure_fails() {
+        let disk = case("disk", vec![system("headwater", &[1.0]), system("raw disk", &[])]);
+        let mut results = Results { cases: vec![disk], ..Results::default() };
+        let gone: anyhow::Result<Vec<Comparison>> = Err(Unavailable("there is no guest".into()).into());
+        assert!(results.or_left_out("slow-link", gone).unwrap().is_empty());
+        results.judge(["disk", "slow-link", "seal-pause"].into_iter());
+        let expected = [
+            "disk, IOPS beside raw disk: no figure",
+            "slow-link: left out, there is no guest",
+            "seal-pause: left out, it gave no figure",
+        ];
+        assert_eq!(results.failures(), expected);
+        let broken: anyhow::Result<()> = Err(anyhow::anyhow!("fio failed"));
+        assert!(results.or_left_out("disk", broken).is_err());
     }
 }

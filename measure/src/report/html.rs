@@ -13,7 +13,7 @@ const STYLE: &str = "\
 body{font:15px/1.5 system-ui,sans-serif;max-width:860px;margin:2rem auto;padding:0 1rem}\
 table{border-collapse:collapse;width:100%;font-variant-numeric:tabular-nums}\
 th,td{text-align:left;padding:.25rem .5rem;border-bottom:1px solid #8884}\
-td.n,th.n{text-align:right}.yes{color:var(--good)}.NO{color:var(--bad);font-weight:600}\
+td.n,th.n{text-align:right}.yes{color:var(--good)}.NO,.not{color:var(--bad);font-weight:600}.known{font-weight:600}\
 svg{width:100%;height:auto}svg text{font-size:12px;fill:currentColor}svg .label{text-anchor:end}\
 .ours{fill:var(--ours)}.peer{fill:var(--peer)}.spread{stroke:currentColor;stroke-width:1.5}\
 .quiet{opacity:.75}";
@@ -44,19 +44,23 @@ pub fn render(results: &Results) -> String {
 
 fn rows(results: &Results) -> String {
     let mut text = String::from(
-        "<table><tr><th>case<th>figure<th class=n>ours<th>peer<th class=n>theirs<th class=n>ratio<th>goal<th>reached\n",
+        "<table><tr><th>case<th>figure<th class=n>ours<th>rounds<th>peer<th class=n>theirs<th class=n>ratio<th>goal<th>reached\n",
     );
     for row in &results.rows {
         let cells = table::cells(row).map(|cell| escape(&cell));
-        let [case, figure, ours, peer, theirs, ratio, goal, reached] = cells;
+        let [case, figure, ours, rounds, peer, theirs, ratio, goal, reached] = cells;
         // Writing to a string cannot fail.
         let _ = writeln!(
             text,
-            "<tr><td>{case}<td>{figure}<td class=n>{ours}<td>{peer}<td class=n>{theirs}<td class=n>{ratio}\
+            "<tr><td>{case}<td>{figure}<td class=n>{ours}<td>{rounds}<td>{peer}<td class=n>{theirs}<td class=n>{ratio}\
              <td>{goal}<td class=\"{reached}\">{reached}"
         );
     }
     text.push_str("</table>\n");
+    for left in &results.left_out {
+        let (case, reason) = (escape(&left.case), escape(&left.reason));
+        let _ = writeln!(text, "<p class=\"NO\">{case} was left out: {reason}</p>");
+    }
     text
 }
 
@@ -66,7 +70,8 @@ fn chart(case: &CaseResult) -> String {
     text.push_str(&plot(case, |sample| Some(sample.fio.iops)));
     text.push_str("<h3>99th percentile of write latency, microseconds</h3>\n");
     text.push_str(&plot(case, |sample| Some(sample.fio.write_p99_us)));
-    if case.systems.iter().filter(|system| system.median(Sample::cpu_us_per_operation).is_some()).count() > 1
+    if case.systems.iter().filter(|system| !system.figures(Sample::cpu_us_per_operation).is_empty()).count()
+        > 1
     {
         text.push_str("<h3>CPU of the server, microseconds an operation</h3>\n");
         text.push_str(&plot(case, Sample::cpu_us_per_operation));
@@ -79,32 +84,25 @@ fn plot(case: &CaseResult, figure: impl Fn(&Sample) -> Option<f64>) -> String {
         let (value, range) = (statistics::median(samples)?, statistics::range(samples)?);
         Some(Bar { label: system, value, range, is_ours: system == "headwater" })
     };
-    let all = case.systems.iter().filter_map(|system: &SystemResult| {
-        let samples: Vec<f64> = system.samples.iter().filter_map(&figure).collect();
-        bar(system.system, &samples)
-    });
+    let all =
+        case.systems.iter().filter_map(|system: &SystemResult| bar(system.system, &system.figures(&figure)));
     bars(&all.collect::<Vec<Bar<'_>>>())
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::targets::{Goal, Row};
+    use crate::targets::{Goal, LeftOut, Row};
 
     #[test]
     fn the_page_stands_alone_and_shows_what_was_missed() {
-        let row = Row {
-            case: "disk".into(),
-            figure: "IOPS",
-            ours: Some(1.0),
-            peer: "<raw>".into(),
-            theirs: Some(2.0),
-            ratio: Some(0.5),
-            goal: Goal::AtLeast(1.2),
-            reached: Some(false),
-        };
-        let page = render(&Results { rows: vec![row], ..Results::default() });
+        let missed = Row::new("disk", "IOPS", &[1.0], "<raw>", &[2.0], Goal::AtLeast(1.2));
+        let known = Row::new("disk", "IOPS", &[2.0], "raw disk", &[2.0], Goal::AtLeast(1.2));
+        let left_out = vec![LeftOut { case: "slow-link".into(), reason: "no <line>".into() }];
+        let page = render(&Results { rows: vec![missed, known], left_out, ..Results::default() });
         assert!(page.contains("class=\"NO\">NO"));
+        assert!(page.contains("class=\"known\">known") && page.contains("decision 15"), "{page}");
+        assert!(page.contains("slow-link was left out: no &lt;line&gt;"));
         assert!(page.contains("&lt;raw&gt;"));
         assert!(!page.contains("http") && !page.contains("<script"));
     }

@@ -1,10 +1,12 @@
 //! The rows as text in columns.
 
-use crate::targets::{Results, Row};
+use std::fmt::Write as _;
 
-const HEAD: [&str; 8] = ["case", "figure", "ours", "peer", "theirs", "ratio", "goal", "reached"];
+use crate::targets::{Results, Row, Verdict};
 
-/// All rows; columns as wide as they need.
+const HEAD: [&str; 9] = ["case", "figure", "ours", "rounds", "peer", "theirs", "ratio", "goal", "reached"];
+
+/// All rows, columns as wide as they need, and what was left out.
 pub fn render(results: &Results) -> String {
     let mut lines = vec![HEAD.map(str::to_owned)];
     lines.extend(results.rows.iter().map(cells));
@@ -16,7 +18,7 @@ pub fn render(results: &Results) -> String {
         for (column, cell) in line.iter().enumerate() {
             let width = widths[column];
             // Figures to the right, words to the left.
-            let padded = if matches!(column, 2 | 4 | 5) {
+            let padded = if matches!(column, 2 | 5 | 6) {
                 format!("{cell:>width$}")
             } else {
                 format!("{cell:<width$}")
@@ -27,25 +29,43 @@ pub fn render(results: &Results) -> String {
         text.push_str(row.trim_end());
         text.push('\n');
     }
+    for left in &results.left_out {
+        // Writing to a string cannot fail.
+        let _ = writeln!(text, "{} was left out: {}", left.case, left.reason);
+    }
     text
 }
 
 /// The cells of one row.
-pub fn cells(row: &Row) -> [String; 8] {
-    let reached = match (row.ratio, row.reached) {
-        (None, _) => "not measured",
-        (_, Some(true)) => "yes",
-        (_, Some(false)) => "NO",
-        (_, None) => "-",
+pub fn cells(row: &Row) -> [String; 9] {
+    let reached = match row.verdict {
+        Verdict::NotMeasured => "not measured",
+        Verdict::Reached => "yes",
+        Verdict::Accepted => "known",
+        Verdict::Missed => "NO",
+        Verdict::Reported => "-",
+    };
+    let rounds = match row.range {
+        Some((least, greatest)) if row.rounds > 1 => {
+            format!("{} ({} to {})", row.rounds, number(Some(least)), number(Some(greatest)))
+        }
+        _ => row.rounds.to_string(),
+    };
+    let goal = match row.accepted {
+        Some(accepted) => {
+            format!("{}, accepted {}: decision {}", row.goal, accepted.bound, accepted.decision)
+        }
+        None => row.goal.to_string(),
     };
     [
         row.case.clone(),
         row.figure.to_owned(),
         number(row.ours),
+        rounds,
         row.peer.clone(),
         number(row.theirs),
         row.ratio.map_or_else(|| "-".into(), |ratio| format!("{ratio:.2}")),
-        row.goal.to_string(),
+        goal,
         reached.to_owned(),
     ]
 }
@@ -62,27 +82,33 @@ pub fn number(value: Option<f64>) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::targets::Goal;
+    use crate::targets::{Goal, LeftOut};
 
     #[test]
     fn columns_line_up_and_what_is_missing_is_said() {
-        let row = |ours, ratio, reached| Row {
-            case: "overflow-64m".into(),
-            figure: "IOPS",
-            ours,
-            peer: "raw disk".into(),
-            theirs: Some(90_000.0),
-            ratio,
-            goal: Goal::AtLeast(1.3),
-            reached,
+        let row = |ours: &[f64]| {
+            Row::new("overflow-64m", "IOPS", ours, "raw disk", &[90_000.0], Goal::AtLeast(1.3))
         };
-        let rows = vec![row(Some(120_000.0), Some(1.33), Some(true)), row(None, None, None)];
-        let text = render(&Results { rows, ..Results::default() });
-        assert_eq!(
-            text,
-            "case          figure    ours  peer      theirs  ratio  goal     reached\n\
-             overflow-64m  IOPS    120000  raw disk   90000   1.33  >= 1.30  yes\n\
-             overflow-64m  IOPS         -  raw disk   90000      -  >= 1.30  not measured\n"
-        );
+        let rows = vec![row(&[120_000.0, 90_000.0, 126_000.0]), row(&[]), row(&[99_000.0]), row(&[81_000.0])];
+        let left_out = vec![LeftOut { case: "slow-link".into(), reason: "no line".into() }];
+        let text = render(&Results { rows, left_out, ..Results::default() });
+        let goal = ">= 1.30, accepted >= 1.00: decision 15";
+        let head = "case          figure    ours  rounds               peer      theirs  ratio  goal";
+        let lines = [
+            format!("{head:<pad$}  reached", pad = head.len() - 4 + goal.len()),
+            format!(
+                "overflow-64m  IOPS    120000  3 (90000 to 126000)  raw disk   90000   1.33  {goal}  yes"
+            ),
+            format!(
+                "overflow-64m  IOPS         -  0                    raw disk   90000      -  {goal}  not measured"
+            ),
+            format!(
+                "overflow-64m  IOPS     99000  1                    raw disk   90000   1.10  {goal}  known"
+            ),
+            format!("overflow-64m  IOPS     81000  1                    raw disk   90000   0.90  {goal}  NO"),
+            "slow-link was left out: no line".to_owned(),
+            String::new(),
+        ];
+        assert_eq!(text, lines.join("\n"));
     }
 }

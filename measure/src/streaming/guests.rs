@@ -11,7 +11,7 @@ use serde_json::Value;
 use super::line::{FAR, Line};
 use super::server::{Offer, Tls};
 use super::stores::Made;
-use super::{Comparison, Rounds, has_guest};
+use super::{Comparison, Rounds, need_guest};
 use crate::Plan;
 use crate::iscsi::free_port;
 use crate::systems::Process;
@@ -90,10 +90,8 @@ impl Drop for Machine {
 
 /// Its boot time beside that from a store on this host, with a trace of earlier boots.
 pub fn slow_link(plan: &Plan) -> Result<Vec<Comparison>> {
-    if !has_guest(plan) {
-        return Ok(Vec::new());
-    }
-    let Some(mut line) = Line::start()? else { return Ok(Vec::new()) };
+    need_guest(plan)?;
+    let mut line = Line::start()?;
     let made = Made::import(plan, "guest-slow", &plan.image, "guest")?;
     let here = made.store().display().to_string();
     // The first boot is recorded, and puts the guest's image into the page cache for those on this host.
@@ -150,10 +148,8 @@ enum Trouble {
 
 /// A server goes away while the guest boots without a trace, so that it reads all the time; another one is up.
 pub fn failover(plan: &Plan) -> Result<Vec<Comparison>> {
-    if !has_guest(plan) {
-        return Ok(Vec::new());
-    }
-    let Some(mut line) = Line::start()? else { return Ok(Vec::new()) };
+    need_guest(plan)?;
+    let mut line = Line::start()?;
     let made = Made::import(plan, "guest-failover", &plan.image, "guest")?;
     let tls = Tls::make(&plan.sockets, &[FAR])?;
     let ca = tls.authority.display().to_string();
@@ -230,9 +226,7 @@ fn of_failover(figure: &'static str, ours: f64, peer: &str, theirs: f64, goal: G
 
 /// Versions are made of a guest that runs.
 pub fn seal_pause(plan: &Plan) -> Result<Vec<Comparison>> {
-    if !has_guest(plan) {
-        return Ok(Vec::new());
-    }
+    need_guest(plan)?;
     let made = Made::import(plan, SEAL_PAUSE, &plan.image, "guest")?;
     let here = made.store().display().to_string();
     let mut machine = Machine::start(plan, Command::new(&plan.headwater), &here, &["--boot-trace", "off"])?;

@@ -19,6 +19,7 @@ use headwater_testkit::DelayRelay;
 
 use crate::iscsi::free_port;
 use crate::systems::Process;
+use crate::targets::Unavailable;
 
 /// The server's end.
 pub const FAR: &str = "10.77.0.2";
@@ -36,20 +37,14 @@ pub struct Line {
 }
 
 impl Line {
-    /// Sets it up. Says why and returns none where namespaces are forbidden.
-    pub fn start() -> Result<Option<Self>> {
+    /// Sets it up. [`Unavailable`] where namespaces are forbidden.
+    pub fn start() -> Result<Self> {
         let is_user = !rustix::process::geteuid().is_root();
         let mut first = Command::new("unshare");
         first.args(if is_user { &["--user", "--map-root-user"][..] } else { &[] });
-        let near = match hold(first) {
-            Ok(near) => near,
-            Err(e) => {
-                println!(
-                    "  left out: a slow line needs namespaces of its own, which are forbidden here: {e:#}"
-                );
-                return Ok(None);
-            }
-        };
+        let near = hold(first).map_err(|e| {
+            Unavailable(format!("a slow line needs namespaces of its own, which are forbidden here: {e:#}"))
+        })?;
         // Both belong to the same user namespace, if there is one: who is root in it may join them.
         let mut second = Command::new(if is_user { "nsenter" } else { "unshare" });
         if is_user {
@@ -58,11 +53,10 @@ impl Line {
         }
         let far = hold(second)?;
         let line = Self { relays: Vec::new(), far, near, is_user };
-        if let Err(e) = line.connect() {
-            println!("  left out: a slow line needs veth and tbf, and this kernel has not both: {e:#}");
-            return Ok(None);
-        }
-        Ok(Some(line))
+        line.connect().map_err(|e| {
+            Unavailable(format!("a slow line needs veth and tbf, and this kernel has not both: {e:#}"))
+        })?;
+        Ok(line)
     }
 
     /// Lays it between the two ends.

@@ -22,7 +22,7 @@ use anyhow::Result;
 use serde::Serialize;
 
 use crate::Plan;
-use crate::targets::Goal;
+use crate::targets::{Goal, Unavailable};
 
 pub use line::relay;
 
@@ -49,7 +49,7 @@ pub struct StreamCase {
     pub name: &'static str,
     /// What it shows.
     pub title: &'static str,
-    /// Measures it. Nothing comes back where what it needs is not there; it has said so then.
+    /// Measures it. [`Unavailable`] where what it needs is not there.
     pub run: fn(&Plan) -> Result<Vec<Comparison>>,
 }
 
@@ -118,16 +118,16 @@ impl Rounds {
 }
 
 /// Bytes as MiB, for figures.
-fn mib(bytes: u64) -> f64 {
+pub fn mib(bytes: u64) -> f64 {
     u32::try_from(bytes >> 10).map_or(f64::MAX, |kib| f64::from(kib) / 1024.0)
 }
 
-/// Whether the guest's image is there; says so where it is not.
-fn has_guest(plan: &Plan) -> bool {
-    if !plan.image.is_file() {
-        println!("  left out: there is no {}; `make guest` builds it", plan.image.display());
+/// Refuses where the guest's image is not there.
+pub fn need_guest(plan: &Plan) -> Result<(), Unavailable> {
+    if plan.image.is_file() {
+        return Ok(());
     }
-    plan.image.is_file()
+    Err(Unavailable(format!("there is no {}; `make guest` builds it", plan.image.display())))
 }
 
 #[cfg(test)]

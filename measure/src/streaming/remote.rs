@@ -8,7 +8,7 @@ use headwater_block::{ByteRange, Device, Request, blocking};
 
 use super::server::{Export, Exported, Offer, Tls};
 use super::stores::{Made, without_holes};
-use super::{Comparison, Rounds, has_guest};
+use super::{Comparison, Rounds, need_guest};
 use crate::Plan;
 use crate::iscsi::free_port;
 use crate::targets::Goal;
@@ -19,9 +19,7 @@ const READ_BYTES: usize = 1 << 20;
 
 /// Reads the guest's data, without its holes, which would cost nothing.
 pub fn run(plan: &Plan) -> Result<Vec<Comparison>> {
-    if !has_guest(plan) {
-        return Ok(Vec::new());
-    }
+    need_guest(plan)?;
     let raw = plan.work_dir.join("dense.raw");
     without_holes(&plan.image, &raw)?;
     let made = Made::import(plan, "remote-tls", &raw, "dense")?;

@@ -14,7 +14,7 @@ use super::boot_log::{self, Read};
 use super::line::{FAR, Line};
 use super::server::{Export, Exported, Offer, Tls};
 use super::stores::Made;
-use super::{Comparison, Rounds, has_guest, mib};
+use super::{Comparison, Rounds, mib, need_guest};
 use crate::Plan;
 use crate::iscsi::free_port;
 use crate::targets::Goal;
@@ -38,10 +38,8 @@ struct Replayed {
 
 /// Measures all ways, and the bare line.
 pub fn run(plan: &Plan) -> Result<Vec<Comparison>> {
-    if !has_guest(plan) {
-        return Ok(Vec::new());
-    }
-    let Some(mut line) = Line::start()? else { return Ok(Vec::new()) };
+    need_guest(plan)?;
+    let mut line = Line::start()?;
     let reads = boot_log::record(plan)?;
     println!("  {} requests, {:.1} MiB", reads.len(), mib(reads.iter().map(|read| read.len as u64).sum()));
     let made = Made::import(plan, "slow-link", &plan.image, "guest")?;
