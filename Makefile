@@ -35,11 +35,11 @@ compare: rust ## measure beside nbdkit, QEMU and the raw disk; table, JSON and p
 	cargo build --release --locked --package headwater --package headwater-measure
 	target/release/headwater-measure $(ARGS)
 
-streaming: rust ## boot the guest over a slow line, and while a server dies, seal it while it runs; fails where a target is missed
+streaming: rust ## boot the guest over a slow line, and while a server dies, seal it while it runs: a quarter of an hour; fails where a target is missed
 	@xtask/need $(MACHINE_TOOLS) $(PEERS)
 	guest/build
 	cargo build --release --locked --package headwater --package headwater-measure
-	target/release/headwater-measure --check --rounds 1 --only slow-link --only guest- --only seal-pause --out build/streaming --work-dir build/streaming/work $(ARGS)
+	target/release/headwater-measure --check --rounds 3 --only slow-link --only guest- --only seal-pause --out build/streaming --work-dir build/streaming/work $(ARGS)
 
 bench: rust ## measure a volume alone, beside bare memory and the bare disk; table, and JSON in build/bench
 	@mkdir -p build/bench

@@ -60,6 +60,18 @@ impl Machine {
         text.and_then(|text| text.parse().ok()).with_context(|| format!("'{line}' tells no time"))
     }
 
+    /// Waits until the guest reads. Opening the store is a request too; by so much the guest itself is at work.
+    fn has_begun(&self) -> Result<()> {
+        let begun = Instant::now();
+        while self.metric("headwater_image_read_bytes_total").unwrap_or(0.0) < BOOTING_BYTES {
+            if begun.elapsed() > PATIENCE {
+                bail!("the machine read nothing");
+            }
+            std::thread::sleep(Duration::from_millis(100));
+        }
+        Ok(())
+    }
+
     /// What a command of the same data directory answers.
     fn ask(&self, command: &[&str]) -> Result<Value> {
         let mut asking = Command::new(&self.headwater);
@@ -161,54 +173,54 @@ pub fn failover(plan: &Plan) -> Result<Vec<Comparison>> {
         ("one hangs", 0, Trouble::Hangs),
         ("the other hangs", 1, Trouble::Hangs),
     ];
-    let (mut undisturbed, mut killed, mut longest) = (None, 0.0, 0f64);
-    for (name, victim, trouble) in troubles {
-        let mut offers = Vec::new();
-        let mut urls = Vec::new();
-        for _ in 0..2 {
-            let offer = Offer::start(line.far(&plan.headwater), &made.store(), free_port()?, &tls)?;
-            urls.push(format!("https://{FAR}:{}", line.relay(offer.port(), DELAY_MS)?));
-            offers.push(offer);
-        }
-        let from = urls.join(",");
-        let half = match undisturbed {
-            Some(seconds) => seconds / 2.0,
-            None => {
-                let seconds = Machine::start(plan, line.near(&plan.headwater), &from, &more)?.booted()?;
-                println!("  undisturbed  {seconds:.1} s");
-                *undisturbed.insert(seconds) / 2.0
+    let mut longest = 0f64;
+    let count = plan.rounds.min(ROUNDS_MAX);
+    for round in 0..count {
+        println!("  round {}/{count}", round + 1);
+        let (mut undisturbed, mut killed) = (None, 0.0);
+        for (name, victim, trouble) in troubles {
+            let mut offers = Vec::new();
+            let mut urls = Vec::new();
+            for _ in 0..2 {
+                let offer = Offer::start(line.far(&plan.headwater), &made.store(), free_port()?, &tls)?;
+                urls.push(format!("https://{FAR}:{}", line.relay(offer.port(), DELAY_MS)?));
+                offers.push(offer);
             }
-        };
-        let mut machine = Machine::start(plan, line.near(&plan.headwater), &from, &more)?;
-        let begun = Instant::now();
-        // Opening the store is a request too; by so much the guest itself is at work.
-        while machine.metric("headwater_image_read_bytes_total").unwrap_or(0.0) < BOOTING_BYTES {
-            if begun.elapsed() > PATIENCE {
-                bail!("the machine read nothing");
+            let from = urls.join(",");
+            let half = match undisturbed {
+                Some(seconds) => seconds / 2.0,
+                None => {
+                    let seconds = Machine::start(plan, line.near(&plan.headwater), &from, &more)?.booted()?;
+                    println!("  undisturbed  {seconds:.1} s");
+                    *undisturbed.insert(seconds) / 2.0
+                }
+            };
+            let mut machine = Machine::start(plan, line.near(&plan.headwater), &from, &more)?;
+            machine.has_begun()?;
+            std::thread::sleep(Duration::from_secs_f64(half));
+            let signal = match trouble {
+                Trouble::Dies => Signal::KILL,
+                Trouble::Hangs => Signal::STOP,
+            };
+            offers[victim].process().signal(signal)?;
+            let seconds = machine.booted().with_context(|| format!("booting while {name}"))?;
+            let stall = machine.metric("headwater_image_longest_read_seconds")?;
+            let went_on = machine.metric("headwater_image_failovers_total")?;
+            longest = longest.max(stall);
+            if matches!(trouble, Trouble::Dies) {
+                killed += went_on;
             }
-            std::thread::sleep(Duration::from_millis(100));
+            println!("  {name:<20} {seconds:>5.1} s, longest stall {stall:.3} s, {went_on} failovers");
+            if matches!(trouble, Trouble::Hangs) {
+                offers[victim].process().signal(Signal::CONT)?;
+            }
+            rounds.add(of_failover("boot, seconds", seconds, "undisturbed", half * 2.0, Goal::None));
+            rounds.add(of_failover("longest stall of a boot, s", stall, "2 s", STALL_MAX_S, Goal::None));
         }
-        std::thread::sleep(Duration::from_secs_f64(half));
-        let signal = match trouble {
-            Trouble::Dies => Signal::KILL,
-            Trouble::Hangs => Signal::STOP,
-        };
-        offers[victim].process().signal(signal)?;
-        let seconds = machine.booted().with_context(|| format!("booting while {name}"))?;
-        let stall = machine.metric("headwater_image_longest_read_seconds")?;
-        let went_on = machine.metric("headwater_image_failovers_total")?;
-        longest = longest.max(stall);
-        if matches!(trouble, Trouble::Dies) {
-            killed += went_on;
-        }
-        println!("  {name:<20} {seconds:>5.1} s, longest stall {stall:.3} s, {went_on} failovers");
-        if matches!(trouble, Trouble::Hangs) {
-            offers[victim].process().signal(Signal::CONT)?;
-        }
-        rounds.add(of_failover("boot, seconds", seconds, "undisturbed", half * 2.0, Goal::None));
+        // A server that nobody read from proves nothing.
+        let figure = "reads that went on, of killed";
+        rounds.add(of_failover(figure, killed, "1", 1.0, Goal::AtLeast(1.0)));
     }
-    // A server that nobody read from proves nothing.
-    rounds.add(of_failover("reads that went on, of killed", killed, "1", 1.0, Goal::AtLeast(1.0)));
     rounds.add(of_failover("longest stall of all, s", longest, "2 s", STALL_MAX_S, Goal::AtMost(1.0)));
     Ok(rounds.0)
 }
