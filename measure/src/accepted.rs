@@ -26,7 +26,8 @@ const fn known(row: [&'static str; 3], bound: Goal, decision: u32) -> Known {
 
 use Goal::{AtLeast, AtMost};
 
-const KNOWN: [Known; 7] = [
+const KNOWN: [Known; 8] = [
+    known(["seal-pause", "guest stands still, longest, ms", "50 ms"], AtMost(2.0), 11),
     known(["fits-qd1", "IOPS", "nbdkit null"], AtLeast(0.85), 13),
     known(["fits-qd1", "us CPU/op", "nbdkit null"], AtMost(1.6), 13),
     known(["overflow-64m", "IOPS", "raw disk"], AtLeast(1.0), 15),
