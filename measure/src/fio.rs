@@ -36,7 +36,19 @@ pub enum Job {
         /// How much in all.
         total_bytes: u64,
     },
+    /// The mix in requests of [`LARGE_BYTES`] at random offsets, by several clients.
+    Large {
+        /// How many, each on a connection of its own.
+        clients: u32,
+        /// Requests that each has in flight.
+        depth: u32,
+        /// How much in all.
+        total_bytes: u64,
+    },
 }
+
+/// Bytes of a request of [`Job::Large`].
+pub const LARGE_BYTES: u64 = 1 << 20;
 
 /// One fio run, summed over reads and writes.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
@@ -219,6 +231,16 @@ fn arguments(target: &Target, set_bytes: u64, job: Job, seed: usize) -> Vec<Stri
             add("--norandommap=1".into());
             add("--iodepth=16".into());
             add(format!("--io_size={total_bytes}"));
+        }
+        Job::Large { clients, depth, total_bytes } => {
+            add(format!("--bs={LARGE_BYTES}"));
+            add("--rw=randrw".into());
+            add("--rwmixwrite=80".into());
+            add("--norandommap=1".into());
+            add(format!("--iodepth={depth}"));
+            add(format!("--numjobs={clients}"));
+            add("--group_reporting=1".into());
+            add(format!("--io_size={}", total_bytes / u64::from(clients.max(1))));
         }
     }
     all

@@ -324,6 +324,11 @@ fn memory_row(memory: &MemoryResult, rows: &mut Vec<Row>) {
     let ours = mib(memory.peak_resident_bytes);
     let goal = Goal::AtMost(1.0);
     rows.push(Row::new(memory.name, "MiB resident", &[ours], "RAM x 1.03 + 32 MiB", &[limit], goal));
+    if memory.in_flight_bytes > 0 {
+        // What clients have under way is in memory of the server while it waits, and not in the budget.
+        let (peer, limit) = ("the same + requests in flight", limit + mib(memory.in_flight_bytes));
+        rows.push(Row::new(memory.name, "MiB resident", &[ours], peer, &[limit], goal));
+    }
 }
 
 fn iscsi_rows(iscsi: &[IscsiResult], rows: &mut Vec<Row>) {
@@ -455,6 +460,7 @@ mod tests {
             title: "t",
             ram_bytes: 64 << 20,
             written_bytes: 1,
+            in_flight_bytes: 0,
             peak_resident_bytes: 97 << 20,
         };
         let import = |system, seconds, size_mib: u64| ImportResult {

@@ -169,6 +169,7 @@ impl Work {
             Job::RandomWrites { total_bytes } => {
                 (Kind::Random, 16, BLOCK_BYTES, None, total_bytes / BLOCK_BYTES as u64)
             }
+            Job::Large { .. } => bail!("requests of 1 MiB are sent over NBD"),
         };
         let set_blocks = set_bytes / bytes as u64;
         if set_blocks == 0 {
