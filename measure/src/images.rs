@@ -14,9 +14,9 @@ use crate::systems::Process;
 pub const NAME: &str = "import";
 /// What it shows.
 pub const TITLE: &str =
-    "importing the Debian guest and exporting it to raw, beside qemu-img and a zstd-compressed qcow2";
+    "importing the Debian guest, exporting it to raw and qcow2, beside qemu-img and a zstd-compressed qcow2";
 
-/// One way of making a compressed image, and a raw one of that.
+/// One way of making a compressed image, and a raw and an uncompressed qcow2 one of that.
 #[derive(Clone, Debug, Serialize)]
 pub struct ImportResult {
     /// Who.
@@ -27,6 +27,8 @@ pub struct ImportResult {
     pub size_bytes: u64,
     /// Of making a raw file of it; one for each round.
     pub export_seconds: Vec<f64>,
+    /// Of making an uncompressed qcow2 file of it; one for each round.
+    pub qcow2_seconds: Vec<f64>,
     /// Bytes of the raw file that are not in holes.
     pub data_bytes: u64,
 }
@@ -36,6 +38,7 @@ struct Round {
     import: Duration,
     size_bytes: u64,
     export: Duration,
+    qcow2: Duration,
     data_bytes: u64,
 }
 
@@ -53,6 +56,7 @@ pub fn run(plan: &Plan) -> Result<Vec<ImportResult>> {
             seconds: Vec::new(),
             size_bytes: 0,
             export_seconds: Vec::new(),
+            qcow2_seconds: Vec::new(),
             data_bytes: 0,
         })
         .collect();
@@ -69,15 +73,17 @@ pub fn run(plan: &Plan) -> Result<Vec<ImportResult>> {
             result.seconds.push(measured.import.as_secs_f64());
             result.size_bytes = measured.size_bytes;
             result.export_seconds.push(measured.export.as_secs_f64());
+            result.qcow2_seconds.push(measured.qcow2.as_secs_f64());
             result.data_bytes = measured.data_bytes;
             println!(
-                "  round {}/{}  {:<26}{:>8.2} s  {}  and back in {:.2} s",
+                "  round {}/{}  {:<26}{:>8.2} s  {}  and back in {:.2} s, to qcow2 in {:.2} s",
                 round + 1,
                 plan.rounds,
                 result.system,
                 measured.import.as_secs_f64(),
                 headwater_block::size::format(measured.size_bytes),
-                measured.export.as_secs_f64()
+                measured.export.as_secs_f64(),
+                measured.qcow2.as_secs_f64()
             );
         }
     }
@@ -100,11 +106,13 @@ fn ours(plan: &Plan) -> Result<Round> {
     };
     let import = command(&["import"], &plan.image.canonicalize()?, &["--name", "measured"])?;
     let export = command(&["export", "measured"], &raw, &[])?;
+    let data_bytes = allocated_bytes(&raw)?;
+    std::fs::remove_file(&raw)?;
+    let qcow2 = command(&["export", "measured"], &data_dir.join("exported.qcow2"), &[])?;
     drop(daemon);
     let size_bytes = tree_bytes(&data_dir.join("store"))?;
-    let data_bytes = allocated_bytes(&raw)?;
     std::fs::remove_dir_all(&data_dir)?;
-    Ok(Round { import, size_bytes, export, data_bytes })
+    Ok(Round { import, size_bytes, export, qcow2, data_bytes })
 }
 
 /// Runs a command to its end.
@@ -147,16 +155,17 @@ fn qemu_img(plan: &Plan, options: &[&str]) -> Result<Round> {
         .arg(&plan.image)
         .arg(&packed);
     let import = timed(&mut pack)?;
-    let export = timed(convert().args(["-f", "qcow2", "-O", "raw"]).arg(&packed).arg(&raw))?;
-    let round = Round {
-        import,
-        size_bytes: std::fs::metadata(&packed)?.len(),
-        export,
-        data_bytes: allocated_bytes(&raw)?,
-    };
-    std::fs::remove_file(&packed)?;
+    let size_bytes = std::fs::metadata(&packed)?.len();
+    let unpack =
+        |format, to: &Path| timed(convert().args(["-f", "qcow2", "-O", format]).arg(&packed).arg(to));
+    let export = unpack("raw", &raw)?;
+    let data_bytes = allocated_bytes(&raw)?;
     std::fs::remove_file(&raw)?;
-    Ok(round)
+    let unpacked = plan.work_dir.join("unpacked.qcow2");
+    let qcow2 = unpack("qcow2", &unpacked)?;
+    std::fs::remove_file(&unpacked)?;
+    std::fs::remove_file(&packed)?;
+    Ok(Round { import, size_bytes, export, qcow2, data_bytes })
 }
 
 /// Bytes of all files below a directory.

@@ -370,6 +370,8 @@ fn import_rows(import: &[ImportResult], rows: &mut Vec<Row>) {
         rows.push(Row::new("import", "MiB", &[size], peer.system, &[theirs], Goal::AtMost(1.02)));
         let (mine, theirs) = (&ours.export_seconds, &peer.export_seconds);
         rows.push(Row::new("export to raw", "seconds", mine, peer.system, theirs, Goal::None));
+        let (mine, theirs) = (&ours.qcow2_seconds, &peer.qcow2_seconds);
+        rows.push(Row::new("export to qcow2", "seconds", mine, peer.system, theirs, Goal::None));
     }
     let gigabytes = mib(ours.data_bytes) * 1.048_576e-3;
     let rate: Vec<f64> = ours.export_seconds.iter().map(|seconds| gigabytes / seconds).collect();
@@ -468,6 +470,7 @@ mod tests {
             seconds: vec![seconds],
             size_bytes: size_mib << 20,
             export_seconds: vec![seconds],
+            qcow2_seconds: vec![seconds / 2.0],
             data_bytes: 4_000_000_000,
         };
         let import = vec![import("headwater", 2.0, 110), import("qemu-img", 4.0, 100)];
@@ -476,8 +479,12 @@ mod tests {
         assert_eq!(verdict(&results, "import", "seconds"), [(Some(0.5), Verdict::Reached)]);
         assert_eq!(verdict(&results, "import", "MiB"), [(Some(1.1), Verdict::Missed)]);
         assert_eq!(verdict(&results, "export to raw", "seconds"), [(Some(0.5), Verdict::Reported)]);
+        assert_eq!(verdict(&results, "export to qcow2", "seconds"), [(Some(0.5), Verdict::Reported)]);
         let rate = verdict(&results, "export to raw", "GB/s of data")[0];
-        assert!(rate.0.is_some_and(|rate| (rate - 2.0).abs() < 0.01) && rate.1 == Verdict::Reached, "{rate:?}");
+        assert!(
+            rate.0.is_some_and(|rate| (rate - 2.0).abs() < 0.01) && rate.1 == Verdict::Reached,
+            "{rate:?}"
+        );
     }
 
     #[test]
