@@ -1,4 +1,4 @@
-//! The volume as a file (FUSE), beside `qemu-storage-daemon` with nothing behind it and with a qcow2 overlay.
+//! The volume as a file (FUSE), beside `qemu-storage-daemon` with nothing behind it, with a file and with a qcow2 overlay.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -17,9 +17,11 @@ pub const NAME: &str = "fuse";
 pub const TITLE: &str = "as a file (FUSE): 4 KiB random direct, 80 % writes, set fits in RAM, depth 16";
 
 /// The peer with nothing behind it.
-pub const NULL: &str = "qemu-storage-daemon, null-co";
+const NULL: &str = "qemu-storage-daemon, null-co";
+/// The peer with a file in the page cache.
+const FILE: &str = "qemu-storage-daemon, raw file";
 /// The peer with an overlay of changed blocks.
-pub const OVERLAY: &str = "qemu-storage-daemon, qcow2";
+const OVERLAY: &str = "qemu-storage-daemon, qcow2";
 
 /// One system's figures.
 #[derive(Clone, Debug, Serialize)]
@@ -59,7 +61,7 @@ pub fn run(plan: &Plan) -> Result<Vec<FuseResult>> {
     fio::file_engine(&plan.work_dir.join("fuse.probe"));
     let bytes: u64 = if plan.quick { 256 << 20 } else { 1 << 30 };
     let mut systems = Vec::new();
-    for name in ["headwater", NULL, OVERLAY] {
+    for name in ["headwater", NULL, FILE, OVERLAY] {
         let served = start(plan, name, bytes).with_context(|| format!("starting {name}"))?;
         println!("  writing the set once: {name}");
         fio::run(&Target::File(served.file.clone()), bytes, Job::Fill, 0).context("writing the set")?;
@@ -109,6 +111,11 @@ fn start(plan: &Plan, name: &'static str, bytes: u64) -> Result<Served> {
         command = Command::new("qemu-storage-daemon");
         let node = match name {
             NULL => format!("null-co,node-name=disk,size={bytes},read-zeroes=on"),
+            FILE => {
+                let raw = folder.join("disk.raw");
+                std::fs::File::create(&raw)?.set_len(bytes)?;
+                format!("file,node-name=disk,filename={}", raw.display())
+            }
             _ => {
                 let overlay = overlay(&folder, bytes)?;
                 command.args(["--blockdev", &format!("file,node-name=file,filename={}", overlay.display())]);
