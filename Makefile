@@ -5,7 +5,7 @@ TEST_TOOLS := nbdkit=nbdkit nbdinfo=libnbd-bin nbdcopy=libnbd-bin fio=fio curl=c
 PEERS := qemu-system-x86_64=qemu-system-x86 ip=iproute2 tc=iproute2 nsenter=util-linux curl=curl qemu-nbd=qemu-utils qemu-storage-daemon=qemu-system-common nbdkit=nbdkit fio=fio tgtd=tgt iscsi-perf=libiscsi-bin
 
 .DEFAULT_GOAL := help
-.PHONY: help rust build guest demo test compare streaming bench packing soak conformance fuzz clean
+.PHONY: help rust build guest demo test compare streaming bench packing upgrade soak conformance fuzz clean
 
 help: ## list these commands
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 22
@@ -50,6 +50,10 @@ bench: rust ## measure a volume alone, beside bare memory and the bare disk; tab
 packing: rust ## how much more RAM holds of what a Debian guest changes in an update (the first time it is updated: half an hour)
 	guest/update
 	cargo run --release --locked --package headwater-volume --example figures -- pack build/guest/guest.raw build/guest/updated.raw
+
+upgrade: rust ## what a version adds to a store after `apt upgrade` of Debian's last release (the first time: half an hour); fails above the target
+	guest/update --upgrade
+	cargo run --release --locked --package headwater-image --example upgrade_table -- build/guest-released/guest.raw build/guest-released/upgraded.raw --judge
 
 soak: rust ## half an hour of load on eight volumes, with limits changed at random and a disk that fails
 	HEADWATER_SOAK_SECONDS=$${SECONDS_TO_RUN:-1800} cargo test --release --locked --package headwater-volume --test soak -- --nocapture $(ARGS)

@@ -1,25 +1,31 @@
 //! What a new version of an image costs in the store, against the zstd size of its changed 4 KiB blocks: the table of
 //! `docs/decisions/0021-what-an-upgrade-costs.md`.
 //!
-//! `cargo run --release -p headwater-image --example upgrade_table -- BEFORE.raw AFTER.raw`
+//! `cargo run --release -p headwater-image --example upgrade_table -- BEFORE.raw AFTER.raw [--judge]`
 //!
-//! `guest/update` makes such a pair of the Debian guest. Chunks of 64 KiB that BEFORE has anywhere cost nothing, as in a store.
-//! The others are compressed in ways that a store could use, each chunk so that it can be read without all others.
+//! `make upgrade` makes such a pair of the Debian guest, and runs this with --judge: both are imported into a store, and what the second
+//! one adds to its files is judged. Without it there is also the table, which takes a while: chunks of 64 KiB that BEFORE has anywhere cost nothing, as in a store; the others are compressed
+//! in ways that a store could use, each chunk so that it can be read without all others.
 
 use std::collections::HashSet;
 use std::error::Error;
 use std::fs::File;
 use std::io::Write as _;
 use std::os::unix::fs::FileExt as _;
+use std::path::Path;
+use std::process::ExitCode;
 use std::time::Instant;
 
-use headwater_store::Hash;
+use headwater_image::{ImportOptions, import, open_source};
+use headwater_store::{Access, Hash, LocalDir};
 
 const BLOCK_BYTES: usize = 4096;
 const CHUNK_BYTES: usize = 64 << 10;
 const DICTIONARY_BYTES: usize = 112 << 10;
 /// What the manifest has for each new chunk.
 const ENTRY_BYTES: u64 = 48;
+/// What a version may cost, by the size of its changed blocks, compressed one by one.
+const GOAL: f64 = 1.15;
 
 type Outcome<T> = Result<T, Box<dyn Error>>;
 
@@ -30,11 +36,14 @@ struct NewChunk {
     after: Vec<u8>,
 }
 
-fn main() -> Outcome<()> {
+fn main() -> Outcome<ExitCode> {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
-    let [before, after] = arguments.as_slice() else {
-        return Err("usage: upgrade_table BEFORE.raw AFTER.raw".into());
+    let (before, after, has_table) = match arguments.as_slice() {
+        [before, after] => (before, after, true),
+        [before, after, judge] if judge == "--judge" => (before, after, false),
+        _ => return Err("usage: upgrade_table BEFORE.raw AFTER.raw [--judge]".into()),
     };
+    let added = added(Path::new(before), Path::new(after))?;
     let (before, after) = (File::open(before)?, File::open(after)?);
     let known = known(&before)?;
     let (chunks, blocks) = new_chunks(&before, &after, &known)?;
@@ -47,12 +56,53 @@ fn main() -> Outcome<()> {
     );
     let (stream, alone) = (as_stream(&changed)?, one_by_one(&changed)?);
     println!("their zstd -3 size: {:.1} MiB as one stream, {:.1} MiB one by one", mib(stream), mib(alone));
+    let cost = added as f64 / alone as f64;
+    println!(
+        "the new version added {:.1} MiB to the store: {cost:.2} of them one by one, {:.2} of one stream",
+        mib(added),
+        added as f64 / stream as f64
+    );
+    if has_table {
+        others(&chunks, &before, stream, alone)?;
+    }
+    let is_reached = cost <= GOAL;
+    println!(
+        "goal: at most {GOAL} of its changed blocks, one by one: {}",
+        if is_reached { "reached" } else { "NOT reached" }
+    );
+    Ok(if is_reached { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+/// Imports both into a store, and tells by how many bytes its files grew with the second.
+fn added(before: &Path, after: &Path) -> Outcome<usize> {
+    let dir = tempfile::tempdir()?;
+    let store = LocalDir::open(dir.path(), Access::WRITE)?;
+    let mut sizes = Vec::new();
+    for disk in [before, after] {
+        let options = ImportOptions::new("image".parse()?, 0);
+        import(open_source(disk, None)?, &store, &options, &mut |_| {})?;
+        sizes.push(tree_bytes(dir.path())?);
+    }
+    let [first, both] = sizes.as_slice() else { return Err("there are two".into()) };
+    Ok(usize::try_from(both - first)?)
+}
+
+fn tree_bytes(folder: &Path) -> Outcome<u64> {
+    std::fs::read_dir(folder)?.try_fold(0, |sum, entry| {
+        let entry = entry?;
+        let metadata = entry.metadata()?;
+        Ok(sum + if metadata.is_dir() { tree_bytes(&entry.path())? } else { metadata.len() })
+    })
+}
+
+/// The table: other ways of compressing what is new.
+fn others(chunks: &[NewChunk], before: &File, stream: usize, alone: usize) -> Outcome<()> {
     println!("| new chunks compressed | MiB | of one stream | of blocks one by one | CPU s |");
     println!("|---|---|---|---|---|");
     let row = |what: &str, pack: &mut dyn FnMut(&NewChunk) -> Outcome<usize>| -> Outcome<()> {
         let began = Instant::now();
         let mut bytes = chunks.len() * usize::try_from(ENTRY_BYTES)?;
-        for chunk in &chunks {
+        for chunk in chunks {
             bytes += pack(chunk)?.min(CHUNK_BYTES);
         }
         let ratio = |of: usize| bytes as f64 / of as f64;
@@ -69,7 +119,7 @@ fn main() -> Outcome<()> {
         let mut packer = zstd::bulk::Compressor::new(level)?;
         row(&format!("alone, level {level}"), &mut |chunk| Ok(packer.compress(&chunk.after)?.len()))?;
     }
-    let samples = samples(&before)?;
+    let samples = samples(before)?;
     let sizes: Vec<usize> = samples.chunks(CHUNK_BYTES).map(<[u8]>::len).collect();
     let trained = zstd::dict::from_continuous(&samples, &sizes, DICTIONARY_BYTES)?;
     for level in [3, 9] {
