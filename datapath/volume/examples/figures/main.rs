@@ -8,7 +8,7 @@
 //! | `memory` | overwrites and reads in RAM, beside a bare copy; two threads beside one |
 //! | `sustained` | random writes with 64 MiB of RAM and in `disk` mode, beside the disk's own sequential writes |
 //! | `index` | what the index takes of a dense cache |
-//! | `open` | opening a volume on 64 GiB, freezing one with 4 GiB of changes |
+//! | `open` | opening a volume on an image of 64 GiB that is open, freezing one with 4 GiB of changes |
 //! | `resident` | memory while more is written than the budget allows, and what a discard gives back |
 //! | `amplification` | bytes to the overflow disk for each byte written |
 //! | `changes` | what an operation costs with 1, 5 and 20 GiB of changes |
