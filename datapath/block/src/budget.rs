@@ -342,6 +342,8 @@ mod tests {
             had.push((0..200).filter(|_| share.take(MIB, true)).count());
         }
         assert!(budget.used_bytes() <= 192 * MIB, "{}", budget.used_bytes());
+        // Half of what is free to each, about.
+        assert_eq!(had[..3], [96, 48, 25], "{had:?}");
         // Those that got nothing beyond their own wait for the others.
         assert!(shares[0].is_wanted() && !shares[49].is_wanted());
         shares.iter_mut().for_each(Share::withdraw);
@@ -410,6 +412,31 @@ mod tests {
         drop((greedy, long));
         short.give(2 * MIB, false);
         assert_eq!(budget.used_bytes(), 0);
+    }
+
+    #[test]
+    fn whoever_waits_behind_one_that_waits_no_more_may_need_less() {
+        let budget = Budget::new(64 * MIB);
+        let (mut greedy, _) = counted(&budget);
+        assert!(greedy.take(44 * MIB, false));
+        let ends: [fn(Share) -> Option<Share>; 2] = [
+            |gone| {
+                drop(gone);
+                None
+            },
+            |mut withdrawn| {
+                withdrawn.withdraw();
+                Some(withdrawn)
+            },
+        ];
+        for end in ends {
+            let (mut long, _) = counted(&budget);
+            let (mut short, woken) = counted(&budget);
+            assert!(!long.take(32 * MIB, false) && !short.take(2 * MIB, false));
+            let _long = end(long);
+            assert_eq!(woken.load(Ordering::SeqCst), 1);
+            assert!(short.take(2 * MIB, false));
+        }
     }
 
     #[test]
