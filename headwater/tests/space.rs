@@ -181,7 +181,7 @@ fn limits_that_cannot_be_are_refused_and_change_nothing() {
     daemon.with_tiny_machine("lab");
     daemon.cli(&["machine", "create", "ram", "tiny", "--cache", "ram", "--memory", "64M"]).ok();
     daemon.cli(&["machine", "create", "disk", "tiny", "--cache", "disk", "--memory", "64M"]).ok();
-    assert!(daemon.cli(&["machine", "show", "disk"]).ok().contains("disk, RAM 16.0 MiB, disk 10.0 GiB"));
+    assert!(daemon.cli(&["machine", "show", "disk"]).ok().contains("disk, RAM 24.0 MiB, disk 10.0 GiB"));
     let before = daemon.cli(&["machine", "list", "--json"]).ok();
     let set = |name: &str, limits: &[&str]| daemon.cli(&[&["machine", "set", name], limits].concat());
     assert_eq!(set("lab", &[]).code, 2);

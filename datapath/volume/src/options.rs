@@ -61,8 +61,8 @@ impl FromStr for CacheMode {
     }
 }
 
-/// RAM that mode `disk` uses as its buffer, whatever limit is given.
-pub const DISK_MODE_RAM_BYTES: u64 = MIN_RAM_BYTES;
+/// RAM of mode `disk`, whatever limit is given: a buffer of 16 MiB, and room for the host's staging buffers.
+pub const DISK_MODE_RAM_BYTES: u64 = MIN_RAM_BYTES + (8 << 20);
 
 /// How long a write waits for space before it is refused, unless told otherwise.
 pub const DEFAULT_PAUSE_LIMIT: Duration = Duration::from_secs(30);

@@ -4,7 +4,7 @@ use std::sync::atomic::Ordering;
 
 use headwater_block::{IoError, IoErrorKind};
 
-use super::{MIN_RAM_BYTES, MIN_SEGMENTS, WriteCache};
+use super::{MIN_RAM_BYTES, MIN_SEGMENTS, SEGMENTS_BESIDE_INDEX, WriteCache};
 use crate::budget::Holding;
 use crate::counters::Hot;
 use crate::log::Log;
@@ -62,7 +62,17 @@ impl WriteCache {
         let growth = if self.overflow.is_none() { self.index_growth_bytes() } else { 0 };
         let fixed = self.index_bytes(log) + growth + self.packed.bytes() + self.staging_bytes();
         let left = self.ram_limit_bytes().saturating_sub(fixed) / SEGMENT_BYTES as u64;
-        u32::try_from(left.max(MIN_SEGMENTS)).unwrap_or(u32::MAX)
+        u32::try_from(left.max(self.least_segments())).unwrap_or(u32::MAX)
+    }
+
+    /// So many segments are not the index's, whatever it takes. Where the host's limit binds, and without a disk, the fewest.
+    fn least_segments(&self) -> u64 {
+        let own = self.ram_bytes.load(Ordering::Relaxed);
+        if self.overflow.is_none() || self.share.bytes() < own {
+            return MIN_SEGMENTS;
+        }
+        let without_index = own.saturating_sub(self.staging_bytes()) / SEGMENT_BYTES as u64;
+        without_index.clamp(MIN_SEGMENTS, SEGMENTS_BESIDE_INDEX)
     }
 
     /// What the segment that is being filled may add to the map: at most a table for each of its blocks, and less where blocks
@@ -82,7 +92,7 @@ impl WriteCache {
         let allowed = self.ram_limit_bytes() / SEGMENT_BYTES as u64;
         let index = self.index_estimate_bytes(log);
         let taken = (index + self.packed.bytes() + self.staging_bytes()).div_ceil(SEGMENT_BYTES as u64);
-        let left = |reserve: u64| allowed.saturating_sub(taken + reserve).max(MIN_SEGMENTS);
+        let left = |reserve: u64| allowed.saturating_sub(taken + reserve).max(self.least_segments());
         let limit = match self.overflow {
             Some(_) => left(1) * 7 / 10,
             None => left(1).saturating_sub(2),

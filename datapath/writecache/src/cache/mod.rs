@@ -60,9 +60,13 @@ const BLOCK: usize = BLOCK_BYTES as usize;
 /// Of a volume: blocks have numbers of 32 bits, and the last one means none.
 const MOST_BLOCKS: u64 = u32::MAX as u64 - 1;
 
-/// Segments that a cache may always have in RAM, however large its index grows: one to fill, one on its
-/// way to the disk, one for cleaning, and one more.
+/// Segments that a cache may always have in RAM, however large its index grows and however short the host's RAM is: one to fill,
+/// one on its way to the disk, one for cleaning, and one more.
 const MIN_SEGMENTS: u64 = 4;
+
+/// An index that grows leaves a cache so many segments, if it had them: with fewer, writers that are as fast as the disk stand still each
+/// time that the host's thread comes a moment later (`docs/decisions/0015-disks-of-little-ram.md`).
+const SEGMENTS_BESIDE_INDEX: u64 = 8;
 
 /// The write cache of one volume. See the crate's documentation.
 pub struct WriteCache {
