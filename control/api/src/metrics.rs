@@ -217,7 +217,7 @@ pub const FAMILIES: &[Family] = &[
     counter("headwater_image_waits_total", &[], "Reads that waited because no server was left."),
     counter("headwater_image_waited_seconds_total", &[], "How long they waited, together."),
     gauge("headwater_image_longest_read_seconds", &[], "How long the longest read of the servers took since the daemon started, waits included."),
-    gauge("headwater_machine_alarm", MACHINE, "1 while the machine's disk has no room for its writes, its flushes fail until it is started again, or its reads wait because no server of its image answers; else 0."),
+    gauge("headwater_machine_alarm", MACHINE, "1 while the machine's disk has no room for its writes, its flushes fail until it is started again, its reads wait because no server of its image answers, or its guest restarted and its start fails; else 0."),
     gauge("headwater_boot_seconds", MACHINE, "How long the last boot took, until the guest was up."),
     gauge("headwater_boot_bytes", MACHINE, "Bytes that were read from the image until the guest was up."),
     gauge("headwater_hydration_whole_bytes", MACHINE, "Bytes of the image, as they are stored, that --hydrate copies to this host; 0 without it."),

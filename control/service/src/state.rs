@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use headwater_api::Alarm;
 use headwater_db::{Database, NewEvent};
 use tokio::sync::{OwnedMutexGuard, RwLock, RwLockReadGuard, RwLockWriteGuard, Semaphore, watch};
 use uuid::Uuid;
@@ -49,8 +50,8 @@ struct Inner {
     locks: Mutex<HashMap<Uuid, Arc<tokio::sync::Mutex<()>>>>,
     /// Kept disks that a version is being made of.
     sealing: Mutex<HashSet<Uuid>>,
-    /// Machines whose guests restarted and that are not on again, each with whose work that is.
-    restarting: Mutex<HashMap<Uuid, Arc<()>>>,
+    /// Machines whose guests restarted and that are not on again, each with whose work that is, and why it failed so far.
+    restarting: Mutex<HashMap<Uuid, Arc<Mutex<Option<Alarm>>>>>,
     /// Shared by who is about to use a version, alone with who removes one.
     versions: RwLock<()>,
     stopping: Arc<AtomicBool>,
@@ -224,8 +225,8 @@ impl Service {
     /// Notes that a machine is off only until it is started again, whatever the database says, until the guard is dropped or
     /// the machine is on.
     pub(crate) fn begin_restart(&self, machine: Uuid) -> Restart {
-        let whose = Arc::new(());
-        self.restarts().insert(machine, whose.clone());
+        let whose = Arc::default();
+        self.restarts().insert(machine, Arc::clone(&whose));
         Restart { service: self.clone(), machine, whose }
     }
 
@@ -234,13 +235,28 @@ impl Service {
         self.restarts().contains_key(&machine)
     }
 
+    /// Notes what keeps a machine off that is to be started again. It began with the first failure.
+    pub(crate) fn restart_failed(&self, machine: Uuid, mut alarm: Alarm) {
+        let Some(restart) = self.restarts().get(&machine).cloned() else { return };
+        let mut noted = restart.lock().unwrap_or_else(PoisonError::into_inner);
+        alarm.since_ms = noted.as_ref().map_or(alarm.since_ms, |noted| noted.since_ms);
+        *noted = Some(alarm);
+    }
+
+    /// What keeps it off.
+    pub(crate) fn failing_restart(&self, machine: Uuid) -> Option<Alarm> {
+        let restart = self.restarts().get(&machine).cloned()?;
+        let noted = restart.lock().unwrap_or_else(PoisonError::into_inner);
+        noted.clone()
+    }
+
     /// A machine is on.
     pub(crate) fn is_on_now(&self, machine: Uuid, active: Arc<Active>) {
         self.active_map().insert(machine, active);
         self.restarts().remove(&machine);
     }
 
-    fn restarts(&self) -> MutexGuard<'_, HashMap<Uuid, Arc<()>>> {
+    fn restarts(&self) -> MutexGuard<'_, HashMap<Uuid, Arc<Mutex<Option<Alarm>>>>> {
         self.0.restarting.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -333,7 +349,7 @@ impl Drop for Sealing {
 pub(crate) struct Restart {
     service: Service,
     machine: Uuid,
-    whose: Arc<()>,
+    whose: Arc<Mutex<Option<Alarm>>>,
 }
 
 impl Drop for Restart {

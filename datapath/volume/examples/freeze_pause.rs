@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use headwater_block::{Device, blocking};
 use headwater_testkit::{ReferenceDisk, ReferenceOptions, Rng};
-use headwater_volume::{Buffering, CacheMode, DEFAULT_WEIGHT, Volume, VolumeOptions};
+use headwater_volume::{Buffering, CacheMode, DEFAULT_WEIGHT, LittleSpace, Volume, VolumeOptions};
 use headwater_writecache::Host;
 
 const BLOCK: usize = 4096;
@@ -31,6 +31,7 @@ fn main() {
         ram_bytes: span_bytes * 2,
         weight: DEFAULT_WEIGHT,
         buffering: Buffering::Direct,
+        little_space: LittleSpace::Refused,
         persistent: None,
         disk_bytes: 0,
         cache_dir: std::env::temp_dir(),

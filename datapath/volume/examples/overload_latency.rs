@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use headwater_block::{Device, blocking};
 use headwater_testkit::{ReferenceDisk, ReferenceOptions, Rng};
-use headwater_volume::{Buffering, CacheMode, DEFAULT_WEIGHT, Volume, VolumeOptions};
+use headwater_volume::{Buffering, CacheMode, DEFAULT_WEIGHT, LittleSpace, Volume, VolumeOptions};
 use headwater_writecache::Host;
 
 const BLOCK: usize = 4096;
@@ -55,6 +55,7 @@ fn run(dir: &std::path::Path, threads: u64, mib: u64, round: u64) -> (Duration, 
         ram_bytes: 64 << 20,
         weight: DEFAULT_WEIGHT,
         buffering: Buffering::Direct,
+        little_space: LittleSpace::Refused,
         persistent: None,
         disk_bytes: 3 * SPAN_BYTES,
         cache_dir: dir.to_path_buf(),

@@ -64,7 +64,7 @@ pub use freeze::{ChangedRun, FrozenView};
 pub use headwater_writecache::Shortage;
 pub use latency::{Latency, LatencySnapshot};
 pub use options::{
-    Buffering, CacheMode, DEFAULT_PAUSE_LIMIT, DEFAULT_WEIGHT, DISK_MODE_RAM_BYTES, PersistentOptions,
-    VolumeOptions,
+    Buffering, CacheMode, DEFAULT_PAUSE_LIMIT, DEFAULT_WEIGHT, DISK_MODE_RAM_BYTES, LittleSpace,
+    PersistentOptions, VolumeOptions,
 };
 pub use volume::Volume;

@@ -8,7 +8,7 @@ use std::time::Duration;
 use headwater_block::Device;
 use headwater_writecache::MIN_RAM_BYTES;
 pub use headwater_writecache::PersistentOptions;
-pub use headwater_writecache::{Buffering, DEFAULT_WEIGHT};
+pub use headwater_writecache::{Buffering, DEFAULT_WEIGHT, LittleSpace};
 use serde::{Deserialize, Serialize};
 
 /// Where a machine's writes go.
@@ -86,6 +86,8 @@ pub struct VolumeOptions {
     pub cache_dir: PathBuf,
     /// Whether the overflow goes past the page cache; ignored by mode `ram`.
     pub buffering: Buffering,
+    /// What where that has less free than the disk limit; ignored by mode `ram`.
+    pub little_space: LittleSpace,
     /// How long a write waits for space before it is refused.
     pub pause_limit: Duration,
     /// What makes the write cache survive the volume; `None`: it is forgotten. Not for mode `ram`.

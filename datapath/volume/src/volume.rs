@@ -56,6 +56,7 @@ impl Volume {
             at: options.cache_dir.clone(),
             limit_bytes: options.disk_bytes,
             buffering: options.buffering,
+            little_space: options.little_space,
         });
         let whole = ByteRange::new(0, base.size_bytes)
             .ok_or_else(|| IoError::new(IoErrorKind::Invalid, "the image is too large"))?;

@@ -24,8 +24,8 @@ use std::time::Duration;
 use headwater_writecache::overflow::seal::SEALED_SEGMENT_BYTES;
 use headwater_writecache::units::SEGMENT_BYTES;
 use headwater_writecache::{
-    Beneath, BlockNumber, Buffering, CacheOptions, DEFAULT_WEIGHT, Host, Location, OverflowOptions,
-    PersistentOptions, Snapshot, WriteCache,
+    Beneath, BlockNumber, Buffering, CacheOptions, DEFAULT_WEIGHT, Host, LittleSpace, Location,
+    OverflowOptions, PersistentOptions, Snapshot, WriteCache,
 };
 use schedule::client::{Client, image};
 use schedule::disk::Disk;
@@ -66,6 +66,7 @@ fn options(overflow: Option<PathBuf>, blocks: u32, beneath: &Arc<ImageBeneath>) 
             at,
             limit_bytes: random(10..14) * SEALED_SEGMENT_BYTES as u64,
             buffering: Buffering::Buffered,
+            little_space: LittleSpace::Refused,
         }),
         pause_limit: Duration::from_secs(3600),
         persistent: None,

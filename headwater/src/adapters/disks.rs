@@ -10,7 +10,7 @@ use headwater_block::{Device, Geometry, IoError, IoErrorKind, size};
 use headwater_image::DiskCache;
 use headwater_service::backend::{BackendError, Disk, DiskRequest, Disks, FrozenDisk, Kept, KeptRequest};
 use headwater_store::{Pin, Store};
-use headwater_volume::{Volume, VolumeOptions};
+use headwater_volume::{LittleSpace, Volume, VolumeOptions};
 use headwater_writecache::pressure::SystemPressure;
 use headwater_writecache::{Host, MAX_WEIGHT, MIN_RAM_BYTES};
 use parking_lot::Mutex;
@@ -112,6 +112,7 @@ impl Volumes {
                 &request.version,
                 &request.cache,
                 Some(request.kept),
+                LittleSpace::Accepted,
             )?;
             FrozenVolume::of_nobody(&opener.store, request.version.clone(), volume, pin)
         })
@@ -182,6 +183,7 @@ impl Disks for Volumes {
                 &request.version,
                 &request.cache,
                 Some(request.kept),
+                LittleSpace::Accepted,
             )?;
             let frozen = FrozenVolume::of_nobody(&opener.store, request.version, volume, pin)?;
             Ok(Box::new(frozen) as Box<dyn FrozenDisk>)
@@ -278,6 +280,7 @@ impl Opener {
         version: &ImageVersion,
         cache: &CacheSettings,
         kept: Option<Kept>,
+        little_space: LittleSpace,
     ) -> Result<Opened, BackendError> {
         let lending = kept.map(|kept| self.readable.of_kept(kept.id));
         // Until it is open here: a reader who came between would have it open then.
@@ -287,7 +290,7 @@ impl Opener {
         {
             tracing::warn!(disk = %kept.id, readers = taken.readers, "a kept disk is needed and was taken from those who read it");
         }
-        self.open_volume(name, version, cache, kept)
+        self.open_volume(name, version, cache, kept, little_space)
     }
 
     fn open_volume(
@@ -296,6 +299,7 @@ impl Opener {
         version: &ImageVersion,
         cache: &CacheSettings,
         kept: Option<Kept>,
+        little_space: LittleSpace,
     ) -> Result<Opened, BackendError> {
         let manifest = hash_of(version)?;
         // First, so that the version cannot be removed between here and the end of the disk.
@@ -309,6 +313,7 @@ impl Opener {
             ram_bytes: cache.ram_bytes,
             weight: cache.weight,
             buffering: self.caches.writing.buffering,
+            little_space,
             disk_bytes: cache.disk_bytes,
             cache_dir: self.files.cache_dir.clone(),
             pause_limit: self.caches.writing.pause_limit(),
@@ -330,8 +335,9 @@ impl Opener {
     }
 
     fn serve(self, request: DiskRequest) -> Result<Arc<dyn Disk>, BackendError> {
+        let little_space = if request.goes_on { LittleSpace::Logged } else { LittleSpace::Refused };
         let Opened { volume, pin, version, image } =
-            self.volume(&request.machine, &request.version, &request.cache, request.kept)?;
+            self.volume(&request.machine, &request.version, &request.cache, request.kept, little_space)?;
         let socket = request.run_dir.join("disk.sock");
         let served = Server::bind(&request, &socket, volume.clone());
         let server = served.inspect_err(|_| volume.close())?;
@@ -373,14 +379,17 @@ fn sweep(dir: &Path) -> Result<Vec<String>, BackendError> {
     Ok(removed)
 }
 
-fn volume_failed(error: IoError) -> BackendError {
-    let kind = match error.kind() {
+fn kind_of(error: &IoError) -> ProblemKind {
+    match error.kind() {
         IoErrorKind::Invalid => ProblemKind::Invalid,
         IoErrorKind::NoSpace => ProblemKind::NoSpace,
         IoErrorKind::Corrupt => ProblemKind::Damaged,
         _ => ProblemKind::Failed,
-    };
-    BackendError::new(kind, "cannot open the machine's disk").because(error)
+    }
+}
+
+fn volume_failed(error: IoError) -> BackendError {
+    BackendError::new(kind_of(&error), "cannot open the machine's disk").because(error)
 }
 
 /// Runs what blocks on a thread of its own.

@@ -12,7 +12,7 @@ use headwater_block::{Device, blocking, size};
 use headwater_image::Backing;
 use headwater_store::{Access, ImageReference, StoreError, StoreErrorKind};
 use headwater_vhost_user::Positions;
-use headwater_volume::{DEFAULT_WEIGHT, Volume, VolumeCounters, VolumeOptions};
+use headwater_volume::{DEFAULT_WEIGHT, LittleSpace, Volume, VolumeCounters, VolumeOptions};
 use headwater_writecache::Host;
 use tokio::signal::unix::{SignalKind, signal};
 
@@ -68,6 +68,7 @@ pub fn run(data_dir: impl Fn() -> anyhow::Result<DataDir>, mut args: ExportArgs)
         ram_bytes: cache.ram_bytes,
         weight: DEFAULT_WEIGHT,
         buffering: args.writing.buffering,
+        little_space: LittleSpace::Refused,
         disk_bytes: cache.disk_bytes,
         cache_dir: args.cache_dir.clone(),
         pause_limit: args.writing.pause_limit(),

@@ -24,6 +24,8 @@ pub struct DiskRequest {
     pub cache: CacheSettings,
     /// The disk that is kept: it is opened as it was left, or begun. `None`: a fresh one, forgotten at its end.
     pub kept: Option<Kept>,
+    /// The machine was on just now, and is to go on: where there is less space than its limit, the log alone says so.
+    pub goes_on: bool,
     /// What its socket speaks.
     pub transport: DiskTransport,
 }
@@ -121,6 +123,9 @@ pub trait Disk: Send + Sync + 'static {
 
     /// Its metrics. The machine is not named yet.
     fn metrics(&self) -> Vec<Sample>;
+
+    /// Refuses limits for which there is no space now, as a start does.
+    fn check_limits(&self, cache: &CacheSettings) -> Result<(), BackendError>;
 
     /// Changes its limits; takes effect at once. The mode stays.
     fn set_limits(&self, cache: &CacheSettings);

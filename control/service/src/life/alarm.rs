@@ -6,13 +6,16 @@
 //! ```
 //! A machine that stands still tries again every few seconds, and looks well for a moment whenever it does: an
 //! alarm ends only when nothing was wrong for a while.
+//!
+//! A machine that is off because its guest restarted and its start fails has an alarm too, until it is on or is wanted no more.
+//! The history has that as its state.
 
 use std::collections::VecDeque;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use headwater_api::Alarm;
-use headwater_db::{DbError, NewEvent};
+use headwater_api::{Alarm, Wanted};
+use headwater_db::{DbError, MachineRecord, NewEvent};
 
 use crate::Service;
 use crate::backend::Shortage;
@@ -113,6 +116,15 @@ impl Unnoted {
 }
 
 impl Service {
+    /// What stands in a machine's way, or keeps one off whose guest restarted.
+    pub(crate) fn alarm_of(&self, machine: &MachineRecord) -> Option<Alarm> {
+        match self.active(machine.uuid) {
+            Some(active) => active.alarm().as_ref().map(|raised| raised.alarm.clone()),
+            None if machine.wanted == Wanted::Running => self.failing_restart(machine.uuid),
+            None => None,
+        }
+    }
+
     /// Looks at all machines that are on. The history follows as soon as it can be written.
     pub(crate) async fn look_for_alarms(&self) {
         let machines: Vec<_> = self.active_map().values().cloned().collect();

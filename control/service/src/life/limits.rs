@@ -24,6 +24,10 @@ impl Service {
         record.cache.weight = limits.weight.unwrap_or(before.weight);
         let in_use = self.cache_in_use(&record).await?;
         self.disks().check(&in_use).await.map_err(LifeError::backend("change", name))?;
+        let active = self.active(uuid);
+        if let Some(active) = &active {
+            active.disk.check_limits(&in_use).map_err(LifeError::backend("change", name))?;
+        }
         let event = self.event(actor, format!("machine {name}"), "set", changed(&before, &record.cache));
         let mut repo = self.db().write().await?;
         if !repo.machines().set_limits(uuid, &record.cache).await? {
@@ -31,7 +35,7 @@ impl Service {
         }
         repo.events().append(event).await?;
         repo.save().await?;
-        if let Some(active) = self.active(uuid) {
+        if let Some(active) = active {
             active.disk.set_limits(&in_use);
         }
         tracing::info!(machine = name, actor = %actor.0, ?limits, "new limits");

@@ -60,9 +60,7 @@ impl Service {
     pub(crate) fn view(&self, record: MachineRecord) -> Machine {
         let active = self.active(record.uuid);
         Machine {
-            alarm: active
-                .as_ref()
-                .and_then(|active| active.alarm().as_ref().map(|raised| raised.alarm.clone())),
+            alarm: self.alarm_of(&record),
             disk: active.as_ref().map(|active| active.counters()),
             pid: active.as_ref().map(|active| active.vm.pid()),
             accelerator: active.as_ref().map(|active| active.vm.accelerator()),

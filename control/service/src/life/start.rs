@@ -13,6 +13,24 @@ use crate::extract::Actor;
 use crate::life::boot::{Boot, files_of};
 use crate::life::{Active, LifeError};
 
+/// Why a machine is started.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Occasion {
+    /// Somebody wants it.
+    Asked,
+    /// It was on until it was reset.
+    Reset,
+    /// Its guest restarted, and it is started until that works.
+    Restart,
+}
+
+impl Occasion {
+    /// What is wanted of a machine whose start failed.
+    fn otherwise(self) -> Wanted {
+        if self == Self::Restart { Wanted::Running } else { Wanted::Stopped }
+    }
+}
+
 impl Service {
     /// Starts a machine; one that is on already stays as it is. Returns once its VM runs.
     pub(crate) async fn start(&self, name: &str, actor: &Actor) -> Result<MachineRecord, LifeError> {
@@ -21,7 +39,7 @@ impl Service {
             if self.active(record.uuid).is_some() {
                 return Ok(record);
             }
-            self.start_locked(record, actor, Wanted::Stopped).await
+            self.start_locked(record, actor, Occasion::Asked).await
         };
         started.await.map_err(|e| match e {
             LifeError::Db(source) => LifeError::NotNoted { machine: name.to_owned(), source },
@@ -29,14 +47,14 @@ impl Service {
         })
     }
 
-    /// Starts a machine that is off; the caller holds its lock. After a failure it is wanted `otherwise`: `Running` where
-    /// the caller goes on trying.
+    /// Starts a machine that is off; the caller holds its lock.
     pub(crate) async fn start_locked(
         &self,
         mut record: MachineRecord,
         actor: &Actor,
-        otherwise: Wanted,
+        occasion: Occasion,
     ) -> Result<MachineRecord, LifeError> {
+        let otherwise = occasion.otherwise();
         if self.is_stopping() {
             return Err(LifeError::Stopping(record.name));
         }
@@ -57,7 +75,7 @@ impl Service {
         let detail = format!("{}@{}, {}{}", version.image, version.number, version.hash, boot.in_words());
         self.save(&record, actor, "start", detail).await?;
 
-        match self.bring_up(&record, &boot, asked).await {
+        match self.bring_up(&record, &boot, occasion, asked).await {
             // It takes seconds, and the daemon may have begun to stop meanwhile.
             Ok(active) if self.is_stopping() => {
                 let reason = self.take_down(&record, &active).await;
@@ -143,6 +161,7 @@ impl Service {
         &self,
         record: &MachineRecord,
         boot: &Boot,
+        occasion: Occasion,
         asked: Instant,
     ) -> Result<Arc<Active>, LifeError> {
         let failed = || LifeError::backend("start", &record.name);
@@ -159,6 +178,7 @@ impl Service {
             version: boot.version.clone(),
             cache: boot.cache,
             kept: boot.kept.as_ref().map(files_of),
+            goes_on: occasion != Occasion::Asked,
             transport: record.transport,
         };
         let disk = self.disks().open(request).await.map_err(failed())?;

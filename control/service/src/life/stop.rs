@@ -13,6 +13,7 @@ use crate::Service;
 use crate::answer::{Explain, problem};
 use crate::backend::VmExit;
 use crate::extract::Actor;
+use crate::life::start::Occasion;
 use crate::life::{Active, LifeError, STOP_GRACE_MS};
 
 impl Service {
@@ -144,7 +145,7 @@ impl Service {
         if let Some(kept) = kept {
             self.forget_kept(&kept, None).await?;
         }
-        self.start_locked(record, actor, Wanted::Stopped).await
+        self.start_locked(record, actor, Occasion::Reset).await
     }
 
     /// Removes a machine that is off; with `force` also one that is on.

@@ -365,6 +365,9 @@ impl Disk for FakeDisk {
     fn metrics(&self) -> Vec<Sample> {
         Vec::new()
     }
+    fn check_limits(&self, _: &CacheSettings) -> Result<(), BackendError> {
+        Ok(())
+    }
     fn set_limits(&self, cache: &CacheSettings) {
         self.0.limits.lock().unwrap().push(*cache);
     }

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use headwater_api::{MachineState, Wanted};
+use headwater_api::{Alarm, MachineState, Wanted};
 use headwater_db::{KeptDisk, MachineRecord};
 use uuid::Uuid;
 
@@ -11,6 +11,7 @@ use crate::Service;
 use crate::answer::problem;
 use crate::backend::VmExit;
 use crate::extract::Actor;
+use crate::life::start::Occasion;
 use crate::life::{Active, LifeError, restart};
 
 /// How long after its guest restarted a machine that did not start is started again, at first and at most.
@@ -136,7 +137,7 @@ impl Service {
                 let Some((_turn, record)) = self.pause_restart(pause, &kept, turn, record).await? else {
                     return Ok(());
                 };
-                self.start_locked(record, &daemon, Wanted::Running).await?;
+                self.start_locked(record, &daemon, Occasion::Restart).await?;
                 if let Some(started) = self.active(uuid) {
                     started.follows_quick_boots(quick_boots);
                 }
@@ -161,7 +162,17 @@ impl Service {
     async fn start_again(&self, uuid: Uuid, name: &str, mut error: LifeError) {
         let mut pause = AGAIN_FIRST;
         while !self.is_stopping() {
-            tracing::error!(machine = %name, "its guest restarted, and it is not on again: {}", problem(&error));
+            let mut why = problem(&error);
+            tracing::error!(machine = %name, "its guest restarted, and it is not on again: {why}");
+            let again = "it is started again until that works";
+            let advice = why.advice.take();
+            let alarm = Alarm {
+                subject: format!("machine {name}"),
+                since_ms: self.now_ms(),
+                message: format!("its guest restarted, and it is not on again: {why}"),
+                advice: advice.map_or_else(|| again.to_owned(), |advice| format!("{advice}; {again}")),
+            };
+            self.restart_failed(uuid, alarm);
             tokio::time::sleep(pause).await;
             pause = pause.saturating_mul(2).min(AGAIN_MOST);
             match self.start_if_wanted(uuid, name).await {
@@ -193,7 +204,7 @@ impl Service {
             let detail = how_it_restarted(&kept);
             self.switched_off(&mut record, &daemon, MachineState::Stopped, None, detail).await?;
         }
-        self.start_locked(record, &daemon, Wanted::Running).await.map(drop)
+        self.start_locked(record, &daemon, Occasion::Restart).await.map(drop)
     }
 
     /// Whether the guest of a machine that is noted as on restarted, and the machine is off until it is started again.

@@ -75,9 +75,15 @@ async fn all(service: &Service) -> Result<Vec<Sample>, Failure> {
     let mut samples = service.disks().metrics();
     let mut alarms = 0;
     for machine in &machines {
-        let Some(active) = service.active(machine.uuid) else { continue };
-        alarms += u64::from(active.alarm().is_some());
-        samples.extend(of_machine(machine, &active));
+        let alarm = u64::from(service.alarm_of(machine).is_some());
+        alarms += alarm;
+        let active = service.active(machine.uuid);
+        if active.is_some() || alarm > 0 {
+            samples.push(Sample::new("headwater_machine_alarm", alarm).with("machine", machine.name.clone()));
+        }
+        if let Some(active) = active {
+            samples.extend(of_machine(machine, &active));
+        }
     }
     let count = |n: usize| u64::try_from(n).unwrap_or(u64::MAX);
     for state in MachineState::ALL {
@@ -99,7 +105,6 @@ async fn all(service: &Service) -> Result<Vec<Sample>, Failure> {
 
 fn of_machine(machine: &MachineRecord, active: &Active) -> Vec<Sample> {
     let mut samples = active.disk.metrics();
-    samples.push(Sample::new("headwater_machine_alarm", u64::from(active.alarm().is_some())));
     if let Some(boot_ms) = machine.boot_ms {
         samples.push(Sample::real("headwater_boot_seconds", boot_ms as f64 / 1e3));
     }

@@ -18,11 +18,7 @@ use crate::backend::BackendError;
 pub(super) async fn get_status(State(service): State<Service>) -> Result<Json<Status>, Failure> {
     let machines = service.db().read().await?.machines().list().await?;
     let counters: Vec<DiskCounters> = service.active_map().values().map(|active| active.counters()).collect();
-    let alarms = machines
-        .iter()
-        .filter_map(|machine| service.active(machine.uuid))
-        .filter_map(|active| active.alarm().as_ref().map(|raised| raised.alarm.clone()))
-        .collect();
+    let alarms = machines.iter().filter_map(|machine| service.alarm_of(machine)).collect();
     let store = service.store_figures().await;
     let hypervisor = match service.hypervisor().describe().await {
         Ok(text) => text,

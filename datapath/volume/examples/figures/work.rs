@@ -12,7 +12,7 @@ use headwater_block::{
     blocking,
 };
 use headwater_testkit::Rng;
-use headwater_volume::{Buffering, CacheMode, DEFAULT_WEIGHT, Volume, VolumeOptions};
+use headwater_volume::{Buffering, CacheMode, DEFAULT_WEIGHT, LittleSpace, Volume, VolumeOptions};
 use headwater_writecache::Host;
 
 pub const MIB: u64 = 1 << 20;
@@ -71,6 +71,7 @@ pub fn options(mode: CacheMode, ram_bytes: u64, disk_bytes: u64, dir: &Path) -> 
         ram_bytes,
         weight: DEFAULT_WEIGHT,
         buffering: Buffering::Direct,
+        little_space: LittleSpace::Refused,
         disk_bytes,
         cache_dir: dir.to_path_buf(),
         pause_limit: Duration::from_secs(60),

@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use headwater_block::{CompletionQueue, Device};
-use headwater_volume::{Buffering, CacheMode, DEFAULT_WEIGHT, Volume, VolumeOptions};
+use headwater_volume::{Buffering, CacheMode, DEFAULT_WEIGHT, LittleSpace, Volume, VolumeOptions};
 use headwater_writecache::Host;
 use headwater_writecache::overflow::io::{Direction, IoEngine, IoOp, open_engine};
 
@@ -179,6 +179,7 @@ pub fn options(
         ram_bytes: ram_mib << 20,
         weight: DEFAULT_WEIGHT,
         buffering: Buffering::Direct,
+        little_space: LittleSpace::Refused,
         disk_bytes: disk_mib << 20,
         cache_dir: at.to_path_buf(),
         // What no test waits for in vain: a disk that others use may take a while. Who waits for a refusal sets less.

@@ -178,14 +178,18 @@ mod tests {
 
     use super::*;
     use crate::budget::DEFAULT_WEIGHT;
-    use crate::cache::{BLOCK, CacheOptions, OverflowOptions, Turn, Wrote};
+    use crate::cache::{BLOCK, CacheOptions, LittleSpace, OverflowOptions, Turn, Wrote};
     use crate::host::Host;
     use crate::overflow::buffering::Buffering;
     use crate::units::BlockNumber;
 
     fn cache(host: &Host, dir: &Path) -> Arc<WriteCache> {
-        let place =
-            OverflowOptions { at: dir.to_owned(), limit_bytes: 64 << 20, buffering: Buffering::Buffered };
+        let place = OverflowOptions {
+            at: dir.to_owned(),
+            limit_bytes: 64 << 20,
+            buffering: Buffering::Buffered,
+            little_space: LittleSpace::Refused,
+        };
         let options = CacheOptions {
             name: "test".into(),
             size_bytes: 1 << 40,

@@ -35,7 +35,7 @@ use headwater_block::{BLOCK_BYTES, IoError, IoErrorKind};
 
 pub use self::answers::{Found, Kind, Now, Old, ReadTally, Residence, Ticket, Turn, Wrote};
 pub use self::freeze::FrozenCache;
-pub use self::options::{CacheOptions, MIN_RAM_BYTES, OverflowOptions};
+pub use self::options::{CacheOptions, LittleSpace, MIN_RAM_BYTES, OverflowOptions};
 pub use self::second_look::Beneath;
 pub(crate) use self::second_look::Looks;
 use self::second_look::SecondLook;

@@ -12,6 +12,18 @@ use crate::units::SEGMENT_BYTES;
 /// The least RAM that makes a cache: below it the fixed buffers would not fit.
 pub const MIN_RAM_BYTES: u64 = 8 * SEGMENT_BYTES as u64;
 
+/// What becomes of a limit that the file system could not hold when the overflow is opened.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum LittleSpace {
+    /// It is refused: better before a machine runs than in its middle.
+    #[default]
+    Refused,
+    /// The log says so, for a machine that was on just now and goes on.
+    Logged,
+    /// Nothing: the cache is only read.
+    Accepted,
+}
+
 /// Where a cache overflows to.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct OverflowOptions {
@@ -21,6 +33,8 @@ pub struct OverflowOptions {
     pub limit_bytes: u64,
     /// Whether it goes past the page cache.
     pub buffering: Buffering,
+    /// What where the disk has less free than that.
+    pub little_space: LittleSpace,
 }
 
 /// What a cache is made of.

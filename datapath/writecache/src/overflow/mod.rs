@@ -38,7 +38,7 @@ use self::place::{check_space, direct_alignment, is_memory, open_file};
 use self::positions::Positions;
 pub use self::positions::{KEEP_POSITIONS, NoPosition};
 use self::seal::{SEALED_SEGMENT_BYTES, SEALED_SLOT_BYTES, SealKey};
-use crate::cache::OverflowOptions;
+use crate::cache::{LittleSpace, OverflowOptions};
 use crate::memory::AlignedBuffer;
 use crate::persist::directory::open_rw;
 use crate::sync::{EXPLORED, Mutex, thread};
@@ -129,7 +129,14 @@ impl Overflow {
             stdio::ErrorKind::InvalidInput if buffering.direct => device(buffering::no_direct(at)),
             _ => tried(error),
         })?;
-        check_space(&file, at, limit_bytes)?;
+        if place.little_space != LittleSpace::Accepted
+            && let Err(error) = check_space(&file, at, limit_bytes)
+        {
+            if place.little_space == LittleSpace::Refused {
+                return Err(error);
+            }
+            tracing::warn!(path = %at.display(), "opened with less space than its limit: {error}");
+        }
         if is_memory(&file) {
             tracing::warn!(
                 path = %at.display(),

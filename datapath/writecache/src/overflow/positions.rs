@@ -318,15 +318,19 @@ mod tests {
     use std::path::Path;
 
     use super::*;
-    use crate::cache::OverflowOptions;
+    use crate::cache::{LittleSpace, OverflowOptions};
     use crate::overflow::buffering::{Buffering, Chosen};
     use crate::overflow::io::ThreadEngine;
     use crate::overflow::seal::SealKey;
 
     #[test]
     fn a_file_system_that_reserves_nothing_gives_positions_all_the_same() {
-        let place =
-            OverflowOptions { at: Path::new("/proc").into(), limit_bytes: 0, buffering: Buffering::Buffered };
+        let place = OverflowOptions {
+            at: Path::new("/proc").into(),
+            limit_bytes: 0,
+            buffering: Buffering::Buffered,
+            little_space: LittleSpace::Refused,
+        };
         let chosen = Chosen { direct: false, text: "buffered".to_owned() };
         // A regular file of a file system without `fallocate`.
         let open = |_: bool| File::options().read(true).write(true).open("/proc/self/comm");

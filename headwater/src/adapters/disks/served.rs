@@ -15,7 +15,7 @@ use headwater_store::{Pin, Store};
 use headwater_volume::Volume;
 use parking_lot::Mutex;
 
-use super::blocking;
+use super::{blocking, kind_of};
 use crate::adapters::frozen::FrozenVolume;
 use crate::adapters::lending::{Lending, Reader};
 use crate::adapters::metrics;
@@ -164,6 +164,13 @@ impl Disk for ServedVolume {
             );
         }
         Ok(Box::new(self.frozen()?))
+    }
+
+    fn check_limits(&self, cache: &CacheSettings) -> Result<(), BackendError> {
+        let disk_bytes = (self.mode != CacheMode::Ram).then_some(cache.disk_bytes);
+        self.volume
+            .check_limits(None, disk_bytes)
+            .map_err(|e| BackendError::new(kind_of(&e), "its write cache cannot have that limit").because(e))
     }
 
     fn set_limits(&self, cache: &CacheSettings) {

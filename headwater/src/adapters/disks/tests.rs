@@ -53,7 +53,8 @@ impl Fixture {
     /// Opens the disk as a machine's start does, and closes it.
     fn begin(&self) -> Result<(), BackendError> {
         let KeptRequest { kept, version, cache } = &self.request;
-        let opened = self.volumes.opener().volume("vm1", version, cache, Some(*kept))?;
+        let opened =
+            self.volumes.opener().volume("vm1", version, cache, Some(*kept), LittleSpace::Refused)?;
         opened.volume.close();
         Ok(())
     }
@@ -67,6 +68,7 @@ impl Fixture {
             version: self.request.version.clone(),
             cache,
             kept: None,
+            goes_on: false,
             transport: DiskTransport::Nbd,
         }
     }
@@ -221,6 +223,7 @@ fn a_kept_disk_that_is_not_made_durable_is_an_alarm_until_it_is_opened_again() {
             version: fixture.request.version.clone(),
             cache: fixture.request.cache,
             kept: Some(Kept { is_begun, ..fixture.request.kept }),
+            goes_on: false,
             transport: DiskTransport::Nbd,
         };
         let disk = runtime.block_on(fixture.volumes.open(request)).unwrap();
@@ -243,4 +246,30 @@ fn a_kept_disk_that_is_not_made_durable_is_an_alarm_until_it_is_opened_again() {
     blocking::flush(&*served.volume).unwrap();
     assert_eq!(disk.shortage(), None);
     runtime.block_on(disk.close()).unwrap();
+}
+
+#[test]
+fn only_a_start_that_somebody_asks_for_needs_room_for_the_whole_limit() {
+    let mut fixture = Fixture::new();
+    fixture.begin().unwrap();
+    // More than any disk has.
+    let large = CacheSettings { disk_bytes: 1 << 60, ..small() };
+    let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+    let open =
+        |goes_on| runtime.block_on(fixture.volumes.open(DiskRequest { goes_on, ..fixture.disk(large) }));
+    let refused = open(false).err().expect("there is no room");
+    assert_eq!(refused.kind(), ProblemKind::Invalid);
+    let disk = open(true).unwrap();
+    disk.check_limits(&small()).unwrap();
+    let larger = CacheSettings { disk_bytes: 1 << 61, ..large };
+    let refused = disk.check_limits(&larger).unwrap_err();
+    let why = format!("{:#}", anyhow::Error::new(refused));
+    assert!(why.contains("cannot have that limit") && why.contains("has only"), "{why}");
+    runtime.block_on(disk.close()).unwrap();
+
+    // What is only read needs no room at all.
+    fixture.request.cache.disk_bytes = 1 << 60;
+    assert_eq!(fixture.begin().unwrap_err().kind(), ProblemKind::Invalid);
+    fixture.lend().unwrap();
+    runtime.block_on(fixture.volumes.open_kept(fixture.request.clone())).map(drop).unwrap();
 }

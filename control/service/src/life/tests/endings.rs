@@ -289,3 +289,31 @@ async fn a_clock_that_is_set_while_a_guest_boots_is_no_part_of_its_boot() {
         fixture.host.boots.send_replace(false);
     }
 }
+
+#[tokio::test]
+async fn a_machine_whose_restart_fails_has_an_alarm_until_it_is_on_or_stopped() {
+    let fixture = Fixture::new().await;
+    let alarm = async || fixture.service.alarm_of(&fixture.record().await);
+    for stopped in [false, true] {
+        fixture.start().await.unwrap();
+        fixture.host.start_fails.store(true, Ordering::SeqCst);
+        fixture.vm().end(VmExit::Rebooted);
+        until("it has an alarm", async || alarm().await.is_some()).await;
+        let shown = alarm().await.unwrap();
+        assert!(
+            shown.message.contains("not on again") && shown.message.contains("not in this test"),
+            "{shown}"
+        );
+        assert_eq!(fixture.view().await.alarm, Some(shown));
+        if stopped {
+            fixture.service.stop("lab", false, &Actor::daemon()).await.unwrap();
+            assert_eq!(alarm().await, None);
+        }
+        fixture.host.start_fails.store(false, Ordering::SeqCst);
+        if !stopped {
+            until("it is on again", async || fixture.record().await.state == MachineState::Booting).await;
+            assert_eq!(alarm().await, None);
+            fixture.stop().await;
+        }
+    }
+}

@@ -33,7 +33,7 @@ impl Fixture {
         repo.save().await.unwrap();
     }
 
-    async fn stop(&self) {
+    pub(super) async fn stop(&self) {
         self.service.stop("lab", false, &Actor::daemon()).await.unwrap();
     }
 
@@ -70,7 +70,7 @@ impl Fixture {
         self.service.seal_machine("lab", SealRequest::default(), &Actor::daemon(), job).await
     }
 
-    async fn view(&self) -> headwater_api::Machine {
+    pub(super) async fn view(&self) -> headwater_api::Machine {
         self.service.full_view(self.record().await).await.unwrap()
     }
 }
