@@ -169,6 +169,27 @@ fn a_kept_disk_is_read_while_its_machine_is_off_and_goes_back_to_it() {
     assert!(listed(&uri(&daemon, "")).is_empty());
 }
 
+/// Clients say what each code means to them: that there is no such export is no word for this one, which they list.
+#[test]
+fn a_kept_disk_that_cannot_be_opened_is_not_called_unknown() {
+    let daemon = daemon_at_a_socket();
+    daemon.with_tiny_machine("plain");
+    daemon.create("kept", "tiny", &["--persistent"]);
+    daemon.cli(&["machine", "start", "kept", "--wait"]).ok();
+    daemon.cli(&["machine", "stop", "kept", "--force"]).ok();
+    let disks = std::fs::read_dir(daemon.path().join("cache")).unwrap().map(|entry| entry.unwrap().path());
+    let disk = disks.into_iter().find(|path| path.is_dir()).expect("a kept disk");
+    std::fs::rename(&disk, daemon.path().join("aside")).unwrap();
+    assert_eq!(listed(&uri(&daemon, ""))[0].0, "kept");
+    let refused = Client::open(&uri(&daemon, "kept")).err().expect("it is gone").to_string();
+    for words in ["refused to open the export", "what the machine wrote is gone", "bring that"] {
+        assert!(refused.contains(words), "{words:?} is not in {refused}");
+    }
+    daemon.wait_for_log(&["cannot open the disk of machine kept", "is gone"]);
+    let unknown = Client::open(&uri(&daemon, "plain")).err().expect("it has no disk").to_string();
+    assert!(unknown.contains("there is none to read"), "{unknown}");
+}
+
 struct Secured {
     daemon: Daemon,
     authority: Authority,

@@ -183,11 +183,13 @@ fn goes_off() -> BackendError {
     BackendError::new(headwater_api::ProblemKind::Conflict, "the machine is being switched on or off")
 }
 
-/// The whole chain, since the client's user sees nothing else.
+/// The whole chain, since many clients' users see nothing else, and in the log for the others.
 fn failed(machine: &str, error: impl Into<Failed>) -> NotOpened {
     let Failed { chain, advice } = error.into();
     let advice = advice.map(|advice| format!("; {advice}")).unwrap_or_default();
-    NotOpened::Unavailable(format!("cannot open the disk of machine {machine}: {chain}{advice}"))
+    let why = format!("cannot open the disk of machine {machine}: {chain}{advice}");
+    tracing::warn!("for an NBD client: {why}");
+    NotOpened::Failed(why)
 }
 
 struct Failed {

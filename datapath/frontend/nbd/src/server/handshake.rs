@@ -350,7 +350,9 @@ fn refuse_export(out: &mut Vec<u8>, number: u32, why: &NotOpened) {
     let code = match why {
         // The code says that an export is not available, for whatever reason.
         NotOpened::Unknown | NotOpened::Unavailable(_) => reply::ERR_UNKNOWN,
-        NotOpened::Forbidden => reply::ERR_POLICY,
+        // No code says that opening failed. For the other one, clients would say that there is no such export, which they
+        // have just seen in the list; with this one, they show the text.
+        NotOpened::Forbidden | NotOpened::Failed(_) => reply::ERR_POLICY,
     };
     encode_option_reply(out, number, code, why.to_string().as_bytes());
 }

@@ -65,9 +65,12 @@ pub enum NotOpened {
     /// This client may not have it.
     #[error("the names in this client's certificate do not allow this export")]
     Forbidden,
-    /// It cannot be opened now.
+    /// There is none of that name now.
     #[error("{0}")]
     Unavailable(String),
+    /// It is there, and to open it failed.
+    #[error("{0}")]
+    Failed(String),
 }
 
 /// What a server offers, and to whom. Called on connections' threads, in the handshake.
