@@ -1,7 +1,6 @@
 //! Carrying out promotions whose time has come.
 
 use headwater_api::{Channel, ImageVersion, Problem, ProblemKind};
-use headwater_db::DbError;
 
 use crate::Service;
 use crate::answer::problem;
@@ -21,10 +20,7 @@ impl Service {
         }
         for (promotion, before) in done {
             let detail = format!("{}, as {} asked", moved(&promotion, before), promotion.author);
-            let noted = self.image_changed(&Actor::daemon(), &promotion.image, "promoted", detail).await;
-            if let Err(e) = noted {
-                tracing::error!(image = %promotion.image, "cannot note a promotion in the history: {e}");
-            }
+            self.image_changed(&Actor::daemon(), &promotion.image, "promoted", detail).await;
         }
     }
 }
@@ -41,17 +37,17 @@ impl Service {
         }
     }
 
-    /// Notes a change of an image that was made in the store.
+    /// Notes a change of an image that was made in the store, which a history that cannot be written does not undo.
     pub(crate) async fn image_changed(
         &self,
         actor: &Actor,
         image: &str,
         action: &'static str,
         detail: String,
-    ) -> Result<(), DbError> {
+    ) {
         tracing::info!(image, actor = %actor.0, action, "{detail}");
         self.store_changed();
-        self.append(self.event(actor, format!("image {image}"), action, detail)).await
+        self.note(self.event(actor, format!("image {image}"), action, detail)).await;
     }
 }
 

@@ -18,8 +18,8 @@ use crate::extract::Actor;
 use crate::holds::Holds;
 use crate::job::MAX_JOBS;
 use crate::life::Active;
-use crate::life::alarm::Unnoted;
 use crate::life::readable::MAX_NOTES;
+use crate::life::unnoted::Unnoted;
 
 /// What a service is made of.
 pub struct Parts {

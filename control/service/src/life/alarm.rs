@@ -10,12 +10,10 @@
 //! A machine that is off because its guest restarted and its start fails has an alarm too, until it is on or is wanted no more.
 //! The history has that as its state.
 
-use std::collections::VecDeque;
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use headwater_api::{Alarm, Wanted};
-use headwater_db::{DbError, MachineRecord, NewEvent};
+use headwater_db::MachineRecord;
 
 use crate::Service;
 use crate::backend::Shortage;
@@ -89,32 +87,6 @@ fn cause(active: &Active) -> Option<Shortage> {
     Some(Shortage { message, advice: shortage.advice })
 }
 
-/// Most events of alarms that wait until the database can be written.
-const MAX_UNNOTED: usize = 256;
-
-/// Events of alarms that are still to be written to the history, the oldest first. A full disk, which they are often about,
-/// may be the database's too.
-#[derive(Debug, Default)]
-pub(crate) struct Unnoted(Mutex<VecDeque<NewEvent>>);
-
-impl Unnoted {
-    fn queue(&self) -> MutexGuard<'_, VecDeque<NewEvent>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn add(&self, event: NewEvent) {
-        let mut queue = self.queue();
-        if queue.len() < MAX_UNNOTED {
-            queue.push_back(event);
-        } else {
-            let NewEvent { subject, action, .. } = event;
-            tracing::error!(
-                "not noted in the history, where {MAX_UNNOTED} events wait already: {subject}: {action}"
-            );
-        }
-    }
-}
-
 impl Service {
     /// What stands in a machine's way, or keeps one off whose guest restarted.
     pub(crate) fn alarm_of(&self, machine: &MachineRecord) -> Option<Alarm> {
@@ -132,7 +104,7 @@ impl Service {
         for active in machines {
             is_news |= self.look_for_alarm(&active);
         }
-        if let Err(e) = self.note_alarms().await
+        if let Err(e) = self.note_unnoted().await
             && is_news
         {
             tracing::error!("cannot note an alarm in the history now: {e}");
@@ -167,22 +139,6 @@ impl Service {
         };
         self.unnoted().add(event);
         true
-    }
-
-    /// Writes what waits. Only one task does this.
-    async fn note_alarms(&self) -> Result<(), DbError> {
-        let events: Vec<_> = self.unnoted().queue().iter().cloned().collect();
-        if events.is_empty() {
-            return Ok(());
-        }
-        let count = events.len();
-        let mut repo = self.db().write().await?;
-        for event in events {
-            repo.events().append(event).await?;
-        }
-        repo.save().await?;
-        self.unnoted().queue().drain(..count);
-        Ok(())
     }
 }
 

@@ -174,6 +174,15 @@ pub enum LifeError {
         #[source]
         source: DbError,
     },
+    /// The database failed, and the machine's disk has the limits all the same.
+    #[error("machine '{machine}' has the new limits until it is off, but that could not be noted")]
+    LimitsNotNoted {
+        /// The machine.
+        machine: String,
+        /// Why.
+        #[source]
+        source: DbError,
+    },
     /// The database failed.
     #[error(transparent)]
     Db(#[from] DbError),
@@ -207,7 +216,8 @@ impl Explain for LifeError {
             Self::Db(source)
             | Self::NotNoted { source, .. }
             | Self::OnNotNoted { source, .. }
-            | Self::OffNotNoted { source, .. } => source.kind(),
+            | Self::OffNotNoted { source, .. }
+            | Self::LimitsNotNoted { source, .. } => source.kind(),
         }
     }
 
@@ -256,6 +266,10 @@ impl Explain for LifeError {
             )),
             Self::OffNotNoted { .. } => {
                 Some("it is noted as lost when the database can be written, and can be started then".to_owned())
+            }
+            Self::LimitsNotNoted { source, .. } => {
+                let again = "give them again when the database can be written, for its later starts";
+                Some(source.advice().map_or_else(|| again.to_owned(), |advice| format!("{advice}, and {again}")))
             }
             Self::Db(source) => source.advice(),
             Self::Reference { .. } | Self::Stopping(_) | Self::Forgotten { .. } => None,

@@ -2,7 +2,7 @@
 
 use headwater_api::words::size;
 use headwater_api::{CacheSettings, SetMachine};
-use headwater_db::MachineRecord;
+use headwater_db::{DbError, MachineRecord};
 
 use crate::Service;
 use crate::extract::Actor;
@@ -29,17 +29,24 @@ impl Service {
             active.disk.check_limits(&in_use).map_err(LifeError::backend("change", name))?;
         }
         let event = self.event(actor, format!("machine {name}"), "set", changed(&before, &record.cache));
-        let mut repo = self.db().write().await?;
-        if !repo.machines().set_limits(uuid, &record.cache).await? {
+        let note = async {
+            let mut repo = self.db().write().await?;
+            let found = repo.machines().set_limits(uuid, &record.cache).await?;
+            if found {
+                repo.events().append(event).await?;
+                repo.save().await?;
+            }
+            Ok(found)
+        };
+        let noted: Result<bool, DbError> = note.await;
+        if let Ok(false) = noted {
             return Err(LifeError::Unknown(name.to_owned()));
         }
-        repo.events().append(event).await?;
-        repo.save().await?;
-        if let Some(active) = active {
-            active.disk.set_limits(&in_use);
-        }
+        let Some(active) = active else { return noted.map(|_| record).map_err(LifeError::Db) };
+        // Also where that cannot be noted: on a full disk it may be what lets the machine go on.
+        active.disk.set_limits(&in_use);
         tracing::info!(machine = name, actor = %actor.0, ?limits, "new limits");
-        Ok(record)
+        noted.map(|_| record).map_err(|source| LifeError::LimitsNotNoted { machine: name.to_owned(), source })
     }
 }
 

@@ -36,6 +36,7 @@ mod start;
 mod stop;
 #[cfg(test)]
 mod tests;
+pub(crate) mod unnoted;
 mod watch;
 
 pub use active::Active;

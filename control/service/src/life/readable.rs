@@ -81,7 +81,11 @@ impl Service {
     /// Waits until all that was noted is written, at most `limit`. Returns whether it is.
     pub async fn notes_written(&self, limit: Duration) -> bool {
         let all = u32::try_from(MAX_NOTES).unwrap_or(u32::MAX);
-        tokio::time::timeout(limit, self.note_places().acquire_many_owned(all)).await.is_ok()
+        let written = async {
+            let places = self.note_places().acquire_many_owned(all).await;
+            self.note_unnoted().await.is_ok() && places.is_ok()
+        };
+        tokio::time::timeout(limit, written).await.is_ok_and(|written| written)
     }
 
     async fn residue(&self, record: MachineRecord) -> Result<Residue, LifeError> {

@@ -165,9 +165,9 @@ impl Service {
         drop(guard);
         let version = outcome.version;
         let detail = format!("version {} of the disk of machine {name} over {parent}", version.number);
-        self.image_changed(actor, &version.image, "sealed", detail).await?;
+        self.image_changed(actor, &version.image, "sealed", detail).await;
         let detail = format!("its disk is {}@{}", version.image, version.number);
-        self.append(self.event(actor, format!("machine {name}"), "sealed", detail)).await?;
+        self.note(self.event(actor, format!("machine {name}"), "sealed", detail)).await;
         Ok(Sealed { version, parent, newer: over.newer, changed_bytes: outcome.changed_bytes, pause })
     }
 

@@ -45,7 +45,7 @@ pub(super) async fn cancel_promotion(
         let Promotion { channel, version, at_ms, author, .. } =
             handle.images().cancel_promotion(&image, which.channel).await?;
         let detail = format!("{channel} to version {version} at {}", time(at_ms));
-        handle.image_changed(&actor, &image, "promotion cancelled", detail).await?;
+        handle.image_changed(&actor, &image, "promotion cancelled", detail).await;
         Ok(Json(ChannelPointer { channel, version, at_ms, author }))
     };
     service.to_the_end(work).await

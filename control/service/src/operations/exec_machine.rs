@@ -74,9 +74,8 @@ pub(super) async fn exec_machine(
     // Arguments may hold secrets: the history names the program only.
     let program = request.argv.first().cloned().unwrap_or_default();
     let event = service.event(&actor, format!("machine {name}"), "exec", program);
-    let mut repo = service.db().write().await?;
-    repo.events().append(event).await?;
-    repo.save().await?;
+    // On a full disk it may be what makes room.
+    service.note(event).await;
     let timeout = Duration::from_millis(request.timeout_ms);
     wait_until_up(&*active.vm, &name, timeout).await?;
     let output = active

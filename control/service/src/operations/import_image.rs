@@ -81,8 +81,12 @@ pub(super) async fn import_image(
             handle.store_changed();
             let detail = format!("version {} of {}, {}", version.number, version.source, version.hash);
             let event = handle.event(&actor, format!("image {}", version.image), "imported", detail);
-            handle.append(event).await.map_err(|e| problem(&e))?;
-            edited_by = handle.editor_of(&version.image).await.map_err(|e| problem(&e))?;
+            handle.note(event).await;
+            // A remark, for which a version that was made is not called a failure.
+            edited_by = handle.editor_of(&version.image).await.unwrap_or_else(|e| {
+                tracing::error!(image = %version.image, "cannot tell who edits it: {}", problem(&e));
+                None
+            });
         }
         let (created, damaged_chunks) = (outcome.created, outcome.damaged_chunks);
         Ok(JobResult::Imported { version, created, damaged_chunks, edited_by })

@@ -64,7 +64,7 @@ pub(super) async fn merge_trace(
         let version = handle.images().resolve(&reference).await?;
         let merged = handle.images().merge_trace(&version, &source).await?;
         let detail = format!("version {}, from {}", version.number, source.display());
-        handle.image_changed(&actor, &version.image, "boot trace merged", detail).await?;
+        handle.image_changed(&actor, &version.image, "boot trace merged", detail).await;
         Ok(Json(merged))
     };
     service.to_the_end(work).await

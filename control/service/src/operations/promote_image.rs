@@ -78,7 +78,7 @@ async fn promote(
         let before = service.images().promote(&promotion).await?;
         ("promoted", moved(&promotion, before))
     };
-    service.image_changed(&actor, &promotion.image, action, detail).await?;
+    service.image_changed(&actor, &promotion.image, action, detail).await;
     let Promotion { channel, version, at_ms, author, .. } = promotion;
     Ok(ChannelPointer { channel, version, at_ms, author })
 }

@@ -70,6 +70,6 @@ async fn remove(service: &Service, actor: &Actor, name: String) -> Result<Remove
     // What this daemon does not need any more is not to stand in its own way.
     service.match_holds().await;
     let removed = service.images().remove(&reference).await?;
-    service.image_changed(actor, &reference.image, "removed", removed.removed.join(", ")).await?;
+    service.image_changed(actor, &reference.image, "removed", removed.removed.join(", ")).await;
     Ok(removed)
 }

@@ -35,7 +35,7 @@ pub(super) async fn retire_image(
         handle.images().retire(&version, request.retired).await?;
         let action = if request.retired { "retired" } else { "brought back" };
         let detail = format!("version {}, {}", version.number, version.hash);
-        handle.image_changed(&actor, &version.image, action, detail).await?;
+        handle.image_changed(&actor, &version.image, action, detail).await;
         version.retired = request.retired;
         Ok(Json(version))
     };

@@ -36,7 +36,7 @@ pub(super) async fn revert_image(
         let (from, to) = handle.images().revert(&image, channel).await?;
         let back = to.map_or_else(|| "not being set".to_owned(), |to| to.to_string());
         let detail = format!("{channel} from version {from} back to {back}");
-        handle.image_changed(&actor, &image, "reverted", detail).await?;
+        handle.image_changed(&actor, &image, "reverted", detail).await;
         Ok(Json(Reverted { channel, version: to, at_ms: handle.now_ms(), author: actor.0 }))
     };
     service.to_the_end(work).await

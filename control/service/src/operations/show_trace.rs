@@ -52,7 +52,7 @@ pub(super) async fn remove_trace(
         let version = handle.images().resolve(&reference).await?;
         let removed = handle.images().remove_trace(&version).await?;
         let detail = format!("version {}, of {} boots", version.number, removed.boots);
-        handle.image_changed(&actor, &version.image, "boot trace removed", detail).await?;
+        handle.image_changed(&actor, &version.image, "boot trace removed", detail).await;
         Ok(Json(removed))
     };
     service.to_the_end(work).await

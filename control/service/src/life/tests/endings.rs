@@ -317,3 +317,40 @@ async fn a_machine_whose_restart_fails_has_an_alarm_until_it_is_on_or_stopped() 
         }
     }
 }
+
+#[tokio::test]
+async fn what_is_done_while_the_history_cannot_be_written_is_no_failure_and_is_noted_later() {
+    let fixture = Fixture::new().await;
+    fixture.next_version();
+    fixture.next_version();
+    fixture.start().await.unwrap();
+    fixture.host.boots.send_replace(true);
+    until("it runs", async || fixture.record().await.state == MachineState::Running).await;
+    let api = Api::serve(&fixture).await;
+    fixture.db.full.store(true, Ordering::SeqCst);
+    for (method, path, body) in [
+        ("POST", "images/image/revert", r#"{"channel":"test"}"#),
+        ("DELETE", "images/image@2", ""),
+        ("POST", "images/image@1/trace/merge", r#"{"source":"/trace"}"#),
+    ] {
+        let (status, answer) = api.ask(method, path, body).await;
+        assert_eq!(status, 200, "{method} {path}: {answer}");
+    }
+    // What makes room: the fake guest's answer, and limits that the disk has at once.
+    let (_, answer) = api.ask("POST", "machines/lab/exec", r#"{"argv":["rm","-r","/var/tmp"]}"#).await;
+    assert!(answer.contains("not in this test"), "{answer}");
+    let (status, answer) = api.ask("PATCH", "machines/lab", r#"{"ram_bytes":900000000}"#).await;
+    assert_eq!(status, ProblemKind::NoSpace.http_status(), "{answer}");
+    assert!(answer.contains("has the new limits") && answer.contains("free space on"), "{answer}");
+    assert_eq!(fixture.host.limits.lock().unwrap().last().unwrap().ram_bytes, 900_000_000);
+    let noted = async || fixture.events().await.iter().map(|event| event.action.clone()).collect::<Vec<_>>();
+    let before = noted().await.len();
+    assert!(fixture.service.note_unnoted().await.is_err());
+    fixture.db.full.store(false, Ordering::SeqCst);
+    assert!(fixture.service.notes_written(Duration::from_secs(60)).await);
+    let mut after = noted().await;
+    // The newest comes first.
+    after.truncate(after.len() - before);
+    after.reverse();
+    assert_eq!(after, ["reverted", "removed", "boot trace merged", "exec"]);
+}

@@ -41,7 +41,7 @@ impl Fixture {
         self.db.read().await.unwrap().kept_disks().list().await.unwrap()
     }
 
-    fn next_version(&self) {
+    pub(super) fn next_version(&self) {
         let mut versions = self.host.versions.lock().unwrap();
         let number = versions.len() as u64 + 1;
         versions.push(version(number, ""));
