@@ -250,4 +250,11 @@ fn record_other(daemon: &Daemon) {
     reader.cli(&["image", "trace", "remove", "tiny@1"]).fails(4, &["servers", "their host"]);
     assert!(reader.cli(&["image", "trace", "show", "tiny@1"]).ok().contains("kept in the store"));
     reader.cli(&["image", "promote", "tiny@1", "production"]).fails(1, &["only read"]);
+    // An edit could never be sealed there.
+    let edit = ["image", "edit", "tiny", "--machine", "desk"];
+    reader
+        .cli(&edit)
+        .fails(2, &["cannot edit on machine 'desk'", "only reads its store", "has the store itself"]);
+    reader.cli(&["machine", "start", "desk", "--wait"]).ok();
+    reader.cli(&["machine", "seal", "desk"]).fails(2, &["only reads its store"]);
 }

@@ -78,7 +78,9 @@ impl FrozenVolume {
         let imported =
             headwater_image::import(source, &*self.store, &options, &mut forward(job)).map_err(|e| {
                 let fits = order.note.len() <= headwater_store::NOTE_MAX_BYTES;
-                let nothing = fits && e.kind() == headwater_image::ImageErrorKind::Invalid;
+                let nothing = fits
+                    && !self.store.is_read_only()
+                    && e.kind() == headwater_image::ImageErrorKind::Invalid;
                 let failed = image_failed(e);
                 if nothing { failed.advise("change something on the machine first") } else { failed }
             })?;

@@ -103,6 +103,10 @@ impl Images for StoredImages {
         .await
     }
 
+    fn is_read_only(&self) -> bool {
+        self.store.is_read_only()
+    }
+
     async fn import(&self, order: ImportOrder, job: Arc<JobControl>) -> Result<ImportOutcome, BackendError> {
         let store = self.store.clone();
         blocking("import an image", move || import(&*store, &order, &job)).await

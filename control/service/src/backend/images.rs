@@ -180,6 +180,11 @@ pub trait Images: Send + Sync + 'static {
     /// nothing uses it.
     async fn remove(&self, reference: &ImageRef) -> Result<Removed, BackendError>;
 
+    /// Whether nothing can be changed in the store from here, as where it is read through servers.
+    fn is_read_only(&self) -> bool {
+        false
+    }
+
     /// Whether other daemons remove versions from the store, too, and so are to be told by [`Images::hold`] what this one needs.
     fn keeps_holds(&self) -> bool {
         false

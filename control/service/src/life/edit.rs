@@ -10,11 +10,12 @@
 //! booted again, as what it would take from then on is in no version.
 
 use headwater_api::name::ImageRef;
-use headwater_api::{Channel, ImageVersion};
+use headwater_api::{Channel, ImageVersion, ProblemKind};
 use headwater_db::{DbError, KeptDisk, MachineRecord, Purpose, Repository};
 
 use crate::Service;
 use crate::answer::problem;
+use crate::backend::BackendError;
 use crate::extract::Actor;
 use crate::life::LifeError;
 
@@ -27,6 +28,7 @@ impl Service {
         actor: &Actor,
     ) -> Result<(KeptDisk, MachineRecord), LifeError> {
         let (_turn, record) = self.turn_of(machine).await?;
+        self.can_seal("edit on", machine)?;
         let uuid = record.uuid;
         if self.active(uuid).is_some() {
             let (what, machine) = (format!("edit image '{image}' on it"), record.name);
@@ -61,6 +63,17 @@ impl Service {
         repo.save().await?;
         tracing::info!(image, machine, actor = %actor.0, "an edit begins");
         Ok((disk, record))
+    }
+
+    /// Refuses a store that takes no version, before anybody works for one.
+    pub(crate) fn can_seal(&self, what: &'static str, machine: &str) -> Result<(), LifeError> {
+        if !self.images().is_read_only() {
+            return Ok(());
+        }
+        let error =
+            BackendError::new(ProblemKind::Invalid, "this daemon only reads its store, through servers")
+                .advise("do it on a daemon that has the store itself: a directory, or s3://..");
+        Err(LifeError::backend(what, machine)(error))
     }
 
     /// Gives up what was edited.

@@ -115,6 +115,7 @@ impl Service {
         job: Arc<JobControl>,
     ) -> Result<Sealed, LifeError> {
         let (turn, record) = self.turn_of(name).await?;
+        self.can_seal("seal", name)?;
         let uuid = record.uuid;
         let kept = match self.kept_disk(uuid, Purpose::Edit).await? {
             Some(edit) => Some(edit),
