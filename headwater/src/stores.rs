@@ -60,6 +60,11 @@ fn servers(name: &str, credentials: &Credentials) -> Result<Options, StoreError>
     Ok(options)
 }
 
+/// The directory that a store's name is, unless it is a URL.
+pub fn directory(name: &str) -> Option<&Path> {
+    (!S3Url::is_meant(name) && !name.contains("://")).then(|| Path::new(name))
+}
+
 /// Whether a store's name is that of servers, which are only read.
 pub fn is_server(name: &str) -> bool {
     name.starts_with("https://") || name.starts_with("http://")

@@ -167,6 +167,31 @@ fn a_database_that_was_lost_leaves_the_kept_disks_alone() {
 }
 
 #[test]
+fn a_store_that_is_gone_is_not_replaced_by_an_empty_one() {
+    let daemon = Daemon::start();
+    daemon.with_tiny_machine("lab");
+    let (_, dir) = daemon.terminate();
+    let (store, aside) = (dir.path().join("store"), dir.path().join("aside"));
+    std::fs::rename(&store, &aside).unwrap();
+    // Also the second time, and where it is the place of another file system that is not mounted.
+    for _ in 0..2 {
+        let gone = ["there is no store in", "1 machine(s)", "--new-store"];
+        run(headwater().args(["serve", "--data-dir"]).arg(dir.path())).fails(3, &gone);
+        run(headwater().args(["serve", "--store"]).arg(&store).arg("--data-dir").arg(dir.path()))
+            .fails(3, &gone);
+    }
+    std::fs::remove_dir_all(&store).unwrap();
+    std::fs::rename(&aside, &store).unwrap();
+    let daemon = Daemon::start_in(dir, |_| {});
+    assert!(daemon.cli(&["image", "list"]).ok().contains("tiny"));
+    let (_, dir) = daemon.terminate();
+    std::fs::remove_dir_all(&store).unwrap();
+    let _daemon = Daemon::start_in(dir, |command| {
+        command.arg("--new-store");
+    });
+}
+
+#[test]
 fn the_service_manager_is_told() {
     let dir = short_dir();
     let path = dir.path().join("notify");

@@ -12,18 +12,19 @@ mod scrub;
 pub mod starting;
 
 use std::net::SocketAddr;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context;
+use headwater_api::{Problem, ProblemKind};
 use headwater_db::Database;
 use headwater_db::sqlite::SqliteDatabase;
 use headwater_image::DiskCache;
 use headwater_service::backend::{SystemClock, SystemRandom};
 use headwater_service::life::STOP_GRACE_MS;
 use headwater_service::{Parts, Service, Token, operations, server};
-use headwater_store::{Access, Store};
+use headwater_store::{Access, LocalDir, Store, StoreErrorKind};
 use headwater_store_server::StoreServer;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
@@ -70,6 +71,8 @@ pub struct Options {
     pub listen: Option<SocketAddr>,
     /// The store, where it is not the one of the data directory.
     pub store: Option<String>,
+    /// Begin with an empty store where there is none, whatever the database knows.
+    pub new_store: bool,
     /// Where and how the store is offered to others.
     pub offer: Option<headwater_store_server::Options>,
     /// How machines' disks are offered over NBD.
@@ -122,10 +125,14 @@ impl Daemon {
         let tcp_address = tcp.as_ref().map(|(listener, _)| listener.local_addr()).transpose()?;
         step.send_replace("opening the database");
         let database = Arc::new(SqliteDatabase::open(&data_dir.database()).await?);
+        // They boot images of a store that was there.
+        let machines =
+            if options.new_store { 0 } else { database.read().await?.machines().list().await?.len() };
         step.send_replace("opening the store");
         let stream = options.stream;
         let OpenStore { store, last_known, disk } =
-            open_store(&data_dir, options.store, options.credentials.clone(), stream.clone()).await?;
+            open_store(&data_dir, options.store, options.credentials.clone(), stream.clone(), machines)
+                .await?;
         let offer = match &options.offer {
             Some(offer) => Some(StoreServer::bind(store.clone(), offer).await?),
             None => None,
@@ -309,22 +316,47 @@ async fn open_store(
     name: Option<String>,
     credentials: Credentials,
     stream: StreamArgs,
+    machines: usize,
 ) -> anyhow::Result<OpenStore> {
     let own = data_dir.store();
     let opened = tokio::task::spawn_blocking(move || {
         // First: what the store was when it cannot be reached is in there.
         let disk = stream.open_disk()?;
+        let directory = name.as_deref().map_or(Some(own.as_path()), stores::directory);
+        if let Some(directory) = directory.filter(|_| machines > 0) {
+            is_there(directory, machines)?;
+        }
         let last_known = Arc::new(LastKnown::new(name.as_deref().unwrap_or_default(), disk.clone()));
         let store = match &name {
             Some(name) => {
                 let access = if stores::is_server(name) { Access::Read } else { Access::WRITE };
                 last_known.open(access, &credentials)?
             }
-            None => Arc::new(headwater_store::LocalDir::open(&own, Access::WRITE)?),
+            None => Arc::new(LocalDir::open(&own, Access::WRITE)?),
         };
         anyhow::Ok(OpenStore { store, last_known, disk })
     });
     opened.await.context("cannot open the store")?
+}
+
+/// Refuses a store that is gone, as where its file system is not mounted: an empty one in its place would look well.
+fn is_there(directory: &Path, machines: usize) -> anyhow::Result<()> {
+    match LocalDir::open(directory, Access::Read) {
+        Err(e) if e.kind() == StoreErrorKind::NotFound => {
+            let message = format!(
+                "there is no store in {}, and the database knows {machines} machine(s) that boot images of one",
+                directory.display()
+            );
+            let advice = "mount it or bring it back; 'headwater serve --new-store' begins with an empty one";
+            Err(Problem::new(ProblemKind::NotFound, message).advise(advice).into())
+        }
+        Ok(store) if store.images().is_ok_and(|images| images.is_empty()) => {
+            tracing::warn!(store = %directory.display(), machines, "the store has no image, and there are machines");
+            Ok(())
+        }
+        // Whoever opens it for good says what is wrong.
+        _ => Ok(()),
+    }
 }
 
 async fn volumes(
