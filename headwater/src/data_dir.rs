@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::Context;
 
-use crate::failure::Locked;
+use crate::failure::{Locked, invalid};
 
 /// The layout of a data directory.
 #[derive(Clone, Debug)]
@@ -140,9 +140,9 @@ pub struct DataDirLock {
 
 fn user_data_home() -> anyhow::Result<PathBuf> {
     let set = |name| std::env::var_os(name).map(PathBuf::from).filter(|path| path.is_absolute());
-    set("XDG_DATA_HOME")
-        .or_else(|| set("HOME").map(|home| home.join(".local/share")))
-        .context("neither XDG_DATA_HOME nor HOME is set: name a data directory with --data-dir")
+    set("XDG_DATA_HOME").or_else(|| set("HOME").map(|home| home.join(".local/share"))).ok_or_else(|| {
+        invalid("neither XDG_DATA_HOME nor HOME is set: name a data directory with --data-dir")
+    })
 }
 
 #[cfg(test)]

@@ -8,7 +8,9 @@ use headwater_block::{IoError, IoErrorKind};
 use headwater_connections::BindError;
 use headwater_db::DbError;
 use headwater_image::{ImageError, ImageErrorKind};
+use headwater_iscsi::chap_file::ChapFileError;
 use headwater_nbd::TlsError;
+use headwater_service::backend::BackendError;
 use headwater_service::server::ListenError;
 use headwater_store::{StoreError, StoreErrorKind};
 use headwater_store_server::ServeError;
@@ -114,6 +116,16 @@ fn code_of_link(link: &(dyn std::error::Error + 'static)) -> Option<u8> {
     if let Some(problem) = link.downcast_ref::<Problem>() {
         return Some(problem.kind.exit_code());
     }
+    if let Some(error) = link.downcast_ref::<BackendError>() {
+        // Where it only failed, its cause may say more.
+        return Some(error.kind()).filter(|kind| *kind != ProblemKind::Failed).map(ProblemKind::exit_code);
+    }
+    if let Some(error) = link.downcast_ref::<ChapFileError>() {
+        return match error {
+            ChapFileError::Read { source, .. } => code_of_link(source),
+            _ => Some(USAGE),
+        };
+    }
     if link.is::<Unreachable>() {
         return Some(UNREACHABLE);
     }
@@ -181,11 +193,11 @@ fn listen_kind(link: &(dyn std::error::Error + 'static)) -> Option<ProblemKind> 
 pub fn store_kind(kind: StoreErrorKind) -> ProblemKind {
     match kind {
         StoreErrorKind::NotFound => ProblemKind::NotFound,
-        StoreErrorKind::Invalid => ProblemKind::Invalid,
+        StoreErrorKind::Invalid | StoreErrorKind::ReadOnly => ProblemKind::Invalid,
         StoreErrorKind::InUse | StoreErrorKind::Locked => ProblemKind::Conflict,
         StoreErrorKind::Damaged | StoreErrorKind::UnknownFormat => ProblemKind::Damaged,
         StoreErrorKind::NoSpace => ProblemKind::NoSpace,
-        StoreErrorKind::ReadOnly | StoreErrorKind::Unreachable | StoreErrorKind::Io => ProblemKind::Failed,
+        StoreErrorKind::Unreachable | StoreErrorKind::Io => ProblemKind::Failed,
     }
 }
 

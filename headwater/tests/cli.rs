@@ -26,6 +26,10 @@ fn usage_errors_are_2_and_help_is_0() {
     ] {
         assert_eq!(run(headwater().args(args)).code, 2, "{args:?}");
     }
+    let dir = short_dir();
+    let mut large = headwater();
+    large.args(["serve", "--cache-ram", "999999G", "--data-dir"]).arg(dir.path());
+    run(&mut large).fails(2, &["this host has", "(give a smaller --cache-ram)"]);
     let ran = run(headwater().args(["--json", "machine", "create", "--cpus", "0"]));
     let problem: serde_json::Value = serde_json::from_str(&ran.err).unwrap();
     assert_eq!((ran.code, &problem["kind"]), (2, &"invalid".into()));

@@ -162,7 +162,7 @@ fn an_initiator_logs_in_with_its_secret_only() {
     // Secrets that others can read are none.
     std::fs::set_permissions(&secrets, std::fs::Permissions::from_mode(0o644)).expect("changed");
     let open = run(headwater().args(["export", "null:16M", "--cache", "ram"]).args(args));
-    open.fails(1, &["chap", "chmod"]);
+    open.fails(2, &["chap", "chmod"]);
     std::fs::set_permissions(&secrets, std::fs::Permissions::from_mode(0o600)).expect("changed");
     let export = Export::start(dir.path(), 1, &args, None);
     let url = export.lines[0].as_str();

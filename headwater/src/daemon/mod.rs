@@ -369,7 +369,12 @@ async fn volumes(
     let (cache_dir, keys_dir) = (data_dir.cache(), data_dir.keys());
     let opened =
         tokio::task::spawn_blocking(move || Volumes::new(store, cache_dir, keys_dir, caches, &stream, disk));
-    Ok(Arc::new(opened.await.context("cannot open the store")??))
+    // With its advice, which is no part of the chain.
+    opened.await.context("cannot open the disks")?.map(Arc::new).map_err(|error| {
+        let mut problem = Problem::from_error(error.kind(), &error);
+        problem.advice = error.advice().map(str::to_owned);
+        problem.into()
+    })
 }
 
 fn service(
