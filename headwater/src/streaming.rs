@@ -59,6 +59,14 @@ impl std::str::FromStr for DiskCachePlace {
     }
 }
 
+/// Reads bytes a second, which are more than none.
+pub fn rate(text: &str) -> Result<u64, String> {
+    match size::parse(text)? {
+        0 => Err("at a rate of nothing nothing is ever read".into()),
+        bytes => Ok(bytes),
+    }
+}
+
 /// How fast an image is copied: bytes a second, or `None` for as fast as it goes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CopyRate(pub Option<u64>);
@@ -69,11 +77,9 @@ impl std::str::FromStr for CopyRate {
     fn from_str(text: &str) -> Result<Self, String> {
         match text {
             "max" => Ok(Self(None)),
-            text => match size::parse(text) {
-                Ok(0) => Err("a rate of nothing copies nothing".into()),
-                Ok(bytes) => Ok(Self(Some(bytes))),
-                Err(e) => Err(format!("{e}; write bytes a second, or max")),
-            },
+            text => rate(text)
+                .map(|bytes| Self(Some(bytes)))
+                .map_err(|e| format!("{e}; write bytes a second, or max")),
         }
     }
 }

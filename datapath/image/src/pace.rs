@@ -16,9 +16,9 @@ pub struct Pace {
 }
 
 impl Pace {
-    /// At most so many bytes a second; `None` for as fast as possible.
+    /// At most so many bytes a second, at least one; `None` for as fast as possible.
     pub fn new(bytes_per_s: Option<u64>) -> Self {
-        Self { bytes_per_s: bytes_per_s.filter(|rate| *rate > 0), next: Mutex::new(Instant::now()) }
+        Self { bytes_per_s, next: Mutex::new(Instant::now()) }
     }
 
     /// Whether anybody ever waits.
@@ -29,7 +29,7 @@ impl Pace {
     /// Waits until `bytes` more may be read, or `is_over` says so.
     pub(crate) fn take(&self, bytes: u64, is_over: impl Fn() -> bool) {
         let Some(rate) = self.bytes_per_s else { return };
-        let nanoseconds = u128::from(bytes) * 1_000_000_000 / u128::from(rate);
+        let nanoseconds = u128::from(bytes) * 1_000_000_000 / u128::from(rate.max(1));
         let cost = Duration::from_nanos(u64::try_from(nanoseconds).unwrap_or(u64::MAX));
         let mine = {
             let mut next = self.next.lock();

@@ -4,14 +4,13 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 
 use clap::{Args, ValueHint};
-use headwater_block::size;
 use headwater_nbd::{Address, Right};
 
 use crate::caches::CacheArgs;
 use crate::cli::{LogFormat, MachineArgs, OfferArgs};
 use crate::daemon::exports::{self, Offer};
 use crate::stores::Credentials;
-use crate::streaming::StreamArgs;
+use crate::streaming::{self, StreamArgs};
 
 /// `headwater run`.
 #[derive(Debug, Args)]
@@ -76,7 +75,7 @@ pub struct ServeArgs {
     #[command(flatten)]
     pub nbd: ServeNbdArgs,
     /// Check all versions in the background, at so many bytes a second
-    #[arg(long, value_name = "SIZE", value_parser = size::parse)]
+    #[arg(long, value_name = "SIZE", value_parser = streaming::rate)]
     pub scrub: Option<u64>,
     /// Repair what the check finds damaged from this store or server, if it has it; may be given several times
     #[arg(long, value_name = "STORE", requires = "scrub")]

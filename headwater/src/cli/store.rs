@@ -4,10 +4,10 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 
 use clap::{Args, Subcommand, ValueHint};
-use headwater_block::size;
 use headwater_store_server::{Limits, Options, TlsFiles};
 
 use crate::stores::Credentials;
+use crate::streaming;
 
 /// `headwater store ...`.
 #[derive(Debug, Subcommand)]
@@ -65,7 +65,7 @@ pub enum StoreCommand {
         /// IMAGE, IMAGE:CHANNEL, IMAGE@NUMBER or IMAGE@HASH [default: all]
         images: Vec<String>,
         /// Read at most so many bytes a second
-        #[arg(long, value_name = "SIZE", value_parser = size::parse)]
+        #[arg(long, value_name = "SIZE", value_parser = streaming::rate)]
         rate: Option<u64>,
         /// Take what is damaged from this store, if it has it; may be given several times
         #[arg(long, value_name = "STORE")]
