@@ -38,6 +38,11 @@ impl NbdArgs {
             let device = devices.into_iter().next().context("nothing to serve")?;
             match self.tls.tls_allow.as_slice() {
                 [] => SingleExport::new(device, source),
+                names if names.iter().any(|name| name.contains('=')) => {
+                    return Err(invalid(
+                        "--tls-allow NAME=EXPORT needs --nbd-export EXPORT: without it there is one disk, and --tls-allow NAME",
+                    ));
+                }
                 names => SingleExport::for_clients(device, source, names.to_vec()),
             }
         } else {
