@@ -73,9 +73,10 @@ pub(super) fn check_space(file: &File, at: &Path, limit_bytes: u64) -> Result<()
 /// File systems that lie in memory, as `statfs` names them: `tmpfs` and `ramfs`.
 const IN_MEMORY: [rustix::fs::FsWord; 2] = [0x0102_1994, 0x8584_58f6];
 
-/// Whether what is written there takes memory, and no disk.
+/// Whether what is written there takes memory, and no disk. Device nodes lie on a `devtmpfs`, and what is written to them elsewhere.
 pub(super) fn is_memory(file: &File) -> bool {
-    rustix::fs::fstatfs(file).is_ok_and(|found| IN_MEMORY.contains(&found.f_type))
+    let is_device = file.metadata().is_ok_and(|metadata| metadata.file_type().is_block_device());
+    !is_device && rustix::fs::fstatfs(file).is_ok_and(|found| IN_MEMORY.contains(&found.f_type))
 }
 
 /// What direct I/O wants offsets and lengths to be multiples of: asked from the kernel, 4096 where it does
