@@ -21,7 +21,7 @@ use crate::caches::check_host_memory;
 use crate::cli::{ExportArgs, LogFormat};
 use crate::cmd::persistent::{self, Kept};
 use crate::cmd::resume::Resume;
-use crate::cmd::{attach, counters, fuse, iscsi, source_url};
+use crate::cmd::{attach, counters, fuse, image, iscsi, source_url};
 use crate::data_dir::DataDir;
 use crate::failure::invalid;
 use crate::last_known::LastKnown;
@@ -332,7 +332,7 @@ fn open_base(args: &ExportArgs, data_dir: impl FnOnce() -> anyhow::Result<DataDi
             let device = headwater_image::null_device(bytes)?;
             return Ok(Base { device, id: persistent::null_id(bytes), image: None });
         }
-        if source.contains('/') || Path::new(source).exists() {
+        if image::is_path(source) {
             let backing = if args.backing { Backing::Anywhere } else { Backing::Beside };
             let device = headwater_image::open_file_backed(Path::new(source), backing)?;
             let id = persistent::file_id(Path::new(source), device.geometry().size_bytes)?;

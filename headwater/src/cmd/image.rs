@@ -159,9 +159,14 @@ pub async fn import(
     Ok(result)
 }
 
-/// Whether a text means a disk to import, rather than an image of the store.
+/// Whether a text means a disk to import, rather than an image of the store. A directory that has an image's name is neither.
 pub fn is_source(text: &str) -> bool {
-    headwater_nbd::NbdUri::is_uri(text) || text.contains('/') || Path::new(text).exists()
+    headwater_nbd::NbdUri::is_uri(text) || is_path(text)
+}
+
+/// Whether a text is the path of a disk: what has a slash, and what is there and no directory.
+pub fn is_path(text: &str) -> bool {
+    text.contains('/') || Path::new(text).metadata().is_ok_and(|found| !found.is_dir())
 }
 
 fn name_of(source: &str) -> String {
