@@ -21,10 +21,13 @@ const UNFINISHED: &str = ".new-";
 pub fn usual() -> Vec<PathBuf> {
     let absolute =
         |name| std::env::var_os(name).map(PathBuf::from).filter(|path: &PathBuf| path.is_absolute());
+    let chosen = std::env::var_os(VARIABLE)
+        .filter(|dir| !dir.is_empty())
+        .and_then(|dir| std::path::absolute(dir).ok());
     let user = rustix::process::geteuid();
     let number = user.as_raw();
     let mut bases = Vec::new();
-    if let Some(dir) = absolute(VARIABLE) {
+    if let Some(dir) = chosen {
         bases.push(dir);
     } else if user.is_root() {
         bases.push(PathBuf::from("/run/headwater"));
@@ -40,7 +43,7 @@ pub fn usual() -> Vec<PathBuf> {
 
 /// For root: those of all other users, but for one that somebody's `XDG_RUNTIME_DIR` names elsewhere.
 pub fn of_others() -> Vec<PathBuf> {
-    let is_said = std::env::var_os(VARIABLE).is_some_and(|dir| Path::new(&dir).is_absolute());
+    let is_said = std::env::var_os(VARIABLE).is_some_and(|dir| !dir.is_empty());
     if is_said || !rustix::process::geteuid().is_root() {
         return Vec::new();
     }
