@@ -63,7 +63,12 @@ pub fn told_next(catalog: &Catalog) -> anyhow::Result<()> {
         Some(next) => format!("{what}, which is {next},"),
         None => format!("{what}, which is not there,"),
     };
-    show::line(&format!("the machines of {} boot {next} from their next boot on", catalog.name))?;
+    let from = if catalog.cache.persistent {
+        "once they are reset, as their disks are kept"
+    } else {
+        "from their next boot on"
+    };
+    show::line(&format!("the machines of {} boot {next} {from}", catalog.name))?;
     if catalog.old.is_empty() {
         return Ok(());
     }

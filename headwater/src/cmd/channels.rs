@@ -77,12 +77,17 @@ pub async fn promote(
 async fn told_old(client: &Client, image: &str) -> anyhow::Result<()> {
     let machines = client.machines().await?.machines;
     let of_image = |machine: &&Machine| machine.image.split(['@', ':']).next() == Some(image);
-    let old: Vec<String> =
-        machines.iter().filter(|machine| machine.old).filter(of_image).map(|it| it.name.clone()).collect();
-    if old.is_empty() {
-        return Ok(());
-    }
-    show::line(&format!("still on another version until their next boot: {}", old.join(", ")))
+    let old = machines.iter().filter(|machine| machine.old).filter(of_image);
+    let (kept, others): (Vec<&Machine>, Vec<&Machine>) = old.partition(|machine| machine.kept.is_some());
+    let told = |until: &str, machines: &[&Machine]| {
+        let names: Vec<&str> = machines.iter().map(|machine| machine.name.as_str()).collect();
+        if names.is_empty() {
+            return Ok(());
+        }
+        show::line(&format!("still on another version until {until}: {}", names.join(", ")))
+    };
+    told("their next boot", &others)?;
+    told("they are reset, as their disks are kept", &kept)
 }
 
 /// Forgets a promotion to come.
