@@ -1,5 +1,7 @@
 //! `headwater machine`: machines, through the daemon.
 
+use std::io::Read;
+use std::path::Path;
 use std::time::Duration;
 
 use anyhow::Context;
@@ -8,10 +10,12 @@ use headwater_api::{
     Problem, ProblemKind, SetMachine, Wanted,
 };
 use headwater_block::size;
+use headwater_qemu::seed::MAX_USER_DATA_BYTES;
 
 use crate::cli::{MachineArgs, MachineCommand};
 use crate::client::Client;
 use crate::cmd::{console, exec, seal};
+use crate::failure::invalid;
 use crate::show::{self, progress::said_if_slow};
 
 /// How often a boot that is waited for is looked at.
@@ -108,10 +112,22 @@ pub fn creation(name: String, boots: Boots, args: &MachineArgs) -> anyhow::Resul
 
 /// The user data that the command line names.
 pub fn user_data(args: &MachineArgs) -> anyhow::Result<Option<String>> {
-    let read = |path: &std::path::PathBuf| {
-        std::fs::read_to_string(path).with_context(|| format!("cannot read the user data {}", path.display()))
-    };
-    args.user_data.as_ref().map(read).transpose()
+    args.user_data.as_deref().map(read_user_data).transpose()
+}
+
+fn read_user_data(path: &Path) -> anyhow::Result<String> {
+    let failed = || format!("cannot read the user data {}", path.display());
+    let mut bytes = Vec::new();
+    let file = std::fs::File::open(path).with_context(failed)?;
+    // A device may have no end.
+    file.take(MAX_USER_DATA_BYTES as u64 + 1).read_to_end(&mut bytes).with_context(failed)?;
+    if bytes.len() > MAX_USER_DATA_BYTES {
+        let most = headwater_block::size::format(MAX_USER_DATA_BYTES as u64);
+        return Err(invalid(format!("the user data {} has more than {most}", path.display())));
+    }
+    String::from_utf8(bytes).map_err(|_| {
+        invalid(format!("the user data {} is not text in UTF-8; give it uncompressed", path.display()))
+    })
 }
 
 /// Changes all machines at the same time; the first failure is ours, once all are done.
