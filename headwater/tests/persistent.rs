@@ -5,7 +5,7 @@ mod support;
 
 use std::io::{BufRead, BufReader};
 use std::path::Path;
-use std::process::{Child, Stdio};
+use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
@@ -18,7 +18,7 @@ use support::{headwater, run, short_dir, signal};
 const BLOCK: usize = 4096;
 const BLOCKS: usize = 4096;
 
-fn export(dir: &Path, source: &str, more: &[&str]) -> std::process::Command {
+fn export(dir: &Path, source: &str, more: &[&str]) -> Command {
     let mut command = headwater();
     let address = format!("unix:{}", dir.join("nbd").display());
     command.arg("--data-dir").arg(dir.join("data")).args(["export", source, "--nbd", &address]);
@@ -31,8 +31,12 @@ fn export(dir: &Path, source: &str, more: &[&str]) -> std::process::Command {
 
 /// Starts it and waits until it listens. Returns its URI too.
 fn start(dir: &Path) -> (Child, String) {
+    start_over(dir, "null:16M")
+}
+
+fn start_over(dir: &Path, source: &str) -> (Child, String) {
     let _ = std::fs::remove_file(dir.join("nbd"));
-    let mut child = export(dir, "null:16M", &[]).stdout(Stdio::piped()).spawn().expect("it starts");
+    let mut child = export(dir, source, &[]).stdout(Stdio::piped()).spawn().expect("it starts");
     let mut uri = String::new();
     BufReader::new(child.stdout.as_mut().expect("piped")).read_line(&mut uri).expect("it prints");
     assert!(uri.starts_with("nbd"), "it printed {uri:?}");
@@ -150,6 +154,25 @@ fn what_does_not_fit_is_refused_in_one_line() {
     let other = dir.path().join("data/keys/other");
     let other = ["--key-file", other.to_str().unwrap(), "--cache", "ram"];
     fails_with(2, "null:16M", &other, &["needs a disk"]);
+}
+
+#[test]
+fn a_backing_file_that_changed_is_another_base() {
+    let dir = short_dir();
+    std::fs::create_dir(dir.path().join("cache")).unwrap();
+    let (base, top) = (dir.path().join("base.qcow2"), dir.path().join("top.qcow2"));
+    let (base, top) = (base.to_str().unwrap(), top.to_str().unwrap());
+    let qemu = |program: &str, args: &[&str]| run(Command::new(program).args(args)).ok();
+    qemu("qemu-img", &["create", "-q", "-f", "qcow2", base, "16M"]);
+    qemu("qemu-img", &["create", "-q", "-f", "qcow2", "-b", base, "-F", "qcow2", top]);
+    // The second time the base is as it was.
+    for _ in 0..2 {
+        let (mut child, _) = start_over(dir.path(), top);
+        signal(child.id(), "TERM");
+        assert!(child.wait().unwrap().success());
+    }
+    qemu("qemu-io", &["-f", "qcow2", "-c", "write -P 7 1M 64k", base]);
+    run(&mut export(dir.path(), top, &[])).fails(2, &["belongs to base"]);
 }
 
 #[test]

@@ -108,7 +108,9 @@ pub use holders::versions_touched;
 pub use import::{Basis, Changes, ImportOptions, Imported, import};
 pub use manifest::{Manifest, objects_of};
 pub use null_device::null_device;
-pub use open::{Backing, FileFormat, open_file, open_file_backed, open_source, open_source_backed};
+pub use open::{
+    Backing, FileFormat, open_chain, open_file, open_file_backed, open_source, open_source_backed,
+};
 pub use pace::Pace;
 pub use partial::Partial;
 pub use progress::{Cancel, Progress};

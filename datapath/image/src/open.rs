@@ -68,10 +68,14 @@ pub fn open_file(path: &Path) -> Result<Arc<dyn Device>, ImageError> {
 
 /// The same, with backing files from elsewhere where these are allowed.
 pub fn open_file_backed(path: &Path, backing: Backing) -> Result<Arc<dyn Device>, ImageError> {
-    Ok(PooledDisk::open(
-        open_layer(path, None, place(path, backing).as_deref(), &mut Vec::new())?,
-        Place::Here,
-    )?)
+    Ok(open_chain(path, backing)?.0)
+}
+
+/// The same, and the files that it is read from: its own, then its backing files.
+pub fn open_chain(path: &Path, backing: Backing) -> Result<(Arc<dyn Device>, Vec<PathBuf>), ImageError> {
+    let mut chain = Chain::default();
+    let disk = open_layer(path, None, place(path, backing).as_deref(), &mut chain)?;
+    Ok((PooledDisk::open(disk, Place::Here)?, chain.files))
 }
 
 /// Opens an image file that an image is made of. Its reads have threads of their own: a slow file holds up no machine. As
@@ -88,19 +92,28 @@ pub fn open_source_backed(
     backing: Backing,
 ) -> Result<Arc<dyn Device>, ImageError> {
     Ok(PooledDisk::open(
-        open_layer(path, format, place(path, backing).as_deref(), &mut Vec::new())?,
+        open_layer(path, format, place(path, backing).as_deref(), &mut Chain::default())?,
         Place::Source,
     )?)
 }
 
-/// Opens a file and those below it. `chain` holds device and inode of the files above.
+/// The files that were opened, from the top.
+#[derive(Default)]
+struct Chain {
+    /// Device and inode of the qcow2 images, which may name a backing file.
+    above: Vec<(u64, u64)>,
+    files: Vec<PathBuf>,
+}
+
+/// Opens a file and those below it.
 fn open_layer(
     path: &Path,
     format: Option<FileFormat>,
     within: Option<&Path>,
-    chain: &mut Vec<(u64, u64)>,
+    chain: &mut Chain,
 ) -> Result<Arc<dyn FileDisk>, ImageError> {
     let (file, file_bytes) = open_disk_file(path)?;
+    chain.files.push(path.to_owned());
     let start = read_start(&file, file_bytes).map_err(|e| cannot_open(path, &e))?;
     if format == Some(FileFormat::Raw) {
         return open_raw(path);
@@ -124,14 +137,14 @@ fn open_layer(
     }
     let metadata = file.metadata().map_err(|e| cannot_open(path, &e))?;
     let identity = (metadata.dev(), metadata.ino());
-    if chain.contains(&identity) || chain.len() >= BACKING_CHAIN_MAX {
-        let why = if chain.contains(&identity) { "goes in a circle" } else { "is too long" };
+    if chain.above.contains(&identity) || chain.above.len() >= BACKING_CHAIN_MAX {
+        let why = if chain.above.contains(&identity) { "goes in a circle" } else { "is too long" };
         return Err(ImageError::new(
             ImageErrorKind::Invalid,
             format!("cannot open {}: the chain of its backing files {why}", path.display()),
         ));
     }
-    chain.push(identity);
+    chain.above.push(identity);
     let header = Header::decode(&start).map_err(|refusal| refused(path, refusal))?;
     let backing = match &header.backing {
         Some(name) => Some(open_backing(path, name, header.backing_format.as_deref(), within, chain)?),
@@ -148,7 +161,7 @@ fn open_backing(
     name: &str,
     format: Option<&str>,
     within: Option<&Path>,
-    chain: &mut Vec<(u64, u64)>,
+    chain: &mut Chain,
 ) -> Result<Arc<dyn FileDisk>, ImageError> {
     let unsupported = |what: String| {
         ImageError::new(

@@ -334,8 +334,8 @@ fn open_base(args: &ExportArgs, data_dir: impl FnOnce() -> anyhow::Result<DataDi
         }
         if image::is_path(source) {
             let backing = if args.backing { Backing::Anywhere } else { Backing::Beside };
-            let device = headwater_image::open_file_backed(Path::new(source), backing)?;
-            let id = persistent::file_id(Path::new(source), device.geometry().size_bytes)?;
+            let (device, files) = headwater_image::open_chain(Path::new(source), backing)?;
+            let id = persistent::chain_id(&files, device.geometry().size_bytes)?;
             return Ok(Base { device, id, image: None });
         }
     }

@@ -68,19 +68,22 @@ pub fn null_id(size_bytes: u64) -> [u8; 32] {
     Hash::of(format!("headwater base: null {size_bytes}").as_bytes()).0
 }
 
-/// Identity of a disk in a file: a file that was replaced or written to is another base.
-pub fn file_id(path: &Path, size_bytes: u64) -> anyhow::Result<[u8; 32]> {
-    let failed = || format!("cannot identify {}", path.display());
-    let whole = path.canonicalize().with_context(failed)?;
-    let metadata = whole.metadata().with_context(failed)?;
-    let mut text = format!(
-        "headwater base: file {size_bytes} {} {}.{:09} ",
-        metadata.len(),
-        metadata.mtime(),
-        metadata.mtime_nsec()
-    )
-    .into_bytes();
-    text.extend(whole.as_os_str().as_encoded_bytes());
+/// Identity of a disk in a file and its backing files, the top one first: where one was replaced or written to, it is
+/// another base.
+pub fn chain_id(files: &[PathBuf], size_bytes: u64) -> anyhow::Result<[u8; 32]> {
+    let mut text = format!("headwater base: file {size_bytes} ").into_bytes();
+    for (at, path) in files.iter().enumerate() {
+        let failed = || format!("cannot identify {}", path.display());
+        let whole = path.canonicalize().with_context(failed)?;
+        let metadata = whole.metadata().with_context(failed)?;
+        if at > 0 {
+            // No path has it, so that no path passes for two files.
+            text.push(0);
+        }
+        let state = format!("{} {}.{:09} ", metadata.len(), metadata.mtime(), metadata.mtime_nsec());
+        text.extend(state.into_bytes());
+        text.extend(whole.as_os_str().as_encoded_bytes());
+    }
     Ok(Hash::of(&text).0)
 }
 
@@ -107,12 +110,22 @@ mod tests {
     fn a_file_that_changes_is_another_base() {
         let dir = tempfile::tempdir().unwrap();
         let file = dir.path().join("disk");
+        let below = dir.path().join("below");
         std::fs::write(&file, b"one").unwrap();
-        let first = file_id(&file, 512).unwrap();
-        assert_eq!(file_id(&dir.path().join(".").join("disk"), 512).unwrap(), first);
-        assert_ne!(file_id(&file, 1024).unwrap(), first);
+        std::fs::write(&below, b"one").unwrap();
+        let id = |files: &[&PathBuf], size_bytes| {
+            let files: Vec<_> = files.iter().map(|&file| file.clone()).collect();
+            chain_id(&files, size_bytes).unwrap()
+        };
+        let (first, both) = (id(&[&file], 512), id(&[&file, &below], 512));
+        assert_eq!(id(&[&dir.path().join(".").join("disk")], 512), first);
+        assert_ne!(id(&[&file], 1024), first);
+        assert_ne!(both, first);
+        std::fs::write(&below, b"other").unwrap();
+        assert_eq!(id(&[&file], 512), first);
+        assert_ne!(id(&[&file, &below], 512), both);
         std::fs::write(&file, b"other").unwrap();
-        assert_ne!(file_id(&file, 512).unwrap(), first);
+        assert_ne!(id(&[&file], 512), first);
         assert_ne!(null_id(512), null_id(1024));
     }
 }
