@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use headwater_nbd::{Address, Limits, Server, SingleExport};
 use headwater_testkit::{ReferenceDisk, ReferenceOptions, Waits, wait_until};
-use support::{Daemon, begin, http, pseudo_random};
+use support::{Daemon, begin, headwater, http, pseudo_random, run};
 
 fn qemu_img(args: &[&str]) {
     let status = Command::new("qemu-img").args(args).output();
@@ -355,7 +355,10 @@ fn an_nbd_export_is_imported_like_a_file() {
         .expect("qemu-nbd is needed: apt-get install qemu-utils");
     wait_until("qemu-nbd listens", || socket.exists());
     let uri = format!("nbd+unix:///?socket={}", socket.display());
-    daemon.cli(&["image", "import", &uri, "--name", "n"]).ok();
+    // The daemon has another working directory.
+    let mut command = headwater();
+    command.current_dir(dir.path()).arg("--data-dir").arg(daemon.path());
+    run(command.args(["image", "import", "nbd+unix:///?socket=n.sock", "--name", "n"])).ok();
     // It ends with its last client.
     server.wait().unwrap();
     let again = daemon.cli(&["image", "import", raw.to_str().unwrap(), "--name", "n"]).ok();
@@ -364,6 +367,11 @@ fn an_nbd_export_is_imported_like_a_file() {
     let (status, answer) =
         http(&daemon.socket(), "POST", "/api/v1/images", Some(r#"{"name":"n","source":"rel.raw"}"#));
     assert_eq!(status, 400, "{answer}");
+    for relative in ["nbd+unix:///?socket=n.sock", "nbds://127.0.0.1:1/?tls-certificates=pki"] {
+        let request = format!(r#"{{"name":"n","source":"{relative}"}}"#);
+        let (_, answer) = http(&daemon.socket(), "POST", "/api/v1/images", Some(&request));
+        assert!(answer.contains("not an absolute path"), "{answer}");
+    }
 }
 
 #[test]

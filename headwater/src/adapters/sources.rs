@@ -20,8 +20,13 @@ pub type Source = (Arc<dyn Device>, Option<Arc<Client>>);
 pub fn open(order: &ImportOrder) -> Result<Source, BackendError> {
     let source = order.source.as_str();
     if NbdUri::is_uri(source) {
-        let uri: NbdUri =
+        let mut uri: NbdUri =
             source.parse().map_err(|e| BackendError::new(ProblemKind::Invalid, format!("{e}")))?;
+        // Whoever asks has another working directory, and so would mean another server.
+        if let Some(path) = uri.paths_mut().find(|path| !path.is_absolute()) {
+            let why = format!("'{source}' names '{}', which is not an absolute path", path.display());
+            return Err(BackendError::new(ProblemKind::Invalid, why));
+        }
         let client = Client::connect(&uri, &ClientOptions::default()).map_err(|e| {
             BackendError::new(ProblemKind::Failed, "cannot read from the NBD server").because(e)
         })?;

@@ -8,6 +8,7 @@ use headwater_api::{
     SourceFormat, VerifyReport, VerifyRequest,
 };
 use headwater_block::size;
+use headwater_nbd::NbdUri;
 
 use crate::cli::ImageCommand;
 use crate::client::Client;
@@ -161,7 +162,7 @@ pub async fn import(
 
 /// Whether a text means a disk to import, rather than an image of the store. A directory that has an image's name is neither.
 pub fn is_source(text: &str) -> bool {
-    headwater_nbd::NbdUri::is_uri(text) || is_path(text)
+    NbdUri::is_uri(text) || is_path(text)
 }
 
 /// Whether a text is the path of a disk: what has a slash, and what is there and no directory.
@@ -178,8 +179,14 @@ fn name_of(source: &str) -> String {
 
 /// The daemon's working directory is not ours.
 fn absolute(source: &str) -> anyhow::Result<String> {
-    if headwater_nbd::NbdUri::is_uri(source) {
-        return Ok(source.to_owned());
+    if NbdUri::is_uri(source) {
+        // What is no URI is refused by the daemon, as it came.
+        let Ok(mut uri) = source.parse::<NbdUri>() else { return Ok(source.to_owned()) };
+        let mut is_whole = true;
+        for path in uri.paths_mut().filter(|path| !path.is_absolute()) {
+            (*path, is_whole) = (absolute_path(path)?.into(), false);
+        }
+        return Ok(if is_whole { source.to_owned() } else { uri.to_string() });
     }
     absolute_path(Path::new(source))
 }

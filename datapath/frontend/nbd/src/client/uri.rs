@@ -48,6 +48,16 @@ impl NbdUri {
     pub fn is_uri(text: &str) -> bool {
         ["nbd:", "nbds:", "nbd+unix:", "nbds+unix:"].iter().any(|scheme| text.starts_with(scheme))
     }
+
+    /// The paths that it names: of the socket, and of the certificates.
+    pub fn paths_mut(&mut self) -> impl Iterator<Item = &mut PathBuf> {
+        let socket = match &mut self.server {
+            ServerAddress::Unix(path) => Some(path),
+            ServerAddress::Tcp { .. } => None,
+        };
+        let certificates = self.tls.as_mut().and_then(|tls| tls.certificates.as_mut());
+        socket.into_iter().chain(certificates)
+    }
 }
 
 impl FromStr for NbdUri {
