@@ -348,6 +348,17 @@ fn what_cannot_be_read_stands_in_the_way_of_itself_only() {
     );
     let report = store(&["verify", text(&copy)]).ok();
     assert!(report.contains("disk@1 is sound") && report.contains("third@1 is sound"), "{report}");
+    // And so does a list of the target. Where that is taken away, the next one brings it anew.
+    flip(&copy.join("images/third"));
+    let synced = store(&["sync", text(&here), text(&copy)]);
+    assert_eq!(synced.code, 6, "{synced:?}");
+    for says in [format!("other (its list of versions in {}", text(&here)), format!("in {}", text(&copy))] {
+        assert!(synced.err.contains(&says), "no '{says}' in {synced:?}");
+    }
+    assert!(synced.out.contains("0 versions copied") && synced.out.contains("1 were there"), "{synced:?}");
+    std::fs::remove_file(copy.join("images/third")).unwrap();
+    let synced = store(&["sync", text(&here), text(&copy)]);
+    assert!(synced.out.contains("1 versions copied") && !synced.err.contains("third"), "{synced:?}");
 
     let opened = LocalDir::open(&here, Access::Read).unwrap();
     let version = opened.resolve(&"disk@1".parse().unwrap()).unwrap();

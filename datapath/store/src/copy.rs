@@ -214,6 +214,20 @@ pub fn everything_readable(source: &dyn Store) -> Result<Readable, StoreError> {
     Ok(Readable { what, unreadable: listed.unreadable })
 }
 
+impl Readable {
+    /// Leaves out the images whose lists of versions in the target are damaged or of a later release: nothing can be
+    /// added to them.
+    pub fn writable_in(mut self, target: &dyn Store) -> Result<Self, StoreError> {
+        for (name, e) in target.listed()?.unreadable {
+            if self.what.iter().any(|(image, _)| image.name == name) {
+                self.what.retain(|(image, _)| image.name != name);
+                self.unreadable.push((name, e));
+            }
+        }
+        Ok(self)
+    }
+}
+
 /// What of a store can be read.
 pub struct Readable {
     /// All versions of the images, for [`copy`].

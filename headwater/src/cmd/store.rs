@@ -60,12 +60,15 @@ struct CopyReport {
 
 fn copy_some(between: &Between, references: Option<&[ImageReference]>, json: bool) -> anyhow::Result<()> {
     let source = stores::open(&between.source, Access::Read, &between.credentials)?;
-    let Readable { what, unreadable } = match references {
+    let readable = match references {
         Some(references) => Readable { what: selected(&*source, references)?, unreadable: Vec::new() },
         None => everything_readable(&*source)?,
     };
     let access = Access::Copy { new_chunk_bytes: source.chunk_bytes() };
     let target = stores::open(&between.target, access, &between.credentials)?;
+    let of_source = readable.unreadable.len();
+    let Readable { what, unreadable } =
+        if references.is_some() { readable } else { readable.writable_in(&*target)? };
     let stopped = stop_on_signals()?;
     let mut shown = Shown::begin(if references.is_some() { "copy" } else { "sync" }, json);
     let objects_of = |manifest: &[u8]| headwater_image::objects_of(manifest);
@@ -95,9 +98,13 @@ fn copy_some(between: &Between, references: Option<&[ImageReference]>, json: boo
             target.shown()
         ))?;
     }
-    let names: Vec<String> = unreadable.iter().map(|(name, _)| name.to_string()).collect();
+    let not_copied = unreadable.iter().enumerate().map(|(at, (name, _))| {
+        let store = if at < of_source { source.shown() } else { target.shown() };
+        format!("{name} (its list of versions in {store})")
+    });
+    let not_copied: Vec<String> = not_copied.collect();
     match unreadable.into_iter().next() {
-        Some((_, e)) => Err(e).with_context(|| format!("not copied: {}", names.join(", "))),
+        Some((_, e)) => Err(e).with_context(|| format!("not copied: {}", not_copied.join(", "))),
         None => Ok(()),
     }
 }
