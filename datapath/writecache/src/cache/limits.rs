@@ -33,9 +33,12 @@ impl WriteCache {
             (u64::from(log.ram_segments), self.index_bytes(&log))
         };
         let fixed = index_bytes + self.staging_bytes();
+        let most =
+            if self.overflow.is_some() { fixed + self.beside_index() * SEGMENT_BYTES as u64 } else { 0 };
         let hits = [Hot::ReadRam, Hot::ReadPacked, Hot::WriteInPlace, Hot::WriteNew];
         Holding {
-            max_bytes: self.ram_bytes.load(Ordering::Relaxed),
+            // What it may use where its index has outgrown the limit, or shares would leave that out.
+            max_bytes: self.ram_bytes.load(Ordering::Relaxed).max(most),
             least_bytes: fixed + MIN_SEGMENTS * SEGMENT_BYTES as u64,
             used_bytes: fixed + self.packed.bytes() + segments * SEGMENT_BYTES as u64,
             hits: hits.into_iter().map(|which| self.counters.total(which)).sum(),
@@ -67,10 +70,12 @@ impl WriteCache {
 
     /// So many segments are not the index's, whatever it takes. Where the host's limit binds, and without a disk, the fewest.
     fn least_segments(&self) -> u64 {
+        if self.overflow.is_none() || self.share.is_bound() { MIN_SEGMENTS } else { self.beside_index() }
+    }
+
+    /// Segments that would fit if there were no index, up to as many as it leaves.
+    fn beside_index(&self) -> u64 {
         let own = self.ram_bytes.load(Ordering::Relaxed);
-        if self.overflow.is_none() || self.share.bytes() < own {
-            return MIN_SEGMENTS;
-        }
         let without_index = own.saturating_sub(self.staging_bytes()) / SEGMENT_BYTES as u64;
         without_index.clamp(MIN_SEGMENTS, SEGMENTS_BESIDE_INDEX)
     }
@@ -105,7 +110,7 @@ impl WriteCache {
         let ram = self.ram_limit_bytes();
         match self.overflow {
             Some(_) => {
-                let segments = MIN_SEGMENTS * SEGMENT_BYTES as u64;
+                let segments = self.least_segments() * SEGMENT_BYTES as u64;
                 let others = self.index_estimate_bytes(log) + self.staging_bytes() + segments;
                 (ram / 2).min(ram.saturating_sub(others))
             }
