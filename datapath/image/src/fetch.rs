@@ -167,8 +167,9 @@ impl Source {
         packed: &mut Vec<u8>,
         waiting: &mut Waiting,
     ) -> Result<Option<Vec<Pages>>, ImageError> {
-        let pages = |_| self.cache.pages(self.chunk_bytes);
-        let mut unpacked = chunks.iter().map(pages).collect::<Result<Vec<Pages>, ImageError>>()?;
+        // Gotten once bytes have come: a read that waits looks again and again.
+        let mut unpacked: Vec<Pages> = Vec::with_capacity(chunks.len());
+        let mut no_memory = None;
         let mut next = 0;
         let is_read =
             read_group(self.object.as_ref(), chunks, packed, Some(waiting), &mut |chunk, stored| {
@@ -176,13 +177,25 @@ impl Source {
                     // Bytes of another server were refused before.
                     next = 0;
                 }
+                if next == unpacked.len() && next < chunks.len() {
+                    let pages = self.cache.pages(self.chunk_bytes);
+                    unpacked.push(pages.map_err(|e| {
+                        let told = StoreError::new(StoreErrorKind::Io, e.to_string());
+                        no_memory = Some(e);
+                        told
+                    })?);
+                }
                 let bytes = unpacked.get_mut(next);
                 next += 1;
                 let bytes = bytes.ok_or_else(|| unasked(chunk))?;
                 unpack_one(self.object.as_ref(), chunk, stored, bytes)
-            })?;
-        if !is_read {
-            return Ok(None);
+            });
+        match (is_read, no_memory) {
+            (Ok(true), _) => {}
+            // It is not the store's, so that nothing else is asked or waited for.
+            (_, Some(e)) => return Err(e),
+            (Ok(false), None) => return Ok(None),
+            (Err(e), None) => return Err(e),
         }
         if next != chunks.len() {
             return Err(ImageError::new(ImageErrorKind::Io, "chunks were not checked, and are not used"));
@@ -292,6 +305,10 @@ impl Task for Fetching {
 
     fn is_due(&self, now: Instant) -> bool {
         self.waiting.is_due(now)
+    }
+
+    fn is_waited_for(&self) -> bool {
+        self.parts.iter().flatten().any(|fetch| self.source.cache.several_wait(&fetch.chunk.hash))
     }
 }
 

@@ -38,6 +38,11 @@ pub(crate) trait Task: Send {
         let _ = now;
         true
     }
+
+    /// Whether somebody waits by now for what was to be read ahead.
+    fn is_waited_for(&self) -> bool {
+        false
+    }
 }
 
 /// A task that does not wait for a store.
@@ -251,6 +256,8 @@ impl Shared {
             let mut queue = self.queue.lock();
             let is_ahead = ahead.is_some();
             if let Some(task) = left {
+                // While it ran, `promote` did not find it.
+                let ahead = ahead.filter(|_| !task.is_waited_for());
                 queue.aside.push(Taken { task, ahead });
             }
             if is_ahead {
@@ -270,7 +277,8 @@ impl Shared {
         let mut queue = self.queue.lock();
         loop {
             if let Some(taken) = queue.take() {
-                if !queue.tasks.is_empty() || !queue.aside.is_empty() {
+                let has_ahead = !queue.ahead.is_empty() && queue.ahead_running < AHEAD_THREADS;
+                if !queue.tasks.is_empty() || !queue.aside.is_empty() || has_ahead {
                     // Several may have been put back at once, and somebody is to look after the others.
                     self.not_empty.notify_one();
                 }
