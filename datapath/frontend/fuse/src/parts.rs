@@ -110,6 +110,12 @@ fn change(disk: &Disk, work: &Work) -> Result<Answer, IoError> {
             let inner = inner_blocks(disk, *range);
             let start = inner.map_or(range.end(), |inner| inner.offset());
             let end = inner.map_or(range.end(), |inner| inner.end());
+            // First what brings space: the edges may need some.
+            if let Some(inner) = inner
+                && disk.device.try_now(clear.op(inner))? == Attempt::MustWait
+            {
+                blocking::wait(&*disk.device, clear.request(inner))?;
+            }
             for (from, to) in [(range.offset(), start), (end, range.end())] {
                 let zeroes = vec![0; usize::try_from(to.saturating_sub(from)).unwrap_or(0)];
                 if let Some(edge) =
@@ -118,15 +124,7 @@ fn change(disk: &Disk, work: &Work) -> Result<Answer, IoError> {
                     overwrite(disk, edge, &zeroes, false)?;
                 }
             }
-            match inner {
-                Some(inner) => match disk.device.try_now(clear.op(inner))? {
-                    Attempt::Done => Ok(Answer::Nothing),
-                    Attempt::MustWait => {
-                        blocking::wait(&*disk.device, clear.request(inner)).map(|_| Answer::Nothing)
-                    }
-                },
-                None => Ok(Answer::Nothing),
-            }
+            Ok(Answer::Nothing)
         }
     }
 }
