@@ -513,7 +513,13 @@ impl<'a> Connection<'a> {
     }
 
     pub(super) fn flush_batch(&mut self, more: &[u8]) -> Result<(), End> {
-        self.batch.send(self.socket, more).map_err(|error| End::unsent(&error, self.limits))
+        let begun = matches!(self.stage, Stage::Payload { .. }).then(Instant::now);
+        let sent = self.batch.send(self.socket, more);
+        if let (Some(begun), Stage::Payload { since, .. }) = (begun, &mut self.stage) {
+            // Nothing was read meanwhile, whatever the client sent.
+            *since += begun.elapsed();
+        }
+        sent.map_err(|error| End::unsent(&error, self.limits))
     }
 }
 
