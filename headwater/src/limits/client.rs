@@ -1,6 +1,7 @@
 //! The side of `headwater cache`.
 
 use std::io::{Error, ErrorKind};
+use std::time::{Duration, Instant};
 
 use anyhow::Context;
 use headwater_api::{Problem, ProblemKind};
@@ -15,22 +16,43 @@ use crate::show;
 /// Processes of this user that serve volumes, and for root those of all users. Those that do not answer are named on the standard
 /// error.
 pub async fn list() -> anyhow::Result<Vec<Process>> {
-    Ok(found().await?.into_iter().map(|(_, process)| process).collect())
+    let (own, others) = sockets()?;
+    let mut found = answers(own, None).await;
+    found.extend(answers(others, Some(Instant::now() + DEADLINE)).await);
+    found.sort_by_key(|(_, process)| (process.uid != own_uid(), process.uid, process.pid));
+    Ok(found.into_iter().map(|(_, process)| process).collect())
 }
 
-async fn found() -> anyhow::Result<Vec<(Socket, Process)>> {
-    let sockets = places::sockets(&places::usual(), &places::of_others());
+/// Those of this user, and of others.
+fn sockets() -> anyhow::Result<(Vec<Socket>, Vec<Socket>)> {
+    let all = places::sockets(&places::usual(), &places::of_others());
+    let all = all.context("cannot look for exports that run")?;
+    Ok(all.into_iter().partition(|socket| socket.owner == own_uid()))
+}
+
+/// Asks all of these. Nobody else's are waited for longer than `until`, however many there are.
+async fn answers(sockets: Vec<Socket>, until: Option<Instant>) -> Vec<(Socket, Process)> {
     let mut found = Vec::new();
-    for socket in sockets.context("cannot look for exports that run")? {
-        match ask(&socket, &Request::List).await {
+    let left = |until: Instant| until.saturating_duration_since(Instant::now());
+    for socket in sockets {
+        let longest = until.map_or(DEADLINE, left);
+        if longest.is_zero() {
+            show::aside(
+                "headwater: the exports of other users take too long to answer, and some are left out\n",
+            );
+            break;
+        }
+        match ask(&socket, &Request::List, longest).await {
             Ok(process) => found.push((socket, process)),
             // It ended meanwhile, or died and was another user's, who sweeps it.
             Err(error) if !socket.path.exists() || is_dead(&error) => {}
-            Err(error) => show::aside(&format!("headwater: {}\n", crate::failure::one_line(&error))),
+            Err(error) => {
+                let told = crate::failure::one_line(&error);
+                show::aside(&format!("headwater: {}\n", show::printable(&told)));
+            }
         }
     }
-    found.sort_by_key(|(_, process)| (process.uid != own_uid(), process.uid, process.pid));
-    Ok(found)
+    found
 }
 
 fn is_dead(error: &anyhow::Error) -> bool {
@@ -50,13 +72,16 @@ pub async fn set(which: &str, change: Change) -> anyhow::Result<Process> {
                 device == which || device.strip_prefix("/dev/").is_some_and(|name| name == which)
             })
     };
-    let mut meant: Vec<_> = found().await?.into_iter().filter(|(_, process)| is_meant(process)).collect();
-    // What another user calls the same must not keep root from its own.
-    if meant.iter().any(|(_, process)| process.uid == own_uid()) {
-        meant.retain(|(_, process)| process.uid == own_uid());
+    let (own, others) = sockets()?;
+    let mut meant = answers(own, None).await;
+    meant.retain(|(_, process)| is_meant(process));
+    // What another user calls the same, or does not answer, must not keep root from its own.
+    if meant.is_empty() {
+        meant = answers(others, Some(Instant::now() + DEADLINE)).await;
+        meant.retain(|(_, process)| is_meant(process));
     }
     match meant.as_slice() {
-        [(socket, _)] => ask(socket, &Request::Set(change)).await,
+        [(socket, _)] => ask(socket, &Request::Set(change), DEADLINE).await,
         [] => {
             let whose = if own_uid() == 0 { "" } else { " of this user" };
             let why = format!("no export or attached device{whose} that runs is '{which}'");
@@ -72,10 +97,10 @@ pub async fn set(which: &str, change: Change) -> anyhow::Result<Process> {
     }
 }
 
-async fn ask(socket: &Socket, request: &Request) -> anyhow::Result<Process> {
+async fn ask(socket: &Socket, request: &Request, longest: Duration) -> anyhow::Result<Process> {
     let mut line = Vec::new();
     // For all of it: a process of another user may mean to keep root waiting.
-    let exchanged = tokio::time::timeout(DEADLINE, exchange(socket, request, &mut line)).await;
+    let exchanged = tokio::time::timeout(longest, exchange(socket, request, &mut line)).await;
     let peer = exchanged
         .unwrap_or_else(|_| Err(ErrorKind::TimedOut.into()))
         .with_context(|| format!("the process at {} does not answer", socket.path.display()))?;
@@ -88,7 +113,13 @@ async fn ask(socket: &Socket, request: &Request) -> anyhow::Result<Process> {
             }
             Ok(process)
         }
-        Ok(Answer::Problem(problem)) => Err(problem.into()),
+        Ok(Answer::Problem(mut problem)) => {
+            // It may be another user's text.
+            let texts =
+                [&mut problem.message].into_iter().chain(&mut problem.causes).chain(&mut problem.advice);
+            texts.for_each(|text| *text = show::printable(text));
+            Err(problem.into())
+        }
         Err(error) => Err(error).with_context(|| {
             format!("cannot understand the answer of the process at {}", socket.path.display())
         }),
