@@ -119,8 +119,10 @@ fn without_manifest(
     if !matches!(error.kind(), NotFound | Damaged | Unsupported) {
         return Err(error);
     }
-    let versions = match store.listed() {
+    let mut versions = match store.listed() {
         Ok(listed) => versions_of(&listed.images, hash),
+        // What is damaged is said whether there is a list or not.
+        Err(_) if error.kind() != NotFound => names.to_vec(),
         // A plain web server has no list, or one for people: what was named there is missed.
         Err(e)
             if store.is_remote()
@@ -132,6 +134,9 @@ fn without_manifest(
     };
     if error.kind() == NotFound && versions.is_empty() {
         return Ok(None);
+    }
+    if versions.is_empty() {
+        versions = names.to_vec();
     }
     Ok(Some(Checked { damage: vec![error.to_string()], versions, ..Checked::default() }))
 }
