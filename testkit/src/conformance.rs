@@ -506,7 +506,7 @@ impl Worker {
         }
         let span = self.rng.between(1, (end - first).min(8));
         let start = first + self.rng.below(end - first - span + 1);
-        let (tx, rx) = mpsc::channel::<(ByteRange, Outcome)>();
+        let (tx, rx) = mpsc::channel::<(ByteRange, bool, Outcome)>();
         // Which bytes each block may have afterwards.
         let mut allowed = vec![Vec::new(); span as usize];
         let mut requests = Vec::new();
@@ -525,26 +525,28 @@ impl Worker {
         }
         for (range, _) in self.store_together(&mut requests) {
             // The receiver is there until all answers are.
-            let _ = tx.send((range, Outcome { result: Ok(()), buffer: Vec::new() }));
+            let _ = tx.send((range, false, Outcome { result: Ok(()), buffer: Vec::new() }));
         }
         for (range, request) in requests {
             let tx = tx.clone();
             // The receiver waits for all answers unless a check has failed.
-            let done = Completion::new(move |outcome| drop(tx.send((range, outcome))));
+            let is_discard = matches!(request, Request::Discard { .. });
+            let done = Completion::new(move |outcome| drop(tx.send((range, is_discard, outcome))));
             self.device.submit(request, done);
         }
         drop(tx);
         let name = format!("{} operation {number}, overlapping writes", self.name);
         // Blocks that one of them was stored in for certain.
         let mut stored = vec![false; span as usize];
-        for (range, outcome) in rx {
+        for (range, is_discard, outcome) in rx {
             match outcome.result {
                 Ok(()) => {
                     let blocks = range.first_block() - start..range.end_block() - start;
                     stored[blocks.start as usize..blocks.end as usize].fill(true);
                 }
                 Err(error) => {
-                    let may_be = self.options.may_refuse && error.kind() == IoErrorKind::NoSpace;
+                    let may_be =
+                        self.options.may_refuse && !is_discard && error.kind() == IoErrorKind::NoSpace;
                     assert!(may_be, "{name} failed: {error}");
                 }
             }
