@@ -6,7 +6,7 @@ use headwater_block::{
     Attempt, ByteRange, Completion, CompletionQueue, Device, Extent, Geometry, IoError, Lent, Op, Request,
 };
 
-/// The same device without a volatile cache. Whoever serves it need not know: each change carries FUA.
+/// The same device without a volatile cache. Whoever serves it need not know: each change carries FUA, and a discard is flushed.
 pub fn write_through(device: Arc<dyn Device>) -> Arc<dyn Device> {
     if device.geometry().volatile_cache { Arc::new(WriteThrough(device)) } else { device }
 }
