@@ -8,6 +8,7 @@
 //! | file | what |
 //! |---|---|
 //! | `place` | the file or device: opening it, whether there is space |
+//! | `signature` | what others keep on a device |
 //! | `positions` | claimed, used, given back, punched out |
 //! | `buffering` | direct or buffered, and measuring which |
 //! | `io`, `uring` | carrying out reads and writes |
@@ -20,6 +21,7 @@ pub mod key_memory;
 mod place;
 mod positions;
 pub mod seal;
+mod signature;
 pub mod uring;
 
 use std::fs::File;

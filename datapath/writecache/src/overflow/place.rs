@@ -9,12 +9,21 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use headwater_block::{IoError, IoErrorKind};
 use rustix::fs::OFlags;
 
+use super::signature;
+
 /// How to open an overflow file or device without a name of its own.
 pub(super) fn open_file(at: &Path, direct: bool) -> io::Result<File> {
     let flag = |flags: OFlags| i32::try_from(flags.bits()).unwrap_or(0);
     let direct_flag = if direct { flag(OFlags::DIRECT) } else { 0 };
     let kind = std::fs::metadata(at)?.file_type();
     if kind.is_block_device() {
+        if let Some(what) = signature::found(at)? {
+            let why = format!(
+                "it holds {what}, which would be overwritten: choose another device, or clear this one with 'wipefs --all {}'",
+                at.display()
+            );
+            return Err(io::Error::new(io::ErrorKind::AlreadyExists, why));
+        }
         let exclusive = flag(OFlags::EXCL);
         return OpenOptions::new().read(true).write(true).custom_flags(direct_flag | exclusive).open(at);
     }
