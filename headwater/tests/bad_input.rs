@@ -142,6 +142,13 @@ fn what_makes_no_sense_is_2_and_invalid() {
         ),
         (vec!["machine", "create", "a", "b", "--cache", "disk", "--ram", "5G"], "--ram was given"),
         (vec!["catalog", "create", "a", "b", "--cache", "ram", "--disk", "5G"], "--disk was given"),
+        (vec!["serve", "--scrub", "0"], "at a rate of nothing"),
+        (vec!["store", "verify", "s", "--rate", "0"], "at a rate of nothing"),
+        (
+            export("null:1G", &["--tls-certificates", "pki", "--tls-allow", "pc-1=desk-1"]),
+            "needs --nbd-export",
+        ),
+        (vec!["machine", "create", "a", "b", "--user-data", "/dev/zero"], "has more than 4.0 MiB"),
         (vec!["serve", "--log", "inof"], "'inof' is not a level"),
         (vec!["serve", "--log", "headwater_service=dbug"], "is not a log filter"),
         (vec!["store", "token", "odd name", "--token-file", "tokens"], "'odd name'"),
