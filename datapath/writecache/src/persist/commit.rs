@@ -12,7 +12,7 @@ use super::format::{Encoder, MAX_RANGES, NO_BLOCK};
 use super::journal::Journal;
 use super::{Change, FlushDone, LOW_GENERATIONS, Persist};
 use crate::cache::WriteCache;
-use crate::containment::survives;
+use crate::containment::{Otherwise, survives};
 use crate::counters::count;
 use crate::memory::{AlignedBuffer, with_frozen};
 use crate::overflow::Overflow;
@@ -35,6 +35,9 @@ struct Job {
     id: SegmentId,
     end: u16,
 }
+
+/// What came of a job, and its buffer, unless a write was given up with it.
+type Landed = (Job, io::Result<()>, Option<AlignedBuffer>);
 
 /// A closed epoch.
 struct Epoch {
@@ -185,15 +188,19 @@ impl WriteCache {
         next: &mut dyn FnMut() -> Option<Job>,
         over: &mut dyn FnMut(Job, bool),
     ) -> bool {
-        let (tx, rx) = mpsc::channel::<(Job, io::Result<()>, AlignedBuffer)>();
+        let (tx, rx) = mpsc::channel::<Landed>();
         let mut all = true;
         let mut flying = 0;
         let mut buffers = persist.buffers.lock();
         persist.buffers_used.store(true, Ordering::Relaxed);
-        let mut land = |(job, result, buffer): (Job, io::Result<()>, AlignedBuffer)| {
+        let mut land = |(job, result, buffer): Landed| {
             let saved = self.landed(job, &result);
             all &= saved;
             over(job, saved);
+            if buffer.is_none() {
+                persist.buffers_made_bytes.fetch_sub(SEALED_SEGMENT_BYTES as u64, Ordering::Relaxed);
+                self.host.give_ram(SEALED_SEGMENT_BYTES as u64);
+            }
             buffer
         };
         loop {
@@ -214,7 +221,8 @@ impl WriteCache {
                     }
                     let Ok(landed) = rx.recv() else { break };
                     flying -= 1;
-                    land(landed)
+                    let Some(buffer) = land(landed) else { continue };
+                    buffer
                 }
             };
             let Some(job) = next() else {
@@ -227,21 +235,20 @@ impl WriteCache {
         }
         drop(tx);
         while let Ok(landed) = rx.recv() {
-            buffers.push(land(landed));
+            buffers.extend(land(landed));
         }
         all
     }
 
-    fn launch(
-        &self,
-        overflow: &Overflow,
-        job: Job,
-        mut buffer: AlignedBuffer,
-        tx: mpsc::Sender<(Job, io::Result<()>, AlignedBuffer)>,
-    ) {
+    fn launch(&self, overflow: &Overflow, job: Job, mut buffer: AlignedBuffer, tx: mpsc::Sender<Landed>) {
+        // The receiver waits for all that were sent.
+        let given_up = tx.clone();
+        let otherwise = Otherwise::new(move || {
+            let _ = given_up.send((job, Err(io::Error::other("its write was given up")), None));
+        });
         let done = move |job, result, buffer| {
-            // The receiver waits for all that were sent.
-            let _ = tx.send((job, result, buffer));
+            otherwise.answered();
+            let _ = tx.send((job, result, Some(buffer)));
         };
         let Some(segment) = self.segments.get(job.id) else {
             return done(job, Err(io::ErrorKind::NotFound.into()), buffer);
