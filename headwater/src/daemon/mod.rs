@@ -264,7 +264,10 @@ impl Daemon {
         giving_up.abort();
         // What still waits for it would keep the process.
         self.volumes.close_store();
-        self.ticker.abort();
+        let ticker = self.ticker;
+        ticker.abort();
+        // Events that it was writing go back to those that wait.
+        let _ = ticker.await;
         // What goes on without its client writes to the history last.
         if !self.service.operations_ended(JOBS_GRACE).await {
             tracing::warn!("an operation did not end within {} s", JOBS_GRACE.as_secs());

@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
-use headwater_api::DiskCounters;
+use headwater_api::{CacheSettings, DiskCounters};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use crate::backend::{Disk, Vm};
@@ -22,6 +22,8 @@ pub struct Active {
     pub(crate) disk: Arc<dyn Disk>,
     pub(crate) vm: Arc<dyn Vm>,
     pub(crate) version_hash: String,
+    /// Limits that its disk has, and that could not be noted.
+    unnoted: Mutex<Option<CacheSettings>>,
     rate: Mutex<Option<Sample>>,
     iops: AtomicU64,
     alarm: Mutex<Option<Raised>>,
@@ -48,6 +50,11 @@ struct Sample {
 }
 
 impl Active {
+    /// Limits that its disk has, and that could not be noted.
+    pub(super) fn unnoted_limits(&self) -> MutexGuard<'_, Option<CacheSettings>> {
+        self.unnoted.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     pub(crate) fn new(
         name: String,
         disk: Arc<dyn Disk>,
@@ -60,6 +67,7 @@ impl Active {
             disk,
             vm,
             version_hash,
+            unnoted: Mutex::new(None),
             rate: Mutex::new(None),
             iops: AtomicU64::new(0),
             alarm: Mutex::new(None),

@@ -18,17 +18,20 @@ impl Service {
     ) -> Result<MachineRecord, LifeError> {
         let (_turn, mut record) = self.turn_of(name).await?;
         let uuid = record.uuid;
-        let before = record.cache;
+        let active = self.active(uuid);
+        // What it has and could not be noted is noted with this.
+        let noted_before = record.cache;
+        let before = active.as_ref().and_then(|active| *active.unnoted_limits()).unwrap_or(noted_before);
         record.cache.ram_bytes = limits.ram_bytes.unwrap_or(before.ram_bytes);
         record.cache.disk_bytes = limits.disk_bytes.unwrap_or(before.disk_bytes);
         record.cache.weight = limits.weight.unwrap_or(before.weight);
         let in_use = self.cache_in_use(&record).await?;
         self.disks().check(&in_use).await.map_err(LifeError::backend("change", name))?;
-        let active = self.active(uuid);
         if let Some(active) = &active {
             active.disk.check_limits(&in_use).map_err(LifeError::backend("change", name))?;
         }
-        let event = self.event(actor, format!("machine {name}"), "set", changed(&before, &record.cache));
+        let event =
+            self.event(actor, format!("machine {name}"), "set", changed(&noted_before, &record.cache));
         let note = async {
             let mut repo = self.db().write().await?;
             let found = repo.machines().set_limits(uuid, &record.cache).await?;
@@ -45,6 +48,7 @@ impl Service {
         let Some(active) = active else { return noted.map(|_| record).map_err(LifeError::Db) };
         // Also where that cannot be noted: on a full disk it may be what lets the machine go on.
         active.disk.set_limits(&in_use);
+        *active.unnoted_limits() = noted.is_err().then_some(record.cache);
         tracing::info!(machine = name, actor = %actor.0, ?limits, "new limits");
         noted.map(|_| record).map_err(|source| LifeError::LimitsNotNoted { machine: name.to_owned(), source })
     }

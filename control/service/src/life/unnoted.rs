@@ -51,6 +51,13 @@ impl Drop for Taken<'_> {
     fn drop(&mut self) {
         let mut queue = self.from.queue();
         self.events.append(&mut queue);
+        let too_many = self.events.len().saturating_sub(MAX_UNNOTED);
+        if too_many > 0 {
+            tracing::error!(
+                "{too_many} events are not noted in the history, where {MAX_UNNOTED} wait already"
+            );
+            self.events.truncate(MAX_UNNOTED);
+        }
         *queue = std::mem::take(&mut self.events);
     }
 }
