@@ -22,8 +22,8 @@ const SUM_BYTES: usize = 32;
 pub const TRACE_CHUNKS_MAX: usize = 4 << 20;
 /// Boots that a trace remembers: with more, each new one counts for one part in this.
 pub const TRACE_BOOTS_MAX: u32 = 16;
-/// From so many boots on, a chunk that fewer than a quarter of them touched, and not the latest, is left out.
-const RARE_FROM_BOOTS: u32 = 4;
+/// From so many boots on, a chunk that only one or fewer than a quarter of them touched, and not the latest, is left out.
+const RARE_FROM_BOOTS: u32 = 3;
 /// A boot is recorded until it has touched so much of the image: who reads more is no boot, but a copy.
 pub const BOOT_MAX_BYTES: u64 = 1 << 30;
 /// Chunks of an image that are watched while a boot is recorded: 1 TiB at 64 KiB.
@@ -97,7 +97,7 @@ impl Trace {
         }
         if boots >= RARE_FROM_BOOTS {
             // What the latest boot touched may become usual.
-            let is_usual = |touched: &Touched| touched.boots.saturating_mul(4) >= boots;
+            let is_usual = |touched: &Touched| touched.boots >= boots.div_ceil(4).max(2);
             self.chunks.retain(|touched| is_usual(touched) || latest.contains(&touched.chunk));
         }
         self.chunks.sort_by_key(|touched| touched.at_ms);
@@ -289,12 +289,15 @@ mod tests {
         for _ in 0..3 {
             merged.merge(&trace(&[(1, 0), (2, 300)]));
         }
-        // Chunk 9 was touched by one boot of four: a quarter, and just enough.
+        // Chunk 9 was touched by one boot only: of a backup, perhaps, that read it meanwhile.
         let chunks =
             |trace: &Trace| trace.chunks.iter().map(|t| (t.chunk, t.at_ms, t.boots)).collect::<Vec<_>>();
-        assert_eq!(chunks(&merged), [(1, 0, 4), (9, 50, 1), (2, 249, 4)]);
-        merged.merge(&trace(&[(1, 0), (2, 250)]));
-        assert_eq!(chunks(&merged), [(1, 0, 5), (2, 249, 5)]);
+        assert_eq!(chunks(&merged), [(1, 0, 4), (2, 249, 4)]);
+        merged.merge(&trace(&[(1, 0), (2, 250), (8, 1)]));
+        // It may become usual.
+        assert_eq!(chunks(&merged), [(1, 0, 5), (8, 1, 1), (2, 249, 5)]);
+        merged.merge(&trace(&[(1, 0), (2, 249)]));
+        assert_eq!(chunks(&merged), [(1, 0, 6), (2, 249, 6)]);
         for _ in 0..100 {
             merged.merge(&trace(&[(1, 0), (3, 10)]));
         }
