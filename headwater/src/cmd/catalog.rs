@@ -64,7 +64,7 @@ pub fn told_next(catalog: &Catalog) -> anyhow::Result<()> {
         None => format!("{what}, which is not there,"),
     };
     let from = if catalog.cache.persistent {
-        "once they are reset, as their disks are kept"
+        "from their next boot on, those whose disks are kept once they are reset"
     } else {
         "from their next boot on"
     };
