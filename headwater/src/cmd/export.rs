@@ -40,6 +40,7 @@ const COPY_SHOWN_EVERY: Duration = Duration::from_secs(1);
 pub fn run(data_dir: impl Fn() -> anyhow::Result<DataDir>, mut args: ExportArgs) -> anyhow::Result<()> {
     logging::to_stderr(&args.log, LogFormat::Text)?;
     take_url(&mut args)?;
+    check_machines(&args)?;
     if args.persistent.is_some() && args.limits.mode() == CacheMode::Ram {
         return Err(invalid(
             "a persistent cache needs a disk to be on: give --cache ram+disk or --cache disk",
@@ -47,12 +48,20 @@ pub fn run(data_dir: impl Fn() -> anyhow::Result<DataDir>, mut args: ExportArgs)
     }
     let cache = args.limits.settings(CacheSettings::default())?;
     check_ram(&args, &cache)?;
-    check_machines(&args)?;
     if let Some(file) = &args.stats {
         // Found now rather than after hours.
         counters::write_stats(file, &[VolumeCounters::default()], None)?;
     }
-    let Base { device: base, id: base_id, image } = open_base(&args, &data_dir)?;
+    let Base { device: base, id: mut base_id, former_id, image } = open_base(&args, &data_dir)?;
+    if let (Some(name), Some(former)) = (&args.persistent, former_id)
+        && persistent::lies_over(&args.cache_dir, name, &former)
+    {
+        tracing::warn!(
+            cache = %name,
+            "the cache was made by an earlier release, which did not note the backing files of its base: whether one of them has changed since is not known"
+        );
+        base_id = former;
+    }
     let persistent = match &args.persistent {
         None => None,
         Some(name) => {
@@ -315,6 +324,8 @@ fn check_each_once<T: PartialEq + Display>(flag: &str, what: &str, names: &[T]) 
 struct Base {
     device: Arc<dyn Device>,
     id: [u8; 32],
+    /// What earlier releases gave for a file with backing files.
+    former_id: Option<[u8; 32]>,
     image: Option<OpenImage>,
 }
 
@@ -330,13 +341,18 @@ fn open_base(args: &ExportArgs, data_dir: impl FnOnce() -> anyhow::Result<DataDi
         if let Some(text) = source.strip_prefix("null:") {
             let bytes = size::parse(text).map_err(invalid)?;
             let device = headwater_image::null_device(bytes)?;
-            return Ok(Base { device, id: persistent::null_id(bytes), image: None });
+            return Ok(Base { device, id: persistent::null_id(bytes), former_id: None, image: None });
         }
         if image::is_path(source) {
             let backing = if args.backing { Backing::Anywhere } else { Backing::Beside };
             let (device, files) = headwater_image::open_chain(Path::new(source), backing)?;
-            let id = persistent::chain_id(&files, device.geometry().size_bytes)?;
-            return Ok(Base { device, id, image: None });
+            let size_bytes = device.geometry().size_bytes;
+            let id = persistent::chain_id(&files, size_bytes)?;
+            let former_id = match files.split_first() {
+                Some((top, [_, ..])) => Some(persistent::chain_id(std::slice::from_ref(top), size_bytes)?),
+                _ => None,
+            };
+            return Ok(Base { device, id, former_id, image: None });
         }
     }
     let failed = || match &args.from {
@@ -363,7 +379,7 @@ fn open_base(args: &ExportArgs, data_dir: impl FnOnce() -> anyhow::Result<DataDi
     let streamed = streaming.open(version.manifest).with_context(failed)?;
     let device = Arc::clone(&streamed.reader) as Arc<dyn Device>;
     let id = streamed.reader.id().0;
-    Ok(Base { device, id, image: Some(OpenImage { streaming, streamed }) })
+    Ok(Base { device, id, former_id: None, image: Some(OpenImage { streaming, streamed }) })
 }
 
 /// Says how far the copy of the image to this host is.

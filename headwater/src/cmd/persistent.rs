@@ -87,6 +87,14 @@ pub fn chain_id(files: &[PathBuf], size_bytes: u64) -> anyhow::Result<[u8; 32]> 
     Ok(Hash::of(&text).0)
 }
 
+/// Whether the cache `name` in `cache_dir` lies over this base (`docs/format-cache.md`, the header of `map`).
+pub fn lies_over(cache_dir: &Path, name: &str, base_id: &[u8; 32]) -> bool {
+    use std::os::unix::fs::FileExt;
+    let mut found = [0; 32];
+    let map = std::fs::File::open(cache_dir.join(name).join("map"));
+    map.and_then(|map| map.read_exact_at(&mut found, 24)).is_ok() && found == *base_id
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
