@@ -53,7 +53,7 @@ fn putting_the_image_back_frees_ram_and_disk() {
     let (host, _) = setup::host(u64::MAX);
     let (bytes, base) = image(96);
     let (volume, device) =
-        setup::open(&setup::options(&base, CacheMode::RamDisk, 24, 256, dir.path()), &host);
+        setup::open(&setup::options(&base, CacheMode::RamDisk, 32, 256, dir.path()), &host);
     let mut rng = Rng::new(9);
     for mib in 0..96 {
         // Half of it packs, so that every residence has some.
@@ -100,7 +100,7 @@ fn the_last_bytes_of_a_block_that_are_zeroed_free_it() {
     let (host, _) = setup::host(u64::MAX);
     let (_, base) = image(96);
     let (volume, device) =
-        setup::open(&setup::options(&base, CacheMode::RamDisk, 24, 256, dir.path()), &host);
+        setup::open(&setup::options(&base, CacheMode::RamDisk, 32, 256, dir.path()), &host);
     let mut rng = Rng::new(9);
     for mib in 0..96 {
         let mut data = if mib % 2 == 0 { rng.bytes(MIB as usize) } else { vec![mib as u8 | 1; MIB as usize] };
