@@ -8,8 +8,8 @@ use headwater_block::{
     IoError, IoErrorKind, Lent, Op, Request,
 };
 use headwater_writecache::{
-    Beneath, BlockNumber, CacheOptions, Found, Host, Kind, Location, Now, OverflowOptions, ReadTally,
-    Shortage, Turn, WriteCache, Wrote,
+    Beneath, BlockNumber, CacheOptions, Found, Host, Kind, Location, MIN_RAM_BYTES, Now, OverflowOptions,
+    ReadTally, Shortage, Turn, WriteCache, Wrote,
 };
 
 use crate::clearing::Clearing;
@@ -51,7 +51,12 @@ impl Volume {
     /// Opens a volume: with an empty write cache, or with a persistent one as it was left.
     pub fn open(options: &VolumeOptions, host: &Host) -> Result<Arc<Self>, IoError> {
         let base = options.base.geometry();
-        let ram_bytes = if options.mode == CacheMode::Disk { DISK_MODE_RAM_BYTES } else { options.ram_bytes };
+        let ram_bytes = match (options.mode, &options.persistent) {
+            (CacheMode::Disk, None) => DISK_MODE_RAM_BYTES,
+            // Each of its segments holds a place on disk from the moment it is begun.
+            (CacheMode::Disk, Some(_)) => MIN_RAM_BYTES,
+            _ => options.ram_bytes,
+        };
         let overflow = options.mode.has_disk().then(|| OverflowOptions {
             at: options.cache_dir.clone(),
             limit_bytes: options.disk_bytes,

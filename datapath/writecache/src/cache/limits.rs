@@ -75,6 +75,10 @@ impl WriteCache {
 
     /// Segments that would fit if there were no index, up to as many as it leaves.
     fn beside_index(&self) -> u64 {
+        if self.persist.is_some() {
+            // Each holds a place on disk from the moment it is begun, and a small disk has few.
+            return MIN_SEGMENTS;
+        }
         let own = self.ram_bytes.load(Ordering::Relaxed);
         let without_index = own.saturating_sub(self.staging_bytes()) / SEGMENT_BYTES as u64;
         without_index.clamp(MIN_SEGMENTS, SEGMENTS_BESIDE_INDEX)
