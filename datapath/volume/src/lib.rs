@@ -64,7 +64,7 @@ pub use freeze::{ChangedRun, FrozenView};
 pub use headwater_writecache::Shortage;
 pub use latency::{Latency, LatencySnapshot};
 pub use options::{
-    Buffering, CacheMode, DEFAULT_PAUSE_LIMIT, DEFAULT_WEIGHT, DISK_MODE_RAM_BYTES, LittleSpace,
-    PersistentOptions, VolumeOptions,
+    Buffering, CacheMode, DEFAULT_PAUSE_LIMIT, DEFAULT_WEIGHT, LittleSpace, PersistentOptions, VolumeOptions,
+    disk_mode_ram_bytes,
 };
 pub use volume::Volume;

@@ -61,8 +61,11 @@ impl FromStr for CacheMode {
     }
 }
 
-/// RAM of mode `disk`, whatever limit is given: a buffer of 16 MiB, and room for the host's staging buffers.
-pub const DISK_MODE_RAM_BYTES: u64 = MIN_RAM_BYTES + (8 << 20);
+/// RAM of mode `disk`, whatever limit is given: a buffer of 16 MiB, and room for the host's staging buffers. A persistent cache has less:
+/// each of its segments holds a place on disk from the moment it is begun, and a small disk has few.
+pub const fn disk_mode_ram_bytes(is_persistent: bool) -> u64 {
+    if is_persistent { MIN_RAM_BYTES } else { MIN_RAM_BYTES + (8 << 20) }
+}
 
 /// How long a write waits for space before it is refused, unless told otherwise.
 pub const DEFAULT_PAUSE_LIMIT: Duration = Duration::from_secs(30);

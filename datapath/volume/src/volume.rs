@@ -8,8 +8,8 @@ use headwater_block::{
     IoError, IoErrorKind, Lent, Op, Request,
 };
 use headwater_writecache::{
-    Beneath, BlockNumber, CacheOptions, Found, Host, Kind, Location, MIN_RAM_BYTES, Now, OverflowOptions,
-    ReadTally, Shortage, Turn, WriteCache, Wrote,
+    Beneath, BlockNumber, CacheOptions, Found, Host, Kind, Location, Now, OverflowOptions, ReadTally,
+    Shortage, Turn, WriteCache, Wrote,
 };
 
 use crate::clearing::Clearing;
@@ -17,7 +17,7 @@ use crate::counters::{Own, OwnCounters, VolumeCounters};
 use crate::elide::Elision;
 use crate::freeze::FrozenView;
 use crate::latency::{Class, Latencies};
-use crate::options::{CacheMode, DISK_MODE_RAM_BYTES, VolumeOptions};
+use crate::options::{CacheMode, VolumeOptions, disk_mode_ram_bytes};
 use crate::pieces::{Piece, pieces};
 use crate::read::Side;
 use crate::together::SideBySide;
@@ -51,10 +51,8 @@ impl Volume {
     /// Opens a volume: with an empty write cache, or with a persistent one as it was left.
     pub fn open(options: &VolumeOptions, host: &Host) -> Result<Arc<Self>, IoError> {
         let base = options.base.geometry();
-        let ram_bytes = match (options.mode, &options.persistent) {
-            (CacheMode::Disk, None) => DISK_MODE_RAM_BYTES,
-            // Each of its segments holds a place on disk from the moment it is begun.
-            (CacheMode::Disk, Some(_)) => MIN_RAM_BYTES,
+        let ram_bytes = match options.mode {
+            CacheMode::Disk => disk_mode_ram_bytes(options.persistent.is_some()),
             _ => options.ram_bytes,
         };
         let overflow = options.mode.has_disk().then(|| OverflowOptions {

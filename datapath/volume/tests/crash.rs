@@ -78,6 +78,15 @@ impl Oracle {
 /// A frozen view, and what it must hold.
 type View = (Arc<FrozenView>, Vec<u8>);
 
+/// Says that it is over when it is dropped.
+struct Ended<'a>(&'a AtomicBool);
+
+impl Drop for Ended<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
 struct Life {
     seed: u64,
     base: Arc<dyn Device>,
@@ -120,6 +129,8 @@ impl Life {
                 self.check(&*volume);
                 let over = AtomicBool::new(false);
                 std::thread::scope(|scope| {
+                    // Also where a check fails, or the thread below would keep the test from ending.
+                    let _ended = Ended(&over);
                     // Writes that wait for a disk that is gone would wait for long.
                     scope.spawn(|| {
                         while !over.load(Ordering::Relaxed) && !engine.is_gone() {
@@ -137,7 +148,6 @@ impl Life {
                         }
                         self.freeze(&volume, &mut view, &engine);
                     }
-                    over.store(true, Ordering::Relaxed);
                 });
                 let cache = volume.counters().cache;
                 self.cleaned += cache.cleaned_segments;

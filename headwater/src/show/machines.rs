@@ -2,7 +2,7 @@
 
 use headwater_api::{CacheMode, CacheSettings, Machine};
 use headwater_block::size;
-use headwater_volume::DISK_MODE_RAM_BYTES;
+use headwater_volume::disk_mode_ram_bytes;
 
 use crate::show::{printable, seconds, table_text};
 
@@ -15,7 +15,7 @@ const MORE: [&str; 3] = ["RAM LIMIT", "VERSION", "REASON"];
 
 /// The most memory that a write cache takes, which the mode `disk` does not leave to its settings.
 pub fn ram_limit_bytes(cache: &CacheSettings) -> u64 {
-    if cache.mode == CacheMode::Disk { DISK_MODE_RAM_BYTES } else { cache.ram_bytes }
+    if cache.mode == CacheMode::Disk { disk_mode_ram_bytes(cache.persistent) } else { cache.ram_bytes }
 }
 
 /// The table of machines.
