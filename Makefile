@@ -75,9 +75,9 @@ conformance: rust ## real NBD, iSCSI and vhost-user clients, the Device conforma
 	cargo build --release --locked --package headwater-attach --example device_suite
 	guest/attach-test target/release/headwater ublk nbd client whose images kept
 
-fuzz: rust ## fuzz the readers of formats and wires with coverage, TIME=60 seconds each, JOBS at a time
+fuzz: rust ## fuzz the readers of formats and wires with coverage, TIME=60 seconds each, JOBS at a time, TARGETS="a b"
 	@xtask/need g++=g++ qemu-img=qemu-utils
-	fuzz/run $(or $(TIME),60) $(JOBS)
+	fuzz/run $(or $(TIME),60) $(or $(JOBS),$$(nproc)) $(TARGETS)
 
 clean: ## remove what was built and measured, except the guest and what fuzzing found
 	cargo clean
