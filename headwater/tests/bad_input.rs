@@ -17,7 +17,7 @@
 //! | request that makes no sense | here: what_makes_no_sense_is_2_and_invalid; `stores.rs`: `store serve` |
 //! | RAM larger than the machine | `cli.rs`: bad_names_and_sizes_are_refused_with_advice, run_of_what_does_not_exist_or_cannot_be_says_so |
 //! | overflow directory missing, read-only or too small | here: an_overflow_directory_that_cannot_be_used; full later: volume `ladder.rs`, `space.rs` |
-//! | overflow device with a file system | here: a_device_that_others_use_is_no_overflow; writecache `signature.rs` |
+//! | overflow device with a file system, or smaller than its limit | here: a_device_that_others_use_or_that_is_too_small_is_no_overflow; writecache `signature.rs` |
 //! | QEMU not installed | `machines.rs`: qemu_that_is_not_installed_is_said_and_leaves_nothing |
 //! | NBD client that sends garbage, huge lengths, past the end | nbd `hostile.rs`: a_handshake_of_garbage_ends_the_connection, a_huge_option_is_refused_without_taking_it, requests_that_do_not_fit_are_answered_and_leave_the_stream_in_step, a_write_longer_than_the_limit_ends_the_connection |
 //! | NBD client that hangs up in the middle of a write | nbd `hostile.rs`: hanging_up_in_the_middle_of_a_write_writes_nothing |
@@ -65,7 +65,7 @@ fn an_overflow_directory_that_cannot_be_used() {
 
 /// Only root may make its loop device.
 #[test]
-fn a_device_that_others_use_is_no_overflow() {
+fn a_device_that_others_use_or_that_is_too_small_is_no_overflow() {
     let dir = short_dir();
     let image = dir.path().join("ext4");
     let tool = |program: &str, args: &[&str]| run(Command::new(program).args(args)).ok();
@@ -80,10 +80,13 @@ fn a_device_that_others_use_is_no_overflow() {
     let after = std::fs::read(&image).unwrap();
     tool("/sbin/wipefs", &["--quiet", "--all", device]);
     let cleared = export(dir.path(), "null:1G", &args);
+    let larger = ["--disk", "65M", "--cache-dir", device, "--fuse", "/missing/disk"];
+    let larger = export(dir.path(), "null:1G", &larger);
     tool("/sbin/losetup", &["--detach", device]);
     refused.fails(4, &[device, "an ext2, ext3 or ext4 file system", "wipefs"]);
     assert!(before == after, "it was written to");
     cleared.fails(3, &["/missing/disk"]);
+    larger.fails(2, &["65.0 MiB on disk", &format!("{device} has only 64.0 MiB: choose another device")]);
 }
 
 #[test]

@@ -1,12 +1,12 @@
 //! Where an overflow is: opening its file or device, whether there is space for it, what direct I/O wants.
 
 use std::fs::{File, OpenOptions};
-use std::io;
+use std::io::{self, Seek};
 use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use headwater_block::{IoError, IoErrorKind};
+use headwater_block::{IoError, IoErrorKind, size};
 use rustix::fs::OFlags;
 
 use super::signature;
@@ -56,27 +56,39 @@ pub(super) fn open_file(at: &Path, direct: bool) -> io::Result<File> {
     }
 }
 
-/// Refuses a limit that the file system cannot hold now: better before a machine runs than in its middle.
+/// Refuses a limit that the device, or the file system now, cannot hold: better before a machine runs than in its middle.
 pub(super) fn check_space(file: &File, at: &Path, limit_bytes: u64) -> Result<(), IoError> {
+    let Ok(metadata) = file.metadata() else { return Ok(()) };
+    if metadata.file_type().is_block_device() {
+        let size_bytes = device_bytes(file);
+        let asked = || too_little(at, limit_bytes, size_bytes, "", "device");
+        return if limit_bytes <= size_bytes { Ok(()) } else { Err(IoError::new(IoErrorKind::Invalid, asked())) };
+    }
     let Ok(space) = rustix::fs::fstatvfs(file) else { return Ok(()) };
-    let metadata = file.metadata();
-    let is_file = metadata.as_ref().is_ok_and(|m| m.is_file());
     // What a persistent cache has already is its own.
-    let own = metadata.map_or(0, |m| m.blocks().saturating_mul(512));
+    let own = metadata.blocks().saturating_mul(512);
     let free = space.f_bavail.saturating_mul(space.f_frsize).saturating_add(own);
-    if is_file && free < limit_bytes {
+    if metadata.is_file() && free < limit_bytes {
         // What would not fit into it when it is empty either is no matter of its present state.
         let is_larger = space.f_blocks.saturating_mul(space.f_frsize) < limit_bytes;
         let kind = if is_larger { IoErrorKind::Invalid } else { IoErrorKind::NoSpace };
-        let why = format!(
-            "the write cache may take {} on disk, and {} has only {} free: choose another directory or a lower limit",
-            headwater_block::size::format(limit_bytes),
-            at.display(),
-            headwater_block::size::format(free),
-        );
-        return Err(IoError::new(kind, why));
+        return Err(IoError::new(kind, too_little(at, limit_bytes, free, " free", "directory")));
     }
     Ok(())
+}
+
+fn too_little(at: &Path, limit_bytes: u64, has_bytes: u64, free: &str, place: &str) -> String {
+    format!(
+        "the write cache may take {} on disk, and {} has only {}{free}: choose another {place} or a lower limit",
+        size::format(limit_bytes),
+        at.display(),
+        size::format(has_bytes),
+    )
+}
+
+/// How large a block device is; what cannot be told is nothing.
+pub(super) fn device_bytes(mut file: &File) -> u64 {
+    file.seek(io::SeekFrom::End(0)).unwrap_or(0)
 }
 
 /// File systems that lie in memory, as `statfs` names them: `tmpfs` and `ramfs`.

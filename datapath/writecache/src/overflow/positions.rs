@@ -7,6 +7,7 @@ use std::sync::atomic::Ordering;
 use rustix::fs::FallocateFlags;
 
 use super::Overflow;
+use super::place::device_bytes;
 use super::seal::SEALED_SEGMENT_BYTES;
 use crate::units::SegmentId;
 
@@ -63,8 +64,7 @@ impl Overflow {
     pub fn set_limit_bytes(&self, limit_bytes: u64) {
         let mut bytes = limit_bytes;
         if self.is_device {
-            let size = std::io::Seek::seek(&mut &*self.file, io::SeekFrom::End(0)).unwrap_or(0);
-            bytes = bytes.min(size);
+            bytes = bytes.min(device_bytes(&self.file));
         }
         let limit = bytes / SEALED_SEGMENT_BYTES as u64;
         // There are not more segments.
