@@ -6,6 +6,7 @@ use std::path::Path;
 use std::process::Command;
 use std::sync::Arc;
 
+use headwater_block::VOLUME_MAX_BYTES;
 use headwater_nbd::{Address, Limits, Server, SingleExport};
 use headwater_testkit::{ReferenceDisk, ReferenceOptions, Waits, wait_until};
 use support::{Daemon, begin, headwater, http, pseudo_random, run};
@@ -251,6 +252,8 @@ fn what_is_no_image_is_refused_and_leaves_nothing() {
     refused("odd.raw", 2, &["512"]);
     std::fs::write(path("empty.raw"), []).unwrap();
     refused("empty.raw", 2, &["empty"]);
+    qemu_img(&["create", "-q", "-f", "qcow2", &path("large.qcow2"), "20T"]);
+    refused("large.qcow2", 2, &["a machine's disk at most 17592186036224", "16 TiB"]);
     std::fs::create_dir(path("dir")).unwrap();
     refused("dir", 2, &["directory"]);
 
@@ -510,6 +513,11 @@ fn standard_input_is_imported_like_a_file_and_leaves_nothing() {
     assert!(import(&qcow2, &["--name", "d"]).ok().contains("unchanged; it is d@1"));
     assert!(daemon.cli(&["image", "show", "d"]).ok().contains("standard input"));
     import(&disk, &[]).fails(2, &["--name"]);
+    // Refused before it is read.
+    let large = daemon.path().join("large.raw");
+    std::fs::File::create(&large).unwrap().set_len(VOLUME_MAX_BYTES + 512).unwrap();
+    import(&large, &["--name", "e"]).fails(2, &["more than 17592186036224 bytes"]);
+    std::fs::remove_file(&large).unwrap();
     import(Path::new("/dev/null"), &["--name", "e"]).fails(2, &["cannot import 'standard input'", "empty"]);
     assert_eq!(std::fs::read_dir(daemon.path()).unwrap().count(), before);
 }

@@ -15,7 +15,7 @@
 //!
 //! # Limits
 //! - [`BLOCK_BYTES`] is 4096; offsets and lengths of requests are multiples of the device's logical
-//!   block (512 or 4096 bytes); a request is at most [`MAX_REQUEST_BYTES`] long.
+//!   block (512 or 4096 bytes); a request is at most [`MAX_REQUEST_BYTES`] long, a machine's disk [`VOLUME_MAX_BYTES`].
 //!
 //! # Not here
 //! No disk I/O, no threads, no runtime, no protocol. Management (limits, statistics, sealing) is not part of
@@ -69,4 +69,4 @@ pub use fault_log::FaultLog;
 pub use inbox::Inbox;
 pub use pages::{Lent, Pages, SharedPages};
 pub use polling::Polling;
-pub use range::{BLOCK_BYTES, BLOCK_SHIFT, ByteRange, MAX_REQUEST_BYTES};
+pub use range::{BLOCK_BYTES, BLOCK_SHIFT, ByteRange, MAX_REQUEST_BYTES, VOLUME_MAX_BYTES};

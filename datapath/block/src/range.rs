@@ -6,6 +6,9 @@ pub const BLOCK_BYTES: u32 = 4096;
 /// `log2(BLOCK_BYTES)`.
 pub const BLOCK_SHIFT: u32 = 12;
 
+/// The largest disk of a machine, 8 KiB less than 16 TiB: a write cache numbers its blocks with 32 bits, and the last number means none.
+pub const VOLUME_MAX_BYTES: u64 = (u32::MAX as u64 - 1) * BLOCK_BYTES as u64;
+
 /// The longest read or write that a device must accept. Longer ones are split by the front-end.
 pub const MAX_REQUEST_BYTES: u32 = 32 << 20;
 

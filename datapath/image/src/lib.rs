@@ -24,7 +24,8 @@
 //!
 //! # Limits
 //! - [`diff`](mod@diff): [`diff::CHANGED_FILES_MAX`] files and [`diff::PARTITIONS_MAX`] partitions.
-//! - Images: at most [`manifest::IMAGE_MAX_BYTES`], in multiples of 512 bytes.
+//! - Images: at most [`manifest::IMAGE_MAX_BYTES`], in multiples of 512 bytes; what is imported has at most what a machine's disk may have
+//!   ([`headwater_block::VOLUME_MAX_BYTES`]).
 //! - VHD and VHDX: tables of 64 MiB (`foreign::TABLE_BYTES_MAX`).
 //! - [`ChunkCache`]: the bytes it was made with. [`FETCH_THREADS`] reads of each place at a time; as many wait as were taken in.
 //! - [`DiskCache`]: the bytes it was made with, on disk. Readahead: [`reader::READAHEAD_MAX_BYTES`] and

@@ -4,9 +4,11 @@ mod fixture;
 
 use std::sync::Arc;
 
-use fixture::{disk_of, hung_disk, import_bytes, noise, read_all, store};
-use headwater_block::{ByteRange, Device, ExtentKind, IoErrorKind, blocking};
-use headwater_image::{Cancel, ChunkCache, ImageErrorKind, ImportOptions, VersionReader, import};
+use fixture::{disk_of, files, hung_disk, import_bytes, noise, read_all, store};
+use headwater_block::{ByteRange, Device, ExtentKind, IoErrorKind, VOLUME_MAX_BYTES, blocking};
+use headwater_image::{
+    Cancel, ChunkCache, ImageErrorKind, ImportOptions, VersionReader, import, null_device,
+};
 use headwater_store::{Access, LocalDir, Store};
 use headwater_testkit::{ReferenceDisk, ReferenceOptions};
 use proptest::prelude::*;
@@ -35,6 +37,18 @@ fn an_image_comes_back_as_it_went_in() {
         kinds.iter().map(|e| e.kind == ExtentKind::Data).collect::<Vec<_>>(),
         [false, true, false, true, false, true]
     );
+}
+
+#[test]
+fn a_disk_that_no_machine_could_have_is_refused_before_anything_is_written() {
+    let (dir, store) = store();
+    let before = files(dir.path());
+    let options = ImportOptions::new("disk".parse().unwrap(), 0);
+    let source = null_device(VOLUME_MAX_BYTES + 512).unwrap();
+    let error = import(source, &store, &options, &mut |_| {}).unwrap_err();
+    assert_eq!(error.kind(), ImageErrorKind::Invalid);
+    assert!(error.to_string().contains("a machine's disk at most 17592186036224"), "{error}");
+    assert_eq!(files(dir.path()), before);
 }
 
 #[test]

@@ -6,12 +6,13 @@
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, ErrorKind, Read, Seek, SeekFrom, Write};
-use std::os::fd::AsRawFd;
+use std::os::fd::{AsFd, AsRawFd};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::Path;
 
 use anyhow::Context;
-use headwater_api::FileId;
+use headwater_api::{FileId, Problem, ProblemKind};
+use headwater_block::VOLUME_MAX_BYTES;
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 
@@ -26,16 +27,24 @@ pub struct Spooled {
 impl Spooled {
     /// Reads standard input to its end into a file in `dir`.
     pub fn standard_input(dir: &Path) -> anyhow::Result<Self> {
+        let mut input = std::io::stdin().lock();
+        // A file is refused before its terabytes of zeroes are read.
+        if left_bytes(&input)? > VOLUME_MAX_BYTES {
+            return Err(too_large());
+        }
         let failed = || format!("cannot keep the standard input in {}", dir.display());
         let mut spooled = Self { file: unnamed(dir).with_context(failed)? };
-        spooled.fill(&mut std::io::stdin().lock()).with_context(failed)?;
+        if spooled.fill(&mut input).with_context(failed)? > VOLUME_MAX_BYTES {
+            return Err(too_large());
+        }
         Ok(spooled)
     }
 
-    fn fill(&mut self, from: &mut impl Read) -> io::Result<()> {
+    /// Keeps what there is, up to more than a disk may have. Returns how many bytes.
+    fn fill(&mut self, from: &mut impl Read) -> io::Result<u64> {
         let mut piece = vec![0; PIECE_BYTES];
         let mut len_bytes = 0u64;
-        loop {
+        while len_bytes <= VOLUME_MAX_BYTES {
             let len = match from.read(&mut piece) {
                 Ok(0) => break,
                 Ok(len) => len,
@@ -50,7 +59,8 @@ impl Spooled {
             }
             len_bytes += u64::try_from(len).unwrap_or(0);
         }
-        self.file.set_len(len_bytes)
+        self.file.set_len(len_bytes)?;
+        Ok(len_bytes)
     }
 
     /// How the daemon opens it.
@@ -63,6 +73,23 @@ impl Spooled {
         let metadata = self.file.metadata().context("cannot look at what standard input gave")?;
         Ok(FileId { device: metadata.dev(), inode: metadata.ino() })
     }
+}
+
+/// How much is to come, at least: what is no file or device may give any amount.
+fn left_bytes(input: impl AsFd) -> io::Result<u64> {
+    let Ok(at) = rustix::fs::seek(&input, rustix::fs::SeekFrom::Current(0)) else { return Ok(0) };
+    let end = rustix::fs::seek(&input, rustix::fs::SeekFrom::End(0));
+    rustix::fs::seek(&input, rustix::fs::SeekFrom::Start(at))?;
+    Ok(end.unwrap_or(0).saturating_sub(at))
+}
+
+fn too_large() -> anyhow::Error {
+    let why = format!(
+        "cannot import the standard input: it has more than {VOLUME_MAX_BYTES} bytes (8 KiB less than 16 TiB), the most that a \
+         machine's disk may have"
+    );
+    let advice = "a larger file that holds a smaller disk in another format is imported by its path";
+    Problem::new(ProblemKind::Invalid, why).advise(advice).into()
 }
 
 /// Makes a file without a name.

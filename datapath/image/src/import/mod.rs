@@ -26,7 +26,7 @@ mod writer;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, mpsc};
 
-use headwater_block::{ByteRange, Device};
+use headwater_block::{ByteRange, Device, VOLUME_MAX_BYTES};
 use headwater_store::{Hash, ImageName, NewVersion, Store, Version};
 use parking_lot::Mutex;
 
@@ -36,7 +36,7 @@ use crate::import::plan::Planner;
 use crate::import::worker::{Claims, Shared, Work};
 use crate::import::writer::{Feed, Parent, Writer, Written};
 use crate::index::ChunkIndex;
-use crate::manifest::{IMAGE_MAX_BYTES, Manifest, ManifestBuilder};
+use crate::manifest::{Manifest, ManifestBuilder};
 use crate::progress::{Cancel, Progress};
 use crate::units::{u64_of, usize_of, usize_of_u32};
 
@@ -288,8 +288,11 @@ fn check_size(size_bytes: u64) -> Result<u64, ImageError> {
         "it is empty".to_owned()
     } else if !size_bytes.is_multiple_of(512) {
         format!("its size of {size_bytes} bytes is not a multiple of 512")
-    } else if size_bytes > IMAGE_MAX_BYTES {
-        format!("it has {size_bytes} bytes, and an image has at most {IMAGE_MAX_BYTES}")
+    } else if size_bytes > VOLUME_MAX_BYTES {
+        // The format has room for more, but no machine could be started on it.
+        format!(
+            "it has {size_bytes} bytes, and a machine's disk at most {VOLUME_MAX_BYTES} (8 KiB less than 16 TiB)"
+        )
     } else {
         return Ok(size_bytes);
     };

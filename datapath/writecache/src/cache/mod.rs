@@ -31,7 +31,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
-use headwater_block::{BLOCK_BYTES, IoError, IoErrorKind};
+use headwater_block::{BLOCK_BYTES, IoError, IoErrorKind, VOLUME_MAX_BYTES};
 
 pub use self::answers::{Found, Kind, Now, Old, ReadTally, Residence, Ticket, Turn, Wrote};
 pub use self::freeze::FrozenCache;
@@ -56,9 +56,6 @@ use crate::sync::Mutex;
 use crate::units::{SEGMENT_BYTES, SegmentId};
 
 const BLOCK: usize = BLOCK_BYTES as usize;
-
-/// Of a volume: blocks have numbers of 32 bits, and the last one means none.
-const MOST_BLOCKS: u64 = u32::MAX as u64 - 1;
 
 /// Segments that a cache may always have in RAM, however large its index grows and however short the host's RAM is: one to fill,
 /// one on its way to the disk, one for cleaning, and one more.
@@ -101,11 +98,10 @@ impl WriteCache {
         let invalid = |why: String| IoError::new(IoErrorKind::Invalid, why);
         limits::check_ram_bytes(options.ram_bytes)?;
         let blocks = options.size_bytes.div_ceil(u64::from(BLOCK_BYTES));
-        if blocks > MOST_BLOCKS {
+        if options.size_bytes > VOLUME_MAX_BYTES {
             return Err(invalid(format!(
-                "the volume has {} bytes; at most {} work (8 KiB less than 16 TiB)",
-                options.size_bytes,
-                MOST_BLOCKS * u64::from(BLOCK_BYTES)
+                "the volume has {} bytes; at most {VOLUME_MAX_BYTES} work (8 KiB less than 16 TiB)",
+                options.size_bytes
             )));
         }
         let map = Map::new(blocks);
