@@ -522,6 +522,23 @@ fn standard_input_is_imported_like_a_file_and_leaves_nothing() {
     assert_eq!(std::fs::read_dir(daemon.path()).unwrap().count(), before);
 }
 
+/// Others than root cannot reach the daemon of another user.
+#[test]
+fn standard_input_that_the_daemon_may_not_open_is_refused_with_what_to_do() {
+    if !rustix::process::geteuid().is_root() {
+        return;
+    }
+    let daemon = Daemon::start_as_user(65534);
+    let disk = daemon.path().join("d.raw");
+    std::fs::write(&disk, pseudo_random(1 << 20, 3)).unwrap();
+    let mut command = support::headwater();
+    command.arg("--data-dir").arg(daemon.path()).args(["image", "import", "-", "--name", "d"]);
+    let output = command.stdin(std::fs::File::open(&disk).unwrap()).output().unwrap();
+    support::Ran::from(output)
+        .fails(1, &["'standard input'", "runs as user 65534", "-u #65534", "by its path"]);
+    daemon.cli(&["image", "import", disk.to_str().unwrap()]).ok();
+}
+
 #[test]
 fn a_path_that_means_another_file_to_the_daemon_is_refused() {
     use std::os::unix::fs::MetadataExt;

@@ -1,5 +1,6 @@
 //! What is imported: files, and what NBD servers serve.
 
+use std::io::ErrorKind;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::sync::Arc;
@@ -59,6 +60,16 @@ fn check(path: &Path, id: FileId) -> Result<(), BackendError> {
     let refused = match std::fs::metadata(path) {
         Ok(found) if (found.dev(), found.ino()) == (id.device, id.inode) => return Ok(()),
         Ok(_) => refused,
+        Err(e) if e.kind() == ErrorKind::PermissionDenied => {
+            let user = rustix::process::geteuid().as_raw();
+            let message = format!(
+                "the daemon runs as user {user} and may not open {}, which another user's command has",
+                path.display()
+            );
+            return Err(BackendError::from_io(message, e).advise(format!(
+                "run the command as user {user}, as with 'sudo -u #{user}', or import a file that this user may read by its path"
+            )));
+        }
         Err(e) => refused.because(e),
     };
     Err(refused.advise(

@@ -5,6 +5,7 @@
 use headwater_testkit::{Rng, wait_until};
 use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::net::UnixStream;
+use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::sync::{Arc, Mutex};
@@ -100,6 +101,20 @@ impl Daemon {
 
     pub fn start_on_full_disk_in(dir: tempfile::TempDir, limit_bytes: u64) -> Self {
         Self::start_as(headwater_on_full_disk(limit_bytes), dir, |_| {})
+    }
+
+    /// A daemon of another user, for root.
+    pub fn start_as_user(user: u32) -> Self {
+        let dir = short_dir();
+        std::os::unix::fs::chown(dir.path(), Some(user), Some(user)).expect("root may");
+        // The program may lie where that user cannot go, so it is passed on open.
+        let program = std::fs::File::open(env!("CARGO_BIN_EXE_headwater")).expect("the program");
+        let mut shell = Command::new("sh");
+        shell.args(["-c", "exec /proc/self/fd/0 \"$@\"", "sh"]).current_dir("/").uid(user).gid(user);
+        shell.env_remove("HEADWATER_DATA_DIR").env_remove("HEADWATER_LOG").env_remove("NOTIFY_SOCKET");
+        Self::start_as(shell, dir, |command| {
+            command.stdin(program);
+        })
     }
 
     fn start_as(mut command: Command, dir: tempfile::TempDir, change: impl FnOnce(&mut Command)) -> Self {
