@@ -196,3 +196,26 @@ fn limits_that_cannot_be_are_refused_and_change_nothing() {
     assert_eq!(said, "lab has a write cache of ram+disk, RAM 128.0 MiB, disk 2.0 GiB\n");
     assert!(daemon.history("lab").contains("RAM 64 MiB -> 128 MiB"));
 }
+
+#[test]
+fn limits_that_no_start_finds_room_for_are_warned_of_while_the_machine_is_off() {
+    let daemon = Daemon::start();
+    daemon.with_tiny_machine("small");
+    let cli = |args: &[&str]| daemon.cli(args);
+    let lacks = "could not be started now: the write cache may take 1.0 PiB on disk";
+    let create = ["machine", "create", "lab", "tiny", "--memory", "64M", "--disk", "1024T"];
+    let created = cli(&create);
+    assert!(created.code == 0 && created.err.contains(&format!("machine 'lab' {lacks}")), "{created:?}");
+    // It says what the start does.
+    let start = || cli(&["machine", "start", "lab"]);
+    start().fails(2, &["the write cache may take 1.0 PiB on disk"]);
+    cli(&["machine", "set", "lab", "--disk", "64M"]).ok();
+    let set = cli(&["--json", "machine", "set", "small", "--disk", "1024T"]);
+    let machine: serde_json::Value = serde_json::from_str(&set.out).expect("JSON");
+    assert!(set.code == 0 && machine["warning"].as_str().expect("a warning").contains(lacks), "{set:?}");
+    let raised = cli(&["machine", "set", "small", "--disk", "64M"]);
+    assert!(raised.code == 0 && raised.err.is_empty(), "{raised:?}");
+    // One that is on is refused it.
+    start().ok();
+    cli(&["machine", "set", "lab", "--disk", "1024T"]).fails(2, &["the write cache may take 1.0 PiB"]);
+}

@@ -370,6 +370,9 @@ pub struct Machine {
     pub created_at_ms: u64,
     /// What it tells its guest.
     pub identity: Identity,
+    /// Why it could not be started now for want of disk space, in answers to `POST` of a new machine and `PATCH`, where it is off.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub warning: Option<String>,
     /// What stands in its way, while it is active.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub alarm: Option<Alarm>,

@@ -11,6 +11,7 @@ use headwater_image::DiskCache;
 use headwater_service::backend::{BackendError, Disk, DiskRequest, Disks, FrozenDisk, Kept, KeptRequest};
 use headwater_store::{Pin, Store};
 use headwater_volume::{LittleSpace, Volume, VolumeOptions};
+use headwater_writecache::overflow::check_directory;
 use headwater_writecache::pressure::SystemPressure;
 use headwater_writecache::{Host, MAX_WEIGHT, MIN_RAM_BYTES};
 use parking_lot::Mutex;
@@ -19,7 +20,7 @@ use uuid::Uuid;
 use self::served::{ServedParts, ServedVolume, Server};
 use crate::adapters::frozen::FrozenVolume;
 use crate::adapters::images::{hash_of, image_failed};
-use crate::adapters::kept::KeptFiles;
+use crate::adapters::kept::{self, KeptFiles};
 use crate::adapters::lending::{Lending, Reader};
 use crate::adapters::release::Released;
 use crate::adapters::totals::Totals;
@@ -167,6 +168,19 @@ impl Disks for Volumes {
             return invalid(format!("{} is no weight of a write cache; use 1 to {MAX_WEIGHT}", cache.weight));
         }
         Ok(())
+    }
+
+    async fn check_space(&self, cache: &CacheSettings, kept: Option<Kept>) -> Result<(), BackendError> {
+        if cache.mode == CacheMode::Ram {
+            return Ok(());
+        }
+        let (files, limit_bytes) = (self.files.clone(), cache.disk_bytes);
+        blocking("look how much space is free", move || {
+            let name = kept.map(|kept| kept::name(kept.id));
+            check_directory(&files.cache_dir, name.as_deref(), limit_bytes)
+                .map_err(|e| BackendError::new(kind_of(&e), e.to_string()))
+        })
+        .await
     }
 
     async fn open(&self, request: DiskRequest) -> Result<Arc<dyn Disk>, BackendError> {

@@ -29,7 +29,8 @@ pub struct KeptFiles {
     pub keys_dir: PathBuf,
 }
 
-fn name(id: Uuid) -> String {
+/// What the directory of a disk's write cache is called.
+pub fn name(id: Uuid) -> String {
     format!("disk-{id}")
 }
 

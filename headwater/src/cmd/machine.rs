@@ -34,6 +34,7 @@ pub async fn run(client: Client, command: MachineCommand, json: bool) -> anyhow:
                 request.cache.get_or_insert_default().persistent = true;
             }
             let machine = client.create_machine(&request).await?;
+            warn(&machine);
             if json {
                 show::json(&machine)?;
             } else {
@@ -51,6 +52,7 @@ pub async fn run(client: Client, command: MachineCommand, json: bool) -> anyhow:
         MachineCommand::Set { name, ram, disk, weight } => {
             let limits = SetMachine { ram_bytes: ram, disk_bytes: disk, weight };
             let machine = said_if_slow(json, &behind(&name), client.set_machine(&name, &limits)).await?;
+            warn(&machine);
             let text = format!("{name} has a write cache of {}", cache_text(&machine.cache));
             if json { show::json(&machine)? } else { show::line(&text)? }
         }
@@ -81,6 +83,13 @@ pub async fn run(client: Client, command: MachineCommand, json: bool) -> anyhow:
         }
     }
     Ok(0)
+}
+
+/// What was done, and does not help as things are.
+fn warn(machine: &Machine) {
+    if let Some(warning) = &machine.warning {
+        show::aside(&format!("headwater: {}\n", show::printable(warning)));
+    }
 }
 
 /// What a new machine boots.

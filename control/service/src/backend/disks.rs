@@ -88,6 +88,10 @@ pub trait Disks: Send + Sync + 'static {
     /// Whether this host can give such a write cache: enough memory, a usable overflow directory.
     async fn check(&self, cache: &CacheSettings) -> Result<(), BackendError>;
 
+    /// Why a disk with such a write cache could not be opened now for want of space, `kept` or a fresh one; no limit is reserved
+    /// ahead, so this may change at any time.
+    async fn check_space(&self, cache: &CacheSettings, kept: Option<Kept>) -> Result<(), BackendError>;
+
     /// Opens a disk and serves it on a socket in the machine's directory.
     async fn open(&self, request: DiskRequest) -> Result<Arc<dyn Disk>, BackendError>;
 

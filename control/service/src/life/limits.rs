@@ -1,12 +1,13 @@
 //! Changing the limits of a machine's write cache.
 
 use headwater_api::words::size;
-use headwater_api::{CacheSettings, SetMachine};
-use headwater_db::{DbError, MachineRecord};
+use headwater_api::{CacheSettings, Machine, SetMachine};
+use headwater_db::{DbError, MachineRecord, Purpose};
 
 use crate::Service;
 use crate::extract::Actor;
 use crate::life::LifeError;
+use crate::life::boot::{cache_of_edit, files_of};
 
 impl Service {
     /// Notes new limits, and gives them to the disk of a machine that is on.
@@ -51,6 +52,25 @@ impl Service {
         *active.unnoted_limits() = noted.is_err().then_some(record.cache);
         tracing::info!(machine = name, actor = %actor.0, ?limits, "new limits");
         noted.map(|_| record).map_err(|source| LifeError::LimitsNotNoted { machine: name.to_owned(), source })
+    }
+}
+
+impl Service {
+    /// Why a machine that is off could not be started now for want of disk space. Its limits are not refused for that: none is reserved
+    /// ahead, and there may be space by then.
+    pub(crate) async fn lacks_space(&self, machine: &Machine) -> Option<String> {
+        if self.active(machine.uuid).is_some() {
+            return None;
+        }
+        let kept = |purpose| self.kept_disk(machine.uuid, purpose);
+        // What cannot be told now is told by the start.
+        let (disk, cache) = match kept(Purpose::Edit).await.ok()? {
+            Some(edit) => (Some(edit), cache_of_edit(machine.cache)),
+            None if machine.cache.persistent => (kept(Purpose::Persistent).await.ok()?, machine.cache),
+            None => (None, machine.cache),
+        };
+        let checked = self.disks().check_space(&cache, disk.as_ref().map(files_of)).await;
+        checked.err().map(|why| format!("machine '{}' could not be started now: {why}", machine.name))
     }
 }
 

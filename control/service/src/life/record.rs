@@ -60,6 +60,7 @@ impl Service {
     pub(crate) fn view(&self, record: MachineRecord) -> Machine {
         let active = self.active(record.uuid);
         Machine {
+            warning: None,
             alarm: self.alarm_of(&record),
             disk: active.as_ref().map(|active| active.counters()),
             pid: active.as_ref().map(|active| active.vm.pid()),

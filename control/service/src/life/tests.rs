@@ -25,8 +25,8 @@ use uuid::Uuid;
 
 use crate::backend::{
     BackendError, Clock, Disk, DiskRequest, Disks, ExecOutput, FrozenDisk, Hold, Hypervisor, Images,
-    ImportOrder, ImportOutcome, JobControl, KeptRequest, Listed, Promoted, Promotion, SealOrder, SealOutcome,
-    Shortage, SystemClock, SystemRandom, Vm, VmExit, VmPlan, VmRequest,
+    ImportOrder, ImportOutcome, JobControl, Kept, KeptRequest, Listed, Promoted, Promotion, SealOrder,
+    SealOutcome, Shortage, SystemClock, SystemRandom, Vm, VmExit, VmPlan, VmRequest,
 };
 use crate::extract::Actor;
 use crate::life::LifeError;
@@ -424,6 +424,9 @@ struct FakeDisks(Arc<Host>);
 #[async_trait]
 impl Disks for FakeDisks {
     async fn check(&self, _: &CacheSettings) -> Result<(), BackendError> {
+        Ok(())
+    }
+    async fn check_space(&self, _: &CacheSettings, _: Option<Kept>) -> Result<(), BackendError> {
         Ok(())
     }
     async fn open(&self, request: DiskRequest) -> Result<Arc<dyn Disk>, BackendError> {

@@ -127,7 +127,9 @@ pub(super) async fn create_machine(
     repo.events().append(event).await?;
     repo.save().await?;
     tracing::info!(machine = %record.name, image = %record.image, actor = %actor.0, "created");
-    Ok((StatusCode::CREATED, Json(service.view(record))))
+    let mut machine = service.view(record);
+    machine.warning = service.lacks_space(&machine).await;
+    Ok((StatusCode::CREATED, Json(machine)))
 }
 
 /// A machine to make, with everything that its request left to a catalog or to the defaults.

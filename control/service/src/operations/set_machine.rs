@@ -23,7 +23,8 @@ impl Explain for Error {
 }
 
 /// Changes the limits of a machine's write cache, at once where it is on, and for its later starts. A write
-/// cache that holds more than a lower limit shrinks as fast as its disk takes what it must spill.
+/// cache that holds more than a lower limit shrinks as fast as its disk takes what it must spill. A higher limit of disk for which there
+/// is no space now is refused where the machine is on, and a warning in the answer where it is off.
 #[utoipa::path(
     patch,
     path = "/api/v1/machines/{machine}",
@@ -34,6 +35,7 @@ impl Explain for Error {
         (status = 200, body = Machine),
         (status = 400, description = "Limits that this host or its cache mode cannot have", body = Problem),
         (status = 404, description = "No such machine", body = Problem),
+        (status = 507, description = "It is on, and there is no space for a higher limit of disk", body = Problem),
     ),
 )]
 pub(super) async fn set_machine(
@@ -43,7 +45,12 @@ pub(super) async fn set_machine(
     Body(limits): Body<SetMachine>,
 ) -> Result<Json<Machine>, Failure> {
     check(&service, &name, limits).await?;
-    super::change_machine(service, async move |handle| handle.set_limits(&name, limits, &actor).await).await
+    let changed = super::change_machine(service.clone(), async move |handle| {
+        handle.set_limits(&name, limits, &actor).await
+    });
+    let Json(mut machine) = changed.await?;
+    machine.warning = service.lacks_space(&machine).await;
+    Ok(Json(machine))
 }
 
 async fn check(service: &Service, name: &str, limits: SetMachine) -> Result<(), Failure> {

@@ -36,6 +36,7 @@ use headwater_block::{CompletionQueue, IoError, IoErrorKind};
 
 use self::buffering::{Chosen, OpenFile};
 use self::io::{Direction, IoEngine, IoOp};
+pub use self::place::check_directory;
 use self::place::{check_space, direct_alignment, is_memory, open_file};
 use self::positions::Positions;
 pub use self::positions::{KEEP_POSITIONS, NoPosition};

@@ -1,15 +1,16 @@
 //! Where an overflow is: opening its file or device, whether there is space for it, what direct I/O wants.
 
-use std::fs::{File, OpenOptions};
+use std::fs::{File, Metadata, OpenOptions};
 use std::io::{self, Seek};
 use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use headwater_block::{IoError, IoErrorKind, size};
-use rustix::fs::OFlags;
+use rustix::fs::{OFlags, StatVfs};
 
 use super::signature;
+use crate::persist::DATA_FILE;
 
 /// How to open an overflow file or device without a name of its own.
 pub(super) fn open_file(at: &Path, direct: bool) -> io::Result<File> {
@@ -62,19 +63,36 @@ pub(super) fn check_space(file: &File, at: &Path, limit_bytes: u64) -> Result<()
     if metadata.file_type().is_block_device() {
         let size_bytes = device_bytes(file);
         let asked = || too_little(at, limit_bytes, size_bytes, "", "device");
-        return if limit_bytes <= size_bytes { Ok(()) } else { Err(IoError::new(IoErrorKind::Invalid, asked())) };
+        return if limit_bytes <= size_bytes {
+            Ok(())
+        } else {
+            Err(IoError::new(IoErrorKind::Invalid, asked()))
+        };
     }
-    let Ok(space) = rustix::fs::fstatvfs(file) else { return Ok(()) };
+    if !metadata.is_file() {
+        return Ok(());
+    }
+    rustix::fs::fstatvfs(file).map_or(Ok(()), |space| check_free(&space, at, Some(&metadata), limit_bytes))
+}
+
+/// Refuses a limit for which a directory has no space now, as opening a cache there would: a persistent one of this name, or
+/// an ephemeral one.
+pub fn check_directory(at: &Path, persistent: Option<&str>, limit_bytes: u64) -> Result<(), IoError> {
+    let data = persistent.and_then(|name| at.join(name).join(DATA_FILE).metadata().ok());
+    rustix::fs::statvfs(at).map_or(Ok(()), |space| check_free(&space, at, data.as_ref(), limit_bytes))
+}
+
+fn check_free(space: &StatVfs, at: &Path, own: Option<&Metadata>, limit_bytes: u64) -> Result<(), IoError> {
     // What a persistent cache has already is its own.
-    let own = metadata.blocks().saturating_mul(512);
+    let own = own.map_or(0, |file| file.blocks().saturating_mul(512));
     let free = space.f_bavail.saturating_mul(space.f_frsize).saturating_add(own);
-    if metadata.is_file() && free < limit_bytes {
-        // What would not fit into it when it is empty either is no matter of its present state.
-        let is_larger = space.f_blocks.saturating_mul(space.f_frsize) < limit_bytes;
-        let kind = if is_larger { IoErrorKind::Invalid } else { IoErrorKind::NoSpace };
-        return Err(IoError::new(kind, too_little(at, limit_bytes, free, " free", "directory")));
+    if free >= limit_bytes {
+        return Ok(());
     }
-    Ok(())
+    // What would not fit into it when it is empty either is no matter of its present state.
+    let is_larger = space.f_blocks.saturating_mul(space.f_frsize) < limit_bytes;
+    let kind = if is_larger { IoErrorKind::Invalid } else { IoErrorKind::NoSpace };
+    Err(IoError::new(kind, too_little(at, limit_bytes, free, " free", "directory")))
 }
 
 fn too_little(at: &Path, limit_bytes: u64, has_bytes: u64, free: &str, place: &str) -> String {

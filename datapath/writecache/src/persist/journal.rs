@@ -17,11 +17,11 @@ use std::sync::Arc;
 
 use headwater_block::{IoError, IoErrorKind};
 
-use super::PersistentOptions;
 use super::directory::{ID_BYTES, identity, lock, open_dir, open_found, open_rw};
 use super::format::{Encoder, HEADER_BYTES, Header, HeaderFault};
 use super::room::MapRoom;
 use super::scan::{Scan, ScanFault, Window, scan};
+use super::{DATA_FILE, PersistentOptions};
 use crate::overflow::io::IoEngine;
 use crate::overflow::seal::SealKey;
 use crate::sync::EXPLORED;
@@ -182,7 +182,7 @@ impl Journal {
             first_generation = next_session(scan.generation_limit)?;
             journal.resume(records, scan).map_err(failed)?;
         }
-        Ok(Opened { journal, lock, data: dir.join("data"), recovered, first_generation, id })
+        Ok(Opened { journal, lock, data: dir.join(DATA_FILE), recovered, first_generation, id })
     }
 
     /// Goes on behind the last commit that counts, once all that was read is durable.

@@ -83,6 +83,9 @@ impl std::fmt::Debug for PersistentOptions {
     }
 }
 
+/// The file of a cache's directory that holds its segments.
+pub const DATA_FILE: &str = "data";
+
 /// Changes noted in an epoch before it is committed without a flush: 6 MiB of memory, 1 GiB of blocks.
 const MAX_CHANGES: usize = if EXPLORED { 24 } else { 256 << 10 };
 
