@@ -189,6 +189,19 @@ fn a_store_that_is_gone_is_not_replaced_by_an_empty_one() {
     let _daemon = Daemon::start_in(dir, |command| {
         command.arg("--new-store");
     });
+
+    // Also where there are no machines.
+    let daemon = Daemon::start();
+    let (_, dir) = daemon.terminate();
+    std::fs::remove_dir_all(dir.path().join("store")).unwrap();
+    let daemon = Daemon::start_in(dir, |_| {});
+    let disk = daemon.path().join("d.raw");
+    std::fs::write(&disk, [1; 4096]).unwrap();
+    daemon.cli(&["image", "import", disk.to_str().unwrap()]).ok();
+    let (_, dir) = daemon.terminate();
+    std::fs::remove_dir_all(dir.path().join("store")).unwrap();
+    run(headwater().args(["serve", "--data-dir"]).arg(dir.path()))
+        .fails(3, &["there is no store in", "the history has images of one", "--new-store"]);
 }
 
 #[test]

@@ -128,4 +128,7 @@ pub trait EventRepository: Send {
 
     /// The same of those older than the event with the number `before`.
     async fn older(&mut self, subject: Option<&str>, before: i64, limit: u32) -> Result<Vec<Event>, DbError>;
+
+    /// Whether there are events of a subject whose name begins so.
+    async fn any(&mut self, prefix: &str) -> Result<bool, DbError>;
 }

@@ -55,7 +55,7 @@ pub struct ServeArgs {
     /// https://HOST[,https://HOST..]
     #[arg(long, visible_alias = "from", value_name = "STORE")]
     pub store: Option<String>,
-    /// Begin with an empty store where there is none in that directory, although the database knows machines
+    /// Begin with an empty store where there is none in that directory, although the database knows machines or images
     #[arg(long)]
     pub new_store: bool,
     /// Token and authorities of the servers

@@ -18,8 +18,8 @@ use std::time::Duration;
 
 use anyhow::Context;
 use headwater_api::{Problem, ProblemKind};
-use headwater_db::Database;
 use headwater_db::sqlite::SqliteDatabase;
+use headwater_db::{Database, DbError};
 use headwater_image::DiskCache;
 use headwater_service::backend::{SystemClock, SystemRandom};
 use headwater_service::life::STOP_GRACE_MS;
@@ -125,14 +125,11 @@ impl Daemon {
         let tcp_address = tcp.as_ref().map(|(listener, _)| listener.local_addr()).transpose()?;
         step.send_replace("opening the database");
         let database = Arc::new(SqliteDatabase::open(&data_dir.database()).await?);
-        // They boot images of a store that was there.
-        let machines =
-            if options.new_store { 0 } else { database.read().await?.machines().list().await?.len() };
+        let known = if options.new_store { StoreKnown::default() } else { StoreKnown::of(&database).await? };
         step.send_replace("opening the store");
         let stream = options.stream;
         let OpenStore { store, last_known, disk } =
-            open_store(&data_dir, options.store, options.credentials.clone(), stream.clone(), machines)
-                .await?;
+            open_store(&data_dir, options.store, options.credentials.clone(), stream.clone(), known).await?;
         let offer = match &options.offer {
             Some(offer) => Some(StoreServer::bind(store.clone(), offer).await?),
             None => None,
@@ -319,15 +316,15 @@ async fn open_store(
     name: Option<String>,
     credentials: Credentials,
     stream: StreamArgs,
-    machines: usize,
+    known: StoreKnown,
 ) -> anyhow::Result<OpenStore> {
     let own = data_dir.store();
     let opened = tokio::task::spawn_blocking(move || {
         // First: what the store was when it cannot be reached is in there.
         let disk = stream.open_disk()?;
         let directory = name.as_deref().map_or(Some(own.as_path()), stores::directory);
-        if let Some(directory) = directory.filter(|_| machines > 0) {
-            is_there(directory, machines)?;
+        if let Some(directory) = directory {
+            known.is_there(directory)?;
         }
         let last_known = Arc::new(LastKnown::new(name.as_deref().unwrap_or_default(), disk.clone()));
         let store = match &name {
@@ -342,23 +339,45 @@ async fn open_store(
     opened.await.context("cannot open the store")?
 }
 
-/// Refuses a store that is gone, as where its file system is not mounted: an empty one in its place would look well.
-fn is_there(directory: &Path, machines: usize) -> anyhow::Result<()> {
-    match LocalDir::open(directory, Access::Read) {
-        Err(e) if e.kind() == StoreErrorKind::NotFound => {
-            let message = format!(
-                "there is no store in {}, and the database knows {machines} machine(s) that boot images of one",
-                directory.display()
-            );
-            let advice = "mount it or bring it back; 'headwater serve --new-store' begins with an empty one";
-            Err(Problem::new(ProblemKind::NotFound, message).advise(advice).into())
+/// What the database knows of a store that was there.
+#[derive(Default)]
+struct StoreKnown {
+    /// Which boot its images.
+    machines: usize,
+    /// The history has images of it.
+    has_images: bool,
+}
+
+impl StoreKnown {
+    async fn of(database: &SqliteDatabase) -> Result<Self, DbError> {
+        let mut repo = database.read().await?;
+        let machines = repo.machines().list().await?.len();
+        Ok(Self { machines, has_images: repo.events().any("image ").await? })
+    }
+
+    /// Refuses a store that is gone, as where its file system is not mounted: an empty one in its place would look well.
+    fn is_there(&self, directory: &Path) -> anyhow::Result<()> {
+        let Self { machines, has_images } = *self;
+        let known = match (machines, has_images) {
+            (0, false) => return Ok(()),
+            (0, true) => "the history has images of one".to_owned(),
+            _ => format!("the database knows {machines} machine(s) that boot images of one"),
+        };
+        match LocalDir::open(directory, Access::Read) {
+            Err(e) if e.kind() == StoreErrorKind::NotFound => {
+                let message = format!("there is no store in {}, and {known}", directory.display());
+                let advice =
+                    "mount it or bring it back; 'headwater serve --new-store' begins with an empty one";
+                Err(Problem::new(ProblemKind::NotFound, message).advise(advice).into())
+            }
+            // Where there is no machine, the last image may have been removed.
+            Ok(store) if machines > 0 && store.images().is_ok_and(|images| images.is_empty()) => {
+                tracing::warn!(store = %directory.display(), machines, "the store has no image, and there are machines");
+                Ok(())
+            }
+            // Whoever opens it for good says what is wrong.
+            _ => Ok(()),
         }
-        Ok(store) if store.images().is_ok_and(|images| images.is_empty()) => {
-            tracing::warn!(store = %directory.display(), machines, "the store has no image, and there are machines");
-            Ok(())
-        }
-        // Whoever opens it for good says what is wrong.
-        _ => Ok(()),
     }
 }
 

@@ -82,4 +82,14 @@ impl EventRepository for SqliteEvents<'_> {
         };
         Ok(rows.into_iter().map(event).collect())
     }
+
+    async fn any(&mut self, prefix: &str) -> Result<bool, DbError> {
+        // From where the prefix is in the index on.
+        let first: Option<String> =
+            sqlx::query_scalar("SELECT subject FROM events WHERE subject >= ? ORDER BY subject LIMIT 1")
+                .bind(prefix)
+                .fetch_optional(&mut *self.connection)
+                .await?;
+        Ok(first.is_some_and(|subject| subject.starts_with(prefix)))
+    }
 }

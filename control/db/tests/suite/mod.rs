@@ -259,6 +259,11 @@ pub async fn events_are_numbered_and_filtered(db: &dyn Database) {
     assert_eq!(details(repo.events().older(None, ids[1], 2).await.unwrap()), ["2", "1"]);
     assert_eq!(details(repo.events().older(Some("machine b"), ids[1], 9).await.unwrap()), ["1"]);
     assert_eq!(details(repo.events().older(None, ids[4], 9).await.unwrap()), [""; 0]);
+    for (prefix, there) in
+        [("machine ", true), ("machine b", true), ("a", false), ("machine c", false), ("z", false)]
+    {
+        assert_eq!(repo.events().any(prefix).await.unwrap(), there, "{prefix}");
+    }
 }
 
 /// Many writers at once all succeed, and a reader is not kept waiting by one.
