@@ -53,6 +53,11 @@ fn a_promotion_reaches_a_running_machine_at_its_next_boot_only() {
     let lab = daemon.machine("lab");
     assert_eq!((&lab["version"], &lab["next_version"]), (&"tiny@1".into(), &"tiny@2".into()));
     assert!(daemon.cli(&["machine", "list"]).ok().contains("tiny@1 (old)"));
+    // It follows another channel than these are of.
+    for other in [&["promote", "tiny@1", "test"][..], &["revert", "tiny", "test"]] {
+        let said = daemon.cli(&[&["image"], other].concat()).ok();
+        assert!(said.contains("test of tiny") && !said.contains("lab"), "{said}");
+    }
     daemon.cli(&["image", "remove", "tiny@1"]).fails(4, &["machine 'lab' runs it"]);
 
     daemon.cli(&["machine", "reset", "lab", "--wait"]).ok();

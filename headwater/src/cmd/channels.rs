@@ -2,6 +2,7 @@
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
+use headwater_api::name::ImageRef;
 use headwater_api::{
     Channel, ChannelPointer, ChannelRequest, Image, ImageVersion, Machine, PinRequest, Problem, ProblemKind,
     PromoteRequest, RetireRequest,
@@ -70,14 +71,13 @@ pub async fn promote(
         return show::line(&format!("{channel} of {name} will be version {version} at {at}"));
     }
     show::line(&format!("{channel} of {name} is version {version}"))?;
-    told_old(client, name).await
+    told_old(client, name, channel).await
 }
 
-/// Says which machines change at their next boot.
-async fn told_old(client: &Client, image: &str) -> anyhow::Result<()> {
+/// Says which machines that follow a channel change at their next boot.
+async fn told_old(client: &Client, image: &str, channel: Channel) -> anyhow::Result<()> {
     let machines = client.machines().await?.machines;
-    let of_image = |machine: &&Machine| machine.image.split(['@', ':']).next() == Some(image);
-    let old = machines.iter().filter(|machine| machine.old).filter(of_image);
+    let old = machines.iter().filter(|machine| machine.old && follows(machine, image, channel));
     let (kept, others): (Vec<&Machine>, Vec<&Machine>) = old.partition(|machine| machine.kept.is_some());
     let told = |until: &str, machines: &[&Machine]| {
         let names: Vec<&str> = machines.iter().map(|machine| machine.name.as_str()).collect();
@@ -88,6 +88,16 @@ async fn told_old(client: &Client, image: &str) -> anyhow::Result<()> {
     };
     told("their next boot", &others)?;
     told("they are reset, as their disks are kept", &kept)
+}
+
+/// Whether what a machine boots is for a channel of an image to say.
+fn follows(machine: &Machine, image: &str, channel: Channel) -> bool {
+    let follows = |boots: ImageRef| {
+        boots.image == image
+            && boots.version.is_none()
+            && boots.channel.unwrap_or(Channel::Production) == channel
+    };
+    machine.pin.is_none() && ImageRef::parse(&machine.image).is_ok_and(follows)
 }
 
 /// Forgets a promotion to come.
@@ -116,7 +126,7 @@ pub async fn revert(client: &Client, image: &str, channel: Channel, json: bool) 
              until it is"
         ),
     })?;
-    told_old(client, image).await
+    told_old(client, image, channel).await
 }
 
 /// Whether a name is that of a catalog: machines have others.
