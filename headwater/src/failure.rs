@@ -122,7 +122,9 @@ fn code_of_link(link: &(dyn std::error::Error + 'static)) -> Option<u8> {
     }
     if let Some(error) = link.downcast_ref::<ChapFileError>() {
         return match error {
-            ChapFileError::Read { source, .. } => code_of_link(source),
+            ChapFileError::Read { source, .. } if source.kind() != ErrorKind::InvalidData => {
+                code_of_link(source)
+            }
             _ => Some(USAGE),
         };
     }

@@ -149,7 +149,17 @@ fn what_makes_no_sense_is_2_and_invalid() {
             export("null:1G", &["--tls-certificates", "pki", "--tls-allow", "pc-1=desk-1"]),
             "needs --nbd-export",
         ),
-        (vec!["machine", "create", "a", "b", "--user-data", "/dev/zero"], "has more than 4.0 MiB"),
+        (vec!["machine", "create", "a", "b", "--user-data", "/dev/zero"], "it has more than 4.0 MiB"),
+        (
+            vec!["store", "verify", "https://127.0.0.1:1/", "--token", "/dev/zero"],
+            "it has more than 64.0 KiB",
+        ),
+        (vec!["store", "verify", "https://127.0.0.1:1/", "--ca", "/dev/zero"], "it has more than 16.0 MiB"),
+        (vec!["store", "token", "name", "--token-file", "/dev/zero"], "it has more than 16.0 MiB"),
+        (
+            export("null:1G", &["--iscsi", "tcp:127.0.0.1:0", "--chap-file", "/dev/zero"]),
+            "it has more than 1.0 MiB",
+        ),
         (vec!["serve", "--log", "inof"], "'inof' is not a level"),
         (vec!["serve", "--log", "headwater_service=dbug"], "is not a log filter"),
         (vec!["store", "token", "odd name", "--token-file", "tokens"], "'odd name'"),

@@ -18,7 +18,7 @@
 //!   block (512 or 4096 bytes); a request is at most [`MAX_REQUEST_BYTES`] long, a machine's disk [`VOLUME_MAX_BYTES`].
 //!
 //! # Not here
-//! No disk I/O, no threads, no runtime, no protocol. Management (limits, statistics, sealing) is not part of
+//! No disk I/O but of small files of settings ([`small_file`]), no threads, no runtime, no protocol. Management (limits, statistics, sealing) is not part of
 //! `Device`: each implementation offers its own.
 //!
 //! What front-ends share is here as well: [`inbox`] and [`polling`] (how their threads are woken), [`pages`] (memory that
@@ -58,6 +58,7 @@ pub mod pages;
 pub mod polling;
 pub mod range;
 pub mod size;
+pub mod small_file;
 pub mod tcp;
 
 pub use budget::{Budget, Share};

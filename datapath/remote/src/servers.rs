@@ -15,11 +15,13 @@
 //! `state`, then nothing. `idle` and `addresses` of a server alone. None is held across I/O.
 
 use std::collections::VecDeque;
+use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
+use headwater_block::small_file;
 use headwater_store::{Hash, StoreError, StoreErrorKind};
 use parking_lot::{Condvar, Mutex};
 use rustls::pki_types::ServerName;
@@ -35,6 +37,9 @@ use crate::url::ServerUrl;
 
 /// The most servers of one store.
 pub const SERVERS_MAX: usize = 16;
+
+/// The largest file of a token.
+const TOKEN_FILE_MAX_BYTES: u64 = 64 << 10;
 
 /// So often the least time doubles for which a busy server is left alone: it stays below what servers ask for.
 const BUSY_DOUBLINGS_MAX: u32 = 3;
@@ -198,7 +203,11 @@ impl Servers {
     fn read_token(&self) -> Result<(), StoreError> {
         let Some(file) = &self.token_file else { return Ok(()) };
         let tried = || format!("cannot read the token in {}", file.display());
-        let text = std::fs::read_to_string(file).map_err(|e| StoreError::from_os(tried(), e))?;
+        let text = small_file::read(file, TOKEN_FILE_MAX_BYTES).and_then(small_file::text);
+        let text = text.map_err(|e| match e.kind() {
+            ErrorKind::InvalidData => StoreError::new(StoreErrorKind::Invalid, format!("{}: {e}", tried())),
+            _ => StoreError::from_os(tried(), e),
+        })?;
         let token = text.trim();
         if token.is_empty() || !token.bytes().all(|b| b.is_ascii_graphic()) {
             let why = format!("{}: it holds none, or one that is not a single word", tried());

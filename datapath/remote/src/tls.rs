@@ -1,11 +1,13 @@
 //! Whom to trust: the system's authorities, or those of a file.
 
+use std::io::ErrorKind;
 use std::path::Path;
 use std::sync::Arc;
 
+use headwater_block::small_file;
 use headwater_store::{StoreError, StoreErrorKind};
 use rustls::pki_types::CertificateDer;
-use rustls::pki_types::pem::{Error, PemObject};
+use rustls::pki_types::pem::PemObject;
 use rustls::{CertificateError, ClientConfig, RootCertStore};
 
 /// A client's settings. With `ca_file` (PEM) only its certificates are trusted, otherwise the system's.
@@ -52,11 +54,11 @@ fn add_file(roots: &mut RootCertStore, file: &Path) -> Result<(), StoreError> {
         let what = format!("cannot use the certificates of {}: {why}", file.display());
         StoreError::new(StoreErrorKind::Invalid, what)
     };
-    let certificates = CertificateDer::pem_file_iter(file).map_err(|e| match e {
-        Error::Io(e) => StoreError::from_os(format!("cannot read the certificates of {}", file.display()), e),
-        e => refused(e.to_string()),
+    let pem = small_file::read(file, small_file::PEM_MAX_BYTES).map_err(|e| match e.kind() {
+        ErrorKind::InvalidData => refused(e.to_string()),
+        _ => StoreError::from_os(format!("cannot read the certificates of {}", file.display()), e),
     })?;
-    for certificate in certificates {
+    for certificate in CertificateDer::pem_slice_iter(&pem) {
         let certificate = certificate.map_err(|e| refused(e.to_string()))?;
         roots.add(certificate).map_err(|e| refused(e.to_string()))?;
     }

@@ -73,4 +73,4 @@ pub use room::{CONNECTION_PIECES_BYTES, PIECES_BYTES, SMALL_PIECE_BYTES};
 pub use server::{
     ADMISSION_TIMEOUT, CONNECTIONS_MAX, IDLE_TIMEOUT, Limits, Options, STREAMS_MAX, StoreServer, TlsFiles,
 };
-pub use tokens::{TokenFile, TokenName, token_line};
+pub use tokens::{TOKEN_FILE_MAX_BYTES, TokenFile, TokenName, token_line};

@@ -5,6 +5,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use headwater_block::small_file;
 use parking_lot::Mutex;
 use rustls::ServerConfig;
 use rustls::crypto::CryptoProvider;
@@ -114,29 +115,25 @@ fn unusable(file: &Path, why: String) -> ServeError {
 }
 
 fn read(files: &TlsFiles, provider: &CryptoProvider) -> Result<CertifiedKey, ServeError> {
-    let chain: Vec<CertificateDer<'static>> = CertificateDer::pem_file_iter(&files.certificate)
-        .and_then(Iterator::collect)
-        .map_err(|e| unread(&files.certificate, e))?;
+    let chain: Vec<CertificateDer<'static>> = CertificateDer::pem_slice_iter(&pem_of(&files.certificate)?)
+        .collect::<Result<_, _>>()
+        .map_err(|e| unusable(&files.certificate, e.to_string()))?;
     if chain.is_empty() {
         return Err(unusable(&files.certificate, "it holds no certificate in PEM".to_owned()));
     }
-    let key = PrivateKeyDer::from_pem_file(&files.key).map_err(|e| match e {
+    let key = PrivateKeyDer::from_pem_slice(&pem_of(&files.key)?).map_err(|e| match e {
         Error::NoItemsFound => unusable(&files.key, "it holds no private key in PEM".to_owned()),
-        e => unread(&files.key, e),
+        e => unusable(&files.key, e.to_string()),
     })?;
     CertifiedKey::from_der(chain, key, provider).map_err(|e| {
         unusable(&files.key, format!("{e}; it must be the key of {}", files.certificate.display()))
     })
 }
 
-/// A file that is not there or cannot be read, or that is no PEM.
-fn unread(file: &Path, error: Error) -> ServeError {
-    match error {
-        Error::Io(source) => {
-            ServeError::Io { tried: format!("cannot use {} for TLS", file.display()), source }
-        }
-        other => unusable(file, other.to_string()),
-    }
+fn pem_of(file: &Path) -> Result<Vec<u8>, ServeError> {
+    let tried = || format!("cannot use {} for TLS", file.display());
+    small_file::read(file, small_file::PEM_MAX_BYTES)
+        .map_err(|source| ServeError::Io { tried: tried(), source })
 }
 
 /// Says that the certificate expires soon, or has: clients refuse it then, and say so where nobody looks.
@@ -202,6 +199,10 @@ mod tests {
         assert!(shown() == second);
         std::fs::write(&files.key, "").unwrap();
         assert!(shown() == second);
+        std::fs::remove_file(&files.key).unwrap();
+        std::os::unix::fs::symlink("/dev/zero", &files.key).unwrap();
+        assert!(shown() == second);
+        std::fs::remove_file(&files.key).unwrap();
         std::fs::remove_file(&files.certificate).unwrap();
         assert!(shown() == second);
         let third = make(&files);

@@ -4,9 +4,12 @@
 //! that start with `#` are skipped. A token has 256 random bits, so that its hash need not be slow. The file is read
 //! again when it changes: taking a line out takes effect within [`LOOK_EVERY`].
 
+use std::fs::File;
+use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant, SystemTime};
 
+use headwater_block::small_file;
 use headwater_store::Hash;
 use parking_lot::Mutex;
 
@@ -14,8 +17,8 @@ use crate::error::ServeError;
 
 /// How often the file is looked at, at most.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
-/// The largest file.
-const FILE_MAX_BYTES: u64 = 16 << 20;
+/// The largest file of tokens.
+pub const TOKEN_FILE_MAX_BYTES: u64 = 16 << 20;
 
 /// A name of a token.
 pub type TokenName = String;
@@ -96,11 +99,15 @@ type Read = (Vec<(TokenName, Hash)>, Option<SystemTime>);
 fn read(path: &Path) -> Result<Read, ServeError> {
     let failed =
         |source| ServeError::Io { tried: format!("cannot read the token file {}", path.display()), source };
-    let metadata = std::fs::metadata(path).map_err(failed)?;
-    if metadata.len() > FILE_MAX_BYTES {
-        return Err(ServeError::Invalid(format!("the token file {} is too large", path.display())));
-    }
-    let text = std::fs::read_to_string(path).map_err(failed)?;
+    let file = File::open(path).map_err(failed)?;
+    let metadata = file.metadata().map_err(failed)?;
+    let text = small_file::read_open(file, TOKEN_FILE_MAX_BYTES).and_then(small_file::text);
+    let text = text.map_err(|e| match e.kind() {
+        ErrorKind::InvalidData => {
+            ServeError::Invalid(format!("the token file {} cannot be used: {e}", path.display()))
+        }
+        _ => failed(e),
+    })?;
     let tokens = lines_of(&text).map_err(|line| {
         ServeError::Invalid(format!(
             "line {line} of the token file {} is not 'NAME HASH'; 'headwater store token' makes such lines",
@@ -140,6 +147,8 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("tokens");
         assert!(matches!(TokenFile::open(&path), Err(ServeError::Io { .. })));
+        let endless = TokenFile::open(Path::new("/dev/zero")).unwrap_err().to_string();
+        assert!(endless.contains("it has more than 16.0 MiB"), "{endless}");
         std::fs::write(&path, "# nobody\n\n").unwrap();
         assert!(TokenFile::open(&path).unwrap_err().to_string().contains("headwater store token"));
         std::fs::write(&path, "anna secret\n").unwrap();

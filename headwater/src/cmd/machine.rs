@@ -1,6 +1,6 @@
 //! `headwater machine`: machines, through the daemon.
 
-use std::io::Read;
+use std::io::ErrorKind;
 use std::path::Path;
 use std::time::Duration;
 
@@ -9,7 +9,7 @@ use headwater_api::{
     CacheMode, CacheSettings, Catalog, CreateMachine, DiskCounters, ExecRequest, Machine, MachineState,
     Problem, ProblemKind, SetMachine, Wanted,
 };
-use headwater_block::size;
+use headwater_block::{size, small_file};
 use headwater_qemu::seed::MAX_USER_DATA_BYTES;
 
 use crate::cli::{MachineArgs, MachineCommand};
@@ -126,14 +126,10 @@ pub fn user_data(args: &MachineArgs) -> anyhow::Result<Option<String>> {
 
 fn read_user_data(path: &Path) -> anyhow::Result<String> {
     let failed = || format!("cannot read the user data {}", path.display());
-    let mut bytes = Vec::new();
-    let file = std::fs::File::open(path).with_context(failed)?;
-    // A device may have no end.
-    file.take(MAX_USER_DATA_BYTES as u64 + 1).read_to_end(&mut bytes).with_context(failed)?;
-    if bytes.len() > MAX_USER_DATA_BYTES {
-        let most = headwater_block::size::format(MAX_USER_DATA_BYTES as u64);
-        return Err(invalid(format!("the user data {} has more than {most}", path.display())));
-    }
+    let bytes = match small_file::read(path, MAX_USER_DATA_BYTES as u64) {
+        Err(e) if e.kind() == ErrorKind::InvalidData => return Err(invalid(format!("{}: {e}", failed()))),
+        read => read.with_context(failed)?,
+    };
     String::from_utf8(bytes).map_err(|_| {
         invalid(format!("the user data {} is not text in UTF-8; give it uncompressed", path.display()))
     })

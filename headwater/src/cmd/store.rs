@@ -7,16 +7,16 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use anyhow::Context;
 use headwater_api::{Problem, ProblemKind, Progress};
-use headwater_block::size;
+use headwater_block::{size, small_file};
 use headwater_image::{Cancel, Round};
 use headwater_store::copy::{Readable, everything_readable, selected};
 use headwater_store::{Access, Copied, ImageReference, StoreError, StoreErrorKind, copy};
-use headwater_store_server::{Options, StoreServer, token_line};
+use headwater_store_server::{Options, StoreServer, TOKEN_FILE_MAX_BYTES, token_line};
 use serde::Serialize;
 use tokio::sync::watch;
 
 use crate::cli::StoreCommand;
-use crate::failure::DAMAGED;
+use crate::failure::{DAMAGED, invalid};
 use crate::show::{self, progress::Shown};
 use crate::signals::EndSignals;
 use crate::stores::{self, Credentials};
@@ -172,9 +172,12 @@ fn add_token(name: &str, file: &Path, json: bool) -> anyhow::Result<()> {
     let token = format!("{}{}", uuid::Uuid::new_v4().simple(), uuid::Uuid::new_v4().simple());
     let line = token_line(name, &token)?;
     let failed = || format!("cannot add a token to {}", file.display());
-    let known = match std::fs::read_to_string(file) {
+    let known = match small_file::read(file, TOKEN_FILE_MAX_BYTES).and_then(small_file::text) {
         Ok(text) => text,
         Err(e) if e.kind() == std::io::ErrorKind::NotFound => String::new(),
+        Err(e) if e.kind() == std::io::ErrorKind::InvalidData => {
+            return Err(invalid(format!("{}: {e}", failed())));
+        }
         Err(e) => return Err(e).with_context(failed),
     };
     if known.lines().any(|line| line.split(' ').next() == Some(name)) {

@@ -25,7 +25,7 @@ const LAYERS: &[(&str, &[&str])] = &[
     ("datapath/image", &["headwater-store", "headwater-block"]),
     ("datapath/store", &[]),
     ("datapath/store_server", &["headwater-store", "headwater-block"]),
-    ("datapath/remote", &["headwater-store"]),
+    ("datapath/remote", &["headwater-store", "headwater-block"]),
     ("control/api", &[]),
     ("control/db", &["headwater-api"]),
     ("control/service", &["headwater-api", "headwater-db"]),

@@ -7,9 +7,10 @@
 //! target     NAME  SECRET
 //! ```
 
-use std::io::Read as _;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
+
+use headwater_block::small_file;
 
 use crate::login::chap::{Accounts, SECRET_BYTES_MAX, SECRET_BYTES_MIN, Secret};
 use crate::name::IscsiName;
@@ -121,8 +122,7 @@ pub fn read(path: &Path) -> Result<ChapFile, ChapFileError> {
     if metadata.is_file() && mode & 0o077 != 0 {
         return Err(ChapFileError::Open { path: path.into(), mode });
     }
-    let mut text = String::new();
-    file.take(FILE_BYTES).read_to_string(&mut text).map_err(failed)?;
+    let text = small_file::read_open(file, FILE_BYTES).and_then(small_file::text).map_err(failed)?;
     parse(&text, &path.display().to_string())
 }
 

@@ -9,11 +9,13 @@
 //!
 //! TLS 1.2 and 1.3. Keys that are shared beforehand (PSK) are not supported.
 
+use std::io::ErrorKind;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use headwater_block::small_file;
 use parking_lot::Mutex;
 use rustls::crypto::aws_lc_rs::default_provider;
 use rustls::pki_types::pem::PemObject;
@@ -283,28 +285,27 @@ type Own = (Vec<CertificateDer<'static>>, PrivateKeyDer<'static>);
 fn own(directory: &Path, role: &str) -> Result<Own, TlsError> {
     let certificates = objects(&directory.join(format!("{role}-cert.pem")), "certificates")?;
     let path = directory.join(format!("{role}-key.pem"));
-    let key = PrivateKeyDer::from_pem_file(&path).map_err(|e| unreadable(&path, "a private key", &e))?;
+    let pem = pem_of(&path, "a private key")?;
+    let key = PrivateKeyDer::from_pem_slice(&pem).map_err(|e| no_pem(&path, "a private key", &e))?;
     Ok((certificates, key))
 }
 
 fn objects<T: PemObject>(path: &Path, what: &str) -> Result<Vec<T>, TlsError> {
-    let all = T::pem_file_iter(path)
-        .and_then(Iterator::collect::<Result<Vec<T>, _>>)
-        .map_err(|e| unreadable(path, what, &e))?;
+    let pem = pem_of(path, what)?;
+    let all = T::pem_slice_iter(&pem).collect::<Result<Vec<T>, _>>().map_err(|e| no_pem(path, what, &e))?;
     if all.is_empty() {
         return Err(TlsError::File { path: path.into(), why: format!("it has no {what} in PEM form") });
     }
     Ok(all)
 }
 
-fn unreadable(path: &Path, what: &str, error: &rustls::pki_types::pem::Error) -> TlsError {
-    use rustls::pki_types::pem::Error;
-    let why = match error {
-        Error::Io(error) if error.kind() == std::io::ErrorKind::NotFound => {
-            return TlsError::Missing { path: path.into(), what: what.to_owned() };
-        }
-        Error::Io(error) => format!("it cannot be read: {error}"),
-        other => format!("it does not hold {what} in PEM form: {other}"),
-    };
-    TlsError::File { path: path.into(), why }
+fn pem_of(path: &Path, what: &str) -> Result<Vec<u8>, TlsError> {
+    small_file::read(path, small_file::PEM_MAX_BYTES).map_err(|error| match error.kind() {
+        ErrorKind::NotFound => TlsError::Missing { path: path.into(), what: what.to_owned() },
+        _ => TlsError::File { path: path.into(), why: format!("it cannot be read: {error}") },
+    })
+}
+
+fn no_pem(path: &Path, what: &str, error: &rustls::pki_types::pem::Error) -> TlsError {
+    TlsError::File { path: path.into(), why: format!("it does not hold {what} in PEM form: {error}") }
 }
