@@ -125,6 +125,7 @@ fn what_makes_no_sense_is_2_and_invalid() {
         (export("https://host/", &[]), "no image in it"),
         (export("nbd+unix:///?socket=/nowhere/x", &[]), "image import URI"),
         (export("null:1G", &["--ram", "1M"]), "needs at least"),
+        (export("null:1G", &["--disk", "1"]), "needs at least 16.0 MiB of disk"),
         (export("null:1G", &["--ram", "900T"]), "give a smaller --ram"),
         (export("null:1G", &["--cache", "ram", "--persistent", "p"]), "needs a disk"),
         (export("null:1G", &["--persistent", "a/b"]), "'a/b' is no name"),

@@ -100,10 +100,10 @@ pub struct CacheSettings {
     /// Where writes go.
     #[serde(default = "CacheSettings::default_mode")]
     pub mode: CacheMode,
-    /// The most memory it may take.
+    /// The most memory it may take; at least 16 MiB.
     #[serde(default = "CacheSettings::default_ram_bytes")]
     pub ram_bytes: u64,
-    /// The most disk space it may take; not used by `ram`.
+    /// The most disk space it may take; at least 16 MiB, and not used by `ram`.
     #[serde(default = "CacheSettings::default_disk_bytes")]
     pub disk_bytes: u64,
     /// Its weight, 1 to 10,000, among the write caches of the host while memory is short for all.

@@ -13,7 +13,7 @@ use headwater_store::{Pin, Store};
 use headwater_volume::{LittleSpace, Volume, VolumeOptions};
 use headwater_writecache::overflow::check_directory;
 use headwater_writecache::pressure::SystemPressure;
-use headwater_writecache::{Host, MAX_WEIGHT, MIN_RAM_BYTES};
+use headwater_writecache::{Host, MAX_WEIGHT, MIN_DISK_BYTES, MIN_RAM_BYTES};
 use parking_lot::Mutex;
 use uuid::Uuid;
 
@@ -157,6 +157,13 @@ impl Disks for Volumes {
         }
         if cache.mode != CacheMode::Ram && cache.disk_bytes == 0 {
             return invalid(format!("the cache mode '{}' needs disk space, and was given none", cache.mode));
+        }
+        if cache.mode != CacheMode::Ram && cache.disk_bytes < MIN_DISK_BYTES {
+            return invalid(format!(
+                "a write cache of {} of disk is too small; it takes {} or more",
+                size::format(cache.disk_bytes),
+                size::format(MIN_DISK_BYTES)
+            ));
         }
         if cache.persistent && cache.mode == CacheMode::Ram {
             return invalid(format!(

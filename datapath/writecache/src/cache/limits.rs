@@ -2,9 +2,9 @@
 
 use std::sync::atomic::Ordering;
 
-use headwater_block::{IoError, IoErrorKind};
+use headwater_block::{IoError, IoErrorKind, size};
 
-use super::{MIN_RAM_BYTES, MIN_SEGMENTS, SEGMENTS_BESIDE_INDEX, WriteCache};
+use super::{MIN_DISK_BYTES, MIN_RAM_BYTES, MIN_SEGMENTS, SEGMENTS_BESIDE_INDEX, WriteCache};
 use crate::budget::Holding;
 use crate::counters::Hot;
 use crate::log::Log;
@@ -134,6 +134,7 @@ impl WriteCache {
     /// Refuses limits that a cache which is opened now could not have. What is not given stays.
     pub fn check_limits(&self, ram_bytes: Option<u64>, disk_bytes: Option<u64>) -> Result<(), IoError> {
         ram_bytes.map_or(Ok(()), check_ram_bytes)?;
+        disk_bytes.map_or(Ok(()), check_disk_bytes)?;
         match (&self.overflow, disk_bytes) {
             // A lower one needs nothing that is not there.
             (Some(overflow), Some(bytes)) if bytes > self.disk_bytes.load(Ordering::Relaxed) => {
@@ -170,12 +171,20 @@ impl WriteCache {
 
 /// Refuses a RAM limit that no cache can have.
 pub(super) fn check_ram_bytes(ram_bytes: u64) -> Result<(), IoError> {
-    if ram_bytes >= MIN_RAM_BYTES {
+    check_least("RAM", MIN_RAM_BYTES, ram_bytes)
+}
+
+/// The same of a disk limit.
+pub(super) fn check_disk_bytes(disk_bytes: u64) -> Result<(), IoError> {
+    check_least("disk", MIN_DISK_BYTES, disk_bytes)
+}
+
+fn check_least(what: &str, least_bytes: u64, asked_bytes: u64) -> Result<(), IoError> {
+    if asked_bytes >= least_bytes {
         return Ok(());
     }
-    let (least, asked) =
-        (headwater_block::size::format(MIN_RAM_BYTES), headwater_block::size::format(ram_bytes));
-    let why = format!("a write cache needs at least {least} of RAM, and {asked} were asked for");
+    let (least, asked) = (size::format(least_bytes), size::format(asked_bytes));
+    let why = format!("a write cache needs at least {least} of {what}, and {asked} were asked for");
     Err(IoError::new(IoErrorKind::Invalid, why))
 }
 

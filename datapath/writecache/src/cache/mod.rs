@@ -35,7 +35,7 @@ use headwater_block::{BLOCK_BYTES, IoError, IoErrorKind, VOLUME_MAX_BYTES};
 
 pub use self::answers::{Found, Kind, Now, Old, ReadTally, Residence, Ticket, Turn, Wrote};
 pub use self::freeze::FrozenCache;
-pub use self::options::{CacheOptions, LittleSpace, MIN_RAM_BYTES, OverflowOptions};
+pub use self::options::{CacheOptions, LittleSpace, MIN_DISK_BYTES, MIN_RAM_BYTES, OverflowOptions};
 pub use self::second_look::Beneath;
 pub(crate) use self::second_look::Looks;
 use self::second_look::SecondLook;
@@ -97,6 +97,9 @@ impl WriteCache {
     pub fn open(options: &CacheOptions, host: &Arc<HostShared>) -> Result<Arc<Self>, IoError> {
         let invalid = |why: String| IoError::new(IoErrorKind::Invalid, why);
         limits::check_ram_bytes(options.ram_bytes)?;
+        if let Some(place) = options.overflow.as_ref().filter(|it| it.little_space != LittleSpace::Accepted) {
+            limits::check_disk_bytes(place.limit_bytes)?;
+        }
         let blocks = options.size_bytes.div_ceil(u64::from(BLOCK_BYTES));
         if options.size_bytes > VOLUME_MAX_BYTES {
             return Err(invalid(format!(

@@ -4,13 +4,23 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::Beneath;
+use super::{Beneath, MIN_SEGMENTS};
 use crate::overflow::buffering::Buffering;
+use crate::overflow::seal::SEALED_SEGMENT_BYTES;
 use crate::persist::PersistentOptions;
+use crate::spill::RESERVED_POSITIONS;
 use crate::units::SEGMENT_BYTES;
 
 /// The least RAM that makes a cache: below it the fixed buffers would not fit.
 pub const MIN_RAM_BYTES: u64 = 8 * SEGMENT_BYTES as u64;
+
+/// The least disk that makes an overflow: places for the segments that a cache may always have, and those kept for cleaning.
+pub const MIN_DISK_BYTES: u64 = 8 * SEGMENT_BYTES as u64;
+
+const _: () = assert!(
+    MIN_DISK_BYTES >= (MIN_SEGMENTS + RESERVED_POSITIONS as u64) * SEALED_SEGMENT_BYTES as u64,
+    "a persistent cache has a place on disk for each segment"
+);
 
 /// What becomes of a limit that the file system could not hold when the overflow is opened.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -29,7 +39,7 @@ pub enum LittleSpace {
 pub struct OverflowOptions {
     /// A directory, or a block device.
     pub at: PathBuf,
-    /// Disk that the cache may use.
+    /// Disk that the cache may use; at least [`MIN_DISK_BYTES`].
     pub limit_bytes: u64,
     /// Whether it goes past the page cache.
     pub buffering: Buffering,
