@@ -16,10 +16,10 @@ pub struct LimitArgs {
     /// Where writes go: ram, ram+disk or disk [default: ram+disk]
     #[arg(long, value_name = "MODE", value_parser = CacheMode::parse)]
     pub cache: Option<CacheMode>,
-    /// The most memory that the write cache takes; not with --cache disk [default: 64M]
+    /// The most memory of the write cache, 16M or more; not with --cache disk [default: 64M]
     #[arg(long, value_name = "SIZE", value_parser = size::parse)]
     pub ram: Option<u64>,
-    /// The most disk space that the write cache takes; not with --cache ram [default: 10G]
+    /// The most disk space of the write cache, 16M or more; not with --cache ram [default: 10G]
     #[arg(long, value_name = "SIZE", value_parser = size::parse)]
     pub disk: Option<u64>,
 }
@@ -45,6 +45,17 @@ impl LimitArgs {
             ..base
         })
     }
+}
+
+/// Other limits of a write cache that there is already. The command has a group `limits`, of which something must be given.
+#[derive(Args, Clone, Copy, Debug)]
+pub struct NewLimits {
+    /// The most memory of the write cache, 16M or more; not where it was made with --cache disk
+    #[arg(long, value_name = "SIZE", value_parser = size::parse, group = "limits")]
+    pub ram: Option<u64>,
+    /// The most disk space of the write cache, 16M or more; not where it was made with --cache ram
+    #[arg(long, value_name = "SIZE", value_parser = size::parse, group = "limits")]
+    pub disk: Option<u64>,
 }
 
 /// How write caches take what is written.

@@ -1,7 +1,8 @@
 //! Flags of `headwater cache`.
 
 use clap::{ArgGroup, Subcommand};
-use headwater_block::size;
+
+use crate::caches::NewLimits;
 
 /// `headwater cache ...`.
 #[derive(Debug, Subcommand)]
@@ -18,11 +19,8 @@ pub enum CacheCommand {
         /// Only of this volume, where the process serves several
         #[arg(long, value_name = "VOLUME")]
         volume: Option<String>,
-        /// The most memory that the write cache takes; not with --cache disk
-        #[arg(long, value_name = "SIZE", value_parser = size::parse, group = "limits")]
-        ram: Option<u64>,
-        /// The most disk space that the write cache takes; not with --cache ram
-        #[arg(long, value_name = "SIZE", value_parser = size::parse, group = "limits")]
-        disk: Option<u64>,
+        /// What is to be another one
+        #[command(flatten)]
+        limits: NewLimits,
     },
 }

@@ -6,7 +6,7 @@ use clap::{Args, Subcommand, ValueHint};
 use headwater_api::{CacheSettings, DiskTransport, Problem};
 use headwater_block::size;
 
-use crate::caches::LimitArgs;
+use crate::caches::{LimitArgs, NewLimits};
 
 /// A machine's write cache and size.
 #[derive(Debug, Args)]
@@ -74,12 +74,9 @@ pub enum MachineCommand {
     Set {
         /// Its name
         name: String,
-        /// The most memory that the write cache takes
-        #[arg(long, value_name = "SIZE", value_parser = size::parse, group = "limits")]
-        ram: Option<u64>,
-        /// The most disk space that the write cache takes
-        #[arg(long, value_name = "SIZE", value_parser = size::parse, group = "limits")]
-        disk: Option<u64>,
+        /// What is to be another one
+        #[command(flatten)]
+        limits: NewLimits,
         /// Its weight among the host's write caches while memory is short, 1 to 10000
         #[arg(long, value_name = "WEIGHT", group = "limits")]
         weight: Option<u32>,

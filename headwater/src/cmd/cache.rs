@@ -3,6 +3,7 @@
 use headwater_api::CacheMode;
 use headwater_block::size;
 
+use crate::caches::NewLimits;
 use crate::cli::CacheCommand;
 use crate::limits::{Cache, Change, Process, State, client};
 use crate::show;
@@ -14,7 +15,7 @@ pub async fn run(command: CacheCommand, json: bool) -> anyhow::Result<u8> {
             let processes = client::list().await?;
             if json { show::json(&processes)? } else { table(&processes)? }
         }
-        CacheCommand::Set { which, volume, ram, disk } => {
+        CacheCommand::Set { which, volume, limits: NewLimits { ram, disk } } => {
             let change = Change { volume, ram_bytes: ram, disk_bytes: disk };
             let process = client::set(&which, change).await?;
             if json { show::json(&process)? } else { table(&[process])? }

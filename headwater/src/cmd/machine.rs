@@ -12,6 +12,7 @@ use headwater_api::{
 use headwater_block::{size, small_file};
 use headwater_qemu::seed::MAX_USER_DATA_BYTES;
 
+use crate::caches::NewLimits;
 use crate::cli::{MachineArgs, MachineCommand};
 use crate::client::Client;
 use crate::cmd::{console, exec, seal};
@@ -49,7 +50,7 @@ pub async fn run(client: Client, command: MachineCommand, json: bool) -> anyhow:
         MachineCommand::Seal { name, note, over_newer } => {
             seal::machine(&client, &name, seal::request(note, over_newer), json).await?;
         }
-        MachineCommand::Set { name, ram, disk, weight } => {
+        MachineCommand::Set { name, limits: NewLimits { ram, disk }, weight } => {
             let limits = SetMachine { ram_bytes: ram, disk_bytes: disk, weight };
             let machine = said_if_slow(json, &behind(&name), client.set_machine(&name, &limits)).await?;
             warn(&machine);
