@@ -10,7 +10,7 @@ pub enum CacheCommand {
     /// List the write caches of this user's exports and attached devices that run (for root: of all users), with their limits and
     /// use
     List,
-    /// Change the limits of such a write cache, up or down, at once
+    /// Change the limits of the write cache of an export or attached device that runs, up or down, at once
     #[command(group = ArgGroup::new("limits").required(true).multiple(true))]
     Set {
         /// The number of the process, what it serves, or the device that it attached

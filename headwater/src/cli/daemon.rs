@@ -15,13 +15,14 @@ use crate::streaming::{self, StreamArgs};
 /// `headwater run`.
 #[derive(Debug, Args)]
 pub struct RunArgs {
-    /// A raw, qcow2, VHD, VHDX or VMDK file, an NBD URI, or an image of the store (IMAGE, IMAGE@VERSION)
+    /// A raw, qcow2, VHD, VHDX or VMDK file, an NBD URI, or an image of the store: IMAGE, IMAGE:CHANNEL, IMAGE@NUMBER or
+    /// IMAGE@HASH
     #[arg(value_name = "FILE|IMAGE", value_hint = ValueHint::FilePath)]
     pub source: String,
     /// Allow a qcow2 image backing files outside of its own directory, and devices: whatever it names is read
     #[arg(long)]
     pub backing: bool,
-    /// How many machines
+    /// How many machines, 1 to 1000
     #[arg(short = 'n', long, value_name = "COUNT", default_value_t = 1,
           value_parser = clap::value_parser!(u32).range(1..=1000))]
     pub count: u32,
@@ -75,7 +76,7 @@ pub struct ServeArgs {
     #[command(flatten)]
     pub nbd: ServeNbdArgs,
     /// Check all versions in the background, at so many bytes a second
-    #[arg(long, value_name = "SIZE", value_parser = streaming::rate)]
+    #[arg(long, value_name = "RATE", value_parser = streaming::rate)]
     pub scrub: Option<u64>,
     /// Repair what the check finds damaged from this store or server, if it has it; may be given several times
     #[arg(long, value_name = "STORE", requires = "scrub")]
@@ -84,7 +85,7 @@ pub struct ServeArgs {
     #[command(flatten)]
     pub caches: CacheArgs,
     /// How the log is written
-    #[arg(long, value_enum, default_value_t = LogFormat::Text)]
+    #[arg(long, value_name = "FORMAT", value_enum, default_value_t = LogFormat::Text)]
     pub log_format: LogFormat,
     /// What is logged: error, warn, info, debug, trace, or a filter such as headwater_service=debug
     #[arg(long, value_name = "FILTER", default_value = "info", env = "HEADWATER_LOG")]
@@ -95,7 +96,7 @@ pub struct ServeArgs {
 #[derive(Debug, Args)]
 pub struct ServeNbdArgs {
     /// Also offer machines' disks to NBD clients here, for reading, each as an export by the machine's name:
-    /// unix:PATH or tcp:HOST[:PORT]. tcp: needs the two flags below
+    /// unix:PATH or tcp:HOST[:PORT] (10809 unless given). tcp: needs --nbd-certificates and --nbd-allow
     #[arg(long, value_name = "ADDRESS")]
     pub nbd: Option<Address>,
     /// Encrypt NBD, and let in only clients with a certificate: directory with ca-cert.pem, server-cert.pem,

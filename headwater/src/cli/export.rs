@@ -19,8 +19,9 @@ pub struct ExportArgs {
     /// Whether addresses and counters are printed as JSON.
     #[arg(skip)]
     pub json: bool,
-    /// IMAGE[@VERSION] of the store, https://HOST[:PORT][/BASE]/IMAGE[@VERSION] on servers (s3://BUCKET/PREFIX/IMAGE in a
-    /// bucket), a raw, qcow2, VHD, VHDX or VMDK file, or null:SIZE for an empty disk
+    /// An image of the store (IMAGE, IMAGE:CHANNEL, IMAGE@NUMBER or IMAGE@HASH), the same on servers
+    /// (https://HOST[:PORT][/BASE]/IMAGE) or in a bucket (s3://BUCKET/PREFIX/IMAGE), a raw, qcow2, VHD, VHDX or VMDK file, or
+    /// null:SIZE for an empty disk
     #[arg(value_name = "IMAGE|URL|FILE|null:SIZE", value_hint = ValueHint::FilePath)]
     pub source: String,
     /// The source as it was given: of a URL, `source` is the image alone.
@@ -32,8 +33,8 @@ pub struct ExportArgs {
     /// The write cache
     #[command(flatten)]
     pub limits: LimitArgs,
-    /// Directory or block device of the overflow
-    #[arg(long, value_name = "DIR", default_value = DEFAULT_CACHE_DIR, value_hint = ValueHint::AnyPath)]
+    /// Directory of the overflow, or a block device that holds nothing and has --disk bytes or more
+    #[arg(long, value_name = "DIR|DEVICE", default_value = DEFAULT_CACHE_DIR, value_hint = ValueHint::AnyPath)]
     pub cache_dir: PathBuf,
     /// How it takes what is written
     #[command(flatten)]
@@ -71,7 +72,7 @@ pub struct ExportArgs {
     /// another export of the same source with the same name goes on where this one ended
     #[arg(long, value_name = "NAME")]
     pub persistent: Option<String>,
-    /// Where the persistent cache's key is kept; keys/NAME in the data directory unless given, made if missing
+    /// Where the persistent cache's key is kept; made if missing [default: keys/NAME in the data directory]
     #[arg(long, value_name = "FILE", requires = "persistent", value_hint = ValueHint::FilePath)]
     pub key_file: Option<PathBuf>,
     /// Write the counters to this file, as JSON, at the end and on SIGUSR1

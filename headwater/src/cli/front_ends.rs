@@ -9,7 +9,7 @@ use headwater_nbd::Address;
 /// Options of `headwater export --nbd`.
 #[derive(Debug, Args)]
 pub struct NbdArgs {
-    /// Where to listen for NBD clients: unix:PATH or tcp:HOST[:PORT]
+    /// Where to listen for NBD clients: unix:PATH or tcp:HOST[:PORT] (10809 unless given)
     #[arg(long, value_name = "ADDRESS")]
     pub nbd: Option<Address>,
     /// The export's name, by which alone it is opened then [default: one that is opened by any name, or none]; given several
@@ -61,7 +61,7 @@ pub struct NbdTlsArgs {
 /// Options of `headwater export --iscsi`.
 #[derive(Debug, Args)]
 pub struct IscsiArgs {
-    /// Where to listen for iSCSI initiators: tcp:HOST[:PORT]
+    /// Where to listen for iSCSI initiators: tcp:HOST[:PORT] (3260 unless given)
     #[arg(long, value_name = "ADDRESS")]
     pub iscsi: Option<headwater_iscsi::Address>,
     /// The target's name, for instance iqn.2026-01.org.example:disk1 [default: made from the source's name]; given several
@@ -98,13 +98,13 @@ pub struct AttachArgs {
     #[arg(long, value_name = "NAME")]
     pub device: Option<String>,
     /// How the kernel reaches the volume [default: ublk where this kernel has it, else nbd]
-    #[arg(long, value_enum)]
+    #[arg(long, value_name = "HOW", value_enum)]
     pub via: Option<Via>,
     /// Answer writes only when they are durable; with --persistent the device then outlives a crash of this program:
     /// its requests wait until the same command is started again
     #[arg(long)]
     pub write_through: bool,
-    /// Queues of the device, each with a thread
+    /// Queues of the device, 1 to 64, each with a thread
     #[arg(long, value_name = "COUNT", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=64))]
     pub queues: u16,
 }

@@ -119,7 +119,7 @@ pub enum ImageCommand {
         /// IMAGE
         image: String,
         /// At most so many changes
-        #[arg(long, default_value_t = 100)]
+        #[arg(long, value_name = "COUNT", default_value_t = 100)]
         limit: u32,
     },
     /// Show an image and its versions

@@ -26,7 +26,7 @@ pub struct MachineArgs {
     /// How the guest reaches its disk: vhost-user (memory shared with the daemon) or nbd (a socket) [default: vhost-user]
     #[arg(long, value_name = "HOW", value_parser = DiskTransport::parse)]
     pub transport: Option<DiskTransport>,
-    /// File with cloud-init user data for the guest (#cloud-config, a script, ...)
+    /// File with cloud-init user data for the guest (#cloud-config, a script, ...), of at most 4M
     #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
     pub user_data: Option<PathBuf>,
 }
@@ -56,7 +56,7 @@ pub enum MachineCommand {
         #[arg(long)]
         persistent: bool,
         /// The guest's host name [default: the machine's name]
-        #[arg(long)]
+        #[arg(long, value_name = "NAME")]
         host_name: Option<String>,
         /// Write cache and size
         #[command(flatten)]
@@ -97,7 +97,7 @@ pub enum MachineCommand {
         /// Their names
         #[arg(required = true)]
         names: Vec<String>,
-        /// Wait until the guests are up, at most so many seconds
+        /// Wait until the guests are up, at most so many seconds; 600 where no number is given
         #[arg(long, value_name = "SECONDS", num_args = 0..=1, default_missing_value = "600")]
         wait: Option<u64>,
     },
@@ -115,7 +115,7 @@ pub enum MachineCommand {
         /// Their names
         #[arg(required = true)]
         names: Vec<String>,
-        /// Wait until the guests are up, at most so many seconds
+        /// Wait until the guests are up, at most so many seconds; 600 where no number is given
         #[arg(long, value_name = "SECONDS", num_args = 0..=1, default_missing_value = "600")]
         wait: Option<u64>,
     },

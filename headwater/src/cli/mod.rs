@@ -25,16 +25,17 @@ pub use self::store::{OfferArgs, StoreCommand};
 #[command(name = "headwater", version, max_term_width = 100, arg_required_else_help = true)]
 #[command(
     after_help = "Exit codes: 0 ok, 1 failed, 2 usage or bad request, 3 not found, 4 in use or conflict, \
-                        5 no space, 6 damaged data, 7 daemon not reachable. 'headwater man DIR' writes the manual."
+                        5 no space, 6 damaged data, 7 daemon not reachable, 130 cancelled. A SIZE or RATE is a number of bytes, or has a \
+                        unit: 64K, 512M, 10G, 1T (binary). 'headwater man DIR' writes the manual."
 )]
 pub struct Cli {
     /// Directory of the store, the database and the socket [default: /var/lib/headwater for root, else
     /// $XDG_DATA_HOME/headwater]
-    #[arg(long, global = true, value_name = "DIR", env = "HEADWATER_DATA_DIR", value_hint = ValueHint::DirPath)]
+    #[arg(long, global = true, display_order = 1000, value_name = "DIR", env = "HEADWATER_DATA_DIR", value_hint = ValueHint::DirPath)]
     pub data_dir: Option<PathBuf>,
 
     /// Print results (and errors, on standard error) as JSON, for programs
-    #[arg(long, global = true)]
+    #[arg(long, global = true, display_order = 1000)]
     pub json: bool,
 
     /// What to do
@@ -55,10 +56,10 @@ pub enum Command {
     /// Create, start, stop, reset, seal and remove machines
     #[command(subcommand)]
     Machine(MachineCommand),
-    /// Create, show and remove catalogs: machines that are made alike and boot the same
+    /// Create, show, change and remove catalogs: machines that are made alike and boot the same
     #[command(subcommand)]
     Catalog(CatalogCommand),
-    /// Copy versions between stores, serve, check and repair a store, without a daemon
+    /// Copy versions between stores, serve, verify and repair a store, without a daemon
     #[command(subcommand)]
     Store(StoreCommand),
     /// Show what the daemon and its host do
@@ -122,7 +123,7 @@ pub struct EventsArgs {
     #[arg(long, value_name = "ID")]
     pub before: Option<i64>,
     /// At most so many, the newest; the daemon keeps the newest 100,000
-    #[arg(long, default_value_t = 100)]
+    #[arg(long, value_name = "COUNT", default_value_t = 100)]
     pub limit: u32,
 }
 

@@ -64,8 +64,8 @@ pub enum StoreCommand {
         store: String,
         /// IMAGE, IMAGE:CHANNEL, IMAGE@NUMBER or IMAGE@HASH [default: all]
         images: Vec<String>,
-        /// Read at most so many bytes a second
-        #[arg(long, value_name = "SIZE", value_parser = streaming::rate)]
+        /// Read at most so many bytes a second [default: as many as the store gives]
+        #[arg(long, value_name = "RATE", value_parser = streaming::rate)]
         rate: Option<u64>,
         /// Take what is damaged from this store, if it has it; may be given several times
         #[arg(long, value_name = "STORE")]
