@@ -245,9 +245,10 @@ impl Share {
         self.others.waiter.is_some() || self.stores.waiter.is_some()
     }
 
-    /// Whether others wait for memory that this one has for requests that store data.
-    pub fn is_wanted(&self) -> bool {
-        self.stores.taken > 0 && self.budget.stores.count.load(Ordering::SeqCst) > 0
+    /// Whether others wait for memory that this one has for requests that store data, or for others.
+    pub fn is_wanted(&self, stores: bool) -> bool {
+        let part = if stores { &self.stores } else { &self.others };
+        part.taken > 0 && self.budget.queue(stores).count.load(Ordering::SeqCst) > 0
     }
 
     fn part(&mut self, stores: bool) -> &mut Part {
@@ -345,9 +346,9 @@ mod tests {
         // Half of what is free to each, about.
         assert_eq!(had[..3], [96, 48, 25], "{had:?}");
         // Those that got nothing beyond their own wait for the others.
-        assert!(shares[0].is_wanted() && !shares[49].is_wanted());
+        assert!(shares[0].is_wanted(true) && !shares[0].is_wanted(false) && !shares[49].is_wanted(true));
         shares.iter_mut().for_each(Share::withdraw);
-        assert!(!shares[0].is_wanted());
+        assert!(!shares[0].is_wanted(true));
         // Reads of those that hold much go on, and of others.
         let (mut reader, _) = counted(&budget);
         for share in [&mut reader, &mut shares[0]] {
@@ -399,7 +400,7 @@ mod tests {
         assert!(!long.take(32 * MIB, false) && long.is_waiting());
         // It would fit, and still does not pass the one before it; nor does whoever has something already.
         assert!(!short.take(2 * MIB, false) && !greedy.take(1, false));
-        assert!(!greedy.is_wanted(), "it stores nothing");
+        assert!(greedy.is_wanted(false) && !greedy.is_wanted(true), "it stores nothing");
         // What cannot wait does.
         assert!(short.take_unasked(MIB, false) && !short.take_unasked(8 * MIB, false));
         short.give(MIB, false);

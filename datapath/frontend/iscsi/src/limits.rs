@@ -49,8 +49,9 @@ pub struct Limits {
     /// that never answered one is only asked: some boot firmware cannot.
     pub keepalive_ms: u64,
     /// How long an initiator may take nothing of what is sent, in milliseconds. The connection is cut then, or up to two such times later;
-    /// never while it takes something, however little. Also how long data that was asked for may not
-    /// come, where others wait for the memory that was set aside for it.
+    /// never while it takes something, however little. Also how long data that was asked for, or announced, may not
+    /// come, where others wait for the memory that was set aside for it or were refused for want of it; and that of one command may then
+    /// take so long, and a second more for each 128 KiB of the session that came meanwhile (of at most `bytes_collected` and 64 MiB).
     pub send_stall_ms: u64,
     /// How long [`crate::Server::stop`] waits for initiators to log out when asked to, in milliseconds.
     pub logout_grace_ms: u64,

@@ -329,6 +329,91 @@ fn an_initiator_that_sends_no_data_does_not_keep_its_memory_from_others() {
     wait_until("the silent one is gone", || fixture.server.connections() == 1);
 }
 
+#[test]
+fn an_initiator_that_sends_data_bit_by_bit_does_not_keep_its_memory_from_others() {
+    // What stores data and what does not (VERIFY) have memory of their own.
+    for operation in [0x2a, 0x2f] {
+        let limits = Limits { shared_bytes: 64 << 20, send_stall_ms: 300, ..Limits::default() };
+        let fixture = Fixture::with(ReferenceDisk::new(32 * MIB), limits, None);
+        let ask = |raw: &mut Raw| {
+            let mut cdb = write10(0, 65_535);
+            cdb[0] = operation;
+            // BYTCHK of VERIFY.
+            cdb[1] = if operation == 0x2f { 2 } else { 0 };
+            let command = raw.scsi(&cdb);
+            let command = ScsiCommand { write: true, expected_bytes: 65_535 * 512, ..command };
+            raw.pdu(&command.encode(), &[]);
+        };
+        let mut slow = fixture.session(&[]);
+        ask(&mut slow);
+        let r2t = slow.take().r2t();
+        let mut other = fixture.session(&[]);
+        ask(&mut other);
+        let mut number = 0;
+        wait_until("the slow one is gone", || {
+            // Until it is cut.
+            let pdu = slow.encode(&Raw::data_out_header(&r2t, number, number * 4), &[1; 4]);
+            let _ = slow.stream.write_all(&pdu);
+            number += 1;
+            fixture.server.connections() == 1
+        });
+        assert_eq!(other.take().opcode(), Opcode::ReadyToTransfer);
+    }
+}
+
+#[test]
+fn announced_data_that_does_not_come_does_not_keep_its_memory_from_others() {
+    let _alone = alone();
+    let options = ReferenceOptions { waits: Waits::Always, ..ReferenceOptions::default() };
+    let limits = Limits {
+        shared_bytes: 64 << 20,
+        send_stall_ms: 300,
+        // One that waits for its data says nothing.
+        keepalive_ms: 60_000,
+        ..Limits::default()
+    };
+    for late in ["data", "a command before"] {
+        let fixture = Fixture::with(ReferenceDisk::with_options(MIB, options.clone()), limits.clone(), None);
+        let keys =
+            [("FirstBurstLength", "131072"), ("MaxRecvDataSegmentLength", "262144"), ("InitialR2T", "No")];
+        fixture.disk.hold();
+        let data = vec![3; 128 << 10];
+        let mut silent: Vec<Raw> = (0..8).map(|_| fixture.session(&keys)).collect();
+        for raw in &mut silent {
+            if late == "data" {
+                for _ in 0..46 {
+                    let command = raw.scsi(&write10(0, 256));
+                    let command =
+                        ScsiCommand { write: true, is_final: false, expected_bytes: 128 << 10, ..command };
+                    raw.pdu(&command.encode(), &[]);
+                }
+            } else {
+                raw.next_cmd_sn();
+                for _ in 0..46 {
+                    raw.command(&write10(0, 256), 0, Some(&data));
+                }
+            }
+        }
+        wait_until("memory is taken", || fixture.server.shared_bytes_used() > 40 << 20);
+        let mut other = fixture.session(&keys);
+        // More than it has of its own for what is executed, and of what is asked for.
+        const COUNT: u32 = 250;
+        let mut asked = 0;
+        wait_until("the silent ones are gone", || {
+            let more = 50.min(COUNT - asked);
+            for _ in 0..more {
+                other.command(&write10(0, 256), 0, Some(&data));
+            }
+            asked += more;
+            fixture.server.connections() == 1
+        });
+        fixture.disk.release();
+        let statuses: Vec<u8> = (0..asked).map(|_| other.take().scsi().status).collect();
+        assert!(statuses.contains(&0x28) && statuses.contains(&0), "{late}: {statuses:x?}");
+        other.write(0, &data);
+    }
+}
+
 /// Data that comes unasked and waits for the device: where there is no memory for it, its command is refused until there is.
 #[test]
 fn unasked_data_without_memory_is_refused_until_there_is_some() {

@@ -76,7 +76,8 @@ impl Session<'_> {
     }
 
     fn collect(&mut self, order: Order, is_final: bool, data: &[u8]) -> Result<(), End> {
-        let mut collecting = Collecting::default();
+        let since = self.pace.since_now(self.refused_others());
+        let mut collecting = Collecting { since, ..Collecting::default() };
         if !self.is_legal(&order, data.len()) {
             collecting.fault = Some(Fault::Unexpected);
         } else {
@@ -105,6 +106,7 @@ impl Session<'_> {
             unasked_bytes = 0;
             collecting.data = Vec::new();
             collecting.fault = Some(Fault::NoMemory);
+            self.count_refused();
         }
         let serial = self.tasks.next_serial();
         if !order.immediate {
@@ -144,6 +146,7 @@ impl Session<'_> {
         let memory_bytes = order.memory_bytes(came_bytes);
         let is_admitted = self.may_execute(order) && self.share.take(memory_bytes, order.expected.needs_room);
         if !is_admitted && !self.unasked.take_unasked(came_bytes, false) {
+            self.count_refused();
             return self.reply(order, 0, FULL, &[]);
         }
         let serial = self.tasks.next_serial();

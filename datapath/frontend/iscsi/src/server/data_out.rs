@@ -3,8 +3,6 @@
 //! All data comes in order, as was negotiated, so it is only ever appended; memory is taken as it comes. A fault does not end
 //! the task at once: what is under way for it comes first, so that it cannot be taken for another task's.
 
-use std::time::Instant;
-
 use super::serve::End;
 use super::session::Session;
 use super::tasks::{Collecting, Fault, Sequence, State, Task};
@@ -24,7 +22,7 @@ impl Session<'_> {
             tracing::debug!("iSCSI: {}: data for no task, tag {:#x}", self.who, pdu.task_tag);
             return Ok(());
         };
-        self.data_heard = Instant::now();
+        self.pace.came(data.len());
         let wanted = order.wanted();
         let Some(sequence) = sequence(collecting, pdu.transfer_tag) else {
             return self.reject(header, RejectReason::InvalidPduField);
@@ -92,7 +90,8 @@ impl Session<'_> {
             }
             task.memory_bytes = task.memory_bytes.saturating_add(more_bytes);
             collecting.admitted = true;
-            self.data_heard = Instant::now();
+            // Those of others that were refused matter only for what comes unasked.
+            collecting.since = self.pace.since_now(0);
             collecting.next = u32::try_from(collecting.data.len()).unwrap_or(u32::MAX);
             let bytes = u64::from(wanted.saturating_sub(collecting.next));
             self.tasks.charge_collected(tag, bytes);

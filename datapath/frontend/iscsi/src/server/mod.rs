@@ -4,7 +4,7 @@
 //! - `sessions`: which session is whose, and replacing one by a new login.
 //! - `session`: the full feature phase, one thread for each session; `commands`, `data_out`, `functions` and `texts` are what
 //!   each PDU does, `replies` what is sent, `tasks` and `window` what is under way.
-//! - `inbound`, `batch`: the buffers of a session. `event`: what other threads tell it.
+//! - `inbound`, `batch`: the buffers of a session. `pace`: whether its data comes too slowly. `event`: what other threads tell it.
 
 mod batch;
 mod commands;
@@ -12,6 +12,7 @@ mod data_out;
 mod event;
 mod functions;
 mod inbound;
+mod pace;
 mod replies;
 mod serve;
 pub(crate) mod session;
@@ -22,6 +23,7 @@ mod window;
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
 use headwater_block::{Budget, FaultLog};
@@ -51,6 +53,8 @@ struct Shared {
     budget: Arc<Budget>,
     /// For data that came unasked. It waits for memory of the other budget, which therefore may not be taken by it.
     unasked: Arc<Budget>,
+    /// Commands for whose unasked data there was no memory.
+    refused: AtomicU64,
     sessions: Sessions,
 }
 
@@ -69,6 +73,7 @@ impl Server {
             faults: FaultLog::shared(Shared::PROTOCOL, limits.warnings_per_10_s),
             budget: Budget::new(limits.shared_bytes),
             unasked: Budget::new(limits.shared_bytes / 4),
+            refused: AtomicU64::new(0),
             sessions: Sessions::default(),
             targets,
             limits,

@@ -1,5 +1,7 @@
 //! What is sent: putting PDUs into the batch, and the replies to SCSI commands.
 
+use std::time::Instant;
+
 use headwater_scsi::{Reply, Sense, Status};
 
 use super::batch::INLINE_BYTES;
@@ -81,7 +83,13 @@ impl Session<'_> {
     }
 
     pub(super) fn flush_batch(&mut self, more: &[u8]) -> Result<(), End> {
-        self.batch.send(self.socket, more).map_err(|error| {
+        // Nothing is read meanwhile, whatever data the initiator sends.
+        let begun = (!self.tasks.is_clear()).then(Instant::now);
+        let sent = self.batch.send(self.socket, more);
+        if let Some(begun) = begun {
+            self.pace.was_deaf(begun.elapsed());
+        }
+        sent.map_err(|error| {
             End::Fault(match error.kind() {
                 std::io::ErrorKind::TimedOut => {
                     format!("it took no reply for {} ms", self.limits.send_stall_ms)

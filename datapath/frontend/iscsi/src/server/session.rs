@@ -22,6 +22,7 @@ use super::batch::Batch;
 use super::event::Event;
 use super::functions::Functions;
 use super::inbound::{Found, Framing, Front, Inbound};
+use super::pace::{Pace, Since};
 use super::serve::{End, say_farewell};
 use super::tasks::Tasks;
 use super::texts::Texts;
@@ -63,7 +64,9 @@ pub(super) struct Session<'a> {
     events: Vec<Event>,
     /// Commands that came before their turn.
     held: BTreeMap<u32, Pdu>,
-    held_bytes: usize,
+    pub(super) held_bytes: usize,
+    /// When the first of them came.
+    pub(super) held_since: Since,
     pub(super) tasks: Tasks,
     /// Memory for the data of commands.
     pub(super) share: Share,
@@ -72,8 +75,11 @@ pub(super) struct Session<'a> {
     pub(super) functions: Functions,
     pub(super) texts: Texts,
     pub(super) last_transfer_tag: u32,
-    /// When data was asked for or came last.
-    pub(super) data_heard: Instant,
+    pub(super) pace: Pace,
+    /// When it was last seen to.
+    pub(super) pace_seen: Instant,
+    /// Of [`Shared::refused`], those of this session.
+    pub(super) refused_here: u64,
     keepalive: Keepalive,
     polling: Polling,
     stage: Stage,
@@ -152,6 +158,7 @@ impl<'a> Session<'a> {
             events: Vec::new(),
             held: BTreeMap::new(),
             held_bytes: 0,
+            held_since: Since::default(),
             tasks: Tasks::default(),
             share,
             // It is never waited for.
@@ -159,7 +166,9 @@ impl<'a> Session<'a> {
             functions: Functions::default(),
             texts: Texts::default(),
             last_transfer_tag: 0,
-            data_heard: Instant::now(),
+            pace: Pace::new(),
+            pace_seen: Instant::now(),
+            refused_here: 0,
             keepalive: Keepalive { heard: Instant::now(), asked: None, answers: false },
             polling: Polling::new(Duration::from_micros(limits.polling_us)),
             stage: Stage::Open,
@@ -208,19 +217,6 @@ impl<'a> Session<'a> {
             Stage::Asked(_) => self.receive_while_stopping(),
             Stage::Open => self.receive(),
         }
-    }
-
-    /// Ends a session whose initiator does not send what it was asked for, where others wait for the memory that was set aside for it.
-    fn check_data_comes(&self) -> Result<(), End> {
-        let limit = self.limits.send_stall_ms;
-        if self.share.is_wanted()
-            && self.data_heard.elapsed() >= Duration::from_millis(limit)
-            && self.tasks.awaits_data()
-        {
-            let what = "of the data that it was asked for, and others waited for its memory";
-            return Err(End::Fault(format!("it sent nothing for {limit} ms {what}")));
-        }
-        Ok(())
     }
 
     /// All of a round but receiving.
@@ -337,6 +333,9 @@ impl<'a> Session<'a> {
                         "there is no memory for commands that wait for command number {}, which does not come",
                         self.window.next()
                     )));
+                }
+                if self.held.is_empty() {
+                    self.held_since = self.pace.since_now(self.refused_others());
                 }
                 self.held.insert(number, pdu);
                 return Ok(());

@@ -17,6 +17,8 @@ use std::collections::{BTreeMap, HashMap, VecDeque};
 use headwater_block::MAX_REQUEST_BYTES;
 use headwater_scsi::{Arrival, Attribute, Cdb, Expected, Lun};
 
+use super::pace::Since;
+
 /// What a task is, apart from its data.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Order {
@@ -122,6 +124,8 @@ pub(super) struct Collecting {
     pub(super) next: u32,
     /// Room for all of the data is set aside.
     pub(super) admitted: bool,
+    /// When it began to wait for what is under way.
+    pub(super) since: Since,
     pub(super) fault: Option<Fault>,
 }
 
@@ -291,11 +295,12 @@ impl Tasks {
         self.waiting.values().copied().collect()
     }
 
-    /// Whether data is under way for one of them.
-    pub(super) fn awaits_data(&self) -> bool {
-        let awaits =
-            |task: &Task| matches!(&task.state, State::Collecting(collecting) if collecting.awaits_data());
-        self.waiting.values().filter_map(|tag| self.by_tag.get(tag)).any(awaits)
+    /// Those for which data is under way, oldest first.
+    pub(super) fn awaiting_data(&self) -> impl Iterator<Item = (&Order, &Collecting)> {
+        self.waiting.values().filter_map(|tag| self.by_tag.get(tag)).filter_map(|task| match &task.state {
+            State::Collecting(collecting) if collecting.awaits_data() => Some((&task.order, collecting)),
+            _ => None,
+        })
     }
 
     /// Whether the order of tasks lets this one run.

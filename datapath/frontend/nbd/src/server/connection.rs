@@ -230,7 +230,7 @@ impl<'a> Connection<'a> {
                 // A receive that may wait has waited for as long as it may. In the middle of a write it goes on, unless others need what
                 // was set aside for it.
                 Ok(Received::Nothing) if wait && matches!(self.stage, Stage::Payload { .. }) => {
-                    if self.share.is_wanted() {
+                    if self.share.is_wanted(true) {
                         let limit = self.limits.send_stall_ms;
                         return Err(End::Fault(format!(
                             "it sent nothing of a write's data for {limit} ms, and others waited for its memory"
@@ -255,7 +255,7 @@ impl<'a> Connection<'a> {
         let Stage::Payload { buffer, have, since, .. } = &self.stage else { return Ok(()) };
         let longest = Duration::from_millis(self.limits.send_stall_ms)
             + Duration::from_secs(*have as u64 / SLOWEST_BYTES_S);
-        if *have == buffer.len() || !self.share.is_wanted() || since.elapsed() < longest {
+        if *have == buffer.len() || !self.share.is_wanted(true) || since.elapsed() < longest {
             return Ok(());
         }
         Err(End::Fault(format!(

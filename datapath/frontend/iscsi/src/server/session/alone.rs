@@ -4,6 +4,7 @@
 use std::io::{Read as _, Write as _};
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
 use headwater_block::{Budget, FaultLog};
@@ -64,6 +65,7 @@ pub(crate) fn with_session(
         faults: FaultLog::new("iSCSI", limits.warnings_per_10_s),
         budget: Budget::new(limits.shared_bytes),
         unasked: Budget::new(limits.shared_bytes / 4),
+        refused: AtomicU64::new(0),
         sessions: Sessions::default(),
         targets,
         limits,
