@@ -8,6 +8,7 @@ use std::time::Duration;
 use fixture::Fixture;
 use headwater_block::{ByteRange, Completion, Device, ExtentKind, IoErrorKind, Request, blocking};
 use headwater_nbd::client::{ClientOptions, ConnectError};
+use headwater_nbd::wire::transmission::{command, command_flag};
 use headwater_nbd::{
     Address, Client, ClientIdentity, Export, ExportInfo, Exports, Limits, NotOpened, Server, SingleExport,
 };
@@ -189,6 +190,25 @@ fn flush_fua_discard_zeroes_and_prefetch_reach_the_device() {
     let counts = fixture.disk.counts();
     assert_eq!((counts.writes, counts.fua, counts.zeroes, counts.unmapping_zeroes), (1, 2, 2, 1));
     assert_eq!((counts.flushes, counts.prefetches), (1, 1));
+}
+
+/// A zero write has FUA, but may be refused for lack of space.
+#[test]
+fn a_durable_trim_is_a_discard_and_a_flush() {
+    for waits in [Waits::Never, Waits::Always] {
+        let options = ReferenceOptions { waits, ..ReferenceOptions::default() };
+        let fixture = Fixture::new(ReferenceDisk::with_options(MIB, options));
+        let mut raw = fixture.started(false);
+        raw.request(command::TRIM, command_flag::FUA, 7, 512, 8192);
+        assert_eq!(raw.simple(), (0, 7));
+        let counts = fixture.disk.counts();
+        assert_eq!((counts.discards, counts.flushes, counts.zeroes), (1, 1, 0), "{waits:?}");
+        fixture.disk.fail(range(0, 4096), IoErrorKind::Device);
+        raw.request(command::TRIM, command_flag::FUA, 8, 512, 8192);
+        assert_eq!(raw.simple(), (5, 8));
+        let counts = fixture.disk.counts();
+        assert_eq!(counts.flushes, 1, "{waits:?}");
+    }
 }
 
 struct Named;

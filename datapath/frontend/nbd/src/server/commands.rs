@@ -355,24 +355,25 @@ impl Connection<'_> {
         if let Err(error) = self.check_flags(head, 0) {
             return self.refuse(head, &error);
         }
-        match self.device.try_now(Op::Flush) {
-            Ok(Attempt::MustWait) => {
-                self.submit(head, 0, Request::Flush);
-                Ok(())
-            }
-            attempt => self.settle(head, attempt.map(drop)),
-        }
+        self.change(head, Request::Flush)
     }
 
     fn trim(&mut self, head: &RequestHead, range: ByteRange) -> Result<(), End> {
         if let Err(error) = self.check_flags(head, 0).and_then(|()| self.check_change(head).map(drop)) {
             return self.refuse(head, &error);
         }
-        // A discard has no FUA in the device's contract: a zero write that may unmap is the same, with it.
-        if has(head, command_flag::FUA) {
-            return self.change(head, Request::WriteZeroes { range, may_unmap: true, fua: true });
+        if !has(head, command_flag::FUA) {
+            return self.change(head, Request::Discard { range });
         }
-        self.change(head, Request::Discard { range })
+        // It has no FUA, and a zero write, which has, may be refused for lack of space: it is flushed afterwards.
+        match self.device.try_now(Op::Discard { range }) {
+            Ok(Attempt::Done) => self.change(head, Request::Flush),
+            Ok(Attempt::MustWait) => {
+                self.submit_and_flush(head, Request::Discard { range });
+                Ok(())
+            }
+            Err(error) => self.fail(answered(head), head.command, &error),
+        }
     }
 
     fn write_zeroes(&mut self, head: &RequestHead, range: ByteRange) -> Result<(), End> {

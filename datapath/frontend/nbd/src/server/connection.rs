@@ -372,11 +372,28 @@ impl<'a> Connection<'a> {
 
     /// Hands a request to the device, with memory that was set aside; the answer comes through the inbox.
     pub(super) fn submit(&mut self, head: &RequestHead, bytes: usize, request: Request) {
+        let done = self.begin(head, bytes);
+        self.device.submit(request, done);
+    }
+
+    /// The same for one that has no data, and is durable when it is answered.
+    pub(super) fn submit_and_flush(&mut self, head: &RequestHead, request: Request) {
+        let done = self.begin(head, 0);
+        let device = Arc::clone(&self.device);
+        let flush = Completion::new(move |outcome| match outcome.result {
+            Ok(()) => device.submit(Request::Flush, done),
+            Err(error) => done.complete(Err(error), outcome.buffer),
+        });
+        self.device.submit(request, flush);
+    }
+
+    /// Counts a request as under way; its answer comes through the inbox.
+    fn begin(&mut self, head: &RequestHead, bytes: usize) -> Completion {
         let needs_room = self.needs_room(head);
         let ticket = Ticket { to: answered(head), command: head.command, bytes, needs_room };
         self.in_flight.add(bytes, needs_room);
         let inbox = Arc::clone(&self.inbox);
-        self.device.submit(request, Completion::new(move |outcome| inbox.post((ticket, outcome))));
+        Completion::new(move |outcome| inbox.post((ticket, outcome)))
     }
 
     /// Asks for memory for a request's data. `false`: not now, the request stays where it is.
