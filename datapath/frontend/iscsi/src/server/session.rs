@@ -9,6 +9,7 @@ pub(crate) mod alone;
 mod transport_id;
 
 use std::collections::BTreeMap;
+use std::io::ErrorKind;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -509,7 +510,11 @@ impl<'a> Session<'a> {
         } else {
             socket.receive(into, false)
         };
-        let received = received.map_err(|error| End::Fault(format!("receiving failed: {error}")))?;
+        let received = match received {
+            // open-iscsi ends a discovery so, without a logout.
+            Err(error) if self.nexus.is_none() && error.kind() == ErrorKind::ConnectionReset => Received::End,
+            received => received.map_err(|error| End::Fault(format!("receiving failed: {error}")))?,
+        };
         if let Received::Bytes(count) = received {
             self.inbound.received(count);
             self.keepalive.heard = Instant::now();
