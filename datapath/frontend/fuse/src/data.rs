@@ -111,6 +111,12 @@ impl Disk {
         ByteRange::new(start, end.checked_sub(start)?)
     }
 
+    /// No more requests come, and nobody waits for answers. What the device has goes on; what waits for its turn is dropped.
+    pub(crate) fn end(&self) {
+        self.in_flight.end();
+        self.gate.end();
+    }
+
     pub(crate) fn warn(&self, what: &dyn std::fmt::Display) {
         self.faults.warn(&self.name, what);
     }

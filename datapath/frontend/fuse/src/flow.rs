@@ -2,7 +2,7 @@
 
 use headwater_block::ByteRange;
 use parking_lot::{Condvar, Mutex};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 /// Bytes of requests that the device has, or that wait for their turn.
 ///
@@ -11,6 +11,7 @@ pub(crate) struct InFlight {
     limit_bytes: usize,
     bytes: Mutex<Bytes>,
     freed: Condvar,
+    is_over: AtomicBool,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -42,13 +43,20 @@ impl Bytes {
 
 impl InFlight {
     pub(crate) fn new(limit_bytes: usize) -> Self {
-        Self { limit_bytes, bytes: Mutex::default(), freed: Condvar::new() }
+        Self { limit_bytes, bytes: Mutex::default(), freed: Condvar::new(), is_over: AtomicBool::new(false) }
+    }
+
+    /// Nobody waits any more: no further requests come.
+    pub(crate) fn end(&self) {
+        let _now = self.bytes.lock();
+        self.is_over.store(true, Ordering::SeqCst);
+        self.freed.notify_all();
     }
 
     /// Waits until less than the limit is in flight, and adds `bytes`.
     pub(crate) fn add(&self, way: Way, bytes: usize) {
         let mut now = self.bytes.lock();
-        while !now.admits(way, self.limit_bytes) {
+        while !now.admits(way, self.limit_bytes) && !self.is_over.load(Ordering::SeqCst) {
             self.freed.wait(&mut now);
         }
         now.add(way, bytes);
@@ -91,6 +99,7 @@ pub(crate) struct Gate {
     /// The blocks of the one who is alone.
     changing: Mutex<Option<ByteRange>>,
     changed: Condvar,
+    is_over: AtomicBool,
 }
 
 /// What passes the gate.
@@ -119,7 +128,12 @@ const CLOSED: u64 = 1 << 63;
 
 impl Gate {
     pub(crate) fn new() -> Self {
-        Self { state: AtomicU64::new(0), changing: Mutex::new(None), changed: Condvar::new() }
+        Self {
+            state: AtomicU64::new(0),
+            changing: Mutex::new(None),
+            changed: Condvar::new(),
+            is_over: AtomicBool::new(false),
+        }
     }
 
     /// Begins a change of whole blocks, which [`Gate::leave`] ends, on any thread; `false` where it would meet somebody who is
@@ -149,20 +163,34 @@ impl Gate {
         }
     }
 
-    /// Runs `work`, which changes these blocks, while nothing else changes them. Only for one thread.
-    pub(crate) fn alone<T>(&self, blocks: ByteRange, work: impl FnOnce() -> T) -> T {
+    /// Nobody is let be alone any more, nor waits for it.
+    pub(crate) fn end(&self) {
+        let _changing = self.changing.lock();
+        self.is_over.store(true, Ordering::SeqCst);
+        self.changed.notify_all();
+    }
+
+    /// Runs `work`, which changes these blocks, while nothing else changes them. Only for one thread. `None`: it is over.
+    pub(crate) fn alone<T>(&self, blocks: ByteRange, work: impl FnOnce() -> T) -> Option<T> {
         self.state.fetch_or(CLOSED, Ordering::SeqCst);
         {
             let mut changing = self.changing.lock();
             *changing = Some(blocks);
             let (free, alone) = (CLOSED, CLOSED | ALONE);
-            while self.state.compare_exchange(free, alone, Ordering::SeqCst, Ordering::SeqCst).is_err() {
+            loop {
+                if self.is_over.load(Ordering::SeqCst) {
+                    self.state.fetch_and(!CLOSED, Ordering::SeqCst);
+                    return None;
+                }
+                if self.state.compare_exchange(free, alone, Ordering::SeqCst, Ordering::SeqCst).is_ok() {
+                    break;
+                }
                 self.changed.wait(&mut changing);
             }
         }
         let result = work();
         self.state.fetch_and(!(CLOSED | ALONE), Ordering::SeqCst);
-        result
+        Some(result)
     }
 }
 

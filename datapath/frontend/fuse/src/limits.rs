@@ -18,13 +18,22 @@ pub struct Limits {
     /// Data of requests that wait for the device, in bytes. Then a reader that has taken a write waits; reads have a quarter besides.
     /// The 128 requests of a loop device fit, of 1 MiB each, so that while they wait for room in the write cache they stop no reader.
     pub bytes_in_flight: usize,
+    /// How long [`crate::Server::stop`] waits for changes of parts of blocks that the device is at, in milliseconds. Then they are left to
+    /// end by themselves.
+    pub stop_timeout_ms: u64,
     /// Warnings about a mount in ten seconds; further ones are counted and told later.
     pub warnings_per_10_s: u32,
 }
 
 impl Default for Limits {
     fn default() -> Self {
-        Self { readers: 2, background_requests: 256, bytes_in_flight: 128 << 20, warnings_per_10_s: 20 }
+        Self {
+            readers: 2,
+            background_requests: 256,
+            bytes_in_flight: 128 << 20,
+            stop_timeout_ms: 10_000,
+            warnings_per_10_s: 20,
+        }
     }
 }
 

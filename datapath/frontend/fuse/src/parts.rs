@@ -5,6 +5,7 @@
 use std::sync::{Arc, mpsc};
 
 use headwater_block::{Attempt, ByteRange, IoError, IoErrorKind, Op, Request, blocking};
+use rustix::io::Errno;
 
 use crate::data::{Answer, Asker, Disk};
 use crate::flow::{Entry, Way};
@@ -92,8 +93,10 @@ pub(crate) fn run(disk: &Arc<Disk>, jobs: &mpsc::Receiver<Job>) {
             continue;
         }
         match disk.gate.alone(disk.widen(range).unwrap_or(range), || change(disk, &work)) {
-            Ok(answer) => asker.succeed(&answer, &[]),
-            Err(error) => asker.fail(disk.failed(&format_args!("a change of {range}"), &error)),
+            // It is unmounted: nobody waits for what is left.
+            None => asker.fail(Errno::SHUTDOWN),
+            Some(Ok(answer)) => asker.succeed(&answer, &[]),
+            Some(Err(error)) => asker.fail(disk.failed(&format_args!("a change of {range}"), &error)),
         }
         disk.in_flight.remove(Way::Write, bytes);
     }

@@ -6,10 +6,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::mpsc;
 use std::thread::JoinHandle;
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime};
 
 use headwater_block::{Device, FaultLog};
-use parking_lot::Mutex;
+use parking_lot::{Condvar, Mutex};
 
 use crate::channel::Channel;
 use crate::clone::clone_device;
@@ -23,6 +23,9 @@ use crate::reader::Reader;
 
 /// Stack of a thread; buffers are on the heap.
 const STACK_BYTES: usize = 256 << 10;
+
+/// An end that takes so long says what it waits for.
+const SAID_AFTER: Duration = Duration::from_secs(1);
 
 /// What the file is called, and who may use it.
 pub struct Options {
@@ -55,6 +58,8 @@ impl Default for Options {
 pub struct Server {
     mount: Mount,
     path: PathBuf,
+    disk: Arc<Disk>,
+    stop_timeout: Duration,
     shared: Arc<Shared>,
     threads: Mutex<Vec<JoinHandle<()>>>,
 }
@@ -62,6 +67,8 @@ pub struct Server {
 struct Shared {
     is_stopping: AtomicBool,
     readers_left: AtomicUsize,
+    threads_left: Mutex<usize>,
+    thread_ended: Condvar,
     on_unmounted: Mutex<Option<Box<dyn FnOnce() + Send>>>,
 }
 
@@ -100,10 +107,14 @@ impl Server {
         let shared = Arc::new(Shared {
             is_stopping: AtomicBool::new(false),
             readers_left: AtomicUsize::new(readers.len()),
+            threads_left: Mutex::new(0),
+            thread_ended: Condvar::new(),
             on_unmounted: Mutex::new(on_unmounted),
         });
         // From here on a failure unmounts, by dropping this.
-        let server = Self { mount, path, shared, threads: Mutex::default() };
+        let stop_timeout = Duration::from_millis(limits.stop_timeout_ms);
+        let threads = Mutex::default();
+        let server = Self { mount, path, disk: Arc::clone(&disk), stop_timeout, shared, threads };
         server.start(disk, readers, jobs).map_err(|source| MountError::System { dir: dir.into(), source })?;
         Ok(server)
     }
@@ -116,6 +127,11 @@ impl Server {
     ) -> std::io::Result<()> {
         let spawn = |name: &str, work: Box<dyn FnOnce() + Send>| {
             let builder = std::thread::Builder::new().name(name.into()).stack_size(STACK_BYTES);
+            let left = Left::new(&self.shared);
+            let work = move || {
+                let _left = left;
+                work();
+            };
             builder.spawn(work).map(|thread| self.threads.lock().push(thread))
         };
         spawn("fuse-parts", Box::new(move || parts::run(&disk, &jobs)))?;
@@ -125,6 +141,7 @@ impl Server {
                 "fuse-reader",
                 Box::new(move || {
                     while reader.serve_one().is_some() {}
+                    reader.disk.end();
                     shared.leave(&reader);
                 }),
             )?;
@@ -137,8 +154,8 @@ impl Server {
         &self.path
     }
 
-    /// Unmounts and ends the threads. Programs that still have the file open get errors from then on; that is logged.
-    /// Harmless when repeated.
+    /// Unmounts and ends the threads. Programs that still have the file open get errors from then on; that is logged. Waits for changes
+    /// of parts of blocks that the device is at, for [`Limits::stop_timeout_ms`]. Harmless when repeated.
     pub fn stop(&self) {
         let threads = std::mem::take(&mut *self.threads.lock());
         if self.shared.is_stopping.swap(true, Ordering::SeqCst) {
@@ -161,11 +178,40 @@ impl Server {
                 return;
             }
         }
+        self.disk.end();
+        if !self.wait_for_threads() {
+            return;
+        }
         for thread in threads {
             if thread.join().is_err() {
                 tracing::error!("fuse: a thread of {shown} has panicked");
             }
         }
+    }
+}
+
+impl Server {
+    /// Whether all threads have ended in time. Says what it waits for when that takes long.
+    fn wait_for_threads(&self) -> bool {
+        let shown = self.path.display();
+        let waited_for = || match self.shared.readers_left.load(Ordering::SeqCst) {
+            0 => {
+                "a change of a part of a block that the volume is at: it may wait for room in the write cache, or for the image"
+            }
+            _ => "programs that still use it, though it was unmounted, or the volume, which keeps a request",
+        };
+        let quiet = SAID_AFTER.min(self.stop_timeout);
+        if self.shared.wait_for_threads(quiet) {
+            return true;
+        }
+        let left_s = (self.stop_timeout - quiet).as_secs_f64();
+        tracing::info!("fuse: {shown} is unmounted; waiting up to {left_s:.0} s for {}", waited_for());
+        let have_ended = self.shared.wait_for_threads(self.stop_timeout - quiet);
+        if !have_ended {
+            let waited_ms = self.stop_timeout.as_millis();
+            tracing::warn!("fuse: {shown} ends after {waited_ms} ms without {}", waited_for());
+        }
+        have_ended
     }
 }
 
@@ -175,7 +221,30 @@ impl Drop for Server {
     }
 }
 
+/// Counts a thread until it ends, also by a panic.
+struct Left(Arc<Shared>);
+
+impl Left {
+    fn new(shared: &Arc<Shared>) -> Self {
+        *shared.threads_left.lock() += 1;
+        Self(Arc::clone(shared))
+    }
+}
+
+impl Drop for Left {
+    fn drop(&mut self) {
+        let mut left = self.0.threads_left.lock();
+        *left = left.saturating_sub(1);
+        self.0.thread_ended.notify_all();
+    }
+}
+
 impl Shared {
+    fn wait_for_threads(&self, patience: Duration) -> bool {
+        let mut left = self.threads_left.lock();
+        !self.thread_ended.wait_while_for(&mut left, |left| *left > 0, patience).timed_out()
+    }
+
     /// The last reader to end ends what is behind them.
     fn leave(&self, reader: &Reader) {
         if self.readers_left.fetch_sub(1, Ordering::SeqCst) != 1 {

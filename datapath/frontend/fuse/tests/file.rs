@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use fixture::Mounted;
 use headwater_block::{ByteRange, IoErrorKind, blocking};
-use headwater_fuse::{MountError, Options, Server};
+use headwater_fuse::{Limits, MountError, Options, Server};
 use headwater_testkit::{ReferenceDisk, ReferenceOptions, Waits, output, succeed, wait_until};
 use rustix::fs::FallocateFlags;
 use rustix::io::Errno;
@@ -226,6 +226,31 @@ fn requests_that_the_device_keeps_do_not_hold_up_the_end() {
     mounted.server.stop();
     assert!(reader.join().unwrap().is_err());
     mounted.disk.release();
+}
+
+#[test]
+fn parts_of_blocks_that_wait_do_not_hold_up_the_end() {
+    let limits = Limits { bytes_in_flight: 4096, stop_timeout_ms: 500, ..Limits::default() };
+    let options = ReferenceOptions { waits: Waits::Always, ..Default::default() };
+    let mounted =
+        Mounted::with(ReferenceDisk::with_options(SIZE, options), Options { limits, ..Options::default() });
+    mounted.disk.hold();
+    let file = Arc::new(mounted.open());
+    // One is at the disk, alone; others wait for their turn, and the last ones for the limit, on the threads that take requests.
+    let writers: Vec<_> = (0..12)
+        .map(|number| {
+            let file = Arc::clone(&file);
+            std::thread::spawn(move || file.write_at(&[1; 1000], number * 8192 + 100))
+        })
+        .collect();
+    wait_until("one reaches the disk", || mounted.disk.waiting() != 0);
+    mounted.server.stop();
+    for writer in writers {
+        assert!(writer.join().unwrap().is_err());
+    }
+    mounted.disk.release();
+    // What it was at goes on, since it was handed over.
+    wait_until("the one is written", || mounted.disk.counts().writes == 1);
 }
 
 #[test]
