@@ -90,9 +90,13 @@ impl Export {
 
     /// Writes from the start of the disk on until a write waits. How much was stored.
     fn fill(&self, client: &Arc<Client>) -> u64 {
+        self.fill_with(client, data)
+    }
+
+    fn fill_with(&self, client: &Arc<Client>, data: impl Fn(u64, u64) -> Vec<u8>) -> u64 {
         let writes = Writes::default();
-        for number in 0..64 {
-            writes.submit(client, number * MIB, MIB);
+        for number in 0..256 {
+            writes.submit_data(client, number * MIB, data(number * MIB, MIB));
             let mut is_done = false;
             wait_until("it is written or waits", || {
                 is_done = writes.done.try_recv().is_ok_and(|result| result.is_ok());
@@ -102,7 +106,7 @@ impl Export {
                 return number * MIB;
             }
         }
-        panic!("a cache of 16 MiB took 64 MiB");
+        panic!("a cache of 16 MiB took 256 MiB");
     }
 }
 
@@ -132,10 +136,14 @@ impl Default for Writes {
 
 impl Writes {
     fn submit(&self, client: &Arc<Client>, offset: u64, len: u64) {
-        let range = ByteRange::new(offset, len).expect("a range");
+        self.submit_data(client, offset, data(offset, len));
+    }
+
+    fn submit_data(&self, client: &Arc<Client>, offset: u64, buffer: Vec<u8>) {
+        let range = ByteRange::new(offset, buffer.len() as u64).expect("a range");
         let tell = self.tell.clone();
         let done = Completion::new(move |outcome| drop(tell.send(outcome.result)));
-        client.submit(Request::Write { range, buffer: data(offset, len), fua: false }, done);
+        client.submit(Request::Write { range, buffer, fua: false }, done);
     }
 
     fn all_waiting(&self) -> bool {
@@ -146,6 +154,13 @@ impl Writes {
 /// What is written there.
 fn data(offset: u64, len: u64) -> Vec<u8> {
     pseudo_random(usize::try_from(len).expect("small"), offset + 1)
+}
+
+/// What packs, so that a part of one of its blocks cannot be changed without more room.
+fn packing(offset: u64, len: u64) -> Vec<u8> {
+    let mut bytes = data(offset, len);
+    bytes.chunks_mut(4096).for_each(|block| block[1024..].fill(7));
+    bytes
 }
 
 /// What was written there is read.
@@ -289,4 +304,31 @@ fn over_fuse_reads_pass_writes_that_wait() {
     // The rest fails with the mount.
     let written = writers.into_iter().filter_map(|writer| writer.join().expect("no panic").ok()).count();
     assert!(written > 0);
+}
+
+/// Its whole blocks bring the room that the parts of blocks at its ends need.
+#[test]
+fn over_fuse_a_hole_that_ends_within_blocks_makes_its_own_room() {
+    use std::os::unix::fs::FileExt;
+    let dir = short_dir();
+    let mount = dir.path().join("mount");
+    std::fs::create_dir(&mount).expect("it can be made");
+    let export = Export::start(dir.path(), &["--fuse", mount.to_str().expect("UTF-8")]);
+    let filled = export.fill_with(&export.client(), packing);
+    let file = std::fs::File::options().read(true).write(true).open(mount.join("disk")).expect("it opens");
+    let mode = rustix::fs::FallocateFlags::PUNCH_HOLE | rustix::fs::FallocateFlags::KEEP_SIZE;
+    rustix::fs::fallocate(&file, mode, 100, filled - 300).expect("a hole is punched");
+    let mut bytes = vec![0; MIB as usize];
+    for at in (0..filled).step_by(MIB as usize) {
+        let mut expected = vec![0; MIB as usize];
+        if at == 0 {
+            expected[..100].copy_from_slice(&packing(0, MIB)[..100]);
+        }
+        if at + MIB == filled {
+            let end = expected.len() - 200;
+            expected[end..].copy_from_slice(&packing(at, MIB)[end..]);
+        }
+        file.read_exact_at(&mut bytes, at).expect("it reads");
+        assert!(bytes == expected, "other bytes at {at}");
+    }
 }
