@@ -154,6 +154,12 @@ fn a_copy_that_fails_says_how_far_it_came() {
     assert_eq!(copy(&nexus, &list(3, 0, &[ours()], &segments)), Answer::check(3, 0x1100));
     // One segment, and the first MiB of the other.
     assert_eq!(status(&nexus, 3).data, [0, 0, 0, 8, 2, 0, 1, 1, 0, 0, 8, 0]);
+    // The last write of all.
+    assert_eq!(
+        copy(&nexus, &list(4, 0, &[ours()], &[segment([0, 0], 8, 0, 8000)])),
+        Answer::check(3, 0x0c00),
+    );
+    assert_eq!(status(&nexus, 4).data, [0, 0, 0, 8, 2, 0, 0, 1, 0, 0, 0, 0]);
     disk.heal();
     assert_eq!(copy(&nexus, &list(3, 0, &[ours()], &segments)), Answer::good(vec![]));
     assert_eq!(status(&nexus, 3).data, [0, 0, 0, 8, 1, 0, 2, 1, 0, 0, 12, 0]);

@@ -33,11 +33,19 @@ pub(super) fn plan(link: &Arc<Link>, list_bytes: u32, given: Given<'_>) -> Resul
         copied_bytes: 0,
         segments: 0,
         bytes: 0,
-        reading: false,
+        stage: Stage::Between,
         fua: link.unit.must_be_durable(false),
     };
     work.note(Progress::Running);
     Ok(Some(Plan { hold: Hold::Changes(hull), work: Box::new(work), immediate: false }))
+}
+
+/// What of the chunk is in flight.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Stage {
+    Between,
+    Reading,
+    Writing,
 }
 
 struct Copy {
@@ -48,7 +56,7 @@ struct Copy {
     copied_bytes: u64,
     segments: usize,
     bytes: u64,
-    reading: bool,
+    stage: Stage,
     fua: bool,
 }
 
@@ -84,31 +92,34 @@ impl Copy {
 impl Work for Copy {
     fn step(&mut self, _: &mut Buffers, landed: Option<Vec<u8>>) -> Step {
         let mut buffer = landed.unwrap_or_default();
-        if std::mem::take(&mut self.reading)
-            && let Some((_, to)) = self.chunk()
-        {
-            let bytes = u64::try_from(buffer.len()).unwrap_or(0);
-            if bytes != to.len() {
-                return Step::End(Err(super::broken()));
+        match (self.stage, self.chunk()) {
+            (Stage::Reading, Some((_, to))) => {
+                if u64::try_from(buffer.len()).unwrap_or(0) != to.len() {
+                    return Step::End(Err(super::broken()));
+                }
+                self.stage = Stage::Writing;
+                return Step::Submit(Request::Write { range: to, buffer, fua: self.fua });
             }
-            self.advance(bytes);
-            return Step::Submit(Request::Write { range: to, buffer, fua: self.fua });
+            (Stage::Writing, Some((_, to))) => self.advance(to.len()),
+            _ => {}
         }
         let Some((from, _)) = self.chunk() else {
             self.note(Progress::Done);
             return Step::End(Ok(()));
         };
-        self.reading = true;
+        self.stage = Stage::Reading;
         buffer.resize(memory(from.len()), 0);
         Step::Submit(Request::Read { range: from, buffer })
     }
 
     fn is_single(&self) -> bool {
-        self.left.is_empty()
+        let rest = self.chunk().map_or(0, |(_, to)| to.len()).saturating_add(self.copied_bytes);
+        let is_last = self.left.front().is_some_and(|last| rest >= last.from.len());
+        self.stage == Stage::Writing && self.left.len() == 1 && is_last
     }
 
     fn name(&self) -> (&'static str, bool) {
-        ("EXTENDED COPY", !self.reading)
+        ("EXTENDED COPY", self.stage == Stage::Writing)
     }
 }
 
