@@ -9,7 +9,7 @@
 //!   ReferenceDisk         the simplest correct Device; delays, reorders and fails requests on demand
 //!   HttpRelay             between client and server: lost, late, cut and changed answers on demand
 //!   FileServer            a web server over a directory, with TLS, that lies and dies on demand (feature `http`)
-//!   DelayRelay            a long line: TCP, each byte later by a fixed time
+//!   DelayRelay            a long line: TCP, each byte later by a fixed time (one that is cut is `examples/cut_relay.rs`, for scripts)
 //!   pki                   authorities and certificates, good and bad (feature `pki`)
 //!   S3Server              a real S3 server in a process of its own (feature `s3`)
 //!   VhostDisk             a vhost-user-blk disk as a Device, through a guest's driver (feature `vhost`)
