@@ -175,11 +175,6 @@ impl Share {
         }
     }
 
-    /// Whether the host's limit is short, so that there is one.
-    pub fn is_bound(&self) -> bool {
-        self.bytes() != UNBOUNDED
-    }
-
     /// The bound; `u64::MAX` for none.
     pub fn bytes(&self) -> u64 {
         self.bytes.load(Ordering::Relaxed)

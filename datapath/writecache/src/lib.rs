@@ -16,7 +16,7 @@
 //!   ([`overflow::key_memory`]); a block that was changed on disk is reported, alone, as `Corrupt`.
 //! - RAM in use, index and buffers included, stays within `ram_bytes`, and that of all caches within the
 //!   host's limit, which is shared by weight ([`budget`]) and lowered under memory pressure ([`pressure`]).
-//!   Only four segments (8 MiB) of each cache, up to eight while the host is not short, are allowed beside an index that has outgrown either.
+//!   Only four segments (8 MiB) of each cache, up to eight where its share has room for them, are allowed beside an index that has outgrown either.
 //! - A frozen state ([`FrozenCache`]) is the cache at one instant, while requests go on; freezing takes as long with much
 //!   in the cache as with nothing.
 //! - A persistent cache ([`persist`]) comes back after a crash as it was at some moment at or after the last

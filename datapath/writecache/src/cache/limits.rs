@@ -33,16 +33,22 @@ impl WriteCache {
             (u64::from(log.ram_segments), self.index_bytes(&log))
         };
         let fixed = index_bytes + self.staging_bytes();
-        let most =
-            if self.overflow.is_some() { fixed + self.beside_index() * SEGMENT_BYTES as u64 } else { 0 };
         let hits = [Hot::ReadRam, Hot::ReadPacked, Hot::WriteInPlace, Hot::WriteNew];
         Holding {
-            // What it may use where its index has outgrown the limit, or shares would leave that out.
-            max_bytes: self.ram_bytes.load(Ordering::Relaxed).max(most),
+            max_bytes: self.most_bytes(index_bytes),
             least_bytes: fixed + MIN_SEGMENTS * SEGMENT_BYTES as u64,
             used_bytes: fixed + self.packed.bytes() + segments * SEGMENT_BYTES as u64,
             hits: hits.into_iter().map(|which| self.counters.total(which)).sum(),
         }
+    }
+
+    /// What it may use while the host is not short: its limit, or more where an index of so many bytes has outgrown that.
+    pub(super) fn most_bytes(&self, index_bytes: u64) -> u64 {
+        let own = self.ram_bytes.load(Ordering::Relaxed);
+        if self.overflow.is_none() {
+            return own;
+        }
+        own.max(index_bytes + self.staging_bytes() + self.beside_index() * SEGMENT_BYTES as u64)
     }
 
     pub(super) fn index_bytes(&self, log: &Log) -> u64 {
@@ -65,12 +71,17 @@ impl WriteCache {
         let growth = if self.overflow.is_none() { self.index_growth_bytes() } else { 0 };
         let fixed = self.index_bytes(log) + growth + self.packed.bytes() + self.staging_bytes();
         let left = self.ram_limit_bytes().saturating_sub(fixed) / SEGMENT_BYTES as u64;
-        u32::try_from(left.max(self.least_segments())).unwrap_or(u32::MAX)
+        u32::try_from(left.max(self.least_segments(log))).unwrap_or(u32::MAX)
     }
 
-    /// So many segments are not the index's, whatever it takes. Where the host's limit binds, and without a disk, the fewest.
-    fn least_segments(&self) -> u64 {
-        if self.overflow.is_none() || self.share.is_bound() { MIN_SEGMENTS } else { self.beside_index() }
+    /// So many segments are not the index's, whatever it takes. The fewest without a disk, and where the share has no room for more.
+    fn least_segments(&self, log: &Log) -> u64 {
+        if self.overflow.is_none() {
+            return MIN_SEGMENTS;
+        }
+        let others = self.index_bytes(log) + self.packed.bytes() + self.staging_bytes();
+        let in_share = self.share.bytes().saturating_sub(others) / SEGMENT_BYTES as u64;
+        self.beside_index().min(in_share).max(MIN_SEGMENTS)
     }
 
     /// Segments that would fit if there were no index, up to as many as it leaves.
@@ -101,7 +112,7 @@ impl WriteCache {
         let allowed = self.ram_limit_bytes() / SEGMENT_BYTES as u64;
         let index = self.index_estimate_bytes(log);
         let taken = (index + self.packed.bytes() + self.staging_bytes()).div_ceil(SEGMENT_BYTES as u64);
-        let left = |reserve: u64| allowed.saturating_sub(taken + reserve).max(self.least_segments());
+        let left = |reserve: u64| allowed.saturating_sub(taken + reserve).max(self.least_segments(log));
         let limit = match self.overflow {
             Some(_) => left(1) * 7 / 10,
             None => left(1).saturating_sub(2),
@@ -114,7 +125,7 @@ impl WriteCache {
         let ram = self.ram_limit_bytes();
         match self.overflow {
             Some(_) => {
-                let segments = self.least_segments() * SEGMENT_BYTES as u64;
+                let segments = self.least_segments(log) * SEGMENT_BYTES as u64;
                 let others = self.index_estimate_bytes(log) + self.staging_bytes() + segments;
                 (ram / 2).min(ram.saturating_sub(others))
             }
@@ -192,14 +203,14 @@ fn check_least(what: &str, least_bytes: u64, asked_bytes: u64) -> Result<(), IoE
 mod tests {
     use std::path::Path;
     use std::sync::Arc;
-    use std::time::Duration;
+    use std::time::{Duration, Instant};
 
     use super::*;
-    use crate::budget::DEFAULT_WEIGHT;
+    use crate::budget::{Budget, DEFAULT_WEIGHT, Divider, Share};
     use crate::cache::{BLOCK, CacheOptions, LittleSpace, OverflowOptions, Turn, Wrote};
     use crate::host::Host;
     use crate::overflow::buffering::Buffering;
-    use crate::units::BlockNumber;
+    use crate::units::{BlockNumber, Location};
 
     fn cache(host: &Host, dir: &Path) -> Arc<WriteCache> {
         let place = OverflowOptions {
@@ -241,6 +252,39 @@ mod tests {
         let refused = open(most + 1).err().expect("it is too large").to_string();
         assert!(refused.contains(&format!("at most {most} work")), "{refused}");
         open(most).unwrap();
+    }
+
+    #[test]
+    fn an_index_that_outgrew_the_limit_leaves_what_the_share_has_room_for() {
+        let dir = tempfile::tempdir().unwrap();
+        let host = Host::start(u64::MAX).unwrap();
+        let cache = cache(&host, dir.path());
+        cache.set_ram_bytes(24 << 20);
+        for leaf in 0..20 << 10 {
+            let first = leaf * SLOTS as u32;
+            cache.clear(BlockNumber(first), BlockNumber(first + 1), Location::ZERO);
+        }
+        let allowed = || cache.allowed_segments(&cache.log.lock());
+        let index_bytes = cache.index_bytes(&cache.log.lock());
+        assert!(index_bytes >= 40 << 20);
+        assert_eq!(allowed(), 8);
+        // Another cache wants all that there is.
+        let other = Share::new(DEFAULT_WEIGHT);
+        let all = Holding { max_bytes: 1 << 30, least_bytes: 16 << 20, used_bytes: 16 << 20, hits: 0 };
+        let share = |limit_bytes| {
+            other.ask();
+            cache.share.ask();
+            let both = [(&cache.share, cache.holding()), (&other, all)];
+            Divider::default().turn(&Budget::new(limit_bytes), Instant::now(), &both);
+            (cache.share.bytes() - index_bytes, allowed())
+        };
+        // Index, staging buffers and four segments; two segments more; as many as it may ever have.
+        let (least, segments) = share(64 << 20);
+        assert!(least < 16 << 20 && segments == 4, "{segments} segments in {least} bytes beside the index");
+        let (more, segments) = share(((index_bytes + least) << 1) + (9 << 20));
+        assert!(segments == 6, "{segments} segments in {more} bytes beside the index");
+        let (most, segments) = share(512 << 20);
+        assert!(segments == 8 && most < 32 << 20, "{segments} segments in {most} bytes beside the index");
     }
 
     #[test]

@@ -119,7 +119,8 @@ impl WriteCache {
         let cleaning = stream == Stream::Cleaned && !log.has_dirty_cleaned();
         let reserve = u32::from(self.overflow.is_some());
         if !cleaning && log.ram_segments.saturating_add(reserve) >= self.allowed_segments(log) {
-            if self.share.bytes() < self.ram_bytes.load(Ordering::Relaxed) {
+            // Also where the index has outgrown the limit: else a share of a time when the host was short would stay.
+            if self.share.bytes() < self.most_bytes(self.index_bytes(log)) {
                 self.ask_for_more();
             }
             return false;
