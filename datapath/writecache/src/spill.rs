@@ -113,10 +113,12 @@ impl WriteCache {
             self.shrink();
             return Turned::default();
         };
-        let mut disk_failed = refused || persist.has_failed();
+        // Where it is broken, nothing is committed any more: spilling goes on, and what cleaning frees would not come back.
+        let is_broken = persist.is_broken();
+        let mut disk_failed = refused || overflow.is_resting() || (persist.has_failed() && !is_broken);
         self.serve_waiting(now, false);
         self.move_cleaned(overflow);
-        disk_failed |= self.clean(overflow);
+        disk_failed |= !is_broken && self.clean(overflow);
         if !overflow.is_resting() {
             if self.wants_spill() {
                 persist.ask_spill();

@@ -109,6 +109,13 @@ impl Persist {
         pending.end();
     }
 
+    /// Answers flushes of a cache that is broken.
+    fn refuse_flushes(&self) {
+        let waiters = std::mem::take(&mut self.asked.lock().waiters);
+        let error = self.journal.lock().error(io::Error::other("an earlier write or sync failed"));
+        waiters.into_iter().for_each(|done| done(Err(error.clone())));
+    }
+
     fn refuse_waiters(&self) {
         let waiters = std::mem::take(&mut self.asked.lock().waiters);
         for done in waiters {
@@ -316,6 +323,9 @@ impl WriteCache {
 
     /// Commits what was written up to now.
     fn commit(&self, persist: &Persist, overflow: &Overflow) {
+        if persist.is_broken() {
+            return persist.refuse_flushes();
+        }
         let mut epoch = self.close_epoch(persist, overflow);
         let checkpoint = epoch.checkpoint.take();
         let checkpoint_bytes = checkpoint.as_ref().map_or(0, Encoder::len) as u64;
@@ -326,7 +336,8 @@ impl WriteCache {
         self.host.give_ram(checkpoint_bytes);
         let broken = result.is_err() && persist.journal.lock().is_broken();
         let had_failed = persist.has_failed();
-        self.set_failed(persist, overflow, result.is_err());
+        // Of what is given up nothing is tried again.
+        self.set_failed(persist, overflow, result.is_err() && !broken);
         let Epoch { mut changes, mut freed, waiters, .. } = epoch;
         match &result {
             Ok(()) => {
@@ -431,10 +442,6 @@ impl WriteCache {
         checkpoint: Option<Encoder>,
     ) -> Result<(), IoError> {
         let mut journal = persist.journal.lock();
-        if journal.is_broken() {
-            self.unpin(&epoch.jobs);
-            return Err(journal.error(io::Error::other("an earlier write or sync failed")));
-        }
         let mut jobs = epoch.jobs.iter().copied();
         let saved = self.save(persist, overflow, &mut || jobs.next(), &mut |_, _| {});
         self.unpin(&epoch.jobs);

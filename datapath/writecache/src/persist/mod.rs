@@ -428,6 +428,9 @@ impl Persist {
 
     /// Asks for a commit, where one would make room: positions wait for it, and they are wanted.
     pub fn ask_for_room(&self, wanted: bool) {
+        if self.is_broken() {
+            return;
+        }
         let low = self.next_generation.load(Ordering::Relaxed) + LOW_GENERATIONS
             > self.generation_limit.load(Ordering::Relaxed);
         let due = {
@@ -448,7 +451,7 @@ impl Persist {
             let pending = self.pending.lock();
             !pending.committing && !pending.changes.is_empty()
         };
-        if due {
+        if due && !self.is_broken() {
             self.ask(|asked| asked.commit = true);
         }
     }
@@ -462,7 +465,8 @@ impl Persist {
         !pending.committing && pending.freed.len() > KEEP_POSITIONS && !fails
     }
 
-    /// Whether positions are on their way back, or cold segments to the disk.
+    /// Whether positions are on their way back, or cold segments to the disk. Where the last commit failed they are so only while
+    /// the next one is tried: the disk may stay as it is for long, or for good.
     pub fn brings_room(&self) -> bool {
         {
             let asked = self.asked.lock();
@@ -470,8 +474,9 @@ impl Persist {
                 return true;
             }
         }
+        let fails = self.has_failed() || self.is_broken();
         let pending = self.pending.lock();
-        pending.committing || !pending.freed.is_empty()
+        pending.committing || (!fails && !pending.freed.is_empty())
     }
 
     /// Whether everything written so far is durable.
@@ -534,24 +539,5 @@ impl Persist {
     }
 }
 
-#[cfg(test)]
-mod tests {
-    use super::Change;
-
-    #[test]
-    fn discards_side_by_side_are_one_change() {
-        let range = |first, count, zero| Change::Range { first, count, zero };
-        let mut last = range(8, 2, true);
-        assert!((10..1000).all(|next| last.is_continued_by(&range(next, 1, true))));
-        assert_eq!(last, range(8, 992, true));
-        // Not the other kind, not elsewhere, not longer than a count can say, and not what lies in a slot.
-        for next in
-            [range(1000, 1, false), range(1001, 1, true), range(999, 1, true), range(1000, u32::MAX, true)]
-        {
-            assert!(!last.is_continued_by(&next), "{next:?}");
-        }
-        let slot = Change::Slot { block: 1000, position: 0, slot: 0, generation: 1 };
-        assert!(!last.is_continued_by(&slot) && !{ slot }.is_continued_by(&range(1001, 1, true)));
-        assert_eq!(last, range(8, 992, true));
-    }
-}
+#[cfg(all(test, not(feature = "shuttle")))]
+mod tests;
