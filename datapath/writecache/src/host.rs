@@ -55,6 +55,8 @@ struct Staging {
     made: usize,
     /// One was taken since the last trim.
     taken: bool,
+    /// One was asked for in vain.
+    wanted: bool,
 }
 
 /// A moment's view of a host's memory, in plain numbers.
@@ -246,6 +248,7 @@ impl HostShared {
             return Some(buffer);
         }
         if staging.made == STAGING_BUFFERS {
+            staging.wanted = true;
             return None;
         }
         let buffer = AlignedBuffer::new(SEALED_SEGMENT_BYTES)?;
@@ -271,16 +274,28 @@ impl HostShared {
         self.budget.give((spare.len() * SEALED_SEGMENT_BYTES) as u64);
     }
 
+    /// Gives one back, and wakes the thread where one was asked for in vain: the cache that asked may have had its turn by now,
+    /// as when another one ends a cleaning that freed nothing, and no other wake-up follows.
     pub(crate) fn give_staging(&self, buffer: AlignedBuffer) {
-        self.staging.lock().free.push(buffer);
+        let mut staging = self.staging.lock();
+        staging.free.push(buffer);
+        let wanted = std::mem::take(&mut staging.wanted);
+        drop(staging);
+        if wanted {
+            self.signal();
+        }
     }
 
     /// A staging buffer was dropped, so another one may be made.
     pub(crate) fn lost_staging(&self) {
         let mut staging = self.staging.lock();
         staging.made = staging.made.saturating_sub(1);
+        let wanted = std::mem::take(&mut staging.wanted);
         drop(staging);
         self.give_ram(SEALED_SEGMENT_BYTES as u64);
+        if wanted {
+            self.signal();
+        }
     }
 
     fn live_caches(&self) -> Vec<Arc<WriteCache>> {
@@ -394,6 +409,26 @@ mod tests {
     use crate::overflow::io::open_engine;
     use crate::units::{BlockNumber, Location};
     use crate::{CacheOptions, DEFAULT_WEIGHT, Turn, Wrote};
+
+    #[test]
+    fn a_staging_buffer_that_comes_back_wakes_the_thread_where_one_was_wanted() {
+        let (host, _run) = Host::prepare(u64::MAX, open_engine().unwrap(), NoPressure);
+        let shared = host.shared();
+        let is_woken = || std::mem::take(&mut *shared.signal.lock());
+        let mut taken: Vec<_> = (0..STAGING_BUFFERS).map(|_| shared.take_staging().unwrap()).collect();
+        shared.give_staging(taken.pop().unwrap());
+        assert!(!is_woken(), "nobody waits for it");
+        taken.extend(shared.take_staging());
+        assert!(shared.take_staging().is_none());
+        shared.give_staging(taken.pop().unwrap());
+        assert!(is_woken());
+        // One that is lost can be made anew.
+        taken.extend(shared.take_staging());
+        assert!(shared.take_staging().is_none());
+        drop(taken.pop());
+        shared.lost_staging();
+        assert!(is_woken());
+    }
 
     /// The thread's turns, with a clock that is set: as many as it would make by itself, each when it would.
     #[test]
