@@ -1,5 +1,7 @@
 //! Machines and daemons that end in the middle of something.
 
+use headwater_api::SetMachine;
+
 use super::removals::Api;
 use super::*;
 use crate::answer::problem;
@@ -217,6 +219,46 @@ async fn a_full_disk_of_the_database_is_said_to_be_full() {
         let (status, answer) = api.ask(method, path, body).await;
         assert!(status == full && answer.contains("free space on"), "{method} {path}: {answer}");
     }
+}
+
+#[tokio::test]
+async fn limits_that_could_not_be_noted_are_kept_and_noted_with_the_next() {
+    let fixture = Fixture::new().await;
+    fixture.start().await.unwrap();
+    let actor = Actor::daemon();
+    let set = async |ram_bytes, disk_bytes, weight| {
+        let limits = SetMachine { ram_bytes, disk_bytes, weight };
+        fixture.service.set_limits("lab", limits, &actor).await
+    };
+    let in_use = || *fixture.host.limits.lock().unwrap().last().unwrap();
+    let limits = |cache: CacheSettings| (cache.ram_bytes, cache.disk_bytes, cache.weight);
+    let before = fixture.record().await.cache;
+    fixture.db.full.store(true, Ordering::SeqCst);
+    // They count all the same: of a machine that stands still they may be what lets it go on.
+    for (ram_bytes, weight) in [(Some(1 << 30), None), (None, Some(300))] {
+        let error = set(ram_bytes, None, weight).await.unwrap_err();
+        assert!(matches!(error, LifeError::LimitsNotNoted { .. }), "{error}");
+        assert_eq!(problem(&error).kind, ProblemKind::NoSpace);
+        assert_eq!(in_use().ram_bytes, 1 << 30);
+    }
+    assert_eq!((limits(in_use()), fixture.record().await.cache), ((1 << 30, before.disk_bytes, 300), before));
+    fixture.db.full.store(false, Ordering::SeqCst);
+    let all = (1 << 30, 5 << 30, 300);
+    assert_eq!(limits(set(None, Some(5 << 30), None).await.unwrap().cache), all);
+    assert_eq!((limits(in_use()), limits(fixture.record().await.cache)), (all, all));
+    let events = fixture.events().await;
+    let noted: Vec<_> = events.iter().filter(|event| event.action == "set").collect();
+    let [noted] = noted[..] else { panic!("{noted:?}") };
+    for what in ["RAM", "disk", "weight 100 -> 300"] {
+        assert!(noted.detail.contains(what), "{noted:?}");
+    }
+    // Those that were never noted end with the machine's run.
+    fixture.db.full.store(true, Ordering::SeqCst);
+    set(None, None, Some(7)).await.unwrap_err();
+    fixture.db.full.store(false, Ordering::SeqCst);
+    fixture.service.stop("lab", true, &actor).await.unwrap();
+    fixture.start().await.unwrap();
+    assert_eq!(limits(set(None, Some(6 << 30), None).await.unwrap().cache), (1 << 30, 6 << 30, 300));
 }
 
 #[tokio::test]
