@@ -178,11 +178,14 @@ impl WriteCache {
     }
 
     pub(crate) fn wants_spill(&self) -> bool {
+        let waits = self.waiting.any();
+        // What is dead in RAM keeps its place until cleaning finds it on disk.
+        let waits_for_place = waits && self.lacks_place() && !self.places_come_back();
         let log = self.log.lock();
         log.has_dirty_cleaned()
             || log.dirty_segments > self.dirty_limit(&log)
             || self.packed.bytes() > self.packed_limit_bytes(&log)
-            || (self.waiting.any() && log.clean_segments == 0 && log.dirty_segments > 0)
+            || (waits && log.dirty_segments > 0 && (log.clean_segments == 0 || waits_for_place))
     }
 
     fn wants_pack(&self) -> bool {

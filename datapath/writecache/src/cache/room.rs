@@ -72,9 +72,7 @@ impl WriteCache {
             return true;
         }
         // What a persistent cache has in RAM needs a place on disk too.
-        if let (Some(persist), Some(overflow)) = (&self.persist, &self.overflow)
-            && !persist.could_begin(overflow)
-        {
+        if self.lacks_place() {
             return false;
         }
         let reserve = u32::from(self.overflow.is_some());
@@ -166,10 +164,18 @@ impl WriteCache {
     /// without any leaf's lock.
     pub fn make_room(&self) -> bool {
         // Where it is a place on disk that lacks, RAM helps nobody, and reads would lose what they find there.
-        let lacks_place = |persist: &Arc<persist::Persist>| {
-            self.overflow.as_ref().is_some_and(|overflow| !persist.could_begin(overflow))
-        };
-        !self.persist.as_ref().is_some_and(lacks_place) && self.evict_one()
+        !self.lacks_place() && self.evict_one()
+    }
+
+    /// Whether a segment cannot be begun for want of a place on disk, which those of a persistent cache need.
+    pub(crate) fn lacks_place(&self) -> bool {
+        let both = self.persist.as_ref().zip(self.overflow.as_ref());
+        both.is_some_and(|(persist, overflow)| !persist.could_begin(overflow))
+    }
+
+    /// Whether cleaning or a commit is at giving places of a persistent cache back.
+    pub(crate) fn places_come_back(&self) -> bool {
+        self.cleaner.is_busy() || self.persist.as_ref().is_some_and(|persist| persist.frees_places())
     }
 
     /// Drops the coldest clean copy. Whether there was one.

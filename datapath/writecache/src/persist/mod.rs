@@ -465,8 +465,7 @@ impl Persist {
         !pending.committing && pending.freed.len() > KEEP_POSITIONS && !fails
     }
 
-    /// Whether positions are on their way back, or cold segments to the disk. Where the last commit failed they are so only while
-    /// the next one is tried: the disk may stay as it is for long, or for good.
+    /// Whether positions are on their way back, or cold segments to the disk.
     pub fn brings_room(&self) -> bool {
         {
             let asked = self.asked.lock();
@@ -474,6 +473,12 @@ impl Persist {
                 return true;
             }
         }
+        self.frees_places()
+    }
+
+    /// Whether positions are on their way back. Where the last commit failed they are so only while the next one is tried: the
+    /// disk may stay as it is for long, or for good.
+    pub fn frees_places(&self) -> bool {
         let fails = self.has_failed() || self.is_broken();
         let pending = self.pending.lock();
         pending.committing || (!fails && !pending.freed.is_empty())
