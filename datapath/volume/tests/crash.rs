@@ -8,6 +8,7 @@ mod crash;
 #[expect(dead_code, reason = "its faults are for other tests")]
 mod setup;
 
+use std::collections::BTreeSet;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -33,12 +34,14 @@ struct Oracle {
     steps: usize,
     /// The last step that an answered flush covers.
     flushed: usize,
+    /// Blocks that changed since the last view was made: it may keep what they held.
+    changed: BTreeSet<usize>,
 }
 
 impl Oracle {
     fn new(contents: Vec<u8>) -> Self {
         let history = contents.chunks(BLOCK).map(|block| vec![(0, crc32c::crc32c(block))]).collect();
-        Self { contents, history, steps: 0, flushed: 0 }
+        Self { contents, history, steps: 0, flushed: 0, changed: BTreeSet::new() }
     }
 
     /// Bytes of one request, block by block, in order.
@@ -46,6 +49,7 @@ impl Oracle {
         self.contents[offset..offset + bytes.len()].copy_from_slice(bytes);
         for block in offset / BLOCK..(offset + bytes.len()).div_ceil(BLOCK) {
             self.steps += 1;
+            self.changed.insert(block);
             let sum = crc32c::crc32c(&self.contents[block * BLOCK..][..BLOCK]);
             self.history[block].push((self.steps, sum));
         }
@@ -74,6 +78,10 @@ impl Oracle {
         last
     }
 }
+
+/// A view is dropped once so many blocks have changed, besides those of one request: what it keeps takes room in a cache that has
+/// little to spare, and nobody else would give it back while a write waits.
+const MOST_KEPT: usize = 512;
 
 /// A frozen view, and what it must hold.
 type View = (Arc<FrozenView>, Vec<u8>);
@@ -195,8 +203,10 @@ impl Life {
     fn freeze(&mut self, volume: &Volume, view: &mut Option<View>, engine: &CrashEngine) {
         match view {
             None if self.rng.chance(1, 12) => {
+                self.oracle.changed.clear();
                 *view = Some((volume.freeze().unwrap(), self.oracle.contents.clone()));
             }
+            Some(_) if self.oracle.changed.len() > MOST_KEPT => *view = None,
             Some((frozen, kept)) if self.rng.chance(1, 3) => {
                 let offset = self.rng.index(BLOCKS - 64) * BLOCK;
                 let mut found = vec![0; 64 * BLOCK];
@@ -261,7 +271,8 @@ impl Life {
             }
         };
         if let Err(error) = &done {
-            assert!(engine.is_gone(), "seed {}: {error}", self.seed);
+            let changed = self.oracle.changed.len();
+            assert!(engine.is_gone(), "seed {}: {error}; {changed} blocks changed since a view", self.seed);
         }
         done.is_ok()
     }
