@@ -157,6 +157,49 @@ fn what_does_not_fit_is_refused_in_one_line() {
 }
 
 #[test]
+fn what_was_answered_is_there_after_an_end_in_the_middle_of_writing() {
+    let dir = short_dir();
+    std::fs::create_dir(dir.path().join("cache")).unwrap();
+    for round in 1..=4u8 {
+        let (mut child, uri) = start(dir.path());
+        let written = AtomicUsize::new(0);
+        let writers = [0, 1, 2, 3];
+        // Each has its part of the disk, and no flush.
+        let ended = std::thread::scope(|scope| {
+            let writers = writers.map(|number| {
+                let client: Arc<Client> = Client::open(&uri).expect("it listens");
+                let written = &written;
+                scope.spawn(move || {
+                    for block in 0..BLOCKS / 4 {
+                        let at = ((number * BLOCKS / 4 + block) * BLOCK) as u64;
+                        if let Err(error) = blocking::write(&*client, at, &[round; BLOCK]) {
+                            return (block, Some(error));
+                        }
+                        written.fetch_add(1, Ordering::Relaxed);
+                    }
+                    (BLOCKS / 4, None)
+                })
+            });
+            wait_until("something is written", || written.load(Ordering::Relaxed) > 200 * usize::from(round));
+            signal(child.id(), "TERM");
+            writers.map(|writer| writer.join().unwrap())
+        });
+        assert!(child.wait().unwrap().success());
+        let (mut child, uri) = start(dir.path());
+        let mut disk = vec![0; BLOCKS * BLOCK];
+        blocking::read(&*Client::open(&uri).expect("it listens"), 0, &mut disk).expect("it reads");
+        signal(child.id(), "TERM");
+        assert!(child.wait().unwrap().success());
+        for (number, (answered, error)) in writers.into_iter().zip(ended) {
+            let first = number * BLOCKS / 4;
+            let blocks = disk.chunks(BLOCK).skip(first).take(answered);
+            let lost = blocks.filter(|block| block.iter().any(|byte| *byte != round)).count();
+            assert_eq!(lost, 0, "of {answered} blocks that were answered before {error:?}");
+        }
+    }
+}
+
+#[test]
 fn a_backing_file_that_changed_is_another_base() {
     let dir = short_dir();
     std::fs::create_dir(dir.path().join("cache")).unwrap();

@@ -151,8 +151,8 @@ impl Volume {
     }
 
     /// Refuses writes that wait for space, now and from now on. RAM, overflow and key go when the last
-    /// user of the volume does. A persistent write cache is flushed first, and can be opened again when this
-    /// returns; what is written to this volume afterwards is lost.
+    /// user of the volume does. With a persistent write cache all writes, discards and zero writes are refused from now on; what was
+    /// answered before is made durable, and the cache can be opened again when this returns.
     pub fn close(&self) {
         self.inner.cache.close();
     }
@@ -238,7 +238,7 @@ impl Inner {
             };
             match wrote {
                 Wrote::Done => return true,
-                Wrote::NeedOld(_) => return false,
+                Wrote::NeedOld(_) | Wrote::Closed => return false,
                 // Dropping a clean copy frees RAM without I/O; no new slot is taken before waiting writes.
                 Wrote::NoRoom if self.cache.has_waiting() || !self.cache.make_room() => return false,
                 Wrote::NoRoom => {}
@@ -261,7 +261,9 @@ impl Inner {
     fn clear_now(&self, range: ByteRange, to: Location) -> Attempt {
         let (head, whole, tail) = split(range, self.geometry.size_bytes);
         // First what brings space: the ends may need some.
-        self.clear_blocks(whole, to);
+        if !self.clear_blocks(whole, to) {
+            return Attempt::MustWait;
+        }
         for edge in pieces(head).chain(pieces(tail)) {
             let Some(zeroes) = ZEROES.get(..edge.len) else { return Attempt::MustWait };
             if !self.write_piece_now(&edge, zeroes) {
@@ -286,9 +288,10 @@ impl Inner {
         })
     }
 
-    pub(crate) fn clear_blocks(&self, whole: ByteRange, to: Location) {
+    /// Whether it did: not once the volume is closed.
+    pub(crate) fn clear_blocks(&self, whole: ByteRange, to: Location) -> bool {
         let number = |block| BlockNumber(u32::try_from(block).unwrap_or(u32::MAX));
-        self.cache.clear(number(whole.first_block()), number(whole.end_block()), to);
+        self.cache.clear(number(whole.first_block()), number(whole.end_block()), to)
     }
 }
 
@@ -299,6 +302,10 @@ pub(crate) fn extend(run: Option<ByteRange>, piece: Piece) -> Option<ByteRange> 
         Some(run) => ByteRange::new(run.offset(), run.len() + piece.len()),
         None => Some(piece),
     }
+}
+
+pub(crate) fn closed() -> IoError {
+    IoError::new(IoErrorKind::Closed, "the volume is closed")
 }
 
 pub(crate) fn bad_buffer() -> IoError {

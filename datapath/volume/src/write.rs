@@ -12,7 +12,7 @@ use parking_lot::Mutex;
 use crate::counters::Own;
 use crate::latency::Class;
 use crate::pieces::{Piece, piece_at};
-use crate::volume::{Inner, LONG_CLEAR_BYTES, bad_buffer, split};
+use crate::volume::{Inner, LONG_CLEAR_BYTES, bad_buffer, closed, split};
 
 const BLOCK: usize = BLOCK_BYTES as usize;
 
@@ -63,7 +63,9 @@ pub(crate) fn start_clear(inner: &Arc<Inner>, range: ByteRange, to: Location, en
     let (head, whole, tail) = split(range, inner.geometry.size_bytes);
     let this = Arc::clone(inner);
     let work = move || {
-        this.clear_blocks(whole, to);
+        if !this.clear_blocks(whole, to) {
+            return done.complete(Err(closed()), Vec::new());
+        }
         let edges: Vec<ByteRange> = [head, tail].into_iter().filter(|edge| !edge.is_empty()).collect();
         let joined = Join::new(edges.len(), done);
         for edge in edges {
@@ -139,6 +141,7 @@ impl Task {
                     self.fetched = None;
                 }
                 Wrote::NeedOld(old) => return Step::Fetch(piece, old),
+                Wrote::Closed => return Step::Failed(closed()),
                 Wrote::NoRoom => {
                     let may_take = turn == Turn::Waited || !cache.has_waiting();
                     if !(may_take && cache.make_room()) {

@@ -78,6 +78,8 @@ pub enum Wrote {
     NoRoom,
     /// Part of a block whose other part has to be fetched first.
     NeedOld(Old),
+    /// Nothing: a persistent cache is being closed, or is.
+    Closed,
 }
 
 /// What is known of a block before a write to it.

@@ -41,7 +41,7 @@ impl WriteCache {
     ) {
         done.fill(false);
         let past_caches = self.is_large();
-        let _entered = self.enter();
+        let Ok(_entered) = self.enter_to_write() else { return };
         let mut leaves: [Option<(usize, LeafWrite<'_>)>; TOGETHER] = Default::default();
         let mut places: [Option<(usize, usize, Slot)>; TOGETHER] = [None; TOGETHER];
         for (block, place) in blocks.iter().zip(&mut places) {

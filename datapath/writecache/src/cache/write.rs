@@ -12,6 +12,9 @@ use crate::units::{BlockNumber, Location, SLOTS};
 /// Steps of the index that the host is told of at once: 64 KiB, the tables of 64 MiB of disk.
 const INDEX_STEP_BITS: u32 = 16;
 
+/// A persistent cache takes no more writes.
+pub(super) struct Closed;
+
 impl WriteCache {
     /// Stores a whole block.
     #[inline]
@@ -46,7 +49,7 @@ impl WriteCache {
         turn: Turn,
         same: impl FnOnce(Now) -> bool,
     ) -> (Wrote, bool) {
-        let _entered = self.enter();
+        let Ok(_entered) = self.enter_to_write() else { return (Wrote::Closed, false) };
         let (leaf, index) = split(block);
         let Some(mut leaf) = self.map.write(leaf) else { return (Wrote::NoRoom, false) };
         if is_zero(data) && (leaf.get(index) == Location::ZERO || self.takes_notes()) {
@@ -116,7 +119,7 @@ impl WriteCache {
 
     /// Stores a part of a block.
     pub fn write_part(&self, block: BlockNumber, skip: usize, data: &[u8], turn: Turn) -> Wrote {
-        let _entered = self.enter();
+        let Ok(_entered) = self.enter_to_write() else { return Wrote::Closed };
         let (leaf, index) = split(block);
         let Some(mut leaf) = self.map.write(leaf) else { return Wrote::NoRoom };
         let old = leaf.get(index);
@@ -163,7 +166,7 @@ impl WriteCache {
         turn: Turn,
     ) -> Wrote {
         {
-            let _entered = self.enter();
+            let Ok(_entered) = self.enter_to_write() else { return Wrote::Closed };
             let (leaf, index) = split(block);
             let Some(mut leaf) = self.map.write(leaf) else { return Wrote::NoRoom };
             let same = match fetched.0 {
@@ -203,10 +206,11 @@ impl WriteCache {
         self.store(leaf, index, block, &whole, turn)
     }
 
-    /// Makes the whole blocks `first..end` absent or zero.
-    pub fn clear(&self, first: BlockNumber, end: BlockNumber, to: Location) {
+    /// Makes the whole blocks `first..end` absent or zero. Whether it did: not once a persistent cache is being closed.
+    pub fn clear(&self, first: BlockNumber, end: BlockNumber, to: Location) -> bool {
         let mut block = first.0;
         let mut cleared = 0;
+        let mut is_open = true;
         let tables_bytes = self.map.table_bytes();
         while block < end.0 {
             let (leaf_number, start) = split(BlockNumber(block));
@@ -215,7 +219,10 @@ impl WriteCache {
             if to == Location::ABSENT && self.map.group_is_untouched(leaf_number) {
                 continue;
             }
-            let _entered = self.enter();
+            let Ok(_entered) = self.enter_to_write() else {
+                is_open = false;
+                break;
+            };
             let Some(mut leaf) = self.map.write(leaf_number) else { break };
             let range = start..start + count as usize;
             if self.persist.is_some() && range.clone().any(|index| leaf.get(index) != to) {
@@ -233,6 +240,7 @@ impl WriteCache {
         if self.is_other_index(tables_bytes) || self.waiting.wants_room() || self.host.pool.warm_bytes() > 0 {
             self.host.signal();
         }
+        is_open
     }
 
     fn store(
@@ -264,6 +272,13 @@ impl WriteCache {
     #[inline]
     pub(crate) fn enter(&self) -> Option<RwLockReadGuard<'_, ()>> {
         self.persist.as_ref().map(|persist| persist.enter())
+    }
+
+    /// The same for what the machine asks for, which is refused once the cache is being closed.
+    #[inline]
+    pub(super) fn enter_to_write(&self) -> Result<Option<RwLockReadGuard<'_, ()>>, Closed> {
+        let Some(persist) = &self.persist else { return Ok(None) };
+        persist.enter_to_write().map(Some).ok_or(Closed)
     }
 
     /// Points a block somewhere else and gives its old slot back, unless a frozen view needs it.

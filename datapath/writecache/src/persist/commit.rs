@@ -123,9 +123,13 @@ impl Persist {
         }
     }
 
-    /// Flushes, ends the thread and lets others open the cache. What is written from now on is lost.
+    /// Refuses writes, flushes, ends the thread and lets others open the cache.
     pub fn close(&self) {
-        self.closed.store(true, Ordering::Release);
+        {
+            // Between two writes: those that were let in end before the last commit, and no other one is answered as done.
+            let _gate = self.gate.write();
+            self.closed.store(true, Ordering::Release);
+        }
         let Some(thread) = self.thread.lock().take() else { return };
         let (tx, rx) = mpsc::channel();
         self.flush(Box::new(move |result| {

@@ -315,6 +315,14 @@ impl Persist {
         self.gate.read()
     }
 
+    /// The same for what a machine asks for. `None` once the cache is being closed: what is let in is in the last commit, and what
+    /// is not must not be answered as if it were.
+    #[inline]
+    pub fn enter_to_write(&self) -> Option<RwLockReadGuard<'_, ()>> {
+        let entered = self.enter();
+        (!self.is_closed()).then_some(entered)
+    }
+
     /// Notes a change in the open epoch. The gate is entered.
     pub fn note(&self, change: Change) {
         let mut pending = self.pending.lock();

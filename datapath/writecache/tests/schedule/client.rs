@@ -302,6 +302,7 @@ impl Task {
                     return Some(Stepped::Done);
                 }
                 Wrote::NeedOld(old) => return Some(Stepped::Fetch(old)),
+                Wrote::Closed => panic!("nobody has closed it"),
                 Wrote::NoRoom => {
                     let may_take = turn == Turn::Waited || !cache.has_waiting();
                     if !(may_take && cache.make_room()) {
