@@ -241,8 +241,12 @@ fn a_cache_is_told_from_one_that_is_made_anew_in_its_place() {
     std::fs::write(cache.join("id"), "short").unwrap();
     let third = id();
     assert_eq!((third == second, id()), (false, third));
-    // Another cache, though what is beside the map was left.
+    // Without its map it is no new one: what it kept would be overwritten.
     std::fs::remove_file(cache.join("map")).unwrap();
+    let (kind, why) = refusal(&options);
+    assert!(kind == IoErrorKind::Corrupt && why.contains("map is missing"), "{kind:?}: {why}");
+    // What a crash leaves of one that was being made: another cache, though what is beside the map and the data was left.
+    std::fs::write(cache.join("data"), "").unwrap();
     assert_ne!(id(), third);
 }
 

@@ -153,7 +153,10 @@ impl Journal {
                 let scan = scan(&mut records, found.first_sequence).map_err(failed)?;
                 Some((records, scan.map_err(|fault| refused(&dir, fault))?))
             }
-            Err(error) if error.kind() == io::ErrorKind::NotFound => None,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                check_is_new(&dir)?;
+                None
+            }
             Err(error) => return Err(failed(error)),
         };
         let file = match &recovered {
@@ -340,6 +343,24 @@ impl Journal {
             format!("cannot write the persistent cache {place}; what was flushed before is safe"),
             error,
         )
+    }
+}
+
+/// Refuses a cache that lost its map, or that was copied in part. A new one has its map before `data` gets space.
+fn check_is_new(dir: &Path) -> Result<(), IoError> {
+    let data = dir.join("data");
+    match std::fs::symlink_metadata(&data) {
+        Ok(found) if found.is_file() && found.len() > 0 => Err(IoError::new(
+            IoErrorKind::Corrupt,
+            format!(
+                "{} is missing, and only it says which blocks are in {}: bring it back, or remove {} to begin with an empty cache",
+                dir.join("map").display(),
+                data.display(),
+                dir.display()
+            ),
+        )),
+        // Whatever it is, it is opened next.
+        _ => Ok(()),
     }
 }
 

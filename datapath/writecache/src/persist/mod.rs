@@ -271,9 +271,10 @@ pub fn open(
         ));
     }
     overflow.restore(&recovered.used);
+    // A new cache has its map before anything else: data without one is taken for a cache that lost it.
+    journal.begin(found.is_none(), first_generation)?;
     // A failure here is no matter: the first write finds out.
     let _ = overflow.prepare(READY_POSITIONS);
-    journal.begin(found.is_none(), first_generation)?;
     // The same here.
     let _ = journal.room().claim(0);
     let limit = journal.generation_limit();
