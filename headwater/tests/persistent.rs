@@ -13,7 +13,7 @@ use std::time::Duration;
 use headwater_block::{Device, blocking};
 use headwater_nbd::client::Client;
 use headwater_testkit::wait_until;
-use support::{headwater, run, short_dir, signal};
+use support::{headwater, headwater_on_full_disk, run, short_dir, signal};
 
 const BLOCK: usize = 4096;
 const BLOCKS: usize = 4096;
@@ -197,6 +197,26 @@ fn what_was_answered_is_there_after_an_end_in_the_middle_of_writing() {
             assert_eq!(lost, 0, "of {answered} blocks that were answered before {error:?}");
         }
     }
+}
+
+#[test]
+fn an_end_whose_last_writes_find_no_room_is_a_failure() {
+    let dir = short_dir();
+    std::fs::create_dir(dir.path().join("cache")).unwrap();
+    let mut command = headwater_on_full_disk(1 << 30);
+    command.args(export(dir.path(), "null:16M", &[]).get_args()).stdin(Stdio::null());
+    let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("it starts");
+    let mut uri = String::new();
+    BufReader::new(child.stdout.as_mut().expect("piped")).read_line(&mut uri).expect("it prints");
+    blocking::write(&*Client::open(uri.trim()).expect("it listens"), 0, &[1; BLOCK]).unwrap();
+    // The disk has given the room that it promised to others.
+    let pid = child.id().to_string();
+    run(Command::new("prlimit").args(["--pid", &pid, "--fsize=512"])).ok();
+    signal(child.id(), "TERM");
+    let ended = child.wait_with_output().unwrap();
+    let told = String::from_utf8_lossy(&ended.stderr);
+    assert_eq!(ended.status.code(), Some(5), "{told}");
+    assert!(told.lines().last().unwrap().contains("since the last flush may be lost"), "{told}");
 }
 
 #[test]

@@ -153,8 +153,16 @@ impl Volume {
     /// Refuses writes that wait for space, now and from now on. RAM, overflow and key go when the last
     /// user of the volume does. With a persistent write cache all writes, discards and zero writes are refused from now on; what was
     /// answered before is made durable, and the cache can be opened again when this returns.
+    /// Where that fails, the log has it: what was written since the last flush that succeeded may be lost.
     pub fn close(&self) {
-        self.inner.cache.close();
+        if let Err(error) = self.try_close() {
+            tracing::error!(%error, "a persistent cache was closed without its last writes");
+        }
+    }
+
+    /// As [`Volume::close`], for a caller who says himself what came of it.
+    pub fn try_close(&self) -> Result<(), IoError> {
+        self.inner.cache.close()
     }
 }
 

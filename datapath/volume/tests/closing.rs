@@ -110,3 +110,20 @@ fn a_closed_volume_refuses_what_would_be_lost() {
     blocking::read(&*device, 0, &mut read).unwrap();
     assert_eq!(read, [1; 8192]);
 }
+
+#[test]
+fn a_disk_without_room_is_no_space_at_a_flush_and_at_the_end() {
+    let dir = tempfile::tempdir().unwrap();
+    let (host, faults) = setup::host(u64::MAX);
+    let (volume, device) = setup::open(&options(dir.path()), &host);
+    let full = |full| faults.full.store(full, Ordering::Relaxed);
+    blocking::write(&*device, 0, &[1; 4096]).unwrap();
+    full(true);
+    assert_eq!(blocking::flush(&*device).unwrap_err().kind(), IoErrorKind::NoSpace);
+    full(false);
+    blocking::flush(&*device).unwrap();
+    blocking::write(&*device, 0, &[2; 4096]).unwrap();
+    full(true);
+    assert_eq!(volume.try_close().unwrap_err().kind(), IoErrorKind::NoSpace);
+    assert_eq!(blocking::flush(&*device).unwrap_err().kind(), IoErrorKind::Closed);
+}

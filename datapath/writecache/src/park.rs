@@ -251,8 +251,8 @@ impl WriteCache {
         count(&self.counters.paused_ns, ns);
     }
 
-    /// Refuses what waits, now and from now on: the volume is closing. A persistent cache is flushed.
-    pub fn close(&self) {
+    /// Refuses what waits, now and from now on: the volume is closing. A persistent cache is flushed, and this says what came of it.
+    pub fn close(&self) -> Result<(), IoError> {
         let left = {
             let mut queue = self.waiting.queue.lock();
             self.waiting.closed.store(true, Ordering::Release);
@@ -260,8 +260,6 @@ impl WriteCache {
             std::mem::take(&mut *queue)
         };
         left.into_iter().for_each(|entry| self.leave(entry));
-        if let Some(persist) = &self.persist {
-            persist.close();
-        }
+        self.persist.as_ref().map_or(Ok(()), |persist| persist.close())
     }
 }

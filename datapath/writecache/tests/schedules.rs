@@ -278,7 +278,8 @@ fn persistent_execution(within: &Path, reached: &std::sync::Mutex<Reached>) {
         client.flush(&flushed) && cache.snapshot().disk_used_bytes <= 2 * SEALED_SEGMENT_BYTES as u64
     });
     let now = cache.snapshot();
-    cache.close();
+    // The disk may fail even now.
+    let _ = cache.close();
     cuts.push(cut());
     {
         let mut reached = reached.lock().unwrap();

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use anyhow::Context;
 use headwater_api::{CacheMode, CacheSettings};
-use headwater_block::{Device, blocking, size};
+use headwater_block::{Device, size};
 use headwater_image::Backing;
 use headwater_store::{Access, ImageReference, StoreError, StoreErrorKind};
 use headwater_vhost_user::Positions;
@@ -114,7 +114,10 @@ async fn serve(
     let mut vhost_user = Vec::new();
     let others = serve_others(args, volumes, kept, stood.clone(), &mut vhost_user).inspect_err(|_| {
         let stands = vhost_user.first().map(headwater_vhost_user::Server::stop);
-        close(volumes, resume.as_ref(), || stands.or_else(|| stood.filter(|_| is_untouched(volumes))));
+        let stands = || stands.or_else(|| stood.filter(|_| is_untouched(volumes)));
+        if let Err(error) = close(volumes, resume.as_ref(), stands) {
+            tracing::error!("{error:#}");
+        }
     })?;
     let Others { iscsi, fuse, attached } = others;
     let limits = answer_limits(args, volumes, attached.as_ref());
@@ -159,10 +162,10 @@ async fn serve(
     }
     // Before the volume closes: what the machine has under way is answered, so that another server can go on.
     let stands: Vec<Positions> = vhost_user.iter().map(headwater_vhost_user::Server::stop).collect();
-    close(volumes, resume.as_ref(), || stands.into_iter().next());
+    let closed = close(volumes, resume.as_ref(), || stands.into_iter().next());
     drop(nbd);
     drop(ending);
-    report(args, volumes, image)
+    closed.and(report(args, volumes, image))
 }
 
 /// Lets `headwater cache` see and change the limits, where a socket can be had for that.
@@ -213,16 +216,26 @@ fn serve_others(
     Ok(Others { iscsi, fuse, attached })
 }
 
-/// Closes the volumes, and then leaves for the next export where the machine stands.
-fn close(volumes: &[Arc<Volume>], resume: Option<&Resume>, stands: impl FnOnce() -> Option<Positions>) {
-    let flushed = volumes.first().map_or(Ok(()), |volume| blocking::flush(&**volume));
+/// Closes the volumes, and then leaves for the next export where the machine stands. Whether all that was answered is durable.
+fn close(
+    volumes: &[Arc<Volume>],
+    resume: Option<&Resume>,
+    stands: impl FnOnce() -> Option<Positions>,
+) -> anyhow::Result<()> {
     // Before NBD ends, so that requests which wait for space do not hold it up.
-    volumes.iter().for_each(|volume| volume.close());
-    if let (Some(resume), Some(stands)) = (resume, stands()) {
-        flushed.map_err(anyhow::Error::new).and_then(|()| resume.leave(&stands)).unwrap_or_else(|e| {
-            tracing::error!("a machine that still runs cannot go on with another export: {e:#}");
-        });
+    let closed = volumes.iter().map(|volume| volume.try_close()).fold(Ok(()), Result::and);
+    let stands = resume.and_then(|resume| Some((resume, stands()?)));
+    let cannot_go_on = "a machine that still runs cannot go on with another export";
+    if let Err(error) = closed {
+        if stands.is_some() {
+            tracing::error!("{cannot_go_on}");
+        }
+        return Err(error).context("what was written since the last flush may be lost");
     }
+    if let Some((resume, stands)) = stands {
+        resume.leave(&stands).unwrap_or_else(|e| tracing::error!("{cannot_go_on}: {e:#}"));
+    }
+    Ok(())
 }
 
 /// Whether nobody wrote.

@@ -123,26 +123,22 @@ impl Persist {
         }
     }
 
-    /// Refuses writes, flushes, ends the thread and lets others open the cache.
-    pub fn close(&self) {
+    /// Refuses writes, flushes, ends the thread and lets others open the cache. What came of the flush.
+    pub fn close(&self) -> Result<(), IoError> {
         {
             // Between two writes: those that were let in end before the last commit, and no other one is answered as done.
             let _gate = self.gate.write();
             self.closed.store(true, Ordering::Release);
         }
-        let Some(thread) = self.thread.lock().take() else { return };
+        let Some(thread) = self.thread.lock().take() else { return Ok(()) };
         let (tx, rx) = mpsc::channel();
         self.flush(Box::new(move |result| {
             // The receiver waits for it.
             let _ = tx.send(result);
         }));
-        match rx.recv() {
-            Ok(Ok(())) => {}
-            Ok(Err(error)) => {
-                tracing::error!(%error, "a persistent cache was closed without its last writes");
-            }
-            Err(_) => tracing::error!("a persistent cache was closed without its last writes"),
-        }
+        let flushed = rx.recv().unwrap_or_else(|_| {
+            Err(IoError::new(IoErrorKind::Device, "the last flush was given up by a bug"))
+        });
         self.stop();
         if thread.join().is_err() {
             tracing::error!("the thread of a persistent cache has failed");
@@ -153,6 +149,7 @@ impl Persist {
         if let Err(error) = rustix::fs::flock(&self.lock, rustix::fs::FlockOperation::Unlock) {
             tracing::debug!(%error, "the lock of a persistent cache goes with its file");
         }
+        flushed
     }
 }
 
@@ -179,7 +176,8 @@ impl WriteCache {
             };
             self.take_back(released);
         };
-        self.save(persist, overflow, &mut next, &mut over);
+        // Of each that failed the log has it.
+        let _ = self.save(persist, overflow, &mut next, &mut over);
         self.set_failed(persist, overflow, failed.get());
     }
 
@@ -191,23 +189,25 @@ impl WriteCache {
         }
     }
 
-    /// Seals and writes the jobs that `next` gives, a few at a time, and says of each whether it worked.
+    /// Seals and writes the jobs that `next` gives, a few at a time, and says of each whether it worked. The first error.
     fn save(
         &self,
         persist: &Persist,
         overflow: &Overflow,
         next: &mut dyn FnMut() -> Option<Job>,
         over: &mut dyn FnMut(Job, bool),
-    ) -> bool {
+    ) -> io::Result<()> {
         let (tx, rx) = mpsc::channel::<Landed>();
-        let mut all = true;
+        let mut all = Ok(());
         let mut flying = 0;
         let mut buffers = persist.buffers.lock();
         persist.buffers_used.store(true, Ordering::Relaxed);
         let mut land = |(job, result, buffer): Landed| {
-            let saved = self.landed(job, &result);
-            all &= saved;
-            over(job, saved);
+            let result = self.landed(job, result);
+            over(job, result.is_ok());
+            if all.is_ok() {
+                all = result;
+            }
             if buffer.is_none() {
                 persist.buffers_made_bytes.fetch_sub(SEALED_SEGMENT_BYTES as u64, Ordering::Relaxed);
                 self.host.give_ram(SEALED_SEGMENT_BYTES as u64);
@@ -306,23 +306,22 @@ impl WriteCache {
         });
     }
 
-    fn landed(&self, job: Job, result: &io::Result<()>) -> bool {
-        let Some(segment) = self.segments.get(job.id) else { return false };
-        match result {
+    fn landed(&self, job: Job, result: io::Result<()>) -> io::Result<()> {
+        let Some(segment) = self.segments.get(job.id) else { return Err(io::ErrorKind::NotFound.into()) };
+        match &result {
             Ok(()) => {
                 let slots = u64::from(job.end.saturating_sub(segment.saved()));
                 segment.set_saved(job.end);
                 count(&self.counters.spilled_segments, u64::from(job.end == SLOT_COUNT));
                 count(&self.counters.spilled_blocks, slots);
                 count(&self.counters.spilled_bytes, slots * SEALED_SLOT_BYTES as u64);
-                true
             }
             Err(error) => {
                 count(&self.counters.disk_errors, 1);
                 tracing::warn!(%error, "a segment could not be written to the persistent cache; it stays in RAM");
-                false
             }
         }
+        result
     }
 
     /// Commits what was written up to now.
@@ -449,10 +448,7 @@ impl WriteCache {
         let mut jobs = epoch.jobs.iter().copied();
         let saved = self.save(persist, overflow, &mut || jobs.next(), &mut |_, _| {});
         self.unpin(&epoch.jobs);
-        if !saved {
-            let why = io::Error::other("blocks could not be written to the data file");
-            return Err(journal.error(why));
-        }
+        saved.map_err(|e| journal.error(e))?;
         let next = persist.next_generation.load(Ordering::Relaxed);
         let reserve = next + LOW_GENERATIONS > journal.generation_limit();
         if epoch.changes.is_empty() && !reserve {
