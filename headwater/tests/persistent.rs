@@ -236,7 +236,24 @@ fn a_backing_file_that_changed_is_another_base() {
     }
     qemu("qemu-io", &["-f", "qcow2", "-c", "write -P 7 1M 64k", base]);
     // Where it is not refused, it ends all the same.
-    run(&mut export(dir.path(), top, &["--fuse", "/missing/disk"])).fails(2, &["belongs to base"]);
+    run(&mut export(dir.path(), top, &["--fuse", "/missing/disk"]))
+        .fails(2, &["belongs to another base", "put it back"]);
+}
+
+/// Only root may make its loop device.
+#[test]
+fn a_block_device_is_no_base_of_a_persistent_cache() {
+    let dir = short_dir();
+    std::fs::create_dir(dir.path().join("cache")).unwrap();
+    let disk = dir.path().join("disk");
+    std::fs::write(&disk, vec![1; 16 << 20]).unwrap();
+    let tool = |args: &[&str]| run(Command::new("/sbin/losetup").args(args)).ok();
+    let device = tool(&["--find", "--show", disk.to_str().unwrap()]);
+    let device = device.trim();
+    // Where it is not refused, it ends all the same.
+    let refused = run(&mut export(dir.path(), device, &["--fuse", "/missing/disk"]));
+    tool(&["--detach", device]);
+    refused.fails(2, &[device, "headwater image import"]);
 }
 
 /// Earlier releases knew a base by its top file alone. A cache that was made over that file, before it had a backing file, has

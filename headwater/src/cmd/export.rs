@@ -2,7 +2,7 @@
 //! or a volume for each of many machines, over NBD, vhost-user or iSCSI.
 
 use std::fmt::Display;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -52,7 +52,7 @@ pub fn run(data_dir: impl Fn() -> anyhow::Result<DataDir>, mut args: ExportArgs)
         // Found now rather than after hours.
         counters::write_stats(file, &[VolumeCounters::default()], None)?;
     }
-    let Base { device: base, id: mut base_id, former_id, image } = open_base(&args, &data_dir)?;
+    let Base { device: base, id: mut base_id, former_id, files, image } = open_base(&args, &data_dir)?;
     if let (Some(name), Some(former)) = (&args.persistent, former_id)
         && persistent::lies_over(&args.cache_dir, name, &former)
     {
@@ -61,6 +61,9 @@ pub fn run(data_dir: impl Fn() -> anyhow::Result<DataDir>, mut args: ExportArgs)
             "the cache was made by an earlier release, which did not note the backing files of its base: whether one of them has changed since is not known"
         );
         base_id = former;
+    }
+    if let Some(name) = &args.persistent {
+        persistent::check_files(&files, &args.cache_dir, name, &base_id)?;
     }
     let persistent = match &args.persistent {
         None => None,
@@ -339,6 +342,8 @@ struct Base {
     id: [u8; 32],
     /// What earlier releases gave for a file with backing files.
     former_id: Option<[u8; 32]>,
+    /// What the disk is read from, where it is a file.
+    files: Vec<PathBuf>,
     image: Option<OpenImage>,
 }
 
@@ -354,7 +359,8 @@ fn open_base(args: &ExportArgs, data_dir: impl FnOnce() -> anyhow::Result<DataDi
         if let Some(text) = source.strip_prefix("null:") {
             let bytes = size::parse(text).map_err(invalid)?;
             let device = headwater_image::null_device(bytes)?;
-            return Ok(Base { device, id: persistent::null_id(bytes), former_id: None, image: None });
+            let id = persistent::null_id(bytes);
+            return Ok(Base { device, id, former_id: None, files: Vec::new(), image: None });
         }
         if image::is_path(source) {
             let backing = if args.backing { Backing::Anywhere } else { Backing::Beside };
@@ -365,7 +371,7 @@ fn open_base(args: &ExportArgs, data_dir: impl FnOnce() -> anyhow::Result<DataDi
                 Some((top, [_, ..])) => Some(persistent::chain_id(std::slice::from_ref(top), size_bytes)?),
                 _ => None,
             };
-            return Ok(Base { device, id, former_id, image: None });
+            return Ok(Base { device, id, former_id, files, image: None });
         }
     }
     let failed = || match &args.from {
@@ -392,7 +398,13 @@ fn open_base(args: &ExportArgs, data_dir: impl FnOnce() -> anyhow::Result<DataDi
     let streamed = streaming.open(version.manifest).with_context(failed)?;
     let device = Arc::clone(&streamed.reader) as Arc<dyn Device>;
     let id = streamed.reader.id().0;
-    Ok(Base { device, id, former_id: None, image: Some(OpenImage { streaming, streamed }) })
+    Ok(Base {
+        device,
+        id,
+        former_id: None,
+        files: Vec::new(),
+        image: Some(OpenImage { streaming, streamed }),
+    })
 }
 
 /// Says how far the copy of the image to this host is.

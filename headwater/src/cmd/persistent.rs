@@ -1,6 +1,6 @@
 //! What `headwater export --persistent` needs beside the cache: the key's file, and what is kept and over which base.
 
-use std::os::unix::fs::MetadataExt;
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
 use anyhow::Context;
@@ -87,12 +87,51 @@ pub fn chain_id(files: &[PathBuf], size_bytes: u64) -> anyhow::Result<[u8; 32]> 
     Ok(Hash::of(&text).0)
 }
 
-/// Whether the cache `name` in `cache_dir` lies over this base (`docs/format-cache.md`, the header of `map`).
+/// Whether the cache `name` in `cache_dir` lies over this base.
 pub fn lies_over(cache_dir: &Path, name: &str, base_id: &[u8; 32]) -> bool {
+    base_of(cache_dir, name).is_some_and(|found| found == *base_id)
+}
+
+/// The base of the cache `name` in `cache_dir`, where there is one (`docs/format-cache.md`, the header of `map`).
+fn base_of(cache_dir: &Path, name: &str) -> Option<[u8; 32]> {
     use std::os::unix::fs::FileExt;
-    let mut found = [0; 32];
-    let map = std::fs::File::open(cache_dir.join(name).join("map"));
-    map.and_then(|map| map.read_exact_at(&mut found, 24)).is_ok() && found == *base_id
+    let (mut magic, mut base) = ([0; 8], [0; 32]);
+    let map = std::fs::File::open(cache_dir.join(name).join("map")).ok()?;
+    map.read_exact_at(&mut magic, 0).and_then(|()| map.read_exact_at(&mut base, 24)).ok()?;
+    (magic == *b"HWCACHE\n").then_some(base)
+}
+
+/// Refuses what the cache `name` does not lie over, and block devices: nothing tells that one was written to. A cache that an
+/// earlier release made over a device is opened all the same, as nothing else gives back what it holds.
+pub fn check_files(
+    files: &[PathBuf],
+    cache_dir: &Path,
+    name: &str,
+    base_id: &[u8; 32],
+) -> anyhow::Result<()> {
+    let is_device = |path: &&PathBuf| path.metadata().is_ok_and(|found| found.file_type().is_block_device());
+    let found = base_of(cache_dir, name);
+    if let Some(device) = files.iter().find(is_device) {
+        let why = format!("whether the block device {} was written to cannot be told", device.display());
+        if found == Some(*base_id) {
+            tracing::warn!(cache = %name, "{why}, and over other contents this cache is damage");
+            return Ok(());
+        }
+        return Err(invalid(format!(
+            "a persistent cache is right over the contents that it was made over alone, and {why}: import it \
+             ('headwater image import'), as an image is known by its hash"
+        )));
+    }
+    match (files, found) {
+        ([file, ..], Some(found)) if found != *base_id => Err(invalid(format!(
+            "the persistent cache {} belongs to another base than {}: a file and its backing files are known by path, size and \
+             time of modification, and one of these is another; put it back as it was, give another name, or use an image of \
+             the store, which may move",
+            cache_dir.join(name).display(),
+            file.display()
+        ))),
+        _ => Ok(()),
+    }
 }
 
 #[cfg(test)]
