@@ -220,6 +220,36 @@ fn an_end_whose_last_writes_find_no_room_is_a_failure() {
 }
 
 #[test]
+fn a_start_that_fails_leaves_nothing_behind() {
+    let dir = short_dir();
+    std::fs::create_dir(dir.path().join("cache")).unwrap();
+    let count = |of: &str| std::fs::read_dir(dir.path().join(of)).map_or(0, Iterator::count);
+    let persistent = |name: &str, more: &[&str]| {
+        let mut command = export(dir.path(), "null:16M", more);
+        let args: Vec<_> = command.get_args().map(ToOwned::to_owned).collect();
+        command = headwater();
+        command.args(args.into_iter().map(|arg| if arg == "work" { name.into() } else { arg }));
+        run(command.stdin(Stdio::null()))
+    };
+    for name in ["", "a b", ".hidden", "a/b"] {
+        persistent(name, &[]).fails(2, &["is no name for a persistent cache"]);
+        assert!(!dir.path().join("data/keys").exists(), "'{name}'");
+    }
+    let busy = std::os::unix::net::UnixListener::bind(dir.path().join("nbd")).unwrap();
+    persistent("work", &[]).fails(4, &["nbd"]);
+    drop(busy);
+    std::fs::remove_file(dir.path().join("nbd")).unwrap();
+    persistent("work", &["--fuse", "/missing/disk"]).fails(3, &["/missing/disk"]);
+    assert_eq!((count("cache"), count("data/keys")), (0, 0));
+    // One that was there before stays, and so does its key.
+    let (mut child, _) = start(dir.path());
+    signal(child.id(), "TERM");
+    assert!(child.wait().unwrap().success());
+    persistent("work", &["--fuse", "/missing/disk"]).fails(3, &["/missing/disk"]);
+    assert_eq!((count("cache"), count("data/keys")), (1, 1));
+}
+
+#[test]
 fn a_backing_file_that_changed_is_another_base() {
     let dir = short_dir();
     std::fs::create_dir(dir.path().join("cache")).unwrap();

@@ -107,6 +107,11 @@ impl Volume {
         self.inner.cache.persistent_id()
     }
 
+    /// Whether its persistent write cache was not there before, and was made for it.
+    pub fn has_new_cache(&self) -> bool {
+        self.inner.cache.is_new()
+    }
+
     /// Refuses limits that a volume which is opened now could not have. What is not given stays.
     pub fn check_limits(&self, ram_bytes: Option<u64>, disk_bytes: Option<u64>) -> Result<(), IoError> {
         self.inner.cache.check_limits(ram_bytes, disk_bytes)

@@ -1,6 +1,7 @@
 //! `headwater export`: serve one volume over NBD, vhost-user, iSCSI or as a file in the foreground, without a daemon;
 //! or a volume for each of many machines, over NBD, vhost-user or iSCSI.
 
+use std::cell::Cell;
 use std::fmt::Display;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -12,7 +13,9 @@ use headwater_block::{Device, size};
 use headwater_image::Backing;
 use headwater_store::{Access, ImageReference, StoreError, StoreErrorKind};
 use headwater_vhost_user::Positions;
-use headwater_volume::{DEFAULT_WEIGHT, LittleSpace, Volume, VolumeCounters, VolumeOptions};
+use headwater_volume::{
+    DEFAULT_WEIGHT, LittleSpace, PersistentOptions, Volume, VolumeCounters, VolumeOptions,
+};
 use headwater_writecache::Host;
 use tokio::signal::unix::{SignalKind, signal};
 
@@ -41,11 +44,7 @@ pub fn run(data_dir: impl Fn() -> anyhow::Result<DataDir>, mut args: ExportArgs)
     logging::to_stderr(&args.log, LogFormat::Text)?;
     take_url(&mut args)?;
     check_machines(&args)?;
-    if args.persistent.is_some() && args.limits.mode() == CacheMode::Ram {
-        return Err(invalid(
-            "a persistent cache needs a disk to be on: give --cache ram+disk or --cache disk",
-        ));
-    }
+    check_persistent(&args)?;
     let cache = args.limits.settings(CacheSettings::default())?;
     check_ram(&args, &cache)?;
     if let Some(file) = &args.stats {
@@ -65,11 +64,12 @@ pub fn run(data_dir: impl Fn() -> anyhow::Result<DataDir>, mut args: ExportArgs)
     if let Some(name) = &args.persistent {
         persistent::check_files(&files, &args.cache_dir, name, &base_id)?;
     }
-    let persistent = match &args.persistent {
-        None => None,
+    let (persistent, new_key) = match &args.persistent {
+        None => (None, None),
         Some(name) => {
             let (key, cache_dir) = (args.key_file.as_deref(), args.cache_dir.as_path());
-            Some(persistent::options(name, key, cache_dir, base_id, &data_dir)?)
+            let (options, new_key) = persistent::options(name, key, cache_dir, base_id, &data_dir)?;
+            (Some(options), new_key)
         }
     };
     let host = Host::start(u64::MAX).map_err(anyhow::Error::msg)?;
@@ -99,7 +99,23 @@ pub fn run(data_dir: impl Fn() -> anyhow::Result<DataDir>, mut args: ExportArgs)
     drop(options);
     let runtime =
         tokio::runtime::Builder::new_current_thread().enable_all().build().context("cannot start")?;
-    runtime.block_on(serve(&args, &volumes, kept.as_ref(), image.as_ref()))
+    let serves = Cell::new(false);
+    let served = runtime.block_on(serve(&args, &volumes, kept.as_ref(), image.as_ref(), &serves));
+    if let Some(kept) = kept.filter(|_| !serves.get()) {
+        take_back(&volumes, &kept, new_key.as_deref());
+    }
+    served
+}
+
+/// Removes the cache that was made for a start that failed, unless somebody wrote to it.
+fn take_back(volumes: &[Arc<Volume>], kept: &Kept, new_key: Option<&Path>) {
+    volumes.iter().for_each(|volume| volume.close());
+    if volumes.iter().all(|volume| volume.has_new_cache())
+        && is_untouched(volumes)
+        && let Err(error) = persistent::take_back(&kept.dir, new_key)
+    {
+        tracing::warn!("cannot remove {}, a cache that was made in vain: {error}", kept.dir.display());
+    }
 }
 
 async fn serve(
@@ -107,6 +123,7 @@ async fn serve(
     volumes: &[Arc<Volume>],
     kept: Option<&Kept>,
     image: Option<&OpenImage>,
+    serves: &Cell<bool>,
 ) -> anyhow::Result<()> {
     let mut end = EndSignals::catch()?;
     let mut ask = signal(SignalKind::user_defined1()).context("cannot catch SIGUSR1")?;
@@ -123,6 +140,7 @@ async fn serve(
         }
     })?;
     let Others { iscsi, fuse, attached } = others;
+    serves.set(true);
     let limits = answer_limits(args, volumes, attached.as_ref());
     for uri in nbd.iter().flat_map(|nbd| nbd.uris()) {
         say_uri(args, &uri);
@@ -265,6 +283,17 @@ fn serve_vhost_user(
     };
     headwater_vhost_user::Server::bind(path, Arc::clone(volume) as Arc<dyn Device>, options)
         .with_context(|| format!("cannot serve '{}'", args.source))
+}
+
+fn check_persistent(args: &ExportArgs) -> anyhow::Result<()> {
+    let Some(name) = &args.persistent else { return Ok(()) };
+    if args.limits.mode() == CacheMode::Ram {
+        return Err(invalid(
+            "a persistent cache needs a disk to be on: give --cache ram+disk or --cache disk",
+        ));
+    }
+    // Before anything is made or looked for under this name.
+    Ok(PersistentOptions::check_name(name)?)
 }
 
 fn check_ram(args: &ExportArgs, cache: &CacheSettings) -> anyhow::Result<()> {

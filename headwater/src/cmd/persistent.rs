@@ -11,22 +11,22 @@ use crate::data_dir::DataDir;
 use crate::failure::invalid;
 use crate::keys;
 
-/// Puts the options together: reads the key, or makes one for a new cache.
+/// Puts the options together: reads the key, or makes one for a new cache. The file of one that was made.
 pub fn options(
     name: &str,
     key_file: Option<&Path>,
     cache_dir: &Path,
     base_id: [u8; 32],
     data_dir: impl FnOnce() -> anyhow::Result<DataDir>,
-) -> anyhow::Result<PersistentOptions> {
+) -> anyhow::Result<(PersistentOptions, Option<PathBuf>)> {
     let key_file = match key_file {
         Some(file) => file.to_path_buf(),
         None => default_key_file(&data_dir()?, name)?,
     };
     let exists = cache_dir.join(name).join("map").exists();
-    let key = keys::key(&key_file, cache_dir, exists)
+    let (key, is_new) = keys::key(&key_file, cache_dir, exists)
         .with_context(|| format!("cannot use the key of the persistent cache '{name}'"))?;
-    Ok(PersistentOptions { name: name.to_owned(), key, base_id })
+    Ok((PersistentOptions { name: name.to_owned(), key, base_id }, is_new.then_some(key_file)))
 }
 
 /// `keys/NAME` in the data directory.
@@ -35,10 +35,16 @@ fn default_key_file(data_dir: &DataDir, name: &str) -> anyhow::Result<PathBuf> {
     keys::make_directory(&keys).with_context(|| {
         format!("cannot make {} (give the file of the key with --key-file)", keys.display())
     })?;
-    if name.contains('/') {
-        return Err(invalid(format!("'{name}' is no name for a persistent cache: it has a '/'")));
-    }
     Ok(keys.join(name))
+}
+
+/// Removes a cache that was made for a start that failed, and `new_key`, its key. It is closed, and nothing was written to it.
+pub fn take_back(dir: &Path, new_key: Option<&Path>) -> std::io::Result<()> {
+    // Not where another process has it by now.
+    let lock = std::fs::File::open(dir.join("lock"))?;
+    rustix::fs::flock(&lock, rustix::fs::FlockOperation::NonBlockingLockExclusive)?;
+    std::fs::remove_dir_all(dir)?;
+    new_key.map_or(Ok(()), keys::destroy)
 }
 
 /// What keeps the contents of a volume: by this, and by no name, another server of it is known.

@@ -527,6 +527,11 @@ impl WriteCache {
         self.persist.is_some()
     }
 
+    /// Whether a persistent cache was made when it was opened.
+    pub fn is_new(&self) -> bool {
+        self.persist.as_ref().is_some_and(|persist| persist.is_new())
+    }
+
     /// What tells a persistent cache from every other one, whatever they are called.
     pub fn persistent_id(&self) -> Option<[u8; ID_BYTES]> {
         self.persist.as_ref().map(|persist| persist.id())

@@ -111,7 +111,7 @@ fn hex(bytes: &[u8]) -> String {
 }
 
 /// Refuses names that are not plain file names.
-fn check_name(name: &str) -> Result<(), IoError> {
+pub fn check_name(name: &str) -> Result<(), IoError> {
     let plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
     if name.is_empty() || name.len() > MAX_NAME_BYTES || name.starts_with('.') || !name.chars().all(plain) {
         return Err(invalid(format!(

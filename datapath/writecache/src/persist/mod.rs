@@ -68,6 +68,13 @@ pub struct PersistentOptions {
     pub base_id: [u8; 32],
 }
 
+impl PersistentOptions {
+    /// Refuses names of caches that are not plain file names.
+    pub fn check_name(name: &str) -> Result<(), IoError> {
+        journal::check_name(name)
+    }
+}
+
 impl Drop for PersistentOptions {
     /// The key is in the cache's protected memory by now, and this copy is in ordinary memory, which is swapped and dumped.
     fn drop(&mut self) {
@@ -227,6 +234,7 @@ pub struct Persist {
     thread: Mutex<Option<thread::JoinHandle<()>>>,
     lock: File,
     id: [u8; ID_BYTES],
+    is_new: bool,
 }
 
 /// A persistent cache's parts, as they are after opening.
@@ -300,6 +308,7 @@ pub fn open(
         thread: Mutex::default(),
         lock,
         id,
+        is_new: found.is_none(),
     };
     Ok(Recovery { persist: Arc::new(persist), overflow, recovered })
 }
@@ -308,6 +317,11 @@ impl Persist {
     /// What tells this cache from every other one, whatever they are called.
     pub fn id(&self) -> [u8; ID_BYTES] {
         self.id
+    }
+
+    /// Whether it was made when it was opened.
+    pub fn is_new(&self) -> bool {
+        self.is_new
     }
 
     /// To be held while the map is changed: an epoch does not end meanwhile.
