@@ -155,6 +155,50 @@ fn a_machines_disk_is_frozen_without_asking_the_store() {
 }
 
 #[test]
+fn what_a_kept_disk_answered_before_it_was_closed_is_there_at_the_next_start() {
+    const BLOCKS: u64 = 256;
+    let fixture = Fixture::new();
+    let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+    let KeptRequest { kept, cache, .. } = fixture.request;
+    let open = || {
+        let request = DiskRequest { kept: Some(kept), ..fixture.disk(cache) };
+        runtime.block_on(fixture.volumes.open(request)).unwrap()
+    };
+    let connect = || {
+        let socket = fixture.dir.path().join("disk.sock");
+        headwater_nbd::client::Client::open(&format!("nbd+unix:///?socket={}", socket.display())).unwrap()
+    };
+    let disk = open();
+    let client = connect();
+    let (tell, told) = std::sync::mpsc::channel();
+    let writer = std::thread::spawn(move || {
+        let mut held = vec![0; BLOCKS as usize];
+        for number in 0.. {
+            let value = (number / BLOCKS % 251) as u8 + 1;
+            if let Err(error) = blocking::write(&*client, number % BLOCKS * 4096, &[value; 4096]) {
+                return (held, (number % BLOCKS) as usize, error);
+            }
+            held[(number % BLOCKS) as usize] = value;
+            if number == 4 * BLOCKS {
+                tell.send(()).unwrap();
+            }
+        }
+        unreachable!("it writes until it is refused")
+    });
+    told.recv().unwrap();
+    runtime.block_on(disk.close()).unwrap();
+    drop(disk);
+    let (held, refused, error) = writer.join().unwrap();
+    let disk = open();
+    let mut read = vec![0; (BLOCKS * 4096) as usize];
+    blocking::read(&*connect(), 0, &mut read).unwrap();
+    runtime.block_on(disk.close()).unwrap();
+    let blocks = read.chunks(4096).zip(&held).enumerate();
+    let lost = blocks.filter(|(block, (read, held))| *block != refused && read.iter().any(|b| b != *held));
+    assert_eq!(lost.count(), 0, "answered before {error}");
+}
+
+#[test]
 fn to_ask_whether_a_disk_is_full_disconnects_nobody_and_to_relieve_it_does() {
     use headwater_block::blocking;
 
