@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
-use headwater_block::{Device, blocking};
+use headwater_block::{Device, IoErrorKind, blocking};
 use headwater_nbd::client::Client;
 use headwater_testkit::wait_until;
 use support::{headwater, headwater_on_full_disk, run, short_dir, signal};
@@ -204,16 +204,24 @@ fn an_end_whose_last_writes_find_no_room_is_a_failure() {
     let dir = short_dir();
     std::fs::create_dir(dir.path().join("cache")).unwrap();
     let mut command = headwater_on_full_disk(1 << 30);
-    command.args(export(dir.path(), "null:16M", &[]).get_args()).stdin(Stdio::null());
+    let plain = export(dir.path(), "null:16M", &[]);
+    command.args(plain.get_args()).envs(plain.get_envs().filter_map(|(name, value)| Some((name, value?))));
+    command.stdin(Stdio::null());
     let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("it starts");
     let mut uri = String::new();
     BufReader::new(child.stdout.as_mut().expect("piped")).read_line(&mut uri).expect("it prints");
-    blocking::write(&*Client::open(uri.trim()).expect("it listens"), 0, &[1; BLOCK]).unwrap();
+    let client: Arc<Client> = Client::open(uri.trim()).expect("it listens");
+    blocking::write(&*client, 0, &[1; BLOCK]).unwrap();
     // The disk has given the room that it promised to others.
     let pid = child.id().to_string();
     run(Command::new("prlimit").args(["--pid", &pid, "--fsize=512"])).ok();
+    let flushed = blocking::flush(&*client).map_err(|error| error.kind());
+    let listed = run(headwater().args(["cache", "list"])).ok();
+    let state = listed.lines().find(|line| line.starts_with(&pid)).map(ToOwned::to_owned);
     signal(child.id(), "TERM");
     let ended = child.wait_with_output().unwrap();
+    assert_eq!(flushed, Err(IoErrorKind::NoSpace));
+    assert!(state.as_ref().is_some_and(|line| line.contains("flushes fail")), "{listed}");
     let told = String::from_utf8_lossy(&ended.stderr);
     assert_eq!(ended.status.code(), Some(5), "{told}");
     assert!(told.lines().last().unwrap().contains("since the last flush may be lost"), "{told}");

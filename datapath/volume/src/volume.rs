@@ -148,6 +148,11 @@ impl Volume {
         self.inner.cache.is_broken()
     }
 
+    /// Whether the disk of a persistent write cache failed or had no room at the last try.
+    pub fn is_failing(&self) -> bool {
+        self.inner.cache.is_failing()
+    }
+
     /// The state of this moment, while the machine goes on: of what was answered before, everything, and of what
     /// begins afterwards, nothing. What is overwritten meanwhile takes new room in the write cache. An error while
     /// an earlier view is there.

@@ -47,6 +47,7 @@ fn row(process: &Process, cache: &Cache) -> Vec<String> {
         State::Ok => "",
         State::Waiting => "writes wait for room",
         State::Full => "full: writes are refused",
+        State::Failing => "flushes fail: its disk is full, or failed",
     };
     // A device says more than what is on it.
     let volume = process.devices.first().filter(|_| process.caches.len() == 1).unwrap_or(&cache.volume);

@@ -93,7 +93,7 @@ pub struct Cache {
     pub state: State,
 }
 
-/// Whether a write cache has room.
+/// Whether a write cache has room, and keeps what it is to keep.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum State {
@@ -103,4 +103,6 @@ pub enum State {
     Waiting,
     /// They are refused.
     Full,
+    /// The disk of a persistent one did not take what was to be made durable, at the last try.
+    Failing,
 }

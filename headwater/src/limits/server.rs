@@ -151,6 +151,7 @@ impl Served {
             state: match (shortage.refusing, shortage.waited.is_zero()) {
                 (true, _) => State::Full,
                 (false, false) => State::Waiting,
+                (false, true) if volume.is_failing() => State::Failing,
                 (false, true) => State::Ok,
             },
         }

@@ -522,6 +522,11 @@ impl WriteCache {
         self.persist.as_ref().is_some_and(|persist| persist.is_broken())
     }
 
+    /// Whether the disk of a persistent cache failed or had no room at the last try.
+    pub fn is_failing(&self) -> bool {
+        self.persist.as_ref().is_some_and(|persist| persist.has_failed() || persist.is_broken())
+    }
+
     /// Whether what is flushed survives.
     pub fn is_persistent(&self) -> bool {
         self.persist.is_some()
