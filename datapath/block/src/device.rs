@@ -1,5 +1,7 @@
 //! The one trait of the data path.
 
+use std::sync::Arc;
+
 use crate::completion::Completion;
 use crate::completion_queue::CompletionQueue;
 use crate::error::{IoError, IoErrorKind};
@@ -205,6 +207,12 @@ pub trait Device: Send + Sync + 'static {
     /// trace, in what is recorded, fetched ahead or kept because it is in use. Whether it did.
     fn peek(&self, range: ByteRange, into: &mut [u8]) -> bool {
         matches!(self.try_now(Op::Read { range, into }), Ok(Attempt::Done))
+    }
+
+    /// The same blocks for readers that are not the machine, such as a backup of it: what they read is not recorded as what a
+    /// boot reads. `None` where nothing is recorded.
+    fn unrecorded(self: Arc<Self>) -> Option<Arc<dyn Device>> {
+        None
     }
 
     /// Appends what a read of `range` would give to `parts`, in order, without a copy. `false` where that cannot be, with

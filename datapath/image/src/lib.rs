@@ -91,6 +91,7 @@ mod hydrate;
 mod index;
 mod open_manifests;
 mod pace;
+mod pending;
 mod qcow2;
 mod readahead;
 mod units;

@@ -19,11 +19,9 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use headwater_block::{
-    Attempt, ByteRange, Completion, Device, Extent, ExtentKind, Geometry, IoError, IoErrorKind, Lent, Op,
-    Request,
+    Attempt, ByteRange, Completion, Device, Extent, ExtentKind, Geometry, IoError, Lent, Op, Request,
 };
 use headwater_store::{Hash, Object, Pin, Store, StoreErrorKind};
-use parking_lot::Mutex;
 
 use crate::chunk_cache::{ChunkCache, Joined, Waiter};
 use crate::disk_cache::{DiskCache, Kept};
@@ -31,6 +29,7 @@ use crate::error::ImageError;
 use crate::fetch::{Fetch, Fetching, MergeLimit, Source, group};
 use crate::fetch_pool::{FetchPool, Once, PREFETCH_MAX_BYTES, Place, Task, Urgency, read_only};
 use crate::manifest::{ChunkRef, Manifest, ObjectRef};
+use crate::pending::{PendingRead, Piece, copy_piece, wrong_buffer};
 use crate::readahead::Readahead;
 use crate::trace::{Recorder, Trace};
 use crate::units::{usize_of, usize_of_u32};
@@ -190,6 +189,7 @@ impl VersionReader {
     /// one if that says so.
     fn read_now(
         &self,
+        recorder: Option<&Recorder>,
         range: ByteRange,
         into: &mut [u8],
         mut missing: impl FnMut(Piece, ChunkRef) -> bool,
@@ -201,7 +201,7 @@ impl VersionReader {
                 target.fill(0);
                 continue;
             };
-            if let Some(recorder) = self.recorder.get() {
+            if let Some(recorder) = recorder {
                 recorder.touch(piece.index);
             }
             match self.cache.get(&chunk.hash) {
@@ -213,19 +213,22 @@ impl VersionReader {
         Ok(())
     }
 
-    fn submit_read(&self, range: ByteRange, mut buffer: Vec<u8>, done: Completion) {
+    fn submit_read(
+        &self,
+        recorder: Option<&Recorder>,
+        range: ByteRange,
+        mut buffer: Vec<u8>,
+        done: Completion,
+    ) {
         let mut missing = Vec::new();
-        let result = self.read_now(range, &mut buffer, |piece, chunk| {
+        let result = self.read_now(recorder, range, &mut buffer, |piece, chunk| {
             missing.push((piece, chunk));
             true
         });
         if missing.is_empty() || result.is_err() {
             return done.complete(result, buffer);
         }
-        let read = Arc::new(PendingRead {
-            left: AtomicUsize::new(missing.len()),
-            state: Mutex::new(ReadState { buffer, result: Ok(()), done: Some(done) }),
-        });
+        let read = PendingRead::start(missing.len(), buffer, done);
         let (mut must_fetch, mut joined) = (Vec::new(), Vec::new());
         for (piece, chunk) in missing {
             let read = Arc::clone(&read);
@@ -238,6 +241,33 @@ impl VersionReader {
         self.promote(&joined);
         self.fetch(must_fetch, Urgency::Waited, self.merge_limit());
         self.read_ahead(range, true);
+    }
+
+    fn try_recorded(&self, recorder: Option<&Recorder>, op: Op<'_>) -> Result<Attempt, IoError> {
+        match op {
+            Op::Read { range, into } => {
+                let mut complete = true;
+                self.read_now(recorder, range, into, |_, _| {
+                    complete = false;
+                    false
+                })?;
+                if complete {
+                    self.read_ahead(range, false);
+                }
+                Ok(if complete { Attempt::Done } else { Attempt::MustWait })
+            }
+            Op::Flush => Ok(Attempt::Done),
+            Op::Write { .. } | Op::WriteZeroes { .. } | Op::Discard { .. } => Err(read_only()),
+        }
+    }
+
+    fn submit_recorded(&self, recorder: Option<&Recorder>, request: Request, done: Completion) {
+        match request {
+            Request::Read { range, buffer } => self.submit_read(recorder, range, buffer, done),
+            Request::Prefetch { range } => self.submit_prefetch(range, done),
+            Request::Flush => done.complete(Ok(()), Vec::new()),
+            other => done.complete(Err(read_only()), other.into_buffer()),
+        }
     }
 
     /// Fetches what comes next, if somebody reads in order.
@@ -316,10 +346,7 @@ impl VersionReader {
         if missing.is_empty() {
             return done.complete(Ok(()), Vec::new());
         }
-        let read = Arc::new(PendingRead {
-            left: AtomicUsize::new(missing.len()),
-            state: Mutex::new(ReadState { buffer: Vec::new(), result: Ok(()), done: Some(done) }),
-        });
+        let read = PendingRead::start(missing.len(), Vec::new(), done);
         let nothing = Piece { index: 0, from: 0, len: 0, to: 0 };
         let mut must_fetch = Vec::new();
         for chunk in missing {
@@ -436,85 +463,13 @@ pub(crate) fn open_objects(
     Ok(manifest.objects().iter().map(open).collect::<Result<_, _>>()?)
 }
 
-/// Part of a request that lies in one chunk.
-#[derive(Clone, Copy, Debug)]
-struct Piece {
-    /// Number of the chunk.
-    index: u64,
-    /// Where it starts in the chunk.
-    from: usize,
-    len: usize,
-    /// Where it goes in the request's buffer.
-    to: usize,
-}
-
-fn copy_piece(chunk: &[u8], piece: Piece, target: &mut [u8]) -> Result<(), IoError> {
-    let source = chunk.get(piece.from..).and_then(|tail| tail.get(..target.len()));
-    target.copy_from_slice(source.ok_or_else(wrong_buffer)?);
-    Ok(())
-}
-
-fn wrong_buffer() -> IoError {
-    IoError::new(IoErrorKind::Invalid, "the buffer does not have the length of the request")
-}
-
-/// A request that waits for chunks.
-struct PendingRead {
-    /// Pieces that are not here yet.
-    left: AtomicUsize,
-    state: Mutex<ReadState>,
-}
-
-struct ReadState {
-    buffer: Vec<u8>,
-    result: Result<(), IoError>,
-    done: Option<Completion>,
-}
-
-impl PendingRead {
-    fn piece_is_here(&self, piece: Piece, bytes: Result<&[u8], &IoError>) {
-        let mut state = self.state.lock();
-        let copied = bytes.map_err(IoError::clone).and_then(|bytes| {
-            let target = state.buffer.get_mut(piece.to..).and_then(|tail| tail.get_mut(..piece.len));
-            copy_piece(bytes, piece, target.ok_or_else(wrong_buffer)?)
-        });
-        if let Err(e) = copied {
-            state.result = Err(e);
-        }
-        if self.left.fetch_sub(1, Ordering::AcqRel) != 1 {
-            return;
-        }
-        let result = std::mem::replace(&mut state.result, Ok(()));
-        let buffer = std::mem::take(&mut state.buffer);
-        let done = state.done.take();
-        drop(state);
-        if let Some(done) = done {
-            done.complete(result, buffer);
-        }
-    }
-}
-
 impl Device for VersionReader {
     fn geometry(&self) -> Geometry {
         read_only_geometry(self.manifest.size_bytes())
     }
 
     fn try_now(&self, op: Op<'_>) -> Result<Attempt, IoError> {
-        match op {
-            Op::Read { range, into } => {
-                let mut complete = true;
-                self.read_now(range, into, |_, _| {
-                    complete = false;
-                    false
-                })?;
-                if complete {
-                    self.read_ahead(range, false);
-                }
-                Ok(if complete { Attempt::Done } else { Attempt::MustWait })
-            }
-            Op::Flush => Ok(Attempt::Done),
-            Op::Write { .. } | Op::WriteZeroes { .. } | Op::Discard { .. } => Err(read_only()),
-        }
+        self.try_recorded(self.recorder.get(), op)
     }
 
     fn peek(&self, range: ByteRange, into: &mut [u8]) -> bool {
@@ -554,13 +509,12 @@ impl Device for VersionReader {
         true
     }
 
+    fn unrecorded(self: Arc<Self>) -> Option<Arc<dyn Device>> {
+        Some(Arc::new(Unrecorded(self)))
+    }
+
     fn submit(&self, request: Request, done: Completion) {
-        match request {
-            Request::Read { range, buffer } => self.submit_read(range, buffer, done),
-            Request::Prefetch { range } => self.submit_prefetch(range, done),
-            Request::Flush => done.complete(Ok(()), Vec::new()),
-            other => done.complete(Err(read_only()), other.into_buffer()),
-        }
+        self.submit_recorded(self.recorder.get(), request, done);
     }
 
     fn extents(&self, range: ByteRange, max_extents: usize) -> Result<Vec<Extent>, IoError> {
@@ -584,6 +538,31 @@ impl std::fmt::Debug for VersionReader {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let (id, size) = (self.id.short(), self.manifest.size_bytes());
         f.debug_struct("VersionReader").field("id", &id).field("size_bytes", &size).finish_non_exhaustive()
+    }
+}
+
+/// A version as [`Device::unrecorded`] readers see it.
+struct Unrecorded(Arc<VersionReader>);
+
+impl Device for Unrecorded {
+    fn geometry(&self) -> Geometry {
+        self.0.geometry()
+    }
+
+    fn try_now(&self, op: Op<'_>) -> Result<Attempt, IoError> {
+        self.0.try_recorded(None, op)
+    }
+
+    fn peek(&self, range: ByteRange, into: &mut [u8]) -> bool {
+        self.0.peek(range, into)
+    }
+
+    fn submit(&self, request: Request, done: Completion) {
+        self.0.submit_recorded(None, request, done);
+    }
+
+    fn extents(&self, range: ByteRange, max_extents: usize) -> Result<Vec<Extent>, IoError> {
+        self.0.extents(range, max_extents)
     }
 }
 

@@ -221,6 +221,23 @@ fn a_peek_leaves_no_trace() {
 }
 
 #[test]
+fn what_others_than_the_machine_read_is_not_recorded() {
+    let (_dir, store) = store();
+    let mut disk = vec![0; 1 << 20];
+    noise(&mut disk, 3);
+    let version = import_bytes(&store, "disk", &disk).version;
+    let reader = VersionReader::open(&store, version.manifest, ChunkCache::new(8 << 20)).unwrap();
+    reader.record(Duration::from_secs(3600));
+    let other = (Arc::clone(&reader) as Arc<dyn Device>).unrecorded().unwrap();
+    assert_eq!(other.geometry(), reader.geometry());
+    // Once by fetching, once from memory.
+    for _ in 0..2 {
+        assert!(read_all(&*other) == disk);
+    }
+    assert!(reader.recorded().is_none());
+}
+
+#[test]
 fn a_prefetch_of_everything_brings_a_part_and_lets_reads_pass() {
     let (_dir, store) = store();
     let mut disk = vec![0; 48 << 20];

@@ -11,7 +11,7 @@ use headwater_writecache::{Found, FrozenCache, Kind};
 
 use crate::pieces::pieces;
 use crate::read::{self, Side};
-use crate::volume::{Inner, bad_buffer, extend, first_run};
+use crate::volume::{Inner, bad_buffer, extend, first_run, read_base_now};
 
 /// See the file's head. Dropping it gives back the room of what only it needed.
 pub struct FrozenView {
@@ -63,7 +63,7 @@ impl FrozenView {
             match self.cache.read(piece.block, piece.skip, part) {
                 Found::Done(_) => {
                     if let Some(run) = absent.take()
-                        && self.inner.read_base_now(range, run, into)? == Attempt::MustWait
+                        && read_base_now(&self.inner.base_of_views, range, run, into)? == Attempt::MustWait
                     {
                         return Ok(Attempt::MustWait);
                     }
@@ -73,7 +73,7 @@ impl FrozenView {
             }
         }
         match absent {
-            Some(run) => self.inner.read_base_now(range, run, into),
+            Some(run) => read_base_now(&self.inner.base_of_views, range, run, into),
             None => Ok(Attempt::Done),
         }
     }

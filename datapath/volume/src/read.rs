@@ -3,14 +3,14 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use headwater_block::{Attempt, BLOCK_BYTES, ByteRange, Completion, IoError, Request};
+use headwater_block::{Attempt, BLOCK_BYTES, ByteRange, Completion, Device, IoError, Request};
 use headwater_writecache::{Fetched, Found, FrozenCache, ReadTally, Ticket};
 use parking_lot::Mutex;
 
 use crate::counters::Own;
 use crate::latency::Class;
 use crate::pieces::{Piece, pieces};
-use crate::volume::{Inner, bad_buffer, extend};
+use crate::volume::{Inner, bad_buffer, extend, read_base_now};
 
 /// Which state is read.
 #[derive(Clone)]
@@ -24,6 +24,10 @@ pub(crate) enum Side {
 impl Side {
     pub(crate) fn is_machine(&self) -> bool {
         matches!(self, Side::Now)
+    }
+
+    fn base<'a>(&self, inner: &'a Inner) -> &'a Arc<dyn Device> {
+        if self.is_machine() { &inner.base } else { &inner.base_of_views }
     }
 }
 
@@ -100,10 +104,11 @@ impl Gather {
     }
 
     fn read_base(self: &Arc<Self>, run: ByteRange) {
-        let attempt = {
+        let (base, attempt) = {
             let mut state = self.state.lock();
             let state = &mut *state;
-            self.inner.read_base_now(self.range, run, &mut state.buffer)
+            let base = state.side.base(&self.inner);
+            (base, read_base_now(base, self.range, run, &mut state.buffer))
         };
         match attempt {
             Ok(Attempt::Done) => {
@@ -120,7 +125,7 @@ impl Gather {
             this.count_image(run);
             this.part_done(result);
         });
-        self.inner.base.submit(Request::Read { range: run, buffer }, done);
+        base.submit(Request::Read { range: run, buffer }, done);
     }
 
     fn count_image(&self, run: ByteRange) {

@@ -38,6 +38,8 @@ pub struct Volume {
 pub(crate) struct Inner {
     pub(crate) cache: Arc<WriteCache>,
     pub(crate) base: Arc<dyn Device>,
+    /// The same for views, whose readers are not the machine.
+    pub(crate) base_of_views: Arc<dyn Device>,
     pub(crate) geometry: Geometry,
     pub(crate) counters: OwnCounters,
     pub(crate) latencies: Latencies,
@@ -87,6 +89,9 @@ impl Volume {
         let inner = Inner {
             cache,
             base: Arc::clone(&options.base),
+            base_of_views: Arc::clone(&options.base)
+                .unrecorded()
+                .unwrap_or_else(|| Arc::clone(&options.base)),
             geometry,
             counters: OwnCounters::default(),
             latencies: Latencies::default(),
@@ -189,7 +194,7 @@ impl Inner {
                 Found::Done(from) => {
                     tally.add(from);
                     if let Some(run) = absent.take() {
-                        if self.read_base_now(range, run, into)? == Attempt::MustWait {
+                        if read_base_now(&self.base, range, run, into)? == Attempt::MustWait {
                             return Ok(Attempt::MustWait);
                         }
                         image_bytes += run.len();
@@ -200,7 +205,7 @@ impl Inner {
             }
         }
         if let Some(run) = absent {
-            if self.read_base_now(range, run, into)? == Attempt::MustWait {
+            if read_base_now(&self.base, range, run, into)? == Attempt::MustWait {
                 return Ok(Attempt::MustWait);
             }
             image_bytes += run.len();
@@ -210,21 +215,6 @@ impl Inner {
             self.counters.add(Own::ImageBytes, image_bytes);
         }
         Ok(Attempt::Done)
-    }
-
-    /// Reads the part `run` of the request `range` from the base, if that needs no waiting.
-    pub(crate) fn read_base_now(
-        &self,
-        range: ByteRange,
-        run: ByteRange,
-        into: &mut [u8],
-    ) -> Result<Attempt, IoError> {
-        let part = usize::try_from(run.offset() - range.offset())
-            .ok()
-            .zip(usize::try_from(run.len()).ok())
-            .and_then(|(start, len)| into.get_mut(start..start + len))
-            .ok_or_else(bad_buffer)?;
-        self.base.try_now(Op::Read { range: run, into: part })
     }
 
     /// What a read that was finished at once counts as: its first block stands for all.
@@ -311,6 +301,21 @@ impl Inner {
         let number = |block| BlockNumber(u32::try_from(block).unwrap_or(u32::MAX));
         self.cache.clear(number(whole.first_block()), number(whole.end_block()), to)
     }
+}
+
+/// Reads the part `run` of the request `range` from the base, if that needs no waiting.
+pub(crate) fn read_base_now(
+    base: &Arc<dyn Device>,
+    range: ByteRange,
+    run: ByteRange,
+    into: &mut [u8],
+) -> Result<Attempt, IoError> {
+    let part = usize::try_from(run.offset() - range.offset())
+        .ok()
+        .zip(usize::try_from(run.len()).ok())
+        .and_then(|(start, len)| into.get_mut(start..start + len))
+        .ok_or_else(bad_buffer)?;
+    base.try_now(Op::Read { range: run, into: part })
 }
 
 /// Adds a piece to a run of absent ones.

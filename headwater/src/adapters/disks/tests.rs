@@ -34,12 +34,16 @@ impl Fixture {
     }
 
     fn with(image_bytes: u64, caches: CacheArgs) -> Self {
+        Self::over(null_device(image_bytes).unwrap(), caches)
+    }
+
+    fn over(image: Arc<dyn Device>, caches: CacheArgs) -> Self {
         let dir = tempfile::tempdir().unwrap();
         let store: Arc<dyn Store> =
             Arc::new(LocalDir::open(&dir.path().join("store"), Access::WRITE).unwrap());
         let name: headwater_store::ImageName = "disk".parse().unwrap();
         let options = ImportOptions::new(name.clone(), 500);
-        headwater_image::import(null_device(image_bytes).unwrap(), &*store, &options, &mut |_| {}).unwrap();
+        headwater_image::import(image, &*store, &options, &mut |_| {}).unwrap();
         let image = store.image(&name).unwrap().unwrap();
         let version = version_of(&image, image.newest().unwrap());
         let [cache, keys] = ["cache", "keys"].map(|name| dir.path().join(name));
@@ -231,6 +235,42 @@ fn to_ask_whether_a_disk_is_full_disconnects_nobody_and_to_relieve_it_does() {
     blocking::read(&reader, 0, &mut block).unwrap_err();
     drop(served);
     runtime.block_on(disk.close()).unwrap();
+}
+
+#[test]
+fn what_a_backup_reads_is_no_part_of_a_boot() {
+    use headwater_testkit::{ReferenceDisk, ReferenceOptions, Rng};
+
+    let image = Rng::new(3).bytes(1 << 20);
+    let options = ReferenceOptions { read_only: true, ..ReferenceOptions::default() };
+    let source = Arc::new(ReferenceDisk::with_contents(image.clone(), options));
+    let writing = WritingArgs { buffering: headwater_volume::Buffering::Buffered, ..WritingArgs::default() };
+    let fixture = Fixture::over(source, CacheArgs { writing, ..CacheArgs::default() });
+    let manifest = hash_of(&fixture.request.version).unwrap();
+    let recorded = || fixture.volumes.traces().find(manifest).map(|(trace, _)| trace);
+    let mut bytes = vec![0; image.len()];
+
+    // Of a machine that is off.
+    fixture.begin().unwrap();
+    let reader = fixture.volumes.lend_kept(&fixture.request).unwrap();
+    blocking::read(&reader, 0, &mut bytes).unwrap();
+    assert!(bytes == image);
+    drop(reader);
+    assert_eq!(recorded(), None);
+
+    // Of one that boots meanwhile.
+    let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+    let disk = runtime.block_on(fixture.volumes.open(fixture.disk(small()))).unwrap();
+    let reader = fixture.volumes.lend("lab").unwrap().unwrap();
+    blocking::read(&reader, 0, &mut bytes).unwrap();
+    // What is in memory by now is read without a thread.
+    blocking::read(&reader, 0, &mut bytes).unwrap();
+    let served = fixture.volumes.readable.of_machine("lab").unwrap();
+    blocking::read(&*served.volume, 256 << 10, &mut [0; 4096]).unwrap();
+    drop((reader, served));
+    runtime.block_on(disk.close()).unwrap();
+    let chunks: Vec<u64> = recorded().unwrap().chunks.iter().map(|touched| touched.chunk).collect();
+    assert_eq!(chunks, [4]);
 }
 
 /// The real engine; its syncs fail on demand.

@@ -1,0 +1,73 @@
+//! Requests that wait for chunks, and the parts of a request that lie in one chunk each.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use headwater_block::{Completion, IoError, IoErrorKind};
+use parking_lot::Mutex;
+
+/// Part of a request that lies in one chunk.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Piece {
+    /// Number of the chunk.
+    pub index: u64,
+    /// Where it starts in the chunk.
+    pub from: usize,
+    pub len: usize,
+    /// Where it goes in the request's buffer.
+    pub to: usize,
+}
+
+pub(crate) fn copy_piece(chunk: &[u8], piece: Piece, target: &mut [u8]) -> Result<(), IoError> {
+    let source = chunk.get(piece.from..).and_then(|tail| tail.get(..target.len()));
+    target.copy_from_slice(source.ok_or_else(wrong_buffer)?);
+    Ok(())
+}
+
+pub(crate) fn wrong_buffer() -> IoError {
+    IoError::new(IoErrorKind::Invalid, "the buffer does not have the length of the request")
+}
+
+/// A request that waits for chunks.
+pub(crate) struct PendingRead {
+    /// Pieces that are not here yet.
+    left: AtomicUsize,
+    state: Mutex<ReadState>,
+}
+
+struct ReadState {
+    buffer: Vec<u8>,
+    result: Result<(), IoError>,
+    done: Option<Completion>,
+}
+
+impl PendingRead {
+    /// Waits for so many pieces, and then answers.
+    pub(crate) fn start(pieces: usize, buffer: Vec<u8>, done: Completion) -> Arc<Self> {
+        Arc::new(Self {
+            left: AtomicUsize::new(pieces),
+            state: Mutex::new(ReadState { buffer, result: Ok(()), done: Some(done) }),
+        })
+    }
+
+    pub(crate) fn piece_is_here(&self, piece: Piece, bytes: Result<&[u8], &IoError>) {
+        let mut state = self.state.lock();
+        let copied = bytes.map_err(IoError::clone).and_then(|bytes| {
+            let target = state.buffer.get_mut(piece.to..).and_then(|tail| tail.get_mut(..piece.len));
+            copy_piece(bytes, piece, target.ok_or_else(wrong_buffer)?)
+        });
+        if let Err(e) = copied {
+            state.result = Err(e);
+        }
+        if self.left.fetch_sub(1, Ordering::AcqRel) != 1 {
+            return;
+        }
+        let result = std::mem::replace(&mut state.result, Ok(()));
+        let buffer = std::mem::take(&mut state.buffer);
+        let done = state.done.take();
+        drop(state);
+        if let Some(done) = done {
+            done.complete(result, buffer);
+        }
+    }
+}
