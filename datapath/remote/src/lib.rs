@@ -67,6 +67,7 @@ mod attempt;
 mod broken;
 mod connection;
 mod head;
+mod health;
 mod probe;
 mod server;
 mod speed;

@@ -9,7 +9,8 @@ use std::time::{Duration, Instant};
 use headwater_store::Hash;
 use rustix::event::{PollFd, Timespec, poll};
 
-use crate::servers::{Health, Servers};
+use crate::health::Health;
+use crate::servers::Servers;
 use crate::transfer::{Fault, Transfer, Wanted};
 
 /// A server that nobody has asked for so long is measured.

@@ -143,7 +143,7 @@ impl Servers {
     fn wait_for_first(&self) -> Result<(), StoreError> {
         let mut state = self.state.lock();
         loop {
-            let there = |record: &crate::servers::Record| matches!(record.health, crate::servers::Health::Up);
+            let there = |record: &crate::servers::Record| matches!(record.health, crate::health::Health::Up);
             if state.records.iter().any(there) {
                 return Ok(());
             }

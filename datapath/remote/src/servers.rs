@@ -1,15 +1,5 @@
-//! Which servers there are, which one to ask next, and waiting when there is none.
-//!
-//! | state | becomes | when |
-//! |---|---|---|
-//! | up | down | it does not answer, breaks off for the first time in a read, or is busy |
-//! | up | aside | it answers something else than what was asked for |
-//! | up | distrusted | its bytes were wrong, and another server's were right |
-//! | down, aside | up | a probe gets the right answer; the longer it failed, the rarer the probes |
-//! | distrusted | up | its time is over |
-//!
-//! A server that has something else than it should under one name stays as it is: see [`crate::read`].
-//! A distrusted server is asked where no other one is left: what it sends is checked like everything.
+//! Which servers there are, which one to ask next, and waiting when there is none. What becomes of a server is in
+//! `health.rs`.
 //!
 //! # Lock order
 //! `state`, then nothing. `idle` and `addresses` of a server alone. None is held across I/O.
@@ -28,6 +18,7 @@ use rustls::pki_types::ServerName;
 
 use crate::broken::Broken;
 use crate::connection::{Connection, TlsPeer};
+use crate::health::Health;
 use crate::limits::Limits;
 use crate::server::Server;
 use crate::speed::Speed;
@@ -41,29 +32,8 @@ pub const SERVERS_MAX: usize = 16;
 /// The largest file of a token.
 const TOKEN_FILE_MAX_BYTES: u64 = 64 << 10;
 
-/// So often the least time doubles for which a busy server is left alone: it stays below what servers ask for.
-const BUSY_DOUBLINGS_MAX: u32 = 3;
-
 /// A read that waits looks at the servers again after so long at the latest.
 const WAIT_MAX: Duration = Duration::from_millis(500);
-
-#[derive(Clone, Debug)]
-pub(crate) enum Health {
-    Up,
-    Distrusted {
-        until: Instant,
-    },
-    /// It is gone, unless it only broke off or failed with what one read asked for.
-    Down {
-        probe_at: Instant,
-        is_gone: bool,
-    },
-    /// Its store is gone, unless it only answered wrongly what one read asked for.
-    Aside {
-        probe_at: Instant,
-        is_gone: bool,
-    },
-}
 
 /// What changes about a server.
 #[derive(Debug)]
@@ -73,24 +43,24 @@ pub(crate) struct Record {
     pub speed: Speed,
     pub sampled_at: Instant,
     /// When it last was back after it was gone.
-    back_at: Instant,
+    pub back_at: Instant,
     pub in_flight: u64,
     /// Failures since the last answer that was used.
     pub strikes: u32,
     pub probing: bool,
     pub probes: u64,
-    answers: u64,
-    bytes: u64,
-    failures: u64,
+    pub answers: u64,
+    pub bytes: u64,
+    pub failures: u64,
 }
 
 #[derive(Debug)]
 pub(crate) struct State {
     pub records: Vec<Record>,
-    waiting: u64,
-    gone_since: Option<Instant>,
+    pub waiting: u64,
+    pub gone_since: Option<Instant>,
     /// When it was last said that reads wait for servers that are away, while others do not have what they read.
-    lacking_said: Option<Instant>,
+    pub lacking_said: Option<Instant>,
     /// Files that servers broke off until they were given up, oldest first.
     pub broken: VecDeque<Broken>,
     /// Versions that are open, and how often.
@@ -310,188 +280,6 @@ impl Servers {
         estimate.saturating_mul(3).clamp(self.limits.hedge_after, self.limits.hedge_after_max)
     }
 
-    pub(crate) fn was_late(&self, index: usize, waited: Duration) {
-        if let Some(record) = self.state.lock().records.get_mut(index) {
-            record.speed.was_late(waited);
-        }
-    }
-
-    /// Its answer was right.
-    pub(crate) fn answered(&self, index: usize, len: u64, times: Option<(Duration, Duration)>) {
-        self.counting.fetched_bytes.fetch_add(len, Ordering::Relaxed);
-        if let Some(record) = self.state.lock().records.get_mut(index) {
-            record.answers += 1;
-            record.bytes += len;
-            record.strikes = 0;
-            if let Some((first_byte, whole)) = times {
-                record.speed.answered(len, first_byte, whole);
-                record.sampled_at = Instant::now();
-            }
-        }
-    }
-
-    /// Its bytes were wrong, whatever the reason.
-    pub(crate) fn gave_wrong_bytes(&self, index: usize, what: &str, why: &StoreError) {
-        self.counting.wrong_answers.fetch_add(1, Ordering::Relaxed);
-        let url = self.list.get(index).map(|server| server.url.to_string()).unwrap_or_default();
-        let until = Instant::now() + self.limits.distrust;
-        let seconds = self.limits.distrust.as_secs();
-        let mut state = self.state.lock();
-        if let Some(record) = state.records.get_mut(index) {
-            record.failures += 1;
-            record.why = Some(format!("it sent wrong bytes for {what}: {why}"));
-            if matches!(record.health, Health::Up) {
-                tracing::warn!(server = %url, %what, error = %why,
-                    "a server sent wrong bytes; it is put aside for {seconds} s, unless no other is left");
-            }
-            record.health = Health::Distrusted { until };
-        }
-    }
-
-    /// It answers, and cannot give `what`. That concerns reads of this alone: it is asked for all else as before.
-    pub(crate) fn cannot_give(&self, index: usize, what: &str, why: &str) {
-        self.counting.wrong_answers.fetch_add(1, Ordering::Relaxed);
-        let url = self.list.get(index).map(|server| server.url.to_string()).unwrap_or_default();
-        let why = format!("it has no good {what}: {why}");
-        let mut state = self.state.lock();
-        let Some(record) = state.records.get_mut(index) else { return };
-        record.failures += 1;
-        if record.why.as_ref() != Some(&why) {
-            tracing::warn!(server = %url, %why, "a server cannot give a file of the store; others are asked for it");
-        }
-        record.why = Some(why);
-    }
-
-    /// It answers, and cannot give `what` now, which it said again after a probe. It is asked for all else as before.
-    pub(crate) fn cannot_give_now(&self, index: usize, what: &str) {
-        let url = self.list.get(index).map(|server| server.url.to_string()).unwrap_or_default();
-        let mut state = self.state.lock();
-        let Some(record) = state.records.get_mut(index) else { return };
-        record.failures += 1;
-        let why = "it answers, and says that it cannot give all of the store now";
-        if record.why.as_deref() != Some(why) {
-            tracing::warn!(server = %url, %what, %why, "reads go on at others, or wait");
-            record.why = Some(why.into());
-        }
-    }
-
-    /// No server that is there has `what`, and others are waited for. Says so now and then.
-    pub(crate) fn waits_for_others(&self, what: &str) {
-        let mut state = self.state.lock();
-        if state.lacking_said.is_none_or(|said| said.elapsed() >= self.limits.distrust) {
-            state.lacking_said = Some(Instant::now());
-            let reasons = self.status_of(&state).reasons();
-            tracing::warn!(%what, %reasons, "no server that is there has this: reads of it wait for those that are away");
-        }
-    }
-
-    /// It gave a read no answer that can be used. `what` was asked for.
-    pub(crate) fn failed(&self, index: usize, what: &str, fault: &Fault) {
-        self.note_failure(index, what, fault, false);
-    }
-
-    /// It gave a probe no answer that can be used.
-    pub(crate) fn probe_failed(&self, index: usize, fault: &Fault) {
-        self.note_failure(index, "store", fault, true);
-    }
-
-    fn note_failure(&self, index: usize, what: &str, fault: &Fault, is_probe: bool) {
-        let url = self.list.get(index).map(|server| server.url.to_string()).unwrap_or_default();
-        if let Some(server) = self.list.get(index) {
-            server.drop_kept();
-        }
-        let mut state = self.state.lock();
-        let Some(record) = state.records.get_mut(index) else { return };
-        let now = Instant::now();
-        let was_up = matches!(record.health, Health::Up | Health::Distrusted { .. });
-        record.failures += 1;
-        if !was_up && !is_probe {
-            // Reads that were under way together fail together, which is one failure: the others put no probe off.
-            if let (Health::Down { is_gone, .. }, Fault::Gone(_) | Fault::Busy(..)) =
-                (&mut record.health, fault)
-            {
-                *is_gone = true;
-            }
-            return;
-        }
-        let (pause, busy_for) = (self.pause_after(record.strikes), self.busy_for(record.strikes));
-        record.strikes = record.strikes.saturating_add(1);
-        match fault {
-            Fault::Missing | Fault::Wrong(_) | Fault::Stale => {}
-            Fault::Busy(wait, _) => {
-                record.why = Some(fault.to_string());
-                record.health = Health::Down { probe_at: now + busy_for.max(*wait), is_gone: true };
-            }
-            Fault::Gone(why) | Fault::Broke(why) => {
-                let is_gone = matches!(fault, Fault::Gone(_));
-                record.health = Health::Down { probe_at: now + pause, is_gone };
-                if was_up {
-                    tracing::warn!(server = %url, %what, %why, "a server is gone; others are asked");
-                }
-                record.why = Some(why.clone());
-            }
-            Fault::Odd(why) | Fault::Refused(why) => {
-                // It may be what one read asked for alone. What a probe finds wrong is put right by people.
-                let pause = if is_probe { (pause * 10).min(self.limits.distrust) } else { pause };
-                record.health = Health::Aside { probe_at: now + pause, is_gone: is_probe };
-                if was_up || record.why.as_deref() != Some(why) {
-                    tracing::warn!(server = %url, %what, %why, "a server answers wrongly and is put aside");
-                }
-                record.why = Some(why.clone());
-            }
-        }
-        drop(state);
-        self.tell();
-    }
-
-    /// When it last was back after it was gone.
-    pub(crate) fn back_at(&self, index: usize) -> Option<Instant> {
-        self.state.lock().records.get(index).map(|record| record.back_at)
-    }
-
-    /// How long a server is left alone after so many failures before this one.
-    pub(crate) fn pause_after(&self, failures: u32) -> Duration {
-        let doubled = self.limits.probe_after.saturating_mul(1 << failures.min(10));
-        doubled.min(self.limits.probe_after_max)
-    }
-
-    /// How long a server that was busy so often before is left alone at least.
-    pub(crate) fn busy_for(&self, times: u32) -> Duration {
-        self.pause_after(times.min(BUSY_DOUBLINGS_MAX))
-    }
-
-    /// A probe got the right answer.
-    pub(crate) fn is_back(&self, index: usize, first_byte: Duration) {
-        let url = self.list.get(index).map(|server| server.url.to_string()).unwrap_or_default();
-        let mut state = self.state.lock();
-        let waiting = state.waiting;
-        let Some(record) = state.records.get_mut(index) else { return };
-        record.speed.probed(first_byte);
-        record.sampled_at = Instant::now();
-        if matches!(record.health, Health::Down { is_gone: false, .. }) {
-            // What it broke off was that file's fault: the next one who finds it so is not to wait longer for its probe.
-            record.strikes = 0;
-        }
-        if matches!(record.health, Health::Down { .. } | Health::Aside { .. }) {
-            if matches!(
-                record.health,
-                Health::Down { is_gone: true, .. } | Health::Aside { is_gone: true, .. }
-            ) {
-                record.back_at = Instant::now();
-            }
-            if record.why.is_some() {
-                tracing::info!(server = %url, "a server is back");
-            }
-            record.health = Health::Up;
-            if let Some(since) = state.gone_since.take() {
-                tracing::warn!(server = %url, gone_s = since.elapsed().as_secs_f64(), reads = waiting,
-                    "a server is back after none was left: reads go on");
-            }
-        }
-        drop(state);
-        self.tell();
-    }
-
     /// Waits, at most until `at`, for the probe of a server that broke off and may be there all the same. `false`: there
     /// is none.
     pub(crate) fn wait_for_probe(&self, excluded: &[bool], at: Instant) -> bool {
@@ -545,7 +333,7 @@ impl Servers {
         self.status_of(&self.state.lock())
     }
 
-    fn status_of(&self, state: &State) -> Status {
+    pub(crate) fn status_of(&self, state: &State) -> Status {
         let status = |(server, record): (&Server, &Record)| ServerStatus {
             url: server.url.to_string(),
             state: match record.health {
@@ -563,62 +351,6 @@ impl Servers {
             servers: self.list.iter().zip(&state.records).map(status).collect(),
             waiting: state.waiting,
             waiting_for: state.gone_since.map_or(Duration::ZERO, |since| since.elapsed()),
-        }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_server_that_is_busy_for_no_time_is_asked_more_and_more_rarely() {
-        let url = "http://127.0.0.1:1".parse().unwrap();
-        let servers = Servers::new(vec![url], None, None, Limits::default()).unwrap();
-        let pauses = [0, 1, 2, 3, 4, 1000].map(|times| servers.busy_for(times).as_millis());
-        assert_eq!(pauses, [100, 200, 400, 800, 800, 800]);
-    }
-
-    #[test]
-    fn a_server_that_refuses_what_one_read_asks_for_is_soon_probed() {
-        let url = "http://127.0.0.1:1".parse().unwrap();
-        let servers = Servers::new(vec![url], None, None, Limits::default()).unwrap();
-        servers.is_back(0, Duration::ZERO);
-        servers.failed(0, "objects/1", &Fault::Odd("status 403".into()));
-        let probe_at = |servers: &Servers| match servers.state.lock().records[0].health {
-            Health::Aside { probe_at, .. } => probe_at,
-            _ => panic!("it is not aside: {:?}", servers.status()),
-        };
-        assert!(probe_at(&servers) <= Instant::now() + servers.limits.probe_after);
-        // It refuses the probe too, so that it concerns all reads.
-        let before = Instant::now();
-        servers.probe_failed(0, &Fault::Odd("status 403".into()));
-        assert!(probe_at(&servers) >= before + servers.limits.probe_after * 10);
-    }
-
-    #[test]
-    fn reads_that_fail_together_are_one_failure() {
-        let url = "http://127.0.0.1:1".parse().unwrap();
-        let servers = Servers::new(vec![url], None, None, Limits::default()).unwrap();
-        let probe_at = || match servers.state.lock().records[0].health {
-            Health::Down { probe_at, .. } | Health::Aside { probe_at, .. } => probe_at,
-            _ => panic!("it is up: {:?}", servers.status()),
-        };
-        let why = || "for a moment".into();
-        for fault in [Fault::Gone(why()), Fault::Odd(why()), Fault::Refused(why()), Fault::Broke(why())] {
-            servers.is_back(0, Duration::ZERO);
-            servers.answered(0, 1, None);
-            servers.failed(0, "objects/1", &fault);
-            let first = probe_at();
-            for _ in 1..8 {
-                servers.failed(0, "objects/1", &fault);
-            }
-            assert_eq!(probe_at(), first, "{fault:?}");
-            assert_eq!(servers.state.lock().records[0].strikes, 1, "{fault:?}");
-            // What a probe finds is new.
-            servers.probe_failed(0, &fault);
-            assert!(probe_at() > first, "{fault:?}");
-            assert_eq!(servers.state.lock().records[0].strikes, 2, "{fault:?}");
         }
     }
 }
