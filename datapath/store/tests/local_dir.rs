@@ -56,6 +56,24 @@ fn leftovers_of_a_crash_are_swept_when_a_writer_opens() {
 }
 
 #[test]
+fn a_removal_that_cannot_give_space_back_is_done_and_the_space_follows() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = writable(dir.path());
+    publish(&store, "a", b"object", &[], b"m").unwrap();
+    // Named like an object, and removed like none.
+    let in_the_way = dir.path().join("objects").join(Hash::of(b"in the way").to_string());
+    fs::create_dir(&in_the_way).unwrap();
+    let removed = store.remove(&name("a"), Some(1)).unwrap();
+    assert_eq!(removed.versions, [1]);
+    assert!(store.image(&name("a")).unwrap().unwrap().versions.is_empty());
+    store.reclaim_left().unwrap_err();
+    fs::remove_dir(&in_the_way).unwrap();
+    store.reclaim_left().unwrap();
+    let left: Vec<_> = fs::read_dir(dir.path().join("objects")).unwrap().collect();
+    assert!(left.is_empty(), "{left:?}");
+}
+
+#[test]
 fn nothing_is_swept_while_a_list_of_versions_cannot_be_read() {
     let dir = tempfile::tempdir().unwrap();
     publish(&writable(dir.path()), "a", b"object", &[], b"m").unwrap();

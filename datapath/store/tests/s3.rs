@@ -732,6 +732,21 @@ fn who_is_taken_for_dead_while_it_removes_stops_removing() {
 }
 
 #[test]
+fn a_removal_that_cannot_give_space_back_is_done_and_the_space_follows() {
+    let (place, relay, _) = behind_a_relay();
+    let store = suite::writable(&place);
+    relay.fail("GET", "objects", Fault::Status(403), u32::MAX);
+    let removed = store.remove(&name("a"), Some(1)).unwrap();
+    assert_eq!((removed.versions.as_slice(), removed.freed_bytes), (&[1][..], 0));
+    assert!(store.image(&name("a")).unwrap().unwrap().versions.is_empty());
+    relay.heal();
+    assert!(store.reclaim_left().unwrap() > 0);
+    for folder in ["objects", "manifests", "locks"] {
+        assert_eq!(place.keys(folder), [] as [&str; 0], "{folder}");
+    }
+}
+
+#[test]
 fn marks_that_are_renewed_while_they_are_confirmed_hold_up_nobody() {
     let relay = HttpRelay::start(server().address());
     let mut place = InBucket::new(relay.address());

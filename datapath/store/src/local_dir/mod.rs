@@ -446,14 +446,18 @@ impl Inner {
             Some(_) => self.put_image(&image)?,
             None => self.remove_image(name)?,
         }
-        let freed_bytes = if state.publications == 0 {
-            let reclaimed = self.reclaim(&locks)?;
-            state.sweep_wanted = reclaimed.is_postponed;
-            reclaimed.freed_bytes
-        } else {
-            state.sweep_wanted = true;
-            0
-        };
+        let mut freed_bytes = 0;
+        state.sweep_wanted = true;
+        if state.publications == 0 {
+            match self.reclaim(&locks) {
+                Ok(reclaimed) => {
+                    state.sweep_wanted = reclaimed.is_postponed;
+                    freed_bytes = reclaimed.freed_bytes;
+                }
+                // The versions are gone all the same.
+                Err(e) => tracing::warn!(error = %e, "space is not reclaimed now; it will be later"),
+            }
+        }
         drop(locks);
         Ok(Removed { versions: going.iter().map(|v| v.number).collect(), freed_bytes })
     }

@@ -168,7 +168,19 @@ impl Inner {
             alone.confirm()?;
             self.bucket.remove(&image_key(name))?;
         }
-        let freed_bytes = self.reclaim(&alone)?;
+        let freed_bytes = match self.reclaim(&alone) {
+            Ok(freed_bytes) => freed_bytes,
+            // Others have the lock by now.
+            Err(e) if e.kind() == StoreErrorKind::Locked => return Err(e),
+            Err(e) => {
+                // The versions are gone all the same.
+                tracing::warn!(error = %e, "space is not reclaimed now; it will be later");
+                if let Err(e) = self.want_sweep() {
+                    tracing::warn!(error = %e, "space is reclaimed with the next removal");
+                }
+                0
+            }
+        };
         Ok(Removed { versions: going.iter().map(|v| v.number).collect(), freed_bytes })
     }
 
