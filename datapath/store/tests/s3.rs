@@ -782,6 +782,24 @@ fn marks_are_renewed_while_they_are_held() {
 }
 
 #[test]
+fn a_version_that_is_used_without_its_bucket_is_pinned_when_that_is_back() {
+    let (mut place, relay, _) = behind_a_relay();
+    // No renewal comes in this test.
+    place.stale_after = NEVER;
+    let store = place.open(Access::Read).unwrap();
+    relay.fail("PUT", "/pins/", Fault::Status(503), u32::MAX);
+    relay.take_seen();
+    let pin = store.pin_later(Hash::of(b"manifest")).unwrap();
+    wait_until("it is tried", || relay.take_seen().iter().any(|it| it.contains("/pins/")));
+    let pins = || place.keys(&format!("pins/{}", Hash::of(b"manifest")));
+    assert!(pins().is_empty());
+    relay.heal();
+    wait_until("it is pinned", || pins().len() == 1);
+    drop(pin);
+    assert!(pins().is_empty());
+}
+
+#[test]
 fn a_large_object_goes_in_parts_and_an_interrupted_copy_goes_on() {
     let relay = HttpRelay::start(server().address());
     let place = InBucket::new(relay.address());

@@ -47,6 +47,8 @@ pub(super) const PINS: &str = "pins";
 pub(super) const HOLDS: &str = "holds";
 pub(super) const WRITER_PREFIX: &str = "writer-";
 const MARK_MAX_BYTES: u64 = 4096;
+/// The pause before a mark is tried again that could not be set yet.
+const SET_AGAIN: Duration = Duration::from_secs(5);
 
 /// Whether a holder that lost its mark may set it again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -124,13 +126,13 @@ impl Marks {
     /// (`must_be_set` says that it may) does without.
     pub(super) fn later(&self, key: &str, must_be_set: bool) -> Mark {
         let renewal = if must_be_set { Renewal::Always } else { Renewal::IfAllowed };
-        Mark::keep(self, key, self.content(), String::new(), renewal)
+        Mark::keep(self, key, self.content(), None, renewal)
     }
 
     fn set(&self, key: &str, renewal: Renewal) -> Result<Mark, StoreError> {
         let content = self.content();
         match self.bucket.put(key, &content, &Condition::Any) {
-            Ok(tag) => Ok(Mark::keep(self, key, content, tag, renewal)),
+            Ok(tag) => Ok(Mark::keep(self, key, content, Some(tag), renewal)),
             Err(Refusal::Failed(e)) => Err(e),
             Err(_) => Err(self.busy()),
         }
@@ -158,7 +160,9 @@ impl Marks {
                 }
             }
             match self.bucket.put(EXCLUSIVE, &content, &condition) {
-                Ok(tag) => return Ok(Some(Mark::keep(self, EXCLUSIVE, content, tag, Renewal::OnlyMine))),
+                Ok(tag) => {
+                    return Ok(Some(Mark::keep(self, EXCLUSIVE, content, Some(tag), Renewal::OnlyMine)));
+                }
                 Err(Refusal::Failed(e)) => return Err(e),
                 Err(_) if Instant::now() >= until => return Ok(None),
                 Err(_) => std::thread::sleep(LOOK_EVERY),
@@ -252,16 +256,19 @@ struct Held {
 }
 
 impl Mark {
-    fn keep(marks: &Marks, key: &str, content: Bytes, tag: String, renewal: Renewal) -> Self {
+    /// One that was written with this tag, or is yet to be.
+    fn keep(marks: &Marks, key: &str, content: Bytes, tag: Option<String>, renewal: Renewal) -> Self {
+        let is_set = tag.is_some();
         let held = Held {
             key: key.to_owned(),
             content,
-            tag: tokio::sync::Mutex::new(tag),
+            tag: tokio::sync::Mutex::new(tag.unwrap_or_default()),
             lost: AtomicBool::new(false),
         };
         let (bucket, held) = (marks.bucket.clone(), Arc::new(held));
         let every = marks.stale_after / RENEWALS;
-        let renewing = bucket.spawn(keep_renewing(bucket.clone(), Arc::clone(&held), every, renewal));
+        let renewing = keep_renewing(bucket.clone(), Arc::clone(&held), every, renewal, is_set);
+        let renewing = bucket.spawn(renewing);
         Self { bucket, held, renewing }
     }
 
@@ -328,11 +335,13 @@ impl Held {
     }
 }
 
-async fn keep_renewing(bucket: Bucket, held: Arc<Held>, every: Duration, renewal: Renewal) {
+async fn keep_renewing(bucket: Bucket, held: Arc<Held>, every: Duration, renewal: Renewal, mut is_set: bool) {
+    let mut pause = if is_set { every } else { Duration::ZERO };
     loop {
-        tokio::time::sleep(every).await;
+        tokio::time::sleep(pause).await;
+        pause = every;
         match held.write(&bucket, renewal).await {
-            Ok(()) => {}
+            Ok(()) => is_set = true,
             Err(Refusal::Failed(e))
                 if renewal == Renewal::IfAllowed && e.kind() != StoreErrorKind::Unreachable =>
             {
@@ -340,6 +349,11 @@ async fn keep_renewing(bucket: Bucket, held: Arc<Held>, every: Duration, renewal
                 tracing::warn!(error = %e, key, "a version can be removed while it is read here");
                 held.lost.store(true, Ordering::Release);
                 return;
+            }
+            Err(Refusal::Failed(e)) if !is_set && e.kind() == StoreErrorKind::Unreachable => {
+                // What it is to keep from being removed is in use already.
+                tracing::debug!(error = %e, "a mark in S3 cannot be set yet");
+                pause = every.min(SET_AGAIN);
             }
             Err(Refusal::Failed(e)) => tracing::warn!(error = %e, "a mark in S3 is not renewed now"),
             Err(_) => {
