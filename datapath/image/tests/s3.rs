@@ -1,17 +1,22 @@
-//! Verification and repair of a store in S3, against a real server on loopback.
+//! Reading, verification and repair of a store in S3, against a real server on loopback.
 
 mod fixture;
 
 use std::fs::{self, File};
+use std::net::SocketAddr;
 use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
-use std::sync::Arc;
+use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
-use fixture::{disk_of, noise, store};
-use headwater_image::{Cancel, ImageErrorKind, ImportOptions, import, repair, verify};
+use fixture::{disk_of, noise, read_all, store};
+use headwater_block::{ByteRange, Completion, Device, Request};
+use headwater_image::{
+    Cancel, ChunkCache, ImageErrorKind, ImportOptions, VersionReader, import, repair, verify,
+};
 use headwater_store::{Access, Keys, S3Options, S3Store, Store, Version};
 use headwater_testkit::s3::{KEY_ID, KEY_SECRET, S3Server, serve_if_asked};
+use headwater_testkit::{Fault, HttpRelay, wait_until};
 
 /// The server is this program once more, in this test.
 const SERVED_BY: &str = "a_server_that_is_gone_is_no_damage";
@@ -28,17 +33,25 @@ fn served() -> Served {
     let dir = tempfile::tempdir().unwrap();
     let server = S3Server::start(dir.path(), SERVED_BY);
     let keys = server.bucket("images").join("store");
-    let url = format!("s3://images/store?endpoint=http://{}", server.address()).parse().unwrap();
+    let store = open(server.address(), Access::WRITE);
+    Served { server, store, keys, _dir: dir }
+}
+
+fn open(address: SocketAddr, access: Access) -> S3Store {
+    let url = format!("s3://images/store?endpoint=http://{address}").parse().unwrap();
     let mut options = S3Options::new("tester");
     options.keys = Keys::Given { id: KEY_ID.into(), secret: KEY_SECRET.into() };
     options.timeout = Some(Duration::from_secs(20));
     options.pause = Duration::from_millis(5);
-    let store = S3Store::open(&url, Access::WRITE, &options).unwrap();
-    Served { server, store, keys, _dir: dir }
+    S3Store::open(&url, access, &options).unwrap()
 }
 
 fn import_to(store: &dyn Store, disk: &[u8]) -> Version {
-    let options = ImportOptions::new("disk".parse().unwrap(), 1_700_000_000);
+    import_as("disk", store, disk)
+}
+
+fn import_as(name: &str, store: &dyn Store, disk: &[u8]) -> Version {
+    let options = ImportOptions::new(name.parse().unwrap(), 1_700_000_000);
     let source = disk_of(disk.to_vec());
     import(source, store, &options, &mut |_| {}).unwrap().version
 }
@@ -66,6 +79,80 @@ fn a_server_that_is_gone_is_no_damage() {
     fs::remove_file(served.keys.join("objects").join(version.objects[0].to_string())).unwrap();
     let found = verify(&store, version.manifest, &Cancel::new(), &mut |_| {}).unwrap();
     assert_eq!((found.objects.len(), found.damaged_chunks), (1, 64));
+}
+
+#[test]
+fn reads_of_a_bucket_that_does_not_answer_hold_up_no_others() {
+    let served = served();
+    let [disk, other] = [1, 2].map(|seed| {
+        let mut disk = vec![0; 8 << 20];
+        noise(&mut disk, seed);
+        disk
+    });
+    let here = import_to(&served.store, &disk);
+    let away = import_as("other", &served.store, &other);
+    let relay = HttpRelay::start(served.server.address());
+    let silent = open(relay.address(), Access::Read).patient().unwrap();
+    let cache = ChunkCache::new(64 << 20);
+    let here = VersionReader::open(&served.store, here.manifest, Arc::clone(&cache)).unwrap();
+    let away = VersionReader::open(&*silent, away.manifest, cache).unwrap();
+    relay.fail("GET", "/objects/", Fault::Silence, u32::MAX);
+    relay.take_seen();
+
+    // More reads than there are threads, or than may be on their way; no two lie side by side.
+    let (waiting, answers) = mpsc::channel();
+    let offsets: Vec<u64> = (0..other.len() as u64).step_by(128 << 10).collect();
+    for at in offsets.clone() {
+        let waiting = waiting.clone();
+        let range = ByteRange::new(at, 4096).unwrap();
+        let done = Completion::new(move |out| waiting.send((at, out.result.map(|()| out.buffer))).unwrap());
+        away.submit(Request::Read { range, buffer: vec![0; 4096] }, done);
+    }
+    drop(waiting);
+    let mut asked = 0;
+    wait_until("as many are on their way as there are threads", || {
+        asked += relay.take_seen().len();
+        asked >= headwater_image::FETCH_THREADS
+    });
+    let (all, read) = mpsc::channel();
+    let reader = Arc::clone(&here);
+    std::thread::spawn(move || all.send(read_all(reader.as_ref())));
+    let read = read.recv_timeout(Duration::from_secs(60));
+    assert!(answers.try_recv().is_err(), "who does not answer has answered");
+    relay.heal();
+    assert!(read.expect("what is there waits for what is not") == disk);
+    let answers: Vec<_> = answers.iter().collect();
+    assert_eq!(answers.len(), offsets.len());
+    for (at, read) in answers {
+        assert!(read.unwrap() == other[at as usize..][..4096], "{at}");
+    }
+    assert_eq!(silent.traffic().unwrap().waiting, 0);
+}
+
+#[test]
+fn reads_of_a_bucket_that_does_not_answer_end_when_it_is_closed() {
+    let served = served();
+    let mut disk = vec![0; 8 << 20];
+    noise(&mut disk, 1);
+    let version = import_to(&served.store, &disk);
+    let relay = HttpRelay::start(served.server.address());
+    let silent = open(relay.address(), Access::Read).patient().unwrap();
+    let reader = VersionReader::open(&*silent, version.manifest, ChunkCache::new(64 << 20)).unwrap();
+    relay.fail("GET", "/objects/", Fault::Silence, u32::MAX);
+    relay.take_seen();
+    let (waiting, answers) = mpsc::channel();
+    for at in (0..disk.len() as u64).step_by(128 << 10) {
+        let waiting = waiting.clone();
+        let range = ByteRange::new(at, 4096).unwrap();
+        let done = Completion::new(move |out| waiting.send(out.result).unwrap());
+        reader.submit(Request::Read { range, buffer: vec![0; 4096] }, done);
+    }
+    drop(waiting);
+    wait_until("something is asked for", || !relay.take_seen().is_empty());
+    silent.close();
+    for _ in (0..disk.len()).step_by(128 << 10) {
+        answers.recv_timeout(Duration::from_secs(60)).expect("the read ends").unwrap_err();
+    }
 }
 
 #[test]

@@ -15,27 +15,25 @@
 //! Each read has pauses of its own, which double. When the store answers any read, all others try again at once, but each
 //! of them once: one that fails all the same, because only a part of the store is away, keeps its pauses. The store counts
 //! as gone from the first read that waits until the last one has been answered, so it is said once that it is.
+//! Who can wait without a thread ([`Object::read_or_wait`]) has none during a pause, nor while the store below needs none.
 //!
 //! # Lock order
 //! `Line::state` and `Line::away`, each alone; never held across I/O.
 
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::time::{Duration, Instant};
+mod line;
 
-use parking_lot::{Condvar, Mutex};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use crate::error::{StoreError, StoreErrorKind};
 use crate::hash::Hash;
 use crate::hold::Hold;
 use crate::name::ImageName;
+use crate::patient::line::{Line, as_ms};
 use crate::refs::Image;
 use crate::store::{Check, Listed, Object, Patch, Pin, Publication, Removed, Store, Traffic};
+use crate::waiting::Waiting;
 
-/// The pause before a read is tried again; it doubles with each time, up to [`PAUSE_MAX`].
-const PAUSE: Duration = Duration::from_millis(100);
-/// The longest pause.
-const PAUSE_MAX: Duration = Duration::from_secs(3);
 /// So long after it could not be reached the store is not asked for what opens a version: that is asked for one after the other.
 const AWAY_FOR: Duration = Duration::from_secs(3);
 
@@ -48,8 +46,8 @@ pub struct PatientStore<S> {
 impl<S: Store + Clone> PatientStore<S> {
     /// Reads of `below` that wait.
     pub fn new(below: S) -> Self {
-        let line = Line { shown: below.shown(), ..Line::default() };
-        Self { below, line: Arc::new(line) }
+        let line = Arc::new(Line::new(below.shown()));
+        Self { below, line }
     }
 
     fn opening<T>(&self, ask: impl FnOnce() -> Result<T, StoreError>) -> Result<T, StoreError> {
@@ -215,169 +213,27 @@ impl Object for PatientObject {
         self.line.read(len, &mut || self.object.read_checked(offset, into, check))
     }
 
+    fn read_or_wait(
+        &self,
+        offset: u64,
+        into: &mut [u8],
+        check: &mut Check<'_>,
+        waiting: &mut Waiting,
+    ) -> Result<bool, StoreError> {
+        let len = u64::try_from(into.len()).unwrap_or(u64::MAX);
+        self.line
+            .read_or_wait(len, waiting, &mut |below| self.object.read_or_wait(offset, into, check, below))
+    }
+
     fn was_wrong(&self) -> bool {
         self.object.was_wrong()
     }
 }
 
-/// Whether the store is there, and who waits for it.
-#[derive(Default)]
-struct Line {
-    shown: String,
-    state: Mutex<State>,
-    /// When what opens versions was last asked for, if it could not be reached then, and why.
-    away: Mutex<Option<(Instant, StoreError)>>,
-    changed: Condvar,
-    closed: AtomicBool,
-    requests: AtomicU64,
-    fetched_bytes: AtomicU64,
-    waits: AtomicU64,
-    waited_ms: AtomicU64,
-    longest_wait_ms: AtomicU64,
-    longest_read_ms: AtomicU64,
-}
-
-#[derive(Default)]
-struct State {
-    /// Reads that wait, or try again.
-    waiting: u64,
-    /// Since when there are such reads.
-    gone_since: Option<Instant>,
-    why: String,
-    /// How often the store answered a read while others waited.
-    answers: u64,
-}
-
-/// A read that waits.
-struct Waiting<'a> {
-    line: &'a Line,
-    since: Instant,
-    pause: Duration,
-    /// It failed again after the store had answered another read: it keeps its pauses from now on.
-    was_woken: bool,
-}
-
-impl<'a> Waiting<'a> {
-    /// Says so when it is the first.
-    fn begin(line: &'a Line, why: &StoreError) -> Self {
-        let since = Instant::now();
-        let mut state = line.state.lock();
-        state.waiting += 1;
-        state.why = why.to_string();
-        if state.gone_since.is_none() {
-            state.gone_since = Some(since);
-            tracing::error!(reasons = %why, "no server of the image is left: reads wait until one is back");
-        }
-        drop(state);
-        Self { line, since, pause: PAUSE, was_woken: false }
-    }
-
-    /// Waits for the length of a pause, or until another read was answered, the first time that this happens.
-    fn wait(&mut self, why: &StoreError) {
-        let until = Instant::now() + self.pause;
-        self.pause = self.pause.saturating_mul(2).min(PAUSE_MAX);
-        let mut state = self.line.state.lock();
-        state.why = why.to_string();
-        let answers = state.answers;
-        while !self.line.closed.load(Ordering::Acquire) && Instant::now() < until {
-            self.line.changed.wait_until(&mut state, until);
-            if !self.was_woken && state.answers != answers {
-                self.was_woken = true;
-                return;
-            }
-        }
-    }
-}
-
-impl Drop for Waiting<'_> {
-    fn drop(&mut self) {
-        let line = self.line;
-        let ms = as_ms(self.since.elapsed());
-        line.waits.fetch_add(1, Ordering::Relaxed);
-        line.waited_ms.fetch_add(ms, Ordering::Relaxed);
-        line.longest_wait_ms.fetch_max(ms, Ordering::Relaxed);
-        let mut state = line.state.lock();
-        state.waiting = state.waiting.saturating_sub(1);
-        if state.waiting == 0
-            && let Some(since) = state.gone_since.take()
-            && !line.closed.load(Ordering::Acquire)
-        {
-            let gone_s = since.elapsed().as_secs_f64();
-            tracing::warn!(server = %line.shown, gone_s, "a server is back after none was left: reads go on");
-        }
-    }
-}
-
-fn as_ms(time: Duration) -> u64 {
-    u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
-}
-
-/// Reads once.
-type Attempt<'a> = dyn FnMut() -> Result<(), StoreError> + 'a;
-
-impl Line {
-    /// Reads `len` bytes, as often as it takes.
-    fn read(&self, len: u64, attempt: &mut Attempt<'_>) -> Result<(), StoreError> {
-        let started = Instant::now();
-        let mut waiting: Option<Waiting<'_>> = None;
-        let outcome = loop {
-            if self.closed.load(Ordering::Acquire) {
-                return Err(StoreError::new(StoreErrorKind::Io, "the store was closed during a read"));
-            }
-            self.requests.fetch_add(1, Ordering::Relaxed);
-            match attempt() {
-                Err(e) if e.kind() == StoreErrorKind::Unreachable => {
-                    waiting.get_or_insert_with(|| Waiting::begin(self, &e)).wait(&e);
-                }
-                outcome => break outcome,
-            }
-        };
-        self.answered();
-        if outcome.is_ok() {
-            self.fetched_bytes.fetch_add(len, Ordering::Relaxed);
-        }
-        self.longest_read_ms.fetch_max(as_ms(started.elapsed()), Ordering::Relaxed);
-        outcome
-    }
-
-    /// Has those who wait look again.
-    fn answered(&self) {
-        let mut state = self.state.lock();
-        if state.waiting > 0 {
-            state.answers = state.answers.wrapping_add(1);
-            self.changed.notify_all();
-        }
-    }
-
-    fn close(&self) {
-        self.closed.store(true, Ordering::Release);
-        // Whoever looks at the flag and then waits does so under the lock.
-        drop(self.state.lock());
-        self.changed.notify_all();
-    }
-
-    fn traffic(&self) -> Traffic {
-        let value = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
-        let state = self.state.lock();
-        let is_gone = state.gone_since.is_some();
-        Traffic {
-            servers: 1,
-            servers_up: u64::from(!is_gone),
-            requests: value(&self.requests),
-            fetched_bytes: value(&self.fetched_bytes),
-            waits: value(&self.waits),
-            waited_ms: value(&self.waited_ms),
-            longest_wait_ms: value(&self.longest_wait_ms),
-            longest_read_ms: value(&self.longest_read_ms),
-            waiting: state.waiting,
-            reasons: if is_gone { state.why.clone() } else { String::new() },
-            ..Traffic::default()
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
     use super::*;
 
     /// An object that is there or not, and may have wrong bytes.
@@ -489,5 +345,44 @@ mod tests {
         });
         let traffic = line.traffic();
         assert_eq!((traffic.servers_up, traffic.waits, traffic.waiting), (1, 1, 0));
+    }
+
+    #[test]
+    fn a_read_that_waits_without_a_thread_goes_on_when_the_store_is_back() {
+        let (below, there, line) =
+            (Arc::new(Fickle::default()), Arc::new(Fickle::default()), Arc::new(Line::default()));
+        let of = |below: &Arc<Fickle>| PatientObject { object: below.clone(), line: Arc::clone(&line) };
+        let (object, other) = (of(&below), of(&there));
+        let read = |waiting: &mut Waiting| object.read_or_wait(0, &mut [0], &mut |_| Ok(()), waiting);
+        let before = Instant::now();
+        let mut waiting = Waiting::default();
+        below.gone.store(true, Ordering::SeqCst);
+        for asked in 1..4 {
+            assert!(!read(&mut waiting).unwrap());
+            assert_eq!(below.asked.load(Ordering::SeqCst), asked);
+            let traffic = line.traffic();
+            assert_eq!((traffic.waiting, traffic.waits, traffic.servers_up), (1, 0, 0));
+            assert!(!waiting.is_due(before) && waiting.is_due(before + Duration::from_secs(3600)));
+        }
+        // Woken by an answer, and by the next ones no more, as the store is still away for it.
+        other.read_range(0, &mut [0]).unwrap();
+        assert!(waiting.is_due(before));
+        assert!(!read(&mut waiting).unwrap());
+        other.read_range(0, &mut [0]).unwrap();
+        assert!(!waiting.is_due(before));
+        below.gone.store(false, Ordering::SeqCst);
+        assert!(read(&mut waiting).unwrap());
+        let traffic = line.traffic();
+        assert_eq!((traffic.waiting, traffic.waits, traffic.fetched_bytes), (0, 1, 3));
+        assert_eq!((traffic.requests, traffic.servers_up), (7, 1));
+
+        below.gone.store(true, Ordering::SeqCst);
+        assert!(!read(&mut waiting).unwrap() && line.traffic().waiting == 1);
+        drop(std::mem::take(&mut waiting));
+        assert_eq!(line.traffic().waiting, 0, "it was given up");
+        assert!(!read(&mut waiting).unwrap() && !waiting.is_due(before));
+        line.close();
+        assert!(waiting.is_due(before));
+        assert_eq!(read(&mut waiting).unwrap_err().kind(), StoreErrorKind::Io);
     }
 }

@@ -2,9 +2,10 @@
 
 use std::any::Any;
 use std::fmt;
+use std::sync::Arc;
 use std::time::Instant;
 
-type IsDue = Box<dyn Fn(Instant) -> bool + Send>;
+type IsDue = Arc<dyn Fn(Instant) -> bool + Send + Sync>;
 
 /// How far a read has come that waits; see [`Object::read_or_wait`](crate::Object::read_or_wait). Dropping it gives the read up.
 #[derive(Default)]
@@ -17,8 +18,23 @@ impl Waiting {
     }
 
     /// Has the read wait, with what it needs to go on. `is_due` is asked often, and must not block.
-    pub fn begin(&mut self, state: impl Any + Send, is_due: impl Fn(Instant) -> bool + Send + 'static) {
-        self.0 = Some((Box::new(state), Box::new(is_due)));
+    pub fn begin(
+        &mut self,
+        state: impl Any + Send,
+        is_due: impl Fn(Instant) -> bool + Send + Sync + 'static,
+    ) {
+        self.0 = Some((Box::new(state), Arc::new(is_due)));
+    }
+
+    /// [`Waiting::is_due`] for a read that waits with this one as a part of it.
+    pub(crate) fn due(&self) -> impl Fn(Instant) -> bool + Send + Sync + use<> {
+        let is_due = self.0.as_ref().map(|(_, is_due)| Arc::clone(is_due));
+        move |now| is_due.as_ref().is_none_or(|is_due| is_due(now))
+    }
+
+    /// Whether the read waits.
+    pub(crate) fn has_begun(&self) -> bool {
+        self.0.is_some()
     }
 
     /// What the read needs to go on, where it has waited.

@@ -25,6 +25,7 @@ use tokio::sync::watch;
 
 use crate::error::{StoreError, StoreErrorKind};
 use crate::s3::failure::Failure;
+use crate::s3::part::Parts;
 use crate::s3::{Keys, S3Options, S3Url};
 
 /// The longest pause.
@@ -94,6 +95,8 @@ pub(super) struct Bucket {
     runtime: &'static Runtime,
     /// Whether reads of objects end, shared by all clones.
     closed: Arc<watch::Sender<bool>>,
+    /// Reads of objects that may go on without a thread, shared by all clones.
+    parts: Arc<Parts>,
 }
 
 impl std::fmt::Debug for Bucket {
@@ -137,12 +140,17 @@ impl Bucket {
             pause: options.pause,
             runtime: io_threads()?,
             closed: Arc::new(watch::Sender::new(false)),
+            parts: Arc::default(),
         })
     }
 
     /// Ends reads of parts of objects, those under way too, and refuses new ones. All else goes on: marks are to be removed.
     pub(super) fn close(&self) {
         self.closed.send_replace(true);
+    }
+
+    pub(super) fn parts(&self) -> &Arc<Parts> {
+        &self.parts
     }
 
     pub(super) fn url(&self) -> &S3Url {
@@ -282,9 +290,19 @@ impl Bucket {
 
     /// A part of an object, of exactly this length.
     pub(super) fn get_range(&self, key: &str, offset: u64, len: usize) -> Result<Bytes, StoreError> {
+        self.wait(self.clone().get_range_later(key.to_owned(), offset, len))?
+    }
+
+    /// As [`Bucket::get_range`], on the threads that wait for S3.
+    pub(super) async fn get_range_later(
+        self,
+        key: String,
+        offset: u64,
+        len: usize,
+    ) -> Result<Bytes, StoreError> {
         let end = u64::try_from(len).ok().and_then(|len| offset.checked_add(len));
-        let end = end.ok_or_else(|| self.must(Operation::Read, key, Refusal::Conflict))?;
-        let work = self.clone().attempt(Operation::Read, key.to_owned(), move |s3, path| async move {
+        let end = end.ok_or_else(|| self.must(Operation::Read, &key, Refusal::Conflict))?;
+        let work = self.clone().attempt(Operation::Read, key.clone(), move |s3, path| async move {
             let range = Some(GetRange::Bounded(offset..end));
             let found = s3.get_opts(&path, GetOptions { range, ..GetOptions::default() }).await?;
             if found.range != (offset..end) {
@@ -295,24 +313,22 @@ impl Bucket {
             if bytes.len() == len { Ok(Ok(bytes)) } else { Err(cut_short(end - offset)) }
         });
         let mut closed = self.closed.subscribe();
-        let ended = self.wait(async move {
-            // The sender lives as long as `work`, which has a bucket.
-            let closed = pin!(closed.wait_for(|is_closed| *is_closed));
-            match futures_util::future::select(closed, pin!(work)).await {
-                Either::Left(_) => None,
-                Either::Right((outcome, _)) => Some(outcome),
+        // The sender lives as long as this bucket.
+        let closed = pin!(closed.wait_for(|is_closed| *is_closed));
+        let outcome = match futures_util::future::select(closed, pin!(work)).await {
+            Either::Left(_) => {
+                let message = format!("{} was closed during a read", self.url);
+                return Err(StoreError::new(StoreErrorKind::Io, message));
             }
-        })?;
-        let outcome = ended.ok_or_else(|| {
-            StoreError::new(StoreErrorKind::Io, format!("{} was closed during a read", self.url))
-        })?;
+            Either::Right((outcome, _)) => outcome,
+        };
         match outcome {
             Ok((Ok(bytes), _)) => Ok(bytes),
             Ok((Err(there), _)) => Err(StoreError::new(
                 StoreErrorKind::Damaged,
-                format!("cannot read {len} bytes at {offset} of {}: it has {there} bytes", self.shown(key)),
+                format!("cannot read {len} bytes at {offset} of {}: it has {there} bytes", self.shown(&key)),
             )),
-            Err((refusal, _)) => Err(self.must(Operation::Read, key, refusal)),
+            Err((refusal, _)) => Err(self.must(Operation::Read, &key, refusal)),
         }
     }
 

@@ -28,6 +28,7 @@ mod failure;
 mod holds;
 mod mark;
 mod object;
+mod part;
 mod publication;
 mod reclaim;
 pub(crate) mod upload;

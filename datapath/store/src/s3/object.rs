@@ -1,9 +1,13 @@
 //! Reading an object of the bucket.
 
+use std::sync::Arc;
+
 use crate::error::{StoreError, StoreErrorKind};
 use crate::hash::Hash;
 use crate::s3::bucket::Bucket;
+use crate::s3::part::Part;
 use crate::store::{Check, Object};
+use crate::waiting::Waiting;
 
 /// An object that is read range by range.
 pub(super) struct S3Object {
@@ -23,18 +27,7 @@ impl Object for S3Object {
     }
 
     fn read_range(&self, offset: u64, into: &mut [u8]) -> Result<(), StoreError> {
-        let end = u64::try_from(into.len()).ok().and_then(|len| offset.checked_add(len));
-        if end.is_none_or(|end| end > self.len_bytes) {
-            return Err(StoreError::new(
-                StoreErrorKind::Damaged,
-                format!(
-                    "cannot read {} bytes at {offset} of {}: it ends at {}",
-                    into.len(),
-                    self.bucket.shown(&self.key),
-                    self.len_bytes
-                ),
-            ));
-        }
+        self.must_hold(offset, into.len())?;
         let bytes = self.bucket.get_range(&self.key, offset, into.len())?;
         into.copy_from_slice(&bytes);
         Ok(())
@@ -48,5 +41,65 @@ impl Object for S3Object {
         // What was changed on its way here is right the second time.
         self.read_range(offset, into)?;
         check(into)
+    }
+
+    fn read_or_wait(
+        &self,
+        offset: u64,
+        into: &mut [u8],
+        check: &mut Check<'_>,
+        waiting: &mut Waiting,
+    ) -> Result<bool, StoreError> {
+        self.must_hold(offset, into.len())?;
+        let mut read = waiting.end::<Asked>().unwrap_or_default();
+        loop {
+            let part = read.part.take().or_else(|| Part::ask(&self.bucket, &self.key, offset, into.len()));
+            let Some(part) = part else {
+                let parts = Arc::clone(self.bucket.parts());
+                waiting.begin(read, move |_| parts.has_room());
+                return Ok(false);
+            };
+            let bytes = match part.wait() {
+                Ok(outcome) => outcome?,
+                Err(part) => {
+                    let is_over = part.is_over();
+                    read.part = Some(part);
+                    waiting.begin(read, move |_| is_over());
+                    return Ok(false);
+                }
+            };
+            into.copy_from_slice(&bytes);
+            match check(into) {
+                Ok(()) => return Ok(true),
+                // As in `read_checked`.
+                Err(_) if !read.was_refused => read.was_refused = true,
+                Err(e) => return Err(e),
+            }
+        }
+    }
+}
+
+/// A read under way.
+#[derive(Default)]
+struct Asked {
+    part: Option<Part>,
+    /// The first bytes that came were wrong.
+    was_refused: bool,
+}
+
+impl S3Object {
+    fn must_hold(&self, offset: u64, len: usize) -> Result<(), StoreError> {
+        let end = u64::try_from(len).ok().and_then(|len| offset.checked_add(len));
+        if end.is_some_and(|end| end <= self.len_bytes) {
+            return Ok(());
+        }
+        Err(StoreError::new(
+            StoreErrorKind::Damaged,
+            format!(
+                "cannot read {len} bytes at {offset} of {}: it ends at {}",
+                self.bucket.shown(&self.key),
+                self.len_bytes
+            ),
+        ))
     }
 }
