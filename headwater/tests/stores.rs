@@ -319,8 +319,8 @@ fn damage_is_repaired_from_another_store_or_named() {
     assert!(!dir.path().join("nothing").exists());
 }
 
-#[test]
-fn what_cannot_be_read_stands_in_the_way_of_itself_only() {
+/// A directory with `disk@1`, `other@1` and `third@1`, as a daemon leaves it.
+fn three_made_by_a_daemon() -> tempfile::TempDir {
     let (data_dir, _) = made_by_a_daemon();
     let dir = support::short_dir();
     let daemon = Daemon::start_in(data_dir, |_| {});
@@ -329,15 +329,55 @@ fn what_cannot_be_read_stands_in_the_way_of_itself_only() {
         std::fs::write(&raw, pseudo_random(1 << 20, seed)).unwrap();
         daemon.cli(&["image", "import", text(&raw), "--name", name]).ok();
     }
-    let (_, data_dir) = daemon.terminate();
+    daemon.terminate().1
+}
+
+/// The bytes of a list of versions or a manifest, damaged.
+fn flipped(file: &Path) -> Vec<u8> {
+    let mut bytes = std::fs::read(file).unwrap();
+    let last = bytes.len() - 1;
+    bytes[40] ^= 1;
+    bytes[last] ^= 1;
+    bytes
+}
+
+fn flip(file: &Path) {
+    std::fs::write(file, flipped(file)).unwrap();
+}
+
+#[test]
+fn damaged_lists_stand_in_the_way_of_themselves_only_between_servers_and_buckets_too() {
+    let data_dir = three_made_by_a_daemon();
     let here = data_dir.path().join("store");
-    let flip = |file: &Path| {
-        let mut bytes = std::fs::read(file).unwrap();
-        let last = bytes.len() - 1;
-        bytes[40] ^= 1;
-        bytes[last] ^= 1;
-        std::fs::write(file, bytes).unwrap();
+    let (_served, url) = serve(&[text(&here), "--listen", "127.0.0.1:0"]);
+    let [bucket, other_bucket] = ["sync-damaged", "sync-from-damaged"].map(in_bucket);
+    assert!(store(&["sync", &url, &bucket]).ok().contains("3 versions copied"));
+    let third = server().bucket("sync-damaged").join("golden/images/third");
+    server().replace("sync-damaged", "golden/images/third", &flipped(&third));
+    let synced_with = |source: &str, target: &str, says: &[&str]| {
+        let synced = store(&["sync", source, target]);
+        assert_eq!(synced.code, 6, "{synced:?}");
+        for said in says {
+            assert!(synced.out.contains(said) || synced.err.contains(said), "no '{said}' in {synced:?}");
+        }
     };
+    let of_bucket = "third (its list of versions in s3://sync-damaged/";
+    synced_with(&url, &bucket, &["0 versions copied", "2 were there", of_bucket]);
+    synced_with(&bucket, &other_bucket, &["2 versions copied", of_bucket]);
+    flip(&here.join("images/other"));
+    let of_server = format!("other (its list of versions in {url}");
+    synced_with(&url, &bucket, &["0 versions copied", "1 were there", of_bucket, &of_server]);
+    // Taken away, the bucket's comes anew.
+    std::fs::remove_file(&third).unwrap();
+    synced_with(&url, &bucket, &["1 versions copied", "not copied: other"]);
+    assert!(store(&["verify", &bucket]).ok().contains("third@1 is sound"));
+}
+
+#[test]
+fn what_cannot_be_read_stands_in_the_way_of_itself_only() {
+    let data_dir = three_made_by_a_daemon();
+    let dir = support::short_dir();
+    let here = data_dir.path().join("store");
     flip(&here.join("images/other"));
     let copy = dir.path().join("copy");
     let synced = store(&["sync", text(&here), text(&copy)]);

@@ -237,6 +237,11 @@ impl Store for RemoteStore {
         true
     }
 
+    fn shown(&self) -> String {
+        let urls: Vec<String> = self.open.0.list.iter().map(|server| server.url.to_string()).collect();
+        urls.join(",")
+    }
+
     fn impatient(&self) -> Option<Arc<dyn Store>> {
         self.patient.then(|| -> Arc<dyn Store> { Arc::new(Self { patient: false, ..self.clone() }) })
     }
@@ -248,7 +253,15 @@ impl Store for RemoteStore {
     }
 
     fn listed(&self) -> Result<Listed, StoreError> {
-        Listed::read(&self.image_names()?, |name| self.image(name))
+        Listed::read(&self.image_names()?, |name| {
+            self.image(name).map_err(|e| match e.kind() {
+                // Servers are there, and none can give this list: one whose own is damaged answers with an error.
+                StoreErrorKind::Io if !self.open.0.is_closed() => {
+                    StoreError::new(StoreErrorKind::Damaged, e.to_string())
+                }
+                _ => e,
+            })
+        })
     }
 
     fn image(&self, name: &ImageName) -> Result<Option<Image>, StoreError> {
