@@ -6,7 +6,7 @@ use std::os::unix::fs::{FileExt, FileTypeExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use headwater_block::{ByteRange, Device, Extent, ExtentKind, IoError};
+use headwater_block::{ByteRange, Device, Extent, ExtentKind, IoError, IoErrorKind};
 use rustix::fs::SeekFrom as RawSeek;
 use rustix::io::Errno;
 
@@ -64,12 +64,27 @@ struct RawFile {
 }
 
 impl RawFile {
+    /// Why nothing can be said of the file any more, where it became shorter than it was when it was opened.
+    fn cut_short(&self) -> Option<IoError> {
+        let found = self.file.metadata().ok().filter(|found| found.is_file() && found.len() < self.size_bytes)?;
+        let why = format!(
+            "{} became shorter while it was used: {} bytes are left of {}",
+            self.path.display(),
+            found.len(),
+            self.size_bytes
+        );
+        Some(IoError::new(IoErrorKind::Device, why))
+    }
+
     /// Where data or a hole next starts, at `from` or after it.
     fn next(&self, seek: RawSeek) -> Result<u64, IoError> {
         match rustix::fs::seek(&self.file, seek) {
             Ok(at) => Ok(at.min(self.size_bytes)),
-            // Nothing of the kind up to the end of the file.
-            Err(Errno::NXIO) => Ok(self.size_bytes),
+            // Nothing of the kind up to the end of the file, which may have come nearer: what was cut off is no hole.
+            Err(Errno::NXIO) => match self.cut_short() {
+                Some(cut) => Err(cut),
+                None => Ok(self.size_bytes),
+            },
             Err(e) => {
                 let tried = format!("cannot find the holes of {}", self.path.display());
                 Err(IoError::from_os(tried, e.into()))
@@ -86,7 +101,11 @@ impl FileDisk for RawFile {
     fn read(&self, offset: u64, into: &mut [u8]) -> Result<(), IoError> {
         let len = into.len();
         self.file.read_exact_at(into, offset).map_err(|e| {
-            IoError::from_os(format!("cannot read {len} bytes at {offset} of {}", self.path.display()), e)
+            let tried = format!("cannot read {len} bytes at {offset} of {}", self.path.display());
+            match self.cut_short() {
+                Some(cut) => IoError::new(IoErrorKind::Device, format!("{tried}: {cut}")),
+                None => IoError::from_os(tried, e),
+            }
         })
     }
 
@@ -102,7 +121,7 @@ impl FileDisk for RawFile {
         let mut out: Vec<Extent> = Vec::new();
         let mut at = range.offset();
         while at < range.end() && out.len() < max_extents.max(1) {
-            // Block devices and some file systems do not know: then it is all data.
+            // Block devices and some file systems do not know: then it is all data. So is what was cut off, and to read it fails.
             let data = match self.next(RawSeek::Data(at)) {
                 Ok(data) => data,
                 Err(_) => at,
@@ -126,7 +145,7 @@ impl FileDisk for RawFile {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use headwater_block::{IoErrorKind, blocking};
+    use headwater_block::blocking;
 
     fn sparse_file() -> (tempfile::TempDir, PathBuf) {
         let dir = tempfile::tempdir().unwrap();
@@ -154,6 +173,22 @@ mod tests {
         );
         let one = disk.extents(ByteRange::new(0, 1 << 20).unwrap(), 1).unwrap();
         assert_eq!(one, [Extent { len: 131_072, kind: ExtentKind::Hole }]);
+    }
+
+    #[test]
+    fn what_is_cut_off_while_the_file_is_used_is_no_hole() {
+        let (_dir, path) = sparse_file();
+        let disk = raw_file(&path).unwrap();
+        File::options().write(true).open(&path).unwrap().set_len(393_216).unwrap();
+        for (at, len) in [(0, 1 << 20), (262_144, 786_432), (524_288, 524_288)] {
+            let extents = disk.extents(ByteRange::new(at, len).unwrap(), 16).unwrap();
+            let last = extents.last().unwrap();
+            assert_eq!(last.kind, ExtentKind::Data, "{at}: {extents:?}");
+            assert!(last.len >= 524_288 && extents.iter().map(|e| e.len).sum::<u64>() == len, "{extents:?}");
+        }
+        let error = blocking::read(disk.as_ref(), 524_288, &mut [0; 512]).unwrap_err();
+        assert_eq!(error.kind(), IoErrorKind::Device);
+        assert!(error.to_string().contains("became shorter while it was used: 393216 bytes are left of 1048576"));
     }
 
     #[test]
