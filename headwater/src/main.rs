@@ -29,6 +29,7 @@ mod keys;
 mod last_known;
 mod limits;
 mod logging;
+mod own_files;
 mod replace;
 mod show;
 mod signals;

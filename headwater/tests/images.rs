@@ -512,6 +512,13 @@ fn standard_input_is_imported_like_a_file_and_leaves_nothing() {
     assert!(import(&disk, &["--name", "d"]).ok().contains("imported as d@1"));
     assert!(import(&qcow2, &["--name", "d"]).ok().contains("unchanged; it is d@1"));
     assert!(daemon.cli(&["image", "show", "d"]).ok().contains("standard input"));
+    // By its path, too; the daemon's own standard input is another.
+    for path in ["/dev/stdin", "/dev/fd/0", "/proc/self/fd/0"] {
+        let mut command = support::headwater();
+        command.arg("--data-dir").arg(daemon.path()).args(["image", "import", path, "--name", "d"]);
+        let output = command.stdin(std::fs::File::open(&disk).unwrap()).output().unwrap();
+        assert!(support::Ran::from(output).ok().contains("unchanged; it is d@1"), "{path}");
+    }
     import(&disk, &[]).fails(2, &["--name"]);
     // Refused before it is read.
     let large = daemon.path().join("large.raw");
@@ -537,6 +544,24 @@ fn standard_input_that_the_daemon_may_not_open_is_refused_with_what_to_do() {
     support::Ran::from(output)
         .fails(1, &["'standard input'", "runs as user 65534", "-u #65534", "by its path"]);
     daemon.cli(&["image", "import", disk.to_str().unwrap()]).ok();
+}
+
+#[test]
+fn what_a_process_has_open_is_not_looked_for_in_the_daemon() {
+    let daemon = Daemon::start();
+    let link = daemon.path().join("link");
+    std::os::unix::fs::symlink("/dev/fd/12", &link).unwrap();
+    for path in ["/dev/fd/12", "/proc/self/fd/12", "/proc/thread-self/fd/12", link.to_str().unwrap()] {
+        daemon.cli(&["image", "import", path, "--name", "d"]).fails(2, &[path, "the daemon", "image import -"]);
+        let body = serde_json::json!({ "name": "d", "source": path }).to_string();
+        let (status, answer) = http(&daemon.socket(), "POST", "/api/v1/images", Some(&body));
+        assert!(answer.contains("open file of the process"), "{status} {answer}");
+    }
+    let disk = daemon.path().join("d.raw");
+    std::fs::write(&disk, pseudo_random(1 << 20, 3)).unwrap();
+    daemon.cli(&["image", "import", disk.to_str().unwrap()]).ok();
+    daemon.cli(&["image", "verify", "d", "--repair-from", "/dev/fd/12"]).fails(2, &["/dev/fd/12", "the daemon"]);
+    daemon.cli(&["image", "trace", "merge", "d", "/dev/fd/12"]).fails(2, &["/dev/fd/12", "the daemon"]);
 }
 
 #[test]

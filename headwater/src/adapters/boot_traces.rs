@@ -9,6 +9,7 @@ use headwater_image::{ImageError, Manifest, Trace};
 use headwater_service::backend::BackendError;
 use headwater_store::{Store, TRACE_MAX_BYTES};
 
+use crate::adapters::sources;
 use crate::adapters::images::{hash_of, image_failed, store_failed};
 use crate::failure::image_kind;
 use crate::traces::{BOOTS_RECORDED, Place, Traces};
@@ -26,6 +27,7 @@ pub fn merge(
     version: &ImageVersion,
     source: &Path,
 ) -> Result<BootTrace, BackendError> {
+    sources::whole_host(source)?;
     let failed = |e: ImageError| {
         BackendError::new(image_kind(e.kind()), format!("cannot use {}: {e}", source.display()))
     };

@@ -171,6 +171,7 @@ impl Images for StoredImages {
         let (store, version) = (self.store.clone(), version.clone());
         let (repair_from, credentials) = (repair_from.to_vec(), self.credentials.clone());
         blocking("verify an image", move || {
+            repair_from.iter().try_for_each(|store| sources::whole_host(Path::new(store)))?;
             // First, so that a name that is wrong is told before hours of reading.
             let sources = verification::open_sources(&repair_from, &credentials).map_err(store_failed)?;
             verify(&*store, version, &sources, &job)

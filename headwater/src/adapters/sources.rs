@@ -13,6 +13,7 @@ use headwater_nbd::{Client, NbdUri};
 use headwater_service::backend::{BackendError, ImportOrder};
 
 use crate::adapters::images::image_failed;
+use crate::own_files;
 
 /// What an image is made of, and the connection that brings it, where there is one to cut.
 pub type Source = (Arc<dyn Device>, Option<Arc<Client>>);
@@ -28,17 +29,26 @@ pub fn open(order: &ImportOrder) -> Result<Source, BackendError> {
             let why = format!("'{source}' names '{}', which is not an absolute path", path.display());
             return Err(BackendError::new(ProblemKind::Invalid, why));
         }
+        uri.paths_mut().try_for_each(|path| whole_host(path))?;
         let client = Client::connect(&uri, &ClientOptions::default()).map_err(|e| {
             BackendError::new(ProblemKind::Failed, "cannot read from the NBD server").because(e)
         })?;
         return Ok((client.clone(), Some(client)));
     }
     let path = Path::new(source);
+    whole_host(path)?;
     order.source_id.map_or(Ok(()), |id| check(path, id))?;
     let backing = if order.backing { Backing::Anywhere } else { Backing::Beside };
     let format = order.format.map(file_format);
     let file = headwater_image::open_source_backed(path, format, backing).map_err(image_failed)?;
     Ok((file, None))
+}
+
+/// Refuses a path that is a file of this process to us, and was one of its own to whoever named it.
+pub fn whole_host(path: &Path) -> Result<(), BackendError> {
+    own_files::refuse(path).map_err(|problem| {
+        BackendError::new(problem.kind, problem.message).advise(problem.advice.unwrap_or_default())
+    })
 }
 
 fn file_format(format: SourceFormat) -> FileFormat {

@@ -15,6 +15,7 @@ use crate::client::Client;
 use crate::cmd::spool::Spooled;
 use crate::cmd::{channels, diff, seal, source_url, trace};
 use crate::failure::{DAMAGED, invalid};
+use crate::own_files;
 use crate::show::{self, progress::Shown};
 
 /// Carries out one of the image commands.
@@ -82,7 +83,7 @@ pub async fn run(client: Client, command: ImageCommand, json: bool) -> anyhow::R
     Ok(0)
 }
 
-/// The source that means the standard input.
+/// The source that means the standard input; paths that lead there do, too.
 const STANDARD_INPUT: &str = "-";
 
 const NO_NAME: &str = "cannot import the standard input without a name for the image: give --name";
@@ -116,12 +117,11 @@ pub async fn import(
     quiet: bool,
 ) -> anyhow::Result<JobResult> {
     source_url::check_import(source)?;
-    let spooled = match source {
-        STANDARD_INPUT => {
-            named.name.as_ref().ok_or_else(|| invalid(NO_NAME))?;
-            Some(Spooled::standard_input(client.data_dir())?)
-        }
-        _ => None,
+    let spooled = if is_standard_input(source) {
+        named.name.as_ref().ok_or_else(|| invalid(NO_NAME))?;
+        Some(Spooled::standard_input(client.data_dir())?)
+    } else {
+        None
     };
     let name = named.name.unwrap_or_else(|| name_of(source));
     check_image(&name)?;
@@ -170,6 +170,11 @@ pub fn is_path(text: &str) -> bool {
     text.contains('/') || Path::new(text).metadata().is_ok_and(|found| !found.is_dir())
 }
 
+fn is_standard_input(source: &str) -> bool {
+    let leads_there = || std::path::absolute(source).is_ok_and(|path| own_files::is_standard_input(&path));
+    source == STANDARD_INPUT || !NbdUri::is_uri(source) && leads_there()
+}
+
 fn name_of(source: &str) -> String {
     let path = source.split('?').next().unwrap_or(source);
     // An NBD URI without a name has nothing after its last slash, and becomes "image".
@@ -195,6 +200,7 @@ fn absolute(source: &str) -> anyhow::Result<String> {
 pub fn absolute_path(path: &Path) -> anyhow::Result<String> {
     let absolute = std::path::absolute(path)
         .map_err(|e| invalid(format!("'{}' is not a file name: {e}", path.display())))?;
+    own_files::refuse(&absolute)?;
     let text = absolute.into_os_string().into_string();
     text.map_err(|odd| {
         invalid(format!("the path {} is not UTF-8, which the API cannot carry", odd.display()))
