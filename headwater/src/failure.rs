@@ -162,7 +162,9 @@ fn code_of_link(link: &(dyn std::error::Error + 'static)) -> Option<u8> {
         return Some(ProblemKind::NotFound.exit_code());
     }
     match link.downcast_ref::<std::io::Error>()?.kind() {
-        ErrorKind::StorageFull | ErrorKind::QuotaExceeded => Some(ProblemKind::NoSpace.exit_code()),
+        ErrorKind::StorageFull | ErrorKind::QuotaExceeded | ErrorKind::FileTooLarge => {
+            Some(ProblemKind::NoSpace.exit_code())
+        }
         ErrorKind::NotFound => Some(ProblemKind::NotFound.exit_code()),
         ErrorKind::AddrInUse | ErrorKind::AlreadyExists | ErrorKind::ResourceBusy => {
             Some(ProblemKind::Conflict.exit_code())

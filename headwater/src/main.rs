@@ -57,7 +57,7 @@ fn main() -> ExitCode {
     };
     allow_open_files();
     let json = cli.json;
-    let code = match cmd::run(cli) {
+    let code = match signals::outlive_file_limit().and_then(|()| cmd::run(cli)) {
         Ok(code) => ExitCode::from(code),
         Err(error) => failure::report(&error, json),
     };

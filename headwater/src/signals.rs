@@ -1,7 +1,18 @@
 //! Waiting to be told to end.
 
 use anyhow::Context;
+use tokio::runtime::Builder;
 use tokio::signal::unix::{Signal, SignalKind, signal};
+
+/// Has a write past the limit of files' sizes (`ulimit -f`, `LimitFSIZE=`) fail instead of ending this process, and every disk
+/// that it serves. The signal is caught and not ignored, because programs that are started would go on ignoring it.
+pub fn outlive_file_limit() -> anyhow::Result<()> {
+    let runtime = Builder::new_current_thread().enable_io().build().context("cannot start")?;
+    let _within = runtime.enter();
+    let kind = SignalKind::from_raw(rustix::process::Signal::XFSZ.as_raw());
+    // What is caught once stays so until the process ends.
+    signal(kind).map(drop).context("cannot catch SIGXFSZ")
+}
 
 /// Ctrl-C, SIGTERM, and the end of the terminal. While this lives, none ends the process by itself: machines
 /// would go on without their disks.

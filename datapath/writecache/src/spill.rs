@@ -28,7 +28,8 @@ use crate::units::SegmentId;
 pub const RESERVED_POSITIONS: u32 = 2;
 
 fn is_lack_of_space(error: &io::Error) -> bool {
-    matches!(error.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded)
+    use io::ErrorKind::{FileTooLarge, QuotaExceeded, StorageFull};
+    matches!(error.kind(), StorageFull | QuotaExceeded | FileTooLarge)
 }
 
 /// What a turn of the host's thread left behind.

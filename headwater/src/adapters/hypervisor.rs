@@ -219,10 +219,15 @@ fn vm_exit(exit: &Exit) -> VmExit {
 }
 
 fn failed(error: Error) -> BackendError {
+    use std::io::ErrorKind::{FileTooLarge, QuotaExceeded, StorageFull};
     let kind = match &error {
         Error::NotInstalled { .. } => ProblemKind::Unavailable,
         Error::Spec { .. } => ProblemKind::Invalid,
-        Error::Io { source, .. } if source.kind() == std::io::ErrorKind::StorageFull => ProblemKind::NoSpace,
+        Error::Io { source, .. }
+            if matches!(source.kind(), StorageFull | QuotaExceeded | FileTooLarge) =>
+        {
+            ProblemKind::NoSpace
+        }
         Error::Gone(_) => ProblemKind::Conflict,
         Error::Io { .. }
         | Error::StartFailed { .. }

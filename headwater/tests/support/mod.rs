@@ -23,8 +23,7 @@ pub fn headwater() -> Command {
 /// The program under test, whose files can have `limit_bytes` each, as on a disk that is full then.
 pub fn headwater_on_full_disk(limit_bytes: u64) -> Command {
     let mut shell = Command::new("sh");
-    // The signal of the limit is ignored across exec, and writes fail instead.
-    let script = format!("trap '' XFSZ; ulimit -f {}; exec \"$0\" \"$@\"", limit_bytes / 512);
+    let script = format!("ulimit -f {}; exec \"$0\" \"$@\"", limit_bytes / 512);
     shell.args(["-c", &script, env!("CARGO_BIN_EXE_headwater")]);
     shell.env_remove("HEADWATER_DATA_DIR").env_remove("HEADWATER_LOG").env_remove("NOTIFY_SOCKET");
     shell
