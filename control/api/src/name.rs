@@ -87,8 +87,8 @@ impl std::fmt::Display for ImageRef {
     }
 }
 
-/// Makes a legal image name of a file name: `My Disk.qcow2` becomes `my-disk`.
-pub fn image_name_of(file_name: &str) -> String {
+/// Makes a legal image name of a file name: `My Disk.qcow2` becomes `my-disk`. `None`: nothing in it can be in one.
+pub fn image_name_of(file_name: &str) -> Option<String> {
     let stem = file_name.rsplit_once('.').map_or(file_name, |(stem, _)| stem);
     let mut name = String::new();
     for c in stem.chars() {
@@ -103,7 +103,7 @@ pub fn image_name_of(file_name: &str) -> String {
         }
     }
     let name = name.trim_end_matches(['-', '.', '_']);
-    if name.is_empty() { "image".to_owned() } else { name.to_owned() }
+    (!name.is_empty()).then(|| name.to_owned())
 }
 
 #[cfg(test)]
@@ -137,13 +137,16 @@ mod tests {
         for (file, name) in [
             ("debian-12.qcow2", "debian-12"),
             ("My Disk.img", "my-disk"),
-            ("...", "image"),
             ("\u{fc}ber.raw", "ber"),
             ("--x--.raw", "x"),
         ] {
-            assert_eq!(image_name_of(file), name);
-            assert!(check_image(&image_name_of(file)).is_ok());
+            assert_eq!(image_name_of(file).as_deref(), Some(name));
+            assert!(check_image(name).is_ok());
         }
-        assert!(check_image(&image_name_of(&"x".repeat(200))).is_ok());
+        assert!(check_image(&image_name_of(&"x".repeat(200)).unwrap()).is_ok());
+        // Two files that have nothing in common would become one image.
+        for file in ["...", ".hidden", "", "\u{65e5}\u{672c}.raw"] {
+            assert_eq!(image_name_of(file), None, "{file}");
+        }
     }
 }

@@ -123,7 +123,7 @@ pub async fn import(
     } else {
         None
     };
-    let name = named.name.unwrap_or_else(|| name_of(source));
+    let name = named.name.map_or_else(|| name_of(source), Ok)?;
     check_image(&name)?;
     let source_name = spooled.is_some().then(|| "standard input".to_owned());
     let source_id = spooled.as_ref().map(Spooled::id).transpose()?;
@@ -175,11 +175,16 @@ fn is_standard_input(source: &str) -> bool {
     source == STANDARD_INPUT || !NbdUri::is_uri(source) && leads_there()
 }
 
-fn name_of(source: &str) -> String {
+fn name_of(source: &str) -> Result<String, Problem> {
     let path = source.split('?').next().unwrap_or(source);
-    // An NBD URI without a name has nothing after its last slash, and becomes "image".
     let last = path.rsplit('/').next().unwrap_or(path);
-    image_name_of(last)
+    match image_name_of(last) {
+        Some(name) => Ok(name),
+        // An NBD URI needs no name.
+        None if NbdUri::is_uri(source) && last.is_empty() => Ok("image".to_owned()),
+        None => Err(Problem::new(ProblemKind::Invalid, format!("'{source}' gives the image no name"))
+            .advise("say it with --name: of a file's name a-z and 0-9 are taken")),
+    }
 }
 
 /// The daemon's working directory is not ours.
@@ -320,8 +325,19 @@ mod tests {
 
     #[test]
     fn images_are_named_after_their_source() {
-        assert_eq!(name_of("/disks/Debian 12.qcow2"), "debian-12");
-        assert_eq!(name_of("nbd+unix:///lab?socket=/tmp/x.sock"), "lab");
-        assert_eq!(name_of("nbd://127.0.0.1:10809/"), "image");
+        for (source, name) in [
+            ("/disks/Debian 12.qcow2", "debian-12"),
+            ("nbd+unix:///lab?socket=/tmp/x.sock", "lab"),
+            ("nbd://127.0.0.1:10809/", "image"),
+        ] {
+            assert_eq!(name_of(source).unwrap(), name);
+        }
+        for source in ["/disks/\u{65e5}\u{672c}.raw", ".hidden", "nbd://127.0.0.1/\u{65e5}"] {
+            let problem = name_of(source).unwrap_err();
+            assert!(
+                problem.to_string().contains(source) && problem.to_string().contains("--name"),
+                "{problem}"
+            );
+        }
     }
 }
