@@ -73,7 +73,8 @@ mod tests {
     #[test]
     fn what_is_open_is_told_from_files() {
         let dir = tempfile::tempdir().unwrap();
-        let (file, link, circle) = (dir.path().join("disk"), dir.path().join("link"), dir.path().join("circle"));
+        let (file, link, circle) =
+            (dir.path().join("disk"), dir.path().join("link"), dir.path().join("circle"));
         std::fs::write(&file, "x").unwrap();
         symlink("/dev/fd/7", &link).unwrap();
         symlink("circle", &circle).unwrap();

@@ -520,6 +520,20 @@ fn standard_input_is_imported_like_a_file_and_leaves_nothing() {
         assert!(support::Ran::from(output).ok().contains("unchanged; it is d@1"), "{path}");
     }
     import(&disk, &[]).fails(2, &["--name"]);
+    // What cannot become an image is refused before it is read: of an input that has no end.
+    let refuse = |data_dir: &Path, name: &str, note: &str| {
+        let mut command = support::headwater();
+        command
+            .arg("--data-dir")
+            .arg(data_dir)
+            .args(["image", "import", "-", "--name", name, "--note", note]);
+        let (input, _open) = std::io::pipe().unwrap();
+        support::Ran::from(command.stdin(input).output().unwrap())
+    };
+    refuse(daemon.path(), "No Name", "").fails(2, &["'No Name' is not an image name"]);
+    refuse(daemon.path(), "e", &"x".repeat(1025)).fails(2, &["the note has 1025 bytes, and at most 1024"]);
+    let nobody = support::short_dir();
+    assert_eq!(refuse(nobody.path(), "e", "").code, 7);
     // Refused before it is read.
     let large = daemon.path().join("large.raw");
     std::fs::File::create(&large).unwrap().set_len(VOLUME_MAX_BYTES + 512).unwrap();
@@ -552,7 +566,9 @@ fn what_a_process_has_open_is_not_looked_for_in_the_daemon() {
     let link = daemon.path().join("link");
     std::os::unix::fs::symlink("/dev/fd/12", &link).unwrap();
     for path in ["/dev/fd/12", "/proc/self/fd/12", "/proc/thread-self/fd/12", link.to_str().unwrap()] {
-        daemon.cli(&["image", "import", path, "--name", "d"]).fails(2, &[path, "the daemon", "image import -"]);
+        daemon
+            .cli(&["image", "import", path, "--name", "d"])
+            .fails(2, &[path, "the daemon", "image import -"]);
         let body = serde_json::json!({ "name": "d", "source": path }).to_string();
         let (status, answer) = http(&daemon.socket(), "POST", "/api/v1/images", Some(&body));
         assert!(answer.contains("open file of the process"), "{status} {answer}");
@@ -560,7 +576,9 @@ fn what_a_process_has_open_is_not_looked_for_in_the_daemon() {
     let disk = daemon.path().join("d.raw");
     std::fs::write(&disk, pseudo_random(1 << 20, 3)).unwrap();
     daemon.cli(&["image", "import", disk.to_str().unwrap()]).ok();
-    daemon.cli(&["image", "verify", "d", "--repair-from", "/dev/fd/12"]).fails(2, &["/dev/fd/12", "the daemon"]);
+    daemon
+        .cli(&["image", "verify", "d", "--repair-from", "/dev/fd/12"])
+        .fails(2, &["/dev/fd/12", "the daemon"]);
     daemon.cli(&["image", "trace", "merge", "d", "/dev/fd/12"]).fails(2, &["/dev/fd/12", "the daemon"]);
 }
 

@@ -26,6 +26,9 @@ pub struct Status {
     /// neither is known.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub store_age_ms: Option<u64>,
+    /// Whether images are only read here, as where the store is one of servers: nothing can be imported.
+    #[serde(default)]
+    pub store_read_only: bool,
     /// How many machines there are.
     pub machines: u64,
     /// How many of them are starting, booting, running or stopping.

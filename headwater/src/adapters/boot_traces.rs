@@ -9,8 +9,8 @@ use headwater_image::{ImageError, Manifest, Trace};
 use headwater_service::backend::BackendError;
 use headwater_store::{Store, TRACE_MAX_BYTES};
 
-use crate::adapters::sources;
 use crate::adapters::images::{hash_of, image_failed, store_failed};
+use crate::adapters::sources;
 use crate::failure::image_kind;
 use crate::traces::{BOOTS_RECORDED, Place, Traces};
 

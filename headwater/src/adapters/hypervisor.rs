@@ -223,9 +223,7 @@ fn failed(error: Error) -> BackendError {
     let kind = match &error {
         Error::NotInstalled { .. } => ProblemKind::Unavailable,
         Error::Spec { .. } => ProblemKind::Invalid,
-        Error::Io { source, .. }
-            if matches!(source.kind(), StorageFull | QuotaExceeded | FileTooLarge) =>
-        {
+        Error::Io { source, .. } if matches!(source.kind(), StorageFull | QuotaExceeded | FileTooLarge) => {
             ProblemKind::NoSpace
         }
         Error::Gone(_) => ProblemKind::Conflict,

@@ -9,6 +9,7 @@ use headwater_api::{
 };
 use headwater_block::size;
 use headwater_nbd::NbdUri;
+use headwater_store::NOTE_MAX_BYTES;
 
 use crate::cli::ImageCommand;
 use crate::client::Client;
@@ -88,6 +89,8 @@ const STANDARD_INPUT: &str = "-";
 
 const NO_NAME: &str = "cannot import the standard input without a name for the image: give --name";
 
+const ELSEWHERE: &str = "import it where the store is written";
+
 const NEW_FILE: &str = "name a new file, and read that; a file that is really called '-' is './-'";
 
 /// What a version is called.
@@ -117,14 +120,14 @@ pub async fn import(
     quiet: bool,
 ) -> anyhow::Result<JobResult> {
     source_url::check_import(source)?;
-    let spooled = if is_standard_input(source) {
-        named.name.as_ref().ok_or_else(|| invalid(NO_NAME))?;
-        Some(Spooled::standard_input(client.data_dir())?)
-    } else {
-        None
+    let name = match named.name {
+        Some(name) => name,
+        None if is_standard_input(source) => return Err(invalid(NO_NAME)),
+        None => name_of(source)?,
     };
-    let name = named.name.map_or_else(|| name_of(source), Ok)?;
     check_image(&name)?;
+    check_note(&named.note)?;
+    let spooled = if is_standard_input(source) { Some(spool(client, &name, quiet).await?) } else { None };
     let source_name = spooled.is_some().then(|| "standard input".to_owned());
     let source_id = spooled.as_ref().map(Spooled::id).transpose()?;
     let source = spooled.as_ref().map_or_else(|| absolute(source), |spooled| Ok(spooled.path()))?;
@@ -168,6 +171,26 @@ pub fn is_source(text: &str) -> bool {
 /// Whether a text is the path of a disk: what has a slash, and what is there and no directory.
 pub fn is_path(text: &str) -> bool {
     text.contains('/') || Path::new(text).metadata().is_ok_and(|found| !found.is_dir())
+}
+
+/// Keeps the standard input in a file, once the daemon is there to take it.
+async fn spool(client: &Client, name: &str, quiet: bool) -> anyhow::Result<Spooled> {
+    if client.status().await?.store_read_only {
+        let why = format!("cannot import '{name}': the store of this daemon is only read here");
+        return Err(Problem::new(ProblemKind::Invalid, why).advise(ELSEWHERE).into());
+    }
+    let mut shown = Shown::begin("the standard input", quiet);
+    let spooled = Spooled::standard_input(client.data_dir(), &mut |bytes| shown.read(bytes));
+    shown.end();
+    spooled
+}
+
+fn check_note(note: &str) -> anyhow::Result<()> {
+    let (len, most) = (note.len(), NOTE_MAX_BYTES);
+    if len <= most {
+        return Ok(());
+    }
+    Err(invalid(format!("the note has {len} bytes, and at most {most} are allowed")))
 }
 
 fn is_standard_input(source: &str) -> bool {

@@ -25,8 +25,8 @@ pub struct Spooled {
 }
 
 impl Spooled {
-    /// Reads standard input to its end into a file in `dir`.
-    pub fn standard_input(dir: &Path) -> anyhow::Result<Self> {
+    /// Reads standard input to its end into a file in `dir`. `progress` is told how many bytes there were until now.
+    pub fn standard_input(dir: &Path, progress: &mut dyn FnMut(u64)) -> anyhow::Result<Self> {
         let mut input = std::io::stdin().lock();
         // A file is refused before its terabytes of zeroes are read.
         if left_bytes(&input)? > VOLUME_MAX_BYTES {
@@ -34,14 +34,14 @@ impl Spooled {
         }
         let failed = || format!("cannot keep the standard input in {}", dir.display());
         let mut spooled = Self { file: unnamed(dir).with_context(failed)? };
-        if spooled.fill(&mut input).with_context(failed)? > VOLUME_MAX_BYTES {
+        if spooled.fill(&mut input, progress).with_context(failed)? > VOLUME_MAX_BYTES {
             return Err(too_large());
         }
         Ok(spooled)
     }
 
     /// Keeps what there is, up to more than a disk may have. Returns how many bytes.
-    fn fill(&mut self, from: &mut impl Read) -> io::Result<u64> {
+    fn fill(&mut self, from: &mut impl Read, progress: &mut dyn FnMut(u64)) -> io::Result<u64> {
         let mut piece = vec![0; PIECE_BYTES];
         let mut len_bytes = 0u64;
         while len_bytes <= VOLUME_MAX_BYTES {
@@ -58,6 +58,7 @@ impl Spooled {
                 self.file.write_all(data)?;
             }
             len_bytes += u64::try_from(len).unwrap_or(0);
+            progress(len_bytes);
         }
         self.file.set_len(len_bytes)?;
         Ok(len_bytes)
@@ -119,7 +120,10 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         for make in [unnamed, named_for_a_moment] {
             let mut spooled = Spooled { file: make(dir.path()).unwrap() };
-            spooled.fill(&mut [&[7; 1000][..], &[0; 1 << 20]].concat().as_slice()).unwrap();
+            let mut told = 0;
+            let input = [&[7; 1000][..], &[0; 1 << 20]].concat();
+            spooled.fill(&mut input.as_slice(), &mut |bytes| told = bytes).unwrap();
+            assert_eq!(told, 1000 + (1 << 20));
             assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0);
             let seen = std::fs::metadata(spooled.path()).unwrap();
             assert_eq!((seen.len(), seen.mode() & 0o777), (1000 + (1 << 20), 0o600));

@@ -77,6 +77,31 @@ impl Shown {
         }
     }
 
+    /// So many bytes were read, of nobody knows how many.
+    pub fn read(&mut self, bytes: u64) {
+        match self {
+            Self::Silent => {}
+            Self::Bar(bar) => {
+                if bar.is_hidden() {
+                    if let Ok(style) = ProgressStyle::with_template("{msg}: {bytes} read, {bytes_per_sec}") {
+                        bar.set_style(style);
+                    }
+                    bar.set_draw_target(ProgressDrawTarget::stderr());
+                }
+                bar.set_position(bytes);
+            }
+            Self::Lines { what, began, last } => {
+                let now = Instant::now();
+                if now.duration_since(*last) < LINE_INTERVAL {
+                    return;
+                }
+                *last = now;
+                let rate = size::format(rate(bytes, now.duration_since(*began)));
+                super::aside(&format!("{what}: {} read, {rate}/s\n", size::format(bytes)));
+            }
+        }
+    }
+
     /// It is over.
     pub fn end(self) {
         if let Self::Bar(bar) = self {
@@ -114,14 +139,18 @@ fn draw(bar: &ProgressBar, progress: Progress) {
 
 fn text(what: &str, progress: Progress, passed: Duration) -> String {
     let Progress { done_bytes, total_bytes } = progress;
-    let passed_ms = u64::try_from(passed.as_millis()).unwrap_or(u64::MAX).max(1);
-    let rate = u128::from(done_bytes) * 1000 / u128::from(passed_ms);
-    let rate = u64::try_from(rate).unwrap_or(u64::MAX);
+    let rate = rate(done_bytes, passed);
     let percent = (u128::from(done_bytes) * 100).checked_div(u128::from(total_bytes)).unwrap_or(0);
     let left = total_bytes.saturating_sub(done_bytes).checked_div(rate);
     let left = left.map_or_else(|| "unknown".to_owned(), |left| format!("{left} s"));
     let (done, total, rate) = (size::format(done_bytes), size::format(total_bytes), size::format(rate));
     format!("{what}: {percent}%, {done} of {total}, {rate}/s, left {left}")
+}
+
+/// Bytes a second.
+fn rate(bytes: u64, passed: Duration) -> u64 {
+    let passed_ms = passed.as_millis().max(1);
+    u64::try_from(u128::from(bytes) * 1000 / passed_ms).unwrap_or(u64::MAX)
 }
 
 #[cfg(test)]

@@ -37,7 +37,9 @@ impl BackendError {
     pub fn from_io(message: impl Into<String>, error: std::io::Error) -> Self {
         use std::io::ErrorKind;
         let kind = match error.kind() {
-            ErrorKind::StorageFull | ErrorKind::QuotaExceeded | ErrorKind::FileTooLarge => ProblemKind::NoSpace,
+            ErrorKind::StorageFull | ErrorKind::QuotaExceeded | ErrorKind::FileTooLarge => {
+                ProblemKind::NoSpace
+            }
             ErrorKind::NotFound => ProblemKind::NotFound,
             ErrorKind::AlreadyExists => ProblemKind::Conflict,
             _ => ProblemKind::Failed,
