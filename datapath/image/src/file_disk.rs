@@ -1,5 +1,6 @@
 //! Disks that lie in local files: a blocking trait for their formats, and the one device over it.
 
+use std::fs::File;
 use std::sync::Arc;
 
 use headwater_block::{
@@ -29,11 +30,17 @@ pub(crate) trait FileDisk: Send + Sync + 'static {
 pub(crate) struct PooledDisk {
     disk: Arc<dyn FileDisk>,
     pool: Arc<FetchPool>,
+    /// Keep others from writing to the files as long as this is there; see [`crate::qemu_locks`].
+    _locks: Vec<File>,
 }
 
 impl PooledDisk {
-    pub(crate) fn open(disk: Arc<dyn FileDisk>, place: Place) -> Result<Arc<dyn Device>, IoError> {
-        Ok(Arc::new(Self { disk, pool: FetchPool::shared(place)? }))
+    pub(crate) fn open(
+        disk: Arc<dyn FileDisk>,
+        place: Place,
+        locks: Vec<File>,
+    ) -> Result<Arc<dyn Device>, IoError> {
+        Ok(Arc::new(Self { disk, pool: FetchPool::shared(place)?, _locks: locks }))
     }
 }
 
@@ -133,7 +140,7 @@ mod tests {
     fn a_source_that_hangs_holds_up_no_machine() {
         static HANGS: Mutex<()> = Mutex::new(());
         let hanging: MutexGuard<'_, ()> = HANGS.lock();
-        let source = PooledDisk::open(Arc::new(Hanging(&HANGS)), Place::Source).unwrap();
+        let source = PooledDisk::open(Arc::new(Hanging(&HANGS)), Place::Source, Vec::new()).unwrap();
         let reads: Vec<_> = (0..FETCH_THREADS * 2).map(|_| read(&source)).collect();
         let file = tempfile::NamedTempFile::new().unwrap();
         file.as_file().set_len(1 << 20).unwrap();
@@ -150,7 +157,7 @@ mod tests {
     fn nobody_waits_to_submit_a_read_while_a_share_hangs() {
         static HANGS: Mutex<()> = Mutex::new(());
         let hanging: MutexGuard<'_, ()> = HANGS.lock();
-        let source = PooledDisk::open(Arc::new(Hanging(&HANGS)), Place::Source).unwrap();
+        let source = PooledDisk::open(Arc::new(Hanging(&HANGS)), Place::Source, Vec::new()).unwrap();
         let (tell, submitted) = mpsc::channel();
         let of_machine = std::thread::spawn(move || {
             let reads: Vec<_> = (0..10_000).map(|_| read(&source)).collect();

@@ -93,6 +93,7 @@ mod open_manifests;
 mod pace;
 mod pending;
 mod qcow2;
+mod qemu_locks;
 mod readahead;
 mod units;
 mod vhd;

@@ -75,7 +75,7 @@ pub fn open_file_backed(path: &Path, backing: Backing) -> Result<Arc<dyn Device>
 pub fn open_chain(path: &Path, backing: Backing) -> Result<(Arc<dyn Device>, Vec<PathBuf>), ImageError> {
     let mut chain = Chain::default();
     let disk = open_layer(path, None, place(path, backing).as_deref(), &mut chain)?;
-    Ok((PooledDisk::open(disk, Place::Here)?, chain.files))
+    Ok((PooledDisk::open(disk, Place::Here, chain.locks)?, chain.files))
 }
 
 /// Opens an image file that an image is made of. Its reads have threads of their own: a slow file holds up no machine. As
@@ -91,10 +91,9 @@ pub fn open_source_backed(
     format: Option<FileFormat>,
     backing: Backing,
 ) -> Result<Arc<dyn Device>, ImageError> {
-    Ok(PooledDisk::open(
-        open_layer(path, format, place(path, backing).as_deref(), &mut Chain::default())?,
-        Place::Source,
-    )?)
+    let mut chain = Chain::default();
+    let disk = open_layer(path, format, place(path, backing).as_deref(), &mut chain)?;
+    Ok(PooledDisk::open(disk, Place::Source, chain.locks)?)
 }
 
 /// The files that were opened, from the top.
@@ -103,6 +102,8 @@ struct Chain {
     /// Device and inode of the qcow2 images, which may name a backing file.
     above: Vec<(u64, u64)>,
     files: Vec<PathBuf>,
+    /// The same files, open, with their locks.
+    locks: Vec<File>,
 }
 
 /// Opens a file and those below it.
@@ -114,9 +115,10 @@ fn open_layer(
 ) -> Result<Arc<dyn FileDisk>, ImageError> {
     let (file, file_bytes) = open_disk_file(path)?;
     chain.files.push(path.to_owned());
+    chain.locks.push(file.try_clone().map_err(|e| cannot_open(path, &e))?);
     let start = read_start(&file, file_bytes).map_err(|e| cannot_open(path, &e))?;
     if format == Some(FileFormat::Raw) {
-        return open_raw(path);
+        return open_raw(path, file, file_bytes);
     }
     if !start.starts_with(&header::MAGIC) {
         let foreign = foreign(path, &file, file_bytes, &start)?;
@@ -130,7 +132,7 @@ fn open_layer(
             return foreign.open(path, &via_qemu(path));
         }
         refuse_known_formats(path, file_bytes, &start)?;
-        return open_raw(path);
+        return open_raw(path, file, file_bytes);
     }
     if let Some(expected) = format.filter(|format| *format != FileFormat::Qcow2) {
         return Err(is_another(path, expected));

@@ -13,15 +13,19 @@ use rustix::io::Errno;
 use crate::error::{ImageError, ImageErrorKind};
 use crate::fetch_pool::Place;
 use crate::file_disk::{FileDisk, PooledDisk};
+use crate::qemu_locks;
 
 /// Opens a file or block device whose bytes are a machine's disk, whatever they look like. The file must not change
 /// while it is used.
 pub fn raw_file(path: &Path) -> Result<Arc<dyn Device>, ImageError> {
-    Ok(PooledDisk::open(open_raw(path)?, Place::Here)?)
+    let (file, size_bytes) = open_disk_file(path)?;
+    let lock =
+        file.try_clone().map_err(|e| ImageError::from_os(format!("cannot use {}", path.display()), &e))?;
+    Ok(PooledDisk::open(open_raw(path, file, size_bytes)?, Place::Here, vec![lock])?)
 }
 
-pub(crate) fn open_raw(path: &Path) -> Result<Arc<dyn FileDisk>, ImageError> {
-    let (file, size_bytes) = open_disk_file(path)?;
+/// Uses a file that [`open_disk_file`] opened.
+pub(crate) fn open_raw(path: &Path, file: File, size_bytes: u64) -> Result<Arc<dyn FileDisk>, ImageError> {
     if !size_bytes.is_multiple_of(512) {
         return Err(ImageError::new(
             ImageErrorKind::Invalid,
@@ -35,7 +39,8 @@ pub(crate) fn open_raw(path: &Path) -> Result<Arc<dyn FileDisk>, ImageError> {
     Ok(Arc::new(RawFile { path: path.to_owned(), file, size_bytes }))
 }
 
-/// Opens what may be a disk: a regular file or a block device, not empty. Returns its size too.
+/// Opens what may be a disk: a regular file or a block device, not empty, that nobody writes to. Returns its size too. As long
+/// as the file, or a clone of it, is open, QEMU does not write to it.
 pub(crate) fn open_disk_file(path: &Path) -> Result<(File, u64), ImageError> {
     let shown = path.display();
     let refuse = |why: &str| ImageError::new(ImageErrorKind::Invalid, format!("cannot use {shown}: {why}"));
@@ -49,6 +54,7 @@ pub(crate) fn open_disk_file(path: &Path) -> Result<(File, u64), ImageError> {
         return Err(refuse("it is neither a file nor a block device"));
     }
     let mut file = File::open(path).map_err(failed)?;
+    qemu_locks::take(&file, path)?;
     // The length in the metadata of a block device is 0, so ask for its end.
     let size_bytes = file.seek(SeekFrom::End(0)).map_err(failed)?;
     if size_bytes == 0 {
@@ -66,7 +72,8 @@ struct RawFile {
 impl RawFile {
     /// Why nothing can be said of the file any more, where it became shorter than it was when it was opened.
     fn cut_short(&self) -> Option<IoError> {
-        let found = self.file.metadata().ok().filter(|found| found.is_file() && found.len() < self.size_bytes)?;
+        let found =
+            self.file.metadata().ok().filter(|found| found.is_file() && found.len() < self.size_bytes)?;
         let why = format!(
             "{} became shorter while it was used: {} bytes are left of {}",
             self.path.display(),
@@ -188,7 +195,9 @@ mod tests {
         }
         let error = blocking::read(disk.as_ref(), 524_288, &mut [0; 512]).unwrap_err();
         assert_eq!(error.kind(), IoErrorKind::Device);
-        assert!(error.to_string().contains("became shorter while it was used: 393216 bytes are left of 1048576"));
+        assert!(
+            error.to_string().contains("became shorter while it was used: 393216 bytes are left of 1048576")
+        );
     }
 
     #[test]

@@ -3,8 +3,10 @@
 mod fixture;
 
 use std::fs::{self, File};
+use std::io::{BufRead, BufReader, Write};
 use std::os::unix::fs::{FileExt, symlink};
 use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
 use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
@@ -51,6 +53,57 @@ impl Dir {
 fn error(path: &Path) -> (ImageErrorKind, String) {
     let error = open_file(path).map(drop).unwrap_err();
     (error.kind(), error.to_string())
+}
+
+/// QEMU with an image open for writing.
+struct Writer(Child);
+
+impl Writer {
+    fn open(path: &str) -> Self {
+        let mut command = Command::new("qemu-io");
+        let mut child = command.arg(path).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+        // It answers once the image is open.
+        child.stdin.as_mut().unwrap().write_all(b"read 0 512\n").unwrap();
+        let mut line = String::new();
+        BufReader::new(child.stdout.as_mut().unwrap()).read_line(&mut line).unwrap();
+        Self(child)
+    }
+}
+
+impl Drop for Writer {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+#[test]
+fn what_qemu_writes_to_is_not_read_and_what_is_read_qemu_does_not_write_to() {
+    let dir = Dir::new();
+    dir.qemu_img(&["create", "-q", "-f", "qcow2", "DIR/base.qcow2", "4M"]);
+    dir.qemu_img(&["create", "-q", "-f", "qcow2", "-F", "qcow2", "-b", "base.qcow2", "DIR/top.qcow2"]);
+    let (base, top) = (dir.text("base.qcow2"), dir.text("top.qcow2"));
+    for written in [&base, &top] {
+        let writer = Writer::open(written);
+        for opened in [open_file(&dir.path("top.qcow2")), open_source(&dir.path("top.qcow2"), None)] {
+            let error = opened.map(drop).unwrap_err();
+            assert_eq!(error.kind(), ImageErrorKind::Busy, "{error}");
+            assert!(error.to_string().contains("open for writing"), "{error}");
+        }
+        drop(writer);
+    }
+    let writes = |path: &str| {
+        let output = Command::new("qemu-io").args(["-c", "write 0 512", path]).output().unwrap();
+        output.status.success()
+    };
+    for image in
+        [open_file(&dir.path("top.qcow2")).unwrap(), open_source(&dir.path("top.qcow2"), None).unwrap()]
+    {
+        assert!(!writes(&base) && !writes(&top));
+        dir.qemu_img(&["compare", "DIR/top.qcow2", "DIR/base.qcow2"]);
+        drop(image);
+    }
+    assert!(writes(&base) && writes(&top));
 }
 
 #[test]

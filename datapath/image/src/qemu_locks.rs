@@ -1,0 +1,109 @@
+//! QEMU's locks on image files: taken while a file is read, so that QEMU does not write to it meanwhile, and looked at, so that
+//! no file is read that QEMU writes to.
+//!
+//! Whoever opens an image with permission `p` holds byte 100+p locked, and byte 200+p where nobody else may have `p`; all these
+//! locks are shared ones. Whether anybody has or forbids something is asked for by whether the byte could be locked for one
+//! alone. They are locks of the open file (`F_OFD_SETLK`), which has to stay open for as long as the image is used.
+#![expect(unsafe_code, reason = "neither std nor rustix has locks of ranges that belong to an open file")]
+
+use std::fs::File;
+use std::io;
+use std::os::fd::AsRawFd;
+use std::path::Path;
+
+use crate::error::{ImageError, ImageErrorKind};
+
+const READS: i64 = 100;
+const WRITES: i64 = 101;
+const RESIZES: i64 = 103;
+const ALONE_READS: i64 = 200;
+const ALONE_WRITES: i64 = 201;
+const ALONE_RESIZES: i64 = 203;
+
+/// Says to QEMU that this file is read and must not change, and refuses it where QEMU has it open otherwise. Where a file
+/// system has no such locks, nothing is said.
+pub(crate) fn take(file: &File, path: &Path) -> Result<(), ImageError> {
+    for byte in [READS, ALONE_WRITES, ALONE_RESIZES] {
+        match lock(file, libc::F_OFD_SETLK, libc::F_RDLCK, byte) {
+            Ok(_) => {}
+            Err(e) if matches!(e.raw_os_error(), Some(libc::EAGAIN | libc::EACCES)) => {
+                return Err(in_use(path));
+            }
+            Err(error) => {
+                tracing::debug!(path = %path.display(), %error, "no locks as QEMU has them");
+                return Ok(());
+            }
+        }
+    }
+    // Looked at once ours are there: of two who open it at a time one at least sees the other.
+    for byte in [WRITES, RESIZES, ALONE_READS] {
+        if lock(file, libc::F_OFD_GETLK, libc::F_WRLCK, byte).is_ok_and(|held| held != libc::F_UNLCK) {
+            return Err(in_use(path));
+        }
+    }
+    Ok(())
+}
+
+/// Locks a byte, or asks who has. Returns the kind of lock that the kernel answers.
+fn lock(file: &File, command: i32, kind: i32, byte: i64) -> io::Result<i32> {
+    // SAFETY: all zeroes are a value of this struct of integers.
+    let mut lock: libc::flock = unsafe { std::mem::zeroed() };
+    lock.l_type = i16::try_from(kind).unwrap_or_default();
+    lock.l_whence = i16::try_from(libc::SEEK_SET).unwrap_or_default();
+    lock.l_start = byte;
+    lock.l_len = 1;
+    // SAFETY: the descriptor is open, and the struct is valid for reading and writing during the call.
+    let answer = unsafe { libc::fcntl(file.as_raw_fd(), command, &raw mut lock) };
+    if answer < 0 { Err(io::Error::last_os_error()) } else { Ok(i32::from(lock.l_type)) }
+}
+
+fn in_use(path: &Path) -> ImageError {
+    let why = format!(
+        "cannot use {}: QEMU, or another program that locks images as it does, has it open for writing, so that it changes while \
+         it is read. Shut the machine down that runs on it, or make a copy or a snapshot of it and use that",
+        path.display()
+    );
+    ImageError::new(ImageErrorKind::Busy, why)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Backing, open_file, open_file_backed, raw_file};
+
+    /// Has a file open as QEMU does, with this byte locked.
+    fn with_byte(path: &Path, byte: i64) -> File {
+        let file = File::options().read(true).write(true).open(path).unwrap();
+        lock(&file, libc::F_OFD_SETLK, libc::F_RDLCK, byte).unwrap();
+        file
+    }
+
+    #[test]
+    fn a_file_that_others_write_to_is_refused_and_one_that_they_read_is_not() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("disk.raw");
+        File::create(&path).unwrap().set_len(1 << 20).unwrap();
+        for byte in [WRITES, RESIZES, ALONE_READS] {
+            let other = with_byte(&path, byte);
+            for error in [open_file(&path), raw_file(&path)].map(|opened| opened.map(drop).unwrap_err()) {
+                assert_eq!(error.kind(), ImageErrorKind::Busy);
+                assert!(error.to_string().contains("open for writing"), "{error}");
+            }
+            drop(other);
+        }
+        for byte in [READS, ALONE_WRITES, ALONE_RESIZES, 102, 202] {
+            let other = with_byte(&path, byte);
+            open_file(&path).unwrap();
+            drop(other);
+        }
+        // Two of us do not disturb each other, and the locks last as long as the disk.
+        let one = open_file(&path).unwrap();
+        let two = open_file_backed(&path, Backing::Anywhere).unwrap();
+        let other = File::options().read(true).write(true).open(&path).unwrap();
+        let found = |byte| lock(&other, libc::F_OFD_GETLK, libc::F_WRLCK, byte).unwrap();
+        drop(one);
+        assert_eq!([READS, ALONE_WRITES, ALONE_RESIZES].map(found), [libc::F_RDLCK; 3]);
+        drop(two);
+        assert_eq!([READS, ALONE_WRITES, ALONE_RESIZES].map(found), [libc::F_UNLCK; 3]);
+    }
+}
