@@ -73,7 +73,7 @@ pub fn open_file_backed(path: &Path, backing: Backing) -> Result<Arc<dyn Device>
 
 /// The same, and the files that it is read from: its own, then its backing files.
 pub fn open_chain(path: &Path, backing: Backing) -> Result<(Arc<dyn Device>, Vec<PathBuf>), ImageError> {
-    let mut chain = Chain::default();
+    let mut chain = Chain { is_served: true, ..Chain::default() };
     let disk = open_layer(path, None, place(path, backing).as_deref(), &mut chain)?;
     Ok((PooledDisk::open(disk, Place::Here, chain.locks)?, chain.files))
 }
@@ -99,6 +99,8 @@ pub fn open_source_backed(
 /// The files that were opened, from the top.
 #[derive(Default)]
 struct Chain {
+    /// Whether they are served as they are, and not made an image of: from an NBD server only that is done.
+    is_served: bool,
     /// Device and inode of the qcow2 images, which may name a backing file.
     above: Vec<(u64, u64)>,
     files: Vec<PathBuf>,
@@ -124,14 +126,14 @@ fn open_layer(
         let foreign = foreign(path, &file, file_bytes, &start)?;
         if let Some(expected) = format {
             return match foreign.filter(|foreign| foreign.format() == expected) {
-                Some(foreign) => foreign.open(path, &via_qemu(path)),
+                Some(foreign) => foreign.open(path, &chain.via_qemu(path)),
                 None => Err(is_another(path, expected)),
             };
         }
         if let Some(foreign) = foreign {
-            return foreign.open(path, &via_qemu(path));
+            return foreign.open(path, &chain.via_qemu(path));
         }
-        refuse_known_formats(path, file_bytes, &start)?;
+        refuse_known_formats(path, file_bytes, &start, chain)?;
         return open_raw(path, file, file_bytes);
     }
     if let Some(expected) = format.filter(|format| *format != FileFormat::Qcow2) {
@@ -147,7 +149,7 @@ fn open_layer(
         ));
     }
     chain.above.push(identity);
-    let header = Header::decode(&start).map_err(|refusal| refused(path, refusal))?;
+    let header = Header::decode(&start).map_err(|refusal| refused(path, refusal, chain))?;
     let backing = match &header.backing {
         Some(name) => Some(open_backing(path, name, header.backing_format.as_deref(), within, chain)?),
         None => None,
@@ -165,11 +167,10 @@ fn open_backing(
     within: Option<&Path>,
     chain: &mut Chain,
 ) -> Result<Arc<dyn FileDisk>, ImageError> {
+    let advice = chain.via_qemu(above);
     let unsupported = |what: String| {
-        ImageError::new(
-            ImageErrorKind::Unsupported,
-            format!("cannot open {}: {what}. {}", above.display(), via_qemu(above)),
-        )
+        let why = format!("cannot open {}: {what}. {advice}", above.display());
+        ImageError::new(ImageErrorKind::Unsupported, why)
     };
     let format = match format {
         Some("raw") => Some(FileFormat::Raw),
@@ -257,15 +258,23 @@ fn cannot_open(path: &Path, error: &std::io::Error) -> ImageError {
     ImageError::from_os(format!("cannot open {}", path.display()), error)
 }
 
-fn via_qemu(path: &Path) -> String {
-    format!(
-        "Let QEMU read it: run 'qemu-nbd --read-only --persistent --socket=/tmp/disk.sock {}' and use \
-         nbd+unix:///?socket=/tmp/disk.sock in place of the file",
-        path.display()
-    )
+impl Chain {
+    /// What to do with a file that only QEMU reads.
+    fn via_qemu(&self, path: &Path) -> String {
+        let uri = "nbd+unix:///?socket=/tmp/disk.sock";
+        let then = if self.is_served {
+            format!("make an image of it ('headwater image import {uri} --name IMAGE'), and use that")
+        } else {
+            format!("use {uri} in place of the file")
+        };
+        format!(
+            "Let QEMU read it: run 'qemu-nbd --read-only --persistent --socket=/tmp/disk.sock {}' and {then}",
+            path.display()
+        )
+    }
 }
 
-fn refused(path: &Path, refusal: Refusal) -> ImageError {
+fn refused(path: &Path, refusal: Refusal, chain: &Chain) -> ImageError {
     let shown = path.display();
     match refusal {
         Refusal::Damaged(why) => {
@@ -273,13 +282,18 @@ fn refused(path: &Path, refusal: Refusal) -> ImageError {
         }
         Refusal::Unsupported(why) => ImageError::new(
             ImageErrorKind::Unsupported,
-            format!("cannot open the qcow2 image {shown}: {why}. {}", via_qemu(path)),
+            format!("cannot open the qcow2 image {shown}: {why}. {}", chain.via_qemu(path)),
         ),
         Refusal::Encrypted => ImageError::new(
             ImageErrorKind::Unsupported,
             format!(
                 "cannot open the qcow2 image {shown}: it is encrypted. Decrypt it with 'qemu-img convert', or let \
-                 qemu-nbd serve it with its key and use the NBD URI in place of the file"
+                 qemu-nbd serve it with its key and {}",
+                if chain.is_served {
+                    "make an image of that ('headwater image import URI --name IMAGE')"
+                } else {
+                    "use the NBD URI in place of the file"
+                }
             ),
         ),
     }
@@ -289,6 +303,8 @@ fn refused(path: &Path, refusal: Refusal) -> ImageError {
 enum Advice {
     Qemu,
     Unpack(&'static str),
+    /// It may be the disk all the same.
+    Raw,
     None,
 }
 
@@ -300,7 +316,7 @@ const KNOWN: &[(usize, &[u8], &str, Advice)] = &[
     (0, b"QED\0", "a QED image", Advice::Qemu),
     (0, b"WithoutFreeSpace", "a Parallels image", Advice::Qemu),
     (0, b"WithouFreSpacExt", "a Parallels image", Advice::Qemu),
-    (0, b"LUKS\xba\xbe", "an encrypted LUKS container", Advice::None),
+    (0, b"LUKS\xba\xbe", "an encrypted LUKS container", Advice::Raw),
     (0, b"\x1f\x8b", "compressed with gzip", Advice::Unpack("gunzip --keep")),
     (0, b"\xfd7zXZ\0", "compressed with xz", Advice::Unpack("unxz --keep")),
     (0, b"\x28\xb5\x2f\xfd", "compressed with zstd", Advice::Unpack("unzstd")),
@@ -315,12 +331,17 @@ const KNOWN: &[(usize, &[u8], &str, Advice)] = &[
     (0, b"SQLite format 3\0", "an SQLite database", Advice::None),
 ];
 
-fn refuse_known_formats(path: &Path, file_bytes: u64, start: &[u8]) -> Result<(), ImageError> {
+fn refuse_known_formats(path: &Path, file_bytes: u64, start: &[u8], chain: &Chain) -> Result<(), ImageError> {
     let shown = path.display();
     let refuse = |what: &str, advice: &Advice| {
         let advice = match advice {
-            Advice::Qemu => format!(". {}", via_qemu(path)),
+            Advice::Qemu => format!(". {}", chain.via_qemu(path)),
             Advice::Unpack(tool) => format!(". Unpack it first: {tool} {shown}"),
+            Advice::Raw => {
+                format!(
+                    ". If that is what a machine's disk holds: headwater image import --format raw {shown}"
+                )
+            }
             Advice::None => String::new(),
         };
         let why = format!(

@@ -6,7 +6,9 @@ use std::fs;
 use std::path::Path;
 
 use fixture::{files, noise, read_all, store};
-use headwater_image::{Cancel, ImageErrorKind, ImportOptions, export_raw, import, open_file};
+use headwater_image::{
+    Cancel, FileFormat, ImageErrorKind, ImportOptions, export_raw, import, open_file, open_source,
+};
 use headwater_testkit::run;
 
 /// A disk with data that packs, data that does not, and holes.
@@ -251,6 +253,17 @@ fn what_needs_other_files_is_refused_with_what_to_do() {
     assert_eq!(error.kind(), ImageErrorKind::Unsupported);
     assert!(error.to_string().contains("description of a VMDK") && error.to_string().contains("qemu-nbd"));
     assert!(error.to_string().contains("raw, qcow2, VHD, VHDX and VMDK in one file"), "{error}");
+    // What is served as it is cannot come from an NBD server.
+    assert!(error.to_string().contains("'headwater image import nbd+unix:///?socket=/tmp/disk.sock --name"));
+    let error = open_source(&dir.path().join("flat.vmdk"), None).map(drop).unwrap_err().to_string();
+    assert!(error.contains("use nbd+unix:///?socket=/tmp/disk.sock in place of the file"), "{error}");
+    // The whole of a machine's disk can be a container.
+    let mut luks = b"LUKS\xba\xbe\0\x02".to_vec();
+    luks.resize(1 << 20, 0);
+    fs::write(dir.path().join("luks.raw"), luks).unwrap();
+    let error = refused("luks.raw").to_string();
+    assert!(error.contains("LUKS container") && error.contains("image import --format raw"), "{error}");
+    open_source(&dir.path().join("luks.raw"), Some(FileFormat::Raw)).unwrap();
 }
 
 #[test]
