@@ -419,11 +419,11 @@ fn an_export_to_other_formats_is_what_qemu_reads_as_the_disk() {
     disk.extend(pseudo_random(1 << 20, 2));
     std::fs::write(path("a.raw"), &disk).unwrap();
     daemon.cli(&["image", "import", &path("a.raw"), "--name", "disk"]).ok();
-    for format in ["qcow2", "vhdx", "vmdk"] {
+    for (format, driver) in [("qcow2", "qcow2"), ("vhd", "vpc"), ("vhdx", "vhdx"), ("vmdk", "vmdk")] {
         let out = path(&format!("out.{format}"));
         let said = daemon.cli(&["image", "export", "disk", &out]).ok();
         assert!(said.contains(&format!("disk@1 written to {out} as {format}, ")), "{said}");
-        qemu_img(&["compare", "-f", "raw", "-F", format, &path("a.raw"), &out]);
+        qemu_img(&["compare", "-f", "raw", "-F", driver, &path("a.raw"), &out]);
         // And in again: the same content is the same version.
         let again = daemon.cli(&["image", "import", &out, "--name", "disk"]).ok();
         assert!(again.contains("unchanged; it is disk@1"), "{format}: {again}");
@@ -434,7 +434,12 @@ fn an_export_to_other_formats_is_what_qemu_reads_as_the_disk() {
     assert!(std::fs::read(&odd).unwrap() == disk);
     let left: Vec<_> =
         std::fs::read_dir(dir.path()).unwrap().map(|entry| entry.unwrap().file_name()).collect();
-    assert_eq!(left.len(), 5, "{left:?}");
+    assert_eq!(left.len(), 6, "{left:?}");
+    // Nobody would take that for a raw disk.
+    daemon
+        .cli(&["image", "export", "disk", &path("a.vdi")])
+        .fails(2, &["a.vdi", "vhd, vhdx, vmdk", "--format"]);
+    daemon.cli(&["image", "export", "disk", &path("a.VDI"), "--format", "raw"]).ok();
     assert_eq!(std::fs::read_dir(daemon.path().join("store/tmp")).unwrap().count(), 0);
     daemon
         .cli(&["image", "export", "disk", &path("nowhere/x"), "--format", "vhdx"])

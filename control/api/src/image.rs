@@ -243,35 +243,51 @@ pub enum ExportFormat {
     Raw,
     /// QEMU's, not compressed.
     Qcow2,
+    /// Virtual PC's and Hyper-V's older one, dynamic; written by qemu-img, which calls it `vpc`.
+    #[serde(alias = "vpc")]
+    Vhd,
     /// Hyper-V's; written by qemu-img.
     Vhdx,
     /// VMware's, in one sparse file; written by qemu-img.
     Vmdk,
 }
 
+/// Extensions of formats that are not written. A raw disk of such a name would be taken for one of these.
+const NOT_WRITTEN: [&str; 5] = ["vdi", "qed", "hdd", "dmg", "ova"];
+
 impl ExportFormat {
-    /// As written, also for qemu-img.
+    /// As written.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Raw => "raw",
             Self::Qcow2 => "qcow2",
+            Self::Vhd => "vhd",
             Self::Vhdx => "vhdx",
             Self::Vmdk => "vmdk",
         }
     }
 
-    /// What a file's name says by its extension; raw where that is no format's.
-    pub fn of_file_name(path: &std::path::Path) -> Self {
+    /// What a file's name says by its extension; raw where that is no format's. One that is not written is an error.
+    pub fn of_file_name(path: &std::path::Path) -> Result<Self, String> {
         let extension = path.extension().and_then(|text| text.to_str()).unwrap_or_default();
-        Self::parse(&extension.to_ascii_lowercase()).unwrap_or_default()
+        let extension = extension.to_ascii_lowercase();
+        if NOT_WRITTEN.contains(&extension.as_str()) {
+            return Err(format!(
+                "'{}' is called like a format that is not written; there are raw, qcow2, vhd, vhdx, vmdk: give it another \
+                 name, or say --format",
+                path.display()
+            ));
+        }
+        Ok(Self::parse(&extension).unwrap_or_default())
     }
 
     /// Reads a format.
     pub fn parse(text: &str) -> Result<Self, String> {
-        [Self::Raw, Self::Qcow2, Self::Vhdx, Self::Vmdk]
+        let called = if text == "vpc" { "vhd" } else { text };
+        [Self::Raw, Self::Qcow2, Self::Vhd, Self::Vhdx, Self::Vmdk]
             .into_iter()
-            .find(|it| it.name() == text)
-            .ok_or_else(|| format!("'{text}' is not a format; there are raw, qcow2, vhdx, vmdk"))
+            .find(|it| it.name() == called)
+            .ok_or_else(|| format!("'{text}' is not a format; there are raw, qcow2, vhd (vpc), vhdx, vmdk"))
     }
 }
 

@@ -111,8 +111,15 @@ fn convert(
     format: ExportFormat,
     job: &JobControl,
 ) -> Result<(), BackendError> {
+    // Without the option a VHD's size is rounded up to cylinders, heads and sectors.
+    let (driver, options): (_, &[&str]) = match format {
+        ExportFormat::Vhd => ("vpc", &["-o", "subformat=dynamic,force_size=on"]),
+        _ => (format.name(), &[]),
+    };
     let child = Command::new("qemu-img")
-        .args(["convert", "-p", "-f", "raw", "-O", format.name(), uri])
+        .args(["convert", "-p", "-f", "raw", "-O", driver])
+        .args(options)
+        .arg(uri)
         .arg(to)
         .stdin(Stdio::null())
         .stdout(Stdio::piped())

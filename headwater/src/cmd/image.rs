@@ -68,7 +68,7 @@ pub async fn run(client: Client, command: ImageCommand, json: bool) -> anyhow::R
             return verify(&client, &image, repair_from, json).await;
         }
         ImageCommand::Export { image, file, format } => {
-            let format = format.unwrap_or_else(|| ExportFormat::of_file_name(&file));
+            let format = format.map_or_else(|| ExportFormat::of_file_name(&file).map_err(invalid), Ok)?;
             export(&client, &image, ExportRequest { target: new_file(&file)?, format }, json).await?;
         }
         ImageCommand::Remove { image } => {
