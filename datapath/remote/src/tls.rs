@@ -37,16 +37,29 @@ pub(crate) fn client_config(ca_file: Option<&Path>) -> Result<Arc<ClientConfig>,
     Ok(Arc::new(config))
 }
 
-/// Why a session failed. What people make who follow the usual recipes has no words in rustls.
+/// Why a session failed. What people make who follow the usual recipes has no words in rustls, or none that say what to do.
 pub(crate) fn in_words(error: &rustls::Error) -> String {
-    if let rustls::Error::InvalidCertificate(CertificateError::Other(why)) = error
-        && why.to_string() == "CaUsedAsEndEntity"
-    {
-        return "its certificate is that of an authority (CA:TRUE), which cannot be a server's: make one with \
-                CA:FALSE"
-            .to_owned();
+    let rustls::Error::InvalidCertificate(refused) = error else { return error.to_string() };
+    match refused {
+        // The latter where an authority of the same name and another key is trusted.
+        CertificateError::UnknownIssuer | CertificateError::BadSignature => "nobody who is trusted here has signed its certificate: give its authority's \
+                                            certificate, or its own where it signed that itself, with --ca FILE"
+            .to_owned(),
+        CertificateError::NotValidForName | CertificateError::NotValidForNameContext { .. } => format!(
+            "{error}; a server's certificate needs its name or address as a subjectAltName (DNS:NAME or IP:ADDRESS), a common \
+             name (CN) does not count"
+        ),
+        CertificateError::Other(why) => match why.to_string().as_str() {
+            "CaUsedAsEndEntity" => "its certificate is that of an authority (CA:TRUE), which cannot be a server's: make \
+                                    one with CA:FALSE"
+                .to_owned(),
+            "UnsupportedCertVersion" => "its certificate is of X.509 version 1: make one of version 3, with its name or \
+                                         address as a subjectAltName"
+                .to_owned(),
+            why => format!("its certificate cannot be used: {why}"),
+        },
+        _ => error.to_string(),
     }
-    error.to_string()
 }
 
 fn add_file(roots: &mut RootCertStore, file: &Path) -> Result<(), StoreError> {
@@ -71,6 +84,22 @@ fn add_file(roots: &mut RootCertStore, file: &Path) -> Result<(), StoreError> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_certificate_that_is_refused_is_told_with_what_to_do() {
+        let said = |why: CertificateError| in_words(&rustls::Error::InvalidCertificate(why));
+        let other = |why: &str| {
+            let why: Arc<dyn std::error::Error + Send + Sync> =
+                Arc::new(std::io::Error::other(why.to_owned()));
+            CertificateError::Other(rustls::OtherError(why))
+        };
+        assert!(said(CertificateError::UnknownIssuer).contains("--ca FILE"));
+        assert!(said(CertificateError::NotValidForName).contains("subjectAltName"));
+        // What 'openssl x509 -req' makes without extensions.
+        assert!(said(other("UnsupportedCertVersion")).contains("version 3"));
+        assert_eq!(said(other("odd")), "its certificate cannot be used: odd");
+        assert!(said(CertificateError::Expired).contains("Expired"));
+    }
 
     #[test]
     fn a_file_without_certificates_is_refused() {

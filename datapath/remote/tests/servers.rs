@@ -105,6 +105,7 @@ fn tls_is_verified_and_tokens_are_shown() {
     read(&*object(&remote, &bytes), &bytes, 1000, 500_000).unwrap();
     let refused = try_open(&wrong_ca, &token).unwrap_err().to_string();
     assert!(refused.contains("trusted") && refused.contains(&server.url()), "{refused}");
+    assert!(refused.contains("--ca FILE") && !refused.contains("UnknownIssuer"), "{refused}");
     let of_authority = TestTls::of_authority();
     let own = FileServer::start(dir.path(), Some(&of_authority));
     let ca_file = write("own-ca", &of_authority.ca_pem);
