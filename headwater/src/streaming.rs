@@ -127,6 +127,15 @@ pub struct StreamArgs {
 }
 
 impl StreamArgs {
+    /// Says that a chunk cache on disk is of no use for what lies on this host.
+    pub fn warn_of_no_use(&self, what: &str) {
+        if self.chunk_cache.is_some() {
+            tracing::warn!(
+                "{what} is on this host: --chunk-cache keeps, and --hydrate copies, nothing of it"
+            );
+        }
+    }
+
     /// Opens the chunk cache on disk, if there is to be one.
     pub fn open_disk(&self) -> Result<Option<Arc<DiskCache>>, ImageError> {
         self.chunk_cache.as_ref().map(|place| DiskCache::open(&place.dir, place.size_bytes)).transpose()
@@ -184,6 +193,9 @@ impl Streaming {
         let share =
             (host_memory_bytes() / CHUNK_CACHE_SHARE).clamp(CHUNK_CACHE_MIN_BYTES, CHUNK_CACHE_MAX_BYTES);
         let ram_bytes = args.chunk_memory.or(ram_bytes).unwrap_or(share);
+        if !store.is_remote() {
+            args.warn_of_no_use("the store");
+        }
         let chunks = match disk {
             Some(disk) => ChunkCache::with_disk(ram_bytes, disk),
             None => ChunkCache::new(ram_bytes),

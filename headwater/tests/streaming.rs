@@ -188,6 +188,18 @@ fn a_boot_is_recorded_and_fetched_ahead_the_next_time() {
 }
 
 #[test]
+fn a_chunk_cache_that_is_of_no_use_is_told() {
+    let (dir, bytes) = store();
+    let cache = short_dir();
+    let place = format!("{}:64M", cache.path().display());
+    let export = Export::start(dir.path().join("store").to_str().expect("a name"), |_, command| {
+        command.args(["--chunk-cache", &place, "--hydrate", "max"]);
+    });
+    assert!(export.log().contains("the store is on this host: --chunk-cache keeps"), "{}", export.log());
+    assert!(export.read("out") == bytes);
+}
+
+#[test]
 fn a_full_disk_below_the_chunk_cache_costs_the_cache_and_not_the_read() {
     let (dir, bytes) = store();
     let server = FileServer::start(&dir.path().join("store"), None);

@@ -387,11 +387,13 @@ fn open_base(args: &ExportArgs, data_dir: impl FnOnce() -> anyhow::Result<DataDi
     if args.from.is_none() {
         if let Some(text) = source.strip_prefix("null:") {
             let bytes = size::parse(text).map_err(invalid)?;
+            args.stream.warn_of_no_use("an empty disk");
             let device = headwater_image::null_device(bytes)?;
             let id = persistent::null_id(bytes);
             return Ok(Base { device, id, former_id: None, files: Vec::new(), image: None });
         }
         if image::is_path(source) {
+            args.stream.warn_of_no_use("the file");
             let backing = if args.backing { Backing::Anywhere } else { Backing::Beside };
             let (device, files) = headwater_image::open_chain(Path::new(source), backing)?;
             let size_bytes = device.geometry().size_bytes;
