@@ -97,8 +97,8 @@ pub enum MachineCommand {
         /// Their names
         #[arg(required = true)]
         names: Vec<String>,
-        /// Wait until the guests are up, at most so many seconds; 600 where no number is given
-        #[arg(long, value_name = "SECONDS", num_args = 0..=1, default_missing_value = "600")]
+        /// Wait until the guests are up: at most 600 seconds, or so many
+        #[arg(long, value_name = "SECONDS", num_args = 0..=1, require_equals = true, default_missing_value = "600")]
         wait: Option<u64>,
     },
     /// Stop machines: ask the guest, end it after 30 seconds, forget what it wrote unless its disk is kept
@@ -115,8 +115,8 @@ pub enum MachineCommand {
         /// Their names
         #[arg(required = true)]
         names: Vec<String>,
-        /// Wait until the guests are up, at most so many seconds; 600 where no number is given
-        #[arg(long, value_name = "SECONDS", num_args = 0..=1, default_missing_value = "600")]
+        /// Wait until the guests are up: at most 600 seconds, or so many
+        #[arg(long, value_name = "SECONDS", num_args = 0..=1, require_equals = true, default_missing_value = "600")]
         wait: Option<u64>,
     },
     /// Remove machines that are off

@@ -139,6 +139,25 @@ mod tests {
     }
 
     #[test]
+    fn a_machine_after_wait_is_a_machine() {
+        let parse = |args: &[&str]| {
+            let cli = Cli::try_parse_from(["headwater", "machine"].iter().chain(args)).unwrap();
+            match cli.command {
+                Command::Machine(
+                    MachineCommand::Start { names, wait } | MachineCommand::Reset { names, wait },
+                ) => (names, wait),
+                _ => panic!("neither start nor reset"),
+            }
+        };
+        for verb in ["start", "reset"] {
+            let both = vec!["desk-1".to_owned(), "2".to_owned()];
+            assert_eq!(parse(&[verb, "--wait", "desk-1", "2"]), (both.clone(), Some(600)));
+            assert_eq!(parse(&[verb, "desk-1", "2", "--wait"]), (both.clone(), Some(600)));
+            assert_eq!(parse(&[verb, "desk-1", "--wait=30", "2"]), (both, Some(30)));
+        }
+    }
+
+    #[test]
     fn defaults_are_those_of_the_api() {
         let cli = Cli::parse_from(["headwater", "run", "x.qcow2"]);
         let Command::Run(run) = cli.command else { panic!("not run") };
