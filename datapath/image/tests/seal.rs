@@ -13,8 +13,8 @@ use headwater_image::{
     import, verify,
 };
 use headwater_store::{
-    Access, Hash, Image, ImageName, LocalDir, NewVersion, Object, Pin, Publication, Removed, Store,
-    StoreError, StoreErrorKind, Version,
+    Access, Committed, Hash, Image, ImageName, LocalDir, NewVersion, Object, Pin, Publication, Removed,
+    Store, StoreError, StoreErrorKind, Version,
 };
 
 const CHUNK: usize = 65_536;
@@ -152,7 +152,7 @@ impl Publication for DyingPublication {
     ) -> Result<bool, StoreError> {
         self.inner.adopt(name, version, manifest)
     }
-    fn commit(self: Box<Self>, version: NewVersion<'_>) -> Result<Version, StoreError> {
+    fn commit(self: Box<Self>, version: NewVersion<'_>) -> Result<Committed, StoreError> {
         one_more(&self.left)?;
         let done = self.inner.commit(version)?;
         // It was made, and nobody is told.

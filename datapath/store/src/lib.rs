@@ -86,7 +86,7 @@ pub use refs::{
 };
 pub use s3::{Keys, S3Options, S3Store, S3Url};
 pub use store::{
-    Check, Listed, MANIFEST_MAX_BYTES, NewVersion, Object, Patch, Pin, Publication, Removed, Store,
-    TRACE_MAX_BYTES, Traffic,
+    Check, Committed, Listed, MANIFEST_MAX_BYTES, NewVersion, Object, Patch, Pin, Publication, Removed,
+    Store, TRACE_MAX_BYTES, Traffic,
 };
 pub use waiting::Waiting;

@@ -304,10 +304,19 @@ pub trait Publication: Send {
         manifest: &[u8],
     ) -> Result<bool, StoreError>;
 
-    /// Adds the version to the image, durably, and returns it; with [`NewVersion::unless_newest`] it may be
+    /// Adds the version to the image, durably; with [`NewVersion::unless_newest`] it may be
     /// the one that was there. After an error nothing of it remains, unless a server's answer was lost and the error says that it is
     /// not known whether it was added.
-    fn commit(self: Box<Self>, version: NewVersion<'_>) -> Result<Version, StoreError>;
+    fn commit(self: Box<Self>, version: NewVersion<'_>) -> Result<Committed, StoreError>;
+}
+
+/// What [`Publication::commit`] did.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Committed {
+    /// The image's newest version.
+    pub version: Version,
+    /// Whether this commit added it. Of commits of the same bytes at a time, one did.
+    pub is_new: bool,
 }
 
 /// What [`Publication::commit`] needs to know.

@@ -28,7 +28,7 @@ fn publish(store: &LocalDir, note: &str) {
         unless_newest: false,
         newest_at_most: None,
     };
-    let version = publication.commit(new).unwrap();
+    let version = publication.commit(new).unwrap().version;
     store.set_trace(version.manifest, Some(b"a trace")).unwrap();
 }
 

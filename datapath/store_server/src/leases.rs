@@ -79,7 +79,7 @@ mod tests {
             unless_newest: false,
             newest_at_most: None,
         };
-        let version = store.publish().unwrap().commit(new).unwrap();
+        let version = store.publish().unwrap().commit(new).unwrap().version;
         let leases = Leases::new(Arc::new(store.clone()), LEASE);
         let start = Instant::now();
         leases.renew(version.manifest, start).unwrap();

@@ -47,7 +47,7 @@ fn serve(options: Options) -> Served {
         unless_newest: false,
         newest_at_most: None,
     };
-    let version = publication.commit(new).unwrap();
+    let version = publication.commit(new).unwrap().version;
     store.set_trace(version.manifest, Some(b"a trace")).unwrap();
     let (stop, stopped) = watch::channel(false);
     let (tell, told) = std::sync::mpsc::channel();

@@ -313,8 +313,6 @@ fn import(
 ) -> Result<ImportOutcome, BackendError> {
     let name: ImageName = order.name.parse().map_err(store_failed)?;
     let (device, connection) = sources::open(order)?;
-    let before = store.image(&name).map_err(store_failed)?;
-    let newest = before.as_ref().and_then(|image| image.newest().map(|version| version.number));
     let since_1970 = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     let mut options = ImportOptions::new(name.clone(), since_1970.as_secs());
     options.source = end_of(order.source_name.as_ref().unwrap_or(&order.source));
@@ -333,8 +331,7 @@ fn import(
     };
     let imported = headwater_image::import(device, store, &options, &mut progress).map_err(image_failed)?;
     let image = store.image(&name).map_err(store_failed)?.ok_or_else(|| store_failed(gone()))?;
-    let created = newest != Some(imported.version.number);
-    let damaged_chunks = imported.damaged_chunks;
+    let (created, damaged_chunks) = (imported.is_new, imported.damaged_chunks);
     Ok(ImportOutcome { version: version_of(&image, &imported.version), created, damaged_chunks })
 }
 

@@ -27,7 +27,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, mpsc};
 
 use headwater_block::{ByteRange, Device, VOLUME_MAX_BYTES};
-use headwater_store::{Hash, ImageName, NewVersion, Store, Version};
+use headwater_store::{Committed, Hash, ImageName, NewVersion, Store, Version};
 use parking_lot::Mutex;
 
 use crate::error::{ImageError, ImageErrorKind};
@@ -117,8 +117,10 @@ impl ImportOptions {
 /// What an import did.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Imported {
-    /// The new version.
+    /// The new version, or with [`ImportOptions::unless_newest`] the one that was there.
     pub version: Version,
+    /// Whether this import made it.
+    pub is_new: bool,
     /// Bytes of the image that are not zero, in whole chunks.
     pub data_bytes: u64,
     /// Of these, bytes that the store had already or that the image has more than once.
@@ -169,7 +171,7 @@ pub fn import(
     }
     let needed: Vec<_> = manifest.objects().iter().map(|object| object.id).collect();
     options.cancel.check("the import")?;
-    let version = publication.commit(NewVersion {
+    let Committed { version, is_new } = publication.commit(NewVersion {
         name: &options.name,
         manifest: &manifest.encode(),
         objects: &needed,
@@ -191,6 +193,7 @@ pub fn import(
     let new_bytes = written * u64::from(chunk_bytes);
     Ok(Imported {
         version,
+        is_new,
         data_bytes,
         shared_bytes: data_bytes.saturating_sub(new_bytes),
         read_bytes,

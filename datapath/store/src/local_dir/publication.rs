@@ -12,7 +12,7 @@ use crate::local_dir::files::{
 };
 use crate::name::ImageName;
 use crate::refs::{Image, Version};
-use crate::store::{MANIFEST_MAX_BYTES, NewVersion, Object, Publication, check_manifest_size};
+use crate::store::{Committed, MANIFEST_MAX_BYTES, NewVersion, Object, Publication, check_manifest_size};
 
 pub(super) struct LocalPublication {
     store: Arc<Inner>,
@@ -120,7 +120,7 @@ impl Publication for LocalPublication {
         Ok(is_new)
     }
 
-    fn commit(mut self: Box<Self>, new: NewVersion<'_>) -> Result<Version, StoreError> {
+    fn commit(mut self: Box<Self>, new: NewVersion<'_>) -> Result<Committed, StoreError> {
         check_manifest_size(new.name, new.manifest)?;
         let object_bytes = self.finish_object()?.map_or(0, |(_, len_bytes)| len_bytes);
         let id = Hash::of(new.manifest);
@@ -136,14 +136,14 @@ impl Publication for LocalPublication {
             let newest = newest.clone();
             // It may have been damaged since.
             self.put_manifest(id, new.manifest)?;
-            return Ok(newest);
+            return Ok(Committed { version: newest, is_new: false });
         }
         self.left_something = true;
         let manifest_bytes = self.put_manifest(id, new.manifest)?;
         let version = image.add(&new, id, object_bytes.saturating_add(manifest_bytes))?;
         store.put_image(&image)?;
         self.left_something = false;
-        Ok(version)
+        Ok(Committed { version, is_new: true })
     }
 }
 

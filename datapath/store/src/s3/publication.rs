@@ -13,7 +13,7 @@ use crate::s3::failure::Unchanged;
 use crate::s3::mark::{Mark, SWEEP_WANTED};
 use crate::s3::upload::{self, Sending};
 use crate::s3::{Inner, manifest_key, object_key};
-use crate::store::{NewVersion, Object, Patch, Publication, check_manifest_size, patched};
+use crate::store::{Committed, NewVersion, Object, Patch, Publication, check_manifest_size, patched};
 
 pub(super) struct S3Publication {
     store: Arc<Inner>,
@@ -147,7 +147,7 @@ impl Publication for S3Publication {
         self.mark.as_ref().map_or(Ok(()), Mark::confirm)
     }
 
-    fn commit(mut self: Box<Self>, new: NewVersion<'_>) -> Result<Version, StoreError> {
+    fn commit(mut self: Box<Self>, new: NewVersion<'_>) -> Result<Committed, StoreError> {
         check_manifest_size(new.name, new.manifest)?;
         let object_bytes = self.finish_object()?.map_or(0, |(_, len_bytes)| len_bytes);
         let id = Hash::of(new.manifest);
@@ -159,23 +159,23 @@ impl Publication for S3Publication {
             let newest = newest.clone();
             // It may have been damaged since.
             self.put_manifest(id, new.manifest)?;
-            return Ok(newest);
+            return Ok(Committed { version: newest, is_new: false });
         }
         self.left_something = true;
         let stored_bytes = object_bytes.saturating_add(self.put_manifest(id, new.manifest)?);
-        let version = store.change_image(new.name, |image, _| {
+        let committed = store.change_image(new.name, |image, _| {
             if new.unless_newest
                 && let Some(newest) = image.newest().filter(|newest| newest.manifest == id)
             {
-                return Ok((newest.clone(), false));
+                return Ok((Committed { version: newest.clone(), is_new: false }, false));
             }
             let version = image.add(&new, id, stored_bytes)?;
             self.confirm()?;
-            Ok((version, true))
+            Ok((Committed { version, is_new: true }, true))
         });
-        let version = version.map_err(|e| self.not_listed(e))?;
+        let committed = committed.map_err(|e| self.not_listed(e))?;
         self.left_something = false;
-        Ok(version)
+        Ok(committed)
     }
 
     fn adopt(

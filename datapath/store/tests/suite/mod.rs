@@ -8,8 +8,8 @@ use std::path::Path;
 use std::sync::Arc;
 
 use headwater_store::{
-    Access, Channel, Hash, ImageName, NewVersion, Object, Patch, Pointer, Store, StoreError, StoreErrorKind,
-    Version,
+    Access, Channel, Committed, Hash, ImageName, NewVersion, Object, Patch, Pointer, Store, StoreError,
+    StoreErrorKind, Version,
 };
 
 /// Where a store can be made and opened again, each time as another process would.
@@ -45,7 +45,7 @@ pub fn publish(
         assert_eq!((id, len), (Hash::of(own), own.len() as u64));
         objects.push(id);
     }
-    publication.commit(NewVersion {
+    let committed = publication.commit(NewVersion {
         name: &name(image),
         manifest,
         objects: &objects,
@@ -56,7 +56,9 @@ pub fn publish(
         author: "anna",
         unless_newest: false,
         newest_at_most: None,
-    })
+    })?;
+    assert!(committed.is_new);
+    Ok(committed.version)
 }
 
 /// All files below `dir`, with their lengths, but locks and pins.
@@ -341,10 +343,19 @@ pub fn the_same_content_again_is_the_version_that_is_there_where_that_is_wanted(
         };
         store.publish().unwrap().commit(new).unwrap()
     };
-    assert_eq!(again(&first.objects), first);
+    assert_eq!(again(&first.objects), Committed { version: first.clone(), is_new: false });
     store.change(&name("a"), &mut |image| image.retire(1, true)).unwrap();
     // What was taken out of use does not come back by itself.
-    assert_eq!(again(&first.objects).number, 2);
+    let second = again(&first.objects);
+    assert_eq!((second.version.number, second.is_new), (2, true));
+    store.change(&name("a"), &mut |image| image.retire(2, true)).unwrap();
+    // Of several at once, one made it.
+    let together = std::thread::scope(|scope| {
+        let threads: Vec<_> = (0..4).map(|_| scope.spawn(|| again(&first.objects))).collect();
+        threads.into_iter().map(|thread| thread.join().unwrap()).collect::<Vec<_>>()
+    });
+    assert!(together.iter().all(|one| one.version.number == 3), "{together:?}");
+    assert_eq!(together.iter().filter(|one| one.is_new).count(), 1, "{together:?}");
 }
 
 pub fn nothing_is_added_above_a_version_that_it_does_not_know(place: &dyn Place) {
@@ -372,7 +383,7 @@ pub fn nothing_is_added_above_a_version_that_it_does_not_know(place: &dyn Place)
     assert!(refused.kind() == StoreErrorKind::InUse && refused.to_string().contains("a@2"), "{refused}");
     assert_eq!(files(place.dir()), before);
     store.change(&image, &mut |image| image.retire(2, true)).unwrap();
-    assert_eq!(over_first().unwrap().number, 3);
+    assert_eq!(over_first().unwrap().version.number, 3);
 }
 
 /// Objects, versions and channels of one store come to another one, once.
