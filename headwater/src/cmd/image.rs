@@ -156,11 +156,25 @@ pub async fn import(
         && !quiet
     {
         let what = if *created { "imported as" } else { "unchanged; it is" };
+        if !*created && !request.note.is_empty() && request.note != version.note {
+            show::aside(&format!("headwater: {}\n", kept_note(version)));
+        }
         let (whole, stored) = (size::format(version.size_bytes), size::format(version.stored_bytes));
         let place = format!("{}@{}", version.image, version.number);
         show::line(&format!("{what} {place}, {whole}, {stored} stored, {}", version.hash))?;
     }
     Ok(result)
+}
+
+/// What became of a note that was given for bytes which are a version already.
+fn kept_note(version: &ImageVersion) -> String {
+    let (place, note) = (format!("{}@{}", version.image, version.number), show::printable(&version.note));
+    let has = if note.is_empty() {
+        "it stays without a note".to_owned()
+    } else {
+        format!("its note stays '{note}'")
+    };
+    format!("these bytes are {place} already, and {has}: notes are given when a version is made")
 }
 
 /// Whether a text means a disk to import, rather than an image of the store. A directory that has an image's name is neither.
