@@ -69,8 +69,14 @@ pub fn report(error: &anyhow::Error, json: bool) -> ExitCode {
         // Somebody like `head` has seen enough.
         return ExitCode::SUCCESS;
     }
-    let code = exit_code(error);
+    tell(error, json);
+    ExitCode::from(exit_code(error))
+}
+
+/// Prints an error, for people or for programs.
+pub fn tell(error: &anyhow::Error, json: bool) {
     let text = if json {
+        let code = exit_code(error);
         let problem = error.downcast_ref::<Problem>().cloned().unwrap_or_else(|| as_problem(error, code));
         serde_json::to_string(&problem).unwrap_or_default()
     } else {
@@ -78,7 +84,6 @@ pub fn report(error: &anyhow::Error, json: bool) -> ExitCode {
     };
     // Where standard error is closed, only the exit code is left.
     crate::show::aside(&format!("{text}\n"));
-    ExitCode::from(code)
 }
 
 /// The error and its causes in one line, without links that only repeat the one before.

@@ -244,6 +244,33 @@ fn run_imports_boots_shows_and_cleans_up() {
 }
 
 #[test]
+fn programs_read_json_only() {
+    let daemon = Daemon::start();
+    for verb in [&["stop"][..], &["start"], &["remove"], &["remove", "--force"]] {
+        let ran = daemon.cli(&[&["--json", "machine"], verb, &["nope1", "nope2", "nope3"]].concat());
+        let told: Vec<serde_json::Value> =
+            ran.err.lines().map(|line| serde_json::from_str(line).expect("JSON")).collect();
+        assert!(ran.code == 3 && told.len() == 3, "{ran:?}");
+        assert!(told.iter().all(|problem| problem["kind"] == "not_found"), "{told:?}");
+    }
+    let dir = short_dir();
+    let disk = dir.path().join("disk.raw");
+    std::fs::write(&disk, tiny_disk()).unwrap();
+    let mut run = Running::start(&dir.path().join("data"), disk.to_str().unwrap(), &["--json"]);
+    run.until("\"state\":\"running\"");
+    for _ in 0..2 {
+        signal(run.child.id(), "INT");
+        std::thread::sleep(std::time::Duration::from_millis(500));
+    }
+    assert_eq!(run.child.wait().unwrap().code(), Some(0));
+    let lines = run.said.lines().filter(|line| !line.is_empty());
+    assert!(lines.clone().count() > 0);
+    for line in lines {
+        serde_json::from_str::<serde_json::Value>(line).expect(line);
+    }
+}
+
+#[test]
 fn run_reads_backing_files_elsewhere_where_that_is_allowed() {
     let dir = short_dir();
     let (elsewhere, images) = (dir.path().join("elsewhere"), dir.path().join("images"));

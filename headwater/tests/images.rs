@@ -113,6 +113,8 @@ fn damage_is_named_and_has_its_own_exit_code() {
     assert_eq!(again.code, 0, "{again:?}");
     assert!(again.out.contains("imported as d@2"), "{again:?}");
     assert!(again.err.contains("1 chunks") && again.err.contains("image verify d@NUMBER"), "{again:?}");
+    let json = daemon.cli(&["image", "import", raw.to_str().unwrap(), "--json"]);
+    assert!(json.code == 0 && json.err.is_empty(), "{json:?}");
     assert!(daemon.cli(&["image", "verify", "d@2"]).ok().contains("d@2 is sound"));
     assert_eq!(daemon.cli(&["image", "verify", "d@1"]).code, 6);
 }

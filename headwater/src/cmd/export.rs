@@ -501,11 +501,7 @@ fn volume_name(args: &ExportArgs, number: usize) -> String {
 
 /// Prints where something is served, a line each.
 fn say_uri(args: &ExportArgs, uri: &str) {
-    if args.json {
-        say(&format!("{}\n", serde_json::json!({ "uri": uri })));
-    } else {
-        say(&format!("{uri}\n"));
-    }
+    say(&format!("{}\n", crate::show::uri_text(uri, args.json)));
 }
 
 /// Prints to standard output; a reader that has gone, or stands still, is no reason to stop serving.

@@ -137,24 +137,10 @@ pub async fn import(
     let result = client.import(&request, |progress| shown.update(progress)).await;
     shown.end();
     let result = result?;
-    if let JobResult::Imported { version, damaged_chunks: damaged @ 1.., .. } = &result {
-        let image = &version.image;
-        show::aside(&format!(
-            "headwater: {damaged} chunks that the store had are damaged; {image}@{} has sound ones in their place, but older \
-             versions need them: 'headwater image verify {image}@NUMBER' says which, and with --repair-from repairs them\n",
-            version.number
-        ));
-    }
-    if let JobResult::Imported { version, edited_by: Some(machine), .. } = &result {
-        let image = &version.image;
-        show::aside(&format!(
-            "headwater: machine '{machine}' edits {image} over an older version: 'headwater image seal {image}' is refused now, \
-             unless with --over-newer\n"
-        ));
-    }
-    if let JobResult::Imported { version, created, .. } = &result
+    if let JobResult::Imported { version, created, damaged_chunks, edited_by } = &result
         && !quiet
     {
+        remark(version, *damaged_chunks, edited_by.as_deref());
         let what = if *created { "imported as" } else { "unchanged; it is" };
         if !*created && !request.note.is_empty() && request.note != version.note {
             show::aside(&format!("headwater: {}\n", kept_note(version)));
@@ -164,6 +150,24 @@ pub async fn import(
         show::line(&format!("{what} {place}, {whole}, {stored} stored, {}", version.hash))?;
     }
     Ok(result)
+}
+
+/// What is to be known of an import that went well. The JSON of the result says it too.
+fn remark(version: &ImageVersion, damaged_chunks: u64, edited_by: Option<&str>) {
+    let ImageVersion { image, number, .. } = version;
+    if damaged_chunks > 0 {
+        show::aside(&format!(
+            "headwater: {damaged_chunks} chunks that the store had are damaged; {image}@{number} has sound ones in their place, \
+             but older versions need them: 'headwater image verify {image}@NUMBER' says which, and with --repair-from repairs \
+             them\n"
+        ));
+    }
+    if let Some(machine) = edited_by {
+        show::aside(&format!(
+            "headwater: machine '{machine}' edits {image} over an older version: 'headwater image seal {image}' is refused now, \
+             unless with --over-newer\n"
+        ));
+    }
 }
 
 /// What became of a note that was given for bytes which are a version already.

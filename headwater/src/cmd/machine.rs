@@ -35,10 +35,10 @@ pub async fn run(client: Client, command: MachineCommand, json: bool) -> anyhow:
                 request.cache.get_or_insert_default().persistent = true;
             }
             let machine = client.create_machine(&request).await?;
-            warn(&machine);
             if json {
                 show::json(&machine)?;
             } else {
+                warn(&machine);
                 show::line(&format!("created {}, {}", machine.name, machine.uuid))?;
             }
         }
@@ -53,9 +53,12 @@ pub async fn run(client: Client, command: MachineCommand, json: bool) -> anyhow:
         MachineCommand::Set { name, limits: NewLimits { ram, disk }, weight } => {
             let limits = SetMachine { ram_bytes: ram, disk_bytes: disk, weight };
             let machine = said_if_slow(json, &behind(&name), client.set_machine(&name, &limits)).await?;
-            warn(&machine);
-            let text = format!("{name} has a write cache of {}", cache_text(&machine.cache));
-            if json { show::json(&machine)? } else { show::line(&text)? }
+            if json {
+                show::json(&machine)?;
+            } else {
+                warn(&machine);
+                show::line(&format!("{name} has a write cache of {}", cache_text(&machine.cache)))?;
+            }
         }
         MachineCommand::Start { names, wait } => change(&client, &names, "start", wait, json).await?,
         MachineCommand::Reset { names, wait } => change(&client, &names, "reset", wait, json).await?,
@@ -64,7 +67,7 @@ pub async fn run(client: Client, command: MachineCommand, json: bool) -> anyhow:
             change(&client, &names, verb, None, json).await?;
         }
         MachineCommand::Remove { names, force } => {
-            let mut failures = Failures::default();
+            let mut failures = Failures::new(json);
             for name in names {
                 let what = if force { waits_for(&name, "remove") } else { behind(&name) };
                 match said_if_slow(json, &what, client.remove_machine(&name, force)).await {
@@ -86,7 +89,7 @@ pub async fn run(client: Client, command: MachineCommand, json: bool) -> anyhow:
     Ok(0)
 }
 
-/// What was done, and does not help as things are.
+/// What was done, and does not help as things are. The JSON of the machine says it too.
 fn warn(machine: &Machine) {
     if let Some(warning) = &machine.warning {
         show::aside(&format!("headwater: {}\n", show::printable(warning)));
@@ -159,7 +162,7 @@ async fn change(
         })
         .collect();
     let mut changed = Vec::new();
-    let mut failures = Failures::default();
+    let mut failures = Failures::new(json);
     for task in tasks {
         match task.await.context("a request did not end")? {
             Ok(machine) => changed.push(machine),
@@ -196,20 +199,26 @@ pub fn behind(name: &str) -> String {
 }
 
 /// Failures of a command that names several machines.
-#[derive(Default)]
-struct Failures(Option<anyhow::Error>);
+struct Failures {
+    first: Option<anyhow::Error>,
+    json: bool,
+}
 
 impl Failures {
+    fn new(json: bool) -> Self {
+        Self { first: None, json }
+    }
+
     /// All are told; the last word is the first one's, with its exit code.
     fn add(&mut self, error: anyhow::Error) {
-        match self.0 {
-            Some(_) => show::aside(&format!("headwater: {}\n", crate::failure::one_line(&error))),
-            None => self.0 = Some(error),
+        match self.first {
+            Some(_) => crate::failure::tell(&error, self.json),
+            None => self.first = Some(error),
         }
     }
 
     fn end(self) -> anyhow::Result<()> {
-        self.0.map_or(Ok(()), Err)
+        self.first.map_or(Ok(()), Err)
     }
 }
 

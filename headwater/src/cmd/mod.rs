@@ -49,7 +49,7 @@ pub fn run(cli: Cli) -> anyhow::Result<u8> {
     let data_dir = || DataDir::locate(cli.data_dir.clone());
     let client = || Ok::<_, anyhow::Error>(Client::new(data_dir()?.socket()));
     match cli.command {
-        Command::Run(args) => as_daemon(run::run(data_dir()?, args)),
+        Command::Run(args) => as_daemon(run::run(data_dir()?, args, json)),
         Command::Serve(args) => as_daemon(serve::run(data_dir()?, args)),
         Command::Image(command) => on_one_core(image::run(client()?, command, json)),
         Command::Catalog(command) => on_one_core(catalog::run(client()?, command, json)),

@@ -37,7 +37,7 @@ struct Created {
 }
 
 /// Runs machines until a signal comes, or until all of them are off.
-pub async fn run(data_dir: DataDir, args: RunArgs) -> anyhow::Result<u8> {
+pub async fn run(data_dir: DataDir, args: RunArgs, json: bool) -> anyhow::Result<u8> {
     // What cannot be is refused before anything is imported.
     args.machine.cache_settings(CacheSettings::default())?;
     let mut signals = EndSignals::catch()?;
@@ -53,7 +53,7 @@ pub async fn run(data_dir: DataDir, args: RunArgs) -> anyhow::Result<u8> {
     let client = Client::new(daemon.data_dir().socket());
     let mut created = Created::default();
     let outcome = tokio::select! {
-        outcome = bring_up_and_watch(&client, &args, &mut created) => outcome,
+        outcome = bring_up_and_watch(&client, &args, &mut created, json) => outcome,
         _ = signals.next() => Ok(0),
     };
     if !created.names.is_empty() {
@@ -70,24 +70,29 @@ pub async fn run(data_dir: DataDir, args: RunArgs) -> anyhow::Result<u8> {
     cleaned.map(|()| code)
 }
 
-async fn bring_up_and_watch(client: &Client, args: &RunArgs, created: &mut Created) -> anyhow::Result<u8> {
+async fn bring_up_and_watch(
+    client: &Client,
+    args: &RunArgs,
+    created: &mut Created,
+    json: bool,
+) -> anyhow::Result<u8> {
     // Nothing can be imported into the store of servers, so a file of this name is not what is meant.
     let may_import = !args.from.as_deref().is_some_and(stores::is_server);
-    let image = image_of(client, args, may_import).await?;
+    let image = image_of(client, args, may_import, json).await?;
     let names = free_names(client, &image, args.count).await?;
     create(client, names, &image, &args.machine, created).await?;
     for name in &created.names {
         client.change_machine(name, "start").await?;
     }
-    watch(client, &created.names).await
+    watch(client, &created.names, json).await
 }
 
 /// Imports a file or an NBD export; anything else is an image of the store.
-async fn image_of(client: &Client, args: &RunArgs, may_import: bool) -> anyhow::Result<String> {
+async fn image_of(client: &Client, args: &RunArgs, may_import: bool, json: bool) -> anyhow::Result<String> {
     let source = args.source.as_str();
     if may_import && image::is_source(source) {
         let form = image::Form { backing: args.backing, ..image::Form::default() };
-        let result = image::import(client, source, form, image::Named::default(), false).await?;
+        let result = image::import(client, source, form, image::Named::default(), json).await?;
         let JobResult::Imported { version, .. } = result else {
             anyhow::bail!("the import ended as something else");
         };
@@ -151,8 +156,8 @@ async fn create(
 }
 
 /// Shows the machines until all are off. A machine that crashed makes it a failure.
-async fn watch(client: &Client, names: &[String]) -> anyhow::Result<u8> {
-    let mut screen = Screen::new();
+async fn watch(client: &Client, names: &[String], json: bool) -> anyhow::Result<u8> {
+    let mut screen = Screen::new(json);
     let mut tick = tokio::time::interval(INTERVAL);
     loop {
         tick.tick().await;
@@ -204,16 +209,22 @@ fn note(text: &str) {
     show::aside(&format!("{text}\n"));
 }
 
-/// A table that is drawn over itself on a terminal; elsewhere, a line for each change of a state.
+/// A table that is drawn over itself on a terminal; elsewhere, a line for each change of a state, and for programs the machine.
 struct Screen {
     is_terminal: bool,
+    json: bool,
     drawn_lines: usize,
     said: BTreeMap<String, String>,
 }
 
 impl Screen {
-    fn new() -> Self {
-        Self { is_terminal: std::io::stdout().is_terminal(), drawn_lines: 0, said: BTreeMap::new() }
+    fn new(json: bool) -> Self {
+        Self {
+            is_terminal: std::io::stdout().is_terminal() && !json,
+            json,
+            drawn_lines: 0,
+            said: BTreeMap::new(),
+        }
     }
 
     fn show(&mut self, machines: &[Machine]) -> anyhow::Result<()> {
@@ -240,7 +251,7 @@ impl Screen {
         for machine in machines {
             let sentence = machine::sentence(machine);
             if self.said.get(&machine.name) != Some(&sentence) {
-                show::line(&sentence)?;
+                show::line(&if self.json { serde_json::to_string(machine)? } else { sentence.clone() })?;
                 self.said.insert(machine.name.clone(), sentence);
             }
         }

@@ -35,7 +35,7 @@ pub fn run(command: StoreCommand, json: bool) -> anyhow::Result<u8> {
             copy_some(&Between { source, target, credentials }, None, json)?;
             Ok(0)
         }
-        StoreCommand::Serve { store, listen, offer } => serve(&store, &offer.options(listen)),
+        StoreCommand::Serve { store, listen, offer } => serve(&store, &offer.options(listen), json),
         StoreCommand::Token { name, token_file } => add_token(&name, &token_file, json).map(|()| 0),
         StoreCommand::Verify { store, images, rate, repair_from, credentials } => {
             check(&store, &images, &Scrub { rate, repair_from, credentials }, json)
@@ -137,13 +137,13 @@ fn stop_on_signals() -> anyhow::Result<Arc<AtomicBool>> {
     }
 }
 
-fn serve(store: &str, options: &Options) -> anyhow::Result<u8> {
+fn serve(store: &str, options: &Options, json: bool) -> anyhow::Result<u8> {
     let store = stores::open(store, Access::Read, &Credentials::default())?;
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().context("cannot start")?;
     let outcome = runtime.block_on(async {
         let mut signals = EndSignals::catch()?;
         let server = StoreServer::bind(store, options).await?;
-        show::line(&server.url())?;
+        show::uri(&server.url(), json)?;
         let (stop, stopped) = watch::channel(false);
         let serving = tokio::spawn(server.run(stopped));
         signals.next().await;

@@ -40,6 +40,16 @@ pub fn json(value: &impl Serialize) -> anyhow::Result<()> {
     line(&serde_json::to_string_pretty(value)?)
 }
 
+/// Writes where something is served, in one line also as JSON: programs read it while the server runs.
+pub fn uri(uri: &str, json: bool) -> anyhow::Result<()> {
+    line(&uri_text(uri, json))
+}
+
+/// The same as text.
+pub fn uri_text(uri: &str, json: bool) -> String {
+    if json { serde_json::json!({ "uri": uri }).to_string() } else { uri.to_owned() }
+}
+
 /// Writes a table with a line of headings.
 pub fn table(headings: &[&str], rows: impl IntoIterator<Item = Vec<String>>) -> anyhow::Result<()> {
     line(&table_text(headings, rows))
