@@ -6,6 +6,7 @@ use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 use anyhow::Context;
+use headwater_api::{Problem, ProblemKind};
 
 use crate::failure::{Locked, invalid};
 
@@ -71,17 +72,18 @@ impl DataDir {
     pub fn identity(&self) -> anyhow::Result<String> {
         let path = self.0.join("daemon.id");
         let failed = || format!("cannot use {}", path.display());
+        let odd = || {
+            let message = format!("{} does not hold 32 hexadecimal digits", path.display());
+            let advice = "restore it, or remove it to have another made";
+            anyhow::Error::new(Problem::new(ProblemKind::Damaged, message).advise(advice))
+        };
         match std::fs::read_to_string(&path) {
             Ok(text) => {
                 let digits = text.trim_end();
                 let is_sound = digits.len() == 32 && digits.bytes().all(|c| c.is_ascii_hexdigit());
-                return is_sound.then(|| digits.to_owned()).with_context(|| {
-                    format!(
-                        "{} does not hold 32 hexadecimal digits: restore it, or remove it to have another made",
-                        path.display()
-                    )
-                });
+                return is_sound.then(|| digits.to_owned()).ok_or_else(odd);
             }
+            Err(e) if e.kind() == ErrorKind::InvalidData => return Err(odd()),
             Err(e) if e.kind() == ErrorKind::NotFound => {}
             Err(e) => return Err(e).with_context(failed),
         }

@@ -12,6 +12,7 @@ use headwater_iscsi::chap_file::ChapFileError;
 use headwater_nbd::TlsError;
 use headwater_service::backend::BackendError;
 use headwater_service::server::ListenError;
+use headwater_service::token::TokenError;
 use headwater_store::{StoreError, StoreErrorKind};
 use headwater_store_server::ServeError;
 
@@ -139,7 +140,18 @@ fn code_of_link(link: &(dyn std::error::Error + 'static)) -> Option<u8> {
     if link.is::<Locked>() {
         return Some(ProblemKind::Conflict.exit_code());
     }
-    if let Some(DbError::Newer { .. } | DbError::Foreign { .. }) = link.downcast_ref() {
+    if let Some(error) = link.downcast_ref::<DbError>() {
+        return match error {
+            DbError::Newer { .. }
+            | DbError::Foreign { .. }
+            | DbError::Damaged(_)
+            | DbError::Unreadable { .. } => Some(DAMAGED),
+            DbError::NoSpace(_) => Some(ProblemKind::NoSpace.exit_code()),
+            // Its cause may say more.
+            DbError::Open { .. } | DbError::Taken { .. } | DbError::Failed(_) => None,
+        };
+    }
+    if let Some(TokenError::Odd { .. }) = link.downcast_ref() {
         return Some(DAMAGED);
     }
     if let Some(error) = link.downcast_ref::<StoreError>() {
@@ -238,6 +250,8 @@ mod tests {
         assert_eq!(exit_code(&anyhow::Error::new(problem).context("cannot remove")), 4);
         let newer = DbError::Newer { path: "db".to_owned(), format: 9, known: 8 };
         assert_eq!(exit_code(&anyhow::Error::new(newer)), 6);
+        let source = Box::new(DbError::Damaged("malformed".to_owned()));
+        assert_eq!(exit_code(&anyhow::Error::new(DbError::Open { path: "db".to_owned(), source })), 6);
     }
 
     #[test]

@@ -3,6 +3,7 @@
 mod support;
 
 use std::io::{BufRead, BufReader, Read};
+use std::path::Path;
 use std::process::Stdio;
 
 use headwater_testkit::wait_until;
@@ -140,10 +141,24 @@ fn a_data_directory_that_cannot_be_made_is_said() {
     std::fs::write(&file, "").unwrap();
     let inside = file.join("data");
     run(headwater().args(["serve", "--data-dir"]).arg(&inside)).fails(1, &["cannot use the data directory"]);
-    let db = short_dir();
-    std::fs::write(db.path().join("headwater.db"), "no database, ".repeat(100)).unwrap();
-    run(headwater().args(["serve", "--data-dir"]).arg(db.path()))
-        .fails(1, &["headwater.db", "not a database", "backup"]);
+}
+
+#[test]
+fn damaged_files_of_a_data_directory_are_said_to_be_damaged() {
+    let serve =
+        |dir: &Path| run(headwater().args(["serve", "--listen", "127.0.0.1:0", "--data-dir"]).arg(dir));
+    let dir = short_dir();
+    for (name, words) in
+        [("api.token", ["api.token", "remove it"]), ("daemon.id", ["daemon.id", "remove it"])]
+    {
+        for text in ["0123", "\u{e4}"] {
+            std::fs::write(dir.path().join(name), &text.as_bytes()[..text.len().div_ceil(2)]).unwrap();
+            serve(dir.path()).fails(6, &words);
+        }
+        std::fs::remove_file(dir.path().join(name)).unwrap();
+    }
+    std::fs::write(dir.path().join("headwater.db"), "no database, ".repeat(100)).unwrap();
+    serve(dir.path()).fails(6, &["headwater.db", "not a database", "backup"]);
 }
 
 #[test]

@@ -50,6 +50,9 @@ pub enum DbError {
         /// The number of the change.
         change: i64,
     },
+    /// SQLite finds that the file is damaged, or no database. Without it a daemon has no use for the disks that are kept.
+    #[error("the database is damaged: {0} (restore it from its backup; kept disks are of no use without it)")]
+    Damaged(String),
     /// Its file system is full.
     #[error("the database cannot be written")]
     NoSpace(#[source] Box<dyn std::error::Error + Send + Sync>),
@@ -59,11 +62,23 @@ pub enum DbError {
 }
 
 /// What SQLite says of a full file system: `SQLITE_FULL`.
-const FULL: &str = "13";
+const FULL: u32 = 13;
+
+/// What it says of a damaged file: `SQLITE_CORRUPT`, `SQLITE_NOTADB`.
+const DAMAGED: [u32; 2] = [11, 26];
 
 impl From<sqlx::Error> for DbError {
     fn from(error: sqlx::Error) -> Self {
-        let is_full = error.as_database_error().is_some_and(|it| it.code().as_deref() == Some(FULL));
-        if is_full { Self::NoSpace(Box::new(error)) } else { Self::Failed(error) }
+        match primary_code(&error) {
+            Some(FULL) => Self::NoSpace(Box::new(error)),
+            Some(code) if DAMAGED.contains(&code) => Self::Damaged(error.to_string()),
+            _ => Self::Failed(error),
+        }
     }
+}
+
+/// What SQLite says, without the details that its extended codes have above the lowest byte.
+fn primary_code(error: &sqlx::Error) -> Option<u32> {
+    let code = error.as_database_error()?.code()?;
+    code.parse::<u32>().ok().map(|code| code & 0xff)
 }

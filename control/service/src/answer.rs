@@ -63,8 +63,11 @@ impl Explain for DbError {
         match self {
             DbError::Taken { .. } => ProblemKind::Conflict,
             DbError::NoSpace(_) => ProblemKind::NoSpace,
-            DbError::Newer { .. } | DbError::Foreign { .. } => ProblemKind::Damaged,
-            DbError::Open { .. } | DbError::Unreadable { .. } | DbError::Failed(_) => ProblemKind::Failed,
+            DbError::Newer { .. }
+            | DbError::Foreign { .. }
+            | DbError::Damaged(_)
+            | DbError::Unreadable { .. } => ProblemKind::Damaged,
+            DbError::Open { .. } | DbError::Failed(_) => ProblemKind::Failed,
         }
     }
 

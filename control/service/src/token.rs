@@ -63,6 +63,9 @@ impl Token {
                     Err(TokenError::Odd { path: path.to_owned() })
                 }
             }
+            Err(e) if e.kind() == io::ErrorKind::InvalidData => {
+                Err(TokenError::Odd { path: path.to_owned() })
+            }
             Err(e) if e.kind() == io::ErrorKind::NotFound => {
                 let mut bytes = [0; TOKEN_BYTES];
                 let no_random = |source| TokenError::Random { path: path.to_owned(), source };

@@ -74,17 +74,11 @@ impl SqliteDatabase {
     }
 }
 
-/// What SQLite says of a damaged file: `SQLITE_CORRUPT`, `SQLITE_NOTADB`.
-const DAMAGED: [&str; 2] = ["11", "26"];
-
-/// Why a file could not be opened; of a damaged one, also what to do. Without its database a daemon has no use for the disks
-/// that are kept.
+/// Why a file could not be opened.
 fn cause(error: sqlx::Error) -> Box<dyn std::error::Error + Send + Sync> {
-    let code = error.as_database_error().and_then(sqlx::error::DatabaseError::code);
-    if code.is_some_and(|code| DAMAGED.contains(&&*code)) {
-        format!("{error} (restore it from its backup; kept disks are of no use without it)").into()
-    } else {
-        Box::new(error)
+    match DbError::from(error) {
+        DbError::Failed(error) => Box::new(error),
+        error => Box::new(error),
     }
 }
 
@@ -193,6 +187,28 @@ mod tests {
         pool.close().await;
         let foreign = refused("UPDATE _sqlx_migrations SET checksum = x'00' WHERE version = 3").await;
         assert!(foreign.to_string().contains("went through change 3 of its tables"), "{foreign}");
+    }
+
+    #[tokio::test]
+    async fn a_damaged_page_is_told_as_damage() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("headwater.db");
+        let db = SqliteDatabase::open(&path).await.unwrap();
+        let mut repo = db.write().await.unwrap();
+        for _ in 0..100 {
+            repo.events().append(event(&"x".repeat(1000))).await.unwrap();
+        }
+        repo.save().await.unwrap();
+        db.close().await;
+        // The pages before say which tables there are.
+        let mut bytes = std::fs::read(&path).unwrap();
+        let half = bytes.len() / 2;
+        bytes[half..].fill(0xa5);
+        std::fs::write(&path, bytes).unwrap();
+        let db = SqliteDatabase::open(&path).await.unwrap();
+        let damaged = db.read().await.unwrap().events().newest(None, 100).await.unwrap_err();
+        assert!(matches!(damaged, DbError::Damaged(_)), "{damaged:?}");
+        assert!(damaged.to_string().contains("malformed"), "{damaged}");
     }
 
     #[tokio::test]
