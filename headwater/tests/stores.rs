@@ -666,6 +666,14 @@ fn a_daemon_ends_while_reads_wait_for_a_bucket_that_is_gone() {
         let samples = stats["samples"].as_array().unwrap();
         samples.iter().any(|it| it["metric"] == "headwater_image_servers_up" && it["value"] == 0.0)
     });
+    wait_until("the status says so", || {
+        let status = daemon.cli(&["--json", "status"]).ok();
+        let status: serde_json::Value = serde_json::from_str(&status).unwrap();
+        let alarms = status["alarms"].as_array().unwrap();
+        status["store_outdated"] == true && alarms.iter().any(|alarm| alarm["subject"] == "store")
+    });
+    let shown = daemon.cli(&["status"]).ok();
+    assert!(shown.contains("it did not answer since") && shown.contains("ALARM: store since"), "{shown}");
     let watchdog = support::Watchdog::on(daemon.pid());
     assert_eq!(daemon.terminate().0, Some(0));
     drop(watchdog);

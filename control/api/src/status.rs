@@ -29,11 +29,15 @@ pub struct Status {
     /// Whether images are only read here, as where the store is one of servers: nothing can be imported.
     #[serde(default)]
     pub store_read_only: bool,
+    /// Whether the two may be others by now: this daemon changed the store since, or that does not answer. It answers where no
+    /// alarm has `store` as its subject.
+    #[serde(default)]
+    pub store_outdated: bool,
     /// How many machines there are.
     pub machines: u64,
     /// How many of them are starting, booting, running or stopping.
     pub machines_active: u64,
-    /// What stands in machines' way.
+    /// What stands in machines' way, and a store that does not answer.
     pub alarms: Vec<Alarm>,
     /// Memory of the write caches in use, in all.
     pub ram_used_bytes: u64,

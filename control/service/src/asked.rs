@@ -6,6 +6,7 @@
 //!        --> else one question is asked, by a task of its own --> answered within PATIENCE --> the new answer
 //!                                                             --> not yet, or failed -------> the last one, with its age
 //! ```
+//! Where that is older than what the daemon changed since, or the store does not answer, it is said to be outdated.
 //! What decides anything asks the store itself.
 
 use std::collections::HashMap;
@@ -14,7 +15,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use headwater_api::name::ImageRef;
-use headwater_api::{ImageVersion, ProblemKind};
+use headwater_api::{Alarm, ImageVersion, ProblemKind};
 use tokio::sync::{Semaphore, watch};
 use tokio::time::Instant;
 
@@ -30,6 +31,9 @@ const IMAGES_MAX_AGE: Duration = Duration::from_secs(10);
 /// The same for the store's size, for which a store may list all that it has.
 const BYTES_MAX_AGE: Duration = Duration::from_secs(60);
 
+/// After so long without an answer to it, a store is said not to answer.
+const SILENT_AFTER: Duration = Duration::from_secs(10);
+
 /// References that are remembered; with more of them, all are forgotten.
 const MAX_REFERENCES: usize = 4_096;
 
@@ -41,6 +45,17 @@ const MAX_QUESTIONS: usize = 8;
 pub(crate) struct Answer<T> {
     pub(crate) value: T,
     pub(crate) age: Duration,
+    /// Whether the daemon changed since what it is about.
+    pub(crate) outdated: bool,
+}
+
+/// That a store does not answer.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Silence {
+    /// How long ago the first question began that it did not answer.
+    pub(crate) age: Duration,
+    /// What came instead, where something did.
+    pub(crate) why: Option<String>,
 }
 
 /// One question and its last answer. Cloning is cheap; all clones are one.
@@ -54,11 +69,19 @@ struct State<T> {
     question: Option<(Instant, watch::Receiver<()>)>,
     /// When the daemon itself changed what the answer is about.
     changed: Option<Instant>,
+    /// When the first of the questions began that failed since the last answer, and how the last one did.
+    failing: Option<(Instant, String)>,
+}
+
+impl<T> State<T> {
+    fn is_outdated(&self) -> bool {
+        self.last.as_ref().is_some_and(|(_, asked)| self.changed.is_some_and(|changed| *asked <= changed))
+    }
 }
 
 impl<T> Default for Asked<T> {
     fn default() -> Self {
-        Self(Arc::new(Mutex::new(State { last: None, question: None, changed: None })))
+        Self(Arc::new(Mutex::new(State { last: None, question: None, changed: None, failing: None })))
     }
 }
 
@@ -89,17 +112,34 @@ impl<T: Clone + Send + 'static> Asked<T> {
                 // Both ends mean the same: what there is now is what is known.
                 let _ = tokio::time::timeout_at(since + PATIENCE, ended.changed()).await;
             }
-            let last = self.lock().last.clone();
-            last.map(|(value, asked)| Answer { value, age: asked.elapsed() })
+            let state = self.lock();
+            let outdated = state.is_outdated();
+            state.last.clone().map(|(value, asked)| Answer { value, age: asked.elapsed(), outdated })
         }
     }
 
     fn is_young(&self, max_age: Duration) -> bool {
         let state = self.lock();
         let asked = state.last.as_ref().map(|(_, asked)| *asked);
-        asked.is_some_and(|asked| {
-            asked.elapsed() < max_age && state.changed.is_none_or(|changed| asked > changed)
-        })
+        asked.is_some_and(|asked| asked.elapsed() < max_age && !state.is_outdated())
+    }
+
+    /// Whether there was no answer yet, and a question is under way.
+    fn is_awaited(&self) -> bool {
+        let state = self.lock();
+        state.last.is_none() && state.question.as_ref().is_some_and(|(_, ended)| ended.has_changed().is_ok())
+    }
+
+    /// That the store does not answer, where the last question failed, or has been waited for too long.
+    fn silence(&self) -> Option<Silence> {
+        let state = self.lock();
+        let begun = state.question.as_ref().filter(|(_, ended)| ended.has_changed().is_ok());
+        let begun = begun.map(|(since, _)| *since).filter(|since| since.elapsed() >= SILENT_AFTER);
+        match (&state.failing, begun) {
+            (Some((since, why)), _) => Some(Silence { age: since.elapsed(), why: Some(why.clone()) }),
+            (None, Some(since)) => Some(Silence { age: since.elapsed(), why: None }),
+            (None, None) => None,
+        }
     }
 
     fn begin<F>(&self, question: impl FnOnce() -> F) -> (Instant, watch::Receiver<()>)
@@ -116,10 +156,19 @@ impl<T: Clone + Send + 'static> Asked<T> {
         state.question = Some((since, ended.clone()));
         let (this, question) = (self.clone(), question());
         tokio::spawn(async move {
-            // One that fails leaves what was known: a store that is away has the images that it had.
-            if let Ok(value) = question.await {
-                this.lock().last = Some((value, since));
+            let answer = question.await;
+            let mut state = this.lock();
+            match answer {
+                Ok(value) => (state.last, state.failing) = (Some((value, since)), None),
+                // One that fails leaves what was known: a store that is away has the images that it had.
+                Err(e) if e.kind() == ProblemKind::Failed => {
+                    let since = state.failing.take().map_or(since, |(first, _)| first);
+                    state.failing = Some((since, e.to_string()));
+                }
+                // Such as a store that does not tell: that is an answer, too.
+                Err(_) => state.failing = None,
             }
+            drop(state);
             drop(ending);
         });
         (since, ended)
@@ -158,7 +207,7 @@ impl Answers {
 }
 
 /// What there is in the store, as far as it is known.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(crate) struct StoreFigures {
     /// How many images.
     pub(crate) images: Option<u64>,
@@ -166,6 +215,10 @@ pub(crate) struct StoreFigures {
     pub(crate) bytes: Option<u64>,
     /// How old the older one of the two is.
     pub(crate) age: Option<Duration>,
+    /// Whether they may be others by now: this daemon changed the store since, or that does not answer.
+    pub(crate) outdated: bool,
+    /// That the store does not answer.
+    pub(crate) silence: Option<Silence>,
 }
 
 impl Service {
@@ -180,11 +233,29 @@ impl Service {
         let measure = || async move { measurer.stored_bytes().await };
         let bytes = self.answers().bytes.clone().ask(BYTES_MAX_AGE, measure);
         let (images, bytes) = tokio::join!(images, bytes);
+        let silence = self.answers().images.silence();
+        let changed = images.iter().chain(&bytes).any(|answer| answer.outdated);
         StoreFigures {
+            outdated: changed || silence.is_some() || self.answers().images.is_awaited(),
+            silence,
             images: images.map(|answer| answer.value),
             bytes: bytes.map(|answer| answer.value),
             age: images.iter().chain(&bytes).map(|answer| answer.age).max(),
         }
+    }
+
+    /// The alarm that the store does not answer.
+    pub(crate) fn store_alarm(&self, figures: &StoreFigures) -> Option<Alarm> {
+        let Silence { age, why } = figures.silence.as_ref()?;
+        let age_ms = u64::try_from(age.as_millis()).unwrap_or(u64::MAX);
+        let why = why.as_ref().map(|why| format!(": {why}")).unwrap_or_default();
+        Some(Alarm {
+            subject: "store".to_owned(),
+            since_ms: self.now_ms().saturating_sub(age_ms),
+            message: format!("the store does not answer{why}"),
+            advice: "bring it back: until then no image can be changed, and machines may not start"
+                .to_owned(),
+        })
     }
 
     /// What the store has was changed here: the figures are asked for anew.
@@ -270,6 +341,17 @@ mod tests {
         let failed = || BackendError::new(ProblemKind::Failed, "away");
         assert!(asked.clone().ask(Duration::ZERO, || async { Ok(7) }).await.is_some());
         let answer = asked.clone().ask(Duration::ZERO, || async move { Err(failed()) }).await;
-        assert_eq!(answer.map(|answer| answer.value), Some(7));
+        assert_eq!(answer.map(|answer| (answer.value, answer.outdated)), Some((7, false)));
+        assert!(asked.silence().is_some_and(|silence| silence.why.is_some_and(|why| why.contains("away"))));
+        // Changed since: it is not what there is.
+        asked.changed();
+        let answer = asked.clone().ask(Duration::MAX, || async move { Err(failed()) }).await;
+        assert_eq!(answer.map(|answer| (answer.value, answer.outdated)), Some((7, true)));
+        // A store that does not tell does answer.
+        let untold = || BackendError::new(ProblemKind::Invalid, "it does not tell");
+        asked.clone().ask(Duration::ZERO, || async move { Err(untold()) }).await;
+        assert_eq!(asked.silence(), None);
+        let answer = asked.clone().ask(Duration::ZERO, || async { Ok(8) }).await;
+        assert_eq!(answer.map(|answer| (answer.value, answer.outdated)), Some((8, false)));
     }
 }

@@ -16,7 +16,8 @@ pub async fn run(client: Client, json: bool) -> anyhow::Result<u8> {
         return show::json(&status).map(|()| 0);
     }
     let active = format!("{}, {} of them on", status.machines, status.machines_active);
-    let asked = asked(status.store_age_ms);
+    let asked = asked(status.store_age_ms, status.store_outdated);
+    let unknown = || unknown(status.store_outdated);
     show::pairs(&[
         ("version", status.version),
         ("process", status.pid.to_string()),
@@ -42,13 +43,14 @@ pub async fn run(client: Client, json: bool) -> anyhow::Result<u8> {
     Ok(0)
 }
 
-fn unknown() -> String {
-    "not known: the store does not tell".to_owned()
+fn unknown(outdated: bool) -> String {
+    format!("not known: the store does not {}", if outdated { "answer" } else { "tell" })
 }
 
-/// When the store was asked for what is shown of it, where it did not answer since.
-fn asked(age_ms: Option<u64>) -> String {
+/// When the store was asked for what is shown of it, where it did not answer since, or what it has is another by now.
+fn asked(age_ms: Option<u64>, outdated: bool) -> String {
     match age_ms.map(|ms| ms / 1000) {
+        Some(age_s) if outdated => format!(", as of {age_s} s ago: it did not answer since"),
         Some(age_s) if age_s >= OLD_S => format!(", as of {age_s} s ago"),
         _ => String::new(),
     }

@@ -717,7 +717,7 @@ async fn a_store_that_is_away_hides_no_machine_and_no_status() {
     assert_eq!(views().await[0].next_version.as_deref(), Some("image@1"));
     let figures =
         tokio::time::timeout(Duration::from_secs(60), fixture.service.store_figures()).await.unwrap();
-    assert_eq!((figures.images, figures.bytes), (None, None));
+    assert_eq!((figures.images, figures.bytes, figures.outdated), (None, None, true));
     fixture.host.away.store(false, Ordering::SeqCst);
     fixture.host.back.notify_waiters();
     until("it is back", async || fixture.service.store_figures().await.images == Some(1)).await;

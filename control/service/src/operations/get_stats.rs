@@ -90,13 +90,15 @@ async fn all(service: &Service) -> Result<Vec<Sample>, Failure> {
         let n = count(machines.iter().filter(|machine| machine.state == state).count());
         samples.push(Sample::new("headwater_machines", n).with("state", state.name()));
     }
+    let store = service.store_figures().await;
+    let alarms = alarms + u64::from(store.silence.is_some());
     samples.extend([
         Sample::new("headwater_build_info", 1).with("version", env!("CARGO_PKG_VERSION")),
         Sample::real("headwater_start_time_seconds", service.started_at_ms() as f64 / 1e3),
         Sample::new("headwater_alarms", alarms),
         Sample::new("headwater_free_bytes", super::get_status::free_bytes(service.data_dir())?),
     ]);
-    let store = service.store_figures().await;
+    samples.push(Sample::new("headwater_store_answers", u64::from(store.silence.is_none())));
     samples.extend(store.images.map(|images| Sample::new("headwater_images", images)));
     samples.extend(store.bytes.map(|bytes| Sample::new("headwater_store_bytes", bytes)));
     samples.extend(store.age.map(|age| Sample::real("headwater_store_age_seconds", age.as_secs_f64())));

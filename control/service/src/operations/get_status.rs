@@ -18,8 +18,9 @@ use crate::backend::BackendError;
 pub(super) async fn get_status(State(service): State<Service>) -> Result<Json<Status>, Failure> {
     let machines = service.db().read().await?.machines().list().await?;
     let counters: Vec<DiskCounters> = service.active_map().values().map(|active| active.counters()).collect();
-    let alarms = machines.iter().filter_map(|machine| service.alarm_of(machine)).collect();
     let store = service.store_figures().await;
+    let of_machines = machines.iter().filter_map(|machine| service.alarm_of(machine));
+    let alarms = service.store_alarm(&store).into_iter().chain(of_machines).collect();
     let hypervisor = match service.hypervisor().describe().await {
         Ok(text) => text,
         Err(e) => problem(&e).to_string(),
@@ -34,6 +35,7 @@ pub(super) async fn get_status(State(service): State<Service>) -> Result<Json<St
         store_bytes: store.bytes,
         store_age_ms: store.age.map(|age| u64::try_from(age.as_millis()).unwrap_or(u64::MAX)),
         store_read_only: service.images().is_read_only(),
+        store_outdated: store.outdated,
         machines: count(machines.len()),
         machines_active: count(machines.iter().filter(|machine| machine.state.is_active()).count()),
         alarms,
