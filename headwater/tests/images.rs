@@ -2,8 +2,9 @@
 
 mod support;
 
+use std::io::{BufRead, BufReader};
 use std::path::Path;
-use std::process::Command;
+use std::process::{Command, Stdio};
 use std::sync::Arc;
 
 use headwater_block::VOLUME_MAX_BYTES;
@@ -627,4 +628,40 @@ fn a_path_that_means_another_file_to_the_daemon_is_refused() {
     assert!(!daemon.cli(&["image", "list"]).ok().contains("d.raw"));
     let answer = import(&disk, found.dev(), found.ino());
     assert!(answer.contains(r#""created":true"#), "{answer}");
+}
+
+#[test]
+fn an_operation_that_waits_for_others_says_so() {
+    let daemon = Daemon::start();
+    let options = ReferenceOptions { waits: Waits::Always, ..Default::default() };
+    let disk = Arc::new(ReferenceDisk::with_contents(vec![0; 8 << 20], options));
+    disk.hold();
+    let address = Address::Unix(daemon.path().join("nbd.sock"));
+    let server = Server::bind(address, SingleExport::new(disk.clone(), ""), Limits::default()).unwrap();
+    let import = |name: &str| {
+        let mut command = headwater();
+        command.arg("--data-dir").arg(daemon.path());
+        command.args(["image", "import", &server.uri(), "--name", name]);
+        command.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap()
+    };
+    let jobs = || {
+        let status: serde_json::Value =
+            serde_json::from_str(&daemon.cli(&["--json", "status"]).ok()).unwrap();
+        (status["jobs_running"].as_u64().unwrap(), status["jobs_waiting"].as_u64().unwrap())
+    };
+    let first: Vec<_> = ["a", "b", "c", "d"].into_iter().map(import).collect();
+    wait_until("four imports run", || jobs() == (4, 0));
+    let mut fifth = import("e");
+    let _watchdog = support::Watchdog::on(fifth.id());
+    let mut line = String::new();
+    BufReader::new(fifth.stderr.take().unwrap()).read_line(&mut line).unwrap();
+    assert!(line.contains("import e: waits, as 4 other long operations"), "{line}");
+    assert_eq!(jobs(), (4, 1));
+    assert!(daemon.cli(&["status"]).ok().contains("4 running, 1 waiting"));
+    disk.release();
+    for mut import in first.into_iter().chain([fifth]) {
+        let _watchdog = support::Watchdog::on(import.id());
+        assert!(import.wait().unwrap().success());
+    }
+    assert_eq!(jobs(), (0, 0));
 }

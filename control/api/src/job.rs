@@ -1,6 +1,6 @@
 //! Long operations: one JSON object a line while they go on.
 //!
-//! Import, verify, seal and export answer with `application/x-ndjson`: any number of `progress` lines, then
+//! Import, verify, seal, diff and export answer with `application/x-ndjson`: any number of `waiting` lines while others run, then of `progress` lines, then
 //! exactly one `done` or `failed` line. A client that hangs up cancels the operation, which then leaves
 //! nothing behind.
 
@@ -58,6 +58,11 @@ pub enum JobResult {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(tag = "event", rename_all = "snake_case")]
 pub enum JobEvent {
+    /// It has not begun.
+    Waiting {
+        /// How many others run, as many as may at once.
+        running: u64,
+    },
     /// It goes on.
     Progress(Progress),
     /// It is over, and went well.

@@ -37,6 +37,12 @@ pub struct Status {
     pub machines: u64,
     /// How many of them are starting, booting, running or stopping.
     pub machines_active: u64,
+    /// How many long operations run: imports, verifications, comparisons, seals, exports.
+    #[serde(default)]
+    pub jobs_running: u64,
+    /// How many wait for these.
+    #[serde(default)]
+    pub jobs_waiting: u64,
     /// What stands in machines' way, and a store that does not answer.
     pub alarms: Vec<Alarm>,
     /// Memory of the write caches in use, in all.

@@ -35,8 +35,11 @@ where
     let future = work(control.clone());
     let slots = service.job_slots();
     let waiting = control.clone();
+    let queued = service.queue_job();
     let task = tokio::spawn(async move {
         let _slot = slots.acquire_owned().await.map_err(|_| stopping())?;
+        drop(queued);
+        waiting.begin();
         if waiting.is_cancelled() {
             return Err(stopping());
         }
@@ -83,6 +86,7 @@ async fn next_line(mut watched: Watched) -> Option<(Result<Bytes, Infallible>, W
     watched.task.as_ref()?;
     let interval = Duration::from_millis(PROGRESS_INTERVAL_MS);
     let event = match tokio::time::timeout(interval, watched.finished()).await {
+        Err(_) if !watched.guard.0.has_begun() => JobEvent::Waiting { running: MAX_JOBS as u64 },
         Err(_) => JobEvent::Progress(watched.guard.0.progress()),
         Ok(Ok(result)) => JobEvent::Done { result },
         Ok(Err(problem)) => JobEvent::Failed { problem },

@@ -3,7 +3,7 @@
 use std::collections::{HashMap, HashSet};
 use std::future::Future;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -56,6 +56,8 @@ struct Inner {
     versions: RwLock<()>,
     stopping: Arc<AtomicBool>,
     job_slots: Arc<Semaphore>,
+    /// Long operations that wait for one of them.
+    jobs_queued: Arc<AtomicU64>,
     /// Of notes that are being written.
     note_places: Arc<Semaphore>,
     /// Operations that are run to their end.
@@ -63,6 +65,15 @@ struct Inner {
     answers: Answers,
     unnoted: Unnoted,
     holds: Holds,
+}
+
+/// A long operation that waits for its turn.
+pub(crate) struct Queued(Arc<AtomicU64>);
+
+impl Drop for Queued {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
+    }
 }
 
 impl Service {
@@ -79,6 +90,7 @@ impl Service {
             versions: RwLock::default(),
             stopping: Arc::default(),
             job_slots: Arc::new(Semaphore::new(MAX_JOBS)),
+            jobs_queued: Arc::default(),
             note_places: Arc::new(Semaphore::new(MAX_NOTES)),
             under_way: watch::Sender::new(0),
             answers: Answers::default(),
@@ -141,6 +153,18 @@ impl Service {
 
     pub(crate) fn job_slots(&self) -> Arc<Semaphore> {
         self.0.job_slots.clone()
+    }
+
+    /// Counts a long operation among those that wait, until what this returns is dropped.
+    pub(crate) fn queue_job(&self) -> Queued {
+        self.0.jobs_queued.fetch_add(1, Ordering::Relaxed);
+        Queued(Arc::clone(&self.0.jobs_queued))
+    }
+
+    /// How many long operations run, and how many wait for them.
+    pub(crate) fn jobs(&self) -> (u64, u64) {
+        let running = MAX_JOBS.saturating_sub(self.0.job_slots.available_permits());
+        (u64::try_from(running).unwrap_or(u64::MAX), self.0.jobs_queued.load(Ordering::Relaxed))
     }
 
     pub(crate) fn note_places(&self) -> Arc<Semaphore> {

@@ -13,12 +13,27 @@ use crate::client::{Client, escape};
 /// The longest line that the daemon may send, in bytes: a report can name many damaged places.
 const MAX_LINE_BYTES: usize = 64 << 20;
 
+/// How far an operation is.
+#[derive(Clone, Copy, Debug)]
+pub enum Step {
+    /// It waits for others, of which so many run.
+    Waiting(u64),
+    /// It runs.
+    Progress(Progress),
+}
+
+impl From<Progress> for Step {
+    fn from(progress: Progress) -> Self {
+        Self::Progress(progress)
+    }
+}
+
 impl Client {
     /// Imports a disk. Dropping the future cancels the import.
     pub async fn import(
         &self,
         request: &ImportRequest,
-        progress: impl FnMut(Progress),
+        progress: impl FnMut(Step),
     ) -> anyhow::Result<JobResult> {
         self.job("/api/v1/images", Some(serde_json::to_vec(request)?), progress).await
     }
@@ -28,19 +43,14 @@ impl Client {
         &self,
         reference: &str,
         request: &VerifyRequest,
-        progress: impl FnMut(Progress),
+        progress: impl FnMut(Step),
     ) -> anyhow::Result<JobResult> {
         let path = format!("/api/v1/images/{}/verify", escape(reference));
         self.job(&path, Some(serde_json::to_vec(request)?), progress).await
     }
 
     /// Compares two versions.
-    pub async fn diff(
-        &self,
-        from: &str,
-        to: &str,
-        progress: impl FnMut(Progress),
-    ) -> anyhow::Result<JobResult> {
+    pub async fn diff(&self, from: &str, to: &str, progress: impl FnMut(Step)) -> anyhow::Result<JobResult> {
         let path = format!("/api/v1/images/{}/diff", escape(from));
         let request = DiffRequest { with: to.to_owned() };
         self.job(&path, Some(serde_json::to_vec(&request)?), progress).await
@@ -51,7 +61,7 @@ impl Client {
         &self,
         reference: &str,
         request: &ExportRequest,
-        progress: impl FnMut(Progress),
+        progress: impl FnMut(Step),
     ) -> anyhow::Result<JobResult> {
         let path = format!("/api/v1/images/{}/export", escape(reference));
         self.job(&path, Some(serde_json::to_vec(request)?), progress).await
@@ -62,7 +72,7 @@ impl Client {
         &self,
         image: &str,
         request: &SealRequest,
-        progress: impl FnMut(Progress),
+        progress: impl FnMut(Step),
     ) -> anyhow::Result<JobResult> {
         let path = format!("/api/v1/images/{}/seal", escape(image));
         self.job(&path, Some(serde_json::to_vec(request)?), progress).await
@@ -73,7 +83,7 @@ impl Client {
         &self,
         name: &str,
         request: &SealRequest,
-        progress: impl FnMut(Progress),
+        progress: impl FnMut(Step),
     ) -> anyhow::Result<JobResult> {
         let path = format!("/api/v1/machines/{}/seal", escape(name));
         self.job(&path, Some(serde_json::to_vec(request)?), progress).await
@@ -83,7 +93,7 @@ impl Client {
         &self,
         path: &str,
         body: Option<Vec<u8>>,
-        mut progress: impl FnMut(Progress),
+        mut progress: impl FnMut(Step),
     ) -> anyhow::Result<JobResult> {
         let mut answer = self.send(Method::POST, path, body).await?.into_body();
         let mut pending = Vec::new();
@@ -93,7 +103,8 @@ impl Client {
             while let Some(end) = pending.iter().position(|byte| *byte == b'\n') {
                 let line: Vec<u8> = pending.drain(..=end).collect();
                 match serde_json::from_slice(&line).context("cannot understand the daemon's progress")? {
-                    JobEvent::Progress(now) => progress(now),
+                    JobEvent::Waiting { running } => progress(Step::Waiting(running)),
+                    JobEvent::Progress(now) => progress(now.into()),
                     JobEvent::Done { result } => return Ok(result),
                     JobEvent::Failed { problem } => return Err(problem.into()),
                 }

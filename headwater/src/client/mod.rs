@@ -1,7 +1,7 @@
 //! A client of the daemon: HTTP/1 over its unix socket, one connection a request.
 
 mod console;
-mod jobs;
+pub mod jobs;
 
 use std::path::{Path, PathBuf};
 

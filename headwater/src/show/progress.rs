@@ -8,6 +8,8 @@ use headwater_api::Progress;
 use headwater_block::size;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
+use crate::client::jobs::Step;
+
 /// After how long it is said what an answer is waited for.
 const PATIENCE: Duration = Duration::from_secs(1);
 
@@ -31,7 +33,12 @@ const LINE_INTERVAL: Duration = Duration::from_secs(5);
 /// Shows the progress of one operation on the standard error.
 pub enum Shown {
     /// A bar.
-    Bar(ProgressBar),
+    Bar {
+        /// It.
+        bar: ProgressBar,
+        /// Whether it was said that it waits.
+        waits: bool,
+    },
     /// Lines.
     Lines {
         /// What is done.
@@ -40,6 +47,8 @@ pub enum Shown {
         began: Instant,
         /// When a line was printed last.
         last: Instant,
+        /// Whether it waits, as was said.
+        waits: bool,
     },
     /// Nothing: a program reads along.
     Silent,
@@ -52,21 +61,30 @@ impl Shown {
             return Self::Silent;
         }
         if !std::io::stderr().is_terminal() {
-            return Self::Lines { what: what.to_owned(), began: Instant::now(), last: Instant::now() };
+            let now = Instant::now();
+            return Self::Lines { what: what.to_owned(), began: now, last: now, waits: false };
         }
         // Nothing is known yet: a bar of no bytes would be a full one.
         let bar = ProgressBar::with_draw_target(Some(0), ProgressDrawTarget::hidden());
         bar.set_message(what.to_owned());
-        Self::Bar(bar)
+        Self::Bar { bar, waits: false }
     }
 
     /// It is that far now.
-    pub fn update(&mut self, progress: Progress) {
+    pub fn update(&mut self, step: impl Into<Step>) {
+        let progress = match step.into() {
+            Step::Progress(progress) => progress,
+            Step::Waiting(running) => return self.wait(running),
+        };
         match self {
             Self::Silent => {}
-            Self::Bar(bar) => draw(bar, progress),
-            Self::Lines { what, began, last } => {
+            Self::Bar { bar, .. } => draw(bar, progress),
+            Self::Lines { what, began, last, waits } => {
                 let now = Instant::now();
+                if std::mem::take(waits) {
+                    // The rate is that of the work.
+                    *began = now;
+                }
                 if now.duration_since(*last) < LINE_INTERVAL {
                     return;
                 }
@@ -81,7 +99,7 @@ impl Shown {
     pub fn read(&mut self, bytes: u64) {
         match self {
             Self::Silent => {}
-            Self::Bar(bar) => {
+            Self::Bar { bar, .. } => {
                 if bar.is_hidden() {
                     if let Ok(style) = ProgressStyle::with_template("{msg}: {bytes} read, {bytes_per_sec}") {
                         bar.set_style(style);
@@ -90,7 +108,7 @@ impl Shown {
                 }
                 bar.set_position(bytes);
             }
-            Self::Lines { what, began, last } => {
+            Self::Lines { what, began, last, .. } => {
                 let now = Instant::now();
                 if now.duration_since(*last) < LINE_INTERVAL {
                     return;
@@ -102,9 +120,22 @@ impl Shown {
         }
     }
 
+    /// It waits for others, of which so many run: said once.
+    fn wait(&mut self, running: u64) {
+        let (what, waits) = match self {
+            Self::Silent => return,
+            Self::Bar { bar, waits } => (bar.message(), waits),
+            Self::Lines { what, waits, .. } => (what.clone(), waits),
+        };
+        if std::mem::replace(waits, true) {
+            return;
+        }
+        super::aside(&format!("{what}: waits, as {running} other long operations of the daemon run\n"));
+    }
+
     /// It is over.
     pub fn end(self) {
-        if let Self::Bar(bar) = self {
+        if let Self::Bar { bar, .. } = self {
             bar.finish_and_clear();
         }
     }

@@ -13,6 +13,7 @@ use headwater_api::Progress;
 pub struct JobControl {
     done_bytes: AtomicU64,
     total_bytes: AtomicU64,
+    begun: AtomicBool,
     cancelled: AtomicBool,
     stopping: Arc<AtomicBool>,
 }
@@ -21,6 +22,16 @@ impl JobControl {
     /// A control that is also cancelled by `stopping`, the daemon's flag.
     pub fn new(stopping: Arc<AtomicBool>) -> Self {
         Self { stopping, ..Self::default() }
+    }
+
+    /// It was its turn.
+    pub(crate) fn begin(&self) {
+        self.begun.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether it was its turn already.
+    pub(crate) fn has_begun(&self) -> bool {
+        self.begun.load(Ordering::Relaxed)
     }
 
     /// Says how far the operation is.

@@ -25,6 +25,7 @@ pub(super) async fn get_status(State(service): State<Service>) -> Result<Json<St
         Ok(text) => text,
         Err(e) => problem(&e).to_string(),
     };
+    let (jobs_running, jobs_waiting) = service.jobs();
     let count = |n: usize| u64::try_from(n).unwrap_or(u64::MAX);
     Ok(Json(Status {
         version: env!("CARGO_PKG_VERSION").to_owned(),
@@ -38,6 +39,8 @@ pub(super) async fn get_status(State(service): State<Service>) -> Result<Json<St
         store_outdated: store.outdated,
         machines: count(machines.len()),
         machines_active: count(machines.iter().filter(|machine| machine.state.is_active()).count()),
+        jobs_running,
+        jobs_waiting,
         alarms,
         ram_used_bytes: counters.iter().map(|disk| disk.ram_used_bytes).sum(),
         host_ram: service.disks().host_ram(),
