@@ -126,6 +126,8 @@ fn what_makes_no_sense_is_2_and_invalid() {
         (export("nbd+unix:///?socket=/nowhere/x", &[]), "image import URI"),
         (export("null:1G", &["--ram", "1M"]), "needs at least"),
         (export("null:1G", &["--disk", "1"]), "needs at least 16.0 MiB of disk"),
+        (export("null:1G", &["--disk", "0"]), "needs at least 16.0 MiB of disk"),
+        (export("null:1G", &["--cache", "disk", "--disk", "15M"]), "needs at least 16.0 MiB of disk"),
         (export("null:1G", &["--ram", "900T"]), "give a smaller --ram"),
         (export("null:1G", &["--cache", "ram", "--persistent", "p"]), "needs a disk"),
         (export("null:1G", &["--persistent", "a/b"]), "'a/b' is no name"),

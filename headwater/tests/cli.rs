@@ -92,7 +92,11 @@ fn what_is_in_use_missing_or_too_small_has_its_code() {
     let on_disk = ["--nbd", &free, "--cache", "disk", "--cache-dir"];
     export(&[&on_disk[..], &["/no/such"]].concat(), 3, "/no/such");
     let here = dir.path().to_str().unwrap();
-    export(&[&on_disk[..], &[here, "--disk", "900T"]].concat(), 2, "free: choose");
+    export(
+        &[&on_disk[..], &[here, "--disk", "900T"]].concat(),
+        2,
+        "free: free space there, or give a lower limit",
+    );
 
     let daemon = Daemon::start();
     let store = daemon.path().join("store");

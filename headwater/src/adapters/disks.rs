@@ -357,6 +357,12 @@ impl Opener {
 
     fn serve(self, request: DiskRequest) -> Result<Arc<dyn Disk>, BackendError> {
         let little_space = if request.goes_on { LittleSpace::Logged } else { LittleSpace::Refused };
+        if little_space == LittleSpace::Refused && request.cache.mode != CacheMode::Ram {
+            // The same as opening it would say, and what to do of this machine.
+            let name = request.kept.map(|kept| kept::name(kept.id));
+            check_directory(&self.files.cache_dir, name.as_deref(), request.cache.disk_bytes)
+                .map_err(|e| volume_failed(e).advise(lower_limit(&request.machine)))?;
+        }
         let Opened { volume, pin, version, image } =
             self.volume(&request.machine, &request.version, &request.cache, request.kept, little_space)?;
         let socket = request.run_dir.join("disk.sock");
@@ -407,6 +413,10 @@ fn kind_of(error: &IoError) -> ProblemKind {
         IoErrorKind::Corrupt => ProblemKind::Damaged,
         _ => ProblemKind::Failed,
     }
+}
+
+fn lower_limit(machine: &str) -> String {
+    format!("'headwater machine set {machine} --disk SIZE' gives it another limit")
 }
 
 fn volume_failed(error: IoError) -> BackendError {

@@ -62,7 +62,7 @@ pub(super) fn check_space(file: &File, at: &Path, limit_bytes: u64) -> Result<()
     let Ok(metadata) = file.metadata() else { return Ok(()) };
     if metadata.file_type().is_block_device() {
         let size_bytes = device_bytes(file);
-        let asked = || too_little(at, limit_bytes, size_bytes, "", "device");
+        let asked = || too_little(at, limit_bytes, size_bytes, ": choose another device, or");
         return if limit_bytes <= size_bytes {
             Ok(())
         } else {
@@ -92,12 +92,13 @@ fn check_free(space: &StatVfs, at: &Path, own: Option<&Metadata>, limit_bytes: u
     // What would not fit into it when it is empty either is no matter of its present state.
     let is_larger = space.f_blocks.saturating_mul(space.f_frsize) < limit_bytes;
     let kind = if is_larger { IoErrorKind::Invalid } else { IoErrorKind::NoSpace };
-    Err(IoError::new(kind, too_little(at, limit_bytes, free, " free", "directory")))
+    Err(IoError::new(kind, too_little(at, limit_bytes, free, " free: free space there, or")))
 }
 
-fn too_little(at: &Path, limit_bytes: u64, has_bytes: u64, free: &str, place: &str) -> String {
+/// What to do has to be possible for all: the directory of a daemon's machines is not theirs to choose.
+fn too_little(at: &Path, limit_bytes: u64, has_bytes: u64, do_what: &str) -> String {
     format!(
-        "the write cache may take {} on disk, and {} has only {}{free}: choose another {place} or a lower limit",
+        "the write cache may take {} on disk, and {} has only {}{do_what} give a lower limit with --disk",
         size::format(limit_bytes),
         at.display(),
         size::format(has_bytes),

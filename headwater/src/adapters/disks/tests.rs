@@ -343,6 +343,7 @@ fn only_a_start_that_somebody_asks_for_needs_room_for_the_whole_limit() {
         |goes_on| runtime.block_on(fixture.volumes.open(DiskRequest { goes_on, ..fixture.disk(large) }));
     let refused = open(false).err().expect("there is no room");
     assert_eq!(refused.kind(), ProblemKind::Invalid);
+    assert!(refused.advice().is_some_and(|advice| advice.contains("machine set lab --disk SIZE")));
     let disk = open(true).unwrap();
     disk.check_limits(&small()).unwrap();
     let larger = CacheSettings { disk_bytes: 1 << 61, ..large };
