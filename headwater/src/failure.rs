@@ -172,8 +172,12 @@ fn code_of_link(link: &(dyn std::error::Error + 'static)) -> Option<u8> {
     if let Some(kind) = listen_kind(link) {
         return Some(kind.exit_code());
     }
-    if let Some(ServeError::Invalid(_)) = link.downcast_ref() {
-        return Some(USAGE);
+    match link.downcast_ref() {
+        Some(ServeError::Invalid(_)) => return Some(USAGE),
+        Some(ServeError::Listen { source, .. }) => {
+            return may_not_listen(source).map(ProblemKind::exit_code).or_else(|| code_of_link(source));
+        }
+        _ => {}
     }
     if let Some(TlsError::Missing { .. }) = link.downcast_ref() {
         return Some(ProblemKind::NotFound.exit_code());
@@ -200,14 +204,22 @@ fn listen_kind(link: &(dyn std::error::Error + 'static)) -> Option<ProblemKind> 
             }
             BindError::NoDirectory { .. } => Some(NotFound),
             BindError::PathTooLong { .. } => Some(Invalid),
-            BindError::UnknownHost { .. } | BindError::NotOurs { .. } | BindError::System { .. } => None,
+            BindError::UnknownHost { .. } | BindError::NotOurs { .. } => Some(Invalid),
+            BindError::System { source, .. } => may_not_listen(source),
         };
     }
     match link.downcast_ref() {
+        Some(ListenError::Failed { source, .. }) => may_not_listen(source),
         Some(ListenError::InUse { .. } | ListenError::NotASocket { .. }) => Some(Conflict),
         Some(ListenError::NotLoopback { .. } | ListenError::TooLong { .. }) => Some(Invalid),
         _ => None,
     }
+}
+
+/// Of an address that this process or this host may not listen on. Whatever else fails has a code of its own.
+fn may_not_listen(source: &std::io::Error) -> Option<ProblemKind> {
+    let is_refused = matches!(source.kind(), ErrorKind::PermissionDenied | ErrorKind::AddrNotAvailable);
+    is_refused.then_some(ProblemKind::Invalid)
 }
 
 /// The store's kinds in the words of the API.
@@ -248,6 +260,16 @@ mod tests {
         assert_eq!(exit_code(&anyhow::anyhow!("odd")), 1);
         let problem = Problem::new(ProblemKind::Conflict, "in use");
         assert_eq!(exit_code(&anyhow::Error::new(problem).context("cannot remove")), 4);
+        let may_not = || std::io::Error::from(ErrorKind::PermissionDenied);
+        let address = || "tcp:127.0.0.1:99".to_owned();
+        for refused in [
+            anyhow::Error::new(BindError::System { address: address(), source: may_not() }),
+            anyhow::Error::new(BindError::UnknownHost { address: address(), source: may_not() }),
+            anyhow::Error::new(ListenError::Failed { what: address(), source: may_not() }),
+            anyhow::Error::new(ServeError::Listen { on: address(), source: may_not() }),
+        ] {
+            assert_eq!(exit_code(&refused), 2, "{refused}");
+        }
         let newer = DbError::Newer { path: "db".to_owned(), format: 9, known: 8 };
         assert_eq!(exit_code(&anyhow::Error::new(newer)), 6);
         let source = Box::new(DbError::Damaged("malformed".to_owned()));

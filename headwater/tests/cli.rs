@@ -86,6 +86,8 @@ fn what_is_in_use_missing_or_too_small_has_its_code() {
     export(&["--nbd", &format!("tcp:{taken}")], 4, "the port is in use");
     export(&["--nbd", &format!("unix:{socket}")], 4, "another process");
     export(&["--vhost-user", socket], 4, "another process");
+    // An address for documentation, which no host has.
+    export(&["--nbd", "tcp:192.0.2.1:10809"], 2, "does not have that address");
     export(&["--nbd", "unix:/no/such/dir/s"], 3, "its directory does not exist");
     export(&["--nbd", "tcp:127.0.0.1:0", "--tls-certificates", "/no/such"], 3, "no such file");
     let free = format!("unix:{}", dir.path().join("free").display());

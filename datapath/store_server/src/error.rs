@@ -7,7 +7,14 @@ use std::path::PathBuf;
 pub enum ServeError {
     /// A setting that is not allowed, and what to do.
     Invalid(String),
-    /// A file or an address that cannot be used.
+    /// An address that it cannot listen on.
+    Listen {
+        /// The address.
+        on: String,
+        /// Why.
+        source: std::io::Error,
+    },
+    /// A file that cannot be used.
     Io {
         /// What was tried, on what.
         tried: String,
@@ -27,6 +34,7 @@ impl std::fmt::Display for ServeError {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             Self::Invalid(why) => f.write_str(why),
+            Self::Listen { on, source } => write!(f, "cannot listen on {on}: {source}"),
             Self::Io { tried, source } => write!(f, "{tried}: {source}"),
             Self::Tls { file, why } => write!(f, "cannot use {} for TLS: {why}", file.display()),
         }
@@ -36,7 +44,7 @@ impl std::fmt::Display for ServeError {
 impl std::error::Error for ServeError {
     fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
         match self {
-            Self::Io { source, .. } => Some(source),
+            Self::Listen { source, .. } | Self::Io { source, .. } => Some(source),
             Self::Invalid(_) | Self::Tls { .. } => None,
         }
     }

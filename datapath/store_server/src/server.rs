@@ -117,7 +117,7 @@ impl StoreServer {
         }
         let tls = options.tls.as_ref().map(tls::config).transpose()?.map(TlsAcceptor::from);
         let tokens = options.token_file.as_deref().map(TokenFile::open).transpose()?;
-        let failed = |source| ServeError::Io { tried: format!("cannot listen on {listen}"), source };
+        let failed = |source| ServeError::Listen { on: listen.to_string(), source };
         let listener = TcpListener::bind(listen).await.map_err(failed)?;
         headwater_block::tcp::listen(&listener);
         let address = listener.local_addr().map_err(failed)?;
