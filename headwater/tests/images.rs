@@ -64,6 +64,10 @@ fn an_image_comes_out_as_it_went_in() {
     let hash = shown["versions"][0]["hash"].as_str().unwrap();
     assert_eq!(shown["versions"][0]["size_bytes"], disk.len());
     daemon.cli(&["image", "show", &format!("disk@{}", &hash[..12])]).ok();
+    // What is there already takes nothing more.
+    let list = daemon.cli(&["image", "list"]).ok();
+    let noted = list.lines().find(|line| line.starts_with("noted ")).expect("it is listed");
+    assert!(list.contains(" ADDED ") && noted.contains("8.0 MiB"), "{list}");
 }
 
 #[test]

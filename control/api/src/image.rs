@@ -17,7 +17,8 @@ pub struct ImageVersion {
     pub hash: String,
     /// Size of the disk.
     pub size_bytes: u64,
-    /// What this version added to the store, compressed.
+    /// What this version added to the store when it was made, compressed: what was there already is not counted, also where it was
+    /// another image's that is gone.
     pub stored_bytes: u64,
     /// When it was made.
     pub created_at_ms: u64,

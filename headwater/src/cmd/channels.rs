@@ -20,8 +20,7 @@ pub async fn versions(client: &Client, image: &str, json: bool) -> anyhow::Resul
         return show::json(&image);
     }
     let machines = client.machines().await?.machines;
-    let headings =
-        ["VERSION", "CHANNELS", "STATE", "CREATED", "AUTHOR", "SIZE", "STORED", "MACHINES", "NOTE"];
+    let headings = ["VERSION", "CHANNELS", "STATE", "CREATED", "AUTHOR", "SIZE", "ADDED", "MACHINES", "NOTE"];
     show::table(&headings, image.versions.iter().map(|version| row(version, &machines)))?;
     for pointer in &image.scheduled {
         let ChannelPointer { channel, version, at_ms, author } = pointer;

@@ -329,19 +329,19 @@ async fn export(client: &Client, image: &str, request: ExportRequest, json: bool
 fn show_list(images: &[Image]) -> anyhow::Result<()> {
     let row = |image: &Image| {
         let newest = image.versions.last();
-        let stored: u64 = image.versions.iter().map(|version| version.stored_bytes).sum();
+        let added: u64 = image.versions.iter().map(|version| version.stored_bytes).sum();
         vec![
             image.name.clone(),
             image.versions.len().to_string(),
             channels::summary(image),
             newest.map(|version| version.number.to_string()).unwrap_or_default(),
             newest.map(|version| size::format(version.size_bytes)).unwrap_or_default(),
-            size::format(stored),
+            size::format(added),
             newest.map(|version| show::time(version.created_at_ms)).unwrap_or_default(),
         ]
     };
     show::table(
-        &["IMAGE", "VERSIONS", "CHANNELS", "NEWEST", "SIZE", "STORED", "NEWEST SINCE"],
+        &["IMAGE", "VERSIONS", "CHANNELS", "NEWEST", "SIZE", "ADDED", "NEWEST SINCE"],
         images.iter().map(row),
     )
 }
@@ -357,7 +357,7 @@ fn show_versions(image: &Image) -> anyhow::Result<()> {
             version.source.clone(),
         ]
     };
-    show::table(&["VERSION", "HASH", "SIZE", "STORED", "SINCE", "SOURCE"], image.versions.iter().map(row))
+    show::table(&["VERSION", "HASH", "SIZE", "ADDED", "SINCE", "SOURCE"], image.versions.iter().map(row))
 }
 
 #[cfg(test)]
