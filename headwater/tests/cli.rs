@@ -103,6 +103,14 @@ fn what_is_in_use_missing_or_too_small_has_its_code() {
     let daemon = Daemon::start();
     let store = daemon.path().join("store");
     let store = store.to_str().unwrap();
+    for args in [
+        &["image", "remove", ""][..],
+        &["image", "verify", ""],
+        &["machine", "show", ""],
+        &["catalog", "show", ""],
+    ] {
+        daemon.cli(args).fails(2, &["a name is empty"]);
+    }
     ends(&["store", "serve", store, "--listen", &taken], 4, "cannot listen on");
     let tokens = ["--token-file", "/no/such"];
     ends(&[&["store", "serve", store, "--listen", "127.0.0.1:0"], &tokens[..]].concat(), 3, "/no/such");

@@ -20,7 +20,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use tokio::net::UnixStream;
 
-use crate::failure::Unreachable;
+use crate::failure::{Unreachable, invalid};
 
 pub use console::Console;
 
@@ -252,6 +252,10 @@ impl Client {
         path: &str,
         body: Option<Vec<u8>>,
     ) -> anyhow::Result<Response<Incoming>> {
+        // The path of something without a name is that of all of them.
+        if path.split('?').next().is_some_and(|path| path.ends_with('/') || path.contains("//")) {
+            return Err(invalid("a name is empty, and everything has one"));
+        }
         let mut request = Request::builder().method(method).uri(path).header(header::HOST, "localhost");
         if body.is_some() {
             request = request.header(header::CONTENT_TYPE, "application/json");
