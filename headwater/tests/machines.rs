@@ -173,6 +173,24 @@ fn qemu_that_is_not_installed_is_said_and_leaves_nothing() {
 }
 
 #[test]
+fn memory_and_processors_are_changed_while_a_machine_is_off_and_its_disk_stays() {
+    let daemon = Daemon::start();
+    daemon.with_tiny_machine("other");
+    daemon.create("lab", "tiny", &["--persistent"]);
+    daemon.cli(&["machine", "start", "lab", "--wait"]).ok();
+    let set = |args: &[&str]| daemon.cli(&[&["machine", "set", "lab"], args].concat());
+    set(&["--cpus", "2"]).fails(4, &["change memory or processors", "'lab' is running", "machine stop lab"]);
+    daemon.cli(&["machine", "stop", "lab", "--force"]).ok();
+    set(&["--memory", "900T"]).fails(2, &["cannot change machine 'lab'"]);
+    assert_eq!(set(&["--memory", "96M", "--cpus", "2"]).ok(), "lab has memory of 96.0 MiB, 2 processors\n");
+    let kept = daemon.machine("lab");
+    assert_eq!((&kept["memory_bytes"], &kept["cpus"]), (&(96 << 20).into(), &2.into()));
+    let history = daemon.history("lab");
+    assert!(history.contains("memory of the guest 64 MiB -> 96 MiB, processors 1 -> 2"), "{history}");
+    daemon.cli(&["machine", "start", "lab", "--wait"]).ok();
+}
+
+#[test]
 fn whoever_waits_is_told_what_for() {
     let daemon = Daemon::start();
     daemon.with_tiny_machine("lab");

@@ -446,7 +446,7 @@ impl CreateMachine {
     }
 }
 
-/// New limits of a machine's write cache, and its weight. What is absent stays as it is.
+/// New limits of a machine's write cache, and its weight; memory and processors of its guest. What is absent stays as it is.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct SetMachine {
@@ -459,6 +459,12 @@ pub struct SetMachine {
     /// Its weight among the write caches of the host.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub weight: Option<u32>,
+    /// The guest's memory; only while the machine is off.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub memory_bytes: Option<u64>,
+    /// The guest's processors; only while the machine is off.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cpus: Option<u32>,
 }
 
 /// A command to run in a guest.

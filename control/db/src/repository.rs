@@ -1,7 +1,7 @@
 //! The traits that a database implements.
 
 use async_trait::async_trait;
-use headwater_api::{CacheSettings, Event};
+use headwater_api::Event;
 use uuid::Uuid;
 
 use crate::error::DbError;
@@ -61,8 +61,8 @@ pub trait MachineRepository: Send {
     /// Sets or takes away a machine's pin. Returns whether the machine exists.
     async fn set_pin(&mut self, uuid: Uuid, pin: Option<&str>) -> Result<bool, DbError>;
 
-    /// Stores new limits and weight of its write cache. Returns whether the machine exists.
-    async fn set_limits(&mut self, uuid: Uuid, cache: &CacheSettings) -> Result<bool, DbError>;
+    /// Stores new limits and weight of its write cache, memory and processors. Returns whether the machine exists.
+    async fn set_limits(&mut self, machine: &MachineRecord) -> Result<bool, DbError>;
 
     /// Removes a machine that has no kept disks. Returns whether it existed.
     async fn remove(&mut self, uuid: Uuid) -> Result<bool, DbError>;

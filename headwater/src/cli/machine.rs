@@ -69,7 +69,7 @@ pub enum MachineCommand {
         /// Its name
         name: String,
     },
-    /// Change the limits of a machine's write cache: at once where it is on, and for its later starts
+    /// Change the limits of a machine's write cache, at once where it is on; or its memory and processors while it is off
     #[command(group = clap::ArgGroup::new("limits").required(true).multiple(true))]
     Set {
         /// Its name
@@ -80,6 +80,12 @@ pub enum MachineCommand {
         /// Its weight among the host's write caches while memory is short, 1 to 10000
         #[arg(long, value_name = "WEIGHT", group = "limits")]
         weight: Option<u32>,
+        /// The guest's memory; only while the machine is off
+        #[arg(long, value_name = "SIZE", value_parser = size::parse, group = "limits")]
+        memory: Option<u64>,
+        /// The guest's processors; only while the machine is off
+        #[arg(long, value_name = "COUNT", value_parser = clap::value_parser!(u32).range(1..), group = "limits")]
+        cpus: Option<u32>,
     },
     /// Make a version of a machine's disk as it is now, while the machine goes on
     Seal {

@@ -50,14 +50,20 @@ pub async fn run(client: Client, command: MachineCommand, json: bool) -> anyhow:
         MachineCommand::Seal { name, note, over_newer } => {
             seal::machine(&client, &name, seal::request(note, over_newer), json).await?;
         }
-        MachineCommand::Set { name, limits: NewLimits { ram, disk }, weight } => {
-            let limits = SetMachine { ram_bytes: ram, disk_bytes: disk, weight };
+        MachineCommand::Set { name, limits: NewLimits { ram, disk }, weight, memory, cpus } => {
+            let limits = SetMachine { ram_bytes: ram, disk_bytes: disk, weight, memory_bytes: memory, cpus };
             let machine = said_if_slow(json, &behind(&name), client.set_machine(&name, &limits)).await?;
             if json {
                 show::json(&machine)?;
             } else {
                 warn(&machine);
-                show::line(&format!("{name} has a write cache of {}", cache_text(&machine.cache)))?;
+                if limits.ram_bytes.or(limits.disk_bytes).is_some() || limits.weight.is_some() {
+                    show::line(&format!("{name} has a write cache of {}", cache_text(&machine.cache)))?;
+                }
+                if limits.memory_bytes.is_some() || limits.cpus.is_some() {
+                    let (memory, cpus) = (size::format(machine.memory_bytes), machine.cpus);
+                    show::line(&format!("{name} has memory of {memory}, {cpus} processors"))?;
+                }
             }
         }
         MachineCommand::Start { names, wait } => change(&client, &names, "start", wait, json).await?,

@@ -1,7 +1,7 @@
 //! Machines in SQLite.
 
 use async_trait::async_trait;
-use headwater_api::{CacheSettings, Identity, MachineState, Wanted};
+use headwater_api::{Identity, MachineState, Wanted};
 use sqlx::sqlite::SqliteRow;
 use sqlx::{FromRow, Row as _, SqliteConnection};
 use uuid::Uuid;
@@ -198,13 +198,17 @@ impl MachineRepository for SqliteMachines<'_> {
         Ok(done.rows_affected() == 1)
     }
 
-    async fn set_limits(&mut self, uuid: Uuid, cache: &CacheSettings) -> Result<bool, DbError> {
+    async fn set_limits(&mut self, machine: &MachineRecord) -> Result<bool, DbError> {
+        let MachineRecord { cache, memory_bytes, cpus, uuid, .. } = machine;
         let done = sqlx::query(
-            "UPDATE machines SET cache_ram_bytes = ?, cache_disk_bytes = ?, cache_weight = ? WHERE uuid = ?",
+            "UPDATE machines SET cache_ram_bytes = ?, cache_disk_bytes = ?, cache_weight = ?, memory_bytes = ?, cpus = ?
+             WHERE uuid = ?",
         )
         .bind(stored(cache.ram_bytes))
         .bind(stored(cache.disk_bytes))
         .bind(i64::from(cache.weight))
+        .bind(stored(*memory_bytes))
+        .bind(i64::from(*cpus))
         .bind(uuid.to_string())
         .execute(&mut *self.connection)
         .await?;

@@ -104,8 +104,9 @@ pub async fn state_is_updated(db: &dyn Database) {
     changed.cache.ram_bytes = 1 << 40;
     changed.cache.disk_bytes = 7;
     changed.cache.weight = 9;
-    assert!(repo.machines().set_limits(changed.uuid, &changed.cache).await.unwrap());
-    assert!(!repo.machines().set_limits(machine("nobody").uuid, &changed.cache).await.unwrap());
+    (changed.memory_bytes, changed.cpus) = (5 << 30, 3);
+    assert!(repo.machines().set_limits(&changed).await.unwrap());
+    assert!(!repo.machines().set_limits(&machine("nobody")).await.unwrap());
     repo.save().await.unwrap();
     let stored = db.read().await.unwrap().machines().by_name("m").await.unwrap();
     assert_eq!(stored, Some(changed.clone()));

@@ -1,16 +1,17 @@
-//! Changing the limits of a machine's write cache.
+//! Changing the limits of a machine's write cache, and what its guest has.
 
 use headwater_api::words::size;
 use headwater_api::{CacheSettings, Machine, SetMachine};
 use headwater_db::{DbError, MachineRecord, Purpose};
 
 use crate::Service;
+use crate::backend::VmPlan;
 use crate::extract::Actor;
 use crate::life::LifeError;
 use crate::life::boot::{cache_of_edit, files_of};
 
 impl Service {
-    /// Notes new limits, and gives them to the disk of a machine that is on.
+    /// Notes new limits, and gives them to the disk of a machine that is on. One that is off may also get other memory and processors.
     pub(crate) async fn set_limits(
         &self,
         name: &str,
@@ -23,6 +24,12 @@ impl Service {
         // What it has and could not be noted is noted with this.
         let noted_before = record.cache;
         let before = active.as_ref().and_then(|active| *active.unnoted_limits()).unwrap_or(noted_before);
+        let guest_before = (record.memory_bytes, record.cpus);
+        record.memory_bytes = limits.memory_bytes.unwrap_or(record.memory_bytes);
+        record.cpus = limits.cpus.unwrap_or(record.cpus);
+        if (record.memory_bytes, record.cpus) != guest_before {
+            self.check_guest(&record, active.is_some()).await?;
+        }
         record.cache.ram_bytes = limits.ram_bytes.unwrap_or(before.ram_bytes);
         record.cache.disk_bytes = limits.disk_bytes.unwrap_or(before.disk_bytes);
         record.cache.weight = limits.weight.unwrap_or(before.weight);
@@ -31,11 +38,11 @@ impl Service {
         if let Some(active) = &active {
             active.disk.check_limits(&in_use).map_err(LifeError::backend("change", name))?;
         }
-        let event =
-            self.event(actor, format!("machine {name}"), "set", changed(&noted_before, &record.cache));
+        let changes = changed(&noted_before, guest_before, &record);
+        let event = self.event(actor, format!("machine {name}"), "set", changes);
         let note = async {
             let mut repo = self.db().write().await?;
-            let found = repo.machines().set_limits(uuid, &record.cache).await?;
+            let found = repo.machines().set_limits(&record).await?;
             if found {
                 repo.events().append(event).await?;
                 repo.save().await?;
@@ -56,6 +63,26 @@ impl Service {
 }
 
 impl Service {
+    /// Refuses memory and processors that the host cannot give, and any for a machine that is on.
+    async fn check_guest(&self, record: &MachineRecord, is_on: bool) -> Result<(), LifeError> {
+        if is_on {
+            let (machine, state) = (record.name.clone(), record.state.name());
+            return Err(LifeError::StillOn {
+                what: "change memory or processors".to_owned(),
+                machine,
+                state,
+            });
+        }
+        let plan = VmPlan {
+            name: &record.name,
+            memory_bytes: record.memory_bytes,
+            cpus: record.cpus,
+            host_name: &record.identity.host_name,
+            user_data: record.identity.user_data.as_deref(),
+        };
+        self.hypervisor().check(plan).await.map_err(LifeError::backend("change", &record.name))
+    }
+
     /// Why a machine that is off could not be started now for want of disk space. Its limits are not refused for that: none is reserved
     /// ahead, and there may be space by then.
     pub(crate) async fn lacks_space(&self, machine: &Machine) -> Option<String> {
@@ -75,17 +102,22 @@ impl Service {
 }
 
 /// What is another one than before.
-fn changed(before: &CacheSettings, after: &CacheSettings) -> String {
-    let mut changes = Vec::new();
-    for (what, before, after) in
-        [("RAM", before.ram_bytes, after.ram_bytes), ("disk", before.disk_bytes, after.disk_bytes)]
-    {
+fn changed(before: &CacheSettings, guest_before: (u64, u32), record: &MachineRecord) -> String {
+    let (mut changes, after, (memory_before, cpus_before)) = (Vec::new(), &record.cache, guest_before);
+    for (what, before, after) in [
+        ("RAM", before.ram_bytes, after.ram_bytes),
+        ("disk", before.disk_bytes, after.disk_bytes),
+        ("memory of the guest", memory_before, record.memory_bytes),
+    ] {
         if before != after {
             changes.push(format!("{what} {} -> {}", size(before), size(after)));
         }
     }
     if before.weight != after.weight {
         changes.push(format!("weight {} -> {}", before.weight, after.weight));
+    }
+    if cpus_before != record.cpus {
+        changes.push(format!("processors {cpus_before} -> {}", record.cpus));
     }
     if changes.is_empty() { "as before".to_owned() } else { changes.join(", ") }
 }

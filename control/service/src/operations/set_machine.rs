@@ -1,4 +1,4 @@
-//! `PATCH /api/v1/machines/{machine}`: new limits of a machine's write cache.
+//! `PATCH /api/v1/machines/{machine}`: new limits of a machine's write cache, new memory and processors.
 
 use axum::Json;
 use axum::extract::State;
@@ -10,7 +10,7 @@ use crate::extract::{Actor, Body, Name};
 
 #[derive(Debug, thiserror::Error)]
 enum Error {
-    #[error("cannot change machine '{0}': no limit was given")]
+    #[error("cannot change machine '{0}': nothing to change was given")]
     Nothing(String),
     #[error("cannot change machine '{machine}': its cache mode '{mode}' has no limit of its own for {what}")]
     NoSuchLimit { machine: String, mode: CacheMode, what: &'static str },
@@ -24,7 +24,8 @@ impl Explain for Error {
 
 /// Changes the limits of a machine's write cache, at once where it is on, and for its later starts. A write
 /// cache that holds more than a lower limit shrinks as fast as its disk takes what it must spill. A higher limit of disk for which there
-/// is no space now is refused where the machine is on, and a warning in the answer where it is off.
+/// is no space now is refused where the machine is on, and a warning in the answer where it is off. Memory and processors of the guest
+/// are changed while it is off; its disk stays, also where that is kept.
 #[utoipa::path(
     patch,
     path = "/api/v1/machines/{machine}",
@@ -35,6 +36,7 @@ impl Explain for Error {
         (status = 200, body = Machine),
         (status = 400, description = "Limits that this host or its cache mode cannot have", body = Problem),
         (status = 404, description = "No such machine", body = Problem),
+        (status = 409, description = "It is on, and memory or processors were given", body = Problem),
         (status = 507, description = "It is on, and there is no space for a higher limit of disk", body = Problem),
     ),
 )]

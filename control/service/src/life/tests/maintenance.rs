@@ -567,7 +567,7 @@ async fn who_waits_for_a_machine_that_is_removed_leaves_the_next_one_of_its_name
     let (of, actor) = service();
     waiting.spawn(async move { of.reset("lab", &actor).await.map(drop) });
     let (of, actor) = service();
-    let limits = headwater_api::SetMachine { ram_bytes: None, disk_bytes: None, weight: Some(7) };
+    let limits = headwater_api::SetMachine { weight: Some(7), ..Default::default() };
     waiting.spawn(async move { of.set_limits("lab", limits, &actor).await.map(drop) });
     let (of, actor) = service();
     waiting.spawn(async move { of.edit_image("image", "lab", &actor).await.map(drop) });
