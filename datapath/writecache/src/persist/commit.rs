@@ -63,6 +63,7 @@ impl Persist {
     }
 
     fn run(&self, cache: &Weak<WriteCache>) {
+        let closed = IoError::new(IoErrorKind::Closed, "the volume is closed");
         loop {
             let (commit, spill) = {
                 let mut asked = self.asked.lock();
@@ -77,8 +78,8 @@ impl Persist {
                 asked.spilling = spill;
                 (commit, spill)
             };
-            let Some(cache) = cache.upgrade() else { return self.refuse_waiters() };
-            let Some(overflow) = cache.overflow.clone() else { return self.refuse_waiters() };
+            let Some(cache) = cache.upgrade() else { return self.refuse_flushes(&closed) };
+            let Some(overflow) = cache.overflow.clone() else { return self.refuse_flushes(&closed) };
             let turn = || {
                 if commit {
                     cache.commit(self, &overflow);
@@ -109,18 +110,9 @@ impl Persist {
         pending.end();
     }
 
-    /// Answers flushes of a cache that is broken.
-    fn refuse_flushes(&self) {
+    fn refuse_flushes(&self, error: &IoError) {
         let waiters = std::mem::take(&mut self.asked.lock().waiters);
-        let error = self.journal.lock().error(io::Error::other("an earlier write or sync failed"));
         waiters.into_iter().for_each(|done| done(Err(error.clone())));
-    }
-
-    fn refuse_waiters(&self) {
-        let waiters = std::mem::take(&mut self.asked.lock().waiters);
-        for done in waiters {
-            done(Err(IoError::new(IoErrorKind::Closed, "the volume is closed")));
-        }
     }
 
     /// Refuses writes, flushes, ends the thread and lets others open the cache. What came of the flush.
@@ -327,7 +319,8 @@ impl WriteCache {
     /// Commits what was written up to now.
     fn commit(&self, persist: &Persist, overflow: &Overflow) {
         if persist.is_broken() {
-            return persist.refuse_flushes();
+            let error = persist.journal.lock().error(io::Error::other("an earlier write or sync failed"));
+            return persist.refuse_flushes(&error);
         }
         let mut epoch = self.close_epoch(persist, overflow);
         let checkpoint = epoch.checkpoint.take();
