@@ -130,10 +130,11 @@ pub fn check_files(
     }
     match (files, found) {
         ([file, ..], Some(found)) if found != *base_id => Err(invalid(format!(
-            "the persistent cache {} belongs to another base than {}: a file and its backing files are known by path, size and \
-             time of modification, and one of these is another; put it back as it was, give another name, or use an image of \
-             the store, which may move",
+            "the persistent cache {} belongs to base {}, and {} is another one: a file and its backing files are known by path, \
+             size and time of modification; put it back as it was, give another name, or use an image of the store, which may \
+             move",
             cache_dir.join(name).display(),
+            Hash(found),
             file.display()
         ))),
         _ => Ok(()),
