@@ -120,17 +120,18 @@ pub async fn import(
     quiet: bool,
 ) -> anyhow::Result<JobResult> {
     source_url::check_import(source)?;
+    let path = if is_standard_input(source) { None } else { Some(absolute(source)?) };
     let name = match named.name {
         Some(name) => name,
-        None if is_standard_input(source) => return Err(invalid(NO_NAME)),
+        None if path.is_none() => return Err(invalid(NO_NAME)),
         None => name_of(source)?,
     };
     check_image(&name)?;
     check_note(&named.note)?;
-    let spooled = if is_standard_input(source) { Some(spool(client, &name, quiet).await?) } else { None };
+    let spooled = if path.is_none() { Some(spool(client, &name, quiet).await?) } else { None };
     let source_name = spooled.is_some().then(|| "standard input".to_owned());
     let source_id = spooled.as_ref().map(Spooled::id).transpose()?;
-    let source = spooled.as_ref().map_or_else(|| absolute(source), |spooled| Ok(spooled.path()))?;
+    let source = path.or_else(|| spooled.as_ref().map(Spooled::path)).unwrap_or_default();
     let mut shown = Shown::begin(&format!("import {name}"), quiet);
     let Form { format, backing } = form;
     let request = ImportRequest { name, source, format, backing, source_name, source_id, note: named.note };
