@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use anyhow::Context;
 use headwater_api::{CacheMode, CacheSettings};
-use headwater_block::{Device, size};
+use headwater_block::{Device, blocking, size};
 use headwater_image::Backing;
 use headwater_store::{Access, ImageReference, StoreError, StoreErrorKind};
 use headwater_vhost_user::Positions;
@@ -243,6 +243,10 @@ fn close(
     resume: Option<&Resume>,
     stands: impl FnOnce() -> Option<Positions>,
 ) -> anyhow::Result<()> {
+    // Most of it while NBD clients still write: what they write after it closes is refused. The close says what came of it all.
+    for volume in volumes {
+        let _ = blocking::flush(&**volume);
+    }
     // Before NBD ends, so that requests which wait for space do not hold it up.
     let closed = volumes.iter().map(|volume| volume.try_close()).fold(Ok(()), Result::and);
     let stands = resume.and_then(|resume| Some((resume, stands()?)));
