@@ -371,16 +371,16 @@ impl Inner {
         let mut state = self.state.lock();
         state.publications = state.publications.saturating_sub(1);
         state.sweep_wanted |= left_something;
-        if let Err(e) = self.reclaim_if_wanted(&mut state) {
+        if let Err(e) = self.reclaim_if_wanted(&mut state, &HashMap::new()) {
             tracing::warn!(error = %e, "space is not reclaimed now; it will be later");
         }
     }
 
-    fn reclaim_if_wanted(&self, state: &mut State) -> Result<u64, StoreError> {
+    fn reclaim_if_wanted(&self, state: &mut State, locked: &HashMap<Hash, File>) -> Result<u64, StoreError> {
         if state.publications > 0 || !state.sweep_wanted {
             return Ok(0);
         }
-        let reclaimed = self.reclaim(&HashMap::new())?;
+        let reclaimed = self.reclaim(locked)?;
         state.sweep_wanted = reclaimed.is_postponed;
         Ok(reclaimed.freed_bytes)
     }
@@ -446,18 +446,12 @@ impl Inner {
             Some(_) => self.put_image(&image)?,
             None => self.remove_image(name)?,
         }
-        let mut freed_bytes = 0;
         state.sweep_wanted = true;
-        if state.publications == 0 {
-            match self.reclaim(&locks) {
-                Ok(reclaimed) => {
-                    state.sweep_wanted = reclaimed.is_postponed;
-                    freed_bytes = reclaimed.freed_bytes;
-                }
-                // The versions are gone all the same.
-                Err(e) => tracing::warn!(error = %e, "space is not reclaimed now; it will be later"),
-            }
-        }
+        // The versions are gone, whatever becomes of their space.
+        let freed_bytes = self.reclaim_if_wanted(&mut state, &locks).unwrap_or_else(|e| {
+            tracing::warn!(error = %e, "space is not reclaimed now; it will be later");
+            0
+        });
         drop(locks);
         Ok(Removed { versions: going.iter().map(|v| v.number).collect(), freed_bytes })
     }
@@ -580,7 +574,7 @@ impl Store for LocalDir {
         if self.inner.writer_lock.is_none() {
             return Ok(0);
         }
-        self.inner.reclaim_if_wanted(&mut self.inner.state.lock())
+        self.inner.reclaim_if_wanted(&mut self.inner.state.lock(), &HashMap::new())
     }
 
     fn shown(&self) -> String {
