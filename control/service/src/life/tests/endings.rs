@@ -227,7 +227,7 @@ async fn limits_that_could_not_be_noted_are_kept_and_noted_with_the_next() {
     fixture.start().await.unwrap();
     let actor = Actor::daemon();
     let set = async |ram_bytes, disk_bytes, weight| {
-        let limits = SetMachine { ram_bytes, disk_bytes, weight };
+        let limits = SetMachine { ram_bytes, disk_bytes, weight, ..SetMachine::default() };
         fixture.service.set_limits("lab", limits, &actor).await
     };
     let in_use = || *fixture.host.limits.lock().unwrap().last().unwrap();
