@@ -6,6 +6,7 @@
 
 #[cfg(any(test, feature = "fuzzing"))]
 pub(crate) mod alone;
+mod ending;
 mod transport_id;
 
 use std::collections::BTreeMap;
@@ -36,11 +37,8 @@ use crate::name::IscsiName;
 use crate::wire::RESERVED_TAG;
 use crate::wire::header::{Bhs, Opcode, ahs_bytes, get_u32, is_immediate, opcode_number, task_tag};
 use crate::wire::request::{LogoutRequest, NopOut, SnackRequest, TextRequest};
-use crate::wire::response::{AsyncMessage, LogoutResponse, NopIn, RejectReason};
+use crate::wire::response::{NopIn, RejectReason};
 use transport_id::transport_id;
-
-/// While the server stops, receiving does not wait: so long the thread sleeps between looks.
-const STOPPING_TICK: Duration = Duration::from_millis(5);
 
 /// Memory of commands that came before their turn, in bytes. Then the connection is closed.
 const HELD_BYTES: usize = 8 << 20;
@@ -428,58 +426,6 @@ impl<'a> Session<'a> {
         self.put_pdu(&reply.encode(), echo)
     }
 
-    fn logout(&mut self, header: &Bhs) -> Result<(), End> {
-        let Ok(request) = LogoutRequest::decode(header) else {
-            return self.reject(header, RejectReason::InvalidPduField);
-        };
-        let refusal = match request.reason {
-            0 => None,
-            1 if request.cid == self.cid => None,
-            1 => Some(1),
-            // Recovery needs level 1 at least.
-            2 => Some(2),
-            _ => return self.reject(header, RejectReason::InvalidPduField),
-        };
-        if let Some(response) = refusal {
-            return self.answer_logout(request.task_tag, response);
-        }
-        for tag in self.tasks.waiting() {
-            self.forget(tag);
-        }
-        self.stage = Stage::Closing(Some(request), "it logged out");
-        Ok(())
-    }
-
-    fn answer_logout(&mut self, task_tag: u32, response: u8) -> Result<(), End> {
-        let reply = LogoutResponse {
-            response,
-            task_tag,
-            numbers: self.next_numbers(),
-            time_to_wait_s: self.parameters.time_to_wait_s,
-            time_to_retain_s: 0,
-        };
-        self.put_pdu(&reply.encode(), &[])
-    }
-
-    /// Answers the logout when nothing runs any more.
-    fn close(&mut self) -> Result<(), End> {
-        if self.tasks.running() > 0 {
-            // Nothing is received, but it may be cut, by a login that takes this session's place.
-            return if self.sleep(Some(PollFlags::empty()), None)? {
-                Err(End::Fault("the connection was cut before its commands had ended".into()))
-            } else {
-                Ok(())
-            };
-        }
-        let Stage::Closing(logout, why) = &self.stage else { return Ok(()) };
-        let (tag, why) = (logout.as_ref().map(|request| request.task_tag), *why);
-        if let Some(tag) = tag {
-            self.answer_logout(tag, 0)?;
-            self.flush_batch(&[])?;
-        }
-        Err(End::Orderly(why))
-    }
-
     /// Receives once, sleeping if there is nothing.
     fn receive(&mut self) -> Result<(), End> {
         let idle = self.tasks.running() == 0 && self.functions.is_empty() && !self.share.is_waiting();
@@ -520,41 +466,6 @@ impl<'a> Session<'a> {
             self.keepalive.heard = Instant::now();
         }
         Ok(received)
-    }
-
-    fn receive_while_stopping(&mut self) -> Result<(), End> {
-        match self.receive_now(false)? {
-            Received::Bytes(_) => Ok(()),
-            // Receiving was ended by the server itself, so this does not tell whether the initiator is there.
-            Received::End | Received::Nothing => self.sleep(None, Some(STOPPING_TICK)).map(drop),
-        }
-    }
-
-    fn hung_up(&mut self) -> Result<(), End> {
-        if self.seat.is_stopping() {
-            return self.ask_for_logout();
-        }
-        if self.inbound.is_empty() && self.tasks.is_clear() {
-            return Err(End::Orderly("it hung up"));
-        }
-        Err(End::Fault("it hung up in the middle of a command, which was not carried out".into()))
-    }
-
-    fn ask_for_logout(&mut self) -> Result<(), End> {
-        let grace = Duration::from_millis(self.limits.logout_grace_ms);
-        let Some(until) = Instant::now().checked_add(grace).filter(|_| self.nexus.is_some()) else {
-            self.stage = Stage::Closing(None, "the server stops");
-            return Ok(());
-        };
-        self.stage = Stage::Asked(until);
-        let message = AsyncMessage {
-            event: 1,
-            numbers: self.next_numbers(),
-            parameter1: 0,
-            parameter2: 0,
-            parameter3: u16::try_from(grace.as_secs().max(1)).unwrap_or(u16::MAX),
-        };
-        self.put_pdu(&message.encode(), &[])
     }
 
     /// Asks a silent initiator whether it is there, and gives one up that used to answer and does not.
