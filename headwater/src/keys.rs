@@ -17,8 +17,8 @@ pub fn make_directory(keys: &Path) -> std::io::Result<()> {
     DirBuilder::new().recursive(true).mode(0o700).create(keys)
 }
 
-/// The key in the file; a new one where there is neither file nor cache. Whether it was made now.
-pub fn key(file: &Path, cache_dir: &Path, exists: bool) -> anyhow::Result<([u8; 16], bool)> {
+/// The key in the file; a new one where there is neither file nor cache.
+pub fn key(file: &Path, cache_dir: &Path, exists: bool) -> anyhow::Result<[u8; 16]> {
     let parent = match file.parent() {
         Some(parent) if !parent.as_os_str().is_empty() => parent,
         _ => Path::new("."),
@@ -32,8 +32,8 @@ pub fn key(file: &Path, cache_dir: &Path, exists: bool) -> anyhow::Result<([u8; 
         )));
     }
     match File::open(file) {
-        Ok(opened) => Ok((read_key(opened, file)?, false)),
-        Err(error) if error.kind() == ErrorKind::NotFound && !exists => Ok((new_key(file, parent)?, true)),
+        Ok(opened) => read_key(opened, file),
+        Err(error) if error.kind() == ErrorKind::NotFound && !exists => new_key(file, parent),
         Err(error) if error.kind() == ErrorKind::NotFound => Err(error).with_context(|| {
             format!(
                 "the cache is there, but {} is not (name the file of its key with --key-file)",
@@ -140,9 +140,9 @@ mod tests {
         std::fs::create_dir(&cache).unwrap();
         std::fs::create_dir(&keys).unwrap();
         let file = keys.join("k");
-        let (made, is_new) = key(&file, &cache, false).unwrap();
-        assert!(is_new && made != [0; 16]);
-        assert_eq!(key(&file, &cache, true).unwrap(), (made, false));
+        let made = key(&file, &cache, false).unwrap();
+        assert_ne!(made, [0; 16]);
+        assert_eq!(key(&file, &cache, true).unwrap(), made);
         assert_eq!(file.metadata().unwrap().mode() & 0o777, 0o600);
         std::fs::set_permissions(&file, Permissions::from_mode(0o644)).unwrap();
         assert!(key(&file, &cache, true).unwrap_err().to_string().contains("chmod"));

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use headwater_block::{Device, blocking};
 use headwater_testkit::{ReferenceDisk, Rng};
-use headwater_volume::{CacheMode, PersistentOptions, VolumeOptions};
+use headwater_volume::{CacheMode, LittleSpace, PersistentOptions, VolumeOptions};
 use headwater_writecache::overflow::seal::SEALED_SEGMENT_BYTES;
 
 const BLOCK: usize = 4096;
@@ -37,6 +37,8 @@ fn overwrite_at_random(places: u64, (mode, ram_mib): (CacheMode, u64), part: u64
         disk_bytes: places * SEALED_SEGMENT_BYTES as u64,
         persistent: Some(PersistentOptions { name: "small".into(), key: [7; 16], base_id: [9; 32] }),
         pause_limit: Duration::from_secs(20),
+        // Some are smaller than what a cache begins with, as those of earlier releases may be.
+        little_space: LittleSpace::Accepted,
         ..setup::options(&base, mode, ram_mib, 0, dir.path())
     };
     let (volume, device) = setup::open(&options, &host);

@@ -191,7 +191,12 @@ impl Disks for Volumes {
     }
 
     async fn open(&self, request: DiskRequest) -> Result<Arc<dyn Disk>, BackendError> {
-        self.check(&request.cache).await?;
+        let mut cache = request.cache;
+        if request.goes_on && cache.disk_bytes > 0 {
+            // An earlier release may have let it begin with less.
+            cache.disk_bytes = cache.disk_bytes.max(MIN_DISK_BYTES);
+        }
+        self.check(&cache).await?;
         let opener = self.opener();
         blocking("open the disk", move || opener.serve(request)).await
     }

@@ -1,7 +1,6 @@
 //! `headwater export`: serve one volume over NBD, vhost-user, iSCSI or as a file in the foreground, without a daemon;
 //! or a volume for each of many machines, over NBD, vhost-user or iSCSI.
 
-use std::cell::Cell;
 use std::fmt::Display;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -64,12 +63,11 @@ pub fn run(data_dir: impl Fn() -> anyhow::Result<DataDir>, mut args: ExportArgs)
     if let Some(name) = &args.persistent {
         persistent::check_files(&files, &args.cache_dir, name, &base_id)?;
     }
-    let (persistent, new_key) = match &args.persistent {
-        None => (None, None),
+    let persistent = match &args.persistent {
+        None => None,
         Some(name) => {
             let (key, cache_dir) = (args.key_file.as_deref(), args.cache_dir.as_path());
-            let (options, new_key) = persistent::options(name, key, cache_dir, base_id, &data_dir)?;
-            (Some(options), new_key)
+            Some(persistent::options(name, key, cache_dir, base_id, &data_dir)?)
         }
     };
     let host = Host::start(u64::MAX).map_err(anyhow::Error::msg)?;
@@ -99,20 +97,16 @@ pub fn run(data_dir: impl Fn() -> anyhow::Result<DataDir>, mut args: ExportArgs)
     drop(options);
     let runtime =
         tokio::runtime::Builder::new_current_thread().enable_all().build().context("cannot start")?;
-    let serves = Cell::new(false);
-    let served = runtime.block_on(serve(&args, &volumes, kept.as_ref(), image.as_ref(), &serves));
-    if let Some(kept) = kept.filter(|_| !serves.get()) {
-        take_back(&volumes, &kept, new_key.as_deref());
-    }
-    served
+    runtime.block_on(serve(&args, &volumes, kept.as_ref(), image.as_ref()))
 }
 
-/// Removes the cache that was made for a start that failed, unless somebody wrote to it.
-fn take_back(volumes: &[Arc<Volume>], kept: &Kept, new_key: Option<&Path>) {
+/// Removes the cache that was made for a start that failed, unless somebody wrote to it. At once: others may open it once it is closed.
+fn take_back(volumes: &[Arc<Volume>], kept: Option<&Kept>) {
     volumes.iter().for_each(|volume| volume.close());
-    if volumes.iter().all(|volume| volume.has_new_cache())
+    if let Some(kept) = kept
+        && volumes.iter().all(|volume| volume.has_new_cache())
         && is_untouched(volumes)
-        && let Err(error) = persistent::take_back(&kept.dir, new_key)
+        && let Err(error) = persistent::take_back(&kept.dir)
     {
         tracing::warn!("cannot remove {}, a cache that was made in vain: {error}", kept.dir.display());
     }
@@ -123,11 +117,10 @@ async fn serve(
     volumes: &[Arc<Volume>],
     kept: Option<&Kept>,
     image: Option<&OpenImage>,
-    serves: &Cell<bool>,
 ) -> anyhow::Result<()> {
     let mut end = EndSignals::catch()?;
     let mut ask = signal(SignalKind::user_defined1()).context("cannot catch SIGUSR1")?;
-    let nbd = args.nbd.serve(&args.source, volumes)?;
+    let nbd = args.nbd.serve(&args.source, volumes).inspect_err(|_| take_back(volumes, kept))?;
     let resume = kept.map(|kept| Resume::new(&kept.dir));
     // Whoever serves it now: what is written makes the note untrue.
     let stood = resume.as_ref().map(Resume::take).transpose()?.flatten();
@@ -138,9 +131,9 @@ async fn serve(
         if let Err(error) = close(volumes, resume.as_ref(), stands) {
             tracing::error!("{error:#}");
         }
+        take_back(volumes, kept);
     })?;
     let Others { iscsi, fuse, attached } = others;
-    serves.set(true);
     let limits = answer_limits(args, volumes, attached.as_ref());
     for uri in nbd.iter().flat_map(|nbd| nbd.uris()) {
         say_uri(args, &uri);

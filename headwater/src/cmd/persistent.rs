@@ -11,22 +11,22 @@ use crate::data_dir::DataDir;
 use crate::failure::invalid;
 use crate::keys;
 
-/// Puts the options together: reads the key, or makes one for a new cache. The file of one that was made.
+/// Puts the options together: reads the key, or makes one for a new cache.
 pub fn options(
     name: &str,
     key_file: Option<&Path>,
     cache_dir: &Path,
     base_id: [u8; 32],
     data_dir: impl FnOnce() -> anyhow::Result<DataDir>,
-) -> anyhow::Result<(PersistentOptions, Option<PathBuf>)> {
+) -> anyhow::Result<PersistentOptions> {
     let key_file = match key_file {
         Some(file) => file.to_path_buf(),
         None => default_key_file(&data_dir()?, name)?,
     };
     let exists = cache_dir.join(name).join("map").exists();
-    let (key, is_new) = keys::key(&key_file, cache_dir, exists)
+    let key = keys::key(&key_file, cache_dir, exists)
         .with_context(|| format!("cannot use the key of the persistent cache '{name}'"))?;
-    Ok((PersistentOptions { name: name.to_owned(), key, base_id }, is_new.then_some(key_file)))
+    Ok(PersistentOptions { name: name.to_owned(), key, base_id })
 }
 
 /// `keys/NAME` in the data directory.
@@ -38,13 +38,25 @@ fn default_key_file(data_dir: &DataDir, name: &str) -> anyhow::Result<PathBuf> {
     Ok(keys.join(name))
 }
 
-/// Removes a cache that was made for a start that failed, and `new_key`, its key. It is closed, and nothing was written to it.
-pub fn take_back(dir: &Path, new_key: Option<&Path>) -> std::io::Result<()> {
+/// Removes a cache that was made for a start that failed. It is closed, and nothing was written to it. Its key stays: other
+/// caches may have been made with it, and a cache that is made anew under it repeats no nonce.
+pub fn take_back(dir: &Path) -> std::io::Result<()> {
+    use std::io::ErrorKind;
     // Not where another process has it by now.
     let lock = std::fs::File::open(dir.join("lock"))?;
     rustix::fs::flock(&lock, rustix::fs::FlockOperation::NonBlockingLockExclusive)?;
-    std::fs::remove_dir_all(dir)?;
-    new_key.map_or(Ok(()), keys::destroy)
+    // Only a cache's own files: the directory may have been there before, with others in it. `data` first: what is left if this is
+    // interrupted is a new cache.
+    for name in ["data", "map", "map.new", "id", "id.new", "lock"] {
+        match std::fs::remove_file(dir.join(name)) {
+            Err(error) if error.kind() != ErrorKind::NotFound => return Err(error),
+            _ => {}
+        }
+    }
+    match std::fs::remove_dir(dir) {
+        Err(error) if error.kind() == ErrorKind::DirectoryNotEmpty => Ok(()),
+        done => done,
+    }
 }
 
 /// What keeps the contents of a volume: by this, and by no name, another server of it is known.

@@ -97,7 +97,7 @@ impl WriteCache {
     pub fn open(options: &CacheOptions, host: &Arc<HostShared>) -> Result<Arc<Self>, IoError> {
         let invalid = |why: String| IoError::new(IoErrorKind::Invalid, why);
         limits::check_ram_bytes(options.ram_bytes)?;
-        if let Some(place) = options.overflow.as_ref().filter(|it| it.little_space != LittleSpace::Accepted) {
+        if let Some(place) = options.overflow.as_ref().filter(|it| it.little_space == LittleSpace::Refused) {
             limits::check_disk_bytes(place.limit_bytes)?;
         }
         let blocks = options.size_bytes.div_ceil(u64::from(BLOCK_BYTES));
