@@ -10,6 +10,7 @@ use axum::http::header;
 use axum::response::{IntoResponse, Response};
 use futures_util::stream;
 use headwater_api::{JobEvent, JobResult, Problem, ProblemKind};
+use tokio::sync::Notify;
 use tokio::task::JoinHandle;
 
 use crate::Service;
@@ -36,8 +37,14 @@ where
     let slots = service.job_slots();
     let waiting = control.clone();
     let queued = service.queue_job();
+    let is_gone = Arc::new(Notify::new());
+    let gone = Arc::clone(&is_gone);
     let task = tokio::spawn(async move {
-        let _slot = slots.acquire_owned().await.map_err(|_| stopping())?;
+        let _slot = tokio::select! {
+            slot = slots.acquire_owned() => slot.map_err(|_| stopping())?,
+            // Nobody waits for it any more, and it has not begun.
+            () = gone.notified() => return Err(stopping()),
+        };
         drop(queued);
         waiting.begin();
         if waiting.is_cancelled() {
@@ -45,7 +52,7 @@ where
         }
         future.await
     });
-    let mut watched = Watched { task: Some(task), guard: CancelOnDrop(control) };
+    let mut watched = Watched { task: Some(task), guard: CancelOnDrop(control, is_gone) };
     match tokio::time::timeout(Duration::from_millis(PROMPT_MS), watched.finished()).await {
         Ok(Err(problem)) => Failure(problem).into_response(),
         Ok(Ok(result)) => ndjson(Body::from(line(&JobEvent::Done { result }))),
@@ -74,11 +81,13 @@ impl Watched {
 }
 
 /// The stream of lines is dropped when the client is gone.
-struct CancelOnDrop(Arc<JobControl>);
+/// Cancels what runs, and tells what waits.
+struct CancelOnDrop(Arc<JobControl>, Arc<Notify>);
 
 impl Drop for CancelOnDrop {
     fn drop(&mut self) {
         self.0.cancel();
+        self.1.notify_one();
     }
 }
 

@@ -193,7 +193,10 @@ impl Source {
         match (is_read, no_memory) {
             (Ok(true), _) => {}
             // It is not the store's, so that nothing else is asked or waited for.
-            (_, Some(e)) => return Err(e),
+            (_, Some(e)) => {
+                *waiting = Waiting::default();
+                return Err(e);
+            }
             (Ok(false), None) => return Ok(None),
             (Err(e), None) => return Err(e),
         }

@@ -64,12 +64,24 @@ impl StoredImages {
     }
 }
 
+/// Why the images cannot be listed. Where one of a store's servers is up, the store is there and only does not tell: a plain web
+/// server has no list, whatever others would say that are away.
+fn list_failed(store: &dyn Store, error: StoreError) -> BackendError {
+    let is_up = store.is_read_only() && store.traffic().is_some_and(|traffic| traffic.servers_up > 0);
+    match store_failed(error) {
+        failed if is_up && failed.kind() == ProblemKind::Failed => {
+            BackendError::new(ProblemKind::Unavailable, failed.to_string())
+        }
+        failed => failed,
+    }
+}
+
 #[async_trait]
 impl Images for StoredImages {
     async fn list(&self) -> Result<Listed, BackendError> {
         let store = self.store.clone();
         blocking("list the images", move || {
-            let listed = store.listed().map_err(store_failed)?;
+            let listed = store.listed().map_err(|e| list_failed(&*store, e))?;
             let unreadable = listed.unreadable.into_iter().map(|(_, e)| store_failed(e));
             Ok(Listed {
                 images: listed.images.iter().map(image_of).collect(),

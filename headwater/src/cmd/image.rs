@@ -212,7 +212,8 @@ fn check_note(note: &str) -> anyhow::Result<()> {
     Err(invalid(format!("the note has {len} bytes, and at most {most} are allowed")))
 }
 
-fn is_standard_input(source: &str) -> bool {
+/// Whether a source is what this process reads on its standard input.
+pub fn is_standard_input(source: &str) -> bool {
     let leads_there = || std::path::absolute(source).is_ok_and(|path| own_files::is_standard_input(&path));
     source == STANDARD_INPUT || !NbdUri::is_uri(source) && leads_there()
 }

@@ -92,7 +92,9 @@ async fn image_of(client: &Client, args: &RunArgs, may_import: bool, json: bool)
     let source = args.source.as_str();
     if may_import && image::is_source(source) {
         let form = image::Form { backing: args.backing, ..image::Form::default() };
-        let result = image::import(client, source, form, image::Named::default(), json).await?;
+        let name = image::is_standard_input(source).then(|| "stdin".to_owned());
+        let named = image::Named { name, ..image::Named::default() };
+        let result = image::import(client, source, form, named, json).await?;
         let JobResult::Imported { version, .. } = result else {
             anyhow::bail!("the import ended as something else");
         };

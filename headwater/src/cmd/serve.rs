@@ -22,6 +22,7 @@ pub async fn run(data_dir: DataDir, args: ServeArgs) -> anyhow::Result<u8> {
         listen: args.listen,
         store: args.store,
         new_store: args.new_store,
+        history_counts: true,
         offer: args.store_listen.map(|listen| args.offer.options(listen)),
         nbd: args.nbd.offer()?,
         scrub,

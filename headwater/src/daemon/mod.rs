@@ -73,6 +73,8 @@ pub struct Options {
     pub store: Option<String>,
     /// Begin with an empty store where there is none, whatever the database knows.
     pub new_store: bool,
+    /// Whether images in the history mean that there was a store. `run` may have read others' images only.
+    pub history_counts: bool,
     /// Where and how the store is offered to others.
     pub offer: Option<headwater_store_server::Options>,
     /// How machines' disks are offered over NBD.
@@ -125,7 +127,10 @@ impl Daemon {
         let tcp_address = tcp.as_ref().map(|(listener, _)| listener.local_addr()).transpose()?;
         step.send_replace("opening the database");
         let database = Arc::new(SqliteDatabase::open(&data_dir.database()).await?);
-        let known = if options.new_store { StoreKnown::default() } else { StoreKnown::of(&database).await? };
+        let known = match options.new_store {
+            true => StoreKnown::default(),
+            false => StoreKnown::of(&database, options.history_counts).await?,
+        };
         step.send_replace("opening the store");
         let stream = options.stream;
         let OpenStore { store, last_known, disk } =
@@ -349,10 +354,11 @@ struct StoreKnown {
 }
 
 impl StoreKnown {
-    async fn of(database: &SqliteDatabase) -> Result<Self, DbError> {
+    async fn of(database: &SqliteDatabase, history_counts: bool) -> Result<Self, DbError> {
         let mut repo = database.read().await?;
         let machines = repo.machines().list().await?.len();
-        Ok(Self { machines, has_images: repo.events().any("image ").await? })
+        let has_images = history_counts && repo.events().any("image ").await?;
+        Ok(Self { machines, has_images })
     }
 
     /// Refuses a store that is gone, as where its file system is not mounted: an empty one in its place would look well.

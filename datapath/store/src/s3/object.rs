@@ -72,7 +72,7 @@ impl Object for S3Object {
             match check(into) {
                 Ok(()) => return Ok(true),
                 // As in `read_checked`.
-                Err(_) if !read.was_refused => read.was_refused = true,
+                Err(e) if !read.was_refused && e.kind() == StoreErrorKind::Damaged => read.was_refused = true,
                 Err(e) => return Err(e),
             }
         }

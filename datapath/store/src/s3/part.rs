@@ -11,8 +11,9 @@ use tokio::task::AbortHandle;
 use crate::error::{StoreError, StoreErrorKind};
 use crate::s3::bucket::Bucket;
 
-/// Parts of one bucket that may be on their way for reads that can wait without a thread: each takes the memory of its answer.
-const UNDER_WAY_MAX: usize = 32;
+/// Parts of one bucket that may be on their way for reads that can wait without a thread: as many as threads fetch, so that a slow
+/// line is not shared by more than can come in the time that a request has.
+const UNDER_WAY_MAX: usize = 8;
 /// So long a thread waits for a part: most are here by then, and whoever waits without a thread looks only now and then.
 const THREAD_WAITS: Duration = Duration::from_secs(1);
 /// The same while parts of the bucket take longer.

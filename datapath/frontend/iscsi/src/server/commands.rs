@@ -36,6 +36,10 @@ impl Session<'_> {
         if self.tasks.contains(command.task_tag) {
             return self.reject(header, RejectReason::TaskInProgress);
         }
+        if !data.is_empty() {
+            // It lies ahead of what others of this session wait for.
+            self.pace.came(data.len());
+        }
         let depth = usize::try_from(self.limits.queue_depth).unwrap_or(usize::MAX);
         if command.immediate && self.tasks.len() >= depth.saturating_mul(2) {
             return self.reject(header, RejectReason::ImmediateCommandReject);

@@ -9,8 +9,8 @@ use super::serve::End;
 use super::session::Session;
 use super::tasks::{Collecting, Order};
 
-/// The slowest line that is waited for: 1 Mbit/s, in bytes a second.
-const SLOWEST_BYTES_S: u64 = 128 << 10;
+/// The slowest line that is waited for: 256 kbit/s, in bytes a second. With all that one session is asked for ahead of a command.
+const SLOWEST_BYTES_S: u64 = 32 << 10;
 
 /// What a session has heard of data.
 pub(super) struct Pace {

@@ -320,6 +320,7 @@ impl<'a> Session<'a> {
             Verdict::Hold if self.held.contains_key(&number) => return Ok(()),
             Verdict::Hold => {
                 let pdu = Pdu { header: *header, ahs: ahs.to_vec(), data: data.to_vec() };
+                let is_first = self.held_bytes == 0;
                 self.held_bytes = self.held_bytes.saturating_add(pdu.bytes());
                 if self.held_bytes > HELD_BYTES {
                     return Err(End::Fault(format!(
@@ -333,7 +334,7 @@ impl<'a> Session<'a> {
                         self.window.next()
                     )));
                 }
-                if self.held.is_empty() {
+                if is_first {
                     self.held_since = self.pace.since_now(self.refused_others());
                 }
                 self.held.insert(number, pdu);
