@@ -114,7 +114,7 @@ impl KeptFiles {
         keys::make_directory(&self.keys_dir)
             .map_err(|e| BackendError::from_io(format!("cannot make {}", self.keys_dir.display()), e))?;
         let key_file = if exists { &key_file } else { &new_key };
-        let (key, _) = keys::key(key_file, &self.cache_dir, exists)
+        let key = keys::key(key_file, &self.cache_dir, exists)
             .map_err(|e| failed("cannot use the key of the machine's kept disk".to_owned()).because(e))?;
         Ok(PersistentOptions { name, key, base_id: manifest.0 })
     }
