@@ -115,6 +115,9 @@ fn an_index_above_its_share_starves_nobody() {
             let stop = &stop;
             scope.spawn(move || keep_working(&**device, seed, done, stop));
         }
+        // Whoever comes first may have all that there is, and the other its least beside that until shares are computed.
+        let have_begun = more_of_each(2000);
+        wait_until("both volumes have begun", || have_begun(&done));
         // In turn as much as both need at least, less, enough for all, and as at first.
         for host_mib in [HOST_MIB, 32, 4096, HOST_MIB] {
             host.set_limit_bytes(host_mib * MIB);
