@@ -84,7 +84,8 @@ pub enum Op<'a> {
         fua: bool,
     },
     /// The contents are no longer needed; reads afterwards give zeroes. Never refused for lack of space: a part of a block of
-    /// 4 KiB at either end may stay as it is where there is none to keep the block's rest. Who needs zeroes writes them.
+    /// 4 KiB at either end may stay as it is where there is none to keep the block's rest, and a block that takes none where there
+    /// is none to note that it is zero. Who needs zeroes writes them.
     Discard {
         /// What to discard.
         range: ByteRange,

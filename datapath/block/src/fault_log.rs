@@ -1,4 +1,4 @@
-//! Warnings of a front-end about clients, guests and devices at a bounded rate, so that a hostile one cannot fill a log.
+//! Warnings about clients, guests and disks at a bounded rate, so that neither a hostile one nor one that fails can fill a log.
 //!
 //! Nor can it hide the others. Of what a log with many sources tells in ten seconds
 //!
@@ -19,7 +19,8 @@ const WINDOW: Duration = Duration::from_secs(10);
 /// Tells what goes wrong, some lines in ten seconds, and counts the rest.
 #[derive(Debug)]
 pub struct FaultLog {
-    front_end: &'static str,
+    /// Whose it is: a front-end's, or a write cache's.
+    part: &'static str,
     limit: u32,
     /// Lines of one source, and up to how many of all it gets more than one.
     share: u32,
@@ -43,24 +44,38 @@ impl Window {
 }
 
 impl FaultLog {
-    /// For one device of a front-end of this name, which starts each line; at most `limit` lines in ten seconds.
-    pub fn new(front_end: &'static str, limit: u32) -> Self {
+    /// For one device of a part of the program of this name, which starts each line; at most `limit` lines in ten seconds.
+    pub fn new(part: &'static str, limit: u32) -> Self {
         let window = Mutex::new(Window::new(Instant::now()));
-        Self { front_end, limit, share: limit, repeats: limit, window }
+        Self { part, limit, share: limit, repeats: limit, window }
     }
 
     /// The same for a server of many clients, each of which gets its share.
-    pub fn shared(front_end: &'static str, limit: u32) -> Self {
-        Self { share: (limit / 4).max(1), repeats: limit.div_ceil(2), ..Self::new(front_end, limit) }
+    pub fn shared(part: &'static str, limit: u32) -> Self {
+        Self { share: (limit / 4).max(1), repeats: limit.div_ceil(2), ..Self::new(part, limit) }
     }
 
     /// Tells who did what, unless too much was told lately.
     pub fn warn(&self, who: &dyn Display, what: &dyn Display) {
-        let Some(kept_back) = self.admit(Instant::now(), who) else { return };
-        if kept_back > 0 {
-            tracing::warn!(kept_back, "{}: further warnings were kept back to bound the log", self.front_end);
+        if self.may_tell(who) {
+            tracing::warn!("{}: {who}: {what}", self.part);
         }
-        tracing::warn!("{}: {who}: {what}", self.front_end);
+    }
+
+    /// The same of what is lost.
+    pub fn error(&self, who: &dyn Display, what: &dyn Display) {
+        if self.may_tell(who) {
+            tracing::error!("{}: {who}: {what}", self.part);
+        }
+    }
+
+    /// Whether a line of the caller's own may be told.
+    pub fn may_tell(&self, who: &dyn Display) -> bool {
+        let Some(kept_back) = self.admit(Instant::now(), who) else { return false };
+        if kept_back > 0 {
+            tracing::warn!(kept_back, "{}: further warnings were kept back to bound the log", self.part);
+        }
+        true
     }
 
     /// `None` to keep quiet, else how many were kept back in the window before.

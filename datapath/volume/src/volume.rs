@@ -8,8 +8,8 @@ use headwater_block::{
     IoError, IoErrorKind, Lent, Op, Request,
 };
 use headwater_writecache::{
-    Beneath, BlockNumber, CacheOptions, Found, Host, Kind, Location, Now, OverflowOptions, ReadTally,
-    Shortage, Turn, WriteCache, Wrote,
+    Beneath, BlockNumber, CacheOptions, Cleared, Found, Host, Kind, Location, Now, OverflowOptions,
+    ReadTally, Shortage, Turn, WriteCache, Wrote,
 };
 
 use crate::clearing::Clearing;
@@ -21,7 +21,7 @@ use crate::options::{CacheMode, VolumeOptions, disk_mode_ram_bytes};
 use crate::pieces::{Piece, pieces};
 use crate::read::Side;
 use crate::together::SideBySide;
-use crate::write::Ends;
+use crate::write::Clear;
 use crate::{latency, read, write};
 
 /// Discards and zero writes longer than this are carried out on the volume's thread for them.
@@ -266,10 +266,10 @@ impl Inner {
         self.elision.as_ref().is_some_and(|elision| elision.is_same(block, data, now))
     }
 
-    fn clear_now(&self, range: ByteRange, to: Location) -> Attempt {
+    fn clear_now(&self, range: ByteRange, what: Clear) -> Attempt {
         let (head, whole, tail) = split(range, self.geometry.size_bytes);
         // First what brings space: the ends may need some.
-        if !self.clear_blocks(whole, to) {
+        if self.clear_blocks(whole, what) != Cleared::All {
             return Attempt::MustWait;
         }
         for edge in pieces(head).chain(pieces(tail)) {
@@ -296,10 +296,10 @@ impl Inner {
         })
     }
 
-    /// Whether it did: not once the volume is closed.
-    pub(crate) fn clear_blocks(&self, whole: ByteRange, to: Location) -> bool {
+    pub(crate) fn clear_blocks(&self, whole: ByteRange, what: Clear) -> Cleared {
         let number = |block| BlockNumber(u32::try_from(block).unwrap_or(u32::MAX));
-        self.cache.clear(number(whole.first_block()), number(whole.end_block()), to)
+        let (first, end) = (number(whole.first_block()), number(whole.end_block()));
+        self.cache.clear(first, end, self.cleared, what.slotless())
     }
 }
 
@@ -389,7 +389,9 @@ impl Device for Volume {
                 Ok(attempt)
             }
             Op::WriteZeroes { range, .. } | Op::Discard { range } if range.len() <= LONG_CLEAR_BYTES => {
-                let attempt = inner.clear_now(range, inner.cleared);
+                let is_discard = matches!(op, Op::Discard { .. });
+                let attempt =
+                    inner.clear_now(range, if is_discard { Clear::Discard } else { Clear::ZeroWrite });
                 if attempt == Attempt::Done {
                     inner.counters.add(Own::DiscardOps, 1);
                 }
@@ -433,11 +435,11 @@ impl Device for Volume {
             }
             Request::WriteZeroes { range, .. } => {
                 inner.counters.add(Own::DiscardOps, 1);
-                write::start_clear(inner, range, inner.cleared, Ends::MustBeZero, done);
+                write::start_clear(inner, range, Clear::ZeroWrite, done);
             }
             Request::Discard { range } => {
                 inner.counters.add(Own::DiscardOps, 1);
-                write::start_clear(inner, range, inner.cleared, Ends::MayStay, done);
+                write::start_clear(inner, range, Clear::Discard, done);
             }
             Request::Flush => inner.cache.flush(Box::new(move |result| done.complete(result, Vec::new()))),
             Request::Prefetch { range } => inner.base.submit(Request::Prefetch { range }, done),

@@ -6,7 +6,7 @@ use std::time::Instant;
 use headwater_block::{
     Attempt, BLOCK_BYTES, ByteRange, Completion, IoError, IoErrorKind, Op, Outcome, Request,
 };
-use headwater_writecache::{Fetched, Location, Old, Parked, Turn, Wrote};
+use headwater_writecache::{Cleared, Fetched, Old, Parked, Slotless, Turn, Wrote};
 use parking_lot::Mutex;
 
 use crate::counters::Own;
@@ -49,47 +49,101 @@ pub(crate) fn start(
     Box::new(task).go_on();
 }
 
-/// What becomes of parts of blocks, at the ends of what is cleared, where there is no room to keep the rest of their blocks.
+/// What is cleared, and what becomes of that for which there is no room: parts of blocks at the ends, whose blocks' rest has to be
+/// kept, and blocks without a slot while no more is noted of them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Ends {
-    /// The request is refused: a zero write.
-    MustBeZero,
-    /// They stay as they are: a discard. A machine that discards to get room must not be refused for want of it.
-    MayStay,
+pub(crate) enum Clear {
+    /// It waits, and is refused in the end.
+    ZeroWrite,
+    /// It stays as it is. A machine that discards to get room must not be refused for want of it.
+    Discard,
+}
+
+impl Clear {
+    pub(crate) fn slotless(self) -> Slotless {
+        match self {
+            Clear::ZeroWrite => Slotless::Wait,
+            Clear::Discard => Slotless::Stay,
+        }
+    }
 }
 
 /// Starts a discard or zero write.
-pub(crate) fn start_clear(inner: &Arc<Inner>, range: ByteRange, to: Location, ends: Ends, done: Completion) {
-    let (head, whole, tail) = split(range, inner.geometry.size_bytes);
-    let this = Arc::clone(inner);
-    let work = move || {
-        if !this.clear_blocks(whole, to) {
-            return done.complete(Err(closed()), Vec::new());
+pub(crate) fn start_clear(inner: &Arc<Inner>, range: ByteRange, what: Clear, done: Completion) {
+    let (head, left, tail) = split(range, inner.geometry.size_bytes);
+    Box::new(ClearTask { inner: Arc::clone(inner), left, ends: [head, tail], what, done }).start();
+}
+
+/// A discard or zero write under way.
+struct ClearTask {
+    inner: Arc<Inner>,
+    /// Whole blocks.
+    left: ByteRange,
+    ends: [ByteRange; 2],
+    what: Clear,
+    done: Completion,
+}
+
+impl ClearTask {
+    fn start(self: Box<Self>) {
+        if self.left.len() <= LONG_CLEAR_BYTES {
+            return self.go_on();
         }
-        let edges: Vec<ByteRange> = [head, tail].into_iter().filter(|edge| !edge.is_empty()).collect();
-        let joined = Join::new(edges.len(), done);
-        for edge in edges {
-            let zeroes = vec![0; usize::try_from(edge.len()).unwrap_or(0)];
+        let clearing = Arc::clone(&self.inner.clearing);
+        clearing.push(Box::new(move || self.go_on()));
+    }
+
+    fn go_on(mut self: Box<Self>) {
+        match self.inner.clear_blocks(self.left, self.what) {
+            Cleared::All => self.clear_ends(),
+            Cleared::Closed => self.done.complete(Err(closed()), Vec::new()),
+            Cleared::UpTo(block) => {
+                let (at, end) = (u64::from(block.0) * BLOCK as u64, self.left.end());
+                self.left = ByteRange::new(at, end.saturating_sub(at)).unwrap_or(self.left);
+                let cache = Arc::clone(&self.inner.cache);
+                cache.park(self);
+            }
+        }
+    }
+
+    fn clear_ends(self) {
+        let Self { inner, ends, what, done, .. } = self;
+        let ends: Vec<ByteRange> = ends.into_iter().filter(|end| !end.is_empty()).collect();
+        let joined = Join::new(ends.len(), done);
+        for end in ends {
+            let zeroes = vec![0; usize::try_from(end.len()).unwrap_or(0)];
             let joined = Arc::clone(&joined);
             start(
-                &this,
-                edge,
+                &inner,
+                end,
                 zeroes,
                 None,
                 Completion::new(move |outcome: Outcome| {
                     joined.part_done(match outcome.result {
-                        Err(error) if error.kind() == IoErrorKind::NoSpace && ends == Ends::MayStay => Ok(()),
+                        Err(error) if error.kind() == IoErrorKind::NoSpace && what == Clear::Discard => {
+                            Ok(())
+                        }
                         result => result,
                     });
                 }),
             );
         }
         joined.part_done(Ok(()));
-    };
-    if whole.len() <= LONG_CLEAR_BYTES {
-        return work();
     }
-    inner.clearing.push(Box::new(work));
+}
+
+impl Parked for ClearTask {
+    fn retry(self: Box<Self>) -> Result<(), Box<dyn Parked>> {
+        if !self.inner.cache.takes_notes() {
+            return Err(self);
+        }
+        self.start();
+        Ok(())
+    }
+
+    fn refuse(self: Box<Self>, error: IoError) {
+        self.done.complete(Err(error), Vec::new());
+    }
 }
 
 /// Answers once all parts are done.
@@ -210,13 +264,13 @@ impl Task {
                 self.fetched = Some((old, block));
                 self.go_on();
             }
-            Err(error) => self.end(Err(error)),
+            Err(error) => self.end(Err(of_base(error))),
             Ok(Attempt::MustWait) => {
                 let base = Arc::clone(&self.inner.base);
                 let done = Completion::new(move |outcome| {
                     let mut task = self;
                     match outcome.result {
-                        Err(error) => task.end(Err(error)),
+                        Err(error) => task.end(Err(of_base(error))),
                         Ok(()) => {
                             let mut block = outcome.buffer;
                             block.resize(BLOCK, 0);
@@ -229,6 +283,14 @@ impl Task {
             }
         }
     }
+}
+
+/// A base that is closed, such as a server of another host, is not this volume closed: a front-end makes its client come back for that.
+fn of_base(error: IoError) -> IoError {
+    if error.kind() != IoErrorKind::Closed {
+        return error;
+    }
+    IoError::with_source(IoErrorKind::Device, "what lies below the volume is closed", error)
 }
 
 impl Parked for Task {

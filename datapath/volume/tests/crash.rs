@@ -101,6 +101,8 @@ struct Life {
     mode: CacheMode,
     oracle: Oracle,
     rng: Rng,
+    /// Nearly all writes are of a few blocks, with a flush after each second one.
+    small: bool,
     /// The disk does not keep what it says it has synced.
     lies: bool,
     cleaned: u64,
@@ -222,11 +224,16 @@ impl Life {
 
     /// One request. `false`: it failed, because the power went.
     fn operation(&mut self, device: &dyn Device, engine: &CrashEngine) -> bool {
-        let count = if self.rng.chance(1, 4) { self.rng.between(1, 256) } else { self.rng.between(1, 24) };
+        let count = match self.small {
+            true if self.rng.chance(15, 16) => self.rng.between(1, 4),
+            false if self.rng.chance(3, 4) => self.rng.between(1, 24),
+            _ => self.rng.between(1, 256),
+        };
         let first = self.rng.below(BLOCKS as u64 - count);
         let (offset, len) = (first as usize * BLOCK, count as usize * BLOCK);
         let range = ByteRange::new(offset as u64, len as u64).unwrap();
-        let done = match self.rng.below(20) {
+        let kinds = if self.small { 27 } else { 20 };
+        let done = match self.rng.below(kinds) {
             0..9 => self.write(device, offset, len, false),
             9 => self.write(device, offset, len.min(4 * BLOCK), true),
             // Parts of blocks.
@@ -251,7 +258,7 @@ impl Life {
                 }
                 done
             }
-            14..17 => {
+            14..17 | 20.. => {
                 let step = self.oracle.steps;
                 let done = blocking::flush(device);
                 if done.is_ok() {
@@ -298,13 +305,17 @@ impl Life {
 }
 
 fn live(seed: u64, mode: CacheMode, image: bool, crashes: u64) {
+    let life = lived(born(seed, mode, image), crashes);
+    assert!(life.spilled > 20 && life.cleaned > 5, "{} written, {} cleaned", life.spilled, life.cleaned);
+}
+
+fn lived(mut life: Life, crashes: u64) -> Life {
     let dir = tempfile::tempdir().unwrap();
-    let mut life = born(seed, mode, image);
     while life.crashes < crashes {
         life.session(dir.path());
     }
     println!("{crashes} crashes, {} segments written, {} cleaned", life.spilled, life.cleaned);
-    assert!(life.spilled > 20 && life.cleaned > 5, "{} written, {} cleaned", life.spilled, life.cleaned);
+    life
 }
 
 fn born(seed: u64, mode: CacheMode, image: bool) -> Life {
@@ -313,7 +324,7 @@ fn born(seed: u64, mode: CacheMode, image: bool) -> Life {
     let options = ReferenceOptions { read_only: true, ..Default::default() };
     let base: Arc<dyn Device> = Arc::new(ReferenceDisk::with_contents(contents.clone(), options));
     let oracle = Oracle::new(contents);
-    Life { seed, base, mode, oracle, rng, lies: false, cleaned: 0, spilled: 0, crashes: 0 }
+    Life { seed, base, mode, oracle, rng, small: false, lies: false, cleaned: 0, spilled: 0, crashes: 0 }
 }
 
 #[test]
@@ -329,6 +340,14 @@ fn over_nothing() {
 #[test]
 fn in_disk_mode() {
     live(3, CacheMode::Disk, true, 120);
+}
+
+/// What a flush makes durable is in the map alone, mostly, and goes to its place in the data file at opening.
+#[test]
+fn of_small_flushes() {
+    for (seed, mode) in [(6, CacheMode::RamDisk), (7, CacheMode::Disk)] {
+        lived(Life { small: true, ..born(seed, mode, true) }, 120);
+    }
 }
 
 /// The oracle is no good if it finds nothing wrong with a disk that loses what it synced.

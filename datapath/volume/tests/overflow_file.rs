@@ -144,6 +144,29 @@ fn a_persistent_cache_gives_space_back_that_was_discarded_and_not_flushed() {
     assert!(volume.counters().cache.commits > commits);
 }
 
+#[test]
+fn places_that_could_not_be_written_are_given_back() {
+    const OFFERED: u64 = 18;
+    let dir = tempfile::tempdir().unwrap();
+    let (host, faults) = setup::host(u64::MAX);
+    let (volume, device) = setup::open(&options(false, 2048, dir.path()), &host);
+    let file = overflow_file(false, dir.path());
+    let taken_bytes = || std::fs::metadata(&file).unwrap().blocks() * 512;
+    faults.write_error_every.store(1, Ordering::SeqCst);
+    let writer = {
+        let device = Arc::clone(&device);
+        std::thread::spawn(move || assert_eq!(fill(&*device, OFFERED), (OFFERED, None)))
+    };
+    wait_until("many writes fail", || volume.counters().cache.disk_errors >= 50);
+    // 16 places that are free, 4 that failed, and what fails between two looks.
+    wait_until("what failed is punched out", || taken_bytes() <= 64 * MIB);
+    faults.write_error_every.store(0, Ordering::SeqCst);
+    writer.join().unwrap();
+    assert_holds(&*device, OFFERED);
+    blocking::discard(&*device, 0, 256 * MIB).unwrap();
+    wait_until("the file shrinks", || taken_bytes() <= 48 * MIB);
+}
+
 /// Set for the child that may not have large files: where its caches are.
 const CHILD_DIR: &str = "HEADWATER_TEST_CHILD_DIR";
 

@@ -311,6 +311,14 @@ fn with_commits(at: &Path) -> (VolumeOptions, Vec<Vec<u8>>) {
     (options, states)
 }
 
+/// The map without the zeroes behind its last commit, which does not end in eight of them.
+fn records(map: &Path) -> Vec<u8> {
+    let mut bytes = std::fs::read(map).unwrap();
+    let end = bytes.iter().rposition(|byte| *byte != 0).unwrap() + 1;
+    bytes.truncate(end.next_multiple_of(8));
+    bytes
+}
+
 fn contents(options: &VolumeOptions) -> Result<Vec<u8>, headwater_block::IoError> {
     let (host, _) = setup::host(u64::MAX);
     let volume = Volume::open(options, &host)?;
@@ -325,9 +333,9 @@ fn a_map_that_is_cut_short_gives_a_state_that_was_committed() {
     let dir = tempfile::tempdir().unwrap();
     let (options, states) = with_commits(dir.path());
     let map = dir.path().join("disk1/map");
-    let bytes = std::fs::read(&map).unwrap();
+    let bytes = records(&map);
     let mut seen = std::collections::BTreeSet::new();
-    for len in (0..=bytes.len()).rev().step_by(13) {
+    for len in (0..=bytes.len()).rev().step_by(113) {
         std::fs::write(&map, &bytes[..len]).unwrap();
         match contents(&options) {
             Ok(found) => {
@@ -348,9 +356,9 @@ fn a_map_with_a_flipped_byte_is_refused_or_gives_the_commit_before_the_last() {
     let dir = tempfile::tempdir().unwrap();
     let (options, states) = with_commits(dir.path());
     let map = dir.path().join("disk1/map");
-    let bytes = std::fs::read(&map).unwrap();
+    let bytes = records(&map);
     let mut refused = 0;
-    for at in (0..bytes.len()).step_by(11) {
+    for at in (0..bytes.len()).step_by(111) {
         let mut flipped = bytes.clone();
         flipped[at] ^= 1 << (at % 8);
         std::fs::write(&map, &flipped).unwrap();
@@ -371,9 +379,29 @@ fn a_map_with_a_flipped_byte_is_refused_or_gives_the_commit_before_the_last() {
     assert!(contents(&options).unwrap() == states[5]);
     // Another version is no damage.
     let mut newer = bytes;
-    newer[8] = 2;
+    newer[8] = 3;
     std::fs::write(&map, &newer).unwrap();
-    assert!(contents(&options).unwrap_err().to_string().contains("version 2"));
+    assert!(contents(&options).unwrap_err().to_string().contains("version 3"));
+}
+
+#[test]
+fn commits_go_over_zeroes_that_were_written_ahead() {
+    let dir = tempfile::tempdir().unwrap();
+    let (options, states) = with_commits(dir.path());
+    let map = dir.path().join("disk1/map");
+    let len = || std::fs::metadata(&map).unwrap().len();
+    let (before, end) = (len(), records(&map).len());
+    assert!(before > end as u64 + 100_000, "{before} bytes, of which {end} are records");
+    // Each opening adds a commit.
+    for _ in 0..3 {
+        assert!(contents(&options).unwrap() == states[5]);
+    }
+    assert!(records(&map).len() == end + 3 * 32 && len() == before);
+    // Of a commit that a crash left unfinished nothing stays.
+    let file = std::fs::OpenOptions::new().write(true).open(&map).unwrap();
+    file.write_all_at(&[1; 40], end as u64 + 5000).unwrap();
+    assert!(contents(&options).unwrap() == states[5]);
+    assert!(records(&map).len() == end + 4 * 32 && len() == end as u64 + 4 * 32);
 }
 
 #[test]
@@ -567,13 +595,11 @@ fn writes_that_take_no_place_take_one_while_a_commit_takes_long() {
     let dir = tempfile::tempdir().unwrap();
     let image = Rng::new(6).bytes(1 << 20);
     let base: Arc<dyn Device> = Arc::new(ReferenceDisk::with_contents(image.clone(), Default::default()));
-    let options = VolumeOptions {
-        pause_limit: Duration::from_millis(500),
-        ..options(&base, CacheMode::RamDisk, 64, dir.path())
-    };
+    let options = options(&base, CacheMode::RamDisk, 64, dir.path());
     let (host, faults) = setup::host(u64::MAX);
     let (volume, device) = setup::open(&options, &host);
-    blocking::write(&*device, 65536, &[5; 4096]).unwrap();
+    // More than go into the map.
+    blocking::write(&*device, 65536, &[5; 32 * 4096]).unwrap();
     faults.hold.store(true, Ordering::Relaxed);
     let flush = std::thread::spawn({
         let device = Arc::clone(&device);
@@ -591,15 +617,28 @@ fn writes_that_take_no_place_take_one_while_a_commit_takes_long() {
     let elided = counters.elided_zero_blocks + counters.elided_equal_blocks;
     // As many as are noted, and some that needed no note; the rest was written into one place.
     assert!((1 << 18..(1 << 19) + (1 << 12)).contains(&elided), "{elided}");
+    // A discard frees what has a place, and leaves what has none as it is. A zero write waits.
     blocking::discard(&*device, 0, 65536).unwrap();
+    let mut read = vec![1; 65536];
+    blocking::read(&*device, 0, &mut read).unwrap();
+    assert!(read[..4096] == [0; 4096] && read[4096..] == image[4096..65536]);
+    let paused_writes = || volume.counters().cache.paused_writes;
+    let before = paused_writes();
+    let zero = std::thread::spawn({
+        let device = Arc::clone(&device);
+        move || blocking::write_zeroes(&*device, 0, 65536)
+    });
+    wait_until("the zero write waits", || paused_writes() > before);
     faults.hold.store(false, Ordering::Relaxed);
     flush.join().unwrap().unwrap();
-    wait_until("a write is taken again", || write(1).is_ok());
+    zero.join().unwrap().unwrap();
+    write(1).unwrap();
     volume.close();
     drop((volume, device));
     let (_volume, device) = setup::open(&options, &host);
     let mut read = vec![1; 1 << 20];
     blocking::read(&*device, 0, &mut read).unwrap();
     assert!(read[..4096] == image[..4096] && read[4096..65536].iter().all(|byte| *byte == 0));
-    assert!(read[65536..69632] == [5; 4096] && read[69632..] == image[69632..]);
+    let end = 65536 + 32 * 4096;
+    assert!(read[65536..end].iter().all(|byte| *byte == 5) && read[end..] == image[end..]);
 }

@@ -215,7 +215,13 @@ impl WriteCache {
     fn victim(&self) -> Option<SegmentId> {
         let numbers = self.log.lock().numbers_used();
         let mut unread = self.cleaner.unread.lock();
-        let damaged = self.cleaner.damaged.lock();
+        let mut damaged = self.cleaner.damaged.lock();
+        if damaged.len() > numbers as usize {
+            // Most of them are gone, discarded or written anew.
+            let generation = |number| Some(self.segments.get(SegmentId(number))?.generation());
+            let there: HashSet<u64> = (0..numbers).filter_map(generation).collect();
+            damaged.retain(|generation| there.contains(generation));
+        }
         let candidates: Vec<(SegmentId, u32, u64)> = (0..numbers)
             .map(SegmentId)
             .filter_map(|id| {
@@ -276,13 +282,12 @@ impl WriteCache {
         let pause = pause.max(took * UNREAD_TIMES);
         unread.insert(job.generation, Unread { since: now, pause });
         if before.is_none() && unread.len() <= UNREAD_LOGGED {
-            tracing::warn!(
-                "position {} of the overflow disk of volume '{}' could not be read for cleaning: {error}; it stays \
-                 where it is and is tried again, others are cleaned meanwhile; {}",
+            self.warn(&format_args!(
+                "position {} of the overflow disk could not be read for cleaning: {error}; it stays where it is and is \
+                 tried again, others are cleaned meanwhile; {}",
                 job.position,
-                self.name,
                 self.advice()
-            );
+            ));
         }
         *self.cleaner.stuck_since.lock() = Some(now);
     }
@@ -330,9 +335,8 @@ impl WriteCache {
                 count(&self.counters.corrupt_blocks, 1);
                 if self.cleaner.damaged.lock().insert(job.generation) {
                     let (place, advice) = (self.place_of(&ticket), self.advice());
-                    tracing::error!(
-                        "{place} is not what was written, as cleaning found: its reads fail, and its segment stays where it is; {advice}"
-                    );
+                    let what = "is not what was written, as cleaning found: its reads fail, and its segment stays where it is";
+                    self.faults.error(&"disk", &format_args!("{place} {what}; {advice}"));
                 }
             }
             return true;
@@ -368,9 +372,10 @@ impl WriteCache {
     }
 }
 
-#[cfg(test)]
+#[cfg(all(test, not(feature = "shuttle")))]
 mod tests {
     use super::*;
+    use crate::cache::{Turn, Wrote};
 
     #[test]
     fn the_emptier_or_older_of_two_is_worth_more() {
@@ -384,5 +389,28 @@ mod tests {
         assert!(worth(0, u64::MAX - 1) > worth(0, 0));
         // From before a jump of the generations, and with hardly anything to gain.
         assert!(worth(slots - 1, 1 << 49) < worth(slots / 64, 1000));
+    }
+
+    #[test]
+    fn what_is_known_of_damage_is_forgotten_with_its_segments() {
+        let host = crate::Host::start(u64::MAX).unwrap();
+        let options = crate::CacheOptions {
+            name: "test".into(),
+            size_bytes: 1 << 30,
+            ram_bytes: 32 << 20,
+            weight: crate::DEFAULT_WEIGHT,
+            overflow: None,
+            pause_limit: Duration::ZERO,
+            persistent: None,
+            beneath: None,
+        };
+        let cache = WriteCache::open(&options, &host.shared()).unwrap();
+        assert_eq!(cache.write(BlockNumber(0), &[1; BLOCK_BYTES as usize], Turn::New), Wrote::Done);
+        let written = cache.segments.get(SegmentId(0)).unwrap();
+        written.set_generation(77);
+        // As a disk that flips bits for long has it.
+        cache.cleaner.damaged.lock().extend(0..1000);
+        assert!(cache.victim().is_none());
+        assert!(cache.cleaner.damaged.lock().iter().eq([&77]));
     }
 }

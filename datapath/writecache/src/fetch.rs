@@ -58,6 +58,9 @@ impl WriteCache {
             }
             return;
         };
+        if overflow.begins_to_keep_buffers() {
+            self.host.signal();
+        }
         let this = Arc::clone(self);
         let slots = run.len();
         overflow.read_slots(first.position, first.slot, slots, move |result| {
@@ -87,7 +90,7 @@ impl WriteCache {
              check the memory of this host, and reset the machine",
             self.name
         );
-        tracing::error!("{what}");
+        self.faults.error(&"memory", &what);
         Fetched::Failed(IoError::new(IoErrorKind::Corrupt, what))
     }
 
@@ -140,13 +143,13 @@ impl WriteCache {
             None => {
                 count(&self.counters.corrupt_blocks, 1);
                 let what = format!("{place} is damaged: its authentication tag does not match; {advice}");
-                tracing::error!("{what}");
+                self.faults.error(&"disk", &what);
                 IoError::new(IoErrorKind::Corrupt, what)
             }
             Some(error) => {
                 count(&self.counters.disk_errors, 1);
                 let what = format!("{place} cannot be read: {error}; {advice}");
-                tracing::error!("{what}");
+                self.faults.error(&"disk", &what);
                 IoError::new(IoErrorKind::Device, what)
             }
         })
@@ -158,16 +161,17 @@ mod tests {
     use std::sync::mpsc;
     use std::time::Duration;
 
+    use headwater_testkit::{Rng, wait_until};
+
     use super::*;
     use crate::budget::DEFAULT_WEIGHT;
-    use crate::cache::{CacheOptions, Found, Residence, Turn, Wrote};
+    use crate::cache::{CacheOptions, Found, LittleSpace, OverflowOptions, Residence, Turn, Wrote};
     use crate::host::Host;
+    use crate::overflow::buffering::Buffering;
     use crate::units::BlockNumber;
 
-    #[test]
-    fn a_packed_block_that_cannot_be_unpacked_is_an_error_and_no_endless_search() {
-        let host = Host::start(u64::MAX).unwrap();
-        let options = CacheOptions {
+    fn options() -> CacheOptions {
+        CacheOptions {
             name: "test".into(),
             size_bytes: 1 << 30,
             ram_bytes: 32 << 20,
@@ -176,8 +180,13 @@ mod tests {
             pause_limit: Duration::from_secs(1),
             persistent: None,
             beneath: None,
-        };
-        let cache = WriteCache::open(&options, &host.shared()).unwrap();
+        }
+    }
+
+    #[test]
+    fn a_packed_block_that_cannot_be_unpacked_is_an_error_and_no_endless_search() {
+        let host = Host::start(u64::MAX).unwrap();
+        let cache = WriteCache::open(&options(), &host.shared()).unwrap();
         let mut block = 0;
         while cache.snapshot().packed_segments == 0 {
             match cache.write(BlockNumber(block), &[block as u8 | 1; BLOCK_BYTES as usize], Turn::New) {
@@ -202,5 +211,40 @@ mod tests {
         let error = told.recv().unwrap().expect("it says so");
         assert_eq!(error.kind(), IoErrorKind::Corrupt);
         assert!(error.to_string().contains("volume 'test'"), "{error}");
+    }
+
+    #[test]
+    fn read_buffers_are_given_back_once_nobody_reads() {
+        let dir = tempfile::tempdir().unwrap();
+        let host = Host::start(u64::MAX).unwrap();
+        let options = CacheOptions {
+            overflow: Some(OverflowOptions {
+                at: dir.path().to_owned(),
+                limit_bytes: 64 << 20,
+                buffering: Buffering::Buffered,
+                little_space: LittleSpace::Refused,
+            }),
+            ..options()
+        };
+        let cache = WriteCache::open(&options, &host.shared()).unwrap();
+        let overflow = cache.overflow.as_ref().unwrap();
+        let mut rng = Rng::new(1);
+        let mut block = 0;
+        while cache.snapshot().spilled_segments == 0 {
+            match cache.write(BlockNumber(block), &rng.bytes(BLOCK_BYTES as usize), Turn::New) {
+                Wrote::Done => block += 1,
+                _ => std::thread::sleep(Duration::from_millis(1)),
+            }
+        }
+        while cache.evict_one() {}
+        let at = (0..block).map(BlockNumber).find(|b| cache.residence(*b) == Residence::Disk).unwrap();
+        let Found::Spilled(ticket) = cache.read(at, 0, &mut [0; BLOCK_BYTES as usize]) else {
+            panic!("it is on disk")
+        };
+        let (tell, told) = mpsc::channel();
+        cache.fetch(vec![ticket], move |_, fetched| tell.send(matches!(fetched, Fetched::Data(_))).unwrap());
+        assert!(told.recv().unwrap());
+        wait_until("the host's thread gives them back", || !overflow.has_spare_buffers());
+        assert!(overflow.begins_to_keep_buffers(), "the next read has some again");
     }
 }

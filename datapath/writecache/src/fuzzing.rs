@@ -6,7 +6,8 @@
 
 use std::io::Cursor;
 
-use crate::persist::format::{Encoder, HEADER_BYTES, Header, HeaderFault, NO_BLOCK, Record, decode};
+use crate::overflow::seal::SEALED_SLOT_BYTES;
+use crate::persist::format::{Encoder, HEADER_BYTES, Header, HeaderFault, NO_BLOCK, Record, VERSION, decode};
 use crate::persist::scan::{Scan, ScanFault, Window, scan};
 
 /// What a fuzzer or a test feeds with bytes.
@@ -26,11 +27,19 @@ pub fn targets() -> Vec<(&'static str, Oracle, Vec<Vec<u8>>)> {
         map.extend(records);
         sequence = next;
     }
-    vec![("cache_map", cache_map, vec![map])]
+    let mut with_slots = Header { first_sequence: sequence, ..header() }.encode().to_vec();
+    let mut encoder = Encoder::new(sequence);
+    encoder.sealed((3, 9), 6, &[12, NO_BLOCK], &[0x5a; 2 * SEALED_SLOT_BYTES]);
+    encoder.commit(4, 99);
+    with_slots.extend(encoder.finish().0);
+    // For the commits to come.
+    with_slots.extend([0; 64]);
+    vec![("cache_map", cache_map, vec![map, with_slots])]
 }
 
 fn header() -> Header {
-    Header { size_bytes: 1 << 30, base_id: [0xab; 32], key_check: [0xcd; 16], first_sequence: 7 }
+    let (version, size_bytes) = (VERSION, 1 << 30);
+    Header { version, size_bytes, base_id: [0xab; 32], key_check: [0xcd; 16], first_sequence: 7 }
 }
 
 /// The little-endian number of `len` bytes at `at`.
@@ -43,6 +52,7 @@ fn number(bytes: &[u8], at: usize, len: usize) -> Option<u64> {
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Plain {
     Extent(u64, u64, u64, Vec<u64>),
+    Sealed(u64, u64, u64, Vec<u64>, Vec<u8>),
     Absent(Vec<u64>),
     Zero(Vec<u64>),
     Commit(u64, u64),
@@ -55,6 +65,7 @@ fn length(bytes: &[u8], at: usize) -> Option<usize> {
         1 if count <= 512 => Some(16 + 16 + (count + count % 2) * 4),
         2 | 3 if count <= 1024 => Some(16 + count * 8),
         4 if count == 0 => Some(16 + 16),
+        5 if count <= 16 => Some(16 + 16 + (count + count % 2) * 4 + count * 4112),
         _ => None,
     }
 }
@@ -71,12 +82,19 @@ fn plain(bytes: &[u8], at: usize) -> Option<(u64, Plain, usize)> {
         (0..count).map(|n| number(record, at + 4 * n, 4)).collect::<Option<Vec<_>>>()
     };
     let found = match number(record, 4, 1)? {
-        1 => {
+        kind @ (1 | 5) => {
             let first_slot = number(record, 20, 2)?;
             if first_slot + number(record, 6, 2)? > 512 {
                 return None;
             }
-            Plain::Extent(number(record, 16, 4)?, number(record, 24, 8)?, first_slot, words(32, count)?)
+            let (position, generation) = (number(record, 16, 4)?, number(record, 24, 8)?);
+            let blocks = words(32, count)?;
+            if kind == 1 {
+                Plain::Extent(position, generation, first_slot, blocks)
+            } else {
+                let slots = record.get(record.len() - count * 4112..)?.to_vec();
+                Plain::Sealed(position, generation, first_slot, blocks, slots)
+            }
         }
         2 => Plain::Absent(words(16, 2 * count)?),
         3 => Plain::Zero(words(16, 2 * count)?),
@@ -91,6 +109,9 @@ fn as_plain(record: &Record<'_>) -> Plain {
         Record::Extent { position, generation, first_slot, blocks } => {
             assert_eq!(blocks.len(), words(blocks).len());
             Plain::Extent(position.into(), generation, first_slot.into(), words(blocks))
+        }
+        Record::Sealed { position, generation, first_slot, blocks, slots } => {
+            Plain::Sealed(position.into(), generation, first_slot.into(), words(blocks), slots.to_vec())
         }
         Record::Absent(ranges) => {
             assert!(ranges.pairs().flat_map(|(first, count)| [first, count]).eq(ranges.iter()));
@@ -157,7 +178,7 @@ fn check(bytes: &[u8]) {
         _ if !bytes.starts_with(b"HWCACHE\n") => Err(HeaderFault::NotAMap),
         _ => match number(bytes, 8, 4).and_then(|version| u32::try_from(version).ok()) {
             None => Err(HeaderFault::NotAMap),
-            Some(version) if version != 1 => Err(HeaderFault::Version(version)),
+            Some(version) if version != 1 && version != 2 => Err(HeaderFault::Version(version)),
             Some(_) if bytes.len() < 124 => Err(HeaderFault::NotAMap),
             Some(_) => {
                 let sum = bytes.get(..124).map(|head| u64::from(crc32c::crc32c(head)));
@@ -210,6 +231,12 @@ fn encoded_again(bytes: &[u8], sequence: u64, record: &Record<'_>) {
         Record::Extent { position, generation, first_slot, blocks } => {
             let blocks: Vec<u32> = blocks.iter().collect();
             encoder.extent(*position, *generation, *first_slot, &blocks);
+            let end = 32 + blocks.len() * 4;
+            vec![0..4, 5..6, 22..24, end..end + blocks.len() % 2 * 4]
+        }
+        Record::Sealed { position, generation, first_slot, blocks, slots } => {
+            let blocks: Vec<u32> = blocks.iter().collect();
+            encoder.sealed((*position, *generation), *first_slot, &blocks, slots);
             let end = 32 + blocks.len() * 4;
             vec![0..4, 5..6, 22..24, end..end + blocks.len() % 2 * 4]
         }

@@ -322,7 +322,9 @@ impl HostShared {
         let due = parts.divider.turn(&self.budget, now, &holdings);
         for (cache, before) in caches.iter().zip(before) {
             if cache.share.bytes() > before {
-                cache.not_full();
+                // Whether that is room for those that wait or were refused is seen later in this turn: mostly it is not, where the
+                // cache is at its own limit.
+                cache.pace.reset();
             }
         }
         look.into_iter().chain(due).min()
@@ -403,12 +405,31 @@ impl HostShared {
 
 #[cfg(all(test, not(feature = "shuttle")))]
 mod tests {
-    use headwater_block::BLOCK_BYTES;
+    use std::sync::mpsc;
+
+    use headwater_block::{BLOCK_BYTES, IoError};
+    use headwater_testkit::Rng;
 
     use super::*;
     use crate::overflow::io::open_engine;
     use crate::units::{BlockNumber, Location};
-    use crate::{CacheOptions, DEFAULT_WEIGHT, Turn, Wrote};
+    use crate::{CacheOptions, DEFAULT_WEIGHT, Parked, Slotless, Turn, Wrote};
+
+    const MIB: u64 = 1 << 20;
+
+    fn in_ram_only(size_bytes: u64, host: &Arc<HostShared>) -> Arc<WriteCache> {
+        let options = CacheOptions {
+            name: "tested".into(),
+            size_bytes,
+            ram_bytes: 64 * MIB,
+            weight: DEFAULT_WEIGHT,
+            overflow: None,
+            pause_limit: Duration::ZERO,
+            persistent: None,
+            beneath: None,
+        };
+        WriteCache::open(&options, host).unwrap()
+    }
 
     #[test]
     fn a_staging_buffer_that_comes_back_wakes_the_thread_where_one_was_wanted() {
@@ -436,17 +457,7 @@ mod tests {
         const BLOCKS: u32 = 4096;
         let (host, _run) = Host::prepare(u64::MAX, open_engine().unwrap(), NoPressure);
         let shared = host.shared();
-        let options = CacheOptions {
-            name: "tested".into(),
-            size_bytes: u64::from(BLOCKS * BLOCK_BYTES),
-            ram_bytes: 64 << 20,
-            weight: DEFAULT_WEIGHT,
-            overflow: None,
-            pause_limit: Duration::ZERO,
-            persistent: None,
-            beneath: None,
-        };
-        let cache = WriteCache::open(&options, &shared).unwrap();
+        let cache = in_ram_only(u64::from(BLOCKS * BLOCK_BYTES), &shared);
         let mut parts = Parts::new(Monitor::new(Box::new(NoPressure)));
         let mut now = Instant::now();
         for round in 0..3 {
@@ -458,7 +469,7 @@ mod tests {
             let _ = shared.turn(&shared.live_caches(), &mut parts, now);
             parts.last_trim = Some(now);
             *shared.signal.lock() = false;
-            cache.clear(BlockNumber(0), BlockNumber(BLOCKS), Location::ZERO);
+            cache.clear(BlockNumber(0), BlockNumber(BLOCKS), Location::ZERO, Slotless::Stay);
             assert!(*shared.signal.lock(), "round {round}: the thread is not woken");
             let freed = now;
             let free = shared.pool.warm_bytes();
@@ -474,5 +485,67 @@ mod tests {
             }
             now += Duration::from_millis(1);
         }
+    }
+
+    /// A write of a block that does not pack.
+    struct Waits {
+        cache: Arc<WriteCache>,
+        block: u32,
+        answer: mpsc::Sender<bool>,
+    }
+
+    impl Parked for Waits {
+        fn retry(self: Box<Self>) -> Result<(), Box<dyn Parked>> {
+            let data = Rng::new(u64::from(self.block)).bytes(BLOCK_BYTES as usize);
+            if self.cache.write(BlockNumber(self.block), &data, Turn::Waited) != Wrote::Done {
+                return Err(self);
+            }
+            self.answer.send(true).unwrap();
+            Ok(())
+        }
+
+        fn refuse(self: Box<Self>, _: IoError) {
+            self.answer.send(false).unwrap();
+        }
+    }
+
+    #[test]
+    fn a_share_that_rises_without_room_leaves_a_full_cache_full() {
+        let (host, _run) = Host::prepare(u64::MAX, open_engine().unwrap(), NoPressure);
+        let shared = host.shared();
+        let cache = in_ram_only(1 << 30, &shared);
+        let mut parts = Parts::new(Monitor::new(Box::new(NoPressure)));
+        let mut now = Instant::now();
+        let mut turn_at = |limit_bytes| {
+            host.set_limit_bytes(limit_bytes);
+            now += Duration::from_millis(200);
+            let _ = shared.turn(&shared.live_caches(), &mut parts, now);
+        };
+        cache.set_ram_bytes(16 * MIB);
+        let (answer, answered) = mpsc::channel();
+        for block in 0.. {
+            let write = Waits { cache: Arc::clone(&cache), block, answer: answer.clone() };
+            if let Err(write) = Box::new(write).retry() {
+                cache.park(write);
+                break;
+            }
+            assert!(answered.recv().unwrap());
+        }
+        turn_at(u64::MAX);
+        assert!(!answered.recv().unwrap() && cache.waiting.is_full(), "it is full at its own limit");
+        for limit_mib in [9, 10, 11, 12] {
+            let before = cache.share.bytes();
+            turn_at(limit_mib * MIB);
+            assert!(limit_mib == 9 || cache.share.bytes() > before, "its share rises at {limit_mib} MiB");
+            assert!(cache.waiting.is_full(), "there is no room at {limit_mib} MiB");
+        }
+        // At the host's limit, a share that rises is room.
+        cache.set_ram_bytes(64 * MIB);
+        let write = Waits { cache: Arc::clone(&cache), block: u32::MAX >> 14, answer };
+        cache.park(Box::new(write));
+        turn_at(12 * MIB);
+        assert!(!answered.recv().unwrap() && cache.waiting.is_full(), "it is full at the host's limit");
+        turn_at(64 * MIB);
+        assert!(!cache.waiting.is_full(), "there is room");
     }
 }

@@ -239,6 +239,7 @@ impl Log {
         segment.take_touch();
         segment.set_stable(0);
         segment.set_saved(0);
+        segment.set_logged(0);
         if self.append_only {
             self.unsaved.push(id);
         }

@@ -78,12 +78,10 @@ impl Waiting {
         self.raised_by.get().map_or_else(String::new, |command| format!(" ('{command}')"))
     }
 
-    /// There is room: the cache does not count as full any more.
-    fn has_room(&self) {
+    /// There is room: the cache does not count as full any more. Whether it did.
+    fn has_room(&self) -> bool {
         self.told.store(false, Ordering::Relaxed);
-        if self.is_full() && self.full.swap(false, Ordering::AcqRel) {
-            tracing::info!("the write cache has room again");
-        }
+        self.is_full() && self.full.swap(false, Ordering::AcqRel)
     }
 
     /// Adds an entry at the end; gives it back once the volume is closed. The flag is looked at under the
@@ -174,8 +172,19 @@ impl WriteCache {
     /// Where writes were refused and none waits: looks whether there is room by now. At the end of a turn of the host's thread.
     pub(crate) fn look_for_room(&self) {
         if self.waiting.is_full() && !self.waiting.any() && self.would_find_room() {
-            self.waiting.has_room();
+            self.has_room();
         }
+    }
+
+    fn has_room(&self) {
+        if self.waiting.has_room() && self.may_tell_of_room() {
+            tracing::info!("volume '{}': the write cache has room again", self.name);
+        }
+    }
+
+    /// Whether the log takes another line about room. Without a pause a machine that discards and writes at its limit would fill it.
+    fn may_tell_of_room(&self) -> bool {
+        self.shortages.may_tell(&self.name)
     }
 
     /// Tries the parked writes again. `hopeless`: nothing is on its way that would free space. Returns when
@@ -189,17 +198,18 @@ impl WriteCache {
             match entry.write.retry() {
                 Ok(()) => {
                     self.waited(entry.since);
-                    self.waiting.has_room();
+                    self.has_room();
                 }
                 Err(write)
                     if now.saturating_duration_since(entry.since) >= self.pause_limit
                         || (hopeless && self.waiting.is_full()) =>
                 {
                     self.waited(entry.since);
-                    if !self.waiting.full.swap(true, Ordering::AcqRel) {
+                    if !self.waiting.full.swap(true, Ordering::AcqRel) && self.may_tell_of_room() {
                         tracing::error!(
                             pause_s = self.pause_limit.as_secs_f64(),
-                            "the write cache is full; writes are refused until space is there{}",
+                            "volume '{}': the write cache is full; writes are refused until space is there{}",
+                            self.name,
                             self.waiting.raised_by()
                         );
                     }
@@ -239,7 +249,8 @@ impl WriteCache {
             tracing::warn!(
                 waited_s = waited.as_secs_f64(),
                 pause_s = self.pause_limit.as_secs_f64(),
-                "writes wait for room in the write cache: {what_to_do}"
+                "volume '{}': writes wait for room in the write cache: {what_to_do}",
+                self.name
             );
         }
         due

@@ -17,7 +17,7 @@
 //!
 //! In a persistent cache slots are claimed in order and never again; those below [`Segment::stable`] belong
 //! to a closed epoch and are not overwritten in place, and those below [`Segment::saved`] are on disk, also
-//! while the segment is still `Filling` or `Dirty`. A pinned segment is not freed: a commit reads it.
+//! while the segment is still `Filling` or `Dirty`; those below [`Segment::logged`] are in the map at least. A pinned segment is not freed: a commit reads it.
 
 use std::sync::OnceLock;
 
@@ -128,6 +128,8 @@ pub struct Segment {
     stable: AtomicU16,
     /// Slots below this are on disk.
     saved: AtomicU16,
+    /// Slots below this are in the map of a persistent cache, sealed, or on disk.
+    logged: AtomicU16,
     /// Position on the overflow disk.
     position: AtomicU32,
     /// Number of the write that put it there; part of the nonce.
@@ -147,6 +149,7 @@ impl Default for Segment {
             pinned: AtomicBool::new(false),
             stable: AtomicU16::new(0),
             saved: AtomicU16::new(0),
+            logged: AtomicU16::new(0),
             position: AtomicU32::new(NOWHERE),
             generation: AtomicU64::new(0),
             owners: OnceLock::new(),
@@ -243,6 +246,16 @@ impl Segment {
         self.saved.store(slots, Ordering::Release);
     }
 
+    /// Slots below this, or below [`Segment::saved`], are durable, in a persistent cache.
+    pub fn logged(&self) -> u16 {
+        self.logged.load(Ordering::Acquire)
+    }
+
+    /// Sets that.
+    pub fn set_logged(&self, slots: u16) {
+        self.logged.store(slots, Ordering::Release);
+    }
+
     /// Whether a commit reads it, so that it must not be freed.
     pub fn is_pinned(&self) -> bool {
         self.pinned.load(Ordering::Acquire)
@@ -328,10 +341,18 @@ impl Segment {
 /// All segments of a volume, by number; records are made as numbers are first used and never move.
 #[derive(Debug)]
 pub struct SegmentTable {
-    groups: Box<[OnceLock<Box<[Segment]>>]>,
+    /// Made as they are first used, too: a volume that holds little has little of the table for the largest one.
+    shelves: Box<[OnceLock<Shelf>]>,
+    groups: usize,
 }
 
+type Group = Box<[Segment]>;
+type Shelf = Box<[OnceLock<Group>]>;
+
 const GROUP: usize = SLOTS;
+
+/// Groups on a shelf: 128 GiB of cache.
+const SHELF: usize = 128;
 
 /// Bytes that a segment's record and owners take, for the budget.
 pub const RECORD_BYTES: u64 = (size_of::<Segment>() + SLOTS * size_of::<AtomicU32>()) as u64;
@@ -340,14 +361,17 @@ impl SegmentTable {
     /// A table for up to `limit` segments.
     pub fn new(limit: u32) -> Self {
         let groups = (limit as usize).div_ceil(GROUP);
-        Self { groups: (0..groups).map(|_| OnceLock::new()).collect() }
+        Self { shelves: (0..groups.div_ceil(SHELF)).map(|_| OnceLock::new()).collect(), groups }
     }
 
     /// The record, or `None` past the limit.
     #[inline]
     pub fn get(&self, id: SegmentId) -> Option<&Segment> {
         let id = id.0 as usize;
-        let group = self.groups.get(id / GROUP)?;
+        let (number, shelf) = (id / GROUP, id / GROUP / SHELF);
+        let groups = || SHELF.min(self.groups.saturating_sub(shelf * SHELF));
+        let shelf = self.shelves.get(shelf)?.get_or_init(|| (0..groups()).map(|_| OnceLock::new()).collect());
+        let group = shelf.get(number % SHELF)?;
         let group = group.get_or_init(|| (0..GROUP).map(|_| Segment::default()).collect());
         group.get(id % GROUP)
     }
@@ -365,6 +389,24 @@ mod tests {
         assert_eq!(word.writable(), None);
         assert_eq!(Word::new(State::Dirty, SEGMENT_BYTES).writable(), Some(SEGMENT_BYTES));
         assert_eq!(Word::new(State::Spilled, 0).ram(), None);
+    }
+
+    #[test]
+    fn a_table_takes_what_is_used_of_it() {
+        let table = SegmentTable::new(SegmentId::LIMIT);
+        assert!(size_of_val(&*table.shelves) <= 4 << 10);
+        let last = SegmentId(SegmentId::LIMIT - 1);
+        for id in [SegmentId(0), last] {
+            table.get(id).unwrap().set_generation(u64::from(id.0) + 1);
+        }
+        assert_eq!(table.get(SegmentId(0)).unwrap().generation(), 1);
+        assert_eq!(table.get(last).unwrap().generation(), u64::from(SegmentId::LIMIT));
+        assert_eq!(table.shelves.iter().filter(|shelf| shelf.get().is_some()).count(), 2);
+        // No more than asked for, in whole groups.
+        let small = SegmentTable::new(4);
+        assert!(
+            small.get(SegmentId(GROUP as u32 - 1)).is_some() && small.get(SegmentId(GROUP as u32)).is_none()
+        );
     }
 
     #[test]

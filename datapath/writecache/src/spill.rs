@@ -22,6 +22,7 @@ use crate::pace::Room;
 use crate::packed::{Packed, Packing};
 use crate::persist::{Persist, READY_POSITIONS};
 use crate::segment::Segment;
+use crate::sync::EXPLORED;
 use crate::units::SegmentId;
 
 /// Positions that only cleaning may use: what it writes frees more than it takes.
@@ -116,14 +117,12 @@ impl WriteCache {
         };
         // Where it is broken, nothing is committed any more: spilling goes on, and what cleaning frees would not come back.
         let is_broken = persist.is_broken();
-        let mut disk_failed = refused || overflow.is_resting() || (persist.has_failed() && !is_broken);
+        let mut disk_failed = refused || overflow.is_resting() || (persist.disk_fails() && !is_broken);
         self.serve_waiting(now, false);
         self.move_cleaned(overflow);
         disk_failed |= !is_broken && self.clean(overflow);
         if !overflow.is_resting() {
-            if self.wants_spill() {
-                persist.ask_spill();
-            }
+            persist.ask_spill(self.wants_spill());
             let short = overflow.free_positions() <= 2 * RESERVED_POSITIONS;
             persist.ask_for_room(short || disk_failed || self.waiting.any());
         }
@@ -313,7 +312,9 @@ impl WriteCache {
         let NoPosition::Disk(error) = why else { return false };
         count(&self.counters.disk_errors, 1);
         if !self.disk_full.swap(true, Ordering::Relaxed) {
-            tracing::warn!(%error, "the overflow disk gives no more space; cleaning, then writers wait");
+            self.warn(&format_args!(
+                "the overflow disk gives no more space: {error}; cleaning, then writers wait"
+            ));
         }
         true
     }
@@ -357,7 +358,7 @@ impl WriteCache {
                     && overflow.seal(generation, slot, &plain, sealed)
             };
             if !done {
-                tracing::error!("a block could not be unpacked or sealed");
+                self.faults.error(&"memory", &"a block could not be unpacked or sealed");
                 sealed.fill(0);
             }
             blocks += 1;
@@ -391,7 +392,9 @@ impl WriteCache {
             }
             Err(error) => {
                 count(&self.counters.disk_errors, 1);
-                tracing::warn!(%error, position, "a segment could not be written to the overflow disk; it stays in RAM");
+                self.warn(&format_args!(
+                    "a segment could not be written to position {position} of the overflow disk: {error}; it stays in RAM"
+                ));
                 self.disk_full.store(true, Ordering::Relaxed);
                 overflow.failed();
                 overflow.give_position_last(position);
@@ -438,6 +441,7 @@ impl WriteCache {
     /// Whether there are buffers that may not be needed.
     pub(crate) fn has_spare_buffers(&self) -> bool {
         self.persist.as_ref().is_some_and(|persist| persist.has_spare_buffers())
+            || self.overflow.as_ref().is_some_and(|overflow| !EXPLORED && overflow.has_spare_buffers())
     }
 
     /// Gives spare buffers back, and punches surplus space out; where a commit has to come first, asks for that.
@@ -448,6 +452,9 @@ impl WriteCache {
             }
             (Some(overflow), None) => overflow.trim(),
             (None, _) => {}
+        }
+        if let Some(overflow) = &self.overflow {
+            overflow.trim_buffers();
         }
         if let Some(persist) = &self.persist {
             self.host.give_ram(persist.trim_buffers());

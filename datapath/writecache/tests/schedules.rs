@@ -142,8 +142,13 @@ impl Reached {
 }
 
 impl Reached {
-    fn add_persistent(&mut self, now: &Snapshot, maps: u32) {
-        for (what, count) in [("committed", now.commits), ("replaced the map", u64::from(maps > 1))] {
+    fn add_persistent(&mut self, now: &Snapshot, maps: u32, cuts: &[Cut]) {
+        let sealed = cuts.iter().filter(|cut| cut.has_sealed()).count();
+        for (what, count) in [
+            ("committed", now.commits),
+            ("replaced the map", u64::from(maps > 1)),
+            ("cut with slots in the map", sealed as u64),
+        ] {
             *self.0.entry(what).or_default() += count;
         }
     }
@@ -285,7 +290,7 @@ fn persistent_execution(within: &Path, reached: &std::sync::Mutex<Reached>) {
         let mut reached = reached.lock().unwrap();
         reached.add_disk(&now);
         reached.add_together(&client);
-        reached.add_persistent(&now, disk.renames());
+        reached.add_persistent(&now, disk.renames(), &cuts);
     }
     drop(client);
     close(cache, &host);

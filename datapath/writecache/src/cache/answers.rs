@@ -82,6 +82,28 @@ pub enum Wrote {
     Closed,
 }
 
+/// What becomes of blocks without a slot while a persistent cache notes no more of them ([`WriteCache::takes_notes`]).
+///
+/// [`WriteCache::takes_notes`]: crate::WriteCache::takes_notes
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Slotless {
+    /// They stay as they are, as after a discard they may.
+    Stay,
+    /// They are cleared later: a zero write.
+    Wait,
+}
+
+/// How far blocks were made absent or zero.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Cleared {
+    /// All of them.
+    All,
+    /// Those before this one. The others wait for a commit.
+    UpTo(BlockNumber),
+    /// Nothing more: a persistent cache is being closed, or is.
+    Closed,
+}
+
 /// What is known of a block before a write to it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Now {

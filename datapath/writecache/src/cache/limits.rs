@@ -207,7 +207,7 @@ mod tests {
 
     use super::*;
     use crate::budget::{Budget, DEFAULT_WEIGHT, Divider, Share};
-    use crate::cache::{BLOCK, CacheOptions, LittleSpace, OverflowOptions, Turn, Wrote};
+    use crate::cache::{BLOCK, CacheOptions, LittleSpace, OverflowOptions, Slotless, Turn, Wrote};
     use crate::host::Host;
     use crate::overflow::buffering::Buffering;
     use crate::units::{BlockNumber, Location};
@@ -262,7 +262,7 @@ mod tests {
         cache.set_ram_bytes(24 << 20);
         for leaf in 0..20 << 10 {
             let first = leaf * SLOTS as u32;
-            cache.clear(BlockNumber(first), BlockNumber(first + 1), Location::ZERO);
+            cache.clear(BlockNumber(first), BlockNumber(first + 1), Location::ZERO, Slotless::Stay);
         }
         let allowed = || cache.allowed_segments(&cache.log.lock());
         let index_bytes = cache.index_bytes(&cache.log.lock());

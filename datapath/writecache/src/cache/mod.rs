@@ -27,13 +27,16 @@ mod statistics;
 mod together;
 mod write;
 
+use std::fmt::Display;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
-use headwater_block::{BLOCK_BYTES, IoError, IoErrorKind, VOLUME_MAX_BYTES};
+use headwater_block::{BLOCK_BYTES, FaultLog, IoError, IoErrorKind, VOLUME_MAX_BYTES};
 
-pub use self::answers::{Found, Kind, Now, Old, ReadTally, Residence, Ticket, Turn, Wrote};
+pub use self::answers::{
+    Cleared, Found, Kind, Now, Old, ReadTally, Residence, Slotless, Ticket, Turn, Wrote,
+};
 pub use self::freeze::FrozenCache;
 pub use self::options::{CacheOptions, LittleSpace, MIN_DISK_BYTES, MIN_RAM_BYTES, OverflowOptions};
 pub use self::second_look::Beneath;
@@ -57,6 +60,10 @@ use crate::units::{SEGMENT_BYTES, SegmentId};
 
 const BLOCK: usize = BLOCK_BYTES as usize;
 
+/// Lines about a disk that fails or a block that is damaged, in ten seconds. A machine that reads such a block again and again
+/// would else fill the log; the counters have them all.
+const WARNINGS_PER_10_S: u32 = 20;
+
 /// Segments that a cache may always have in RAM, however large its index grows and however short the host's RAM is: one to fill,
 /// one on its way to the disk, one for cleaning, and one more.
 const MIN_SEGMENTS: u64 = 4;
@@ -78,6 +85,9 @@ pub struct WriteCache {
     pub(crate) packed: PackedTable,
     pub(crate) persist: Option<Arc<Persist>>,
     pub(crate) counters: Counters,
+    pub(crate) faults: FaultLog,
+    /// Lines about room: apart, for a disk that fails is why there is none.
+    pub(crate) shortages: FaultLog,
     pub(crate) pace: Pace,
     beneath: Option<Arc<dyn Beneath>>,
     second_look: SecondLook,
@@ -137,6 +147,8 @@ impl WriteCache {
             packed: PackedTable::default(),
             persist,
             counters: Counters::default(),
+            faults: FaultLog::new("write cache", WARNINGS_PER_10_S),
+            shortages: FaultLog::new("write cache", WARNINGS_PER_10_S),
             pace: Pace::default(),
             beneath: options.beneath.clone(),
             second_look: SecondLook::default(),
@@ -155,6 +167,11 @@ impl WriteCache {
         }
         host.register(&cache);
         Ok(cache)
+    }
+
+    /// Has the log say what went wrong with this cache.
+    pub(crate) fn warn(&self, what: &dyn Display) {
+        self.faults.warn(&format_args!("volume '{}'", self.name), what);
     }
 }
 

@@ -1,6 +1,6 @@
 //! Writes of whole blocks and of parts, discards, and what becomes of a block's old slot.
 
-use super::{BLOCK, Now, Old, Turn, WriteCache, Wrote};
+use super::{BLOCK, Cleared, Now, Old, Slotless, Turn, WriteCache, Wrote};
 use crate::counters::Hot;
 use crate::log::{REFILL_LIVE, Stream};
 use crate::map::{LeafWrite, split};
@@ -81,8 +81,9 @@ impl WriteCache {
         self.map.table_bytes() >> INDEX_STEP_BITS != tables_bytes >> INDEX_STEP_BITS
     }
 
-    /// Whether a persistent cache can note what takes no place. Where not, the write takes one, as any other.
-    pub(super) fn takes_notes(&self) -> bool {
+    /// Whether a persistent cache can note what takes no place. Where not, a write takes one, as any other, and what can take
+    /// none stays as it is or waits.
+    pub fn takes_notes(&self) -> bool {
         self.persist.as_ref().is_none_or(|persist| persist.takes_notes())
     }
 
@@ -206,11 +207,11 @@ impl WriteCache {
         self.store(leaf, index, block, &whole, turn)
     }
 
-    /// Makes the whole blocks `first..end` absent or zero. Whether it did: not once a persistent cache is being closed.
-    pub fn clear(&self, first: BlockNumber, end: BlockNumber, to: Location) -> bool {
+    /// Makes the whole blocks `first..end` absent or zero.
+    pub fn clear(&self, first: BlockNumber, end: BlockNumber, to: Location, slotless: Slotless) -> Cleared {
         let mut block = first.0;
         let mut cleared = 0;
-        let mut is_open = true;
+        let mut came = Cleared::All;
         let tables_bytes = self.map.table_bytes();
         while block < end.0 {
             let (leaf_number, start) = split(BlockNumber(block));
@@ -220,16 +221,31 @@ impl WriteCache {
                 continue;
             }
             let Ok(_entered) = self.enter_to_write() else {
-                is_open = false;
+                came = Cleared::Closed;
                 break;
             };
             let Some(mut leaf) = self.map.write(leaf_number) else { break };
             let range = start..start + count as usize;
-            if self.persist.is_some() && range.clone().any(|index| leaf.get(index) != to) {
-                self.note(BlockNumber(block - count), count, to);
+            let first = BlockNumber(block - count);
+            let notes_all = self.takes_notes();
+            // Of those with a slot there are only so many.
+            let has_slot = |at: Location| at.place().is_some();
+            let changes = |at: Location| at != to && (notes_all || has_slot(at));
+            if !notes_all && slotless == Slotless::Wait {
+                let waits = |index| leaf.get(index) != to && !has_slot(leaf.get(index));
+                if range.clone().any(waits) {
+                    came = Cleared::UpTo(first);
+                    break;
+                }
             }
-            for index in range {
-                if leaf.get(index) != to {
+            if self.persist.is_some() && notes_all && range.clone().any(|index| changes(leaf.get(index))) {
+                self.note(first, count, to);
+            }
+            for (index, number) in range.zip(first.0..) {
+                if changes(leaf.get(index)) {
+                    if !notes_all {
+                        self.note(BlockNumber(number), 1, to);
+                    }
                     self.replace(&mut leaf, index, to);
                     cleared += 1;
                 }
@@ -240,7 +256,7 @@ impl WriteCache {
         if self.is_other_index(tables_bytes) || self.waiting.wants_room() || self.host.pool.warm_bytes() > 0 {
             self.host.signal();
         }
-        is_open
+        came
     }
 
     fn store(

@@ -53,7 +53,7 @@ const REST: Duration = Duration::from_millis(if EXPLORED { 0 } else { 50 });
 /// Slots read at once at most (264 KiB).
 pub const MAX_READ_SLOTS: usize = 64;
 
-/// Small read buffers kept for reuse.
+/// Small read buffers kept for reuse, while there are reads.
 const KEEP_BUFFERS: usize = 64;
 
 /// Enough for one slot at any alignment.
@@ -72,8 +72,18 @@ pub struct Overflow {
     positions: Mutex<Positions>,
     failed_at: Mutex<Option<Instant>>,
     generation: AtomicU64,
-    buffers: Mutex<Vec<AlignedBuffer>>,
+    buffers: Mutex<Buffers>,
+    /// The host's thread knows that there may be some of them.
+    buffers_known: AtomicBool,
     no_fallocate: AtomicBool,
+}
+
+/// Small read buffers.
+#[derive(Default)]
+struct Buffers {
+    free: Vec<AlignedBuffer>,
+    /// One was taken since the last trim.
+    taken: bool,
 }
 
 /// Slots as they came from the disk, not yet opened.
@@ -160,6 +170,7 @@ impl Overflow {
             failed_at: Mutex::default(),
             generation: AtomicU64::new(1),
             buffers: Mutex::default(),
+            buffers_known: AtomicBool::new(false),
             no_fallocate: AtomicBool::new(is_device),
         };
         overflow.set_limit_bytes(limit_bytes);
@@ -323,17 +334,44 @@ impl Overflow {
 
     fn take_buffer(&self, len: usize) -> Option<AlignedBuffer> {
         if len <= SMALL_BUFFER_BYTES {
-            let kept = self.buffers.lock().pop();
+            let kept = {
+                let mut buffers = self.buffers.lock();
+                buffers.taken = true;
+                buffers.free.pop()
+            };
             return kept.or_else(|| AlignedBuffer::new(SMALL_BUFFER_BYTES));
         }
         AlignedBuffer::new(len)
     }
 
+    /// Before a read: whether the host's thread has to hear that there will be buffers to give back.
+    pub fn begins_to_keep_buffers(&self) -> bool {
+        !self.has_spare_buffers() && !self.buffers_known.swap(true, Ordering::Relaxed)
+    }
+
+    /// Whether there may be read buffers that are not needed.
+    pub fn has_spare_buffers(&self) -> bool {
+        self.buffers_known.load(Ordering::Relaxed)
+    }
+
+    /// Gives read buffers back to the system, where none was taken since the last call.
+    pub fn trim_buffers(&self) {
+        let mut buffers = self.buffers.lock();
+        if EXPLORED || std::mem::take(&mut buffers.taken) {
+            return;
+        }
+        // What comes back from now on is not kept, until somebody reads again.
+        self.buffers_known.store(false, Ordering::Relaxed);
+        let spare = std::mem::take(&mut buffers.free);
+        drop(buffers);
+        drop(spare);
+    }
+
     fn give_buffer(&self, buffer: AlignedBuffer) {
         if buffer.len() == SMALL_BUFFER_BYTES {
             let mut buffers = self.buffers.lock();
-            if buffers.len() < KEEP_BUFFERS {
-                buffers.push(buffer);
+            if buffers.free.len() < KEEP_BUFFERS && self.has_spare_buffers() {
+                buffers.free.push(buffer);
             }
         }
     }

@@ -23,6 +23,9 @@ const TRIM_POSITIONS: usize = 512;
 /// Free positions that stay claimed for the next spills; what is beyond is punched out.
 pub const KEEP_POSITIONS: usize = 16;
 
+/// The same of those that could not be written: for cleaning, which may claim none.
+const KEEP_DOUBTFUL: usize = 4;
+
 /// Why there is no position.
 #[derive(Debug)]
 pub enum NoPosition {
@@ -41,8 +44,10 @@ pub(super) struct Positions {
     ready: Vec<u32>,
     /// Given back to the file system.
     punched: Vec<u32>,
-    /// Could not be written the last time: tried again when there is no other.
+    /// Could not be written the last time: tried again when there is no other, longest ago first.
     doubtful: VecDeque<u32>,
+    /// Of these, longer ago: given back to the file system.
+    doubtful_punched: VecDeque<u32>,
     /// One past the highest position ever claimed.
     end: u32,
     /// The file system gave no more at the last try.
@@ -50,12 +55,10 @@ pub(super) struct Positions {
 }
 
 impl Positions {
-    /// The last resort of a claim that was counted already: a place that failed the last time.
-    fn take_doubtful(&mut self, otherwise: NoPosition) -> Result<u32, NoPosition> {
-        self.doubtful.pop_front().ok_or_else(|| {
-            self.used = self.used.saturating_sub(1);
-            otherwise
-        })
+    /// All that are in use, could be, or could not be written: where none is given back, as many as there ever were.
+    fn taken(&self) -> u32 {
+        let others = self.ready.len() + self.doubtful.len() + self.doubtful_punched.len();
+        self.used.saturating_add(u32::try_from(others).unwrap_or(u32::MAX))
     }
 }
 
@@ -116,16 +119,14 @@ impl Overflow {
     fn claim_one(&self, beyond: bool) -> Result<u32, NoPosition> {
         let (position, grow) = {
             let mut positions = self.positions.lock();
-            let doubtful = u32::try_from(positions.doubtful.len()).unwrap_or(u32::MAX);
             match positions.punched.pop() {
                 Some(position) => (position, 1),
-                None if !beyond && positions.used.saturating_add(doubtful) > positions.limit => {
-                    return positions.take_doubtful(NoPosition::Limit);
+                None if !beyond && positions.taken() > positions.limit => {
+                    drop(positions);
+                    return self.take_doubtful(NoPosition::Limit);
                 }
                 None => {
-                    let ready = u32::try_from(positions.ready.len()).unwrap_or(u32::MAX);
-                    let taken = positions.used.saturating_add(ready);
-                    let room = positions.limit.saturating_sub(taken).saturating_add(1);
+                    let room = positions.limit.saturating_sub(positions.taken()).saturating_add(1);
                     (positions.end, GROW_POSITIONS.min(room).max(1))
                 }
             }
@@ -148,9 +149,34 @@ impl Overflow {
                 if position < positions.end {
                     positions.punched.push(position);
                 }
-                positions.take_doubtful(NoPosition::Disk(error))
+                drop(positions);
+                self.take_doubtful(NoPosition::Disk(error))
             }
         }
+    }
+
+    /// The last resort of a claim that was counted already: a place that failed the last time.
+    fn take_doubtful(&self, mut otherwise: NoPosition) -> Result<u32, NoPosition> {
+        // Where the file system has no more, it has none for these either.
+        let may_claim = matches!(otherwise, NoPosition::Limit);
+        let punched = may_claim.then(|| self.positions.lock().doubtful_punched.pop_front()).flatten();
+        if let Some(position) = punched {
+            let result = self.claim(position, 1);
+            let mut positions = self.positions.lock();
+            positions.refused = result.is_err();
+            match result {
+                Ok(()) => return Ok(position),
+                Err(error) => {
+                    positions.doubtful_punched.push_front(position);
+                    otherwise = NoPosition::Disk(error);
+                }
+            }
+        }
+        let mut positions = self.positions.lock();
+        positions.doubtful.pop_front().ok_or_else(|| {
+            positions.used = positions.used.saturating_sub(1);
+            otherwise
+        })
     }
 
     fn claim(&self, position: u32, count: u32) -> io::Result<()> {
@@ -268,7 +294,8 @@ impl Overflow {
 
     /// Whether [`Overflow::trim`] has something to do.
     pub fn wants_trim(&self) -> bool {
-        self.positions.lock().ready.len() > KEEP_POSITIONS
+        let positions = self.positions.lock();
+        positions.ready.len() > KEEP_POSITIONS || positions.doubtful.len() > KEEP_DOUBTFUL
     }
 
     /// Returns the space of free positions to the file system: a part of it at a time, while
@@ -294,6 +321,18 @@ impl Overflow {
         };
         self.punch(&surplus);
         self.positions.lock().punched.extend(surplus);
+        self.trim_doubtful();
+    }
+
+    /// The same of what could not be written: a disk that fails for long would else be claimed up to the limit.
+    fn trim_doubtful(&self) {
+        let surplus: Vec<u32> = {
+            let mut positions = self.positions.lock();
+            let count = positions.doubtful.len().saturating_sub(KEEP_DOUBTFUL).min(TRIM_RUNS);
+            positions.doubtful.drain(..count).collect()
+        };
+        surplus.iter().for_each(|position| self.punch(&[*position]));
+        self.positions.lock().doubtful_punched.extend(surplus);
     }
 
     /// Punches positions out; those in descending order side by side at once.
@@ -315,32 +354,91 @@ impl Overflow {
 #[cfg(test)]
 mod tests {
     use std::fs::File;
+    use std::os::unix::fs::MetadataExt;
     use std::path::Path;
+
+    use headwater_testkit::wait_until;
 
     use super::*;
     use crate::cache::{LittleSpace, OverflowOptions};
-    use crate::overflow::buffering::{Buffering, Chosen};
+    use crate::overflow::buffering::{Buffering, Chosen, OpenFile};
     use crate::overflow::io::ThreadEngine;
     use crate::overflow::seal::SealKey;
+    use crate::units::Slot;
 
-    #[test]
-    fn a_file_system_that_reserves_nothing_gives_positions_all_the_same() {
+    fn open_file(at: &Path, open: OpenFile<'_>) -> Overflow {
         let place = OverflowOptions {
-            at: Path::new("/proc").into(),
+            at: at.into(),
             limit_bytes: 0,
             buffering: Buffering::Buffered,
             little_space: LittleSpace::Refused,
         };
         let chosen = Chosen { direct: false, text: "buffered".to_owned() };
-        // A regular file of a file system without `fallocate`.
-        let open = |_: bool| File::options().read(true).write(true).open("/proc/self/comm");
         let engine = std::sync::Arc::new(ThreadEngine::open().unwrap());
         let key = SealKey::random().unwrap();
-        let overflow = Overflow::open_with(&place, chosen, engine, key, &open).unwrap();
+        Overflow::open_with(&place, chosen, engine, key, open).unwrap()
+    }
+
+    #[test]
+    fn a_file_system_that_reserves_nothing_gives_positions_all_the_same() {
+        // A regular file of a file system without `fallocate`.
+        let open = |_: bool| File::options().read(true).write(true).open("/proc/self/comm");
+        let overflow = open_file(Path::new("/proc"), &open);
         overflow.set_limit_bytes(64 << 20);
         assert!(!overflow.no_fallocate.load(Ordering::Relaxed));
         overflow.prepare(8).unwrap();
         assert!(overflow.no_fallocate.load(Ordering::Relaxed) && !overflow.lacks_space(0));
         assert!(overflow.ready_positions() >= 8 && overflow.take_ready(0).is_some());
+    }
+
+    #[test]
+    fn read_buffers_are_kept_while_there_are_reads() {
+        let dir = tempfile::tempdir().unwrap();
+        let overflow = std::sync::Arc::new(open_file(dir.path(), &|_| tempfile::tempfile_in(dir.path())));
+        overflow.file.set_len(SEALED_SEGMENT_BYTES as u64).unwrap();
+        let kept = || overflow.buffers.lock().free.len();
+        for _ in 0..2 {
+            assert!(overflow.begins_to_keep_buffers() && !overflow.begins_to_keep_buffers());
+            let (tell, told) = std::sync::mpsc::channel();
+            overflow.read_slots(0, Slot(0), 1, move |read| tell.send(read.is_ok()).unwrap());
+            assert!(told.recv().unwrap());
+            wait_until("the buffer comes back", || kept() == 1);
+            overflow.trim_buffers();
+            assert!(kept() == 1 && overflow.has_spare_buffers(), "one was taken since the last time");
+            overflow.trim_buffers();
+            assert!(kept() == 0 && !overflow.has_spare_buffers());
+        }
+    }
+
+    #[test]
+    fn places_that_could_not_be_written_count_towards_the_limit_and_are_the_last_resort() {
+        const LIMIT: u32 = 20;
+        let dir = tempfile::tempdir().unwrap();
+        let overflow = open_file(dir.path(), &|_| tempfile::tempfile_in(dir.path()));
+        overflow.set_limit_bytes(u64::from(LIMIT) * SEALED_SEGMENT_BYTES as u64);
+        // Each is tried before any of them is again, and then those that were tried longest ago.
+        for round in 0..3 {
+            for expected in 0..LIMIT {
+                let position = overflow.take_position().unwrap();
+                assert_eq!(position, expected, "round {round}");
+                overflow.give_position_last(position);
+                if expected % 7 == 0 {
+                    overflow.trim();
+                }
+            }
+        }
+        while overflow.wants_trim() {
+            overflow.trim();
+        }
+        let claimed = |overflow: &Overflow| overflow.file.metadata().unwrap().blocks() * 512;
+        // And what the file system needs to know where they are.
+        let most = KEEP_DOUBTFUL as u64 * SEALED_SEGMENT_BYTES as u64 + (64 << 10);
+        assert!(claimed(&overflow) <= most, "{} bytes are claimed", claimed(&overflow));
+        // All of them work again, and have their space before they are written to.
+        let mut taken: Vec<u32> = (0..LIMIT).map(|_| overflow.take_position().unwrap()).collect();
+        assert!(matches!(overflow.take_position(), Err(NoPosition::Limit)));
+        taken.sort_unstable();
+        assert!(taken.into_iter().eq(0..LIMIT));
+        assert!(claimed(&overflow) >= u64::from(LIMIT) * SEALED_SEGMENT_BYTES as u64);
     }
 }

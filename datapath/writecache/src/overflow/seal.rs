@@ -63,9 +63,11 @@ impl SealKey {
         self.0.protection()
     }
 
-    /// A tag over `identity` that only this key gives: generation 0, which no slot is sealed with.
-    pub fn check(&self, identity: &[u8]) -> Option<[u8; TAG_BYTES]> {
-        self.0.seal(&nonce(0, Slot(0)), identity, &[], &mut [])
+    /// A tag over `identity`, which has a map's version in it, that only this key gives: generation 0, which no slot is sealed
+    /// with. Two tags of one nonce over what is known would give away what tags are made with, so each version has its own.
+    pub fn check(&self, version: u32, identity: &[u8]) -> Option<[u8; TAG_BYTES]> {
+        let slot = u16::try_from(version.checked_sub(1)?).ok()?;
+        self.0.seal(&nonce(0, Slot(slot)), identity, &[], &mut [])
     }
 
     /// Seals a block into [`SEALED_SLOT_BYTES`]. Whether that worked: it does, unless a length is wrong; then

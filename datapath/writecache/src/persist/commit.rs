@@ -2,23 +2,22 @@
 
 use std::cell::Cell;
 use std::io;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 
 use headwater_block::{IoError, IoErrorKind};
 
 use super::directory::ID_BYTES;
-use super::format::{Encoder, MAX_RANGES, NO_BLOCK};
-use super::journal::Journal;
-use super::{Change, FlushDone, LOW_GENERATIONS, Persist};
+use super::epoch::Epoch;
+use super::format::Encoder;
+use super::{Change, FlushDone, Persist};
 use crate::cache::WriteCache;
 use crate::containment::{Otherwise, survives};
 use crate::counters::count;
 use crate::memory::{AlignedBuffer, with_frozen};
 use crate::overflow::Overflow;
 use crate::overflow::seal::{SEALED_SEGMENT_BYTES, SEALED_SLOT_BYTES};
-use crate::segment::State;
-use crate::sync::{EXPLORED, mpsc, thread};
+use crate::sync::{mpsc, thread};
 use crate::units::{BlockNumber, Location, SLOT_COUNT, SegmentId, Slot};
 
 /// Segments on their way to the disk at once.
@@ -26,28 +25,15 @@ const DEPTH: usize = 2;
 /// RAM that they take.
 pub const BUFFERS_BYTES: u64 = (DEPTH * SEALED_SEGMENT_BYTES) as u64;
 
-/// Bytes of a full segment's record in a checkpoint, about.
-const CHECKPOINT_SEGMENT_BYTES: u64 = if EXPLORED { 16 } else { 2080 };
-
 /// Slots of a segment that are to be written: from the first that is not on disk up to `end`.
 #[derive(Clone, Copy, Debug)]
-struct Job {
-    id: SegmentId,
-    end: u16,
+pub(super) struct Job {
+    pub(super) id: SegmentId,
+    pub(super) end: u16,
 }
 
 /// What came of a job, and its buffer, unless a write was given up with it.
 type Landed = (Job, io::Result<()>, Option<AlignedBuffer>);
-
-/// A closed epoch.
-struct Epoch {
-    changes: Vec<Change>,
-    freed: Vec<u32>,
-    jobs: Vec<Job>,
-    /// Everything that is live, where the map is to be replaced: 4 bytes for each block, once.
-    checkpoint: Option<Encoder>,
-    waiters: Vec<FlushDone>,
-}
 
 impl Persist {
     /// Starts the thread.
@@ -148,7 +134,7 @@ impl Persist {
 impl WriteCache {
     /// Writes cold segments until there is enough room, or a flush waits.
     fn save_cold(&self, persist: &Persist, overflow: &Overflow) {
-        let failed = Cell::new(false);
+        let (tried, failed) = (Cell::new(false), Cell::new(false));
         let mut next = || {
             if failed.get() || persist.flush_waits() || !self.wants_spill() {
                 return None;
@@ -157,6 +143,7 @@ impl WriteCache {
             let segment = self.segments.get(id)?;
             // Those who saw the segment as writable have left once each of its leaves was locked again.
             self.map.sweep(segment.live_slots().map(|(_, block)| block));
+            tried.set(true);
             Some(Job { id, end: SLOT_COUNT })
         };
         let mut over = |job: Job, saved: bool| {
@@ -170,19 +157,14 @@ impl WriteCache {
         };
         // Of each that failed the log has it.
         let _ = self.save(persist, overflow, &mut next, &mut over);
-        self.set_failed(persist, overflow, failed.get());
-    }
-
-    fn set_failed(&self, persist: &Persist, overflow: &Overflow, failed: bool) {
-        persist.failed.store(failed, Ordering::Release);
-        if failed {
-            // Not tried again at once.
-            overflow.failed();
+        // Says nothing of commits: they write elsewhere too.
+        if tried.get() {
+            set_failed(&persist.spill_failed, overflow, failed.get());
         }
     }
 
     /// Seals and writes the jobs that `next` gives, a few at a time, and says of each whether it worked. The first error.
-    fn save(
+    pub(super) fn save(
         &self,
         persist: &Persist,
         overflow: &Overflow,
@@ -310,7 +292,9 @@ impl WriteCache {
             }
             Err(error) => {
                 count(&self.counters.disk_errors, 1);
-                tracing::warn!(%error, "a segment could not be written to the persistent cache; it stays in RAM");
+                self.warn(&format_args!(
+                    "a segment could not be written to the persistent cache: {error}; it stays in RAM"
+                ));
             }
         }
         result
@@ -333,7 +317,7 @@ impl WriteCache {
         let broken = result.is_err() && persist.journal.lock().is_broken();
         let had_failed = persist.has_failed();
         // Of what is given up nothing is tried again.
-        self.set_failed(persist, overflow, result.is_err() && !broken);
+        set_failed(&persist.failed, overflow, result.is_err() && !broken);
         let Epoch { mut changes, mut freed, waiters, .. } = epoch;
         match &result {
             Ok(()) => {
@@ -345,7 +329,7 @@ impl WriteCache {
             }
             Err(error) => {
                 if !broken && !had_failed {
-                    tracing::warn!(%error, "a flush of a persistent cache failed; it is tried again with the next");
+                    self.warn(&format_args!("a flush failed: {error}; it is tried again with the next"));
                 }
                 if broken && !persist.broken.swap(true, Ordering::AcqRel) {
                     tracing::error!(%error, "no flush of a persistent cache succeeds any more until it is opened again");
@@ -362,124 +346,6 @@ impl WriteCache {
             }
         }
         waiters.into_iter().for_each(|done| done(result.clone()));
-    }
-
-    /// Ends the epoch between two writes.
-    fn close_epoch(&self, persist: &Persist, overflow: &Overflow) -> Epoch {
-        // First the flushes, then the epoch: what was answered before them is in it.
-        let waiters = std::mem::take(&mut persist.asked.lock().waiters);
-        let mut checkpoint = {
-            let used = overflow.used_bytes() / SEALED_SEGMENT_BYTES as u64;
-            let bytes = used * CHECKPOINT_SEGMENT_BYTES;
-            let journal = persist.journal.lock();
-            // With room for all before the gate is closed; what is not used of it takes no memory.
-            journal
-                .wants_checkpoint(bytes)
-                .then(|| Encoder::with_room(journal.sequence(), usize::try_from(bytes).unwrap_or_default()))
-        };
-        let gate = persist.gate.write();
-        let mut pending = persist.pending.lock();
-        let changes = std::mem::take(&mut pending.changes);
-        let freed = std::mem::take(&mut pending.freed);
-        pending.committing = true;
-        pending.committing_changes = changes.len();
-        drop(pending);
-        let jobs = self.log.lock().close_epoch(&self.segments);
-        match &mut checkpoint {
-            Some(records) if !changes.is_empty() => self.whole_state(records),
-            _ => checkpoint = None,
-        }
-        drop(gate);
-        let jobs = jobs.into_iter().map(|(id, end)| Job { id, end }).collect();
-        Epoch { changes, freed, jobs, checkpoint, waiters }
-    }
-
-    /// Everything that the map names. With the gate closed.
-    fn whole_state(&self, records: &mut Encoder) {
-        let numbers = self.log.lock().numbers_used();
-        // What only a frozen view needs ends with the process. Nobody can freeze and change anything meanwhile.
-        let frozen = self.map.is_frozen();
-        let mut blocks: Vec<u32> = Vec::with_capacity(usize::from(SLOT_COUNT));
-        for number in 0..numbers {
-            let Some(segment) = self.segments.get(SegmentId(number)) else { continue };
-            let Some(position) = segment.position() else { continue };
-            if segment.live() == 0 || segment.word().state() == State::Free {
-                continue;
-            }
-            let owner = |slot| {
-                let block = segment.owner(Slot(slot))?;
-                let here = Location::at(SegmentId(number), Slot(slot));
-                (!frozen || self.is_at(block, here)).then_some(block.0)
-            };
-            let Some(first) = (0..SLOT_COUNT).find(|slot| owner(*slot).is_some()) else { continue };
-            blocks.clear();
-            blocks.extend((first..SLOT_COUNT).map(|slot| owner(slot).unwrap_or(NO_BLOCK)));
-            while blocks.last() == Some(&NO_BLOCK) {
-                blocks.pop();
-            }
-            records.extent(position, segment.generation(), first, &blocks);
-        }
-        let mut ranges: Vec<(u32, u32)> = Vec::with_capacity(MAX_RANGES);
-        self.map.zero_ranges(|range| {
-            ranges.push(range);
-            if ranges.len() == MAX_RANGES {
-                records.ranges(true, &ranges);
-                ranges.clear();
-            }
-        });
-        records.ranges(true, &ranges);
-    }
-
-    fn write_epoch(
-        &self,
-        persist: &Persist,
-        overflow: &Overflow,
-        epoch: &Epoch,
-        checkpoint: Option<Encoder>,
-    ) -> Result<(), IoError> {
-        let mut journal = persist.journal.lock();
-        let mut jobs = epoch.jobs.iter().copied();
-        let saved = self.save(persist, overflow, &mut || jobs.next(), &mut |_, _| {});
-        self.unpin(&epoch.jobs);
-        saved.map_err(|e| journal.error(e))?;
-        let next = persist.next_generation.load(Ordering::Relaxed);
-        let reserve = next + LOW_GENERATIONS > journal.generation_limit();
-        if epoch.changes.is_empty() && !reserve {
-            return Ok(());
-        }
-        if persist.unsynced.swap(false, Ordering::AcqRel)
-            && let Err(error) = overflow.sync()
-        {
-            count(&self.counters.disk_errors, 1);
-            // The kernel may have dropped what it could not write, and forgets that it did.
-            journal.set_broken();
-            return Err(journal.error(error));
-        }
-        let failed = |_: &io::Error| count(&self.counters.disk_errors, 1);
-        let replaced = checkpoint.map(|everything| journal.checkpoint(everything).inspect_err(failed));
-        let done = match replaced {
-            Some(Ok(())) => Ok(()),
-            Some(Err(error)) if journal.is_broken() => Err(error),
-            // Without room for a new map the old one grows, which has room.
-            Some(Err(error)) => {
-                tracing::warn!(%error, "the map of a persistent cache could not be replaced by a shorter one, and grows");
-                append(&mut journal, &epoch.changes, reserve).inspect_err(failed)
-            }
-            None => append(&mut journal, &epoch.changes, reserve).inspect_err(failed),
-        };
-        // Where that fails, no new segments are begun.
-        let _ = persist.room.claim(persist.pending_changes());
-        done.map_err(|e| journal.error(e))?;
-        persist.generation_limit.store(journal.generation_limit(), Ordering::Release);
-        Ok(())
-    }
-
-    fn unpin(&self, jobs: &[Job]) {
-        for job in jobs {
-            let Some(segment) = self.segments.get(job.id) else { continue };
-            let released = self.log.lock().unpin(segment, job.id);
-            self.take_back(released);
-        }
     }
 
     /// Notes in the open epoch where blocks are now.
@@ -517,7 +383,7 @@ impl WriteCache {
 
     /// Whether the disk of a persistent cache failed or had no room at the last try.
     pub fn is_failing(&self) -> bool {
-        self.persist.as_ref().is_some_and(|persist| persist.has_failed() || persist.is_broken())
+        self.persist.as_ref().is_some_and(|persist| persist.disk_fails() || persist.is_broken())
     }
 
     /// Whether what is flushed survives.
@@ -536,71 +402,10 @@ impl WriteCache {
     }
 }
 
-fn append(journal: &mut Journal, changes: &[Change], reserve: bool) -> io::Result<()> {
-    let mut records = Encoder::new(journal.sequence());
-    encode(changes, &mut records);
-    journal.append(records, reserve)
-}
-
-/// Changes in order, those in slots side by side as one record.
-fn encode(changes: &[Change], encoder: &mut Encoder) {
-    let mut blocks: Vec<u32> = Vec::new();
-    let mut ranges: Vec<(u32, u32)> = Vec::new();
-    let mut rest = changes.iter().copied().peekable();
-    while let Some(change) = rest.next() {
-        match change {
-            Change::Slot { block, position, slot, generation } => {
-                blocks.clear();
-                blocks.push(block);
-                let mut last = slot;
-                while let Some(Change::Slot { block, slot, .. }) = rest.next_if(|next| {
-                    matches!(next, Change::Slot { position: p, slot: s, generation: g, .. }
-                        if *p == position && *g == generation && last.checked_add(1) == Some(*s))
-                }) {
-                    blocks.push(block);
-                    last = slot;
-                }
-                encoder.extent(position, generation, slot, &blocks);
-            }
-            Change::Range { first, count, zero } => {
-                ranges.clear();
-                ranges.push((first, count));
-                while let Some(Change::Range { first, count, .. }) =
-                    rest.next_if(|next| matches!(next, Change::Range { zero: z, .. } if *z == zero))
-                {
-                    ranges.push((first, count));
-                }
-                encoder.ranges(zero, &ranges);
-            }
-        }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::persist::format::{Record, decode};
-
-    #[test]
-    fn neighbours_share_a_record_and_order_is_kept() {
-        let slot = |block, position, slot| Change::Slot { block, position, slot, generation: 9 };
-        let range = |first, zero| Change::Range { first, count: 1, zero };
-        let changes =
-            [slot(5, 1, 0), slot(6, 1, 1), slot(7, 1, 3), range(5, true), range(6, true), range(7, false)];
-        let mut encoder = Encoder::new(1);
-        encode(&changes, &mut encoder);
-        let (bytes, _) = encoder.finish();
-        let mut seen = Vec::new();
-        let mut at = 0;
-        while let Some((_, record, next)) = decode(&bytes, at) {
-            seen.push(match record {
-                Record::Extent { first_slot, blocks, .. } => (u32::from(first_slot), blocks.len()),
-                Record::Zero(ranges) => (100, ranges.len()),
-                Record::Absent(ranges) => (200, ranges.len()),
-                Record::Commit { .. } => (300, 0),
-            });
-            at = next;
-        }
-        assert_eq!(seen, vec![(0, 2), (3, 1), (100, 4), (200, 2)]);
+fn set_failed(which: &AtomicBool, overflow: &Overflow, failed: bool) {
+    which.store(failed, Ordering::Release);
+    if failed {
+        // Not tried again at once.
+        overflow.failed();
     }
 }

@@ -3,14 +3,17 @@
 //! A map is a [`Header`] and records. Each record has a checksum and a sequence number, and the records up
 //! to a [`Record::Commit`] count together or not at all.
 
-use crate::overflow::seal::TAG_BYTES;
+use crate::overflow::seal::{SEALED_SLOT_BYTES, TAG_BYTES};
 use crate::units::SLOT_COUNT;
 
 /// The first bytes of the file.
 pub const MAGIC: [u8; 8] = *b"HWCACHE\n";
 
 /// The format's version.
-pub const VERSION: u32 = 1;
+pub const VERSION: u32 = 2;
+
+/// The oldest version that is read: that of before there were [`Record::Sealed`].
+pub const OLDEST_VERSION: u32 = 1;
 
 /// Bytes of the header.
 pub const HEADER_BYTES: usize = 128;
@@ -24,13 +27,17 @@ pub const NO_BLOCK: u32 = u32::MAX;
 /// Ranges in one record at most.
 pub const MAX_RANGES: usize = 1024;
 
+/// Sealed slots in one record at most.
+pub const MAX_SEALED: usize = 16;
+
 /// Bytes of the longest record.
-pub const MAX_RECORD_BYTES: usize = RECORD_HEADER_BYTES + MAX_RANGES * 8;
+pub const MAX_RECORD_BYTES: usize = RECORD_HEADER_BYTES + 16 + MAX_SEALED * (4 + SEALED_SLOT_BYTES);
 
 const KIND_EXTENT: u8 = 1;
 const KIND_ABSENT: u8 = 2;
 const KIND_ZERO: u8 = 3;
 const KIND_COMMIT: u8 = 4;
+const KIND_SEALED: u8 = 5;
 
 /// Header bytes that the key check vouches for.
 pub const CHECKED_BYTES: usize = 56;
@@ -38,6 +45,8 @@ pub const CHECKED_BYTES: usize = 56;
 /// What the cache is, for whom, and under which key.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Header {
+    /// The format's version.
+    pub version: u32,
     /// Size of the volume.
     pub size_bytes: u64,
     /// Identity of the base that the cache was made over.
@@ -72,6 +81,19 @@ pub enum Record<'a> {
         first_slot: u16,
         /// The blocks, in order of slots; [`NO_BLOCK`] where there is none.
         blocks: Words<'a>,
+    },
+    /// The same with the slots, sealed: they need not be in the `data` file.
+    Sealed {
+        /// Position in the `data` file.
+        position: u32,
+        /// Generation under which the slots are sealed.
+        generation: u64,
+        /// Slot of the first block.
+        first_slot: u16,
+        /// The blocks, in order of slots.
+        blocks: Words<'a>,
+        /// The slots, as they lie in the `data` file: one for each block.
+        slots: &'a [u8],
     },
     /// Ranges of blocks (first, count) that the image has again.
     Absent(Words<'a>),
@@ -140,10 +162,10 @@ fn u64_at(bytes: &[u8], at: usize) -> Option<u64> {
 
 impl Header {
     /// The part of the header that identifies the cache: what the key check is made over.
-    pub fn checked_part(size_bytes: u64, base_id: &[u8; 32]) -> [u8; CHECKED_BYTES] {
+    pub fn checked_part(version: u32, size_bytes: u64, base_id: &[u8; 32]) -> [u8; CHECKED_BYTES] {
         let mut bytes = [0; CHECKED_BYTES];
         put(&mut bytes, 0, &MAGIC);
-        put(&mut bytes, 8, &VERSION.to_le_bytes());
+        put(&mut bytes, 8, &version.to_le_bytes());
         put(&mut bytes, 12, &128u32.to_le_bytes());
         put(&mut bytes, 16, &size_bytes.to_le_bytes());
         put(&mut bytes, 24, base_id);
@@ -153,7 +175,7 @@ impl Header {
     /// The header's bytes.
     pub fn encode(&self) -> [u8; HEADER_BYTES] {
         let mut bytes = [0; HEADER_BYTES];
-        put(&mut bytes, 0, &Self::checked_part(self.size_bytes, &self.base_id));
+        put(&mut bytes, 0, &Self::checked_part(self.version, self.size_bytes, &self.base_id));
         put(&mut bytes, CHECKED_BYTES, &self.key_check);
         put(&mut bytes, 72, &self.first_sequence.to_le_bytes());
         let sum = crc32c::crc32c(bytes.get(..124).unwrap_or_default());
@@ -167,7 +189,7 @@ impl Header {
             return Err(HeaderFault::NotAMap);
         }
         let version = u32_at(bytes, 8).ok_or(HeaderFault::NotAMap)?;
-        if version != VERSION {
+        if !(OLDEST_VERSION..=VERSION).contains(&version) {
             return Err(HeaderFault::Version(version));
         }
         let head = bytes.get(..124).ok_or(HeaderFault::NotAMap)?;
@@ -176,6 +198,7 @@ impl Header {
         }
         let part = || {
             Some(Self {
+                version,
                 size_bytes: u64_at(bytes, 16)?,
                 base_id: array(bytes, 24)?,
                 key_check: array(bytes, CHECKED_BYTES)?,
@@ -191,6 +214,7 @@ impl Header {
 pub struct Encoder {
     bytes: Vec<u8>,
     sequence: u64,
+    sealed_bytes: u64,
 }
 
 impl Encoder {
@@ -201,7 +225,12 @@ impl Encoder {
 
     /// The same, with room for so many bytes.
     pub fn with_room(sequence: u64, bytes: usize) -> Self {
-        Self { bytes: Vec::with_capacity(bytes), sequence }
+        Self { bytes: Vec::with_capacity(bytes), sequence, sealed_bytes: 0 }
+    }
+
+    /// Bytes of sealed slots in its records.
+    pub fn sealed_bytes(&self) -> u64 {
+        self.sealed_bytes
     }
 
     /// Bytes of memory that it takes.
@@ -219,7 +248,7 @@ impl Encoder {
         (self.bytes, self.sequence)
     }
 
-    fn record(&mut self, kind: u8, count: usize, head: &[u8], words: &[u32]) {
+    fn record(&mut self, kind: u8, count: usize, head: &[u8], words: &[u32], slots: &[u8]) {
         let start = self.bytes.len();
         let count = u16::try_from(count).unwrap_or(u16::MAX);
         self.bytes.extend([0, 0, 0, 0, kind, 0]);
@@ -228,6 +257,8 @@ impl Encoder {
         self.bytes.extend(head);
         words.iter().for_each(|word| self.bytes.extend(word.to_le_bytes()));
         self.bytes.resize(self.bytes.len().next_multiple_of(8), 0);
+        self.bytes.extend(slots);
+        self.sealed_bytes += slots.len() as u64;
         let sum = crc32c::crc32c(self.bytes.get(start + 4..).unwrap_or_default());
         put(&mut self.bytes, start, &sum.to_le_bytes());
         self.sequence += 1;
@@ -235,11 +266,20 @@ impl Encoder {
 
     /// Blocks in consecutive slots, at most a segment's.
     pub fn extent(&mut self, position: u32, generation: u64, first_slot: u16, blocks: &[u32]) {
-        let mut head = [0; 16];
-        put(&mut head, 0, &position.to_le_bytes());
-        put(&mut head, 4, &first_slot.to_le_bytes());
-        put(&mut head, 8, &generation.to_le_bytes());
-        self.record(KIND_EXTENT, blocks.len(), &head, blocks);
+        self.record(KIND_EXTENT, blocks.len(), &extent_head(position, generation, first_slot), blocks, &[]);
+    }
+
+    /// Blocks in consecutive slots with these, sealed: [`MAX_SEALED`] at most.
+    pub fn sealed(
+        &mut self,
+        (position, generation): (u32, u64),
+        first_slot: u16,
+        blocks: &[u32],
+        slots: &[u8],
+    ) {
+        debug_assert_eq!(slots.len(), blocks.len() * SEALED_SLOT_BYTES);
+        let head = extent_head(position, generation, first_slot);
+        self.record(KIND_SEALED, blocks.len(), &head, blocks, slots);
     }
 
     /// Ranges of blocks that are absent, or zero.
@@ -247,7 +287,7 @@ impl Encoder {
         let kind = if zero { KIND_ZERO } else { KIND_ABSENT };
         for some in ranges.chunks(MAX_RANGES) {
             let words: Vec<u32> = some.iter().flat_map(|(first, count)| [*first, *count]).collect();
-            self.record(kind, some.len(), &[], &words);
+            self.record(kind, some.len(), &[], &words, &[]);
         }
     }
 
@@ -256,8 +296,21 @@ impl Encoder {
         let mut head = [0; 16];
         put(&mut head, 0, &epoch.to_le_bytes());
         put(&mut head, 8, &generation_limit.to_le_bytes());
-        self.record(KIND_COMMIT, 0, &head, &[]);
+        self.record(KIND_COMMIT, 0, &head, &[], &[]);
     }
+}
+
+fn extent_head(position: u32, generation: u64, first_slot: u16) -> [u8; 16] {
+    let mut head = [0; 16];
+    put(&mut head, 0, &position.to_le_bytes());
+    put(&mut head, 4, &first_slot.to_le_bytes());
+    put(&mut head, 8, &generation.to_le_bytes());
+    head
+}
+
+/// Bytes of the block numbers of an extent.
+fn blocks_bytes(count: usize) -> usize {
+    (count * 4).next_multiple_of(8)
 }
 
 /// Reads the record at `at`: its sequence number, the record, and where the next one begins. `None`: there
@@ -267,7 +320,8 @@ pub fn decode(bytes: &[u8], at: usize) -> Option<(u64, Record<'_>, usize)> {
     let kind = *rest.get(4)?;
     let count = usize::from(u16_at(rest, 6)?);
     let body_bytes = match kind {
-        KIND_EXTENT if count <= usize::from(SLOT_COUNT) => 16 + (count * 4).next_multiple_of(8),
+        KIND_EXTENT if count <= usize::from(SLOT_COUNT) => 16 + blocks_bytes(count),
+        KIND_SEALED if count <= MAX_SEALED => 16 + blocks_bytes(count) + count * SEALED_SLOT_BYTES,
         KIND_ABSENT | KIND_ZERO if count <= MAX_RANGES => count * 8,
         KIND_COMMIT if count == 0 => 16,
         _ => return None,
@@ -278,16 +332,18 @@ pub fn decode(bytes: &[u8], at: usize) -> Option<(u64, Record<'_>, usize)> {
     }
     let body = rest.get(RECORD_HEADER_BYTES..end)?;
     let record = match kind {
-        KIND_EXTENT => {
+        KIND_EXTENT | KIND_SEALED => {
             let first_slot = u16_at(body, 4)?;
             if usize::from(first_slot) + count > usize::from(SLOT_COUNT) {
                 return None;
             }
-            Record::Extent {
-                position: u32_at(body, 0)?,
-                generation: u64_at(body, 8)?,
-                first_slot,
-                blocks: Words(body.get(16..16 + count * 4)?),
+            let (position, generation) = (u32_at(body, 0)?, u64_at(body, 8)?);
+            let blocks = Words(body.get(16..16 + count * 4)?);
+            if kind == KIND_EXTENT {
+                Record::Extent { position, generation, first_slot, blocks }
+            } else {
+                let slots = body.get(16 + blocks_bytes(count)..)?;
+                Record::Sealed { position, generation, first_slot, blocks, slots }
             }
         }
         KIND_ABSENT => Record::Absent(Words(body)),
@@ -304,7 +360,8 @@ mod tests {
     use super::*;
 
     fn header() -> Header {
-        Header { size_bytes: 1 << 30, base_id: [0xab; 32], key_check: [0xcd; 16], first_sequence: 7 }
+        let (version, size_bytes) = (VERSION, 1 << 30);
+        Header { version, size_bytes, base_id: [0xab; 32], key_check: [0xcd; 16], first_sequence: 7 }
     }
 
     fn hex(bytes: &[u8]) -> String {
@@ -316,7 +373,7 @@ mod tests {
         let expected = format!(
             "{}{}{}{}{}{}{}{}{}",
             "485743414348450a",
-            "01000000",
+            "02000000",
             "80000000",
             "0000004000000000",
             "ab".repeat(32),
@@ -330,19 +387,26 @@ mod tests {
         encoder.extent(3, 0x1122, 5, &[9, NO_BLOCK, 11]);
         encoder.ranges(false, &[(1, 2)]);
         encoder.ranges(true, &[(3, 4), (5, 6)]);
+        let slot: Vec<u8> = (0..SEALED_SLOT_BYTES).map(|at| (at % 251) as u8).collect();
+        encoder.sealed((4, 0x3344), 6, &[12], &slot);
         encoder.commit(8, 99);
         let (bytes, next) = encoder.finish();
-        assert_eq!(next, 11);
-        let body = concat!(
+        assert_eq!(next, 12);
+        let body = [
             "........01000300070000000000000003000000050000002211000000000000",
             "09000000ffffffff0b00000000000000",
             "........020001000800000000000000",
             "0100000002000000",
             "........030002000900000000000000",
             "03000000040000000500000006000000",
-            "........040000000a00000000000000",
+            "........050001000a00000000000000",
+            "04000000060000004433000000000000",
+            "0c00000000000000",
+            &hex(&slot),
+            "........040000000b00000000000000",
             "08000000000000006300000000000000",
-        );
+        ]
+        .concat();
         let got = hex(&bytes);
         assert_eq!(got.len(), body.len());
         for (at, (got, expected)) in got.chars().zip(body.chars()).enumerate() {
@@ -357,25 +421,35 @@ mod tests {
     fn what_was_encoded_is_decoded() {
         assert_eq!(Header::decode(&header().encode()), Ok(header()));
         let mut encoder = Encoder::new(1);
-        encoder.extent(4, 77, 509, &[1, 2, 3]);
+        encoder.extent(4, 77, SLOT_COUNT - 3, &[1, 2, 3]);
+        encoder.sealed((5, 78), 2, &[8, 9], &[7; 2 * SEALED_SLOT_BYTES]);
         encoder.commit(1, 2);
         let (bytes, _) = encoder.finish();
         let (sequence, record, next) = decode(&bytes, 0).unwrap();
         let Record::Extent { position, generation, first_slot, blocks } = record else { panic!() };
-        assert_eq!((sequence, position, generation, first_slot), (1, 4, 77, 509));
+        assert_eq!((sequence, position, generation, first_slot), (1, 4, 77, SLOT_COUNT - 3));
         assert_eq!(blocks.iter().collect::<Vec<_>>(), vec![1, 2, 3]);
+        let (sequence, record, next) = decode(&bytes, next).unwrap();
+        let Record::Sealed { position, generation, first_slot, blocks, slots } = record else { panic!() };
+        assert_eq!((sequence, position, generation, first_slot), (2, 5, 78, 2));
+        assert_eq!(blocks.iter().collect::<Vec<_>>(), vec![8, 9]);
+        assert_eq!(slots, [7; 2 * SEALED_SLOT_BYTES]);
         assert_eq!(
             decode(&bytes, next),
-            Some((2, Record::Commit { epoch: 1, generation_limit: 2 }, bytes.len()))
+            Some((3, Record::Commit { epoch: 1, generation_limit: 2 }, bytes.len()))
         );
     }
 
     #[test]
     fn other_versions_and_damaged_headers_are_told_apart() {
         let mut bytes = header().encode();
+        for version in [0, 3] {
+            bytes[8] = version;
+            assert_eq!(Header::decode(&bytes), Err(HeaderFault::Version(version.into())));
+        }
+        let first = Header { version: 1, ..header() };
+        assert_eq!(Header::decode(&first.encode()), Ok(first));
         bytes[8] = 2;
-        assert_eq!(Header::decode(&bytes), Err(HeaderFault::Version(2)));
-        bytes[8] = 1;
         bytes[30] ^= 1;
         assert_eq!(Header::decode(&bytes), Err(HeaderFault::Damaged));
         assert_eq!(Header::decode(b"HWCA"), Err(HeaderFault::NotAMap));

@@ -3,12 +3,15 @@
 //! ```text
 //!  CACHE-DIR/NAME/lock       locked (flock) by the process that has the cache open
 //!                 data       slots, sealed; see [`crate::overflow`]
-//!                 map        header, then records up to the last commit; see [`super::format`]
+//!                 map        header, then records up to the last commit, then zeroes; see [`super::format`]
 //!                 map.new    the next map while it is written; renamed over `map`
 //!                 id         what tells this cache from any other; see [`super::directory::identity`]
 //! ```
 //! Legal outcomes of a crash while a commit is added: {without it, with it}. Of one while a checkpoint
 //! replaces the map: {the old map, the new one}, and both are true.
+//!
+//! The zeroes are there for the commits to come: a sync after them then has neither a new length nor a first write of
+//! claimed blocks to put into the file system's own journal, which takes longer than the commit.
 
 use std::fs::File;
 use std::io;
@@ -18,7 +21,7 @@ use std::sync::Arc;
 use headwater_block::{IoError, IoErrorKind};
 
 use super::directory::{ID_BYTES, identity, lock, open_dir, open_found, open_rw};
-use super::format::{Encoder, HEADER_BYTES, Header, HeaderFault};
+use super::format::{Encoder, HEADER_BYTES, Header, HeaderFault, OLDEST_VERSION, VERSION};
 use super::room::MapRoom;
 use super::scan::{Scan, ScanFault, Window, scan};
 use super::{DATA_FILE, PersistentOptions};
@@ -38,6 +41,12 @@ const MIN_CHECKPOINT_BYTES: u64 = if EXPLORED { 1 << 10 } else { 64 << 10 };
 /// A map longer than this many checkpoints is replaced by one.
 const CHECKPOINT_RATIO: u64 = 4;
 
+/// Bytes of sealed slots in a map after which it is replaced by a checkpoint, where that is shorter than they are.
+const MAX_SEALED_BYTES: u64 = if EXPLORED { 16 << 10 } else { 8 << 20 };
+
+/// Zeroes written behind a commit that goes beyond those of an earlier one, within what is claimed.
+const ZEROES_BYTES: u64 = if EXPLORED { 256 } else { 256 << 10 };
+
 /// Longest name of a cache.
 const MAX_NAME_BYTES: usize = 64;
 
@@ -48,11 +57,19 @@ pub struct Journal {
     dir_file: File,
     file: Arc<File>,
     room: Arc<MapRoom>,
+    /// Of the maps that are written. The open one may be of an older version.
     header: Header,
+    version: u32,
     /// Where the next commit goes.
     tail: u64,
+    /// Where the zeroes behind it end.
+    zeroes_end: u64,
     /// How long the map was after the last checkpoint; 0: it was made before this session.
     checkpoint_bytes: u64,
+    /// Of the map's length, what sealed slots take that were added in this session. Those of before are in the data file.
+    sealed_bytes: u64,
+    /// Where a checkpoint failed: it is not tried again before the map is this long.
+    retry_bytes: u64,
     sequence: u64,
     epoch: u64,
     /// Generations below this are reserved by what is durable.
@@ -141,15 +158,19 @@ impl Journal {
         let dir_file = open_dir(parent, &dir)?;
         let lock = lock(&dir)?;
         let failed = |e| IoError::from_os(format!("cannot open the persistent cache {}", dir.display()), e);
-        let key_check = key
-            .check(&Header::checked_part(size_bytes, &options.base_id))
-            .ok_or_else(|| IoError::new(IoErrorKind::Device, "the key check could not be made"))?;
-        let header = Header { size_bytes, base_id: options.base_id, key_check, first_sequence: 1 };
+        let header = |version| {
+            let key_check = key
+                .check(version, &Header::checked_part(version, size_bytes, &options.base_id))
+                .ok_or_else(|| IoError::new(IoErrorKind::Device, "the key check could not be made"))?;
+            Ok(Header { version, size_bytes, base_id: options.base_id, key_check, first_sequence: 1 })
+        };
+        let mut version = VERSION;
         let map = dir.join("map");
         let mut recovered = match open_found(&map) {
             Ok(file) => {
                 let mut records = Window::new(file).map_err(failed)?;
                 let found = check_header(&dir, records.from(0).map_err(failed)?, &header)?;
+                version = found.version;
                 let scan = scan(&mut records, found.first_sequence).map_err(failed)?;
                 Some((records, scan.map_err(|fault| refused(&dir, fault))?))
             }
@@ -170,9 +191,13 @@ impl Journal {
             dir: dir.clone(),
             dir_file,
             file,
-            header,
+            header: header(VERSION)?,
+            version,
             tail: 0,
+            zeroes_end: 0,
             checkpoint_bytes: 0,
+            sealed_bytes: 0,
+            retry_bytes: 0,
             sequence: 1,
             epoch: 0,
             generation_limit: 1,
@@ -196,15 +221,17 @@ impl Journal {
     /// place do no harm where they were durable, and take no space.
     fn resume(&mut self, records: &mut Window<File>, scan: &Scan) -> io::Result<()> {
         self.tail = scan.end;
+        self.zeroes_end = records.len();
         self.room.moved(&self.file, self.tail);
         self.sequence = scan.next_sequence;
         self.epoch = scan.epoch;
-        if scan.end < records.len() {
+        if !records.is_zero_from(scan.end)? {
             tracing::info!(
                 bytes = records.len() - scan.end,
                 "dropping what a crash left of an unfinished commit"
             );
             self.engine.set_len(&self.file, self.tail)?;
+            self.zeroes_end = self.tail;
         }
         let mut at = 0;
         while at < scan.end {
@@ -236,11 +263,22 @@ impl Journal {
         self.generation_limit
     }
 
-    /// Whether the map is so long that the next commit should be a checkpoint, of at least so many bytes. What else it
-    /// takes, for blocks that are zero, tells the last one.
+    /// Whether the next commit should be a checkpoint, of at least so many bytes (what else it takes, for blocks that are zero,
+    /// tells the last one): the map is long, or holds many sealed slots, or is of an older version.
     pub fn wants_checkpoint(&self, least_bytes: u64) -> bool {
         let checkpoint_bytes = least_bytes.max(self.checkpoint_bytes);
-        self.tail > (checkpoint_bytes * CHECKPOINT_RATIO).max(MIN_CHECKPOINT_BYTES)
+        let most = (checkpoint_bytes * CHECKPOINT_RATIO).max(MIN_CHECKPOINT_BYTES);
+        // Not more often than what is written anew is worth.
+        let most_sealed = checkpoint_bytes.max(MAX_SEALED_BYTES);
+        let is_due = self.tail.saturating_sub(self.sealed_bytes) > most
+            || self.sealed_bytes >= most_sealed
+            || self.version != VERSION;
+        is_due && self.tail > self.retry_bytes
+    }
+
+    /// Whether a commit may have sealed slots in it: not while they cannot be taken out again by a checkpoint.
+    pub fn takes_sealed(&self) -> bool {
+        self.version == VERSION && self.retry_bytes == 0
     }
 
     /// The space of the map.
@@ -276,10 +314,15 @@ impl Journal {
     pub fn append(&mut self, mut records: Encoder, reserve: bool) -> io::Result<()> {
         let limit = if reserve { self.next_limit() } else { self.generation_limit };
         records.commit(self.epoch + 1, limit);
-        let (bytes, sequence) = records.finish();
+        let sealed_bytes = records.sealed_bytes();
+        let (mut bytes, sequence) = records.finish();
+        let tail = self.tail + bytes.len() as u64;
+        let zeroes_end = self.zeroes_behind(tail);
+        bytes.resize(bytes.len() + usize::try_from(zeroes_end.saturating_sub(tail)).unwrap_or(0), 0);
         if let Err(error) = self.engine.write_at(&self.file, &bytes, self.tail) {
             // Records that were half written must not be taken for the end of a later commit.
             self.broken |= self.engine.set_len(&self.file, self.tail).is_err();
+            self.zeroes_end = self.tail;
             self.room.cut();
             return Err(error);
         }
@@ -287,10 +330,21 @@ impl Journal {
             self.broken = true;
             return Err(error);
         }
-        self.tail += bytes.len() as u64;
+        self.tail = tail;
+        self.sealed_bytes += sealed_bytes;
+        self.zeroes_end = self.zeroes_end.max(zeroes_end);
         self.room.moved(&self.file, self.tail);
         (self.sequence, self.epoch, self.generation_limit) = (sequence, self.epoch + 1, limit);
         Ok(())
+    }
+
+    /// Where zeroes are to end that are written behind a commit which ends at `tail`: there, if it ends within earlier ones.
+    fn zeroes_behind(&self, tail: u64) -> u64 {
+        if tail <= self.zeroes_end {
+            return tail;
+        }
+        // Not beyond what is claimed: they must not find the file system full where the commit alone would fit.
+        self.room.claimed_end().min(tail + ZEROES_BYTES).max(tail)
     }
 
     /// Replaces the map by one commit of these records, which are all there are.
@@ -310,7 +364,7 @@ impl Journal {
         if let Err(error) = write() {
             // The space may be needed to go on with the old one, which is twice as long when this is tried again.
             let _ = std::fs::remove_file(&new);
-            self.checkpoint_bytes = self.tail / 2;
+            self.retry_bytes = self.tail * 2;
             return Err(error);
         }
         // From here on nobody knows which of the two a crash leaves, so nothing may fail.
@@ -321,7 +375,9 @@ impl Journal {
         }
         self.file = file;
         self.tail = (HEADER_BYTES + records.len()) as u64;
+        self.zeroes_end = self.tail;
         self.checkpoint_bytes = self.tail;
+        (self.version, self.sealed_bytes, self.retry_bytes) = (VERSION, 0, 0);
         self.room.moved(&self.file, self.tail);
         (self.sequence, self.epoch, self.generation_limit) = (sequence, self.epoch + 1, limit);
         Ok(())
@@ -364,7 +420,12 @@ fn check_is_new(dir: &Path) -> Result<(), IoError> {
     }
 }
 
-fn check_header(dir: &Path, bytes: &[u8], expected: &Header) -> Result<Header, IoError> {
+/// `expected`: the header of a map of this version.
+fn check_header(
+    dir: &Path,
+    bytes: &[u8],
+    expected: &dyn Fn(u32) -> Result<Header, IoError>,
+) -> Result<Header, IoError> {
     let place = dir.join("map");
     let place = place.display();
     let found = Header::decode(bytes).map_err(|fault| match fault {
@@ -373,10 +434,11 @@ fn check_header(dir: &Path, bytes: &[u8], expected: &Header) -> Result<Header, I
             dir.display()
         )),
         HeaderFault::Version(version) => invalid(format!(
-            "{place} has format version {version}, and this program knows version 1 only: open it with a newer one"
+            "{place} has format version {version}, and this program knows versions {OLDEST_VERSION} to {VERSION} only: open it with a newer one"
         )),
         HeaderFault::Damaged => damaged(dir, 0),
     })?;
+    let expected = expected(found.version)?;
     if found.base_id != expected.base_id {
         return Err(invalid(format!(
             "the persistent cache {} belongs to base {}, and this volume lies over base {}: give the right base, or another name",

@@ -5,7 +5,7 @@
 //!                                |
 //!   FLUSH -> close the epoch -> seal and write its slots -> sync data -> add a commit to the map -> sync -> answer
 //!            (gate: no write       \______________ the cache's own thread; writes go on ______________/
-//!             is half done)
+//!             is half done)     few slots: seal them into the commit, and nothing to data
 //! ```
 //! An **epoch** is what was written between two commits. Legal outcomes of a crash: the state at the end of a
 //! committed epoch, at or after the last answered flush; since the gate closes an epoch between two writes,
@@ -19,6 +19,9 @@
 //!   positions, and as the map has space claimed for: whatever was accepted can be flushed. Increments of a segment are written at its slots'
 //!   places; the sector that two increments share is written again with the same bytes.
 //! - A position that was freed is used again only after a commit that knows that it is free.
+//! - A commit of few slots has them in the map, for their first sync: one write and one sync make it durable. The data file gets
+//!   them with the next commit of more, or with a spill; a map that is replaced has none, as all is in the data file by then. What
+//!   a crash keeps from getting there is put there at opening (`restore.rs`), with the bytes that are in the map.
 //! - Generations are reserved ahead by commits, so that no nonce is used twice, whatever a crash drops.
 //!
 //! Commits also happen without a flush: when positions wait to be free, or many changes were noted. The
@@ -28,9 +31,11 @@
 
 pub mod commit;
 pub mod directory;
+mod epoch;
 pub mod format;
 pub mod journal;
 pub mod recover;
+mod restore;
 mod room;
 pub mod scan;
 
@@ -97,8 +102,11 @@ pub const DATA_FILE: &str = "data";
 const MAX_CHANGES: usize = if EXPLORED { 24 } else { 256 << 10 };
 
 /// Changes noted in an epoch at most, but for those that are bounded by themselves: 12 MiB of memory. A write that needs no
-/// place on disk takes one then; of those there are only so many, and a discard has to find something to discard.
+/// place on disk takes one then; of those there are only so many, and what a discard or zero write clears has to be in one.
 const MOST_CHANGES: usize = 2 * MAX_CHANGES;
+
+/// The same with those that are being committed: where that fails, they are noted again.
+const MOST_IN_ALL: usize = MOST_CHANGES + MAX_CHANGES;
 
 /// Segments that may be begun before the map has to reserve more generations.
 const LOW_GENERATIONS: u64 = 1 << 16;
@@ -138,8 +146,7 @@ pub enum Change {
 }
 
 impl Change {
-    /// Takes a range that begins where this one ends into it: discards come in small pieces, side by side, and nothing bounds
-    /// them while commits fail.
+    /// Takes a range that begins where this one ends into it: discards come in small pieces, side by side.
     fn is_continued_by(&mut self, next: &Change) -> bool {
         match (self, next) {
             (
@@ -223,8 +230,10 @@ pub struct Persist {
     generation_limit: AtomicU64,
     /// Slots were written since the data was last synced.
     unsynced: AtomicBool,
-    /// The last commit or spill failed.
+    /// The last commit failed.
     failed: AtomicBool,
+    /// The last spill failed, and there is still something to spill.
+    spill_failed: AtomicBool,
     /// No commit succeeds any more; see [`Persist::is_broken`].
     broken: AtomicBool,
     closed: AtomicBool,
@@ -268,7 +277,13 @@ pub fn open(
             .map_err(|e| IoError::from_os(format!("cannot read the map in {}", dir.display()), e))?
             .map_err(|Contradiction(at)| journal::damaged(&dir, at))?,
     };
-    if recovered.used.last().is_some_and(|last| Overflow::offset_of(*last) >= overflow.file_bytes()) {
+    let beyond = recovered.used.partition_point(|at| Overflow::offset_of(*at) < overflow.file_bytes());
+    let beyond = recovered.used.get(beyond..).unwrap_or_default();
+    let unread = |e| IoError::from_os(format!("cannot read the map in {}", dir.display()), e);
+    if let Some((records, scan)) = &mut found
+        && !beyond.is_empty()
+        && !restore::holds_all((records, scan), segments, beyond).map_err(unread)?
+    {
         return Err(IoError::new(
             IoErrorKind::Corrupt,
             format!(
@@ -279,6 +294,15 @@ pub fn open(
         ));
     }
     overflow.restore(&recovered.used);
+    if let Some((records, scan)) = &mut found
+        && recovered.sealed > 0
+    {
+        let unwritten =
+            |e| IoError::from_os(format!("cannot write what was flushed to {}", data.display()), e);
+        directory::open_rw(&data, false)
+            .and_then(|file| restore::put_back((records, scan), segments, &file, &**engine))
+            .map_err(unwritten)?;
+    }
     // A new cache has its map before anything else: data without one is taken for a cache that lost it.
     journal.begin(found.is_none(), first_generation)?;
     // A failure here is no matter: the first write finds out.
@@ -301,6 +325,7 @@ pub fn open(
         generation_limit: AtomicU64::new(limit),
         unsynced: AtomicBool::new(false),
         failed: AtomicBool::new(false),
+        spill_failed: AtomicBool::new(false),
         broken: AtomicBool::new(false),
         closed: AtomicBool::new(false),
         shut: Mutex::default(),
@@ -358,7 +383,9 @@ impl Persist {
     /// Whether a write may note a change that takes no place on disk. Where not, a commit was asked for, and the write takes a
     /// place: of those there are only so many.
     pub fn takes_notes(&self) -> bool {
-        self.pending.lock().changes.len() < MOST_CHANGES
+        let pending = self.pending.lock();
+        let noted = pending.changes.len();
+        noted < MOST_CHANGES && noted + pending.committing_changes < MOST_IN_ALL
     }
 
     fn pending_changes(&self) -> usize {
@@ -444,9 +471,13 @@ impl Persist {
         self.wake.notify_one();
     }
 
-    /// Asks for cold segments to be written.
-    pub fn ask_spill(&self) {
-        self.ask(|asked| asked.spill = true);
+    /// Asks for cold segments to be written, where there are any.
+    pub fn ask_spill(&self, wanted: bool) {
+        if wanted {
+            self.ask(|asked| asked.spill = true);
+        } else {
+            self.spill_failed.store(false, Ordering::Release);
+        }
     }
 
     /// Asks for a commit, where one would make room: positions wait for it, and they are wanted.
@@ -526,9 +557,14 @@ impl Persist {
         self.closed.load(Ordering::Acquire)
     }
 
-    /// Whether the disk failed at the last try.
+    /// Whether the last commit failed.
     pub fn has_failed(&self) -> bool {
         self.failed.load(Ordering::Acquire)
+    }
+
+    /// Whether the disk failed at the last try, at a commit or a spill.
+    pub fn disk_fails(&self) -> bool {
+        self.has_failed() || self.spill_failed.load(Ordering::Acquire)
     }
 
     /// Whether no flush succeeds any more until the cache is opened again: a sync failed, or what replaces the map. The system

@@ -17,8 +17,10 @@ use crate::units::{BlockNumber, Location, SLOTS, SegmentId, Slot};
 pub struct Recovered {
     /// Positions that hold live slots, ascending: also the numbers of their segments.
     pub used: Vec<u32>,
-    /// Bytes of the map that describe them.
+    /// Live slots in them.
     pub blocks: u64,
+    /// Slots that the map holds itself, live or not.
+    pub sealed: u64,
 }
 
 /// The record at this byte contradicts those before it, or the volume.
@@ -33,12 +35,17 @@ pub fn replay<R: Read + Seek>(
     segments: &SegmentTable,
 ) -> io::Result<Result<Recovered, Contradiction>> {
     let mut at = HEADER_BYTES as u64;
-    let mut numbers = 0;
+    let (mut numbers, mut sealed) = (0, 0);
     while at < scan.end {
         let Some((_, record, next)) = records.record(at)? else { return Ok(Err(Contradiction(at))) };
         let applied = match record {
             Record::Extent { position, generation, first_slot, blocks } => {
                 numbers = numbers.max(position.saturating_add(1));
+                extent(map, segments, position, generation, first_slot, blocks)
+            }
+            Record::Sealed { position, generation, first_slot, blocks, .. } => {
+                numbers = numbers.max(position.saturating_add(1));
+                sealed += blocks.len() as u64;
                 extent(map, segments, position, generation, first_slot, blocks)
             }
             Record::Absent(ranges) => clear(map, segments, ranges, Location::ABSENT),
@@ -50,7 +57,7 @@ pub fn replay<R: Read + Seek>(
         }
         at = next;
     }
-    let mut recovered = Recovered::default();
+    let mut recovered = Recovered { sealed, ..Recovered::default() };
     for number in 0..numbers {
         let Some(segment) = segments.get(SegmentId(number)) else { continue };
         if segment.live() > 0 {
@@ -166,7 +173,7 @@ mod tests {
             encoder.ranges(false, &[(4000, 1000)]);
         })
         .unwrap();
-        assert_eq!(recovered, Recovered { used: vec![2, 4], blocks: 2 });
+        assert_eq!(recovered, Recovered { used: vec![2, 4], blocks: 2, sealed: 0 });
         assert_eq!(at(&map, 7), Location::at(SegmentId(2), Slot(0)));
         assert_eq!(at(&map, 8), Location::at(SegmentId(4), Slot(3)));
         assert_eq!(at(&map, 9), Location::ZERO);

@@ -48,7 +48,19 @@ impl MapRoom {
 
     /// Whether there is enough for so many changes, and for some more.
     pub fn is_enough(&self, changes: usize) -> bool {
-        self.bytes.load(Ordering::Acquire) >= (changes as u64).saturating_mul(CHANGE_BYTES) + MARGIN_BYTES
+        self.is_enough_beside(0, changes)
+    }
+
+    /// The same beside so many bytes.
+    pub fn is_enough_beside(&self, bytes: u64, changes: usize) -> bool {
+        let wanted = (changes as u64).saturating_mul(CHANGE_BYTES) + MARGIN_BYTES;
+        self.bytes.load(Ordering::Acquire) >= wanted.saturating_add(bytes)
+    }
+
+    /// Where the claimed space ends: at the end of the map, where the file system claims none.
+    pub fn claimed_end(&self) -> u64 {
+        let map = self.map.lock();
+        if map.end == u64::MAX { map.tail } else { map.end }
     }
 
     /// Claims enough for so many changes and those to come. Blocks for the file system.
@@ -129,6 +141,7 @@ mod tests {
         assert!(!room.is_enough(0));
         room.claim(0).unwrap();
         assert!(room.is_enough(19_000) && !room.is_enough(20_000));
+        assert!(room.is_enough_beside(360_000, 10_000) && !room.is_enough_beside(400_000, 10_000));
         room.claim(100_000).unwrap();
         assert!(room.is_enough(100_000));
         room.moved(&file, 4 << 20);

@@ -55,6 +55,18 @@ impl<R: Read + Seek> Window<R> {
         Ok(self.bytes.get(skip..).unwrap_or_default())
     }
 
+    /// Whether nothing but zeroes is there from `at` on.
+    pub fn is_zero_from(&mut self, mut at: u64) -> io::Result<bool> {
+        while at < self.len {
+            let bytes = self.from(at)?;
+            if bytes.iter().any(|byte| *byte != 0) {
+                return Ok(false);
+            }
+            at += bytes.len().max(1) as u64;
+        }
+        Ok(true)
+    }
+
     /// The record at `at`: its sequence number, the record, and where the next one begins. `None`: there is no whole and
     /// undamaged record.
     pub fn record(&mut self, at: u64) -> io::Result<Option<(u64, Record<'_>, u64)>> {
@@ -129,8 +141,9 @@ mod tests {
 
     use proptest::prelude::*;
 
-    use super::super::format::{Encoder, Header};
+    use super::super::format::{Encoder, Header, VERSION};
     use super::*;
+    use crate::overflow::seal::SEALED_SLOT_BYTES;
 
     /// Through a window that is as small as can be.
     fn scanned(bytes: &[u8]) -> Result<Scan, ScanFault> {
@@ -139,10 +152,10 @@ mod tests {
 
     /// Three commits; where each ends.
     fn map() -> (Vec<u8>, Vec<usize>) {
-        let mut bytes =
-            Header { size_bytes: 1 << 30, base_id: [0xab; 32], key_check: [0xcd; 16], first_sequence: 7 }
-                .encode()
-                .to_vec();
+        let (version, size_bytes) = (VERSION, 1 << 30);
+        let header =
+            Header { version, size_bytes, base_id: [0xab; 32], key_check: [0xcd; 16], first_sequence: 7 };
+        let mut bytes = header.encode().to_vec();
         let mut ends = Vec::new();
         let mut sequence = 7;
         for epoch in 1..=3u64 {
@@ -190,6 +203,21 @@ mod tests {
     }
 
     #[test]
+    fn zeroes_behind_the_last_commit_are_nothing() {
+        let (mut bytes, ends) = map();
+        let whole = scanned(&bytes);
+        bytes.resize(bytes.len() + 3000, 0);
+        assert_eq!(scanned(&bytes), whole);
+        // The last commit, of which a crash left a part, in the middle of them.
+        bytes[ends[1]..ends[1] + 40].fill(0);
+        let scan = scanned(&bytes).unwrap();
+        assert_eq!((scan.epoch, scan.end), (2, ends[1] as u64));
+        // One that was durable.
+        bytes[ends[0]..ends[0] + 40].fill(0);
+        assert_eq!(scanned(&bytes), Err(ScanFault::Damaged(ends[0] as u64)));
+    }
+
+    #[test]
     fn a_map_is_read_the_same_through_any_window() {
         let mut bytes = vec![0; HEADER_BYTES];
         let mut encoder = Encoder::new(7);
@@ -197,14 +225,16 @@ mod tests {
             let ranges: Vec<(u32, u32)> = (0..round * 30).map(|n| (n * 3, 1)).collect();
             encoder.ranges(round % 2 == 0, &ranges);
             encoder.extent(round, 1, 0, &[round; 300]);
+            encoder.sealed((round, 1), 300, &[round; 2], &[7; 2 * SEALED_SLOT_BYTES]);
             encoder.commit(u64::from(round), 9);
         }
         let (records, next) = encoder.finish();
         bytes.extend(records);
         let whole = Scan { end: bytes.len() as u64, next_sequence: next, epoch: 39, generation_limit: 9 };
-        for window in [0, 8209, 10_000, 1 << 20] {
+        for window in [0, 70_001, 100_000, 1 << 20] {
             let mut map = Window::of_bytes(Cursor::new(&bytes), window).unwrap();
             assert_eq!(scan(&mut map, 7).unwrap(), Ok(whole));
+            assert!(!map.is_zero_from(whole.end - 32).unwrap() && map.is_zero_from(whole.end).unwrap());
             for at in [0, 5000, 70_001, bytes.len() - 9, bytes.len(), 3] {
                 let seen = map.from(at as u64).unwrap();
                 assert!(seen.len() >= MAX_RECORD_BYTES.min(bytes.len() - at));

@@ -2,15 +2,20 @@
 
 use std::fs::File;
 use std::io;
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use super::{Change, PersistentOptions};
-use crate::cache::{CacheOptions, LittleSpace, OverflowOptions, Turn, WriteCache, Wrote};
+use headwater_testkit::wait_until;
+
+use super::{Change, MOST_IN_ALL, PersistentOptions};
+use crate::cache::{
+    CacheOptions, Cleared, LittleSpace, OverflowOptions, Residence, Slotless, Turn, WriteCache, Wrote,
+};
 use crate::host::Host;
 use crate::overflow::buffering::Buffering;
-use crate::overflow::io::{IoEngine, IoOp, open_engine};
+use crate::overflow::io::{Direction, IoEngine, IoOp, open_engine};
 use crate::units::{BlockNumber, Location, SLOT_COUNT};
 
 #[test]
@@ -30,14 +35,25 @@ fn discards_side_by_side_are_one_change() {
     assert_eq!(last, range(8, 992, true));
 }
 
-/// The real engine, whose syncs fail while it is told so.
+/// The real engine, whose writes or syncs fail while it is told so.
 struct Failing {
     real: Arc<dyn IoEngine>,
+    writes_fail: AtomicBool,
     syncs_fail: AtomicBool,
+}
+
+impl Failing {
+    fn new() -> Arc<Self> {
+        let (writes_fail, syncs_fail) = (AtomicBool::new(false), AtomicBool::new(false));
+        Arc::new(Self { real: open_engine().unwrap(), writes_fail, syncs_fail })
+    }
 }
 
 impl IoEngine for Failing {
     fn submit(&self, op: IoOp) {
+        if op.direction == Direction::Write && self.writes_fail.load(Ordering::SeqCst) {
+            return (op.done)(Err(io::Error::from_raw_os_error(libc::EIO)), op.buffer);
+        }
         self.real.submit(op);
     }
 
@@ -55,18 +71,14 @@ fn flush(cache: &WriteCache) -> bool {
     told.recv().unwrap()
 }
 
-#[test]
-fn a_broken_cache_tries_no_commit_and_waits_for_none() {
-    let dir = tempfile::tempdir().unwrap();
-    let engine = Arc::new(Failing { real: open_engine().unwrap(), syncs_fail: AtomicBool::new(false) });
-    let host = Host::with_engine(u64::MAX, Arc::clone(&engine) as _).unwrap();
+fn open(dir: &Path, host: &Host) -> Arc<WriteCache> {
     let options = CacheOptions {
         name: "test".into(),
-        size_bytes: 1 << 30,
+        size_bytes: 16 << 30,
         ram_bytes: 64 << 20,
         weight: 100,
         overflow: Some(OverflowOptions {
-            at: dir.path().to_owned(),
+            at: dir.to_owned(),
             limit_bytes: 64 << 20,
             buffering: Buffering::Buffered,
             little_space: LittleSpace::Refused,
@@ -75,7 +87,75 @@ fn a_broken_cache_tries_no_commit_and_waits_for_none() {
         persistent: Some(PersistentOptions { name: "kept".into(), key: [7; 16], base_id: [1; 32] }),
         beneath: None,
     };
-    let cache = WriteCache::open(&options, &host.shared()).unwrap();
+    WriteCache::open(&options, &host.shared()).unwrap()
+}
+
+#[test]
+fn a_spill_that_has_nothing_to_do_does_not_make_good_a_commit_that_failed() {
+    let dir = tempfile::tempdir().unwrap();
+    let engine = Failing::new();
+    let host = Host::with_engine(u64::MAX, Arc::clone(&engine) as _).unwrap();
+    let cache = open(dir.path(), &host);
+    let persist = cache.persist.as_ref().unwrap();
+    // More than go into the map alone.
+    for block in 0..32 {
+        assert_eq!(cache.write(BlockNumber(block), &[8; 4096], Turn::New), Wrote::Done);
+    }
+    engine.writes_fail.store(true, Ordering::SeqCst);
+    assert!(!flush(&cache) && cache.is_failing() && !cache.is_broken());
+    persist.ask_spill(true);
+    wait_until("nothing is spilled", || {
+        let asked = persist.asked.lock();
+        !asked.spill && !asked.spilling
+    });
+    assert!(cache.is_failing(), "the last commit failed");
+    engine.writes_fail.store(false, Ordering::SeqCst);
+    assert!(flush(&cache) && !cache.is_failing());
+}
+
+#[test]
+fn discards_are_noted_within_a_bound_while_commits_fail() {
+    let dir = tempfile::tempdir().unwrap();
+    let engine = Failing::new();
+    let host = Host::with_engine(u64::MAX, Arc::clone(&engine) as _).unwrap();
+    let cache = open(dir.path(), &host);
+    let persist = cache.persist.as_ref().unwrap();
+    let clear =
+        |block, slotless| cache.clear(BlockNumber(block), BlockNumber(block + 1), Location::ZERO, slotless);
+    let residence = |block| cache.residence(BlockNumber(block));
+    const LAST: u32 = (16 << 18) - 1;
+    // More than go into the map alone.
+    for block in LAST - 31..=LAST {
+        assert_eq!(cache.write(BlockNumber(block), &[8; 4096], Turn::New), Wrote::Done);
+    }
+    engine.writes_fail.store(true, Ordering::SeqCst);
+    assert!(!flush(&cache));
+    // Scattered, so that no two of them are one change.
+    let scattered = || (0..u32::try_from(MOST_IN_ALL).unwrap() * 3 / 2).map(|number| number * 2);
+    for block in scattered() {
+        assert_eq!(clear(block, Slotless::Stay), Cleared::All);
+    }
+    let noted = persist.pending_changes();
+    assert!(noted <= MOST_IN_ALL + 1, "{noted} changes are noted");
+    // What has no slot stays as it is, or waits; what has one is free.
+    let last = scattered().next_back().unwrap();
+    assert_eq!(
+        (residence(last), clear(last, Slotless::Wait)),
+        (Residence::Absent, Cleared::UpTo(BlockNumber(last)))
+    );
+    assert_eq!((residence(0), clear(0, Slotless::Wait)), (Residence::Zero, Cleared::All));
+    assert_eq!((clear(LAST, Slotless::Wait), residence(LAST)), (Cleared::All, Residence::Zero));
+    engine.writes_fail.store(false, Ordering::SeqCst);
+    assert!(flush(&cache));
+    assert_eq!((clear(last, Slotless::Wait), residence(last)), (Cleared::All, Residence::Zero));
+}
+
+#[test]
+fn a_broken_cache_tries_no_commit_and_waits_for_none() {
+    let dir = tempfile::tempdir().unwrap();
+    let engine = Failing::new();
+    let host = Host::with_engine(u64::MAX, Arc::clone(&engine) as _).unwrap();
+    let cache = open(dir.path(), &host);
     let persist = cache.persist.as_ref().unwrap();
     let blocks = 3 * u32::from(SLOT_COUNT);
     for block in 0..blocks {
@@ -88,7 +168,7 @@ fn a_broken_cache_tries_no_commit_and_waits_for_none() {
     // The disk works again, and would say so.
     engine.syncs_fail.store(false, Ordering::SeqCst);
     let commits = persist.commits();
-    cache.clear(BlockNumber(0), BlockNumber(blocks), Location::ZERO);
+    cache.clear(BlockNumber(0), BlockNumber(blocks), Location::ZERO, Slotless::Stay);
     assert!(!persist.pending.lock().freed.is_empty(), "places wait for a commit");
     persist.ask_for_room(true);
     persist.ask_for_commit();

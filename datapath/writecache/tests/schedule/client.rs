@@ -6,11 +6,12 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use headwater_block::{IoError, IoErrorKind};
 use headwater_writecache::{
-    Block, BlockNumber, Fetched, Found, FrozenCache, Location, Old, Parked, ReadTally, Ticket, Turn,
-    WriteCache, Wrote,
+    Block, BlockNumber, Cleared, Fetched, Found, FrozenCache, Location, Old, Parked, ReadTally, Slotless,
+    Ticket, Turn, WriteCache, Wrote,
 };
 use shuttle::rand::Rng;
 use shuttle::sync::mpsc;
+use shuttle::thread;
 
 use super::oracle::{BLOCK, HALF, Oracle, Value};
 
@@ -109,7 +110,11 @@ impl Client {
         let value = if to == Location::ZERO { Value::Zero } else { Value::Image };
         let begun: Vec<_> =
             blocks.clone().map(|block| (block, self.oracle.begin(block, value, [true; 2]))).collect();
-        self.cache.clear(BlockNumber(blocks.start), BlockNumber(blocks.end), to);
+        let mut first = BlockNumber(blocks.start);
+        while let Cleared::UpTo(left) = self.cache.clear(first, BlockNumber(blocks.end), to, Slotless::Wait) {
+            first = left;
+            thread::yield_now();
+        }
         begun.into_iter().for_each(|(block, number)| self.oracle.end(block, number));
     }
 

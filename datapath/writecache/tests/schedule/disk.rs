@@ -183,8 +183,8 @@ impl IoEngine for Disk {
 
     fn write_at(&self, file: &File, bytes: &[u8], offset: u64) -> io::Result<()> {
         let at = usize::try_from(offset).unwrap();
-        if at == 0 {
-            // A new file may have the number of one that is gone.
+        if at == 0 && bytes.starts_with(b"HWCACHE") {
+            // A new map may have the number of a file that is gone.
             self.files.lock().unwrap().remove(&number(file));
         }
         let (first, rest) = bytes.split_at(bytes.len() / 2);

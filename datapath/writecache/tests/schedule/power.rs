@@ -5,6 +5,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use headwater_writecache::persist::format::{HEADER_BYTES, Record, decode};
 use headwater_writecache::{CacheOptions, Host, WriteCache};
 use shuttle::thread;
 
@@ -38,6 +39,18 @@ impl Cut {
             begun: flushed.load(Ordering::Relaxed),
             ended: oracle.tick(),
         }
+    }
+
+    /// Whether the map holds slots itself.
+    pub fn has_sealed(&self) -> bool {
+        let mut at = HEADER_BYTES;
+        while let Some((_, record, next)) = decode(&self.map, at) {
+            if matches!(record, Record::Sealed { .. }) {
+                return true;
+            }
+            at = next;
+        }
+        false
     }
 
     /// Opens the cache from it, and has it checked. `options` are those of the cache that it was cut from.

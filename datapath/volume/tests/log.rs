@@ -1,0 +1,133 @@
+//! What the log has of a disk that fails and of a machine at its limit: who and why, and not a line for each time.
+
+#[expect(dead_code, reason = "what it holds is for other tests")]
+mod filling;
+mod setup;
+
+use std::fmt::{Debug, Write};
+use std::sync::atomic::Ordering;
+use std::sync::{Mutex, Once};
+use std::time::{Duration, Instant};
+
+use filling::{empty, fill};
+use headwater_block::{IoErrorKind, blocking};
+use headwater_testkit::{Rng, wait_until};
+use headwater_volume::{CacheMode, VolumeOptions};
+use tracing::field::{Field, Visit};
+use tracing::span::{Attributes, Id, Record};
+use tracing::{Event, Metadata, Subscriber};
+
+static LINES: Mutex<Vec<String>> = Mutex::new(Vec::new());
+
+/// Keeps the lines of the log.
+struct Log;
+
+impl Subscriber for Log {
+    fn enabled(&self, _: &Metadata<'_>) -> bool {
+        true
+    }
+
+    fn new_span(&self, _: &Attributes<'_>) -> Id {
+        Id::from_u64(1)
+    }
+
+    fn record(&self, _: &Id, _: &Record<'_>) {}
+
+    fn record_follows_from(&self, _: &Id, _: &Id) {}
+
+    fn event(&self, event: &Event<'_>) {
+        let mut line = Line(event.metadata().level().to_string());
+        event.record(&mut line);
+        LINES.lock().unwrap().push(line.0);
+    }
+
+    fn enter(&self, _: &Id) {}
+
+    fn exit(&self, _: &Id) {}
+}
+
+struct Line(String);
+
+impl Visit for Line {
+    fn record_debug(&mut self, _: &Field, value: &dyn Debug) {
+        write!(self.0, " {value:?}").unwrap();
+    }
+}
+
+/// The lines about a volume. As many as the log takes since `begun`: 20 in each ten seconds, and one of what was kept back.
+fn few_lines_about(name: &str, begun: Instant) -> Vec<String> {
+    let name = format!("volume '{name}'");
+    let lines: Vec<_> = LINES.lock().unwrap().iter().filter(|line| line.contains(&name)).cloned().collect();
+    let most = 20 * (begun.elapsed().as_secs() / 10 + 2);
+    assert!((1..=most).contains(&(lines.len() as u64)), "{} lines: {:?}", lines.len(), lines.first());
+    lines
+}
+
+fn keep_lines() {
+    static STARTED: Once = Once::new();
+    STARTED.call_once(|| tracing::subscriber::set_global_default(Log).unwrap());
+}
+
+#[test]
+fn a_machine_at_its_limit_does_not_fill_the_log() {
+    keep_lines();
+    let dir = tempfile::tempdir().unwrap();
+    let (host, _) = setup::host(u64::MAX);
+    let options = setup::options(&empty(256), CacheMode::Ram, 16, 0, dir.path());
+    let options = VolumeOptions { name: "full".into(), pause_limit: Duration::ZERO, ..options };
+    let (volume, device) = setup::open(&options, &host);
+    let (taken, why) = fill(&*device, 256);
+    assert!(taken > 2 && why == Some(IoErrorKind::NoSpace));
+    let begun = Instant::now();
+    let mut next = (taken + 1) * 256;
+    // As few blocks as make room, again and again.
+    for part in 0..100 {
+        assert!(volume.shortage().refusing);
+        blocking::discard(&*device, part << 16, 1 << 16).unwrap();
+        wait_until("there is room", || !volume.shortage().refusing);
+        while blocking::write(&*device, next * 4096, &Rng::new(next).bytes(4096)).is_ok() {
+            next += 1;
+        }
+    }
+    let lines = few_lines_about("full", begun);
+    for what in ["the write cache is full", "has room again"] {
+        assert!(lines.iter().any(|line| line.contains(what)), "{lines:?}");
+    }
+}
+
+#[test]
+fn a_disk_that_fails_does_not_fill_the_log() {
+    keep_lines();
+    let dir = tempfile::tempdir().unwrap();
+    let (host, faults) = setup::host(u64::MAX);
+    let open = |name: &str| {
+        let options = setup::options(&empty(256), CacheMode::RamDisk, 16, 256, dir.path());
+        setup::open(&VolumeOptions { name: name.into(), ..options }, &host)
+    };
+    // A machine that reads one block again and again.
+    for (name, kind) in [("damaged", IoErrorKind::Corrupt), ("unreadable", IoErrorKind::Device)] {
+        let (_volume, device) = open(name);
+        assert_eq!(fill(&*device, 64), (64, None));
+        let begun = Instant::now();
+        faults.flip.store(kind == IoErrorKind::Corrupt, Ordering::SeqCst);
+        faults.read_error_every.store(u64::from(kind == IoErrorKind::Device), Ordering::SeqCst);
+        for _ in 0..1000 {
+            let error = blocking::read(&*device, 0, &mut [0; 4096]).unwrap_err();
+            assert_eq!(error.kind(), kind);
+        }
+        faults.flip.store(false, Ordering::SeqCst);
+        faults.read_error_every.store(0, Ordering::SeqCst);
+        let lines = few_lines_about(name, begun);
+        assert!(lines[0].starts_with("ERROR") && lines[0].contains("the block at byte 0 of"), "{}", lines[0]);
+    }
+    // One whose writes find a disk that takes nothing.
+    let (volume, device) = open("unwritable");
+    let begun = Instant::now();
+    faults.write_error_every.store(1, Ordering::SeqCst);
+    let writer = std::thread::spawn(move || assert_eq!(fill(&*device, 18), (18, None)));
+    wait_until("many writes fail", || volume.counters().cache.disk_errors >= 60);
+    let lines = few_lines_about("unwritable", begun);
+    assert!(lines[0].contains("a segment could not be written"), "{}", lines[0]);
+    faults.write_error_every.store(0, Ordering::SeqCst);
+    writer.join().unwrap();
+}

@@ -1,0 +1,342 @@
+//! Closing an epoch between two writes, and what of it goes into the map.
+
+use std::io;
+use std::sync::atomic::Ordering;
+
+use headwater_block::IoError;
+
+use super::commit::Job;
+use super::format::{Encoder, MAX_RANGES, MAX_SEALED, NO_BLOCK};
+use super::journal::Journal;
+use super::{Change, FlushDone, LOW_GENERATIONS, Persist};
+use crate::cache::WriteCache;
+use crate::counters::count;
+use crate::memory::with_frozen;
+use crate::overflow::Overflow;
+use crate::overflow::seal::{SEALED_SEGMENT_BYTES, SEALED_SLOT_BYTES};
+use crate::segment::State;
+use crate::sync::EXPLORED;
+use crate::units::{Location, SLOT_COUNT, SegmentId, Slot};
+
+/// Bytes of a full segment's record in a checkpoint, about.
+const CHECKPOINT_SEGMENT_BYTES: u64 = if EXPLORED { 16 } else { 2080 };
+
+/// The slots of an epoch that has more are written to the data file alone: what they take there counts for more than a sync.
+const MOST_SEALED: usize = if EXPLORED { 2 } else { 16 };
+
+/// Slots of a segment that are in RAM alone, and of a closed epoch.
+struct Fresh {
+    address: usize,
+    position: u32,
+    generation: u64,
+    first: u16,
+    end: u16,
+}
+
+/// A closed epoch.
+pub(super) struct Epoch {
+    /// In order.
+    pub(super) changes: Vec<Change>,
+    /// Positions that are free once it is committed.
+    pub(super) freed: Vec<u32>,
+    pub(super) jobs: Vec<Job>,
+    /// Everything that is live, where the map is to be replaced: 4 bytes for each block, once.
+    pub(super) checkpoint: Option<Encoder>,
+    pub(super) waiters: Vec<FlushDone>,
+}
+
+impl WriteCache {
+    /// Ends the epoch between two writes.
+    pub(super) fn close_epoch(&self, persist: &Persist, overflow: &Overflow) -> Epoch {
+        // First the flushes, then the epoch: what was answered before them is in it.
+        let waiters = std::mem::take(&mut persist.asked.lock().waiters);
+        let mut checkpoint = {
+            let used = overflow.used_bytes() / SEALED_SEGMENT_BYTES as u64;
+            let bytes = used * CHECKPOINT_SEGMENT_BYTES;
+            let journal = persist.journal.lock();
+            // With room for all before the gate is closed; what is not used of it takes no memory.
+            journal
+                .wants_checkpoint(bytes)
+                .then(|| Encoder::with_room(journal.sequence(), usize::try_from(bytes).unwrap_or_default()))
+        };
+        let gate = persist.gate.write();
+        let mut pending = persist.pending.lock();
+        let changes = std::mem::take(&mut pending.changes);
+        let freed = std::mem::take(&mut pending.freed);
+        pending.committing = true;
+        pending.committing_changes = changes.len();
+        drop(pending);
+        let jobs = self.log.lock().close_epoch(&self.segments);
+        match &mut checkpoint {
+            Some(records) if !changes.is_empty() => self.whole_state(records),
+            _ => checkpoint = None,
+        }
+        drop(gate);
+        let jobs = jobs.into_iter().map(|(id, end)| Job { id, end }).collect();
+        Epoch { changes, freed, jobs, checkpoint, waiters }
+    }
+
+    /// Everything that the map names. With the gate closed.
+    fn whole_state(&self, records: &mut Encoder) {
+        let numbers = self.log.lock().numbers_used();
+        // What only a frozen view needs ends with the process. Nobody can freeze and change anything meanwhile.
+        let frozen = self.map.is_frozen();
+        let mut blocks: Vec<u32> = Vec::with_capacity(usize::from(SLOT_COUNT));
+        for number in 0..numbers {
+            let Some(segment) = self.segments.get(SegmentId(number)) else { continue };
+            let Some(position) = segment.position() else { continue };
+            if segment.live() == 0 || segment.word().state() == State::Free {
+                continue;
+            }
+            let owner = |slot| {
+                let block = segment.owner(Slot(slot))?;
+                let here = Location::at(SegmentId(number), Slot(slot));
+                (!frozen || self.is_at(block, here)).then_some(block.0)
+            };
+            let Some(first) = (0..SLOT_COUNT).find(|slot| owner(*slot).is_some()) else { continue };
+            blocks.clear();
+            blocks.extend((first..SLOT_COUNT).map(|slot| owner(slot).unwrap_or(NO_BLOCK)));
+            while blocks.last() == Some(&NO_BLOCK) {
+                blocks.pop();
+            }
+            records.extent(position, segment.generation(), first, &blocks);
+        }
+        let mut ranges: Vec<(u32, u32)> = Vec::with_capacity(MAX_RANGES);
+        self.map.zero_ranges(|range| {
+            ranges.push(range);
+            if ranges.len() == MAX_RANGES {
+                records.ranges(true, &ranges);
+                ranges.clear();
+            }
+        });
+        records.ranges(true, &ranges);
+    }
+
+    /// Makes it durable: few slots in the map alone, more in the data file first.
+    pub(super) fn write_epoch(
+        &self,
+        persist: &Persist,
+        overflow: &Overflow,
+        epoch: &Epoch,
+        checkpoint: Option<Encoder>,
+    ) -> Result<(), IoError> {
+        let mut journal = persist.journal.lock();
+        let next = persist.next_generation.load(Ordering::Relaxed);
+        let reserve = next + LOW_GENERATIONS > journal.generation_limit();
+        let sealed = if checkpoint.is_none() { self.seal(persist, overflow, epoch, &journal) } else { None };
+        let done = match sealed {
+            Some(_) if epoch.changes.is_empty() && !reserve => {
+                self.unpin(&epoch.jobs);
+                Ok(())
+            }
+            Some(records) => self.append_sealed(&mut journal, epoch, records, reserve),
+            None => self.save_then_append(persist, overflow, epoch, &mut journal, (checkpoint, reserve)),
+        };
+        // Where that fails, no new segments are begun.
+        let _ = persist.room.claim(persist.pending_changes());
+        done.map_err(|e| journal.error(e))?;
+        persist.generation_limit.store(journal.generation_limit(), Ordering::Release);
+        Ok(())
+    }
+
+    /// The records of an epoch with its slots in them: one write and one sync make it durable. `None`: it has too many, or the
+    /// map no room, or what was written to the data file counts from this commit on; and after a failure it is the other way
+    /// that finds out whether the disk is well again.
+    fn seal(
+        &self,
+        persist: &Persist,
+        overflow: &Overflow,
+        epoch: &Epoch,
+        journal: &Journal,
+    ) -> Option<Encoder> {
+        if persist.disk_fails() || !journal.takes_sealed() {
+            return None;
+        }
+        let fresh: Vec<Fresh> = epoch.jobs.iter().filter_map(|job| self.fresh(*job)).collect();
+        let slots: usize = fresh.iter().map(|fresh| usize::from(fresh.end - fresh.first)).sum();
+        let bytes = (slots * SEALED_SLOT_BYTES) as u64;
+        if slots > MOST_SEALED || !persist.room.is_enough_beside(bytes, persist.pending_changes()) {
+            return None;
+        }
+        // All that it names have to be among them: others were written by a spill or a commit that failed, or are dead already.
+        let is_slot = |change: &&Change| matches!(change, Change::Slot { .. });
+        if epoch.changes.iter().filter(is_slot).take(slots + 1).count() != slots {
+            return None;
+        }
+        let mut records = Encoder::with_room(journal.sequence(), slots * (SEALED_SLOT_BYTES + 64));
+        let mut all = true;
+        encode(&epoch.changes, &mut records, &mut |records, (position, generation), slot, blocks| {
+            let of_it = fresh.iter().find(|it| {
+                it.position == position
+                    && it.generation == generation
+                    && slot >= it.first
+                    && usize::from(slot) + blocks.len() <= usize::from(it.end)
+            });
+            let Some(fresh) = of_it else { return all = false };
+            for (some, slot) in blocks.chunks(MAX_SEALED).zip((slot..).step_by(MAX_SEALED)) {
+                let mut sealed = vec![0; some.len() * SEALED_SLOT_BYTES];
+                for (into, slot) in sealed.chunks_exact_mut(SEALED_SLOT_BYTES).zip(slot..) {
+                    all &= with_frozen(fresh.address, Slot(slot), |plain| {
+                        overflow.seal(generation, Slot(slot), plain, into)
+                    });
+                }
+                records.sealed((position, generation), slot, some, &sealed);
+            }
+        });
+        all.then_some(records)
+    }
+
+    /// The slots of a job that are not durable.
+    fn fresh(&self, job: Job) -> Option<Fresh> {
+        let segment = self.segments.get(job.id)?;
+        let first = segment.saved().max(segment.logged());
+        let (address, position) = (segment.word().ram()?, segment.position()?);
+        let generation = segment.generation();
+        (first < job.end).then_some(Fresh { address, position, generation, first, end: job.end })
+    }
+
+    fn append_sealed(
+        &self,
+        journal: &mut Journal,
+        epoch: &Epoch,
+        records: Encoder,
+        reserve: bool,
+    ) -> io::Result<()> {
+        let done = journal.append(records, reserve).inspect_err(|_| count(&self.counters.disk_errors, 1));
+        for job in epoch.jobs.iter().filter(|_| done.is_ok()) {
+            if let Some(segment) = self.segments.get(job.id) {
+                segment.set_logged(job.end);
+            }
+        }
+        // Not before: these have to be the same segments still.
+        self.unpin(&epoch.jobs);
+        done
+    }
+
+    /// Writes all slots of closed epochs that are not in the data file yet, syncs that, and then adds to the map or replaces it.
+    fn save_then_append(
+        &self,
+        persist: &Persist,
+        overflow: &Overflow,
+        epoch: &Epoch,
+        journal: &mut Journal,
+        (checkpoint, reserve): (Option<Encoder>, bool),
+    ) -> io::Result<()> {
+        let mut jobs = epoch.jobs.iter().copied();
+        let saved = self.save(persist, overflow, &mut || jobs.next(), &mut |_, _| {});
+        self.unpin(&epoch.jobs);
+        saved?;
+        if epoch.changes.is_empty() && !reserve {
+            return Ok(());
+        }
+        if persist.unsynced.swap(false, Ordering::AcqRel)
+            && let Err(error) = overflow.sync()
+        {
+            count(&self.counters.disk_errors, 1);
+            // The kernel may have dropped what it could not write, and forgets that it did.
+            journal.set_broken();
+            return Err(error);
+        }
+        let failed = |_: &io::Error| count(&self.counters.disk_errors, 1);
+        let replaced = checkpoint.map(|everything| journal.checkpoint(everything).inspect_err(failed));
+        match replaced {
+            Some(Ok(())) => Ok(()),
+            Some(Err(error)) if journal.is_broken() => Err(error),
+            // Without room for a new map the old one grows, which has room.
+            Some(Err(error)) => {
+                self.warn(&format_args!(
+                    "the map of the persistent cache could not be replaced by a shorter one, and grows: {error}"
+                ));
+                append(journal, &epoch.changes, reserve).inspect_err(failed)
+            }
+            None => append(journal, &epoch.changes, reserve).inspect_err(failed),
+        }
+    }
+
+    fn unpin(&self, jobs: &[Job]) {
+        for job in jobs {
+            let Some(segment) = self.segments.get(job.id) else { continue };
+            let released = self.log.lock().unpin(segment, job.id);
+            self.take_back(released);
+        }
+    }
+}
+
+fn append(journal: &mut Journal, changes: &[Change], reserve: bool) -> io::Result<()> {
+    let mut records = Encoder::new(journal.sequence());
+    encode(changes, &mut records, &mut plainly);
+    journal.append(records, reserve)
+}
+
+/// Adds the record of blocks in consecutive slots, of a position and a generation.
+type AddExtent<'a> = &'a mut dyn FnMut(&mut Encoder, (u32, u64), u16, &[u32]);
+
+/// Slots that are in the data file.
+fn plainly(encoder: &mut Encoder, (position, generation): (u32, u64), first_slot: u16, blocks: &[u32]) {
+    encoder.extent(position, generation, first_slot, blocks);
+}
+
+/// Changes in order, those in slots side by side as one record.
+fn encode(changes: &[Change], encoder: &mut Encoder, extent: AddExtent<'_>) {
+    let mut blocks: Vec<u32> = Vec::new();
+    let mut ranges: Vec<(u32, u32)> = Vec::new();
+    let mut rest = changes.iter().copied().peekable();
+    while let Some(change) = rest.next() {
+        match change {
+            Change::Slot { block, position, slot, generation } => {
+                blocks.clear();
+                blocks.push(block);
+                let mut last = slot;
+                while let Some(Change::Slot { block, slot, .. }) = rest.next_if(|next| {
+                    matches!(next, Change::Slot { position: p, slot: s, generation: g, .. }
+                        if *p == position && *g == generation && last.checked_add(1) == Some(*s))
+                }) {
+                    blocks.push(block);
+                    last = slot;
+                }
+                extent(encoder, (position, generation), slot, &blocks);
+            }
+            Change::Range { first, count, zero } => {
+                ranges.clear();
+                ranges.push((first, count));
+                while let Some(Change::Range { first, count, .. }) =
+                    rest.next_if(|next| matches!(next, Change::Range { zero: z, .. } if *z == zero))
+                {
+                    ranges.push((first, count));
+                }
+                encoder.ranges(zero, &ranges);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::persist::format::{Record, decode};
+
+    #[test]
+    fn neighbours_share_a_record_and_order_is_kept() {
+        let slot = |block, position, slot| Change::Slot { block, position, slot, generation: 9 };
+        let range = |first, zero| Change::Range { first, count: 1, zero };
+        let changes =
+            [slot(5, 1, 0), slot(6, 1, 1), slot(7, 1, 3), range(5, true), range(6, true), range(7, false)];
+        let mut encoder = Encoder::new(1);
+        encode(&changes, &mut encoder, &mut plainly);
+        let (bytes, _) = encoder.finish();
+        let mut seen = Vec::new();
+        let mut at = 0;
+        while let Some((_, record, next)) = decode(&bytes, at) {
+            seen.push(match record {
+                Record::Extent { first_slot, blocks, .. } | Record::Sealed { first_slot, blocks, .. } => {
+                    (u32::from(first_slot), blocks.len())
+                }
+                Record::Zero(ranges) => (100, ranges.len()),
+                Record::Absent(ranges) => (200, ranges.len()),
+                Record::Commit { .. } => (300, 0),
+            });
+            at = next;
+        }
+        assert_eq!(seen, vec![(0, 2), (3, 1), (100, 4), (200, 2)]);
+    }
+}

@@ -1,0 +1,104 @@
+//! The slots that a commit put into the map alone: at opening, those that are still live go to their places in the data file,
+//! before anything else is written there.
+//!
+//! A position is given to another generation only after a commit that knows it free is durable. So where the map names a
+//! live slot nothing else has been written, and writing it once more with the same bytes does no harm: neither where it was
+//! there already, nor where this is done again after a crash in its middle. What is not live any more is left alone.
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::io::{self, Read, Seek};
+
+use rustix::fs::FallocateFlags;
+
+use super::format::{HEADER_BYTES, Record};
+use super::scan::{Scan, Window};
+use crate::overflow::Overflow;
+use crate::overflow::io::IoEngine;
+use crate::overflow::seal::{SEALED_SEGMENT_BYTES, SEALED_SLOT_BYTES};
+use crate::segment::SegmentTable;
+use crate::units::{BlockNumber, SegmentId, Slot};
+
+/// What is done with a slot: position, slot and its sealed bytes.
+type Each<'a> = &'a mut dyn FnMut(u32, Slot, &[u8]) -> io::Result<()>;
+
+/// Calls `each` for the sealed slots in the map that are live after its replay.
+fn live_slots<R: Read + Seek>(
+    (records, scan): (&mut Window<R>, &Scan),
+    segments: &SegmentTable,
+    each: Each<'_>,
+) -> io::Result<()> {
+    let mut at = HEADER_BYTES as u64;
+    while at < scan.end {
+        let Some((_, record, next)) = records.record(at)? else {
+            return Err(io::Error::new(io::ErrorKind::InvalidData, "the map has changed while it was read"));
+        };
+        if let Record::Sealed { position, generation, first_slot, blocks, slots } = record
+            && let Some(segment) = segments.get(SegmentId(position))
+            && segment.position() == Some(position)
+            && segment.generation() == generation
+        {
+            let slots = slots.chunks_exact(SEALED_SLOT_BYTES);
+            for ((slot, block), sealed) in (first_slot..).map(Slot).zip(blocks.iter()).zip(slots) {
+                if segment.owner(slot) == Some(BlockNumber(block)) {
+                    each(position, slot, sealed)?;
+                }
+            }
+        }
+        at = next;
+    }
+    Ok(())
+}
+
+/// Whether the map holds all live slots of these positions: then it is no loss that the data file does not.
+pub fn holds_all<R: Read + Seek>(
+    map: (&mut Window<R>, &Scan),
+    segments: &SegmentTable,
+    positions: &[u32],
+) -> io::Result<bool> {
+    let mut held: BTreeMap<u32, u32> = BTreeMap::new();
+    live_slots(map, segments, &mut |position, _, _| {
+        *held.entry(position).or_default() += 1;
+        Ok(())
+    })?;
+    let is_held = |position: &u32| {
+        segments.get(SegmentId(*position)).is_some_and(|segment| held.get(position) == Some(&segment.live()))
+    };
+    Ok(positions.iter().all(is_held))
+}
+
+/// Writes them to `data`, which is open through the page cache, and syncs it. How many there were.
+pub fn put_back<R: Read + Seek>(
+    map: (&mut Window<R>, &Scan),
+    segments: &SegmentTable,
+    data: &File,
+    engine: &dyn IoEngine,
+) -> io::Result<u64> {
+    let (mut count, mut claimed) = (0, None);
+    live_slots(map, segments, &mut |position, slot, sealed| {
+        let start = Overflow::offset_of(position);
+        if claimed != Some(position) {
+            claim(data, start, engine)?;
+            claimed = Some(position);
+        }
+        count += 1;
+        engine.write_at(data, sealed, start + u64::from(slot.0) * SEALED_SLOT_BYTES as u64)
+    })?;
+    if count > 0 {
+        engine.sync(data)?;
+    }
+    Ok(count)
+}
+
+/// A crash may have taken back what was claimed, and with it the file's end; what is read there is more than the slots alone.
+fn claim(data: &File, start: u64, engine: &dyn IoEngine) -> io::Result<()> {
+    let len = SEALED_SEGMENT_BYTES as u64;
+    match rustix::fs::fallocate(data, FallocateFlags::empty(), start, len) {
+        Ok(()) => Ok(()),
+        Err(rustix::io::Errno::OPNOTSUPP) if data.metadata()?.len() < start + len => {
+            engine.set_len(data, start + len)
+        }
+        Err(rustix::io::Errno::OPNOTSUPP) => Ok(()),
+        Err(error) => Err(error.into()),
+    }
+}
