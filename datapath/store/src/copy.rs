@@ -13,7 +13,7 @@ use std::sync::Arc;
 use crate::error::{StoreError, StoreErrorKind};
 use crate::hash::Hash;
 use crate::name::ImageName;
-use crate::refs::{Image, Version};
+use crate::refs::{Channel, Image, Version};
 use crate::store::{Object, Publication, Store};
 
 /// How far a copy is.
@@ -85,6 +85,9 @@ pub fn copy(
         copied.bytes = copied.bytes.saturating_add(object.len_bytes());
     }
     for (image, versions) in what {
+        if channels {
+            keep_production(target, image)?;
+        }
         for version in versions {
             let manifest = source.manifest(version.manifest)?;
             must_list_all(source, image, version, objects_of(&manifest)?)?;
@@ -100,14 +103,38 @@ pub fn copy(
             copy_trace(source, target, version.manifest);
         }
         if channels && !versions.is_empty() {
-            target.change(&image.name, &mut |there| {
-                there.follow(image);
-                Ok(())
-            })?;
+            follow(target, image)?;
         }
     }
     drop(holder);
     Ok(copied)
+}
+
+/// Where production is not set, machines boot the newest version: so it is set before newer ones come, if it will be.
+fn keep_production(target: &dyn Store, image: &Image) -> Result<(), StoreError> {
+    let Some(pointer) = image.channel(Channel::Production) else { return Ok(()) };
+    let manifest_in = |image: &Image| {
+        image.versions.iter().find(|it| it.number == pointer.version && !it.retired).map(|it| it.manifest)
+    };
+    let is_meant = |there: &Image| {
+        there.channel(Channel::Production).is_none()
+            && manifest_in(there).is_some()
+            && manifest_in(there) == manifest_in(image)
+    };
+    if !target.image(&image.name)?.as_ref().is_some_and(is_meant) {
+        return Ok(());
+    }
+    target.change(&image.name, &mut |there| {
+        // Somebody may have changed it meanwhile.
+        if is_meant(there) { there.promote(pointer.clone()).map(drop) } else { Ok(()) }
+    })
+}
+
+fn follow(target: &dyn Store, image: &Image) -> Result<(), StoreError> {
+    target.change(&image.name, &mut |there| {
+        there.follow(image);
+        Ok(())
+    })
 }
 
 fn must_list_all(

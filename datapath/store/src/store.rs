@@ -317,6 +317,8 @@ pub struct Committed {
     pub version: Version,
     /// Whether this commit added it. Of commits of the same bytes at a time, one did.
     pub is_new: bool,
+    /// Where it pointed `production`; see [`NewVersion::is_sealed`].
+    pub production: Option<u32>,
 }
 
 /// What [`Publication::commit`] needs to know.
@@ -342,6 +344,9 @@ pub struct NewVersion<'a> {
     pub unless_newest: bool,
     /// The highest number that a version of the image may have by then, retired ones aside: with a newer one the commit is refused.
     pub newest_at_most: Option<u32>,
+    /// Whether it was made of a machine's disk. Nobody boots it before it is promoted: where `production` is not set, the commit points
+    /// it to the newest version before this one.
+    pub is_sealed: bool,
 }
 
 /// Right bytes for a place in a data object.

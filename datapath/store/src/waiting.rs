@@ -9,12 +9,25 @@ type IsDue = Arc<dyn Fn(Instant) -> bool + Send + Sync>;
 
 /// How far a read has come that waits; see [`Object::read_or_wait`](crate::Object::read_or_wait). Dropping it gives the read up.
 #[derive(Default)]
-pub struct Waiting(Option<(Box<dyn Any + Send>, IsDue)>);
+pub struct Waiting {
+    state: Option<(Box<dyn Any + Send>, IsDue)>,
+    is_ahead: bool,
+}
 
 impl Waiting {
+    /// Says whether nobody waits for the read yet: a store that does only so much at a time leaves room for others.
+    pub fn set_ahead(&mut self, is_ahead: bool) {
+        self.is_ahead = is_ahead;
+    }
+
+    /// Whether nobody waits for the read yet.
+    pub fn is_ahead(&self) -> bool {
+        self.is_ahead
+    }
+
     /// Whether the read is to go on: its store has changed, or it has waited long enough to look again.
     pub fn is_due(&self, now: Instant) -> bool {
-        self.0.as_ref().is_none_or(|(_, is_due)| is_due(now))
+        self.state.as_ref().is_none_or(|(_, is_due)| is_due(now))
     }
 
     /// Has the read wait, with what it needs to go on. `is_due` is asked often, and must not block.
@@ -23,29 +36,29 @@ impl Waiting {
         state: impl Any + Send,
         is_due: impl Fn(Instant) -> bool + Send + Sync + 'static,
     ) {
-        self.0 = Some((Box::new(state), Arc::new(is_due)));
+        self.state = Some((Box::new(state), Arc::new(is_due)));
     }
 
     /// [`Waiting::is_due`] for a read that waits with this one as a part of it.
     pub(crate) fn due(&self) -> impl Fn(Instant) -> bool + Send + Sync + use<> {
-        let is_due = self.0.as_ref().map(|(_, is_due)| Arc::clone(is_due));
+        let is_due = self.state.as_ref().map(|(_, is_due)| Arc::clone(is_due));
         move |now| is_due.as_ref().is_none_or(|is_due| is_due(now))
     }
 
     /// Whether the read waits.
     pub(crate) fn has_begun(&self) -> bool {
-        self.0.is_some()
+        self.state.is_some()
     }
 
     /// What the read needs to go on, where it has waited.
     pub fn end<T: Any>(&mut self) -> Option<T> {
-        let (state, _) = self.0.take()?;
+        let (state, _) = self.state.take()?;
         state.downcast().ok().map(|state| *state)
     }
 }
 
 impl fmt::Debug for Waiting {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(if self.0.is_some() { "Waiting(..)" } else { "Waiting(none)" })
+        f.write_str(if self.state.is_some() { "Waiting(..)" } else { "Waiting(none)" })
     }
 }

@@ -7,6 +7,7 @@ use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 
 use headwater_store::{Access, Hash, LocalDir, Store, StoreError, StoreErrorKind};
 use headwater_testkit::wait_until;
@@ -230,6 +231,51 @@ fn an_object_that_is_copied_twice_at_once_is_right() {
     assert!(calls > 2);
     assert!(fs::read(dir.path().join("objects").join(id.to_string())).unwrap() == bytes);
     assert_eq!(fs::read_dir(dir.path().join("tmp")).unwrap().count(), 0);
+}
+
+#[test]
+fn what_a_copy_that_failed_leaves_is_for_the_next_copy_and_for_nobody_else() {
+    let (elsewhere, dir) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let source = writable(elsewhere.path());
+    let bytes: Vec<u8> = (0..700_000u32).flat_map(u32::to_le_bytes).collect();
+    let id = publish(&source, "a", &bytes, &[], b"m").unwrap().objects[0];
+    let object = source.open_object(id).unwrap();
+    let part = dir.path().join("tmp").join(format!("{id}.part"));
+    let stop_at_second = |store: &LocalDir| {
+        let mut calls = 0;
+        let copied = &mut |_| {
+            calls += 1;
+            if calls > 2 { Err(StoreError::new(StoreErrorKind::Io, "stopped")) } else { Ok(()) }
+        };
+        store.publish().unwrap().copy_object(object.as_ref(), copied).unwrap_err()
+    };
+    // A repair in a daemon: nobody goes on with it.
+    let store = writable(dir.path());
+    stop_at_second(&store);
+    assert!(!part.exists());
+    drop(store);
+    let mirror = || LocalDir::open(dir.path(), Access::Copy { new_chunk_bytes: 65_536 }).unwrap();
+    let store = mirror();
+    stop_at_second(&store);
+    assert!(part.metadata().unwrap().len() > 0);
+    fs::remove_file(&part).unwrap();
+    // Where it grows, the disk is always full.
+    std::os::unix::fs::symlink("/dev/full", &part).unwrap();
+    let full = store.publish().unwrap().copy_object(object.as_ref(), &mut |_| Ok(()));
+    assert_eq!(kind(full), StoreErrorKind::NoSpace);
+    assert!(!part.is_symlink(), "the part of a copy that filled the disk stays");
+    drop(store);
+
+    // What nobody went on with for a week goes, also where only copies write.
+    let tmp = dir.path().join("tmp");
+    let (old, new) = (format!("{id}.part"), format!("{}.part", Hash::of(b"new")));
+    for (name, days) in [(&old, 8), (&new, 6), (&"copy-1".to_owned(), 0)] {
+        let file = fs::File::create(tmp.join(name)).unwrap();
+        file.set_modified(std::time::SystemTime::now() - Duration::from_secs(days * 24 * 3600)).unwrap();
+    }
+    mirror();
+    let left: Vec<_> = fs::read_dir(&tmp).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+    assert_eq!(left, [new.as_str()]);
 }
 
 #[test]

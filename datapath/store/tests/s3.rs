@@ -3,6 +3,7 @@
 
 #[macro_use]
 mod suite;
+mod changes;
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -13,7 +14,7 @@ use std::time::{Duration, Instant};
 use headwater_store::hold::Purpose;
 use headwater_store::{
     Access, Hash, Hold, Keys, NewVersion, Object, S3Options, S3Store, S3Url, Store, StoreError,
-    StoreErrorKind,
+    StoreErrorKind, Waiting,
 };
 use headwater_testkit::s3::{KEY_ID, KEY_SECRET, S3Server, serve_if_asked};
 use headwater_testkit::{Fault, HttpRelay, wait_until};
@@ -185,6 +186,44 @@ fn reads_of_volumes_wait_for_what_may_pass_and_for_nothing_else() {
 }
 
 #[test]
+fn reads_ahead_leave_room_for_what_somebody_waits_for() {
+    let (mut place, relay, object) = behind_a_relay();
+    place.timeout = NEVER;
+    let store = place.open(Access::Read).unwrap().patient().unwrap();
+    let opened = store.open_object(Hash::of(&object)).unwrap();
+    relay.fail("GET", "/objects/", Fault::Silence, u32::MAX);
+    relay.take_seen();
+    let mut seen = 0;
+    let mut are_asked_for = |wanted: usize| {
+        wait_until(format!("{wanted} parts are asked for"), || {
+            seen += relay.take_seen().iter().filter(|it| it.starts_with("GET")).count();
+            seen >= wanted
+        });
+        assert_eq!(seen, wanted);
+    };
+    let read = |is_ahead| {
+        let mut waiting = Waiting::default();
+        waiting.set_ahead(is_ahead);
+        assert!(!opened.read_or_wait(0, &mut [0; 10], &mut |_| Ok(()), &mut waiting).unwrap());
+        waiting
+    };
+    let mut ahead: Vec<Waiting> = (0..9).map(|_| read(true)).collect();
+    are_asked_for(6);
+    // One that somebody waits for by now is asked for as well.
+    assert!(!ahead[8].is_due(Instant::now()));
+    ahead[8].set_ahead(false);
+    assert!(!opened.read_or_wait(0, &mut [0; 10], &mut |_| Ok(()), &mut ahead[8]).unwrap());
+    are_asked_for(7);
+    let _waited_for = read(false);
+    are_asked_for(8);
+    let later = read(false);
+    assert!(!later.is_due(Instant::now()));
+    // What is given up makes room.
+    drop(ahead);
+    assert!(later.is_due(Instant::now()));
+}
+
+#[test]
 fn a_read_that_is_under_way_ends_when_the_store_is_closed() {
     let (mut place, relay, object) = behind_a_relay();
     place.timeout = NEVER;
@@ -231,107 +270,6 @@ fn bytes_that_change_on_their_way_are_asked_for_again() {
 
     relay.fail("GET", "/images/", Fault::Flip, u32::MAX);
     assert_eq!(kind(store.image(&name("a"))), StoreErrorKind::Damaged);
-}
-
-#[test]
-fn an_answer_that_is_lost_is_not_taken_for_another_writer() {
-    let (place, relay, _) = behind_a_relay();
-    let store = suite::writable(&place);
-    for (target, round) in [("/images/", 1u8), ("/manifests/", 2), ("/objects/", 3), ("/locks/", 4)] {
-        relay.fail("PUT", target, Fault::LoseAnswer, 1);
-        publish(store.as_ref(), "a", &[round; 50], &[], &[round; 7]).unwrap();
-    }
-    let image = store.image(&name("a")).unwrap().unwrap();
-    let numbers: Vec<u32> = image.versions.iter().map(|version| version.number).collect();
-    assert_eq!(numbers, [1, 2, 3, 4, 5]);
-}
-
-#[test]
-fn a_change_whose_answer_is_lost_is_not_made_twice() {
-    let (mut place, relay, _) = behind_a_relay();
-    place.timeout = NEVER;
-    let (store, other) = (suite::writable(&place), suite::writable(&place.direct()));
-    relay.take_seen();
-    // It is written, and before it is tried again somebody else writes.
-    relay.fail("PUT", "/images/", Fault::LoseAnswer, 1);
-    relay.fail("PUT", "/images/", Fault::Silence, u32::MAX);
-    std::thread::scope(|scope| {
-        let publishing = scope.spawn(|| publish(store.as_ref(), "a", b"ours", &[], b"ours"));
-        let mut tries = 0;
-        wait_until("it is tried again", || {
-            tries += relay
-                .take_seen()
-                .iter()
-                .filter(|it| it.starts_with("PUT") && it.contains("/images/"))
-                .count();
-            tries == 2
-        });
-        publish(other.as_ref(), "a", b"theirs", &[], b"theirs").unwrap();
-        relay.heal();
-        let error = publishing.join().unwrap().unwrap_err();
-        assert!(error.to_string().contains("it is not known whether"), "{error}");
-    });
-    let versions = store.image(&name("a")).unwrap().unwrap().versions;
-    let made: Vec<Hash> = versions.iter().map(|version| version.manifest).collect();
-    assert_eq!(made, [b"manifest".as_slice(), b"ours", b"theirs"].map(Hash::of));
-    for version in versions {
-        store.manifest(version.manifest).unwrap();
-        store.open_object(version.objects[0]).unwrap();
-    }
-}
-
-#[test]
-fn a_change_that_the_server_may_still_be_making_is_not_made_again() {
-    let (place, relay, _) = behind_a_relay();
-    let store = suite::writable(&place);
-    // The first attempt is not answered in time, and the second comes while the server still works on the first.
-    relay.fail("PUT", "/images/", Fault::Refuse, 1);
-    relay.fail("PUT", "/images/", Fault::Status(409), 1);
-    let mut made = 0;
-    let error = store.change(&name("a"), &mut |image| {
-        made += 1;
-        image.retire(1, true)
-    });
-    assert_eq!(made, 1);
-    assert!(error.unwrap_err().to_string().contains("it is not known whether"));
-    // Without a doubt about an earlier attempt it is.
-    relay.fail("PUT", "/images/", Fault::Status(409), 1);
-    store.change(&name("a"), &mut |image| image.retire(1, true)).unwrap();
-
-    // What a version needs that may yet appear is there, for as long as a dead writer counts.
-    relay.fail("PUT", "/images/", Fault::Refuse, 1);
-    relay.fail("PUT", "/images/", Fault::Status(409), 1);
-    let before = files(place.dir());
-    publish(store.as_ref(), "a", b"object", &[], b"m").unwrap_err();
-    assert_eq!(store.reclaim_left().unwrap(), 0);
-    assert_eq!(files(place.dir()).len(), before.len() + 2);
-    let writer = place.keys("locks").into_iter().find(|key| key.starts_with("writer-")).unwrap();
-    make_older(&place.dir().join("locks").join(writer), Duration::from_secs(700));
-    assert!(store.reclaim_left().unwrap() > 0);
-    assert_eq!(files(place.dir()), before);
-    assert_eq!(place.keys("locks"), [] as [&str; 0]);
-}
-
-#[test]
-fn a_write_that_fails_leaves_the_store_as_it_was() {
-    let (place, relay, _) = behind_a_relay();
-    let store = suite::writable(&place);
-    let before = files(place.dir());
-    for target in ["/objects/", "/manifests/", "/images/"] {
-        for fault in [Fault::Status(403), Fault::Status(500), Fault::Refuse] {
-            relay.fail("PUT", target, fault, u32::MAX);
-            let error = publish(store.as_ref(), "a", b"new object", &[], b"new").unwrap_err();
-            assert!(error.to_string().contains("cannot write s3://"), "{error}");
-            relay.heal();
-            // What it left was given back when it ended.
-            assert_eq!(files(place.dir()), before, "{target} {fault:?}");
-        }
-    }
-    relay.fail("PUT", "/objects/", Fault::Status(507), u32::MAX);
-    let full = publish(store.as_ref(), "a", b"new object", &[], b"new");
-    assert_eq!(kind(full), StoreErrorKind::NoSpace);
-    relay.heal();
-    publish(store.as_ref(), "a", b"new object", &[], b"new").unwrap();
 }
 
 #[test]
@@ -638,6 +576,7 @@ fn a_writer_that_was_taken_for_dead_does_not_commit() {
         author: "",
         unless_newest: false,
         newest_at_most: None,
+        is_sealed: false,
     });
     let error = refused.unwrap_err();
     assert_eq!(error.kind(), StoreErrorKind::Locked);
@@ -885,6 +824,7 @@ fn publish_whole(store: &dyn Store, bytes: &[u8]) -> Hash {
         author: "",
         unless_newest: false,
         newest_at_most: None,
+        is_sealed: false,
     };
     publication.commit(new).unwrap();
     id

@@ -37,6 +37,7 @@ fn publish(store: &dyn Store, image: &str, own: &[u8], older: &[&[u8]]) -> Resul
         author: "",
         unless_newest: false,
         newest_at_most: None,
+        is_sealed: false,
     };
     publication.commit(version).map(drop)
 }

@@ -1,12 +1,15 @@
 //! Objects of other stores, and bytes in place of damaged ones, also of manifests.
 //!
-//! A copy grows in `tmp/HASH.part` and is renamed when its hash is right. One that was interrupted goes on where it
-//! was, unless another writer has opened the store in between: that empties `tmp`. Where an object is being copied already, as
-//! two repairs at once do, the second copy grows in a file of its own, which is not kept.
+//! A copy grows in `tmp/HASH.part` and is renamed when its hash is right. Where the store was opened to copy versions to it, one
+//! that was interrupted goes on where it was: until another writer opens the store, which empties `tmp`, or for a week. What fills
+//! the disk is not kept. Where an object is being copied already, as two repairs at once do, the second copy grows in a file of
+//! its own, which is not kept either.
 
-use std::fs::File;
+use std::fs::{self, File};
+use std::io;
 use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
+use std::time::Duration;
 
 use crate::error::{StoreError, StoreErrorKind};
 use crate::hash::Hash;
@@ -18,6 +21,8 @@ use crate::store::{Object, Patch};
 
 /// How much is read and written at a time.
 const PIECE_BYTES: usize = 1 << 20;
+/// How long a part of an object is kept for the copy to go on with.
+const ABANDONED_AFTER: Duration = Duration::from_secs(7 * 24 * 3600);
 
 impl Inner {
     pub(super) fn copy_object(
@@ -25,9 +30,23 @@ impl Inner {
         source: &dyn Object,
         copied: &mut dyn FnMut(u64) -> Result<(), StoreError>,
     ) -> Result<(), StoreError> {
+        let mut part = Part::new(self, source.id());
+        let outcome = self.copy_to(&part, source, copied);
+        part.is_kept = match &outcome {
+            Ok(()) => true,
+            Err(e) => self.keeps_parts && part.is_named && e.kind() != StoreErrorKind::NoSpace,
+        };
+        outcome
+    }
+
+    fn copy_to(
+        &self,
+        part: &Part<'_>,
+        source: &dyn Object,
+        copied: &mut dyn FnMut(u64) -> Result<(), StoreError>,
+    ) -> Result<(), StoreError> {
         let (id, len_bytes) = (source.id(), source.len_bytes());
         let target = self.layout.object(id);
-        let part = Part::new(self, id);
         let failed = |e| StoreError::from_os(format!("cannot write {}", part.path.display()), e);
         let mut file = step().and_then(|()| part.open()).map_err(failed)?;
         let mut hasher = blake3::Hasher::new();
@@ -108,13 +127,35 @@ impl Inner {
     }
 }
 
-/// Where a copy grows. It goes with this, unless the next copy of the object can go on with it.
+impl Inner {
+    /// Removes from `tmp` what no copy will go on with. Where that fails there is less room, and copying is tried all the same.
+    pub(super) fn remove_abandoned(&self) {
+        let modified = |file: io::Result<fs::Metadata>| file.and_then(|file| file.modified()).ok();
+        // It was written just now, on the clock of the file system.
+        let now = self.writer_lock.as_ref().and_then(|lock| modified(lock.metadata()));
+        let Ok(entries) = fs::read_dir(self.layout.tmp()) else { return };
+        for entry in entries.flatten() {
+            let path = entry.path();
+            let is_part = path.extension().is_some_and(|suffix| suffix == "part");
+            let age = || now?.duration_since(modified(entry.metadata())?).ok();
+            if is_part && age().is_none_or(|age| age <= ABANDONED_AFTER) {
+                continue;
+            }
+            tracing::info!(path = %path.display(), "removing what an interrupted copy left");
+            remove_quietly(&path);
+        }
+    }
+}
+
+/// Where a copy grows. It goes with this, unless it is kept.
 struct Part<'a> {
     store: &'a Inner,
     id: Hash,
     path: PathBuf,
     /// It has the object's name, and no other copy uses it.
     is_named: bool,
+    /// It is in place, or the next copy of the object can go on with it.
+    is_kept: bool,
 }
 
 impl<'a> Part<'a> {
@@ -124,7 +165,7 @@ impl<'a> Part<'a> {
             true => store.layout.tmp().join(format!("{id}.part")),
             false => store.temporary("copy"),
         };
-        Self { store, id, path, is_named }
+        Self { store, id, path, is_named, is_kept: false }
     }
 
     fn open(&self) -> std::io::Result<File> {
@@ -140,10 +181,12 @@ impl<'a> Part<'a> {
 
 impl Drop for Part<'_> {
     fn drop(&mut self) {
+        // Before another copy can take it up.
+        if !self.is_kept {
+            remove_quietly(&self.path);
+        }
         if self.is_named {
             self.store.copying.lock().remove(&self.id);
-        } else {
-            remove_quietly(&self.path);
         }
     }
 }

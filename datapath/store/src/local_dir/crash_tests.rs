@@ -186,6 +186,7 @@ fn commit(
         author: "",
         unless_newest: false,
         newest_at_most: None,
+        is_sealed: false,
     };
     publication.commit(version).map(drop)
 }

@@ -7,7 +7,7 @@
 //!   DIR/manifests/HASH immutable; a shared lock on it is a pin
 //!   DIR/objects/HASH   immutable
 //!   DIR/traces/HASH    the boot trace of the version with this manifest: advice, replaced as a whole
-//!   DIR/tmp/           being written; emptied when a writer opens the store
+//!   DIR/tmp/           being written; emptied when a writer opens the store, but for what another copy goes on with
 //! ```
 //!
 //! # After a crash
@@ -69,7 +69,7 @@ pub enum Access {
         /// Chunk size of a new store: a power of two from [`CHUNK_BYTES_MIN`] to [`CHUNK_BYTES_MAX`].
         new_chunk_bytes: u32,
     },
-    /// As `Write`, to copy versions here: what an interrupted copy left is kept, to go on with.
+    /// As `Write`, to copy versions here: what an interrupted copy left is kept for a week, to go on with.
     Copy {
         /// Chunk size of a new store.
         new_chunk_bytes: u32,
@@ -95,6 +95,8 @@ struct Inner {
     writer_lock: Option<File>,
     state: Mutex<State>,
     next_temporary: AtomicU64,
+    /// Whether what an interrupted copy left is kept.
+    keeps_parts: bool,
     /// Objects whose copies grow in files of their name.
     copying: Mutex<HashSet<Hash>>,
 }
@@ -136,10 +138,13 @@ impl LocalDir {
             writer_lock,
             state: Mutex::new(State::default()),
             next_temporary: AtomicU64::new(1),
+            keeps_parts: matches!(access, Access::Copy { .. }),
             copying: Mutex::default(),
         };
-        if matches!(access, Access::Write { .. }) {
-            inner.sweep_leftovers()?;
+        match access {
+            Access::Read => {}
+            Access::Write { .. } => inner.sweep_leftovers()?,
+            Access::Copy { .. } => inner.remove_abandoned(),
         }
         Ok(Self { inner: Arc::new(inner) })
     }

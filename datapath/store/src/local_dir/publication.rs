@@ -136,14 +136,14 @@ impl Publication for LocalPublication {
             let newest = newest.clone();
             // It may have been damaged since.
             self.put_manifest(id, new.manifest)?;
-            return Ok(Committed { version: newest, is_new: false });
+            return Ok(Committed { version: newest, is_new: false, production: None });
         }
         self.left_something = true;
         let manifest_bytes = self.put_manifest(id, new.manifest)?;
-        let version = image.add(&new, id, object_bytes.saturating_add(manifest_bytes))?;
+        let committed = image.add(&new, id, object_bytes.saturating_add(manifest_bytes))?;
         store.put_image(&image)?;
         self.left_something = false;
-        Ok(Committed { version, is_new: true })
+        Ok(committed)
     }
 }
 

@@ -196,6 +196,7 @@ impl Line {
         if !read.below.has_begun() {
             self.requests.fetch_add(1, Ordering::Relaxed);
         }
+        read.below.set_ahead(waiting.is_ahead());
         match attempt(&mut read.below) {
             Ok(false) => {
                 let (line, is_due) = (Arc::clone(self), read.below.due());

@@ -3,7 +3,7 @@
 //! ```text
 //!   maintenance   the newest version that is not retired; nobody sets it
 //!   test          where a promotion pointed it
-//!   production    the same; until the first promotion, what asks for the image gets the newest version
+//!   production    the same; until the first promotion or seal, what asks for the image gets the newest version
 //!
 //!   promote  pushes a pointer, and forgets a promotion to come to the same channel
 //!   schedule keeps a promotion for later; `promote_due` carries it out
@@ -14,6 +14,7 @@
 
 use crate::error::{StoreError, StoreErrorKind};
 use crate::refs::Image;
+use crate::store::NewVersion;
 
 /// How many places a channel remembers, the present one included. The oldest are forgotten.
 pub const CHANNEL_PAST_MAX: usize = 32;
@@ -277,6 +278,18 @@ impl Image {
             ));
         }
         Ok(())
+    }
+
+    /// Points `production`, where it is not set, to what it stands for before this version. Returns where to.
+    pub(super) fn keep_production(&mut self, new: &NewVersion<'_>) -> Option<u32> {
+        let channel = Channel::Production;
+        if self.channel(channel).is_some() {
+            return None;
+        }
+        let version = self.newest()?.number;
+        // A promotion to come stays.
+        self.push(Pointer { channel, version, at_s: new.created_at_s, author: new.author.to_owned() });
+        Some(version)
     }
 
     fn push(&mut self, pointer: Pointer) {

@@ -8,7 +8,7 @@ mod codec;
 use crate::error::{StoreError, StoreErrorKind};
 use crate::hash::Hash;
 use crate::name::{ImageName, Selector};
-use crate::store::NewVersion;
+use crate::store::{Committed, NewVersion};
 
 pub use channel::{CHANNEL_PAST_MAX, Channel, Pointer};
 
@@ -80,7 +80,7 @@ impl Image {
         new: &NewVersion<'_>,
         manifest: Hash,
         stored_bytes: u64,
-    ) -> Result<Version, StoreError> {
+    ) -> Result<Committed, StoreError> {
         if let (Some(most), Some(newest)) = (new.newest_at_most, self.newest())
             && newest.number > most
         {
@@ -102,8 +102,9 @@ impl Image {
             objects: new.objects.to_vec(),
         };
         self.next_number = self.after(version.number)?;
+        let production = if new.is_sealed { self.keep_production(new) } else { None };
         self.versions.push(version.clone());
-        Ok(version)
+        Ok(Committed { version, is_new: true, production })
     }
 
     fn after(&self, number: u32) -> Result<u32, StoreError> {

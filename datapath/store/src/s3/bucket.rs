@@ -51,8 +51,9 @@ pub(super) enum Refusal {
     Absent,
     /// The key is not as the condition said.
     Conflict,
-    /// The same, but that may be the work of an attempt before that got no answer.
-    Unknown,
+    /// The key may have been written, or may yet be, by an attempt that got no answer: something else is there, or all attempts
+    /// failed like this.
+    Unknown(Option<StoreError>),
     /// Everything else.
     Failed(StoreError),
 }
@@ -61,6 +62,15 @@ impl From<StoreError> for Refusal {
     fn from(error: StoreError) -> Self {
         Self::Failed(error)
     }
+}
+
+/// What attempts that failed may have done all the same.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Doubt {
+    /// Attempts before the last one that failed in a way that may pass.
+    pub(super) failed_before: u32,
+    /// Whether one may have reached the server without an answer coming back.
+    pub(super) unanswered: bool,
 }
 
 /// On which condition a key is written.
@@ -193,44 +203,45 @@ impl Bucket {
         self.runtime.spawn(work).abort_handle()
     }
 
-    /// Sends a request until it succeeds, is refused, or has been sent often enough. Returns also how often an
-    /// attempt may have reached the server without an answer coming back.
+    /// Sends a request until it succeeds, is refused, or has been sent often enough. An error comes with what the attempts may
+    /// have done.
     async fn attempt<T, F>(
         self,
         operation: Operation,
         key: String,
         call: impl Fn(AmazonS3, Path) -> F + Send,
-    ) -> Result<(T, u32), (Refusal, u32)>
+    ) -> Result<T, (Refusal, Doubt)>
     where
         T: Send,
         F: Future<Output = Result<T, Error>> + Send,
     {
         let path = self.path(&key);
         let mut pause = self.pause;
-        let mut unanswered = 0;
+        let mut doubt = Doubt::default();
         for attempt in 1.. {
             let outcome = tokio::time::timeout(self.timeout, call(self.s3.clone(), path.clone())).await;
             let failure = match outcome {
-                Ok(Ok(value)) => return Ok((value, unanswered)),
+                Ok(Ok(value)) => return Ok(value),
                 Ok(Err(e)) => Failure::of(&e),
                 Err(_) => Failure::timed_out(self.timeout),
             };
             match failure {
-                Failure::Absent => return Err((Refusal::Absent, unanswered)),
-                Failure::Conflict => return Err((Refusal::Conflict, unanswered)),
+                Failure::Absent => return Err((Refusal::Absent, doubt)),
+                Failure::Conflict => return Err((Refusal::Conflict, doubt)),
                 _ => {}
             }
+            doubt.unanswered |= matches!(failure, Failure::Broken(_));
             if attempt >= self.attempts || !failure.may_pass() {
                 let error = failure.describe(operation, &self.shown(&key), &self.url, attempt);
-                return Err((Refusal::Failed(error), unanswered));
+                return Err((Refusal::Failed(error), doubt));
             }
-            unanswered += 1;
+            doubt.failed_before += 1;
             tracing::debug!(key = self.shown(&key), attempt, ?operation, %failure, "S3 is asked again");
             tokio::time::sleep(pause).await;
             pause = pause.saturating_mul(2).min(PAUSE_MAX);
         }
         let never = StoreError::new(StoreErrorKind::Io, "no attempt was made");
-        Err((Refusal::Failed(never), unanswered))
+        Err((Refusal::Failed(never), doubt))
     }
 
     /// An error where "there is no such key" is not an answer.
@@ -238,7 +249,7 @@ impl Bucket {
         match refusal {
             Refusal::Failed(error) => error,
             Refusal::Absent => Failure::Absent.describe(operation, &self.shown(key), &self.url, 1),
-            Refusal::Conflict | Refusal::Unknown => {
+            Refusal::Conflict | Refusal::Unknown(_) => {
                 Failure::Conflict.describe(operation, &self.shown(key), &self.url, 1)
             }
         }
@@ -282,7 +293,7 @@ impl Bucket {
             ));
         }
         match outcome {
-            Ok((found, _)) => Ok(Some(found)),
+            Ok(found) => Ok(Some(found)),
             Err((Refusal::Absent, _)) => Ok(None),
             Err((refusal, _)) => Err(self.must(Operation::Read, &key, refusal)),
         }
@@ -323,8 +334,8 @@ impl Bucket {
             Either::Right((outcome, _)) => outcome,
         };
         match outcome {
-            Ok((Ok(bytes), _)) => Ok(bytes),
-            Ok((Err(there), _)) => Err(StoreError::new(
+            Ok(Ok(bytes)) => Ok(bytes),
+            Ok(Err(there)) => Err(StoreError::new(
                 StoreErrorKind::Damaged,
                 format!("cannot read {len} bytes at {offset} of {}: it has {there} bytes", self.shown(&key)),
             )),
@@ -339,37 +350,41 @@ impl Bucket {
             Ok((meta.size, meta.last_modified.timestamp()))
         });
         match self.wait(work)? {
-            Ok((meta, _)) => Ok(Some(meta)),
+            Ok(meta) => Ok(Some(meta)),
             Err((Refusal::Absent, _)) => Ok(None),
             Err((refusal, _)) => Err(self.must(Operation::Read, key, refusal)),
         }
     }
 
-    /// Writes a key and returns its new tag.
+    /// Writes a key and returns its new tag. Where all attempts failed, what that means is looked at for those who write on a
+    /// condition: without one the same can be written again.
     pub(super) fn put(&self, key: &str, bytes: &Bytes, condition: &Condition) -> Result<String, Refusal> {
         let work = self.clone().put_later(key.to_owned(), bytes.clone(), condition.clone());
-        let (refusal, unanswered) = match self.wait(work)? {
-            Ok((tag, _)) => return Ok(tag),
+        let (refusal, doubt) = match self.wait(work)? {
+            Ok(tag) => return Ok(tag),
             Err(refused) => refused,
         };
-        if unanswered == 0 || matches!(refusal, Refusal::Failed(_)) {
-            return Err(refusal);
-        }
+        let why = match refusal {
+            Refusal::Failed(e) if doubt.unanswered && !matches!(condition, Condition::Any) => Some(e),
+            Refusal::Failed(e) => return Err(Refusal::Failed(e)),
+            refusal if doubt.failed_before == 0 => return Err(refusal),
+            _ => None,
+        };
         // An attempt that got no answer may have been the one that wrote it. If something else is there, somebody may have written
         // that since, or the server is still at that attempt. And if that cannot be seen, nothing is known either.
         match self.get(key, u64::MAX) {
             Ok(Some((there, tag))) if there == *bytes => Ok(tag),
-            _ => Err(Refusal::Unknown),
+            _ => Err(Refusal::Unknown(why)),
         }
     }
 
-    /// As [`Bucket::put`], on the threads that wait for S3, and with how often an attempt got no answer.
+    /// As [`Bucket::put`], on the threads that wait for S3, and with what attempts that failed may have done.
     pub(super) async fn put_later(
         self,
         key: String,
         bytes: Bytes,
         condition: Condition,
-    ) -> Result<(String, u32), (Refusal, u32)> {
+    ) -> Result<String, (Refusal, Doubt)> {
         self.attempt(Operation::Write, key, move |s3, path| {
             let payload = PutPayload::from_bytes(bytes.clone());
             let mode = match &condition {
@@ -431,7 +446,7 @@ impl Bucket {
             }
         });
         let outcome = self.wait(work)?;
-        let (found, _) = outcome.map_err(|(refusal, _)| self.must(Operation::List, folder, refusal))?;
+        let found = outcome.map_err(|(refusal, _)| self.must(Operation::List, folder, refusal))?;
         let entry = |meta: object_store::ObjectMeta| {
             let name = meta.location.as_ref().strip_prefix(&strip)?.to_owned();
             Some(Entry { name, len_bytes: meta.size, at_s: meta.last_modified.timestamp() })
@@ -445,7 +460,7 @@ impl Bucket {
             s3.create_multipart(&path).await
         });
         let outcome = self.wait(work)?;
-        outcome.map(|(id, _)| id).map_err(|(refusal, _)| self.must(Operation::Write, key, refusal))
+        outcome.map_err(|(refusal, _)| self.must(Operation::Write, key, refusal))
     }
 
     /// Sends some parts at the same time: their numbers from 0, and their bytes.
@@ -463,7 +478,7 @@ impl Bucket {
                     let (upload, payload) = (upload.clone(), PutPayload::from_bytes(bytes.clone()));
                     async move { s3.put_part(&path, &upload, number, payload).await }
                 });
-                async move { sent.await.map(|(part, _)| (number, part.content_id)) }
+                async move { sent.await.map(|part| (number, part.content_id)) }
             });
             futures_util::future::join_all(sending).await
         })?;
@@ -482,7 +497,7 @@ impl Bucket {
         match self.wait(work)? {
             Ok(_) => Ok(()),
             // Complete already: an earlier attempt did it, and its answer was lost.
-            Err((Refusal::Absent, unanswered)) if unanswered > 0 && self.head(key)?.is_some() => Ok(()),
+            Err((Refusal::Absent, doubt)) if doubt.failed_before > 0 && self.head(key)?.is_some() => Ok(()),
             Err((refusal, _)) => Err(refusal),
         }
     }

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use object_store::Error;
+use object_store::client::{HttpError, HttpErrorKind};
 
 use crate::error::{StoreError, StoreErrorKind};
 use crate::s3::S3Url;
@@ -24,7 +25,9 @@ pub(super) enum Failure {
     Denied(String),
     /// An answer with another status: the status, and what the server said.
     Status(u16, String),
-    /// No connection, no answer, half an answer: what happened.
+    /// No connection, so that the server never heard of it: what happened.
+    Unconnected(String),
+    /// No answer, half an answer: what happened. The server may have done what it was asked.
     Broken(String),
 }
 
@@ -36,7 +39,7 @@ impl std::fmt::Display for Failure {
             Self::NoBucket => f.write_str("there is no such bucket"),
             Self::Denied(said) => write!(f, "the server refuses it ({said})"),
             Self::Status(status, said) => write!(f, "the server answered {status} ({said})"),
-            Self::Broken(what) => f.write_str(what),
+            Self::Unconnected(what) | Self::Broken(what) => f.write_str(what),
         }
     }
 }
@@ -60,6 +63,7 @@ impl Failure {
                 // A second writer came at the same moment: S3 asks to look again, which a conflict makes callers do.
                 Some(409) => Self::Conflict,
                 Some(status) => Self::Status(status, said(&told)),
+                None if is_unconnected(error) => Self::Unconnected(shorten(&told)),
                 None => Self::Broken(shorten(&told)),
             },
         }
@@ -70,7 +74,7 @@ impl Failure {
         match self {
             Self::Absent | Self::Conflict | Self::NoBucket | Self::Denied(_) => false,
             Self::Status(status, _) => *status >= 500 || *status == 429 || *status == 408,
-            Self::Broken(_) => true,
+            Self::Unconnected(_) | Self::Broken(_) => true,
         }
     }
 
@@ -105,7 +109,9 @@ impl Failure {
             }
             Self::Status(416, _) => ". It is shorter than it should be".to_owned(),
             Self::Status(..) => format!(". Check the endpoint and the region of {url}"),
-            Self::Broken(_) => format!(". Check that {server} is up and can be reached from here"),
+            Self::Unconnected(_) | Self::Broken(_) => {
+                format!(". Check that {server} is up and can be reached from here")
+            }
         };
         let kind = match self {
             Self::Absent | Self::NoBucket => StoreErrorKind::NotFound,
@@ -161,6 +167,19 @@ fn innermost(error: &Error) -> String {
     told
 }
 
+/// Whether no connection came about. Of one that took too long the kind says only that, and hyper's words say where.
+fn is_unconnected(error: &Error) -> bool {
+    let mut next = std::error::Error::source(error);
+    while let Some(cause) = next {
+        let is_connect = |e: &HttpError| e.kind() == HttpErrorKind::Connect;
+        if cause.downcast_ref().is_some_and(is_connect) || cause.to_string() == "client error (Connect)" {
+            return true;
+        }
+        next = cause.source();
+    }
+    false
+}
+
 fn status(told: &str) -> Option<u16> {
     let (_, after) = told.split_once("status code: ")?;
     after.get(..3)?.parse().ok()
@@ -201,6 +220,35 @@ mod tests {
         assert_eq!(said(xml), "AccessDenied: no way");
         assert_eq!(said("status code: 500 Internal Server Error: "), "500 Internal Server Error");
         assert_eq!(shorten(&"x".repeat(500)).len(), QUOTED_MAX_BYTES);
+    }
+
+    #[test]
+    fn what_the_server_never_heard_of_is_told_from_what_it_did_not_answer() {
+        use object_store::ObjectStoreExt;
+
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        let ask = |address: std::net::SocketAddr| {
+            let s3 = object_store::aws::AmazonS3Builder::new()
+                .with_bucket_name("b")
+                .with_endpoint(format!("http://{address}"))
+                .with_access_key_id("k")
+                .with_secret_access_key("s")
+                .with_retry(object_store::RetryConfig { max_retries: 0, ..Default::default() })
+                .with_client_options(object_store::ClientOptions::new().with_allow_http(true))
+                .build()
+                .unwrap();
+            let asked =
+                runtime.block_on(s3.put(&"key".into(), object_store::PutPayload::from_static(b"text")));
+            Failure::of(&asked.unwrap_err())
+        };
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap();
+        let hanging_up = std::thread::spawn(move || drop(listener.accept().unwrap()));
+        let heard = ask(address);
+        assert!(matches!(heard, Failure::Broken(_)), "{heard:?}");
+        hanging_up.join().unwrap();
+        let unheard = ask(address);
+        assert!(matches!(unheard, Failure::Unconnected(_)), "{unheard:?}");
     }
 
     #[test]

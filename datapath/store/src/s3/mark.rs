@@ -163,7 +163,7 @@ impl Marks {
                 Ok(tag) => {
                     return Ok(Some(Mark::keep(self, EXCLUSIVE, content, Some(tag), Renewal::OnlyMine)));
                 }
-                Err(Refusal::Failed(e)) => return Err(e),
+                Err(Refusal::Failed(e) | Refusal::Unknown(Some(e))) => return Err(e),
                 Err(_) if Instant::now() >= until => return Ok(None),
                 Err(_) => std::thread::sleep(LOOK_EVERY),
             }
@@ -312,7 +312,7 @@ impl Held {
         loop {
             let written = bucket.clone().put_later(self.key.clone(), self.content.clone(), condition).await;
             let refusal = match written {
-                Ok((new, _)) => {
+                Ok(new) => {
                     *tag = new;
                     return Ok(());
                 }

@@ -14,8 +14,8 @@
 //! # Many writers
 //! Unlike a directory, a bucket has no one writer. The list of versions of an image is written with `If-Match` (with
 //! `If-None-Match` for a new image); who comes second reads it again and does its change to what it finds, so that no
-//! update is lost. Where an attempt got no answer and the list then is another one, the change fails: done again, it could be
-//! done twice. What is removed is removed under `locks/exclusive`, and space is given back only while nobody
+//! update is lost. Where an attempt got no answer and the list then is not what it was to be, the change fails, and it says that it may
+//! have been made, or may yet be: done again, it could be done twice. What is removed is removed under `locks/exclusive`, and space is given back only while nobody
 //! publishes.
 //!
 //! # After a crash
@@ -304,16 +304,7 @@ impl Inner {
                 Ok(()) => return Ok(outcome),
                 Err(Refusal::Failed(e)) => return Err(e.into()),
                 // Once more could be twice.
-                Err(Refusal::Unknown) => {
-                    return Err(Unchanged::Unknown(StoreError::new(
-                        StoreErrorKind::Io,
-                        format!(
-                            "it is not known whether image '{name}' in {} was changed: the server did not answer in time, and others \
-                             change the image too. Look at its versions and channels, and try again if the change is missing",
-                            self.bucket.url()
-                        ),
-                    )));
-                }
+                Err(Refusal::Unknown(why)) => return Err(self.not_known(name, why)),
                 Err(_) => tracing::debug!(%name, "somebody else changed the image; once more"),
             }
         }
@@ -322,6 +313,21 @@ impl Inner {
             self.bucket.url()
         );
         Err(StoreError::new(StoreErrorKind::Locked, message).into())
+    }
+
+    fn not_known(&self, name: &ImageName, why: Option<StoreError>) -> Unchanged {
+        let why = match why {
+            Some(e) => e.to_string(),
+            None => "the server did not answer in time, and others change the image too".to_owned(),
+        };
+        Unchanged::Unknown(StoreError::new(
+            StoreErrorKind::Io,
+            format!(
+                "it is not known whether image '{name}' in {} was changed: {why}. Look at its versions and channels, and try \
+                 again if the change is missing",
+                self.bucket.url()
+            ),
+        ))
     }
 
     fn pin(&self, manifest: Hash) -> Result<Pin, StoreError> {

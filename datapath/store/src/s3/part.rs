@@ -14,6 +14,8 @@ use crate::s3::bucket::Bucket;
 /// Parts of one bucket that may be on their way for reads that can wait without a thread: as many as threads fetch, so that a slow
 /// line is not shared by more than can come in the time that a request has.
 const UNDER_WAY_MAX: usize = 8;
+/// Of which so many may be parts that nobody waits for yet.
+const AHEAD_MAX: usize = 6;
 /// So long a thread waits for a part: most are here by then, and whoever waits without a thread looks only now and then.
 const THREAD_WAITS: Duration = Duration::from_secs(1);
 /// The same while parts of the bucket take longer.
@@ -22,20 +24,23 @@ const THREAD_WAITS_LATE: Duration = Duration::from_millis(50);
 /// The parts of one bucket.
 pub(super) struct Parts {
     room: Arc<Semaphore>,
+    room_ahead: Arc<Semaphore>,
     /// Whether the last part that was heard of took longer than [`THREAD_WAITS`].
     are_late: AtomicBool,
 }
 
 impl Default for Parts {
     fn default() -> Self {
-        Self { room: Arc::new(Semaphore::new(UNDER_WAY_MAX)), are_late: AtomicBool::new(false) }
+        let room = |parts| Arc::new(Semaphore::new(parts));
+        Self { room: room(UNDER_WAY_MAX), room_ahead: room(AHEAD_MAX), are_late: AtomicBool::new(false) }
     }
 }
 
 impl Parts {
     /// Whether one more part can be asked for.
-    pub(super) fn has_room(&self) -> bool {
-        self.room.available_permits() > 0
+    pub(super) fn has_room(&self, is_ahead: bool) -> bool {
+        let has_room = |room: &Semaphore| room.available_permits() > 0;
+        has_room(&self.room) && (!is_ahead || has_room(&self.room_ahead))
     }
 }
 
@@ -48,6 +53,7 @@ pub(super) struct Part {
     is_over: Arc<AtomicBool>,
     work: AbortHandle,
     _room: OwnedSemaphorePermit,
+    _room_ahead: Option<OwnedSemaphorePermit>,
 }
 
 /// Says that it is over, also where the work panics or is aborted.
@@ -61,9 +67,11 @@ impl Drop for Over {
 
 impl Part {
     /// Asks for it. `None`: too many are on their way.
-    pub(super) fn ask(bucket: &Bucket, key: &str, offset: u64, len: usize) -> Option<Self> {
+    pub(super) fn ask(bucket: &Bucket, key: &str, offset: u64, len: usize, is_ahead: bool) -> Option<Self> {
         let parts = Arc::clone(bucket.parts());
-        let room = Arc::clone(&parts.room).try_acquire_owned().ok()?;
+        let take = |room: &Arc<Semaphore>| Arc::clone(room).try_acquire_owned().ok();
+        let room_ahead = if is_ahead { Some(take(&parts.room_ahead)?) } else { None };
+        let room = take(&parts.room)?;
         let (done, outcome) = mpsc::sync_channel(1);
         let is_over = Arc::new(AtomicBool::new(false));
         let over = Over(Arc::clone(&is_over));
@@ -73,7 +81,8 @@ impl Part {
             let _over = over;
             let _ = done.send(asked.await);
         });
-        Some(Self { parts, began: Instant::now(), outcome, is_over, work, _room: room })
+        let began = Instant::now();
+        Some(Self { parts, began, outcome, is_over, work, _room: room, _room_ahead: room_ahead })
     }
 
     /// Waits for it, not for long. `Err`: it is still on its way.

@@ -159,7 +159,7 @@ impl Publication for S3Publication {
             let newest = newest.clone();
             // It may have been damaged since.
             self.put_manifest(id, new.manifest)?;
-            return Ok(Committed { version: newest, is_new: false });
+            return Ok(Committed { version: newest, is_new: false, production: None });
         }
         self.left_something = true;
         let stored_bytes = object_bytes.saturating_add(self.put_manifest(id, new.manifest)?);
@@ -167,11 +167,11 @@ impl Publication for S3Publication {
             if new.unless_newest
                 && let Some(newest) = image.newest().filter(|newest| newest.manifest == id)
             {
-                return Ok((Committed { version: newest.clone(), is_new: false }, false));
+                return Ok((Committed { version: newest.clone(), is_new: false, production: None }, false));
             }
-            let version = image.add(&new, id, stored_bytes)?;
+            let committed = image.add(&new, id, stored_bytes)?;
             self.confirm()?;
-            Ok((Committed { version, is_new: true }, true))
+            Ok((committed, true))
         });
         let committed = committed.map_err(|e| self.not_listed(e))?;
         self.left_something = false;

@@ -123,7 +123,7 @@ fn read_part(sending: &mut Sending<'_>, offset: u64, len: u64) -> Result<Bytes, 
 fn must(bucket: &Bucket, key: &str, refusal: Refusal) -> StoreError {
     match refusal {
         Refusal::Failed(e) => e,
-        Refusal::Absent | Refusal::Conflict | Refusal::Unknown => StoreError::new(
+        Refusal::Absent | Refusal::Conflict | Refusal::Unknown(_) => StoreError::new(
             StoreErrorKind::Io,
             format!("cannot write {}: the server lost what was sent; try again", bucket.shown(key)),
         ),

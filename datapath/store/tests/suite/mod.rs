@@ -56,6 +56,7 @@ pub fn publish(
         author: "anna",
         unless_newest: false,
         newest_at_most: None,
+        is_sealed: false,
     })?;
     assert!(committed.is_new);
     Ok(committed.version)
@@ -188,6 +189,7 @@ pub fn a_dropped_publication_leaves_nothing(place: &dyn Place) {
         author: "",
         unless_newest: false,
         newest_at_most: None,
+        is_sealed: false,
     });
     assert_eq!(kind(refused), StoreErrorKind::Invalid);
     assert_eq!(files(place.dir()), []);
@@ -210,6 +212,7 @@ pub fn nothing_is_reclaimed_while_a_publication_may_refer_to_it(place: &dyn Plac
         author: "",
         unless_newest: false,
         newest_at_most: None,
+        is_sealed: false,
     };
     publication.commit(new).unwrap();
     // The object stays for b@1; the manifest of a@1 is gone, late.
@@ -340,10 +343,11 @@ pub fn the_same_content_again_is_the_version_that_is_there_where_that_is_wanted(
             author: "",
             unless_newest: true,
             newest_at_most: None,
+            is_sealed: false,
         };
         store.publish().unwrap().commit(new).unwrap()
     };
-    assert_eq!(again(&first.objects), Committed { version: first.clone(), is_new: false });
+    assert_eq!(again(&first.objects), Committed { version: first.clone(), is_new: false, production: None });
     store.change(&name("a"), &mut |image| image.retire(1, true)).unwrap();
     // What was taken out of use does not come back by itself.
     let second = again(&first.objects);
@@ -375,6 +379,7 @@ pub fn nothing_is_added_above_a_version_that_it_does_not_know(place: &dyn Place)
             author: "",
             unless_newest: false,
             newest_at_most: Some(1),
+            is_sealed: false,
         };
         store.publish().unwrap().commit(new)
     };
@@ -384,6 +389,40 @@ pub fn nothing_is_added_above_a_version_that_it_does_not_know(place: &dyn Place)
     assert_eq!(files(place.dir()), before);
     store.change(&image, &mut |image| image.retire(2, true)).unwrap();
     assert_eq!(over_first().unwrap().version.number, 3);
+}
+
+/// With its versions, in one step.
+pub fn a_sealed_version_is_booted_by_nobody_before_it_is_promoted(place: &dyn Place) {
+    let store = writable(place);
+    let image = name("a");
+    let seal = |manifest: &[u8]| {
+        let new = NewVersion {
+            name: &image,
+            manifest,
+            objects: &[],
+            size_bytes: 4096,
+            created_at_s: 9,
+            source: "",
+            note: "",
+            author: "anna",
+            unless_newest: false,
+            newest_at_most: None,
+            is_sealed: true,
+        };
+        store.publish().unwrap().commit(new).unwrap()
+    };
+    let boots = || store.resolve(&"a".parse().unwrap()).unwrap().number;
+    publish(store.as_ref(), "a", b"one", &[], b"m1").unwrap();
+    let later = Pointer { channel: Channel::Production, version: 1, at_s: 99, author: "ben".into() };
+    store.change(&image, &mut |image| image.schedule(later.clone())).unwrap();
+    let sealed = seal(b"m2");
+    assert_eq!((sealed.version.number, sealed.production, boots()), (2, Some(1), 1));
+    let listed = store.image(&image).unwrap().unwrap();
+    let set = Pointer { channel: Channel::Production, version: 1, at_s: 9, author: "anna".into() };
+    assert_eq!((listed.pointers(), listed.scheduled()), (&[set][..], &[later][..]));
+    assert_eq!(seal(b"m3").production, None);
+    store.change(&image, &mut |image| image.revert(Channel::Production).map(drop)).unwrap();
+    assert_eq!(boots(), 3);
 }
 
 /// Objects, versions and channels of one store come to another one, once.
@@ -579,6 +618,7 @@ pub fn a_clock_that_goes_back_changes_no_order(place: &dyn Place) {
             author: "",
             unless_newest: false,
             newest_at_most: None,
+            is_sealed: false,
         };
         store.publish().unwrap().commit(new).unwrap()
     };
@@ -702,6 +742,40 @@ pub fn a_copy_whose_version_cannot_be_written_is_gone_on_with(place: &dyn Place)
     assert_eq!(writable(place).images().unwrap(), source.images().unwrap());
 }
 
+/// The channels come after the versions, and production before them where that is what it stood for.
+pub fn a_copy_that_stops_lets_nobody_boot_what_was_sealed(place: &dyn Place) {
+    let elsewhere = tempfile::tempdir().unwrap();
+    let source = headwater_store::LocalDir::open(elsewhere.path(), Access::WRITE).unwrap();
+    let sync = || {
+        let target = place.open(Access::Copy { new_chunk_bytes: source.chunk_bytes() }).unwrap();
+        let what = headwater_store::copy::everything(&source).unwrap();
+        headwater_store::copy(&source, target.as_ref(), &what, &objects_of, true, &mut |_| Ok(()))
+    };
+    publish(&source, "a", b"one", &[], b"m-one").unwrap();
+    sync().unwrap();
+    let sealed = NewVersion {
+        name: &name("a"),
+        manifest: b"m-one",
+        objects: &[Hash::of(b"one")],
+        size_bytes: 512,
+        created_at_s: 0,
+        source: "",
+        note: "",
+        author: "",
+        unless_newest: false,
+        newest_at_most: None,
+        is_sealed: true,
+    };
+    assert_eq!(source.publish().unwrap().commit(sealed).unwrap().production, Some(1));
+    let last = publish(&source, "a", b"three", &[], b"m-three").unwrap();
+    fs::remove_file(elsewhere.path().join("manifests").join(last.manifest.to_string())).unwrap();
+    sync().unwrap_err();
+    let target = writable(place);
+    let numbers: Vec<u32> =
+        target.image(&name("a")).unwrap().unwrap().versions.iter().map(|it| it.number).collect();
+    assert_eq!((numbers, target.resolve(&"a".parse().unwrap()).unwrap().number), (vec![1, 2], 1));
+}
+
 /// Makes a test of each function of the suite. `$with` is called with it and gives it a new place.
 #[macro_export]
 macro_rules! store_suite {
@@ -721,10 +795,12 @@ macro_rules! store_suite {
             a_channel_is_durable_and_holds_its_version,
             the_same_content_again_is_the_version_that_is_there_where_that_is_wanted,
             nothing_is_added_above_a_version_that_it_does_not_know,
+            a_sealed_version_is_booted_by_nobody_before_it_is_promoted,
             a_version_is_copied_with_its_number_and_only_once,
             a_damaged_object_is_not_copied,
             a_sync_brings_what_is_missing_and_goes_on_where_it_was_stopped,
             a_copy_whose_version_cannot_be_written_is_gone_on_with,
+            a_copy_that_stops_lets_nobody_boot_what_was_sealed,
             a_version_whose_objects_are_not_those_of_its_manifest_is_not_copied,
             a_damaged_object_is_mended,
             a_boot_trace_goes_with_its_version,

@@ -1,0 +1,146 @@
+//! Changes whose answers are lost, or that fail.
+
+use super::*;
+
+#[test]
+fn an_answer_that_is_lost_is_not_taken_for_another_writer() {
+    let (place, relay, _) = behind_a_relay();
+    let store = suite::writable(&place);
+    for (target, round) in [("/images/", 1u8), ("/manifests/", 2), ("/objects/", 3), ("/locks/", 4)] {
+        relay.fail("PUT", target, Fault::LoseAnswer, 1);
+        publish(store.as_ref(), "a", &[round; 50], &[], &[round; 7]).unwrap();
+    }
+    let image = store.image(&name("a")).unwrap().unwrap();
+    let numbers: Vec<u32> = image.versions.iter().map(|version| version.number).collect();
+    assert_eq!(numbers, [1, 2, 3, 4, 5]);
+}
+
+#[test]
+fn a_change_whose_answer_is_lost_is_not_made_twice() {
+    let (mut place, relay, _) = behind_a_relay();
+    place.timeout = NEVER;
+    let (store, other) = (suite::writable(&place), suite::writable(&place.direct()));
+    relay.take_seen();
+    // It is written, and before it is tried again somebody else writes.
+    relay.fail("PUT", "/images/", Fault::LoseAnswer, 1);
+    relay.fail("PUT", "/images/", Fault::Silence, u32::MAX);
+    std::thread::scope(|scope| {
+        let publishing = scope.spawn(|| publish(store.as_ref(), "a", b"ours", &[], b"ours"));
+        let mut tries = 0;
+        wait_until("it is tried again", || {
+            tries += relay
+                .take_seen()
+                .iter()
+                .filter(|it| it.starts_with("PUT") && it.contains("/images/"))
+                .count();
+            tries == 2
+        });
+        publish(other.as_ref(), "a", b"theirs", &[], b"theirs").unwrap();
+        relay.heal();
+        let error = publishing.join().unwrap().unwrap_err();
+        assert!(error.to_string().contains("it is not known whether"), "{error}");
+    });
+    let versions = store.image(&name("a")).unwrap().unwrap().versions;
+    let made: Vec<Hash> = versions.iter().map(|version| version.manifest).collect();
+    assert_eq!(made, [b"manifest".as_slice(), b"ours", b"theirs"].map(Hash::of));
+    for version in versions {
+        store.manifest(version.manifest).unwrap();
+        store.open_object(version.objects[0]).unwrap();
+    }
+}
+
+#[test]
+fn a_change_that_the_server_may_still_be_making_is_not_made_again() {
+    let (place, relay, _) = behind_a_relay();
+    let store = suite::writable(&place);
+    // The first attempt is not answered in time, and the second comes while the server still works on the first.
+    relay.fail("PUT", "/images/", Fault::Refuse, 1);
+    relay.fail("PUT", "/images/", Fault::Status(409), 1);
+    let mut made = 0;
+    let error = store.change(&name("a"), &mut |image| {
+        made += 1;
+        image.retire(1, true)
+    });
+    assert_eq!(made, 1);
+    assert!(error.unwrap_err().to_string().contains("it is not known whether"));
+    // Without a doubt about an earlier attempt it is.
+    relay.fail("PUT", "/images/", Fault::Status(409), 1);
+    store.change(&name("a"), &mut |image| image.retire(1, true)).unwrap();
+
+    // What a version needs that may yet appear is there, for as long as a dead writer counts.
+    relay.fail("PUT", "/images/", Fault::Refuse, 1);
+    relay.fail("PUT", "/images/", Fault::Status(409), 1);
+    let before = files(place.dir());
+    publish(store.as_ref(), "a", b"object", &[], b"m").unwrap_err();
+    assert_eq!(store.reclaim_left().unwrap(), 0);
+    assert_eq!(files(place.dir()).len(), before.len() + 2);
+    let writer = place.keys("locks").into_iter().find(|key| key.starts_with("writer-")).unwrap();
+    make_older(&place.dir().join("locks").join(writer), Duration::from_secs(700));
+    assert!(store.reclaim_left().unwrap() > 0);
+    assert_eq!(files(place.dir()), before);
+    assert_eq!(place.keys("locks"), [] as [&str; 0]);
+}
+
+#[test]
+fn a_change_none_of_whose_attempts_is_answered_is_looked_for() {
+    let (place, relay, _) = behind_a_relay();
+    let store = suite::writable(&place);
+    // It is made, and nothing of that came back.
+    relay.fail("PUT", "/images/", Fault::LoseAnswer, u32::MAX);
+    publish(store.as_ref(), "a", b"two", &[], b"m2").unwrap();
+    relay.heal();
+    // The second attempt is refused, which says nothing of the first.
+    relay.fail("PUT", "/images/", Fault::LoseAnswer, 1);
+    relay.fail("PUT", "/images/", Fault::Status(403), u32::MAX);
+    store.change(&name("a"), &mut |image| image.retire(2, true)).unwrap();
+    relay.heal();
+    let image = store.image(&name("a")).unwrap().unwrap();
+    assert_eq!(image.versions.len(), 2);
+    assert_eq!(place.keys("locks"), [] as [&str; 0]);
+
+    // It cannot be looked for.
+    relay.fail("PUT", "/images/", Fault::LoseAnswer, u32::MAX);
+    relay.fail("GET", "/images/", Fault::Delay(Duration::ZERO), 1);
+    relay.fail("GET", "/images/", Fault::Status(403), u32::MAX);
+    let error = publish(store.as_ref(), "a", b"three", &[], b"m3").unwrap_err().to_string();
+    assert!(error.contains("it is not known whether image 'a'") && error.contains("5 times"), "{error}");
+    relay.heal();
+    assert_eq!(store.reclaim_left().unwrap(), 0);
+    let version = store.resolve(&"a@3".parse().unwrap()).unwrap();
+    store.manifest(version.manifest).unwrap();
+    store.open_object(version.objects[0]).unwrap();
+
+    // It was not made, but may yet be.
+    relay.fail("PUT", "/images/", Fault::Refuse, u32::MAX);
+    let error = publish(store.as_ref(), "a", b"four", &[], b"m4").unwrap_err().to_string();
+    assert!(error.contains("it is not known whether image 'a'"), "{error}");
+    relay.heal();
+    assert_eq!(store.reclaim_left().unwrap(), 0);
+    store.manifest(Hash::of(b"m4")).unwrap();
+}
+
+#[test]
+fn a_write_that_fails_leaves_the_store_as_it_was() {
+    let (place, relay, _) = behind_a_relay();
+    let store = suite::writable(&place);
+    let before = files(place.dir());
+    for target in ["/objects/", "/manifests/", "/images/"] {
+        for fault in [Fault::Status(403), Fault::Status(500), Fault::Refuse] {
+            if (target, fault) == ("/images/", Fault::Refuse) {
+                // Nobody knows here whether the server heard of it.
+                continue;
+            }
+            relay.fail("PUT", target, fault, u32::MAX);
+            let error = publish(store.as_ref(), "a", b"new object", &[], b"new").unwrap_err();
+            assert!(error.to_string().contains("cannot write s3://"), "{error}");
+            relay.heal();
+            // What it left was given back when it ended.
+            assert_eq!(files(place.dir()), before, "{target} {fault:?}");
+        }
+    }
+    relay.fail("PUT", "/objects/", Fault::Status(507), u32::MAX);
+    let full = publish(store.as_ref(), "a", b"new object", &[], b"new");
+    assert_eq!(kind(full), StoreErrorKind::NoSpace);
+    relay.heal();
+    publish(store.as_ref(), "a", b"new object", &[], b"new").unwrap();
+}
