@@ -18,6 +18,7 @@ use tokio::sync::Semaphore;
 
 use crate::body::{AnswerBody, Turn};
 use crate::leases::Leases;
+use crate::once::Once;
 use crate::progress::Progress;
 use crate::range::{Wanted, wanted};
 use crate::reads::Reads;
@@ -32,7 +33,7 @@ pub const MANIFESTS_BYTES: usize = 256 << 20;
 const CONTENTS_MAX: usize = 1024;
 
 /// What a path leads to.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Target {
     Settings,
     Images,
@@ -102,6 +103,8 @@ pub struct Answers {
     room: Arc<Semaphore>,
     /// The manifests, lists and traces that were asked for last, by their hash, newest last.
     contents: Mutex<Vec<(Hash, Bytes)>>,
+    /// Those that are being read.
+    once: Once,
     /// Objects of a remote store that were asked for last, newest last.
     objects: Mutex<Vec<Arc<dyn Object>>>,
 }
@@ -115,7 +118,17 @@ impl Answers {
         let leases = Leases::new(Arc::clone(&store), limits.lease);
         let reads = Reads::new(limits.reads, limits.read_wait);
         let (contents, objects) = (Mutex::new(Vec::new()), Mutex::new(Vec::new()));
-        Self { store, tokens, tls, leases, reads, room: Room::of_server(), contents, objects }
+        Self {
+            store,
+            tokens,
+            tls,
+            leases,
+            reads,
+            room: Room::of_server(),
+            contents,
+            once: Once::default(),
+            objects,
+        }
     }
 
     /// Room for what is sent on a connection.
@@ -199,7 +212,7 @@ impl Answers {
 
     /// Looks it up. Blocks on I/O.
     fn find(&self, target: &Target) -> Result<Found, StoreError> {
-        let tagged = |bytes: Vec<u8>| {
+        let tagged = |bytes: Bytes| {
             let id = Hash::of(&bytes);
             Found { tag: format!("\"{id}\""), content: Content::Bytes(self.keep(id, bytes)) }
         };
@@ -210,7 +223,7 @@ impl Answers {
                 if !self.store.is_remote() {
                     self.store.is_there()?;
                 }
-                Ok(tagged(settings_bytes(self.store.chunk_bytes())?))
+                Ok(tagged(fitted(settings_bytes(self.store.chunk_bytes())?)))
             }
             Target::Images => {
                 // A damaged one too: whoever asks for it is told so, and the others are served.
@@ -218,16 +231,21 @@ impl Answers {
                 let mut names: Vec<_> = listed.images.into_iter().map(|image| image.name).collect();
                 names.extend(listed.unreadable.into_iter().map(|(name, _)| name));
                 names.sort_unstable();
-                Ok(tagged(names.iter().map(|name| format!("{name}\n")).collect::<String>().into_bytes()))
+                let list: String = names.iter().map(|name| format!("{name}\n")).collect();
+                Ok(tagged(fitted(list.into_bytes())))
             }
+            // Not one that somebody began to read before: it may not have what was published since.
             Target::Image(name) => {
                 let image = self.store.image(name)?.ok_or_else(absent)?;
-                Ok(tagged(image.encode()?))
+                Ok(tagged(fitted(image.encode()?)))
             }
-            Target::Trace(id) => Ok(tagged(self.store.trace(*id)?.ok_or_else(absent)?)),
+            Target::Trace(id) => {
+                let read = || Ok(fitted(self.store.trace(*id)?.ok_or_else(absent)?));
+                Ok(tagged(self.once.read(target, read)?))
+            }
             Target::Manifest(id) => {
                 self.leases.renew(*id, Instant::now())?;
-                Ok(Found { tag: format!("\"{id}\""), content: Content::Bytes(self.manifest(*id)?) })
+                Ok(Found { tag: format!("\"{id}\""), content: Content::Bytes(self.manifest(target, *id)?) })
             }
             Target::Object(id) => {
                 Ok(Found { tag: format!("\"{id}\""), content: Content::Object(self.object(*id)?) })
@@ -235,11 +253,15 @@ impl Answers {
         }
     }
 
-    fn manifest(&self, id: Hash) -> Result<Bytes, StoreError> {
-        match self.kept(id) {
-            Some(bytes) => Ok(bytes),
-            None => Ok(self.keep(id, self.store.manifest(id)?)),
+    fn manifest(&self, target: &Target, id: Hash) -> Result<Bytes, StoreError> {
+        if let Some(bytes) = self.kept(id) {
+            return Ok(bytes);
         }
+        self.once.read(target, || match self.kept(id) {
+            // Somebody ended reading it since.
+            Some(bytes) => Ok(bytes),
+            None => Ok(self.keep(id, fitted(self.store.manifest(id)?))),
+        })
     }
 
     fn kept(&self, id: Hash) -> Option<Bytes> {
@@ -247,12 +269,11 @@ impl Answers {
     }
 
     /// Keeps a content, so that all answers that have it at a time have it once.
-    fn keep(&self, id: Hash, bytes: Vec<u8>) -> Bytes {
+    fn keep(&self, id: Hash, bytes: Bytes) -> Bytes {
         let mut contents = self.contents.lock();
         if let Some(bytes) = newest(&mut contents, id) {
             return bytes;
         }
-        let bytes = Bytes::from(bytes);
         contents.push((id, bytes.clone()));
         while contents.len() > 1
             && (contents.len() > CONTENTS_MAX
@@ -334,6 +355,12 @@ impl Answers {
             (true, false) => "public, max-age=31536000, immutable",
         }
     }
+}
+
+/// In as much memory as it has bytes: reading to an end that is not known may have taken twice that.
+fn fitted(mut bytes: Vec<u8>) -> Bytes {
+    bytes.shrink_to_fit();
+    bytes.into()
 }
 
 /// The content with this hash, which was used last now.

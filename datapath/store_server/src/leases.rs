@@ -78,6 +78,7 @@ mod tests {
             author: "",
             unless_newest: false,
             newest_at_most: None,
+            is_sealed: false,
         };
         let version = store.publish().unwrap().commit(new).unwrap().version;
         let leases = Leases::new(Arc::new(store.clone()), LEASE);

@@ -20,7 +20,7 @@
 //! - [`ADMISSION_TIMEOUT`] for a connection until the first request with a token.
 //! - [`READS_MAX`] threads block on the store; who waits for one longer than [`READ_WAIT`] is refused.
 //! - [`LEASES_MAX`] versions are held for [`LEASE`]; [`MANIFESTS_BYTES`] of manifests, lists and traces are kept
-//!   in memory.
+//!   in memory. A manifest or a trace is read by one of those who ask for it at a time, for all of them.
 //!
 //! # Errors
 //! [`ServeError`] for what cannot be served at all; a client gets a status and a problem as JSON, and the log the
@@ -58,6 +58,7 @@ pub mod tokens;
 
 mod body;
 mod leases;
+mod once;
 mod progress;
 mod range;
 mod reads;

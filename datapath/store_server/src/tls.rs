@@ -50,8 +50,10 @@ struct Certificates {
 #[derive(Debug)]
 struct State {
     pair: Arc<CertifiedKey>,
-    /// Of both files, when they were read, used or not.
+    /// Of both files, when they were used last. Those that cannot be used are tried again: what mends them need not show here.
     seen: [Option<Stamp>; 2],
+    /// Why they cannot be used now, as it was told.
+    failed: Option<String>,
     looked: Instant,
     /// When it was said last that the certificate expires.
     told: Option<Instant>,
@@ -64,7 +66,7 @@ impl Certificates {
     fn open(files: &TlsFiles, provider: Arc<CryptoProvider>) -> Result<Self, ServeError> {
         let seen = stamps(files);
         let pair = Arc::new(read(files, &provider)?);
-        let mut state = State { pair, seen, looked: Instant::now(), told: None };
+        let mut state = State { pair, seen, failed: None, looked: Instant::now(), told: None };
         tell_expiry(files, &mut state);
         Ok(Self { files: files.clone(), provider, state: Mutex::new(state) })
     }
@@ -82,17 +84,25 @@ impl Certificates {
     fn look_again(&self, state: &mut State) {
         // Before they are read: what is changed meanwhile is read again.
         let seen = stamps(&self.files);
-        if std::mem::replace(&mut state.seen, seen) == seen {
+        if state.seen == seen {
+            state.failed = None;
             return;
         }
         match read(&self.files, &self.provider) {
             Ok(pair) => {
                 tracing::info!(certificate = %self.files.certificate.display(), "the certificate was read again");
                 (state.pair, state.told) = (Arc::new(pair), None);
+                (state.seen, state.failed) = (seen, None);
             }
             // Between the one file and the other, this is how it is.
-            Err(e) => tracing::warn!(error = %e,
-                "the certificate and its key have changed and cannot be used: the ones before are, until that is mended"),
+            Err(e) => {
+                let failed = Some(e.to_string());
+                if failed != state.failed {
+                    tracing::warn!(error = %e,
+                        "the certificate and its key have changed and cannot be used: the ones before are, until that is mended");
+                }
+                state.failed = failed;
+            }
         }
     }
 }
@@ -207,6 +217,17 @@ mod tests {
         assert!(shown() == second);
         let third = make(&files);
         assert!(shown() == third);
+        // What is mended need not look as if it had changed since.
+        let fourth = make(&files);
+        let good = std::fs::read(&files.key).unwrap();
+        let put = |bytes: &[u8]| {
+            std::fs::write(&files.key, bytes).unwrap();
+            std::fs::File::open(&files.key).unwrap().set_modified(std::time::UNIX_EPOCH).unwrap();
+        };
+        put(&vec![b'x'; good.len()]);
+        assert!(shown() == third);
+        put(&good);
+        assert!(shown() == fourth);
     }
 
     #[test]

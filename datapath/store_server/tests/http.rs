@@ -46,6 +46,7 @@ fn serve(options: Options) -> Served {
         author: "",
         unless_newest: false,
         newest_at_most: None,
+        is_sealed: false,
     };
     let version = publication.commit(new).unwrap().version;
     store.set_trace(version.manifest, Some(b"a trace")).unwrap();

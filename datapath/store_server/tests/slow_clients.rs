@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 use std::io::{Read, Write};
-use std::net::TcpStream;
+use std::net::{SocketAddr, TcpStream};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
@@ -16,8 +16,8 @@ use headwater_store_server::{
 };
 use tokio::sync::watch;
 
-/// A store that counts what is read of its objects.
-struct Counted(LocalDir, Arc<AtomicUsize>);
+/// A store that counts what is read of its objects, and the manifests that are read, which takes a while.
+struct Counted(LocalDir, Arc<AtomicUsize>, Arc<AtomicUsize>);
 
 struct CountedObject(Arc<dyn Object>, Arc<AtomicUsize>);
 
@@ -50,6 +50,8 @@ impl Store for Counted {
     }
 
     fn manifest(&self, id: Hash) -> Result<Vec<u8>, StoreError> {
+        self.2.fetch_add(1, Ordering::SeqCst);
+        std::thread::sleep(Duration::from_millis(500));
         self.0.manifest(id)
     }
 
@@ -103,19 +105,31 @@ fn read_frame(stream: &mut TcpStream) -> (u8, u8, u8, Vec<u8>) {
     (head[3], head[4], head[8], payload)
 }
 
-#[test]
-fn a_client_that_takes_nothing_fills_no_memory_and_keeps_nobody_from_reading() {
-    const STREAMS: u8 = 100;
+/// A store with one version that is served, what was counted of it, and where; the version's manifest, its object and the
+/// object's bytes.
+struct Served {
+    bytes_read: Arc<AtomicUsize>,
+    manifests_read: Arc<AtomicUsize>,
+    address: SocketAddr,
+    manifest: Hash,
+    object: Hash,
+    content: Vec<u8>,
+    _stop: watch::Sender<bool>,
+    _runtime: tokio::runtime::Runtime,
+    _dir: tempfile::TempDir,
+}
+
+fn serve() -> Served {
     let dir = tempfile::tempdir().unwrap();
     let store = LocalDir::open(dir.path(), Access::WRITE).unwrap();
     let content: Vec<u8> = (0..200_000u32).flat_map(|n| (n ^ (n >> 7)).to_le_bytes()).collect();
     let mut publication = store.publish().unwrap();
     publication.append(&content).unwrap();
-    let (id, _) = publication.finish_object().unwrap().unwrap();
+    let (object, _) = publication.finish_object().unwrap().unwrap();
     let new = NewVersion {
         name: &"debian".parse().unwrap(),
         manifest: b"a manifest",
-        objects: &[id],
+        objects: &[object],
         size_bytes: 4096,
         created_at_s: 1,
         source: "",
@@ -123,18 +137,48 @@ fn a_client_that_takes_nothing_fills_no_memory_and_keeps_nobody_from_reading() {
         author: "",
         unless_newest: false,
         newest_at_most: None,
+        is_sealed: false,
     };
-    publication.commit(new).unwrap();
-    let read = Arc::new(AtomicUsize::new(0));
-    let counted: Arc<dyn Store> = Arc::new(Counted(store, Arc::clone(&read)));
+    let manifest = publication.commit(new).unwrap().version.manifest;
+    let (bytes_read, manifests_read) = (Arc::<AtomicUsize>::default(), Arc::<AtomicUsize>::default());
+    let counted: Arc<dyn Store> =
+        Arc::new(Counted(store, Arc::clone(&bytes_read), Arc::clone(&manifests_read)));
     let runtime = tokio::runtime::Runtime::new().unwrap();
-    let (_stop, stopped) = watch::channel(false);
+    let (stop, stopped) = watch::channel(false);
     let listen = "127.0.0.1:0".parse().unwrap();
     let options = Options { listen, tls: None, token_file: None, limits: Limits::default() };
     let server = runtime.block_on(StoreServer::bind(counted, &options)).unwrap();
     let address = server.address();
     runtime.spawn(server.run(stopped));
+    let (_stop, _runtime, _dir) = (stop, runtime, dir);
+    Served { bytes_read, manifests_read, address, manifest, object, content, _stop, _runtime, _dir }
+}
 
+/// What a client gets that takes all of it.
+fn get(address: SocketAddr, path: &str) -> Vec<u8> {
+    let mut stream = TcpStream::connect(address).unwrap();
+    stream.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
+    write!(stream, "GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n").unwrap();
+    let mut answer = Vec::new();
+    stream.read_to_end(&mut answer).unwrap();
+    answer
+}
+
+#[test]
+fn a_manifest_that_many_ask_for_at_a_time_is_read_once() {
+    let served = serve();
+    let path = format!("/manifests/{}", served.manifest);
+    std::thread::scope(|scope| {
+        let all: Vec<_> = (0..16).map(|_| scope.spawn(|| get(served.address, &path))).collect();
+        assert!(all.into_iter().all(|one| one.join().unwrap().ends_with(b"a manifest")));
+    });
+    assert_eq!(served.manifests_read.load(Ordering::SeqCst), 1);
+}
+
+#[test]
+fn a_client_that_takes_nothing_fills_no_memory_and_keeps_nobody_from_reading() {
+    const STREAMS: u8 = 100;
+    let Served { bytes_read: read, address, object: id, content, .. } = &serve();
     let path = format!("/objects/{id}");
     let mut headers = vec![0x82, 0x86, 0x04, u8::try_from(path.len()).unwrap()];
     headers.extend_from_slice(path.as_bytes());
@@ -160,12 +204,7 @@ fn a_client_that_takes_nothing_fills_no_memory_and_keeps_nobody_from_reading() {
     assert!(kept <= most, "{kept} bytes are kept for a client that takes nothing, and not {most}");
 
     // Others get what they ask for.
-    let mut other = TcpStream::connect(address).unwrap();
-    other.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
-    write!(other, "GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n").unwrap();
-    let mut answer = Vec::new();
-    other.read_to_end(&mut answer).unwrap();
-    assert!(answer.ends_with(&content));
+    assert!(get(*address, &path).ends_with(content));
 
     // And so does the slow one, when it takes it.
     slow.write_all(&[window(1 << 30), frame(WINDOW_UPDATE, 0, 0, &(1u32 << 30).to_be_bytes())].concat())
@@ -178,5 +217,5 @@ fn a_client_that_takes_nothing_fills_no_memory_and_keeps_nobody_from_reading() {
             ended += flags & END_STREAM;
         }
     }
-    assert!(got.values().all(|bytes| *bytes == content));
+    assert!(got.values().all(|bytes| bytes == content));
 }

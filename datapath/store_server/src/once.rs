@@ -1,0 +1,93 @@
+//! What many ask for at a time is read from the store once, for all of them: a manifest may have a GiB.
+
+use std::collections::HashMap;
+use std::sync::{Arc, OnceLock};
+
+use bytes::Bytes;
+use headwater_store::StoreError;
+use parking_lot::Mutex;
+
+use crate::answer::Target;
+
+type Outcome = Arc<OnceLock<Result<Bytes, StoreError>>>;
+
+/// The contents that are being read.
+#[derive(Default)]
+pub(crate) struct Once {
+    reading: Mutex<HashMap<Target, Outcome>>,
+}
+
+impl Once {
+    /// What `read` gives, or what it gives somebody who began to read the same before and has not ended: also where that is an
+    /// error, which is as old.
+    pub(crate) fn read(
+        &self,
+        what: &Target,
+        read: impl FnOnce() -> Result<Bytes, StoreError>,
+    ) -> Result<Bytes, StoreError> {
+        let outcome = Arc::clone(self.reading.lock().entry(what.clone()).or_default());
+        let read = || {
+            let outcome = read();
+            // Who comes from now on looks at what is kept first.
+            self.reading.lock().remove(what);
+            outcome
+        };
+        outcome.get_or_init(read).clone()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use headwater_store::{Hash, StoreErrorKind};
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    #[test]
+    fn what_is_asked_for_while_it_is_read_is_read_once() {
+        let (once, what) = (Once::default(), Target::Manifest(Hash::of(b"m")));
+        let reads = AtomicUsize::new(0);
+        let (begun, wait_begun) = std::sync::mpsc::channel();
+        let (go_on, wait) = std::sync::mpsc::channel::<()>();
+        let read = |outcome: Result<Bytes, StoreError>| {
+            reads.fetch_add(1, Ordering::SeqCst);
+            outcome
+        };
+        let gone = || StoreError::new(StoreErrorKind::Unreachable, "gone");
+        std::thread::scope(|scope| {
+            let (once, what, read) = (&once, &what, &read);
+            let first = scope.spawn(move || {
+                once.read(what, || {
+                    begun.send(()).unwrap();
+                    wait.recv().unwrap();
+                    read(Err(gone()))
+                })
+            });
+            wait_begun.recv().unwrap();
+            // Something else does not wait for it.
+            let other = Target::Trace(Hash::of(b"m"));
+            assert_eq!(once.read(&other, || read(Ok(Bytes::from_static(b"t")))).unwrap(), "t");
+            let others: Vec<_> =
+                (0..8).map(|_| scope.spawn(move || once.read(what, || read(Err(gone()))))).collect();
+            let outcome = Arc::clone(&once.reading.lock()[what]);
+            // Each of them, the first one, the map, and this.
+            headwater_testkit::wait_until("all of them wait", || Arc::strong_count(&outcome) == 11);
+            go_on.send(()).unwrap();
+            for one in others.into_iter().chain([first]) {
+                assert_eq!(one.join().unwrap().unwrap_err().kind(), StoreErrorKind::Unreachable);
+            }
+        });
+        assert_eq!(reads.load(Ordering::SeqCst), 2);
+        // The error is not kept.
+        assert_eq!(once.read(&what, || read(Ok(Bytes::from_static(b"m")))).unwrap(), "m");
+        assert!(once.reading.lock().is_empty());
+    }
+
+    #[test]
+    fn a_read_that_panics_keeps_nobody_waiting() {
+        let (once, what) = (Once::default(), Target::Images);
+        let panics = || once.read(&what, || panic!("a bug")).map(drop);
+        assert!(std::panic::catch_unwind(std::panic::AssertUnwindSafe(panics)).is_err());
+        assert_eq!(once.read(&what, || Ok(Bytes::from_static(b"m"))).unwrap(), "m");
+        assert!(once.reading.lock().is_empty());
+    }
+}
