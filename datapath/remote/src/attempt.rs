@@ -16,6 +16,9 @@ const POLL_MAX: Duration = Duration::from_millis(250);
 const HEDGE_SHARE: u64 = 20;
 /// .. apart from so many.
 const HEDGE_FREE: u64 = 8;
+/// .. and from those that crawl: that take so many times the longest wait for a byte, and a second for each so many bytes that have
+/// come. Else a server that sends a byte now and then would keep all reads that it has when that share is used up.
+const CRAWLS_AFTER: u32 = 4;
 /// A read that does not wait for servers takes as long as a probe, and a second for each so many bytes that have come.
 const SLOWEST_BYTES_S: u64 = 16 << 10;
 
@@ -105,21 +108,22 @@ pub(crate) fn attempt(
             return Attempt::Failed(faults);
         }
         let now = Instant::now();
-        if may_hedge && now >= late_at && running.len() == 1 {
-            let silent = running.first().map_or(Duration::ZERO, |run| run.transfer.last_progress().elapsed());
-            if affordable(servers) || silent >= servers.limits.hedge_after_max {
-                may_hedge = false;
-                let mut excluded = excluded.to_vec();
-                running.iter().for_each(|run| exclude(&mut excluded, run.server));
-                faults.iter().for_each(|(server, _)| exclude(&mut excluded, *server));
-                if let Some(second) = servers.choose(len, &excluded)
-                    && add(servers, ask, second, is_past(second), false, &mut running).is_ok()
-                {
-                    servers.counting.hedges.fetch_add(1, Ordering::Relaxed);
-                    hedge = Some(second);
-                }
-                continue;
+        if may_hedge
+            && now >= late_at
+            && running.len() == 1
+            && (affordable(servers) || running.iter().any(|run| is_stuck(servers, &run.transfer)))
+        {
+            may_hedge = false;
+            let mut excluded = excluded.to_vec();
+            running.iter().for_each(|run| exclude(&mut excluded, run.server));
+            faults.iter().for_each(|(server, _)| exclude(&mut excluded, *server));
+            if let Some(second) = servers.choose(len, &excluded)
+                && add(servers, ask, second, is_past(second), false, &mut running).is_ok()
+            {
+                servers.counting.hedges.fetch_add(1, Ordering::Relaxed);
+                hedge = Some(second);
             }
+            continue;
         }
         let until = if may_hedge && now < late_at { late_at.duration_since(now) } else { POLL_MAX };
         wait_for_sockets(&running, until.min(POLL_MAX));
@@ -128,12 +132,25 @@ pub(crate) fn attempt(
 
 /// Who does not wait for servers does not wait for one that sends a byte now and then, either.
 fn in_time(servers: &Servers, transfer: &Transfer) -> Result<(), Fault> {
-    let longest = servers.limits.stall.saturating_mul(probe::STALLS_MAX)
-        + Duration::from_secs(transfer.got_bytes() / SLOWEST_BYTES_S);
-    if transfer.started().elapsed() < longest {
-        return Ok(());
+    match takes_longer(transfer, servers.limits.stall.saturating_mul(probe::STALLS_MAX)) {
+        Some(longest) => {
+            Err(Fault::Gone(format!("it did not answer in full for {:.1} s", longest.as_secs_f64())))
+        }
+        None => Ok(()),
     }
-    Err(Fault::Gone(format!("it did not answer in full for {:.1} s", longest.as_secs_f64())))
+}
+
+/// Whether it is asked for a second time whatever the share of those is.
+fn is_stuck(servers: &Servers, transfer: &Transfer) -> bool {
+    let longest = servers.limits.hedge_after_max;
+    transfer.last_progress().elapsed() >= longest
+        || takes_longer(transfer, longest.saturating_mul(CRAWLS_AFTER)).is_some()
+}
+
+/// Whether it takes longer than this, and than what came may take. How long that is.
+fn takes_longer(transfer: &Transfer, than: Duration) -> Option<Duration> {
+    let longest = than + Duration::from_secs(transfer.got_bytes() / SLOWEST_BYTES_S);
+    (transfer.started().elapsed() >= longest).then_some(longest)
 }
 
 fn exclude(excluded: &mut [bool], server: usize) {

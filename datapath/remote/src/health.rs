@@ -204,16 +204,19 @@ impl Servers {
             record.strikes = 0;
         }
         if matches!(record.health, Health::Down { .. } | Health::Aside { .. }) {
-            if matches!(
+            let was_gone = matches!(
                 record.health,
                 Health::Down { is_gone: true, .. } | Health::Aside { is_gone: true, .. }
-            ) {
+            );
+            if was_gone {
                 record.back_at = Instant::now();
             }
             if record.why.is_some() {
                 tracing::info!(server = %url, "a server is back");
             }
             record.health = Health::Up;
+            // It may have started again, and have forgotten which versions are open.
+            state.pins_due |= was_gone;
             if let Some(since) = state.gone_since.take() {
                 tracing::warn!(server = %url, gone_s = since.elapsed().as_secs_f64(), reads = waiting,
                     "a server is back after none was left: reads go on");

@@ -42,11 +42,15 @@ pub(crate) fn run(servers: &Arc<Servers>) {
         }
         if now >= keep_at {
             keep_at = now + servers.limits.keep_every;
-            keep_in_background(servers, &keeping);
+            servers.state.lock().pins_due = true;
         }
         next = next.min(keep_at);
+        if servers.state.lock().pins_due {
+            keep_in_background(servers, &keeping);
+        }
         let mut state = servers.state.lock();
-        if !servers.is_closed() {
+        // One that was opened just now has woken nobody; while others are told of, the end of that will.
+        if !servers.is_closed() && (!state.pins_due || keeping.load(Ordering::Acquire)) {
             servers.changed.wait_until(&mut state, next.max(now + Duration::from_millis(10)));
         }
     }
@@ -183,17 +187,22 @@ fn keep_in_background(servers: &Arc<Servers>, keeping: &Arc<AtomicBool>) {
     let started = std::thread::Builder::new().name("keep-versions".into()).spawn(move || {
         keep_versions(&telling);
         is_done.store(false, Ordering::Release);
+        // Others may have been opened meanwhile.
+        telling.tell();
     });
     if let Err(e) = started {
         tracing::warn!(error = %e, "cannot start a thread that tells servers which versions are in use");
+        // Not again before the next time.
+        servers.state.lock().pins_due = false;
         keeping.store(false, Ordering::Release);
     }
 }
 
-/// Asks for the first byte of the manifests in use: a server that knows of it removes none of them for an hour.
+/// Asks for the first byte of the manifests in use, past caches: a server that hears of it removes none of them for an hour.
 fn keep_versions(servers: &Servers) {
     let (pins, up) = {
-        let state = servers.state.lock();
+        let mut state = servers.state.lock();
+        state.pins_due = false;
         let pins: Vec<Hash> = state.pins.iter().map(|(manifest, _)| *manifest).collect();
         let is_up = |health: &Health| matches!(health, Health::Up | Health::Distrusted { .. });
         let up = state.records.iter().enumerate().filter(|(_, record)| is_up(&record.health));
@@ -211,7 +220,7 @@ fn keep_versions(servers: &Servers) {
             let path = format!("manifests/{manifest}");
             let wanted = Wanted::Range { first: 0, len: 1, total: None };
             let asked = servers
-                .start(server, &path, wanted, false, true)
+                .start(server, &path, wanted, true, true)
                 .and_then(|transfer| finish(servers, transfer));
             let Err(fault) = asked else { continue };
             tracing::debug!(server, ?fault, %manifest, "cannot tell a server that a version is in use");

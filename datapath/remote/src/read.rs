@@ -2,7 +2,7 @@
 //!
 //! | a server | for this read | for all others |
 //! |---|---|---|
-//! | does not have it | where nobody has it, it is asked once more, past caches; then not again soon; reads that wait make sure that it has a store at all | nothing |
+//! | does not have it | where nobody has it, it is asked once more, past caches; then not again soon; before that is said, and by reads that wait, it is asked whether it has a store at all | nothing |
 //! | has another length of it | the same | nothing |
 //! | sends wrong bytes | it is asked once more, past caches between; then not again | it is distrusted |
 //! | breaks off, answers with 5xx | it is asked again when a probe was answered | it is down until then |
@@ -319,6 +319,10 @@ impl Reading {
             let longest = servers.limits.probe_after.saturating_mul(PROBE_WAITS);
             if servers.wait_for_probe(excluded, *self.probed_until.get_or_insert(now + longest)) {
                 return Ok(None);
+            }
+            // Who hears that it is not there may forget what it knows of it.
+            if !ask.optional && self.tried.iter().all(|tried| tried.missing_until().is_some()) {
+                look_for_stores(servers, &mut self.tried);
             }
             return Err(hopeless(servers, ask, &self.tried));
         }

@@ -1,5 +1,6 @@
 //! A list of servers as a store.
 
+use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Instant;
@@ -19,8 +20,10 @@ use crate::transfer::Wanted;
 use crate::url::ServerUrl;
 use crate::whole::{Whole, Whom};
 
-/// The largest list of versions, and the largest list of images.
+/// The largest list of versions.
 const LIST_MAX_BYTES: u64 = 1 << 30;
+/// The largest list of images: 260,000 of the longest names.
+const NAMES_MAX_BYTES: u64 = 16 << 20;
 /// The file `store`.
 const SETTINGS_MAX_BYTES: u64 = 4096;
 
@@ -161,6 +164,17 @@ impl Servers {
     }
 }
 
+/// The names of a list of images, one a line and each once: the same one again and again would be asked for, and held, as often.
+fn listed_names(bytes: &[u8]) -> Option<BTreeSet<ImageName>> {
+    let mut names = BTreeSet::new();
+    for line in std::str::from_utf8(bytes).ok()?.lines() {
+        if !names.insert(line.parse().ok()?) {
+            return None;
+        }
+    }
+    Some(names)
+}
+
 fn read_only(what: &str) -> StoreError {
     let why = format!("cannot {what}: a store is only read through servers; do it on the server");
     StoreError::new(StoreErrorKind::ReadOnly, why)
@@ -168,15 +182,14 @@ fn read_only(what: &str) -> StoreError {
 
 impl RemoteStore {
     fn image_names(&self) -> Result<Vec<ImageName>, StoreError> {
-        let mut names: Vec<ImageName> = Vec::new();
-        let listed = self.open.optional("images/", LIST_MAX_BYTES, &mut |bytes| {
-            let not_a_list = || StoreError::new(StoreErrorKind::Invalid, "it gives no list of images");
-            let text = std::str::from_utf8(bytes).map_err(|_| not_a_list())?;
-            names = text.lines().map(str::parse).collect::<Result<_, _>>().map_err(|_| not_a_list())?;
+        let mut names = BTreeSet::new();
+        let listed = self.open.optional("images/", NAMES_MAX_BYTES, &mut |bytes| {
+            names = listed_names(bytes)
+                .ok_or_else(|| StoreError::new(StoreErrorKind::Invalid, "it gives no list of images"))?;
             Ok(())
         });
         listed.map_err(|e| self.not_listed(&e))?;
-        Ok(names)
+        Ok(names.into_iter().collect())
     }
 
     /// Why there is no list. A server that answers without one never has one; one that does not answer may.
@@ -327,7 +340,12 @@ impl Store for RemoteStore {
         let mut state = servers.state.lock();
         match state.pins.iter_mut().find(|(pinned, _)| *pinned == manifest) {
             Some((_, count)) => *count += 1,
-            None => state.pins.push((manifest, 1)),
+            None => {
+                state.pins.push((manifest, 1));
+                // Its manifest may have come from a cache, and its server know of nothing.
+                state.pins_due = true;
+                servers.tell();
+            }
         }
         drop(state);
         Ok(Pin::new(RemotePin { servers, manifest }))
@@ -471,5 +489,21 @@ impl Object for RemoteObject {
             servers.gave_wrong_bytes(liar, &self.path, &wrong_as_a_whole());
         }
         verdict.again
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_list_of_images_has_each_name_once() {
+        let names = |text: &str| listed_names(text.as_bytes()).map(|names| names.len());
+        assert_eq!((names(""), names("a\n"), names("b\na\nc-1")), (Some(0), Some(1), Some(3)));
+        assert_eq!(listed_names(b"\xff"), None);
+        // A page for people is none, either.
+        for bad in ["a\nb\na\n", "a\n\n", "<html>\n<a href=\"a\">a</a>\n", "a b\n"] {
+            assert_eq!(names(bad), None, "{bad}");
+        }
     }
 }

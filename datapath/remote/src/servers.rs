@@ -65,6 +65,8 @@ pub(crate) struct State {
     pub broken: VecDeque<Broken>,
     /// Versions that are open, and how often.
     pub pins: Vec<(Hash, usize)>,
+    /// Whether servers are to be told of these.
+    pub pins_due: bool,
 }
 
 /// The servers of a store; lives as long as anybody reads from it.
@@ -150,6 +152,7 @@ impl Servers {
                 lacking_said: None,
                 broken: VecDeque::new(),
                 pins: Vec::new(),
+                pins_due: false,
             }),
             changed: Condvar::new(),
             changes: AtomicU64::new(0),

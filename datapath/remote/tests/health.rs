@@ -228,6 +228,93 @@ fn a_directory_that_is_gone_behind_a_cache_is_waited_for() {
 }
 
 #[test]
+fn servers_are_told_past_caches_which_versions_are_open() {
+    let dir = tempfile::tempdir().unwrap();
+    store(dir.path());
+    let mut server = FileServer::start(dir.path(), None);
+    let told = Arc::new(AtomicU64::new(0));
+    let counted = Arc::clone(&told);
+    // A cache that has all manifests.
+    let has_manifests = move |asked: &str, _| {
+        if !asked.contains(" /manifests/") {
+            return None;
+        }
+        if asked.contains("Cache-Control: no-cache") && asked.contains("Range: bytes=0-0") {
+            counted.fetch_add(1, Ordering::SeqCst);
+        }
+        let head = "HTTP/1.1 206 x\r\nContent-Length: 1\r\nContent-Range: bytes 0-0/64\r\n\r\na";
+        Some(head.as_bytes().to_vec())
+    };
+    // Each of them when it is opened, and all of them when the server is back: the next time would be in ten minutes.
+    let remote = open_behind(&server, Arc::new(has_manifests));
+    let _pins = [b"1", b"2"].map(|version| {
+        let before = told.load(Ordering::SeqCst);
+        let pin = remote.pin(Hash::of(version)).unwrap();
+        until(&remote, "the server is told", || told.load(Ordering::SeqCst) > before);
+        pin
+    });
+    let before = told.load(Ordering::SeqCst);
+    server.kill();
+    let asking = remote.clone();
+    let name = "debian".parse().unwrap();
+    until(&remote, "the server is missed", || asking.image(&name).is_err());
+    server.revive();
+    until(&remote, "it is told again", || told.load(Ordering::SeqCst) >= before + 2);
+}
+
+#[test]
+fn a_list_of_images_without_an_end_is_not_taken() {
+    let dir = tempfile::tempdir().unwrap();
+    store(dir.path());
+    let server = FileServer::start(dir.path(), None);
+    let asked_for = Arc::new(AtomicU64::new(0));
+    let counted = Arc::clone(&asked_for);
+    let lists = move |asked: &str, _| {
+        if !asked.contains(" /images/ ") {
+            return None;
+        }
+        let times = [1, 2, 4 << 20].get(counted.fetch_add(1, Ordering::SeqCst) as usize).copied();
+        let list = "debian\n".repeat(times.unwrap_or(1));
+        Some(format!("HTTP/1.1 200 x\r\nContent-Length: {}\r\n\r\n{list}", list.len()).into_bytes())
+    };
+    let remote = open_behind(&server, Arc::new(lists));
+    assert_eq!(remote.images().unwrap().len(), 1);
+    for says in ["no list of images", "at most 16777216 can be"] {
+        let error = remote.images().unwrap_err();
+        assert!(error.to_string().contains(says), "{error}");
+    }
+}
+
+#[test]
+fn what_does_not_wait_is_not_told_that_nothing_is_there_where_a_directory_is_gone() {
+    let dir = tempfile::tempdir().unwrap();
+    let (at, away) = (dir.path().join("store"), dir.path().join("away"));
+    let bytes = store(&at);
+    let (a, b) = (FileServer::start(&at, None), FileServer::start(&at, None));
+    let name = "debian".parse().unwrap();
+    for servers in [&[&a][..], &[&a, &b][..]] {
+        // Each with servers that are up: the first of these reads has them put aside.
+        for look in [0, 1, 2] {
+            let remote = open(servers);
+            all_up(&remote);
+            std::fs::rename(&at, &away).unwrap();
+            let error = match look {
+                0 => remote.image(&name).unwrap_err(),
+                1 => remote.manifest(Hash::of(MANIFEST)).unwrap_err(),
+                _ => remote.open_object(Hash::of(&bytes)).map(drop).unwrap_err(),
+            };
+            assert_eq!(error.kind(), StoreErrorKind::Unreachable, "{error}");
+            assert!(error.to_string().contains("there is no store at this URL"), "{error}");
+            std::fs::rename(&away, &at).unwrap();
+            all_up(&remote);
+            assert!(remote.image(&name).unwrap().is_some());
+            // What a store does not have is not there.
+            assert!(remote.image(&"other".parse().unwrap()).unwrap().is_none());
+        }
+    }
+}
+
+#[test]
 fn a_server_that_a_proxy_does_not_reach_is_waited_for() {
     let dir = tempfile::tempdir().unwrap();
     let bytes = store(dir.path());
@@ -266,6 +353,20 @@ fn opening_and_listing_end_where_a_server_sends_a_byte_now_and_then() {
     // On a busy host the server may have paused for too long.
     let why = error.to_string();
     assert!(why.contains("in full") || why.contains("sent nothing"), "{why}");
+}
+
+#[test]
+fn a_server_that_sends_a_byte_now_and_then_keeps_no_read_that_another_one_can_do() {
+    let dir = tempfile::tempdir().unwrap();
+    let bytes = store(dir.path());
+    let (crawling, good) = (FileServer::start(dir.path(), None), FileServer::start(dir.path(), None));
+    // So that the other one is preferred, by all of many reads.
+    good.fail_all(HttpFault::Delay(Duration::from_millis(200)));
+    let remote = open(&[&crawling, &good]);
+    all_up(&remote);
+    crawling.fail(HttpFault::Drip(Duration::from_millis(50)));
+    let reads: Vec<_> = (0..40).map(|_| reading(&remote, &bytes)).collect();
+    reads.into_iter().for_each(|read| joined(read, &remote).unwrap());
 }
 
 #[test]

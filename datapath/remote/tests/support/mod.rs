@@ -32,6 +32,7 @@ pub fn store(dir: &Path) -> Vec<u8> {
         author: "anna",
         unless_newest: false,
         newest_at_most: None,
+        is_sealed: false,
     };
     publication.commit(version).unwrap();
     store.set_trace(Hash::of(MANIFEST), Some(b"a trace")).unwrap();
