@@ -257,10 +257,12 @@ impl ChunkCache {
                 waiters = waiting;
             }
             if let Ok(chunk) = &outcome {
-                shard.bytes += u64_of(chunk.len());
+                // Before it is in the line itself: where all others were used it would be the first to go.
+                let len = u64_of(chunk.len());
+                shard.make_room(len, self.shard_bytes, &mut evicted);
+                shard.bytes += len;
                 shard.order.push_back(*hash);
                 shard.slots.insert(*hash, Slot::Ready { chunk: chunk.clone(), used: false });
-                shard.make_room(self.shard_bytes, &mut evicted);
             }
         }
         self.counters.evictions.fetch_add(u64_of(evicted.len()), Ordering::Relaxed);
@@ -297,9 +299,9 @@ impl ChunkCache {
 }
 
 impl Shard {
-    /// Drops chunks until the part fits, but never the newest.
-    fn make_room(&mut self, limit_bytes: u64, evicted: &mut Vec<Chunk>) {
-        while self.bytes > limit_bytes && self.order.len() > 1 {
+    /// Drops chunks until so many bytes more fit, or none is left.
+    fn make_room(&mut self, len: u64, limit_bytes: u64, evicted: &mut Vec<Chunk>) {
+        while self.bytes.saturating_add(len) > limit_bytes {
             let Some(hash) = self.order.pop_front() else {
                 return;
             };
@@ -376,6 +378,18 @@ mod tests {
         fill(&cache, 1, 4096);
         assert!(cache.get(&hash(1)).is_some());
         assert_eq!(cache.counters().failures, 1);
+    }
+
+    #[test]
+    fn what_just_came_stays_where_all_others_were_used() {
+        let cache = ChunkCache::new(10 * 4096);
+        for n in 0..10 {
+            fill(&cache, n, 4096);
+            assert!(cache.get(&hash(n)).is_some());
+        }
+        fill(&cache, 10, 4096);
+        assert!(cache.get(&hash(10)).is_some());
+        assert_eq!((0..10).filter(|n| cache.get(&hash(*n)).is_some()).count(), 9);
     }
 
     #[test]

@@ -10,8 +10,9 @@ use headwater_store::{Check, Object, StoreError, StoreErrorKind, Waiting};
 
 use crate::chunk;
 use crate::chunk_cache::ChunkCache;
+use crate::disk_cache::DiskCache;
 use crate::error::{ImageError, ImageErrorKind};
-use crate::fetch_pool::Task;
+use crate::fetch_pool::{Task, Urgency};
 use crate::manifest::ChunkRef;
 use crate::units::{u64_of, usize_of_u32};
 
@@ -145,7 +146,7 @@ impl Source {
     }
 
     fn kept_on_disk(&self, chunk: &ChunkRef, packed: &mut Vec<u8>) -> Option<Pages> {
-        let disk = self.cache.disk().filter(|_| self.is_remote)?;
+        let disk = self.keeps_on()?;
         if !disk.get(&chunk.hash, packed) {
             return None;
         }
@@ -204,13 +205,12 @@ impl Source {
             return Err(ImageError::new(ImageErrorKind::Io, "chunks were not checked, and are not used"));
         }
         self.cache.count_fetched(u64_of(packed.len()));
-        if let Some(disk) = self.cache.disk().filter(|_| self.is_remote) {
-            each_stored(chunks, packed, &mut |chunk, stored| {
-                disk.put(&chunk.hash, stored);
-                Ok(())
-            })?;
-        }
         Ok(Some(unpacked))
+    }
+
+    /// Where what is read of this store is kept on the local disk.
+    fn keeps_on(&self) -> Option<&DiskCache> {
+        self.cache.disk().filter(|_| self.is_remote).map(Arc::as_ref)
     }
 
     /// Copies chunks that lie side by side to the local disk, checked, without keeping them in memory.
@@ -222,30 +222,37 @@ impl Source {
             })?;
             self.cache.count_fetched(u64_of(packed.len()));
             if let Some(disk) = self.cache.disk() {
-                each_stored(chunks, packed, &mut |chunk, stored| {
-                    disk.put(&chunk.hash, stored);
-                    Ok(())
-                })?;
+                put_each(disk, chunks, packed);
             }
             Ok(())
         })
     }
 }
 
+fn put_each(disk: &DiskCache, chunks: &[ChunkRef], packed: &[u8]) {
+    stored_of(chunks, packed).for_each(|(chunk, stored)| disk.put(&chunk.hash, stored));
+}
+
 /// Fetches of chunks that lie side by side: one task of a pool.
 pub(crate) struct Fetching {
     source: Source,
+    /// Nobody waited for it when it was made.
+    is_ahead: bool,
     /// What is on the local disk was not looked for yet.
     is_new: bool,
     /// What is left to be read, each in one read.
     parts: VecDeque<Vec<Fetch>>,
     /// Of the first part.
     waiting: Waiting,
+    /// What was read and is still to be kept on the local disk, packed: that may make room first, which nobody is to wait for.
+    to_keep: Vec<(Vec<ChunkRef>, Vec<u8>)>,
 }
 
 impl Fetching {
-    pub(crate) fn new(source: Source, fetches: Vec<Fetch>) -> Self {
-        Self { source, is_new: true, parts: VecDeque::from([fetches]), waiting: Waiting::default() }
+    pub(crate) fn new(source: Source, fetches: Vec<Fetch>, urgency: Urgency) -> Self {
+        let parts = VecDeque::from([fetches]);
+        let is_ahead = urgency == Urgency::Ahead;
+        Self { source, is_ahead, is_new: true, parts, waiting: Waiting::default(), to_keep: Vec::new() }
     }
 
     /// Takes out what is on the local disk.
@@ -273,6 +280,9 @@ impl Fetching {
         match self.source.read(&chunks, packed, &mut self.waiting) {
             Ok(Some(unpacked)) => {
                 part.into_iter().zip(unpacked).for_each(|(fetch, bytes)| fetch.end(Ok(bytes)));
+                if self.source.keeps_on().is_some() {
+                    self.to_keep.push((chunks, std::mem::take(packed)));
+                }
             }
             Ok(None) => {
                 self.parts.push_front(part);
@@ -289,6 +299,16 @@ impl Fetching {
         }
         false
     }
+
+    /// Keeps what was read on the local disk, as far as that takes it. The memory is used again.
+    fn keep(&mut self, packed: &mut Vec<u8>) {
+        for (chunks, stored) in self.to_keep.drain(..) {
+            if let Some(disk) = self.source.keeps_on() {
+                put_each(disk, &chunks, &stored);
+            }
+            *packed = stored;
+        }
+    }
 }
 
 impl Task for Fetching {
@@ -298,16 +318,19 @@ impl Task for Fetching {
                 self.take_kept(packed);
             }
             while !self.parts.is_empty() {
+                self.waiting.set_ahead(self.is_ahead && !self.is_waited_for());
                 if self.read_first(packed) {
                     return Some(self as Box<dyn Task>);
                 }
             }
+            self.keep(packed);
             None
         })
     }
 
     fn is_due(&self, now: Instant) -> bool {
-        self.waiting.is_due(now)
+        // A store may have kept room for what somebody waits for.
+        self.waiting.is_due(now) || (self.waiting.is_ahead() && self.is_waited_for())
     }
 
     fn is_waited_for(&self) -> bool {
@@ -331,27 +354,88 @@ fn read_group(
 ) -> Result<bool, ImageError> {
     let Some(first) = chunks.first() else { return Ok(true) };
     packed.resize(chunks.iter().map(|chunk| usize_of_u32(chunk.stored_bytes)).sum(), 0);
-    let check: &mut Check<'_> = &mut |bytes| each_stored(chunks, bytes, check);
+    let check: &mut Check<'_> =
+        &mut |bytes| stored_of(chunks, bytes).try_for_each(|(chunk, stored)| check(chunk, stored));
     Ok(match waiting {
         Some(waiting) => object.read_or_wait(first.offset, packed, check, waiting)?,
         None => object.read_checked(first.offset, packed, check).map(|()| true)?,
     })
 }
 
-fn each_stored(chunks: &[ChunkRef], packed: &[u8], visit: &mut EachChunk<'_>) -> Result<(), StoreError> {
+/// What each of the chunks is in the bytes of all.
+fn stored_of<'a>(chunks: &'a [ChunkRef], packed: &'a [u8]) -> impl Iterator<Item = (&'a ChunkRef, &'a [u8])> {
     let mut rest = packed;
-    for chunk in chunks {
+    chunks.iter().map(move |chunk| {
         let (stored, tail) = rest.split_at_checked(usize_of_u32(chunk.stored_bytes)).unwrap_or((rest, &[]));
         rest = tail;
-        visit(chunk, stored)?;
-    }
-    Ok(())
+        (chunk, stored)
+    })
 }
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use std::sync::Mutex;
+
     use headwater_store::Hash;
+
+    use super::*;
+    use crate::chunk_cache::Joined;
+    use crate::disk_cache::DISK_CACHE_MIN_BYTES;
+
+    /// Three chunks of 4 KiB as they are.
+    struct Bytes(Vec<u8>);
+
+    impl Object for Bytes {
+        fn id(&self) -> Hash {
+            Hash([0; 32])
+        }
+
+        fn len_bytes(&self) -> u64 {
+            u64_of(self.0.len())
+        }
+
+        fn read_range(&self, offset: u64, into: &mut [u8]) -> Result<(), StoreError> {
+            let at = usize::try_from(offset).unwrap();
+            into.copy_from_slice(&self.0[at..at + into.len()]);
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn whoever_waits_is_answered_before_what_came_is_kept() {
+        let dir = tempfile::tempdir().unwrap();
+        let disk = DiskCache::open(dir.path(), DISK_CACHE_MIN_BYTES).unwrap();
+        let cache = ChunkCache::with_disk(1 << 20, Arc::clone(&disk));
+        let bytes: Vec<u8> = (1..=3).flat_map(|n| [n; 4096]).collect();
+        let chunks: Vec<ChunkRef> = bytes
+            .chunks(4096)
+            .zip(0..)
+            .map(|(chunk, n)| ChunkRef {
+                hash: Hash::of(chunk),
+                object: 0,
+                stored_bytes: 4096,
+                offset: n * 4096,
+            })
+            .collect();
+        // The one in the middle is here: those beside it are read one after the other.
+        disk.put(&chunks[1].hash, &bytes[4096..8192]);
+        let kept_then = Arc::new(Mutex::new(Vec::new()));
+        let fetch = |chunk: &ChunkRef| {
+            let (disk, kept_then) = (Arc::clone(&disk), Arc::clone(&kept_then));
+            let waiter = move |chunk: Result<&[u8], &IoError>| {
+                assert_eq!(chunk.unwrap().len(), 4096);
+                kept_then.lock().unwrap().push(disk.counters().writes);
+            };
+            assert_eq!(cache.join(&chunk.hash, Box::new(waiter)), Joined::MustFetch);
+            Fetch::new(&cache, *chunk)
+        };
+        let fetches = chunks.iter().map(fetch).collect();
+        let object = Arc::new(Bytes(bytes));
+        let source = Source { object, cache: Arc::clone(&cache), chunk_bytes: 4096, is_remote: true };
+        assert!(Box::new(Fetching::new(source, fetches, Urgency::Waited)).run().is_none());
+        assert_eq!(*kept_then.lock().unwrap(), [1; 3]);
+        assert!(chunks.iter().all(|chunk| disk.has(&chunk.hash)));
+    }
 
     #[test]
     fn only_what_lies_side_by_side_is_read_at_once() {

@@ -8,7 +8,7 @@
 //!    fetch, the others wait for the same.
 //! 4. A thread of the fetch pool reads the chunk's range of its object (chunks side by side in one read), unpacks
 //!    it, checks its hash, puts it into the cache and copies from it for each request that waits. The last piece
-//!    of a request answers it. A chunk of a remote store is kept on the local disk. What is there is read by threads that
+//!    of a request answers it. A chunk of a remote store is then kept on the local disk. What is there is read by threads that
 //!    wait for no server: reads that do may occupy all others. One that waits for servers that are away occupies none.
 //! 5. A reader that goes through the disk in order has the next chunks fetched before it asks for them
 //!    ([`crate::readahead`]); a boot has those that earlier boots read ([`crate::trace`]).
@@ -380,11 +380,11 @@ impl VersionReader {
         let Some(source) = source else { return };
         let other = (!Arc::ptr_eq(pool, &self.pool)).then(|| Arc::clone(&self.pool));
         let task: Box<dyn Task> = match other {
-            None => Box::new(Fetching::new(source, fetches)),
+            None => Box::new(Fetching::new(source, fetches, urgency)),
             // No longer side by side, so one by one.
             Some(other) => Box::new(Once(move || {
                 for fetch in source.fetch_kept(fetches) {
-                    other.push_task(Box::new(Fetching::new(source.clone(), vec![fetch])));
+                    other.push_task(Box::new(Fetching::new(source.clone(), vec![fetch], urgency)));
                 }
             })),
         };

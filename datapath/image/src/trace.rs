@@ -104,6 +104,17 @@ impl Trace {
         self.chunks.truncate(TRACE_CHUNKS_MAX);
     }
 
+    /// Takes in chunks of a start that was not a whole boot: those that no boot touched, as if one had. Returns whether there are any.
+    pub fn add(&mut self, part: &Self) -> bool {
+        let known: std::collections::HashSet<u64> = self.chunks.iter().map(|touched| touched.chunk).collect();
+        let before = self.chunks.len();
+        let new = part.chunks.iter().filter(|touched| !known.contains(&touched.chunk));
+        self.chunks.extend(new.map(|touched| Touched { boots: 1, ..*touched }));
+        self.chunks.sort_by_key(|touched| touched.at_ms);
+        self.chunks.truncate(TRACE_CHUNKS_MAX);
+        self.chunks.len() > before
+    }
+
     /// Bytes that its chunks take in the store.
     pub fn stored_bytes(&self, manifest: &Manifest) -> u64 {
         self.chunks

@@ -4,14 +4,14 @@
 //!   DIR/cache          what the directory is
 //!   DIR/lock           locked by the one process that uses it
 //!   DIR/segment-N      records, one after another; N counts up
-//!   DIR/moving         the segment to be, while what is to stay of the oldest is copied
+//!   DIR/moving         the segment to be, while what is to stay of one that goes is copied
 //!   DIR/traces/HASH    boot traces that were recorded here
 //!   DIR/manifests/HASH manifests of versions that were opened
 //!   DIR/stores/HASH    what their stores were: see [`stores`]
 //! ```
 //! A record is a chunk as it is in the store, with its hash and length in front. Chunks are appended to the newest
-//! segment; when there is no room the oldest segment goes, and what was used since it came, or belongs to a
-//! version that is kept, is copied to a new one first ([`moving`]).
+//! segment; when there is no room the oldest segment that is not kept as a whole goes, and what was used since it came, or
+//! belongs to a version that is kept, is copied to a new one first ([`moving`]).
 //!
 //! # Guarantees
 //! - What comes out is checked by the reader like what comes from a server; a chunk that is not what it should
@@ -24,7 +24,8 @@
 //!   segment stays.
 //!
 //! # Lock order
-//! `keeping`, `state`. `state` is not held across I/O, but while a segment's file is made or removed.
+//! `keeping`, `state`. `state` is not held across I/O, but while a segment's file is made or gets its name, and where one is removed
+//! because it could not be moved.
 
 mod beside;
 mod manifests;
@@ -270,7 +271,12 @@ impl DiskCache {
         // The limit may be a smaller one than before. Nothing is kept yet. Room to move a segment is there for the length
         // that segments have now, so longer ones go, wherever they are.
         self.remove_longer(&mut state);
-        while !self.has_room(&state, 0) && self.remove_oldest(&mut state) {}
+        // One that is there twice, since moving it was cut short, goes before all others.
+        let segments = std::mem::take(&mut state.segments);
+        let (gone, rest): (Vec<_>, Vec<_>) =
+            segments.into_iter().partition(|segment| moving::places_in(&state, segment).next().is_none());
+        state.segments = gone.into_iter().chain(rest).collect();
+        while !self.has_room(&state, 0) && self.remove_first(&mut state) {}
         state.fresh_from = state.next_number;
         Ok(())
     }

@@ -1,12 +1,13 @@
-//! Making room in the chunk cache: the oldest segment goes, after what is to stay of it is elsewhere.
+//! Making room in the chunk cache: a segment goes, after what is to stay of it is elsewhere. It is the oldest one that has
+//! something to give: what is kept as a whole would only be written anew.
 //!
-//! 1. What is not to stay leaves the index.
+//! 1. It becomes the first one, and what is not to stay of it leaves the index.
 //! 2. Everything else, and what still arrives in the segment meanwhile, is copied to the file `moving`. Nobody else knows
 //!    that file, and readers go on to find the chunks where they were.
-//! 3. The copy gets a segment's name and is the newest one, the index points into it, and the oldest one is removed.
+//! 3. The copy gets a segment's name and is the newest one, the index points into it, and the first one is removed.
 //!
-//! 1 and 3 are each done under the lock, 2 without it; a chunk that is put meanwhile and finds no room is not put. There is
-//! always room for the copy, because nothing else takes the last segment's worth of the limit.
+//! 1 and 3 are each done under the lock, but for the removal, 2 without it; a chunk that is put meanwhile and finds no room is
+//! not put. There is always room for the copy, because nothing else takes the last segment's worth of the limit.
 //!
 //! When 2 fails, or the process ends before 3, the copy is removed and the segment stays. Where nothing in it belongs to
 //! a version that is kept it goes all the same, since a disk that is full only becomes less full that way.
@@ -28,6 +29,20 @@ use crate::units::{u64_of, usize_of_u32};
 const MOVING: &str = "moving";
 /// How many chunks are not put after a move that failed: a disk that fails is not to be kept busy by trying again.
 const PASSES: u32 = 256;
+/// A segment goes before younger ones where it gives this part of its length: less is not worth the copying while others give more.
+const WORTH_MOVING: u64 = 4;
+
+/// Segments that are looked at for one that is worth moving, once one has something to give: readers wait while they are.
+const MOST_LOOKED_AT: usize = 64;
+
+/// What becomes of a segment's chunks when it goes.
+#[derive(Default)]
+struct Parted {
+    stay: Vec<Hash>,
+    stay_bytes: u64,
+    /// What the index finds in it and need not stay.
+    go: Vec<Hash>,
+}
 
 /// A segment to be.
 struct Copied {
@@ -52,9 +67,9 @@ impl DiskCache {
         state.bytes.saturating_add(len).saturating_add(self.segment_bytes) <= self.capacity_bytes
     }
 
-    /// Room for a record in the newest segment. `None`: there is none now.
+    /// Room for a record in the newest segment. `None`: there is none now. One segment is moved at most: who puts has more to do.
     pub(super) fn claim(&self, len: u64) -> io::Result<Option<(u64, Arc<File>, u64)>> {
-        let mut rounds = 0;
+        let mut has_moved = false;
         loop {
             let mut state = self.state.lock();
             if self.has_room(&state, len) {
@@ -72,25 +87,71 @@ impl DiskCache {
                 self.begin_segment(&mut state)?;
                 continue;
             }
-            // Once around, all there is is kept or was used.
-            if state.moving || rounds > state.segments.len() {
+            if state.moving || has_moved {
                 return Ok(None);
             }
             if state.passes > 0 {
                 state.passes -= 1;
                 return Ok(None);
             }
-            rounds += 1;
             state.moving = true;
-            self.thin_oldest(&mut state);
             drop(state);
-            let moved = self.move_oldest();
+            let moved = self.choose().map(|number| self.move_segment(number)).transpose();
             let mut state = self.state.lock();
             state.moving = false;
-            if let Err(e) = moved {
-                return Err(self.after_failure(&mut state, &e));
+            match moved {
+                Ok(Some(is_copied)) => has_moved = is_copied,
+                Ok(None) => {
+                    state.passes = PASSES;
+                    return Ok(None);
+                }
+                Err(e) => return Err(self.after_failure(&mut state, &e)),
             }
         }
+    }
+
+    /// The segment that is to go, unless all there is must stay: of the oldest, if these have anything to give. Nobody else removes one meanwhile.
+    fn choose(&self) -> Option<u64> {
+        let numbers: Vec<u64> = self.state.lock().segments.iter().map(|segment| segment.number).collect();
+        // The newest one is being filled.
+        let (_, numbers) = numbers.split_last()?;
+        let mut best = None;
+        for (looked_at, number) in numbers.iter().enumerate() {
+            if looked_at >= MOST_LOOKED_AT && best.is_some() {
+                break;
+            }
+            // One at a time: readers wait for this lock.
+            let state = self.state.lock();
+            let Some(segment) = state.segments.iter().find(|segment| segment.number == *number) else {
+                continue;
+            };
+            let gives = segment.len.saturating_sub(part(&state, segment).stay_bytes);
+            if gives >= segment.len / WORTH_MOVING {
+                return Some(*number);
+            }
+            if gives > best.map_or(0, |(most, _)| most) {
+                best = Some((gives, *number));
+            }
+        }
+        best.map(|(_, number)| number)
+    }
+
+    /// Makes room. Whether something had to be copied.
+    fn move_segment(&self, number: u64) -> io::Result<bool> {
+        let mut state = self.state.lock();
+        let at = state.segments.iter().position(|segment| segment.number == number);
+        if let Some(chosen) = at.and_then(|at| state.segments.remove(at)) {
+            state.segments.push_front(chosen);
+        }
+        let has_more = self.thin_first(&mut state);
+        drop(state);
+        if let Some(gone) = self.move_first()? {
+            // Without the lock: readers wait for that, and giving the space back takes its time.
+            let freed_bytes = unlink(gone);
+            let mut state = self.state.lock();
+            state.bytes = state.bytes.saturating_sub(freed_bytes);
+        }
+        Ok(has_more)
     }
 
     fn begin_segment(&self, state: &mut State) -> io::Result<()> {
@@ -102,39 +163,31 @@ impl DiskCache {
         Ok(())
     }
 
-    /// Takes what is not to stay of the oldest segment out of the index.
-    fn thin_oldest(&self, state: &mut State) {
-        let State { index, segments, kept, .. } = state;
-        let Some(oldest) = segments.front_mut() else { return };
-        let (mut used_bytes, mut evicted) = (0, 0);
-        oldest.hashes.retain(|hash| {
-            let Some(place) = index.get(hash).filter(|place| place.segment == oldest.number) else {
-                return false;
-            };
-            let is_kept = kept.iter().any(|version| version.chunks.contains_key(hash));
-            // At most half of it, or else nothing would be gained.
-            let is_worth = place.used && used_bytes < oldest.len / 2;
-            if is_kept || is_worth {
-                used_bytes += u64::from(place.len);
-                return true;
-            }
-            index.remove(hash);
-            evicted += 1;
-            false
-        });
-        self.counters.evictions.fetch_add(evicted, Ordering::Relaxed);
+    /// Takes what is not to stay of the first segment out of the index. Whether anything stays.
+    fn thin_first(&self, state: &mut State) -> bool {
+        let Some(first) = state.segments.front() else { return false };
+        let Parted { stay, go, .. } = part(state, first);
+        for hash in &go {
+            state.index.remove(hash);
+        }
+        self.counters.evictions.fetch_add(u64_of(go.len()), Ordering::Relaxed);
+        let stays = !stay.is_empty();
+        if let Some(first) = state.segments.front_mut() {
+            first.hashes = stay;
+        }
+        stays
     }
 
-    /// Copies what is in the oldest segment, and puts the copy in its place.
-    fn move_oldest(&self) -> io::Result<()> {
+    /// Copies what is in the first segment, and puts the copy in its place. Returns the one that goes.
+    fn move_first(&self) -> io::Result<Option<Segment>> {
         let mut copied: Option<Copied> = None;
         let mut stored = Vec::new();
         loop {
             let mut state = self.state.lock();
-            let Some(oldest) = state.segments.front() else { return Ok(()) };
+            let Some(first) = state.segments.front() else { return Ok(None) };
             let is_copied = |hash: &Hash| copied.as_ref().is_some_and(|copy| copy.places.contains_key(hash));
             let left: Vec<(Hash, Place)> =
-                places_in(&state, oldest).filter(|(hash, _)| !is_copied(hash)).collect();
+                places_in(&state, first).filter(|(hash, _)| !is_copied(hash)).collect();
             if left.is_empty() {
                 if let Some(copy) = copied.as_mut().filter(|copy| !copy.is_synced) {
                     // What is moved may have been durable, and a power cut must not take it away.
@@ -143,9 +196,9 @@ impl DiskCache {
                     copy.is_synced = true;
                     continue;
                 }
-                return self.replace_oldest(&mut state, copied.take());
+                return self.replace_first(&mut state, copied.take());
             }
-            let from = Arc::clone(&oldest.file);
+            let from = Arc::clone(&first.file);
             drop(state);
             let copy = match &mut copied {
                 Some(copy) => copy,
@@ -162,8 +215,8 @@ impl DiskCache {
         }
     }
 
-    fn replace_oldest(&self, state: &mut State, copied: Option<Copied>) -> io::Result<()> {
-        let Some(number) = state.segments.front().map(|oldest| oldest.number) else { return Ok(()) };
+    fn replace_first(&self, state: &mut State, copied: Option<Copied>) -> io::Result<Option<Segment>> {
+        let Some(number) = state.segments.front().map(|first| first.number) else { return Ok(None) };
         if let Some(copy) = copied {
             let segment = state.next_number;
             let path = self.dir.join(format!("segment-{segment}"));
@@ -181,26 +234,28 @@ impl DiskCache {
             let file = Arc::new(copy.file);
             state.segments.push_back(Segment { number: segment, path, file, len: copy.len, hashes });
         }
-        self.remove_oldest(state);
-        Ok(())
+        Ok(self.take_first(state))
     }
 
-    /// Removes the oldest segment with all that is still in it; `false` where there is none.
-    pub(super) fn remove_oldest(&self, state: &mut State) -> bool {
-        let Some(oldest) = state.segments.pop_front() else { return false };
-        state.bytes = state.bytes.saturating_sub(oldest.len);
+    /// Removes the first segment with all that is still in it; `false` where there is none.
+    pub(super) fn remove_first(&self, state: &mut State) -> bool {
+        let Some(first) = self.take_first(state) else { return false };
+        state.bytes = state.bytes.saturating_sub(unlink(first));
+        true
+    }
+
+    /// Takes the first segment, with all that is still in it, out of the index. Its file is still there, and counts.
+    fn take_first(&self, state: &mut State) -> Option<Segment> {
+        let first = state.segments.pop_front()?;
         let mut evicted = 0;
-        for hash in &oldest.hashes {
-            if state.index.get(hash).is_some_and(|place| place.segment == oldest.number) {
+        for hash in &first.hashes {
+            if state.index.get(hash).is_some_and(|place| place.segment == first.number) {
                 state.index.remove(hash);
                 evicted += 1;
             }
         }
         self.counters.evictions.fetch_add(evicted, Ordering::Relaxed);
-        if let Err(e) = fs::remove_file(&oldest.path) {
-            tracing::warn!(path = %oldest.path.display(), error = %e, "cannot remove a segment of the chunk cache");
-        }
-        true
+        Some(first)
     }
 
     /// Removes segments that are longer than segments are, which a cache with a larger limit left.
@@ -208,7 +263,7 @@ impl DiskCache {
         let (shorter, longer) =
             std::mem::take(&mut state.segments).into_iter().partition(|it| it.len <= self.segment_bytes);
         state.segments = longer;
-        while self.remove_oldest(state) {}
+        while self.remove_first(state) {}
         state.segments = shorter;
     }
 
@@ -218,16 +273,16 @@ impl DiskCache {
             tracing::warn!(dir = %self.dir.display(), error = %e, "cannot remove the rest of a failed move");
         }
         state.passes = PASSES;
-        let Some(oldest) = state.segments.front() else {
+        let Some(first) = state.segments.front() else {
             return io::Error::new(error.kind(), error.to_string());
         };
-        let shown = oldest.path.display().to_string();
+        let shown = first.path.display().to_string();
         let is_kept = |hash: &Hash| state.kept.iter().any(|version| version.chunks.contains_key(hash));
-        let must_stay = places_in(state, oldest).any(|(hash, _)| is_kept(&hash));
+        let must_stay = places_in(state, first).any(|(hash, _)| is_kept(&hash));
         let outcome = if must_stay {
             "it holds chunks of a version that is kept, and stays"
         } else {
-            self.remove_oldest(state);
+            self.remove_first(state);
             "nothing in it is kept, and it is removed"
         };
         let why = format!("cannot copy what is to stay of {shown} ({outcome}): {error}");
@@ -235,10 +290,41 @@ impl DiskCache {
     }
 }
 
+/// Removes a segment's file, and closes it. Returns how long it was.
+fn unlink(segment: Segment) -> u64 {
+    if let Err(e) = fs::remove_file(&segment.path) {
+        tracing::warn!(path = %segment.path.display(), error = %e, "cannot remove a segment of the chunk cache");
+    }
+    segment.len
+}
+
 /// What the index finds in a segment.
-fn places_in<'a>(state: &'a State, segment: &'a Segment) -> impl Iterator<Item = (Hash, Place)> + 'a {
+pub(super) fn places_in<'a>(
+    state: &'a State,
+    segment: &'a Segment,
+) -> impl Iterator<Item = (Hash, Place)> + 'a {
     let place = |hash| state.index.get(hash).copied().filter(|place| place.segment == segment.number);
     segment.hashes.iter().filter_map(move |hash| Some((*hash, place(hash)?)))
+}
+
+/// Says which of a segment's chunks are to stay: those of versions that are kept, and of the others what was used, but not
+/// more than half of the segment with it.
+fn part(state: &State, segment: &Segment) -> Parted {
+    let record_bytes = |place: &Place| u64::from(place.len) + u64_of(RECORD_HEADER_BYTES);
+    let is_kept = |hash: &Hash| state.kept.iter().any(|version| version.chunks.contains_key(hash));
+    let (kept, others): (Vec<_>, Vec<_>) = places_in(state, segment).partition(|(hash, _)| is_kept(hash));
+    let mut parted =
+        Parted { stay_bytes: kept.iter().map(|(_, place)| record_bytes(place)).sum(), ..Parted::default() };
+    parted.stay = kept.into_iter().map(|(hash, _)| hash).collect();
+    for (hash, place) in others {
+        if place.used && parted.stay_bytes < segment.len / 2 {
+            parted.stay_bytes += record_bytes(&place);
+            parted.stay.push(hash);
+        } else {
+            parted.go.push(hash);
+        }
+    }
+    parted
 }
 
 impl Copied {

@@ -85,6 +85,8 @@ pub struct ImportOptions {
     pub unless_newest: bool,
     /// The highest number that a version of the image may have when this one is added, retired ones aside.
     pub newest_at_most: Option<u32>,
+    /// Whether the source is a machine's disk; see [`NewVersion::is_sealed`].
+    pub is_sealed: bool,
     /// zstd level.
     pub level: i32,
     /// Worker threads; `None` for one a core.
@@ -106,6 +108,7 @@ impl ImportOptions {
             author: String::new(),
             unless_newest: false,
             newest_at_most: None,
+            is_sealed: false,
             level: LEVEL_DEFAULT,
             threads: None,
             basis: None,
@@ -121,6 +124,8 @@ pub struct Imported {
     pub version: Version,
     /// Whether this import made it.
     pub is_new: bool,
+    /// Where it pointed `production`, which was not set.
+    pub production: Option<u32>,
     /// Bytes of the image that are not zero, in whole chunks.
     pub data_bytes: u64,
     /// Of these, bytes that the store had already or that the image has more than once.
@@ -171,7 +176,7 @@ pub fn import(
     }
     let needed: Vec<_> = manifest.objects().iter().map(|object| object.id).collect();
     options.cancel.check("the import")?;
-    let Committed { version, is_new } = publication.commit(NewVersion {
+    let Committed { version, is_new, production } = publication.commit(NewVersion {
         name: &options.name,
         manifest: &manifest.encode(),
         objects: &needed,
@@ -182,6 +187,7 @@ pub fn import(
         author: &options.author,
         unless_newest: options.unless_newest,
         newest_at_most: options.newest_at_most,
+        is_sealed: options.is_sealed,
     })?;
     progress(Progress { done_bytes: size_bytes, total_bytes: size_bytes });
     if damaged_chunks > 0 {
@@ -194,6 +200,7 @@ pub fn import(
     Ok(Imported {
         version,
         is_new,
+        production,
         data_bytes,
         shared_bytes: data_bytes.saturating_sub(new_bytes),
         read_bytes,
