@@ -144,7 +144,7 @@ impl<F: FrontEnd> Shared<F> {
     fn admit(&self, socket: F::Socket, peer: Peer) {
         let socket = Arc::new(socket);
         let faults = self.front_end.faults();
-        let Some(seat) = self.register.admit(&socket) else {
+        let Some(seat) = self.register.admit(&socket, &peer) else {
             let limit = self.limits.connections;
             let why = format_args!("refused: {limit} {} are connected, which is the limit", F::CLIENTS);
             faults.warn(&F::client(&peer), &why);

@@ -10,6 +10,7 @@
 //! # Guarantees
 //! - The file of a unix socket goes with its [`Listener`]; one that a dead process has left is replaced, and nothing else is.
 //! - Those who connect and say nothing keep nobody out ([`Limits::half_open`]), and no more are served than [`Limits::connections`].
+//!   Nor does one who takes all of these: who has none gets a place of whoever has most ([`Owner`]).
 //! - When [`Acceptor::stop`] returns, nobody is accepted any more, and every connection has ended but for those whose front-end did not
 //!   notice within a second that they were cut.
 //! - A peer that takes something of what is sent, however little, is waited for; one that takes nothing is not ([`Stall`]).
@@ -53,6 +54,6 @@ pub mod stall;
 
 pub use acceptor::{Acceptor, FrontEnd};
 pub use listener::{BindError, Listener, Peer, UNIX_PATH_BYTES};
-pub use register::{Limits, Register, Seat};
+pub use register::{Limits, NotOpened, Owner, Register, Seat};
 pub use socket::{Received, Socket};
 pub use stall::Stall;

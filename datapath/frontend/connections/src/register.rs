@@ -2,15 +2,27 @@
 //!
 //! A connection is half open until its front-end has found out who it is and opens it. Those who open connections and say nothing keep
 //! nobody out: where there are too many of them, a new one ends the oldest.
+//!
+//! Nor does one who takes all places. While there are places nobody is asked how many he has: a host may have many machines, and many hosts
+//! one address. When all are taken, and one [owner](Owner) has more than half, others may still say who they are; and whoever has none
+//! gets the newest place of the owner who has most. Who has some is refused, and so loses nobody his connection.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
+use std::net::{IpAddr, Ipv6Addr};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use parking_lot::{Condvar, Mutex};
 
+use crate::listener::Peer;
 use crate::socket::Socket;
+
+/// Who has more than one in so many of all connections may have to give way. Not less than half: a connection that is cut is a machine's disk.
+const LARGE_PART: usize = 2;
+
+/// Low bits of an IPv6 address, which whoever is in a network chooses as he likes.
+const IPV6_HOST_BITS: u32 = 64;
 
 /// The connections of a server.
 #[derive(Debug)]
@@ -24,10 +36,50 @@ pub struct Register<S> {
 /// How many may be connected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
-    /// At the same time, half-open ones included. More are refused.
+    /// At the same time, half-open ones included. More are refused, but where one owner has more than half of them: then as many as
+    /// may be half open are let in besides, of which those stay that get another's place.
     pub connections: usize,
     /// Half open. A new one ends the oldest of them.
     pub half_open: usize,
+}
+
+/// Whose a connection is, where places are short.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub enum Owner {
+    /// Of whoever has proved this name.
+    Name(String),
+    /// Of a host; with IPv6 of a network.
+    Host(IpAddr),
+}
+
+impl Owner {
+    /// By the name that was proved, else by the address. Nobody's is one without either, such as a local process: it takes nobody's place,
+    /// and nobody takes its.
+    pub fn of(name: Option<&str>, peer: &Peer) -> Option<Self> {
+        match (name, peer) {
+            (Some(name), _) => Some(Self::Name(name.to_owned())),
+            (None, Peer::Tcp(address)) => Some(Self::host(address.ip())),
+            (None, Peer::Unix(_)) => None,
+        }
+    }
+
+    fn host(address: IpAddr) -> Self {
+        Self::Host(match address.to_canonical() {
+            IpAddr::V6(address) => {
+                Ipv6Addr::from_bits(address.to_bits() >> IPV6_HOST_BITS << IPV6_HOST_BITS).into()
+            }
+            address => address,
+        })
+    }
+}
+
+/// Why a connection was not opened.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum NotOpened {
+    /// It was cut before.
+    Cut,
+    /// All places are taken, and nobody gives way to it.
+    Full,
 }
 
 #[derive(Debug)]
@@ -41,6 +93,8 @@ struct State<S> {
 struct Registered<S> {
     socket: Arc<S>,
     stage: Stage,
+    /// Once it is open.
+    owner: Option<Owner>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -49,6 +103,8 @@ enum Stage {
     /// Cut while it was half open, to make room for another one.
     Evicted,
     Open,
+    /// Cut while it was open, for one whose owner had none.
+    GaveWay,
 }
 
 impl<S: AsRef<Socket>> Register<S> {
@@ -64,15 +120,24 @@ impl<S: AsRef<Socket>> Register<S> {
     }
 
     /// Registers a half-open connection; `None` where there are too many.
-    pub fn admit(self: &Arc<Self>, socket: &Arc<S>) -> Option<Seat<S>> {
+    pub fn admit(self: &Arc<Self>, socket: &Arc<S>, peer: &Peer) -> Option<Seat<S>> {
+        let Limits { connections, half_open } = self.limits;
         let mut state = self.state.lock();
-        state.make_room(self.limits.half_open);
-        if state.connections.len() >= self.limits.connections {
-            return None;
+        state.make_room(half_open);
+        let taken = state.connections.len();
+        if taken >= connections {
+            // One from the same host could prove another name, but then the host would not have them without one.
+            let from = Owner::of(None, peer);
+            let may_get_one = || state.largest(connections).is_some_and(|owner| Some(owner) != from);
+            if taken >= connections.saturating_add(half_open) || !may_get_one() {
+                return None;
+            }
         }
         state.last_id = state.last_id.wrapping_add(1);
         let id = state.last_id;
-        state.connections.insert(id, Registered { socket: Arc::clone(socket), stage: Stage::HalfOpen });
+        state
+            .connections
+            .insert(id, Registered { socket: Arc::clone(socket), stage: Stage::HalfOpen, owner: None });
         Some(Seat { register: Arc::clone(self), id })
     }
 
@@ -127,6 +192,45 @@ impl<S: AsRef<Socket>> State<S> {
     }
 }
 
+impl<S> State<S> {
+    fn open(&self) -> impl Iterator<Item = &Registered<S>> {
+        self.connections.values().filter(|connection| connection.stage == Stage::Open)
+    }
+
+    /// Who has most open connections, if that is more than a large part of all.
+    fn largest(&self, connections: usize) -> Option<Owner> {
+        let mut counts = HashMap::<&Owner, usize>::new();
+        for owner in self.open().filter_map(|connection| connection.owner.as_ref()) {
+            let count = counts.entry(owner).or_default();
+            *count = count.saturating_add(1);
+        }
+        let (owner, count) = counts.into_iter().max_by_key(|(_, count)| *count)?;
+        (count > (connections / LARGE_PART).max(1)).then(|| owner.clone())
+    }
+}
+
+impl<S: AsRef<Socket>> State<S> {
+    /// Ends the newest connection of whoever has most, for one of `owner`. `false`: that one has some, or nobody has many.
+    fn displace(&mut self, owner: Option<&Owner>, connections: usize) -> bool {
+        let has_some = |owner| self.open().any(|connection| connection.owner.as_ref() == Some(owner));
+        if owner.is_none_or(has_some) {
+            return false;
+        }
+        let Some(largest) = self.largest(connections) else { return false };
+        if matches!((owner, &largest), (Some(Owner::Host(_)), Owner::Name(_))) {
+            // Who has proved nothing, of whom there may be any number.
+            return false;
+        }
+        let is_theirs = |connection: &&mut Registered<S>| {
+            connection.stage == Stage::Open && connection.owner.as_ref() == Some(&largest)
+        };
+        let Some(newest) = self.connections.values_mut().rev().find(is_theirs) else { return false };
+        newest.stage = Stage::GaveWay;
+        (*newest.socket).as_ref().cut();
+        true
+    }
+}
+
 /// A connection's place in the register; leaves it when dropped, also by a panic.
 #[derive(Debug)]
 pub struct Seat<S> {
@@ -140,26 +244,42 @@ impl<S> Seat<S> {
         self.id
     }
 
-    /// It is half open no longer. `false`: it was cut before.
-    pub fn open(&self) -> bool {
-        let mut state = self.register.state.lock();
-        let Some(connection) = state.connections.get_mut(&self.id) else { return false };
-        let is_there = connection.stage == Stage::HalfOpen;
-        if is_there {
-            connection.stage = Stage::Open;
-        }
-        is_there
+    /// Whether it was cut while it was half open, to make room for another one.
+    pub fn is_evicted(&self) -> bool {
+        self.is_in(Stage::Evicted)
     }
 
-    /// Whether it was cut to make room for another one.
-    pub fn is_evicted(&self) -> bool {
+    /// Whether it was cut while it was open, for one whose owner had none.
+    pub fn gave_way(&self) -> bool {
+        self.is_in(Stage::GaveWay)
+    }
+
+    fn is_in(&self, stage: Stage) -> bool {
         let state = self.register.state.lock();
-        state.connections.get(&self.id).is_some_and(|connection| connection.stage == Stage::Evicted)
+        state.connections.get(&self.id).is_some_and(|connection| connection.stage == stage)
     }
 
     /// Whether the server stops: then a socket that receives nothing more says nothing about its peer.
     pub fn is_stopping(&self) -> bool {
         self.register.stopping.load(Ordering::SeqCst)
+    }
+}
+
+impl<S: AsRef<Socket>> Seat<S> {
+    /// It is half open no longer.
+    pub fn open(&self, owner: Option<Owner>) -> Result<(), NotOpened> {
+        let connections = self.register.limits.connections;
+        let mut state = self.register.state.lock();
+        if state.connections.get(&self.id).is_none_or(|connection| connection.stage != Stage::HalfOpen) {
+            return Err(NotOpened::Cut);
+        }
+        if state.open().count() >= connections && !state.displace(owner.as_ref(), connections) {
+            return Err(NotOpened::Full);
+        }
+        if let Some(connection) = state.connections.get_mut(&self.id) {
+            (connection.stage, connection.owner) = (Stage::Open, owner);
+        }
+        Ok(())
     }
 }
 
@@ -181,7 +301,13 @@ mod tests {
 
     fn connect(register: &Arc<Register<Socket>>) -> (Option<Seat<Socket>>, Socket) {
         let (ours, theirs) = UnixStream::pair().unwrap();
-        (register.admit(&Arc::new(Socket::new(ours.into()))), Socket::new(theirs.into()))
+        (register.admit(&Arc::new(Socket::new(ours.into())), &NOBODY), Socket::new(theirs.into()))
+    }
+
+    const NOBODY: Peer = Peer::Unix(None);
+
+    fn name(name: &str) -> Option<Owner> {
+        Owner::of(Some(name), &NOBODY)
     }
 
     fn is_cut(client: &Socket) -> bool {
@@ -194,19 +320,70 @@ mod tests {
         let (first, of_first) = connect(&register);
         let (second, of_second) = connect(&register);
         let (first, second) = (first.unwrap(), second.unwrap());
-        assert!(first.open() && !first.open());
+        assert_eq!((first.open(None), first.open(None)), (Ok(()), Err(NotOpened::Cut)));
         let (third, of_third) = connect(&register);
         let (fourth, _of_fourth) = connect(&register);
         let (third, fourth) = (third.unwrap(), fourth.unwrap());
         assert!(!is_cut(&of_first) && is_cut(&of_second) && !is_cut(&of_third));
-        assert!(second.is_evicted() && !second.open() && !third.is_evicted());
+        assert!(second.is_evicted() && !third.is_evicted());
+        assert_eq!(second.open(None), Err(NotOpened::Cut));
         // It makes room for nobody until it has left, and whoever is refused may have ended one more.
         assert!(connect(&register).0.is_none());
         assert!(third.is_evicted());
         drop(second);
         let (fifth, _of_fifth) = connect(&register);
         assert_eq!((register.count(), fifth.unwrap().id()), (4, 5));
-        assert!(fourth.open());
+        assert_eq!(fourth.open(None), Ok(()));
+    }
+
+    #[test]
+    fn who_has_most_gives_way_to_who_has_none_and_to_nobody_else() {
+        let register = Register::new(Limits { connections: 16, half_open: 2 });
+        let open = |owner: Option<Owner>| {
+            let (seat, client) = connect(&register);
+            let seat = seat?;
+            seat.open(owner).ok()?;
+            Some((seat, client))
+        };
+        let greedy: Vec<_> = std::iter::from_fn(|| open(name("greedy"))).collect();
+        assert_eq!((greedy.len(), register.count()), (16, 16));
+        let first = open(name("first")).unwrap();
+        assert!(greedy[15].0.gave_way() && is_cut(&greedy[15].1));
+        // Who has one gets no more, nor does who is nobody; and who gave way is not let in for another.
+        assert!([name("first"), None, name("greedy")].into_iter().all(|owner| open(owner).is_none()));
+        let second = open(name("second")).unwrap();
+        assert!(greedy[14].0.gave_way() && greedy[..14].iter().all(|(_, client)| !is_cut(client)));
+        assert!(!is_cut(&first.1) && !is_cut(&second.1));
+        // Nor who has proved no name.
+        assert!(open(Some(Owner::Host("10.0.0.9".parse().unwrap()))).is_none());
+        // They leave, and all is as it was.
+        drop(greedy);
+        assert_eq!(register.count(), 2);
+        let nobodys: Vec<_> = std::iter::from_fn(|| open(None)).collect();
+        assert_eq!((nobodys.len(), register.count()), (14, 16));
+        assert!(open(name("third")).is_none(), "nobody has many");
+    }
+
+    #[test]
+    fn owners_are_those_who_proved_a_name_and_hosts() {
+        let at = |address: &str| Peer::Tcp(address.parse().unwrap());
+        let host = |address| Owner::of(None, &at(address));
+        assert_eq!(host("10.0.0.1:1"), host("[::ffff:10.0.0.1]:2"));
+        assert_ne!(host("10.0.0.1:1"), host("10.0.0.2:1"));
+        assert_eq!(host("[2001:db8::1]:1"), host("[2001:db8::ffff:0:0:1]:1"));
+        assert_ne!(host("[2001:db8::1]:1"), host("[2001:db8:0:1::1]:1"));
+        assert_eq!(Owner::of(Some("a"), &at("10.0.0.1:1")), name("a"));
+        assert_eq!(Owner::of(None, &NOBODY), None);
+        let register = Register::new(Limits { connections: 2, half_open: 2 });
+        let admit = |address| {
+            let (ours, theirs) = UnixStream::pair().unwrap();
+            (register.admit(&Arc::new(Socket::new(ours.into())), &at(address)), theirs)
+        };
+        let both = [admit("10.0.0.1:1"), admit("10.0.0.1:2")];
+        both.iter().for_each(|(seat, _)| seat.as_ref().unwrap().open(host("10.0.0.1:1")).unwrap());
+        // A host that has most is refused before it says anything, another one is not.
+        assert!(admit("10.0.0.1:3").0.is_none());
+        assert_eq!(admit("10.0.0.2:1").0.unwrap().open(host("10.0.0.2:1")), Ok(()));
     }
 
     #[test]

@@ -39,7 +39,8 @@ impl FrontEnd for Echo {
         let deadline = Instant::now() + Duration::from_secs(60);
         let mut byte = [0];
         while let Ok(true) = socket.receive_exact(&mut byte, deadline) {
-            seat.open();
+            // At the second byte it is open already.
+            let _ = seat.open(None);
             assert_ne!(byte, *b"?", "a panic leaves its seat too");
             if byte == *b"!" {
                 while socket.send(&mut [IoSlice::new(&[0; 4096])], None).is_ok() {}

@@ -1,14 +1,19 @@
 //! All limits of the server, with names, units and defaults.
 
+use std::time::Duration;
+
 use headwater_block::MAX_REQUEST_BYTES;
 
 /// What one client, and all together, may cost.
 ///
 /// Memory of one connection is at most `receive_buffer_bytes + 2 * batch_bytes`, a MiB of buffers that are used again, 5/4 of
-/// `bytes_in_flight` and two requests more; of these last two all connections together take `shared_bytes` and half a MiB each.
+/// `bytes_in_flight` and two requests more; of these last two all connections together take `shared_bytes` and half a MiB each. With TLS a
+/// connection has up to 2 MiB more: records that have come (128 KiB), and those on their way to the client.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Limits {
-    /// Connections at the same time, half-open ones included. More are closed at once.
+    /// Connections at the same time, half-open ones included. More are closed at once. But where the clients of one certificate, or without
+    /// certificates those of one address, have more than half of all, others may still connect: who has none gets the newest
+    /// connection of whoever has most.
     pub connections: usize,
     /// Connections that are still in their handshake. A new one ends the oldest of them, so that those who open connections and say
     /// nothing keep nobody out.
@@ -78,6 +83,11 @@ impl Default for Limits {
 }
 
 impl Limits {
+    /// How long a connection sleeps at most in the middle of a write's data.
+    pub(crate) fn send_check(&self) -> Duration {
+        Duration::from_millis((self.send_stall_ms / 4).max(1))
+    }
+
     /// The same, with values that cannot work raised or lowered to those that can.
     pub(crate) fn sane(mut self) -> Self {
         self.connections = self.connections.max(1);

@@ -97,8 +97,10 @@ struct ServerFiles {
 
 struct ServerState {
     config: Arc<ServerConfig>,
-    /// Of the files, when they were read, used or not.
+    /// Of the files, when they were used last. Those that cannot be used are tried again: what mends them need not show here.
     seen: Stamps,
+    /// Why they cannot be used now, as it was told.
+    told: Option<String>,
     /// Whether there was a list of withdrawn certificates.
     has_withdrawn: bool,
     looked: Instant,
@@ -126,7 +128,8 @@ impl ServerTls {
     pub fn load(directory: &Path, options: ServerTlsOptions) -> Result<Self, TlsError> {
         let (seen, verifies_clients) = (stamps(directory), options.verifies_clients);
         let (config, has_withdrawn) = server_config(directory, verifies_clients)?;
-        let state = Mutex::new(ServerState { config, seen, has_withdrawn, looked: Instant::now() });
+        let state =
+            Mutex::new(ServerState { config, seen, told: None, has_withdrawn, looked: Instant::now() });
         let files = Arc::new(ServerFiles { directory: directory.into(), verifies_clients, state });
         Ok(Self { files, is_required: options.is_required })
     }
@@ -143,16 +146,27 @@ impl ServerFiles {
             state.looked = Instant::now();
             // Before they are read: what is changed meanwhile is read again.
             let seen = stamps(&self.directory);
-            if std::mem::replace(&mut state.seen, seen) != seen {
-                self.read_again(&mut state);
+            if state.seen == seen {
+                state.told = None;
+            } else {
+                self.read_again(&mut state, seen);
             }
         }
         Arc::clone(&state.config)
     }
 
-    fn read_again(&self, state: &mut ServerState) {
+    fn read_again(&self, state: &mut ServerState, seen: Stamps) {
         let directory = self.directory.display();
         match server_config(&self.directory, self.verifies_clients) {
+            // Between one file and the next, this is how it is.
+            Err(error) => {
+                let told = Some(error.to_string());
+                if told != state.told {
+                    tracing::warn!(%error, "TLS files have changed, and those before are used until that is mended");
+                }
+                state.told = told;
+                return;
+            }
             // It is being replaced: nobody who was locked out comes in meanwhile.
             Ok((_, false)) if state.has_withdrawn => tracing::warn!(%directory,
                 "the list of withdrawn certificates ({WITHDRAWN}) is gone: the files before are used until it is back"),
@@ -160,11 +174,8 @@ impl ServerFiles {
                 tracing::info!(%directory, "the TLS files were read again");
                 (state.config, state.has_withdrawn) = (config, has_withdrawn);
             }
-            // Between one file and the next, this is how it is.
-            Err(error) => {
-                tracing::warn!(%error, "TLS files have changed, and those before are used until that is mended")
-            }
         }
+        (state.seen, state.told) = (seen, None);
     }
 }
 

@@ -127,7 +127,8 @@ fn requests_that_do_not_fit_are_answered_and_leave_the_stream_in_step() {
         (command::READ, 0, 0, 0, 22),
         (command::READ, 0, 0, u32::MAX, 22),
         (command::READ, command_flag::REQ_ONE, 0, 512, 22),
-        (command::TRIM, 0, MIB - 512, 1024, 28),
+        (command::TRIM, 0, MIB - 512, 1024, 22),
+        (command::TRIM, 0, u64::MAX - 100, 512, 22),
         (command::WRITE_ZEROES, 0, MIB, 512, 28),
         (command::WRITE_ZEROES, 0, 3, 512, 22),
         (command::CACHE, 0, MIB, 512, 22),
@@ -392,6 +393,27 @@ fn a_write_that_stops_in_the_middle_does_not_keep_its_memory_from_others() {
 }
 
 #[test]
+fn a_write_that_stops_behind_a_read_that_hangs_does_not_keep_its_memory_from_others() {
+    let _alone = alone();
+    let limits = Limits { shared_bytes: 64 << 20, send_stall_ms: 200, ..Limits::default() };
+    let options = ReferenceOptions { waits: Waits::Always, ..Default::default() };
+    let fixture = Fixture::with_limits(ReferenceDisk::with_options(32 * MIB, options), limits);
+    fixture.disk.hold();
+    let mut stopped = fixture.started(false);
+    stopped.request(command::READ, 0, 1, 0, 4096);
+    stopped.request(command::WRITE, 0, 2, 0, 32 << 20);
+    wait_until("its memory is set aside", || fixture.server.shared_bytes_used() > 0);
+    let mut other = fixture.started(false);
+    other.request(command::WRITE, 0, 3, 0, 32 << 20);
+    other.send(&vec![3; 32 << 20]);
+    wait_until("both are at the disk", || fixture.disk.waiting() == 2);
+    fixture.disk.release();
+    assert_eq!(other.simple(), (0, 3));
+    stopped.ends();
+    assert!(fixture.disk.contents().iter().all(|byte| *byte == 3));
+}
+
+#[test]
 fn a_write_that_comes_bit_by_bit_does_not_keep_its_memory_from_others() {
     let _alone = alone();
     let limits = Limits { shared_bytes: 64 << 20, send_stall_ms: 500, ..Limits::default() };
@@ -467,6 +489,20 @@ fn fast_zero_is_refused_where_it_would_have_to_wait() {
         raw.request(command::WRITE_ZEROES, command_flag::FAST_ZERO, 1, 0, 65_536);
         assert_eq!(raw.simple(), (code, 1));
     }
+}
+
+#[test]
+fn fast_zero_of_parts_of_blocks_is_refused_before_anything_is_zero() {
+    let fixture = Fixture::new(ReferenceDisk::with_contents(vec![7; 1 << 20], ReferenceOptions::default()));
+    let mut raw = fixture.started(false);
+    for (offset, length) in [(512, 8192), (4096, 4608)] {
+        raw.request(command::WRITE_ZEROES, command_flag::FAST_ZERO, 1, offset, length);
+        assert_eq!(raw.simple(), (95, 1));
+    }
+    assert!(fixture.disk.contents().iter().all(|byte| *byte == 7));
+    // The end of the disk is as good as that of a block.
+    raw.request(command::WRITE_ZEROES, command_flag::FAST_ZERO, 2, MIB - 4096, 4096);
+    assert_eq!(raw.simple(), (0, 2));
 }
 
 #[test]

@@ -158,7 +158,7 @@ fn errors_of_the_device_keep_their_kind_and_message() {
         };
         let fixture = Fixture::new(ReferenceDisk::with_options(MIB, options));
         let client = Client::open(&fixture.server.uri()).unwrap();
-        for kind in [IoErrorKind::NoSpace, IoErrorKind::Device, IoErrorKind::Closed] {
+        for kind in [IoErrorKind::NoSpace, IoErrorKind::Device] {
             fixture.disk.fail(range(8192, 4096), kind);
             for len in [4096, 128 << 10] {
                 let error = blocking::write(&*client, 8192, &vec![1; len]).unwrap_err();
@@ -298,6 +298,32 @@ fn a_server_that_hangs_fails_requests_after_a_while_and_an_idle_one_does_not() {
     let source = std::error::Error::source(&error).map(ToString::to_string).unwrap_or_default();
     assert!(source.contains("nothing came from the server for 1 s"), "{error}: {source}");
     fixture.disk.release();
+}
+
+#[test]
+fn a_change_that_a_closed_disk_does_not_take_costs_the_connection_and_a_read_does_not() {
+    for waits in [Waits::Never, Waits::Always] {
+        let options = ReferenceOptions { waits, ..Default::default() };
+        let fixture = Fixture::new(ReferenceDisk::with_options(MIB, options));
+        type Change = fn(&dyn Device) -> Result<(), headwater_block::IoError>;
+        let changes: [Change; 3] = [
+            |disk| blocking::write(disk, 8192, &[1; 4096]),
+            |disk| blocking::discard(disk, 8192, 4096),
+            |disk| blocking::write_zeroes(disk, 8192, 4096),
+        ];
+        for change in changes {
+            let client = Client::open(&fixture.server.uri()).unwrap();
+            fixture.disk.fail(range(8192, 4096), IoErrorKind::Closed);
+            let error = blocking::read(&*client, 8192, &mut [0; 4096]).unwrap_err();
+            assert!(error.to_string().contains("injected failure"), "{error}");
+            blocking::write(&*client, 0, &[7; 4096]).unwrap();
+            let error = change(&*client).unwrap_err();
+            assert!(!error.to_string().contains("injected failure"), "it was answered: {error}");
+            // Whoever serves the disk from now on gets it.
+            fixture.disk.heal();
+            change(&*Client::open(&fixture.server.uri()).unwrap()).unwrap();
+        }
+    }
 }
 
 #[test]

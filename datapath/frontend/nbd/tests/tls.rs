@@ -3,6 +3,7 @@
 mod fixture;
 
 use std::io::Write;
+use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::{Arc, Mutex, Once};
@@ -12,12 +13,17 @@ use fixture::Raw;
 use headwater_block::{Device, blocking};
 use headwater_nbd::client::ConnectError;
 use headwater_nbd::wire::handshake::{GoData, option, reply};
+use headwater_nbd::wire::transmission::command;
 use headwater_nbd::{
     Address, Client, Limits, Options, Server, ServerTls, ServerTlsOptions, SingleExport, TlsError,
 };
 use headwater_testkit::conformance;
 use headwater_testkit::pki::{Authority, Oddity};
 use headwater_testkit::{ReferenceDisk, ReferenceOptions, Waits, run, wait_until};
+use rustls::crypto::aws_lc_rs::default_provider;
+use rustls::pki_types::CertificateDer;
+use rustls::pki_types::pem::PemObject;
+use rustls::{ClientConfig, ClientConnection, RootCertStore, StreamOwned};
 
 const MIB: u64 = 1 << 20;
 const USUAL: Oddity = Oddity { is_expired: false, serial: 0 };
@@ -365,6 +371,112 @@ fn files_that_change_count_for_those_who_come_then() {
     std::fs::write(secured.pki().join("server-key.pem"), "").unwrap();
     std::thread::sleep(Duration::from_millis(1500));
     assert!(is_let_in(&secured.pki()));
+}
+
+#[test]
+fn files_that_could_not_be_used_are_tried_again_though_they_look_the_same() {
+    Log::start();
+    let secured = Secured::new(ReferenceDisk::new(MIB), VERIFIED, None);
+    let pki = secured.pki();
+    let withdrawn =
+        secured.client(&secured.authority, Some("gone"), Oddity { is_expired: false, serial: 99 });
+    let is_let_in = |files: &Path| Client::open(&secured.uri(files)).is_ok();
+    assert!(is_let_in(&withdrawn));
+    let list = pki.join("ca-crl.pem");
+    secured.authority.withdraw(&pki, 99);
+    let good = std::fs::read(&list).unwrap();
+    let put = |bytes: &[u8]| {
+        std::fs::write(&list, bytes).unwrap();
+        std::fs::File::open(&list).unwrap().set_modified(std::time::UNIX_EPOCH).unwrap();
+    };
+    put(&vec![b'x'; good.len()]);
+    let told = || Log::lines(&[list.to_str().unwrap(), "TLS files have changed"]);
+    wait_until("the log names the file", || is_let_in(&pki) && told() > 0);
+    std::thread::sleep(Duration::from_millis(1500));
+    assert!(is_let_in(&pki) && told() == 1, "it is said once");
+    put(&good);
+    wait_until("the list of withdrawn certificates", || !is_let_in(&withdrawn));
+    assert!(is_let_in(&pki));
+}
+
+#[test]
+fn who_takes_all_places_keeps_nobody_out_who_shows_another_certificate() {
+    let directory = tempfile::tempdir().unwrap();
+    let authority = Authority::new("the authority");
+    let roles = [("server", "localhost", USUAL), ("client", "desk-7", USUAL)];
+    let files = authority.directory(&directory.path().join("pki"), &roles);
+    let of_another = authority.directory(&directory.path().join("another"), &[("client", "desk-8", USUAL)]);
+    let tls = Some(ServerTls::load(&files, VERIFIED).unwrap());
+    let limits = Limits { connections: 16, ..Limits::default() };
+    let address = Address::Tcp { host: "localhost".into(), port: 0 };
+    let disk: Arc<dyn Device> = Arc::new(ReferenceDisk::new(MIB));
+    let server = Server::bind(address, SingleExport::new(disk, ""), Options { limits, tls }).unwrap();
+    let open = |files: &Path| {
+        let uri = server.uri().replacen("nbd:", "nbds:", 1);
+        Client::open(&format!("{uri}?tls-certificates={}", files.display()))
+    };
+    let reads = |client: &Arc<Client>| blocking::read(&**client, 0, &mut [0; 4096]).is_ok();
+    let greedy: Vec<Arc<Client>> = (0..16).map(|_| open(&files).unwrap()).collect();
+    assert!(open(&files).is_err());
+    let other = open(&of_another).unwrap();
+    assert!(reads(&other));
+    wait_until("the newest gives way", || !reads(&greedy[15]));
+    assert!(greedy[..15].iter().all(reads));
+}
+
+/// A raw connection in the transmission phase, encrypted.
+fn encrypted(path: &Path, files: &Path) -> Raw<StreamOwned<ClientConnection, UnixStream>> {
+    let mut raw = Raw::connect(path);
+    raw.greet();
+    raw.option(option::STARTTLS, &[]);
+    assert_eq!(raw.answer().0, reply::ACK);
+    let mut roots = RootCertStore::empty();
+    roots.add(CertificateDer::from_pem_file(files.join("ca-cert.pem")).unwrap()).unwrap();
+    let config = ClientConfig::builder_with_provider(Arc::new(default_provider()))
+        .with_safe_default_protocol_versions()
+        .unwrap()
+        .with_root_certificates(roots)
+        .with_no_client_auth();
+    let connection = ClientConnection::new(Arc::new(config), "localhost".try_into().unwrap()).unwrap();
+    let mut raw = Raw(StreamOwned::new(connection, raw.0));
+    raw.choose(false);
+    raw
+}
+
+#[test]
+fn a_write_whose_record_comes_byte_by_byte_does_not_keep_its_memory_from_others() {
+    let directory = tempfile::tempdir().unwrap();
+    let authority = Authority::new("the authority");
+    let files = authority.directory(&directory.path().join("pki"), &[("server", "localhost", USUAL)]);
+    let tls = Some(ServerTls::load(&files, REQUIRED).unwrap());
+    let limits = Limits { shared_bytes: 64 << 20, send_stall_ms: 300, ..Limits::default() };
+    let path = directory.path().join("s");
+    let disk = Arc::new(ReferenceDisk::new(32 * MIB));
+    let device: Arc<dyn Device> = disk.clone();
+    let server =
+        Server::bind(Address::Unix(path.clone()), SingleExport::new(device, ""), Options { limits, tls })
+            .unwrap();
+    let mut slow = encrypted(&path, &files);
+    slow.request(command::WRITE, 0, 1, 0, 32 << 20);
+    wait_until("its memory is set aside", || server.shared_bytes_used() > 0);
+    let mut other = encrypted(&path, &files);
+    let writing = std::thread::spawn(move || {
+        other.request(command::WRITE, 0, 2, 0, 32 << 20);
+        other.send(&vec![2; 32 << 20]);
+        other.simple()
+    });
+    let StreamOwned { conn, sock } = &mut slow.0;
+    conn.writer().write_all(&[1; 16 << 10]).unwrap();
+    let mut record = Vec::new();
+    conn.write_tls(&mut record).unwrap();
+    let mut bytes = record.chunks(1);
+    wait_until("the other's write is done", || {
+        // Until it is cut.
+        let _ = bytes.next().map(|byte| sock.write(byte));
+        writing.is_finished()
+    });
+    assert_eq!(writing.join().unwrap(), (0, 2));
+    assert!(disk.contents().iter().all(|byte| *byte == 2));
 }
 
 #[test]

@@ -95,9 +95,7 @@ impl Transfer {
         let (sender, receiver) = mpsc::channel();
         let silence_limit = options.silence_limit_ms.map(Duration::from_millis);
         if let Some(limit) = silence_limit {
-            // Zero would mean for ever.
-            let check = limit.checked_div(4).unwrap_or(limit).clamp(Duration::from_millis(1), SILENCE_CHECK);
-            socket.limit_wait(check)?;
+            socket.limit_wait(silence_check(limit))?;
         }
         let socket = Arc::new(socket);
         let transfer = Arc::new(Self {
@@ -292,6 +290,11 @@ impl Transfer {
         self.break_off(error);
     }
 
+    /// A receive that found nothing in less time than this was not waiting for the whole of its time.
+    fn shortest_silence(&self) -> Duration {
+        self.silence_limit.map_or(Duration::ZERO, |limit| silence_check(limit) / 2)
+    }
+
     /// Fails where commands have been in flight and nothing has come since `heard_at` for longer than allowed.
     fn check_silence(&self, heard_at: Instant) -> std::io::Result<()> {
         let Some(limit) = self.silence_limit else { return Ok(()) };
@@ -480,6 +483,12 @@ impl Transfer {
     }
 }
 
+/// How long a receive waits before it is looked whether the server is silent for too long.
+fn silence_check(limit: Duration) -> Duration {
+    // Zero would mean for ever.
+    limit.checked_div(4).unwrap_or(limit).clamp(Duration::from_millis(1), SILENCE_CHECK)
+}
+
 /// Sends commands as they come, several with one system call when they come fast.
 fn write_commands(socket: &Socket, queue: &mpsc::Receiver<Command>) -> std::io::Result<()> {
     let mut out = Vec::with_capacity(SEND_BATCH_BYTES);
@@ -542,6 +551,7 @@ impl<'a> Input<'a> {
                 continue;
             }
             let direct = rest.len() >= RECEIVE_BUFFER_BYTES / 2;
+            let asked_at = Instant::now();
             let received = if direct {
                 self.transfer.socket.receive(rest, true)?
             } else {
@@ -549,6 +559,10 @@ impl<'a> Input<'a> {
             };
             match received {
                 Received::Nothing => {
+                    if asked_at.elapsed() < self.transfer.shortest_silence() {
+                        // A part of a record of TLS has come.
+                        self.heard_at = Instant::now();
+                    }
                     self.transfer.check_silence(self.heard_at)?;
                     continue;
                 }

@@ -8,7 +8,7 @@ use std::time::Instant;
 use headwater_block::{Attempt, BLOCK_BYTES, ByteRange, ExtentKind, Op, Request};
 
 use super::batch::INLINE_BYTES;
-use super::connection::{Connection, Progress, Stage, answered, is_zero};
+use super::connection::{Connection, Payload, Progress, Stage, answered, is_zero};
 use super::handshake::BASE_ALLOCATION_ID;
 use super::inbound::LARGE_BYTES;
 use super::serve::End;
@@ -142,7 +142,9 @@ impl Connection<'_> {
                 place.copy_from_slice(here);
             }
             self.inbound.consume(have);
-            self.stage = Stage::Payload { head: *head, range, buffer, have, since: Instant::now() };
+            let since = Instant::now();
+            self.stage =
+                Stage::Payload(Payload { head: *head, range, buffer, have, since, silent_since: None });
             return Ok(Progress::Again);
         }
         let Some(payload) = self.inbound.payload(head_bytes, len) else { return Ok(Progress::NeedBytes) };
@@ -182,24 +184,20 @@ impl Connection<'_> {
     }
 
     /// A write whose payload has a buffer of its own.
-    pub(super) fn write_owned(
-        &mut self,
-        head: &RequestHead,
-        range: ByteRange,
-        buffer: Vec<u8>,
-    ) -> Result<(), End> {
-        let fua = has(head, command_flag::FUA);
+    pub(super) fn write_owned(&mut self, payload: Payload) -> Result<(), End> {
+        let Payload { head, range, buffer, .. } = payload;
+        let fua = has(&head, command_flag::FUA);
         match self.device.try_now(Op::Write { range, from: &buffer, fua }) {
             Ok(Attempt::MustWait) => {
                 let bytes = buffer.len();
-                self.submit(head, bytes, Request::Write { range, buffer, fua });
+                self.submit(&head, bytes, Request::Write { range, buffer, fua });
                 Ok(())
             }
             attempt => {
                 let bytes = buffer.len();
                 self.pool.give(buffer);
                 self.give_back(bytes, true);
-                self.settle(head, attempt.map(drop))
+                self.settle(&head, attempt.map(drop))
             }
         }
     }
@@ -218,7 +216,9 @@ impl Connection<'_> {
         if self.geometry.read_only {
             return Err(Refusal { code: NbdError::EPERM, why: "the export is read-only".into() });
         }
-        let past_end = |why: String| Refusal { code: NbdError::ENOSPC, why };
+        // A trim needs no space.
+        let code = if head.command == command::TRIM { NbdError::EINVAL } else { NbdError::ENOSPC };
+        let past_end = |why: String| Refusal { code, why };
         let range = ByteRange::new(head.offset, head.length)
             .ok_or_else(|| past_end("the request ends past 64 bits".into()))?;
         if range.end() > self.geometry.size_bytes {
@@ -384,13 +384,14 @@ impl Connection<'_> {
         let may_unmap = !has(head, command_flag::NO_HOLE);
         let fua = has(head, command_flag::FUA);
         if has(head, command_flag::FAST_ZERO) {
-            // Fast is what needs no waiting. A part may be zero already when it turns out not to be, which
-            // the client is about to overwrite with zeroes anyway.
+            let slow = Refusal { code: NbdError::ENOTSUP, why: "zeroing this range is not fast".into() };
+            // Fast is what needs no waiting. Parts of blocks may need it, which turns out when what lies between them is zero already, and
+            // what is refused is not to be changed.
+            if self.needs_room(head) {
+                return self.refuse(head, &slow);
+            }
             return match self.device.try_now(Op::WriteZeroes { range, may_unmap, fua }) {
-                Ok(Attempt::MustWait) => self.refuse(
-                    head,
-                    &Refusal { code: NbdError::ENOTSUP, why: "zeroing this range is not fast".into() },
-                ),
+                Ok(Attempt::MustWait) => self.refuse(head, &slow),
                 attempt => self.settle(head, attempt.map(drop)),
             };
         }

@@ -17,15 +17,15 @@
 //! for room in the write cache do not hold up reads, nor the trim that makes room. So a client that does not read its replies stops
 //! being served and costs what these allow, until [`Limits::send_stall_ms`] has passed.
 
+mod receive;
+
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use headwater_block::{
-    ByteRange, Completion, CompletionQueue, Device, Geometry, Inbox, IoError, Lent, Outcome, Polling,
-    Request, Share,
+    ByteRange, Completion, CompletionQueue, Device, Geometry, Inbox, IoError, IoErrorKind, Lent, Outcome,
+    Polling, Request, Share,
 };
-use rustix::event::{PollFd, PollFlags, Timespec};
-use rustix::io::Errno;
 
 use super::batch::{Batch, INLINE_BYTES};
 use super::commands::Refusal;
@@ -38,7 +38,7 @@ use super::ticket::Ticket;
 use super::{Seat, Shared};
 use crate::error::NbdError;
 use crate::limits::Limits;
-use crate::socket::{PagePipe, Received, Socket};
+use crate::socket::{PagePipe, Socket};
 use crate::wire::reply::{Answered, Form};
 use crate::wire::transmission::{EXTENDED_REQUEST_BYTES, REQUEST_BYTES, RequestHead, command};
 
@@ -90,15 +90,23 @@ const LONE_ROUNDS: u32 = 16;
 /// start them, however many, is to ring the disk's bell, which costs more than all the rest of a read.
 const MOST_ROUNDS_UNSTARTED: u32 = 2;
 
-/// Where others wait for its memory, a write's data has [`Limits::send_stall_ms`], and a second more for each so many bytes that came:
-/// 1 Mbit/s.
-const SLOWEST_BYTES_S: u64 = 128 << 10;
-
 pub(super) enum Stage {
     Head,
-    Payload { head: RequestHead, range: ByteRange, buffer: Vec<u8>, have: usize, since: Instant },
+    Payload(Payload),
     Drain { head: RequestHead, left: usize, error: Refusal },
     Closing(&'static str),
+}
+
+/// A long write whose data is on its way.
+pub(super) struct Payload {
+    pub(super) head: RequestHead,
+    pub(super) range: ByteRange,
+    pub(super) buffer: Vec<u8>,
+    pub(super) have: usize,
+    /// When it began. What goes by while replies are sent does not count.
+    pub(super) since: Instant,
+    /// When the client was first found to have sent nothing since its last byte.
+    pub(super) silent_since: Option<Instant>,
 }
 
 /// Whether the receive buffer may have more to give.
@@ -162,6 +170,11 @@ impl<'a> Connection<'a> {
                 Err(end) => break end,
             }
         };
+        // Others may wait for the memory of what is not carried out, and the device may take its time with the rest.
+        if let Stage::Payload(payload) = std::mem::replace(&mut self.stage, Stage::Closing("it has ended")) {
+            self.give_back(payload.buffer.len(), true);
+        }
+        self.share.withdraw();
         // Nobody reads the replies any more, but who stops the server may rely on the device being at rest.
         while self.in_flight.any() {
             self.take_answers();
@@ -199,132 +212,6 @@ impl<'a> Connection<'a> {
         self.in_flight.is_full(self.limits)
     }
 
-    /// Receives once, sleeping if there is nothing.
-    fn receive(&mut self) -> Result<(), End> {
-        let mut wait = !self.in_flight.any();
-        if wait {
-            self.start_waiting();
-        }
-        let requests = std::mem::take(&mut self.requests_in_round);
-        self.lone_rounds = if requests == 1 { self.lone_rounds.saturating_add(1) } else { 0 };
-        loop {
-            let polling = (wait && self.lone_rounds >= LONE_ROUNDS).then_some(&mut self.polling);
-            let received = {
-                let into = match &mut self.stage {
-                    Stage::Payload { buffer, have, .. } => buffer.get_mut(*have..).unwrap_or_default(),
-                    _ => self.inbound.room(),
-                };
-                match polling {
-                    Some(polling) => receive_polling(self.socket, into, polling),
-                    None => self.socket.receive(into, wait),
-                }
-            };
-            match received {
-                Ok(Received::Bytes(count)) => {
-                    match &mut self.stage {
-                        Stage::Payload { have, .. } => *have = have.saturating_add(count),
-                        _ => self.inbound.received(count),
-                    }
-                    return self.in_time();
-                }
-                // A receive that may wait has waited for as long as it may. In the middle of a write it goes on, unless others need what
-                // was set aside for it.
-                Ok(Received::Nothing) if wait && matches!(self.stage, Stage::Payload { .. }) => {
-                    if self.share.is_wanted(true) {
-                        let limit = self.limits.send_stall_ms;
-                        return Err(End::Fault(format!(
-                            "it sent nothing of a write's data for {limit} ms, and others waited for its memory"
-                        )));
-                    }
-                }
-                Ok(Received::Nothing) => {
-                    // Woken by the inbox: its answers go first.
-                    if !self.wait()? {
-                        return Ok(());
-                    }
-                    wait = false;
-                }
-                Ok(Received::End) => return self.hung_up(),
-                Err(error) => return Err(End::Fault(format!("receiving failed: {error}"))),
-            }
-        }
-    }
-
-    /// A write whose data comes bit by bit keeps its memory from others that wait for it no longer than on the slowest line.
-    fn in_time(&self) -> Result<(), End> {
-        let Stage::Payload { buffer, have, since, .. } = &self.stage else { return Ok(()) };
-        let longest = Duration::from_millis(self.limits.send_stall_ms)
-            + Duration::from_secs(*have as u64 / SLOWEST_BYTES_S);
-        if *have == buffer.len() || !self.share.is_wanted(true) || since.elapsed() < longest {
-            return Ok(());
-        }
-        Err(End::Fault(format!(
-            "it sent {have} of the {} bytes of a write's data in {:.1} s, and others waited for its memory",
-            buffer.len(),
-            since.elapsed().as_secs_f64()
-        )))
-    }
-
-    fn hung_up(&mut self) -> Result<(), End> {
-        if self.seat.is_stopping() {
-            self.stage = Stage::Closing("the server stops");
-            return Ok(());
-        }
-        if matches!(self.stage, Stage::Head) && self.inbound.len() == 0 {
-            self.stage = Stage::Closing("it hung up");
-            return Ok(());
-        }
-        Err(End::Fault("it hung up in the middle of a request, which was not carried out".into()))
-    }
-
-    /// As [`Connection::sleep`] for the socket too, but looks for a while first where the disk answers to this thread and that paid
-    /// off lately: a disk's answer comes in a few wake-ups' time, and the client waits for it with all that it has in flight.
-    fn wait(&mut self) -> Result<bool, End> {
-        self.start_waiting();
-        let started = Instant::now();
-        if let Some(own) = &self.own {
-            let window = self.disk_polling.window();
-            while started.elapsed() < window {
-                let is_answered = own.is_ready() || self.inbox.is_filled();
-                if is_answered || is_readable(self.socket) {
-                    self.disk_polling.found();
-                    return Ok(!is_answered);
-                }
-                // The client may need this very processor to go on.
-                std::thread::yield_now();
-            }
-        }
-        let is_readable = self.sleep(true)?;
-        self.disk_polling.slept(started.elapsed());
-        Ok(is_readable)
-    }
-
-    /// Sleeps until there are answers, or, if `for_socket`, bytes have arrived. Returns whether they have.
-    fn sleep(&mut self, for_socket: bool) -> Result<bool, End> {
-        self.start_waiting();
-        if !self.inbox.fall_asleep() {
-            return Ok(false);
-        }
-        let event = self.inbox.event();
-        let own = self.own.as_ref();
-        let mut fds = [
-            PollFd::from_borrowed_fd(event, PollFlags::IN),
-            own.map_or(PollFd::from_borrowed_fd(event, PollFlags::empty()), |own| {
-                PollFd::from_borrowed_fd(own.ready(), PollFlags::IN)
-            }),
-            PollFd::new(self.socket, PollFlags::IN),
-        ];
-        // Without the socket where only answers count: poll reports a hang-up whatever is asked for.
-        let watched = if for_socket { 3 } else { 2 };
-        let polled = rustix::event::poll(fds.get_mut(..watched).unwrap_or_default(), None);
-        let [event, _, socket] = &fds;
-        self.inbox.wake_up(event.revents().contains(PollFlags::IN));
-        match polled {
-            Ok(_) | Err(Errno::INTR) => Ok(for_socket && !socket.revents().is_empty()),
-            Err(errno) => Err(End::Fault(format!("poll failed: {errno}"))),
-        }
-    }
-
     /// Takes whole requests until there is none or a limit is reached.
     fn take_requests(&mut self) -> Result<Progress, End> {
         while self.in_flight.has_room_for_others(self.limits) {
@@ -333,12 +220,12 @@ impl<'a> Connection<'a> {
             }
             let progress = match std::mem::replace(&mut self.stage, Stage::Head) {
                 Stage::Head => self.take_head()?,
-                Stage::Payload { head, range, buffer, have, since } if have < buffer.len() => {
-                    self.stage = Stage::Payload { head, range, buffer, have, since };
+                Stage::Payload(payload) if payload.have < payload.buffer.len() => {
+                    self.stage = Stage::Payload(payload);
                     Progress::NeedBytes
                 }
-                Stage::Payload { head, range, buffer, .. } => {
-                    self.write_owned(&head, range, buffer)?;
+                Stage::Payload(payload) => {
+                    self.write_owned(payload)?;
                     Progress::Again
                 }
                 Stage::Drain { head, left, error } => {
@@ -459,10 +346,8 @@ impl<'a> Connection<'a> {
             Err(error) => self.fail(ticket.to, ticket.command, error),
             Ok(()) if ticket.command == command::READ => {
                 if outcome.buffer.len() != ticket.bytes {
-                    let error = IoError::new(
-                        headwater_block::IoErrorKind::Device,
-                        "the device returned a buffer of another length",
-                    );
+                    let error =
+                        IoError::new(IoErrorKind::Device, "the device returned a buffer of another length");
                     return self.fail(ticket.to, ticket.command, &error);
                 }
                 self.reply_data(ticket.to, &outcome.buffer)
@@ -491,7 +376,8 @@ impl<'a> Connection<'a> {
         }
     }
 
-    /// Answers with an error of the device, and tells it.
+    /// Answers with an error of the device, and tells it. A change that a closed device does not take costs the client its
+    /// connection instead: one that finds another server in this one's place sends it there, and its guest sees no error.
     pub(super) fn fail(&mut self, to: Answered, number: u16, error: &IoError) -> Result<(), End> {
         let code = NbdError::from(error);
         self.shared.faults.warn(
@@ -502,6 +388,13 @@ impl<'a> Connection<'a> {
                 Chain(error)
             ),
         );
+        let is_change =
+            matches!(number, command::WRITE | command::TRIM | command::WRITE_ZEROES | command::FLUSH);
+        if error.kind() == IoErrorKind::Closed && is_change && !self.geometry.read_only {
+            // Of what was done before it is told.
+            self.flush_batch(&[])?;
+            return Err(End::Orderly("the device is closed"));
+        }
         self.put_error(to, code, &error.to_string())
     }
 
@@ -530,11 +423,15 @@ impl<'a> Connection<'a> {
     }
 
     pub(super) fn flush_batch(&mut self, more: &[u8]) -> Result<(), End> {
-        let begun = matches!(self.stage, Stage::Payload { .. }).then(Instant::now);
+        let begun = matches!(self.stage, Stage::Payload(_)).then(Instant::now);
         let sent = self.batch.send(self.socket, more);
-        if let (Some(begun), Stage::Payload { since, .. }) = (begun, &mut self.stage) {
+        if let (Some(begun), Stage::Payload(payload)) = (begun, &mut self.stage) {
             // Nothing was read meanwhile, whatever the client sent.
-            *since += begun.elapsed();
+            let took = begun.elapsed();
+            payload.since += took;
+            if let Some(silent_since) = &mut payload.silent_since {
+                *silent_since += took;
+            }
         }
         sent.map_err(|error| End::unsent(&error, self.limits))
     }
@@ -542,21 +439,6 @@ impl<'a> Connection<'a> {
 
 pub(super) fn answered(head: &RequestHead) -> Answered {
     Answered { cookie: head.cookie, offset: head.offset }
-}
-
-/// Whether there is something to receive now, be it the end.
-fn is_readable(socket: &Socket) -> bool {
-    let now = Timespec { tv_sec: 0, tv_nsec: 0 };
-    // A signal is as good as nothing: it is looked at again.
-    rustix::event::poll(&mut [PollFd::new(socket, PollFlags::IN)], Some(&now)).is_ok_and(|ready| ready > 0)
-}
-
-/// Receives, looking for bytes for a while before it sleeps.
-///
-/// For a client with one request at a time: then client and server would sleep and wake each other for each request, and
-/// that takes several times as long as the request. With more in flight, sleeping lets them gather, which is cheaper.
-fn receive_polling(socket: &Socket, into: &mut [u8], polling: &mut Polling) -> std::io::Result<Received> {
-    polling.receive(|wait| socket.receive(into, wait), |received| *received != Received::Nothing)
 }
 
 /// An error with what caused it.

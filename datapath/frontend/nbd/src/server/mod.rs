@@ -248,7 +248,7 @@ impl FrontEnd for Shared {
     }
 
     fn serve(&self, seat: &Seat, socket: &Arc<Socket>, peer: &Peer) {
-        serve::serve(self, seat, socket, &Self::client(peer));
+        serve::serve(self, seat, socket, peer);
     }
 }
 

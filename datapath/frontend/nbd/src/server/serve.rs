@@ -3,6 +3,8 @@
 use std::io::ErrorKind;
 use std::time::{Duration, Instant};
 
+use headwater_connections::{FrontEnd as _, NotOpened, Owner, Peer};
+
 use super::connection::Connection;
 use super::handshake::{Chosen, Denial, Encryption, Handshake, Step};
 use super::{Seat, Shared};
@@ -28,33 +30,25 @@ impl End {
     }
 }
 
-pub(super) fn serve(shared: &Shared, seat: &Seat, socket: &Socket, who: &str) {
+pub(super) fn serve(shared: &Shared, seat: &Seat, socket: &Socket, peer: &Peer) {
+    let who = Shared::client(peer);
+    let who = who.as_str();
     tracing::debug!("NBD: {who} connected");
-    let end = match shake_hands(shared, seat, socket, who) {
+    let end = match shake_hands(shared, seat, socket, who, peer) {
         _ if seat.is_evicted() => {
             let limit = shared.limits.half_open;
             End::Fault(format!("{limit} others were in their handshake, and its was the oldest"))
         }
-        Ok(_) if !seat.open() => End::Orderly("it was cut in its handshake"),
-        Ok(chosen) => {
-            tracing::debug!(
-                "NBD: {who} opened the export '{}', replies: {:?}, base:allocation: {}",
-                chosen.name.escape_debug(),
-                chosen.form,
-                chosen.base_allocation
-            );
-            let stall = Duration::from_millis(shared.limits.send_stall_ms);
-            match socket.limit_stall(stall).and_then(|()| Connection::new(shared, seat, socket, who, chosen))
-            {
-                Ok(mut connection) => {
-                    let end = connection.run();
-                    socket.say_goodbye();
-                    end
-                }
-                Err(error) => End::Fault(format!("no resources for the connection: {error}")),
-            }
-        }
+        Ok(chosen) => transmit(shared, seat, socket, who, chosen),
         Err(end) => end,
+    };
+    let end = if seat.gave_way() {
+        let limit = shared.limits.connections;
+        End::Fault(format!(
+            "{limit} were connected, which is the limit: it had most of them, and gave way to one that had none"
+        ))
+    } else {
+        end
     };
     match end {
         End::Orderly(why) => tracing::debug!("NBD: {who} disconnected: {why}"),
@@ -64,7 +58,39 @@ pub(super) fn serve(shared: &Shared, seat: &Seat, socket: &Socket, who: &str) {
     }
 }
 
-fn shake_hands(shared: &Shared, seat: &Seat, socket: &Socket, who: &str) -> Result<Chosen, End> {
+/// Takes a place for whoever has shown a certificate, or for a host.
+fn take_place(shared: &Shared, seat: &Seat, socket: &Socket, peer: &Peer) -> Result<(), End> {
+    let names = socket.peer_names();
+    let name = (!names.is_empty()).then(|| names.join(","));
+    seat.open(Owner::of(name.as_deref(), peer)).map_err(|not_opened| match not_opened {
+        NotOpened::Cut => End::Orderly("it was cut in its handshake"),
+        NotOpened::Full => {
+            let limit = shared.limits.connections;
+            End::Fault(format!("{limit} are connected, which is the limit, and nobody gives way to it"))
+        }
+    })
+}
+
+fn transmit(shared: &Shared, seat: &Seat, socket: &Socket, who: &str, chosen: Chosen) -> End {
+    tracing::debug!(
+        "NBD: {who} opened the export '{}', replies: {:?}, base:allocation: {}",
+        chosen.name.escape_debug(),
+        chosen.form,
+        chosen.base_allocation
+    );
+    let stall = Duration::from_millis(shared.limits.send_stall_ms);
+    let limited = socket.limit_wait(shared.limits.send_check()).and_then(|()| socket.limit_stall(stall));
+    match limited.and_then(|()| Connection::new(shared, seat, socket, who, chosen)) {
+        Ok(mut connection) => {
+            let end = connection.run();
+            socket.say_goodbye();
+            end
+        }
+        Err(error) => End::Fault(format!("no resources for the connection: {error}")),
+    }
+}
+
+fn shake_hands(shared: &Shared, seat: &Seat, socket: &Socket, who: &str, peer: &Peer) -> Result<Chosen, End> {
     let limits = &shared.limits;
     let patience = Duration::from_millis(limits.handshake_timeout_ms);
     let Some(deadline) = Instant::now().checked_add(patience) else {
@@ -118,6 +144,9 @@ fn shake_hands(shared: &Shared, seat: &Seat, socket: &Socket, who: &str) -> Resu
         let step = handshake.option(number, &data, &mut out);
         if let Some(denial) = handshake.take_denial() {
             is_told |= tell(shared, who, &denial, is_told);
+        }
+        if matches!(step, Step::Start(_)) {
+            take_place(shared, seat, socket, peer)?;
         }
         let sent = socket.send_before(&out, deadline);
         match step {

@@ -32,10 +32,9 @@ impl Socket {
         self.plain.limit_wait(limit)
     }
 
-    /// The same, and how long the peer of a send without a deadline may take nothing; it fails with `TimedOut` then, or up to two such
+    /// Bounds how long the peer of a send without a deadline may take nothing; it fails with `TimedOut` then, or up to two such
     /// times later.
     pub(crate) fn limit_stall(&self, limit: Duration) -> std::io::Result<()> {
-        self.plain.limit_wait(limit)?;
         self.plain.limit_stall(limit)
     }
 
@@ -50,7 +49,8 @@ impl Socket {
         self.secure.get().map(|secure| secure.peer_names()).unwrap_or_default()
     }
 
-    /// Receives what is there, at most `into.len()`; waits for the first byte if `wait`.
+    /// Receives what is there, at most `into.len()`; waits for the first byte if `wait`. What came may be a part of a record of TLS, which
+    /// is [`Received::Nothing`] yet.
     pub(crate) fn receive(&self, into: &mut [u8], wait: bool) -> std::io::Result<Received> {
         match self.secure.get() {
             None => self.plain.receive(into, wait),

@@ -32,13 +32,6 @@ struct Arrived {
     end: usize,
 }
 
-/// What was opened.
-enum Opened {
-    Bytes(usize),
-    /// The peer said that it sends no more.
-    Closed,
-}
-
 impl Secure {
     /// Shakes hands before `deadline`.
     pub(super) fn start(plain: &Plain, mut connection: Connection, deadline: Instant) -> Result<Self> {
@@ -88,33 +81,31 @@ impl Secure {
         connection.peer_certificates().and_then(<[_]>::first).map(names_of).unwrap_or_default()
     }
 
+    /// Waits once at most: a peer that sends a record byte by byte leaves its caller the time in between.
     pub(super) fn receive(&self, plain: &Plain, into: &mut [u8], wait: bool) -> Result<Received> {
         if into.is_empty() {
             return Ok(Received::Nothing);
         }
         let mut arrived = self.arrived.lock();
-        loop {
-            match self.open(&mut arrived, into)? {
-                Opened::Bytes(0) => {}
-                Opened::Bytes(count) => return Ok(Received::Bytes(count)),
-                Opened::Closed => return Ok(Received::End),
-            }
-            match arrived.receive(plain, wait)? {
-                Received::Bytes(_) => {}
-                nothing => return Ok(nothing),
-            }
+        let opened = self.open(&mut arrived, into)?;
+        if opened != Received::Nothing {
+            return Ok(opened);
+        }
+        match arrived.receive(plain, wait)? {
+            Received::Bytes(_) => self.open(&mut arrived, into),
+            nothing => Ok(nothing),
         }
     }
 
     /// Opens as much as there is and fits.
-    fn open(&self, arrived: &mut Arrived, into: &mut [u8]) -> Result<Opened> {
+    fn open(&self, arrived: &mut Arrived, into: &mut [u8]) -> Result<Received> {
         let mut connection = self.connection.lock();
         let mut have = 0_usize;
         while let Some(room) = into.get_mut(have..)
             && !room.is_empty()
         {
             match connection.reader().read(room) {
-                Ok(0) if have == 0 => return Ok(Opened::Closed),
+                Ok(0) if have == 0 => return Ok(Received::End),
                 Ok(0) => break,
                 Ok(count) => {
                     have = have.saturating_add(count);
@@ -128,7 +119,7 @@ impl Secure {
             }
             arrived.feed(&mut connection)?;
         }
-        Ok(Opened::Bytes(have))
+        Ok(if have == 0 { Received::Nothing } else { Received::Bytes(have) })
     }
 
     pub(super) fn send(&self, plain: &Plain, parts: &[IoSlice<'_>], deadline: Option<Instant>) -> Result<()> {
