@@ -25,6 +25,8 @@ pub(crate) enum Effect {
     Data(Vec<u8>),
     /// It has ended, except that the tasks of these initiator ports are to be aborted first.
     Abort(Vec<Arc<crate::identity::Initiator>>),
+    /// It has ended, except that all writes before it are to be durable first.
+    Flush,
 }
 
 /// Whether the command is one of this module.
@@ -46,10 +48,12 @@ pub(crate) fn is_control(op: &Op) -> bool {
     }
 }
 
-/// Whether [`crate::Nexus::try_now`] may carry it out: it has to have an answer that cannot turn out not to fit.
+/// Whether [`crate::Nexus::try_now`] may carry it out: it has to have an answer that cannot turn out not to fit, and not to wait for the
+/// device.
 pub(crate) fn may_be_now(op: &Op, room_bytes: usize) -> bool {
     match op {
         Op::RequestSense { .. } => room_bytes >= 32,
+        Op::ModeSelect { .. } => false,
         _ => !ends_tasks(op),
     }
 }
@@ -83,8 +87,13 @@ pub(crate) fn carry_out(target: &Target, link: &Link, op: &Op, data_out: &[u8]) 
         Op::ModeSense(ask) => mode::sense(unit, ask).map_err(refuse)?,
         Op::ModeSelect { long, list_bytes } => {
             let list = parameter_list(data_out, *list_bytes).map_err(refuse)?;
-            if mode::select(unit, *long, list).map_err(refuse)? {
+            let selected = mode::select(unit, *long, list).map_err(refuse)?;
+            if selected.any {
                 unit.notify_others(Some(link.nexus), Code::MODE_PARAMETERS_CHANGED);
+            }
+            // Where no write cache is shown, nobody flushes it.
+            if selected.no_cache {
+                return Ok(Effect::Flush);
             }
             Vec::new()
         }

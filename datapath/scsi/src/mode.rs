@@ -2,7 +2,7 @@
 //!
 //! | field | changeable | effect |
 //! |---|---|---|
-//! | WCE (08h) | if the device has a volatile cache | 0: each write is durable before it is answered |
+//! | WCE (08h) | if the device has a volatile cache | 0: each write is durable before it is answered, and so are those before the command that says so |
 //! | SWP (0Ah) | yes | 1: writes are refused |
 //! | D_SENSE (0Ah) | yes | 1: sense data in descriptor format |
 //!
@@ -160,10 +160,20 @@ fn block_descriptor(unit: &LogicalUnit, long: bool) -> Vec<u8> {
     bytes
 }
 
-/// MODE SELECT (6) and (10). Checks all of the list before anything changes; returns whether something did.
-pub(crate) fn select(unit: &LogicalUnit, long: bool, list: &[u8]) -> Result<bool, Fault> {
+/// What MODE SELECT did.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Selected {
+    /// Something changed.
+    pub(crate) any: bool,
+    /// It was said that there is to be no write cache. Also where there was none before: a flush for that may have failed.
+    pub(crate) no_cache: bool,
+}
+
+/// MODE SELECT (6) and (10). Checks all of the list before anything changes.
+pub(crate) fn select(unit: &LogicalUnit, long: bool, list: &[u8]) -> Result<Selected, Fault> {
+    let mut selected = Selected::default();
     if list.is_empty() {
-        return Ok(false);
+        return Ok(selected);
     }
     let short_list = Fault::illegal(Code::PARAMETER_LIST_LENGTH_ERROR);
     let head = if long { 8 } else { 4 };
@@ -206,7 +216,10 @@ pub(crate) fn select(unit: &LogicalUnit, long: bool, list: &[u8]) -> Result<bool
             }
         }
         match code {
-            0x08 => after.write_cache = bit_at(given, 2, 2),
+            0x08 => {
+                after.write_cache = bit_at(given, 2, 2);
+                selected.no_cache = unit.geometry.volatile_cache && !after.write_cache;
+            }
             0x0a => {
                 after.descriptor_sense = bit_at(given, 2, 2);
                 after.write_protect = bit_at(given, 4, 3);
@@ -216,7 +229,8 @@ pub(crate) fn select(unit: &LogicalUnit, long: bool, list: &[u8]) -> Result<bool
         at = at.saturating_add(current.len());
     }
     unit.mode.set(after);
-    Ok(before != after)
+    selected.any = before != after;
+    Ok(selected)
 }
 
 /// A block descriptor may say what is so, or 0 blocks for "as it is".

@@ -184,7 +184,7 @@ impl Nexus {
                 let result = control::carry_out(&self.target, link, &op, command.data_out);
                 let result = result.map(|effect| match effect {
                     Effect::Data(data) => data,
-                    Effect::Abort(_) => Vec::new(),
+                    Effect::Abort(_) | Effect::Flush => Vec::new(),
                 });
                 self.data_now(Some(&op), result, data_in)
             }
@@ -238,10 +238,14 @@ impl Nexus {
             // What only reads changes nothing, and may wait for metadata.
             let pass = may_change(&op).then_some(pass);
             let result = control::carry_out(&self.target, link, &op, &buffers.data_out);
-            drop(pass);
+            if let (Ok(Effect::Flush), Some(pass)) = (&result, pass) {
+                let plan = medium::flush_all(unit);
+                let kind = Kind { nexus: self.id, tag, attribute, hold: plan.hold };
+                return start(link, kind, plan, buffers, done, pass);
+            }
             return match result {
                 Ok(Effect::Data(data)) => answer(Some(&op), Ok(data), buffers, done),
-                Ok(Effect::Abort(_)) => answer(None, Ok(Vec::new()), buffers, done),
+                Ok(Effect::Abort(_) | Effect::Flush) => answer(None, Ok(Vec::new()), buffers, done),
                 Err(reply) => answer(None, Err(reply), buffers, done),
             };
         }
@@ -278,7 +282,7 @@ impl Nexus {
             .and_then(|op| control::carry_out(&self.target, link, &op, &buffers.data_out));
         let ports = match result {
             Ok(Effect::Abort(ports)) => ports,
-            Ok(Effect::Data(_)) => Vec::new(),
+            Ok(Effect::Data(_) | Effect::Flush) => Vec::new(),
             Err(reply) => {
                 drop(closed);
                 return answer(None, Err(reply), buffers, done);

@@ -349,16 +349,48 @@ fn durable_writes_are_durable_and_only_they() {
     assert_eq!(counts(&sixteen(0x91, 2, 8, 8), &[]), (0, 1));
     assert_eq!(counts(&[0x1b, 0, 0, 0, 0, 0], &[]), (0, 1));
     assert_eq!(counts(&[0x1b, 0, 0, 0, 1, 0], &[]), (0, 0));
-    // Without the write cache, all of them are.
-    let mut select = [0; 24];
-    select[4..6].copy_from_slice(&[0x08, 0x12]);
-    assert_eq!(send(&nexus, &[0x15, 0x10, 0, 0, 24, 0], &select), Answer::good(vec![]));
+    // Without the write cache, all of them are, and so is what came before.
+    let (select, no_cache) = ([0x15, 0x10, 0, 0, 24, 0], caching_page(false));
+    assert_eq!(counts(&select, &no_cache), (0, 1));
     assert_eq!(counts(&write10(0, 1), &[1; 512]), (1, 0));
     assert_eq!(counts(&ten(0x41, 0, 0, 2), &[1; 512]), (1, 0));
     assert_eq!(counts(&ten(0x41, 0, 0, 2), &[0; 512]), (1, 0));
     assert_eq!(counts(&sixteen(0x8b, 0, 0, 1), &[1; 512]), (1, 0));
     let list = [[0, 22, 0, 16, 0, 0, 0, 0], [0; 8], [0, 0, 0, 1, 0, 0, 0, 0]].concat();
     assert_eq!(counts(&ten(0x42, 0, 0, 24), &list), (0, 1));
+}
+
+/// A MODE SELECT list with WCE.
+fn caching_page(write_cache: bool) -> [u8; 24] {
+    let mut list = [0; 24];
+    list[4..7].copy_from_slice(&[0x08, 0x12, if write_cache { 0x04 } else { 0 }]);
+    list
+}
+
+#[test]
+fn the_write_cache_is_off_when_all_that_was_written_is_durable() {
+    let (disk, target) = held();
+    let (writer, other) = (target.nexus(initiator("a")), target.nexus(initiator("b")));
+    let written = begin(&writer, &write10(0, 1), &[1; 512], 1);
+    let select = [0x15, 0x10, 0, 0, 24, 0];
+    // The cache as it is: nothing to wait for.
+    assert_eq!(send(&other, &select, &caching_page(true)), Answer::good(vec![]));
+    let off = begin(&other, &select, &caching_page(false), 2);
+    // A write that comes then is durable by itself, and comes after.
+    assert_eq!(send(&writer, &[0; 6], &[]), Answer::check(6, 0x2a01));
+    let durable = begin(&writer, &write10(0, 1), &[2; 512], 3);
+    assert_eq!(disk.waiting(), 1);
+    assert!(off.try_recv().is_err());
+    disk.release();
+    assert_eq!(wait(&written).reply, Some(Reply::GOOD));
+    assert_eq!(wait(&off).reply, Some(Reply::GOOD));
+    assert_eq!(wait(&durable).reply, Some(Reply::GOOD));
+    let counts = disk.counts();
+    assert_eq!((counts.writes, counts.fua, counts.flushes), (2, 1, 1));
+    assert_eq!(disk.contents()[..512], [2; 512]);
+    // Whoever says it again, since the first time failed, has it flushed again.
+    assert_eq!(send(&other, &select, &caching_page(false)), Answer::good(vec![]));
+    assert_eq!(disk.counts().flushes, 2);
 }
 
 #[test]

@@ -6,10 +6,12 @@ use crate::wire::header::SEGMENT_BYTES_MAX;
 ///
 /// Memory of one session is at most the two buffers (about `2 * receive_segment_bytes + batch_bytes`), and
 /// `queue_depth * first_burst_bytes`, and 5/4 of `bytes_collected` and of `bytes_executing` with two transfers more of either. Of all but
-/// the two buffers all sessions together take at most 5/4 of `shared_bytes` and 3/4 MiB each.
+/// the two buffers all sessions together take at most 19/16 of `shared_bytes` and 3/4 MiB each.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Limits {
-    /// Connections at the same time, those that have not logged in included. More are closed at once.
+    /// Connections at the same time, those that have not logged in included. More are closed at once. But where the sessions of one CHAP
+    /// name, or without CHAP those of one address, are more than half of all, others may still log in: who has none gets the newest
+    /// connection of whoever has most.
     pub connections: usize,
     /// Connections that have not logged in. A new one ends the oldest of them.
     pub half_open_logins: usize,
@@ -37,8 +39,9 @@ pub struct Limits {
     pub bytes_executing: u64,
     /// What the commands of all sessions share besides [`headwater_block::budget::OWN_BYTES`] each for those that store data and for
     /// others, in bytes: their data, from when an R2T asks for it or it comes unasked until their reply was sent, and what they read to
-    /// compare or write many times. Commands for which there is nothing wait. Those that store data have three quarters of it. A quarter
-    /// besides is for data that has come unasked, with commands that wait; where there is no more of it, they are answered TASK SET FULL.
+    /// compare or write many times. Commands for which there is nothing wait. Those that store data have three quarters of it. For data
+    /// that has come unasked, with commands that wait, there are 3/16 of it besides (48 MiB at least); where there is no more of that, they
+    /// are answered TASK SET FULL.
     pub shared_bytes: u64,
     /// Replies are sent when this much is collected, in bytes, if not earlier; at least 128 KiB.
     pub batch_bytes: usize,
@@ -51,7 +54,7 @@ pub struct Limits {
     /// How long an initiator may take nothing of what is sent, in milliseconds. The connection is cut then, or up to two such times later;
     /// never while it takes something, however little. Also how long data that was asked for, or announced, may not
     /// come, where others wait for the memory that was set aside for it or were refused for want of it; and that of one command may then
-    /// take so long, and a second more for each 128 KiB of the session that came meanwhile (of at most `bytes_collected` and 64 MiB).
+    /// take so long, and a second more for each 32 KiB of the session that came meanwhile (of at most `bytes_collected` and 64 MiB).
     pub send_stall_ms: u64,
     /// How long [`crate::Server::stop`] waits for initiators to log out when asked to, in milliseconds.
     pub logout_grace_ms: u64,

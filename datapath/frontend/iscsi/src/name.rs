@@ -11,7 +11,7 @@ pub struct IscsiName(String);
 
 /// A text that is no iSCSI name.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("'{text}' is not an iSCSI name: {why}; write for instance iqn.2026-01.org.example:disk1")]
+#[error("'{}' is not an iSCSI name: {why}; write for instance iqn.2026-01.org.example:disk1", .text.escape_debug())]
 pub struct NameError {
     text: String,
     why: &'static str,

@@ -137,6 +137,32 @@ fn more_connections_than_allowed_are_closed_at_once() {
 }
 
 #[test]
+fn who_takes_all_connections_keeps_nobody_out_who_proves_another_name() {
+    let limits = Limits { connections: 16, ..Limits::default() };
+    let fixture = Fixture::with(ReferenceDisk::new(MIB), limits, Some(accounts()));
+    let log_in = |account: &str, secret: &str| {
+        let mut raw = fixture.raw();
+        let status = raw.log_in_as(account, secret);
+        if status == 0 {
+            raw.clear_attention();
+        }
+        (raw, status)
+    };
+    let alice = || log_in("alice", "alice-secret-1");
+    let mut greedy: Vec<(Raw, u16)> = (0..16).map(|_| alice()).collect();
+    assert!(greedy.iter().all(|(_, status)| *status == 0));
+    assert_eq!(alice().1, headwater_iscsi::login::status::OUT_OF_RESOURCES);
+    let (mut other, status) = log_in("bob", "bob-secret-two");
+    assert_eq!(status, 0);
+    other.read(0, 1);
+    let (mut newest, _) = greedy.pop().unwrap();
+    newest.ends();
+    for (raw, _) in &mut greedy {
+        raw.read(0, 1);
+    }
+}
+
+#[test]
 fn a_login_that_never_ends_is_ended() {
     let limits = Limits { login_pdus: 10, ..Limits::default() };
     let fixture = Fixture::with(ReferenceDisk::new(MIB), limits, None);

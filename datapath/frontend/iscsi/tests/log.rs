@@ -59,6 +59,23 @@ fn a_discovery_that_is_reset_is_over_and_a_session_that_is_reset_is_broken() {
     fixture.wait_for_connections(0);
     let said = log.take();
     assert!(said.contains("the discovery is over") && !said.contains("WARN"), "{said}");
+    // A name is told in one line, whatever is in it.
+    for key in ["InitiatorName", "TargetName"] {
+        let mut raw = fixture.raw();
+        let request = raw.login_request();
+        let forged = "x\n2026-01-01T00:00:00Z  WARN forged: a line";
+        let names = if key == "TargetName" {
+            vec![("InitiatorName", INITIATOR), (key, forged)]
+        } else {
+            vec![(key, forged)]
+        };
+        assert_ne!(raw.login(&request, &names).0.status, 0);
+        drop(raw);
+        fixture.wait_for_connections(0);
+        let said = log.take();
+        assert!(said.contains("'x\\n2026"), "{said}");
+        assert!(!said.lines().any(|line| line.starts_with("2026-01-01T00:00:00Z")), "{said}");
+    }
     reset(fixture.session(&[]));
     fixture.wait_for_connections(0);
     let said = log.take();

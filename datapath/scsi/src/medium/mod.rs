@@ -140,6 +140,12 @@ pub(crate) fn plan(link: &Arc<Link>, op: &Op, given: Given<'_>) -> Result<Option
     })
 }
 
+/// Makes durable what was written before now: that of tasks under way, too, since it waits for them as if it wrote everywhere.
+pub(crate) fn flush_all(unit: &LogicalUnit) -> Plan {
+    let hold = ByteRange::new(0, unit.geometry.size_bytes).map_or(Hold::Nothing, Hold::Exclusive);
+    Plan { hold, work: Box::new(simple::Flush), immediate: false }
+}
+
 fn plan_verify(
     unit: &LogicalUnit,
     span: Span,

@@ -59,6 +59,9 @@ pub mod status {
     pub const OUT_OF_RESOURCES: u16 = 0x0302;
 }
 
+/// Keys in one login, all its texts together: three times as many as the protocol has. They are remembered, since none may come twice.
+const KEYS_MAX: usize = 128;
+
 const SECURITY: u8 = 0;
 const OPERATIONAL: u8 = 1;
 const FULL_FEATURE: u8 = 3;
@@ -229,6 +232,9 @@ impl<'a> Login<'a> {
         }
         let text = std::mem::take(&mut self.text);
         let pairs = pairs(&text).or_else(|error| refuse(status::INITIATOR_ERROR, error.to_string()))?;
+        if self.seen.len().saturating_add(pairs.len()) > KEYS_MAX {
+            return refuse(status::OUT_OF_RESOURCES, format!("it gave more than {KEYS_MAX} keys"));
+        }
         for (key, _) in &pairs {
             if !self.seen.insert((*key).to_string()) {
                 return refuse(status::INITIATOR_ERROR, format!("it gave the key {key} twice"));

@@ -315,6 +315,24 @@ fn a_login_does_not_change_under_way() {
 }
 
 #[test]
+fn endless_keys_are_refused() {
+    let (targets, limits) = (targets(None), Limits::default());
+    let mut talk = Talk::new(&*targets, &limits);
+    talk.more(&request(1, None), &WHO);
+    let keys: Vec<String> = (0..=KEYS_MAX).map(|number| format!("X-{number}")).collect();
+    for (at, key) in keys.iter().enumerate() {
+        match talk.say(&request(1, None), &[(key, "1")]) {
+            Step::More(_, text) => assert_eq!(value(&text, key), Some("NotUnderstood")),
+            step => {
+                assert_eq!((at, refusal(step).0), (KEYS_MAX - WHO.len(), status::OUT_OF_RESOURCES));
+                return;
+            }
+        }
+    }
+    panic!("all were taken");
+}
+
+#[test]
 fn an_endless_text_is_refused() {
     let (targets, limits) = (targets(None), Limits::default());
     let mut talk = Talk::new(&*targets, &limits);

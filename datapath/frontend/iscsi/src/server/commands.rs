@@ -1,8 +1,9 @@
 //! SCSI commands: from the PDU to the logical unit and back.
 //!
-//! 1. A command whose data is all here, and which nothing holds up, is tried at once; its data-in goes straight behind the place
-//!    of its header in the batch.
-//! 2. One that must wait is handed over with its data, and answered when the inbox has its outcome.
+//! 1. A command whose data is all here, and which no order of tasks holds up, is tried at once, also beside others that wait; its
+//!    data-in goes straight behind the place of its header in the batch.
+//! 2. One that must wait is handed over with its data, and answered when the inbox has its outcome. Where others wait it takes its place
+//!    behind them.
 //! 3. One whose data is still to come collects it first (`data_out`).
 
 use std::sync::Arc;
@@ -61,11 +62,16 @@ impl Session<'_> {
         };
         let wanted = usize::try_from(order.wanted()).unwrap_or(usize::MAX);
         if command.is_final
-            && self.tasks.is_clear()
+            && self.tasks.may_run_next(attribute)
             && self.is_legal(&order, data.len())
             && let Some(data) = data.get(..wanted)
         {
-            return self.run_at_once(&order, data);
+            if self.answer_at_once(&order, data)? {
+                return Ok(());
+            }
+            if self.tasks.is_clear() {
+                return self.start(&order, data);
+            }
         }
         self.collect(order, command.is_final, data)
     }
@@ -121,10 +127,10 @@ impl Session<'_> {
         if self.tasks.is_clear() { Ok(()) } else { self.pump() }
     }
 
-    /// Carries out a command that nothing holds up.
+    /// Carries out a command that nothing holds up, and answers it, if it need not wait.
     #[inline]
-    fn run_at_once(&mut self, order: &Order, data: &[u8]) -> Result<(), End> {
-        let Some(nexus) = &self.nexus else { return Ok(()) };
+    fn answer_at_once(&mut self, order: &Order, data: &[u8]) -> Result<bool, End> {
+        let Some(nexus) = &self.nexus else { return Ok(false) };
         let limit = self.parameters.send_segment_bytes.min(self.parameters.max_burst_bytes);
         let inline = usize::try_from(order.expected.data_in_bytes)
             .ok()
@@ -133,18 +139,23 @@ impl Session<'_> {
             if self.batch.is_full() {
                 self.flush_batch(&[])?;
             }
-            let Some(nexus) = &self.nexus else { return Ok(()) };
+            let Some(nexus) = &self.nexus else { return Ok(false) };
             let head = data_offset(self.parameters.header_digest);
             let room = self.batch.room(head.saturating_add(room));
             let data_in = room.get_mut(head..).unwrap_or_default();
             if let Now::Done { reply, data_in_bytes } = try_now(nexus, order, data, data_in) {
-                return self.reply_in_place(order, Ending::of(&reply), data_in_bytes);
+                return self.reply_in_place(order, Ending::of(&reply), data_in_bytes).map(|()| true);
             }
         } else if order.expected.data_in_bytes == 0
             && let Now::Done { reply, .. } = try_now(nexus, order, data, &mut [])
         {
-            return self.reply(order, 0, Ending::of(&reply), &[]);
+            return self.reply(order, 0, Ending::of(&reply), &[]).map(|()| true);
         }
+        Ok(false)
+    }
+
+    /// Begins a command that must wait, and before which none waits.
+    fn start(&mut self, order: &Order, data: &[u8]) -> Result<(), End> {
         let charge = charge(order, data.len());
         let came_bytes = u64::try_from(data.len()).unwrap_or(u64::MAX);
         let memory_bytes = order.memory_bytes(came_bytes);

@@ -102,7 +102,7 @@ impl Server {
         self.shared.sessions.count()
     }
 
-    /// What commands of all sessions have taken of [`Limits::shared_bytes`], and of the quarter besides, now.
+    /// What commands of all sessions have taken of [`Limits::shared_bytes`], and of what is besides for data that came unasked, now.
     pub fn shared_bytes_used(&self) -> u64 {
         self.shared.budget.used_bytes().saturating_add(self.shared.unasked.used_bytes())
     }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use headwater_connections::{FrontEnd as _, Peer, Socket};
+use headwater_connections::{FrontEnd as _, Owner, Peer, Socket};
 
 use super::session::Session;
 use super::sessions::{NoPlace, Place, SessionKey, Wanted};
@@ -46,7 +46,7 @@ pub(super) fn serve(shared: &Shared, seat: &Seat, socket: &Arc<Socket>, peer: &P
     if let Err(error) = socket.limit_wait(tick).and_then(|()| socket.limit_stall(stall)) {
         return tell(&at, End::Fault(format!("its socket cannot be set up: {error}")));
     }
-    let (established, place) = match log_in(shared, seat, socket) {
+    let (established, place) = match log_in(shared, seat, socket, peer) {
         Ok(logged_in) => logged_in,
         Err(_) if seat.is_evicted() => {
             let why =
@@ -65,6 +65,13 @@ pub(super) fn serve(shared: &Shared, seat: &Seat, socket: &Arc<Socket>, peer: &P
         Err(error) => End::Fault(format!("no resources for the session: {error}")),
     };
     let end = match end {
+        _ if seat.gave_way() => {
+            let limit = limits.connections;
+            let why = format!(
+                "{limit} were connected, which is the limit: it had most of them, and gave way to one that had none"
+            );
+            End::Fault(why)
+        }
         End::Fault(_) if place.replaced.load(Ordering::SeqCst) => {
             End::Orderly("another login took its place, or the target was reset")
         }
@@ -88,6 +95,7 @@ fn log_in<'a>(
     shared: &'a Shared,
     seat: &Seat,
     socket: &Arc<Socket>,
+    peer: &Peer,
 ) -> Result<(Box<Established>, Place<'a>), End> {
     let limits = &shared.limits;
     let patience = Duration::from_millis(limits.login_timeout_ms);
@@ -107,7 +115,7 @@ fn log_in<'a>(
         match login.step(&request, &data) {
             Step::More(response, text) => send(socket, &response, &text)?,
             Step::Done(response, text, established) => {
-                let place = match find_place(shared, seat, socket, &established) {
+                let place = match find_place(shared, seat, socket, peer, &established) {
                     Ok(place) => place,
                     Err((status, why)) => {
                         let response = LoginResponse { transit: false, next_stage: 0, status, ..response };
@@ -134,6 +142,7 @@ fn find_place<'a>(
     shared: &'a Shared,
     seat: &Seat,
     socket: &Arc<Socket>,
+    peer: &Peer,
     established: &Established,
 ) -> Result<Place<'a>, (u16, &'static str)> {
     let key = established.target.as_ref().map(|(target, _)| SessionKey {
@@ -142,7 +151,8 @@ fn find_place<'a>(
         target: target.clone(),
     });
     let account = established.proved.clone();
-    let wanted = Wanted { key, tsih: established.tsih, cid: established.cid, account };
+    let owner = Owner::of(account.as_deref(), peer);
+    let wanted = Wanted { key, tsih: established.tsih, cid: established.cid, account, owner };
     let patience = Duration::from_millis(shared.limits.stop_timeout_ms);
     shared.sessions.establish(seat, socket, &wanted, patience).map_err(|no_place| match no_place {
         NoPlace::NoSuchSession => {
@@ -156,6 +166,7 @@ fn find_place<'a>(
         }
         NoPlace::Busy => (status::SERVICE_UNAVAILABLE, "its session before has commands that do not end"),
         NoPlace::Evicted => (status::OUT_OF_RESOURCES, "too many others log in"),
+        NoPlace::Full => (status::OUT_OF_RESOURCES, "all connections are taken, and nobody gives way to it"),
     })
 }
 

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use headwater_connections::Socket;
+use headwater_connections::{NotOpened, Owner, Socket};
 use parking_lot::{Condvar, Mutex};
 
 use super::Seat;
@@ -35,6 +35,8 @@ pub(super) struct Wanted {
     pub(super) cid: u16,
     /// The name that was proved by CHAP.
     pub(super) account: Option<String>,
+    /// Whose connection it is.
+    pub(super) owner: Option<Owner>,
 }
 
 /// The sessions of a server, discoveries included.
@@ -84,6 +86,8 @@ pub(super) enum NoPlace {
     Busy,
     /// This connection was cut while it logged in.
     Evicted,
+    /// There are too many connections.
+    Full,
 }
 
 impl Sessions {
@@ -122,9 +126,10 @@ impl Sessions {
         if wanted.tsih != 0 && !found {
             return Err(NoPlace::NoSuchSession);
         }
-        if !seat.open() {
-            return Err(NoPlace::Evicted);
-        }
+        seat.open(wanted.owner.clone()).map_err(|not_opened| match not_opened {
+            NotOpened::Cut => NoPlace::Evicted,
+            NotOpened::Full => NoPlace::Full,
+        })?;
         if tsih == 0 {
             tsih = state.free_tsih();
         }

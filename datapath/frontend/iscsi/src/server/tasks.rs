@@ -230,7 +230,7 @@ impl Tasks {
         self.running
     }
 
-    /// Whether none waits, so that a new one may run at once.
+    /// Whether none waits.
     #[inline]
     pub(super) fn is_clear(&self) -> bool {
         self.waiting.is_empty()
@@ -310,6 +310,17 @@ impl Tasks {
             Attribute::Ordered => self.waiting.keys().next().is_none_or(|first| *first >= serial),
             _ => self.ordered.front().is_none_or(|first| *first > serial),
         }
+    }
+
+    /// The same for one that is not among them yet.
+    #[inline]
+    pub(super) fn may_run_next(&self, attribute: Attribute) -> bool {
+        self.is_clear()
+            || match attribute {
+                Attribute::HeadOfQueue => true,
+                Attribute::Ordered => false,
+                _ => self.ordered.is_empty(),
+            }
     }
 
     /// Takes a ready task's data; it counts as running from now on, with so much more memory.
@@ -393,11 +404,13 @@ mod tests {
         let may = |tasks: &Tasks| -> Vec<u64> {
             (1..).zip(kinds).filter(|(serial, kind)| tasks.may_run(*serial, *kind)).map(|(s, _)| s).collect()
         };
-        assert_eq!(may(&tasks), [1, 4]);
+        let next =
+            |tasks: &Tasks| kinds[1..].iter().map(|kind| tasks.may_run_next(*kind)).collect::<Vec<bool>>();
+        assert_eq!((may(&tasks), next(&tasks)), (vec![1, 4], vec![false, false, true]));
         assert_eq!(tasks.start(1, 10, 0).unwrap().3, [1]);
         assert_eq!(may(&tasks), [1, 2, 4]);
         assert!(tasks.start(2, 10, 0).is_some());
-        assert_eq!(may(&tasks), [1, 2, 3, 4]);
+        assert_eq!((may(&tasks), next(&tasks)), (vec![1, 2, 3, 4], vec![false, true, true]));
         assert_eq!((tasks.running(), tasks.bytes_executing()), (2, 20));
         tasks.remove(1);
         tasks.remove(2);

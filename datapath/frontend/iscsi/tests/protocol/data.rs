@@ -80,6 +80,27 @@ fn data_that_comes_unasked_is_taken_up_to_the_first_burst() {
 }
 
 #[test]
+fn what_the_disk_has_at_once_is_answered_beside_a_write_that_waits_for_its_data() {
+    let fixture = fixture();
+    let mut raw = fixture.session(&[("ImmediateData", "Yes")]);
+    let data = Rng::new(5).bytes(65_536);
+    raw.write(0, &data);
+    let command = raw.scsi(&write10(500, 128));
+    let command = ScsiCommand { write: true, expected_bytes: 65_536, ..command };
+    raw.pdu(&command.encode(), &[]);
+    let r2t = raw.take().r2t();
+    let before = fixture.disk.counts();
+    assert!(raw.read(8, 8) == data[4096..8192]);
+    raw.write(8, &data[..512]);
+    let after = fixture.disk.counts();
+    assert_eq!((after.reads - before.reads, after.writes - before.writes), (1, 1));
+    assert_eq!(after.submitted, before.submitted);
+    raw.data_out(&r2t, 0, 0, true, &data);
+    raw.good(command.task_tag);
+    assert!(raw.read(500, 128) == data);
+}
+
+#[test]
 fn several_r2ts_are_outstanding_where_that_was_agreed_on() {
     let fixture = fixture();
     let mut raw =

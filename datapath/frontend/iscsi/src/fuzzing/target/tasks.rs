@@ -93,15 +93,23 @@ impl Model {
         if is_legal {
             task.data = data[..data.len().min(usize::try_from(wanted).unwrap_or(0))].to_vec();
         }
-        // It is answered at once where nothing waits and no data or a single PDU of it is read.
+        // It is answered at once where no order forbids it and no data or a single PDU of it is read.
         let room = u64::from(self.agreed.send_segment_bytes.min(self.agreed.max_burst_bytes));
-        if is_whole && self.waiting().next().is_none() && header[1] & 0x80 != 0 {
+        let is_alone = self.waiting().next().is_none();
+        let may_run = match attribute {
+            Attribute::HeadOfQueue => true,
+            Attribute::Ordered => is_alone,
+            _ => !self.waiting().any(|other| other.attribute == Attribute::Ordered),
+        };
+        if is_whole && may_run && header[1] & 0x80 != 0 {
             if task.moves.data_in_bytes <= room
                 && let Some((reply, data_in)) = self.try_now(&task)
             {
                 return self.reply(&task, &reply, &data_in);
             }
-            return self.enter(task, true);
+            if is_alone {
+                return self.enter(task, true);
+            }
         }
         let fault = if more && self.agreed.initial_r2t || !is_legal { 0x0c0c } else { 0 };
         let unasked = more.then(|| Sequence {

@@ -8,7 +8,7 @@ use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
 use headwater_block::{Budget, FaultLog};
-use headwater_connections::{Received, Register, Socket};
+use headwater_connections::{Peer, Received, Register, Socket};
 
 use super::super::Shared;
 use super::super::serve::End;
@@ -72,7 +72,7 @@ pub(crate) fn with_session(
     };
     let socket = Arc::new(socket);
     let register = Register::new(headwater_connections::Limits { connections: 1, half_open: 1 });
-    let seat = register.admit(&socket).ok_or(std::io::ErrorKind::ResourceBusy)?;
+    let seat = register.admit(&socket, &Peer::Unix(None)).ok_or(std::io::ErrorKind::ResourceBusy)?;
     let session = Session::new(&shared, &seat, &socket, "an initiator", established)?;
     act(&mut Alone { session, peer: &peer, sent: 0, end: None });
     Ok(())
