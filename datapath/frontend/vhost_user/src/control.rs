@@ -53,7 +53,8 @@ pub(crate) struct Control {
 impl Control {
     pub(crate) fn new(disk: Arc<Disk>, give_up: Box<dyn Fn() -> bool + Send + Sync>) -> Self {
         let queues = (0..disk.limits.queues).map(|_| QueueState::default()).collect();
-        Self { disk, features: 0, memory: Arc::default(), queues, give_up }
+        let memory = Arc::new(GuestMemory::new(Arc::clone(&disk.addresses)));
+        Self { disk, features: 0, memory, queues, give_up }
     }
 
     fn queue(&mut self, index: usize) -> Result<&mut QueueState> {
@@ -224,10 +225,11 @@ impl VhostUserBackendReqHandlerMut for Control {
         if regions.len() != files.len() {
             return Err(Error::IncorrectFds);
         }
+        let none = GuestMemory::new(Arc::clone(&self.disk.addresses));
         let memory = regions
             .iter()
             .zip(&files)
-            .try_fold(GuestMemory::default(), |memory, (region, file)| memory.with(spec(region), file));
+            .try_fold(none, |memory, (region, file)| memory.with(spec(region), file));
         self.use_memory(memory)?;
         Ok(None)
     }

@@ -7,6 +7,7 @@ use headwater_block::{Device, FaultLog, Geometry};
 use parking_lot::Mutex;
 
 use crate::limits::Limits;
+use crate::memory::Addresses;
 use crate::positions::{Positions, StrangerFault};
 use crate::queue::request::ID_BYTES;
 use crate::server::Options;
@@ -19,6 +20,8 @@ pub(crate) struct Disk {
     pub(crate) name: String,
     pub(crate) serial: [u8; ID_BYTES],
     pub(crate) limits: Limits,
+    /// Of the machine's memory.
+    pub(crate) addresses: Arc<Addresses>,
     /// Whether memory is refused that can be taken away.
     pub(crate) sealed_memory: bool,
     /// Whether the log says that such memory is in use.
@@ -51,6 +54,7 @@ impl Disk {
             faults: FaultLog::new("vhost-user", limits.warnings_per_10_s),
             waiting_writes: AtomicUsize::new(0),
             running_queues: AtomicUsize::new(0),
+            addresses: Addresses::new(limits.mapped_bytes),
             limits,
             sealed_memory: options.sealed_memory,
             told_of_memory: AtomicBool::new(false),

@@ -12,6 +12,9 @@ pub struct Limits {
     /// writes wait in the guest's memory, and reads have a quarter of the part besides; a queue that has used up that takes
     /// no more requests.
     pub bytes_in_flight: usize,
+    /// Memory that a machine may have mapped here, in bytes: that which it shares now, and what it took away while a request still
+    /// uses it. Addresses, not memory; a process has 128 TiB of them.
+    pub mapped_bytes: u64,
     /// How long an idle queue is watched at most before its thread sleeps, in microseconds; 0 never watches.
     pub polling_us: u64,
     /// After what time a write that found no room is tried again, in milliseconds.
@@ -27,6 +30,7 @@ impl Default for Limits {
         Self {
             queues: 64,
             bytes_in_flight: 64 << 20,
+            mapped_bytes: 1 << 40,
             polling_us: 32,
             no_space_retry_ms: 1000,
             stop_timeout_ms: 10_000,

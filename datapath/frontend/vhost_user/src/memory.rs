@@ -20,11 +20,12 @@
 //! they are refused. The length is checked after sealing.
 #![expect(unsafe_code, reason = "memory of another process is mapped and seen as slices; see above")]
 
-use std::fs::File;
+use std::fs::{File, Metadata};
 use std::marker::PhantomData;
 use std::os::unix::fs::MetadataExt;
 use std::ptr::NonNull;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use rustix::fs::SealFlags;
 use rustix::mm::{MapFlags, ProtFlags};
@@ -62,6 +63,10 @@ pub(crate) enum MapError {
          use memory-backend-memfd or memory-backend-file with share=on"
     )]
     BadFile { spec: RegionSpec, file_bytes: u64 },
+    #[error(
+        "with memory region {spec:?} more than {limit_bytes} bytes of the machine's memory would be mapped"
+    )]
+    TooLarge { spec: RegionSpec, limit_bytes: u64 },
     #[error("cannot map memory region {spec:?}: {source}")]
     Map { spec: RegionSpec, source: std::io::Error },
     #[error("there is no memory region {0:?}")]
@@ -73,10 +78,43 @@ pub(crate) enum MapError {
     NotSealed(RegionSpec),
 }
 
-/// A file mapped into this process; unmapped when the last region in it goes.
+/// Addresses of this process that the memory of one machine may take, whatever is behind them: a sparse file costs its owner
+/// nothing, and where no addresses are left no machine gets a thread or memory.
+#[derive(Debug)]
+pub(crate) struct Addresses {
+    limit_bytes: u64,
+    used_bytes: AtomicU64,
+}
+
+impl Addresses {
+    pub(crate) fn new(limit_bytes: u64) -> Arc<Self> {
+        Arc::new(Self { limit_bytes, used_bytes: AtomicU64::new(0) })
+    }
+
+    fn take(self: &Arc<Self>, bytes: u64) -> Option<Taken> {
+        let with = |used: u64| used.checked_add(bytes).filter(|sum| *sum <= self.limit_bytes);
+        self.used_bytes.fetch_update(Ordering::Relaxed, Ordering::Relaxed, with).ok()?;
+        Some(Taken { of: Arc::clone(self), bytes })
+    }
+}
+
+struct Taken {
+    of: Arc<Addresses>,
+    bytes: u64,
+}
+
+impl Drop for Taken {
+    fn drop(&mut self) {
+        self.of.used_bytes.fetch_sub(self.bytes, Ordering::Relaxed);
+    }
+}
+
+/// A part of a file mapped into this process; unmapped when the last region in it goes.
 struct Mapping {
     first: NonNull<u8>,
     len: usize,
+    /// Given back once it is unmapped.
+    _addresses: Taken,
 }
 
 // SAFETY: a mapping is plain memory, valid on every thread until it is dropped.
@@ -85,19 +123,16 @@ unsafe impl Send for Mapping {}
 unsafe impl Sync for Mapping {}
 
 impl Mapping {
-    fn new(file: &File, len: u64, granule: u64) -> std::io::Result<Self> {
-        let len = len
-            .checked_next_multiple_of(granule)
-            .and_then(|len| usize::try_from(len).ok())
-            .ok_or(std::io::ErrorKind::OutOfMemory)?;
+    fn new(file: &File, offset: u64, addresses: Taken) -> std::io::Result<Self> {
+        let len = usize::try_from(addresses.bytes).map_err(|_| std::io::ErrorKind::OutOfMemory)?;
         let protection = ProtFlags::READ | ProtFlags::WRITE;
         // Huge pages are reserved, which costs nothing where the front-end has done so: were there none left when a page is
         // touched for the first time, this process would end with SIGBUS. Other files need no memory before that.
         let flags = MapFlags::SHARED;
         // SAFETY: the kernel chooses an unused address, so no memory of this process is touched.
-        let first = unsafe { rustix::mm::mmap(std::ptr::null_mut(), len, protection, flags, file, 0) }?;
+        let first = unsafe { rustix::mm::mmap(std::ptr::null_mut(), len, protection, flags, file, offset) }?;
         let first = NonNull::new(first.cast()).ok_or(std::io::ErrorKind::OutOfMemory)?;
-        let mapping = Self { first, len };
+        let mapping = Self { first, len, _addresses: addresses };
         // SAFETY: the range was mapped just now. Guest memory is big and none of a core dump's business.
         let _ = unsafe { rustix::mm::madvise(first.as_ptr().cast(), len, rustix::mm::Advice::LinuxDontDump) };
         Ok(mapping)
@@ -119,7 +154,18 @@ fn lasts(file: &File) -> bool {
     let _ = rustix::fs::fcntl_add_seals(file, SealFlags::SHRINK);
     let is_sealed = rustix::fs::fcntl_get_seals(file).is_ok_and(|seals| seals.contains(SealFlags::SHRINK));
     // A huge page can be taken out of a sealed file, and later there may be none to put in.
-    is_sealed && rustix::fs::fstatfs(file).is_ok_and(|system| system.f_type != HUGETLBFS_MAGIC)
+    is_sealed && !has_huge_pages(file)
+}
+
+/// Where that cannot be told, it is taken for the worse.
+fn has_huge_pages(file: &File) -> bool {
+    rustix::fs::fstatfs(file).map_or(true, |system| system.f_type == HUGETLBFS_MAGIC)
+}
+
+/// What offset and length of a mapping must be multiples of. On hugetlbfs the block size is the page size.
+fn page_bytes(file: &File, metadata: &Metadata) -> u64 {
+    let page = u64::try_from(rustix::param::page_size()).unwrap_or(4096);
+    if has_huge_pages(file) { metadata.blksize().max(page) } else { page }
 }
 
 #[derive(Clone)]
@@ -139,12 +185,18 @@ unsafe impl Send for Region {}
 unsafe impl Sync for Region {}
 
 /// All memory that the front-end has shared; never changed, but replaced as a whole.
-#[derive(Clone, Default)]
+#[derive(Clone)]
 pub(crate) struct GuestMemory {
     regions: Vec<Region>,
+    addresses: Arc<Addresses>,
 }
 
 impl GuestMemory {
+    /// None yet. What is mapped for it counts into `addresses` while it is in use.
+    pub(crate) fn new(addresses: Arc<Addresses>) -> Self {
+        Self { regions: Vec::new(), addresses }
+    }
+
     /// This memory and one region more.
     pub(crate) fn with(&self, spec: RegionSpec, file: &File) -> Result<Self, MapError> {
         if self.regions.len() >= REGIONS {
@@ -166,18 +218,21 @@ impl GuestMemory {
         if !metadata.is_file() || metadata.len() < file_end {
             return Err(MapError::BadFile { spec, file_bytes: metadata.len() });
         }
-        // On hugetlbfs the block size is the page size, which lengths must be multiples of.
-        let granule = metadata.blksize().max(4096);
-        // From the file's start, because an offset need not be a multiple of the page size; this costs
-        // addresses, not memory.
-        let mapping =
-            Mapping::new(file, file_end, granule).map_err(|source| MapError::Map { spec, source })?;
-        let offset = usize::try_from(spec.file_offset).map_err(|_| MapError::BadRange(spec))?;
-        // SAFETY: offset + len was found to be inside the file, and the mapping covers all of that.
-        let first = unsafe { mapping.first.add(offset) };
+        let page = page_bytes(file, &metadata);
+        let within = spec.file_offset.checked_rem(page).ok_or(MapError::BadRange(spec))?;
+        // From the start of a page, where an offset need not be.
+        let from = spec.file_offset.saturating_sub(within);
+        let bytes = file_end.saturating_sub(from).checked_next_multiple_of(page);
+        let limit_bytes = self.addresses.limit_bytes;
+        let addresses = bytes.and_then(|bytes| self.addresses.take(bytes));
+        let addresses = addresses.ok_or(MapError::TooLarge { spec, limit_bytes })?;
+        let mapping = Mapping::new(file, from, addresses).map_err(|source| MapError::Map { spec, source })?;
+        let within = usize::try_from(within).map_err(|_| MapError::BadRange(spec))?;
+        // SAFETY: offset + len was found to be inside the file, and the mapping covers all of that from `from` on.
+        let first = unsafe { mapping.first.add(within) };
         let mut regions = self.regions.clone();
         regions.push(Region { spec, lasts, first, _mapping: Arc::new(mapping) });
-        Ok(Self { regions })
+        Ok(Self { regions, addresses: Arc::clone(&self.addresses) })
     }
 
     /// This memory without a region. It stays mapped as long as a request uses it.
@@ -189,7 +244,7 @@ impl GuestMemory {
         if regions.len() == self.regions.len() {
             return Err(MapError::Unknown(spec));
         }
-        Ok(Self { regions })
+        Ok(Self { regions, addresses: Arc::clone(&self.addresses) })
     }
 
     /// A region that its owner can take away while it is used, if there is one.
@@ -349,6 +404,13 @@ pub(crate) mod tests {
         file
     }
 
+    /// Without any, and without a limit.
+    impl Default for GuestMemory {
+        fn default() -> Self {
+            Self::new(Addresses::new(u64::MAX))
+        }
+    }
+
     fn spec(guest: u64, len: u64, file_offset: u64) -> RegionSpec {
         RegionSpec { guest, user: 0x7000_0000_u64.wrapping_add(guest), len, file_offset }
     }
@@ -430,6 +492,30 @@ pub(crate) mod tests {
         let memory = GuestMemory::default().with(spec(0, 1 << 20, 0), &file).unwrap();
         file.set_len(0).unwrap_err();
         memory.segment((1 << 20) - 1, 1).unwrap().copy_from(&[1]);
+    }
+
+    #[test]
+    fn more_addresses_than_a_machine_may_have_are_not_taken() {
+        const MIB: u64 = 1 << 20;
+        let file = memfd(u64::MAX >> 1);
+        let addresses = Addresses::new(3 * MIB);
+        let none = GuestMemory::new(Arc::clone(&addresses));
+        let used = || addresses.used_bytes.load(Ordering::Relaxed);
+        // Only the part that is asked for counts, with the pages that it begins and ends in.
+        let one = none.with(spec(0, MIB, (1 << 60) + 5), &file).unwrap();
+        assert_eq!(used(), MIB + 4096);
+        let both = one.with(spec(4 * MIB, MIB, 0), &file).unwrap();
+        let refused = both.with(spec(8 * MIB, MIB, 0), &file);
+        assert!(matches!(refused, Err(MapError::TooLarge { limit_bytes, .. }) if limit_bytes == 3 * MIB));
+        let whole = none.with(spec(0, u64::MAX >> 1, 0), &file);
+        assert!(matches!(whole, Err(MapError::TooLarge { .. })));
+        // What is taken away counts while somebody uses it.
+        let other = both.without(spec(4 * MIB, MIB, 0)).unwrap();
+        assert!(other.with(spec(8 * MIB, MIB, 0), &file).is_err());
+        drop(both);
+        other.with(spec(8 * MIB, MIB, 0), &file).unwrap().segment(8 * MIB, MIB).unwrap();
+        drop((one, other));
+        assert_eq!(used(), 0);
     }
 
     #[test]

@@ -305,6 +305,30 @@ fn memory_that_can_be_taken_away_is_refused_where_it_must_be_sealed() {
     }
 }
 
+#[test]
+fn more_memory_than_a_machine_may_have_mapped_is_refused_and_takes_nothing_from_others() {
+    let two = Two::start();
+    let mut good = Guest::start(two.good.path());
+    let file: File =
+        rustix::fs::memfd_create("guest", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING).unwrap().into();
+    // Nothing is in it.
+    file.set_len(8 << 40).unwrap();
+    let region = |size: u64| {
+        let mut region = guest::region(&file);
+        (region.guest_phys_addr, region.userspace_addr, region.memory_size) = (1 << 50, 1 << 50, size);
+        region
+    };
+    for size in [1 << 40, 8 << 40] {
+        let mut guest = Guest::start(two.bad.path());
+        assert!(guest.frontend.add_mem_region(&region(size)).is_err(), "{size:#x}");
+    }
+    works(&mut good);
+    let mut guest = Guest::start(two.bad.path());
+    guest.frontend.add_mem_region(&region(1 << 39)).unwrap();
+    works(&mut guest);
+    works(&mut good);
+}
+
 /// Messages that need no body: `GET_FEATURES`, `SET_OWNER`, `RESET_OWNER` and `GET_PROTOCOL_FEATURES`.
 const WITHOUT_BODY: [u8; 4] = [1, 3, 4, 15];
 /// `CHECK_DEVICE_STATE`: an error is its answer, whatever its body is.
