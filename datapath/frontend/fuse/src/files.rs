@@ -103,9 +103,12 @@ impl Files {
         let now = Instant::now();
         let blocks = match changing.blocks {
             Some((at, blocks)) if now.saturating_duration_since(at) < BLOCKS_VALID => blocks,
-            _ => self.count_blocks(),
+            _ => {
+                let blocks = self.count_blocks();
+                changing.blocks = Some((now, blocks));
+                blocks
+            }
         };
-        changing.blocks = Some((now, blocks));
         (changing.modified, blocks)
     }
 

@@ -128,6 +128,19 @@ fn holes_are_punched_zeroed_and_found() {
 }
 
 #[test]
+fn the_space_that_is_taken_is_told_to_who_asks_all_the_time_too() {
+    let mounted = mounted();
+    let file = mounted.open();
+    let blocks = || file.metadata().unwrap().blocks();
+    let before = blocks();
+    // Longer than a figure is used, and with never as long between two questions.
+    wait_until("a file that is written to takes more space", || {
+        file.write_all_at(&[1; 64 << 10], 0).unwrap();
+        blocks() >= before + 128
+    });
+}
+
+#[test]
 fn fsync_is_a_flush_and_synchronous_writes_are_durable_when_answered() {
     let mounted = mounted();
     let file = mounted.open();
