@@ -27,7 +27,6 @@ demo: rust ## boot three machines from one image, overflow their RAM caches, res
 
 test: rust ## check everything: formatting, house rules, clippy, all tests, real guests
 	@xtask/need $(MACHINE_TOOLS) $(TEST_TOOLS)
-	guest/build
 	cargo xtask test
 
 compare: rust ## measure beside nbdkit, QEMU and the raw disk; table, JSON and plots in build/compare
@@ -74,7 +73,7 @@ conformance: rust ## real NBD, iSCSI and vhost-user clients, the Device conforma
 	guest/iscsi-boot uefi
 	guest/iscsi-test target/release/headwater
 	cargo build --release --locked --package headwater-attach --example device_suite
-	guest/attach-test target/release/headwater ublk nbd client whose images kept
+	guest/attach-test target/release/headwater ublk nbd client whose ends images kept
 
 fuzz: rust ## fuzz the readers of formats and wires with coverage, TIME=60 seconds each, JOBS at a time, TARGETS="a b"
 	@xtask/need g++=g++ qemu-img=qemu-utils

@@ -120,7 +120,7 @@ pub fn choose(wanted: Option<Way>) -> Result<(Way, String), AttachError> {
 pub struct Options {
     /// Number of the device; the kernel's choice unless given.
     pub number: Option<u32>,
-    /// Queues, each with a thread (ublk) or a connection (NBD).
+    /// Queues, each with a thread (ublk; NBD has one connection).
     pub queues: u16,
     /// Requests in flight for each queue (ublk), at most 1024.
     pub depth: u16,

@@ -71,6 +71,12 @@ impl Record {
         self.made_by.unwrap_or(Mark { pid: self.pid, thread: self.pid, started: 0 })
     }
 
+    /// Whether it is of the same device, and the same process served it.
+    fn is_of_same_server(&self, other: &Self) -> bool {
+        let of = |record: &Self| (record.device(), record.pid, record.started, record.mark());
+        of(self) == of(other)
+    }
+
     /// Path of the device.
     pub fn device(&self) -> String {
         self.way.device(self.number)
@@ -126,11 +132,23 @@ impl Registry {
         self.write(&self.intent_file(intent), &serde_json::to_vec_pretty(intent)?)
     }
 
+    /// Waits until no other process makes or forgets a record, and the name beside it. Held for no longer than that takes, unlike
+    /// [`Registry::turn`], so that a server can end while another one waits for the kernel. Ends when the file is dropped.
+    pub fn lock_records(&self) -> std::io::Result<File> {
+        let lock = self.open_lock("records.lock")?;
+        lock.lock()?;
+        Ok(lock)
+    }
+
+    fn open_lock(&self, name: &str) -> std::io::Result<File> {
+        std::fs::create_dir_all(&self.dir)?;
+        File::options().create(true).truncate(false).write(true).open(self.dir.join(name))
+    }
+
     /// Waits until no other process is between looking at the records and making one, but not for ever: the kernel looks for
     /// partitions of what is attached, and its image may be on servers that are away. Ends when the file is dropped.
     pub fn turn(&self, longest: Duration) -> std::io::Result<File> {
-        std::fs::create_dir_all(&self.dir)?;
-        let lock = File::options().create(true).truncate(false).write(true).open(self.dir.join("lock"))?;
+        let lock = self.open_lock("lock")?;
         let until = Instant::now() + longest;
         loop {
             match lock.try_lock() {
@@ -152,9 +170,19 @@ impl Registry {
         absent_or(std::fs::remove_file(self.intent_file(intent)))
     }
 
-    /// Forgets a device. Harmless where it is not known.
-    pub fn forget(&self, way: Way, number: u32) -> std::io::Result<()> {
-        absent_or(std::fs::remove_file(self.file(way, number)))
+    /// Forgets a device. Harmless where it is not known. `false`: another process has recorded its own device of this number, of which
+    /// nothing is touched.
+    ///
+    /// The caller has [`Registry::lock_records`]: between the look and the removal nobody records another one.
+    pub fn forget(&self, record: &Record) -> std::io::Result<bool> {
+        let file = self.file(record.way, record.number);
+        match read::<Record>(&file) {
+            Ok(found) if !found.is_of_same_server(record) => return Ok(false),
+            Err(error) if error.kind() == ErrorKind::NotFound => return Ok(true),
+            // What cannot be read is no record.
+            Ok(_) | Err(_) => {}
+        }
+        absent_or(std::fs::remove_file(file)).map(|()| true)
     }
 
     /// All records, by device.
@@ -226,9 +254,31 @@ mod tests {
         for text in ["/dev/ublkb3", "ublkb3", "lab"] {
             assert!(ours.is_meant_by(text) && !gone.is_meant_by(text), "{text}");
         }
-        registry.forget(Way::Nbd, 0).unwrap();
-        registry.forget(Way::Nbd, 0).unwrap();
+        assert!(registry.forget(&gone).unwrap());
+        assert!(registry.forget(&gone).unwrap());
         assert_eq!(registry.all().unwrap(), [ours]);
+    }
+
+    #[test]
+    fn an_older_server_of_a_number_does_not_forget_the_device_of_a_newer_one() {
+        let dir = tempfile::tempdir().unwrap();
+        let registry = Registry::new(dir.path());
+        let newer = Record::of_this_process(Way::Ublk, 3, None, "win11".into(), "id".into(), false);
+        let marked = |started| Some(Mark { started, ..newer.mark() });
+        let older = [
+            Record { pid: newer.pid + 1, ..newer.clone() },
+            Record { started: newer.started + 1, ..newer.clone() },
+            Record { made_by: marked(newer.started + 1), ..newer.clone() },
+        ];
+        for older in older {
+            registry.record(&older).unwrap();
+            registry.record(&newer).unwrap();
+            assert!(!registry.forget(&older).unwrap(), "{older:?}");
+            assert_eq!(registry.all().unwrap(), std::slice::from_ref(&newer), "{older:?}");
+        }
+        // Whatever else it says.
+        assert!(registry.forget(&Record { source: "other".into(), ..newer }).unwrap());
+        assert_eq!(registry.all().unwrap(), []);
     }
 
     #[test]

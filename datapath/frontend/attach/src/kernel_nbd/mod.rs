@@ -1,10 +1,13 @@
-//! The kernel's NBD client: sockets that have shaken hands are given to it, and it makes `/dev/nbdN`.
+//! The kernel's NBD client: a socket over which hands have been shaken is given to it, and it makes `/dev/nbdN`.
 //!
 //! Anybody may have connected the number of a device that is gone, and the kernel disconnects whatever is asked for: so each device is
 //! given a mark (`BACKEND_IDENTIFIER`, which the kernel shows and compares since 5.14), and looked at before.
 //!
-//! When a server dies the kernel keeps requests for the time that it was told (`DEAD_CONN_TIMEOUT`), and the next server gives it new
-//! sockets (`RECONFIGURE`). Without such a time the device is cut, and its users get errors.
+//! It has one connection. Of several the kernel gives each up that has not answered a request for 30 s, and sends it over the next, until
+//! none is left; with one alone it waits, as reads of an image must while its server is away.
+//!
+//! When a server dies the kernel keeps requests for the time that it was told (`DEAD_CONN_TIMEOUT`), and the next server gives it a new
+//! socket (`RECONFIGURE`). Without such a time the device is cut, and its users get errors.
 
 mod handshake;
 mod netlink;
@@ -49,8 +52,8 @@ pub(crate) struct KernelNbd {
     /// Whether this kernel tells whose the device is.
     is_marked: bool,
     is_stopped: AtomicBool,
-    /// The kernel has descriptors of its own; these keep a copy open, so that nothing depends on whose are closed first.
-    _sockets: Vec<UnixStream>,
+    /// The kernel has a descriptor of its own; this keeps a copy open, so that nothing depends on whose is closed first.
+    _socket: UnixStream,
 }
 
 /// Whether the kernel has an NBD client that netlink reaches; else why not.
@@ -65,31 +68,22 @@ pub(crate) fn is_there() -> Result<(), String> {
 }
 
 impl KernelNbd {
-    /// Connects a device, or gives new sockets to one whose server died.
+    /// Connects a device, or gives a new socket to one whose server died.
     pub(crate) fn start(geometry: &Geometry, options: &Options) -> Result<Self, AttachError> {
         let netlink = Netlink::open().system("reach the kernel's NBD client")?;
-        let mut sockets = Vec::new();
-        let mut items = Attributes::default();
-        let mut flags = 0;
-        for _ in 0..options.queues.max(1) {
-            let mut socket = UnixStream::connect(&options.nbd_socket)
-                .system("connect to the NBD server of this program")?;
-            let export = handshake::shake_hands(&mut socket)
-                .system("shake hands with the NBD server of this program")?;
-            if export.size_bytes != geometry.size_bytes {
-                let source = std::io::Error::new(ErrorKind::InvalidData, "its disk has another size");
-                return Err(AttachError::System {
-                    what: "use the NBD server of this program".into(),
-                    source,
-                });
-            }
-            // The server offers to flush whatever it serves; the kernel need not ask where nothing would come of it.
-            let without = if geometry.volatile_cache { 0 } else { SEND_FLUSH | SEND_FUA };
-            flags = export.flags & !without;
-            let fd = u32::try_from(socket.as_raw_fd()).unwrap_or(u32::MAX);
-            items = items.nested(SOCKET_ITEM, &Attributes::default().u32(SOCKET_FD, fd));
-            sockets.push(socket);
+        let mut socket =
+            UnixStream::connect(&options.nbd_socket).system("connect to the NBD server of this program")?;
+        let export =
+            handshake::shake_hands(&mut socket).system("shake hands with the NBD server of this program")?;
+        if export.size_bytes != geometry.size_bytes {
+            let source = std::io::Error::new(ErrorKind::InvalidData, "its disk has another size");
+            return Err(AttachError::System { what: "use the NBD server of this program".into(), source });
         }
+        // The server offers to flush whatever it serves; the kernel need not ask where nothing would come of it.
+        let without = if geometry.volatile_cache { 0 } else { SEND_FLUSH | SEND_FUA };
+        let flags = export.flags & !without;
+        let fd = u32::try_from(socket.as_raw_fd()).unwrap_or(u32::MAX);
+        let items = Attributes::default().nested(SOCKET_ITEM, &Attributes::default().u32(SOCKET_FD, fd));
         let mut attributes = Attributes::default();
         if let Some(number) = options.resume.or(options.number) {
             attributes = attributes.u32(INDEX, number);
@@ -117,7 +111,7 @@ impl KernelNbd {
         let number = told.or(options.resume).or(options.number).unwrap_or(0);
         let (mark, is_stopped) = (options.mark, AtomicBool::new(false));
         let is_marked = owner(number, &mark) == Owner::Ours;
-        Ok(Self { number, mark, is_marked, is_stopped, _sockets: sockets })
+        Ok(Self { number, mark, is_marked, is_stopped, _socket: socket })
     }
 
     /// Number of the device.

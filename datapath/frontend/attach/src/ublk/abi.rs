@@ -28,6 +28,7 @@ pub(super) const STOP_DEV: u32 = command(BOTH, 0x07, 32);
 pub(super) const SET_PARAMS: u32 = command(BOTH, 0x08, 32);
 pub(super) const START_USER_RECOVERY: u32 = command(BOTH, 0x10, 32);
 pub(super) const END_USER_RECOVERY: u32 = command(BOTH, 0x11, 32);
+pub(super) const DEL_DEV_ASYNC: u32 = command(READ, 0x14, 32);
 pub(super) const FETCH_REQ: u32 = command(BOTH, 0x20, 16);
 pub(super) const COMMIT_AND_FETCH_REQ: u32 = command(BOTH, 0x21, 16);
 
@@ -230,6 +231,7 @@ mod tests {
     fn command_numbers_are_those_of_the_header() {
         assert_eq!(ADD_DEV, 0xc020_7504);
         assert_eq!(GET_DEV_INFO, 0x8020_7502);
+        assert_eq!(DEL_DEV_ASYNC, 0x8020_7514);
         assert_eq!(FETCH_REQ, 0xc010_7520);
         assert_eq!(COMMIT_AND_FETCH_REQ, 0xc010_7521);
     }

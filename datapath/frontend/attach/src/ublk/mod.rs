@@ -3,7 +3,7 @@
 //! ```text
 //!   ADD_DEV --> SET_PARAMS --> queue threads FETCH --> START_DEV ==> /dev/ublkbN
 //!   server dies --> (recoverable: QUIESCED, requests wait) --> START_USER_RECOVERY --> FETCH --> END_USER_RECOVERY
-//!   STOP_DEV --> queues see ABORT and end --> DEL_DEV
+//!   STOP_DEV --> queues see ABORT and end --> DEL_DEV_ASYNC, which does not wait for who has the device mounted or open
 //! ```
 
 mod abi;
@@ -31,6 +31,9 @@ use crate::{Options, Way};
 
 /// How long udev may take to make a node, and the kernel to notice that a server is dead.
 const PATIENCE: Duration = Duration::from_secs(10);
+/// How long the number of a device that nobody uses may take to be free again, and how often that is looked at.
+const FREE_WITHIN: Duration = Duration::from_secs(2);
+const FREE_LOOKED_EVERY: Duration = Duration::from_millis(10);
 
 /// A ublk device with its server.
 pub(crate) struct Ublk {
@@ -168,27 +171,68 @@ fn owner_by(info: std::io::Result<Info>, mark: &Mark) -> Owner {
     match info {
         Ok(info) if info.server_flags == mark.number() => Owner::Ours,
         Ok(_) => Owner::Others,
-        Err(error) if error.raw_os_error() == Some(Errno::NODEV.raw_os_error()) => Owner::Nobody,
+        Err(error) if is_no_device(&error) => Owner::Nobody,
         // Without ublk there are no devices.
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => Owner::Nobody,
         Err(_) => Owner::Unknown,
     }
 }
 
-/// Removes a device, with or without a server. The caller has looked whose it is. `false`: it is still there.
+/// Removes a device, with or without a server. The caller has looked whose it is. Who still uses it gets errors and is not waited
+/// for: the kernel gives the number free when the last one closes it. `false`: it is still there.
 pub(crate) fn remove(number: u32) -> bool {
     let removed = Control::open().and_then(|mut control| {
         // One that is dead already says so.
         let _ = control.command(abi::STOP_DEV, number, 0);
-        control.command(abi::DEL_DEV, number, 0)
+        match control.command(abi::DEL_DEV_ASYNC, number, 0) {
+            Ok(()) => Ok(is_free_soon(&mut control, number)),
+            Err(error) if is_no_device(&error) => Ok(true),
+            // Kernels before 6.9 do not know it.
+            Err(_) => delete_aside(control, number),
+        }
     });
     match removed {
-        Err(error) if error.raw_os_error() != Some(Errno::NODEV.raw_os_error()) => {
+        Ok(true) => true,
+        Ok(false) => {
+            tracing::info!(
+                "attach: ublk device {number} is removed; the number is free when its last user closes it"
+            );
+            true
+        }
+        Err(error) => {
             tracing::warn!("attach: cannot remove ublk device {number}: {error}");
             false
         }
-        _ => true,
     }
+}
+
+/// Whether a removed device has gone, as it does at once where nobody uses it. Another attach may be given its number then.
+fn is_free_soon(control: &mut Control, number: u32) -> bool {
+    let start = Instant::now();
+    while control.information(number).is_ok() {
+        if start.elapsed() > FREE_WITHIN {
+            return false;
+        }
+        std::thread::sleep(FREE_LOOKED_EVERY);
+    }
+    true
+}
+
+/// Removes a device with the command that waits for its last user, on a thread that nobody waits for longer than
+/// [`is_free_soon`] does. Whether it has gone.
+fn delete_aside(mut control: Control, number: u32) -> std::io::Result<bool> {
+    let (told, outcome) = mpsc::channel();
+    let work = move || drop(told.send(control.command(abi::DEL_DEV, number, 0)));
+    std::thread::Builder::new().name("ublk-delete".into()).spawn(work)?;
+    match outcome.recv_timeout(FREE_WITHIN) {
+        Ok(Err(error)) if !is_no_device(&error) => Err(error),
+        Ok(_) => Ok(true),
+        Err(_) => Ok(false),
+    }
+}
+
+fn is_no_device(error: &std::io::Error) -> bool {
+    error.raw_os_error() == Some(Errno::NODEV.raw_os_error())
 }
 
 fn add(control: &mut Control, device: &Arc<dyn Device>, options: &Options) -> Result<Info, AttachError> {
