@@ -10,6 +10,7 @@
 mod connection;
 mod freeze;
 
+use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -36,6 +37,10 @@ const SYNC_TIMEOUT: Duration = Duration::from_secs(60);
 /// First and longest pause between two looks at a command that runs in the guest.
 const POLL_FIRST: Duration = Duration::from_millis(20);
 const POLL_LONGEST: Duration = Duration::from_millis(500);
+/// How long the last look at a command may take whose time is over.
+const LEAST_PATIENCE: Duration = Duration::from_secs(1);
+/// How long an agent may take to end a command: somebody waits for the answer that it did not end by itself.
+const KILL_PATIENCE: Duration = Duration::from_secs(5);
 
 /// The longest answer that is accepted, in bytes.
 const MAX_ANSWER_BYTES: usize = 64 << 10;
@@ -178,12 +183,30 @@ impl Agent {
             answer.get("pid").and_then(Value::as_i64).ok_or_else(|| unexpected("guest-exec", &answer))?;
         let deadline = Instant::now() + exec.timeout;
         let mut pause = POLL_FIRST;
+        let mut is_unsure = false;
         loop {
             let asked = json!({ "pid": pid });
-            let status: Status =
-                self.call_within("guest-exec-status", asked, MAX_OUTPUT_BYTES, self.patience).await?;
-            if status.exited {
-                return output(status);
+            let left = deadline.saturating_duration_since(Instant::now()).max(LEAST_PATIENCE);
+            let patience = self.patience.min(left);
+            let looked = self.call_within("guest-exec-status", asked, MAX_OUTPUT_BYTES, patience);
+            match looked.await {
+                Ok(status @ Status { exited: true, .. }) => return output(status),
+                Ok(_) => {}
+                // A guest under load, or frozen: the command goes on, and the agent says more later.
+                Err(error) if may_answer_later(&error) => {
+                    tracing::debug!(%error, pid, "it is not known yet whether a command in the guest has ended");
+                    is_unsure = true;
+                }
+                // The agent does not know it, so the number may be that of another process by now.
+                Err(Error::Agent { command, description }) => {
+                    let lost =
+                        if is_unsure { " (it has ended, and the answer that said how was lost)" } else { "" };
+                    return Err(Error::Agent { command, description: description + lost });
+                }
+                Err(error) => {
+                    self.kill_in_guest(pid).await;
+                    return Err(error);
+                }
             }
             if Instant::now() >= deadline {
                 self.kill_in_guest(pid).await;
@@ -205,7 +228,9 @@ impl Agent {
 
     async fn kill_in_guest(&self, pid: i64) {
         let request = json!({ "path": "kill", "arg": ["-KILL", pid.to_string()] });
-        if let Err(error) = self.call("guest-exec", request).await {
+        let patience = self.patience.min(KILL_PATIENCE);
+        let killed = self.call_within::<Value>("guest-exec", request, MAX_ANSWER_BYTES, patience);
+        if let Err(error) = killed.await {
             tracing::warn!(%error, pid, "a command could not be killed in the guest");
         }
     }
@@ -294,6 +319,17 @@ fn interpret<T: DeserializeOwned>(command: &str, answer: &[u8]) -> Result<T> {
         return Err(Error::Agent { command: command.to_owned(), description });
     }
     answer.value.ok_or_else(unexpected)
+}
+
+/// Whether the same question may be answered on another connection. Not where there is none to be had: the machine is off then.
+fn may_answer_later(error: &Error) -> bool {
+    match error {
+        Error::Timeout { .. } | Error::Gone(_) => true,
+        Error::Io { source, .. } => {
+            matches!(source.kind(), ErrorKind::BrokenPipe | ErrorKind::ConnectionReset)
+        }
+        _ => false,
+    }
 }
 
 fn unexpected(command: &str, answer: &Value) -> Error {
@@ -518,6 +554,52 @@ mod tests {
             let answer = if asked.contains("status") { r#"{"exited": false}"# } else { r#"{"pid": 8}"# };
             stream.write_all(format!("{{\"return\": {answer}}}\n").as_bytes()).await.unwrap();
         }
+        assert!(asked.contains(r#"["-KILL","7"]"#), "{asked}");
+    }
+
+    #[tokio::test]
+    async fn an_agent_that_is_silent_for_a_while_ends_no_command() {
+        let dir = tempfile::tempdir().unwrap();
+        let socket = dir.path().join("agent.sock");
+        let listener = UnixListener::bind(&socket).unwrap();
+        let player = tokio::spawn(async move {
+            let (mut stream, id) = accept(&listener).await;
+            stream.write_all(&answer_to_sync(id)).await.unwrap();
+            answer(&mut stream, &[r#"{"return": {"pid": 7}}"#]).await;
+            // It says nothing until that is given up, and at the next connection goes away in the middle.
+            let mut asked = String::new();
+            while stream.read_line(&mut asked).await.unwrap() > 0 {}
+            assert!(asked.contains("guest-exec-status") && !asked.contains("kill"), "{asked}");
+            let (mut stream, id) = accept(&listener).await;
+            stream.write_all(&answer_to_sync(id)).await.unwrap();
+            stream.read_line(&mut asked).await.unwrap();
+            drop(stream);
+            let (mut stream, id) = accept(&listener).await;
+            stream.write_all(&answer_to_sync(id)).await.unwrap();
+            answer(&mut stream, &[r#"{"return": {"exited": true, "exitcode": 3}}"#]).await;
+        });
+        let agent = Agent { patience: Duration::from_secs(2), ..Agent::new(&socket) };
+        assert_eq!(agent.exec(&command("sleep")).await.unwrap().exit_code, 3);
+        player.await.unwrap();
+    }
+
+    #[tokio::test]
+    async fn a_command_whose_status_is_nonsense_is_killed() {
+        let dir = tempfile::tempdir().unwrap();
+        let socket = dir.path().join("agent.sock");
+        let listener = UnixListener::bind(&socket).unwrap();
+        let player = tokio::spawn(async move {
+            let (mut stream, id) = accept(&listener).await;
+            stream.write_all(&answer_to_sync(id)).await.unwrap();
+            answer(&mut stream, &[r#"{"return": {"pid": 7}}"#, r#"{"return": []}"#]).await;
+            let mut asked = String::new();
+            stream.read_line(&mut asked).await.unwrap();
+            stream.write_all(b"{\"return\": {\"pid\": 8}}\n").await.unwrap();
+            asked
+        });
+        let error = Agent::new(&socket).exec(&command("sleep")).await.unwrap_err();
+        assert!(matches!(error, Error::Protocol { .. }), "{error}");
+        let asked = player.await.unwrap();
         assert!(asked.contains(r#"["-KILL","7"]"#), "{asked}");
     }
 

@@ -1,7 +1,7 @@
 //! The task that owns a QEMU process: it hears its events, carries out orders and publishes the state.
 
 use std::io::{Read, Seek, SeekFrom};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::ExitStatus;
 use std::sync::Arc;
 use std::time::Duration;
@@ -10,17 +10,21 @@ use serde_json::{Value, json};
 use tokio::process::Child;
 use tokio::sync::{broadcast, mpsc, watch};
 use tokio::task::JoinHandle;
-use tokio::time::{Instant, MissedTickBehavior};
+use tokio::time::{Instant, sleep_until};
 
 use crate::agent::Agent;
-use crate::console_log::{self, ConsoleLog};
+use crate::console_log::{self, ConsoleLog, MAX_LOG_BYTES};
 use crate::guest::{Boot, BootSign, Exit, ExitReason, GuestState, Phase};
 use crate::orphan;
 use crate::qmp::{Event, Qmp};
 use crate::spec::RunFiles;
 
-/// How often the console log is looked at.
-const TICK: Duration = Duration::from_millis(200);
+/// How often the logs are looked at: of a guest that boots, or prints much, and of one that is up. An idle machine is to cost nothing.
+const LOOK_AGAIN: Duration = Duration::from_millis(200);
+const LOOK_AGAIN_IDLE: Duration = Duration::from_secs(5);
+
+/// A guest whose logs grow by so much between two looks prints much, in bytes.
+const MUCH_BYTES: u64 = 1 << 20;
 
 /// After how long a machine that ran out of space tries again.
 const SPACE_RETRY: Duration = Duration::from_secs(2);
@@ -86,6 +90,10 @@ pub(crate) struct Supervisor {
     shutdown_reason: Option<String>,
     retry_at: Option<Instant>,
     disk_errors: DiskErrors,
+    /// Of both logs, at the last look.
+    logged_bytes: u64,
+    /// Logs that became too long are being cut.
+    cutting: Option<JoinHandle<()>>,
 }
 
 /// Counts disk errors, so that one line stands for many.
@@ -128,6 +136,8 @@ impl Supervisor {
             shutdown_reason: None,
             retry_at: None,
             disk_errors: DiskErrors::default(),
+            logged_bytes: 0,
+            cutting: None,
         };
         tokio::spawn(supervisor.run(parts.child, parts.orders, events));
         receiver
@@ -139,15 +149,19 @@ impl Supervisor {
         mut orders: mpsc::UnboundedReceiver<Order>,
         mut events: broadcast::Receiver<Event>,
     ) {
-        let mut tick = tokio::time::interval(TICK);
-        tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let mut look_at = Instant::now();
         let mut listening = true;
         let mut handles = true;
         let status = loop {
             tokio::select! {
                 status = child.wait() => break status,
                 event = events.recv(), if listening => match event {
-                    Ok(event) => self.hear(&event),
+                    Ok(event) => {
+                        self.hear(&event);
+                        if self.is_booting() {
+                            look_at = look_at.min(Instant::now() + LOOK_AGAIN);
+                        }
+                    }
                     Err(broadcast::error::RecvError::Lagged(_)) => {}
                     Err(broadcast::error::RecvError::Closed) => listening = false,
                 },
@@ -155,7 +169,8 @@ impl Supervisor {
                     Some(order) => self.obey(order, &mut child),
                     None => handles = false,
                 },
-                _ = tick.tick() => self.tick(),
+                () = sleep_until(look_at) => look_at = Instant::now() + self.look(),
+                () = sleep_until(self.retry_at.unwrap_or(look_at)), if self.retry_at.is_some() => self.retry(),
             }
         };
         // The end may be seen before the reader has taken the last event, the reason of the shutdown, from the socket.
@@ -276,28 +291,46 @@ impl Supervisor {
         });
     }
 
-    fn tick(&mut self) {
-        let log = self.console.look();
-        match log {
-            Ok(login) => {
-                let booting = self.state.borrow().boot.is_none();
-                if booting && self.agent_answers.is_finished() {
-                    self.booted(BootSign::Agent);
-                } else if booting && login {
-                    self.booted(BootSign::LoginPrompt);
-                }
+    fn is_booting(&self) -> bool {
+        self.state.borrow().boot.is_none()
+    }
+
+    /// Whether the guest is up, and whether a log is too long. Says when to look again.
+    fn look(&mut self) -> Duration {
+        let logs = [self.files.console_log(), self.files.qemu_log()];
+        let lengths = logs.each_ref().map(|log| console_log::len(log));
+        let [mut is_console_long, is_qemu_long] = lengths.map(|len| len > MAX_LOG_BYTES);
+        if self.is_booting() {
+            match self.console.look() {
+                Ok(_) if self.agent_answers.is_finished() => self.booted(BootSign::Agent),
+                Ok(true) => self.booted(BootSign::LoginPrompt),
+                Ok(false) => {}
+                Err(error) => tracing::warn!(machine = self.name, %error, "the console log cannot be read"),
             }
-            Err(error) => tracing::warn!(machine = self.name, %error, "the console log cannot be read"),
+            // Not before the prompt was looked for in it.
+            is_console_long = self.console.is_long();
         }
-        if let Err(error) = console_log::keep_short(&self.files.qemu_log()) {
-            tracing::debug!(machine = self.name, %error, "QEMU's log cannot be kept short");
+        let long = logs.into_iter().zip([is_console_long, is_qemu_long]).filter(|(_, is_long)| *is_long);
+        self.cut(long.map(|(log, _)| log).collect());
+        let logged_bytes = lengths.iter().sum();
+        let before_bytes = std::mem::replace(&mut self.logged_bytes, logged_bytes);
+        let grown_bytes = logged_bytes.saturating_sub(before_bytes);
+        pause(self.is_booting().then(|| self.boot_started.elapsed()), grown_bytes)
+    }
+
+    /// Cuts logs on a thread that may wait for the disk.
+    fn cut(&mut self, logs: Vec<PathBuf>) {
+        if !logs.is_empty() && self.cutting.as_ref().is_none_or(JoinHandle::is_finished) {
+            let cut = move || logs.iter().for_each(|log| console_log::cut(log));
+            self.cutting = Some(tokio::task::spawn_blocking(cut));
         }
-        if self.retry_at.is_some_and(|at| Instant::now() >= at) {
-            // If there is still no room, the next error sets the flag again.
-            self.retry_at = None;
-            self.state.send_if_modified(|state| std::mem::replace(&mut state.out_of_space, false));
-            self.send("cont");
-        }
+    }
+
+    /// If there is still no room, the next error sets the flag again.
+    fn retry(&mut self) {
+        self.retry_at = None;
+        self.state.send_if_modified(|state| std::mem::replace(&mut state.out_of_space, false));
+        self.send("cont");
     }
 
     fn booted(&self, sign: BootSign) {
@@ -340,6 +373,16 @@ impl Supervisor {
             state.out_of_space = false;
             state.exit = Some(exit);
         });
+    }
+}
+
+/// When to look again at a guest that has been booting for so long, or is up. One that never says that it is up is looked at ever
+/// less often: what is measured of a boot is right to a hundredth.
+fn pause(booting_for: Option<Duration>, grown_bytes: u64) -> Duration {
+    match booting_for {
+        _ if grown_bytes > MUCH_BYTES => LOOK_AGAIN,
+        Some(booting_for) => (booting_for / 100).clamp(LOOK_AGAIN, LOOK_AGAIN_IDLE),
+        None => LOOK_AGAIN_IDLE,
     }
 }
 
@@ -390,6 +433,8 @@ pub(crate) fn last_lines(log: &Path) -> Vec<String> {
 
 #[cfg(test)]
 mod tests {
+    use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader};
+
     use super::*;
 
     #[test]
@@ -408,8 +453,6 @@ mod tests {
     /// A stand-in for the monitor, since it is to be late and QEMU's seldom is.
     #[tokio::test]
     async fn the_reason_of_a_shutdown_may_be_read_after_the_end_of_qemu() {
-        use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader};
-
         let dir = tempfile::tempdir().unwrap();
         let files = RunFiles::new(dir.path());
         let listener = tokio::net::UnixListener::bind(files.monitor_socket()).unwrap();
@@ -441,6 +484,66 @@ mod tests {
         });
         let state = state.wait_for(|state| state.phase == Phase::Exited).await.unwrap();
         assert_eq!(state.exit.as_ref().unwrap().reason, ExitReason::Rebooted);
+    }
+
+    #[test]
+    fn a_guest_that_is_up_and_silent_is_looked_at_seldom() {
+        let seconds = Duration::from_secs;
+        assert_eq!(
+            [0, 10, 100, 3600].map(|s| pause(Some(seconds(s)), 0)),
+            [LOOK_AGAIN, LOOK_AGAIN, seconds(1), LOOK_AGAIN_IDLE]
+        );
+        assert_eq!(pause(None, MUCH_BYTES), LOOK_AGAIN_IDLE);
+        // Or its logs would grow beyond all measure until it is.
+        assert_eq!(pause(None, MUCH_BYTES + 1), LOOK_AGAIN);
+    }
+
+    /// A stand-in for QEMU, whose guest boots, prints without end, and restarts.
+    #[tokio::test]
+    async fn the_logs_of_a_guest_that_is_up_stay_short_and_its_next_boot_is_seen() {
+        use std::io::Write as _;
+
+        let dir = tempfile::tempdir().unwrap();
+        let files = RunFiles::new(dir.path());
+        let log = files.console_log();
+        let mut console = std::fs::File::options().create(true).append(true).open(&log).unwrap();
+        let listener = tokio::net::UnixListener::bind(files.monitor_socket()).unwrap();
+        let (restart, mut restarts) = mpsc::unbounded_channel::<()>();
+        tokio::spawn(async move {
+            let mut stream = BufReader::new(listener.accept().await.unwrap().0);
+            stream.write_all(b"{\"QMP\":{}}\n").await.unwrap();
+            stream.read_line(&mut String::new()).await.unwrap();
+            stream.write_all(b"{\"return\":{},\"id\":1}\n").await.unwrap();
+            restarts.recv().await.unwrap();
+            stream.write_all(b"{\"event\":\"RESET\",\"data\":{\"guest\":true}}\n").await.unwrap();
+            restarts.recv().await;
+        });
+        let (orders, obeyed) = mpsc::unbounded_channel();
+        let mut state = Supervisor::spawn(Parts {
+            name: "talks".into(),
+            child: tokio::process::Command::new("sleep").arg("600").kill_on_drop(true).spawn().unwrap(),
+            started: Instant::now(),
+            agent: Arc::new(Agent::new(&files.agent_socket())),
+            monitor: Arc::new(Qmp::connect(&files.monitor_socket()).await.unwrap()),
+            files,
+            orders: obeyed,
+        });
+        console.write_all(b"login: ").unwrap();
+        state.wait_for(|state| state.phase == Phase::Up).await.unwrap();
+        console.write_all(&vec![b'x'; 17 << 20]).unwrap();
+        let cut = async {
+            while console_log::len(&log) > 0 {
+                tokio::time::sleep(Duration::from_millis(20)).await;
+            }
+        };
+        tokio::time::timeout(Duration::from_secs(60), cut).await.expect("the log is not cut");
+        assert_eq!(console_log::len(&console_log::old(&log)), 7 + (17 << 20));
+        restart.send(()).unwrap();
+        state.wait_for(|state| state.phase == Phase::Booting).await.unwrap();
+        console.write_all(b"login: ").unwrap();
+        state.wait_for(|state| state.phase == Phase::Up).await.unwrap();
+        orders.send(Order::Kill).unwrap();
+        state.wait_for(|state| state.phase == Phase::Exited).await.unwrap();
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! A real Debian guest: boot, identity, commands through the agent, power button, restart.
 //!
-//! It is built by `guest/build`, which `make test` runs first.
+//! It is built by `guest/build`, which `make test` runs before the tests.
 
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
