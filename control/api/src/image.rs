@@ -321,7 +321,7 @@ pub struct VerifyReport {
     /// The versions that hold what is damaged: this one, and others that share it, as `IMAGE@NUMBER`.
     #[serde(default)]
     pub versions: Vec<String>,
-    /// Who uses these versions: machines, catalogs, channels, kept disks.
+    /// Who uses these versions: machines, catalogs, channels, kept disks. Where that cannot be told, why.
     #[serde(default)]
     pub uses: Vec<String>,
 }

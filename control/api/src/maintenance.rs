@@ -69,6 +69,9 @@ pub struct Sealed {
     pub newer: Option<String>,
     /// Bytes in chunks that the machine changed: so much was read.
     pub changed_bytes: u64,
+    /// The version that `production` was set to before, as it was not set and machines would have booted this one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub production: Option<u64>,
     /// The pause, where the machine was on.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pause: Option<Pause>,

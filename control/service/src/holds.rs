@@ -5,7 +5,7 @@
 //!   begin   hold in the store -> noted in the database
 //!   end     forgotten in the database -> hold released
 //! ```
-//! What a crash, a store that is away or a client that hangs up leaves in between is made good later: the database decides, and
+//! What a crash or a store that is away leaves in between is made good later: the database decides, and
 //! what the store holds is compared with it after each change, at the start and before a removal. That is done alone with
 //! who is about to use a version ([`Service::using_versions`]), whose hold is there before its row.
 

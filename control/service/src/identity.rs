@@ -37,8 +37,6 @@ pub(crate) fn make(
     let mut uuid_bytes = [0; 16];
     random.fill(&mut uuid_bytes).map_err(IdentityError::Random)?;
     let uuid = uuid::Builder::from_random_bytes(uuid_bytes).into_uuid();
-    let mut machine_id = [0; 16];
-    random.fill(&mut machine_id).map_err(IdentityError::Random)?;
     let mut seed = [0; 32];
     random.fill(&mut seed).map_err(IdentityError::Random)?;
     let pair = KeypairData::from(Ed25519Keypair::from_seed(&seed));
@@ -48,7 +46,8 @@ pub(crate) fn make(
         mac: mac_of(uuid),
         identity: Identity {
             host_name: host_name.to_owned(),
-            machine_id: uuid::Builder::from_random_bytes(machine_id).into_uuid().simple().to_string(),
+            // What systemd makes of the UUID in a guest that has none yet: it does not change when the seed disk is read.
+            machine_id: uuid.simple().to_string(),
             ssh_host_key_public: key.public_key().to_openssh().map_err(IdentityError::Key)?,
             user_data,
         },
@@ -77,7 +76,7 @@ mod tests {
         assert_ne!(one.identity.machine_id, two.identity.machine_id);
         assert_ne!(one.identity.ssh_host_key_public, two.identity.ssh_host_key_public);
         assert!(one.identity.ssh_host_key_public.starts_with("ssh-ed25519 "));
-        assert_eq!(one.identity.machine_id.len(), 32);
+        assert_eq!(one.identity.machine_id, one.uuid.simple().to_string());
         assert_eq!(one.mac, mac_of(one.uuid));
         let key = PrivateKey::from_openssh(one.ssh_host_key_private.reveal()).unwrap();
         assert_eq!(key.public_key().to_openssh().unwrap(), one.identity.ssh_host_key_public);

@@ -50,8 +50,13 @@ pub(crate) async fn of(
 
 impl Service {
     /// Who uses a version, given as `IMAGE@NUMBER`: lines such as `debian@3: machine 'x' runs it`. Nobody where it was removed
-    /// meanwhile.
-    pub async fn users_of(&self, version: &str) -> Result<Vec<String>, Problem> {
+    /// meanwhile. Where that cannot be told, a line says why: it goes with a report of damage, which is not lost for it.
+    pub async fn users_of(&self, version: &str) -> Vec<String> {
+        let uses = self.uses_of(version).await;
+        uses.unwrap_or_else(|why| vec![format!("{version}: cannot tell who uses it: {why}")])
+    }
+
+    async fn uses_of(&self, version: &str) -> Result<Vec<String>, Problem> {
         let reference = ImageRef::parse(version)?;
         let told = |failure: Failure| failure.0;
         let found = resolve(self, &reference).await.map_err(|e| told(e.into()))?;

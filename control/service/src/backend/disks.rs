@@ -71,6 +71,8 @@ pub struct SealOutcome {
     pub version: ImageVersion,
     /// Bytes in chunks that the machine changed.
     pub changed_bytes: u64,
+    /// Where `production` was pointed with it, which was not set, so that nobody boots it before it is promoted.
+    pub production: Option<u64>,
 }
 
 /// A disk whose writes find no room, or that cannot do something else that its machine relies on.
@@ -88,6 +90,9 @@ pub trait Disks: Send + Sync + 'static {
     /// Whether this host can give such a write cache: enough memory, a usable overflow directory.
     async fn check(&self, cache: &CacheSettings) -> Result<(), BackendError>;
 
+    /// The same of new limits: what stays as it was is not refused, whatever other limits there are by now.
+    async fn check_change(&self, before: &CacheSettings, after: &CacheSettings) -> Result<(), BackendError>;
+
     /// Why a disk with such a write cache could not be opened now for want of space, `kept` or a fresh one; no limit is reserved
     /// ahead, so this may change at any time.
     async fn check_space(&self, cache: &CacheSettings, kept: Option<Kept>) -> Result<(), BackendError>;
@@ -95,12 +100,15 @@ pub trait Disks: Send + Sync + 'static {
     /// Opens a disk and serves it on a socket in the machine's directory.
     async fn open(&self, request: DiskRequest) -> Result<Arc<dyn Disk>, BackendError>;
 
-    /// Opens a kept disk that no machine uses, to make a version of it.
+    /// Opens a kept disk that no machine uses, to make a version of it. Refuses one whose last close did not save all, until one does.
     async fn open_kept(&self, request: KeptRequest) -> Result<Box<dyn FrozenDisk>, BackendError>;
 
     /// Forgets a kept disk that nobody has open: first its key, so that it cannot be read, then its files. One that is
     /// not there is no error.
     async fn discard(&self, id: Uuid) -> Result<(), BackendError>;
+
+    /// Whether there is anything of a kept disk. If not, no machine ever wrote to it, or it was lost.
+    async fn is_there(&self, id: Uuid) -> Result<bool, BackendError>;
 
     /// The memory that all disks share.
     fn host_ram(&self) -> HostRam;
@@ -125,6 +133,9 @@ pub trait Disk: Send + Sync + 'static {
     /// What it did so far; `iops` is left 0.
     fn counters(&self) -> DiskCounters;
 
+    /// The guest is up: what was read until now was its boot. Takes no time to speak of.
+    fn has_booted(&self);
+
     /// Its metrics. The machine is not named yet.
     fn metrics(&self) -> Vec<Sample>;
 
@@ -135,7 +146,7 @@ pub trait Disk: Send + Sync + 'static {
     fn set_limits(&self, cache: &CacheSettings);
 
     /// Whether writes find no room (not the short waits of a disk that is slower than its machine), flushes fail for good,
-    /// or reads wait.
+    /// or for a while, or reads wait.
     fn shortage(&self) -> Option<Shortage>;
 
     /// Gives its writes the room that only those need who read the disk from outside, where they find no other: they are
@@ -145,7 +156,8 @@ pub trait Disk: Send + Sync + 'static {
     /// Its state at this moment, while the machine goes on. Takes no time to speak of. One at a time.
     fn freeze(&self) -> Result<Box<dyn FrozenDisk>, BackendError>;
 
-    /// Ends it: no further requests, all space given back. Closing twice is harmless.
+    /// Ends it: no further requests, all space given back. An error says that what was written last is not on a kept disk.
+    /// Closing twice is harmless, and the second time says nothing of that.
     async fn close(&self) -> Result<(), BackendError>;
 }
 

@@ -93,6 +93,7 @@ impl Active {
     /// The guest is up: notes how long that took, and what was read from the image until now.
     pub(crate) fn has_booted(&self) {
         let took = self.asked.elapsed();
+        self.disk.has_booted();
         self.boot.get_or_init(|| BootEnd { took, read_bytes: self.disk.counters().image_read_bytes });
     }
 

@@ -76,7 +76,11 @@ impl Service {
             return Ok(Boot { version, cache: record.cache, kept: None, begun: false });
         }
         if let Some(kept) = find(Purpose::Persistent) {
-            return self.boot_kept(record, kept, record.cache).await;
+            if self.is_sealing(kept.id) || self.may_have_run(record, &kept).await? {
+                return self.boot_kept(record, kept, record.cache).await;
+            }
+            // A start that broke off left it.
+            self.forget_kept(&kept, None).await?;
         }
         let _using = self.using_versions().await;
         let version = self.version_of("start", record, record.reference()).await?;
@@ -103,6 +107,14 @@ impl Service {
         self.end_edit(edit, &record.name, &version, actor).await?;
         let version = format!("{}@{}", version.image, version.number);
         Err(LifeError::EditOver { machine: record.name.clone(), image: edit.image.clone(), version })
+    }
+
+    /// Whether a machine may have had a kept disk open. That it did is noted after the fact, so a disk that is there counts.
+    async fn may_have_run(&self, record: &MachineRecord, kept: &KeptDisk) -> Result<bool, LifeError> {
+        if kept.is_begun {
+            return Ok(true);
+        }
+        self.disks().is_there(kept.id).await.map_err(LifeError::backend("start", &record.name))
     }
 
     async fn boot_kept(
@@ -152,6 +164,14 @@ impl Service {
             created_at_ms: self.now_ms(),
             is_begun: false,
         })
+    }
+
+    /// Forgets the disk that a start began and that no machine ran on: it would tie the machine to a version that it never ran.
+    pub(crate) async fn forget_begun(&self, boot: &Boot) -> Result<(), LifeError> {
+        match &boot.kept {
+            Some(kept) if boot.begun => self.forget_kept(kept, None).await,
+            _ => Ok(()),
+        }
     }
 
     /// Forgets a kept disk whose machine is off: first in the database, together with the event that says why, then

@@ -9,15 +9,21 @@
 //! *and* an edit. The version's source names the disk: the next daemon, seal or start knows, and goes on. The disk is not
 //! booted again, as what it would take from then on is in no version.
 
+use std::time::Duration;
+
 use headwater_api::name::ImageRef;
 use headwater_api::{Channel, ImageVersion, ProblemKind};
 use headwater_db::{DbError, KeptDisk, MachineRecord, Purpose, Repository};
+use tokio::time::Instant;
 
 use crate::Service;
 use crate::answer::problem;
 use crate::backend::BackendError;
 use crate::extract::Actor;
 use crate::life::LifeError;
+
+/// How long a start waits for the store to tell which edits were sealed.
+const EDITS_WAIT: Duration = Duration::from_secs(10);
 
 impl Service {
     /// Begins an edit on a machine that is off.
@@ -165,12 +171,18 @@ impl Service {
         self.forget_kept(edit, Some(event)).await
     }
 
-    /// Ends the edits whose version was made by a daemon that died before it could. One that cannot be looked at now stays:
-    /// its next start or seal looks again.
+    /// Ends the edits whose version was made by a daemon that died before it could. One that cannot be looked at now, or not
+    /// in time, stays: its next start or seal looks again.
     pub(crate) async fn end_sealed_edits(&self) -> Result<(), LifeError> {
         let disks = self.db().read().await?.kept_disks().list().await?;
+        let end = Instant::now() + EDITS_WAIT;
         for edit in disks.into_iter().filter(|disk| disk.purpose == Purpose::Edit) {
-            let sealed = self.sealed_from(&edit).await.unwrap_or_else(|e| {
+            let Ok(sealed) = tokio::time::timeout_at(end, self.sealed_from(&edit)).await else {
+                let seconds = EDITS_WAIT.as_secs();
+                tracing::warn!(image = %edit.image, "the store did not tell within {seconds} s whether its edit was sealed");
+                return Ok(());
+            };
+            let sealed = sealed.unwrap_or_else(|e| {
                 tracing::error!(image = %edit.image, "cannot tell whether its edit was sealed: {}", problem(&e));
                 None
             });

@@ -30,11 +30,14 @@ impl Service {
         if (record.memory_bytes, record.cpus) != guest_before {
             self.check_guest(&record, active.is_some()).await?;
         }
+        record.cache = before;
+        let was_in_use = self.cache_in_use(&record).await?;
         record.cache.ram_bytes = limits.ram_bytes.unwrap_or(before.ram_bytes);
         record.cache.disk_bytes = limits.disk_bytes.unwrap_or(before.disk_bytes);
         record.cache.weight = limits.weight.unwrap_or(before.weight);
         let in_use = self.cache_in_use(&record).await?;
-        self.disks().check(&in_use).await.map_err(LifeError::backend("change", name))?;
+        let checked = self.disks().check_change(&was_in_use, &in_use).await;
+        checked.map_err(LifeError::backend("change", name))?;
         if let Some(active) = &active {
             active.disk.check_limits(&in_use).map_err(LifeError::backend("change", name))?;
         }

@@ -10,8 +10,17 @@ use tokio::sync::OwnedMutexGuard;
 use uuid::Uuid;
 
 use crate::Service;
+use crate::answer::problem;
 use crate::extract::Actor;
 use crate::life::LifeError;
+
+/// Two reasons as one.
+pub(super) fn joined(one: Option<String>, other: Option<String>) -> Option<String> {
+    match (one, other) {
+        (Some(one), Some(other)) => Some(format!("{one}; {other}")),
+        (one, other) => one.or(other),
+    }
+}
 
 impl Service {
     /// The record of a machine that must exist.
@@ -135,7 +144,7 @@ impl Service {
         self.views(vec![record]).await?.pop().ok_or(LifeError::Unknown(name))
     }
 
-    /// Closes the disk of a machine whose VM ended, and saves the state that follows.
+    /// Closes the disk of a machine whose VM ended, unless it was put away before, and saves the state that follows.
     pub(crate) async fn switched_off(
         &self,
         record: &mut MachineRecord,
@@ -144,22 +153,37 @@ impl Service {
         reason: Option<String>,
         detail: impl Into<String>,
     ) -> Result<(), LifeError> {
-        self.put_away(record.uuid, &record.name).await;
+        let unsaved = self.put_away(record.uuid, &record.name).await;
         record.state = state;
-        record.reason = reason;
+        record.reason = joined(reason, unsaved);
         self.save(record, actor, "state", detail).await
     }
 
-    /// Forgets that a machine is on, closes its disk and removes its sockets. Its VM has ended.
-    pub(crate) async fn put_away(&self, uuid: Uuid, name: &str) {
+    /// Forgets that a machine is on, closes its disk and removes its sockets. Its VM has ended. What its disk lost by that, which
+    /// is in the history by then.
+    pub(crate) async fn put_away(&self, uuid: Uuid, name: &str) -> Option<String> {
+        let unsaved = self.close_disk(uuid, name).await?;
+        let event = self.event(&Actor::daemon(), format!("machine {name}"), "not saved", unsaved.clone());
+        self.note(event).await;
+        Some(unsaved)
+    }
+
+    /// The same, and what its disk lost was to be forgotten.
+    pub(crate) async fn put_away_forgotten(&self, uuid: Uuid, name: &str) {
+        self.close_disk(uuid, name).await;
+    }
+
+    async fn close_disk(&self, uuid: Uuid, name: &str) -> Option<String> {
         let active = self.active_map().remove(&uuid);
-        if let Some(active) = active
-            && let Err(e) = active.disk.close().await
-        {
-            // The machine is off all the same, and its writes were to be forgotten.
-            tracing::warn!(machine = %name, "cannot close its disk cleanly: {e}");
-        }
+        let closed = match active {
+            Some(active) => active.disk.close().await,
+            None => Ok(()),
+        };
         self.remove_sockets(name).await;
+        // The machine is off all the same.
+        let unsaved = problem(&closed.err()?).to_string();
+        tracing::error!(machine = %name, "its disk was not closed in order: {unsaved}");
+        Some(unsaved)
     }
 
     /// Removes all that a machine's directory holds but the logs, which are for whoever asks what happened.

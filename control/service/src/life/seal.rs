@@ -15,7 +15,7 @@ use headwater_db::{KeptDisk, MachineRecord, Purpose};
 
 use crate::Service;
 use crate::answer::problem;
-use crate::backend::{BackendError, FrozenDisk, JobControl, KeptRequest, SealOrder};
+use crate::backend::{BackendError, FrozenDisk, JobControl, KeptRequest, SealOrder, SealOutcome};
 use crate::extract::Actor;
 use crate::life::boot::{cache_of_edit, files_of};
 use crate::life::edit::{is_copy, source, source_of_copy};
@@ -65,8 +65,8 @@ impl Service {
             // Now that nobody else ends it.
             (guard, self.still_edit_of("seal", &edit).await?)
         };
-        let (version, changed_bytes, newer) = match self.sealed_from(&edit).await? {
-            Some(version) => (version, 0, None),
+        let (version, changed_bytes, newer, production) = match self.sealed_from(&edit).await? {
+            Some(version) => (version, 0, None, None),
             None => {
                 let what = format!("image '{image}'");
                 let over = self.over(&edit.image, edit.version, Some(&edit)).await?;
@@ -82,7 +82,8 @@ impl Service {
                     Ok(outcome) => outcome,
                     Err(e) => return Err(self.not_sealed(e, &what, &record.name, &edit).await),
                 };
-                (outcome.version, outcome.changed_bytes, over.newer)
+                self.production_kept(&outcome, actor).await;
+                (outcome.version, outcome.changed_bytes, over.newer, outcome.production)
             }
         };
         self.end_edit(&edit, &record.name, &version, actor).await.map_err(|e| LifeError::EditStays {
@@ -91,7 +92,7 @@ impl Service {
         })?;
         drop(guard);
         tracing::info!(image, version = version.number, actor = %actor.0, "sealed");
-        Ok(Sealed { version, parent: edit.below(), newer, changed_bytes, pause: None })
+        Ok(Sealed { version, parent: edit.below(), newer, changed_bytes, production, pause: None })
     }
 
     async fn open_kept(
@@ -164,12 +165,13 @@ impl Service {
             (Err(e), None) => return Err(LifeError::backend("seal", name)(e)),
         };
         drop(guard);
-        let version = outcome.version;
+        self.production_kept(&outcome, actor).await;
+        let SealOutcome { version, changed_bytes, production } = outcome;
         let detail = format!("version {} of the disk of machine {name} over {parent}", version.number);
         self.image_changed(actor, &version.image, "sealed", detail).await;
         let detail = format!("its disk is {}@{}", version.image, version.number);
         self.note(self.event(actor, format!("machine {name}"), "sealed", detail)).await;
-        Ok(Sealed { version, parent, newer: over.newer, changed_bytes: outcome.changed_bytes, pause })
+        Ok(Sealed { version, parent, newer: over.newer, changed_bytes, production, pause })
     }
 
     /// What there is above a version that something is sealed over.
@@ -190,6 +192,14 @@ impl Service {
             }
         }
         Ok(over)
+    }
+
+    /// Notes that `production` was set with a seal.
+    async fn production_kept(&self, outcome: &SealOutcome, actor: &Actor) {
+        let Some(production) = outcome.production else { return };
+        let ImageVersion { image, number, .. } = &outcome.version;
+        let detail = format!("production to version {production}, as version {number} was sealed");
+        self.image_changed(actor, image, "promoted", detail).await;
     }
 
     /// Why an edit was not sealed: a version that came in this moment is told of like one that was there before.

@@ -73,7 +73,12 @@ impl Service {
         let asked = Instant::now();
         record.version = Some(format!("{}@{}", version.image, version.number));
         let detail = format!("{}@{}, {}{}", version.image, version.number, version.hash, boot.in_words());
-        self.save(&record, actor, "start", detail).await?;
+        if let Err(e) = self.save(&record, actor, "start", detail).await {
+            if let Err(stays) = self.forget_begun(&boot).await {
+                tracing::warn!(machine = %record.name, "the next start forgets the disk of this one: {}", problem(&stays));
+            }
+            return Err(e);
+        }
 
         match self.bring_up(&record, &boot, occasion, asked).await {
             // It takes seconds, and the daemon may have begun to stop meanwhile.
@@ -119,9 +124,8 @@ impl Service {
         boot: Option<&Boot>,
         error: LifeError,
     ) -> Result<MachineRecord, LifeError> {
-        if let Some(Boot { kept: Some(kept), begun: true, .. }) = boot {
-            // Else it would tie the machine to a version that it never ran.
-            self.forget_kept(kept, None).await?;
+        if let Some(boot) = boot {
+            self.forget_begun(boot).await?;
         }
         let why = problem(&error).to_string();
         let reason = match otherwise {

@@ -13,6 +13,7 @@ use crate::Service;
 use crate::answer::{Explain, problem};
 use crate::backend::VmExit;
 use crate::extract::Actor;
+use crate::life::record::joined;
 use crate::life::start::Occasion;
 use crate::life::{Active, LifeError, STOP_GRACE_MS};
 
@@ -102,13 +103,15 @@ impl Service {
             }
             _ => format!("it did not switch itself off within {} s and was killed", grace.as_secs()),
         });
+        let mut unsaved = None;
         if noted.is_err() {
-            self.put_away(record.uuid, &record.name).await;
+            unsaved = self.put_away(record.uuid, &record.name).await;
             if let Err(e) = self.save(&record, actor, "stop", how).await {
                 not_noted(&record.name, &e);
             }
         }
         let detail = reason.clone().unwrap_or_else(|| "it is off".to_owned());
+        let reason = joined(reason, unsaved);
         match self.switched_off(&mut record, actor, MachineState::Stopped, reason, detail).await {
             Err(LifeError::Db(source)) => Err(LifeError::OffNotNoted { machine: record.name, source }),
             outcome => outcome.map(|()| record),
@@ -116,7 +119,7 @@ impl Service {
     }
 
     /// Gives a machine its pristine disk, also one whose disk is kept: one that is on is switched off like by its
-    /// reset button, and started again.
+    /// reset button, and started again, and so is one that waits for that because its guest restarted.
     pub(crate) async fn reset(&self, name: &str, actor: &Actor) -> Result<MachineRecord, LifeError> {
         let (_turn, mut record) = self.turn_of(name).await?;
         let uuid = record.uuid;
@@ -127,7 +130,10 @@ impl Service {
         {
             return Err(LifeError::Sealing { what: "reset", machine: record.name });
         }
-        let Some(active) = self.active(uuid) else {
+        let active = self.active(uuid);
+        // One whose guest restarted is off only until it is started again.
+        let is_restarting = record.wanted == Wanted::Running && self.is_restarting(uuid);
+        if active.is_none() && !is_restarting {
             if let Some(kept) = kept {
                 self.forget_kept(&kept, None).await?;
             }
@@ -137,11 +143,17 @@ impl Service {
             record.reason = None;
             self.save(&record, actor, "reset", "its disk is pristine at its next start").await?;
             return Ok(record);
-        };
+        }
         // Where the store does not answer, it is better off as it is.
         self.version_of("reset", &record, record.reference()).await?;
+        if active.is_none() {
+            record.state = MachineState::Stopped;
+            record.reason = None;
+        }
         self.save(&record, actor, "reset", "its disk is forgotten and it starts again").await?;
-        self.kill_locked(&active, &mut record, actor, "reset").await?;
+        if let Some(active) = active {
+            self.kill_locked(&active, &mut record, actor, "reset").await?;
+        }
         if let Some(kept) = kept {
             self.forget_kept(&kept, None).await?;
         }
@@ -213,6 +225,7 @@ impl Service {
         what: &'static str,
     ) -> Result<(), LifeError> {
         active.vm.stop(Duration::ZERO).await.map_err(LifeError::backend(what, &record.name))?;
+        self.put_away_forgotten(record.uuid, &record.name).await;
         self.switched_off(record, actor, MachineState::Stopped, None, format!("killed to {what}")).await
     }
 

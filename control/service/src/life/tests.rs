@@ -5,6 +5,7 @@ mod endings;
 mod maintenance;
 mod promotions;
 mod removals;
+mod slow_store;
 
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering};
@@ -40,6 +41,8 @@ struct FragileDatabase {
     failures: AtomicU64,
     /// Its disk is full, and only reading works.
     full: AtomicBool,
+    /// How many more writes it has room for, where that is set.
+    room: Mutex<Option<u64>>,
 }
 
 impl FragileDatabase {
@@ -62,7 +65,15 @@ impl Database for FragileDatabase {
 
     async fn write(&self) -> Result<Box<dyn Repository>, DbError> {
         self.check()?;
-        if self.full.load(Ordering::SeqCst) {
+        let has_room = match &mut *self.room.lock().unwrap() {
+            Some(0) => false,
+            Some(left) => {
+                *left -= 1;
+                true
+            }
+            None => true,
+        };
+        if self.full.load(Ordering::SeqCst) || !has_room {
             return Err(DbError::NoSpace("the disk is full".into()));
         }
         self.inner.write().await
@@ -108,8 +119,11 @@ impl Images for OneImage {
         self.0.resolved.lock().unwrap().push(text);
         let versions = self.0.versions.lock().unwrap();
         let missing = || BackendError::new(ProblemKind::NotFound, format!("there is no {reference}"));
-        let named = |it: &&ImageVersion| {
-            reference.version.as_ref().is_none_or(|text| *text == it.number.to_string() || *text == it.hash)
+        let production = *self.0.production.lock().unwrap();
+        let named = |it: &&ImageVersion| match &reference.version {
+            Some(text) => *text == it.number.to_string() || *text == it.hash,
+            None if reference.channel.is_some() => true,
+            None => production.is_none_or(|number| number == it.number),
         };
         let found = versions.iter().rev().find(named).filter(|_| reference.image == "image");
         found.cloned().ok_or_else(missing)
@@ -147,11 +161,14 @@ impl Images for OneImage {
     }
     async fn verify(
         &self,
-        _: &ImageVersion,
+        version: &ImageVersion,
         _: &[String],
         _: Arc<JobControl>,
     ) -> Result<VerifyReport, BackendError> {
-        unused()
+        let version = version.clone();
+        let (damage, versions) = (vec!["chunk 0".to_owned()], vec![format!("image@{}", version.number)]);
+        let (files, uses) = (Vec::new(), Vec::new());
+        Ok(VerifyReport { version, checked_bytes: 4096, damage, repaired: 0, files, versions, uses })
     }
     async fn diff(
         &self,
@@ -182,6 +199,10 @@ impl Images for OneImage {
     async fn hold(&self, hold: &Hold) -> Result<(), BackendError> {
         if self.0.holds_fail.load(Ordering::SeqCst) {
             return unused();
+        }
+        if self.0.holds_wait.load(Ordering::SeqCst) {
+            self.0.hold_waits.notify_one();
+            self.0.hold_goes_on.notified().await;
         }
         self.0.holds.lock().unwrap().push(hold.clone());
         Ok(())
@@ -244,6 +265,7 @@ struct Host {
     versions: Mutex<Vec<ImageVersion>>,
     /// Promotions to come.
     scheduled: Mutex<Vec<Promotion>>,
+    production: Mutex<Option<u64>>,
     /// What the clock says; 0: the time.
     now_ms: AtomicU64,
     /// The kept disk, version and mode of each disk that was opened.
@@ -286,6 +308,10 @@ struct Host {
     holds: Mutex<Vec<Hold>>,
     /// It cannot be told anything.
     holds_fail: AtomicBool,
+    /// It takes its time to be told while this is set.
+    holds_wait: AtomicBool,
+    hold_waits: Notify,
+    hold_goes_on: Notify,
     /// A removal, or a change of a boot trace, waits while this is set.
     removals_wait: AtomicBool,
     removal_waits: Notify,
@@ -298,6 +324,8 @@ struct Host {
     /// Disks have no room for writes.
     disks_full: AtomicBool,
     relieved: AtomicBool,
+    /// Closing a disk does not save its last writes.
+    closes_fail: AtomicBool,
     vms: Mutex<Vec<Arc<FakeVm>>>,
     /// How machines were stopped: by their power button, or at once.
     stops: Mutex<Vec<&'static str>>,
@@ -362,6 +390,7 @@ impl Disk for FakeDisk {
     fn counters(&self) -> DiskCounters {
         DiskCounters::default()
     }
+    fn has_booted(&self) {}
     fn metrics(&self) -> Vec<Sample> {
         Vec::new()
     }
@@ -383,10 +412,14 @@ impl Disk for FakeDisk {
         self.0.relieved.store(true, Ordering::SeqCst);
     }
     async fn close(&self) -> Result<(), BackendError> {
-        if !self.1.swap(true, Ordering::SeqCst) {
-            *self.0.open_disks.lock().unwrap() -= 1;
+        if self.1.swap(true, Ordering::SeqCst) {
+            return Ok(());
         }
-        Ok(())
+        *self.0.open_disks.lock().unwrap() -= 1;
+        match self.0.closes_fail.load(Ordering::SeqCst) {
+            true => Err(BackendError::new(ProblemKind::NoSpace, "its last writes are not on its kept disk")),
+            false => Ok(()),
+        }
     }
 }
 
@@ -412,10 +445,13 @@ impl FrozenDisk for FakeFrozen {
         if order.newest_at_most.is_some_and(|most| newest.is_some_and(|newest| newest.number > most)) {
             return Err(BackendError::new(ProblemKind::Conflict, "there is a newer one"));
         }
+        let mut set = self.0.production.lock().unwrap();
+        let production = if set.is_none() { newest.map(|newest| newest.number) } else { None };
+        *set = set.or(production);
         let version = version(versions.len() as u64 + 1, &order.source);
         versions.push(version.clone());
         self.0.seals.lock().unwrap().push(order);
-        Ok(SealOutcome { version, changed_bytes: 4096 })
+        Ok(SealOutcome { version, changed_bytes: 4096, production })
     }
 }
 
@@ -424,6 +460,9 @@ struct FakeDisks(Arc<Host>);
 #[async_trait]
 impl Disks for FakeDisks {
     async fn check(&self, _: &CacheSettings) -> Result<(), BackendError> {
+        Ok(())
+    }
+    async fn check_change(&self, _: &CacheSettings, _: &CacheSettings) -> Result<(), BackendError> {
         Ok(())
     }
     async fn check_space(&self, _: &CacheSettings, _: Option<Kept>) -> Result<(), BackendError> {
@@ -441,6 +480,10 @@ impl Disks for FakeDisks {
     async fn open_kept(&self, request: KeptRequest) -> Result<Box<dyn FrozenDisk>, BackendError> {
         assert!(request.cache.persistent && request.cache.mode != CacheMode::Ram, "{request:?}");
         Ok(Box::new(FakeFrozen(self.0.clone())))
+    }
+    async fn is_there(&self, id: Uuid) -> Result<bool, BackendError> {
+        let was_opened = self.0.opened.lock().unwrap().iter().any(|it| it.0 == Some(id));
+        Ok(was_opened && !self.0.discarded.lock().unwrap().contains(&id))
     }
     async fn discard(&self, id: Uuid) -> Result<(), BackendError> {
         if self.0.discards_wait.load(Ordering::SeqCst) {
@@ -582,7 +625,7 @@ impl Fixture {
         let dir = tempfile::tempdir().unwrap();
         let inner = SqliteDatabase::open(&dir.path().join("db")).await.unwrap();
         let (fails, failures, full) = (AtomicBool::default(), AtomicU64::default(), AtomicBool::default());
-        let db = Arc::new(FragileDatabase { inner, fails, failures, full });
+        let db = Arc::new(FragileDatabase { inner, fails, failures, full, room: Mutex::default() });
         let host = Arc::new(Host::default());
         host.versions.lock().unwrap().push(version(1, ""));
         let service = Self::service(db.clone(), &host, dir.path());

@@ -11,6 +11,7 @@ use crate::Service;
 use crate::answer::problem;
 use crate::backend::VmExit;
 use crate::extract::Actor;
+use crate::life::record::joined;
 use crate::life::start::Occasion;
 use crate::life::{Active, LifeError, restart};
 
@@ -106,7 +107,7 @@ impl Service {
         }
         // Whatever the database says, or fails to say: where it cannot be read or written now, the record goes on
         // saying that the machine is on, and the next comparison with the facts finds that it is lost.
-        self.put_away(uuid, name).await;
+        let unsaved = self.put_away(uuid, name).await;
         let quick_boots = active.quick_boots();
         // Its disks, with their RAM: the next start makes its own.
         drop(active);
@@ -116,7 +117,7 @@ impl Service {
             VmExit::PoweredOff => {
                 record.wanted = Wanted::Stopped;
                 let detail = "the guest switched itself off";
-                self.switched_off(&mut record, &daemon, MachineState::Stopped, None, detail).await
+                self.switched_off(&mut record, &daemon, MachineState::Stopped, unsaved, detail).await
             }
             VmExit::Rebooted => {
                 let kept = self.db().read().await?.kept_disks().of_machine(uuid).await?;
@@ -133,6 +134,7 @@ impl Service {
                 } else {
                     None
                 };
+                let reason = joined(reason, unsaved);
                 self.switched_off(&mut record, &daemon, MachineState::Stopped, reason, detail).await?;
                 let Some((_turn, record)) = self.pause_restart(pause, &kept, turn, record).await? else {
                     return Ok(());
@@ -148,12 +150,12 @@ impl Service {
                     // By the end of the daemon, which notes no more of it. Anybody else notes what was asked for.
                     record.wanted = Wanted::Stopped;
                 }
-                let reason = Some("it was ended".to_owned());
+                let reason = joined(Some("it was ended".to_owned()), unsaved);
                 self.switched_off(&mut record, &daemon, MachineState::Stopped, reason, "it was ended").await
             }
             VmExit::Crashed { reason } => {
-                let detail = reason.clone();
-                self.switched_off(&mut record, &daemon, MachineState::Crashed, Some(reason), detail).await
+                let (detail, reason) = (reason.clone(), joined(Some(reason), unsaved));
+                self.switched_off(&mut record, &daemon, MachineState::Crashed, reason, detail).await
             }
         }
     }

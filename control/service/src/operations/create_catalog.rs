@@ -79,7 +79,13 @@ pub(super) async fn create_catalog(
         user_data: request.user_data,
         created_at_ms: service.now_ms(),
     };
-    let using = service.using_versions().await;
+    let handle = service.clone();
+    let record = service.to_the_end(async move { create(&handle, &actor, record).await }).await?;
+    Ok((StatusCode::CREATED, Json(service.catalog_view(record).await?)))
+}
+
+async fn create(service: &Service, actor: &Actor, record: CatalogRecord) -> Result<CatalogRecord, Failure> {
+    let _using = service.using_versions().await;
     let reference = ImageRef::parse(&record.image).map_err(Failure)?;
     let version = service.images().resolve(&reference).await?;
     service.hold_named(Namer::Catalog(&record.name), Place::Image, &reference, &version).await?;
@@ -92,9 +98,8 @@ pub(super) async fn create_catalog(
         e => Error::Db(e),
     })?;
     let subject = format!("catalog {}", record.name);
-    repo.events().append(service.event(&actor, subject, "created", record.image.clone())).await?;
+    repo.events().append(service.event(actor, subject, "created", record.image.clone())).await?;
     repo.save().await?;
-    drop(using);
     tracing::info!(catalog = %record.name, image = %record.image, actor = %actor.0, "created");
-    Ok((StatusCode::CREATED, Json(service.catalog_view(record).await?)))
+    Ok(record)
 }

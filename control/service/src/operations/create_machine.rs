@@ -99,9 +99,17 @@ pub(super) async fn create_machine(
 ) -> Result<(StatusCode, Json<Machine>), Failure> {
     let plan = settle(&service, request).await?;
     check(&service, &plan).await?;
+    let handle = service.clone();
+    let record = service.to_the_end(async move { create(&handle, &actor, plan).await }).await?;
+    let mut machine = service.view(record);
+    machine.warning = service.lacks_space(&machine).await;
+    Ok((StatusCode::CREATED, Json(machine)))
+}
+
+async fn create(service: &Service, actor: &Actor, plan: Plan) -> Result<MachineRecord, Failure> {
     let _using = service.using_versions().await;
-    resolve_and_hold(&service, &plan).await?;
-    let mut record = record(&service, plan)?;
+    resolve_and_hold(service, &plan).await?;
+    let mut record = record(service, plan)?;
     let mut repo = service.db().write().await?;
     if repo.catalogs().by_name(&record.name).await?.is_some() {
         return Err(Error::IsCatalog(record.name).into());
@@ -119,17 +127,15 @@ pub(super) async fn create_machine(
         if !matches!(e, DbError::Taken { .. }) || identities >= IDENTITIES_MAX {
             return Err(Error::Db(e).into());
         }
-        give_another_identity(&service, &mut record)?;
+        give_another_identity(service, &mut record)?;
         identities += 1;
     }
     let detail = format!("{}, {}", record.uuid, record.image);
-    let event = service.event(&actor, format!("machine {}", record.name), "created", detail);
+    let event = service.event(actor, format!("machine {}", record.name), "created", detail);
     repo.events().append(event).await?;
     repo.save().await?;
     tracing::info!(machine = %record.name, image = %record.image, actor = %actor.0, "created");
-    let mut machine = service.view(record);
-    machine.warning = service.lacks_space(&machine).await;
-    Ok((StatusCode::CREATED, Json(machine)))
+    Ok(record)
 }
 
 /// A machine to make, with everything that its request left to a catalog or to the defaults.

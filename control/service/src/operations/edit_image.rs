@@ -32,6 +32,8 @@ pub(super) async fn edit_image(
     Body(request): Body<EditRequest>,
 ) -> Result<(StatusCode, Json<Edit>), Failure> {
     let image = named_image(&name).map_err(Failure)?;
-    let (disk, record) = service.edit_image(&image, &request.machine, &actor).await?;
+    let handle = service.clone();
+    let work = async move { handle.edit_image(&image, &request.machine, &actor).await };
+    let (disk, record) = service.to_the_end(work).await?;
     Ok((StatusCode::CREATED, Json(super::edit_view(disk, record.name))))
 }

@@ -4,7 +4,7 @@ use axum::Json;
 use axum::extract::State;
 use headwater_api::name::ImageRef;
 use headwater_api::{Catalog, PinRequest, Problem};
-use headwater_db::CatalogRecord;
+use headwater_db::{CatalogRecord, Repository};
 
 use crate::Service;
 use crate::answer::Failure;
@@ -33,19 +33,39 @@ pub(super) async fn pin_catalog(
     Name(name): Name,
     Body(request): Body<PinRequest>,
 ) -> Result<Json<Catalog>, Failure> {
-    let using = service.using_versions().await;
-    let version = named_version(&service, &request.version).await.map_err(Failure)?;
-    let record = service.catalog(&name).await?;
-    let image = ImageRef::parse(&record.image).map_err(Failure)?.image;
-    if image != version.image {
-        return Err(CatalogError::OtherImage { catalog: name, version: request.version, image }.into());
-    }
+    let handle = service.clone();
+    let record = service.to_the_end(async move { pin(&handle, &actor, name, request).await }).await?;
+    Ok(Json(service.catalog_view(record).await?))
+}
+
+async fn pin(
+    service: &Service,
+    actor: &Actor,
+    name: String,
+    request: PinRequest,
+) -> Result<CatalogRecord, Failure> {
+    let _using = service.using_versions().await;
+    let version = named_version(service, &request.version).await.map_err(Failure)?;
     let pinned = ImageRef::parse(&request.version).map_err(Failure)?;
+    boots(&service.catalog(&name).await?, &pinned, &request.version)?;
     service.hold_named(Namer::Catalog(&name), Place::Pin, &pinned, &version).await?;
     let pin = format!("{}@{}", version.image, version.number);
-    let record = set_pin(&service, &actor, name, Some(pin)).await?;
-    drop(using);
-    Ok(Json(service.catalog_view(record).await?))
+    let mut repo = service.db().write().await?;
+    let found = repo.catalogs().by_name(&name).await?;
+    let record = found.ok_or(CatalogError::Unknown(name))?;
+    // Again: it may have been set to another image while the store was told.
+    boots(&record, &pinned, &request.version)?;
+    set_pin(service, repo, actor, record, Some(pin)).await
+}
+
+/// Refuses a version of another image than the catalog's machines boot.
+fn boots(record: &CatalogRecord, pinned: &ImageRef, version: &str) -> Result<(), Failure> {
+    let image = ImageRef::parse(&record.image).map_err(Failure)?.image;
+    if image == pinned.image {
+        return Ok(());
+    }
+    let (catalog, version) = (record.name.clone(), version.to_owned());
+    Err(CatalogError::OtherImage { catalog, version, image }.into())
 }
 
 /// Takes a catalog's pin away: from their next boot on its machines boot what its image says.
@@ -61,27 +81,29 @@ pub(super) async fn unpin_catalog(
     actor: Actor,
     Name(name): Name,
 ) -> Result<Json<Catalog>, Failure> {
-    let record = set_pin(&service, &actor, name, None).await?;
+    let mut repo = service.db().write().await?;
+    let found = repo.catalogs().by_name(&name).await?;
+    let record = found.ok_or(CatalogError::Unknown(name))?;
+    let record = set_pin(&service, repo, &actor, record, None).await?;
     service.holds_changed();
     Ok(Json(service.catalog_view(record).await?))
 }
 
 async fn set_pin(
     service: &Service,
+    mut repo: Box<dyn Repository>,
     actor: &Actor,
-    name: String,
+    mut record: CatalogRecord,
     pin: Option<String>,
 ) -> Result<CatalogRecord, Failure> {
-    let mut repo = service.db().write().await?;
-    let found = repo.catalogs().by_name(&name).await?;
-    let mut record = found.ok_or_else(|| CatalogError::Unknown(name.clone()))?;
     if record.pin != pin {
         let (action, detail) = match (&pin, &record.pin) {
             (Some(pin), _) => ("pinned", pin.clone()),
             (None, before) => ("unpinned", before.clone().unwrap_or_default()),
         };
-        repo.catalogs().set_pin(&name, pin.as_deref()).await?;
-        repo.events().append(service.event(actor, format!("catalog {name}"), action, detail)).await?;
+        repo.catalogs().set_pin(&record.name, pin.as_deref()).await?;
+        let subject = format!("catalog {}", record.name);
+        repo.events().append(service.event(actor, subject, action, detail)).await?;
         repo.save().await?;
         record.pin = pin;
     }

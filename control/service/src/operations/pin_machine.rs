@@ -4,6 +4,7 @@ use axum::Json;
 use axum::extract::State;
 use headwater_api::name::ImageRef;
 use headwater_api::{Machine, PinRequest, Problem, ProblemKind};
+use headwater_db::MachineRecord;
 
 use crate::Service;
 use crate::answer::{Explain, Failure};
@@ -49,8 +50,20 @@ pub(super) async fn pin_machine(
     Body(request): Body<PinRequest>,
 ) -> Result<Json<Machine>, Failure> {
     service.record(&name).await?;
-    let using = service.using_versions().await;
-    let version = named_version(&service, &request.version).await.map_err(Failure)?;
+    let handle = service.clone();
+    let work = async move { pin(&handle, &actor, name, request).await };
+    let record = service.to_the_end(work).await?;
+    Ok(Json(service.full_view(record).await?))
+}
+
+async fn pin(
+    service: &Service,
+    actor: &Actor,
+    name: String,
+    request: PinRequest,
+) -> Result<MachineRecord, Failure> {
+    let _using = service.using_versions().await;
+    let version = named_version(service, &request.version).await.map_err(Failure)?;
     let pinned = ImageRef::parse(&request.version).map_err(Failure)?;
     service.hold_named(Namer::Machine(&name), Place::Pin, &pinned, &version).await?;
     let mut repo = service.db().write().await?;
@@ -62,9 +75,8 @@ pub(super) async fn pin_machine(
     }
     let pin = format!("{}@{}", version.image, version.number);
     repo.machines().set_pin(record.uuid, Some(&pin)).await?;
-    repo.events().append(service.event(&actor, format!("machine {name}"), "pinned", pin.clone())).await?;
+    repo.events().append(service.event(actor, format!("machine {name}"), "pinned", pin.clone())).await?;
     repo.save().await?;
-    drop(using);
     record.pin = Some(pin);
-    Ok(Json(service.full_view(record).await?))
+    Ok(record)
 }

@@ -4,6 +4,7 @@ use axum::Json;
 use axum::extract::State;
 use headwater_api::name::ImageRef;
 use headwater_api::{Catalog, Problem, SetCatalog};
+use headwater_db::CatalogRecord;
 
 use crate::Service;
 use crate::answer::Failure;
@@ -33,7 +34,20 @@ pub(super) async fn set_catalog(
 ) -> Result<Json<Catalog>, Failure> {
     let reference = ImageRef::parse(&request.image).map_err(Failure)?;
     service.catalog(&name).await?;
-    let using = service.using_versions().await;
+    let handle = service.clone();
+    let work = async move { set_image(&handle, &actor, name, reference, request.image).await };
+    let record = service.to_the_end(work).await?;
+    Ok(Json(service.catalog_view(record).await?))
+}
+
+async fn set_image(
+    service: &Service,
+    actor: &Actor,
+    name: String,
+    reference: ImageRef,
+    image: String,
+) -> Result<CatalogRecord, Failure> {
+    let _using = service.using_versions().await;
     let version = service.images().resolve(&reference).await?;
     service.hold_named(Namer::Catalog(&name), Place::Image, &reference, &version).await?;
     let mut repo = service.db().write().await?;
@@ -45,12 +59,11 @@ pub(super) async fn set_catalog(
         let (catalog, pin) = (name, pin.clone());
         return Err(CatalogError::Pinned { catalog, pin, image: reference.image }.into());
     }
-    repo.catalogs().set_image(&name, &request.image).await?;
-    let detail = format!("{} -> {}", record.image, request.image);
-    repo.events().append(service.event(&actor, format!("catalog {name}"), "set", detail)).await?;
+    repo.catalogs().set_image(&name, &image).await?;
+    let detail = format!("{} -> {image}", record.image);
+    repo.events().append(service.event(actor, format!("catalog {name}"), "set", detail)).await?;
     repo.save().await?;
     service.holds_changed();
-    drop(using);
-    record.image = request.image;
-    Ok(Json(service.catalog_view(record).await?))
+    record.image = image;
+    Ok(record)
 }

@@ -38,7 +38,7 @@ pub(super) async fn verify_image(
         let failed = |e: BackendError| problem(&e).during(format!("cannot verify '{name}'"));
         let mut report = images.verify(&version, &request.repair_from, control).await.map_err(failed)?;
         for holder in &report.versions {
-            report.uses.extend(asked.users_of(holder).await?);
+            report.uses.extend(asked.users_of(holder).await);
         }
         Ok(JobResult::Verified(Box::new(report)))
     };

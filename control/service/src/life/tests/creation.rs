@@ -30,8 +30,8 @@ async fn a_mac_that_another_machine_has_is_not_a_name_that_is_taken() {
         disks: Arc::new(FakeDisks(fixture.host.clone())),
         hypervisor: Arc::new(FakeHypervisor(fixture.host.clone())),
         clock: Arc::new(SystemClock),
-        // The UUID and the machine-id of two machines.
-        random: Arc::new(Repeating(Mutex::new(4))),
+        // The UUIDs of two machines.
+        random: Arc::new(Repeating(Mutex::new(2))),
         data_dir: fixture.dir.path().to_owned(),
     });
     let api = Api::serve(&fixture).await;

@@ -333,6 +333,30 @@ async fn a_clock_that_is_set_while_a_guest_boots_is_no_part_of_its_boot() {
 }
 
 #[tokio::test]
+async fn a_machine_that_is_reset_while_its_guest_restarts_goes_on() {
+    let fixture = Fixture::persistent().await;
+    fixture.start().await.unwrap();
+    let starts = || fixture.host.vms.lock().unwrap().len();
+    fixture.vm().end(VmExit::Rebooted);
+    until("it has started again", async || starts() == 2).await;
+    // Longer than a reset takes.
+    fixture.restarts_until_a_pause_of(4).await;
+    let paused = starts();
+    let record = fixture.service.reset("lab", &Actor::daemon()).await.unwrap();
+    assert_eq!((record.state, record.wanted), (MachineState::Booting, Wanted::Running));
+    // Its pause may be over by now, and then it was on already.
+    assert!(starts() > paused && fixture.host.discarded.lock().unwrap().len() == 1);
+
+    // One that cannot be started stays as it is while that is so.
+    *fixture.host.unreadable.lock().unwrap() = Some("image@1".to_owned());
+    fixture.vm().end(VmExit::Rebooted);
+    until("it is said why", async || fixture.record().await.reason.is_some()).await;
+    *fixture.host.unreadable.lock().unwrap() = Some("image".to_owned());
+    fixture.service.reset("lab", &Actor::daemon()).await.unwrap_err();
+    assert_eq!(fixture.record().await.wanted, Wanted::Running);
+}
+
+#[tokio::test]
 async fn a_machine_whose_restart_fails_has_an_alarm_until_it_is_on_or_stopped() {
     let fixture = Fixture::new().await;
     let alarm = async || fixture.service.alarm_of(&fixture.record().await);
@@ -395,4 +419,35 @@ async fn what_is_done_while_the_history_cannot_be_written_is_no_failure_and_is_n
     after.truncate(after.len() - before);
     after.reverse();
     assert_eq!(after, ["reverted", "removed", "boot trace merged", "exec"]);
+}
+
+#[tokio::test]
+async fn a_disk_that_is_closed_without_its_last_writes_is_no_orderly_stop() {
+    const LOST: &str = "its last writes are not on its kept disk";
+    let fixture = Fixture::persistent().await;
+    let lost = async || fixture.events().await.iter().filter(|it| it.action == "not saved").count();
+    fixture.host.closes_fail.store(true, Ordering::SeqCst);
+    // Stopped; switched off; killed; crashed.
+    let ends = [VmExit::PoweredOff, VmExit::Killed, VmExit::Crashed { reason: "it fell over".to_owned() }];
+    for (count, exit) in [None].into_iter().chain(ends.map(Some)).enumerate() {
+        fixture.start().await.unwrap();
+        assert_eq!(fixture.record().await.reason, None);
+        match exit {
+            Some(exit) => {
+                fixture.vm().end(exit);
+                until("it is off", async || !fixture.record().await.state.is_active()).await;
+            }
+            None => fixture.stop().await,
+        }
+        let reason = fixture.record().await.reason;
+        assert!(reason.as_ref().is_some_and(|reason| reason.contains(LOST)), "{reason:?}");
+        assert_eq!(lost().await, count + 1);
+    }
+    // What is given up is no loss.
+    fixture.start().await.unwrap();
+    fixture.service.reset("lab", &Actor::daemon()).await.unwrap();
+    assert_eq!((lost().await, fixture.record().await.reason), (4, None));
+    fixture.host.closes_fail.store(false, Ordering::SeqCst);
+    fixture.stop().await;
+    assert_eq!((lost().await, fixture.record().await.reason), (4, None));
 }

@@ -127,6 +127,31 @@ async fn a_machine_that_never_ran_is_tied_to_no_version() {
 }
 
 #[tokio::test]
+async fn a_first_start_that_breaks_off_ties_a_machine_to_no_version() {
+    let fixture = Fixture::persistent().await;
+    // The disk is noted, and the start is not.
+    *fixture.db.room.lock().unwrap() = Some(1);
+    fixture.start().await.unwrap_err();
+    assert_eq!((fixture.kept().await.len(), fixture.host.opened.lock().unwrap().len()), (1, 0));
+    *fixture.db.room.lock().unwrap() = None;
+    fixture.next_version();
+    fixture.start().await.unwrap();
+    assert_eq!((fixture.last_opened().1, fixture.kept().await.len()), (2, 1));
+    fixture.stop().await;
+
+    // A machine that ran keeps what it wrote, also where that it ran could not be noted.
+    fixture.service.reset("lab", &Actor::daemon()).await.unwrap();
+    *fixture.db.room.lock().unwrap() = Some(2);
+    fixture.start().await.unwrap_err();
+    assert_eq!((fixture.kept().await[0].is_begun, fixture.open_disks()), (false, 1));
+    *fixture.db.room.lock().unwrap() = None;
+    fixture.stop().await;
+    fixture.next_version();
+    fixture.start().await.unwrap();
+    assert_eq!(fixture.last_opened().1, 2);
+}
+
+#[tokio::test]
 async fn a_shared_store_is_told_before_the_database_and_agrees_with_it_afterwards() {
     let fixture = Fixture::persistent().await;
     let host = &fixture.host;
@@ -198,8 +223,24 @@ async fn one_machine_edits_an_image_until_it_is_sealed() {
         (Vec::new(), vec![edit.id])
     );
     assert!(matches!(fixture.seal().await, Err(LifeError::NoEdit { .. })));
+    // Nobody has promoted it yet.
     fixture.start().await.unwrap();
-    assert_eq!(fixture.last_opened(), (None, 3, CacheMode::RamDisk));
+    assert_eq!(fixture.last_opened(), (None, 2, CacheMode::RamDisk));
+}
+
+#[tokio::test]
+async fn what_is_sealed_is_booted_once_it_is_promoted() {
+    let fixture = Fixture::new().await;
+    fixture.start().await.unwrap();
+    let sealed = fixture.seal_machine().await.unwrap();
+    assert_eq!((sealed.version.number, sealed.production), (2, Some(1)));
+    let view = fixture.view().await;
+    assert!(!view.old && view.next_version.as_deref() == Some("image@1"), "{view:?}");
+    let noted = |event: &headwater_api::Event| {
+        event.action == "promoted" && event.detail.starts_with("production to version 1")
+    };
+    assert!(fixture.events().await.iter().any(noted));
+    assert_eq!(fixture.seal_machine().await.unwrap().production, None);
 }
 
 #[tokio::test]
@@ -362,7 +403,7 @@ async fn a_disk_that_was_sealed_takes_no_more_work_where_its_edit_could_not_be_e
     assert_eq!(*fixture.host.discarded.lock().unwrap(), [edit.id]);
     assert!(matches!(fixture.seal().await, Err(LifeError::NoEdit { .. })));
     fixture.start().await.unwrap();
-    assert_eq!(fixture.last_opened(), (None, 2, CacheMode::RamDisk));
+    assert_eq!(fixture.last_opened(), (None, 1, CacheMode::RamDisk));
 }
 
 #[tokio::test]

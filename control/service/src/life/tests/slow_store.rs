@@ -1,0 +1,78 @@
+//! A store that does not answer, or late: who waits for it, and how long.
+
+use tokio::io::AsyncReadExt;
+
+use super::removals::Api;
+use super::*;
+
+#[tokio::test]
+async fn a_store_that_does_not_tell_of_edits_keeps_no_daemon_from_starting() {
+    let fixture = Fixture::new().await;
+    let (edit, _) = fixture.service.edit_image("image", "lab", &Actor::daemon()).await.unwrap();
+    fixture.host.away.store(true, Ordering::SeqCst);
+    let again = Fixture::service(fixture.db.clone(), &fixture.host, fixture.dir.path());
+    // The store answers when this test lets it, which it never does.
+    tokio::time::timeout(Duration::from_secs(60), again.recover()).await.unwrap().unwrap();
+    assert_eq!(*fixture.host.kept_by_sweep.lock().unwrap(), [edit.id]);
+}
+
+#[tokio::test]
+async fn what_a_version_is_held_for_is_done_where_its_client_hangs_up() {
+    let fixture = Fixture::new().await;
+    let host = &fixture.host;
+    host.is_shared.store(true, Ordering::SeqCst);
+    fixture.second_machine().await;
+    let api = Api::serve(&fixture).await;
+    assert_eq!(api.ask("POST", "catalogs", r#"{"name":"ward","image":"image"}"#).await.0, 201);
+    let pin = r#"{"version":"image@1"}"#;
+    for (method, path, body, subject, action) in [
+        ("POST", "machines", r#"{"name":"bed","image":"image@1"}"#, "machine bed", "created"),
+        ("POST", "catalogs", r#"{"name":"hall","image":"image@1"}"#, "catalog hall", "created"),
+        ("PATCH", "catalogs/ward", r#"{"image":"image@1"}"#, "catalog ward", "set"),
+        ("PUT", "catalogs/ward/pin", pin, "catalog ward", "pinned"),
+        ("PUT", "machines/lab/pin", pin, "machine lab", "pinned"),
+        ("POST", "images/image/edit", r#"{"machine":"desk"}"#, "machine desk", "edit"),
+    ] {
+        host.holds_wait.store(true, Ordering::SeqCst);
+        let client = api.send(method, path, body).await;
+        host.hold_waits.notified().await;
+        host.holds_wait.store(false, Ordering::SeqCst);
+        drop(client);
+        // The server has seen that it is gone when it answers somebody who came later.
+        assert_eq!(api.ask("GET", "machines", "").await.0, 200);
+        assert!(!fixture.service.operations_ended(Duration::ZERO).await, "{method} {path}");
+        host.hold_goes_on.notify_one();
+        assert!(fixture.service.operations_ended(Duration::from_secs(60)).await, "{method} {path}");
+        let events = fixture.events().await;
+        let is_noted = events.iter().any(|event| event.subject == subject && event.action == action);
+        assert!(is_noted, "{method} {path}: {events:?}");
+    }
+    let held = || host.holds.lock().unwrap().len();
+    assert_eq!(held(), 7, "{:?}", host.holds.lock().unwrap());
+    fixture.service.holds_due().await;
+    assert_eq!(held(), 7);
+}
+
+#[tokio::test]
+async fn a_catalog_that_is_set_to_another_image_meanwhile_is_not_pinned() {
+    let fixture = Fixture::new().await;
+    fixture.host.is_shared.store(true, Ordering::SeqCst);
+    let api = Api::serve(&fixture).await;
+    assert_eq!(api.ask("POST", "catalogs", r#"{"name":"ward","image":"image"}"#).await.0, 201);
+    fixture.host.holds_wait.store(true, Ordering::SeqCst);
+    let mut pinning = api.send("PUT", "catalogs/ward/pin", r#"{"version":"image@1"}"#).await;
+    fixture.host.hold_waits.notified().await;
+    // There is only one image here, so the other one is set where its operation would.
+    let mut repo = fixture.db.write().await.unwrap();
+    repo.catalogs().set_image("ward", "other").await.unwrap();
+    repo.save().await.unwrap();
+    fixture.host.hold_goes_on.notify_one();
+    let mut answer = String::new();
+    pinning.read_to_string(&mut answer).await.unwrap();
+    assert!(answer.starts_with("HTTP/1.1 400"), "{answer}");
+    let catalog = fixture.db.read().await.unwrap().catalogs().by_name("ward").await.unwrap().unwrap();
+    assert_eq!((catalog.image.as_str(), catalog.pin), ("other", None));
+    // Nor is it held for that.
+    fixture.service.holds_due().await;
+    assert!(fixture.host.holds.lock().unwrap().is_empty());
+}
