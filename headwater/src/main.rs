@@ -30,6 +30,7 @@ mod last_known;
 mod limits;
 mod logging;
 mod own_files;
+mod recording;
 mod replace;
 mod show;
 mod signals;

@@ -14,13 +14,11 @@ use headwater_image::{
 };
 use headwater_store::{Hash, Pin, Store};
 use serde::Serialize;
-use tokio::sync::watch;
 
 use crate::adapters::disks::host_memory_bytes;
+use crate::recording::Recording;
 use crate::traces::{BOOTS_RECORDED, Traces};
 
-/// How long after its disk was opened a machine's boot is recorded.
-const BOOT_LASTS: Duration = Duration::from_secs(120);
 /// The most memory for chunks of images, as a share of the host's memory, and its bounds.
 const CHUNK_CACHE_SHARE: u64 = 8;
 const CHUNK_CACHE_MIN_BYTES: u64 = 32 << 20;
@@ -32,11 +30,6 @@ const PREFETCH_SHARE: (u64, u64) = (3, 4);
 const READS_END_AFTER: Duration = Duration::from_secs(10);
 /// How often it is looked then whether reads wait.
 const READS_LOOK_INTERVAL: Duration = Duration::from_millis(100);
-
-/// How long the end of a recording waits until it is kept; a store that does not answer keeps nobody any longer.
-const KEPT_WITHIN: Duration = Duration::from_secs(5);
-/// How often it is looked whether it is.
-const KEPT_LOOK_INTERVAL: Duration = Duration::from_millis(10);
 
 /// A chunk cache on disk: where, and how large.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -249,7 +242,7 @@ impl Streaming {
                 NotCopied { total_bytes: reader.to_copy_bytes() }
             })
         });
-        Ok(Streamed { reader, _prefetch: prefetch, copy, _recording: recording })
+        Ok(Streamed { reader, _prefetch: prefetch, copy, recording })
     }
 
     /// The copy of a version, which is made once however many machines read it.
@@ -420,10 +413,17 @@ pub struct Streamed {
     /// Ends what it does when it is dropped.
     _prefetch: Option<Background>,
     copy: Option<Result<Arc<VersionCopy>, NotCopied>>,
-    _recording: Option<Recording>,
+    recording: Option<Recording>,
 }
 
 impl Streamed {
+    /// The guest is up: what was read until then was a boot.
+    pub fn has_booted(&self) {
+        if let Some(recording) = &self.recording {
+            recording.has_booted();
+        }
+    }
+
     /// How far the copy to the local disk is. One that was not begun is over, and has nothing.
     pub fn copied(&self) -> Option<BackgroundProgress> {
         self.copy.as_ref().map(|copy| match copy {
@@ -437,46 +437,6 @@ impl Streamed {
 pub fn reads_wait(store: &dyn Store) -> Option<String> {
     let traffic = store.traffic()?;
     (traffic.waiting > 0 && traffic.servers_up == 0).then_some(traffic.reasons)
-}
-
-/// A boot that is being recorded; saved when its time is over, or when this is dropped.
-struct Recording(watch::Sender<()>, JoinHandle<()>);
-
-impl Recording {
-    fn start(traces: &Arc<Traces>, reader: &Arc<VersionReader>) -> Result<Self, ImageError> {
-        reader.record(BOOT_LASTS);
-        let (end, mut ended) = watch::channel(());
-        let (traces, reader) = (Arc::clone(traces), Arc::clone(reader));
-        let run = move || {
-            while !reader.is_recording_over() && !matches!(ended.has_changed(), Err(_) | Ok(true)) {
-                std::thread::sleep(Duration::from_millis(50));
-            }
-            ended.mark_unchanged();
-            let Some(boot) = reader.recorded() else { return };
-            let version = boot.manifest.short();
-            match traces.merge(boot) {
-                Ok((trace, _)) => {
-                    tracing::info!(%version, boots = trace.boots, chunks = trace.chunks.len(), "a boot was recorded");
-                }
-                Err(e) => tracing::info!(%version, error = %e, "the recording of a boot is not kept"),
-            }
-        };
-        let thread = std::thread::Builder::new().name("boot-trace".into()).spawn(run);
-        let thread =
-            thread.map_err(|e| ImageError::from_os("cannot start a thread that records a boot", &e))?;
-        Ok(Self(end, thread))
-    }
-}
-
-impl Drop for Recording {
-    fn drop(&mut self) {
-        let _ = self.0.send(());
-        let until = Instant::now() + KEPT_WITHIN;
-        // Not joined: it goes on by itself for as long as the store lets it wait.
-        while !self.1.is_finished() && Instant::now() < until {
-            std::thread::sleep(KEPT_LOOK_INTERVAL);
-        }
-    }
 }
 
 #[cfg(test)]

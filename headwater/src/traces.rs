@@ -1,5 +1,6 @@
 //! The boot traces of a store's versions: found, merged, kept with the version or on this host, removed.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 
 use headwater_image::{ChunkCache, ImageError, ImageErrorKind, Trace};
@@ -8,6 +9,12 @@ use parking_lot::Mutex;
 
 /// A version whose trace has so many boots is not recorded any more.
 pub const BOOTS_RECORDED: u32 = 4;
+
+/// Of a version so many starts that were no whole boots are taken in, and no more by this process: machines that all end soon would
+/// have its trace grow for ever.
+const PARTS_MAX: u32 = 4;
+/// Versions of which these are counted.
+const PARTS_VERSIONS_MAX: usize = 256;
 
 /// Where a trace is kept.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -24,12 +31,14 @@ pub struct Traces {
     chunks: Arc<ChunkCache>,
     /// Held from reading a trace to writing it: machines that boot at the same time are all taken in.
     changing: Mutex<()>,
+    /// How many starts that were no whole boots were taken in.
+    parts: Mutex<HashMap<Hash, u32>>,
 }
 
 impl Traces {
     /// Those of `store`, and of the cache over it.
     pub fn new(store: Arc<dyn Store>, chunks: Arc<ChunkCache>) -> Self {
-        Self { store, chunks, changing: Mutex::new(()) }
+        Self { store, chunks, changing: Mutex::new(()), parts: Mutex::default() }
     }
 
     /// The trace that knows most boots: that of the store, or the one recorded on this host. One that cannot be
@@ -67,6 +76,32 @@ impl Traces {
         Ok((merged, place))
     }
 
+    /// Takes in what a machine read that ended before its guest was up. That is no boot, but better than nothing: where there is no
+    /// trace it becomes one of one boot. `None`: there is nothing new in it, or enough of its kind was taken in.
+    pub fn merge_part(&self, part: Trace) -> Result<Option<(Trace, Place)>, ImageError> {
+        let _alone = self.changing.lock();
+        let manifest = part.manifest;
+        if self.parts.lock().get(&manifest).is_some_and(|count| *count >= PARTS_MAX) {
+            return Ok(None);
+        }
+        let merged = match self.find(manifest) {
+            Some((mut known, _)) => {
+                if !known.add(&part) {
+                    return Ok(None);
+                }
+                known
+            }
+            None => part,
+        };
+        let place = self.keep(&merged)?;
+        let mut parts = self.parts.lock();
+        if parts.len() >= PARTS_VERSIONS_MAX && !parts.contains_key(&manifest) {
+            parts.clear();
+        }
+        *parts.entry(manifest).or_default() += 1;
+        Ok(Some((merged, place)))
+    }
+
     /// Keeps a trace with the version, or where the store is only read, on this host.
     fn keep(&self, trace: &Trace) -> Result<Place, ImageError> {
         match self.store.set_trace(trace.manifest, Some(&trace.encode())) {
@@ -85,6 +120,7 @@ impl Traces {
     /// Forgets the trace, wherever it is.
     pub fn remove(&self, manifest: Hash) -> Result<(), ImageError> {
         let _alone = self.changing.lock();
+        self.parts.lock().remove(&manifest);
         if let Some(disk) = self.chunks.disk() {
             disk.set_trace(manifest, None)?;
         }

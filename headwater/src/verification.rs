@@ -28,9 +28,13 @@ impl Scrub {
     }
 }
 
-/// Opens stores that may have what is damaged in another one.
+/// Opens stores that may have what is damaged in another one. None of them is waited for: the next one may have it, too.
 pub fn open_sources(names: &[String], credentials: &Credentials) -> Result<Vec<Arc<dyn Store>>, StoreError> {
-    names.iter().map(|name| stores::open(name, Access::Read, credentials)).collect()
+    let open = |name: &String| {
+        let store = stores::open(name, Access::Read, credentials)?;
+        Ok(store.impatient().unwrap_or(store))
+    };
+    names.iter().map(open).collect()
 }
 
 /// What came of one version.
@@ -146,4 +150,42 @@ fn versions_of(images: &[Image], manifest: Hash) -> Vec<String> {
     let all = images.iter().flat_map(|image| image.versions.iter().map(move |version| (image, version)));
     let same = all.filter(|(_, version)| version.manifest == manifest);
     same.map(|(image, version)| format!("{}@{}", image.name, version.number)).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use headwater_image::{ImportOptions, import, open_source};
+    use headwater_store::LocalDir;
+    use headwater_testkit::{FileServer, HttpFault, Rng, run, wait_until};
+
+    use super::*;
+
+    #[test]
+    fn a_source_that_goes_silent_in_the_middle_of_an_object_is_not_waited_for() {
+        let dir = tempfile::tempdir().unwrap();
+        let (raw, at, copy) =
+            (dir.path().join("disk.raw"), dir.path().join("store"), dir.path().join("copy"));
+        let mut rng = Rng::new(5);
+        let disk: Vec<u8> = (0..2u64 << 17).flat_map(|_| rng.next_u64().to_le_bytes()).collect();
+        std::fs::write(&raw, &disk).unwrap();
+        let store = LocalDir::open(&at, Access::WRITE).unwrap();
+        let options = ImportOptions::new("disk".parse().unwrap(), 0);
+        let imported = import(open_source(&raw, None).unwrap(), &store, &options, &mut |_| {}).unwrap();
+        run("coreutils", "cp", &["-r", &at.display().to_string(), &copy.display().to_string()]);
+        for object in std::fs::read_dir(at.join("objects")).unwrap() {
+            std::fs::remove_file(object.unwrap().path()).unwrap();
+        }
+        let (silent, good) = (FileServer::start(&copy, None), FileServer::start(&copy, None));
+        silent.fail(HttpFault::HangAfter(100_000));
+        let sources = open_sources(&[silent.url(), good.url()], &Credentials::default()).unwrap();
+        let checking = std::thread::spawn(move || {
+            let (round, names) = (Round::new(None), ["disk@1".to_owned()]);
+            let hash = imported.version.manifest;
+            check(&store, hash, &names, (&round, &sources), &Cancel::new(), &mut |_| {})
+        });
+        wait_until("the repair ends", || checking.is_finished());
+        let checked = checking.join().unwrap().unwrap().unwrap();
+        assert!(checked.repaired > 0 && checked.damage.is_empty(), "{checked:?}");
+        assert!(silent.object_requests() > 0);
+    }
 }

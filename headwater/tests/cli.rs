@@ -258,6 +258,26 @@ fn run_imports_boots_shows_and_cleans_up() {
 }
 
 #[test]
+fn run_says_what_is_to_be_known_of_its_import_in_either_form() {
+    let daemon = Daemon::start();
+    daemon.with_tiny_machine("lab");
+    daemon.cli(&["image", "edit", "tiny", "--machine", "lab"]).ok();
+    let (_, dir) = daemon.terminate();
+    let disk = dir.path().join("tiny.raw");
+    let no_qemu = short_dir();
+    for (number, more) in [(1, &[][..]), (2, &["--json"])] {
+        let mut bytes = tiny_disk();
+        *bytes.last_mut().unwrap() = number;
+        std::fs::write(&disk, bytes).unwrap();
+        let mut command = headwater();
+        command.args(["run", disk.to_str().unwrap(), "--data-dir"]).arg(dir.path()).args(more);
+        // It is not to go on for long.
+        let ran = run(command.env("PATH", no_qemu.path()));
+        assert!(ran.err.contains("machine 'lab' edits tiny over an older version"), "{more:?}: {ran:?}");
+    }
+}
+
+#[test]
 fn programs_read_json_only() {
     let daemon = Daemon::start();
     for verb in [&["stop"][..], &["start"], &["remove"], &["remove", "--force"]] {

@@ -191,6 +191,7 @@ fn a_seal_leaves_out_what_came_since_its_edit_began_only_where_that_is_said() {
     assert!(said.contains("sealed as tiny@3 over tiny@1") && said.contains("tiny@2 is newer"), "{said}");
     let sealed = json(&daemon, &["image", "seal", "tiny", "--over-newer"]);
     assert_eq!((&sealed["version"]["number"], &sealed["newer"]), (&4.into(), &"tiny@3".into()));
+    daemon.cli(&["image", "promote", "tiny@4", "production"]).ok();
     assert_eq!(boot(&daemon, "lab"), 1);
 }
 
@@ -233,6 +234,8 @@ fn a_daemon_that_is_killed_while_it_seals_has_the_edit_or_the_version() {
         sealed += 1;
     }
     // Each sealed edit brought one write.
+    let newest = format!("tiny@{}", sealed + 1);
+    daemon.cli(&["image", "promote", &newest, "production"]).ok();
     assert_eq!(boot(&daemon, "lab") as usize, sealed);
 }
 
@@ -251,13 +254,19 @@ fn a_version_is_made_of_a_machine_that_goes_on() {
     refused.fails(2, &["the note has 1025 bytes"]);
     let said = daemon.cli(&["machine", "seal", "lab", "--note", "as it was"]).ok();
     assert!(said.contains("sealed as tiny@2 over tiny@1") && said.contains("as after a power cut"), "{said}");
+    assert!(said.contains("production of tiny was not set, and is version 1 from now on"), "{said}");
     // It goes on, and what it writes now is not in the version.
     daemon.console("lab", "w", Some("W"));
     assert_eq!(daemon.machine("lab")["pid"], pid);
-    assert_eq!(boot(&daemon, "desk"), 1);
+    // Nobody has promoted it, and so nobody boots it.
+    assert_eq!(boot(&daemon, "desk"), 0);
+    daemon.cli(&["image", "promote", "tiny@2", "production"]).ok();
+    daemon.cli(&["machine", "reset", "desk", "--wait"]).ok();
+    assert_eq!(writes(&daemon, "desk"), 1);
     let sealed = json(&daemon, &["machine", "seal", "lab"]);
     assert_eq!((&sealed["version"]["number"], &sealed["parent"]), (&3.into(), &"tiny@1".into()));
-    assert!(sealed["pause"]["disk_us"].as_u64().is_some(), "{sealed}");
+    assert!(sealed["pause"]["disk_us"].as_u64().is_some() && sealed["production"].is_null(), "{sealed}");
+    daemon.cli(&["image", "promote", "tiny@3", "production"]).ok();
     daemon.cli(&["machine", "reset", "desk", "--wait"]).ok();
     assert_eq!(writes(&daemon, "desk"), 2);
     assert!(daemon.history("lab").contains("its disk is tiny@2"));

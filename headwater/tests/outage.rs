@@ -8,7 +8,7 @@ use std::process::{Child, Command, Stdio};
 
 use headwater_block::blocking;
 use headwater_testkit::s3::{KEY_ID, KEY_SECRET, S3Server, serve_if_asked};
-use headwater_testkit::{FileServer, wait_until};
+use headwater_testkit::{FileServer, HttpFault, wait_until};
 use support::{Daemon, headwater, pseudo_random, run, short_dir, signal, tiny_disk};
 
 fn text(path: &Path) -> &str {
@@ -82,28 +82,33 @@ impl Drop for Export {
     }
 }
 
+/// A daemon that copies images of a store to this chunk cache.
+fn serve(dir: tempfile::TempDir, from: &str, chunk_cache: &str) -> Daemon {
+    Daemon::start_in(dir, |command| {
+        with_keys(command).args(["--store", from, "--chunk-cache", chunk_cache, "--hydrate", "max"]);
+    })
+}
+
+/// Whether all of the image of the machine `lab` is on this host.
+fn is_copied(daemon: &Daemon) -> bool {
+    let disk = &daemon.machine("lab")["disk"];
+    disk["to_copy_bytes"].as_u64() > Some(8 << 20) && disk["copied_bytes"] == disk["to_copy_bytes"]
+}
+
 /// Exports the image and boots a machine from it, copied to this host; and both once more after `kill`.
 fn is_copied_and_starts_again(from: &str, bytes: &[u8], kill: impl FnOnce()) {
     let caches = short_dir();
     let place = |name: &str| format!("{}:64M", caches.path().join(name).display());
     let (exported, booted) = (place("export"), place("serve"));
     let export = || Export::start("disk", from, &["--chunk-cache", &exported, "--hydrate", "max"]);
-    let serve = |dir| {
-        Daemon::start_in(dir, |command| {
-            with_keys(command).args(["--store", from, "--chunk-cache", &booted, "--hydrate", "max"]);
-        })
-    };
-    let copied = |daemon: &Daemon| {
-        let disk = &daemon.machine("lab")["disk"];
-        disk["to_copy_bytes"].as_u64() > Some(8 << 20) && disk["copied_bytes"] == disk["to_copy_bytes"]
-    };
+    let serve = |dir| serve(dir, from, &booted);
     let mut first = export();
     first.wait_until_copied();
     drop(first);
     let daemon = serve(short_dir());
     daemon.cli(&["machine", "create", "lab", "disk", "--memory", "64M", "--cache", "ram"]).ok();
     daemon.cli(&["machine", "start", "lab", "--wait"]).ok();
-    wait_until("all of the image is here", || copied(&daemon));
+    wait_until("all of the image is here", || is_copied(&daemon));
     daemon.cli(&["machine", "stop", "lab", "--force"]).ok();
     let (code, dir) = daemon.terminate();
     assert_eq!(code, Some(0));
@@ -118,7 +123,7 @@ fn is_copied_and_starts_again(from: &str, bytes: &[u8], kill: impl FnOnce()) {
     drop(again);
     let daemon = serve(dir);
     daemon.cli(&["machine", "start", "lab", "--wait"]).ok();
-    wait_until("it knows that all of the image is here", || copied(&daemon));
+    wait_until("it knows that all of the image is here", || is_copied(&daemon));
     daemon.cli(&["machine", "stop", "lab", "--force"]).ok();
 }
 
@@ -148,6 +153,50 @@ fn what_was_copied_starts_again_while_its_bucket_is_gone() {
 }
 
 #[test]
+fn what_was_copied_starts_again_while_the_directory_of_its_server_is_gone() {
+    let (dir, _) = store();
+    let (root, away) = (dir.path().join("store"), dir.path().join("away"));
+    let server = FileServer::start(&root, None);
+    let caches = short_dir();
+    let place = format!("{}:64M", caches.path().join("serve").display());
+    let daemon = serve(short_dir(), &server.url(), &place);
+    daemon.cli(&["machine", "create", "lab", "disk", "--memory", "64M", "--cache", "ram"]).ok();
+    let boots = |daemon: &Daemon| {
+        daemon.cli(&["machine", "start", "lab", "--wait"]).ok();
+        wait_until("all of the image is here", || is_copied(daemon));
+        daemon.cli(&["machine", "stop", "lab", "--force"]).ok();
+    };
+    boots(&daemon);
+    // The server is there, and answers that nothing is: to a daemon that goes on, and to the next one.
+    std::fs::rename(&root, &away).expect("it is moved");
+    boots(&daemon);
+    let (code, data) = daemon.terminate();
+    assert_eq!(code, Some(0));
+    boots(&serve(data, &server.url(), &place));
+}
+
+#[test]
+fn operations_on_images_do_not_wait_for_a_server_that_goes_silent() {
+    let (dir, _) = store();
+    let server = FileServer::start(&dir.path().join("store"), None);
+    let daemon = Daemon::start_in(short_dir(), |command| {
+        command.args(["--store", &server.url()]);
+    });
+    let out = daemon.path().join("out.raw");
+    // An object is opened with its first byte.
+    server.fail(HttpFault::HangAfter(1));
+    for args in [&["verify", "disk"][..], &["diff", "disk", "other"], &["export", "disk", text(&out)]] {
+        let mut command = headwater();
+        command.arg("--data-dir").arg(daemon.path()).arg("image").args(args);
+        let mut child = command.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().expect("it starts");
+        wait_until(format!("{args:?} ends"), || child.try_wait().expect("a child").is_some());
+        let ended = support::Ran::from(child.wait_with_output().expect("it ended"));
+        assert_eq!(ended.code, 1, "{ended:?}");
+        assert!(ended.err.contains("no server gives"), "{ended:?}");
+    }
+}
+
+#[test]
 fn what_is_here_in_part_starts_and_waits_for_the_rest() {
     let (dir, bytes) = store();
     let mut server = FileServer::start(&dir.path().join("store"), None);
@@ -156,6 +205,8 @@ fn what_is_here_in_part_starts_and_waits_for_the_rest() {
     let url = server.url();
     let first = Export::start("disk", &url, &["--chunk-cache", &place]);
     assert!(first.read(0, 4096).expect("it is read") == bytes[..4096]);
+    let segment = caches.path().join("chunks").join("segment-0");
+    wait_until("it is kept", || std::fs::metadata(&segment).is_ok_and(|segment| segment.len() > 0));
     drop(first);
     server.kill();
     let again = Export::start("disk", &url, &["--chunk-cache", &place]);

@@ -34,6 +34,7 @@ fn store(dir: &Path) -> Vec<u8> {
         author: "",
         unless_newest: false,
         newest_at_most: None,
+        is_sealed: false,
     };
     publication.commit(version).expect("a version");
     bytes

@@ -4,7 +4,7 @@
 mod support;
 
 use std::collections::BTreeMap;
-use std::io::{BufRead, BufReader};
+use std::io::{BufRead, BufReader, Read};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::OnceLock;
@@ -12,7 +12,7 @@ use std::sync::OnceLock;
 use headwater_store::hold::Purpose;
 use headwater_store::{Access, Hold, ImageReference, Keys, LocalDir, NewVersion, S3Options, S3Store, Store};
 use headwater_testkit::s3::{KEY_ID, KEY_SECRET, S3Server, serve_if_asked};
-use headwater_testkit::wait_until;
+use headwater_testkit::{FileServer, HttpFault, wait_until};
 use rustix::process::{Pid, Signal, kill_process};
 use support::{Daemon, headwater, pseudo_random, run};
 
@@ -319,6 +319,45 @@ fn damage_is_repaired_from_another_store_or_named() {
     assert!(!dir.path().join("nothing").exists());
 }
 
+#[test]
+fn a_check_of_servers_ends_when_it_is_told_and_when_they_are_gone() {
+    let (data_dir, _) = made_by_a_daemon();
+    let mut server = FileServer::start(&data_dir.path().join("store"), None);
+    let url = server.url();
+    let verify = |server: &FileServer| {
+        let asked = server.object_requests();
+        let args = ["store", "verify", &url, "disk", "--rate", "300K"];
+        let child = headwater().args(args).stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
+        // The object was opened, and its chunks are being read.
+        wait_until("it reads", || server.object_requests() >= asked + 4);
+        Served(child)
+    };
+    let ended = |mut child: Served| {
+        let mut status = None;
+        wait_until("it ends", || {
+            status = child.0.try_wait().unwrap();
+            status.is_some()
+        });
+        let mut said = String::new();
+        child.0.stderr.take().unwrap().read_to_string(&mut said).unwrap();
+        (status.unwrap().code(), said)
+    };
+    let told = verify(&server);
+    server.fail(HttpFault::Hang);
+    let asked = server.object_requests();
+    wait_until("a read waits for its answer", || server.object_requests() > asked);
+    support::signal(told.0.id(), "INT");
+    let (code, said) = ended(told);
+    assert_eq!(code, Some(130), "{said}");
+
+    server.fail(HttpFault::None);
+    let left = verify(&server);
+    server.kill();
+    let (code, said) = ended(left);
+    assert_eq!(code, Some(1), "{said}");
+    assert!(said.contains("cannot verify disk@1") && said.contains("no server gives"), "{said}");
+}
+
 /// A directory with `disk@1`, `other@1` and `third@1`, as a daemon leaves it.
 fn three_made_by_a_daemon() -> tempfile::TempDir {
     let (data_dir, _) = made_by_a_daemon();
@@ -582,6 +621,7 @@ fn a_list_that_leaves_out_what_a_version_needs_brings_no_version() {
         author: "",
         unless_newest: false,
         newest_at_most: None,
+        is_sealed: false,
     };
     liar.publish().unwrap().commit(listed).unwrap();
     store(&["copy", text(&lying), text(&copy), "disk@1"]).fails(6, &["the manifest of version 1 needs"]);

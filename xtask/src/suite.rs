@@ -5,8 +5,9 @@
 //!
 //! The test programs run side by side, as many as there are processors: many of them wait for guests, disks or time.
 
+use std::os::unix::fs::MetadataExt;
 use std::path::Path;
-use std::process::Command;
+use std::process::{Child, Command, Stdio};
 use std::time::Instant;
 
 use crate::programs;
@@ -58,6 +59,9 @@ pub fn run(root: &Path, filter: &[&str]) -> Result<bool, String> {
         }
         Ok::<(), String>(())
     };
+    // From a clean checkout it takes two minutes, most of them of waiting: so beside the compiler. Who names tests has it made by
+    // those that need it.
+    let mut guest = filter.is_empty().then(|| Guest::start(root)).transpose()?;
     check("formatting", &mut || cargo(root, &["fmt", "--all", "--check"]))?;
     check("tidy", &mut || crate::tidy::run(root))?;
     let clippy = ["clippy", "--workspace", "--all-targets", "--locked", "--", "-D", "warnings"];
@@ -70,6 +74,9 @@ pub fn run(root: &Path, filter: &[&str]) -> Result<bool, String> {
             programs.extend(built.unwrap_or_default());
             Ok(good)
         })?;
+    }
+    if let Some(guest) = &mut guest {
+        check("the Debian guest", &mut || guest.wait())?;
     }
     let mut tally = Tally::default();
     check("tests", &mut || {
@@ -107,6 +114,44 @@ pub fn run(root: &Path, filter: &[&str]) -> Result<bool, String> {
     let failed = tally.failed + failed_checks.len() as u64;
     println!("{} passed, {failed} failed", tally.passed);
     Ok(failed == 0)
+}
+
+/// `guest/build` at work, which says what it does itself.
+struct Guest(Child);
+
+impl Guest {
+    fn start(root: &Path) -> Result<Self, String> {
+        let program = root.join("guest/build");
+        // The path of the image is for scripts.
+        let started = Command::new(&program).stdin(Stdio::null()).stdout(Stdio::null()).spawn();
+        let mut guest = Self(started.map_err(|error| format!("cannot run {}: {error}", program.display()))?);
+        // It asks for a password, which nobody sees among what the compiler says.
+        if !is_root() && !guest.wait()? {
+            return Err("guest/build failed: see above".to_owned());
+        }
+        Ok(guest)
+    }
+
+    /// Whether there is a guest now.
+    fn wait(&mut self) -> Result<bool, String> {
+        let status = self.0.wait().map_err(|error| format!("cannot wait for guest/build: {error}"))?;
+        Ok(status.success())
+    }
+}
+
+impl Drop for Guest {
+    /// Where a step before could not be run at all, nothing is left behind.
+    fn drop(&mut self) {
+        if let Ok(None) = self.0.try_wait() {
+            println!("waiting for guest/build to end");
+            let _ = self.0.wait();
+        }
+    }
+}
+
+fn is_root() -> bool {
+    // The owner of what belongs to this process.
+    std::fs::metadata("/proc/self").is_ok_and(|own| own.uid() == 0)
 }
 
 fn command(root: &Path) -> Command {

@@ -98,6 +98,11 @@ impl Volumes {
         Some(served.lend())
     }
 
+    /// Whether there is anything to lend of a kept disk. One that is lost is told of by who opens it.
+    pub fn is_begun(&self, kept: Kept) -> bool {
+        kept.is_begun || self.files.is_begun(kept.id)
+    }
+
     /// Lends a kept disk whose machine is off, as it was left. A machine that starts takes it back.
     pub fn lend_kept(&self, request: &KeptRequest) -> Result<Reader, BackendError> {
         let opener = self.opener();
@@ -140,41 +145,11 @@ impl Volumes {
 #[async_trait]
 impl Disks for Volumes {
     async fn check(&self, cache: &CacheSettings) -> Result<(), BackendError> {
-        let invalid = |message: String| Err(BackendError::new(ProblemKind::Invalid, message));
-        if cache.mode != CacheMode::Disk && cache.ram_bytes < MIN_RAM_BYTES {
-            return invalid(format!(
-                "a write cache of {} of memory is too small; it takes {} or more",
-                size::format(cache.ram_bytes),
-                size::format(MIN_RAM_BYTES)
-            ));
-        }
-        if cache.mode != CacheMode::Disk && cache.ram_bytes > self.ram_bytes {
-            return invalid(format!(
-                "a write cache of {} of memory is larger than this host's {} for all write caches",
-                size::format(cache.ram_bytes),
-                size::format(self.ram_bytes)
-            ));
-        }
-        if cache.mode != CacheMode::Ram && cache.disk_bytes == 0 {
-            return invalid(format!("the cache mode '{}' needs disk space, and was given none", cache.mode));
-        }
-        if cache.mode != CacheMode::Ram && cache.disk_bytes < MIN_DISK_BYTES {
-            return invalid(format!(
-                "a write cache of {} of disk is too small; it takes {} or more",
-                size::format(cache.disk_bytes),
-                size::format(MIN_DISK_BYTES)
-            ));
-        }
-        if cache.persistent && cache.mode == CacheMode::Ram {
-            return invalid(format!(
-                "the cache mode '{}' keeps nothing on disk, so it cannot be persistent",
-                cache.mode
-            ));
-        }
-        if !(1..=MAX_WEIGHT).contains(&cache.weight) {
-            return invalid(format!("{} is no weight of a write cache; use 1 to {MAX_WEIGHT}", cache.weight));
-        }
-        Ok(())
+        self.refuse(cache, None)
+    }
+
+    async fn check_change(&self, before: &CacheSettings, after: &CacheSettings) -> Result<(), BackendError> {
+        self.refuse(after, Some(before))
     }
 
     async fn check_space(&self, cache: &CacheSettings, kept: Option<Kept>) -> Result<(), BackendError> {
@@ -193,8 +168,7 @@ impl Disks for Volumes {
     async fn open(&self, request: DiskRequest) -> Result<Arc<dyn Disk>, BackendError> {
         let mut cache = request.cache;
         if request.goes_on && cache.disk_bytes > 0 {
-            // An earlier release may have let it begin with less.
-            cache.disk_bytes = cache.disk_bytes.max(MIN_DISK_BYTES);
+            cache.disk_bytes = at_least(cache.disk_bytes);
         }
         self.check(&cache).await?;
         let opener = self.opener();
@@ -204,7 +178,15 @@ impl Disks for Volumes {
     async fn open_kept(&self, request: KeptRequest) -> Result<Box<dyn FrozenDisk>, BackendError> {
         let opener = self.opener();
         blocking("open the disk", move || {
-            let Opened { volume, pin, .. } = opener.volume(
+            if opener.files.is_incomplete(request.kept.id) {
+                let message = "its last writes are not on its kept disk, which failed or was full when they were to be saved";
+                return Err(BackendError::new(ProblemKind::Conflict, message)
+                    .advise("start the machine, see that all is there, and stop it: then a version can be made of it"));
+            }
+            let lending = opener.readable.of_kept(request.kept.id);
+            // Until it is open here, as below.
+            let _unread = lending.keep_unread()?;
+            let Opened { volume, pin, .. } = opener.open_volume(
                 &request.kept.id.to_string(),
                 &request.version,
                 &request.cache,
@@ -247,6 +229,11 @@ impl Disks for Volumes {
         samples
     }
 
+    async fn is_there(&self, id: Uuid) -> Result<bool, BackendError> {
+        let files = self.files.clone();
+        blocking("look for a kept disk", move || Ok(files.is_begun(id))).await
+    }
+
     async fn kept_keys(&self) -> Result<Vec<PathBuf>, BackendError> {
         let files = self.files.clone();
         blocking("look for kept disks", move || files.settled_keys()).await
@@ -264,6 +251,48 @@ impl Disks for Volumes {
 }
 
 impl Volumes {
+    /// Refuses a write cache that this host cannot give, or limits of one that are new.
+    fn refuse(&self, cache: &CacheSettings, before: Option<&CacheSettings>) -> Result<(), BackendError> {
+        let is_new =
+            |limit: fn(&CacheSettings) -> u64| before.is_none_or(|before| limit(before) != limit(cache));
+        let (is_ram_new, is_disk_new) = (is_new(|cache| cache.ram_bytes), is_new(|cache| cache.disk_bytes));
+        let invalid = |message: String| Err(BackendError::new(ProblemKind::Invalid, message));
+        if is_ram_new && cache.mode != CacheMode::Disk && cache.ram_bytes < MIN_RAM_BYTES {
+            return invalid(format!(
+                "a write cache of {} of memory is too small; it takes {} or more",
+                size::format(cache.ram_bytes),
+                size::format(MIN_RAM_BYTES)
+            ));
+        }
+        if is_ram_new && cache.mode != CacheMode::Disk && cache.ram_bytes > self.ram_bytes {
+            return invalid(format!(
+                "a write cache of {} of memory is larger than this host's {} for all write caches",
+                size::format(cache.ram_bytes),
+                size::format(self.ram_bytes)
+            ));
+        }
+        if is_disk_new && cache.mode != CacheMode::Ram && cache.disk_bytes == 0 {
+            return invalid(format!("the cache mode '{}' needs disk space, and was given none", cache.mode));
+        }
+        if is_disk_new && cache.mode != CacheMode::Ram && cache.disk_bytes < MIN_DISK_BYTES {
+            return invalid(format!(
+                "a write cache of {} of disk is too small; it takes {} or more",
+                size::format(cache.disk_bytes),
+                size::format(MIN_DISK_BYTES)
+            ));
+        }
+        if cache.persistent && cache.mode == CacheMode::Ram {
+            return invalid(format!(
+                "the cache mode '{}' keeps nothing on disk, so it cannot be persistent",
+                cache.mode
+            ));
+        }
+        if !(1..=MAX_WEIGHT).contains(&cache.weight) {
+            return invalid(format!("{} is no weight of a write cache; use 1 to {MAX_WEIGHT}", cache.weight));
+        }
+        Ok(())
+    }
+
     fn opener(&self) -> Opener {
         Opener {
             store: self.store.clone(),
@@ -378,7 +407,9 @@ impl Opener {
             machine: request.machine.clone(),
             mode: request.cache.mode,
             transport: request.transport,
-            cache_dir: self.files.cache_dir,
+            files: self.files,
+            kept: request.kept.map(|kept| kept.id),
+            failing: Mutex::default(),
             store: self.store,
             below: request.version,
             socket,
@@ -418,6 +449,11 @@ fn kind_of(error: &IoError) -> ProblemKind {
         IoErrorKind::Corrupt => ProblemKind::Damaged,
         _ => ProblemKind::Failed,
     }
+}
+
+/// A limit of disk that an earlier release may have let a machine have.
+fn at_least(disk_bytes: u64) -> u64 {
+    disk_bytes.max(MIN_DISK_BYTES)
 }
 
 fn lower_limit(machine: &str) -> String {

@@ -13,7 +13,7 @@ use headwater_volume::{FrozenView, Volume};
 
 use crate::adapters::disks::blocking;
 use crate::adapters::images::{
-    cancel_of, end_of, forward, gone, hash_of, image_failed, number_of, store_failed, version_of,
+    cancel_of, end_of, forward, hash_of, image_failed, made, number_of, store_failed,
 };
 
 /// A frozen disk.
@@ -67,6 +67,7 @@ impl FrozenVolume {
         options.source = end_of(&order.source);
         options.note.clone_from(&order.note);
         options.author.clone_from(&order.author);
+        options.is_sealed = true;
         options.newest_at_most = order.newest_at_most.map(number_of).transpose()?;
         let view = Arc::clone(&self.view);
         let changes = Arc::new(move |range, max_runs| {
@@ -84,9 +85,9 @@ impl FrozenVolume {
                 let failed = image_failed(e);
                 if nothing { failed.advise("change something on the machine first") } else { failed }
             })?;
-        let image = self.store.image(&name).map_err(store_failed)?.ok_or_else(|| store_failed(gone()))?;
-        let version = version_of(&image, &imported.version);
-        Ok(SealOutcome { version, changed_bytes: imported.read_bytes })
+        let version = made(&*self.store, name, &imported.version);
+        let production = imported.production.map(u64::from);
+        Ok(SealOutcome { version, changed_bytes: imported.read_bytes, production })
     }
 }
 

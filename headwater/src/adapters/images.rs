@@ -50,7 +50,7 @@ const RECLAIM_EVERY_REMOTE_S: u64 = 600;
 
 impl StoredImages {
     /// The images of `store`, of which `daemon` needs some, and what boots of them read; servers that they are repaired from
-    /// are shown `credentials`.
+    /// are shown `credentials`. Only disks wait for a store that is away: who asks for one of these operations has an error soon.
     pub fn new(
         store: Arc<dyn Store>,
         traces: Arc<Traces>,
@@ -58,6 +58,7 @@ impl StoredImages {
         last_known: Arc<LastKnown>,
         daemon: DaemonName,
     ) -> Self {
+        let store = store.impatient().unwrap_or(store);
         let promotions = Arc::new(Promotions::new(Arc::clone(&store)));
         let reclaimed_at_s = AtomicU64::new(0);
         Self { store, traces, credentials, promotions, last_known, daemon, reclaimed_at_s }
@@ -342,9 +343,8 @@ fn import(
         }
     };
     let imported = headwater_image::import(device, store, &options, &mut progress).map_err(image_failed)?;
-    let image = store.image(&name).map_err(store_failed)?.ok_or_else(|| store_failed(gone()))?;
     let (created, damaged_chunks) = (imported.is_new, imported.damaged_chunks);
-    Ok(ImportOutcome { version: version_of(&image, &imported.version), created, damaged_chunks })
+    Ok(ImportOutcome { version: made(store, name, &imported.version), created, damaged_chunks })
 }
 
 /// Somebody else removed it in this moment.
@@ -450,6 +450,15 @@ fn image_of(image: &headwater_store::Image) -> Image {
     }
 }
 
+/// A version that was made. Its channels are looked up, and where that fails it has been made all the same: it is told without.
+pub(super) fn made(store: &dyn Store, name: ImageName, version: &Version) -> ImageVersion {
+    let image = store.image(&name).unwrap_or_else(|error| {
+        tracing::warn!(image = %name, version = version.number, %error, "cannot read the list with a version that was made");
+        None
+    });
+    version_of(&image.unwrap_or_else(|| headwater_store::Image::empty(name)), version)
+}
+
 pub(super) fn version_of(image: &headwater_store::Image, version: &Version) -> ImageVersion {
     let points_here = |channel: &headwater_store::Channel| {
         let selected = image.select(&Selector::Channel(*channel));
@@ -531,17 +540,4 @@ pub fn image_failed(error: ImageError) -> BackendError {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_job_that_is_cancelled_ends_what_tells_no_progress() {
-        let (job, stopping) = (Arc::new(JobControl::default()), Arc::default());
-        let (cancel, other) = (cancel_of(&job), cancel_of(&Arc::new(JobControl::new(Arc::clone(&stopping)))));
-        assert!(!cancel.is_cancelled() && !other.is_cancelled());
-        job.cancel();
-        assert!(cancel.is_cancelled() && !other.is_cancelled());
-        stopping.store(true, Ordering::Relaxed);
-        assert!(other.is_cancelled());
-    }
-}
+pub(super) mod tests;

@@ -7,6 +7,9 @@
 //! key without a cache means that the cache was lost: that is an error, and no reason to begin with an empty disk. The key
 //! has its name only once the map is there: with the other one, whoever was to make the disk died before anything was
 //! written to it, and it is begun again.
+//!
+//! `keys/disk-UUID.incomplete` is there from a close that could not save the last writes to one that could: the file system of
+//! the keys is another one than that which failed, where there are two.
 
 use std::fs::File;
 use std::io::ErrorKind;
@@ -37,10 +40,14 @@ pub fn name(id: Uuid) -> String {
 /// The end of the name of a key whose cache is not there yet.
 const NEW: &str = ".new";
 
+/// The end of the name of a file that says: what was written last is not there.
+const INCOMPLETE: &str = ".incomplete";
+
 /// The disk that a file or directory belongs to.
 fn id_of(name: &std::ffi::OsStr) -> Option<Uuid> {
-    let id = name.to_str()?.strip_prefix("disk-")?;
-    Uuid::parse_str(id.strip_suffix(NEW).unwrap_or(id)).ok()
+    let name = name.to_str()?.strip_prefix("disk-")?;
+    let id = [NEW, INCOMPLETE].iter().find_map(|end| name.strip_suffix(end));
+    Uuid::parse_str(id.unwrap_or(name)).ok()
 }
 
 impl KeptFiles {
@@ -87,6 +94,29 @@ impl KeptFiles {
         self.is_there(id) || self.key(id).exists()
     }
 
+    fn incomplete(&self, id: Uuid) -> PathBuf {
+        self.keys_dir.join(name(id) + INCOMPLETE)
+    }
+
+    /// Whether the last writes of whoever had a disk open are not on it.
+    pub fn is_incomplete(&self, id: Uuid) -> bool {
+        self.incomplete(id).exists()
+    }
+
+    /// Notes whether a disk has all that was written to it.
+    pub fn set_incomplete(&self, id: Uuid, is_incomplete: bool) -> std::io::Result<()> {
+        let note = self.incomplete(id);
+        if is_incomplete {
+            File::create(note)?;
+        } else {
+            match std::fs::remove_file(note) {
+                Err(e) if e.kind() == ErrorKind::NotFound => return Ok(()),
+                removed => removed?,
+            }
+        }
+        File::open(&self.keys_dir)?.sync_all()
+    }
+
     /// Whether there is a cache.
     fn is_there(&self, id: Uuid) -> bool {
         self.cache_dir.join(name(id)).join("map").exists()
@@ -125,6 +155,7 @@ impl KeptFiles {
         for key in [self.key(id), self.new_key(id)] {
             keys::destroy(&key).map_err(|e| failed(&key, e))?;
         }
+        self.set_incomplete(id, false).map_err(|e| failed(&self.incomplete(id), e))?;
         let cache = self.cache_dir.join(name(id));
         match std::fs::remove_dir_all(&cache) {
             Err(e) if e.kind() != ErrorKind::NotFound => Err(failed(&cache, e)),
@@ -208,8 +239,10 @@ mod tests {
         let again = files.options(kept(id), Hash([1; 32])).unwrap();
         assert!(first == again && first.base_id == [1; 32]);
         assert_ne!(make(&files, Uuid::from_u128(8)).key, first.key);
+        files.set_incomplete(id, true).unwrap();
         files.discard(id).unwrap();
         files.discard(id).unwrap();
+        assert!(!files.is_incomplete(id));
         assert!(!files.cache_dir.join(&first.name).exists() && !files.keys_dir.join(&first.name).exists());
         assert_ne!(files.options(kept(id), Hash([1; 32])).unwrap().key, first.key);
     }
@@ -293,11 +326,12 @@ mod tests {
         std::fs::write(files.keys_dir.join(name(Uuid::from_u128(3))), "").unwrap();
         std::fs::write(files.keys_dir.join("mine"), "").unwrap();
         std::fs::write(files.keys_dir.join(name(Uuid::from_u128(4)) + NEW), "").unwrap();
+        files.set_incomplete(Uuid::from_u128(5), true).unwrap();
         std::fs::create_dir(files.cache_dir.join("mine")).unwrap();
         let mut keys = files.settled_keys().unwrap();
         keys.sort();
         assert_eq!(keys, [1, 2, 3].map(|id| files.key(Uuid::from_u128(id))));
-        assert_eq!(files.sweep(&[kept]).unwrap().len(), 3);
+        assert_eq!(files.sweep(&[kept]).unwrap().len(), 4);
         for (dir, count) in [(&files.cache_dir, 2), (&files.keys_dir, 2)] {
             assert_eq!(std::fs::read_dir(dir).unwrap().count(), count, "{}", dir.display());
         }

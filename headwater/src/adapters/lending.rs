@@ -11,6 +11,7 @@
 
 use std::sync::Arc;
 
+use headwater_api::ProblemKind;
 use headwater_block::{
     Attempt, ByteRange, Completion, Device, Extent, Geometry, IoError, IoErrorKind, Op, Request,
 };
@@ -69,6 +70,16 @@ impl Lending {
         self.0.lock().as_ref().map_or(0, |lent| lent.readers)
     }
 
+    /// Keeps others from beginning to read while the answer lives. Refused while somebody reads: who seals can do so later, and a
+    /// backup that breaks is worse.
+    pub fn keep_unread(&self) -> Result<TakenBack<'_>, BackendError> {
+        let lent = self.0.lock();
+        match lent.as_ref().map_or(0, |lent| lent.readers) {
+            0 => Ok(TakenBack { readers: 0, _lent: lent, _pin: None }),
+            readers => Err(being_read(readers)),
+        }
+    }
+
     /// Takes the view away from all who read it. Nobody gets another one while the answer lives.
     pub fn take_back(&self) -> TakenBack<'_> {
         let mut lent = self.0.lock();
@@ -123,6 +134,14 @@ impl Drop for Reader {
             drop(pin);
         }
     }
+}
+
+/// Why a disk is not frozen once more.
+pub fn being_read(readers: usize) -> BackendError {
+    let message = format!(
+        "its disk is being read over NBD, by {readers} connection(s), and can be frozen once at a time"
+    );
+    BackendError::new(ProblemKind::Conflict, message).advise("try again when that is done")
 }
 
 fn taken() -> IoError {

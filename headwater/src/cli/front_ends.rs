@@ -89,7 +89,7 @@ pub struct FuseArgs {
 }
 
 /// Options of `headwater attach`, and of `headwater export --attach`.
-#[derive(Debug, Args)]
+#[derive(Clone, Debug, Args)]
 pub struct AttachArgs {
     /// Make the volume a block device of this kernel (what 'headwater attach' does)
     #[arg(long)]
@@ -104,7 +104,7 @@ pub struct AttachArgs {
     /// its requests wait until the same command is started again
     #[arg(long)]
     pub write_through: bool,
-    /// Queues of the device, 1 to 64, each with a thread
+    /// Queues of a ublk device, 1 to 64, each with a thread
     #[arg(long, value_name = "COUNT", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=64))]
     pub queues: u16,
 }

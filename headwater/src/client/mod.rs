@@ -22,8 +22,6 @@ use tokio::net::UnixStream;
 
 use crate::failure::{Unreachable, invalid};
 
-pub use console::Console;
-
 /// Talks to the daemon of one data directory.
 #[derive(Clone, Debug)]
 pub struct Client {

@@ -2,6 +2,8 @@
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::mpsc::{self, RecvTimeoutError};
+use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
@@ -15,7 +17,9 @@ use headwater_nbd::{Address, Limits, Server, SingleExport};
 use rustix::process::{Pid, Signal, kill_process};
 
 use crate::cli::{AttachArgs, DetachArgs, Via};
-use crate::cmd::leftovers::{Fate, KernelDevices, NAMES_DIR, clear, clear_all, forget, kept};
+use crate::cmd::leftovers::{
+    Fate, KernelDevices, NAMES_DIR, clear, clear_all, forget, kept, settle_unless_left,
+};
 use crate::cmd::persistent::Kept;
 use crate::show;
 
@@ -24,6 +28,8 @@ const RUN_DIR: &str = "/run/headwater/attached";
 
 /// How long `detach` waits for a server to end.
 const DETACH_TIMEOUT: Duration = Duration::from_secs(60);
+/// How long the end of a server waits for its device, before it closes the volume all the same: less than [`DETACH_TIMEOUT`].
+const STOP_PATIENCE: Duration = Duration::from_secs(30);
 /// How long an attach waits for others that are attaching something.
 const TURN_TIMEOUT: Duration = Duration::from_secs(30);
 /// How often is looked whether somebody else removed the device.
@@ -51,8 +57,27 @@ impl AttachedDisk {
         std::iter::once(self.record.device()).chain(self.record.name.clone()).collect()
     }
 
-    /// Removes the device and what tells of it.
-    pub fn stop(self) {
+    /// Removes the device and what tells of it, and waits for that, but not for ever: what the kernel still writes to it may wait
+    /// for room, until the volume is closed.
+    pub fn stop(self) -> Stopping {
+        let device = self.record.device();
+        let (done, stopped) = mpsc::channel();
+        let work = move || {
+            self.remove();
+            let _ = done.send(());
+        };
+        let thread = std::thread::Builder::new().name("detach".into()).spawn(work);
+        let thread = thread.inspect_err(|e| tracing::error!("cannot remove {device} in order: {e}")).ok();
+        if stopped.recv_timeout(STOP_PATIENCE) == Err(RecvTimeoutError::Timeout) {
+            tracing::warn!(
+                "{device} is not removed after {} s; what is still under way is refused",
+                STOP_PATIENCE.as_secs()
+            );
+        }
+        Stopping(thread)
+    }
+
+    fn remove(self) {
         let Self { attached, record, server, .. } = self;
         if is_in_use(record.way, record.number) {
             tracing::warn!("{} is removed while it is in use; its users get errors", record.device());
@@ -63,6 +88,19 @@ impl AttachedDisk {
             forget(&registry(), &record);
         } else {
             tracing::warn!("{}", kept(&record));
+        }
+    }
+}
+
+/// A device that is being removed: whoever drops this waits until it is.
+pub struct Stopping(Option<JoinHandle<()>>);
+
+impl Drop for Stopping {
+    fn drop(&mut self) {
+        if let Some(thread) = self.0.take()
+            && thread.join().is_err()
+        {
+            tracing::error!("the removal of a device failed by a bug");
         }
     }
 }
@@ -115,7 +153,12 @@ impl AttachArgs {
         };
         let server = match way {
             Way::Ublk => None,
-            Way::Nbd => Some(nbd_server(source, &device).with_context(failed)?),
+            Way::Nbd => {
+                if self.queues > 1 {
+                    tracing::warn!("--queues {} is for ublk: kernel NBD has one connection", self.queues);
+                }
+                Some(nbd_server(source, &device).with_context(failed)?)
+            }
         };
         let mark = waiting.as_ref().map_or_else(Mark::of_this_thread, Record::mark);
         let options = Options {
@@ -137,7 +180,10 @@ impl AttachArgs {
         let record = Record::of_this_process(way, attached.number(), name, source.into(), identity, survives);
         let record = Record { made_by: Some(mark), kept_in: kept_in.map(Path::to_owned), ..record };
         note(&record).with_context(failed)?;
-        drop((intended, turn));
+        if let Some(intended) = intended {
+            intended.settle();
+        }
+        drop(turn);
         Ok(Some(AttachedDisk { attached, record, server, why }))
     }
 
@@ -182,22 +228,32 @@ impl Via {
     }
 }
 
-/// What is about to be attached, until it is dropped or the process dies.
-struct Intended(Intent);
+/// What is about to be attached. Dropped before it is recorded, it was attached in vain: declared before the device, so that this is
+/// removed by then.
+struct Intended(Option<Intent>);
 
 impl Intended {
     fn new(way: Way, mark: Mark) -> anyhow::Result<Self> {
         let intent = Intent { way, mark };
         registry().intend(&intent).with_context(|| format!("cannot write a record to {RUN_DIR}"))?;
-        Ok(Self(intent))
+        Ok(Self(Some(intent)))
+    }
+
+    /// The record tells of the device from now on.
+    fn settle(mut self) {
+        self.0.take().iter().for_each(|intent| settled(registry().settle(intent)));
     }
 }
 
 impl Drop for Intended {
     fn drop(&mut self) {
-        if let Err(error) = registry().settle(&self.0) {
-            tracing::warn!("a record in {RUN_DIR} cannot be removed: {error}");
-        }
+        self.0.iter().for_each(|intent| settled(settle_unless_left(&registry(), &KernelDevices, intent)));
+    }
+}
+
+fn settled(result: std::io::Result<()>) {
+    if let Err(error) = result {
+        tracing::warn!("a record in {RUN_DIR} cannot be removed: {error}");
     }
 }
 
@@ -290,6 +346,11 @@ pub fn detach(args: &DetachArgs) -> anyhow::Result<u8> {
         }
         std::thread::sleep(Duration::from_millis(50));
     }
+    // Where it could not remove the device, or was killed, its record is still there.
+    let is_left = registry().all()?.contains(&record);
+    if is_left && clear(&registry(), &KernelDevices, &record) == Owner::Unknown {
+        return unknown();
+    }
     Ok(0)
 }
 
@@ -342,7 +403,10 @@ fn nbd_server(source: &str, device: &Arc<dyn Device>) -> anyhow::Result<Server> 
 
 /// Keeps the record, and makes the name.
 fn note(record: &Record) -> anyhow::Result<()> {
-    registry().record(record).with_context(|| format!("cannot write a record to {RUN_DIR}"))?;
+    // Until the name is there: whoever had the number before may be about to forget that, and the name with it.
+    let lock = registry().lock_records();
+    let recorded = lock.and_then(|lock| registry().record(record).map(|()| lock));
+    let _lock = recorded.with_context(|| format!("cannot write a record to {RUN_DIR}"))?;
     let Some(name) = &record.name else { return Ok(()) };
     let link = Path::new(NAMES_DIR).join(name);
     let made = std::fs::create_dir_all(NAMES_DIR).and_then(|()| {

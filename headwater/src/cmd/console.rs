@@ -4,7 +4,7 @@ use std::io::{IsTerminal, Read};
 
 use anyhow::Context;
 use rustix::termios::{OptionalActions, Termios, tcgetattr, tcsetattr};
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::sync::mpsc;
 
 use crate::client::Client;
@@ -12,6 +12,9 @@ use crate::show;
 
 /// Ctrl-], as telnet and virsh have it.
 const LEAVE: u8 = 0x1d;
+
+/// How much typed input waits for a guest that takes none.
+const TYPED_AHEAD_MAX_BYTES: usize = 64 << 10;
 
 /// Prints the log, follows it, or connects to the console.
 pub async fn run(client: &Client, name: &str, log: bool, follow: bool) -> anyhow::Result<()> {
@@ -23,15 +26,20 @@ pub async fn run(client: &Client, name: &str, log: bool, follow: bool) -> anyhow
     if raw.is_some() {
         show::aside(&format!("connected to {name}; Ctrl-] leaves\r\n"));
     }
-    let outcome = exchange(console, raw.is_some()).await;
+    let outcome = exchange(console, keys(), raw.is_some()).await;
     drop(raw);
     outcome
 }
 
-async fn exchange(console: crate::client::Console, is_terminal: bool) -> anyhow::Result<()> {
+/// Both ways at once: a guest that takes no input is still heard, and can be left.
+async fn exchange(
+    console: impl AsyncRead + AsyncWrite,
+    mut keys: mpsc::Receiver<Vec<u8>>,
+    is_terminal: bool,
+) -> anyhow::Result<()> {
     let (mut from_guest, mut to_guest) = tokio::io::split(console);
-    let mut keys = keys();
     let mut piece = vec![0; 16 << 10];
+    let (mut ahead, mut is_told) = (Vec::new(), false);
     let mut input_open = true;
     loop {
         tokio::select! {
@@ -40,9 +48,23 @@ async fn exchange(console: crate::client::Console, is_terminal: bool) -> anyhow:
                 Ok(n) => show::bytes(piece.get(..n).unwrap_or_default())?,
                 Err(e) => return Err(e).context("the console's connection broke"),
             },
-            pressed = keys.recv(), if input_open => match pressed {
+            written = to_guest.write(&ahead), if !ahead.is_empty() => match written {
+                Ok(n @ 1..) => {
+                    ahead.drain(..n);
+                    is_told &= !ahead.is_empty();
+                }
+                Ok(0) => anyhow::bail!("the console takes nothing any more"),
+                Err(e) => return Err(e).context("the console's connection broke"),
+            },
+            // A script waits for its guest. At a terminal all keys are looked at: one of them may be the one that leaves.
+            pressed = keys.recv(), if input_open && (is_terminal || ahead.is_empty()) => match pressed {
                 Some(bytes) if is_terminal && bytes.contains(&LEAVE) => return Ok(()),
-                Some(bytes) => to_guest.write_all(&bytes).await.context("the console's connection broke")?,
+                Some(bytes) if ahead.len() + bytes.len() <= TYPED_AHEAD_MAX_BYTES => ahead.extend(bytes),
+                Some(_) => {
+                    if !std::mem::replace(&mut is_told, true) {
+                        show::aside("\r\nthe guest takes no input, and keys are lost; Ctrl-] leaves\r\n");
+                    }
+                }
                 None if is_terminal => return Ok(()),
                 // A script's input is over; what the guest answers is still printed.
                 None => input_open = false,
@@ -86,5 +108,47 @@ impl Drop for RawTerminal {
     fn drop(&mut self) {
         // There is nothing to be done about a terminal that is gone.
         let _ = tcsetattr(std::io::stdin(), OptionalActions::Now, &self.0);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    /// Keys that are pressed one after the other.
+    fn pressed(pieces: Vec<Vec<u8>>) -> mpsc::Receiver<Vec<u8>> {
+        let (sender, receiver) = mpsc::channel(16);
+        tokio::spawn(async move {
+            for piece in pieces {
+                if sender.send(piece).await.is_err() {
+                    return;
+                }
+            }
+        });
+        receiver
+    }
+
+    #[tokio::test]
+    async fn a_guest_that_takes_no_input_can_be_left() {
+        let (console, _guest) = tokio::io::duplex(4096);
+        let mut pieces = vec![vec![b'x'; 4096]; 256];
+        pieces.push(vec![LEAVE]);
+        let left = exchange(console, pressed(pieces), true);
+        tokio::time::timeout(Duration::from_secs(60), left).await.unwrap().unwrap();
+    }
+
+    #[tokio::test]
+    async fn a_script_loses_nothing_at_a_guest_that_takes_its_time() {
+        let (console, mut guest) = tokio::io::duplex(4096);
+        let pieces: Vec<_> = (0..=255).map(|number| vec![number; 4096]).collect();
+        let expected = pieces.concat();
+        let script = tokio::spawn(exchange(console, pressed(pieces), false));
+        let mut typed = vec![0; expected.len()];
+        guest.read_exact(&mut typed).await.unwrap();
+        assert!(typed == expected, "it took something else");
+        drop(guest);
+        script.await.unwrap().unwrap();
     }
 }

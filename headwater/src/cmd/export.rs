@@ -16,6 +16,7 @@ use headwater_volume::{
     DEFAULT_WEIGHT, LittleSpace, PersistentOptions, Volume, VolumeCounters, VolumeOptions,
 };
 use headwater_writecache::Host;
+use rustix::process::configure_io_flusher_behavior;
 use tokio::signal::unix::{SignalKind, signal};
 
 use crate::adapters::disks::volume_mode;
@@ -40,7 +41,14 @@ const COPY_SHOWN_EVERY: Duration = Duration::from_secs(1);
 
 /// Serves until SIGINT or SIGTERM. Ready when it has printed a line for each front-end.
 pub fn run(data_dir: impl Fn() -> anyhow::Result<DataDir>, mut args: ExportArgs) -> anyhow::Result<()> {
+    // Before there are threads, which inherit it. What the kernel writes to its own device may be what frees memory, and whoever serves it
+    // must not wait for that while it allocates some.
+    let is_in_block_path = args.attach.attach || args.fuse.fuse.is_some();
+    let refused = is_in_block_path.then(|| configure_io_flusher_behavior(true)).and_then(Result::err);
     logging::to_stderr(&args.log, LogFormat::Text)?;
+    if let Some(why) = refused {
+        tracing::info!(%why, "this process may wait for its own disk where the host is short of memory (PR_SET_IO_FLUSHER)");
+    }
     take_url(&mut args)?;
     check_machines(&args)?;
     check_persistent(&args)?;
@@ -95,8 +103,12 @@ pub fn run(data_dir: impl Fn() -> anyhow::Result<DataDir>, mut args: ExportArgs)
     let kept = kept.map(|(name, id)| Kept::new(&args.cache_dir, name, base_id, id)).transpose()?;
     // With the key of a persistent cache, which is not kept for as long as it is served.
     drop(options);
-    let runtime =
-        tokio::runtime::Builder::new_current_thread().enable_all().build().context("cannot start")?;
+    // Kernels before 5.14 know an NBD device's owner by the thread that connected it: it stays.
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .thread_keep_alive(Duration::from_secs(u32::MAX.into()))
+        .build()
+        .context("cannot start")?;
     runtime.block_on(serve(&args, &volumes, kept.as_ref(), image.as_ref()))
 }
 
@@ -125,7 +137,12 @@ async fn serve(
     // Whoever serves it now: what is written makes the note untrue.
     let stood = resume.as_ref().map(Resume::take).transpose()?.flatten();
     let mut vhost_user = Vec::new();
-    let others = serve_others(args, volumes, kept, stood.clone(), &mut vhost_user).inspect_err(|_| {
+    let served = async {
+        let others = serve_others(args, volumes, kept, stood.clone(), &mut vhost_user)?;
+        let (attached, is_ended) = attach_until(args, kept, volumes, image, &mut end).await?;
+        anyhow::Ok((others, attached, is_ended))
+    };
+    let served = served.await.inspect_err(|_| {
         let stands = vhost_user.first().map(headwater_vhost_user::Server::stop);
         let stands = || stands.or_else(|| stood.filter(|_| is_untouched(volumes)));
         if let Err(error) = close(volumes, resume.as_ref(), stands) {
@@ -133,7 +150,7 @@ async fn serve(
         }
         take_back(volumes, kept);
     })?;
-    let Others { iscsi, fuse, attached } = others;
+    let (Others { iscsi, fuse }, attached, mut is_ended) = served;
     let limits = answer_limits(args, volumes, attached.as_ref());
     for uri in nbd.iter().flat_map(|nbd| nbd.uris()) {
         say_uri(args, &uri);
@@ -147,17 +164,17 @@ async fn serve(
     if let Some(fuse) = &fuse {
         say_uri(args, &format!("fuse:{}", fuse.path().display()));
     }
-    if let Some(attached) = &attached {
+    if let Some(attached) = attached.as_ref().filter(|_| !is_ended) {
         attach::explain(attached);
         say_uri(args, &format!("attached:{}", attached.path()));
     }
     let mut watch = CopyWatch::default();
-    loop {
+    while !is_ended {
         tokio::select! {
-            _ = end.next() => break,
+            _ = end.next() => is_ended = true,
             // As file systems do: whoever unmounts it does not need it any more.
-            () = fuse::unmounted(fuse.as_ref()) => break,
-            () = attach::gone(attached.as_ref()) => break,
+            () = fuse::unmounted(fuse.as_ref()) => is_ended = true,
+            () = attach::gone(attached.as_ref()) => is_ended = true,
             () = tokio::time::sleep(COPY_SHOWN_EVERY), if image.is_some() => {
                 image.into_iter().for_each(|image| watch.look(&image.streamed));
             }
@@ -171,13 +188,11 @@ async fn serve(
     // Before the volume closes: what machines have under way is answered, and initiators log out.
     drop(iscsi);
     drop(fuse);
-    if let Some(attached) = attached {
-        attached.stop();
-    }
+    let stopping = attached.map(attach::AttachedDisk::stop);
     // Before the volume closes: what the machine has under way is answered, so that another server can go on.
     let stands: Vec<Positions> = vhost_user.iter().map(headwater_vhost_user::Server::stop).collect();
     let closed = close(volumes, resume.as_ref(), || stands.into_iter().next());
-    drop(nbd);
+    drop((nbd, stopping));
     drop(ending);
     closed.and(report(args, volumes, image))
 }
@@ -204,14 +219,13 @@ fn answer_limits(
         .ok()
 }
 
-/// The front-ends that one disk has besides NBD and vhost-user.
+/// The front-ends that one disk has besides NBD, vhost-user and the kernel's.
 struct Others {
     iscsi: Option<iscsi::Running>,
     fuse: Option<fuse::Mounted>,
-    attached: Option<attach::AttachedDisk>,
 }
 
-/// Serves over all front-ends but NBD. What `vhost_user` holds after a failure may have had its machine already.
+/// Serves over all front-ends but NBD and the kernel's. What `vhost_user` holds after a failure may have had its machine already.
 fn serve_others(
     args: &ExportArgs,
     volumes: &[Arc<Volume>],
@@ -226,8 +240,30 @@ fn serve_others(
     let device = devices.first().context("nothing to serve")?;
     let iscsi = args.iscsi.serve(&args.source, kept, &devices)?;
     let fuse = args.fuse.serve(&args.source, Arc::clone(device))?;
-    let attached = args.attach.serve(&args.given, kept, device)?;
-    Ok(Others { iscsi, fuse, attached })
+    Ok(Others { iscsi, fuse })
+}
+
+/// Attaches the device, and says whether an end came meanwhile: the kernel looks for partitions first, and an end does not wait for
+/// the servers that these reads may wait for.
+async fn attach_until(
+    args: &ExportArgs,
+    kept: Option<&Kept>,
+    volumes: &[Arc<Volume>],
+    image: Option<&OpenImage>,
+    end: &mut EndSignals,
+) -> anyhow::Result<(Option<attach::AttachedDisk>, bool)> {
+    if !args.attach.attach {
+        return Ok((None, false));
+    }
+    let (attach, given, kept) = (args.attach.clone(), args.given.clone(), kept.cloned());
+    let device: Arc<dyn Device> = Arc::clone(volumes.first().context("nothing to attach")?) as _;
+    let mut attaching = tokio::task::spawn_blocking(move || attach.serve(&given, kept.as_ref(), &device));
+    tokio::select! {
+        attached = &mut attaching => return Ok((attached??, false)),
+        _ = end.next() => {}
+    }
+    let _ending = image.map(|image| image.streaming.ending());
+    Ok((attaching.await??, true))
 }
 
 /// Closes the volumes, and then leaves for the next export where the machine stands. Whether all that was answered is durable.
@@ -424,6 +460,8 @@ fn open_base(args: &ExportArgs, data_dir: impl FnOnce() -> anyhow::Result<DataDi
     let ram_bytes = (!store.is_remote()).then_some(CHUNK_CACHE_BYTES);
     let streaming = Streaming::new(store, &args.stream, disk, ram_bytes);
     let streamed = streaming.open(version.manifest).with_context(failed)?;
+    // Nobody says when a guest is up: what it reads is a boot, however short.
+    streamed.has_booted();
     let device = Arc::clone(&streamed.reader) as Arc<dyn Device>;
     let id = streamed.reader.id().0;
     Ok(Base {

@@ -4,8 +4,8 @@ use std::path::Path;
 
 use headwater_api::name::{check_image, image_name_of};
 use headwater_api::{
-    ExportFormat, ExportRequest, Image, ImageVersion, ImportRequest, JobResult, Problem, ProblemKind,
-    SourceFormat, VerifyReport, VerifyRequest,
+    Channel, ExportFormat, ExportRequest, Image, ImageVersion, ImportRequest, JobResult, Problem,
+    ProblemKind, SourceFormat, VerifyReport, VerifyRequest,
 };
 use headwater_block::size;
 use headwater_nbd::NbdUri;
@@ -27,6 +27,8 @@ pub async fn run(client: Client, command: ImageCommand, json: bool) -> anyhow::R
             let result = import(&client, &source, Form { format, backing }, named, json).await?;
             if json {
                 show::json(&result)?;
+            } else if let JobResult::Imported { version, .. } = &result {
+                advise(&client, version).await?;
             }
         }
         ImageCommand::List => {
@@ -153,8 +155,29 @@ pub async fn import(
     Ok(result)
 }
 
+/// How machines come to boot a version that was imported, where they do not by themselves.
+async fn advise(
+    client: &Client,
+    ImageVersion { image: name, number, .. }: &ImageVersion,
+) -> anyhow::Result<()> {
+    // It is imported, whatever comes of this.
+    let Ok(image) = client.image(name).await else { return Ok(()) };
+    match production_of(&image) {
+        Some(production) if production != *number => show::line(&format!(
+            "production of {name} is version {production}; 'headwater image promote {name}@{number} production' lets machines boot this one"
+        )),
+        _ => Ok(()),
+    }
+}
+
+/// Where the channel points that machines follow, if it is set.
+fn production_of(image: &Image) -> Option<u64> {
+    let mut pointers = image.pointers.iter().rev();
+    pointers.find(|pointer| pointer.channel == Channel::Production).map(|pointer| pointer.version)
+}
+
 /// What is to be known of an import that went well. The JSON of the result says it too.
-fn remark(version: &ImageVersion, damaged_chunks: u64, edited_by: Option<&str>) {
+pub fn remark(version: &ImageVersion, damaged_chunks: u64, edited_by: Option<&str>) {
     let ImageVersion { image, number, .. } = version;
     if damaged_chunks > 0 {
         show::aside(&format!(
@@ -299,7 +322,7 @@ fn show_report(report: &VerifyReport) -> anyhow::Result<()> {
         show::line(&format!("{other} holds some of it, too"))?;
     }
     for line in uses {
-        show::line(&format!("touched: {line}"))?;
+        show::line(&format!("touched: {}", show::printable(line)))?;
     }
     if *repaired > 0 {
         show::line(&format!("{place}: {repaired} places repaired"))?;

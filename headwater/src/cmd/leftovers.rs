@@ -119,6 +119,22 @@ fn clear_intended(registry: &Registry, devices: &impl Devices, intent: &Intent) 
     if is_settled { registry.settle(intent) } else { Ok(()) }
 }
 
+/// Settles what came to nothing, unless its device may be there still: by the note the next attach finds it.
+pub fn settle_unless_left(
+    registry: &Registry,
+    devices: &impl Devices,
+    intent: &Intent,
+) -> std::io::Result<()> {
+    let left = devices.find(intent.way, &intent.mark)?;
+    for (number, _) in &left {
+        tracing::warn!(
+            "{} may be what was attached in vain, and was not removed; it is tried again at the next attach",
+            intent.way.device(*number)
+        );
+    }
+    if left.is_empty() { registry.settle(intent) } else { Ok(()) }
+}
+
 /// Removes what is left of a device whose server died, says so, and forgets it. One that is somebody else's by now stays.
 /// [`Owner::Unknown`]: it may be there still, and is not forgotten.
 pub fn clear(registry: &Registry, devices: &impl Devices, record: &Record) -> Owner {
@@ -150,11 +166,17 @@ pub fn kept(record: &Record) -> String {
     )
 }
 
-/// Forgets a device that is not ours any more, and the name it had.
+/// Forgets a device that is not ours any more, and the name it had. Its number, and its name, may be those of another server by now.
 pub fn forget(registry: &Registry, record: &Record) {
-    if let Err(error) = registry.forget(record.way, record.number) {
-        tracing::warn!("the record of {} cannot be removed: {error}", record.device());
-    }
+    let forgotten = registry.lock_records().and_then(|lock| Ok(registry.forget(record)?.then_some(lock)));
+    let _lock = match forgotten {
+        Ok(Some(lock)) => lock,
+        Ok(None) => return,
+        Err(error) => {
+            tracing::warn!("the record of {} cannot be removed: {error}", record.device());
+            return;
+        }
+    };
     if let Some(name) = &record.name {
         let link = Path::new(NAMES_DIR).join(name);
         if std::fs::read_link(&link).is_ok_and(|target| target == Path::new(&record.device())) {
@@ -190,7 +212,8 @@ mod tests {
 
         fn find(&self, _: Way, _: &Mark) -> std::io::Result<Vec<(u32, Owner)>> {
             (self.meanwhile)();
-            Ok(vec![(4, self.owner)])
+            let is_found = matches!(self.owner, Owner::Ours | Owner::Unknown);
+            Ok(is_found.then_some((4, self.owner)).into_iter().collect())
         }
     }
 
@@ -235,7 +258,7 @@ mod tests {
             assert_eq!(wanted.is_some(), survives && waiting == Some(true), "{case:?}");
             assert_eq!(registry.all().unwrap().contains(&left), is_kept, "{case:?}");
             assert_eq!(!devices.removed.take().is_empty(), is_tried, "{case:?}");
-            registry.forget(left.way, left.number).unwrap();
+            registry.forget(&left).unwrap();
         }
     }
 
@@ -277,6 +300,20 @@ mod tests {
         let devices = answers(None, Owner::Ours);
         clear_all(&registry, &devices, |_| Fate::GoesOn).unwrap();
         assert_eq!((devices.removed.take(), registry.intents().unwrap()), (vec![4], vec![]));
+    }
+
+    #[test]
+    fn what_was_attached_in_vain_is_settled_only_when_no_device_of_it_is_left() {
+        let dir = tempfile::tempdir().unwrap();
+        let registry = Registry::new(dir.path());
+        let intent = Intent { way: Way::Ublk, mark: mark() };
+        registry.intend(&intent).unwrap();
+        for owner in [Owner::Ours, Owner::Unknown] {
+            settle_unless_left(&registry, &answers(None, owner), &intent).unwrap();
+            assert_eq!(registry.intents().unwrap(), std::slice::from_ref(&intent), "{owner:?}");
+        }
+        settle_unless_left(&registry, &answers(None, Owner::Nobody), &intent).unwrap();
+        assert_eq!(registry.intents().unwrap(), []);
     }
 
     #[test]

@@ -60,6 +60,7 @@ pub fn take_back(dir: &Path) -> std::io::Result<()> {
 }
 
 /// What keeps the contents of a volume: by this, and by no name, another server of it is known.
+#[derive(Clone)]
 pub struct Kept {
     /// The cache's directory.
     pub dir: PathBuf,

@@ -95,9 +95,13 @@ async fn image_of(client: &Client, args: &RunArgs, may_import: bool, json: bool)
         let name = image::is_standard_input(source).then(|| "stdin".to_owned());
         let named = image::Named { name, ..image::Named::default() };
         let result = image::import(client, source, form, named, json).await?;
-        let JobResult::Imported { version, .. } = result else {
+        let JobResult::Imported { version, damaged_chunks, edited_by, .. } = result else {
             anyhow::bail!("the import ended as something else");
         };
+        if json {
+            // Nobody sees the JSON of the import, which says so.
+            image::remark(&version, damaged_chunks, edited_by.as_deref());
+        }
         return Ok(format!("{}@{}", version.image, version.number));
     }
     let missing = |problem: Problem| problem.during(format!("'{source}' is neither a file nor an image"));

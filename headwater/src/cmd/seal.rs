@@ -55,7 +55,7 @@ fn told(result: JobResult, json: bool) -> anyhow::Result<()> {
     let JobResult::Sealed(sealed) = result else {
         anyhow::bail!("the daemon answered something else than a version: is it of another version?");
     };
-    let Sealed { version, parent, newer, changed_bytes, pause } = *sealed;
+    let Sealed { version, parent, newer, changed_bytes, production, pause } = *sealed;
     let (changed, stored) = (size::format(changed_bytes), size::format(version.stored_bytes));
     let name = format!("{}@{}", version.image, version.number);
     show::line(&format!(
@@ -78,6 +78,12 @@ fn told(result: JobResult, json: bool) -> anyhow::Result<()> {
                 ))?;
             }
         }
+    }
+    if let Some(boots) = production {
+        let image = &version.image;
+        show::line(&format!(
+            "production of {image} was not set, and is version {boots} from now on, which machines boot"
+        ))?;
     }
     show::line(&format!("'headwater image promote {name} test' lets machines boot it"))
 }

@@ -1,13 +1,21 @@
 //! `headwater serve`: the daemon.
 
+use std::time::Duration;
+
 use sd_notify::NotifyState;
 
 use crate::cli::ServeArgs;
-use crate::daemon::{Options, starting};
+use crate::daemon::{Daemon, Options, starting};
 use crate::data_dir::DataDir;
 use crate::logging;
 use crate::signals::EndSignals;
 use crate::verification::Scrub;
+
+/// How much time the service manager is asked for at a time, while a start or a stop takes longer.
+const MORE_TIME: Duration = Duration::from_secs(60);
+
+/// How often it is asked while the daemon stops: often enough that one of them may be late.
+const STOP_TOLD_EVERY: Duration = Duration::from_secs(20);
 
 /// Serves until SIGTERM or SIGINT; a second one ends machines that take their time.
 pub async fn run(data_dir: DataDir, args: ServeArgs) -> anyhow::Result<u8> {
@@ -30,7 +38,12 @@ pub async fn run(data_dir: DataDir, args: ServeArgs) -> anyhow::Result<u8> {
         stream: args.stream,
         credentials: args.credentials,
     };
-    let daemon = starting::start(data_dir, options, &mut signals, |text| tracing::info!("{text}")).await?;
+    let say = |text: &str| {
+        tracing::info!("{text}");
+        // A store or a host may answer later than a start may take.
+        tell_to_wait();
+    };
+    let daemon = starting::start(data_dir, options, &mut signals, say).await?;
     tracing::info!(
         version = env!("CARGO_PKG_VERSION"),
         pid = std::process::id(),
@@ -50,9 +63,26 @@ pub async fn run(data_dir: DataDir, args: ServeArgs) -> anyhow::Result<u8> {
         tracing::warn!("told twice: machines are ended at once");
         hurry.await;
     });
-    daemon.stop().await;
+    stop(daemon).await;
     tracing::info!("stopped");
     Ok(0)
+}
+
+/// Stops, however long that takes: killed before a kept disk's last commit, the daemon would lose writes that were answered.
+async fn stop(daemon: Daemon) {
+    let stopping = daemon.stop();
+    tokio::pin!(stopping);
+    let mut late = tokio::time::interval(STOP_TOLD_EVERY);
+    loop {
+        tokio::select! {
+            () = &mut stopping => return,
+            _ = late.tick() => tell_to_wait(),
+        }
+    }
+}
+
+fn tell_to_wait() {
+    tell(NotifyState::ExtendTimeoutUsec(u32::try_from(MORE_TIME.as_micros()).unwrap_or(u32::MAX)));
 }
 
 fn tell(state: NotifyState<'_>) {

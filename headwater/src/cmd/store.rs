@@ -10,7 +10,7 @@ use headwater_api::{Problem, ProblemKind, Progress};
 use headwater_block::{size, small_file};
 use headwater_image::{Cancel, Round};
 use headwater_store::copy::{Readable, everything_readable, selected};
-use headwater_store::{Access, Copied, ImageReference, StoreError, StoreErrorKind, copy};
+use headwater_store::{Access, Copied, ImageReference, Store, StoreError, StoreErrorKind, copy};
 use headwater_store_server::{Options, StoreServer, TOKEN_FILE_MAX_BYTES, token_line};
 use serde::Serialize;
 use tokio::sync::watch;
@@ -69,7 +69,7 @@ fn copy_some(between: &Between, references: Option<&[ImageReference]>, json: boo
     let of_source = readable.unreadable.len();
     let Readable { what, unreadable } =
         if references.is_some() { readable } else { readable.writable_in(&*target)? };
-    let stopped = stop_on_signals()?;
+    let stopped = stop_on_signals(vec![Arc::clone(&source)])?;
     let mut shown = Shown::begin(if references.is_some() { "copy" } else { "sync" }, json);
     let objects_of = |manifest: &[u8]| headwater_image::objects_of(manifest);
     let outcome = copy(&*source, &*target, &what, &objects_of, references.is_none(), &mut |at| {
@@ -109,8 +109,8 @@ fn copy_some(between: &Between, references: Option<&[ImageReference]>, json: boo
     }
 }
 
-/// Set once the user or the system wants us to end.
-fn stop_on_signals() -> anyhow::Result<Arc<AtomicBool>> {
+/// Set once the user or the system wants us to end. Reads of servers among `stores`, which may wait, fail from then on.
+fn stop_on_signals(stores: Vec<Arc<dyn Store>>) -> anyhow::Result<Arc<AtomicBool>> {
     let stopped = Arc::new(AtomicBool::new(false));
     let told = Arc::clone(&stopped);
     let runtime =
@@ -125,6 +125,8 @@ fn stop_on_signals() -> anyhow::Result<Arc<AtomicBool>> {
             if let (true, Ok(mut signals)) = (sound, caught) {
                 signals.next().await;
                 told.store(true, Ordering::Relaxed);
+                // What is written to ends in order.
+                stores.iter().filter(|store| store.is_read_only()).for_each(|store| store.close());
                 // A second time, it ends at once.
                 signals.next().await;
                 std::process::exit(130);
@@ -256,6 +258,8 @@ fn check(name: &str, images: &[String], scrub: &Scrub, json: bool) -> anyhow::Re
     if access != Access::Read {
         store = stores::open(name, access, &scrub.credentials)?;
     }
+    // Where it does not answer the check ends with an error, as it does for a bucket.
+    let store = store.impatient().unwrap_or(store);
     let sources = scrub.open_sources()?;
     let references = images.iter().map(|image| image.parse()).collect::<Result<Vec<ImageReference>, _>>()?;
     let Readable { what, unreadable } = if images.is_empty() {
@@ -263,7 +267,7 @@ fn check(name: &str, images: &[String], scrub: &Scrub, json: bool) -> anyhow::Re
     } else {
         Readable { what: selected(&*store, &references)?, unreadable: Vec::new() }
     };
-    let stopped = stop_on_signals()?;
+    let stopped = stop_on_signals([&[Arc::clone(&store)], &sources[..]].concat())?;
     let cancel = Cancel::when(move || stopped.load(Ordering::Relaxed));
     let round = Round::new(scrub.rate);
     let mut report = CheckReport { versions: Vec::new(), images: Vec::new() };
@@ -274,7 +278,13 @@ fn check(name: &str, images: &[String], scrub: &Scrub, json: bool) -> anyhow::Re
         };
         let checked = verification::check(&*store, hash, &names, (&round, &sources), &cancel, shown_at);
         shown.end();
-        let checked = checked.with_context(|| format!("cannot verify {}", names.join(", ")))?;
+        let failed = || format!("cannot verify {}", names.join(", "));
+        let checked = match checked {
+            Err(e) if cancel.is_cancelled() => {
+                return Err(Problem::new(ProblemKind::Cancelled, format!("{}: {e}", failed())).into());
+            }
+            checked => checked.with_context(failed)?,
+        };
         let Some(checked) = checked else { continue };
         let checked = CheckedVersion { names, hash: hash.to_string(), checked };
         if !json {

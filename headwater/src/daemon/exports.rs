@@ -101,6 +101,8 @@ impl MachineExports {
             Residue::On(version) => {
                 (version.clone(), self.volumes.geometry_of(machine)?, "its disk when it was opened")
             }
+            // No machine has begun it yet, and nobody else does.
+            Residue::Kept(kept) if !self.volumes.is_begun(kept.kept) => return None,
             Residue::Kept(kept) => {
                 let geometry = Geometry {
                     size_bytes: kept.version.size_bytes,
@@ -173,9 +175,11 @@ impl Exports for MachineExports {
 }
 
 fn no_disk(found: &ReadableDisk) -> NotOpened {
-    let ReadableDisk { machine, state, .. } = found;
+    let ReadableDisk { machine, state, disk } = found;
+    let why =
+        if matches!(disk, Residue::Kept(_)) { "has not begun its disk" } else { "its disk is not kept" };
     NotOpened::Unavailable(format!(
-        "machine {machine} is {state} and its disk is not kept, so there is none to read; start the machine"
+        "machine {machine} is {state} and {why}, so there is none to read; start the machine"
     ))
 }
 

@@ -259,6 +259,10 @@ impl Daemon {
         let stopping = self.service.stop_all(false);
         tokio::pin!(stopping);
         if tokio::time::timeout(MACHINES_GRACE, &mut stopping).await.is_err() {
+            tracing::warn!(
+                "a machine is not off after {} s: its disk is written out, or waits for the store",
+                MACHINES_GRACE.as_secs()
+            );
             // Their guests are off by now, and what is left are reads that keep their disks open.
             self.volumes.close_store();
             stopping.await;

@@ -26,7 +26,7 @@ impl Scrubbing {
     pub fn start(store: Arc<dyn Store>, scrub: Scrub, service: Service) -> anyhow::Result<Self> {
         let cancel = Cancel::new();
         let runtime = tokio::runtime::Handle::current();
-        let users = move |version: &str| runtime.block_on(service.users_of(version)).unwrap_or_default();
+        let users = move |version: &str| runtime.block_on(service.users_of(version));
         let told = cancel.clone();
         let thread = std::thread::Builder::new().name("scrub".into()).spawn(move || {
             while !told.is_cancelled() {

@@ -7,17 +7,20 @@ use async_trait::async_trait;
 use headwater_api::{
     CacheMode, CacheSettings, DiskCounters, DiskTransport, ImageVersion, ProblemKind, Sample,
 };
-use headwater_block::Device;
+use headwater_block::{Device, IoError};
 use headwater_image::BackgroundProgress;
 use headwater_nbd::{Address, SingleExport};
 use headwater_service::backend::{BackendError, Disk, DiskRequest, FrozenDisk, Shortage};
 use headwater_store::{Pin, Store};
 use headwater_volume::Volume;
 use parking_lot::Mutex;
+use uuid::Uuid;
 
-use super::{blocking, kind_of};
+use super::shortage::Failing;
+use super::{at_least, blocking, kind_of};
 use crate::adapters::frozen::FrozenVolume;
-use crate::adapters::lending::{Lending, Reader};
+use crate::adapters::kept::KeptFiles;
+use crate::adapters::lending::{Lending, Reader, being_read};
 use crate::adapters::metrics;
 use crate::adapters::release::release;
 use crate::adapters::totals::Totals;
@@ -80,7 +83,11 @@ impl Server {
 pub(super) struct ServedVolume {
     pub(super) machine: String,
     pub(super) mode: CacheMode,
-    pub(super) cache_dir: PathBuf,
+    pub(super) files: KeptFiles,
+    /// It, where it is kept.
+    pub(super) kept: Option<Uuid>,
+    /// Since when its write cache cannot be saved.
+    pub(super) failing: Mutex<Failing>,
     pub(super) store: Arc<dyn Store>,
     pub(super) below: ImageVersion,
     pub(super) socket: PathBuf,
@@ -147,6 +154,12 @@ impl Disk for ServedVolume {
         }
     }
 
+    fn has_booted(&self) {
+        if let Some(image) = self.image.upgrade() {
+            image.has_booted();
+        }
+    }
+
     fn metrics(&self) -> Vec<Sample> {
         let mut samples = metrics::volume(&self.volume.counters());
         samples.extend(metrics::hydration(self.copied()));
@@ -156,18 +169,13 @@ impl Disk for ServedVolume {
     fn freeze(&self) -> Result<Box<dyn FrozenDisk>, BackendError> {
         let readers = self.lending.readers();
         if readers > 0 {
-            let message = format!(
-                "its disk is being read over NBD, by {readers} connection(s), and can be frozen once at a time"
-            );
-            return Err(
-                BackendError::new(ProblemKind::Conflict, message).advise("try again when that is done")
-            );
+            return Err(being_read(readers));
         }
         Ok(Box::new(self.frozen()?))
     }
 
     fn check_limits(&self, cache: &CacheSettings) -> Result<(), BackendError> {
-        let disk_bytes = (self.mode != CacheMode::Ram).then_some(cache.disk_bytes);
+        let disk_bytes = (self.mode != CacheMode::Ram).then_some(at_least(cache.disk_bytes));
         self.volume
             .check_limits(None, disk_bytes)
             .map_err(|e| BackendError::new(kind_of(&e), "its write cache cannot have that limit").because(e))
@@ -180,7 +188,7 @@ impl Disk for ServedVolume {
             self.volume.set_ram_bytes(cache.ram_bytes);
         }
         if self.mode != CacheMode::Ram {
-            self.volume.set_disk_bytes(cache.disk_bytes);
+            self.volume.set_disk_bytes(at_least(cache.disk_bytes));
         }
     }
 
@@ -200,20 +208,41 @@ impl Disk for ServedVolume {
 
     async fn close(&self) -> Result<(), BackendError> {
         let (volume, parts, lending) = (self.volume.clone(), self.parts.clone(), self.lending.clone());
-        let totals = Arc::clone(&self.totals);
+        let (totals, files, kept) = (Arc::clone(&self.totals), self.files.clone(), self.kept);
         blocking("close the disk", move || {
             let parts = parts.lock().take();
             // Or what the machine wrote would live as long as its readers.
             drop(lending.take_back());
             // Writes that wait for space give up, or the server would wait for them.
-            volume.close();
+            let saved = volume.try_close();
+            let used = volume.counters();
+            let is_used = parts.is_some() && used.read_ops + used.write_ops > 0;
             if let Some(ServedParts { server, pin, version }) = parts {
                 server.stop();
                 release((pin, version));
             }
             totals.closed(&volume);
-            Ok(())
+            match kept {
+                // Later ones have nothing to save, and a start that failed says nothing of what was lost before.
+                Some(kept) if saved.is_err() || is_used => noted(&files, kept, saved),
+                _ => saved.map_err(not_saved),
+            }
         })
         .await
     }
+}
+
+/// Leaves a note beside a kept disk where its last writes are not on it, and takes it away where they are: no version is to be
+/// made of it without them.
+fn noted(files: &KeptFiles, kept: Uuid, saved: Result<(), IoError>) -> Result<(), BackendError> {
+    if let Err(error) = files.set_incomplete(kept, saved.is_err()) {
+        tracing::error!(disk = %kept, %error, "cannot note whether a kept disk has its last writes");
+    }
+    saved.map_err(not_saved)
+}
+
+fn not_saved(error: IoError) -> BackendError {
+    let message =
+        "its last writes are not on its kept disk, which is as at its last flush that succeeded, or later";
+    BackendError::new(kind_of(&error), message).because(error)
 }

@@ -1,6 +1,6 @@
 //! What stands in the way of a machine's disk, for its alarm.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use headwater_api::{CacheMode, DiskTransport};
 use headwater_block::size;
@@ -15,15 +15,32 @@ const SHORTAGE_AFTER: Duration = Duration::from_secs(2);
 /// An overflow file that has less than so many bytes left below its limit is full: it grows by segments.
 const DISK_FULL_MARGIN_BYTES: u64 = 8 << 20;
 
+/// A kept disk that could not be written for so long is not one that had no room for a moment.
+const FAILING_AFTER: Duration = Duration::from_secs(3);
+
+/// Since when each look found a kept disk that could not be written.
+#[derive(Debug, Default)]
+pub(super) struct Failing(Option<Instant>);
+
+impl Failing {
+    /// Notes what a look found, and says whether that lasts.
+    fn look(&mut self, fails: bool, now: Instant) -> bool {
+        let since = fails.then(|| *self.0.get_or_insert(now));
+        self.0 = since;
+        since.is_some_and(|since| now.saturating_duration_since(since) >= FAILING_AFTER)
+    }
+}
+
 impl ServedVolume {
     /// The worst of what there is.
     pub(super) fn trouble(&self) -> Option<Shortage> {
+        let failing = self.not_saved();
         match (self.not_durable(), self.full_cache()) {
             // What it has on disk comes back only when the disk is opened again.
             (Some(broken), Some(full)) => {
                 Some(Shortage { message: format!("{}; {}", broken.message, full.message), ..broken })
             }
-            (broken, full) => broken.or(full).or_else(|| self.no_server()),
+            (broken, full) => broken.or(full).or(failing).or_else(|| self.no_server()),
         }
     }
 
@@ -35,7 +52,19 @@ impl ServedVolume {
             advice: format!(
                 "check the disk of {}, then stop the machine and start it again: it goes on from its last flush that \
                  succeeded, or later",
-                self.cache_dir.display()
+                self.files.cache_dir.display()
+            ),
+        })
+    }
+
+    fn not_saved(&self) -> Option<Shortage> {
+        self.failing.lock().look(self.volume.is_failing(), Instant::now()).then(|| Shortage {
+            message: "its kept disk cannot be written, because the disk below fails or is full: what it wrote since \
+                      the last flush that succeeded is lost if it is stopped now"
+                .into(),
+            advice: format!(
+                "check the disk of {} and free space there: it is tried again with each flush",
+                self.files.cache_dir.display()
             ),
         })
     }
@@ -84,9 +113,26 @@ impl ServedVolume {
         let advice = match self.mode {
             CacheMode::Ram => format!("'{set} --ram SIZE' gives it more memory at once"),
             _ if is_disk_full => format!("'{set} --disk SIZE' gives it more disk at once"),
-            _ => format!("free space on the file system of {}", self.cache_dir.display()),
+            _ => format!("free space on the file system of {}", self.files.cache_dir.display()),
         };
         let message = format!("its write cache is full and writes {fare}: {used} in use");
         Some(Shortage { message, advice: format!("{advice}; files deleted in the guest free some, too") })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_disk_is_failing_when_no_look_for_a_while_found_it_well() {
+        let (mut failing, start) = (Failing::default(), Instant::now());
+        let mut look = |fails, at_s| failing.look(fails, start + Duration::from_secs(at_s));
+        assert_eq!([(true, 0), (true, 2), (false, 3)].map(|(fails, at)| look(fails, at)), [false; 3]);
+        assert_eq!(
+            [(true, 4), (true, 6), (true, 7), (true, 9)].map(|(f, at)| look(f, at)),
+            [false, false, true, true]
+        );
+        assert!(!look(false, 10));
     }
 }

@@ -5,11 +5,13 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use headwater_api::DiskTransport;
 use headwater_block::blocking;
 use headwater_image::{ImportOptions, null_device};
-use headwater_service::backend::Kept;
+use headwater_service::backend::{Kept, SealOrder};
 use headwater_store::{Access, LocalDir};
-use headwater_writecache::overflow::io::{IoEngine, IoOp, open_engine};
+use headwater_testkit::wait_until;
+use headwater_writecache::overflow::io::{Direction, IoEngine, IoOp, open_engine};
 
 use super::*;
+use crate::adapters::images::tests::Unlisted;
 use crate::adapters::images::version_of;
 use crate::caches::WritingArgs;
 
@@ -38,17 +40,20 @@ impl Fixture {
     }
 
     fn over(image: Arc<dyn Device>, caches: CacheArgs) -> Self {
+        Self::of(image, caches, |store| Arc::new(store))
+    }
+
+    fn of(image: Arc<dyn Device>, caches: CacheArgs, offer: fn(LocalDir) -> Arc<dyn Store>) -> Self {
         let dir = tempfile::tempdir().unwrap();
-        let store: Arc<dyn Store> =
-            Arc::new(LocalDir::open(&dir.path().join("store"), Access::WRITE).unwrap());
+        let store = LocalDir::open(&dir.path().join("store"), Access::WRITE).unwrap();
         let name: headwater_store::ImageName = "disk".parse().unwrap();
         let options = ImportOptions::new(name.clone(), 500);
-        headwater_image::import(image, &*store, &options, &mut |_| {}).unwrap();
+        headwater_image::import(image, &store, &options, &mut |_| {}).unwrap();
         let image = store.image(&name).unwrap().unwrap();
         let version = version_of(&image, image.newest().unwrap());
         let [cache, keys] = ["cache", "keys"].map(|name| dir.path().join(name));
         std::fs::create_dir(&cache).unwrap();
-        let volumes = Volumes::new(store, cache, keys, caches, &StreamArgs::default(), None).unwrap();
+        let volumes = Volumes::new(offer(store), cache, keys, caches, &StreamArgs::default(), None).unwrap();
         let cache = CacheSettings { persistent: true, ..small() };
         let request = KeptRequest { kept: Kept { id: Uuid::from_u128(7), is_begun: false }, version, cache };
         Self { dir, volumes, request }
@@ -75,6 +80,15 @@ impl Fixture {
             goes_on: false,
             transport: DiskTransport::Nbd,
         }
+    }
+
+    /// Switches by which its disk's syncs and writes fail.
+    fn fails_on_demand(&mut self) -> (Arc<AtomicBool>, Arc<AtomicBool>) {
+        let (fails, is_full) = <(Arc<AtomicBool>, Arc<AtomicBool>)>::default();
+        let real = open_engine().unwrap();
+        let engine = Unsynced { real, fails: Arc::clone(&fails), is_full: Arc::clone(&is_full) };
+        self.volumes.host = Arc::new(Host::with_engine(u64::MAX, Arc::new(engine)).unwrap());
+        (fails, is_full)
     }
 
     fn discard(&self) {
@@ -155,6 +169,45 @@ fn a_machines_disk_is_frozen_without_asking_the_store() {
     let frozen = disk.freeze();
     std::fs::rename(&aside, &store).unwrap();
     drop(frozen.unwrap());
+    runtime.block_on(disk.close()).unwrap();
+}
+
+#[test]
+fn a_seal_takes_a_kept_disk_from_nobody_who_reads_it() {
+    let fixture = Fixture::new();
+    fixture.begin().unwrap();
+    let reader = fixture.volumes.lend_kept(&fixture.request).unwrap();
+    let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+    let open = || runtime.block_on(fixture.volumes.open_kept(fixture.request.clone()));
+    let refused = open().err().unwrap();
+    assert_eq!(refused.kind(), ProblemKind::Conflict);
+    assert!(refused.to_string().contains("by 1 connection(s)"), "{refused}");
+    blocking::read(&reader, 0, &mut [0; 4096]).unwrap();
+    drop(reader);
+    // Nor can anybody read it while it is sealed.
+    let frozen = open().unwrap();
+    fixture.lend().unwrap_err();
+    drop(frozen);
+    fixture.lend().unwrap();
+}
+
+#[test]
+fn a_seal_is_no_failure_where_its_version_cannot_be_looked_up() {
+    let image = null_device(1 << 20).unwrap();
+    let fixture = Fixture::of(image, CacheArgs::default(), |store| Arc::new(Unlisted(store)));
+    let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+    let disk = runtime.block_on(fixture.volumes.open(fixture.disk(small()))).unwrap();
+    let served = fixture.volumes.readable.of_machine("lab").unwrap();
+    blocking::write(&*served.volume, 0, &[7; 4096]).unwrap();
+    drop(served);
+    let order = SealOrder {
+        source: "lab".to_owned(),
+        note: String::new(),
+        author: String::new(),
+        newest_at_most: None,
+    };
+    let sealed = runtime.block_on(disk.freeze().unwrap().seal(order, Arc::default())).unwrap();
+    assert_eq!((sealed.version.number, sealed.version.channels), (2, Vec::new()));
     runtime.block_on(disk.close()).unwrap();
 }
 
@@ -273,15 +326,26 @@ fn what_a_backup_reads_is_no_part_of_a_boot() {
     assert_eq!(chunks, [4]);
 }
 
-/// The real engine; its syncs fail on demand.
+/// The real engine; its syncs, or its writes, fail on demand.
 struct Unsynced {
     real: Arc<dyn IoEngine>,
     fails: Arc<AtomicBool>,
+    is_full: Arc<AtomicBool>,
 }
 
 impl IoEngine for Unsynced {
     fn submit(&self, op: IoOp) {
+        if op.direction == Direction::Write && self.is_full.load(Ordering::Relaxed) {
+            return (op.done)(Err(std::io::ErrorKind::StorageFull.into()), op.buffer);
+        }
         self.real.submit(op);
+    }
+
+    fn write_at(&self, file: &std::fs::File, bytes: &[u8], offset: u64) -> std::io::Result<()> {
+        if self.is_full.load(Ordering::Relaxed) {
+            return Err(std::io::ErrorKind::StorageFull.into());
+        }
+        self.real.write_at(file, bytes, offset)
     }
 
     fn sync(&self, file: &std::fs::File) -> std::io::Result<()> {
@@ -295,21 +359,11 @@ impl IoEngine for Unsynced {
 #[test]
 fn a_kept_disk_that_is_not_made_durable_is_an_alarm_until_it_is_opened_again() {
     let mut fixture = Fixture::new();
-    let fails = Arc::new(AtomicBool::new(false));
-    let engine = Unsynced { real: open_engine().unwrap(), fails: Arc::clone(&fails) };
-    fixture.volumes.host = Arc::new(Host::with_engine(u64::MAX, Arc::new(engine)).unwrap());
+    let (fails, _) = fixture.fails_on_demand();
     let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
     let open = |is_begun| {
-        let request = DiskRequest {
-            machine: "lab".to_owned(),
-            uuid: Uuid::from_u128(9),
-            run_dir: fixture.dir.path().to_owned(),
-            version: fixture.request.version.clone(),
-            cache: fixture.request.cache,
-            kept: Some(Kept { is_begun, ..fixture.request.kept }),
-            goes_on: false,
-            transport: DiskTransport::Nbd,
-        };
+        let kept = Some(Kept { is_begun, ..fixture.request.kept });
+        let request = DiskRequest { kept, ..fixture.disk(fixture.request.cache) };
         let disk = runtime.block_on(fixture.volumes.open(request)).unwrap();
         (disk, fixture.volumes.readable.of_machine("lab").unwrap())
     };
@@ -324,11 +378,77 @@ fn a_kept_disk_that_is_not_made_durable_is_an_alarm_until_it_is_opened_again() {
     let alarm = disk.shortage().expect("an alarm");
     assert!(alarm.message.contains("cannot be made durable"), "{alarm:?}");
     assert!(alarm.advice.contains("stop the machine and start it again"), "{alarm:?}");
-    runtime.block_on(disk.close()).unwrap();
+    runtime.block_on(disk.close()).unwrap_err();
     drop((disk, served));
     let (disk, served) = open(true);
     blocking::flush(&*served.volume).unwrap();
     assert_eq!(disk.shortage(), None);
+    runtime.block_on(disk.close()).unwrap();
+}
+
+#[test]
+fn a_kept_disk_without_its_last_writes_is_an_alarm_and_an_error_and_no_version() {
+    let mut fixture = Fixture::new();
+    let (_, is_full) = fixture.fails_on_demand();
+    let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+    let KeptRequest { kept, cache, .. } = fixture.request;
+    let open = || {
+        let request = DiskRequest { kept: Some(kept), ..fixture.disk(cache) };
+        let disk = runtime.block_on(fixture.volumes.open(request)).unwrap();
+        (disk, fixture.volumes.readable.of_machine("lab").unwrap())
+    };
+    let seals = || runtime.block_on(fixture.volumes.open_kept(fixture.request.clone())).map(drop);
+    let (disk, served) = open();
+    blocking::write(&*served.volume, 0, &[1; 4096]).unwrap();
+    blocking::flush(&*served.volume).unwrap();
+    blocking::write(&*served.volume, 0, &[2; 4096]).unwrap();
+    is_full.store(true, Ordering::Relaxed);
+    assert_eq!(blocking::flush(&*served.volume).unwrap_err().kind(), IoErrorKind::NoSpace);
+    // It may have room again in a moment.
+    assert_eq!(disk.shortage(), None);
+    wait_until("there is an alarm", || disk.shortage().is_some());
+    assert!(disk.shortage().unwrap().message.contains("cannot be written"));
+    assert_eq!(runtime.block_on(disk.close()).unwrap_err().kind(), ProblemKind::NoSpace);
+    runtime.block_on(disk.close()).unwrap();
+    drop((disk, served));
+    is_full.store(false, Ordering::Relaxed);
+    let refused = seals().unwrap_err();
+    let says = (refused.kind(), refused.to_string().contains("last writes are not on its kept disk"));
+    assert_eq!(says, (ProblemKind::Conflict, true), "{refused}");
+    // A start that fails changes nothing of that.
+    let (disk, served) = open();
+    runtime.block_on(disk.close()).unwrap();
+    drop((disk, served));
+    assert_eq!(seals().unwrap_err().kind(), ProblemKind::Conflict);
+    // Its machine goes on with what was saved, and once it is stopped in order there is nothing to miss.
+    let (disk, served) = open();
+    let mut read = [0; 4096];
+    blocking::read(&*served.volume, 0, &mut read).unwrap();
+    assert_eq!(read, [1; 4096]);
+    runtime.block_on(disk.close()).unwrap();
+    drop((disk, served));
+    seals().unwrap();
+}
+
+#[test]
+fn a_limit_of_an_earlier_release_that_stays_is_not_refused_with_another_one() {
+    let fixture = Fixture::new();
+    let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+    let before = CacheSettings { disk_bytes: MIN_DISK_BYTES / 2, ..small() };
+    let after = CacheSettings { ram_bytes: 2 * MIN_RAM_BYTES, ..before };
+    runtime.block_on(fixture.volumes.check(&after)).unwrap_err();
+    runtime.block_on(fixture.volumes.check_change(&before, &after)).unwrap();
+    let asked = CacheSettings { disk_bytes: before.disk_bytes + 1, ..after };
+    runtime.block_on(fixture.volumes.check_change(&before, &asked)).unwrap_err();
+    // One that was restarted is on with the least that there is now, and stays so.
+    let request = DiskRequest { goes_on: true, ..fixture.disk(before) };
+    let disk = runtime.block_on(fixture.volumes.open(request)).unwrap();
+    disk.check_limits(&after).unwrap();
+    disk.set_limits(&after);
+    let served = fixture.volumes.readable.of_machine("lab").unwrap();
+    let limits = served.volume.counters().cache;
+    assert_eq!((limits.disk_limit_bytes, limits.ram_target_bytes), (MIN_DISK_BYTES, 2 * MIN_RAM_BYTES));
+    drop(served);
     runtime.block_on(disk.close()).unwrap();
 }
 

@@ -1,0 +1,76 @@
+//! Versions whose store fails once they are made, and jobs that end.
+
+use headwater_store::{Access, LocalDir, Object, Pin, Publication};
+
+use super::*;
+
+/// A store that cannot look one image up, as where it fails once a version is made.
+pub(in crate::adapters) struct Unlisted(pub(in crate::adapters) LocalDir);
+
+impl Store for Unlisted {
+    fn chunk_bytes(&self) -> u32 {
+        self.0.chunk_bytes()
+    }
+    fn images(&self) -> Result<Vec<headwater_store::Image>, StoreError> {
+        self.0.images()
+    }
+    fn image(&self, _: &ImageName) -> Result<Option<headwater_store::Image>, StoreError> {
+        Err(StoreError::new(StoreErrorKind::Io, "the disk is away"))
+    }
+    fn manifest(&self, id: Hash) -> Result<Vec<u8>, StoreError> {
+        self.0.manifest(id)
+    }
+    fn open_object(&self, id: Hash) -> Result<Arc<dyn Object>, StoreError> {
+        self.0.open_object(id)
+    }
+    fn pin(&self, manifest: Hash) -> Result<Pin, StoreError> {
+        self.0.pin(manifest)
+    }
+    fn publish(&self) -> Result<Box<dyn Publication>, StoreError> {
+        self.0.publish()
+    }
+    fn change(
+        &self,
+        name: &ImageName,
+        change: &mut dyn FnMut(&mut headwater_store::Image) -> Result<(), StoreError>,
+    ) -> Result<(), StoreError> {
+        self.0.change(name, change)
+    }
+    fn remove(&self, name: &ImageName, number: Option<u32>) -> Result<headwater_store::Removed, StoreError> {
+        self.0.remove(name, number)
+    }
+}
+
+#[test]
+fn a_version_that_was_made_is_no_failure_where_it_cannot_be_looked_up() {
+    let dir = tempfile::tempdir().unwrap();
+    let source = dir.path().join("disk.raw");
+    std::fs::write(&source, [7; 8192]).unwrap();
+    let store = Unlisted(LocalDir::open(&dir.path().join("store"), Access::WRITE).unwrap());
+    let order = ImportOrder {
+        name: "disk".to_owned(),
+        source: source.display().to_string(),
+        format: None,
+        backing: false,
+        source_name: None,
+        source_id: None,
+        note: "a note".to_owned(),
+        author: "uid 7".to_owned(),
+    };
+    let outcome = import(&store, &order, &Arc::default()).unwrap();
+    assert!(outcome.created);
+    let image = store.0.image(&"disk".parse().unwrap()).unwrap().unwrap();
+    let there = version_of(&image, image.newest().unwrap());
+    assert_eq!(outcome.version, ImageVersion { channels: Vec::new(), ..there });
+}
+
+#[test]
+fn a_job_that_is_cancelled_ends_what_tells_no_progress() {
+    let (job, stopping) = (Arc::new(JobControl::default()), Arc::default());
+    let (cancel, other) = (cancel_of(&job), cancel_of(&Arc::new(JobControl::new(Arc::clone(&stopping)))));
+    assert!(!cancel.is_cancelled() && !other.is_cancelled());
+    job.cancel();
+    assert!(cancel.is_cancelled() && !other.is_cancelled());
+    stopping.store(true, Ordering::Relaxed);
+    assert!(other.is_cancelled());
+}
