@@ -241,15 +241,17 @@ fn random_reads_fetch_only_what_they_touch() {
 #[test]
 fn chunks_come_from_the_local_disk_the_second_time_and_damage_there_is_fetched_again() {
     let setup = setup(16);
+    // Memory for all: else what was read ahead may have left it before it is on the disk, and comes a second time.
+    let memory = 64 << 20;
     {
-        let reader = setup.open(ChunkCache::with_disk(1 << 20, setup.disk_cache()));
+        let reader = setup.open(ChunkCache::with_disk(memory, setup.disk_cache()));
         assert!(read_all(reader.as_ref()) == setup.disk);
     }
     assert_eq!(setup.bytes(), 16 << 20);
     setup.far.line.gone.store(true, Ordering::SeqCst);
     {
         let disk = setup.disk_cache();
-        let reader = setup.open(ChunkCache::with_disk(1 << 20, Arc::clone(&disk)));
+        let reader = setup.open(ChunkCache::with_disk(memory, Arc::clone(&disk)));
         assert!(read_all(reader.as_ref()) == setup.disk);
         assert!(disk.counters().hits >= 256 && disk.counters().damaged == 0, "{:?}", disk.counters());
     }
@@ -263,7 +265,7 @@ fn chunks_come_from_the_local_disk_the_second_time_and_damage_there_is_fetched_a
     setup.far.line.gone.store(false, Ordering::SeqCst);
     let before = setup.bytes();
     let disk = setup.disk_cache();
-    let reader = setup.open(ChunkCache::with_disk(1 << 20, Arc::clone(&disk)));
+    let reader = setup.open(ChunkCache::with_disk(memory, Arc::clone(&disk)));
     assert!(read_all(reader.as_ref()) == setup.disk);
     assert_eq!(disk.counters().damaged, 3);
     assert_eq!(setup.bytes() - before, 3 * CHUNK as u64);
@@ -271,7 +273,7 @@ fn chunks_come_from_the_local_disk_the_second_time_and_damage_there_is_fetched_a
     // And they are good again.
     setup.far.line.gone.store(true, Ordering::SeqCst);
     drop(reader);
-    let reader = setup.open(ChunkCache::with_disk(1 << 20, disk));
+    let reader = setup.open(ChunkCache::with_disk(memory, disk));
     assert!(read_all(reader.as_ref()) == setup.disk);
 }
 
