@@ -50,8 +50,12 @@ impl Export {
 
     /// What there is of the volume with this number.
     fn cache(&self, number: usize) -> Value {
-        let list: Value =
-            serde_json::from_str(&self.cli(&["--json", "cache", "list"]).ok()).expect("it is JSON");
+        // An export that is slow to answer is left out.
+        let mut list = Value::Null;
+        wait_until("the export is listed", || {
+            list = serde_json::from_str(&self.cli(&["--json", "cache", "list"]).ok()).expect("it is JSON");
+            list[0].is_object()
+        });
         assert_eq!((&list[0]["pid"], &list[0]["source"]), (&self.child.id().into(), &"null:1G".into()));
         list[0]["caches"][number].clone()
     }

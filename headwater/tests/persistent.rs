@@ -25,7 +25,7 @@ fn export(dir: &Path, source: &str, more: &[&str]) -> Command {
     command
         .args(["--ram", "16M", "--disk", "64M", "--persistent", "work", "--cache-dir"])
         .arg(dir.join("cache"));
-    command.args(more).stdin(Stdio::null());
+    command.env("HEADWATER_RUN_DIR", dir.join("run")).args(more).stdin(Stdio::null());
     command
 }
 
@@ -216,7 +216,14 @@ fn an_end_whose_last_writes_find_no_room_is_a_failure() {
     let pid = child.id().to_string();
     run(Command::new("prlimit").args(["--pid", &pid, "--fsize=512"])).ok();
     let flushed = blocking::flush(&*client).map_err(|error| error.kind());
-    let listed = run(headwater().args(["cache", "list"])).ok();
+    let list =
+        || run(headwater().env("HEADWATER_RUN_DIR", dir.path().join("run")).args(["cache", "list"])).ok();
+    let mut listed = String::new();
+    // Who is slow to answer is left out.
+    wait_until("it is listed", || {
+        listed = list();
+        listed.lines().any(|line| line.starts_with(&pid))
+    });
     let state = listed.lines().find(|line| line.starts_with(&pid)).map(ToOwned::to_owned);
     signal(child.id(), "TERM");
     let ended = child.wait_with_output().unwrap();

@@ -326,7 +326,7 @@ fn a_check_of_servers_ends_when_it_is_told_and_when_they_are_gone() {
     let url = server.url();
     let verify = |server: &FileServer| {
         let asked = server.object_requests();
-        let args = ["store", "verify", &url, "disk", "--rate", "300K"];
+        let args = ["store", "verify", &url, "disk", "--rate", "60K"];
         let child = headwater().args(args).stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
         // The object was opened, and its chunks are being read.
         wait_until("it reads", || server.object_requests() >= asked + 4);
@@ -342,15 +342,25 @@ fn a_check_of_servers_ends_when_it_is_told_and_when_they_are_gone() {
         child.0.stderr.take().unwrap().read_to_string(&mut said).unwrap();
         (status.unwrap().code(), said)
     };
-    let told = verify(&server);
-    server.fail(HttpFault::Hang);
-    let asked = server.object_requests();
-    wait_until("a read waits for its answer", || server.object_requests() > asked);
-    support::signal(told.0.id(), "INT");
-    let (code, said) = ended(told);
-    assert_eq!(code, Some(130), "{said}");
+    // It ends by itself once nothing came for some seconds, which may be before it is told to on a busy host: then once more.
+    let mut tries = 0..5;
+    loop {
+        let told = verify(&server);
+        server.fail(HttpFault::Hang);
+        let asked = server.object_requests();
+        wait_until("a read waits for its answer", || server.object_requests() > asked);
+        support::signal(told.0.id(), "INT");
+        let (code, said) = ended(told);
+        server.fail(HttpFault::None);
+        if code == Some(130) {
+            break;
+        }
+        assert!(
+            code == Some(1) && said.contains("no server gives") && tries.next().is_some(),
+            "{code:?}: {said}"
+        );
+    }
 
-    server.fail(HttpFault::None);
     let left = verify(&server);
     server.kill();
     let (code, said) = ended(left);

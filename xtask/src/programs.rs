@@ -278,9 +278,9 @@ mod tests {
         let dir = std::env::temp_dir().join(format!("headwater-xtask-{}", std::process::id()));
         let script = format!("echo begun; setsid sleep 1000 & echo $! >{}; sleep 1000", dir.display());
         // Longer than a busy host takes to begin.
-        let ends = run_within(Duration::from_secs(5), &[shell("a")], &["-c", &script], |_| {});
+        let ends = run_within(Duration::from_secs(20), &[shell("a")], &["-c", &script], |_| {});
         assert!(!ends.all_good);
-        let last_lines = "begun\na is not over after 5 s, and was killed".into();
+        let last_lines = "begun\na is not over after 20 s, and was killed".into();
         assert_eq!(ends.killed, [Killed { name: "a".into(), last_lines }]);
         let sleeper = std::fs::read_to_string(&dir).unwrap();
         std::fs::remove_file(dir).unwrap();
