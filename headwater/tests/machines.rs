@@ -245,3 +245,22 @@ fn the_daemon_stops_its_machines_when_it_ends() {
     let daemon = Daemon::start_in(dir, |_| {});
     assert_eq!(daemon.machine("lab")["state"], "stopped");
 }
+
+#[test]
+fn a_reader_who_has_seen_enough_leaves_nothing_undone_and_hides_no_failure() {
+    let daemon = Daemon::start();
+    daemon.with_tiny_machine("one");
+    daemon.create("two", "tiny", &[]);
+    let unread = |args: &[&str]| {
+        let (reader, writer) = std::io::pipe().unwrap();
+        drop(reader);
+        let mut command = headwater();
+        command.arg("--data-dir").arg(daemon.path()).args(args).stdout(writer);
+        run(&mut command)
+    };
+    unread(&["machine", "remove", "one", "nobody", "two"]).fails(3, &["nobody"]);
+    daemon.cli(&["machine", "show", "one"]).fails(3, &["one"]);
+    daemon.cli(&["machine", "show", "two"]).fails(3, &["two"]);
+    // What has nothing more to do ends well.
+    assert_eq!(unread(&["image", "list"]).code, 0);
+}

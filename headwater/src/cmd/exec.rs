@@ -20,11 +20,11 @@ pub async fn run(client: &Client, name: &str, request: &ExecRequest, json: bool)
     let result = client.exec(name, request).await?;
     let code = exit_code(&result);
     if json {
-        show::json(&result)?;
+        show::if_read(show::json(&result))?;
         return Ok(code);
     }
     let decode = |text: &str| STANDARD.decode(text).context("cannot understand the daemon's answer");
-    show::bytes(&decode(&result.stdout_base64)?)?;
+    show::if_read(show::bytes(&decode(&result.stdout_base64)?))?;
     // Where standard error is closed, its reader wants none of it.
     let _ = std::io::stderr().write_all(&decode(&result.stderr_base64)?);
     if result.truncated {
@@ -52,7 +52,8 @@ pub fn standard_input() -> anyhow::Result<String> {
 }
 
 fn exit_code(result: &ExecResult) -> u8 {
-    match u8::try_from(result.exit_code.clamp(0, 255)).unwrap_or(1) {
+    // Codes of Windows have 32 bits, with a sign here: none of a command that failed may become 0.
+    match u8::try_from(result.exit_code).unwrap_or(u8::MAX) {
         0 if result.truncated => CUT,
         code => code,
     }

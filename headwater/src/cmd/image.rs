@@ -301,11 +301,7 @@ async fn verify(client: &Client, image: &str, from: Vec<String>, json: bool) -> 
         anyhow::bail!("the daemon answered something else than a report: is it of another version?");
     };
     let code = if report.damage.is_empty() { 0 } else { DAMAGED };
-    if json {
-        show::json(&report)?
-    } else {
-        show_report(&report)?
-    }
+    show::if_read(if json { show::json(&report) } else { show_report(&report) })?;
     Ok(code)
 }
 

@@ -78,7 +78,7 @@ pub async fn run(client: Client, command: MachineCommand, json: bool) -> anyhow:
                 let what = if force { waits_for(&name, "remove") } else { behind(&name) };
                 match said_if_slow(json, &what, client.remove_machine(&name, force)).await {
                     Ok(()) if json => {}
-                    Ok(()) => show::line(&format!("removed {name}"))?,
+                    Ok(()) => show::if_read(show::line(&format!("removed {name}")))?,
                     Err(e) => failures.add(e),
                 }
             }
@@ -161,7 +161,11 @@ async fn change(
                 let what = waits_for(&name, verb);
                 let machine = said_if_slow(json, &what, client.change_machine(&name, verb)).await?;
                 match wait {
-                    Some(seconds) => wait_until_up(&client, machine, Duration::from_secs(seconds)).await,
+                    Some(seconds) => {
+                        let what = format!("waiting for the guest of {name} to be up, {seconds} s at most");
+                        let up = wait_until_up(&client, machine, Duration::from_secs(seconds));
+                        said_if_slow(json, &what, up).await
+                    }
                     None => Ok(machine),
                 }
             })
@@ -176,10 +180,10 @@ async fn change(
         }
     }
     if json {
-        show::json(&changed)?;
+        show::if_read(show::json(&changed))?;
     } else {
         for machine in &changed {
-            show::line(&sentence(machine))?;
+            show::if_read(show::line(&sentence(machine)))?;
         }
     }
     failures.end()

@@ -23,7 +23,9 @@ pub async fn edit(client: &Client, image: &str, machine: String, json: bool) -> 
 
 /// Forgets what was edited.
 pub async fn discard(client: &Client, image: &str, json: bool) -> anyhow::Result<()> {
-    client.discard_edit(image).await?;
+    let what =
+        format!("waiting for another change of the machine that edits {image}, which may be under way");
+    said_if_slow(json, &what, client.discard_edit(image)).await?;
     if json { Ok(()) } else { show::line(&format!("what was changed of {image} is forgotten")) }
 }
 

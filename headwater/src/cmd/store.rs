@@ -288,22 +288,26 @@ fn check(name: &str, images: &[String], scrub: &Scrub, json: bool) -> anyhow::Re
         let Some(checked) = checked else { continue };
         let checked = CheckedVersion { names, hash: hash.to_string(), checked };
         if !json {
-            checked.show()?;
+            show::if_read(checked.show())?;
         }
         report.versions.push(checked);
     }
     for (name, e) in unreadable {
         let damaged = DamagedImage { image: name.to_string(), damage: e.to_string() };
         if !json {
-            show::line(&format!("{} is damaged: {}", damaged.image, show::printable(&damaged.damage)))?;
+            let line = format!("{} is damaged: {}", damaged.image, show::printable(&damaged.damage));
+            show::if_read(show::line(&line))?;
         }
         report.images.push(damaged);
     }
     let sound = report.images.is_empty() && report.versions.iter().all(CheckedVersion::is_sound);
-    if json {
-        show::json(&report)?;
+    let printed = if json {
+        show::json(&report)
     } else if report.versions.is_empty() && report.images.is_empty() {
-        show::line(&format!("{}: there is no version to verify", store.shown()))?;
-    }
+        show::line(&format!("{}: there is no version to verify", store.shown()))
+    } else {
+        Ok(())
+    };
+    show::if_read(printed)?;
     Ok(if sound { 0 } else { DAMAGED })
 }

@@ -30,6 +30,11 @@ pub fn aside(text: &str) {
     crate::logging::aside(text);
 }
 
+/// What comes of printing where there is more to do, or a code of its own to end with: whoever reads our output may go before.
+pub fn if_read(printed: anyhow::Result<()>) -> anyhow::Result<()> {
+    printed.or_else(|error| if error.is::<OutputClosed>() { Ok(()) } else { Err(error) })
+}
+
 /// Writes a line.
 pub fn line(text: &str) -> anyhow::Result<()> {
     bytes(format!("{text}\n").as_bytes())
