@@ -37,7 +37,8 @@ pub struct SealRequest {
     pub note: String,
     /// Whether what was edited becomes a version also where the image has versions that are newer than the one it was edited
     /// over: what they changed is not in it. What a machine that edits nothing has is sealed in any case.
-    #[serde(default)]
+    // Daemons that do not know it refuse it: so only where it is asked for.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub over_newer: bool,
 }
 

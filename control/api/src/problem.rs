@@ -24,6 +24,8 @@ pub enum ProblemKind {
     /// The work was stopped before it was done.
     Cancelled,
     /// Everything else that failed.
+    // Also what a later daemon tells apart: its message and advice are shown all the same.
+    #[serde(other)]
     Failed,
 }
 

@@ -102,11 +102,12 @@ impl Client {
             pending.extend_from_slice(frame.data_ref().map(|data| &data[..]).unwrap_or_default());
             while let Some(end) = pending.iter().position(|byte| *byte == b'\n') {
                 let line: Vec<u8> = pending.drain(..=end).collect();
-                match serde_json::from_slice(&line).context("cannot understand the daemon's progress")? {
-                    JobEvent::Waiting { running } => progress(Step::Waiting(running)),
-                    JobEvent::Progress(now) => progress(now.into()),
-                    JobEvent::Done { result } => return Ok(result),
-                    JobEvent::Failed { problem } => return Err(problem.into()),
+                match event(&line)? {
+                    Some(JobEvent::Waiting { running }) => progress(Step::Waiting(running)),
+                    Some(JobEvent::Progress(now)) => progress(now.into()),
+                    Some(JobEvent::Done { result }) => return Ok(result),
+                    Some(JobEvent::Failed { problem }) => return Err(problem.into()),
+                    None => {}
                 }
             }
             if pending.len() > MAX_LINE_BYTES {
@@ -114,5 +115,38 @@ impl Client {
             }
         }
         Err(Problem::new(ProblemKind::Failed, "the daemon ended in the middle of the operation").into())
+    }
+}
+
+/// What a line tells. `None`: something that only a later daemon tells on the way, and that is no reason to leave it, which would
+/// cancel the operation.
+fn event(line: &[u8]) -> anyhow::Result<Option<JobEvent>> {
+    #[derive(serde::Deserialize)]
+    struct Named {
+        event: String,
+    }
+    let read = serde_json::from_slice(line);
+    let is_end = |named: Named| matches!(&*named.event, "done" | "failed");
+    match (read, serde_json::from_slice(line).map(is_end)) {
+        (Ok(event), _) => Ok(Some(event)),
+        (Err(_), Ok(false)) => Ok(None),
+        (Err(e), _) => Err(e).context("cannot understand the daemon's progress: is it of another version?"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_later_daemon_tells_on_the_way_is_passed_over_and_no_end_is() {
+        assert_eq!(event(br#"{"event":"later","x":1}"#).unwrap(), None);
+        assert!(event(br#"{"event":"progress","done_bytes":1,"total_bytes":2}"#).unwrap().is_some());
+        assert!(event(br#"{"event":"done","result":{"kind":"later"}}"#).is_err());
+        assert!(event(b"<html>").is_err());
+        // What failed in a way that only it tells apart is told all the same.
+        let failed = br#"{"event":"failed","problem":{"kind":"later","message":"m","advice":"a"}}"#;
+        let Some(JobEvent::Failed { problem }) = event(failed).unwrap() else { panic!("not failed") };
+        assert_eq!((problem.kind, &*problem.message), (ProblemKind::Failed, "m"));
     }
 }
