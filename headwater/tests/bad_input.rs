@@ -129,6 +129,8 @@ fn what_makes_no_sense_is_2_and_invalid() {
         (export("null:1G", &["--disk", "0"]), "needs at least 16.0 MiB of disk"),
         (export("null:1G", &["--cache", "disk", "--disk", "15M"]), "needs at least 16.0 MiB of disk"),
         (export("null:1G", &["--ram", "900T"]), "give a smaller --ram"),
+        (export("null:1G", &["--write-through"]), "--write-through is about a block device"),
+        (export("null:1G", &["--queues", "2"]), "give --attach too"),
         (export("null:1G", &["--cache", "ram", "--persistent", "p"]), "needs a disk"),
         (export("null:1G", &["--persistent", "a/b"]), "'a/b' is no name"),
         (export("null:1G", &["--stats", "/"]), "cannot write the counters to /: it is no regular file"),
@@ -141,6 +143,7 @@ fn what_makes_no_sense_is_2_and_invalid() {
             "--ram was given, and the cache mode 'disk'",
         ),
         (vec!["serve", "--listen", "0.0.0.0:9"], "only loopback"),
+        (vec!["serve", "--listen", "127.0.0.1:9", "--token-file", "x"], "give --store-listen too"),
         (vec!["serve", "--nbd", "tcp:0.0.0.0:10809"], "other hosts or guests"),
         (
             vec!["run", "x.raw", "--cache", "ram", "--disk", "5G"],

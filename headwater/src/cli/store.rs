@@ -91,6 +91,14 @@ pub struct OfferArgs {
 }
 
 impl OfferArgs {
+    /// The first of them that was given.
+    pub fn first_given(&self) -> Option<&'static str> {
+        if self.tls_cert.is_some() {
+            return Some("--tls-cert");
+        }
+        self.token_file.is_some().then_some("--token-file")
+    }
+
     /// As the server takes them.
     pub fn options(&self, listen: SocketAddr) -> Options {
         let files = self.tls_cert.clone().zip(self.tls_key.clone());

@@ -21,7 +21,7 @@ use tokio::signal::unix::{SignalKind, signal};
 
 use crate::adapters::disks::volume_mode;
 use crate::caches::check_host_memory;
-use crate::cli::{ExportArgs, LogFormat};
+use crate::cli::{AttachArgs, ExportArgs, LogFormat};
 use crate::cmd::persistent::{self, Kept};
 use crate::cmd::resume::Resume;
 use crate::cmd::{attach, counters, fuse, image, iscsi, source_url};
@@ -52,6 +52,7 @@ pub fn run(data_dir: impl Fn() -> anyhow::Result<DataDir>, mut args: ExportArgs)
     take_url(&mut args)?;
     check_machines(&args)?;
     check_persistent(&args)?;
+    check_attach(&args)?;
     let cache = args.limits.settings(CacheSettings::default())?;
     check_ram(&args, &cache)?;
     if let Some(file) = &args.stats {
@@ -176,7 +177,7 @@ async fn serve(
             () = fuse::unmounted(fuse.as_ref()) => is_ended = true,
             () = attach::gone(attached.as_ref()) => is_ended = true,
             () = tokio::time::sleep(COPY_SHOWN_EVERY), if image.is_some() => {
-                image.into_iter().for_each(|image| watch.look(&image.streamed));
+                image.into_iter().for_each(|image| watch.look(&image.streamed, args.json));
             }
             // Somebody who asks for figures must not end the disk of a machine.
             _ = ask.recv() => report(args, volumes, image).unwrap_or_else(|e| tracing::error!("{e:#}")),
@@ -327,6 +328,26 @@ fn check_persistent(args: &ExportArgs) -> anyhow::Result<()> {
     }
     // Before anything is made or looked for under this name.
     Ok(PersistentOptions::check_name(name)?)
+}
+
+/// What is about a block device says nothing where none is made, and durability is no small promise to pass over.
+fn check_attach(args: &ExportArgs) -> anyhow::Result<()> {
+    let AttachArgs { attach, device, via, write_through, queues } = &args.attach;
+    if *attach {
+        return Ok(());
+    }
+    let given = [
+        ("--device", device.is_some()),
+        ("--via", via.is_some()),
+        ("--write-through", *write_through),
+        ("--queues", *queues != 1),
+    ];
+    match given.iter().find(|(_, is_given)| *is_given) {
+        Some((option, _)) => Err(invalid(format!(
+            "{option} is about a block device, and none is asked for: give --attach too"
+        ))),
+        None => Ok(()),
+    }
 }
 
 fn check_ram(args: &ExportArgs, cache: &CacheSettings) -> anyhow::Result<()> {
@@ -480,13 +501,20 @@ struct CopyWatch {
 }
 
 impl CopyWatch {
-    fn look(&mut self, image: &Streamed) {
+    /// As a line of JSON where a program reads along, at each percent.
+    fn look(&mut self, image: &Streamed, json: bool) {
         let Some(copied) = image.copied() else { return };
         let percent = if copied.is_over { 100 } else { copied.done_bytes * 100 / copied.total_bytes.max(1) };
         if self.shown_percent == Some(percent) {
             return;
         }
         self.shown_percent = Some(percent);
+        if json {
+            let (copied_bytes, to_copy_bytes) = (copied.done_bytes, copied.total_bytes);
+            let is_over = copied.is_over;
+            let line = serde_json::json!({ "copied_bytes": copied_bytes, "to_copy_bytes": to_copy_bytes, "is_over": is_over });
+            return say(&format!("{line}\n"));
+        }
         let (done, total) = (size::format(copied.done_bytes), size::format(copied.total_bytes));
         say(&if copied.is_over && copied.done_bytes == copied.total_bytes {
             format!("image copied to this host: {total}; it needs no server now\n")

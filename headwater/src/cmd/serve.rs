@@ -7,6 +7,7 @@ use sd_notify::NotifyState;
 use crate::cli::ServeArgs;
 use crate::daemon::{Daemon, Options, starting};
 use crate::data_dir::DataDir;
+use crate::failure::invalid;
 use crate::logging;
 use crate::signals::EndSignals;
 use crate::verification::Scrub;
@@ -20,6 +21,12 @@ const STOP_TOLD_EVERY: Duration = Duration::from_secs(20);
 /// Serves until SIGTERM or SIGINT; a second one ends machines that take their time.
 pub async fn run(data_dir: DataDir, args: ServeArgs) -> anyhow::Result<u8> {
     logging::to_stderr(&args.log, args.log_format)?;
+    if let (None, Some(option)) = (&args.store_listen, args.offer.first_given()) {
+        // It might be taken for a protection of the API.
+        return Err(invalid(format!(
+            "{option} is about the store that others read: give --store-listen too"
+        )));
+    }
     let mut signals = EndSignals::catch()?;
     let scrub = args.scrub.map(|rate| Scrub {
         rate: Some(rate),
