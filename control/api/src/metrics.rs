@@ -199,7 +199,7 @@ pub const FAMILIES: &[Family] = &[
     gauge("headwater_chunk_cache_limit_bytes", &[], "RAM that chunks of images may use, for all machines together."),
     gauge("headwater_chunk_cache_used_bytes", &[], "RAM that chunks of images use."),
     counter("headwater_chunk_cache_hits_total", &[], "Lookups of a chunk that found it in RAM."),
-    counter("headwater_chunk_cache_misses_total", &[], "Chunks fetched from the store, because they were needed and not in RAM."),
+    counter("headwater_chunk_cache_misses_total", &[], "Chunks that were needed and not in RAM: they came from the chunk cache on disk, or from the store."),
     counter("headwater_chunk_cache_joined_total", &[], "Requests that joined a fetch that was under way."),
     counter("headwater_chunk_cache_failures_total", &[], "Fetches that failed, for instance because the chunk is damaged."),
     counter("headwater_chunk_cache_evictions_total", &[], "Chunks dropped from RAM to make room."),

@@ -119,7 +119,7 @@ pub fn host(host: &HostSnapshot, chunks: &ChunkCacheCounters) -> Vec<Sample> {
         Sample::new("headwater_chunk_cache_limit_bytes", chunks.capacity_bytes),
         Sample::new("headwater_chunk_cache_used_bytes", chunks.held_bytes),
         Sample::new("headwater_chunk_cache_hits_total", chunks.hits),
-        Sample::new("headwater_chunk_cache_misses_total", chunks.fetches),
+        Sample::new("headwater_chunk_cache_misses_total", chunks.fetches.saturating_sub(chunks.ahead)),
         Sample::new("headwater_chunk_cache_joined_total", chunks.joined),
         Sample::new("headwater_chunk_cache_failures_total", chunks.failures),
         Sample::new("headwater_chunk_cache_evictions_total", chunks.evictions),

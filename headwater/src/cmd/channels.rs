@@ -183,7 +183,10 @@ pub async fn retire(client: &Client, image: &str, undo: bool, json: bool) -> any
 
 /// Shows who changed an image, and when.
 pub async fn history(client: &Client, image: &str, limit: u32, json: bool) -> anyhow::Result<()> {
-    let list = client.events(Some(&format!("image {image}")), None, limit).await?;
+    // The history is that of the image, whichever of its versions is named.
+    let named = ImageRef::parse(image).ok().map(|named| named.image);
+    let list =
+        client.events(Some(&format!("image {}", named.as_deref().unwrap_or(image))), None, limit).await?;
     if list.events.is_empty() {
         // An image that is gone has a history; one that never was is an error.
         client.image(image).await?;

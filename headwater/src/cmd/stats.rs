@@ -56,10 +56,15 @@ fn text(stats: &Stats, before: Option<&Stats>) -> String {
         ];
         if passed_s > 0.0 {
             let is_counter = family(&sample.metric).is_some_and(|family| family.kind == Kind::Counter);
-            let grown = old.get(&(&sample.metric, &sample.labels)).map(|old| sample.value - old);
+            let grown = old.get(&(&sample.metric, &sample.labels)).map(|old| {
+                // A machine that was started meanwhile counts anew.
+                if sample.value < *old { sample.value } else { sample.value - old }
+            });
             row.push(match grown {
                 Some(grown) if is_counter => {
-                    format!("{}/s", value(&sample.metric, (grown / passed_s).round()))
+                    let rate = grown / passed_s;
+                    let is_time = sample.metric.contains("_seconds");
+                    format!("{}/s", value(&sample.metric, if is_time { rate } else { rate.round() }))
                 }
                 _ => String::new(),
             });
@@ -121,5 +126,16 @@ mod tests {
         assert!(lines[0].ends_with("RATE") && lines[2].ends_with("20/s"), "{shown}");
         assert!(lines[1].ends_with("4.0 KiB"), "{shown}");
         assert!(!text(&stats(1, 1), None).contains("RATE"));
+        // It was reset.
+        let shown = text(&stats(3000, 10), Some(&stats(1000, 50)));
+        assert!(shown.lines().nth(2).unwrap().ends_with(" 5/s"), "{shown}");
+        let paused = |at_ms, seconds: f64| {
+            Stats::new(
+                at_ms,
+                vec![Sample::real("headwater_paused_seconds_total", seconds).with("machine", "a")],
+            )
+        };
+        let shown = text(&paused(2000, 3.4), Some(&paused(1000, 3.0)));
+        assert!(shown.ends_with("400.00 ms/s"), "{shown}");
     }
 }

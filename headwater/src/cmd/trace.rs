@@ -166,10 +166,10 @@ async fn boot(client: &Client, name: &str, after: Duration, json: bool) -> anyho
             {
                 return Ok(());
             }
-            state if !state.is_active() => {
+            _ if machine::is_off(&machine) => {
                 anyhow::bail!(Problem::new(ProblemKind::Failed, machine::sentence(&machine)));
             }
-            _ if begun.elapsed() >= BOOT_MAX => {
+            _ if up_since.is_none() && begun.elapsed() >= BOOT_MAX => {
                 anyhow::bail!("the guest is not up after {} s", BOOT_MAX.as_secs());
             }
             _ => {}

@@ -43,8 +43,10 @@ pub enum Shown {
     Lines {
         /// What is done.
         what: String,
-        /// When it began.
+        /// When it began, and what was done by then: holes of a disk are done at once.
         began: Instant,
+        /// `None`: nothing is known yet.
+        first_bytes: Option<u64>,
         /// When a line was printed last.
         last: Instant,
         /// Whether it waits, as was said.
@@ -62,7 +64,13 @@ impl Shown {
         }
         if !std::io::stderr().is_terminal() {
             let now = Instant::now();
-            return Self::Lines { what: what.to_owned(), began: now, last: now, waits: false };
+            return Self::Lines {
+                what: what.to_owned(),
+                began: now,
+                first_bytes: None,
+                last: now,
+                waits: false,
+            };
         }
         // Nothing is known yet: a bar of no bytes would be a full one.
         let bar = ProgressBar::with_draw_target(Some(0), ProgressDrawTarget::hidden());
@@ -79,17 +87,17 @@ impl Shown {
         match self {
             Self::Silent => {}
             Self::Bar { bar, .. } => draw(bar, progress),
-            Self::Lines { what, began, last, waits } => {
+            Self::Lines { what, began, first_bytes, last, waits } => {
                 let now = Instant::now();
-                if std::mem::take(waits) {
+                if std::mem::take(waits) || (first_bytes.is_none() && progress.total_bytes > 0) {
                     // The rate is that of the work.
-                    *began = now;
+                    (*began, *first_bytes) = (now, Some(progress.done_bytes));
                 }
                 if now.duration_since(*last) < LINE_INTERVAL {
                     return;
                 }
                 *last = now;
-                let text = text(what, progress, now.duration_since(*began));
+                let text = text(what, progress, first_bytes.unwrap_or(0), now.duration_since(*began));
                 super::aside(&format!("{text}\n"));
             }
         }
@@ -164,13 +172,16 @@ fn draw(bar: &ProgressBar, progress: Progress) {
     bar.set_length(total_bytes);
     bar.set_position(done_bytes);
     if begins {
+        // What was done by then says nothing of the rate.
+        bar.reset_eta();
         bar.set_draw_target(ProgressDrawTarget::stderr());
     }
 }
 
-fn text(what: &str, progress: Progress, passed: Duration) -> String {
+/// `passed` since `first_bytes` were done.
+fn text(what: &str, progress: Progress, first_bytes: u64, passed: Duration) -> String {
     let Progress { done_bytes, total_bytes } = progress;
-    let rate = rate(done_bytes, passed);
+    let rate = rate(done_bytes.saturating_sub(first_bytes), passed);
     let percent = (u128::from(done_bytes) * 100).checked_div(u128::from(total_bytes)).unwrap_or(0);
     let left = total_bytes.saturating_sub(done_bytes).checked_div(rate);
     let left = left.map_or_else(|| "unknown".to_owned(), |left| format!("{left} s"));
@@ -191,9 +202,13 @@ mod tests {
     #[test]
     fn a_line_tells_rate_and_time_left() {
         let progress = Progress { done_bytes: 100 << 20, total_bytes: 400 << 20 };
-        let line = text("import x", progress, Duration::from_secs(2));
+        let line = text("import x", progress, 0, Duration::from_secs(2));
         assert_eq!(line, "import x: 25%, 100.0 MiB of 400.0 MiB, 50.0 MiB/s, left 6 s");
-        let unknown = text("x", Progress::default(), Duration::ZERO);
+        let unknown = text("x", Progress::default(), 0, Duration::ZERO);
         assert_eq!(unknown, "x: 0%, 0 B of 0 B, 0 B/s, left unknown");
+        // Of a disk that is mostly holes.
+        let progress = Progress { done_bytes: (90 << 30) + (250 << 20), total_bytes: 100 << 30 };
+        let line = text("x", progress, 90 << 30, Duration::from_secs(5));
+        assert!(line.ends_with("50.0 MiB/s, left 199 s"), "{line}");
     }
 }

@@ -52,7 +52,10 @@ pub(super) async fn get_stats(
                 let problem = Problem::new(ProblemKind::Conflict, message);
                 return Err(Failure(problem.advise(format!("start it: 'headwater machine start {name}'"))));
             };
-            of_machine(&record, &active)
+            let alarm = u64::from(service.alarm_of(&record).is_some());
+            let mut samples = vec![alarm_sample(&record, alarm)];
+            samples.extend(of_machine(&record, &active));
+            samples
         }
     };
     Ok(Json(Stats::new(service.now_ms(), samples)))
@@ -79,7 +82,7 @@ async fn all(service: &Service) -> Result<Vec<Sample>, Failure> {
         alarms += alarm;
         let active = service.active(machine.uuid);
         if active.is_some() || alarm > 0 {
-            samples.push(Sample::new("headwater_machine_alarm", alarm).with("machine", machine.name.clone()));
+            samples.push(alarm_sample(machine, alarm));
         }
         if let Some(active) = active {
             samples.extend(of_machine(machine, &active));
@@ -103,6 +106,10 @@ async fn all(service: &Service) -> Result<Vec<Sample>, Failure> {
     samples.extend(store.bytes.map(|bytes| Sample::new("headwater_store_bytes", bytes)));
     samples.extend(store.age.map(|age| Sample::real("headwater_store_age_seconds", age.as_secs_f64())));
     Ok(samples)
+}
+
+fn alarm_sample(machine: &MachineRecord, alarm: u64) -> Sample {
+    Sample::new("headwater_machine_alarm", alarm).with("machine", machine.name.clone())
 }
 
 fn of_machine(machine: &MachineRecord, active: &Active) -> Vec<Sample> {
