@@ -130,7 +130,7 @@ impl Connection<'_> {
                 return Ok(Progress::Again);
             }
         };
-        if len >= LARGE_BYTES {
+        if len >= LARGE_BYTES && self.inbound.payload(head_bytes, len).is_none() {
             if self.is_full() || !self.set_aside(len, true) {
                 return Ok(Progress::Throttled);
             }

@@ -1,6 +1,6 @@
 //! Bytes from the client that are not requests yet.
 
-/// Payloads of at least this length are received into a buffer of their own.
+/// Payloads of at least this length that are not here as a whole are received into a buffer of their own.
 pub(super) const LARGE_BYTES: usize = 64 << 10;
 
 /// The receive buffer: `start .. end` has arrived and is not used up.
@@ -43,7 +43,7 @@ impl Inbound {
     }
 
     /// Where to receive. Moves a rest to the front when the room behind it gets short: a rest is less than
-    /// one request with an inline payload, so this room is never empty.
+    /// one request with a payload below [`LARGE_BYTES`], so this room is never empty.
     pub(super) fn room(&mut self) -> &mut [u8] {
         if self.start == self.end {
             self.start = 0;
