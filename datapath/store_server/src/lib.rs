@@ -15,7 +15,8 @@
 //!   with which it goes on where others take all of that.
 //!
 //! # Limits
-//! - [`CONNECTIONS_MAX`] connections, [`STREAMS_MAX`] requests at a time on one of HTTP/2; more wait.
+//! - [`CONNECTIONS_MAX`] connections, [`STREAMS_MAX`] requests at a time on one of HTTP/2; more wait. But a connection on which no
+//!   request was let in makes room for a new one: at once where there are [`STRANGERS_MANY`] of them, else after [`STRANGER_GRACE`].
 //! - [`IDLE_TIMEOUT`] for a request to come in full and for a client that takes nothing of its answer; pings are no sign of life.
 //! - [`ADMISSION_TIMEOUT`] for a connection until the first request with a token.
 //! - [`READS_MAX`] threads block on the store; who waits for one longer than [`READ_WAIT`] is refused.
@@ -59,6 +60,7 @@ pub mod tokens;
 mod body;
 mod leases;
 mod once;
+mod places;
 mod progress;
 mod range;
 mod reads;
@@ -72,6 +74,7 @@ pub use leases::{LEASE, LEASES_MAX};
 pub use reads::{READ_WAIT, READS_MAX};
 pub use room::{CONNECTION_PIECES_BYTES, PIECES_BYTES, SMALL_PIECE_BYTES};
 pub use server::{
-    ADMISSION_TIMEOUT, CONNECTIONS_MAX, IDLE_TIMEOUT, Limits, Options, STREAMS_MAX, StoreServer, TlsFiles,
+    ADMISSION_TIMEOUT, CONNECTIONS_MAX, IDLE_TIMEOUT, Limits, Options, STRANGER_GRACE, STRANGERS_MANY,
+    STREAMS_MAX, StoreServer, TlsFiles,
 };
 pub use tokens::{TOKEN_FILE_MAX_BYTES, TokenFile, TokenName, token_line};

@@ -10,6 +10,8 @@ use parking_lot::Mutex;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::time::Instant;
 
+use crate::places::Entry;
+
 /// What a connection of HTTP/1 writes first; one of HTTP/2 begins with the length of a small frame.
 const HTTP1_FIRST: u8 = b'H';
 /// The header of a frame of HTTP/2: length, type, flags, stream.
@@ -18,7 +20,10 @@ const FRAME_HEADER_BYTES: usize = 9;
 const FRAME_DATA: u8 = 0;
 
 /// How a connection gets on.
-pub(crate) struct Progress(Mutex<State>);
+pub(crate) struct Progress {
+    state: Mutex<State>,
+    entry: Entry,
+}
 
 struct State {
     /// What the server does for this connection now: meanwhile nothing is asked of the client.
@@ -31,24 +36,28 @@ struct State {
 }
 
 impl Progress {
-    pub(crate) fn new() -> Arc<Self> {
+    pub(crate) fn new(entry: Entry) -> Arc<Self> {
         let began = Instant::now();
-        Arc::new(Self(Mutex::new(State { busy: 0, last: began, began, is_let_in: false })))
+        let state = Mutex::new(State { busy: 0, last: began, began, is_let_in: false });
+        Arc::new(Self { state, entry })
     }
 
     /// The server does something for this connection, until the answer is dropped.
     pub(crate) fn busy(self: &Arc<Self>) -> Busy {
-        self.0.lock().busy += 1;
+        self.state.lock().busy += 1;
         Busy(Arc::clone(self))
     }
 
     fn taken(&self) {
-        self.0.lock().last = Instant::now();
+        self.state.lock().last = Instant::now();
     }
 
     /// A request had what it takes to be answered.
     pub(crate) fn let_in(&self) {
-        self.0.lock().is_let_in = true;
+        let was_let_in = std::mem::replace(&mut self.state.lock().is_let_in, true);
+        if !was_let_in {
+            self.entry.let_in();
+        }
     }
 
     /// Waits until the client has neither asked nor taken anything for `limit`, or was not let in for `admission`, however often it
@@ -56,7 +65,7 @@ impl Progress {
     pub(crate) async fn stalled(&self, limit: Duration, admission: Duration) {
         loop {
             let until = {
-                let state = self.0.lock();
+                let state = self.state.lock();
                 let since = if state.busy > 0 { Instant::now() } else { state.last };
                 let until = since + limit;
                 if state.is_let_in { until } else { until.min(state.began + admission) }
@@ -74,7 +83,7 @@ pub(crate) struct Busy(Arc<Progress>);
 
 impl Drop for Busy {
     fn drop(&mut self) {
-        let mut state = self.0.0.lock();
+        let mut state = self.0.state.lock();
         state.busy = state.busy.saturating_sub(1);
         state.last = Instant::now();
     }

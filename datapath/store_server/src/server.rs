@@ -11,19 +11,24 @@ use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use hyper_util::server::conn::auto::Builder;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::{Semaphore, watch};
+use tokio::sync::watch;
 use tokio_rustls::TlsAcceptor;
 
 use crate::answer::Answers;
 use crate::error::ServeError;
 use crate::leases::LEASE;
+use crate::places::{Entry, Place, Places};
 use crate::progress::{Progress, Watched};
 use crate::reads::{READ_WAIT, READS_MAX};
 use crate::tls;
 use crate::tokens::TokenFile;
 
-/// The most connections at a time; more wait to be accepted.
+/// The most connections at a time; more wait to be accepted, or make strangers leave.
 pub const CONNECTIONS_MAX: usize = 1024;
+/// Where all connections are taken, and so many of them have had no request that was let in, a new one ends the oldest of these at once,
+pub const STRANGERS_MANY: usize = 128;
+/// and where they are fewer when it has been there for so long.
+pub const STRANGER_GRACE: Duration = Duration::from_secs(2);
 /// The most requests at a time on a connection of HTTP/2.
 pub const STREAMS_MAX: u32 = 128;
 /// How long a client may neither ask for anything in full nor take a byte of its answer.
@@ -66,6 +71,12 @@ pub struct Options {
 /// What clients may take of the server.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
+    /// See [`CONNECTIONS_MAX`].
+    pub connections: usize,
+    /// See [`STRANGERS_MANY`].
+    pub strangers_many: usize,
+    /// See [`STRANGER_GRACE`].
+    pub stranger_grace: Duration,
     /// See [`IDLE_TIMEOUT`].
     pub idle: Duration,
     /// See [`ADMISSION_TIMEOUT`].
@@ -81,6 +92,9 @@ pub struct Limits {
 impl Default for Limits {
     fn default() -> Self {
         Self {
+            connections: CONNECTIONS_MAX,
+            strangers_many: STRANGERS_MANY,
+            stranger_grace: STRANGER_GRACE,
             idle: IDLE_TIMEOUT,
             admission: ADMISSION_TIMEOUT,
             lease: LEASE,
@@ -140,21 +154,24 @@ impl StoreServer {
 
     /// Serves until `stop` says true, and then ends what is under way.
     pub async fn run(self, mut stop: watch::Receiver<bool>) {
-        let room = Arc::new(Semaphore::new(CONNECTIONS_MAX));
+        let Limits { connections, strangers_many, stranger_grace, .. } = self.limits;
+        let places = Places::new(connections, strangers_many, stranger_grace);
         let mut connections = tokio::task::JoinSet::new();
         let letting_go = tokio::spawn(let_go(Arc::clone(&self.answers), self.limits.lease));
         loop {
             while connections.try_join_next().is_some() {}
             let accepted = tokio::select! {
                 _ = stop.wait_for(|stop| *stop) => break,
-                accepted = accept(&self.listener, &room) => accepted,
+                accepted = accept(&self.listener, &places) => accepted,
             };
             let Some((stream, place)) = accepted else { continue };
             let (tls, stop) = (self.tls.clone(), stop.clone());
             let (answers, limits) = (Arc::clone(&self.answers), self.limits);
             connections.spawn(async move {
-                let _place = place;
-                serve(stream, tls, answers, limits, stop).await;
+                tokio::select! {
+                    () = serve(stream, tls, answers, place.entry(), limits, stop) => {}
+                    () = place.must_go() => tracing::debug!("a connection that was not let in made room for another one"),
+                }
             });
         }
         drop(self.listener);
@@ -180,13 +197,10 @@ async fn let_go(answers: Arc<Answers>, lease: Duration) {
     }
 }
 
-async fn accept(
-    listener: &TcpListener,
-    room: &Arc<Semaphore>,
-) -> Option<(TcpStream, tokio::sync::OwnedSemaphorePermit)> {
-    let place = Arc::clone(room).acquire_owned().await.ok()?;
+/// Who is accepted while all places are taken waits for one; those behind wait to be accepted.
+async fn accept(listener: &TcpListener, places: &Arc<Places>) -> Option<(TcpStream, Place)> {
     match listener.accept().await {
-        Ok((stream, _)) => Some((stream, place)),
+        Ok((stream, _)) => Some((stream, places.take().await?)),
         Err(e) => {
             tracing::warn!(error = %e, "cannot accept a connection");
             tokio::time::sleep(ACCEPT_PAUSE).await;
@@ -199,13 +213,14 @@ async fn serve(
     stream: TcpStream,
     tls: Option<TlsAcceptor>,
     answers: Arc<Answers>,
+    entry: Entry,
     limits: Limits,
     stop: watch::Receiver<bool>,
 ) {
     headwater_block::tcp::tune(&stream);
-    let Some(tls) = tls else { return serve_http(stream, answers, limits, stop).await };
+    let Some(tls) = tls else { return serve_http(stream, answers, entry, limits, stop).await };
     match tokio::time::timeout(HANDSHAKE_TIMEOUT, tls.accept(stream)).await {
-        Ok(Ok(stream)) => serve_http(stream, answers, limits, stop).await,
+        Ok(Ok(stream)) => serve_http(stream, answers, entry, limits, stop).await,
         Ok(Err(e)) => tracing::debug!(error = %e, "a TLS handshake failed"),
         Err(_) => tracing::debug!("a TLS handshake took too long"),
     }
@@ -214,6 +229,7 @@ async fn serve(
 async fn serve_http<S: AsyncRead + AsyncWrite + Unpin + Send + 'static>(
     stream: S,
     answers: Arc<Answers>,
+    entry: Entry,
     limits: Limits,
     mut stop: watch::Receiver<bool>,
 ) {
@@ -227,7 +243,7 @@ async fn serve_http<S: AsyncRead + AsyncWrite + Unpin + Send + 'static>(
         .keep_alive_timeout(limits.idle)
         .max_send_buf_size(SEND_BUFFER_BYTES)
         .max_frame_size(64 << 10);
-    let progress = Progress::new();
+    let progress = Progress::new(entry);
     let watched = Watched::new(stream, Arc::clone(&progress));
     let (asked, room) = (Arc::clone(&progress), answers.room());
     let service = service_fn(move |request| {

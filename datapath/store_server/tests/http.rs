@@ -434,6 +434,57 @@ fn who_asks_again_and_again_without_a_token_is_given_up() {
     assert!(lasts("Authorization: Bearer secret\r\n"));
 }
 
+/// What a connection that stays says of the store, which it asks with these headers.
+fn ask_on(stream: &mut TcpStream, headers: &str) -> String {
+    write!(stream, "GET /images/ HTTP/1.1\r\nHost: localhost\r\n{headers}\r\n").unwrap();
+    let mut answer = Vec::new();
+    let is_whole = |answer: &[u8]| answer.ends_with(b"\r\n\r\ndebian\n") || answer.ends_with(b"}\n");
+    while !is_whole(&answer) {
+        let mut bytes = [0; 4096];
+        let read = stream.read(&mut bytes).unwrap();
+        assert!(read > 0, "it ended behind {:?}", String::from_utf8_lossy(&answer));
+        answer.extend_from_slice(&bytes[..read]);
+    }
+    String::from_utf8(answer).unwrap()
+}
+
+#[test]
+fn who_was_not_let_in_gives_way_where_all_places_are_taken() {
+    let dir = tempfile::tempdir().unwrap();
+    let tokens = dir.path().join("tokens");
+    std::fs::write(&tokens, token_line("anna", "secret").unwrap()).unwrap();
+    let with_token = "Authorization: Bearer secret\r\n";
+    // Without tokens, who has asked for something is let in.
+    for (token_file, let_in, refused) in [
+        (Some(tokens), with_token, "Authorization: Bearer other\r\n"),
+        (None, "", "Origin: http://evil.example\r\n"),
+    ] {
+        let limits = Limits { connections: 8, strangers_many: 4, ..Limits::default() };
+        let served = serve(Options { token_file, limits, ..options() });
+        let connect = || {
+            let stream = TcpStream::connect(served.address).unwrap();
+            stream.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
+            stream
+        };
+        let mut guest = connect();
+        assert!(ask_on(&mut guest, let_in).starts_with("HTTP/1.1 200"));
+        let mut strangers: Vec<_> = (0..7).map(|_| connect()).collect();
+        // Refused, and not sent away: there was a place.
+        assert!(ask_on(&mut strangers[6], refused).starts_with("HTTP/1.1 4"));
+        for n in 0..40 {
+            let mut stranger = connect();
+            // It may have given way already.
+            let _ = stranger.write_all([&b""[..], b"GET /store HT", PREFACE][n % 3]);
+            strangers.push(stranger);
+        }
+        let mut other = connect();
+        assert!(ask_on(&mut other, let_in).starts_with("HTTP/1.1 200"));
+        assert!(ask_on(&mut guest, let_in).starts_with("HTTP/1.1 200"));
+        // Seven have places, of which one was taken last.
+        assert!(strangers[..41].iter_mut().all(is_ended));
+    }
+}
+
 #[test]
 fn who_says_nothing_over_tls_is_given_up() {
     let dir = tempfile::tempdir().unwrap();

@@ -1,0 +1,195 @@
+//! Places for connections, and who gives way where all are taken.
+//!
+//! Who connects and says nothing, or has no token, keeps nobody out: where all places are taken, a new connection ends the oldest of those
+//! that were not let in yet. While there are many of these that one goes at once. Where there are few, and nearly all places have those who
+//! may have them, it is given time to ask first: otherwise each of many who come at once would end the one before it. Whoever was let in
+//! keeps his place.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
+use tokio::time::Instant;
+
+/// The places of a server. One asks for them: who accepts its connections.
+pub(crate) struct Places {
+    free: Arc<Semaphore>,
+    /// From so many strangers on, the oldest has no time.
+    many: usize,
+    grace: Duration,
+    strangers: Mutex<Strangers>,
+}
+
+/// Those that were not let in yet.
+#[derive(Default)]
+struct Strangers {
+    last_id: u64,
+    by_age: BTreeMap<u64, Stranger>,
+}
+
+struct Stranger {
+    since: Instant,
+    must_go: Arc<Notify>,
+}
+
+impl Places {
+    pub(crate) fn new(connections: usize, many: usize, grace: Duration) -> Arc<Self> {
+        Arc::new(Self {
+            free: Arc::new(Semaphore::new(connections)),
+            many,
+            grace,
+            strangers: Mutex::default(),
+        })
+    }
+
+    /// A place for a stranger. Where all are taken it waits until somebody leaves, of himself or because he must.
+    pub(crate) async fn take(self: &Arc<Self>) -> Option<Place> {
+        let mut free = std::pin::pin!(Arc::clone(&self.free).acquire_owned());
+        let permit = tokio::select! {
+            biased;
+            permit = free.as_mut() => permit,
+            // One alone, however long it takes to leave.
+            () = self.make_room() => free.await,
+        };
+        // Never closed.
+        let permit = permit.ok()?;
+        let must_go = Arc::<Notify>::default();
+        let mut strangers = self.strangers.lock();
+        strangers.last_id = strangers.last_id.wrapping_add(1);
+        let id = strangers.last_id;
+        strangers.by_age.insert(id, Stranger { since: Instant::now(), must_go: Arc::clone(&must_go) });
+        Some(Place { entry: Entry { places: Arc::clone(self), id }, must_go, _permit: permit })
+    }
+
+    /// Ends the oldest stranger, when that is due.
+    async fn make_room(&self) {
+        loop {
+            match self.end_oldest() {
+                Ok(()) => return,
+                Err(Some(due)) => tokio::time::sleep_until(due).await,
+                // None come either, as long as a place is waited for.
+                Err(None) => std::future::pending().await,
+            }
+        }
+    }
+
+    /// The error is when that is due; `None`: there are none.
+    fn end_oldest(&self) -> Result<(), Option<Instant>> {
+        let mut strangers = self.strangers.lock();
+        let grace = if strangers.by_age.len() < self.many { self.grace } else { Duration::ZERO };
+        let Some(oldest) = strangers.by_age.first_entry() else { return Err(None) };
+        let due = oldest.get().since + grace;
+        if due > Instant::now() {
+            return Err(Some(due));
+        }
+        oldest.remove().must_go.notify_one();
+        Ok(())
+    }
+}
+
+/// A connection's place. It is free when this is dropped.
+pub(crate) struct Place {
+    entry: Entry,
+    must_go: Arc<Notify>,
+    _permit: OwnedSemaphorePermit,
+}
+
+impl Place {
+    /// For whoever finds out that it is let in.
+    pub(crate) fn entry(&self) -> Entry {
+        self.entry.clone()
+    }
+
+    /// Waits until it has to make room.
+    pub(crate) async fn must_go(&self) {
+        self.must_go.notified().await;
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        self.entry.let_in();
+    }
+}
+
+/// A connection among those that were not let in yet.
+#[derive(Clone)]
+pub(crate) struct Entry {
+    places: Arc<Places>,
+    id: u64,
+}
+
+impl Entry {
+    /// It is no stranger any more, and not ended for others.
+    pub(crate) fn let_in(&self) {
+        self.places.strangers.lock().by_age.remove(&self.id);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// For what would else be waited for for ever.
+    const SOON: Duration = Duration::from_secs(60);
+
+    async fn taken(places: &Arc<Places>) -> Place {
+        tokio::time::timeout(SOON, places.take()).await.unwrap().unwrap()
+    }
+
+    /// Whether nobody makes room now.
+    async fn is_full(places: &Arc<Places>) -> bool {
+        tokio::select! {
+            biased;
+            place = places.take() => place.is_none(),
+            () = std::future::ready(()) => true,
+        }
+    }
+
+    fn must_go(place: &Place) -> bool {
+        let mut must_go = std::pin::pin!(place.must_go());
+        let mut context = std::task::Context::from_waker(std::task::Waker::noop());
+        must_go.as_mut().poll(&mut context).is_ready()
+    }
+
+    #[tokio::test]
+    async fn the_oldest_of_many_strangers_goes_at_once_and_who_was_let_in_stays() {
+        let places = Places::new(4, 3, SOON * 60);
+        let guest = taken(&places).await;
+        guest.entry().let_in();
+        let strangers = [taken(&places).await, taken(&places).await, taken(&places).await];
+        assert!(is_full(&places).await, "he who must go has not left");
+        let [first, second, third] = strangers;
+        assert!(must_go(&first) && !must_go(&second) && !must_go(&third) && !must_go(&guest));
+        drop(first);
+        let fourth = taken(&places).await;
+        // Whoever has left is not asked to go.
+        drop(second);
+        let fifth = taken(&places).await;
+        third.entry().let_in();
+        fourth.entry().let_in();
+        fifth.entry().let_in();
+        assert!(is_full(&places).await);
+        assert!([&guest, &third, &fourth, &fifth].into_iter().all(|place| !must_go(place)));
+    }
+
+    #[tokio::test]
+    async fn one_of_a_few_strangers_goes_when_he_had_time_to_ask() {
+        let places = Places::new(2, 2, SOON * 60);
+        let (guest, stranger) = (taken(&places).await, taken(&places).await);
+        guest.entry().let_in();
+        assert!(is_full(&places).await && !must_go(&stranger));
+        let places = Places::new(2, 2, Duration::from_millis(50));
+        let (guest, stranger) = (taken(&places).await, taken(&places).await);
+        guest.entry().let_in();
+        let leaving = tokio::spawn(async move {
+            stranger.must_go().await;
+            drop(stranger);
+        });
+        let _next = taken(&places).await;
+        leaving.await.unwrap();
+        assert!(!must_go(&guest));
+    }
+}
