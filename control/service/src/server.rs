@@ -20,18 +20,24 @@ use hyper::service::{Service, service_fn};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
 use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
+use tokio::sync::watch;
 use tokio::task::JoinSet;
 
 use crate::answer::Failure;
 use crate::extract::Peer;
+use crate::places::{Entry, Place, Places};
 use crate::token::Token;
 
 /// The longest path of a unix socket on Linux, without its closing zero.
 pub const MAX_SOCKET_PATH_BYTES: usize = 107;
 
-/// The most connections over TCP at a time; more wait to be accepted.
+/// The most connections over TCP at a time; more wait to be accepted, or make strangers leave.
 pub const TCP_CONNECTIONS_MAX: usize = 512;
+
+/// Where all connections are taken, and so many of them have had no request with the token, a new one ends the oldest of these at once,
+pub const TCP_STRANGERS_MANY: usize = 128;
+/// and where they are fewer when it has been there for so long.
+pub const TCP_STRANGER_GRACE: Duration = Duration::from_secs(2);
 
 /// How long a client over TCP may take for the head of a request, also of the next one.
 pub const HEAD_TIMEOUT: Duration = Duration::from_secs(30);
@@ -142,14 +148,19 @@ pub async fn serve_unix(
 
 /// Serves a TCP port, likewise. Requests without the token, and those that a web page could have caused, are
 /// refused: every process of every user of this host can connect. So it is bounded what those without the token take: so
-/// many connections, each for one refusal or for as long as a head may take.
+/// many connections, each for one refusal or for as long as a head may take, and no longer than others leave it its place.
 pub async fn serve_tcp(
     listener: TcpListener,
     router: Router,
     token: Token,
     stop: watch::Receiver<bool>,
 ) -> io::Result<()> {
-    let limits = Limits { connections: TCP_CONNECTIONS_MAX, head: HEAD_TIMEOUT };
+    let limits = Limits {
+        connections: TCP_CONNECTIONS_MAX,
+        strangers_many: TCP_STRANGERS_MANY,
+        stranger_grace: TCP_STRANGER_GRACE,
+        head: HEAD_TIMEOUT,
+    };
     let router = router
         .layer(middleware::from_fn_with_state(token, require_token))
         .layer(middleware::from_fn(refuse_browsers));
@@ -161,6 +172,8 @@ pub async fn serve_tcp(
 #[derive(Clone, Copy)]
 struct Limits {
     connections: usize,
+    strangers_many: usize,
+    stranger_grace: Duration,
     head: Duration,
 }
 
@@ -170,32 +183,33 @@ async fn serve_bounded(
     limits: Limits,
     mut stop: watch::Receiver<bool>,
 ) {
-    let room = Arc::new(Semaphore::new(limits.connections));
+    let places = Places::new(limits.connections, limits.strangers_many, limits.stranger_grace);
     let mut connections = JoinSet::new();
     loop {
         while connections.try_join_next().is_some() {}
         let accepted = tokio::select! {
             _ = stop.wait_for(|stop| *stop) => break,
-            accepted = accept(&listener, &room) => accepted,
+            accepted = accept(&listener, &places) => accepted,
         };
         let Some((stream, address, place)) = accepted else { continue };
         let (router, stop) = (router.clone(), stop.clone());
         connections.spawn(async move {
-            let _place = place;
-            serve_connection(stream, address, router, limits, stop).await;
+            tokio::select! {
+                () = serve_connection(stream, (address, place.entry()), router, limits, stop) => {}
+                () = place.must_go() => {
+                    tracing::debug!(client = %address, "a connection without the token made room for another one");
+                }
+            }
         });
     }
     drop(listener);
     while connections.join_next().await.is_some() {}
 }
 
-async fn accept(
-    listener: &TcpListener,
-    room: &Arc<Semaphore>,
-) -> Option<(TcpStream, SocketAddr, OwnedSemaphorePermit)> {
-    let place = Arc::clone(room).acquire_owned().await.ok()?;
+/// Who is accepted while all places are taken waits for one; those behind wait to be accepted.
+async fn accept(listener: &TcpListener, places: &Arc<Places>) -> Option<(TcpStream, SocketAddr, Place)> {
     match listener.accept().await {
-        Ok((stream, address)) => Some((stream, address, place)),
+        Ok((stream, address)) => Some((stream, address, places.take().await?)),
         Err(e) => {
             tracing::warn!(error = %e, "cannot accept a connection");
             tokio::time::sleep(ACCEPT_PAUSE).await;
@@ -206,7 +220,7 @@ async fn accept(
 
 async fn serve_connection(
     stream: TcpStream,
-    address: SocketAddr,
+    (address, entry): (SocketAddr, Entry),
     router: Router,
     limits: Limits,
     stop: watch::Receiver<bool>,
@@ -214,6 +228,7 @@ async fn serve_connection(
     let service = TowerToHyperService::new(router);
     let service = service_fn(move |mut request: hyper::Request<hyper::body::Incoming>| {
         request.extensions_mut().insert(ConnectInfo(Peer::Tcp(address)));
+        request.extensions_mut().insert(entry.clone());
         service.call(request)
     });
     let connection = http1::Builder::new()
@@ -253,6 +268,9 @@ async fn refuse_browsers(request: Request, next: Next) -> Response {
 
 async fn require_token(State(token): State<Token>, request: Request, next: Next) -> Response {
     if token.is_in(request.headers()) {
+        if let Some(entry) = request.extensions().get::<Entry>() {
+            entry.let_in();
+        }
         return next.run(request).await;
     }
     let what = if request.headers().contains_key(header::AUTHORIZATION) { "another" } else { "none" };
@@ -291,6 +309,11 @@ mod tests {
 
     /// For what would else be waited for for ever.
     const SOON: Duration = Duration::from_secs(60);
+
+    /// So many places, all of which may be taken by strangers.
+    fn places(connections: usize) -> Limits {
+        Limits { connections, strangers_many: usize::MAX, stranger_grace: SOON * 60, head: SOON }
+    }
 
     /// A server of one path, how many it answered at once at most, and its address.
     async fn served(limits: Limits) -> (SocketAddr, Arc<AtomicUsize>, watch::Sender<bool>) {
@@ -331,7 +354,7 @@ mod tests {
 
     #[tokio::test]
     async fn who_says_nothing_does_not_keep_others_out() {
-        let (address, _, stop) = served(Limits { connections: 4, head: Duration::from_millis(200) }).await;
+        let (address, _, stop) = served(Limits { head: Duration::from_millis(200), ..places(4) }).await;
         let mut silent = Vec::new();
         for n in 0..12 {
             let mut stream = TcpStream::connect(address).await.unwrap();
@@ -349,8 +372,39 @@ mod tests {
     }
 
     #[tokio::test]
+    async fn where_all_places_are_taken_who_has_no_token_gives_way() {
+        let (address, _, _stop) = served(Limits { strangers_many: 2, ..places(4) }).await;
+        let mut guest = TcpStream::connect(address).await.unwrap();
+        let request = with_token().replace("close", "keep-alive");
+        let answered = async |guest: &mut TcpStream| {
+            guest.write_all(format!("GET / HTTP/1.1\r\n{request}\r\n").as_bytes()).await.unwrap();
+            let mut answer = Vec::new();
+            while !answer.ends_with(b")") {
+                let read = tokio::time::timeout(SOON, guest.read_buf(&mut answer)).await.unwrap().unwrap();
+                assert!(read > 0, "{}", String::from_utf8_lossy(&answer));
+            }
+            assert!(answer.starts_with(b"HTTP/1.1 200"), "{}", String::from_utf8_lossy(&answer));
+        };
+        answered(&mut guest).await;
+        let mut silent = Vec::new();
+        for n in 0..12 {
+            let mut stream = TcpStream::connect(address).await.unwrap();
+            // Those that are ended take no more.
+            let _ = stream.write_all(if n % 2 == 0 { b"" } else { b"GET / HT" }).await;
+            silent.push(stream);
+        }
+        assert!(ask(address, &with_token()).await.starts_with("HTTP/1.1 200"));
+        // The last two have places beside the guest, and there is one more now.
+        for mut stream in silent.into_iter().take(10) {
+            let mut rest = Vec::new();
+            let _ = tokio::time::timeout(SOON, stream.read_to_end(&mut rest)).await.unwrap();
+        }
+        answered(&mut guest).await;
+    }
+
+    #[tokio::test]
     async fn so_many_connections_are_served_at_a_time_and_one_that_was_refused_ends() {
-        let (address, most, _stop) = served(Limits { connections: 3, head: SOON }).await;
+        let (address, most, _stop) = served(places(3)).await;
         let headers = with_token();
         let asking: Vec<_> = (0..12)
             .map(|_| {
