@@ -510,6 +510,26 @@ fn files(store: &Path, part: &str) -> BTreeMap<std::ffi::OsString, Vec<u8>> {
 }
 
 #[test]
+fn who_offers_a_store_to_everybody_is_told() {
+    let dir = tempfile::tempdir().unwrap();
+    let (here, tokens) = (dir.path().join("store"), dir.path().join("tokens"));
+    LocalDir::open(&here, Access::WRITE).unwrap();
+    store(&["token", "reader", "--token-file", text(&tokens)]).ok();
+    let told = |more: &[&str]| {
+        let mut command = headwater();
+        command.args(["store", "serve", text(&here), "--listen", "127.0.0.1:0"]).args(more);
+        let mut served = Served(command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap());
+        let (out, err) = (served.0.stdout.take().unwrap(), served.0.stderr.take().unwrap());
+        // It is told first.
+        BufReader::new(out).read_line(&mut String::new()).unwrap();
+        drop(served);
+        std::io::read_to_string(err).unwrap()
+    };
+    assert_eq!(told(&[]).matches("without tokens: every user of this host can read").count(), 1);
+    assert_eq!(told(&["--token-file", text(&tokens)]), "");
+}
+
+#[test]
 fn a_daemon_offers_its_store_to_others() {
     let (data_dir, _) = made_by_a_daemon();
     let here = data_dir.path().join("store");
@@ -519,6 +539,12 @@ fn a_daemon_offers_its_store_to_others() {
     let (_, after) = daemon.log.split_once("http://127.0.0.1:").expect("it says where it listens");
     let port: String = after.chars().take_while(char::is_ascii_digit).collect();
     let url = format!("http://127.0.0.1:{port}");
+    assert_eq!(
+        daemon.log.matches("without tokens: every user of this host can read").count(),
+        1,
+        "{}",
+        daemon.log
+    );
 
     let dir = support::short_dir();
     let (copy, raw) = (dir.path().join("copy"), dir.path().join("a.raw"));

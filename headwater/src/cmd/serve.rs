@@ -5,6 +5,7 @@ use std::time::Duration;
 use sd_notify::NotifyState;
 
 use crate::cli::ServeArgs;
+use crate::cmd::store;
 use crate::daemon::{Daemon, Options, starting};
 use crate::data_dir::DataDir;
 use crate::failure::invalid;
@@ -50,7 +51,11 @@ pub async fn run(data_dir: DataDir, args: ServeArgs) -> anyhow::Result<u8> {
         // A store or a host may answer later than a start may take.
         tell_to_wait();
     };
+    let warning = options.offer.as_ref().and_then(store::offered_to_all);
     let daemon = starting::start(data_dir, options, &mut signals, say).await?;
+    if let Some(warning) = warning {
+        tracing::warn!("{warning}");
+    }
     tracing::info!(
         version = env!("CARGO_PKG_VERSION"),
         pid = std::process::id(),

@@ -139,12 +139,26 @@ fn stop_on_signals(stores: Vec<Arc<dyn Store>>) -> anyhow::Result<Arc<AtomicBool
     }
 }
 
+/// What whoever offers a store to everybody is told. On disk it is its user's alone.
+pub fn offered_to_all(options: &Options) -> Option<String> {
+    options.token_file.is_none().then(|| {
+        format!(
+            "the store is offered at {} without tokens: every user of this host can read all of its images, and every guest \
+             that reaches the host's loopback (as 10.0.2.2); --token-file FILE asks for tokens",
+            options.listen
+        )
+    })
+}
+
 fn serve(store: &str, options: &Options, json: bool) -> anyhow::Result<u8> {
     let store = stores::open(store, Access::Read, &Credentials::default())?;
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().context("cannot start")?;
     let outcome = runtime.block_on(async {
         let mut signals = EndSignals::catch()?;
         let server = StoreServer::bind(store, options).await?;
+        if let Some(warning) = offered_to_all(options) {
+            show::aside(&format!("headwater: {warning}\n"));
+        }
         show::uri(&server.url(), json)?;
         let (stop, stopped) = watch::channel(false);
         let serving = tokio::spawn(server.run(stopped));
