@@ -1,11 +1,15 @@
 //! Writing and reading whole files so that a crash never leaves half of one.
 
-use std::fs::{self, File, Permissions};
+use std::fs::{self, File, Permissions, TryLockError};
 use std::io::{Error, ErrorKind, Read, Write};
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::Path;
+use std::time::{Duration, Instant};
 
 use crate::error::StoreError;
+
+/// How often is looked whether a lock can be had.
+const LOOKED_EVERY: Duration = Duration::from_millis(20);
 
 /// Reads a file of at most `max_bytes`.
 pub(super) fn read_small(path: &Path, max_bytes: u64) -> Result<Vec<u8>, Error> {
@@ -25,6 +29,19 @@ pub(super) fn open_to_lock(path: &Path) -> Result<File, Error> {
         // One that was copied here as read-only: other file systems lock it all the same.
         Err(e) if e.kind() == ErrorKind::PermissionDenied => File::open(path),
         opened => opened,
+    }
+}
+
+/// Locks a file as others may at the same time. `false`: somebody had it locked for himself for as long as this.
+pub(super) fn lock_shared(file: &File, patience: Duration) -> Result<bool, Error> {
+    let until = Instant::now() + patience;
+    loop {
+        match file.try_lock_shared() {
+            Ok(()) => return Ok(true),
+            Err(TryLockError::WouldBlock) if Instant::now() < until => std::thread::sleep(LOOKED_EVERY),
+            Err(TryLockError::WouldBlock) => return Ok(false),
+            Err(TryLockError::Error(e)) => return Err(e),
+        }
     }
 }
 
@@ -172,6 +189,19 @@ mod tests {
     use std::os::fd::AsRawFd;
 
     use super::*;
+
+    #[test]
+    fn a_lock_that_somebody_keeps_is_not_waited_for_without_end() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("manifest");
+        let other = File::create(&path).unwrap();
+        other.try_lock().unwrap();
+        let [one, two] = [File::open(&path).unwrap(), File::open(&path).unwrap()];
+        assert!(!lock_shared(&one, Duration::ZERO).unwrap());
+        assert!(!lock_shared(&one, 2 * LOOKED_EVERY).unwrap());
+        drop(other);
+        assert!(lock_shared(&one, Duration::ZERO).unwrap() && lock_shared(&two, Duration::ZERO).unwrap());
+    }
 
     #[test]
     fn what_is_locked_for_one_alone_is_open_for_writing() {

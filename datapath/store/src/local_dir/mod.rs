@@ -36,12 +36,13 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
 use parking_lot::Mutex;
 
 use crate::error::{StoreError, StoreErrorKind};
 use crate::hash::Hash;
-use crate::local_dir::files::{read_small, remove, replace_file, share_dir, sync_dir};
+use crate::local_dir::files::{lock_shared, read_small, remove, replace_file, share_dir, sync_dir};
 use crate::local_dir::layout::Layout;
 use crate::local_dir::object::LocalObject;
 use crate::local_dir::publication::LocalPublication;
@@ -57,6 +58,9 @@ pub use crate::local_dir::layout::{
 
 /// The largest file in `images/`: far more than [`refs::VERSIONS_MAX`] versions of a few objects need.
 const REFS_MAX_BYTES: u64 = 1 << 30;
+
+/// How long a pin waits for who has its manifest locked: far longer than a removal takes, also on a disk that is slow to sync.
+const PIN_PATIENCE: Duration = Duration::from_secs(60);
 
 /// What a store is opened for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -404,8 +408,12 @@ impl Inner {
             Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Err(gone()),
             Err(e) => return Err(StoreError::from_os(tried(), e)),
         };
-        // Only a removal locks it for itself, and may yet fail: that is waited for.
-        file.lock_shared().map_err(|e| StoreError::from_os(tried(), e))?;
+        // Only a removal locks it for itself, and may yet fail: that is waited for. But so can everybody who may read it.
+        if !lock_shared(&file, PIN_PATIENCE).map_err(|e| StoreError::from_os(tried(), e))? {
+            let why = "a process has had it locked for itself for a minute, as a removal of the version does for moments only: \
+                       find it (lslocks) and end it";
+            return Err(StoreError::new(StoreErrorKind::InUse, format!("{}: {why}", tried())));
+        }
         // A removal may have come before the lock: then the lock is on a file that has no
         // name any more, and protects nothing.
         let locked = file.metadata().map_err(|e| StoreError::from_os(tried(), e))?;
