@@ -72,8 +72,12 @@ pub(crate) fn old(log: &Path) -> PathBuf {
 }
 
 /// Cuts a log, which takes as long as copying it. QEMU keeps the file open for appending, so it is copied and cut, not renamed.
-/// What is printed between the two is lost, and all of it where there is no room for a copy.
+/// What is printed between the two is lost, and all of it where there is no room for a copy. One that is not too long is left alone: it
+/// may have been cut since somebody looked, and what was kept of it then is not to be replaced by less.
 pub(crate) fn cut(log: &Path) {
+    if len(log) <= MAX_LOG_BYTES {
+        return;
+    }
     let old = old(log);
     if let Err(error) = std::fs::copy(log, &old) {
         tracing::warn!(log = %log.display(), %error, "cut a long log without keeping a copy");
@@ -166,6 +170,11 @@ mod tests {
             }
             assert!(len(&path) <= MAX_LOG_BYTES);
         }
+        // By somebody who saw how long it was before that.
+        let kept_bytes = len(&old(&path));
+        cut(&path);
+        assert!(kept_bytes > MAX_LOG_BYTES);
+        assert_eq!(len(&old(&path)), kept_bytes);
         assert_eq!(old(&path), dir.path().join("qemu.log.old"));
         assert!(old(&path).exists());
     }
