@@ -22,7 +22,7 @@ use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 use tokio::sync::{Mutex, MutexGuard, oneshot, watch};
-use tokio::time::{Instant, timeout_at};
+use tokio::time::{Instant, timeout, timeout_at};
 
 use crate::agent::connection::Connection;
 use crate::agent::freeze::{FREEZE, THAW};
@@ -39,8 +39,11 @@ const POLL_FIRST: Duration = Duration::from_millis(20);
 const POLL_LONGEST: Duration = Duration::from_millis(500);
 /// How long the last look at a command may take whose time is over.
 const LEAST_PATIENCE: Duration = Duration::from_secs(1);
-/// How long an agent may take to end a command: somebody waits for the answer that it did not end by itself.
+/// How long is waited for an agent that is to end a command, since somebody waits for the answer that it did not end by itself. It goes
+/// on being asked after that.
 const KILL_PATIENCE: Duration = Duration::from_secs(5);
+/// How often it is asked.
+const KILL_TRIES: u32 = 2;
 
 /// The longest answer that is accepted, in bytes.
 const MAX_ANSWER_BYTES: usize = 64 << 10;
@@ -227,12 +230,22 @@ impl Agent {
     }
 
     async fn kill_in_guest(&self, pid: i64) {
-        let request = json!({ "path": "kill", "arg": ["-KILL", pid.to_string()] });
-        let patience = self.patience.min(KILL_PATIENCE);
-        let killed = self.call_within::<Value>("guest-exec", request, MAX_ANSWER_BYTES, patience);
-        if let Err(error) = killed.await {
-            tracing::warn!(%error, pid, "a command could not be killed in the guest");
-        }
+        let agent = self.clone();
+        // A task of its own: one that is busy with something else hears of it later than anybody waits for that.
+        let killing = tokio::spawn(async move {
+            for left in (0..KILL_TRIES).rev() {
+                let request = json!({ "path": "kill", "arg": ["-KILL", pid.to_string()] });
+                match agent.call("guest-exec", request).await {
+                    Ok(_) => return,
+                    Err(error) if left > 0 && may_answer_later(&error) => {}
+                    Err(error) => {
+                        tracing::warn!(%error, pid, "a command could not be killed in the guest");
+                        return;
+                    }
+                }
+            }
+        });
+        let _ = timeout(KILL_PATIENCE, killing).await;
     }
 
     /// One command of the agent.
@@ -578,9 +591,36 @@ mod tests {
             stream.write_all(&answer_to_sync(id)).await.unwrap();
             answer(&mut stream, &[r#"{"return": {"exited": true, "exitcode": 3}}"#]).await;
         });
-        let agent = Agent { patience: Duration::from_secs(2), ..Agent::new(&socket) };
+        let agent = Agent { patience: Duration::from_secs(20), ..Agent::new(&socket) };
         assert_eq!(agent.exec(&command("sleep")).await.unwrap().exit_code, 3);
         player.await.unwrap();
+    }
+
+    #[tokio::test]
+    async fn a_command_is_killed_by_an_agent_that_hears_of_it_late() {
+        let dir = tempfile::tempdir().unwrap();
+        let socket = dir.path().join("agent.sock");
+        let listener = UnixListener::bind(&socket).unwrap();
+        let (given_up, has_given_up) = oneshot::channel();
+        let player = tokio::spawn(async move {
+            let (mut stream, id) = accept(&listener).await;
+            stream.write_all(&answer_to_sync(id)).await.unwrap();
+            answer(&mut stream, &[r#"{"return": {"pid": 7}}"#]).await;
+            // It says nothing more until nobody waits for it.
+            has_given_up.await.unwrap();
+            let (mut stream, id) = accept(&listener).await;
+            stream.write_all(&answer_to_sync(id)).await.unwrap();
+            let mut asked = String::new();
+            stream.read_line(&mut asked).await.unwrap();
+            asked
+        });
+        let agent = Agent { patience: Duration::from_secs(600), ..Agent::new(&socket) };
+        let exec = Exec { timeout: Duration::from_millis(100), ..command("sleep") };
+        let error = agent.exec(&exec).await.unwrap_err();
+        assert!(matches!(error, Error::Timeout { .. }), "{error}");
+        given_up.send(()).unwrap();
+        let asked = player.await.unwrap();
+        assert!(asked.contains(r#"["-KILL","7"]"#), "{asked}");
     }
 
     #[tokio::test]
@@ -594,7 +634,8 @@ mod tests {
             answer(&mut stream, &[r#"{"return": {"pid": 7}}"#, r#"{"return": []}"#]).await;
             let mut asked = String::new();
             stream.read_line(&mut asked).await.unwrap();
-            stream.write_all(b"{\"return\": {\"pid\": 8}}\n").await.unwrap();
+            // Whoever asked waits no longer than it has to.
+            let _ = stream.write_all(b"{\"return\": {\"pid\": 8}}\n").await;
             asked
         });
         let error = Agent::new(&socket).exec(&command("sleep")).await.unwrap_err();
