@@ -11,7 +11,7 @@ use headwater_image::DiskCache;
 use headwater_service::backend::{BackendError, Disk, DiskRequest, Disks, FrozenDisk, Kept, KeptRequest};
 use headwater_store::{Pin, Store};
 use headwater_volume::{LittleSpace, Volume, VolumeOptions};
-use headwater_writecache::overflow::check_directory;
+use headwater_writecache::overflow::{BRIEF_NAME, check_directory};
 use headwater_writecache::pressure::SystemPressure;
 use headwater_writecache::{Host, MAX_WEIGHT, MIN_DISK_BYTES, MIN_RAM_BYTES};
 use parking_lot::Mutex;
@@ -427,14 +427,18 @@ impl Opener {
     }
 }
 
-/// Overflow files have no name from their birth on, so nothing should be here: what is here was left by
-/// something that died between making a file and unlinking it.
+/// Overflow files have no name but for a moment: one that has was left by something that died in it. All else is somebody's own.
 fn sweep(dir: &Path) -> Result<Vec<String>, BackendError> {
     let failed = |e| BackendError::from_io(format!("cannot clean up {}", dir.display()), e);
     let mut removed = Vec::new();
+    if std::fs::symlink_metadata(dir).map_err(failed)?.is_symlink() {
+        // It leads to where others may have their overflow files, too, and one of them may be at that moment.
+        return Ok(removed);
+    }
     for entry in std::fs::read_dir(dir).map_err(failed)? {
         let entry = entry.map_err(failed)?;
-        if entry.file_type().map_err(failed)?.is_file() {
+        let is_ours = entry.file_name().as_encoded_bytes().starts_with(BRIEF_NAME.as_bytes());
+        if is_ours && entry.file_type().map_err(failed)?.is_file() {
             std::fs::remove_file(entry.path()).map_err(failed)?;
             removed.push(entry.path().display().to_string());
         }

@@ -36,7 +36,7 @@ use headwater_block::{CompletionQueue, IoError, IoErrorKind};
 
 use self::buffering::{Chosen, OpenFile};
 use self::io::{Direction, IoEngine, IoOp};
-pub use self::place::check_directory;
+pub use self::place::{BRIEF_NAME, check_directory};
 use self::place::{check_space, direct_alignment, is_memory, open_file};
 use self::positions::Positions;
 pub use self::positions::{KEEP_POSITIONS, NoPosition};

@@ -12,6 +12,10 @@ use rustix::fs::{OFlags, StatVfs};
 use super::signature;
 use crate::persist::DATA_FILE;
 
+/// What an overflow file is called for the moment that it has a name, where the file system makes none without; its process and a number
+/// follow.
+pub const BRIEF_NAME: &str = ".headwater-overflow-";
+
 /// How to open an overflow file or device without a name of its own.
 pub(super) fn open_file(at: &Path, direct: bool) -> io::Result<File> {
     let flag = |flags: OFlags| i32::try_from(flags.bits()).unwrap_or(0);
@@ -42,7 +46,7 @@ pub(super) fn open_file(at: &Path, direct: bool) -> io::Result<File> {
         Err(error) if matches!(error.raw_os_error(), Some(libc::EOPNOTSUPP | libc::EISDIR)) => {
             static NEXT: AtomicU64 = AtomicU64::new(0);
             let number = NEXT.fetch_add(1, Ordering::Relaxed);
-            let name = at.join(format!(".headwater-overflow-{}-{number}", std::process::id()));
+            let name = at.join(format!("{BRIEF_NAME}{}-{number}", std::process::id()));
             let file = OpenOptions::new()
                 .read(true)
                 .write(true)

@@ -431,6 +431,26 @@ fn a_kept_disk_without_its_last_writes_is_an_alarm_and_an_error_and_no_version()
 }
 
 #[test]
+fn what_died_in_the_directory_of_overflow_files_goes_and_what_is_somebodys_stays() {
+    let fixture = Fixture::new();
+    let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+    let sweep = || runtime.block_on(fixture.volumes.sweep(&[])).unwrap();
+    let cache = fixture.dir.path().join("cache");
+    let (mine, left) = (cache.join("mine"), cache.join(".headwater-overflow-7-0"));
+    std::fs::write(&mine, "x").unwrap();
+    std::fs::write(&left, "x").unwrap();
+    assert_eq!(sweep(), [left.display().to_string()]);
+    assert!(mine.exists() && !left.exists());
+    // Others may have theirs where a link leads.
+    std::fs::write(&left, "x").unwrap();
+    let elsewhere = fixture.dir.path().join("elsewhere");
+    std::fs::rename(&cache, &elsewhere).unwrap();
+    std::os::unix::fs::symlink(&elsewhere, &cache).unwrap();
+    assert_eq!(sweep(), [""; 0]);
+    assert!(left.exists());
+}
+
+#[test]
 fn a_limit_of_an_earlier_release_that_stays_is_not_refused_with_another_one() {
     let fixture = Fixture::new();
     let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
