@@ -81,7 +81,7 @@ impl Volumes {
         }
         let streaming = Arc::new(Streaming::new(store.clone(), stream, disk, None));
         let host = Host::start(ram_bytes).map_err(|e| BackendError::new(ProblemKind::Failed, e))?;
-        let files = KeptFiles { cache_dir, keys_dir };
+        let files = KeptFiles::new(cache_dir, keys_dir);
         let (host, readable, totals) = (Arc::new(host), Arc::default(), Arc::default());
         Ok(Self { store, files, streaming, host, ram_bytes, caches, readable, totals })
     }

@@ -9,16 +9,20 @@
 //! written to it, and it is begun again.
 //!
 //! `keys/disk-UUID.incomplete` is there from a close that could not save the last writes to one that could: the file system of
-//! the keys is another one than that which failed, where there are two.
+//! the keys is another one than that which failed, where there are two. Where there is one and it cannot be noted there either, this
+//! daemon remembers it, and tries again when the disk is next opened or asked about.
 
+use std::collections::HashSet;
 use std::fs::File;
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use headwater_api::ProblemKind;
 use headwater_service::backend::{BackendError, Kept};
 use headwater_store::Hash;
 use headwater_volume::PersistentOptions;
+use parking_lot::Mutex;
 use uuid::Uuid;
 
 use crate::keys;
@@ -30,6 +34,8 @@ pub struct KeptFiles {
     pub cache_dir: PathBuf,
     /// Of their keys.
     pub keys_dir: PathBuf,
+    /// Disks that are incomplete, and that could not be noted.
+    unnoted: Arc<Mutex<HashSet<Uuid>>>,
 }
 
 /// What the directory of a disk's write cache is called.
@@ -51,6 +57,11 @@ fn id_of(name: &std::ffi::OsStr) -> Option<Uuid> {
 }
 
 impl KeptFiles {
+    /// Disks in these directories.
+    pub fn new(cache_dir: PathBuf, keys_dir: PathBuf) -> Self {
+        Self { cache_dir, keys_dir, unnoted: Arc::default() }
+    }
+
     /// Opens a disk over a version with what `open` is given: as it was left, or for the first time. Where that fails before
     /// there is a cache, there is no key either: nothing was written, and the next time is the first one again.
     pub fn open<T>(
@@ -60,6 +71,7 @@ impl KeptFiles {
         open: impl FnOnce(PersistentOptions) -> Result<T, BackendError>,
     ) -> Result<T, BackendError> {
         let id = kept.id;
+        self.note_again(id);
         let opened = self.options(kept, manifest).and_then(open);
         let new_key = self.new_key(id);
         if !new_key.exists() {
@@ -100,21 +112,33 @@ impl KeptFiles {
 
     /// Whether the last writes of whoever had a disk open are not on it.
     pub fn is_incomplete(&self, id: Uuid) -> bool {
-        self.incomplete(id).exists()
+        self.note_again(id) || self.incomplete(id).exists()
     }
 
     /// Notes whether a disk has all that was written to it.
     pub fn set_incomplete(&self, id: Uuid, is_incomplete: bool) -> std::io::Result<()> {
         let note = self.incomplete(id);
         if is_incomplete {
+            self.unnoted.lock().insert(id);
             File::create(note)?;
+            File::open(&self.keys_dir)?.sync_all()?;
         } else {
             match std::fs::remove_file(note) {
-                Err(e) if e.kind() == ErrorKind::NotFound => return Ok(()),
-                removed => removed?,
+                Err(e) if e.kind() == ErrorKind::NotFound => {}
+                removed => removed.and_then(|()| File::open(&self.keys_dir)?.sync_all())?,
             }
         }
-        File::open(&self.keys_dir)?.sync_all()
+        self.unnoted.lock().remove(&id);
+        Ok(())
+    }
+
+    /// Notes what could not be noted of a disk before; whether there was such a thing.
+    fn note_again(&self, id: Uuid) -> bool {
+        let is_unnoted = self.unnoted.lock().contains(&id);
+        if is_unnoted && let Err(error) = self.set_incomplete(id, true) {
+            tracing::error!(disk = %id, %error, "cannot note that a kept disk lacks its last writes");
+        }
+        is_unnoted
     }
 
     /// Whether there is a cache.
@@ -206,7 +230,7 @@ mod tests {
     use super::*;
 
     fn files(dir: &Path) -> KeptFiles {
-        let files = KeptFiles { cache_dir: dir.join("cache"), keys_dir: dir.join("keys") };
+        let files = KeptFiles::new(dir.join("cache"), dir.join("keys"));
         std::fs::create_dir(&files.cache_dir).unwrap();
         files
     }

@@ -431,6 +431,32 @@ fn a_kept_disk_without_its_last_writes_is_an_alarm_and_an_error_and_no_version()
 }
 
 #[test]
+fn a_kept_disk_without_its_last_writes_is_no_version_where_that_cannot_be_noted_either() {
+    let mut fixture = Fixture::new();
+    let (_, is_full) = fixture.fails_on_demand();
+    let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+    let KeptRequest { kept, cache, .. } = fixture.request;
+    let request = DiskRequest { kept: Some(kept), ..fixture.disk(cache) };
+    let disk = runtime.block_on(fixture.volumes.open(request)).unwrap();
+    let served = fixture.volumes.readable.of_machine("lab").unwrap();
+    blocking::write(&*served.volume, 0, &[2; 4096]).unwrap();
+    is_full.store(true, Ordering::Relaxed);
+    // The note has no place, as in a directory that is on the disk which is full.
+    let note = fixture.dir.path().join(format!("keys/disk-{}.incomplete", kept.id));
+    std::os::unix::fs::symlink("nowhere/at/all", &note).unwrap();
+    assert_eq!(runtime.block_on(disk.close()).unwrap_err().kind(), ProblemKind::NoSpace);
+    drop((disk, served));
+    is_full.store(false, Ordering::Relaxed);
+    let seals = || runtime.block_on(fixture.volumes.open_kept(fixture.request.clone())).map(drop);
+    assert_eq!(seals().unwrap_err().kind(), ProblemKind::Conflict);
+    // And it is noted as soon as it can be.
+    std::fs::remove_file(&note).unwrap();
+    assert_eq!(seals().unwrap_err().kind(), ProblemKind::Conflict);
+    assert!(note.exists());
+    assert_eq!(seals().unwrap_err().kind(), ProblemKind::Conflict);
+}
+
+#[test]
 fn what_died_in_the_directory_of_overflow_files_goes_and_what_is_somebodys_stays() {
     let fixture = Fixture::new();
     let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
