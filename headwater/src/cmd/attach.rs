@@ -18,7 +18,7 @@ use rustix::process::{Pid, Signal, kill_process};
 
 use crate::cli::{AttachArgs, DetachArgs, Via};
 use crate::cmd::leftovers::{
-    Fate, KernelDevices, NAMES_DIR, clear, clear_all, forget, kept, settle_unless_left,
+    Fate, KernelDevices, NAMES_DIR, RECORDS_TIMEOUT, clear, clear_all, forget, kept, settle_unless_left,
 };
 use crate::cmd::persistent::Kept;
 use crate::show;
@@ -404,7 +404,7 @@ fn nbd_server(source: &str, device: &Arc<dyn Device>) -> anyhow::Result<Server> 
 /// Keeps the record, and makes the name.
 fn note(record: &Record) -> anyhow::Result<()> {
     // Until the name is there: whoever had the number before may be about to forget that, and the name with it.
-    let lock = registry().lock_records();
+    let lock = registry().lock_records(RECORDS_TIMEOUT);
     let recorded = lock.and_then(|lock| registry().record(record).map(|()| lock));
     let _lock = recorded.with_context(|| format!("cannot write a record to {RUN_DIR}"))?;
     let Some(name) = &record.name else { return Ok(()) };

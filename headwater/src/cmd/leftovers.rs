@@ -10,8 +10,12 @@
 //! | the kernel does not say, or does not remove it | stays | stays: without it nothing would find the device again |
 
 use std::path::Path;
+use std::time::Duration;
 
 use headwater_attach::{Intent, Mark, Owner, Record, Registry, Way, find, is_waiting, remove};
+
+/// How long others are waited for that make or forget a record: nobody does anything long in between.
+pub const RECORDS_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Where names of devices are.
 pub const NAMES_DIR: &str = "/dev/headwater";
@@ -168,7 +172,8 @@ pub fn kept(record: &Record) -> String {
 
 /// Forgets a device that is not ours any more, and the name it had. Its number, and its name, may be those of another server by now.
 pub fn forget(registry: &Registry, record: &Record) {
-    let forgotten = registry.lock_records().and_then(|lock| Ok(registry.forget(record)?.then_some(lock)));
+    let lock = registry.lock_records(RECORDS_TIMEOUT);
+    let forgotten = lock.and_then(|lock| Ok(registry.forget(record)?.then_some(lock)));
     let _lock = match forgotten {
         Ok(Some(lock)) => lock,
         Ok(None) => return,

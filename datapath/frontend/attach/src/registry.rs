@@ -1,8 +1,9 @@
 //! Which devices are attached, and by whom: a file for each in a directory, so that the next process finds what a dead
 //! one left.
 
-use std::fs::{File, TryLockError};
+use std::fs::{File, Permissions, TryLockError};
 use std::io::ErrorKind;
+use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -13,6 +14,9 @@ use crate::mark::{Mark, start_ticks};
 
 /// How often is looked whether it is our turn.
 const LOOKED_EVERY: Duration = Duration::from_millis(20);
+
+/// Who may open a lock could hold it for ever.
+const LOCK_MODE: u32 = 0o600;
 
 /// One attached device.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -134,35 +138,37 @@ impl Registry {
 
     /// Waits until no other process makes or forgets a record, and the name beside it. Held for no longer than that takes, unlike
     /// [`Registry::turn`], so that a server can end while another one waits for the kernel. Ends when the file is dropped.
-    pub fn lock_records(&self) -> std::io::Result<File> {
-        let lock = self.open_lock("records.lock")?;
-        lock.lock()?;
-        Ok(lock)
+    pub fn lock_records(&self, longest: Duration) -> std::io::Result<File> {
+        self.lock("records.lock", longest, "another process has been noting a device for long; end it")
     }
 
-    fn open_lock(&self, name: &str) -> std::io::Result<File> {
+    /// The lock of this name, for which the others are waited for so long.
+    fn lock(&self, name: &str, longest: Duration, otherwise: &'static str) -> std::io::Result<File> {
         std::fs::create_dir_all(&self.dir)?;
-        File::options().create(true).truncate(false).write(true).open(self.dir.join(name))
-    }
-
-    /// Waits until no other process is between looking at the records and making one, but not for ever: the kernel looks for
-    /// partitions of what is attached, and its image may be on servers that are away. Ends when the file is dropped.
-    pub fn turn(&self, longest: Duration) -> std::io::Result<File> {
-        let lock = self.open_lock("lock")?;
+        let mut options = File::options();
+        let lock =
+            options.create(true).truncate(false).write(true).mode(LOCK_MODE).open(self.dir.join(name))?;
+        // One that an earlier release made can be opened by everybody.
+        lock.set_permissions(Permissions::from_mode(LOCK_MODE))?;
         let until = Instant::now() + longest;
         loop {
             match lock.try_lock() {
                 Ok(()) => return Ok(lock),
                 Err(TryLockError::WouldBlock) if Instant::now() < until => std::thread::sleep(LOOKED_EVERY),
                 Err(TryLockError::WouldBlock) => {
-                    return Err(std::io::Error::new(
-                        ErrorKind::WouldBlock,
-                        "another process has been attaching a device for long; wait until it has one, or end it",
-                    ));
+                    return Err(std::io::Error::new(ErrorKind::WouldBlock, otherwise));
                 }
                 Err(TryLockError::Error(error)) => return Err(error),
             }
         }
+    }
+
+    /// Waits until no other process is between looking at the records and making one, but not for ever: the kernel looks for
+    /// partitions of what is attached, and its image may be on servers that are away. Ends when the file is dropped.
+    pub fn turn(&self, longest: Duration) -> std::io::Result<File> {
+        let otherwise =
+            "another process has been attaching a device for long; wait until it has one, or end it";
+        self.lock("lock", longest, otherwise)
     }
 
     /// Forgets it: the device is recorded, or there is none.
@@ -279,6 +285,34 @@ mod tests {
         // Whatever else it says.
         assert!(registry.forget(&Record { source: "other".into(), ..newer }).unwrap());
         assert_eq!(registry.all().unwrap(), []);
+    }
+
+    #[test]
+    fn a_lock_is_for_its_owner_alone_and_is_not_waited_for_without_end() {
+        let dir = tempfile::tempdir().unwrap();
+        let registry = Registry::new(dir.path().join("attached"));
+        let locks = [Registry::turn as fn(&Registry, Duration) -> _, Registry::lock_records];
+        let modes = || {
+            ["lock", "records.lock"].map(|name| {
+                let lock = dir.path().join("attached").join(name);
+                lock.metadata().unwrap().permissions().mode() & 0o777
+            })
+        };
+        for lock in locks {
+            let held: File = lock(&registry, Duration::ZERO).unwrap();
+            assert_eq!(lock(&registry, Duration::ZERO).unwrap_err().kind(), ErrorKind::WouldBlock);
+            drop(held);
+        }
+        assert_eq!(modes(), [0o600; 2]);
+        // As an earlier release left them.
+        for name in ["lock", "records.lock"] {
+            let lock = dir.path().join("attached").join(name);
+            std::fs::set_permissions(lock, Permissions::from_mode(0o644)).unwrap();
+        }
+        for lock in locks {
+            lock(&registry, Duration::ZERO).unwrap();
+        }
+        assert_eq!(modes(), [0o600; 2]);
     }
 
     #[test]
