@@ -14,7 +14,8 @@ use headwater_attach::{
 };
 use headwater_block::Device;
 use headwater_nbd::{Address, Limits, Server, SingleExport};
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::io::Errno;
+use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 
 use crate::cli::{AttachArgs, DetachArgs, Via};
 use crate::cmd::leftovers::{
@@ -332,8 +333,7 @@ pub fn detach(args: &DetachArgs) -> anyhow::Result<u8> {
         }
         return Ok(0);
     }
-    let pid = i32::try_from(record.pid).ok().and_then(Pid::from_raw).context("an odd process number")?;
-    kill_process(pid, Signal::TERM).with_context(failed)?;
+    ask_to_end(&record).with_context(failed)?;
     let start = Instant::now();
     while record.is_served() {
         if start.elapsed() > DETACH_TIMEOUT {
@@ -352,6 +352,21 @@ pub fn detach(args: &DetachArgs) -> anyhow::Result<u8> {
         return unknown();
     }
     Ok(0)
+}
+
+/// Has the server of a device end. One that has ended already is no error.
+fn ask_to_end(record: &Record) -> anyhow::Result<()> {
+    let pid = i32::try_from(record.pid).ok().and_then(Pid::from_raw).context("an odd process number")?;
+    let ended = |result: Result<(), Errno>| match result {
+        Err(Errno::SRCH) => Ok(()),
+        other => other.context("cannot end its server"),
+    };
+    match pidfd_open(pid, PidfdFlags::empty()) {
+        // Looked at when it is held: what came before may have waited, and the number may be another process's by now.
+        Ok(process) if record.is_served() => ended(pidfd_send_signal(&process, Signal::TERM)),
+        Ok(_) => Ok(()),
+        Err(error) => ended(Err(error)),
+    }
 }
 
 /// `headwater attachments`.
@@ -428,6 +443,17 @@ fn problem(error: AttachError) -> anyhow::Error {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn another_process_with_the_number_of_a_server_is_left_alone() {
+        use std::os::unix::process::ExitStatusExt;
+
+        let mut other = std::process::Command::new("sleep").arg("600").spawn().unwrap();
+        let ours = Record::of_this_process(Way::Ublk, 3, None, "win11".into(), "id".into(), false);
+        ask_to_end(&Record { pid: other.id(), started: 0, ..ours }).unwrap();
+        other.kill().unwrap();
+        assert_eq!(other.wait().unwrap().signal(), Some(9));
+    }
 
     #[test]
     fn a_name_is_free_when_no_device_has_it_that_is_served_or_waits() {
