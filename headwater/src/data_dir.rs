@@ -2,13 +2,17 @@
 
 use std::fs::{File, TryLockError};
 use std::io::{ErrorKind, Read, Seek, SeekFrom, Write};
-use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 use anyhow::Context;
 use headwater_api::{Problem, ProblemKind};
+use rustix::fs::OFlags;
 
 use crate::failure::{Locked, invalid};
+
+/// Write permission of group and others.
+const OTHERS_WRITE: u32 = 0o022;
 
 /// The layout of a data directory.
 #[derive(Clone, Debug)]
@@ -99,7 +103,8 @@ impl DataDir {
         Ok(id)
     }
 
-    /// Makes the directory where it is missing, for its owner only, and takes its lock.
+    /// Makes the directory where it is missing, for its owner only, and takes its lock. One in which somebody else could put what is
+    /// taken for our own, as a database, keys or a link, is refused.
     pub fn lock(&self) -> anyhow::Result<DataDirLock> {
         let failed = || format!("cannot use the data directory {}", self.0.display());
         if self.0.exists() && !self.0.is_dir() {
@@ -108,10 +113,13 @@ impl DataDir {
         let mut builder = std::fs::DirBuilder::new();
         builder.recursive(true).mode(0o700);
         builder.create(&self.0).with_context(failed)?;
+        self.check_owner(rustix::process::geteuid().as_raw()).with_context(failed)?;
         let path = self.0.join("lock");
+        let no_follow = i32::try_from(OFlags::NOFOLLOW.bits()).unwrap_or(0);
         let mut options = File::options();
-        let mut file =
-            options.read(true).write(true).create(true).truncate(false).open(&path).with_context(failed)?;
+        options.read(true).write(true).create(true).truncate(false).mode(0o600).custom_flags(no_follow);
+        let opened = options.open(&path).with_context(|| format!("cannot open {}", path.display()));
+        let mut file = opened.with_context(failed)?;
         match file.try_lock() {
             Ok(()) => {}
             Err(TryLockError::WouldBlock) => {
@@ -132,6 +140,26 @@ impl DataDir {
         }
         Ok(DataDirLock { _file: file })
     }
+
+    fn check_owner(&self, user: u32) -> anyhow::Result<()> {
+        let refused = |why: String, advice: &str| -> anyhow::Result<()> {
+            let advice = format!("{advice}, or choose another directory with --data-dir");
+            Err(Problem::new(ProblemKind::Invalid, why).advise(advice).into())
+        };
+        let found = self.0.metadata()?;
+        if found.uid() != user {
+            let why = format!("it belongs to user {} and this process to user {user}", found.uid());
+            return refused(
+                why,
+                "run it as that user, or, if what is in it is yours, give it to this one (chown -R)",
+            );
+        }
+        if found.mode() & OTHERS_WRITE != 0 {
+            let why = format!("others can write to it (mode {:o})", found.mode() & 0o7777);
+            return refused(why, "look what is in it, then take that from them (chmod go-w)");
+        }
+        Ok(())
+    }
 }
 
 /// Held as long as the data directory is ours; it goes with the process, however that ends.
@@ -149,6 +177,9 @@ fn user_data_home() -> anyhow::Result<PathBuf> {
 
 #[cfg(test)]
 mod tests {
+    use std::fs::Permissions;
+    use std::os::unix::fs::PermissionsExt;
+
     use super::*;
 
     #[test]
@@ -163,5 +194,36 @@ mod tests {
         assert!(data_dir.identity().unwrap_err().to_string().contains("daemon.id"));
         drop(held);
         data_dir.lock().unwrap();
+    }
+
+    #[test]
+    fn a_directory_that_others_have_or_can_write_to_is_not_taken() {
+        let dir = tempfile::tempdir().unwrap();
+        let data_dir = DataDir::locate(Some(dir.path().to_owned())).unwrap();
+        let user = rustix::process::geteuid().as_raw();
+        data_dir.check_owner(user).unwrap();
+        let refused = data_dir.check_owner(user + 1).unwrap_err().to_string();
+        assert!(
+            refused.contains(&format!("belongs to user {user} ")) && refused.contains("chown"),
+            "{refused}"
+        );
+        for (mode, is_refused) in [(0o1777, true), (0o770, true), (0o757, true), (0o755, false)] {
+            std::fs::set_permissions(dir.path(), Permissions::from_mode(mode)).unwrap();
+            let locked = data_dir.lock();
+            assert_eq!(locked.is_err(), is_refused, "{mode:o}");
+            let told = locked.err().map(|e| format!("{e:#}"));
+            assert!(told.as_ref().is_none_or(|told| told.contains("others can write")), "{told:?}");
+        }
+    }
+
+    #[test]
+    fn a_lock_that_is_a_link_is_not_followed() {
+        let dir = tempfile::tempdir().unwrap();
+        let precious = dir.path().join("precious");
+        std::fs::write(&precious, "mine").unwrap();
+        std::os::unix::fs::symlink(&precious, dir.path().join("lock")).unwrap();
+        let error = DataDir::locate(Some(dir.path().to_owned())).unwrap().lock().unwrap_err();
+        assert!(format!("{error:#}").contains("lock"), "{error:#}");
+        assert_eq!(std::fs::read(&precious).unwrap(), b"mine");
     }
 }
