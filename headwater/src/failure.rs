@@ -76,15 +76,19 @@ pub fn report(error: &anyhow::Error, json: bool) -> ExitCode {
 
 /// Prints an error, for people or for programs.
 pub fn tell(error: &anyhow::Error, json: bool) {
-    let text = if json {
+    // Where standard error is closed, only the exit code is left.
+    crate::show::aside(&format!("{}\n", told(error, json)));
+}
+
+/// What an error quotes of a disk or a server must not steer the terminal: JSON escapes that.
+fn told(error: &anyhow::Error, json: bool) -> String {
+    if json {
         let code = exit_code(error);
         let problem = error.downcast_ref::<Problem>().cloned().unwrap_or_else(|| as_problem(error, code));
         serde_json::to_string(&problem).unwrap_or_default()
     } else {
-        format!("headwater: {}", one_line(error))
-    };
-    // Where standard error is closed, only the exit code is left.
-    crate::show::aside(&format!("{text}\n"));
+        crate::show::printable(&format!("headwater: {}", one_line(error)))
+    }
 }
 
 /// The error and its causes in one line, without links that only repeat the one before.
@@ -280,5 +284,13 @@ mod tests {
     fn an_error_is_one_line_without_repetition() {
         let error = anyhow::anyhow!("reason").context("cannot open x: reason").context("cannot\nrun");
         assert_eq!(one_line(&error), "cannot run: cannot open x: reason");
+    }
+
+    #[test]
+    fn an_error_does_not_steer_the_terminal() {
+        let error =
+            anyhow::anyhow!("its backing file is \u{1b}]0;x\u{7}\u{9b}2J\r\nx").context("cannot read y");
+        assert_eq!(told(&error, false), "headwater: cannot read y: its backing file is  ]0;x  2J  x");
+        assert!(told(&error, true).bytes().all(|byte| byte >= b' '), "{}", told(&error, true));
     }
 }
