@@ -116,7 +116,9 @@ fn convert(
         ExportFormat::Vhd => ("vpc", &["-o", "subformat=dynamic,force_size=on"]),
         _ => (format.name(), &[]),
     };
-    let child = Command::new("qemu-img")
+    let mut command = Command::new("qemu-img");
+    headwater_qemu::without_own_variables(&mut command);
+    let child = command
         .args(["convert", "-p", "-f", "raw", "-O", driver])
         .args(options)
         .arg(uri)

@@ -31,6 +31,9 @@ const WRAPPER: &str = "setpriv";
 /// What it is told.
 const ARGUMENTS: [&str; 2] = ["--pdeathsig", "KILL"];
 
+/// What the names of variables begin with that are for the daemon: keys of buckets, passwords, settings.
+const OWN_VARIABLES: [&str; 2] = ["AWS_", "HEADWATER_"];
+
 struct Job {
     command: Command,
     /// Where the child is waited for.
@@ -44,12 +47,28 @@ pub(crate) async fn command(qemu: &Path) -> Command {
     let path = std::env::var_os("PATH").unwrap_or_default();
     match wrapper(&WRAPPER_PATH, qemu, &path).await {
         Some(wrapper) => wrapped(&wrapper, qemu),
-        None => Command::new(qemu),
+        None => program(qemu),
+    }
+}
+
+/// A program of others.
+pub(crate) fn program(path: &Path) -> Command {
+    let mut command = Command::new(path);
+    without_own_variables(command.as_std_mut());
+    command
+}
+
+/// Keeps from a program what of the environment is for this one: a guest that takes over its QEMU has what that has.
+pub fn without_own_variables(command: &mut std::process::Command) {
+    for (name, _) in std::env::vars_os() {
+        if OWN_VARIABLES.iter().any(|own| name.as_encoded_bytes().starts_with(own.as_bytes())) {
+            command.env_remove(name);
+        }
     }
 }
 
 fn wrapped(wrapper: &Path, qemu: &Path) -> Command {
-    let mut command = Command::new(wrapper);
+    let mut command = program(wrapper);
     command.args(ARGUMENTS).arg(qemu);
     command
 }

@@ -50,6 +50,7 @@ mod supervise;
 pub use agent::{Agent, Exec, ExecOutput};
 pub use error::{Error, Result};
 pub use guest::{Boot, BootSign, Exit, ExitReason, Guest, GuestState, MonitorStatus, Phase};
+pub use launch::without_own_variables;
 pub use orphan::{Orphan, sweep_orphans};
 pub use probe::{Acceleration, Version, probe_acceleration};
 pub use qmp::{Event, Qmp};

@@ -14,11 +14,11 @@ use std::process::Stdio;
 use std::time::Duration;
 
 use tokio::io::AsyncReadExt;
-use tokio::process::Command;
 use tokio::sync::OnceCell;
 
 use crate::binary;
 use crate::error::{Error, Result};
+use crate::launch;
 
 /// How machines are run.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -136,7 +136,7 @@ async fn run_probe() -> Result<Probe> {
 }
 
 async fn version_of(qemu: &Path) -> Result<Version> {
-    let mut command = Command::new(qemu);
+    let mut command = launch::program(qemu);
     command.arg("--version").stdin(Stdio::null()).kill_on_drop(true);
     let failed =
         |status: String| Error::StartFailed { machine: "probe".into(), status, stderr: String::new() };
@@ -172,7 +172,7 @@ impl Trial {
         let disk = boot_disk()?;
         // The disk has no name: QEMU reaches it through this process, and nothing is left behind.
         let path = format!("/proc/{}/fd/{}", std::process::id(), std::os::fd::AsRawFd::as_raw_fd(&disk));
-        let mut command = Command::new(qemu);
+        let mut command = launch::program(qemu);
         command
             .args(["-nodefaults", "-no-user-config", "-display", "none", "-no-reboot", "-m", "64"])
             .args(["-machine", "q35,graphics=off", "-accel", self.accelerator, "-cpu", self.cpu])
