@@ -460,22 +460,49 @@ fn an_export_to_other_formats_is_what_qemu_reads_as_the_disk() {
         .fails(3, &["nowhere", "No such file"]);
 }
 
+/// A daemon for which a script stands in for qemu-img, which it finds in the rest of its `PATH`.
+fn with_stand_in(tools: &Path, script: &str, change: impl FnOnce(&mut std::process::Command)) -> Daemon {
+    let stand_in = tools.join("qemu-img");
+    std::fs::write(&stand_in, format!("#!/bin/sh\n{script}PATH=${{PATH#*:}}\nexec qemu-img \"$@\"\n"))
+        .unwrap();
+    std::fs::set_permissions(&stand_in, std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
+    let path = format!("{}:{}", tools.display(), std::env::var("PATH").unwrap());
+    Daemon::start_in(support::short_dir(), |command| change(command.env("PATH", path)))
+}
+
+#[test]
+fn qemu_img_gets_no_secrets_and_writes_where_no_link_leads_it() {
+    let (tools, dir) = (support::short_dir(), support::short_dir());
+    let path = |name: &str| dir.path().join(name).to_str().unwrap().to_owned();
+    let told = tools.path().join("told");
+    // What others do who can write to the directory.
+    let script = format!(
+        "env > {}\ncd {}\nfor name in .*.partial; do rm \"$name\"; ln -s precious \"$name\"; done\n",
+        told.display(),
+        dir.path().display()
+    );
+    let daemon = with_stand_in(tools.path(), &script, |command| {
+        command.env("AWS_SECRET_ACCESS_KEY", "for the bucket alone");
+    });
+    std::fs::write(path("d.raw"), pseudo_random(1 << 20, 3)).unwrap();
+    std::fs::write(path("precious"), "mine").unwrap();
+    daemon.cli(&["image", "import", &path("d.raw")]).ok();
+    let _ = daemon.cli(&["image", "export", "d", &path("out.vhdx"), "--format", "vhdx"]);
+    assert_eq!(std::fs::read(path("precious")).unwrap(), b"mine");
+    let told = std::fs::read_to_string(told).unwrap();
+    assert!(told.contains("PATH=") && !told.contains("for the bucket"), "{told}");
+    assert!(!told.lines().any(|line| line.starts_with("HEADWATER_")), "{told}");
+}
+
 #[test]
 fn two_exports_to_one_name_do_not_mix() {
     let tools = support::short_dir();
     // Neither writes before the other is there.
     let script = format!(
-        "#!/bin/sh\nprintf x >> {0}/ready\nn=0\nwhile [ $(wc -c < {0}/ready) -lt 2 ] && [ $n -lt 600 ]; do sleep 0.1; n=$((n + 1)); done\n\
-         PATH=${{PATH#*:}}\nexec qemu-img \"$@\"\n",
+        "printf x >> {0}/ready\nn=0\nwhile [ $(wc -c < {0}/ready) -lt 2 ] && [ $n -lt 600 ]; do sleep 0.1; n=$((n + 1)); done\n",
         tools.path().display()
     );
-    let fake = tools.path().join("qemu-img");
-    std::fs::write(&fake, script).unwrap();
-    std::fs::set_permissions(&fake, std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
-    let path = format!("{}:{}", tools.path().display(), std::env::var("PATH").unwrap());
-    let daemon = Daemon::start_in(support::short_dir(), |command| {
-        command.env("PATH", path);
-    });
+    let daemon = with_stand_in(tools.path(), &script, |_| {});
     let dir = support::short_dir();
     let (raw, out) = (dir.path().join("d.raw"), dir.path().join("out.vhdx"));
     std::fs::write(&raw, pseudo_random(8 << 20, 3)).unwrap();

@@ -2,7 +2,8 @@
 //!
 //! The version is served on a socket in a temporary directory that no other user can enter, so no raw copy is needed. What
 //! qemu-img writes gets its name when it is whole and durable. Until then it has one that no other export has: of two to one
-//! name at the same time, the first that is ready makes the file, and the other one is told so.
+//! name at the same time, the first that is ready makes the file, and the other one is told so. It is handed to qemu-img open: in a
+//! directory that others can write to, its name may lead elsewhere by then.
 
 use std::fs::{self, DirBuilder, File};
 use std::io::{self, Read};
@@ -26,6 +27,8 @@ use crate::adapters::images::image_failed;
 const CHUNKS_BYTES: u64 = 32 << 20;
 /// How often qemu-img is looked after.
 const LOOK_INTERVAL: Duration = Duration::from_millis(50);
+/// What qemu-img is to write to: what it is given as its standard input, whatever name that has.
+const GIVEN: &str = "/dev/stdin";
 /// The most of qemu-img's complaints that is told.
 const COMPLAINT_MAX_BYTES: u64 = 4096;
 
@@ -52,12 +55,12 @@ pub fn export(
             .because(e)
     })?;
     let failed = |e| BackendError::from_io(format!("cannot write {}", target.display()), e);
-    let (partial, _) = Partial::create(target).map_err(failed)?;
-    let written = convert(&server.uri().to_string(), partial.path(), version.size_bytes, format, job);
+    let (partial, file) = Partial::create(target).map_err(failed)?;
+    let given = file.try_clone().map_err(failed)?;
+    let written = convert(&server.uri().to_string(), given, version.size_bytes, format, job);
     server.stop();
     drop(private);
     written?;
-    let file = File::open(partial.path()).map_err(failed)?;
     file.sync_all().map_err(failed)?;
     let size_bytes = file.metadata().map_err(failed)?.len();
     partial.put_in_place(target).map_err(|e| match e.kind() {
@@ -106,7 +109,7 @@ impl Drop for Running {
 
 fn convert(
     uri: &str,
-    to: &Path,
+    to: File,
     size_bytes: u64,
     format: ExportFormat,
     job: &JobControl,
@@ -122,8 +125,8 @@ fn convert(
         .args(["convert", "-p", "-f", "raw", "-O", driver])
         .args(options)
         .arg(uri)
-        .arg(to)
-        .stdin(Stdio::null())
+        .arg(GIVEN)
+        .stdin(to)
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
         .spawn();
