@@ -1,8 +1,9 @@
 //! A driver that measures any vhost-user-blk server: the VDI mix (4 KiB, 80 % writes, 80 % random) on one queue.
 //!
-//! `vdi_mix SOCKET DEPTH SECONDS [SPAN [PID [REQUEST]]]` prints one line: requests a second, mean and 99th percentile of
+//! `vdi_mix SOCKET DEPTH SECONDS [SPAN [PID [REQUEST [BUFFER]]]]` prints one line: requests a second, mean and 99th percentile of
 //! the latency in microseconds, and, with the server's process id, its processor time per request. The span (1G) is written
-//! once beforehand, so that all of it is there. Requests are of 4K, or as long as said.
+//! once beforehand, so that all of it is there. Requests are of 4K, or as long as said, in one buffer or in buffers of that length, the
+//! last one first in memory.
 #![expect(unsafe_code, reason = "buffers are shared with the server by address, as a guest does")]
 
 use std::error::Error;
@@ -13,7 +14,9 @@ use std::time::{Duration, Instant};
 use headwater_block::size;
 use headwater_testkit::Rng;
 use rustix::mm::{MapFlags, ProtFlags};
-use virtio_driver::{QueueNotifier, VhostUser, VirtioBlkQueue, VirtioBlkTransport, VirtioFeatureFlags};
+use virtio_driver::{
+    QueueNotifier, VhostUser, VirtioBlkQueue, VirtioBlkTransport, VirtioFeatureFlags, iovec,
+};
 
 const FILL_BYTES: usize = 128 << 10;
 const QUEUE_SIZE: u16 = 256;
@@ -22,6 +25,7 @@ struct Driver {
     queue: VirtioBlkQueue<'static, usize>,
     notifier: Box<dyn QueueNotifier>,
     memory: *mut u8,
+    buffers: Vec<iovec>,
     _transport: Box<VirtioBlkTransport>,
 }
 
@@ -41,16 +45,29 @@ impl Driver {
         // The driver looks itself; interrupts would measure the client.
         queue.set_used_notif_enabled(false);
         let notifier = transport.get_submission_notifier(0);
-        Ok(Self { queue, notifier, memory: memory.cast(), _transport: transport })
+        Ok(Self { queue, notifier, memory: memory.cast(), buffers: Vec::new(), _transport: transport })
     }
 
-    fn add(&mut self, write: bool, offset: u64, slot: usize, bytes: usize) -> Result<(), Box<dyn Error>> {
-        // SAFETY: each slot has its own bytes in the mapping.
+    fn add(
+        &mut self,
+        write: bool,
+        offset: u64,
+        slot: usize,
+        (bytes, buffer_bytes): (usize, usize),
+    ) -> Result<(), Box<dyn Error>> {
+        self.buffers.clear();
+        for at in (0..bytes).step_by(buffer_bytes) {
+            let (from, iov_len) = (bytes.saturating_sub(at + buffer_bytes), buffer_bytes.min(bytes - at));
+            // SAFETY: each slot has its own bytes in the mapping.
+            let iov_base = unsafe { self.memory.add(slot * FILL_BYTES + from) }.cast();
+            self.buffers.push(iovec { iov_base, iov_len });
+        }
+        let (buffers, count) = (self.buffers.as_ptr(), self.buffers.len());
+        // SAFETY: as above, and no other request uses the slot.
         unsafe {
-            let buffer = self.memory.add(slot * FILL_BYTES);
             match write {
-                true => self.queue.write_raw(offset, buffer, bytes, slot)?,
-                false => self.queue.read_raw(offset, buffer, bytes, slot)?,
+                true => self.queue.writev(offset, buffers, count, slot)?,
+                false => self.queue.readv(offset, buffers, count, slot)?,
             }
         }
         Ok(())
@@ -88,7 +105,7 @@ impl Driver {
                 // SAFETY: inside of the slot, which no request uses now.
                 unsafe { self.memory.add(slot * FILL_BYTES).cast::<u64>().add(word).write(rng.next_u64()) };
             }
-            self.add(true, at, slot, FILL_BYTES)?;
+            self.add(true, at, slot, (FILL_BYTES, FILL_BYTES))?;
             self.kick()?;
         }
         let mut pending = 8 - free.len();
@@ -111,17 +128,22 @@ fn processor_seconds(pid: Option<&str>) -> Option<f64> {
 fn main() -> Result<(), Box<dyn Error>> {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let [path, depth, seconds, rest @ ..] = &arguments[..] else {
-        return Err("usage: vdi_mix SOCKET DEPTH SECONDS [SPAN [PID [REQUEST]]]".into());
+        return Err("usage: vdi_mix SOCKET DEPTH SECONDS [SPAN [PID [REQUEST [BUFFER]]]]".into());
     };
     let (depth, seconds): (usize, u64) = (depth.parse()?, seconds.parse()?);
-    if depth == 0 || depth > usize::from(QUEUE_SIZE) / 3 {
-        return Err(format!("a depth of {depth}; possible are 1 to {}", QUEUE_SIZE / 3).into());
-    }
     let span = size::parse(rest.first().map_or("1G", String::as_str))?;
     let pid = rest.get(1).map(String::as_str);
     let request = size::parse(rest.get(2).map_or("4K", String::as_str))?;
     let request_bytes = usize::try_from(request).ok().filter(|bytes| (1..=FILL_BYTES).contains(bytes));
     let request_bytes = request_bytes.ok_or("a request has at most 128K")?;
+    let buffer_bytes = rest.get(3).map_or(Ok(request), |buffer| size::parse(buffer))?;
+    let buffer_bytes = usize::try_from(buffer_bytes).ok().filter(|bytes| *bytes > 0);
+    let lengths = (request_bytes, buffer_bytes.ok_or("a buffer has at least a byte")?);
+    // Header and status besides the data.
+    let deepest = usize::from(QUEUE_SIZE) / (lengths.0.div_ceil(lengths.1) + 2);
+    if depth == 0 || depth > deepest {
+        return Err(format!("a depth of {depth}; possible are 1 to {deepest}").into());
+    }
     let mut driver = Driver::connect(path, depth.max(8) * FILL_BYTES)?;
     let mut rng = Rng::new(1);
     driver.fill(span, &mut rng)?;
@@ -140,7 +162,7 @@ fn main() -> Result<(), Box<dyn Error>> {
             let roll = rng.next_u64();
             next = if roll % 5 < 4 { rng.next_u64() % requests } else { (next + 1) % requests };
             started[slot] = now;
-            driver.add(roll / 5 % 5 < 4, next * request, slot, request_bytes)?;
+            driver.add(roll / 5 % 5 < 4, next * request, slot, lengths)?;
         }
         driver.kick()?;
         driver.wait(&mut free)?;

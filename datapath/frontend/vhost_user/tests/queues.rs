@@ -147,6 +147,80 @@ fn writes_that_came_together_are_stored_together_and_each_has_its_own_answer() {
     panic!("no writes were ever given to the disk together");
 }
 
+/// A write whose data lies in buffers of these lengths, each in a place of its own, the last one first. Returns the status.
+fn write_scattered(guest: &mut Guest, sector: u64, lengths: &[u32], data: &[u8]) -> u8 {
+    let (header, table, status, places) = (FREE, FREE + 0x1000, FREE + 0x3000, FREE + 0x10000);
+    guest.write(header, &[&1_u32.to_le_bytes()[..], &[0; 4], &sector.to_le_bytes()].concat());
+    guest.write(status, &[0xee]);
+    let mut parts = vec![(header, 16, NEXT, 1)];
+    let mut at = 0;
+    for (number, len) in lengths.iter().enumerate() {
+        let place = places + 0x11000 * (lengths.len() - 1 - number) as u64;
+        guest.write(place, &data[at..at + *len as usize]);
+        at += *len as usize;
+        parts.push((place, *len, NEXT, number as u16 + 2));
+    }
+    parts.push((status, 1, WRITE, 0));
+    guest.write(table, &encode(&parts));
+    guest.descriptor(0, (table, 16 * parts.len() as u32, INDIRECT, 0));
+    guest.offer(0);
+    guest.kick();
+    assert_eq!(guest.next_used(), (0, 1));
+    guest.read(status, 1)[0]
+}
+
+#[test]
+fn the_blocks_of_a_scattered_write_are_stored_together() {
+    let shapes: [&[u32]; 7] = [
+        &[4096; 2],
+        &[4096; 16],
+        &[4096; 40],
+        &[4096, 8192, 512],
+        &[4096, 4096, 65536, 4096, 4096],
+        &[69632, 4096, 32768, 32768, 4096],
+        // Not of whole blocks.
+        &[4096, 512, 4096],
+    ];
+    let some_wait = ReferenceOptions { waits: Waits::PerMille(100), ..Default::default() };
+    for (options, features) in [
+        (ReferenceOptions::default(), F_FLUSH | F_INDIRECT),
+        (some_wait, F_FLUSH | F_INDIRECT),
+        // Writes through: each buffer is durable by itself.
+        (ReferenceOptions::default(), F_INDIRECT),
+    ] {
+        let waits = options.waits;
+        let bench = Bench::new(options);
+        let mut guest = Guest::with_features(bench.path(), features);
+        let mut expected = vec![0; 1 << 20];
+        let mut buffers = 0;
+        for round in 0..20_usize {
+            for (number, lengths) in shapes.iter().enumerate() {
+                let len = lengths.iter().sum::<u32>() as usize;
+                let at = BLOCK * ((round * 37 + number * 11) % (256 - 48));
+                let data: Vec<u8> = (at..at + len).map(|i| (i / 64 * 7 + i + round * 13) as u8).collect();
+                assert_eq!(write_scattered(&mut guest, at as u64 / 512, lengths, &data), OK);
+                expected[at..at + len].copy_from_slice(&data);
+                assert!(bench.disk.contents() == expected, "{waits:?}, round {round}, {lengths:?}");
+                buffers += if number == 6 { 1 } else { lengths.len() as u64 };
+            }
+        }
+        let counts = bench.disk.counts();
+        match (waits, features & F_FLUSH) {
+            (Waits::Never, 0) => assert_eq!((counts.fua, counts.together), (buffers, 0)),
+            // Nothing is written twice.
+            (Waits::Never, _) => {
+                assert_eq!((counts.writes, counts.submitted), (buffers, 0));
+                assert!(
+                    (buffers / 2..buffers).contains(&counts.together),
+                    "{} of {buffers}",
+                    counts.together
+                );
+            }
+            _ => assert!(counts.together > 0 && counts.submitted > 0, "{counts:?}"),
+        }
+    }
+}
+
 #[test]
 fn flushes_discards_zero_writes_and_the_serial_number() {
     for options in [ReferenceOptions::default(), late()] {

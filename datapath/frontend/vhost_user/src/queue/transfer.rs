@@ -2,7 +2,8 @@
 //!
 //! 1. The range and all buffers are checked before anything is done.
 //! 2. A request in one buffer, or in buffers that are whole 4 KiB blocks, goes to the device piece by piece, straight
-//!    between guest memory and the device.
+//!    between guest memory and the device. Pieces of a write are given to the device together first, as many blocks at a time
+//!    as it takes together; those that it did not store then go one by one.
 //! 3. Any other one is put together in a buffer of ours, because only whole requests keep a block whole. So is one with a
 //!    buffer that lies in several regions of memory, which is in one piece for the guest only.
 //! 4. What must wait is put together too, from the first piece that must wait to the end: one request below.
@@ -36,6 +37,9 @@ pub(crate) enum Progress {
 /// A buffer of ours, kept no longer than it is reasonably small.
 const SCRATCH_BYTES: usize = 1 << 20;
 
+/// Blocks of a write, and so buffers too, that are given to the device together at most.
+const TOGETHER: usize = 16;
+
 /// Carries out as much as is possible without waiting.
 pub(crate) fn attempt(
     device: &dyn Device,
@@ -48,7 +52,12 @@ pub(crate) fn attempt(
         return transfer.attempt_together(device, range, scratch);
     }
     let mut at = transfer.at;
+    let mut together = Together::new(transfer);
     for (index, buffer) in transfer.buffers.iter().enumerate() {
+        if together.has(device, transfer, index, at) {
+            at = at.saturating_add(u64::from(buffer.len));
+            continue;
+        }
         let Some(mut segment) = transfer.memory.segment(buffer.addr, u64::from(buffer.len)) else {
             // The only buffer of its request, which was not looked for before.
             transfer.find(*buffer)?;
@@ -61,10 +70,71 @@ pub(crate) fn attempt(
         };
         match attempt? {
             Attempt::Done => at = range.end(),
+            // Buffers after this one may be stored already; the device gets them again with the rest of the request, which is not
+            // answered before.
             Attempt::MustWait => return Ok(Progress::Until(index, at)),
         }
     }
     Ok(Progress::Done)
+}
+
+/// Buffers of one write that the device gets together, before they are looked at one by one.
+struct Together {
+    /// Those that it got last.
+    first: usize,
+    len: usize,
+    stored: [bool; TOGETHER],
+    /// They go one by one.
+    in_vain: bool,
+}
+
+impl Together {
+    fn new(transfer: &Transfer<'_>) -> Self {
+        let can_be = transfer.buffers.len() > 1 && transfer.direction == Direction::Write { fua: false };
+        Self { first: 0, len: 0, stored: [false; TOGETHER], in_vain: !can_be }
+    }
+
+    /// Whether this buffer, which belongs to this offset, is stored already, or was now, with those that follow it.
+    #[inline]
+    fn has(&mut self, device: &dyn Device, transfer: &Transfer<'_>, index: usize, at: u64) -> bool {
+        if index.wrapping_sub(self.first) >= self.len {
+            if self.in_vain {
+                return false;
+            }
+            self.store(device, transfer, index, at);
+        }
+        self.stored.get(index.wrapping_sub(self.first)).is_some_and(|stored| *stored)
+    }
+
+    fn store(&mut self, device: &dyn Device, transfer: &Transfer<'_>, index: usize, mut at: u64) {
+        let mut segments = [const { None }; TOGETHER];
+        let (mut len, mut blocks) = (0, 0);
+        for (place, buffer) in segments.iter_mut().zip(transfer.buffers.iter().skip(index)) {
+            blocks += u64::from(buffer.len) / u64::from(BLOCK_BYTES);
+            if !buffer.len.is_multiple_of(BLOCK_BYTES) || blocks > TOGETHER as u64 {
+                break;
+            }
+            let Some(segment) = transfer.memory.segment(buffer.addr, u64::from(buffer.len)) else { break };
+            *place = Some(segment);
+            len += 1;
+        }
+        // One that is alone goes its own way; those behind it are looked at after it.
+        (self.first, self.len, self.stored) = (index, len.max(1), [false; TOGETHER]);
+        let (Some(segments @ [_, _, ..]), Ok(none)) = (segments.get(..len), range_of(at, 0)) else { return };
+        let mut writes = [(none, &[][..]); TOGETHER];
+        for (write, segment) in writes.iter_mut().zip(segments) {
+            let bytes = segment.as_ref().map_or(&[][..], |segment| segment.bytes());
+            // A part of the request's, which was checked.
+            let Ok(range) = range_of(at, bytes.len() as u64) else { return };
+            *write = (range, bytes);
+            at = range.end();
+        }
+        if let (Some(writes), Some(stored)) = (writes.get(..len), self.stored.get_mut(..len)) {
+            device.write_together(writes, stored);
+            // What follows blocks that are new is new, too.
+            self.in_vain = !stored.contains(&true);
+        }
+    }
 }
 
 /// One read or write.
