@@ -1,11 +1,11 @@
 //! The loop of a queue's thread.
 //!
 //! ```text
-//!   +--> posts: answers of the device become used entries, orders are followed
+//!   +--> posts: answers of the device become used entries, orders are followed; what waits for the disk is started now and then
 //!   |    available requests: served, or submitted to the device
 //!   |    used entries are shown to the driver together, with one interrupt if it wants one
 //!   +--- something was done?
-//!   |    no: look again for as long as it paid off lately
+//!   |    no: start what waits for the disk, look again for as long as it paid off lately
 //!   +--- still nothing: ask for a kick, look once more, sleep until a kick or a post
 //! ```
 
@@ -36,6 +36,10 @@ const BATCH: u16 = 64;
 const BATCH_BYTES: u64 = 512 << 10;
 /// Used entries shown to the driver at a time, so that it goes on while the rest of the batch is served.
 const SHOWN_TOGETHER: u16 = 8;
+
+/// Requests for the disk are started at the latest after so many rounds, and at once when nothing else is to be done: to start
+/// them, however many, is to ring the disk's bell, which costs more than all the rest of a read.
+const MOST_ROUNDS_UNSTARTED: u32 = 2;
 
 const NO_ROOM_AT_STOP: &str = "no room came before the machine stopped its disk; a write is failed";
 
@@ -77,6 +81,8 @@ pub(super) struct QueueThread {
     inbox: Vec<Post>,
     /// Where the device's answers to this thread are taken, if it has such; they are posted too.
     own: Option<Box<dyn CompletionQueue>>,
+    /// Rounds since requests that wait for the disk were started.
+    rounds_unstarted: u32,
 }
 
 impl QueueThread {
@@ -114,6 +120,7 @@ impl QueueThread {
             polling,
             inbox: Vec::new(),
             own,
+            rounds_unstarted: 0,
         }
     }
 
@@ -130,6 +137,7 @@ impl QueueThread {
             if self.stopping && self.in_flight == 0 && self.held.is_empty() {
                 return self.end();
             }
+            self.rounds_unstarted = self.rounds_unstarted.saturating_add(1);
             if !worked {
                 self.idle();
             }
@@ -137,8 +145,10 @@ impl QueueThread {
     }
 
     fn read_posts(&mut self) -> bool {
-        if let Some(own) = &self.own {
-            own.take();
+        if self.rounds_unstarted >= MOST_ROUNDS_UNSTARTED
+            || self.own.as_ref().is_some_and(|own| own.is_ready())
+        {
+            self.start_waiting();
         }
         if !self.posts.is_filled() {
             return false;
@@ -164,6 +174,14 @@ impl QueueThread {
         }
         self.inbox = inbox;
         true
+    }
+
+    /// Starts what waits for the disk, and has what is over posted.
+    fn start_waiting(&mut self) {
+        if let Some(own) = &self.own {
+            own.take();
+        }
+        self.rounds_unstarted = 0;
     }
 
     fn use_memory(&mut self, memory: &Arc<GuestMemory>) {
@@ -379,6 +397,12 @@ impl QueueThread {
     }
 
     fn idle(&mut self) {
+        // Only this thread puts requests there, in the other steps of a round, and what is completed here is posted and no more. So
+        // nothing is unstarted while it looks or sleeps, until it comes round; and while it works, rounds are counted.
+        self.start_waiting();
+        if self.posts.is_filled() {
+            return;
+        }
         let started = Instant::now();
         let take = self.has_room();
         let window = self.polling.window();
