@@ -26,7 +26,7 @@ pub const STAGING_BUFFERS: usize = 3;
 /// the thread, so that what is free goes within this, a turn, and what the system takes for it.
 const TRIM_INTERVAL: Duration = Duration::from_millis(if EXPLORED { 0 } else { 300 });
 
-/// While there is more to punch out, the next part follows after this.
+/// While there is more to return or to punch out, the next part follows after this.
 const TRIM_ON: Duration = Duration::from_millis(if EXPLORED { 0 } else { 10 });
 
 /// A cache whose disk failed is tried again after this.
@@ -377,12 +377,12 @@ impl HostShared {
             || index_memory::wants_trim()
             || caches.iter().any(|c| c.wants_trim() || c.has_spare_buffers());
         if is_due && parts.may_trim(now) {
-            self.pool.trim();
+            let has_more_ram = self.pool.trim();
             index_memory::trim();
             self.trim_staging();
             caches.iter().for_each(|c| c.trim());
             parts.last_trim = Some(now);
-            let more = caches.iter().any(|c| c.wants_trim());
+            let more = has_more_ram || caches.iter().any(|c| c.wants_trim());
             parts.trim_after = if more { TRIM_ON } else { TRIM_INTERVAL };
         }
         is_due
@@ -507,6 +507,32 @@ mod tests {
         fn refuse(self: Box<Self>, _: IoError) {
             self.answer.send(false).unwrap();
         }
+    }
+
+    /// As of a large cache that was closed.
+    #[test]
+    fn much_free_memory_goes_back_in_parts_that_follow_soon() {
+        let (host, _run) = Host::prepare(u64::MAX, open_engine().unwrap(), NoPressure);
+        let shared = host.shared();
+        let mut parts = Parts::new(Monitor::new(Box::new(NoPressure)));
+        let pieces: Vec<_> = (0..1000).map(|_| shared.pool.take().unwrap()).collect();
+        pieces.into_iter().for_each(|piece| shared.pool.give(piece));
+        let (mut now, mut turns) = (Instant::now(), 0);
+        while shared.pool.warm_bytes() > 0 {
+            let before = shared.pool.warm_bytes();
+            let next = shared.turn(&[], &mut parts, now);
+            let returned = before - shared.pool.warm_bytes();
+            assert!((1..=128 * MIB).contains(&returned), "{returned} bytes in a turn");
+            turns += 1;
+            if shared.pool.warm_bytes() > 0 {
+                assert_eq!(next.after, Some(TRIM_ON));
+                // Other turns meanwhile return nothing.
+                let _ = shared.turn(&[], &mut parts, now);
+                assert_eq!(shared.pool.warm_bytes(), before - returned);
+            }
+            now += TRIM_ON;
+        }
+        assert_eq!(turns, 16);
     }
 
     #[test]

@@ -22,6 +22,9 @@ use crate::units::{SEGMENT_BYTES, SLOTS, Slot};
 /// Segments in one mapping: address space is taken in pieces of 128 MiB, memory only as it is touched.
 const SEGMENTS_PER_MAPPING: usize = 64;
 
+/// Pieces returned to the system in one go (128 MiB): the thread that does it also serves writers.
+const TRIM_PIECES: usize = 64;
+
 const BLOCK: usize = BLOCK_BYTES as usize;
 
 /// The RAM of one segment. Its address is a multiple of 2 MiB.
@@ -202,13 +205,15 @@ impl MemoryPool {
         self.free.lock().warm.push(memory);
     }
 
-    /// Returns the RAM of free pieces to the system.
-    pub fn trim(&self) {
-        let warm = {
+    /// Returns the RAM of free pieces to the system, a part of it at a time. Whether there is more.
+    pub fn trim(&self) -> bool {
+        let (warm, has_more) = {
             let mut free = self.free.lock();
-            let warm = std::mem::take(&mut free.warm);
+            let count = free.warm.len().min(TRIM_PIECES);
+            // What came last is the next to be taken.
+            let warm: Vec<SegmentMemory> = free.warm.drain(..count).collect();
             self.warm_bytes.fetch_sub((warm.len() * SEGMENT_BYTES) as u64, Ordering::Relaxed);
-            warm
+            (warm, !free.warm.is_empty())
         };
         for memory in &warm {
             // SAFETY: the piece is ours and nobody uses it; its contents may go.
@@ -220,6 +225,7 @@ impl MemoryPool {
             }
         }
         self.free.lock().cold.extend(warm);
+        has_more
     }
 
     /// The RAM of a segment whose last user is leaving, from the address in its word. To be called once,
@@ -376,8 +382,22 @@ mod tests {
             pool.give(piece);
         }
         assert_eq!(pool.warm_bytes(), ((SEGMENTS_PER_MAPPING + 1) * SEGMENT_BYTES) as u64);
-        pool.trim();
+        while pool.trim() {}
         assert_eq!(pool.warm_bytes(), 0);
         assert!(addresses.contains(&pool.take().unwrap().address()));
+    }
+
+    #[test]
+    fn no_trim_returns_more_than_its_part() {
+        let pool = MemoryPool::new();
+        let pieces: Vec<_> = (0..2 * TRIM_PIECES + 1).map(|_| pool.take().unwrap()).collect();
+        let last = pieces.last().unwrap().address();
+        pieces.into_iter().for_each(|piece| pool.give(piece));
+        for left in [TRIM_PIECES + 1, 1] {
+            assert!(pool.trim());
+            assert_eq!(pool.warm_bytes(), (left * SEGMENT_BYTES) as u64);
+        }
+        assert_eq!(pool.take().unwrap().address(), last, "what was given back last is taken first");
+        assert!(!pool.trim());
     }
 }
