@@ -412,6 +412,7 @@ mod tests {
 
     use super::*;
     use crate::overflow::io::open_engine;
+    use crate::spill::PACKING_TURN;
     use crate::units::{BlockNumber, Location};
     use crate::{CacheOptions, DEFAULT_WEIGHT, Parked, Slotless, Turn, Wrote};
 
@@ -535,6 +536,77 @@ mod tests {
         assert_eq!(turns, 16);
     }
 
+    fn waiting_write(cache: &Arc<WriteCache>) -> mpsc::Receiver<bool> {
+        let (answer, answered) = mpsc::channel();
+        for block in 0.. {
+            let write = Waits { cache: Arc::clone(cache), block, answer: answer.clone() };
+            if let Err(write) = Box::new(write).retry() {
+                cache.park(write);
+                return answered;
+            }
+            assert!(answered.recv().unwrap());
+        }
+        unreachable!("it has less RAM than blocks");
+    }
+
+    /// A cache whose limit was lowered has much to pack, and is not the only one.
+    #[test]
+    fn a_cache_that_packs_much_does_not_keep_the_writes_of_others_waiting() {
+        const SEGMENTS: u32 = 120;
+        let dir = tempfile::tempdir().unwrap();
+        let (host, _run) = Host::prepare(u64::MAX, open_engine().unwrap(), NoPressure);
+        let shared = host.shared();
+        let open = |ram_bytes, overflow| {
+            let options = CacheOptions {
+                name: "tested".into(),
+                size_bytes: 1 << 40,
+                ram_bytes,
+                weight: DEFAULT_WEIGHT,
+                overflow,
+                pause_limit: Duration::from_secs(24 * 3600),
+                persistent: None,
+                beneath: None,
+            };
+            WriteCache::open(&options, &shared).unwrap()
+        };
+        let place = crate::OverflowOptions {
+            at: dir.path().to_owned(),
+            limit_bytes: 64 * MIB,
+            buffering: crate::Buffering::Buffered,
+            little_space: crate::LittleSpace::Refused,
+        };
+        let (packs, waits) = (open(1 << 30, Some(place)), open(16 * MIB, None));
+        for block in 0..SEGMENTS * 512 {
+            let wrote = packs.write(BlockNumber(block), &[7; BLOCK_BYTES as usize], Turn::New);
+            assert_eq!(wrote, Wrote::Done);
+        }
+        let answered = waiting_write(&waits);
+        packs.set_ram_bytes(48 * MIB);
+        let mut parts = Parts::new(Monitor::new(Box::new(NoPressure)));
+        let packed = || packs.snapshot().packed_segments;
+        // By a clock that is ahead of all, no turn takes long; by one that is behind, each does.
+        let (ahead, behind) = (Instant::now() + Duration::from_secs(3600), Instant::now() - PACKING_TURN);
+        // Whether the next one follows at once.
+        let mut turn = |now| {
+            *shared.signal.lock() = false;
+            let _ = shared.turn(&shared.live_caches(), &mut parts, now);
+            *shared.signal.lock()
+        };
+        for number in 1..=10 {
+            assert!(turn(ahead));
+            assert_eq!(packed(), number, "one in each turn while others wait");
+        }
+        assert!(answered.try_recv().is_err());
+        waits.set_ram_bytes(32 * MIB);
+        assert!(turn(behind));
+        assert!(answered.try_recv().unwrap() && packed() == 11, "it is answered while the other one packs");
+        assert!(turn(behind));
+        assert_eq!(packed(), 12, "one in each turn that takes long");
+        turn(ahead);
+        assert!(packed() > u64::from(SEGMENTS / 2), "{:?}", packs.snapshot());
+        assert_eq!(packs.snapshot().disk_used_bytes, 0, "what packs is not spilled because it had to wait");
+    }
+
     #[test]
     fn a_share_that_rises_without_room_leaves_a_full_cache_full() {
         let (host, _run) = Host::prepare(u64::MAX, open_engine().unwrap(), NoPressure);
@@ -548,15 +620,7 @@ mod tests {
             let _ = shared.turn(&shared.live_caches(), &mut parts, now);
         };
         cache.set_ram_bytes(16 * MIB);
-        let (answer, answered) = mpsc::channel();
-        for block in 0.. {
-            let write = Waits { cache: Arc::clone(&cache), block, answer: answer.clone() };
-            if let Err(write) = Box::new(write).retry() {
-                cache.park(write);
-                break;
-            }
-            assert!(answered.recv().unwrap());
-        }
+        let answered = waiting_write(&cache);
         turn_at(u64::MAX);
         assert!(!answered.recv().unwrap() && cache.waiting.is_full(), "it is full at its own limit");
         for limit_mib in [9, 10, 11, 12] {
@@ -567,6 +631,7 @@ mod tests {
         }
         // At the host's limit, a share that rises is room.
         cache.set_ram_bytes(64 * MIB);
+        let (answer, answered) = mpsc::channel();
         let write = Waits { cache: Arc::clone(&cache), block: u32::MAX >> 14, answer };
         cache.park(Box::new(write));
         turn_at(12 * MIB);

@@ -8,7 +8,7 @@
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use headwater_block::BLOCK_BYTES;
 
@@ -27,6 +27,9 @@ use crate::units::SegmentId;
 
 /// Positions that only cleaning may use: what it writes frees more than it takes.
 pub const RESERVED_POSITIONS: u32 = 2;
+
+/// Nothing more is packed in a turn of the host's thread that began so long ago.
+pub(crate) const PACKING_TURN: Duration = Duration::from_millis(5);
 
 fn is_lack_of_space(error: &io::Error) -> bool {
     use io::ErrorKind::{FileTooLarge, QuotaExceeded, StorageFull};
@@ -75,10 +78,10 @@ impl WriteCache {
         // by the disk, which is faster, where that takes anything.
         let mut more_to_pack = false;
         if !self.waiting.any() || self.cannot_spill() {
-            more_to_pack = self.pack_cold();
+            more_to_pack = self.pack_cold(now);
         }
         if let Some(overflow) = &self.overflow {
-            let destaged = self.destage(overflow);
+            let destaged = self.destage(overflow, more_to_pack);
             lacks_buffer = destaged == Destaged::LacksBuffer;
             disk_failed = destaged == Destaged::DiskRefused;
             disk_failed |= self.clean(overflow);
@@ -194,8 +197,8 @@ impl WriteCache {
     }
 
     /// Packs cold segments, while that pays and there is room for packed ones. Whether there is more to do, in a
-    /// later turn: one segment by the strong packer takes some milliseconds, in which writers and other caches wait.
-    fn pack_cold(&self) -> bool {
+    /// later turn: one segment takes some milliseconds, in which writers and other caches wait. `now`: when this turn began.
+    fn pack_cold(&self, now: Instant) -> bool {
         if self.packed_is_full() || (self.packed.bytes() > 0 && self.waiting.any()) {
             // Dead slots of packed segments first: that costs a copy of what is alive, and no I/O.
             let freed = self.packed.shrink(|id| self.segments.get(id));
@@ -208,8 +211,11 @@ impl WriteCache {
         let mut tried = 0;
         let mut packer = self.host.packer.lock();
         while self.wants_pack() {
-            if tried > 0 && (packing == Packing::Alone || self.waiting.any()) {
-                return packing == Packing::Alone;
+            if tried > 0 && packing == Packing::BesideADisk && self.waiting.any() {
+                return false;
+            }
+            if tried > 0 && (packing == Packing::Alone || self.packed_for_long(now)) {
+                return true;
             }
             tried += 1;
             let victim = self.log.lock().freeze_coldest(&self.segments);
@@ -234,6 +240,13 @@ impl WriteCache {
         false
     }
 
+    /// Whether other caches are to have a turn: a write of one waits, for which only this thread does something, or may before long.
+    fn packed_for_long(&self, now: Instant) -> bool {
+        // Time stands still where schedules are explored.
+        let is_long = !EXPLORED && now.elapsed() >= PACKING_TURN;
+        is_long || self.host.waiting_writes.load(Ordering::Acquire) != 0
+    }
+
     fn swap_for_packed(&self, id: SegmentId, segment: &Segment, packed: Packed) {
         count(&self.counters.packed_segments, 1);
         count(&self.counters.packed_blocks, u64::from(segment.live()));
@@ -248,15 +261,17 @@ impl WriteCache {
         }
     }
 
-    /// Starts writes of cold segments.
-    fn destage(self: &Arc<Self>, overflow: &Arc<Overflow>) -> Destaged {
+    /// Starts writes of cold segments. With `more_to_pack` not of those that may be packed instead in a later turn, unless writes wait.
+    fn destage(self: &Arc<Self>, overflow: &Arc<Overflow>, more_to_pack: bool) -> Destaged {
         while self.wants_spill() {
             // Looked at each time: a write that was started here may have failed by now.
             if overflow.is_resting() {
                 return Destaged::DiskRefused;
             }
             let lacks_space = self.lacks_space(overflow);
-            let mut cleaned_only = lacks_space || overflow.free_positions() <= RESERVED_POSITIONS;
+            let keeps_others = more_to_pack && !self.waiting.any() && !self.cannot_spill();
+            let mut cleaned_only =
+                keeps_others || lacks_space || overflow.free_positions() <= RESERVED_POSITIONS;
             let has_cleaned = self.log.lock().has_dirty_cleaned();
             if cleaned_only && !has_cleaned {
                 return if lacks_space { Destaged::DiskRefused } else { Destaged::All };
