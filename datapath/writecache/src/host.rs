@@ -10,7 +10,7 @@ use crate::budget::{Budget, Divider};
 use crate::cache::{Looks, WriteCache};
 use crate::containment::survives;
 use crate::index_memory;
-use crate::memory::{AlignedBuffer, MemoryPool};
+use crate::memory::{AlignedBuffer, MemoryPool, SegmentMemory};
 use crate::overflow::io::{IoEngine, open_engine};
 use crate::overflow::seal::SEALED_SEGMENT_BYTES;
 use crate::pace::Spinner;
@@ -18,6 +18,7 @@ use crate::packed::Packer;
 use crate::pressure::{Extent, Monitor, NoPressure, PressureSource, SystemPressure};
 use crate::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use crate::sync::{Condvar, EXPLORED, Mutex};
+use crate::units::SEGMENT_BYTES;
 
 /// Buffers for segments on their way to or from the disk, for all caches together.
 pub const STAGING_BUFFERS: usize = 3;
@@ -57,6 +58,27 @@ struct Staging {
     taken: bool,
     /// One was asked for in vain.
     wanted: bool,
+}
+
+/// Memory of a segment's size for what a turn does, counted while it is there.
+pub(crate) struct Scratch<'a> {
+    host: &'a HostShared,
+    memory: Option<SegmentMemory>,
+}
+
+impl Scratch<'_> {
+    pub(crate) fn bytes(&mut self) -> &mut [u8] {
+        self.memory.as_mut().map(SegmentMemory::bytes).unwrap_or_default()
+    }
+}
+
+impl Drop for Scratch<'_> {
+    fn drop(&mut self) {
+        if let Some(memory) = self.memory.take() {
+            self.host.pool.give(memory);
+            self.host.give_ram(SEGMENT_BYTES as u64);
+        }
+    }
 }
 
 /// A moment's view of a host's memory, in plain numbers.
@@ -238,6 +260,13 @@ impl HostShared {
 
     pub(crate) fn give_ram(&self, bytes: u64) {
         self.budget.give(bytes);
+    }
+
+    /// Memory for this turn, whatever the limit says: without it nothing is packed. `None`: the system has none.
+    pub(crate) fn scratch(&self) -> Option<Scratch<'_>> {
+        let memory = self.pool.take()?;
+        self.add_ram(SEGMENT_BYTES as u64);
+        Some(Scratch { host: self, memory: Some(memory) })
     }
 
     /// A staging buffer, while there is one.
@@ -605,6 +634,19 @@ mod tests {
         turn(ahead);
         assert!(packed() > u64::from(SEGMENTS / 2), "{:?}", packs.snapshot());
         assert_eq!(packs.snapshot().disk_used_bytes, 0, "what packs is not spilled because it had to wait");
+    }
+
+    #[test]
+    fn what_is_packed_passes_through_memory_that_is_counted_and_not_dumped() {
+        use crate::overflow::key_memory::tests::flags_of;
+        let (host, _run) = Host::prepare(u64::MAX, open_engine().unwrap(), NoPressure);
+        let shared = host.shared();
+        let mut scratch = shared.scratch().unwrap();
+        scratch.bytes().fill(1);
+        assert!(flags_of(scratch.bytes().as_ptr().addr()).iter().any(|flag| flag == "dd"));
+        assert_eq!((host.used_bytes(), shared.pool.warm_bytes()), (SEGMENT_BYTES as u64, 0));
+        drop(scratch);
+        assert_eq!((host.used_bytes(), shared.pool.warm_bytes()), (0, SEGMENT_BYTES as u64));
     }
 
     #[test]

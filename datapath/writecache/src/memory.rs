@@ -44,6 +44,12 @@ impl SegmentMemory {
         self.0.as_ptr().expose_provenance()
     }
 
+    /// The bytes, for who took the piece for itself: it is no segment's, and whoever copied from it as one has left.
+    pub fn bytes(&mut self) -> &mut [u8] {
+        // SAFETY: a piece that is mapped, and initialised by the kernel; nobody else uses it, as said above.
+        unsafe { std::slice::from_raw_parts_mut(self.0.as_ptr(), SEGMENT_BYTES) }
+    }
+
     /// Takes ownership back from an address that came from [`SegmentMemory::address`].
     ///
     /// # Safety

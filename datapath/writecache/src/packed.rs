@@ -15,7 +15,7 @@ use crate::segment::Segment;
 use crate::sync::RwLock;
 use crate::units::{SLOT_COUNT, SLOTS, SegmentId, Slot};
 use headwater_block::BLOCK_BYTES;
-use lz4_flex::block::{CompressTable, compress_into_with_table, decompress_into, get_maximum_output_size};
+use lz4_flex::block::{CompressTable, compress_into_with_table, decompress_into};
 use zstd::bulk::{Compressor, Decompressor};
 
 const BLOCK: usize = BLOCK_BYTES as usize;
@@ -80,9 +80,13 @@ impl Packed {
         self.bytes
     }
 
-    fn new(packing: Packing, scratch: &[u8], starts: Vec<u32>, live: u32) -> Option<Self> {
-        let mut blob = AlignedBuffer::new(scratch.len())?;
-        blob.get_mut(..scratch.len())?.copy_from_slice(scratch);
+    /// Of entries that follow each other in these parts.
+    fn new(packing: Packing, parts: &[&[u8]], starts: Vec<u32>, live: u32) -> Option<Self> {
+        let mut blob = AlignedBuffer::new(parts.iter().map(|part| part.len()).sum())?;
+        let mut rest = &mut *blob;
+        for part in parts {
+            rest.split_off_mut(..part.len())?.copy_from_slice(part);
+        }
         let bytes = (blob.len() + starts.len() * size_of::<u32>() + size_of::<Self>()) as u64;
         Some(Self { packing, blob, starts: starts.into_boxed_slice(), live, bytes })
     }
@@ -100,16 +104,18 @@ impl Packed {
         if live == 0 || live > self.live / 4 * 3 {
             return None;
         }
-        let mut scratch = Vec::new();
+        let (mut entries, mut end) = (Vec::with_capacity(SLOTS), 0);
         let mut starts = Vec::with_capacity(SLOTS + 1);
         for slot in 0..SLOT_COUNT {
-            starts.push(u32::try_from(scratch.len()).ok()?);
+            starts.push(u32::try_from(end).ok()?);
             if segment.owner(Slot(slot)).is_some() {
-                scratch.extend_from_slice(self.entry(Slot(slot))?);
+                let entry = self.entry(Slot(slot))?;
+                entries.push(entry);
+                end += entry.len();
             }
         }
-        starts.push(u32::try_from(scratch.len()).ok()?);
-        Self::new(self.packing, &scratch, starts, live).filter(|smaller| smaller.bytes < self.bytes)
+        starts.push(u32::try_from(end).ok()?);
+        Self::new(self.packing, &entries, starts, live).filter(|smaller| smaller.bytes < self.bytes)
     }
 
     /// Unpacks a slot. `false`: it was dead when the segment was packed.
@@ -127,21 +133,32 @@ impl Packed {
     }
 }
 
-/// Packs segments, one after the other; keeps its buffers.
+/// Packs segments, one after the other; keeps what it does so with, and none of their contents but what zstd does.
 #[derive(Default)]
 pub struct Packer {
     lz4: CompressTable,
     /// Made when it is first needed.
     zstd: Option<Compressor<'static>>,
-    scratch: Vec<u8>,
     /// Slots that it has compressed, also in vain.
     #[cfg(test)]
     tried: u64,
 }
 
+/// Entries one after the other, in memory of a segment's size: none is larger than its slot.
+struct Entries<'a> {
+    memory: &'a mut [u8],
+    len: usize,
+}
+
 impl Packer {
-    /// Packs the live slots of a frozen segment. `None`: that would not pay.
-    pub fn pack(&mut self, segment: &Segment, address: usize, packing: Packing) -> Option<Packed> {
+    /// Packs the live slots of a frozen segment. `None`: that would not pay. `scratch` has a segment's size.
+    pub fn pack(
+        &mut self,
+        segment: &Segment,
+        address: usize,
+        packing: Packing,
+        scratch: &mut [u8],
+    ) -> Option<Packed> {
         if packing == Packing::Alone && self.zstd.is_none() {
             match Compressor::new(ZSTD_LEVEL) {
                 Ok(compressor) => self.zstd = Some(compressor),
@@ -152,56 +169,62 @@ impl Packer {
             }
         }
         let live = usize::try_from(segment.live()).ok()?.max(1);
-        if !self.sample_pays(segment, address, live, packing) {
+        if !self.sample_pays(segment, address, live, packing, scratch)? {
             return None;
         }
         let most = packing.most(live * BLOCK);
-        self.scratch.clear();
+        let mut entries = Entries { memory: scratch, len: 0 };
         let mut starts = Vec::with_capacity(SLOTS + 1);
         for slot in 0..SLOT_COUNT {
-            starts.push(u32::try_from(self.scratch.len()).ok()?);
+            starts.push(u32::try_from(entries.len).ok()?);
             if segment.owner(Slot(slot)).is_none() {
                 continue;
             }
-            with_frozen(address, Slot(slot), |plain| self.append(plain, packing));
-            if self.scratch.len() > most {
+            with_frozen(address, Slot(slot), |plain| self.append(plain, packing, &mut entries))?;
+            if entries.len > most {
                 return None;
             }
         }
-        starts.push(u32::try_from(self.scratch.len()).ok()?);
-        Packed::new(packing, &self.scratch, starts, segment.live())
+        starts.push(u32::try_from(entries.len).ok()?);
+        Packed::new(packing, &[entries.memory.get(..entries.len)?], starts, segment.live())
     }
 
     /// Adds a slot, as it is where it does not get smaller.
-    fn append(&mut self, plain: &[u8; BLOCK], packing: Packing) {
-        let at = self.scratch.len();
-        self.scratch.resize(at + get_maximum_output_size(BLOCK), 0);
+    fn append(&mut self, plain: &[u8; BLOCK], packing: Packing, entries: &mut Entries<'_>) -> Option<()> {
         #[cfg(test)]
         {
             self.tried += 1;
         }
-        let body = self.scratch.get_mut(at..).unwrap_or_default();
+        let rest = entries.memory.get_mut(entries.len..)?;
         let len = match packing {
-            Packing::BesideADisk => compress_into_with_table(plain, body, &mut self.lz4).ok(),
-            Packing::Alone => self.zstd.as_mut().and_then(|zstd| zstd.compress_to_buffer(plain, body).ok()),
+            Packing::BesideADisk => compress_into_with_table(plain, rest, &mut self.lz4).ok(),
+            Packing::Alone => self.zstd.as_mut().and_then(|zstd| zstd.compress_to_buffer(plain, rest).ok()),
         };
-        match len.filter(|len| *len < BLOCK) {
-            Some(len) => self.scratch.truncate(at + len),
+        entries.len += match len.filter(|len| *len < BLOCK) {
+            Some(len) => len,
             None => {
-                self.scratch.truncate(at);
-                self.scratch.extend_from_slice(plain);
+                rest.get_mut(..BLOCK)?.copy_from_slice(plain);
+                BLOCK
             }
-        }
+        };
+        Some(())
     }
 
-    fn sample_pays(&mut self, segment: &Segment, address: usize, live: usize, packing: Packing) -> bool {
-        self.scratch.clear();
+    fn sample_pays(
+        &mut self,
+        segment: &Segment,
+        address: usize,
+        live: usize,
+        packing: Packing,
+        scratch: &mut [u8],
+    ) -> Option<bool> {
+        let mut samples = Entries { memory: scratch, len: 0 };
         let mut tried = 0;
         for (slot, _) in segment.live_slots().step_by(live.div_ceil(SAMPLES)) {
-            with_frozen(address, slot, |plain| self.append(plain, packing));
+            with_frozen(address, slot, |plain| self.append(plain, packing, &mut samples))?;
             tried += 1;
         }
-        self.scratch.len() <= packing.most(tried * BLOCK)
+        Some(samples.len <= packing.most(tried * BLOCK))
     }
 }
 
@@ -278,7 +301,7 @@ mod tests {
     use crate::map::Map;
     use crate::memory::MemoryPool;
     use crate::memory::copy_in;
-    use crate::units::BlockNumber;
+    use crate::units::{BlockNumber, SEGMENT_BYTES};
 
     fn segment(fill: impl Fn(u16) -> Vec<u8>) -> (Segment, Arc<MemoryPool>, usize) {
         let pool = MemoryPool::new();
@@ -291,6 +314,10 @@ mod tests {
         }
         segment.kill(Slot(7));
         (segment, pool, memory.address())
+    }
+
+    fn pack(packer: &mut Packer, segment: &Segment, address: usize, packing: Packing) -> Option<Packed> {
+        packer.pack(segment, address, packing, &mut vec![0; SEGMENT_BYTES])
     }
 
     fn mixed(slot: u16) -> Vec<u8> {
@@ -314,7 +341,7 @@ mod tests {
 
     fn unpacked(packing: Packing) {
         let (segment, _pool, address) = segment(mixed);
-        let packed = Packer::default().pack(&segment, address, packing).unwrap();
+        let packed = pack(&mut Packer::default(), &segment, address, packing).unwrap();
         assert!(packed.bytes() < 400 * BLOCK as u64 / 3);
         let mut out = [0; BLOCK];
         for slot in 0..512 {
@@ -343,7 +370,7 @@ mod tests {
         let (segment, _pool, address) = segment(|slot| mixed(slot * 10));
         for packing in [Packing::BesideADisk, Packing::Alone] {
             let mut packer = Packer::default();
-            assert!(packer.pack(&segment, address, packing).is_none());
+            assert!(pack(&mut packer, &segment, address, packing).is_none());
             // It takes no more than a look at a few slots.
             assert_eq!(packer.tried, SAMPLES as u64);
         }
@@ -361,8 +388,8 @@ mod tests {
             (0..BLOCK).map(|_| next()).collect()
         });
         let mut packer = Packer::default();
-        assert!(packer.pack(&segment, address, Packing::BesideADisk).is_none());
-        let packed = packer.pack(&segment, address, Packing::Alone).unwrap();
+        assert!(pack(&mut packer, &segment, address, Packing::BesideADisk).is_none());
+        let packed = pack(&mut packer, &segment, address, Packing::Alone).unwrap();
         let all = 399 * BLOCK as u64;
         assert!(packed.bytes() < all * 4 / 5 && packed.bytes() > all * 3 / 4, "{}", packed.bytes());
     }
@@ -371,7 +398,7 @@ mod tests {
     fn a_damaged_entry_is_no_block() {
         let (segment, _pool, address) = segment(|slot| mixed(slot * 10 + 1));
         for packing in [Packing::BesideADisk, Packing::Alone] {
-            let mut packed = Packer::default().pack(&segment, address, packing).unwrap();
+            let mut packed = pack(&mut Packer::default(), &segment, address, packing).unwrap();
             packed.blob.fill(0xff);
             assert!(!packed.unpack(Slot(3), &mut [0; BLOCK]));
         }

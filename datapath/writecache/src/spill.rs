@@ -208,6 +208,10 @@ impl WriteCache {
         if packing == Packing::Alone {
             self.log.lock().reconsider_unpackable(&self.segments);
         }
+        if !self.wants_pack() {
+            return false;
+        }
+        let Some(mut scratch) = self.host.scratch() else { return false };
         let mut tried = 0;
         let mut packer = self.host.packer.lock();
         while self.wants_pack() {
@@ -224,7 +228,8 @@ impl WriteCache {
             };
             self.map.sweep(segment.live_slots().map(|(_, block)| block));
             self.look_at(segment, id);
-            match packer.pack(segment, segment.word().ram().unwrap_or(0), packing) {
+            let packed = packer.pack(segment, segment.word().ram().unwrap_or(0), packing, scratch.bytes());
+            match packed {
                 Some(packed) => self.swap_for_packed(id, segment, packed),
                 None => {
                     segment.set_unpackable(true);
