@@ -18,8 +18,8 @@ use crate::counters::count;
 use crate::log::Stream;
 use crate::map::split;
 use crate::memory::{AlignedBuffer, copy_in};
-use crate::overflow::Overflow;
 use crate::overflow::seal::SEALED_SLOT_BYTES;
+use crate::overflow::{LOW_POSITIONS, Overflow};
 use crate::segment::State;
 use crate::sync::atomic::{AtomicBool, Ordering};
 use crate::sync::{EXPLORED, Mutex};
@@ -27,12 +27,6 @@ use crate::units::{BlockNumber, Location, SLOT_COUNT, SLOTS, SegmentId, Slot};
 
 /// Dead slots that make cleaning a segment worth its reading and writing.
 pub const MIN_GAIN: u32 = if EXPLORED { 1 } else { 16 };
-
-/// Cleaning begins when this part of the positions, or fewer, is free.
-const LOW_POSITIONS_DIVISOR: u32 = 32;
-
-/// Cleaning begins at this many free positions at the latest.
-const LOW_POSITIONS: u32 = 6;
 
 /// A segment that was read in vain is tried again after this at the latest.
 const STUCK: Duration = Duration::from_millis(100);
@@ -135,8 +129,7 @@ impl Cleaner {
 
 impl WriteCache {
     fn wants_clean(&self, overflow: &Overflow) -> bool {
-        let low = (overflow.limit_positions() / LOW_POSITIONS_DIVISOR).max(LOW_POSITIONS);
-        overflow.free_positions() <= low
+        overflow.runs_low()
             || self.disk_full.load(Ordering::Relaxed)
             || overflow.lacks_space(LOW_POSITIONS)
     }

@@ -39,7 +39,7 @@ use self::io::{Direction, IoEngine, IoOp};
 pub use self::place::{BRIEF_NAME, check_directory};
 use self::place::{check_space, direct_alignment, is_memory, open_file};
 use self::positions::Positions;
-pub use self::positions::{KEEP_POSITIONS, NoPosition};
+pub use self::positions::{KEEP_POSITIONS, LOW_POSITIONS, NoPosition};
 use self::seal::{SEALED_SEGMENT_BYTES, SEALED_SLOT_BYTES, SealKey};
 use crate::cache::{LittleSpace, OverflowOptions};
 use crate::memory::AlignedBuffer;

@@ -20,8 +20,14 @@ const TRIM_RUNS: usize = 32;
 /// Positions in these runs at most (1 GiB).
 const TRIM_POSITIONS: usize = 512;
 
-/// Free positions that stay claimed for the next spills; what is beyond is punched out.
+/// Free positions that stay claimed for the next spills; what is beyond is punched out, but near the limit.
 pub const KEEP_POSITIONS: usize = 16;
+
+/// Positions run low when this part of them, or fewer, is free.
+const LOW_POSITIONS_DIVISOR: u32 = 32;
+
+/// Positions run low at this many free ones at the latest.
+pub const LOW_POSITIONS: u32 = 6;
 
 /// The same of those that could not be written: for cleaning, which may claim none.
 const KEEP_DOUBTFUL: usize = 4;
@@ -60,6 +66,25 @@ impl Positions {
         let others = self.ready.len() + self.doubtful.len() + self.doubtful_punched.len();
         self.used.saturating_add(u32::try_from(others).unwrap_or(u32::MAX))
     }
+
+    /// Left below the limit.
+    fn free(&self) -> u32 {
+        self.limit.saturating_sub(self.used)
+    }
+
+    fn low(&self) -> u32 {
+        (self.limit / LOW_POSITIONS_DIVISOR).max(LOW_POSITIONS)
+    }
+
+    /// How many free ones stay claimed. Near the limit, where cleaning gives back what is taken a moment later, so many as it keeps free:
+    /// else they would be punched out and claimed again all the time.
+    fn keep(&self) -> usize {
+        if self.free() > 2 * self.low() {
+            return KEEP_POSITIONS;
+        }
+        // Over a limit that was lowered there is nothing to keep.
+        KEEP_POSITIONS.max(self.low().min(self.free()) as usize)
+    }
 }
 
 impl Overflow {
@@ -75,15 +100,15 @@ impl Overflow {
             u32::try_from(limit).map_or(SegmentId::LIMIT, |n| n.min(SegmentId::LIMIT));
     }
 
-    /// Disk limit in positions.
-    pub fn limit_positions(&self) -> u32 {
-        self.positions.lock().limit
-    }
-
     /// Positions left below the limit.
     pub fn free_positions(&self) -> u32 {
+        self.positions.lock().free()
+    }
+
+    /// Whether so few are left that cleaning is to begin.
+    pub fn runs_low(&self) -> bool {
         let positions = self.positions.lock();
-        positions.limit.saturating_sub(positions.used)
+        positions.free() <= positions.low()
     }
 
     /// Bytes of disk that hold segments.
@@ -295,7 +320,7 @@ impl Overflow {
     /// Whether [`Overflow::trim`] has something to do.
     pub fn wants_trim(&self) -> bool {
         let positions = self.positions.lock();
-        positions.ready.len() > KEEP_POSITIONS || positions.doubtful.len() > KEEP_DOUBTFUL
+        positions.ready.len() > positions.keep() || positions.doubtful.len() > KEEP_DOUBTFUL
     }
 
     /// Returns the space of free positions to the file system: a part of it at a time, while
@@ -303,7 +328,7 @@ impl Overflow {
     pub fn trim(&self) {
         let surplus: Vec<u32> = {
             let mut positions = self.positions.lock();
-            let most = positions.ready.len().saturating_sub(KEEP_POSITIONS).min(TRIM_POSITIONS);
+            let most = positions.ready.len().saturating_sub(positions.keep()).min(TRIM_POSITIONS);
             positions.ready.sort_unstable_by(|one, other| other.cmp(one));
             let mut runs = 0;
             let mut before = None;
@@ -389,6 +414,40 @@ mod tests {
         overflow.prepare(8).unwrap();
         assert!(overflow.no_fallocate.load(Ordering::Relaxed) && !overflow.lacks_space(0));
         assert!(overflow.ready_positions() >= 8 && overflow.take_ready(0).is_some());
+    }
+
+    #[test]
+    fn near_the_limit_what_cleaning_keeps_free_stays_claimed() {
+        const LIMIT: u32 = 3200;
+        const LOW: u32 = 100;
+        // A file system without `fallocate` gives as many as are wanted.
+        let open = |_: bool| File::options().read(true).write(true).open("/proc/self/comm");
+        let overflow = open_file(Path::new("/proc"), &open);
+        let set_limit =
+            |positions: u32| overflow.set_limit_bytes(u64::from(positions) * SEALED_SEGMENT_BYTES as u64);
+        let trim = || {
+            while overflow.wants_trim() {
+                overflow.trim()
+            }
+        };
+        set_limit(LIMIT);
+        let mut taken: Vec<u32> = (0..LIMIT - 96).map(|_| overflow.take_position().unwrap()).collect();
+        taken.drain(..LOW as usize).for_each(|position| overflow.give_position(position));
+        trim();
+        assert_eq!(overflow.ready_positions(), LOW as usize);
+        // Five more, and it is not near any more.
+        taken.drain(..5).for_each(|position| overflow.give_position(position));
+        trim();
+        assert_eq!(overflow.ready_positions(), KEEP_POSITIONS);
+        taken.drain(320..).for_each(|position| overflow.give_position(position));
+        trim();
+        assert_eq!(overflow.ready_positions(), KEEP_POSITIONS);
+        // Beyond a limit that was lowered nothing more is kept either.
+        taken.extend((0..LIMIT - 320).map(|_| overflow.take_position().unwrap()));
+        set_limit(LIMIT / 2);
+        taken.drain(..LOW as usize).for_each(|position| overflow.give_position(position));
+        trim();
+        assert_eq!(overflow.ready_positions(), KEEP_POSITIONS);
     }
 
     #[test]
