@@ -42,6 +42,13 @@ const UNREAD_TIMES: u32 = 32;
 /// So many segments that the disk does not read at one time are logged each.
 const UNREAD_LOGGED: usize = 8;
 
+/// So many segments are remembered of a look at all of them: one is as good as another that is worth a little less, and the records of a
+/// large cache take long to go through.
+const RANKED: usize = 16;
+
+/// But one of so many at most: what few segments are worth changes much with each that is cleaned.
+const OF_CANDIDATES: usize = 64;
+
 /// An age beyond this, 2 TiB of writes, is no more: generations jump where a persistent cache is opened, and segments
 /// of earlier times with little dead in them would be cleaned before anything that was written since.
 const OLDEST: u64 = 1 << 20;
@@ -93,6 +100,11 @@ pub struct Cleaner {
     /// Those that the disk did not read, which may pass. A few places that stay unreadable must not keep cleaning from
     /// all others, and they age into those most worth it.
     unread: Mutex<HashMap<u64, Unread>>,
+    /// The best of the last look at all segments, with their generations, and the best one at the end.
+    ranked: Mutex<Vec<(SegmentId, u64)>>,
+    /// Looks at all segments.
+    #[cfg(test)]
+    looks: std::sync::atomic::AtomicU32,
     /// When the last one was read in vain: no room for what lives in it, or somebody is just taking that away. Forgotten
     /// when something was freed or written.
     stuck_since: Mutex<Option<Instant>>,
@@ -129,9 +141,7 @@ impl Cleaner {
 
 impl WriteCache {
     fn wants_clean(&self, overflow: &Overflow) -> bool {
-        overflow.runs_low()
-            || self.disk_full.load(Ordering::Relaxed)
-            || overflow.lacks_space(LOW_POSITIONS)
+        overflow.runs_low() || self.disk_full.load(Ordering::Relaxed) || overflow.lacks_space(LOW_POSITIONS)
     }
 
     /// Whether what is cleaned would find a slot: a persistent cache begins a segment only where that has a place on disk.
@@ -178,6 +188,7 @@ impl WriteCache {
         let Some(id) = self.victim() else { return false };
         let Some(segment) = self.segments.get(id) else { return false };
         let Some(buffer) = self.host.take_staging() else { return false };
+        self.cleaner.ranked.lock().retain(|(ranked, _)| *ranked != id);
         let (host, not_busy) = (Arc::clone(&self.host), self.not_busy_otherwise());
         let otherwise = Otherwise::new(move || {
             host.lost_staging();
@@ -204,8 +215,38 @@ impl WriteCache {
         true
     }
 
-    /// The segment whose cleaning is worth most.
+    /// The segment whose cleaning is worth most: of those that were at the last look at all, while one of them still serves.
     fn victim(&self) -> Option<SegmentId> {
+        let now = Instant::now();
+        let mut ranked = self.cleaner.ranked.lock();
+        while let Some((id, generation)) = ranked.last() {
+            let is_left_alone =
+                || self.cleaner.unread.lock().get(generation).is_some_and(|u| !u.is_over(now));
+            let found = self.candidate(*id, &self.cleaner.damaged.lock());
+            if found.is_some_and(|(_, _, found)| found == *generation) && !is_left_alone() {
+                return Some(*id);
+            }
+            ranked.pop();
+        }
+        let (best, longest_ago) = self.look_for_victims(now);
+        *ranked = best;
+        ranked.last().map(|(id, _)| *id).or(longest_ago)
+    }
+
+    /// A segment that can be cleaned, and is worth it: with what lives in it, and its generation.
+    fn candidate(&self, id: SegmentId, damaged: &HashSet<u64>) -> Option<(SegmentId, u32, u64)> {
+        let segment = self.segments.get(id)?;
+        let (state, live, generation) = (segment.word().state(), segment.live(), segment.generation());
+        let is_there = matches!(state, State::Spilled | State::Clean) && !damaged.contains(&generation);
+        // Where nothing lives, who took the last of it away is about to give all back.
+        let is_worth = live > 0 && live + MIN_GAIN <= u32::from(SLOT_COUNT);
+        (is_there && is_worth).then_some((id, live, generation))
+    }
+
+    /// Looks at all segments: those worth most, and one to take for want of others.
+    fn look_for_victims(&self, now: Instant) -> (Vec<(SegmentId, u64)>, Option<SegmentId>) {
+        #[cfg(test)]
+        self.cleaner.looks.fetch_add(1, Ordering::Relaxed);
         let numbers = self.log.lock().numbers_used();
         let mut unread = self.cleaner.unread.lock();
         let mut damaged = self.cleaner.damaged.lock();
@@ -215,37 +256,33 @@ impl WriteCache {
             let there: HashSet<u64> = (0..numbers).filter_map(generation).collect();
             damaged.retain(|generation| there.contains(generation));
         }
-        let candidates: Vec<(SegmentId, u32, u64)> = (0..numbers)
-            .map(SegmentId)
-            .filter_map(|id| {
-                let segment = self.segments.get(id)?;
-                let (state, live, generation) =
-                    (segment.word().state(), segment.live(), segment.generation());
-                let is_there =
-                    matches!(state, State::Spilled | State::Clean) && !damaged.contains(&generation);
-                // Where nothing lives, who took the last of it away is about to give all back.
-                let is_worth = live > 0 && live + MIN_GAIN <= u32::from(SLOT_COUNT);
-                (is_there && is_worth).then_some((id, live, generation))
-            })
-            .collect();
+        let candidates: Vec<(SegmentId, u32, u64)> =
+            (0..numbers).filter_map(|number| self.candidate(SegmentId(number), &damaged)).collect();
         if !unread.is_empty() {
             let there: HashSet<u64> = candidates.iter().map(|(_, _, generation)| *generation).collect();
             unread.retain(|generation, _| there.contains(generation));
         }
-        let now = Instant::now();
-        let newest = candidates.iter().map(|(_, _, generation)| *generation).max()?;
+        let newest = candidates.iter().map(|(_, _, generation)| *generation).max().unwrap_or_default();
         let is_left_alone = |generation: &u64| unread.get(generation).is_some_and(|u| !u.is_over(now));
-        let best = candidates
+        let mut best: Vec<(u64, SegmentId, u64)> = candidates
             .iter()
             .filter(|(_, _, generation)| !is_left_alone(generation))
-            .max_by_key(|(_, live, generation)| worth(*live, newest - generation));
+            .map(|(id, live, generation)| (worth(*live, newest - generation), *id, *generation))
+            .collect();
+        let count = RANKED.min(best.len() / OF_CANDIDATES).max(1);
+        if count < best.len() {
+            best.select_nth_unstable_by(count, |one, other| other.cmp(one));
+            best.truncate(count);
+        }
+        best.sort_unstable();
         let longest_ago = || {
             let tried =
                 candidates.iter().filter_map(|(id, _, generation)| Some((id, unread.get(generation)?)));
             let (id, last) = tried.min_by_key(|(_, unread)| unread.since)?;
             last.is_over_for_want_of_others(now).then_some(*id)
         };
-        best.map(|(id, _, _)| *id).or_else(longest_ago)
+        let longest_ago = if best.is_empty() { longest_ago() } else { None };
+        (best.into_iter().map(|(_, id, generation)| (id, generation)).collect(), longest_ago)
     }
 
     fn read_for_cleaning(&self, job: Job, result: io::Result<()>) {
@@ -384,9 +421,7 @@ mod tests {
         assert!(worth(slots - 1, 1 << 49) < worth(slots / 64, 1000));
     }
 
-    #[test]
-    fn what_is_known_of_damage_is_forgotten_with_its_segments() {
-        let host = crate::Host::start(u64::MAX).unwrap();
+    fn cache(host: &crate::Host) -> Arc<WriteCache> {
         let options = crate::CacheOptions {
             name: "test".into(),
             size_bytes: 1 << 30,
@@ -397,7 +432,77 @@ mod tests {
             persistent: None,
             beneath: None,
         };
-        let cache = WriteCache::open(&options, &host.shared()).unwrap();
+        WriteCache::open(&options, &host.shared()).unwrap()
+    }
+
+    /// So many segments on disk, with one live block each; a later one is younger.
+    fn spilled(cache: &WriteCache, count: u32) {
+        cache.log.lock().restore(&(0..count).collect::<Vec<u32>>());
+        for number in 0..count {
+            let segment = cache.segments.get(SegmentId(number)).unwrap();
+            segment.claim(Slot(0), BlockNumber(number));
+            segment.set_generation(u64::from(number) + 1);
+            segment.set_word(crate::segment::Word::new(State::Spilled, 0));
+        }
+    }
+
+    /// Takes one victim, as where its cleaning begins.
+    fn take_victim(cache: &WriteCache) -> Option<u32> {
+        let id = cache.victim()?;
+        cache.cleaner.ranked.lock().retain(|(ranked, _)| *ranked != id);
+        Some(id.0)
+    }
+
+    #[test]
+    fn so_many_victims_cost_one_look_at_all_segments() {
+        let host = crate::Host::start(u64::MAX).unwrap();
+        let cache = cache(&host);
+        let count = (RANKED * OF_CANDIDATES) as u32;
+        spilled(&cache, count);
+        let looks = || cache.cleaner.looks.load(Ordering::Relaxed);
+        // Until a staging buffer is there it is the same one.
+        assert!(cache.victim() == Some(SegmentId(0)) && cache.victim() == Some(SegmentId(0)));
+        for oldest in 0..RANKED as u32 {
+            assert_eq!(take_victim(&cache), Some(oldest));
+            assert_eq!(looks(), 1);
+            cache
+                .segments
+                .get(SegmentId(oldest))
+                .unwrap()
+                .set_word(crate::segment::Word::new(State::Free, 0));
+        }
+        // There are fewer of them now.
+        assert_eq!((take_victim(&cache), looks()), (Some(16), 2));
+        // Those that were written anew, died, or are left alone are passed over.
+        let segment = |number| cache.segments.get(SegmentId(number)).unwrap();
+        segment(17).set_generation(5000);
+        segment(18).kill(Slot(0));
+        let unread = Unread { since: Instant::now(), pause: Duration::from_secs(3600) };
+        cache.cleaner.unread.lock().insert(segment(19).generation(), unread);
+        cache.cleaner.damaged.lock().insert(segment(20).generation());
+        assert_eq!((take_victim(&cache), looks()), (Some(21), 2));
+    }
+
+    #[test]
+    fn of_few_segments_each_victim_is_the_best() {
+        let host = crate::Host::start(u64::MAX).unwrap();
+        let cache = cache(&host);
+        spilled(&cache, OF_CANDIDATES as u32);
+        for oldest in 0..4 {
+            assert_eq!(take_victim(&cache), Some(oldest));
+            cache
+                .segments
+                .get(SegmentId(oldest))
+                .unwrap()
+                .set_word(crate::segment::Word::new(State::Free, 0));
+            assert_eq!(cache.cleaner.looks.load(Ordering::Relaxed), oldest + 1);
+        }
+    }
+
+    #[test]
+    fn what_is_known_of_damage_is_forgotten_with_its_segments() {
+        let host = crate::Host::start(u64::MAX).unwrap();
+        let cache = cache(&host);
         assert_eq!(cache.write(BlockNumber(0), &[1; BLOCK_BYTES as usize], Turn::New), Wrote::Done);
         let written = cache.segments.get(SegmentId(0)).unwrap();
         written.set_generation(77);
