@@ -327,7 +327,9 @@ impl WriteCache {
         let Some(mut job) = self.cleaner.read.lock().take() else { return };
         let (mut whole, before) = (true, self.counters.cleaned_blocks.load(Ordering::Relaxed));
         while whole && usize::from(job.next) < SLOTS {
-            whole = self.move_slot(overflow, &mut job);
+            // A clean copy goes for what is moved as for what is written: what is left would have to be read once more.
+            whole = self.move_slot(overflow, &mut job)
+                || (self.make_room() && self.move_slot(overflow, &mut job));
             job.next += 1;
         }
         let is_in_vain = self.counters.cleaned_blocks.load(Ordering::Relaxed) == before

@@ -437,10 +437,10 @@ mod tests {
     use std::sync::mpsc;
 
     use headwater_block::{BLOCK_BYTES, IoError};
-    use headwater_testkit::Rng;
+    use headwater_testkit::{Rng, wait_until};
 
     use super::*;
-    use crate::overflow::io::open_engine;
+    use crate::overflow::io::{Direction, IoOp, open_engine};
     use crate::spill::PACKING_TURN;
     use crate::units::{BlockNumber, Location};
     use crate::{CacheOptions, DEFAULT_WEIGHT, Parked, Slotless, Turn, Wrote};
@@ -647,6 +647,85 @@ mod tests {
         assert_eq!((host.used_bytes(), shared.pool.warm_bytes()), (SEGMENT_BYTES as u64, 0));
         drop(scratch);
         assert_eq!((host.used_bytes(), shared.pool.warm_bytes()), (0, SEGMENT_BYTES as u64));
+    }
+
+    /// Counts reads of whole segments.
+    struct CountsReads {
+        real: Arc<dyn IoEngine>,
+        reads: std::sync::atomic::AtomicU64,
+    }
+
+    impl IoEngine for CountsReads {
+        fn submit(&self, op: IoOp) {
+            if op.direction == Direction::Read && op.len == SEALED_SEGMENT_BYTES {
+                self.reads.fetch_add(1, Ordering::Relaxed);
+            }
+            self.real.submit(op);
+        }
+
+        fn sync(&self, file: &std::fs::File) -> std::io::Result<()> {
+            self.real.sync(file)
+        }
+    }
+
+    /// What is moved takes the RAM of clean copies, of which this cache is full.
+    #[test]
+    fn a_segment_is_read_once_to_be_cleaned() {
+        const BLOCKS: u32 = 34 * 512;
+        let dir = tempfile::tempdir().unwrap();
+        let engine = Arc::new(CountsReads { real: open_engine().unwrap(), reads: AtomicU64::new(0) });
+        let (host, _run) = Host::prepare(u64::MAX, engine.clone(), NoPressure);
+        let shared = host.shared();
+        let options = CacheOptions {
+            name: "tested".into(),
+            size_bytes: 1 << 30,
+            ram_bytes: 40 * MIB,
+            weight: DEFAULT_WEIGHT,
+            overflow: Some(crate::OverflowOptions {
+                at: dir.path().to_owned(),
+                limit_bytes: 100 * MIB,
+                buffering: crate::Buffering::Buffered,
+                little_space: crate::LittleSpace::Refused,
+            }),
+            pause_limit: Duration::from_secs(24 * 3600),
+            persistent: None,
+            beneath: None,
+        };
+        let cache = WriteCache::open(&options, &shared).unwrap();
+        let mut parts = Parts::new(Monitor::new(Box::new(NoPressure)));
+        let mut turn = || {
+            let _ = shared.turn(&shared.live_caches(), &mut parts, Instant::now());
+        };
+        let mut rng = Rng::new(1);
+        for number in 0..BLOCKS {
+            let data = rng.bytes(BLOCK_BYTES as usize);
+            wait_until("there is room", || {
+                let wrote = cache.write(BlockNumber(number), &data, Turn::New);
+                if wrote != Wrote::Done && !cache.make_room() {
+                    turn();
+                }
+                wrote == Wrote::Done
+            });
+        }
+        wait_until("nothing is on its way to the disk", || {
+            turn();
+            cache.log.lock().frozen_segments == 0
+        });
+        // Each is worth cleaning, and two of them fill more than one.
+        for number in (0..BLOCKS).step_by(3) {
+            cache.clear(BlockNumber(number), BlockNumber(number + 1), Location::ZERO, Slotless::Stay);
+        }
+        assert_eq!(engine.reads.load(Ordering::Relaxed), 0);
+        let used_bytes = cache.snapshot().disk_used_bytes;
+        cache.set_disk_bytes(used_bytes + 3 * SEALED_SEGMENT_BYTES as u64);
+        wait_until("places are free again", || {
+            turn();
+            cache.snapshot().disk_used_bytes + 3 * SEALED_SEGMENT_BYTES as u64 <= used_bytes
+                && !cache.cleaner.is_busy()
+        });
+        let cleaned = cache.snapshot().cleaned_segments;
+        assert!(cleaned > 6, "{:?}", cache.snapshot());
+        assert_eq!(engine.reads.load(Ordering::Relaxed), cleaned);
     }
 
     #[test]

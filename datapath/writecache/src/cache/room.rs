@@ -115,7 +115,8 @@ impl WriteCache {
         // What cleaning fills makes room for more than it takes, so it is not bound by limits that may have
         // been lowered under what is in use: one segment at a time.
         let cleaning = stream == Stream::Cleaned && !log.has_dirty_cleaned();
-        let reserve = u32::from(self.overflow.is_some());
+        // One is left for what is moved.
+        let reserve = u32::from(self.overflow.is_some() && stream == Stream::Fresh);
         if !cleaning && log.ram_segments.saturating_add(reserve) >= self.allowed_segments(log) {
             // Also where the index has outgrown the limit: else a share of a time when the host was short would stay.
             if self.share.bytes() < self.most_bytes(self.index_bytes(log)) {
