@@ -186,8 +186,9 @@ fn a_crash_while_slots_are_written_back_costs_nothing() {
     let mut rng = Rng::new(4);
     let (volume, _host) = open(dir.path());
     let mut model = contents(&volume);
-    for round in 0..12 {
-        put(&volume, &mut model, round * 5, &rng.bytes(2 * BLOCK));
+    // Some of them again, so that not all that lives lies side by side.
+    for _ in 0..12 {
+        put(&volume, &mut model, rng.index(20), &rng.bytes(2 * BLOCK));
     }
     for after in 1..60 {
         let copy = copied(dir.path());

@@ -67,6 +67,31 @@ pub fn holds_all<R: Read + Seek>(
     Ok(positions.iter().all(is_held))
 }
 
+/// Live slots side by side in the data file. Each alone would be a write for which the kernel reads the pages at its ends first.
+#[derive(Default)]
+struct Run {
+    /// Where it begins in the file.
+    start: u64,
+    /// At most as many as a position has.
+    slots: Vec<u8>,
+}
+
+impl Run {
+    fn takes(&self, at: u64) -> bool {
+        self.start + self.slots.len() as u64 == at && self.slots.len() < SEALED_SEGMENT_BYTES
+    }
+
+    /// Writes it, and begins the next one.
+    fn write(&mut self, data: &File, engine: &dyn IoEngine, next: u64) -> io::Result<()> {
+        if !self.slots.is_empty() {
+            engine.write_at(data, &self.slots, self.start)?;
+        }
+        self.start = next;
+        self.slots.clear();
+        Ok(())
+    }
+}
+
 /// Writes them to `data`, which is open through the page cache, and syncs it. How many there were.
 pub fn put_back<R: Read + Seek>(
     map: (&mut Window<R>, &Scan),
@@ -74,7 +99,7 @@ pub fn put_back<R: Read + Seek>(
     data: &File,
     engine: &dyn IoEngine,
 ) -> io::Result<u64> {
-    let (mut count, mut claimed) = (0, None);
+    let (mut count, mut claimed, mut run) = (0, None, Run::default());
     live_slots(map, segments, &mut |position, slot, sealed| {
         let start = Overflow::offset_of(position);
         if claimed != Some(position) {
@@ -82,9 +107,15 @@ pub fn put_back<R: Read + Seek>(
             claimed = Some(position);
         }
         count += 1;
-        engine.write_at(data, sealed, start + u64::from(slot.0) * SEALED_SLOT_BYTES as u64)
+        let at = start + u64::from(slot.0) * SEALED_SLOT_BYTES as u64;
+        if !run.takes(at) {
+            run.write(data, engine, at)?;
+        }
+        run.slots.extend_from_slice(sealed);
+        Ok(())
     })?;
     if count > 0 {
+        run.write(data, engine, 0)?;
         engine.sync(data)?;
     }
     Ok(count)

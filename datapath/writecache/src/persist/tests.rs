@@ -4,7 +4,7 @@ use std::fs::File;
 use std::io;
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use headwater_testkit::wait_until;
@@ -40,12 +40,14 @@ struct Failing {
     real: Arc<dyn IoEngine>,
     writes_fail: AtomicBool,
     syncs_fail: AtomicBool,
+    /// Writes through the page cache.
+    written: AtomicUsize,
 }
 
 impl Failing {
     fn new() -> Arc<Self> {
         let (writes_fail, syncs_fail) = (AtomicBool::new(false), AtomicBool::new(false));
-        Arc::new(Self { real: open_engine().unwrap(), writes_fail, syncs_fail })
+        Arc::new(Self { real: open_engine().unwrap(), writes_fail, syncs_fail, written: AtomicUsize::new(0) })
     }
 }
 
@@ -55,6 +57,11 @@ impl IoEngine for Failing {
             return (op.done)(Err(io::Error::from_raw_os_error(libc::EIO)), op.buffer);
         }
         self.real.submit(op);
+    }
+
+    fn write_at(&self, file: &File, bytes: &[u8], offset: u64) -> io::Result<()> {
+        self.written.fetch_add(1, Ordering::SeqCst);
+        self.real.write_at(file, bytes, offset)
     }
 
     fn sync(&self, file: &File) -> io::Result<()> {
@@ -177,4 +184,24 @@ fn a_broken_cache_tries_no_commit_and_waits_for_none() {
     // Nothing was taken for a commit that would fail.
     let pending = persist.pending.lock();
     assert!(!pending.committing && !pending.freed.is_empty() && persist.commits() == commits);
+}
+
+#[test]
+fn slots_side_by_side_are_put_back_by_one_write() {
+    let dir = tempfile::tempdir().unwrap();
+    let host = Host::with_engine(u64::MAX, Failing::new()).unwrap();
+    let cache = open(dir.path(), &host);
+    for block in 0..40 {
+        assert_eq!(cache.write(BlockNumber(block), &[8; 4096], Turn::New), Wrote::Done);
+        assert!(flush(&cache));
+    }
+    cache.close().unwrap();
+    assert_eq!(cache.snapshot().spilled_blocks, 0);
+    let engine = Failing::new();
+    let host = Host::with_engine(u64::MAX, Arc::clone(&engine) as _).unwrap();
+    let cache = open(dir.path(), &host);
+    // Of the map and of the data.
+    let written = engine.written.load(Ordering::SeqCst);
+    assert!((2..10).contains(&written), "{written} writes");
+    cache.close().unwrap();
 }
