@@ -140,8 +140,9 @@ impl WriteCache {
     }
 
     /// The records of an epoch with its slots in them: one write and one sync make it durable. `None`: it has too many, or the
-    /// map no room, or what was written to the data file counts from this commit on; and after a failure it is the other way
-    /// that finds out whether the disk is well again.
+    /// map no room, or what was written to the data file counts from this commit on; after a failure it is the other way
+    /// that finds out whether the disk is well again; and where RAM is short, the other way frees some, which a spill does not
+    /// get to while the next flush always waits.
     fn seal(
         &self,
         persist: &Persist,
@@ -149,7 +150,7 @@ impl WriteCache {
         epoch: &Epoch,
         journal: &Journal,
     ) -> Option<Encoder> {
-        if persist.disk_fails() || !journal.takes_sealed() {
+        if persist.disk_fails() || !journal.takes_sealed() || self.wants_spill() {
             return None;
         }
         let fresh: Vec<Fresh> = epoch.jobs.iter().filter_map(|job| self.fresh(*job)).collect();

@@ -186,6 +186,30 @@ fn a_broken_cache_tries_no_commit_and_waits_for_none() {
     assert!(!pending.committing && !pending.freed.is_empty() && persist.commits() == commits);
 }
 
+/// A flush waits whenever the thread has answered the last one, so that it never comes to a spill.
+#[test]
+fn a_flush_of_few_blocks_writes_segments_where_ram_is_short() {
+    let dir = tempfile::tempdir().unwrap();
+    let host = Host::with_engine(u64::MAX, Failing::new()).unwrap();
+    let cache = open(dir.path(), &host);
+    cache.set_ram_bytes(16 << 20);
+    // The host's thread, which asks for spills, stands still.
+    let held = cache.persist.as_ref().unwrap().shut.lock();
+    let mut block = 0;
+    while cache.write(BlockNumber(block), &[8; 4096], Turn::New) == Wrote::Done {
+        block += 1;
+        assert!(!block.is_multiple_of(16) || flush(&cache));
+    }
+    assert!(cache.wants_spill() && cache.snapshot().spilled_blocks == 0, "{:?}", cache.snapshot());
+    // It needs no slot.
+    cache.clear(BlockNumber(0), BlockNumber(1), Location::ZERO, Slotless::Stay);
+    assert!(flush(&cache) && !cache.wants_spill());
+    assert!(cache.snapshot().spilled_blocks >= u64::from(block) - 1, "{:?}", cache.snapshot());
+    assert!(cache.make_room());
+    assert_eq!(cache.write(BlockNumber(block), &[8; 4096], Turn::New), Wrote::Done);
+    drop(held);
+}
+
 #[test]
 fn slots_side_by_side_are_put_back_by_one_write() {
     let dir = tempfile::tempdir().unwrap();
