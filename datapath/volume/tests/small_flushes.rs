@@ -253,3 +253,23 @@ fn a_map_of_version_1_is_gone_on_with_and_replaced() {
     assert!(found(copied(dir.path()).path()) == model);
     volume.close();
 }
+
+#[test]
+fn a_new_map_that_cannot_be_made_is_not_tried_again_at_each_flush() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut rng = Rng::new(6);
+    let mut model = vec![0; (SIZE_MIB * MIB) as usize];
+    let (volume, _host) = open(dir.path());
+    // Longer than what the flushes below add.
+    put(&volume, &mut model, 0, &rng.bytes(1024 * BLOCK));
+    volume.close();
+    make_first_version(dir.path());
+    std::fs::create_dir(dir.path().join("kept/map.new")).unwrap();
+    let (volume, _host) = open(dir.path());
+    for round in 0..20 {
+        put(&volume, &mut model, 2000 + 2 * round, &rng.bytes(BLOCK));
+    }
+    assert_eq!(volume.counters().cache.disk_errors, 1);
+    volume.close();
+    assert!(records(dir.path()).version == 1 && found(dir.path()) == model);
+}

@@ -355,18 +355,22 @@ impl Journal {
         let (records, sequence) = records.finish();
         let (new, map) = (self.dir.join("map.new"), self.dir.join("map"));
         let _ = std::fs::remove_file(&new);
-        let file = Arc::new(open_rw(&new, false)?);
-        let write = || {
+        let write = || -> io::Result<Arc<File>> {
+            let file = open_rw(&new, false)?;
             self.engine.write_at(&file, &header.encode(), 0)?;
             self.engine.write_at(&file, &records, HEADER_BYTES as u64)?;
-            self.engine.sync(&file)
+            self.engine.sync(&file)?;
+            Ok(Arc::new(file))
         };
-        if let Err(error) = write() {
-            // The space may be needed to go on with the old one, which is twice as long when this is tried again.
-            let _ = std::fs::remove_file(&new);
-            self.retry_bytes = self.tail * 2;
-            return Err(error);
-        }
+        let file = match write() {
+            Ok(file) => file,
+            Err(error) => {
+                // The space may be needed to go on with the old one, which is twice as long when this is tried again.
+                let _ = std::fs::remove_file(&new);
+                self.retry_bytes = self.tail * 2;
+                return Err(error);
+            }
+        };
         // From here on nobody knows which of the two a crash leaves, so nothing may fail.
         let renamed = self.engine.rename(&new, &map).and_then(|()| self.engine.sync_dir(&self.dir_file));
         if let Err(error) = renamed {
