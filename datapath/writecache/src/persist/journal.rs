@@ -175,7 +175,7 @@ impl Journal {
                 Some((records, scan.map_err(|fault| refused(&dir, fault))?))
             }
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
-                check_is_new(&dir)?;
+                check_has_no_data(&dir, "is missing")?;
                 None
             }
             Err(error) => return Err(failed(error)),
@@ -407,13 +407,13 @@ impl Journal {
 }
 
 /// Refuses a cache that lost its map, or that was copied in part. A new one has its map before `data` gets space.
-fn check_is_new(dir: &Path) -> Result<(), IoError> {
+fn check_has_no_data(dir: &Path, map_is: &str) -> Result<(), IoError> {
     let data = dir.join("data");
     match std::fs::symlink_metadata(&data) {
         Ok(found) if found.is_file() && found.len() > 0 => Err(IoError::new(
             IoErrorKind::Corrupt,
             format!(
-                "{} is missing, and only it says which blocks are in {}: bring it back, or remove {} to begin with an empty cache",
+                "{} {map_is}, and only it says which blocks are in {}: bring it back, or remove {} to begin with an empty cache",
                 dir.join("map").display(),
                 data.display(),
                 dir.display()
@@ -432,16 +432,23 @@ fn check_header(
 ) -> Result<Header, IoError> {
     let place = dir.join("map");
     let place = place.display();
-    let found = Header::decode(bytes).map_err(|fault| match fault {
-        HeaderFault::NotAMap => invalid(format!(
-            "{place} is not the map of a persistent cache; remove {} to begin with an empty cache",
-            dir.display()
-        )),
-        HeaderFault::Version(version) => invalid(format!(
-            "{place} has format version {version}, and this program knows versions {OLDEST_VERSION} to {VERSION} only: open it with a newer one"
-        )),
-        HeaderFault::Damaged => damaged(dir, 0),
-    })?;
+    let unreadable = |why: String| IoError::new(IoErrorKind::Corrupt, why);
+    let found = match Header::decode(bytes) {
+        Ok(found) => found,
+        Err(HeaderFault::NotAMap) => {
+            check_has_no_data(dir, "is not the map of a persistent cache")?;
+            return Err(unreadable(format!(
+                "{place} is not the map of a persistent cache; remove {} to begin with an empty cache",
+                dir.display()
+            )));
+        }
+        Err(HeaderFault::Version(version)) => {
+            return Err(unreadable(format!(
+                "{place} has format version {version}, and this program knows versions {OLDEST_VERSION} to {VERSION} only: open it with a newer one"
+            )));
+        }
+        Err(HeaderFault::Damaged) => return Err(damaged(dir, 0)),
+    };
     let expected = expected(found.version)?;
     if found.base_id != expected.base_id {
         return Err(invalid(format!(
