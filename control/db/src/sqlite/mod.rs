@@ -65,7 +65,7 @@ impl SqliteDatabase {
                 MigrateError::VersionMissing(change) | MigrateError::VersionMismatch(change) => {
                     DbError::Foreign { path, change }
                 }
-                MigrateError::Execute(e) => failed(cause(e)),
+                MigrateError::Execute(e) | MigrateError::ExecuteMigration(e, _) => failed(cause(e)),
                 e => failed(Box::new(e)),
             });
         }
@@ -158,6 +158,8 @@ fn added<T>(outcome: Result<T, sqlx::Error>, what: impl FnOnce() -> String) -> R
 
 #[cfg(test)]
 mod tests {
+    use sqlx::migrate::Migrator;
+
     use super::*;
     use crate::record::NewEvent;
 
@@ -209,6 +211,31 @@ mod tests {
         let damaged = db.read().await.unwrap().events().newest(None, 100).await.unwrap_err();
         assert!(matches!(damaged, DbError::Damaged(_)), "{damaged:?}");
         assert!(damaged.to_string().contains("malformed"), "{damaged}");
+    }
+
+    #[tokio::test]
+    async fn damage_that_a_change_of_the_tables_finds_is_told_as_damage() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("headwater.db");
+        let options = SqliteConnectOptions::new().filename(&path).create_if_missing(true);
+        let pool = pool(1).connect_with(options).await.unwrap();
+        let before =
+            migrations::all().migrations.iter().filter(|change| change.version < 8).cloned().collect();
+        Migrator::with_migrations(before).run(&pool).await.unwrap();
+        let insert = "INSERT INTO machines (uuid, name, mac, image, cache_mode, cache_ram_bytes, cache_disk_bytes,
+               memory_bytes, cpus, host_name, machine_id, ssh_host_key_public, ssh_host_key_private, user_data,
+               wanted, state, created_at_ms)
+             VALUES ('a', 'a', 'a', 'i', 'ram', 1, 1, 1, 1, 'h', 'm', 'k', 'p', ?1, 'stopped', 'created', 1)";
+        sqlx::query(insert).bind("x".repeat(1 << 20)).execute(&pool).await.unwrap();
+        pool.close().await;
+        // The user data, which the next change moves.
+        let mut bytes = std::fs::read(&path).unwrap();
+        let half = bytes.len() / 2;
+        bytes[half..].fill(0xa5);
+        std::fs::write(&path, bytes).unwrap();
+        let refused = SqliteDatabase::open(&path).await.unwrap_err();
+        let DbError::Open { source, .. } = &refused else { panic!("{refused:?}") };
+        assert!(matches!(source.downcast_ref(), Some(DbError::Damaged(_))), "{refused:?}");
     }
 
     #[tokio::test]
