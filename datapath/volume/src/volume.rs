@@ -281,9 +281,26 @@ impl Inner {
         Attempt::Done
     }
 
+    /// The completion of a write or zero write that may wait, which counts it when it is answered. One that found no room is not
+    /// counted here: it comes again, from some front-ends and machines each second, and the cache counts that it was refused.
+    fn then_count(
+        self: &Arc<Self>,
+        done: Completion,
+        count: impl FnOnce(&Self) + Send + 'static,
+    ) -> Completion {
+        let this = Arc::clone(self);
+        Completion::new(move |outcome| {
+            if !matches!(&outcome.result, Err(error) if error.kind() == IoErrorKind::NoSpace) {
+                count(&this);
+            }
+            drop(this);
+            done.complete(outcome.result, outcome.buffer);
+        })
+    }
+
     /// The completion of a write with FUA: what was written is flushed before it is answered.
-    fn then_flush(&self, done: Completion) -> Completion {
-        if !self.cache.is_persistent() {
+    fn then_flush(&self, fua: bool, done: Completion) -> Completion {
+        if !fua || !self.cache.is_persistent() {
             return done;
         }
         let cache = Arc::clone(&self.cache);
@@ -406,6 +423,7 @@ impl Device for Volume {
 
     /// What the machine has not changed, as far as the image lends it.
     fn lend(&self, range: ByteRange, parts: &mut Vec<Lent>) -> bool {
+        let sampled = latency::sample();
         let inner = &*self.inner;
         let (kind, run) = first_run(range, &|first, end| inner.cache.run_at(first, end));
         if !matches!(kind, Kind::Absent) || run.len() < range.len() || !inner.base.lend(range, parts) {
@@ -414,28 +432,32 @@ impl Device for Volume {
         inner.counters.add(Own::ReadOps, 1);
         inner.counters.add(Own::ReadBytes, range.len());
         inner.counters.add(Own::ImageBytes, range.len());
+        if let Some(since) = sampled {
+            inner.latencies.sampled(Class::ReadImage, since);
+        }
         true
     }
 
     fn submit(&self, request: Request, done: Completion) {
         let inner = &self.inner;
-        let fua =
-            matches!(request, Request::Write { fua: true, .. } | Request::WriteZeroes { fua: true, .. });
-        let done = if fua { inner.then_flush(done) } else { done };
         match request {
             Request::Read { range, buffer } => {
                 inner.counters.add(Own::ReadOps, 1);
                 inner.counters.add(Own::ReadBytes, range.len());
                 read::start(inner, Side::Now, range, buffer, done);
             }
-            Request::Write { range, buffer, .. } => {
-                inner.counters.add(Own::WriteOps, 1);
-                inner.counters.add(Own::WriteBytes, range.len());
-                write::start(inner, range, buffer, Some(Instant::now()), done);
+            Request::Write { range, buffer, fua } => {
+                let since = Instant::now();
+                let done = inner.then_count(done, move |inner| {
+                    inner.counters.add(Own::WriteOps, 1);
+                    inner.counters.add(Own::WriteBytes, range.len());
+                    inner.latencies.waited(Class::WriteWaited, since);
+                });
+                write::start(inner, range, buffer, inner.then_flush(fua, done));
             }
-            Request::WriteZeroes { range, .. } => {
-                inner.counters.add(Own::DiscardOps, 1);
-                write::start_clear(inner, range, Clear::ZeroWrite, done);
+            Request::WriteZeroes { range, fua, .. } => {
+                let done = inner.then_count(done, |inner| inner.counters.add(Own::DiscardOps, 1));
+                write::start_clear(inner, range, Clear::ZeroWrite, inner.then_flush(fua, done));
             }
             Request::Discard { range } => {
                 inner.counters.add(Own::DiscardOps, 1);

@@ -1,7 +1,6 @@
 //! Writes that cannot be finished at once: they fetch the rest of a block, or wait for room.
 
 use std::sync::Arc;
-use std::time::Instant;
 
 use headwater_block::{
     Attempt, BLOCK_BYTES, ByteRange, Completion, IoError, IoErrorKind, Op, Outcome, Request,
@@ -10,7 +9,6 @@ use headwater_writecache::{Cleared, Fetched, Old, Parked, Slotless, Turn, Wrote}
 use parking_lot::Mutex;
 
 use crate::counters::Own;
-use crate::latency::Class;
 use crate::pieces::{Piece, piece_at};
 use crate::volume::{Inner, LONG_CLEAR_BYTES, bad_buffer, closed, split};
 
@@ -25,8 +23,6 @@ struct Task {
     stored: usize,
     /// The old contents of the block at `stored`, fetched.
     fetched: Option<(Old, Vec<u8>)>,
-    /// When it began, where it is a machine's.
-    since: Option<Instant>,
     done: Completion,
 }
 
@@ -38,14 +34,8 @@ enum Step {
 }
 
 /// Starts a write.
-pub(crate) fn start(
-    inner: &Arc<Inner>,
-    range: ByteRange,
-    buffer: Vec<u8>,
-    since: Option<Instant>,
-    done: Completion,
-) {
-    let task = Task { inner: Arc::clone(inner), range, buffer, stored: 0, fetched: None, since, done };
+pub(crate) fn start(inner: &Arc<Inner>, range: ByteRange, buffer: Vec<u8>, done: Completion) {
+    let task = Task { inner: Arc::clone(inner), range, buffer, stored: 0, fetched: None, done };
     Box::new(task).go_on();
 }
 
@@ -117,7 +107,6 @@ impl ClearTask {
                 &inner,
                 end,
                 zeroes,
-                None,
                 Completion::new(move |outcome: Outcome| {
                     joined.part_done(match outcome.result {
                         Err(error) if error.kind() == IoErrorKind::NoSpace && what == Clear::Discard => {
@@ -227,9 +216,6 @@ impl Task {
     }
 
     fn end(self, result: Result<(), IoError>) {
-        if let Some(since) = self.since {
-            self.inner.latencies.waited(Class::WriteWaited, since);
-        }
         self.done.complete(result, self.buffer);
     }
 

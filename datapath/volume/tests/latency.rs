@@ -3,11 +3,12 @@
 mod setup;
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use headwater_block::{Device, blocking};
+use headwater_block::{ByteRange, Device, IoErrorKind, Request, blocking};
 use headwater_testkit::{ReferenceDisk, ReferenceOptions, Rng, Waits, wait_until};
-use headwater_volume::{CacheMode, LatencySnapshot, Volume};
+use headwater_volume::{CacheMode, LatencySnapshot, PersistentOptions, Volume, VolumeOptions};
 
 const BLOCK: usize = 4096;
 const MIB: u64 = 1 << 20;
@@ -151,4 +152,76 @@ fn each_place_has_its_own_times() {
         assert!(one.p50_ns > 0 && one.p50_ns <= one.p99_ns && one.p99_ns <= one.p999_ns, "{one:?}");
     }
     assert_eq!(latency.read_image.count, 0, "{latency:?}");
+}
+
+/// Some front-ends try it again each second for as long as there is no room.
+#[test]
+fn a_write_that_found_no_room_is_counted_as_refused_alone() {
+    let (host, _) = setup::host(u64::MAX);
+    let base: Arc<dyn Device> = Arc::new(ReferenceDisk::new(128 * MIB));
+    let dir = tempfile::tempdir().unwrap();
+    let mut options = setup::options(&base, CacheMode::Ram, 32, 0, dir.path());
+    options.pause_limit = Duration::from_millis(200);
+    let (volume, _) = setup::open(&options, &host);
+    let mut rng = Rng::new(8);
+    let filled = (0..64).find_map(|mib| blocking::write(&*volume, mib * MIB, &rng.bytes(1 << 20)).err());
+    assert_eq!(filled.expect("there is no end of its room").kind(), IoErrorKind::NoSpace);
+    let (before, data) = (volume.counters(), rng.bytes(16 * BLOCK));
+    let write = || blocking::write(&*volume, 100 * MIB, &data);
+    let since = || {
+        let now = volume.counters();
+        let refused = now.cache.refused_writes - before.cache.refused_writes;
+        (now.write_ops - before.write_ops, now.write_bytes - before.write_bytes, refused)
+    };
+    for _ in 0..3 {
+        assert_eq!(write().unwrap_err().kind(), IoErrorKind::NoSpace);
+    }
+    assert_eq!((since(), counts_since(&volume, &before.latency)[6]), ((0, 0, 3), 0));
+    volume.set_ram_bytes(128 * MIB);
+    write().unwrap();
+    assert_eq!(since(), (1, 16 * BLOCK as u64, 3));
+}
+
+#[test]
+fn a_write_that_is_flushed_before_its_answer_is_timed_to_the_end() {
+    let (host, faults) = setup::host(u64::MAX);
+    let base: Arc<dyn Device> = Arc::new(ReferenceDisk::new(16 * MIB));
+    let dir = tempfile::tempdir().unwrap();
+    let options = VolumeOptions {
+        persistent: Some(PersistentOptions { name: "flushed".into(), key: [3; 16], base_id: [5; 32] }),
+        ..setup::options(&base, CacheMode::RamDisk, 32, 64, dir.path())
+    };
+    let (volume, device) = setup::open(&options, &host);
+    let counts = || {
+        let waited = counts_since(&volume, &LatencySnapshot::default())[6];
+        (volume.counters().write_ops, waited)
+    };
+    faults.hold.store(true, Ordering::Relaxed);
+    let writer = std::thread::spawn(move || {
+        // More than go into the map.
+        let (range, buffer) = (ByteRange::new(0, 32 * BLOCK as u64).unwrap(), vec![1; 32 * BLOCK]);
+        blocking::wait(&*device, Request::Write { range, buffer, fua: true }).unwrap();
+    });
+    wait_until("its flush is under way", || faults.in_flight.load(Ordering::SeqCst) != 0);
+    assert_eq!(counts(), (0, 0));
+    faults.hold.store(false, Ordering::Relaxed);
+    writer.join().unwrap();
+    assert_eq!(counts(), (1, 1));
+    volume.close();
+}
+
+#[test]
+fn what_is_lent_has_the_times_of_the_image() {
+    let (host, _) = setup::host(u64::MAX);
+    let how = ReferenceOptions { lends: true, ..Default::default() };
+    let base: Arc<dyn Device> = Arc::new(ReferenceDisk::with_contents(Rng::new(9).bytes(1 << 20), how));
+    let dir = tempfile::tempdir().unwrap();
+    let (volume, _) = setup::open(&setup::options(&base, CacheMode::Ram, 32, 0, dir.path()), &host);
+    let mut rng = Rng::new(10);
+    for _ in 0..4000 {
+        let range = ByteRange::new(rng.below(256) * BLOCK as u64, BLOCK as u64).unwrap();
+        assert!(volume.lend(range, &mut Vec::new()));
+    }
+    let counts = counts_since(&volume, &LatencySnapshot::default());
+    assert!(near(counts[4], 4000) && counts.iter().sum::<u64>() == counts[4], "{counts:?}");
 }
