@@ -236,8 +236,14 @@ mod tests {
                 _ => std::thread::sleep(Duration::from_millis(1)),
             }
         }
-        while cache.evict_one() {}
-        let at = (0..block).map(BlockNumber).find(|b| cache.residence(*b) == Residence::Disk).unwrap();
+        // A segment is counted before its copy in RAM can go.
+        let mut at = None;
+        wait_until("a block is on disk alone", || {
+            while cache.evict_one() {}
+            at = (0..block).map(BlockNumber).find(|b| cache.residence(*b) == Residence::Disk);
+            at.is_some()
+        });
+        let at = at.unwrap();
         let Found::Spilled(ticket) = cache.read(at, 0, &mut [0; BLOCK_BYTES as usize]) else {
             panic!("it is on disk")
         };
