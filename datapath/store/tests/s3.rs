@@ -128,9 +128,11 @@ fn what_passes_is_tried_again() {
 #[test]
 fn what_does_not_pass_ends_and_says_what_to_do() {
     let (mut place, relay, object) = behind_a_relay();
-    place.timeout = Duration::from_secs(1);
     let store = place.open(Access::Read).unwrap();
-    let opened = store.open_object(Hash::of(&object)).unwrap();
+    place.timeout = Duration::from_secs(1);
+    let impatient = place.open(Access::Read).unwrap();
+    let open = |store: &dyn Store| store.open_object(Hash::of(&object)).unwrap();
+    let (opened, opened_impatiently) = (open(store.as_ref()), open(impatient.as_ref()));
     let key = format!("some/prefix/objects/{}", Hash::of(&object));
     let cases = [
         (Fault::Status(500), 5, "500 (Injected: by the relay). The server has trouble"),
@@ -144,7 +146,9 @@ fn what_does_not_pass_ends_and_says_what_to_do() {
         relay.take_seen();
         relay.fail("GET", "/objects/", fault, u32::MAX);
         let mut bytes = vec![0; 70_000];
-        let error = opened.read_range(0, &mut bytes).unwrap_err();
+        let is_slow = matches!(fault, Fault::Silence | Fault::Trickle);
+        let reads = if is_slow { &opened_impatiently } else { &opened };
+        let error = reads.read_range(0, &mut bytes).unwrap_err();
         relay.heal();
         let refused = fault == Fault::Status(403);
         let wanted = if refused { StoreErrorKind::Io } else { StoreErrorKind::Unreachable };
@@ -367,6 +371,7 @@ fn a_lock_of_a_dead_process_lapses_and_a_living_one_is_respected() {
 
     // One that lives is waited for.
     fs::write(&lock, b"alive\n").unwrap();
+    let since = Instant::now();
     let freeing = std::thread::spawn({
         let lock = lock.clone();
         move || {
@@ -374,7 +379,6 @@ fn a_lock_of_a_dead_process_lapses_and_a_living_one_is_respected() {
             fs::remove_file(lock).unwrap();
         }
     });
-    let since = Instant::now();
     publish(store.as_ref(), "b", b"later", &[], b"m4").unwrap();
     assert!(since.elapsed() >= Duration::from_millis(600));
     freeing.join().unwrap();
@@ -654,9 +658,10 @@ fn who_is_taken_for_dead_while_it_removes_stops_removing() {
         let id = Hash::of(&[orphan]);
         fs::write(place.dir().join("objects").join(id.to_string()), [orphan]).unwrap();
     }
-    // A batch of 32, eight at a time, takes more than a second: the lock is taken long before the seventh is over.
+    // The first eight of a batch of 32 go; the others wait until the lock is taken.
     for (method, target) in [("POST", "delete"), ("DELETE", "/objects/")] {
-        relay.fail(method, target, Fault::Delay(Duration::from_millis(300)), u32::MAX);
+        relay.fail(method, target, Fault::Delay(Duration::ZERO), 8);
+        relay.fail(method, target, Fault::Silence, u32::MAX);
     }
     std::thread::scope(|scope| {
         let removing = scope.spawn(|| store.remove(&name("a"), Some(1)));
@@ -689,9 +694,10 @@ fn a_removal_that_cannot_give_space_back_is_done_and_the_space_follows() {
 fn marks_that_are_renewed_while_they_are_confirmed_hold_up_nobody() {
     let relay = HttpRelay::start(server().address());
     let mut place = InBucket::new(relay.address());
-    place.stale_after = Duration::from_secs(1);
+    place.stale_after = Duration::from_secs(10);
     let store = suite::writable(&place);
-    relay.fail("PUT", "/locks/writer", Fault::Delay(Duration::from_millis(300)), u32::MAX);
+    // Longer than the pause between two renewals.
+    relay.fail("PUT", "/locks/writer", Fault::Delay(Duration::from_millis(1200)), u32::MAX);
     let published = std::sync::atomic::AtomicU32::new(0);
     let (store, published) = (Arc::new(store), Arc::new(published));
     for writer in 0..4u8 {
@@ -710,11 +716,18 @@ fn marks_that_are_renewed_while_they_are_confirmed_hold_up_nobody() {
 #[test]
 fn marks_are_renewed_while_they_are_held() {
     let mut place = InBucket::new(server().address());
-    place.stale_after = Duration::from_secs(2);
+    place.stale_after = Duration::from_secs(60);
     let store = suite::writable(&place);
     let version = publish(store.as_ref(), "a", b"object", &[], b"m").unwrap();
     let pin = store.pin(version.manifest).unwrap();
-    std::thread::sleep(Duration::from_millis(4500));
+    // As one that was set long ago.
+    let folder = format!("pins/{}", version.manifest);
+    let mark = place.dir().join(&folder).join(&place.keys(&folder)[0]);
+    make_older(&mark, Duration::from_secs(700));
+    wait_until("it is renewed", || {
+        let written = fs::metadata(&mark).unwrap().modified().unwrap();
+        written.elapsed().is_ok_and(|age| age < Duration::from_secs(300))
+    });
     assert_eq!(kind(store.remove(&name("a"), Some(1))), StoreErrorKind::InUse);
     drop(pin);
     store.remove(&name("a"), Some(1)).unwrap();
