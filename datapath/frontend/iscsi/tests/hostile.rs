@@ -101,7 +101,7 @@ fn a_segment_that_is_too_long_ends_the_connection_without_being_taken() {
 
 #[test]
 fn a_thousand_half_open_logins_keep_nobody_out() {
-    let limits = Limits { half_open_logins: 50, login_timeout_ms: 2_000, ..Limits::default() };
+    let limits = Limits { half_open_logins: 50, login_timeout_ms: 8_000, ..Limits::default() };
     let fixture = Fixture::with(ReferenceDisk::new(MIB), limits, None);
     let mut held = Vec::new();
     for round in 0..1000 {

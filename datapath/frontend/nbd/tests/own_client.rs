@@ -288,10 +288,14 @@ fn a_server_that_hangs_fails_requests_after_a_while_and_an_idle_one_does_not() {
     let options = ReferenceOptions { waits: Waits::Always, ..Default::default() };
     let fixture = Fixture::new(ReferenceDisk::with_options(MIB, options));
     let options = ClientOptions { silence_limit_ms: Some(1_000), ..Default::default() };
-    let client = Client::connect(&fixture.server.uri().parse().unwrap(), &options).unwrap();
-    // Silence while nothing is asked for is fine.
-    std::thread::sleep(Duration::from_millis(1_500));
-    blocking::read(&*client, 0, &mut [0; 512]).unwrap();
+    let mut opened = None;
+    // Silence while nothing is asked for is fine. On a busy host an answer may take longer than the limit.
+    wait_until("what is asked after a silence is answered", || {
+        opened = Client::connect(&fixture.server.uri().parse().unwrap(), &options).ok();
+        std::thread::sleep(Duration::from_millis(1_500));
+        opened.as_ref().is_some_and(|client| blocking::read(&**client, 0, &mut [0; 512]).is_ok())
+    });
+    let client = opened.unwrap();
     fixture.disk.hold();
     let error = blocking::read(&*client, 0, &mut [0; 512]).unwrap_err();
     assert_eq!(error.kind(), IoErrorKind::Device);

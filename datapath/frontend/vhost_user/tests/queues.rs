@@ -434,7 +434,7 @@ fn stopping_a_queue_leaves_writes_in_the_ring_that_the_disk_has_not() {
     let stopped = std::thread::scope(|scope| {
         scope.spawn(|| {
             // The server has heard of it by then, on a busy host too.
-            std::thread::sleep(std::time::Duration::from_secs(2));
+            std::thread::sleep(std::time::Duration::from_secs(10));
             disk.make_room();
         });
         guest.stop_queue()
@@ -491,7 +491,7 @@ fn stopping_a_queue_leaves_writes_in_the_ring_in_whatever_order_they_wait() {
     let stopped = std::thread::scope(|scope| {
         scope.spawn(|| {
             // The server has heard of it by then, on a busy host too.
-            std::thread::sleep(std::time::Duration::from_secs(2));
+            std::thread::sleep(std::time::Duration::from_secs(10));
             disk.make_room();
         });
         guest.stop_queue()
