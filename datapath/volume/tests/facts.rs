@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
-use filling::{MIB, assert_holds, empty, fill, pattern};
+use filling::{MIB, assert_holds, empty, fill, fill_patiently, pattern};
 use headwater_block::{ByteRange, Completion, Device, IoErrorKind, Request, blocking};
 use headwater_testkit::{ReferenceDisk, ReferenceOptions, Rng, wait_until};
 use headwater_volume::CacheMode;
@@ -68,7 +68,7 @@ fn full_disk_under_a_sparse_cache_file_killed_the_daemon_with_sigbus() {
     let mut options = setup::options(&empty(256), CacheMode::RamDisk, 32, 512, dir.path());
     options.pause_limit = Duration::from_secs(10);
     let (volume, device) = setup::open(&options, &host);
-    assert_eq!(fill(&*device, 100), (100, None));
+    fill_patiently(&*device, 0..100);
     faults.full.store(true, Ordering::Relaxed);
     let (taken, why) = fill(&*device, 256);
     assert_eq!(why, Some(IoErrorKind::NoSpace), "a full disk is 'no space', not an I/O error");
@@ -102,7 +102,7 @@ fn no_space_hung_for_good_even_when_space_was_back() {
         wait_until("writes are taken again", || {
             blocking::write(&*device, taken * MIB, &pattern(taken)).is_ok()
         });
-        assert_eq!(fill(&*device, 200), (200, None), "round {round}");
+        fill_patiently(&*device, 0..200);
         assert_holds(&*device, 200);
         blocking::discard(&*device, 0, 256 * MIB).unwrap();
     }

@@ -6,7 +6,7 @@ mod setup;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use filling::{MIB, assert_holds, empty, fill, pattern};
+use filling::{MIB, assert_holds, empty, fill, fill_patiently, pattern};
 use headwater_block::{IoErrorKind, blocking};
 use headwater_testkit::{Rng, wait_until};
 use headwater_volume::{CacheMode, Volume};
@@ -283,7 +283,7 @@ fn a_full_ram_cache_refuses_writes_keeps_what_it_has_and_recovers() {
     blocking::write(&*device, 100 * MIB, &pattern(100)).unwrap();
     // So does a higher limit.
     volume.set_ram_bytes(96 * MIB);
-    assert_eq!(fill(&*device, 64), (64, None));
+    fill_patiently(&*device, 0..64);
     assert_holds(&*device, 64);
 }
 
@@ -384,7 +384,7 @@ fn a_disk_that_reads_and_does_not_write_does_not_end_up_in_ram() {
     let mut options = setup::options(&empty(128), CacheMode::RamDisk, 16, 64, dir.path());
     options.pause_limit = Duration::from_secs(10);
     let (volume, device) = setup::open(&options, &host);
-    assert_eq!(fill(&*device, 56), (56, None));
+    fill_patiently(&*device, 0..56);
     faults.write_error_every.store(1, Ordering::Relaxed);
     // A quarter of each segment is dead, so that each is worth cleaning; and writers ask for room.
     let mut rng = Rng::new(5);

@@ -102,7 +102,9 @@ fn a_disk_that_fails_does_not_fill_the_log() {
     let (host, faults) = setup::host(u64::MAX);
     let open = |name: &str| {
         let options = setup::options(&empty(256), CacheMode::RamDisk, 16, 256, dir.path());
-        setup::open(&VolumeOptions { name: name.into(), ..options }, &host)
+        // For as long as the writes take that fail.
+        let pause_limit = Duration::from_secs(600);
+        setup::open(&VolumeOptions { name: name.into(), pause_limit, ..options }, &host)
     };
     // A machine that reads one block again and again.
     for (name, kind) in [("damaged", IoErrorKind::Corrupt), ("unreadable", IoErrorKind::Device)] {
@@ -118,7 +120,9 @@ fn a_disk_that_fails_does_not_fill_the_log() {
         faults.flip.store(false, Ordering::SeqCst);
         faults.read_error_every.store(0, Ordering::SeqCst);
         let lines = few_lines_about(name, begun);
-        assert!(lines[0].starts_with("ERROR") && lines[0].contains("the block at byte 0 of"), "{}", lines[0]);
+        // Before it may stand that writes waited for a slow disk.
+        let says = |line: &String| line.starts_with("ERROR") && line.contains("the block at byte 0 of");
+        assert!(lines.iter().any(says), "{lines:?}");
     }
     // One whose writes find a disk that takes nothing.
     let (volume, device) = open("unwritable");
@@ -127,7 +131,7 @@ fn a_disk_that_fails_does_not_fill_the_log() {
     let writer = std::thread::spawn(move || assert_eq!(fill(&*device, 18), (18, None)));
     wait_until("many writes fail", || volume.counters().cache.disk_errors >= 60);
     let lines = few_lines_about("unwritable", begun);
-    assert!(lines[0].contains("a segment could not be written"), "{}", lines[0]);
+    assert!(lines.iter().any(|line| line.contains("a segment could not be written")), "{lines:?}");
     faults.write_error_every.store(0, Ordering::SeqCst);
     writer.join().unwrap();
 }

@@ -1,9 +1,10 @@
 //! Filling volumes with known data, MiB by MiB, and looking whether it is there.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use headwater_block::{Device, IoErrorKind, blocking};
-use headwater_testkit::{ReferenceDisk, Rng};
+use headwater_testkit::{ReferenceDisk, Rng, wait_until};
 
 pub const MIB: u64 = 1 << 20;
 
@@ -17,12 +18,26 @@ pub fn pattern(seed: u64) -> Vec<u8> {
 
 /// Writes MiB after MiB until one is refused; how many were taken.
 pub fn fill(device: &dyn Device, limit_mib: u64) -> (u64, Option<IoErrorKind>) {
-    for number in 0..limit_mib {
+    fill_on(device, 0..limit_mib)
+}
+
+/// As [`fill`], where the MiB before these have been written.
+pub fn fill_on(device: &dyn Device, mib: Range<u64>) -> (u64, Option<IoErrorKind>) {
+    for number in mib.clone() {
         if let Err(error) = blocking::write(device, number * MIB, &pattern(number)) {
             return (number, Some(error.kind()));
         }
     }
-    (limit_mib, None)
+    (mib.end, None)
+}
+
+/// Writes MiB after MiB, each until it is taken: where a refusal is to come soon, a busy disk may be slower than that.
+pub fn fill_patiently(device: &dyn Device, mib: Range<u64>) {
+    for number in mib {
+        wait_until(format!("MiB {number} is taken"), || {
+            blocking::write(device, number * MIB, &pattern(number)).is_ok()
+        });
+    }
 }
 
 pub fn assert_holds(device: &dyn Device, count_mib: u64) {
