@@ -165,9 +165,10 @@ fn a_boot_is_recorded_and_fetched_ahead_the_next_time() {
     let server = FileServer::start(&dir.path().join("store"), None);
     let cache = short_dir();
     let place = format!("{}:128M", cache.path().display());
+    // With memory for all of it on a small host too: what went would be fetched again.
     let export = || {
         Export::start(&server.url(), |_, command| {
-            command.args(["--chunk-cache", &place]);
+            command.args(["--chunk-cache", &place, "--chunk-memory", "128M"]);
         })
     };
     let first = export();
