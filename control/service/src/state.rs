@@ -10,6 +10,7 @@ use std::time::Duration;
 use headwater_api::Alarm;
 use headwater_db::{Database, NewEvent};
 use tokio::sync::{OwnedMutexGuard, RwLock, RwLockReadGuard, RwLockWriteGuard, Semaphore, watch};
+use tokio::time::Instant;
 use uuid::Uuid;
 
 use crate::asked::Answers;
@@ -18,6 +19,7 @@ use crate::extract::Actor;
 use crate::holds::Holds;
 use crate::job::MAX_JOBS;
 use crate::life::Active;
+use crate::life::patience::Forced;
 use crate::life::readable::MAX_NOTES;
 use crate::life::unnoted::Unnoted;
 
@@ -55,6 +57,9 @@ struct Inner {
     /// Shared by who is about to use a version, alone with who removes one.
     versions: RwLock<()>,
     stopping: Arc<AtomicBool>,
+    /// Since when.
+    stop_begun: watch::Sender<Option<Instant>>,
+    forced: Forced,
     job_slots: Arc<Semaphore>,
     /// Long operations that wait for one of them.
     jobs_queued: Arc<AtomicU64>,
@@ -89,6 +94,8 @@ impl Service {
             restarting: Mutex::default(),
             versions: RwLock::default(),
             stopping: Arc::default(),
+            stop_begun: watch::Sender::new(None),
+            forced: Forced::default(),
             job_slots: Arc::new(Semaphore::new(MAX_JOBS)),
             jobs_queued: Arc::default(),
             note_places: Arc::new(Semaphore::new(MAX_NOTES)),
@@ -171,6 +178,10 @@ impl Service {
         self.0.note_places.clone()
     }
 
+    pub(crate) fn forced(&self) -> &Forced {
+        &self.0.forced
+    }
+
     pub(crate) fn hold_state(&self) -> &Holds {
         &self.0.holds
     }
@@ -186,6 +197,20 @@ impl Service {
     /// Refuses new starts and cancels long operations, which then clean up after themselves.
     pub fn begin_stop(&self) {
         self.0.stopping.store(true, Ordering::SeqCst);
+        self.0.stop_begun.send_modify(|since| {
+            since.get_or_insert_with(Instant::now);
+        });
+    }
+
+    /// Waits until the daemon has been stopping for so long.
+    pub(crate) async fn stopping_for(&self, time: Duration) {
+        let mut begun = self.0.stop_begun.subscribe();
+        let since = begun.wait_for(Option::is_some).await.ok().and_then(|since| *since);
+        match since {
+            Some(since) => tokio::time::sleep_until(since + time).await,
+            // The sender is there for as long as we are.
+            None => std::future::pending().await,
+        }
     }
 
     /// Waits until all long operations ended, at most `limit`. Returns whether they did.

@@ -82,7 +82,8 @@ impl Service {
             // A start that broke off left it.
             self.forget_kept(&kept, None).await?;
         }
-        let _using = self.using_versions().await;
+        let using = self.using_versions_for(record.uuid).await;
+        let _using = using.map_err(LifeError::backend("start", &record.name))?;
         let version = self.version_of("start", record, record.reference()).await?;
         let kept = self.new_disk(record.uuid, Purpose::Persistent, &version, actor)?;
         self.hold_disk(&kept, &record.name).await.map_err(LifeError::backend("start", &record.name))?;
@@ -130,6 +131,7 @@ impl Service {
         Ok(Boot { version, cache, kept: Some(kept), begun: false })
     }
 
+    /// What a reference means now. The caller may have the machine's turn.
     pub(crate) async fn version_of(
         &self,
         what: &'static str,
@@ -138,7 +140,8 @@ impl Service {
     ) -> Result<ImageVersion, LifeError> {
         let reference = ImageRef::parse(reference)
             .map_err(|source| LifeError::Reference { machine: record.name.clone(), source })?;
-        self.images().resolve(&reference).await.map_err(LifeError::backend(what, &record.name))
+        let resolved = self.unless_given_up(record.uuid, self.images().resolve(&reference)).await;
+        resolved.map_err(LifeError::backend(what, &record.name))
     }
 
     /// A disk to keep, not noted yet.

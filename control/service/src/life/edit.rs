@@ -41,9 +41,10 @@ impl Service {
             return Err(LifeError::StillOn { what, machine, state: record.state.name() });
         }
         self.not_editing("begin an edit on", &record).await?;
-        let _using = self.using_versions().await;
+        let _using = self.using_versions_for(uuid).await.map_err(LifeError::backend("edit on", machine))?;
         let newest = ImageRef { image: image.to_owned(), version: None, channel: Some(Channel::Maintenance) };
-        let version = self.images().resolve(&newest).await.map_err(LifeError::backend("edit on", machine))?;
+        let version = self.unless_given_up(uuid, self.images().resolve(&newest)).await;
+        let version = version.map_err(LifeError::backend("edit on", machine))?;
         let disk = self.new_disk(uuid, Purpose::Edit, &version, actor)?;
         if let Err(e) = self.hold_disk(&disk, machine).await {
             self.release_disk(&disk).await;
@@ -198,7 +199,7 @@ impl Service {
 
     /// The version that was made of an edit, if there is one.
     pub(crate) async fn sealed_from(&self, edit: &KeptDisk) -> Result<Option<ImageVersion>, LifeError> {
-        let image = self.images().image(&edit.image).await;
+        let image = self.unless_given_up(edit.machine, self.images().image(&edit.image)).await;
         let image = image.map_err(|e| LifeError::Leftovers("look for sealed versions", e))?;
         let mark = mark(edit);
         Ok(image.and_then(|image| image.versions.into_iter().find(|it| it.source.ends_with(&mark))))

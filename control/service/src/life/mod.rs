@@ -19,7 +19,8 @@
 //! watcher takes the same lock, and does nothing where the VM that ended is not the machine's present one:
 //! a stop that waits for the end of the VM holds the lock and does the cleaning itself.
 //!
-//! Killing needs no lock: `stop --force` breaks into a graceful stop that waits.
+//! Killing needs no lock: `stop --force` breaks into a graceful stop that waits. Whoever has the lock asks the store through
+//! `Service::unless_given_up`, so that a store that hangs keeps nobody from stopping the machine.
 
 mod active;
 pub(crate) mod alarm;
@@ -27,6 +28,7 @@ pub(crate) mod boot;
 pub(crate) mod edit;
 mod error;
 mod limits;
+pub(crate) mod patience;
 pub(crate) mod readable;
 mod record;
 mod recover;

@@ -69,7 +69,7 @@ impl Service {
             Some(version) => (version, 0, None, None),
             None => {
                 let what = format!("image '{image}'");
-                let over = self.over(&edit.image, edit.version, Some(&edit)).await?;
+                let over = self.over(&record, &edit.image, edit.version, Some(&edit)).await?;
                 over.allowed(&what, request.over_newer)?;
                 let frozen = self.open_kept(&record, &edit).await?;
                 let order = SealOrder {
@@ -80,7 +80,7 @@ impl Service {
                 };
                 let outcome = match frozen.seal(order, job).await {
                     Ok(outcome) => outcome,
-                    Err(e) => return Err(self.not_sealed(e, &what, &record.name, &edit).await),
+                    Err(e) => return Err(self.not_sealed(e, &what, &record, &edit).await),
                 };
                 self.production_kept(&outcome, actor).await;
                 (outcome.version, outcome.changed_bytes, over.newer, outcome.production)
@@ -141,7 +141,7 @@ impl Service {
         };
         let edit = kept.as_ref().filter(|kept| kept.purpose == Purpose::Edit);
         let (what, is_bound) = (format!("machine '{name}'"), edit.is_some() && !request.over_newer);
-        let over = self.over(&parent.image, parent.number, edit).await?;
+        let over = self.over(&record, &parent.image, parent.number, edit).await?;
         over.allowed(&what, !is_bound)?;
         let (frozen, pause) = match (&active, &kept) {
             (Some(active), _) => {
@@ -161,7 +161,7 @@ impl Service {
         };
         let outcome = match (frozen.seal(order, job).await, edit) {
             (Ok(outcome), _) => outcome,
-            (Err(e), Some(edit)) => return Err(self.not_sealed(e, &what, name, edit).await),
+            (Err(e), Some(edit)) => return Err(self.not_sealed(e, &what, &record, edit).await),
             (Err(e), None) => return Err(LifeError::backend("seal", name)(e)),
         };
         drop(guard);
@@ -175,8 +175,14 @@ impl Service {
     }
 
     /// What there is above a version that something is sealed over.
-    async fn over(&self, image: &str, parent: u64, edit: Option<&KeptDisk>) -> Result<Over, LifeError> {
-        let found = self.images().image(image).await;
+    async fn over(
+        &self,
+        machine: &MachineRecord,
+        image: &str,
+        parent: u64,
+        edit: Option<&KeptDisk>,
+    ) -> Result<Over, LifeError> {
+        let found = self.unless_given_up(machine.uuid, self.images().image(image)).await;
         let found = found.map_err(|e| LifeError::Leftovers("look for newer versions", e))?;
         let versions = found.map(|image| image.versions).unwrap_or_default();
         let mut over = Over {
@@ -203,14 +209,20 @@ impl Service {
     }
 
     /// Why an edit was not sealed: a version that came in this moment is told of like one that was there before.
-    async fn not_sealed(&self, error: BackendError, what: &str, machine: &str, edit: &KeptDisk) -> LifeError {
+    async fn not_sealed(
+        &self,
+        error: BackendError,
+        what: &str,
+        machine: &MachineRecord,
+        edit: &KeptDisk,
+    ) -> LifeError {
         if error.kind() == ProblemKind::Conflict
-            && let Ok(over) = self.over(&edit.image, edit.version, Some(edit)).await
+            && let Ok(over) = self.over(machine, &edit.image, edit.version, Some(edit)).await
             && let Err(newer) = over.allowed(what, false)
         {
             return newer;
         }
-        LifeError::backend("seal", machine)(error)
+        LifeError::backend("seal", &machine.name)(error)
     }
 
     async fn version_that_runs(

@@ -64,7 +64,7 @@ impl Service {
             }
             active.vm.kill().await.map_err(LifeError::backend(what, name))?;
         }
-        Ok(self.lock(uuid).await)
+        Ok(self.lock_by_force(uuid).await)
     }
 
     async fn stop_locked(
@@ -245,7 +245,8 @@ impl Service {
             active.vm.kill().await.map_err(LifeError::backend("stop", &machine.name))?;
         }
         // Somebody who has its turn may be starting it. Once the daemon stops, nobody does so after that.
-        let _turn = self.lock(machine.uuid).await;
+        let _turn =
+            if force { self.lock_by_force(machine.uuid).await } else { self.lock(machine.uuid).await };
         let is_on = self.active(machine.uuid).is_some();
         if !is_on && force {
             // Where somebody else has stopped it, the database may be closed by now.
@@ -270,7 +271,7 @@ impl Service {
         if force {
             active.vm.kill().await.map_err(LifeError::backend("stop", &active.name))?;
         }
-        let _turn = self.lock(uuid).await;
+        let _turn = if force { self.lock_by_force(uuid).await } else { self.lock(uuid).await };
         match self.active(uuid) {
             Some(active) => self.stop_active(uuid, &active).await,
             None => Ok(()),

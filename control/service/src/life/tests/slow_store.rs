@@ -53,6 +53,45 @@ async fn what_a_version_is_held_for_is_done_where_its_client_hangs_up() {
     assert_eq!(held(), 7);
 }
 
+/// A machine that is on, and a reset of it that waits for a store that hangs.
+async fn hanging_reset(fixture: &Fixture) -> tokio::task::JoinHandle<Result<MachineRecord, LifeError>> {
+    let uuid = fixture.start().await.unwrap().uuid;
+    fixture.host.away.store(true, Ordering::SeqCst);
+    let service = fixture.service.clone();
+    let reset = tokio::spawn(async move { service.reset("lab", &Actor::daemon()).await });
+    until("the reset has the turn", async || fixture.service.at_turn(uuid) == 1).await;
+    reset
+}
+
+#[tokio::test]
+async fn a_guest_is_asked_to_end_with_the_daemon_while_the_store_hangs() {
+    let fixture = Fixture::new().await;
+    let reset = hanging_reset(&fixture).await;
+    fixture.service.begin_stop();
+    // The store answers when this test lets it, which it never does.
+    tokio::time::timeout(Duration::from_secs(60), fixture.service.stop_all(false)).await.unwrap();
+    let given_up = crate::answer::problem(&reset.await.unwrap().unwrap_err());
+    assert_eq!(given_up.kind, ProblemKind::Unavailable);
+    assert!(given_up.to_string().contains("the daemon is stopping"), "{given_up}");
+    assert_eq!(*fixture.host.stops.lock().unwrap(), ["ACPI"]);
+    assert_eq!(fixture.record().await.state, MachineState::Stopped);
+}
+
+#[tokio::test]
+async fn a_machine_is_stopped_by_force_while_the_store_hangs() {
+    let fixture = Fixture::new().await;
+    let reset = hanging_reset(&fixture).await;
+    let daemon = Actor::daemon();
+    let stop = fixture.service.stop("lab", true, &daemon);
+    let stopped = tokio::time::timeout(Duration::from_secs(60), stop).await.unwrap().unwrap();
+    assert_eq!((stopped.state, stopped.wanted), (MachineState::Stopped, Wanted::Stopped));
+    let given_up = crate::answer::problem(&reset.await.unwrap().unwrap_err());
+    assert!(given_up.to_string().contains("the machine is ended by force"), "{given_up}");
+    // Nobody waits for its turn any more, and it is started like any other.
+    fixture.host.away.store(false, Ordering::SeqCst);
+    fixture.start().await.unwrap();
+}
+
 #[tokio::test]
 async fn a_catalog_that_is_set_to_another_image_meanwhile_is_not_pinned() {
     let fixture = Fixture::new().await;
