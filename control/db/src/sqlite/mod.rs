@@ -25,6 +25,10 @@ use crate::repository::{
 /// How long a statement waits for a lock that another process holds (a backup, a shell).
 pub const BUSY_TIMEOUT_MS: u64 = 10_000;
 
+/// How long a writer waits for its turn. The ones before it wait for the disk, and there may be hundreds of them: one that gave up
+/// sooner would only leave unsaid what was done.
+pub const TURN_TIMEOUT_MS: u64 = 3_600_000;
+
 /// How many readers work at once; further ones wait.
 pub const MAX_READERS: u32 = 4;
 
@@ -53,7 +57,8 @@ impl SqliteDatabase {
             .synchronous(SqliteSynchronous::Full)
             .foreign_keys(true)
             .busy_timeout(Duration::from_millis(BUSY_TIMEOUT_MS));
-        let writer = pool(1).connect_with(options.clone()).await.map_err(|e| failed(cause(e)))?;
+        let turns = pool(1).acquire_timeout(Duration::from_millis(TURN_TIMEOUT_MS));
+        let writer = turns.connect_with(options.clone()).await.map_err(|e| failed(cause(e)))?;
         let all = migrations::all();
         if let Err(e) = all.run(&writer).await {
             let known = all.iter().map(|migration| migration.version).max().unwrap_or(0);
@@ -189,6 +194,15 @@ mod tests {
         pool.close().await;
         let foreign = refused("UPDATE _sqlx_migrations SET checksum = x'00' WHERE version = 3").await;
         assert!(foreign.to_string().contains("went through change 3 of its tables"), "{foreign}");
+    }
+
+    #[tokio::test]
+    async fn a_writer_waits_for_its_turn_however_slow_the_disk_is() {
+        let dir = tempfile::tempdir().unwrap();
+        let db = SqliteDatabase::open(&dir.path().join("headwater.db")).await.unwrap();
+        let patience = db.writer.options().get_acquire_timeout();
+        // Two synced writes for each of hundreds of machines that are stopped at once.
+        assert!(patience >= Duration::from_secs(600), "{patience:?}");
     }
 
     #[tokio::test]

@@ -17,6 +17,9 @@ use crate::life::record::joined;
 use crate::life::start::Occasion;
 use crate::life::{Active, LifeError, STOP_GRACE_MS};
 
+/// How long a stop waits until it is noted before it is done all the same: many at once take turns, and each waits for the disk.
+const NOTE_PATIENCE: Duration = Duration::from_secs(10);
+
 impl Service {
     /// Stops a machine: asks the guest, and kills it after the grace time, or at once with `force`. One that
     /// is off stays off. What it wrote is forgotten, unless its disk is kept.
@@ -58,9 +61,10 @@ impl Service {
         }
         if let Some(active) = self.active(uuid) {
             let event = self.event(actor, format!("machine {name}"), what, "by force".to_owned());
-            match self.append(event).await {
-                Err(e) if what == "stop" => not_noted(name, &e),
-                noted => noted?,
+            if what == "stop" {
+                noted_in_time(name, self.append(event)).await;
+            } else {
+                self.append(event).await?;
             }
             active.vm.kill().await.map_err(LifeError::backend(what, name))?;
         }
@@ -90,10 +94,7 @@ impl Service {
         record.state = MachineState::Stopping;
         let how = if force { "by force" } else { "by ACPI" };
         // On a full disk it may be the machine's own writes that leave no room to note this.
-        let noted = self.save(&record, actor, "stop", how).await;
-        if let Err(e) = &noted {
-            not_noted(&record.name, e);
-        }
+        let is_noted = noted_in_time(&record.name, self.save(&record, actor, "stop", how)).await;
         let grace = if force { Duration::ZERO } else { Duration::from_millis(STOP_GRACE_MS) };
         let asked = Instant::now();
         let exit = active.vm.stop(grace).await.map_err(LifeError::backend("stop", &record.name))?;
@@ -104,7 +105,7 @@ impl Service {
             _ => format!("it did not switch itself off within {} s and was killed", grace.as_secs()),
         });
         let mut unsaved = None;
-        if noted.is_err() {
+        if !is_noted {
             unsaved = self.put_away(record.uuid, &record.name).await;
             if let Err(e) = self.save(&record, actor, "stop", how).await {
                 not_noted(&record.name, &e);
@@ -339,8 +340,23 @@ fn beside(
     })
 }
 
-/// A stop could not be noted, and is done all the same: it gives back room, and a guest that is not stopped in order loses
-/// what it has not written out.
+/// Whether a stop could be noted. It is done all the same, and noted afterwards: it gives back room, and a guest that is not stopped
+/// in order loses what it has not written out.
+async fn noted_in_time<E: Explain + 'static>(
+    machine: &str,
+    noting: impl Future<Output = Result<(), E>>,
+) -> bool {
+    match tokio::time::timeout(NOTE_PATIENCE, noting).await {
+        Ok(Ok(())) => return true,
+        Ok(Err(e)) => not_noted(machine, &e),
+        Err(_) => {
+            let seconds = NOTE_PATIENCE.as_secs();
+            tracing::error!(machine, "it is stopped, and that could not be noted within {seconds} s");
+        }
+    }
+    false
+}
+
 fn not_noted(machine: &str, error: &(impl Explain + 'static)) {
     tracing::error!(machine, "it is stopped, and that cannot be noted now: {}", problem(error));
 }

@@ -43,6 +43,10 @@ struct FragileDatabase {
     full: AtomicBool,
     /// How many more writes it has room for, where that is set.
     room: Mutex<Option<u64>>,
+    /// A write waits for its turn while this is set.
+    writes_wait: AtomicBool,
+    write_waits: Notify,
+    write_goes_on: Notify,
 }
 
 impl FragileDatabase {
@@ -65,6 +69,10 @@ impl Database for FragileDatabase {
 
     async fn write(&self) -> Result<Box<dyn Repository>, DbError> {
         self.check()?;
+        if self.writes_wait.load(Ordering::SeqCst) {
+            self.write_waits.notify_one();
+            self.write_goes_on.notified().await;
+        }
         let has_room = match &mut *self.room.lock().unwrap() {
             Some(0) => false,
             Some(left) => {
@@ -624,8 +632,16 @@ impl Fixture {
     async fn new() -> Self {
         let dir = tempfile::tempdir().unwrap();
         let inner = SqliteDatabase::open(&dir.path().join("db")).await.unwrap();
-        let (fails, failures, full) = (AtomicBool::default(), AtomicU64::default(), AtomicBool::default());
-        let db = Arc::new(FragileDatabase { inner, fails, failures, full, room: Mutex::default() });
+        let db = Arc::new(FragileDatabase {
+            inner,
+            fails: AtomicBool::default(),
+            failures: AtomicU64::default(),
+            full: AtomicBool::default(),
+            room: Mutex::default(),
+            writes_wait: AtomicBool::default(),
+            write_waits: Notify::default(),
+            write_goes_on: Notify::default(),
+        });
         let host = Arc::new(Host::default());
         host.versions.lock().unwrap().push(version(1, ""));
         let service = Self::service(db.clone(), &host, dir.path());

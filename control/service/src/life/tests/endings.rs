@@ -451,3 +451,19 @@ async fn a_disk_that_is_closed_without_its_last_writes_is_no_orderly_stop() {
     fixture.stop().await;
     assert_eq!((lost().await, fixture.record().await.reason), (4, None));
 }
+
+#[tokio::test]
+async fn a_guest_is_asked_to_end_though_the_database_takes_its_time() {
+    let fixture = Fixture::new().await;
+    fixture.start().await.unwrap();
+    fixture.db.writes_wait.store(true, Ordering::SeqCst);
+    let service = fixture.service.clone();
+    let stopping = tokio::spawn(async move { service.stop("lab", false, &Actor::daemon()).await });
+    until("its power button is pressed", async || *fixture.host.stops.lock().unwrap() == ["ACPI"]).await;
+    fixture.db.writes_wait.store(false, Ordering::SeqCst);
+    fixture.db.write_goes_on.notify_one();
+    stopping.await.unwrap().unwrap();
+    let record = fixture.record().await;
+    assert_eq!((record.state, record.wanted), (MachineState::Stopped, Wanted::Stopped));
+    assert!(fixture.events().await.iter().any(|event| event.action == "stop"));
+}
