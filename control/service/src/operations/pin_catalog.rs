@@ -81,12 +81,18 @@ pub(super) async fn unpin_catalog(
     actor: Actor,
     Name(name): Name,
 ) -> Result<Json<Catalog>, Failure> {
+    let handle = service.clone();
+    let record = service.to_the_end(async move { unpin(&handle, &actor, name).await }).await?;
+    Ok(Json(service.catalog_view(record).await?))
+}
+
+async fn unpin(service: &Service, actor: &Actor, name: String) -> Result<CatalogRecord, Failure> {
     let mut repo = service.db().write().await?;
     let found = repo.catalogs().by_name(&name).await?;
     let record = found.ok_or(CatalogError::Unknown(name))?;
-    let record = set_pin(&service, repo, &actor, record, None).await?;
+    let record = set_pin(service, repo, actor, record, None).await?;
     service.holds_changed();
-    Ok(Json(service.catalog_view(record).await?))
+    Ok(record)
 }
 
 async fn set_pin(

@@ -26,6 +26,12 @@ pub(super) async fn remove_catalog(
     actor: Actor,
     Name(name): Name,
 ) -> Result<StatusCode, Failure> {
+    let handle = service.clone();
+    service.to_the_end(async move { remove(&handle, &actor, name).await }).await?;
+    Ok(StatusCode::NO_CONTENT)
+}
+
+async fn remove(service: &Service, actor: &Actor, name: String) -> Result<(), Failure> {
     let mut repo = service.db().write().await?;
     if repo.catalogs().by_name(&name).await?.is_none() {
         return Err(CatalogError::Unknown(name).into());
@@ -37,8 +43,8 @@ pub(super) async fn remove_catalog(
         return Err(CatalogError::InUse { catalog: name, machines }.into());
     }
     repo.catalogs().remove(&name).await?;
-    repo.events().append(service.event(&actor, format!("catalog {name}"), "removed", "")).await?;
+    repo.events().append(service.event(actor, format!("catalog {name}"), "removed", "")).await?;
     repo.save().await?;
     service.holds_changed();
-    Ok(StatusCode::NO_CONTENT)
+    Ok(())
 }

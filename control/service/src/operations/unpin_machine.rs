@@ -3,6 +3,7 @@
 use axum::Json;
 use axum::extract::State;
 use headwater_api::{Machine, Problem};
+use headwater_db::MachineRecord;
 
 use crate::Service;
 use crate::answer::Failure;
@@ -22,16 +23,20 @@ pub(super) async fn unpin_machine(
     actor: Actor,
     Name(name): Name,
 ) -> Result<Json<Machine>, Failure> {
+    let handle = service.clone();
+    let record = service.to_the_end(async move { unpin(&handle, &actor, name).await }).await?;
+    Ok(Json(service.full_view(record).await?))
+}
+
+async fn unpin(service: &Service, actor: &Actor, name: String) -> Result<MachineRecord, Failure> {
     let mut repo = service.db().write().await?;
     let found = repo.machines().by_name(&name).await?;
     let mut record = found.ok_or_else(|| LifeError::Unknown(name.clone()))?;
     if let Some(pin) = record.pin.take() {
         repo.machines().set_pin(record.uuid, None).await?;
-        repo.events().append(service.event(&actor, format!("machine {name}"), "unpinned", pin)).await?;
+        repo.events().append(service.event(actor, format!("machine {name}"), "unpinned", pin)).await?;
         repo.save().await?;
         service.holds_changed();
-    } else {
-        drop(repo);
     }
-    Ok(Json(service.full_view(record).await?))
+    Ok(record)
 }

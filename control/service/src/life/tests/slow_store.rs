@@ -51,6 +51,27 @@ async fn what_a_version_is_held_for_is_done_where_its_client_hangs_up() {
     assert_eq!(held(), 7, "{:?}", host.holds.lock().unwrap());
     fixture.service.holds_due().await;
     assert_eq!(held(), 7);
+    // What it is let go for, too.
+    for (path, subject, action) in [
+        ("machines/lab/pin", "machine lab", "unpinned"),
+        ("catalogs/ward/pin", "catalog ward", "unpinned"),
+        ("catalogs/hall", "catalog hall", "removed"),
+    ] {
+        fixture.db.writes_wait.store(true, Ordering::SeqCst);
+        let client = api.send("DELETE", path, "").await;
+        fixture.db.write_waits.notified().await;
+        fixture.db.writes_wait.store(false, Ordering::SeqCst);
+        drop(client);
+        assert_eq!(api.ask("GET", "machines", "").await.0, 200);
+        assert!(!fixture.service.operations_ended(Duration::ZERO).await, "{path}");
+        fixture.db.write_goes_on.notify_one();
+        assert!(fixture.service.operations_ended(Duration::from_secs(60)).await, "{path}");
+        let events = fixture.events().await;
+        let is_noted = events.iter().any(|event| event.subject == subject && event.action == action);
+        assert!(is_noted, "{path}: {events:?}");
+    }
+    fixture.service.holds_due().await;
+    assert_eq!(held(), 4, "{:?}", host.holds.lock().unwrap());
 }
 
 /// A machine that is on, and a reset of it that waits for a store that hangs.
