@@ -100,9 +100,10 @@ impl Service {
     /// Makes the store's holds what the database says, where they may differ.
     pub(crate) async fn holds_due(&self) {
         let state = self.hold_state();
-        if !state.may_differ.load(Ordering::SeqCst)
-            || self.now_ms() < state.not_before_ms.load(Ordering::SeqCst)
-        {
+        let (now_ms, not_before_ms) = (self.now_ms(), state.not_before_ms.load(Ordering::SeqCst));
+        // One that is further away was set before the clock was set back.
+        let is_early = now_ms < not_before_ms && not_before_ms <= now_ms.saturating_add(RETRY_EVERY_MS);
+        if is_early || !state.may_differ.load(Ordering::SeqCst) {
             return;
         }
         if !self.images().keeps_holds() {
@@ -137,6 +138,8 @@ impl Service {
                 Err(e) if matches!(e.kind(), ProblemKind::Conflict | ProblemKind::NotFound) => {
                     tracing::error!(image = %hold.image, "what {} needs is not held in the store: {e}", hold.holder);
                 }
+                // The others would be waited for as long, alone with the versions.
+                Err(e) if e.kind() == ProblemKind::Unavailable => return Err(failed(e)),
                 Err(e) => first = first.or(Some(e)),
             }
         }
@@ -144,7 +147,10 @@ impl Service {
             if unknown.contains(&hold.id) || wanted.iter().any(|it| it.is_same(&hold)) {
                 continue;
             }
-            first = first.or(self.images().release(&hold).await.err());
+            match self.images().release(&hold).await {
+                Err(e) if e.kind() == ProblemKind::Unavailable => return Err(failed(e)),
+                released => first = first.or(released.err()),
+            }
         }
         first.map_or(Ok(()), |e| Err(failed(e)))
     }

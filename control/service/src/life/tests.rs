@@ -205,6 +205,10 @@ impl Images for OneImage {
         self.0.is_shared.load(Ordering::SeqCst)
     }
     async fn hold(&self, hold: &Hold) -> Result<(), BackendError> {
+        self.0.holds_asked.fetch_add(1, Ordering::SeqCst);
+        if self.0.removed_from.load(Ordering::SeqCst) {
+            return Err(BackendError::new(ProblemKind::Unavailable, "somebody removes for long"));
+        }
         if self.0.holds_fail.load(Ordering::SeqCst) {
             return unused();
         }
@@ -314,8 +318,12 @@ struct Host {
     is_shared: AtomicBool,
     /// What it was told that is needed.
     holds: Mutex<Vec<Hold>>,
+    /// How often it was told.
+    holds_asked: AtomicU64,
     /// It cannot be told anything.
     holds_fail: AtomicBool,
+    /// Nor while another daemon removes from it.
+    removed_from: AtomicBool,
     /// It takes its time to be told while this is set.
     holds_wait: AtomicBool,
     hold_waits: Notify,

@@ -74,6 +74,39 @@ async fn what_a_version_is_held_for_is_done_where_its_client_hangs_up() {
     assert_eq!(held(), 4, "{:?}", host.holds.lock().unwrap());
 }
 
+#[tokio::test]
+async fn a_store_that_somebody_removes_from_is_asked_for_one_hold_and_again_later() {
+    const NOON_MS: u64 = 1_700_000_000_000;
+    let fixture = Fixture::new().await;
+    let host = &fixture.host;
+    let set_clock = |now_ms| host.now_ms.store(now_ms, Ordering::SeqCst);
+    set_clock(NOON_MS);
+    let mut repo = fixture.db.write().await.unwrap();
+    for number in 1..=5 {
+        let new = crate::identity::make(&SystemRandom, "bed", None).unwrap();
+        let (name, image) = (format!("bed{number}"), "image@1".to_owned());
+        let record = MachineRecord { uuid: new.uuid, name, mac: new.mac, image, ..fixture.record().await };
+        repo.machines().add(&record).await.unwrap();
+    }
+    repo.save().await.unwrap();
+    host.is_shared.store(true, Ordering::SeqCst);
+    host.removed_from.store(true, Ordering::SeqCst);
+    let asked = || host.holds_asked.load(Ordering::SeqCst);
+    fixture.service.holds_changed();
+    for _ in 0..2 {
+        fixture.service.holds_due().await;
+        assert_eq!(asked(), 1);
+    }
+    // A clock that is set back a day does not make that a day.
+    set_clock(NOON_MS - 24 * 3600 * 1000);
+    fixture.service.holds_due().await;
+    assert_eq!(asked(), 2);
+    host.removed_from.store(false, Ordering::SeqCst);
+    set_clock(NOON_MS);
+    fixture.service.holds_due().await;
+    assert_eq!((asked(), host.holds.lock().unwrap().len()), (7, 5));
+}
+
 /// A machine that is on, and a reset of it that waits for a store that hangs.
 async fn hanging_reset(fixture: &Fixture) -> tokio::task::JoinHandle<Result<MachineRecord, LifeError>> {
     let uuid = fixture.start().await.unwrap().uuid;
