@@ -356,6 +356,9 @@ struct Host {
     clock_set_ms: AtomicI64,
     /// Guests are up.
     boots: watch::Sender<bool>,
+    /// A command in a guest does not end while this is set.
+    execs_hang: AtomicBool,
+    exec_hangs: Notify,
     /// A start waits while this is set.
     starts_wait: AtomicBool,
     start_waits: Notify,
@@ -588,6 +591,10 @@ impl Vm for FakeVm {
         Ok(())
     }
     async fn exec(&self, _: &[String], _: Vec<u8>, _: Duration) -> Result<ExecOutput, BackendError> {
+        if self.1.execs_hang.load(Ordering::SeqCst) {
+            self.1.exec_hangs.notify_one();
+            std::future::pending::<()>().await;
+        }
         unused()
     }
 }

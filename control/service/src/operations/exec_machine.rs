@@ -14,6 +14,9 @@ use crate::backend::Vm;
 use crate::extract::{Actor, Body, Name};
 use crate::life::LifeError;
 
+/// How long after the daemon began to stop a command may still run: machines are stopped once all requests have ended.
+const STOP_GRACE: Duration = Duration::from_secs(5);
+
 #[derive(Debug, thiserror::Error)]
 enum Error {
     #[error("cannot run a command in machine '{0}': no command was given")]
@@ -28,6 +31,8 @@ enum Error {
     NotUp { machine: String, waited_s: u64 },
     #[error("cannot run a command in machine '{0}': it ended before it was up")]
     Ended(String),
+    #[error("cannot run a command in machine '{0}' to its end: the daemon is stopping")]
+    Stopping(String),
 }
 
 impl Explain for Error {
@@ -36,6 +41,7 @@ impl Explain for Error {
             Self::Empty(_) | Self::NoBase64(_) | Self::Long(_) => ProblemKind::Invalid,
             Self::NotUp { .. } => ProblemKind::Failed,
             Self::Ended(_) => ProblemKind::Conflict,
+            Self::Stopping(_) => ProblemKind::Unavailable,
         }
     }
 }
@@ -54,6 +60,7 @@ impl Explain for Error {
         (status = 404, description = "No such machine", body = Problem),
         (status = 409, description = "It is off, or ends meanwhile", body = Problem),
         (status = 500, description = "The guest agent does not answer", body = Problem),
+        (status = 503, description = "The daemon is stopping; a command that ran was ended", body = Problem),
     ),
 )]
 pub(super) async fn exec_machine(
@@ -77,12 +84,17 @@ pub(super) async fn exec_machine(
     // On a full disk it may be what makes room.
     service.note(event).await;
     let timeout = Duration::from_millis(request.timeout_ms);
-    wait_until_up(&*active.vm, &name, timeout).await?;
-    let output = active
-        .vm
-        .exec(&request.argv, input, timeout)
-        .await
-        .map_err(LifeError::backend("run a command in", &name))?;
+    let run = async {
+        wait_until_up(&*active.vm, &name, timeout).await?;
+        let output = active.vm.exec(&request.argv, input, timeout).await;
+        Ok::<_, Failure>(output.map_err(LifeError::backend("run a command in", &name))?)
+    };
+    let output = tokio::select! {
+        biased;
+        output = run => output?,
+        // As where its client hangs up, the command is ended.
+        () = service.stopping_for(STOP_GRACE) => return Err(Error::Stopping(name.clone()).into()),
+    };
     Ok(Json(ExecResult {
         exit_code: output.exit_code,
         stdout_base64: STANDARD.encode(output.stdout),

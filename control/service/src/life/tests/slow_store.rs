@@ -147,6 +147,22 @@ async fn a_machine_is_stopped_by_force_while_the_store_hangs() {
 }
 
 #[tokio::test]
+async fn a_command_in_a_guest_does_not_hold_up_the_end_of_the_daemon() {
+    let fixture = Fixture::new().await;
+    fixture.start().await.unwrap();
+    fixture.host.boots.send_replace(true);
+    fixture.host.execs_hang.store(true, Ordering::SeqCst);
+    let api = Api::serve(&fixture).await;
+    let mut client = api.send("POST", "machines/lab/exec", r#"{"argv":["sleep"],"timeout_ms":600000}"#).await;
+    fixture.host.exec_hangs.notified().await;
+    fixture.service.begin_stop();
+    let mut answer = String::new();
+    let told = tokio::time::timeout(Duration::from_secs(60), client.read_to_string(&mut answer)).await;
+    told.unwrap().unwrap();
+    assert!(answer.starts_with("HTTP/1.1 503") && answer.contains("the daemon is stopping"), "{answer}");
+}
+
+#[tokio::test]
 async fn a_catalog_that_is_set_to_another_image_meanwhile_is_not_pinned() {
     let fixture = Fixture::new().await;
     fixture.host.is_shared.store(true, Ordering::SeqCst);
