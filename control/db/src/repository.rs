@@ -115,7 +115,12 @@ pub trait KeptDiskRepository: Send {
 /// How many events are kept at least; older ones are removed now and then as new ones come.
 pub const KEPT_EVENTS: i64 = 100_000;
 
-/// The history. Events are only ever added, and forgotten once [`KEPT_EVENTS`] newer ones have come.
+/// How many are kept at least of those that are not the daemon's own about machines: guests that restart all day do not push out what
+/// people did.
+pub const KEPT_ACTIONS: i64 = 20_000;
+
+/// The history. Events are only ever added, and forgotten once [`KEPT_EVENTS`] newer ones have come, and of what people did
+/// [`KEPT_ACTIONS`].
 #[async_trait]
 pub trait EventRepository: Send {
     /// Appends an event.

@@ -54,7 +54,8 @@ async fn what_was_saved_is_there_after_reopening() {
 
 #[tokio::test]
 async fn old_events_are_forgotten() {
-    use headwater_db::repository::KEPT_EVENTS;
+    use headwater_db::NewEvent;
+    use headwater_db::repository::{KEPT_ACTIONS, KEPT_EVENTS};
     use sqlx::ConnectOptions as _;
 
     let (dir, db) = fresh().await;
@@ -69,15 +70,36 @@ async fn old_events_are_forgotten() {
             .await
             .unwrap();
         let mut repo = db.write().await.unwrap();
-        for _ in 0..2 {
-            repo.events().append(suite::event("machine a", "x")).await.unwrap();
+        for actor in ["uid 0", "daemon"] {
+            let event = suite::event("machine a", "x");
+            repo.events().append(NewEvent { actor: actor.to_owned(), ..event }).await.unwrap();
         }
         repo.save().await.unwrap();
     }
-    let events = db.read().await.unwrap().events().newest(None, 99).await.unwrap();
-    let left: Vec<i64> = events.iter().map(|event| event.id).collect();
     let newest = KEPT_EVENTS + 1000;
-    assert_eq!(left, [newest, newest - 1, KEPT_EVENTS + 1, KEPT_EVENTS, 1001]);
+    let left = async || {
+        let events = db.read().await.unwrap().events().older(None, newest + 1, 99).await.unwrap();
+        events.iter().map(|event| event.id).collect::<Vec<i64>>()
+    };
+    // The daemon's first one is gone, and nothing that somebody did.
+    assert_eq!(left().await, [newest, newest - 1, KEPT_EVENTS + 1, KEPT_EVENTS, 1001, 1000, 1]);
+    sqlx::query(
+        "WITH RECURSIVE numbers (n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM numbers WHERE n < ?)
+         INSERT INTO events (at_ms, actor, subject, action, detail) SELECT 5, 'uid 0', 'image a', 'x', '' FROM numbers",
+    )
+    .bind(KEPT_ACTIONS)
+    .execute(&mut beside)
+    .await
+    .unwrap();
+    sqlx::query("UPDATE sqlite_sequence SET seq = ? WHERE name = 'events'")
+        .bind(newest + KEPT_ACTIONS + 999)
+        .execute(&mut beside)
+        .await
+        .unwrap();
+    let mut repo = db.write().await.unwrap();
+    repo.events().append(suite::event("machine a", "x")).await.unwrap();
+    repo.save().await.unwrap();
+    assert_eq!(left().await, [newest, newest - 1, KEPT_EVENTS + 1, KEPT_EVENTS]);
 }
 
 #[tokio::test]

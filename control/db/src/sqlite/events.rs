@@ -7,11 +7,17 @@ use sqlx::{FromRow, Row as _, SqliteConnection};
 
 use crate::error::DbError;
 use crate::record::NewEvent;
-use crate::repository::{EventRepository, KEPT_EVENTS};
+use crate::repository::{EventRepository, KEPT_ACTIONS, KEPT_EVENTS};
 use crate::sqlite::{loaded, stored};
 
 /// How often old events are removed: at every so many new ones.
 const PRUNE_INTERVAL: i64 = 1_000;
+
+/// Old events: the daemon's own about machines, and the others where there are enough newer ones of these.
+const PRUNE: &str = "DELETE FROM events WHERE id <= ?1 AND (
+        (actor = 'daemon' AND subject LIKE 'machine %') OR id <= (
+            SELECT id FROM events WHERE NOT (actor = 'daemon' AND subject LIKE 'machine %')
+            ORDER BY id DESC LIMIT 1 OFFSET ?2))";
 
 pub(super) struct SqliteEvents<'a> {
     pub(super) connection: &'a mut SqliteConnection,
@@ -54,8 +60,9 @@ impl EventRepository for SqliteEvents<'_> {
         // Numbers are given in order and never twice.
         let id = added.last_insert_rowid();
         if id % PRUNE_INTERVAL == 0 {
-            sqlx::query("DELETE FROM events WHERE id <= ?")
+            sqlx::query(PRUNE)
                 .bind(id.saturating_sub(KEPT_EVENTS))
+                .bind(KEPT_ACTIONS)
                 .execute(&mut *self.connection)
                 .await?;
         }
