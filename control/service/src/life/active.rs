@@ -13,6 +13,9 @@ use crate::life::alarm::Raised;
 /// A boot that ends with a restart of the guest before this counts as quick.
 const QUICK_BOOT: Duration = Duration::from_secs(10);
 
+/// The same of one that ends before the guest was up.
+const QUICK_BOOT_NOT_UP: Duration = Duration::from_secs(300);
+
 /// How long the console's last client may take to let go of it.
 const CONSOLE_PATIENCE: Duration = Duration::from_secs(2);
 
@@ -110,7 +113,8 @@ impl Active {
     /// How many boots in a row were quick, where this one ends now.
     pub(crate) fn quick_boots(&self) -> u32 {
         let before = self.quick_boots.load(Ordering::Relaxed);
-        if self.since.elapsed() < QUICK_BOOT { before.saturating_add(1) } else { 0 }
+        let quick = if self.boot_time().is_some() { QUICK_BOOT } else { QUICK_BOOT_NOT_UP };
+        if self.since.elapsed() < quick { before.saturating_add(1) } else { 0 }
     }
 
     /// Notes how many boots before this one were quick, in a row.
