@@ -6,6 +6,9 @@
 //!        --> else one question is asked, by a task of its own --> answered within PATIENCE --> the new answer
 //!                                                             --> not yet, or failed -------> the last one, with its age
 //! ```
+//! For what a reference means it is waited longer where the daemon itself changed that, or does not know it yet: whoever has just
+//! changed something looks for what came of it.
+//!
 //! Where that is older than what the daemon changed since, or the store does not answer, it is said to be outdated.
 //! What decides anything asks the store itself.
 
@@ -24,6 +27,9 @@ use crate::backend::{BackendError, Listed};
 
 /// How long whoever looks waits for an answer, counted from the question's beginning.
 const PATIENCE: Duration = Duration::from_secs(1);
+
+/// The same for an answer that is not known, or that the daemon changed, of a store that answered so far.
+const PATIENCE_CHANGED: Duration = Duration::from_secs(10);
 
 /// For so long the number of images is not asked for again, unless this daemon changes it.
 const IMAGES_MAX_AGE: Duration = Duration::from_secs(10);
@@ -74,6 +80,12 @@ struct State<T> {
 }
 
 impl<T> State<T> {
+    /// How long whoever looks waits, at most.
+    fn patience(&self, when_changed: Option<Duration>) -> Duration {
+        let is_known = self.last.is_some() && !self.is_outdated();
+        when_changed.filter(|_| !is_known && self.failing.is_none()).unwrap_or(PATIENCE)
+    }
+
     fn is_outdated(&self) -> bool {
         self.last.as_ref().is_some_and(|(_, asked)| self.changed.is_some_and(|changed| *asked <= changed))
     }
@@ -97,20 +109,23 @@ impl<T: Clone + Send + 'static> Asked<T> {
     }
 
     /// The last answer, where it is younger than `max_age`; else the question is asked, unless that is under way, before
-    /// this returns, and the future waits for it.
+    /// this returns, and the future waits for it. With `when_changed` it waits for so long where the answer is not known, or the
+    /// daemon changed it, and for no question from before that.
     fn ask<F>(
         self,
         max_age: Duration,
+        when_changed: Option<Duration>,
         question: impl FnOnce() -> F,
     ) -> impl Future<Output = Option<Answer<T>>> + Send
     where
         F: Future<Output = Result<T, BackendError>> + Send + 'static,
     {
-        let waits_for = (!self.is_young(max_age)).then(|| self.begin(question));
+        let waits_for = (!self.is_young(max_age)).then(|| self.begin(when_changed.is_some(), question));
         async move {
             if let Some((since, mut ended)) = waits_for {
                 // Both ends mean the same: what there is now is what is known.
-                let _ = tokio::time::timeout_at(since + PATIENCE, ended.changed()).await;
+                let patience = self.lock().patience(when_changed);
+                let _ = tokio::time::timeout_at(since + patience, ended.changed()).await;
             }
             let state = self.lock();
             let outdated = state.is_outdated();
@@ -142,14 +157,18 @@ impl<T: Clone + Send + 'static> Asked<T> {
         }
     }
 
-    fn begin<F>(&self, question: impl FnOnce() -> F) -> (Instant, watch::Receiver<()>)
+    fn begin<F>(&self, after_changes: bool, question: impl FnOnce() -> F) -> (Instant, watch::Receiver<()>)
     where
         F: Future<Output = Result<T, BackendError>> + Send + 'static,
     {
         let mut state = self.lock();
+        let changed = state.changed.filter(|_| after_changes);
         // The sender is dropped when the question ends, however it does.
-        if let Some(under_way) = state.question.clone().filter(|(_, ended)| ended.has_changed().is_ok()) {
-            return under_way;
+        if let Some((since, ended)) = state.question.clone()
+            && ended.has_changed().is_ok()
+            && changed.is_none_or(|changed| since > changed)
+        {
+            return (since, ended);
         }
         let (ending, ended) = watch::channel(());
         let since = Instant::now();
@@ -159,6 +178,8 @@ impl<T: Clone + Send + 'static> Asked<T> {
             let answer = question.await;
             let mut state = this.lock();
             match answer {
+                // A later question was answered before this one.
+                Ok(_) if state.last.as_ref().is_some_and(|(_, asked)| *asked > since) => {}
                 Ok(value) => (state.last, state.failing) = (Some((value, since)), None),
                 // One that fails leaves what was known: a store that is away has the images that it had.
                 Err(e) if e.kind() == ProblemKind::Failed => {
@@ -226,12 +247,12 @@ impl Service {
     /// its size, a plain web server not its images.
     pub(crate) async fn store_figures(&self) -> StoreFigures {
         let (lister, measurer) = (Arc::clone(self.images()), Arc::clone(self.images()));
-        let images = self.answers().images.clone().ask(IMAGES_MAX_AGE, || async move {
+        let images = self.answers().images.clone().ask(IMAGES_MAX_AGE, None, || async move {
             let count = |list: Listed| list.images.len().saturating_add(list.unreadable.len());
             lister.list().await.map(|list| u64::try_from(count(list)).unwrap_or(u64::MAX))
         });
         let measure = || async move { measurer.stored_bytes().await };
-        let bytes = self.answers().bytes.clone().ask(BYTES_MAX_AGE, measure);
+        let bytes = self.answers().bytes.clone().ask(BYTES_MAX_AGE, None, measure);
         let (images, bytes) = tokio::join!(images, bytes);
         let silence = self.answers().images.silence();
         let changed = images.iter().chain(&bytes).any(|answer| answer.outdated);
@@ -262,6 +283,8 @@ impl Service {
     pub(crate) fn store_changed(&self) {
         self.answers().images.changed();
         self.answers().bytes.changed();
+        let versions = self.answers().versions.lock().unwrap_or_else(PoisonError::into_inner);
+        versions.values().for_each(Asked::changed);
     }
 
     /// What a reference means now, or meant when the store answered last; `None` where it means nothing. It is asked
@@ -273,7 +296,7 @@ impl Service {
         // What cannot be resolved is told when a machine is started.
         let asked = ImageRef::parse(reference).ok().map(|parsed| {
             let (images, places) = (Arc::clone(self.images()), self.answers().question_places.clone());
-            self.answers().version(&parsed).ask(Duration::ZERO, || async move {
+            self.answers().version(&parsed).ask(Duration::ZERO, Some(PATIENCE_CHANGED), || async move {
                 let _place = places.acquire_owned().await;
                 match images.resolve(&parsed).await {
                     Err(e) if e.kind() == ProblemKind::NotFound => Ok(None),
@@ -299,7 +322,7 @@ mod tests {
 
     async fn ask(asked: &Asked<u64>, store: &Arc<Slow>, max_age: Duration) -> Option<u64> {
         let store = Arc::clone(store);
-        let answer = asked.clone().ask(max_age, || async move {
+        let answer = asked.clone().ask(max_age, None, || async move {
             let number = store.asked.fetch_add(1, Ordering::SeqCst) + 1;
             store.answers.acquire().await.unwrap().forget();
             Ok(number)
@@ -336,22 +359,49 @@ mod tests {
     }
 
     #[tokio::test]
+    async fn a_question_from_before_a_change_does_not_tell_what_came_of_it() {
+        let asked = Asked::default();
+        let (goes_on, waits) = tokio::sync::oneshot::channel::<()>();
+        let slow = asked.begin(true, || async move {
+            let _ = waits.await;
+            Ok(1)
+        });
+        let minute = Some(Duration::from_secs(60));
+        assert_eq!(asked.lock().patience(minute), Duration::from_secs(60), "nothing is known");
+        asked.changed();
+        let answer = asked.clone().ask(Duration::ZERO, minute, || async { Ok(2) }).await;
+        assert_eq!(answer.map(|answer| (answer.value, answer.outdated)), Some((2, false)));
+        assert_eq!(asked.lock().patience(minute), PATIENCE);
+        // The one that was asked first is answered last, and tells nothing new.
+        drop(goes_on);
+        let mut ended = slow.1;
+        assert!(ended.changed().await.is_err());
+        assert_eq!(asked.lock().last.map(|(value, _)| value), Some(2));
+        asked.changed();
+        assert_eq!(asked.lock().patience(minute), Duration::from_secs(60));
+        let away = || BackendError::new(ProblemKind::Failed, "away");
+        let failed = asked.clone().ask(Duration::ZERO, minute, || async move { Err(away()) }).await;
+        assert!(failed.is_some_and(|answer| answer.outdated));
+        assert_eq!(asked.lock().patience(minute), PATIENCE, "a store that is away is not waited for so long");
+    }
+
+    #[tokio::test]
     async fn a_failure_leaves_what_was_known() {
         let asked = Asked::default();
         let failed = || BackendError::new(ProblemKind::Failed, "away");
-        assert!(asked.clone().ask(Duration::ZERO, || async { Ok(7) }).await.is_some());
-        let answer = asked.clone().ask(Duration::ZERO, || async move { Err(failed()) }).await;
+        assert!(asked.clone().ask(Duration::ZERO, None, || async { Ok(7) }).await.is_some());
+        let answer = asked.clone().ask(Duration::ZERO, None, || async move { Err(failed()) }).await;
         assert_eq!(answer.map(|answer| (answer.value, answer.outdated)), Some((7, false)));
         assert!(asked.silence().is_some_and(|silence| silence.why.is_some_and(|why| why.contains("away"))));
         // Changed since: it is not what there is.
         asked.changed();
-        let answer = asked.clone().ask(Duration::MAX, || async move { Err(failed()) }).await;
+        let answer = asked.clone().ask(Duration::MAX, None, || async move { Err(failed()) }).await;
         assert_eq!(answer.map(|answer| (answer.value, answer.outdated)), Some((7, true)));
         // A store that does not tell does answer.
         let untold = || BackendError::new(ProblemKind::Invalid, "it does not tell");
-        asked.clone().ask(Duration::ZERO, || async move { Err(untold()) }).await;
+        asked.clone().ask(Duration::ZERO, None, || async move { Err(untold()) }).await;
         assert_eq!(asked.silence(), None);
-        let answer = asked.clone().ask(Duration::ZERO, || async { Ok(8) }).await;
+        let answer = asked.clone().ask(Duration::ZERO, None, || async { Ok(8) }).await;
         assert_eq!(answer.map(|answer| (answer.value, answer.outdated)), Some((8, false)));
     }
 }
