@@ -17,7 +17,7 @@ const QUICK_BOOT: Duration = Duration::from_secs(10);
 const QUICK_BOOT_NOT_UP: Duration = Duration::from_secs(300);
 
 /// How long the console's last client may take to let go of it.
-const CONSOLE_PATIENCE: Duration = Duration::from_secs(2);
+const CONSOLE_PATIENCE: Duration = Duration::from_secs(10);
 
 /// What belongs to a machine while it is on.
 pub struct Active {
