@@ -18,6 +18,7 @@ use headwater_service::backend::{
 use headwater_store::{
     Hash, ImageName, ImageReference, Pointer, Selector, Store, StoreError, StoreErrorKind, Version,
 };
+use tokio::sync::Semaphore;
 
 use crate::adapters::disks::blocking;
 use crate::adapters::holds::{DaemonName, heard};
@@ -41,7 +42,13 @@ pub struct StoredImages {
     daemon: DaemonName,
     /// When it was last looked whether removals left something, in seconds since 1970.
     reclaimed_at_s: AtomicU64,
+    /// Of operations that the store is asked for.
+    places: Arc<Semaphore>,
 }
+
+/// Most operations that the store is asked for at once, each on a thread of its own. Who goes away while a store hangs leaves its
+/// thread there, and the disks need theirs.
+const MAX_OPERATIONS: usize = 64;
 
 /// The time between two looks at whether what removals left is in use, for a store on this host; it reads little there.
 const RECLAIM_EVERY_S: u64 = 60;
@@ -61,7 +68,23 @@ impl StoredImages {
         let store = store.impatient().unwrap_or(store);
         let promotions = Arc::new(Promotions::new(Arc::clone(&store)));
         let reclaimed_at_s = AtomicU64::new(0);
-        Self { store, traces, credentials, promotions, last_known, daemon, reclaimed_at_s }
+        let places = Arc::new(Semaphore::new(MAX_OPERATIONS));
+        Self { store, traces, credentials, promotions, last_known, daemon, reclaimed_at_s, places }
+    }
+
+    /// Runs what blocks on a thread of its own, once there is a place for it. Whoever goes away before that is not waited for.
+    async fn blocking<T: Send + 'static>(
+        &self,
+        what: &'static str,
+        work: impl FnOnce() -> Result<T, BackendError> + Send + 'static,
+    ) -> Result<T, BackendError> {
+        // It is never closed.
+        let place = Arc::clone(&self.places).acquire_owned().await;
+        blocking(what, move || {
+            let _place = place;
+            work()
+        })
+        .await
     }
 }
 
@@ -81,7 +104,7 @@ fn list_failed(store: &dyn Store, error: StoreError) -> BackendError {
 impl Images for StoredImages {
     async fn list(&self) -> Result<Listed, BackendError> {
         let store = self.store.clone();
-        blocking("list the images", move || {
+        self.blocking("list the images", move || {
             let listed = store.listed().map_err(|e| list_failed(&*store, e))?;
             let unreadable = listed.unreadable.into_iter().map(|(_, e)| store_failed(e));
             Ok(Listed {
@@ -94,7 +117,7 @@ impl Images for StoredImages {
 
     async fn image(&self, name: &str) -> Result<Option<Image>, BackendError> {
         let (store, name) = (self.store.clone(), name.parse::<ImageName>().map_err(store_failed)?);
-        blocking("look an image up", move || {
+        self.blocking("look an image up", move || {
             let image = store.image(&name).map_err(store_failed)?;
             Ok(image.as_ref().map(image_of))
         })
@@ -104,7 +127,7 @@ impl Images for StoredImages {
     async fn resolve(&self, reference: &ImageRef) -> Result<ImageVersion, BackendError> {
         let (store, reference) = (self.store.clone(), parse(reference)?);
         let last_known = Arc::clone(&self.last_known);
-        blocking("look an image up", move || {
+        self.blocking("look an image up", move || {
             let image = last_known.look_up(&*store, &reference.name).map_err(store_failed)?;
             let image = match image {
                 Some(image) => image,
@@ -122,7 +145,7 @@ impl Images for StoredImages {
 
     async fn import(&self, order: ImportOrder, job: Arc<JobControl>) -> Result<ImportOutcome, BackendError> {
         let store = self.store.clone();
-        blocking("import an image", move || import(&*store, &order, &job)).await
+        self.blocking("import an image", move || import(&*store, &order, &job)).await
     }
 
     async fn promote(&self, promotion: &Promotion) -> Result<Option<u64>, BackendError> {
@@ -150,7 +173,7 @@ impl Images for StoredImages {
             return Ok(Promoted::default());
         }
         let promotions = Arc::clone(&self.promotions);
-        blocking("carry out promotions", move || promotions.carry_out(now_s)).await
+        self.blocking("carry out promotions", move || promotions.carry_out(now_s)).await
     }
 
     async fn reclaim_due(&self, now_ms: u64) -> Result<u64, BackendError> {
@@ -162,7 +185,7 @@ impl Images for StoredImages {
         }
         self.reclaimed_at_s.store(now_s, Ordering::Relaxed);
         let store = self.store.clone();
-        blocking("free what removals left", move || store.reclaim_left().map_err(store_failed)).await
+        self.blocking("free what removals left", move || store.reclaim_left().map_err(store_failed)).await
     }
 
     async fn revert(&self, image: &str, channel: Channel) -> Result<(u64, Option<u64>), BackendError> {
@@ -183,7 +206,7 @@ impl Images for StoredImages {
     ) -> Result<VerifyReport, BackendError> {
         let (store, version) = (self.store.clone(), version.clone());
         let (repair_from, credentials) = (repair_from.to_vec(), self.credentials.clone());
-        blocking("verify an image", move || {
+        self.blocking("verify an image", move || {
             repair_from.iter().try_for_each(|store| sources::whole_host(Path::new(store)))?;
             // First, so that a name that is wrong is told before hours of reading.
             let sources = verification::open_sources(&repair_from, &credentials).map_err(store_failed)?;
@@ -199,7 +222,7 @@ impl Images for StoredImages {
         job: Arc<JobControl>,
     ) -> Result<DiffReport, BackendError> {
         let (store, from, to) = (self.store.clone(), from.clone(), to.clone());
-        blocking("compare versions", move || {
+        self.blocking("compare versions", move || {
             let found = headwater_image::diff(
                 &*store,
                 hash_of(&from)?,
@@ -220,7 +243,7 @@ impl Images for StoredImages {
         job: Arc<JobControl>,
     ) -> Result<u64, BackendError> {
         let (store, version, target) = (self.store.clone(), version.clone(), target.to_owned());
-        blocking("export an image", move || match format {
+        self.blocking("export an image", move || match format {
             ExportFormat::Raw | ExportFormat::Qcow2 => export(&*store, &version, &target, format, &job),
             other => convert::export(&*store, &version, hash_of(&version)?, &target, other, &job),
         })
@@ -229,7 +252,7 @@ impl Images for StoredImages {
 
     async fn remove(&self, reference: &ImageRef) -> Result<Removed, BackendError> {
         let (store, reference) = (self.store.clone(), parse(reference)?);
-        blocking("remove an image", move || {
+        self.blocking("remove an image", move || {
             let number = match reference.selector {
                 Selector::Default => None,
                 Selector::Channel(_) | Selector::Number(_) | Selector::HashPrefix(_) => {
@@ -249,51 +272,48 @@ impl Images for StoredImages {
 
     async fn hold(&self, hold: &Hold) -> Result<(), BackendError> {
         let (store, hold) = (self.store.clone(), self.daemon.told(hold)?);
-        let failed = |e: StoreError| match e.kind() {
-            // Somebody removes for long, which says nothing about this version.
-            StoreErrorKind::Locked => BackendError::new(ProblemKind::Unavailable, e.to_string()),
-            _ => store_failed(e),
-        };
-        blocking("hold a version", move || store.hold(&hold).map_err(failed)).await
+        self.blocking("hold a version", move || store.hold(&hold).map_err(hold_failed)).await
     }
 
     async fn release(&self, hold: &Hold) -> Result<(), BackendError> {
         let (store, hold) = (self.store.clone(), self.daemon.told(hold)?);
-        blocking("release a version", move || store.release(&hold).map_err(store_failed)).await
+        self.blocking("release a version", move || store.release(&hold).map_err(hold_failed)).await
     }
 
     async fn holds(&self) -> Result<Vec<Hold>, BackendError> {
         let (store, daemon) = (self.store.clone(), self.daemon.id.clone());
         let held =
-            blocking("see what is held", move || store.holds_of(&daemon).map_err(store_failed)).await?;
+            self.blocking("see what is held", move || store.holds_of(&daemon).map_err(store_failed)).await?;
         Ok(held.into_iter().map(heard).collect())
     }
 
     async fn trace(&self, version: &ImageVersion) -> Result<BootTrace, BackendError> {
         let (store, traces, version) = (self.store.clone(), self.traces.clone(), version.clone());
-        blocking("read a boot trace", move || boot_traces::show(&*store, &traces, &version)).await
+        self.blocking("read a boot trace", move || boot_traces::show(&*store, &traces, &version)).await
     }
 
     async fn merge_trace(&self, version: &ImageVersion, source: &Path) -> Result<BootTrace, BackendError> {
         let (store, traces, version) = (self.store.clone(), self.traces.clone(), version.clone());
         let source = source.to_owned();
-        blocking("merge boot traces", move || boot_traces::merge(&*store, &traces, &version, &source)).await
+        self.blocking("merge boot traces", move || boot_traces::merge(&*store, &traces, &version, &source))
+            .await
     }
 
     async fn save_trace(&self, version: &ImageVersion, target: &Path) -> Result<BootTrace, BackendError> {
         let (store, traces, version) = (self.store.clone(), self.traces.clone(), version.clone());
         let target = target.to_owned();
-        blocking("write a boot trace", move || boot_traces::save(&*store, &traces, &version, &target)).await
+        self.blocking("write a boot trace", move || boot_traces::save(&*store, &traces, &version, &target))
+            .await
     }
 
     async fn remove_trace(&self, version: &ImageVersion) -> Result<BootTrace, BackendError> {
         let (store, traces, version) = (self.store.clone(), self.traces.clone(), version.clone());
-        blocking("remove a boot trace", move || boot_traces::remove(&*store, &traces, &version)).await
+        self.blocking("remove a boot trace", move || boot_traces::remove(&*store, &traces, &version)).await
     }
 
     async fn stored_bytes(&self) -> Result<u64, BackendError> {
         let store = self.store.clone();
-        blocking("measure the store", move || store.stored_bytes().map_err(store_failed)).await
+        self.blocking("measure the store", move || store.stored_bytes().map_err(store_failed)).await
     }
 }
 
@@ -306,7 +326,7 @@ impl StoredImages {
     ) -> Result<T, BackendError> {
         let name: ImageName = image.parse().map_err(store_failed)?;
         let store = self.store.clone();
-        blocking("change an image", move || {
+        self.blocking("change an image", move || {
             let mut outcome = None;
             let changed = store.change(&name, &mut |image| {
                 outcome = Some(change(image)?);
@@ -532,6 +552,14 @@ pub(super) fn end_of(source: &str) -> String {
 /// A failure of the store, in the service's words.
 pub fn store_failed(error: StoreError) -> BackendError {
     BackendError::new(store_kind(error.kind()), error.to_string())
+}
+
+/// The same of a hold: where somebody removes for long, that says nothing about the version.
+fn hold_failed(error: StoreError) -> BackendError {
+    match error.kind() {
+        StoreErrorKind::Locked => BackendError::new(ProblemKind::Unavailable, error.to_string()),
+        _ => store_failed(error),
+    }
 }
 
 /// A failure of an image, in the service's words.

@@ -1,5 +1,8 @@
 //! Versions whose store fails once they are made, and jobs that end.
 
+use std::sync::{Mutex, mpsc};
+
+use headwater_image::ChunkCache;
 use headwater_store::{Access, LocalDir, Object, Pin, Publication};
 
 use super::*;
@@ -73,4 +76,38 @@ fn a_job_that_is_cancelled_ends_what_tells_no_progress() {
     assert!(cancel.is_cancelled() && !other.is_cancelled());
     stopping.store(true, Ordering::Relaxed);
     assert!(other.is_cancelled());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn looks_at_a_store_that_hangs_leave_threads_for_disks() {
+    let dir = tempfile::tempdir().unwrap();
+    let store: Arc<dyn Store> = Arc::new(LocalDir::open(&dir.path().join("store"), Access::WRITE).unwrap());
+    let traces = Arc::new(Traces::new(Arc::clone(&store), ChunkCache::new(1 << 20)));
+    let (last_known, daemon) =
+        (Arc::new(LastKnown::new("", None)), DaemonName::here(String::new(), dir.path()));
+    let images = StoredImages::new(store, traces, Credentials::default(), last_known, daemon);
+    let ((goes_on, hangs), held) = (mpsc::channel::<()>(), Arc::new(AtomicU64::new(0)));
+    let hangs = Arc::new(Mutex::new(hangs));
+    let begun = || held.load(Ordering::SeqCst);
+    // Each of these clients goes away, and leaves its thread, or its place in the queue.
+    for _ in 0..2 * MAX_OPERATIONS {
+        let (hangs, held) = (Arc::clone(&hangs), Arc::clone(&held));
+        let look = images.blocking("look", move || {
+            held.fetch_add(1, Ordering::SeqCst);
+            // Until the sender is gone.
+            drop(hangs.lock().map(|hangs| hangs.recv()));
+            Ok(())
+        });
+        tokio::select! {
+            biased;
+            _ = look => panic!("the store hangs"),
+            () = std::future::ready(()) => {}
+        }
+    }
+    let most = MAX_OPERATIONS as u64;
+    headwater_testkit::wait_until("as many threads as may hang", || begun() == most);
+    drop(goes_on);
+    // The store is back, and nothing is done for those who are gone.
+    assert!(images.list().await.unwrap().images.is_empty());
+    assert_eq!(begun(), most);
 }
