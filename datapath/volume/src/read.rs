@@ -1,4 +1,5 @@
-//! Reads that miss RAM: the parts are fetched side by side into one buffer.
+//! Reads that miss RAM: the parts are fetched side by side into one buffer. One that is the image's as a whole is the image's
+//! to answer, with the buffer that it came with.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -10,7 +11,7 @@ use parking_lot::Mutex;
 use crate::counters::Own;
 use crate::latency::Class;
 use crate::pieces::{Piece, pieces};
-use crate::volume::{Inner, bad_buffer, extend, read_base_now};
+use crate::volume::{Inner, bad_buffer, extend, is_absent, read_base_now};
 
 /// Which state is read.
 #[derive(Clone)]
@@ -28,6 +29,14 @@ impl Side {
 
     fn base<'a>(&self, inner: &'a Inner) -> &'a Arc<dyn Device> {
         if self.is_machine() { &inner.base } else { &inner.base_of_views }
+    }
+
+    /// Whether all of a range is the image's.
+    fn is_absent(&self, inner: &Inner, range: ByteRange) -> bool {
+        match self {
+            Self::Now => is_absent(range, &|first, end| inner.cache.run_at(first, end)),
+            Self::Frozen(cache) => is_absent(range, &|first, end| cache.run_at(first, end)),
+        }
     }
 }
 
@@ -53,11 +62,32 @@ struct Gather {
 
 /// Starts a read.
 pub(crate) fn start(inner: &Arc<Inner>, side: Side, range: ByteRange, buffer: Vec<u8>, done: Completion) {
+    if side.is_absent(inner, range) {
+        return read_image(inner, side, range, buffer, done);
+    }
     let (class, done) = (Class::ReadRam, Some(done));
     let state = Mutex::new(State { buffer, side, parts: 1, error: None, class, done });
     let gather = Arc::new(Gather { inner: Arc::clone(inner), range, since: Instant::now(), state });
     gather.look_up(pieces(range));
     gather.part_done(Ok(()));
+}
+
+/// Reads what is the image's as a whole. Whoever asks tried before what needs no waiting.
+fn read_image(inner: &Arc<Inner>, side: Side, range: ByteRange, buffer: Vec<u8>, done: Completion) {
+    let (is_machine, since) = (side.is_machine(), Instant::now());
+    let base = side.base(inner);
+    // As in `State`: a frozen view is gone before the answer.
+    drop(side);
+    let this = Arc::clone(inner);
+    let done = Completion::new(move |outcome| {
+        if is_machine {
+            this.counters.add(Own::ImageBytes, range.len());
+            this.latencies.waited(Class::ReadImage, since);
+        }
+        drop(this);
+        done.complete(outcome.result, outcome.buffer);
+    });
+    base.submit(Request::Read { range, buffer }, done);
 }
 
 impl Gather {

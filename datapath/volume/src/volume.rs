@@ -425,8 +425,7 @@ impl Device for Volume {
     fn lend(&self, range: ByteRange, parts: &mut Vec<Lent>) -> bool {
         let sampled = latency::sample();
         let inner = &*self.inner;
-        let (kind, run) = first_run(range, &|first, end| inner.cache.run_at(first, end));
-        if !matches!(kind, Kind::Absent) || run.len() < range.len() || !inner.base.lend(range, parts) {
+        if !is_absent(range, &|first, end| inner.cache.run_at(first, end)) || !inner.base.lend(range, parts) {
             return false;
         }
         inner.counters.add(Own::ReadOps, 1);
@@ -518,6 +517,12 @@ pub(crate) fn first_run(
     let (kind, blocks) = run_at(number(range.first_block()), number(range.end_block()));
     let run_end = (range.first_block() + u64::from(blocks)) * u64::from(BLOCK_BYTES);
     (kind, range.clipped_to(run_end.max(range.offset() + 1).min(range.end())))
+}
+
+/// Whether all of a range is the image's.
+pub(crate) fn is_absent(range: ByteRange, run_at: &impl Fn(BlockNumber, BlockNumber) -> (Kind, u32)) -> bool {
+    let (kind, run) = first_run(range, run_at);
+    kind == Kind::Absent && run.len() == range.len()
 }
 
 /// Appends an extent, joined with the last one where both are of one kind.
