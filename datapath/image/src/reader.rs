@@ -213,6 +213,15 @@ impl VersionReader {
         Ok(())
     }
 
+    /// Whether the last of several chunks is not here. It comes last to who reads in order: so a read that must wait is found out
+    /// before the chunks in front of it are copied.
+    fn lacks_last(&self, range: ByteRange) -> bool {
+        let number = |byte: u64| byte / u64::from(self.manifest.chunk_bytes());
+        let last = number(range.end().saturating_sub(1));
+        last > number(range.offset())
+            && self.manifest.chunk(last).is_some_and(|chunk| self.cache.peek(&chunk.hash).is_none())
+    }
+
     fn submit_read(
         &self,
         recorder: Option<&Recorder>,
@@ -246,6 +255,9 @@ impl VersionReader {
     fn try_recorded(&self, recorder: Option<&Recorder>, op: Op<'_>) -> Result<Attempt, IoError> {
         match op {
             Op::Read { range, into } => {
+                if self.lacks_last(range) {
+                    return Ok(Attempt::MustWait);
+                }
                 let mut complete = true;
                 self.read_now(recorder, range, into, |_, _| {
                     complete = false;

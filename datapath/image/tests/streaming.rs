@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use fixture::{import_bytes, noise, read_all, store};
-use headwater_block::{ByteRange, Completion, Device, Request, blocking};
+use headwater_block::{Attempt, ByteRange, Completion, Device, Op, Request, blocking};
 use headwater_image::{
     Background, ChunkCache, DISK_CACHE_MIN_BYTES, DiskCache, ImageErrorKind, Pace, Trace, VersionReader,
 };
@@ -370,6 +370,23 @@ fn readers_of_a_version_have_one_manifest() {
     let cache = ChunkCache::new(1 << 20);
     let readers = [0; 3].map(|_| setup.open(Arc::clone(&cache)));
     assert!(readers.iter().all(|reader| std::ptr::eq(reader.manifest(), readers[0].manifest())));
+}
+
+#[test]
+fn a_read_that_must_wait_for_its_last_chunk_copies_none_before() {
+    let setup = setup(1);
+    let cache = ChunkCache::new(1 << 20);
+    let reader = setup.open(Arc::clone(&cache));
+    reader.stop_readahead();
+    read_chunk(&reader, 0);
+    let hits = cache.counters().hits;
+    let range = ByteRange::new(512, 2 * CHUNK as u64 - 512).unwrap();
+    let mut into = vec![1; 2 * CHUNK - 512];
+    assert_eq!(reader.try_now(Op::Read { range, into: &mut into }).unwrap(), Attempt::MustWait);
+    assert!(into.iter().all(|byte| *byte == 1) && cache.counters().hits == hits);
+    read_chunk(&reader, 1);
+    assert_eq!(reader.try_now(Op::Read { range, into: &mut into }).unwrap(), Attempt::Done);
+    assert!(into == setup.disk[512..2 * CHUNK]);
 }
 
 #[test]
