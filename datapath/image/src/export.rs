@@ -8,14 +8,13 @@ use std::path::Path;
 use headwater_store::{Hash, Store};
 
 use crate::error::{ImageError, ImageErrorKind};
-use crate::fetch::fetch_chunk;
 use crate::manifest::Manifest;
 use crate::partial::Partial;
 use crate::progress::{Cancel, Progress};
 use crate::qcow2::writer::Layout;
 use crate::reader::{open_objects, read_manifest};
-use crate::units::{usize_of, usize_of_u32};
-use crate::walk::walk;
+use crate::units::usize_of;
+use crate::walk::Walk;
 
 /// How much of a qcow2 image's tables is written at a time.
 const TABLES_PIECE_BYTES: usize = 1 << 20;
@@ -60,7 +59,7 @@ fn export(
     let _pin = store.pin(manifest)?;
     let opening = |e: ImageError| e.context(format!("cannot export version {}", manifest.short()));
     let parsed = read_manifest(store, manifest, None).map_err(opening)?;
-    let objects = open_objects(store, &parsed).map_err(opening)?;
+    let objects: Vec<_> = open_objects(store, &parsed).map_err(opening)?.into_iter().map(Some).collect();
     let (partial, file) = create_partial(to)?;
     let failed = |e: std::io::Error| {
         ImageError::from_os(format!("cannot write {} (what was written is removed)", to.display()), &e)
@@ -81,23 +80,27 @@ fn export(
     let mut done_bytes = hole_bytes(&parsed);
     let total_bytes = parsed.size_bytes();
     progress(Progress { done_bytes, total_bytes });
-    walk::<()>(
-        &parsed,
+    let walk = Walk {
+        manifest: &parsed,
+        objects: &objects,
+        is_remote: store.is_remote(),
+        round: None,
         cancel,
-        "export",
-        |index, chunk, buffer| {
-            let object = objects.get(usize_of_u32(chunk.object)).ok_or_else(no_object)?;
-            let bytes = fetch_chunk(object.as_ref(), chunk, buffer)?;
+        what: "export",
+    };
+    walk.run::<()>(
+        |index, _, bytes| {
+            let bytes = bytes?;
             let offset = index * chunk_bytes;
             // The last chunk is filled up with zeroes that are not part of the image.
             let len = chunk_bytes.min(total_bytes - offset);
-            let part = bytes.get(..usize_of(len)).unwrap_or(&bytes);
+            let part = bytes.get(..usize_of(len)).unwrap_or(bytes);
             let place = match &layout {
                 Some(layout) => layout.offset_of(index).ok_or_else(no_place)?,
                 None => offset,
             };
             file.write_all_at(part, place).map_err(failed)?;
-            Ok((bytes, None))
+            Ok(None)
         },
         |chunks, _| {
             done_bytes = done_bytes.saturating_add(chunks * chunk_bytes).min(total_bytes);
@@ -124,10 +127,6 @@ fn export(
 fn hole_bytes(manifest: &Manifest) -> u64 {
     let data_bytes = manifest.data_chunks() * u64::from(manifest.chunk_bytes());
     manifest.size_bytes().saturating_sub(data_bytes)
-}
-
-fn no_object() -> ImageError {
-    ImageError::new(ImageErrorKind::Damaged, "a chunk lies in no object")
 }
 
 fn no_place() -> ImageError {

@@ -68,11 +68,29 @@ pub(crate) fn fetch_chunk(
     chunk: &ChunkRef,
     mut into: Vec<u8>,
 ) -> Result<Vec<u8>, ImageError> {
-    PACKED.with_borrow_mut(|packed| {
-        packed.resize(usize_of_u32(chunk.stored_bytes), 0);
-        object.read_checked(chunk.offset, packed, &mut |bytes| unpack_one(object, chunk, bytes, &mut into))
-    })?;
+    fetch_group(object, std::slice::from_ref(chunk), std::slice::from_mut(&mut into))?;
     Ok(into)
+}
+
+/// The same of chunks that lie side by side, in one read. Of `into` each has a chunk's length, and there are as many at least.
+pub(crate) fn fetch_group(
+    object: &dyn Object,
+    chunks: &[ChunkRef],
+    into: &mut [Vec<u8>],
+) -> Result<(), ImageError> {
+    PACKED.with_borrow_mut(|packed| {
+        let mut next = 0;
+        read_group(object, chunks, packed, None, &mut |chunk, stored| {
+            if chunks.first() == Some(chunk) {
+                // Bytes of another server were refused before.
+                next = 0;
+            }
+            let bytes = into.get_mut(next).ok_or_else(|| unasked(chunk))?;
+            next += 1;
+            unpack_one(object, chunk, stored, bytes)
+        })
+    })?;
+    Ok(())
 }
 
 /// Unpacks and checks one chunk of `object`.

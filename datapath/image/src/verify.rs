@@ -5,13 +5,12 @@ use std::sync::Arc;
 use headwater_store::{Hash, Object, Store, StoreError};
 
 use crate::chunk::header_fault;
-use crate::error::{ImageError, ImageErrorKind};
-use crate::fetch::fetch_chunk;
-use crate::manifest::{ChunkRef, Manifest, ObjectRef};
+use crate::error::ImageError;
+use crate::manifest::{Manifest, ObjectRef};
 use crate::progress::{Cancel, Progress};
 use crate::round::{Place, Round};
 use crate::units::{u64_of, usize_of_u32};
-use crate::walk::walk;
+use crate::walk::Walk;
 
 /// The most damaged chunks that are listed; more are counted.
 pub const DAMAGED_LISTED_MAX: usize = 10_000;
@@ -126,36 +125,35 @@ pub fn verify_in(
     let data_bytes = parsed.data_chunks() * chunk_bytes;
     let mut done_bytes = total_bytes.saturating_sub(data_bytes);
     progress(Progress { done_bytes, total_bytes });
-    walk(
-        &parsed,
+    let walk = Walk {
+        manifest: &parsed,
+        objects: &objects,
+        is_remote: store.is_remote(),
+        round: Some(round),
         cancel,
-        "verification",
-        |index, chunk, buffer| {
+        what: "verification",
+    };
+    walk.run(
+        |index, chunk, bytes| {
             let number = usize_of_u32(chunk.object);
             let object = parsed.objects().get(number).map_or(Hash([0; 32]), |o| o.id);
-            let (opened, place) = (objects.get(number).and_then(Option::as_ref), Place::new(&object, chunk));
-            if opened.is_some() && round.is_sound(place) {
-                return Ok((buffer, None));
-            }
-            round.take(u64::from(chunk.stored_bytes), cancel);
-            let e = match check_chunk(opened, chunk, buffer) {
-                Ok(buffer) => {
-                    round.found_sound(place);
-                    return Ok((buffer, None));
+            let e = match bytes {
+                Ok(_) => {
+                    round.found_sound(Place::new(&object, chunk));
+                    return Ok(None);
                 }
                 Err(e) if e.kind().is_damage() => e,
                 Err(e) => return Err(e.context("cannot verify it to the end")),
             };
             let image_offset = index * chunk_bytes;
-            let found = DamagedChunk {
+            Ok(Some(DamagedChunk {
                 image_offset,
                 image_bytes: chunk_bytes.min(total_bytes - image_offset),
                 object,
                 object_offset: chunk.offset,
                 stored_bytes: chunk.stored_bytes,
                 reason: e.to_string(),
-            };
-            Ok((Vec::new(), Some(found)))
+            }))
         },
         |chunks, found| {
             result.chunks += chunks;
@@ -195,17 +193,6 @@ fn open_object(store: &dyn Store, object: &ObjectRef, chunk_bytes: u32) -> Resul
         header_fault(&header, chunk_bytes)
     };
     Ok((Some(opened), reason))
-}
-
-fn check_chunk(
-    object: Option<&Arc<dyn Object>>,
-    chunk: &ChunkRef,
-    buffer: Vec<u8>,
-) -> Result<Vec<u8>, ImageError> {
-    let Some(object) = object else {
-        return Err(ImageError::new(ImageErrorKind::Damaged, "its data object is lost"));
-    };
-    fetch_chunk(object.as_ref(), chunk, buffer)
 }
 
 #[cfg(test)]

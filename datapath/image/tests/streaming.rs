@@ -9,7 +9,8 @@ use std::time::{Duration, Instant};
 use fixture::{import_bytes, noise, read_all, store};
 use headwater_block::{Attempt, ByteRange, Completion, Device, Op, Request, blocking};
 use headwater_image::{
-    Background, ChunkCache, DISK_CACHE_MIN_BYTES, DiskCache, ImageErrorKind, Pace, Trace, VersionReader,
+    Background, Cancel, ChunkCache, DISK_CACHE_MIN_BYTES, DamagedChunk, DiskCache, ImageErrorKind, Manifest,
+    Pace, Progress, Round, Trace, VersionReader, export_raw, verify_in,
 };
 use headwater_store::{
     Check, Hash, Image, ImageName, LocalDir, Object, Pin, Publication, Removed, Store, StoreError,
@@ -186,6 +187,17 @@ impl Setup {
 
     fn open(&self, cache: Arc<ChunkCache>) -> Arc<VersionReader> {
         VersionReader::open(&self.far, self.manifest, cache).unwrap()
+    }
+
+    /// Makes a chunk of the disk wrong in the store. Returns how much of the store that is.
+    fn damage(&self, index: usize) -> u64 {
+        let manifest = Manifest::decode(&self.far.store.manifest(self.manifest).unwrap()).unwrap();
+        let chunk = manifest.chunk(index as u64).unwrap();
+        let object = manifest.objects()[chunk.object as usize].id;
+        let file = self.store_dir.path().join("objects").join(object.to_string());
+        let file = std::fs::File::options().write(true).open(file).unwrap();
+        std::os::unix::fs::FileExt::write_all_at(&file, &[0; 64], chunk.offset + 1000).unwrap();
+        u64::from(chunk.stored_bytes)
     }
 
     fn requests(&self) -> u64 {
@@ -520,20 +532,53 @@ fn reads_that_wait_for_who_is_away_hold_up_no_others() {
 }
 
 #[test]
+fn export_and_verify_read_chunks_that_lie_side_by_side_together() {
+    let setup = setup(4);
+    let dir = tempfile::tempdir().unwrap();
+    let (to, cancel) = (dir.path().join("disk.raw"), Cancel::new());
+    let mut told = Vec::new();
+    let mut progress = |progress: Progress| told.push(progress.done_bytes);
+    export_raw(&setup.far, setup.manifest, &to, &cancel, &mut progress).unwrap();
+    assert!(std::fs::read(&to).unwrap() == setup.disk);
+    assert!(told.is_sorted() && told.last() == Some(&(4 << 20)), "{told:?}");
+    assert!(setup.requests() <= 64 / 8, "{} requests", setup.requests());
+
+    let verify = |round: &Round, cancel: &Cancel| {
+        let before = setup.requests();
+        let found = verify_in(&setup.far, setup.manifest, round, cancel, &mut |_| {});
+        (found, setup.requests() - before)
+    };
+    let round = Round::new(None);
+    let (found, requests) = verify(&round, &cancel);
+    assert!(found.as_ref().is_ok_and(|found| found.is_sound() && found.chunks == 64), "{found:?}");
+    // One more for the object itself.
+    assert!(requests <= 64 / 8 + 1, "{requests} requests");
+    // What was right in a round is not read again.
+    let (found, requests) = verify(&round, &cancel);
+    assert!(found.is_ok_and(|found| found.is_sound() && found.chunks == 64) && requests == 1);
+
+    setup.damage(10);
+    setup.damage(13);
+    let found = verify(&Round::new(None), &cancel).0.unwrap();
+    let damaged: Vec<u64> = found.damaged.iter().map(|damaged| damaged.image_offset / CHUNK as u64).collect();
+    assert_eq!((damaged, found.damaged_chunks, found.chunks), (vec![10, 13], 2, 64));
+    let names = |damaged: &DamagedChunk| damaged.reason.contains(&format!("at {}+", damaged.object_offset));
+    assert!(found.damaged.iter().all(names), "{found:?}");
+    let failed = export_raw(&setup.far, setup.manifest, &to, &cancel, &mut |_| {});
+    assert_eq!(failed.unwrap_err().kind(), ImageErrorKind::Damaged);
+    cancel.cancel();
+    assert_eq!(verify(&round, &cancel).0.unwrap_err().kind(), ImageErrorKind::Cancelled);
+    setup.far.line.gone.store(true, Ordering::SeqCst);
+    assert_eq!(verify(&Round::new(None), &Cancel::new()).0.unwrap_err().kind(), ImageErrorKind::Io);
+}
+
+#[test]
 fn a_damaged_chunk_keeps_no_other_one_from_being_copied() {
     let setup = setup(24);
     let reader = setup.open(ChunkCache::with_disk(1 << 20, setup.disk_cache()));
     // One in each of so many groups that no thread would be left if each waited for one of them.
     let damaged: Vec<usize> = (0..4).map(|n| n * 90 + 7).collect();
-    let mut damaged_bytes = 0;
-    for index in &damaged {
-        let chunk = *reader.manifest().chunk(*index as u64).unwrap();
-        let object = reader.manifest().objects()[chunk.object as usize].id;
-        let file = setup.store_dir.path().join("objects").join(object.to_string());
-        let file = std::fs::File::options().write(true).open(file).unwrap();
-        std::os::unix::fs::FileExt::write_all_at(&file, &[0; 64], chunk.offset + 1000).unwrap();
-        damaged_bytes += u64::from(chunk.stored_bytes);
-    }
+    let damaged_bytes: u64 = damaged.iter().map(|index| setup.damage(*index)).sum();
     let work = reader.hydrate(&Arc::new(Pace::new(None))).unwrap();
     let state = std::fmt::from_fn(|f| write!(f, "all but what is damaged is copied: {:?}", work.progress()));
     wait_until(state, || work.progress().done_bytes >= work.progress().total_bytes - damaged_bytes);
