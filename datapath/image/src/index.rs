@@ -8,11 +8,14 @@ use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 use std::hash::{BuildHasherDefault, Hasher};
 
-use headwater_store::{Hash, Store};
+use headwater_store::{Hash, Store, Version};
 
-use crate::error::ImageError;
+use crate::error::{ImageError, ImageErrorKind};
 use crate::manifest::{ChunkRef, Manifest, ObjectRef};
 use crate::units::usize_of_u32;
+
+/// What is read of a store across a network at a time: manifests, which are in memory together, and lengths of data objects.
+const READ_AT_A_TIME: usize = 8;
 
 /// A table keyed by hashes, which are random already.
 pub(crate) type HashTable<V> = HashMap<Hash, V, BuildHasherDefault<PrefixHasher>>;
@@ -66,19 +69,17 @@ impl ChunkIndex {
         for (image, error) in listed.unreadable {
             tracing::warn!(%image, %error, "its chunks are not shared");
         }
-        for image in listed.images {
-            for version in &image.versions {
-                if seen.insert(version.manifest, ()).is_some() {
-                    continue;
-                }
-                let manifest = store
-                    .manifest(version.manifest)
-                    .map_err(ImageError::from)
-                    .and_then(|bytes| Manifest::decode(&bytes));
+        let versions = listed.images.iter().flat_map(|image| image.versions.iter().map(move |v| (image, v)));
+        let versions: Vec<_> =
+            versions.filter(|(_, version)| seen.insert(version.manifest, ()).is_none()).collect();
+        // One after the other would wait for as many round trips.
+        let at_a_time = if store.is_remote() { READ_AT_A_TIME } else { 1 };
+        for versions in versions.chunks(at_a_time) {
+            let read = side_by_side(versions, |(_, version)| read_manifest(store, version))?;
+            let mut manifests = Vec::with_capacity(versions.len());
+            for ((image, version), manifest) in versions.iter().zip(read) {
                 match manifest {
-                    Ok(manifest) if manifest.chunk_bytes() == store.chunk_bytes() => {
-                        index.add(store, &manifest);
-                    }
+                    Ok(manifest) if manifest.chunk_bytes() == store.chunk_bytes() => manifests.push(manifest),
                     Ok(_) => {}
                     Err(e) => {
                         tracing::warn!(image = %image.name, version = version.number, error = %e,
@@ -86,30 +87,49 @@ impl ChunkIndex {
                     }
                 }
             }
+            index.look_at_objects(store, &manifests, at_a_time)?;
+            manifests.iter().for_each(|manifest| index.add(manifest));
         }
         Ok(index)
     }
 
-    fn add(&mut self, store: &dyn Store, manifest: &Manifest) {
-        // The number that each of the manifest's objects has here; `None` for one that is not usable.
-        let mut translated: Vec<Option<u32>> = Vec::with_capacity(manifest.objects().len());
-        for object in manifest.objects() {
-            let number = match self.numbers.entry(object.id) {
-                Entry::Occupied(known) => Some(*known.get()),
-                Entry::Vacant(new) => {
-                    // One that is lost or has the wrong length must not be referred to by new versions.
-                    let usable =
-                        store.open_object(object.id).is_ok_and(|o| o.len_bytes() == object.len_bytes);
-                    let number = u32::try_from(self.objects.len()).ok().filter(|_| usable);
-                    if let Some(number) = number {
-                        self.objects.push(*object);
-                        new.insert(number);
-                    }
-                    number
-                }
-            };
-            translated.push(number);
+    /// Gives a number to those objects of the manifests that have none yet. One that is lost or has the wrong length must not be
+    /// referred to by new versions.
+    fn look_at_objects(
+        &mut self,
+        store: &dyn Store,
+        manifests: &[Manifest],
+        at_a_time: usize,
+    ) -> Result<(), ImageError> {
+        let mut new: Vec<&ObjectRef> = Vec::new();
+        let mut seen: HashTable<u64> = HashTable::default();
+        for object in manifests.iter().flat_map(Manifest::objects) {
+            let is_known = self.numbers.contains_key(&object.id);
+            if !is_known && seen.insert(object.id, object.len_bytes) != Some(object.len_bytes) {
+                new.push(object);
+            }
         }
+        for objects in new.chunks(at_a_time) {
+            let usable = side_by_side(objects, |object| {
+                store.open_object(object.id).is_ok_and(|opened| opened.len_bytes() == object.len_bytes)
+            })?;
+            for (object, _) in objects.iter().zip(usable).filter(|(_, usable)| *usable) {
+                if let (Entry::Vacant(new), Ok(number)) =
+                    (self.numbers.entry(object.id), u32::try_from(self.objects.len()))
+                {
+                    new.insert(number);
+                    self.objects.push(**object);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Adds a manifest whose objects were looked at.
+    fn add(&mut self, manifest: &Manifest) {
+        // The number that each of the manifest's objects has here; `None` for one that is not usable.
+        let number = |object: &ObjectRef| self.numbers.get(&object.id).copied();
+        let translated: Vec<Option<u32>> = manifest.objects().iter().map(number).collect();
         for (_, chunk) in manifest.data() {
             if let Some(Some(object)) = translated.get(usize_of_u32(chunk.object)) {
                 let (stored_bytes, offset) = (chunk.stored_bytes, chunk.offset);
@@ -163,5 +183,149 @@ impl ChunkIndex {
     /// The objects that the chunks are in.
     pub(crate) fn objects(&self) -> &[ObjectRef] {
         &self.objects
+    }
+}
+
+fn read_manifest(store: &dyn Store, version: &Version) -> Result<Manifest, ImageError> {
+    Manifest::decode(&store.manifest(version.manifest)?)
+}
+
+/// What `read` says of each, in order, on a thread for each.
+fn side_by_side<T: Sync, R: Send>(items: &[T], read: impl Fn(&T) -> R + Sync) -> Result<Vec<R>, ImageError> {
+    if let [only] = items {
+        return Ok(vec![read(only)]);
+    }
+    let no_thread = |e| ImageError::from_os("cannot start a thread that reads what the store has", &e);
+    let panicked = |_| ImageError::new(ImageErrorKind::Io, "reading what the store has panicked");
+    let read = &read;
+    std::thread::scope(|scope| {
+        let threads: Vec<_> = items
+            .iter()
+            .map(|item| {
+                std::thread::Builder::new().name("index".to_owned()).spawn_scoped(scope, move || read(item))
+            })
+            .collect::<Result<_, _>>()
+            .map_err(no_thread)?;
+        threads.into_iter().map(|thread| thread.join().map_err(panicked)).collect()
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+    use std::time::Duration;
+
+    use headwater_block::Device;
+    use headwater_store::{
+        Access, Image, ImageName, LocalDir, Object, Pin, Publication, Removed, StoreError,
+    };
+    use headwater_testkit::{ReferenceDisk, ReferenceOptions, Rng};
+    use parking_lot::{Condvar, Mutex};
+
+    use super::*;
+    use crate::{ImportOptions, import};
+
+    /// Where callers wait until two are there.
+    #[derive(Default)]
+    struct Meeting {
+        came: Mutex<u32>,
+        comes: Condvar,
+    }
+
+    impl Meeting {
+        fn wait(&self) {
+            let mut came = self.came.lock();
+            *came += 1;
+            self.comes.notify_all();
+            let late = self.comes.wait_while_for(&mut came, |came| *came < 2, Duration::from_secs(60));
+            assert!(!late.timed_out(), "nothing else is asked for meanwhile");
+        }
+    }
+
+    /// A store on another host, which answers when it is asked for two things of a kind.
+    struct Far {
+        store: LocalDir,
+        manifests: Meeting,
+        objects: Meeting,
+    }
+
+    impl Store for Far {
+        fn chunk_bytes(&self) -> u32 {
+            self.store.chunk_bytes()
+        }
+
+        fn is_remote(&self) -> bool {
+            true
+        }
+
+        fn images(&self) -> Result<Vec<Image>, StoreError> {
+            self.store.images()
+        }
+
+        fn image(&self, name: &ImageName) -> Result<Option<Image>, StoreError> {
+            self.store.image(name)
+        }
+
+        fn manifest(&self, id: Hash) -> Result<Vec<u8>, StoreError> {
+            self.manifests.wait();
+            self.store.manifest(id)
+        }
+
+        fn open_object(&self, id: Hash) -> Result<Arc<dyn Object>, StoreError> {
+            self.objects.wait();
+            self.store.open_object(id)
+        }
+
+        fn pin(&self, manifest: Hash) -> Result<Pin, StoreError> {
+            self.store.pin(manifest)
+        }
+
+        fn publish(&self) -> Result<Box<dyn Publication>, StoreError> {
+            self.store.publish()
+        }
+
+        fn change(
+            &self,
+            name: &ImageName,
+            change: &mut dyn FnMut(&mut Image) -> Result<(), StoreError>,
+        ) -> Result<(), StoreError> {
+            self.store.change(name, change)
+        }
+
+        fn remove(&self, name: &ImageName, number: Option<u32>) -> Result<Removed, StoreError> {
+            self.store.remove(name, number)
+        }
+    }
+
+    #[test]
+    fn what_lies_across_a_network_is_asked_for_side_by_side_and_the_index_is_the_same() {
+        let dir = tempfile::tempdir().unwrap();
+        let store = LocalDir::open(dir.path(), Access::WRITE).unwrap();
+        let mut bytes = Rng::new(1).bytes(1 << 20);
+        // More than are read at a time, each with an object of its own; one is damaged, and one object is lost.
+        let mut manifests = Vec::new();
+        for n in 0..READ_AT_A_TIME + 4 {
+            bytes[n * 65_536..][..65_536].copy_from_slice(&Rng::new(2 + n as u64).bytes(65_536));
+            let options = ReferenceOptions { read_only: true, ..Default::default() };
+            let disk: Arc<dyn Device> = Arc::new(ReferenceDisk::with_contents(bytes.clone(), options));
+            let options = ImportOptions::new(format!("disk-{}", n % 3).parse().unwrap(), 1_700_000_000);
+            manifests.push(import(disk, &store, &options, &mut |_| {}).unwrap().version.manifest);
+        }
+        let decoded: Vec<Manifest> =
+            manifests.iter().map(|id| Manifest::decode(&store.manifest(*id).unwrap()).unwrap()).collect();
+        std::fs::remove_file(dir.path().join(format!("manifests/{}", manifests[3]))).unwrap();
+        let lost = decoded[5].objects().last().unwrap().id;
+        std::fs::remove_file(dir.path().join(format!("objects/{lost}"))).unwrap();
+
+        let one_by_one = ChunkIndex::build(&store).unwrap();
+        let far = Far { store, manifests: Meeting::default(), objects: Meeting::default() };
+        let together = ChunkIndex::build(&far).unwrap();
+        assert!(!one_by_one.objects().is_empty() && one_by_one.objects() == together.objects());
+        assert!(one_by_one.objects().iter().all(|object| object.id != lost));
+        for (_, chunk) in decoded.iter().flat_map(Manifest::data) {
+            let copies = |index: &ChunkIndex| index.copies(&chunk.hash).collect::<Vec<_>>();
+            assert_eq!(copies(&one_by_one), copies(&together));
+        }
+        assert_eq!(one_by_one.places.len(), together.places.len());
     }
 }
