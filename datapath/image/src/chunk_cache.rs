@@ -34,8 +34,8 @@ use crate::units::{u64_of, usize_of};
 const SHARDS_MAX: usize = 64;
 /// A part is not made smaller than this, so that a small cache does not turn into many tiny ones.
 const SHARD_MIN_BYTES: u64 = 4 << 20;
-/// Buffers of dropped chunks that are kept for the next fetches.
-const SPARE_BUFFERS: usize = 8;
+/// Memory of dropped chunks that is kept for the next fetches: what two long reads of a store across a network unpack.
+const SPARE_MAX_BYTES: usize = 2 << 20;
 
 /// A checked chunk.
 pub(crate) type Chunk = SharedPages;
@@ -93,7 +93,8 @@ struct Counters {
 /// A cache of chunks, bounded in bytes, shared by all readers of the host.
 ///
 /// Holds at most its capacity (or one chunk a part, if the capacity is smaller than that), and beyond it the
-/// chunks being fetched: what one read of a store brings for each of [`crate::FETCH_THREADS`]. With a disk below
+/// chunks being fetched: what one read of a store brings for each of [`crate::FETCH_THREADS`], and memory for the next ones
+/// (2 MiB, or that of one chunk). With a disk below
 /// it, chunks of remote stores are kept there too.
 pub struct ChunkCache {
     shards: Vec<Mutex<Shard>>,
@@ -290,11 +291,13 @@ impl ChunkCache {
         }
         // A chunk that somebody is still copying from is not used again. The system calls for those that were sent are made before
         // others are kept waiting.
-        let room = SPARE_BUFFERS.saturating_sub(self.spare.lock().len());
-        let unused: Vec<Pages> = evicted.into_iter().filter_map(SharedPages::take_back).take(room).collect();
+        let len = evicted.first().map_or(1, |chunk| chunk.len().max(1));
+        let room = |spare: &Vec<Pages>| (SPARE_MAX_BYTES / len).max(1).saturating_sub(spare.len());
+        let most = room(&self.spare.lock());
+        let unused: Vec<Pages> = evicted.into_iter().filter_map(SharedPages::take_back).take(most).collect();
         let mut spare = self.spare.lock();
-        let room = SPARE_BUFFERS.saturating_sub(spare.len());
-        spare.extend(unused.into_iter().take(room));
+        let most = room(&spare);
+        spare.extend(unused.into_iter().take(most));
     }
 }
 
@@ -390,6 +393,21 @@ mod tests {
         fill(&cache, 10, 4096);
         assert!(cache.get(&hash(10)).is_some());
         assert_eq!((0..10).filter(|n| cache.get(&hash(*n)).is_some()).count(), 9);
+    }
+
+    #[test]
+    fn memory_of_dropped_chunks_is_kept_for_long_reads() {
+        const LEN: usize = 65_536;
+        let cache = ChunkCache::new(64 * 65_536);
+        (0..64).for_each(|n| fill(&cache, n, LEN));
+        assert_eq!(cache.spare.lock().len(), 0);
+        // A read of 16 chunks has all of its memory before it drops others.
+        (64..80).for_each(|n| fill(&cache, n, LEN));
+        assert_eq!(cache.spare.lock().len(), 16);
+        let taken: Vec<Pages> = (0..16).map(|_| cache.pages(LEN).unwrap()).collect();
+        assert_eq!((taken.len(), cache.spare.lock().len()), (16, 0));
+        (80..200).for_each(|n| fill(&cache, n, LEN));
+        assert_eq!(cache.spare.lock().len() * LEN, SPARE_MAX_BYTES);
     }
 
     #[test]
