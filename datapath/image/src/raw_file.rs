@@ -1,14 +1,15 @@
 //! A raw image file or block device as a read-only disk, used as it is.
 
 use std::fs::File;
-use std::io::{Seek, SeekFrom};
+use std::io::{IoSliceMut, Seek, SeekFrom};
 use std::os::unix::fs::{FileExt, FileTypeExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use headwater_block::{ByteRange, Device, Extent, ExtentKind, IoError, IoErrorKind};
 use rustix::fs::SeekFrom as RawSeek;
-use rustix::io::Errno;
+use rustix::io::{Errno, ReadWriteFlags};
 
 use crate::error::{ImageError, ImageErrorKind};
 use crate::fetch_pool::Place;
@@ -36,7 +37,8 @@ pub(crate) fn open_raw(path: &Path, file: File, size_bytes: u64) -> Result<Arc<d
             ),
         ));
     }
-    Ok(Arc::new(RawFile { path: path.to_owned(), file, size_bytes }))
+    let may_not_wait = AtomicBool::new(true);
+    Ok(Arc::new(RawFile { path: path.to_owned(), file, size_bytes, may_not_wait }))
 }
 
 /// Opens what may be a disk: a regular file or a block device, not empty, that nobody writes to. Returns its size too. As long
@@ -67,6 +69,8 @@ struct RawFile {
     path: PathBuf,
     file: File,
     size_bytes: u64,
+    /// Whether its file system may know how to read what is in memory alone.
+    may_not_wait: AtomicBool,
 }
 
 impl RawFile {
@@ -116,6 +120,21 @@ impl FileDisk for RawFile {
         })
     }
 
+    fn read_now(&self, offset: u64, into: &mut [u8]) -> bool {
+        if !self.may_not_wait.load(Ordering::Relaxed) {
+            return false;
+        }
+        let len = into.len();
+        match rustix::io::preadv2(&self.file, &mut [IoSliceMut::new(into)], offset, ReadWriteFlags::NOWAIT) {
+            Ok(read) => read == len,
+            Err(Errno::OPNOTSUPP | Errno::INVAL | Errno::NOSYS) => {
+                self.may_not_wait.store(false, Ordering::Relaxed);
+                false
+            }
+            Err(_) => false,
+        }
+    }
+
     fn will_read(&self, range: ByteRange) {
         let len = std::num::NonZeroU64::new(range.len());
         let advice = rustix::fs::Advice::WillNeed;
@@ -152,7 +171,8 @@ impl FileDisk for RawFile {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use headwater_block::blocking;
+    use headwater_block::{Attempt, Op, blocking};
+    use headwater_testkit::wait_until;
 
     fn sparse_file() -> (tempfile::TempDir, PathBuf) {
         let dir = tempfile::tempdir().unwrap();
@@ -180,6 +200,32 @@ mod tests {
         );
         let one = disk.extents(ByteRange::new(0, 1 << 20).unwrap(), 1).unwrap();
         assert_eq!(one, [Extent { len: 131_072, kind: ExtentKind::Hole }]);
+    }
+
+    #[test]
+    fn what_is_in_memory_is_read_by_whoever_asks() {
+        let (_dir, path) = sparse_file();
+        let disk = raw_file(&path).unwrap();
+        let read_now = |offset| {
+            let (range, mut into) = (ByteRange::new(offset, 8192).unwrap(), vec![1; 8192]);
+            let attempt = disk.try_now(Op::Read { range, into: &mut into }).unwrap();
+            (attempt == Attempt::Done).then_some(into)
+        };
+        // Some file systems cannot tell.
+        let (file, mut into) = (File::open(&path).unwrap(), [0; 512]);
+        let flags = ReadWriteFlags::NOWAIT;
+        let asked = rustix::io::preadv2(&file, &mut [IoSliceMut::new(&mut into)], 131_072, flags);
+        if !matches!(asked, Err(Errno::OPNOTSUPP | Errno::INVAL | Errno::NOSYS)) {
+            wait_until("what was just read is in memory", || {
+                blocking::read(disk.as_ref(), 131_072, &mut [0; 8192]).unwrap();
+                read_now(131_072).is_some_and(|bytes| bytes == [7; 8192])
+            });
+        }
+        // What is not there any more is for the pool to tell.
+        File::options().write(true).open(&path).unwrap().set_len(131_072 + 4096).unwrap();
+        assert_eq!(read_now(131_072), None);
+        let error = blocking::read(disk.as_ref(), 131_072, &mut [0; 8192]).unwrap_err();
+        assert!(error.to_string().contains("became shorter while it was used"), "{error}");
     }
 
     #[test]
