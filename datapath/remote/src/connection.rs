@@ -28,9 +28,15 @@ pub(crate) struct TlsPeer {
 
 struct Tls {
     session: ClientConnection,
-    /// Received, and not yet given to the session.
-    received: Vec<u8>,
-    taken: usize,
+    received: Received,
+}
+
+/// What was received and not yet given to the session: `start .. end`. The memory keeps its length, as making it longer again
+/// would fill it with zeroes before each call.
+struct Received {
+    bytes: Box<[u8]>,
+    start: usize,
+    end: usize,
 }
 
 /// What there is on a connection after an answer.
@@ -69,7 +75,8 @@ impl Connection {
             Some(peer) => {
                 let session = ClientConnection::new(Arc::clone(&peer.config), peer.name.clone())
                     .map_err(Error::other)?;
-                Some(Box::new(Tls { session, received: Vec::new(), taken: 0 }))
+                let bytes = vec![0; RECEIVE_BYTES].into_boxed_slice();
+                Some(Box::new(Tls { session, received: Received { bytes, start: 0, end: 0 } }))
             }
         };
         Ok(Self { socket: TcpStream::from(socket), connecting, unsent: Vec::new(), tls })
@@ -143,21 +150,14 @@ impl Connection {
                 Err(e) if e.kind() == ErrorKind::UnexpectedEof => return Ok(0),
                 read => return read,
             }
-            if tls.taken >= tls.received.len() {
-                tls.received.resize(RECEIVE_BYTES, 0);
-                tls.taken = 0;
-                match receive(&mut self.socket, &mut tls.received) {
-                    Ok(got) => tls.received.truncate(got),
-                    Err(e) => {
-                        tls.received.clear();
-                        return Err(e);
-                    }
-                }
+            let received = &mut tls.received;
+            if received.start >= received.end {
+                (received.start, received.end) = (0, receive(&mut self.socket, &mut received.bytes)?);
             }
-            let mut rest = tls.received.get(tls.taken..).unwrap_or_default();
+            let mut rest = received.bytes.get(received.start..received.end).unwrap_or_default();
             let before = rest.len();
             let taken = tls.session.read_tls(&mut rest)?;
-            tls.taken += before - rest.len();
+            received.start += before - rest.len();
             if let Err(e) = tls.session.process_new_packets() {
                 // The reason why, for the server; it may be gone.
                 let _ = tls.session.write_tls(&mut self.socket);
