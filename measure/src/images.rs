@@ -8,7 +8,7 @@ use anyhow::{Context, Result, bail};
 use serde::Serialize;
 
 use crate::Plan;
-use crate::systems::Process;
+use crate::systems::{Process, own_dir};
 
 /// Name for `--only`.
 pub const NAME: &str = "import";
@@ -93,7 +93,7 @@ pub fn run(plan: &Plan) -> Result<Vec<ImportResult>> {
 /// Starts a daemon on an empty data directory, imports and exports through it, as a user does.
 fn ours(plan: &Plan) -> Result<Round> {
     let data_dir = plan.work_dir.join("import");
-    std::fs::create_dir_all(&data_dir)?;
+    own_dir(&data_dir)?;
     let data_dir = data_dir.canonicalize()?;
     let mut serve = Command::new(&plan.headwater);
     let daemon = Process::start(serve.arg("serve").arg("--data-dir").arg(&data_dir), "headwater serve")?;

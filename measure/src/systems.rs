@@ -1,6 +1,7 @@
 //! The systems: how each is started, and how it is ended.
 
 use std::io::{BufRead, BufReader, Read};
+use std::os::unix::fs::DirBuilderExt;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -243,6 +244,11 @@ pub struct Process {
     name: &'static str,
     child: Child,
     output: std::sync::Arc<std::sync::Mutex<Vec<String>>>,
+}
+
+/// Makes a directory for the data of a daemon, which takes none that others can write to.
+pub fn own_dir(dir: &Path) -> std::io::Result<()> {
+    std::fs::DirBuilder::new().recursive(true).mode(0o700).create(dir)
 }
 
 impl Process {

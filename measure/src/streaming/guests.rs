@@ -14,7 +14,7 @@ use super::stores::Made;
 use super::{Comparison, Rounds, need_guest};
 use crate::Plan;
 use crate::iscsi::free_port;
-use crate::systems::Process;
+use crate::systems::{Process, own_dir};
 use crate::targets::Goal;
 
 const DELAY_MS: u64 = 2;
@@ -45,7 +45,7 @@ impl Machine {
         // Sockets lie in it, and their paths may have 107 bytes.
         let data_dir = plan.sockets.join("data");
         let _ = std::fs::remove_dir_all(&data_dir);
-        std::fs::create_dir_all(&data_dir)?;
+        own_dir(&data_dir)?;
         command
             // With its version, for `guest` alone would be a file of that name where there is one.
             .args(["run", "guest@1", "--from", from, "--ram", "64M", "--disk", "2G", "--data-dir"])

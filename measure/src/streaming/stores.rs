@@ -10,7 +10,7 @@ use anyhow::{Context, Result, bail};
 use headwater_testkit::Rng;
 
 use crate::Plan;
-use crate::systems::Process;
+use crate::systems::{Process, own_dir};
 
 /// A store in a directory of the work directory, removed when this is dropped.
 pub struct Made {
@@ -21,7 +21,7 @@ impl Made {
     /// An empty directory of this name for a daemon's data.
     pub fn new(plan: &Plan, name: &str) -> Result<Self> {
         let dir = plan.work_dir.join(name);
-        std::fs::create_dir_all(&dir).with_context(|| format!("cannot create {}", dir.display()))?;
+        own_dir(&dir).with_context(|| format!("cannot create {}", dir.display()))?;
         Ok(Self { dir: dir.canonicalize()? })
     }
 
