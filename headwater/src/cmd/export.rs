@@ -293,9 +293,10 @@ fn close(
     Ok(())
 }
 
-/// Whether nobody wrote.
+/// Whether nobody wrote. One that was refused may have stored a part.
 fn is_untouched(volumes: &[Arc<Volume>]) -> bool {
-    volumes.iter().map(|volume| volume.counters()).all(|counts| counts.write_ops + counts.discard_ops == 0)
+    let mut counts = volumes.iter().map(|volume| volume.counters());
+    counts.all(|counts| counts.write_ops + counts.discard_ops + counts.cache.refused_writes == 0)
 }
 
 fn serve_vhost_user(

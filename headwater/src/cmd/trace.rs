@@ -156,7 +156,8 @@ async fn free_name(client: &Client) -> anyhow::Result<String> {
 
 async fn boot(client: &Client, name: &str, after: Duration, json: bool) -> anyhow::Result<()> {
     let begun = tokio::time::Instant::now();
-    let mut said = begun;
+    // Since when its guest is not up, where it is not: it may restart.
+    let (mut said, mut down_since) = (begun, begun);
     let mut machine = client.change_machine(name, "start").await?;
     let mut up_since = None;
     loop {
@@ -169,10 +170,11 @@ async fn boot(client: &Client, name: &str, after: Duration, json: bool) -> anyho
             _ if machine::is_off(&machine) => {
                 anyhow::bail!(Problem::new(ProblemKind::Failed, machine::sentence(&machine)));
             }
-            _ if up_since.is_none() && begun.elapsed() >= BOOT_MAX => {
+            MachineState::Running => down_since = tokio::time::Instant::now(),
+            _ if down_since.elapsed() >= BOOT_MAX => {
                 anyhow::bail!("the guest is not up after {} s", BOOT_MAX.as_secs());
             }
-            _ => {}
+            _ => up_since = None,
         }
         if !json && said.elapsed() >= SAID_EVERY {
             said = tokio::time::Instant::now();
