@@ -179,7 +179,7 @@ impl<T: Clone + Send + 'static> Asked<T> {
             let mut state = this.lock();
             match answer {
                 // A later question was answered before this one.
-                Ok(_) if state.last.as_ref().is_some_and(|(_, asked)| *asked > since) => {}
+                _ if state.last.as_ref().is_some_and(|(_, asked)| *asked > since) => {}
                 Ok(value) => (state.last, state.failing) = (Some((value, since)), None),
                 // One that fails leaves what was known: a store that is away has the images that it had.
                 Err(e) if e.kind() == ProblemKind::Failed => {

@@ -20,7 +20,8 @@
 //! a stop that waits for the end of the VM holds the lock and does the cleaning itself.
 //!
 //! Killing needs no lock: `stop --force` breaks into a graceful stop that waits. Whoever has the lock asks the store through
-//! `Service::unless_given_up`, so that a store that hangs keeps nobody from stopping the machine.
+//! `Service::unless_given_up`, so that a store that hangs keeps nobody from stopping the machine; but to open its disk, or to
+//! have a version held for it, is waited for.
 
 mod active;
 pub(crate) mod alarm;

@@ -123,7 +123,7 @@ async fn a_guest_is_asked_to_end_with_the_daemon_while_the_store_hangs() {
     let reset = hanging_reset(&fixture).await;
     fixture.service.begin_stop();
     // The store answers when this test lets it, which it never does.
-    tokio::time::timeout(Duration::from_secs(60), fixture.service.stop_all(false)).await.unwrap();
+    tokio::time::timeout(Duration::from_secs(600), fixture.service.stop_all(false)).await.unwrap();
     let given_up = crate::answer::problem(&reset.await.unwrap().unwrap_err());
     assert_eq!(given_up.kind, ProblemKind::Unavailable);
     assert!(given_up.to_string().contains("the daemon is stopping"), "{given_up}");
@@ -137,7 +137,7 @@ async fn a_machine_is_stopped_by_force_while_the_store_hangs() {
     let reset = hanging_reset(&fixture).await;
     let daemon = Actor::daemon();
     let stop = fixture.service.stop("lab", true, &daemon);
-    let stopped = tokio::time::timeout(Duration::from_secs(60), stop).await.unwrap().unwrap();
+    let stopped = tokio::time::timeout(Duration::from_secs(600), stop).await.unwrap().unwrap();
     assert_eq!((stopped.state, stopped.wanted), (MachineState::Stopped, Wanted::Stopped));
     let given_up = crate::answer::problem(&reset.await.unwrap().unwrap_err());
     assert!(given_up.to_string().contains("the machine is ended by force"), "{given_up}");
