@@ -326,10 +326,10 @@ fn a_check_of_servers_ends_when_it_is_told_and_when_they_are_gone() {
     let url = server.url();
     let verify = |server: &FileServer| {
         let asked = server.object_requests();
-        let args = ["store", "verify", &url, "disk", "--rate", "60K"];
+        let args = ["store", "verify", &url, "disk", "--rate", "100K"];
         let child = headwater().args(args).stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
         // The object was opened, and its chunks are being read.
-        wait_until("it reads", || server.object_requests() >= asked + 4);
+        wait_until("it reads", || server.object_requests() >= asked + 3);
         Served(child)
     };
     let ended = |mut child: Served| {

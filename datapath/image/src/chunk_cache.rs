@@ -286,18 +286,16 @@ impl ChunkCache {
     }
 
     fn keep_spare(&self, evicted: Vec<Chunk>) {
-        if evicted.is_empty() {
-            return;
+        for chunk in evicted {
+            // One at a time: dropping what there is no room for is a system call, for which others are not kept waiting.
+            if self.spare.lock().iter().map(|pages| pages.len()).sum::<usize>() >= SPARE_MAX_BYTES {
+                return;
+            }
+            // A chunk that somebody is still copying from is not used again.
+            if let Some(pages) = chunk.take_back() {
+                self.spare.lock().push(pages);
+            }
         }
-        // A chunk that somebody is still copying from is not used again. The system calls for those that were sent are made before
-        // others are kept waiting.
-        let len = evicted.first().map_or(1, |chunk| chunk.len().max(1));
-        let room = |spare: &Vec<Pages>| (SPARE_MAX_BYTES / len).max(1).saturating_sub(spare.len());
-        let most = room(&self.spare.lock());
-        let unused: Vec<Pages> = evicted.into_iter().filter_map(SharedPages::take_back).take(most).collect();
-        let mut spare = self.spare.lock();
-        let most = room(&spare);
-        spare.extend(unused.into_iter().take(most));
     }
 }
 

@@ -78,8 +78,8 @@ pub(crate) fn fetch_group(
     chunks: &[ChunkRef],
     into: &mut [Vec<u8>],
 ) -> Result<(), ImageError> {
+    let mut next = 0;
     PACKED.with_borrow_mut(|packed| {
-        let mut next = 0;
         read_group(object, chunks, packed, None, &mut |chunk, stored| {
             if chunks.first() == Some(chunk) {
                 // Bytes of another server were refused before.
@@ -90,7 +90,15 @@ pub(crate) fn fetch_group(
             unpack_one(object, chunk, stored, bytes)
         })
     })?;
+    if next != chunks.len() {
+        return Err(unchecked());
+    }
     Ok(())
+}
+
+/// An object that passes its checks by. What the buffers hold may be of other chunks.
+fn unchecked() -> ImageError {
+    ImageError::new(ImageErrorKind::Io, "chunks were not checked, and are not used")
 }
 
 /// Unpacks and checks one chunk of `object`.
@@ -220,7 +228,7 @@ impl Source {
             (Err(e), None) => return Err(e),
         }
         if next != chunks.len() {
-            return Err(ImageError::new(ImageErrorKind::Io, "chunks were not checked, and are not used"));
+            return Err(unchecked());
         }
         self.cache.count_fetched(u64_of(packed.len()));
         Ok(Some(unpacked))

@@ -8,7 +8,7 @@ use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 use std::hash::{BuildHasherDefault, Hasher};
 
-use headwater_store::{Hash, Store, Version};
+use headwater_store::{Hash, Image, Store, Version};
 
 use crate::error::{ImageError, ImageErrorKind};
 use crate::manifest::{ChunkRef, Manifest, ObjectRef};
@@ -16,6 +16,8 @@ use crate::units::usize_of_u32;
 
 /// What is read of a store across a network at a time: manifests, which are in memory together, and lengths of data objects.
 const READ_AT_A_TIME: usize = 8;
+/// Manifests that are in memory together are of disks of so many bytes in all, unless it is a single one: 200 MB of manifests.
+const READ_AT_A_TIME_DISKS_BYTES: u64 = 256 << 30;
 
 /// A table keyed by hashes, which are random already.
 pub(crate) type HashTable<V> = HashMap<Hash, V, BuildHasherDefault<PrefixHasher>>;
@@ -74,7 +76,9 @@ impl ChunkIndex {
             versions.filter(|(_, version)| seen.insert(version.manifest, ()).is_none()).collect();
         // One after the other would wait for as many round trips.
         let at_a_time = if store.is_remote() { READ_AT_A_TIME } else { 1 };
-        for versions in versions.chunks(at_a_time) {
+        let mut left = versions.as_slice();
+        while let Some((versions, rest)) = left.split_at_checked(together(left, at_a_time).max(1)) {
+            left = rest;
             let read = side_by_side(versions, |(_, version)| read_manifest(store, version))?;
             let mut manifests = Vec::with_capacity(versions.len());
             for ((image, version), manifest) in versions.iter().zip(read) {
@@ -184,6 +188,16 @@ impl ChunkIndex {
     pub(crate) fn objects(&self) -> &[ObjectRef] {
         &self.objects
     }
+}
+
+/// How many of the versions are read at a time.
+fn together(versions: &[(&Image, &Version)], at_a_time: usize) -> usize {
+    let mut bytes = 0_u64;
+    let fits = |(_, version): &&(&Image, &Version)| {
+        bytes = bytes.saturating_add(version.size_bytes);
+        bytes <= READ_AT_A_TIME_DISKS_BYTES
+    };
+    versions.iter().take(at_a_time).take_while(fits).count()
 }
 
 fn read_manifest(store: &dyn Store, version: &Version) -> Result<Manifest, ImageError> {
