@@ -284,6 +284,11 @@ impl Log {
         self.freeze_coldest(table)
     }
 
+    /// Whether there may be a dirty segment that packing was not tried on in vain.
+    pub fn has_untried(&self) -> bool {
+        !self.dirty.is_empty()
+    }
+
     /// The coldest dirty segment that packing was not tried on in vain, now `Frozen`.
     pub fn freeze_coldest(&mut self, table: &SegmentTable) -> Option<SegmentId> {
         let mut chances = self.dirty.len();

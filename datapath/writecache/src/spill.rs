@@ -191,9 +191,12 @@ impl WriteCache {
             || (waits && log.dirty_segments > 0 && (log.clean_segments == 0 || waits_for_place))
     }
 
+    // Where nothing is to be tried, no memory is taken for it either: giving that back would wake this thread again and again.
     fn wants_pack(&self) -> bool {
         let log = self.log.lock();
-        log.dirty_segments > self.dirty_limit(&log) && self.packed.bytes() < self.packed_limit_bytes(&log)
+        log.has_untried()
+            && log.dirty_segments > self.dirty_limit(&log)
+            && self.packed.bytes() < self.packed_limit_bytes(&log)
     }
 
     /// Packs cold segments, while that pays and there is room for packed ones. Whether there is more to do, in a
