@@ -4,6 +4,7 @@
 //! receiver that lags more than [`EVENT_BACKLOG`] events behind loses the oldest.
 
 use std::collections::HashMap;
+use std::io::ErrorKind;
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -66,8 +67,10 @@ impl Qmp {
                 what: "greeting of QEMU's monitor".into(),
                 after: COMMAND_TIMEOUT,
             })?
+            // A QEMU that ends as it starts may have taken the connection: its own words say why, and whoever starts it waits for them.
+            .and_then(|greeting| greeting.ok_or_else(|| ErrorKind::UnexpectedEof.into()))
             .map_err(Error::io("read from the monitor socket", socket))?;
-        if greeting.as_ref().is_none_or(|message| message.get("QMP").is_none()) {
+        if greeting.get("QMP").is_none() {
             return Err(Error::Protocol { peer: PEER, detail: "no QMP greeting".into() });
         }
         let waiting: Arc<Waiting> = Arc::new(Mutex::new(Some(HashMap::new())));
