@@ -16,7 +16,7 @@ use fixture::Raw;
 const SIZE_BYTES: u64 = 1 << 20;
 /// Writes from here on must wait.
 const WAITS_FROM: u64 = SIZE_BYTES / 2;
-const LONG_BYTES: u32 = 128 << 10;
+const LONG_BYTES: u32 = 64 << 10;
 
 /// A disk that says where in memory the data of each write was that it was offered, and keeps the first until it is told.
 struct Telling {
