@@ -50,7 +50,6 @@ mod identity;
 pub mod job;
 pub mod life;
 pub mod operations;
-mod places;
 mod promotions;
 pub mod server;
 mod state;

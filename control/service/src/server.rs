@@ -15,6 +15,7 @@ use axum::middleware::{self, Next};
 use axum::response::{IntoResponse, Response};
 use axum::serve::IncomingStream;
 use headwater_api::{Problem, ProblemKind};
+use headwater_places::{Entry, Place, Places};
 use hyper::server::conn::http1;
 use hyper::service::{Service, service_fn};
 use hyper_util::rt::{TokioIo, TokioTimer};
@@ -25,7 +26,6 @@ use tokio::task::JoinSet;
 
 use crate::answer::Failure;
 use crate::extract::Peer;
-use crate::places::{Entry, Place, Places};
 use crate::token::Token;
 
 /// The longest path of a unix socket on Linux, without its closing zero.

@@ -60,7 +60,6 @@ pub mod tokens;
 mod body;
 mod leases;
 mod once;
-mod places;
 mod progress;
 mod range;
 mod reads;

@@ -6,11 +6,10 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
+use headwater_places::Entry;
 use parking_lot::Mutex;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::time::Instant;
-
-use crate::places::Entry;
 
 /// What a connection of HTTP/1 writes first; one of HTTP/2 begins with the length of a small frame.
 const HTTP1_FIRST: u8 = b'H';

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use headwater_places::{Entry, Place, Places};
 use headwater_store::Store;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
@@ -17,7 +18,6 @@ use tokio_rustls::TlsAcceptor;
 use crate::answer::Answers;
 use crate::error::ServeError;
 use crate::leases::LEASE;
-use crate::places::{Entry, Place, Places};
 use crate::progress::{Progress, Watched};
 use crate::reads::{READ_WAIT, READS_MAX};
 use crate::tls;

@@ -15,6 +15,7 @@ pub const RULE: Rule = Rule {
 /// Folder of a package (`*`: any one name), and the packages of this workspace it may depend on.
 /// In `[dev-dependencies]` everybody may also use headwater-testkit. The first row that matches counts.
 const LAYERS: &[(&str, &[&str])] = &[
+    ("places", &[]),
     ("datapath/block", &[]),
     ("datapath/frontend/connections", &["headwater-block"]),
     ("datapath/frontend/iscsi", &["headwater-block", "headwater-connections", "headwater-scsi"]),
@@ -24,11 +25,11 @@ const LAYERS: &[(&str, &[&str])] = &[
     ("datapath/writecache", &["headwater-block"]),
     ("datapath/image", &["headwater-store", "headwater-block"]),
     ("datapath/store", &[]),
-    ("datapath/store_server", &["headwater-store", "headwater-block"]),
+    ("datapath/store_server", &["headwater-store", "headwater-block", "headwater-places"]),
     ("datapath/remote", &["headwater-store", "headwater-block"]),
     ("control/api", &[]),
     ("control/db", &["headwater-api"]),
-    ("control/service", &["headwater-api", "headwater-db"]),
+    ("control/service", &["headwater-api", "headwater-db", "headwater-places"]),
     ("hosting/*", &[]),
     ("testkit", &["headwater-block"]),
     // It replays what a guest read, over a line of the test kit; a program for developers, not part of ours.

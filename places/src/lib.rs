@@ -1,9 +1,36 @@
-//! Places for connections, and who gives way where all are taken.
+//! Places for connections, and who gives way where all are taken: for servers in asynchronous code, of either plane.
 //!
-//! Who connects and says nothing, or has no token, keeps nobody out: where all places are taken, a new connection ends the oldest of those
-//! that were not let in yet. While there are many of these that one goes at once. Where there are few, and nearly all places have those who
-//! may have them, it is given time to ask first: otherwise each of many who come at once would end the one before it. Whoever was let in
-//! keeps his place.
+//! # Guarantees
+//! - Who connects and says nothing, or has no token, keeps nobody out: where all places are taken, a new connection ends the oldest of
+//!   those that were not let in yet ([`Entry::let_in`]).
+//! - While there are many of these that one goes at once. Where there are few, and nearly all places have those who may have them, it is
+//!   given time to ask first: otherwise each of many who come at once would end the one before it.
+//! - Whoever was let in keeps his place.
+//!
+//! # Limits
+//! The caller's: how many places, from how many strangers on the oldest has no time, and how long that is ([`Places::new`]).
+//!
+//! # Not here
+//! No sockets and no tokens: ending a connection that must go is the server's ([`Place::must_go`]). Servers with a thread for each
+//! connection have theirs in `headwater-connections`.
+
+#![cfg_attr(
+    not(test),
+    warn(
+        clippy::unwrap_used,
+        clippy::expect_used,
+        clippy::panic,
+        clippy::todo,
+        clippy::unimplemented,
+        clippy::indexing_slicing,
+        clippy::string_slice,
+        clippy::get_unwrap,
+        clippy::cast_possible_truncation,
+        clippy::cast_possible_wrap,
+        clippy::cast_sign_loss,
+        clippy::cast_precision_loss
+    )
+)]
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -14,7 +41,7 @@ use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
 use tokio::time::Instant;
 
 /// The places of a server. One asks for them: who accepts its connections.
-pub(crate) struct Places {
+pub struct Places {
     free: Arc<Semaphore>,
     /// From so many strangers on, the oldest has no time.
     many: usize,
@@ -35,7 +62,8 @@ struct Stranger {
 }
 
 impl Places {
-    pub(crate) fn new(connections: usize, many: usize, grace: Duration) -> Arc<Self> {
+    /// So many `connections` at once. From `many` strangers on the oldest has no time, below it has `grace` since it came.
+    pub fn new(connections: usize, many: usize, grace: Duration) -> Arc<Self> {
         Arc::new(Self {
             free: Arc::new(Semaphore::new(connections)),
             many,
@@ -45,7 +73,7 @@ impl Places {
     }
 
     /// A place for a stranger. Where all are taken it waits until somebody leaves, of himself or because he must.
-    pub(crate) async fn take(self: &Arc<Self>) -> Option<Place> {
+    pub async fn take(self: &Arc<Self>) -> Option<Place> {
         let mut free = std::pin::pin!(Arc::clone(&self.free).acquire_owned());
         let permit = tokio::select! {
             biased;
@@ -90,7 +118,7 @@ impl Places {
 }
 
 /// A connection's place. It is free when this is dropped.
-pub(crate) struct Place {
+pub struct Place {
     entry: Entry,
     must_go: Arc<Notify>,
     _permit: OwnedSemaphorePermit,
@@ -98,12 +126,12 @@ pub(crate) struct Place {
 
 impl Place {
     /// For whoever finds out that it is let in.
-    pub(crate) fn entry(&self) -> Entry {
+    pub fn entry(&self) -> Entry {
         self.entry.clone()
     }
 
     /// Waits until it has to make room.
-    pub(crate) async fn must_go(&self) {
+    pub async fn must_go(&self) {
         self.must_go.notified().await;
     }
 }
@@ -116,14 +144,14 @@ impl Drop for Place {
 
 /// A connection among those that were not let in yet.
 #[derive(Clone)]
-pub(crate) struct Entry {
+pub struct Entry {
     places: Arc<Places>,
     id: u64,
 }
 
 impl Entry {
     /// It is no stranger any more, and not ended for others.
-    pub(crate) fn let_in(&self) {
+    pub fn let_in(&self) {
         self.places.strangers.lock().by_age.remove(&self.id);
     }
 }
