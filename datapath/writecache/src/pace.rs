@@ -147,6 +147,7 @@ fn delay_ns(slot_ns: u64, room: Room) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::time::Duration;
 
     fn room(free: u32) -> Room {
         Room { allowed: 28, taken: 28 - free }
@@ -187,5 +188,17 @@ mod tests {
         assert!(spinner.crowded_until_ns.load(Ordering::Relaxed) > 0);
         pace.reset();
         pace.wait(&spinner);
+    }
+
+    #[test]
+    fn a_lone_writer_takes_as_long_as_the_disk() {
+        const WRITES: u32 = 1_000;
+        let (pace, spinner) = (Pace::default(), Spinner::default());
+        pace.delay_for(4_000);
+        let start = Instant::now();
+        (0..WRITES).for_each(|_| pace.wait(&spinner));
+        // The first one's time has come by then, and each other is answered 4 us after the one before at least.
+        let least = Duration::from_nanos(4_000) * (WRITES - 1);
+        assert!(start.elapsed() >= least, "{:?}", start.elapsed());
     }
 }
