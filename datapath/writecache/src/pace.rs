@@ -59,7 +59,7 @@ pub struct Pace {
     slot_ns: AtomicU64,
     /// When the last segment was written.
     written_ns: AtomicU64,
-    /// Writes that were to be answered later.
+    /// Writes that were answered later.
     paced_writes: AtomicU64,
 }
 
@@ -84,7 +84,6 @@ impl Pace {
 
     #[cold]
     fn spin(&self, delay_ns: u64, spinner: &Spinner) {
-        self.paced_writes.fetch_add(1, Ordering::Relaxed);
         let now_ns = spinner.now_ns();
         if now_ns < spinner.crowded_until_ns.load(Ordering::Relaxed) {
             return;
@@ -97,13 +96,16 @@ impl Pace {
         let due_ns = self.answered_ns.load(Ordering::Relaxed) + delay_ns;
         let until_ns = due_ns.clamp(now_ns, now_ns + MOST_NS);
         self.answered_ns.store(until_ns, Ordering::Relaxed);
+        if until_ns > now_ns {
+            self.paced_writes.fetch_add(1, Ordering::Relaxed);
+        }
         while spinner.now_ns() < until_ns {
             std::hint::spin_loop();
         }
         spinner.busy.store(false, Ordering::Release);
     }
 
-    /// Writes for which room was short and the disk fast enough to be paced for, whether their thread did spin or met others.
+    /// Writes that were answered later: not those whose time had come, nor those of threads that met others.
     pub fn paced_writes(&self) -> u64 {
         self.paced_writes.load(Ordering::Relaxed)
     }
@@ -179,15 +181,22 @@ mod tests {
     #[test]
     fn writers_that_meet_do_not_spin() {
         let (pace, spinner) = (Pace::default(), Spinner::default());
-        pace.delay_ns.store(1_000, Ordering::Relaxed);
+        // Longer than any pause of this thread, so that each write's time is still to come.
+        pace.delay_for(1 << 50);
         pace.wait(&spinner);
         assert!(pace.answered_ns.load(Ordering::Relaxed) > 0 && !spinner.busy.load(Ordering::Relaxed));
+        assert_eq!(pace.paced_writes(), 1);
         spinner.busy.store(true, Ordering::Relaxed);
         // Would spin for ever if it waited for the other.
         pace.wait(&spinner);
         assert!(spinner.crowded_until_ns.load(Ordering::Relaxed) > 0);
+        // Alone again, and nobody spins yet.
+        spinner.busy.store(false, Ordering::Relaxed);
+        spinner.crowded_until_ns.store(u64::MAX, Ordering::Relaxed);
+        pace.wait(&spinner);
         pace.reset();
         pace.wait(&spinner);
+        assert_eq!(pace.paced_writes(), 1, "who does not wait is not counted");
     }
 
     #[test]
