@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use filling::{MIB, assert_holds, empty, fill, fill_on, fill_patiently, pattern};
 use headwater_block::{IoErrorKind, blocking};
-use headwater_testkit::wait_until;
+use headwater_testkit::{Rng, wait_until};
 use headwater_volume::{CacheMode, PersistentOptions, VolumeOptions};
 
 /// What becomes of the cache when its volume closes.
@@ -62,6 +62,7 @@ for_each_life!(
     a_flipped_bit_on_the_overflow_disk_is_an_error_on_that_block_only,
     a_read_error_of_the_overflow_disk_is_reported_and_passes,
     discarding_gives_ram_and_disk_back,
+    zero_writes_give_ram_and_disk_back_over_an_image_with_data,
     a_lower_ram_limit_takes_effect,
     a_lower_disk_limit_takes_effect,
     the_budget_of_the_host_bounds_all_volumes_together,
@@ -204,6 +205,57 @@ fn discarding_gives_ram_and_disk_back(life: Life) {
     let mut read = vec![1; MIB as usize];
     blocking::read(&*device, 7 * MIB, &mut read).unwrap();
     assert!(read.iter().all(|b| *b == 0));
+}
+
+fn zero_writes_give_ram_and_disk_back_over_an_image_with_data(life: Life) {
+    const COUNT: u64 = 200;
+    let dir = tempfile::tempdir().unwrap();
+    let (host, _) = setup::host(u64::MAX);
+    let base = empty(COUNT + 1);
+    let beneath = vec![0x5a; MIB as usize];
+    (0..=COUNT).for_each(|number| blocking::write(&*base, number * MIB, &beneath).unwrap());
+    let options = VolumeOptions { base, ..life.options(COUNT + 1, 64, 512, dir.path()) };
+    let (volume, device) = setup::open(&options, &host);
+    // Every other segment is like text.
+    let text = |number: u64| -> Vec<u8> {
+        Rng::new(number).bytes(MIB as usize / 8).iter().flat_map(|byte| [*byte; 8]).collect()
+    };
+    for number in 0..COUNT {
+        let data = if number / 2 % 2 == 0 { text(number) } else { pattern(number) };
+        blocking::write(&*device, number * MIB, &data).unwrap();
+    }
+    assert!(volume.counters().cache.disk_used_bytes > 50 * MIB);
+    if life == Life::Forgotten {
+        // What a writer waits for is spilled instead.
+        let mut numbers = (0..COUNT).cycle();
+        wait_until("some of it is packed", || {
+            let number = numbers.next().unwrap();
+            blocking::write(&*device, number * MIB, &text(number)).unwrap();
+            volume.counters().cache.packed_bytes > 0
+        });
+    }
+    for block in 0..COUNT * MIB / 4096 {
+        if block % 2 == 0 {
+            blocking::write(&*device, block * 4096, &[0; 4096]).unwrap();
+        } else {
+            blocking::write_zeroes(&*device, block * 4096, 4096).unwrap();
+        }
+    }
+    // As after a discard.
+    let stays_bytes = if life == Life::Persistent { 5 * MIB } else { 0 };
+    wait_until("space is given back", || {
+        blocking::flush(&*device).unwrap();
+        let cache = volume.counters().cache;
+        let ram_bytes = cache.ram_used_bytes - cache.index_bytes;
+        cache.disk_used_bytes <= stays_bytes && cache.packed_bytes == 0 && ram_bytes <= 2 * MIB
+    });
+    let mut read = vec![1; MIB as usize];
+    for number in 0..COUNT {
+        blocking::read(&*device, number * MIB, &mut read).unwrap();
+        assert!(read.iter().all(|byte| *byte == 0), "MiB {number}");
+    }
+    blocking::read(&*device, COUNT * MIB, &mut read).unwrap();
+    assert!(read == beneath);
 }
 
 fn a_lower_ram_limit_takes_effect(life: Life) {
