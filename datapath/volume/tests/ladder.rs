@@ -288,6 +288,46 @@ fn a_full_ram_cache_refuses_writes_keeps_what_it_has_and_recovers() {
 }
 
 #[test]
+fn a_lower_limit_of_a_ram_cache_is_reached_by_packing() {
+    let dir = tempfile::tempdir().unwrap();
+    let (host, _) = setup::host(u64::MAX);
+    let (volume, device) =
+        setup::open(&setup::options(&empty(128), CacheMode::Ram, 96, 0, dir.path()), &host);
+    for number in 0..60 {
+        blocking::write(&*device, number * MIB, &compressible(number)).unwrap();
+    }
+    assert!(volume.counters().cache.ram_used_bytes > 48 * MIB);
+    volume.set_ram_bytes(48 * MIB);
+    wait_until("the lower limit is kept", || volume.counters().cache.ram_used_bytes <= 48 * MIB);
+    let mut read = vec![0; MIB as usize];
+    for number in 0..60 {
+        blocking::read(&*device, number * MIB, &mut read).unwrap();
+        assert!(read == compressible(number), "MiB {number} was lost");
+    }
+}
+
+#[test]
+fn a_ram_cache_keeps_what_does_not_pack_above_a_lower_limit() {
+    let dir = tempfile::tempdir().unwrap();
+    let (host, _) = setup::host(u64::MAX);
+    let mut options = setup::options(&empty(128), CacheMode::Ram, 96, 0, dir.path());
+    options.pause_limit = Duration::from_secs(3);
+    let (volume, device) = setup::open(&options, &host);
+    fill_patiently(&*device, 0..60);
+    volume.set_ram_bytes(48 * MIB);
+    // Twice as much as the segment that is being filled has left.
+    let refused = (60..64).find_map(|number| blocking::write(&*device, number * MIB, &pattern(number)).err());
+    assert_eq!(refused.map(|error| error.kind()), Some(IoErrorKind::NoSpace));
+    let cache = volume.counters().cache;
+    assert!(cache.ram_used_bytes >= 60 * MIB && cache.paused_writes > 0, "{cache:?}");
+    assert_holds(&*device, 60);
+    blocking::discard(&*device, 0, 128 * MIB).unwrap();
+    fill_patiently(&*device, 0..40);
+    assert!(volume.counters().cache.ram_used_bytes <= 48 * MIB);
+    assert_holds(&*device, 40);
+}
+
+#[test]
 fn zeroes_of_less_than_a_block_need_no_room() {
     let dir = tempfile::tempdir().unwrap();
     let (host, _) = setup::host(u64::MAX);
