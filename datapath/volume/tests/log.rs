@@ -9,10 +9,13 @@ use std::sync::atomic::Ordering;
 use std::sync::{Mutex, Once};
 use std::time::{Duration, Instant};
 
-use filling::{empty, fill};
+use filling::{MIB, empty, fill};
 use headwater_block::{IoErrorKind, blocking};
 use headwater_testkit::{Rng, wait_until};
 use headwater_volume::{CacheMode, VolumeOptions};
+use headwater_writecache::Host;
+use headwater_writecache::overflow::io::open_engine;
+use headwater_writecache::pressure::SystemPressure;
 use tracing::field::{Field, Visit};
 use tracing::span::{Attributes, Id, Record};
 use tracing::{Event, Metadata, Subscriber};
@@ -134,4 +137,36 @@ fn a_disk_that_fails_does_not_fill_the_log() {
     assert!(lines.iter().any(|line| line.contains("a segment could not be written")), "{lines:?}");
     faults.write_error_every.store(0, Ordering::SeqCst);
     writer.join().unwrap();
+}
+
+#[test]
+fn memory_pressure_and_its_end_are_in_the_log() {
+    keep_lines();
+    let dir = tempfile::tempdir().unwrap();
+    // What the kernel says of a machine.
+    let root = tempfile::tempdir().unwrap();
+    std::fs::create_dir(root.path().join("proc")).unwrap();
+    let available = |kib: u64| {
+        let text = format!("MemTotal: 1000000 kB\nMemAvailable: {kib} kB\n");
+        std::fs::write(root.path().join("proc/meminfo"), text).unwrap();
+    };
+    available(900_000);
+    let pressure = SystemPressure::under(root.path());
+    let host = Host::with_parts(u64::MAX, open_engine().unwrap(), pressure).unwrap();
+    let options = setup::options(&empty(64), CacheMode::RamDisk, 64, 256, dir.path());
+    let (volume, device) = setup::open(&options, &host);
+    assert_eq!(fill(&*device, 64), (64, None));
+    let has = |level: &str, part: &str| {
+        let lines = LINES.lock().unwrap();
+        lines.iter().any(|line| line.starts_with(level) && line.contains(part))
+    };
+    assert!(!has("WARN", "memory is short on this machine"));
+    available(10_000);
+    wait_until("the log tells of it", || has("WARN", "memory is short on this machine"));
+    let cache = volume.counters().cache;
+    assert!(cache.pressure_shrinks > 0 && cache.host_limit_bytes < 64 * MIB, "{cache:?}");
+    assert!(!has("INFO", "memory is no longer short"));
+    available(900_000);
+    wait_until("the log tells of its end", || has("INFO", "memory is no longer short"));
+    assert_eq!(host.snapshot().limit_bytes, u64::MAX);
 }
