@@ -105,6 +105,34 @@ fn what_fits_when_it_is_packed_is_not_spilled() {
     }
 }
 
+#[test]
+fn what_was_packed_is_spilled_where_packed_segments_have_all_they_may() {
+    let dir = tempfile::tempdir().unwrap();
+    let (host, faults) = setup::host(u64::MAX);
+    let mut options = setup::options(&empty(256), CacheMode::RamDisk, 32, 512, dir.path());
+    options.pause_limit = Duration::from_secs(60);
+    let (volume, device) = setup::open(&options, &host);
+    // Nothing is written twice, so a block that is not packed any more was spilled. One segment may be between two states.
+    let packed_and_spilled = || {
+        let cache = volume.counters().cache;
+        cache.packed_blocks * BLOCK > cache.packed_holds_bytes + 4 * MIB
+    };
+    // One by one: what a writer waits for is not packed.
+    let count = (0..256).find(|number| {
+        blocking::write(&*device, number * MIB, &compressible(*number)).unwrap();
+        settle(&volume, &faults);
+        packed_and_spilled()
+    });
+    let count = count.unwrap_or_else(|| panic!("{:?}", volume.counters().cache)) + 1;
+    let cache = volume.counters().cache;
+    assert!(cache.spilled_segments > 0 && cache.packed_bytes > 0, "{cache:?}");
+    let mut read = vec![0; MIB as usize];
+    for number in 0..count {
+        blocking::read(&*device, number * MIB, &mut read).unwrap();
+        assert!(read == compressible(number), "MiB {number} was lost");
+    }
+}
+
 /// Random blocks of a volume, written again and again; which write was the last of each.
 struct Blocks {
     newest: Vec<u64>,
