@@ -25,8 +25,8 @@ pub fn index(_dir: &Path, report: &mut Report) {
     report.add(Row::plain("index", figure, part, "%", Goal::AtMost(0.2)));
 }
 
-/// Opening a volume on an image of 64 GiB that is open already, as it is for all machines of a version but the first; freezing it with
-/// 4 GiB of changes. What that first one costs is `open_time` of the image crate's examples.
+/// Opening a volume on a disk of 64 GiB without data; freezing it with 4 GiB of changes. What an image costs, open already or not, is
+/// `open_time` of the image crate's examples.
 pub fn open_and_freeze(dir: &Path, report: &mut Report) {
     let host = work::host();
     let options = work::options(CacheMode::RamDisk, 512 * MIB, 6 * GIB, dir);
@@ -40,7 +40,7 @@ pub fn open_and_freeze(dir: &Path, report: &mut Report) {
     let ms = median(&(0..50).map(opened).collect::<Vec<f64>>());
     report.add(Row::plain(
         "open",
-        "open a volume on an image of 64 GiB that is open, median of 50",
+        "open a volume on a disk of 64 GiB without data, median of 50",
         ms,
         "ms",
         Goal::AtMost(5.0),
