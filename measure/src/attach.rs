@@ -7,7 +7,7 @@ use std::process::{Command, Stdio};
 use anyhow::{Context, Result, bail};
 
 use crate::streaming::Comparison;
-use crate::targets::Goal;
+use crate::targets::{Goal, Unavailable};
 use crate::{Plan, interrupt};
 
 /// Name for `--only`.
@@ -47,15 +47,12 @@ impl Speed {
 pub fn run(plan: &Plan) -> Result<Vec<Comparison>> {
     println!("\n{NAME}: {TITLE}");
     if !Path::new(SCRIPT).is_file() {
-        bail!(
-            "there is no {SCRIPT} here, which boots the guest; start this at the root of the source tree, or \
-             leave this case out with --only"
+        let text = format!(
+            "there is no {SCRIPT} here, which boots the guest; start this at the root of the source tree"
         );
+        return Err(Unavailable(text).into());
     }
-    let speeds = measured(plan).with_context(|| {
-        format!("{SCRIPT} measured nothing (it needs root, QEMU and Debian's packages); --only leaves it out")
-    })?;
-    compared(&speeds, plan.rounds)
+    compared(&measured(plan)?, plan.rounds)
 }
 
 /// What the guest printed, while it is shown.
@@ -98,10 +95,20 @@ fn measured(plan: &Plan) -> Result<Vec<Speed>> {
     interrupt::note_ended(script.id());
     let status = status.context("cannot wait for it")?;
     if !status.success() {
-        let said = lines.split_off(lines.len().saturating_sub(SHOWN_LINES)).join("\n");
-        bail!("it ended ({status}); the guest's last words:\n{said}");
+        return Err(failed(&status.to_string(), &lines));
     }
     Ok(speeds)
+}
+
+/// Why the script failed. Before the guest is up it prints nothing here: what it lacks it has said on standard error.
+fn failed(status: &str, guest_said: &[String]) -> anyhow::Error {
+    if guest_said.is_empty() {
+        let text = format!("{SCRIPT} booted no guest ({status}); it needs root, QEMU and Debian's packages");
+        return Unavailable(text).into();
+    }
+    let last = guest_said.iter().skip(guest_said.len().saturating_sub(SHOWN_LINES));
+    let said = last.map(String::as_str).collect::<Vec<_>>().join("\n");
+    anyhow::anyhow!("{SCRIPT} ended ({status}); the guest's last words:\n{said}")
 }
 
 /// Ours is ublk; what there is without it is the peer.
@@ -137,6 +144,19 @@ mod tests {
         for bad in ["SPEED ublk randread", "SPEED ublk randread 0", "SPEED ublk randread x", "PASSED speed"] {
             assert_eq!(Speed::parse(bad), None, "{bad}");
         }
+    }
+
+    #[test]
+    fn a_guest_that_never_booted_leaves_the_case_out_and_one_that_failed_does_not() {
+        let is_left_out = |said: &[String]| failed("exit status: 1", said).is::<Unavailable>();
+        assert!(is_left_out(&[]));
+        let said: Vec<String> = (0..100).map(|line| format!("line {line}")).collect();
+        assert!(!is_left_out(&said));
+        let error = failed("exit status: 1", &said).to_string();
+        assert!(
+            error.ends_with("line 99") && error.contains("\nline 70\n") && !error.contains("line 69\n"),
+            "{error}"
+        );
     }
 
     #[test]

@@ -2,16 +2,17 @@
 
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result};
 use serde::Serialize;
 
 use crate::cases::{Case, State, device_bytes};
 use crate::fio::{self, Job, Measured};
 use crate::systems::{Running, System};
+use crate::targets::Unavailable;
 use crate::{Plan, process, statistics};
 
 /// One measurement of one system.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Default, Serialize)]
 pub struct Sample {
     /// What fio saw.
     pub fio: Measured,
@@ -189,12 +190,13 @@ fn check_space(plan: &Plan, case: &Case) -> Result<()> {
         };
     }
     if free_bytes < wanted_bytes {
-        bail!(
+        let text = format!(
             "{} has {} free and this case may need {}; free some, name another disk with --work-dir, or try --quick",
             plan.work_dir.display(),
             headwater_block::size::format(free_bytes),
             headwater_block::size::format(wanted_bytes)
         );
+        return Err(Unavailable(text).into());
     }
     Ok(())
 }

@@ -51,7 +51,7 @@ pub enum Job {
 pub const LARGE_BYTES: u64 = 1 << 20;
 
 /// One fio run, summed over reads and writes.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub struct Measured {
     /// Reads and writes a second.
     pub iops: f64,

@@ -9,6 +9,7 @@ use serde::Serialize;
 
 use crate::fio::{self, Job, Target};
 use crate::systems::Process;
+use crate::targets::Unavailable;
 use crate::{Plan, process};
 
 /// Name for `--only`.
@@ -55,7 +56,7 @@ impl Drop for Served {
 pub fn run(plan: &Plan) -> Result<Vec<FuseResult>> {
     println!("\n{NAME}: {TITLE}");
     if !Path::new("/dev/fuse").exists() {
-        bail!("there is no /dev/fuse here; modprobe fuse, or leave this case out with --only");
+        return Err(Unavailable("there is no /dev/fuse here; modprobe fuse".into()).into());
     }
     // Found out here, because no file can be made beside the one that is measured.
     fio::file_engine(&plan.work_dir.join("fuse.probe"));

@@ -10,6 +10,7 @@ use serde::Serialize;
 
 use crate::fio::{self, Job, Target};
 use crate::systems::Process;
+use crate::targets::Unavailable;
 use crate::{Plan, process};
 
 /// Name for `--only`.
@@ -41,7 +42,10 @@ pub fn run(plan: &Plan) -> Result<Vec<IscsiResult>> {
     println!("\n{NAME}: {TITLE}");
     for (program, package) in [("iscsi-perf", "libiscsi-bin"), ("tgtd", "tgt")] {
         if !process::is_installed(program) {
-            bail!("{program} is not installed; `make compare` installs it, or: apt-get install {package}");
+            let text = format!(
+                "{program} is not installed; `make compare` installs it, or: apt-get install {package}"
+            );
+            return Err(Unavailable(text).into());
         }
     }
     let bytes: u64 = if plan.quick { 256 << 20 } else { 1 << 30 };
@@ -130,7 +134,8 @@ impl Tgt {
         let mut command = Command::new("tgtd");
         command.args(["-f", "-C", &control, "--iscsi", &format!("portal=127.0.0.1:{port}")]);
         let tgt = Self { process: Process::start(&mut command, "tgtd")?, folder, port, control };
-        wait_for_port(port, &tgt.process)?;
+        wait_for_port(port, &tgt.process)
+            .map_err(|error| Unavailable(format!("tgtd does not start here: {error:#}")))?;
         let file = tgt.folder.join("disk.raw").display().to_string();
         println!("  writing the set once: tgt");
         let set = Target::File(PathBuf::from(&file));

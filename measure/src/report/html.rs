@@ -92,6 +92,7 @@ fn plot(case: &CaseResult, figure: impl Fn(&Sample) -> Option<f64>) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::fio::Measured;
     use crate::targets::{Goal, LeftOut, Row};
 
     #[test]
@@ -99,7 +100,18 @@ mod tests {
         let missed = Row::new("disk", "IOPS", &[1.0], "<raw>", &[2.0], Goal::AtLeast(1.2));
         let known = Row::new("disk", "IOPS", &[2.0], "raw disk", &[2.0], Goal::AtLeast(1.2));
         let left_out = vec![LeftOut { case: "slow-link".into(), reason: "no <line>".into() }];
-        let page = render(&Results { rows: vec![missed, known], left_out, ..Results::default() });
+        let samples =
+            vec![Sample { fio: Measured { iops: 77_000.0, ..Measured::default() }, ..Sample::default() }];
+        let ours = SystemResult { system: "headwater", samples, peak_resident_bytes: None };
+        let (name, title) = ("disk", "a disk");
+        let case =
+            CaseResult { name, title, set_bytes: 1, depth: 16, percentage_random: 80, systems: vec![ours] };
+        let rows = vec![missed, known];
+        let page = render(&Results { rows, left_out, cases: vec![case], ..Results::default() });
+        assert!(
+            page.contains("<h2>a disk</h2>") && page.contains("<svg ") && page.contains(">77000<"),
+            "{page}"
+        );
         assert!(page.contains("class=\"NO\">NO"));
         assert!(page.contains("class=\"known\">known") && page.contains("decision 15"), "{page}");
         assert!(page.contains("slow-link was left out: no &lt;line&gt;"));
