@@ -26,9 +26,10 @@ const fn known(row: [&'static str; 3], bound: Goal, decision: u32) -> Known {
 
 use Goal::{AtLeast, AtMost};
 
-const KNOWN: [Known; 10] = [
+const KNOWN: [Known; 11] = [
     known(["seal-pause", "guest stands still, longest, ms", "50 ms"], AtMost(2.0), 11),
     known(["fits-qd1", "IOPS", "nbdkit null"], AtLeast(0.85), 13),
+    known(["fits-qd1", "IOPS", "nbdkit memory"], AtLeast(0.85), 13),
     // A server that looks all the time uses all of a processor, and nbdkit null 0.6 of one: 1.6 by the ratio of the IOPS.
     known(["fits-qd1", "us CPU/op", "nbdkit null"], AtMost(1.9), 13),
     known(["overflow-64m", "IOPS", "raw disk"], AtLeast(1.0), 15),

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result};
 use serde::Serialize;
 
-use crate::cases::{Case, State, device_bytes};
+use crate::cases::{Case, ROOM, State, device_bytes};
 use crate::fio::{self, Job, Measured};
 use crate::systems::{Running, System};
 use crate::targets::Unavailable;
@@ -132,7 +132,8 @@ fn measure(
     settle(pid)?;
     let cpu_before = pid.map(process::cpu_seconds).transpose()?;
     let disk_before = pid.and_then(process::disk_written_bytes);
-    let fio = fio::run(&running.target, case.set_bytes, case.job(plan.seconds), round)?;
+    let set_bytes = case.set_bytes_of(system, plan.quick);
+    let fio = fio::run(&running.target, set_bytes, case.job(plan.seconds), round)?;
     let cpu_after = pid.map(process::cpu_seconds).transpose()?;
     let disk_after = pid.and_then(process::disk_written_bytes);
     Ok(Sample {
@@ -148,7 +149,7 @@ fn start(plan: &Plan, case: &Case, system: System) -> Result<Running> {
     if !running.is_filled && (case.state == State::Filled || is_raw) {
         println!("  writing the set once: {}", system.name());
         // The raw file serves later cases too, so all of it is written.
-        let bytes = if is_raw { device_bytes(plan.quick) } else { case.set_bytes };
+        let bytes = if is_raw { device_bytes(plan.quick) } else { case.set_bytes_of(system, plan.quick) };
         fio::run(&running.target, bytes, Job::Fill, 0).context("writing the set")?;
     }
     Ok(running)
@@ -178,15 +179,15 @@ fn check_space(plan: &Plan, case: &Case) -> Result<()> {
     let mut wanted_bytes: u64 = 1 << 30;
     for system in &case.systems {
         wanted_bytes += match system {
-            System::Headwater(cache) | System::HeadwaterVhost(cache) => {
-                cache.disk_bytes.min(case.set_bytes * 2)
+            System::Headwater(cache) | System::HeadwaterFits(cache) | System::HeadwaterVhost(cache) => {
+                cache.disk_bytes.min(case.set_bytes_of(*system, plan.quick) * ROOM)
             }
             System::NbdkitCow | System::QemuNbdWriteback | System::QemuNbdDirect | System::QsdQcow2 => {
                 case.set_bytes
             }
             System::RawDisk if plan.work_dir.join("raw.img").exists() => 0,
             System::RawDisk => device_bytes(plan.quick),
-            System::NbdkitNull | System::NbdkitMemory | System::QsdNull => 0,
+            System::NbdkitNull | System::NbdkitMemory | System::QsdNull | System::QsdMemory => 0,
         };
     }
     if free_bytes < wanted_bytes {

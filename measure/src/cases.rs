@@ -35,11 +35,23 @@ pub struct Case {
 }
 
 impl Case {
+    /// Bytes that a system reads and writes: one that is there to show what a set costs that fits has such a set.
+    pub fn set_bytes_of(&self, system: System, quick: bool) -> u64 {
+        match system {
+            System::HeadwaterFits(_) => fitting_set_bytes(quick),
+            _ => self.set_bytes,
+        }
+    }
+
     /// The case as a job of fio.
     pub fn job(&self, seconds: u32) -> Job {
         Job::Mix { percentage_random: self.percentage_random, depth: self.depth, seconds }
     }
 }
+
+/// The overflow disk of a case with room, by the set. Cleaning starts where it is full, and rounds of ten seconds write 3 to 5 GB: with twice
+/// the set that was in the third of five rounds, and three times leave most of them room. Four times would ask 50 GiB of everybody.
+pub const ROOM: u64 = 3;
 
 /// Bytes of the disk that systems offer, of which a case may use a part.
 pub fn device_bytes(quick: bool) -> u64 {
@@ -55,13 +67,17 @@ pub fn all(quick: bool) -> Vec<Case> {
     ];
     let device = device_bytes(quick);
     let (small, large) = if quick { (16 * MIB, 410 * MIB) } else { (64 * MIB, 4 * GIB) };
-    let with = |ram_bytes| Cache { mode: "ram+disk", ram_bytes: Some(ram_bytes), disk_bytes: 2 * device };
-    let on_disk = Cache { mode: "disk", ram_bytes: None, disk_bytes: 2 * device };
+    let with = |ram_bytes| Cache { mode: "ram+disk", ram_bytes: Some(ram_bytes), disk_bytes: ROOM * device };
+    let on_disk = Cache { mode: "disk", ram_bytes: None, disk_bytes: ROOM * device };
     let tight = Cache { disk_bytes: device / 4 * 5, ..with(small) };
     let mut against_disk = |name: &'static str, title, cache, percentage_random, state| {
         let ours = if name.starts_with(VHOST) { System::HeadwaterVhost } else { System::Headwater };
         let systems = vec![ours(cache), System::RawDisk];
         let (set_bytes, depth) = (device, 16);
+        let systems = match name {
+            "overflow-4g" => [systems, vec![System::HeadwaterFits(fitting(quick))]].concat(),
+            _ => systems,
+        };
         all.push(Case { name, title, set_bytes, depth, percentage_random, state, systems });
     };
     let title = "VDI mix, 64 MB RAM, 10 GB set, depth 16";
@@ -90,28 +106,37 @@ pub fn all(quick: bool) -> Vec<Case> {
     all
 }
 
+/// A set that fits, with room to spare, in the RAM of [`fitting`].
+fn fitting_set_bytes(quick: bool) -> u64 {
+    if quick { 256 * MIB } else { GIB }
+}
+
+/// Twice what [`fitting_set_bytes`] takes.
+fn fitting(quick: bool) -> Cache {
+    let ram_bytes = Some(2 * fitting_set_bytes(quick));
+    Cache { mode: "ram+disk", ram_bytes, disk_bytes: device_bytes(quick) }
+}
+
 /// Cases over vhost-user begin like this.
 pub const VHOST: &str = "vhost-";
 
 fn vhost_fits(name: &'static str, title: &'static str, depth: u32, quick: bool) -> Case {
     let mut case = fits(name, title, depth, quick);
     let ours = case.systems.iter().filter_map(|system| system.cache()).map(System::HeadwaterVhost);
-    case.systems = ours.chain([System::QsdNull, System::QsdQcow2]).collect();
+    case.systems = ours.chain([System::QsdNull, System::QsdQcow2, System::QsdMemory]).collect();
     case
 }
 
 fn fits(name: &'static str, title: &'static str, depth: u32, quick: bool) -> Case {
-    let (set_bytes, ram_bytes) = if quick { (256 * MIB, 512 * MIB) } else { (GIB, 2 * GIB) };
-    let cache = Cache { mode: "ram+disk", ram_bytes: Some(ram_bytes), disk_bytes: device_bytes(quick) };
     Case {
         name,
         title,
-        set_bytes,
+        set_bytes: fitting_set_bytes(quick),
         depth,
         percentage_random: 80,
         state: State::Filled,
         systems: vec![
-            System::Headwater(cache),
+            System::Headwater(fitting(quick)),
             System::NbdkitNull,
             System::NbdkitMemory,
             System::NbdkitCow,
@@ -124,6 +149,7 @@ fn fits(name: &'static str, title: &'static str, depth: u32, quick: bool) -> Cas
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::systems::HEADWATER_FITS;
 
     #[test]
     fn names_are_unique_and_every_case_has_ours_first() {
@@ -143,6 +169,13 @@ mod tests {
             let cache = case.systems[0].cache().expect("ours is first");
             let ram = cache.ram_bytes.unwrap_or(0);
             assert_eq!(ram > case.set_bytes, case.name.contains("fits"), "{}", case.name);
+            // Beside it, in the same rounds.
+            let fits = case.systems.iter().find(|system| system.name() == HEADWATER_FITS);
+            assert_eq!(fits.is_some(), case.name == "overflow-4g", "{}", case.name);
+            if let Some(fits) = fits {
+                let (set_bytes, cache) = (case.set_bytes_of(*fits, false), fits.cache().expect("it is ours"));
+                assert!(cache.ram_bytes.is_some_and(|ram| ram > set_bytes) && set_bytes < case.set_bytes);
+            }
         }
     }
 }

@@ -1,4 +1,6 @@
 //! Random reads over iSCSI, by libiscsi's `iscsi-perf`, beside tgt with a file in the page cache and with its null store.
+//!
+//! Reads only: `iscsi-perf` writes nothing.
 
 use std::net::{TcpListener, TcpStream};
 use std::path::{Path, PathBuf};

@@ -1,6 +1,7 @@
 //! The systems: how each is started, and how it is ended.
 
 use std::io::{BufRead, BufReader, Read};
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::fs::DirBuilderExt;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
@@ -27,6 +28,9 @@ pub struct Cache {
     pub disk_bytes: u64,
 }
 
+/// Name of ours with a set that fits, beside ours with one that does not.
+pub const HEADWATER_FITS: &str = "headwater, set fits";
+
 /// Something that offers a disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum System {
@@ -34,6 +38,8 @@ pub enum System {
     Headwater(Cache),
     /// `headwater export --vhost-user`.
     HeadwaterVhost(Cache),
+    /// The same on a set that fits in RAM, beside one that does not.
+    HeadwaterFits(Cache),
     /// Throws writes away: the limit of fio's NBD path.
     NbdkitNull,
     /// A sparse array in memory.
@@ -48,6 +54,8 @@ pub enum System {
     QsdNull,
     /// A qcow2 overlay in the page cache, over vhost-user.
     QsdQcow2,
+    /// A raw file in memory (the kernel's tmpfs), over vhost-user.
+    QsdMemory,
     /// A file by fio itself, past the page cache.
     RawDisk,
 }
@@ -57,6 +65,7 @@ impl System {
     pub fn name(self) -> &'static str {
         match self {
             System::Headwater(_) | System::HeadwaterVhost(_) => "headwater",
+            System::HeadwaterFits(_) => HEADWATER_FITS,
             System::NbdkitNull => "nbdkit null",
             System::NbdkitMemory => "nbdkit memory",
             System::NbdkitCow => "nbdkit file+cow",
@@ -64,6 +73,7 @@ impl System {
             System::QemuNbdDirect => "qemu-nbd qcow2 direct",
             System::QsdNull => "storage-daemon null-co",
             System::QsdQcow2 => "storage-daemon qcow2",
+            System::QsdMemory => "storage-daemon raw, tmpfs",
             System::RawDisk => "raw disk",
         }
     }
@@ -71,13 +81,15 @@ impl System {
     /// The write cache, where it is ours.
     pub fn cache(self) -> Option<Cache> {
         match self {
-            System::Headwater(cache) | System::HeadwaterVhost(cache) => Some(cache),
+            System::Headwater(cache) | System::HeadwaterFits(cache) | System::HeadwaterVhost(cache) => {
+                Some(cache)
+            }
             _ => None,
         }
     }
 
     fn is_vhost_user(self) -> bool {
-        matches!(self, System::HeadwaterVhost(_) | System::QsdNull | System::QsdQcow2)
+        matches!(self, System::HeadwaterVhost(_) | System::QsdNull | System::QsdQcow2 | System::QsdMemory)
     }
 
     /// Starts it with a disk of `device_bytes`; ready for requests when this returns.
@@ -87,14 +99,26 @@ impl System {
             let path = plan.work_dir.join("raw.img");
             let is_filled = path.exists();
             make_file(&path, device_bytes, true)?;
-            return Ok(Running { target: Target::File(path), process: None, folder: None, is_filled });
+            return Ok(Running {
+                target: Target::File(path),
+                process: None,
+                folder: None,
+                is_filled,
+                memory: None,
+            });
         }
-        let folder = plan.work_dir.join(name.replace([' ', '+'], "-"));
+        let folder = plan.work_dir.join(name.replace([' ', '+', ','], "-"));
         std::fs::create_dir_all(&folder).with_context(|| format!("cannot create {}", folder.display()))?;
-        let socket = plan.sockets.join(format!("{}.sock", name.replace([' ', '+'], "-")));
+        let socket = plan.sockets.join(format!("{}.sock", name.replace([' ', '+', ','], "-")));
         // One left by a process that was killed keeps the next from binding.
         let _ = std::fs::remove_file(&socket);
+        let memory = (self == System::QsdMemory).then(|| memory_file(device_bytes)).transpose()?;
         let mut command = self.command(plan, &folder, &socket, device_bytes)?;
+        if let Some(file) = &memory {
+            // Opened by way of this process, so that it needs no name, and goes with us.
+            let path = format!("/proc/{}/fd/{}", std::process::id(), file.as_raw_fd());
+            storage_daemon(&mut command, &socket, &format!("driver=file,filename={path}"));
+        }
         let process = Process::start(&mut command, name)?;
         // Kept from here on, so that a failure below ends the process and removes its files.
         let target = if self.is_vhost_user() {
@@ -102,21 +126,24 @@ impl System {
         } else {
             Target::Nbd(socket.clone())
         };
-        let mut running = Running { target, process: Some(process), folder: Some(folder), is_filled: false };
+        let mut running =
+            Running { target, process: Some(process), folder: Some(folder), is_filled: false, memory };
         running.wait_until_ready(&socket)?;
         Ok(running)
     }
 
     fn command(self, plan: &Plan, folder: &Path, socket: &Path, device_bytes: u64) -> Result<Command> {
         let mut command = match self {
-            System::Headwater(_) | System::HeadwaterVhost(_) => Command::new(&plan.headwater),
-            System::QsdNull | System::QsdQcow2 => Command::new("qemu-storage-daemon"),
+            System::Headwater(_) | System::HeadwaterFits(_) | System::HeadwaterVhost(_) => {
+                Command::new(&plan.headwater)
+            }
+            System::QsdNull | System::QsdQcow2 | System::QsdMemory => Command::new("qemu-storage-daemon"),
             System::NbdkitNull | System::NbdkitMemory | System::NbdkitCow => Command::new("nbdkit"),
             System::QemuNbdWriteback | System::QemuNbdDirect => Command::new("qemu-nbd"),
             System::RawDisk => bail!("the raw disk has no server"),
         };
         match self {
-            System::Headwater(cache) | System::HeadwaterVhost(cache) => {
+            System::Headwater(cache) | System::HeadwaterFits(cache) | System::HeadwaterVhost(cache) => {
                 command.args(["export", &format!("null:{device_bytes}"), "--cache", cache.mode]);
                 command.args(["--disk", &cache.disk_bytes.to_string()]).arg("--cache-dir").arg(folder);
                 if let Some(ram_bytes) = cache.ram_bytes {
@@ -156,7 +183,7 @@ impl System {
                 let file = format!("file.driver=file,file.filename={}", overlay.display());
                 storage_daemon(&mut command, socket, &format!("driver=qcow2,{file},discard=unmap"));
             }
-            System::RawDisk => {}
+            System::QsdMemory | System::RawDisk => {}
         }
         Ok(command)
     }
@@ -184,6 +211,13 @@ fn make_file(path: &Path, bytes: u64, is_allocated: bool) -> Result<()> {
     made.with_context(|| format!("cannot make {} of {bytes} bytes", path.display()))
 }
 
+/// A sparse file of the kernel's own tmpfs, which needs no mount and is limited by memory alone.
+fn memory_file(bytes: u64) -> Result<OwnedFd> {
+    let made = rustix::fs::memfd_create("headwater-measure", rustix::fs::MemfdFlags::CLOEXEC);
+    let file = made.and_then(|file| rustix::fs::ftruncate(&file, bytes).map(|()| file));
+    file.with_context(|| format!("cannot make a file of {bytes} bytes in memory"))
+}
+
 fn qcow2_overlay(folder: &Path, device_bytes: u64) -> Result<PathBuf> {
     let base = folder.join("base.raw");
     make_file(&base, device_bytes, false)?;
@@ -209,6 +243,9 @@ pub struct Running {
     /// Whether the set has been written before, by an earlier case.
     pub is_filled: bool,
     folder: Option<PathBuf>,
+    /// The disk, where it is memory; freed when this and the process let go of it.
+    #[expect(dead_code, reason = "held for as long as it is open")]
+    memory: Option<OwnedFd>,
 }
 
 impl Running {
