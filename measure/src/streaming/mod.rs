@@ -62,7 +62,7 @@ pub const CASES: [StreamCase; 8] = [
     },
     StreamCase {
         name: "storm-warm",
-        title: "16 readers of a 2 GiB image over NBD on TCP, in the chunk cache, beside nbdkit and a file in the page cache",
+        title: "16 readers of a 2 GiB image over NBD on TCP, in the chunk cache, beside nbdkit and qemu-nbd with a file in the page cache",
         run: storm::warm,
     },
     StreamCase {

@@ -77,8 +77,9 @@ pub fn warm(plan: &Plan) -> Result<Vec<Comparison>> {
         more: &["--chunk-memory", if plan.quick { "320M" } else { "2560M" }, "--boot-trace", "off"],
     };
     let ours = Export::start(plan, Command::new(&plan.headwater), &what)?;
-    let (nbdkit, port) = nbdkit(&raw)?;
-    let systems = [("headwater", ours.uri().to_owned()), ("nbdkit file", format!("nbd://127.0.0.1:{port}"))];
+    let peers = PEERS.iter().map(|peer| Served::start(peer, &raw, bytes)).collect::<Result<Vec<_>>>()?;
+    let others = peers.iter().map(|served| (served.peer.name, served.uri.as_str()));
+    let systems: Vec<_> = std::iter::once(("headwater", ours.uri())).chain(others).collect();
     for (name, uri) in &systems {
         let once = Reading { block_bytes: 1 << 20, readers: 1, depth: 4, random: false, seconds: None };
         fio::read(uri, bytes, once).with_context(|| format!("reading all of it once: {name}"))?;
@@ -89,12 +90,14 @@ pub fn warm(plan: &Plan) -> Result<Vec<Comparison>> {
             (128 << 10, "MB/s at 128 KiB", "CPU ms/GB at 128 KiB"),
             (1 << 20, "MB/s at 1 MiB", "CPU ms/GB at 1 MiB"),
         ] {
-            let mut figures = [(0.0, 0.0); 2];
-            for turn in 0..2 {
-                let index = (round + turn) % 2;
-                let (name, uri) = &systems[index];
-                let used =
-                    || if index == 0 { ours.cpu_seconds() } else { process::cpu_seconds(nbdkit.pid()) };
+            let mut figures = vec![(0.0, 0.0); systems.len()];
+            for turn in 0..systems.len() {
+                let index = (round + turn) % systems.len();
+                let (name, uri) = systems[index];
+                let used = || match index.checked_sub(1) {
+                    None => ours.cpu_seconds(),
+                    Some(peer) => process::cpu_seconds(peers[peer].process.pid()),
+                };
                 let before = used()?;
                 let seconds = Some(plan.seconds);
                 let reading =
@@ -103,47 +106,94 @@ pub fn warm(plan: &Plan) -> Result<Vec<Comparison>> {
                 let cpu_ms = (used()? - before) * 1e3 / (read.megabytes() / 1e3);
                 let kib = block_bytes >> 10;
                 println!(
-                    "  round {}/{}  {name:<14}{kib:>5} KiB{:>8.0} MB/s{cpu_ms:>8.0} ms CPU a GB",
+                    "  round {}/{}  {name:<16}{kib:>5} KiB{:>8.0} MB/s{cpu_ms:>8.0} ms CPU a GB",
                     round + 1,
                     plan.rounds,
                     read.megabytes_per_s()
                 );
                 figures[index] = (read.megabytes_per_s(), cpu_ms);
             }
-            let [(our_rate, our_cpu), (their_rate, their_cpu)] = figures;
-            let like = |figure, ours, theirs, goal| Comparison {
-                case: "storm-warm",
-                figure,
-                ours: vec![ours],
-                peer: systems[1].0.into(),
-                theirs: vec![theirs],
-                goal,
-            };
-            rounds.add(like(rate, our_rate, their_rate, Goal::AtLeast(1.0)));
-            rounds.add(like(cpu, our_cpu, their_cpu, Goal::AtMost(1.0)));
+            let (our_rate, our_cpu) = figures[0];
+            for (served, (their_rate, their_cpu)) in peers.iter().zip(&figures[1..]) {
+                let like = |figure, ours, theirs, goal| Comparison {
+                    case: "storm-warm",
+                    figure,
+                    ours: vec![ours],
+                    peer: served.peer.name.into(),
+                    theirs: vec![theirs],
+                    goal: if served.peer.is_limit { Goal::None } else { goal },
+                };
+                rounds.add(like(rate, our_rate, *their_rate, Goal::AtLeast(1.0)));
+                rounds.add(like(cpu, our_cpu, *their_cpu, Goal::AtMost(1.0)));
+            }
         }
     }
-    drop(nbdkit);
+    drop(peers);
     std::fs::remove_file(&raw)?;
     Ok(rounds.0)
 }
 
-fn nbdkit(raw: &Path) -> Result<(Process, u16)> {
-    let port = free_port()?;
+/// A server of the same bytes.
+struct Peer {
+    name: &'static str,
+    /// It moves no data, and shows what the protocol and the client take.
+    is_limit: bool,
+    command: fn(&Path, u64, &str) -> Command,
+}
+
+const PEERS: [Peer; 3] = [
+    Peer {
+        name: "nbdkit file",
+        is_limit: false,
+        command: |raw, _, port| {
+            let mut command = nbdkit(port);
+            command.arg("file").arg(raw);
+            command
+        },
+    },
+    Peer {
+        name: "qemu-nbd",
+        is_limit: false,
+        command: |raw, _, port| {
+            let mut command = Command::new("qemu-nbd");
+            // For as many clients as come, until it is ended.
+            command.args(["--read-only", "--persistent", "--shared=0", "--format=raw", "--bind=127.0.0.1"]);
+            command.args(["--port", port]).arg(raw);
+            command
+        },
+    },
+    Peer {
+        name: "nbdkit null",
+        is_limit: true,
+        command: |_, bytes, port| {
+            let mut command = nbdkit(port);
+            command.arg("null").arg(format!("size={bytes}"));
+            command
+        },
+    },
+];
+
+fn nbdkit(port: &str) -> Command {
     let mut command = Command::new("nbdkit");
-    command.args([
-        "--foreground",
-        "--exit-with-parent",
-        "--readonly",
-        "-i",
-        "127.0.0.1",
-        "-p",
-        &port.to_string(),
-    ]);
-    command.arg("file").arg(raw.canonicalize()?);
-    let process = Process::start(&mut command, "nbdkit")?;
-    wait_for_port(port, &process)?;
-    // The connection that was tried is closed by now.
-    std::thread::sleep(Duration::from_millis(50));
-    Ok((process, port))
+    command.args(["--foreground", "--exit-with-parent", "--readonly", "-i", "127.0.0.1", "-p", port]);
+    command
+}
+
+/// A peer that serves.
+struct Served {
+    peer: &'static Peer,
+    process: Process,
+    uri: String,
+}
+
+impl Served {
+    fn start(peer: &'static Peer, raw: &Path, bytes: u64) -> Result<Self> {
+        let port = free_port()?;
+        let mut command = (peer.command)(&raw.canonicalize()?, bytes, &port.to_string());
+        let process = Process::start(&mut command, peer.name)?;
+        wait_for_port(port, &process)?;
+        // The connection that was tried is closed by now.
+        std::thread::sleep(Duration::from_millis(50));
+        Ok(Self { peer, process, uri: format!("nbd://127.0.0.1:{port}") })
+    }
 }
