@@ -69,3 +69,25 @@ fn budget(ram: &HostRam) -> String {
     }
     text
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_budget_that_memory_pressure_lowered_says_so() {
+        let ram = |limit_mib: u64, pressure_shrinks| HostRam {
+            configured_bytes: 4 << 30,
+            limit_bytes: limit_mib << 20,
+            used_bytes: 1 << 30,
+            pressure_shrinks,
+        };
+        for (ram, words) in [
+            (ram(4096, 0), "1.0 GiB of 4.0 GiB"),
+            (ram(2048, 3), "1.0 GiB of 2.0 GiB, lowered from 4.0 GiB under memory pressure"),
+            (ram(4096, 3), "1.0 GiB of 4.0 GiB, lowered 3 times under memory pressure"),
+        ] {
+            assert_eq!(budget(&ram), words);
+        }
+    }
+}
