@@ -524,3 +524,54 @@ fn only_a_start_that_somebody_asks_for_needs_room_for_the_whole_limit() {
     fixture.lend().unwrap();
     runtime.block_on(fixture.volumes.open_kept(fixture.request.clone())).map(drop).unwrap();
 }
+
+/// Ends writers also where the test panics.
+struct StopOnDrop<'a>(&'a AtomicBool);
+
+impl Drop for StopOnDrop<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
+#[test]
+fn machines_share_the_memory_of_the_host_by_their_weights_also_by_new_ones() {
+    const MIB: usize = 1 << 20;
+    let writing = WritingArgs { buffering: headwater_volume::Buffering::Buffered, ..WritingArgs::default() };
+    let fixture = Fixture::with(128 << 20, CacheArgs { writing, cache_ram: Some(64 << 20) });
+    let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+    let weighing = |weight| CacheSettings { weight, ram_bytes: 64 << 20, ..small() };
+    let machines = [("light", 100), ("heavy", 300)];
+    let disks = machines.map(|(machine, weight)| {
+        let run_dir = fixture.dir.path().join(machine);
+        std::fs::create_dir(&run_dir).unwrap();
+        let request = DiskRequest { machine: machine.to_owned(), run_dir, ..fixture.disk(weighing(weight)) };
+        runtime.block_on(fixture.volumes.open(request)).unwrap()
+    });
+    let volumes =
+        machines.map(|(machine, _)| fixture.volumes.readable.of_machine(machine).unwrap().volume.clone());
+    let [light, heavy] = [0, 1].map(|at: usize| {
+        let volume = volumes[at].clone();
+        move || volume.counters().cache.ram_share_bytes as f64
+    });
+    let stop = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let _guard = StopOnDrop(&stop);
+        // Who does not ask for memory lends it.
+        for (seed, volume) in (1..).zip(&volumes) {
+            let (stop, data) = (&stop, headwater_testkit::Rng::new(seed).bytes(MIB));
+            scope.spawn(move || {
+                for at in (0..128).cycle().take_while(|_| !stop.load(Ordering::Relaxed)) {
+                    blocking::write(&**volume, at << 20, &data).unwrap();
+                }
+            });
+        }
+        wait_until("three times as much is the heavy one's", || (2.5..=3.7).contains(&(heavy() / light())));
+        disks[0].set_limits(&weighing(300));
+        disks[1].set_limits(&weighing(100));
+        wait_until("it is the other way round", || (2.5..=3.7).contains(&(light() / heavy())));
+    });
+    for disk in &disks {
+        runtime.block_on(disk.close()).unwrap();
+    }
+}
