@@ -56,14 +56,19 @@ impl Export {
         std::fs::read_to_string(self.dir.path().join("log")).expect("the log")
     }
 
-    /// The counters of now.
+    /// Those of how the image was read.
     fn image(&self) -> serde_json::Value {
+        self.stats()["image"].clone()
+    }
+
+    /// The counters of now.
+    fn stats(&self) -> serde_json::Value {
         let stats = self.dir.path().join("stats");
         std::fs::remove_file(&stats).unwrap_or_default();
         signal(self.child.id(), "USR1");
         wait_until("the counters are written", || stats.exists());
         let text = std::fs::read_to_string(stats).expect("the counters");
-        serde_json::from_str::<serde_json::Value>(&text).expect("JSON")["image"].clone()
+        serde_json::from_str(&text).expect("JSON")
     }
 
     /// Reads the whole disk with libnbd's tool.
@@ -226,4 +231,20 @@ fn a_full_disk_below_the_chunk_cache_costs_the_cache_and_not_the_read() {
     assert!(image["disk_hits"].as_u64() > Some(0) && image["disk_damaged"] == 0, "{image}");
     assert!(image["disk_writes"].as_u64() > Some(0), "{image}");
     assert!(!export.log().contains("reads go on without it"), "{}", export.log());
+}
+
+#[test]
+fn what_is_written_as_the_image_has_it_takes_no_space() {
+    let (dir, bytes) = store();
+    let export = Export::start(dir.path().join("store").to_str().expect("a name"), |_, _| {});
+    let read = export.beginning();
+    assert!(read == bytes[..read.len()]);
+    let uri = format!("nbd+unix:///?socket={}", export.dir.path().join("nbd").display());
+    let client = headwater_nbd::Client::open(&uri).expect("it opens");
+    headwater_block::blocking::write(&*client, 0, &read).expect("it is written");
+    // Also by the second look, a moment later.
+    wait_until("all blocks are found equal", || {
+        let cache = &export.stats()["cache"];
+        cache["elided_equal_blocks"] == 256 && cache["ram_used_bytes"].as_u64() <= Some(8 << 20)
+    });
 }
