@@ -82,7 +82,7 @@ impl WritingArgs {
     }
 }
 
-/// What the write caches of all machines have in common.
+/// What the write caches of all machines, or of all volumes of an export, have in common.
 #[derive(Args, Clone, Debug, Default)]
 pub struct CacheArgs {
     /// How they take what is written
@@ -91,6 +91,27 @@ pub struct CacheArgs {
     /// Memory that the write caches of all machines together may take, 16M or more [default: all that this host has]
     #[arg(long, value_name = "SIZE", value_parser = cache_ram)]
     pub cache_ram: Option<u64>,
+}
+
+impl CacheArgs {
+    /// What all write caches together may take. More than there is, is refused.
+    pub fn ram_bytes(&self) -> Result<u64, String> {
+        let most = host_memory_bytes();
+        let ram_bytes = self.cache_ram.unwrap_or(most);
+        if ram_bytes > most {
+            return Err(format!("cannot give write caches {ram_bytes} bytes of RAM: this host has {most}"));
+        }
+        Ok(ram_bytes)
+    }
+
+    /// Refuses limits of an export's write caches: one that is larger than what all may take, and, where nobody said how much that is,
+    /// more in all than this host has.
+    pub fn check_limits(&self, each_bytes: impl IntoIterator<Item = u64>) -> Result<(), String> {
+        let Some(ram_bytes) = self.cache_ram else {
+            return check_host_memory(each_bytes.into_iter().fold(0, u64::saturating_add));
+        };
+        each_bytes.into_iter().try_for_each(|bytes| check_share(bytes, ram_bytes))
+    }
 }
 
 /// A limit that was given and that the mode does not have, and why not.
@@ -106,8 +127,20 @@ pub fn unfit_limit(
     }
 }
 
+/// Refuses a write cache of more memory than all together may take.
+pub fn check_share(wanted_bytes: u64, ram_bytes: u64) -> Result<(), String> {
+    if wanted_bytes <= ram_bytes {
+        return Ok(());
+    }
+    Err(format!(
+        "a write cache of {} of memory is larger than this host's {} for all write caches",
+        size::format(wanted_bytes),
+        size::format(ram_bytes)
+    ))
+}
+
 /// Refuses write caches of more memory in all than this host has.
-pub fn check_host_memory(wanted_bytes: u64) -> Result<(), String> {
+fn check_host_memory(wanted_bytes: u64) -> Result<(), String> {
     let total = host_memory_bytes();
     if wanted_bytes <= total {
         return Ok(());

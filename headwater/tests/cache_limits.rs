@@ -172,6 +172,28 @@ fn each_volume_of_a_process_has_limits_of_its_own() {
 }
 
 #[test]
+fn the_volumes_of_a_process_have_one_limit_together() {
+    let limit = ["--cache", "ram", "--cache-ram", "64M", "--nbd-export", "one", "--nbd-export", "two"];
+    let refused = |args: &[&str], words: &[&str]| {
+        let plain = ["export", "null:1G", "--nbd", "unix:/nowhere/s", "--cache", "ram"];
+        run(headwater().args(plain).args(args)).fails(2, words);
+    };
+    refused(&["--cache-ram", "32M"], &["64.0 MiB of memory is larger than this host's 32.0 MiB for all"]);
+    refused(&["--cache-ram", "999999G"], &["this host has", "(give a smaller --cache-ram)"]);
+    let export = Export::start(&[&limit[..], &["--ram", "60M"]].concat());
+    // Both together may be promised more.
+    export.set(&["--ram", "64M"]).ok();
+    export.set(&["--ram", "65M", "--volume", "two"]).fails(2, &["larger than this host's 64.0 MiB"]);
+    let (one, two) = (export.client("one"), export.client("two"));
+    let writers = [write(&one, 0, 80), write(&two, 0, 80)];
+    wait_until("writes wait", || [0, 1].iter().all(|number| export.cache(*number)["state"] == "waiting"));
+    // Four segments of a volume always go.
+    let used = [0, 1].map(|number| export.cache(number)["ram_used_bytes"].as_u64().expect("a number"));
+    assert!(used.iter().sum::<u64>() <= 80 * MIB, "{used:?}");
+    assert!(writers.iter().all(|writer| !writer.is_finished()));
+}
+
+#[test]
 fn a_socket_is_its_users_only_and_goes_with_its_process() {
     let mut export = Export::start(&["--cache", "ram", "--ram", "16M"]);
     let (socket, dir) = (export.socket(), export.dir.path().to_owned());

@@ -24,7 +24,7 @@ use crate::adapters::kept::{self, KeptFiles};
 use crate::adapters::lending::{Lending, Reader};
 use crate::adapters::release::Released;
 use crate::adapters::totals::Totals;
-use crate::caches::CacheArgs;
+use crate::caches::{CacheArgs, check_share};
 use crate::streaming::{StreamArgs, Streamed, Streaming};
 use crate::traces::Traces;
 
@@ -73,12 +73,9 @@ impl Volumes {
         disk: Option<Arc<DiskCache>>,
     ) -> Result<Self, BackendError> {
         let store = store.patient().unwrap_or(store);
-        let most = host_memory_bytes();
-        let ram_bytes = caches.cache_ram.unwrap_or(most);
-        if ram_bytes > most {
-            let message = format!("cannot give write caches {ram_bytes} bytes of RAM: this host has {most}");
-            return Err(BackendError::new(ProblemKind::Invalid, message).advise("give a smaller --cache-ram"));
-        }
+        let ram_bytes = caches.ram_bytes().map_err(|why| {
+            BackendError::new(ProblemKind::Invalid, why).advise("give a smaller --cache-ram")
+        })?;
         let streaming = Arc::new(Streaming::new(store.clone(), stream, disk, None));
         let host = Host::start(ram_bytes).map_err(|e| BackendError::new(ProblemKind::Failed, e))?;
         let files = KeptFiles::new(cache_dir, keys_dir);
@@ -264,12 +261,8 @@ impl Volumes {
                 size::format(MIN_RAM_BYTES)
             ));
         }
-        if is_ram_new && cache.mode != CacheMode::Disk && cache.ram_bytes > self.ram_bytes {
-            return invalid(format!(
-                "a write cache of {} of memory is larger than this host's {} for all write caches",
-                size::format(cache.ram_bytes),
-                size::format(self.ram_bytes)
-            ));
+        if is_ram_new && cache.mode != CacheMode::Disk {
+            check_share(cache.ram_bytes, self.ram_bytes).or_else(invalid)?;
         }
         if is_disk_new && cache.mode != CacheMode::Ram && cache.disk_bytes == 0 {
             return invalid(format!("the cache mode '{}' needs disk space, and was given none", cache.mode));

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use clap::{ArgGroup, Args, ValueHint};
 
-use crate::caches::{LimitArgs, WritingArgs};
+use crate::caches::{CacheArgs, LimitArgs};
 use crate::cli::{AttachArgs, FuseArgs, IscsiArgs, NbdArgs};
 use crate::stores::Credentials;
 use crate::streaming::StreamArgs;
@@ -36,9 +36,9 @@ pub struct ExportArgs {
     /// Directory of the overflow, or a block device that holds nothing and has --disk bytes or more
     #[arg(long, value_name = "DIR|DEVICE", default_value = DEFAULT_CACHE_DIR, value_hint = ValueHint::AnyPath)]
     pub cache_dir: PathBuf,
-    /// How it takes what is written
+    /// What the write caches of several machines have in common
     #[command(flatten)]
-    pub writing: WritingArgs,
+    pub caches: CacheArgs,
     /// The NBD server
     #[command(flatten)]
     pub nbd: NbdArgs,

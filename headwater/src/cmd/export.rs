@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context;
-use headwater_api::{CacheMode, CacheSettings};
+use headwater_api::{CacheMode, CacheSettings, Problem, ProblemKind};
 use headwater_block::{Device, blocking, size};
 use headwater_image::Backing;
 use headwater_store::{Access, ImageReference, StoreError, StoreErrorKind};
@@ -20,7 +20,6 @@ use rustix::process::configure_io_flusher_behavior;
 use tokio::signal::unix::{SignalKind, signal};
 
 use crate::adapters::disks::volume_mode;
-use crate::caches::check_host_memory;
 use crate::cli::{AttachArgs, ExportArgs, LogFormat};
 use crate::cmd::persistent::{self, Kept};
 use crate::cmd::resume::Resume;
@@ -55,6 +54,9 @@ pub fn run(data_dir: impl Fn() -> anyhow::Result<DataDir>, mut args: ExportArgs)
     check_attach(&args)?;
     let cache = args.limits.settings(CacheSettings::default())?;
     check_ram(&args, &cache)?;
+    let ram_bytes = args.caches.ram_bytes();
+    let ram_bytes = ram_bytes
+        .map_err(|why| Problem::new(ProblemKind::Invalid, why).advise("give a smaller --cache-ram"))?;
     if let Some(file) = &args.stats {
         // Found now rather than after hours.
         counters::write_stats(file, &[VolumeCounters::default()], None)?;
@@ -79,18 +81,18 @@ pub fn run(data_dir: impl Fn() -> anyhow::Result<DataDir>, mut args: ExportArgs)
             Some(persistent::options(name, key, cache_dir, base_id, &data_dir)?)
         }
     };
-    let host = Host::start(u64::MAX).map_err(anyhow::Error::msg)?;
+    let host = Host::start(ram_bytes).map_err(anyhow::Error::msg)?;
     let mut options = VolumeOptions {
         name: String::new(),
         base,
         mode: volume_mode(cache.mode),
         ram_bytes: cache.ram_bytes,
         weight: DEFAULT_WEIGHT,
-        buffering: args.writing.buffering,
+        buffering: args.caches.writing.buffering,
         little_space: LittleSpace::Refused,
         disk_bytes: cache.disk_bytes,
         cache_dir: args.cache_dir.clone(),
-        pause_limit: args.writing.pause_limit(),
+        pause_limit: args.caches.writing.pause_limit(),
         persistent,
     };
     let volumes: Vec<_> = (0..machines(&args))
@@ -209,6 +211,7 @@ fn answer_limits(
         source: args.given.clone(),
         devices: attached.map(attach::AttachedDisk::names).unwrap_or_default(),
         mode: args.limits.mode(),
+        caches: args.caches.clone(),
         volumes: named.map(|(number, volume)| (volume_name(args, number), Arc::clone(volume))).collect(),
     };
     limits::server::listen(served)
@@ -355,8 +358,7 @@ fn check_ram(args: &ExportArgs, cache: &CacheSettings) -> anyhow::Result<()> {
     if cache.mode == CacheMode::Disk {
         return Ok(());
     }
-    let wanted = u64::try_from(machines(args)).unwrap_or(u64::MAX).saturating_mul(cache.ram_bytes);
-    check_host_memory(wanted).map_err(invalid)
+    args.caches.check_limits(std::iter::repeat_n(cache.ram_bytes, machines(args))).map_err(invalid)
 }
 
 /// A URL is an image and where it is.

@@ -13,7 +13,7 @@ use tokio::sync::Semaphore;
 use tokio::task::JoinHandle;
 
 use super::{Answer, Cache, Change, DEADLINE, Process, REQUEST_BYTES, Request, State, places};
-use crate::caches::{check_host_memory, unfit_limit};
+use crate::caches::{CacheArgs, unfit_limit};
 
 /// Requests that are under way at the same time; others wait.
 const CLIENTS: usize = 8;
@@ -29,6 +29,8 @@ pub struct Served {
     pub devices: Vec<String>,
     /// Where writes go.
     pub mode: CacheMode,
+    /// What the volumes have in common.
+    pub caches: CacheArgs,
     /// The volumes, with what they are called.
     pub volumes: Vec<(String, Arc<Volume>)>,
 }
@@ -184,8 +186,8 @@ impl Served {
         if let Some(ram_bytes) = change.ram_bytes {
             let of_others = others.iter().map(|(_, volume)| volume.counters().cache.ram_target_bytes);
             let of_meant = meant.iter().map(|_| ram_bytes);
-            let wanted = of_others.chain(of_meant).fold(0, u64::saturating_add);
-            check_host_memory(wanted).map_err(|why| failed(ProblemKind::Invalid, why))?;
+            let checked = self.caches.check_limits(of_others.chain(of_meant));
+            checked.map_err(|why| failed(ProblemKind::Invalid, why))?;
         }
         for (_, volume) in &meant {
             volume.check_limits(change.ram_bytes, change.disk_bytes).map_err(|error| {
@@ -228,6 +230,7 @@ mod tests {
             source: "desktop".into(),
             devices: Vec::new(),
             mode: CacheMode::Ram,
+            caches: CacheArgs::default(),
             volumes: Vec::new(),
         };
         for bad in ["", "x", "{\"set\":{\"ram\":1}}", "\"end\"", "{\"set\":{\"ram_bytes\":-1}}"] {
@@ -239,8 +242,13 @@ mod tests {
 
     #[test]
     fn what_is_to_be_done_names_the_limits_that_the_mode_has() {
-        let served =
-            |mode| Served { source: "desktop".into(), devices: Vec::new(), mode, volumes: Vec::new() };
+        let served = |mode| Served {
+            source: "desktop".into(),
+            devices: Vec::new(),
+            mode,
+            caches: CacheArgs::default(),
+            volumes: Vec::new(),
+        };
         assert_eq!(served(CacheMode::Ram).command(7, "x"), "headwater cache set 7 --ram SIZE");
         assert_eq!(served(CacheMode::Disk).command(7, "x"), "headwater cache set 7 --disk SIZE");
     }
