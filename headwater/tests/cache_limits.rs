@@ -194,6 +194,25 @@ fn the_volumes_of_a_process_have_one_limit_together() {
 }
 
 #[test]
+fn how_the_overflow_is_written_is_measured_where_that_is_asked_for() {
+    let dir = short_dir();
+    let file = dir.path().join("stats.json");
+    let stats = ["--stats", file.to_str().expect("text"), "--log", "info"];
+    let export =
+        Export::start(&[&["--cache", "disk", "--disk", "64M", "--buffering", "auto"][..], &stats].concat());
+    std::fs::remove_file(&file).expect("the first ones, which are empty");
+    signal(export.child.id(), "USR1");
+    wait_until("the counters are written", || file.exists());
+    let text = std::fs::read_to_string(&file).expect("the counters");
+    let cache = &serde_json::from_str::<Value>(&text).expect("JSON")["cache"];
+    let buffering = cache["buffering"].as_str().expect("text");
+    assert!(buffering.starts_with("auto: "), "{buffering}");
+    assert!(export.log().contains(buffering), "{buffering} is not in {}", export.log());
+    let key_memory = cache["key_memory"].as_str().expect("text");
+    assert!(["secret", "locked", "unlocked"].contains(&key_memory), "{key_memory}");
+}
+
+#[test]
 fn a_socket_is_its_users_only_and_goes_with_its_process() {
     let mut export = Export::start(&["--cache", "ram", "--ram", "16M"]);
     let (socket, dir) = (export.socket(), export.dir.path().to_owned());
