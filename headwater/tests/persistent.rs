@@ -13,7 +13,7 @@ use std::time::Duration;
 use headwater_block::{Device, IoErrorKind, blocking};
 use headwater_nbd::client::Client;
 use headwater_testkit::wait_until;
-use support::{headwater, headwater_on_full_disk, run, short_dir, signal};
+use support::{Daemon, headwater, headwater_on_full_disk, run, short_dir, signal};
 
 const BLOCK: usize = 4096;
 const BLOCKS: usize = 4096;
@@ -380,4 +380,41 @@ fn a_start_that_fails_leaves_the_note_that_lets_a_machine_go_on() {
         assert_eq!(ran.code, code, "{ran:?}");
         assert_eq!(std::fs::read_to_string(&note).unwrap(), "write-through 7 -\n", "{more:?}");
     }
+}
+
+#[test]
+fn another_version_of_an_image_is_another_base() {
+    let dir = short_dir();
+    let daemon = Daemon::start();
+    let raw = daemon.path().join("disk.raw");
+    for byte in [1, 2] {
+        std::fs::write(&raw, vec![byte; 16 << 20]).unwrap();
+        daemon.cli(&["image", "import", raw.to_str().unwrap()]).ok();
+    }
+    let versions = daemon.cli(&["--json", "image", "versions", "disk"]).ok();
+    let (_, data) = daemon.terminate();
+    std::fs::rename(data.path(), dir.path().join("data")).unwrap();
+    let _ = std::fs::create_dir(dir.path().join("cache"));
+    let open = |image_byte: u8, block: u8, found: [u8; 2]| {
+        let (mut child, uri) = start_over(dir.path(), &format!("disk@{image_byte}"));
+        let client = Client::open(&uri).expect("it listens");
+        let mut bytes = vec![0; 2 * BLOCK];
+        blocking::read(&*client, 0, &mut bytes).unwrap();
+        assert_eq!([bytes[0], bytes[BLOCK]], found);
+        blocking::write(&*client, 0, &[block; BLOCK]).unwrap();
+        drop(client);
+        signal(child.id(), "TERM");
+        assert!(child.wait().unwrap().success());
+    };
+    open(1, 7, [1, 1]);
+    // The refusal names both by their hashes.
+    let versions: serde_json::Value = serde_json::from_str(&versions).unwrap();
+    let hash = |number: u64| {
+        let versions = versions["versions"].as_array().or(versions.as_array()).expect("a list");
+        let version = versions.iter().find(|version| version["number"] == number).expect("a version");
+        version["hash"].as_str().expect("text").to_owned()
+    };
+    let mut other = export(dir.path(), "disk@2", &["--fuse", "/missing/disk"]);
+    run(&mut other).fails(2, &["belongs to base", &hash(1), &hash(2)]);
+    open(1, 8, [7, 1]);
 }
