@@ -55,6 +55,8 @@ pub fn table(counters: &VolumeCounters) -> String {
     let cache = &counters.cache;
     let blocks = |count: u64| size::format(count * u64::from(headwater_block::BLOCK_BYTES));
     let of = |used: u64, limit: u64| format!("{} of {}", size::format(used), size::format(limit));
+    // Without a disk there is neither.
+    let shown = |text: &str| if text.is_empty() { "-".to_owned() } else { text.to_owned() };
     let packed = format!(
         "{}, which holds {}",
         size::format(cache.packed_bytes),
@@ -76,6 +78,8 @@ pub fn table(counters: &VolumeCounters) -> String {
         ("  of which index", size::format(cache.index_bytes)),
         ("  of which packed", packed),
         ("cache disk", of(cache.disk_used_bytes, cache.disk_limit_bytes)),
+        ("  written and read", shown(&cache.buffering)),
+        ("  key in memory", shown(&cache.key_memory)),
         ("spilled", format!("{} in {} segments", size::format(cache.spilled_bytes), cache.spilled_segments)),
         ("cleaned", format!("{} in {} segments", blocks(cache.cleaned_blocks), cache.cleaned_segments)),
         ("commits of a persistent cache", cache.commits.to_string()),
@@ -170,5 +174,10 @@ mod tests {
         let both: serde_json::Value = serde_json::from_slice(&std::fs::read(&file).unwrap()).unwrap();
         assert_eq!(both["machines"][1]["read_ops"], 7);
         assert!(table(&counters).contains("7 requests, 28.0 KiB"));
+        let mut of_disk = counters;
+        (of_disk.cache.buffering, of_disk.cache.key_memory) = ("direct".into(), "locked".into());
+        let of_disk = table(&of_disk);
+        let row = |name: &str, value: &str| of_disk.contains(&format!("{name:<32}{value}\n"));
+        assert!(row("  written and read", "direct") && row("  key in memory", "locked"), "{of_disk}");
     }
 }
