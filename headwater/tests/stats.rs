@@ -94,6 +94,9 @@ fn prometheus_gets_all_metrics_and_they_are_true() {
     assert_eq!(value("headwater_boot_seconds", &[lab]), machine["boot_ms"].as_f64().unwrap() / 1e3);
     assert!(value("headwater_boot_bytes", &[lab]) >= 512.0);
     assert_eq!(value("headwater_cache_ram_target_bytes", &[lab]), 67_108_864.0);
+    assert_eq!(value("headwater_cache_info", &[lab, ("mode", "ram+disk"), ("buffering", "direct")]), 1.0);
+    let info = lines.iter().find(|line| line.metric == "headwater_cache_info").unwrap();
+    assert!(["secret", "locked", "unlocked"].contains(&info.labels["key_memory"].as_str()), "{info:?}");
     assert_eq!(value("headwater_machine_alarm", &[lab]), 0.0);
     assert_eq!(value("headwater_machines", &[("state", "running")]), 1.0);
     assert_eq!(value("headwater_machines", &[("state", "created")]), 1.0);

@@ -1,9 +1,10 @@
 //! The data path's counters as metrics.
 
+use headwater_api::CacheMode;
 use headwater_api::metrics::Sample;
 use headwater_image::{BackgroundProgress, ChunkCacheCounters};
 use headwater_volume::{Latency, VolumeCounters};
-use headwater_writecache::HostSnapshot;
+use headwater_writecache::{HostSnapshot, Snapshot};
 
 use crate::streaming::StreamCounters;
 
@@ -27,6 +28,14 @@ pub fn volume(counters: &VolumeCounters) -> Vec<Sample> {
         );
     }
     samples
+}
+
+/// What of a volume's write cache is no number.
+pub fn cache_info(mode: CacheMode, cache: &Snapshot) -> Sample {
+    Sample::new("headwater_cache_info", 1)
+        .with("mode", mode.to_string())
+        .with("buffering", cache.buffering.as_str())
+        .with("key_memory", cache.key_memory.as_str())
 }
 
 /// That of the copy of a volume's image to this host; zeroes where there is none.

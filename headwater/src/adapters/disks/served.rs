@@ -161,7 +161,9 @@ impl Disk for ServedVolume {
     }
 
     fn metrics(&self) -> Vec<Sample> {
-        let mut samples = metrics::volume(&self.volume.counters());
+        let counters = self.volume.counters();
+        let mut samples = metrics::volume(&counters);
+        samples.push(metrics::cache_info(self.mode, &counters.cache));
         samples.extend(metrics::hydration(self.copied()));
         samples
     }
