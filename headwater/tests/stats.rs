@@ -8,7 +8,7 @@ use std::path::Path;
 use std::process::Stdio;
 
 use headwater_api::metrics::{FAMILIES, Family, Kind, Stats, family};
-use support::{Daemon, headwater, http, signal};
+use support::{Daemon, headwater, http, short_dir, signal};
 
 /// A value of Prometheus' text format.
 #[derive(Debug)]
@@ -106,6 +106,45 @@ fn prometheus_gets_all_metrics_and_they_are_true() {
     assert!(value("headwater_latency_seconds_count", &waited) <= 3.0);
     assert!(lines.iter().all(|line| line.labels.get("machine").is_none_or(|name| name == "lab")));
     assert_eq!(value("headwater_host_writes_total", &[]), 3.0);
+}
+
+#[test]
+fn an_export_writes_the_same_metrics_to_a_file() {
+    let dir = short_dir();
+    let file = dir.path().join("disks.prom");
+    let mut export = headwater()
+        .args([
+            "export",
+            "null:16M",
+            "--cache",
+            "ram",
+            "--ram",
+            "16M",
+            "--nbd-export",
+            "one",
+            "--nbd-export",
+            "two",
+        ])
+        .arg(format!("--nbd=unix:{}", dir.path().join("nbd").display()))
+        .arg("--stats")
+        .arg(&file)
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let _watchdog = support::Watchdog::on(export.id());
+    let mut lines = std::io::BufReader::new(export.stdout.take().unwrap()).lines();
+    assert!(lines.next().unwrap().unwrap().starts_with("nbd"));
+    let uri = format!("nbd+unix:///two?socket={}", dir.path().join("nbd").display());
+    let client = headwater_nbd::Client::open(&uri).unwrap();
+    headwater_block::blocking::write(&*client, 0, &[7; 8192]).unwrap();
+    drop(client);
+    signal(export.id(), "TERM");
+    assert!(export.wait().unwrap().success());
+    let (lines, types) = parse(&std::fs::read_to_string(&file).unwrap());
+    lines.iter().for_each(|line| check_family(line, &types));
+    let written = lines.iter().filter(|line| line.metric == "headwater_written_bytes_total");
+    let written: Vec<_> = written.map(|line| (line.labels["machine"].as_str(), line.value)).collect();
+    assert_eq!(written, [("nbd:one", 0.0), ("nbd:two", 8192.0)]);
 }
 
 #[test]

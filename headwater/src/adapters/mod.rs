@@ -9,7 +9,7 @@ pub mod hypervisor;
 pub mod images;
 mod kept;
 pub mod lending;
-mod metrics;
+pub mod metrics;
 mod promotions;
 mod release;
 mod sources;

@@ -75,7 +75,7 @@ pub struct ExportArgs {
     /// Where the persistent cache's key is kept; made if missing [default: keys/NAME in the data directory]
     #[arg(long, value_name = "FILE", requires = "persistent", value_hint = ValueHint::FilePath)]
     pub key_file: Option<PathBuf>,
-    /// Write the counters to this file, as JSON, at the end and on SIGUSR1
+    /// Write the counters to this file at the end and on SIGUSR1: as JSON, or for Prometheus where its name ends in .prom
     #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
     pub stats: Option<PathBuf>,
     /// What is logged to standard error: error, warn, info, debug, trace, or a filter

@@ -5,17 +5,20 @@ use std::io::ErrorKind;
 use std::path::Path;
 
 use anyhow::Context;
+use headwater_api::CacheMode;
+use headwater_api::metrics::Stats;
 use headwater_block::size;
 use headwater_volume::VolumeCounters;
 use serde::Serialize;
 
+use crate::adapters::metrics;
 use crate::failure::invalid;
 use crate::replace::replace;
 use crate::streaming::StreamCounters;
 
 /// The counters of one machine.
 #[derive(Serialize)]
-struct Stats<'a> {
+struct StatsOfOne<'a> {
     #[serde(flatten)]
     volume: &'a VolumeCounters,
     image: Option<StreamCounters>,
@@ -31,20 +34,45 @@ struct StatsOfMachines<'a> {
 /// What `--stats` writes, of one machine or of several.
 pub fn stats_json(counters: &[VolumeCounters], image: Option<StreamCounters>) -> serde_json::Result<String> {
     match counters {
-        [volume] => serde_json::to_string_pretty(&Stats { volume, image }),
+        [volume] => serde_json::to_string_pretty(&StatsOfOne { volume, image }),
         machines => serde_json::to_string_pretty(&StatsOfMachines { machines, image }),
     }
 }
 
-/// Replaces the file as a whole, so that a reader never sees half of it.
+/// Of which machines counters are, as metrics name them.
+pub struct Whose<'a> {
+    pub machines: &'a [String],
+    pub mode: CacheMode,
+}
+
+impl Whose<'_> {
+    /// The same as the daemon has of its machines.
+    fn prometheus(&self, counters: &[VolumeCounters], image: Option<StreamCounters>) -> String {
+        let mut samples = Vec::new();
+        for (machine, counters) in self.machines.iter().zip(counters) {
+            let info = metrics::cache_info(self.mode, &counters.cache);
+            let all = metrics::volume(counters).into_iter().chain([info]);
+            samples.extend(all.map(|sample| sample.with("machine", machine)));
+        }
+        samples.extend(image.iter().flat_map(metrics::streaming));
+        Stats::new(0, samples).to_prometheus()
+    }
+}
+
+/// Replaces the file as a whole, so that a reader never sees half of it. The end of its name says what is written.
 pub fn write_stats(
     file: &Path,
+    whose: &Whose<'_>,
     counters: &[VolumeCounters],
     image: Option<StreamCounters>,
 ) -> anyhow::Result<()> {
     let failed = || format!("cannot write the counters to {}", file.display());
-    let json = stats_json(counters, image).with_context(failed)?;
-    replace(file, json.as_bytes(), 0o666).map_err(|error| match error.kind() {
+    let text = if file.extension().is_some_and(|end| end == "prom") {
+        whose.prometheus(counters, image)
+    } else {
+        stats_json(counters, image).with_context(failed)?
+    };
+    replace(file, text.as_bytes(), 0o666).map_err(|error| match error.kind() {
         ErrorKind::InvalidInput => invalid(format!("{}: {error}", failed())),
         _ => anyhow::Error::new(error).context(failed()),
     })
@@ -129,6 +157,8 @@ mod tests {
 
     use super::*;
 
+    const WHOSE: Whose<'static> = Whose { machines: &[], mode: CacheMode::Ram };
+
     /// The names in the first column of the tables below a heading of a document.
     fn documented(file: &str, heading: &str) -> BTreeSet<String> {
         let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs").join(file);
@@ -149,7 +179,7 @@ mod tests {
     #[test]
     fn the_documentation_has_a_row_for_each_counter_and_no_other() {
         let (volume, image) = (VolumeCounters::default(), Some(StreamCounters::default()));
-        let stats = serde_json::to_value(Stats { volume: &volume, image }).unwrap();
+        let stats = serde_json::to_value(StatsOfOne { volume: &volume, image }).unwrap();
         let groups = ["cache", "latency", "image"];
         let mut wanted: BTreeSet<_> =
             names(&stats).into_iter().filter(|name| !groups.contains(&name.as_str())).collect();
@@ -165,12 +195,12 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let file = dir.path().join("stats.json");
         let counters = VolumeCounters { read_ops: 7, read_bytes: 28 << 10, ..Default::default() };
-        write_stats(&file, &[VolumeCounters::default()], None).unwrap();
-        write_stats(&file, std::slice::from_ref(&counters), Some(StreamCounters::default())).unwrap();
+        write_stats(&file, &WHOSE, &[VolumeCounters::default()], None).unwrap();
+        write_stats(&file, &WHOSE, std::slice::from_ref(&counters), Some(StreamCounters::default())).unwrap();
         let back: VolumeCounters = serde_json::from_slice(&std::fs::read(&file).unwrap()).unwrap();
         assert_eq!(back, counters);
         assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 1);
-        write_stats(&file, &[VolumeCounters::default(), counters.clone()], None).unwrap();
+        write_stats(&file, &WHOSE, &[VolumeCounters::default(), counters.clone()], None).unwrap();
         let both: serde_json::Value = serde_json::from_slice(&std::fs::read(&file).unwrap()).unwrap();
         assert_eq!(both["machines"][1]["read_ops"], 7);
         assert!(table(&counters).contains("7 requests, 28.0 KiB"));

@@ -29,7 +29,7 @@ use crate::failure::invalid;
 use crate::last_known::LastKnown;
 use crate::limits::server::{Listening, Served};
 use crate::signals::EndSignals;
-use crate::streaming::{Streamed, Streaming};
+use crate::streaming::{StreamCounters, Streamed, Streaming};
 use crate::{limits, logging};
 
 /// Unpacked chunks of an image that are kept in memory, beside the write cache.
@@ -59,7 +59,7 @@ pub fn run(data_dir: impl Fn() -> anyhow::Result<DataDir>, mut args: ExportArgs)
         .map_err(|why| Problem::new(ProblemKind::Invalid, why).advise("give a smaller --cache-ram"))?;
     if let Some(file) = &args.stats {
         // Found now rather than after hours.
-        counters::write_stats(file, &[VolumeCounters::default()], None)?;
+        write_stats(&args, file, &[VolumeCounters::default()], None)?;
     }
     let Base { device: base, id: mut base_id, former_id, files, image } = open_base(&args, &data_dir)?;
     if let (Some(name), Some(former)) = (&args.persistent, former_id)
@@ -544,9 +544,20 @@ fn report(args: &ExportArgs, volumes: &[Arc<Volume>], image: Option<&OpenImage>)
         streaming.iter().for_each(|streaming| say(&counters::image_table(streaming)));
     }
     match &args.stats {
-        Some(file) => counters::write_stats(file, &counters, streaming),
+        Some(file) => write_stats(args, file, &counters, streaming),
         None => Ok(()),
     }
+}
+
+fn write_stats(
+    args: &ExportArgs,
+    file: &Path,
+    counters: &[VolumeCounters],
+    streaming: Option<StreamCounters>,
+) -> anyhow::Result<()> {
+    let machines: Vec<_> = (0..machines(args)).map(|number| volume_name(args, number)).collect();
+    let whose = counters::Whose { machines: &machines, mode: args.limits.mode() };
+    counters::write_stats(file, &whose, counters, streaming)
 }
 
 /// What tells a machine from the others of one export.
