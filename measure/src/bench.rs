@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result};
 use serde::Serialize;
 
-use crate::cases::{Case, ROOM, State, device_bytes};
+use crate::cases::{Case, State, device_bytes};
 use crate::fio::{self, Job, Measured};
 use crate::systems::{Running, System};
 use crate::targets::Unavailable;
@@ -88,7 +88,7 @@ pub fn run(plan: &Plan, case: &Case) -> Result<CaseResult> {
     println!("\n{}: {}", case.name, case.title);
     // What earlier cases left in the page cache must not be written back during this one.
     rustix::fs::sync();
-    check_space(plan, case)?;
+    check_space(plan, wanted_bytes(case, plan.quick, plan.work_dir.join("raw.img").exists()))?;
     let mut results: Vec<SystemResult> = Vec::new();
     for system in &case.systems {
         results.push(SystemResult { system: system.name(), samples: Vec::new(), peak_resident_bytes: None });
@@ -172,24 +172,29 @@ fn settle(pid: Option<u32>) -> Result<()> {
     Ok(())
 }
 
-/// Refuses to start what would fill the disk.
-fn check_space(plan: &Plan, case: &Case) -> Result<()> {
-    let space = rustix::fs::statvfs(&plan.work_dir).context("cannot ask for the free space")?;
-    let free_bytes = space.f_bavail.saturating_mul(space.f_frsize);
+/// Disk that a case may need. Our server wants as much as it may take to be free when it starts.
+fn wanted_bytes(case: &Case, quick: bool, has_raw_disk: bool) -> u64 {
     let mut wanted_bytes: u64 = 1 << 30;
     for system in &case.systems {
         wanted_bytes += match system {
             System::Headwater(cache) | System::HeadwaterFits(cache) | System::HeadwaterVhost(cache) => {
-                cache.disk_bytes.min(case.set_bytes_of(*system, plan.quick) * ROOM)
+                cache.disk_bytes
             }
             System::NbdkitCow | System::QemuNbdWriteback | System::QemuNbdDirect | System::QsdQcow2 => {
                 case.set_bytes
             }
-            System::RawDisk if plan.work_dir.join("raw.img").exists() => 0,
-            System::RawDisk => device_bytes(plan.quick),
+            System::RawDisk if has_raw_disk => 0,
+            System::RawDisk => device_bytes(quick),
             System::NbdkitNull | System::NbdkitMemory | System::QsdNull | System::QsdMemory => 0,
         };
     }
+    wanted_bytes
+}
+
+/// Refuses to start what would fill the disk.
+pub fn check_space(plan: &Plan, wanted_bytes: u64) -> Result<()> {
+    let space = rustix::fs::statvfs(&plan.work_dir).context("cannot ask for the free space")?;
+    let free_bytes = space.f_bavail.saturating_mul(space.f_frsize);
     if free_bytes < wanted_bytes {
         let text = format!(
             "{} has {} free and this case may need {}; free some, name another disk with --work-dir, or try --quick",
@@ -212,6 +217,24 @@ fn print_sample(round: usize, rounds: usize, system: System, sample: &Sample) {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_case_asks_for_all_that_our_server_will_and_for_no_more_than_the_documents_say() {
+        for case in crate::cases::all(false) {
+            let wanted_bytes = wanted_bytes(&case, false, false);
+            let ours = case.systems.iter().filter_map(|system| match system {
+                System::Headwater(cache) | System::HeadwaterFits(cache) | System::HeadwaterVhost(cache) => {
+                    Some(cache.disk_bytes)
+                }
+                _ => None,
+            });
+            assert!(
+                ours.sum::<u64>() < wanted_bytes && wanted_bytes <= 45 << 30,
+                "{}: {wanted_bytes}",
+                case.name
+            );
+        }
+    }
 
     fn sample(operations: u64, cpu_seconds: f64, disk_mib: u64) -> Sample {
         let fio = Measured {

@@ -69,7 +69,7 @@ struct Arguments {
     /// The headwater program to measure [default: the one beside this program].
     #[arg(long)]
     headwater: Option<PathBuf>,
-    /// Directory on the disk to measure; needs about 40 GiB free for all cases.
+    /// Directory on the disk to measure; needs about 45 GiB free for all cases.
     #[arg(long, default_value = "build/compare/work")]
     work_dir: PathBuf,
     /// Where the results go.

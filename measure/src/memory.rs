@@ -3,6 +3,7 @@
 use anyhow::Result;
 use serde::Serialize;
 
+use crate::bench::check_space;
 use crate::cases::device_bytes;
 use crate::fio::{self, Job, LARGE_BYTES};
 use crate::systems::{Cache, System};
@@ -77,6 +78,7 @@ pub fn run(plan: &Plan, case: &MemoryCase) -> Result<MemoryResult> {
     println!("\n{}: {}", case.name, case.title);
     let total_bytes = device_bytes(plan.quick);
     let cache = Cache { mode: "ram+disk", ram_bytes: Some(case.ram_bytes), disk_bytes: 2 * total_bytes };
+    check_space(plan, cache.disk_bytes)?;
     let running = System::Headwater(cache).start(plan, total_bytes)?;
     let (job, in_flight_bytes) = if case.is_large {
         let in_flight_bytes = u64::from(CLIENTS * DEPTH) * LARGE_BYTES;
