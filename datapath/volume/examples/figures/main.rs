@@ -106,7 +106,9 @@ fn main() {
     println!("\n{}", report.table());
     if report.missed() > 0 {
         println!("{} of {} figures are short of their goals", report.missed(), report.rows.len());
-        println!("why some are, on every machine: docs/decisions/0016-cost-as-work-grows.md");
+        println!(
+            "why some are, on every machine: docs/decisions/0014-packing.md and 0016-cost-as-work-grows.md"
+        );
     }
     if let Some(json) = &asked.json {
         let text = serde_json::to_string_pretty(&report).expect("rows are plain data");
