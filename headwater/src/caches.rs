@@ -6,7 +6,7 @@ use clap::Args;
 use headwater_api::{CacheMode, CacheSettings, Problem, ProblemKind};
 use headwater_block::size;
 use headwater_volume::{Buffering, DEFAULT_PAUSE_LIMIT};
-use headwater_writecache::MIN_RAM_BYTES;
+use headwater_writecache::{LEAST_RAM_BYTES, MIN_RAM_BYTES};
 
 use crate::adapters::disks::host_memory_bytes;
 
@@ -110,7 +110,25 @@ impl CacheArgs {
         let Some(ram_bytes) = self.cache_ram else {
             return check_host_memory(each_bytes.into_iter().fold(0, u64::saturating_add));
         };
-        each_bytes.into_iter().try_for_each(|bytes| check_share(bytes, ram_bytes))
+        each_bytes.into_iter().max().filter(|bytes| *bytes > ram_bytes).map_or(Ok(()), |bytes| {
+            Err(format!(
+                "a write cache of {} of memory (--ram) is larger than the {} that all together may take (--cache-ram): give a smaller --ram or a larger --cache-ram",
+                size::format(bytes),
+                size::format(ram_bytes)
+            ))
+        })
+    }
+
+    /// Refuses more write caches than can keep to what all together may take.
+    pub fn check_count(&self, caches: usize) -> Result<(), String> {
+        let least_bytes = LEAST_RAM_BYTES.saturating_mul(caches as u64);
+        self.cache_ram.filter(|ram_bytes| *ram_bytes < least_bytes).map_or(Ok(()), |ram_bytes| {
+            Err(format!(
+                "{caches} write caches take {} of memory at least, and {} is what all together may take: give a larger --cache-ram",
+                size::format(least_bytes),
+                size::format(ram_bytes)
+            ))
+        })
     }
 }
 

@@ -178,15 +178,28 @@ fn the_volumes_of_a_process_have_one_limit_together() {
         let plain = ["export", "null:1G", "--nbd", "unix:/nowhere/s", "--cache", "ram"];
         run(headwater().args(plain).args(args)).fails(2, words);
     };
-    refused(&["--cache-ram", "32M"], &["64.0 MiB of memory is larger than this host's 32.0 MiB for all"]);
+    refused(
+        &["--cache-ram", "32M"],
+        &["64.0 MiB of memory (--ram) is larger than the 32.0 MiB", "give a smaller --ram"],
+    );
+    let many: Vec<_> = ["a", "b", "c"].iter().flat_map(|name| ["--nbd-export", name]).collect();
+    refused(
+        &[&["--cache-ram", "16M", "--ram", "16M"][..], &many].concat(),
+        &["3 write caches take 24.0 MiB"],
+    );
     refused(&["--cache-ram", "999999G"], &["this host has", "(give a smaller --cache-ram)"]);
     let export = Export::start(&[&limit[..], &["--ram", "60M"]].concat());
     // Both together may be promised more.
     export.set(&["--ram", "64M"]).ok();
-    export.set(&["--ram", "65M", "--volume", "two"]).fails(2, &["larger than this host's 64.0 MiB"]);
+    export
+        .set(&["--ram", "65M", "--volume", "two"])
+        .fails(2, &["larger than the 64.0 MiB that all together may take"]);
     let (one, two) = (export.client("one"), export.client("two"));
     let writers = [write(&one, 0, 80), write(&two, 0, 80)];
     wait_until("writes wait", || [0, 1].iter().all(|number| export.cache(*number)["state"] == "waiting"));
+    wait_until("the log says what would help", || {
+        export.log().contains("of all write caches together (--cache-ram)")
+    });
     // Four segments of a volume always go.
     let used = [0, 1].map(|number| export.cache(number)["ram_used_bytes"].as_u64().expect("a number"));
     assert!(used.iter().sum::<u64>() <= 80 * MIB, "{used:?}");
@@ -200,14 +213,12 @@ fn how_the_overflow_is_written_is_measured_where_that_is_asked_for() {
     let stats = ["--stats", file.to_str().expect("text"), "--log", "info"];
     let export =
         Export::start(&[&["--cache", "disk", "--disk", "64M", "--buffering", "auto"][..], &stats].concat());
-    std::fs::remove_file(&file).expect("the first ones, which are empty");
-    signal(export.child.id(), "USR1");
-    wait_until("the counters are written", || file.exists());
+    // Of a volume that is open, from the time on when its clients can come.
     let text = std::fs::read_to_string(&file).expect("the counters");
     let cache = &serde_json::from_str::<Value>(&text).expect("JSON")["cache"];
     let buffering = cache["buffering"].as_str().expect("text");
     assert!(buffering.starts_with("auto: "), "{buffering}");
-    assert!(export.log().contains(buffering), "{buffering} is not in {}", export.log());
+    wait_until("the log says the same", || export.log().contains(buffering));
     let key_memory = cache["key_memory"].as_str().expect("text");
     assert!(["secret", "locked", "unlocked"].contains(&key_memory), "{key_memory}");
 }

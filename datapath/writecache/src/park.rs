@@ -73,11 +73,6 @@ impl Waiting {
         self.full.load(Ordering::Acquire)
     }
 
-    /// For a message: what raises the limits, in parentheses.
-    fn raised_by(&self) -> String {
-        self.raised_by.get().map_or_else(String::new, |command| format!(" ('{command}')"))
-    }
-
     /// There is room: the cache does not count as full any more. Whether it did.
     fn has_room(&self) -> bool {
         self.told.store(false, Ordering::Relaxed);
@@ -210,7 +205,7 @@ impl WriteCache {
                             pause_s = self.pause_limit.as_secs_f64(),
                             "volume '{}': the write cache is full; writes are refused until space is there{}",
                             self.name,
-                            self.waiting.raised_by()
+                            self.raised_by()
                         );
                     }
                     self.refuse(write);
@@ -233,6 +228,16 @@ impl WriteCache {
         None
     }
 
+    /// For a message: what raises the limits, in parentheses. Its own would not help where the host's is what is short.
+    fn raised_by(&self) -> String {
+        let command = self.waiting.raised_by.get();
+        let mut text = command.map_or_else(String::new, |command| format!(" ('{command}')"));
+        if self.has_less_than_its_limit() {
+            text.push_str(", after that of all write caches together (--cache-ram), which leaves it less");
+        }
+        text
+    }
+
     /// Has the log say that writes wait, once for each time that they do. Whether it does by now.
     fn tell(&self, waited: Duration) -> bool {
         if EXPLORED {
@@ -240,7 +245,7 @@ impl WriteCache {
         }
         let due = waited >= TOLD_AFTER;
         if due && !self.waiting.told.swap(true, Ordering::Relaxed) {
-            let raised_by = self.waiting.raised_by();
+            let raised_by = self.raised_by();
             let what_to_do = if self.overflow.is_some() {
                 format!("raise its RAM or disk limit{raised_by}, or free space on the overflow disk")
             } else {

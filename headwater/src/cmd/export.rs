@@ -29,7 +29,7 @@ use crate::failure::invalid;
 use crate::last_known::LastKnown;
 use crate::limits::server::{Listening, Served};
 use crate::signals::EndSignals;
-use crate::streaming::{StreamCounters, Streamed, Streaming};
+use crate::streaming::{Streamed, Streaming};
 use crate::{limits, logging};
 
 /// Unpacked chunks of an image that are kept in memory, beside the write cache.
@@ -58,8 +58,8 @@ pub fn run(data_dir: impl Fn() -> anyhow::Result<DataDir>, mut args: ExportArgs)
     let ram_bytes = ram_bytes
         .map_err(|why| Problem::new(ProblemKind::Invalid, why).advise("give a smaller --cache-ram"))?;
     if let Some(file) = &args.stats {
-        // Found now rather than after hours.
-        write_stats(&args, file, &[VolumeCounters::default()], None)?;
+        // Found now rather than after hours. What is not known yet is in neither form.
+        write_stats(&args, file, &[], None)?;
     }
     let Base { device: base, id: mut base_id, former_id, files, image } = open_base(&args, &data_dir)?;
     if let (Some(name), Some(former)) = (&args.persistent, former_id)
@@ -155,6 +155,7 @@ async fn serve(
     })?;
     let (Others { iscsi, fuse }, attached, mut is_ended) = served;
     let limits = answer_limits(args, volumes, attached.as_ref());
+    write_counters(args, volumes, image).unwrap_or_else(|error| tracing::error!("{error:#}"));
     for uri in nbd.iter().flat_map(|nbd| nbd.uris()) {
         say_uri(args, &uri);
     }
@@ -355,6 +356,7 @@ fn check_attach(args: &ExportArgs) -> anyhow::Result<()> {
 }
 
 fn check_ram(args: &ExportArgs, cache: &CacheSettings) -> anyhow::Result<()> {
+    args.caches.check_count(machines(args)).map_err(invalid)?;
     if cache.mode == CacheMode::Disk {
         return Ok(());
     }
@@ -543,21 +545,30 @@ fn report(args: &ExportArgs, volumes: &[Arc<Volume>], image: Option<&OpenImage>)
         }
         streaming.iter().for_each(|streaming| say(&counters::image_table(streaming)));
     }
-    match &args.stats {
-        Some(file) => write_stats(args, file, &counters, streaming),
-        None => Ok(()),
-    }
+    write_counters(args, volumes, image)
+}
+
+/// Writes them to the file of `--stats`.
+fn write_counters(
+    args: &ExportArgs,
+    volumes: &[Arc<Volume>],
+    image: Option<&OpenImage>,
+) -> anyhow::Result<()> {
+    let Some(file) = &args.stats else { return Ok(()) };
+    let counters: Vec<_> = volumes.iter().map(|volume| volume.counters()).collect();
+    write_stats(args, file, &counters, image)
 }
 
 fn write_stats(
     args: &ExportArgs,
     file: &Path,
     counters: &[VolumeCounters],
-    streaming: Option<StreamCounters>,
+    image: Option<&OpenImage>,
 ) -> anyhow::Result<()> {
     let machines: Vec<_> = (0..machines(args)).map(|number| volume_name(args, number)).collect();
-    let whose = counters::Whose { machines: &machines, mode: args.limits.mode() };
-    counters::write_stats(file, &whose, counters, streaming)
+    let copied = image.and_then(|image| image.streamed.copied());
+    let whose = counters::Whose { machines: &machines, mode: args.limits.mode(), copied };
+    counters::write_stats(file, &whose, counters, image.map(|image| image.streaming.counters()))
 }
 
 /// What tells a machine from the others of one export.

@@ -55,6 +55,11 @@ impl WriteCache {
         own.max(index_bytes + self.staging_bytes() + self.beside_index() * SEGMENT_BYTES as u64)
     }
 
+    /// Whether the host leaves it less than it may use.
+    pub(crate) fn has_less_than_its_limit(&self) -> bool {
+        self.share.bytes() < self.ram_bytes.load(Ordering::Relaxed)
+    }
+
     pub(super) fn index_bytes(&self, log: &Log) -> u64 {
         self.map.table_bytes() + u64::from(log.numbers_used()) * RECORD_BYTES
     }

@@ -68,6 +68,9 @@ const WARNINGS_PER_10_S: u32 = 20;
 /// one on its way to the disk, one for cleaning, and one more.
 const MIN_SEGMENTS: u64 = 4;
 
+/// What those take: RAM that a cache may always have, beside its index.
+pub const LEAST_RAM_BYTES: u64 = MIN_SEGMENTS * SEGMENT_BYTES as u64;
+
 /// An index that grows leaves a cache so many segments, if it had them: with fewer, writers that are as fast as the disk stand still each
 /// time that the host's thread comes a moment later (`docs/decisions/0015-disks-of-little-ram.md`).
 const SEGMENTS_BESIDE_INDEX: u64 = 8;
