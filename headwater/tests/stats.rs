@@ -11,7 +11,7 @@ use headwater_api::metrics::{FAMILIES, Family, Kind, Stats, family};
 use support::{Daemon, headwater, http, short_dir, signal};
 
 /// A value of Prometheus' text format.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 struct Line {
     metric: String,
     labels: BTreeMap<String, String>,
@@ -134,6 +134,10 @@ fn an_export_writes_the_same_metrics_to_a_file() {
     let _watchdog = support::Watchdog::on(export.id());
     let mut lines = std::io::BufReader::new(export.stdout.take().unwrap()).lines();
     assert!(lines.next().unwrap().unwrap().starts_with("nbd"));
+    // Of volumes that are open, from the time on when their clients can come.
+    let (first, _) = parse(&std::fs::read_to_string(&file).unwrap());
+    let targets = first.iter().filter(|line| line.metric == "headwater_cache_ram_target_bytes");
+    assert!(targets.map(|line| line.value).eq([f64::from(16 << 20); 2]));
     let uri = format!("nbd+unix:///two?socket={}", dir.path().join("nbd").display());
     let client = headwater_nbd::Client::open(&uri).unwrap();
     headwater_block::blocking::write(&*client, 0, &[7; 8192]).unwrap();
@@ -141,7 +145,10 @@ fn an_export_writes_the_same_metrics_to_a_file() {
     signal(export.id(), "TERM");
     assert!(export.wait().unwrap().success());
     let (lines, types) = parse(&std::fs::read_to_string(&file).unwrap());
-    lines.iter().for_each(|line| check_family(line, &types));
+    for mut line in lines.iter().cloned() {
+        assert_eq!(line.labels.remove("export").as_deref(), Some("disks"), "{line:?}");
+        check_family(&line, &types);
+    }
     let written = lines.iter().filter(|line| line.metric == "headwater_written_bytes_total");
     let written: Vec<_> = written.map(|line| (line.labels["machine"].as_str(), line.value)).collect();
     assert_eq!(written, [("nbd:one", 0.0), ("nbd:two", 8192.0)]);

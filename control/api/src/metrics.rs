@@ -223,7 +223,7 @@ pub const FAMILIES: &[Family] = &[
     gauge("headwater_boot_bytes", MACHINE, "Bytes that were read from the image until the guest was up."),
     gauge("headwater_hydration_whole_bytes", MACHINE, "Bytes of the image, as they are stored, that --hydrate copies to this host; 0 without it."),
     gauge("headwater_hydration_done_bytes", MACHINE, "Of which are here: the image needs no server once these are all."),
-    gauge("headwater_cache_info", &["machine", "mode", "buffering", "key_memory"], "Always 1; the labels are the write cache's mode, how its overflow disk is written and read, and where its key is: secret, locked or unlocked. The last two are empty without an overflow disk."),
+    gauge("headwater_cache_info", &["machine", "mode", "buffering", "key_memory"], "Always 1; the labels are the write cache's mode, how its overflow disk is written and read (direct, buffered, auto: direct or auto: buffered), and where its key is: secret, locked or unlocked. The last two are empty without an overflow disk."),
     gauge("headwater_cache_ram_target_bytes", MACHINE, "RAM that the write cache may use."),
     gauge("headwater_cache_ram_share_bytes", MACHINE, "The same now: less where the host's limit is short."),
     gauge("headwater_cache_ram_used_bytes", MACHINE, "RAM that the write cache uses, index and packed blocks included."),

@@ -32,9 +32,11 @@ pub fn volume(counters: &VolumeCounters) -> Vec<Sample> {
 
 /// What of a volume's write cache is no number.
 pub fn cache_info(mode: CacheMode, cache: &Snapshot) -> Sample {
+    // Without what was measured, which differs from one start to the next.
+    let buffering = cache.buffering.split(" (").next().unwrap_or_default();
     Sample::new("headwater_cache_info", 1)
         .with("mode", mode.to_string())
-        .with("buffering", cache.buffering.as_str())
+        .with("buffering", buffering)
         .with("key_memory", cache.key_memory.as_str())
 }
 
@@ -132,6 +134,16 @@ pub fn host(host: &HostSnapshot, chunks: &ChunkCacheCounters) -> Vec<Sample> {
         Sample::new("headwater_chunk_cache_joined_total", chunks.joined),
         Sample::new("headwater_chunk_cache_failures_total", chunks.failures),
         Sample::new("headwater_chunk_cache_evictions_total", chunks.evictions),
+    ]
+}
+
+/// Those of an export's chunk cache, which the daemon has one of for all its machines.
+pub fn chunk_cache(image: &StreamCounters) -> [Sample; 4] {
+    [
+        Sample::new("headwater_chunk_cache_hits_total", image.ram_hits),
+        Sample::new("headwater_chunk_cache_misses_total", image.fetches.saturating_sub(image.ahead)),
+        Sample::new("headwater_chunk_cache_joined_total", image.joined),
+        Sample::new("headwater_chunk_cache_failures_total", image.failures),
     ]
 }
 

@@ -8,6 +8,7 @@ use anyhow::Context;
 use headwater_api::CacheMode;
 use headwater_api::metrics::Stats;
 use headwater_block::size;
+use headwater_image::BackgroundProgress;
 use headwater_volume::VolumeCounters;
 use serde::Serialize;
 
@@ -43,18 +44,24 @@ pub fn stats_json(counters: &[VolumeCounters], image: Option<StreamCounters>) ->
 pub struct Whose<'a> {
     pub machines: &'a [String],
     pub mode: CacheMode,
+    /// How far the copy of their image is, where there is one.
+    pub copied: Option<BackgroundProgress>,
 }
 
 impl Whose<'_> {
-    /// The same as the daemon has of its machines.
-    fn prometheus(&self, counters: &[VolumeCounters], image: Option<StreamCounters>) -> String {
+    /// The same as the daemon has of its machines, and whose they are: a collector that reads several such files takes no sample twice.
+    fn prometheus(&self, file: &Path, counters: &[VolumeCounters], image: Option<StreamCounters>) -> String {
         let mut samples = Vec::new();
         for (machine, counters) in self.machines.iter().zip(counters) {
             let info = metrics::cache_info(self.mode, &counters.cache);
-            let all = metrics::volume(counters).into_iter().chain([info]);
+            let copied = self.copied.into_iter().flat_map(metrics::hydration);
+            let all = metrics::volume(counters).into_iter().chain([info]).chain(copied);
             samples.extend(all.map(|sample| sample.with("machine", machine)));
         }
         samples.extend(image.iter().flat_map(metrics::streaming));
+        samples.extend(image.iter().flat_map(metrics::chunk_cache));
+        let export = file.file_stem().unwrap_or_default().to_string_lossy();
+        let samples = samples.into_iter().map(|sample| sample.with("export", &*export)).collect();
         Stats::new(0, samples).to_prometheus()
     }
 }
@@ -68,7 +75,7 @@ pub fn write_stats(
 ) -> anyhow::Result<()> {
     let failed = || format!("cannot write the counters to {}", file.display());
     let text = if file.extension().is_some_and(|end| end == "prom") {
-        whose.prometheus(counters, image)
+        whose.prometheus(file, counters, image)
     } else {
         stats_json(counters, image).with_context(failed)?
     };
@@ -157,7 +164,7 @@ mod tests {
 
     use super::*;
 
-    const WHOSE: Whose<'static> = Whose { machines: &[], mode: CacheMode::Ram };
+    const WHOSE: Whose<'static> = Whose { machines: &[], mode: CacheMode::Ram, copied: None };
 
     /// The names in the first column of the tables below a heading of a document.
     fn documented(file: &str, heading: &str) -> BTreeSet<String> {
