@@ -114,7 +114,7 @@ fn fitting_set_bytes(quick: bool) -> u64 {
 /// Twice what [`fitting_set_bytes`] takes.
 fn fitting(quick: bool) -> Cache {
     let ram_bytes = Some(2 * fitting_set_bytes(quick));
-    Cache { mode: "ram+disk", ram_bytes, disk_bytes: device_bytes(quick) }
+    Cache { mode: "ram+disk", ram_bytes, disk_bytes: ROOM * fitting_set_bytes(quick) }
 }
 
 /// Cases over vhost-user begin like this.
