@@ -38,7 +38,7 @@ pub enum System {
     Headwater(Cache),
     /// `headwater export --vhost-user`.
     HeadwaterVhost(Cache),
-    /// The same on a set that fits in RAM, beside one that does not.
+    /// `headwater export` over NBD on a set that fits in RAM, beside one that does not.
     HeadwaterFits(Cache),
     /// Throws writes away: the limit of fio's NBD path.
     NbdkitNull,

@@ -57,10 +57,8 @@ pub fn run(data_dir: impl Fn() -> anyhow::Result<DataDir>, mut args: ExportArgs)
     let ram_bytes = args.caches.ram_bytes();
     let ram_bytes = ram_bytes
         .map_err(|why| Problem::new(ProblemKind::Invalid, why).advise("give a smaller --cache-ram"))?;
-    if let Some(file) = &args.stats {
-        // Found now rather than after hours. What is not known yet is in neither form.
-        write_stats(&args, file, &[], None)?;
-    }
+    // That it cannot be written is found now rather than after hours. Nothing is counted yet, so it has no machine.
+    write_stats(&args, &[], None)?;
     let Base { device: base, id: mut base_id, former_id, files, image } = open_base(&args, &data_dir)?;
     if let (Some(name), Some(former)) = (&args.persistent, former_id)
         && persistent::lies_over(&args.cache_dir, name, &former)
@@ -155,7 +153,7 @@ async fn serve(
     })?;
     let (Others { iscsi, fuse }, attached, mut is_ended) = served;
     let limits = answer_limits(args, volumes, attached.as_ref());
-    write_counters(args, volumes, image).unwrap_or_else(|error| tracing::error!("{error:#}"));
+    write_stats(args, &counters_of(volumes), image).unwrap_or_else(|error| tracing::error!("{error:#}"));
     for uri in nbd.iter().flat_map(|nbd| nbd.uris()) {
         say_uri(args, &uri);
     }
@@ -532,7 +530,7 @@ impl CopyWatch {
 }
 
 fn report(args: &ExportArgs, volumes: &[Arc<Volume>], image: Option<&OpenImage>) -> anyhow::Result<()> {
-    let counters: Vec<_> = volumes.iter().map(|volume| volume.counters()).collect();
+    let counters = counters_of(volumes);
     let streaming = image.map(|image| image.streaming.counters());
     if args.json {
         say(&format!("{}\n", counters::stats_json(&counters, streaming)?));
@@ -545,26 +543,20 @@ fn report(args: &ExportArgs, volumes: &[Arc<Volume>], image: Option<&OpenImage>)
         }
         streaming.iter().for_each(|streaming| say(&counters::image_table(streaming)));
     }
-    write_counters(args, volumes, image)
+    write_stats(args, &counters, image)
 }
 
-/// Writes them to the file of `--stats`.
-fn write_counters(
-    args: &ExportArgs,
-    volumes: &[Arc<Volume>],
-    image: Option<&OpenImage>,
-) -> anyhow::Result<()> {
-    let Some(file) = &args.stats else { return Ok(()) };
-    let counters: Vec<_> = volumes.iter().map(|volume| volume.counters()).collect();
-    write_stats(args, file, &counters, image)
+fn counters_of(volumes: &[Arc<Volume>]) -> Vec<VolumeCounters> {
+    volumes.iter().map(|volume| volume.counters()).collect()
 }
 
+/// Writes them to the file of `--stats`, if there is one.
 fn write_stats(
     args: &ExportArgs,
-    file: &Path,
     counters: &[VolumeCounters],
     image: Option<&OpenImage>,
 ) -> anyhow::Result<()> {
+    let Some(file) = &args.stats else { return Ok(()) };
     let machines: Vec<_> = (0..machines(args)).map(|number| volume_name(args, number)).collect();
     let copied = image.and_then(|image| image.streamed.copied());
     let whose = counters::Whose { machines: &machines, mode: args.limits.mode(), copied };
