@@ -152,8 +152,9 @@ async fn serve(
         take_back(volumes, kept);
     })?;
     let (Others { iscsi, fuse }, attached, mut is_ended) = served;
-    let limits = answer_limits(args, volumes, attached.as_ref());
+    // Before anything tells of this process: whoever finds it finds the counters of its volumes too.
     write_stats(args, &counters_of(volumes), image).unwrap_or_else(|error| tracing::error!("{error:#}"));
+    let limits = answer_limits(args, volumes, attached.as_ref());
     for uri in nbd.iter().flat_map(|nbd| nbd.uris()) {
         say_uri(args, &uri);
     }
