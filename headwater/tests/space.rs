@@ -4,6 +4,7 @@
 mod support;
 
 use std::process::Command;
+use std::time::Duration;
 
 use headwater_testkit::wait_until;
 use support::{Daemon, pseudo_random, short_dir};
@@ -49,10 +50,18 @@ fn write(daemon: &Daemon, bytes: &[u8]) -> (bool, String) {
     (output.status.success(), String::from_utf8_lossy(&output.stderr).into_owned())
 }
 
-/// Writes what no packing makes smaller to the machine's disk, beside its guest, until it is refused.
+/// Writes what no packing makes smaller to the machine's disk, beside its guest, until it is refused, and nothing is on its
+/// way to the overflow that makes room after that.
 fn fill(daemon: &Daemon) {
-    let (is_written, said) = write(daemon, &pseudo_random(DISK_BYTES - SKIP_BYTES, 7));
-    assert!(!is_written && said.contains("No space left"), "{said}");
+    let bytes = pseudo_random(DISK_BYTES - SKIP_BYTES, 7);
+    let mut spilled = None;
+    wait_until("no room comes back", || {
+        let (is_written, said) = write(daemon, &bytes);
+        assert!(!is_written && said.contains("No space left"), "{said}");
+        std::thread::sleep(Duration::from_secs(1));
+        let now = daemon.machine("lab")["disk"]["spilled_bytes"].as_u64();
+        now.is_some() && spilled.replace(now) == Some(now)
+    });
 }
 
 /// The guest writes once into a full cache. Returns what then was to be seen; `raise` makes room.
