@@ -251,7 +251,7 @@ pub const FAMILIES: &[Family] = &[
     counter("headwater_evicted_segments_total", MACHINE, "Segments whose copy in RAM was dropped, because the disk has them too."),
     counter("headwater_paused_writes_total", MACHINE, "Writes that had to wait for room."),
     counter("headwater_paused_seconds_total", MACHINE, "How long they waited, in all."),
-    counter("headwater_paced_writes_total", MACHINE, "Writes answered a few microseconds later, because room was short and the disk slower than the machine."),
+    counter("headwater_paced_writes_total", MACHINE, "Writes answered microseconds to milliseconds later, because room was short and the disk slower than the machine."),
     counter("headwater_refused_writes_total", MACHINE, "Writes refused for lack of room."),
     counter("headwater_disk_errors_total", MACHINE, "Reads, writes, syncs and reservations of the overflow disk that failed."),
     counter("headwater_corrupt_blocks_total", MACHINE, "Blocks on the overflow disk that were not what was written."),

@@ -1,16 +1,21 @@
 //! How evenly writes are slowed down: latencies of 4 KiB random writes that come faster than the overflow
 //! disk takes them, with 64 MiB of RAM.
 //!
-//! `cargo run --release -p headwater-volume --example overload_latency -- DIR [THREADS] [MIB] [ROUNDS]`
+//! `cargo run --release -p headwater-volume --example overload_latency -- DIR [THREADS] [MIB] [ROUNDS] [MB/S]`
+//!
+//! With the last, writes to the overflow are held up until a disk of that speed would begin the next one.
 
+use std::fs::File;
+use std::io;
 use std::path::PathBuf;
-use std::sync::Arc;
+use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 
-use headwater_block::{Device, blocking};
+use headwater_block::{CompletionQueue, Device, blocking};
 use headwater_testkit::{ReferenceDisk, ReferenceOptions, Rng};
 use headwater_volume::{Buffering, CacheMode, DEFAULT_WEIGHT, LittleSpace, Volume, VolumeOptions};
 use headwater_writecache::Host;
+use headwater_writecache::overflow::io::{Direction, IoEngine, IoOp, open_engine};
 
 const BLOCK: usize = 4096;
 const SPAN_BYTES: u64 = 4 << 30;
@@ -19,13 +24,13 @@ fn main() {
     let mut args = std::env::args().skip(1);
     let dir = args.next().map_or_else(std::env::temp_dir, PathBuf::from);
     let mut number = |default: u64| args.next().and_then(|text| text.parse().ok()).unwrap_or(default);
-    let (threads, mib, rounds) = (number(4), number(2048), number(5));
+    let (threads, mib, rounds, mb_per_s) = (number(4), number(2048), number(5), number(0));
     println!(
         "{:>8} {:>9} {:>9} {:>9} {:>9} {:>9}",
         "MiB/s", "p50 us", "p99 us", "p99.9 us", "p99.99", "max us"
     );
     for round in 0..rounds {
-        let (elapsed, mut ns) = run(&dir, threads, mib, round);
+        let (elapsed, mut ns) = run(&dir, threads, mib, round, mb_per_s);
         ns.sort_unstable();
         let at = |per_mille: f64| {
             let index = (ns.len() as f64 * per_mille / 1000.0) as usize;
@@ -43,9 +48,53 @@ fn main() {
     }
 }
 
+/// The disk, as if it wrote no faster than so.
+struct SlowDisk {
+    real: Arc<dyn IoEngine>,
+    writes: mpsc::Sender<IoOp>,
+}
+
+impl SlowDisk {
+    fn new(mb_per_s: u64) -> Self {
+        let real = open_engine().expect("a disk engine");
+        let (writes, waiting) = mpsc::channel::<IoOp>();
+        let below = Arc::clone(&real);
+        std::thread::spawn(move || {
+            let mut due = Instant::now();
+            for op in waiting {
+                due = due.max(Instant::now()) + Duration::from_nanos(op.len as u64 * 1000 / mb_per_s);
+                std::thread::sleep(due.saturating_duration_since(Instant::now()));
+                below.submit(op);
+            }
+        });
+        Self { real, writes }
+    }
+}
+
+impl IoEngine for SlowDisk {
+    fn submit(&self, op: IoOp) {
+        match op.direction {
+            Direction::Write => self.writes.send(op).expect("its thread lives"),
+            Direction::Read => self.real.submit(op),
+        }
+    }
+
+    fn completion_queue(&self) -> Option<Box<dyn CompletionQueue>> {
+        self.real.completion_queue()
+    }
+
+    fn sync(&self, file: &File) -> io::Result<()> {
+        self.real.sync(file)
+    }
+}
+
 /// One round on a new volume: how long it took, and each write's nanoseconds.
-fn run(dir: &std::path::Path, threads: u64, mib: u64, round: u64) -> (Duration, Vec<u32>) {
-    let host = Host::start(u64::MAX).expect("the host starts");
+fn run(dir: &std::path::Path, threads: u64, mib: u64, round: u64, mb_per_s: u64) -> (Duration, Vec<u32>) {
+    let host = match mb_per_s {
+        0 => Host::start(u64::MAX),
+        _ => Host::with_engine(u64::MAX, Arc::new(SlowDisk::new(mb_per_s))),
+    };
+    let host = host.expect("the host starts");
     let read_only = ReferenceOptions { read_only: true, ..ReferenceOptions::default() };
     let base: Arc<dyn Device> = Arc::new(ReferenceDisk::with_options(SPAN_BYTES, read_only));
     let options = VolumeOptions {

@@ -230,19 +230,20 @@ impl Inner {
                 continue;
             }
             let Some(part) = from.get(piece.start..piece.start + piece.len) else { return Err(bad_buffer()) };
-            if !self.write_piece_now(&piece, part) {
+            let turn = if piece.start == 0 { Turn::New } else { Turn::Rest };
+            if !self.write_piece_now(&piece, part, turn) {
                 return Ok(Attempt::MustWait);
             }
         }
         Ok(Attempt::Done)
     }
 
-    fn write_piece_now(&self, piece: &Piece, data: &[u8]) -> bool {
+    fn write_piece_now(&self, piece: &Piece, data: &[u8], turn: Turn) -> bool {
         loop {
             let wrote = if piece.is_whole() {
-                self.write_whole(piece.block, data, Turn::New)
+                self.write_whole(piece.block, data, turn)
             } else {
-                self.cache.write_part(piece.block, piece.skip, data, Turn::New)
+                self.cache.write_part(piece.block, piece.skip, data, turn)
             };
             match wrote {
                 Wrote::Done => return true,
@@ -274,7 +275,7 @@ impl Inner {
         }
         for edge in pieces(head).chain(pieces(tail)) {
             let Some(zeroes) = ZEROES.get(..edge.len) else { return Attempt::MustWait };
-            if !self.write_piece_now(&edge, zeroes) {
+            if !self.write_piece_now(&edge, zeroes, Turn::New) {
                 return Attempt::MustWait;
             }
         }

@@ -173,6 +173,7 @@ impl Task {
                 return Step::Failed(bad_buffer());
             };
             let cache = &self.inner.cache;
+            let turn = if turn == Turn::New && self.stored > 0 { Turn::Rest } else { turn };
             let wrote = match &self.fetched {
                 _ if piece.is_whole() => self.inner.write_whole(piece.block, data, turn),
                 None => cache.write_part(piece.block, piece.skip, data, turn),

@@ -363,3 +363,27 @@ fn a_lone_writer_near_the_limit_goes_at_the_pace_of_the_disk() {
         volume.counters().cache.paced_writes > 0
     });
 }
+
+/// On one that takes 300 MB/s, of several: they wait for it before there is no room, and nothing of what they write is lost.
+#[test]
+fn writers_near_the_limit_of_a_slow_disk_go_at_its_pace() {
+    const WRITERS: u64 = 4;
+    const EACH_MIB: u64 = 48;
+    let dir = tempfile::tempdir().unwrap();
+    let (host, faults) = setup::host(u64::MAX);
+    faults.write_delay_ms.store(20, Ordering::Relaxed);
+    let (volume, device) =
+        setup::open(&setup::options(&empty(256), CacheMode::RamDisk, 64, 512, dir.path()), &host);
+    std::thread::scope(|scope| {
+        for writer in 0..WRITERS {
+            let device = &device;
+            let from = writer * EACH_MIB;
+            scope.spawn(move || assert_eq!(fill_on(&**device, from..from + EACH_MIB).1, None));
+        }
+    });
+    let counters = volume.counters().cache;
+    assert!(counters.paced_writes > 0, "{counters:?}");
+    assert_eq!(counters.refused_writes, 0);
+    faults.write_delay_ms.store(0, Ordering::Relaxed);
+    assert_holds(&*device, WRITERS * EACH_MIB);
+}

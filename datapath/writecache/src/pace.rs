@@ -2,19 +2,20 @@
 //!
 //! Without it a writer runs at memory speed until no slot is left, then waits for a whole segment to be written
 //! out, and so on: one write of five hundred takes as long as the five hundred. Where RAM gets short each write
-//! that took a slot is therefore answered a little later: by the time that the disk takes for a slot, more as
-//! less room is left. The delay is spent spinning, for it is shorter than a hand-over to another thread; so it is
-//! limited three ways:
+//! that took a slot therefore has the time that the disk takes for a slot, more as less room is left. Who comes
+//! before that time is over is answered later, in one of two ways:
 //!
-//! - a disk that takes longer than [`MOST_NS`] for a slot is not paced for: its writers wait as before;
-//! - one thread of a host spins at a time. Where two meet, nobody does for [`CROWDED_NS`]: several writers need
-//!   the processors, and wait for room in turn;
-//! - nobody spins with a lock held, nor the host's own thread.
+//! - A lone writer on a fast disk spins, for the wait is shorter than a hand-over to another thread: at most
+//!   [`MOST_NS`], on one thread of a host, with no lock held, and never the host's own thread.
+//! - Where the disk takes longer than that for a slot, or two spinning writers have met in the last [`CROWDED_NS`], an
+//!   account is kept of the slots that were taken. What comes while it is more than [`AHEAD_NS`] ahead of the disk is
+//!   parked ([`crate::park`]) until the disk has caught up.
 //!
-//! What was tried and measured is in `docs/decisions/0012-sealing-and-pacing.md`.
+//! What was tried and measured is in `docs/decisions/0012-sealing-and-pacing.md` and
+//! `docs/decisions/0029-pacing-by-account.md`.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use crate::sync::EXPLORED;
 use crate::units::SLOTS;
@@ -22,8 +23,14 @@ use crate::units::SLOTS;
 /// The longest delay of one write.
 const MOST_NS: u64 = 5_000;
 
-/// After two writers met, nobody is paced for so long.
+/// After two writers met, nobody spins for so long.
 const CROWDED_NS: u64 = 100_000_000;
+
+/// So far writers may be ahead of a disk for which nobody spins.
+const AHEAD_NS: u64 = 500_000;
+
+/// Nobody waits longer than this for the pace of a disk: what it is was measured, and may be over.
+const MOST_AHEAD_NS: u64 = 100_000_000;
 
 /// Longer pauses between two segments do not tell how fast the disk is.
 const LONGEST_INTERVAL_NS: u64 = 1_000_000_000;
@@ -59,6 +66,10 @@ pub struct Pace {
     slot_ns: AtomicU64,
     /// When the last segment was written.
     written_ns: AtomicU64,
+    /// What the disk takes for a slot while room is short, for the account; 0 while there is room.
+    meter_ns: AtomicU64,
+    /// When all slots that were taken have had their time: the account.
+    due_ns: AtomicU64,
     /// Writes that were answered later.
     paced_writes: AtomicU64,
 }
@@ -105,7 +116,46 @@ impl Pace {
         spinner.busy.store(false, Ordering::Release);
     }
 
-    /// Writes that were answered later: not those whose time had come, nor those of threads that met others.
+    /// A slot was taken: its time is put down to the account.
+    #[inline]
+    pub fn took_slot(&self, spinner: &Spinner) {
+        let meter_ns = self.meter_ns.load(Ordering::Relaxed);
+        if meter_ns != 0 && !EXPLORED {
+            let now_ns = spinner.now_ns();
+            let due_ns = self.due_ns.load(Ordering::Relaxed).max(now_ns) + meter_ns;
+            // Of two at a time one may be lost, of hundreds.
+            self.due_ns.store(due_ns.min(now_ns + MOST_AHEAD_NS), Ordering::Relaxed);
+        }
+    }
+
+    /// Whether a write that would take a slot has to wait until the disk has caught up, for which nobody spins.
+    #[inline]
+    pub fn is_ahead(&self, spinner: &Spinner) -> bool {
+        self.meter_ns.load(Ordering::Relaxed) != 0 && !EXPLORED && self.is_far_ahead(spinner)
+    }
+
+    #[cold]
+    fn is_far_ahead(&self, spinner: &Spinner) -> bool {
+        let now_ns = spinner.now_ns();
+        let nobody_spins = self.delay_ns.load(Ordering::Relaxed) == 0
+            || now_ns < spinner.crowded_until_ns.load(Ordering::Relaxed);
+        nobody_spins && self.due_ns.load(Ordering::Relaxed).saturating_sub(now_ns) > AHEAD_NS
+    }
+
+    /// How long it is until the disk has caught up.
+    pub fn ahead(&self, spinner: &Spinner) -> Duration {
+        if self.meter_ns.load(Ordering::Relaxed) == 0 {
+            return Duration::ZERO;
+        }
+        Duration::from_nanos(self.due_ns.load(Ordering::Relaxed).saturating_sub(spinner.now_ns()))
+    }
+
+    /// A write was parked until then.
+    pub fn count_parked(&self) {
+        self.paced_writes.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Writes that were answered later: not those whose time had come.
     pub fn paced_writes(&self) -> u64 {
         self.paced_writes.load(Ordering::Relaxed)
     }
@@ -121,7 +171,9 @@ impl Pace {
             let smooth_ns = if old_ns == 0 { slot_ns } else { (old_ns * 7 + slot_ns) / 8 };
             self.slot_ns.store(smooth_ns, Ordering::Relaxed);
         }
-        self.delay_ns.store(delay_ns(self.slot_ns.load(Ordering::Relaxed), room), Ordering::Relaxed);
+        let slot_ns = self.slot_ns.load(Ordering::Relaxed);
+        self.delay_ns.store(delay_ns(slot_ns, room), Ordering::Relaxed);
+        self.meter_ns.store(paced_ns(slot_ns, room), Ordering::Relaxed);
     }
 
     /// As where room is short, and the disk takes so long for a slot.
@@ -130,26 +182,37 @@ impl Pace {
         self.delay_ns.store(slot_ns, Ordering::Relaxed);
     }
 
+    /// The same of the account.
+    #[cfg(test)]
+    pub fn account_for(&self, slot_ns: u64) {
+        self.meter_ns.store(slot_ns, Ordering::Relaxed);
+    }
+
     /// A limit was changed: nobody is slowed down until it is clear what for.
     pub fn reset(&self) {
         self.delay_ns.store(0, Ordering::Relaxed);
+        self.meter_ns.store(0, Ordering::Relaxed);
     }
 }
 
-/// Nothing while more than a quarter of the RAM is free; then 0.7 of what the disk takes for a slot, up to 1.3.
+/// The same for who spins.
 fn delay_ns(slot_ns: u64, room: Room) -> u64 {
+    if slot_ns > MOST_NS { 0 } else { paced_ns(slot_ns, room).min(MOST_NS) }
+}
+
+/// Nothing while more than a quarter of the RAM is free; then 0.7 of what the disk takes for a slot, up to 1.3.
+fn paced_ns(slot_ns: u64, room: Room) -> u64 {
     let free = u64::from(room.allowed.saturating_sub(room.taken));
     let high = u64::from((room.allowed / 4).max(2));
-    if free > high || slot_ns > MOST_NS {
+    if free > high {
         return 0;
     }
-    (slot_ns * (13 * high - 6 * free) / (10 * high)).min(MOST_NS)
+    slot_ns * (13 * high - 6 * free) / (10 * high)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::time::Duration;
 
     fn room(free: u32) -> Room {
         Room { allowed: 28, taken: 28 - free }
@@ -164,8 +227,10 @@ mod tests {
     }
 
     #[test]
-    fn a_slow_disk_and_no_disk_are_not_paced_for() {
+    fn nobody_spins_for_a_slow_disk_and_an_account_is_kept_of_each() {
         assert_eq!(delay_ns(MOST_NS + 1, room(0)), 0);
+        assert_eq!(paced_ns(20_000, room(0)), 26_000);
+        assert_eq!((paced_ns(20_000, room(8)), paced_ns(0, room(0))), (0, 0));
         assert_eq!(delay_ns(0, room(0)), 0);
         assert_eq!(delay_ns(MOST_NS, room(0)), MOST_NS);
     }
@@ -197,6 +262,42 @@ mod tests {
         pace.reset();
         pace.wait(&spinner);
         assert_eq!(pace.paced_writes(), 1, "who does not wait is not counted");
+    }
+
+    #[test]
+    fn who_is_ahead_of_a_slow_disk_waits_until_it_has_caught_up() {
+        const SLOT_NS: u64 = 10_000_000;
+        let (pace, spinner) = (Pace::default(), Spinner::default());
+        pace.took_slot(&spinner);
+        assert!(!pace.is_ahead(&spinner), "there is room");
+        pace.account_for(SLOT_NS);
+        assert!(!pace.is_ahead(&spinner));
+        pace.took_slot(&spinner);
+        // Unless this thread did not run for that long.
+        let is_ahead = pace.is_ahead(&spinner);
+        assert!(is_ahead || pace.ahead(&spinner) < Duration::from_nanos(AHEAD_NS));
+        (0..100).for_each(|_| pace.took_slot(&spinner));
+        assert!(pace.ahead(&spinner) <= Duration::from_nanos(MOST_AHEAD_NS));
+        while !pace.ahead(&spinner).is_zero() {
+            std::thread::sleep(pace.ahead(&spinner));
+        }
+        assert!(!pace.is_ahead(&spinner));
+        // A change of the limits begins anew.
+        pace.account_for(1 << 40);
+        pace.took_slot(&spinner);
+        pace.reset();
+        assert!(pace.ahead(&spinner).is_zero() && !pace.is_ahead(&spinner));
+    }
+
+    #[test]
+    fn who_spins_is_not_parked_unless_there_are_others() {
+        let (pace, spinner) = (Pace::default(), Spinner::default());
+        pace.account_for(MOST_AHEAD_NS);
+        pace.delay_for(1_000);
+        pace.took_slot(&spinner);
+        assert!(!pace.is_ahead(&spinner));
+        spinner.crowded_until_ns.store(u64::MAX, Ordering::Relaxed);
+        assert!(pace.is_ahead(&spinner) || pace.ahead(&spinner).is_zero());
     }
 
     #[test]

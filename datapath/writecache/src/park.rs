@@ -5,6 +5,9 @@
 //! on the cache counts as full: a write that finds no slot is refused as soon as it is clear that nothing is
 //! on its way that would free one, until there is room again or a limit is changed. The host's thread looks for room
 //! whenever something was freed, so that a machine that only discards is no longer called full either.
+//!
+//! Before it comes to that, writes that are ahead of the disk are parked until it has caught up ([`crate::pace`]): apart, for
+//! there is room for them. They go on all at once; of those that find none then, it is as above.
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
@@ -51,6 +54,8 @@ pub struct Waiting {
     /// The log has it that writes wait.
     told: std::sync::atomic::AtomicBool,
     closed: AtomicBool,
+    /// Those that wait for the disk to catch up.
+    paced: Mutex<VecDeque<Box<dyn Parked>>>,
     /// What raises the limits, where the cache's owner said so.
     raised_by: std::sync::OnceLock<String>,
 }
@@ -113,9 +118,10 @@ impl Waiting {
 }
 
 impl WriteCache {
-    /// Whether writes wait for space; new ones then queue behind them.
+    /// Whether writes wait for space, or for a disk that is far behind; new ones then queue behind them.
+    #[inline]
     pub fn has_waiting(&self) -> bool {
-        self.waiting.any()
+        self.waiting.any() || self.pace.is_ahead(&self.host.spinner)
     }
 
     /// Has the log name the command that raises the limits. The first one stays.
@@ -132,8 +138,47 @@ impl WriteCache {
         }
     }
 
-    /// Parks a write until there is room for it.
+    /// Parks a write until there is room for it, or where writers are ahead of the disk, until it has caught up.
     pub fn park(&self, write: Box<dyn Parked>) {
+        if self.waiting.any() || !self.pace.is_ahead(&self.host.spinner) {
+            return self.park_for_room(write);
+        }
+        let mut paced = self.waiting.paced.lock();
+        if self.waiting.closed.load(Ordering::Acquire) {
+            drop(paced);
+            return self.park_for_room(write);
+        }
+        paced.push_back(write);
+        let is_first = paced.len() == 1;
+        drop(paced);
+        self.pace.count_parked();
+        if is_first {
+            // From now on its thread has to know when they go on.
+            self.host.signal();
+        }
+    }
+
+    /// Lets those go on that wait for the disk, once it has caught up. Returns when it will have.
+    pub(crate) fn serve_paced(&self) -> Option<Instant> {
+        let mut paced = self.waiting.paced.lock();
+        if paced.is_empty() {
+            return None;
+        }
+        let ahead = self.pace.ahead(&self.host.spinner);
+        if !ahead.is_zero() {
+            return Instant::now().checked_add(ahead);
+        }
+        let writes = std::mem::take(&mut *paced);
+        drop(paced);
+        for write in writes {
+            if let Err(write) = write.retry() {
+                self.park_for_room(write);
+            }
+        }
+        None
+    }
+
+    fn park_for_room(&self, write: Box<dyn Parked>) {
         count(&self.counters.paused_writes, 1);
         self.host.waiting_writes.fetch_add(1, Ordering::AcqRel);
         let entry = Entry { write, since: Instant::now() };
@@ -276,6 +321,119 @@ impl WriteCache {
             std::mem::take(&mut *queue)
         };
         left.into_iter().for_each(|entry| self.leave(entry));
+        let paced = std::mem::take(&mut *self.waiting.paced.lock());
+        // It is closed by now, and so they are refused.
+        paced.into_iter().for_each(|write| self.park_for_room(write));
         self.persist.as_ref().map_or(Ok(()), |persist| persist.close())
+    }
+}
+
+#[cfg(all(test, not(feature = "shuttle")))]
+mod tests {
+    use std::sync::{Arc, mpsc};
+
+    use headwater_block::BLOCK_BYTES;
+    use headwater_testkit::wait_until;
+
+    use super::*;
+    use crate::cache::{CacheOptions, Turn, Wrote};
+    use crate::host::Host;
+    use crate::units::BlockNumber;
+
+    const DATA: [u8; BLOCK_BYTES as usize] = [7; BLOCK_BYTES as usize];
+
+    fn cache(host: &Host) -> Arc<WriteCache> {
+        let options = CacheOptions {
+            name: "tested".into(),
+            size_bytes: 1 << 30,
+            ram_bytes: 64 << 20,
+            weight: crate::DEFAULT_WEIGHT,
+            overflow: None,
+            pause_limit: Duration::from_secs(3600),
+            persistent: None,
+            beneath: None,
+        };
+        WriteCache::open(&options, &host.shared()).unwrap()
+    }
+
+    /// A write of a block, which says how it ended.
+    struct Write {
+        cache: Arc<WriteCache>,
+        block: u32,
+        answer: mpsc::Sender<Result<(), IoErrorKind>>,
+    }
+
+    impl Parked for Write {
+        fn retry(self: Box<Self>) -> Result<(), Box<dyn Parked>> {
+            if self.cache.write(BlockNumber(self.block), &DATA, Turn::Waited) != Wrote::Done {
+                return Err(self);
+            }
+            self.answer.send(Ok(())).unwrap();
+            Ok(())
+        }
+
+        fn refuse(self: Box<Self>, error: IoError) {
+            self.answer.send(Err(error.kind())).unwrap();
+        }
+    }
+
+    /// Parks a write that is ahead of the disk by as much as it may be.
+    fn park_ahead(cache: &Arc<WriteCache>, block: u32) -> mpsc::Receiver<Result<(), IoErrorKind>> {
+        let before = cache.snapshot();
+        let (answer, answered) = mpsc::channel();
+        // A thread that did not run for a while is not ahead any more.
+        wait_until("a write is parked for the disk", || {
+            cache.pace.account_for(1 << 40);
+            assert_eq!(cache.write(BlockNumber(block), &DATA, Turn::Rest), Wrote::Done);
+            assert_eq!(cache.write(BlockNumber(block), &DATA, Turn::New), Wrote::Done, "in place");
+            if cache.write(BlockNumber(block + 1), &DATA, Turn::New) == Wrote::Done {
+                cache.clear(
+                    BlockNumber(block),
+                    BlockNumber(block + 2),
+                    crate::units::Location::ABSENT,
+                    crate::Slotless::Stay,
+                );
+                return false;
+            }
+            assert!(cache.has_waiting());
+            cache.park(Box::new(Write {
+                cache: Arc::clone(cache),
+                block: block + 1,
+                answer: answer.clone(),
+            }));
+            true
+        });
+        // For room it waits only where the account was closed meanwhile.
+        let after = cache.snapshot();
+        assert_eq!(after.paced_writes + after.paused_writes, before.paced_writes + before.paused_writes + 1);
+        answered
+    }
+
+    #[test]
+    fn a_write_that_is_ahead_of_the_disk_goes_on_by_itself_when_it_has_caught_up() {
+        let host = Host::start(u64::MAX).unwrap();
+        let cache = cache(&host);
+        for block in [0, 10, 20] {
+            assert_eq!(park_ahead(&cache, block).recv().unwrap(), Ok(()));
+        }
+        // Another limit: nobody knows yet how fast it is written out.
+        let answered = park_ahead(&cache, 30);
+        cache.set_ram_bytes(48 << 20);
+        assert_eq!(answered.recv().unwrap(), Ok(()));
+        assert!(!cache.has_waiting());
+        assert_eq!(cache.write(BlockNumber(40), &DATA, Turn::New), Wrote::Done);
+    }
+
+    #[test]
+    fn a_write_that_waits_for_the_disk_is_refused_when_its_cache_is_closed() {
+        let host = Host::start(u64::MAX).unwrap();
+        for _ in 0..20 {
+            let cache = cache(&host);
+            let answered = park_ahead(&cache, 0);
+            cache.close().unwrap();
+            // Unless the disk had caught up just before.
+            assert!(matches!(answered.recv().unwrap(), Ok(()) | Err(IoErrorKind::Closed)));
+            assert!(answered.try_recv().is_err(), "answered twice");
+        }
     }
 }

@@ -59,7 +59,8 @@ enum Destaged {
 impl WriteCache {
     /// Does what there is to do for this cache, as far as it goes without waiting for the disk.
     pub(crate) fn work(self: &Arc<Self>, now: Instant) -> Turned {
-        let turned = self.turn(now);
+        let mut turned = self.turn(now);
+        turned.deadline = turned.deadline.into_iter().chain(self.serve_paced()).min();
         // Tables come and go without a segment, too.
         self.report_index(&self.log.lock());
         turned

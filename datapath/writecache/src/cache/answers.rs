@@ -5,8 +5,10 @@ use crate::units::{BlockNumber, Location, SegmentId, Slot};
 /// Which write goes first when space is short.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Turn {
-    /// A new request: it queues behind those that wait for space.
+    /// A new request: it queues behind those that wait for space, or for the disk.
     New,
+    /// The rest of a request of which a part is stored: it queues behind those that wait for space.
+    Rest,
     /// One of those that waited.
     Waited,
 }

@@ -34,7 +34,7 @@ impl WriteCache {
         same: impl FnOnce(Now) -> bool,
     ) -> Wrote {
         let (wrote, took_slot) = self.write_at_speed(block, data, turn, same);
-        if took_slot && turn == Turn::New {
+        if took_slot && turn != Turn::Waited {
             self.pace.wait(&self.host.spinner);
         }
         wrote
@@ -267,7 +267,12 @@ impl WriteCache {
         data: &[u8],
         turn: Turn,
     ) -> Wrote {
-        if turn == Turn::New && self.waiting.any() {
+        let queues = match turn {
+            Turn::New => self.has_waiting(),
+            Turn::Rest => self.waiting.any(),
+            Turn::Waited => false,
+        };
+        if queues {
             return Wrote::NoRoom;
         }
         let Some(new) = self.take_slot(Stream::Fresh, block) else { return Wrote::NoRoom };
@@ -281,6 +286,7 @@ impl WriteCache {
         self.replace(leaf, index, Location::at(new.id, new.slot));
         self.note(block, 1, Location::at(new.id, new.slot));
         self.counters.hot(Hot::WriteNew, 1);
+        self.pace.took_slot(&self.host.spinner);
         Wrote::Done
     }
 
