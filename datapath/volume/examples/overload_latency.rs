@@ -1,9 +1,10 @@
 //! How evenly writes are slowed down: latencies of 4 KiB random writes that come faster than the overflow
 //! disk takes them, with 64 MiB of RAM.
 //!
-//! `cargo run --release -p headwater-volume --example overload_latency -- DIR [THREADS] [MIB] [ROUNDS] [MB/S]`
+//! `cargo run --release -p headwater-volume --example overload_latency -- DIR [THREADS] [MIB] [ROUNDS] [MB/S] [persistent]`
 //!
-//! With the last, writes to the overflow are held up until a disk of that speed would begin the next one.
+//! With a speed above 0, writes to the overflow are held up until a disk of that speed would begin the next one. The last is for a
+//! persistent cache, which is not flushed meanwhile.
 
 use std::fs::File;
 use std::io;
@@ -13,7 +14,9 @@ use std::time::{Duration, Instant};
 
 use headwater_block::{CompletionQueue, Device, blocking};
 use headwater_testkit::{ReferenceDisk, ReferenceOptions, Rng};
-use headwater_volume::{Buffering, CacheMode, DEFAULT_WEIGHT, LittleSpace, Volume, VolumeOptions};
+use headwater_volume::{
+    Buffering, CacheMode, DEFAULT_WEIGHT, LittleSpace, PersistentOptions, Volume, VolumeOptions,
+};
 use headwater_writecache::Host;
 use headwater_writecache::overflow::io::{Direction, IoEngine, IoOp, open_engine};
 
@@ -25,12 +28,14 @@ fn main() {
     let dir = args.next().map_or_else(std::env::temp_dir, PathBuf::from);
     let mut number = |default: u64| args.next().and_then(|text| text.parse().ok()).unwrap_or(default);
     let (threads, mib, rounds, mb_per_s) = (number(4), number(2048), number(5), number(0));
+    let life = args.next();
     println!(
         "{:>8} {:>9} {:>9} {:>9} {:>9} {:>9}",
         "MiB/s", "p50 us", "p99 us", "p99.9 us", "p99.99", "max us"
     );
     for round in 0..rounds {
-        let (elapsed, mut ns) = run(&dir, threads, mib, round, mb_per_s);
+        let (elapsed, mut ns) =
+            run(&dir, threads, mib, round, mb_per_s, life.as_deref() == Some("persistent"));
         ns.sort_unstable();
         let at = |per_mille: f64| {
             let index = (ns.len() as f64 * per_mille / 1000.0) as usize;
@@ -89,7 +94,14 @@ impl IoEngine for SlowDisk {
 }
 
 /// One round on a new volume: how long it took, and each write's nanoseconds.
-fn run(dir: &std::path::Path, threads: u64, mib: u64, round: u64, mb_per_s: u64) -> (Duration, Vec<u32>) {
+fn run(
+    dir: &std::path::Path,
+    threads: u64,
+    mib: u64,
+    round: u64,
+    mb_per_s: u64,
+    is_persistent: bool,
+) -> (Duration, Vec<u32>) {
     let host = match mb_per_s {
         0 => Host::start(u64::MAX),
         _ => Host::with_engine(u64::MAX, Arc::new(SlowDisk::new(mb_per_s))),
@@ -105,7 +117,11 @@ fn run(dir: &std::path::Path, threads: u64, mib: u64, round: u64, mb_per_s: u64)
         weight: DEFAULT_WEIGHT,
         buffering: Buffering::Direct,
         little_space: LittleSpace::Refused,
-        persistent: None,
+        persistent: is_persistent.then(|| PersistentOptions {
+            name: format!("overload-latency-{}-{round}", std::process::id()),
+            key: [1; 16],
+            base_id: [2; 32],
+        }),
         disk_bytes: 3 * SPAN_BYTES,
         cache_dir: dir.to_path_buf(),
         pause_limit: Duration::from_secs(60),
@@ -122,7 +138,12 @@ fn run(dir: &std::path::Path, threads: u64, mib: u64, round: u64, mb_per_s: u64)
             .collect();
         writers.into_iter().flat_map(|w| w.join().expect("it writes")).collect()
     });
-    (start.elapsed(), all)
+    let elapsed = start.elapsed();
+    if let Some(kept) = &options.persistent {
+        volume.close();
+        std::fs::remove_dir_all(dir.join(&kept.name)).expect("its cache can be removed");
+    }
+    (elapsed, all)
 }
 
 fn writer(volume: &Volume, seed: u64, writes: u64) -> Vec<u32> {

@@ -55,6 +55,7 @@ macro_rules! for_each_life {
 }
 
 for_each_life!(
+    writers_near_the_limit_of_a_slow_disk_go_at_its_pace,
     a_disk_that_fails_for_a_while_is_used_again,
     a_full_overflow_disk_pauses_then_refuses_and_recovers,
     a_full_cache_is_full_no_more_once_the_machine_has_discarded,
@@ -365,15 +366,13 @@ fn a_lone_writer_near_the_limit_goes_at_the_pace_of_the_disk() {
 }
 
 /// On one that takes 300 MB/s, of several: they wait for it before there is no room, and nothing of what they write is lost.
-#[test]
-fn writers_near_the_limit_of_a_slow_disk_go_at_its_pace() {
+fn writers_near_the_limit_of_a_slow_disk_go_at_its_pace(life: Life) {
     const WRITERS: u64 = 4;
     const EACH_MIB: u64 = 48;
     let dir = tempfile::tempdir().unwrap();
     let (host, faults) = setup::host(u64::MAX);
     faults.write_delay_ms.store(20, Ordering::Relaxed);
-    let (volume, device) =
-        setup::open(&setup::options(&empty(256), CacheMode::RamDisk, 64, 512, dir.path()), &host);
+    let (volume, device) = setup::open(&life.options(256, 64, 512, dir.path()), &host);
     std::thread::scope(|scope| {
         for writer in 0..WRITERS {
             let device = &device;

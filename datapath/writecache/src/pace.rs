@@ -83,6 +83,21 @@ pub struct Room {
     pub taken: u32,
 }
 
+impl Room {
+    fn free(self) -> u64 {
+        u64::from(self.allowed.saturating_sub(self.taken))
+    }
+
+    /// With more than this free nobody is slowed down.
+    fn high(self) -> u64 {
+        u64::from((self.allowed / 4).max(2))
+    }
+
+    fn is_short(self) -> bool {
+        self.free() <= self.high()
+    }
+}
+
 impl Pace {
     /// Lets a writer that took a slot go on when that slot's time has come.
     #[inline]
@@ -171,9 +186,25 @@ impl Pace {
             let smooth_ns = if old_ns == 0 { slot_ns } else { (old_ns * 7 + slot_ns) / 8 };
             self.slot_ns.store(smooth_ns, Ordering::Relaxed);
         }
+        self.set(room);
+    }
+
+    fn set(&self, room: Room) {
         let slot_ns = self.slot_ns.load(Ordering::Relaxed);
         self.delay_ns.store(delay_ns(slot_ns, room), Ordering::Relaxed);
         self.meter_ns.store(paced_ns(slot_ns, room), Ordering::Relaxed);
+    }
+
+    /// Whether writers are slowed down, or would be if they were faster.
+    pub fn is_on(&self) -> bool {
+        self.meter_ns.load(Ordering::Relaxed) != 0
+    }
+
+    /// Ends pacing where there is room again without a segment having been written, as after a discard.
+    pub fn look(&self, room: Room) {
+        if !room.is_short() {
+            self.set(room);
+        }
     }
 
     /// As where room is short, and the disk takes so long for a slot.
@@ -202,9 +233,8 @@ fn delay_ns(slot_ns: u64, room: Room) -> u64 {
 
 /// Nothing while more than a quarter of the RAM is free; then 0.7 of what the disk takes for a slot, up to 1.3.
 fn paced_ns(slot_ns: u64, room: Room) -> u64 {
-    let free = u64::from(room.allowed.saturating_sub(room.taken));
-    let high = u64::from((room.allowed / 4).max(2));
-    if free > high {
+    let (free, high) = (room.free(), room.high());
+    if !room.is_short() {
         return 0;
     }
     slot_ns * (13 * high - 6 * free) / (10 * high)
@@ -282,11 +312,15 @@ mod tests {
             std::thread::sleep(pace.ahead(&spinner));
         }
         assert!(!pace.is_ahead(&spinner));
-        // A change of the limits begins anew.
-        pace.account_for(1 << 40);
-        pace.took_slot(&spinner);
-        pace.reset();
-        assert!(pace.ahead(&spinner).is_zero() && !pace.is_ahead(&spinner));
+        // A change of the limits begins anew, and so does room that comes from elsewhere.
+        for end in [|pace: &Pace| pace.reset(), |pace: &Pace| pace.look(room(8))] {
+            pace.account_for(1 << 40);
+            pace.took_slot(&spinner);
+            pace.look(room(7));
+            assert!(pace.is_on());
+            end(&pace);
+            assert!(!pace.is_on() && pace.ahead(&spinner).is_zero() && !pace.is_ahead(&spinner));
+        }
     }
 
     #[test]

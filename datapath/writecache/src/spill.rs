@@ -15,6 +15,7 @@ use headwater_block::BLOCK_BYTES;
 use crate::cache::WriteCache;
 use crate::containment::Otherwise;
 use crate::counters::count;
+use crate::log::Log;
 use crate::memory::{AlignedBuffer, with_frozen};
 use crate::overflow::seal::{SEALED_SEGMENT_BYTES, SEALED_SLOT_BYTES};
 use crate::overflow::{NoPosition, Overflow};
@@ -60,6 +61,9 @@ impl WriteCache {
     /// Does what there is to do for this cache, as far as it goes without waiting for the disk.
     pub(crate) fn work(self: &Arc<Self>, now: Instant) -> Turned {
         let mut turned = self.turn(now);
+        if self.pace.is_on() {
+            self.pace.look(self.room(&self.log.lock()));
+        }
         turned.deadline = turned.deadline.into_iter().chain(self.serve_paced()).min();
         // Tables come and go without a segment, too.
         self.report_index(&self.log.lock());
@@ -439,14 +443,22 @@ impl WriteCache {
             let released = self.log.lock().thaw(segment, id, result.is_ok());
             self.take_back(released);
         }
+        self.cleaner.unstick();
+        self.tell_pace(result.is_ok());
+        self.host.signal();
+    }
+
+    /// A segment has been written out, or not.
+    pub(crate) fn tell_pace(&self, is_written: bool) {
         let (others, room) = {
             let log = self.log.lock();
-            let taken = log.dirty_segments + log.frozen_segments;
-            (log.frozen_segments > 0, Room { allowed: self.allowed_segments(&log), taken })
+            (log.frozen_segments > 0, self.room(&log))
         };
-        self.cleaner.unstick();
-        self.pace.written(others && result.is_ok(), room, &self.host.spinner);
-        self.host.signal();
+        self.pace.written(others && is_written, room, &self.host.spinner);
+    }
+
+    fn room(&self, log: &Log) -> Room {
+        Room { allowed: self.allowed_segments(log), taken: log.dirty_segments + log.frozen_segments }
     }
 
     /// Whether the overflow has surplus space to punch out, or would have it after a commit.

@@ -154,6 +154,9 @@ impl WriteCache {
                 if saved { log.thaw(segment, job.id, true) } else { log.thaw_unsaved(segment, job.id) }
             };
             self.take_back(released);
+            self.tell_pace(saved);
+            // Those that wait for the disk may go on earlier now.
+            self.host.signal();
         };
         // Of each that failed the log has it.
         let _ = self.save(persist, overflow, &mut next, &mut over);
