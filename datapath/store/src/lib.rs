@@ -8,6 +8,7 @@
 //!                           +--BLAKE3--> manifest    manifests/HASH   immutable
 //!                                          |
 //!                                          +-------> data objects     objects/HASH     immutable
+//!                                          +- - - -  hash tree        trees/HASH       to check parts of the manifest
 //!                                          +- - - -  boot trace       traces/HASH      advice, replaced as a whole
 //! ```
 //!
@@ -63,6 +64,7 @@ pub mod error;
 #[cfg(any(test, feature = "fuzzing"))]
 pub mod fuzzing;
 pub mod hash;
+pub mod hash_tree;
 pub mod hold;
 pub mod local_dir;
 pub mod name;
@@ -86,7 +88,7 @@ pub use refs::{
 };
 pub use s3::{Keys, S3Options, S3Store, S3Url};
 pub use store::{
-    Check, Committed, Listed, MANIFEST_MAX_BYTES, NewVersion, Object, Patch, Pin, Publication, Removed,
-    Store, TRACE_MAX_BYTES, Traffic,
+    Check, Committed, Listed, MANIFEST_MAX_BYTES, NewVersion, Object, Parts, Patch, Pin, Publication,
+    Removed, Store, TRACE_MAX_BYTES, Traffic,
 };
 pub use waiting::Waiting;

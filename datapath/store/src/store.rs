@@ -1,5 +1,6 @@
 //! The trait that every store implements.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use crate::error::{StoreError, StoreErrorKind};
@@ -75,6 +76,12 @@ pub trait Store: Send + Sync + 'static {
 
     /// The bytes of a manifest, checked against `id`.
     fn manifest(&self, id: Hash) -> Result<Vec<u8>, StoreError>;
+
+    /// The same, to be read and checked in parts; `None` where the store cannot do that, or it would not pay.
+    fn manifest_parts(&self, id: Hash) -> Result<Option<Arc<dyn Parts>>, StoreError> {
+        let _ = id;
+        Ok(None)
+    }
 
     /// A data object, ready for reading.
     fn open_object(&self, id: Hash) -> Result<Arc<dyn Object>, StoreError>;
@@ -227,6 +234,15 @@ impl Listed {
         }
         Ok(listed)
     }
+}
+
+/// A manifest that is open for reading in parts. It stays readable while its version is removed.
+pub trait Parts: Send + Sync + 'static {
+    /// The length of all of it.
+    fn len_bytes(&self) -> u64;
+
+    /// The bytes of a range, which have been checked. A range that ends behind the end is an error.
+    fn read(&self, range: Range<u64>) -> Result<Vec<u8>, StoreError>;
 }
 
 /// An immutable data object that is open for reading.

@@ -18,7 +18,7 @@ pub const CHUNK_BYTES_DEFAULT: u32 = 64 << 10;
 const MAGIC: [u8; 8] = *b"HWSTORE\n";
 const FORMAT: u32 = 1;
 const SETTINGS_BYTES: usize = 64;
-const DIRS: [&str; 5] = ["images", "manifests", "objects", "traces", "tmp"];
+const DIRS: [&str; 6] = ["images", "manifests", "objects", "traces", "trees", "tmp"];
 
 #[derive(Debug)]
 pub(super) struct Layout {
@@ -64,6 +64,14 @@ impl Layout {
 
     pub(super) fn trace(&self, manifest: Hash) -> PathBuf {
         self.traces().join(manifest.to_string())
+    }
+
+    pub(super) fn trees(&self) -> PathBuf {
+        self.root.join("trees")
+    }
+
+    pub(super) fn tree(&self, manifest: Hash) -> PathBuf {
+        self.trees().join(manifest.to_string())
     }
 
     pub(super) fn tmp(&self) -> PathBuf {

@@ -7,6 +7,7 @@
 //!   DIR/manifests/HASH immutable; a shared lock on it is a pin
 //!   DIR/objects/HASH   immutable
 //!   DIR/traces/HASH    the boot trace of the version with this manifest: advice, replaced as a whole
+//!   DIR/trees/HASH     the hash tree of a long manifest, to check parts of it
 //!   DIR/tmp/           being written; emptied when a writer opens the store, but for what another copy goes on with
 //! ```
 //!
@@ -25,6 +26,7 @@ mod crash_tests;
 mod files;
 mod layout;
 mod object;
+mod parts;
 #[cfg(test)]
 mod power_tests;
 mod publication;
@@ -49,7 +51,7 @@ use crate::local_dir::publication::LocalPublication;
 use crate::name::ImageName;
 use crate::refs::{self, Image, Version};
 use crate::store::{
-    Listed, MANIFEST_MAX_BYTES, Object, Patch, Pin, Publication, Removed, Store, TRACE_MAX_BYTES,
+    Listed, MANIFEST_MAX_BYTES, Object, Parts, Patch, Pin, Publication, Removed, Store, TRACE_MAX_BYTES,
 };
 
 pub use crate::local_dir::layout::{
@@ -294,7 +296,8 @@ impl Inner {
             }
         }
         let mut reclaimed = Reclaimed::default();
-        for dir in [self.layout.manifests(), self.layout.objects(), self.layout.traces()] {
+        let layout = &self.layout;
+        for dir in [layout.manifests(), layout.objects(), layout.traces(), layout.trees()] {
             self.reclaim_in(&dir, &needed, locked, &mut reclaimed)?;
             if reclaimed.is_postponed {
                 break;
@@ -312,8 +315,11 @@ impl Inner {
     ) -> Result<(), StoreError> {
         let failed = |e| StoreError::from_os(format!("cannot clean up {}", dir.display()), e);
         let entries = match fs::read_dir(dir) {
-            // A store of an earlier release has no traces.
-            Err(e) if e.kind() == std::io::ErrorKind::NotFound && dir == self.layout.traces() => {
+            // A store of an earlier release lacks these.
+            Err(e)
+                if e.kind() == std::io::ErrorKind::NotFound
+                    && (dir == self.layout.traces() || dir == self.layout.trees()) =>
+            {
                 return Ok(());
             }
             entries => entries.map_err(failed)?,
@@ -366,13 +372,19 @@ impl Inner {
         // another process removes meanwhile leaves one, which the next writer's start removes.
         let _pin = self.pin(manifest)?;
         let traces = self.layout.traces();
-        if !traces.exists() {
-            let made = fs::create_dir_all(&traces);
-            made.and_then(|()| share_dir(&traces, &self.layout.objects())).map_err(failed)?;
-        }
+        self.make_folder(&traces).map_err(failed)?;
         let number = self.next_temporary.fetch_add(1, Ordering::Relaxed);
         let part = format!("{}.{}-{number}.part", manifest, std::process::id());
         replace_file(&traces.join(part), &path, trace)
+    }
+
+    /// Makes one that a store of an earlier release lacks.
+    fn make_folder(&self, folder: &Path) -> Result<(), std::io::Error> {
+        if folder.exists() {
+            return Ok(());
+        }
+        fs::create_dir_all(folder)?;
+        share_dir(folder, &self.layout.objects())
     }
 
     /// Called when a publication is over. `left_something` if an object without a version may be there.
@@ -535,6 +547,10 @@ impl Store for LocalDir {
             ));
         }
         Ok(bytes)
+    }
+
+    fn manifest_parts(&self, id: Hash) -> Result<Option<Arc<dyn Parts>>, StoreError> {
+        parts::open(&self.inner.layout, id)
     }
 
     fn open_object(&self, id: Hash) -> Result<Arc<dyn Object>, StoreError> {

@@ -53,7 +53,7 @@ fn names(dir: &Path) -> BTreeMap<String, u64> {
 /// What is found after the power has come back.
 fn after_the_cut(dir: &Path, durable: &Durable, dice: &mut impl FnMut() -> u64) -> tempfile::TempDir {
     let found = tempfile::tempdir().unwrap();
-    for folder in ["", "images", "manifests", "objects", "traces", "tmp"] {
+    for folder in ["", "images", "manifests", "objects", "traces", "trees", "tmp"] {
         let (from, to) = (dir.join(folder), found.path().join(folder));
         if !from.exists() {
             continue;

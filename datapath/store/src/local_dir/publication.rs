@@ -47,12 +47,12 @@ impl LocalPublication {
     /// Writes the manifest unless it is there and sound. Replacing a good one would take the pins on it away.
     fn put_manifest(&self, id: Hash, bytes: &[u8]) -> Result<u64, StoreError> {
         let path = self.store.layout.manifest(id);
-        match read_small(&path, MANIFEST_MAX_BYTES) {
-            Ok(there) if there == bytes => return Ok(0),
-            _ => {}
+        let is_there = read_small(&path, MANIFEST_MAX_BYTES).is_ok_and(|there| there == bytes);
+        if !is_there {
+            self.store.mend_manifest(id, bytes)?;
         }
-        self.store.mend_manifest(id, bytes)?;
-        Ok(len_u64(bytes))
+        self.store.put_tree(id, bytes);
+        Ok(if is_there { 0 } else { len_u64(bytes) })
     }
 }
 
