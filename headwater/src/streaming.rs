@@ -227,7 +227,7 @@ impl Streaming {
         if self.boot_trace == BootTrace::Auto {
             let trace = self.traces.find(manifest).map(|(trace, _)| trace);
             if let Some(trace) = trace.as_ref().filter(|_| reader.is_remote()) {
-                prefetch = Some(reader.prefetch(trace, self.budget_bytes(trace, &reader))?);
+                prefetch = Some(reader.prefetch(trace, self.budget_bytes(trace, &reader)?)?);
             }
             if trace.as_ref().map_or(0, |trace| trace.boots) < BOOTS_RECORDED {
                 recording = Some(Recording::start(&self.traces, &reader)?);
@@ -239,7 +239,7 @@ impl Streaming {
             self.copy(&reader, pace).map_err(|e| {
                 tracing::warn!(version = %manifest.short(), error = %e,
                     "an image is not copied to this host: its machines go on needing a server");
-                NotCopied { total_bytes: reader.to_copy_bytes() }
+                NotCopied { total_bytes: reader.to_copy_bytes().unwrap_or_default() }
             })
         });
         Ok(Streamed { reader, _prefetch: prefetch, copy, recording })
@@ -259,19 +259,20 @@ impl Streaming {
     }
 
     /// How much of a trace fits into memory, as it is stored; with a disk below all of it does.
-    fn budget_bytes(&self, trace: &Trace, reader: &VersionReader) -> u64 {
+    fn budget_bytes(&self, trace: &Trace, reader: &VersionReader) -> Result<u64, ImageError> {
         if self.chunks.disk().is_some() {
-            return u64::MAX;
+            return Ok(u64::MAX);
         }
         let (part, of) = PREFETCH_SHARE;
         let room = self.chunks.counters().capacity_bytes / of * part;
-        let unpacked = u64::from(reader.manifest().chunk_bytes()) * trace.chunks.len() as u64;
+        let unpacked = u64::from(reader.outline().chunk_bytes()) * trace.chunks.len() as u64;
         if unpacked <= room {
-            return u64::MAX;
+            return Ok(u64::MAX);
         }
         // The chunks of a trace are packed to a like degree.
-        let stored = trace.stored_bytes(reader.manifest());
-        u64::try_from(u128::from(stored) * u128::from(room) / u128::from(unpacked.max(1))).unwrap_or(u64::MAX)
+        let stored = trace.stored_bytes(&*reader.manifest()?);
+        let part = u128::from(stored) * u128::from(room) / u128::from(unpacked.max(1));
+        Ok(u64::try_from(part).unwrap_or(u64::MAX))
     }
 
     /// What reads wait for, if they wait: for people.

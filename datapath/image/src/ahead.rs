@@ -139,11 +139,12 @@ impl VersionReader {
             );
             return Err(ImageError::new(ImageErrorKind::Invalid, why));
         }
+        let manifest = self.manifest()?;
         let mut seen: HashSet<Hash> = HashSet::new();
         let mut left = budget_bytes;
         let mut chunks: Vec<ChunkRef> = Vec::new();
         for touched in &trace.chunks {
-            let Some(chunk) = self.manifest().chunk(touched.chunk) else { continue };
+            let Some(chunk) = manifest.chunk(touched.chunk) else { continue };
             if !seen.insert(chunk.hash) {
                 continue;
             }

@@ -27,7 +27,7 @@ use parking_lot::Mutex;
 use crate::disk_cache::DiskCache;
 use crate::error::ImageError;
 use crate::index::HashTable;
-use crate::open_manifests::OpenManifests;
+use crate::open_maps::OpenMaps;
 use crate::units::{u64_of, usize_of};
 
 /// The most parts with a lock of their own.
@@ -101,7 +101,7 @@ pub struct ChunkCache {
     shard_bytes: u64,
     spare: Mutex<Vec<Pages>>,
     disk: Option<Arc<DiskCache>>,
-    manifests: OpenManifests,
+    maps: OpenMaps,
     counters: Counters,
 }
 
@@ -132,7 +132,7 @@ impl ChunkCache {
             shard_bytes: capacity_bytes / u64_of(shards),
             spare: Mutex::default(),
             disk,
-            manifests: OpenManifests::default(),
+            maps: OpenMaps::default(),
             counters: Counters::default(),
         })
     }
@@ -143,8 +143,8 @@ impl ChunkCache {
     }
 
     /// What the readers over this cache have open.
-    pub(crate) fn manifests(&self) -> &OpenManifests {
-        &self.manifests
+    pub(crate) fn maps(&self) -> &OpenMaps {
+        &self.maps
     }
 
     /// The most bytes of chunks that are held.

@@ -7,12 +7,13 @@ use std::path::Path;
 
 use headwater_store::{Hash, Store};
 
+use crate::chunk_map::read_manifest;
 use crate::error::{ImageError, ImageErrorKind};
 use crate::manifest::Manifest;
 use crate::partial::Partial;
 use crate::progress::{Cancel, Progress};
 use crate::qcow2::writer::Layout;
-use crate::reader::{open_objects, read_manifest};
+use crate::reader::open_objects;
 use crate::units::usize_of;
 use crate::walk::Walk;
 

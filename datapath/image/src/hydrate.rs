@@ -14,7 +14,7 @@ use parking_lot::Mutex;
 use crate::ahead::{Background, Work, pause, start, stored};
 use crate::error::{ImageError, ImageErrorKind};
 use crate::fetch::{MergeLimit, group};
-use crate::manifest::ChunkRef;
+use crate::manifest::{ChunkRef, Manifest};
 use crate::pace::Pace;
 use crate::reader::VersionReader;
 use crate::units::usize_of_u32;
@@ -77,6 +77,12 @@ impl Parts {
     }
 }
 
+/// The chunks of a version, each once.
+fn distinct(manifest: &Manifest) -> impl Iterator<Item = &ChunkRef> {
+    let mut seen: HashSet<Hash> = HashSet::new();
+    manifest.data().map(|(_, chunk)| chunk).filter(move |chunk| seen.insert(chunk.hash))
+}
+
 impl VersionReader {
     /// Copies the whole version to the local disk cache, as fast as `pace` allows (as stored), and keeps it there
     /// while this reader is open. From its end on, no server is needed.
@@ -85,10 +91,11 @@ impl VersionReader {
             let why = "copying an image to this host needs a chunk cache on disk: give one with --chunk-cache DIR:SIZE";
             return Err(ImageError::new(ImageErrorKind::Invalid, why));
         };
-        let all = self.manifest().data().map(|(_, chunk)| (chunk.hash, chunk.stored_bytes));
+        let manifest = self.manifest()?;
+        let all = manifest.data().map(|(_, chunk)| (chunk.hash, chunk.stored_bytes));
         let kept = disk.keep(self.id(), all)?;
         self.keep_on_disk(kept);
-        let mut chunks: Vec<ChunkRef> = self.distinct().copied().collect();
+        let mut chunks: Vec<ChunkRef> = distinct(&manifest).copied().collect();
         chunks.sort_unstable_by_key(|chunk| (chunk.object, chunk.offset));
         // Only while the version is open.
         let (reader, pace) = (Arc::downgrade(self), Arc::clone(pace));
@@ -113,14 +120,8 @@ impl VersionReader {
     }
 
     /// What a copy of the whole version has to fetch, as it is stored.
-    pub fn to_copy_bytes(&self) -> u64 {
-        self.distinct().map(|chunk| u64::from(chunk.stored_bytes)).sum()
-    }
-
-    /// Its chunks, each once.
-    fn distinct(&self) -> impl Iterator<Item = &ChunkRef> {
-        let mut seen: HashSet<Hash> = HashSet::new();
-        self.manifest().data().map(|(_, chunk)| chunk).filter(move |chunk| seen.insert(chunk.hash))
+    pub fn to_copy_bytes(&self) -> Result<u64, ImageError> {
+        Ok(distinct(&*self.manifest()?).map(|chunk| u64::from(chunk.stored_bytes)).sum())
     }
 
     /// Copies one part, unless that fails.

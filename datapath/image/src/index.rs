@@ -107,7 +107,7 @@ impl ChunkIndex {
     ) -> Result<(), ImageError> {
         let mut new: Vec<&ObjectRef> = Vec::new();
         let mut seen: HashTable<u64> = HashTable::default();
-        for object in manifests.iter().flat_map(Manifest::objects) {
+        for object in manifests.iter().flat_map(|manifest| manifest.objects()) {
             let is_known = self.numbers.contains_key(&object.id);
             if !is_known && seen.insert(object.id, object.len_bytes) != Some(object.len_bytes) {
                 new.push(object);

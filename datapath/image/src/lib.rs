@@ -73,6 +73,7 @@ pub mod import;
 pub mod manifest;
 pub mod null_device;
 pub mod open;
+pub mod outline;
 pub mod partial;
 pub mod progress;
 pub mod raw_file;
@@ -83,13 +84,14 @@ pub mod trace;
 pub mod verify;
 
 mod chunk;
+mod chunk_map;
 mod fetch;
 mod fetch_pool;
 mod file_disk;
 mod foreign;
 mod hydrate;
 mod index;
-mod open_manifests;
+mod open_maps;
 mod pace;
 mod pending;
 mod qcow2;
@@ -114,6 +116,7 @@ pub use null_device::null_device;
 pub use open::{
     Backing, FileFormat, open_chain, open_file, open_file_backed, open_source, open_source_backed,
 };
+pub use outline::Outline;
 pub use pace::Pace;
 pub use partial::Partial;
 pub use progress::{Cancel, Progress};

@@ -1,4 +1,4 @@
-//! The manifests of versions that are open: in memory once, and read once, for all readers of a version.
+//! The chunk maps of versions that are open: in memory once, and read once, for all readers of a version.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Weak};
@@ -6,12 +6,12 @@ use std::sync::{Arc, Weak};
 use headwater_store::Hash;
 use parking_lot::{Condvar, Mutex};
 
+use crate::chunk_map::ChunkMap;
 use crate::error::ImageError;
-use crate::manifest::Manifest;
 
-/// Manifests that readers have.
+/// Chunk maps that readers have.
 #[derive(Default)]
-pub(crate) struct OpenManifests {
+pub(crate) struct OpenMaps {
     slots: Mutex<HashMap<Hash, Slot>>,
     /// Somebody ended reading one.
     read: Condvar,
@@ -19,53 +19,53 @@ pub(crate) struct OpenManifests {
 
 enum Slot {
     Reading,
-    Open(Weak<Manifest>),
+    Open(Weak<ChunkMap>),
 }
 
-impl OpenManifests {
-    /// A manifest that another reader has, or reads at this moment, or else what `read` gives. Where the other one fails, who
+impl OpenMaps {
+    /// A map that another reader has, or reads at this moment, or else what `read` gives. Where the other one fails, who
     /// waited for it reads too, and gets a reason of its own.
     pub(crate) fn get(
         &self,
         id: Hash,
-        read: impl FnOnce() -> Result<Manifest, ImageError>,
-    ) -> Result<Arc<Manifest>, ImageError> {
+        read: impl FnOnce() -> Result<ChunkMap, ImageError>,
+    ) -> Result<Arc<ChunkMap>, ImageError> {
         let mut slots = self.slots.lock();
         let waits = matches!(slots.get(&id), Some(Slot::Reading));
         self.read.wait_while(&mut slots, |slots| waits && matches!(slots.get(&id), Some(Slot::Reading)));
         if let Some(Slot::Open(open)) = slots.get(&id)
-            && let Some(manifest) = open.upgrade()
+            && let Some(map) = open.upgrade()
         {
-            return Ok(manifest);
+            return Ok(map);
         }
         slots.retain(|_, slot| !matches!(slot, Slot::Open(open) if open.strong_count() == 0));
         // Those who waited in vain do not wait for each other.
         let reading = (!waits).then(|| {
             slots.insert(id, Slot::Reading);
-            Reading { manifests: self, id }
+            Reading { maps: self, id }
         });
         drop(slots);
-        let manifest = Arc::new(read()?);
-        self.slots.lock().insert(id, Slot::Open(Arc::downgrade(&manifest)));
+        let map = Arc::new(read()?);
+        self.slots.lock().insert(id, Slot::Open(Arc::downgrade(&map)));
         drop(reading);
-        Ok(manifest)
+        Ok(map)
     }
 }
 
 /// Ends the wait of others, also where reading fails.
 struct Reading<'a> {
-    manifests: &'a OpenManifests,
+    maps: &'a OpenMaps,
     id: Hash,
 }
 
 impl Drop for Reading<'_> {
     fn drop(&mut self) {
-        let mut slots = self.manifests.slots.lock();
+        let mut slots = self.maps.slots.lock();
         if matches!(slots.get(&self.id), Some(Slot::Reading)) {
             slots.remove(&self.id);
         }
         drop(slots);
-        self.manifests.read.notify_all();
+        self.maps.read.notify_all();
     }
 }
 
@@ -76,13 +76,13 @@ mod tests {
     use crate::manifest::ManifestBuilder;
     use std::sync::atomic::{AtomicUsize, Ordering};
 
-    fn manifest() -> Manifest {
-        ManifestBuilder::new(4096, 65_536, None).finish(&[]).unwrap()
+    fn map() -> ChunkMap {
+        ChunkMap::Whole(ManifestBuilder::new(4096, 65_536, None).finish(&[]).unwrap())
     }
 
     #[test]
-    fn a_manifest_is_read_once_for_all_who_open_it_together() {
-        let (open, id) = (OpenManifests::default(), Hash::of(b"m"));
+    fn a_map_is_read_once_for_all_who_open_it_together() {
+        let (open, id) = (OpenMaps::default(), Hash::of(b"m"));
         let reads = AtomicUsize::new(0);
         let (begun, wait_begun) = std::sync::mpsc::channel();
         let (go_on, wait) = std::sync::mpsc::channel::<()>();
@@ -93,14 +93,14 @@ mod tests {
                     reads.fetch_add(1, Ordering::SeqCst);
                     begun.send(()).unwrap();
                     wait.recv().unwrap();
-                    Ok(manifest())
+                    Ok(map())
                 })
             });
             wait_begun.recv().unwrap();
             let other = || {
                 open.get(id, || {
                     reads.fetch_add(1, Ordering::SeqCst);
-                    Ok(manifest())
+                    Ok(map())
                 })
             };
             let others: Vec<_> = (0..8).map(|_| scope.spawn(other)).collect();
@@ -114,7 +114,7 @@ mod tests {
         // Nobody has it any more.
         open.get(id, || {
             reads.fetch_add(1, Ordering::SeqCst);
-            Ok(manifest())
+            Ok(map())
         })
         .unwrap();
         assert_eq!(reads.load(Ordering::SeqCst), 2);
@@ -122,7 +122,7 @@ mod tests {
 
     #[test]
     fn one_that_fails_keeps_nobody_waiting() {
-        let (open, id) = (OpenManifests::default(), Hash::of(b"m"));
+        let (open, id) = (OpenMaps::default(), Hash::of(b"m"));
         let fails = || open.get(id, || Err(ImageError::new(ImageErrorKind::Io, "gone"))).map(drop);
         std::thread::scope(|scope| {
             let all: Vec<_> = (0..8).map(|_| scope.spawn(fails)).collect();
@@ -130,6 +130,6 @@ mod tests {
         });
         let panics = || open.get(id, || panic!("a bug")).map(drop);
         assert!(std::panic::catch_unwind(std::panic::AssertUnwindSafe(panics)).is_err());
-        assert!(open.get(id, || Ok(manifest())).is_ok());
+        assert!(open.get(id, || Ok(map())).is_ok());
     }
 }

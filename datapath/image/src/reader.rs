@@ -13,9 +13,10 @@
 //! 5. A reader that goes through the disk in order has the next chunks fetched before it asks for them
 //!    ([`crate::readahead`]); a boot has those that earlier boots read ([`crate::trace`]).
 
+use std::borrow::Cow;
 use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
 
 use headwater_block::{
@@ -24,11 +25,13 @@ use headwater_block::{
 use headwater_store::{Hash, Object, Pin, Store, StoreErrorKind};
 
 use crate::chunk_cache::{ChunkCache, Joined, Waiter};
+use crate::chunk_map::{ChunkMap, NotRead};
 use crate::disk_cache::{DiskCache, Kept};
 use crate::error::ImageError;
 use crate::fetch::{Fetch, Fetching, MergeLimit, Source, group};
 use crate::fetch_pool::{FetchPool, Once, PREFETCH_MAX_BYTES, Place, Task, Urgency, read_only};
 use crate::manifest::{ChunkRef, Manifest, ObjectRef};
+use crate::outline::Outline;
 use crate::pending::{PendingRead, Piece, copy_piece, wrong_buffer};
 use crate::readahead::Readahead;
 use crate::trace::{Recorder, Trace};
@@ -44,7 +47,9 @@ const READAHEAD_CACHE_SHARE: u64 = 8;
 /// A version of an image, open for reading. It cannot be removed from the store meanwhile.
 pub struct VersionReader {
     id: Hash,
-    manifest: Arc<Manifest>,
+    map: Arc<ChunkMap>,
+    /// For what goes on after this was asked.
+    me: Weak<Self>,
     objects: Vec<Arc<dyn Object>>,
     cache: Arc<ChunkCache>,
     pool: Arc<FetchPool>,
@@ -71,23 +76,24 @@ impl VersionReader {
         let mut was_read = false;
         let read = || {
             was_read = true;
-            read_manifest(store, manifest, disk.map(Arc::as_ref))
+            ChunkMap::open(store, manifest, disk.map(Arc::as_ref))
         };
-        let parsed = cache.manifests().get(manifest, read).map_err(opening)?;
+        let map = cache.maps().get(manifest, read).map_err(opening)?;
         if let Some(disk) = disk.filter(|_| !was_read) {
             use_kept_manifest(store, manifest, disk);
         }
-        let objects = open_objects(store, &parsed).map_err(opening)?;
+        let objects = open_objects(store, map.outline()).map_err(opening)?;
         let place = if is_remote { Place::Remote } else { Place::Here };
         let pool = FetchPool::shared(place).map_err(|e| opening(e.into()))?;
         let kept_pool = disk.map(|_| FetchPool::shared(Place::Here)).transpose();
         let kept_pool = kept_pool.map_err(|e| opening(e.into()))?;
         let window = if is_remote { READAHEAD_REMOTE_MAX_BYTES } else { READAHEAD_MAX_BYTES };
         let window = window.min(cache.capacity_bytes() / READAHEAD_CACHE_SHARE);
-        Ok(Arc::new(Self {
+        Ok(Arc::new_cyclic(|me| Self {
             id: manifest,
-            readahead: Readahead::new(window / u64::from(parsed.chunk_bytes()).max(1)),
-            manifest: parsed,
+            readahead: Readahead::new(window / u64::from(map.outline().chunk_bytes()).max(1)),
+            map,
+            me: Weak::clone(me),
             objects,
             cache,
             pool,
@@ -102,7 +108,7 @@ impl VersionReader {
 
     /// Notes from now on, for as long as `lasts`, which chunks are read first. Only the first call counts.
     pub fn record(&self, lasts: Duration) {
-        let (chunks, chunk_bytes) = (self.manifest.chunks(), self.manifest.chunk_bytes());
+        let (chunks, chunk_bytes) = (self.outline().chunks(), self.outline().chunk_bytes());
         self.recorder.get_or_init(|| Recorder::start(self.id, chunks, chunk_bytes, lasts));
     }
 
@@ -146,7 +152,7 @@ impl VersionReader {
     pub(crate) fn object(&self, number: usize) -> Option<Source> {
         let object = Arc::clone(self.objects.get(number)?);
         let (cache, is_remote) = (Arc::clone(&self.cache), self.is_remote);
-        Some(Source { object, cache, chunk_bytes: usize_of_u32(self.manifest.chunk_bytes()), is_remote })
+        Some(Source { object, cache, chunk_bytes: usize_of_u32(self.outline().chunk_bytes()), is_remote })
     }
 
     /// The version's identity.
@@ -154,21 +160,53 @@ impl VersionReader {
         self.id
     }
 
-    /// What the version consists of.
-    pub fn manifest(&self) -> &Manifest {
-        &self.manifest
+    /// Which of its chunks hold data.
+    pub fn outline(&self) -> &Outline {
+        self.map.outline()
+    }
+
+    /// What the version consists of. It may have to be read for this.
+    pub fn manifest(&self) -> Result<Cow<'_, Manifest>, ImageError> {
+        self.map
+            .whole()
+            .map_err(|e| e.context(format!("cannot read what version {} consists of", self.id.short())))
+    }
+
+    /// The numbers of the chunks that a range touches.
+    fn numbers(&self, range: ByteRange) -> Range<u64> {
+        let chunk_bytes = u64::from(self.outline().chunk_bytes());
+        range.offset() / chunk_bytes..range.end().div_ceil(chunk_bytes)
+    }
+
+    /// Calls `then` when it is known where these chunks are, or that this cannot be read: now, or on a thread of the pool, which
+    /// reads it.
+    fn when_mapped(
+        &self,
+        chunks: Range<u64>,
+        then: impl FnOnce(&Self, Result<(), IoError>) + Send + 'static,
+    ) {
+        if self.map.has(chunks.clone()) {
+            return then(self, Ok(()));
+        }
+        // Whoever asks has one.
+        let Some(me) = self.me.upgrade() else { return };
+        self.pool.push_task(Box::new(Once(move || {
+            then(&me, me.map.load(chunks).map_err(IoError::from));
+        })));
     }
 
     /// What is to be fetched for a read of this range, as it is stored.
     pub(crate) fn absent_bytes(&self, range: ByteRange) -> u64 {
-        let chunks = self.pieces(range).filter_map(|piece| self.manifest.chunk(piece.index));
+        // The read that follows says why it cannot be read.
+        let _ = self.map.load(self.numbers(range));
+        let chunks = self.pieces(range).filter_map(|piece| self.map.chunk(piece.index).ok().flatten());
         let absent = chunks.filter(|chunk| !self.cache.is_known(&chunk.hash));
         absent.map(|chunk| u64::from(chunk.stored_bytes)).sum()
     }
 
     /// The parts of `range` that lie in one chunk each, in order.
     fn pieces(&self, range: ByteRange) -> impl Iterator<Item = Piece> {
-        let chunk_bytes = u64::from(self.manifest.chunk_bytes());
+        let chunk_bytes = u64::from(self.outline().chunk_bytes());
         let mut at = range.offset();
         std::iter::from_fn(move || {
             let left = range.end().checked_sub(at).filter(|left| *left > 0)?;
@@ -197,7 +235,7 @@ impl VersionReader {
         for piece in self.pieces(range) {
             let target = into.get_mut(piece.to..).and_then(|tail| tail.get_mut(..piece.len));
             let target = target.ok_or_else(wrong_buffer)?;
-            let Some(chunk) = self.manifest.chunk(piece.index) else {
+            let Some(chunk) = self.map.chunk(piece.index)? else {
                 target.fill(0);
                 continue;
             };
@@ -216,19 +254,22 @@ impl VersionReader {
     /// Whether the last of several chunks is not here. It comes last to who reads in order: so a read that must wait is found out
     /// before the chunks in front of it are copied.
     fn lacks_last(&self, range: ByteRange) -> bool {
-        let number = |byte: u64| byte / u64::from(self.manifest.chunk_bytes());
+        let number = |byte: u64| byte / u64::from(self.outline().chunk_bytes());
         let last = number(range.end().saturating_sub(1));
-        last > number(range.offset())
-            && self.manifest.chunk(last).is_some_and(|chunk| self.cache.peek(&chunk.hash).is_none())
+        let lacks =
+            |chunk: Option<&ChunkRef>| chunk.is_some_and(|chunk| self.cache.peek(&chunk.hash).is_none());
+        last > number(range.offset()) && self.map.chunk(last).map_or(true, lacks)
     }
 
-    fn submit_read(
-        &self,
-        recorder: Option<&Recorder>,
-        range: ByteRange,
-        mut buffer: Vec<u8>,
-        done: Completion,
-    ) {
+    fn submit_read(&self, is_recorded: bool, range: ByteRange, buffer: Vec<u8>, done: Completion) {
+        self.when_mapped(self.numbers(range), move |me, mapped| match mapped {
+            Ok(()) => me.submit_mapped(is_recorded, range, buffer, done),
+            Err(error) => done.complete(Err(error), buffer),
+        });
+    }
+
+    fn submit_mapped(&self, is_recorded: bool, range: ByteRange, mut buffer: Vec<u8>, done: Completion) {
+        let recorder = self.recorder.get().filter(|_| is_recorded);
         let mut missing = Vec::new();
         let result = self.read_now(recorder, range, &mut buffer, |piece, chunk| {
             missing.push((piece, chunk));
@@ -255,7 +296,7 @@ impl VersionReader {
     fn try_recorded(&self, recorder: Option<&Recorder>, op: Op<'_>) -> Result<Attempt, IoError> {
         match op {
             Op::Read { range, into } => {
-                if self.lacks_last(range) {
+                if self.lacks_last(range) || !self.map.has(self.numbers(range)) {
                     return Ok(Attempt::MustWait);
                 }
                 let mut complete = true;
@@ -273,9 +314,9 @@ impl VersionReader {
         }
     }
 
-    fn submit_recorded(&self, recorder: Option<&Recorder>, request: Request, done: Completion) {
+    fn submit_recorded(&self, is_recorded: bool, request: Request, done: Completion) {
         match request {
-            Request::Read { range, buffer } => self.submit_read(recorder, range, buffer, done),
+            Request::Read { range, buffer } => self.submit_read(is_recorded, range, buffer, done),
             Request::Prefetch { range } => self.submit_prefetch(range, done),
             Request::Flush => done.complete(Ok(()), Vec::new()),
             other => done.complete(Err(read_only()), other.into_buffer()),
@@ -287,17 +328,18 @@ impl VersionReader {
         if self.prefetches.load(Ordering::Relaxed) > 0 {
             return;
         }
-        let chunk_bytes = u64::from(self.manifest.chunk_bytes());
+        let chunk_bytes = u64::from(self.outline().chunk_bytes());
         let first = range.offset() / chunk_bytes;
         let last = range.end().saturating_sub(1) / chunk_bytes;
         if let Some(ahead) = self.readahead.read(first, last, missed) {
-            self.fetch_range_ahead(ahead);
+            let ahead = ahead.start..ahead.end.min(self.outline().chunks());
+            // Whoever reads them tells what is wrong.
+            self.when_mapped(ahead.clone(), |me, _| me.fetch_range_ahead(ahead));
         }
     }
 
     fn fetch_range_ahead(&self, chunks: Range<u64>) {
-        let chunks = chunks.start..chunks.end.min(self.manifest.chunks());
-        let absent = chunks.filter_map(|index| self.manifest.chunk(index).copied());
+        let absent = chunks.filter_map(|index| self.map.chunk(index).ok().flatten().copied());
         let mut must_fetch = Vec::new();
         for chunk in self.with_room_ahead(absent.filter(|chunk| !self.cache.is_known(&chunk.hash))) {
             must_fetch.extend(self.join(chunk, Box::new(|_| {})));
@@ -350,8 +392,16 @@ impl VersionReader {
     /// much is fetched ahead already.
     fn submit_prefetch(&self, range: ByteRange, done: Completion) {
         let range = range.clipped_to(range.offset().saturating_add(PREFETCH_MAX_BYTES));
+        self.when_mapped(self.numbers(range), move |me, mapped| match mapped {
+            Ok(()) => me.prefetch_mapped(range, done),
+            Err(error) => done.complete(Err(error), Vec::new()),
+        });
+    }
+
+    fn prefetch_mapped(&self, range: ByteRange, done: Completion) {
         let absent = |piece: Piece| {
-            self.manifest.chunk(piece.index).filter(|chunk| self.cache.get(&chunk.hash).is_none()).copied()
+            let chunk = self.map.chunk(piece.index).ok().flatten();
+            chunk.filter(|chunk| self.cache.get(&chunk.hash).is_none()).copied()
         };
         let missing: Vec<ChunkRef> = self.pieces(range).filter_map(absent).collect();
         let missing = self.with_room_ahead(missing);
@@ -435,27 +485,6 @@ pub fn pin(store: &dyn Store, id: Hash, disk: Option<&DiskCache>) -> Result<Pin,
     }
 }
 
-/// Reads, parses and checks the manifest. It is kept on the local disk, and comes from there while no server answers.
-pub(crate) fn read_manifest(
-    store: &dyn Store,
-    id: Hash,
-    disk: Option<&DiskCache>,
-) -> Result<Manifest, ImageError> {
-    let bytes = match (store.manifest(id), disk) {
-        (Ok(bytes), Some(disk)) => {
-            disk.keep_manifest(id, &bytes);
-            bytes
-        }
-        (Err(e), Some(disk)) if matches!(e.kind(), StoreErrorKind::Unreachable | StoreErrorKind::Io) => {
-            let Some(bytes) = disk.manifest(id) else { return Err(e.into()) };
-            tracing::warn!(version = %id.short(), error = %e, "opening a version with the manifest that is kept here");
-            bytes
-        }
-        (found, _) => found?,
-    };
-    Manifest::decode(&bytes)
-}
-
 /// Marks the manifest that is kept on the local disk as used now, where another reader has it in memory; keeps it again where
 /// others took its place.
 fn use_kept_manifest(store: &dyn Store, id: Hash, disk: &DiskCache) {
@@ -467,17 +496,14 @@ fn use_kept_manifest(store: &dyn Store, id: Hash, disk: &DiskCache) {
 }
 
 /// Opens what a manifest refers to.
-pub(crate) fn open_objects(
-    store: &dyn Store,
-    manifest: &Manifest,
-) -> Result<Vec<Arc<dyn Object>>, ImageError> {
+pub(crate) fn open_objects(store: &dyn Store, outline: &Outline) -> Result<Vec<Arc<dyn Object>>, ImageError> {
     let open = |object: &ObjectRef| store.open_object_of(object.id, object.len_bytes);
-    Ok(manifest.objects().iter().map(open).collect::<Result<_, _>>()?)
+    Ok(outline.objects().iter().map(open).collect::<Result<_, _>>()?)
 }
 
 impl Device for VersionReader {
     fn geometry(&self) -> Geometry {
-        read_only_geometry(self.manifest.size_bytes())
+        read_only_geometry(self.outline().size_bytes())
     }
 
     fn try_now(&self, op: Op<'_>) -> Result<Attempt, IoError> {
@@ -488,15 +514,16 @@ impl Device for VersionReader {
         self.pieces(range).all(|piece| {
             let target = into.get_mut(piece.to..).and_then(|tail| tail.get_mut(..piece.len));
             let Some(target) = target else { return false };
-            match self.manifest.chunk(piece.index) {
-                Some(chunk) => self
+            match self.map.chunk(piece.index) {
+                Ok(Some(chunk)) => self
                     .cache
                     .peek(&chunk.hash)
                     .is_some_and(|bytes| copy_piece(&bytes, piece, target).is_ok()),
-                None => {
+                Ok(None) => {
                     target.fill(0);
                     true
                 }
+                Err(NotRead) => false,
             }
         })
     }
@@ -505,7 +532,7 @@ impl Device for VersionReader {
     fn lend(&self, range: ByteRange, parts: &mut Vec<Lent>) -> bool {
         let before = parts.len();
         let lent = |piece: Piece| {
-            let chunk = self.cache.get(&self.manifest.chunk(piece.index)?.hash)?;
+            let chunk = self.cache.get(&self.map.chunk(piece.index).ok()??.hash)?;
             Lent::new(chunk, piece.from, piece.len)
         };
         let is_whole = self.pieces(range).all(|piece| lent(piece).map(|part| parts.push(part)).is_some());
@@ -526,16 +553,16 @@ impl Device for VersionReader {
     }
 
     fn submit(&self, request: Request, done: Completion) {
-        self.submit_recorded(self.recorder.get(), request, done);
+        self.submit_recorded(true, request, done);
     }
 
     fn extents(&self, range: ByteRange, max_extents: usize) -> Result<Vec<Extent>, IoError> {
-        let chunk_bytes = u64::from(self.manifest.chunk_bytes());
+        let chunk_bytes = u64::from(self.outline().chunk_bytes());
         let mut out = Vec::new();
         let mut at = range.offset();
         while at < range.end() && out.len() < max_extents.max(1) {
             let index = at / chunk_bytes;
-            let (data, chunks) = self.manifest.run_at(index);
+            let (data, chunks) = self.outline().run_at(index);
             let end = index.saturating_add(chunks).saturating_mul(chunk_bytes).min(range.end());
             let len = end.checked_sub(at).filter(|len| *len > 0).ok_or_else(wrong_buffer)?;
             let kind = if data { ExtentKind::Data } else { ExtentKind::Hole };
@@ -548,7 +575,7 @@ impl Device for VersionReader {
 
 impl std::fmt::Debug for VersionReader {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let (id, size) = (self.id.short(), self.manifest.size_bytes());
+        let (id, size) = (self.id.short(), self.outline().size_bytes());
         f.debug_struct("VersionReader").field("id", &id).field("size_bytes", &size).finish_non_exhaustive()
     }
 }
@@ -570,7 +597,7 @@ impl Device for Unrecorded {
     }
 
     fn submit(&self, request: Request, done: Completion) {
-        self.0.submit_recorded(None, request, done);
+        self.0.submit_recorded(false, request, done);
     }
 
     fn extents(&self, range: ByteRange, max_extents: usize) -> Result<Vec<Extent>, IoError> {

@@ -127,7 +127,7 @@ fn a_read_of_what_is_fetched_ahead_goes_before_reads_that_came_later() {
         reader
             .submit(if ahead { Request::Prefetch { range } } else { Request::Read { range, buffer } }, done);
     };
-    let of = |chunk: u64| reader.manifest().chunk(chunk).unwrap().offset;
+    let of = |chunk: u64| reader.manifest().unwrap().chunk(chunk).unwrap().offset;
     // All threads are busy; then a prefetch, reads, a read of what is prefetched, and reads that come after it.
     (0..FETCH_THREADS as u64).for_each(|n| submit(n * 2, false));
     gate.began(FETCH_THREADS);

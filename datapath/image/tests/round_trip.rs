@@ -27,7 +27,7 @@ fn an_image_comes_back_as_it_went_in() {
     assert_eq!(read_all(reader.as_ref()), disk);
     let counters = cache.counters();
     // 14 chunks of noise from 100,000 to 900,000 (1..=13), one of sevens, one at the end.
-    assert_eq!(counters.fetches, reader.manifest().data_chunks() - 15, "equal chunks are fetched once");
+    assert_eq!(counters.fetches, reader.outline().data_chunks() - 15, "equal chunks are fetched once");
     assert_eq!(blocking::write(reader.as_ref(), 0, &[0; 512]).unwrap_err().kind(), IoErrorKind::ReadOnly);
 
     let whole = ByteRange::new(0, disk.len() as u64).unwrap();

@@ -334,7 +334,7 @@ fn a_boot_is_recorded_and_the_next_one_finds_it_in_memory() {
 
     let cache = ChunkCache::new(64 << 20);
     let reader = setup.open(Arc::clone(&cache));
-    assert_eq!(trace.stored_bytes(reader.manifest()), 100 * CHUNK as u64);
+    assert_eq!(trace.stored_bytes(&reader.manifest().unwrap()), 100 * CHUNK as u64);
     let before = setup.bytes();
     wait_for(&reader.prefetch(&trace, u64::MAX).unwrap());
     // Exactly what the boot needs, and nothing is fetched when it comes.
@@ -381,7 +381,7 @@ fn readers_of_a_version_have_one_manifest() {
     let setup = setup(1);
     let cache = ChunkCache::new(1 << 20);
     let readers = [0; 3].map(|_| setup.open(Arc::clone(&cache)));
-    assert!(readers.iter().all(|reader| std::ptr::eq(reader.manifest(), readers[0].manifest())));
+    assert!(readers.iter().all(|reader| std::ptr::eq(reader.outline(), readers[0].outline())));
 }
 
 #[test]
@@ -504,7 +504,7 @@ fn reads_that_wait_for_who_is_away_hold_up_no_others() {
     let cache = ChunkCache::new(64 << 20);
     let here = setup.open(Arc::clone(&cache));
     let away = VersionReader::open(&setup.far, other_manifest, cache).unwrap();
-    *setup.far.line.away.lock().unwrap() = Some(away.manifest().objects()[0].id);
+    *setup.far.line.away.lock().unwrap() = Some(away.outline().objects()[0].id);
     // More than there are threads, of those that read and of those that read ahead.
     let (waiting, answers) = std::sync::mpsc::channel();
     let offsets: Vec<u64> = (0..other.len() as u64).step_by(2 * CHUNK).collect();

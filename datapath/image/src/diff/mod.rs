@@ -83,8 +83,8 @@ pub fn diff(
     let from = VersionReader::open(store, from, Arc::clone(&cache))?;
     let to = VersionReader::open(store, to, cache)?;
     let mut found = Difference {
-        from_bytes: from.manifest().size_bytes(),
-        to_bytes: to.manifest().size_bytes(),
+        from_bytes: from.outline().size_bytes(),
+        to_bytes: to.outline().size_bytes(),
         ..Difference::default()
     };
     let changed = changed_blocks(&from, &to, &mut found, cancel, progress)?;
@@ -120,8 +120,8 @@ fn changed_blocks(
     cancel: &Cancel,
     progress: &mut dyn FnMut(Progress),
 ) -> Result<Vec<(u64, u64)>, ImageError> {
-    let indices = changed_chunks(from.manifest(), to.manifest());
-    let chunk_bytes = u64::from(to.manifest().chunk_bytes());
+    let indices = changed_chunks(&*from.manifest()?, &*to.manifest()?);
+    let chunk_bytes = u64::from(to.outline().chunk_bytes());
     found.changed_chunks = u64::try_from(indices.len()).unwrap_or(u64::MAX);
     let total_bytes = found.changed_chunks.saturating_mul(chunk_bytes);
     let (mut old, mut new) = (chunk_buffer(to), chunk_buffer(to));
@@ -149,12 +149,12 @@ fn changed_blocks(
 }
 
 fn chunk_buffer(version: &VersionReader) -> Vec<u8> {
-    vec![0; usize_of_u32(version.manifest().chunk_bytes())]
+    vec![0; usize_of_u32(version.outline().chunk_bytes())]
 }
 
 /// Reads a chunk; what lies after the end of the image is zero.
 fn read_padded(version: &VersionReader, offset: u64, into: &mut [u8]) -> Result<(), ImageError> {
-    let size_bytes = version.manifest().size_bytes();
+    let size_bytes = version.outline().size_bytes();
     let len = usize_of(size_bytes.saturating_sub(offset)).min(into.len());
     let (inside, after) = into.split_at_mut(len);
     after.fill(0);

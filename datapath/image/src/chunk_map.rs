@@ -1,0 +1,310 @@
+//! Which chunk of an open version is where.
+//!
+//! A manifest is read as a whole, but for a long one of a store that reads and checks it in parts ([`Store::manifest_parts`]): of
+//! that the [`Outline`] is read when the version is opened, and the chunks by pages when somebody first needs one of them. So a
+//! version is opened in the same time whatever its size, and takes memory for the parts of the disk that are used.
+//!
+//! A look-up never reads: who finds that a page is missing calls [`ChunkMap::load`], on a thread that may wait for a disk.
+
+use std::borrow::Cow;
+use std::ops::Range;
+use std::sync::{Arc, OnceLock};
+
+use headwater_block::{IoError, IoErrorKind};
+use headwater_store::{Hash, Parts, Store, StoreErrorKind};
+
+use crate::disk_cache::DiskCache;
+use crate::error::ImageError;
+use crate::manifest::{CHUNK_BYTES, ChunkRef, Manifest, decode_chunks};
+use crate::outline::{HEADER_BYTES, Header, Outline};
+use crate::units::{u64_of, usize_of};
+
+/// Chunks of a page: 48 KiB of the manifest, so that it takes one part of it or two. At 64 KiB each they are 64 MiB of a disk.
+const PAGE_CHUNKS: usize = 1024;
+
+/// The chunk map of an open version.
+pub(crate) enum ChunkMap {
+    Whole(Manifest),
+    Paged(Pages),
+}
+
+/// What a look-up needs was not read yet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct NotRead;
+
+impl From<NotRead> for IoError {
+    fn from(_: NotRead) -> Self {
+        Self::new(IoErrorKind::Device, "the part of the manifest that says where the chunk is was not read")
+    }
+}
+
+impl ChunkMap {
+    /// That of a version of `store`. A manifest that is to be kept on the local disk is needed whole.
+    pub(crate) fn open(store: &dyn Store, id: Hash, disk: Option<&DiskCache>) -> Result<Self, ImageError> {
+        let parts = if disk.is_none() { store.manifest_parts(id)? } else { None };
+        match parts {
+            Some(parts) => Pages::open(parts).map(Self::Paged),
+            None => read_manifest(store, id, disk).map(Self::Whole),
+        }
+    }
+
+    pub(crate) fn outline(&self) -> &Outline {
+        match self {
+            Self::Whole(manifest) => manifest,
+            Self::Paged(pages) => &pages.outline,
+        }
+    }
+
+    /// The chunk with number `index`; `None` if it is zero.
+    pub(crate) fn chunk(&self, index: u64) -> Result<Option<&ChunkRef>, NotRead> {
+        match self {
+            Self::Whole(manifest) => Ok(manifest.chunk(index)),
+            Self::Paged(pages) => pages.chunk(index),
+        }
+    }
+
+    /// Whether all of these chunks can be looked up.
+    pub(crate) fn has(&self, chunks: Range<u64>) -> bool {
+        match self {
+            Self::Whole(_) => true,
+            Self::Paged(pages) => pages.missing(chunks).next().is_none(),
+        }
+    }
+
+    /// Reads what it takes to look these chunks up. Waits for a disk.
+    pub(crate) fn load(&self, chunks: Range<u64>) -> Result<(), ImageError> {
+        match self {
+            Self::Whole(_) => Ok(()),
+            Self::Paged(pages) => pages.missing(chunks).try_for_each(|page| pages.load(page)),
+        }
+    }
+
+    /// All of the manifest, which may have to be read for it.
+    pub(crate) fn whole(&self) -> Result<Cow<'_, Manifest>, ImageError> {
+        match self {
+            Self::Whole(manifest) => Ok(Cow::Borrowed(manifest)),
+            Self::Paged(pages) => {
+                let bytes = pages.parts.read(0..pages.parts.len_bytes())?;
+                Manifest::decode(&bytes).map(Cow::Owned)
+            }
+        }
+    }
+}
+
+/// The chunks of a manifest that is read in parts.
+pub(crate) struct Pages {
+    outline: Outline,
+    parts: Arc<dyn Parts>,
+    /// Where the chunks begin in the manifest.
+    chunks_at: u64,
+    pages: Vec<OnceLock<Box<[ChunkRef]>>>,
+}
+
+impl Pages {
+    fn open(parts: Arc<dyn Parts>) -> Result<Self, ImageError> {
+        let len_bytes = parts.len_bytes();
+        let header_bytes = u64_of(HEADER_BYTES);
+        let header = Header::decode(&parts.read(0..header_bytes.min(len_bytes))?)?;
+        let chunks_at = header.chunks_at(len_bytes)?;
+        let outline = Outline::decode(&header, &parts.read(header_bytes..chunks_at)?)?;
+        let pages = usize_of(outline.data_chunks()).div_ceil(PAGE_CHUNKS);
+        let pages = std::iter::repeat_with(OnceLock::new).take(pages).collect();
+        Ok(Self { outline, parts, chunks_at, pages })
+    }
+
+    fn chunk(&self, index: u64) -> Result<Option<&ChunkRef>, NotRead> {
+        let Some(place) = self.outline.place(index) else { return Ok(None) };
+        let page = self.pages.get(place / PAGE_CHUNKS).and_then(OnceLock::get).ok_or(NotRead)?;
+        page.get(place % PAGE_CHUNKS).map(Some).ok_or(NotRead)
+    }
+
+    /// The pages that these chunks need and that were not read.
+    fn missing(&self, chunks: Range<u64>) -> impl Iterator<Item = usize> {
+        let places = self.outline.places_before(chunks.start)..self.outline.places_before(chunks.end);
+        let pages = if places.is_empty() {
+            0..0
+        } else {
+            places.start / PAGE_CHUNKS..places.end.div_ceil(PAGE_CHUNKS)
+        };
+        pages.filter(|page| self.pages.get(*page).is_some_and(|page| page.get().is_none()))
+    }
+
+    fn load(&self, number: usize) -> Result<(), ImageError> {
+        let Some(page) = self.pages.get(number) else { return Ok(()) };
+        let first = number.saturating_mul(PAGE_CHUNKS);
+        let end = usize_of(self.outline.data_chunks()).min(first.saturating_add(PAGE_CHUNKS));
+        let at = |place: usize| self.chunks_at.saturating_add(u64_of(place.saturating_mul(CHUNK_BYTES)));
+        let chunks = decode_chunks(&self.parts.read(at(first)..at(end))?);
+        for (place, chunk) in (u64_of(first)..).zip(&chunks) {
+            self.outline.check_chunk(place, chunk)?;
+        }
+        // Another one that needed it may have been faster.
+        let _ = page.set(chunks.into_boxed_slice());
+        Ok(())
+    }
+}
+
+/// Reads, parses and checks a manifest as a whole. It is kept on the local disk, and comes from there while no server answers.
+pub(crate) fn read_manifest(
+    store: &dyn Store,
+    id: Hash,
+    disk: Option<&DiskCache>,
+) -> Result<Manifest, ImageError> {
+    let bytes = match (store.manifest(id), disk) {
+        (Ok(bytes), Some(disk)) => {
+            disk.keep_manifest(id, &bytes);
+            bytes
+        }
+        (Err(e), Some(disk)) if matches!(e.kind(), StoreErrorKind::Unreachable | StoreErrorKind::Io) => {
+            let Some(bytes) = disk.manifest(id) else { return Err(e.into()) };
+            tracing::warn!(version = %id.short(), error = %e, "opening a version with the manifest that is kept here");
+            bytes
+        }
+        (found, _) => found?,
+    };
+    Manifest::decode(&bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+    use headwater_store::{StoreError, StoreErrorKind};
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::error::ImageErrorKind;
+    use crate::manifest::{ManifestBuilder, ObjectRef};
+
+    const CHUNK: u32 = 65_536;
+
+    /// A manifest in memory.
+    #[derive(Default)]
+    struct InMemory {
+        bytes: Vec<u8>,
+        read_bytes: AtomicU64,
+        fails: AtomicBool,
+    }
+
+    impl Parts for InMemory {
+        fn len_bytes(&self) -> u64 {
+            u64_of(self.bytes.len())
+        }
+
+        fn read(&self, range: Range<u64>) -> Result<Vec<u8>, StoreError> {
+            if self.fails.load(Ordering::Relaxed) {
+                return Err(StoreError::new(StoreErrorKind::Io, "the disk is gone"));
+            }
+            self.read_bytes.fetch_add(range.end - range.start, Ordering::Relaxed);
+            let part = self.bytes.get(usize_of(range.start)..usize_of(range.end));
+            part.map(<[u8]>::to_vec).ok_or_else(|| StoreError::new(StoreErrorKind::Damaged, "out of range"))
+        }
+    }
+
+    /// A version of `chunks` chunks, of which those have data that `has` says, in two objects.
+    fn manifest(chunks: u64, has: impl Fn(u64) -> bool) -> Manifest {
+        let objects = [b"a", b"b"].map(|name| ObjectRef { id: Hash::of(name), len_bytes: 1 << 40 });
+        let mut builder = ManifestBuilder::new(chunks * u64::from(CHUNK), CHUNK, None);
+        for index in (0..chunks).filter(|index| has(*index)) {
+            let hash = Hash::of(&index.to_le_bytes());
+            let object = u32::try_from(index % 3 / 2).unwrap();
+            builder.push(index, ChunkRef { hash, object, stored_bytes: 100, offset: 16 + index * 100 });
+        }
+        builder.finish(&objects).unwrap()
+    }
+
+    fn pages(bytes: Vec<u8>) -> (Arc<InMemory>, Result<ChunkMap, ImageError>) {
+        let parts = Arc::new(InMemory { bytes, ..InMemory::default() });
+        let map = Pages::open(Arc::clone(&parts) as Arc<dyn Parts>).map(ChunkMap::Paged);
+        (parts, map)
+    }
+
+    #[test]
+    fn pages_are_read_once_when_they_are_needed_and_never_by_a_look_up() {
+        let whole = manifest(5000, |index| index != 2000);
+        let (parts, map) = pages(whole.encode());
+        let map = map.unwrap();
+        let read = || parts.read_bytes.swap(0, Ordering::Relaxed);
+        assert_eq!(read(), u64_of(whole.encoded_bytes()), "what is in front of the chunks");
+        assert_eq!(*map.outline(), *whole);
+        // What is zero is known from the first moment on.
+        assert_eq!((map.chunk(2000), map.chunk(5000)), (Ok(None), Ok(None)));
+        assert_eq!(map.chunk(1023), Err(NotRead));
+        assert!(!map.has(1023..1024) && map.has(2000..2001) && map.has(5000..9000) && map.has(7..7));
+        map.load(1023..1024).unwrap();
+        assert_eq!(read(), 48 * 1024);
+        assert_eq!(map.chunk(1023), Ok(whole.chunk(1023)));
+        assert_eq!(map.chunk(1024), Err(NotRead));
+        assert!(map.has(0..1024) && !map.has(1023..1025));
+        map.load(0..1025).unwrap();
+        assert_eq!(read(), 48 * 1024, "the first page is there");
+        // The hole moves what follows by one: chunk 4096 is the last but one of the fourth page.
+        map.load(4095..5000).unwrap();
+        assert_eq!(read(), 48 * (4999 - 3 * 1024), "the last page is short");
+        assert!(!map.has(0..5000));
+        map.load(0..u64::MAX).unwrap();
+        assert!(map.has(0..5000) && (0..5001).all(|index| map.chunk(index) == Ok(whole.chunk(index))));
+        read();
+        assert_eq!(*map.whole().unwrap(), whole);
+    }
+
+    #[test]
+    fn a_page_that_cannot_be_read_is_read_when_it_can() {
+        let whole = manifest(3000, |_| true);
+        let (parts, map) = pages(whole.encode());
+        let map = map.unwrap();
+        parts.fails.store(true, Ordering::Relaxed);
+        assert_eq!(map.load(0..1).unwrap_err().kind(), ImageErrorKind::Io);
+        assert_eq!(map.chunk(0), Err(NotRead));
+        assert_eq!(map.whole().unwrap_err().kind(), ImageErrorKind::Io);
+        parts.fails.store(false, Ordering::Relaxed);
+        map.load(0..1).unwrap();
+        assert_eq!(map.chunk(0), Ok(whole.chunk(0)));
+    }
+
+    #[test]
+    fn no_look_up_finds_a_chunk_that_lies_outside_its_object() {
+        let whole = manifest(3000, |_| true);
+        let entry = whole.encoded_bytes() + 48 * 1500;
+        for (at, value) in [(32, 2u64.to_le_bytes()), (36, [0; 8]), (40, (1u64 << 40).to_le_bytes())] {
+            let mut bytes = whole.encode();
+            let value = if at == 40 { &value[..] } else { &value[..4] };
+            bytes[entry + at..][..value.len()].copy_from_slice(value);
+            let (_, map) = pages(bytes);
+            let map = map.unwrap();
+            assert_eq!(map.load(1500..1501).unwrap_err().kind(), ImageErrorKind::Damaged, "byte {at}");
+            assert_eq!(map.chunk(1500), Err(NotRead));
+            assert!(map.load(0..1).is_ok() && map.load(2048..2049).is_ok());
+        }
+    }
+
+    #[test]
+    fn one_that_is_cut_or_goes_on_is_not_opened() {
+        let whole = manifest(3000, |index| index % 2 == 0).encode();
+        for len in [0, 1, 79, 80, 100, whole.len() - 1] {
+            assert_eq!(
+                pages(whole[..len].to_vec()).1.err().unwrap().kind(),
+                ImageErrorKind::Damaged,
+                "{len} bytes"
+            );
+        }
+        assert!(pages([&whole[..], &[0]].concat()).1.is_err());
+    }
+
+    proptest! {
+        #[test]
+        fn any_part_of_it_says_what_the_whole_says(
+            step in 1u64..4, from in 0u64..5000, len in 0u64..3000,
+        ) {
+            let whole = manifest(5000, |index| index % step == 0 || index > 4000);
+            let (_, map) = pages(whole.encode());
+            let map = map.unwrap();
+            let range = from..from + len;
+            map.load(range.clone()).unwrap();
+            prop_assert!(map.has(range.clone()));
+            for index in range {
+                prop_assert_eq!(map.chunk(index), Ok(whole.chunk(index)));
+            }
+        }
+    }
+}

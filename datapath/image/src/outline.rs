@@ -1,0 +1,297 @@
+//! What a manifest says before its chunks: the header, the objects and the runs. It is small: it does not grow with the data of an
+//! image, but with how much that is scattered.
+
+use headwater_store::{Hash, VERSION_OBJECTS_MAX};
+
+use crate::error::{ImageError, ImageErrorKind};
+use crate::manifest::{CHUNK_BYTES, ChunkRef, IMAGE_MAX_BYTES, ObjectRef, damaged};
+use crate::units::{u64_of, usize_of, usize_of_u32};
+
+/// Bytes of a manifest's header.
+pub(crate) const HEADER_BYTES: usize = 80;
+
+const MAGIC: [u8; 8] = *b"HWMANIF\n";
+const FORMAT: u32 = 1;
+const OBJECT_BYTES: usize = 40;
+const RUN_BYTES: usize = 16;
+
+/// `len` consecutive chunks with data, from chunk `start`; their refs start at `first_ref`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Run {
+    start: u64,
+    len: u64,
+    first_ref: usize,
+}
+
+/// Which chunks of a version hold data, and what it needs.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Outline {
+    size_bytes: u64,
+    chunk_bytes: u32,
+    parent: Option<Hash>,
+    objects: Vec<ObjectRef>,
+    runs: Vec<Run>,
+    /// Number of chunks that hold data.
+    refs: usize,
+}
+
+impl Outline {
+    /// One of a version without data.
+    pub(crate) fn new(size_bytes: u64, chunk_bytes: u32, parent: Option<Hash>) -> Self {
+        Self { size_bytes, chunk_bytes, parent, objects: Vec::new(), runs: Vec::new(), refs: 0 }
+    }
+
+    /// Adds the chunk with number `index`; numbers ascend.
+    pub(crate) fn push(&mut self, index: u64) {
+        let first_ref = self.refs;
+        self.refs += 1;
+        match self.runs.last_mut() {
+            Some(run) if run.start.saturating_add(run.len) == index => run.len += 1,
+            _ => self.runs.push(Run { start: index, len: 1, first_ref }),
+        }
+    }
+
+    pub(crate) fn set_objects(&mut self, objects: Vec<ObjectRef>) {
+        self.objects = objects;
+    }
+
+    /// Size of the image.
+    pub fn size_bytes(&self) -> u64 {
+        self.size_bytes
+    }
+
+    /// Size of a chunk. The last one of the image is filled up with zeroes.
+    pub fn chunk_bytes(&self) -> u32 {
+        self.chunk_bytes
+    }
+
+    /// The version that this one was made from.
+    pub fn parent(&self) -> Option<Hash> {
+        self.parent
+    }
+
+    /// The data objects.
+    pub fn objects(&self) -> &[ObjectRef] {
+        &self.objects
+    }
+
+    /// Number of chunks that hold data.
+    pub fn data_chunks(&self) -> u64 {
+        u64_of(self.refs)
+    }
+
+    /// Number of chunks of the image, with and without data.
+    pub fn chunks(&self) -> u64 {
+        self.size_bytes.div_ceil(u64::from(self.chunk_bytes))
+    }
+
+    /// Whether chunk `index` holds data, and for how many chunks from there that stays so, at most to the
+    /// end of the image.
+    pub fn run_at(&self, index: u64) -> (bool, u64) {
+        let at = self.last_run_from(index);
+        if let Some(run) = at.and_then(|at| self.runs.get(at)) {
+            let within = index - run.start;
+            if within < run.len {
+                return (true, run.len - within);
+            }
+        }
+        let next = self.runs.get(at.map_or(0, |at| at + 1)).map_or(self.chunks(), |run| run.start);
+        (false, next.saturating_sub(index))
+    }
+
+    /// Which of the chunks that hold data the one with number `index` is; `None` if it is zero.
+    pub(crate) fn place(&self, index: u64) -> Option<usize> {
+        let run = self.runs.get(self.last_run_from(index)?)?;
+        let within = index - run.start;
+        if within >= run.len {
+            return None;
+        }
+        run.first_ref.checked_add(usize_of(within))
+    }
+
+    /// How many chunks that hold data are in front of the one with number `index`.
+    pub(crate) fn places_before(&self, index: u64) -> usize {
+        let run = self.last_run_from(index).and_then(|at| self.runs.get(at));
+        run.map_or(0, |run| run.first_ref.saturating_add(usize_of((index - run.start).min(run.len))))
+    }
+
+    /// The numbers of all chunks that hold data, in order.
+    pub(crate) fn numbers(&self) -> impl Iterator<Item = u64> {
+        self.runs.iter().flat_map(|run| run.start..run.start.saturating_add(run.len))
+    }
+
+    /// Number of the last run that starts at `index` or before it.
+    fn last_run_from(&self, index: u64) -> Option<usize> {
+        self.runs.partition_point(|run| run.start <= index).checked_sub(1)
+    }
+
+    /// Where the chunks begin in the bytes of the manifest.
+    pub(crate) fn encoded_bytes(&self) -> usize {
+        HEADER_BYTES + self.objects.len() * OBJECT_BYTES + self.runs.len() * RUN_BYTES
+    }
+
+    pub(crate) fn encode(&self, out: &mut Vec<u8>) {
+        out.extend_from_slice(&MAGIC);
+        out.extend_from_slice(&FORMAT.to_le_bytes());
+        out.extend_from_slice(&self.chunk_bytes.to_le_bytes());
+        out.extend_from_slice(&self.size_bytes.to_le_bytes());
+        out.extend_from_slice(&u64_of(self.objects.len()).to_le_bytes());
+        out.extend_from_slice(&u64_of(self.runs.len()).to_le_bytes());
+        out.extend_from_slice(&u64_of(self.refs).to_le_bytes());
+        out.extend_from_slice(&self.parent.map_or([0; 32], |parent| parent.0));
+        for object in &self.objects {
+            out.extend_from_slice(&object.id.0);
+            out.extend_from_slice(&object.len_bytes.to_le_bytes());
+        }
+        for run in &self.runs {
+            out.extend_from_slice(&run.start.to_le_bytes());
+            out.extend_from_slice(&run.len.to_le_bytes());
+        }
+    }
+
+    /// Parses and checks what follows the header. Takes memory in proportion to `tables`.
+    pub(crate) fn decode(header: &Header, tables: &[u8]) -> Result<Self, ImageError> {
+        let (objects, runs) = tables
+            .split_at_checked(usize_of(header.objects).saturating_mul(OBJECT_BYTES))
+            .ok_or_else(|| damaged("it is cut short"))?;
+        let mut first_ref = 0usize;
+        let outline = Self {
+            size_bytes: header.size_bytes,
+            chunk_bytes: header.chunk_bytes,
+            parent: header.parent,
+            objects: objects.as_chunks::<OBJECT_BYTES>().0.iter().map(decode_object).collect(),
+            runs: runs
+                .as_chunks::<RUN_BYTES>()
+                .0
+                .iter()
+                .map(|bytes| {
+                    let (start, len) = decode_run(bytes);
+                    let run = Run { start, len, first_ref };
+                    first_ref = first_ref.saturating_add(usize_of(len));
+                    run
+                })
+                .collect(),
+            refs: usize_of(header.refs),
+        };
+        outline.check()?;
+        Ok(outline)
+    }
+
+    /// Everything that users rely on.
+    pub(crate) fn check(&self) -> Result<(), ImageError> {
+        if !self.size_bytes.is_multiple_of(512) || self.size_bytes == 0 || self.size_bytes > IMAGE_MAX_BYTES {
+            return Err(damaged(format!("{} bytes is not the size of an image", self.size_bytes)));
+        }
+        let sizes = headwater_store::CHUNK_BYTES_MIN..=headwater_store::CHUNK_BYTES_MAX;
+        if !self.chunk_bytes.is_power_of_two() || !sizes.contains(&self.chunk_bytes) {
+            return Err(damaged(format!("{} bytes is not the size of a chunk", self.chunk_bytes)));
+        }
+        if self.objects.len() > VERSION_OBJECTS_MAX {
+            return Err(damaged(format!("it refers to {} objects", self.objects.len())));
+        }
+        let mut total = 0u64;
+        // Where the run before ended. Adjoining runs would be a second way to write one.
+        let mut end_before: Option<u64> = None;
+        for run in &self.runs {
+            let end = run.start.checked_add(run.len).filter(|end| *end <= self.chunks());
+            let apart = end_before.is_none_or(|before| before < run.start);
+            let (Some(end), true, true) = (end, apart, run.len > 0) else {
+                return Err(damaged("its runs are not in order, or reach out of the image"));
+            };
+            end_before = Some(end);
+            total += run.len;
+        }
+        if total != self.data_chunks() {
+            return Err(damaged("its runs and its chunks do not match"));
+        }
+        Ok(())
+    }
+
+    /// That a chunk lies inside its object. `number` is for people.
+    pub(crate) fn check_chunk(&self, number: u64, chunk: &ChunkRef) -> Result<(), ImageError> {
+        let Some(object) = self.objects.get(usize_of_u32(chunk.object)) else {
+            return Err(damaged(format!("chunk {number} lies in an object that is not listed")));
+        };
+        let end = chunk.offset.checked_add(u64::from(chunk.stored_bytes));
+        let fits = chunk.stored_bytes != 0
+            && chunk.stored_bytes <= self.chunk_bytes
+            && end.is_some_and(|end| end <= object.len_bytes);
+        if fits { Ok(()) } else { Err(damaged(format!("chunk {number} reaches out of its object"))) }
+    }
+}
+
+/// How much of what there is.
+#[derive(Debug)]
+pub(crate) struct Header {
+    chunk_bytes: u32,
+    size_bytes: u64,
+    objects: u64,
+    runs: u64,
+    refs: u64,
+    parent: Option<Hash>,
+}
+
+impl Header {
+    /// Parses the first bytes of a manifest.
+    pub(crate) fn decode(mut rest: &[u8]) -> Result<Self, ImageError> {
+        let short = || damaged("it is cut short");
+        if take::<8>(&mut rest).ok_or_else(short)? != MAGIC {
+            return Err(damaged("it does not start as a manifest does"));
+        }
+        let format = u32::from_le_bytes(take(&mut rest).ok_or_else(short)?);
+        if format != FORMAT {
+            return Err(ImageError::new(
+                ImageErrorKind::Unsupported,
+                format!(
+                    "the manifest has format {format}; this release reads format {FORMAT}: use the release that \
+                     wrote it, or a later one"
+                ),
+            ));
+        }
+        let chunk_bytes = u32::from_le_bytes(take(&mut rest).ok_or_else(short)?);
+        let mut number = || take(&mut rest).map(u64::from_le_bytes).ok_or_else(short);
+        let (size_bytes, objects, runs, refs) = (number()?, number()?, number()?, number()?);
+        let parent = take::<32>(&mut rest).ok_or_else(short)?;
+        let parent = (parent != [0; 32]).then_some(Hash(parent));
+        Ok(Self { chunk_bytes, size_bytes, objects, runs, refs, parent })
+    }
+
+    /// Where the chunks begin in a manifest of `len_bytes`; an error if that is not the length that follows from the header.
+    pub(crate) fn chunks_at(&self, len_bytes: u64) -> Result<u64, ImageError> {
+        let tables = [(self.objects, OBJECT_BYTES), (self.runs, RUN_BYTES), (self.refs, CHUNK_BYTES)];
+        let mut expected = 0u64;
+        for (count, each) in tables {
+            expected = count
+                .checked_mul(u64_of(each))
+                .and_then(|len| expected.checked_add(len))
+                .ok_or_else(|| damaged("it claims to be longer than 64 bits can say"))?;
+        }
+        let follow = len_bytes.saturating_sub(u64_of(HEADER_BYTES));
+        if expected != follow {
+            return Err(damaged(format!("{expected} bytes should follow its header, not {follow}")));
+        }
+        Ok(len_bytes.saturating_sub(self.refs.saturating_mul(u64_of(CHUNK_BYTES))))
+    }
+}
+
+/// The next bytes.
+pub(crate) fn take<const N: usize>(rest: &mut &[u8]) -> Option<[u8; N]> {
+    let (head, tail) = rest.split_first_chunk::<N>()?;
+    *rest = tail;
+    Some(*head)
+}
+
+/// The next `N` bytes of a table's entry, whose length is known to suffice.
+pub(crate) fn field<const N: usize>(rest: &mut &[u8]) -> [u8; N] {
+    take(rest).unwrap_or([0; N])
+}
+
+fn decode_object(bytes: &[u8; OBJECT_BYTES]) -> ObjectRef {
+    let mut rest = bytes.as_slice();
+    ObjectRef { id: Hash(field(&mut rest)), len_bytes: u64::from_le_bytes(field(&mut rest)) }
+}
+
+fn decode_run(bytes: &[u8; RUN_BYTES]) -> (u64, u64) {
+    let mut rest = bytes.as_slice();
+    (u64::from_le_bytes(field(&mut rest)), u64::from_le_bytes(field(&mut rest)))
+}
