@@ -1,10 +1,10 @@
-//! How long it takes to open a version of 64 GiB of which every chunk holds data: the last table of `docs/decisions/0009-chunks-of-64-kib.md`.
+//! How long it takes to open a version of 64 GiB of which every chunk holds data: the table of `docs/decisions/0030-manifests-in-parts.md`.
 //!
 //! `cargo run --release -p headwater-image --example open_time -- [DIR] [GIB]`
 //!
 //! A version of a million chunks, all different, is imported into a store in DIR (minutes: all of it is hashed; it takes 150 MiB, as
 //! the chunks are nearly empty). Then it is opened by a reader that shares nothing with another one: what its manifest costs to read, to check and to
-//! parse; and by one beside a reader that has it open, as a daemon's second machine does. `cold` is after the page cache was
+//! parse as a whole, and what the first read of a part of it costs; and by one beside a reader that has it open, as a daemon's second machine does. `cold` is after the page cache was
 //! told to forget the store's files, which the kernel may or may not do.
 
 use std::error::Error;
@@ -21,6 +21,8 @@ use headwater_image::{ChunkCache, ImportOptions, Manifest, VersionReader, import
 use headwater_store::{Access, Hash, LocalDir, Store};
 
 const CHUNK_BYTES: u64 = 64 << 10;
+/// What a page of the chunk map is about.
+const PAGE_BYTES: u64 = 64 << 20;
 const ROUNDS: usize = 15;
 
 type Outcome<T> = Result<T, Box<dyn Error>>;
@@ -124,6 +126,18 @@ fn main() -> Outcome<()> {
         drop(manifest);
         Ok(ms)
     })?;
+    let (_, reader) = opened(&store, id, cache())?;
+    // From the beginning: the middle was read as it was opened. Neighbours are far enough apart that none is read ahead.
+    let mut page = 0;
+    row("a block of a chunk that is read first in its 64 MiB", || {
+        page += 1;
+        read_ms(&reader, page * PAGE_BYTES)
+    })?;
+    page = 0;
+    row("a block of a further chunk there", || {
+        page += 1;
+        read_ms(&reader, page * PAGE_BYTES + PAGE_BYTES / 2)
+    })?;
     let shared = cache();
     let (_, _first) = opened(&store, id, Arc::clone(&shared))?;
     row("a further reader beside it", || opened(&store, id, Arc::clone(&shared)).map(|it| it.0))
@@ -139,6 +153,16 @@ fn opened(store: &LocalDir, id: Hash, cache: Arc<ChunkCache>) -> Outcome<(f64, A
     blocking::read(&*reader, at, &mut is)?;
     Numbered::fill(ByteRange::new(at, 4096).ok_or("a block")?, &mut has_to);
     if is == has_to { Ok((ms, reader)) } else { Err("it reads something else".into()) }
+}
+
+/// Milliseconds that a block takes. It has to be right, too.
+fn read_ms(reader: &Arc<VersionReader>, at: u64) -> Outcome<f64> {
+    let (mut is, mut has_to) = (vec![0; 4096], vec![0; 4096]);
+    let began = Instant::now();
+    blocking::read(&**reader, at, &mut is)?;
+    let ms = ms(began);
+    Numbered::fill(ByteRange::new(at, 4096).ok_or("a block")?, &mut has_to);
+    if is == has_to { Ok(ms) } else { Err("it reads something else".into()) }
 }
 
 fn ms(began: Instant) -> f64 {

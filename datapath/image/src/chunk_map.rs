@@ -43,9 +43,14 @@ impl ChunkMap {
     pub(crate) fn open(store: &dyn Store, id: Hash, disk: Option<&DiskCache>) -> Result<Self, ImageError> {
         let parts = if disk.is_none() { store.manifest_parts(id)? } else { None };
         match parts {
-            Some(parts) => Pages::open(parts).map(Self::Paged),
+            Some(parts) => Self::in_parts(parts),
             None => read_manifest(store, id, disk).map(Self::Whole),
         }
+    }
+
+    /// That of a manifest that is read in parts.
+    pub(crate) fn in_parts(parts: Arc<dyn Parts>) -> Result<Self, ImageError> {
+        Pages::open(parts).map(Self::Paged)
     }
 
     pub(crate) fn outline(&self) -> &Outline {
@@ -215,7 +220,7 @@ mod tests {
 
     fn pages(bytes: Vec<u8>) -> (Arc<InMemory>, Result<ChunkMap, ImageError>) {
         let parts = Arc::new(InMemory { bytes, ..InMemory::default() });
-        let map = Pages::open(Arc::clone(&parts) as Arc<dyn Parts>).map(ChunkMap::Paged);
+        let map = ChunkMap::in_parts(Arc::clone(&parts) as Arc<dyn Parts>);
         (parts, map)
     }
 

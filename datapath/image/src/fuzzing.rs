@@ -9,13 +9,17 @@ mod files;
 pub use file_systems::file_systems;
 pub use files::{foreign_file, qcow2_file};
 
-use headwater_store::Hash;
+use std::ops::Range;
+use std::sync::Arc;
+
+use headwater_store::{Hash, Parts, StoreError, StoreErrorKind};
 
 use crate::chunk::{Packer, unpack};
+use crate::chunk_map::ChunkMap;
 use crate::manifest::{ChunkRef, Manifest, ManifestBuilder, ObjectRef};
 use crate::qcow2::header::Header;
 use crate::trace::Trace;
-use crate::units::{u64_of, usize_of_u32};
+use crate::units::{u64_of, usize_of, usize_of_u32};
 
 /// What a fuzzer or a test feeds with bytes.
 pub type Oracle = fn(&[u8]);
@@ -91,9 +95,44 @@ fn qcow2() -> Vec<u8> {
     out
 }
 
+/// A manifest whose parts are there.
+struct InMemory(Vec<u8>);
+
+impl Parts for InMemory {
+    fn len_bytes(&self) -> u64 {
+        u64_of(self.0.len())
+    }
+
+    fn read(&self, range: Range<u64>) -> Result<Vec<u8>, StoreError> {
+        let part = self.0.get(usize_of(range.start)..usize_of(range.end));
+        part.map(<[u8]>::to_vec).ok_or_else(|| StoreError::new(StoreErrorKind::Damaged, "out of range"))
+    }
+}
+
+/// A manifest that is read in parts: it is taken for what it is taken for as a whole, and no chunk lies outside its object.
+fn manifest_in_parts(bytes: &[u8], whole: Option<&Manifest>) {
+    let Ok(map) = ChunkMap::in_parts(Arc::new(InMemory(bytes.to_vec()))) else {
+        return assert!(whole.is_none(), "it is refused in parts only");
+    };
+    let outline = map.outline();
+    let all = 0..outline.chunks();
+    let loaded = map.load(all.clone());
+    assert!(whole.is_none() || (loaded.is_ok() && map.has(all)), "a part of it is refused");
+    for index in outline.numbers() {
+        let Ok(found) = map.chunk(index) else { continue };
+        assert!(
+            found.is_some_and(|chunk| outline.check_chunk(index, chunk).is_ok()),
+            "chunk {index} is not inside"
+        );
+        assert!(whole.is_none_or(|whole| whole.chunk(index) == found), "chunk {index} is another one");
+    }
+}
+
 /// A manifest: one content has one encoding, and no chunk lies outside its object or the image.
 pub fn manifest(bytes: &[u8]) {
-    let Ok(manifest) = Manifest::decode(bytes) else { return };
+    let decoded = Manifest::decode(bytes);
+    manifest_in_parts(bytes, decoded.as_ref().ok());
+    let Ok(manifest) = decoded else { return };
     assert!(manifest.encode() == bytes, "one manifest has two encodings");
     let mut count = 0u64;
     for (index, chunk) in manifest.data() {

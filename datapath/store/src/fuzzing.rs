@@ -3,6 +3,7 @@
 //! Each function takes bytes, reads them, and panics when what was read breaks a promise. Refusing them is always right.
 
 use crate::hash::Hash;
+use crate::hash_tree::{GROUP_BYTES, HashTree};
 use crate::local_dir::{chunk_bytes_of, settings_bytes};
 use crate::name::ImageName;
 use crate::refs::Image;
@@ -18,6 +19,7 @@ pub fn targets() -> Vec<(&'static str, Oracle, Vec<Vec<u8>>)> {
     vec![
         ("list_of_versions", list_of_versions, lists()),
         ("store_settings", store_settings, settings.to_vec()),
+        ("hash_tree", hash_tree, trees()),
         (
             "store_name",
             store_name,
@@ -33,6 +35,23 @@ pub fn targets() -> Vec<(&'static str, Oracle, Vec<Vec<u8>>)> {
             ],
         ),
     ]
+}
+
+fn trees() -> Vec<Vec<u8>> {
+    let lengths = [1, 3, 8].map(|groups| usize::try_from(groups * GROUP_BYTES).unwrap_or(0));
+    lengths.iter().filter_map(|len| HashTree::of(&vec![7; len + 1])).map(|tree| tree.encode()).collect()
+}
+
+/// A hash tree: one tree has one encoding, and is one of what has its root's hash only.
+pub fn hash_tree(bytes: &[u8]) {
+    let len_bytes =
+        bytes.get(16..24).and_then(|len| len.first_chunk()).map_or(0, |len| u64::from_le_bytes(*len));
+    let Some(tree) = HashTree::parse(bytes, len_bytes) else { return };
+    assert!(tree.encode() == bytes, "one tree has two encodings");
+    assert!(HashTree::decode(bytes, tree.root(), len_bytes).as_ref() == Some(&tree), "it is not found again");
+    assert!(HashTree::decode(bytes, Hash::of(bytes), len_bytes).is_none(), "it was taken for another one's");
+    assert!(HashTree::parse(bytes, len_bytes ^ 1).is_none(), "it is that of two lengths");
+    assert!(!tree.holds(0, bytes) && !tree.holds(usize::MAX, bytes), "it holds what it was not made of");
 }
 
 /// The size of a part in [`upload_state`].

@@ -84,11 +84,15 @@ impl HashTree {
 
     /// That of `len_bytes` whose hash is `root`, from a file's bytes. `None` where they are anything else.
     pub fn decode(bytes: &[u8], root: Hash, len_bytes: u64) -> Option<Self> {
+        Self::parse(bytes, len_bytes).filter(|tree| tree.root() == root)
+    }
+
+    /// One of `len_bytes`, whatever its root is.
+    pub(crate) fn parse(bytes: &[u8], len_bytes: u64) -> Option<Self> {
         let groups = bytes.get(HEADER_BYTES..)?.as_chunks::<32>().0.to_vec();
         let tree = Self { len_bytes, groups };
         let count = usize::try_from(len_bytes.div_ceil(GROUP_BYTES)).ok()?;
-        let is_one = count >= 2 && tree.groups.len() == count && tree.encode() == bytes;
-        (is_one && tree.root() == root).then_some(tree)
+        (count >= 2 && tree.groups.len() == count && tree.encode() == bytes).then_some(tree)
     }
 }
 
