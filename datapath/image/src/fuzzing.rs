@@ -121,7 +121,7 @@ fn manifest_in_parts(bytes: &[u8], whole: Option<&Manifest>) {
     for index in outline.numbers() {
         let Ok(found) = map.chunk(index) else { continue };
         assert!(
-            found.is_some_and(|chunk| outline.check_chunk(index, chunk).is_ok()),
+            found.is_some_and(|chunk| outline.check_chunk(|| index, chunk).is_ok()),
             "chunk {index} is not inside"
         );
         assert!(whole.is_none_or(|whole| whole.chunk(index) == found), "chunk {index} is another one");

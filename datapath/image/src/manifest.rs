@@ -172,7 +172,7 @@ impl Manifest {
             if chunk.object == next_object {
                 next_object += 1;
             }
-            self.outline.check_chunk(number, chunk)?;
+            self.outline.check_chunk(|| number, chunk)?;
         }
         if usize_of_u32(next_object) != self.objects().len() {
             return Err(damaged("it lists an object that it does not use"));

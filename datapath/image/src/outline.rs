@@ -207,16 +207,21 @@ impl Outline {
         Ok(())
     }
 
-    /// That a chunk lies inside its object. `number` is for people.
-    pub(crate) fn check_chunk(&self, number: u64, chunk: &ChunkRef) -> Result<(), ImageError> {
+    /// That a chunk lies inside its object. Its number is for people, who rarely need it.
+    pub(crate) fn check_chunk(
+        &self,
+        number: impl FnOnce() -> u64,
+        chunk: &ChunkRef,
+    ) -> Result<(), ImageError> {
         let Some(object) = self.objects.get(usize_of_u32(chunk.object)) else {
+            let number = number();
             return Err(damaged(format!("chunk {number} lies in an object that is not listed")));
         };
         let end = chunk.offset.checked_add(u64::from(chunk.stored_bytes));
         let fits = chunk.stored_bytes != 0
             && chunk.stored_bytes <= self.chunk_bytes
             && end.is_some_and(|end| end <= object.len_bytes);
-        if fits { Ok(()) } else { Err(damaged(format!("chunk {number} reaches out of its object"))) }
+        if fits { Ok(()) } else { Err(damaged(format!("chunk {} reaches out of its object", number()))) }
     }
 }
 

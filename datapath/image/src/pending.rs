@@ -3,8 +3,8 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use headwater_block::{Completion, IoError, IoErrorKind};
-use parking_lot::Mutex;
+use headwater_block::{Completion, IoError, IoErrorKind, Outcome};
+use parking_lot::{Mutex, MutexGuard};
 
 /// Part of a request that lies in one chunk.
 #[derive(Clone, Copy, Debug)]
@@ -26,6 +26,47 @@ pub(crate) fn copy_piece(chunk: &[u8], piece: Piece, target: &mut [u8]) -> Resul
 
 pub(crate) fn wrong_buffer() -> IoError {
     IoError::new(IoErrorKind::Invalid, "the buffer does not have the length of the request")
+}
+
+/// Holds an answer back until [`Held`] is dropped: whoever is answered may take things away that the one who answers still has.
+pub(crate) fn hold(done: Completion) -> (Completion, Held) {
+    let answer = Arc::new(Mutex::new(Answer { done: Some(done), outcome: None, is_held: true }));
+    let held = Held(Arc::clone(&answer));
+    let completion = Completion::new(move |outcome| {
+        let mut answer = answer.lock();
+        answer.outcome = Some(outcome);
+        if !answer.is_held {
+            give(answer);
+        }
+    });
+    (completion, held)
+}
+
+struct Answer {
+    done: Option<Completion>,
+    outcome: Option<Outcome>,
+    is_held: bool,
+}
+
+/// Holds an answer back.
+pub(crate) struct Held(Arc<Mutex<Answer>>);
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        let mut answer = self.0.lock();
+        answer.is_held = false;
+        give(answer);
+    }
+}
+
+/// Answers, if there is an answer yet.
+fn give(mut answer: MutexGuard<'_, Answer>) {
+    let Some(Outcome { result, buffer }) = answer.outcome.take() else { return };
+    let done = answer.done.take();
+    drop(answer);
+    if let Some(done) = done {
+        done.complete(result, buffer);
+    }
 }
 
 /// A request that waits for chunks.
@@ -69,5 +110,39 @@ impl PendingRead {
         if let Some(done) = done {
             done.complete(result, buffer);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc;
+
+    use super::*;
+
+    #[test]
+    fn an_answer_is_held_back_and_given_once_whichever_comes_first() {
+        let held_answer = || {
+            let (tx, rx) = mpsc::channel();
+            let done =
+                Completion::new(move |outcome| tx.send(outcome.result.map(|()| outcome.buffer)).unwrap());
+            let (done, held) = hold(done);
+            (done, held, rx)
+        };
+        let (done, held, answered) = held_answer();
+        done.complete(Ok(()), vec![7]);
+        assert!(answered.try_recv().is_err());
+        drop(held);
+        assert_eq!(answered.recv().unwrap().unwrap(), [7]);
+        assert!(answered.recv().is_err());
+        let (done, held, answered) = held_answer();
+        drop(held);
+        assert!(answered.try_recv().is_err());
+        done.complete(Ok(()), vec![8]);
+        assert_eq!(answered.recv().unwrap().unwrap(), [8]);
+        // Lost by a bug.
+        let (done, held, answered) = held_answer();
+        drop(done);
+        drop(held);
+        assert!(answered.recv().unwrap().is_err());
     }
 }

@@ -32,7 +32,7 @@ use crate::fetch::{Fetch, Fetching, MergeLimit, Source, group};
 use crate::fetch_pool::{FetchPool, Once, PREFETCH_MAX_BYTES, Place, Task, Urgency, read_only};
 use crate::manifest::{ChunkRef, Manifest, ObjectRef};
 use crate::outline::Outline;
-use crate::pending::{PendingRead, Piece, copy_piece, wrong_buffer};
+use crate::pending::{PendingRead, Piece, copy_piece, hold, wrong_buffer};
 use crate::readahead::Readahead;
 use crate::trace::{Recorder, Trace};
 use crate::units::{usize_of, usize_of_u32};
@@ -183,16 +183,30 @@ impl VersionReader {
     fn when_mapped(
         &self,
         chunks: Range<u64>,
-        then: impl FnOnce(&Self, Result<(), IoError>) + Send + 'static,
+        urgency: Urgency,
+        done: Completion,
+        then: impl FnOnce(&Self, Result<(), IoError>, Completion) + Send + 'static,
     ) {
         if self.map.has(chunks.clone()) {
-            return then(self, Ok(()));
+            return then(self, Ok(()), done);
         }
         // Whoever asks has one.
         let Some(me) = self.me.upgrade() else { return };
-        self.pool.push_task(Box::new(Once(move || {
-            then(&me, me.map.load(chunks).map_err(IoError::from));
-        })));
+        let (done, held) = hold(done);
+        self.push_map_task(urgency, move || {
+            then(&me, me.map.load(chunks).map_err(IoError::from), done);
+            // Whoever has the last answer may remove the version.
+            drop(me);
+            drop(held);
+        });
+    }
+
+    fn push_map_task(&self, urgency: Urgency, task: impl FnOnce() + Send + 'static) {
+        let task = Box::new(Once(task));
+        match urgency {
+            Urgency::Waited => self.pool.push_task(task),
+            Urgency::Ahead => self.pool.push_task_ahead(Vec::new(), task),
+        }
     }
 
     /// What is to be fetched for a read of this range, as it is stored.
@@ -262,7 +276,7 @@ impl VersionReader {
     }
 
     fn submit_read(&self, is_recorded: bool, range: ByteRange, buffer: Vec<u8>, done: Completion) {
-        self.when_mapped(self.numbers(range), move |me, mapped| match mapped {
+        self.when_mapped(self.numbers(range), Urgency::Waited, done, move |me, mapped, done| match mapped {
             Ok(()) => me.submit_mapped(is_recorded, range, buffer, done),
             Err(error) => done.complete(Err(error), buffer),
         });
@@ -333,8 +347,21 @@ impl VersionReader {
         let last = range.end().saturating_sub(1) / chunk_bytes;
         if let Some(ahead) = self.readahead.read(first, last, missed) {
             let ahead = ahead.start..ahead.end.min(self.outline().chunks());
-            // Whoever reads them tells what is wrong.
-            self.when_mapped(ahead.clone(), |me, _| me.fetch_range_ahead(ahead));
+            if self.map.has(ahead.clone()) {
+                return self.fetch_range_ahead(ahead);
+            }
+            if self.pool.room_ahead() == 0 {
+                return;
+            }
+            // The version is not kept in use by this. Whoever reads the chunks tells what is wrong.
+            let (map, me) = (Arc::clone(&self.map), Weak::clone(&self.me));
+            self.push_map_task(Urgency::Ahead, move || {
+                if map.load(ahead.clone()).is_ok()
+                    && let Some(me) = me.upgrade()
+                {
+                    me.fetch_range_ahead(ahead);
+                }
+            });
         }
     }
 
@@ -392,7 +419,11 @@ impl VersionReader {
     /// much is fetched ahead already.
     fn submit_prefetch(&self, range: ByteRange, done: Completion) {
         let range = range.clipped_to(range.offset().saturating_add(PREFETCH_MAX_BYTES));
-        self.when_mapped(self.numbers(range), move |me, mapped| match mapped {
+        let chunks = self.numbers(range);
+        if self.pool.room_ahead() == 0 && !self.map.has(chunks.clone()) {
+            return done.complete(Ok(()), Vec::new());
+        }
+        self.when_mapped(chunks, Urgency::Ahead, done, move |me, mapped, done| match mapped {
             Ok(()) => me.prefetch_mapped(range, done),
             Err(error) => done.complete(Err(error), Vec::new()),
         });

@@ -3,13 +3,13 @@
 mod fixture;
 
 use std::fs::File;
-use std::os::unix::fs::FileExt;
-use std::path::Path;
-use std::sync::Arc;
+use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
-use fixture::{import_bytes, noise, read_all};
-use headwater_block::{Attempt, ByteRange, Device, ExtentKind, IoError, IoErrorKind, Op, Request, blocking};
+use fixture::{flip, import_bytes, noise, read_all};
+use headwater_block::{
+    Attempt, ByteRange, Completion, Device, ExtentKind, IoError, IoErrorKind, Op, Request, blocking,
+};
 use headwater_image::{ChunkCache, Manifest, VersionReader, repair_manifest};
 use headwater_store::{Access, Hash, LocalDir, Store};
 use headwater_testkit::{Rng, wait_until};
@@ -25,6 +25,21 @@ fn small_chunks() -> (tempfile::TempDir, LocalDir) {
     let access = Access::Write { new_chunk_bytes: CHUNK as u32 };
     let store = LocalDir::open(dir.path(), access).unwrap();
     (dir, store)
+}
+
+/// The disk in such a store.
+struct Published {
+    dir: tempfile::TempDir,
+    store: LocalDir,
+    disk: Vec<u8>,
+    id: Hash,
+}
+
+fn published() -> Published {
+    let (dir, store) = small_chunks();
+    let disk = disk();
+    let id = import_bytes(&store, "disk", &disk).version.manifest;
+    Published { dir, store, disk, id }
 }
 
 /// Noise, with holes of chunks among it and a long one at its end.
@@ -47,13 +62,6 @@ fn chunks_at(store: &LocalDir, id: Hash) -> u64 {
     bytes.len() as u64 - 48 * Manifest::decode(&bytes).unwrap().data_chunks()
 }
 
-fn flip(path: &Path, at: u64) {
-    let file = File::options().read(true).write(true).open(path).unwrap();
-    let mut byte = [0];
-    file.read_exact_at(&mut byte, at).unwrap();
-    file.write_all_at(&[byte[0] ^ 0x10], at).unwrap();
-}
-
 fn read(device: &dyn Device, at: usize, len: usize) -> Result<Vec<u8>, IoError> {
     let mut bytes = vec![1; len];
     blocking::read(device, at as u64, &mut bytes).map(|()| bytes)
@@ -61,9 +69,7 @@ fn read(device: &dyn Device, at: usize, len: usize) -> Result<Vec<u8>, IoError> 
 
 #[test]
 fn any_part_reads_as_it_was_written_whoever_reads_first() {
-    let (_dir, store) = small_chunks();
-    let disk = disk();
-    let id = import_bytes(&store, "disk", &disk).version.manifest;
+    let Published { dir: _dir, store, disk, id } = published();
     assert!(store.manifest_parts(id).unwrap().is_some(), "the manifest is too short for this test");
     assert!(read_all(&*open(&store, id)) == disk);
     let reader = open(&store, id);
@@ -92,9 +98,7 @@ fn any_part_reads_as_it_was_written_whoever_reads_first() {
 
 #[test]
 fn nothing_waits_for_a_page_but_a_request_that_may() {
-    let (_dir, store) = small_chunks();
-    let disk = disk();
-    let id = import_bytes(&store, "disk", &disk).version.manifest;
+    let Published { dir: _dir, store, disk, id } = published();
     let reader = open(&store, id);
     let at = 2 * PAGE * CHUNK;
     let range = ByteRange::new(at as u64, CHUNK as u64).unwrap();
@@ -111,31 +115,29 @@ fn nothing_waits_for_a_page_but_a_request_that_may() {
 
 #[test]
 fn what_a_boot_reads_is_noted_and_what_it_reads_in_order_is_fetched_ahead() {
-    let (_dir, store) = small_chunks();
-    let disk = disk();
-    let id = import_bytes(&store, "disk", &disk).version.manifest;
+    let Published { dir: _dir, store, id, .. } = published();
     let reader = open(&store, id);
     reader.record(Duration::from_secs(600));
-    // Over the end of a page: what is ahead of it lies on one that nobody has read.
-    let first = PAGE - 64;
-    for chunk in first..PAGE {
+    // Up to the end of a page: what is ahead of it lies on one that nobody reads. Pages are of chunks with data.
+    let whole = Manifest::decode(&store.manifest(id).unwrap()).unwrap();
+    let number = |place: usize| whole.data().nth(place).unwrap().0 as usize;
+    let (first, end) = (number(PAGE - 64), number(PAGE));
+    for chunk in first..end {
         read(&*reader, chunk * CHUNK, CHUNK).unwrap();
     }
-    let next = ByteRange::new(((PAGE + 10) * CHUNK) as u64, CHUNK as u64).unwrap();
+    let next = ByteRange::new((number(PAGE + 10) * CHUNK) as u64, CHUNK as u64).unwrap();
     wait_until("the next page was fetched ahead", || reader.peek(next, &mut vec![0; CHUNK]));
     let trace = reader.recorded().unwrap();
     let mut noted: Vec<u64> = trace.chunks.iter().map(|touched| touched.chunk).collect();
     noted.sort_unstable();
-    let expected: Vec<u64> =
-        (first..PAGE).filter(|chunk| chunk % 10 != 3).map(|chunk| chunk as u64).collect();
+    let expected: Vec<u64> = (first..end).filter(|chunk| chunk % 10 != 3).map(|chunk| chunk as u64).collect();
     assert_eq!(noted, expected);
 }
 
 #[test]
 fn damage_in_a_page_concerns_the_reads_that_need_it_until_it_is_mended() {
-    let ((dir, store), (_other_dir, other)) = (small_chunks(), small_chunks());
-    let disk = disk();
-    let id = import_bytes(&store, "disk", &disk).version.manifest;
+    let Published { dir, store, disk, id } = published();
+    let (_other_dir, other) = small_chunks();
     import_bytes(&other, "disk", &disk);
     // In the entry of the chunk that is the 3000th with data: on the third page.
     let path = dir.path().join("manifests").join(id.to_string());
@@ -160,8 +162,7 @@ fn damage_in_a_page_concerns_the_reads_that_need_it_until_it_is_mended() {
 
 #[test]
 fn damage_in_front_of_the_chunks_is_found_when_the_version_is_opened() {
-    let (dir, store) = small_chunks();
-    let id = import_bytes(&store, "disk", &disk()).version.manifest;
+    let Published { dir, store, id, .. } = published();
     let path = dir.path().join("manifests").join(id.to_string());
     for at in [0, 20, 60, 90, chunks_at(&store, id) - 1] {
         flip(&path, at);
@@ -170,4 +171,31 @@ fn damage_in_front_of_the_chunks_is_found_when_the_version_is_opened() {
         flip(&path, at);
     }
     assert!(VersionReader::open(&store, id, ChunkCache::new(0)).is_ok());
+}
+
+#[test]
+fn who_has_the_answer_may_remove_the_version() {
+    let Published { dir, store, disk, id } = published();
+    let manifest = File::open(dir.path().join("manifests").join(id.to_string())).unwrap();
+    let cache = ChunkCache::new(256 << 20);
+    // First the chunk has to be fetched, then it is in the cache.
+    for round in 0..16 {
+        let reader = VersionReader::open(&store, id, Arc::clone(&cache)).unwrap();
+        let at = round / 2 * PAGE * CHUNK;
+        let range = ByteRange::new(at as u64, CHUNK as u64).unwrap();
+        let manifest = manifest.try_clone().unwrap();
+        let (closed, is_closed) = mpsc::channel();
+        let (answer, answered) = mpsc::channel();
+        let done = Completion::new(move |outcome| {
+            is_closed.recv().unwrap();
+            let locked = manifest.try_lock().map(|()| manifest.unlock().unwrap());
+            answer.send((outcome, locked)).unwrap();
+        });
+        reader.submit(Request::Read { range, buffer: vec![1; CHUNK] }, done);
+        drop(reader);
+        closed.send(()).unwrap();
+        let (outcome, locked) = answered.recv().unwrap();
+        assert!(outcome.result.is_ok() && outcome.buffer == disk[at..at + CHUNK]);
+        assert!(locked.is_ok(), "round {round}: the version is still in use");
+    }
 }

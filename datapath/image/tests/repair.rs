@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use fixture::{import_bytes, noise, read_all, store};
+use fixture::{flip, import_bytes, noise, read_all, store};
 use headwater_image::verify::DAMAGED_LISTED_MAX;
 use headwater_image::{
     Cancel, ChunkCache, ImageErrorKind, Round, Verified, VersionReader, files_touched, repair,
@@ -23,13 +23,6 @@ use headwater_testkit::run;
 
 fn object_path(dir: &Path, version: &Version) -> PathBuf {
     dir.join("objects").join(version.objects[0].to_string())
-}
-
-fn flip(path: &Path, at: u64) {
-    let file = File::options().read(true).write(true).open(path).unwrap();
-    let mut byte = [0];
-    file.read_exact_at(&mut byte, at).unwrap();
-    file.write_all_at(&[byte[0] ^ 0x10], at).unwrap();
 }
 
 fn check(store: &LocalDir, version: &Version) -> Verified {

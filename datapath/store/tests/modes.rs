@@ -16,9 +16,11 @@ fn publish(store: &LocalDir, note: &str) {
     let mut publication = store.publish().unwrap();
     publication.append(note.as_bytes()).unwrap();
     let (id, _) = publication.finish_object().unwrap().unwrap();
+    // Long enough for a hash tree.
+    let manifest = note.as_bytes().repeat(100_000);
     let new = NewVersion {
         name: &"debian".parse().unwrap(),
-        manifest: note.as_bytes(),
+        manifest: &manifest,
         objects: &[id],
         size_bytes: 4096,
         created_at_s: 1,
@@ -36,14 +38,14 @@ fn publish(store: &LocalDir, note: &str) {
 /// The modes of directories and of files that are read, each once.
 fn modes_in(root: &Path) -> (Vec<u32>, Vec<u32>) {
     let mode = |path: &Path| std::fs::metadata(path).unwrap().permissions().mode() & 0o777;
-    let dirs = ["images", "manifests", "objects", "traces"].map(|dir| root.join(dir));
+    let dirs = ["images", "manifests", "objects", "traces", "trees"].map(|dir| root.join(dir));
     // Not the file `store`, which says how large chunks are, to who can read the root.
     let mut files = Vec::new();
     for dir in &dirs {
         let entries = std::fs::read_dir(dir).unwrap().map(|entry| mode(&entry.unwrap().path()));
         files.extend(entries);
     }
-    assert!(files.len() >= 6, "one image, two versions");
+    assert!(files.len() >= 8, "one image, two versions");
     let mut dirs: Vec<u32> = dirs.iter().map(|dir| mode(dir)).collect();
     dirs.dedup();
     files.sort_unstable();
@@ -79,10 +81,12 @@ fn a_store_is_its_users_until_it_is_opened_and_stays_open_then() {
         let (dirs, files) = modes_in(&root);
         assert_eq!((dirs, files), (vec![opened.0], vec![opened.1]), "{mode:o}");
     }
-    // Before its first trace, which has a directory of its own.
+    // Before its first trace and tree, which have directories of their own.
     let root = dir.path().join("own");
     publish_in(&root, "one");
-    std::fs::remove_dir_all(root.join("traces")).unwrap();
+    for dir in ["traces", "trees"] {
+        std::fs::remove_dir_all(root.join(dir)).unwrap();
+    }
     assert!(Command::new("chmod").args(["-R", "go+rX"]).arg(&root).status().unwrap().success());
     publish_in(&root, "two");
     publish_in(&root, "one");

@@ -55,6 +55,21 @@ impl Oracle {
         }
     }
 
+    /// For people: where what was found does not fit together.
+    fn misfits(&self, found: &[u8]) -> String {
+        let mut out = String::new();
+        for (number, (block, history)) in found.chunks(BLOCK).zip(&self.history).enumerate() {
+            let sum = crc32c::crc32c(block);
+            let is_zero = block.iter().all(|byte| *byte == 0);
+            let at = history.iter().position(|(_, s)| *s == sum);
+            if history.len() > 1 || at.is_none() {
+                let steps: Vec<usize> = history.iter().map(|(step, _)| *step).collect();
+                out += &format!("\nblock {number}: of steps {steps:?} the one at {at:?}, zero: {is_zero}");
+            }
+        }
+        out
+    }
+
     /// The latest step at which the whole disk was as it is now.
     fn step_of(&self, found: &[u8]) -> Option<usize> {
         // At each step: how many blocks begin, less how many cease, to be as found.
@@ -188,8 +203,10 @@ impl Life {
         let Oracle { steps, flushed, .. } = self.oracle;
         let Some(step) = self.oracle.step_of(&found) else {
             panic!(
-                "seed {}, crash {}: not a state of {steps} steps ({flushed} flushed)",
-                self.seed, self.crashes
+                "seed {}, crash {}: not a state of {steps} steps ({flushed} flushed): {}",
+                self.seed,
+                self.crashes,
+                self.oracle.misfits(&found)
             )
         };
         assert!(

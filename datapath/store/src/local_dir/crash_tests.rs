@@ -14,6 +14,7 @@ use proptest::prelude::*;
 
 use crate::copy::{copy, selected};
 use crate::hash::Hash;
+use crate::local_dir::parts::TREE_FROM_BYTES;
 use crate::local_dir::power_tests::is_durable;
 use crate::local_dir::{Access, CHUNK_BYTES_DEFAULT, LocalDir};
 use crate::name::ImageName;
@@ -137,9 +138,10 @@ fn shared_object(content: u8) -> Vec<u8> {
     vec![200 + content % 2; 30]
 }
 
-/// Of a content with so many of its objects: with one only, it is another content.
+/// Of a content with so many of its objects: with one only, it is another content. Some have a hash tree.
 fn manifest(content: u8, objects: usize) -> Vec<u8> {
-    let mut manifest = vec![100 + content; 20];
+    let len = if content % 3 == 1 { TREE_FROM_BYTES } else { 20 };
+    let mut manifest = vec![100 + content; usize::try_from(len).unwrap()];
     manifest.push(u8::try_from(objects).unwrap());
     manifest
 }
@@ -175,9 +177,14 @@ fn commit(
     content: u8,
     objects: &[Hash],
 ) -> Result<(), StoreError> {
-    let version = NewVersion {
-        name: &name(image),
-        manifest: &manifest(content, objects.len()),
+    publication.commit(version(&name(image), &manifest(content, objects.len()), objects)).map(drop)
+}
+
+/// A version of which only this matters.
+pub(super) fn version<'a>(name: &'a ImageName, manifest: &'a [u8], objects: &'a [Hash]) -> NewVersion<'a> {
+    NewVersion {
+        name,
+        manifest,
         objects,
         size_bytes: 4096,
         created_at_s: 5,
@@ -187,8 +194,7 @@ fn commit(
         unless_newest: false,
         newest_at_most: None,
         is_sealed: false,
-    };
-    publication.commit(version).map(drop)
+    }
 }
 
 pub(super) fn apply(
@@ -376,7 +382,11 @@ pub(super) fn check(dir: &Path, store: &LocalDir, nothing_else: bool) {
     let mut needed = std::collections::BTreeSet::new();
     for image in lists(store).values() {
         for version in &image.versions {
-            assert_eq!(Hash::of(&store.manifest(version.manifest).unwrap()), version.manifest);
+            let manifest = store.manifest(version.manifest).unwrap();
+            assert_eq!(Hash::of(&manifest), version.manifest);
+            if let Some(parts) = store.manifest_parts(version.manifest).unwrap() {
+                assert!(parts.read(0..parts.len_bytes()).unwrap() == manifest);
+            }
             needed.insert(version.manifest.to_string());
             for id in &version.objects {
                 let object = store.open_object(*id).unwrap();
@@ -391,7 +401,7 @@ pub(super) fn check(dir: &Path, store: &LocalDir, nothing_else: bool) {
         }
     }
     if nothing_else {
-        for sub in ["manifests", "objects", "tmp"] {
+        for sub in ["manifests", "objects", "trees", "tmp"] {
             for entry in std::fs::read_dir(dir.join(sub)).unwrap() {
                 let file = entry.unwrap().file_name().into_string().unwrap();
                 assert!(needed.contains(&file), "{sub}/{file} is left");

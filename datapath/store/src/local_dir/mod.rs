@@ -314,12 +314,14 @@ impl Inner {
         reclaimed: &mut Reclaimed,
     ) -> Result<(), StoreError> {
         let failed = |e| StoreError::from_os(format!("cannot clean up {}", dir.display()), e);
+        // A store of an earlier release lacks their folders. They may be made by another user than the rest, and what is left of them
+        // does no harm.
+        let is_advice = dir == self.layout.traces() || dir == self.layout.trees();
         let entries = match fs::read_dir(dir) {
-            // A store of an earlier release lacks these.
-            Err(e)
-                if e.kind() == std::io::ErrorKind::NotFound
-                    && (dir == self.layout.traces() || dir == self.layout.trees()) =>
-            {
+            Err(e) if is_advice => {
+                if e.kind() != std::io::ErrorKind::NotFound {
+                    tracing::warn!(error = %failed(e), "what no version needs stays in the store");
+                }
                 return Ok(());
             }
             entries => entries.map_err(failed)?,
@@ -340,7 +342,13 @@ impl Inner {
                 }
             }
             let len = entry.metadata().map(|m| m.len()).unwrap_or(0);
-            remove(&entry.path()).map_err(failed)?;
+            match remove(&entry.path()) {
+                Err(e) if is_advice => {
+                    tracing::warn!(error = %failed(e), "what no version needs stays in the store");
+                    return Ok(());
+                }
+                removed => removed.map_err(failed)?,
+            }
             reclaimed.freed_bytes = reclaimed.freed_bytes.saturating_add(len);
             // Held until it is gone: a pin that came before would be on a file without a name.
             drop(lock);

@@ -16,12 +16,12 @@ use crate::local_dir::layout::Layout;
 use crate::store::{MANIFEST_MAX_BYTES, Parts};
 
 /// A shorter manifest is read as a whole about as fast as the tree is.
-const LEAST_BYTES: u64 = 4 * GROUP_BYTES;
+pub(super) const TREE_FROM_BYTES: u64 = 4 * GROUP_BYTES;
 
 impl Inner {
     /// Writes the tree of a manifest, if it is long enough for one to help. A version without one is only slower to open.
     pub(super) fn put_tree(&self, id: Hash, manifest: &[u8]) {
-        let is_long = u64::try_from(manifest.len()).is_ok_and(|len| len >= LEAST_BYTES);
+        let is_long = u64::try_from(manifest.len()).is_ok_and(|len| len >= TREE_FROM_BYTES);
         let Some(tree) = is_long.then(|| HashTree::of(manifest)).flatten() else { return };
         let (path, bytes) = (self.layout.tree(id), tree.encode());
         let len = u64::try_from(bytes.len()).unwrap_or(u64::MAX);
@@ -43,7 +43,7 @@ pub(super) fn open(layout: &Layout, id: Hash) -> Result<Option<Arc<dyn Parts>>, 
     let failed = |e| StoreError::from_os(format!("cannot read the manifest {}", path.display()), e);
     let file = File::open(&path).map_err(failed)?;
     let len_bytes = file.metadata().map_err(failed)?.len();
-    if !(LEAST_BYTES..=MANIFEST_MAX_BYTES).contains(&len_bytes) {
+    if !(TREE_FROM_BYTES..=MANIFEST_MAX_BYTES).contains(&len_bytes) {
         return Ok(None);
     }
     let tree = match read_small(&layout.tree(id), tree_bytes_max(len_bytes)) {
@@ -121,8 +121,9 @@ impl FileParts {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::local_dir::crash_tests::version;
     use crate::local_dir::{Access, LocalDir};
-    use crate::store::{NewVersion, Store};
+    use crate::store::Store;
 
     const MANIFEST: usize = 5 * GROUP_BYTES as usize + 77;
 
@@ -131,19 +132,8 @@ mod tests {
     }
 
     fn publish(store: &LocalDir, manifest: &[u8]) -> Hash {
-        let new = NewVersion {
-            name: &"image".parse().unwrap(),
-            manifest,
-            objects: &[],
-            size_bytes: 4096,
-            created_at_s: 5,
-            source: "",
-            note: "",
-            author: "",
-            unless_newest: false,
-            newest_at_most: None,
-            is_sealed: false,
-        };
+        let name = "image".parse().unwrap();
+        let new = version(&name, manifest, &[]);
         store.publish().unwrap().commit(new).unwrap().version.manifest
     }
 
@@ -188,7 +178,7 @@ mod tests {
     fn a_tree_that_is_lost_damaged_or_not_worth_it_is_done_without_and_goes_with_its_version() {
         let dir = tempfile::tempdir().unwrap();
         let store = LocalDir::open(dir.path(), Access::WRITE).unwrap();
-        let short = publish(&store, &bytes(2)[..LEAST_BYTES as usize - 1]);
+        let short = publish(&store, &bytes(2)[..TREE_FROM_BYTES as usize - 1]);
         assert!(store.manifest_parts(short).unwrap().is_none());
         assert!(!store.inner.layout.tree(short).exists());
         let id = publish(&store, &bytes(3));
@@ -204,5 +194,20 @@ mod tests {
         store.remove(&"image".parse().unwrap(), None).unwrap();
         assert!(!tree.exists());
         assert_eq!(store.manifest_parts(id).map(drop).unwrap_err().kind(), StoreErrorKind::NotFound);
+    }
+
+    #[test]
+    fn a_tree_that_cannot_be_removed_keeps_nobody_from_the_store() {
+        let dir = tempfile::tempdir().unwrap();
+        let store = LocalDir::open(dir.path(), Access::WRITE).unwrap();
+        let id = publish(&store, &bytes(4));
+        let layout = &store.inner.layout;
+        let (left, lost) = (layout.tree(Hash::of(b"left")), layout.object(Hash::of(b"lost")));
+        std::fs::create_dir(&left).unwrap();
+        std::fs::write(&lost, b"lost").unwrap();
+        drop(store);
+        let store = LocalDir::open(dir.path(), Access::WRITE).unwrap();
+        assert!(left.exists() && !lost.exists());
+        assert!(store.manifest_parts(id).unwrap().is_some());
     }
 }
