@@ -32,7 +32,7 @@ pub struct Block<'a> {
 
 impl WriteCache {
     /// Overwrites those of the blocks (at most [`TOGETHER`]) that can be where they are, and says in `done` which; the others are as
-    /// before. For `same` see [`WriteCache::write_unless`]; a block of which it says so is left alone, too.
+    /// before. In a persistent cache a block that follows on one of those, as in one request, is one of them too. For `same` see [`WriteCache::write_unless`]; a block of which it says so is left alone, too.
     pub fn overwrite_together(
         &self,
         blocks: &[Block<'_>],
@@ -44,8 +44,14 @@ impl WriteCache {
         let Ok(_entered) = self.enter_to_write() else { return };
         let mut leaves: [Option<(usize, LeafWrite<'_>)>; TOGETHER] = Default::default();
         let mut places: [Option<(usize, usize, Slot)>; TOGETHER] = [None; TOGETHER];
+        // A request that waits in its middle is committed as far as it came, which is to be its beginning.
+        let is_ordered = self.persist.is_some();
+        let mut after_left = None;
         for (block, place) in blocks.iter().zip(&mut places) {
-            *place = self.place_in(&mut leaves, block, &same);
+            if !(is_ordered && after_left == Some(block.number.0)) {
+                *place = self.place_in(&mut leaves, block, &same);
+            }
+            after_left = place.is_none().then(|| block.number.0.wrapping_add(1));
         }
         let mut copied = 0;
         for ((block, place), done) in blocks.iter().zip(places).zip(done) {

@@ -11,7 +11,7 @@ use headwater_testkit::wait_until;
 
 use super::{Change, MOST_IN_ALL, PersistentOptions};
 use crate::cache::{
-    CacheOptions, Cleared, LittleSpace, OverflowOptions, Residence, Slotless, Turn, WriteCache, Wrote,
+    Block, CacheOptions, Cleared, LittleSpace, OverflowOptions, Residence, Slotless, Turn, WriteCache, Wrote,
 };
 use crate::host::Host;
 use crate::overflow::buffering::Buffering;
@@ -79,7 +79,11 @@ fn flush(cache: &WriteCache) -> bool {
 }
 
 fn open(dir: &Path, host: &Host) -> Arc<WriteCache> {
-    let options = CacheOptions {
+    WriteCache::open(&options(dir), &host.shared()).unwrap()
+}
+
+fn options(dir: &Path) -> CacheOptions {
+    CacheOptions {
         name: "test".into(),
         size_bytes: 16 << 30,
         ram_bytes: 64 << 20,
@@ -93,8 +97,7 @@ fn open(dir: &Path, host: &Host) -> Arc<WriteCache> {
         pause_limit: Duration::from_secs(60),
         persistent: Some(PersistentOptions { name: "kept".into(), key: [7; 16], base_id: [1; 32] }),
         beneath: None,
-    };
-    WriteCache::open(&options, &host.shared()).unwrap()
+    }
 }
 
 #[test]
@@ -118,6 +121,28 @@ fn a_spill_that_has_nothing_to_do_does_not_make_good_a_commit_that_failed() {
     assert!(cache.is_failing(), "the last commit failed");
     engine.writes_fail.store(false, Ordering::SeqCst);
     assert!(flush(&cache) && !cache.is_failing());
+}
+
+#[test]
+fn blocks_of_a_request_are_not_stored_in_front_of_one_before_them() {
+    let dir = tempfile::tempdir().unwrap();
+    let host = Host::start(u64::MAX).unwrap();
+    let kept = open(dir.path(), &host);
+    let options = CacheOptions { persistent: None, overflow: None, ..options(dir.path()) };
+    let ephemeral = WriteCache::open(&options, &host.shared()).unwrap();
+    // The third and the last have no slot yet; the last two are of another request.
+    let numbers = [0, 1, 2, 3, 4, 9, 10];
+    let blocks = numbers.map(|number| Block { number: BlockNumber(number), data: &[8; 4096] });
+    let stored = |cache: &WriteCache| {
+        for number in [0, 1, 3, 4, 9] {
+            assert_eq!(cache.write(BlockNumber(number), &[7; 4096], Turn::New), Wrote::Done);
+        }
+        let mut done = [true; 7];
+        cache.overwrite_together(&blocks, &mut done, |_, _| false);
+        done
+    };
+    assert_eq!(stored(&kept), [true, true, false, false, false, true, false]);
+    assert_eq!(stored(&ephemeral), [true, true, false, true, true, true, false]);
 }
 
 #[test]
