@@ -268,12 +268,53 @@ pub(crate) mod tests {
         flags_of(slot.as_ptr().addr()).iter().any(|f| f == flag)
     }
 
+    /// Whether the system locks a page for this process, asked without what is tested.
+    fn system_locks() -> bool {
+        // SAFETY: a new mapping at an address of the kernel's choice, which only these lines use.
+        unsafe {
+            let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
+            let page =
+                libc::mmap(std::ptr::null_mut(), 4096, libc::PROT_READ | libc::PROT_WRITE, flags, -1, 0);
+            assert!(page != libc::MAP_FAILED);
+            let locks = libc::mlock(page, 4096) == 0;
+            assert_eq!(libc::munmap(page, 4096), 0);
+            locks
+        }
+    }
+
+    /// Whether the system has secret memory for this process, asked in the same way.
+    fn system_has_secrets() -> bool {
+        // SAFETY: a new descriptor and a new mapping of it, which only these lines use.
+        unsafe {
+            let fd = libc::syscall(libc::SYS_memfd_secret, 0) as i32;
+            if fd < 0 {
+                return false;
+            }
+            assert_eq!(libc::ftruncate(fd, 4096), 0);
+            let access = libc::PROT_READ | libc::PROT_WRITE;
+            let page = libc::mmap(std::ptr::null_mut(), 4096, access, libc::MAP_SHARED, fd, 0);
+            let is_mapped = page != libc::MAP_FAILED;
+            if is_mapped {
+                assert_eq!(libc::munmap(page, 4096), 0);
+            }
+            assert_eq!(libc::close(fd), 0);
+            is_mapped
+        }
+    }
+
     #[test]
     fn keys_are_locked_and_neither_dumped_nor_inherited() {
         let slot = KeySlot::take().unwrap();
         assert!(has(&slot, "dd"), "not dumped");
         assert!(has(&slot, "dc"), "not inherited");
         assert_eq!(has(&slot, "lo"), slot.protection() != Protection::Unlocked);
+        if system_locks() || system_has_secrets() {
+            assert_ne!(
+                slot.protection(),
+                Protection::Unlocked,
+                "the system locks memory, and the key's is not"
+            );
+        }
     }
 
     #[test]
@@ -281,12 +322,15 @@ pub(crate) mod tests {
         static SECRET: Arena = Arena::new(&[Protection::Secret]);
         static LOCKED: Arena = Arena::new(&[Protection::Locked]);
         static NONE: Arena = Arena::new(&[]);
-        for (arena, wanted) in
-            [(&SECRET, Protection::Secret), (&LOCKED, Protection::Locked), (&NONE, Protection::Unlocked)]
-        {
+        for (arena, wanted, is_offered) in [
+            (&SECRET, Protection::Secret, system_has_secrets()),
+            (&LOCKED, Protection::Locked, system_locks()),
+            (&NONE, Protection::Unlocked, true),
+        ] {
             let slot = arena.take().unwrap();
-            // Where the system refuses, the next best is taken, and says so.
-            assert!(slot.protection() == wanted || slot.protection() == Protection::Unlocked);
+            // Where the system refuses, what is left is taken, and says so.
+            let given = if is_offered { wanted } else { Protection::Unlocked };
+            assert_eq!(slot.protection(), given);
             assert_eq!(has(&slot, "lo"), slot.protection() != Protection::Unlocked, "{wanted:?}");
             assert!(has(&slot, "dd"), "{wanted:?}");
         }
