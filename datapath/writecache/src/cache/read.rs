@@ -135,3 +135,69 @@ impl WriteCache {
         (found.unwrap_or(Kind::Absent), block - first.0)
     }
 }
+
+#[cfg(all(test, not(feature = "shuttle")))]
+mod tests {
+    use std::time::Duration;
+
+    use headwater_testkit::Rng;
+
+    use super::*;
+    use crate::budget::DEFAULT_WEIGHT;
+    use crate::cache::{CacheOptions, Turn, Wrote};
+    use crate::host::Host;
+    use crate::overflow::io::open_engine;
+
+    /// Of three full segments of which none was used since, the one that goes first after `uses`.
+    fn coldest_after(uses: impl FnOnce(&WriteCache)) -> SegmentId {
+        let host = Host::with_engine(u64::MAX, open_engine().unwrap()).unwrap();
+        let options = CacheOptions {
+            name: "tested".into(),
+            size_bytes: 1 << 30,
+            ram_bytes: 64 << 20,
+            weight: DEFAULT_WEIGHT,
+            overflow: None,
+            pause_limit: Duration::ZERO,
+            persistent: None,
+            beneath: None,
+        };
+        let cache = WriteCache::open(&options, &host.shared()).unwrap();
+        let data = Rng::new(1).bytes(BLOCK);
+        // What finds no slot in the third closes it.
+        for block in 0..=3 * u32::from(crate::units::SLOT_COUNT) {
+            assert_eq!(cache.write(BlockNumber(block), &data, Turn::New), Wrote::Done);
+        }
+        let segment = |id| cache.segments.get(SegmentId(id)).unwrap();
+        (0..3).for_each(|id| {
+            segment(id).take_touch();
+        });
+        uses(&cache);
+        let mut log = cache.log.lock();
+        let coldest = log.freeze_coldest(&cache.segments).unwrap();
+        assert!(log.thaw(segment(coldest.0), coldest, false).is_none());
+        coldest
+    }
+
+    #[test]
+    fn what_the_machine_reads_is_not_the_coldest() {
+        assert_eq!(coldest_after(|_| ()), SegmentId(0), "the oldest");
+        let read = |cache: &WriteCache| {
+            assert_eq!(cache.read(BlockNumber(0), 0, &mut [0; 512]), Found::Done(Residence::Ram));
+        };
+        assert_eq!(coldest_after(read), SegmentId(1));
+    }
+
+    #[test]
+    fn what_the_machine_overwrites_is_not_the_coldest() {
+        let other = Rng::new(2).bytes(BLOCK);
+        let in_place = |wrote: Wrote, cache: &WriteCache| {
+            assert_eq!((wrote, cache.counters.total(Hot::WriteInPlace)), (Wrote::Done, 1));
+        };
+        let overwrite = |cache: &WriteCache| in_place(cache.write(BlockNumber(0), &other, Turn::New), cache);
+        assert_eq!(coldest_after(overwrite), SegmentId(1));
+        let overwrite_part = |cache: &WriteCache| {
+            in_place(cache.write_part(BlockNumber(0), 512, &other[..512], Turn::New), cache)
+        };
+        assert_eq!(coldest_after(overwrite_part), SegmentId(1), "a part");
+    }
+}
