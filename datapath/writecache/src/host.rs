@@ -45,6 +45,7 @@ pub struct HostShared {
     caches: Mutex<Vec<Weak<WriteCache>>>,
     pub(crate) budget: Budget,
     pressure_shrinks: AtomicU64,
+    pressure_source: &'static str,
     /// Parked writes of all caches.
     pub(crate) waiting_writes: AtomicU64,
     pub(crate) spinner: Spinner,
@@ -92,6 +93,8 @@ pub struct HostSnapshot {
     pub used_bytes: u64,
     /// How often memory pressure lowered the limit.
     pub pressure_shrinks: u64,
+    /// What tells memory pressure: `PSI`, or `cgroup limit and MemAvailable`; `none` where nothing is looked at.
+    pub pressure_source: String,
     /// Open caches.
     pub caches: u64,
 }
@@ -151,6 +154,7 @@ impl Host {
             caches: Mutex::default(),
             budget: Budget::new(limit_bytes),
             pressure_shrinks: AtomicU64::new(0),
+            pressure_source: pressure.name(),
             waiting_writes: AtomicU64::new(0),
             spinner: Spinner::default(),
         });
@@ -184,6 +188,7 @@ impl Host {
             limit_bytes: budget.limit_bytes(),
             used_bytes: budget.used_bytes(),
             pressure_shrinks: self.shared.pressure_shrinks(),
+            pressure_source: self.shared.pressure_source.to_owned(),
             caches: caches as u64,
         }
     }
@@ -459,6 +464,14 @@ mod tests {
             beneath: None,
         };
         WriteCache::open(&options, host).unwrap()
+    }
+
+    #[test]
+    fn a_host_looks_at_what_the_system_tells_of_memory_pressure() {
+        let source = Host::start(u64::MAX).unwrap().snapshot().pressure_source;
+        let psi = std::fs::read_to_string("/proc/pressure/memory");
+        let has_psi = psi.is_ok_and(|text| text.starts_with("some "));
+        assert_eq!(source, if has_psi { "PSI" } else { "cgroup limit and MemAvailable" });
     }
 
     #[test]
