@@ -247,10 +247,11 @@ impl Inner {
             };
             match wrote {
                 Wrote::Done => return true,
-                Wrote::NeedOld(_) | Wrote::Closed => return false,
                 // Dropping a clean copy frees RAM without I/O; no new slot is taken before waiting writes.
-                Wrote::NoRoom if self.cache.has_waiting() || !self.cache.make_room() => return false,
-                Wrote::NoRoom => {}
+                Wrote::NoRoom if self.cache.make_room() => {}
+                Wrote::NoRoom | Wrote::Behind | Wrote::Ahead | Wrote::NeedOld(_) | Wrote::Closed => {
+                    return false;
+                }
             }
         }
     }

@@ -28,7 +28,10 @@ struct Task {
 
 enum Step {
     Finished,
+    /// It waits for room.
     NoRoom,
+    /// It waits until the disk has caught up.
+    Ahead,
     Fetch(Piece, Old),
     Failed(IoError),
 }
@@ -91,7 +94,7 @@ impl ClearTask {
                 let (at, end) = (u64::from(block.0) * BLOCK as u64, self.left.end());
                 self.left = ByteRange::new(at, end.saturating_sub(at)).unwrap_or(self.left);
                 let cache = Arc::clone(&self.inner.cache);
-                cache.park(self);
+                cache.park_for_room(self);
             }
         }
     }
@@ -186,12 +189,10 @@ impl Task {
                 }
                 Wrote::NeedOld(old) => return Step::Fetch(piece, old),
                 Wrote::Closed => return Step::Failed(closed()),
-                Wrote::NoRoom => {
-                    let may_take = turn == Turn::Waited || !cache.has_waiting();
-                    if !(may_take && cache.make_room()) {
-                        return Step::NoRoom;
-                    }
-                }
+                // Dropping a clean copy frees RAM without I/O; no new slot is taken before waiting writes.
+                Wrote::NoRoom if cache.make_room() => {}
+                Wrote::NoRoom | Wrote::Behind => return Step::NoRoom,
+                Wrote::Ahead => return Step::Ahead,
             }
         }
         Step::Finished
@@ -201,7 +202,11 @@ impl Task {
         match self.step(Turn::New) {
             Step::NoRoom => {
                 let cache = Arc::clone(&self.inner.cache);
-                cache.park(self);
+                cache.park_for_room(self);
+            }
+            Step::Ahead => {
+                let cache = Arc::clone(&self.inner.cache);
+                cache.park_for_disk(self);
             }
             step => self.after(step),
         }
@@ -212,7 +217,9 @@ impl Task {
             Step::Finished => self.end(Ok(())),
             Step::Failed(error) => self.end(Err(error)),
             Step::Fetch(piece, old) => self.fetch(piece, old),
-            Step::NoRoom => self.end(Err(IoError::new(IoErrorKind::NoSpace, "the write cache is full"))),
+            Step::NoRoom | Step::Ahead => {
+                self.end(Err(IoError::new(IoErrorKind::NoSpace, "the write cache is full")))
+            }
         }
     }
 
@@ -283,7 +290,7 @@ fn of_base(error: IoError) -> IoError {
 impl Parked for Task {
     fn retry(mut self: Box<Self>) -> Result<(), Box<dyn Parked>> {
         match self.step(Turn::Waited) {
-            Step::NoRoom => Err(self),
+            Step::NoRoom | Step::Ahead => Err(self),
             step => {
                 self.after(step);
                 Ok(())

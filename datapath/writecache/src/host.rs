@@ -48,6 +48,8 @@ pub struct HostShared {
     pressure_source: &'static str,
     /// Parked writes of all caches.
     pub(crate) waiting_writes: AtomicU64,
+    /// Writes of all caches that are parked until a disk has caught up.
+    pub(crate) paced_writes: AtomicU64,
     pub(crate) spinner: Spinner,
 }
 
@@ -138,7 +140,7 @@ impl Host {
     }
 
     /// A host, and what its thread has to do.
-    fn prepare(
+    pub(crate) fn prepare(
         limit_bytes: u64,
         engine: Arc<dyn IoEngine>,
         pressure: impl PressureSource,
@@ -156,6 +158,7 @@ impl Host {
             pressure_shrinks: AtomicU64::new(0),
             pressure_source: pressure.name(),
             waiting_writes: AtomicU64::new(0),
+            paced_writes: AtomicU64::new(0),
             spinner: Spinner::default(),
         });
         let worker = Arc::clone(&shared);
@@ -583,7 +586,7 @@ mod tests {
         for block in 0.. {
             let write = Waits { cache: Arc::clone(cache), block, answer: answer.clone() };
             if let Err(write) = Box::new(write).retry() {
-                cache.park(write);
+                cache.park_for_room(write);
                 return answered;
             }
             assert!(answered.recv().unwrap());
@@ -767,7 +770,7 @@ mod tests {
         cache.set_ram_bytes(64 * MIB);
         let (answer, answered) = mpsc::channel();
         let write = Waits { cache: Arc::clone(&cache), block: u32::MAX >> 14, answer };
-        cache.park(Box::new(write));
+        cache.park_for_room(Box::new(write));
         turn_at(12 * MIB);
         assert!(!answered.recv().unwrap() && cache.waiting.is_full(), "it is full at the host's limit");
         turn_at(64 * MIB);

@@ -9,7 +9,8 @@
 //!   [`MOST_NS`], on one thread of a host, with no lock held, and never the host's own thread.
 //! - Where the disk takes longer than that for a slot, or two spinning writers have met in the last [`CROWDED_NS`], an
 //!   account is kept of the slots that were taken. What comes while it is more than [`AHEAD_NS`] ahead of the disk is
-//!   parked ([`crate::park`]) until the disk has caught up.
+//!   parked ([`crate::park`]) until the disk has all but caught up ([`LEFT_NS`]), and so is all that comes meanwhile: otherwise
+//!   those who come later would use up the time that the parked ones wait for.
 //!
 //! What was tried and measured is in `docs/decisions/0012-sealing-and-pacing.md` and
 //! `docs/decisions/0029-pacing-by-account.md`.
@@ -17,7 +18,7 @@
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use crate::sync::EXPLORED;
+use crate::sync::{EXPLORED, chance};
 use crate::units::SLOTS;
 
 /// The longest delay of one write.
@@ -29,7 +30,11 @@ const CROWDED_NS: u64 = 100_000_000;
 /// So far writers may be ahead of a disk for which nobody spins.
 const AHEAD_NS: u64 = 500_000;
 
+/// And so far when those that were parked go on: until a thread has woken up for them, the rest is over, too.
+const LEFT_NS: u64 = AHEAD_NS / 4;
+
 /// Nobody waits longer than this for the pace of a disk: what it is was measured, and may be over.
+pub const MOST_AHEAD: Duration = Duration::from_nanos(MOST_AHEAD_NS);
 const MOST_AHEAD_NS: u64 = 100_000_000;
 
 /// Longer pauses between two segments do not tell how fast the disk is.
@@ -41,16 +46,35 @@ pub struct Spinner {
     start: Instant,
     busy: AtomicBool,
     crowded_until_ns: AtomicU64,
+    /// What the clock says in a test that has set it.
+    #[cfg(test)]
+    set_ns: AtomicU64,
 }
 
 impl Default for Spinner {
     fn default() -> Self {
-        Self { start: Instant::now(), busy: AtomicBool::new(false), crowded_until_ns: AtomicU64::new(0) }
+        Self {
+            start: Instant::now(),
+            busy: AtomicBool::new(false),
+            crowded_until_ns: AtomicU64::new(0),
+            #[cfg(test)]
+            set_ns: AtomicU64::new(0),
+        }
     }
 }
 
 impl Spinner {
+    /// Stops the clock at this time, which is not 0.
+    #[cfg(test)]
+    pub fn set_clock(&self, now_ns: u64) {
+        self.set_ns.store(now_ns, Ordering::Relaxed);
+    }
+
     fn now_ns(&self) -> u64 {
+        #[cfg(test)]
+        if let now_ns @ 1.. = self.set_ns.load(Ordering::Relaxed) {
+            return now_ns;
+        }
         u64::try_from(self.start.elapsed().as_nanos()).unwrap_or(u64::MAX)
     }
 }
@@ -64,12 +88,14 @@ pub struct Pace {
     answered_ns: AtomicU64,
     /// What the disk takes for a slot, smoothed.
     slot_ns: AtomicU64,
-    /// When the last segment was written.
+    /// When the last segment was written, if more were on their way then: the disk has had something to do since. 0 if not.
     written_ns: AtomicU64,
     /// What the disk takes for a slot while room is short, for the account; 0 while there is room.
     meter_ns: AtomicU64,
     /// When all slots that were taken have had their time: the account.
     due_ns: AtomicU64,
+    /// Writes are parked.
+    parked: AtomicBool,
     /// Writes that were answered later.
     paced_writes: AtomicU64,
 }
@@ -138,7 +164,8 @@ impl Pace {
         if meter_ns != 0 && !EXPLORED {
             let now_ns = spinner.now_ns();
             let due_ns = self.due_ns.load(Ordering::Relaxed).max(now_ns) + meter_ns;
-            // Of two at a time one may be lost, of hundreds.
+            // Of two at a time one may be lost, and where this thread stood still in between, those of that time: writers are
+            // then ahead by as much as they were allowed to be, once more.
             self.due_ns.store(due_ns.min(now_ns + MOST_AHEAD_NS), Ordering::Relaxed);
         }
     }
@@ -146,28 +173,47 @@ impl Pace {
     /// Whether a write that would take a slot has to wait until the disk has caught up, for which nobody spins.
     #[inline]
     pub fn is_ahead(&self, spinner: &Spinner) -> bool {
-        self.meter_ns.load(Ordering::Relaxed) != 0 && !EXPLORED && self.is_far_ahead(spinner)
+        if EXPLORED {
+            // Time stands still there: it is chance who is ahead.
+            return self.parked.load(Ordering::Relaxed) || chance();
+        }
+        self.meter_ns.load(Ordering::Relaxed) != 0 && self.is_far_ahead(spinner)
     }
 
     #[cold]
     fn is_far_ahead(&self, spinner: &Spinner) -> bool {
         let now_ns = spinner.now_ns();
+        let ahead_ns = self.due_ns.load(Ordering::Relaxed).saturating_sub(now_ns);
+        if self.parked.load(Ordering::Relaxed) {
+            return ahead_ns > LEFT_NS;
+        }
         let nobody_spins = self.delay_ns.load(Ordering::Relaxed) == 0
             || now_ns < spinner.crowded_until_ns.load(Ordering::Relaxed);
-        nobody_spins && self.due_ns.load(Ordering::Relaxed).saturating_sub(now_ns) > AHEAD_NS
+        nobody_spins && ahead_ns > AHEAD_NS
     }
 
-    /// How long it is until the disk has caught up.
+    /// How long it is until those that are parked go on.
     pub fn ahead(&self, spinner: &Spinner) -> Duration {
-        if self.meter_ns.load(Ordering::Relaxed) == 0 {
+        if EXPLORED || self.meter_ns.load(Ordering::Relaxed) == 0 {
             return Duration::ZERO;
         }
-        Duration::from_nanos(self.due_ns.load(Ordering::Relaxed).saturating_sub(spinner.now_ns()))
+        let left_ns = spinner.now_ns().saturating_add(LEFT_NS);
+        Duration::from_nanos(self.due_ns.load(Ordering::Relaxed).saturating_sub(left_ns))
     }
 
-    /// A write was parked until then.
+    /// Writes are parked until then: all that come meanwhile are to be, too.
+    pub fn park(&self) {
+        self.parked.store(true, Ordering::Relaxed);
+    }
+
+    /// A write was parked.
     pub fn count_parked(&self) {
         self.paced_writes.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// None is parked any more.
+    pub fn unpark(&self) {
+        self.parked.store(false, Ordering::Relaxed);
     }
 
     /// Writes that were answered later: not those whose time had come.
@@ -175,12 +221,12 @@ impl Pace {
         self.paced_writes.load(Ordering::Relaxed)
     }
 
-    /// A segment has been written. `others`: more are on their way, so that the disk has not idled meanwhile.
-    pub fn written(&self, others: bool, room: Room, spinner: &Spinner) {
+    /// A segment has been written, or not. `others`: more are on their way.
+    pub fn written(&self, is_written: bool, others: bool, room: Room, spinner: &Spinner) {
         let now_ns = spinner.now_ns();
-        let before_ns = self.written_ns.swap(now_ns, Ordering::Relaxed);
+        let before_ns = self.written_ns.swap(if others { now_ns } else { 0 }, Ordering::Relaxed);
         let interval_ns = now_ns.saturating_sub(before_ns);
-        if others && before_ns != 0 && interval_ns < LONGEST_INTERVAL_NS {
+        if is_written && before_ns != 0 && interval_ns < LONGEST_INTERVAL_NS {
             let slot_ns = interval_ns / SLOTS as u64;
             let old_ns = self.slot_ns.load(Ordering::Relaxed);
             let smooth_ns = if old_ns == 0 { slot_ns } else { (old_ns * 7 + slot_ns) / 8 };
@@ -192,7 +238,15 @@ impl Pace {
     fn set(&self, room: Room) {
         let slot_ns = self.slot_ns.load(Ordering::Relaxed);
         self.delay_ns.store(delay_ns(slot_ns, room), Ordering::Relaxed);
-        self.meter_ns.store(paced_ns(slot_ns, room), Ordering::Relaxed);
+        self.meter(paced_ns(slot_ns, room));
+    }
+
+    fn meter(&self, meter_ns: u64) {
+        self.meter_ns.store(meter_ns, Ordering::Relaxed);
+        if meter_ns == 0 {
+            // What was put down is of slots that may be free by now: the next account begins with nothing.
+            self.due_ns.store(0, Ordering::Relaxed);
+        }
     }
 
     /// Whether writers are slowed down, or would be if they were faster.
@@ -222,7 +276,7 @@ impl Pace {
     /// A limit was changed: nobody is slowed down until it is clear what for.
     pub fn reset(&self) {
         self.delay_ns.store(0, Ordering::Relaxed);
-        self.meter_ns.store(0, Ordering::Relaxed);
+        self.meter(0);
     }
 }
 
@@ -268,9 +322,26 @@ mod tests {
     #[test]
     fn a_pause_is_no_measure_of_the_disk() {
         let (pace, spinner) = (Pace::default(), Spinner::default());
-        pace.written(true, room(0), &spinner);
-        pace.written(false, room(0), &spinner);
-        assert_eq!(pace.slot_ns.load(Ordering::Relaxed), 0);
+        let written = |at_ms: u64, is_written, others| {
+            spinner.set_clock(at_ms * 1_000_000);
+            pace.written(is_written, others, room(0), &spinner);
+            pace.slot_ns.load(Ordering::Relaxed)
+        };
+        let slot_ns = |ms: u64| ms * 1_000_000 / SLOTS as u64;
+        // One at a time: nothing was on its way since the one before.
+        assert_eq!((written(100, true, false), written(300, true, false)), (0, 0));
+        // The first of two after a pause: what it took began with the pause. From there to the second is what the disk takes.
+        assert_eq!(written(500, true, true), 0);
+        assert_eq!(written(502, true, false), slot_ns(2));
+        assert_eq!((written(700, true, true), written(702, true, false)), (slot_ns(2), slot_ns(2)));
+        // One that failed tells nothing, but that the next has been on its way since.
+        assert_eq!((written(800, true, true), written(850, false, true)), (slot_ns(2), slot_ns(2)));
+        assert_eq!(written(852, true, false), slot_ns(2));
+        assert_eq!(
+            (written(5_000, true, true), written(6_001, true, true)),
+            (slot_ns(2), slot_ns(2)),
+            "too long"
+        );
     }
 
     #[test]
@@ -296,42 +367,57 @@ mod tests {
 
     #[test]
     fn who_is_ahead_of_a_slow_disk_waits_until_it_has_caught_up() {
-        const SLOT_NS: u64 = 10_000_000;
+        const SLOT_NS: u64 = 100_000;
         let (pace, spinner) = (Pace::default(), Spinner::default());
-        pace.took_slot(&spinner);
+        let start_ns = 1_000_000_000;
+        spinner.set_clock(start_ns);
+        let take = |slots: u32| (0..slots).for_each(|_| pace.took_slot(&spinner));
+        take(1000);
         assert!(!pace.is_ahead(&spinner), "there is room");
         pace.account_for(SLOT_NS);
+        take(5);
+        assert!(!pace.is_ahead(&spinner), "by {AHEAD_NS} ns");
+        take(1);
+        assert!(pace.is_ahead(&spinner));
+        assert_eq!(pace.ahead(&spinner), Duration::from_nanos(600_000 - LEFT_NS));
+        // Who comes while others are parked goes behind them, though it would not wait for itself.
+        spinner.set_clock(start_ns + 200_000);
         assert!(!pace.is_ahead(&spinner));
-        pace.took_slot(&spinner);
-        // Unless this thread did not run for that long.
-        let is_ahead = pace.is_ahead(&spinner);
-        assert!(is_ahead || pace.ahead(&spinner) < Duration::from_nanos(AHEAD_NS));
-        (0..100).for_each(|_| pace.took_slot(&spinner));
-        assert!(pace.ahead(&spinner) <= Duration::from_nanos(MOST_AHEAD_NS));
-        while !pace.ahead(&spinner).is_zero() {
-            std::thread::sleep(pace.ahead(&spinner));
-        }
-        assert!(!pace.is_ahead(&spinner));
+        pace.park();
+        assert!(pace.is_ahead(&spinner));
+        // Also where somebody spins.
+        pace.delay_for(SLOT_NS);
+        assert!(pace.is_ahead(&spinner));
+        spinner.set_clock(start_ns + 600_000 - LEFT_NS);
+        assert!(!pace.is_ahead(&spinner) && pace.ahead(&spinner).is_zero());
+        pace.delay_for(0);
+        pace.unpark();
+        take(100_000);
+        assert_eq!(pace.ahead(&spinner), Duration::from_nanos(MOST_AHEAD_NS - LEFT_NS));
         // A change of the limits begins anew, and so does room that comes from elsewhere.
         for end in [|pace: &Pace| pace.reset(), |pace: &Pace| pace.look(room(8))] {
             pace.account_for(1 << 40);
-            pace.took_slot(&spinner);
+            take(1);
             pace.look(room(7));
             assert!(pace.is_on());
             end(&pace);
             assert!(!pace.is_on() && pace.ahead(&spinner).is_zero() && !pace.is_ahead(&spinner));
+            // Where room gets short again, nobody pays for what was written before.
+            pace.account_for(SLOT_NS);
+            assert!(pace.ahead(&spinner).is_zero());
         }
     }
 
     #[test]
     fn who_spins_is_not_parked_unless_there_are_others() {
         let (pace, spinner) = (Pace::default(), Spinner::default());
+        spinner.set_clock(1);
         pace.account_for(MOST_AHEAD_NS);
         pace.delay_for(1_000);
         pace.took_slot(&spinner);
         assert!(!pace.is_ahead(&spinner));
         spinner.crowded_until_ns.store(u64::MAX, Ordering::Relaxed);
-        assert!(pace.is_ahead(&spinner) || pace.ahead(&spinner).is_zero());
+        assert!(pace.is_ahead(&spinner));
     }
 
     #[test]

@@ -7,7 +7,7 @@
 //! whenever something was freed, so that a machine that only discards is no longer called full either.
 //!
 //! Before it comes to that, writes that are ahead of the disk are parked until it has caught up ([`crate::pace`]): apart, for
-//! there is room for them. They go on all at once; of those that find none then, it is as above.
+//! there is room for them. They go on all at once, in order of arrival; of those that find none then, it is as above.
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
@@ -16,11 +16,15 @@ use headwater_block::{IoError, IoErrorKind};
 
 use crate::cache::WriteCache;
 use crate::counters::count;
+use crate::pace::MOST_AHEAD;
 use crate::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use crate::sync::{EXPLORED, Mutex};
 
 /// A write that has waited for so long is worth a line in the log.
 const TOLD_AFTER: Duration = Duration::from_secs(2);
+
+/// Those that waited for the disk are let go on for so long before the host's thread does something else.
+const SERVING_TURN: Duration = Duration::from_millis(2);
 
 /// A write that can be tried again.
 pub trait Parked: Send {
@@ -55,7 +59,7 @@ pub struct Waiting {
     told: std::sync::atomic::AtomicBool,
     closed: AtomicBool,
     /// Those that wait for the disk to catch up.
-    paced: Mutex<VecDeque<Box<dyn Parked>>>,
+    paced: Mutex<VecDeque<Entry>>,
     /// What raises the limits, where the cache's owner said so.
     raised_by: std::sync::OnceLock<String>,
 }
@@ -118,12 +122,6 @@ impl Waiting {
 }
 
 impl WriteCache {
-    /// Whether writes wait for space, or for a disk that is far behind; new ones then queue behind them.
-    #[inline]
-    pub fn has_waiting(&self) -> bool {
-        self.waiting.any() || self.pace.is_ahead(&self.host.spinner)
-    }
-
     /// Has the log name the command that raises the limits. The first one stays.
     pub fn advise(&self, command: String) {
         let _ = self.waiting.raised_by.set(command);
@@ -138,47 +136,81 @@ impl WriteCache {
         }
     }
 
-    /// Parks a write until there is room for it, or where writers are ahead of the disk, until it has caught up.
-    pub fn park(&self, write: Box<dyn Parked>) {
-        if self.waiting.any() || !self.pace.is_ahead(&self.host.spinner) {
-            return self.park_for_room(write);
-        }
+    /// Parks a write until the disk has caught up with those before it: the answer to [`Wrote::Ahead`](crate::Wrote::Ahead).
+    pub fn park_for_disk(&self, write: Box<dyn Parked>) {
+        let entry = Entry { write, since: Instant::now() };
         let mut paced = self.waiting.paced.lock();
         if self.waiting.closed.load(Ordering::Acquire) {
             drop(paced);
-            return self.park_for_room(write);
+            return self.park_for_room(entry.write);
         }
-        paced.push_back(write);
+        paced.push_back(entry);
+        self.pace.park();
+        self.pace.count_parked();
+        self.host.paced_writes.fetch_add(1, Ordering::AcqRel);
         let is_first = paced.len() == 1;
         drop(paced);
-        self.pace.count_parked();
         if is_first {
             // From now on its thread has to know when they go on.
             self.host.signal();
         }
     }
 
-    /// Lets those go on that wait for the disk, once it has caught up. Returns when it will have.
-    pub(crate) fn serve_paced(&self) -> Option<Instant> {
-        let mut paced = self.waiting.paced.lock();
-        if paced.is_empty() {
-            return None;
-        }
-        let ahead = self.pace.ahead(&self.host.spinner);
-        if !ahead.is_zero() {
-            return Instant::now().checked_add(ahead);
-        }
-        let writes = std::mem::take(&mut *paced);
-        drop(paced);
-        for write in writes {
-            if let Err(write) = write.retry() {
+    /// Lets those go on that wait for the disk, once it has caught up, or the first has waited for long enough. Returns when that
+    /// will be.
+    pub(crate) fn serve_paced(&self, now: Instant) -> Option<Instant> {
+        let mut entries = {
+            let mut paced = self.waiting.paced.lock();
+            let waited = now.saturating_duration_since(paced.front()?.since);
+            let left = self.pace.ahead(&self.host.spinner).min(MOST_AHEAD.saturating_sub(waited));
+            if !left.is_zero() {
+                return now.checked_add(left);
+            }
+            self.pace.unpark();
+            std::mem::take(&mut *paced)
+        };
+        let began = Instant::now();
+        while let Some(entry) = entries.pop_front() {
+            self.host.paced_writes.fetch_sub(1, Ordering::AcqRel);
+            if let Err(write) = entry.write.retry() {
                 self.park_for_room(write);
             }
+            // Time stands still where schedules are explored.
+            if !EXPLORED && began.elapsed() >= SERVING_TURN {
+                break;
+            }
         }
-        None
+        self.put_back_paced(entries)
     }
 
-    fn park_for_room(&self, write: Box<dyn Parked>) {
+    /// Puts those back that the host's thread had no time for, before what came meanwhile. Returns when it goes on.
+    fn put_back_paced(&self, mut entries: VecDeque<Entry>) -> Option<Instant> {
+        if entries.is_empty() {
+            return None;
+        }
+        let mut paced = self.waiting.paced.lock();
+        if self.waiting.closed.load(Ordering::Acquire) {
+            drop(paced);
+            self.leave_paced(entries);
+            return None;
+        }
+        self.pace.park();
+        entries.append(&mut paced);
+        *paced = entries;
+        Some(Instant::now())
+    }
+
+    /// Refuses writes that wait for the disk, because the volume is closed.
+    fn leave_paced(&self, entries: VecDeque<Entry>) {
+        for entry in entries {
+            self.host.paced_writes.fetch_sub(1, Ordering::AcqRel);
+            // Which refuses it.
+            self.park_for_room(entry.write);
+        }
+    }
+
+    /// Parks a write until there is room for it.
+    pub fn park_for_room(&self, write: Box<dyn Parked>) {
         count(&self.counters.paused_writes, 1);
         self.host.waiting_writes.fetch_add(1, Ordering::AcqRel);
         let entry = Entry { write, since: Instant::now() };
@@ -322,8 +354,7 @@ impl WriteCache {
         };
         left.into_iter().for_each(|entry| self.leave(entry));
         let paced = std::mem::take(&mut *self.waiting.paced.lock());
-        // It is closed by now, and so they are refused.
-        paced.into_iter().for_each(|write| self.park_for_room(write));
+        self.leave_paced(paced);
         self.persist.as_ref().map_or(Ok(()), |persist| persist.close())
     }
 }
@@ -333,20 +364,28 @@ mod tests {
     use std::sync::{Arc, mpsc};
 
     use headwater_block::BLOCK_BYTES;
-    use headwater_testkit::wait_until;
 
     use super::*;
     use crate::cache::{CacheOptions, Turn, Wrote};
     use crate::host::Host;
+    use crate::overflow::io::open_engine;
+    use crate::pressure::NoPressure;
     use crate::units::BlockNumber;
 
     const DATA: [u8; BLOCK_BYTES as usize] = [7; BLOCK_BYTES as usize];
+
+    const MIB: u64 = 1 << 20;
+
+    fn host() -> Host {
+        // Its thread does not run: the tests take its turns.
+        Host::prepare(u64::MAX, open_engine().unwrap(), NoPressure).0
+    }
 
     fn cache(host: &Host) -> Arc<WriteCache> {
         let options = CacheOptions {
             name: "tested".into(),
             size_bytes: 1 << 30,
-            ram_bytes: 64 << 20,
+            ram_bytes: 32 * MIB,
             weight: crate::DEFAULT_WEIGHT,
             overflow: None,
             pause_limit: Duration::from_secs(3600),
@@ -360,11 +399,13 @@ mod tests {
     struct Write {
         cache: Arc<WriteCache>,
         block: u32,
+        takes: Duration,
         answer: mpsc::Sender<Result<(), IoErrorKind>>,
     }
 
     impl Parked for Write {
         fn retry(self: Box<Self>) -> Result<(), Box<dyn Parked>> {
+            std::thread::sleep(self.takes);
             if self.cache.write(BlockNumber(self.block), &DATA, Turn::Waited) != Wrote::Done {
                 return Err(self);
             }
@@ -377,44 +418,131 @@ mod tests {
         }
     }
 
-    /// Parks a write as one that is ahead of the disk. As nothing is short here, the host's thread may find that out before.
-    fn park_ahead(cache: &Arc<WriteCache>, block: u32) -> mpsc::Receiver<Result<(), IoErrorKind>> {
-        let before = cache.snapshot();
+    type Answer = mpsc::Receiver<Result<(), IoErrorKind>>;
+
+    fn park(cache: &Arc<WriteCache>, block: u32, takes: Duration) -> Answer {
         let (answer, answered) = mpsc::channel();
-        cache.pace.account_for(1 << 40);
-        assert_eq!(cache.write(BlockNumber(block), &DATA, Turn::Rest), Wrote::Done);
-        assert_eq!(cache.write(BlockNumber(block), &DATA, Turn::New), Wrote::Done, "in place");
-        cache.park(Box::new(Write { cache: Arc::clone(cache), block: block + 1, answer }));
-        let after = cache.snapshot();
-        assert_eq!(after.paced_writes + after.paused_writes, before.paced_writes + before.paused_writes + 1);
+        cache.park_for_disk(Box::new(Write { cache: Arc::clone(cache), block, takes, answer }));
         answered
     }
 
-    #[test]
-    fn a_write_that_waits_for_the_disk_goes_on_where_there_is_room() {
-        let host = Host::start(u64::MAX).unwrap();
-        let cache = cache(&host);
-        for block in [0, 10, 20] {
-            assert_eq!(park_ahead(&cache, block).recv().unwrap(), Ok(()));
+    const START_NS: u64 = 1_000_000_000;
+    const SLOT_NS: u64 = 100_000;
+
+    fn new(cache: &WriteCache, block: u32) -> Wrote {
+        cache.write(BlockNumber(block), &DATA, Turn::New)
+    }
+
+    /// A cache with little room whose writers are ahead of the disk by 0.6 ms, and the next block that it has not.
+    fn ahead(host: &Host) -> (Arc<WriteCache>, u32) {
+        let cache = cache(host);
+        let spinner = &cache.host.spinner;
+        spinner.set_clock(START_NS);
+        let mut rng = headwater_testkit::Rng::new(1);
+        let mut block = 0;
+        while !cache.pace.is_on() {
+            for _ in 0..crate::units::SLOTS {
+                // Nothing that gets smaller.
+                assert_eq!(cache.write(BlockNumber(block), &rng.bytes(DATA.len()), Turn::New), Wrote::Done);
+                block += 1;
+            }
+            cache.pace.account_for(SLOT_NS);
+            // Which ends pacing where there is room.
+            let _ = cache.work(Instant::now());
         }
-        assert!(cache.snapshot().paced_writes > 0);
-        // Another limit: nobody knows yet how fast it is written out.
-        let answered = park_ahead(&cache, 30);
-        cache.set_ram_bytes(48 << 20);
-        assert_eq!(answered.recv().unwrap(), Ok(()));
-        wait_until("nobody is slowed down", || !cache.has_waiting() && !cache.pace.is_on());
+        while new(&cache, block) == Wrote::Done {
+            block += 1;
+        }
+        assert_eq!((new(&cache, block), new(&cache, 0)), (Wrote::Ahead, Wrote::Done), "one is in place");
+        (cache, block)
+    }
+
+    #[test]
+    fn a_write_that_waits_for_the_disk_goes_on_when_it_has_caught_up() {
+        let host = host();
+        let (cache, block) = ahead(&host);
+        let spinner = &cache.host.spinner;
+        let [first, second] = [block, block + 1].map(|block| park(&cache, block, Duration::ZERO));
+        assert_eq!(cache.host.paced_writes.load(Ordering::Relaxed), 2);
+        spinner.set_clock(START_NS + 4 * SLOT_NS);
+        let now = Instant::now();
+        let next = cache.work(now).deadline.unwrap();
+        assert!(next > now && next < now + Duration::from_secs(10));
+        assert!(first.try_recv().is_err() && second.try_recv().is_err());
+        // It would not have to wait for itself by now.
+        assert_eq!(new(&cache, block + 2), Wrote::Ahead, "there are others before it");
+        assert_eq!(cache.write(BlockNumber(block + 3), &DATA, Turn::Rest), Wrote::Done, "it has begun");
+        spinner.set_clock(START_NS + 6 * SLOT_NS);
+        assert_eq!(cache.work(Instant::now()).deadline, None);
+        assert_eq!((first.try_recv(), second.try_recv()), (Ok(Ok(())), Ok(Ok(()))));
+        assert_eq!(new(&cache, block + 2), Wrote::Done);
+        assert_eq!(cache.host.paced_writes.load(Ordering::Relaxed), 0);
+        let counted = cache.snapshot();
+        assert_eq!((counted.paced_writes, counted.paused_writes), (2, 0));
+    }
+
+    #[test]
+    fn nobody_waits_for_the_disk_for_ever() {
+        let host = host();
+        let (cache, block) = ahead(&host);
+        let before = Instant::now();
+        let answered = park(&cache, block, Duration::ZERO);
+        let after = Instant::now();
+        // The clock that counts what the disk has done stands still.
+        assert!(cache.serve_paced(before + MOST_AHEAD - Duration::from_nanos(1)).is_some());
+        assert!(answered.try_recv().is_err());
+        assert!(cache.serve_paced(after + MOST_AHEAD).is_none());
+        assert_eq!(answered.try_recv(), Ok(Ok(())));
+    }
+
+    #[test]
+    fn another_limit_ends_the_wait_for_the_disk() {
+        let host = host();
+        let (cache, block) = ahead(&host);
+        let answered = park(&cache, block, Duration::ZERO);
+        cache.set_ram_bytes(48 * MIB);
+        let _ = cache.work(Instant::now());
+        assert_eq!(answered.try_recv(), Ok(Ok(())));
+        assert!(!cache.pace.is_on());
+    }
+
+    #[test]
+    fn those_that_go_on_do_not_take_the_hosts_thread_for_long() {
+        let host = host();
+        let (cache, block) = ahead(&host);
+        let all = [0, 1, 2].map(|next| park(&cache, block + next, SERVING_TURN));
+        for turn in 1..=all.len() {
+            cache.host.spinner.set_clock(START_NS + (6 + turn as u64) * SLOT_NS);
+            let next = cache.serve_paced(Instant::now());
+            assert_eq!(next.is_some(), turn < all.len());
+            let served = all.each_ref().map(|answered| answered.try_recv().is_ok());
+            assert_eq!(served, [0, 1, 2].map(|place| place + 1 == turn), "one at a time, in order");
+            assert_eq!(cache.host.paced_writes.load(Ordering::Relaxed), (all.len() - turn) as u64);
+        }
     }
 
     #[test]
     fn a_write_that_waits_for_the_disk_is_refused_when_its_cache_is_closed() {
+        let host = host();
+        let (cache, block) = ahead(&host);
+        let answered = park(&cache, block, Duration::ZERO);
+        cache.close().unwrap();
+        assert_eq!(answered.try_recv(), Ok(Err(IoErrorKind::Closed)));
+        assert_eq!(park(&cache, block, Duration::ZERO).try_recv(), Ok(Err(IoErrorKind::Closed)));
+        assert!(answered.try_recv().is_err(), "answered twice");
+        assert_eq!(cache.host.paced_writes.load(Ordering::Relaxed), 0);
+        assert_eq!(cache.host.waiting_writes.load(Ordering::Relaxed), 0);
+    }
+
+    #[test]
+    fn the_host_has_those_go_on_that_wait_for_the_disk() {
         let host = Host::start(u64::MAX).unwrap();
-        for _ in 0..20 {
-            let cache = cache(&host);
-            let answered = park_ahead(&cache, 0);
-            cache.close().unwrap();
-            // Unless the disk had caught up just before.
-            assert!(matches!(answered.recv().unwrap(), Ok(()) | Err(IoErrorKind::Closed)));
-            assert!(answered.try_recv().is_err(), "answered twice");
+        let cache = cache(&host);
+        for block in [0, 10, 20] {
+            cache.pace.account_for(1 << 40);
+            assert_eq!(cache.write(BlockNumber(block), &DATA, Turn::Rest), Wrote::Done);
+            // It finds that there is room.
+            assert_eq!(park(&cache, block + 1, Duration::ZERO).recv().unwrap(), Ok(()));
         }
     }
 }

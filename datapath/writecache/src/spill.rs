@@ -60,11 +60,13 @@ enum Destaged {
 impl WriteCache {
     /// Does what there is to do for this cache, as far as it goes without waiting for the disk.
     pub(crate) fn work(self: &Arc<Self>, now: Instant) -> Turned {
+        // Before what takes long, and after it.
+        let _ = self.serve_paced(now);
         let mut turned = self.turn(now);
         if self.pace.is_on() {
             self.pace.look(self.room(&self.log.lock()));
         }
-        turned.deadline = turned.deadline.into_iter().chain(self.serve_paced()).min();
+        turned.deadline = turned.deadline.into_iter().chain(self.serve_paced(Instant::now())).min();
         // Tables come and go without a segment, too.
         self.report_index(&self.log.lock());
         turned
@@ -257,7 +259,9 @@ impl WriteCache {
     fn packed_for_long(&self, now: Instant) -> bool {
         // Time stands still where schedules are explored.
         let is_long = !EXPLORED && now.elapsed() >= PACKING_TURN;
-        is_long || self.host.waiting_writes.load(Ordering::Acquire) != 0
+        is_long
+            || self.host.waiting_writes.load(Ordering::Acquire) != 0
+            || self.host.paced_writes.load(Ordering::Acquire) != 0
     }
 
     fn swap_for_packed(&self, id: SegmentId, segment: &Segment, packed: Packed) {
@@ -454,7 +458,7 @@ impl WriteCache {
             let log = self.log.lock();
             (log.frozen_segments > 0, self.room(&log))
         };
-        self.pace.written(others && is_written, room, &self.host.spinner);
+        self.pace.written(is_written, others, room, &self.host.spinner);
     }
 
     fn room(&self, log: &Log) -> Room {

@@ -36,6 +36,15 @@ pub(crate) fn point() {
     atomic::AtomicBool::new(false).load(atomic::Ordering::SeqCst);
 }
 
+/// Lets the explorer choose whether something happens that depends on time.
+#[inline(always)]
+pub(crate) fn chance() -> bool {
+    #[cfg(feature = "shuttle")]
+    return shuttle::rand::Rng::gen_ratio(&mut shuttle::rand::thread_rng(), 1, 8);
+    #[cfg(not(feature = "shuttle"))]
+    false
+}
+
 /// parking_lot's API over the explorer's types. A thread that panics ends the exploration, so nothing is
 /// ever poisoned.
 #[cfg(feature = "shuttle")]

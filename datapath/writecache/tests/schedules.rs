@@ -131,6 +131,7 @@ impl Reached {
             ("cleaned", now.cleaned_blocks),
             ("failed", now.disk_errors),
             ("waited", now.paused_writes),
+            ("waited for the disk", now.paced_writes),
         ] {
             *self.0.entry(what).or_default() += count;
         }

@@ -76,8 +76,12 @@ pub struct Ticket {
 pub enum Wrote {
     /// Stored.
     Done,
-    /// There is no slot now: make room, or wait.
+    /// There is no slot now: make room ([`WriteCache::make_room`](super::WriteCache::make_room)), or wait for it.
     NoRoom,
+    /// Others wait for room: wait behind them ([`WriteCache::park_for_room`](super::WriteCache::park_for_room)).
+    Behind,
+    /// Writers are ahead of the disk: wait until it has caught up ([`WriteCache::park_for_disk`](super::WriteCache::park_for_disk)).
+    Ahead,
     /// Part of a block whose other part has to be fetched first.
     NeedOld(Old),
     /// Nothing: a persistent cache is being closed, or is.

@@ -51,7 +51,7 @@ impl WriteCache {
     ) -> (Wrote, bool) {
         let Ok(_entered) = self.enter_to_write() else { return (Wrote::Closed, false) };
         let (leaf, index) = split(block);
-        let Some(mut leaf) = self.map.write(leaf) else { return (Wrote::NoRoom, false) };
+        let Some(mut leaf) = self.map.write(leaf) else { return (self.no_room(turn), false) };
         if is_zero(data) && (leaf.get(index) == Location::ZERO || self.takes_notes()) {
             return (self.set_zero(&mut leaf, index, block), false);
         }
@@ -122,7 +122,7 @@ impl WriteCache {
     pub fn write_part(&self, block: BlockNumber, skip: usize, data: &[u8], turn: Turn) -> Wrote {
         let Ok(_entered) = self.enter_to_write() else { return Wrote::Closed };
         let (leaf, index) = split(block);
-        let Some(mut leaf) = self.map.write(leaf) else { return Wrote::NoRoom };
+        let Some(mut leaf) = self.map.write(leaf) else { return self.no_room(turn) };
         let old = leaf.get(index);
         let mut whole = [0u8; BLOCK];
         if let Some((id, slot)) = old.place() {
@@ -169,7 +169,7 @@ impl WriteCache {
         {
             let Ok(_entered) = self.enter_to_write() else { return Wrote::Closed };
             let (leaf, index) = split(block);
-            let Some(mut leaf) = self.map.write(leaf) else { return Wrote::NoRoom };
+            let Some(mut leaf) = self.map.write(leaf) else { return self.no_room(turn) };
             let same = match fetched.0 {
                 Old::Absent => leaf.get(index) == Location::ABSENT,
                 Old::Spilled(ticket) => self.holds(&ticket, leaf.get(index)),
@@ -259,6 +259,21 @@ impl WriteCache {
         came
     }
 
+    /// Whether a write has to wait before it may take anything, and what for.
+    #[inline]
+    fn queues(&self, turn: Turn) -> Option<Wrote> {
+        match turn {
+            Turn::New | Turn::Rest if self.waiting.any() => Some(Wrote::Behind),
+            Turn::New if self.pace.is_ahead(&self.host.spinner) => Some(Wrote::Ahead),
+            _ => None,
+        }
+    }
+
+    /// There is no room for a table of the index.
+    fn no_room(&self, turn: Turn) -> Wrote {
+        self.queues(turn).unwrap_or(Wrote::NoRoom)
+    }
+
     fn store(
         &self,
         leaf: &mut LeafWrite<'_>,
@@ -267,13 +282,8 @@ impl WriteCache {
         data: &[u8],
         turn: Turn,
     ) -> Wrote {
-        let queues = match turn {
-            Turn::New => self.has_waiting(),
-            Turn::Rest => self.waiting.any(),
-            Turn::Waited => false,
-        };
-        if queues {
-            return Wrote::NoRoom;
+        if let Some(queues) = self.queues(turn) {
+            return queues;
         }
         let Some(new) = self.take_slot(Stream::Fresh, block) else { return Wrote::NoRoom };
         // Who the old slot belonged to is as cold as the block; it comes while the data is copied.

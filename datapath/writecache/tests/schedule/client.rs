@@ -253,9 +253,12 @@ impl Client {
                 answer: answer.clone(),
             };
             let stepped = match task.step(Turn::New) {
-                Some(stepped) => stepped,
-                None => {
-                    self.cache.park(Box::new(task));
+                Ok(stepped) => stepped,
+                Err(waits) => {
+                    match waits {
+                        Waits::ForRoom => self.cache.park_for_room(Box::new(task)),
+                        Waits::ForDisk => self.cache.park_for_disk(Box::new(task)),
+                    }
                     answers.recv().unwrap()
                 }
             };
@@ -279,6 +282,12 @@ enum Stepped {
     Fetch(Old),
 }
 
+/// What a write waits for.
+enum Waits {
+    ForRoom,
+    ForDisk,
+}
+
 /// A write under way.
 struct Task {
     client: Client,
@@ -292,8 +301,8 @@ struct Task {
 }
 
 impl Task {
-    /// `None`: there is no room.
-    fn step(&self, turn: Turn) -> Option<Stepped> {
+    /// What it waits for where it did not end.
+    fn step(&self, turn: Turn) -> Result<Stepped, Waits> {
         let (cache, block) = (&self.client.cache, BlockNumber(self.block));
         loop {
             let wrote = match &self.fetched {
@@ -304,16 +313,13 @@ impl Task {
             match wrote {
                 Wrote::Done => {
                     self.client.oracle.end(self.block, self.number);
-                    return Some(Stepped::Done);
+                    return Ok(Stepped::Done);
                 }
-                Wrote::NeedOld(old) => return Some(Stepped::Fetch(old)),
+                Wrote::NeedOld(old) => return Ok(Stepped::Fetch(old)),
                 Wrote::Closed => panic!("nobody has closed it"),
-                Wrote::NoRoom => {
-                    let may_take = turn == Turn::Waited || !cache.has_waiting();
-                    if !(may_take && cache.make_room()) {
-                        return None;
-                    }
-                }
+                Wrote::NoRoom if cache.make_room() => {}
+                Wrote::NoRoom | Wrote::Behind => return Err(Waits::ForRoom),
+                Wrote::Ahead => return Err(Waits::ForDisk),
             }
         }
     }
@@ -322,11 +328,11 @@ impl Task {
 impl Parked for Task {
     fn retry(self: Box<Self>) -> Result<(), Box<dyn Parked>> {
         match self.step(Turn::Waited) {
-            Some(stepped) => {
+            Ok(stepped) => {
                 self.answer.send(stepped).unwrap();
                 Ok(())
             }
-            None => Err(self),
+            Err(_) => Err(self),
         }
     }
 
