@@ -69,8 +69,9 @@ impl SideBySide {
         let blocks = blocks.get(..TOGETHER).unwrap_or(blocks);
         self.stored = inner.store_side_by_side(piece.block, blocks);
         (self.first, self.len) = (piece.block.0, u32::try_from(blocks.len()).unwrap_or(0));
-        // What follows blocks that are new is new, too.
-        self.in_vain = self.stored == 0;
+        // What follows blocks that are new is new, too. In a persistent cache it says little, where the first one stands in front of
+        // the others, and costs little, for then they are not looked at.
+        self.in_vain = self.stored == 0 && !inner.cache.is_persistent();
     }
 }
 
