@@ -6,7 +6,7 @@
 
 use std::cell::Cell;
 use std::collections::BTreeMap;
-use std::io::Error;
+use std::io::{Error, ErrorKind};
 use std::path::Path;
 use std::sync::Arc;
 
@@ -25,6 +25,8 @@ use crate::{StoreError, StoreErrorKind};
 thread_local! {
     /// Changes on disk that this thread may still make.
     pub(super) static LEFT: Cell<u64> = const { Cell::new(u64::MAX) };
+    /// Whether the disk has no room.
+    pub(super) static IS_FULL: Cell<bool> = const { Cell::new(false) };
 }
 
 pub(super) fn step() -> Result<(), Error> {
@@ -36,6 +38,10 @@ pub(super) fn step() -> Result<(), Error> {
             Ok(())
         }
     })
+}
+
+pub(super) fn room() -> Result<(), Error> {
+    if IS_FULL.get() { Err(Error::from(ErrorKind::StorageFull)) } else { Ok(()) }
 }
 
 pub(super) fn ended() -> bool {
@@ -97,12 +103,20 @@ pub(super) enum Operation {
         image: usize,
         version: u32,
     },
+    /// Keeps a boot trace of a version, or none.
+    SetTrace {
+        image: usize,
+        version: u32,
+        trace: Option<u8>,
+    },
+    /// From now on the disk has no room, or has room again.
+    Fill(bool),
 }
 
 pub(super) fn operation() -> impl Strategy<Value = Operation> {
     use Operation::{
-        Copy, GiveUp, Mend, Promote, PromoteDue, Publish, RemoveImage, RemoveVersion, Retire, Revert, Run,
-        Schedule, Stop,
+        Copy, Fill, GiveUp, Mend, Promote, PromoteDue, Publish, RemoveImage, RemoveVersion, Retire, Revert,
+        Run, Schedule, SetTrace, Stop,
     };
     let (image, version) = (0..2usize, 1..6u32);
     prop_oneof![
@@ -120,7 +134,10 @@ pub(super) fn operation() -> impl Strategy<Value = Operation> {
         4 => (image.clone(), version.clone())
             .prop_map(|(image, version)| RemoveVersion { image, version }),
         3 => (image.clone(), version.clone()).prop_map(|(image, version)| Copy { image, version }),
-        1 => (image.clone(), version).prop_map(|(image, version)| Mend { image, version }),
+        1 => (image.clone(), version.clone()).prop_map(|(image, version)| Mend { image, version }),
+        2 => (image.clone(), version, prop::option::of(0..3u8))
+            .prop_map(|(image, version, trace)| SetTrace { image, version, trace }),
+        2 => any::<bool>().prop_map(Fill),
         1 => image.prop_map(|image| RemoveImage { image }),
     ]
 }
@@ -249,7 +266,20 @@ pub(super) fn apply(
             let version = store.resolve(&format!("{}@{version}", name(image)).parse()?)?;
             mend(store, version.objects[0])
         }
+        Operation::SetTrace { image, version, trace } => {
+            let version = store.resolve(&format!("{}@{version}", name(image)).parse()?)?;
+            store.set_trace(version.manifest, trace.map(trace_bytes).as_deref())
+        }
+        Operation::Fill(is_full) => {
+            IS_FULL.set(is_full);
+            Ok(())
+        }
     }
+}
+
+/// One of a few traces, of different lengths.
+fn trace_bytes(trace: u8) -> Vec<u8> {
+    vec![trace; 50 + usize::from(trace)]
 }
 
 /// Has two bytes of an object go wrong on the disk, and puts them right.
@@ -373,6 +403,30 @@ impl Store for Other {
 
 pub(super) type Lists = BTreeMap<String, Image>;
 
+/// The boot traces of all versions that have one. Each is one of those that were to be kept, whole.
+pub(super) fn traces(store: &LocalDir) -> BTreeMap<Hash, Vec<u8>> {
+    let listed = lists(store);
+    let manifests = listed.values().flat_map(|image| &image.versions).map(|version| version.manifest);
+    let kept = manifests.filter_map(|id| Some((id, store.trace(id).unwrap()?)));
+    kept.inspect(|(_, trace)| assert!((0..3).any(|kind| *trace == trace_bytes(kind)), "{trace:?}")).collect()
+}
+
+/// Traces of versions that were and are there are what they were.
+pub(super) fn check_traces(
+    store: &LocalDir,
+    before: &BTreeMap<Hash, Vec<u8>>,
+    cut_short: Option<&Operation>,
+) {
+    let (after, listed) = (traces(store), lists(store));
+    if matches!(cut_short, Some(Operation::SetTrace { .. })) {
+        return;
+    }
+    let versions = listed.values().flat_map(|image| &image.versions);
+    for id in versions.map(|version| version.manifest).filter(|id| before.contains_key(id)) {
+        assert_eq!(after.get(&id), before.get(&id), "a boot trace was lost; cut in {cut_short:?}");
+    }
+}
+
 pub(super) fn lists(store: &LocalDir) -> Lists {
     store.images().unwrap().into_iter().map(|image| (image.name.to_string(), image)).collect()
 }
@@ -401,10 +455,12 @@ pub(super) fn check(dir: &Path, store: &LocalDir, nothing_else: bool) {
         }
     }
     if nothing_else {
-        for sub in ["manifests", "objects", "trees", "tmp"] {
+        for sub in ["manifests", "objects", "traces", "trees", "tmp"] {
             for entry in std::fs::read_dir(dir.join(sub)).unwrap() {
                 let file = entry.unwrap().file_name().into_string().unwrap();
-                assert!(needed.contains(&file), "{sub}/{file} is left");
+                // A trace that was being written goes with its version.
+                let stem = file.split_once('.').filter(|_| sub == "traces").map_or(&*file, |(stem, _)| stem);
+                assert!(needed.contains(stem), "{sub}/{file} is left");
             }
         }
     }
@@ -413,7 +469,12 @@ pub(super) fn check(dir: &Path, store: &LocalDir, nothing_else: bool) {
 /// The image that an operation changes.
 pub(super) fn touched(operation: &Operation) -> Option<String> {
     match *operation {
-        Operation::GiveUp { .. } | Operation::Run { .. } | Operation::Stop | Operation::Mend { .. } => None,
+        Operation::GiveUp { .. }
+        | Operation::Run { .. }
+        | Operation::Stop
+        | Operation::Mend { .. }
+        | Operation::SetTrace { .. }
+        | Operation::Fill(_) => None,
         Operation::Publish { image, .. }
         | Operation::Promote { image, .. }
         | Operation::Schedule { image, .. }
@@ -436,6 +497,7 @@ fn states(history: &[Operation]) -> Vec<Lists> {
         let _ = apply(&store, operation, &mut pins);
         states.push(lists(&store));
     }
+    IS_FULL.set(false);
     states
 }
 
@@ -462,6 +524,7 @@ fn run(history: &[Operation], steps: u64) {
     // What the model allows: how the lists were before the operation that was not answered, and what it may
     // have made of them.
     let mut before = lists(&store);
+    let mut traces_before = traces(&store);
     let mut cut_short = None;
     LEFT.with(|left| left.set(steps));
     for (number, operation) in history.iter().enumerate() {
@@ -475,19 +538,23 @@ fn run(history: &[Operation], steps: u64) {
         }
         if let Err(e) = outcome {
             let expected = [StoreErrorKind::NotFound, StoreErrorKind::Invalid, StoreErrorKind::InUse];
-            assert!(expected.contains(&e.kind()), "{operation:?}: {e}");
+            let is_full = IS_FULL.get() && e.kind() == StoreErrorKind::NoSpace;
+            assert!(is_full || expected.contains(&e.kind()), "{operation:?}: {e}");
             assert_eq!(lists(&store), before, "{operation:?} failed and changed something");
         }
         before = lists(&store);
+        traces_before = traces(&store);
         assert_eq!(before, states[number + 1], "{operation:?} does something else this time");
         check(dir.path(), &store, false);
     }
     // The process ends: its pins and its lock go, and what it had in hand does not reach the disk.
     drop((pins, store));
     LEFT.with(|left| left.set(u64::MAX));
+    IS_FULL.set(false);
 
     let store = LocalDir::open(dir.path(), Access::WRITE).unwrap();
     check(dir.path(), &store, true);
+    check_traces(&store, &traces_before, cut_short.as_ref().map(|(operation, _)| operation));
     let after = lists(&store);
     match cut_short {
         None => assert_eq!(after, before, "something changed although all was answered"),
@@ -527,6 +594,7 @@ pub(super) fn count_steps(history: &[Operation]) -> u64 {
         let _ = apply(&store, operation, &mut pins);
     }
     let left = LEFT.with(|left| left.replace(u64::MAX));
+    IS_FULL.set(false);
     u64::MAX - 1 - left
 }
 
@@ -544,7 +612,9 @@ proptest! {
 /// One history, ended before each of its changes in turn.
 #[test]
 fn a_process_that_ends_before_each_change_in_turn_loses_nothing() {
-    use Operation::{Copy, Mend, Promote, Publish, RemoveImage, RemoveVersion, Revert, Run, Schedule, Stop};
+    use Operation::{
+        Copy, Fill, Mend, Promote, Publish, RemoveImage, RemoveVersion, Revert, Run, Schedule, SetTrace, Stop,
+    };
     let history = [
         Publish { image: 0, content: 1 },
         Publish { image: 0, content: 3 },
@@ -553,7 +623,14 @@ fn a_process_that_ends_before_each_change_in_turn_loses_nothing() {
         Promote { image: 0, version: 2, channel: true },
         Revert { image: 0, channel: true },
         Schedule { image: 0, version: 3 },
+        SetTrace { image: 0, version: 3, trace: Some(1) },
+        SetTrace { image: 0, version: 3, trace: Some(2) },
+        Fill(true),
+        // It takes the spare file, and the second finds none.
         Operation::PromoteDue { image: 0 },
+        Revert { image: 0, channel: true },
+        Fill(false),
+        Promote { image: 0, version: 3, channel: true },
         Run { image: 0, version: 2 },
         RemoveVersion { image: 0, version: 2 },
         Operation::GiveUp { content: 5 },

@@ -61,6 +61,7 @@ pub(super) fn replace_file(temporary: &Path, path: &Path, bytes: &[u8]) -> Resul
 
 fn write_synced(temporary: &Path, path: &Path, bytes: &[u8]) -> Result<(), Error> {
     step()?;
+    room()?;
     let mut file = File::create(temporary)?;
     write(&mut file, bytes)?;
     share_file(&file, path)?;
@@ -125,9 +126,20 @@ pub(super) fn step() -> Result<(), Error> {
 #[cfg(test)]
 pub(super) use crate::local_dir::crash_tests::step;
 
+/// What needs room on the disk begins with this. In tests there can be none.
+#[cfg(not(test))]
+#[expect(clippy::unnecessary_wraps, reason = "in tests it can fail")]
+fn room() -> Result<(), Error> {
+    Ok(())
+}
+
+#[cfg(test)]
+use crate::local_dir::crash_tests::room;
+
 /// Appends to a file. A crash can leave a part of it.
 pub(super) fn write(file: &mut File, bytes: &[u8]) -> Result<(), Error> {
     step()?;
+    room()?;
     let (head, tail) = bytes.split_at(bytes.len() / 2);
     file.write_all(head)?;
     if cfg!(test) {

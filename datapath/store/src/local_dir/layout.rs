@@ -78,6 +78,10 @@ impl Layout {
         self.root.join("tmp")
     }
 
+    pub(super) fn spare(&self) -> PathBuf {
+        self.root.join("spare")
+    }
+
     fn settings(&self) -> PathBuf {
         self.root.join("store")
     }
@@ -118,7 +122,8 @@ impl Layout {
         let failed = |e| StoreError::from_os(format!("cannot make the store {}", self.root.display()), e);
         for entry in fs::read_dir(&self.root).map_err(failed)? {
             let name = entry.map_err(failed)?.file_name();
-            let ours = name.to_str().is_some_and(|name| name == "lock" || DIRS.contains(&name));
+            let ours =
+                name.to_str().is_some_and(|name| name == "lock" || name == "spare" || DIRS.contains(&name));
             if !ours {
                 return Err(StoreError::new(
                     StoreErrorKind::UnknownFormat,

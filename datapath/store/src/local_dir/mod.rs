@@ -8,6 +8,7 @@
 //!   DIR/objects/HASH   immutable
 //!   DIR/traces/HASH    the boot trace of the version with this manifest: advice, replaced as a whole
 //!   DIR/trees/HASH     the hash tree of a long manifest, to check parts of it
+//!   DIR/spare          room for the list of an image on a full disk
 //!   DIR/tmp/           being written; emptied when a writer opens the store, but for what another copy goes on with
 //! ```
 //!
@@ -30,14 +31,14 @@ mod parts;
 #[cfg(test)]
 mod power_tests;
 mod publication;
+mod spare;
 
 use std::collections::{HashMap, HashSet};
 use std::fs::{self, File, TryLockError};
-use std::io::{Seek, SeekFrom, Write};
-use std::os::unix::fs::MetadataExt;
+use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use parking_lot::Mutex;
@@ -101,6 +102,8 @@ struct Inner {
     writer_lock: Option<File>,
     state: Mutex<State>,
     next_temporary: AtomicU64,
+    /// Whether there was no room for the spare file, which has been said.
+    lacks_spare: AtomicBool,
     /// Whether what an interrupted copy left is kept.
     keeps_parts: bool,
     /// Objects whose copies grow in files of their name.
@@ -144,6 +147,7 @@ impl LocalDir {
             writer_lock,
             state: Mutex::new(State::default()),
             next_temporary: AtomicU64::new(1),
+            lacks_spare: AtomicBool::new(false),
             keeps_parts: matches!(access, Access::Copy { .. }),
             copying: Mutex::default(),
         };
@@ -151,6 +155,9 @@ impl LocalDir {
             Access::Read => {}
             Access::Write { .. } => inner.sweep_leftovers()?,
             Access::Copy { .. } => inner.remove_abandoned(),
+        }
+        if access != Access::Read {
+            inner.keep_spare();
         }
         Ok(Self { inner: Arc::new(inner) })
     }
@@ -170,7 +177,7 @@ impl LocalDir {
 fn lock_for_writing(layout: &Layout) -> Result<File, StoreError> {
     let path = layout.lock();
     let tried = || format!("cannot lock the store {}", layout.root.display());
-    let mut file = File::options()
+    let file = File::options()
         .read(true)
         .write(true)
         .create(true)
@@ -193,13 +200,17 @@ fn lock_for_writing(layout: &Layout) -> Result<File, StoreError> {
         }
         Err(TryLockError::Error(e)) => return Err(StoreError::from_os(tried(), e)),
     }
-    // Only for the message above; the lock itself is what counts.
-    let note = file
-        .set_len(0)
-        .and_then(|()| file.seek(SeekFrom::Start(0)))
-        .and_then(|_| writeln!(file, "{}", std::process::id()));
-    note.map_err(|e| StoreError::from_os(tried(), e))?;
-    Ok(file)
+    // Only for the message above; the lock itself is what counts, also on a full disk. Written over what is there: nobody else takes
+    // its room in between.
+    let note = format!("{}\n", std::process::id());
+    let noted = file
+        .write_all_at(note.as_bytes(), 0)
+        .and_then(|()| file.set_len(u64::try_from(note.len()).unwrap_or(u64::MAX)))
+        .map_err(|e| StoreError::from_os(tried(), e));
+    match noted {
+        Err(e) if e.kind() != StoreErrorKind::NoSpace => Err(e),
+        _ => Ok(file),
+    }
 }
 
 impl Inner {
@@ -476,7 +487,7 @@ impl Inner {
             }
         }
         match number {
-            Some(_) => self.put_image(&image)?,
+            Some(_) => self.put_changed(&image)?,
             None => self.remove_image(name)?,
         }
         state.sweep_wanted = true;
@@ -486,6 +497,7 @@ impl Inner {
             0
         });
         drop(locks);
+        self.keep_spare();
         Ok(Removed { versions: going.iter().map(|v| v.number).collect(), freed_bytes })
     }
 
@@ -600,7 +612,9 @@ impl Store for LocalDir {
         if image == before {
             return Ok(());
         }
-        self.inner.put_image(&image)
+        self.inner.put_changed(&image)?;
+        self.inner.keep_spare();
+        Ok(())
     }
 
     fn remove(&self, name: &ImageName, number: Option<u32>) -> Result<Removed, StoreError> {
@@ -611,7 +625,10 @@ impl Store for LocalDir {
         if self.inner.writer_lock.is_none() {
             return Ok(0);
         }
-        self.inner.reclaim_if_wanted(&mut self.inner.state.lock(), &HashMap::new())
+        let mut state = self.inner.state.lock();
+        let freed_bytes = self.inner.reclaim_if_wanted(&mut state, &HashMap::new())?;
+        self.inner.keep_spare();
+        Ok(freed_bytes)
     }
 
     fn shown(&self) -> String {

@@ -14,7 +14,8 @@ use std::path::{Path, PathBuf};
 use proptest::prelude::*;
 
 use crate::local_dir::crash_tests::{
-    LEFT, Lists, Operation, apply, check, count_steps, ended, lists, operation, publish, touched,
+    IS_FULL, LEFT, Lists, Operation, apply, check, check_traces, count_steps, ended, lists, operation,
+    publish, touched, traces,
 };
 use crate::local_dir::{Access, LocalDir};
 
@@ -87,6 +88,7 @@ fn run(history: &[Operation], steps: u64, seed: u64) {
     let store = LocalDir::open(dir.path(), Access::WRITE).unwrap();
     let mut pins = Vec::new();
     let mut before = lists(&store);
+    let mut traces_before = traces(&store);
     let mut cut_short = None;
     LEFT.with(|left| left.set(steps));
     for operation in history {
@@ -96,9 +98,11 @@ fn run(history: &[Operation], steps: u64, seed: u64) {
             break;
         }
         before = lists(&store);
+        traces_before = traces(&store);
     }
     drop((pins, store));
     LEFT.with(|left| left.set(u64::MAX));
+    IS_FULL.set(false);
     let durable = DURABLE.take().unwrap();
 
     let mut rng = headwater_testkit::Rng::new(seed);
@@ -106,6 +110,7 @@ fn run(history: &[Operation], steps: u64, seed: u64) {
     let found = after_the_cut(dir.path(), &durable, &mut dice);
     let store = LocalDir::open(found.path(), Access::WRITE).unwrap();
     check(found.path(), &store, true);
+    check_traces(&store, &traces_before, cut_short.as_ref());
     let after = lists(&store);
     let touched = cut_short.as_ref().and_then(touched);
     let others = |lists: &Lists| -> Lists {
@@ -141,13 +146,16 @@ proptest! {
 /// One history, cut before each of its changes in turn, with several throws of the dice.
 #[test]
 fn a_power_cut_before_each_change_in_turn_loses_nothing_that_was_answered() {
-    use Operation::{Copy, Mend, Promote, Publish, RemoveImage, RemoveVersion, Revert};
+    use Operation::{Copy, Fill, Mend, Promote, Publish, RemoveImage, RemoveVersion, Revert, SetTrace};
     let history = [
         Publish { image: 0, content: 1 },
         Publish { image: 0, content: 3 },
         Promote { image: 0, version: 1, channel: true },
         Promote { image: 0, version: 2, channel: true },
+        SetTrace { image: 0, version: 3, trace: Some(1) },
+        Fill(true),
         Revert { image: 0, channel: true },
+        Fill(false),
         Operation::GiveUp { content: 5 },
         RemoveVersion { image: 0, version: 2 },
         Publish { image: 1, content: 1 },
