@@ -1,5 +1,7 @@
 //! Changes whose answers are lost, or that fail.
 
+use headwater_store::{Channel, Pointer};
+
 use super::*;
 
 #[test]
@@ -143,4 +145,16 @@ fn a_write_that_fails_leaves_the_store_as_it_was() {
     assert_eq!(kind(full), StoreErrorKind::NoSpace);
     relay.heal();
     publish(store.as_ref(), "a", b"new object", &[], b"new").unwrap();
+    // A change of an image finds no room, and the channel stays where it is.
+    let to = |version| Pointer { channel: Channel::Production, version, at_s: 7, author: "anna".into() };
+    store.change(&name("a"), &mut |image| image.promote(to(1)).map(drop)).unwrap();
+    let before = files(place.dir());
+    let image = store.image(&name("a")).unwrap();
+    relay.fail("PUT", "/images/", Fault::Status(507), u32::MAX);
+    let full = store.change(&name("a"), &mut |image| image.promote(to(2)).map(drop));
+    assert_eq!(kind(full), StoreErrorKind::NoSpace);
+    assert_eq!(kind(store.remove(&name("a"), Some(2)).map(drop)), StoreErrorKind::NoSpace);
+    relay.heal();
+    assert_eq!((store.image(&name("a")).unwrap(), files(place.dir())), (image, before));
+    store.remove(&name("a"), Some(2)).unwrap();
 }
