@@ -9,7 +9,7 @@ use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::thread::JoinHandle;
 
-use headwater_block::{IoError, blocking};
+use headwater_block::{IoError, IoErrorKind, blocking};
 use headwater_nbd::Client;
 use headwater_testkit::wait_until;
 use serde_json::Value;
@@ -17,7 +17,7 @@ use support::{Ran, headwater, pseudo_random, run, short_dir, signal};
 
 const MIB: u64 = 1 << 20;
 
-/// An export of an empty disk of 1 GiB whose writes wait for longer than a test takes.
+/// An export of an empty disk of 1 GiB whose writes wait for longer than a test takes, unless it is told otherwise.
 struct Export {
     dir: tempfile::TempDir,
     child: Child,
@@ -29,7 +29,10 @@ impl Export {
         let log = std::fs::File::create(dir.path().join("log")).expect("a log");
         let mut command = headwater();
         command.env("HEADWATER_RUN_DIR", dir.path().join("run")).stdin(Stdio::null()).stdout(Stdio::null());
-        command.args(["export", "null:1G", "--pause", "3600", "--cache-dir"]).arg(dir.path());
+        command.args(["export", "null:1G", "--cache-dir"]).arg(dir.path());
+        if !args.contains(&"--pause") {
+            command.args(["--pause", "3600"]);
+        }
         command.arg(format!("--nbd=unix:{}", dir.path().join("nbd").display())).args(args).stderr(log);
         let export = Self { child: command.spawn().expect("it starts"), dir };
         wait_until("it can be found", || export.socket().exists());
@@ -204,6 +207,26 @@ fn the_volumes_of_a_process_have_one_limit_together() {
     let used = [0, 1].map(|number| export.cache(number)["ram_used_bytes"].as_u64().expect("a number"));
     assert!(used.iter().sum::<u64>() <= 80 * MIB, "{used:?}");
     assert!(writers.iter().all(|writer| !writer.is_finished()));
+}
+
+/// Of the usual 30 s the first refused write would have waited all.
+#[test]
+fn writes_wait_for_room_as_long_as_the_export_was_told() {
+    let dir = short_dir();
+    let file = dir.path().join("stats.json");
+    let stats = ["--stats", file.to_str().expect("text")];
+    let mut export =
+        Export::start(&[&["--cache", "ram", "--ram", "16M", "--pause", "0"][..], &stats].concat());
+    let client = export.client("");
+    let refused = write(&client, 0, 64).join().expect("no panic").expect_err("there is room for 64 MiB");
+    assert_eq!(refused.kind(), IoErrorKind::NoSpace, "{refused}");
+    drop(client);
+    signal(export.child.id(), "TERM");
+    assert!(export.child.wait().expect("it ends").success());
+    let text = std::fs::read_to_string(&file).expect("the counters");
+    let cache = &serde_json::from_str::<Value>(&text).expect("JSON")["cache"];
+    assert!(cache["refused_writes"].as_u64() >= Some(1), "{cache}");
+    assert!(cache["paused_ns"].as_u64().expect("a number") < 15_000_000_000, "{cache}");
 }
 
 #[test]

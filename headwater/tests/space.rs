@@ -20,11 +20,16 @@ fn daemon() -> Daemon {
     let daemon = Daemon::start_in(short_dir(), |command| {
         command.args(["--pause", "1"]);
     });
+    import_tiny(&daemon);
+    daemon
+}
+
+/// Imports the boot sector on a disk of [`DISK_BYTES`].
+fn import_tiny(daemon: &Daemon) {
     let path = daemon.path().join("tiny.raw");
     std::fs::write(&path, support::tiny_disk()).unwrap();
     std::fs::File::options().write(true).open(&path).unwrap().set_len(DISK_BYTES as u64).unwrap();
     daemon.cli(&["image", "import", path.to_str().unwrap()]).ok();
-    daemon
 }
 
 fn create_and_start(daemon: &Daemon, limits: &[&str]) {
@@ -133,6 +138,26 @@ fn a_full_overflow_is_an_alarm_and_more_disk_ends_it() {
     assert!(alarm["advice"].as_str().unwrap().contains("'headwater machine set lab --disk SIZE'"), "{alarm}");
 }
 
+/// Of the usual 30 s the first refused write would have waited all.
+#[test]
+fn writes_of_machines_wait_for_room_as_long_as_the_daemon_was_told() {
+    let daemon = Daemon::start_in(short_dir(), |command| {
+        command.args(["--pause", "0"]);
+    });
+    import_tiny(&daemon);
+    create_and_start(&daemon, &["--cache", "ram", "--ram", "16M"]);
+    fill(&daemon);
+    let stats: serde_json::Value =
+        serde_json::from_str(&daemon.cli(&["stats", "lab", "--json"]).ok()).unwrap();
+    let value = |metric: &str| {
+        let sample = stats["samples"].as_array().unwrap().iter().find(|s| s["metric"] == metric);
+        sample.and_then(|s| s["value"].as_f64()).unwrap_or_else(|| panic!("no {metric}"))
+    };
+    assert!(value("headwater_refused_writes_total") >= 1.0);
+    let paused_s = value("headwater_paused_seconds_total");
+    assert!(paused_s < 15.0, "writes were paused for {paused_s} s in all");
+}
+
 #[test]
 fn a_seal_into_a_full_store_loses_nothing() {
     let daemon = daemon();
@@ -171,17 +196,20 @@ fn a_seal_into_a_full_store_loses_nothing() {
 }
 
 #[test]
-fn write_caches_of_all_machines_have_one_limit() {
+fn write_caches_of_all_machines_have_one_limit_and_are_written_in_one_way() {
     let daemon = Daemon::start_in(support::short_dir(), |command| {
-        command.args(["--cache-ram", "256M", "--buffering", "buffered", "--pause", "1"]);
+        command.args(["--cache-ram", "256M", "--buffering", "auto", "--pause", "1"]);
     });
     daemon.with_tiny_machine("lab");
+    daemon.cli(&["machine", "start", "lab"]).ok();
     let large = ["machine", "create", "large", "tiny", "--memory", "64M", "--ram", "300M"];
     daemon.cli(&large).fails(2, &["larger than this host's 256.0 MiB for all write caches"]);
     let stats: serde_json::Value = serde_json::from_str(&daemon.cli(&["stats", "--json"]).ok()).unwrap();
     let samples = stats["samples"].as_array().unwrap();
     let limit = samples.iter().find(|s| s["metric"] == "headwater_host_ram_configured_bytes").unwrap();
     assert_eq!(limit["value"].as_f64(), Some(256.0 * 1048576.0), "{limit}");
+    let info = samples.iter().find(|s| s["metric"] == "headwater_cache_info").unwrap();
+    assert!(info["labels"]["buffering"].as_str().unwrap().starts_with("auto: "), "{info}");
 }
 
 #[test]
