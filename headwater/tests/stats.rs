@@ -120,6 +120,8 @@ fn an_export_writes_the_same_metrics_to_a_file() {
             "ram",
             "--ram",
             "16M",
+            "--cache-ram",
+            "64M",
             "--nbd-export",
             "one",
             "--nbd-export",
@@ -152,6 +154,18 @@ fn an_export_writes_the_same_metrics_to_a_file() {
     let written = lines.iter().filter(|line| line.metric == "headwater_written_bytes_total");
     let written: Vec<_> = written.map(|line| (line.labels["machine"].as_str(), line.value)).collect();
     assert_eq!(written, [("nbd:one", 0.0), ("nbd:two", 8192.0)]);
+    // Once for all of them; less where this host is short of memory.
+    let of_all = |metric: &str| {
+        let found: Vec<_> = lines.iter().filter(|line| line.metric == metric).collect();
+        assert_eq!(found.len(), 1, "{metric}: {found:?}");
+        found[0].value
+    };
+    let (limit, shrinks) =
+        (of_all("headwater_host_ram_limit_bytes"), of_all("headwater_host_pressure_shrinks_total"));
+    assert!(
+        limit == f64::from(64 << 20) || (shrinks > 0.0 && limit < f64::from(64 << 20)),
+        "{limit}, {shrinks}"
+    );
 }
 
 #[test]

@@ -137,6 +137,14 @@ pub fn host(host: &HostSnapshot, chunks: &ChunkCacheCounters) -> Vec<Sample> {
     ]
 }
 
+/// What the volumes of an export may use together, as each of them has it.
+pub fn limit(any: &VolumeCounters) -> [Sample; 2] {
+    [
+        Sample::new("headwater_host_ram_limit_bytes", any.cache.host_limit_bytes),
+        Sample::new("headwater_host_pressure_shrinks_total", any.cache.pressure_shrinks),
+    ]
+}
+
 /// Those of an export's chunk cache, which the daemon has one of for all its machines.
 pub fn chunk_cache(image: &StreamCounters) -> [Sample; 4] {
     [
@@ -178,9 +186,6 @@ mod tests {
 
     use super::*;
 
-    /// Those of the host, which are not a machine's.
-    const OF_THE_HOST: [&str; 2] = ["host_limit_bytes", "pressure_shrinks"];
-
     /// Gives each number its own value, and returns them with their names.
     fn number_all(name: &str, value: &mut Value, found: &mut Vec<(String, u64)>) {
         match value {
@@ -202,9 +207,11 @@ mod tests {
         let mut counters = serde_json::to_value(VolumeCounters::default()).unwrap();
         let mut numbers = Vec::new();
         number_all("", &mut counters, &mut numbers);
-        let samples = volume(&serde_json::from_value(counters).unwrap());
+        let counters = serde_json::from_value(counters).unwrap();
+        // What is the host's is no machine's.
+        let samples: Vec<_> = volume(&counters).into_iter().chain(limit(&counters)).collect();
         assert!(numbers.len() > 60, "{numbers:?}");
-        for (name, number) in numbers.iter().filter(|(name, _)| !OF_THE_HOST.contains(&name.as_str())) {
+        for (name, number) in &numbers {
             let wanted = if name.ends_with("_ns") { seconds(*number) } else { *number as f64 };
             assert!(samples.iter().any(|sample| sample.value == wanted), "no metric tells {name}");
         }

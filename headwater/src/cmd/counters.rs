@@ -9,7 +9,8 @@ use headwater_api::CacheMode;
 use headwater_api::metrics::Stats;
 use headwater_block::size;
 use headwater_image::BackgroundProgress;
-use headwater_volume::VolumeCounters;
+use headwater_volume::{Latency, LatencySnapshot, VolumeCounters};
+use headwater_writecache::Snapshot;
 use serde::Serialize;
 
 use crate::adapters::metrics;
@@ -58,6 +59,7 @@ impl Whose<'_> {
             let all = metrics::volume(counters).into_iter().chain([info]).chain(copied);
             samples.extend(all.map(|sample| sample.with("machine", machine)));
         }
+        samples.extend(counters.first().into_iter().flat_map(metrics::limit));
         samples.extend(image.iter().flat_map(metrics::streaming));
         samples.extend(image.iter().flat_map(metrics::chunk_cache));
         let export = file.file_stem().unwrap_or_default().to_string_lossy();
@@ -87,17 +89,27 @@ pub fn write_stats(
 
 /// The same of one machine for people.
 pub fn table(counters: &VolumeCounters) -> String {
+    let rows =
+        requests(counters).into_iter().chain(latencies(&counters.latency)).chain(cache(&counters.cache));
+    let mut text = String::new();
+    for (name, value) in rows {
+        // Writing to a string does not fail.
+        let _ = writeln!(text, "{name:<32}{value}");
+    }
+    text
+}
+
+/// A line of it.
+type Row = (&'static str, String);
+
+/// So many blocks, as bytes.
+fn blocks(count: u64) -> String {
+    size::format(count.saturating_mul(u64::from(headwater_block::BLOCK_BYTES)))
+}
+
+fn requests(counters: &VolumeCounters) -> Vec<Row> {
     let cache = &counters.cache;
-    let blocks = |count: u64| size::format(count * u64::from(headwater_block::BLOCK_BYTES));
-    let of = |used: u64, limit: u64| format!("{} of {}", size::format(used), size::format(limit));
-    // Without a disk there is neither.
-    let shown = |text: &str| if text.is_empty() { "-".to_owned() } else { text.to_owned() };
-    let packed = format!(
-        "{}, which holds {}",
-        size::format(cache.packed_bytes),
-        size::format(cache.packed_holds_bytes)
-    );
-    let rows = [
+    vec![
         ("reads", format!("{} requests, {}", counters.read_ops, size::format(counters.read_bytes))),
         ("  from RAM", blocks(cache.read_ram_blocks)),
         ("  from packed RAM", blocks(cache.read_packed_blocks)),
@@ -108,26 +120,75 @@ pub fn table(counters: &VolumeCounters) -> String {
         ("  over their own place in RAM", blocks(cache.write_in_place_blocks)),
         ("  to a new place", blocks(cache.write_new_blocks)),
         ("  zeroes, not stored", blocks(cache.elided_zero_blocks)),
+        ("  as in the image, not stored", blocks(cache.elided_equal_blocks)),
         ("discards", format!("{} requests, {}", counters.discard_ops, blocks(cache.discarded_blocks))),
+    ]
+}
+
+/// How long requests took; those that there were.
+fn latencies(latency: &LatencySnapshot) -> Vec<Row> {
+    let all = [
+        ("time of reads from RAM", &latency.read_ram),
+        ("  from packed RAM", &latency.read_packed),
+        ("  of zeroes", &latency.read_zero),
+        ("  from the overflow disk", &latency.read_disk),
+        ("  from the image", &latency.read_image),
+        ("time of writes stored at once", &latency.write),
+        ("  that waited", &latency.write_waited),
+    ];
+    all.into_iter().filter(|(_, of)| of.count > 0).map(|(name, of)| (name, quantiles(of))).collect()
+}
+
+fn quantiles(latency: &Latency) -> String {
+    let Latency { count, sum_ns, p50_ns, p99_ns, p999_ns } = *latency;
+    let (p50, p99, p999) = (time(p50_ns), time(p99_ns), time(p999_ns));
+    format!("p50 {p50}, p99 {p99}, p99.9 {p999}; {count} requests, {} in all", time(sum_ns))
+}
+
+/// With one decimal, and the unit in which it is short.
+fn time(ns: u64) -> String {
+    const UNITS: [(u64, &str); 3] = [(1_000_000_000, "s"), (1_000_000, "ms"), (1_000, "us")];
+    match UNITS.into_iter().find(|(unit_ns, _)| ns >= *unit_ns) {
+        Some((unit_ns, unit)) => format!("{:.1} {unit}", ns as f64 / unit_ns as f64),
+        None => format!("{ns} ns"),
+    }
+}
+
+fn cache(cache: &Snapshot) -> Vec<Row> {
+    let of = |used: u64, limit: u64| format!("{} of {}", size::format(used), size::format(limit));
+    let segments = |held: String, segments: u64| format!("{held} in {segments} segments");
+    // Without a disk there is neither.
+    let shown = |text: &str| if text.is_empty() { "-".to_owned() } else { text.to_owned() };
+    let packed = format!(
+        "{}, which holds {}",
+        size::format(cache.packed_bytes),
+        size::format(cache.packed_holds_bytes)
+    );
+    let together = format!(
+        "{}, lowered {} times under memory pressure",
+        size::format(cache.host_limit_bytes),
+        cache.pressure_shrinks
+    );
+    let spilled = segments(size::format(cache.spilled_bytes), cache.spilled_segments);
+    vec![
         ("cache memory", of(cache.ram_used_bytes, cache.ram_target_bytes)),
+        ("  which it may use now", size::format(cache.ram_share_bytes)),
+        ("  all caches together", together),
         ("  of which index", size::format(cache.index_bytes)),
         ("  of which packed", packed),
         ("cache disk", of(cache.disk_used_bytes, cache.disk_limit_bytes)),
         ("  written and read", shown(&cache.buffering)),
         ("  key in memory", shown(&cache.key_memory)),
-        ("spilled", format!("{} in {} segments", size::format(cache.spilled_bytes), cache.spilled_segments)),
-        ("cleaned", format!("{} in {} segments", blocks(cache.cleaned_blocks), cache.cleaned_segments)),
+        ("packed", segments(blocks(cache.packed_blocks), cache.packed_segments)),
+        ("spilled", format!("{spilled}, {} of it blocks in use", blocks(cache.spilled_blocks))),
+        ("cleaned", segments(blocks(cache.cleaned_blocks), cache.cleaned_segments)),
+        ("copies of what is spilled", format!("{} segments dropped", cache.evicted_segments)),
         ("commits of a persistent cache", cache.commits.to_string()),
+        ("writes at the pace of the disk", cache.paced_writes.to_string()),
         ("writes paused", format!("{}, {:.3} s in all", cache.paused_writes, cache.paused_ns as f64 / 1e9)),
         ("writes refused", cache.refused_writes.to_string()),
         ("overflow disk errors", format!("{}, damaged blocks {}", cache.disk_errors, cache.corrupt_blocks)),
-    ];
-    let mut text = String::new();
-    for (name, value) in rows {
-        // Writing to a string does not fail.
-        let _ = writeln!(text, "{name:<32}{value}");
-    }
-    text
+    ]
 }
 
 /// How its image was read, for people.
@@ -177,6 +238,60 @@ mod tests {
             .map(|name| name.trim_matches('`').to_owned())
             .filter(|name| !name.ends_with('.'))
             .collect()
+    }
+
+    /// Gives each number its own value, from 101 MiB on, and returns them with their names.
+    fn number_all(name: &str, value: &mut Value, found: &mut Vec<(String, u64)>) {
+        match value {
+            Value::Object(fields) => {
+                fields
+                    .iter_mut()
+                    .for_each(|(part, field)| number_all(&format!("{name}.{part}"), field, found));
+            }
+            Value::Number(_) => {
+                let own = (found.len() as u64 + 101) << 20;
+                *value = own.into();
+                found.push((name.to_owned(), own));
+            }
+            _ => {}
+        }
+    }
+
+    #[test]
+    fn the_table_has_all_numbers() {
+        let mut counters = serde_json::to_value(VolumeCounters::default()).unwrap();
+        let mut numbers = Vec::new();
+        number_all("", &mut counters, &mut numbers);
+        assert!((60..400).contains(&numbers.len()), "{numbers:?}");
+        let table = table(&serde_json::from_value(counters).unwrap());
+        for (name, number) in numbers {
+            // In each of the forms, no two of these have the same digits.
+            let shown = match name.rsplit('_').next().unwrap_or_default() {
+                "ns" if name == ".cache.paused_ns" => format!("{:.3} s", number as f64 / 1e9),
+                "ns" => format!("{:.1} ms", number as f64 / 1e6),
+                "bytes" => format!("{}.0 MiB", number >> 20),
+                "blocks" if name != ".cache.corrupt_blocks" => format!("{}.0 GiB", number >> 18),
+                _ => number.to_string(),
+            };
+            assert!(table.contains(&shown), "{name} is missing, as {shown}:\n{table}");
+        }
+    }
+
+    #[test]
+    fn times_are_short_and_those_of_nothing_are_left_out() {
+        let told = [0, 999, 1_500, 2_000_000, 137_000_000_000].map(time);
+        assert_eq!(told, ["0 ns", "999 ns", "1.5 us", "2.0 ms", "137.0 s"]);
+        let mut counters = VolumeCounters::default();
+        assert!(!table(&counters).contains("p99"));
+        counters.latency.read_disk =
+            Latency { count: 3, sum_ns: 9000, p50_ns: 2000, p99_ns: 4000, p999_ns: 4100 };
+        let row = "p50 2.0 us, p99 4.0 us, p99.9 4.1 us; 3 requests, 9.0 us in all";
+        assert!(
+            table(&counters).contains(&format!("  from the overflow disk        {row}\n")),
+            "{}",
+            table(&counters)
+        );
+        assert_eq!(table(&counters).matches("p99.9").count(), 1);
     }
 
     fn names(of: &Value) -> BTreeSet<String> {
